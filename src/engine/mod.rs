@@ -1,0 +1,157 @@
+//! The narrow waist: everything that runs a model meets here.
+//!
+//! Enters: a [`StepBatch`] (which tokens of which sequences, at which positions). Leaves: logits, next tokens, and
+//! time marks on the stream that ran the step. Whoever is above (the step benchmark, the scheduler) and whoever is
+//! below (candle, our own kernels, the scripted device) see only these types. An engine knows no protocol, no statistics
+//! and no report.
+
+pub mod scripted;
+pub mod stock;
+pub mod timeline;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::model::{Architecture, Dtype, Inventory};
+use crate::units::Bytes;
+pub use timeline::{Mark, Timeline, TimelineKind};
+
+/// Names a sequence for as long as a session keeps its KV.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct SequenceId(pub u64);
+
+/// What one step does to one sequence.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SequenceStep {
+    pub sequence: SequenceId,
+    /// Prefill brings many tokens, decode one, chunked prefill some.
+    pub tokens: Vec<u32>,
+    /// Position of the first token. A position below the sequence's length rewrites from there: the KV behind it is
+    /// forgotten. That is how a decode is pinned at one context.
+    pub start_position: usize,
+    /// Blocks of the paged KV pool in order; empty for engines that keep their own cache.
+    pub block_table: Vec<u32>,
+}
+
+/// A ragged set of sequences that advance together.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct StepBatch {
+    pub sequences: Vec<SequenceStep>,
+}
+
+impl StepBatch {
+    /// The batch in which `batch` sequences (ids from 0) bring the same number of tokens at the same position.
+    #[must_use]
+    pub fn uniform(tokens: &[Vec<u32>], start_position: usize) -> Self {
+        Self {
+            sequences: tokens
+                .iter()
+                .enumerate()
+                .map(|(index, tokens)| SequenceStep {
+                    sequence: SequenceId(index as u64),
+                    tokens: tokens.clone(),
+                    start_position,
+                    block_table: Vec::new(),
+                })
+                .collect(),
+        }
+    }
+
+    /// Tokens of all sequences together.
+    #[must_use]
+    pub fn token_count(&self) -> usize {
+        self.sequences.iter().map(|s| s.tokens.len()).sum()
+    }
+}
+
+/// How an engine runs sequences of different length in one step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Ragged {
+    /// One pass over the weights serves all.
+    Fused,
+    /// One forward per sequence.
+    Looped,
+    /// Refused: every sequence must bring as many tokens at the same position.
+    Uniform,
+}
+
+/// What an engine can do; checked when planning and printed in the report.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Capabilities {
+    pub engine: String,
+    pub device: String,
+    pub max_batch: usize,
+    pub max_positions: usize,
+    /// Why `max_positions` is what it is, when it is less than the model's own limit.
+    pub max_positions_reason: Option<String>,
+    pub ragged: Ragged,
+    pub paged: bool,
+    pub prefix_sharing: bool,
+    pub graphs: bool,
+}
+
+/// Memory a session holds on its device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+pub struct MemoryUse {
+    pub weights: Bytes,
+    /// The most that was in use since the session (or the last reset) began, where the device can say.
+    pub peak: Option<Bytes>,
+}
+
+/// A loaded model that can be stepped.
+pub trait Session {
+    /// What this session can do.
+    fn capabilities(&self) -> &Capabilities;
+    /// The model's dimensions.
+    fn architecture(&self) -> &Architecture;
+    /// The tensors as loaded: the source of the byte ledger.
+    fn inventory(&self) -> &Inventory;
+    /// Storage of the KV cache.
+    fn kv_dtype(&self) -> Dtype;
+    /// Runs or enqueues one step and does not wait for it.
+    ///
+    /// # Errors
+    /// When the batch is outside the capabilities, when memory runs out, or when the device fails.
+    fn step(&mut self, batch: &StepBatch) -> Result<(), EngineError>;
+    /// Waits for the last step and returns the last-position logits of each sequence, f32, `[batch, vocab]`.
+    ///
+    /// # Errors
+    /// When no step ran or the device fails.
+    fn logits(&mut self) -> Result<Vec<Vec<f32>>, EngineError>;
+    /// Waits for the last step and returns the greedy next token of each sequence.
+    ///
+    /// # Errors
+    /// When no step ran or the device fails.
+    fn next_tokens(&mut self) -> Result<Vec<u32>, EngineError>;
+    /// Marks on the stream the steps run on.
+    fn timeline(&mut self) -> &mut dyn Timeline;
+    /// Forgets a sequence and frees its KV.
+    fn release(&mut self, sequence: SequenceId);
+    /// What is held on the device.
+    fn memory(&self) -> MemoryUse;
+}
+
+/// Why an engine could not open or step.
+#[derive(Debug, thiserror::Error)]
+pub enum EngineError {
+    #[error("out of memory on {device}: {detail}")]
+    OutOfMemory { device: String, detail: String },
+    #[error("the {engine} engine does not run {what}: {why}")]
+    Unsupported { engine: String, what: String, why: String },
+    #[error("no step has run yet, so there is nothing to read")]
+    NothingRan,
+    #[error("{device} failed: {detail}")]
+    Device { device: String, detail: String },
+    #[error(
+        "this build has no CUDA support, so `--device {asked}` cannot be used; rebuild with `--features cuda` \
+         on a machine with the CUDA toolkit (README, section GPU nodes)"
+    )]
+    NotBuiltForCuda { asked: String },
+    #[error(
+        "no CUDA device {asked}: {detail}; check that the NVIDIA driver is loaded (`nvidia-smi`) or use `--device cpu`"
+    )]
+    NoCudaDevice { asked: String, detail: String },
+    #[error(transparent)]
+    Model(#[from] crate::model::ModelError),
+}

@@ -1,0 +1,77 @@
+//! Marks on the stream that runs the steps, and the times between them.
+//!
+//! Enters: requests for a mark between enqueued steps. Leaves: the times of all marks, read later in one go, so that
+//! reading never disturbs what is timed. On a GPU a mark is a CUDA event, on a CPU a reading of the monotonic clock, in
+//! the scripted engine a reading of the virtual clock. It sits beside the engines because each engine owns its stream;
+//! the protocol above only sees the trait.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::EngineError;
+use crate::units::Nanos;
+
+/// A place on a timeline, in the order in which marks were set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Mark(pub usize);
+
+/// What a timeline's times are made of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum TimelineKind {
+    /// CUDA events on the stream of the steps.
+    CudaEvents,
+    /// The host's monotonic clock; steps are synchronous.
+    MonotonicClock,
+    /// A virtual clock.
+    Scripted,
+}
+
+/// Marks on a stream or a clock.
+pub trait Timeline {
+    /// What the times are made of.
+    fn kind(&self) -> TimelineKind;
+    /// Sets a mark behind everything enqueued so far, without waiting.
+    ///
+    /// # Errors
+    /// When the device fails.
+    fn mark(&mut self) -> Result<Mark, EngineError>;
+    /// Waits for the device and returns the time of every mark since the last call, relative to the first; then forgets
+    /// them all.
+    ///
+    /// # Errors
+    /// When the device fails.
+    fn drain(&mut self) -> Result<Vec<Nanos>, EngineError>;
+    /// The host's clock (virtual in the scripted engine), for intervals as a client sees them.
+    fn host_now(&self) -> Nanos;
+}
+
+/// The monotonic clock of the host, for engines whose steps are synchronous.
+#[derive(Debug)]
+pub struct MonotonicTimeline {
+    origin: std::time::Instant,
+    marks: Vec<Nanos>,
+}
+
+impl Default for MonotonicTimeline {
+    fn default() -> Self {
+        Self { origin: std::time::Instant::now(), marks: Vec::with_capacity(4096) }
+    }
+}
+
+impl Timeline for MonotonicTimeline {
+    fn kind(&self) -> TimelineKind {
+        TimelineKind::MonotonicClock
+    }
+    fn mark(&mut self) -> Result<Mark, EngineError> {
+        self.marks.push(self.host_now());
+        Ok(Mark(self.marks.len() - 1))
+    }
+    fn drain(&mut self) -> Result<Vec<Nanos>, EngineError> {
+        let first = self.marks.first().map_or(0.0, |m| m.0);
+        Ok(self.marks.drain(..).map(|m| Nanos(m.0 - first)).collect())
+    }
+    fn host_now(&self) -> Nanos {
+        self.origin.elapsed().into()
+    }
+}

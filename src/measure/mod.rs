@@ -1,0 +1,6 @@
+//! Measuring: the protocol over a session, the probes of a device's ceilings, telemetry beside the blocks.
+//!
+//! Enters: a session and ordered cells. Leaves: raw samples with the conditions they were taken under. It computes no
+//! statistic beyond what its stopping rule asks of [`crate::stats`], and prints nothing.
+
+pub mod environment;

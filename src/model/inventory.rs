@@ -1,0 +1,87 @@
+//! The list of tensors of a model, each with its shape, stored size and role.
+//!
+//! Enters: an [`Architecture`](super::Architecture) and a storage format, or the headers of real files. Leaves:
+//! an [`Inventory`]. The byte ledger, synthetic weights, file validation and memory predictions all read this one list,
+//! so bytes are counted from tensors and never from a parameter count.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::units::Bytes;
+
+/// What a tensor is for; decides how often a step reads it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Role {
+    /// The token table: B rows a step, unless it is also the head.
+    Embedding,
+    /// The output projection.
+    Head,
+    /// A linear layer outside the experts.
+    Matrix,
+    /// A linear layer of one routed expert: read only when a token is routed to it.
+    Expert,
+    /// A linear layer every token passes, in a mixture-of-experts layer.
+    SharedExpert,
+    /// The expert router.
+    Router,
+    Norm,
+    Bias,
+    /// Scales and zeros of quantised weights that are read with [`Role::Matrix`] tensors.
+    Scale,
+    /// Scales of routed experts.
+    ExpertScale,
+    /// Present in the file and never read by a step (rotary tables, unused heads).
+    Unused,
+}
+
+/// One tensor as stored.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct TensorInfo {
+    pub name: String,
+    pub shape: Vec<usize>,
+    /// Storage format as the file or the generator names it: `bf16`, `f32`, `q8_0`...
+    pub storage: String,
+    pub bytes: Bytes,
+    pub role: Role,
+    /// The layer it belongs to, if any.
+    pub layer: Option<usize>,
+}
+
+impl TensorInfo {
+    /// Elements of the tensor.
+    #[must_use]
+    pub fn elements(&self) -> u64 {
+        self.shape.iter().map(|&d| d as u64).product()
+    }
+}
+
+/// Every tensor of a model.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Inventory {
+    pub tensors: Vec<TensorInfo>,
+}
+
+impl Inventory {
+    /// Bytes of all tensors together: what has to fit in memory.
+    #[must_use]
+    pub fn total_bytes(&self) -> Bytes {
+        self.tensors.iter().map(|t| t.bytes).sum()
+    }
+
+    /// Parameters, counting every tensor but scales once.
+    #[must_use]
+    pub fn parameters(&self) -> u64 {
+        self.tensors
+            .iter()
+            .filter(|t| !matches!(t.role, Role::Scale | Role::ExpertScale))
+            .map(TensorInfo::elements)
+            .sum()
+    }
+
+    /// Bytes of the tensors with a role.
+    #[must_use]
+    pub fn bytes_of(&self, role: Role) -> Bytes {
+        self.tensors.iter().filter(|t| t.role == role).map(|t| t.bytes).sum()
+    }
+}

@@ -1,0 +1,16 @@
+//! Models: their dimensions, their tensors, and where both come from.
+//!
+//! Enters: a name, a Hugging Face folder, a hub id or a GGUF file. Leaves: a validated [`Architecture`], an [`Inventory`]
+//! and, on request, the tensors on a device. It knows nothing of steps, timing or reports.
+
+pub mod architecture;
+pub mod inventory;
+
+pub use architecture::{
+    Architecture, Biases, Dtype, Experts, Family, LatentAttention, Quantization, Rope, RopeScaling,
+};
+pub use inventory::{Inventory, Role, TensorInfo};
+
+/// Why a model could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum ModelError {}

@@ -1,0 +1,339 @@
+//! The result as plain data, and its output formats.
+//!
+//! Enters: what was planned, measured and computed. Leaves: one [`Report`], from which every format is printed and which
+//! can be saved, read back and printed again. null is not 0: what was not measured stays null. It knows no device.
+
+use std::collections::BTreeMap;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::measure::environment::Environment;
+use crate::model::{Architecture, Dtype};
+use crate::roofline::{Ceilings, DeviceSpec};
+use crate::units::{Bytes, Nanos};
+
+/// Version of the JSON result; raised when a field changes its meaning or goes away.
+pub const SCHEMA_VERSION: u32 = 1;
+
+/// Where a report's numbers come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ReportKind {
+    /// Measured by `hbmark run`.
+    Run,
+    /// Computed by `hbmark predict`; nothing was measured.
+    Predict,
+}
+
+/// A whole result.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Report {
+    pub schema_version: u32,
+    pub kind: ReportKind,
+    /// The command line that made it.
+    pub command: String,
+    /// Start of the run, UTC, RFC 3339.
+    pub started_at: Option<String>,
+    pub note: Option<String>,
+    pub hypothesis: Option<String>,
+    pub environment: Environment,
+    /// The validated configuration, key by key as on the command line.
+    pub config: BTreeMap<String, serde_json::Value>,
+    pub model: ModelSummary,
+    pub capabilities: Vec<crate::engine::Capabilities>,
+    pub protocol: Option<ProtocolSummary>,
+    pub ceilings: Option<Ceilings>,
+    pub datasheet: Option<DeviceSpec>,
+    pub cells: Vec<CellResult>,
+    pub cold: Vec<ColdRow>,
+    pub fits: Vec<FittedModel>,
+    pub crossovers: Vec<Crossover>,
+    /// Plain sentences about anything that limits trust in the whole result.
+    pub warnings: Vec<String>,
+}
+
+/// The model that was run or predicted.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct ModelSummary {
+    pub name: String,
+    /// `synthetic(seed 42)`, a folder, a hub id with revision, or a GGUF file.
+    pub source: String,
+    /// sha256 over the config and the tensor inventory (names, shapes, storage).
+    pub hash: String,
+    pub parameters: u64,
+    pub weight_bytes: Bytes,
+    pub architecture: Architecture,
+}
+
+/// The protocol as it was applied.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct ProtocolSummary {
+    /// `full`, `quick` or `smoke`: nothing short is dressed up as the full protocol.
+    pub name: String,
+    pub seed: u64,
+    pub warmup_min_seconds: f64,
+    pub warmup_min_steps: usize,
+    pub block_min_steps: usize,
+    pub block_min_seconds: f64,
+    pub min_blocks: usize,
+    pub max_blocks: usize,
+    pub visits: usize,
+    /// Half-width of the 95 % interval that ends sampling, relative.
+    pub target_half_width: f64,
+    /// A block whose canary is further off than this is rejected, relative.
+    pub canary_tolerance: f64,
+}
+
+/// Prefill or decode.
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    Serialize,
+    Deserialize,
+    JsonSchema,
+    clap::ValueEnum,
+)]
+#[serde(rename_all = "snake_case")]
+pub enum Phase {
+    Prefill,
+    Decode,
+}
+
+/// What became of a cell.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Status {
+    /// Measured, and every gate passed.
+    Ok,
+    /// Measured, and not to be trusted; the reason says why. Still shown.
+    Invalid,
+    /// Measured; the interval did not reach its target. The reason says what was reached.
+    NotConverged,
+    /// Warm-up never became steady.
+    NoSteadyState,
+    /// Every retry of a block was throttled or disturbed.
+    Disturbed,
+    /// Not run; the reason says why.
+    Skipped,
+    /// An allocation failed on the device.
+    Oom,
+    /// The engine or the device failed.
+    Failed,
+    /// Computed, not measured.
+    Predicted,
+}
+
+/// What bounds a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Bound {
+    Memory,
+    Compute,
+    /// Neither floor explains the time: launches, host work or slow kernels do.
+    Overhead,
+}
+
+/// Statistics of one timed quantity, in nanoseconds. Percentiles are nearest-rank; null where n is too small to say.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct TimeSummary {
+    pub median: f64,
+    pub p50: f64,
+    pub p90: Option<f64>,
+    pub p95: Option<f64>,
+    /// Needs n ≥ 1,000.
+    pub p99: Option<f64>,
+    /// Needs n ≥ 10,000.
+    pub p99_9: Option<f64>,
+    pub mean: f64,
+    pub sd: Option<f64>,
+    /// sd / mean.
+    pub cv: Option<f64>,
+    pub min: f64,
+    pub max: f64,
+    pub p99_over_p50: Option<f64>,
+    /// 95 % interval of the typical step, from block means (t on logs).
+    pub ci_low: Option<f64>,
+    pub ci_high: Option<f64>,
+    /// Order-statistic 95 % interval of the median over single steps.
+    pub median_ci_low: Option<f64>,
+    pub median_ci_high: Option<f64>,
+    /// Lag-1 autocorrelation of block means.
+    pub autocorrelation: Option<f64>,
+    /// Slope of block means over the cell's whole time, relative to the mean.
+    pub drift: Option<f64>,
+    /// Single steps.
+    pub n: usize,
+    pub blocks: usize,
+}
+
+/// Bytes one step moves.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct StepBytes {
+    /// Every matrix once, as stored, with scales, biases, norms and head.
+    pub weights: Bytes,
+    pub kv_read: Bytes,
+    pub kv_write: Bytes,
+    /// Embedding rows and whatever else the step must touch.
+    pub other: Bytes,
+    /// What this engine really moves; null where it is not modelled.
+    pub as_implemented: Option<Bytes>,
+}
+
+impl StepBytes {
+    /// What the step must move at the least.
+    #[must_use]
+    pub fn ideal(&self) -> Bytes {
+        self.weights + self.kv_read + self.kv_write + self.other
+    }
+}
+
+/// Are the outputs right? A cell whose tokens are wrong has no ranked timing.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Quality {
+    pub passed: bool,
+    /// What was compared: `logits against f32 reference`, `finite logits, stable token hash`...
+    pub check: String,
+    /// Largest relative logit difference to the reference.
+    pub max_relative_error: Option<f64>,
+    /// sha256 over the greedy tokens of the cell, shortened.
+    pub token_hash: Option<String>,
+}
+
+/// One block of steps as measured.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Block {
+    /// Which randomised visit of the cell it belongs to.
+    pub visit: usize,
+    /// Start since the run began.
+    pub at_ns: f64,
+    /// Device span of each step (D).
+    pub step_ns: Vec<f64>,
+    /// Interval between step ends as the host sees it (I).
+    pub interval_ns: Vec<f64>,
+    /// Wall time of the whole block on the host's clock: the cross-check of the timeline.
+    pub wall_ns: f64,
+    /// The canary beside this block over the session's canary: 1.02 is 2 % slow.
+    pub canary_ratio: Option<f64>,
+    /// Why the block does not count, if it does not. Never a value.
+    pub rejected: Option<String>,
+    /// Conditions that do not reject: `sw_power_cap`, `load 0.4 cores`.
+    pub conditions: Vec<String>,
+    pub telemetry: Option<BlockTelemetry>,
+}
+
+/// What the telemetry saw during a block.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct BlockTelemetry {
+    pub sm_clock_mhz: Option<f64>,
+    pub memory_clock_mhz: Option<f64>,
+    pub power_watts: Option<f64>,
+    pub temperature_celsius: Option<f64>,
+    pub throttle_reasons: Vec<String>,
+    /// Joules spent by the device (NVML energy counter, or RAPL package).
+    pub energy_joules: Option<f64>,
+    /// CPU cores busy with other processes.
+    pub foreign_cores: Option<f64>,
+    /// Cores stolen by the hypervisor.
+    pub steal_cores: Option<f64>,
+    pub major_faults: Option<u64>,
+    pub minor_faults: Option<u64>,
+    pub cpu_frequency_mhz: Option<f64>,
+}
+
+/// One cell of the grid.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct CellResult {
+    /// `decode/stock/f32/b1/c512`: stable, and what filters match.
+    pub id: String,
+    pub phase: Phase,
+    pub engine: String,
+    pub dtype: Dtype,
+    pub kv_dtype: Dtype,
+    pub batch: usize,
+    pub context: usize,
+    pub status: Status,
+    pub reason: Option<String>,
+    /// Device span of a step (D).
+    pub step_ns: Option<TimeSummary>,
+    /// Interval between step ends (I), decode only: the typical time per output token of a steady decode.
+    pub tpot_ns: Option<f64>,
+    pub tpot_ci_low_ns: Option<f64>,
+    pub tpot_ci_high_ns: Option<f64>,
+    /// G = I − D, typical.
+    pub host_bubble_ns: Option<f64>,
+    /// Prompt tokens per second (prefill) or output tokens per second (decode), whole batch.
+    pub tokens_per_s: Option<f64>,
+    /// The floor by the measured ceiling, or by the data sheet for `predict`.
+    pub predicted_ns: Option<f64>,
+    pub predicted_datasheet_ns: Option<f64>,
+    pub bytes: StepBytes,
+    pub flops: f64,
+    pub achieved_bytes_per_s: Option<f64>,
+    pub fraction_of_ceiling: Option<f64>,
+    pub fraction_of_datasheet: Option<f64>,
+    /// FLOPs over time × dense peak of `mfu_dtype`.
+    pub mfu: Option<f64>,
+    pub mfu_dtype: Option<String>,
+    pub bound: Option<Bound>,
+    pub quality: Option<Quality>,
+    pub memory_predicted_bytes: Option<Bytes>,
+    pub memory_peak_bytes: Option<Bytes>,
+    pub energy_per_step_joules: Option<f64>,
+    pub energy_per_token_joules: Option<f64>,
+    /// Expected and observed distinct experts per layer, for mixtures of experts.
+    pub distinct_experts: Option<f64>,
+    /// Flags that do not invalidate: `working set under 3x last cache`, `power capped`...
+    pub flags: Vec<String>,
+    pub blocks: Vec<Block>,
+}
+
+/// A cold measurement: its own row, never mixed with warm steps.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct ColdRow {
+    /// `load weights`, `first prefill`, `first decode`, `after idle`.
+    pub what: String,
+    pub engine: String,
+    pub dtype: Dtype,
+    pub time_ns: f64,
+}
+
+/// The measured step regressed on Σcontext and batch: `step = fixed + per_kv_byte × KV bytes + per_sequence × batch`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct FittedModel {
+    pub engine: String,
+    pub dtype: Dtype,
+    /// Weights plus fixed overhead.
+    pub intercept_ns: f64,
+    pub intercept_ci_ns: [f64; 2],
+    pub predicted_intercept_ns: Option<f64>,
+    /// Inverse of the slope over KV bytes: effective KV bandwidth.
+    pub kv_bytes_per_s: Option<f64>,
+    pub kv_bytes_per_s_ci: Option<[f64; 2]>,
+    pub per_sequence_ns: Option<f64>,
+    pub per_sequence_ci_ns: Option<[f64; 2]>,
+    pub r_squared: f64,
+    pub cells: usize,
+}
+
+/// A place on an axis where the regime changes.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Crossover {
+    /// `compute_bound_batch`, `kv_outweighs_weights_context`, `max_batch_that_fits`, `max_context_that_fits`.
+    pub what: String,
+    pub value: Option<f64>,
+    pub unit: String,
+    pub explanation: String,
+}
+
+/// The typical step as a time, for code that only wants one number.
+#[must_use]
+pub fn typical_step(cell: &CellResult) -> Option<Nanos> {
+    cell.step_ns.as_ref().map(|s| Nanos(s.median))
+}

@@ -1,0 +1,57 @@
+//! What a device can give: measured in this session, and promised by its data sheet.
+//!
+//! Enters: figures from the probe (`measure::probe`) and rows of `models/devices.toml`. Leaves: the denominators of every
+//! percentage in a report. Knows nothing of models.
+
+use std::collections::BTreeMap;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::units::Bytes;
+
+/// A measured rate: the best configuration's median, and its lowest and highest repetition.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Spread {
+    pub median: f64,
+    pub low: f64,
+    pub high: f64,
+}
+
+/// Ceilings measured on the device in this session.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Ceilings {
+    /// Read-only bandwidth: the denominator of decode, which is 99 % reads.
+    pub read_bytes_per_s: Spread,
+    /// Copy bandwidth, both directions counted.
+    pub copy_bytes_per_s: Spread,
+    /// STREAM triad bandwidth, three streams counted.
+    pub triad_bytes_per_s: Spread,
+    /// Matrix-product peak by dtype name (`f32`, `bf16`, `f16`).
+    pub gemm_flops_per_s: BTreeMap<String, Spread>,
+    /// Time from launching an empty kernel (GPU) or waking the thread pool (CPU) to its end.
+    pub launch_ns: Option<Spread>,
+    /// Bytes the bandwidth probes walked; must be well beyond the last cache.
+    pub working_set_bytes: Bytes,
+    /// Last-level cache (L2 on a GPU, L3 on a CPU), where the system tells.
+    pub last_cache_bytes: Option<Bytes>,
+    /// Threads, or the winning grid and unroll, of the read probe.
+    pub read_configuration: String,
+}
+
+/// One row of the datasheet table, `models/devices.toml`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct DeviceSpec {
+    /// The short name on the command line: `h100-sxm`.
+    pub name: String,
+    /// The product name as NVML reports it, or its common name.
+    pub product: String,
+    pub bandwidth_bytes_per_s: f64,
+    pub memory_bytes: Bytes,
+    pub l2_bytes: Option<Bytes>,
+    /// Dense (not sparse) peaks by dtype name: `bf16`, `f16`, `f32`, `fp8`, `int8`.
+    pub dense_flops_per_s: BTreeMap<String, f64>,
+    /// Where the figures come from: vendor document and date read.
+    pub source: String,
+}
