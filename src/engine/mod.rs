@@ -40,15 +40,15 @@ pub struct StepBatch {
 }
 
 impl StepBatch {
-    /// The batch in which `batch` sequences (ids from 0) bring the same number of tokens at the same position.
+    /// The batch in which consecutive sequences, from `first` on, each bring their tokens at the same position.
     #[must_use]
-    pub fn uniform(tokens: &[Vec<u32>], start_position: usize) -> Self {
+    pub fn uniform(first: SequenceId, tokens: &[Vec<u32>], start_position: usize) -> Self {
         Self {
             sequences: tokens
                 .iter()
                 .enumerate()
                 .map(|(index, tokens)| SequenceStep {
-                    sequence: SequenceId(index as u64),
+                    sequence: SequenceId(first.0 + index as u64),
                     tokens: tokens.clone(),
                     start_position,
                     block_table: Vec::new(),
@@ -128,8 +128,8 @@ pub trait Session {
     fn timeline(&mut self) -> &mut dyn Timeline;
     /// Forgets a sequence and frees its KV.
     fn release(&mut self, sequence: SequenceId);
-    /// What is held on the device.
-    fn memory(&self) -> MemoryUse;
+    /// What is held on the device; reading it resets the peak.
+    fn memory(&mut self) -> MemoryUse;
 }
 
 /// Why an engine could not open or step.

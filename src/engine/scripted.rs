@@ -1,1 +1,245 @@
-//! scripted
+//! A device that follows a script on a virtual clock.
+//!
+//! Enters: a function from step to outcome (how long, or which fault). Leaves: a [`Session`] whose timing is exact and
+//! whose hour passes in milliseconds. Every rule above the waist (stopping, rejection, retries, scheduling, diagnosis) is
+//! tested by planting a fault here and asking for its name. It computes no model: tokens are a hash of what went in.
+
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use super::{
+    Capabilities, EngineError, Mark, MemoryUse, Ragged, SequenceId, Session, StepBatch, Timeline,
+    TimelineKind,
+};
+use crate::model::{Architecture, Dtype, Inventory};
+use crate::units::Nanos;
+
+/// A clock that moves only when told to; clones share it.
+#[derive(Debug, Clone, Default)]
+pub struct VirtualClock(Rc<Cell<f64>>);
+
+impl VirtualClock {
+    /// The virtual time.
+    #[must_use]
+    pub fn now(&self) -> Nanos {
+        Nanos(self.0.get())
+    }
+    /// Lets time pass.
+    pub fn advance(&self, span: Nanos) {
+        self.0.set(self.0.get() + span.0);
+    }
+}
+
+/// What the script is told about a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StepInfo {
+    /// Steps run before this one.
+    pub index: usize,
+    pub batch: usize,
+    pub tokens: usize,
+    pub start_position: usize,
+}
+
+/// What a step does.
+#[derive(Debug)]
+pub enum Outcome {
+    /// The device is busy for `device`, and the host spends `host` more before the step's tokens are read.
+    Takes { device: Nanos, host: Nanos },
+    /// As `Takes`, with other tokens than an identical step gave before.
+    WrongTokens { device: Nanos },
+    /// As `Takes`, with logits that are not numbers.
+    NotANumber { device: Nanos },
+    /// The engine reports a fault.
+    Fails(EngineError),
+}
+
+/// The script.
+pub type Script = Box<dyn FnMut(StepInfo) -> Outcome>;
+
+/// A session that follows a script.
+pub struct ScriptedSession {
+    clock: VirtualClock,
+    timeline: ScriptedTimeline,
+    script: Script,
+    capabilities: Capabilities,
+    architecture: Architecture,
+    inventory: Inventory,
+    steps: usize,
+    lengths: BTreeMap<SequenceId, usize>,
+    tokens: Option<Vec<u32>>,
+    nan: bool,
+    /// Host time of the last step that passes when its tokens are read.
+    host_debt: Nanos,
+}
+
+impl std::fmt::Debug for ScriptedSession {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ScriptedSession").field("steps", &self.steps).finish_non_exhaustive()
+    }
+}
+
+/// Marks that read the virtual clock of the scripted device.
+#[derive(Debug, Default)]
+struct ScriptedTimeline {
+    clock: VirtualClock,
+    marks: Vec<Nanos>,
+    /// Device clock over host clock; anything but 1 is a planted fault.
+    rate: f64,
+}
+
+impl Timeline for ScriptedTimeline {
+    fn kind(&self) -> TimelineKind {
+        TimelineKind::Scripted
+    }
+    fn mark(&mut self) -> Result<Mark, EngineError> {
+        self.marks.push(Nanos(self.clock.now().0 * self.rate));
+        Ok(Mark(self.marks.len() - 1))
+    }
+    fn drain(&mut self) -> Result<Vec<Nanos>, EngineError> {
+        let first = self.marks.first().map_or(0.0, |m| m.0);
+        Ok(self.marks.drain(..).map(|m| Nanos(m.0 - first)).collect())
+    }
+    fn host_now(&self) -> Nanos {
+        self.clock.now()
+    }
+}
+
+impl ScriptedSession {
+    /// A session over `architecture` that follows `script` on `clock`.
+    #[must_use]
+    pub fn new(
+        architecture: Architecture,
+        inventory: Inventory,
+        clock: &VirtualClock,
+        script: Script,
+    ) -> Self {
+        let capabilities = Capabilities {
+            engine: "scripted".into(),
+            device: "scripted".into(),
+            max_batch: 4096,
+            max_positions: architecture.max_positions,
+            max_positions_reason: None,
+            ragged: Ragged::Fused,
+            paged: true,
+            prefix_sharing: true,
+            graphs: false,
+        };
+        Self {
+            clock: clock.clone(),
+            timeline: ScriptedTimeline { clock: clock.clone(), marks: Vec::new(), rate: 1.0 },
+            script,
+            capabilities,
+            architecture,
+            inventory,
+            steps: 0,
+            lengths: BTreeMap::new(),
+            tokens: None,
+            nan: false,
+            host_debt: Nanos(0.0),
+        }
+    }
+
+    /// Plants a device clock that runs at another rate than the host's.
+    #[must_use]
+    pub fn with_clock_rate(mut self, rate: f64) -> Self {
+        self.timeline.rate = rate;
+        self
+    }
+
+    /// Sequences whose KV is held.
+    #[must_use]
+    pub fn held_sequences(&self) -> usize {
+        self.lengths.len()
+    }
+}
+
+impl Session for ScriptedSession {
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+    fn architecture(&self) -> &Architecture {
+        &self.architecture
+    }
+    fn inventory(&self) -> &Inventory {
+        &self.inventory
+    }
+    fn kv_dtype(&self) -> Dtype {
+        Dtype::Bf16
+    }
+
+    fn step(&mut self, batch: &StepBatch) -> Result<(), EngineError> {
+        let info = StepInfo {
+            index: self.steps,
+            batch: batch.sequences.len(),
+            tokens: batch.token_count(),
+            start_position: batch.sequences.iter().map(|s| s.start_position).max().unwrap_or(0),
+        };
+        self.steps += 1;
+        for sequence in &batch.sequences {
+            let length = self.lengths.entry(sequence.sequence).or_insert(0);
+            if sequence.start_position > *length {
+                return Err(EngineError::Unsupported {
+                    engine: "scripted".into(),
+                    what: format!("a step at position {}", sequence.start_position),
+                    why: format!("sequence {} holds {length} positions", sequence.sequence.0),
+                });
+            }
+            *length = sequence.start_position + sequence.tokens.len();
+        }
+        let (device, host, salt) = match (self.script)(info) {
+            Outcome::Takes { device, host } => (device, host, 0),
+            Outcome::WrongTokens { device } => (device, Nanos(0.0), info.index + 1),
+            Outcome::NotANumber { device } => {
+                self.nan = true;
+                (device, Nanos(0.0), 0)
+            }
+            Outcome::Fails(error) => return Err(error),
+        };
+        self.clock.advance(device);
+        self.tokens = Some(
+            batch
+                .sequences
+                .iter()
+                .map(|s| {
+                    let sum: usize = s.tokens.iter().map(|&t| t as usize).sum();
+                    let token = (sum * 31 + s.start_position * 17 + salt) % self.architecture.vocab_size;
+                    u32::try_from(token).expect("a vocabulary fits 32 bits")
+                })
+                .collect(),
+        );
+        // The host's share passes after the device mark that follows a step, when the tokens are read.
+        self.host_debt = host;
+        Ok(())
+    }
+
+    fn logits(&mut self) -> Result<Vec<Vec<f32>>, EngineError> {
+        let vocab = self.architecture.vocab_size;
+        let nan = self.nan;
+        Ok(self
+            .next_tokens()?
+            .into_iter()
+            .map(|token| {
+                let mut row = vec![0.0; vocab];
+                row[token as usize] = if nan { f32::NAN } else { 1.0 };
+                row
+            })
+            .collect())
+    }
+
+    fn next_tokens(&mut self) -> Result<Vec<u32>, EngineError> {
+        let host = std::mem::take(&mut self.host_debt);
+        self.clock.advance(host);
+        self.tokens.clone().ok_or(EngineError::NothingRan)
+    }
+
+    fn timeline(&mut self) -> &mut dyn Timeline {
+        &mut self.timeline
+    }
+    fn release(&mut self, sequence: SequenceId) {
+        self.lengths.remove(&sequence);
+    }
+    fn memory(&mut self) -> MemoryUse {
+        MemoryUse { weights: self.inventory.total_bytes(), peak: None }
+    }
+}

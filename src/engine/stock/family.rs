@@ -1,0 +1,307 @@
+//! candle-transformers' models behind one enum.
+//!
+//! Enters: an [`Architecture`] and tensors. Leaves: [`StockModel`], whose `forward` is candle's own, untouched. What a family
+//! of candle 0.11 cannot do, or does differently from the checkpoint's authors, is refused here by name, before candle sees it.
+
+use std::collections::HashMap;
+
+use candle_core::quantized::gguf_file;
+use candle_core::{DType, Device, Result as CandleResult, Tensor};
+use candle_nn::{Activation, VarBuilder};
+use candle_transformers::models::{llama, mistral, quantized_llama, quantized_qwen3, qwen2, qwen3};
+
+use crate::engine::EngineError;
+use crate::model::{Architecture, Biases, Family, RopeScaling};
+
+/// Positions that candle's quantised llama precomputes rotary tables for (`quantized_llama::MAX_SEQ_LEN`).
+const QUANTIZED_LLAMA_POSITIONS: usize = quantized_llama::MAX_SEQ_LEN;
+
+/// How far the stock engine can go with a model.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Limits {
+    pub max_positions: usize,
+    pub reason: Option<String>,
+}
+
+/// Checks that candle runs this architecture as its authors meant it, and says up to which context.
+///
+/// # Errors
+/// [`EngineError::Unsupported`], naming what candle does not do.
+pub fn limits(architecture: &Architecture, quantized: bool) -> Result<Limits, EngineError> {
+    let a = architecture;
+    let refuse = |what: String, why: &str| {
+        Err(EngineError::Unsupported { engine: "stock".into(), what, why: why.into() })
+    };
+    if let Some(q) = &a.quantization
+        && !quantized
+    {
+        return refuse(
+            format!("`{}` quantised safetensors", q.method),
+            "candle-transformers has no loader for them; use a GGUF file or unquantised weights",
+        );
+    }
+    match a.family {
+        Family::Llama | Family::Mistral | Family::Qwen2 | Family::Qwen3 => {}
+        other => {
+            return refuse(
+                format!("the {other:?} family"),
+                "the stock engine has llama, mistral, qwen2 and qwen3; `hbmark predict` knows more",
+            );
+        }
+    }
+    let ordinary_heads = a.head_dim * a.heads == a.hidden_size;
+    match a.rope.scaling {
+        RopeScaling::None => {}
+        RopeScaling::Linear { .. } | RopeScaling::Llama3 { .. }
+            if a.family == Family::Llama && !quantized => {}
+        other => {
+            return refuse(
+                format!("rope scaling {other:?} for {:?}", a.family),
+                "candle would silently leave it out; its unquantised llama alone honours llama3 and linear",
+            );
+        }
+    }
+    match a.family {
+        Family::Llama if a.biases != Biases::default() => {
+            return refuse("llama with biases".into(), "candle's llama has none");
+        }
+        Family::Llama | Family::Qwen2 if !ordinary_heads => {
+            return refuse(
+                format!(
+                    "{:?} with head_dim {} where hidden/heads is {}",
+                    a.family,
+                    a.head_dim,
+                    a.hidden_size / a.heads
+                ),
+                "candle derives head_dim from hidden_size",
+            );
+        }
+        Family::Mistral if a.tied_head => {
+            return refuse(
+                "mistral with a tied head".into(),
+                "candle's mistral always loads `lm_head.weight`",
+            );
+        }
+        Family::Qwen2 if !a.biases.qkv || a.biases.o => {
+            return refuse("qwen2 with other biases than q, k, v".into(), "candle's qwen2 has exactly those");
+        }
+        _ => {}
+    }
+    if quantized && !matches!(a.family, Family::Llama | Family::Qwen3) {
+        return refuse(format!("GGUF files of {:?}", a.family), "only llama and qwen3 are wired up");
+    }
+    let window = (0..a.layers).filter_map(|layer| a.window(layer)).min();
+    let mut limits = Limits { max_positions: a.max_positions, reason: None };
+    if let Some(window) = window
+        && window < limits.max_positions
+    {
+        limits = Limits {
+            max_positions: window,
+            reason: Some(format!(
+                "sliding window of {window}: beyond it candle's decode attends to the whole cache"
+            )),
+        };
+    }
+    if quantized && a.family == Family::Llama && QUANTIZED_LLAMA_POSITIONS < limits.max_positions {
+        limits = Limits {
+            max_positions: QUANTIZED_LLAMA_POSITIONS,
+            reason: Some(format!(
+                "candle's quantised llama has rotary tables for {QUANTIZED_LLAMA_POSITIONS} positions"
+            )),
+        };
+    }
+    Ok(limits)
+}
+
+/// One of candle's models with its KV cache. Cloning shares every tensor and copies only handles.
+#[derive(Clone)]
+pub enum StockModel {
+    Llama { model: std::sync::Arc<llama::Llama>, cache: Box<llama::Cache> },
+    Mistral(Box<mistral::Model>),
+    Qwen2(Box<qwen2::ModelForCausalLM>),
+    Qwen3(Box<qwen3::ModelForCausalLM>),
+    QuantizedLlama(Box<quantized_llama::ModelWeights>),
+    QuantizedQwen3(Box<quantized_qwen3::ModelWeights>),
+}
+
+impl std::fmt::Debug for StockModel {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Llama { .. } => "StockModel::Llama",
+            Self::Mistral(_) => "StockModel::Mistral",
+            Self::Qwen2(_) => "StockModel::Qwen2",
+            Self::Qwen3(_) => "StockModel::Qwen3",
+            Self::QuantizedLlama(_) => "StockModel::QuantizedLlama",
+            Self::QuantizedQwen3(_) => "StockModel::QuantizedQwen3",
+        })
+    }
+}
+
+impl StockModel {
+    /// Builds candle's model over loaded tensors. [`limits`] must have passed and the inventory been checked: some of
+    /// candle's constructors panic on missing tensors.
+    ///
+    /// # Errors
+    /// Whatever candle reports.
+    pub fn build(
+        architecture: &Architecture,
+        tensors: HashMap<String, Tensor>,
+        dtype: DType,
+        device: &Device,
+    ) -> CandleResult<Self> {
+        let a = architecture;
+        let builder = VarBuilder::from_tensors(tensors, dtype, device);
+        Ok(match a.family {
+            Family::Llama => {
+                let config = llama_config(a);
+                let cache = llama::Cache::new(true, dtype, &config, device)?;
+                let model = llama::Llama::load(builder, &config)?;
+                Self::Llama { model: std::sync::Arc::new(model), cache: Box::new(cache) }
+            }
+            Family::Mistral => Self::Mistral(Box::new(mistral::Model::new(&mistral_config(a), builder)?)),
+            Family::Qwen2 => Self::Qwen2(Box::new(qwen2::ModelForCausalLM::new(&qwen2_config(a), builder)?)),
+            Family::Qwen3 => Self::Qwen3(Box::new(qwen3::ModelForCausalLM::new(&qwen3_config(a), builder)?)),
+            other => candle_core::bail!("no stock model for {other:?}"),
+        })
+    }
+
+    /// Reads a GGUF file through candle's quantised models. The header must have been validated before.
+    ///
+    /// # Errors
+    /// Whatever candle reports.
+    pub fn build_gguf(
+        architecture: &Architecture,
+        file: &mut std::fs::File,
+        device: &Device,
+    ) -> CandleResult<Self> {
+        let content = gguf_file::Content::read(file)?;
+        Ok(match architecture.family {
+            Family::Llama => Self::QuantizedLlama(Box::new(quantized_llama::ModelWeights::from_gguf(
+                content, file, device,
+            )?)),
+            Family::Qwen3 => Self::QuantizedQwen3(Box::new(quantized_qwen3::ModelWeights::from_gguf(
+                content, file, device,
+            )?)),
+            other => candle_core::bail!("no quantised stock model for {other:?}"),
+        })
+    }
+
+    /// Runs candle's forward and returns the last position's logits, f32, `[batch, vocab]`.
+    ///
+    /// *Shapes*: `tokens: [batch, tokens], u32`.
+    ///
+    /// # Errors
+    /// Whatever candle reports.
+    pub fn forward(&mut self, tokens: &Tensor, position: usize) -> CandleResult<Tensor> {
+        let logits = match self {
+            Self::Llama { model, cache } => model.forward(tokens, position, cache)?,
+            Self::Mistral(model) => model.forward(tokens, position)?.squeeze(1)?,
+            Self::Qwen2(model) => model.forward(tokens, position)?.squeeze(1)?,
+            Self::Qwen3(model) => model.forward(tokens, position)?.squeeze(1)?,
+            Self::QuantizedLlama(model) => model.forward(tokens, position)?,
+            Self::QuantizedQwen3(model) => model.forward(tokens, position)?,
+        };
+        logits.to_dtype(DType::F32)
+    }
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "candle's llama keeps rotary constants in f32")]
+fn llama_config(a: &Architecture) -> llama::Config {
+    let rope_scaling = match a.rope.scaling {
+        RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_positions } => {
+            Some(llama::Llama3RopeConfig {
+                factor: factor as f32,
+                low_freq_factor: low_freq_factor as f32,
+                high_freq_factor: high_freq_factor as f32,
+                original_max_position_embeddings: original_max_positions,
+                rope_type: llama::Llama3RopeType::Llama3,
+            })
+        }
+        // Linear scaling divides every frequency. candle has no such case, but its llama3 rule divides each frequency
+        // whose wavelength exceeds original/low_freq_factor: an original of 0 puts all of them there.
+        RopeScaling::Linear { factor } => Some(llama::Llama3RopeConfig {
+            factor: factor as f32,
+            low_freq_factor: 1.0,
+            high_freq_factor: 2.0,
+            original_max_position_embeddings: 0,
+            rope_type: llama::Llama3RopeType::Llama3,
+        }),
+        RopeScaling::None | RopeScaling::Yarn { .. } => None,
+    };
+    llama::Config {
+        hidden_size: a.hidden_size,
+        intermediate_size: a.ffn_size,
+        vocab_size: a.vocab_size,
+        num_hidden_layers: a.layers,
+        num_attention_heads: a.heads,
+        num_key_value_heads: a.kv_heads,
+        use_flash_attn: false,
+        rms_norm_eps: a.norm_eps,
+        rope_theta: a.rope.theta as f32,
+        bos_token_id: None,
+        eos_token_id: None,
+        rope_scaling,
+        max_position_embeddings: a.max_positions,
+        tie_word_embeddings: a.tied_head,
+    }
+}
+
+fn mistral_config(a: &Architecture) -> mistral::Config {
+    mistral::Config {
+        vocab_size: a.vocab_size,
+        hidden_size: a.hidden_size,
+        intermediate_size: a.ffn_size,
+        num_hidden_layers: a.layers,
+        num_attention_heads: a.heads,
+        head_dim: Some(a.head_dim),
+        num_key_value_heads: a.kv_heads,
+        hidden_act: Activation::Silu,
+        max_position_embeddings: a.max_positions,
+        rms_norm_eps: a.norm_eps,
+        rope_theta: a.rope.theta,
+        sliding_window: a.window(0),
+        use_flash_attn: false,
+    }
+}
+
+fn qwen2_config(a: &Architecture) -> qwen2::Config {
+    qwen2::Config {
+        vocab_size: a.vocab_size,
+        hidden_size: a.hidden_size,
+        intermediate_size: a.ffn_size,
+        num_hidden_layers: a.layers,
+        num_attention_heads: a.heads,
+        num_key_value_heads: a.kv_heads,
+        max_position_embeddings: a.max_positions,
+        // candle masks by this number even where the config says the window is not used. `limits` keeps every context
+        // inside the window, so the widest one is always right.
+        sliding_window: a.max_positions,
+        max_window_layers: a.layers,
+        tie_word_embeddings: a.tied_head,
+        rope_theta: a.rope.theta,
+        rms_norm_eps: a.norm_eps,
+        use_sliding_window: false,
+        hidden_act: Activation::Silu,
+    }
+}
+
+fn qwen3_config(a: &Architecture) -> qwen3::Config {
+    qwen3::Config {
+        vocab_size: a.vocab_size,
+        hidden_size: a.hidden_size,
+        intermediate_size: a.ffn_size,
+        num_hidden_layers: a.layers,
+        num_attention_heads: a.heads,
+        head_dim: a.head_dim,
+        attention_bias: a.biases.qkv,
+        num_key_value_heads: a.kv_heads,
+        max_position_embeddings: a.max_positions,
+        sliding_window: None,
+        max_window_layers: a.layers,
+        tie_word_embeddings: a.tied_head,
+        rope_theta: a.rope.theta,
+        rms_norm_eps: a.norm_eps,
+        use_sliding_window: false,
+        hidden_act: Activation::Silu,
+    }
+}

@@ -1,0 +1,303 @@
+//! The stock engine: candle-transformers' forward as everybody runs it.
+//!
+//! Enters: an architecture, loaded tensors and a device. Leaves: a [`Session`] whose steps are candle's own kernels in
+//! candle's own order. A step is the forward plus the greedy argmax, which a decoder needs before it can go on.
+//!
+//! Sequences advance in groups: the sequences of one batch share one candle cache and must bring as many tokens at the
+//! same position ([`Ragged::Uniform`]). Each group keeps the cache as it was before its last step, so a step that starts
+//! at that position again runs on a clone of it. A clone copies handles and no tensor, so a pinned decode costs what an
+//! ordinary one does; it holds one more copy of the KV.
+
+mod family;
+
+use std::collections::BTreeMap;
+use std::collections::HashMap;
+
+use candle_core::{D, DType, Device, Tensor};
+
+use super::timeline::MonotonicTimeline;
+use super::{Capabilities, EngineError, MemoryUse, Ragged, SequenceId, Session, StepBatch, Timeline};
+use crate::model::{Architecture, Dtype, Inventory};
+pub use family::{Limits, StockModel, limits};
+
+/// A device and the timeline of the stream that steps run on.
+pub struct Backend {
+    pub device: Device,
+    pub timeline: Box<dyn Timeline>,
+    /// As in results: `cpu`, `cuda:0`.
+    pub name: String,
+    /// Peak device memory since the last call, where the device can say.
+    pub peak_memory: Option<Box<dyn FnMut() -> Option<crate::units::Bytes>>>,
+}
+
+impl Backend {
+    /// The host processor, with its monotonic clock.
+    #[must_use]
+    pub fn cpu() -> Self {
+        Self {
+            device: Device::Cpu,
+            timeline: Box::new(MonotonicTimeline::default()),
+            name: "cpu".into(),
+            peak_memory: None,
+        }
+    }
+}
+
+impl std::fmt::Debug for Backend {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Backend").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+/// The KV of sequences that advance together, now and before their last step.
+#[derive(Debug)]
+struct Group {
+    sequences: Vec<SequenceId>,
+    before: (usize, StockModel),
+    now: (usize, StockModel),
+}
+
+/// candle's model, loaded.
+#[derive(Debug)]
+pub struct StockSession {
+    backend: Backend,
+    architecture: Architecture,
+    inventory: Inventory,
+    capabilities: Capabilities,
+    kv_dtype: Dtype,
+    /// The model with an empty cache: where every group starts.
+    blank: StockModel,
+    /// Keyed by the first sequence of the group.
+    groups: BTreeMap<SequenceId, Group>,
+    /// Logits and greedy tokens of the last step.
+    last: Option<(Tensor, Tensor)>,
+}
+
+impl StockSession {
+    /// Hands loaded tensors to candle.
+    ///
+    /// # Errors
+    /// When candle cannot run the architecture, or the device fails.
+    pub fn new(
+        architecture: Architecture,
+        tensors: HashMap<String, Tensor>,
+        inventory: Inventory,
+        dtype: Dtype,
+        backend: Backend,
+    ) -> Result<Self, EngineError> {
+        let limits = limits(&architecture, false)?;
+        let candle_dtype = candle_dtype(dtype)?;
+        let blank = StockModel::build(&architecture, tensors, candle_dtype, &backend.device)
+            .map_err(|e| classify(&backend.name, &e))?;
+        Ok(Self::assemble(architecture, inventory, dtype, limits, blank, backend))
+    }
+
+    /// Opens a validated GGUF file through candle's quantised models.
+    ///
+    /// # Errors
+    /// When candle cannot run the architecture, or the device fails.
+    pub fn from_gguf(
+        architecture: Architecture,
+        file: &mut std::fs::File,
+        inventory: Inventory,
+        backend: Backend,
+    ) -> Result<Self, EngineError> {
+        let limits = limits(&architecture, true)?;
+        let blank = StockModel::build_gguf(&architecture, file, &backend.device)
+            .map_err(|e| classify(&backend.name, &e))?;
+        // candle's quantised models compute, and so keep K and V, in f32.
+        Ok(Self::assemble(architecture, inventory, Dtype::F32, limits, blank, backend))
+    }
+
+    fn assemble(
+        architecture: Architecture,
+        inventory: Inventory,
+        kv_dtype: Dtype,
+        limits: Limits,
+        blank: StockModel,
+        backend: Backend,
+    ) -> Self {
+        let capabilities = Capabilities {
+            engine: "stock".into(),
+            device: backend.name.clone(),
+            max_batch: 4096,
+            max_positions: limits.max_positions,
+            max_positions_reason: limits.reason,
+            ragged: Ragged::Uniform,
+            paged: false,
+            prefix_sharing: false,
+            graphs: false,
+        };
+        Self {
+            backend,
+            architecture,
+            inventory,
+            capabilities,
+            kv_dtype,
+            blank,
+            groups: BTreeMap::new(),
+            last: None,
+        }
+    }
+
+    fn refuse<T>(what: String, why: String) -> Result<T, EngineError> {
+        Err(EngineError::Unsupported { engine: "stock".into(), what, why })
+    }
+
+    /// Checks that a batch is uniform and inside the limits; returns tokens per sequence and the position.
+    fn check(&self, batch: &StepBatch) -> Result<(usize, usize), EngineError> {
+        let Some(first) = batch.sequences.first() else {
+            return Self::refuse("an empty batch".into(), "a step needs at least one sequence".into());
+        };
+        let (tokens, position) = (first.tokens.len(), first.start_position);
+        if tokens == 0 {
+            return Self::refuse("a step without tokens".into(), "every sequence must bring one".into());
+        }
+        for other in &batch.sequences {
+            if other.tokens.len() != tokens || other.start_position != position {
+                return Self::refuse(
+                    "a ragged batch".into(),
+                    format!(
+                        "sequence {} brings {} tokens at {}, sequence {} {} at {}; candle's cache has one offset",
+                        first.sequence.0,
+                        tokens,
+                        position,
+                        other.sequence.0,
+                        other.tokens.len(),
+                        other.start_position
+                    ),
+                );
+            }
+            if let Some(&token) = other.tokens.iter().find(|&&t| t as usize >= self.architecture.vocab_size) {
+                return Self::refuse(
+                    format!("token {token}"),
+                    format!("the vocabulary ends at {}", self.architecture.vocab_size),
+                );
+            }
+        }
+        if position + tokens > self.capabilities.max_positions {
+            return Self::refuse(
+                format!("position {}", position + tokens),
+                format!("the limit is {}", self.capabilities.max_positions),
+            );
+        }
+        Ok((tokens, position))
+    }
+
+    /// Brings the group of a batch to the wanted position: blank, continued, or rewound by one step.
+    fn group_at(&mut self, batch: &StepBatch, position: usize) -> Result<&mut Group, EngineError> {
+        let key = batch.sequences[0].sequence;
+        if position == 0 {
+            let sequences = batch.sequences.iter().map(|s| s.sequence).collect();
+            let blank = || (0, self.blank.clone());
+            self.groups.insert(key, Group { sequences, before: blank(), now: blank() });
+        }
+        let Some(group) = self.groups.get_mut(&key) else {
+            return Self::refuse(
+                format!("a step at position {position} of unknown sequence {}", key.0),
+                "a sequence starts at position 0".into(),
+            );
+        };
+        if !group.sequences.iter().eq(batch.sequences.iter().map(|s| &s.sequence)) {
+            return Self::refuse(
+                "sequences from different groups in one step".into(),
+                "sequences that were prefilled together must go on together".into(),
+            );
+        }
+        if group.now.0 == position {
+            group.before = group.now.clone();
+        } else if group.before.0 == position {
+            group.now = group.before.clone();
+        } else {
+            return Self::refuse(
+                format!("a step at position {position}"),
+                format!("the cache holds {} positions and can go back to {}", group.now.0, group.before.0),
+            );
+        }
+        Ok(group)
+    }
+}
+
+impl Session for StockSession {
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+    fn architecture(&self) -> &Architecture {
+        &self.architecture
+    }
+    fn inventory(&self) -> &Inventory {
+        &self.inventory
+    }
+    fn kv_dtype(&self) -> Dtype {
+        self.kv_dtype
+    }
+
+    fn step(&mut self, batch: &StepBatch) -> Result<(), EngineError> {
+        let (tokens, position) = self.check(batch)?;
+        // The last step's logits go before the next step allocates, as in a decoding loop.
+        self.last = None;
+        let name = self.backend.name.clone();
+        let failed = |e: candle_core::Error| classify(&name, &e);
+        let flat: Vec<u32> = batch.sequences.iter().flat_map(|s| s.tokens.iter().copied()).collect();
+        let input =
+            Tensor::from_vec(flat, (batch.sequences.len(), tokens), &self.backend.device).map_err(failed)?;
+        let group = self.group_at(batch, position)?;
+        let logits = group.now.1.forward(&input, position).map_err(failed)?;
+        group.now.0 = position + tokens;
+        let greedy = logits.argmax(D::Minus1).map_err(failed)?;
+        self.last = Some((logits, greedy));
+        Ok(())
+    }
+
+    fn logits(&mut self) -> Result<Vec<Vec<f32>>, EngineError> {
+        let (logits, _) = self.last.as_ref().ok_or(EngineError::NothingRan)?;
+        logits.to_vec2().map_err(|e| classify(&self.backend.name, &e))
+    }
+
+    fn next_tokens(&mut self) -> Result<Vec<u32>, EngineError> {
+        let (_, greedy) = self.last.as_ref().ok_or(EngineError::NothingRan)?;
+        greedy.to_vec1().map_err(|e| classify(&self.backend.name, &e))
+    }
+
+    fn timeline(&mut self) -> &mut dyn Timeline {
+        self.backend.timeline.as_mut()
+    }
+
+    fn release(&mut self, sequence: SequenceId) {
+        self.groups.retain(|_, group| !group.sequences.contains(&sequence));
+    }
+
+    fn memory(&mut self) -> MemoryUse {
+        MemoryUse {
+            weights: self.inventory.total_bytes(),
+            peak: self.backend.peak_memory.as_mut().and_then(|read| read()),
+        }
+    }
+}
+
+/// The candle dtype of a plain float dtype.
+///
+/// # Errors
+/// [`EngineError::Unsupported`] for storage formats candle's float models do not have.
+pub fn candle_dtype(dtype: Dtype) -> Result<DType, EngineError> {
+    match dtype {
+        Dtype::F32 => Ok(DType::F32),
+        Dtype::Bf16 => Ok(DType::BF16),
+        Dtype::F16 => Ok(DType::F16),
+        other => Err(EngineError::Unsupported {
+            engine: "stock".into(),
+            what: format!("dtype {other}"),
+            why: "candle's float models run f32, bf16 and f16; quantised weights come as a GGUF file".into(),
+        }),
+    }
+}
+
+/// Sorts a candle error into the few kinds the protocol treats differently.
+fn classify(device: &str, error: &candle_core::Error) -> EngineError {
+    let detail = error.to_string().lines().next().unwrap_or_default().to_owned();
+    if detail.contains("OUT_OF_MEMORY") || detail.contains("out of memory") {
+        EngineError::OutOfMemory { device: device.into(), detail }
+    } else {
+        EngineError::Device { device: device.into(), detail }
+    }
+}
