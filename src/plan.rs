@@ -1,1 +1,132 @@
-//! Placeholder replaced below.
+//! From a validated configuration to ordered cells.
+//!
+//! Enters: the axes of a run and what the engine can do. Leaves: cells in the order that reloads models least; what cannot
+//! run is a cell with the reason why. It runs nothing.
+
+use crate::engine::Capabilities;
+use crate::model::Dtype;
+use crate::report::Phase;
+use crate::units::Bytes;
+
+/// One point of the grid.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Cell {
+    pub phase: Phase,
+    pub engine: String,
+    pub dtype: Dtype,
+    pub batch: usize,
+    /// Decode: positions in the KV cache before the step. Prefill: prompt tokens per sequence.
+    pub context: usize,
+}
+
+impl Cell {
+    /// The stable name that filters match: `decode/stock/f32/b1/c512`.
+    #[must_use]
+    pub fn id(&self) -> String {
+        let phase = match self.phase {
+            Phase::Prefill => "prefill",
+            Phase::Decode => "decode",
+        };
+        format!("{phase}/{}/{}/b{}/c{}", self.engine, self.dtype, self.batch, self.context)
+    }
+
+    /// Positions the cell needs: a decode step adds one to its context.
+    #[must_use]
+    pub fn positions(&self) -> usize {
+        match self.phase {
+            Phase::Prefill => self.context,
+            Phase::Decode => self.context + 1,
+        }
+    }
+}
+
+/// The cells of one engine and dtype: phases outermost, then batch, then context.
+#[must_use]
+pub fn cells(
+    engine: &str,
+    dtype: Dtype,
+    phases: &[Phase],
+    batches: &[usize],
+    contexts: &[usize],
+) -> Vec<Cell> {
+    let mut cells = Vec::with_capacity(phases.len() * batches.len() * contexts.len());
+    for &phase in phases {
+        for &batch in batches {
+            for &context in contexts {
+                cells.push(Cell { phase, engine: engine.to_owned(), dtype, batch, context });
+            }
+        }
+    }
+    cells
+}
+
+/// Why a cell cannot run, or `None`.
+///
+/// `predicted` is the memory the cell needs on its device, `available` what the device has left for it.
+#[must_use]
+pub fn obstacle(
+    cell: &Cell,
+    capabilities: &Capabilities,
+    predicted: Bytes,
+    available: Option<Bytes>,
+) -> Option<String> {
+    if cell.batch > capabilities.max_batch {
+        return Some(format!("batch {} is above the engine's limit of {}", cell.batch, capabilities.max_batch));
+    }
+    if cell.positions() > capabilities.max_positions {
+        let why = capabilities.max_positions_reason.as_deref().unwrap_or("the model's limit");
+        return Some(format!(
+            "needs {} positions, the limit is {} ({why})",
+            cell.positions(),
+            capabilities.max_positions
+        ));
+    }
+    if let Some(available) = available
+        && predicted > available
+    {
+        return Some(format!("needs {predicted} of memory, {available} is available"));
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::Ragged;
+
+    fn capabilities() -> Capabilities {
+        Capabilities {
+            engine: "stock".into(),
+            device: "cpu".into(),
+            max_batch: 8,
+            max_positions: 1024,
+            max_positions_reason: Some("sliding window of 1024".into()),
+            ragged: Ragged::Uniform,
+            paged: false,
+            prefix_sharing: false,
+            graphs: false,
+        }
+    }
+
+    fn decode(batch: usize, context: usize) -> Cell {
+        Cell { phase: Phase::Decode, engine: "stock".into(), dtype: Dtype::F32, batch, context }
+    }
+
+    #[test]
+    fn ids_are_stable_and_readable() {
+        assert_eq!(decode(1, 512).id(), "decode/stock/f32/b1/c512");
+    }
+
+    #[test]
+    fn a_cell_that_cannot_run_says_why_with_the_numbers() {
+        let free = Some(Bytes(1_000_000_000));
+        let need = Bytes(1_000);
+        assert_eq!(obstacle(&decode(1, 1023), &capabilities(), need, free), None);
+        let reason = obstacle(&decode(1, 1024), &capabilities(), need, free).unwrap();
+        assert_eq!(reason, "needs 1025 positions, the limit is 1024 (sliding window of 1024)");
+        let reason = obstacle(&decode(16, 1), &capabilities(), need, free).unwrap();
+        assert_eq!(reason, "batch 16 is above the engine's limit of 8");
+        let reason = obstacle(&decode(1, 1), &capabilities(), Bytes(2_000_000_000), free).unwrap();
+        assert_eq!(reason, "needs 2.00 GB of memory, 1.00 GB is available");
+    }
+}

@@ -1,1 +1,164 @@
-//! cli
+//! The command line: clap types, one file per subcommand.
+//!
+//! Enters: arguments. Leaves: calls into the library and printed results. Nothing is computed here. Data goes to stdout,
+//! progress and warnings to stderr. Exit codes: 0 complete, 1 some cells failed or are invalid, 2 bad input.
+
+#![expect(clippy::print_stdout, reason = "the one place where results reach stdout")]
+
+mod axes;
+mod ceiling;
+mod completions;
+mod doctor;
+mod glossary;
+mod list;
+mod logits;
+mod predict;
+mod progress;
+mod report;
+mod run;
+mod threads;
+mod verify;
+
+use std::io::{IsTerminal, Write};
+use std::path::{Path, PathBuf};
+
+use clap::{Parser, Subcommand};
+
+use crate::report::Format;
+
+/// Times LLM prefill and decode steps in-process and holds them against the memory roofline.
+#[derive(Debug, Parser)]
+#[command(
+    name = "hbmark",
+    version,
+    arg_required_else_help = true,
+    after_help = "Example:\n  hbmark run --model SmolLM2-135M --batch 1,4 --context 128,512\n\nEnd a question with `hbmark glossary`: it defines every word in a report."
+)]
+pub struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Time prefill and decode over batch × context, beside the prediction.
+    Run(run::Args),
+    /// Compute the roofline alone: any model on any GPU of the table, no device needed.
+    Predict(predict::Args),
+    /// Measure this device's ceilings: bandwidth, GEMM peak, launch latency.
+    Ceiling(ceiling::Args),
+    /// Print last-position logits, to check an engine against other implementations.
+    Logits(logits::Args),
+    /// Check outputs, timer and ceilings on this machine: PASS or FAIL, line by line.
+    Verify(verify::Args),
+    /// Recompute and print a saved result in any format.
+    Report(report::Args),
+    /// List the models that have a name.
+    Models(list::ModelsArgs),
+    /// List the GPUs of the datasheet table.
+    Devices(list::DevicesArgs),
+    /// Say what is found, what is missing, and what would distort a measurement here.
+    Doctor(doctor::Args),
+    /// Define every word of a report.
+    Glossary(glossary::Args),
+    /// Print a completion script for a shell.
+    Completions(completions::Args),
+}
+
+/// How a command that could run ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    Complete,
+    SomeCellsFailed,
+}
+
+/// Runs the chosen subcommand.
+///
+/// # Errors
+/// Bad input of any kind; the message says what to do.
+pub fn dispatch(cli: Cli) -> anyhow::Result<Outcome> {
+    match cli.command {
+        Command::Run(args) => run::execute(args),
+        Command::Predict(args) => predict::execute(&args),
+        Command::Ceiling(args) => ceiling::execute(&args),
+        Command::Logits(args) => logits::execute(&args),
+        Command::Verify(args) => verify::execute(&args),
+        Command::Report(args) => report::execute(&args),
+        Command::Models(args) => list::models(&args),
+        Command::Devices(args) => list::devices(&args),
+        Command::Doctor(args) => doctor::execute(&args),
+        Command::Glossary(args) => glossary::execute(&args),
+        Command::Completions(args) => completions::execute(&args),
+    }
+}
+
+/// An error and its causes on one line, without control characters.
+#[must_use]
+pub fn one_line(error: &anyhow::Error) -> String {
+    let mut parts: Vec<String> = Vec::new();
+    for cause in error.chain() {
+        let text = cause.to_string();
+        // Wrappers made with `transparent` repeat their cause.
+        if parts.last().is_none_or(|last| !last.ends_with(&text)) {
+            parts.push(text);
+        }
+    }
+    parts.join(": ").chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
+}
+
+/// Prints data to stdout; a closed pipe ends the program quietly.
+fn print(text: &str) -> anyhow::Result<()> {
+    let mut out = std::io::stdout().lock();
+    let written = out.write_all(text.as_bytes()).and_then(|()| {
+        if text.ends_with('\n') { Ok(()) } else { out.write_all(b"\n") }
+    });
+    match written.and_then(|()| out.flush()) {
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+        other => Ok(other?),
+    }
+}
+
+/// Whether stdout may carry colour: a terminal, and `NO_COLOR` unset.
+fn stdout_color() -> bool {
+    std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty())
+}
+
+/// Prints a serialisable value as JSON.
+fn print_json(value: &impl serde::Serialize) -> anyhow::Result<()> {
+    print(&serde_json::to_string_pretty(value)?)
+}
+
+/// Creates an output folder and checks that it can be written, before anything is measured.
+fn prepare_folder(folder: &Path) -> anyhow::Result<()> {
+    use anyhow::Context;
+    std::fs::create_dir_all(folder)
+        .with_context(|| format!("cannot create the output folder {}", folder.display()))?;
+    tempfile::Builder::new()
+        .prefix(".hbmark-write-test")
+        .tempfile_in(folder)
+        .with_context(|| format!("cannot write into the output folder {}", folder.display()))?;
+    Ok(())
+}
+
+/// Writes a file whole or not at all.
+fn write_whole(path: &Path, text: &str) -> anyhow::Result<()> {
+    use anyhow::Context;
+    let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let mut file = tempfile::NamedTempFile::new_in(folder)
+        .with_context(|| format!("cannot write into {}", folder.display()))?;
+    file.write_all(text.as_bytes()).and_then(|()| file.as_file().sync_all())
+        .with_context(|| format!("cannot write {}", path.display()))?;
+    file.persist(path).with_context(|| format!("cannot write {}", path.display()))?;
+    Ok(())
+}
+
+/// Writes a report as `result.json`, `result.csv` and `result.md` into a folder.
+fn save(report: &crate::report::Report, folder: &Path) -> anyhow::Result<PathBuf> {
+    let options = crate::report::RenderOptions::plain();
+    let json = folder.join("result.json");
+    for (format, name) in [(Format::Json, "result.json"), (Format::Csv, "result.csv"), (Format::Md, "result.md")]
+    {
+        write_whole(&folder.join(name), &crate::report::render(report, format, &options)?)?;
+    }
+    Ok(json)
+}

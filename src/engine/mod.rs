@@ -5,6 +5,9 @@
 //! below (candle, our own kernels, the scripted device) see only these types. An engine knows no protocol, no statistics
 //! and no report.
 
+#[cfg(feature = "cuda")]
+pub mod cuda;
+pub mod device;
 pub mod scripted;
 pub mod stock;
 pub mod timeline;
@@ -14,6 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::model::{Architecture, Dtype, Inventory};
 use crate::units::Bytes;
+pub use device::{Backend, DeviceChoice, DeviceOptions};
 pub use timeline::{Mark, Timeline, TimelineKind};
 
 /// Names a sequence for as long as a session keeps its KV.

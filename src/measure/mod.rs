@@ -3,4 +3,6 @@
 //! Enters: a session and ordered cells. Leaves: raw samples with the conditions they were taken under. It computes no
 //! statistic beyond what its stopping rule asks of [`crate::stats`], and prints nothing.
 
+pub mod block;
 pub mod environment;
+pub mod protocol;

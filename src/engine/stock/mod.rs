@@ -13,41 +13,11 @@ mod family;
 use std::collections::BTreeMap;
 use std::collections::HashMap;
 
-use candle_core::{D, DType, Device, Tensor};
+use candle_core::{D, DType, Tensor};
 
-use super::timeline::MonotonicTimeline;
-use super::{Capabilities, EngineError, MemoryUse, Ragged, SequenceId, Session, StepBatch, Timeline};
+use super::{Backend, Capabilities, EngineError, MemoryUse, Ragged, SequenceId, Session, StepBatch, Timeline};
 use crate::model::{Architecture, Dtype, Inventory};
 pub use family::{Limits, StockModel, limits};
-
-/// A device and the timeline of the stream that steps run on.
-pub struct Backend {
-    pub device: Device,
-    pub timeline: Box<dyn Timeline>,
-    /// As in results: `cpu`, `cuda:0`.
-    pub name: String,
-    /// Peak device memory since the last call, where the device can say.
-    pub peak_memory: Option<Box<dyn FnMut() -> Option<crate::units::Bytes>>>,
-}
-
-impl Backend {
-    /// The host processor, with its monotonic clock.
-    #[must_use]
-    pub fn cpu() -> Self {
-        Self {
-            device: Device::Cpu,
-            timeline: Box::new(MonotonicTimeline::default()),
-            name: "cpu".into(),
-            peak_memory: None,
-        }
-    }
-}
-
-impl std::fmt::Debug for Backend {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Backend").field("name", &self.name).finish_non_exhaustive()
-    }
-}
 
 /// The KV of sequences that advance together, now and before their last step.
 #[derive(Debug)]

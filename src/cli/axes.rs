@@ -1,0 +1,54 @@
+//! Flags that several subcommands share.
+
+use clap::Args;
+
+use crate::config;
+use crate::engine::DeviceChoice;
+use crate::engine::device::UnknownDevice;
+use crate::model::Dtype;
+
+/// Which model, on which device.
+#[derive(Debug, Clone, Args)]
+pub struct ModelArgs {
+    /// A name (`hbmark models`), a Hugging Face folder, a hub id (org/name) or a GGUF file.
+    #[arg(long, env = "HBMARK_MODEL", default_value = config::DEFAULT_MODEL)]
+    pub model: String,
+    /// Revision of a hub id: a branch, tag or commit.
+    #[arg(long)]
+    pub revision: Option<String>,
+    /// Seed of synthetic weights, prompts and cell order.
+    #[arg(long, env = "HBMARK_SEED", default_value_t = 42)]
+    pub seed: u64,
+}
+
+/// Which device, and how many threads of it.
+#[derive(Debug, Clone, Args)]
+pub struct DeviceArgs {
+    /// cpu, cuda or cuda:N [default: cuda in a CUDA build, cpu otherwise].
+    #[arg(long, env = "HBMARK_DEVICE")]
+    pub device: Option<String>,
+    /// Threads of a CPU engine [default: every core this process may use].
+    #[arg(long, env = "HBMARK_THREADS", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub threads: Option<u32>,
+}
+
+impl DeviceArgs {
+    /// The device asked for, or the best of this build.
+    pub fn choice(&self) -> Result<DeviceChoice, UnknownDevice> {
+        self.device.as_deref().map_or_else(|| Ok(DeviceChoice::default_of_build()), str::parse)
+    }
+}
+
+/// Reads a comma-separated list of dtypes.
+pub fn parse_dtypes(flag: &str, given: &str) -> Result<Vec<Dtype>, config::ConfigError> {
+    given
+        .split(',')
+        .map(|name| {
+            <Dtype as clap::ValueEnum>::from_str(name.trim(), true).map_err(|_| config::ConfigError::List {
+                flag: flag.to_owned(),
+                given: given.to_owned(),
+                problem: format!("`{}` is not one of f32, bf16, f16, int8, fp8, int4", name.trim()),
+            })
+        })
+        .collect()
+}

@@ -1,0 +1,132 @@
+//! `hbmark models` and `hbmark devices`.
+
+use clap::Args as ClapArgs;
+use comfy_table::{CellAlignment, Table, presets as looks};
+use serde::Serialize;
+
+use super::{Outcome, print, print_json};
+use crate::model::{Dtype, presets};
+use crate::roofline::devices;
+use crate::units::{Bytes, BytesPerSecond, FlopsPerSecond};
+
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "Example:\n  hbmark models")]
+pub struct ModelsArgs {
+    /// table or json.
+    #[arg(long, default_value = "table", value_parser = ["table", "json"])]
+    format: String,
+}
+
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "Example:\n  hbmark devices --format json")]
+pub struct DevicesArgs {
+    /// table or json.
+    #[arg(long, default_value = "table", value_parser = ["table", "json"])]
+    format: String,
+}
+
+#[derive(Debug, Serialize)]
+struct ModelRow {
+    name: String,
+    hub_id: String,
+    family: crate::model::Family,
+    parameters: u64,
+    layers: usize,
+    hidden_size: usize,
+    heads: usize,
+    kv_heads: usize,
+    head_dim: usize,
+    max_positions: usize,
+    bf16_bytes: Bytes,
+    kv_bf16_bytes_per_token: Bytes,
+    /// Whether the stock engine runs it; others are for `predict`.
+    runs: bool,
+}
+
+pub fn models(args: &ModelsArgs) -> anyhow::Result<Outcome> {
+    let rows: Vec<ModelRow> = presets::all().map(model_row).collect();
+    if args.format == "json" {
+        print_json(&rows)?;
+        return Ok(Outcome::Complete);
+    }
+    let mut table = table(&[
+        "name", "family", "parameters", "layers", "hidden", "heads/kv", "head_dim", "positions", "bf16 weights",
+        "KV per token", "engines",
+    ]);
+    for row in rows {
+        table.add_row(vec![
+            row.name,
+            format!("{:?}", row.family).to_lowercase(),
+            format!("{:.3} B", row.parameters as f64 / 1e9),
+            row.layers.to_string(),
+            row.hidden_size.to_string(),
+            format!("{}/{}", row.heads, row.kv_heads),
+            row.head_dim.to_string(),
+            row.max_positions.to_string(),
+            row.bf16_bytes.to_string(),
+            row.kv_bf16_bytes_per_token.to_string(),
+            if row.runs { "stock" } else { "predict only" }.to_owned(),
+        ]);
+    }
+    right_align(&mut table, 2..10);
+    print(&table.to_string())?;
+    Ok(Outcome::Complete)
+}
+
+fn model_row(preset: presets::Preset) -> ModelRow {
+    let a = &preset.architecture;
+    let inventory = a.inventory(Dtype::Bf16);
+    ModelRow {
+        family: a.family,
+        parameters: inventory.parameters(),
+        layers: a.layers,
+        hidden_size: a.hidden_size,
+        heads: a.heads,
+        kv_heads: a.kv_heads,
+        head_dim: a.head_dim,
+        max_positions: a.max_positions,
+        bf16_bytes: inventory.total_bytes(),
+        kv_bf16_bytes_per_token: Bytes((2 * a.layers * a.kv_elements_per_token_and_layer()) as u64),
+        runs: crate::engine::stock::limits(a, false).is_ok(),
+        name: preset.name.to_owned(),
+        hub_id: preset.hub_id.to_owned(),
+    }
+}
+
+pub fn devices(args: &DevicesArgs) -> anyhow::Result<Outcome> {
+    let table_of_devices = devices::all();
+    if args.format == "json" {
+        print_json(&table_of_devices)?;
+        return Ok(Outcome::Complete);
+    }
+    let mut table = table(&["name", "product", "bandwidth", "memory", "L2", "bf16 dense", "source"]);
+    for device in table_of_devices {
+        let peak = device.dense_flops_per_s.get("bf16");
+        table.add_row(vec![
+            device.name.clone(),
+            device.product.clone(),
+            BytesPerSecond(device.bandwidth_bytes_per_s).to_string(),
+            format!("{:.0} GiB", device.memory_bytes.as_f64() / f64::from(1 << 30)),
+            device.l2_bytes.map_or("-".into(), |b| format!("{:.0} MiB", b.as_f64() / f64::from(1 << 20))),
+            peak.map_or("-".into(), |&p| FlopsPerSecond(p).to_string()),
+            device.source.clone(),
+        ]);
+    }
+    right_align(&mut table, 2..6);
+    print(&table.to_string())?;
+    Ok(Outcome::Complete)
+}
+
+fn table(header: &[&str]) -> Table {
+    let mut table = Table::new();
+    table.load_preset(looks::NOTHING).set_header(header.to_vec());
+    table
+}
+
+fn right_align(table: &mut Table, columns: std::ops::Range<usize>) {
+    for index in columns {
+        if let Some(column) = table.column_mut(index) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+}

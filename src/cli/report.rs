@@ -1,0 +1,26 @@
+//! `hbmark report`.
+
+use std::path::PathBuf;
+
+use clap::Args as ClapArgs;
+
+use super::{Outcome, print, stdout_color};
+use crate::report::{Format, RenderOptions, json, render};
+
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "Example:\n  hbmark report results/1b/result.json --format md")]
+pub struct Args {
+    /// A result.json written by `run --out`, or the output of `--format json`.
+    file: PathBuf,
+    /// What to print on stdout.
+    #[arg(long, value_enum, default_value = "table")]
+    format: Format,
+}
+
+pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
+    let mut report = json::read(&args.file)?;
+    crate::judge::recompute(&mut report);
+    let options = RenderOptions { color: stdout_color(), width: None };
+    print(&render(&report, args.format, &options)?)?;
+    Ok(Outcome::Complete)
+}

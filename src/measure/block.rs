@@ -1,0 +1,205 @@
+//! One block of steps: fill the context, warm up, and time steps back to back.
+//!
+//! Enters: a session and a cell's input. Leaves: the device span and the interval of every step, cross-checked against the host's
+//! clock. It knows nothing of cells' order, stopping or rejection.
+//!
+//! A decode is pinned: every step rewrites the same position, so all steps of a cell read the same KV.
+
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+use super::protocol::Protocol;
+use crate::engine::{EngineError, SequenceId, Session, StepBatch};
+use crate::plan::Cell;
+use crate::report::{Block, Phase};
+use crate::stats;
+use crate::units::Nanos;
+
+/// Sequence ids of one cell start here times its index, so cells can be resident side by side.
+const SEQUENCES_PER_CELL: u64 = 1 << 20;
+
+/// Attention scores of one fill step are kept below this many elements; filling is not timed.
+const FILL_SCORE_ELEMENTS: usize = 1 << 26;
+
+/// The host's clock and the timeline may disagree over a block by this much, plus [`CLOCK_SLACK_NS`].
+const CLOCK_TOLERANCE: f64 = 0.01;
+
+/// What a synchronise may add at the ends of a block.
+const CLOCK_SLACK_NS: f64 = 200_000.0;
+
+/// Why a block could not be taken or cannot be trusted.
+#[derive(Debug, thiserror::Error)]
+pub enum BlockError {
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    #[error("identical steps gave different tokens: sequence {sequence} first {first}, then {then}")]
+    TokensChanged { sequence: usize, first: u32, then: u32 },
+    #[error(
+        "the device timeline says the block took {timeline}, the host's clock {host}; times on this machine cannot be trusted"
+    )]
+    ClocksDisagree { timeline: Nanos, host: Nanos },
+}
+
+/// The tokens of a cell and where they go.
+#[derive(Debug, Clone)]
+pub struct CellInput {
+    phase: Phase,
+    first: SequenceId,
+    context: usize,
+    prompts: Vec<Vec<u32>>,
+    /// The batch that is timed, again and again.
+    step: StepBatch,
+    filled: bool,
+}
+
+impl CellInput {
+    /// Seeded random tokens for a cell; cells differ, so no cache can serve two.
+    #[must_use]
+    pub fn new(cell: &Cell, index: usize, seed: u64, vocab: usize) -> Self {
+        let mut random = ChaCha8Rng::seed_from_u64(seed);
+        random.set_stream(index as u64 + 1);
+        let vocab = u32::try_from(vocab).unwrap_or(u32::MAX);
+        let mut draw = |count: usize| -> Vec<Vec<u32>> {
+            (0..cell.batch).map(|_| (0..count).map(|_| random.random_range(0..vocab)).collect()).collect()
+        };
+        let first = SequenceId(index as u64 * SEQUENCES_PER_CELL);
+        let prompts = draw(cell.context);
+        let step = match cell.phase {
+            Phase::Prefill => StepBatch::uniform(first, &prompts, 0),
+            Phase::Decode => StepBatch::uniform(first, &draw(1), cell.context),
+        };
+        Self { phase: cell.phase, first, context: cell.context, prompts, step, filled: false }
+    }
+
+    /// Brings the KV of a decode cell to its context, in chunks that keep the attention scores small. Not timed.
+    ///
+    /// # Errors
+    /// When the engine fails.
+    pub fn fill(&mut self, session: &mut dyn Session) -> Result<(), EngineError> {
+        if self.phase == Phase::Prefill || self.filled {
+            return Ok(());
+        }
+        let scores_per_token = self.prompts.len() * session.architecture().heads * self.context.max(1);
+        let chunk = (FILL_SCORE_ELEMENTS / scores_per_token.max(1)).clamp(1, 512);
+        for start in (0..self.context).step_by(chunk) {
+            let end = (start + chunk).min(self.context);
+            let tokens: Vec<Vec<u32>> = self.prompts.iter().map(|p| p[start..end].to_vec()).collect();
+            session.step(&StepBatch::uniform(self.first, &tokens, start))?;
+        }
+        if self.context > 0 {
+            // Waits, so that nothing of the fill is left on the stream when timing starts.
+            session.next_tokens()?;
+        }
+        self.filled = true;
+        Ok(())
+    }
+
+    /// Frees the KV of the cell.
+    pub fn release(&mut self, session: &mut dyn Session) {
+        for sequence in &self.step.sequences {
+            session.release(sequence.sequence);
+        }
+        self.filled = false;
+    }
+}
+
+/// What the warm-up found.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Warm {
+    pub step_seconds: f64,
+    pub steady: bool,
+    /// Relative change over the last steps, where not steady.
+    pub drift: f64,
+}
+
+/// Runs steps until the device is busy long enough and the last steps show no trend; `whole` is the first visit's warm-up, later
+/// ones only wake the cell again.
+///
+/// # Errors
+/// When the engine fails.
+pub fn warm_up(
+    session: &mut dyn Session,
+    input: &CellInput,
+    protocol: &Protocol,
+    whole: bool,
+) -> Result<Warm, BlockError> {
+    let share = if whole { 1.0 } else { 0.1 };
+    let min_seconds = protocol.warmup_min_seconds * share;
+    let min_steps = match input.phase {
+        Phase::Decode => (protocol.warmup_min_steps as f64 * share).ceil(),
+        // A prefill step is worth many decode steps; seconds decide.
+        Phase::Prefill => 1.0,
+    };
+    let start = session.timeline().host_now();
+    let mut times: Vec<f64> = Vec::new();
+    loop {
+        let before = session.timeline().host_now();
+        session.step(&input.step)?;
+        session.next_tokens()?;
+        let now = session.timeline().host_now();
+        times.push((now.0 - before.0) / 1e9);
+        let busy = (now.0 - start.0) / 1e9;
+        if busy < min_seconds || (times.len() as f64) < min_steps {
+            continue;
+        }
+        let tail = &times[times.len() / 2..];
+        let step_seconds = tail.iter().sum::<f64>() / tail.len() as f64;
+        let trend = stats::trend(tail);
+        let drift = trend.map_or(0.0, |t| t.relative_change);
+        // A trend matters when it is both certain and large; one in twenty steady tails looks certain by chance.
+        let steady = !trend.is_some_and(|t| t.significant && t.relative_change.abs() > 0.05);
+        if steady || !whole || busy >= protocol.warmup_max_seconds {
+            return Ok(Warm { step_seconds, steady: steady || !whole, drift });
+        }
+    }
+}
+
+/// Times `steps` steps back to back.
+///
+/// `tokens` holds the cell's greedy tokens from its first block on; a step that gives others makes the cell invalid.
+///
+/// # Errors
+/// When the engine fails, when identical steps give different tokens, or when the clocks disagree.
+pub fn take_block(
+    session: &mut dyn Session,
+    input: &CellInput,
+    steps: usize,
+    tokens: &mut Vec<u32>,
+) -> Result<Block, BlockError> {
+    let mut interval_ns = Vec::with_capacity(steps);
+    // The clocks start here: everything enqueued before has been waited for.
+    let start = session.timeline().host_now();
+    let mut last_end = start;
+    for _ in 0..steps {
+        session.timeline().mark()?;
+        session.step(&input.step)?;
+        session.timeline().mark()?;
+        let now = session.next_tokens()?;
+        let end = session.timeline().host_now();
+        interval_ns.push(end.0 - last_end.0);
+        last_end = end;
+        check_tokens(&now, tokens)?;
+    }
+    // The clocks stop here; reading the marks comes after.
+    let wall_ns = last_end.0 - start.0;
+    let marks = session.timeline().drain()?;
+    let step_ns: Vec<f64> = marks.chunks_exact(2).map(|pair| pair[1].0 - pair[0].0).collect();
+    let spanned = marks.last().map_or(0.0, |m| m.0);
+    // The timeline's span lies inside the host's: it may be shorter by what the host does around the marks, never longer.
+    if spanned > wall_ns * (1.0 + CLOCK_TOLERANCE) + CLOCK_SLACK_NS {
+        return Err(BlockError::ClocksDisagree { timeline: Nanos(spanned), host: Nanos(wall_ns) });
+    }
+    Ok(Block { at_ns: start.0, step_ns, interval_ns, wall_ns, ..Block::default() })
+}
+
+fn check_tokens(now: &[u32], first: &mut Vec<u32>) -> Result<(), BlockError> {
+    if first.is_empty() {
+        now.clone_into(first);
+    }
+    match first.iter().zip(now).position(|(a, b)| a != b) {
+        None => Ok(()),
+        Some(sequence) => {
+            Err(BlockError::TokensChanged { sequence, first: first[sequence], then: now[sequence] })
+        }
+    }
+}

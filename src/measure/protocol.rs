@@ -1,0 +1,427 @@
+//! The measurement protocol: warm up, sample in blocks, interleave cells, stop by rule.
+//!
+//! Enters: a session, cells, and a [`Witness`] that says under which conditions a block was taken. Leaves: for every cell its raw
+//! blocks and what became of it. It never drops a block by its value, only for a recorded cause, and never hides one:
+//! rejected blocks stay in the result with the cause. Statistics beyond the stopping rule are made elsewhere.
+
+use rand::SeedableRng;
+use rand::seq::SliceRandom;
+use rand_chacha::ChaCha8Rng;
+
+use super::block::{BlockError, CellInput, take_block, warm_up};
+use crate::engine::{EngineError, Session};
+use crate::plan::Cell;
+use crate::report::{Block, BlockTelemetry, Phase, ProtocolSummary, Status};
+use crate::stats;
+
+/// Confidence of every interval of the protocol.
+pub const CONFIDENCE: f64 = 0.95;
+
+/// The numbers of the protocol. [`Protocol::full`] is the one results are published with.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Protocol {
+    pub name: &'static str,
+    pub seed: u64,
+    pub warmup_min_seconds: f64,
+    pub warmup_min_steps: usize,
+    /// Without a steady state by then, the cell says so.
+    pub warmup_max_seconds: f64,
+    /// Decode steps in a block. A prefill block has at least one step.
+    pub block_min_steps: usize,
+    pub block_min_seconds: f64,
+    /// Accepted blocks after which the stopping rule looks; the last one is where sampling ends.
+    pub looks: &'static [usize],
+    /// Visits over which the blocks up to the first look are spread.
+    pub visits: usize,
+    pub target_half_width: f64,
+    /// Retries of a rejected block before the cell is given up as disturbed.
+    pub max_retries: usize,
+    /// Lag-1 autocorrelation of block means above which the block is doubled.
+    pub autocorrelation_limit: f64,
+    /// A canary further off than this rejects the block.
+    pub canary_tolerance: f64,
+}
+
+impl Protocol {
+    /// The whole protocol.
+    #[must_use]
+    pub fn full(seed: u64) -> Self {
+        Self {
+            name: "full",
+            seed,
+            warmup_min_seconds: 2.0,
+            warmup_min_steps: 20,
+            warmup_max_seconds: 20.0,
+            block_min_steps: 20,
+            block_min_seconds: 0.1,
+            looks: &[10, 15, 20, 30, 40],
+            visits: 3,
+            target_half_width: 0.01,
+            max_retries: 3,
+            autocorrelation_limit: 0.2,
+            canary_tolerance: 0.01,
+        }
+    }
+
+    /// A shortened protocol for a first look; labelled as such wherever its numbers appear.
+    #[must_use]
+    pub fn quick(seed: u64) -> Self {
+        Self {
+            name: "quick",
+            warmup_min_seconds: 0.3,
+            warmup_min_steps: 5,
+            warmup_max_seconds: 2.0,
+            block_min_steps: 5,
+            block_min_seconds: 0.05,
+            looks: &[5, 10],
+            visits: 2,
+            target_half_width: 0.05,
+            ..Self::full(seed)
+        }
+    }
+
+    /// Every cell exactly once, to see that everything runs. Its times mean nothing.
+    #[must_use]
+    pub fn smoke(seed: u64) -> Self {
+        Self {
+            name: "smoke",
+            warmup_min_seconds: 0.0,
+            warmup_min_steps: 1,
+            warmup_max_seconds: 0.0,
+            block_min_steps: 1,
+            block_min_seconds: 0.0,
+            looks: &[1],
+            visits: 1,
+            target_half_width: f64::INFINITY,
+            ..Self::full(seed)
+        }
+    }
+
+    /// The protocol as a report states it.
+    #[must_use]
+    pub fn summary(&self) -> ProtocolSummary {
+        ProtocolSummary {
+            name: self.name.into(),
+            seed: self.seed,
+            warmup_min_seconds: self.warmup_min_seconds,
+            warmup_min_steps: self.warmup_min_steps,
+            block_min_steps: self.block_min_steps,
+            block_min_seconds: self.block_min_seconds,
+            min_blocks: self.looks[0],
+            max_blocks: self.looks[self.looks.len() - 1],
+            visits: self.visits,
+            target_half_width: self.target_half_width.min(f64::MAX),
+            canary_tolerance: self.canary_tolerance,
+        }
+    }
+
+    /// Accepted blocks each cell should have after each round: the first look spread over the visits, then the looks.
+    fn targets(&self) -> Vec<usize> {
+        let first = self.looks[0];
+        let spread = (1..self.visits).map(|visit| (first * visit).div_ceil(self.visits));
+        let mut targets: Vec<usize> = spread.chain(self.looks.iter().copied()).collect();
+        targets.dedup();
+        targets
+    }
+}
+
+/// What was seen beside a block.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Testimony {
+    pub telemetry: Option<BlockTelemetry>,
+    /// The canary over the session's own canary; 1.02 is 2 % slow.
+    pub canary_ratio: Option<f64>,
+    /// The recorded cause for which the block does not count.
+    pub reject: Option<String>,
+    /// What does not reject but must be known.
+    pub conditions: Vec<String>,
+}
+
+/// Watches the machine beside each block.
+pub trait Witness {
+    /// Called right before a block.
+    fn before_block(&mut self);
+    /// Called right after it; `wall_seconds` is how long the block took.
+    fn after_block(&mut self, wall_seconds: f64) -> Testimony;
+}
+
+/// Sees nothing: for smoke runs and for tests of other things.
+#[derive(Debug, Default)]
+pub struct NoWitness;
+
+impl Witness for NoWitness {
+    fn before_block(&mut self) {}
+    fn after_block(&mut self, _wall_seconds: f64) -> Testimony {
+        Testimony::default()
+    }
+}
+
+/// A cell as measured.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Measured {
+    pub cell: Cell,
+    pub status: Status,
+    pub reason: Option<String>,
+    pub blocks: Vec<Block>,
+    /// Consecutive accepted blocks that count as one in the interval; 2 or 4 after autocorrelation was seen.
+    pub merge: usize,
+    /// Greedy tokens of the cell, the same in every step of a pinned cell.
+    pub tokens: Vec<u32>,
+}
+
+/// Something a progress display may show.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Event<'a> {
+    /// A round begins, with so many cells still open.
+    Round { round: usize, rounds: usize, open: usize },
+    /// A cell is being filled, warmed up or sampled.
+    Visiting { cell: &'a Cell, accepted: usize, wanted: usize },
+    /// A cell is finished.
+    Finished { cell: &'a Cell, status: Status },
+}
+
+struct State {
+    measured: Measured,
+    input: CellInput,
+    /// Steps in a block, known after the first warm-up.
+    steps: Option<usize>,
+    finished: bool,
+}
+
+/// Runs the protocol over the cells of one session.
+///
+/// `keep_resident` says whether the KV of all cells fits at once; otherwise it is filled anew for each visit. The second
+/// result holds the reference cell's mean step, in nanoseconds, once per round: its drift is the machine's.
+pub fn run(
+    session: &mut dyn Session,
+    cells: &[Cell],
+    protocol: &Protocol,
+    witness: &mut dyn Witness,
+    keep_resident: bool,
+    observe: &mut dyn FnMut(Event<'_>),
+) -> (Vec<Measured>, Vec<f64>) {
+    let mut random = ChaCha8Rng::seed_from_u64(protocol.seed);
+    let vocab = session.architecture().vocab_size;
+    let mut states: Vec<State> = cells
+        .iter()
+        .enumerate()
+        .map(|(index, cell)| State {
+            measured: Measured {
+                cell: cell.clone(),
+                status: Status::Ok,
+                reason: None,
+                blocks: Vec::new(),
+                merge: 1,
+                tokens: Vec::new(),
+            },
+            input: CellInput::new(cell, index, protocol.seed, vocab),
+            steps: None,
+            finished: false,
+        })
+        .collect();
+    let targets = protocol.targets();
+    let mut reference = Vec::new();
+    for (round, &target) in targets.iter().enumerate() {
+        let mut order: Vec<usize> = (0..states.len()).filter(|&i| !states[i].finished).collect();
+        if order.is_empty() {
+            break;
+        }
+        observe(Event::Round { round, rounds: targets.len(), open: order.len() });
+        order.shuffle(&mut random);
+        for index in order {
+            let state = &mut states[index];
+            observe(Event::Visiting {
+                cell: &state.measured.cell,
+                accepted: accepted(&state.measured.blocks).count(),
+                wanted: target,
+            });
+            visit(session, state, protocol, witness, round, target);
+            if !keep_resident {
+                state.input.release(session);
+            }
+            if !state.finished && protocol.looks.contains(&target) {
+                look(state, protocol, target);
+            }
+            if state.finished {
+                state.input.release(session);
+                observe(Event::Finished { cell: &state.measured.cell, status: state.measured.status });
+            }
+        }
+        if let Some(mean) = visit_reference(session, &mut states, protocol) {
+            reference.push(mean);
+        }
+    }
+    for state in &mut states {
+        state.input.release(session);
+    }
+    (states.into_iter().map(|s| s.measured).collect(), reference)
+}
+
+/// The blocks that count.
+pub fn accepted(blocks: &[Block]) -> impl Iterator<Item = &Block> {
+    blocks.iter().filter(|b| b.rejected.is_none())
+}
+
+/// Which times of a block a phase is judged by: the interval between step ends for decode, the device span for prefill.
+#[must_use]
+pub fn judged_times(phase: Phase, block: &Block) -> &[f64] {
+    match phase {
+        Phase::Decode => &block.interval_ns,
+        Phase::Prefill => &block.step_ns,
+    }
+}
+
+/// Means of the accepted blocks, `merge` consecutive ones together.
+#[must_use]
+pub fn block_means(phase: Phase, blocks: &[Block], merge: usize) -> Vec<f64> {
+    let accepted: Vec<&Block> = accepted(blocks).collect();
+    accepted
+        .chunks_exact(merge.max(1))
+        .map(|chunk| {
+            let times = chunk.iter().flat_map(|b| judged_times(phase, b));
+            let (sum, count) = times.fold((0.0, 0usize), |(sum, count), t| (sum + t, count + 1));
+            sum / count as f64
+        })
+        .collect()
+}
+
+/// Fills, warms up and samples one cell until it has `target` accepted blocks or a reason to stop.
+fn visit(
+    session: &mut dyn Session,
+    state: &mut State,
+    protocol: &Protocol,
+    witness: &mut dyn Witness,
+    round: usize,
+    target: usize,
+) {
+    if let Err(error) = state.input.fill(session) {
+        return fail(state, session, error.into());
+    }
+    let warm = match warm_up(session, &state.input, protocol, state.steps.is_none()) {
+        Ok(warm) => warm,
+        Err(error) => return fail(state, session, error),
+    };
+    let steps = *state.steps.get_or_insert_with(|| {
+        let by_time = (protocol.block_min_seconds / warm.step_seconds.max(1e-9)).ceil();
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "bounded just here")]
+        let by_time = by_time.clamp(1.0, 100_000.0) as usize;
+        match state.measured.cell.phase {
+            Phase::Decode => by_time.max(protocol.block_min_steps),
+            Phase::Prefill => by_time,
+        }
+    });
+    if !warm.steady && state.measured.reason.is_none() {
+        state.measured.status = Status::NoSteadyState;
+        state.measured.reason = Some(format!(
+            "still drifting {:+.1} % after {:.1} s of warm-up",
+            warm.drift * 100.0,
+            protocol.warmup_max_seconds
+        ));
+    }
+    let mut retries = 0;
+    while accepted(&state.measured.blocks).count() < target * state.measured.merge {
+        witness.before_block();
+        let block = match take_block(session, &state.input, steps, &mut state.measured.tokens) {
+            Ok(block) => block,
+            Err(error) => return fail(state, session, error),
+        };
+        let testimony = witness.after_block(block.wall_ns / 1e9);
+        let mut block = Block {
+            visit: round,
+            canary_ratio: testimony.canary_ratio,
+            rejected: testimony.reject,
+            conditions: testimony.conditions,
+            telemetry: testimony.telemetry,
+            ..block
+        };
+        if let (None, Some(ratio)) = (&block.rejected, block.canary_ratio)
+            && (ratio - 1.0).abs() > protocol.canary_tolerance
+        {
+            block.rejected = Some(format!("canary {:+.1} % off", (ratio - 1.0) * 100.0));
+        }
+        let rejected = block.rejected.clone();
+        state.measured.blocks.push(block);
+        match rejected {
+            None => retries = 0,
+            Some(cause) if retries == protocol.max_retries => {
+                state.measured.status = Status::Disturbed;
+                state.measured.reason =
+                    Some(format!("{} blocks in a row rejected; the last: {cause}", retries + 1));
+                state.finished = true;
+                return;
+            }
+            Some(_) => retries += 1,
+        }
+    }
+}
+
+/// The stopping rule, looked at only at the protocol's looks.
+fn look(state: &mut State, protocol: &Protocol, target: usize) {
+    let measured = &mut state.measured;
+    let phase = measured.cell.phase;
+    let last = target == protocol.looks[protocol.looks.len() - 1];
+    let means = block_means(phase, &measured.blocks, measured.merge);
+    let correlated = stats::lag1_autocorrelation(&means).is_some_and(|r| r > protocol.autocorrelation_limit);
+    if correlated && !last && measured.merge < 4 && protocol.looks.len() > 1 {
+        measured.merge *= 2;
+        return;
+    }
+    let half_width = stats::t_interval_log(&means, CONFIDENCE).map(|i| (i.high / i.low).sqrt() - 1.0);
+    let reached = protocol.target_half_width.is_infinite()
+        || half_width.is_some_and(|w| w <= protocol.target_half_width);
+    if reached {
+        state.finished = true;
+    } else if last {
+        state.finished = true;
+        if measured.status == Status::Ok {
+            measured.status = Status::NotConverged;
+            measured.reason = Some(match half_width {
+                Some(w) => format!(
+                    "95 % interval is ±{:.1} % after {} blocks, wanted ±{:.0} %",
+                    w * 100.0,
+                    means.len(),
+                    protocol.target_half_width * 100.0
+                ),
+                None => format!("{} blocks are too few for an interval", means.len()),
+            });
+        }
+    }
+}
+
+/// One unwitnessed block of the reference cell, the first decode cell that still works.
+fn visit_reference(session: &mut dyn Session, states: &mut [State], protocol: &Protocol) -> Option<f64> {
+    if protocol.looks.len() == 1 {
+        return None;
+    }
+    let state = states.iter_mut().find(|s| s.measured.cell.phase == Phase::Decode && s.steps.is_some())?;
+    if matches!(state.measured.status, Status::Oom | Status::Failed | Status::Invalid) {
+        return None;
+    }
+    state.input.fill(session).ok()?;
+    let mut tokens = Vec::new();
+    let steps = state.steps?;
+    take_block(session, &state.input, steps.min(5), &mut tokens).ok()?;
+    let block = take_block(session, &state.input, steps, &mut tokens).ok()?;
+    if state.finished {
+        state.input.release(session);
+    }
+    let times = judged_times(Phase::Decode, &block);
+    Some(times.iter().sum::<f64>() / times.len() as f64)
+}
+
+/// Ends a cell by a fault; what was measured before stays.
+fn fail(state: &mut State, session: &mut dyn Session, error: BlockError) {
+    state.input.release(session);
+    state.finished = true;
+    let (status, reason) = match error {
+        BlockError::Engine(error @ EngineError::OutOfMemory { .. }) => (Status::Oom, error.to_string()),
+        BlockError::Engine(error) => (Status::Failed, error.to_string()),
+        invalid => (Status::Invalid, invalid.to_string()),
+    };
+    state.measured.status = status;
+    state.measured.reason = Some(reason);
+}
+
+#[cfg(test)]
+#[path = "protocol_tests.rs"]
+mod tests;

@@ -1,0 +1,127 @@
+//! The quality gate: are the outputs right, before any time is taken?
+//!
+//! Enters: a session, and where one can be had a second session with the same weights in f32. Leaves: a [`Quality`], or the
+//! reason why the timings of this session must not be ranked. It times nothing.
+
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use sha2::{Digest, Sha256};
+
+use crate::engine::{EngineError, SequenceId, Session, StepBatch};
+use crate::model::Dtype;
+use crate::report::Quality;
+
+/// Sequence ids of the gate lie above those of every cell.
+const GATE_SEQUENCE: SequenceId = SequenceId(u64::MAX / 2);
+
+/// Tokens of the gate's prompt: past a block edge of 16, cheap on a CPU.
+const PROMPT_TOKENS: usize = 21;
+
+/// Largest allowed difference of logits, relative to the largest logit, between a dtype and f32.
+///
+/// *Source*: f32 reorders sums only. bf16 keeps 8 bits and f16 11 bits of mantissa; a few tens of layers accumulate a few units
+/// in the last place. Block formats hold 4 to 8 bits, and the reference is computed from the same rounded weights.
+#[must_use]
+pub fn tolerance(dtype: Dtype) -> f64 {
+    match dtype {
+        Dtype::F32 => 1e-4,
+        Dtype::F16 => 1e-2,
+        Dtype::Bf16 => 6e-2,
+        Dtype::Int8 | Dtype::Fp8 | Dtype::Int4 | Dtype::Gguf => 1e-1,
+    }
+}
+
+/// Largest difference of two logit rows, relative to the largest magnitude of the reference.
+#[must_use]
+pub fn relative_error(found: &[f32], reference: &[f32]) -> f64 {
+    let scale = reference.iter().fold(0.0f64, |m, &x| m.max(f64::from(x).abs())).max(f64::MIN_POSITIVE);
+    found
+        .iter()
+        .zip(reference)
+        .map(|(&a, &b)| (f64::from(a) - f64::from(b)).abs() / scale)
+        .fold(0.0, |worst, e| if e.is_nan() { f64::INFINITY } else { worst.max(e) })
+}
+
+/// A short hash over greedy tokens, for results.
+#[must_use]
+pub fn token_hash(tokens: &[u32]) -> String {
+    let mut hasher = Sha256::new();
+    for token in tokens {
+        hasher.update(token.to_le_bytes());
+    }
+    hasher.finalize().iter().take(6).fold(String::new(), |text, byte| format!("{text}{byte:02x}"))
+}
+
+/// Checks that logits are numbers, that a decode on top of a cache gives what one prefill gives, and, where there is a
+/// reference, that both give what f32 gives.
+///
+/// # Errors
+/// When an engine fails; wrong outputs are a [`Quality`] that did not pass.
+pub fn gate(
+    session: &mut dyn Session,
+    dtype: Dtype,
+    seed: u64,
+    reference: Option<&mut dyn Session>,
+) -> Result<Quality, EngineError> {
+    let vocab = u32::try_from(session.architecture().vocab_size).unwrap_or(u32::MAX);
+    let positions = session.capabilities().max_positions.min(PROMPT_TOKENS);
+    let mut random = ChaCha8Rng::seed_from_u64(seed);
+    let prompt: Vec<u32> = (0..positions).map(|_| random.random_range(0..vocab)).collect();
+    let whole = prefill_logits(session, &prompt)?;
+    let stepped = stepped_logits(session, &prompt)?;
+    let bound = tolerance(dtype);
+    let mut quality = Quality {
+        passed: true,
+        check: "finite logits; decode over a cache = one prefill".into(),
+        max_relative_error: Some(relative_error(&stepped, &whole)),
+        token_hash: None,
+    };
+    if let Some(reference) = reference {
+        let right = prefill_logits(reference, &prompt)?;
+        quality.check = "finite logits; decode over a cache = one prefill; logits = f32 reference".into();
+        let error = relative_error(&whole, &right).max(relative_error(&stepped, &whole));
+        quality.max_relative_error = Some(error);
+    }
+    let finite = whole.iter().chain(&stepped).all(|x| x.is_finite());
+    quality.passed = finite && quality.max_relative_error.is_some_and(|e| e <= bound);
+    if !finite {
+        quality.check = "logits are not finite numbers".into();
+        quality.max_relative_error = None;
+    }
+    Ok(quality)
+}
+
+fn prefill_logits(session: &mut dyn Session, prompt: &[u32]) -> Result<Vec<f32>, EngineError> {
+    session.step(&StepBatch::uniform(GATE_SEQUENCE, &[prompt.to_vec()], 0))?;
+    let logits = session.logits()?.swap_remove(0);
+    session.release(GATE_SEQUENCE);
+    Ok(logits)
+}
+
+fn stepped_logits(session: &mut dyn Session, prompt: &[u32]) -> Result<Vec<f32>, EngineError> {
+    let (last, first) = prompt.split_last().expect("the gate's prompt is not empty");
+    if !first.is_empty() {
+        session.step(&StepBatch::uniform(GATE_SEQUENCE, &[first.to_vec()], 0))?;
+    }
+    session.step(&StepBatch::uniform(GATE_SEQUENCE, &[vec![*last]], first.len()))?;
+    let logits = session.logits()?.swap_remove(0);
+    session.release(GATE_SEQUENCE);
+    Ok(logits)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_are_relative_to_the_largest_logit() {
+        assert!((relative_error(&[1.0, -4.0], &[1.2, -4.0]) - 0.05).abs() < 1e-6);
+        assert!(relative_error(&[f32::NAN], &[1.0]).is_infinite());
+    }
+
+    #[test]
+    fn a_hash_tells_tokens_apart() {
+        assert_eq!(token_hash(&[1, 2, 3]).len(), 12);
+        assert_ne!(token_hash(&[1, 2, 3]), token_hash(&[1, 3, 2]));
+    }
+}
