@@ -13,6 +13,7 @@ use crate::engine::{EngineError, Session};
 use crate::plan::Cell;
 use crate::report::{Block, BlockTelemetry, Phase, ProtocolSummary, Status};
 use crate::stats;
+use crate::units::Bytes;
 
 /// Confidence of every interval of the protocol.
 pub const CONFIDENCE: f64 = 0.95;
@@ -143,6 +144,10 @@ pub trait Witness {
     fn before_block(&mut self);
     /// Called right after it; `wall_seconds` is how long the block took.
     fn after_block(&mut self, wall_seconds: f64) -> Testimony;
+    /// The tolerance the canary can bear here: the protocol's own, or more where the canary itself is noisier.
+    fn canary_tolerance(&self, wanted: f64) -> f64 {
+        wanted
+    }
 }
 
 /// Sees nothing: for smoke runs and for tests of other things.
@@ -167,6 +172,8 @@ pub struct Measured {
     pub merge: usize,
     /// Greedy tokens of the cell, the same in every step of a pinned cell.
     pub tokens: Vec<u32>,
+    /// Peak of device memory over the cell's visits, where the device can say.
+    pub peak_memory: Option<Bytes>,
 }
 
 /// Something a progress display may show.
@@ -213,6 +220,7 @@ pub fn run(
                 blocks: Vec::new(),
                 merge: 1,
                 tokens: Vec::new(),
+                peak_memory: None,
             },
             input: CellInput::new(cell, index, protocol.seed, vocab),
             steps: None,
@@ -235,7 +243,9 @@ pub fn run(
                 accepted: accepted(&state.measured.blocks).count(),
                 wanted: target,
             });
+            session.memory();
             visit(session, state, protocol, witness, round, target);
+            state.measured.peak_memory = state.measured.peak_memory.max(session.memory().peak);
             if !keep_resident {
                 state.input.release(session);
             }

@@ -291,6 +291,8 @@ pub struct CellResult {
     pub distinct_experts: Option<f64>,
     /// Flags that do not invalidate: `working set under 3x last cache`, `power capped`...
     pub flags: Vec<String>,
+    /// Consecutive accepted blocks that count as one in the interval; above 1 after autocorrelation was seen.
+    pub block_merge: usize,
     pub blocks: Vec<Block>,
 }
 

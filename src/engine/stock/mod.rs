@@ -87,17 +87,7 @@ impl StockSession {
         blank: StockModel,
         backend: Backend,
     ) -> Self {
-        let capabilities = Capabilities {
-            engine: "stock".into(),
-            device: backend.name.clone(),
-            max_batch: 4096,
-            max_positions: limits.max_positions,
-            max_positions_reason: limits.reason,
-            ragged: Ragged::Uniform,
-            paged: false,
-            prefix_sharing: false,
-            graphs: false,
-        };
+        let capabilities = capabilities(limits, &backend.name);
         Self {
             backend,
             architecture,
@@ -242,6 +232,22 @@ impl Session for StockSession {
             weights: self.inventory.total_bytes(),
             peak: self.backend.peak_memory.as_mut().and_then(|read| read()),
         }
+    }
+}
+
+/// What candle's models can do within the limits of an architecture.
+#[must_use]
+pub fn capabilities(limits: Limits, device: &str) -> Capabilities {
+    Capabilities {
+        engine: "stock".into(),
+        device: device.into(),
+        max_batch: 4096,
+        max_positions: limits.max_positions,
+        max_positions_reason: limits.reason,
+        ragged: Ragged::Uniform,
+        paged: false,
+        prefix_sharing: false,
+        graphs: false,
     }
 }
 

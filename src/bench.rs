@@ -1,0 +1,251 @@
+//! The step benchmark with somebody else's sampler: criterion asks for samples, this module takes them.
+//!
+//! Enters: a configuration from the environment. Leaves: a time per sample for criterion, and at the end a [`Report`] over the very
+//! samples criterion saw. It shares the session, the blocks, the gate and the judgement with `hbmark run`, and leaves warm-up,
+//! number of samples and filters to criterion.
+
+use std::collections::BTreeMap;
+
+use anyhow::Context;
+
+use crate::config::{self, Depth, RunConfig};
+use crate::engine::{DeviceChoice, DeviceOptions, Session};
+use crate::measure::block::{CellInput, take_block};
+use crate::measure::protocol::{CONFIDENCE, Measured, Protocol, Witness, accepted, block_means};
+use crate::model::{Dtype, OpenModel};
+use crate::plan::{self, Cell};
+use crate::report::{Block, Phase, Report, Status};
+use crate::stats;
+use crate::units::Bytes;
+use crate::{Observer, judge, series};
+
+/// Samples criterion is asked for; the last so many blocks of a cell are the measured ones, those before were its warm-up.
+pub const SAMPLES: usize = 10;
+
+/// An interval wider than this is said not to have converged.
+const HALF_WIDTH: f64 = 0.05;
+
+/// A loaded model, its cells, and the samples taken so far.
+pub struct Bench {
+    report: Report,
+    opened: series::Opened,
+    witness: Box<dyn Witness>,
+    protocol: Protocol,
+    cells: Vec<Cell>,
+    inputs: BTreeMap<usize, CellInput>,
+    samples: BTreeMap<usize, Vec<Block>>,
+    tokens: BTreeMap<usize, Vec<u32>>,
+    faults: BTreeMap<usize, (Status, String)>,
+}
+
+impl std::fmt::Debug for Bench {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Bench").field("cells", &self.cells).finish_non_exhaustive()
+    }
+}
+
+/// Writes stages to stderr, where criterion's own progress goes.
+struct Stages;
+
+impl Observer for Stages {
+    fn stage(&mut self, what: &str) {
+        anstream::eprintln!("hbmark: {what}");
+    }
+    fn event(&mut self, _event: crate::measure::protocol::Event<'_>) {}
+}
+
+impl Bench {
+    /// Reads `HBMARK_*`, measures the ceilings and loads the model.
+    ///
+    /// # Errors
+    /// Bad values, an unknown model, a device that cannot be opened.
+    pub fn from_environment() -> anyhow::Result<Self> {
+        let config = config_from(&|key| std::env::var(key).ok())?;
+        let model = crate::model::open(&config.model, None, config.seed)?;
+        Self::open(&config, &model)
+    }
+
+    fn open(config: &RunConfig, model: &OpenModel) -> anyhow::Result<Self> {
+        let mut report = crate::begin(config, model, "cargo bench", &mut Stages)?;
+        let dtype = config.dtypes_for(model)[0];
+        let engine = &config.engines[0];
+        let opened = series::open(config, model, engine, dtype, &mut report, &mut Stages)?
+            .context("the model does not fit in memory")?;
+        let witness = crate::measure::witness::of_device(config.device, config.threads)?;
+        let mut protocol = Protocol { name: "criterion", looks: &[SAMPLES], ..Protocol::quick(config.seed) };
+        protocol.canary_tolerance = witness.canary_tolerance(protocol.canary_tolerance);
+        report.protocol = Some(protocol.summary());
+        let all = plan::cells(engine, dtype, &config.phases, &config.batches, &config.contexts);
+        let cells = opened.split_off_impossible(all, &mut report);
+        Ok(Self {
+            report,
+            opened,
+            witness,
+            protocol,
+            cells,
+            inputs: BTreeMap::new(),
+            samples: BTreeMap::new(),
+            tokens: BTreeMap::new(),
+            faults: BTreeMap::new(),
+        })
+    }
+
+    /// The phases that have cells, prefill first.
+    #[must_use]
+    pub fn phases(&self) -> Vec<Phase> {
+        let mut phases: Vec<Phase> = self.cells.iter().map(|c| c.phase).collect();
+        phases.sort();
+        phases.dedup();
+        phases
+    }
+
+    /// Indices of a phase's cells.
+    #[must_use]
+    pub fn cells(&self, phase: Phase) -> Vec<usize> {
+        (0..self.cells.len()).filter(|&i| self.cells[i].phase == phase).collect()
+    }
+
+    /// The name criterion shows and filters by, without the phase.
+    #[must_use]
+    pub fn name(&self, cell: usize) -> String {
+        let id = self.cells[cell].id();
+        id.split_once('/').map_or(id.clone(), |(_, rest)| rest.to_owned())
+    }
+
+    /// The bytes one step of a cell must move.
+    #[must_use]
+    pub fn bytes(&self, cell: usize) -> Bytes {
+        self.opened.cost(&self.cells[cell]).bytes.ideal()
+    }
+
+    /// Takes one sample of `steps` steps and returns its device time in nanoseconds.
+    ///
+    /// # Panics
+    /// When the engine fails: criterion has no other way to be told.
+    pub fn sample(&mut self, cell: usize, steps: u64) -> f64 {
+        let steps = usize::try_from(steps).unwrap_or(usize::MAX);
+        let session = self.opened.session.as_mut();
+        let input = self.inputs.entry(cell).or_insert_with(|| {
+            CellInput::new(&self.cells[cell], cell, self.protocol.seed, session.architecture().vocab_size)
+        });
+        // One cell's KV at a time: criterion visits them one after another.
+        let outcome = input.fill(session).map_err(Into::into).and_then(|()| {
+            self.witness.before_block();
+            take_block(session, input, steps, self.tokens.entry(cell).or_default())
+        });
+        let mut block = match outcome {
+            Ok(block) => block,
+            Err(error) => {
+                self.faults.insert(cell, (Status::Failed, error.to_string()));
+                panic!("{}: {error}", self.cells[cell].id());
+            }
+        };
+        let testimony = self.witness.after_block(block.wall_ns / 1e9);
+        testimony.enter(&mut block, self.protocol.canary_tolerance);
+        let total = block.step_ns.iter().sum();
+        self.samples.entry(cell).or_default().push(block);
+        total
+    }
+
+    /// Frees the KV of a cell that criterion is done with.
+    pub fn finish(&mut self, cell: usize) {
+        if let Some(input) = self.inputs.get_mut(&cell) {
+            input.release(self.opened.session.as_mut());
+        }
+    }
+
+    /// The result over the samples that criterion measured.
+    #[must_use]
+    pub fn report(mut self) -> Report {
+        let samples = std::mem::take(&mut self.samples);
+        for (index, mut blocks) in samples {
+            let measured_from = blocks.len().saturating_sub(SAMPLES);
+            blocks.drain(..measured_from);
+            let cell = self.cells[index].clone();
+            let (status, reason) = status_of(&cell, &blocks);
+            let tokens = self.tokens.remove(&index).unwrap_or_default();
+            let measured =
+                Measured { cell, status, reason, blocks, merge: 1, tokens, peak_memory: None };
+            let result = self.opened.judge(measured, &self.report);
+            self.report.cells.push(result);
+        }
+        crate::conclude(&mut self.report);
+        self.report
+    }
+}
+
+/// Whether criterion's samples are good for a verdict.
+fn status_of(cell: &Cell, blocks: &[Block]) -> (Status, Option<String>) {
+    let good = accepted(blocks).count();
+    if good < blocks.len().div_ceil(2) {
+        let causes = blocks.iter().rev().find_map(|b| b.rejected.clone()).unwrap_or_default();
+        let reason = format!("{} of {} samples rejected; the last: {causes}", blocks.len() - good, blocks.len());
+        return (Status::Disturbed, Some(reason));
+    }
+    let means = block_means(cell.phase, blocks, 1);
+    match stats::t_interval_log(&means, CONFIDENCE).map(|i| (i.high / i.low).sqrt() - 1.0) {
+        Some(width) if width <= HALF_WIDTH => (Status::Ok, None),
+        Some(width) => {
+            let reason = format!("95 % interval is ±{:.1} % after {good} samples", width * 100.0);
+            (Status::NotConverged, Some(reason))
+        }
+        None => (Status::NotConverged, Some("too few samples for an interval".into())),
+    }
+}
+
+/// A configuration from `HBMARK_*`; `get` reads one variable.
+fn config_from(get: &dyn Fn(&str) -> Option<String>) -> anyhow::Result<RunConfig> {
+    let or = |key: &str, default: &str| get(key).filter(|v| !v.is_empty()).unwrap_or_else(|| default.to_owned());
+    let device: DeviceChoice = match get("HBMARK_DEVICE").filter(|v| !v.is_empty()) {
+        Some(given) => given.parse()?,
+        None => DeviceChoice::default_of_build(),
+    };
+    let phases = or("HBMARK_PHASE", "prefill,decode")
+        .split(',')
+        .map(|p| <Phase as clap::ValueEnum>::from_str(p.trim(), true).map_err(anyhow::Error::msg))
+        .collect::<anyhow::Result<Vec<Phase>>>()
+        .context("HBMARK_PHASE takes prefill, decode or both")?;
+    let dtypes: Vec<Dtype> = match get("HBMARK_DTYPE").filter(|v| !v.is_empty()) {
+        Some(given) => crate::cli::parse_dtypes("dtype", &given)?,
+        None => Vec::new(),
+    };
+    Ok(RunConfig {
+        model: or("HBMARK_MODEL", config::DEFAULT_MODEL),
+        revision: None,
+        engines: config::parse_engines(&or("HBMARK_ENGINE", "stock"))?,
+        device,
+        dtypes,
+        phases,
+        batches: config::parse_axis("batch", &or("HBMARK_BATCH", "1,4"))?,
+        contexts: config::parse_axis("context", &or("HBMARK_CONTEXT", "128,512"))?,
+        seed: or("HBMARK_SEED", "42").parse().context("HBMARK_SEED takes a whole number")?,
+        threads: None,
+        depth: Depth::Quick,
+        device_options: DeviceOptions::default(),
+        note: None,
+        hypothesis: None,
+        out: get("HBMARK_OUT").filter(|v| !v.is_empty()).map(Into::into),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_environment_configures_the_bench() {
+        let config = config_from(&|key| match key {
+            "HBMARK_BATCH" => Some("1..8*2".into()),
+            "HBMARK_DTYPE" => Some("bf16".into()),
+            "HBMARK_PHASE" => Some("decode".into()),
+            _ => None,
+        })
+        .unwrap();
+        assert_eq!(config.batches, [1, 2, 4, 8]);
+        assert_eq!(config.dtypes, [Dtype::Bf16]);
+        assert_eq!(config.phases, [Phase::Decode]);
+        assert_eq!(config.model, config::DEFAULT_MODEL);
+        let wrong = config_from(&|key| (key == "HBMARK_BATCH").then(|| "0".into())).unwrap_err();
+        assert!(wrong.to_string().contains("--batch `0`"), "{wrong}");
+    }
+}

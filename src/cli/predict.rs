@@ -1,0 +1,58 @@
+//! `hbmark predict`.
+
+use clap::Args as ClapArgs;
+
+use super::axes::parse_dtypes;
+use super::run::command_line;
+use super::{Outcome, print, stdout_color};
+use crate::config::{DEFAULT_MODEL, parse_axis};
+use crate::model::{self, Dtype};
+use crate::report::{Format, Phase, RenderOptions, render};
+use crate::roofline::devices;
+
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "Examples:\n  hbmark predict --model Llama-3.1-8B --gpu h100-sxm\n  hbmark predict --model DeepSeek-V3 --gpu h200 --dtype fp8 --kv-dtype bf16 --batch 1..256*4 --context 4096 --format json")]
+pub struct Args {
+    /// A name (`hbmark models`), a Hugging Face folder, a hub id or a GGUF file; only its config is read.
+    #[arg(long, default_value = DEFAULT_MODEL)]
+    model: String,
+    /// Revision of a hub id.
+    #[arg(long)]
+    revision: Option<String>,
+    /// A GPU of the datasheet table (`hbmark devices`).
+    #[arg(long, default_value = "h100-sxm")]
+    gpu: String,
+    /// Storage of the weights, comma-separated: f32, bf16, f16, int8, fp8, int4.
+    #[arg(long, default_value = "bf16")]
+    dtype: String,
+    /// Storage of the KV cache [default: that of the weights, bf16 where they are quantised].
+    #[arg(long)]
+    kv_dtype: Option<Dtype>,
+    /// Phases to predict.
+    #[arg(long, value_delimiter = ',', default_value = "prefill,decode")]
+    phase: Vec<Phase>,
+    /// Sequences in a step.
+    #[arg(long, default_value = "1,8,32")]
+    batch: String,
+    /// Decode: positions in the KV cache. Prefill: prompt tokens.
+    #[arg(long, default_value = "512,4096")]
+    context: String,
+    /// What to print on stdout.
+    #[arg(long, value_enum, default_value = "table")]
+    format: Format,
+}
+
+pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
+    let question = crate::predict::Question {
+        device: devices::find(&args.gpu)?.clone(),
+        dtypes: parse_dtypes("dtype", &args.dtype)?,
+        kv_dtype: args.kv_dtype,
+        phases: args.phase.clone(),
+        batches: parse_axis("batch", &args.batch)?,
+        contexts: parse_axis("context", &args.context)?,
+    };
+    let model = model::open(&args.model, args.revision.as_deref(), 0)?;
+    let report = crate::predict::report(&model, &question, &command_line());
+    print(&render(&report, args.format, &RenderOptions { color: stdout_color(), width: None })?)?;
+    Ok(Outcome::Complete)
+}

@@ -1,0 +1,59 @@
+//! From an engine's name to a session.
+//!
+//! Enters: a name, an opened model, a dtype and a device. Leaves: a [`Session`], or what the engine cannot do. One arm per engine.
+
+use super::stock::{self, StockSession};
+use super::{Backend, Capabilities, DeviceChoice, DeviceOptions, EngineError, Session};
+use crate::model::{Dtype, LoadedWeights, OpenModel};
+
+/// Loads a model's weights and opens an engine over them.
+///
+/// # Errors
+/// When the engine does not run the model, the device cannot be opened, or the weights cannot be read.
+pub fn open(
+    engine: &str,
+    model: &OpenModel,
+    dtype: Dtype,
+    device: DeviceChoice,
+    options: DeviceOptions,
+) -> Result<Box<dyn Session>, EngineError> {
+    // Refused before anything is loaded.
+    capabilities(engine, model, dtype, device)?;
+    let backend = Backend::open(device, options)?;
+    match model.load(dtype, &backend.device)? {
+        LoadedWeights::Tensors { tensors, inventory } => {
+            let architecture = model.architecture.clone();
+            Ok(Box::new(StockSession::new(architecture, tensors, inventory, dtype, backend)?))
+        }
+        LoadedWeights::Gguf { mut file, inventory } => {
+            let architecture = model.architecture.clone();
+            Ok(Box::new(StockSession::from_gguf(architecture, &mut file, inventory, backend)?))
+        }
+    }
+}
+
+/// What an engine could do with a model, without loading it.
+///
+/// # Errors
+/// When the engine does not run the model or the dtype.
+pub fn capabilities(
+    engine: &str,
+    model: &OpenModel,
+    dtype: Dtype,
+    device: DeviceChoice,
+) -> Result<Capabilities, EngineError> {
+    match engine {
+        "stock" => {
+            if !model.is_gguf() {
+                stock::candle_dtype(dtype)?;
+            }
+            let limits = stock::limits(&model.architecture, model.is_gguf())?;
+            Ok(stock::capabilities(limits, &device.to_string()))
+        }
+        other => Err(EngineError::Unsupported {
+            engine: other.into(),
+            what: "anything".into(),
+            why: "it is not in this build".into(),
+        }),
+    }
+}

@@ -1,0 +1,184 @@
+//! From raw blocks to a judged cell: summary, prediction, fractions, bound.
+//!
+//! Enters: blocks, the cost of a step, ceilings. Leaves: the numbers of a [`CellResult`]. The same code judges a live run and a saved
+//! file, so `hbmark report` recomputes everything right of the samples.
+
+use crate::measure::protocol::{CONFIDENCE, Measured, accepted, block_means};
+use crate::model::Dtype;
+use crate::plan::Cell;
+use crate::report::{Block, CellResult, Phase, Report, Status, TimeSummary};
+use crate::roofline::verdict::{self, Machine};
+use crate::roofline::{Ceilings, DeviceSpec, StepCost};
+use crate::stats;
+use crate::units::Nanos;
+
+/// A result with everything but times: what a skipped cell shows, and what a measured one starts from.
+#[must_use]
+pub fn unmeasured(cell: &Cell, kv_dtype: Dtype, cost: &StepCost, status: Status, reason: Option<String>) -> CellResult {
+    CellResult {
+        id: cell.id(),
+        phase: cell.phase,
+        engine: cell.engine.clone(),
+        dtype: cell.dtype,
+        kv_dtype,
+        batch: cell.batch,
+        context: cell.context,
+        status,
+        reason,
+        step_ns: None,
+        tpot_ns: None,
+        tpot_ci_low_ns: None,
+        tpot_ci_high_ns: None,
+        host_bubble_ns: None,
+        tokens_per_s: None,
+        predicted_ns: None,
+        predicted_datasheet_ns: None,
+        bytes: cost.bytes,
+        flops: cost.flops.0,
+        achieved_bytes_per_s: None,
+        fraction_of_ceiling: None,
+        fraction_of_datasheet: None,
+        mfu: None,
+        mfu_dtype: None,
+        bound: None,
+        quality: None,
+        memory_predicted_bytes: None,
+        memory_peak_bytes: None,
+        energy_per_step_joules: None,
+        energy_per_token_joules: None,
+        distinct_experts: cost.distinct_experts,
+        flags: Vec::new(),
+        block_merge: 1,
+        blocks: Vec::new(),
+    }
+}
+
+/// The result of a measured cell.
+#[must_use]
+pub fn measured(
+    measured: Measured,
+    kv_dtype: Dtype,
+    cost: &StepCost,
+    ceilings: Option<&Ceilings>,
+    datasheet: Option<&DeviceSpec>,
+) -> CellResult {
+    let mut result = unmeasured(&measured.cell, kv_dtype, cost, measured.status, measured.reason);
+    result.blocks = measured.blocks;
+    result.block_merge = measured.merge;
+    judge(&mut result, ceilings, datasheet);
+    result
+}
+
+/// Recomputes every judged number of a saved report from its raw blocks.
+pub fn recompute(report: &mut Report) {
+    let (ceilings, datasheet) = (report.ceilings.clone(), report.datasheet.clone());
+    for cell in &mut report.cells {
+        judge(cell, ceilings.as_ref(), datasheet.as_ref());
+    }
+}
+
+/// Fills in everything that follows from a cell's blocks, bytes and FLOPs.
+fn judge(cell: &mut CellResult, ceilings: Option<&Ceilings>, datasheet: Option<&DeviceSpec>) {
+    let cost = StepCost {
+        bytes: cell.bytes,
+        flops: crate::units::Flops(cell.flops),
+        distinct_experts: cell.distinct_experts,
+    };
+    let machine = Machine { ceilings, datasheet };
+    let floor = verdict::floor(&cost, cell.dtype, &machine);
+    if cell.status != Status::Predicted {
+        cell.predicted_ns = floor.ceiling.map(|f| f.time.0);
+        cell.predicted_datasheet_ns = floor.datasheet.map(|f| f.time.0);
+    }
+    if accepted(&cell.blocks).next().is_none() {
+        return;
+    }
+    let means = block_means(cell.phase, &cell.blocks, cell.block_merge);
+    let spans = steps(&cell.blocks, |b| &b.step_ns);
+    let span_means = means_of(&cell.blocks, cell.block_merge, |b| &b.step_ns);
+    cell.step_ns = Some(summarise(&spans, &span_means, accepted(&cell.blocks).count()));
+    // The time the cell stands for: the interval between step ends for decode, the device span for prefill.
+    let typical = stats::t_interval_log(&means, CONFIDENCE);
+    let center = typical.map_or_else(|| means.iter().sum::<f64>() / means.len() as f64, |i| i.center);
+    if cell.phase == Phase::Decode {
+        cell.tpot_ns = Some(center);
+        cell.tpot_ci_low_ns = typical.map(|i| i.low);
+        cell.tpot_ci_high_ns = typical.map(|i| i.high);
+        let bubbles: Vec<f64> = accepted(&cell.blocks)
+            .flat_map(|b| b.interval_ns.iter().zip(&b.step_ns).map(|(interval, span)| interval - span))
+            .collect();
+        cell.host_bubble_ns = Some(stats::median(&bubbles));
+    }
+    let tokens = match cell.phase {
+        Phase::Decode => cell.batch,
+        Phase::Prefill => cell.batch * cell.context,
+    };
+    cell.tokens_per_s = Some(tokens as f64 / Nanos(center).seconds());
+    let energies: Vec<f64> = accepted(&cell.blocks)
+        .filter_map(|b| Some(b.telemetry.as_ref()?.energy_joules? / b.step_ns.len() as f64))
+        .collect();
+    cell.energy_per_step_joules = (!energies.is_empty()).then(|| stats::median(&energies));
+    cell.energy_per_token_joules = cell.energy_per_step_joules.map(|joules| joules / tokens as f64);
+    let verdict = verdict::verdict(&cost, Nanos(center), cell.dtype, &machine);
+    cell.achieved_bytes_per_s = Some(verdict.achieved.0);
+    cell.fraction_of_ceiling = verdict.fraction_of_ceiling;
+    cell.fraction_of_datasheet = verdict.fraction_of_datasheet;
+    cell.mfu = verdict.mfu;
+    cell.mfu_dtype = verdict.mfu_dtype;
+    cell.bound = Some(verdict.bound);
+    for flag in verdict.flags {
+        if !cell.flags.contains(&flag) {
+            cell.flags.push(flag);
+        }
+    }
+    if let Some(reason) = verdict.invalid
+        && cell.status == Status::Ok
+    {
+        cell.status = Status::Invalid;
+        cell.reason = Some(reason);
+    }
+}
+
+fn steps(blocks: &[Block], of: impl Fn(&Block) -> &Vec<f64>) -> Vec<f64> {
+    accepted(blocks).flat_map(|b| of(b).iter().copied()).collect()
+}
+
+fn means_of(blocks: &[Block], merge: usize, of: impl Fn(&Block) -> &Vec<f64>) -> Vec<f64> {
+    let means: Vec<f64> =
+        accepted(blocks).map(|b| of(b).iter().sum::<f64>() / of(b).len().max(1) as f64).collect();
+    means.chunks_exact(merge.max(1)).map(|c| c.iter().sum::<f64>() / c.len() as f64).collect()
+}
+
+/// Statistics over single steps and block means.
+fn summarise(steps: &[f64], block_means: &[f64], blocks: usize) -> TimeSummary {
+    let mut sorted = steps.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let median = stats::percentile(&sorted, 0.5);
+    let honest = |p| stats::honest_percentile(&sorted, p);
+    let mean = stats::mean(steps);
+    let sd = stats::sd(steps);
+    let interval = stats::t_interval_log(block_means, CONFIDENCE);
+    let around_median = stats::order_statistic_interval(&sorted, 0.5, CONFIDENCE);
+    TimeSummary {
+        median,
+        p50: median,
+        p90: honest(0.90),
+        p95: honest(0.95),
+        p99: honest(0.99),
+        p99_9: honest(0.999),
+        mean,
+        sd,
+        cv: sd.map(|sd| sd / mean),
+        min: sorted[0],
+        max: sorted[sorted.len() - 1],
+        p99_over_p50: honest(0.99).map(|p99| p99 / median),
+        ci_low: interval.map(|i| i.low),
+        ci_high: interval.map(|i| i.high),
+        median_ci_low: around_median.map(|(low, _)| low),
+        median_ci_high: around_median.map(|(_, high)| high),
+        autocorrelation: stats::lag1_autocorrelation(block_means),
+        drift: stats::trend(block_means).map(|t| t.relative_change),
+        n: steps.len(),
+        blocks,
+    }
+}

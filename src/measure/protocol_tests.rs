@@ -1,0 +1,299 @@
+//! The rules of the protocol, each with the fault it is for planted on the scripted device.
+
+use super::*;
+use crate::engine::scripted::{Outcome, Script, ScriptedSession, StepInfo, VirtualClock};
+use crate::model::{Dtype, test_shapes};
+use crate::units::Nanos;
+
+fn decode(batch: usize, context: usize) -> Cell {
+    Cell { phase: Phase::Decode, engine: "scripted".into(), dtype: Dtype::Bf16, batch, context }
+}
+
+fn prefill(context: usize) -> Cell {
+    Cell { phase: Phase::Prefill, ..decode(1, context) }
+}
+
+fn session(clock: &VirtualClock, script: impl FnMut(StepInfo) -> Outcome + 'static) -> ScriptedSession {
+    let architecture = test_shapes::smollm2_135m();
+    let inventory = architecture.inventory(Dtype::Bf16);
+    ScriptedSession::new(architecture, inventory, clock, Box::new(script) as Script)
+}
+
+fn takes(milliseconds: f64) -> Outcome {
+    Outcome::Takes { device: Nanos(milliseconds * 1e6), host: Nanos(0.0) }
+}
+
+/// Small, seeded, symmetric noise.
+fn noise(random: &mut ChaCha8Rng, relative: f64) -> f64 {
+    use rand::Rng;
+    1.0 + relative * (random.random::<f64>() * 2.0 - 1.0)
+}
+
+fn measure(
+    session: &mut ScriptedSession,
+    cells: &[Cell],
+    protocol: &Protocol,
+    witness: &mut dyn Witness,
+) -> Vec<Measured> {
+    run(session, cells, protocol, witness, true, &mut |_| {}).0
+}
+
+#[test]
+fn a_steady_device_ends_at_the_first_look() {
+    let clock = VirtualClock::default();
+    let mut random = ChaCha8Rng::seed_from_u64(1);
+    let mut session = session(&clock, move |_| takes(10.0 * noise(&mut random, 0.001)));
+    let measured =
+        measure(&mut session, &[decode(1, 64), decode(4, 64)], &Protocol::full(7), &mut NoWitness);
+    for cell in &measured {
+        assert_eq!(cell.status, Status::Ok, "{:?}", cell.reason);
+        assert!(cell.blocks.len() >= 10 && cell.blocks.len() <= 40, "{}", cell.blocks.len());
+        let block = &cell.blocks[0];
+        assert_eq!(block.step_ns.len(), 20, "20 steps of 10 ms are 200 ms");
+        assert_eq!(block.step_ns.len(), block.interval_ns.len());
+        assert!(cell.blocks.iter().map(|b| b.visit).max() >= Some(2), "blocks lie in at least three visits");
+    }
+    assert_eq!(session.held_sequences(), 0, "every sequence is released");
+}
+
+#[test]
+fn a_block_is_at_least_100_ms_and_a_prefill_block_may_be_one_step() {
+    let clock = VirtualClock::default();
+    let mut session =
+        session(&clock, |info| takes(if info.tokens > 1 { 400.0 } else { 0.5 }));
+    let measured =
+        measure(&mut session, &[decode(1, 1), prefill(256)], &Protocol::full(7), &mut NoWitness);
+    assert_eq!(measured[0].blocks[0].step_ns.len(), 200);
+    assert_eq!(measured[1].blocks[0].step_ns.len(), 1);
+}
+
+#[test]
+fn the_interval_holds_the_host_time_that_the_device_span_does_not() {
+    let clock = VirtualClock::default();
+    let mut session =
+        session(&clock, |_| Outcome::Takes { device: Nanos(8e6), host: Nanos(2e6) });
+    let measured = measure(&mut session, &[decode(1, 16)], &Protocol::full(7), &mut NoWitness);
+    let block = &measured[0].blocks[0];
+    assert!(block.step_ns.iter().all(|d| (d - 8e6).abs() < 1.0));
+    assert!(block.interval_ns.iter().all(|i| (i - 1e7).abs() < 1.0));
+    assert!((block.wall_ns - 1e7 * block.step_ns.len() as f64).abs() < 10.0);
+}
+
+#[test]
+fn a_noisy_device_is_said_not_to_have_converged() {
+    let clock = VirtualClock::default();
+    let mut random = ChaCha8Rng::seed_from_u64(3);
+    // Blocks differ by up to 30 %, steps inside a block do not: the mean of a block is no better than a step.
+    let mut level = 1.0;
+    let mut session = session(&clock, move |info| {
+        if info.index % 20 == 0 {
+            level = noise(&mut random, 0.3);
+        }
+        takes(10.0 * level)
+    });
+    let measured = measure(&mut session, &[decode(1, 16)], &Protocol::full(7), &mut NoWitness);
+    assert_eq!(measured[0].status, Status::NotConverged, "{:?}", measured[0].reason);
+    let reason = measured[0].reason.as_deref().unwrap();
+    assert!(reason.starts_with("95 % interval is ±") && reason.ends_with("wanted ±1 %"), "{reason}");
+}
+
+#[test]
+fn a_trend_that_never_ends_is_no_steady_state() {
+    let clock = VirtualClock::default();
+    let mut session = session(&clock, |info| takes(5.0 * (1.0 + info.index as f64 * 0.01)));
+    let measured = measure(&mut session, &[decode(1, 16)], &Protocol::full(7), &mut NoWitness);
+    assert_eq!(measured[0].status, Status::NoSteadyState);
+    assert!(measured[0].reason.as_deref().unwrap().starts_with("still drifting +"), "{:?}", measured[0].reason);
+}
+
+/// Rejects the blocks a test asks for.
+struct Planted<F: FnMut(usize) -> Testimony>(F, usize);
+
+impl<F: FnMut(usize) -> Testimony> Witness for Planted<F> {
+    fn before_block(&mut self) {}
+    fn after_block(&mut self, _wall_seconds: f64) -> Testimony {
+        self.1 += 1;
+        (self.0)(self.1 - 1)
+    }
+}
+
+#[test]
+fn a_throttled_block_is_kept_with_its_cause_and_retried() {
+    let clock = VirtualClock::default();
+    let mut session = session(&clock, |_| takes(10.0));
+    let mut witness = Planted(
+        |block| Testimony {
+            reject: (block == 4).then(|| "hardware thermal slowdown".to_owned()),
+            ..Testimony::default()
+        },
+        0,
+    );
+    let measured = measure(&mut session, &[decode(1, 16)], &Protocol::full(7), &mut witness);
+    assert_eq!(measured[0].status, Status::Ok);
+    let rejected: Vec<&Block> = measured[0].blocks.iter().filter(|b| b.rejected.is_some()).collect();
+    assert_eq!(rejected.len(), 1);
+    assert_eq!(rejected[0].rejected.as_deref(), Some("hardware thermal slowdown"));
+    assert_eq!(accepted(&measured[0].blocks).count(), 10);
+}
+
+#[test]
+fn a_block_whose_canary_is_off_is_rejected_and_says_by_how_much() {
+    let clock = VirtualClock::default();
+    let mut session = session(&clock, |_| takes(10.0));
+    let mut witness = Planted(
+        |block| Testimony {
+            canary_ratio: Some(if block == 2 { 1.023 } else { 1.004 }),
+            ..Testimony::default()
+        },
+        0,
+    );
+    let measured = measure(&mut session, &[decode(1, 16)], &Protocol::full(7), &mut witness);
+    let causes: Vec<&str> = measured[0].blocks.iter().filter_map(|b| b.rejected.as_deref()).collect();
+    assert_eq!(causes, ["canary +2.3 % off"]);
+}
+
+#[test]
+fn a_cell_that_stays_disturbed_is_given_up_and_the_others_go_on() {
+    let clock = VirtualClock::default();
+    let mut session = session(&clock, |_| takes(10.0));
+    let cells = [decode(1, 16), decode(2, 16)];
+    let mut witness = Planted(
+        |block| Testimony {
+            reject: (block < 4).then(|| "foreign load: 0.8 cores".to_owned()),
+            ..Testimony::default()
+        },
+        0,
+    );
+    let measured = measure(&mut session, &cells, &Protocol::full(7), &mut witness);
+    let statuses: Vec<Status> = measured.iter().map(|m| m.status).collect();
+    assert!(statuses.contains(&Status::Disturbed) && statuses.contains(&Status::Ok), "{statuses:?}");
+    let given_up = measured.iter().find(|m| m.status == Status::Disturbed).unwrap();
+    assert_eq!(
+        given_up.reason.as_deref(),
+        Some("4 blocks in a row rejected; the last: foreign load: 0.8 cores")
+    );
+}
+
+#[test]
+fn a_slow_block_without_a_cause_is_never_dropped() {
+    let clock = VirtualClock::default();
+    let mut session = session(&clock, |info| takes(if (300..320).contains(&info.index) { 100.0 } else { 10.0 }));
+    let measured = measure(&mut session, &[decode(1, 16)], &Protocol::full(7), &mut NoWitness);
+    let slowest = accepted(&measured[0].blocks).flat_map(|b| &b.step_ns).fold(0.0f64, |m, &x| m.max(x));
+    assert!((slowest - 1e8).abs() < 1.0, "the 100 ms steps are among the accepted ones");
+}
+
+#[test]
+fn out_of_memory_ends_one_cell_as_oom() {
+    let clock = VirtualClock::default();
+    let mut session = session(&clock, |info| {
+        if info.batch == 8 {
+            Outcome::Fails(EngineError::OutOfMemory { device: "cuda:0".into(), detail: "wanted 9 GB, 2 GB free".into() })
+        } else {
+            takes(10.0)
+        }
+    });
+    let measured = measure(&mut session, &[decode(8, 16), decode(1, 16)], &Protocol::full(7), &mut NoWitness);
+    assert_eq!(measured[0].status, Status::Oom);
+    assert_eq!(
+        measured[0].reason.as_deref(),
+        Some("out of memory on cuda:0: wanted 9 GB, 2 GB free")
+    );
+    assert_eq!(measured[1].status, Status::Ok);
+}
+
+#[test]
+fn a_fault_in_the_middle_keeps_the_blocks_before_it() {
+    let clock = VirtualClock::default();
+    let mut session = session(&clock, |info| {
+        if info.index >= 400 {
+            Outcome::Fails(EngineError::Device { device: "cuda:0".into(), detail: "illegal address".into() })
+        } else {
+            takes(10.0)
+        }
+    });
+    let measured = measure(&mut session, &[decode(1, 16)], &Protocol::full(7), &mut NoWitness);
+    assert_eq!(measured[0].status, Status::Failed);
+    assert!(!measured[0].blocks.is_empty());
+}
+
+#[test]
+fn identical_steps_with_other_tokens_are_invalid() {
+    let clock = VirtualClock::default();
+    let mut session = session(&clock, |info| {
+        if info.index == 350 { Outcome::WrongTokens { device: Nanos(1e7) } } else { takes(10.0) }
+    });
+    let measured = measure(&mut session, &[decode(1, 16)], &Protocol::full(7), &mut NoWitness);
+    assert_eq!(measured[0].status, Status::Invalid);
+    assert!(measured[0].reason.as_deref().unwrap().starts_with("identical steps gave different tokens"));
+}
+
+#[test]
+fn a_device_clock_that_runs_fast_is_invalid() {
+    let clock = VirtualClock::default();
+    let mut session = session(&clock, |_| takes(10.0)).with_clock_rate(1.03);
+    let measured = measure(&mut session, &[decode(1, 16)], &Protocol::full(7), &mut NoWitness);
+    assert_eq!(measured[0].status, Status::Invalid);
+    assert!(measured[0].reason.as_deref().unwrap().contains("host's clock"), "{:?}", measured[0].reason);
+}
+
+#[test]
+fn correlated_blocks_are_merged_before_an_interval_is_believed() {
+    let clock = VirtualClock::default();
+    // The level wanders slowly: neighbouring blocks resemble each other.
+    let mut session =
+        session(&clock, |info| takes(10.0 * (1.0 + 0.02 * (info.index as f64 / 120.0).sin())));
+    let measured = measure(&mut session, &[decode(1, 16)], &Protocol::full(7), &mut NoWitness);
+    assert!(measured[0].merge > 1, "merge {}", measured[0].merge);
+}
+
+#[test]
+fn the_order_of_cells_is_random_but_seeded() {
+    let order = |seed: u64| {
+        let clock = VirtualClock::default();
+        let mut session = session(&clock, |_| takes(10.0));
+        let cells: Vec<Cell> = (1..=8).map(|b| decode(b, 16)).collect();
+        let mut seen = Vec::new();
+        run(&mut session, &cells, &Protocol::full(seed), &mut NoWitness, true, &mut |event| {
+            if let Event::Visiting { cell, .. } = event {
+                seen.push(cell.batch);
+            }
+        });
+        seen
+    };
+    assert_eq!(order(1), order(1));
+    assert_ne!(order(1), order(2));
+    assert_ne!(order(1)[..8], [1, 2, 3, 4, 5, 6, 7, 8]);
+}
+
+#[test]
+fn the_reference_cell_sees_the_machine_drift() {
+    let clock = VirtualClock::default();
+    let mut session = session(&clock, |info| takes(10.0 * (1.0 + info.index as f64 * 2e-5)));
+    let (_, reference) =
+        run(&mut session, &[decode(1, 16), decode(2, 16)], &Protocol::full(7), &mut NoWitness, true, &mut |_| {});
+    assert!(reference.len() >= 3);
+    assert!(reference.windows(2).all(|pair| pair[1] > pair[0]), "{reference:?}");
+}
+
+#[test]
+fn cells_that_do_not_fit_together_are_filled_anew_for_each_visit() {
+    let clock = VirtualClock::default();
+    let mut session = session(&clock, |_| takes(10.0));
+    let cells = [decode(1, 64), decode(2, 64)];
+    let (measured, _) = run(&mut session, &cells, &Protocol::full(7), &mut NoWitness, false, &mut |_| {});
+    assert!(measured.iter().all(|m| m.status == Status::Ok), "{measured:?}");
+    assert_eq!(session.held_sequences(), 0);
+}
+
+#[test]
+fn a_smoke_run_takes_every_cell_once() {
+    let clock = VirtualClock::default();
+    let mut session = session(&clock, |_| takes(10.0));
+    let measured =
+        measure(&mut session, &[decode(1, 16), prefill(16)], &Protocol::smoke(7), &mut NoWitness);
+    for cell in measured {
+        assert_eq!(cell.status, Status::Ok, "{:?}", cell.reason);
+        assert_eq!(cell.blocks.len(), 1);
+    }
+}

@@ -1,0 +1,280 @@
+//! One engine at one dtype: load, gate, cold rows, protocol, judged cells.
+//!
+//! Enters: a configuration, an opened model and a [`Report`] in the making. Leaves: its cells, capabilities and cold rows. The parts it
+//! joins know nothing of each other.
+
+use std::time::Instant;
+
+use crate::config::{Depth, RunConfig};
+use crate::engine::{self, DeviceChoice, EngineError, SequenceId, Session, StepBatch};
+use crate::measure::memory;
+use crate::measure::protocol::{self, NoWitness, Protocol, Witness};
+use crate::measure::{quality, witness};
+use crate::model::{Dtype, OpenModel};
+use crate::plan::{self, Cell};
+use crate::report::{ColdRow, Crossover, Quality, Report, Status};
+use crate::roofline::{Ledger, StepShape, StockBackend, crossover};
+use crate::units::{Bytes, Nanos};
+use crate::{Observer, RunError, judge};
+
+/// The share of available memory that weights, KV and activations may take together.
+const MEMORY_SHARE: f64 = 0.9;
+
+/// A reference in f32 is loaded for the quality gate when it takes at most this share of the available memory.
+const REFERENCE_SHARE: f64 = 0.5;
+
+/// A drift of the reference cell over the run beyond this is worth a warning.
+const DRIFT_WARNING: f64 = 0.02;
+
+/// Measures all cells of one engine and dtype into the report.
+pub fn run(
+    config: &RunConfig,
+    model: &OpenModel,
+    engine: &str,
+    dtype: Dtype,
+    protocol: &Protocol,
+    report: &mut Report,
+    observer: &mut dyn Observer,
+) -> Result<(), RunError> {
+    let cells = plan::cells(engine, dtype, &config.phases, &config.batches, &config.contexts);
+    let planned = Ledger::new(&model.architecture, &model.inventory(dtype), model.kv_dtype(dtype));
+    if let Some(reason) = too_large(config.device, &planned) {
+        for cell in &cells {
+            let cost = planned.step(shape(cell));
+            let mut skipped =
+                judge::unmeasured(cell, planned.kv_dtype(), &cost, Status::Skipped, Some(reason.clone()));
+            skipped.memory_predicted_bytes = Some(needed(&planned, cell, config.device));
+            report.cells.push(skipped);
+        }
+        return Ok(());
+    }
+    observer.stage(&format!("loading {} as {dtype}", model.name));
+    let begin = Instant::now();
+    let mut session = match engine::open(engine, model, dtype, config.device, config.device_options) {
+        Ok(session) => session,
+        Err(EngineError::OutOfMemory { device, detail }) => {
+            for cell in &cells {
+                let cost = planned.step(shape(cell));
+                let reason = Some(format!("out of memory on {device} while loading weights: {detail}"));
+                report.cells.push(judge::unmeasured(cell, planned.kv_dtype(), &cost, Status::Oom, reason));
+            }
+            return Ok(());
+        }
+        Err(error) => return Err(error.into()),
+    };
+    let session = session.as_mut();
+    cold(report, session, engine, dtype, begin);
+    report.capabilities.push(session.capabilities().clone());
+    // From here on bytes are those of the tensors really loaded.
+    let ledger = Ledger::new(session.architecture(), session.inventory(), session.kv_dtype());
+
+    observer.stage("checking outputs");
+    let quality = gate(config, model, dtype, session)?;
+    let available = memory::available(config.device.into());
+    let (runnable, skipped): (Vec<Cell>, Vec<Cell>) = cells.into_iter().partition(|cell| {
+        plan::obstacle(cell, session.capabilities(), kv_and_activations(&ledger, cell, config.device), available)
+            .is_none()
+    });
+    for cell in skipped {
+        let need = kv_and_activations(&ledger, &cell, config.device);
+        let reason = plan::obstacle(&cell, session.capabilities(), need, available);
+        let cost = cost(&ledger, &cell, config.device);
+        let mut result = judge::unmeasured(&cell, ledger.kv_dtype(), &cost, Status::Skipped, reason);
+        result.memory_predicted_bytes = Some(needed(&ledger, &cell, config.device));
+        report.cells.push(result);
+    }
+    let resident: Bytes =
+        runnable.iter().map(|cell| kv_and_activations(&ledger, cell, config.device)).sum();
+    let keep_resident = available.is_some_and(|free| resident.as_f64() < free.as_f64() * MEMORY_SHARE * 0.5);
+    let mut witness: Box<dyn Witness> = match config.depth {
+        Depth::Smoke => Box::new(NoWitness),
+        Depth::Full | Depth::Quick => witness::of_device(config.device, config.threads)?,
+    };
+    let protocol = Protocol { canary_tolerance: witness.canary_tolerance(protocol.canary_tolerance), ..protocol.clone() };
+    report.protocol = Some(protocol.summary());
+    let (measured, reference) = protocol::run(
+        session,
+        &runnable,
+        &protocol,
+        witness.as_mut(),
+        keep_resident,
+        &mut |event| observer.event(event),
+    );
+    if let Some(warning) = drift(&reference) {
+        report.warnings.push(warning);
+    }
+    for cell in measured {
+        let cost = cost(&ledger, &cell.cell, config.device);
+        let need = needed(&ledger, &cell.cell, config.device);
+        let hash = (!cell.tokens.is_empty()).then(|| quality::token_hash(&cell.tokens));
+        let peak = cell.peak_memory;
+        let mut result = judge::measured(
+            cell,
+            ledger.kv_dtype(),
+            &cost,
+            report.ceilings.as_ref(),
+            report.datasheet.as_ref(),
+        );
+        result.memory_predicted_bytes = Some(need);
+        result.memory_peak_bytes = peak;
+        if !quality.passed && result.step_ns.is_some() {
+            result.status = Status::Invalid;
+            result.reason = Some(wrong_outputs(&quality));
+        }
+        result.quality = Some(Quality { token_hash: hash, ..quality.clone() });
+        report.cells.push(result);
+    }
+    Ok(())
+}
+
+/// The plan as text.
+pub fn dry_run(config: &RunConfig, model: &OpenModel) -> Result<String, RunError> {
+    use std::fmt::Write;
+    let mut text = format!("model   {} ({})\ndevice  {}\n", model.name, model.source_label(), config.device);
+    let protocol = config.protocol();
+    let _ = writeln!(
+        text,
+        "protocol {} · {} to {} blocks over {} visits, seed {}\n",
+        protocol.name,
+        protocol.looks[0],
+        protocol.looks[protocol.looks.len() - 1],
+        protocol.visits,
+        config.seed
+    );
+    let available = memory::available(config.device.into());
+    for dtype in config.dtypes_for(model) {
+        for engine in &config.engines {
+            let capabilities = engine::capabilities(engine, model, dtype, config.device)?;
+            let ledger =
+                Ledger::new(&model.architecture, &model.inventory(dtype), model.kv_dtype(dtype));
+            for cell in plan::cells(engine, dtype, &config.phases, &config.batches, &config.contexts) {
+                let need = needed(&ledger, &cell, config.device);
+                let cost = cost(&ledger, &cell, config.device);
+                let obstacle = plan::obstacle(&cell, &capabilities, need, available)
+                    .map_or_else(|| "run".to_owned(), |reason| format!("skip: {reason}"));
+                let _ = writeln!(
+                    text,
+                    "{:<34} {:>10} to move, {:>10} of memory   {obstacle}",
+                    cell.id(),
+                    cost.bytes.ideal().to_string(),
+                    need.to_string()
+                );
+            }
+        }
+    }
+    Ok(text)
+}
+
+/// Where the regime changes, for the first dtype of the run.
+pub fn crossovers(config: &RunConfig, model: &OpenModel, report: &Report) -> Vec<Crossover> {
+    let dtype = config.dtypes_for(model)[0];
+    let ledger = Ledger::new(&model.architecture, &model.inventory(dtype), model.kv_dtype(dtype));
+    let available = memory::available(config.device.into());
+    crossover::crossovers(&ledger, dtype, &config.batches, &config.contexts, report.ceilings.as_ref(), report.datasheet.as_ref(), available)
+}
+
+fn shape(cell: &Cell) -> StepShape {
+    StepShape { phase: cell.phase, batch: cell.batch, context: cell.context }
+}
+
+fn stock_backend(device: DeviceChoice) -> StockBackend {
+    match device {
+        DeviceChoice::Cpu => StockBackend::Cpu,
+        DeviceChoice::Cuda(_) => StockBackend::Cuda,
+    }
+}
+
+/// The cost of a cell's step, with what the engine really moves beside it.
+fn cost(ledger: &Ledger, cell: &Cell, device: DeviceChoice) -> crate::roofline::StepCost {
+    let mut cost = ledger.step(shape(cell));
+    cost.bytes.as_implemented = ledger.stock_bytes(shape(cell), stock_backend(device));
+    cost
+}
+
+/// Memory of weights, KV and the largest activations.
+fn needed(ledger: &Ledger, cell: &Cell, device: DeviceChoice) -> Bytes {
+    ledger.stock_memory(shape(cell), stock_backend(device)).unwrap_or_else(|| ledger.memory(shape(cell)))
+}
+
+fn kv_and_activations(ledger: &Ledger, cell: &Cell, device: DeviceChoice) -> Bytes {
+    Bytes(needed(ledger, cell, device).0.saturating_sub(ledger.resident_weights().0))
+}
+
+/// Why not even the weights fit, if they do not.
+fn too_large(device: DeviceChoice, ledger: &Ledger) -> Option<String> {
+    let available = memory::available(device.into())?;
+    let need = ledger.resident_weights();
+    (need.as_f64() > available.as_f64() * MEMORY_SHARE).then(|| {
+        format!("weights need {need}, {available} is available (at most {:.0} % is used)", MEMORY_SHARE * 100.0)
+    })
+}
+
+/// The cold rows: each happens once per process, so each is its own row and never mixed with warm steps.
+fn cold(report: &mut Report, session: &mut dyn Session, engine: &str, dtype: Dtype, begin: Instant) {
+    let sequence = SequenceId(u64::MAX / 4);
+    let mut row = |what: &str, time: Nanos| {
+        report.cold.push(ColdRow { what: what.into(), engine: engine.into(), dtype, time_ns: time.0 });
+    };
+    row("open device and load weights", begin.elapsed().into());
+    let prompt = vec![1u32; 16.min(session.capabilities().max_positions.saturating_sub(1)).max(1)];
+    let steps = [
+        ("first prefill of 16 tokens", prompt.clone(), 0),
+        ("first decode step", vec![1], prompt.len()),
+    ];
+    for (what, tokens, position) in steps {
+        let begin = Instant::now();
+        let stepped = session
+            .step(&StepBatch::uniform(sequence, &[tokens], position))
+            .and_then(|()| session.next_tokens());
+        if stepped.is_ok() {
+            row(what, begin.elapsed().into());
+        }
+    }
+    session.release(sequence);
+}
+
+/// The quality gate, against an f32 reference on the same device where one fits beside the session.
+fn gate(
+    config: &RunConfig,
+    model: &OpenModel,
+    dtype: Dtype,
+    session: &mut dyn Session,
+) -> Result<Quality, RunError> {
+    let reference_bytes = model.inventory(Dtype::F32).total_bytes();
+    let room = memory::available(config.device.into())
+        .is_some_and(|free| reference_bytes.as_f64() < free.as_f64() * REFERENCE_SHARE);
+    let wanted = matches!(dtype, Dtype::Bf16 | Dtype::F16) && room && config.depth != Depth::Smoke;
+    let mut reference = if wanted {
+        Some(engine::open("stock", model, Dtype::F32, config.device, config.device_options)?)
+    } else {
+        None
+    };
+    let reference: Option<&mut dyn Session> = match &mut reference {
+        Some(session) => Some(session.as_mut()),
+        None => None,
+    };
+    Ok(quality::gate(session, dtype, config.seed, reference)?)
+}
+
+fn wrong_outputs(quality: &Quality) -> String {
+    match quality.max_relative_error {
+        Some(error) => format!("outputs are wrong: {} is {error:.1e} off", quality.check),
+        None => format!("outputs are wrong: {}", quality.check),
+    }
+}
+
+/// A warning when the reference cell drifted over the run.
+fn drift(reference: &[f64]) -> Option<String> {
+    let (first, last) = (reference.first()?, reference.last()?);
+    let change = last / first - 1.0;
+    let (low, high) = reference.iter().fold((f64::MAX, 0.0f64), |(l, h), &x| (l.min(x), h.max(x)));
+    (reference.len() > 1 && high / low - 1.0 > DRIFT_WARNING).then(|| {
+        format!(
+            "the machine was not steady: the reference cell, repeated {} times over the run, ranged over {:.1} % (first to last {:+.1} %)",
+            reference.len(),
+            (high / low - 1.0) * 100.0,
+            change * 100.0
+        )
+    })
+}
+
