@@ -4,5 +4,13 @@
 //! predicted time with its bound, and fractions of the ceilings. Pure: it sees plain data and never a device.
 
 pub mod ceilings;
+pub mod ledger;
+#[cfg(test)]
+mod ledger_tests;
+pub mod stock;
+pub mod verdict;
 
 pub use ceilings::{Ceilings, DeviceSpec, Spread};
+pub use ledger::{Ledger, StepCost, StepShape};
+pub use stock::StockBackend;
+pub use verdict::{Floor, Roof, Verdict};
