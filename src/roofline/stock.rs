@@ -214,6 +214,24 @@ mod tests {
         assert_eq!(per_position(&shapes::qwen3_0_6b(), Dtype::F32, StockBackend::Cpu), 49_152);
     }
 
+    /// The premise of footnote 1, asked of candle itself.
+    #[test]
+    fn a_value_cache_left_by_prefill_is_strided_and_stays_so_under_cat() -> candle_core::Result<()> {
+        let (device, dtype) = (candle_core::Device::Cpu, candle_core::DType::F32);
+        let values = |tokens: usize, kv_heads: usize| {
+            candle_core::Tensor::zeros((1, tokens, kv_heads, 8), dtype, &device)?.transpose(1, 2)
+        };
+        let cache = values(5, 2)?;
+        assert!(!cache.is_contiguous());
+        let grown = candle_core::Tensor::cat(&[&cache, &values(1, 2)?], 2)?;
+        assert!(!grown.is_contiguous());
+        // After llama's copy it is contiguous and stays so; with one head it always was.
+        let copied = candle_core::Tensor::cat(&[&grown.contiguous()?, &values(1, 2)?], 2)?;
+        assert!(copied.is_contiguous());
+        assert!(values(5, 1)?.is_contiguous());
+        Ok(())
+    }
+
     #[test]
     fn families_without_a_stock_path_have_no_stock_column() {
         let architecture = shapes::mixtral_8x7b();
