@@ -5,11 +5,15 @@
 
 pub mod architecture;
 pub mod inventory;
+pub mod tensors;
+#[cfg(test)]
+pub(crate) mod test_shapes;
 
 pub use architecture::{
     Architecture, Biases, Dtype, Experts, Family, LatentAttention, Quantization, Rope, RopeScaling,
 };
 pub use inventory::{Inventory, Role, TensorInfo};
+pub use tensors::model_hash;
 
 /// Why a model could not be opened.
 #[derive(Debug, thiserror::Error)]

@@ -4,5 +4,20 @@
 //! predicted time with its bound, and fractions of the ceilings. Pure: it sees plain data and never a device.
 
 pub mod ceilings;
+pub mod crossover;
+pub mod devices;
+pub mod fit;
+pub mod ledger;
+#[cfg(test)]
+mod ledger_tests;
+pub mod predict;
+pub mod stock;
+pub mod verdict;
 
 pub use ceilings::{Ceilings, DeviceSpec, Spread};
+pub use crossover::crossovers;
+pub use fit::{FitPoint, fit};
+pub use ledger::{Ledger, StepCost, StepShape};
+pub use predict::{Prediction, Request, predict};
+pub use stock::StockBackend;
+pub use verdict::{Floor, Roof, Verdict};

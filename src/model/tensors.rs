@@ -1,0 +1,469 @@
+//! From dimensions to the list of tensors: what a checkpoint of this architecture holds, and in how many bytes.
+//!
+//! Enters: an [`Architecture`] and a storage [`Dtype`]. Leaves: an [`Inventory`] whose names and `[out, in]` shapes are those
+//! of the published checkpoints of the family, so that synthetic weights, file validation and the byte ledger agree with a
+//! downloaded folder. It reads no file and knows no step.
+//!
+//! What each dtype stores:
+//!
+//! | dtype | linear layers | scales | embedding, head, router, norms, biases |
+//! |---|---|---|---|
+//! | f32, bf16, f16 | as named | none | as named |
+//! | int8 | 1 B | one f16 per output channel | bf16 |
+//! | fp8 | 1 B (e4m3) | one f32 per 128 × 128 block | bf16 |
+//! | int4 | ½ B | one f16 scale and one f16 zero per group, +1 bit per weight at 32 | bf16 |
+//! | gguf | `q8_0`: 34 B per 32 weights | inside the block | `q8_0` tables, f32 norms and biases |
+//!
+//! Quantised checkpoints leave embedding and head at 16 bits, and so does this list. The group of int4 is the config's
+//! `group_size` where it names one, otherwise 32. The mixture of formats of a real GGUF file is known only from its header;
+//! `q8_0` throughout is what a generated list stands for. A multi-token-prediction layer (`DeepSeek`-V3's layer 61) is
+//! left out: a plain decode step never reads it.
+
+use sha2::{Digest, Sha256};
+
+use super::architecture::{Architecture, Dtype, Experts, Family, LatentAttention};
+use super::inventory::{Inventory, Role, TensorInfo};
+use crate::units::Bytes;
+
+/// Side of the square block that shares one fp8 scale: `weight_block_size` of `DeepSeek`-V3's `config.json`.
+const FP8_BLOCK: usize = 128;
+/// Weights that share an int4 scale and zero when the config names no group size.
+const INT4_GROUP: usize = 32;
+/// Weights in a `q8_0` block, and its bytes: an f16 scale and 32 signed bytes (ggml's `block_q8_0`).
+const Q8_0_BLOCK: (u64, u64) = (32, 34);
+
+impl Architecture {
+    /// Every tensor of a checkpoint of this architecture, stored as `dtype`.
+    ///
+    /// *Shapes*: linear layers are `[out, in]`; an int4 tensor keeps its logical shape while its bytes are the packed ones.
+    #[must_use]
+    pub fn inventory(&self, dtype: Dtype) -> Inventory {
+        let mut list = List { format: Format::new(self, dtype), layer: None, tensors: Vec::new() };
+        list.table("model.embed_tokens.weight", &[self.vocab_size, self.hidden_size], Role::Embedding);
+        for layer in 0..self.layers {
+            list.layer = Some(layer);
+            self.list_layer(&mut list, layer);
+        }
+        list.layer = None;
+        list.norm("model.norm.weight", self.hidden_size);
+        if !self.tied_head {
+            list.table("lm_head.weight", &[self.vocab_size, self.hidden_size], Role::Head);
+        }
+        Inventory { tensors: list.tensors }
+    }
+
+    fn list_layer(&self, list: &mut List, layer: usize) {
+        let prefix = format!("model.layers.{layer}");
+        list.norm(&format!("{prefix}.input_layernorm.weight"), self.hidden_size);
+        let attention = format!("{prefix}.self_attn");
+        match &self.latent {
+            Some(latent) => self.list_latent_attention(list, &attention, latent),
+            None => self.list_attention(list, &attention),
+        }
+        list.norm(&format!("{prefix}.post_attention_layernorm.weight"), self.hidden_size);
+        match &self.experts {
+            Some(experts) if self.is_expert_layer(layer) => self.list_experts(list, &prefix, experts),
+            _ => self.list_feed_forward(
+                list,
+                &format!("{prefix}.mlp"),
+                self.ffn_size,
+                Role::Matrix,
+                self.biases.mlp,
+            ),
+        }
+    }
+
+    fn list_attention(&self, list: &mut List, prefix: &str) {
+        let (hidden, query) = (self.hidden_size, self.heads * self.head_dim);
+        let key_value = self.kv_heads * self.head_dim;
+        list.linear(&format!("{prefix}.q_proj"), query, hidden, Role::Matrix, self.biases.qkv);
+        list.linear(&format!("{prefix}.k_proj"), key_value, hidden, Role::Matrix, self.biases.qkv);
+        list.linear(&format!("{prefix}.v_proj"), key_value, hidden, Role::Matrix, self.biases.qkv);
+        list.linear(&format!("{prefix}.o_proj"), hidden, query, Role::Matrix, self.biases.o);
+        if self.qk_norm {
+            list.norm(&format!("{prefix}.q_norm.weight"), self.head_dim);
+            list.norm(&format!("{prefix}.k_norm.weight"), self.head_dim);
+        }
+    }
+
+    fn list_latent_attention(&self, list: &mut List, prefix: &str, latent: &LatentAttention) {
+        let query = self.heads * (latent.qk_nope_head_dim + latent.qk_rope_head_dim);
+        if let Some(rank) = latent.q_rank {
+            list.linear(&format!("{prefix}.q_a_proj"), rank, self.hidden_size, Role::Matrix, self.biases.qkv);
+            list.norm(&format!("{prefix}.q_a_layernorm.weight"), rank);
+            list.linear(&format!("{prefix}.q_b_proj"), query, rank, Role::Matrix, false);
+        } else {
+            list.linear(&format!("{prefix}.q_proj"), query, self.hidden_size, Role::Matrix, false);
+        }
+        list.linear(
+            &format!("{prefix}.kv_a_proj_with_mqa"),
+            latent.kv_rank + latent.qk_rope_head_dim,
+            self.hidden_size,
+            Role::Matrix,
+            self.biases.qkv,
+        );
+        list.norm(&format!("{prefix}.kv_a_layernorm.weight"), latent.kv_rank);
+        let expanded = self.heads * (latent.qk_nope_head_dim + latent.v_head_dim);
+        list.linear(&format!("{prefix}.kv_b_proj"), expanded, latent.kv_rank, Role::Matrix, false);
+        let values = self.heads * latent.v_head_dim;
+        list.linear(&format!("{prefix}.o_proj"), self.hidden_size, values, Role::Matrix, self.biases.o);
+    }
+
+    fn list_feed_forward(&self, list: &mut List, prefix: &str, width: usize, role: Role, bias: bool) {
+        list.linear(&format!("{prefix}.gate_proj"), width, self.hidden_size, role, bias);
+        list.linear(&format!("{prefix}.up_proj"), width, self.hidden_size, role, bias);
+        list.linear(&format!("{prefix}.down_proj"), self.hidden_size, width, role, bias);
+    }
+
+    fn list_experts(&self, list: &mut List, layer: &str, experts: &Experts) {
+        let (hidden, width) = (self.hidden_size, experts.ffn_size);
+        if self.family == Family::Mixtral {
+            let prefix = format!("{layer}.block_sparse_moe");
+            list.float(&format!("{prefix}.gate.weight"), &[experts.count, hidden], Role::Router);
+            for expert in 0..experts.count {
+                // w1 gates, w3 goes up, w2 comes down.
+                list.linear(&format!("{prefix}.experts.{expert}.w1"), width, hidden, Role::Expert, false);
+                list.linear(&format!("{prefix}.experts.{expert}.w2"), hidden, width, Role::Expert, false);
+                list.linear(&format!("{prefix}.experts.{expert}.w3"), width, hidden, Role::Expert, false);
+            }
+            return;
+        }
+        let prefix = format!("{layer}.mlp");
+        list.float(&format!("{prefix}.gate.weight"), &[experts.count, hidden], Role::Router);
+        if self.family == Family::DeepseekV3 {
+            // Kept at f32 in the published checkpoint, whatever the rest is stored as.
+            list.push(
+                format!("{prefix}.gate.e_score_correction_bias"),
+                &[experts.count],
+                Float::F32,
+                Role::Router,
+            );
+        }
+        for expert in 0..experts.count {
+            self.list_feed_forward(list, &format!("{prefix}.experts.{expert}"), width, Role::Expert, false);
+        }
+        if experts.shared_count > 0 {
+            self.list_feed_forward(
+                list,
+                &format!("{prefix}.shared_experts"),
+                experts.shared_ffn_size,
+                Role::SharedExpert,
+                false,
+            );
+        }
+    }
+}
+
+/// The name of a model's content: sha256 over its dimensions and its tensors' names, shapes and storage, in hex.
+///
+/// Two folders with the same hash have the same bytes to move; the values of the weights are not part of it.
+///
+/// # Panics
+/// Never in practice: both arguments are plain data, which always serialises.
+#[must_use]
+pub fn model_hash(architecture: &Architecture, inventory: &Inventory) -> String {
+    let mut hasher = Sha256::new();
+    hasher.update(serde_json::to_vec(architecture).expect("an architecture is plain data"));
+    for tensor in &inventory.tensors {
+        hasher.update(format!("\n{} {:?} {}", tensor.name, tensor.shape, tensor.storage));
+    }
+    format!("{:x}", hasher.finalize())
+}
+
+/// A plain floating-point format.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Float {
+    F32,
+    Bf16,
+    F16,
+}
+
+impl Float {
+    fn bytes(self, elements: u64) -> u64 {
+        elements * if self == Self::F32 { 4 } else { 2 }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::Bf16 => "bf16",
+            Self::F16 => "f16",
+        }
+    }
+}
+
+/// How linear layers are stored.
+#[derive(Debug, Clone, Copy)]
+enum Matrices {
+    Plain,
+    Int8PerChannel,
+    Fp8PerBlock,
+    Int4 { group: usize },
+    Q8_0,
+}
+
+/// How a whole checkpoint is stored.
+#[derive(Debug, Clone, Copy)]
+struct Format {
+    matrices: Matrices,
+    /// Everything that is not a linear layer.
+    float: Float,
+}
+
+impl Format {
+    fn new(architecture: &Architecture, dtype: Dtype) -> Self {
+        let int4_group = architecture
+            .quantization
+            .as_ref()
+            .filter(|quantization| quantization.bits == 4)
+            .and_then(|quantization| quantization.group_size)
+            .filter(|&group| group > 0)
+            .unwrap_or(INT4_GROUP);
+        let (matrices, float) = match dtype {
+            Dtype::F32 => (Matrices::Plain, Float::F32),
+            Dtype::Bf16 => (Matrices::Plain, Float::Bf16),
+            Dtype::F16 => (Matrices::Plain, Float::F16),
+            Dtype::Int8 => (Matrices::Int8PerChannel, Float::Bf16),
+            Dtype::Fp8 => (Matrices::Fp8PerBlock, Float::Bf16),
+            Dtype::Int4 => (Matrices::Int4 { group: int4_group }, Float::Bf16),
+            Dtype::Gguf => (Matrices::Q8_0, Float::F32),
+        };
+        Self { matrices, float }
+    }
+}
+
+/// The growing list, and the layer it is in.
+struct List {
+    format: Format,
+    layer: Option<usize>,
+    tensors: Vec<TensorInfo>,
+}
+
+impl List {
+    fn push_stored(&mut self, name: String, shape: &[usize], storage: &str, bytes: u64, role: Role) {
+        self.tensors.push(TensorInfo {
+            name,
+            shape: shape.to_vec(),
+            storage: storage.to_owned(),
+            bytes: Bytes(bytes),
+            role,
+            layer: self.layer,
+        });
+    }
+
+    fn push(&mut self, name: String, shape: &[usize], float: Float, role: Role) {
+        self.push_stored(name, shape, float.name(), float.bytes(elements(shape)), role);
+    }
+
+    /// A tensor that stays a plain float whatever the linear layers are.
+    fn float(&mut self, name: &str, shape: &[usize], role: Role) {
+        self.push(name.to_owned(), shape, self.format.float, role);
+    }
+
+    fn norm(&mut self, name: &str, width: usize) {
+        self.float(name, &[width], Role::Norm);
+    }
+
+    /// The embedding table or the head: 16 bits when the linear layers are quantised, except in GGUF.
+    fn table(&mut self, name: &str, shape: &[usize; 2], role: Role) {
+        match self.format.matrices {
+            Matrices::Q8_0 => {
+                self.push_stored(name.to_owned(), shape, "q8_0", q8_0_bytes(shape[0], shape[1]), role);
+            }
+            _ => self.float(name, shape, role),
+        }
+    }
+
+    /// A linear layer `[out, input]`, its scales, and its bias where it has one.
+    fn linear(&mut self, name: &str, out: usize, input: usize, role: Role, bias: bool) {
+        let shape = [out, input];
+        let count = elements(&shape);
+        let weight = format!("{name}.weight");
+        let scale_role = if role == Role::Expert { Role::ExpertScale } else { Role::Scale };
+        match self.format.matrices {
+            Matrices::Plain => self.push(weight, &shape, self.format.float, role),
+            Matrices::Int8PerChannel => {
+                self.push_stored(weight, &shape, "int8", count, role);
+                self.push(format!("{name}.weight_scale"), &[out, 1], Float::F16, scale_role);
+            }
+            Matrices::Fp8PerBlock => {
+                self.push_stored(weight, &shape, "fp8", count, role);
+                let blocks = [out.div_ceil(FP8_BLOCK), input.div_ceil(FP8_BLOCK)];
+                self.push(format!("{name}.weight_scale_inv"), &blocks, Float::F32, scale_role);
+            }
+            Matrices::Int4 { group } => {
+                self.push_stored(weight, &shape, "int4", count.div_ceil(2), role);
+                let groups = [out, input.div_ceil(group)];
+                self.push(format!("{name}.weight_scale"), &groups, Float::F16, scale_role);
+                self.push(format!("{name}.weight_zero_point"), &groups, Float::F16, scale_role);
+            }
+            Matrices::Q8_0 => self.push_stored(weight, &shape, "q8_0", q8_0_bytes(out, input), role),
+        }
+        if bias {
+            self.float(&format!("{name}.bias"), &[out], Role::Bias);
+        }
+    }
+}
+
+fn elements(shape: &[usize]) -> u64 {
+    shape.iter().map(|&dimension| dimension as u64).product()
+}
+
+/// Rows are padded to whole blocks.
+fn q8_0_bytes(rows: usize, columns: usize) -> u64 {
+    let (weights, bytes) = Q8_0_BLOCK;
+    rows as u64 * (columns as u64).div_ceil(weights) * bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+    use crate::model::Quantization;
+    use crate::model::test_shapes as shapes;
+
+    fn find<'a>(inventory: &'a Inventory, name: &str) -> &'a TensorInfo {
+        inventory.tensors.iter().find(|t| t.name == name).unwrap_or_else(|| panic!("no tensor {name}"))
+    }
+
+    /// The published parameter counts (`safetensors` index of each repository; tied heads counted once).
+    #[test]
+    fn parameter_counts_are_the_published_ones() {
+        let published = [
+            (shapes::smollm2_135m(), 134_515_008),
+            (shapes::llama_3_2_1b(), 1_235_814_400),
+            (shapes::llama_3_1_8b(), 8_030_261_248),
+            (shapes::llama_2_7b(), 6_738_415_616),
+            (shapes::llama_3_1_70b(), 70_553_706_496),
+            (shapes::mistral_7b(), 7_241_732_096),
+            (shapes::qwen2_5_7b(), 7_615_616_512),
+            (shapes::qwen3_0_6b(), 596_049_920),
+            (shapes::qwen3_8b(), 8_190_735_360),
+            (shapes::qwen3_32b(), 32_762_123_264),
+            (shapes::qwen3_30b_a3b(), 30_532_122_624),
+            (shapes::mixtral_8x7b(), 46_702_792_704),
+            // Without the multi-token-prediction layer, with 58 × 256 correction biases.
+            (shapes::deepseek_v3(), 671_026_419_200),
+        ];
+        for (architecture, parameters) in published {
+            for dtype in [Dtype::Bf16, Dtype::Fp8, Dtype::Int8, Dtype::Int4, Dtype::Gguf] {
+                let inventory = architecture.inventory(dtype);
+                assert_eq!(inventory.parameters(), parameters, "{:?} as {dtype}", architecture.family);
+            }
+        }
+    }
+
+    #[test]
+    fn a_bf16_checkpoint_is_two_bytes_per_parameter() {
+        let inventory = shapes::llama_3_1_8b().inventory(Dtype::Bf16);
+        assert_eq!(inventory.total_bytes(), Bytes(2 * 8_030_261_248));
+        let inventory = shapes::llama_3_1_8b().inventory(Dtype::F32);
+        assert_eq!(inventory.total_bytes(), Bytes(4 * 8_030_261_248));
+    }
+
+    #[test]
+    fn names_and_shapes_are_those_of_the_published_checkpoints() {
+        let llama = shapes::llama_3_1_8b().inventory(Dtype::Bf16);
+        assert_eq!(find(&llama, "model.layers.31.self_attn.k_proj.weight").shape, [1024, 4096]);
+        assert_eq!(find(&llama, "model.layers.0.mlp.down_proj.weight").shape, [4096, 14336]);
+        assert_eq!(find(&llama, "lm_head.weight").role, Role::Head);
+        // 9 tensors a layer, and the table, the last norm and the head: the 291 of the published index.
+        assert_eq!(llama.tensors.len(), 291);
+
+        let qwen2 = shapes::qwen2_5_7b().inventory(Dtype::Bf16);
+        assert_eq!(find(&qwen2, "model.layers.3.self_attn.v_proj.bias").shape, [512]);
+        assert_eq!(qwen2.tensors.len(), 339);
+
+        let qwen3 = shapes::qwen3_0_6b().inventory(Dtype::Bf16);
+        assert_eq!(find(&qwen3, "model.layers.3.self_attn.q_norm.weight").shape, [128]);
+        assert!(qwen3.tensors.iter().all(|t| t.name != "lm_head.weight"));
+
+        let moe = shapes::qwen3_30b_a3b().inventory(Dtype::Bf16);
+        assert_eq!(find(&moe, "model.layers.47.mlp.experts.127.gate_proj.weight").shape, [768, 2048]);
+        assert_eq!(find(&moe, "model.layers.0.mlp.gate.weight").role, Role::Router);
+        assert_eq!(moe.tensors.len(), 18_867);
+
+        let mixtral = shapes::mixtral_8x7b().inventory(Dtype::Bf16);
+        let down = find(&mixtral, "model.layers.9.block_sparse_moe.experts.7.w2.weight");
+        assert_eq!((down.shape.as_slice(), down.role), (&[4096, 14336][..], Role::Expert));
+        assert_eq!(mixtral.tensors.len(), 995);
+    }
+
+    #[test]
+    fn deepseek_v3_lists_latent_attention_and_shared_experts() {
+        let inventory = shapes::deepseek_v3().inventory(Dtype::Fp8);
+        let layer = "model.layers.3";
+        for (name, shape) in [
+            ("self_attn.q_a_proj.weight", vec![1536, 7168]),
+            ("self_attn.q_a_layernorm.weight", vec![1536]),
+            ("self_attn.q_b_proj.weight", vec![24_576, 1536]),
+            ("self_attn.kv_a_proj_with_mqa.weight", vec![576, 7168]),
+            ("self_attn.kv_a_proj_with_mqa.weight_scale_inv", vec![5, 56]),
+            ("self_attn.kv_a_layernorm.weight", vec![512]),
+            ("self_attn.kv_b_proj.weight", vec![32_768, 512]),
+            ("self_attn.o_proj.weight", vec![7168, 16_384]),
+            ("mlp.gate.e_score_correction_bias", vec![256]),
+            ("mlp.shared_experts.down_proj.weight", vec![7168, 2048]),
+            ("mlp.experts.255.up_proj.weight_scale_inv", vec![16, 56]),
+        ] {
+            assert_eq!(find(&inventory, &format!("{layer}.{name}")).shape, shape, "{name}");
+        }
+        assert_eq!(find(&inventory, "model.layers.2.mlp.gate_proj.weight").shape, [18_432, 7168]);
+        assert!(inventory.tensors.iter().all(|t| !t.name.contains("layers.61")));
+        // The published fp8 folder is 688.6 GB with its 11.6 B-parameter prediction layer; without it, about 672.6 GB.
+        let gigabytes = inventory.total_bytes().as_f64() / 1e9;
+        assert!((672.0..674.0).contains(&gigabytes), "{gigabytes}");
+    }
+
+    #[test]
+    fn int4_adds_one_bit_per_weight_at_group_32_and_a_quarter_at_128() {
+        let mut architecture = shapes::llama_3_1_8b();
+        // Linear parameters of the 32 layers: 8,030,261,248 − 2 × 128,256 × 4096 − 65 × 4096.
+        let linear = 6_979_321_856_u64;
+        let bytes = |architecture: &Architecture| {
+            let inventory = architecture.inventory(Dtype::Int4);
+            (inventory.bytes_of(Role::Matrix).0, inventory.bytes_of(Role::Scale).0)
+        };
+        assert_eq!(bytes(&architecture), (linear / 2, linear / 8));
+        architecture.quantization =
+            Some(Quantization { method: "gptq".into(), bits: 4, group_size: Some(128) });
+        assert_eq!(bytes(&architecture), (linear / 2, linear / 32));
+    }
+
+    #[test]
+    fn quantised_checkpoints_keep_tables_and_norms_at_16_bits() {
+        for dtype in [Dtype::Int8, Dtype::Fp8, Dtype::Int4] {
+            let inventory = shapes::qwen3_30b_a3b().inventory(dtype);
+            for tensor in &inventory.tensors {
+                let linear = matches!(tensor.role, Role::Matrix | Role::Expert);
+                assert_eq!(tensor.storage == dtype.name(), linear, "{} is {}", tensor.name, tensor.storage);
+            }
+        }
+    }
+
+    #[test]
+    fn gguf_stands_for_eight_and_a_half_bits_per_weight() {
+        let inventory = shapes::llama_3_1_8b().inventory(Dtype::Gguf);
+        // 8.5 bits for 8,029,995,008 matrix and table weights, f32 for 65 × 4096 norm weights.
+        assert_eq!(inventory.total_bytes(), Bytes(8_029_995_008 / 32 * 34 + 65 * 4096 * 4));
+    }
+
+    #[test]
+    fn no_name_is_listed_twice() {
+        let inventory = shapes::deepseek_v3().inventory(Dtype::Fp8);
+        let names: HashSet<_> = inventory.tensors.iter().map(|t| t.name.as_str()).collect();
+        assert_eq!(names.len(), inventory.tensors.len());
+    }
+
+    #[test]
+    fn the_hash_changes_with_the_shape_and_with_the_storage() {
+        let architecture = shapes::smollm2_135m();
+        let bf16 = model_hash(&architecture, &architecture.inventory(Dtype::Bf16));
+        assert_eq!(bf16.len(), 64);
+        assert_eq!(bf16, model_hash(&architecture, &architecture.inventory(Dtype::Bf16)));
+        assert_ne!(bf16, model_hash(&architecture, &architecture.inventory(Dtype::F16)));
+        let wider = Architecture { ffn_size: 1540, ..architecture };
+        assert_ne!(bf16, model_hash(&wider, &wider.inventory(Dtype::Bf16)));
+    }
+}
