@@ -3,4 +3,8 @@
 //! Enters: a session and ordered cells. Leaves: raw samples with the conditions they were taken under. It computes no
 //! statistic beyond what its stopping rule asks of [`crate::stats`], and prints nothing.
 
+mod cgroup;
 pub mod environment;
+pub mod memory;
+pub mod nvml;
+pub mod root;
