@@ -8,3 +8,4 @@ pub mod environment;
 pub mod memory;
 pub mod nvml;
 pub mod root;
+pub mod telemetry;
