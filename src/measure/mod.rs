@@ -4,6 +4,7 @@
 //! statistic beyond what its stopping rule asks of [`crate::stats`], and prints nothing.
 
 mod cgroup;
+pub mod doctor;
 pub mod environment;
 pub mod memory;
 pub mod nvml;
