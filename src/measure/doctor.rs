@@ -280,18 +280,19 @@ impl Findings {
                 let advice = "rebuild with `--features cuda` to measure it";
                 self.add(Severity::Warn, "gpu", format!("{gpus} found, but this build has no CUDA"), advice);
             }
-            (Some(gpus), _) => match &environment.gpu {
-                Some(gpu) => {
-                    let name = gpu.name.as_deref().unwrap_or("unnamed GPU");
-                    let driver = gpu.driver.as_deref().unwrap_or("unknown");
-                    self.ok("gpu", format!("{name}, index {} of {gpus}, driver {driver}", gpu.index));
-                }
-                None => {
-                    let advice = "look at CUDA_VISIBLE_DEVICES and at the number in `--device cuda:N`";
-                    let detail = format!("NVML counts {gpus}, but not the one asked for");
-                    self.add(Severity::Problem, "gpu", detail, advice);
-                }
-            },
+            (Some(gpus), _) => self.chosen_gpu(environment.gpu.as_ref(), gpus),
+        }
+    }
+
+    fn chosen_gpu(&mut self, gpu: Option<&GpuEnvironment>, gpus: u32) {
+        if let Some(gpu) = gpu {
+            let name = gpu.name.as_deref().unwrap_or("unnamed GPU");
+            let driver = gpu.driver.as_deref().unwrap_or("unknown");
+            self.ok("gpu", format!("{name}, index {} of {gpus}, driver {driver}", gpu.index));
+        } else {
+            let advice = "look at CUDA_VISIBLE_DEVICES and at the number in `--device cuda:N`";
+            let detail = format!("NVML counts {gpus}, but not the one asked for");
+            self.add(Severity::Problem, "gpu", detail, advice);
         }
     }
 

@@ -53,6 +53,7 @@ fn resident_at(root: &Root) -> Resident {
 }
 
 /// Lets the peak begin again at the current resident size; false where the kernel does not allow it.
+#[must_use]
 pub fn reset_peak() -> bool {
     reset_peak_at(&Root::system())
 }

@@ -32,14 +32,14 @@ pub enum GpuSelector {
 pub fn select(visible_devices: Option<&str>, ordinal: u32) -> Option<GpuSelector> {
     let Some(visible) = visible_devices else { return Some(GpuSelector::Index(ordinal)) };
     // CUDA stops at the first entry that it does not understand.
-    let entries = visible.split(',').map(str::trim).map_while(|entry| match entry.parse::<u32>() {
+    let mut entries = visible.split(',').map(str::trim).map_while(|entry| match entry.parse::<u32>() {
         Ok(index) => Some(GpuSelector::Index(index)),
         Err(_) if entry.starts_with("GPU-") || entry.starts_with("MIG-") => {
             Some(GpuSelector::Uuid(entry.to_owned()))
         }
         Err(_) => None,
     });
-    entries.skip(ordinal as usize).next()
+    entries.nth(ordinal as usize)
 }
 
 /// What holds the clocks down, as the bits of `nvmlDeviceGetCurrentClocksThrottleReasons`.
@@ -311,5 +311,15 @@ mod tests {
     fn a_machine_without_such_a_gpu_answers_none() {
         assert!(Gpu::open(&GpuSelector::Index(u32::MAX)).is_none());
         assert!(Gpu::open(&GpuSelector::Uuid("GPU-none".to_owned())).is_none());
+    }
+
+    #[test]
+    #[ignore = "needs an NVIDIA GPU"]
+    fn a_real_gpu_tells_its_name_memory_and_throttle_bits() {
+        let gpu = Gpu::open(&GpuSelector::Index(0)).expect("no NVIDIA GPU that NVML can open");
+        let described = gpu.describe().unwrap();
+        assert!(described.name.is_some() && described.driver.is_some() && described.memory_bytes.is_some());
+        assert!(gpu.sample().throttle.is_some());
+        assert_eq!(Gpu::open(&GpuSelector::Uuid(described.uuid.unwrap())).unwrap().index, 0);
     }
 }

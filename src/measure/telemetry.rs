@@ -284,13 +284,13 @@ impl Telemetry for NvmlTelemetry {
         // The GPU first: its clocks fall soon after the last kernel.
         let after = self.gpu.sample();
         let host = self.host.after_block();
-        gpu_block(&self.before.take().unwrap_or_default(), &after, host)
+        gpu_block(&self.before.take().unwrap_or_default(), &after, &host)
     }
 }
 
 /// What two looks at a GPU say about the block between them, added to what the host says.
 #[must_use]
-pub fn gpu_block(before: &GpuSample, after: &GpuSample, host: BlockTelemetry) -> BlockTelemetry {
+pub fn gpu_block(before: &GpuSample, after: &GpuSample, host: &BlockTelemetry) -> BlockTelemetry {
     // Before a block the GPU may rightly have been idle.
     let idle = ThrottleBits(1);
     let sampled = before.throttle.unwrap_or_default().0 & !idle.0 | after.throttle.unwrap_or_default().0;
@@ -316,7 +316,7 @@ pub fn gpu_block(before: &GpuSample, after: &GpuSample, host: BlockTelemetry) ->
             .map(|millijoules| millijoules as f64 / 1e3),
         // We hold a context ourselves, under whatever number the list knows us; an empty list means it tells nothing.
         gpu_other_processes: after.processes.and_then(|processes| processes.checked_sub(1)),
-        ..host
+        ..host.clone()
     }
 }
 
@@ -401,7 +401,7 @@ mod tests {
 
     fn throttled(bits: u64) -> BlockTelemetry {
         let sample = GpuSample { throttle: Some(ThrottleBits(bits)), ..GpuSample::default() };
-        gpu_block(&GpuSample::default(), &sample, BlockTelemetry::default())
+        gpu_block(&GpuSample::default(), &sample, &BlockTelemetry::default())
     }
 
     fn verdict(block: &BlockTelemetry) -> (Option<String>, Vec<String>) {
@@ -441,14 +441,14 @@ mod tests {
             ..GpuSample::default()
         };
         let host = BlockTelemetry { minor_faults: Some(3), ..BlockTelemetry::default() };
-        let block = gpu_block(&at(100, 5), &at(2600, 5), host);
+        let block = gpu_block(&at(100, 5), &at(2600, 5), &host);
         assert_eq!(block.throttle_reasons, ["thermal_violation"]);
         assert_eq!(
             (block.energy_joules, block.minor_faults, block.gpu_other_processes),
             (Some(2.5), Some(3), Some(0))
         );
         assert!(verdict(&block).0.unwrap().starts_with("thermal slowdown"));
-        let capped = gpu_block(&at(1, 5), &at(1, 6), BlockTelemetry::default());
+        let capped = gpu_block(&at(1, 5), &at(1, 6), &BlockTelemetry::default());
         assert_eq!(verdict(&capped), (None, vec!["power capped".to_owned()]));
     }
 
@@ -456,7 +456,7 @@ mod tests {
     fn an_idle_gpu_before_the_block_is_no_condition() {
         let idle = GpuSample { throttle: Some(ThrottleBits(1)), ..GpuSample::default() };
         let busy = GpuSample { throttle: Some(ThrottleBits(0)), ..GpuSample::default() };
-        assert!(gpu_block(&idle, &busy, BlockTelemetry::default()).throttle_reasons.is_empty());
+        assert!(gpu_block(&idle, &busy, &BlockTelemetry::default()).throttle_reasons.is_empty());
     }
 
     #[test]
