@@ -4,5 +4,12 @@
 //! statistic beyond what its stopping rule asks of [`crate::stats`], and prints nothing.
 
 pub mod block;
+mod cgroup;
+pub mod doctor;
 pub mod environment;
+pub mod memory;
+pub mod nvml;
 pub mod protocol;
+pub mod quality;
+pub mod root;
+pub mod telemetry;

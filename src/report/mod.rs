@@ -245,6 +245,9 @@ pub struct BlockTelemetry {
     pub major_faults: Option<u64>,
     pub minor_faults: Option<u64>,
     pub cpu_frequency_mhz: Option<f64>,
+    /// Other processes with a context on the measured GPU.
+    #[serde(default)]
+    pub gpu_other_processes: Option<usize>,
 }
 
 /// One cell of the grid.

@@ -1,1 +1,15 @@
-//! stats
+//! Statistics of timed samples. Pure: plain numbers in, plain numbers out; it imports nothing of the rest.
+//!
+//! Percentiles are nearest-rank, and one that the sample cannot carry is `None` rather than the largest value seen. Intervals come
+//! from block means on a log scale (Student's t) or from order statistics; both assume independent inputs, which is why steps
+//! are blocked before they come here.
+
+mod intervals;
+mod regression;
+mod series;
+mod summary;
+
+pub use intervals::{Interval, order_statistic_interval, t_interval_log};
+pub use regression::{Coefficient, Fit, least_squares};
+pub use series::{Trend, lag1_autocorrelation, trend};
+pub use summary::{honest_percentile, mean, median, percentile, sd};

@@ -1,0 +1,140 @@
+//! Intervals: Student's t on log block means, and order statistics for percentiles.
+
+use statrs::distribution::{Binomial, ContinuousCDF, DiscreteCDF, StudentsT};
+
+use super::summary::{mean, sd};
+
+/// A center with its interval.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Interval {
+    pub center: f64,
+    pub low: f64,
+    pub high: f64,
+}
+
+/// The geometric mean of positive, independent values with its t-interval on the log scale, or `None` for fewer than two values
+/// or any that is not positive.
+#[must_use]
+pub fn t_interval_log(values: &[f64], confidence: f64) -> Option<Interval> {
+    if values.len() < 2 || values.iter().any(|v| !v.is_finite() || *v <= 0.0) {
+        return None;
+    }
+    let logs: Vec<f64> = values.iter().map(|v| v.ln()).collect();
+    let center = mean(&logs);
+    let half = t_quantile(confidence, values.len() - 1)? * sd(&logs)? / (values.len() as f64).sqrt();
+    Some(Interval { center: center.exp(), low: (center - half).exp(), high: (center + half).exp() })
+}
+
+/// The two-sided Student quantile.
+pub(super) fn t_quantile(confidence: f64, degrees: usize) -> Option<f64> {
+    let t = StudentsT::new(0.0, 1.0, degrees as f64).ok()?;
+    Some(t.inverse_cdf(0.5 + confidence / 2.0))
+}
+
+/// A distribution-free interval of a percentile: the tightest pair of ascending values, one rank step at a time outwards from the
+/// percentile, that covers it with at least this confidence. `None` where the sample is too small for any pair.
+#[must_use]
+pub fn order_statistic_interval(sorted: &[f64], p: f64, confidence: f64) -> Option<(f64, f64)> {
+    let n = sorted.len();
+    let binomial = Binomial::new(p, n as u64).ok()?;
+    let tail = (1.0 - confidence) / 2.0;
+    // Ranks from 1. The percentile lies below x(low) with probability P(B < low), above x(high) with P(B >= high).
+    let below = |rank: usize| if rank == 0 { 0.0 } else { binomial.cdf(rank as u64 - 1) };
+    let low = (1..=n).rev().find(|&rank| below(rank) <= tail)?;
+    let high = (low + 1..=n).find(|&rank| 1.0 - below(rank) <= tail)?;
+    Some((sorted[low - 1], sorted[high - 1]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use rand::SeedableRng;
+    use rand_chacha::ChaCha8Rng;
+    use rand_distr::{Distribution, LogNormal, StandardNormal};
+
+    #[test]
+    fn the_interval_is_students_on_logs() {
+        // scipy: x = log([9.8, 10.1, 10.4, 9.9, 10.0]); t.interval(.95, 4, mean(x), sem(x)) exponentiated
+        // mean 2.308440 -> 10.0384; sem = sd/sqrt(5), t = 2.7764451
+        let values = [9.8, 10.1, 10.4, 9.9, 10.0];
+        let interval = t_interval_log(&values, 0.95).unwrap();
+        let logs: Vec<f64> = values.iter().map(|v: &f64| v.ln()).collect();
+        let half = 2.776_445_105_197_793 * sd(&logs).unwrap() / 5f64.sqrt();
+        assert!((interval.high / interval.low).ln() / 2.0 - half < 1e-9);
+        assert!((interval.center - 10.037_921).abs() < 1e-3, "{}", interval.center);
+        assert_eq!(t_interval_log(&[1.0], 0.95), None);
+        assert_eq!(t_interval_log(&[1.0, 0.0], 0.95), None);
+    }
+
+    #[test]
+    fn t_quantiles_equal_published_tables() {
+        for (degrees, wanted) in [(1, 12.706_2), (4, 2.776_4), (9, 2.262_2), (39, 2.022_7)] {
+            assert!((t_quantile(0.95, degrees).unwrap() - wanted).abs() < 1e-4);
+        }
+    }
+
+    #[test]
+    fn order_statistics_need_the_published_minimum_and_give_the_published_ranks() {
+        let sorted: Vec<f64> = (1..=1000).map(f64::from).collect();
+        // Two-sided 95 %: the median needs 6 values, p90 36, p99 368.
+        assert_eq!(order_statistic_interval(&sorted[..5], 0.5, 0.95), None);
+        assert_eq!(order_statistic_interval(&sorted[..6], 0.5, 0.95), Some((1.0, 6.0)));
+        assert_eq!(order_statistic_interval(&sorted[..35], 0.9, 0.95), None);
+        assert!(order_statistic_interval(&sorted[..36], 0.9, 0.95).is_some());
+        assert_eq!(order_statistic_interval(&sorted[..367], 0.99, 0.95), None);
+        assert!(order_statistic_interval(&sorted[..368], 0.99, 0.95).is_some());
+        // p99 at n = 1,000: ranks 983 to 997.
+        assert_eq!(order_statistic_interval(&sorted, 0.99, 0.95), Some((983.0, 997.0)));
+    }
+
+    #[test]
+    fn the_t_interval_covers_as_often_as_it_says() {
+        let mut random = ChaCha8Rng::seed_from_u64(11);
+        let distribution = LogNormal::new(0.0, 0.05).unwrap();
+        let covered = (0..10_000)
+            .filter(|_| {
+                let sample: Vec<f64> = (0..10).map(|_| distribution.sample(&mut random)).collect();
+                let interval = t_interval_log(&sample, 0.95).unwrap();
+                interval.low <= 1.0 && 1.0 <= interval.high
+            })
+            .count();
+        assert!((9_400..=9_600).contains(&covered), "{covered} of 10,000");
+    }
+
+    #[test]
+    fn block_means_rescue_an_interval_that_correlated_steps_would_ruin() {
+        let mut random = ChaCha8Rng::seed_from_u64(12);
+        let (mut by_steps, mut by_blocks) = (0, 0);
+        for _ in 0..1_000 {
+            // AR(1) with coefficient 0.9 around 1: 1,000 steps.
+            let mut state = 0.0;
+            let steps: Vec<f64> = (0..1_000)
+                .map(|_| {
+                    let shock: f64 = StandardNormal.sample(&mut random);
+                    state = 0.9 * state + 0.01 * shock;
+                    1.0 + state
+                })
+                .collect();
+            let blocks: Vec<f64> = steps.chunks(100).map(mean).collect();
+            let covers = |values: &[f64]| {
+                t_interval_log(values, 0.95).is_some_and(|i| i.low <= 1.0 && 1.0 <= i.high)
+            };
+            by_steps += usize::from(covers(&steps));
+            by_blocks += usize::from(covers(&blocks));
+        }
+        assert!(by_steps < 500, "raw steps cover {by_steps} of 1,000");
+        assert!(by_blocks > 900, "block means cover {by_blocks} of 1,000");
+    }
+
+    proptest! {
+        #[test]
+        fn an_interval_holds_its_center_and_scales(values in prop::collection::vec(0.1f64..1e6, 2..60), factor in 0.01f64..100.0) {
+            let interval = t_interval_log(&values, 0.95).unwrap();
+            prop_assert!(interval.low <= interval.center && interval.center <= interval.high);
+            let scaled: Vec<f64> = values.iter().map(|v| v * factor).collect();
+            let other = t_interval_log(&scaled, 0.95).unwrap();
+            prop_assert!((other.center / interval.center / factor - 1.0).abs() < 1e-9);
+        }
+    }
+}
