@@ -312,7 +312,8 @@ fn visit(
         Err(error) => return fail(state, session, error),
     };
     let steps = *state.steps.get_or_insert_with(|| {
-        let by_time = (protocol.block_min_seconds / warm.step_seconds.max(1e-9)).ceil();
+        // A hair less, so that 100 ms of 0.5 ms steps are 200 and not 201.
+        let by_time = (protocol.block_min_seconds / warm.step_seconds.max(1e-9) - 1e-6).ceil();
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "bounded just here")]
         let by_time = by_time.clamp(1.0, 100_000.0) as usize;
         match state.measured.cell.phase {

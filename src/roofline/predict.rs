@@ -170,6 +170,7 @@ fn empty_cell(request: &Request<'_>, shape: StepShape) -> CellResult {
         energy_per_token_joules: None,
         distinct_experts: None,
         flags: Vec::new(),
+        block_merge: 1,
         blocks: Vec::new(),
     }
 }

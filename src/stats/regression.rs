@@ -127,7 +127,7 @@ mod tests {
         let repeated: Vec<Vec<f64>> = (0..6).map(|i| vec![1.0, f64::from(i), 2.0 * f64::from(i)]).collect();
         assert_eq!(least_squares(&repeated, &[0.0; 6], 0.95), None);
         assert_eq!(least_squares(&[vec![1.0, 2.0], vec![1.0, 3.0]], &[1.0, 2.0], 0.95), None);
-        assert_eq!(least_squares(&[vec![f64::NAN]; 3], &[1.0; 3], 0.95), None);
+        assert_eq!(least_squares(&vec![vec![f64::NAN]; 3], &[1.0; 3], 0.95), None);
         assert_eq!(least_squares(&[], &[], 0.95), None);
     }
 }
