@@ -4,17 +4,27 @@
 //! and, on request, the tensors on a device. It knows nothing of steps, timing or reports.
 
 pub mod architecture;
+pub mod config;
+mod error;
 pub mod inventory;
+pub mod presets;
 pub mod tensors;
 #[cfg(test)]
 pub(crate) mod test_shapes;
 
+// One file per family: how its config reads.
+mod deepseek_v3;
+mod llama;
+mod mistral;
+mod mixtral;
+mod qwen2;
+mod qwen3;
+mod qwen3_moe;
+
 pub use architecture::{
     Architecture, Biases, Dtype, Experts, Family, LatentAttention, Quantization, Rope, RopeScaling,
 };
+pub use config::{parse_config, read_config};
+pub use error::ModelError;
 pub use inventory::{Inventory, Role, TensorInfo};
 pub use tensors::model_hash;
-
-/// Why a model could not be opened.
-#[derive(Debug, thiserror::Error)]
-pub enum ModelError {}

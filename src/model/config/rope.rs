@@ -1,0 +1,98 @@
+//! Rotary base and scaling, in the spellings of `transformers` 4 and 5.
+//!
+//! 4 writes `rope_theta` beside `rope_scaling` (whose kind is `rope_type`, earlier `type`); 5 writes one `rope_parameters`. A key
+//! that this reader does not know inside either object is refused by name: it would change every logit.
+
+use serde_json::{Value, json};
+
+use super::fields::Fields;
+use super::limits;
+use crate::model::{ModelError, Rope, RopeScaling};
+
+const SUPPORTED: &str = "default, linear, llama3, yarn";
+
+/// Reads base and scaling; `default_theta` is the family's own, where `transformers` gives it one.
+pub(super) fn read(fields: &Fields, default_theta: Option<f64>, positions: usize) -> Result<Rope, ModelError> {
+    let old = fields.section("rope_scaling")?;
+    let new = fields.section("rope_parameters")?;
+    if old.is_some() && new.is_some() && fields.get("rope_scaling") != fields.get("rope_parameters") {
+        return Err(fields.bad("rope_scaling", "the same object as `rope_parameters`, or only one of them"));
+    }
+    let section = new.or(old);
+
+    let outer = fields.float("rope_theta", limits::THETA)?;
+    let inner = section.as_ref().map(|s| s.float("rope_theta", limits::THETA)).transpose()?.flatten();
+    if let (Some(outer), Some(inner)) = (outer, inner)
+        && outer.to_bits() != inner.to_bits()
+    {
+        return Err(fields.bad("rope_theta", format!("{inner}, as in `rope_parameters.rope_theta`")));
+    }
+    let theta =
+        inner.or(outer).or(default_theta).ok_or_else(|| fields.missing("rope_theta", "the rotary base"))?;
+
+    let scaling = match section {
+        None => RopeScaling::None,
+        Some(section) => scaling(&section, positions)?,
+    };
+    Ok(Rope { theta, scaling })
+}
+
+fn scaling(section: &Fields, positions: usize) -> Result<RopeScaling, ModelError> {
+    section.only("partial_rotary_factor", &json!(1.0))?;
+    let (new, old) = (section.text("rope_type")?, section.text("type")?);
+    if new.is_some() && old.is_some() && new != old {
+        return Err(section.bad("type", "the same kind as `rope_type`, or only one of them"));
+    }
+    let key = if new.is_some() { "rope_type" } else { "type" };
+    let kind = match new.or(old) {
+        Some(kind) => kind,
+        // Version 5 leaves the kind out where nothing is scaled.
+        None if section.get("factor").is_none() => "default",
+        None => return Err(section.missing("rope_type", SUPPORTED)),
+    };
+
+    let factor = || section.need_float("factor", limits::ROPE_FACTOR);
+    let original = "original_max_position_embeddings";
+    match kind {
+        "default" => {
+            accept_only(section, kind, &[])?;
+            Ok(RopeScaling::None)
+        }
+        "linear" => {
+            accept_only(section, kind, &["factor"])?;
+            Ok(RopeScaling::Linear { factor: factor()? })
+        }
+        "llama3" => {
+            accept_only(section, kind, &["factor", "low_freq_factor", "high_freq_factor", original])?;
+            let low_freq_factor = section.need_float("low_freq_factor", limits::ROPE_FACTOR)?;
+            let high_freq_factor = section.need_float("high_freq_factor", limits::ROPE_FACTOR)?;
+            if high_freq_factor <= low_freq_factor {
+                return Err(section.bad("high_freq_factor", format!("more than `low_freq_factor` ({low_freq_factor})")));
+            }
+            let original_max_positions = section.need_integer(original, 1..=limits::POSITIONS)?;
+            Ok(RopeScaling::Llama3 { factor: factor()?, low_freq_factor, high_freq_factor, original_max_positions })
+        }
+        "yarn" => {
+            let shape = ["beta_fast", "beta_slow", "mscale", "mscale_all_dim", "attention_factor"];
+            for key in shape {
+                section.float(key, 0.0..=1e6)?;
+            }
+            section.flag("truncate", true)?;
+            accept_only(section, kind, &[&shape[..], &["factor", "truncate", original]].concat())?;
+            let original_max_positions = section.integer(original, 1..=limits::POSITIONS)?.unwrap_or(positions);
+            Ok(RopeScaling::Yarn { factor: factor()?, original_max_positions })
+        }
+        _ => Err(section.unsupported(key, SUPPORTED)),
+    }
+}
+
+fn accept_only(section: &Fields, kind: &str, keys: &[&str]) -> Result<(), ModelError> {
+    let always = ["type", "rope_type", "rope_theta", "partial_rotary_factor"];
+    match section.keys().find(|key| !always.contains(key) && !keys.contains(key)) {
+        None => Ok(()),
+        Some(key) if matches!(section.get(key), Some(Value::Object(_))) => {
+            Err(section.unsupported(key, "one rotary embedding for all layers"))
+        }
+        Some(key) => Err(section.unsupported(key, format!("no such key beside rope type {kind}"))),
+    }
+}

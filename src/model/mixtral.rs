@@ -1,0 +1,32 @@
+//! Mixtral: Mistral's attention, and routed experts of width `intermediate_size` in every layer.
+
+use serde_json::json;
+
+use super::config::{Conventions, FamilySpec, Fields, Windows, decoder, experts_per_token, limits};
+use super::{Architecture, Biases, Experts, Family, ModelError};
+
+pub(super) const SPEC: FamilySpec = FamilySpec { model_type: "mixtral", class: "MixtralForCausalLM", read };
+
+fn read(fields: &Fields) -> Result<Architecture, ModelError> {
+    fields.only("attention_bias", &json!(false))?;
+    fields.only("mlp_bias", &json!(false))?;
+    let conventions = Conventions {
+        family: Family::Mixtral,
+        kv_heads_may_be_absent: false,
+        theta: None,
+        qk_norm: false,
+        biases: Biases::default(),
+        windows: Windows::Everywhere { required: false },
+    };
+    let architecture = decoder(fields, &conventions)?;
+    let count = fields.need_integer("num_local_experts", 1..=limits::EXPERTS)?;
+    let experts = Experts {
+        count,
+        per_token: experts_per_token(fields, count)?,
+        ffn_size: architecture.ffn_size,
+        shared_count: 0,
+        shared_ffn_size: 0,
+        dense_layers: Vec::new(),
+    };
+    Ok(Architecture { experts: Some(experts), ..architecture })
+}
