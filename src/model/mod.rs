@@ -5,12 +5,19 @@
 
 pub mod architecture;
 pub mod inventory;
+pub mod safetensors;
+pub mod synthetic;
+pub mod weights;
 
 pub use architecture::{
     Architecture, Biases, Dtype, Experts, Family, LatentAttention, Quantization, Rope, RopeScaling,
 };
 pub use inventory::{Inventory, Role, TensorInfo};
+pub use weights::{LoadedWeights, WeightsError};
 
 /// Why a model could not be opened.
 #[derive(Debug, thiserror::Error)]
-pub enum ModelError {}
+pub enum ModelError {
+    #[error(transparent)]
+    Weights(#[from] WeightsError),
+}
