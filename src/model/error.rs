@@ -8,6 +8,10 @@ use std::path::PathBuf;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ModelError {
+    /// The weights cannot be had.
+    #[error(transparent)]
+    Weights(#[from] super::weights::WeightsError),
+
     /// The operating system refused to open or read a file.
     #[error("cannot read {path}: {source}")]
     Read { path: PathBuf, source: std::io::Error },

@@ -8,6 +8,8 @@ pub mod config;
 mod error;
 pub mod inventory;
 pub mod presets;
+pub mod safetensors;
+pub mod synthetic;
 pub mod tensors;
 #[cfg(test)]
 pub(crate) mod test_shapes;
@@ -20,6 +22,7 @@ mod mixtral;
 mod qwen2;
 mod qwen3;
 mod qwen3_moe;
+pub mod weights;
 
 pub use architecture::{
     Architecture, Biases, Dtype, Experts, Family, LatentAttention, Quantization, Rope, RopeScaling,
@@ -28,3 +31,4 @@ pub use config::{parse_config, read_config};
 pub use error::ModelError;
 pub use inventory::{Inventory, Role, TensorInfo};
 pub use tensors::model_hash;
+pub use weights::{LoadedWeights, WeightsError};

@@ -1,0 +1,545 @@
+//! Weights of a Hugging Face folder: `model.safetensors`, or `model.safetensors.index.json` and its shards.
+//!
+//! Enters: a folder and the [`Inventory`] its config implies. Leaves: a [`Checkpoint`] whose every byte is accounted for,
+//! and from it [`LoadedWeights`]. The headers are read here, by size and position, and checked against the size of the file
+//! before anything is allocated for a tensor. It knows tensor names only through the expected inventory.
+//!
+//! *Source* of the layout: the format page of the safetensors project (u64 header length, JSON header, then the data; no
+//! holes, no overlap, header at most 100 MB).
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use candle_core::{DType, Device, Tensor};
+use half::{bf16, f16};
+use serde::de::{self, Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
+
+use super::weights::{LoadedWeights, SizedFile, WeightsError, is_plain_file_name, plain_dtype};
+use super::{Dtype, Inventory, Role, TensorInfo};
+use crate::units::Bytes;
+
+const SINGLE: &str = "model.safetensors";
+const INDEX: &str = "model.safetensors.index.json";
+/// The format's own limit.
+const MAX_HEADER_BYTES: u64 = 100_000_000;
+/// The largest public checkpoints hold about 92,000 tensors over all shards (DeepSeek-V3 with its scales).
+const MAX_TENSORS: usize = 200_000;
+/// Well below the usual limit of 1,024 open files; DeepSeek-V3 has 163 shards.
+const MAX_SHARDS: usize = 512;
+const MAX_DIMENSIONS: usize = 8;
+const MAX_INDEX_BYTES: u64 = 64 << 20;
+/// Bytes read at once: large enough for full disk speed, small beside any model.
+const CHUNK_BYTES: usize = 4 << 20;
+/// Names listed in an error before "and N more".
+const NAMES_SHOWN: usize = 5;
+
+/// Why a safetensors header or index cannot be trusted.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SafetensorsError {
+    #[error("the file is {size} bytes, too short for a safetensors header")]
+    TooShort { size: u64 },
+    #[error("the header claims {claimed} bytes, above the format's limit of {MAX_HEADER_BYTES}")]
+    HeaderTooLong { claimed: u64 },
+    #[error(
+        "the header claims {claimed} bytes, but only {available} follow; the file is truncated or corrupt"
+    )]
+    HeaderBeyondFile { claimed: u64, available: u64 },
+    #[error("the header is not valid: {problem}")]
+    BadJson { problem: String },
+    #[error("tensor {name} has the unknown dtype {dtype:?}")]
+    UnknownDtype { name: String, dtype: String },
+    #[error("tensor {name} has shape {shape:?}, whose size in bytes overflows")]
+    SizeOverflow { name: String, shape: Vec<u64> },
+    #[error("tensor {name} lies at {begin}..{end}, which is not a range")]
+    BackwardRange { name: String, begin: u64, end: u64 },
+    #[error("tensor {name} of shape {shape:?} needs {needed} bytes, but its range holds {held}")]
+    WrongSize { name: String, shape: Vec<u64>, needed: u64, held: u64 },
+    #[error("tensor {name} begins at {begin}, inside the tensor that ends at {previous_end}")]
+    Overlap { name: String, begin: u64, previous_end: u64 },
+    #[error("tensor {name} begins at {begin}, but the tensor before it ends at {previous_end}: a hole")]
+    Hole { name: String, begin: u64, previous_end: u64 },
+    #[error("the tensors end at byte {tensors} of the data, but the file holds {data}; truncated or corrupt")]
+    DataSize { tensors: u64, data: u64 },
+    #[error("the index names {shards} shards, above the limit of {MAX_SHARDS}")]
+    TooManyShards { shards: usize },
+    #[error("the index puts tensor {name} in {shard}, which does not hold it")]
+    NotInShard { name: String, shard: String },
+    #[error("tensor {name} is also in {other}")]
+    TwiceInShards { name: String, other: String },
+}
+
+/// Stored dtypes of the format: name, bits of an element.
+const DTYPES: [(&str, u64); 19] = [
+    ("BOOL", 8),
+    ("F4", 4),
+    ("F6_E2M3", 6),
+    ("F6_E3M2", 6),
+    ("U8", 8),
+    ("I8", 8),
+    ("F8_E5M2", 8),
+    ("F8_E4M3", 8),
+    ("F8_E8M0", 8),
+    ("I16", 16),
+    ("U16", 16),
+    ("F16", 16),
+    ("BF16", 16),
+    ("I32", 32),
+    ("U32", 32),
+    ("F32", 32),
+    ("F64", 64),
+    ("I64", 64),
+    ("U64", 64),
+];
+
+/// One tensor of a shard, after its header was found consistent.
+#[derive(Debug, Clone)]
+struct StoredTensor {
+    name: String,
+    storage: &'static str,
+    shape: Vec<usize>,
+    /// Offset in the file, not in the data section.
+    offset: u64,
+    bytes: u64,
+}
+
+/// A folder of safetensors whose headers agree with the files and with the expected inventory.
+#[derive(Debug)]
+pub struct Checkpoint {
+    folder: PathBuf,
+    shards: Vec<SizedFile>,
+    /// Tensors to load: shard and place by name, in the expected order.
+    wanted: Vec<(usize, StoredTensor)>,
+    on_disk: Inventory,
+}
+
+impl Checkpoint {
+    /// Opens the weights of a folder and holds them against the inventory that its config implies.
+    ///
+    /// Rotary tables (`rotary_emb.inv_freq`), and a stored `lm_head.weight` that the config ties to the embedding, are
+    /// tolerated as [`Role::Unused`]; any other unknown tensor is refused by name.
+    ///
+    /// # Errors
+    /// When the folder has no safetensors, when a header is inconsistent, when a shard's name or link leaves the folder,
+    /// or when a tensor is missing, unknown or of another shape.
+    pub fn open(folder: &Path, expected: &Inventory) -> Result<Self, WeightsError> {
+        let (shards, stored) = read_headers(folder)?;
+        let mut by_name: BTreeMap<String, (usize, StoredTensor)> =
+            stored.into_iter().map(|(shard, tensor)| (tensor.name.clone(), (shard, tensor))).collect();
+
+        let mut wanted = Vec::with_capacity(expected.tensors.len());
+        let mut on_disk = Inventory::default();
+        let mut missing = Vec::new();
+        for info in expected.tensors.iter().filter(|t| t.role != Role::Unused) {
+            let Some((shard, tensor)) = by_name.remove(&info.name) else {
+                missing.push(info);
+                continue;
+            };
+            if tensor.shape != info.shape {
+                return Err(WeightsError::WrongShape {
+                    path: shards[shard].path().to_path_buf(),
+                    name: info.name.clone(),
+                    found: tensor.shape,
+                    expected: info.shape.clone(),
+                });
+            }
+            on_disk.tensors.push(tensor.info(info.role, info.layer));
+            wanted.push((shard, tensor));
+        }
+        if let Some(first) = missing.first() {
+            return Err(WeightsError::Missing {
+                path: folder.to_path_buf(),
+                name: first.name.clone(),
+                expected: first.shape.clone(),
+                others: missing.len() - 1,
+            });
+        }
+        let (harmless, unknown): (Vec<_>, Vec<_>) =
+            by_name.into_values().map(|(_, tensor)| tensor).partition(|t| is_harmless(&t.name));
+        if !unknown.is_empty() {
+            return Err(WeightsError::Unknown {
+                path: folder.to_path_buf(),
+                names: unknown.iter().take(NAMES_SHOWN).map(|t| t.name.clone()).collect(),
+                others: unknown.len().saturating_sub(NAMES_SHOWN),
+            });
+        }
+        on_disk.tensors.extend(harmless.iter().map(|tensor| tensor.info(Role::Unused, None)));
+        Ok(Self { folder: folder.to_path_buf(), shards, wanted, on_disk })
+    }
+
+    /// Every tensor of the files, with the bytes it takes there.
+    #[must_use]
+    pub fn on_disk(&self) -> &Inventory {
+        &self.on_disk
+    }
+
+    /// The dtype that holds most of the bytes, when it is a plain float: loading in it copies without conversion.
+    #[must_use]
+    pub fn stored_dtype(&self) -> Option<Dtype> {
+        let mut bytes: BTreeMap<&str, u64> = BTreeMap::new();
+        for (_, tensor) in &self.wanted {
+            *bytes.entry(tensor.storage).or_default() += tensor.bytes;
+        }
+        match bytes.into_iter().max_by_key(|(_, bytes)| *bytes)?.0 {
+            "F32" => Some(Dtype::F32),
+            "BF16" => Some(Dtype::Bf16),
+            "F16" => Some(Dtype::F16),
+            _ => None,
+        }
+    }
+
+    /// Reads the tensors onto a device, converted to `wanted` where the file stores another float.
+    ///
+    /// One tensor at a time passes through host memory, in chunks of 4 MiB.
+    ///
+    /// # Errors
+    /// When `wanted` is not a plain float, when a tensor is stored in a format that is not one, when a file shrank since it
+    /// was opened, or when memory runs out.
+    pub fn load(&self, wanted: Dtype, device: &Device) -> Result<LoadedWeights, WeightsError> {
+        let dtype = plain_dtype(wanted, "loaded")?;
+        if let Some((shard, tensor)) =
+            self.wanted.iter().find(|(_, t)| !matches!(t.storage, "F32" | "BF16" | "F16"))
+        {
+            return Err(WeightsError::StoredDtype {
+                path: self.shards[*shard].path().to_path_buf(),
+                name: tensor.name.clone(),
+                storage: tensor.storage.to_owned(),
+                wanted,
+            });
+        }
+        let mut tensors = HashMap::with_capacity(self.wanted.len());
+        let mut loaded = Inventory::default();
+        for ((shard, stored), info) in self.wanted.iter().zip(&self.on_disk.tensors) {
+            tensors.insert(stored.name.clone(), read_tensor(&self.shards[*shard], stored, dtype, device)?);
+            let bytes = Bytes(info.elements() * dtype.size_in_bytes() as u64);
+            loaded.tensors.push(TensorInfo { storage: wanted.name().to_owned(), bytes, ..info.clone() });
+        }
+        Ok(LoadedWeights { tensors, on_disk: self.on_disk.clone(), loaded })
+    }
+
+    /// The folder the checkpoint was opened from.
+    #[must_use]
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+}
+
+impl StoredTensor {
+    fn info(&self, role: Role, layer: Option<usize>) -> TensorInfo {
+        TensorInfo {
+            name: self.name.clone(),
+            shape: self.shape.clone(),
+            storage: self.storage.to_lowercase(),
+            bytes: Bytes(self.bytes),
+            role,
+            layer,
+        }
+    }
+}
+
+/// Tensors that some exporters write and no forward reads.
+fn is_harmless(name: &str) -> bool {
+    // By the time this is asked, an `lm_head.weight` is left over only when the config ties it.
+    name.ends_with("rotary_emb.inv_freq") || name == "lm_head.weight"
+}
+
+/// Opens all shards and reads their headers.
+fn read_headers(folder: &Path) -> Result<(Vec<SizedFile>, Vec<(usize, StoredTensor)>), WeightsError> {
+    if exists(&folder.join(SINGLE)) {
+        let shard = SizedFile::open_within(folder, SINGLE)?;
+        let tensors = read_shard(&shard)?.into_iter().map(|t| (0, t)).collect();
+        return Ok((vec![shard], tensors));
+    }
+    if !exists(&folder.join(INDEX)) {
+        let pytorch = ["pytorch_model.bin", "pytorch_model.bin.index.json"];
+        let hint = if pytorch.iter().any(|name| exists(&folder.join(name))) {
+            "; pickled PyTorch weights can run code and are not read, convert them to safetensors"
+        } else {
+            ""
+        };
+        let looked_for = "model.safetensors and model.safetensors.index.json";
+        return Err(WeightsError::NoWeights { folder: folder.to_path_buf(), looked_for, hint });
+    }
+    let index_file = SizedFile::open_within(folder, INDEX)?;
+    let index_path = index_file.path().to_path_buf();
+    let bad = |path: &Path, problem| WeightsError::Safetensors { path: path.to_path_buf(), problem };
+    let bytes = index_file.read_all(MAX_INDEX_BYTES)?;
+    let weight_map = parse_index(&bytes).map_err(|problem| bad(&index_path, problem))?;
+    let names: BTreeSet<&str> = weight_map.iter().map(|(_, shard)| shard.as_str()).collect();
+    if let Some(name) = names.iter().find(|name| !is_plain_file_name(name)) {
+        return Err(WeightsError::ShardName { index: index_path, name: (*name).to_owned() });
+    }
+    if names.len() > MAX_SHARDS {
+        return Err(bad(&index_path, SafetensorsError::TooManyShards { shards: names.len() }));
+    }
+
+    let mut shards = Vec::with_capacity(names.len());
+    let mut tensors = Vec::new();
+    let mut holder: HashMap<String, &str> = HashMap::new();
+    for (position, shard_name) in names.iter().copied().enumerate() {
+        let shard = SizedFile::open_within(folder, shard_name)?;
+        for tensor in read_shard(&shard)? {
+            if let Some(other) = holder.insert(tensor.name.clone(), shard_name) {
+                let problem = SafetensorsError::TwiceInShards { name: tensor.name, other: other.to_owned() };
+                return Err(bad(shard.path(), problem));
+            }
+            tensors.push((position, tensor));
+        }
+        shards.push(shard);
+    }
+    for (name, shard) in &weight_map {
+        if holder.get(name) != Some(&shard.as_str()) {
+            let problem = SafetensorsError::NotInShard { name: name.clone(), shard: shard.clone() };
+            return Err(bad(&index_path, problem));
+        }
+    }
+    Ok((shards, tensors))
+}
+
+/// Whether something, even a broken link, is there.
+fn exists(path: &Path) -> bool {
+    path.symlink_metadata().is_ok()
+}
+
+fn read_shard(shard: &SizedFile) -> Result<Vec<StoredTensor>, WeightsError> {
+    let bad = |problem| WeightsError::Safetensors { path: shard.path().to_path_buf(), problem };
+    let Some(available) = shard.size().checked_sub(8) else {
+        return Err(bad(SafetensorsError::TooShort { size: shard.size() }));
+    };
+    let mut length = [0; 8];
+    shard.read_at(&mut length, 0)?;
+    let claimed = u64::from_le_bytes(length);
+    if claimed > MAX_HEADER_BYTES {
+        return Err(bad(SafetensorsError::HeaderTooLong { claimed }));
+    }
+    if claimed > available {
+        return Err(bad(SafetensorsError::HeaderBeyondFile { claimed, available }));
+    }
+    let mut header = vec![0; usize::try_from(claimed).expect("a header of at most 100 MB fits in memory")];
+    shard.read_at(&mut header, 8)?;
+    parse_header(&header, 8 + claimed, available - claimed).map_err(bad)
+}
+
+/// Parses a header and checks it against the number of data bytes behind it.
+fn parse_header(header: &[u8], data_start: u64, data: u64) -> Result<Vec<StoredTensor>, SafetensorsError> {
+    let entries = parse_json::<UniqueMap<Entry>>(header)?.0;
+    let mut tensors = Vec::with_capacity(entries.len());
+    for (name, entry) in entries {
+        if let Entry::Tensor(described) = entry {
+            tensors.push(described.check(name, data_start)?);
+        }
+    }
+    // Empty tensors share their place with the next one, so they sort before it.
+    tensors.sort_by_key(|t| (t.offset, t.bytes));
+    let mut previous_end = 0;
+    for tensor in &tensors {
+        let begin = tensor.offset - data_start;
+        let name = || tensor.name.clone();
+        if begin < previous_end {
+            return Err(SafetensorsError::Overlap { name: name(), begin, previous_end });
+        }
+        if begin > previous_end {
+            return Err(SafetensorsError::Hole { name: name(), begin, previous_end });
+        }
+        previous_end = begin + tensor.bytes;
+    }
+    if previous_end != data {
+        return Err(SafetensorsError::DataSize { tensors: previous_end, data });
+    }
+    Ok(tensors)
+}
+
+fn parse_index(bytes: &[u8]) -> Result<Vec<(String, String)>, SafetensorsError> {
+    #[derive(serde::Deserialize)]
+    struct Index {
+        weight_map: UniqueMap<String>,
+    }
+    Ok(parse_json::<Index>(bytes)?.weight_map.0)
+}
+
+fn parse_json<'de, T: Deserialize<'de>>(bytes: &'de [u8]) -> Result<T, SafetensorsError> {
+    serde_json::from_slice(bytes).map_err(|error| SafetensorsError::BadJson { problem: error.to_string() })
+}
+
+/// A JSON object that refuses a repeated key and stops growing at [`MAX_TENSORS`].
+struct UniqueMap<V>(Vec<(String, V)>);
+
+impl<'de, V: KeyedValue<'de>> Deserialize<'de> for UniqueMap<V> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct MapVisitor<V>(std::marker::PhantomData<V>);
+        impl<'de, V: KeyedValue<'de>> Visitor<'de> for MapVisitor<V> {
+            type Value = UniqueMap<V>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object with one entry for each tensor")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+                let mut entries = Vec::new();
+                let mut seen = std::collections::HashSet::new();
+                while let Some(key) = map.next_key::<String>()? {
+                    if entries.len() == MAX_TENSORS {
+                        return Err(de::Error::custom(format_args!("more than {MAX_TENSORS} entries")));
+                    }
+                    if !seen.insert(key.clone()) {
+                        return Err(de::Error::custom(format_args!("{key:?} appears twice")));
+                    }
+                    let value = V::next(&key, &mut map)?;
+                    entries.push((key, value));
+                }
+                Ok(UniqueMap(entries))
+            }
+        }
+        deserializer.deserialize_map(MapVisitor(std::marker::PhantomData))
+    }
+}
+
+/// A value whose form may depend on its key.
+trait KeyedValue<'de>: Sized {
+    fn next<A: MapAccess<'de>>(key: &str, map: &mut A) -> Result<Self, A::Error>;
+}
+
+impl<'de> KeyedValue<'de> for String {
+    fn next<A: MapAccess<'de>>(_key: &str, map: &mut A) -> Result<Self, A::Error> {
+        map.next_value()
+    }
+}
+
+/// A value of the header: a tensor, or the free-form `__metadata__`, which is passed over.
+enum Entry {
+    Metadata,
+    Tensor(Described),
+}
+
+impl<'de> KeyedValue<'de> for Entry {
+    fn next<A: MapAccess<'de>>(key: &str, map: &mut A) -> Result<Self, A::Error> {
+        if key == "__metadata__" {
+            map.next_value::<de::IgnoredAny>()?;
+            return Ok(Self::Metadata);
+        }
+        map.next_value().map(Self::Tensor)
+    }
+}
+
+/// A tensor as the header describes it, not yet checked.
+#[derive(serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Described {
+    dtype: String,
+    shape: Dimensions,
+    data_offsets: (u64, u64),
+}
+
+impl Described {
+    fn check(self, name: String, data_start: u64) -> Result<StoredTensor, SafetensorsError> {
+        let (begin, end) = self.data_offsets;
+        let shape = self.shape.0;
+        let Some(&(storage, bits)) = DTYPES.iter().find(|(known, _)| *known == self.dtype) else {
+            return Err(SafetensorsError::UnknownDtype { name, dtype: self.dtype });
+        };
+        let product = shape.iter().try_fold(bits, |product, &d| product.checked_mul(d));
+        let dimensions = shape.iter().map(|&d| usize::try_from(d).ok()).collect::<Option<Vec<_>>>();
+        let (Some(total_bits), Some(dimensions), Some(offset)) =
+            (product, dimensions, data_start.checked_add(begin))
+        else {
+            return Err(SafetensorsError::SizeOverflow { name, shape });
+        };
+        let Some(held) = end.checked_sub(begin) else {
+            return Err(SafetensorsError::BackwardRange { name, begin, end });
+        };
+        if !total_bits.is_multiple_of(8) || total_bits / 8 != held || data_start.checked_add(end).is_none() {
+            return Err(SafetensorsError::WrongSize { name, shape, needed: total_bits.div_ceil(8), held });
+        }
+        Ok(StoredTensor { name, storage, shape: dimensions, offset, bytes: held })
+    }
+}
+
+/// A shape that stops growing at [`MAX_DIMENSIONS`].
+struct Dimensions(Vec<u64>);
+
+impl<'de> Deserialize<'de> for Dimensions {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct ShapeVisitor;
+        impl<'de> Visitor<'de> for ShapeVisitor {
+            type Value = Dimensions;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "a shape of at most {MAX_DIMENSIONS} dimensions")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
+                let mut shape = Vec::new();
+                while let Some(dimension) = seq.next_element()? {
+                    if shape.len() == MAX_DIMENSIONS {
+                        return Err(de::Error::invalid_length(MAX_DIMENSIONS + 1, &self));
+                    }
+                    shape.push(dimension);
+                }
+                Ok(Dimensions(shape))
+            }
+        }
+        deserializer.deserialize_seq(ShapeVisitor)
+    }
+}
+
+/// Reads one tensor and converts it on the way, so that no second copy of it exists on the host.
+fn read_tensor(
+    shard: &SizedFile,
+    stored: &StoredTensor,
+    dtype: DType,
+    device: &Device,
+) -> Result<Tensor, WeightsError> {
+    let source = Source { shard, stored };
+    let shape = stored.shape.as_slice();
+    let failed = |error| WeightsError::Device { name: stored.name.clone(), error };
+    match (stored.storage, dtype) {
+        ("F32", DType::F32) => Tensor::from_vec(source.read(f32::from_le_bytes)?, shape, device),
+        ("F32", DType::BF16) => {
+            Tensor::from_vec(source.read(|b| bf16::from_f32(f32::from_le_bytes(b)))?, shape, device)
+        }
+        ("F32", _) => Tensor::from_vec(source.read(|b| f16::from_f32(f32::from_le_bytes(b)))?, shape, device),
+        ("BF16", DType::BF16) => Tensor::from_vec(source.read(bf16::from_le_bytes)?, shape, device),
+        ("BF16", DType::F32) => {
+            Tensor::from_vec(source.read(|b| bf16::from_le_bytes(b).to_f32())?, shape, device)
+        }
+        ("BF16", _) => {
+            Tensor::from_vec(source.read(|b| f16::from_f32(bf16::from_le_bytes(b).to_f32()))?, shape, device)
+        }
+        (_, DType::F16) => Tensor::from_vec(source.read(f16::from_le_bytes)?, shape, device),
+        (_, DType::F32) => Tensor::from_vec(source.read(|b| f16::from_le_bytes(b).to_f32())?, shape, device),
+        _ => {
+            Tensor::from_vec(source.read(|b| bf16::from_f32(f16::from_le_bytes(b).to_f32()))?, shape, device)
+        }
+    }
+    .map_err(failed)
+}
+
+struct Source<'a> {
+    shard: &'a SizedFile,
+    stored: &'a StoredTensor,
+}
+
+impl Source<'_> {
+    /// The elements of the tensor, each decoded from its `N` little-endian bytes.
+    fn read<const N: usize, T>(&self, decode: impl Fn([u8; N]) -> T) -> Result<Vec<T>, WeightsError> {
+        let StoredTensor { name, offset, bytes, .. } = self.stored;
+        let out_of_memory = || WeightsError::OutOfMemory { name: name.clone(), bytes: *bytes };
+        let total = usize::try_from(*bytes).map_err(|_| out_of_memory())?;
+        let mut elements = Vec::new();
+        elements.try_reserve_exact(total / N).map_err(|_| out_of_memory())?;
+        let mut buffer = vec![0; total.min(CHUNK_BYTES)];
+        let mut done = 0;
+        while done < total {
+            let chunk = buffer.len().min(total - done);
+            self.shard.read_at(&mut buffer[..chunk], offset + done as u64)?;
+            let (words, _) = buffer[..chunk].as_chunks::<N>();
+            elements.extend(words.iter().map(|word| decode(*word)));
+            done += chunk;
+        }
+        Ok(elements)
+    }
+}
+
+#[cfg(test)]
+#[path = "safetensors_tests.rs"]
+mod tests;

@@ -1,0 +1,227 @@
+//! Weights from a seed: every shape can be timed without a download, at the exact size of the real model.
+//!
+//! Enters: the expected [`Inventory`], a plain float dtype and a seed. Leaves: the tensors by name. Values are random
+//! normal and never zeros, because zeros draw less power and let the clock rise. A value depends only on the seed, the
+//! tensor's name and its position: not on the order of tensors or the number of threads. It reads no file.
+
+use std::collections::HashMap;
+use std::num::NonZeroUsize;
+
+use candle_core::{DType, Device, Tensor, WithDType};
+use half::{bf16, f16};
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use rand_distr::StandardNormal;
+use sha2::{Digest, Sha256};
+
+use super::weights::{WeightsError, plain_dtype};
+use super::{Dtype, Inventory, Role, TensorInfo};
+
+/// The usual initialisation of decoder-only transformers (`initializer_range` of their configs): activations stay
+/// finite through any depth, because each block begins with a norm.
+const STANDARD_DEVIATION: f32 = 0.02;
+/// Elements drawn from one stream of the generator; the unit of work of a thread.
+const CHUNK_ELEMENTS: usize = 1 << 16;
+
+/// Makes every tensor of the inventory that a step reads.
+///
+/// Matrices, embeddings and biases are N(0, 0.02²), norms N(1, 0.02²). On the CPU the values are made straight in `dtype`
+/// by all cores. On other devices candle's own generator fills each tensor on the device in f32 and converts it, which
+/// takes twice the memory of the largest tensor for a moment, and gives other values than the CPU for the same seed.
+///
+/// # Errors
+/// When `dtype` is quantised, when the inventory holds scales, or when memory runs out.
+pub fn generate(
+    expected: &Inventory,
+    dtype: Dtype,
+    seed: u64,
+    device: &Device,
+) -> Result<HashMap<String, Tensor>, WeightsError> {
+    let threads = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+    generate_on(expected, dtype, seed, device, threads)
+}
+
+fn generate_on(
+    expected: &Inventory,
+    dtype: Dtype,
+    seed: u64,
+    device: &Device,
+    threads: usize,
+) -> Result<HashMap<String, Tensor>, WeightsError> {
+    let dtype = plain_dtype(dtype, "generated")?;
+    expected
+        .tensors
+        .iter()
+        .filter(|info| info.role != Role::Unused)
+        .map(|info| {
+            let key = tensor_key(seed, &info.name);
+            let tensor = match (device, dtype) {
+                (Device::Cpu, DType::F32) => on_cpu::<f32>(info, key, threads, |x| x)?,
+                (Device::Cpu, DType::BF16) => on_cpu::<bf16>(info, key, threads, bf16::from_f32)?,
+                (Device::Cpu, _) => on_cpu::<f16>(info, key, threads, f16::from_f32)?,
+                _ => on_device(info, key, dtype, device)?,
+            };
+            Ok((info.name.clone(), tensor))
+        })
+        .collect()
+}
+
+/// The mean of a tensor's values.
+fn mean(info: &TensorInfo) -> Result<f32, WeightsError> {
+    match info.role {
+        Role::Norm => Ok(1.0),
+        Role::Scale | Role::ExpertScale => {
+            Err(WeightsError::NoDistribution { name: info.name.clone(), role: "scale" })
+        }
+        Role::Embedding
+        | Role::Head
+        | Role::Matrix
+        | Role::Expert
+        | Role::SharedExpert
+        | Role::Router
+        | Role::Bias
+        | Role::Unused => Ok(0.0),
+    }
+}
+
+/// The key of a tensor's generator: a hash of seed and name.
+fn tensor_key(seed: u64, name: &str) -> [u8; 32] {
+    Sha256::new().chain_update(seed.to_le_bytes()).chain_update(name.as_bytes()).finalize().into()
+}
+
+fn on_cpu<T: WithDType + Send>(
+    info: &TensorInfo,
+    key: [u8; 32],
+    threads: usize,
+    convert: impl Fn(f32) -> T + Sync,
+) -> Result<Tensor, WeightsError> {
+    let mean = mean(info)?;
+    let bytes = info.elements().saturating_mul(size_of::<T>() as u64);
+    let out_of_memory = |_| WeightsError::OutOfMemory { name: info.name.clone(), bytes };
+    let elements = usize::try_from(info.elements()).expect("a 64-bit address space");
+    let mut values = Vec::new();
+    values.try_reserve_exact(elements).map_err(out_of_memory)?;
+    values.resize(elements, T::zero());
+
+    let chunks_per_thread = elements.div_ceil(CHUNK_ELEMENTS).div_ceil(threads.max(1)).max(1);
+    let fill = |first_chunk: usize, part: &mut [T]| {
+        for (index, chunk) in part.chunks_mut(CHUNK_ELEMENTS).enumerate() {
+            let mut generator = ChaCha8Rng::from_seed(key);
+            generator.set_stream((first_chunk + index) as u64);
+            for value in chunk {
+                let normal: f32 = generator.sample(StandardNormal);
+                *value = convert(normal.mul_add(STANDARD_DEVIATION, mean));
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        for (index, part) in values.chunks_mut(chunks_per_thread * CHUNK_ELEMENTS).enumerate() {
+            scope.spawn(move || fill(index * chunks_per_thread, part));
+        }
+    });
+    Tensor::from_vec(values, info.shape.as_slice(), &Device::Cpu)
+        .map_err(|error| WeightsError::Device { name: info.name.clone(), error })
+}
+
+fn on_device(
+    info: &TensorInfo,
+    key: [u8; 32],
+    dtype: DType,
+    device: &Device,
+) -> Result<Tensor, WeightsError> {
+    let mean = mean(info)?;
+    let (head, _) = key.split_first_chunk::<8>().expect("a key of 32 bytes");
+    device
+        .set_seed(u64::from_le_bytes(*head))
+        .and_then(|()| Tensor::randn(mean, STANDARD_DEVIATION, info.shape.as_slice(), device))
+        .and_then(|tensor| tensor.to_dtype(dtype))
+        .map_err(|error| WeightsError::Device { name: info.name.clone(), error })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::units::Bytes;
+
+    fn tensor(name: &str, shape: &[usize], role: Role) -> TensorInfo {
+        let shape = shape.to_vec();
+        TensorInfo {
+            name: name.to_owned(),
+            shape,
+            storage: "f32".to_owned(),
+            bytes: Bytes(0),
+            role,
+            layer: None,
+        }
+    }
+
+    fn inventory() -> Inventory {
+        Inventory {
+            tensors: vec![
+                tensor("model.embed_tokens.weight", &[1000, 300], Role::Embedding),
+                tensor("model.layers.0.self_attn.q_proj.weight", &[300, 300], Role::Matrix),
+                tensor("model.norm.weight", &[3001], Role::Norm),
+                tensor("model.layers.0.self_attn.q_proj.bias", &[3000], Role::Bias),
+                tensor("model.rotary_emb.inv_freq", &[32], Role::Unused),
+            ],
+        }
+    }
+
+    fn values(tensors: &HashMap<String, Tensor>, name: &str) -> Vec<f32> {
+        tensors[name].flatten_all().unwrap().to_dtype(DType::F32).unwrap().to_vec1().unwrap()
+    }
+
+    #[test]
+    fn values_depend_on_seed_and_name_but_not_on_threads_or_order() {
+        let mut reversed = inventory();
+        reversed.tensors.reverse();
+        let one = generate_on(&inventory(), Dtype::Bf16, 7, &Device::Cpu, 1).unwrap();
+        let five = generate_on(&reversed, Dtype::Bf16, 7, &Device::Cpu, 5).unwrap();
+        let other_seed = generate_on(&inventory(), Dtype::Bf16, 8, &Device::Cpu, 1).unwrap();
+        assert_eq!(one.len(), 4, "the unused tensor is not made");
+        for name in one.keys() {
+            assert_eq!(values(&one, name), values(&five, name), "{name}");
+            assert_ne!(values(&one, name), values(&other_seed, name), "{name}");
+        }
+        let matrix = values(&one, "model.layers.0.self_attn.q_proj.weight");
+        assert_ne!(values(&one, "model.embed_tokens.weight")[..100], matrix[..100]);
+    }
+
+    #[test]
+    fn values_are_normal_with_the_moments_of_their_role_in_every_dtype() {
+        for dtype in [Dtype::F32, Dtype::Bf16, Dtype::F16] {
+            let tensors = generate(&inventory(), dtype, 1, &Device::Cpu).unwrap();
+            for (name, tensor) in &tensors {
+                assert_eq!(tensor.dtype(), plain_dtype(dtype, "").unwrap());
+                let values = values(&tensors, name);
+                let count = values.len() as f64;
+                let mean = values.iter().map(|&v| f64::from(v)).sum::<f64>() / count;
+                let variance = values.iter().map(|&v| (f64::from(v) - mean).powi(2)).sum::<f64>() / count;
+                let expected = if name == "model.norm.weight" { 1.0 } else { 0.0 };
+                // Five standard errors of the mean; the deviation within 8% at the smallest size.
+                assert!((mean - expected).abs() < 5.0 * 0.02 / count.sqrt() + 1e-4, "{name} {dtype}: {mean}");
+                assert!((variance.sqrt() / 0.02 - 1.0).abs() < 0.08, "{name} {dtype}: {}", variance.sqrt());
+            }
+        }
+    }
+
+    #[test]
+    fn chunks_of_a_tensor_do_not_repeat_each_other() {
+        let large = Inventory { tensors: vec![tensor("w", &[3, CHUNK_ELEMENTS], Role::Matrix)] };
+        let values = values(&generate(&large, Dtype::F32, 3, &Device::Cpu).unwrap(), "w");
+        assert_ne!(values[..CHUNK_ELEMENTS], values[CHUNK_ELEMENTS..2 * CHUNK_ELEMENTS]);
+        assert!(values.iter().filter(|v| **v == 0.0).count() < 3);
+    }
+
+    #[test]
+    fn quantised_dtypes_and_scales_are_refused() {
+        let error = generate(&inventory(), Dtype::Int4, 0, &Device::Cpu).unwrap_err().to_string();
+        assert_eq!(error, "weights cannot be generated as int4: choose f32, bf16 or f16");
+        let scales = Inventory { tensors: vec![tensor("w.weight_scale", &[4], Role::Scale)] };
+        let error = generate(&scales, Dtype::F32, 0, &Device::Cpu).unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "tensor w.weight_scale cannot be made from a seed: a scale needs the weights it scales"
+        );
+    }
+}
