@@ -8,7 +8,7 @@
 #[cfg(feature = "cuda")]
 pub mod cuda;
 pub mod device;
-//mod open;
+mod open;
 pub mod scripted;
 pub mod stock;
 pub mod timeline;
@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::model::{Architecture, Dtype, Inventory};
 use crate::units::Bytes;
-//pub use open::{capabilities, open};
+pub use open::{capabilities, open};
 pub use device::{Backend, DeviceChoice, DeviceOptions};
 pub use timeline::{Mark, Timeline, TimelineKind};
 

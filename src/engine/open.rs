@@ -4,7 +4,7 @@
 
 use super::stock::{self, StockSession};
 use super::{Backend, Capabilities, DeviceChoice, DeviceOptions, EngineError, Session};
-use crate::model::{Dtype, LoadedWeights, OpenModel};
+use crate::model::{Dtype, OpenModel, Weights};
 
 /// Loads a model's weights and opens an engine over them.
 ///
@@ -21,13 +21,13 @@ pub fn open(
     capabilities(engine, model, dtype, device)?;
     let backend = Backend::open(device, options)?;
     match model.load(dtype, &backend.device)? {
-        LoadedWeights::Tensors { tensors, inventory } => {
+        Weights::Tensors { tensors, inventory } => {
             let architecture = model.architecture.clone();
             Ok(Box::new(StockSession::new(architecture, tensors, inventory, dtype, backend)?))
         }
-        LoadedWeights::Gguf { mut file, inventory } => {
+        Weights::Gguf { content, mut file, inventory } => {
             let architecture = model.architecture.clone();
-            Ok(Box::new(StockSession::from_gguf(architecture, &mut file, inventory, backend)?))
+            Ok(Box::new(StockSession::from_gguf(architecture, *content, &mut file, inventory, backend)?))
         }
     }
 }

@@ -8,6 +8,26 @@ use std::path::PathBuf;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ModelError {
+    /// A path that leads nowhere.
+    #[error("{path} does not exist; --model takes a name (`hbmark models`), a folder, a hub id or a GGUF file")]
+    NoSuchPath { path: PathBuf },
+
+    /// The hub did not give the model.
+    #[error(transparent)]
+    Hub(#[from] super::hub::HubError),
+
+    /// The tokenizer is broken or belongs to another model.
+    #[error(transparent)]
+    Tokenizer(#[from] super::tokenizer::TokenizerError),
+
+    /// A prompt as text was given to a model without a tokenizer.
+    #[error("{name} has no tokenizer; give the prompt as --tokens 1,2,3")]
+    NoTokenizer { name: String },
+
+    /// GGUF blocks are run as they are.
+    #[error("{path} cannot be run as {asked}: a GGUF file runs in its own block formats; leave --dtype out")]
+    GgufDtype { path: PathBuf, asked: super::Dtype },
+
     /// The weights cannot be had.
     #[error(transparent)]
     Weights(#[from] super::weights::WeightsError),

@@ -6,11 +6,15 @@
 pub mod architecture;
 pub mod config;
 mod error;
+pub mod gguf;
+pub mod hub;
 pub mod inventory;
+mod open;
 pub mod presets;
 pub mod safetensors;
 pub mod synthetic;
 pub mod tensors;
+pub mod tokenizer;
 #[cfg(test)]
 pub(crate) mod test_shapes;
 
@@ -30,5 +34,6 @@ pub use architecture::{
 pub use config::{parse_config, read_config};
 pub use error::ModelError;
 pub use inventory::{Inventory, Role, TensorInfo};
+pub use open::{OpenModel, Weights, open};
 pub use tensors::model_hash;
 pub use weights::{LoadedWeights, WeightsError};

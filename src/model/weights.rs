@@ -13,6 +13,8 @@ use std::path::{Component, Path, PathBuf};
 
 use candle_core::{DType, Tensor};
 
+use super::gguf::GgufError;
+use super::hub::HubError;
 use super::safetensors::SafetensorsError;
 use super::{Dtype, Inventory};
 
@@ -56,6 +58,10 @@ pub enum WeightsError {
     NoWeights { folder: PathBuf, looked_for: &'static str, hint: &'static str },
     #[error("{}: {problem}", path.display())]
     Safetensors { path: PathBuf, problem: SafetensorsError },
+    #[error("{}: {problem}", path.display())]
+    Gguf { path: PathBuf, problem: GgufError },
+    #[error(transparent)]
+    Hub(#[from] HubError),
     #[error(
         "{} has no tensor {name} of shape {expected:?}{}; the checkpoint does not fit its config",
         path.display(), and_more(*others)
@@ -156,6 +162,10 @@ impl SizedFile {
 
     pub(crate) fn size(&self) -> u64 {
         self.size
+    }
+
+    pub(crate) fn file(&self) -> &File {
+        &self.file
     }
 
     pub(crate) fn into_file(self) -> File {

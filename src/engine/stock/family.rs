@@ -171,10 +171,10 @@ impl StockModel {
     /// Whatever candle reports.
     pub fn build_gguf(
         architecture: &Architecture,
+        content: gguf_file::Content,
         file: &mut std::fs::File,
         device: &Device,
     ) -> CandleResult<Self> {
-        let content = gguf_file::Content::read(file)?;
         Ok(match architecture.family {
             Family::Llama => Self::QuantizedLlama(Box::new(quantized_llama::ModelWeights::from_gguf(
                 content, file, device,

@@ -68,12 +68,13 @@ impl StockSession {
     /// When candle cannot run the architecture, or the device fails.
     pub fn from_gguf(
         architecture: Architecture,
+        content: candle_core::quantized::gguf_file::Content,
         file: &mut std::fs::File,
         inventory: Inventory,
         backend: Backend,
     ) -> Result<Self, EngineError> {
         let limits = limits(&architecture, true)?;
-        let blank = StockModel::build_gguf(&architecture, file, &backend.device)
+        let blank = StockModel::build_gguf(&architecture, content, file, &backend.device)
             .map_err(|e| classify(&backend.name, &e))?;
         // candle's quantised models compute, and so keep K and V, in f32.
         Ok(Self::assemble(architecture, inventory, Dtype::F32, limits, blank, backend))

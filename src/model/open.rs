@@ -1,0 +1,200 @@
+//! From what the user typed to a model that can be loaded.
+//!
+//! Enters: a shipped name, a folder, a hub id or a GGUF file. Leaves: an [`OpenModel`]: validated dimensions, and weights on demand.
+//! Config and tensor inventory are checked here, before any engine sees them.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+use candle_core::{Device, Tensor};
+
+use super::gguf::GgufModel;
+use super::hub::HubConfig;
+use super::safetensors::Checkpoint;
+use super::tokenizer::Tokenizer;
+use super::{Architecture, Dtype, Inventory, ModelError, presets, read_config, synthetic};
+use crate::engine::DeviceChoice;
+
+/// A model whose dimensions are known and whose weights can be loaded.
+#[derive(Debug, Clone)]
+pub struct OpenModel {
+    pub name: String,
+    pub architecture: Architecture,
+    source: Source,
+}
+
+#[derive(Debug, Clone)]
+enum Source {
+    /// Random weights from a seed, for a shape without a checkpoint.
+    Synthetic { seed: u64 },
+    /// A folder with config.json and safetensors; `stored` is the dtype of most of its bytes.
+    Folder { path: PathBuf, hub_id: Option<String>, stored: Option<Dtype> },
+    Gguf { path: PathBuf, inventory: Inventory },
+}
+
+/// Weights as an engine takes them.
+#[derive(Debug)]
+pub enum Weights {
+    Tensors { tensors: HashMap<String, Tensor>, inventory: Inventory },
+    /// A validated GGUF file, for candle's own reader.
+    Gguf { content: Box<candle_core::quantized::gguf_file::Content>, file: File, inventory: Inventory },
+}
+
+/// Opens a model by name, folder, hub id or GGUF file. A path that exists wins over a name, a name over a hub id.
+///
+/// # Errors
+/// When nothing of that name exists, or what exists is not a model hbmark can trust.
+pub fn open(spec: &str, revision: Option<&str>, seed: u64) -> Result<OpenModel, ModelError> {
+    let path = Path::new(spec);
+    if path.extension().is_some_and(|e| e.eq_ignore_ascii_case("gguf")) {
+        return open_gguf(path);
+    }
+    if path.is_dir() {
+        return open_folder(path, None);
+    }
+    if let Some(preset) = presets::find(spec) {
+        let source = Source::Synthetic { seed };
+        return Ok(OpenModel { name: preset.name.to_owned(), architecture: preset.architecture, source });
+    }
+    let looks_like_a_path = spec.starts_with(['.', '/', '~']) || spec.matches('/').count() > 1;
+    if looks_like_a_path {
+        return Err(ModelError::NoSuchPath { path: path.to_path_buf() });
+    }
+    if !spec.contains('/') {
+        return Err(presets::unknown(spec));
+    }
+    let folder = HubConfig::from_env()?.resolve(spec, revision, true)?;
+    open_folder(&folder, Some(spec.to_owned()))
+}
+
+fn open_folder(path: &Path, hub_id: Option<String>) -> Result<OpenModel, ModelError> {
+    let architecture = read_config(&path.join("config.json"))?;
+    // Headers only: a broken checkpoint is refused before anything else happens.
+    let expected = architecture.inventory(Dtype::Bf16);
+    let files = Checkpoint::open(path, &expected)?;
+    let name = hub_id.clone().unwrap_or_else(|| {
+        path.canonicalize()
+            .ok()
+            .and_then(|p| p.file_name().map(|n| n.to_string_lossy().into_owned()))
+            .unwrap_or_else(|| path.display().to_string())
+    });
+    let model = OpenModel {
+        name,
+        source: Source::Folder { path: path.to_path_buf(), hub_id, stored: files.stored_dtype() },
+        architecture,
+    };
+    if path.join("tokenizer.json").exists() {
+        // A tokenizer of another vocabulary would send tokens the model does not have.
+        model.tokenizer()?;
+    }
+    Ok(model)
+}
+
+fn open_gguf(path: &Path) -> Result<OpenModel, ModelError> {
+    let file = GgufModel::open(path)?;
+    if file.has_rope_freqs {
+        return Err(ModelError::UnsupportedValue {
+            path: path.to_path_buf(),
+            key: "rope_freqs.weight".into(),
+            found: "a table of scaled rotary frequencies".into(),
+            supported: "GGUF files without one; candle ignores the table, and logits would be wrong".into(),
+        });
+    }
+    let name = path.file_stem().map_or_else(|| path.display().to_string(), |n| n.to_string_lossy().into_owned());
+    Ok(OpenModel {
+        name,
+        architecture: file.architecture.clone(),
+        source: Source::Gguf { path: path.to_path_buf(), inventory: file.inventory.clone() },
+    })
+}
+
+impl OpenModel {
+    /// Where the weights come from, for results.
+    #[must_use]
+    pub fn source_label(&self) -> String {
+        match &self.source {
+            Source::Synthetic { seed } => format!("synthetic, seed {seed}"),
+            Source::Folder { hub_id: Some(id), .. } => format!("hub {id}"),
+            Source::Folder { path, .. } | Source::Gguf { path, .. } => path.display().to_string(),
+        }
+    }
+
+    /// Whether the weights are in a GGUF file, whose block formats are its own.
+    #[must_use]
+    pub fn is_gguf(&self) -> bool {
+        matches!(self.source, Source::Gguf { .. })
+    }
+
+    /// The dtype that is sensible where none is asked for: a GGUF file's own; f32 on a CPU, whose bf16 products candle runs some forty
+    /// times slower; on a GPU what the checkpoint stores, or bf16.
+    #[must_use]
+    pub fn default_dtype(&self, device: DeviceChoice) -> Dtype {
+        match (&self.source, device) {
+            (Source::Gguf { .. }, _) => Dtype::Gguf,
+            (_, DeviceChoice::Cpu) => Dtype::F32,
+            (Source::Folder { stored: Some(stored), .. }, _) => *stored,
+            _ => Dtype::Bf16,
+        }
+    }
+
+    /// The storage of the KV cache that goes with a dtype in the stock engine: candle's quantised models keep f32.
+    #[must_use]
+    pub fn kv_dtype(&self, dtype: Dtype) -> Dtype {
+        match dtype {
+            Dtype::Gguf => Dtype::F32,
+            Dtype::Int8 | Dtype::Fp8 | Dtype::Int4 => Dtype::Bf16,
+            plain => plain,
+        }
+    }
+
+    /// The tensors as they will be loaded in a dtype.
+    #[must_use]
+    pub fn inventory(&self, dtype: Dtype) -> Inventory {
+        match &self.source {
+            Source::Gguf { inventory, .. } if dtype == Dtype::Gguf => inventory.clone(),
+            _ => self.architecture.inventory(dtype),
+        }
+    }
+
+    /// Loads the weights onto a device.
+    ///
+    /// # Errors
+    /// When files are missing, broken or changed meanwhile, or cannot give the dtype.
+    pub fn load(&self, dtype: Dtype, device: &Device) -> Result<Weights, ModelError> {
+        match &self.source {
+            Source::Synthetic { seed } => {
+                let inventory = self.architecture.inventory(dtype);
+                let tensors = synthetic::generate(&inventory, dtype, *seed, device)?;
+                Ok(Weights::Tensors { tensors, inventory })
+            }
+            Source::Folder { path, .. } => {
+                let expected = self.architecture.inventory(dtype);
+                let loaded = Checkpoint::open(path, &expected)?.load(dtype, device)?;
+                Ok(Weights::Tensors { tensors: loaded.tensors, inventory: loaded.loaded })
+            }
+            Source::Gguf { path, .. } => {
+                if dtype != Dtype::Gguf {
+                    return Err(ModelError::GgufDtype { path: path.clone(), asked: dtype });
+                }
+                let model = GgufModel::open(path)?;
+                let inventory = model.inventory.clone();
+                let (content, file) = model.into_candle()?;
+                Ok(Weights::Gguf { content: Box::new(content), file, inventory })
+            }
+        }
+    }
+
+    /// The tokenizer beside the weights, checked against the vocabulary.
+    ///
+    /// # Errors
+    /// When there is none, or it has tokens that the model does not.
+    pub fn tokenizer(&self) -> Result<Tokenizer, ModelError> {
+        let Source::Folder { path, .. } = &self.source else {
+            return Err(ModelError::NoTokenizer { name: self.name.clone() });
+        };
+        let tokenizer = Tokenizer::open(path)?;
+        tokenizer.check_vocab(self.architecture.vocab_size)?;
+        Ok(tokenizer)
+    }
+}
