@@ -156,12 +156,13 @@ fn recognise(fields: &Fields) -> Result<&'static FamilySpec, ModelError> {
     if model_type.is_none() && classes.is_empty() {
         return Err(fields.missing("model_type", FAMILIES.map(|s| s.model_type).join(", ")));
     }
-    let class = classes.first().map(|class| format!("({class})"));
-    let found: Vec<_> = model_type.map(str::to_owned).into_iter().chain(class).collect();
+    let shown =
+        classes.first().map(|c| format!("({})", c.as_str().map_or_else(|| c.to_string(), str::to_owned)));
+    let found: Vec<_> = model_type.map(str::to_owned).into_iter().chain(shown).collect();
     Err(ModelError::UnsupportedArchitecture {
         path: fields.path().to_owned(),
         found: found.join(" ").chars().take(120).collect(),
-        supported: FAMILIES.map(|s| format!("{} ({})", s.model_type, s.class)).join(", "),
+        supported: FAMILIES.map(|s| s.class).join(", "),
     })
 }
 
@@ -212,6 +213,8 @@ pub(super) struct Conventions {
     /// `num_key_value_heads` may be absent and then equals `num_attention_heads`. Where it is false, only a null means that:
     /// `transformers` would take a constant unrelated to the model.
     pub kv_heads_may_be_absent: bool,
+    /// Width of a head where the family has keys of its own for it; otherwise `head_dim`, or the hidden size shared out.
+    pub head_dim: Option<usize>,
     /// `rope_theta` of a config that has none.
     pub theta: Option<f64>,
     pub qk_norm: bool,
@@ -232,7 +235,7 @@ pub(super) fn decoder(fields: &Fields, conventions: &Conventions) -> Result<Arch
         layers,
         heads,
         kv_heads: kv_heads(fields, heads, conventions.kv_heads_may_be_absent)?,
-        head_dim: head_dim(fields, hidden_size, heads)?,
+        head_dim: conventions.head_dim.map_or_else(|| head_dim(fields, hidden_size, heads), Ok)?,
         ffn_size: fields.need_integer("intermediate_size", 1..=limits::FFN)?,
         vocab_size,
         max_positions,
@@ -253,10 +256,12 @@ pub(super) fn decoder(fields: &Fields, conventions: &Conventions) -> Result<Arch
 fn kv_heads(fields: &Fields, heads: usize, may_be_absent: bool) -> Result<usize, ModelError> {
     let key = "num_key_value_heads";
     if fields.is_absent(key) && !may_be_absent {
-        return Err(fields.missing(key, format!("a divisor of `num_attention_heads` ({heads}), or null for as many")));
+        return Err(
+            fields.missing(key, format!("a divisor of `num_attention_heads` ({heads}), or null for as many"))
+        );
     }
     let kv_heads = fields.integer(key, 1..=limits::HEADS)?.unwrap_or(heads);
-    if heads % kv_heads == 0 {
+    if heads.is_multiple_of(kv_heads) {
         Ok(kv_heads)
     } else {
         Err(fields.bad(key, format!("a divisor of `num_attention_heads` ({heads})")))
@@ -266,13 +271,13 @@ fn kv_heads(fields: &Fields, heads: usize, may_be_absent: bool) -> Result<usize,
 fn head_dim(fields: &Fields, hidden_size: usize, heads: usize) -> Result<usize, ModelError> {
     let (key, even) = ("head_dim", "an even number: the rotary embedding turns pairs");
     match fields.integer(key, 1..=limits::HEAD_DIM)? {
-        Some(head_dim) if head_dim % 2 == 0 => Ok(head_dim),
+        Some(head_dim) if head_dim.is_multiple_of(2) => Ok(head_dim),
         Some(_) => Err(fields.bad(key, even)),
-        None if hidden_size % heads != 0 => Err(fields.bad(
+        None if !hidden_size.is_multiple_of(heads) => Err(fields.bad(
             "hidden_size",
             format!("a multiple of `num_attention_heads` ({heads}), or a `head_dim` beside it"),
         )),
-        None if (hidden_size / heads) % 2 != 0 => Err(fields.bad(
+        None if !(hidden_size / heads).is_multiple_of(2) => Err(fields.bad(
             "hidden_size",
             format!("an even multiple of `num_attention_heads` ({heads}): the rotary embedding turns pairs"),
         )),
@@ -325,9 +330,10 @@ pub(super) fn experts_per_token(fields: &Fields, count: usize) -> Result<usize, 
 
 /// Refuses a product of dimensions that no machine holds, though each of them is in range.
 fn check_size(a: &Architecture, path: &Path) -> Result<(), ModelError> {
-    parameters_at_least(a).filter(|&n| n <= limits::PARAMETERS).map(drop).ok_or_else(|| {
-        ModelError::TooManyParameters { path: path.to_owned(), limit: limits::PARAMETERS }
-    })
+    parameters_at_least(a)
+        .filter(|&n| n <= limits::PARAMETERS)
+        .map(drop)
+        .ok_or_else(|| ModelError::TooManyParameters { path: path.to_owned(), limit: limits::PARAMETERS })
 }
 
 /// Parameters of the large matrices, or `None` on overflow; attention of latent models is left out.

@@ -14,26 +14,22 @@ fn read(fields: &Fields) -> Result<Architecture, ModelError> {
     fields.only("mlp_bias", &json!(false))?;
     fields.only("scoring_func", &json!("sigmoid"))?;
     fields.only("topk_method", &json!("noaux_tc"))?;
+    let latent = latent(fields)?;
     let attention = fields.flag("attention_bias", false)?;
     let conventions = Conventions {
         family: Family::DeepseekV3,
         // Latent attention has no key heads; one per query head is what the projections expand to.
         kv_heads_may_be_absent: true,
+        // `head_dim`, where a config has it, is the rotary part alone.
+        head_dim: Some(latent.qk_nope_head_dim + latent.qk_rope_head_dim),
         theta: None,
         qk_norm: false,
         biases: Biases { qkv: attention, o: attention, mlp: false },
         windows: Windows::Never,
     };
-    let latent = latent(fields)?;
     let architecture = decoder(fields, &conventions)?;
     let experts = experts(fields, architecture.layers)?;
-    Ok(Architecture {
-        // `head_dim`, where a config has it, is the rotary part alone.
-        head_dim: latent.qk_nope_head_dim + latent.qk_rope_head_dim,
-        experts: Some(experts),
-        latent: Some(latent),
-        ..architecture
-    })
+    Ok(Architecture { experts: Some(experts), latent: Some(latent), ..architecture })
 }
 
 fn latent(fields: &Fields) -> Result<LatentAttention, ModelError> {
@@ -49,7 +45,7 @@ fn latent(fields: &Fields) -> Result<LatentAttention, ModelError> {
         qk_rope_head_dim: width("qk_rope_head_dim")?,
         v_head_dim: width("v_head_dim")?,
     };
-    if latent.qk_rope_head_dim % 2 != 0 {
+    if !latent.qk_rope_head_dim.is_multiple_of(2) {
         return Err(fields.bad("qk_rope_head_dim", "an even number: the rotary embedding turns pairs"));
     }
     Ok(latent)
@@ -69,20 +65,23 @@ fn experts(fields: &Fields, layers: usize) -> Result<Experts, ModelError> {
         ffn_size,
         shared_count,
         shared_ffn_size: shared_count * ffn_size,
-        dense_layers: (0..layers).filter(|layer| *layer < first || layer % frequency != 0).collect(),
+        dense_layers: (0..layers)
+            .filter(|layer| *layer < first || !layer.is_multiple_of(frequency))
+            .collect(),
     })
 }
 
 /// Experts are chosen within the best `topk_group` of `n_group` groups.
 fn check_groups(fields: &Fields, count: usize, per_token: usize) -> Result<(), ModelError> {
     let groups = fields.integer("n_group", 1..=count)?.unwrap_or(1);
-    if count % groups != 0 {
+    if !count.is_multiple_of(groups) {
         return Err(fields.bad("n_group", format!("a divisor of `n_routed_experts` ({count})")));
     }
     let chosen = fields.integer("topk_group", 1..=groups)?.unwrap_or(groups);
     let reachable = chosen * (count / groups);
     if per_token > reachable {
-        return Err(fields.bad("num_experts_per_tok", format!("at most the {reachable} experts of the chosen groups")));
+        return Err(fields
+            .bad("num_experts_per_tok", format!("at most the {reachable} experts of the chosen groups")));
     }
     Ok(())
 }

@@ -10,6 +10,7 @@ fn read(fields: &Fields) -> Result<Architecture, ModelError> {
     let conventions = Conventions {
         family: Family::Llama,
         kv_heads_may_be_absent: true,
+        head_dim: None,
         // Configs older than the key, such as the first Llama 2, all mean this base.
         theta: Some(10_000.0),
         qk_norm: false,

@@ -13,6 +13,7 @@ fn read(fields: &Fields) -> Result<Architecture, ModelError> {
     let conventions = Conventions {
         family: Family::Mixtral,
         kv_heads_may_be_absent: false,
+        head_dim: None,
         theta: None,
         qk_norm: false,
         biases: Biases::default(),

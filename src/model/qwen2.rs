@@ -12,6 +12,7 @@ fn read(fields: &Fields) -> Result<Architecture, ModelError> {
     let conventions = Conventions {
         family: Family::Qwen2,
         kv_heads_may_be_absent: false,
+        head_dim: None,
         theta: None,
         qk_norm: false,
         biases: Biases { qkv: true, o: false, mlp: false },

@@ -17,6 +17,7 @@ fn read(fields: &Fields) -> Result<Architecture, ModelError> {
     let conventions = Conventions {
         family: Family::Qwen3,
         kv_heads_may_be_absent: false,
+        head_dim: None,
         theta: None,
         qk_norm: true,
         biases: Biases { qkv: attention, o: attention, mlp: false },

@@ -16,6 +16,7 @@ fn read(fields: &Fields) -> Result<Architecture, ModelError> {
     let conventions = Conventions {
         family: Family::Qwen3Moe,
         kv_heads_may_be_absent: false,
+        head_dim: None,
         theta: None,
         qk_norm: true,
         biases: Biases { qkv: attention, o: attention, mlp: false },
@@ -46,5 +47,5 @@ fn dense_layers(fields: &Fields, layers: usize) -> Result<Vec<usize>, ModelError
     };
     let listed: Vec<usize> =
         fields.list(key, limits::LAYERS)?.unwrap_or_default().iter().map(index).collect::<Result<_, _>>()?;
-    Ok((0..layers).filter(|layer| listed.contains(layer) || (layer + 1) % step != 0).collect())
+    Ok((0..layers).filter(|layer| listed.contains(layer) || !(layer + 1).is_multiple_of(step)).collect())
 }

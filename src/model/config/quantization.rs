@@ -48,7 +48,8 @@ fn group_size(section: &Fields) -> Result<Option<usize>, ModelError> {
 fn block_size(section: &Fields) -> Result<Option<usize>, ModelError> {
     let key = "weight_block_size";
     let Some(sides) = section.list(key, 2)? else { return Ok(None) };
-    let sides: Vec<_> = sides.iter().filter_map(Value::as_u64).filter_map(|v| usize::try_from(v).ok()).collect();
+    let sides: Vec<_> =
+        sides.iter().filter_map(Value::as_u64).filter_map(|v| usize::try_from(v).ok()).collect();
     match sides[..] {
         [rows, columns] if rows == columns && (1..=MAX_GROUP).contains(&rows) => Ok(Some(rows)),
         _ => Err(section.unsupported(key, "square blocks, such as [128, 128]")),

@@ -12,7 +12,11 @@ use crate::model::{ModelError, Rope, RopeScaling};
 const SUPPORTED: &str = "default, linear, llama3, yarn";
 
 /// Reads base and scaling; `default_theta` is the family's own, where `transformers` gives it one.
-pub(super) fn read(fields: &Fields, default_theta: Option<f64>, positions: usize) -> Result<Rope, ModelError> {
+pub(super) fn read(
+    fields: &Fields,
+    default_theta: Option<f64>,
+    positions: usize,
+) -> Result<Rope, ModelError> {
     let old = fields.section("rope_scaling")?;
     let new = fields.section("rope_parameters")?;
     if old.is_some() && new.is_some() && fields.get("rope_scaling") != fields.get("rope_parameters") {
@@ -67,10 +71,16 @@ fn scaling(section: &Fields, positions: usize) -> Result<RopeScaling, ModelError
             let low_freq_factor = section.need_float("low_freq_factor", limits::ROPE_FACTOR)?;
             let high_freq_factor = section.need_float("high_freq_factor", limits::ROPE_FACTOR)?;
             if high_freq_factor <= low_freq_factor {
-                return Err(section.bad("high_freq_factor", format!("more than `low_freq_factor` ({low_freq_factor})")));
+                return Err(section
+                    .bad("high_freq_factor", format!("more than `low_freq_factor` ({low_freq_factor})")));
             }
             let original_max_positions = section.need_integer(original, 1..=limits::POSITIONS)?;
-            Ok(RopeScaling::Llama3 { factor: factor()?, low_freq_factor, high_freq_factor, original_max_positions })
+            Ok(RopeScaling::Llama3 {
+                factor: factor()?,
+                low_freq_factor,
+                high_freq_factor,
+                original_max_positions,
+            })
         }
         "yarn" => {
             let shape = ["beta_fast", "beta_slow", "mscale", "mscale_all_dim", "attention_factor"];
@@ -79,7 +89,8 @@ fn scaling(section: &Fields, positions: usize) -> Result<RopeScaling, ModelError
             }
             section.flag("truncate", true)?;
             accept_only(section, kind, &[&shape[..], &["factor", "truncate", original]].concat())?;
-            let original_max_positions = section.integer(original, 1..=limits::POSITIONS)?.unwrap_or(positions);
+            let original_max_positions =
+                section.integer(original, 1..=limits::POSITIONS)?.unwrap_or(positions);
             Ok(RopeScaling::Yarn { factor: factor()?, original_max_positions })
         }
         _ => Err(section.unsupported(key, SUPPORTED)),
