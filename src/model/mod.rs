@@ -4,15 +4,19 @@
 //! and, on request, the tensors on a device. It knows nothing of steps, timing or reports.
 
 pub mod architecture;
+pub mod gguf;
+pub mod hub;
 pub mod inventory;
 pub mod safetensors;
 pub mod synthetic;
+pub mod tokenizer;
 pub mod weights;
 
 pub use architecture::{
     Architecture, Biases, Dtype, Experts, Family, LatentAttention, Quantization, Rope, RopeScaling,
 };
 pub use inventory::{Inventory, Role, TensorInfo};
+pub use tokenizer::{Tokenizer, TokenizerError};
 pub use weights::{LoadedWeights, WeightsError};
 
 /// Why a model could not be opened.
@@ -20,4 +24,6 @@ pub use weights::{LoadedWeights, WeightsError};
 pub enum ModelError {
     #[error(transparent)]
     Weights(#[from] WeightsError),
+    #[error(transparent)]
+    Tokenizer(#[from] TokenizerError),
 }

@@ -19,8 +19,8 @@ use super::weights::{LoadedWeights, SizedFile, WeightsError, is_plain_file_name,
 use super::{Dtype, Inventory, Role, TensorInfo};
 use crate::units::Bytes;
 
-const SINGLE: &str = "model.safetensors";
-const INDEX: &str = "model.safetensors.index.json";
+pub(crate) const SINGLE: &str = "model.safetensors";
+pub(crate) const INDEX: &str = "model.safetensors.index.json";
 /// The format's own limit.
 const MAX_HEADER_BYTES: u64 = 100_000_000;
 /// The largest public checkpoints hold about 92,000 tensors over all shards (DeepSeek-V3 with its scales).
@@ -243,8 +243,10 @@ fn is_harmless(name: &str) -> bool {
     name.ends_with("rotary_emb.inv_freq") || name == "lm_head.weight"
 }
 
-/// Opens all shards and reads their headers.
-fn read_headers(folder: &Path) -> Result<(Vec<SizedFile>, Vec<(usize, StoredTensor)>), WeightsError> {
+/// The opened shards of a checkpoint, and each tensor with the position of the shard that holds it.
+type Shards = (Vec<SizedFile>, Vec<(usize, StoredTensor)>);
+
+fn read_headers(folder: &Path) -> Result<Shards, WeightsError> {
     if exists(&folder.join(SINGLE)) {
         let shard = SizedFile::open_within(folder, SINGLE)?;
         let tensors = read_shard(&shard)?.into_iter().map(|t| (0, t)).collect();
@@ -260,40 +262,62 @@ fn read_headers(folder: &Path) -> Result<(Vec<SizedFile>, Vec<(usize, StoredTens
         let looked_for = "model.safetensors and model.safetensors.index.json";
         return Err(WeightsError::NoWeights { folder: folder.to_path_buf(), looked_for, hint });
     }
-    let index_file = SizedFile::open_within(folder, INDEX)?;
-    let index_path = index_file.path().to_path_buf();
-    let bad = |path: &Path, problem| WeightsError::Safetensors { path: path.to_path_buf(), problem };
-    let bytes = index_file.read_all(MAX_INDEX_BYTES)?;
-    let weight_map = parse_index(&bytes).map_err(|problem| bad(&index_path, problem))?;
-    let names: BTreeSet<&str> = weight_map.iter().map(|(_, shard)| shard.as_str()).collect();
-    if let Some(name) = names.iter().find(|name| !is_plain_file_name(name)) {
-        return Err(WeightsError::ShardName { index: index_path, name: (*name).to_owned() });
-    }
-    if names.len() > MAX_SHARDS {
-        return Err(bad(&index_path, SafetensorsError::TooManyShards { shards: names.len() }));
-    }
-
-    let mut shards = Vec::with_capacity(names.len());
+    let index = ShardIndex::read(folder)?;
+    let mut shards = Vec::new();
     let mut tensors = Vec::new();
     let mut holder: HashMap<String, &str> = HashMap::new();
-    for (position, shard_name) in names.iter().copied().enumerate() {
+    for (position, shard_name) in index.shards().into_iter().enumerate() {
         let shard = SizedFile::open_within(folder, shard_name)?;
         for tensor in read_shard(&shard)? {
             if let Some(other) = holder.insert(tensor.name.clone(), shard_name) {
                 let problem = SafetensorsError::TwiceInShards { name: tensor.name, other: other.to_owned() };
-                return Err(bad(shard.path(), problem));
+                return Err(bad_file(shard.path(), problem));
             }
             tensors.push((position, tensor));
         }
         shards.push(shard);
     }
-    for (name, shard) in &weight_map {
+    for (name, shard) in &index.weight_map {
         if holder.get(name) != Some(&shard.as_str()) {
             let problem = SafetensorsError::NotInShard { name: name.clone(), shard: shard.clone() };
-            return Err(bad(&index_path, problem));
+            return Err(bad_file(&index.path, problem));
         }
     }
     Ok((shards, tensors))
+}
+
+/// `model.safetensors.index.json`: which shard holds which tensor.
+pub(crate) struct ShardIndex {
+    path: PathBuf,
+    weight_map: Vec<(String, String)>,
+}
+
+impl ShardIndex {
+    /// Reads the index of a folder; every shard it names is a plain file name.
+    pub(crate) fn read(folder: &Path) -> Result<Self, WeightsError> {
+        let file = SizedFile::open_within(folder, INDEX)?;
+        let path = file.path().to_path_buf();
+        let bad = |problem| bad_file(&path, problem);
+        let weight_map = parse_index(&file.read_all(MAX_INDEX_BYTES)?).map_err(bad)?;
+        let index = Self { path: path.clone(), weight_map };
+        let shards = index.shards();
+        if let Some(name) = shards.iter().find(|name| !is_plain_file_name(name)) {
+            return Err(WeightsError::ShardName { index: path.clone(), name: (*name).to_owned() });
+        }
+        if shards.len() > MAX_SHARDS {
+            return Err(bad(SafetensorsError::TooManyShards { shards: shards.len() }));
+        }
+        Ok(index)
+    }
+
+    /// The names of the shards, each once.
+    pub(crate) fn shards(&self) -> BTreeSet<&str> {
+        self.weight_map.iter().map(|(_, shard)| shard.as_str()).collect()
+    }
+}
+
+fn bad_file(path: &Path, problem: SafetensorsError) -> WeightsError {
+    WeightsError::Safetensors { path: path.to_path_buf(), problem: Box::new(problem) }
 }
 
 /// Whether something, even a broken link, is there.
@@ -302,7 +326,7 @@ fn exists(path: &Path) -> bool {
 }
 
 fn read_shard(shard: &SizedFile) -> Result<Vec<StoredTensor>, WeightsError> {
-    let bad = |problem| WeightsError::Safetensors { path: shard.path().to_path_buf(), problem };
+    let bad = |problem| bad_file(shard.path(), problem);
     let Some(available) = shard.size().checked_sub(8) else {
         return Err(bad(SafetensorsError::TooShort { size: shard.size() }));
     };
@@ -541,5 +565,4 @@ impl Source<'_> {
 }
 
 #[cfg(test)]
-#[path = "safetensors_tests.rs"]
 mod tests;

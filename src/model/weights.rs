@@ -13,6 +13,8 @@ use std::path::{Component, Path, PathBuf};
 
 use candle_core::{DType, Tensor};
 
+use super::gguf::GgufError;
+use super::hub::HubError;
 use super::safetensors::SafetensorsError;
 use super::{Dtype, Inventory};
 
@@ -55,7 +57,11 @@ pub enum WeightsError {
     #[error("no weights in {}: looked for {looked_for}{hint}", folder.display())]
     NoWeights { folder: PathBuf, looked_for: &'static str, hint: &'static str },
     #[error("{}: {problem}", path.display())]
-    Safetensors { path: PathBuf, problem: SafetensorsError },
+    Safetensors { path: PathBuf, problem: Box<SafetensorsError> },
+    #[error("{}: {problem}", path.display())]
+    Gguf { path: PathBuf, problem: Box<GgufError> },
+    #[error(transparent)]
+    Hub(Box<HubError>),
     #[error(
         "{} has no tensor {name} of shape {expected:?}{}; the checkpoint does not fit its config",
         path.display(), and_more(*others)
@@ -85,6 +91,12 @@ pub enum WeightsError {
     NoDistribution { name: String, role: &'static str },
     #[error("the device refused tensor {name}: {error}")]
     Device { name: String, error: candle_core::Error },
+}
+
+impl From<HubError> for WeightsError {
+    fn from(error: HubError) -> Self {
+        Self::Hub(Box::new(error))
+    }
 }
 
 fn and_more(others: usize) -> String {
@@ -156,6 +168,10 @@ impl SizedFile {
 
     pub(crate) fn size(&self) -> u64 {
         self.size
+    }
+
+    pub(crate) fn file(&self) -> &File {
+        &self.file
     }
 
     pub(crate) fn into_file(self) -> File {

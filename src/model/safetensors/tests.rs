@@ -1,5 +1,6 @@
 //! Claims about [`Checkpoint`]: what is read is exactly what is stored, and what is not consistent is refused by name.
 
+use std::fmt::Write as _;
 use std::fs;
 
 use ::safetensors::tensor::{Dtype as StDtype, TensorView, serialize_to_file};
@@ -28,7 +29,7 @@ fn bf16_bytes(values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|v| bf16::from_f32(*v).to_le_bytes()).collect()
 }
 
-fn write(path: &Path, tensors: &[(&str, StDtype, &[usize], Vec<u8>)]) {
+fn write_file(path: &Path, tensors: &[(&str, StDtype, &[usize], Vec<u8>)]) {
     let views = tensors
         .iter()
         .map(|(name, dtype, shape, data)| (*name, TensorView::new(*dtype, shape.to_vec(), data).unwrap()));
@@ -36,7 +37,7 @@ fn write(path: &Path, tensors: &[(&str, StDtype, &[usize], Vec<u8>)]) {
 }
 
 fn good(folder: &TempDir) {
-    write(
+    write_file(
         &folder.path().join(SINGLE),
         &[
             ("model.embed_tokens.weight", StDtype::BF16, &[4, 2], bf16_bytes(&EMBEDDING)),
@@ -100,7 +101,7 @@ fn every_pair_of_float_dtypes_converts() {
         [(StDtype::F32, f32_bytes), (StDtype::F16, f16_bytes), (StDtype::BF16, bf16_bytes(&EMBEDDING))]
     {
         let folder = folder();
-        write(&folder.path().join(SINGLE), &[("w", stored, &[8], bytes)]);
+        write_file(&folder.path().join(SINGLE), &[("w", stored, &[8], bytes)]);
         let expected = Inventory { tensors: vec![expect("w", &[8], Role::Matrix)] };
         let checkpoint = Checkpoint::open(folder.path(), &expected).unwrap();
         for wanted in [Dtype::F32, Dtype::Bf16, Dtype::F16] {
@@ -118,7 +119,7 @@ fn a_tensor_longer_than_one_chunk_is_read_whole() {
     let count = CHUNK_BYTES / 4 + 3;
     let values: Vec<f32> = (0..count).map(|i| i as f32).collect();
     let bytes = values.iter().flat_map(|v| v.to_le_bytes()).collect();
-    write(&folder.path().join(SINGLE), &[("w", StDtype::F32, &[count], bytes)]);
+    write_file(&folder.path().join(SINGLE), &[("w", StDtype::F32, &[count], bytes)]);
     let expected = Inventory { tensors: vec![expect("w", &[count], Role::Matrix)] };
     let checkpoint = Checkpoint::open(folder.path(), &expected).unwrap();
     let weights = checkpoint.load(Dtype::F32, &Device::Cpu).unwrap();
@@ -129,12 +130,12 @@ fn a_tensor_longer_than_one_chunk_is_read_whole() {
 fn a_missing_tensor_and_a_wrong_shape_are_named() {
     let folder = folder();
     let norm = ("model.norm.weight", StDtype::BF16, [2].as_slice(), bf16_bytes(&[1.0, 2.0]));
-    write(&folder.path().join(SINGLE), std::slice::from_ref(&norm));
+    write_file(&folder.path().join(SINGLE), std::slice::from_ref(&norm));
     let message =
         "DIR has no tensor model.embed_tokens.weight of shape [4, 2]; the checkpoint does not fit its config";
     assert_eq!(refused(&folder), message);
     let transposed = ("model.embed_tokens.weight", StDtype::BF16, [2, 4].as_slice(), bf16_bytes(&EMBEDDING));
-    write(&folder.path().join(SINGLE), &[transposed, norm]);
+    write_file(&folder.path().join(SINGLE), &[transposed, norm]);
     assert_eq!(
         refused(&folder),
         "tensor model.embed_tokens.weight in DIR/model.safetensors has shape [2, 4], but the config implies [4, 2]"
@@ -150,14 +151,14 @@ fn harmless_extras_are_unused_and_unknown_ones_are_refused_by_name() {
         ("lm_head.weight", StDtype::BF16, [4, 2].as_slice(), bf16_bytes(&EMBEDDING)),
         ("model.layers.0.self_attn.rotary_emb.inv_freq", StDtype::F32, [1].as_slice(), vec![0; 4]),
     ];
-    write(&folder.path().join(SINGLE), &tensors);
+    write_file(&folder.path().join(SINGLE), &tensors);
     let checkpoint = Checkpoint::open(folder.path(), &expected()).unwrap();
     assert_eq!(checkpoint.on_disk().bytes_of(Role::Unused), Bytes(20));
     let weights = checkpoint.load(Dtype::Bf16, &Device::Cpu).unwrap();
     assert_eq!((weights.tensors.len(), weights.loaded.total_bytes()), (2, Bytes(20)));
 
     tensors.push(("visual.patch_embed.weight", StDtype::BF16, &[1], bf16_bytes(&[1.0])));
-    write(&folder.path().join(SINGLE), &tensors);
+    write_file(&folder.path().join(SINGLE), &tensors);
     assert_eq!(
         refused(&folder),
         "DIR holds tensors this architecture does not have: visual.patch_embed.weight; is the config of another model?"
@@ -167,7 +168,7 @@ fn harmless_extras_are_unused_and_unknown_ones_are_refused_by_name() {
 #[test]
 fn quantised_storage_and_quantised_wishes_are_refused() {
     let folder = folder();
-    write(&folder.path().join(SINGLE), &[("w", StDtype::F8_E4M3, &[8], vec![0; 8])]);
+    write_file(&folder.path().join(SINGLE), &[("w", StDtype::F8_E4M3, &[8], vec![0; 8])]);
     let expected = Inventory { tensors: vec![expect("w", &[8], Role::Matrix)] };
     let checkpoint = Checkpoint::open(folder.path(), &expected).unwrap();
     let error = checkpoint.load(Dtype::Bf16, &Device::Cpu).unwrap_err().to_string();
@@ -230,7 +231,7 @@ fn a_header_of_a_million_tensors_stops_at_the_limit() {
     let mut header = String::from("{");
     for i in 0..=MAX_TENSORS {
         let comma = if i == 0 { "" } else { "," };
-        header += &format!(r#"{comma}"{i}":{{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}"#);
+        write!(header, r#"{comma}"{i}":{{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}"#).unwrap();
     }
     let error = refused_header(&(header + "}"), 0);
     assert!(error.contains("more than 200000 entries"), "{error}");
@@ -240,8 +241,8 @@ fn write_sharded(folder: &TempDir, index: &str) {
     fs::write(folder.path().join(INDEX), index).unwrap();
     let embedding = ("model.embed_tokens.weight", StDtype::BF16, [4, 2].as_slice(), bf16_bytes(&EMBEDDING));
     let norm = ("model.norm.weight", StDtype::BF16, [2].as_slice(), bf16_bytes(&[1.0, 2.0]));
-    write(&folder.path().join("a.safetensors"), &[embedding]);
-    write(&folder.path().join("b.safetensors"), &[norm]);
+    write_file(&folder.path().join("a.safetensors"), &[embedding]);
+    write_file(&folder.path().join("b.safetensors"), &[norm]);
 }
 
 #[test]
