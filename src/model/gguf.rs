@@ -44,7 +44,7 @@ impl GgufModel {
     /// or when its tensors do not fit its metadata.
     pub fn open(path: &Path) -> Result<Self, WeightsError> {
         let file = SizedFile::open(path)?;
-        let bad = |problem| WeightsError::Gguf { path: path.to_path_buf(), problem };
+        let bad = |problem| bad_file(path, problem);
         let header = header::read(BufReader::new(file.file()), file.size()).map_err(bad)?;
         let architecture = dimensions::architecture(&header).map_err(bad)?;
         let (inventory, has_rope_freqs) = check_tensors(path, &header.tensors, &architecture)?;
@@ -58,8 +58,7 @@ impl GgufModel {
     pub fn into_candle(self) -> Result<(Content, File), WeightsError> {
         let path = self.file.path().to_path_buf();
         let (end, mut file) = (self.file.size(), self.file.into_file());
-        let refused =
-            |error| WeightsError::Gguf { path: path.clone(), problem: GgufError::Candle { end, error } };
+        let refused = |error| bad_file(&path, GgufError::Candle { end, error });
         file.rewind().map_err(|error| WeightsError::Io { path: path.clone(), error })?;
         let content = Content::read(&mut BufReader::new(&mut file)).map_err(refused)?;
         Ok((content, file))
@@ -70,6 +69,10 @@ impl GgufModel {
     pub fn path(&self) -> &Path {
         self.file.path()
     }
+}
+
+fn bad_file(path: &Path, problem: GgufError) -> WeightsError {
+    WeightsError::Gguf { path: path.to_path_buf(), problem: Box::new(problem) }
 }
 
 /// Holds the tensors of the file against those that its dimensions imply.

@@ -45,7 +45,7 @@ pub enum HubError {
     Offline { id: String, revision: String, cache: PathBuf, missing: String },
     #[error("no home folder to keep the hub cache in; set HF_HOME")]
     NoHome,
-    #[error("the hub has no {file} of {id} at {revision}; check the spelling")]
+    #[error("the hub does not have {file} of {id} at {revision}; check the spelling")]
     NotFound { id: String, revision: String, file: String },
     #[error(
         "the hub refused {file} of {id} (status {status}): the model is gated, private or does not exist; \
@@ -183,10 +183,10 @@ impl HubConfig {
             builder = builder.with_endpoint(endpoint.clone());
         }
         let repo = Repo::with_revision(id.to_owned(), RepoType::Model, revision.to_owned());
-        let api = builder.build().map_err(|error| failed(id, revision, "the client", &error))?;
+        let api = builder.build().map_err(|error| failed(id, revision, "anything", &error))?;
         let mut fetch = Fetch { id, revision, repo: api.repo(repo), api, snapshots, commit: None };
 
-        let info = fetch.repo.info().map_err(|error| failed(id, revision, "the file list", &error))?;
+        let info = fetch.repo.info().map_err(|error| failed(id, revision, "the files", &error))?;
         let files: Vec<&str> = info.siblings.iter().map(|file| file.rfilename.as_str()).collect();
         let has = |name: &str| files.contains(&name);
         if !has(SINGLE) && !has(INDEX) {

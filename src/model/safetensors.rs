@@ -271,7 +271,7 @@ fn read_headers(folder: &Path) -> Result<Shards, WeightsError> {
         for tensor in read_shard(&shard)? {
             if let Some(other) = holder.insert(tensor.name.clone(), shard_name) {
                 let problem = SafetensorsError::TwiceInShards { name: tensor.name, other: other.to_owned() };
-                return Err(WeightsError::Safetensors { path: shard.path().to_path_buf(), problem });
+                return Err(bad_file(shard.path(), problem));
             }
             tensors.push((position, tensor));
         }
@@ -280,7 +280,7 @@ fn read_headers(folder: &Path) -> Result<Shards, WeightsError> {
     for (name, shard) in &index.weight_map {
         if holder.get(name) != Some(&shard.as_str()) {
             let problem = SafetensorsError::NotInShard { name: name.clone(), shard: shard.clone() };
-            return Err(WeightsError::Safetensors { path: index.path, problem });
+            return Err(bad_file(&index.path, problem));
         }
     }
     Ok((shards, tensors))
@@ -297,12 +297,12 @@ impl ShardIndex {
     pub(crate) fn read(folder: &Path) -> Result<Self, WeightsError> {
         let file = SizedFile::open_within(folder, INDEX)?;
         let path = file.path().to_path_buf();
-        let bad = |problem| WeightsError::Safetensors { path: path.clone(), problem };
+        let bad = |problem| bad_file(&path, problem);
         let weight_map = parse_index(&file.read_all(MAX_INDEX_BYTES)?).map_err(bad)?;
         let index = Self { path: path.clone(), weight_map };
         let shards = index.shards();
         if let Some(name) = shards.iter().find(|name| !is_plain_file_name(name)) {
-            return Err(WeightsError::ShardName { index: path, name: (*name).to_owned() });
+            return Err(WeightsError::ShardName { index: path.clone(), name: (*name).to_owned() });
         }
         if shards.len() > MAX_SHARDS {
             return Err(bad(SafetensorsError::TooManyShards { shards: shards.len() }));
@@ -316,13 +316,17 @@ impl ShardIndex {
     }
 }
 
+fn bad_file(path: &Path, problem: SafetensorsError) -> WeightsError {
+    WeightsError::Safetensors { path: path.to_path_buf(), problem: Box::new(problem) }
+}
+
 /// Whether something, even a broken link, is there.
 fn exists(path: &Path) -> bool {
     path.symlink_metadata().is_ok()
 }
 
 fn read_shard(shard: &SizedFile) -> Result<Vec<StoredTensor>, WeightsError> {
-    let bad = |problem| WeightsError::Safetensors { path: shard.path().to_path_buf(), problem };
+    let bad = |problem| bad_file(shard.path(), problem);
     let Some(available) = shard.size().checked_sub(8) else {
         return Err(bad(SafetensorsError::TooShort { size: shard.size() }));
     };

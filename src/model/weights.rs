@@ -57,11 +57,11 @@ pub enum WeightsError {
     #[error("no weights in {}: looked for {looked_for}{hint}", folder.display())]
     NoWeights { folder: PathBuf, looked_for: &'static str, hint: &'static str },
     #[error("{}: {problem}", path.display())]
-    Safetensors { path: PathBuf, problem: SafetensorsError },
+    Safetensors { path: PathBuf, problem: Box<SafetensorsError> },
     #[error("{}: {problem}", path.display())]
-    Gguf { path: PathBuf, problem: GgufError },
+    Gguf { path: PathBuf, problem: Box<GgufError> },
     #[error(transparent)]
-    Hub(#[from] HubError),
+    Hub(Box<HubError>),
     #[error(
         "{} has no tensor {name} of shape {expected:?}{}; the checkpoint does not fit its config",
         path.display(), and_more(*others)
@@ -91,6 +91,12 @@ pub enum WeightsError {
     NoDistribution { name: String, role: &'static str },
     #[error("the device refused tensor {name}: {error}")]
     Device { name: String, error: candle_core::Error },
+}
+
+impl From<HubError> for WeightsError {
+    fn from(error: HubError) -> Self {
+        Self::Hub(Box::new(error))
+    }
 }
 
 fn and_more(others: usize) -> String {

@@ -39,7 +39,7 @@ impl Writer {
         for (name, shape, code, offset) in &self.tensors {
             out.extend(string(name));
             out.extend(u32::try_from(shape.len()).unwrap().to_le_bytes());
-            shape.iter().for_each(|d| out.extend(d.to_le_bytes()));
+            out.extend(shape.iter().flat_map(|d| d.to_le_bytes()));
             out.extend(code.to_le_bytes());
             out.extend(offset.to_le_bytes());
         }

@@ -176,10 +176,10 @@ fn offline_says_what_is_missing_and_asks_nobody() {
 #[test]
 fn statuses_are_told_in_words() {
     let cases = [
-        (404, "the hub has no the file list"),
+        (404, "the hub does not have the files of org/tiny at main"),
         (401, "(status 401): the model is gated, private or does not exist"),
         (403, "(status 403): the model is gated, private or does not exist"),
-        (500, "cannot fetch the file list of org/tiny: request error: http status: 500"),
+        (500, "cannot fetch the files of org/tiny: request error: http status: 500"),
     ];
     for (status, message) in cases {
         let hub = Hub::serve(&[], Mischief::Status(status));
@@ -227,11 +227,11 @@ fn ids_and_revisions_of_another_form_are_refused() {
         ["", "a/b/c", "../x", "a/..", "a b", "/a", "a/", "a--b", "-a/b", "a\\b", "a\nb", &"x".repeat(97)]
     {
         let error = config.resolve(id, None, false).unwrap_err();
-        assert!(matches!(error, WeightsError::Hub(HubError::BadId { .. })), "{id:?}: {error}");
+        assert!(error.to_string().contains("is neither a path that exists nor a hub id"), "{id:?}: {error}");
     }
     for revision in ["", "..", "a/../b", "/a", "a//b", "a b", "a?b"] {
         let error = config.resolve("org/tiny", Some(revision), false).unwrap_err();
-        assert!(matches!(error, WeightsError::Hub(HubError::BadRevision { .. })), "{revision:?}: {error}");
+        assert!(error.to_string().contains("is not a branch, tag or commit"), "{revision:?}: {error}");
     }
     check_id("gpt2").unwrap();
     check_id("Qwen/Qwen2.5-0.5B-Instruct").unwrap();
