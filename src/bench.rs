@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use anyhow::Context;
 
 use crate::config::{self, Depth, RunConfig};
-use crate::engine::{DeviceChoice, DeviceOptions, Session};
+use crate::engine::{DeviceChoice, DeviceOptions};
 use crate::measure::block::{CellInput, take_block};
 use crate::measure::protocol::{CONFIDENCE, Measured, Protocol, Witness, accepted, block_means};
 use crate::model::{Dtype, OpenModel};
@@ -17,7 +17,7 @@ use crate::plan::{self, Cell};
 use crate::report::{Block, Phase, Report, Status};
 use crate::stats;
 use crate::units::Bytes;
-use crate::{Observer, judge, series};
+use crate::{Observer, series};
 
 /// Samples criterion is asked for; the last so many blocks of a cell are the measured ones, those before were its warm-up.
 pub const SAMPLES: usize = 10;
@@ -206,7 +206,7 @@ fn config_from(get: &dyn Fn(&str) -> Option<String>) -> anyhow::Result<RunConfig
         .collect::<anyhow::Result<Vec<Phase>>>()
         .context("HBMARK_PHASE takes prefill, decode or both")?;
     let dtypes: Vec<Dtype> = match get("HBMARK_DTYPE").filter(|v| !v.is_empty()) {
-        Some(given) => crate::cli::parse_dtypes("dtype", &given)?,
+        Some(given) => crate::cli::axes::parse_dtypes("dtype", &given)?,
         None => Vec::new(),
     };
     Ok(RunConfig {

@@ -6,11 +6,11 @@
 use crate::measure::protocol::{CONFIDENCE, Measured, accepted, block_means};
 use crate::model::Dtype;
 use crate::plan::Cell;
-use crate::report::{Block, CellResult, Phase, Report, Status, TimeSummary};
-use crate::roofline::verdict::{self, Machine};
-use crate::roofline::{Ceilings, DeviceSpec, StepCost};
+use crate::report::{Block, CellResult, FittedModel, Phase, Report, Status, TimeSummary};
+use crate::roofline::fit::{Estimate, Solution};
+use crate::roofline::{self, Ceilings, DeviceSpec, FitPoint, Floor, Roof, StepCost, Verdict};
 use crate::stats;
-use crate::units::Nanos;
+use crate::units::{Flops, Nanos};
 
 /// A result with everything but times: what a skipped cell shows, and what a measured one starts from.
 #[must_use]
@@ -75,20 +75,20 @@ pub fn recompute(report: &mut Report) {
     for cell in &mut report.cells {
         judge(cell, ceilings.as_ref(), datasheet.as_ref());
     }
+    report.fits = fits(report);
 }
 
 /// Fills in everything that follows from a cell's blocks, bytes and FLOPs.
 fn judge(cell: &mut CellResult, ceilings: Option<&Ceilings>, datasheet: Option<&DeviceSpec>) {
     let cost = StepCost {
         bytes: cell.bytes,
-        flops: crate::units::Flops(cell.flops),
+        flops: Flops(cell.flops),
         distinct_experts: cell.distinct_experts,
     };
-    let machine = Machine { ceilings, datasheet };
-    let floor = verdict::floor(&cost, cell.dtype, &machine);
     if cell.status != Status::Predicted {
-        cell.predicted_ns = floor.ceiling.map(|f| f.time.0);
-        cell.predicted_datasheet_ns = floor.datasheet.map(|f| f.time.0);
+        let floor = |roof: Roof| Floor::new(&cost, &roof).time().0;
+        cell.predicted_ns = ceilings.map(|c| floor(Roof::measured(c, cell.dtype)));
+        cell.predicted_datasheet_ns = datasheet.map(|d| floor(Roof::datasheet(d, cell.dtype)));
     }
     if accepted(&cell.blocks).next().is_none() {
         return;
@@ -119,24 +119,46 @@ fn judge(cell: &mut CellResult, ceilings: Option<&Ceilings>, datasheet: Option<&
         .collect();
     cell.energy_per_step_joules = (!energies.is_empty()).then(|| stats::median(&energies));
     cell.energy_per_token_joules = cell.energy_per_step_joules.map(|joules| joules / tokens as f64);
-    let verdict = verdict::verdict(&cost, Nanos(center), cell.dtype, &machine);
-    cell.achieved_bytes_per_s = Some(verdict.achieved.0);
-    cell.fraction_of_ceiling = verdict.fraction_of_ceiling;
-    cell.fraction_of_datasheet = verdict.fraction_of_datasheet;
-    cell.mfu = verdict.mfu;
-    cell.mfu_dtype = verdict.mfu_dtype;
-    cell.bound = Some(verdict.bound);
-    for flag in verdict.flags {
-        if !cell.flags.contains(&flag) {
-            cell.flags.push(flag);
+    // Flags are said anew each time the cell is judged.
+    cell.flags.clear();
+    Verdict::new(&cost, Nanos(center), cell.dtype, ceilings, datasheet).record(cell);
+}
+
+/// The measured decode steps of each engine and dtype, regressed on KV bytes and batch.
+#[must_use]
+pub fn fits(report: &Report) -> Vec<FittedModel> {
+    let mut series: Vec<(&str, Dtype)> = Vec::new();
+    for cell in &report.cells {
+        if !series.contains(&(cell.engine.as_str(), cell.dtype)) {
+            series.push((&cell.engine, cell.dtype));
         }
     }
-    if let Some(reason) = verdict.invalid
-        && cell.status == Status::Ok
-    {
-        cell.status = Status::Invalid;
-        cell.reason = Some(reason);
-    }
+    series
+        .into_iter()
+        .filter_map(|(engine, dtype)| {
+            let cells = || {
+                report.cells.iter().filter(move |c| {
+                    c.engine == engine && c.dtype == dtype && c.phase == Phase::Decode && c.status != Status::Invalid
+                })
+            };
+            let points: Vec<FitPoint> = cells()
+                .filter_map(|c| {
+                    Some(FitPoint { batch: c.batch, kv_bytes: c.bytes.kv_read.as_f64(), step_ns: c.tpot_ns? })
+                })
+                .collect();
+            let weights = cells().next().map(|c| c.bytes.weights)?;
+            let predicted =
+                report.ceilings.as_ref().map(|c| weights.at(Roof::measured(c, dtype).bandwidth).0);
+            roofline::fit(engine, dtype, &points, predicted, |rows, y| {
+                let fit = stats::least_squares(rows, y, CONFIDENCE)?;
+                let estimate = |c: &stats::Coefficient| Estimate { value: c.value, low: c.low, high: c.high };
+                Some(Solution {
+                    coefficients: fit.coefficients.iter().map(estimate).collect(),
+                    r_squared: fit.r_squared,
+                })
+            })
+        })
+        .collect()
 }
 
 fn steps(blocks: &[Block], of: impl Fn(&Block) -> &Vec<f64>) -> Vec<f64> {

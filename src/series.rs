@@ -7,13 +7,13 @@ use std::time::Instant;
 
 use crate::config::{Depth, RunConfig};
 use crate::engine::{self, DeviceChoice, EngineError, SequenceId, Session, StepBatch};
-use crate::measure::memory;
-use crate::measure::protocol::{self, NoWitness, Protocol, Witness};
+use crate::measure::memory::{self, MemoryOf};
+use crate::measure::protocol::{self, Measured, NoWitness, Protocol, Witness};
 use crate::measure::{quality, witness};
 use crate::model::{Dtype, OpenModel};
 use crate::plan::{self, Cell};
-use crate::report::{ColdRow, Crossover, Quality, Report, Status};
-use crate::roofline::{Ledger, StepShape, StockBackend, crossover};
+use crate::report::{CellResult, ColdRow, Crossover, Quality, Report, Status};
+use crate::roofline::{self, Ledger, Roof, StepCost, StepShape, StockBackend};
 use crate::units::{Bytes, Nanos};
 use crate::{Observer, RunError, judge};
 
@@ -26,6 +26,115 @@ const REFERENCE_SHARE: f64 = 0.5;
 /// A drift of the reference cell over the run beyond this is worth a warning.
 const DRIFT_WARNING: f64 = 0.02;
 
+/// A loaded engine with everything its cells are judged by.
+pub struct Opened {
+    pub session: Box<dyn Session>,
+    ledger: Ledger,
+    quality: Quality,
+    device: DeviceChoice,
+    available: Option<Bytes>,
+}
+
+/// Loads one engine at one dtype, checks its outputs and takes its cold rows. `None` when the weights do not fit: the cells are
+/// then in the report, with the numbers.
+pub fn open(
+    config: &RunConfig,
+    model: &OpenModel,
+    engine: &str,
+    dtype: Dtype,
+    report: &mut Report,
+    observer: &mut dyn Observer,
+) -> Result<Option<Opened>, RunError> {
+    let planned = Ledger::new(&model.architecture, &model.inventory(dtype), model.kv_dtype(dtype));
+    let mut lose = |status: Status, reason: String| {
+        for cell in plan::cells(engine, dtype, &config.phases, &config.batches, &config.contexts) {
+            let cost = cost(&planned, &cell, config.device);
+            let mut lost = judge::unmeasured(&cell, planned.kv_dtype(), &cost, status, Some(reason.clone()));
+            lost.memory_predicted_bytes = Some(needed(&planned, &cell, config.device));
+            report.cells.push(lost);
+        }
+        Ok(None)
+    };
+    if let Some(reason) = too_large(config.device, &planned) {
+        return lose(Status::Skipped, reason);
+    }
+    observer.stage(&format!("loading {} as {dtype}", model.name));
+    let begin = Instant::now();
+    let mut session = match engine::open(engine, model, dtype, config.device, config.device_options) {
+        Ok(session) => session,
+        Err(error @ EngineError::OutOfMemory { .. }) => {
+            return lose(Status::Oom, format!("while loading weights: {error}"));
+        }
+        Err(error) => return Err(error.into()),
+    };
+    cold(report, session.as_mut(), engine, dtype, begin);
+    report.capabilities.push(session.capabilities().clone());
+    observer.stage("checking outputs");
+    let quality = gate(config, model, dtype, session.as_mut())?;
+    // From here on bytes are those of the tensors really loaded.
+    let ledger = Ledger::new(session.architecture(), session.inventory(), session.kv_dtype());
+    let available = memory::available(memory_of(config.device));
+    Ok(Some(Opened { session, ledger, quality, device: config.device, available }))
+}
+
+impl Opened {
+    /// The cost of a cell's step, with what the engine really moves beside it.
+    pub fn cost(&self, cell: &Cell) -> StepCost {
+        cost(&self.ledger, cell, self.device)
+    }
+
+    /// Memory of a cell's KV and activations, on top of the weights.
+    fn added_memory(&self, cell: &Cell) -> Bytes {
+        let all = needed(&self.ledger, cell, self.device);
+        Bytes(all.0.saturating_sub(self.ledger.resident_weights().0))
+    }
+
+    /// Puts the cells that cannot run into the report, with the reason, and returns the others.
+    pub fn split_off_impossible(&self, cells: Vec<Cell>, report: &mut Report) -> Vec<Cell> {
+        let obstacle = |cell: &Cell| {
+            let room = self.available.map(|free| Bytes((free.as_f64() * MEMORY_SHARE) as u64));
+            plan::obstacle(cell, self.session.capabilities(), self.added_memory(cell), room)
+        };
+        let mut possible = Vec::with_capacity(cells.len());
+        for cell in cells {
+            let Some(reason) = obstacle(&cell) else {
+                possible.push(cell);
+                continue;
+            };
+            let cost = self.cost(&cell);
+            let kv = self.ledger.kv_dtype();
+            let mut skipped = judge::unmeasured(&cell, kv, &cost, Status::Skipped, Some(reason));
+            skipped.memory_predicted_bytes = Some(needed(&self.ledger, &cell, self.device));
+            report.cells.push(skipped);
+        }
+        possible
+    }
+
+    /// Whether the KV of all cells fits beside each other.
+    fn all_fit(&self, cells: &[Cell]) -> bool {
+        let together: Bytes = cells.iter().map(|cell| self.added_memory(cell)).sum();
+        self.available.is_some_and(|free| together.as_f64() < free.as_f64() * MEMORY_SHARE * 0.5)
+    }
+
+    /// The judged result of a measured cell.
+    pub fn judge(&self, measured: Measured, report: &Report) -> CellResult {
+        let cost = self.cost(&measured.cell);
+        let need = needed(&self.ledger, &measured.cell, self.device);
+        let hash = (!measured.tokens.is_empty()).then(|| quality::token_hash(&measured.tokens));
+        let peak = measured.peak_memory;
+        let (ceilings, datasheet) = (report.ceilings.as_ref(), report.datasheet.as_ref());
+        let mut result = judge::measured(measured, self.ledger.kv_dtype(), &cost, ceilings, datasheet);
+        result.memory_predicted_bytes = Some(need);
+        result.memory_peak_bytes = peak;
+        if !self.quality.passed && result.step_ns.is_some() {
+            result.status = Status::Invalid;
+            result.reason = Some(wrong_outputs(&self.quality));
+        }
+        result.quality = Some(Quality { token_hash: hash, ..self.quality.clone() });
+        result
+    }
+}
+
 /// Measures all cells of one engine and dtype into the report.
 pub fn run(
     config: &RunConfig,
@@ -36,92 +145,28 @@ pub fn run(
     report: &mut Report,
     observer: &mut dyn Observer,
 ) -> Result<(), RunError> {
+    let Some(mut opened) = open(config, model, engine, dtype, report, observer)? else { return Ok(()) };
     let cells = plan::cells(engine, dtype, &config.phases, &config.batches, &config.contexts);
-    let planned = Ledger::new(&model.architecture, &model.inventory(dtype), model.kv_dtype(dtype));
-    if let Some(reason) = too_large(config.device, &planned) {
-        for cell in &cells {
-            let cost = planned.step(shape(cell));
-            let mut skipped =
-                judge::unmeasured(cell, planned.kv_dtype(), &cost, Status::Skipped, Some(reason.clone()));
-            skipped.memory_predicted_bytes = Some(needed(&planned, cell, config.device));
-            report.cells.push(skipped);
-        }
-        return Ok(());
-    }
-    observer.stage(&format!("loading {} as {dtype}", model.name));
-    let begin = Instant::now();
-    let mut session = match engine::open(engine, model, dtype, config.device, config.device_options) {
-        Ok(session) => session,
-        Err(EngineError::OutOfMemory { device, detail }) => {
-            for cell in &cells {
-                let cost = planned.step(shape(cell));
-                let reason = Some(format!("out of memory on {device} while loading weights: {detail}"));
-                report.cells.push(judge::unmeasured(cell, planned.kv_dtype(), &cost, Status::Oom, reason));
-            }
-            return Ok(());
-        }
-        Err(error) => return Err(error.into()),
-    };
-    let session = session.as_mut();
-    cold(report, session, engine, dtype, begin);
-    report.capabilities.push(session.capabilities().clone());
-    // From here on bytes are those of the tensors really loaded.
-    let ledger = Ledger::new(session.architecture(), session.inventory(), session.kv_dtype());
-
-    observer.stage("checking outputs");
-    let quality = gate(config, model, dtype, session)?;
-    let available = memory::available(config.device.into());
-    let (runnable, skipped): (Vec<Cell>, Vec<Cell>) = cells.into_iter().partition(|cell| {
-        plan::obstacle(cell, session.capabilities(), kv_and_activations(&ledger, cell, config.device), available)
-            .is_none()
-    });
-    for cell in skipped {
-        let need = kv_and_activations(&ledger, &cell, config.device);
-        let reason = plan::obstacle(&cell, session.capabilities(), need, available);
-        let cost = cost(&ledger, &cell, config.device);
-        let mut result = judge::unmeasured(&cell, ledger.kv_dtype(), &cost, Status::Skipped, reason);
-        result.memory_predicted_bytes = Some(needed(&ledger, &cell, config.device));
-        report.cells.push(result);
-    }
-    let resident: Bytes =
-        runnable.iter().map(|cell| kv_and_activations(&ledger, cell, config.device)).sum();
-    let keep_resident = available.is_some_and(|free| resident.as_f64() < free.as_f64() * MEMORY_SHARE * 0.5);
+    let cells = opened.split_off_impossible(cells, report);
     let mut witness: Box<dyn Witness> = match config.depth {
         Depth::Smoke => Box::new(NoWitness),
         Depth::Full | Depth::Quick => witness::of_device(config.device, config.threads)?,
     };
-    let protocol = Protocol { canary_tolerance: witness.canary_tolerance(protocol.canary_tolerance), ..protocol.clone() };
+    let canary_tolerance = witness.canary_tolerance(protocol.canary_tolerance);
+    let protocol = Protocol { canary_tolerance, ..protocol.clone() };
     report.protocol = Some(protocol.summary());
+    let keep_resident = opened.all_fit(&cells);
     let (measured, reference) = protocol::run(
-        session,
-        &runnable,
+        opened.session.as_mut(),
+        &cells,
         &protocol,
         witness.as_mut(),
         keep_resident,
         &mut |event| observer.event(event),
     );
-    if let Some(warning) = drift(&reference) {
-        report.warnings.push(warning);
-    }
+    report.warnings.extend(drift(&reference));
     for cell in measured {
-        let cost = cost(&ledger, &cell.cell, config.device);
-        let need = needed(&ledger, &cell.cell, config.device);
-        let hash = (!cell.tokens.is_empty()).then(|| quality::token_hash(&cell.tokens));
-        let peak = cell.peak_memory;
-        let mut result = judge::measured(
-            cell,
-            ledger.kv_dtype(),
-            &cost,
-            report.ceilings.as_ref(),
-            report.datasheet.as_ref(),
-        );
-        result.memory_predicted_bytes = Some(need);
-        result.memory_peak_bytes = peak;
-        if !quality.passed && result.step_ns.is_some() {
-            result.status = Status::Invalid;
-            result.reason = Some(wrong_outputs(&quality));
-        }
-        result.quality = Some(Quality { token_hash: hash, ..quality.clone() });
+        let result = opened.judge(cell, report);
         report.cells.push(result);
     }
     Ok(())
@@ -141,7 +186,7 @@ pub fn dry_run(config: &RunConfig, model: &OpenModel) -> Result<String, RunError
         protocol.visits,
         config.seed
     );
-    let available = memory::available(config.device.into());
+    let available = memory::available(memory_of(config.device));
     for dtype in config.dtypes_for(model) {
         for engine in &config.engines {
             let capabilities = engine::capabilities(engine, model, dtype, config.device)?;
@@ -169,8 +214,17 @@ pub fn dry_run(config: &RunConfig, model: &OpenModel) -> Result<String, RunError
 pub fn crossovers(config: &RunConfig, model: &OpenModel, report: &Report) -> Vec<Crossover> {
     let dtype = config.dtypes_for(model)[0];
     let ledger = Ledger::new(&model.architecture, &model.inventory(dtype), model.kv_dtype(dtype));
-    let available = memory::available(config.device.into());
-    crossover::crossovers(&ledger, dtype, &config.batches, &config.contexts, report.ceilings.as_ref(), report.datasheet.as_ref(), available)
+    let Some(ceilings) = &report.ceilings else { return Vec::new() };
+    let roof = Roof::measured(ceilings, dtype);
+    let memory = report.environment.device_memory();
+    roofline::crossovers(&ledger, &roof, memory, &config.batches, &config.contexts)
+}
+
+fn memory_of(device: DeviceChoice) -> MemoryOf {
+    match device {
+        DeviceChoice::Cpu => MemoryOf::Host,
+        DeviceChoice::Cuda(index) => MemoryOf::Gpu(index),
+    }
 }
 
 fn shape(cell: &Cell) -> StepShape {
@@ -185,7 +239,7 @@ fn stock_backend(device: DeviceChoice) -> StockBackend {
 }
 
 /// The cost of a cell's step, with what the engine really moves beside it.
-fn cost(ledger: &Ledger, cell: &Cell, device: DeviceChoice) -> crate::roofline::StepCost {
+fn cost(ledger: &Ledger, cell: &Cell, device: DeviceChoice) -> StepCost {
     let mut cost = ledger.step(shape(cell));
     cost.bytes.as_implemented = ledger.stock_bytes(shape(cell), stock_backend(device));
     cost
@@ -196,13 +250,9 @@ fn needed(ledger: &Ledger, cell: &Cell, device: DeviceChoice) -> Bytes {
     ledger.stock_memory(shape(cell), stock_backend(device)).unwrap_or_else(|| ledger.memory(shape(cell)))
 }
 
-fn kv_and_activations(ledger: &Ledger, cell: &Cell, device: DeviceChoice) -> Bytes {
-    Bytes(needed(ledger, cell, device).0.saturating_sub(ledger.resident_weights().0))
-}
-
 /// Why not even the weights fit, if they do not.
 fn too_large(device: DeviceChoice, ledger: &Ledger) -> Option<String> {
-    let available = memory::available(device.into())?;
+    let available = memory::available(memory_of(device))?;
     let need = ledger.resident_weights();
     (need.as_f64() > available.as_f64() * MEMORY_SHARE).then(|| {
         format!("weights need {need}, {available} is available (at most {:.0} % is used)", MEMORY_SHARE * 100.0)
@@ -241,7 +291,7 @@ fn gate(
     session: &mut dyn Session,
 ) -> Result<Quality, RunError> {
     let reference_bytes = model.inventory(Dtype::F32).total_bytes();
-    let room = memory::available(config.device.into())
+    let room = memory::available(memory_of(config.device))
         .is_some_and(|free| reference_bytes.as_f64() < free.as_f64() * REFERENCE_SHARE);
     let wanted = matches!(dtype, Dtype::Bf16 | Dtype::F16) && room && config.depth != Depth::Smoke;
     let mut reference = if wanted {

@@ -169,8 +169,7 @@ fn both_spellings_of_a_config_mean_the_same() {
         let old = entry.unwrap().path().join("config.v4.json");
         if old.exists() {
             let new = old.with_file_name("config.json");
-            let (mut old, mut new) =
-                (model::read_config(&old).unwrap(), model::read_config(&new).unwrap());
+            let (mut old, mut new) = (model::read_config(&old).unwrap(), model::read_config(&new).unwrap());
             // The two generations write the end of sequence differently; no step reads it.
             old.eos_tokens.clear();
             new.eos_tokens.clear();

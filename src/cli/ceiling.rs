@@ -7,7 +7,7 @@ use super::axes::DeviceArgs;
 use super::{Outcome, print, print_json};
 use crate::config::Depth;
 use crate::measure::environment::Environment;
-use crate::measure::probe;
+use crate::measure::ceilings;
 use crate::roofline::{Ceilings, DeviceSpec, Spread, devices};
 use crate::units::{BytesPerSecond, FlopsPerSecond, Nanos};
 
@@ -39,7 +39,7 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
     let device = args.device.choice()?;
     let depth = if args.quick { Depth::Quick } else { Depth::Full };
     let environment = Environment::collect(device.gpu());
-    let Some(ceilings) = probe::measure(device, depth, threads)? else {
+    let Some(ceilings) = ceilings::measure(device, depth, threads)? else {
         anyhow::bail!("{device} has no probe in this build");
     };
     let name = environment.gpu.as_ref().and_then(|gpu| gpu.name.clone());

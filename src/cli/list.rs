@@ -44,7 +44,7 @@ struct ModelRow {
 }
 
 pub fn models(args: &ModelsArgs) -> anyhow::Result<Outcome> {
-    let rows: Vec<ModelRow> = presets::all().map(model_row).collect();
+    let rows: Vec<ModelRow> = presets::names().filter_map(presets::find).map(model_row).collect();
     if args.format == "json" {
         print_json(&rows)?;
         return Ok(Outcome::Complete);

@@ -5,7 +5,7 @@
 
 #![expect(clippy::print_stdout, reason = "the one place where results reach stdout")]
 
-mod axes;
+pub(crate) mod axes;
 mod ceiling;
 mod completions;
 mod doctor;

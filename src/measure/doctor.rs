@@ -111,6 +111,21 @@ pub fn examine(environment: &Environment, probes: &Probes) -> Vec<Finding> {
     findings.0
 }
 
+/// What would distort a measurement on this machine, as sentences for a report: the findings about processor, neighbours and GPU
+/// that are at least a warning.
+#[must_use]
+pub fn distortions(environment: &Environment) -> Vec<String> {
+    let mut findings = Findings::default();
+    findings.processor(&environment.cpu);
+    findings.neighbours(environment, &Probes::collect());
+    if let Some(gpu) = &environment.gpu {
+        findings.gpu_clocks(gpu);
+        findings.gpu_sharing(gpu);
+    }
+    let serious = findings.0.into_iter().filter(|f| f.severity >= Severity::Warn);
+    serious.map(|f| format!("{}: {}", f.what, f.detail)).collect()
+}
+
 /// The worst severity among findings; [`Severity::Ok`] when there are none.
 #[must_use]
 pub fn worst(findings: &[Finding]) -> Severity {

@@ -106,6 +106,18 @@ const FEATURES: [(&str, &str); 15] = [
 ];
 
 impl Environment {
+    /// Memory of the device a run used: the GPU's where there is one, the host's within its container otherwise.
+    #[must_use]
+    pub fn device_memory(&self) -> Option<Bytes> {
+        match &self.gpu {
+            Some(gpu) => gpu.memory_bytes,
+            None => match (self.cpu.memory_bytes, self.cpu.memory_limit_bytes) {
+                (Some(all), Some(limit)) => Some(all.min(limit)),
+                (all, limit) => all.or(limit),
+            },
+        }
+    }
+
     /// Looks at this machine, and at the GPU that CUDA calls by the ordinal `gpu`, if one is asked for.
     ///
     /// Never fails: what cannot be read is `None`.

@@ -4,12 +4,16 @@
 //! statistic beyond what its stopping rule asks of [`crate::stats`], and prints nothing.
 
 pub mod block;
+pub mod canary;
+pub mod ceilings;
 mod cgroup;
 pub mod doctor;
 pub mod environment;
 pub mod memory;
 pub mod nvml;
+pub mod probe;
 pub mod protocol;
 pub mod quality;
 pub mod root;
 pub mod telemetry;
+pub mod witness;

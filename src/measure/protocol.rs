@@ -138,6 +138,19 @@ pub struct Testimony {
     pub conditions: Vec<String>,
 }
 
+impl Testimony {
+    /// Writes what was seen into the block it is about, and rejects the block where there is a cause.
+    pub fn enter(self, block: &mut Block, canary_tolerance: f64) {
+        block.canary_ratio = self.canary_ratio;
+        block.rejected = self.reject.or_else(|| {
+            let off = self.canary_ratio? - 1.0;
+            (off.abs() > canary_tolerance).then(|| format!("canary {:+.1} % off", off * 100.0))
+        });
+        block.conditions = self.conditions;
+        block.telemetry = self.telemetry;
+    }
+}
+
 /// Watches the machine beside each block.
 pub trait Witness {
     /// Called right before a block.
@@ -337,19 +350,8 @@ fn visit(
             Err(error) => return fail(state, session, error),
         };
         let testimony = witness.after_block(block.wall_ns / 1e9);
-        let mut block = Block {
-            visit: round,
-            canary_ratio: testimony.canary_ratio,
-            rejected: testimony.reject,
-            conditions: testimony.conditions,
-            telemetry: testimony.telemetry,
-            ..block
-        };
-        if let (None, Some(ratio)) = (&block.rejected, block.canary_ratio)
-            && (ratio - 1.0).abs() > protocol.canary_tolerance
-        {
-            block.rejected = Some(format!("canary {:+.1} % off", (ratio - 1.0) * 100.0));
-        }
+        let mut block = Block { visit: round, ..block };
+        testimony.enter(&mut block, protocol.canary_tolerance);
         let rejected = block.rejected.clone();
         state.measured.blocks.push(block);
         match rejected {

@@ -4,7 +4,8 @@
 
 use super::canary::{Canary, Calibrated};
 use super::nvml::Gpu;
-use super::probe::{self, ProbeError};
+use super::ceilings;
+use super::probe::ProbeError;
 use super::protocol::{Testimony, Witness};
 use super::telemetry::{HostTelemetry, Limits, NvmlTelemetry, Telemetry, judge};
 use crate::engine::DeviceChoice;
@@ -29,7 +30,7 @@ pub fn of_device(device: DeviceChoice, threads: Option<usize>) -> Result<Box<dyn
         Some(gpu) => Box::new(NvmlTelemetry::new(gpu, host)),
         None => Box::new(host),
     };
-    let canary = Calibrated::new(probe::canary(device, threads)?);
+    let canary = Calibrated::new(ceilings::canary(device, threads)?);
     Ok(Box::new(DeviceWitness { telemetry, canary, limits: Limits::default() }))
 }
 

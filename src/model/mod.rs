@@ -4,6 +4,8 @@
 //! and, on request, the tensors on a device. It knows nothing of steps, timing or reports.
 
 pub mod architecture;
+pub mod config;
+mod error;
 pub mod gguf;
 pub mod hub;
 pub mod inventory;
@@ -11,7 +13,19 @@ mod open;
 pub mod presets;
 pub mod safetensors;
 pub mod synthetic;
+pub mod tensors;
 pub mod tokenizer;
+#[cfg(test)]
+pub(crate) mod test_shapes;
+
+// One file per family: how its config reads.
+mod deepseek_v3;
+mod llama;
+mod mistral;
+mod mixtral;
+mod qwen2;
+mod qwen3;
+mod qwen3_moe;
 pub mod weights;
 
 pub use architecture::{
@@ -20,14 +34,6 @@ pub use architecture::{
 pub use config::{parse_config, read_config};
 pub use error::ModelError;
 pub use inventory::{Inventory, Role, TensorInfo};
-pub use tokenizer::{Tokenizer, TokenizerError};
+pub use open::{OpenModel, Weights, open};
+pub use tensors::model_hash;
 pub use weights::{LoadedWeights, WeightsError};
-
-/// Why a model could not be opened.
-#[derive(Debug, thiserror::Error)]
-pub enum ModelError {
-    #[error(transparent)]
-    Weights(#[from] WeightsError),
-    #[error(transparent)]
-    Tokenizer(#[from] TokenizerError),
-}

@@ -337,8 +337,47 @@ pub struct Crossover {
     pub explanation: String,
 }
 
+/// A serialisable configuration as the map a report keeps.
+#[must_use]
+pub fn as_map(config: &impl Serialize) -> BTreeMap<String, serde_json::Value> {
+    match serde_json::to_value(config) {
+        Ok(serde_json::Value::Object(map)) => map.into_iter().collect(),
+        _ => BTreeMap::new(),
+    }
+}
+
+/// The time of day, UTC, RFC 3339, to the second.
+#[must_use]
+pub fn now_utc() -> String {
+    let since_epoch = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    rfc3339(since_epoch.as_secs())
+}
+
+/// Seconds since the epoch as a date. *Source*: days to civil date by the proleptic Gregorian calendar's 400-year cycle.
+fn rfc3339(seconds: u64) -> String {
+    let (days, second) = (seconds / 86_400, seconds % 86_400);
+    // Years are counted from March, so that the leap day is the last of its year.
+    let shifted = days + 719_468;
+    let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);
+    let year_of_era = (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let month_from_march = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
+    let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
+    let year = year_of_era + era * 400 + u64::from(month <= 2);
+    format!(
+        "{year:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}Z",
+        second / 3600,
+        second / 60 % 60,
+        second % 60
+    )
+}
+
 /// The typical step as a time, for code that only wants one number.
 #[must_use]
 pub fn typical_step(cell: &CellResult) -> Option<Nanos> {
     cell.step_ns.as_ref().map(|s| Nanos(s.median))
 }
+
+mod stub;
+pub use stub::*;
