@@ -33,6 +33,10 @@ const MAX_INDEX_BYTES: u64 = 64 << 20;
 const CHUNK_BYTES: usize = 4 << 20;
 /// Names listed in an error before "and N more".
 const NAMES_SHOWN: usize = 5;
+/// Names in use are under 150 bytes; ggml ends them at 64.
+const MAX_NAME_BYTES: usize = 1_024;
+/// Characters of a stranger's text that an error repeats.
+const TEXT_SHOWN: usize = 200;
 
 /// Why a safetensors header or index cannot be trusted.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -155,7 +159,10 @@ impl Checkpoint {
             });
         }
         let (harmless, unknown): (Vec<_>, Vec<_>) =
-            by_name.into_values().map(|(_, tensor)| tensor).partition(|t| is_harmless(&t.name));
+            by_name.into_values().map(|(_, tensor)| tensor).partition(|t| {
+                let expected_unused = expected.tensors.iter().any(|e| e.name == t.name);
+                expected_unused || is_harmless(&t.name)
+            });
         if !unknown.is_empty() {
             return Err(WeightsError::Unknown {
                 path: folder.to_path_buf(),
@@ -302,7 +309,7 @@ impl ShardIndex {
         let index = Self { path: path.clone(), weight_map };
         let shards = index.shards();
         if let Some(name) = shards.iter().find(|name| !is_plain_file_name(name)) {
-            return Err(WeightsError::ShardName { index: path.clone(), name: (*name).to_owned() });
+            return Err(WeightsError::ShardName { index: path.clone(), name: shortened(name) });
         }
         if shards.len() > MAX_SHARDS {
             return Err(bad(SafetensorsError::TooManyShards { shards: shards.len() }));
@@ -382,7 +389,13 @@ fn parse_index(bytes: &[u8]) -> Result<Vec<(String, String)>, SafetensorsError> 
 }
 
 fn parse_json<'de, T: Deserialize<'de>>(bytes: &'de [u8]) -> Result<T, SafetensorsError> {
-    serde_json::from_slice(bytes).map_err(|error| SafetensorsError::BadJson { problem: error.to_string() })
+    serde_json::from_slice(bytes)
+        .map_err(|error| SafetensorsError::BadJson { problem: shortened(&error.to_string()) })
+}
+
+/// The beginning of a text that a stranger chose the length of.
+fn shortened(text: &str) -> String {
+    text.chars().take(TEXT_SHOWN).collect()
 }
 
 /// A JSON object that refuses a repeated key and stops growing at [`MAX_TENSORS`].
@@ -404,6 +417,10 @@ impl<'de, V: KeyedValue<'de>> Deserialize<'de> for UniqueMap<V> {
                 while let Some(key) = map.next_key::<String>()? {
                     if entries.len() == MAX_TENSORS {
                         return Err(de::Error::custom(format_args!("more than {MAX_TENSORS} entries")));
+                    }
+                    if key.len() > MAX_NAME_BYTES || key.contains(char::is_control) {
+                        let (bytes, shown) = (key.len(), shortened(&key));
+                        return Err(de::Error::custom(format_args!("a name of {bytes} bytes, {shown:?}")));
                     }
                     if !seen.insert(key.clone()) {
                         return Err(de::Error::custom(format_args!("{key:?} appears twice")));
@@ -459,7 +476,7 @@ impl Described {
         let (begin, end) = self.data_offsets;
         let shape = self.shape.0;
         let Some(&(storage, bits)) = DTYPES.iter().find(|(known, _)| *known == self.dtype) else {
-            return Err(SafetensorsError::UnknownDtype { name, dtype: self.dtype });
+            return Err(SafetensorsError::UnknownDtype { name, dtype: shortened(&self.dtype) });
         };
         let product = shape.iter().try_fold(bits, |product, &d| product.checked_mul(d));
         let dimensions = shape.iter().map(|&d| usize::try_from(d).ok()).collect::<Option<Vec<_>>>();
