@@ -90,8 +90,8 @@ pub enum GgufError {
     UnknownArchitecture { found: String },
     #[error("{what} is {found}, which is not supported in GGUF files")]
     UnsupportedModel { what: String, found: String },
-    #[error("the tensors end at byte {end} of a file that candle reads otherwise: {error}")]
-    Candle { end: u64, error: candle_core::Error },
+    #[error("candle refuses this file, whose header passed every check here: {error}")]
+    Candle { error: candle_core::Error },
 }
 
 /// A metadata value; arrays keep only their kind and length.

@@ -7,6 +7,7 @@ use ::safetensors::tensor::{Dtype as StDtype, TensorView, serialize_to_file};
 use proptest::prelude::*;
 use tempfile::TempDir;
 
+use super::header::MAX_TENSORS;
 use super::*;
 
 fn expect(name: &str, shape: &[usize], role: Role) -> TensorInfo {
