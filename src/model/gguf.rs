@@ -57,8 +57,8 @@ impl GgufModel {
     /// When candle refuses what passed here, or the file changed since.
     pub fn into_candle(self) -> Result<(Content, File), WeightsError> {
         let path = self.file.path().to_path_buf();
-        let (end, mut file) = (self.file.size(), self.file.into_file());
-        let refused = |error| bad_file(&path, GgufError::Candle { end, error });
+        let mut file = self.file.into_file();
+        let refused = |error| bad_file(&path, GgufError::Candle { error });
         file.rewind().map_err(|error| WeightsError::Io { path: path.clone(), error })?;
         let content = Content::read(&mut BufReader::new(&mut file)).map_err(refused)?;
         Ok((content, file))

@@ -9,10 +9,10 @@ use std::num::NonZeroUsize;
 
 use candle_core::{DType, Device, Tensor, WithDType};
 use half::{bf16, f16};
-use rand::{Rng, SeedableRng};
+use rand::{RngCore, SeedableRng};
 use rand_chacha::ChaCha8Rng;
-use rand_distr::StandardNormal;
 use sha2::{Digest, Sha256};
+use statrs::distribution::{ContinuousCDF, Normal};
 
 use super::weights::{WeightsError, plain_dtype};
 use super::{Dtype, Inventory, Role, TensorInfo};
@@ -22,6 +22,10 @@ use super::{Dtype, Inventory, Role, TensorInfo};
 const STANDARD_DEVIATION: f32 = 0.02;
 /// Elements drawn from one stream of the generator; the unit of work of a thread.
 const CHUNK_ELEMENTS: usize = 1 << 16;
+/// One for each value of 16 random bits.
+const QUANTILES: u32 = 1 << 16;
+/// Draws taken from the generator together: 4 KiB stay in the first cache.
+const DRAWS_AT_ONCE: usize = 2_048;
 
 /// Makes every tensor of the inventory that a step reads.
 ///
@@ -49,24 +53,25 @@ fn generate_on(
     threads: usize,
 ) -> Result<HashMap<String, Tensor>, WeightsError> {
     let dtype = plain_dtype(dtype, "generated")?;
-    expected
-        .tensors
-        .iter()
-        .filter(|info| info.role != Role::Unused)
-        .map(|info| {
-            let key = tensor_key(seed, &info.name);
-            let tensor = match (device, dtype) {
-                (Device::Cpu, DType::F32) => on_cpu::<f32>(info, key, threads, |x| x)?,
-                (Device::Cpu, DType::BF16) => on_cpu::<bf16>(info, key, threads, bf16::from_f32)?,
-                (Device::Cpu, _) => on_cpu::<f16>(info, key, threads, f16::from_f32)?,
-                _ => on_device(info, key, dtype, device)?,
-            };
-            Ok((info.name.clone(), tensor))
-        })
-        .collect()
+    match (device, dtype) {
+        (Device::Cpu, DType::F32) => on_cpu(expected, seed, threads, |value| value),
+        (Device::Cpu, DType::BF16) => on_cpu(expected, seed, threads, bf16::from_f32),
+        (Device::Cpu, _) => on_cpu(expected, seed, threads, f16::from_f32),
+        _ => made(expected)
+            .map(|info| {
+                let tensor = on_device(info, tensor_key(seed, &info.name), dtype, device)?;
+                Ok((info.name.clone(), tensor))
+            })
+            .collect(),
+    }
 }
 
-/// The mean of a tensor's values.
+/// The tensors that a step reads.
+fn made(expected: &Inventory) -> impl Iterator<Item = &TensorInfo> {
+    expected.tensors.iter().filter(|info| info.role != Role::Unused)
+}
+
+/// What the values of a tensor scatter around.
 fn mean(info: &TensorInfo) -> Result<f32, WeightsError> {
     match info.role {
         Role::Norm => Ok(1.0),
@@ -89,38 +94,83 @@ fn tensor_key(seed: u64, name: &str) -> [u8; 32] {
     Sha256::new().chain_update(seed.to_le_bytes()).chain_update(name.as_bytes()).finalize().into()
 }
 
-fn on_cpu<T: WithDType + Send>(
+/// The normal distribution as [`QUANTILES`] equally likely values, the midpoints of its quantiles.
+///
+/// A draw is one look-up of 16 random bits, several times faster than rejection sampling and as fine as bf16 can tell
+/// (256 values to an octave). The spread is short of normal by less than 0.01% and no value is zero.
+struct NormalTable<T>(Vec<T>);
+
+impl<T: WithDType> NormalTable<T> {
+    fn new(mean: f32, convert: impl Fn(f32) -> T) -> Self {
+        let normal = Normal::standard();
+        let draw = |index: u32| {
+            let quantile = normal.inverse_cdf((f64::from(index) + 0.5) / f64::from(QUANTILES));
+            #[expect(clippy::cast_possible_truncation, reason = "quantiles lie within five deviations")]
+            let standard = quantile as f32;
+            convert(standard.mul_add(STANDARD_DEVIATION, mean))
+        };
+        Self((0..QUANTILES).map(draw).collect())
+    }
+
+    /// Fills one chunk of a tensor from the stream that belongs to it.
+    fn fill(&self, key: [u8; 32], chunk_index: u64, chunk: &mut [T]) {
+        let mut generator = ChaCha8Rng::from_seed(key);
+        generator.set_stream(chunk_index);
+        let mut bytes = [0; DRAWS_AT_ONCE * 2];
+        for values in chunk.chunks_mut(DRAWS_AT_ONCE) {
+            generator.fill_bytes(&mut bytes);
+            let (draws, _) = bytes.as_chunks::<2>();
+            for (value, draw) in values.iter_mut().zip(draws) {
+                *value = self.0[usize::from(u16::from_le_bytes(*draw))];
+            }
+        }
+    }
+}
+
+fn on_cpu<T: WithDType>(
+    expected: &Inventory,
+    seed: u64,
+    threads: usize,
+    convert: impl Fn(f32) -> T,
+) -> Result<HashMap<String, Tensor>, WeightsError> {
+    let around_zero = NormalTable::new(0.0, &convert);
+    let around_one = NormalTable::new(1.0, &convert);
+    made(expected)
+        .map(|info| {
+            let table = if mean(info)? == 0.0 { &around_zero } else { &around_one };
+            let values = drawn(info, table, tensor_key(seed, &info.name), threads)?;
+            let tensor = Tensor::from_vec(values, info.shape.as_slice(), &Device::Cpu)
+                .map_err(|error| WeightsError::Device { name: info.name.clone(), error })?;
+            Ok((info.name.clone(), tensor))
+        })
+        .collect()
+}
+
+/// Draws the values of a tensor, each thread a run of chunks.
+fn drawn<T: WithDType>(
     info: &TensorInfo,
+    table: &NormalTable<T>,
     key: [u8; 32],
     threads: usize,
-    convert: impl Fn(f32) -> T + Sync,
-) -> Result<Tensor, WeightsError> {
-    let mean = mean(info)?;
+) -> Result<Vec<T>, WeightsError> {
     let bytes = info.elements().saturating_mul(size_of::<T>() as u64);
-    let out_of_memory = |_| WeightsError::OutOfMemory { name: info.name.clone(), bytes };
-    let elements = usize::try_from(info.elements()).expect("a 64-bit address space");
+    let out_of_memory = || WeightsError::OutOfMemory { name: info.name.clone(), bytes };
+    let elements = usize::try_from(info.elements()).map_err(|_| out_of_memory())?;
     let mut values = Vec::new();
-    values.try_reserve_exact(elements).map_err(out_of_memory)?;
+    values.try_reserve_exact(elements).map_err(|_| out_of_memory())?;
     values.resize(elements, T::zero());
 
     let chunks_per_thread = elements.div_ceil(CHUNK_ELEMENTS).div_ceil(threads.max(1)).max(1);
-    let fill = |first_chunk: usize, part: &mut [T]| {
-        for (index, chunk) in part.chunks_mut(CHUNK_ELEMENTS).enumerate() {
-            let mut generator = ChaCha8Rng::from_seed(key);
-            generator.set_stream((first_chunk + index) as u64);
-            for value in chunk {
-                let normal: f32 = generator.sample(StandardNormal);
-                *value = convert(normal.mul_add(STANDARD_DEVIATION, mean));
-            }
-        }
-    };
     std::thread::scope(|scope| {
-        for (index, part) in values.chunks_mut(chunks_per_thread * CHUNK_ELEMENTS).enumerate() {
-            scope.spawn(move || fill(index * chunks_per_thread, part));
+        for (thread, run) in values.chunks_mut(chunks_per_thread * CHUNK_ELEMENTS).enumerate() {
+            scope.spawn(move || {
+                for (index, chunk) in run.chunks_mut(CHUNK_ELEMENTS).enumerate() {
+                    table.fill(key, (thread * chunks_per_thread + index) as u64, chunk);
+                }
+            });
         }
     });
-    Tensor::from_vec(values, info.shape.as_slice(), &Device::Cpu)
-        .map_err(|error| WeightsError::Device { name: info.name.clone(), error })
+    Ok(values)
 }
 
 fn on_device(
@@ -194,6 +244,7 @@ mod tests {
             for (name, tensor) in &tensors {
                 assert_eq!(tensor.dtype(), plain_dtype(dtype, "").unwrap());
                 let values = values(&tensors, name);
+                assert!(values.iter().all(|v| *v != 0.0), "{name} {dtype} has a zero");
                 let count = values.len() as f64;
                 let mean = values.iter().map(|&v| f64::from(v)).sum::<f64>() / count;
                 let variance = values.iter().map(|&v| (f64::from(v) - mean).powi(2)).sum::<f64>() / count;
@@ -210,7 +261,7 @@ mod tests {
         let large = Inventory { tensors: vec![tensor("w", &[3, CHUNK_ELEMENTS], Role::Matrix)] };
         let values = values(&generate(&large, Dtype::F32, 3, &Device::Cpu).unwrap(), "w");
         assert_ne!(values[..CHUNK_ELEMENTS], values[CHUNK_ELEMENTS..2 * CHUNK_ELEMENTS]);
-        assert!(values.iter().filter(|v| **v == 0.0).count() < 3);
+        assert!(values.iter().all(|v| *v != 0.0), "no draw is zero");
     }
 
     #[test]

@@ -46,7 +46,7 @@ pub enum GgufError {
     TooMany { what: &'static str, claimed: u64, available: u64, limit: u64 },
     #[error("{what} at byte {at} claims {claimed} bytes, above the limit of {limit}")]
     TooLong { what: &'static str, at: u64, claimed: u64, limit: u64 },
-    #[error("{what} at byte {at} is not UTF-8 text without NUL")]
+    #[error("{what} at byte {at} is not plain UTF-8 text")]
     NotText { what: &'static str, at: u64 },
     #[error("metadata key {key} has the unknown value type {code}")]
     ValueType { key: String, code: u32 },
@@ -90,8 +90,8 @@ pub enum GgufError {
     UnknownArchitecture { found: String },
     #[error("{what} is {found}, which is not supported in GGUF files")]
     UnsupportedModel { what: String, found: String },
-    #[error("the tensors end at byte {end} of a file that candle reads otherwise: {error}")]
-    Candle { end: u64, error: candle_core::Error },
+    #[error("candle refuses this file, whose header passed every check here: {error}")]
+    Candle { error: candle_core::Error },
 }
 
 /// A metadata value; arrays keep only their kind and length.
@@ -207,7 +207,7 @@ pub(super) fn read<R: Read>(reader: R, size: u64) -> Result<Header, GgufError> {
 
     let mut metadata = BTreeMap::new();
     for _ in 0..key_count {
-        let key = cursor.string("a metadata key", MAX_KEY_BYTES)?;
+        let key = cursor.name("a metadata key", MAX_KEY_BYTES)?;
         let value = cursor.value(&key)?;
         if metadata.insert(key.clone(), value).is_some() {
             return Err(GgufError::TwiceKey { key });
@@ -323,6 +323,13 @@ impl<R: Read> Cursor<R> {
         Ok(())
     }
 
+    /// A key or a tensor's name: it will be printed, and candle must see the same one.
+    fn name(&mut self, what: &'static str, limit: u64) -> Result<String, GgufError> {
+        let at = self.at;
+        let name = self.string(what, limit)?;
+        if name.contains(char::is_control) { Err(GgufError::NotText { what, at }) } else { Ok(name) }
+    }
+
     fn string(&mut self, what: &'static str, limit: u64) -> Result<String, GgufError> {
         let at = self.at;
         let claimed = self.u64(what)?;
@@ -332,12 +339,8 @@ impl<R: Read> Cursor<R> {
         self.advance(what, claimed)?;
         let mut bytes = vec![0; usize::try_from(claimed).expect("at most 16 MiB")];
         self.reader.read_exact(&mut bytes).map_err(|error| self.failed(what, error))?;
-        // Some writers end strings with a NUL. candle drops it, so keep it out of names: they would no longer be unique.
-        let length = bytes.iter().rposition(|&byte| byte != 0).map_or(0, |last| last + 1);
-        bytes.truncate(length);
-        if bytes.contains(&0) {
-            return Err(GgufError::NotText { what, at });
-        }
+        // Some writers end strings with a NUL, which candle drops too.
+        bytes.truncate(bytes.iter().rposition(|&byte| byte != 0).map_or(0, |last| last + 1));
         String::from_utf8(bytes).map_err(|_| GgufError::NotText { what, at })
     }
 
@@ -398,7 +401,7 @@ impl<R: Read> Cursor<R> {
     }
 
     fn tensor(&mut self, alignment: u64) -> Result<TensorEntry, GgufError> {
-        let name = self.string("a tensor name", MAX_NAME_BYTES)?;
+        let name = self.name("a tensor name", MAX_NAME_BYTES)?;
         let count = self.u32("a tensor's rank")?;
         if !(1..=MAX_DIMENSIONS).contains(&count) {
             return Err(GgufError::Dimensions { name, count });

@@ -7,6 +7,7 @@ use ::safetensors::tensor::{Dtype as StDtype, TensorView, serialize_to_file};
 use proptest::prelude::*;
 use tempfile::TempDir;
 
+use super::header::MAX_TENSORS;
 use super::*;
 
 fn expect(name: &str, shape: &[usize], role: Role) -> TensorInfo {
@@ -215,12 +216,20 @@ fn inconsistent_tensors_are_refused_with_their_numbers() {
         (two("[0,4]", "[2,6]"), 6, "tensor b begins at 2, inside the tensor that ends at 4"),
         (two("[0,4]", "[5,9]"), 9, "tensor b begins at 5, but the tensor before it ends at 4: a hole"),
         (two("[0,4]", "[4,8]").replace("\"b\"", "\"a\""), 8, r#""a" appears twice"#),
+        (
+            one("U8", "[1]", "[0,1]").replace("\"w\"", r#""\u001b[2J""#),
+            1,
+            r#"a name of 4 bytes, "\u{1b}[2J""#,
+        ),
+        (one("U8", "[1]", "[0,1]").replace('w', &"w".repeat(2_000)), 1, "a name of 2000 bytes"),
+        (one("U8", "[1]", "[0,1]").replace("dtype", &"d".repeat(90_000)), 1, "unknown field `ddd"),
         ("{".to_owned(), 0, "the header is not valid: EOF"),
         ("[1]".to_owned(), 0, "the header is not valid: invalid type: sequence"),
         ("[".repeat(100_000), 0, "the header is not valid"),
     ];
     for (header, data, message) in cases {
         let error = refused_header(&header, data);
+        assert!(error.len() < 400, "an error repeats {} bytes of the file", error.len());
         let shown = &header[..header.len().min(100)];
         assert!(error.contains(message), "{shown}\n  gave: {error}\n  want: {message}");
     }
