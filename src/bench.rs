@@ -164,8 +164,7 @@ impl Bench {
             let cell = self.cells[index].clone();
             let (status, reason) = status_of(&cell, &blocks);
             let tokens = self.tokens.remove(&index).unwrap_or_default();
-            let measured =
-                Measured { cell, status, reason, blocks, merge: 1, tokens, peak_memory: None };
+            let measured = Measured { cell, status, reason, blocks, merge: 1, tokens, peak_memory: None };
             let result = self.opened.judge(measured, &self.report);
             self.report.cells.push(result);
         }
@@ -179,7 +178,8 @@ fn status_of(cell: &Cell, blocks: &[Block]) -> (Status, Option<String>) {
     let good = accepted(blocks).count();
     if good < blocks.len().div_ceil(2) {
         let causes = blocks.iter().rev().find_map(|b| b.rejected.clone()).unwrap_or_default();
-        let reason = format!("{} of {} samples rejected; the last: {causes}", blocks.len() - good, blocks.len());
+        let reason =
+            format!("{} of {} samples rejected; the last: {causes}", blocks.len() - good, blocks.len());
         return (Status::Disturbed, Some(reason));
     }
     let means = block_means(cell.phase, blocks, 1);
@@ -195,7 +195,8 @@ fn status_of(cell: &Cell, blocks: &[Block]) -> (Status, Option<String>) {
 
 /// A configuration from `HBMARK_*`; `get` reads one variable.
 fn config_from(get: &dyn Fn(&str) -> Option<String>) -> anyhow::Result<RunConfig> {
-    let or = |key: &str, default: &str| get(key).filter(|v| !v.is_empty()).unwrap_or_else(|| default.to_owned());
+    let or =
+        |key: &str, default: &str| get(key).filter(|v| !v.is_empty()).unwrap_or_else(|| default.to_owned());
     let device: DeviceChoice = match get("HBMARK_DEVICE").filter(|v| !v.is_empty()) {
         Some(given) => given.parse()?,
         None => DeviceChoice::default_of_build(),

@@ -23,7 +23,9 @@ const AXIS_LENGTH_CAP: usize = 256;
 /// Why a configuration cannot be used.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum ConfigError {
-    #[error("--{flag} `{given}`: {problem}; write numbers with commas (1,8,32) or ranges (1..64*2, 128..1024+128)")]
+    #[error(
+        "--{flag} `{given}`: {problem}; write numbers with commas (1,8,32) or ranges (1..64*2, 128..1024+128)"
+    )]
     List { flag: String, given: String, problem: String },
     #[error("--engine `{given}` is unknown; this build has: {known}")]
     Engine { given: String, known: String },
@@ -56,7 +58,8 @@ pub fn parse_engines(given: &str) -> Result<Vec<String>, ConfigError> {
 /// # Errors
 /// [`ConfigError::List`], with the part that cannot be read.
 pub fn parse_axis(flag: &str, given: &str) -> Result<Vec<usize>, ConfigError> {
-    let fail = |problem: String| ConfigError::List { flag: flag.to_owned(), given: given.to_owned(), problem };
+    let fail =
+        |problem: String| ConfigError::List { flag: flag.to_owned(), given: given.to_owned(), problem };
     let number = |text: &str| -> Result<usize, ConfigError> {
         let text = text.trim();
         let value: usize = text.parse().map_err(|_| fail(format!("`{text}` is not a number")))?;

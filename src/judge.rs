@@ -14,7 +14,13 @@ use crate::units::{Flops, Nanos};
 
 /// A result with everything but times: what a skipped cell shows, and what a measured one starts from.
 #[must_use]
-pub fn unmeasured(cell: &Cell, kv_dtype: Dtype, cost: &StepCost, status: Status, reason: Option<String>) -> CellResult {
+pub fn unmeasured(
+    cell: &Cell,
+    kv_dtype: Dtype,
+    cost: &StepCost,
+    status: Status,
+    reason: Option<String>,
+) -> CellResult {
     CellResult {
         id: cell.id(),
         phase: cell.phase,
@@ -80,11 +86,8 @@ pub fn recompute(report: &mut Report) {
 
 /// Fills in everything that follows from a cell's blocks, bytes and FLOPs.
 fn judge(cell: &mut CellResult, ceilings: Option<&Ceilings>, datasheet: Option<&DeviceSpec>) {
-    let cost = StepCost {
-        bytes: cell.bytes,
-        flops: Flops(cell.flops),
-        distinct_experts: cell.distinct_experts,
-    };
+    let cost =
+        StepCost { bytes: cell.bytes, flops: Flops(cell.flops), distinct_experts: cell.distinct_experts };
     if cell.status != Status::Predicted {
         let floor = |roof: Roof| Floor::new(&cost, &roof).time().0;
         cell.predicted_ns = ceilings.map(|c| floor(Roof::measured(c, cell.dtype)));
@@ -138,7 +141,10 @@ pub fn fits(report: &Report) -> Vec<FittedModel> {
         .filter_map(|(engine, dtype)| {
             let cells = || {
                 report.cells.iter().filter(move |c| {
-                    c.engine == engine && c.dtype == dtype && c.phase == Phase::Decode && c.status != Status::Invalid
+                    c.engine == engine
+                        && c.dtype == dtype
+                        && c.phase == Phase::Decode
+                        && c.status != Status::Invalid
                 })
             };
             let points: Vec<FitPoint> = cells()

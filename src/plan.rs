@@ -71,7 +71,10 @@ pub fn obstacle(
     available: Option<Bytes>,
 ) -> Option<String> {
     if cell.batch > capabilities.max_batch {
-        return Some(format!("batch {} is above the engine's limit of {}", cell.batch, capabilities.max_batch));
+        return Some(format!(
+            "batch {} is above the engine's limit of {}",
+            cell.batch, capabilities.max_batch
+        ));
     }
     if cell.positions() > capabilities.max_positions {
         let why = capabilities.max_positions_reason.as_deref().unwrap_or("the model's limit");

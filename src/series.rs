@@ -190,8 +190,7 @@ pub fn dry_run(config: &RunConfig, model: &OpenModel) -> Result<String, RunError
     for dtype in config.dtypes_for(model) {
         for engine in &config.engines {
             let capabilities = engine::capabilities(engine, model, dtype, config.device)?;
-            let ledger =
-                Ledger::new(&model.architecture, &model.inventory(dtype), model.kv_dtype(dtype));
+            let ledger = Ledger::new(&model.architecture, &model.inventory(dtype), model.kv_dtype(dtype));
             for cell in plan::cells(engine, dtype, &config.phases, &config.batches, &config.contexts) {
                 let need = needed(&ledger, &cell, config.device);
                 let cost = cost(&ledger, &cell, config.device);
@@ -255,7 +254,10 @@ fn too_large(device: DeviceChoice, ledger: &Ledger) -> Option<String> {
     let available = memory::available(memory_of(device))?;
     let need = ledger.resident_weights();
     (need.as_f64() > available.as_f64() * MEMORY_SHARE).then(|| {
-        format!("weights need {need}, {available} is available (at most {:.0} % is used)", MEMORY_SHARE * 100.0)
+        format!(
+            "weights need {need}, {available} is available (at most {:.0} % is used)",
+            MEMORY_SHARE * 100.0
+        )
     })
 }
 
@@ -267,10 +269,8 @@ fn cold(report: &mut Report, session: &mut dyn Session, engine: &str, dtype: Dty
     };
     row("open device and load weights", begin.elapsed().into());
     let prompt = vec![1u32; 16.min(session.capabilities().max_positions.saturating_sub(1)).max(1)];
-    let steps = [
-        ("first prefill of 16 tokens", prompt.clone(), 0),
-        ("first decode step", vec![1], prompt.len()),
-    ];
+    let steps =
+        [("first prefill of 16 tokens", prompt.clone(), 0), ("first decode step", vec![1], prompt.len())];
     for (what, tokens, position) in steps {
         let begin = Instant::now();
         let stepped = session
@@ -327,4 +327,3 @@ fn drift(reference: &[f64]) -> Option<String> {
         )
     })
 }
-

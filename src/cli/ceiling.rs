@@ -6,8 +6,8 @@ use serde::Serialize;
 use super::axes::DeviceArgs;
 use super::{Outcome, print, print_json};
 use crate::config::Depth;
-use crate::measure::environment::Environment;
 use crate::measure::ceilings;
+use crate::measure::environment::Environment;
 use crate::roofline::{Ceilings, DeviceSpec, Spread, devices};
 use crate::units::{BytesPerSecond, FlopsPerSecond, Nanos};
 

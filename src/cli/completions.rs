@@ -6,7 +6,9 @@ use clap_complete::Shell;
 use super::{Cli, Outcome, print};
 
 #[derive(Debug, ClapArgs)]
-#[command(after_help = "Example:\n  hbmark completions bash > ~/.local/share/bash-completion/completions/hbmark")]
+#[command(
+    after_help = "Example:\n  hbmark completions bash > ~/.local/share/bash-completion/completions/hbmark"
+)]
 pub struct Args {
     /// The shell.
     shell: Shell,

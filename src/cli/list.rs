@@ -50,8 +50,17 @@ pub fn models(args: &ModelsArgs) -> anyhow::Result<Outcome> {
         return Ok(Outcome::Complete);
     }
     let mut table = table(&[
-        "name", "family", "parameters", "layers", "hidden", "heads/kv", "head_dim", "positions", "bf16 weights",
-        "KV per token", "engines",
+        "name",
+        "family",
+        "parameters",
+        "layers",
+        "hidden",
+        "heads/kv",
+        "head_dim",
+        "positions",
+        "bf16 weights",
+        "KV per token",
+        "engines",
     ]);
     for row in rows {
         table.add_row(vec![

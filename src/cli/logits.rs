@@ -9,7 +9,9 @@ use super::{Outcome, print, print_json};
 use crate::engine::{DeviceOptions, SequenceId, Session, StepBatch};
 
 #[derive(Debug, ClapArgs)]
-#[command(after_help = "Example:\n  hbmark logits --model ./my-model --tokens 1,2,3 --greedy 8 --format json")]
+#[command(
+    after_help = "Example:\n  hbmark logits --model ./my-model --tokens 1,2,3 --greedy 8 --format json"
+)]
 pub struct Args {
     #[command(flatten)]
     model: ModelArgs,
@@ -64,7 +66,8 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
     };
     let mut session = crate::engine::open(&engines[0], &model, dtype, device, DeviceOptions::default())?;
     let logits = prefill(session.as_mut(), &tokens)?;
-    let generated = if args.greedy > 0 { Some(generate(session.as_mut(), &tokens, args.greedy)?) } else { None };
+    let generated =
+        if args.greedy > 0 { Some(generate(session.as_mut(), &tokens, args.greedy)?) } else { None };
     let result = Logits {
         model: model.name.clone(),
         engine: engines[0].clone(),

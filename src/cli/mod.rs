@@ -109,9 +109,9 @@ pub fn one_line(error: &anyhow::Error) -> String {
 /// Prints data to stdout; a closed pipe ends the program quietly.
 fn print(text: &str) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
-    let written = out.write_all(text.as_bytes()).and_then(|()| {
-        if text.ends_with('\n') { Ok(()) } else { out.write_all(b"\n") }
-    });
+    let written = out
+        .write_all(text.as_bytes())
+        .and_then(|()| if text.ends_with('\n') { Ok(()) } else { out.write_all(b"\n") });
     match written.and_then(|()| out.flush()) {
         Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
         other => Ok(other?),
@@ -146,7 +146,8 @@ fn write_whole(path: &Path, text: &str) -> anyhow::Result<()> {
     let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let mut file = tempfile::NamedTempFile::new_in(folder)
         .with_context(|| format!("cannot write into {}", folder.display()))?;
-    file.write_all(text.as_bytes()).and_then(|()| file.as_file().sync_all())
+    file.write_all(text.as_bytes())
+        .and_then(|()| file.as_file().sync_all())
         .with_context(|| format!("cannot write {}", path.display()))?;
     file.persist(path).with_context(|| format!("cannot write {}", path.display()))?;
     Ok(())
@@ -156,7 +157,8 @@ fn write_whole(path: &Path, text: &str) -> anyhow::Result<()> {
 fn save(report: &crate::report::Report, folder: &Path) -> anyhow::Result<PathBuf> {
     let options = crate::report::RenderOptions::plain();
     let json = folder.join("result.json");
-    for (format, name) in [(Format::Json, "result.json"), (Format::Csv, "result.csv"), (Format::Md, "result.md")]
+    for (format, name) in
+        [(Format::Json, "result.json"), (Format::Csv, "result.csv"), (Format::Md, "result.md")]
     {
         write_whole(&folder.join(name), &crate::report::render(report, format, &options)?)?;
     }

@@ -11,7 +11,9 @@ use crate::report::{Format, Phase, RenderOptions, render};
 use crate::roofline::devices;
 
 #[derive(Debug, ClapArgs)]
-#[command(after_help = "Examples:\n  hbmark predict --model Llama-3.1-8B --gpu h100-sxm\n  hbmark predict --model DeepSeek-V3 --gpu h200 --dtype fp8 --kv-dtype bf16 --batch 1..256*4 --context 4096 --format json")]
+#[command(
+    after_help = "Examples:\n  hbmark predict --model Llama-3.1-8B --gpu h100-sxm\n  hbmark predict --model DeepSeek-V3 --gpu h200 --dtype fp8 --kv-dtype bf16 --batch 1..256*4 --context 4096 --format json"
+)]
 pub struct Args {
     /// A name (`hbmark models`), a Hugging Face folder, a hub id or a GGUF file; only its config is read.
     #[arg(long, default_value = DEFAULT_MODEL)]

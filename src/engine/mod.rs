@@ -18,8 +18,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::model::{Architecture, Dtype, Inventory};
 use crate::units::Bytes;
-pub use open::{capabilities, open};
 pub use device::{Backend, DeviceChoice, DeviceOptions};
+pub use open::{capabilities, open};
 pub use timeline::{Mark, Timeline, TimelineKind};
 
 /// Names a sequence for as long as a session keeps its KV.

@@ -81,10 +81,13 @@ impl CellInput {
         }
         let scores_per_token = self.prompts.len() * session.architecture().heads * self.context.max(1);
         let chunk = (FILL_SCORE_ELEMENTS / scores_per_token.max(1)).clamp(1, 512);
-        for start in (0..self.context).step_by(chunk) {
-            let end = (start + chunk).min(self.context);
-            let tokens: Vec<Vec<u32>> = self.prompts.iter().map(|p| p[start..end].to_vec()).collect();
-            session.step(&StepBatch::uniform(self.first, &tokens, start))?;
+        // The last position comes by a decode step: candle's first decode after a prefill rearranges the cache, and a pinned step
+        // that started from the prefill's cache would pay for that every time.
+        let prefilled = self.context.saturating_sub(1);
+        let chunks = (0..prefilled).step_by(chunk).map(|start| start..(start + chunk).min(prefilled));
+        for range in chunks.chain(std::iter::once(prefilled..self.context)) {
+            let tokens: Vec<Vec<u32>> = self.prompts.iter().map(|p| p[range.clone()].to_vec()).collect();
+            session.step(&StepBatch::uniform(self.first, &tokens, range.start))?;
         }
         if self.context > 0 {
             // Waits, so that nothing of the fill is left on the stream when timing starts.

@@ -43,8 +43,7 @@ fn a_steady_device_ends_at_the_first_look() {
     let clock = VirtualClock::default();
     let mut random = ChaCha8Rng::seed_from_u64(1);
     let mut session = session(&clock, move |_| takes(10.0 * noise(&mut random, 0.001)));
-    let measured =
-        measure(&mut session, &[decode(1, 64), decode(4, 64)], &Protocol::full(7), &mut NoWitness);
+    let measured = measure(&mut session, &[decode(1, 64), decode(4, 64)], &Protocol::full(7), &mut NoWitness);
     for cell in &measured {
         assert_eq!(cell.status, Status::Ok, "{:?}", cell.reason);
         assert!(cell.blocks.len() >= 10 && cell.blocks.len() <= 40, "{}", cell.blocks.len());
@@ -59,10 +58,8 @@ fn a_steady_device_ends_at_the_first_look() {
 #[test]
 fn a_block_is_at_least_100_ms_and_a_prefill_block_may_be_one_step() {
     let clock = VirtualClock::default();
-    let mut session =
-        session(&clock, |info| takes(if info.tokens > 1 { 400.0 } else { 0.5 }));
-    let measured =
-        measure(&mut session, &[decode(1, 1), prefill(256)], &Protocol::full(7), &mut NoWitness);
+    let mut session = session(&clock, |info| takes(if info.tokens > 1 { 400.0 } else { 0.5 }));
+    let measured = measure(&mut session, &[decode(1, 1), prefill(256)], &Protocol::full(7), &mut NoWitness);
     assert_eq!(measured[0].blocks[0].step_ns.len(), 200);
     assert_eq!(measured[1].blocks[0].step_ns.len(), 1);
 }
@@ -70,8 +67,7 @@ fn a_block_is_at_least_100_ms_and_a_prefill_block_may_be_one_step() {
 #[test]
 fn the_interval_holds_the_host_time_that_the_device_span_does_not() {
     let clock = VirtualClock::default();
-    let mut session =
-        session(&clock, |_| Outcome::Takes { device: Nanos(8e6), host: Nanos(2e6) });
+    let mut session = session(&clock, |_| Outcome::Takes { device: Nanos(8e6), host: Nanos(2e6) });
     let measured = measure(&mut session, &[decode(1, 16)], &Protocol::full(7), &mut NoWitness);
     let block = &measured[0].blocks[0];
     assert!(block.step_ns.iter().all(|d| (d - 8e6).abs() < 1.0));
@@ -103,7 +99,11 @@ fn a_trend_that_never_ends_is_no_steady_state() {
     let mut session = session(&clock, |info| takes(5.0 * (1.0 + info.index as f64 * 0.01)));
     let measured = measure(&mut session, &[decode(1, 16)], &Protocol::full(7), &mut NoWitness);
     assert_eq!(measured[0].status, Status::NoSteadyState);
-    assert!(measured[0].reason.as_deref().unwrap().starts_with("still drifting +"), "{:?}", measured[0].reason);
+    assert!(
+        measured[0].reason.as_deref().unwrap().starts_with("still drifting +"),
+        "{:?}",
+        measured[0].reason
+    );
 }
 
 /// Rejects the blocks a test asks for.
@@ -177,7 +177,8 @@ fn a_cell_that_stays_disturbed_is_given_up_and_the_others_go_on() {
 #[test]
 fn a_slow_block_without_a_cause_is_never_dropped() {
     let clock = VirtualClock::default();
-    let mut session = session(&clock, |info| takes(if (300..320).contains(&info.index) { 100.0 } else { 10.0 }));
+    let mut session =
+        session(&clock, |info| takes(if (300..320).contains(&info.index) { 100.0 } else { 10.0 }));
     let measured = measure(&mut session, &[decode(1, 16)], &Protocol::full(7), &mut NoWitness);
     let slowest = accepted(&measured[0].blocks).flat_map(|b| &b.step_ns).fold(0.0f64, |m, &x| m.max(x));
     assert!((slowest - 1e8).abs() < 1.0, "the 100 ms steps are among the accepted ones");
@@ -188,17 +189,17 @@ fn out_of_memory_ends_one_cell_as_oom() {
     let clock = VirtualClock::default();
     let mut session = session(&clock, |info| {
         if info.batch == 8 {
-            Outcome::Fails(EngineError::OutOfMemory { device: "cuda:0".into(), detail: "wanted 9 GB, 2 GB free".into() })
+            Outcome::Fails(EngineError::OutOfMemory {
+                device: "cuda:0".into(),
+                detail: "wanted 9 GB, 2 GB free".into(),
+            })
         } else {
             takes(10.0)
         }
     });
     let measured = measure(&mut session, &[decode(8, 16), decode(1, 16)], &Protocol::full(7), &mut NoWitness);
     assert_eq!(measured[0].status, Status::Oom);
-    assert_eq!(
-        measured[0].reason.as_deref(),
-        Some("out of memory on cuda:0: wanted 9 GB, 2 GB free")
-    );
+    assert_eq!(measured[0].reason.as_deref(), Some("out of memory on cuda:0: wanted 9 GB, 2 GB free"));
     assert_eq!(measured[1].status, Status::Ok);
 }
 
@@ -241,8 +242,7 @@ fn a_device_clock_that_runs_fast_is_invalid() {
 fn correlated_blocks_are_merged_before_an_interval_is_believed() {
     let clock = VirtualClock::default();
     // The level wanders slowly: neighbouring blocks resemble each other.
-    let mut session =
-        session(&clock, |info| takes(10.0 * (1.0 + 0.02 * (info.index as f64 / 120.0).sin())));
+    let mut session = session(&clock, |info| takes(10.0 * (1.0 + 0.02 * (info.index as f64 / 120.0).sin())));
     let measured = measure(&mut session, &[decode(1, 16)], &Protocol::full(7), &mut NoWitness);
     assert!(measured[0].merge > 1, "merge {}", measured[0].merge);
 }
@@ -270,8 +270,14 @@ fn the_order_of_cells_is_random_but_seeded() {
 fn the_reference_cell_sees_the_machine_drift() {
     let clock = VirtualClock::default();
     let mut session = session(&clock, |info| takes(10.0 * (1.0 + info.index as f64 * 2e-5)));
-    let (_, reference) =
-        run(&mut session, &[decode(1, 16), decode(2, 16)], &Protocol::full(7), &mut NoWitness, true, &mut |_| {});
+    let (_, reference) = run(
+        &mut session,
+        &[decode(1, 16), decode(2, 16)],
+        &Protocol::full(7),
+        &mut NoWitness,
+        true,
+        &mut |_| {},
+    );
     assert!(reference.len() >= 3);
     assert!(reference.windows(2).all(|pair| pair[1] > pair[0]), "{reference:?}");
 }
@@ -290,8 +296,7 @@ fn cells_that_do_not_fit_together_are_filled_anew_for_each_visit() {
 fn a_smoke_run_takes_every_cell_once() {
     let clock = VirtualClock::default();
     let mut session = session(&clock, |_| takes(10.0));
-    let measured =
-        measure(&mut session, &[decode(1, 16), prefill(16)], &Protocol::smoke(7), &mut NoWitness);
+    let measured = measure(&mut session, &[decode(1, 16), prefill(16)], &Protocol::smoke(7), &mut NoWitness);
     for cell in measured {
         assert_eq!(cell.status, Status::Ok, "{:?}", cell.reason);
         assert_eq!(cell.blocks.len(), 1);

@@ -2,9 +2,9 @@
 //!
 //! Enters: a device. Leaves: a [`Witness`] for the protocol. It sees the machine and never the times of the block it judges.
 
-use super::canary::{Canary, Calibrated};
-use super::nvml::Gpu;
+use super::canary::{Calibrated, Canary};
 use super::ceilings;
+use super::nvml::Gpu;
 use super::probe::ProbeError;
 use super::protocol::{Testimony, Witness};
 use super::telemetry::{HostTelemetry, Limits, NvmlTelemetry, Telemetry, judge};

@@ -9,7 +9,9 @@ use std::path::PathBuf;
 #[non_exhaustive]
 pub enum ModelError {
     /// A path that leads nowhere.
-    #[error("{path} does not exist; --model takes a name (`hbmark models`), a folder, a hub id or a GGUF file")]
+    #[error(
+        "{path} does not exist; --model takes a name (`hbmark models`), a folder, a hub id or a GGUF file"
+    )]
     NoSuchPath { path: PathBuf },
 
     /// The hub did not give the model.

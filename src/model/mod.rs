@@ -14,9 +14,9 @@ pub mod presets;
 pub mod safetensors;
 pub mod synthetic;
 pub mod tensors;
-pub mod tokenizer;
 #[cfg(test)]
 pub(crate) mod test_shapes;
+pub mod tokenizer;
 
 // One file per family: how its config reads.
 mod deepseek_v3;

@@ -27,18 +27,34 @@ pub struct OpenModel {
 #[derive(Debug, Clone)]
 enum Source {
     /// Random weights from a seed, for a shape without a checkpoint.
-    Synthetic { seed: u64 },
+    Synthetic {
+        seed: u64,
+    },
     /// A folder with config.json and safetensors; `stored` is the dtype of most of its bytes.
-    Folder { path: PathBuf, hub_id: Option<String>, stored: Option<Dtype> },
-    Gguf { path: PathBuf, inventory: Inventory },
+    Folder {
+        path: PathBuf,
+        hub_id: Option<String>,
+        stored: Option<Dtype>,
+    },
+    Gguf {
+        path: PathBuf,
+        inventory: Inventory,
+    },
 }
 
 /// Weights as an engine takes them.
 #[derive(Debug)]
 pub enum Weights {
-    Tensors { tensors: HashMap<String, Tensor>, inventory: Inventory },
+    Tensors {
+        tensors: HashMap<String, Tensor>,
+        inventory: Inventory,
+    },
     /// A validated GGUF file, for candle's own reader.
-    Gguf { content: Box<candle_core::quantized::gguf_file::Content>, file: File, inventory: Inventory },
+    Gguf {
+        content: Box<candle_core::quantized::gguf_file::Content>,
+        file: File,
+        inventory: Inventory,
+    },
 }
 
 /// Opens a model by name, folder, hub id or GGUF file. A path that exists wins over a name, a name over a hub id.
@@ -101,7 +117,8 @@ fn open_gguf(path: &Path) -> Result<OpenModel, ModelError> {
             supported: "GGUF files without one; candle ignores the table, and logits would be wrong".into(),
         });
     }
-    let name = path.file_stem().map_or_else(|| path.display().to_string(), |n| n.to_string_lossy().into_owned());
+    let name =
+        path.file_stem().map_or_else(|| path.display().to_string(), |n| n.to_string_lossy().into_owned());
     Ok(OpenModel {
         name,
         architecture: file.architecture.clone(),

@@ -10,7 +10,7 @@
 //! | operation | llama | mistral | qwen2 | qwen3, CUDA | qwen3, CPU |
 //! |---|---|---|---|---|---|
 //! | `cat` of cache and new token, K and V, read + write | 4es | 4es | 4es | 4es | 4es |
-//! | copy of V because the cache is strided ¹ | 2es | | 2nes (2es if n = 1) | | |
+//! | copy of V because the cache is strided ¹ | | | 2nes (2es if n = 1) | | |
 //! | `repeat_kv` by `cat`, if n > 1, read + write | 4nes | 4nes | 4nes | 4nes | |
 //! | transpose to (batch, position, head) and `contiguous` ¹ | | | | | 4es |
 //! | `to_dtype(F32)` of K and V, unless s = 4 | 2n(es + 4e) | | | | 2(es + 4e) |
@@ -18,12 +18,12 @@
 //! | scores: product writes, scale r + w, softmax r + w, product reads | 24·heads | 6s·heads | 6s·heads | 6s·heads | |
 //!
 //! ¹ Only if `kv_heads` > 1. Prefill leaves V as a transposed view of `(batch, position, head, dim)` in the caches of llama
-//!   and qwen2. A decode pinned at one context starts from that view every time. llama copies it to contiguous after the
-//!   `cat`; qwen2 keeps it strided, so that the `reshape` in `repeat_kv` (or the `contiguous` after it) copies.
+//!   and qwen2. llama's first decode step copies it to contiguous after the `cat`, and the steps after it, which are the ones
+//!   timed, do not; qwen2 keeps it strided for good, so that the `reshape` in `repeat_kv` (or the `contiguous` after it) copies.
 //! ² candle-nn's CPU flash kernel walks all positions once per query head, in f32.
 //!
-//! llama also converts its logits to f32. For Llama-3.1-8B in bf16 (es = 2048 B, n = 4) the table gives 8 + 4 + 32 + 48 + 32 KiB
-//! and 0.75 KiB of scores: 124.75 KiB for a position whose K and V are 4 KiB.
+//! llama also converts its logits to f32. For Llama-3.1-8B in bf16 (es = 2048 B, n = 4) the table gives 8 + 32 + 48 + 32 KiB
+//! and 0.75 KiB of scores: 120.75 KiB for a position whose K and V are 4 KiB.
 
 use super::ledger::{Ledger, StepShape};
 use crate::model::{Architecture, Family};
@@ -93,7 +93,6 @@ impl Position {
             return concatenate + transpose + cast + 2 * n * self.one_f32;
         }
         let strided_copy = match self.family {
-            Family::Llama if self.strided => 2 * self.one,
             Family::Qwen2 if self.strided => 2 * n * self.one,
             _ => 0,
         };
@@ -190,16 +189,16 @@ mod tests {
 
     #[test]
     fn llama_8b_moves_120_kb_per_position_and_layer_instead_of_4() {
-        // es = 8·128·2 = 2048, n = 4: 8192 + 4096 + 32,768 + 49,152 + 32,768 + 24·32.
-        assert_eq!(per_position(&shapes::llama_3_1_8b(), Dtype::Bf16, StockBackend::Cuda), 127_744);
-        // In f32 nothing is cast: es = 4096; 16,384 + 8192 + 65,536 + 32,768 + 768.
-        assert_eq!(per_position(&shapes::llama_3_1_8b(), Dtype::F32, StockBackend::Cpu), 123_648);
+        // es = 8·128·2 = 2048, n = 4: 8192 + 32,768 + 49,152 + 32,768 + 24·32.
+        assert_eq!(per_position(&shapes::llama_3_1_8b(), Dtype::Bf16, StockBackend::Cuda), 123_648);
+        // In f32 nothing is cast: es = 4096; 16,384 + 65,536 + 32,768 + 768.
+        assert_eq!(per_position(&shapes::llama_3_1_8b(), Dtype::F32, StockBackend::Cpu), 115_456);
     }
 
     #[test]
     fn without_grouping_nothing_is_repeated() {
-        // Llama-2-7B f32: es = 16,384, n = 1: 65,536 + 32,768 + 0 + 0 + 32,768 + 768.
-        assert_eq!(per_position(&shapes::llama_2_7b(), Dtype::F32, StockBackend::Cpu), 131_840);
+        // Llama-2-7B f32: es = 16,384, n = 1: 4es + 8ne + 24·32 = 65,536 + 32,768 + 768.
+        assert_eq!(per_position(&shapes::llama_2_7b(), Dtype::F32, StockBackend::Cpu), 99_072);
     }
 
     #[test]

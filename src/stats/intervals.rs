@@ -117,9 +117,8 @@ mod tests {
                 })
                 .collect();
             let blocks: Vec<f64> = steps.chunks(100).map(mean).collect();
-            let covers = |values: &[f64]| {
-                t_interval_log(values, 0.95).is_some_and(|i| i.low <= 1.0 && 1.0 <= i.high)
-            };
+            let covers =
+                |values: &[f64]| t_interval_log(values, 0.95).is_some_and(|i| i.low <= 1.0 && 1.0 <= i.high);
             by_steps += usize::from(covers(&steps));
             by_blocks += usize::from(covers(&blocks));
         }

@@ -48,8 +48,9 @@ pub fn least_squares(rows: &[Vec<f64>], y: &[f64], confidence: f64) -> Option<Fi
         }
     }
     let inverse = invert(normal)?;
-    let solution: Vec<f64> =
-        (0..columns).map(|i| (0..columns).map(|j| inverse[i][j] * right[j]).sum::<f64>() / scale[i]).collect();
+    let solution: Vec<f64> = (0..columns)
+        .map(|i| (0..columns).map(|j| inverse[i][j] * right[j]).sum::<f64>() / scale[i])
+        .collect();
     let predict = |row: &[f64]| row.iter().zip(&solution).map(|(x, b)| x * b).sum::<f64>();
     let residual: f64 = rows.iter().zip(y).map(|(row, target)| (target - predict(row)).powi(2)).sum();
     let mean = y.iter().sum::<f64>() / y.len() as f64;
@@ -72,7 +73,8 @@ fn invert(mut matrix: Vec<Vec<f64>>) -> Option<Vec<Vec<f64>>> {
     let mut inverse: Vec<Vec<f64>> =
         (0..n).map(|i| (0..n).map(|j| f64::from(u8::from(i == j))).collect()).collect();
     for column in 0..n {
-        let pivot = (column..n).max_by(|&a, &b| matrix[a][column].abs().total_cmp(&matrix[b][column].abs()))?;
+        let pivot =
+            (column..n).max_by(|&a, &b| matrix[a][column].abs().total_cmp(&matrix[b][column].abs()))?;
         if matrix[pivot][column].abs() < SINGULAR {
             return None;
         }

@@ -34,7 +34,8 @@ pub fn trend(values: &[f64]) -> Option<Trend> {
     let center = (n - 1) as f64 / 2.0;
     let mean = mean(values);
     let spread: f64 = (0..n).map(|i| (i as f64 - center).powi(2)).sum();
-    let slope = values.iter().enumerate().map(|(i, v)| (i as f64 - center) * (v - mean)).sum::<f64>() / spread;
+    let slope =
+        values.iter().enumerate().map(|(i, v)| (i as f64 - center) * (v - mean)).sum::<f64>() / spread;
     let residual: f64 =
         values.iter().enumerate().map(|(i, v)| (v - mean - slope * (i as f64 - center)).powi(2)).sum();
     let error = (residual / (n - 2) as f64 / spread).sqrt();

@@ -24,7 +24,11 @@ pub fn percentile(sorted: &[f64], p: f64) -> f64 {
         return f64::NAN;
     }
     // A product such as 0.9 · 10 may lie a rounding error above the whole number it stands for.
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped to the sample just below")]
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "clamped to the sample just below"
+    )]
     let rank = (p * sorted.len() as f64 - 1e-9).ceil().max(1.0) as usize;
     sorted[rank.min(sorted.len()) - 1]
 }
@@ -65,7 +69,10 @@ mod tests {
     #[test]
     fn percentiles_are_nearest_rank() {
         let sorted: Vec<f64> = (1..=10).map(f64::from).collect();
-        assert_eq!([0.0, 0.1, 0.5, 0.51, 0.9, 1.0].map(|p| percentile(&sorted, p)), [1.0, 1.0, 5.0, 6.0, 9.0, 10.0]);
+        assert_eq!(
+            [0.0, 0.1, 0.5, 0.51, 0.9, 1.0].map(|p| percentile(&sorted, p)),
+            [1.0, 1.0, 5.0, 6.0, 9.0, 10.0]
+        );
         assert!(percentile(&[], 0.5).is_nan());
     }
 

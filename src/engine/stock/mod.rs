@@ -6,7 +6,8 @@
 //! Sequences advance in groups: the sequences of one batch share one candle cache and must bring as many tokens at the
 //! same position ([`Ragged::Uniform`]). Each group keeps the cache as it was before its last step, so a step that starts
 //! at that position again runs on a clone of it. A clone copies handles and no tensor, so a pinned decode costs what an
-//! ordinary one does; it holds one more copy of the KV.
+//! ordinary one does; it holds one more copy of the KV. The clone must not be of a cache fresh from a prefill, which candle
+//! rearranges in its first decode step: whoever pins a decode brings the last position by a decode step.
 
 mod family;
 
@@ -15,7 +16,9 @@ use std::collections::HashMap;
 
 use candle_core::{D, DType, Tensor};
 
-use super::{Backend, Capabilities, EngineError, MemoryUse, Ragged, SequenceId, Session, StepBatch, Timeline};
+use super::{
+    Backend, Capabilities, EngineError, MemoryUse, Ragged, SequenceId, Session, StepBatch, Timeline,
+};
 use crate::model::{Architecture, Dtype, Inventory};
 pub use family::{Limits, StockModel, limits};
 
