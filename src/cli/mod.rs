@@ -155,12 +155,11 @@ fn write_whole(path: &Path, text: &str) -> anyhow::Result<()> {
 
 /// Writes a report as `result.json`, `result.csv` and `result.md` into a folder.
 fn save(report: &crate::report::Report, folder: &Path) -> anyhow::Result<PathBuf> {
-    let options = crate::report::RenderOptions::plain();
     let json = folder.join("result.json");
     for (format, name) in
         [(Format::Json, "result.json"), (Format::Csv, "result.csv"), (Format::Md, "result.md")]
     {
-        write_whole(&folder.join(name), &crate::report::render(report, format, &options)?)?;
+        write_whole(&folder.join(name), &crate::report::render(report, format, false)?)?;
     }
     Ok(json)
 }

@@ -7,7 +7,7 @@ use super::run::command_line;
 use super::{Outcome, print, stdout_color};
 use crate::config::{DEFAULT_MODEL, parse_axis};
 use crate::model::{self, Dtype};
-use crate::report::{Format, Phase, RenderOptions, render};
+use crate::report::{Format, Phase, render};
 use crate::roofline::devices;
 
 #[derive(Debug, ClapArgs)]
@@ -55,6 +55,6 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
     };
     let model = model::open(&args.model, args.revision.as_deref(), 0)?;
     let report = crate::predict::report(&model, &question, &command_line());
-    print(&render(&report, args.format, &RenderOptions { color: stdout_color(), width: None })?)?;
+    print(&render(&report, args.format, stdout_color())?)?;
     Ok(Outcome::Complete)
 }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args as ClapArgs;
 
 use super::{Outcome, print, stdout_color};
-use crate::report::{Format, RenderOptions, json, render};
+use crate::report::{Format, json, render};
 
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "Example:\n  hbmark report results/1b/result.json --format md")]
@@ -20,7 +20,6 @@ pub struct Args {
 pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
     let mut report = json::read(&args.file)?;
     crate::judge::recompute(&mut report);
-    let options = RenderOptions { color: stdout_color(), width: None };
-    print(&render(&report, args.format, &options)?)?;
+    print(&render(&report, args.format, stdout_color())?)?;
     Ok(Outcome::Complete)
 }

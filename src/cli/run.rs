@@ -9,7 +9,7 @@ use super::progress::Progress;
 use super::{Outcome, prepare_folder, print, save, stdout_color};
 use crate::config::{self, Depth, RunConfig};
 use crate::engine::DeviceOptions;
-use crate::report::{Format, Phase, RenderOptions, Status, render};
+use crate::report::{Format, Phase, Status, render};
 
 #[derive(Debug, ClapArgs)]
 #[command(
@@ -108,8 +108,7 @@ pub fn execute(args: Args) -> anyhow::Result<Outcome> {
     let mut progress = Progress::new();
     let report = crate::benchmark(&config, &model, &command_line(), &mut progress)?;
     progress.finish();
-    let options = RenderOptions { color: stdout_color(), width: None };
-    print(&render(&report, args.format, &options)?)?;
+    print(&render(&report, args.format, stdout_color())?)?;
     if let Some(folder) = &config.out {
         let path = save(&report, folder)?;
         anstream::eprintln!("saved {}", path.display());

@@ -3,7 +3,17 @@
 //! Enters: what was planned, measured and computed. Leaves: one [`Report`], from which every format is printed and which
 //! can be saved, read back and printed again. null is not 0: what was not measured stays null. It knows no device.
 
+mod csv;
+pub mod glossary;
+pub mod json;
+mod markdown;
+pub mod metrics;
+mod table;
+mod terminal;
+mod text;
+
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -374,5 +384,48 @@ pub fn typical_step(cell: &CellResult) -> Option<Nanos> {
     cell.step_ns.as_ref().map(|s| Nanos(s.median))
 }
 
-mod stub;
-pub use stub::*;
+/// How a report is printed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Format {
+    /// For a person at a terminal.
+    Table,
+    /// Everything, raw samples included.
+    Json,
+    /// One row a cell.
+    Csv,
+    /// For an issue or a pull request.
+    Md,
+}
+
+/// Why a report could not be printed or read back.
+#[derive(Debug, thiserror::Error)]
+pub enum ReportError {
+    #[error("cannot read {path}: {source}")]
+    Read { path: PathBuf, source: std::io::Error },
+    #[error("{path} holds {size} bytes, and a result is at most {limit}; is it a result of hbmark?")]
+    TooLarge { path: PathBuf, size: u64, limit: u64 },
+    #[error("{path} is not a result of hbmark: {source}")]
+    Malformed { path: PathBuf, source: serde_json::Error },
+    #[error("the result has schema version {}, this program reads {supported}; use the hbmark that wrote it", found.map_or("none".into(), |v| v.to_string()))]
+    Version { found: Option<u32>, supported: u32 },
+    #[error(transparent)]
+    Json(#[from] serde_json::Error),
+    #[error(transparent)]
+    Csv(#[from] ::csv::Error),
+}
+
+/// Prints a report in a format; `color` is for the table on a terminal.
+///
+/// # Errors
+/// When a format's writer fails.
+pub fn render(report: &Report, format: Format, color: bool) -> Result<String, ReportError> {
+    match format {
+        Format::Table => Ok(terminal::render(report, color)),
+        Format::Json => json::write(report),
+        Format::Csv => csv::render(report),
+        Format::Md => Ok(markdown::render(report)),
+    }
+}
+
+#[cfg(test)]
+mod tests;

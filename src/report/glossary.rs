@@ -1,0 +1,83 @@
+//! Every word of a report, defined once.
+
+use std::fmt::Write;
+
+use serde::Serialize;
+
+/// One definition.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct Entry {
+    pub term: &'static str,
+    pub formula: &'static str,
+    pub meaning: &'static str,
+}
+
+const fn entry(term: &'static str, formula: &'static str, meaning: &'static str) -> Entry {
+    Entry { term, formula, meaning }
+}
+
+const ENTRIES: &[Entry] = &[
+    entry("prefill", "", "the step that reads a prompt: many tokens per sequence, an empty cache before it"),
+    entry("decode", "", "the step that makes one token per sequence on top of a cache"),
+    entry("context", "", "decode: positions in the KV cache before the step; prefill: tokens of the prompt"),
+    entry("pinned context", "", "every timed decode step rewrites the same position, so all steps read the same KV"),
+    entry("step time D", "device end − device start", "the span of one step on the device's own timeline: CUDA events, or the monotonic clock"),
+    entry("interval I", "step end(i) − step end(i−1)", "what a client sees between tokens of a steady decode"),
+    entry("TPOT", "I, typical", "time per output token: the geometric mean of block means of I, with its 95 % interval"),
+    entry("host bubble G", "I − D", "time in which the device waited for the host"),
+    entry("TTFT", "t1 − s", "time to first token, from the scheduled arrival s"),
+    entry("ITL", "t(i) − t(i−1)", "inter-token latency, pooled over tokens"),
+    entry("E2E", "tN − s", "whole latency of a request; a failed one counts as infinite"),
+    entry("block", "", "at least 20 decode steps and 100 ms; the unit of every interval"),
+    entry("±", "√(high/low) − 1", "half-width of the 95 % t-interval on log block means, relative"),
+    entry("percentile", "x(⌈p·n⌉)", "nearest-rank; p99 needs 1,000 steps and p99.9 10,000, otherwise null"),
+    entry("weights", "", "bytes of every matrix once per step as stored, with scales, biases, norms and head; an untied embedding counts as its B rows"),
+    entry("KV", "Σ 2·min(context, window)·kv_heads·head_dim·size", "bytes of cache a step reads and writes, over sequences and layers"),
+    entry("ideal bytes", "weights + KV + other", "what the step must move"),
+    entry("moved", "", "bytes as implemented: what this engine's code really moves, copies and casts included"),
+    entry("ceiling", "", "read bandwidth measured in the same run by our own read-only probe"),
+    entry("data sheet", "", "the vendor's bandwidth and dense peaks, each row with its source"),
+    entry("predicted", "max(bytes / bandwidth, FLOPs / peak)", "the floor of a step by the measured ceilings; by the data sheet in `predict`"),
+    entry("% ceiling (MBU)", "ideal bytes / (time · bandwidth)", "share of the ceiling that useful bytes reach; above the data sheet it is invalid unless the set fits the cache"),
+    entry("MFU", "FLOPs / (time · dense peak)", "share of the peak that useful arithmetic reaches; the dtype of the peak is named"),
+    entry("bound", "", "memory or compute, whichever floor is higher; overhead where the higher floor explains less than half of the time"),
+    entry("canary", "", "a read of fixed bytes beside each block; if it is slow, so is the machine, and the block is rejected"),
+    entry("ok", "", "measured, and every gate passed"),
+    entry("not converged", "", "measured; the interval did not reach its target, and the reason says what was reached"),
+    entry("no steady state", "", "measured; the warm-up never stopped drifting"),
+    entry("disturbed", "", "blocks were rejected for recorded causes until retries ran out"),
+    entry("INVALID", "", "measured, and not to be trusted; the reason says why"),
+    entry("skipped", "", "not run; the reason says why, with the numbers"),
+    entry("oom", "", "an allocation failed on the device; the rest went on"),
+    entry("fixed (fit)", "step = fixed + KV/bandwidth + batch·each", "the intercept of the regression over the grid: weights plus overhead"),
+    entry("GB, GiB", "10⁹, 2³⁰", "bandwidth and traffic are decimal, memory capacity is binary"),
+];
+
+/// Every definition.
+#[must_use]
+pub fn entries() -> &'static [Entry] {
+    ENTRIES
+}
+
+/// For a terminal.
+#[must_use]
+pub fn text() -> String {
+    let width = ENTRIES.iter().map(|e| e.term.chars().count()).max().unwrap_or(0);
+    let mut text = String::new();
+    for e in ENTRIES {
+        let fill = " ".repeat(width - e.term.chars().count());
+        let formula = if e.formula.is_empty() { String::new() } else { format!("{}: ", e.formula) };
+        let _ = writeln!(text, "{}{fill}  {formula}{}", e.term, e.meaning);
+    }
+    text
+}
+
+/// For a document.
+#[must_use]
+pub fn markdown() -> String {
+    let mut text = String::from("| term | formula | meaning |\n|---|---|---|\n");
+    for e in ENTRIES {
+        let _ = writeln!(text, "| {} | {} | {} |", e.term, e.formula, e.meaning);
+    }
+    text
+}
