@@ -4,3 +4,4 @@
 //! statistic beyond what its stopping rule asks of [`crate::stats`], and prints nothing.
 
 pub mod environment;
+pub mod probe;
