@@ -3,5 +3,7 @@
 //! Enters: a session and ordered cells. Leaves: raw samples with the conditions they were taken under. It computes no
 //! statistic beyond what its stopping rule asks of [`crate::stats`], and prints nothing.
 
+pub mod canary;
 pub mod environment;
+pub mod known_answers;
 pub mod probe;

@@ -165,7 +165,7 @@ fn memory_available() -> Option<Bytes> {
 }
 
 /// Median, lowest and highest; none of no values.
-fn spread(values: &[f64]) -> Option<Spread> {
+pub(crate) fn spread(values: &[f64]) -> Option<Spread> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
     let (low, high) = (*sorted.first()?, *sorted.last()?);
