@@ -1,0 +1,164 @@
+//! A small fixed piece of work, repeated between the blocks of a measurement to tell whether the machine is still the same.
+//!
+//! Enters: a [`Canary`]. Leaves: its time as a ratio to the session's [`Baseline`], and how noisy the canary itself is, so
+//! that the protocol rejects a block for a change of the machine and not for the canary's own jitter. It decides nothing.
+
+use super::probe::cpu::{Pass, with_team};
+use super::probe::cpu_kernels::{HugePageBuffer, InstructionSet};
+use super::probe::{ProbeError, usable_cores};
+use crate::units::Bytes;
+
+/// Fixed work whose time should never change.
+pub trait Canary {
+    /// Does the work once and returns the seconds it took.
+    fn run(&mut self) -> f64;
+
+    /// Runs it `runs` times, behind one run that is not counted, to learn its usual time and noise. None of fewer than two
+    /// usable times.
+    fn baseline(&mut self, runs: usize) -> Option<Baseline> {
+        self.run();
+        let seconds: Vec<f64> = (0..runs).map(|_| self.run()).collect();
+        Baseline::of(&seconds)
+    }
+}
+
+/// What a canary took when the session began.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Baseline {
+    pub median_seconds: f64,
+    /// Standard deviation of one run over the median: the noise of the canary itself.
+    pub relative_sd: f64,
+    pub runs: usize,
+}
+
+impl Baseline {
+    /// Below this a deviation is never held against a block, however quiet the canary.
+    pub const LEAST_TOLERANCE: f64 = 0.01;
+    /// Standard deviations a run may lie off: about one false alarm in 16,000 were the noise normal.
+    pub const TOLERATED_DEVIATIONS: f64 = 4.0;
+
+    /// From the times of the first runs; none when fewer than two of them are positive numbers.
+    #[must_use]
+    pub fn of(seconds: &[f64]) -> Option<Self> {
+        let usable: Vec<f64> = seconds.iter().copied().filter(|s| s.is_finite() && *s > 0.0).collect();
+        if usable.len() < 2 {
+            return None;
+        }
+        let median_seconds = super::probe::spread(&usable)?.median;
+        let count = usable.len() as f64;
+        let mean = usable.iter().sum::<f64>() / count;
+        let variance = usable.iter().map(|s| (s - mean).powi(2)).sum::<f64>() / (count - 1.0);
+        Some(Self { median_seconds, relative_sd: variance.sqrt() / median_seconds, runs: usable.len() })
+    }
+
+    /// A run's time over the usual one: above 1 the machine has become slower.
+    #[must_use]
+    pub fn ratio(&self, seconds: f64) -> f64 {
+        seconds / self.median_seconds
+    }
+
+    /// How far a ratio may lie from 1: one percent, or four of the canary's own standard deviations where that is more.
+    #[must_use]
+    pub fn tolerance(&self) -> f64 {
+        (Self::TOLERATED_DEVIATIONS * self.relative_sd).max(Self::LEAST_TOLERANCE)
+    }
+}
+
+/// Reads a fixed buffer with all usable cores: the memory that decode depends on, a few milliseconds at a time.
+#[derive(Debug)]
+pub struct CpuCanary {
+    buffer: HugePageBuffer,
+    cores: Vec<usize>,
+    pass: Pass,
+}
+
+impl CpuCanary {
+    /// 256 MiB: a few times the last cache of most machines, yet some 5 ms of reading.
+    pub const USUAL_SIZE: Bytes = Bytes(256 << 20);
+
+    /// Maps and touches a buffer of `bytes`.
+    ///
+    /// # Errors
+    /// When the system refuses the memory, or a thread cannot be pinned.
+    pub fn new(bytes: Bytes) -> Result<Self, ProbeError> {
+        let cores = usable_cores()?;
+        let size = usize::try_from(bytes.0).unwrap_or(usize::MAX);
+        let mut buffer = HugePageBuffer::new(size).map_err(|source| ProbeError::Memory { bytes, source })?;
+        with_team(&cores, buffer.words_mut(), |time| time(Pass::Touch))?;
+        let set = InstructionSet::available().first().copied().unwrap_or(InstructionSet::Portable);
+        Ok(Self { buffer, cores, pass: Pass::Read { set, streams: 1 } })
+    }
+}
+
+impl Canary for CpuCanary {
+    fn run(&mut self) -> f64 {
+        let mut seconds = f64::NAN;
+        let pass = self.pass;
+        let team = with_team(&self.cores, self.buffer.words_mut(), |time| {
+            time(Pass::Empty);
+            seconds = time(pass).inside;
+        });
+        // Cores taken away during the session leave a thread unpinned: its time would not be comparable.
+        if team.is_ok() { seconds } else { f64::NAN }
+    }
+}
+
+/// A canary with given times; after the last it stays there.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ScriptedCanary {
+    seconds: Vec<f64>,
+    next: usize,
+}
+
+impl ScriptedCanary {
+    /// The times of its runs, in order. Without any, every run is not a number.
+    #[must_use]
+    pub fn new(seconds: Vec<f64>) -> Self {
+        Self { seconds, next: 0 }
+    }
+}
+
+impl Canary for ScriptedCanary {
+    fn run(&mut self) -> f64 {
+        let now = self.seconds.get(self.next).or(self.seconds.last());
+        self.next += 1;
+        now.copied().unwrap_or(f64::NAN)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_quiet_canary_tolerates_one_percent_and_a_noisy_one_four_deviations() {
+        let quiet = Baseline::of(&[1.0, 1.0, 1.0]).unwrap();
+        assert!((quiet.tolerance() - 0.01).abs() < 1e-12);
+        let noisy = Baseline::of(&[0.9, 1.0, 1.1]).unwrap();
+        assert!((noisy.relative_sd - 0.1).abs() < 1e-12);
+        assert!((noisy.tolerance() - 0.4).abs() < 1e-12);
+    }
+
+    #[test]
+    fn the_first_run_is_not_counted_and_ratios_are_to_the_median() {
+        let mut canary = ScriptedCanary::new(vec![9.0, 2.0, 1.0, 4.0, 3.0]);
+        let baseline = canary.baseline(3).unwrap();
+        assert!((baseline.median_seconds - 2.0).abs() < 1e-12);
+        assert_eq!(baseline.runs, 3);
+        assert!((baseline.ratio(canary.run()) - 1.5).abs() < 1e-12);
+        assert!((canary.run() - 3.0).abs() < 1e-12, "the last time repeats");
+    }
+
+    #[test]
+    fn too_few_usable_times_make_no_baseline() {
+        assert_eq!(Baseline::of(&[1.0]), None);
+        assert_eq!(Baseline::of(&[1.0, f64::NAN, 0.0]), None);
+        assert_eq!(ScriptedCanary::new(vec![]).baseline(5), None);
+    }
+
+    #[test]
+    fn the_processor_canary_reads_and_returns_a_time() {
+        let mut canary = CpuCanary::new(Bytes(4 << 20)).unwrap();
+        assert!(canary.baseline(3).is_some());
+    }
+}

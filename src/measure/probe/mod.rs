@@ -1,0 +1,234 @@
+//! What this machine can give, measured now: the denominators of every percentage.
+//!
+//! Enters: [`ProbeConfig`] (which thread counts, how much memory, how long). Leaves: [`Ceilings`]. One file per device
+//! kind; none of them knows of models or of what the ceilings will be compared with.
+
+pub mod cpu;
+pub mod cpu_kernels;
+
+use std::io;
+
+use crate::roofline::ceilings::{Ceilings, Spread};
+use crate::units::Bytes;
+
+pub use cpu::measure_cpu;
+
+/// A device whose ceilings can be measured.
+pub trait Probe {
+    /// Measures them all.
+    ///
+    /// # Errors
+    /// When the device or the system refuses.
+    fn measure(&mut self) -> Result<Ceilings, ProbeError>;
+}
+
+/// How to probe.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ProbeConfig {
+    /// Thread counts to try; each at most the number of usable cores.
+    pub threads: Vec<usize>,
+    /// Bytes each bandwidth pass moves; well beyond the last cache.
+    pub working_set: Bytes,
+    /// Passes of every kernel, behind one that is not counted.
+    pub repetitions: usize,
+    /// Time after which no further pass is begun once each kernel has [`MIN_REPETITIONS`]; shared among the parts of the
+    /// probe. Soft: the passes that cannot be left out are made however long they take.
+    pub seconds_cap: f64,
+    /// Edges of the square matrix products tried in f32.
+    pub gemm_sizes: Vec<usize>,
+}
+
+/// Fewer than this and a median says nothing.
+pub const MIN_REPETITIONS: usize = 3;
+
+const MIB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;
+
+impl ProbeConfig {
+    /// For `hbmark ceiling`: about 15 seconds.
+    ///
+    /// # Errors
+    /// When the system does not tell which cores may be used.
+    pub fn full() -> Result<Self, ProbeError> {
+        let cores = usable_cores()?.len();
+        Ok(Self {
+            threads: thread_counts(cores),
+            working_set: working_set(last_cache(), memory_available()),
+            repetitions: 15,
+            seconds_cap: 15.0,
+            gemm_sizes: vec![512, 1024, 2048],
+        })
+    }
+
+    /// At the start of every run: about 3 seconds, all cores or half of them.
+    ///
+    /// # Errors
+    /// When the system does not tell which cores may be used.
+    pub fn quick() -> Result<Self, ProbeError> {
+        let cores = usable_cores()?.len();
+        let mut threads = vec![cores.div_ceil(2), cores];
+        threads.dedup();
+        Ok(Self { threads, repetitions: 5, seconds_cap: 3.0, gemm_sizes: vec![512, 1024], ..Self::full()? })
+    }
+
+    fn check(&self, cores: usize) -> Result<(), ProbeError> {
+        if let Some(threads) = self.threads.iter().copied().find(|threads| *threads == 0 || *threads > cores)
+        {
+            return Err(ProbeError::Threads { threads, cores });
+        }
+        if self.threads.is_empty() {
+            return Err(ProbeError::Threads { threads: 0, cores });
+        }
+        if self.repetitions < MIN_REPETITIONS {
+            return Err(ProbeError::Repetitions { repetitions: self.repetitions });
+        }
+        if self.working_set.0 < MIB {
+            return Err(ProbeError::WorkingSet { bytes: self.working_set });
+        }
+        Ok(())
+    }
+}
+
+/// A probe that could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum ProbeError {
+    #[error("cannot read which cores this process may use: {source}")]
+    Cores { source: io::Error },
+    #[error("cannot probe with {threads} threads on {cores} usable cores; ask for 1 to {cores}")]
+    Threads { threads: usize, cores: usize },
+    #[error("cannot judge {repetitions} repetitions; ask for at least {MIN_REPETITIONS}")]
+    Repetitions { repetitions: usize },
+    #[error("a working set of {bytes} is too small to measure memory; ask for at least 1 MiB")]
+    WorkingSet { bytes: Bytes },
+    #[error("cannot map {bytes} for the bandwidth probe: {source}; ask for a smaller working set")]
+    Memory { bytes: Bytes, source: io::Error },
+    #[error("cannot pin a probe thread to core {core}: {source}")]
+    Pin { core: usize, source: io::Error },
+    #[error("the {dtype} matrix product of size {size} failed: {source}")]
+    Gemm { dtype: &'static str, size: usize, source: candle_core::Error },
+}
+
+/// The cores this process may use, by number.
+///
+/// # Errors
+/// When the system does not tell.
+pub fn usable_cores() -> Result<Vec<usize>, ProbeError> {
+    cpu_kernels::usable_cores().map_err(|source| ProbeError::Cores { source })
+}
+
+/// All counts up to eight; beyond, powers of two, three quarters of the cores, and all of them.
+#[must_use]
+pub fn thread_counts(cores: usize) -> Vec<usize> {
+    let mut counts: Vec<usize> = if cores <= 8 {
+        (1..=cores).collect()
+    } else {
+        let powers = std::iter::successors(Some(1), |n| Some(n * 2)).take_while(|n| *n < cores);
+        powers.chain([cores * 3 / 4, cores]).collect()
+    };
+    counts.sort_unstable();
+    counts.dedup();
+    counts
+}
+
+/// Eight times the last cache and at least 1 GiB, but no more than a quarter of the memory that is free.
+#[must_use]
+pub fn working_set(last_cache: Option<Bytes>, available: Option<Bytes>) -> Bytes {
+    let wanted = last_cache.map_or(GIB, |cache| cache.0.saturating_mul(8).max(GIB));
+    let bytes = available.map_or(wanted, |available| wanted.min(available.0 / 4));
+    Bytes((bytes / (2 * MIB) * (2 * MIB)).max(2 * MIB))
+}
+
+/// The largest cache of the first core, where the system tells.
+#[must_use]
+pub fn last_cache() -> Option<Bytes> {
+    let caches = std::fs::read_dir("/sys/devices/system/cpu/cpu0/cache").ok()?;
+    caches
+        .filter_map(|cache| std::fs::read_to_string(cache.ok()?.path().join("size")).ok())
+        .filter_map(|size| parse_cache_size(&size))
+        .max()
+}
+
+fn parse_cache_size(text: &str) -> Option<Bytes> {
+    let text = text.trim();
+    let (digits, scale) = match text.chars().last()? {
+        'K' => (&text[..text.len() - 1], 1 << 10),
+        'M' => (&text[..text.len() - 1], MIB),
+        'G' => (&text[..text.len() - 1], GIB),
+        _ => (text, 1),
+    };
+    digits.parse::<u64>().ok()?.checked_mul(scale).map(Bytes)
+}
+
+fn memory_available() -> Option<Bytes> {
+    use procfs::Current;
+    procfs::Meminfo::current().ok()?.mem_available.map(Bytes)
+}
+
+/// Median, lowest and highest; none of no values.
+pub(crate) fn spread(values: &[f64]) -> Option<Spread> {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let (low, high) = (*sorted.first()?, *sorted.last()?);
+    let middle = sorted.len() / 2;
+    let median = if sorted.len().is_multiple_of(2) {
+        f64::midpoint(sorted[middle - 1], sorted[middle])
+    } else {
+        sorted[middle]
+    };
+    Some(Spread { median, low, high })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_working_set_is_far_beyond_the_cache_yet_leaves_memory() {
+        assert_eq!(working_set(Some(Bytes(32 * MIB)), Some(Bytes(20 * GIB))), Bytes(GIB));
+        assert_eq!(working_set(Some(Bytes(GIB)), Some(Bytes(100 * GIB))), Bytes(8 * GIB));
+        assert_eq!(working_set(Some(Bytes(GIB)), Some(Bytes(8 * GIB))), Bytes(2 * GIB));
+        assert_eq!(working_set(None, None), Bytes(GIB));
+        assert_eq!(working_set(None, Some(Bytes(0))), Bytes(2 * MIB));
+    }
+
+    #[test]
+    fn thread_counts_are_all_of_few_and_some_of_many() {
+        assert_eq!(thread_counts(1), [1]);
+        assert_eq!(thread_counts(3), [1, 2, 3]);
+        assert_eq!(thread_counts(24), [1, 2, 4, 8, 16, 18, 24]);
+    }
+
+    #[test]
+    fn a_cache_size_is_read_with_its_unit() {
+        assert_eq!(parse_cache_size("32768K\n"), Some(Bytes(32 * MIB)));
+        assert_eq!(parse_cache_size("1M"), Some(Bytes(MIB)));
+        assert_eq!(parse_cache_size("K"), None);
+        assert_eq!(parse_cache_size(""), None);
+    }
+
+    #[test]
+    fn a_config_that_cannot_be_run_is_refused_with_its_values() {
+        let good = ProbeConfig {
+            threads: vec![1],
+            working_set: Bytes(MIB),
+            repetitions: 3,
+            seconds_cap: 1.0,
+            gemm_sizes: vec![],
+        };
+        assert!(good.check(1).is_ok());
+        let message = |config: ProbeConfig| config.check(2).unwrap_err().to_string();
+        assert!(
+            message(ProbeConfig { threads: vec![3], ..good.clone() }).contains("3 threads on 2 usable cores")
+        );
+        assert!(message(ProbeConfig { threads: vec![], ..good.clone() }).contains("0 threads"));
+        assert!(message(ProbeConfig { repetitions: 2, ..good.clone() }).contains("2 repetitions"));
+        assert!(message(ProbeConfig { working_set: Bytes(5), ..good }).contains("5.00 B"));
+    }
+
+    #[test]
+    fn a_spread_is_median_lowest_and_highest() {
+        assert_eq!(spread(&[3.0, 1.0, 2.0]), Some(Spread { median: 2.0, low: 1.0, high: 3.0 }));
+        assert_eq!(spread(&[4.0, 1.0]), Some(Spread { median: 2.5, low: 1.0, high: 4.0 }));
+        assert_eq!(spread(&[]), None);
+    }
+}
