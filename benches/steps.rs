@@ -14,8 +14,8 @@ use std::time::Duration;
 
 use criterion::measurement::{Measurement, ValueFormatter};
 use criterion::{BenchmarkId, Criterion, SamplingMode, Throughput};
-use hbmark::bench::{Bench, Cells};
-use hbmark::report::{Phase, typical_step};
+use hbmark::bench::{Bench, SAMPLES};
+use hbmark::report::{Format, Phase, render};
 use hbmark::units::Nanos;
 
 /// Device time in nanoseconds, taken from the session's timeline by `iter_custom`.
@@ -84,7 +84,7 @@ impl ValueFormatter for Formatter {
 fn main() {
     let mut criterion = Criterion::default()
         .with_measurement(DeviceTime)
-        .sample_size(10)
+        .sample_size(SAMPLES)
         .warm_up_time(Duration::from_secs(1))
         .measurement_time(Duration::from_secs(4))
         .without_plots()
@@ -108,11 +108,31 @@ fn main() {
             group.bench_function(BenchmarkId::from_parameter(name), |bencher| {
                 bencher.iter_custom(|steps| bench.sample(cell, steps));
             });
+            bench.finish(cell);
         }
         group.finish();
     }
     criterion.final_summary();
-    if std::env::args().any(|a| a == "--bench") && !std::env::args().any(|a| a == "--test" || a == "--list") {
+    let asked = |flag: &str| std::env::args().any(|a| a == flag);
+    // Without `--bench` (as `cargo test` calls it), with `--test` or `--list`, nothing was measured.
+    if asked("--bench") && !asked("--test") && !asked("--list") {
         print_table(bench);
+    }
+}
+
+/// One table over everything criterion measured, and the result as files where `HBMARK_OUT` asks for them.
+fn print_table(bench: Bench) {
+    let out = bench.out().map(std::path::Path::to_owned);
+    let report = bench.report();
+    let color =
+        std::io::IsTerminal::is_terminal(&std::io::stdout()) && std::env::var_os("NO_COLOR").is_none();
+    match render(&report, Format::Table, color) {
+        Ok(table) => println!("\n{table}"),
+        Err(error) => anstream::eprintln!("error: {error}"),
+    }
+    if let Some(folder) = out
+        && let Err(error) = hbmark::cli::save(&report, &folder)
+    {
+        anstream::eprintln!("error: {}", hbmark::cli::one_line(&error));
     }
 }

@@ -35,7 +35,7 @@ pub struct Bench {
     inputs: BTreeMap<usize, CellInput>,
     samples: BTreeMap<usize, Vec<Block>>,
     tokens: BTreeMap<usize, Vec<u32>>,
-    faults: BTreeMap<usize, (Status, String)>,
+    out: Option<std::path::PathBuf>,
 }
 
 impl std::fmt::Debug for Bench {
@@ -71,7 +71,7 @@ impl Bench {
         let engine = &config.engines[0];
         let opened = series::open(config, model, engine, dtype, &mut report, &mut Stages)?
             .context("the model does not fit in memory")?;
-        let witness = crate::measure::witness::of_device(config.device, config.threads)?;
+        let witness = crate::measure::witness::of_device(config.device)?;
         let mut protocol = Protocol { name: "criterion", looks: &[SAMPLES], ..Protocol::quick(config.seed) };
         protocol.canary_tolerance = witness.canary_tolerance(protocol.canary_tolerance);
         report.protocol = Some(protocol.summary());
@@ -86,8 +86,14 @@ impl Bench {
             inputs: BTreeMap::new(),
             samples: BTreeMap::new(),
             tokens: BTreeMap::new(),
-            faults: BTreeMap::new(),
+            out: config.out.clone(),
         })
+    }
+
+    /// The folder that `HBMARK_OUT` names.
+    #[must_use]
+    pub fn out(&self) -> Option<&std::path::Path> {
+        self.out.as_deref()
     }
 
     /// The phases that have cells, prefill first.
@@ -135,10 +141,7 @@ impl Bench {
         });
         let mut block = match outcome {
             Ok(block) => block,
-            Err(error) => {
-                self.faults.insert(cell, (Status::Failed, error.to_string()));
-                panic!("{}: {error}", self.cells[cell].id());
-            }
+            Err(error) => panic!("{}: {error}", self.cells[cell].id()),
         };
         let testimony = self.witness.after_block(block.wall_ns / 1e9);
         testimony.enter(&mut block, self.protocol.canary_tolerance);

@@ -33,6 +33,7 @@ pub mod report;
 pub mod roofline;
 pub mod stats;
 pub mod units;
+pub mod verify;
 
 mod series;
 

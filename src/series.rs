@@ -150,7 +150,7 @@ pub fn run(
     let cells = opened.split_off_impossible(cells, report);
     let mut witness: Box<dyn Witness> = match config.depth {
         Depth::Smoke => Box::new(NoWitness),
-        Depth::Full | Depth::Quick => witness::of_device(config.device, config.threads)?,
+        Depth::Full | Depth::Quick => witness::of_device(config.device)?,
     };
     let canary_tolerance = witness.canary_tolerance(protocol.canary_tolerance);
     let protocol = Protocol { canary_tolerance, ..protocol.clone() };

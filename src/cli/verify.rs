@@ -1,8 +1,40 @@
 //! `hbmark verify`.
-use super::Outcome;
+
 use clap::Args as ClapArgs;
+
+use super::axes::DeviceArgs;
+use super::{Outcome, print, print_json};
+
 #[derive(Debug, ClapArgs)]
-pub struct Args {}
-pub fn execute(_args: &Args) -> anyhow::Result<Outcome> {
-    Ok(Outcome::Complete)
+#[command(after_help = "Example:\n  hbmark verify --device cuda")]
+pub struct Args {
+    #[command(flatten)]
+    device: DeviceArgs,
+    /// text or json.
+    #[arg(long, default_value = "text", value_parser = ["text", "json"])]
+    format: String,
+}
+
+pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
+    super::threads::limit(args.device.threads.map(|t| t as usize));
+    let device = args.device.choice()?;
+    let json = args.format == "json";
+    let mut broken = None;
+    let checks = crate::verify::verify(device, &mut |check| {
+        if !json {
+            let verdict = if check.passed { "PASS" } else { "FAIL" };
+            let line = format!("{verdict}  {:<9} {:<44} {}", check.area, check.name, check.detail);
+            broken = broken.take().or(print(&line).err());
+        }
+    });
+    if let Some(error) = broken {
+        return Err(error);
+    }
+    let failed = checks.iter().filter(|c| !c.passed).count();
+    if json {
+        print_json(&checks)?;
+    } else {
+        print(&format!("\n{} checks on {device}: {} passed, {failed} failed", checks.len(), checks.len() - failed))?;
+    }
+    Ok(if failed == 0 { Outcome::Complete } else { Outcome::SomeCellsFailed })
 }

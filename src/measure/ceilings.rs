@@ -47,13 +47,13 @@ fn limited(config: ProbeConfig, threads: Option<usize>) -> ProbeConfig {
 ///
 /// # Errors
 /// When its buffer cannot be had.
-pub fn canary(device: DeviceChoice, threads: Option<usize>) -> Result<Box<dyn Canary>, ProbeError> {
+pub fn canary(device: DeviceChoice) -> Result<Box<dyn Canary>, ProbeError> {
     match device {
-        DeviceChoice::Cpu => Ok(Box::new(CpuCanary::new(threads)?)),
+        DeviceChoice::Cpu => Ok(Box::new(CpuCanary::new(CpuCanary::USUAL_SIZE)?)),
         #[cfg(feature = "cuda")]
         DeviceChoice::Cuda(index) => super::probe::cuda::canary(index),
         #[cfg(not(feature = "cuda"))]
-        DeviceChoice::Cuda(_) => Ok(Box::new(CpuCanary::new(threads)?)),
+        DeviceChoice::Cuda(_) => Ok(Box::new(CpuCanary::new(CpuCanary::USUAL_SIZE)?)),
     }
 }
 

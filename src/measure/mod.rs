@@ -3,7 +3,18 @@
 //! Enters: a session and ordered cells. Leaves: raw samples with the conditions they were taken under. It computes no
 //! statistic beyond what its stopping rule asks of [`crate::stats`], and prints nothing.
 
+pub mod block;
 pub mod canary;
+pub mod ceilings;
+mod cgroup;
+pub mod doctor;
 pub mod environment;
 pub mod known_answers;
+pub mod memory;
+pub mod nvml;
 pub mod probe;
+pub mod protocol;
+pub mod quality;
+pub mod root;
+pub mod telemetry;
+pub mod witness;

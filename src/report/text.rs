@@ -16,9 +16,9 @@ pub fn column(unit: Unit, values: &[Option<f64>]) -> Vec<String> {
     let largest = present.iter().fold(0.0f64, |m, v| m.max(v.abs()));
     let smallest = present.iter().filter(|v| **v != 0.0).fold(f64::INFINITY, |m, v| m.min(v.abs()));
     let (scale, suffix) = scale(unit, largest);
-    // Three significant digits for the smallest value, at most three decimals.
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped to 0..=3")]
-    let decimals = (2.0 - (smallest.min(largest.max(f64::MIN_POSITIVE)) / scale).log10().floor()).clamp(0.0, 3.0) as usize;
+    // Three significant digits for the smallest value, at most two decimals.
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped to 0..=2")]
+    let decimals = (2.0 - (smallest.min(largest.max(f64::MIN_POSITIVE)) / scale).log10().floor()).clamp(0.0, 2.0) as usize;
     let decimals = match unit {
         Unit::Fraction => usize::from(largest < 1.0).min(1),
         Unit::Count => usize::from(present.iter().any(|v| v.fract() != 0.0)),
