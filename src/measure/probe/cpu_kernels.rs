@@ -70,12 +70,12 @@ pub fn read(set: InstructionSet, streams: usize, words: &[f64]) -> u64 {
         // SAFETY: `is_available` has just found the feature that each arm's function is compiled for.
         unsafe {
             match (set, streams) {
-                (InstructionSet::Avx512, 8) => return avx512::read::<8>(words),
-                (InstructionSet::Avx512, 4) => return avx512::read::<4>(words),
-                (InstructionSet::Avx512, _) => return avx512::read::<1>(words),
-                (InstructionSet::Avx2, 8) => return avx2::read::<8>(words),
-                (InstructionSet::Avx2, 4) => return avx2::read::<4>(words),
-                (InstructionSet::Avx2, _) => return avx2::read::<1>(words),
+                (InstructionSet::Avx512, 8) => return avx512::read::<8, 1>(words),
+                (InstructionSet::Avx512, 4) => return avx512::read::<4, 2>(words),
+                (InstructionSet::Avx512, _) => return avx512::read::<1, 8>(words),
+                (InstructionSet::Avx2, 8) => return avx2::read::<8, 1>(words),
+                (InstructionSet::Avx2, 4) => return avx2::read::<4, 2>(words),
+                (InstructionSet::Avx2, _) => return avx2::read::<1, 8>(words),
                 (InstructionSet::Portable, _) => {}
             }
         }
@@ -156,52 +156,41 @@ fn words_to_line(words: &[f64]) -> usize {
 
 #[cfg(target_arch = "x86_64")]
 macro_rules! vector_kernels {
-    ($module:ident, $feature:literal, $lanes:literal, $zero:ident, $load_integer:ident,
-     $add_integer:ident, $store_integer:ident, $load:ident, $store:ident, $stream:ident, $splat:ident, $multiply:ident,
-     $add:ident) => {
+    ($module:ident, $feature:literal, $lanes:literal, $integer:ident, $zero:ident, $add_integer:ident, $load:ident,
+     $store:ident, $stream:ident, $splat:ident, $multiply:ident, $add:ident) => {
         mod $module {
             use std::arch::x86_64::*;
 
             use super::{plain_sum, portable_triad, words_to_line};
 
             const LANES: usize = $lanes;
-            /// Eight vectors in flight per step hide the latency of the loads.
-            const VECTORS: usize = 8;
 
             #[inline(never)]
             #[target_feature(enable = $feature)]
-            pub fn read<const STREAMS: usize>(words: &[f64]) -> u64 {
-                let part = words.len() / STREAMS;
-                let per_stream = VECTORS / STREAMS;
-                let step = per_stream * LANES;
-                let body = part / step * step;
-                let mut sums = [$zero(); VECTORS];
-                let base = words.as_ptr();
-                let mut at = 0;
-                while at < body {
+            pub fn read<const STREAMS: usize, const PER_STREAM: usize>(words: &[f64]) -> u64 {
+                // SAFETY: every pattern of bits is a valid word and a valid vector of integers.
+                let (head, vectors, tail) = unsafe { words.align_to::<$integer>() };
+                // Loads through slices, not pointers: builds with debug assertions check every pointer, at a third of
+                // the bandwidth.
+                let (steps, rest) = vectors.as_chunks::<PER_STREAM>();
+                let length = steps.len() / STREAMS;
+                let streams: [&[[$integer; PER_STREAM]]; STREAMS] =
+                    std::array::from_fn(|stream| &steps[stream * length..(stream + 1) * length]);
+                let mut sums = [[$zero(); PER_STREAM]; STREAMS];
+                for at in 0..length {
                     for stream in 0..STREAMS {
-                        for k in 0..per_stream {
-                            let sum = &mut sums[stream * per_stream + k];
-                            let here = base.wrapping_add(stream * part + at + k * LANES);
-                            // SAFETY: `at + step <= body <= part`, so the vector ends inside part number `stream` of
-                            // `STREAMS`, all of which lie in `words`; the load needs no alignment.
-                            let vector = unsafe { $load_integer(here.cast()) };
-                            *sum = $add_integer(*sum, vector);
+                        let step = &streams[stream][at];
+                        for k in 0..PER_STREAM {
+                            sums[stream][k] = $add_integer(sums[stream][k], step[k]);
                         }
                     }
-                    at += step;
                 }
-                let mut total = plain_sum(&words[STREAMS * part..]);
-                for stream in 0..STREAMS {
-                    total = total.wrapping_add(plain_sum(&words[stream * part + body..(stream + 1) * part]));
+                for vector in steps[STREAMS * length..].as_flattened().iter().chain(rest) {
+                    sums[0][0] = $add_integer(sums[0][0], *vector);
                 }
-                for sum in sums {
-                    let mut lanes = [0u64; LANES];
-                    // SAFETY: `lanes` is as large as the vector; the store needs no alignment.
-                    unsafe { $store_integer(lanes.as_mut_ptr().cast(), sum) };
-                    total = lanes.iter().fold(total, |total, lane| total.wrapping_add(*lane));
-                }
-                total
+                // SAFETY: every pattern of bits is a valid word; words need no more alignment than vectors.
+                let (_, lanes, _) = unsafe { sums.as_flattened().align_to::<f64>() };
+                [head, tail, lanes].iter().fold(0, |total: u64, words| total.wrapping_add(plain_sum(words)))
             }
 
             #[inline(never)]
@@ -278,10 +267,9 @@ vector_kernels!(
     avx512,
     "avx512f",
     8,
+    __m512i,
     _mm512_setzero_si512,
-    _mm512_loadu_si512,
     _mm512_add_epi64,
-    _mm512_storeu_si512,
     _mm512_loadu_pd,
     _mm512_storeu_pd,
     _mm512_stream_pd,
@@ -294,10 +282,9 @@ vector_kernels!(
     avx2,
     "avx2",
     4,
+    __m256i,
     _mm256_setzero_si256,
-    _mm256_loadu_si256,
     _mm256_add_epi64,
-    _mm256_storeu_si256,
     _mm256_loadu_pd,
     _mm256_storeu_pd,
     _mm256_stream_pd,
