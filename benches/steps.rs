@@ -62,7 +62,9 @@ impl Formatter {
 impl ValueFormatter for Formatter {
     fn scale_values(&self, typical: f64, values: &mut [f64]) -> &'static str {
         let (scale, unit) = Self::time_scale(typical);
-        values.iter_mut().for_each(|v| *v *= scale);
+        for value in values {
+            *value *= scale;
+        }
         unit
     }
 
@@ -72,7 +74,9 @@ impl ValueFormatter for Formatter {
             Throughput::Elements(elements) => (elements as f64, 1.0, "tokens/s"),
             _ => (1.0, 1.0, "steps/s"),
         };
-        values.iter_mut().for_each(|ns| *ns = amount / (*ns / 1e9) * scale);
+        for value in values {
+            *value = amount / (*value / 1e9) * scale;
+        }
         unit
     }
 

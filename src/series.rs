@@ -17,8 +17,8 @@ use crate::roofline::{self, Ledger, Roof, StepCost, StepShape, StockBackend};
 use crate::units::{Bytes, Nanos};
 use crate::{Observer, RunError, judge};
 
-/// The share of available memory that weights, KV and activations may take together.
-const MEMORY_SHARE: f64 = 0.9;
+/// The share of available memory that weights, KV and activations may take together, in percent.
+const MEMORY_PERCENT: u64 = 90;
 
 /// A reference in f32 is loaded for the quality gate when it takes at most this share of the available memory.
 const REFERENCE_SHARE: f64 = 0.5;
@@ -92,7 +92,7 @@ impl Opened {
     /// Puts the cells that cannot run into the report, with the reason, and returns the others.
     pub fn split_off_impossible(&self, cells: Vec<Cell>, report: &mut Report) -> Vec<Cell> {
         let obstacle = |cell: &Cell| {
-            let room = self.available.map(|free| Bytes((free.as_f64() * MEMORY_SHARE) as u64));
+            let room = self.available.map(usable);
             plan::obstacle(cell, self.session.capabilities(), self.added_memory(cell), room)
         };
         let mut possible = Vec::with_capacity(cells.len());
@@ -113,7 +113,7 @@ impl Opened {
     /// Whether the KV of all cells fits beside each other.
     fn all_fit(&self, cells: &[Cell]) -> bool {
         let together: Bytes = cells.iter().map(|cell| self.added_memory(cell)).sum();
-        self.available.is_some_and(|free| together.as_f64() < free.as_f64() * MEMORY_SHARE * 0.5)
+        self.available.is_some_and(|free| together.0 < usable(free).0 / 2)
     }
 
     /// The judged result of a measured cell.
@@ -226,6 +226,11 @@ fn memory_of(device: DeviceChoice) -> MemoryOf {
     }
 }
 
+/// What of the available memory may be used.
+fn usable(available: Bytes) -> Bytes {
+    Bytes(available.0 / 100 * MEMORY_PERCENT)
+}
+
 fn shape(cell: &Cell) -> StepShape {
     StepShape { phase: cell.phase, batch: cell.batch, context: cell.context }
 }
@@ -253,11 +258,9 @@ fn needed(ledger: &Ledger, cell: &Cell, device: DeviceChoice) -> Bytes {
 fn too_large(device: DeviceChoice, ledger: &Ledger) -> Option<String> {
     let available = memory::available(memory_of(device))?;
     let need = ledger.resident_weights();
-    (need.as_f64() > available.as_f64() * MEMORY_SHARE).then(|| {
+    (need > usable(available)).then(|| {
         format!(
-            "weights need {need}, {available} is available (at most {:.0} % is used)",
-            MEMORY_SHARE * 100.0
-        )
+            "weights need {need}, {available} is available (at most {MEMORY_PERCENT} % is used)")
     })
 }
 

@@ -1,6 +1,8 @@
 //! The stock engine's logits equal those of Hugging Face transformers, on tiny random models that it saved
 //! (`tests/fixtures/README.md` says how).
 
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
+
 use std::path::{Path, PathBuf};
 
 use hbmark::engine::{self, DeviceChoice, DeviceOptions, EngineError, SequenceId, Session, StepBatch};

@@ -44,7 +44,7 @@ struct ModelRow {
 }
 
 pub fn models(args: &ModelsArgs) -> anyhow::Result<Outcome> {
-    let rows: Vec<ModelRow> = presets::names().filter_map(presets::find).map(model_row).collect();
+    let rows: Vec<ModelRow> = presets::names().filter_map(presets::find).map(|preset| model_row(&preset)).collect();
     if args.format == "json" {
         print_json(&rows)?;
         return Ok(Outcome::Complete);
@@ -82,7 +82,7 @@ pub fn models(args: &ModelsArgs) -> anyhow::Result<Outcome> {
     Ok(Outcome::Complete)
 }
 
-fn model_row(preset: presets::Preset) -> ModelRow {
+fn model_row(preset: &presets::Preset) -> ModelRow {
     let a = &preset.architecture;
     let inventory = a.inventory(Dtype::Bf16);
     ModelRow {
@@ -98,7 +98,7 @@ fn model_row(preset: presets::Preset) -> ModelRow {
         kv_bf16_bytes_per_token: Bytes((2 * a.layers * a.kv_elements_per_token_and_layer()) as u64),
         runs: crate::engine::stock::limits(a, false).is_ok(),
         name: preset.name.to_owned(),
-        hub_id: preset.hub_id.to_owned(),
+        hub_id: preset.hub_id.clone(),
     }
 }
 

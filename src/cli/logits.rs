@@ -43,7 +43,8 @@ struct Logits {
     engine: String,
     dtype: String,
     tokens: Vec<u32>,
-    logits: Vec<f32>,
+    #[serde(rename = "logits")]
+    last: Vec<f32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     generated: Option<Vec<u32>>,
 }
@@ -73,7 +74,7 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
         engine: engines[0].clone(),
         dtype: dtype.to_string(),
         tokens,
-        logits,
+        last: logits,
         generated,
     };
     if args.format == "json" {
@@ -110,7 +111,7 @@ fn generate(session: &mut dyn Session, tokens: &[u32], count: usize) -> anyhow::
 
 fn text(result: &Logits) -> String {
     use std::fmt::Write;
-    let mut ranked: Vec<(usize, f32)> = result.logits.iter().copied().enumerate().collect();
+    let mut ranked: Vec<(usize, f32)> = result.last.iter().copied().enumerate().collect();
     ranked.sort_by(|a, b| b.1.total_cmp(&a.1));
     let mut text =
         format!("{} · {} · {} · {} tokens\n", result.model, result.engine, result.dtype, result.tokens.len());

@@ -3,8 +3,6 @@
 //! Enters: arguments. Leaves: calls into the library and printed results. Nothing is computed here. Data goes to stdout,
 //! progress and warnings to stderr. Exit codes: 0 complete, 1 some cells failed or are invalid, 2 bad input.
 
-#![expect(clippy::print_stdout, reason = "the one place where results reach stdout")]
-
 pub(crate) mod axes;
 mod ceiling;
 mod completions;
@@ -78,7 +76,7 @@ pub enum Outcome {
 /// Bad input of any kind; the message says what to do.
 pub fn dispatch(cli: Cli) -> anyhow::Result<Outcome> {
     match cli.command {
-        Command::Run(args) => run::execute(args),
+        Command::Run(args) => run::execute(&args),
         Command::Predict(args) => predict::execute(&args),
         Command::Ceiling(args) => ceiling::execute(&args),
         Command::Logits(args) => logits::execute(&args),

@@ -94,7 +94,7 @@ impl Args {
     }
 }
 
-pub fn execute(args: Args) -> anyhow::Result<Outcome> {
+pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
     let config = args.config()?;
     super::threads::limit(config.threads);
     let model = crate::model::open(&config.model, config.revision.as_deref(), config.seed)?;

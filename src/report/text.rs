@@ -68,7 +68,7 @@ mod tests {
         let shown = column(Unit::Nanoseconds, &[Some(13_303_641.0), Some(133_036_410.0), None]);
         assert_eq!(shown, ["13.3 ms", "133.0 ms", "-"]);
         assert_eq!(column(Unit::Fraction, &[Some(0.269), Some(0.9)]), ["26.9 %", "90.0 %"]);
-        assert_eq!(column(Unit::Bytes, &[Some(0.0), None]), ["0 B", "-"]);
+        assert_eq!(column(Unit::Bytes, &[Some(0.0), None]), ["0.00 B", "-"]);
         assert_eq!(column(Unit::Count, &[Some(8.0)]), ["8"]);
     }
 
