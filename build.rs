@@ -1,1 +1,103 @@
-fn main() {}
+//! Records the git revision and the compiler, and with the `cuda` feature compiles `kernels/*.cu` with nvcc.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, exit};
+
+/// Real code for A100 and for Hopper, and PTX for what comes after.
+const ARCHITECTURES: &str = "80,90a,90-ptx";
+
+fn main() {
+    record("HBMARK_GIT_REVISION", git_revision());
+    record(
+        "HBMARK_RUSTC",
+        output(Command::new(std::env::var_os("RUSTC").unwrap_or("rustc".into())).arg("--version")),
+    );
+    if std::env::var_os("CARGO_FEATURE_CUDA").is_some() {
+        compile_kernels();
+    }
+}
+
+fn record(name: &str, value: Option<String>) {
+    if let Some(value) = value {
+        println!("cargo::rustc-env={name}={value}");
+    }
+}
+
+fn output(command: &mut Command) -> Option<String> {
+    let output = command.output().ok().filter(|o| o.status.success())?;
+    Some(String::from_utf8_lossy(&output.stdout).trim().to_owned()).filter(|text| !text.is_empty())
+}
+
+/// The short commit, marked when tracked files differ from it. Without a repository there is none.
+fn git_revision() -> Option<String> {
+    let git = |arguments: &[&str]| output(Command::new("git").args(arguments));
+    let folder = PathBuf::from(git(&["rev-parse", "--git-dir"])?);
+    for name in ["HEAD", "index"] {
+        println!("cargo::rerun-if-changed={}", folder.join(name).display());
+    }
+    let commit = git(&["rev-parse", "--short=12", "HEAD"])?;
+    let dirty = git(&["status", "--porcelain", "--untracked-files=no"]).is_some();
+    Some(if dirty { format!("{commit}-dirty") } else { commit })
+}
+
+/// Compiles each kernel file to a fatbin of the same name in the output folder.
+fn compile_kernels() {
+    println!("cargo::rerun-if-changed=kernels");
+    println!("cargo::rerun-if-env-changed=HBMARK_CUDA_ARCHS");
+    let Some(nvcc) = find_nvcc() else {
+        fail(
+            "the `cuda` feature needs nvcc, and none was found in CUDA_HOME, CUDA_PATH or PATH.\n\
+              Install the CUDA 13 toolkit, or make one from Python wheels: eval \"$(scripts/cuda-env.sh)\"",
+        );
+    };
+    let out = PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
+    let architectures = std::env::var("HBMARK_CUDA_ARCHS").unwrap_or(ARCHITECTURES.into());
+    let mut sources: Vec<PathBuf> = std::fs::read_dir("kernels")
+        .expect("kernels/ is part of the crate")
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .filter(|path| path.extension().is_some_and(|e| e == "cu"))
+        .collect();
+    sources.sort();
+    for source in sources {
+        compile(&nvcc, &source, &out, &architectures);
+    }
+}
+
+fn find_nvcc() -> Option<PathBuf> {
+    for name in ["CUDA_HOME", "CUDA_PATH", "PATH"] {
+        println!("cargo::rerun-if-env-changed={name}");
+    }
+    let toolkits = ["CUDA_HOME", "CUDA_PATH"]
+        .into_iter()
+        .filter_map(std::env::var_os)
+        .map(|home| PathBuf::from(home).join("bin"));
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let mut folders = toolkits.chain(std::env::split_paths(&path));
+    folders.find_map(|folder| Some(folder.join("nvcc")).filter(|nvcc| nvcc.is_file()))
+}
+
+fn compile(nvcc: &Path, source: &Path, out: &Path, architectures: &str) {
+    let name = source.file_stem().expect("a source has a name");
+    let mut command = Command::new(nvcc);
+    command.args(["-fatbin", "-O3", "-std=c++17", "-lineinfo", "-Xptxas", "-warn-spills", "-o"]);
+    command.arg(out.join(name).with_extension("fatbin")).arg(source);
+    for architecture in architectures.split(',').map(str::trim) {
+        let target = match architecture.strip_suffix("-ptx") {
+            Some(number) => format!("arch=compute_{number},code=compute_{number}"),
+            None => format!("arch=compute_{architecture},code=sm_{architecture}"),
+        };
+        command.args(["-gencode", &target]);
+    }
+    match command.output() {
+        Ok(output) if output.status.success() => {}
+        Ok(output) => fail(&format!("{command:?} failed:\n{}", String::from_utf8_lossy(&output.stderr))),
+        Err(error) => fail(&format!("cannot run {}: {error}", nvcc.display())),
+    }
+}
+
+fn fail(message: &str) -> ! {
+    for line in message.lines() {
+        println!("cargo::error={line}");
+    }
+    exit(1)
+}

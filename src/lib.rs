@@ -140,7 +140,7 @@ fn begin(
 
 /// Adds what is computed over all cells.
 fn conclude(report: &mut Report) {
-    report.fits = judge::fits(report);
+    judge::recompute(report);
 }
 
 /// The plan of a run as text: which cells would run, which would be skipped and why, and what each needs.

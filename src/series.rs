@@ -45,6 +45,8 @@ pub fn open(
     report: &mut Report,
     observer: &mut dyn Observer,
 ) -> Result<Option<Opened>, RunError> {
+    // What the engine cannot do at all is an error of the plan, whatever else is wrong.
+    engine::capabilities(engine, model, dtype, config.device)?;
     let planned = Ledger::new(&model.architecture, &model.inventory(dtype), model.kv_dtype(dtype));
     let mut lose = |status: Status, reason: String| {
         for cell in plan::cells(engine, dtype, &config.phases, &config.batches, &config.contexts) {
@@ -259,8 +261,7 @@ fn too_large(device: DeviceChoice, ledger: &Ledger) -> Option<String> {
     let available = memory::available(memory_of(device))?;
     let need = ledger.resident_weights();
     (need > usable(available)).then(|| {
-        format!(
-            "weights need {need}, {available} is available (at most {MEMORY_PERCENT} % is used)")
+        format!("weights need {need}, {available} is available (at most {MEMORY_PERCENT} % is used)")
     })
 }
 

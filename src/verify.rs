@@ -92,7 +92,10 @@ const FAMILIES: &[(&str, &str)] = &[
     ),
     ("mistral", r#""model_type":"mistral","sliding_window":null,"tie_word_embeddings":false"#),
     ("qwen2, biases", r#""model_type":"qwen2","use_sliding_window":false,"tie_word_embeddings":true"#),
-    ("qwen3, qk-norm", r#""model_type":"qwen3","use_sliding_window":false,"attention_bias":false,"tie_word_embeddings":false"#),
+    (
+        "qwen3, qk-norm",
+        r#""model_type":"qwen3","use_sliding_window":false,"attention_bias":false,"tie_word_embeddings":false"#,
+    ),
 ];
 
 const SHARED: &str = r#""hidden_size":96,"num_hidden_layers":3,"num_attention_heads":6,"num_key_value_heads":2,
@@ -151,13 +154,18 @@ fn compare(
     let error = gate.max_relative_error.map_or("not a number".into(), |e| format!("{e:.1e}"));
     Ok((
         passed,
-        format!("{}: {error}; batched against alone: {batched:.1e}; bound {:.0e}", gate.check, tolerance(dtype)),
+        format!(
+            "{}: {error}; batched against alone: {batched:.1e}; bound {:.0e}",
+            gate.check,
+            tolerance(dtype)
+        ),
     ))
 }
 
 /// Largest relative difference between a sequence in a batch of three and the same sequence alone.
 fn batched_error(session: &mut dyn Session) -> Result<f64, EngineError> {
-    let prompts: Vec<Vec<u32>> = (0..3u32).map(|s| (0..19).map(|t| (t * 37 + s * 101) % 331).collect()).collect();
+    let prompts: Vec<Vec<u32>> =
+        (0..3u32).map(|s| (0..19).map(|t| (t * 37 + s * 101) % 331).collect()).collect();
     session.step(&StepBatch::uniform(SequenceId(0), &prompts, 0))?;
     let together = session.logits()?;
     let mut worst = 0.0f64;

@@ -44,7 +44,8 @@ struct ModelRow {
 }
 
 pub fn models(args: &ModelsArgs) -> anyhow::Result<Outcome> {
-    let rows: Vec<ModelRow> = presets::names().filter_map(presets::find).map(|preset| model_row(&preset)).collect();
+    let rows: Vec<ModelRow> =
+        presets::names().filter_map(presets::find).map(|preset| model_row(&preset)).collect();
     if args.format == "json" {
         print_json(&rows)?;
         return Ok(Outcome::Complete);

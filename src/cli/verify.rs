@@ -34,7 +34,11 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
     if json {
         print_json(&checks)?;
     } else {
-        print(&format!("\n{} checks on {device}: {} passed, {failed} failed", checks.len(), checks.len() - failed))?;
+        print(&format!(
+            "\n{} checks on {device}: {} passed, {failed} failed",
+            checks.len(),
+            checks.len() - failed
+        ))?;
     }
     Ok(if failed == 0 { Outcome::Complete } else { Outcome::SomeCellsFailed })
 }

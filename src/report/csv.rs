@@ -17,7 +17,8 @@ fn harmless(text: &str) -> String {
 /// Never on a buffer in memory; the signature is the writer's.
 pub fn render(report: &Report) -> Result<String, ReportError> {
     let mut writer = csv::Writer::from_writer(Vec::new());
-    let names = ["id", "phase", "engine", "dtype", "kv_dtype", "batch", "context", "status", "reason", "bound"];
+    let names =
+        ["id", "phase", "engine", "dtype", "kv_dtype", "batch", "context", "status", "reason", "bound"];
     let metrics = METRICS.iter().map(|m| format!("{}{}", m.key, m.unit.suffix()));
     writer.write_record(names.iter().map(ToString::to_string).chain(metrics))?;
     for cell in &report.cells {

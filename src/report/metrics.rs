@@ -103,7 +103,9 @@ pub const METRICS: &[Metric] = &[
     row("tpot", "TPOT", Nanoseconds, Lower, Table, |c| c.tpot_ns),
     row("interval_half_width", "±", Fraction, Lower, Table, half_width),
     row("host_bubble", "bubble", Nanoseconds, Lower, Files, |c| c.host_bubble_ns),
-    row("predicted", "predicted", Nanoseconds, Neither, Table, |c| c.predicted_ns.or(c.predicted_datasheet_ns)),
+    row("predicted", "predicted", Nanoseconds, Neither, Table, |c| {
+        c.predicted_ns.or(c.predicted_datasheet_ns)
+    }),
     row("predicted_datasheet", "datasheet", Nanoseconds, Neither, Files, |c| c.predicted_datasheet_ns),
     row("weights", "weights", Bytes, Neither, Table, |c| Some(c.bytes.weights.as_f64())),
     row("kv", "KV", Bytes, Neither, Table, |c| Some((c.bytes.kv_read + c.bytes.kv_write).as_f64())),
@@ -123,7 +125,9 @@ pub const METRICS: &[Metric] = &[
     }),
     row("mfu", "MFU", Fraction, Higher, Table, |c| c.mfu.filter(|_| !bandwidth_matters(c))),
     row("tokens", "tok/s", PerSecond, Higher, Table, |c| c.tokens_per_s),
-    row("memory_predicted", "memory predicted", Bytes, Neither, Files, |c| Some(c.memory_predicted_bytes?.as_f64())),
+    row("memory_predicted", "memory predicted", Bytes, Neither, Files, |c| {
+        Some(c.memory_predicted_bytes?.as_f64())
+    }),
     row("memory_peak", "memory peak", Bytes, Lower, Files, |c| Some(c.memory_peak_bytes?.as_f64())),
     row("energy_per_step", "J/step", Joules, Lower, Files, |c| c.energy_per_step_joules),
     row("energy_per_token", "J/token", Joules, Lower, Table, |c| c.energy_per_token_joules),

@@ -74,15 +74,18 @@ pub fn of_cells(cells: &[CellResult]) -> CellTable {
     for metric in METRICS.iter().filter(|m| m.shown == Shown::Table) {
         let values: Vec<Option<f64>> = cells.iter().map(metric.value).collect();
         if values.iter().any(Option::is_some) {
-            columns.push(Column { title: metric.title.to_owned(), right: true, cells: column(metric.unit, &values) });
+            columns.push(Column {
+                title: metric.title.to_owned(),
+                right: true,
+                cells: column(metric.unit, &values),
+            });
         }
     }
     columns.push(text("bound", false, &|c| c.bound.map_or("-", bound_word).to_owned()));
     columns.push(text("validity", false, &|c| status_word(c.status).to_owned()));
     let same = |column: &Column| column.cells.windows(2).all(|pair| pair[0] == pair[1]);
-    let (constant, columns): (Vec<Column>, Vec<Column>) = columns
-        .into_iter()
-        .partition(|c| cells.len() > 1 && same(c) && !ALWAYS.contains(&c.title.as_str()));
+    let (constant, columns): (Vec<Column>, Vec<Column>) =
+        columns.into_iter().partition(|c| cells.len() > 1 && same(c) && !ALWAYS.contains(&c.title.as_str()));
     let constants = constant
         .into_iter()
         .filter_map(|mut c| Some((c.title, c.cells.pop()?)))
@@ -100,7 +103,7 @@ pub fn remarks(cells: &[CellResult]) -> Vec<String> {
             remarks.push(format!("{}: {}: {}", plain(&cell.id), status_word(cell.status), plain(reason)));
         }
         let rejected = cell.blocks.iter().filter(|b| b.rejected.is_some()).count();
-        if rejected > 0 {
+        if rejected > 0 && cell.status != Status::Disturbed {
             let last = cell.blocks.iter().rev().find_map(|b| b.rejected.as_deref()).unwrap_or_default();
             remarks.push(format!(
                 "{}: {rejected} of {} blocks rejected; the last: {}",

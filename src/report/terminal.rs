@@ -182,13 +182,23 @@ fn remarks(text: &mut String, report: &Report, paint: &Paint) {
     section("about these cells", table::remarks(&report.cells));
     section("fitted over the grid", report.fits.iter().map(fit_line).collect());
     let crossovers = report.crossovers.iter();
-    section("crossovers", crossovers.map(|c| format!("{}: {}", crossover_value(c), plain(&c.explanation))).collect());
+    section(
+        "crossovers",
+        crossovers.map(|c| format!("{}: {}", crossover_value(c), plain(&c.explanation))).collect(),
+    );
     section(
         "cold (once per process)",
         report
             .cold
             .iter()
-            .map(|row| format!("{:<28} {} {:>10}", plain(&row.what), row.dtype, single(Unit::Nanoseconds, row.time_ns)))
+            .map(|row| {
+                format!(
+                    "{:<28} {} {:>10}",
+                    plain(&row.what),
+                    row.dtype,
+                    single(Unit::Nanoseconds, row.time_ns)
+                )
+            })
             .collect(),
     );
     section("this machine, this run", report.warnings.iter().map(|w| plain(w)).collect());
@@ -228,4 +238,3 @@ pub(super) fn fit_line(fit: &super::FittedModel) -> String {
     let _ = write!(line, "; r² {:.3} over {} cells", fit.r_squared, fit.cells);
     line
 }
-

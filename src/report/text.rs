@@ -12,17 +12,19 @@ pub fn plain(text: &str) -> String {
 /// A column of values in one unit and with one number of digits, so that they can be compared at a glance.
 #[must_use]
 pub fn column(unit: Unit, values: &[Option<f64>]) -> Vec<String> {
-    let present: Vec<f64> = values.iter().flatten().copied().filter(|v| v.is_finite()).collect();
-    let largest = present.iter().fold(0.0f64, |m, v| m.max(v.abs()));
-    let smallest = present.iter().filter(|v| **v != 0.0).fold(f64::INFINITY, |m, v| m.min(v.abs()));
-    let (scale, suffix) = scale(unit, largest);
-    // Three significant digits for the smallest value, at most two decimals.
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped to 0..=2")]
-    let decimals = (2.0 - (smallest.min(largest.max(f64::MIN_POSITIVE)) / scale).log10().floor()).clamp(0.0, 2.0) as usize;
+    let present = || values.iter().flatten().copied().filter(|v| v.is_finite());
+    let smallest = present().filter(|v| *v != 0.0).fold(f64::INFINITY, |m, v| m.min(v.abs()));
+    let (scale, suffix) = scale(unit, smallest);
     let decimals = match unit {
-        Unit::Fraction => usize::from(largest < 1.0).min(1),
-        Unit::Count => usize::from(present.iter().any(|v| v.fract() != 0.0)),
-        _ => decimals,
+        Unit::Fraction | Unit::Joules => 1,
+        Unit::PerSecond if smallest >= 100.0 => 0,
+        Unit::Count => usize::from(present().any(|v| v.fract() != 0.0)),
+        // Three significant digits for the smallest value.
+        _ => match smallest / scale {
+            s if s < 10.0 => 2,
+            s if s < 100.0 => 1,
+            _ => usize::from(!smallest.is_finite()) * 2,
+        },
     };
     let show = |value: &Option<f64>| match value {
         Some(v) if v.is_finite() => format!("{:.decimals$}{suffix}", v / scale),
@@ -31,9 +33,11 @@ pub fn column(unit: Unit, values: &[Option<f64>]) -> Vec<String> {
     values.iter().map(show).collect()
 }
 
-fn scale(unit: Unit, largest: f64) -> (f64, &'static str) {
+/// The largest step of a unit in which the smallest value is still at least one.
+fn scale(unit: Unit, smallest: f64) -> (f64, &'static str) {
     let pick = |steps: &[(f64, &'static str)]| {
-        steps.iter().find(|(scale, _)| largest >= *scale).or(steps.last()).copied().unwrap_or((1.0, ""))
+        let fits = |step: &&(f64, &'static str)| smallest.is_finite() && smallest >= step.0 * 0.9995;
+        steps.iter().find(fits).or(steps.last()).copied().unwrap_or((1.0, ""))
     };
     match unit {
         Unit::Nanoseconds => pick(&[(1e9, " s"), (1e6, " ms"), (1e3, " µs"), (1.0, " ns")]),
@@ -55,7 +59,9 @@ pub fn single(unit: Unit, value: f64) -> String {
         Unit::Bytes => Bytes(value as u64).to_string(),
         Unit::BytesPerSecond => BytesPerSecond(value).to_string(),
         Unit::Flops => Flops(value).to_string(),
-        Unit::Fraction | Unit::PerSecond | Unit::Joules | Unit::Count => column(unit, &[Some(value)]).swap_remove(0),
+        Unit::Fraction | Unit::PerSecond | Unit::Joules | Unit::Count => {
+            column(unit, &[Some(value)]).swap_remove(0)
+        }
     }
 }
 

@@ -16,6 +16,8 @@ pub const EXPLAINED_SHARE: f64 = 0.5;
 pub const CACHE_MARGIN: u64 = 3;
 /// How far above the measured ceiling a step may be before that is flagged: the ceiling's own spread.
 const CEILING_TOLERANCE: f64 = 1.02;
+/// A step this far above the measured ceiling cannot be explained by a probe taken at a slow moment: one of the two is wrong.
+const CEILING_IMPOSSIBLE: f64 = 2.0;
 
 /// A matrix-product peak and the dtype it is for.
 #[derive(Debug, Clone, PartialEq)]
@@ -247,10 +249,13 @@ impl Verdict {
         if let Some(fraction) = self.fraction_of_ceiling.filter(|&fraction| fraction > CEILING_TOLERANCE)
             && !fits_cache
         {
-            self.flags.push(format!(
-                "{:.0} % of the measured read ceiling: the probe read slower than this step",
-                fraction * 100.0
-            ));
+            let text = format!("{:.0} % of the measured read ceiling", fraction * 100.0);
+            if fraction > CEILING_IMPOSSIBLE && self.invalid.is_none() {
+                self.invalid =
+                    Some(format!("{text}: either the step did not do its work or the probe was disturbed"));
+            } else {
+                self.flags.push(format!("{text}: the probe read slower than this step"));
+            }
         }
     }
 }

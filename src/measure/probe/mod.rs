@@ -5,6 +5,8 @@
 
 pub mod cpu;
 pub mod cpu_kernels;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 
 use std::io;
 
@@ -106,6 +108,14 @@ pub enum ProbeError {
     Pin { core: usize, source: io::Error },
     #[error("the {dtype} matrix product of size {size} failed: {source}")]
     Gemm { dtype: &'static str, size: usize, source: candle_core::Error },
+    #[error("{device} failed while it was probed: {detail}")]
+    Cuda { device: String, detail: String },
+    #[error(
+        "{kernel} read wrong data on {device}: its sum is {found:#x}, not {wanted:#x}; check the memory (ECC) before any timing"
+    )]
+    WrongSum { device: String, kernel: &'static str, wanted: u32, found: u32 },
+    #[error(transparent)]
+    Engine(#[from] crate::engine::EngineError),
 }
 
 /// The cores this process may use, by number.

@@ -1,0 +1,23 @@
+// Kernels of known duration: to check the timer, and to time a launch.
+//
+// spin       busy until the device's nanosecond timer has advanced by `nanoseconds`. Grid and block: one thread.
+//            The timer (%globaltimer) ticks at 1 MHz on some devices, so a spin may be a tick too long.
+// empty      returns at once: what remains is the launch.
+//
+// Bytes and FLOPs: none. Minimum architecture: sm_80.
+
+#include "device.cuh"
+
+__device__ inline unsigned long long device_nanoseconds() {
+    unsigned long long now;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+    return now;
+}
+
+HBMARK_KERNEL spin(unsigned long long nanoseconds) {
+    const unsigned long long start = device_nanoseconds();
+    while (device_nanoseconds() - start < nanoseconds) {
+    }
+}
+
+HBMARK_KERNEL empty() {}

@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# Builds dist/hbmark for a GPU node on a machine without a GPU or a toolkit: release, stripped, with code for A100 and Hopper.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+env=$(scripts/cuda-env.sh)
+eval "$env"
+cargo build --locked --release --features cuda --bin hbmark
+mkdir -p dist
+cp "${CARGO_TARGET_DIR:-target}/release/hbmark" dist/hbmark
+strip dist/hbmark
+cp scripts/gpu-run.sh dist/
+ls -lh dist

@@ -1,0 +1,167 @@
+//! The CUDA device of an engine: candle's device on its own stream, and a timeline of events on that stream.
+//!
+//! Enters: a device index. Leaves: a [`Backend`]. All work of a session goes to one stream from one thread, so marks between steps
+//! are ordered with them. It knows no model.
+//!
+//! The build links against the driver's library, so a binary with the `cuda` feature starts only where `libcuda.so.1` is found.
+
+#![expect(
+    unsafe_code,
+    reason = "the driver's memory-pool calls, and turning off event tracking, have no safe form"
+)]
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use candle_core::{CudaDevice, Device};
+use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError, result, sys};
+
+use super::device::{Backend, DeviceOptions};
+use super::{EngineError, Mark, Timeline, TimelineKind};
+use crate::units::{Bytes, Nanos};
+
+/// Opens candle's device on a stream of its own.
+///
+/// # Errors
+/// When there is no driver, no such device, or the device refuses.
+pub fn open(index: u32, options: DeviceOptions) -> Result<Backend, EngineError> {
+    let name = format!("cuda:{index}");
+    let missing = |detail: String| EngineError::NoCudaDevice { asked: name.clone(), detail };
+    let count = result::init()
+        .and_then(|()| CudaContext::device_count())
+        .map_err(|error| missing(describe(&error)))?;
+    if i64::from(index) >= i64::from(count) {
+        return Err(missing(format!("this machine has {count}")));
+    }
+    let device = CudaDevice::new_with_stream(index as usize).map_err(|error| missing(error.to_string()))?;
+    // SAFETY: every tensor of this device is made, used and freed on its one stream, so no use on another stream has to be
+    // tracked. Nothing has been allocated yet.
+    unsafe { device.disable_event_tracking() };
+    let stream = device.cuda_stream();
+    let pool = MemoryPool::of(stream.context()).map_err(|error| missing(describe(&error)))?;
+    if options.keep_memory_pool {
+        pool.keep_all().map_err(|error| missing(describe(&error)))?;
+    }
+    Ok(Backend {
+        device: Device::Cuda(device),
+        timeline: Box::new(EventTimeline::new(stream, &name)),
+        name,
+        peak_memory: Some(Box::new(move || pool.take_peak())),
+    })
+}
+
+/// A driver error in words.
+pub(crate) fn describe(error: &DriverError) -> String {
+    let name = error.error_name().ok().and_then(|n| n.to_str().ok()).unwrap_or("unknown CUDA error");
+    let text = error.error_string().ok().and_then(|s| s.to_str().ok()).unwrap_or("no description");
+    format!("{name}: {text}")
+}
+
+/// The device's default memory pool, from which candle allocates.
+struct MemoryPool {
+    context: Arc<CudaContext>,
+    pool: sys::CUmemoryPool,
+}
+
+impl MemoryPool {
+    fn of(context: &Arc<CudaContext>) -> Result<Self, DriverError> {
+        context.bind_to_thread()?;
+        let mut pool = std::ptr::null_mut();
+        // SAFETY: the context is bound, so its device is valid; `pool` is written before it is read.
+        unsafe { sys::cuDeviceGetDefaultMemPool(&raw mut pool, context.cu_device()) }.result()?;
+        Ok(Self { context: context.clone(), pool })
+    }
+
+    fn set(&self, attribute: sys::CUmemPool_attribute, mut value: u64) -> Result<(), DriverError> {
+        self.context.bind_to_thread()?;
+        // SAFETY: the default pool lives as long as its device; both attributes used here are 64-bit, as `value` is.
+        unsafe { sys::cuMemPoolSetAttribute(self.pool, attribute, (&raw mut value).cast()) }.result()
+    }
+
+    /// Keeps freed pages in the pool across synchronisations.
+    fn keep_all(&self) -> Result<(), DriverError> {
+        self.set(sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, u64::MAX)
+    }
+
+    /// The most that was in use since the last call.
+    fn take_peak(&self) -> Option<Bytes> {
+        self.context.bind_to_thread().ok()?;
+        let attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH;
+        let mut value: u64 = 0;
+        // SAFETY: as in `set`; `value` is 64-bit, as the attribute is.
+        unsafe { sys::cuMemPoolGetAttribute(self.pool, attribute, (&raw mut value).cast()) }.result().ok()?;
+        // The driver accepts only 0, and then counts from what is in use.
+        self.set(attribute, 0).ok()?;
+        Some(Bytes(value))
+    }
+}
+
+/// CUDA events on the stream of the steps.
+pub struct EventTimeline {
+    stream: Arc<CudaStream>,
+    device: String,
+    origin: Instant,
+    /// Events are made once and used again in every block.
+    events: Vec<CudaEvent>,
+    set: usize,
+}
+
+impl std::fmt::Debug for EventTimeline {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("EventTimeline").field("set", &self.set).finish_non_exhaustive()
+    }
+}
+
+impl EventTimeline {
+    /// A timeline on a stream.
+    #[must_use]
+    pub fn new(stream: Arc<CudaStream>, device: &str) -> Self {
+        Self { stream, device: device.to_owned(), origin: Instant::now(), events: Vec::new(), set: 0 }
+    }
+
+    fn failed(&self, error: &DriverError) -> EngineError {
+        EngineError::Device { device: self.device.clone(), detail: describe(error) }
+    }
+}
+
+impl Timeline for EventTimeline {
+    fn kind(&self) -> TimelineKind {
+        TimelineKind::CudaEvents
+    }
+
+    fn mark(&mut self) -> Result<Mark, EngineError> {
+        if self.set == self.events.len() {
+            // Without a flag cudarc makes events that keep no time.
+            let event = self
+                .stream
+                .context()
+                .new_event(Some(sys::CUevent_flags::CU_EVENT_DEFAULT))
+                .map_err(|error| self.failed(&error))?;
+            self.events.push(event);
+        }
+        self.events[self.set].record(&self.stream).map_err(|error| self.failed(&error))?;
+        self.set += 1;
+        Ok(Mark(self.set - 1))
+    }
+
+    fn drain(&mut self) -> Result<Vec<Nanos>, EngineError> {
+        self.stream.synchronize().map_err(|error| self.failed(&error))?;
+        let mut times = Vec::with_capacity(self.set);
+        let mut now = 0.0;
+        if self.set > 0 {
+            times.push(Nanos(0.0));
+        }
+        // From event to event: the driver gives milliseconds in f32, which over a whole block would lose nanoseconds.
+        for pair in self.events[..self.set].windows(2) {
+            let gap = pair[0].elapsed_ms(&pair[1]).map_err(|error| self.failed(&error))?;
+            now += f64::from(gap) * 1e6;
+            times.push(Nanos(now));
+        }
+        self.set = 0;
+        Ok(times)
+    }
+
+    fn host_now(&self) -> Nanos {
+        self.origin.elapsed().into()
+    }
+}
