@@ -213,6 +213,7 @@ fn config_from(get: &dyn Fn(&str) -> Option<String>) -> anyhow::Result<RunConfig
         Some(given) => crate::cli::axes::parse_dtypes("dtype", &given)?,
         None => Vec::new(),
     };
+    let (batches, contexts) = config::default_grid(device);
     Ok(RunConfig {
         model: or("HBMARK_MODEL", config::DEFAULT_MODEL),
         revision: None,
@@ -220,8 +221,8 @@ fn config_from(get: &dyn Fn(&str) -> Option<String>) -> anyhow::Result<RunConfig
         device,
         dtypes,
         phases,
-        batches: config::parse_axis("batch", &or("HBMARK_BATCH", "1,4"))?,
-        contexts: config::parse_axis("context", &or("HBMARK_CONTEXT", "128,512"))?,
+        batches: config::parse_axis("batch", &or("HBMARK_BATCH", batches))?,
+        contexts: config::parse_axis("context", &or("HBMARK_CONTEXT", contexts))?,
         seed: or("HBMARK_SEED", "42").parse().context("HBMARK_SEED takes a whole number")?,
         threads: None,
         depth: Depth::Quick,

@@ -14,6 +14,15 @@ use crate::report::Phase;
 /// The model that runs when none is named: small enough for a laptop, real enough to be worth timing.
 pub const DEFAULT_MODEL: &str = "SmolLM2-135M";
 
+/// The batches and contexts that run when none are named: a few minutes on a laptop, the usual corners on a GPU.
+#[must_use]
+pub fn default_grid(device: DeviceChoice) -> (&'static str, &'static str) {
+    match device {
+        DeviceChoice::Cpu => ("1,4", "64,256"),
+        DeviceChoice::Cuda(_) => ("1,8,32", "512,4096"),
+    }
+}
+
 /// The largest number an axis takes; beyond it a typing error is likelier than a wish.
 const AXIS_CAP: usize = 1 << 27;
 

@@ -23,6 +23,9 @@ const MEMORY_PERCENT: u64 = 90;
 /// A reference in f32 is loaded for the quality gate when it takes at most this share of the available memory.
 const REFERENCE_SHARE: f64 = 0.5;
 
+/// A canary that must be allowed more than this hardly watches anything.
+const NOISY_CANARY: f64 = 0.1;
+
 /// A drift of the reference cell over the run beyond this is worth a warning.
 const DRIFT_WARNING: f64 = 0.02;
 
@@ -155,6 +158,12 @@ pub fn run(
         Depth::Full | Depth::Quick => witness::of_device(config.device)?,
     };
     let canary_tolerance = witness.canary_tolerance(protocol.canary_tolerance);
+    if canary_tolerance > NOISY_CANARY {
+        report.warnings.push(format!(
+            "memory bandwidth is not steady here: the canary alone varies so much that blocks are only rejected beyond ±{:.0} %",
+            canary_tolerance * 100.0
+        ));
+    }
     let protocol = Protocol { canary_tolerance, ..protocol.clone() };
     report.protocol = Some(protocol.summary());
     let keep_resident = opened.all_fit(&cells);

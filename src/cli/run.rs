@@ -30,12 +30,12 @@ pub struct Args {
     /// Phases to time.
     #[arg(long, env = "HBMARK_PHASE", value_delimiter = ',', default_value = "prefill,decode")]
     phase: Vec<Phase>,
-    /// Sequences in a step.
-    #[arg(long, env = "HBMARK_BATCH", default_value = "1,4")]
-    batch: String,
-    /// Decode: positions in the KV cache. Prefill: prompt tokens.
-    #[arg(long, env = "HBMARK_CONTEXT", default_value = "128,512")]
-    context: String,
+    /// Sequences in a step [default: 1,4 on a CPU, 1,8,32 on a GPU].
+    #[arg(long, env = "HBMARK_BATCH")]
+    batch: Option<String>,
+    /// Decode: positions in the KV cache. Prefill: prompt tokens [default: 64,256 on a CPU, 512,4096 on a GPU].
+    #[arg(long, env = "HBMARK_CONTEXT")]
+    context: Option<String>,
     /// A shortened protocol; the report says so.
     #[arg(long, conflicts_with = "smoke")]
     quick: bool,
@@ -69,20 +69,22 @@ impl Args {
             (true, _) => Depth::Quick,
             _ => Depth::Full,
         };
+        let device = self.device.choice()?;
+        let (batches, contexts) = config::default_grid(device);
         let mut phases = self.phase.clone();
         phases.dedup();
         Ok(RunConfig {
             model: self.model.model.clone(),
             revision: self.model.revision.clone(),
             engines: config::parse_engines(&self.engine)?,
-            device: self.device.choice()?,
+            device,
             dtypes: match &self.dtype {
                 Some(given) => parse_dtypes("dtype", given)?,
                 None => Vec::new(),
             },
             phases,
-            batches: config::parse_axis("batch", &self.batch)?,
-            contexts: config::parse_axis("context", &self.context)?,
+            batches: config::parse_axis("batch", self.batch.as_deref().unwrap_or(batches))?,
+            contexts: config::parse_axis("context", self.context.as_deref().unwrap_or(contexts))?,
             seed: self.model.seed,
             threads: self.device.threads.map(|t| t as usize),
             depth,

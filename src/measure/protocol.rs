@@ -35,6 +35,9 @@ pub struct Protocol {
     /// Visits over which the blocks up to the first look are spread.
     pub visits: usize,
     pub target_half_width: f64,
+    /// Sampling time after which a cell is not looked at again once the first look is behind it: a slow cell then says what
+    /// interval it reached.
+    pub cell_max_seconds: f64,
     /// Retries of a rejected block before the cell is given up as disturbed.
     pub max_retries: usize,
     /// Lag-1 autocorrelation of block means above which the block is doubled.
@@ -58,6 +61,7 @@ impl Protocol {
             looks: &[10, 15, 20, 30, 40],
             visits: 3,
             target_half_width: 0.01,
+            cell_max_seconds: 20.0,
             max_retries: 3,
             autocorrelation_limit: 0.2,
             canary_tolerance: 0.01,
@@ -77,6 +81,7 @@ impl Protocol {
             looks: &[5, 10],
             visits: 2,
             target_half_width: 0.05,
+            cell_max_seconds: 5.0,
             ..Self::full(seed)
         }
     }
@@ -112,6 +117,7 @@ impl Protocol {
             max_blocks: self.looks[self.looks.len() - 1],
             visits: self.visits,
             target_half_width: self.target_half_width.min(f64::MAX),
+            cell_max_seconds: self.cell_max_seconds,
             canary_tolerance: self.canary_tolerance,
         }
     }
@@ -372,7 +378,9 @@ fn visit(
 fn look(state: &mut State, protocol: &Protocol, target: usize) {
     let measured = &mut state.measured;
     let phase = measured.cell.phase;
-    let last = target == protocol.looks[protocol.looks.len() - 1];
+    let sampled: f64 = measured.blocks.iter().map(|b| b.wall_ns / 1e9).sum();
+    let out_of_time = sampled > protocol.cell_max_seconds;
+    let last = out_of_time || target == protocol.looks[protocol.looks.len() - 1];
     let means = block_means(phase, &measured.blocks, measured.merge);
     let correlated = stats::lag1_autocorrelation(&means).is_some_and(|r| r > protocol.autocorrelation_limit);
     if correlated && !last && measured.merge < 4 && protocol.looks.len() > 1 {
@@ -390,7 +398,7 @@ fn look(state: &mut State, protocol: &Protocol, target: usize) {
             measured.status = Status::NotConverged;
             measured.reason = Some(match half_width {
                 Some(w) => format!(
-                    "95 % interval is ±{:.1} % after {} blocks, wanted ±{:.0} %",
+                    "95 % interval is ±{:.1} % after {} blocks in {sampled:.0} s, wanted ±{:.0} %",
                     w * 100.0,
                     means.len(),
                     protocol.target_half_width * 100.0

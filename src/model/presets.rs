@@ -54,16 +54,19 @@ pub fn names() -> impl Iterator<Item = &'static str> {
     SHIPPED.iter().map(|(name, _)| *name)
 }
 
-/// The shipped shape of a name (`llama-3.1-8b`) or hub id (`meta-llama/Llama-3.1-8B`), in any case.
+/// The shipped shape of a name (`llama-3.1-8b`) or hub id (`meta-llama/Llama-3.1-8B`), in any case. A version at the end may be
+/// left out where only one is shipped: `Mistral-7B` is `Mistral-7B-v0.3`.
 ///
 /// # Panics
 /// When a shipped config is broken, which the tests rule out.
 #[must_use]
 pub fn find(name: &str) -> Option<Preset> {
-    SHIPPED
-        .iter()
-        .map(|(shipped, text)| (*shipped, *text, hub_id(text)))
+    let all = || SHIPPED.iter().map(|(shipped, text)| (*shipped, *text, hub_id(text)));
+    let stem = format!("{}-v", name.to_lowercase());
+    let mut versions = all().filter(|(shipped, ..)| shipped.to_lowercase().starts_with(&stem));
+    all()
         .find(|(shipped, _, hub_id)| is_called(shipped, hub_id, name))
+        .or_else(|| versions.next().filter(|_| versions.next().is_none()))
         .map(|(shipped, text, hub_id)| Preset {
             name: shipped,
             hub_id,
@@ -116,6 +119,12 @@ fn tail(hub_id: &str) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_version_may_be_left_out_where_only_one_is_shipped() {
+        assert_eq!(find("mistral-7b").map(|p| p.name), Some("Mistral-7B-v0.3"));
+        assert!(find("Llama-3.1").is_none());
+    }
     use crate::model::{Dtype, Family, RopeScaling};
 
     #[test]

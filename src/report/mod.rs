@@ -91,6 +91,8 @@ pub struct ProtocolSummary {
     pub visits: usize,
     /// Half-width of the 95 % interval that ends sampling, relative.
     pub target_half_width: f64,
+    /// Sampling time after which a cell ends with the interval it has.
+    pub cell_max_seconds: f64,
     /// A block whose canary is further off than this is rejected, relative.
     pub canary_tolerance: f64,
 }
