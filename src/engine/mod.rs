@@ -158,6 +158,13 @@ pub enum EngineError {
         "no CUDA device {asked}: {detail}; check that the NVIDIA driver is loaded (`nvidia-smi`) or use `--device cpu`"
     )]
     NoCudaDevice { asked: String, detail: String },
+    /// Boxed, so that the errors of every step stay small.
     #[error(transparent)]
-    Model(#[from] crate::model::ModelError),
+    Model(Box<crate::model::ModelError>),
+}
+
+impl From<crate::model::ModelError> for EngineError {
+    fn from(error: crate::model::ModelError) -> Self {
+        Self::Model(Box::new(error))
+    }
 }

@@ -61,7 +61,7 @@ impl Protocol {
             looks: &[10, 15, 20, 30, 40],
             visits: 3,
             target_half_width: 0.01,
-            cell_max_seconds: 20.0,
+            cell_max_seconds: 12.0,
             max_retries: 3,
             autocorrelation_limit: 0.2,
             canary_tolerance: 0.01,
