@@ -29,7 +29,7 @@ pub fn open(index: u32, options: DeviceOptions) -> Result<Backend, EngineError> 
     let missing = |detail: String| EngineError::NoCudaDevice { asked: name.clone(), detail };
     let count = result::init()
         .and_then(|()| CudaContext::device_count())
-        .map_err(|error| missing(describe(&error)))?;
+        .map_err(|error| missing(describe(error)))?;
     if i64::from(index) >= i64::from(count) {
         return Err(missing(format!("this machine has {count}")));
     }
@@ -38,9 +38,9 @@ pub fn open(index: u32, options: DeviceOptions) -> Result<Backend, EngineError> 
     // tracked. Nothing has been allocated yet.
     unsafe { device.disable_event_tracking() };
     let stream = device.cuda_stream();
-    let pool = MemoryPool::of(stream.context()).map_err(|error| missing(describe(&error)))?;
+    let pool = MemoryPool::of(stream.context()).map_err(|error| missing(describe(error)))?;
     if options.keep_memory_pool {
-        pool.keep_all().map_err(|error| missing(describe(&error)))?;
+        pool.keep_all().map_err(|error| missing(describe(error)))?;
     }
     Ok(Backend {
         device: Device::Cuda(device),
@@ -51,7 +51,7 @@ pub fn open(index: u32, options: DeviceOptions) -> Result<Backend, EngineError> 
 }
 
 /// A driver error in words.
-pub(crate) fn describe(error: &DriverError) -> String {
+pub(crate) fn describe(error: DriverError) -> String {
     let name = error.error_name().ok().and_then(|n| n.to_str().ok()).unwrap_or("unknown CUDA error");
     let text = error.error_string().ok().and_then(|s| s.to_str().ok()).unwrap_or("no description");
     format!("{name}: {text}")
@@ -119,7 +119,7 @@ impl EventTimeline {
         Self { stream, device: device.to_owned(), origin: Instant::now(), events: Vec::new(), set: 0 }
     }
 
-    fn failed(&self, error: &DriverError) -> EngineError {
+    fn failed(&self, error: DriverError) -> EngineError {
         EngineError::Device { device: self.device.clone(), detail: describe(error) }
     }
 }
@@ -136,16 +136,16 @@ impl Timeline for EventTimeline {
                 .stream
                 .context()
                 .new_event(Some(sys::CUevent_flags::CU_EVENT_DEFAULT))
-                .map_err(|error| self.failed(&error))?;
+                .map_err(|error| self.failed(error))?;
             self.events.push(event);
         }
-        self.events[self.set].record(&self.stream).map_err(|error| self.failed(&error))?;
+        self.events[self.set].record(&self.stream).map_err(|error| self.failed(error))?;
         self.set += 1;
         Ok(Mark(self.set - 1))
     }
 
     fn drain(&mut self) -> Result<Vec<Nanos>, EngineError> {
-        self.stream.synchronize().map_err(|error| self.failed(&error))?;
+        self.stream.synchronize().map_err(|error| self.failed(error))?;
         let mut times = Vec::with_capacity(self.set);
         let mut now = 0.0;
         if self.set > 0 {
@@ -153,7 +153,7 @@ impl Timeline for EventTimeline {
         }
         // From event to event: the driver gives milliseconds in f32, which over a whole block would lose nanoseconds.
         for pair in self.events[..self.set].windows(2) {
-            let gap = pair[0].elapsed_ms(&pair[1]).map_err(|error| self.failed(&error))?;
+            let gap = pair[0].elapsed_ms(&pair[1]).map_err(|error| self.failed(error))?;
             now += f64::from(gap) * 1e6;
             times.push(Nanos(now));
         }

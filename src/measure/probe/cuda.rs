@@ -58,7 +58,7 @@ struct Bench {
 impl Bench {
     fn open(index: u32) -> Result<Self, ProbeError> {
         let name = format!("cuda:{index}");
-        let failed = |error: DriverError| ProbeError::Cuda { device: name.clone(), detail: describe(&error) };
+        let failed = |error: DriverError| ProbeError::Cuda { device: name.clone(), detail: describe(error) };
         let context = CudaContext::new(index as usize).map_err(failed)?;
         let stream = context.new_stream().map_err(failed)?;
         let load = |image: &[u8]| context.load_module(Ptx::from_binary(image.to_vec())).map_err(failed);
@@ -69,18 +69,18 @@ impl Bench {
         Ok(Self { context, stream, bandwidth, timer, timeline, name, multiprocessors })
     }
 
-    fn failed(&self, error: &DriverError) -> ProbeError {
+    fn failed(&self, error: DriverError) -> ProbeError {
         ProbeError::Cuda { device: self.name.clone(), detail: describe(error) }
     }
 
     fn function(&self, module: &Arc<CudaModule>, name: &str) -> Result<CudaFunction, ProbeError> {
-        module.load_function(name).map_err(|error| self.failed(&error))
+        module.load_function(name).map_err(|error| self.failed(error))
     }
 
     fn buffer(&self, bytes: u64) -> Result<CudaSlice<u32>, ProbeError> {
         // SAFETY: every buffer is filled by `fill`, or written whole by `copy` or `triad`, before anything reads it.
         unsafe { self.stream.alloc(usize::try_from(bytes / 4).unwrap_or(usize::MAX)) }
-            .map_err(|error| self.failed(&error))
+            .map_err(|error| self.failed(error))
     }
 
     fn fill(&self, buffer: &mut CudaSlice<u32>) -> Result<(), ProbeError> {
@@ -89,8 +89,8 @@ impl Bench {
         let grid = grid(self.multiprocessors * 8);
         // SAFETY: `fill` writes `words` words, as many as the buffer has.
         unsafe { self.stream.launch_builder(&fill).arg(buffer).arg(&words).launch(grid) }
-            .map_err(|error| self.failed(&error))?;
-        self.stream.synchronize().map_err(|error| self.failed(&error))
+            .map_err(|error| self.failed(error))?;
+        self.stream.synchronize().map_err(|error| self.failed(error))
     }
 
     /// Seconds of device time of each of `runs` calls, behind one that is not counted.
@@ -101,7 +101,7 @@ impl Bench {
     ) -> Result<Vec<f64>, ProbeError> {
         for run in 0..=runs {
             self.timeline.mark()?;
-            launch(self).map_err(|error| self.failed(&error))?;
+            launch(self).map_err(|error| self.failed(error))?;
             self.timeline.mark()?;
             if run == 0 {
                 self.timeline.drain()?;
@@ -118,7 +118,7 @@ impl Bench {
         for name in READS {
             let read = self.function(&self.bandwidth, name)?;
             for per_sm in BLOCKS_PER_SM {
-                let mut sum = self.stream.alloc_zeros::<u32>(1).map_err(|error| self.failed(&error))?;
+                let mut sum = self.stream.alloc_zeros::<u32>(1).map_err(|error| self.failed(error))?;
                 let config = grid(self.multiprocessors * per_sm);
                 let vectors = buffer.len() as u64 / 4;
                 let times = self.time(runs, |bench| {
@@ -127,7 +127,7 @@ impl Bench {
                     // word.
                     unsafe { call.arg(buffer).arg(&mut sum).arg(&vectors).launch(config) }.map(drop)
                 })?;
-                let found = self.stream.clone_dtoh(&sum).map_err(|error| self.failed(&error))?[0];
+                let found = self.stream.clone_dtoh(&sum).map_err(|error| self.failed(error))?[0];
                 let passes = u32::try_from(runs + 1).unwrap_or(u32::MAX);
                 let wanted = pattern_sum(buffer.len() as u64).wrapping_mul(passes);
                 if found != wanted {
@@ -178,8 +178,8 @@ impl Bench {
             let begin = Instant::now();
             // SAFETY: the kernel takes no arguments and touches no memory.
             unsafe { self.stream.launch_builder(&empty).launch(grid(1)) }
-                .map_err(|error| self.failed(&error))?;
-            self.stream.synchronize().map_err(|error| self.failed(&error))?;
+                .map_err(|error| self.failed(error))?;
+            self.stream.synchronize().map_err(|error| self.failed(error))?;
             nanoseconds.push(Nanos::from(begin.elapsed()).0);
         }
         Ok(spread(&nanoseconds))
@@ -204,7 +204,7 @@ fn pattern_sum(n: u64) -> u32 {
 pub fn measure_cuda(index: u32, quick: bool) -> Result<Ceilings, ProbeError> {
     let runs = if quick { 5 } else { 15 };
     let mut bench = Bench::open(index)?;
-    let (free, _) = bench.context.mem_get_info().map_err(|error| bench.failed(&error))?;
+    let (free, _) = bench.context.mem_get_info().map_err(|error| bench.failed(error))?;
     let bytes = (free as u64 / 4).min(WORKING_SET) & !0xffff;
     let mut a = bench.buffer(bytes)?;
     bench.fill(&mut a)?;
@@ -301,7 +301,7 @@ pub fn canary(index: u32) -> Result<Box<dyn Canary>, ProbeError> {
     let bench = Bench::open(index)?;
     let mut buffer = bench.buffer(CANARY_BYTES)?;
     bench.fill(&mut buffer)?;
-    let sum = bench.stream.alloc_zeros::<u32>(1).map_err(|error| bench.failed(&error))?;
+    let sum = bench.stream.alloc_zeros::<u32>(1).map_err(|error| bench.failed(error))?;
     let read = bench.function(&bench.bandwidth, "read_u4")?;
     Ok(Box::new(CudaCanary { bench, read, buffer, sum }))
 }
