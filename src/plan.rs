@@ -5,7 +5,7 @@
 
 use crate::engine::Capabilities;
 use crate::model::Dtype;
-use crate::report::Phase;
+use crate::report::{Phase, cell_id};
 use crate::units::Bytes;
 
 /// One point of the grid.
@@ -23,11 +23,7 @@ impl Cell {
     /// The stable name that filters match: `decode/stock/f32/b1/c512`.
     #[must_use]
     pub fn id(&self) -> String {
-        let phase = match self.phase {
-            Phase::Prefill => "prefill",
-            Phase::Decode => "decode",
-        };
-        format!("{phase}/{}/{}/b{}/c{}", self.engine, self.dtype, self.batch, self.context)
+        cell_id(self.phase, &self.engine, self.dtype, self.batch, self.context)
     }
 
     /// Positions the cell needs: a decode step adds one to its context.

@@ -311,6 +311,59 @@ pub struct CellResult {
     pub blocks: Vec<Block>,
 }
 
+/// The stable name of a cell, which filters match: `decode/stock/f32/b1/c512`.
+#[must_use]
+pub fn cell_id(phase: Phase, engine: &str, dtype: Dtype, batch: usize, context: usize) -> String {
+    let phase = match phase {
+        Phase::Prefill => "prefill",
+        Phase::Decode => "decode",
+    };
+    format!("{phase}/{engine}/{dtype}/b{batch}/c{context}")
+}
+
+impl CellResult {
+    /// A cell of which nothing is known but where it stands on the grid.
+    #[must_use]
+    pub fn blank(phase: Phase, engine: &str, dtype: Dtype, batch: usize, context: usize) -> Self {
+        Self {
+            id: cell_id(phase, engine, dtype, batch, context),
+            phase,
+            engine: engine.to_owned(),
+            dtype,
+            kv_dtype: dtype,
+            batch,
+            context,
+            status: Status::Skipped,
+            reason: None,
+            step_ns: None,
+            tpot_ns: None,
+            tpot_ci_low_ns: None,
+            tpot_ci_high_ns: None,
+            host_bubble_ns: None,
+            tokens_per_s: None,
+            predicted_ns: None,
+            predicted_datasheet_ns: None,
+            bytes: StepBytes::default(),
+            flops: 0.0,
+            achieved_bytes_per_s: None,
+            fraction_of_ceiling: None,
+            fraction_of_datasheet: None,
+            mfu: None,
+            mfu_dtype: None,
+            bound: None,
+            quality: None,
+            memory_predicted_bytes: None,
+            memory_peak_bytes: None,
+            energy_per_step_joules: None,
+            energy_per_token_joules: None,
+            distinct_experts: None,
+            flags: Vec::new(),
+            block_merge: 1,
+            blocks: Vec::new(),
+        }
+    }
+}
+
 /// A cold measurement: its own row, never mixed with warm steps.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct ColdRow {

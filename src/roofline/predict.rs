@@ -99,7 +99,7 @@ fn predict_cell(request: &Request<'_>, ledger: &Ledger, roof: &Roof, shape: Step
         } else {
             format!("needs {positions} positions and the model has {limit}")
         };
-        return CellResult { status: Status::Skipped, reason: Some(reason), ..empty_cell(request, shape) };
+        return CellResult { status: Status::Skipped, reason: Some(reason), ..blank(request, shape) };
     }
     let cost = ledger.step(shape);
     let floor = Floor::new(&cost, roof);
@@ -123,56 +123,19 @@ fn predict_cell(request: &Request<'_>, ledger: &Ledger, roof: &Roof, shape: Step
         memory_predicted_bytes: Some(memory),
         distinct_experts: cost.distinct_experts,
         flags,
-        ..empty_cell(request, shape)
+        status: Status::Predicted,
+        ..blank(request, shape)
     }
+}
+
+/// A predicted cell in which nothing is said yet.
+fn blank(request: &Request<'_>, shape: StepShape) -> CellResult {
+    let cell = CellResult::blank(shape.phase, IDEAL_ENGINE, request.weights, shape.batch, shape.context);
+    CellResult { kv_dtype: request.kv, ..cell }
 }
 
 fn tokens_per_second(shape: StepShape, time: Nanos) -> Option<f64> {
     (time.0 > 0.0).then(|| (shape.batch * shape.queries()) as f64 / time.seconds())
-}
-
-/// A predicted cell in which nothing is said yet.
-fn empty_cell(request: &Request<'_>, shape: StepShape) -> CellResult {
-    let phase = match shape.phase {
-        Phase::Prefill => "prefill",
-        Phase::Decode => "decode",
-    };
-    CellResult {
-        id: format!("{phase}/{IDEAL_ENGINE}/{}/b{}/c{}", request.weights, shape.batch, shape.context),
-        phase: shape.phase,
-        engine: IDEAL_ENGINE.to_owned(),
-        dtype: request.weights,
-        kv_dtype: request.kv,
-        batch: shape.batch,
-        context: shape.context,
-        status: Status::Predicted,
-        reason: None,
-        step_ns: None,
-        tpot_ns: None,
-        tpot_ci_low_ns: None,
-        tpot_ci_high_ns: None,
-        host_bubble_ns: None,
-        tokens_per_s: None,
-        predicted_ns: None,
-        predicted_datasheet_ns: None,
-        bytes: crate::report::StepBytes::default(),
-        flops: 0.0,
-        achieved_bytes_per_s: None,
-        fraction_of_ceiling: None,
-        fraction_of_datasheet: None,
-        mfu: None,
-        mfu_dtype: None,
-        bound: None,
-        quality: None,
-        memory_predicted_bytes: None,
-        memory_peak_bytes: None,
-        energy_per_step_joules: None,
-        energy_per_token_joules: None,
-        distinct_experts: None,
-        flags: Vec::new(),
-        block_merge: 1,
-        blocks: Vec::new(),
-    }
 }
 
 #[cfg(test)]
