@@ -2,6 +2,8 @@
 //!
 //! Enters: a device. Leaves: a [`Witness`] for the protocol. It sees the machine and never the times of the block it judges.
 
+use std::collections::VecDeque;
+
 use super::canary::{Baseline, Canary};
 use super::ceilings;
 use super::nvml::Gpu;
@@ -9,9 +11,20 @@ use super::probe::ProbeError;
 use super::protocol::{Testimony, Witness};
 use super::telemetry::{HostTelemetry, Limits, NvmlTelemetry, Telemetry, judge};
 use crate::engine::DeviceChoice;
+use crate::stats;
 
 /// Canary runs from which its usual time and its own noise are learned.
 const BASELINE_RUNS: usize = 25;
+
+/// On a CPU the canary is held against the median of its last runs: on shared hosts memory bandwidth moves for minutes at a time,
+/// and only a sudden change says that a block differs from its neighbours.
+const CPU_WINDOW: usize = 5;
+
+/// What a CPU's canary may be off: cores share their memory with whatever else the host runs.
+const CPU_TOLERANCE: (f64, f64) = (0.10, 0.25);
+
+/// A lasting shift of the canary beyond this share of its first usual time is said of the block.
+const SHIFT: f64 = 4.0 / 3.0;
 
 /// Telemetry and a canary.
 struct DeviceWitness {
@@ -20,6 +33,8 @@ struct DeviceWitness {
     /// `None` when the canary could not be timed; then it says nothing.
     baseline: Option<Baseline>,
     limits: Limits,
+    /// The last canary times of a CPU; a GPU is held against its baseline alone.
+    recent: Option<VecDeque<f64>>,
 }
 
 /// The witness of a device. Its canary learns its usual time here, so call it on the machine as the run will find it.
@@ -34,7 +49,8 @@ pub fn of_device(device: DeviceChoice) -> Result<Box<dyn Witness>, ProbeError> {
     };
     let mut canary = ceilings::canary(device)?;
     let baseline = canary.baseline(BASELINE_RUNS);
-    Ok(Box::new(DeviceWitness { telemetry, canary, baseline, limits: Limits::default() }))
+    let recent = device.gpu().is_none().then(VecDeque::new);
+    Ok(Box::new(DeviceWitness { telemetry, canary, baseline, limits: Limits::default(), recent }))
 }
 
 impl Witness for DeviceWitness {
@@ -47,15 +63,72 @@ impl Witness for DeviceWitness {
         let telemetry = self.telemetry.after_block();
         let judgement = judge(&telemetry, &self.limits);
         let seconds = self.canary.run();
-        Testimony {
-            telemetry: Some(telemetry),
-            canary_ratio: self.baseline.map(|baseline| baseline.ratio(seconds)),
-            reject: judgement.reject,
-            conditions: judgement.conditions,
-        }
+        let mut conditions = judgement.conditions;
+        let canary_ratio = self.baseline.map(|baseline| match &mut self.recent {
+            Some(recent) => {
+                conditions.extend(shifted(baseline.ratio(seconds)));
+                against_recent(recent, baseline.median_seconds, seconds)
+            }
+            None => baseline.ratio(seconds),
+        });
+        Testimony { telemetry: Some(telemetry), canary_ratio, reject: judgement.reject, conditions }
     }
 
     fn canary_tolerance(&self, wanted: f64) -> f64 {
-        self.baseline.map_or(wanted, |baseline| baseline.tolerance().max(wanted))
+        let own = self.baseline.map_or(wanted, |baseline| baseline.tolerance().max(wanted));
+        if self.recent.is_some() { own.clamp(CPU_TOLERANCE.0, CPU_TOLERANCE.1) } else { own }
+    }
+}
+
+/// A canary time over the median of the last ones, which it then joins. The first is held against the baseline.
+fn against_recent(recent: &mut VecDeque<f64>, baseline: f64, seconds: f64) -> f64 {
+    let usual = if recent.is_empty() { baseline } else { stats::median(recent.make_contiguous()) };
+    if seconds.is_finite() {
+        recent.push_back(seconds);
+    }
+    if recent.len() > CPU_WINDOW {
+        recent.pop_front();
+    }
+    seconds / usual
+}
+
+/// What to say when the machine's memory is no longer what it was when the ceilings were measured.
+fn shifted(ratio: f64) -> Option<String> {
+    let sentence = |what: &str| {
+        format!(
+            "read bandwidth beside the blocks {what} since the ceilings were measured: read `% ceiling` with that in mind"
+        )
+    };
+    if ratio > SHIFT {
+        Some(sentence("fell by a quarter or more"))
+    } else if ratio < 1.0 / SHIFT {
+        Some(sentence("rose by a third or more"))
+    } else {
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sudden_change_stands_out_and_a_lasting_one_becomes_usual() {
+        let mut recent = VecDeque::new();
+        let mut ratios = |times: &[f64]| -> Vec<f64> {
+            times.iter().map(|&t| against_recent(&mut recent, 1.0, t)).collect()
+        };
+        assert_eq!(ratios(&[1.0, 1.0, 2.0, 1.0]), [1.0, 1.0, 2.0, 1.0]);
+        // Three blocks at the new level, and the median of five has moved: fewer than the retries of a block.
+        assert_eq!(ratios(&[2.0, 2.0, 2.0]), [2.0, 2.0, 1.0]);
+        assert!(against_recent(&mut recent, 1.0, f64::NAN).is_nan());
+        assert_eq!(recent.len(), CPU_WINDOW);
+    }
+
+    #[test]
+    fn a_lasting_shift_is_said() {
+        assert!(shifted(1.5).is_some_and(|s| s.contains("fell")));
+        assert!(shifted(0.5).is_some_and(|s| s.contains("rose")));
+        assert_eq!(shifted(1.1), None);
     }
 }
