@@ -158,6 +158,16 @@ fn a_context_beyond_the_models_limit_is_a_skipped_cell_and_the_others_run() {
 }
 
 #[test]
+fn a_grid_of_which_nothing_can_run_is_bad_input() {
+    let model = fixture("llama-gqa");
+    hbmark()
+        .args(["run", "--smoke", "--model", path(&model), "--batch", "1", "--context", "100000"])
+        .assert()
+        .code(2)
+        .stderr(contains("no cell of this grid can run").and(contains("the limit is")));
+}
+
+#[test]
 fn a_smoke_run_says_what_it_is_and_saves_a_result_that_can_be_read_again() {
     let out = tempfile::tempdir().unwrap();
     hbmark()

@@ -115,6 +115,11 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
         let path = save(&report, folder)?;
         anstream::eprintln!("saved {}", path.display());
     }
+    // Cells that cannot run are results beside others that can; alone they are bad input.
+    if !report.cells.is_empty() && report.cells.iter().all(|cell| cell.status == Status::Skipped) {
+        let reason = report.cells[0].reason.clone().unwrap_or_default();
+        anyhow::bail!("no cell of this grid can run: {}: {reason}", report.cells[0].id);
+    }
     let bad = |status| matches!(status, Status::Invalid | Status::Failed | Status::Oom | Status::Disturbed);
     let failed = report.cells.iter().any(|cell| bad(cell.status));
     Ok(if failed { Outcome::SomeCellsFailed } else { Outcome::Complete })

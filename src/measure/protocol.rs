@@ -9,6 +9,7 @@ use rand::seq::SliceRandom;
 use rand_chacha::ChaCha8Rng;
 
 use super::block::{BlockError, CellInput, take_block, warm_up};
+use super::memory;
 use crate::engine::{EngineError, Session};
 use crate::plan::Cell;
 use crate::report::{Block, BlockTelemetry, Phase, ProtocolSummary, Status};
@@ -262,9 +263,9 @@ pub fn run(
                 accepted: accepted(&state.measured.blocks).count(),
                 wanted: target,
             });
-            session.memory();
+            peak_memory(session);
             visit(session, state, protocol, witness, round, target);
-            state.measured.peak_memory = state.measured.peak_memory.max(session.memory().peak);
+            state.measured.peak_memory = state.measured.peak_memory.max(peak_memory(session));
             if !keep_resident {
                 state.input.release(session);
             }
@@ -284,6 +285,16 @@ pub fn run(
         state.input.release(session);
     }
     (states.into_iter().map(|s| s.measured).collect(), reference)
+}
+
+/// The most memory in use since the last call: the device's own count, or on a CPU the resident set of this process, where the
+/// system lets its high-water mark be reset.
+fn peak_memory(session: &mut dyn Session) -> Option<Bytes> {
+    if session.capabilities().device != "cpu" {
+        return session.memory().peak;
+    }
+    let peak = memory::resident().peak;
+    memory::reset_peak().then_some(peak).flatten()
 }
 
 /// The blocks that count.
