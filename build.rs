@@ -35,6 +35,10 @@ fn git_revision() -> Option<String> {
     for name in ["HEAD", "index"] {
         println!("cargo::rerun-if-changed={}", folder.join(name).display());
     }
+    // An edit that is not staged changes none of git's files, and must still be told.
+    for name in ["src", "kernels", "models", "Cargo.toml", "Cargo.lock"] {
+        println!("cargo::rerun-if-changed={name}");
+    }
     let commit = git(&["rev-parse", "--short=12", "HEAD"])?;
     let dirty = git(&["status", "--porcelain", "--untracked-files=no"]).is_some();
     Some(if dirty { format!("{commit}-dirty") } else { commit })

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Builds dist/hbmark for a GPU node on a machine without a GPU or a toolkit: release, stripped, with code for A100 and Hopper.
+# Builds dist/hbmark for a GPU node on a machine without a GPU or a toolkit: release, stripped. candle's kernels are built for the one
+# architecture in CUDA_COMPUTE_CAP: 90 (default) is Hopper only, 80 is A100.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 env=$(scripts/cuda-env.sh)
