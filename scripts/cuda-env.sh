@@ -45,5 +45,4 @@ export PATH="$toolkit/bin:$PATH"
 export CUDA_COMPUTE_CAP="${CUDA_COMPUTE_CAP:-90}"
 export CUDARC_CUDA_VERSION=13000
 export LIBRARY_PATH="$dir/link\${LIBRARY_PATH:+:\$LIBRARY_PATH}"
-export HBMARK_CUDA_LINK="$dir/link"
 EOF

@@ -186,7 +186,7 @@ fn status_of(cell: &Cell, blocks: &[Block]) -> (Status, Option<String>) {
         return (Status::Disturbed, Some(reason));
     }
     let means = block_means(cell.phase, blocks, 1);
-    match stats::t_interval_log(&means, CONFIDENCE).map(|i| (i.high / i.low).sqrt() - 1.0) {
+    match stats::t_interval_log(&means, CONFIDENCE).map(|i| i.relative_half_width()) {
         Some(width) if width <= HALF_WIDTH => (Status::Ok, None),
         Some(width) => {
             let reason = format!("95 % interval is ±{:.1} % after {good} samples", width * 100.0);

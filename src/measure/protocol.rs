@@ -398,7 +398,7 @@ fn look(state: &mut State, protocol: &Protocol, target: usize) {
         measured.merge *= 2;
         return;
     }
-    let half_width = stats::t_interval_log(&means, CONFIDENCE).map(|i| (i.high / i.low).sqrt() - 1.0);
+    let half_width = stats::t_interval_log(&means, CONFIDENCE).map(|i| i.relative_half_width());
     let reached = protocol.target_half_width.is_infinite()
         || half_width.is_some_and(|w| w <= protocol.target_half_width);
     if reached {

@@ -74,14 +74,6 @@ pub fn find(name: &str) -> Option<Preset> {
         })
 }
 
-/// [`find`], with suggestions where there is no such shape.
-///
-/// # Errors
-/// When no shipped shape has the name.
-pub fn resolve(name: &str) -> Result<Preset, ModelError> {
-    find(name).ok_or_else(|| unknown(name))
-}
-
 /// The error for a name that nothing answers to, with the nearest shipped names.
 #[must_use]
 pub fn unknown(name: &str) -> ModelError {
@@ -153,7 +145,10 @@ mod tests {
 
     #[test]
     fn an_unknown_name_is_answered_with_near_ones() {
-        let message = |name: &str| resolve(name).unwrap_err().to_string();
+        let message = |name: &str| {
+            assert!(find(name).is_none(), "{name}");
+            unknown(name).to_string()
+        };
         assert!(
             message("llama-3.1-8").starts_with("unknown model `llama-3.1-8`; did you mean Llama-3.1-8B, ")
         );

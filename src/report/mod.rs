@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use crate::measure::environment::Environment;
 use crate::model::{Architecture, Dtype};
 use crate::roofline::{Ceilings, DeviceSpec};
-use crate::units::{Bytes, Nanos};
+use crate::units::Bytes;
 
 /// Version of the JSON result; raised when a field changes its meaning or goes away.
 pub const SCHEMA_VERSION: u32 = 1;
@@ -431,12 +431,6 @@ fn rfc3339(seconds: u64) -> String {
     let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
     let year = year_of_era + era * 400 + u64::from(month <= 2);
     format!("{year:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}Z", second / 3600, second / 60 % 60, second % 60)
-}
-
-/// The typical step as a time, for code that only wants one number.
-#[must_use]
-pub fn typical_step(cell: &CellResult) -> Option<Nanos> {
-    cell.step_ns.as_ref().map(|s| Nanos(s.median))
 }
 
 /// How a report is printed.

@@ -12,6 +12,14 @@ pub struct Interval {
     pub high: f64,
 }
 
+impl Interval {
+    /// Half of the width on the log scale, relative to the center.
+    #[must_use]
+    pub fn relative_half_width(&self) -> f64 {
+        (self.high / self.low).sqrt() - 1.0
+    }
+}
+
 /// The geometric mean of positive, independent values with its t-interval on the log scale, or `None` for fewer than two values
 /// or any that is not positive.
 #[must_use]

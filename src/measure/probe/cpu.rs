@@ -15,18 +15,8 @@ use std::time::{Duration, Instant};
 use candle_core::{DType, Device, Tensor};
 
 use super::cpu_kernels::{self, HugePageBuffer, InstructionSet, Stores};
-use super::{MIN_REPETITIONS, Probe, ProbeConfig, ProbeError, spread};
+use super::{MIN_REPETITIONS, ProbeConfig, ProbeError, spread};
 use crate::roofline::ceilings::{Ceilings, Spread};
-
-/// The probe of the host processor.
-#[derive(Debug, Clone)]
-pub struct CpuProbe(pub ProbeConfig);
-
-impl Probe for CpuProbe {
-    fn measure(&mut self) -> Result<Ceilings, ProbeError> {
-        measure_cpu(&self.0)
-    }
-}
 
 /// What every thread of a team does with its own part of the buffer in one pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,6 +1,6 @@
 //! What this machine can give, measured now: the denominators of every percentage.
 //!
-//! Enters: [`ProbeConfig`] (which thread counts, how much memory, how long). Leaves: [`Ceilings`]. One file per device
+//! Enters: [`ProbeConfig`] (which thread counts, how much memory, how long). Leaves: [`Ceilings`](crate::roofline::Ceilings). One file per device
 //! kind; none of them knows of models or of what the ceilings will be compared with.
 
 pub mod cpu;
@@ -10,19 +10,10 @@ pub mod cuda;
 
 use std::io;
 
-use crate::roofline::ceilings::{Ceilings, Spread};
+use crate::roofline::ceilings::Spread;
 use crate::units::Bytes;
 
 pub use cpu::measure_cpu;
-
-/// A device whose ceilings can be measured.
-pub trait Probe {
-    /// Measures them all.
-    ///
-    /// # Errors
-    /// When the device or the system refuses.
-    fn measure(&mut self) -> Result<Ceilings, ProbeError>;
-}
 
 /// How to probe.
 #[derive(Debug, Clone, PartialEq)]
