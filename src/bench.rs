@@ -35,6 +35,7 @@ pub struct Bench {
     inputs: BTreeMap<usize, CellInput>,
     samples: BTreeMap<usize, Vec<Block>>,
     tokens: BTreeMap<usize, Vec<u32>>,
+    moved: BTreeMap<usize, Option<Bytes>>,
     out: Option<std::path::PathBuf>,
 }
 
@@ -86,6 +87,7 @@ impl Bench {
             inputs: BTreeMap::new(),
             samples: BTreeMap::new(),
             tokens: BTreeMap::new(),
+            moved: BTreeMap::new(),
             out: config.out.clone(),
         })
     }
@@ -145,6 +147,7 @@ impl Bench {
         };
         let testimony = self.witness.after_block(block.wall_ns / 1e9);
         testimony.enter(&mut block, self.protocol.canary_tolerance);
+        self.moved.insert(cell, session.moved());
         let total = block.step_ns.iter().sum();
         self.samples.entry(cell).or_default().push(block);
         total
@@ -167,7 +170,9 @@ impl Bench {
             let cell = self.cells[index].clone();
             let (status, reason) = status_of(&cell, &blocks);
             let tokens = self.tokens.remove(&index).unwrap_or_default();
-            let measured = Measured { cell, status, reason, blocks, merge: 1, tokens, peak_memory: None };
+            let moved = self.moved.remove(&index).flatten();
+            let measured =
+                Measured { cell, status, reason, blocks, merge: 1, tokens, peak_memory: None, moved };
             let result = self.opened.judge(measured, &self.report);
             self.report.cells.push(result);
         }
@@ -227,6 +232,7 @@ fn config_from(get: &dyn Fn(&str) -> Option<String>) -> anyhow::Result<RunConfig
         threads: None,
         depth: Depth::Quick,
         device_options: DeviceOptions::default(),
+        show_ops: false,
         note: None,
         hypothesis: None,
         out: get("HBMARK_OUT").filter(|v| !v.is_empty()).map(Into::into),

@@ -148,6 +148,8 @@ pub struct RunConfig {
     pub threads: Option<usize>,
     pub depth: Depth,
     pub device_options: DeviceOptions,
+    /// Break a step down per operation, in an untimed pass after the cells.
+    pub show_ops: bool,
     pub note: Option<String>,
     pub hypothesis: Option<String>,
     pub out: Option<PathBuf>,

@@ -3,6 +3,7 @@
 //! Enters: blocks, the cost of a step, ceilings. Leaves: the numbers of a [`CellResult`]. The same code judges a live run and a saved
 //! file, so `hbmark report` recomputes everything right of the samples.
 
+use crate::insight;
 use crate::measure::protocol::{CONFIDENCE, Measured, accepted, block_means};
 use crate::model::Dtype;
 use crate::plan::Cell;
@@ -55,6 +56,7 @@ pub fn recompute(report: &mut Report) {
         judge(cell, ceilings.as_ref(), datasheet.as_ref());
     }
     report.fits = fits(report);
+    report.ladders = insight::ladders(report);
 }
 
 /// Fills in everything that follows from a cell's blocks, bytes and FLOPs.
@@ -65,6 +67,10 @@ fn judge(cell: &mut CellResult, ceilings: Option<&Ceilings>, datasheet: Option<&
         let floor = |roof: Roof| Floor::new(&cost, &roof).time().0;
         cell.predicted_ns = ceilings.map(|c| floor(Roof::measured(c, cell.dtype)));
         cell.predicted_datasheet_ns = datasheet.map(|d| floor(Roof::datasheet(d, cell.dtype)));
+    }
+    for row in &mut cell.operations {
+        let at_ceiling = |c: &Ceilings| row.bytes.as_f64() / c.read_bytes_per_s.median * 1e9;
+        row.fraction_of_ceiling = ceilings.filter(|_| row.time_ns > 0.0).map(|c| at_ceiling(c) / row.time_ns);
     }
     if accepted(&cell.blocks).next().is_none() {
         return;

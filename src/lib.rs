@@ -16,6 +16,7 @@
 //! | [`stats`] | samples → summary. Pure |
 //! | [`roofline`] | bytes and FLOPs of a step, predictions, verdicts. Pure |
 //! | [`judge`] | measured blocks × ledger × ceilings → the numbers of a cell |
+//! | [`insight`] | what the cells say together: the ladder of a step's time. Pure |
 //! | [`report`] | the result as plain data and its output formats |
 //! | [`config`], [`plan`] | what to run, and in which order |
 //! | [`cli`] | clap types, one file per subcommand |
@@ -24,6 +25,7 @@ pub mod bench;
 pub mod cli;
 pub mod config;
 pub mod engine;
+pub mod insight;
 pub mod judge;
 pub mod measure;
 pub mod model;
@@ -132,6 +134,7 @@ fn begin(
         datasheet,
         cells: Vec::new(),
         cold: Vec::new(),
+        ladders: Vec::new(),
         fits: Vec::new(),
         crossovers: Vec::new(),
         warnings,

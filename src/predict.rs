@@ -58,6 +58,7 @@ pub fn report(model: &OpenModel, question: &Question, command: &str) -> Report {
         datasheet: Some(question.device.clone()),
         cells: Vec::new(),
         cold: Vec::new(),
+        ladders: Vec::new(),
         fits: Vec::new(),
         crossovers: Vec::new(),
         warnings: Vec::new(),

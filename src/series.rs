@@ -9,13 +9,16 @@ use crate::config::{Depth, RunConfig};
 use crate::engine::{self, DeviceChoice, EngineError, SequenceId, Session, StepBatch};
 use crate::measure::memory::{self, MemoryOf};
 use crate::measure::protocol::{self, Measured, NoWitness, Protocol, Witness};
-use crate::measure::{quality, witness};
+use crate::measure::{operations, quality, witness};
 use crate::model::{Dtype, OpenModel};
 use crate::plan::{self, Cell};
-use crate::report::{CellResult, ColdRow, Crossover, Quality, Report, Status};
+use crate::report::{CellResult, ColdRow, Crossover, OperationRow, Quality, Report, Status};
 use crate::roofline::{self, Ledger, Roof, StepCost, StepShape, StockBackend};
 use crate::units::{Bytes, Nanos};
 use crate::{Observer, RunError, judge};
+
+/// The engine whose traffic and memory are known from its code: candle's own forward.
+const STOCK: &str = "stock";
 
 /// The share of available memory that weights, KV and activations may take together, in percent.
 const MEMORY_PERCENT: u64 = 90;
@@ -123,7 +126,9 @@ impl Opened {
 
     /// The judged result of a measured cell.
     pub fn judge(&self, measured: Measured, report: &Report) -> CellResult {
-        let cost = self.cost(&measured.cell);
+        let mut cost = self.cost(&measured.cell);
+        // What the engine counted beats what is known of its code.
+        cost.bytes.as_implemented = measured.moved.or(cost.bytes.as_implemented);
         let need = needed(&self.ledger, &measured.cell, self.device);
         let hash = (!measured.tokens.is_empty()).then(|| quality::token_hash(&measured.tokens));
         let peak = measured.peak_memory;
@@ -137,6 +142,27 @@ impl Opened {
         }
         result.quality = Some(Quality { token_hash: hash, ..self.quality.clone() });
         result
+    }
+
+    /// Steps of the measured cells broken down per operation, in their order; all empty for an engine that cannot tell its
+    /// operations apart. A cell that cannot be profiled is a warning.
+    fn break_down(
+        &mut self,
+        measured: &[Measured],
+        seed: u64,
+        warnings: &mut Vec<String>,
+    ) -> Vec<Vec<OperationRow>> {
+        let mut rows = vec![Vec::new(); measured.len()];
+        for (index, measured) in measured.iter().enumerate().filter(|(_, m)| !m.blocks.is_empty()) {
+            match operations::of_cell(self.session.as_mut(), &measured.cell, index, seed) {
+                Ok(none) if none.is_empty() => break,
+                Ok(found) => rows[index] = found,
+                Err(error) => {
+                    warnings.push(format!("{}: no time per operation: {error}", measured.cell.id()));
+                }
+            }
+        }
+        rows
     }
 }
 
@@ -176,9 +202,15 @@ pub fn run(
         &mut |event| observer.event(event),
     );
     report.warnings.extend(drift(&reference));
-    for cell in measured {
+    let operations = if config.show_ops {
+        observer.stage("timing operations apart");
+        opened.break_down(&measured, protocol.seed, &mut report.warnings)
+    } else {
+        vec![Vec::new(); measured.len()]
+    };
+    for (cell, operations) in measured.into_iter().zip(operations) {
         let result = opened.judge(cell, report);
-        report.cells.push(result);
+        report.cells.push(CellResult { operations, ..result });
     }
     Ok(())
 }
@@ -253,16 +285,21 @@ fn stock_backend(device: DeviceChoice) -> StockBackend {
     }
 }
 
-/// The cost of a cell's step, with what the engine really moves beside it.
+/// The cost of a cell's step, with what the engine's code is known to move beside it. Only candle's was read; an engine that
+/// counts its own bytes says them after a step.
 fn cost(ledger: &Ledger, cell: &Cell, device: DeviceChoice) -> StepCost {
     let mut cost = ledger.step(shape(cell));
-    cost.bytes.as_implemented = ledger.stock_bytes(shape(cell), stock_backend(device));
+    if cell.engine == STOCK {
+        cost.bytes.as_implemented = ledger.stock_bytes(shape(cell), stock_backend(device));
+    }
     cost
 }
 
 /// Memory of weights, KV and the largest activations.
 fn needed(ledger: &Ledger, cell: &Cell, device: DeviceChoice) -> Bytes {
-    ledger.stock_memory(shape(cell), stock_backend(device)).unwrap_or_else(|| ledger.memory(shape(cell)))
+    let stock = || ledger.stock_memory(shape(cell), stock_backend(device));
+    let known = if cell.engine == STOCK { stock() } else { None };
+    known.unwrap_or_else(|| ledger.memory(shape(cell)))
 }
 
 /// Why not even the weights fit, if they do not.
@@ -308,7 +345,7 @@ fn gate(
         .is_some_and(|free| reference_bytes.as_f64() < free.as_f64() * REFERENCE_SHARE);
     let wanted = matches!(dtype, Dtype::Bf16 | Dtype::F16) && room && config.depth != Depth::Smoke;
     let mut reference = if wanted {
-        Some(engine::open("stock", model, Dtype::F32, config.device, config.device_options)?)
+        Some(engine::open(STOCK, model, Dtype::F32, config.device, config.device_options)?)
     } else {
         None
     };

@@ -48,6 +48,9 @@ pub struct Args {
     /// CUDA: keep the memory pool's pages between steps (a labelled deviation from candle's default).
     #[arg(long)]
     keep_memory_pool: bool,
+    /// Break each step down per operation (time, bytes, share of the ceiling), in an extra untimed pass.
+    #[arg(long)]
+    show_ops: bool,
     /// Write result.json, result.csv and result.md into this folder.
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
@@ -89,6 +92,7 @@ impl Args {
             threads: self.device.threads.map(|t| t as usize),
             depth,
             device_options: DeviceOptions { keep_memory_pool: self.keep_memory_pool },
+            show_ops: self.show_ops,
             note: self.note.clone(),
             hypothesis: self.hypothesis.clone(),
             out: self.out.clone(),

@@ -17,7 +17,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::model::{Architecture, Dtype, Inventory};
-use crate::units::Bytes;
+use crate::units::{Bytes, Nanos};
 pub use device::{Backend, DeviceChoice, DeviceOptions};
 pub use open::{capabilities, open};
 pub use timeline::{Mark, Timeline, TimelineKind};
@@ -105,6 +105,16 @@ pub struct MemoryUse {
     pub peak: Option<Bytes>,
 }
 
+/// One operation of a step, all its calls together.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct OperationTime {
+    pub operation: &'static str,
+    pub calls: usize,
+    pub time: Nanos,
+    /// Counted where the operation ran.
+    pub bytes: Bytes,
+}
+
 /// A loaded model that can be stepped.
 pub trait Session {
     /// What this session can do.
@@ -136,6 +146,18 @@ pub trait Session {
     fn release(&mut self, sequence: SequenceId);
     /// What is held on the device; reading it resets the peak.
     fn memory(&mut self) -> MemoryUse;
+    /// Bytes the last step really moved, counted where its operations ran; `None` where the engine does not count.
+    fn moved(&self) -> Option<Bytes> {
+        None
+    }
+    /// One step, timed operation by operation; slower than a step, and never mixed with its times. Empty where the engine
+    /// cannot tell its operations apart.
+    ///
+    /// # Errors
+    /// As [`step`](Self::step).
+    fn profile(&mut self, _batch: &StepBatch) -> Result<Vec<OperationTime>, EngineError> {
+        Ok(Vec::new())
+    }
 }
 
 /// Why an engine could not open or step.

@@ -9,11 +9,11 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use super::{
-    Capabilities, EngineError, Mark, MemoryUse, Ragged, SequenceId, Session, StepBatch, Timeline,
-    TimelineKind,
+    Capabilities, EngineError, Mark, MemoryUse, OperationTime, Ragged, SequenceId, Session, StepBatch,
+    Timeline, TimelineKind,
 };
 use crate::model::{Architecture, Dtype, Inventory};
-use crate::units::Nanos;
+use crate::units::{Bytes, Nanos};
 
 /// A clock that moves only when told to; clones share it.
 #[derive(Debug, Clone, Default)]
@@ -57,6 +57,9 @@ pub enum Outcome {
 /// The script.
 pub type Script = Box<dyn FnMut(StepInfo) -> Outcome>;
 
+/// What a profiled step says; told how many were profiled before it.
+pub type Profiler = Box<dyn FnMut(usize) -> Vec<OperationTime>>;
+
 /// A session that follows a script.
 pub struct ScriptedSession {
     clock: VirtualClock,
@@ -71,6 +74,9 @@ pub struct ScriptedSession {
     nan: bool,
     /// Host time of the last step that passes when its tokens are read.
     host_debt: Nanos,
+    moved: Option<Bytes>,
+    profiler: Profiler,
+    profiles: usize,
 }
 
 impl std::fmt::Debug for ScriptedSession {
@@ -137,6 +143,9 @@ impl ScriptedSession {
             tokens: None,
             nan: false,
             host_debt: Nanos(0.0),
+            moved: None,
+            profiler: Box::new(|_| Vec::new()),
+            profiles: 0,
         }
     }
 
@@ -144,6 +153,20 @@ impl ScriptedSession {
     #[must_use]
     pub fn with_clock_rate(mut self, rate: f64) -> Self {
         self.timeline.rate = rate;
+        self
+    }
+
+    /// Lets every step say that it moved so many bytes.
+    #[must_use]
+    pub fn with_moved(mut self, bytes: Bytes) -> Self {
+        self.moved = Some(bytes);
+        self
+    }
+
+    /// Lets a step be timed operation by operation.
+    #[must_use]
+    pub fn with_profiler(mut self, profiler: impl FnMut(usize) -> Vec<OperationTime> + 'static) -> Self {
+        self.profiler = Box::new(profiler);
         self
     }
 
@@ -241,5 +264,13 @@ impl Session for ScriptedSession {
     }
     fn memory(&mut self) -> MemoryUse {
         MemoryUse { weights: self.inventory.total_bytes(), peak: None }
+    }
+    fn moved(&self) -> Option<Bytes> {
+        self.moved.filter(|_| self.steps > 0)
+    }
+    fn profile(&mut self, batch: &StepBatch) -> Result<Vec<OperationTime>, EngineError> {
+        self.step(batch)?;
+        self.profiles += 1;
+        Ok((self.profiler)(self.profiles - 1))
     }
 }

@@ -97,6 +97,11 @@ impl CellInput {
         Ok(())
     }
 
+    /// The step that is timed, again and again.
+    pub(super) fn step(&self) -> &StepBatch {
+        &self.step
+    }
+
     /// Frees the KV of the cell.
     pub fn release(&mut self, session: &mut dyn Session) {
         for sequence in &self.step.sequences {

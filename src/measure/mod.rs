@@ -12,6 +12,7 @@ pub mod environment;
 pub mod known_answers;
 pub mod memory;
 pub mod nvml;
+pub mod operations;
 pub mod probe;
 pub mod protocol;
 pub mod quality;

@@ -194,6 +194,8 @@ pub struct Measured {
     pub tokens: Vec<u32>,
     /// Peak of device memory over the cell's visits, where the device can say.
     pub peak_memory: Option<Bytes>,
+    /// Bytes a step of the cell really moved, where the engine counts them.
+    pub moved: Option<Bytes>,
 }
 
 /// Something a progress display may show.
@@ -241,6 +243,7 @@ pub fn run(
                 merge: 1,
                 tokens: Vec::new(),
                 peak_memory: None,
+                moved: None,
             },
             input: CellInput::new(cell, index, protocol.seed, vocab),
             steps: None,
@@ -367,6 +370,7 @@ fn visit(
             Err(error) => return fail(state, session, error),
         };
         let testimony = witness.after_block(block.wall_ns / 1e9);
+        state.measured.moved = session.moved();
         let mut block = Block { visit: round, ..block };
         testimony.enter(&mut block, protocol.canary_tolerance);
         let rejected = block.rejected.clone();

@@ -71,6 +71,32 @@ const ENTRIES: &[Entry] = &[
         "the floor of a step by the measured ceilings; by the data sheet in `predict`",
     ),
     entry(
+        "floor",
+        "",
+        "the least time a step can take: by the data sheet's bandwidth and peak, or by those measured in this run",
+    ),
+    entry("rung", "", "one time on a ladder: a floor, or an engine's TPOT (decode) or step (prefill)"),
+    entry(
+        "ladder",
+        "data sheet → ceiling → native → stock",
+        "the rungs of one phase, batch and context, from what the device promises to what was measured",
+    ),
+    entry(
+        "adds",
+        "Σ adds = time of the last rung",
+        "what a rung adds to those above it; a floor at a second dtype adds what it is over the first floor, and the rung after it the rest",
+    ),
+    entry(
+        "share",
+        "adds / slowest measured time",
+        "of a ladder's rung; of an operation, its time over the sum of all",
+    ),
+    entry(
+        "operation",
+        "",
+        "a part of a step that was timed apart, in an extra pass whose times never reach a step's",
+    ),
+    entry(
         "% ceiling (MBU)",
         "ideal bytes / (time · bandwidth)",
         "share of the ceiling that useful bytes reach; above the data sheet it is invalid unless the set fits the cache",

@@ -2,7 +2,8 @@
 
 use std::fmt::Write;
 
-use super::table;
+use super::breakdown::{self, Breakdown};
+use super::table::{self, Column};
 use super::terminal::{crossover_value, fit_line};
 use super::text::plain;
 use super::{Report, ReportKind};
@@ -17,6 +18,26 @@ fn escape(text: &str) -> String {
         out.push(c);
         out
     })
+}
+
+fn rows(text: &mut String, columns: &[Column]) {
+    let titles: Vec<String> = columns.iter().map(|c| escape(&c.title)).collect();
+    let rules: Vec<&str> = columns.iter().map(|c| if c.right { "---:" } else { "---" }).collect();
+    let _ = writeln!(text, "| {} |\n|{}|", titles.join(" | "), rules.join("|"));
+    for row in 0..columns.first().map_or(0, |c| c.cells.len()) {
+        let cells: Vec<String> = columns.iter().map(|c| escape(&c.cells[row])).collect();
+        let _ = writeln!(text, "| {} |", cells.join(" | "));
+    }
+}
+
+fn breakdowns(text: &mut String, tables: Vec<Breakdown>) {
+    for table in tables {
+        let _ = writeln!(text, "\n**{}**\n", escape(&table.title));
+        // The bars are drawn with spaces, which Markdown folds.
+        let told: Vec<Column> = table.columns.into_iter().filter(|c| !c.title.is_empty()).collect();
+        rows(text, &told);
+        let _ = writeln!(text, "\n{}", escape(&table.closing));
+    }
 }
 
 /// Draws a report.
@@ -52,13 +73,9 @@ pub fn render(report: &Report) -> String {
         let _ = writeln!(text, "- {}: {}", escape(title), escape(value));
     }
     let _ = writeln!(text, "- command: `{}`\n", plain(&report.command).replace('`', "'"));
-    let titles: Vec<String> = table.columns.iter().map(|c| escape(&c.title)).collect();
-    let rules: Vec<&str> = table.columns.iter().map(|c| if c.right { "---:" } else { "---" }).collect();
-    let _ = writeln!(text, "| {} |\n|{}|", titles.join(" | "), rules.join("|"));
-    for row in 0..table.statuses.len() {
-        let cells: Vec<String> = table.columns.iter().map(|c| escape(&c.cells[row])).collect();
-        let _ = writeln!(text, "| {} |", cells.join(" | "));
-    }
+    rows(&mut text, &table.columns);
+    breakdowns(&mut text, breakdown::ladders(report));
+    breakdowns(&mut text, breakdown::operations(report));
     let mut remarks = table::remarks(&report.cells);
     remarks.extend(report.fits.iter().map(fit_line));
     remarks.extend(report.crossovers.iter().map(|c| format!("{}: {}", crossover_value(c), c.explanation)));

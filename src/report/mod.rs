@@ -3,6 +3,7 @@
 //! Enters: what was planned, measured and computed. Leaves: one [`Report`], from which every format is printed and which
 //! can be saved, read back and printed again. null is not 0: what was not measured stays null. It knows no device.
 
+mod breakdown;
 mod csv;
 pub mod glossary;
 pub mod json;
@@ -18,6 +19,7 @@ use std::path::PathBuf;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::insight::Ladder;
 use crate::measure::environment::Environment;
 use crate::model::{Architecture, Dtype};
 use crate::roofline::{Ceilings, DeviceSpec};
@@ -57,6 +59,9 @@ pub struct Report {
     pub datasheet: Option<DeviceSpec>,
     pub cells: Vec<CellResult>,
     pub cold: Vec<ColdRow>,
+    /// Where the time of a step goes, recomputed from the cells.
+    #[serde(default)]
+    pub ladders: Vec<Ladder>,
     pub fits: Vec<FittedModel>,
     pub crossovers: Vec<Crossover>,
     /// Plain sentences about anything that limits trust in the whole result.
@@ -262,6 +267,19 @@ pub struct BlockTelemetry {
     pub gpu_other_processes: Option<usize>,
 }
 
+/// One operation of a step, all its calls together: the median of a few steps that were timed operation by operation.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct OperationRow {
+    /// `embed`, `norm_qkv`, `attention`, `output`, `gate_up`, `down`, `head`.
+    pub operation: String,
+    pub calls: usize,
+    pub time_ns: f64,
+    /// As counted where it ran.
+    pub bytes: Bytes,
+    /// Its bytes over its time, of the read ceiling measured in this run.
+    pub fraction_of_ceiling: Option<f64>,
+}
+
 /// One cell of the grid.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct CellResult {
@@ -309,6 +327,9 @@ pub struct CellResult {
     /// Consecutive accepted blocks that count as one in the interval; above 1 after autocorrelation was seen.
     pub block_merge: usize,
     pub blocks: Vec<Block>,
+    /// The step broken down per operation, in an untimed pass of its own; empty unless asked for.
+    #[serde(default)]
+    pub operations: Vec<OperationRow>,
 }
 
 /// The stable name of a cell, which filters match: `decode/stock/f32/b1/c512`.
@@ -360,6 +381,7 @@ impl CellResult {
             flags: Vec::new(),
             block_merge: 1,
             blocks: Vec::new(),
+            operations: Vec::new(),
         }
     }
 }

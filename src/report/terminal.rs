@@ -4,8 +4,9 @@ use std::fmt::Write;
 
 use owo_colors::{OwoColorize, Style};
 
+use super::breakdown::{self, Breakdown};
 use super::metrics::Unit;
-use super::table::{self, CellTable};
+use super::table::{self, CellTable, Column};
 use super::text::{plain, single};
 use super::{Report, ReportKind, Status};
 use crate::units::{BytesPerSecond, FlopsPerSecond, Nanos};
@@ -18,6 +19,7 @@ pub fn render(report: &Report, color: bool) -> String {
     header(&mut text, report, &paint);
     text.push('\n');
     draw(&mut text, &table::of_cells(&report.cells), &paint);
+    breakdowns(&mut text, report, &paint);
     remarks(&mut text, report, &paint);
     text
 }
@@ -151,23 +153,51 @@ fn draw(text: &mut String, table: &CellTable, paint: &Paint) {
             table.constants.iter().map(|(title, value)| format!("{title} {value}")).collect();
         let _ = writeln!(text, "{}\n", paint.faint(&format!("all cells: {}", constants.join(" · "))));
     }
-    let width = |index: usize| {
-        let column = &table.columns[index];
+    let mut lines = aligned(&table.columns).into_iter();
+    let _ = writeln!(text, "{}", paint.strong(&lines.next().unwrap_or_default()));
+    for (line, status) in lines.zip(&table.statuses) {
+        let _ = writeln!(text, "{}", paint.status(&line, *status));
+    }
+}
+
+/// Columns as lines, the titles first.
+fn aligned(columns: &[Column]) -> Vec<String> {
+    let width = |column: &Column| {
         let cells = column.cells.iter().map(|c| c.chars().count());
         cells.chain([column.title.chars().count()]).max().unwrap_or(0)
     };
-    let widths: Vec<usize> = (0..table.columns.len()).map(width).collect();
+    let widths: Vec<usize> = columns.iter().map(width).collect();
     let pad = |value: &str, index: usize| {
         let fill = " ".repeat(widths[index].saturating_sub(value.chars().count()));
-        if table.columns[index].right { format!("{fill}{value}") } else { format!("{value}{fill}") }
+        if columns[index].right { format!("{fill}{value}") } else { format!("{value}{fill}") }
     };
-    let titles: Vec<String> = table.columns.iter().enumerate().map(|(i, c)| pad(&c.title, i)).collect();
-    let _ = writeln!(text, "{}", paint.strong(titles.join("  ").trim_end()));
-    for (row, status) in table.statuses.iter().enumerate() {
-        let cells: Vec<String> =
-            table.columns.iter().enumerate().map(|(i, c)| pad(&c.cells[row], i)).collect();
-        let _ = writeln!(text, "{}", paint.status(cells.join("  ").trim_end(), *status));
-    }
+    let line = |of: &dyn Fn(&Column) -> String| {
+        let cells: Vec<String> = columns.iter().enumerate().map(|(i, c)| pad(&of(c), i)).collect();
+        cells.join("  ").trim_end().to_owned()
+    };
+    let rows = columns.first().map_or(0, |c| c.cells.len());
+    let titles = std::iter::once(line(&|c| c.title.clone()));
+    titles.chain((0..rows).map(|row| line(&|c| c.cells[row].clone()))).collect()
+}
+
+fn breakdowns(text: &mut String, report: &Report, paint: &Paint) {
+    let mut section = |title: &str, tables: Vec<Breakdown>| {
+        if !tables.is_empty() {
+            let _ = writeln!(text, "\n{}", paint.strong(title));
+        }
+        for (index, table) in tables.into_iter().enumerate() {
+            let gap = if index > 0 { "\n" } else { "" };
+            let _ = writeln!(text, "{gap}  {}", paint.strong(&table.title));
+            let mut lines = aligned(&table.columns).into_iter();
+            let _ = writeln!(text, "  {}", paint.faint(&lines.next().unwrap_or_default()));
+            for line in lines {
+                let _ = writeln!(text, "  {line}");
+            }
+            let _ = writeln!(text, "  {}", table.closing);
+        }
+    };
+    section("ladders: where the time of a step goes", breakdown::ladders(report));
+    section("operations: an untimed pass of its own", breakdown::operations(report));
 }
 
 fn remarks(text: &mut String, report: &Report, paint: &Paint) {

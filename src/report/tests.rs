@@ -113,6 +113,7 @@ fn report() -> Report {
             dtype: Dtype::Bf16,
             time_ns: 48.0e6,
         }],
+        ladders: Vec::new(),
         fits: Vec::new(),
         crossovers: Vec::new(),
         warnings: vec!["other load: load average 1.15 over the last minute".into()],

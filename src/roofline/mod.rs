@@ -20,4 +20,4 @@ pub use fit::{FitPoint, fit};
 pub use ledger::{Ledger, StepCost, StepShape};
 pub use predict::{Prediction, Request, predict};
 pub use stock::StockBackend;
-pub use verdict::{Floor, Roof, Verdict};
+pub use verdict::{CACHE_MARGIN, CEILING_TOLERANCE, Floor, Roof, Verdict};

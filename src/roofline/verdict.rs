@@ -15,7 +15,7 @@ pub const EXPLAINED_SHARE: f64 = 0.5;
 /// A working set under this many last-level caches is partly served by the cache, and the model of bytes breaks.
 pub const CACHE_MARGIN: u64 = 3;
 /// How far above the measured ceiling a step may be before that is flagged: the ceiling's own spread.
-const CEILING_TOLERANCE: f64 = 1.02;
+pub const CEILING_TOLERANCE: f64 = 1.02;
 /// A step this far above the measured ceiling cannot be explained by a probe taken at a slow moment: one of the two is wrong.
 const CEILING_IMPOSSIBLE: f64 = 2.0;
 

@@ -1,0 +1,327 @@
+//! The ladder of a step: from what the data sheet promises to what was measured, and what each rung adds.
+//!
+//! Enters: judged cells, ceilings, a data sheet. Leaves: one [`Ladder`] per phase, batch and context. The floors are those of
+//! [`crate::roofline`]; nothing is predicted here.
+//!
+//! What the rungs add sums to the time of the last one. Where two engines run different dtypes, their difference has two parts: what
+//! the other dtype's bytes cost at the ceiling, a floor of its own, and what is left for kernels and data movement.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::story;
+use crate::model::Dtype;
+use crate::report::{Bound, CellResult, Phase, Report, Status};
+use crate::roofline::{Floor, Roof, StepCost};
+use crate::units::{Bytes, Flops};
+
+/// What stands on a rung, from the floor up: that order is the ladder's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum RungKind {
+    /// The floor by the data sheet's bandwidth and peak.
+    Datasheet,
+    /// The floor by the bandwidth and peak measured in this run.
+    Ceiling,
+    /// Our own kernels.
+    Native,
+    /// Candle's own forward.
+    Stock,
+    /// Any other engine, by its name.
+    Other,
+}
+
+impl RungKind {
+    fn of_engine(engine: &str) -> Self {
+        match engine {
+            "native" => Self::Native,
+            "stock" => Self::Stock,
+            _ => Self::Other,
+        }
+    }
+}
+
+/// One time on the ladder.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Rung {
+    pub kind: RungKind,
+    /// The engine that was measured; null for a floor.
+    pub engine: Option<String>,
+    pub dtype: Dtype,
+    /// Decode: time per output token. Prefill: the step.
+    pub time_ns: f64,
+    /// What this rung adds to those above it: all of them together are the time of the last. A floor at a second dtype adds what
+    /// it is over the first floor.
+    pub step_ns: f64,
+    /// `step_ns` over the slowest measured time.
+    pub share: f64,
+    /// What must move for a floor; what the engine really moves for a measured rung, where that is known.
+    pub bytes: Option<Bytes>,
+    pub status: Status,
+}
+
+/// The rungs of one phase, batch and context.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Ladder {
+    pub phase: Phase,
+    pub batch: usize,
+    pub context: usize,
+    pub rungs: Vec<Rung>,
+    /// One line: where the time went.
+    pub story: String,
+}
+
+/// A floor with what bounds it and where it is from.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct KnownFloor {
+    pub time_ns: f64,
+    pub bound: Bound,
+    pub kind: RungKind,
+}
+
+/// A measured cell on its way to a rung.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Measured<'a> {
+    pub cell: &'a CellResult,
+    pub kind: RungKind,
+    pub time_ns: f64,
+    /// Half of what is known of its spread: the 95 % interval.
+    pub low_ns: f64,
+    pub high_ns: f64,
+    /// By the measured ceiling where there is one, otherwise by the data sheet.
+    pub floor: Option<KnownFloor>,
+    datasheet: Option<KnownFloor>,
+}
+
+impl<'a> Measured<'a> {
+    /// `None` for a cell without a time that can be trusted.
+    fn new(cell: &'a CellResult, report: &Report) -> Option<Self> {
+        let trusted = matches!(
+            cell.status,
+            Status::Ok | Status::NotConverged | Status::NoSteadyState | Status::Disturbed
+        );
+        let step = cell.step_ns.as_ref().filter(|_| trusted)?;
+        let (time_ns, low, high) = match cell.phase {
+            Phase::Decode => (cell.tpot_ns?, cell.tpot_ci_low_ns, cell.tpot_ci_high_ns),
+            Phase::Prefill => (step.median, step.ci_low, step.ci_high),
+        };
+        if !(time_ns.is_finite() && time_ns > 0.0) {
+            return None;
+        }
+        let cost =
+            StepCost { bytes: cell.bytes, flops: Flops(cell.flops), distinct_experts: cell.distinct_experts };
+        let floor = |kind, roof: Roof| {
+            let floor = Floor::new(&cost, &roof);
+            KnownFloor { time_ns: floor.time().0, bound: floor.bound(), kind }
+        };
+        let ceiling = report.ceilings.as_ref();
+        let ceiling = ceiling.map(|c| floor(RungKind::Ceiling, Roof::measured(c, cell.dtype)));
+        let sheet = report.datasheet.as_ref();
+        let datasheet = sheet.map(|d| floor(RungKind::Datasheet, Roof::datasheet(d, cell.dtype)));
+        Some(Self {
+            cell,
+            kind: RungKind::of_engine(&cell.engine),
+            time_ns,
+            low_ns: low.unwrap_or(time_ns),
+            high_ns: high.unwrap_or(time_ns),
+            floor: ceiling.or(datasheet),
+            datasheet,
+        })
+    }
+
+    /// Time over the engine's own floor; negative below it.
+    pub fn over_floor(&self) -> Option<f64> {
+        Some(self.time_ns - self.floor?.time_ns)
+    }
+}
+
+/// The ladders of every phase, batch and context at which something was measured, in the order of the cells.
+///
+/// An engine measured at several dtypes stands on several ladders: one per dtype, on which every engine is at that dtype if it ran it,
+/// and otherwise at the one of its own with the fewest bytes.
+#[must_use]
+pub fn ladders(report: &Report) -> Vec<Ladder> {
+    let place = |cell: &CellResult| (cell.phase, cell.batch, cell.context);
+    let mut places = Vec::new();
+    for cell in &report.cells {
+        if !places.contains(&place(cell)) {
+            places.push(place(cell));
+        }
+    }
+    places
+        .into_iter()
+        .flat_map(|here| {
+            let cells: Vec<&CellResult> = report.cells.iter().filter(|cell| place(cell) == here).collect();
+            at_one_place(&cells, report)
+        })
+        .collect()
+}
+
+fn at_one_place(cells: &[&CellResult], report: &Report) -> Vec<Ladder> {
+    let mut measured: Vec<Measured<'_>> = Vec::new();
+    let mut missing: Vec<&CellResult> = Vec::new();
+    for cell in cells {
+        match Measured::new(cell, report) {
+            Some(known) => measured.push(known),
+            None => missing.push(cell),
+        }
+    }
+    // Stable: engines of one kind stay in the order of the run.
+    measured.sort_by_key(|m| m.kind);
+    let mut chosen: Vec<Vec<Measured<'_>>> = Vec::new();
+    for dtype in measured.iter().map(|m| m.cell.dtype) {
+        let selection = one_per_engine(&measured, dtype);
+        let ids = |of: &[Measured<'_>]| -> Vec<String> { of.iter().map(|m| m.cell.id.clone()).collect() };
+        if !chosen.iter().any(|known| ids(known) == ids(&selection)) {
+            chosen.push(selection);
+        }
+    }
+    chosen.iter().map(|selection| build(selection, &missing, report)).collect()
+}
+
+/// Every engine once: at `dtype` if it ran it, otherwise where it has the fewest bytes to move.
+fn one_per_engine<'a>(measured: &[Measured<'a>], dtype: Dtype) -> Vec<Measured<'a>> {
+    let mut selection: Vec<Measured<'a>> = Vec::new();
+    let rank = |m: &Measured<'_>| (m.cell.dtype != dtype, m.cell.bytes.ideal());
+    for candidate in measured {
+        match selection.iter_mut().find(|m| m.cell.engine == candidate.cell.engine) {
+            Some(known) if rank(candidate) < rank(known) => *known = *candidate,
+            Some(_) => {}
+            None => selection.push(*candidate),
+        }
+    }
+    selection
+}
+
+fn build(selection: &[Measured<'_>], missing: &[&CellResult], report: &Report) -> Ladder {
+    let mut climb = Climb { rungs: Vec::new(), level: 0.0 };
+    let lowest =
+        selection.iter().filter(|m| m.floor.is_some()).min_by(|a, b| floor_time(a).total_cmp(&floor_time(b)));
+    let mut floor_now = lowest.map(floor_time);
+    if let Some(lowest) = lowest {
+        for floor in [lowest.datasheet, lowest.floor.filter(|f| f.kind == RungKind::Ceiling)] {
+            if let Some(floor) = floor {
+                climb.floor(lowest.cell, floor, floor.time_ns - climb.level);
+            }
+        }
+    }
+    for engine in selection {
+        if let (Some(floor), Some(now)) = (engine.floor, floor_now)
+            && differ(floor.time_ns, now)
+        {
+            climb.floor(engine.cell, floor, floor.time_ns - now);
+            floor_now = Some(floor.time_ns);
+        }
+        climb.engine(engine);
+    }
+    let slowest = selection.iter().map(|m| m.time_ns).fold(0.0, f64::max);
+    for rung in &mut climb.rungs {
+        rung.share = rung.step_ns / slowest;
+    }
+    let first = selection[0].cell;
+    Ladder {
+        phase: first.phase,
+        batch: first.batch,
+        context: first.context,
+        story: story::tell(selection, lowest, missing, report),
+        rungs: climb.rungs,
+    }
+}
+
+fn floor_time(measured: &Measured<'_>) -> f64 {
+    measured.floor.map_or(f64::INFINITY, |floor| floor.time_ns)
+}
+
+/// Whether two floors are of different steps, and not one computed twice.
+pub(super) fn differ(a: f64, b: f64) -> bool {
+    (a - b).abs() > 1e-9 * a.abs().max(b.abs())
+}
+
+/// A ladder as far as it is built.
+struct Climb {
+    rungs: Vec<Rung>,
+    /// What all rungs so far add up to.
+    level: f64,
+}
+
+impl Climb {
+    fn floor(&mut self, cell: &CellResult, floor: KnownFloor, adds: f64) {
+        self.push(floor.kind, None, cell, floor.time_ns, adds);
+    }
+
+    fn engine(&mut self, measured: &Measured<'_>) {
+        let engine = Some(measured.cell.engine.clone());
+        let adds = measured.time_ns - self.level;
+        self.push(measured.kind, engine, measured.cell, measured.time_ns, adds);
+    }
+
+    fn push(&mut self, kind: RungKind, engine: Option<String>, cell: &CellResult, time_ns: f64, adds: f64) {
+        self.level += adds;
+        self.rungs.push(Rung {
+            kind,
+            dtype: cell.dtype,
+            time_ns,
+            step_ns: adds,
+            share: 0.0,
+            bytes: if engine.is_some() { cell.bytes.as_implemented } else { Some(cell.bytes.ideal()) },
+            status: if engine.is_some() { cell.status } else { Status::Predicted },
+            engine,
+        });
+    }
+}
+
+impl Ladder {
+    /// The name of a rung: `data sheet`, `ceiling`, an engine, or `ceiling at f32` for a floor that is not the first.
+    #[must_use]
+    pub fn name(&self, rung: usize) -> String {
+        let this = &self.rungs[rung];
+        let word = match (&this.engine, this.kind) {
+            (Some(engine), _) => return engine.clone(),
+            (None, RungKind::Datasheet) => "data sheet",
+            (None, _) => "ceiling",
+        };
+        let again = self.rungs[..rung].iter().any(|above| above.kind == this.kind);
+        if again { format!("{word} at {}", this.dtype) } else { word.to_owned() }
+    }
+
+    /// The unit in which this ladder's times can be compared at a glance.
+    #[must_use]
+    pub fn scale(&self) -> TimeScale {
+        TimeScale::for_longest(self.rungs.iter().map(|rung| rung.time_ns).fold(0.0, f64::max))
+    }
+}
+
+/// One unit and one number of decimals for times that stand beside each other.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct TimeScale {
+    nanoseconds: f64,
+    unit: &'static str,
+    decimals: usize,
+}
+
+impl TimeScale {
+    /// The scale that shows the longest of them in four digits or a few more.
+    #[must_use]
+    pub fn for_longest(nanoseconds: f64) -> Self {
+        let of = |nanoseconds, unit, decimals| Self { nanoseconds, unit, decimals };
+        match nanoseconds {
+            t if t >= 99.95e6 => of(1e6, "ms", 1),
+            t if t >= 9.995e6 => of(1e6, "ms", 2),
+            t if t >= 999.5e3 => of(1e3, "µs", 0),
+            t if t >= 99.95e3 => of(1e3, "µs", 1),
+            _ => of(1e3, "µs", 2),
+        }
+    }
+
+    /// A time in this scale.
+    #[must_use]
+    pub fn show(self, nanoseconds: f64) -> String {
+        let shown = format!("{:.*}", self.decimals, nanoseconds / self.nanoseconds);
+        // A difference that rounds to nothing has no sign.
+        let shown = match shown.strip_prefix('-') {
+            Some(digits) if digits.chars().all(|c| matches!(c, '0' | '.')) => digits.to_owned(),
+            _ => shown,
+        };
+        format!("{shown} {}", self.unit)
+    }
+}

@@ -1,0 +1,178 @@
+//! The one line under a ladder: where the time of a step went, in plain words.
+//!
+//! Enters: the measured cells of a ladder with their floors, and the cells that have no rung. Leaves: a sentence. It hides nothing: what
+//! contradicts the model (a step under its floor, kernels that lose more than candle's) is said.
+
+use std::fmt::Write;
+
+use super::ladder::{KnownFloor, Measured, RungKind, TimeScale, differ};
+use crate::report::{Bound, CellResult, Phase, Report, Status};
+use crate::roofline::{CACHE_MARGIN, CEILING_TOLERANCE};
+
+/// Tells a ladder. `lowest` is the cell whose floor the ladder stands on.
+pub(super) fn tell(
+    selection: &[Measured<'_>],
+    lowest: Option<&Measured<'_>>,
+    missing: &[&CellResult],
+    report: &Report,
+) -> String {
+    let cell = selection[0].cell;
+    let phase = match cell.phase {
+        Phase::Prefill => "prefill",
+        Phase::Decode => "decode",
+    };
+    let mut story = format!("{phase} b{} c{}: ", cell.batch, cell.context);
+    let times = selection.iter().flat_map(|m| [m.time_ns, m.floor.map_or(0.0, |f| f.time_ns)]);
+    let words = Words { scale: TimeScale::for_longest(times.fold(0.0, f64::max)) };
+    story.push_str(&match lowest.and_then(|lowest| words.sum(selection, lowest)) {
+        Some(sum) => sum,
+        None => words.apart(selection),
+    });
+    for low in selection.iter().filter(|m| below_floor(m)) {
+        let _ = write!(story, "; {}", under_the_floor(low, report));
+    }
+    for cell in missing {
+        let _ = write!(story, "; {} {}", cell.id, no_rung(cell.status));
+    }
+    story
+}
+
+/// Whether a step is faster than its floor by more than the step's interval and the ceiling's own spread.
+fn below_floor(measured: &Measured<'_>) -> bool {
+    measured.floor.is_some_and(|floor| floor.time_ns > measured.high_ns * CEILING_TOLERANCE)
+}
+
+fn under_the_floor(measured: &Measured<'_>, report: &Report) -> String {
+    let engine = &measured.cell.engine;
+    let cache = report.ceilings.as_ref().and_then(|c| c.last_cache_bytes);
+    let cached = cache.is_some_and(|c| measured.cell.bytes.ideal().0 < CACHE_MARGIN.saturating_mul(c.0));
+    let share = measured.floor.map_or(0.0, |floor| (1.0 - measured.time_ns / floor.time_ns) * 100.0);
+    let why = match measured.floor.map(|floor| floor.kind) {
+        _ if cached => "part of what it reads comes from the cache",
+        Some(RungKind::Datasheet) => "the data sheet row or the timing is wrong",
+        _ => "the ceiling was measured low",
+    };
+    format!("{engine} is {share:.1} % under its floor: {why}")
+}
+
+fn no_rung(status: Status) -> &'static str {
+    match status {
+        Status::Invalid => "is INVALID and has no rung",
+        Status::Oom => "ran out of memory and has no rung",
+        Status::Skipped => "was skipped and has no rung",
+        Status::Disturbed => "was disturbed throughout and has no rung",
+        _ => "failed and has no rung",
+    }
+}
+
+fn bound_word(bound: Bound) -> &'static str {
+    match bound {
+        Bound::Compute => "compute",
+        Bound::Memory | Bound::Overhead => "memory",
+    }
+}
+
+/// What an engine adds to its floor.
+fn loss_of(measured: &Measured<'_>) -> String {
+    match measured.kind {
+        RungKind::Native => "our kernels' loss".to_owned(),
+        RungKind::Stock => "candle's kernels and copies".to_owned(),
+        _ => format!("what {} adds", measured.cell.engine),
+    }
+}
+
+/// What the bytes or the arithmetic of another dtype add at the ceiling.
+fn dtype_part(measured: &Measured<'_>, floor: KnownFloor, lowest: &CellResult) -> String {
+    let dtype = measured.cell.dtype;
+    match floor.bound {
+        Bound::Compute => format!("its {dtype} arithmetic"),
+        _ if measured.cell.kv_dtype == lowest.kv_dtype => format!("its {dtype} weights"),
+        _ => format!("its {dtype} weights and KV"),
+    }
+}
+
+struct Words {
+    scale: TimeScale,
+}
+
+impl Words {
+    fn time(&self, nanoseconds: f64) -> String {
+        self.scale.show(nanoseconds)
+    }
+
+    /// `the memory floor of bf16`, with its source where that is not this run's ceiling.
+    fn floor(floor: KnownFloor, cell: &CellResult) -> String {
+        let source = if floor.kind == RungKind::Datasheet { "data sheet's " } else { "" };
+        format!("the {source}{} floor of {}", bound_word(floor.bound), cell.dtype)
+    }
+
+    /// The time of the last rung as a sum, where every rung adds something; `None` where one takes away.
+    fn sum(&self, selection: &[Measured<'_>], lowest: &Measured<'_>) -> Option<String> {
+        let (last, base) = (selection.last()?, lowest.floor?);
+        let mut parts = vec![format!("{} is {}", self.time(base.time_ns), Self::floor(base, lowest.cell))];
+        let (mut level, mut floor_now) = (base.time_ns, base.time_ns);
+        let mut losses = Vec::with_capacity(selection.len());
+        for measured in selection {
+            let floor = measured.floor?;
+            if differ(floor.time_ns, floor_now) {
+                let extra = floor.time_ns - floor_now;
+                if extra < 0.0 {
+                    return None;
+                }
+                parts.push(format!("{} {}", self.time(extra), dtype_part(measured, floor, lowest.cell)));
+                (level, floor_now) = (level + extra, floor.time_ns);
+            }
+            let loss = measured.time_ns - level;
+            // A first engine may lie on its floor, or a hair under it.
+            let on_floor = losses.is_empty() && !below_floor(measured);
+            if loss < 0.0 && !on_floor {
+                return None;
+            }
+            let noise = if loss < 0.0 { " (within the noise of the ceiling)" } else { "" };
+            losses.push(format!("{} {}{noise}", self.time(loss), loss_of(measured)));
+            level = measured.time_ns;
+        }
+        parts.append(&mut losses);
+        Some(format!("of {}'s {}, {}", last.cell.engine, self.time(last.time_ns), parts.join(", ")))
+    }
+
+    /// Every engine over its own floor, and who is slower.
+    fn apart(&self, selection: &[Measured<'_>]) -> String {
+        let each: Vec<String> = selection
+            .iter()
+            .map(|m| {
+                let takes = format!("{} takes {}", m.cell.engine, self.time(m.time_ns));
+                let Some((floor, over)) = m.floor.zip(m.over_floor()) else { return takes };
+                let side = if over < 0.0 { "under" } else { "over" };
+                format!("{takes}, {} {side} {}", self.time(over.abs()), Self::floor(floor, m.cell))
+            })
+            .collect();
+        let mut text = each.join("; ");
+        if selection.iter().any(|m| m.floor.is_none()) {
+            text.push_str("; no ceiling was measured, so no floor is known");
+        }
+        for pair in selection.windows(2) {
+            if let Some(verdict) = compare(&pair[0], &pair[1]) {
+                let _ = write!(text, "; {verdict}");
+            }
+        }
+        text
+    }
+}
+
+/// What is surprising about two neighbours on a ladder: the lower rung should be the faster one and lose less over its floor.
+fn compare(lower: &Measured<'_>, upper: &Measured<'_>) -> Option<String> {
+    let (name, other) = (&lower.cell.engine, &upper.cell.engine);
+    if lower.time_ns > upper.time_ns {
+        let percent = (lower.time_ns / upper.time_ns - 1.0) * 100.0;
+        let noise = if lower.low_ns <= upper.high_ns { ", which is within their intervals" } else { "" };
+        return Some(format!("{name} is {percent:.1} % slower than {other}{noise}"));
+    }
+    let (loses, other_loses) = lower.over_floor().zip(upper.over_floor())?;
+    (loses > other_loses).then(|| {
+        format!(
+            "{name} is faster by its {} alone: over its own floor it loses more than {other}",
+            lower.cell.dtype
+        )
+    })
+}
