@@ -134,3 +134,109 @@ fn against_the_step(cell: &CellResult, sum: f64) -> String {
         if apart.abs() < 5e-4 { 0.0 } else { apart * 100.0 }
     )
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::judge;
+    use crate::model::Dtype;
+    use crate::report::{Format, StepBytes, TimeSummary, hand_made, render};
+    use crate::units::Bytes;
+
+    fn cell(phase: Phase, engine: &str, dtype: Dtype, milliseconds: f64) -> CellResult {
+        let size = if dtype == Dtype::F32 { 2 } else { 1 };
+        let bytes = StepBytes {
+            weights: Bytes(size * 500_000_000),
+            kv_read: Bytes(size * 13_000_000),
+            as_implemented: (engine == "stock" && phase == Phase::Decode).then_some(Bytes(1_090_000_000)),
+            ..StepBytes::default()
+        };
+        let time = milliseconds * 1e6;
+        CellResult {
+            status: Status::Ok,
+            step_ns: Some(TimeSummary { median: time, ..TimeSummary::default() }),
+            tpot_ns: (phase == Phase::Decode).then_some(time),
+            bytes,
+            flops: if phase == Phase::Prefill { 8e10 } else { 1e9 },
+            ..CellResult::blank(phase, engine, dtype, 1, 128)
+        }
+    }
+
+    fn row(operation: &str, calls: usize, microseconds: f64, bytes: u64) -> OperationRow {
+        OperationRow {
+            operation: operation.into(),
+            calls,
+            time_ns: microseconds * 1e3,
+            bytes: Bytes(bytes),
+            fraction_of_ceiling: None,
+        }
+    }
+
+    fn report() -> Report {
+        let decode = CellResult {
+            operations: vec![
+                row("embed", 1, 12.0, 4_096),
+                row("norm_qkv", 16, 9_100.0, 88_000_000),
+                row("attention", 16, 1_500.0, 13_000_000),
+                row("output", 16, 5_300.0, 50_000_000),
+                row("gate_up", 16, 20_300.0, 200_000_000),
+                row("down", 16, 10_400.0, 100_000_000),
+                row("head", 1, 7_300.0, 62_000_000),
+            ],
+            ..cell(Phase::Decode, "native", Dtype::Bf16, 52.8)
+        };
+        let lost = CellResult {
+            status: Status::Invalid,
+            reason: Some("outputs are wrong: logits are 2.0e-1 off".into()),
+            ..cell(Phase::Prefill, "native", Dtype::Bf16, 1.0)
+        };
+        let noisy = CellResult {
+            status: Status::NotConverged,
+            reason: Some("95 % interval is ±3.1 % after 40 blocks in 12 s, wanted ±1 %".into()),
+            ..cell(Phase::Decode, "stock", Dtype::F32, 163.0)
+        };
+        let cells = vec![cell(Phase::Prefill, "stock", Dtype::F32, 310.0), noisy, lost, decode];
+        let mut report = Report { cells, ..hand_made::report() };
+        judge::recompute(&mut report);
+        report
+    }
+
+    #[test]
+    fn engines_side_by_side_print_their_ladders_and_a_profiled_step_its_operations() {
+        insta::assert_snapshot!(render(&report(), Format::Table, false).unwrap());
+    }
+
+    #[test]
+    fn markdown_has_the_same_ladders_and_operations() {
+        insta::assert_snapshot!(render(&report(), Format::Md, false).unwrap());
+    }
+
+    #[test]
+    fn one_engine_alone_prints_no_ladder_and_keeps_it_in_the_data() {
+        let mut report = report();
+        report.cells.retain(|cell| cell.engine == "stock");
+        judge::recompute(&mut report);
+        assert_eq!(report.ladders.len(), 2);
+        assert!(ladders(&report).is_empty());
+    }
+
+    #[test]
+    fn an_operation_is_held_against_the_read_ceiling() {
+        let report = report();
+        // 200 MB in 20.3 ms are 9.85 GB/s of 10.
+        let gate_up = &report.cells[3].operations[4];
+        assert!((gate_up.fraction_of_ceiling.unwrap() - 0.985_22).abs() < 1e-4);
+        let mut blind = Report { ceilings: None, ..report };
+        judge::recompute(&mut blind);
+        assert_eq!(blind.cells[3].operations[4].fraction_of_ceiling, None);
+    }
+
+    #[test]
+    fn bars_follow_each_other_and_end_where_the_last_rung_does() {
+        let bars = bars(&report().ladders[1]);
+        let last = bars.last().unwrap();
+        assert_eq!(last.chars().count(), BAR);
+        let drawn: usize = bars.iter().map(|bar| bar.chars().filter(|c| *c == '█').count()).sum();
+        assert_eq!(drawn, BAR);
+    }
+}

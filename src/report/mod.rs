@@ -499,4 +499,6 @@ pub fn render(report: &Report, format: Format, color: bool) -> Result<String, Re
 }
 
 #[cfg(test)]
+pub(crate) mod hand_made;
+#[cfg(test)]
 mod tests;
