@@ -155,7 +155,11 @@ impl Opened {
         let mut rows = vec![Vec::new(); measured.len()];
         for (index, measured) in measured.iter().enumerate().filter(|(_, m)| !m.blocks.is_empty()) {
             match operations::of_cell(self.session.as_mut(), &measured.cell, index, seed) {
-                Ok(none) if none.is_empty() => break,
+                Ok(none) if none.is_empty() => {
+                    let engine = &measured.cell.engine;
+                    warnings.push(format!("the {engine} engine cannot time its operations apart"));
+                    break;
+                }
                 Ok(found) => rows[index] = found,
                 Err(error) => {
                     warnings.push(format!("{}: no time per operation: {error}", measured.cell.id()));
@@ -376,4 +380,76 @@ fn drift(reference: &[f64]) -> Option<String> {
             change * 100.0
         )
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::OperationTime;
+    use crate::engine::scripted::{Outcome, ScriptedSession, VirtualClock};
+    use crate::model::test_shapes;
+    use crate::report::{Phase, hand_made};
+
+    fn cell(engine: &str) -> Cell {
+        Cell { phase: Phase::Decode, engine: engine.into(), dtype: Dtype::Bf16, batch: 1, context: 64 }
+    }
+
+    fn session() -> ScriptedSession {
+        let architecture = test_shapes::smollm2_135m();
+        let inventory = architecture.inventory(Dtype::Bf16);
+        let takes = |_| Outcome::Takes { device: Nanos(9e6), host: Nanos(0.0) };
+        ScriptedSession::new(architecture, inventory, &VirtualClock::default(), Box::new(takes))
+    }
+
+    fn opened(session: ScriptedSession) -> Opened {
+        let ledger = Ledger::new(session.architecture(), session.inventory(), session.kv_dtype());
+        let quality =
+            Quality { passed: true, check: "none".into(), max_relative_error: None, token_hash: None };
+        Opened { session: Box::new(session), ledger, quality, device: DeviceChoice::Cpu, available: None }
+    }
+
+    fn measure(opened: &mut Opened, engine: &str) -> Vec<Measured> {
+        let protocol = Protocol::smoke(7);
+        protocol::run(opened.session.as_mut(), &[cell(engine)], &protocol, &mut NoWitness, true, &mut |_| {})
+            .0
+    }
+
+    #[test]
+    fn only_stock_is_costed_by_what_is_known_of_candle() {
+        let opened = opened(session());
+        let shape = shape(&cell("stock"));
+        assert_eq!(
+            opened.cost(&cell("stock")).bytes.as_implemented,
+            opened.ledger.stock_bytes(shape, StockBackend::Cpu)
+        );
+        assert!(opened.cost(&cell("stock")).bytes.as_implemented.is_some());
+        assert_eq!(opened.cost(&cell("native")).bytes.as_implemented, None);
+        let memory = needed(&opened.ledger, &cell("native"), DeviceChoice::Cpu);
+        assert_eq!(memory, opened.ledger.memory(shape));
+        assert_ne!(memory, needed(&opened.ledger, &cell("stock"), DeviceChoice::Cpu));
+    }
+
+    #[test]
+    fn an_engine_that_counts_says_what_it_moved() {
+        let mut opened = opened(session().with_moved(Bytes(270_000_000)));
+        for engine in ["native", "stock"] {
+            let measured = measure(&mut opened, engine).remove(0);
+            let result = opened.judge(measured, &hand_made::report());
+            assert_eq!(result.bytes.as_implemented, Some(Bytes(270_000_000)));
+        }
+    }
+
+    #[test]
+    fn operations_come_beside_the_times_and_an_engine_without_them_says_so() {
+        let head = OperationTime { operation: "head", calls: 1, time: Nanos(3e6), bytes: Bytes(56_000_000) };
+        let mut profiled = opened(session().with_profiler(move |_| vec![head]));
+        let measured = measure(&mut profiled, "native");
+        let mut warnings = Vec::new();
+        let rows = profiled.break_down(&measured, 7, &mut warnings);
+        assert_eq!((rows.len(), rows[0][0].operation.as_str()), (1, "head"));
+        assert!(warnings.is_empty());
+        let mut blind = opened(session());
+        assert_eq!(blind.break_down(&measured, 7, &mut warnings), [Vec::new()]);
+        assert_eq!(warnings, ["the native engine cannot time its operations apart"]);
+    }
 }

@@ -187,6 +187,16 @@ fn a_smoke_run_says_what_it_is_and_saves_a_result_that_can_be_read_again() {
 }
 
 #[test]
+fn operations_are_asked_for_and_an_engine_without_them_says_so() {
+    hbmark()
+        .args(["run", "--smoke", "--model", path(&fixture("qwen3")), "--engine", "stock", "--show-ops"])
+        .args(["--batch", "1", "--context", "4", "--phase", "decode"])
+        .assert()
+        .code(0)
+        .stdout(contains("the stock engine cannot time its operations apart"));
+}
+
+#[test]
 fn a_file_that_is_no_result_is_refused() {
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), "{\"schema_version\": 99}").unwrap();

@@ -199,10 +199,9 @@ fn build(selection: &[Measured<'_>], missing: &[&CellResult], report: &Report) -
         selection.iter().filter(|m| m.floor.is_some()).min_by(|a, b| floor_time(a).total_cmp(&floor_time(b)));
     let mut floor_now = lowest.map(floor_time);
     if let Some(lowest) = lowest {
-        for floor in [lowest.datasheet, lowest.floor.filter(|f| f.kind == RungKind::Ceiling)] {
-            if let Some(floor) = floor {
-                climb.floor(lowest.cell, floor, floor.time_ns - climb.level);
-            }
+        let ceiling = lowest.floor.filter(|floor| floor.kind == RungKind::Ceiling);
+        for floor in [lowest.datasheet, ceiling].into_iter().flatten() {
+            climb.floor(lowest.cell, floor, floor.time_ns - climb.level);
         }
     }
     for engine in selection {

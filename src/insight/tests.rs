@@ -2,6 +2,7 @@
 
 use proptest::prelude::*;
 
+use super::RungKind::{Ceiling, Native, Stock};
 use super::*;
 use crate::judge;
 use crate::model::Dtype;
@@ -211,7 +212,6 @@ fn several_dtypes_of_an_engine_stand_on_several_ladders() {
     let cells = vec![native(54.4), cell("native", Dtype::F32, 103.5, 107.0), stock(163.0)];
     let ladders = report(cells).ladders;
     let first: Vec<(RungKind, Dtype)> = ladders[0].rungs.iter().map(|r| (r.kind, r.dtype)).collect();
-    use RungKind::{Ceiling, Native, Stock};
     assert_eq!(
         first,
         [(Ceiling, Dtype::Bf16), (Native, Dtype::Bf16), (Ceiling, Dtype::F32), (Stock, Dtype::F32)]

@@ -7,8 +7,8 @@ use super::metrics::Unit;
 use super::table::{Column, status_word};
 use super::text::{column, plain};
 use super::{CellResult, OperationRow, Phase, Report, Status};
-use crate::insight::Ladder;
-use crate::units::Nanos;
+use crate::insight::{Ladder, TimeScale};
+use crate::units::{Bytes, Nanos};
 
 /// Characters of a bar that spans the slowest time.
 const BAR: usize = 30;
@@ -72,7 +72,7 @@ fn of_ladder(ladder: &Ladder) -> Breakdown {
         number(time, rungs.iter().map(|r| scale.show(r.time_ns)).collect()),
         number("adds", rungs.iter().map(|r| scale.show(r.step_ns)).collect()),
         number("share", column_of(Unit::Fraction, &|i| Some(rungs[i].share))),
-        number("bytes", column_of(Unit::Bytes, &|i| rungs[i].bytes.map(|b| b.as_f64()))),
+        number("bytes", column_of(Unit::Bytes, &|i| rungs[i].bytes.map(Bytes::as_f64))),
         text("", bars(ladder)),
     ];
     let title = format!("{}, batch {}, context {}", phase_word(ladder.phase), ladder.batch, ladder.context);
@@ -102,16 +102,19 @@ fn of_operations(cell: &CellResult) -> Breakdown {
     let column_of = |unit, of: &dyn Fn(&OperationRow) -> Option<f64>| -> Vec<String> {
         column(unit, &rows.iter().map(of).collect::<Vec<_>>())
     };
+    let longest = rows.iter().map(|row| row.time_ns).fold(0.0, f64::max);
+    let scale = TimeScale::for_longest(longest);
+    // Sizes span from an embedding row to the largest matrix, so each has its own unit; rates are to be compared.
     let rate = |row: &OperationRow| {
-        (row.time_ns > 0.0).then(|| row.bytes.per(Nanos(row.time_ns)).0).filter(|rate| *rate > 0.0)
+        if row.time_ns > 0.0 { format!("{:.1}", row.bytes.as_f64() / row.time_ns) } else { "-".to_owned() }
     };
     let columns = vec![
         text("operation", rows.iter().map(|row| plain(&row.operation)).collect()),
         number("calls", rows.iter().map(|row| row.calls.to_string()).collect()),
-        number("time", column_of(Unit::Nanoseconds, &|row| Some(row.time_ns))),
+        number("time", rows.iter().map(|row| scale.show(row.time_ns)).collect()),
         number("share", column_of(Unit::Fraction, &|row| (sum > 0.0).then(|| row.time_ns / sum))),
-        number("bytes", column_of(Unit::Bytes, &|row| Some(row.bytes.as_f64()))),
-        number("rate", column_of(Unit::BytesPerSecond, &rate)),
+        number("bytes", rows.iter().map(|row| row.bytes.to_string()).collect()),
+        number("GB/s", rows.iter().map(rate).collect()),
         number("% ceiling", column_of(Unit::Fraction, &|row| row.fraction_of_ceiling)),
     ];
     let title = format!("{}, operations of a step", plain(&cell.id));
@@ -141,7 +144,6 @@ mod tests {
     use crate::judge;
     use crate::model::Dtype;
     use crate::report::{Format, StepBytes, TimeSummary, hand_made, render};
-    use crate::units::Bytes;
 
     fn cell(phase: Phase, engine: &str, dtype: Dtype, milliseconds: f64) -> CellResult {
         let size = if dtype == Dtype::F32 { 2 } else { 1 };
@@ -229,6 +231,20 @@ mod tests {
         let mut blind = Report { ceilings: None, ..report };
         judge::recompute(&mut blind);
         assert_eq!(blind.cells[3].operations[4].fraction_of_ceiling, None);
+    }
+
+    #[test]
+    fn a_result_saved_before_there_were_ladders_reads_and_gains_them() {
+        let report = report();
+        let mut saved = serde_json::to_value(&report).unwrap();
+        saved.as_object_mut().unwrap().remove("ladders");
+        for cell in saved["cells"].as_array_mut().unwrap() {
+            cell.as_object_mut().unwrap().remove("operations");
+        }
+        let mut old = crate::report::json::parse(&saved.to_string()).unwrap();
+        assert!(old.ladders.is_empty());
+        judge::recompute(&mut old);
+        assert_eq!(old.ladders, report.ladders);
     }
 
     #[test]
