@@ -1,0 +1,513 @@
+//! Linear layers: panels of weights times packed rows.
+//!
+//! Enters: a [`PackedMatrix`] (or several, fused), [`super::inputs::Inputs`]. Leaves: for each row and panel sixteen sums, handed to whoever finishes the
+//! operation. Weights are read once per step for all rows: a unit of work is a few panels, which stay in the second cache while all
+//! rows pass over them. The order of the sums depends on nothing but the columns, so neither the number of threads nor the
+//! other rows of a batch change a result.
+//!
+//! The inner tile is P panels × B rows: P · B running sums, P loads of weights and B of activations per step along the columns.
+#![expect(unsafe_code, reason = "kernels read packed weights and rows through pointers")]
+
+use super::inputs::{InputRow, InputWriter};
+use super::matrix::{Format, GROUP, HEADER, PackedMatrix};
+use super::simd::{InstructionSet, LANES, Simd, dispatch};
+use super::team::Worker;
+
+/// The most panels and rows of a tile.
+const MOST_PANELS: usize = 4;
+const MOST_ROWS: usize = 8;
+
+/// Rows up to which a tile is four panels wide; beyond it is two, for the sake of registers.
+const FEW_ROWS: usize = 4;
+
+/// Units that each member should have at the least, for an even share.
+const UNITS_PER_MEMBER: usize = 8;
+
+/// Matrices whose panels are done in one go over the same rows.
+#[derive(Debug)]
+pub struct FusedMatrix {
+    pub parts: Vec<PackedMatrix>,
+    pub biases: Vec<Option<Vec<f32>>>,
+    /// Panels of the parts in turn instead of one part after another.
+    pub interleaved: bool,
+}
+
+/// Where a panel stands: its part, and its first row there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PanelPlace {
+    pub part: usize,
+    pub panel: usize,
+}
+
+impl FusedMatrix {
+    /// Panels of all parts.
+    #[must_use]
+    pub fn panels(&self) -> usize {
+        self.parts.iter().map(PackedMatrix::panels).sum()
+    }
+
+    /// Bytes that one pass over all parts reads, biases included.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        let biases: usize = self.biases.iter().flatten().map(|bias| 4 * bias.len()).sum();
+        self.parts.iter().map(PackedMatrix::bytes).sum::<usize>() + biases
+    }
+
+    /// The place of the n-th panel in the order in which panels are done.
+    #[must_use]
+    pub fn place(&self, index: usize) -> PanelPlace {
+        if self.interleaved {
+            let parts = self.parts.len();
+            return PanelPlace { part: index % parts, panel: index / parts };
+        }
+        let mut panel = index;
+        for (part, matrix) in self.parts.iter().enumerate() {
+            if panel < matrix.panels() {
+                return PanelPlace { part, panel };
+            }
+            panel -= matrix.panels();
+        }
+        unreachable!("an index below the number of panels")
+    }
+
+    fn panel(&self, index: usize) -> (&PackedMatrix, &[u8]) {
+        let place = self.place(index);
+        let matrix = &self.parts[place.part];
+        (matrix, matrix.panel(place.panel))
+    }
+}
+
+/// Does a member's share of `matrix · rows`. `finish(first_panel, row, sums)` gets the sums of neighbouring panels: `sums[i]` are the sixteen
+/// rows of panel `first_panel + i`; with interleaved parts the first is always one of the first part.
+///
+/// # Safety
+/// The rows behind `inputs` are packed and not written meanwhile, in the precision and width of the matrix; the set is available.
+pub unsafe fn multiply(
+    set: InstructionSet,
+    worker: &Worker<'_>,
+    phase: usize,
+    matrix: &FusedMatrix,
+    inputs: &InputWriter,
+    rows: usize,
+    mut finish: impl FnMut(usize, usize, &[[f32; LANES]]),
+) {
+    let panels = matrix.panels();
+    let wide = panels >= MOST_PANELS * UNITS_PER_MEMBER * worker.count;
+    let per_unit = if wide { MOST_PANELS } else { 2 };
+    worker.share(phase, panels.div_ceil(per_unit), |unit| {
+        let first = unit * per_unit;
+        let end = (first + per_unit).min(panels);
+        if rows <= FEW_ROWS && per_unit == MOST_PANELS {
+            // SAFETY: the caller's promise.
+            unsafe { strip::<MOST_PANELS>(set, matrix, first, end, inputs, rows, &mut finish) };
+        } else {
+            for first in (first..end).step_by(2) {
+                // SAFETY: the caller's promise.
+                unsafe { strip::<2>(set, matrix, first, (first + 2).min(end), inputs, rows, &mut finish) };
+            }
+        }
+    });
+}
+
+/// All rows over up to P neighbouring panels of one format.
+unsafe fn strip<const P: usize>(
+    set: InstructionSet,
+    matrix: &FusedMatrix,
+    first: usize,
+    end: usize,
+    inputs: &InputWriter,
+    rows: usize,
+    finish: &mut impl FnMut(usize, usize, &[[f32; LANES]]),
+) {
+    let mut start = first;
+    while start < end {
+        let (lead, _) = matrix.panel(start);
+        // Parts may be stored differently: a tile is of one format and width.
+        let count = (start..end.min(start + P))
+            .take_while(|&index| matrix.panel(index).0.format == lead.format)
+            .count();
+        // A tile that lacks panels does its last one again, and the result is dropped: the bytes are in the first cache.
+        let weights: [*const u8; P] =
+            std::array::from_fn(|i| matrix.panel(start + i.min(count - 1)).1.as_ptr());
+        let mut row = 0;
+        while row < rows {
+            let left = rows - row;
+            let mut sums = [[[0.0f32; LANES]; MOST_PANELS]; MOST_ROWS];
+            let out = sums.as_mut_ptr();
+            // Likewise a tile that lacks rows does its last one again.
+            let at = |i: usize| inputs.row(row + i.min(left - 1));
+            // SAFETY: panels are as long as their format says, rows as wide as the matrix by the caller's promise, and `out` has
+            // room for the largest tile.
+            unsafe {
+                match left {
+                    1 => tile::<P, 1>(set, lead, &weights, &std::array::from_fn(at), out),
+                    2 => tile::<P, 2>(set, lead, &weights, &std::array::from_fn(at), out),
+                    3..=FEW_ROWS => tile::<P, 4>(set, lead, &weights, &std::array::from_fn(at), out),
+                    _ => tile::<P, 8>(set, lead, &weights, &std::array::from_fn(at), out),
+                }
+            }
+            let done = left.min(MOST_ROWS);
+            for (i, sums) in sums.iter().enumerate().take(done) {
+                finish(start, row + i, &sums[..count]);
+            }
+            row += done;
+        }
+        start += count;
+    }
+}
+
+/// One tile in the format of its panels.
+unsafe fn tile<const P: usize, const B: usize>(
+    set: InstructionSet,
+    matrix: &PackedMatrix,
+    weights: &[*const u8; P],
+    rows: &[InputRow; B],
+    out: *mut [[f32; LANES]; MOST_PANELS],
+) {
+    let columns = matrix.padded_columns();
+    // SAFETY: the caller's promise.
+    unsafe {
+        match matrix.format {
+            Format::F32 => tile_f32::<P, B>(set, columns, weights, rows, out),
+            Format::F16 => tile_f16::<P, B>(set, columns, weights, rows, out),
+            Format::Bf16 => tile_bf16::<P, B>(set, columns, weights, rows, out),
+            Format::Int8 => tile_int8::<P, B>(set, columns, weights, rows, out),
+            Format::Q8_0 => tile_q8_0::<P, B>(set, columns, weights, rows, out),
+            Format::Q4_0 => tile_q4_0::<P, B>(set, columns, weights, rows, out),
+            Format::Int4 { group } => tile_int4::<P, B>(set, columns, group, weights, rows, out),
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn store_all<S: Simd, const P: usize, const B: usize>(
+    sums: [[S::Floats; P]; B],
+    out: *mut [[f32; LANES]; MOST_PANELS],
+) {
+    for (row, sums) in sums.iter().enumerate() {
+        for (panel, sum) in sums.iter().enumerate() {
+            // SAFETY: a tile is at most MOST_PANELS × MOST_ROWS.
+            unsafe { S::store((*out.add(row))[panel].as_mut_ptr(), *sum) };
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn f32_tile<S: Simd, const P: usize, const B: usize>(
+    columns: usize,
+    weights: &[*const u8; P],
+    rows: &[InputRow; B],
+    out: *mut [[f32; LANES]; MOST_PANELS],
+) {
+    // SAFETY: `columns` values of sixteen rows lie in every panel, `columns` words in every row.
+    unsafe {
+        let mut sums = [[S::zero(); P]; B];
+        for column in 0..columns {
+            let w: [S::Floats; P] =
+                std::array::from_fn(|p| S::load(weights[p].add(column * 4 * LANES).cast()));
+            for (sums, row) in sums.iter_mut().zip(rows) {
+                let x = S::splat(f32::from_bits(*row.words.add(column)));
+                for (sum, w) in sums.iter_mut().zip(w) {
+                    *sum = S::mul_add(w, x, *sum);
+                }
+            }
+        }
+        store_all::<S, P, B>(sums, out);
+    }
+}
+dispatch! {
+    fn tile_f32[const P: usize, const B: usize][P, B](
+        columns: usize,
+        weights: &[*const u8; P],
+        rows: &[InputRow; B],
+        out: *mut [[f32; LANES]; MOST_PANELS],
+    ) = f32_tile
+}
+
+#[inline(always)]
+unsafe fn f16_tile<S: Simd, const P: usize, const B: usize>(
+    columns: usize,
+    weights: &[*const u8; P],
+    rows: &[InputRow; B],
+    out: *mut [[f32; LANES]; MOST_PANELS],
+) {
+    // SAFETY: `columns` values of sixteen rows lie in every panel, `columns` words in every row.
+    unsafe {
+        let mut sums = [[S::zero(); P]; B];
+        for column in 0..columns {
+            let w: [S::Floats; P] =
+                std::array::from_fn(|p| S::load_f16(weights[p].add(column * 2 * LANES).cast()));
+            for (sums, row) in sums.iter_mut().zip(rows) {
+                let x = S::splat(f32::from_bits(*row.words.add(column)));
+                for (sum, w) in sums.iter_mut().zip(w) {
+                    *sum = S::mul_add(w, x, *sum);
+                }
+            }
+        }
+        store_all::<S, P, B>(sums, out);
+    }
+}
+dispatch! {
+    fn tile_f16[const P: usize, const B: usize][P, B](
+        columns: usize,
+        weights: &[*const u8; P],
+        rows: &[InputRow; B],
+        out: *mut [[f32; LANES]; MOST_PANELS],
+    ) = f16_tile
+}
+
+#[inline(always)]
+unsafe fn bf16_tile<S: Simd, const P: usize, const B: usize>(
+    columns: usize,
+    weights: &[*const u8; P],
+    rows: &[InputRow; B],
+    out: *mut [[f32; LANES]; MOST_PANELS],
+) {
+    // SAFETY: `columns / 2` pairs of sixteen rows lie in every panel, as many words in every row.
+    unsafe {
+        let mut sums = [[S::zero(); P]; B];
+        for pair in 0..columns / 2 {
+            let w: [S::Packed; P] = std::array::from_fn(|p| S::load_packed(weights[p].add(pair * 4 * LANES)));
+            for (sums, row) in sums.iter_mut().zip(rows) {
+                let x = S::splat_packed(*row.words.add(pair));
+                for (sum, w) in sums.iter_mut().zip(w) {
+                    *sum = S::dot_pairs(*sum, w, x);
+                }
+            }
+        }
+        store_all::<S, P, B>(sums, out);
+    }
+}
+dispatch! {
+    fn tile_bf16[const P: usize, const B: usize][P, B](
+        columns: usize,
+        weights: &[*const u8; P],
+        rows: &[InputRow; B],
+        out: *mut [[f32; LANES]; MOST_PANELS],
+    ) = bf16_tile
+}
+
+/// What unsigned bytes of 8-bit weights are above the signed ones.
+const BYTE_OFFSET: i32 = 128;
+
+/// What half bytes of q4_0 are above the signed ones.
+const NIBBLE_OFFSET: i32 = 8;
+
+/// 32 columns of 8-bit weights × one row: `Σ (q + 128) · x − 128 · Σ x`, exact in 32 bits.
+#[inline(always)]
+unsafe fn bytes_group<S: Simd, const P: usize, const B: usize>(
+    weights: &[*const u8; P],
+    at: usize,
+    rows: &[InputRow; B],
+    group: usize,
+) -> [[S::Ints; P]; B] {
+    // SAFETY: the caller's promise: a group of each panel at `at`, and of each row.
+    unsafe {
+        let mut sums = [[S::splat_int(0); P]; B];
+        for (sums, row) in sums.iter_mut().zip(rows) {
+            *sums = [S::splat_int(-BYTE_OFFSET * *row.sums.add(group)); P];
+        }
+        for quad in 0..GROUP / 4 {
+            let w: [S::Packed; P] =
+                std::array::from_fn(|p| S::load_packed(weights[p].add(at + quad * 4 * LANES)));
+            for (sums, row) in sums.iter_mut().zip(rows) {
+                let x = S::splat_packed(*row.words.add(group * GROUP / 4 + quad));
+                for (sum, w) in sums.iter_mut().zip(w) {
+                    *sum = S::dot_quads(*sum, w, x);
+                }
+            }
+        }
+        sums
+    }
+}
+
+/// 32 columns of 4-bit weights × one row: `Σ q · x − offset · Σ x`, exact in 32 bits.
+#[inline(always)]
+unsafe fn nibbles_group<S: Simd, const P: usize, const B: usize>(
+    weights: &[*const u8; P],
+    at: usize,
+    rows: &[InputRow; B],
+    group: usize,
+    offset: i32,
+) -> [[S::Ints; P]; B] {
+    // SAFETY: the caller's promise: a group of each panel at `at`, and of each row.
+    unsafe {
+        let mut sums = [[S::splat_int(0); P]; B];
+        for (sums, row) in sums.iter_mut().zip(rows) {
+            *sums = [S::splat_int(-offset * *row.sums.add(group)); P];
+        }
+        for octet in 0..GROUP / 8 {
+            let w: [S::Packed; P] =
+                std::array::from_fn(|p| S::load_packed(weights[p].add(at + octet * 4 * LANES)));
+            for (sums, row) in sums.iter_mut().zip(rows) {
+                let words = row.words.add(group * GROUP / 4 + 2 * octet);
+                let (first, second) = (S::splat_packed(*words), S::splat_packed(*words.add(1)));
+                for (sum, w) in sums.iter_mut().zip(w) {
+                    *sum = S::dot_quads(*sum, S::low_halves(w), first);
+                    *sum = S::dot_quads(*sum, S::high_halves(w), second);
+                }
+            }
+        }
+        sums
+    }
+}
+
+#[inline(always)]
+unsafe fn int8_tile<S: Simd, const P: usize, const B: usize>(
+    columns: usize,
+    weights: &[*const u8; P],
+    rows: &[InputRow; B],
+    out: *mut [[f32; LANES]; MOST_PANELS],
+) {
+    // SAFETY: `columns` bytes of sixteen rows and sixteen scales lie in every panel; rows have a scale per group.
+    unsafe {
+        let mut sums = [[S::zero(); P]; B];
+        for group in 0..columns / GROUP {
+            let products = bytes_group::<S, P, B>(weights, group * GROUP * LANES, rows, group);
+            for ((sums, products), row) in sums.iter_mut().zip(products).zip(rows) {
+                let scale = S::splat(*row.scales.add(group));
+                for (sum, product) in sums.iter_mut().zip(products) {
+                    *sum = S::mul_add(S::to_floats(product), scale, *sum);
+                }
+            }
+        }
+        for sums in &mut sums {
+            for (sum, weights) in sums.iter_mut().zip(weights) {
+                *sum = S::mul(*sum, S::load(weights.add(columns * LANES).cast()));
+            }
+        }
+        store_all::<S, P, B>(sums, out);
+    }
+}
+dispatch! {
+    fn tile_int8[const P: usize, const B: usize][P, B](
+        columns: usize,
+        weights: &[*const u8; P],
+        rows: &[InputRow; B],
+        out: *mut [[f32; LANES]; MOST_PANELS],
+    ) = int8_tile
+}
+
+/// Adds the products of a group, scaled on both sides.
+#[inline(always)]
+unsafe fn add_scaled<S: Simd, const P: usize, const B: usize>(
+    sums: &mut [[S::Floats; P]; B],
+    products: [[S::Ints; P]; B],
+    scales: &[S::Floats; P],
+    rows: &[InputRow; B],
+    group: usize,
+) {
+    for ((sums, products), row) in sums.iter_mut().zip(products).zip(rows) {
+        // SAFETY: rows have a scale per group; the features are the caller's promise.
+        unsafe {
+            let of_row = S::splat(*row.scales.add(group));
+            for ((sum, product), scale) in sums.iter_mut().zip(products).zip(scales) {
+                *sum = S::mul_add(S::to_floats(product), S::mul(*scale, of_row), *sum);
+            }
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn q8_0_tile<S: Simd, const P: usize, const B: usize>(
+    columns: usize,
+    weights: &[*const u8; P],
+    rows: &[InputRow; B],
+    out: *mut [[f32; LANES]; MOST_PANELS],
+) {
+    // SAFETY: a block of every panel is a header of two times sixteen scales and two groups of bytes.
+    unsafe {
+        let mut sums = [[S::zero(); P]; B];
+        for group in 0..columns / GROUP {
+            let block = group / 2 * (HEADER + 2 * GROUP * LANES);
+            let scales: [S::Floats; P] = std::array::from_fn(|p| {
+                S::load_f16(weights[p].add(block + group % 2 * (HEADER / 2)).cast())
+            });
+            let at = block + HEADER + group % 2 * GROUP * LANES;
+            let products = bytes_group::<S, P, B>(weights, at, rows, group);
+            add_scaled::<S, P, B>(&mut sums, products, &scales, rows, group);
+        }
+        store_all::<S, P, B>(sums, out);
+    }
+}
+dispatch! {
+    fn tile_q8_0[const P: usize, const B: usize][P, B](
+        columns: usize,
+        weights: &[*const u8; P],
+        rows: &[InputRow; B],
+        out: *mut [[f32; LANES]; MOST_PANELS],
+    ) = q8_0_tile
+}
+
+#[inline(always)]
+unsafe fn q4_0_tile<S: Simd, const P: usize, const B: usize>(
+    columns: usize,
+    weights: &[*const u8; P],
+    rows: &[InputRow; B],
+    out: *mut [[f32; LANES]; MOST_PANELS],
+) {
+    // SAFETY: a block of every panel is a header of two times sixteen scales and two groups of half bytes.
+    unsafe {
+        let mut sums = [[S::zero(); P]; B];
+        for group in 0..columns / GROUP {
+            let block = group / 2 * (HEADER + GROUP * LANES);
+            let scales: [S::Floats; P] = std::array::from_fn(|p| {
+                S::load_f16(weights[p].add(block + group % 2 * (HEADER / 2)).cast())
+            });
+            let at = block + HEADER + group % 2 * (GROUP / 2) * LANES;
+            let products = nibbles_group::<S, P, B>(weights, at, rows, group, NIBBLE_OFFSET);
+            add_scaled::<S, P, B>(&mut sums, products, &scales, rows, group);
+        }
+        store_all::<S, P, B>(sums, out);
+    }
+}
+dispatch! {
+    fn tile_q4_0[const P: usize, const B: usize][P, B](
+        columns: usize,
+        weights: &[*const u8; P],
+        rows: &[InputRow; B],
+        out: *mut [[f32; LANES]; MOST_PANELS],
+    ) = q4_0_tile
+}
+
+#[inline(always)]
+unsafe fn int4_tile<S: Simd, const P: usize, const B: usize>(
+    columns: usize,
+    weight_group: usize,
+    weights: &[*const u8; P],
+    rows: &[InputRow; B],
+    out: *mut [[f32; LANES]; MOST_PANELS],
+) {
+    // SAFETY: a block of every panel is a header of sixteen scales and sixteen zeros and one group of half bytes.
+    unsafe {
+        let mut sums = [[S::zero(); P]; B];
+        let per_block = weight_group / GROUP;
+        let block_bytes = HEADER + weight_group * LANES / 2;
+        for group in 0..columns / GROUP {
+            let block = group / per_block * block_bytes;
+            let scales: [S::Floats; P] = std::array::from_fn(|p| S::load_f16(weights[p].add(block).cast()));
+            let at = block + HEADER + group % per_block * (GROUP / 2) * LANES;
+            let products = nibbles_group::<S, P, B>(weights, at, rows, group, 0);
+            for ((sums, products), row) in sums.iter_mut().zip(products).zip(rows) {
+                let of_row = S::splat(*row.scales.add(group));
+                #[expect(clippy::cast_precision_loss, reason = "32 bytes sum to less than 2^13")]
+                let minus_sum = S::splat(-(*row.sums.add(group) as f32));
+                for (p, (sum, product)) in sums.iter_mut().zip(products).enumerate() {
+                    let zeros = S::load_f16(weights[p].add(block + HEADER / 2).cast());
+                    let product = S::mul_add(zeros, minus_sum, S::to_floats(product));
+                    *sum = S::mul_add(product, S::mul(scales[p], of_row), *sum);
+                }
+            }
+        }
+        store_all::<S, P, B>(sums, out);
+    }
+}
+dispatch! {
+    fn tile_int4[const P: usize, const B: usize][P, B](
+        columns: usize,
+        group: usize,
+        weights: &[*const u8; P],
+        rows: &[InputRow; B],
+        out: *mut [[f32; LANES]; MOST_PANELS],
+    ) = int4_tile
+}

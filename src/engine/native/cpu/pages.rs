@@ -1,0 +1,104 @@
+//! Memory for weights and KV: zeroed, aligned to huge pages where the system gives them, returned when dropped.
+//!
+//! Enters: a number of bytes. Leaves: [`Pages`], whose pages are not there until they are touched, so that the thread that will read them
+//! can be the first to touch them. It knows nothing of what is kept in it.
+#![expect(unsafe_code, reason = "mmap, madvise and typed views of the mapping")]
+
+use std::ptr::NonNull;
+
+/// The size of a huge page on x86-64 and of the usual one on aarch64.
+const HUGE_PAGE: usize = 2 << 20;
+
+/// An anonymous mapping.
+#[derive(Debug)]
+pub struct Pages {
+    mapping: NonNull<u8>,
+    mapped: usize,
+    start: NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: the mapping belongs to this value alone; shared access is through `&`, which only reads.
+unsafe impl Send for Pages {}
+// SAFETY: as above.
+unsafe impl Sync for Pages {}
+
+impl Pages {
+    /// Maps zeroed memory.
+    ///
+    /// # Errors
+    /// When the system has none.
+    pub fn new(bytes: usize) -> std::io::Result<Self> {
+        let bytes = bytes.max(1).next_multiple_of(4096);
+        // Small mappings gain nothing from huge pages and would waste most of one.
+        let huge = bytes >= HUGE_PAGE;
+        let mapped = if huge { bytes + HUGE_PAGE } else { bytes };
+        // SAFETY: an anonymous private mapping of a positive size, at an address the system chooses.
+        let address = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                mapped,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            )
+        };
+        if address == libc::MAP_FAILED {
+            return Err(std::io::Error::last_os_error());
+        }
+        let mapping = NonNull::new(address.cast::<u8>()).ok_or(std::io::ErrorKind::OutOfMemory)?;
+        let offset = if huge { mapping.as_ptr().align_offset(HUGE_PAGE) } else { 0 };
+        // SAFETY: the offset is below one huge page, by which the mapping is longer than asked for.
+        let start = unsafe { mapping.add(offset) };
+        #[cfg(target_os = "linux")]
+        if huge {
+            // SAFETY: the range lies within the mapping. A refusal leaves ordinary pages: slower, not wrong.
+            unsafe { libc::madvise(start.as_ptr().cast(), bytes, libc::MADV_HUGEPAGE) };
+        }
+        Ok(Self { mapping, mapped, start, bytes })
+    }
+
+    /// The start of the memory, aligned to at least 4096.
+    #[must_use]
+    pub fn as_ptr(&self) -> *const u8 {
+        self.start.as_ptr()
+    }
+
+    /// The bytes.
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
+        // SAFETY: mapped, zeroed or written, and borrowed from `self`.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.bytes) }
+    }
+
+    /// The bytes, to be written.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above, and exclusively borrowed.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.bytes) }
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        // SAFETY: exactly what was mapped, and nothing borrows it any more.
+        unsafe { libc::munmap(self.mapping.as_ptr().cast(), self.mapped) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_are_zero_aligned_and_writable_to_the_last_byte() {
+        for bytes in [1, 5000, HUGE_PAGE, 3 * HUGE_PAGE + 1] {
+            let mut pages = Pages::new(bytes).unwrap();
+            assert!(pages.bytes().len() >= bytes);
+            assert!(pages.bytes().iter().all(|b| *b == 0));
+            assert_eq!(pages.as_ptr().align_offset(if bytes >= HUGE_PAGE { HUGE_PAGE } else { 4096 }), 0);
+            *pages.bytes_mut().last_mut().unwrap() = 7;
+            assert_eq!(pages.bytes().last(), Some(&7));
+        }
+    }
+}

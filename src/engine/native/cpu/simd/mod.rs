@@ -1,0 +1,269 @@
+//! Sixteen lanes: what the kernels are written in.
+//!
+//! A kernel is written once, generic over [`Simd`], and compiled for each instruction set inside a function that enables its
+//! features ([`dispatch!`](super::dispatch)). A panel of weights has sixteen rows, a tile of the cache sixteen positions, so
+//! that a lane is an output and nothing is ever summed across lanes.
+//!
+//! [`Avx512`](avx512::Avx512) needs the bf16 and VNNI extensions (Zen 4, Cooper Lake, Sapphire Rapids and later),
+//! [`Avx512Base`](avx512::Avx512Base) does without them, [`Avx2`](avx2::Avx2) needs FMA and F16C, [`Portable`](portable::Portable)
+//! is plain Rust, which the compiler turns into NEON on aarch64. They differ in the last bits only: the order and rounding of the two
+//! products in [`Simd::dot_pairs`].
+#![expect(unsafe_code, reason = "the methods load and store through pointers and need processor features")]
+
+#[cfg(target_arch = "x86_64")]
+pub mod avx2;
+#[cfg(target_arch = "x86_64")]
+pub mod avx512;
+pub mod portable;
+
+/// Lanes of a vector: rows of a panel, positions of a tile.
+pub const LANES: usize = 16;
+
+/// Sixteen f32, sixteen i32, and 64 bytes read as sixteen small groups.
+///
+/// # Safety
+/// Every method requires the processor features of its implementation; those with pointers require them to be valid for the
+/// sixteen elements (or 64 bytes) read or written. No alignment is required.
+#[expect(clippy::missing_safety_doc, reason = "stated once, for all methods")]
+pub trait Simd: Copy + Send + Sync + 'static {
+    /// 16 × f32.
+    type Floats: Copy;
+    /// 16 × i32.
+    type Ints: Copy;
+    /// 64 bytes: 16 pairs of bf16, or 16 quads of bytes.
+    type Packed: Copy;
+
+    unsafe fn zero() -> Self::Floats;
+    unsafe fn splat(value: f32) -> Self::Floats;
+    unsafe fn load(from: *const f32) -> Self::Floats;
+    unsafe fn store(to: *mut f32, value: Self::Floats);
+    /// Sixteen bf16, widened.
+    unsafe fn load_bf16(from: *const u16) -> Self::Floats;
+    /// Sixteen f16, widened.
+    unsafe fn load_f16(from: *const u16) -> Self::Floats;
+    unsafe fn add(a: Self::Floats, b: Self::Floats) -> Self::Floats;
+    unsafe fn mul(a: Self::Floats, b: Self::Floats) -> Self::Floats;
+    unsafe fn max(a: Self::Floats, b: Self::Floats) -> Self::Floats;
+    /// `a · b + c`.
+    unsafe fn mul_add(a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;
+    /// `2^(nearest integer to x)` and x less that integer; x within ±126.
+    unsafe fn split_power(x: Self::Floats) -> (Self::Floats, Self::Floats);
+
+    unsafe fn load_packed(from: *const u8) -> Self::Packed;
+    /// The same four bytes in every lane.
+    unsafe fn splat_packed(value: u32) -> Self::Packed;
+    /// Per lane: `sum + a₀·b₀ + a₁·b₁` over a pair of bf16.
+    unsafe fn dot_pairs(sum: Self::Floats, a: Self::Packed, b: Self::Packed) -> Self::Floats;
+    /// Per lane: `sum + Σ a·b` over four bytes, `a` unsigned, `b` signed.
+    unsafe fn dot_quads(sum: Self::Ints, a: Self::Packed, b: Self::Packed) -> Self::Ints;
+    /// The low half of every byte.
+    unsafe fn low_halves(value: Self::Packed) -> Self::Packed;
+    /// The high half of every byte.
+    unsafe fn high_halves(value: Self::Packed) -> Self::Packed;
+    unsafe fn splat_int(value: i32) -> Self::Ints;
+    unsafe fn to_floats(value: Self::Ints) -> Self::Floats;
+}
+
+/// `e^x` for x ≤ 0 (and a little above): within 2 units in the last place.
+///
+/// *Source*: `e^x = 2^n · 2^f`, f in ±½, with the Taylor polynomial of `2^f` to the seventh power, whose remainder is below 2^-25.
+///
+/// # Safety
+/// The processor has the features of `S`.
+#[inline(always)]
+pub unsafe fn exp<S: Simd>(x: S::Floats) -> S::Floats {
+    // Below -87 the result is denormal: zero is as good for a softmax.
+    const LOWEST: f32 = -87.0;
+    const HIGHEST: f32 = 87.0;
+    // ln(2)^k / k!
+    const POLYNOMIAL: [f32; 8] = [
+        1.525_273_4e-5,
+        1.540_353e-4,
+        1.333_355_8e-3,
+        9.618_129e-3,
+        5.550_411e-2,
+        2.402_265e-1,
+        std::f32::consts::LN_2,
+        1.0,
+    ];
+    // SAFETY: the caller's promise.
+    unsafe {
+        // min(x, HIGHEST) as -max(-x, -HIGHEST).
+        let minus = S::splat(-1.0);
+        let x = S::max(x, S::splat(LOWEST));
+        let x = S::mul(minus, S::max(S::mul(minus, x), S::splat(-HIGHEST)));
+        let (power, fraction) = S::split_power(S::mul(x, S::splat(std::f32::consts::LOG2_E)));
+        let mut value = S::splat(POLYNOMIAL[0]);
+        let mut index = 1;
+        while index < POLYNOMIAL.len() {
+            value = S::mul_add(value, fraction, S::splat(POLYNOMIAL[index]));
+            index += 1;
+        }
+        S::mul(value, power)
+    }
+}
+
+/// An instruction set that the kernels are compiled for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum InstructionSet {
+    /// AVX-512 with its bf16 dot product and VNNI.
+    Avx512,
+    /// AVX-512 without them.
+    Avx512Base,
+    Avx2,
+    Portable,
+}
+
+impl InstructionSet {
+    /// All that this processor can run, fastest first.
+    #[must_use]
+    pub fn available() -> Vec<Self> {
+        [Self::Avx512, Self::Avx512Base, Self::Avx2, Self::Portable]
+            .into_iter()
+            .filter(|set| set.is_available())
+            .collect()
+    }
+
+    /// The fastest that this processor can run.
+    #[must_use]
+    pub fn best() -> Self {
+        Self::available()[0]
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    fn is_available(self) -> bool {
+        use std::arch::is_x86_feature_detected as has;
+        let base = || has!("avx512f") && has!("avx512bw") && has!("avx512vl") && has!("avx512dq");
+        match self {
+            Self::Avx512 => base() && has!("avx512bf16") && has!("avx512vnni"),
+            Self::Avx512Base => base(),
+            Self::Avx2 => has!("avx2") && has!("fma") && has!("f16c"),
+            Self::Portable => true,
+        }
+    }
+
+    #[cfg(not(target_arch = "x86_64"))]
+    fn is_available(self) -> bool {
+        self == Self::Portable
+    }
+
+    /// The name used in a report.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Avx512 => "avx512 with bf16 and vnni",
+            Self::Avx512Base => "avx512",
+            Self::Avx2 => "avx2",
+            Self::Portable if cfg!(target_arch = "aarch64") => "neon",
+            Self::Portable => "portable",
+        }
+    }
+}
+
+/// Defines a function that runs a generic kernel compiled for the given instruction set.
+///
+/// `dispatch! { fn name(arg: T, ...) = kernel }` makes `unsafe fn name(set: InstructionSet, arg: T, ...)`, which calls
+/// `kernel::<S>(arg, ...)` with the features of `S` enabled. Generics of the kernel go in brackets:
+/// `fn name[const P: usize](...)`.
+///
+/// # Safety
+/// Of the defined function: that of the kernel, and the set must be available (a set that is not compiled in runs portably).
+macro_rules! dispatch {
+    ($(#[$attribute:meta])* $visibility:vis fn $name:ident $([$($generics:tt)*] [$($use:tt)*])? ($($argument:ident : $type:ty),* $(,)?) $(-> $result:ty)? = $kernel:ident) => {
+        $(#[$attribute])*
+        $visibility unsafe fn $name $(<$($generics)*>)? (
+            set: $crate::engine::native::cpu::simd::InstructionSet, $($argument: $type),*
+        ) $(-> $result)? {
+            use $crate::engine::native::cpu::simd;
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx512vnni,f16c,fma,avx2")]
+            unsafe fn avx512 $(<$($generics)*>)? ($($argument: $type),*) $(-> $result)? {
+                // SAFETY: the outer function's contract.
+                unsafe { $kernel::<simd::avx512::Avx512 $(, $($use)*)?>($($argument),*) }
+            }
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,f16c,fma,avx2")]
+            unsafe fn avx512_base $(<$($generics)*>)? ($($argument: $type),*) $(-> $result)? {
+                // SAFETY: the outer function's contract.
+                unsafe { $kernel::<simd::avx512::Avx512Base $(, $($use)*)?>($($argument),*) }
+            }
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx2,fma,f16c")]
+            unsafe fn avx2 $(<$($generics)*>)? ($($argument: $type),*) $(-> $result)? {
+                // SAFETY: the outer function's contract.
+                unsafe { $kernel::<simd::avx2::Avx2 $(, $($use)*)?>($($argument),*) }
+            }
+            // SAFETY: the outer function's contract: the set is available.
+            unsafe {
+                match set {
+                    #[cfg(target_arch = "x86_64")]
+                    simd::InstructionSet::Avx512 => avx512 $(::<$($use)*>)? ($($argument),*),
+                    #[cfg(target_arch = "x86_64")]
+                    simd::InstructionSet::Avx512Base => avx512_base $(::<$($use)*>)? ($($argument),*),
+                    #[cfg(target_arch = "x86_64")]
+                    simd::InstructionSet::Avx2 => avx2 $(::<$($use)*>)? ($($argument),*),
+                    _ => $kernel::<simd::portable::Portable $(, $($use)*)?>($($argument),*),
+                }
+            }
+        }
+    };
+}
+pub(super) use dispatch;
+
+#[cfg(test)]
+mod tests {
+    use half::{bf16, f16};
+
+    use super::*;
+
+    #[inline(always)]
+    unsafe fn check<S: Simd>(out: *mut f32) {
+        let bf: Vec<u16> = (0..32).map(|i| bf16::from_f32(i as f32 - 7.5).to_bits()).collect();
+        let hf: Vec<u16> = (0..16).map(|i| f16::from_f32(0.25 * i as f32).to_bits()).collect();
+        let bytes: Vec<u8> = (0..64).map(|i| (i * 5 + 3) as u8).collect();
+        // SAFETY: every array is as long as what is read of it; the caller dispatched on an available set.
+        unsafe {
+            S::store(out, S::load_bf16(bf.as_ptr()));
+            S::store(out.add(16), S::load_f16(hf.as_ptr()));
+            let pairs = S::load_packed(bf.as_ptr().cast());
+            let three = u32::from(bf16::from_f32(3.0).to_bits());
+            let minus_two = u32::from(bf16::from_f32(-2.0).to_bits());
+            let weights = S::splat_packed(three | minus_two << 16);
+            S::store(out.add(32), S::dot_pairs(S::splat(1.0), pairs, weights));
+            let quads = S::load_packed(bytes.as_ptr());
+            let signed = S::splat_packed(u32::from_le_bytes([1, 0xfe, 127, 0x80]));
+            S::store(out.add(48), S::to_floats(S::dot_quads(S::splat_int(9), quads, signed)));
+            let (low, high) = (S::low_halves(quads), S::high_halves(quads));
+            let ones = S::splat_packed(0x0101_0101);
+            let sum = S::dot_quads(S::dot_quads(S::splat_int(0), low, ones), high, S::splat_packed(0x1010_1010));
+            S::store(out.add(64), S::to_floats(sum));
+            let x: Vec<f32> = (0..16).map(|i| -0.37 * i as f32 * i as f32).collect();
+            S::store(out.add(80), exp::<S>(S::load(x.as_ptr())));
+        }
+    }
+    dispatch! { fn check_on(out: *mut f32) = check }
+
+    #[test]
+    fn every_set_computes_what_its_methods_say() {
+        for set in InstructionSet::available() {
+            let mut out = [0.0f32; 96];
+            // SAFETY: the set is available, and `out` has the six vectors that are written.
+            unsafe { check_on(set, out.as_mut_ptr()) };
+            for lane in 0..16 {
+                let i = lane as f32;
+                assert_eq!(out[lane], i - 7.5, "{set:?}");
+                assert_eq!(out[16 + lane], 0.25 * i);
+                assert_eq!(out[32 + lane], 1.0 + 3.0 * (2.0 * i - 7.5) - 2.0 * (2.0 * i - 6.5), "{set:?}");
+                let byte = |k: usize| ((4 * lane + k) * 5 + 3) as u8 as f32;
+                assert_eq!(
+                    out[48 + lane],
+                    9.0 + byte(0) - 2.0 * byte(1) + 127.0 * byte(2) - 128.0 * byte(3),
+                    "{set:?}"
+                );
+                assert_eq!(out[64 + lane], (0..4).map(byte).sum::<f32>(), "{set:?}");
+                let exact = f64::from(-0.37f32 * i * i).exp();
+                assert!((f64::from(out[80 + lane]) / exact - 1.0).abs() < 4e-7, "{set:?} {lane}");
+            }
+        }
+    }
+}

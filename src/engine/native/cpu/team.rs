@@ -1,0 +1,395 @@
+//! A persistent team of pinned threads.
+//!
+//! Enters: a job, a function of the worker that runs it. Leaves: when the job is done by all. No thread is spawned per operation: members
+//! spin for the next job for a while and park when none comes. The caller is a member too. Within a job, work is shared out in
+//! units: each member has a contiguous range of its own (whose memory it touched first), and takes from others when that is
+//! done, so that a core that is held up does not hold up the step. Which member does a unit never changes a result.
+#![expect(unsafe_code, reason = "a job borrowed from the caller is shared with the members; thread affinity is a system call")]
+
+use std::cell::UnsafeCell;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread::JoinHandle;
+
+/// Phases of one job that share out work; each has its own counters.
+pub const PHASES: usize = 4;
+
+/// Turns of a spinning member before it parks: some hundred microseconds, well beyond the time between two operations.
+const SPINS_BEFORE_PARKING: u32 = 20_000;
+
+/// Turns of a waiting member before it lets others run: a member may have lost its core.
+const SPINS_BEFORE_YIELDING: u32 = 4_000;
+
+/// A counter on a cache line of its own.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Counter(AtomicUsize);
+
+type Job<'a> = dyn Fn(&Worker<'_>) + Sync + 'a;
+
+/// What the members share.
+struct Shared {
+    members: usize,
+    /// Number of the current job; a change is the starting shot.
+    epoch: Counter,
+    /// Members still at the current job.
+    busy: Counter,
+    parked: Counter,
+    barrier: Barrier,
+    /// Units taken so far from each member's range, per phase.
+    taken: Vec<[Counter; PHASES]>,
+    stop: AtomicBool,
+    job: UnsafeCell<Option<*const Job<'static>>>,
+}
+
+// SAFETY: `job` is written only by the caller while no member runs (`busy` is 0), before the release store of `epoch` that
+// members acquire; everything else is atomic.
+unsafe impl Sync for Shared {}
+// SAFETY: the pointer in `job` is only dereferenced while `Team::run` keeps its referent alive.
+unsafe impl Send for Shared {}
+
+/// A barrier for members that are all running: it spins.
+#[derive(Debug, Default)]
+struct Barrier {
+    arrived: Counter,
+    generation: Counter,
+}
+
+impl Barrier {
+    fn wait(&self, members: usize) {
+        let generation = self.generation.0.load(Ordering::Acquire);
+        if self.arrived.0.fetch_add(1, Ordering::AcqRel) + 1 == members {
+            self.arrived.0.store(0, Ordering::Relaxed);
+            self.generation.0.store(generation.wrapping_add(1), Ordering::Release);
+            return;
+        }
+        spin_until(|| self.generation.0.load(Ordering::Acquire) != generation);
+    }
+}
+
+fn spin_until(ready: impl Fn() -> bool) {
+    let mut spins = 0u32;
+    while !ready() {
+        spins += 1;
+        if spins.is_multiple_of(SPINS_BEFORE_YIELDING) {
+            std::thread::yield_now();
+        } else {
+            std::hint::spin_loop();
+        }
+    }
+}
+
+/// One member within a job.
+#[derive(Clone, Copy)]
+pub struct Worker<'a> {
+    pub index: usize,
+    pub count: usize,
+    shared: &'a Shared,
+}
+
+impl Worker<'_> {
+    /// Waits for all members.
+    pub fn barrier(&self) {
+        if self.count > 1 {
+            self.shared.barrier.wait(self.count);
+        }
+    }
+
+    /// Does units `0..units` together with the other members, each once.
+    pub fn share(&self, phase: usize, units: usize, mut unit: impl FnMut(usize)) {
+        for offset in 0..self.count {
+            let owner = (self.index + offset) % self.count;
+            let range = owned(owner, self.count, units);
+            let taken = &self.shared.taken[owner][phase].0;
+            // Looked at before it is added to: a range that is done is not written again by everybody.
+            while taken.load(Ordering::Relaxed) < range.len() {
+                let next = taken.fetch_add(1, Ordering::Relaxed);
+                if next >= range.len() {
+                    break;
+                }
+                unit(range.start + next);
+            }
+        }
+    }
+}
+
+/// The units that a member does first: those whose memory it touched first.
+#[must_use]
+pub fn owned(member: usize, members: usize, units: usize) -> std::ops::Range<usize> {
+    units * member / members..units * (member + 1) / members
+}
+
+/// A team of threads, the caller included.
+pub struct Team {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl std::fmt::Debug for Team {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Team").field("members", &self.shared.members).finish_non_exhaustive()
+    }
+}
+
+impl Team {
+    /// Starts a team of so many members, the caller being the first.
+    ///
+    /// The others are pinned to processors of their own among those this process may use, leaving the first to the caller, who is
+    /// not pinned: threads that it starts later would inherit that.
+    ///
+    /// # Errors
+    /// When the system gives no thread.
+    pub fn new(members: usize) -> std::io::Result<Self> {
+        let members = members.max(1);
+        let shared = Arc::new(Shared {
+            members,
+            epoch: Counter::default(),
+            busy: Counter::default(),
+            parked: Counter::default(),
+            barrier: Barrier::default(),
+            taken: (0..members).map(|_| Default::default()).collect(),
+            stop: AtomicBool::new(false),
+            job: UnsafeCell::new(None),
+        });
+        let processors = allowed_processors();
+        let mut team = Self { shared, threads: Vec::with_capacity(members - 1) };
+        for index in 1..members {
+            let shared = Arc::clone(&team.shared);
+            let processor = (members <= processors.len()).then(|| processors[index]);
+            let thread = std::thread::Builder::new()
+                .name(format!("native-{index}"))
+                .spawn(move || member(&shared, index, processor))?;
+            team.threads.push(thread);
+        }
+        Ok(team)
+    }
+
+    /// Members, the caller included.
+    #[must_use]
+    pub fn members(&self) -> usize {
+        self.shared.members
+    }
+
+    /// Runs a job on all members and returns when all are done.
+    ///
+    /// A job that panics ends the process: the other members may wait at a barrier for the one that panicked.
+    pub fn run(&mut self, job: &Job<'_>) {
+        let shared = &*self.shared;
+        for taken in &shared.taken {
+            taken.iter().for_each(|counter| counter.0.store(0, Ordering::Relaxed));
+        }
+        let count = shared.members;
+        if count == 1 {
+            job(&Worker { index: 0, count, shared });
+            return;
+        }
+        // SAFETY: only the lifetime changes. Members use the pointer between the store of `epoch` and their decrement of
+        // `busy`, and this function returns after `busy` has reached 0, so the borrow outlives every use.
+        let pointer = unsafe { std::mem::transmute::<*const Job<'_>, *const Job<'static>>(job) };
+        // SAFETY: no member runs: `busy` is 0 at the end of every job, and `&mut self` excludes a second caller.
+        unsafe { *shared.job.get() = Some(pointer) };
+        shared.busy.0.store(count - 1, Ordering::Relaxed);
+        // Sequentially consistent with the member's `parked` increment and its last look at `epoch`: either it sees the new epoch, or
+        // this sees it parked.
+        shared.epoch.0.fetch_add(1, Ordering::SeqCst);
+        if shared.parked.0.load(Ordering::SeqCst) > 0 {
+            self.threads.iter().for_each(|thread| thread.thread().unpark());
+        }
+        let own = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            job(&Worker { index: 0, count, shared });
+        }));
+        if own.is_err() {
+            // The others may wait at a barrier that nobody comes to: there is no way on.
+            std::process::abort();
+        }
+        spin_until(|| shared.busy.0.load(Ordering::Acquire) == 0);
+    }
+}
+
+impl Drop for Team {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::SeqCst);
+        self.shared.epoch.0.fetch_add(1, Ordering::SeqCst);
+        for thread in self.threads.drain(..) {
+            thread.thread().unpark();
+            // A member that panicked has said so already.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The life of a member that is not the caller.
+fn member(shared: &Shared, index: usize, processor: Option<usize>) {
+    if let Some(processor) = processor {
+        pin(processor);
+    }
+    let mut seen = 0;
+    loop {
+        seen = next_epoch(shared, seen);
+        if shared.stop.load(Ordering::SeqCst) {
+            return;
+        }
+        // SAFETY: the caller wrote the job before the epoch that was just acquired, and keeps it alive until `busy` is 0.
+        let job = unsafe { (*shared.job.get()).map(|job| &*job) };
+        let worker = Worker { index, count: shared.members, shared };
+        if let Some(job) = job {
+            let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| job(&worker)));
+            if done.is_err() {
+                // As above: others may wait for this one at a barrier.
+                std::process::abort();
+            }
+        }
+        shared.busy.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// Waits for an epoch after `seen`: spinning at first, then parked.
+fn next_epoch(shared: &Shared, seen: usize) -> usize {
+    let mut spins = 0u32;
+    loop {
+        let epoch = shared.epoch.0.load(Ordering::Acquire);
+        if epoch != seen {
+            return epoch;
+        }
+        spins += 1;
+        if spins < SPINS_BEFORE_PARKING {
+            std::hint::spin_loop();
+            continue;
+        }
+        shared.parked.0.fetch_add(1, Ordering::SeqCst);
+        if shared.epoch.0.load(Ordering::SeqCst) == seen {
+            std::thread::park();
+        }
+        shared.parked.0.fetch_sub(1, Ordering::SeqCst);
+        spins = 0;
+    }
+}
+
+/// The processors this process may run on, in order.
+fn allowed_processors() -> Vec<usize> {
+    #[cfg(target_os = "linux")]
+    {
+        // SAFETY: an all-zero set is a valid empty set, and the call writes no more than its size.
+        let set = unsafe {
+            let mut set: libc::cpu_set_t = std::mem::zeroed();
+            if libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &raw mut set) != 0 {
+                return Vec::new();
+            }
+            set
+        };
+        let limit = usize::try_from(libc::CPU_SETSIZE).unwrap_or(0);
+        // SAFETY: the index is below the size of the set.
+        (0..limit).filter(|&processor| unsafe { libc::CPU_ISSET(processor, &set) }).collect()
+    }
+    #[cfg(not(target_os = "linux"))]
+    Vec::new()
+}
+
+/// Binds this thread to a processor. A system that refuses leaves it unbound: slower, not wrong.
+fn pin(processor: usize) {
+    #[cfg(target_os = "linux")]
+    // SAFETY: the set is valid, and the call reads no more than its size.
+    unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        libc::CPU_SET(processor, &mut set);
+        let _ = libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set);
+    }
+    #[cfg(not(target_os = "linux"))]
+    let _ = processor;
+}
+
+/// A slice that members write at places that do not overlap.
+#[derive(Debug, Clone, Copy)]
+pub struct Scattered<T> {
+    start: *mut T,
+    len: usize,
+}
+
+// SAFETY: a `Scattered` is a promise, kept at each call of `part`, that no two members touch the same element.
+unsafe impl<T: Send> Send for Scattered<T> {}
+// SAFETY: as above.
+unsafe impl<T: Send> Sync for Scattered<T> {}
+
+impl<T> Scattered<T> {
+    /// Lends a slice out for the length of a job.
+    pub fn new(slice: &mut [T]) -> Self {
+        Self { start: slice.as_mut_ptr(), len: slice.len() }
+    }
+
+    /// A part of the slice.
+    ///
+    /// # Safety
+    /// The slice must still be borrowed by the job's caller, and no other live part may overlap this one.
+    ///
+    /// # Panics
+    /// When the part is not within the slice.
+    #[expect(clippy::mut_from_ref, reason = "the caller promises that parts do not overlap")]
+    pub unsafe fn part(&self, range: std::ops::Range<usize>) -> &mut [T] {
+        assert!(range.start <= range.end && range.end <= self.len, "a part lies within its slice");
+        // SAFETY: within the slice as asserted; exclusive by the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(self.start.add(range.start), range.len()) }
+    }
+
+    /// The whole slice, after a barrier behind which nobody writes it.
+    ///
+    /// # Safety
+    /// No part may be written while this is alive.
+    pub unsafe fn whole(&self) -> &[T] {
+        // SAFETY: the slice lives as long as the job; nobody writes by the caller's promise.
+        unsafe { std::slice::from_raw_parts(self.start, self.len) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicU64;
+
+    use super::*;
+
+    #[test]
+    fn every_unit_is_done_once_in_every_phase() {
+        for members in [1, 2, 3, 5] {
+            let mut team = Team::new(members).unwrap();
+            for units in [0, 1, 7, 100] {
+                let first: Vec<AtomicU64> = (0..units).map(|_| AtomicU64::new(0)).collect();
+                let second: Vec<AtomicU64> = (0..units).map(|_| AtomicU64::new(0)).collect();
+                team.run(&|worker| {
+                    worker.share(0, units, |unit| {
+                        first[unit].fetch_add(1, Ordering::Relaxed);
+                    });
+                    worker.barrier();
+                    // Behind the barrier all of the first phase is there.
+                    worker.share(1, units, |unit| {
+                        let all: u64 = first.iter().map(|f| f.load(Ordering::Relaxed)).sum();
+                        second[unit].fetch_add(all, Ordering::Relaxed);
+                    });
+                });
+                assert!(first.iter().all(|f| f.load(Ordering::Relaxed) == 1));
+                assert!(second.iter().all(|s| s.load(Ordering::Relaxed) == units as u64));
+            }
+        }
+    }
+
+    #[test]
+    fn a_team_works_after_it_has_parked_and_leaves_no_thread_behind() {
+        let total = AtomicU64::new(0);
+        let mut team = Team::new(3).unwrap();
+        let shared = Arc::downgrade(&team.shared);
+        for _ in 0..3 {
+            team.run(&|_| {
+                total.fetch_add(1, Ordering::Relaxed);
+            });
+            spin_until(|| team.shared.parked.0.load(Ordering::SeqCst) == 2);
+        }
+        assert_eq!(total.load(Ordering::Relaxed), 9);
+        drop(team);
+        assert_eq!(shared.strong_count(), 0, "every member has returned and dropped its share");
+    }
+
+    #[test]
+    fn ranges_of_members_cover_all_units() {
+        let ranges: Vec<_> = (0..5).map(|m| owned(m, 5, 17)).collect();
+        assert_eq!(ranges.iter().map(ExactSizeIterator::len).sum::<usize>(), 17);
+        assert!(ranges.windows(2).all(|w| w[0].end == w[1].start));
+    }
+}

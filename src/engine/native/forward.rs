@@ -1,0 +1,169 @@
+//! The forward of a decoder-only transformer, once.
+//!
+//! Enters: [`ModelWeights`], the [`Rows`] of a ragged step, a paged KV pool. Leaves: logits and the greedy next token of every sequence.
+//! It is written against the dimensions as data and calls [`Operations`]; it knows neither CPU nor CUDA, neither files nor time.
+//! Prefill, chunked prefill and decode are the same call.
+
+use super::operations::{AttentionShape, AttentionWeights, Embedding, Operation, Operations};
+use super::rope::RopeTable;
+use super::rows::Rows;
+use crate::engine::EngineError;
+
+/// One layer.
+#[derive(Debug)]
+pub struct LayerWeights<O: Operations> {
+    pub attention: AttentionWeights<O>,
+    pub output: O::Linear,
+    pub norm: O::Vector,
+    /// Gate and up interleaved.
+    pub gate_up: O::Linear,
+    pub down: O::Linear,
+    /// Positions a token looks back on, itself included; `None` for all.
+    pub window: Option<usize>,
+}
+
+/// A whole model, packed for a device.
+#[derive(Debug)]
+pub struct ModelWeights<O: Operations> {
+    /// `None` when the head doubles as the table.
+    pub table: Option<O::Table>,
+    pub layers: Vec<LayerWeights<O>>,
+    pub norm: O::Vector,
+    pub head: O::Linear,
+}
+
+/// The widths of a model's activations.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Widths {
+    pub hidden: usize,
+    pub ffn: usize,
+    pub vocab: usize,
+    pub attention: AttentionShape,
+}
+
+/// Activations between operations, kept from step to step.
+#[derive(Debug)]
+struct Activations<O: Operations> {
+    rows: usize,
+    sequences: usize,
+    hidden: O::Buffer,
+    query: O::Buffer,
+    attended: O::Buffer,
+    inner: O::Buffer,
+    logits: O::Buffer,
+}
+
+impl<O: Operations> Activations<O> {
+    fn new(operations: &mut O, widths: &Widths, rows: usize, sequences: usize) -> Result<Self, EngineError> {
+        let query = widths.attention.query_width();
+        Ok(Self {
+            rows,
+            sequences,
+            hidden: operations.buffer(rows, widths.hidden)?,
+            query: operations.buffer(rows, query)?,
+            attended: operations.buffer(rows, query)?,
+            inner: operations.buffer(rows, widths.ffn)?,
+            logits: operations.buffer(sequences, widths.vocab)?,
+        })
+    }
+}
+
+/// A model and what its steps need beside the KV pool.
+#[derive(Debug)]
+pub struct Forward<O: Operations> {
+    widths: Widths,
+    weights: ModelWeights<O>,
+    rope: RopeTable,
+    activations: Option<Activations<O>>,
+    next: Vec<u32>,
+    sequences: usize,
+}
+
+impl<O: Operations> Forward<O> {
+    /// A forward over packed weights.
+    #[must_use]
+    pub fn new(widths: Widths, weights: ModelWeights<O>, rope: RopeTable) -> Self {
+        Self { widths, weights, rope, activations: None, next: Vec::new(), sequences: 0 }
+    }
+
+    /// One step. `done` is told after each operation was enqueued.
+    ///
+    /// # Errors
+    /// When memory runs out or the device fails.
+    pub fn step(
+        &mut self,
+        operations: &mut O,
+        rows: &Rows,
+        pool: &mut O::Pool,
+        done: &mut dyn FnMut(Operation),
+    ) -> Result<(), EngineError> {
+        self.make_room(operations, rows)?;
+        let Self { widths, weights, rope, activations, next, .. } = self;
+        let act = activations.as_mut().expect("room was made above");
+        let (shape, eps) = (&widths.attention, widths.attention.norm_eps);
+
+        operations.begin(rows)?;
+        let embedding =
+            weights.table.as_ref().map_or(Embedding::Head(&weights.head), |table| Embedding::Table(table));
+        operations.embed(rows, embedding, &mut act.hidden)?;
+        done(Operation::Embed);
+        for (index, layer) in weights.layers.iter().enumerate() {
+            operations.norm_qkv(
+                rows,
+                shape,
+                &layer.attention,
+                rope,
+                index,
+                &act.hidden,
+                pool,
+                &mut act.query,
+            )?;
+            done(Operation::NormQkv);
+            operations.attention(rows, shape, layer.window, index, &act.query, pool, &mut act.attended)?;
+            done(Operation::Attention);
+            operations.project_add(rows, &layer.output, &act.attended, &mut act.hidden)?;
+            done(Operation::Output);
+            operations.norm_gate_up(rows, &layer.norm, eps, &layer.gate_up, &act.hidden, &mut act.inner)?;
+            done(Operation::GateUp);
+            operations.project_add(rows, &layer.down, &act.inner, &mut act.hidden)?;
+            done(Operation::Down);
+        }
+        operations.head(rows, &weights.norm, eps, &weights.head, &act.hidden, &mut act.logits, next)?;
+        done(Operation::Head);
+        self.sequences = rows.sequences.len();
+        Ok(())
+    }
+
+    /// Waits, and returns the logits of the last step, `[sequences, vocab]`.
+    ///
+    /// # Errors
+    /// When no step ran or the device fails.
+    pub fn logits(&self, operations: &mut O) -> Result<Vec<Vec<f32>>, EngineError> {
+        let activations = self.activations.as_ref().ok_or(EngineError::NothingRan)?;
+        operations.read(&activations.logits, self.sequences)
+    }
+
+    /// The greedy next tokens of the last step.
+    ///
+    /// # Errors
+    /// When no step ran.
+    pub fn next_tokens(&self) -> Result<&[u32], EngineError> {
+        if self.next.is_empty() { Err(EngineError::NothingRan) } else { Ok(&self.next) }
+    }
+
+    /// Activations and angles for a step of this size; they only grow, so a steady decode finds them there.
+    fn make_room(&mut self, operations: &mut O, rows: &Rows) -> Result<(), EngineError> {
+        let positions = rows.sequences.iter().map(super::rows::SequenceRows::positions_after).max();
+        self.rope.extend_to(positions.unwrap_or(0));
+        let (need_rows, need_sequences) = (rows.len(), rows.sequences.len());
+        let (have_rows, have_sequences) =
+            self.activations.as_ref().map_or((0, 0), |a| (a.rows, a.sequences));
+        if need_rows > have_rows || need_sequences > have_sequences {
+            // The old ones go first: beside a long prefill there is no room for both.
+            self.activations = None;
+            let (rows, sequences) = (need_rows.max(have_rows), need_sequences.max(have_sequences));
+            self.activations = Some(Activations::new(operations, &self.widths, rows, sequences)?);
+        }
+        Ok(())
+    }
+}

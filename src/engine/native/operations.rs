@@ -1,0 +1,289 @@
+//! What a device must be able to do for the native forward: the fused operations of a layer, and nothing else.
+//!
+//! Enters: packed weights, activations and the [`Rows`] of a ragged step. Leaves: activations and KV. [`super::forward`] calls these
+//! in order and knows no device; a device implements them and knows no model. There is a fast CPU implementation
+//! ([`super::cpu`]) and a plain one that accumulates in f64 and is the oracle of all others ([`super::oracle`]).
+//!
+//! Activations are `[rows, width]`, f32, one row per token of the step. A linear layer rounds its input to the precision its
+//! weights are multiplied in: bf16 for bf16 weights, 8-bit groups of 32 for integer weights, f32 otherwise. Every implementation
+//! does the same, so that they can be compared closely.
+
+use super::rope::RopeTable;
+use super::rows::Rows;
+use crate::engine::EngineError;
+use crate::model::{Dtype, StoredMatrix};
+use crate::units::Bytes;
+
+/// Columns of an activation row that share a scale when the weights are integers.
+pub const ACTIVATION_GROUP: usize = 32;
+
+/// The operations of a step, as they are named in a breakdown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Operation {
+    Embed,
+    NormQkv,
+    Attention,
+    Output,
+    GateUp,
+    Down,
+    Head,
+}
+
+impl Operation {
+    /// All of them, in the order of a step.
+    pub const ALL: [Self; 7] =
+        [Self::Embed, Self::NormQkv, Self::Attention, Self::Output, Self::GateUp, Self::Down, Self::Head];
+
+    /// The name in results.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Embed => "embed",
+            Self::NormQkv => "norm_qkv",
+            Self::Attention => "attention",
+            Self::Output => "output",
+            Self::GateUp => "gate_up",
+            Self::Down => "down",
+            Self::Head => "head",
+        }
+    }
+}
+
+/// Heads of one attention layer.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AttentionShape {
+    pub heads: usize,
+    pub kv_heads: usize,
+    pub head_dim: usize,
+    pub norm_eps: f32,
+}
+
+impl AttentionShape {
+    /// Width of the queries of all heads.
+    #[must_use]
+    pub fn query_width(&self) -> usize {
+        self.heads * self.head_dim
+    }
+
+    /// Width of the keys (or values) of all heads.
+    #[must_use]
+    pub fn kv_width(&self) -> usize {
+        self.kv_heads * self.head_dim
+    }
+
+    /// Query heads that share one head of K and V.
+    #[must_use]
+    pub fn group(&self) -> usize {
+        self.heads / self.kv_heads
+    }
+}
+
+/// Output rows of a linear layer and the bias that is added to them.
+#[derive(Debug, Clone)]
+pub struct Part {
+    pub matrix: StoredMatrix,
+    pub bias: Option<Vec<f32>>,
+}
+
+/// How the parts of a fused linear layer lie beside each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Arrangement {
+    /// One after another: Q, K, V.
+    Stacked,
+    /// Tiles of rows in turn, so that whoever has a tile of the first has the same tile of the second: gate, up.
+    Interleaved,
+}
+
+/// Where the rows of the embedding come from.
+#[derive(Debug)]
+pub enum Embedding<'a, O: Operations + ?Sized> {
+    /// A table of its own.
+    Table(&'a O::Table),
+    /// The head doubles as the table.
+    Head(&'a O::Linear),
+}
+
+/// The weights of one attention layer.
+#[derive(Debug)]
+pub struct AttentionWeights<O: Operations + ?Sized> {
+    pub norm: O::Vector,
+    /// Q, K and V stacked.
+    pub qkv: O::Linear,
+    /// Norms over each head of Q and of K.
+    pub head_norms: Option<(O::Vector, O::Vector)>,
+}
+
+/// The size of a paged KV pool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PoolShape {
+    pub layers: usize,
+    pub kv_heads: usize,
+    pub head_dim: usize,
+    /// Positions in a block; a multiple of 16.
+    pub block_size: usize,
+    pub dtype: Dtype,
+}
+
+impl PoolShape {
+    /// Elements of K, or of V, of one block in one layer.
+    #[must_use]
+    pub fn block_elements(&self) -> usize {
+        self.kv_heads * self.head_dim * self.block_size
+    }
+
+    /// Bytes of one element.
+    #[must_use]
+    pub fn element_bytes(&self) -> usize {
+        if self.dtype == Dtype::F32 { 4 } else { 2 }
+    }
+
+    /// Bytes of one block over all layers, K and V.
+    #[must_use]
+    pub fn block_bytes(&self) -> Bytes {
+        Bytes((2 * self.layers * self.block_elements() * self.element_bytes()) as u64)
+    }
+}
+
+/// A device's side of the native forward. Every operation is enqueued or done when it returns; none waits for a device.
+pub trait Operations: std::fmt::Debug {
+    /// A fused linear layer, packed for streaming.
+    type Linear: std::fmt::Debug;
+    /// A vector of f32: a norm's weights.
+    type Vector: std::fmt::Debug;
+    /// An embedding table that is not also the head.
+    type Table: std::fmt::Debug;
+    /// Activations, `[rows, width]`, f32.
+    type Buffer: std::fmt::Debug;
+    /// K and V of all layers, in blocks.
+    type Pool: std::fmt::Debug;
+
+    /// Packs a linear layer.
+    ///
+    /// # Errors
+    /// When memory runs out.
+    fn linear(&mut self, parts: Vec<Part>, arrangement: Arrangement) -> Result<Self::Linear, EngineError>;
+    /// Keeps a vector.
+    ///
+    /// # Errors
+    /// When memory runs out.
+    fn vector(&mut self, values: Vec<f32>) -> Result<Self::Vector, EngineError>;
+    /// Keeps an embedding table.
+    ///
+    /// # Errors
+    /// When memory runs out.
+    fn table(&mut self, matrix: StoredMatrix) -> Result<Self::Table, EngineError>;
+    /// Makes activations.
+    ///
+    /// # Errors
+    /// When memory runs out.
+    fn buffer(&mut self, rows: usize, width: usize) -> Result<Self::Buffer, EngineError>;
+    /// Makes a pool without blocks.
+    ///
+    /// # Errors
+    /// When the device cannot keep such a pool.
+    fn pool(&mut self, shape: PoolShape) -> Result<Self::Pool, EngineError>;
+    /// Sees to it that blocks `0..blocks` exist.
+    ///
+    /// # Errors
+    /// When memory runs out.
+    fn reserve(&mut self, pool: &mut Self::Pool, blocks: usize) -> Result<(), EngineError>;
+    /// Writes random normal K and V into whole blocks, as a prefill of that depth would leave them.
+    ///
+    /// # Errors
+    /// When the device fails.
+    fn fill_blocks(&mut self, pool: &mut Self::Pool, blocks: &[u32], seed: u64) -> Result<(), EngineError>;
+
+    /// Takes the rows of the next step to the device.
+    ///
+    /// # Errors
+    /// When the device fails.
+    fn begin(&mut self, rows: &Rows) -> Result<(), EngineError>;
+    /// `hidden[row] = table[token of row]`.
+    ///
+    /// # Errors
+    /// When the device fails.
+    fn embed(
+        &mut self,
+        rows: &Rows,
+        embedding: Embedding<'_, Self>,
+        hidden: &mut Self::Buffer,
+    ) -> Result<(), EngineError>;
+    /// `q, k, v = rope(head_norm(W · norm(hidden) + b))`; k and v go to the pool, q is returned.
+    ///
+    /// # Errors
+    /// When the device fails.
+    #[expect(clippy::too_many_arguments, reason = "one fused operation")]
+    fn norm_qkv(
+        &mut self,
+        rows: &Rows,
+        shape: &AttentionShape,
+        weights: &AttentionWeights<Self>,
+        rope: &RopeTable,
+        layer: usize,
+        hidden: &Self::Buffer,
+        pool: &mut Self::Pool,
+        query: &mut Self::Buffer,
+    ) -> Result<(), EngineError>;
+    /// `out = softmax(q · Kᵀ / √head_dim) · V` over the positions up to each row's own, no further back than the window.
+    ///
+    /// # Errors
+    /// When the device fails.
+    #[expect(clippy::too_many_arguments, reason = "one fused operation")]
+    fn attention(
+        &mut self,
+        rows: &Rows,
+        shape: &AttentionShape,
+        window: Option<usize>,
+        layer: usize,
+        query: &Self::Buffer,
+        pool: &Self::Pool,
+        out: &mut Self::Buffer,
+    ) -> Result<(), EngineError>;
+    /// `hidden += W · input + b`.
+    ///
+    /// # Errors
+    /// When the device fails.
+    fn project_add(
+        &mut self,
+        rows: &Rows,
+        weights: &Self::Linear,
+        input: &Self::Buffer,
+        hidden: &mut Self::Buffer,
+    ) -> Result<(), EngineError>;
+    /// `out = silu(gate · norm(hidden) + b) ∘ (up · norm(hidden) + b)`.
+    ///
+    /// # Errors
+    /// When the device fails.
+    fn norm_gate_up(
+        &mut self,
+        rows: &Rows,
+        norm: &Self::Vector,
+        norm_eps: f32,
+        weights: &Self::Linear,
+        hidden: &Self::Buffer,
+        out: &mut Self::Buffer,
+    ) -> Result<(), EngineError>;
+    /// `logits[sequence] = head · norm(hidden[last row of sequence])` and its first largest entry.
+    ///
+    /// # Errors
+    /// When the device fails.
+    #[expect(clippy::too_many_arguments, reason = "one fused operation")]
+    fn head(
+        &mut self,
+        rows: &Rows,
+        norm: &Self::Vector,
+        norm_eps: f32,
+        head: &Self::Linear,
+        hidden: &Self::Buffer,
+        logits: &mut Self::Buffer,
+        next: &mut Vec<u32>,
+    ) -> Result<(), EngineError>;
+
+    /// Waits, and copies the first `rows` rows of a buffer to the host.
+    ///
+    /// # Errors
+    /// When the device fails.
+    fn read(&mut self, buffer: &Self::Buffer, rows: usize) -> Result<Vec<Vec<f32>>, EngineError>;
+    /// Bytes read and written by the operations since this was last asked, counted where they ran; activations are not.
+    fn take_moved(&mut self) -> Bytes;
+}

@@ -1,0 +1,100 @@
+//! Rotary position embeddings as a table of angles.
+//!
+//! Enters: base, scaling and head size of an [`Architecture`]. Leaves: cosines and sines per position, f32, computed in f64; the same
+//! table serves every device, so that none differs in how it rounds an angle.
+//!
+//! *Source*: Su et al., RoFormer (arXiv 2104.09864), equation 34, in the half-split order of Hugging Face checkpoints; llama3 scaling as
+//! in the Llama 3.1 model card's reference (`low_freq_factor`, `high_freq_factor`, `original_max_position_embeddings`).
+
+use std::f64::consts::TAU;
+
+use crate::engine::EngineError;
+use crate::model::{Architecture, RopeScaling};
+
+/// Cosines and sines of the positions seen so far.
+#[derive(Debug, Clone)]
+pub struct RopeTable {
+    /// Radians per position, one per pair of elements.
+    frequencies: Vec<f64>,
+    /// `[positions, head_dim / 2]` each.
+    cosines: Vec<f32>,
+    sines: Vec<f32>,
+}
+
+impl RopeTable {
+    /// The frequencies of an architecture, for no position yet.
+    ///
+    /// # Errors
+    /// When the scaling is one that the native engine does not compute.
+    pub fn new(architecture: &Architecture) -> Result<Self, EngineError> {
+        let half = architecture.head_dim / 2;
+        let theta = architecture.rope.theta;
+        let plain = |i: usize| theta.powf(-((2 * i) as f64) / architecture.head_dim as f64);
+        let frequencies = match architecture.rope.scaling {
+            RopeScaling::None => (0..half).map(plain).collect(),
+            RopeScaling::Linear { factor } => (0..half).map(|i| plain(i) / factor).collect(),
+            RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_positions } => {
+                let scale = |frequency: f64| {
+                    let turns = original_max_positions as f64 * frequency / TAU;
+                    let kept =
+                        ((turns - low_freq_factor) / (high_freq_factor - low_freq_factor)).clamp(0.0, 1.0);
+                    frequency * (kept + (1.0 - kept) / factor)
+                };
+                (0..half).map(|i| scale(plain(i))).collect()
+            }
+            RopeScaling::Yarn { .. } => {
+                return Err(EngineError::Unsupported {
+                    engine: "native".into(),
+                    what: "YaRN rope scaling".into(),
+                    why: "the native engine has none, linear and llama3".into(),
+                });
+            }
+        };
+        Ok(Self { frequencies, cosines: Vec::new(), sines: Vec::new() })
+    }
+
+    /// Pairs of elements that turn together.
+    #[must_use]
+    pub fn half(&self) -> usize {
+        self.frequencies.len()
+    }
+
+    /// Sees to it that positions `0..positions` are in the table.
+    pub fn extend_to(&mut self, positions: usize) {
+        let have = self.cosines.len() / self.half().max(1);
+        if positions <= have {
+            return;
+        }
+        // Doubling, so that a running decode extends rarely.
+        let wanted = positions.max(2 * have);
+        for position in have..wanted {
+            for frequency in &self.frequencies {
+                let (sine, cosine) = (position as f64 * frequency).sin_cos();
+                self.cosines.push(to_f32(cosine));
+                self.sines.push(to_f32(sine));
+            }
+        }
+    }
+
+    /// Cosines and sines of a position.
+    #[must_use]
+    pub fn at(&self, position: usize) -> (&[f32], &[f32]) {
+        let range = position * self.half()..(position + 1) * self.half();
+        (&self.cosines[range.clone()], &self.sines[range])
+    }
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "f32 is the precision of the rotation")]
+fn to_f32(value: f64) -> f32 {
+    value as f32
+}
+
+/// Turns the head at `head[..2 · half]`: element i with element i + half.
+pub fn rotate(head: &mut [f32], cosines: &[f32], sines: &[f32]) {
+    let (first, second) = head.split_at_mut(cosines.len());
+    for (((a, b), cosine), sine) in first.iter_mut().zip(second).zip(cosines).zip(sines) {
+        let (x, y) = (*a, *b);
+        *a = x * cosine - y * sine;
+        *b = y * cosine + x * sine;
+    }
+}

@@ -1,0 +1,125 @@
+//! A ragged step laid flat: one row per token.
+//!
+//! Enters: sequences with their tokens, positions and block tables. Leaves: [`Rows`], plain arrays that a device can take as they
+//! are. Kept between steps, so that a steady decode allocates nothing.
+
+use std::ops::Range;
+
+/// The rows of one sequence.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SequenceRows {
+    /// Its rows in the step.
+    pub rows: Range<usize>,
+    /// Position of its first row.
+    pub start_position: usize,
+    /// Its blocks in [`Rows::tables`].
+    pub blocks: Range<usize>,
+}
+
+impl SequenceRows {
+    /// Positions of the sequence in the cache when the step is done.
+    #[must_use]
+    pub fn positions_after(&self) -> usize {
+        self.start_position + self.rows.len()
+    }
+}
+
+/// All tokens of a step.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Rows {
+    /// The token of each row.
+    pub tokens: Vec<u32>,
+    /// The position of each row in its sequence.
+    pub positions: Vec<u32>,
+    /// The sequence of each row, as an index into `sequences`.
+    pub owners: Vec<u32>,
+    pub sequences: Vec<SequenceRows>,
+    /// Block tables of all sequences, one after another.
+    pub tables: Vec<u32>,
+    /// Positions in a block.
+    pub block_size: usize,
+}
+
+impl Rows {
+    /// Rows over blocks of so many positions.
+    #[must_use]
+    pub fn new(block_size: usize) -> Self {
+        Self { block_size, ..Self::default() }
+    }
+
+    /// Forgets all sequences and keeps the memory.
+    pub fn clear(&mut self) {
+        self.tokens.clear();
+        self.positions.clear();
+        self.owners.clear();
+        self.sequences.clear();
+        self.tables.clear();
+    }
+
+    /// Adds a sequence that brings `tokens` at `start_position`; `table` holds its blocks in order.
+    ///
+    /// # Panics
+    /// When the table is too short for the positions: the session checks that first.
+    pub fn push(&mut self, tokens: &[u32], start_position: usize, table: &[u32]) {
+        let end = start_position + tokens.len();
+        assert!(table.len() * self.block_size >= end, "a block table covers every position of its sequence");
+        let first = self.tokens.len();
+        let owner = index(self.sequences.len());
+        self.tokens.extend_from_slice(tokens);
+        self.positions.extend((start_position..end).map(index));
+        self.owners.extend(std::iter::repeat_n(owner, tokens.len()));
+        let blocks = self.tables.len()..self.tables.len() + end.div_ceil(self.block_size);
+        self.tables.extend_from_slice(&table[..blocks.len()]);
+        self.sequences.push(SequenceRows { rows: first..self.tokens.len(), start_position, blocks });
+    }
+
+    /// Number of rows.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.tokens.len()
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.tokens.is_empty()
+    }
+
+    /// The block and the slot within it of a row.
+    #[must_use]
+    pub fn slot(&self, row: usize) -> (usize, usize) {
+        let position = self.positions[row] as usize;
+        let sequence = &self.sequences[self.owners[row] as usize];
+        let block = self.tables[sequence.blocks.start + position / self.block_size];
+        (block as usize, position % self.block_size)
+    }
+
+    /// The block table of a sequence.
+    #[must_use]
+    pub fn table(&self, sequence: &SequenceRows) -> &[u32] {
+        &self.tables[sequence.blocks.clone()]
+    }
+}
+
+/// Rows, positions and blocks are far below 2^32: memory ends first.
+fn index(value: usize) -> u32 {
+    u32::try_from(value).expect("an index of rows, positions or sequences fits 32 bits")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_knows_its_place_in_the_pool() {
+        let mut rows = Rows::new(16);
+        rows.push(&[5, 6, 7], 15, &[9, 4]);
+        rows.push(&[8], 0, &[2]);
+        assert_eq!(rows.positions, [15, 16, 17, 0]);
+        assert_eq!((0..4).map(|r| rows.slot(r)).collect::<Vec<_>>(), [(9, 15), (4, 0), (4, 1), (2, 0)]);
+        assert_eq!(rows.sequences[0].positions_after(), 18);
+        assert_eq!(rows.table(&rows.sequences[1]), [2]);
+        rows.clear();
+        assert!(rows.is_empty());
+    }
+}
