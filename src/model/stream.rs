@@ -56,14 +56,14 @@ pub(super) fn from_folder(
     let checkpoint = Checkpoint::open(folder, &architecture.inventory(Dtype::Bf16))?;
     checkpoint.check_storage(dtype)?;
     // A plain dtype is rounded to here, as loading does; a quantised one from the values as stored, without a step between.
-    let plain = plain_dtype(dtype, "streamed").ok();
+    let rounded = plain_dtype(dtype, "streamed").ok();
     let mut sources = checkpoint.sources();
     plan.deliver(
         |info| {
             // Both follow the architecture's order; the plan has scales between, which are not asked for.
             let source = sources.next().filter(|source| source.name() == info.name);
             let source = source.expect("a checkpoint holds the tensors of its architecture in their order");
-            read(&plan, info, &source, plain)
+            read(&plan, info, &source, rounded)
         },
         sink,
     )
@@ -73,9 +73,9 @@ fn read(
     plan: &Plan,
     info: &TensorInfo,
     source: &Source<'_>,
-    plain: Option<DType>,
+    rounded: Option<DType>,
 ) -> Result<StoredTensor, WeightsError> {
-    Ok(match plain.unwrap_or(source.dtype()) {
+    Ok(match rounded.unwrap_or(source.dtype()) {
         DType::BF16 => plan.tensor(info, source.values::<bf16>()?),
         DType::F16 => plan.tensor(info, source.values::<f16>()?),
         _ => plan.tensor(info, source.values::<f32>()?),

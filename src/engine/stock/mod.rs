@@ -264,19 +264,18 @@ pub fn candle_dtype(dtype: Dtype) -> Result<DType, EngineError> {
         Dtype::F32 => Ok(DType::F32),
         Dtype::Bf16 => Ok(DType::BF16),
         Dtype::F16 => Ok(DType::F16),
-        Dtype::Int8 | Dtype::Int4 | Dtype::Q8_0 | Dtype::Q4_0 => Err(unsupported(
-            dtype,
-            "candle's float models run f32, bf16 and f16, and its quantised ones GGUF files; the native engine runs it",
-        )),
-        Dtype::Fp8 | Dtype::Gguf => Err(unsupported(
-            dtype,
-            "candle's float models run f32, bf16 and f16; quantised weights come as a GGUF file",
-        )),
+        Dtype::Int8 | Dtype::Int4 | Dtype::Q8_0 | Dtype::Q4_0 => {
+            Err(unsupported(dtype, format!("{FLOATS_ONLY}; the native engine runs {dtype}")))
+        }
+        Dtype::Fp8 | Dtype::Gguf => Err(unsupported(dtype, FLOATS_ONLY.into())),
     }
 }
 
-fn unsupported(dtype: Dtype, why: &str) -> EngineError {
-    EngineError::Unsupported { engine: "stock".into(), what: format!("dtype {dtype}"), why: why.into() }
+const FLOATS_ONLY: &str =
+    "candle's float models run f32, bf16 and f16; its quantised ones take their weights from a GGUF file";
+
+fn unsupported(dtype: Dtype, why: String) -> EngineError {
+    EngineError::Unsupported { engine: "stock".into(), what: format!("dtype {dtype}"), why }
 }
 
 /// Sorts a candle error into the few kinds the protocol treats differently.
@@ -286,5 +285,20 @@ fn classify(device: &str, error: &candle_core::Error) -> EngineError {
         EngineError::OutOfMemory { device: device.into(), detail }
     } else {
         EngineError::Device { device: device.into(), detail }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_packed_dtype_is_refused_with_the_engine_that_runs_it() {
+        for dtype in [Dtype::Int8, Dtype::Int4, Dtype::Q8_0, Dtype::Q4_0] {
+            let error = candle_dtype(dtype).unwrap_err().to_string();
+            assert!(error.contains(&format!("dtype {dtype}")), "{error}");
+            assert!(error.ends_with(&format!("the native engine runs {dtype}")), "{error}");
+        }
+        assert!(!candle_dtype(Dtype::Fp8).unwrap_err().to_string().contains("native"));
     }
 }
