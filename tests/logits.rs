@@ -3,11 +3,16 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
-use hbmark::engine::{self, DeviceChoice, DeviceOptions, EngineError, SequenceId, Session, StepBatch};
+use candle_core::{Device, Tensor};
+use hbmark::engine::stock::StockSession;
+use hbmark::engine::{
+    self, Backend, DeviceChoice, DeviceOptions, EngineError, SequenceId, Session, StepBatch,
+};
 use hbmark::measure::quality::relative_error;
-use hbmark::model::{self, Dtype};
+use hbmark::model::{self, Dtype, StoredTensor};
 use serde::Deserialize;
 
 /// f32 against f32: only the order of sums differs.
@@ -118,6 +123,41 @@ fn gguf_llama_follows_its_dequantised_weights() {
     let mut session = open(&fixtures().join("llama-q8_0.gguf"), Dtype::Gguf);
     let reference = reference(&fixtures().join("llama-q8_0.reference.json"));
     assert_eq!(compare(session.as_mut(), &reference, GGUF_TOLERANCE), 3);
+}
+
+/// Streamed to the names and the row order of a checkpoint, the file is an f32 model like any other: a wrong order of rows in
+/// Q or K would be far outside the tolerance of f32.
+#[test]
+fn streamed_gguf_weights_are_the_checkpoint_they_were_converted_from() {
+    for name in ["llama-q8_0", "qwen3-q8_0"] {
+        let path = fixtures().join(format!("{name}.gguf"));
+        let model = model::open(path.to_str().unwrap(), None, 0).unwrap();
+        let mut tensors = HashMap::new();
+        let mut keep = |name: &str, tensor: StoredTensor| {
+            tensors.insert(name.to_owned(), as_candle(&tensor));
+            Ok(())
+        };
+        model.stream(Dtype::Gguf, &mut keep).unwrap();
+        let backend = Backend::open(DeviceChoice::Cpu, DeviceOptions::default()).unwrap();
+        let inventory = model.architecture.inventory(Dtype::F32);
+        let mut session =
+            StockSession::new(model.architecture.clone(), tensors, inventory, Dtype::F32, backend).unwrap();
+        let reference = reference(&fixtures().join(format!("{name}.reference.json")));
+        assert_eq!(compare(&mut session, &reference, F32_TOLERANCE), 3, "{name}");
+    }
+}
+
+fn as_candle(tensor: &StoredTensor) -> Tensor {
+    match tensor {
+        StoredTensor::Vector(values) => Tensor::from_slice(values, values.len(), &Device::Cpu).unwrap(),
+        StoredTensor::Matrix(matrix) => {
+            let mut values = vec![0.0; matrix.rows * matrix.columns];
+            for (row, out) in values.chunks_mut(matrix.columns).enumerate() {
+                matrix.row(row, out);
+            }
+            Tensor::from_vec(values, (matrix.rows, matrix.columns), &Device::Cpu).unwrap()
+        }
+    }
 }
 
 #[test]

@@ -47,7 +47,10 @@ pub fn parse_dtypes(flag: &str, given: &str) -> Result<Vec<Dtype>, config::Confi
             <Dtype as clap::ValueEnum>::from_str(name.trim(), true).map_err(|_| config::ConfigError::List {
                 flag: flag.to_owned(),
                 given: given.to_owned(),
-                problem: format!("`{}` is not one of f32, bf16, f16, int8, fp8, int4", name.trim()),
+                problem: format!(
+                    "`{}` is not one of f32, bf16, f16, int8, fp8, int4, q8_0, q4_0",
+                    name.trim()
+                ),
             })
         })
         .collect()

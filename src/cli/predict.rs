@@ -24,7 +24,7 @@ pub struct Args {
     /// A GPU of the datasheet table (`hbmark devices`).
     #[arg(long, default_value = "h100-sxm")]
     gpu: String,
-    /// Storage of the weights, comma-separated: f32, bf16, f16, int8, fp8, int4.
+    /// Storage of the weights, comma-separated: f32, bf16, f16, int8, fp8, int4, q8_0, q4_0.
     #[arg(long, default_value = "bf16")]
     dtype: String,
     /// Storage of the KV cache [default: that of the weights, bf16 where they are quantised].

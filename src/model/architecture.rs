@@ -181,6 +181,10 @@ pub enum Dtype {
     Fp8,
     /// Groups of 32 or 128 with a scale and a zero.
     Int4,
+    /// ggml's blocks of 32 with one scale, throughout.
+    Q8_0,
+    /// ggml's blocks of 32 four-bit weights with one scale; embedding and head in `q8_0`.
+    Q4_0,
     /// A GGUF file's own mixture of block formats.
     Gguf,
 }
@@ -196,6 +200,8 @@ impl Dtype {
             Self::Int8 => "int8",
             Self::Fp8 => "fp8",
             Self::Int4 => "int4",
+            Self::Q8_0 => "q8_0",
+            Self::Q4_0 => "q4_0",
             Self::Gguf => "gguf",
         }
     }
@@ -204,5 +210,20 @@ impl Dtype {
 impl std::fmt::Display for Dtype {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.pad(self.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::ValueEnum;
+
+    use super::*;
+
+    #[test]
+    fn a_dtype_has_one_name_on_the_command_line_in_json_and_in_results() {
+        for dtype in Dtype::value_variants() {
+            assert_eq!(serde_json::to_value(dtype).unwrap(), dtype.name());
+            assert_eq!(Dtype::from_str(dtype.name(), false), Ok(*dtype));
+        }
     }
 }

@@ -4,6 +4,7 @@
 //! against its own dimensions; only then is the file handed to candle, whose reader believes more than ours does.
 //! The Hugging Face names of tensors are unknown here: a GGUF file has its own.
 
+mod blocks;
 mod dimensions;
 mod header;
 
@@ -13,6 +14,7 @@ use std::path::{Path, PathBuf};
 
 use candle_core::quantized::gguf_file::Content;
 
+use blocks::Places;
 pub use header::GgufError;
 
 use super::weights::{SizedFile, WeightsError};
@@ -33,6 +35,8 @@ pub struct GgufModel {
     /// told from the file, so `architecture.rope.scaling` is `None`, and a forward that ignores the table is wrong beyond
     /// the original context length.
     pub has_rope_freqs: bool,
+    /// Where each tensor lies in the file.
+    places: Places,
     file: SizedFile,
 }
 
@@ -48,7 +52,8 @@ impl GgufModel {
         let header = header::read(BufReader::new(file.file()), file.size()).map_err(bad)?;
         let architecture = dimensions::architecture(&header).map_err(bad)?;
         let (inventory, has_rope_freqs) = check_tensors(path, &header.tensors, &architecture)?;
-        Ok(Self { architecture, inventory, has_rope_freqs, file })
+        let places = Places::new(&header);
+        Ok(Self { architecture, inventory, has_rope_freqs, places, file })
     }
 
     /// The file as candle reads it.

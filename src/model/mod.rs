@@ -12,6 +12,8 @@ pub mod inventory;
 mod open;
 pub mod presets;
 pub mod safetensors;
+pub mod stored;
+mod stream;
 pub mod synthetic;
 pub mod tensors;
 #[cfg(test)]
@@ -35,5 +37,6 @@ pub use config::{parse_config, read_config};
 pub use error::ModelError;
 pub use inventory::{Inventory, Role, TensorInfo};
 pub use open::{OpenModel, Weights, open};
+pub use stored::{Packing, StoredData, StoredMatrix, StoredTensor};
 pub use tensors::model_hash;
 pub use weights::{LoadedWeights, WeightsError};

@@ -12,8 +12,9 @@ use candle_core::{Device, Tensor};
 use super::gguf::GgufModel;
 use super::hub::HubConfig;
 use super::safetensors::Checkpoint;
+use super::stored::StoredTensor;
 use super::tokenizer::Tokenizer;
-use super::{Architecture, Dtype, Inventory, ModelError, presets, read_config, synthetic};
+use super::{Architecture, Dtype, Inventory, ModelError, presets, read_config, stream, synthetic};
 use crate::engine::DeviceChoice;
 
 /// A model whose dimensions are known and whose weights can be loaded.
@@ -160,7 +161,7 @@ impl OpenModel {
     pub fn kv_dtype(&self, dtype: Dtype) -> Dtype {
         match dtype {
             Dtype::Gguf => Dtype::F32,
-            Dtype::Int8 | Dtype::Fp8 | Dtype::Int4 => Dtype::Bf16,
+            Dtype::Int8 | Dtype::Fp8 | Dtype::Int4 | Dtype::Q8_0 | Dtype::Q4_0 => Dtype::Bf16,
             plain => plain,
         }
     }
@@ -199,6 +200,30 @@ impl OpenModel {
                 let (content, file) = model.into_candle()?;
                 Ok(Weights::Gguf { content: Box::new(content), file, inventory })
             }
+        }
+    }
+
+    /// Hands over every matrix and vector that a step reads, one at a time and by its Hugging Face name, in the storage that
+    /// `dtype` asks for. Beyond what the sink keeps, no more than one tensor and its packed form are held.
+    ///
+    /// Values are those that [`load`](Self::load) gives on the host. Quantised formats are packed from bf16 where weights come
+    /// from a seed, and from the values as stored where they come from a folder. A GGUF file has its own formats:
+    /// `q8_0`, `q4_0` and plain floats are kept to the bit, all other blocks are dequantised and packed as `q8_0`.
+    ///
+    /// The returned inventory describes the tensors as they were handed over; norms and biases in it are f32.
+    ///
+    /// # Errors
+    /// When files are missing, broken or changed meanwhile, when they cannot give the dtype, or when the sink fails.
+    pub fn stream(
+        &self,
+        dtype: Dtype,
+        sink: &mut dyn FnMut(&str, StoredTensor) -> Result<(), ModelError>,
+    ) -> Result<Inventory, ModelError> {
+        match &self.source {
+            Source::Synthetic { seed } => stream::from_seed(&self.architecture, dtype, *seed, sink),
+            Source::Folder { path, .. } => stream::from_folder(&self.architecture, dtype, path, sink),
+            Source::Gguf { path, .. } if dtype == Dtype::Gguf => stream::from_gguf(path, sink),
+            Source::Gguf { path, .. } => Err(ModelError::GgufDtype { path: path.clone(), asked: dtype }),
         }
     }
 

@@ -18,6 +18,7 @@ use half::{bf16, f16};
 pub use header::SafetensorsError;
 use header::{MAX_HEADER_BYTES, StoredTensor, parse_header, parse_index, shortened};
 
+use super::stored::PlainFloat;
 use super::weights::{LoadedWeights, SizedFile, WeightsError, is_plain_file_name, plain_dtype};
 use super::{Dtype, Inventory, Role, TensorInfo};
 use crate::units::Bytes;
@@ -130,24 +131,36 @@ impl Checkpoint {
     /// was opened, or when memory runs out.
     pub fn load(&self, wanted: Dtype, device: &Device) -> Result<LoadedWeights, WeightsError> {
         let dtype = plain_dtype(wanted, "loaded")?;
-        if let Some((shard, tensor)) =
-            self.wanted.iter().find(|(_, t)| !matches!(t.storage, "F32" | "BF16" | "F16"))
-        {
-            return Err(WeightsError::StoredDtype {
-                path: self.shards[*shard].path().to_path_buf(),
-                name: tensor.name.clone(),
-                storage: tensor.storage.to_owned(),
-                wanted,
-            });
-        }
+        self.check_storage(wanted)?;
         let mut tensors = HashMap::with_capacity(self.wanted.len());
         let mut loaded = Inventory::default();
-        for ((shard, stored), info) in self.wanted.iter().zip(&self.on_disk.tensors) {
-            tensors.insert(stored.name.clone(), read_tensor(&self.shards[*shard], stored, dtype, device)?);
+        for (source, info) in self.sources().zip(&self.on_disk.tensors) {
+            tensors.insert(source.stored.name.clone(), source.tensor(dtype, device)?);
             let bytes = Bytes(info.elements() * dtype.size_in_bytes() as u64);
             loaded.tensors.push(TensorInfo { storage: wanted.name().to_owned(), bytes, ..info.clone() });
         }
         Ok(LoadedWeights { tensors, on_disk: self.on_disk.clone(), loaded })
+    }
+
+    /// Refuses tensors that are stored as something else than a plain float.
+    ///
+    /// # Errors
+    /// [`WeightsError::StoredDtype`] with the first of them.
+    pub(crate) fn check_storage(&self, wanted: Dtype) -> Result<(), WeightsError> {
+        match self.wanted.iter().find(|(_, t)| !matches!(t.storage, "F32" | "BF16" | "F16")) {
+            None => Ok(()),
+            Some((shard, tensor)) => Err(WeightsError::StoredDtype {
+                path: self.shards[*shard].path().to_path_buf(),
+                name: tensor.name.clone(),
+                storage: tensor.storage.to_owned(),
+                wanted,
+            }),
+        }
+    }
+
+    /// The tensors to load, in the order of the expected inventory, each to be read when it is wanted.
+    pub(crate) fn sources(&self) -> impl Iterator<Item = Source<'_>> {
+        self.wanted.iter().map(|(shard, stored)| Source { shard: &self.shards[*shard], stored })
     }
 
     /// The folder the checkpoint was opened from.
@@ -277,44 +290,45 @@ fn read_shard(shard: &SizedFile) -> Result<Vec<StoredTensor>, WeightsError> {
     parse_header(&header, 8 + claimed, available - claimed).map_err(bad)
 }
 
-/// Reads one tensor and converts it on the way, so that no second copy of it exists on the host.
-fn read_tensor(
-    shard: &SizedFile,
-    stored: &StoredTensor,
-    dtype: DType,
-    device: &Device,
-) -> Result<Tensor, WeightsError> {
-    let source = Source { shard, stored };
-    let shape = stored.shape.as_slice();
-    let failed = |error| WeightsError::Device { name: stored.name.clone(), error };
-    match (stored.storage, dtype) {
-        ("F32", DType::F32) => Tensor::from_vec(source.read(f32::from_le_bytes)?, shape, device),
-        ("F32", DType::BF16) => {
-            Tensor::from_vec(source.read(|b| bf16::from_f32(f32::from_le_bytes(b)))?, shape, device)
-        }
-        ("F32", _) => Tensor::from_vec(source.read(|b| f16::from_f32(f32::from_le_bytes(b)))?, shape, device),
-        ("BF16", DType::BF16) => Tensor::from_vec(source.read(bf16::from_le_bytes)?, shape, device),
-        ("BF16", DType::F32) => {
-            Tensor::from_vec(source.read(|b| bf16::from_le_bytes(b).to_f32())?, shape, device)
-        }
-        ("BF16", _) => {
-            Tensor::from_vec(source.read(|b| f16::from_f32(bf16::from_le_bytes(b).to_f32()))?, shape, device)
-        }
-        (_, DType::F16) => Tensor::from_vec(source.read(f16::from_le_bytes)?, shape, device),
-        (_, DType::F32) => Tensor::from_vec(source.read(|b| f16::from_le_bytes(b).to_f32())?, shape, device),
-        _ => {
-            Tensor::from_vec(source.read(|b| bf16::from_f32(f16::from_le_bytes(b).to_f32()))?, shape, device)
-        }
-    }
-    .map_err(failed)
-}
-
-struct Source<'a> {
+/// One tensor of a checkpoint, still in its file.
+pub(crate) struct Source<'a> {
     shard: &'a SizedFile,
     stored: &'a StoredTensor,
 }
 
 impl Source<'_> {
+    pub(crate) fn name(&self) -> &str {
+        &self.stored.name
+    }
+
+    /// The plain dtype it is stored in; f32 stands for what [`Checkpoint::check_storage`] refuses.
+    pub(crate) fn dtype(&self) -> DType {
+        match self.stored.storage {
+            "BF16" => DType::BF16,
+            "F16" => DType::F16,
+            _ => DType::F32,
+        }
+    }
+
+    fn tensor(&self, dtype: DType, device: &Device) -> Result<Tensor, WeightsError> {
+        let shape = self.stored.shape.as_slice();
+        match dtype {
+            DType::F32 => Tensor::from_vec(self.values::<f32>()?, shape, device),
+            DType::BF16 => Tensor::from_vec(self.values::<bf16>()?, shape, device),
+            _ => Tensor::from_vec(self.values::<f16>()?, shape, device),
+        }
+        .map_err(|error| WeightsError::Device { name: self.stored.name.clone(), error })
+    }
+
+    /// Reads the elements and converts them on the way, so that no second copy of them exists on the host.
+    pub(crate) fn values<T: PlainFloat>(&self) -> Result<Vec<T>, WeightsError> {
+        match self.dtype() {
+            DType::F32 => self.read(|bytes| T::of_f32(f32::from_le_bytes(bytes))),
+            DType::BF16 => self.read(|bytes| T::of_bf16(bf16::from_le_bytes(bytes))),
+            _ => self.read(|bytes| T::of_f16(f16::from_le_bytes(bytes))),
+        }
+    }
+
     /// The elements of the tensor, each decoded from its `N` little-endian bytes.
     fn read<const N: usize, T>(&self, decode: impl Fn([u8; N]) -> T) -> Result<Vec<T>, WeightsError> {
         let StoredTensor { name, offset, bytes, .. } = self.stored;

@@ -14,6 +14,7 @@ use rand_chacha::ChaCha8Rng;
 use sha2::{Digest, Sha256};
 use statrs::distribution::{ContinuousCDF, Normal};
 
+use super::stored::PlainFloat;
 use super::weights::{WeightsError, plain_dtype};
 use super::{Dtype, Inventory, Role, TensorInfo};
 
@@ -54,9 +55,9 @@ fn generate_on(
 ) -> Result<HashMap<String, Tensor>, WeightsError> {
     let dtype = plain_dtype(dtype, "generated")?;
     match (device, dtype) {
-        (Device::Cpu, DType::F32) => on_cpu(expected, seed, threads, |value| value),
-        (Device::Cpu, DType::BF16) => on_cpu(expected, seed, threads, bf16::from_f32),
-        (Device::Cpu, _) => on_cpu(expected, seed, threads, f16::from_f32),
+        (Device::Cpu, DType::F32) => on_cpu::<f32>(expected, seed, threads),
+        (Device::Cpu, DType::BF16) => on_cpu::<bf16>(expected, seed, threads),
+        (Device::Cpu, _) => on_cpu::<f16>(expected, seed, threads),
         _ => made(expected)
             .map(|info| {
                 let tensor = on_device(info, tensor_key(seed, &info.name), dtype, device)?;
@@ -127,19 +128,41 @@ impl<T: WithDType> NormalTable<T> {
     }
 }
 
-fn on_cpu<T: WithDType>(
+/// Makes tensors one at a time on the host, each with the values that [`generate`] gives it there.
+pub(crate) struct HostGenerator<T> {
+    around_zero: NormalTable<T>,
+    around_one: NormalTable<T>,
+    seed: u64,
+    threads: usize,
+}
+
+impl<T: PlainFloat> HostGenerator<T> {
+    /// A generator that works on every core.
+    pub(crate) fn new(seed: u64) -> Self {
+        Self::on_threads(seed, std::thread::available_parallelism().map_or(1, NonZeroUsize::get))
+    }
+
+    fn on_threads(seed: u64, threads: usize) -> Self {
+        let table = |mean| NormalTable::new(mean, T::of_f32);
+        Self { around_zero: table(0.0), around_one: table(1.0), seed, threads }
+    }
+
+    /// The elements of a tensor.
+    pub(crate) fn values(&self, info: &TensorInfo) -> Result<Vec<T>, WeightsError> {
+        let table = if mean(info)? == 0.0 { &self.around_zero } else { &self.around_one };
+        drawn(info, table, tensor_key(self.seed, &info.name), self.threads)
+    }
+}
+
+fn on_cpu<T: PlainFloat>(
     expected: &Inventory,
     seed: u64,
     threads: usize,
-    convert: impl Fn(f32) -> T,
 ) -> Result<HashMap<String, Tensor>, WeightsError> {
-    let around_zero = NormalTable::new(0.0, &convert);
-    let around_one = NormalTable::new(1.0, &convert);
+    let generator = HostGenerator::<T>::on_threads(seed, threads);
     made(expected)
         .map(|info| {
-            let table = if mean(info)? == 0.0 { &around_zero } else { &around_one };
-            let values = drawn(info, table, tensor_key(seed, &info.name), threads)?;
-            let tensor = Tensor::from_vec(values, info.shape.as_slice(), &Device::Cpu)
+            let tensor = Tensor::from_vec(generator.values(info)?, info.shape.as_slice(), &Device::Cpu)
                 .map_err(|error| WeightsError::Device { name: info.name.clone(), error })?;
             Ok((info.name.clone(), tensor))
         })

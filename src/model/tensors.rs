@@ -12,7 +12,8 @@
 //! | int8 | 1 B | one f16 per output channel | bf16 |
 //! | fp8 | 1 B (e4m3) | one f32 per 128 × 128 block | bf16 |
 //! | int4 | ½ B | one f16 scale and one f16 zero per group, +1 bit per weight at 32 | bf16 |
-//! | gguf | `q8_0`: 34 B per 32 weights | inside the block | `q8_0` tables, f32 norms and biases |
+//! | `q8_0`, gguf | 34 B per 32 weights | inside the block | `q8_0` tables, f32 router, norms and biases |
+//! | `q4_0` | 18 B per 32 weights | inside the block | as for `q8_0` |
 //!
 //! Quantised checkpoints leave embedding and head at 16 bits, and so does this list. The group of int4 is the config's
 //! `group_size` where it names one, otherwise 32. The mixture of formats of a real GGUF file is known only from its header;
@@ -31,6 +32,8 @@ const FP8_BLOCK: usize = 128;
 const INT4_GROUP: usize = 32;
 /// Weights in a `q8_0` block, and its bytes: an f16 scale and 32 signed bytes (ggml's `block_q8_0`).
 const Q8_0_BLOCK: (u64, u64) = (32, 34);
+/// Weights in a `q4_0` block, and its bytes: an f16 scale and 32 nibbles (ggml's `block_q4_0`).
+const Q4_0_BLOCK: (u64, u64) = (32, 18);
 
 impl Architecture {
     /// Every tensor of a checkpoint of this architecture, stored as `dtype`.
@@ -50,6 +53,17 @@ impl Architecture {
             list.table("lm_head.weight", &[self.vocab_size, self.hidden_size], Role::Head);
         }
         Inventory { tensors: list.tensors }
+    }
+
+    /// Columns that share one int4 scale and zero: the config's `group_size` where it names one for four bits.
+    #[must_use]
+    pub fn int4_group(&self) -> usize {
+        self.quantization
+            .as_ref()
+            .filter(|quantization| quantization.bits == 4)
+            .and_then(|quantization| quantization.group_size)
+            .filter(|&group| group > 0)
+            .unwrap_or(INT4_GROUP)
     }
 
     fn list_layer(&self, list: &mut List, layer: usize) {
@@ -200,6 +214,7 @@ enum Matrices {
     Fp8PerBlock,
     Int4 { group: usize },
     Q8_0,
+    Q4_0,
 }
 
 /// How a whole checkpoint is stored.
@@ -212,21 +227,15 @@ struct Format {
 
 impl Format {
     fn new(architecture: &Architecture, dtype: Dtype) -> Self {
-        let int4_group = architecture
-            .quantization
-            .as_ref()
-            .filter(|quantization| quantization.bits == 4)
-            .and_then(|quantization| quantization.group_size)
-            .filter(|&group| group > 0)
-            .unwrap_or(INT4_GROUP);
         let (matrices, float) = match dtype {
             Dtype::F32 => (Matrices::Plain, Float::F32),
             Dtype::Bf16 => (Matrices::Plain, Float::Bf16),
             Dtype::F16 => (Matrices::Plain, Float::F16),
             Dtype::Int8 => (Matrices::Int8PerChannel, Float::Bf16),
             Dtype::Fp8 => (Matrices::Fp8PerBlock, Float::Bf16),
-            Dtype::Int4 => (Matrices::Int4 { group: int4_group }, Float::Bf16),
-            Dtype::Gguf => (Matrices::Q8_0, Float::F32),
+            Dtype::Int4 => (Matrices::Int4 { group: architecture.int4_group() }, Float::Bf16),
+            Dtype::Q8_0 | Dtype::Gguf => (Matrices::Q8_0, Float::F32),
+            Dtype::Q4_0 => (Matrices::Q4_0, Float::F32),
         };
         Self { matrices, float }
     }
@@ -264,11 +273,12 @@ impl List {
         self.float(name, &[width], Role::Norm);
     }
 
-    /// The embedding table or the head: 16 bits when the linear layers are quantised, except in GGUF.
+    /// The embedding table or the head: 16 bits when the linear layers are quantised, except in ggml's formats.
     fn table(&mut self, name: &str, shape: &[usize; 2], role: Role) {
         match self.format.matrices {
-            Matrices::Q8_0 => {
-                self.push_stored(name.to_owned(), shape, "q8_0", q8_0_bytes(shape[0], shape[1]), role);
+            Matrices::Q8_0 | Matrices::Q4_0 => {
+                let bytes = block_bytes(shape[0], shape[1], Q8_0_BLOCK);
+                self.push_stored(name.to_owned(), shape, "q8_0", bytes, role);
             }
             _ => self.float(name, shape, role),
         }
@@ -297,7 +307,12 @@ impl List {
                 self.push(format!("{name}.weight_scale"), &groups, Float::F16, scale_role);
                 self.push(format!("{name}.weight_zero_point"), &groups, Float::F16, scale_role);
             }
-            Matrices::Q8_0 => self.push_stored(weight, &shape, "q8_0", q8_0_bytes(out, input), role),
+            Matrices::Q8_0 => {
+                self.push_stored(weight, &shape, "q8_0", block_bytes(out, input, Q8_0_BLOCK), role);
+            }
+            Matrices::Q4_0 => {
+                self.push_stored(weight, &shape, "q4_0", block_bytes(out, input, Q4_0_BLOCK), role);
+            }
         }
         if bias {
             self.float(&format!("{name}.bias"), &[out], Role::Bias);
@@ -310,8 +325,7 @@ fn elements(shape: &[usize]) -> u64 {
 }
 
 /// Rows are padded to whole blocks.
-fn q8_0_bytes(rows: usize, columns: usize) -> u64 {
-    let (weights, bytes) = Q8_0_BLOCK;
+fn block_bytes(rows: usize, columns: usize, (weights, bytes): (u64, u64)) -> u64 {
     rows as u64 * (columns as u64).div_ceil(weights) * bytes
 }
 
@@ -347,7 +361,9 @@ mod tests {
             (shapes::deepseek_v3(), 671_026_419_200),
         ];
         for (architecture, parameters) in published {
-            for dtype in [Dtype::Bf16, Dtype::Fp8, Dtype::Int8, Dtype::Int4, Dtype::Gguf] {
+            for dtype in
+                [Dtype::Bf16, Dtype::Fp8, Dtype::Int8, Dtype::Int4, Dtype::Gguf, Dtype::Q8_0, Dtype::Q4_0]
+            {
                 let inventory = architecture.inventory(dtype);
                 assert_eq!(inventory.parameters(), parameters, "{:?} as {dtype}", architecture.family);
             }
@@ -447,6 +463,17 @@ mod tests {
         let inventory = shapes::llama_3_1_8b().inventory(Dtype::Gguf);
         // 8.5 bits for 8,029,995,008 matrix and table weights, f32 for 65 × 4096 norm weights.
         assert_eq!(inventory.total_bytes(), Bytes(8_029_995_008 / 32 * 34 + 65 * 4096 * 4));
+    }
+
+    #[test]
+    fn q4_0_keeps_tables_at_eight_bits_and_q8_0_is_what_gguf_stands_for() {
+        let architecture = shapes::llama_3_1_8b();
+        assert_eq!(architecture.inventory(Dtype::Q8_0), architecture.inventory(Dtype::Gguf));
+        let (linear, table) = (6_979_321_856_u64, 128_256 * 4096_u64);
+        let inventory = architecture.inventory(Dtype::Q4_0);
+        assert_eq!(inventory.bytes_of(Role::Matrix), Bytes(linear / 32 * 18));
+        assert_eq!(inventory.bytes_of(Role::Head), Bytes(table / 32 * 34));
+        assert_eq!(inventory.total_bytes(), Bytes(linear / 32 * 18 + 2 * table / 32 * 34 + 65 * 4096 * 4));
     }
 
     #[test]

@@ -85,6 +85,8 @@ pub enum WeightsError {
     StoredDtype { path: PathBuf, name: String, storage: String, wanted: Dtype },
     #[error("weights cannot be {what} as {wanted}: choose f32, bf16 or f16")]
     WantedDtype { what: &'static str, wanted: Dtype },
+    #[error("weights cannot be streamed as {wanted}: choose f32, bf16, f16, int8, q8_0, q4_0 or int4")]
+    StreamedDtype { wanted: Dtype },
     #[error("out of memory for tensor {name}: {bytes} bytes on the host")]
     OutOfMemory { name: String, bytes: u64 },
     #[error("tensor {name} cannot be made from a seed: a {role} needs the weights it scales")]
@@ -112,7 +114,7 @@ pub(crate) fn plain_dtype(wanted: Dtype, what: &'static str) -> Result<DType, We
         Dtype::F32 => Ok(DType::F32),
         Dtype::Bf16 => Ok(DType::BF16),
         Dtype::F16 => Ok(DType::F16),
-        Dtype::Int8 | Dtype::Fp8 | Dtype::Int4 | Dtype::Gguf => {
+        Dtype::Int8 | Dtype::Fp8 | Dtype::Int4 | Dtype::Q8_0 | Dtype::Q4_0 | Dtype::Gguf => {
             Err(WeightsError::WantedDtype { what, wanted })
         }
     }

@@ -285,11 +285,11 @@ impl Ledger {
     }
 }
 
-/// Bits of one KV element. A GGUF model's cache is f16, llama.cpp's default.
+/// Bits of one KV element. A cache beside ggml's block formats is f16, llama.cpp's default.
 fn kv_bits(dtype: Dtype) -> u64 {
     match dtype {
         Dtype::F32 => 32,
-        Dtype::Bf16 | Dtype::F16 | Dtype::Gguf => 16,
+        Dtype::Bf16 | Dtype::F16 | Dtype::Q8_0 | Dtype::Q4_0 | Dtype::Gguf => 16,
         Dtype::Int8 | Dtype::Fp8 => 8,
         Dtype::Int4 => 4,
     }

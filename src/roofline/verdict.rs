@@ -62,7 +62,7 @@ fn product_dtypes(weights: Dtype) -> &'static [&'static str] {
         Dtype::Bf16 => &["bf16"],
         Dtype::F16 => &["f16"],
         Dtype::Fp8 => &["fp8", "bf16", "f16"],
-        Dtype::Int8 | Dtype::Int4 | Dtype::Gguf => &["bf16", "f16"],
+        Dtype::Int8 | Dtype::Int4 | Dtype::Q8_0 | Dtype::Q4_0 | Dtype::Gguf => &["bf16", "f16"],
     }
 }
 
@@ -325,7 +325,7 @@ mod tests {
         assert_eq!((verdict.mfu, verdict.bound), (None, Some(Bound::Memory)));
         assert!(verdict.flags[0].contains("no matrix-product peak known for f16"));
         // Weight-only formats multiply at 16 bits, and fp8 falls back to it.
-        for weights in [Dtype::Int4, Dtype::Int8, Dtype::Gguf, Dtype::Fp8] {
+        for weights in [Dtype::Int4, Dtype::Int8, Dtype::Q8_0, Dtype::Q4_0, Dtype::Gguf, Dtype::Fp8] {
             assert_eq!(Roof::datasheet(&sheet(), weights).peak.map(|p| p.dtype), Some("bf16"));
         }
     }

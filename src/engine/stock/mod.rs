@@ -264,12 +264,19 @@ pub fn candle_dtype(dtype: Dtype) -> Result<DType, EngineError> {
         Dtype::F32 => Ok(DType::F32),
         Dtype::Bf16 => Ok(DType::BF16),
         Dtype::F16 => Ok(DType::F16),
-        other => Err(EngineError::Unsupported {
-            engine: "stock".into(),
-            what: format!("dtype {other}"),
-            why: "candle's float models run f32, bf16 and f16; quantised weights come as a GGUF file".into(),
-        }),
+        Dtype::Int8 | Dtype::Int4 | Dtype::Q8_0 | Dtype::Q4_0 => Err(unsupported(
+            dtype,
+            "candle's float models run f32, bf16 and f16, and its quantised ones GGUF files; the native engine runs it",
+        )),
+        Dtype::Fp8 | Dtype::Gguf => Err(unsupported(
+            dtype,
+            "candle's float models run f32, bf16 and f16; quantised weights come as a GGUF file",
+        )),
     }
+}
+
+fn unsupported(dtype: Dtype, why: &str) -> EngineError {
+    EngineError::Unsupported { engine: "stock".into(), what: format!("dtype {dtype}"), why: why.into() }
 }
 
 /// Sorts a candle error into the few kinds the protocol treats differently.

@@ -183,6 +183,8 @@ pub(super) struct TensorEntry {
 pub(super) struct Header {
     pub(super) metadata: BTreeMap<String, Value>,
     pub(super) tensors: Vec<TensorEntry>,
+    /// Offset of the data section in the file.
+    pub(super) data_start: u64,
 }
 
 /// Reads and checks a header.
@@ -227,7 +229,7 @@ pub(super) fn read<R: Read>(reader: R, size: u64) -> Result<Header, GgufError> {
     // `at` is at most `size`, and the alignment at most a megabyte: no overflow in a file that exists.
     let data_start = cursor.at.next_multiple_of(alignment);
     check_places(&described, size.saturating_sub(data_start))?;
-    Ok(Header { metadata, tensors: described })
+    Ok(Header { metadata, tensors: described, data_start })
 }
 
 fn alignment(metadata: &BTreeMap<String, Value>) -> Result<u64, GgufError> {

@@ -1,0 +1,203 @@
+//! Rows of floats → packed rows: the one place where weights are rounded.
+//!
+//! Enters: rows, given as floats or as a matrix. Leaves: a [`StoredMatrix`]. `q8_0` and `q4_0` round as ggml's reference does, bit
+//! for bit, so that a generated matrix is the one that llama.cpp would have made; `int8` and `int4` round against
+//! the scale as it is stored.
+//!
+//! *Source* of `q8_0` and `q4_0`: `quantize_row_q8_0_ref` and `quantize_row_q4_0_ref` of the ggml project.
+
+use std::num::NonZeroUsize;
+
+use half::{bf16, f16};
+
+use super::{BLOCK, Packing, StoredData, StoredMatrix};
+
+/// Below this many elements threads cost more than they give.
+const ELEMENTS_PER_THREAD: usize = 1 << 17;
+
+impl StoredMatrix {
+    /// Packs rows of floats, rounding to nearest.
+    ///
+    /// # Panics
+    /// When `values` is not `rows × columns` long.
+    #[must_use]
+    pub fn from_f32_rows(rows: usize, columns: usize, values: &[f32], packing: Packing) -> Self {
+        assert_eq!(values.len(), rows * columns, "{rows} rows of {columns}");
+        packed(rows, columns, packing, &|row, out| {
+            out.copy_from_slice(&values[row * columns..(row + 1) * columns]);
+        })
+    }
+
+    /// Packs a matrix anew, rounding its values to nearest. Weights that are not numbers become zeros in quantised formats.
+    #[must_use]
+    pub fn quantize(plain: &Self, to: Packing) -> Self {
+        packed(plain.rows, plain.columns, to, &|row, out| plain.row(row, out))
+    }
+}
+
+/// Packs the rows that `source` writes, on as many threads as the size is worth.
+fn packed(
+    rows: usize,
+    columns: usize,
+    packing: Packing,
+    source: &(dyn Fn(usize, &mut [f32]) + Sync),
+) -> StoredMatrix {
+    let mut matrix = StoredMatrix::blank(rows, columns, packing);
+    let shape = packing.row_shape(columns);
+    let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+    let threads = cores.min(rows * columns / ELEMENTS_PER_THREAD).max(1);
+    let job = Job { rows, columns, padded: shape.padded, threads, source };
+    let (values, groups) = (shape.values, shape.groups);
+    match &mut matrix.data {
+        StoredData::F32(all) => {
+            job.run((all, values), (&mut [(); 0], 0), |row, out, _| out.copy_from_slice(row));
+        }
+        StoredData::F16(all) => {
+            job.run((all, values), (&mut [(); 0], 0), |row, out, _| round(row, out, f16::from_f32));
+        }
+        StoredData::Bf16(all) => {
+            job.run((all, values), (&mut [(); 0], 0), |row, out, _| round(row, out, bf16::from_f32));
+        }
+        StoredData::Int8 { quants, scales } => job.run((quants, values), (scales, groups), int8_row),
+        StoredData::Q8_0 { quants, scales } => job.run((quants, values), (scales, groups), q8_0_row),
+        StoredData::Q4_0 { nibbles, scales } => job.run((nibbles, values), (scales, groups), q4_0_row),
+        StoredData::Int4 { nibbles, scales, zeros, group } => {
+            // Scales and zeros are made together and kept apart.
+            let mut both = vec![[f16::ZERO; 2]; scales.len()];
+            let group = *group;
+            job.run((nibbles, values), (&mut both, groups), |row, out, both| int4_row(row, group, out, both));
+            for ((both, scale), zero) in both.iter().zip(scales).zip(zeros) {
+                [*scale, *zero] = *both;
+            }
+        }
+    }
+    matrix
+}
+
+/// Rows to be packed, shared out to threads.
+struct Job<'a> {
+    rows: usize,
+    columns: usize,
+    padded: usize,
+    threads: usize,
+    source: &'a (dyn Fn(usize, &mut [f32]) + Sync),
+}
+
+impl Job<'_> {
+    /// Calls `pack` for each row with its floats, padded with zeros to whole groups, and its part of two arrays, each given
+    /// with its elements per row.
+    fn run<A: Send, B: Send>(
+        &self,
+        (mut values, values_per_row): (&mut [A], usize),
+        (mut scales, scales_per_row): (&mut [B], usize),
+        pack: impl Fn(&[f32], &mut [A], &mut [B]) + Sync,
+    ) {
+        let band = self.rows.div_ceil(self.threads).max(1);
+        let pack = &pack;
+        std::thread::scope(|scope| {
+            for first in (0..self.rows).step_by(band) {
+                let rows = band.min(self.rows - first);
+                let (mine, rest) = values.split_at_mut(rows * values_per_row);
+                let (my_scales, rest_scales) = scales.split_at_mut(rows * scales_per_row);
+                (values, scales) = (rest, rest_scales);
+                let mut work = move || {
+                    let mut floats = vec![0.0; self.padded];
+                    for row in 0..rows {
+                        (self.source)(first + row, &mut floats[..self.columns]);
+                        pack(
+                            &floats,
+                            &mut mine[row * values_per_row..(row + 1) * values_per_row],
+                            &mut my_scales[row * scales_per_row..(row + 1) * scales_per_row],
+                        );
+                    }
+                };
+                if first + rows == self.rows {
+                    // The last band is this thread's own.
+                    work();
+                } else {
+                    scope.spawn(work);
+                }
+            }
+        });
+    }
+}
+
+fn round<T>(row: &[f32], out: &mut [T], to: impl Fn(f32) -> T) {
+    for (out, &value) in out.iter_mut().zip(row) {
+        *out = to(value);
+    }
+}
+
+fn largest(values: &[f32]) -> f32 {
+    values.iter().fold(0.0, |largest, value| value.abs().max(largest))
+}
+
+/// `1 / scale`, and 0 for a group of zeros.
+fn inverse(scale: f32) -> f32 {
+    if scale == 0.0 { 0.0 } else { 1.0 / scale }
+}
+
+/// A scale as it is stored: one beyond f16 would turn zeros into NaN.
+fn stored_scale(scale: f32) -> f16 {
+    f16::from_f32(scale.min(f16::MAX.to_f32()))
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "saturates at −128 and 127, and a NaN is 0")]
+fn to_i8(value: f32) -> i8 {
+    value.round() as i8
+}
+
+/// The nearest nibble to a value that lies around 0..=15.
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped, and a NaN is 0")]
+fn to_nibble(value: f32) -> u8 {
+    value.clamp(0.0, 15.0) as u8
+}
+
+fn int8_row(row: &[f32], quants: &mut [i8], scales: &mut [f16]) {
+    let scale = stored_scale(largest(row) / 127.0);
+    if let Some(stored) = scales.first_mut() {
+        *stored = scale;
+    }
+    let inverse = inverse(scale.to_f32());
+    round(row, quants, |value| to_i8((value * inverse).clamp(-127.0, 127.0)));
+}
+
+fn q8_0_row(row: &[f32], quants: &mut [i8], scales: &mut [f16]) {
+    for ((block, quants), stored) in row.chunks(BLOCK).zip(quants.chunks_mut(BLOCK)).zip(scales) {
+        let scale = largest(block) / 127.0;
+        *stored = stored_scale(scale);
+        let inverse = inverse(scale);
+        round(block, quants, |value| to_i8(value * inverse));
+    }
+}
+
+fn q4_0_row(row: &[f32], nibbles: &mut [u8], scales: &mut [f16]) {
+    for ((block, bytes), stored) in row.chunks(BLOCK).zip(nibbles.chunks_mut(BLOCK / 2)).zip(scales) {
+        // The value of the largest magnitude becomes −8, the one code without an opposite.
+        let extreme = block.iter().fold(0.0_f32, |e, &value| if value.abs() > e.abs() { value } else { e });
+        let scale = extreme / -8.0;
+        *stored = f16::from_f32(scale.clamp(f16::MIN.to_f32(), f16::MAX.to_f32()));
+        let inverse = inverse(scale);
+        let code = |value: f32| to_nibble(value * inverse + 8.5);
+        for (byte, pair) in bytes.iter_mut().zip(block.as_chunks::<2>().0) {
+            *byte = code(pair[0]) | code(pair[1]) << 4;
+        }
+    }
+}
+
+fn int4_row(row: &[f32], group: usize, nibbles: &mut [u8], scales_and_zeros: &mut [[f16; 2]]) {
+    nibbles.fill(0);
+    for (index, (values, stored)) in row.chunks(group).zip(scales_and_zeros).enumerate() {
+        // A range that holds 0 keeps the zero in 0..=15, where f16 is within a hundredth of a step.
+        let (low, high) = values.iter().fold((0.0_f32, 0.0_f32), |(low, high), &v| (low.min(v), high.max(v)));
+        let scale = stored_scale(high / 15.0 - low / 15.0);
+        let inverse = inverse(scale.to_f32());
+        let zero = f16::from_f32(-low * inverse);
+        *stored = [scale, zero];
+        for (offset, &value) in values.iter().enumerate() {
+            let column = index * group + offset;
+            let code = to_nibble((value * inverse + zero.to_f32()).round());
+            nibbles[column / 2] |= code << (4 * (column % 2));
+        }
+    }
+}

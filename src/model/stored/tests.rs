@@ -1,0 +1,181 @@
+use candle_core::quantized::{GgmlDType, QTensor};
+use candle_core::{Device, Tensor};
+use proptest::prelude::*;
+
+use super::*;
+
+const QUANTISED: [Packing; 5] =
+    [Packing::Int8, Packing::Q8_0, Packing::Q4_0, Packing::Int4 { group: 32 }, Packing::Int4 { group: 7 }];
+
+fn all_rows(matrix: &StoredMatrix) -> Vec<f32> {
+    let mut values = vec![0.0; matrix.rows * matrix.columns];
+    for (row, out) in values.chunks_mut(matrix.columns).enumerate() {
+        matrix.row(row, out);
+    }
+    values
+}
+
+/// The scale that belongs to a value.
+fn scale(matrix: &StoredMatrix, row: usize, column: usize) -> f32 {
+    let group = matrix.packing().group(matrix.columns);
+    let groups = matrix.columns.div_ceil(group);
+    match &matrix.data {
+        StoredData::Int8 { scales, .. }
+        | StoredData::Q8_0 { scales, .. }
+        | StoredData::Q4_0 { scales, .. }
+        | StoredData::Int4 { scales, .. } => scales[row * groups + column / group].to_f32().abs(),
+        _ => panic!("no scales"),
+    }
+}
+
+/// Steps that a value may be off: half of one, and what rounding scale and zero to f16 moves the farthest code by.
+fn steps(packing: Packing) -> f32 {
+    match packing {
+        Packing::Int8 => 0.5 + 127.0 / 2048.0,
+        Packing::Q8_0 => 0.51 + 127.0 / 2048.0,
+        // A value opposite to the extreme one and as large wants +8, and the codes end at +7.
+        Packing::Q4_0 => 1.01 + 8.0 / 2048.0,
+        Packing::Int4 { .. } => 0.5 + 16.0 / 1024.0,
+        _ => 0.0,
+    }
+}
+
+/// Weights with the spread of a trained layer, its outliers, or zeros.
+fn weights() -> impl Strategy<Value = (usize, usize, Vec<f32>)> {
+    (1usize..5, 1usize..100, prop_oneof![Just(0.02f32), Just(1.0), Just(300.0)]).prop_flat_map(
+        |(rows, columns, spread)| {
+            let value = prop_oneof![9 => -spread..spread, 1 => Just(0.0), 1 => -20.0 * spread..20.0 * spread];
+            (Just(rows), Just(columns), prop::collection::vec(value, rows * columns))
+        },
+    )
+}
+
+proptest! {
+    #[test]
+    fn every_value_is_within_half_a_step_of_its_weight((rows, columns, weights) in weights()) {
+        for packing in QUANTISED {
+            let matrix = StoredMatrix::from_f32_rows(rows, columns, &weights, packing);
+            prop_assert_eq!(matrix.packing(), packing);
+            for (index, (found, wanted)) in all_rows(&matrix).iter().zip(&weights).enumerate() {
+                let scale = scale(&matrix, index / columns, index % columns);
+                // Scales below the smallest normal f16 are absolute multiples of 2^-24.
+                let bound = steps(packing) * scale + 127.0 * 2.0_f32.powi(-25);
+                prop_assert!((found - wanted).abs() <= bound, "{packing:?}: {found} for {wanted}, step {scale}");
+            }
+        }
+    }
+
+    #[test]
+    fn packing_what_was_packed_changes_no_value_by_more_than_the_scale_does((rows, columns, weights) in weights()) {
+        for packing in QUANTISED {
+            let once = StoredMatrix::from_f32_rows(rows, columns, &weights, packing);
+            let twice = StoredMatrix::quantize(&once, packing);
+            prop_assert_eq!(once.bytes(), twice.bytes());
+            let values = all_rows(&once);
+            for (index, (again, value)) in all_rows(&twice).iter().zip(&values).enumerate() {
+                let scale = scale(&once, index / columns, index % columns);
+                prop_assert!((again - value).abs() <= 0.1 * scale + 1e-6 || packing == Packing::Q4_0);
+            }
+        }
+    }
+
+    #[test]
+    fn blocks_of_32_are_those_of_ggml_to_the_bit(
+        rows in 1usize..4,
+        blocks in 1usize..4,
+        seed in prop::collection::vec(-3.0f32..3.0, 4 * 4 * 32),
+    ) {
+        let columns = 32 * blocks;
+        let weights = &seed[..rows * columns];
+        for (packing, dtype) in [(Packing::Q8_0, GgmlDType::Q8_0), (Packing::Q4_0, GgmlDType::Q4_0)] {
+            let tensor = Tensor::from_slice(weights, (rows, columns), &Device::Cpu).unwrap();
+            let theirs = QTensor::quantize(&tensor, dtype).unwrap();
+            let theirs = theirs.dequantize(&Device::Cpu).unwrap().flatten_all().unwrap();
+            let ours = all_rows(&StoredMatrix::from_f32_rows(rows, columns, weights, packing));
+            prop_assert_eq!(ours, theirs.to_vec1::<f32>().unwrap());
+        }
+    }
+}
+
+#[test]
+fn values_that_a_format_can_hold_come_back_exactly() {
+    let codes = |from: i16, to: i16, count: usize| -> Vec<f32> {
+        (from..=to).cycle().take(count).map(|code| f32::from(code) * 0.25).collect()
+    };
+    let cases = [
+        (Packing::F32, codes(-300, 300, 601)),
+        (Packing::F16, codes(-300, 300, 601)),
+        (Packing::Bf16, codes(-128, 128, 257)),
+        (Packing::Int8, codes(-127, 127, 255)),
+        // Each group sees its extreme code.
+        (Packing::Q8_0, codes(-127, -96, 64)),
+        (Packing::Q4_0, codes(-8, 7, 64)),
+        (Packing::Int4 { group: 32 }, codes(-3, 12, 64)),
+        (Packing::Int4 { group: 17 }, codes(-15, 0, 51)),
+    ];
+    for (packing, values) in cases {
+        let matrix = StoredMatrix::from_f32_rows(1, values.len(), &values, packing);
+        assert_eq!(all_rows(&matrix), values, "{packing:?}");
+    }
+}
+
+#[test]
+fn nibbles_of_neighbouring_columns_share_a_byte() {
+    let values: Vec<f32> = (0..32).map(|column: i16| f32::from(column % 16 - 8)).collect();
+    let matrix = StoredMatrix::from_f32_rows(1, 32, &values, Packing::Q4_0);
+    let StoredData::Q4_0 { nibbles, scales } = &matrix.data else { panic!("{matrix:?}") };
+    assert_eq!(scales, &[f16::ONE]);
+    assert_eq!(nibbles[..8], [0x10, 0x32, 0x54, 0x76, 0x98, 0xBA, 0xDC, 0xFE]);
+}
+
+#[test]
+fn bytes_are_those_of_the_arrays_with_rows_padded_to_whole_groups() {
+    let bytes = |packing, columns| StoredMatrix::blank(3, columns, packing).bytes().0;
+    assert_eq!(bytes(Packing::F32, 33), 3 * 33 * 4);
+    assert_eq!(bytes(Packing::F16, 33), 3 * 33 * 2);
+    assert_eq!(bytes(Packing::Bf16, 33), 3 * 33 * 2);
+    assert_eq!(bytes(Packing::Int8, 33), 3 * (33 + 2));
+    assert_eq!(bytes(Packing::Q8_0, 33), 3 * 2 * 34);
+    assert_eq!(bytes(Packing::Q4_0, 33), 3 * 2 * 18);
+    assert_eq!(bytes(Packing::Int4 { group: 32 }, 33), 3 * 2 * (16 + 4));
+    assert_eq!(bytes(Packing::Int4 { group: 7 }, 8), 3 * (7 + 2 * 4));
+    assert_eq!(StoredMatrix::blank(3, 33, Packing::Q8_0).value_bytes().0, 3 * 64);
+}
+
+#[test]
+fn padding_of_ggml_blocks_stands_for_zeros() {
+    let weights: Vec<f32> = (0..33).map(|column: i16| f32::from(column) - 16.0).collect();
+    let matrix = StoredMatrix::from_f32_rows(1, 33, &weights, Packing::Q4_0);
+    let StoredData::Q4_0 { nibbles, .. } = &matrix.data else { panic!("{matrix:?}") };
+    assert!((33..64).all(|column| nibble(nibbles, column) == 8));
+    let matrix = StoredMatrix::from_f32_rows(1, 33, &weights, Packing::Q8_0);
+    let StoredData::Q8_0 { quants, .. } = &matrix.data else { panic!("{matrix:?}") };
+    assert!(quants[33..].iter().all(|quant| *quant == 0));
+}
+
+#[test]
+fn many_threads_pack_what_one_does() {
+    let (rows, columns) = (1031, 257);
+    let weights: Vec<f32> =
+        (0..rows * columns).map(|i| ((i * 2_654_435_761) % 1009) as f32 - 504.0).collect();
+    for packing in QUANTISED.into_iter().chain([Packing::Bf16]) {
+        let whole = StoredMatrix::from_f32_rows(rows, columns, &weights, packing);
+        let mut by_row = StoredMatrix::blank(rows, columns, packing);
+        for (row, values) in weights.chunks(columns).enumerate() {
+            by_row.copy_row(row, &StoredMatrix::from_f32_rows(1, columns, values, packing), 0);
+        }
+        assert_eq!(whole, by_row, "{packing:?}");
+    }
+}
+
+#[test]
+fn zeros_and_what_is_no_number_stay_finite() {
+    let weights =
+        [vec![0.0; 32], vec![f32::NAN; 32], vec![f32::MIN_POSITIVE; 32], vec![f32::MAX; 32]].concat();
+    for packing in QUANTISED {
+        let matrix = StoredMatrix::from_f32_rows(4, 32, &weights, packing);
+        let values = all_rows(&matrix);
+        assert!(values.iter().all(|value| value.is_finite()), "{packing:?}: {values:?}");
+        assert!(values[..32].iter().all(|value| *value == 0.0), "{packing:?}");
+    }
+}
