@@ -41,7 +41,7 @@ pub enum ConfigError {
 }
 
 /// The engines of this build.
-pub const ENGINES: &[&str] = &["stock"];
+pub const ENGINES: &[&str] = &["stock", "native"];
 
 /// Checks a list of engine names.
 ///
@@ -191,6 +191,6 @@ mod tests {
     #[test]
     fn an_unknown_engine_is_named() {
         let error = parse_engines("stock,warp").unwrap_err().to_string();
-        assert_eq!(error, "--engine `warp` is unknown; this build has: stock");
+        assert_eq!(error, "--engine `warp` is unknown; this build has: stock, native");
     }
 }

@@ -91,7 +91,10 @@ impl Args {
             seed: self.model.seed,
             threads: self.device.threads.map(|t| t as usize),
             depth,
-            device_options: DeviceOptions { keep_memory_pool: self.keep_memory_pool },
+            device_options: DeviceOptions {
+                keep_memory_pool: self.keep_memory_pool,
+                threads: self.device.threads.map(|t| t as usize),
+            },
             show_ops: self.show_ops,
             note: self.note.clone(),
             hypothesis: self.hypothesis.clone(),

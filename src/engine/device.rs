@@ -76,6 +76,8 @@ pub struct DeviceOptions {
     /// CUDA: keep the memory pool's pages between synchronisations (release threshold at its maximum). candle leaves the
     /// threshold at 0, so this is a labelled deviation from what people run.
     pub keep_memory_pool: bool,
+    /// CPU: threads of engines that have a team of their own; all that the process may use where none is given.
+    pub threads: Option<usize>,
 }
 
 /// Reads the peak of device memory since it was last read.

@@ -8,6 +8,7 @@
 #[cfg(feature = "cuda")]
 pub mod cuda;
 pub mod device;
+pub mod native;
 mod open;
 pub mod scripted;
 pub mod stock;
@@ -142,6 +143,14 @@ pub trait Session {
     fn next_tokens(&mut self) -> Result<Vec<u32>, EngineError>;
     /// Marks on the stream the steps run on.
     fn timeline(&mut self) -> &mut dyn Timeline;
+    /// Gives a sequence a KV cache of so many positions filled with random values, without computing it; `false` where the
+    /// engine cannot. A decode step over it moves the same bytes as one over a real prefill.
+    ///
+    /// # Errors
+    /// When memory runs out or the device fails.
+    fn fill_kv(&mut self, _sequence: SequenceId, _positions: usize, _seed: u64) -> Result<bool, EngineError> {
+        Ok(false)
+    }
     /// Forgets a sequence and frees its KV.
     fn release(&mut self, sequence: SequenceId);
     /// What is held on the device; reading it resets the peak.

@@ -2,6 +2,7 @@
 //!
 //! Enters: a name, an opened model, a dtype and a device. Leaves: a [`Session`], or what the engine cannot do. One arm per engine.
 
+use super::native;
 use super::stock::{self, StockSession};
 use super::{Backend, Capabilities, DeviceChoice, DeviceOptions, EngineError, Session};
 use crate::model::{Dtype, OpenModel, Weights};
@@ -19,6 +20,9 @@ pub fn open(
 ) -> Result<Box<dyn Session>, EngineError> {
     // Refused before anything is loaded.
     capabilities(engine, model, dtype, device)?;
+    if engine == native::NAME {
+        return Ok(Box::new(native::open(model, dtype, device, options.threads)?));
+    }
     let backend = Backend::open(device, options)?;
     match model.load(dtype, &backend.device)? {
         Weights::Tensors { tensors, inventory } => {
@@ -49,6 +53,10 @@ pub fn capabilities(
             }
             let limits = stock::limits(&model.architecture, model.is_gguf())?;
             Ok(stock::capabilities(limits, &device.to_string()))
+        }
+        native::NAME => {
+            native::check(&model.architecture, dtype)?;
+            Ok(native::capabilities(&model.architecture, &device.to_string()))
         }
         other => Err(EngineError::Unsupported {
             engine: other.into(),

@@ -156,8 +156,7 @@ impl<O: Operations> Forward<O> {
         let positions = rows.sequences.iter().map(super::rows::SequenceRows::positions_after).max();
         self.rope.extend_to(positions.unwrap_or(0));
         let (need_rows, need_sequences) = (rows.len(), rows.sequences.len());
-        let (have_rows, have_sequences) =
-            self.activations.as_ref().map_or((0, 0), |a| (a.rows, a.sequences));
+        let (have_rows, have_sequences) = self.activations.as_ref().map_or((0, 0), |a| (a.rows, a.sequences));
         if need_rows > have_rows || need_sequences > have_sequences {
             // The old ones go first: beside a long prefill there is no room for both.
             self.activations = None;

@@ -2,7 +2,10 @@
 //!
 //! Enters: rows of f32, a norm where the layer has one. Leaves: [`Inputs`]: the rows in the precision that the weights are
 //! multiplied in, kept between steps so that a steady decode allocates nothing.
-#![expect(unsafe_code, reason = "members write rows of shared buffers; kernels are compiled per instruction set")]
+#![expect(
+    unsafe_code,
+    reason = "members write rows of shared buffers; kernels are compiled per instruction set"
+)]
 
 use super::matrix::{GROUP, Precision};
 use super::simd::{InstructionSet, LANES, Simd, dispatch};
@@ -97,7 +100,10 @@ impl InputWriter {
     /// When the row is not within the shape.
     pub unsafe fn pack(&self, set: InstructionSet, row: usize, values: &[f32], norm: Option<(&[f32], f32)>) {
         let shape = self.shape;
-        assert!(row < shape.rows && values.len() == shape.columns, "a row of the shape that was made room for");
+        assert!(
+            row < shape.rows && values.len() == shape.columns,
+            "a row of the shape that was made room for"
+        );
         assert!(norm.is_none_or(|(weights, _)| weights.len() == values.len()), "a norm as wide as its row");
         // SAFETY: rows do not overlap, and no other member has this one.
         let (words, scales, sums) = unsafe {
@@ -213,6 +219,7 @@ unsafe fn byte_quads<S: Simd>(
     sums: &mut [i32],
 ) {
     let mut group = [0.0f32; GROUP];
+    let groups = scales.len();
     let mut finish = |index: usize, group: &mut [f32; GROUP]| {
         let largest = group.iter().fold(0.0f32, |largest, v| largest.max(v.abs()));
         let scale = largest / 127.0;
@@ -249,7 +256,7 @@ unsafe fn byte_quads<S: Simd>(
         done += 1;
     }
     // Padding up to the block of the weights.
-    for index in done..scales.len() {
+    for index in done..groups {
         finish(index, &mut group);
     }
 }

@@ -420,9 +420,8 @@ unsafe fn q8_0_tile<S: Simd, const P: usize, const B: usize>(
         let mut sums = [[S::zero(); P]; B];
         for group in 0..columns / GROUP {
             let block = group / 2 * (HEADER + 2 * GROUP * LANES);
-            let scales: [S::Floats; P] = std::array::from_fn(|p| {
-                S::load_f16(weights[p].add(block + group % 2 * (HEADER / 2)).cast())
-            });
+            let scales: [S::Floats; P] =
+                std::array::from_fn(|p| S::load_f16(weights[p].add(block + group % 2 * (HEADER / 2)).cast()));
             let at = block + HEADER + group % 2 * GROUP * LANES;
             let products = bytes_group::<S, P, B>(weights, at, rows, group);
             add_scaled::<S, P, B>(&mut sums, products, &scales, rows, group);
@@ -451,9 +450,8 @@ unsafe fn q4_0_tile<S: Simd, const P: usize, const B: usize>(
         let mut sums = [[S::zero(); P]; B];
         for group in 0..columns / GROUP {
             let block = group / 2 * (HEADER + GROUP * LANES);
-            let scales: [S::Floats; P] = std::array::from_fn(|p| {
-                S::load_f16(weights[p].add(block + group % 2 * (HEADER / 2)).cast())
-            });
+            let scales: [S::Floats; P] =
+                std::array::from_fn(|p| S::load_f16(weights[p].add(block + group % 2 * (HEADER / 2)).cast()));
             let at = block + HEADER + group % 2 * (GROUP / 2) * LANES;
             let products = nibbles_group::<S, P, B>(weights, at, rows, group, NIBBLE_OFFSET);
             add_scaled::<S, P, B>(&mut sums, products, &scales, rows, group);

@@ -236,7 +236,7 @@ fn pack_row(stored: &StoredMatrix, row: usize, lane: usize, format: Format, pane
             + bytes.len() * (column % block_columns);
         panel[at..at + bytes.len()].copy_from_slice(bytes);
     };
-    let mut scales = |panel: &mut [u8], values: &[f16], group: usize, slot_of: &dyn Fn(usize) -> usize| {
+    let scales = |panel: &mut [u8], values: &[f16], group: usize, slot_of: &dyn Fn(usize) -> usize| {
         for (index, scale) in values.iter().enumerate() {
             let block = index * group / block_columns * block_bytes;
             let at = block + 2 * (slot_of(index) * LANES + lane);
@@ -295,7 +295,8 @@ fn pack_quads(quants: &[i8], lane: usize, panel: &mut [u8], columns: usize, byte
 /// Half bytes from two columns to a byte to eight columns over a quad.
 fn pack_nibbles(nibbles: &[u8], lane: usize, panel: &mut [u8], columns: usize, bytes: usize) {
     for column in 0..2 * nibbles.len() {
-        let value = if column.is_multiple_of(2) { nibbles[column / 2] & 15 } else { nibbles[column / 2] >> 4 };
+        let value =
+            if column.is_multiple_of(2) { nibbles[column / 2] & 15 } else { nibbles[column / 2] >> 4 };
         let (index, high) = half_byte(column % columns, lane);
         let block = column / columns * bytes + HEADER;
         panel[block + index] |= if high { value << 4 } else { value };

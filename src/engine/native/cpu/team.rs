@@ -4,7 +4,10 @@
 //! spin for the next job for a while and park when none comes. The caller is a member too. Within a job, work is shared out in
 //! units: each member has a contiguous range of its own (whose memory it touched first), and takes from others when that is
 //! done, so that a core that is held up does not hold up the step. Which member does a unit never changes a result.
-#![expect(unsafe_code, reason = "a job borrowed from the caller is shared with the members; thread affinity is a system call")]
+#![expect(
+    unsafe_code,
+    reason = "a job borrowed from the caller is shared with the members; thread affinity is a system call"
+)]
 
 use std::cell::UnsafeCell;
 use std::sync::Arc;
@@ -85,6 +88,12 @@ pub struct Worker<'a> {
     pub index: usize,
     pub count: usize,
     shared: &'a Shared,
+}
+
+impl std::fmt::Debug for Worker<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Worker({} of {})", self.index, self.count)
+    }
 }
 
 impl Worker<'_> {

@@ -5,9 +5,9 @@ use std::arch::x86_64::{
     __m256, __m256i, _MM_FROUND_NO_EXC, _MM_FROUND_TO_NEAREST_INT, _mm_loadu_si128, _mm256_add_epi32,
     _mm256_add_ps, _mm256_and_si256, _mm256_castsi256_ps, _mm256_cvtepi32_ps, _mm256_cvtepu16_epi32,
     _mm256_cvtph_ps, _mm256_cvtps_epi32, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_loadu_si256,
-    _mm256_madd_epi16, _mm256_max_ps, _mm256_mul_ps, _mm256_round_ps, _mm256_set1_epi8,
-    _mm256_set1_epi32, _mm256_set1_ps, _mm256_setzero_ps, _mm256_slli_epi16, _mm256_slli_epi32,
-    _mm256_srai_epi16, _mm256_srli_epi16, _mm256_storeu_ps, _mm256_sub_ps,
+    _mm256_madd_epi16, _mm256_max_ps, _mm256_mul_ps, _mm256_round_ps, _mm256_set1_epi8, _mm256_set1_epi32,
+    _mm256_set1_ps, _mm256_setzero_ps, _mm256_slli_epi16, _mm256_slli_epi32, _mm256_srai_epi16,
+    _mm256_srli_epi16, _mm256_storeu_ps, _mm256_sub_ps,
 };
 
 use super::Simd;
@@ -120,9 +120,8 @@ impl Simd for Avx2 {
             let high = _mm256_set1_epi32(0xffff_0000u32.cast_signed());
             let first = |v| _mm256_castsi256_ps(_mm256_slli_epi32::<16>(v));
             let second = |v| _mm256_castsi256_ps(_mm256_and_si256(v, high));
-            let one = |sum, a, b| {
-                _mm256_fmadd_ps(second(a), second(b), _mm256_fmadd_ps(first(a), first(b), sum))
-            };
+            let one =
+                |sum, a, b| _mm256_fmadd_ps(second(a), second(b), _mm256_fmadd_ps(first(a), first(b), sum));
             [one(sum[0], a[0], b[0]), one(sum[1], a[1], b[1])]
         }
     }

@@ -84,8 +84,7 @@ macro_rules! shared_by_both {
         unsafe fn split_power(x: __m512) -> (__m512, __m512) {
             // SAFETY: the trait's contract.
             unsafe {
-                let whole =
-                    _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(x);
+                let whole = _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(x);
                 (_mm512_scalef_ps(_mm512_set1_ps(1.0), whole), _mm512_sub_ps(x, whole))
             }
         }

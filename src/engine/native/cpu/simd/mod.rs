@@ -235,7 +235,8 @@ mod tests {
             S::store(out.add(48), S::to_floats(S::dot_quads(S::splat_int(9), quads, signed)));
             let (low, high) = (S::low_halves(quads), S::high_halves(quads));
             let ones = S::splat_packed(0x0101_0101);
-            let sum = S::dot_quads(S::dot_quads(S::splat_int(0), low, ones), high, S::splat_packed(0x1010_1010));
+            let sum =
+                S::dot_quads(S::dot_quads(S::splat_int(0), low, ones), high, S::splat_packed(0x1010_1010));
             S::store(out.add(64), S::to_floats(sum));
             let x: Vec<f32> = (0..16).map(|i| -0.37 * i as f32 * i as f32).collect();
             S::store(out.add(80), exp::<S>(S::load(x.as_ptr())));

@@ -1,0 +1,560 @@
+//! Attention over the paged cache.
+//!
+//! Enters: queries `[rows, heads · head_dim]`, a [`CachePool`]. Leaves: attended values of the same shape. A unit of work is a head of K and V of one
+//! sequence, some rows of queries (all query heads that share the head of K and V together, so that it is read once for them), and
+//! a stretch of positions. A few rows over a long context are split into stretches, whose parts are merged behind a barrier. Positions are taken
+//! in chunks at fixed places, so that neither threads nor the way a prompt was cut into steps change what is added to what.
+#![expect(unsafe_code, reason = "kernels read queries and the cache through pointers")]
+
+use std::ops::Range;
+
+use super::cache::{CachePool, Element};
+use super::simd::{InstructionSet, LANES, Simd, dispatch, exp};
+use super::team::{Scattered, Worker};
+use crate::engine::native::operations::AttentionShape;
+use crate::engine::native::rows::{Rows, SequenceRows};
+
+/// Positions whose scores are kept at a time; a multiple of the lanes.
+const CHUNK: usize = 64;
+
+/// Queries (rows × heads of a group) that pass over a chunk together.
+const MOST_QUERIES: usize = 16;
+
+/// Positions of a stretch, where a sequence is split; a multiple of the chunk.
+const STRETCH: usize = 256;
+
+/// Queries of an inner tile.
+const TILE: usize = 4;
+
+/// What one unit does.
+#[derive(Debug, Clone, Copy)]
+struct Unit {
+    sequence: usize,
+    head: usize,
+    /// First row, and number of rows.
+    first_row: usize,
+    rows: usize,
+    stretch: usize,
+}
+
+/// How one sequence is cut into units; units of a sequence are numbered head by head, rows by rows, stretch by stretch.
+#[derive(Debug, Clone, Copy)]
+struct Cut {
+    first_unit: usize,
+    /// Parts that await merging, before this sequence.
+    first_part: usize,
+    rows_per_unit: usize,
+    row_tiles: usize,
+    stretches: usize,
+}
+
+/// The plan of a step's attention, kept between layers and steps.
+#[derive(Debug, Default)]
+pub struct AttentionPlan {
+    cuts: Vec<Cut>,
+    units: usize,
+    parts: usize,
+    /// Per part: values, largest score and sum of weights of each query head.
+    partial: Vec<f32>,
+    part_width: usize,
+}
+
+impl AttentionPlan {
+    /// Cuts a step into units.
+    pub fn make(&mut self, rows: &Rows, shape: &AttentionShape) {
+        let group = shape.group();
+        let rows_per_unit = (MOST_QUERIES / group).max(1);
+        self.cuts.clear();
+        (self.units, self.parts) = (0, 0);
+        for sequence in &rows.sequences {
+            let row_tiles = sequence.rows.len().div_ceil(rows_per_unit);
+            // Many rows make units enough.
+            let stretches = if row_tiles == 1 { sequence.positions_after().div_ceil(STRETCH) } else { 1 };
+            self.cuts.push(Cut {
+                first_unit: self.units,
+                first_part: self.parts,
+                rows_per_unit,
+                row_tiles,
+                stretches,
+            });
+            self.units += shape.kv_heads * row_tiles * stretches;
+            if stretches > 1 {
+                self.parts += sequence.rows.len() * shape.heads * stretches;
+            }
+        }
+        self.part_width = shape.head_dim.next_multiple_of(LANES) + 2;
+        let need = self.parts * self.part_width;
+        if self.partial.len() < need {
+            self.partial.resize(need, 0.0);
+        }
+    }
+
+    fn unit(&self, rows: &Rows, index: usize) -> (Unit, Cut) {
+        let sequence = self.cuts.partition_point(|cut| cut.first_unit <= index) - 1;
+        let cut = self.cuts[sequence];
+        let within = index - cut.first_unit;
+        let (stretch, rest) = (within % cut.stretches, within / cut.stretches);
+        let (tile, head) = (rest % cut.row_tiles, rest / cut.row_tiles);
+        let of_sequence = &rows.sequences[sequence].rows;
+        let first_row = of_sequence.start + tile * cut.rows_per_unit;
+        let unit = Unit {
+            sequence,
+            head,
+            first_row,
+            rows: cut.rows_per_unit.min(of_sequence.end - first_row),
+            stretch,
+        };
+        (unit, cut)
+    }
+}
+
+/// Scratch of one member: queries, scores and running values of one unit.
+#[derive(Debug, Default)]
+struct Scratch {
+    queries: Vec<f32>,
+    values: Vec<f32>,
+    scores: Vec<f32>,
+    largest: Vec<f32>,
+    sums: Vec<f32>,
+}
+
+thread_local! {
+    /// Kept per thread, so that a steady decode allocates nothing.
+    static SCRATCH: std::cell::RefCell<Scratch> = const { std::cell::RefCell::new(Scratch {
+        queries: Vec::new(), values: Vec::new(), scores: Vec::new(), largest: Vec::new(), sums: Vec::new(),
+    }) };
+}
+
+/// The arguments of one attention operation.
+#[derive(Debug, Clone, Copy)]
+pub struct Attention<'a> {
+    pub rows: &'a Rows,
+    pub shape: &'a AttentionShape,
+    pub window: Option<usize>,
+    pub layer: usize,
+    pub query: &'a [f32],
+    pub pool: &'a CachePool,
+    pub out: Scattered<f32>,
+}
+
+impl AttentionPlan {
+    /// Does a member's share. Phases `phase` and `phase + 1` of the job are used.
+    ///
+    /// # Safety
+    /// All members run this in the same job with the same arguments; `out` and the cache are not touched otherwise; the set is available.
+    pub unsafe fn run<E: Element>(
+        &self,
+        set: InstructionSet,
+        worker: &Worker<'_>,
+        phase: usize,
+        work: &Attention<'_>,
+        partial: Scattered<f32>,
+    ) {
+        worker.share(phase, self.units, |index| {
+            let (unit, cut) = self.unit(work.rows, index);
+            SCRATCH.with_borrow_mut(|scratch| {
+                // SAFETY: units do not overlap in what they write.
+                unsafe { self.attend::<E>(set, work, unit, cut, partial, scratch) };
+            });
+        });
+        if self.parts == 0 {
+            return;
+        }
+        worker.barrier();
+        worker.share(phase + 1, work.rows.len() * work.shape.heads, |index| {
+            let (row, head) = (index / work.shape.heads, index % work.shape.heads);
+            // SAFETY: behind the barrier parts are only read; each query's output belongs to one unit.
+            unsafe { self.merge(work, row, head, partial) };
+        });
+    }
+
+    /// Lends out the memory of parts.
+    pub fn partial(&mut self) -> Scattered<f32> {
+        Scattered::new(&mut self.partial)
+    }
+
+    /// Where the part of a query head and stretch lies.
+    fn part(
+        &self,
+        cut: &Cut,
+        sequence: &SequenceRows,
+        shape: &AttentionShape,
+        row: usize,
+        head: usize,
+        stretch: usize,
+    ) -> Range<usize> {
+        let index =
+            cut.first_part + ((row - sequence.rows.start) * shape.heads + head) * cut.stretches + stretch;
+        index * self.part_width..(index + 1) * self.part_width
+    }
+
+    unsafe fn attend<E: Element>(
+        &self,
+        set: InstructionSet,
+        work: &Attention<'_>,
+        unit: Unit,
+        cut: Cut,
+        partial: Scattered<f32>,
+        scratch: &mut Scratch,
+    ) {
+        let shape = work.shape;
+        let (group, dim) = (shape.group(), shape.head_dim);
+        let stride = work.pool.value_stride;
+        let count = unit.rows * group;
+        let sequence = &work.rows.sequences[unit.sequence];
+        scratch.queries.resize(count * dim, 0.0);
+        scratch.values.clear();
+        scratch.values.resize(count * stride, 0.0);
+        scratch.scores.resize(count * CHUNK, 0.0);
+        scratch.largest.clear();
+        scratch.largest.resize(count, f32::NEG_INFINITY);
+        scratch.sums.clear();
+        scratch.sums.resize(count, 0.0);
+        let scale = 1.0 / (dim as f32).sqrt();
+        for (i, query) in scratch.queries.chunks_exact_mut(dim).enumerate() {
+            let at =
+                (unit.first_row + i / group) * shape.query_width() + (unit.head * group + i % group) * dim;
+            for (scaled, value) in query.iter_mut().zip(&work.query[at..at + dim]) {
+                *scaled = value * scale;
+            }
+        }
+        let position = |row: usize| work.rows.positions[row] as usize;
+        let last = position(unit.first_row + unit.rows - 1);
+        let reach = |position: usize| work.window.map_or(0, |w| (position + 1).saturating_sub(w));
+        let mut stretch = reach(position(unit.first_row))..last + 1;
+        if cut.stretches > 1 {
+            stretch =
+                stretch.start.max(unit.stretch * STRETCH)..stretch.end.min((unit.stretch + 1) * STRETCH);
+        }
+        let table = work.rows.table(sequence);
+        let first_chunk = stretch.start / CHUNK;
+        for chunk in first_chunk..stretch.end.div_ceil(CHUNK).max(first_chunk) {
+            let seen = stretch.start.max(chunk * CHUNK)..stretch.end.min((chunk + 1) * CHUNK);
+            if seen.is_empty() {
+                continue;
+            }
+            // Blocks may be smaller than a chunk: tiles of sixteen positions are looked up one by one.
+            let tiles = seen.start / LANES..seen.end.div_ceil(LANES);
+            let mut keys = [std::ptr::null::<E>(); CHUNK / LANES];
+            let mut values = [std::ptr::null::<E>(); CHUNK / LANES];
+            for tile in tiles.clone() {
+                let (block, slot) =
+                    (tile * LANES / work.rows.block_size, tile * LANES % work.rows.block_size);
+                let block = table[block] as usize;
+                let slot_of = tile - chunk * CHUNK / LANES;
+                // SAFETY: the slot lies within the block.
+                unsafe {
+                    keys[slot_of] = work.pool.keys::<E>(work.layer, block, unit.head).add(slot * dim);
+                    values[slot_of] = work.pool.values::<E>(work.layer, block, unit.head).add(slot * stride);
+                }
+            }
+            let first_tile = tiles.start - chunk * CHUNK / LANES;
+            let tiles = first_tile..tiles.end - chunk * CHUNK / LANES;
+            let local = seen.start - chunk * CHUNK..seen.end - chunk * CHUNK;
+            // SAFETY: the pointers of `tiles` are set, scratch has `count` queries, and the set is available.
+            unsafe {
+                scores(set, &keys, tiles, dim, &scratch.queries, &mut scratch.scores);
+                for i in 0..count {
+                    let own = position(unit.first_row + i / group);
+                    let (low, high) = (reach(own), own + 1);
+                    let visible = low.clamp(seen.start, seen.end) - chunk * CHUNK
+                        ..high.clamp(seen.start, seen.end) - chunk * CHUNK;
+                    soften(
+                        set,
+                        &mut scratch.scores[i * CHUNK..(i + 1) * CHUNK],
+                        visible,
+                        &mut scratch.largest[i],
+                        &mut scratch.sums[i],
+                        &mut scratch.values[i * stride..(i + 1) * stride],
+                    );
+                }
+                weigh(set, &values, local, stride, &scratch.scores, &mut scratch.values);
+            }
+        }
+        for i in 0..count {
+            let (row, head) = (unit.first_row + i / group, unit.head * group + i % group);
+            let values = &scratch.values[i * stride..(i + 1) * stride];
+            if cut.stretches > 1 {
+                let range = self.part(&cut, sequence, shape, row, head, unit.stretch);
+                // SAFETY: the part belongs to this unit alone.
+                let part = unsafe { partial.part(range) };
+                part[..stride].copy_from_slice(values);
+                part[stride] = scratch.largest[i];
+                part[stride + 1] = scratch.sums[i];
+            } else {
+                let at = row * shape.query_width() + head * dim;
+                // SAFETY: the output of this row and head belongs to this unit alone.
+                let out = unsafe { work.out.part(at..at + dim) };
+                for (out, value) in out.iter_mut().zip(values) {
+                    *out = value / scratch.sums[i];
+                }
+            }
+        }
+    }
+
+    /// Joins the stretches of one query.
+    unsafe fn merge(&self, work: &Attention<'_>, row: usize, head: usize, partial: Scattered<f32>) {
+        let owner = work.rows.owners[row] as usize;
+        let (sequence, cut, shape) = (&work.rows.sequences[owner], self.cuts[owner], work.shape);
+        if cut.stretches == 1 {
+            return;
+        }
+        let dim = shape.head_dim;
+        let stride = self.part_width - 2;
+        let at = row * shape.query_width() + head * dim;
+        // SAFETY: behind the barrier nobody writes parts; the output of this row and head belongs to this unit alone.
+        let (parts, out) = unsafe { (partial.whole(), work.out.part(at..at + dim)) };
+        let part = |stretch| &parts[self.part(&cut, sequence, shape, row, head, stretch)];
+        let largest = (0..cut.stretches).map(|s| part(s)[stride]).fold(f32::NEG_INFINITY, f32::max);
+        let mut sum = 0.0;
+        out.fill(0.0);
+        for stretch in 0..cut.stretches {
+            let part = part(stretch);
+            // A stretch that the window hides has seen nothing.
+            if part[stride] == f32::NEG_INFINITY {
+                continue;
+            }
+            let weight = (part[stride] - largest).exp();
+            sum += weight * part[stride + 1];
+            for (out, value) in out.iter_mut().zip(part) {
+                *out += weight * value;
+            }
+        }
+        out.iter_mut().for_each(|out| *out /= sum);
+    }
+}
+
+/// `scores[q][position] = q · k` over the tiles of a chunk.
+#[inline(always)]
+unsafe fn scores_of<S: Simd, E: Element>(
+    keys: &[*const E; CHUNK / LANES],
+    tiles: Range<usize>,
+    dim: usize,
+    queries: &[f32],
+    scores: &mut [f32],
+) {
+    for tile in tiles {
+        let (mut query, mut score) = (queries.as_ptr(), scores[tile * LANES..].as_mut_ptr());
+        let mut left = queries.len() / dim;
+        while left > 0 {
+            let done = left.min(TILE);
+            // SAFETY: `done` queries of `dim` elements and as many chunks of scores are left; the tile has `dim` × 16 keys.
+            unsafe {
+                match done {
+                    1 => scores_tile::<S, E, 1>(keys[tile], dim, query, score),
+                    2 => scores_tile::<S, E, 2>(keys[tile], dim, query, score),
+                    3 => scores_tile::<S, E, 3>(keys[tile], dim, query, score),
+                    _ => scores_tile::<S, E, TILE>(keys[tile], dim, query, score),
+                }
+                query = query.add(done * dim);
+                score = score.add(if done < left { done * CHUNK } else { 0 });
+            }
+            left -= done;
+        }
+    }
+}
+dispatch! {
+    fn scores[E: Element][E](
+        keys: &[*const E; CHUNK / LANES],
+        tiles: Range<usize>,
+        dim: usize,
+        queries: &[f32],
+        scores: &mut [f32],
+    ) = scores_of
+}
+
+#[inline(always)]
+unsafe fn scores_tile<S: Simd, E: Element, const Q: usize>(
+    keys: *const E,
+    dim: usize,
+    queries: *const f32,
+    scores: *mut f32,
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mut sums = [S::zero(); Q];
+        for d in 0..dim {
+            let key = E::load::<S>(keys.add(d * LANES));
+            for (q, sum) in sums.iter_mut().enumerate() {
+                *sum = S::mul_add(key, S::splat(*queries.add(q * dim + d)), *sum);
+            }
+        }
+        for (q, sum) in sums.into_iter().enumerate() {
+            S::store(scores.add(q * CHUNK), sum);
+        }
+    }
+}
+
+/// One chunk of a running softmax: scores become weights relative to the largest score so far, and what was summed under a
+/// smaller one is scaled down.
+#[inline(always)]
+unsafe fn soften_chunk<S: Simd>(
+    scores: &mut [f32],
+    visible: Range<usize>,
+    largest: &mut f32,
+    sum: &mut f32,
+    values: &mut [f32],
+) {
+    if visible.is_empty() {
+        scores.fill(0.0);
+        return;
+    }
+    scores[..visible.start].fill(f32::NEG_INFINITY);
+    scores[visible.end..].fill(f32::NEG_INFINITY);
+    // SAFETY: a chunk is a whole number of lanes, and so is a row of values.
+    unsafe {
+        let mut most = S::splat(*largest);
+        for at in (0..CHUNK).step_by(LANES) {
+            most = S::max(most, S::load(scores.as_ptr().add(at)));
+        }
+        let new = across::<S>(most).into_iter().fold(f32::NEG_INFINITY, f32::max);
+        let minus = S::splat(-new);
+        let mut total = S::zero();
+        for at in (0..CHUNK).step_by(LANES) {
+            let weight = exp::<S>(S::add(S::load(scores.as_ptr().add(at)), minus));
+            S::store(scores.as_mut_ptr().add(at), weight);
+        }
+        // `exp` ends at -87: what is hidden must weigh nothing at all.
+        scores[..visible.start].fill(0.0);
+        scores[visible.end..].fill(0.0);
+        for at in (0..CHUNK).step_by(LANES) {
+            total = S::add(total, S::load(scores.as_ptr().add(at)));
+        }
+        let kept = if *largest == f32::NEG_INFINITY { 0.0 } else { (*largest - new).exp() };
+        if kept != 1.0 {
+            let factor = S::splat(kept);
+            for at in (0..values.len()).step_by(LANES) {
+                let value = S::mul(S::load(values.as_ptr().add(at)), factor);
+                S::store(values.as_mut_ptr().add(at), value);
+            }
+        }
+        *sum = *sum * kept + across::<S>(total).into_iter().sum::<f32>();
+        *largest = new;
+    }
+}
+dispatch! {
+    fn soften(scores: &mut [f32], visible: Range<usize>, largest: &mut f32, sum: &mut f32, values: &mut [f32]) =
+        soften_chunk
+}
+
+#[inline(always)]
+unsafe fn across<S: Simd>(vector: S::Floats) -> [f32; LANES] {
+    let mut lanes = [0.0; LANES];
+    // SAFETY: sixteen elements.
+    unsafe { S::store(lanes.as_mut_ptr(), vector) };
+    lanes
+}
+
+/// `values[q] += Σ weights[q][position] · v[position]` over positions of a chunk.
+#[inline(always)]
+unsafe fn weighed<S: Simd, E: Element>(
+    rows: &[*const E; CHUNK / LANES],
+    positions: Range<usize>,
+    stride: usize,
+    weights: &[f32],
+    values: &mut [f32],
+) {
+    let (mut weight, mut value) = (weights.as_ptr(), values.as_mut_ptr());
+    let mut left = values.len() / stride;
+    while left > 0 {
+        let done = left.min(TILE);
+        // SAFETY: `done` chunks of weights and rows of values are left.
+        unsafe {
+            match done {
+                1 => weighed_tile::<S, E, 1>(rows, positions.clone(), stride, weight, value),
+                2 => weighed_tile::<S, E, 2>(rows, positions.clone(), stride, weight, value),
+                3 => weighed_tile::<S, E, 3>(rows, positions.clone(), stride, weight, value),
+                _ => weighed_tile::<S, E, TILE>(rows, positions.clone(), stride, weight, value),
+            }
+            weight = weight.add(done * CHUNK);
+            value = value.add(done * stride);
+        }
+        left -= done;
+    }
+}
+dispatch! {
+    fn weigh[E: Element][E](
+        rows: &[*const E; CHUNK / LANES],
+        positions: Range<usize>,
+        stride: usize,
+        weights: &[f32],
+        values: &mut [f32],
+    ) = weighed
+}
+
+/// Vectors of V that a tile takes at a time.
+const VECTORS: usize = 4;
+
+#[inline(always)]
+unsafe fn weighed_tile<S: Simd, E: Element, const Q: usize>(
+    rows: &[*const E; CHUNK / LANES],
+    positions: Range<usize>,
+    stride: usize,
+    weights: *const f32,
+    values: *mut f32,
+) {
+    let mut at = 0;
+    while at < stride {
+        let left = (stride - at) / LANES;
+        // SAFETY: `left` vectors of every row and value are left.
+        unsafe {
+            if left >= VECTORS {
+                weighed_block::<S, E, Q, VECTORS>(rows, positions.clone(), stride, at, weights, values);
+                at += VECTORS * LANES;
+            } else {
+                weighed_block::<S, E, Q, 1>(rows, positions.clone(), stride, at, weights, values);
+                at += LANES;
+            }
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn weighed_block<S: Simd, E: Element, const Q: usize, const V: usize>(
+    rows: &[*const E; CHUNK / LANES],
+    positions: Range<usize>,
+    stride: usize,
+    at: usize,
+    weights: *const f32,
+    values: *mut f32,
+) {
+    // SAFETY: the caller's promise: V vectors from `at` on, in every row of V and of values.
+    unsafe {
+        let mut sums: [[S::Floats; V]; Q] = std::array::from_fn(|q| {
+            std::array::from_fn(|v| S::load(values.add(q * stride + at + v * LANES)))
+        });
+        for position in positions {
+            let row = rows[position / LANES].add(position % LANES * stride + at);
+            let row: [S::Floats; V] = std::array::from_fn(|v| E::load::<S>(row.add(v * LANES)));
+            for (q, sums) in sums.iter_mut().enumerate() {
+                let weight = S::splat(*weights.add(q * CHUNK + position));
+                for (sum, value) in sums.iter_mut().zip(row) {
+                    *sum = S::mul_add(value, weight, *sum);
+                }
+            }
+        }
+        for (q, sums) in sums.into_iter().enumerate() {
+            for (v, sum) in sums.into_iter().enumerate() {
+                S::store(values.add(q * stride + at + v * LANES), sum);
+            }
+        }
+    }
+}
+
+/// Bytes of K and V that the units of a step read: whole tiles of K, rows of V, once per unit of rows.
+#[must_use]
+pub fn bytes_read(work: &Attention<'_>) -> usize {
+    let shape = work.shape;
+    let rows_per_unit = (MOST_QUERIES / shape.group()).max(1);
+    let mut positions = 0;
+    for sequence in &work.rows.sequences {
+        for first in (0..sequence.rows.len()).step_by(rows_per_unit) {
+            let rows = rows_per_unit.min(sequence.rows.len() - first);
+            let low = sequence.start_position + first;
+            let start = work.window.map_or(0, |w| (low + 1).saturating_sub(w));
+            positions += low + rows - start;
+        }
+    }
+    let per_position = shape.head_dim + work.pool.value_stride;
+    positions * shape.kv_heads * per_position * work.pool.shape.element_bytes()
+}

@@ -1,0 +1,223 @@
+//! K and V in blocks, laid out for the lanes.
+//!
+//! Enters: rows of K and V with their block and slot. Leaves: a [`CachePool`] whose tiles of sixteen positions can be streamed: K with a
+//! position per lane, so that scores are never summed across lanes; V with an element per lane, so that neither are values.
+//!
+//! Within a block of one layer: per head of K, tiles of sixteen positions, `[tile][head_dim][16]`; then per head of V,
+//! `[position][head_dim padded to 16]`.
+#![expect(unsafe_code, reason = "members write slots of shared blocks through pointers")]
+
+use half::{bf16, f16};
+
+use super::pages::Pages;
+use super::simd::{LANES, Simd};
+use crate::engine::EngineError;
+use crate::engine::native::operations::PoolShape;
+use crate::model::Dtype;
+
+/// Bytes of blocks that are mapped together.
+const SLAB_BYTES: usize = 32 << 20;
+
+/// An element of the cache.
+pub trait Element: Copy + Send + Sync + 'static {
+    /// Nearest element.
+    fn narrow(value: f32) -> Self;
+    /// Sixteen elements, widened.
+    ///
+    /// # Safety
+    /// As [`Simd::load`].
+    unsafe fn load<S: Simd>(from: *const Self) -> S::Floats;
+}
+
+impl Element for f32 {
+    #[inline(always)]
+    fn narrow(value: f32) -> Self {
+        value
+    }
+    #[inline(always)]
+    unsafe fn load<S: Simd>(from: *const Self) -> S::Floats {
+        // SAFETY: the caller's promise.
+        unsafe { S::load(from) }
+    }
+}
+
+impl Element for bf16 {
+    #[inline(always)]
+    fn narrow(value: f32) -> Self {
+        Self::from_f32(value)
+    }
+    #[inline(always)]
+    unsafe fn load<S: Simd>(from: *const Self) -> S::Floats {
+        // SAFETY: the caller's promise; a bf16 is its 16 bits.
+        unsafe { S::load_bf16(from.cast()) }
+    }
+}
+
+impl Element for f16 {
+    #[inline(always)]
+    fn narrow(value: f32) -> Self {
+        Self::from_f32(value)
+    }
+    #[inline(always)]
+    unsafe fn load<S: Simd>(from: *const Self) -> S::Floats {
+        // SAFETY: the caller's promise; an f16 is its 16 bits.
+        unsafe { S::load_f16(from.cast()) }
+    }
+}
+
+/// Blocks of all layers.
+#[derive(Debug)]
+pub struct CachePool {
+    pub shape: PoolShape,
+    /// Elements of one row of V: head_dim, padded to whole lanes.
+    pub value_stride: usize,
+    blocks_per_slab: usize,
+    slabs: Vec<Pages>,
+}
+
+impl CachePool {
+    /// A pool without blocks.
+    ///
+    /// # Errors
+    /// When the block size or dtype is not one that the kernels stream.
+    pub fn new(shape: PoolShape) -> Result<Self, EngineError> {
+        let refuse = |what: String, why: &str| {
+            Err(EngineError::Unsupported { engine: "native".into(), what, why: why.into() })
+        };
+        if shape.block_size == 0 || !shape.block_size.is_multiple_of(LANES) {
+            return refuse(format!("blocks of {} positions", shape.block_size), "a multiple of 16 is needed");
+        }
+        if !matches!(shape.dtype, Dtype::F32 | Dtype::F16 | Dtype::Bf16) {
+            return refuse(format!("a KV cache in {}", shape.dtype), "it keeps f32, f16 or bf16");
+        }
+        let mut pool = Self {
+            shape,
+            value_stride: shape.head_dim.next_multiple_of(LANES),
+            blocks_per_slab: 1,
+            slabs: Vec::new(),
+        };
+        pool.blocks_per_slab = (SLAB_BYTES / pool.block_bytes()).max(1);
+        Ok(pool)
+    }
+
+    /// Elements of K of one head in one block.
+    fn key_elements(&self) -> usize {
+        self.shape.block_size * self.shape.head_dim
+    }
+
+    /// Elements of V of one head in one block.
+    fn value_elements(&self) -> usize {
+        self.shape.block_size * self.value_stride
+    }
+
+    /// Bytes of one block of one layer.
+    fn layer_bytes(&self) -> usize {
+        self.shape.kv_heads * (self.key_elements() + self.value_elements()) * self.shape.element_bytes()
+    }
+
+    /// Bytes of one block over all layers, padding included.
+    #[must_use]
+    pub fn block_bytes(&self) -> usize {
+        (self.shape.layers * self.layer_bytes()).max(1)
+    }
+
+    /// Sees to it that blocks `0..blocks` exist.
+    ///
+    /// # Errors
+    /// When memory runs out.
+    pub fn reserve(&mut self, blocks: usize) -> Result<(), EngineError> {
+        while self.slabs.len() * self.blocks_per_slab < blocks {
+            let bytes = self.blocks_per_slab * self.block_bytes();
+            let slab = Pages::new(bytes).map_err(|error| EngineError::OutOfMemory {
+                device: "cpu".into(),
+                detail: format!("{bytes} bytes of KV blocks: {error}"),
+            })?;
+            self.slabs.push(slab);
+        }
+        Ok(())
+    }
+
+    /// Bytes mapped so far.
+    #[must_use]
+    pub fn reserved_bytes(&self) -> usize {
+        self.slabs.len() * self.blocks_per_slab * self.block_bytes()
+    }
+
+    /// The first element of K of a head in a block: `[block_size / 16][head_dim][16]`.
+    ///
+    /// # Panics
+    /// When the block was never reserved.
+    #[must_use]
+    pub fn keys<E: Element>(&self, layer: usize, block: usize, head: usize) -> *mut E {
+        self.at(layer, block, head * self.key_elements())
+    }
+
+    /// The first element of V of a head in a block: `[block_size][value_stride]`.
+    ///
+    /// # Panics
+    /// When the block was never reserved.
+    #[must_use]
+    pub fn values<E: Element>(&self, layer: usize, block: usize, head: usize) -> *mut E {
+        self.at(layer, block, self.shape.kv_heads * self.key_elements() + head * self.value_elements())
+    }
+
+    fn at<E: Element>(&self, layer: usize, block: usize, element: usize) -> *mut E {
+        let slab = &self.slabs[block / self.blocks_per_slab];
+        let offset = block % self.blocks_per_slab * self.block_bytes() + layer * self.layer_bytes();
+        // SAFETY: the slab has `blocks_per_slab` blocks of `block_bytes`, and the element lies within its layer's part.
+        unsafe { slab.as_ptr().cast_mut().add(offset + element * size_of::<E>()).cast() }
+    }
+
+    /// Writes K and V of one head at a slot.
+    ///
+    /// # Safety
+    /// `E` is the pool's dtype, nobody else reads or writes this slot and head meanwhile.
+    ///
+    /// # Panics
+    /// When the slices are not as long as a head, or the block was never reserved.
+    pub unsafe fn write<E: Element>(
+        &self,
+        layer: usize,
+        (block, slot): (usize, usize),
+        head: usize,
+        key: &[f32],
+        value: &[f32],
+    ) {
+        let dim = self.shape.head_dim;
+        assert!(
+            key.len() == dim && value.len() == dim && slot < self.shape.block_size,
+            "one head at one slot"
+        );
+        let keys = self.keys::<E>(layer, block, head);
+        let values = self.values::<E>(layer, block, head);
+        let tile = slot / LANES * dim * LANES + slot % LANES;
+        for (d, (key, value)) in key.iter().zip(value).enumerate() {
+            // SAFETY: within the head's part of the block, which nobody else touches.
+            unsafe {
+                keys.add(tile + d * LANES).write(E::narrow(*key));
+                values.add(slot * self.value_stride + d).write(E::narrow(*value));
+            }
+        }
+    }
+}
+
+/// Runs an expression with the element type of a cache.
+macro_rules! with_element {
+    ($dtype:expr, $element:ident => $body:expr) => {
+        match $dtype {
+            $crate::model::Dtype::F32 => {
+                type $element = f32;
+                $body
+            }
+            $crate::model::Dtype::F16 => {
+                type $element = half::f16;
+                $body
+            }
+            _ => {
+                type $element = half::bf16;
+                $body
+            }
+        }
+    };
+}
+pub(super) use with_element;

@@ -1,0 +1,305 @@
+//! The native engine: our own forward over a paged KV pool, fused operations, ragged batches.
+//!
+//! Enters: a model and a device's [`Operations`]. Leaves: a [`Session`]. Where stock shows what people get, native shows what the
+//! memory could give. [`forward`] is written once; [`cpu`] is the fast side on the host, [`oracle`] the plain one that
+//! everything is held against.
+
+pub mod cpu;
+pub mod forward;
+pub mod noise;
+pub mod operations;
+pub mod rope;
+pub mod rows;
+mod tables;
+mod weights;
+
+use super::timeline::MonotonicTimeline;
+use super::{
+    Capabilities, DeviceChoice, EngineError, MemoryUse, OperationTime, Ragged, SequenceId, Session,
+    StepBatch, Timeline,
+};
+use crate::model::{Architecture, Dtype, Family, Inventory, OpenModel, RopeScaling};
+use crate::units::{Bytes, Nanos};
+use cpu::CpuOperations;
+use forward::{Forward, Widths};
+use operations::{AttentionShape, Operation, Operations, PoolShape};
+use rope::RopeTable;
+use rows::Rows;
+use tables::Tables;
+
+/// The name on the command line and in results.
+pub const NAME: &str = "native";
+
+/// Positions in a block where nothing else is asked for: 64 positions of one head are one stretch of 8 KB and more.
+pub const DEFAULT_BLOCK_SIZE: usize = 64;
+
+/// The most sequences in a step.
+const MAX_BATCH: usize = 4096;
+
+fn refuse<T>(what: impl Into<String>, why: impl Into<String>) -> Result<T, EngineError> {
+    Err(EngineError::Unsupported { engine: NAME.into(), what: what.into(), why: why.into() })
+}
+
+/// Checks that the native forward runs an architecture as its authors meant it.
+///
+/// # Errors
+/// [`EngineError::Unsupported`], naming what it does not do.
+pub fn check(architecture: &Architecture, dtype: Dtype) -> Result<(), EngineError> {
+    let a = architecture;
+    if !matches!(a.family, Family::Llama | Family::Mistral | Family::Qwen2 | Family::Qwen3) {
+        return refuse(
+            format!("the {:?} family", a.family),
+            "it has llama, mistral, qwen2 and qwen3; `hbmark predict` knows more",
+        );
+    }
+    if a.experts.is_some() || a.latent.is_some() {
+        return refuse("experts or latent attention", "its layers are dense, with K and V per head");
+    }
+    if let Some(quantization) = &a.quantization
+        && dtype != Dtype::Gguf
+    {
+        return refuse(
+            format!("`{}` quantised safetensors", quantization.method),
+            "it quantises plain weights itself (--dtype int8, q8_0, q4_0, int4) or reads a GGUF file",
+        );
+    }
+    if matches!(a.rope.scaling, RopeScaling::Yarn { .. }) {
+        return refuse("YaRN rope scaling", "it has none, linear and llama3");
+    }
+    if dtype == Dtype::Fp8 {
+        return refuse("dtype fp8 on a CPU", "choose f32, bf16, f16, int8, q8_0, q4_0 or int4");
+    }
+    Ok(())
+}
+
+/// What the engine can do with an architecture.
+#[must_use]
+pub fn capabilities(architecture: &Architecture, device: &str) -> Capabilities {
+    Capabilities {
+        engine: NAME.into(),
+        device: device.into(),
+        max_batch: MAX_BATCH,
+        max_positions: architecture.max_positions,
+        max_positions_reason: None,
+        ragged: Ragged::Fused,
+        paged: true,
+        prefix_sharing: true,
+        graphs: false,
+    }
+}
+
+/// The storage of the KV cache that goes with a dtype of weights.
+#[must_use]
+pub fn kv_dtype(dtype: Dtype) -> Dtype {
+    match dtype {
+        Dtype::F32 | Dtype::F16 => dtype,
+        _ => Dtype::Bf16,
+    }
+}
+
+/// Loads a model onto the host's processors.
+///
+/// # Errors
+/// When the model is not one the engine runs, the device is another, or the weights cannot be loaded.
+pub fn open(
+    model: &OpenModel,
+    dtype: Dtype,
+    device: DeviceChoice,
+    threads: Option<usize>,
+) -> Result<NativeSession<CpuOperations>, EngineError> {
+    check(&model.architecture, dtype)?;
+    if device != DeviceChoice::Cpu {
+        return refuse(format!("device {device}"), "this version runs on the CPU; use --device cpu");
+    }
+    let threads = threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
+    NativeSession::load(CpuOperations::new(threads)?, model, dtype, DEFAULT_BLOCK_SIZE)
+}
+
+/// A loaded model on a device.
+#[derive(Debug)]
+pub struct NativeSession<O: Operations> {
+    operations: O,
+    forward: Forward<O>,
+    pool: O::Pool,
+    pool_shape: PoolShape,
+    tables: Tables,
+    rows: Rows,
+    architecture: Architecture,
+    inventory: Inventory,
+    capabilities: Capabilities,
+    timeline: MonotonicTimeline,
+    moved: Option<Bytes>,
+}
+
+impl<O: Operations> NativeSession<O> {
+    /// Loads a model through a device's operations.
+    ///
+    /// # Errors
+    /// When the weights cannot be loaded or memory runs out.
+    pub fn load(
+        mut operations: O,
+        model: &OpenModel,
+        dtype: Dtype,
+        block_size: usize,
+    ) -> Result<Self, EngineError> {
+        let architecture = model.architecture.clone();
+        let rope = RopeTable::new(&architecture)?;
+        let (weights, inventory) = weights::load(&mut operations, model, dtype)?;
+        let a = &architecture;
+        let pool_shape = PoolShape {
+            layers: a.layers,
+            kv_heads: a.kv_heads,
+            head_dim: a.head_dim,
+            block_size,
+            dtype: kv_dtype(dtype),
+        };
+        #[expect(clippy::cast_possible_truncation, reason = "f32 is the precision of norms")]
+        let norm_eps = a.norm_eps as f32;
+        let attention =
+            AttentionShape { heads: a.heads, kv_heads: a.kv_heads, head_dim: a.head_dim, norm_eps };
+        let widths = Widths { hidden: a.hidden_size, ffn: a.ffn_size, vocab: a.vocab_size, attention };
+        let pool = operations.pool(pool_shape)?;
+        Ok(Self {
+            forward: Forward::new(widths, weights, rope),
+            pool,
+            pool_shape,
+            tables: Tables::new(block_size),
+            rows: Rows::new(block_size),
+            capabilities: capabilities(&architecture, "cpu"),
+            architecture,
+            inventory,
+            operations,
+            timeline: MonotonicTimeline::default(),
+            moved: None,
+        })
+    }
+
+    /// The shape of the KV pool.
+    #[must_use]
+    pub fn pool_shape(&self) -> PoolShape {
+        self.pool_shape
+    }
+
+    fn check_batch(&self, batch: &StepBatch) -> Result<(), EngineError> {
+        if batch.sequences.is_empty() {
+            return refuse("an empty batch", "a step needs at least one sequence");
+        }
+        if batch.sequences.len() > self.capabilities.max_batch {
+            return refuse(
+                format!("a batch of {}", batch.sequences.len()),
+                format!("the limit is {}", self.capabilities.max_batch),
+            );
+        }
+        for step in &batch.sequences {
+            if step.tokens.is_empty() {
+                return refuse("a step without tokens", "every sequence must bring one");
+            }
+            if let Some(token) = step.tokens.iter().find(|t| **t as usize >= self.architecture.vocab_size) {
+                return refuse(
+                    format!("token {token}"),
+                    format!("the vocabulary ends at {}", self.architecture.vocab_size),
+                );
+            }
+            let end = step.start_position + step.tokens.len();
+            if end > self.capabilities.max_positions {
+                return refuse(
+                    format!("position {end}"),
+                    format!("the limit is {}", self.capabilities.max_positions),
+                );
+            }
+        }
+        Ok(())
+    }
+
+    /// Lays the batch flat and makes room for its KV.
+    fn prepare(&mut self, batch: &StepBatch) -> Result<(), EngineError> {
+        self.check_batch(batch)?;
+        self.rows.clear();
+        for step in &batch.sequences {
+            let end = step.start_position + step.tokens.len();
+            let table = self.tables.table(step, end)?;
+            self.rows.push(&step.tokens, step.start_position, table);
+        }
+        self.operations.reserve(&mut self.pool, self.tables.blocks())
+    }
+}
+
+impl<O: Operations> Session for NativeSession<O> {
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+    fn architecture(&self) -> &Architecture {
+        &self.architecture
+    }
+    fn inventory(&self) -> &Inventory {
+        &self.inventory
+    }
+    fn kv_dtype(&self) -> Dtype {
+        self.pool_shape.dtype
+    }
+
+    fn step(&mut self, batch: &StepBatch) -> Result<(), EngineError> {
+        self.prepare(batch)?;
+        self.forward.step(&mut self.operations, &self.rows, &mut self.pool, &mut |_| {})?;
+        self.moved = Some(self.operations.take_moved());
+        Ok(())
+    }
+
+    fn logits(&mut self) -> Result<Vec<Vec<f32>>, EngineError> {
+        self.forward.logits(&mut self.operations)
+    }
+
+    fn next_tokens(&mut self) -> Result<Vec<u32>, EngineError> {
+        self.forward.next_tokens().map(<[u32]>::to_vec)
+    }
+
+    fn timeline(&mut self) -> &mut dyn Timeline {
+        &mut self.timeline
+    }
+
+    fn release(&mut self, sequence: SequenceId) {
+        self.tables.release(sequence);
+    }
+
+    fn memory(&mut self) -> MemoryUse {
+        MemoryUse { weights: self.inventory.total_bytes(), peak: None }
+    }
+
+    fn moved(&self) -> Option<Bytes> {
+        self.moved
+    }
+
+    fn profile(&mut self, batch: &StepBatch) -> Result<Vec<OperationTime>, EngineError> {
+        self.prepare(batch)?;
+        let mut times: Vec<OperationTime> = Operation::ALL
+            .iter()
+            .map(|operation| OperationTime {
+                operation: operation.name(),
+                calls: 0,
+                time: Nanos(0.0),
+                bytes: Bytes(0),
+            })
+            .collect();
+        self.operations.take_moved();
+        let mut since = std::time::Instant::now();
+        let mut ends = Vec::with_capacity(Operation::ALL.len() * self.architecture.layers);
+        self.forward.step(&mut self.operations, &self.rows, &mut self.pool, &mut |operation| {
+            let now = std::time::Instant::now();
+            ends.push((operation, now - since));
+            since = now;
+        })?;
+        for (operation, time) in ends {
+            let row = &mut times[operation as usize];
+            row.calls += 1;
+            row.time = Nanos(row.time.0 + Nanos::from(time).0);
+        }
+        Ok(times)
+    }
+
+    fn fill_kv(&mut self, sequence: SequenceId, positions: usize, seed: u64) -> Result<bool, EngineError> {
+        let table = self.tables.extend(sequence, positions)?.to_vec();
+        self.operations.reserve(&mut self.pool, self.tables.blocks())?;
+        self.operations.fill_blocks(&mut self.pool, &table, seed)?;
+        Ok(true)
+    }
+}

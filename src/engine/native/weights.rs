@@ -1,0 +1,135 @@
+//! From a stream of tensors to a model packed for a device.
+//!
+//! Enters: an [`OpenModel`] and a dtype. Leaves: [`ModelWeights`] and the inventory of what was loaded. Tensors are packed as soon as the last one of their
+//! fused layer has come, so no second copy of the model is ever held.
+
+use std::collections::HashMap;
+
+use super::forward::{LayerWeights, ModelWeights};
+use super::operations::{Arrangement, AttentionWeights, Operations, Part};
+use crate::engine::EngineError;
+use crate::model::{Architecture, Dtype, Inventory, OpenModel, StoredMatrix, StoredTensor};
+
+/// The prefix of everything but the head.
+const MODEL: &str = "model";
+
+/// Loads and packs a model.
+///
+/// # Errors
+/// When the weights cannot be read, or memory runs out.
+pub fn load<O: Operations>(
+    operations: &mut O,
+    model: &OpenModel,
+    dtype: Dtype,
+) -> Result<(ModelWeights<O>, Inventory), EngineError> {
+    let mut assembly = Assembly::new(&model.architecture);
+    let mut failed = None;
+    let inventory = model.stream(dtype, &mut |name, tensor| {
+        // The stream's sink speaks the model's errors; one of the engine is kept aside, and the rest of the stream dropped.
+        if failed.is_none() {
+            failed = assembly.take(operations, name, tensor).err();
+        }
+        Ok(())
+    })?;
+    if let Some(error) = failed {
+        return Err(error);
+    }
+    Ok((assembly.finish(operations)?, inventory))
+}
+
+/// Layers in the making.
+struct Assembly<'a, O: Operations> {
+    architecture: &'a Architecture,
+    /// Tensors whose layer is not complete.
+    waiting: HashMap<String, StoredTensor>,
+    layers: Vec<LayerWeights<O>>,
+}
+
+impl<'a, O: Operations> Assembly<'a, O> {
+    fn new(architecture: &'a Architecture) -> Self {
+        Self { architecture, waiting: HashMap::new(), layers: Vec::with_capacity(architecture.layers) }
+    }
+
+    /// Takes a tensor. Tensors come in the order of the inventory, so the first of the next layer means that the last is complete.
+    fn take(&mut self, operations: &mut O, name: &str, tensor: StoredTensor) -> Result<(), EngineError> {
+        let next = format!("{MODEL}.layers.{}.", self.layers.len() + 1);
+        if name.starts_with(&next) {
+            self.complete_layer(operations)?;
+        }
+        self.waiting.insert(name.to_owned(), tensor);
+        Ok(())
+    }
+
+    fn complete_layer(&mut self, operations: &mut O) -> Result<(), EngineError> {
+        let index = self.layers.len();
+        let prefix = format!("{MODEL}.layers.{index}");
+        let attention = |name: &str| format!("{prefix}.self_attn.{name}");
+        let mlp = |name: &str| format!("{prefix}.mlp.{name}");
+
+        let qkv = ["q_proj", "k_proj", "v_proj"].map(|name| self.part(&attention(name)));
+        let norm = self.vector(&format!("{prefix}.input_layernorm.weight"));
+        let head_norms = if self.architecture.qk_norm {
+            let query = operations.vector(self.vector(&attention("q_norm.weight")))?;
+            let key = operations.vector(self.vector(&attention("k_norm.weight")))?;
+            Some((query, key))
+        } else {
+            None
+        };
+        let layer = LayerWeights {
+            attention: AttentionWeights {
+                norm: operations.vector(norm)?,
+                qkv: operations.linear(qkv.into(), Arrangement::Stacked)?,
+                head_norms,
+            },
+            output: operations.linear(vec![self.part(&attention("o_proj"))], Arrangement::Stacked)?,
+            norm: operations.vector(self.vector(&format!("{prefix}.post_attention_layernorm.weight")))?,
+            gate_up: operations.linear(
+                ["gate_proj", "up_proj"].map(|name| self.part(&mlp(name))).into(),
+                Arrangement::Interleaved,
+            )?,
+            down: operations.linear(vec![self.part(&mlp("down_proj"))], Arrangement::Stacked)?,
+            window: self.architecture.window(index),
+        };
+        self.layers.push(layer);
+        Ok(())
+    }
+
+    fn finish(mut self, operations: &mut O) -> Result<ModelWeights<O>, EngineError> {
+        self.complete_layer(operations)?;
+        let embedding = self.matrix(&format!("{MODEL}.embed_tokens.weight"));
+        let (table, head) = if self.architecture.tied_head {
+            (None, embedding)
+        } else {
+            (Some(operations.table(embedding)?), self.matrix("lm_head.weight"))
+        };
+        Ok(ModelWeights {
+            table,
+            norm: operations.vector(self.vector(&format!("{MODEL}.norm.weight")))?,
+            head: operations.linear(vec![Part { matrix: head, bias: None }], Arrangement::Stacked)?,
+            layers: self.layers,
+        })
+    }
+
+    /// A linear layer with its bias, where it has one.
+    fn part(&mut self, name: &str) -> Part {
+        let bias = match self.waiting.remove(&format!("{name}.bias")) {
+            Some(StoredTensor::Vector(bias)) => Some(bias),
+            _ => None,
+        };
+        Part { matrix: self.matrix(&format!("{name}.weight")), bias }
+    }
+
+    fn matrix(&mut self, name: &str) -> StoredMatrix {
+        match self.waiting.remove(name) {
+            Some(StoredTensor::Matrix(matrix)) => matrix,
+            other => unreachable!("the stream hands over every matrix of the inventory: {name} is {other:?}"),
+        }
+    }
+
+    fn vector(&mut self, name: &str) -> Vec<f32> {
+        match self.waiting.remove(name) {
+            Some(StoredTensor::Vector(vector)) => vector,
+            other => unreachable!("the stream hands over every vector of the inventory: {name} is {other:?}"),
+        }
+    }
+}
