@@ -8,6 +8,7 @@ pub mod cpu;
 pub mod forward;
 pub mod noise;
 pub mod operations;
+pub mod oracle;
 pub mod rope;
 pub mod rows;
 mod tables;

@@ -1,0 +1,414 @@
+//! The plain implementation of the operations: one thread, every sum in f64, nothing clever.
+//!
+//! Enters: what [`Operations`] says. Leaves: the same, slowly, and as close to exact arithmetic as the formats allow: it is what
+//! every other implementation is held against. It rounds where the trait says that everybody rounds (inputs of linear layers, K and V
+//! in the pool) and where activations are kept between operations (f32), and nowhere else. It knows no threads, no SIMD
+//! and no packed layout: weights stay as they are stored and are widened row by row when they are used.
+
+use std::ops::Range;
+
+use half::{bf16, f16};
+
+use super::noise;
+use super::operations::{
+    ACTIVATION_GROUP, Arrangement, AttentionShape, AttentionWeights, Embedding, Operations, Part, PoolShape,
+};
+use super::rope::{RopeTable, rotate};
+use super::rows::{Rows, SequenceRows};
+use crate::engine::EngineError;
+use crate::model::{Dtype, StoredData, StoredMatrix};
+use crate::units::Bytes;
+
+/// The operations as formulas.
+#[derive(Debug, Default)]
+pub struct Oracle {
+    moved: u64,
+}
+
+/// Activations, `[rows, width]`.
+#[derive(Debug)]
+pub struct PlainBuffer {
+    width: usize,
+    values: Vec<f32>,
+}
+
+impl PlainBuffer {
+    fn row(&self, row: usize) -> &[f32] {
+        &self.values[row * self.width..(row + 1) * self.width]
+    }
+
+    fn row_mut(&mut self, row: usize) -> &mut [f32] {
+        &mut self.values[row * self.width..(row + 1) * self.width]
+    }
+}
+
+/// K and V, `[blocks, kv_heads, block_size, head_dim]` per layer, as f32 that the pool's dtype can hold.
+///
+/// What was never written is not a number, so that reading it shows.
+#[derive(Debug)]
+pub struct PlainPool {
+    shape: PoolShape,
+    /// Keys and values of each layer.
+    layers: Vec<[Vec<f32>; 2]>,
+}
+
+impl PlainPool {
+    /// Where a head's vector of one position lies in its layer.
+    fn place(&self, (block, slot): (usize, usize), head: usize) -> Range<usize> {
+        let shape = &self.shape;
+        let start = ((block * shape.kv_heads + head) * shape.block_size + slot) * shape.head_dim;
+        start..start + shape.head_dim
+    }
+
+    fn write(&mut self, layer: usize, slot: (usize, usize), head: usize, [key, value]: [&[f32]; 2]) {
+        let place = self.place(slot, head);
+        let dtype = self.shape.dtype;
+        let [keys, values] = &mut self.layers[layer];
+        for (cache, new) in [(keys, key), (values, value)] {
+            cache[place.clone()].copy_from_slice(new);
+            cache[place.clone()].iter_mut().for_each(|x| *x = rounded(*x, dtype));
+        }
+    }
+}
+
+impl Oracle {
+    /// An oracle that has moved nothing yet.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// `W · input + b` of all parts one after another, for each input.
+    fn multiply(&mut self, parts: &[Part], inputs: &[Vec<f32>]) -> Vec<Vec<f64>> {
+        let mut outputs = vec![Vec::new(); inputs.len()];
+        for Part { matrix, bias } in parts {
+            let inputs: Vec<Vec<f64>> = inputs.iter().map(|input| as_multiplied(input, matrix)).collect();
+            let mut weights = vec![0.0; matrix.columns];
+            for row in 0..matrix.rows {
+                matrix.row(row, &mut weights);
+                let bias = bias.as_ref().map_or(0.0, |bias| f64::from(bias[row]));
+                for (output, input) in outputs.iter_mut().zip(&inputs) {
+                    output.push(dot(&weights, input) + bias);
+                }
+            }
+            self.moved += matrix.bytes().0 + bias.as_ref().map_or(0, |bias| 4 * bias.len() as u64);
+        }
+        outputs
+    }
+
+    /// `x / √(mean(x²) + ε) ∘ weights` of some rows.
+    fn norm(
+        &mut self,
+        buffer: &PlainBuffer,
+        rows: impl Iterator<Item = usize>,
+        weights: &[f32],
+        eps: f32,
+    ) -> Vec<Vec<f32>> {
+        self.moved += 4 * weights.len() as u64;
+        rows.map(|row| normed(buffer.row(row), weights, eps)).collect()
+    }
+}
+
+impl Operations for Oracle {
+    type Linear = Vec<Part>;
+    type Vector = Vec<f32>;
+    type Table = StoredMatrix;
+    type Buffer = PlainBuffer;
+    type Pool = PlainPool;
+
+    fn linear(&mut self, parts: Vec<Part>, _arrangement: Arrangement) -> Result<Vec<Part>, EngineError> {
+        Ok(parts)
+    }
+
+    fn vector(&mut self, values: Vec<f32>) -> Result<Vec<f32>, EngineError> {
+        Ok(values)
+    }
+
+    fn table(&mut self, matrix: StoredMatrix) -> Result<StoredMatrix, EngineError> {
+        Ok(matrix)
+    }
+
+    fn buffer(&mut self, rows: usize, width: usize) -> Result<PlainBuffer, EngineError> {
+        Ok(PlainBuffer { width, values: vec![f32::NAN; rows * width] })
+    }
+
+    fn pool(&mut self, shape: PoolShape) -> Result<PlainPool, EngineError> {
+        if !matches!(shape.dtype, Dtype::F32 | Dtype::F16 | Dtype::Bf16) {
+            return Err(EngineError::Unsupported {
+                engine: "native".into(),
+                what: format!("K and V in {}", shape.dtype),
+                why: "a pool keeps f32, f16 or bf16".into(),
+            });
+        }
+        Ok(PlainPool { shape, layers: vec![Default::default(); shape.layers] })
+    }
+
+    fn reserve(&mut self, pool: &mut PlainPool, blocks: usize) -> Result<(), EngineError> {
+        let elements = blocks * pool.shape.block_elements();
+        for cache in pool.layers.iter_mut().flatten() {
+            cache.resize(elements.max(cache.len()), f32::NAN);
+        }
+        Ok(())
+    }
+
+    fn fill_blocks(&mut self, pool: &mut PlainPool, blocks: &[u32], seed: u64) -> Result<(), EngineError> {
+        let (elements, dtype) = (pool.shape.block_elements(), pool.shape.dtype);
+        for (layer, caches) in pool.layers.iter_mut().enumerate() {
+            for (cache, values) in caches.iter_mut().zip([false, true]) {
+                for &block in blocks {
+                    let out = &mut cache[block as usize * elements..(block as usize + 1) * elements];
+                    noise::fill(seed, layer, block, values, out);
+                    out.iter_mut().for_each(|x| *x = rounded(*x, dtype));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn begin(&mut self, _rows: &Rows) -> Result<(), EngineError> {
+        Ok(())
+    }
+
+    fn embed(
+        &mut self,
+        rows: &Rows,
+        embedding: Embedding<'_, Self>,
+        hidden: &mut PlainBuffer,
+    ) -> Result<(), EngineError> {
+        let table = match embedding {
+            Embedding::Table(table) => table,
+            Embedding::Head(head) => &head[0].matrix,
+        };
+        for (row, &token) in rows.tokens.iter().enumerate() {
+            table.row(token as usize, hidden.row_mut(row));
+        }
+        self.moved += rows.len() as u64 * (table.bytes().0 / table.rows.max(1) as u64);
+        Ok(())
+    }
+
+    fn norm_qkv(
+        &mut self,
+        rows: &Rows,
+        shape: &AttentionShape,
+        weights: &AttentionWeights<Self>,
+        rope: &RopeTable,
+        layer: usize,
+        hidden: &PlainBuffer,
+        pool: &mut PlainPool,
+        query: &mut PlainBuffer,
+    ) -> Result<(), EngineError> {
+        let inputs = self.norm(hidden, 0..rows.len(), &weights.norm, shape.norm_eps);
+        let projected = self.multiply(&weights.qkv, &inputs);
+        let (query_norm, key_norm) = weights.head_norms.as_ref().unzip();
+        for (row, projected) in projected.iter().enumerate() {
+            let (cosines, sines) = rope.at(rows.positions[row] as usize);
+            let turned = |head: &[f32], norm: Option<&Vec<f32>>| {
+                let mut head = norm.map_or(head.to_vec(), |norm| normed(head, norm, shape.norm_eps));
+                rotate(&mut head, cosines, sines);
+                head
+            };
+            let projected: Vec<f32> = projected.iter().map(|&x| to_f32(x)).collect();
+            let (queries, rest) = projected.split_at(shape.query_width());
+            let (keys, values) = rest.split_at(shape.kv_width());
+
+            let outputs = query.row_mut(row).chunks_exact_mut(shape.head_dim);
+            for (out, query) in outputs.zip(queries.chunks_exact(shape.head_dim)) {
+                out.copy_from_slice(&turned(query, query_norm));
+            }
+            let heads = keys.chunks_exact(shape.head_dim).zip(values.chunks_exact(shape.head_dim));
+            for (head, (key, value)) in heads.enumerate() {
+                pool.write(layer, rows.slot(row), head, [&turned(key, key_norm), value]);
+            }
+        }
+        let norms = weights.head_norms.as_ref().map_or(0, |_| 2 * shape.head_dim);
+        let written = 2 * rows.len() * shape.kv_width() * pool.shape.element_bytes();
+        self.moved += (4 * norms + written) as u64;
+        Ok(())
+    }
+
+    fn attention(
+        &mut self,
+        rows: &Rows,
+        shape: &AttentionShape,
+        window: Option<usize>,
+        layer: usize,
+        query: &PlainBuffer,
+        pool: &PlainPool,
+        out: &mut PlainBuffer,
+    ) -> Result<(), EngineError> {
+        let dim = shape.head_dim;
+        let [keys, values] = &pool.layers[layer];
+        for sequence in &rows.sequences {
+            let table = rows.table(sequence);
+            for row in sequence.rows.clone() {
+                let attended = attended(rows.positions[row] as usize, window);
+                for head in 0..shape.heads {
+                    let places: Vec<Range<usize>> = attended
+                        .clone()
+                        .map(|p| (table[p / rows.block_size] as usize, p % rows.block_size))
+                        .map(|slot| pool.place(slot, head / shape.group()))
+                        .collect();
+                    let query = &query.row(row)[head * dim..(head + 1) * dim];
+                    let scores: Vec<f64> = places
+                        .iter()
+                        .map(|place| dot(query, &keys[place.clone()]) / (dim as f64).sqrt())
+                        .collect();
+                    let shares = softmax(&scores);
+                    let out = &mut out.row_mut(row)[head * dim..(head + 1) * dim];
+                    for (i, out) in out.iter_mut().enumerate() {
+                        let weighted = places
+                            .iter()
+                            .zip(&shares)
+                            .map(|(place, share)| share * f64::from(values[place.start + i]));
+                        *out = to_f32(weighted.sum());
+                    }
+                }
+            }
+            let read = 2 * positions_read(sequence, window) * shape.kv_width() * pool.shape.element_bytes();
+            self.moved += read as u64;
+        }
+        Ok(())
+    }
+
+    fn project_add(
+        &mut self,
+        rows: &Rows,
+        weights: &Vec<Part>,
+        input: &PlainBuffer,
+        hidden: &mut PlainBuffer,
+    ) -> Result<(), EngineError> {
+        let inputs: Vec<Vec<f32>> = (0..rows.len()).map(|row| input.row(row).to_vec()).collect();
+        for (row, output) in self.multiply(weights, &inputs).iter().enumerate() {
+            for (hidden, output) in hidden.row_mut(row).iter_mut().zip(output) {
+                *hidden = to_f32(f64::from(*hidden) + output);
+            }
+        }
+        Ok(())
+    }
+
+    fn norm_gate_up(
+        &mut self,
+        rows: &Rows,
+        norm: &Vec<f32>,
+        norm_eps: f32,
+        weights: &Vec<Part>,
+        hidden: &PlainBuffer,
+        out: &mut PlainBuffer,
+    ) -> Result<(), EngineError> {
+        let inputs = self.norm(hidden, 0..rows.len(), norm, norm_eps);
+        for (row, output) in self.multiply(weights, &inputs).iter().enumerate() {
+            let (gate, up) = output.split_at(weights[0].matrix.rows);
+            for ((out, gate), up) in out.row_mut(row).iter_mut().zip(gate).zip(up) {
+                *out = to_f32(silu(*gate) * up);
+            }
+        }
+        Ok(())
+    }
+
+    fn head(
+        &mut self,
+        rows: &Rows,
+        norm: &Vec<f32>,
+        norm_eps: f32,
+        head: &Vec<Part>,
+        hidden: &PlainBuffer,
+        logits: &mut PlainBuffer,
+        next: &mut Vec<u32>,
+    ) -> Result<(), EngineError> {
+        let last_rows = rows.sequences.iter().map(|sequence| sequence.rows.end - 1);
+        let inputs = self.norm(hidden, last_rows, norm, norm_eps);
+        next.clear();
+        for (sequence, output) in self.multiply(head, &inputs).iter().enumerate() {
+            let logits = logits.row_mut(sequence);
+            for (logit, output) in logits.iter_mut().zip(output) {
+                *logit = to_f32(*output);
+            }
+            next.push(first_largest(logits));
+        }
+        Ok(())
+    }
+
+    fn read(&mut self, buffer: &PlainBuffer, rows: usize) -> Result<Vec<Vec<f32>>, EngineError> {
+        Ok((0..rows).map(|row| buffer.row(row).to_vec()).collect())
+    }
+
+    fn take_moved(&mut self) -> Bytes {
+        Bytes(std::mem::take(&mut self.moved))
+    }
+}
+
+/// The positions that a token sees.
+fn attended(position: usize, window: Option<usize>) -> Range<usize> {
+    window.map_or(0, |window| (position + 1).saturating_sub(window))..position + 1
+}
+
+/// Positions that one or more rows of a sequence see.
+fn positions_read(sequence: &SequenceRows, window: Option<usize>) -> usize {
+    sequence.positions_after() - attended(sequence.start_position, window).start
+}
+
+/// An input as it meets the weights of a matrix.
+fn as_multiplied(input: &[f32], matrix: &StoredMatrix) -> Vec<f64> {
+    match matrix.data {
+        StoredData::F32(_) | StoredData::F16(_) => input.iter().map(|&x| x.into()).collect(),
+        StoredData::Bf16(_) => input.iter().map(|&x| rounded(x, Dtype::Bf16).into()).collect(),
+        StoredData::Int8 { .. }
+        | StoredData::Q8_0 { .. }
+        | StoredData::Q4_0 { .. }
+        | StoredData::Int4 { .. } => input.chunks(ACTIVATION_GROUP).flat_map(in_bytes).collect(),
+    }
+}
+
+/// A group of activations in 8 bits: whole multiples, −127 to 127, of a scale. Both are found in f32, as everywhere.
+fn in_bytes(group: &[f32]) -> impl Iterator<Item = f64> {
+    let scale = group.iter().fold(0.0f32, |largest, x| largest.max(x.abs())) / 127.0;
+    let inverse = if scale > 0.0 { 1.0 / scale } else { 0.0 };
+    group.iter().map(move |x| f64::from((x * inverse).round_ties_even()) * f64::from(scale))
+}
+
+fn rounded(value: f32, dtype: Dtype) -> f32 {
+    match dtype {
+        Dtype::F16 => f16::from_f32(value).to_f32(),
+        Dtype::Bf16 => bf16::from_f32(value).to_f32(),
+        _ => value,
+    }
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "activations are kept in f32")]
+fn to_f32(value: f64) -> f32 {
+    value as f32
+}
+
+fn dot(a: &[f32], b: &[impl Copy + Into<f64>]) -> f64 {
+    a.iter().zip(b).map(|(&a, &b)| f64::from(a) * b.into()).sum()
+}
+
+fn normed(values: &[f32], weights: &[f32], eps: f32) -> Vec<f32> {
+    let rms = (dot(values, values) / values.len() as f64 + f64::from(eps)).sqrt();
+    values.iter().zip(weights).map(|(x, w)| to_f32(f64::from(*x) / rms * f64::from(*w))).collect()
+}
+
+fn softmax(scores: &[f64]) -> Vec<f64> {
+    let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let powers: Vec<f64> = scores.iter().map(|score| (score - largest).exp()).collect();
+    let sum: f64 = powers.iter().sum();
+    powers.iter().map(|power| power / sum).collect()
+}
+
+fn silu(x: f64) -> f64 {
+    x / (1.0 + (-x).exp())
+}
+
+/// The index of the first of the largest.
+fn first_largest(values: &[f32]) -> u32 {
+    let mut best = 0;
+    for (index, value) in values.iter().enumerate() {
+        if *value > values[best] {
+            best = index;
+        }
+    }
+    u32::try_from(best).expect("a vocabulary fits 32 bits")
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,226 @@
+//! The oracle against values computed by hand, and its whole forward against candle's.
+
+use std::path::Path;
+
+use super::*;
+use crate::engine::native::NativeSession;
+use crate::engine::{DeviceChoice, DeviceOptions, SequenceId, Session, StepBatch};
+use crate::measure::quality::relative_error;
+use crate::model::{Packing, Rope, RopeScaling, test_shapes};
+
+fn part(rows: usize, columns: usize, values: &[f32], packing: Packing) -> Part {
+    Part { matrix: StoredMatrix::from_f32_rows(rows, columns, values, packing), bias: None }
+}
+
+fn buffer(rows: &[&[f32]]) -> PlainBuffer {
+    PlainBuffer { width: rows[0].len(), values: rows.concat() }
+}
+
+/// One sequence of so many new tokens in a cache of blocks in order.
+fn rows(start: usize, tokens: usize, table: &[u32]) -> Rows {
+    let mut rows = Rows::new(16);
+    rows.push(&vec![0; tokens], start, table);
+    rows
+}
+
+fn assert_close(found: &[f32], wanted: &[f64]) {
+    assert_eq!(found.len(), wanted.len());
+    for (found, wanted) in found.iter().zip(wanted) {
+        assert!((f64::from(*found) - wanted).abs() < 1e-6, "{found} is not {wanted}");
+    }
+}
+
+#[test]
+fn a_linear_layer_multiplies_adds_its_bias_and_adds_to_what_is_there() {
+    let mut oracle = Oracle::new();
+    let mut layer = part(2, 2, &[1.0, 2.0, 3.0, 4.0], Packing::F32);
+    layer.bias = Some(vec![0.5, -0.5]);
+    let mut hidden = buffer(&[&[10.0, 20.0], &[0.0, 0.0]]);
+    let input = buffer(&[&[1.0, -1.0], &[2.0, 0.25]]);
+    oracle.project_add(&rows(0, 2, &[0]), &vec![layer], &input, &mut hidden).unwrap();
+    assert_eq!(hidden.values, [10.0 - 1.0 + 0.5, 20.0 - 1.0 - 0.5, 2.5 + 0.5, 7.0 - 0.5]);
+    assert_eq!(oracle.take_moved(), Bytes(4 * 4 + 2 * 4));
+    assert_eq!(oracle.take_moved(), Bytes(0));
+}
+
+#[test]
+fn inputs_are_rounded_to_what_the_weights_are_multiplied_in() {
+    // Between 1 and 1 + 1/128, nearer to 1; a tie goes to the even neighbour.
+    let input = [1.0 + 1.0 / 512.0, 1.0 + 3.0 / 256.0];
+    let seen = |packing| as_multiplied(&input, &part(1, 2, &[1.0, 1.0], packing).matrix);
+    assert_eq!(seen(Packing::F32), [1.0 + 1.0 / 512.0, 1.0 + 3.0 / 256.0]);
+    assert_eq!(seen(Packing::F16), seen(Packing::F32));
+    assert_eq!(seen(Packing::Bf16), [1.0, 1.0 + 1.0 / 64.0]);
+
+    // The scale of the first group is 2, that of the second 1/127 · 1: 5 / 2 is a tie and goes to 2, so 4.
+    let mut wide = [0.0; 33];
+    (wide[0], wide[1], wide[2], wide[32]) = (-254.0, 5.0, 7.0, 1.0);
+    for packing in [Packing::Int8, Packing::Q8_0, Packing::Q4_0, Packing::Int4 { group: 32 }] {
+        let seen = as_multiplied(&wide, &part(1, 33, &wide, packing).matrix);
+        assert_eq!(seen[..4], [-254.0, 4.0, 8.0, 0.0]);
+        assert!((seen[32] - 1.0).abs() < 1e-7);
+    }
+}
+
+#[test]
+fn a_norm_divides_by_the_root_of_the_mean_square() {
+    // (3² + 4²) / 2 = 12.5, and 12.5 + 3.5 = 4².
+    assert_eq!(normed(&[3.0, 4.0], &[1.0, 2.0], 3.5), [0.75, 2.0]);
+}
+
+#[test]
+fn gate_and_up_meet_in_silu() {
+    let mut oracle = Oracle::new();
+    // The norm of [1, 1] is [1, 1]: gate is 2 and 0, up is 3 and 5.
+    let gate = part(2, 2, &[1.0, 1.0, 1.0, -1.0], Packing::F32);
+    let up = part(2, 2, &[1.0, 2.0, 2.0, 3.0], Packing::F32);
+    let mut out = buffer(&[&[0.0, 0.0]]);
+    let hidden = buffer(&[&[1.0, 1.0]]);
+    oracle
+        .norm_gate_up(&rows(0, 1, &[0]), &vec![1.0, 1.0], 0.0, &vec![gate, up], &hidden, &mut out)
+        .unwrap();
+    // silu(2) = 2 / (1 + e⁻²) = 1.7615942.
+    assert_close(&out.values, &[1.761_594_155_955_765 * 3.0, 0.0]);
+}
+
+/// One head of two elements, angle 1 per position.
+fn tiny() -> (AttentionShape, RopeTable) {
+    let mut architecture = test_shapes::dense(crate::model::Family::Llama, [2, 1, 1, 1, 2, 2, 2]);
+    architecture.rope = Rope { theta: 10_000.0, scaling: RopeScaling::None };
+    let mut rope = RopeTable::new(&architecture).unwrap();
+    rope.extend_to(8);
+    (AttentionShape { heads: 1, kv_heads: 1, head_dim: 2, norm_eps: 0.0 }, rope)
+}
+
+fn tiny_pool(oracle: &mut Oracle, dtype: Dtype) -> PlainPool {
+    let shape = PoolShape { layers: 2, kv_heads: 1, head_dim: 2, block_size: 16, dtype };
+    let mut pool = oracle.pool(shape).unwrap();
+    oracle.reserve(&mut pool, 3).unwrap();
+    pool
+}
+
+#[test]
+fn queries_and_keys_turn_by_their_position_and_values_do_not() {
+    let (shape, rope) = tiny();
+    let mut oracle = Oracle::new();
+    let identity = || part(2, 2, &[1.0, 0.0, 0.0, 1.0], Packing::F32);
+    let attention = |head_norms| AttentionWeights::<Oracle> {
+        norm: vec![1.0, 1.0],
+        qkv: vec![identity(), identity(), identity()],
+        head_norms,
+    };
+    let mut pool = tiny_pool(&mut oracle, Dtype::F32);
+    let mut query = buffer(&[&[0.0, 0.0]]);
+    // At position 2, the first row of block 2; [1, -1] is its own norm.
+    let (rows, hidden) = (rows(2, 1, &[2]), buffer(&[&[1.0, -1.0]]));
+    oracle.norm_qkv(&rows, &shape, &attention(None), &rope, 1, &hidden, &mut pool, &mut query).unwrap();
+    let (sine, cosine) = 2f64.sin_cos();
+    let turned = [cosine + sine, sine - cosine];
+    assert_close(&query.values, &turned);
+    let place = pool.place((2, 2), 0);
+    assert_close(&pool.layers[1][0][place.clone()], &turned);
+    assert_eq!(pool.layers[1][1][place.clone()], [1.0, -1.0]);
+    assert!(pool.layers[0][0].iter().all(|x| x.is_nan()), "the other layer was not written");
+    assert_eq!(oracle.take_moved(), Bytes(4 * 2 + 3 * 16 + 16));
+
+    // Norms over heads come before the rotation.
+    let norms = Some((vec![3.0, 3.0], vec![0.5, 0.5]));
+    oracle.norm_qkv(&rows, &shape, &attention(norms), &rope, 1, &hidden, &mut pool, &mut query).unwrap();
+    assert_close(&query.values, &turned.map(|x| 3.0 * x));
+    assert_close(&pool.layers[1][0][place.clone()], &turned.map(|x| 0.5 * x));
+    assert_eq!(oracle.take_moved(), Bytes(4 * 2 + 3 * 16 + 16 + 4 * 4));
+}
+
+#[test]
+fn a_pool_keeps_what_its_dtype_can_hold() {
+    let mut oracle = Oracle::new();
+    let key = [1.0 + 1.0 / 512.0, 1.0 / 3.0];
+    for (dtype, kept) in [
+        (Dtype::F32, key),
+        (Dtype::Bf16, [1.0, 0.333_984_375]),
+        (Dtype::F16, [1.0 + 1.0 / 512.0, 0.333_251_953_125]),
+    ] {
+        let mut pool = tiny_pool(&mut oracle, dtype);
+        pool.write(0, (1, 3), 0, [&key, &[2.0, 3.0]]);
+        let place = pool.place((1, 3), 0);
+        assert_eq!(pool.layers[0][0][place.clone()], kept);
+        assert_eq!(pool.layers[0][1][place], [2.0, 3.0]);
+    }
+    let shape = PoolShape { layers: 1, kv_heads: 1, head_dim: 2, block_size: 16, dtype: Dtype::Int8 };
+    assert!(oracle.pool(shape).unwrap_err().to_string().contains("K and V in int8"));
+}
+
+#[test]
+fn attention_is_causal_and_looks_no_further_than_its_window() {
+    let (shape, _) = tiny();
+    let mut oracle = Oracle::new();
+    let mut pool = tiny_pool(&mut oracle, Dtype::F32);
+    // Scores of a query [√2, 0] are the first elements of the keys; values are [1, 10], [2, 20], [3, 30].
+    for (slot, (score, value)) in [(0.0, 1.0), (2f32.ln(), 2.0), (5f32.ln(), 3.0)].into_iter().enumerate() {
+        pool.write(1, (1, slot), 0, [&[score, 7.0], &[value, 10.0 * value]]);
+    }
+    let query = [2f32.sqrt(), 0.0];
+    let queries = buffer(&[&query, &query]);
+    let mut attend = |window| {
+        let mut out = buffer(&[&[0.0; 2], &[0.0; 2]]);
+        // The rows at positions 1 and 2, whose keys are weighted 1 : 2 : 5.
+        oracle.attention(&rows(1, 2, &[1]), &shape, window, 1, &queries, &pool, &mut out).unwrap();
+        (out.values, oracle.take_moved())
+    };
+    let (all, read_all) = attend(None);
+    assert_close(&all, &[5.0 / 3.0, 50.0 / 3.0, 20.0 / 8.0, 200.0 / 8.0]);
+    assert_eq!(read_all, Bytes(3 * 2 * 2 * 4));
+    assert_eq!(attend(Some(3)), (all, read_all));
+    let (near, _) = attend(Some(2));
+    assert_close(&near, &[5.0 / 3.0, 50.0 / 3.0, 19.0 / 7.0, 190.0 / 7.0]);
+    let (own, read_own) = attend(Some(1));
+    assert_close(&own, &[2.0, 20.0, 3.0, 30.0]);
+    assert_eq!(read_own, Bytes(2 * 2 * 2 * 4), "the rows see positions 1 and 2 between them");
+}
+
+#[test]
+fn the_first_of_equal_largest_logits_wins_and_only_last_rows_have_any() {
+    let mut oracle = Oracle::new();
+    let head = vec![part(3, 2, &[0.0, 1.0, 1.0, 0.0, 1.0, 0.0], Packing::F32)];
+    let mut rows = rows(0, 2, &[0]);
+    rows.push(&[0], 0, &[1]);
+    // By their norms: [1, 1], [7/5, 1/5], [-7/5, 1/5].
+    let hidden = buffer(&[&[1.0, 1.0], &[7.0, 1.0], &[-7.0, 1.0]]);
+    let mut logits = buffer(&[&[0.0; 3], &[0.0; 3]]);
+    let mut next = vec![9; 7];
+    oracle.head(&rows, &vec![1.0, 1.0], 0.0, &head, &hidden, &mut logits, &mut next).unwrap();
+    assert_close(&logits.values, &[0.2, 1.4, 1.4, 0.2, -1.4, -1.4]);
+    assert_eq!(next, [1, 0]);
+}
+
+#[test]
+fn the_oracle_gives_the_logits_of_candle_on_every_fixture_model() {
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models");
+    let mut compared = 0;
+    for entry in std::fs::read_dir(fixtures).unwrap() {
+        let path = entry.unwrap().path();
+        if !path.is_dir() {
+            continue;
+        }
+        let model = crate::model::open(path.to_str().unwrap(), None, 0).unwrap();
+        let mut stock =
+            crate::engine::open("stock", &model, Dtype::F32, DeviceChoice::Cpu, DeviceOptions::default())
+                .unwrap();
+        let mut oracle = NativeSession::load(Oracle::new(), &model, Dtype::F32, 16).unwrap();
+        let tokens: Vec<u32> = (0..35).map(|i| i * 37 % 199).collect();
+        let positions = tokens.len().min(stock.capabilities().max_positions);
+        // A prefill over two blocks, then decode steps into a third.
+        let whole = positions.saturating_sub(4);
+        let steps = std::iter::once(0..whole).chain((whole..positions).map(|p| p..p + 1));
+        for step in steps {
+            let batch = StepBatch::uniform(SequenceId(1), &[tokens[step.clone()].to_vec()], step.start);
+            stock.step(&batch).unwrap();
+            oracle.step(&batch).unwrap();
+            let (found, wanted) = (oracle.logits().unwrap(), stock.logits().unwrap());
+            let error = relative_error(&found[0], &wanted[0]);
+            assert!(error <= 1e-4, "{}, positions {step:?}: {error:.1e}", path.display());
+        }
+        compared += 1;
+    }
+    assert!(compared >= 13, "{compared} models");
+}
