@@ -68,8 +68,8 @@ impl Bench {
 
     fn open(config: &RunConfig, model: &OpenModel) -> anyhow::Result<Self> {
         let mut report = crate::begin(config, model, "cargo bench", &mut Stages)?;
-        let dtype = config.dtypes_for(model)[0];
         let engine = &config.engines[0];
+        let dtype = config.dtypes_for(engine, model)[0];
         let opened = series::open(config, model, engine, dtype, &mut report, &mut Stages)?
             .context("the model does not fit in memory")?;
         let witness = crate::measure::witness::of_device(config.device)?;

@@ -64,10 +64,14 @@ pub enum RunError {
 }
 
 impl RunConfig {
-    /// The dtypes of the run: those asked for, or the one that is sensible for the model on the device.
+    /// The dtypes of an engine's cells: those asked for, or the one that is sensible for the model on the device.
     #[must_use]
-    pub fn dtypes_for(&self, model: &OpenModel) -> Vec<Dtype> {
-        if self.dtypes.is_empty() { vec![model.default_dtype(self.device)] } else { self.dtypes.clone() }
+    pub fn dtypes_for(&self, engine: &str, model: &OpenModel) -> Vec<Dtype> {
+        if self.dtypes.is_empty() {
+            vec![engine::default_dtype(engine, model, self.device)]
+        } else {
+            self.dtypes.clone()
+        }
     }
 
     /// The protocol of the run.
@@ -93,8 +97,8 @@ pub fn benchmark(
 ) -> Result<Report, RunError> {
     let mut report = begin(config, model, command, observer)?;
     let protocol = config.protocol();
-    for dtype in config.dtypes_for(model) {
-        for engine in &config.engines {
+    for engine in &config.engines {
+        for dtype in config.dtypes_for(engine, model) {
             series::run(config, model, engine, dtype, &protocol, &mut report, observer)?;
         }
     }
@@ -127,7 +131,7 @@ fn begin(
         hypothesis: config.hypothesis.clone(),
         environment,
         config: report::as_map(config),
-        model: summarise_model(model, config.dtypes_for(model)[0]),
+        model: summarise_model(model, config.dtypes_for(&config.engines[0], model)[0]),
         capabilities: Vec::new(),
         protocol: Some(config.protocol().summary()),
         ceilings,

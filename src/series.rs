@@ -53,7 +53,7 @@ pub fn open(
 ) -> Result<Option<Opened>, RunError> {
     // What the engine cannot do at all is an error of the plan, whatever else is wrong.
     engine::capabilities(engine, model, dtype, config.device)?;
-    let planned = Ledger::new(&model.architecture, &model.inventory(dtype), model.kv_dtype(dtype));
+    let planned = Ledger::new(&model.architecture, &model.inventory(dtype), engine::kv_dtype(engine, model, dtype));
     let mut lose = |status: Status, reason: String| {
         for cell in plan::cells(engine, dtype, &config.phases, &config.batches, &config.contexts) {
             let cost = cost(&planned, &cell, config.device);
@@ -78,7 +78,7 @@ pub fn open(
     cold(report, session.as_mut(), engine, dtype, begin);
     report.capabilities.push(session.capabilities().clone());
     observer.stage("checking outputs");
-    let quality = gate(config, model, dtype, session.as_mut())?;
+    let quality = gate(config, model, engine, dtype, session.as_mut())?;
     // From here on bytes are those of the tensors really loaded.
     let ledger = Ledger::new(session.architecture(), session.inventory(), session.kv_dtype());
     let available = memory::available(memory_of(config.device));
@@ -234,10 +234,10 @@ pub fn dry_run(config: &RunConfig, model: &OpenModel) -> Result<String, RunError
         config.seed
     );
     let available = memory::available(memory_of(config.device));
-    for dtype in config.dtypes_for(model) {
-        for engine in &config.engines {
+    for engine in &config.engines {
+        for dtype in config.dtypes_for(engine, model) {
             let capabilities = engine::capabilities(engine, model, dtype, config.device)?;
-            let ledger = Ledger::new(&model.architecture, &model.inventory(dtype), model.kv_dtype(dtype));
+            let ledger = Ledger::new(&model.architecture, &model.inventory(dtype), engine::kv_dtype(engine, model, dtype));
             for cell in plan::cells(engine, dtype, &config.phases, &config.batches, &config.contexts) {
                 let need = needed(&ledger, &cell, config.device);
                 let cost = cost(&ledger, &cell, config.device);
@@ -258,8 +258,10 @@ pub fn dry_run(config: &RunConfig, model: &OpenModel) -> Result<String, RunError
 
 /// Where the regime changes, for the first dtype of the run.
 pub fn crossovers(config: &RunConfig, model: &OpenModel, report: &Report) -> Vec<Crossover> {
-    let dtype = config.dtypes_for(model)[0];
-    let ledger = Ledger::new(&model.architecture, &model.inventory(dtype), model.kv_dtype(dtype));
+    let engine = &config.engines[0];
+    let dtype = config.dtypes_for(engine, model)[0];
+    let kv_dtype = engine::kv_dtype(engine, model, dtype);
+    let ledger = Ledger::new(&model.architecture, &model.inventory(dtype), kv_dtype);
     let Some(ceilings) = &report.ceilings else { return Vec::new() };
     let roof = Roof::measured(ceilings, dtype);
     let memory = report.environment.device_memory();
@@ -341,15 +343,15 @@ fn cold(report: &mut Report, session: &mut dyn Session, engine: &str, dtype: Dty
 fn gate(
     config: &RunConfig,
     model: &OpenModel,
+    engine: &str,
     dtype: Dtype,
     session: &mut dyn Session,
 ) -> Result<Quality, RunError> {
     let reference_bytes = model.inventory(Dtype::F32).total_bytes();
     let room = memory::available(memory_of(config.device))
         .is_some_and(|free| reference_bytes.as_f64() < free.as_f64() * REFERENCE_SHARE);
-    let wanted = matches!(dtype, Dtype::Bf16 | Dtype::F16) && room && config.depth != Depth::Smoke;
-    let mut reference = if wanted {
-        Some(engine::open(STOCK, model, Dtype::F32, config.device, config.device_options)?)
+    let mut reference = if room && config.depth != Depth::Smoke {
+        engine::open_reference(engine, model, dtype, config.device, config.device_options)?
     } else {
         None
     };

@@ -63,7 +63,7 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
     anyhow::ensure!(!tokens.is_empty(), "the prompt has no tokens");
     let dtype = match &args.dtype {
         Some(given) => parse_dtypes("dtype", given)?[0],
-        None => model.default_dtype(device),
+        None => crate::engine::default_dtype(&engines[0], &model, device),
     };
     let mut session = crate::engine::open(&engines[0], &model, dtype, device, DeviceOptions::default())?;
     let logits = prefill(session.as_mut(), &tokens)?;

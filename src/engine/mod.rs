@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use crate::model::{Architecture, Dtype, Inventory};
 use crate::units::{Bytes, Nanos};
 pub use device::{Backend, DeviceChoice, DeviceOptions};
-pub use open::{capabilities, open};
+pub use open::{capabilities, default_dtype, kv_dtype, open, open_reference};
 pub use timeline::{Mark, Timeline, TimelineKind};
 
 /// Names a sequence for as long as a session keeps its KV.

@@ -65,3 +65,47 @@ pub fn capabilities(
         }),
     }
 }
+
+/// The dtype that is sensible for an engine where none is asked for: the native engine streams bf16 on a CPU, where candle's
+/// products are fastest in f32.
+#[must_use]
+pub fn default_dtype(engine: &str, model: &OpenModel, device: DeviceChoice) -> Dtype {
+    match (engine, device) {
+        (native::NAME, DeviceChoice::Cpu) if !model.is_gguf() => Dtype::Bf16,
+        _ => model.default_dtype(device),
+    }
+}
+
+/// The storage of the KV cache that goes with a dtype of weights in an engine.
+#[must_use]
+pub fn kv_dtype(engine: &str, model: &OpenModel, dtype: Dtype) -> Dtype {
+    if engine == native::NAME { native::kv_dtype(dtype) } else { model.kv_dtype(dtype) }
+}
+
+/// Opens what an engine's outputs are held against: the same weights multiplied in f32. `None` where there is no such thing.
+///
+/// Plain floats are held against candle, another program. Quantised weights are held against the native forward in f32 over the
+/// dequantised weights, so that only the kernels and the rounding of activations differ.
+///
+/// # Errors
+/// As [`open`].
+pub fn open_reference(
+    engine: &str,
+    model: &OpenModel,
+    dtype: Dtype,
+    device: DeviceChoice,
+    options: DeviceOptions,
+) -> Result<Option<Box<dyn Session>>, EngineError> {
+    match dtype {
+        Dtype::F32 if engine == "stock" => Ok(None),
+        Dtype::F32 | Dtype::Bf16 | Dtype::F16 if !model.is_gguf() => {
+            open("stock", model, Dtype::F32, device, options).map(Some).or_else(|error| match error {
+                // What candle does not run as its authors meant it is no reference.
+                EngineError::Unsupported { .. } => Ok(None),
+                other => Err(other),
+            })
+        }
+        _ if engine == native::NAME => Ok(Some(Box::new(native::open_dequantised(model, dtype, options.threads)?))),
+        _ => Ok(None),
+    }
+}

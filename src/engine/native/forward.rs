@@ -86,7 +86,7 @@ impl<O: Operations> Forward<O> {
         Self { widths, weights, rope, activations: None, next: Vec::new(), sequences: 0 }
     }
 
-    /// One step. `done` is told after each operation was enqueued.
+    /// One step. `done` is told after each operation was enqueued, and may ask the device about it.
     ///
     /// # Errors
     /// When memory runs out or the device fails.
@@ -95,7 +95,7 @@ impl<O: Operations> Forward<O> {
         operations: &mut O,
         rows: &Rows,
         pool: &mut O::Pool,
-        done: &mut dyn FnMut(Operation),
+        done: &mut dyn FnMut(&mut O, Operation),
     ) -> Result<(), EngineError> {
         self.make_room(operations, rows)?;
         let Self { widths, weights, rope, activations, next, .. } = self;
@@ -106,7 +106,7 @@ impl<O: Operations> Forward<O> {
         let embedding =
             weights.table.as_ref().map_or(Embedding::Head(&weights.head), |table| Embedding::Table(table));
         operations.embed(rows, embedding, &mut act.hidden)?;
-        done(Operation::Embed);
+        done(operations, Operation::Embed);
         for (index, layer) in weights.layers.iter().enumerate() {
             operations.norm_qkv(
                 rows,
@@ -118,18 +118,18 @@ impl<O: Operations> Forward<O> {
                 pool,
                 &mut act.query,
             )?;
-            done(Operation::NormQkv);
+            done(operations, Operation::NormQkv);
             operations.attention(rows, shape, layer.window, index, &act.query, pool, &mut act.attended)?;
-            done(Operation::Attention);
+            done(operations, Operation::Attention);
             operations.project_add(rows, &layer.output, &act.attended, &mut act.hidden)?;
-            done(Operation::Output);
+            done(operations, Operation::Output);
             operations.norm_gate_up(rows, &layer.norm, eps, &layer.gate_up, &act.hidden, &mut act.inner)?;
-            done(Operation::GateUp);
+            done(operations, Operation::GateUp);
             operations.project_add(rows, &layer.down, &act.inner, &mut act.hidden)?;
-            done(Operation::Down);
+            done(operations, Operation::Down);
         }
         operations.head(rows, &weights.norm, eps, &weights.head, &act.hidden, &mut act.logits, next)?;
-        done(Operation::Head);
+        done(operations, Operation::Head);
         self.sequences = rows.sequences.len();
         Ok(())
     }

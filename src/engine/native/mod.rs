@@ -19,7 +19,7 @@ use super::{
     Capabilities, DeviceChoice, EngineError, MemoryUse, OperationTime, Ragged, SequenceId, Session,
     StepBatch, Timeline,
 };
-use crate::model::{Architecture, Dtype, Family, Inventory, OpenModel, RopeScaling};
+use crate::model::{Architecture, Dtype, Family, Inventory, OpenModel, RopeScaling, StoredTensor};
 use crate::units::{Bytes, Nanos};
 use cpu::CpuOperations;
 use forward::{Forward, Widths};
@@ -112,8 +112,26 @@ pub fn open(
     if device != DeviceChoice::Cpu {
         return refuse(format!("device {device}"), "this version runs on the CPU; use --device cpu");
     }
-    let threads = threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
-    NativeSession::load(CpuOperations::new(threads)?, model, dtype, DEFAULT_BLOCK_SIZE)
+    NativeSession::load(CpuOperations::new(threads.unwrap_or_else(usable_threads))?, model, dtype, DEFAULT_BLOCK_SIZE)
+}
+
+/// Loads quantised weights dequantised to f32: the reference of their quality.
+///
+/// # Errors
+/// As [`open`].
+pub fn open_dequantised(
+    model: &OpenModel,
+    dtype: Dtype,
+    threads: Option<usize>,
+) -> Result<NativeSession<CpuOperations>, EngineError> {
+    check(&model.architecture, dtype)?;
+    let operations = CpuOperations::new(threads.unwrap_or_else(usable_threads))?;
+    NativeSession::assemble(operations, model, dtype, Dtype::F32, DEFAULT_BLOCK_SIZE, weights::dequantised)
+}
+
+/// The processors this process may run on.
+fn usable_threads() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
 }
 
 /// A loaded model on a device.
@@ -137,22 +155,29 @@ impl<O: Operations> NativeSession<O> {
     ///
     /// # Errors
     /// When the weights cannot be loaded or memory runs out.
-    pub fn load(
+    pub fn load(operations: O, model: &OpenModel, dtype: Dtype, block_size: usize) -> Result<Self, EngineError> {
+        Self::assemble(operations, model, dtype, kv_dtype(dtype), block_size, std::convert::identity)
+    }
+
+    /// As [`Self::load`], with every tensor passed through `each` before it is packed.
+    fn assemble(
         mut operations: O,
         model: &OpenModel,
         dtype: Dtype,
+        kv_dtype: Dtype,
         block_size: usize,
+        each: fn(StoredTensor) -> StoredTensor,
     ) -> Result<Self, EngineError> {
         let architecture = model.architecture.clone();
         let rope = RopeTable::new(&architecture)?;
-        let (weights, inventory) = weights::load(&mut operations, model, dtype)?;
+        let (weights, inventory) = weights::load(&mut operations, model, dtype, each)?;
         let a = &architecture;
         let pool_shape = PoolShape {
             layers: a.layers,
             kv_heads: a.kv_heads,
             head_dim: a.head_dim,
             block_size,
-            dtype: kv_dtype(dtype),
+            dtype: kv_dtype,
         };
         #[expect(clippy::cast_possible_truncation, reason = "f32 is the precision of norms")]
         let norm_eps = a.norm_eps as f32;
@@ -241,7 +266,7 @@ impl<O: Operations> Session for NativeSession<O> {
 
     fn step(&mut self, batch: &StepBatch) -> Result<(), EngineError> {
         self.prepare(batch)?;
-        self.forward.step(&mut self.operations, &self.rows, &mut self.pool, &mut |_| {})?;
+        self.forward.step(&mut self.operations, &self.rows, &mut self.pool, &mut |_, _| {})?;
         self.moved = Some(self.operations.take_moved());
         Ok(())
     }
@@ -284,15 +309,16 @@ impl<O: Operations> Session for NativeSession<O> {
         self.operations.take_moved();
         let mut since = std::time::Instant::now();
         let mut ends = Vec::with_capacity(Operation::ALL.len() * self.architecture.layers);
-        self.forward.step(&mut self.operations, &self.rows, &mut self.pool, &mut |operation| {
+        self.forward.step(&mut self.operations, &self.rows, &mut self.pool, &mut |operations, operation| {
             let now = std::time::Instant::now();
-            ends.push((operation, now - since));
-            since = now;
+            ends.push((operation, now - since, operations.take_moved()));
+            since = std::time::Instant::now();
         })?;
-        for (operation, time) in ends {
+        for (operation, time, bytes) in ends {
             let row = &mut times[operation as usize];
             row.calls += 1;
             row.time = Nanos(row.time.0 + Nanos::from(time).0);
+            row.bytes = row.bytes + bytes;
         }
         Ok(times)
     }

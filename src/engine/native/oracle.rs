@@ -199,7 +199,7 @@ impl Operations for Oracle {
     ) -> Result<(), EngineError> {
         let inputs = self.norm(hidden, 0..rows.len(), &weights.norm, shape.norm_eps);
         let projected = self.multiply(&weights.qkv, &inputs);
-        let (query_norm, key_norm) = weights.head_norms.as_ref().unzip();
+        let (query_norm, key_norm) = weights.head_norms.as_ref().map(|(query, key)| (query, key)).unzip();
         for (row, projected) in projected.iter().enumerate() {
             let (cosines, sines) = rope.at(rows.positions[row] as usize);
             let turned = |head: &[f32], norm: Option<&Vec<f32>>| {

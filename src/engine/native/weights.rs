@@ -8,12 +8,12 @@ use std::collections::HashMap;
 use super::forward::{LayerWeights, ModelWeights};
 use super::operations::{Arrangement, AttentionWeights, Operations, Part};
 use crate::engine::EngineError;
-use crate::model::{Architecture, Dtype, Inventory, OpenModel, StoredMatrix, StoredTensor};
+use crate::model::{Architecture, Dtype, Inventory, OpenModel, Packing, StoredMatrix, StoredTensor};
 
 /// The prefix of everything but the head.
 const MODEL: &str = "model";
 
-/// Loads and packs a model.
+/// Loads and packs a model; every tensor passes through `each` first.
 ///
 /// # Errors
 /// When the weights cannot be read, or memory runs out.
@@ -21,13 +21,14 @@ pub fn load<O: Operations>(
     operations: &mut O,
     model: &OpenModel,
     dtype: Dtype,
+    each: fn(StoredTensor) -> StoredTensor,
 ) -> Result<(ModelWeights<O>, Inventory), EngineError> {
     let mut assembly = Assembly::new(&model.architecture);
     let mut failed = None;
     let inventory = model.stream(dtype, &mut |name, tensor| {
         // The stream's sink speaks the model's errors; one of the engine is kept aside, and the rest of the stream dropped.
         if failed.is_none() {
-            failed = assembly.take(operations, name, tensor).err();
+            failed = assembly.take(operations, name, each(tensor)).err();
         }
         Ok(())
     })?;
@@ -35,6 +36,15 @@ pub fn load<O: Operations>(
         return Err(error);
     }
     Ok((assembly.finish(operations)?, inventory))
+}
+
+/// A tensor as f32, whatever it is stored as.
+#[must_use]
+pub fn dequantised(tensor: StoredTensor) -> StoredTensor {
+    match tensor {
+        StoredTensor::Matrix(matrix) => StoredTensor::Matrix(StoredMatrix::quantize(&matrix, Packing::F32)),
+        vector @ StoredTensor::Vector(_) => vector,
+    }
 }
 
 /// Layers in the making.
