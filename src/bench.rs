@@ -14,7 +14,7 @@ use crate::measure::block::{CellInput, take_block};
 use crate::measure::protocol::{CONFIDENCE, Measured, Protocol, Witness, accepted, block_means};
 use crate::model::{Dtype, OpenModel};
 use crate::plan::{self, Cell};
-use crate::report::{Block, Phase, Report, Status};
+use crate::report::{Block, KvFill, Phase, Report, Status};
 use crate::stats;
 use crate::units::Bytes;
 use crate::{Observer, series};
@@ -233,6 +233,7 @@ fn config_from(get: &dyn Fn(&str) -> Option<String>) -> anyhow::Result<RunConfig
         depth: Depth::Quick,
         device_options: DeviceOptions::default(),
         show_ops: false,
+        kv: KvFill::Synthetic,
         note: None,
         hypothesis: None,
         out: get("HBMARK_OUT").filter(|v| !v.is_empty()).map(Into::into),

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::engine::{DeviceChoice, DeviceOptions};
 use crate::model::Dtype;
-use crate::report::Phase;
+use crate::report::{KvFill, Phase};
 
 /// The model that runs when none is named: small enough for a laptop, real enough to be worth timing.
 pub const DEFAULT_MODEL: &str = "SmolLM2-135M";
@@ -148,6 +148,8 @@ pub struct RunConfig {
     pub threads: Option<usize>,
     pub depth: Depth,
     pub device_options: DeviceOptions,
+    /// How decode contexts are filled.
+    pub kv: KvFill,
     /// Break a step down per operation, in an untimed pass after the cells.
     pub show_ops: bool,
     pub note: Option<String>,

@@ -77,11 +77,12 @@ impl RunConfig {
     /// The protocol of the run.
     #[must_use]
     pub fn protocol(&self) -> Protocol {
-        match self.depth {
+        let protocol = match self.depth {
             Depth::Full => Protocol::full(self.seed),
             Depth::Quick => Protocol::quick(self.seed),
             Depth::Smoke => Protocol::smoke(self.seed),
-        }
+        };
+        Protocol { kv: self.kv, ..protocol }
     }
 }
 

@@ -53,7 +53,8 @@ pub fn open(
 ) -> Result<Option<Opened>, RunError> {
     // What the engine cannot do at all is an error of the plan, whatever else is wrong.
     engine::capabilities(engine, model, dtype, config.device)?;
-    let planned = Ledger::new(&model.architecture, &model.inventory(dtype), engine::kv_dtype(engine, model, dtype));
+    let planned =
+        Ledger::new(&model.architecture, &model.inventory(dtype), engine::kv_dtype(engine, model, dtype));
     let mut lose = |status: Status, reason: String| {
         for cell in plan::cells(engine, dtype, &config.phases, &config.batches, &config.contexts) {
             let cost = cost(&planned, &cell, config.device);
@@ -237,7 +238,11 @@ pub fn dry_run(config: &RunConfig, model: &OpenModel) -> Result<String, RunError
     for engine in &config.engines {
         for dtype in config.dtypes_for(engine, model) {
             let capabilities = engine::capabilities(engine, model, dtype, config.device)?;
-            let ledger = Ledger::new(&model.architecture, &model.inventory(dtype), engine::kv_dtype(engine, model, dtype));
+            let ledger = Ledger::new(
+                &model.architecture,
+                &model.inventory(dtype),
+                engine::kv_dtype(engine, model, dtype),
+            );
             for cell in plan::cells(engine, dtype, &config.phases, &config.batches, &config.contexts) {
                 let need = needed(&ledger, &cell, config.device);
                 let cost = cost(&ledger, &cell, config.device);

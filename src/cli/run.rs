@@ -9,7 +9,7 @@ use super::progress::Progress;
 use super::{Outcome, prepare_folder, print, save, stdout_color};
 use crate::config::{self, Depth, RunConfig};
 use crate::engine::DeviceOptions;
-use crate::report::{Format, Phase, Status, render};
+use crate::report::{Format, KvFill, Phase, Status, render};
 
 #[derive(Debug, ClapArgs)]
 #[command(
@@ -51,6 +51,9 @@ pub struct Args {
     /// Break each step down per operation (time, bytes, share of the ceiling), in an extra untimed pass.
     #[arg(long)]
     show_ops: bool,
+    /// How the context of decode cells is filled, where the engine can do both.
+    #[arg(long, value_enum, default_value = "synthetic")]
+    kv: KvFill,
     /// Write result.json, result.csv and result.md into this folder.
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
@@ -96,6 +99,7 @@ impl Args {
                 threads: self.device.threads.map(|t| t as usize),
             },
             show_ops: self.show_ops,
+            kv: self.kv,
             note: self.note.clone(),
             hypothesis: self.hypothesis.clone(),
             out: self.out.clone(),

@@ -105,7 +105,9 @@ pub fn open_reference(
                 other => Err(other),
             })
         }
-        _ if engine == native::NAME => Ok(Some(Box::new(native::open_dequantised(model, dtype, options.threads)?))),
+        _ if engine == native::NAME => {
+            Ok(Some(Box::new(native::open_dequantised(model, dtype, options.threads)?)))
+        }
         _ => Ok(None),
     }
 }

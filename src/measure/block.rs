@@ -11,7 +11,7 @@ use rand_chacha::ChaCha8Rng;
 use super::protocol::Protocol;
 use crate::engine::{EngineError, SequenceId, Session, StepBatch};
 use crate::plan::Cell;
-use crate::report::{Block, Phase};
+use crate::report::{Block, KvFill, Phase};
 use crate::stats;
 use crate::units::Nanos;
 
@@ -47,6 +47,8 @@ pub struct CellInput {
     first: SequenceId,
     context: usize,
     prompts: Vec<Vec<u32>>,
+    seed: u64,
+    kv: KvFill,
     /// The batch that is timed, again and again.
     step: StepBatch,
     filled: bool,
@@ -68,15 +70,45 @@ impl CellInput {
             Phase::Prefill => StepBatch::uniform(first, &prompts, 0),
             Phase::Decode => StepBatch::uniform(first, &draw(1), cell.context),
         };
-        Self { phase: cell.phase, first, context: cell.context, prompts, step, filled: false }
+        Self {
+            phase: cell.phase,
+            first,
+            context: cell.context,
+            prompts,
+            seed,
+            kv: KvFill::Synthetic,
+            step,
+            filled: false,
+        }
     }
 
-    /// Brings the KV of a decode cell to its context, in chunks that keep the attention scores small. Not timed.
+    /// The same input with its context filled in another way.
+    #[must_use]
+    pub fn filled_by(self, kv: KvFill) -> Self {
+        Self { kv, ..self }
+    }
+
+    /// Random K and V for every sequence; `false` where the engine has no such thing.
+    fn fill_synthetically(&self, session: &mut dyn Session) -> Result<bool, EngineError> {
+        for step in &self.step.sequences {
+            if !session.fill_kv(step.sequence, self.context, self.seed)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Brings the KV of a decode cell to its context: with random values where that is wanted and the engine can, else by a prefill
+    /// in chunks that keep the attention scores small. Not timed.
     ///
     /// # Errors
     /// When the engine fails.
     pub fn fill(&mut self, session: &mut dyn Session) -> Result<(), EngineError> {
         if self.phase == Phase::Prefill || self.filled {
+            return Ok(());
+        }
+        if self.kv == KvFill::Synthetic && self.fill_synthetically(session)? {
+            self.filled = true;
             return Ok(());
         }
         let scores_per_token = self.prompts.len() * session.architecture().heads * self.context.max(1);

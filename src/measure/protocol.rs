@@ -12,7 +12,7 @@ use super::block::{BlockError, CellInput, take_block, warm_up};
 use super::memory;
 use crate::engine::{EngineError, Session};
 use crate::plan::Cell;
-use crate::report::{Block, BlockTelemetry, Phase, ProtocolSummary, Status};
+use crate::report::{Block, BlockTelemetry, KvFill, Phase, ProtocolSummary, Status};
 use crate::stats;
 use crate::units::Bytes;
 
@@ -45,6 +45,8 @@ pub struct Protocol {
     pub autocorrelation_limit: f64,
     /// A canary further off than this rejects the block.
     pub canary_tolerance: f64,
+    /// How the context of a decode cell comes about.
+    pub kv: KvFill,
 }
 
 impl Protocol {
@@ -66,6 +68,7 @@ impl Protocol {
             max_retries: 3,
             autocorrelation_limit: 0.2,
             canary_tolerance: 0.01,
+            kv: KvFill::Synthetic,
         }
     }
 
@@ -120,6 +123,7 @@ impl Protocol {
             target_half_width: self.target_half_width.min(f64::MAX),
             cell_max_seconds: self.cell_max_seconds,
             canary_tolerance: self.canary_tolerance,
+            kv: self.kv,
         }
     }
 
@@ -245,7 +249,7 @@ pub fn run(
                 peak_memory: None,
                 moved: None,
             },
-            input: CellInput::new(cell, index, protocol.seed, vocab),
+            input: CellInput::new(cell, index, protocol.seed, vocab).filled_by(protocol.kv),
             steps: None,
             finished: false,
         })

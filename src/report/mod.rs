@@ -100,6 +100,20 @@ pub struct ProtocolSummary {
     pub cell_max_seconds: f64,
     /// A block whose canary is further off than this is rejected, relative.
     pub canary_tolerance: f64,
+    /// How the context of decode cells came about, in engines that can do both.
+    #[serde(default)]
+    pub kv: KvFill,
+}
+
+/// How the KV cache of a decode cell is filled before its steps are timed.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema, clap::ValueEnum)]
+#[serde(rename_all = "snake_case")]
+pub enum KvFill {
+    /// By a real prefill of random tokens.
+    #[default]
+    Prefill,
+    /// With random values, where the engine can: the same bytes at the same places, at once.
+    Synthetic,
 }
 
 /// Prefill or decode.

@@ -40,7 +40,11 @@ impl Roof {
     pub fn measured(ceilings: &Ceilings, weights: Dtype) -> Self {
         Self {
             bandwidth: BytesPerSecond(ceilings.read_bytes_per_s.median),
-            peak: peak_for(weights, |name| ceilings.gemm_flops_per_s.get(name).map(|peak| peak.median)),
+            // A probe multiplies in the very format, if an engine does; a data sheet's int8 is for int8 activations.
+            peak: std::iter::once(weights.name())
+                .chain(product_dtypes(weights).iter().copied())
+                .find_map(|dtype| Some((dtype, ceilings.gemm_flops_per_s.get(dtype)?.median)))
+                .map(|(dtype, rate)| Peak { dtype, rate: FlopsPerSecond(rate) }),
         }
     }
 

@@ -112,7 +112,12 @@ pub fn open(
     if device != DeviceChoice::Cpu {
         return refuse(format!("device {device}"), "this version runs on the CPU; use --device cpu");
     }
-    NativeSession::load(CpuOperations::new(threads.unwrap_or_else(usable_threads))?, model, dtype, DEFAULT_BLOCK_SIZE)
+    NativeSession::load(
+        CpuOperations::new(threads.unwrap_or_else(usable_threads))?,
+        model,
+        dtype,
+        DEFAULT_BLOCK_SIZE,
+    )
 }
 
 /// Loads quantised weights dequantised to f32: the reference of their quality.
@@ -155,7 +160,12 @@ impl<O: Operations> NativeSession<O> {
     ///
     /// # Errors
     /// When the weights cannot be loaded or memory runs out.
-    pub fn load(operations: O, model: &OpenModel, dtype: Dtype, block_size: usize) -> Result<Self, EngineError> {
+    pub fn load(
+        operations: O,
+        model: &OpenModel,
+        dtype: Dtype,
+        block_size: usize,
+    ) -> Result<Self, EngineError> {
         Self::assemble(operations, model, dtype, kv_dtype(dtype), block_size, std::convert::identity)
     }
 
@@ -309,11 +319,16 @@ impl<O: Operations> Session for NativeSession<O> {
         self.operations.take_moved();
         let mut since = std::time::Instant::now();
         let mut ends = Vec::with_capacity(Operation::ALL.len() * self.architecture.layers);
-        self.forward.step(&mut self.operations, &self.rows, &mut self.pool, &mut |operations, operation| {
-            let now = std::time::Instant::now();
-            ends.push((operation, now - since, operations.take_moved()));
-            since = std::time::Instant::now();
-        })?;
+        self.forward.step(
+            &mut self.operations,
+            &self.rows,
+            &mut self.pool,
+            &mut |operations, operation| {
+                let now = std::time::Instant::now();
+                ends.push((operation, now - since, operations.take_moved()));
+                since = std::time::Instant::now();
+            },
+        )?;
         for (operation, time, bytes) in ends {
             let row = &mut times[operation as usize];
             row.calls += 1;

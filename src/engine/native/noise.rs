@@ -57,7 +57,9 @@ mod tests {
     fn a_block_depends_on_its_place_and_seed_and_on_nothing_else() {
         let one = filled(1, 2, 3, false);
         assert_eq!(one, filled(1, 2, 3, false));
-        for other in [filled(2, 2, 3, false), filled(1, 3, 3, false), filled(1, 2, 4, false), filled(1, 2, 3, true)] {
+        for other in
+            [filled(2, 2, 3, false), filled(1, 3, 3, false), filled(1, 2, 4, false), filled(1, 2, 3, true)]
+        {
             assert_ne!(one[..64], other[..64]);
         }
         let mut shorter = vec![0.0; 2_049];

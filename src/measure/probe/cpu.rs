@@ -16,6 +16,8 @@ use candle_core::{DType, Device, Tensor};
 
 use super::cpu_kernels::{self, HugePageBuffer, InstructionSet, Stores};
 use super::{MIN_REPETITIONS, ProbeConfig, ProbeError, spread};
+use crate::engine::native::cpu as native;
+use crate::model::Packing;
 use crate::roofline::ceilings::{Ceilings, Spread};
 
 /// What every thread of a team does with its own part of the buffer in one pass.
@@ -318,33 +320,54 @@ fn rates_of(
     trials
 }
 
-/// The peak of the matrix product that the stock engine uses: candle's `matmul` on its own threads, not the peak of the
-/// processor. Square, on normal random numbers. Half precisions only up to 512, because candle is many times slower in
-/// them for some shapes and the probe must end; thin products, as in decode, can stay far below any figure here.
+/// The fastest matrix product that the engines have in each dtype: candle's `matmul` on its own threads, or the native
+/// engine's; not the peak of the processor. Square, on normal random numbers. candle's half precisions only up to 512, because it
+/// is many times slower in them for some shapes and the probe must end; thin products, as in decode, can stay far below.
 fn matrix_products(config: &ProbeConfig) -> Result<BTreeMap<String, Spread>, ProbeError> {
     const SMALL: [usize; 2] = [256, 512];
     let kinds: [(&str, DType, &[usize]); 3] =
         [("f32", DType::F32, &config.gemm_sizes), ("bf16", DType::BF16, &SMALL), ("f16", DType::F16, &SMALL)];
-    let mut peaks = BTreeMap::new();
+    let mut peaks: BTreeMap<String, Spread> = BTreeMap::new();
+    let mut keep = |name: &str, rates: &[f64]| {
+        let Some(found) = spread(rates) else { return };
+        let best = peaks.entry(name.to_owned()).or_insert(found);
+        if found.median > best.median {
+            *best = found;
+        }
+    };
     for (name, dtype, sizes) in kinds {
-        let mut best: Option<Spread> = None;
         for size in sizes.iter().copied() {
             // A ninth: a third of the time, shared by three dtypes; each size may take its part of that.
             let cap = Duration::from_secs_f64((config.seconds_cap / 9.0 / sizes.len() as f64).max(0.0));
             let rates = matrix_product(dtype, size, config.repetitions, cap)
                 .map_err(|source| ProbeError::Gemm { dtype: name, size, source })?;
-            if let Some(found) = spread(&rates)
-                && best.is_none_or(|best| found.median > best.median)
-            {
-                best = Some(found);
-            }
+            keep(name, &rates);
         }
-        if let Some(best) = best {
-            peaks.insert(name.to_owned(), best);
-        }
+    }
+    let threads = config.threads.iter().copied().max().unwrap_or(1);
+    let size = config.gemm_sizes.iter().copied().max().unwrap_or(512);
+    for packing in NATIVE_FORMATS {
+        let rates =
+            native::product_rates(threads, packing, size, MIN_REPETITIONS.max(config.repetitions.min(5)))
+                .map_err(|source| ProbeError::NativeProduct {
+                    dtype: packing.name(),
+                    source: Box::new(source),
+                })?;
+        keep(packing.name(), &rates);
     }
     Ok(peaks)
 }
+
+/// What the native engine streams, and multiplies in its own way.
+const NATIVE_FORMATS: [Packing; 7] = [
+    Packing::F32,
+    Packing::F16,
+    Packing::Bf16,
+    Packing::Int8,
+    Packing::Q8_0,
+    Packing::Q4_0,
+    Packing::Int4 { group: 32 },
+];
 
 fn matrix_product(
     dtype: DType,
@@ -442,7 +465,8 @@ mod tests {
         };
         let ceilings = measure_cpu(&config).unwrap();
         assert!(ceilings.read_bytes_per_s.low > 0.0 && ceilings.triad_bytes_per_s.low > 0.0);
-        assert_eq!(ceilings.gemm_flops_per_s.keys().collect::<Vec<_>>(), ["bf16", "f16", "f32"]);
+        let dtypes: Vec<_> = ceilings.gemm_flops_per_s.keys().collect();
+        assert_eq!(dtypes, ["bf16", "f16", "f32", "int4", "int8", "q4_0", "q8_0"]);
         assert!(ceilings.launch_ns.is_some());
     }
 }

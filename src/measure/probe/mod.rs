@@ -87,6 +87,8 @@ impl ProbeConfig {
 pub enum ProbeError {
     #[error("cannot read which cores this process may use: {source}")]
     Cores { source: io::Error },
+    #[error("the native engine cannot multiply in {dtype}: {source}")]
+    NativeProduct { dtype: &'static str, source: Box<crate::engine::EngineError> },
     #[error("cannot probe with {threads} threads on {cores} usable cores; ask for 1 to {cores}")]
     Threads { threads: usize, cores: usize },
     #[error("cannot judge {repetitions} repetitions; ask for at least {MIN_REPETITIONS}")]

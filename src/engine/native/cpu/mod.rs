@@ -20,7 +20,7 @@ use super::operations::{
 use super::rope::{RopeTable, rotate};
 use super::rows::Rows;
 use crate::engine::EngineError;
-use crate::model::StoredMatrix;
+use crate::model::{Packing, StoredMatrix};
 use crate::units::Bytes;
 use attention::{Attention, AttentionPlan};
 pub use cache::CachePool;
@@ -116,7 +116,38 @@ impl CpuOperations {
     }
 }
 
-/// Adds sums of a panel to where its rows go in an output of the part.
+/// The rate of a product of `[rows, columns]` activations with a square matrix of that width in one of the native formats, in FLOPs per
+/// second, a few times over: what the prefill of the native engine can reach at its best on this processor.
+///
+/// # Errors
+/// When the system gives no threads or no memory.
+pub fn product_rates(
+    threads: usize,
+    packing: Packing,
+    size: usize,
+    count: usize,
+) -> Result<Vec<f64>, EngineError> {
+    let mut operations = CpuOperations::new(threads)?;
+    let mut noise = vec![0.0; size * size];
+    super::noise::fill(1, 0, 0, false, &mut noise);
+    let matrix = StoredMatrix::from_f32_rows(size, size, &noise, packing);
+    let weights = operations.linear(vec![Part { matrix, bias: None }], Arrangement::Stacked)?;
+    let mut rows = Rows::new(size.next_multiple_of(LANES));
+    rows.push(&vec![0; size], 0, &[0]);
+    let input = CpuBuffer { width: size, values: noise };
+    let mut output = operations.buffer(size, size)?;
+    operations.project_add(&rows, &weights, &input, &mut output)?;
+    let flops = 2.0 * (size as f64).powi(3);
+    (0..count)
+        .map(|_| {
+            let begin = std::time::Instant::now();
+            operations.project_add(&rows, &weights, &input, &mut output)?;
+            Ok(flops / begin.elapsed().as_secs_f64())
+        })
+        .collect()
+}
+
+/// Rows of a panel that exist.
 fn valid_rows(weights: &FusedMatrix, place: linear::PanelPlace) -> usize {
     LANES.min(weights.parts[place.part].rows - place.panel * LANES)
 }

@@ -76,9 +76,7 @@ fn gate_and_up_meet_in_silu() {
     let up = part(2, 2, &[1.0, 2.0, 2.0, 3.0], Packing::F32);
     let mut out = buffer(&[&[0.0, 0.0]]);
     let hidden = buffer(&[&[1.0, 1.0]]);
-    oracle
-        .norm_gate_up(&rows(0, 1, &[0]), &vec![1.0, 1.0], 0.0, &vec![gate, up], &hidden, &mut out)
-        .unwrap();
+    oracle.norm_gate_up(&rows(0, 1, &[0]), &vec![1.0, 1.0], 0.0, &vec![gate, up], &hidden, &mut out).unwrap();
     // silu(2) = 2 / (1 + e⁻²) = 1.7615942.
     assert_close(&out.values, &[1.761_594_155_955_765 * 3.0, 0.0]);
 }
