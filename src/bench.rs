@@ -28,10 +28,12 @@ const HALF_WIDTH: f64 = 0.05;
 /// A loaded model, its cells, and the samples taken so far.
 pub struct Bench {
     report: Report,
-    opened: series::Opened,
+    /// One per engine and dtype.
+    opened: Vec<series::Opened>,
     witness: Box<dyn Witness>,
     protocol: Protocol,
-    cells: Vec<Cell>,
+    /// Each with its place in `opened`.
+    cells: Vec<(usize, Cell)>,
     inputs: BTreeMap<usize, CellInput>,
     samples: BTreeMap<usize, Vec<Block>>,
     tokens: BTreeMap<usize, Vec<u32>>,
@@ -68,16 +70,21 @@ impl Bench {
 
     fn open(config: &RunConfig, model: &OpenModel) -> anyhow::Result<Self> {
         let mut report = crate::begin(config, model, "cargo bench", &mut Stages)?;
-        let engine = &config.engines[0];
-        let dtype = config.dtypes_for(engine, model)[0];
-        let opened = series::open(config, model, engine, dtype, &mut report, &mut Stages)?
-            .context("the model does not fit in memory")?;
         let witness = crate::measure::witness::of_device(config.device)?;
         let mut protocol = Protocol { name: "criterion", looks: &[SAMPLES], ..Protocol::quick(config.seed) };
         protocol.canary_tolerance = witness.canary_tolerance(protocol.canary_tolerance);
         report.protocol = Some(protocol.summary());
-        let all = plan::cells(engine, dtype, &config.phases, &config.batches, &config.contexts);
-        let cells = opened.split_off_impossible(all, &mut report);
+        let (mut opened, mut cells) = (Vec::new(), Vec::new());
+        for engine in &config.engines {
+            for dtype in config.dtypes_for(engine, model) {
+                let loaded = series::open(config, model, engine, dtype, &mut report, &mut Stages)?
+                    .context("the model does not fit in memory")?;
+                let all = plan::cells(engine, dtype, &config.phases, &config.batches, &config.contexts);
+                let possible = loaded.split_off_impossible(all, &mut report);
+                cells.extend(possible.into_iter().map(|cell| (opened.len(), cell)));
+                opened.push(loaded);
+            }
+        }
         Ok(Self {
             report,
             opened,
@@ -101,7 +108,7 @@ impl Bench {
     /// The phases that have cells, prefill first.
     #[must_use]
     pub fn phases(&self) -> Vec<Phase> {
-        let mut phases: Vec<Phase> = self.cells.iter().map(|c| c.phase).collect();
+        let mut phases: Vec<Phase> = self.cells.iter().map(|(_, cell)| cell.phase).collect();
         phases.sort();
         phases.dedup();
         phases
@@ -110,20 +117,21 @@ impl Bench {
     /// Indices of a phase's cells.
     #[must_use]
     pub fn cells(&self, phase: Phase) -> Vec<usize> {
-        (0..self.cells.len()).filter(|&i| self.cells[i].phase == phase).collect()
+        (0..self.cells.len()).filter(|&i| self.cells[i].1.phase == phase).collect()
     }
 
     /// The name criterion shows and filters by, without the phase.
     #[must_use]
     pub fn name(&self, cell: usize) -> String {
-        let id = self.cells[cell].id();
+        let id = self.cells[cell].1.id();
         id.split_once('/').map_or(id.clone(), |(_, rest)| rest.to_owned())
     }
 
     /// The bytes one step of a cell must move.
     #[must_use]
     pub fn bytes(&self, cell: usize) -> Bytes {
-        self.opened.cost(&self.cells[cell]).bytes.ideal()
+        let (opened, cell) = &self.cells[cell];
+        self.opened[*opened].cost(cell).bytes.ideal()
     }
 
     /// Takes one sample of `steps` steps and returns its device time in nanoseconds.
@@ -132,9 +140,10 @@ impl Bench {
     /// When the engine fails: criterion has no other way to be told.
     pub fn sample(&mut self, cell: usize, steps: u64) -> f64 {
         let steps = usize::try_from(steps).unwrap_or(usize::MAX);
-        let session = self.opened.session.as_mut();
+        let (opened, planned) = &self.cells[cell];
+        let session = self.opened[*opened].session.as_mut();
         let input = self.inputs.entry(cell).or_insert_with(|| {
-            CellInput::new(&self.cells[cell], cell, self.protocol.seed, session.architecture().vocab_size)
+            CellInput::new(planned, cell, self.protocol.seed, session.architecture().vocab_size)
         });
         // One cell's KV at a time: criterion visits them one after another.
         let outcome = input.fill(session).map_err(Into::into).and_then(|()| {
@@ -143,7 +152,7 @@ impl Bench {
         });
         let mut block = match outcome {
             Ok(block) => block,
-            Err(error) => panic!("{}: {error}", self.cells[cell].id()),
+            Err(error) => panic!("{}: {error}", planned.id()),
         };
         let testimony = self.witness.after_block(block.wall_ns / 1e9);
         testimony.enter(&mut block, self.protocol.canary_tolerance);
@@ -156,7 +165,7 @@ impl Bench {
     /// Frees the KV of a cell that criterion is done with.
     pub fn finish(&mut self, cell: usize) {
         if let Some(input) = self.inputs.get_mut(&cell) {
-            input.release(self.opened.session.as_mut());
+            input.release(self.opened[self.cells[cell].0].session.as_mut());
         }
     }
 
@@ -167,13 +176,13 @@ impl Bench {
         for (index, mut blocks) in samples {
             let measured_from = blocks.len().saturating_sub(SAMPLES);
             blocks.drain(..measured_from);
-            let cell = self.cells[index].clone();
+            let (opened, cell) = self.cells[index].clone();
             let (status, reason) = status_of(&cell, &blocks);
             let tokens = self.tokens.remove(&index).unwrap_or_default();
             let moved = self.moved.remove(&index).flatten();
             let measured =
                 Measured { cell, status, reason, blocks, merge: 1, tokens, peak_memory: None, moved };
-            let result = self.opened.judge(measured, &self.report);
+            let result = self.opened[opened].judge(measured, &self.report);
             self.report.cells.push(result);
         }
         crate::conclude(&mut self.report);
@@ -222,7 +231,7 @@ fn config_from(get: &dyn Fn(&str) -> Option<String>) -> anyhow::Result<RunConfig
     Ok(RunConfig {
         model: or("HBMARK_MODEL", config::DEFAULT_MODEL),
         revision: None,
-        engines: config::parse_engines(&or("HBMARK_ENGINE", "stock"))?,
+        engines: config::parse_engines(&or("HBMARK_ENGINE", config::default_engines(device)))?,
         device,
         dtypes,
         phases,

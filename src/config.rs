@@ -18,8 +18,17 @@ pub const DEFAULT_MODEL: &str = "SmolLM2-135M";
 #[must_use]
 pub fn default_grid(device: DeviceChoice) -> (&'static str, &'static str) {
     match device {
-        DeviceChoice::Cpu => ("1,4", "64,256"),
+        DeviceChoice::Cpu => ("1,4", "128"),
         DeviceChoice::Cuda(_) => ("1,8,32", "512,4096"),
+    }
+}
+
+/// The engines that run when none is named: what people get, and beside it what the hardware could give.
+#[must_use]
+pub fn default_engines(device: DeviceChoice) -> &'static str {
+    match device {
+        DeviceChoice::Cpu => "stock,native",
+        DeviceChoice::Cuda(_) => "stock",
     }
 }
 

@@ -19,12 +19,14 @@ use crate::report::{Format, KvFill, Phase, Status, render};
 pub struct Args {
     #[command(flatten)]
     model: ModelArgs,
-    /// Engines, comma-separated: stock.
-    #[arg(long, env = "HBMARK_ENGINE", default_value = "stock")]
-    engine: String,
+    /// Engines, comma-separated: stock (candle's own kernels), native (hbmark's own, on a CPU) [default: stock,native on a CPU,
+    /// stock on a GPU].
+    #[arg(long, env = "HBMARK_ENGINE")]
+    engine: Option<String>,
     #[command(flatten)]
     device: DeviceArgs,
-    /// Dtypes of weights and KV, comma-separated: f32, bf16, f16 [default: f32 on a CPU, bf16 on a GPU].
+    /// Dtypes of weights, comma-separated: f32, bf16, f16; native also int8, q8_0, int4, q4_0 [default on a CPU: f32 for stock, bf16
+    /// for native; on a GPU bf16].
     #[arg(long, env = "HBMARK_DTYPE")]
     dtype: Option<String>,
     /// Phases to time.
@@ -33,7 +35,7 @@ pub struct Args {
     /// Sequences in a step [default: 1,4 on a CPU, 1,8,32 on a GPU].
     #[arg(long, env = "HBMARK_BATCH")]
     batch: Option<String>,
-    /// Decode: positions in the KV cache. Prefill: prompt tokens [default: 64,256 on a CPU, 512,4096 on a GPU].
+    /// Decode: positions in the KV cache. Prefill: prompt tokens [default: 128 on a CPU, 512,4096 on a GPU].
     #[arg(long, env = "HBMARK_CONTEXT")]
     context: Option<String>,
     /// A shortened protocol; the report says so.
@@ -82,7 +84,7 @@ impl Args {
         Ok(RunConfig {
             model: self.model.model.clone(),
             revision: self.model.revision.clone(),
-            engines: config::parse_engines(&self.engine)?,
+            engines: config::parse_engines(self.engine.as_deref().unwrap_or(config::default_engines(device)))?,
             device,
             dtypes: match &self.dtype {
                 Some(given) => parse_dtypes("dtype", given)?,
