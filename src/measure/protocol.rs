@@ -314,16 +314,16 @@ pub fn judged_times(phase: Phase, block: &Block) -> &[f64] {
     }
 }
 
-/// Means of the accepted blocks, `merge` consecutive ones together.
+/// Means over the steps of the accepted blocks, `merge` consecutive blocks together; `times` picks the times of a block. Every
+/// step weighs the same, and a last group of fewer blocks is left out.
 #[must_use]
-pub fn block_means(phase: Phase, blocks: &[Block], merge: usize) -> Vec<f64> {
+pub fn block_means(blocks: &[Block], merge: usize, times: impl Fn(&Block) -> &[f64]) -> Vec<f64> {
     let accepted: Vec<&Block> = accepted(blocks).collect();
     accepted
         .chunks_exact(merge.max(1))
         .map(|chunk| {
-            let times = chunk.iter().flat_map(|b| judged_times(phase, b));
-            let (sum, count) = times.fold((0.0, 0usize), |(sum, count), t| (sum + t, count + 1));
-            sum / count as f64
+            let steps: Vec<f64> = chunk.iter().flat_map(|block| times(block)).copied().collect();
+            stats::mean(&steps)
         })
         .collect()
 }
@@ -396,7 +396,7 @@ fn look(state: &mut State, protocol: &Protocol, target: usize) {
     let sampled: f64 = measured.blocks.iter().map(|b| b.wall_ns / 1e9).sum();
     let out_of_time = sampled > protocol.cell_max_seconds;
     let last = out_of_time || target == protocol.looks[protocol.looks.len() - 1];
-    let means = block_means(phase, &measured.blocks, measured.merge);
+    let means = block_means(&measured.blocks, measured.merge, |b| judged_times(phase, b));
     let correlated = stats::lag1_autocorrelation(&means).is_some_and(|r| r > protocol.autocorrelation_limit);
     if correlated && !last && measured.merge < 4 && protocol.looks.len() > 1 {
         measured.merge *= 2;
