@@ -12,7 +12,7 @@ use std::time::Instant;
 use candle_core::{DType, Tensor};
 use cudarc::driver::{
     CudaContext, CudaFunction, CudaModule, CudaSlice, CudaStream, DriverError, LaunchConfig, PushKernelArg,
-    sys,
+    result, sys,
 };
 use cudarc::nvrtc::Ptx;
 
@@ -84,6 +84,17 @@ impl Bench {
         // SAFETY: every buffer is filled by `fill`, or written whole by `copy` or `triad`, before anything reads it.
         unsafe { self.stream.alloc(usize::try_from(bytes / 4).unwrap_or(usize::MAX)) }
             .map_err(|error| self.failed(error))
+    }
+
+    /// A buffer that no memory pool counts: the peak of the pool stays what the model uses.
+    fn buffer_outside_pool(&self, bytes: u64) -> Result<CudaSlice<u32>, ProbeError> {
+        let words = usize::try_from(bytes / 4).unwrap_or(usize::MAX / 4);
+        self.context.bind_to_thread().map_err(|error| self.failed(error))?;
+        // SAFETY: the context is bound. Nothing reads the buffer before `fill` or a memset has written it.
+        let pointer = unsafe { result::malloc_sync(words * 4) }.map_err(|error| self.failed(error))?;
+        // SAFETY: the pointer is an allocation of `words` words that nobody else owns. The slice frees it in stream order, which
+        // the driver allows for cuMemAlloc too (CUDA programming guide, stream-ordered memory allocator).
+        Ok(unsafe { self.stream.upgrade_device_ptr(pointer, words) })
     }
 
     fn fill(&self, buffer: &mut CudaSlice<u32>) -> Result<(), ProbeError> {
@@ -288,7 +299,7 @@ fn products(backend: &mut Backend, dtype: DType, size: usize) -> candle_core::Re
     Ok(marks.chunks_exact(2).map(|pair| flops / Nanos(pair[1].0 - pair[0].0).seconds()).collect())
 }
 
-/// Reads a gigabyte of the device's memory.
+/// Reads a gigabyte of the device's memory, which lies outside the pool that candle allocates from.
 struct CudaCanary {
     bench: Bench,
     read: CudaFunction,
@@ -302,9 +313,10 @@ struct CudaCanary {
 /// When its buffer cannot be had.
 pub fn canary(index: u32) -> Result<Box<dyn Canary>, ProbeError> {
     let bench = Bench::open(index)?;
-    let mut buffer = bench.buffer(CANARY_BYTES)?;
+    let mut buffer = bench.buffer_outside_pool(CANARY_BYTES)?;
     bench.fill(&mut buffer)?;
-    let sum = bench.stream.alloc_zeros::<u32>(1).map_err(|error| bench.failed(error))?;
+    let mut sum = bench.buffer_outside_pool(4)?;
+    bench.stream.memset_zeros(&mut sum).map_err(|error| bench.failed(error))?;
     let read = bench.function(&bench.bandwidth, "read_u4")?;
     Ok(Box::new(CudaCanary { bench, read, buffer, sum }))
 }
