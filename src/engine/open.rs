@@ -4,7 +4,7 @@
 
 use super::native;
 use super::stock::{self, StockSession};
-use super::{Backend, Capabilities, DeviceChoice, DeviceOptions, EngineError, Session};
+use super::{Backend, Capabilities, DeviceChoice, DeviceOptions, EngineError, Session, failure};
 use crate::model::{Dtype, OpenModel, Weights};
 
 /// Loads a model's weights and opens an engine over them.
@@ -24,7 +24,8 @@ pub fn open(
         return Ok(Box::new(native::open(model, dtype, device, options.threads)?));
     }
     let backend = Backend::open(device, options)?;
-    match model.load(dtype, &backend.device)? {
+    let weights = model.load(dtype, &backend.device);
+    match weights.map_err(|error| failure::of_loading(&backend.name, error))? {
         Weights::Tensors { tensors, inventory } => {
             let architecture = model.architecture.clone();
             Ok(Box::new(StockSession::new(architecture, tensors, inventory, dtype, backend)?))

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 
 use super::forward::{LayerWeights, ModelWeights};
 use super::operations::{Arrangement, AttentionWeights, Operations, Part};
-use crate::engine::EngineError;
+use crate::engine::{EngineError, failure};
 use crate::model::{Architecture, Dtype, Inventory, OpenModel, StoredMatrix, StoredTensor};
 
 /// The prefix of everything but the head.
@@ -24,16 +24,18 @@ pub fn load<O: Operations>(
 ) -> Result<(ModelWeights<O>, Inventory), EngineError> {
     let mut assembly = Assembly::new(&model.architecture);
     let mut failed = None;
-    let inventory = model.stream(dtype, &mut |name, tensor| {
+    let streamed = model.stream(dtype, &mut |name, tensor| {
         // The stream's sink speaks the model's errors; one of the engine is kept aside, and the rest of the stream dropped.
         if failed.is_none() {
             failed = assembly.take(operations, name, tensor).err();
         }
         Ok(())
-    })?;
+    });
     if let Some(error) = failed {
         return Err(error);
     }
+    // Whatever the device, tensors pass through the host.
+    let inventory = streamed.map_err(|error| failure::of_loading("cpu", error))?;
     Ok((assembly.finish(operations)?, inventory))
 }
 
