@@ -168,6 +168,10 @@ pub trait Witness {
     fn canary_tolerance(&self, wanted: f64) -> f64 {
         wanted
     }
+    /// Resident memory of this process that the witness itself holds.
+    fn held_memory(&self) -> Bytes {
+        Bytes(0)
+    }
 }
 
 /// Sees nothing: for smoke runs and for tests of other things.
@@ -192,7 +196,7 @@ pub struct Measured {
     pub merge: usize,
     /// Greedy tokens of the cell, the same in every step of a pinned cell.
     pub tokens: Vec<u32>,
-    /// Peak of device memory over the cell's visits, where the device can say.
+    /// Peak memory over the cell's visits, without the witness's own: of the pool on a GPU, of the whole process on a CPU.
     pub peak_memory: Option<Bytes>,
     /// Bytes a step of the cell really moved, where the engine counts them.
     pub moved: Option<Bytes>,
@@ -266,9 +270,9 @@ pub fn run(
                 accepted: accepted(&state.measured.blocks).count(),
                 wanted: target,
             });
-            peak_memory(session);
+            peak_memory(session, witness);
             visit(session, state, protocol, witness, round, target);
-            state.measured.peak_memory = state.measured.peak_memory.max(peak_memory(session));
+            state.measured.peak_memory = state.measured.peak_memory.max(peak_memory(session, witness));
             if !keep_resident {
                 state.input.release(session);
             }
@@ -290,14 +294,14 @@ pub fn run(
     (states.into_iter().map(|s| s.measured).collect(), reference)
 }
 
-/// The most memory in use since the last call: the device's own count, or on a CPU the resident set of this process, where the
-/// system lets its high-water mark be reset.
-fn peak_memory(session: &mut dyn Session) -> Option<Bytes> {
+/// The most memory in use since the last call: the device's own count, or on a CPU the resident set of this process less what the
+/// witness holds of it, where the system lets its high-water mark be reset.
+fn peak_memory(session: &mut dyn Session, witness: &dyn Witness) -> Option<Bytes> {
     if session.capabilities().device != "cpu" {
         return session.memory().peak;
     }
-    let peak = memory::resident().peak;
-    memory::reset_peak().then_some(peak).flatten()
+    let resident = memory::resident();
+    memory::reset_peak().then(|| resident.peak_without(witness.held_memory())).flatten()
 }
 
 /// The blocks that count.
