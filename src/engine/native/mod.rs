@@ -106,13 +106,14 @@ pub fn open(
     dtype: Dtype,
     device: DeviceChoice,
     threads: Option<usize>,
+    loaded: &mut dyn FnMut(Bytes),
 ) -> Result<NativeSession<CpuOperations>, EngineError> {
     check(&model.architecture, dtype)?;
     if device != DeviceChoice::Cpu {
         return refuse(format!("device {device}"), "this version runs on the CPU; use --device cpu");
     }
     let threads = threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
-    NativeSession::load(CpuOperations::new(threads)?, model, dtype, DEFAULT_BLOCK_SIZE)
+    NativeSession::load(CpuOperations::new(threads)?, model, dtype, DEFAULT_BLOCK_SIZE, loaded)
 }
 
 /// A loaded model on a device.
@@ -141,10 +142,11 @@ impl<O: Operations> NativeSession<O> {
         model: &OpenModel,
         dtype: Dtype,
         block_size: usize,
+        loaded: &mut dyn FnMut(Bytes),
     ) -> Result<Self, EngineError> {
         let architecture = model.architecture.clone();
         let rope = RopeTable::new(&architecture)?;
-        let (weights, inventory) = weights::load(&mut operations, model, dtype)?;
+        let (weights, inventory) = weights::load(&mut operations, model, dtype, loaded)?;
         let a = &architecture;
         let pool_shape = PoolShape {
             layers: a.layers,

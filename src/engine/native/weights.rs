@@ -9,11 +9,12 @@ use super::forward::{LayerWeights, ModelWeights};
 use super::operations::{Arrangement, AttentionWeights, Operations, Part};
 use crate::engine::{EngineError, failure};
 use crate::model::{Architecture, Dtype, Inventory, OpenModel, StoredMatrix, StoredTensor};
+use crate::units::Bytes;
 
 /// The prefix of everything but the head.
 const MODEL: &str = "model";
 
-/// Loads and packs a model.
+/// Loads and packs a model; `loaded` is told the bytes of each tensor that has come.
 ///
 /// # Errors
 /// When the weights cannot be read, or memory runs out.
@@ -21,12 +22,14 @@ pub fn load<O: Operations>(
     operations: &mut O,
     model: &OpenModel,
     dtype: Dtype,
+    loaded: &mut dyn FnMut(Bytes),
 ) -> Result<(ModelWeights<O>, Inventory), EngineError> {
     let mut assembly = Assembly::new(&model.architecture);
     let mut failed = None;
     let streamed = model.stream(dtype, &mut |name, tensor| {
         // The stream's sink speaks the model's errors; one of the engine is kept aside, and the rest of the stream dropped.
         if failed.is_none() {
+            loaded(tensor.bytes());
             failed = assembly.take(operations, name, tensor).err();
         }
         Ok(())
