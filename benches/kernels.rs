@@ -64,8 +64,7 @@ impl Layer {
         let mut operations = CpuOperations::new(threads).unwrap();
         #[expect(clippy::cast_possible_truncation, reason = "f32 is the precision of norms")]
         let norm_eps = a.norm_eps as f32;
-        let shape =
-            AttentionShape { heads: a.heads, kv_heads: a.kv_heads, head_dim: a.head_dim, norm_eps };
+        let shape = AttentionShape { heads: a.heads, kv_heads: a.kv_heads, head_dim: a.head_dim, norm_eps };
         let mut rope = RopeTable::new(a).unwrap();
         rope.extend_to(context + 1);
         let rows = rows_at(batch, context, 0);
@@ -200,9 +199,7 @@ fn linear_operations(criterion: &mut Criterion, name: &str, layer: &mut Layer) {
     let mut next = Vec::new();
     time(criterion, Operation::Head, name, layer, head.len(), |l, i| {
         let eps = l.shape.norm_eps;
-        l.operations
-            .head(&l.rows, &norm, eps, &head[i], &l.hidden, &mut l.logits, &mut next)
-            .unwrap();
+        l.operations.head(&l.rows, &norm, eps, &head[i], &l.hidden, &mut l.logits, &mut next).unwrap();
     });
 }
 

@@ -11,7 +11,9 @@ use anyhow::Context;
 use crate::config::{self, Depth, RunConfig};
 use crate::engine::{DeviceChoice, DeviceOptions};
 use crate::measure::block::{CellInput, take_block};
-use crate::measure::protocol::{CONFIDENCE, Measured, Protocol, Witness, accepted, block_means};
+use crate::measure::protocol::{
+    CONFIDENCE, Measured, Protocol, Witness, accepted, block_means, judged_times,
+};
 use crate::model::{Dtype, OpenModel};
 use crate::plan::{self, Cell};
 use crate::report::{Block, KvFill, Phase, Report, Status};
@@ -199,7 +201,7 @@ fn status_of(cell: &Cell, blocks: &[Block]) -> (Status, Option<String>) {
             format!("{} of {} samples rejected; the last: {causes}", blocks.len() - good, blocks.len());
         return (Status::Disturbed, Some(reason));
     }
-    let means = block_means(cell.phase, blocks, 1);
+    let means = block_means(blocks, 1, |b| judged_times(cell.phase, b));
     match stats::t_interval_log(&means, CONFIDENCE).map(|i| i.relative_half_width()) {
         Some(width) if width <= HALF_WIDTH => (Status::Ok, None),
         Some(width) => {

@@ -4,10 +4,10 @@
 //! file, so `hbmark report` recomputes everything right of the samples.
 
 use crate::insight;
-use crate::measure::protocol::{CONFIDENCE, Measured, accepted, block_means};
+use crate::measure::protocol::{CONFIDENCE, Measured, accepted, block_means, judged_times};
 use crate::model::Dtype;
 use crate::plan::Cell;
-use crate::report::{Block, CellResult, FittedModel, Phase, Report, Status, TimeSummary};
+use crate::report::{CellResult, FittedModel, Phase, Report, Status, TimeSummary};
 use crate::roofline::fit::{Estimate, Solution};
 use crate::roofline::{self, Ceilings, DeviceSpec, FitPoint, Floor, Roof, StepCost, Verdict};
 use crate::stats;
@@ -75,9 +75,9 @@ fn judge(cell: &mut CellResult, ceilings: Option<&Ceilings>, datasheet: Option<&
     if accepted(&cell.blocks).next().is_none() {
         return;
     }
-    let means = block_means(cell.phase, &cell.blocks, cell.block_merge);
-    let spans = steps(&cell.blocks, |b| &b.step_ns);
-    let span_means = means_of(&cell.blocks, cell.block_merge, |b| &b.step_ns);
+    let means = block_means(&cell.blocks, cell.block_merge, |b| judged_times(cell.phase, b));
+    let spans: Vec<f64> = accepted(&cell.blocks).flat_map(|b| &b.step_ns).copied().collect();
+    let span_means = block_means(&cell.blocks, cell.block_merge, |b| &b.step_ns);
     cell.step_ns = Some(summarise(&spans, &span_means, accepted(&cell.blocks).count()));
     // The time the cell stands for: the interval between step ends for decode, the device span for prefill.
     let typical = stats::t_interval_log(&means, CONFIDENCE);
@@ -144,16 +144,6 @@ pub fn fits(report: &Report) -> Vec<FittedModel> {
             })
         })
         .collect()
-}
-
-fn steps(blocks: &[Block], of: impl Fn(&Block) -> &Vec<f64>) -> Vec<f64> {
-    accepted(blocks).flat_map(|b| of(b).iter().copied()).collect()
-}
-
-fn means_of(blocks: &[Block], merge: usize, of: impl Fn(&Block) -> &Vec<f64>) -> Vec<f64> {
-    let means: Vec<f64> =
-        accepted(blocks).map(|b| of(b).iter().sum::<f64>() / of(b).len().max(1) as f64).collect();
-    means.chunks_exact(merge.max(1)).map(|c| c.iter().sum::<f64>() / c.len() as f64).collect()
 }
 
 /// Statistics over single steps and block means.

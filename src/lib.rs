@@ -45,11 +45,15 @@ use measure::protocol::{Event, Protocol};
 use model::{Dtype, OpenModel};
 use report::{ModelSummary, Report, ReportKind, SCHEMA_VERSION};
 use roofline::devices;
+use units::Bytes;
 
 /// Is told how a run goes on.
 pub trait Observer {
     /// A stage outside the cells: loading, probing.
     fn stage(&mut self, what: &str);
+    /// While weights load: so many bytes of so many have come. Called once a tensor; the last call may fall short of the total, or
+    /// pass it, where an engine stores some tensors otherwise than planned.
+    fn loaded(&mut self, _done: Bytes, _total: Bytes) {}
     /// Something happened to a cell.
     fn event(&mut self, event: Event<'_>);
 }

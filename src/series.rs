@@ -67,9 +67,8 @@ pub fn open(
     if let Some(reason) = too_large(config.device, &planned) {
         return lose(Status::Skipped, reason);
     }
-    observer.stage(&format!("loading {} as {dtype}", model.name));
     let begin = Instant::now();
-    let mut session = match engine::open(engine, model, dtype, config.device, config.device_options) {
+    let mut session = match load(config, model, engine, dtype, observer) {
         Ok(session) => session,
         Err(error @ EngineError::OutOfMemory { .. }) => {
             return lose(Status::Oom, format!("while loading weights: {error}"));
@@ -78,12 +77,24 @@ pub fn open(
     };
     cold(report, session.as_mut(), engine, dtype, begin);
     report.capabilities.push(session.capabilities().clone());
-    observer.stage("checking outputs");
-    let quality = gate(config, model, engine, dtype, session.as_mut())?;
+    let quality = gate(config, model, engine, dtype, session.as_mut(), observer)?;
     // From here on bytes are those of the tensors really loaded.
     let ledger = Ledger::new(session.architecture(), session.inventory(), session.kv_dtype());
     let available = memory::available(memory_of(config.device));
     Ok(Some(Opened { session, ledger, quality, device: config.device, available }))
+}
+
+/// Opens an engine, and tells the observer how far its weights have come.
+fn load(
+    config: &RunConfig,
+    model: &OpenModel,
+    engine: &str,
+    dtype: Dtype,
+    observer: &mut dyn Observer,
+) -> Result<Box<dyn Session>, EngineError> {
+    observer.stage(&format!("loading {} as {dtype}", model.name));
+    let mut loaded = |done, total| observer.loaded(done, total);
+    engine::open(engine, model, dtype, config.device, config.device_options, &mut loaded)
 }
 
 impl Opened {
@@ -351,15 +362,20 @@ fn gate(
     engine: &str,
     dtype: Dtype,
     session: &mut dyn Session,
+    observer: &mut dyn Observer,
 ) -> Result<Quality, RunError> {
     let reference_bytes = model.inventory(Dtype::F32).total_bytes();
     let room = memory::available(memory_of(config.device))
         .is_some_and(|free| reference_bytes.as_f64() < free.as_f64() * REFERENCE_SHARE);
     let mut reference = if room && config.depth != Depth::Smoke {
-        engine::open_reference(engine, model, dtype, config.device, config.device_options)?
+        let (device, options) = (config.device, config.device_options);
+        observer.stage("loading the f32 reference");
+        let mut loaded = |done, total| observer.loaded(done, total);
+        engine::open_reference(engine, model, dtype, device, options, &mut loaded)?
     } else {
         None
     };
+    observer.stage("checking outputs");
     let reference: Option<&mut dyn Session> = match &mut reference {
         Some(session) => Some(session.as_mut()),
         None => None,

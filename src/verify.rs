@@ -116,8 +116,9 @@ fn small_session(
     let backend = Backend::open(device, DeviceOptions::default())?;
     let inventory = architecture.inventory(dtype);
     // Rounded from one set of f32 weights, so that dtypes can be compared.
-    let weights = synthetic::generate(&architecture.inventory(Dtype::F32), Dtype::F32, 7, &Device::Cpu)
-        .map_err(crate::model::ModelError::from)?;
+    let weights =
+        synthetic::generate(&architecture.inventory(Dtype::F32), Dtype::F32, 7, &Device::Cpu, &mut |_| {})
+            .map_err(crate::model::ModelError::from)?;
     let wanted = crate::engine::stock::candle_dtype(dtype)?;
     let moved = weights
         .into_iter()

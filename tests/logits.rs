@@ -43,7 +43,7 @@ fn reference(path: &Path) -> Reference {
 
 fn open(path: &Path, dtype: Dtype) -> Box<dyn Session> {
     let model = model::open(path.to_str().unwrap(), None, 0).unwrap();
-    engine::open("stock", &model, dtype, DeviceChoice::Cpu, DeviceOptions::default()).unwrap()
+    engine::open("stock", &model, dtype, DeviceChoice::Cpu, DeviceOptions::default(), &mut |_, _| {}).unwrap()
 }
 
 /// Prefill logits and greedy continuation against the reference, for each case the engine's limits allow.

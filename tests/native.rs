@@ -30,7 +30,8 @@ fn fixtures() -> PathBuf {
 
 fn open(path: &Path, dtype: Dtype) -> Box<dyn Session> {
     let model = model::open(path.to_str().unwrap(), None, 0).unwrap();
-    engine::open("native", &model, dtype, DeviceChoice::Cpu, DeviceOptions::default()).unwrap()
+    engine::open("native", &model, dtype, DeviceChoice::Cpu, DeviceOptions::default(), &mut |_, _| {})
+        .unwrap()
 }
 
 #[test]

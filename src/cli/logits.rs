@@ -5,7 +5,9 @@ use clap::Args as ClapArgs;
 use serde::Serialize;
 
 use super::axes::{DeviceArgs, ModelArgs, parse_dtypes};
+use super::progress::Progress;
 use super::{Outcome, print, print_json};
+use crate::Observer;
 use crate::engine::{DeviceOptions, SequenceId, Session, StepBatch};
 
 #[derive(Debug, ClapArgs)]
@@ -65,7 +67,12 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
         Some(given) => parse_dtypes("dtype", given)?[0],
         None => crate::engine::default_dtype(&engines[0], &model, device),
     };
-    let mut session = crate::engine::open(&engines[0], &model, dtype, device, DeviceOptions::default())?;
+    let mut progress = Progress::new();
+    progress.stage(&format!("loading {} as {dtype}", model.name));
+    let mut loaded = |done, total| progress.loaded(done, total);
+    let mut session =
+        crate::engine::open(&engines[0], &model, dtype, device, DeviceOptions::default(), &mut loaded)?;
+    progress.finish();
     let logits = prefill(session.as_mut(), &tokens)?;
     let generated =
         if args.greedy > 0 { Some(generate(session.as_mut(), &tokens, args.greedy)?) } else { None };

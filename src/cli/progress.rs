@@ -3,34 +3,60 @@
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::measure::protocol::Event;
+use crate::units::Bytes;
 
 /// What is shown while a run goes on.
 #[derive(Debug)]
 pub struct Progress {
     bar: ProgressBar,
+    /// Whether the bar counts bytes of weights now, and not visits of cells.
+    loading: bool,
 }
+
+const CELLS: &str = "{elapsed_precise} {bar:24} {pos:>3}/{len} {msg}";
+const LOADING: &str = "{elapsed_precise} {bar:24} {decimal_bytes}/{decimal_total_bytes} {msg}";
 
 impl Progress {
     /// A bar on stderr, hidden unless that is a terminal.
     pub fn new() -> Self {
         let bar = ProgressBar::with_draw_target(Some(1), ProgressDrawTarget::stderr());
-        let style = ProgressStyle::with_template("{elapsed_precise} {bar:24} {pos:>3}/{len} {msg}")
-            .expect("the template is a constant")
-            .progress_chars("━╸ ");
-        bar.set_style(style);
+        bar.set_style(style(CELLS));
         bar.enable_steady_tick(std::time::Duration::from_millis(250));
-        Self { bar }
+        Self { bar, loading: false }
     }
 
     /// Clears the bar.
     pub fn finish(&self) {
         self.bar.finish_and_clear();
     }
+
+    /// Lets the bar count from 0 again.
+    fn count(&mut self, loading: bool, length: u64) {
+        self.bar.set_style(style(if loading { LOADING } else { CELLS }));
+        self.bar.set_length(length);
+        self.bar.set_position(0);
+        self.loading = loading;
+    }
+}
+
+fn style(template: &str) -> ProgressStyle {
+    ProgressStyle::with_template(template).expect("the templates are constants").progress_chars("━╸ ")
 }
 
 impl crate::Observer for Progress {
     fn stage(&mut self, what: &str) {
+        if self.loading {
+            self.count(false, 1);
+        }
         self.bar.set_message(what.to_owned());
+    }
+
+    // indicatif draws at most twenty times a second, however often it is told.
+    fn loaded(&mut self, done: Bytes, total: Bytes) {
+        if !self.loading {
+            self.count(true, total.0);
+        }
+        self.bar.set_position(done.0.min(total.0));
     }
 
     fn event(&mut self, event: Event<'_>) {

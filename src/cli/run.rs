@@ -84,7 +84,9 @@ impl Args {
         Ok(RunConfig {
             model: self.model.model.clone(),
             revision: self.model.revision.clone(),
-            engines: config::parse_engines(self.engine.as_deref().unwrap_or(config::default_engines(device)))?,
+            engines: config::parse_engines(
+                self.engine.as_deref().unwrap_or(config::default_engines(device)),
+            )?,
             device,
             dtypes: match &self.dtype {
                 Some(given) => parse_dtypes("dtype", given)?,

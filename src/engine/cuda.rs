@@ -16,31 +16,32 @@ use std::time::Instant;
 use candle_core::{CudaDevice, Device};
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError, result, sys};
 
-use super::device::{Backend, DeviceOptions};
+use super::device::{Backend, CudaIdentity, DeviceOptions};
+use super::failure::{self, of_candle};
 use super::{EngineError, Mark, Timeline, TimelineKind};
 use crate::units::{Bytes, Nanos};
 
 /// Opens candle's device on a stream of its own.
 ///
 /// # Errors
-/// When there is no driver, no such device, or the device refuses.
+/// [`EngineError::NoCudaDevice`] without a driver or such a device, [`EngineError::OutOfMemory`] when others fill it, and
+/// [`EngineError::Device`] when it refuses for another reason.
 pub fn open(index: u32, options: DeviceOptions) -> Result<Backend, EngineError> {
     let name = format!("cuda:{index}");
-    let missing = |detail: String| EngineError::NoCudaDevice { asked: name.clone(), detail };
-    let count = result::init()
-        .and_then(|()| CudaContext::device_count())
-        .map_err(|error| missing(describe(error)))?;
+    let failed = |error: DriverError| failed(&name, error);
+    let count = result::init().and_then(|()| CudaContext::device_count()).map_err(failed)?;
     if i64::from(index) >= i64::from(count) {
-        return Err(missing(format!("this machine has {count}")));
+        let detail = format!("this machine has {count}");
+        return Err(EngineError::NoCudaDevice { asked: name, detail });
     }
-    let device = CudaDevice::new_with_stream(index as usize).map_err(|error| missing(error.to_string()))?;
+    let device = CudaDevice::new_with_stream(index as usize).map_err(|error| of_candle(&name, &error))?;
     // SAFETY: every tensor of this device is made, used and freed on its one stream, so no use on another stream has to be
     // tracked. Nothing has been allocated yet.
     unsafe { device.disable_event_tracking() };
     let stream = device.cuda_stream();
-    let pool = MemoryPool::of(stream.context()).map_err(|error| missing(describe(error)))?;
+    let pool = MemoryPool::of(stream.context()).map_err(failed)?;
     if options.keep_memory_pool {
-        pool.keep_all().map_err(|error| missing(describe(error)))?;
+        pool.keep_all().map_err(failed)?;
     }
     Ok(Backend {
         device: Device::Cuda(device),
@@ -50,8 +51,33 @@ pub fn open(index: u32, options: DeviceOptions) -> Result<Backend, EngineError> 
     })
 }
 
+/// What the driver knows a device by.
+pub(super) fn identity(index: u32) -> CudaIdentity {
+    let device = i32::try_from(index).ok().filter(|_| result::init().is_ok());
+    let Some(device) = device.and_then(|index| result::device::get(index).ok()) else {
+        return CudaIdentity::default();
+    };
+    // `c_char` is signed on some machines and unsigned on others.
+    let bytes = |uuid: sys::CUuuid| uuid.bytes.map(|byte| byte.to_ne_bytes()[0]);
+    CudaIdentity { uuid: result::device::get_uuid(device).ok().map(bytes), pci_bus_id: pci_bus_id(device) }
+}
+
+fn pci_bus_id(device: sys::CUdevice) -> Option<String> {
+    // Domain, bus, device, function: 13 characters and a zero.
+    let mut text = [0u8; 32];
+    // SAFETY: the driver writes a zero-terminated string of at most the 32 bytes it is told of; the device came from the driver.
+    unsafe { sys::cuDeviceGetPCIBusId(text.as_mut_ptr().cast(), 32, device) }.result().ok()?;
+    let text = std::ffi::CStr::from_bytes_until_nul(&text).ok()?;
+    text.to_str().ok().map(str::to_owned)
+}
+
+/// What a driver error means to a run.
+pub(crate) fn failed(device: &str, error: DriverError) -> EngineError {
+    failure::of_driver(device, error.0 as u32, describe(error))
+}
+
 /// A driver error in words.
-pub(crate) fn describe(error: DriverError) -> String {
+fn describe(error: DriverError) -> String {
     let name = error.error_name().ok().and_then(|n| n.to_str().ok()).unwrap_or("unknown CUDA error");
     let text = error.error_string().ok().and_then(|s| s.to_str().ok()).unwrap_or("no description");
     format!("{name}: {text}")
@@ -120,7 +146,7 @@ impl EventTimeline {
     }
 
     fn failed(&self, error: DriverError) -> EngineError {
-        EngineError::Device { device: self.device.clone(), detail: describe(error) }
+        failed(&self.device, error)
     }
 }
 

@@ -80,6 +80,28 @@ pub struct DeviceOptions {
     pub threads: Option<usize>,
 }
 
+/// What CUDA says a device is, beside the number that it gives it. What it does not say is `None`.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct CudaIdentity {
+    pub uuid: Option<[u8; 16]>,
+    /// `0000:65:00.0`.
+    pub pci_bus_id: Option<String>,
+}
+
+impl CudaIdentity {
+    /// Asks the driver, and opens no context; a build without CUDA knows nothing.
+    #[must_use]
+    pub fn of_ordinal(index: u32) -> Self {
+        #[cfg(feature = "cuda")]
+        return super::cuda::identity(index);
+        #[cfg(not(feature = "cuda"))]
+        {
+            let _ = index;
+            Self::default()
+        }
+    }
+}
+
 /// Reads the peak of device memory since it was last read.
 pub type PeakMemory = Box<dyn FnMut() -> Option<Bytes>>;
 

@@ -8,6 +8,7 @@
 #[cfg(feature = "cuda")]
 pub mod cuda;
 pub mod device;
+pub mod failure;
 pub mod native;
 mod open;
 pub mod scripted;

@@ -4,10 +4,12 @@
 
 use super::native;
 use super::stock::{self, StockSession};
-use super::{Backend, Capabilities, DeviceChoice, DeviceOptions, EngineError, Session};
+use super::{Backend, Capabilities, DeviceChoice, DeviceOptions, EngineError, Session, failure};
 use crate::model::{Dtype, OpenModel, Weights};
+use crate::units::Bytes;
 
-/// Loads a model's weights and opens an engine over them.
+/// Loads a model's weights and opens an engine over them; `loaded` is told after each tensor how many bytes of how many have
+/// come.
 ///
 /// # Errors
 /// When the engine does not run the model, the device cannot be opened, or the weights cannot be read.
@@ -17,14 +19,21 @@ pub fn open(
     dtype: Dtype,
     device: DeviceChoice,
     options: DeviceOptions,
+    loaded: &mut dyn FnMut(Bytes, Bytes),
 ) -> Result<Box<dyn Session>, EngineError> {
     // Refused before anything is loaded.
     capabilities(engine, model, dtype, device)?;
+    let (mut done, total) = (Bytes(0), model.inventory(dtype).total_bytes());
+    let mut tensor_loaded = |bytes| {
+        done = done + bytes;
+        loaded(done, total);
+    };
     if engine == native::NAME {
-        return Ok(Box::new(native::open(model, dtype, device, options.threads)?));
+        return Ok(Box::new(native::open(model, dtype, device, options.threads, &mut tensor_loaded)?));
     }
     let backend = Backend::open(device, options)?;
-    match model.load(dtype, &backend.device)? {
+    let weights = model.load(dtype, &backend.device, &mut tensor_loaded);
+    match weights.map_err(|error| failure::of_loading(&backend.name, error))? {
         Weights::Tensors { tensors, inventory } => {
             let architecture = model.architecture.clone();
             Ok(Box::new(StockSession::new(architecture, tensors, inventory, dtype, backend)?))
@@ -95,18 +104,19 @@ pub fn open_reference(
     dtype: Dtype,
     device: DeviceChoice,
     options: DeviceOptions,
+    loaded: &mut dyn FnMut(Bytes, Bytes),
 ) -> Result<Option<Box<dyn Session>>, EngineError> {
     match dtype {
         Dtype::F32 if engine == "stock" => Ok(None),
         Dtype::F32 | Dtype::Bf16 | Dtype::F16 if !model.is_gguf() => {
-            open("stock", model, Dtype::F32, device, options).map(Some).or_else(|error| match error {
+            open("stock", model, Dtype::F32, device, options, loaded).map(Some).or_else(|error| match error {
                 // What candle does not run as its authors meant it is no reference.
                 EngineError::Unsupported { .. } => Ok(None),
                 other => Err(other),
             })
         }
         _ if engine == native::NAME => {
-            Ok(Some(Box::new(native::open_dequantised(model, dtype, options.threads)?)))
+            Ok(Some(Box::new(native::open_dequantised(model, dtype, options.threads, &mut |_| {})?)))
         }
         _ => Ok(None),
     }

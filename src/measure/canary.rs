@@ -13,6 +13,11 @@ pub trait Canary {
     /// Does the work once and returns the seconds it took.
     fn run(&mut self) -> f64;
 
+    /// The memory of this process that it reads, and keeps resident.
+    fn host_memory(&self) -> Bytes {
+        Bytes(0)
+    }
+
     /// Runs it `runs` times, behind one run that is not counted, to learn its usual time and noise. None of fewer than two
     /// usable times.
     fn baseline(&mut self, runs: usize) -> Option<Baseline> {
@@ -68,6 +73,7 @@ impl Baseline {
 #[derive(Debug)]
 pub struct CpuCanary {
     buffer: HugePageBuffer,
+    bytes: Bytes,
     cores: Vec<usize>,
     pass: Pass,
 }
@@ -89,7 +95,7 @@ impl CpuCanary {
         let mut buffer = HugePageBuffer::new(size).map_err(|source| ProbeError::Memory { bytes, source })?;
         with_team(&cores, buffer.words_mut(), |time| time(Pass::Touch))?;
         let set = InstructionSet::available().first().copied().unwrap_or(InstructionSet::Portable);
-        Ok(Self { buffer, cores, pass: Pass::Read { set, streams: 1 } })
+        Ok(Self { buffer, bytes, cores, pass: Pass::Read { set, streams: 1 } })
     }
 }
 
@@ -105,6 +111,10 @@ impl Canary for CpuCanary {
         });
         // Cores taken away during the session leave a thread unpinned: its time would not be comparable.
         if team.is_ok() { seconds } else { f64::NAN }
+    }
+
+    fn host_memory(&self) -> Bytes {
+        self.bytes
     }
 }
 
@@ -165,5 +175,6 @@ mod tests {
     fn the_processor_canary_reads_and_returns_a_time() {
         let mut canary = CpuCanary::new(Bytes(4 << 20)).unwrap();
         assert!(canary.baseline(3).is_some());
+        assert_eq!(canary.host_memory(), Bytes(4 << 20));
     }
 }

@@ -12,7 +12,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::environment::{CpuEnvironment, Environment, GpuEnvironment};
-use super::nvml::{self, Throttle};
+use super::nvml::{self, GpuMatch, Throttle};
 use super::root::Root;
 use super::telemetry::{HostTelemetry, LOAD_WINDOW, Limits, Telemetry};
 use crate::units::Bytes;
@@ -104,6 +104,7 @@ pub fn examine(environment: &Environment, probes: &Probes) -> Vec<Finding> {
     findings.host_memory(&environment.cpu);
     findings.driver(environment, probes);
     if let Some(gpu) = &environment.gpu {
+        findings.gpu_identity(gpu, environment.build.cuda);
         findings.gpu_clocks(gpu);
         findings.gpu_sharing(gpu);
     }
@@ -119,6 +120,7 @@ pub fn distortions(environment: &Environment) -> Vec<String> {
     findings.processor(&environment.cpu);
     findings.neighbours(environment, &Probes::collect());
     if let Some(gpu) = &environment.gpu {
+        findings.gpu_identity(gpu, environment.build.cuda);
         findings.gpu_clocks(gpu);
         findings.gpu_sharing(gpu);
     }
@@ -308,6 +310,16 @@ impl Findings {
             let advice = "look at CUDA_VISIBLE_DEVICES and at the number in `--device cuda:N`";
             let detail = format!("NVML counts {gpus}, but not the one asked for");
             self.add(Severity::Problem, "gpu", detail, advice);
+        }
+    }
+
+    /// A build without CUDA measures no GPU, so there is nothing to confuse.
+    fn gpu_identity(&mut self, gpu: &GpuEnvironment, built_for_cuda: bool) {
+        if built_for_cuda && gpu.matched_by == Some(GpuMatch::Number) {
+            let detail =
+                "CUDA and NVML were matched by number alone: name, memory and clocks may be another GPU's";
+            let advice = "set CUDA_DEVICE_ORDER=PCI_BUS_ID, which makes both number alike";
+            self.add(Severity::Warn, "gpu identity", detail, advice);
         }
     }
 
@@ -554,6 +566,8 @@ mod tests {
         assert_eq!(throttled("sw_power_cap"), is(Note, "gpu throttle"));
         assert_eq!(throttled("application_clocks"), is(Note, "gpu throttle"));
         assert_eq!(throttled("unknown_0x4000"), is(Note, "gpu throttle"));
+        let by_number = planted(|e, _| gpu(e).matched_by = Some(GpuMatch::Number));
+        assert_eq!(by_number, is(Warn, "gpu identity"));
         assert_eq!(planted(|e, _| gpu(e).temperature_celsius = Some(84.0)), is(Warn, "gpu temperature"));
         assert_eq!(planted(|e, _| gpu(e).ecc = Some(false)), is(Note, "gpu ecc"));
         assert_eq!(planted(|e, _| gpu(e).mig = Some(true)), is(Warn, "gpu mig"));

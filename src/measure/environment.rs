@@ -8,6 +8,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::cgroup::Cgroup;
+use super::nvml::GpuMatch;
 use super::root::Root;
 use crate::units::Bytes;
 
@@ -48,7 +49,10 @@ pub struct CpuEnvironment {
 /// The GPU, as NVML tells it.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct GpuEnvironment {
+    /// NVML's number.
     pub index: u32,
+    /// What says that this is the GPU that CUDA used.
+    pub matched_by: Option<GpuMatch>,
     pub name: Option<String>,
     pub uuid: Option<String>,
     pub driver: Option<String>,

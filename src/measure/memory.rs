@@ -24,6 +24,14 @@ pub struct Resident {
     pub peak: Option<Bytes>,
 }
 
+impl Resident {
+    /// The peak less what the measurement itself held all the while.
+    #[must_use]
+    pub fn peak_without(self, held: Bytes) -> Option<Bytes> {
+        self.peak.map(|peak| Bytes(peak.0.saturating_sub(held.0)))
+    }
+}
+
 /// Bytes that can be allocated now.
 #[must_use]
 pub fn available(device: MemoryOf) -> Option<Bytes> {
@@ -82,6 +90,14 @@ mod tests {
         assert_eq!(host_available(&root), Some(Bytes(1_024_000)));
         let (_keep, root) = fake_root(&[]);
         assert_eq!(host_available(&root), None);
+    }
+
+    #[test]
+    fn what_the_measurement_holds_is_no_part_of_a_peak() {
+        let resident = Resident { now: None, peak: Some(Bytes(300)) };
+        assert_eq!(resident.peak_without(Bytes(256)), Some(Bytes(44)));
+        assert_eq!(resident.peak_without(Bytes(400)), Some(Bytes(0)));
+        assert_eq!(Resident::default().peak_without(Bytes(1)), None);
     }
 
     #[test]

@@ -3,9 +3,9 @@
 //! Enters: libnvidia-ml, loaded when first asked for. Leaves: [`GpuEnvironment`], throttle reasons, samples of clocks and
 //! power. Without the library or the driver everything here is `None`. It sets nothing and holds no CUDA context.
 //!
-//! CUDA and NVML number GPUs apart: CUDA_VISIBLE_DEVICES hides and reorders, and CUDA by default puts the fastest first.
-//! [`select`] undoes the first; the second matters only in machines with unequal GPUs, where CUDA_DEVICE_ORDER=PCI_BUS_ID
-//! makes both orders the same.
+//! CUDA and NVML number GPUs apart: CUDA_VISIBLE_DEVICES hides and reorders, and CUDA by default puts the fastest first. A GPU is
+//! therefore matched by what CUDA says it is ([`CudaIdentity`]), and by its number only where CUDA does not tell: [`select`] then
+//! undoes CUDA_VISIBLE_DEVICES, the order cannot be undone, and [`GpuMatch::Number`] says so.
 
 use std::fmt;
 
@@ -14,7 +14,11 @@ use nvml_wrapper::enum_wrappers::device::{Clock, PerformancePolicy, TemperatureS
 use nvml_wrapper::error::{Bits, NvmlError};
 use nvml_wrapper::{Device, Nvml, cuda_driver_version_major, cuda_driver_version_minor};
 
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
 use super::environment::GpuEnvironment;
+use crate::engine::device::CudaIdentity;
 use crate::units::Bytes;
 
 /// How a GPU is named to NVML.
@@ -25,6 +29,40 @@ pub enum GpuSelector {
     Uuid(String),
     /// `0000:65:00.0`.
     PciBusId(String),
+}
+
+/// The names to try at NVML for what CUDA knows, the surest first. A MIG device shows its own UUID, whose sixteen bytes do not say
+/// that it is one.
+#[must_use]
+pub fn selectors(identity: &CudaIdentity) -> Vec<(GpuSelector, GpuMatch)> {
+    let uuids = identity.uuid.iter().flat_map(|bytes| ["GPU", "MIG"].map(|kind| uuid_text(kind, bytes)));
+    let uuids = uuids.map(|uuid| (GpuSelector::Uuid(uuid), GpuMatch::Uuid));
+    let pci = identity.pci_bus_id.iter().map(|id| (GpuSelector::PciBusId(id.clone()), GpuMatch::PciBusId));
+    uuids.chain(pci).collect()
+}
+
+/// Sixteen bytes as NVML spells them: `GPU-` and hexadecimal digits in groups of 8, 4, 4, 4 and 12.
+fn uuid_text(kind: &str, bytes: &[u8; 16]) -> String {
+    let number = u128::from_be_bytes(*bytes);
+    let digits = format!("{number:032x}");
+    format!(
+        "{kind}-{}-{}-{}-{}-{}",
+        &digits[..8],
+        &digits[8..12],
+        &digits[12..16],
+        &digits[16..20],
+        &digits[20..]
+    )
+}
+
+/// What says that NVML's GPU is the one that CUDA uses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum GpuMatch {
+    Uuid,
+    PciBusId,
+    /// The number alone: in a machine with unequal GPUs it may be another one.
+    Number,
 }
 
 /// The GPU that CUDA calls `ordinal` under a value of CUDA_VISIBLE_DEVICES; `None` when that hides it.
@@ -137,12 +175,12 @@ pub struct GpuSample {
 pub struct Gpu {
     nvml: Nvml,
     index: u32,
+    matched_by: GpuMatch,
 }
 
 impl Gpu {
-    /// Opens the GPU; `None` without library, driver or such a GPU.
-    #[must_use]
-    pub fn open(selector: &GpuSelector) -> Option<Self> {
+    /// Opens the GPU that `matched_by` found; `None` without library, driver or such a GPU.
+    fn open(selector: &GpuSelector, matched_by: GpuMatch) -> Option<Self> {
         let nvml = open_library()?;
         let index = match selector {
             GpuSelector::Index(index) => nvml.device_by_index(*index).ok().map(|_| *index),
@@ -154,14 +192,18 @@ impl Gpu {
                 nvml.device_by_pci_bus_id(id.as_str()).and_then(|device| device.index()).ok()
             }
         }?;
-        Some(Self { nvml, index })
+        Some(Self { nvml, index, matched_by })
     }
 
     /// The GPU that CUDA calls by this ordinal in this process.
     #[must_use]
     pub fn of_cuda_ordinal(ordinal: u32) -> Option<Self> {
-        let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
-        Self::open(&select(visible.as_deref(), ordinal)?)
+        let identity = CudaIdentity::of_ordinal(ordinal);
+        let sure = selectors(&identity).iter().find_map(|(selector, by)| Self::open(selector, *by));
+        sure.or_else(|| {
+            let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
+            Self::open(&select(visible.as_deref(), ordinal)?, GpuMatch::Number)
+        })
     }
 
     fn device(&self) -> Option<Device<'_>> {
@@ -199,6 +241,7 @@ impl Gpu {
         let reasons = sample.throttle.unwrap_or_default().reasons();
         Some(GpuEnvironment {
             index: self.index,
+            matched_by: Some(self.matched_by),
             name: device.name().ok(),
             uuid: device.uuid().ok(),
             driver: self.nvml.sys_driver_version().ok(),
@@ -290,6 +333,27 @@ mod tests {
     }
 
     #[test]
+    fn sixteen_bytes_are_spelled_as_nvml_does() {
+        let bytes: [u8; 16] = std::array::from_fn(|i| 0x0f + 0x10 * u8::try_from(i).unwrap());
+        assert_eq!(uuid_text("GPU", &bytes), "GPU-0f1f2f3f-4f5f-6f7f-8f9f-afbfcfdfefff");
+        assert_eq!(uuid_text("MIG", &[0; 16]), "MIG-00000000-0000-0000-0000-000000000000");
+    }
+
+    #[test]
+    fn a_gpu_is_looked_up_by_uuid_then_as_a_mig_device_then_on_the_bus() {
+        let bus = "0000:65:00.0".to_owned();
+        let identity = CudaIdentity { uuid: Some([0xab; 16]), pci_bus_id: Some(bus.clone()) };
+        let digits = "abababab-abab-abab-abab-abababababab";
+        let wanted = [
+            (GpuSelector::Uuid(format!("GPU-{digits}")), GpuMatch::Uuid),
+            (GpuSelector::Uuid(format!("MIG-{digits}")), GpuMatch::Uuid),
+            (GpuSelector::PciBusId(bus), GpuMatch::PciBusId),
+        ];
+        assert_eq!(selectors(&identity), wanted);
+        assert!(selectors(&CudaIdentity::default()).is_empty());
+    }
+
+    #[test]
     fn throttle_bits_become_names_and_read_back() {
         let reasons = ThrottleBits(0x4 | 0x40 | 0x4000).reasons();
         assert_eq!(reasons, [Throttle::SwPowerCap, Throttle::HwThermal, Throttle::Unknown(0x4000)]);
@@ -309,17 +373,21 @@ mod tests {
 
     #[test]
     fn a_machine_without_such_a_gpu_answers_none() {
-        assert!(Gpu::open(&GpuSelector::Index(u32::MAX)).is_none());
-        assert!(Gpu::open(&GpuSelector::Uuid("GPU-none".to_owned())).is_none());
+        assert!(Gpu::open(&GpuSelector::Index(u32::MAX), GpuMatch::Number).is_none());
+        assert!(Gpu::open(&GpuSelector::Uuid("GPU-none".to_owned()), GpuMatch::Uuid).is_none());
     }
 
     #[test]
     #[ignore = "needs an NVIDIA GPU"]
     fn a_real_gpu_tells_its_name_memory_and_throttle_bits() {
-        let gpu = Gpu::open(&GpuSelector::Index(0)).expect("no NVIDIA GPU that NVML can open");
+        let gpu = Gpu::of_cuda_ordinal(0).expect("no NVIDIA GPU that NVML can open");
         let described = gpu.describe().unwrap();
         assert!(described.name.is_some() && described.driver.is_some() && described.memory_bytes.is_some());
         assert!(gpu.sample().throttle.is_some());
-        assert_eq!(Gpu::open(&GpuSelector::Uuid(described.uuid.unwrap())).unwrap().index, 0);
+        let by_uuid = Gpu::open(&GpuSelector::Uuid(described.uuid.unwrap()), GpuMatch::Uuid).unwrap();
+        assert_eq!(by_uuid.index, described.index);
+        if cfg!(feature = "cuda") {
+            assert_eq!(described.matched_by, Some(GpuMatch::Uuid));
+        }
     }
 }

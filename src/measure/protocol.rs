@@ -172,6 +172,10 @@ pub trait Witness {
     fn canary_tolerance(&self, wanted: f64) -> f64 {
         wanted
     }
+    /// Resident memory of this process that the witness itself holds.
+    fn held_memory(&self) -> Bytes {
+        Bytes(0)
+    }
 }
 
 /// Sees nothing: for smoke runs and for tests of other things.
@@ -196,7 +200,7 @@ pub struct Measured {
     pub merge: usize,
     /// Greedy tokens of the cell, the same in every step of a pinned cell.
     pub tokens: Vec<u32>,
-    /// Peak of device memory over the cell's visits, where the device can say.
+    /// Peak memory over the cell's visits, without the witness's own: of the pool on a GPU, of the whole process on a CPU.
     pub peak_memory: Option<Bytes>,
     /// Bytes a step of the cell really moved, where the engine counts them.
     pub moved: Option<Bytes>,
@@ -270,9 +274,9 @@ pub fn run(
                 accepted: accepted(&state.measured.blocks).count(),
                 wanted: target,
             });
-            peak_memory(session);
+            peak_memory(session, witness);
             visit(session, state, protocol, witness, round, target);
-            state.measured.peak_memory = state.measured.peak_memory.max(peak_memory(session));
+            state.measured.peak_memory = state.measured.peak_memory.max(peak_memory(session, witness));
             if !keep_resident {
                 state.input.release(session);
             }
@@ -294,14 +298,14 @@ pub fn run(
     (states.into_iter().map(|s| s.measured).collect(), reference)
 }
 
-/// The most memory in use since the last call: the device's own count, or on a CPU the resident set of this process, where the
-/// system lets its high-water mark be reset.
-fn peak_memory(session: &mut dyn Session) -> Option<Bytes> {
+/// The most memory in use since the last call: the device's own count, or on a CPU the resident set of this process less what the
+/// witness holds of it, where the system lets its high-water mark be reset.
+fn peak_memory(session: &mut dyn Session, witness: &dyn Witness) -> Option<Bytes> {
     if session.capabilities().device != "cpu" {
         return session.memory().peak;
     }
-    let peak = memory::resident().peak;
-    memory::reset_peak().then_some(peak).flatten()
+    let resident = memory::resident();
+    memory::reset_peak().then(|| resident.peak_without(witness.held_memory())).flatten()
 }
 
 /// The blocks that count.
@@ -318,16 +322,16 @@ pub fn judged_times(phase: Phase, block: &Block) -> &[f64] {
     }
 }
 
-/// Means of the accepted blocks, `merge` consecutive ones together.
+/// Means over the steps of the accepted blocks, `merge` consecutive blocks together; `times` picks the times of a block. Every
+/// step weighs the same, and a last group of fewer blocks is left out.
 #[must_use]
-pub fn block_means(phase: Phase, blocks: &[Block], merge: usize) -> Vec<f64> {
+pub fn block_means(blocks: &[Block], merge: usize, times: impl Fn(&Block) -> &[f64]) -> Vec<f64> {
     let accepted: Vec<&Block> = accepted(blocks).collect();
     accepted
         .chunks_exact(merge.max(1))
         .map(|chunk| {
-            let times = chunk.iter().flat_map(|b| judged_times(phase, b));
-            let (sum, count) = times.fold((0.0, 0usize), |(sum, count), t| (sum + t, count + 1));
-            sum / count as f64
+            let steps: Vec<f64> = chunk.iter().flat_map(|block| times(block)).copied().collect();
+            stats::mean(&steps)
         })
         .collect()
 }
@@ -400,7 +404,7 @@ fn look(state: &mut State, protocol: &Protocol, target: usize) {
     let sampled: f64 = measured.blocks.iter().map(|b| b.wall_ns / 1e9).sum();
     let out_of_time = sampled > protocol.cell_max_seconds;
     let last = out_of_time || target == protocol.looks[protocol.looks.len() - 1];
-    let means = block_means(phase, &measured.blocks, measured.merge);
+    let means = block_means(&measured.blocks, measured.merge, |b| judged_times(phase, b));
     let correlated = stats::lag1_autocorrelation(&means).is_some_and(|r| r > protocol.autocorrelation_limit);
     if correlated && !last && measured.merge < 4 && protocol.looks.len() > 1 {
         measured.merge *= 2;

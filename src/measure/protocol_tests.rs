@@ -302,3 +302,16 @@ fn a_smoke_run_takes_every_cell_once() {
         assert_eq!(cell.blocks.len(), 1);
     }
 }
+
+#[test]
+fn merged_block_means_weigh_every_step_alike_and_leave_rejected_blocks_out() {
+    let block = |steps: &[f64]| Block { step_ns: steps.to_vec(), ..Block::default() };
+    let rejected = Block { rejected: Some("canary".into()), ..block(&[100.0]) };
+    let blocks = [block(&[1.0, 1.0, 1.0]), rejected, block(&[5.0]), block(&[7.0])];
+    assert_eq!(block_means(&blocks, 1, |b| &b.step_ns), [1.0, 5.0, 7.0]);
+    assert_eq!(
+        block_means(&blocks, 2, |b| &b.step_ns),
+        [2.0],
+        "two blocks of four steps, and a third left out"
+    );
+}

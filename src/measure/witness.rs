@@ -12,6 +12,7 @@ use super::protocol::{Testimony, Witness};
 use super::telemetry::{HostTelemetry, Limits, NvmlTelemetry, Telemetry, judge};
 use crate::engine::DeviceChoice;
 use crate::stats;
+use crate::units::Bytes;
 
 /// Canary runs from which its usual time and its own noise are learned.
 const BASELINE_RUNS: usize = 25;
@@ -77,6 +78,10 @@ impl Witness for DeviceWitness {
     fn canary_tolerance(&self, wanted: f64) -> f64 {
         let own = self.baseline.map_or(wanted, |baseline| baseline.tolerance().max(wanted));
         if self.recent.is_some() { own.clamp(CPU_TOLERANCE.0, CPU_TOLERANCE.1) } else { own }
+    }
+
+    fn held_memory(&self) -> Bytes {
+        self.canary.host_memory()
     }
 }
 

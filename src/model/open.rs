@@ -16,6 +16,7 @@ use super::stored::StoredTensor;
 use super::tokenizer::Tokenizer;
 use super::{Architecture, Dtype, Inventory, ModelError, presets, read_config, stream, synthetic};
 use crate::engine::DeviceChoice;
+use crate::units::Bytes;
 
 /// A model whose dimensions are known and whose weights can be loaded.
 #[derive(Debug, Clone)]
@@ -175,21 +176,27 @@ impl OpenModel {
         }
     }
 
-    /// Loads the weights onto a device.
+    /// Loads the weights onto a device, and tells `loaded` the bytes of each tensor there. candle's own reader of GGUF files tells
+    /// nothing.
     ///
     /// # Errors
     /// When files are missing, broken or changed meanwhile, or cannot give the dtype.
-    pub fn load(&self, dtype: Dtype, device: &Device) -> Result<Weights, ModelError> {
+    pub fn load(
+        &self,
+        dtype: Dtype,
+        device: &Device,
+        loaded: &mut dyn FnMut(Bytes),
+    ) -> Result<Weights, ModelError> {
         match &self.source {
             Source::Synthetic { seed } => {
                 let inventory = self.architecture.inventory(dtype);
-                let tensors = synthetic::generate(&inventory, dtype, *seed, device)?;
+                let tensors = synthetic::generate(&inventory, dtype, *seed, device, loaded)?;
                 Ok(Weights::Tensors { tensors, inventory })
             }
             Source::Folder { path, .. } => {
                 let expected = self.architecture.inventory(dtype);
-                let loaded = Checkpoint::open(path, &expected)?.load(dtype, device)?;
-                Ok(Weights::Tensors { tensors: loaded.tensors, inventory: loaded.loaded })
+                let weights = Checkpoint::open(path, &expected)?.load(dtype, device, loaded)?;
+                Ok(Weights::Tensors { tensors: weights.tensors, inventory: weights.loaded })
             }
             Source::Gguf { path, .. } => {
                 if dtype != Dtype::Gguf {

@@ -124,12 +124,17 @@ impl Checkpoint {
 
     /// Reads the tensors onto a device, converted to `wanted` where the file stores another float.
     ///
-    /// One tensor at a time passes through host memory, in chunks of 4 MiB.
+    /// One tensor at a time passes through host memory, in chunks of 4 MiB; `progress` is told its bytes when it is on the device.
     ///
     /// # Errors
     /// When `wanted` is not a plain float, when a tensor is stored in a format that is not one, when a file shrank since it
     /// was opened, or when memory runs out.
-    pub fn load(&self, wanted: Dtype, device: &Device) -> Result<LoadedWeights, WeightsError> {
+    pub fn load(
+        &self,
+        wanted: Dtype,
+        device: &Device,
+        progress: &mut dyn FnMut(Bytes),
+    ) -> Result<LoadedWeights, WeightsError> {
         let dtype = plain_dtype(wanted, "loaded")?;
         self.check_storage(wanted)?;
         let mut tensors = HashMap::with_capacity(self.wanted.len());
@@ -138,6 +143,7 @@ impl Checkpoint {
             tensors.insert(source.stored.name.clone(), source.tensor(dtype, device)?);
             let bytes = Bytes(info.elements() * dtype.size_in_bytes() as u64);
             loaded.tensors.push(TensorInfo { storage: wanted.name().to_owned(), bytes, ..info.clone() });
+            progress(bytes);
         }
         Ok(LoadedWeights { tensors, on_disk: self.on_disk.clone(), loaded })
     }

@@ -22,6 +22,17 @@ pub enum StoredTensor {
     Vector(Vec<f32>),
 }
 
+impl StoredTensor {
+    /// Everything it holds.
+    #[must_use]
+    pub fn bytes(&self) -> Bytes {
+        match self {
+            Self::Matrix(matrix) => matrix.bytes(),
+            Self::Vector(values) => Bytes(size_of_val(values.as_slice()) as u64),
+        }
+    }
+}
+
 /// A matrix `[rows, columns]`, row-major, in one of the formats the native engine streams.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StoredMatrix {

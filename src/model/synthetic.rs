@@ -17,6 +17,7 @@ use statrs::distribution::{ContinuousCDF, Normal};
 use super::stored::PlainFloat;
 use super::weights::{WeightsError, plain_dtype};
 use super::{Dtype, Inventory, Role, TensorInfo};
+use crate::units::Bytes;
 
 /// The usual initialisation of decoder-only transformers (`initializer_range` of their configs): activations stay
 /// finite through any depth, because each block begins with a norm.
@@ -28,7 +29,7 @@ const QUANTILES: u32 = 1 << 16;
 /// Draws taken from the generator together: 4 KiB stay in the first cache.
 const DRAWS_AT_ONCE: usize = 2_048;
 
-/// Makes every tensor of the inventory that a step reads.
+/// Makes every tensor of the inventory that a step reads, and tells `progress` the bytes of each.
 ///
 /// Matrices, embeddings and biases are N(0, 0.02²), norms N(1, 0.02²). On the CPU the values are made straight in `dtype`
 /// by all cores. On other devices candle's own generator fills each tensor on the device in f32 and converts it, which
@@ -41,9 +42,10 @@ pub fn generate(
     dtype: Dtype,
     seed: u64,
     device: &Device,
+    progress: &mut dyn FnMut(Bytes),
 ) -> Result<HashMap<String, Tensor>, WeightsError> {
     let threads = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
-    generate_on(expected, dtype, seed, device, threads)
+    generate_on(expected, dtype, seed, device, threads, progress)
 }
 
 fn generate_on(
@@ -52,19 +54,30 @@ fn generate_on(
     seed: u64,
     device: &Device,
     threads: usize,
+    progress: &mut dyn FnMut(Bytes),
 ) -> Result<HashMap<String, Tensor>, WeightsError> {
     let dtype = plain_dtype(dtype, "generated")?;
     match (device, dtype) {
-        (Device::Cpu, DType::F32) => on_cpu::<f32>(expected, seed, threads),
-        (Device::Cpu, DType::BF16) => on_cpu::<bf16>(expected, seed, threads),
-        (Device::Cpu, _) => on_cpu::<f16>(expected, seed, threads),
-        _ => made(expected)
-            .map(|info| {
-                let tensor = on_device(info, tensor_key(seed, &info.name), dtype, device)?;
-                Ok((info.name.clone(), tensor))
-            })
-            .collect(),
+        (Device::Cpu, DType::F32) => on_cpu::<f32>(expected, seed, threads, progress),
+        (Device::Cpu, DType::BF16) => on_cpu::<bf16>(expected, seed, threads, progress),
+        (Device::Cpu, _) => on_cpu::<f16>(expected, seed, threads, progress),
+        _ => each(expected, progress, |info| on_device(info, tensor_key(seed, &info.name), dtype, device)),
     }
+}
+
+/// Makes the tensors that a step reads one after another, and tells `progress` the bytes of each.
+fn each(
+    expected: &Inventory,
+    progress: &mut dyn FnMut(Bytes),
+    make: impl Fn(&TensorInfo) -> Result<Tensor, WeightsError>,
+) -> Result<HashMap<String, Tensor>, WeightsError> {
+    made(expected)
+        .map(|info| {
+            let tensor = make(info)?;
+            progress(Bytes(info.elements() * tensor.dtype().size_in_bytes() as u64));
+            Ok((info.name.clone(), tensor))
+        })
+        .collect()
 }
 
 /// The tensors that a step reads.
@@ -160,15 +173,13 @@ fn on_cpu<T: PlainFloat>(
     expected: &Inventory,
     seed: u64,
     threads: usize,
+    progress: &mut dyn FnMut(Bytes),
 ) -> Result<HashMap<String, Tensor>, WeightsError> {
     let generator = HostGenerator::<T>::on_threads(seed, threads);
-    made(expected)
-        .map(|info| {
-            let tensor = Tensor::from_vec(generator.values(info)?, info.shape.as_slice(), &Device::Cpu)
-                .map_err(|error| WeightsError::Device { name: info.name.clone(), error })?;
-            Ok((info.name.clone(), tensor))
-        })
-        .collect()
+    each(expected, progress, |info| {
+        Tensor::from_vec(generator.values(info)?, info.shape.as_slice(), &Device::Cpu)
+            .map_err(|error| WeightsError::Device { name: info.name.clone(), error })
+    })
 }
 
 /// Draws the values of a tensor, each thread a run of chunks.
@@ -216,7 +227,6 @@ fn on_device(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::units::Bytes;
 
     fn tensor(name: &str, shape: &[usize], role: Role) -> TensorInfo {
         let shape = shape.to_vec();
@@ -250,9 +260,9 @@ mod tests {
     fn values_depend_on_seed_and_name_but_not_on_threads_or_order() {
         let mut reversed = inventory();
         reversed.tensors.reverse();
-        let one = generate_on(&inventory(), Dtype::Bf16, 7, &Device::Cpu, 1).unwrap();
-        let five = generate_on(&reversed, Dtype::Bf16, 7, &Device::Cpu, 5).unwrap();
-        let other_seed = generate_on(&inventory(), Dtype::Bf16, 8, &Device::Cpu, 1).unwrap();
+        let one = generate_on(&inventory(), Dtype::Bf16, 7, &Device::Cpu, 1, &mut |_| {}).unwrap();
+        let five = generate_on(&reversed, Dtype::Bf16, 7, &Device::Cpu, 5, &mut |_| {}).unwrap();
+        let other_seed = generate_on(&inventory(), Dtype::Bf16, 8, &Device::Cpu, 1, &mut |_| {}).unwrap();
         assert_eq!(one.len(), 4, "the unused tensor is not made");
         for name in one.keys() {
             assert_eq!(values(&one, name), values(&five, name), "{name}");
@@ -265,7 +275,7 @@ mod tests {
     #[test]
     fn values_are_normal_with_the_moments_of_their_role_in_every_dtype() {
         for dtype in [Dtype::F32, Dtype::Bf16, Dtype::F16] {
-            let tensors = generate(&inventory(), dtype, 1, &Device::Cpu).unwrap();
+            let tensors = generate(&inventory(), dtype, 1, &Device::Cpu, &mut |_| {}).unwrap();
             for (name, tensor) in &tensors {
                 assert_eq!(tensor.dtype(), plain_dtype(dtype, "").unwrap());
                 let values = values(&tensors, name);
@@ -282,19 +292,30 @@ mod tests {
     }
 
     #[test]
+    fn progress_adds_up_to_the_bytes_that_were_made() {
+        let mut told = Vec::new();
+        let tensors =
+            generate(&inventory(), Dtype::Bf16, 1, &Device::Cpu, &mut |bytes| told.push(bytes)).unwrap();
+        let elements: usize = tensors.values().map(Tensor::elem_count).sum();
+        assert_eq!(told.len(), tensors.len());
+        assert_eq!(told.into_iter().sum::<Bytes>(), Bytes(2 * elements as u64));
+    }
+
+    #[test]
     fn chunks_of_a_tensor_do_not_repeat_each_other() {
         let large = Inventory { tensors: vec![tensor("w", &[3, CHUNK_ELEMENTS], Role::Matrix)] };
-        let values = values(&generate(&large, Dtype::F32, 3, &Device::Cpu).unwrap(), "w");
+        let values = values(&generate(&large, Dtype::F32, 3, &Device::Cpu, &mut |_| {}).unwrap(), "w");
         assert_ne!(values[..CHUNK_ELEMENTS], values[CHUNK_ELEMENTS..2 * CHUNK_ELEMENTS]);
         assert!(values.iter().all(|v| *v != 0.0), "no draw is zero");
     }
 
     #[test]
     fn quantised_dtypes_and_scales_are_refused() {
-        let error = generate(&inventory(), Dtype::Int4, 0, &Device::Cpu).unwrap_err().to_string();
+        let error =
+            generate(&inventory(), Dtype::Int4, 0, &Device::Cpu, &mut |_| {}).unwrap_err().to_string();
         assert_eq!(error, "weights cannot be generated as int4: choose f32, bf16 or f16");
         let scales = Inventory { tensors: vec![tensor("w.weight_scale", &[4], Role::Scale)] };
-        let error = generate(&scales, Dtype::F32, 0, &Device::Cpu).unwrap_err().to_string();
+        let error = generate(&scales, Dtype::F32, 0, &Device::Cpu, &mut |_| {}).unwrap_err().to_string();
         assert_eq!(
             error,
             "tensor w.weight_scale cannot be made from a seed: a scale needs the weights it scales"

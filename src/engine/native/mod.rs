@@ -107,17 +107,14 @@ pub fn open(
     dtype: Dtype,
     device: DeviceChoice,
     threads: Option<usize>,
+    loaded: &mut dyn FnMut(Bytes),
 ) -> Result<NativeSession<CpuOperations>, EngineError> {
     check(&model.architecture, dtype)?;
     if device != DeviceChoice::Cpu {
         return refuse(format!("device {device}"), "this version runs on the CPU; use --device cpu");
     }
-    NativeSession::load(
-        CpuOperations::new(threads.unwrap_or_else(usable_threads))?,
-        model,
-        dtype,
-        DEFAULT_BLOCK_SIZE,
-    )
+    let operations = CpuOperations::new(threads.unwrap_or_else(usable_threads))?;
+    NativeSession::load(operations, model, dtype, DEFAULT_BLOCK_SIZE, loaded)
 }
 
 /// Loads quantised weights dequantised to f32: the reference of their quality.
@@ -128,10 +125,12 @@ pub fn open_dequantised(
     model: &OpenModel,
     dtype: Dtype,
     threads: Option<usize>,
+    loaded: &mut dyn FnMut(Bytes),
 ) -> Result<NativeSession<CpuOperations>, EngineError> {
     check(&model.architecture, dtype)?;
     let operations = CpuOperations::new(threads.unwrap_or_else(usable_threads))?;
-    NativeSession::assemble(operations, model, dtype, Dtype::F32, DEFAULT_BLOCK_SIZE, weights::dequantised)
+    let each = weights::dequantised;
+    NativeSession::assemble(operations, model, (dtype, Dtype::F32), DEFAULT_BLOCK_SIZE, each, loaded)
 }
 
 /// The processors this process may run on.
@@ -165,22 +164,30 @@ impl<O: Operations> NativeSession<O> {
         model: &OpenModel,
         dtype: Dtype,
         block_size: usize,
+        loaded: &mut dyn FnMut(Bytes),
     ) -> Result<Self, EngineError> {
-        Self::assemble(operations, model, dtype, kv_dtype(dtype), block_size, std::convert::identity)
+        Self::assemble(
+            operations,
+            model,
+            (dtype, kv_dtype(dtype)),
+            block_size,
+            std::convert::identity,
+            loaded,
+        )
     }
 
     /// As [`Self::load`], with every tensor passed through `each` before it is packed.
     fn assemble(
         mut operations: O,
         model: &OpenModel,
-        dtype: Dtype,
-        kv_dtype: Dtype,
+        (dtype, kv_dtype): (Dtype, Dtype),
         block_size: usize,
         each: fn(StoredTensor) -> StoredTensor,
+        loaded: &mut dyn FnMut(Bytes),
     ) -> Result<Self, EngineError> {
         let architecture = model.architecture.clone();
         let rope = RopeTable::new(&architecture)?;
-        let (weights, inventory) = weights::load(&mut operations, model, dtype, each)?;
+        let (weights, inventory) = weights::load(&mut operations, model, dtype, each, loaded)?;
         let a = &architecture;
         let pool_shape = PoolShape {
             layers: a.layers,

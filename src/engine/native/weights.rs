@@ -7,13 +7,14 @@ use std::collections::HashMap;
 
 use super::forward::{LayerWeights, ModelWeights};
 use super::operations::{Arrangement, AttentionWeights, Operations, Part};
-use crate::engine::EngineError;
+use crate::engine::{EngineError, failure};
 use crate::model::{Architecture, Dtype, Inventory, OpenModel, Packing, StoredMatrix, StoredTensor};
+use crate::units::Bytes;
 
 /// The prefix of everything but the head.
 const MODEL: &str = "model";
 
-/// Loads and packs a model; every tensor passes through `each` first.
+/// Loads and packs a model; every tensor passes through `each` first, and `loaded` is told the bytes of each that has come.
 ///
 /// # Errors
 /// When the weights cannot be read, or memory runs out.
@@ -22,19 +23,23 @@ pub fn load<O: Operations>(
     model: &OpenModel,
     dtype: Dtype,
     each: fn(StoredTensor) -> StoredTensor,
+    loaded: &mut dyn FnMut(Bytes),
 ) -> Result<(ModelWeights<O>, Inventory), EngineError> {
     let mut assembly = Assembly::new(&model.architecture);
     let mut failed = None;
-    let inventory = model.stream(dtype, &mut |name, tensor| {
+    let streamed = model.stream(dtype, &mut |name, tensor| {
         // The stream's sink speaks the model's errors; one of the engine is kept aside, and the rest of the stream dropped.
         if failed.is_none() {
+            loaded(tensor.bytes());
             failed = assembly.take(operations, name, each(tensor)).err();
         }
         Ok(())
-    })?;
+    });
     if let Some(error) = failed {
         return Err(error);
     }
+    // Whatever the device, tensors pass through the host.
+    let inventory = streamed.map_err(|error| failure::of_loading("cpu", error))?;
     Ok((assembly.finish(operations)?, inventory))
 }
 

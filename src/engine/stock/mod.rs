@@ -16,6 +16,7 @@ use std::collections::HashMap;
 
 use candle_core::{D, DType, Tensor};
 
+use super::failure::of_candle;
 use super::{
     Backend, Capabilities, EngineError, MemoryUse, Ragged, SequenceId, Session, StepBatch, Timeline,
 };
@@ -61,7 +62,7 @@ impl StockSession {
         let limits = limits(&architecture, false)?;
         let candle_dtype = candle_dtype(dtype)?;
         let blank = StockModel::build(&architecture, tensors, candle_dtype, &backend.device)
-            .map_err(|e| classify(&backend.name, &e))?;
+            .map_err(|e| of_candle(&backend.name, &e))?;
         Ok(Self::assemble(architecture, inventory, dtype, limits, blank, backend))
     }
 
@@ -78,7 +79,7 @@ impl StockSession {
     ) -> Result<Self, EngineError> {
         let limits = limits(&architecture, true)?;
         let blank = StockModel::build_gguf(&architecture, content, file, &backend.device)
-            .map_err(|e| classify(&backend.name, &e))?;
+            .map_err(|e| of_candle(&backend.name, &e))?;
         // candle's quantised models compute, and so keep K and V, in f32.
         Ok(Self::assemble(architecture, inventory, Dtype::F32, limits, blank, backend))
     }
@@ -201,7 +202,7 @@ impl Session for StockSession {
         // The last step's logits go before the next step allocates, as in a decoding loop.
         self.last = None;
         let name = self.backend.name.clone();
-        let failed = |e: candle_core::Error| classify(&name, &e);
+        let failed = |e: candle_core::Error| of_candle(&name, &e);
         let flat: Vec<u32> = batch.sequences.iter().flat_map(|s| s.tokens.iter().copied()).collect();
         let input =
             Tensor::from_vec(flat, (batch.sequences.len(), tokens), &self.backend.device).map_err(failed)?;
@@ -215,12 +216,12 @@ impl Session for StockSession {
 
     fn logits(&mut self) -> Result<Vec<Vec<f32>>, EngineError> {
         let (logits, _) = self.last.as_ref().ok_or(EngineError::NothingRan)?;
-        logits.to_vec2().map_err(|e| classify(&self.backend.name, &e))
+        logits.to_vec2().map_err(|e| of_candle(&self.backend.name, &e))
     }
 
     fn next_tokens(&mut self) -> Result<Vec<u32>, EngineError> {
         let (_, greedy) = self.last.as_ref().ok_or(EngineError::NothingRan)?;
-        greedy.to_vec1().map_err(|e| classify(&self.backend.name, &e))
+        greedy.to_vec1().map_err(|e| of_candle(&self.backend.name, &e))
     }
 
     fn timeline(&mut self) -> &mut dyn Timeline {
@@ -276,16 +277,6 @@ const FLOATS_ONLY: &str =
 
 fn unsupported(dtype: Dtype, why: String) -> EngineError {
     EngineError::Unsupported { engine: "stock".into(), what: format!("dtype {dtype}"), why }
-}
-
-/// Sorts a candle error into the few kinds the protocol treats differently.
-fn classify(device: &str, error: &candle_core::Error) -> EngineError {
-    let detail = error.to_string().lines().next().unwrap_or_default().to_owned();
-    if detail.contains("OUT_OF_MEMORY") || detail.contains("out of memory") {
-        EngineError::OutOfMemory { device: device.into(), detail }
-    } else {
-        EngineError::Device { device: device.into(), detail }
-    }
 }
 
 #[cfg(test)]

@@ -12,12 +12,12 @@ use std::time::Instant;
 use candle_core::{DType, Tensor};
 use cudarc::driver::{
     CudaContext, CudaFunction, CudaModule, CudaSlice, CudaStream, DriverError, LaunchConfig, PushKernelArg,
-    sys,
+    result, sys,
 };
 use cudarc::nvrtc::Ptx;
 
 use super::{ProbeError, spread};
-use crate::engine::cuda::{EventTimeline, describe};
+use crate::engine::cuda::{self, EventTimeline};
 use crate::engine::{Backend, DeviceChoice, DeviceOptions, Timeline};
 use crate::measure::canary::Canary;
 use crate::measure::known_answers::Check;
@@ -37,7 +37,7 @@ const READS: [&str; 4] = ["read_u1", "read_u2", "read_u4", "read_u8"];
 /// Far beyond any L2 (50 to 60 MiB on Hopper), and long enough that ramp and tail vanish.
 const WORKING_SET: u64 = 4 << 30;
 
-/// A millisecond or less beside each block.
+/// A millisecond or less beside each block. A nearly full device has a smaller one, rather than none.
 const CANARY_BYTES: u64 = 1 << 30;
 
 /// Lengths of the spins, and how far a measured one may be off: max(0.5 %, 2 µs), and a tick of the device's timer.
@@ -58,7 +58,7 @@ struct Bench {
 impl Bench {
     fn open(index: u32) -> Result<Self, ProbeError> {
         let name = format!("cuda:{index}");
-        let failed = |error: DriverError| ProbeError::Cuda { device: name.clone(), detail: describe(error) };
+        let failed = |error: DriverError| ProbeError::from(cuda::failed(&name, error));
         let context = CudaContext::new(index as usize).map_err(failed)?;
         let stream = context.new_stream().map_err(failed)?;
         // SAFETY: every buffer of a bench is made, used and freed on its one stream. Tracked, each launch would wait on events and
@@ -73,7 +73,7 @@ impl Bench {
     }
 
     fn failed(&self, error: DriverError) -> ProbeError {
-        ProbeError::Cuda { device: self.name.clone(), detail: describe(error) }
+        cuda::failed(&self.name, error).into()
     }
 
     fn function(&self, module: &Arc<CudaModule>, name: &str) -> Result<CudaFunction, ProbeError> {
@@ -84,6 +84,17 @@ impl Bench {
         // SAFETY: every buffer is filled by `fill`, or written whole by `copy` or `triad`, before anything reads it.
         unsafe { self.stream.alloc(usize::try_from(bytes / 4).unwrap_or(usize::MAX)) }
             .map_err(|error| self.failed(error))
+    }
+
+    /// A buffer that no memory pool counts: the peak of the pool stays what the model uses.
+    fn buffer_outside_pool(&self, bytes: u64) -> Result<CudaSlice<u32>, ProbeError> {
+        let words = usize::try_from(bytes / 4).unwrap_or(usize::MAX / 4);
+        self.context.bind_to_thread().map_err(|error| self.failed(error))?;
+        // SAFETY: the context is bound. Nothing reads the buffer before `fill` or a memset has written it.
+        let pointer = unsafe { result::malloc_sync(words * 4) }.map_err(|error| self.failed(error))?;
+        // SAFETY: the pointer is an allocation of `words` words that nobody else owns. The slice frees it in stream order, which
+        // the driver allows for cuMemAlloc too (CUDA programming guide, stream-ordered memory allocator).
+        Ok(unsafe { self.stream.upgrade_device_ptr(pointer, words) })
     }
 
     fn fill(&self, buffer: &mut CudaSlice<u32>) -> Result<(), ProbeError> {
@@ -288,7 +299,7 @@ fn products(backend: &mut Backend, dtype: DType, size: usize) -> candle_core::Re
     Ok(marks.chunks_exact(2).map(|pair| flops / Nanos(pair[1].0 - pair[0].0).seconds()).collect())
 }
 
-/// Reads a gigabyte of the device's memory.
+/// Reads a gigabyte of the device's memory, which lies outside the pool that candle allocates from.
 struct CudaCanary {
     bench: Bench,
     read: CudaFunction,
@@ -302,9 +313,11 @@ struct CudaCanary {
 /// When its buffer cannot be had.
 pub fn canary(index: u32) -> Result<Box<dyn Canary>, ProbeError> {
     let bench = Bench::open(index)?;
-    let mut buffer = bench.buffer(CANARY_BYTES)?;
+    let (free, _) = bench.context.mem_get_info().map_err(|error| bench.failed(error))?;
+    let mut buffer = bench.buffer_outside_pool((free as u64 / 4).min(CANARY_BYTES) & !0xffff)?;
     bench.fill(&mut buffer)?;
-    let sum = bench.stream.alloc_zeros::<u32>(1).map_err(|error| bench.failed(error))?;
+    let mut sum = bench.buffer_outside_pool(4)?;
+    bench.stream.memset_zeros(&mut sum).map_err(|error| bench.failed(error))?;
     let read = bench.function(&bench.bandwidth, "read_u4")?;
     Ok(Box::new(CudaCanary { bench, read, buffer, sum }))
 }

@@ -101,8 +101,6 @@ pub enum ProbeError {
     Pin { core: usize, source: io::Error },
     #[error("the {dtype} matrix product of size {size} failed: {source}")]
     Gemm { dtype: &'static str, size: usize, source: candle_core::Error },
-    #[error("{device} failed while it was probed: {detail}")]
-    Cuda { device: String, detail: String },
     #[error(
         "{kernel} read wrong data on {device}: its sum is {found:#x}, not {wanted:#x}; check the memory (ECC) before any timing"
     )]

@@ -72,7 +72,7 @@ fn a_checkpoint_loads_bit_exactly_and_its_bytes_are_those_on_disk() {
     good(&folder);
     let checkpoint = Checkpoint::open(folder.path(), &expected()).unwrap();
     assert_eq!(checkpoint.stored_dtype(), Some(Dtype::Bf16));
-    let weights = checkpoint.load(Dtype::Bf16, &Device::Cpu).unwrap();
+    let weights = checkpoint.load(Dtype::Bf16, &Device::Cpu, &mut |_| {}).unwrap();
     assert_eq!(weights.on_disk.total_bytes(), Bytes(20));
     assert_eq!(weights.loaded, weights.on_disk);
     let embedding = weights.tensors["model.embed_tokens.weight"].to_vec2::<bf16>().unwrap();
@@ -85,7 +85,7 @@ fn conversion_changes_the_loaded_inventory_and_not_the_stored_one() {
     good(&folder);
     let checkpoint = Checkpoint::open(folder.path(), &expected()).unwrap();
     for wanted in [Dtype::F32, Dtype::F16] {
-        let weights = checkpoint.load(wanted, &Device::Cpu).unwrap();
+        let weights = checkpoint.load(wanted, &Device::Cpu, &mut |_| {}).unwrap();
         assert_eq!(weights.on_disk.total_bytes(), Bytes(20));
         assert_eq!(weights.loaded.total_bytes(), Bytes(if wanted == Dtype::F32 { 40 } else { 20 }));
         assert!(weights.loaded.tensors.iter().all(|t| t.storage == wanted.name()));
@@ -106,7 +106,7 @@ fn every_pair_of_float_dtypes_converts() {
         let expected = Inventory { tensors: vec![expect("w", &[8], Role::Matrix)] };
         let checkpoint = Checkpoint::open(folder.path(), &expected).unwrap();
         for wanted in [Dtype::F32, Dtype::Bf16, Dtype::F16] {
-            let tensor = &checkpoint.load(wanted, &Device::Cpu).unwrap().tensors["w"];
+            let tensor = &checkpoint.load(wanted, &Device::Cpu, &mut |_| {}).unwrap().tensors["w"];
             assert_eq!(tensor.dtype(), plain_dtype(wanted, "").unwrap());
             let values = tensor.to_dtype(DType::F32).unwrap().to_vec1::<f32>().unwrap();
             assert_eq!(values, EMBEDDING, "{stored:?} -> {wanted}");
@@ -123,7 +123,7 @@ fn a_tensor_longer_than_one_chunk_is_read_whole() {
     write_file(&folder.path().join(SINGLE), &[("w", StDtype::F32, &[count], bytes)]);
     let expected = Inventory { tensors: vec![expect("w", &[count], Role::Matrix)] };
     let checkpoint = Checkpoint::open(folder.path(), &expected).unwrap();
-    let weights = checkpoint.load(Dtype::F32, &Device::Cpu).unwrap();
+    let weights = checkpoint.load(Dtype::F32, &Device::Cpu, &mut |_| {}).unwrap();
     assert_eq!(weights.tensors["w"].to_vec1::<f32>().unwrap(), values);
 }
 
@@ -155,7 +155,7 @@ fn harmless_extras_are_unused_and_unknown_ones_are_refused_by_name() {
     write_file(&folder.path().join(SINGLE), &tensors);
     let checkpoint = Checkpoint::open(folder.path(), &expected()).unwrap();
     assert_eq!(checkpoint.on_disk().bytes_of(Role::Unused), Bytes(20));
-    let weights = checkpoint.load(Dtype::Bf16, &Device::Cpu).unwrap();
+    let weights = checkpoint.load(Dtype::Bf16, &Device::Cpu, &mut |_| {}).unwrap();
     assert_eq!((weights.tensors.len(), weights.loaded.total_bytes()), (2, Bytes(20)));
 
     tensors.push(("visual.patch_embed.weight", StDtype::BF16, &[1], bf16_bytes(&[1.0])));
@@ -172,9 +172,9 @@ fn quantised_storage_and_quantised_wishes_are_refused() {
     write_file(&folder.path().join(SINGLE), &[("w", StDtype::F8_E4M3, &[8], vec![0; 8])]);
     let expected = Inventory { tensors: vec![expect("w", &[8], Role::Matrix)] };
     let checkpoint = Checkpoint::open(folder.path(), &expected).unwrap();
-    let error = checkpoint.load(Dtype::Bf16, &Device::Cpu).unwrap_err().to_string();
+    let error = checkpoint.load(Dtype::Bf16, &Device::Cpu, &mut |_| {}).unwrap_err().to_string();
     assert!(error.contains("is stored as F8_E4M3, which this loader does not turn into bf16"), "{error}");
-    let error = checkpoint.load(Dtype::Int8, &Device::Cpu).unwrap_err().to_string();
+    let error = checkpoint.load(Dtype::Int8, &Device::Cpu, &mut |_| {}).unwrap_err().to_string();
     assert_eq!(error, "weights cannot be loaded as int8: choose f32, bf16 or f16");
 }
 
@@ -262,8 +262,10 @@ fn shards_are_found_through_their_index() {
         r#"{"metadata":{"total_size":20},
             "weight_map":{"model.embed_tokens.weight":"a.safetensors","model.norm.weight":"b.safetensors"}}"#,
     );
-    let weights =
-        Checkpoint::open(folder.path(), &expected()).unwrap().load(Dtype::Bf16, &Device::Cpu).unwrap();
+    let weights = Checkpoint::open(folder.path(), &expected())
+        .unwrap()
+        .load(Dtype::Bf16, &Device::Cpu, &mut |_| {})
+        .unwrap();
     assert_eq!(
         weights.tensors["model.norm.weight"].to_vec1::<bf16>().unwrap(),
         [1.0, 2.0].map(bf16::from_f32)
@@ -341,7 +343,7 @@ fn a_file_truncated_after_it_was_opened_is_an_error() {
     let checkpoint = Checkpoint::open(folder.path(), &expected()).unwrap();
     let file = fs::File::options().write(true).open(folder.path().join(SINGLE)).unwrap();
     file.set_len(16).unwrap();
-    let error = checkpoint.load(Dtype::Bf16, &Device::Cpu).unwrap_err().to_string();
+    let error = checkpoint.load(Dtype::Bf16, &Device::Cpu, &mut |_| {}).unwrap_err().to_string();
     assert!(error.contains("ended while it was read"), "{error}");
 }
 
@@ -362,7 +364,7 @@ proptest! {
         }
         fs::write(&path, bytes).unwrap();
         if let Ok(checkpoint) = Checkpoint::open(folder.path(), &expected()) {
-            let _ = checkpoint.load(Dtype::F32, &Device::Cpu);
+            let _ = checkpoint.load(Dtype::F32, &Device::Cpu, &mut |_| {});
         }
     }
 }

@@ -35,7 +35,7 @@ fn values(tensor: &StoredTensor) -> Vec<f32> {
 }
 
 fn loaded(model: &OpenModel, dtype: Dtype) -> HashMap<String, Tensor> {
-    match model.load(dtype, &Device::Cpu).unwrap() {
+    match model.load(dtype, &Device::Cpu, &mut |_| {}).unwrap() {
         Weights::Tensors { tensors, .. } => tensors,
         Weights::Gguf { .. } => panic!("a folder or a seed"),
     }
@@ -93,9 +93,14 @@ fn a_folder_streams_what_it_loads() {
 fn a_seed_streams_what_it_generates() {
     let architecture = small();
     for dtype in [Dtype::F32, Dtype::Bf16, Dtype::F16] {
-        let generated =
-            crate::model::synthetic::generate(&architecture.inventory(dtype), dtype, 5, &Device::Cpu)
-                .unwrap();
+        let generated = crate::model::synthetic::generate(
+            &architecture.inventory(dtype),
+            dtype,
+            5,
+            &Device::Cpu,
+            &mut |_| {},
+        )
+        .unwrap();
         let mut streamed = HashMap::new();
         from_seed(&architecture, dtype, 5, &mut keep_in(&mut streamed)).unwrap();
         assert_eq!(streamed.len(), generated.len());

@@ -201,10 +201,16 @@ fn the_oracle_gives_the_logits_of_candle_on_every_fixture_model() {
             continue;
         }
         let model = crate::model::open(path.to_str().unwrap(), None, 0).unwrap();
-        let mut stock =
-            crate::engine::open("stock", &model, Dtype::F32, DeviceChoice::Cpu, DeviceOptions::default())
-                .unwrap();
-        let mut oracle = NativeSession::load(Oracle::new(), &model, Dtype::F32, 16).unwrap();
+        let mut stock = crate::engine::open(
+            "stock",
+            &model,
+            Dtype::F32,
+            DeviceChoice::Cpu,
+            DeviceOptions::default(),
+            &mut |_, _| {},
+        )
+        .unwrap();
+        let mut oracle = NativeSession::load(Oracle::new(), &model, Dtype::F32, 16, &mut |_| {}).unwrap();
         let tokens: Vec<u32> = (0..35).map(|i| i * 37 % 199).collect();
         let positions = tokens.len().min(stock.capabilities().max_positions);
         // A prefill over two blocks, then decode steps into a third.
