@@ -57,11 +57,20 @@ pub struct AttentionPlan {
     /// Per part: values, largest score and sum of weights of each query head.
     partial: Vec<f32>,
     part_width: usize,
+    /// One per member, made here so that a steady decode allocates nothing whoever does what.
+    scratch: Vec<Scratch>,
+}
+
+/// What the members of a team write to during one operation.
+#[derive(Debug, Clone, Copy)]
+pub struct Workspace {
+    partial: Scattered<f32>,
+    scratch: Scattered<Scratch>,
 }
 
 impl AttentionPlan {
     /// Cuts a step into units.
-    pub fn make(&mut self, rows: &Rows, shape: &AttentionShape) {
+    pub fn make(&mut self, rows: &Rows, shape: &AttentionShape, members: usize) {
         let group = shape.group();
         let rows_per_unit = (MOST_QUERIES / group).max(1);
         self.cuts.clear();
@@ -86,6 +95,10 @@ impl AttentionPlan {
         let need = self.parts * self.part_width;
         if self.partial.len() < need {
             self.partial.resize(need, 0.0);
+        }
+        self.scratch.resize_with(members, Scratch::default);
+        for scratch in &mut self.scratch {
+            scratch.reserve(rows_per_unit * group, shape.head_dim, self.part_width - 2);
         }
     }
 
@@ -118,11 +131,16 @@ struct Scratch {
     sums: Vec<f32>,
 }
 
-thread_local! {
-    /// Kept per thread, so that a steady decode allocates nothing.
-    static SCRATCH: std::cell::RefCell<Scratch> = const { std::cell::RefCell::new(Scratch {
-        queries: Vec::new(), values: Vec::new(), scores: Vec::new(), largest: Vec::new(), sums: Vec::new(),
-    }) };
+impl Scratch {
+    /// Room for so many queries of a head.
+    fn reserve(&mut self, queries: usize, dim: usize, stride: usize) {
+        let grow = |vector: &mut Vec<f32>, need: usize| vector.resize(need.max(vector.len()), 0.0);
+        grow(&mut self.queries, queries * dim);
+        grow(&mut self.values, queries * stride);
+        grow(&mut self.scores, queries * CHUNK);
+        grow(&mut self.largest, queries);
+        grow(&mut self.sums, queries);
+    }
 }
 
 /// The arguments of one attention operation.
@@ -148,14 +166,15 @@ impl AttentionPlan {
         worker: &Worker<'_>,
         phase: usize,
         work: &Attention<'_>,
-        partial: Scattered<f32>,
+        workspace: Workspace,
     ) {
+        let partial = workspace.partial;
+        // SAFETY: each member takes its own.
+        let scratch = unsafe { &mut workspace.scratch.part(worker.index..worker.index + 1)[0] };
         worker.share(phase, self.units, |index| {
             let (unit, cut) = self.unit(work.rows, index);
-            SCRATCH.with_borrow_mut(|scratch| {
-                // SAFETY: units do not overlap in what they write.
-                unsafe { self.attend::<E>(set, work, unit, cut, partial, scratch) };
-            });
+            // SAFETY: units do not overlap in what they write.
+            unsafe { self.attend::<E>(set, work, unit, cut, partial, scratch) };
         });
         if self.parts == 0 {
             return;
@@ -168,9 +187,13 @@ impl AttentionPlan {
         });
     }
 
-    /// Lends out the memory of parts.
-    pub fn partial(&mut self) -> Scattered<f32> {
-        Scattered::new(&mut self.partial)
+    /// Takes the memory that members write to out of the plan, for the length of a job.
+    pub fn lend(&mut self) -> (&Self, Workspace) {
+        let workspace = Workspace {
+            partial: Scattered::new(&mut self.partial),
+            scratch: Scattered::new(&mut self.scratch),
+        };
+        (self, workspace)
     }
 
     /// Where the part of a query head and stretch lies.
@@ -202,16 +225,15 @@ impl AttentionPlan {
         let stride = work.pool.value_stride;
         let count = unit.rows * group;
         let sequence = &work.rows.sequences[unit.sequence];
-        scratch.queries.resize(count * dim, 0.0);
-        scratch.values.clear();
-        scratch.values.resize(count * stride, 0.0);
-        scratch.scores.resize(count * CHUNK, 0.0);
-        scratch.largest.clear();
-        scratch.largest.resize(count, f32::NEG_INFINITY);
-        scratch.sums.clear();
-        scratch.sums.resize(count, 0.0);
+        let queries = &mut scratch.queries[..count * dim];
+        let running = &mut scratch.values[..count * stride];
+        let scored = &mut scratch.scores[..count * CHUNK];
+        let (largest, sums) = (&mut scratch.largest[..count], &mut scratch.sums[..count]);
+        running.fill(0.0);
+        largest.fill(f32::NEG_INFINITY);
+        sums.fill(0.0);
         let scale = 1.0 / (dim as f32).sqrt();
-        for (i, query) in scratch.queries.chunks_exact_mut(dim).enumerate() {
+        for (i, query) in queries.chunks_exact_mut(dim).enumerate() {
             let at =
                 (unit.first_row + i / group) * shape.query_width() + (unit.head * group + i % group) * dim;
             for (scaled, value) in query.iter_mut().zip(&work.query[at..at + dim]) {
@@ -253,7 +275,7 @@ impl AttentionPlan {
             let local = seen.start - chunk * CHUNK..seen.end - chunk * CHUNK;
             // SAFETY: the pointers of `tiles` are set, scratch has `count` queries, and the set is available.
             unsafe {
-                scores(set, &keys, tiles, dim, &scratch.queries, &mut scratch.scores);
+                scores(set, &keys, tiles, dim, queries, scored);
                 for i in 0..count {
                     let own = position(unit.first_row + i / group);
                     let (low, high) = (reach(own), own + 1);
@@ -261,32 +283,32 @@ impl AttentionPlan {
                         ..high.clamp(seen.start, seen.end) - chunk * CHUNK;
                     soften(
                         set,
-                        &mut scratch.scores[i * CHUNK..(i + 1) * CHUNK],
+                        &mut scored[i * CHUNK..(i + 1) * CHUNK],
                         visible,
-                        &mut scratch.largest[i],
-                        &mut scratch.sums[i],
-                        &mut scratch.values[i * stride..(i + 1) * stride],
+                        &mut largest[i],
+                        &mut sums[i],
+                        &mut running[i * stride..(i + 1) * stride],
                     );
                 }
-                weigh(set, &values, local, stride, &scratch.scores, &mut scratch.values);
+                weigh(set, &values, local, stride, scored, running);
             }
         }
         for i in 0..count {
             let (row, head) = (unit.first_row + i / group, unit.head * group + i % group);
-            let values = &scratch.values[i * stride..(i + 1) * stride];
+            let values = &running[i * stride..(i + 1) * stride];
             if cut.stretches > 1 {
                 let range = self.part(&cut, sequence, shape, row, head, unit.stretch);
                 // SAFETY: the part belongs to this unit alone.
                 let part = unsafe { partial.part(range) };
                 part[..stride].copy_from_slice(values);
-                part[stride] = scratch.largest[i];
-                part[stride + 1] = scratch.sums[i];
+                part[stride] = largest[i];
+                part[stride + 1] = sums[i];
             } else {
                 let at = row * shape.query_width() + head * dim;
                 // SAFETY: the output of this row and head belongs to this unit alone.
                 let out = unsafe { work.out.part(at..at + dim) };
                 for (out, value) in out.iter_mut().zip(values) {
-                    *out = value / scratch.sums[i];
+                    *out = value / sums[i];
                 }
             }
         }

@@ -375,10 +375,9 @@ impl Operations for CpuOperations {
     ) -> Result<(), EngineError> {
         let set = self.set;
         if layer == 0 {
-            self.plan.make(rows, shape);
+            self.plan.make(rows, shape, self.team.members());
         }
-        let partial = self.plan.partial();
-        let plan = &self.plan;
+        let (plan, workspace) = self.plan.lend();
         let work = Attention {
             rows,
             shape,
@@ -391,7 +390,7 @@ impl Operations for CpuOperations {
         self.team.run(&|worker: &Worker<'_>| {
             with_element!(pool.shape.dtype, E => {
                 // SAFETY: all members run this with the same arguments, and `E` is the pool's dtype.
-                unsafe { plan.run::<E>(set, worker, PREPARE, &work, partial) };
+                unsafe { plan.run::<E>(set, worker, PREPARE, &work, workspace) };
             });
         });
         self.moved += attention::bytes_read(&work) as u64;

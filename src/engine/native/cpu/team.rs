@@ -308,11 +308,20 @@ fn pin(processor: usize) {
 }
 
 /// A slice that members write at places that do not overlap.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 pub struct Scattered<T> {
     start: *mut T,
     len: usize,
 }
+
+// A copy is a second handle on the same promise, whatever the elements are.
+impl<T> Clone for Scattered<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Scattered<T> {}
 
 // SAFETY: a `Scattered` is a promise, kept at each call of `part`, that no two members touch the same element.
 unsafe impl<T: Send> Send for Scattered<T> {}
