@@ -8,6 +8,7 @@ use super::operations::{AttentionShape, AttentionWeights, Embedding, Operation, 
 use super::rope::RopeTable;
 use super::rows::Rows;
 use crate::engine::EngineError;
+use crate::model::Architecture;
 
 /// One layer.
 #[derive(Debug)]
@@ -39,6 +40,19 @@ pub struct Widths {
     pub ffn: usize,
     pub vocab: usize,
     pub attention: AttentionShape,
+}
+
+impl Widths {
+    /// The widths of an architecture.
+    #[must_use]
+    pub fn of(architecture: &Architecture) -> Self {
+        let a = architecture;
+        #[expect(clippy::cast_possible_truncation, reason = "f32 is the precision of norms")]
+        let norm_eps = a.norm_eps as f32;
+        let attention =
+            AttentionShape { heads: a.heads, kv_heads: a.kv_heads, head_dim: a.head_dim, norm_eps };
+        Self { hidden: a.hidden_size, ffn: a.ffn_size, vocab: a.vocab_size, attention }
+    }
 }
 
 /// Activations between operations, kept from step to step.

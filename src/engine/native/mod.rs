@@ -12,6 +12,7 @@ pub mod oracle;
 pub mod rope;
 pub mod rows;
 mod tables;
+pub mod testing;
 mod weights;
 
 use super::timeline::MonotonicTimeline;
@@ -23,7 +24,7 @@ use crate::model::{Architecture, Dtype, Family, Inventory, OpenModel, RopeScalin
 use crate::units::{Bytes, Nanos};
 use cpu::CpuOperations;
 use forward::{Forward, Widths};
-use operations::{AttentionShape, Operation, Operations, PoolShape};
+use operations::{Operation, Operations, PoolShape};
 use rope::RopeTable;
 use rows::Rows;
 use tables::Tables;
@@ -196,14 +197,9 @@ impl<O: Operations> NativeSession<O> {
             block_size,
             dtype: kv_dtype,
         };
-        #[expect(clippy::cast_possible_truncation, reason = "f32 is the precision of norms")]
-        let norm_eps = a.norm_eps as f32;
-        let attention =
-            AttentionShape { heads: a.heads, kv_heads: a.kv_heads, head_dim: a.head_dim, norm_eps };
-        let widths = Widths { hidden: a.hidden_size, ffn: a.ffn_size, vocab: a.vocab_size, attention };
         let pool = operations.pool(pool_shape)?;
         Ok(Self {
-            forward: Forward::new(widths, weights, rope),
+            forward: Forward::new(Widths::of(a), weights, rope),
             pool,
             pool_shape,
             tables: Tables::new(block_size),

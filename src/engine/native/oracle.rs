@@ -66,7 +66,9 @@ impl PlainPool {
         let [keys, values] = &mut self.layers[layer];
         for (cache, new) in [(keys, key), (values, value)] {
             cache[place.clone()].copy_from_slice(new);
-            cache[place.clone()].iter_mut().for_each(|x| *x = rounded(*x, dtype));
+            for x in &mut cache[place.clone()] {
+                *x = rounded(*x, dtype);
+            }
         }
     }
 }
@@ -158,7 +160,9 @@ impl Operations for Oracle {
                 for &block in blocks {
                     let out = &mut cache[block as usize * elements..(block as usize + 1) * elements];
                     noise::fill(seed, layer, block, values, out);
-                    out.iter_mut().for_each(|x| *x = rounded(*x, dtype));
+                    for x in out {
+                        *x = rounded(*x, dtype);
+                    }
                 }
             }
         }
@@ -199,7 +203,7 @@ impl Operations for Oracle {
     ) -> Result<(), EngineError> {
         let inputs = self.norm(hidden, 0..rows.len(), &weights.norm, shape.norm_eps);
         let projected = self.multiply(&weights.qkv, &inputs);
-        let (query_norm, key_norm) = weights.head_norms.as_ref().map(|(query, key)| (query, key)).unzip();
+        let head_norms = weights.head_norms.as_ref();
         for (row, projected) in projected.iter().enumerate() {
             let (cosines, sines) = rope.at(rows.positions[row] as usize);
             let turned = |head: &[f32], norm: Option<&Vec<f32>>| {
@@ -213,14 +217,19 @@ impl Operations for Oracle {
 
             let outputs = query.row_mut(row).chunks_exact_mut(shape.head_dim);
             for (out, query) in outputs.zip(queries.chunks_exact(shape.head_dim)) {
-                out.copy_from_slice(&turned(query, query_norm));
+                out.copy_from_slice(&turned(query, head_norms.map(|norms| &norms.0)));
             }
             let heads = keys.chunks_exact(shape.head_dim).zip(values.chunks_exact(shape.head_dim));
             for (head, (key, value)) in heads.enumerate() {
-                pool.write(layer, rows.slot(row), head, [&turned(key, key_norm), value]);
+                pool.write(
+                    layer,
+                    rows.slot(row),
+                    head,
+                    [&turned(key, head_norms.map(|norms| &norms.1)), value],
+                );
             }
         }
-        let norms = weights.head_norms.as_ref().map_or(0, |_| 2 * shape.head_dim);
+        let norms = head_norms.map_or(0, |_| 2 * shape.head_dim);
         let written = 2 * rows.len() * shape.kv_width() * pool.shape.element_bytes();
         self.moved += (4 * norms + written) as u64;
         Ok(())

@@ -43,6 +43,22 @@ pub fn load<O: Operations>(
     Ok((assembly.finish(operations)?, inventory))
 }
 
+/// Packs tensors that are at hand, by their names and in the order of the inventory.
+///
+/// # Errors
+/// When memory runs out.
+pub fn assemble<O: Operations>(
+    operations: &mut O,
+    architecture: &Architecture,
+    tensors: impl IntoIterator<Item = (String, StoredTensor)>,
+) -> Result<ModelWeights<O>, EngineError> {
+    let mut assembly = Assembly::new(architecture);
+    for (name, tensor) in tensors {
+        assembly.take(operations, &name, tensor)?;
+    }
+    assembly.finish(operations)
+}
+
 /// A tensor as f32, whatever it is stored as.
 #[must_use]
 pub fn dequantised(tensor: StoredTensor) -> StoredTensor {

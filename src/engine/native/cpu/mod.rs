@@ -57,6 +57,8 @@ pub struct CpuOperations {
     set: InstructionSet,
     inputs: Inputs,
     plan: AttentionPlan,
+    /// The plan is of an earlier step's rows.
+    plan_stale: bool,
     /// Q, K and V of the rows before they are normed, turned and stored.
     projected: Vec<f32>,
     /// Largest logit and its index, per sequence and panel of the head.
@@ -91,6 +93,7 @@ impl CpuOperations {
             set,
             inputs: Inputs::default(),
             plan: AttentionPlan::default(),
+            plan_stale: true,
             projected: Vec::new(),
             largest: Vec::new(),
             moved: 0,
@@ -264,6 +267,7 @@ impl Operations for CpuOperations {
     }
 
     fn begin(&mut self, _rows: &Rows) -> Result<(), EngineError> {
+        self.plan_stale = true;
         Ok(())
     }
 
@@ -374,7 +378,7 @@ impl Operations for CpuOperations {
         out: &mut CpuBuffer,
     ) -> Result<(), EngineError> {
         let set = self.set;
-        if layer == 0 {
+        if std::mem::take(&mut self.plan_stale) {
             self.plan.make(rows, shape, self.team.members());
         }
         let (plan, workspace) = self.plan.lend();

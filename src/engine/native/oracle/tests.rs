@@ -135,8 +135,8 @@ fn a_pool_keeps_what_its_dtype_can_hold() {
     let key = [1.0 + 1.0 / 512.0, 1.0 / 3.0];
     for (dtype, kept) in [
         (Dtype::F32, key),
-        (Dtype::Bf16, [1.0, 0.333_984_375]),
-        (Dtype::F16, [1.0 + 1.0 / 512.0, 0.333_251_953_125]),
+        (Dtype::Bf16, [1.0, 171.0 / 512.0]),
+        (Dtype::F16, [1.0 + 1.0 / 512.0, 1365.0 / 4096.0]),
     ] {
         let mut pool = tiny_pool(&mut oracle, dtype);
         pool.write(0, (1, 3), 0, [&key, &[2.0, 3.0]]);

@@ -64,39 +64,37 @@ pub trait Simd: Copy + Send + Sync + 'static {
     unsafe fn to_floats(value: Self::Ints) -> Self::Floats;
 }
 
-/// `e^x` for x ≤ 0 (and a little above): within 2 units in the last place.
+/// `e^x` within ±87, and its value there beyond: within 4 units in the last place.
 ///
-/// *Source*: `e^x = 2^n · 2^f`, f in ±½, with the Taylor polynomial of `2^f` to the seventh power, whose remainder is below 2^-25.
+/// *Source*: `e^x = 2^n · e^f`, n the integer nearest to x / ln 2 and f = x − n · ln 2, with ln 2 in two parts (Cody and Waite) so that f is
+/// right to the last place; `e^f` by its Taylor polynomial to the seventh power, whose remainder is below 2^-27 for f within ±ln 2 / 2.
 ///
 /// # Safety
 /// The processor has the features of `S`.
 #[inline(always)]
 pub unsafe fn exp<S: Simd>(x: S::Floats) -> S::Floats {
-    // Below -87 the result is denormal: zero is as good for a softmax.
-    const LOWEST: f32 = -87.0;
-    const HIGHEST: f32 = 87.0;
-    // ln(2)^k / k!
-    const POLYNOMIAL: [f32; 8] = [
-        1.525_273_4e-5,
-        1.540_353e-4,
-        1.333_355_8e-3,
-        9.618_129e-3,
-        5.550_411e-2,
-        2.402_265e-1,
-        std::f32::consts::LN_2,
-        1.0,
-    ];
+    // Below -87 the result is denormal: as good as zero for a softmax.
+    const LIMIT: f32 = 87.0;
+    // 355/512, whose product with an integer up to 2^7 is exact, and the rest.
+    const LN_2_HIGH: f32 = 355.0 / 512.0;
+    const LN_2_LOW: f32 = -2.121_944_4e-4;
+    // 1 / k!
+    const POLYNOMIAL: [f32; 8] =
+        [1.0 / 5040.0, 1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0];
     // SAFETY: the caller's promise.
     unsafe {
-        // min(x, HIGHEST) as -max(-x, -HIGHEST).
-        let minus = S::splat(-1.0);
-        let x = S::max(x, S::splat(LOWEST));
-        let x = S::mul(minus, S::max(S::mul(minus, x), S::splat(-HIGHEST)));
-        let (power, fraction) = S::split_power(S::mul(x, S::splat(std::f32::consts::LOG2_E)));
+        let negative = |v| S::mul(S::splat(-1.0), v);
+        let x = S::max(x, S::splat(-LIMIT));
+        let x = negative(S::max(negative(x), S::splat(-LIMIT)));
+        let turns = S::mul(x, S::splat(std::f32::consts::LOG2_E));
+        let (power, fraction) = S::split_power(turns);
+        let minus_whole = S::add(fraction, negative(turns));
+        let f = S::mul_add(minus_whole, S::splat(LN_2_HIGH), x);
+        let f = S::mul_add(minus_whole, S::splat(LN_2_LOW), f);
         let mut value = S::splat(POLYNOMIAL[0]);
         let mut index = 1;
         while index < POLYNOMIAL.len() {
-            value = S::mul_add(value, fraction, S::splat(POLYNOMIAL[index]));
+            value = S::mul_add(value, f, S::splat(POLYNOMIAL[index]));
             index += 1;
         }
         S::mul(value, power)

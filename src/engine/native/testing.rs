@@ -1,0 +1,339 @@
+//! What holds one implementation of the operations against another.
+//!
+//! Enters: two implementations, a random small model ([`sample`]) and ragged steps ([`scenario`]). Leaves: how far apart their outputs are:
+//! of each operation alone, of whole steps, and of the same steps cut otherwise. It knows no device; tests and `hbmark
+//! verify` bring one and the [`Oracle`](super::oracle::Oracle).
+
+pub mod sample;
+pub mod scenario;
+
+use super::forward::{Forward, ModelWeights, Widths};
+use super::operations::{Embedding, Operation, Operations, PoolShape};
+use super::rope::RopeTable;
+use super::rows::Rows;
+use super::{noise, weights};
+use crate::engine::EngineError;
+use crate::measure::quality::relative_error;
+use crate::model::{Architecture, Dtype, Packing, StoredMatrix};
+pub use sample::Sample;
+pub use scenario::Scenario;
+
+/// Largest allowed error of one operation on inputs that are the same to the bit, relative to the largest output of its row.
+///
+/// *Source*: sums of at most a few thousand products in f32. An operation that norms its input first may find a value so close to the
+/// middle between two of a coarser format that implementations round it apart; in rows as narrow as a sample's,
+/// one such step of bf16 (2⁻⁸) or of 8 bits (1/127) in one input of a sum is seen in the output. So is one of K in the pool.
+#[must_use]
+pub fn operation_tolerance(operation: Operation, sample: &Sample) -> f64 {
+    let plain_inputs = matches!(sample.dtype, Dtype::F32 | Dtype::F16);
+    let plain = match operation {
+        Operation::Embed => return 0.0,
+        Operation::Attention | Operation::Output | Operation::Down => true,
+        Operation::GateUp | Operation::Head => plain_inputs,
+        Operation::NormQkv => plain_inputs && sample.kv_dtype == Dtype::F32,
+    };
+    if plain { SUMS_IN_F32 } else { 1e-2 }
+}
+
+/// How far two implementations of an operation lie apart.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct OperationError {
+    pub operation: Operation,
+    /// Of the row that is furthest off.
+    pub worst: f64,
+    /// Of the row in the middle. Inputs are rounded apart in few rows, so this shows whether both round at all, and alike.
+    pub median: f64,
+}
+
+impl OperationError {
+    fn new(operation: Operation, found: &[Vec<f32>], reference: &[Vec<f32>]) -> Self {
+        let mut errors = errors(found, reference);
+        errors.sort_by(f64::total_cmp);
+        let median = errors.get(errors.len() / 2).copied().unwrap_or(0.0);
+        Self { operation, worst: errors.last().copied().unwrap_or(0.0), median }
+    }
+
+    /// Whether both are within what `sample` allows.
+    #[must_use]
+    pub fn passed(&self, sample: &Sample) -> bool {
+        let tolerance = operation_tolerance(self.operation, sample);
+        self.worst <= tolerance && self.median <= tolerance.min(MEDIAN)
+    }
+}
+
+/// Sums whose order differs.
+const SUMS_IN_F32: f64 = 5e-6;
+/// The same in the row in the middle, where K and V were rounded apart in some position that it sees.
+const MEDIAN: f64 = 5e-5;
+
+/// Largest allowed error of the logits of a step, relative to the largest logit of a sequence.
+///
+/// *Source*: as [`operation_tolerance`], over the layers of a sample.
+#[must_use]
+pub fn step_tolerance(sample: &Sample) -> f64 {
+    match (sample.dtype, sample.kv_dtype) {
+        (Dtype::F32 | Dtype::F16, Dtype::F32) => 2e-5,
+        (Dtype::F32 | Dtype::F16, _) => 5e-3,
+        _ => 5e-2,
+    }
+}
+
+/// What an operation left, a row per token or sequence.
+type Outputs = Vec<(Operation, Vec<Vec<f32>>)>;
+
+/// Packs tensors that come in the order of the inventory, and makes a forward of them.
+///
+/// # Errors
+/// When memory runs out, or the operations cannot keep a tensor.
+pub fn forward_of<O: Operations>(
+    operations: &mut O,
+    architecture: &Architecture,
+    tensors: impl IntoIterator<Item = (String, crate::model::StoredTensor)>,
+) -> Result<Forward<O>, EngineError> {
+    let weights = weights::assemble(operations, architecture, tensors)?;
+    Ok(Forward::new(Widths::of(architecture), weights, RopeTable::new(architecture)?))
+}
+
+/// A sample on a device, with a pool.
+#[derive(Debug)]
+pub struct Runner<O: Operations> {
+    operations: O,
+    forward: Forward<O>,
+    pool: O::Pool,
+}
+
+impl<O: Operations> Runner<O> {
+    /// Packs a sample and makes the pool of a scenario, noise in the blocks that are to hold some.
+    ///
+    /// # Errors
+    /// When memory runs out or the device fails.
+    pub fn new(mut operations: O, sample: &Sample, scenario: &Scenario) -> Result<Self, EngineError> {
+        let forward = forward_of(&mut operations, &sample.architecture, sample.tensors())?;
+        let pool = pool_of(&mut operations, sample, scenario, &scenario.filled)?;
+        operations.take_moved();
+        Ok(Self { operations, forward, pool })
+    }
+
+    /// One step; its logits, of each sequence.
+    ///
+    /// # Errors
+    /// When memory runs out or the device fails.
+    pub fn step(&mut self, rows: &Rows) -> Result<Vec<Vec<f32>>, EngineError> {
+        self.forward.step(&mut self.operations, rows, &mut self.pool, &mut |_, _| {})?;
+        self.forward.logits(&mut self.operations)
+    }
+
+    /// A step as many: each sequence by itself, at most `chunk` tokens at a time. The logits after its last token, of each sequence.
+    ///
+    /// # Errors
+    /// When memory runs out or the device fails.
+    pub fn step_in_pieces(&mut self, rows: &Rows, chunk: usize) -> Result<Vec<Vec<f32>>, EngineError> {
+        let mut all = Vec::new();
+        for sequence in &rows.sequences {
+            let mut last = Vec::new();
+            for piece in scenario::pieces(rows, sequence, chunk) {
+                last = self.step(&piece)?;
+            }
+            all.append(&mut last);
+        }
+        Ok(all)
+    }
+
+    /// Greedy tokens of the last step.
+    ///
+    /// # Errors
+    /// When no step ran.
+    pub fn next_tokens(&self) -> Result<&[u32], EngineError> {
+        self.forward.next_tokens()
+    }
+
+    /// The operations, to ask for the bytes they moved.
+    pub fn operations(&mut self) -> &mut O {
+        &mut self.operations
+    }
+}
+
+/// Relative error of each row: infinite where there is a row too many, or something that is no number.
+fn errors(found: &[Vec<f32>], reference: &[Vec<f32>]) -> Vec<f64> {
+    if found.len() != reference.len() {
+        return vec![f64::INFINITY];
+    }
+    let row = |(found, reference): (&Vec<f32>, &Vec<f32>)| {
+        if found.len() == reference.len() { relative_error(found, reference) } else { f64::INFINITY }
+    };
+    found.iter().zip(reference).map(row).collect()
+}
+
+/// Largest relative error of any row.
+#[must_use]
+pub fn worst(found: &[Vec<f32>], reference: &[Vec<f32>]) -> f64 {
+    errors(found, reference).into_iter().fold(0.0, f64::max)
+}
+
+/// Runs one step on both; the largest relative error of the logits of `a`.
+///
+/// # Errors
+/// When either fails.
+pub fn same_step<A: Operations, B: Operations>(
+    a: &mut Runner<A>,
+    b: &mut Runner<B>,
+    rows: &Rows,
+) -> Result<f64, EngineError> {
+    Ok(worst(&a.step(rows)?, &b.step(rows)?))
+}
+
+/// Runs a scenario on both; the largest relative error of any step.
+///
+/// # Errors
+/// When either fails.
+pub fn same_scenario<A: Operations, B: Operations>(
+    a: A,
+    b: B,
+    sample: &Sample,
+    scenario: &Scenario,
+) -> Result<f64, EngineError> {
+    let (mut a, mut b) = (Runner::new(a, sample, scenario)?, Runner::new(b, sample, scenario)?);
+    scenario.steps.iter().try_fold(0.0f64, |worst, rows| Ok(worst.max(same_step(&mut a, &mut b, rows)?)))
+}
+
+/// Runs a scenario ragged on one and in pieces on the other: with chunks that no prompt reaches, ragged against looped; with
+/// smaller ones, whole against chunked prefill.
+///
+/// # Errors
+/// When either fails.
+pub fn same_in_pieces<O: Operations>(
+    whole: O,
+    in_pieces: O,
+    sample: &Sample,
+    scenario: &Scenario,
+    chunk: usize,
+) -> Result<f64, EngineError> {
+    let mut whole = Runner::new(whole, sample, scenario)?;
+    let mut in_pieces = Runner::new(in_pieces, sample, scenario)?;
+    scenario.steps.iter().try_fold(0.0f64, |so_far, rows| {
+        Ok(so_far.max(worst(&in_pieces.step_in_pieces(rows, chunk)?, &whole.step(rows)?)))
+    })
+}
+
+/// Runs every operation alone on both, all of them on the same random inputs and a pool full of noise, and compares what `a` leaves
+/// with what `b` does. The second of the two errors of `norm_qkv` is of K and V.
+///
+/// # Errors
+/// When either fails.
+pub fn operation_errors<A: Operations, B: Operations>(
+    a: &mut A,
+    b: &mut B,
+    sample: &Sample,
+    scenario: &Scenario,
+) -> Result<Vec<OperationError>, EngineError> {
+    let found = operations_alone(a, sample, scenario)?;
+    let reference = operations_alone(b, sample, scenario)?;
+    let compared = found
+        .iter()
+        .zip(&reference)
+        .map(|((operation, found), (_, reference))| OperationError::new(*operation, found, reference));
+    Ok(compared.collect())
+}
+
+fn pool_of<O: Operations>(
+    operations: &mut O,
+    sample: &Sample,
+    scenario: &Scenario,
+    filled: &[u32],
+) -> Result<O::Pool, EngineError> {
+    let a = &sample.architecture;
+    let mut pool = operations.pool(PoolShape {
+        layers: a.layers,
+        kv_heads: a.kv_heads,
+        head_dim: a.head_dim,
+        block_size: scenario.block_size,
+        dtype: sample.kv_dtype,
+    })?;
+    operations.reserve(&mut pool, scenario.blocks)?;
+    operations.fill_blocks(&mut pool, filled, scenario.seed)?;
+    Ok(pool)
+}
+
+/// Activations made of noise: rows of a table, fetched as embeddings are.
+fn activations<O: Operations>(
+    operations: &mut O,
+    rows: &Rows,
+    width: usize,
+    stream: usize,
+) -> Result<O::Buffer, EngineError> {
+    let mut values = vec![0.0; rows.len() * width];
+    noise::fill(0, stream, 0, false, &mut values);
+    let table = operations.table(StoredMatrix::from_f32_rows(rows.len(), width, &values, Packing::F32))?;
+    let mut buffer = operations.buffer(rows.len(), width)?;
+    let numbered = Rows { tokens: (0..).take(rows.len()).collect(), ..rows.clone() };
+    operations.begin(&numbered)?;
+    operations.embed(&numbered, Embedding::Table(&table), &mut buffer)?;
+    Ok(buffer)
+}
+
+/// What each operation of the first layer leaves in the steps of a scenario.
+fn operations_alone<O: Operations>(
+    operations: &mut O,
+    sample: &Sample,
+    scenario: &Scenario,
+) -> Result<Outputs, EngineError> {
+    let widths = Widths::of(&sample.architecture);
+    let (shape, eps) = (&widths.attention, widths.attention.norm_eps);
+    let model: ModelWeights<O> = weights::assemble(operations, &sample.architecture, sample.tensors())?;
+    let layer = &model.layers[0];
+    let mut rope = RopeTable::new(&sample.architecture)?;
+    let everything: Vec<u32> = (0..).take(scenario.blocks).collect();
+    rope.extend_to(scenario.blocks * scenario.block_size);
+    let mut outputs = Outputs::new();
+    for rows in &scenario.steps {
+        let mut step = Outputs::new();
+        let mut pool = pool_of(operations, sample, scenario, &everything)?;
+        let count = rows.len();
+        let hidden = activations(operations, rows, widths.hidden, 1)?;
+        let query = activations(operations, rows, shape.query_width(), 2)?;
+        let inner = activations(operations, rows, widths.ffn, 3)?;
+        operations.begin(rows)?;
+
+        let mut out = operations.buffer(count, widths.hidden)?;
+        let embedding = model.table.as_ref().map_or(Embedding::Head(&model.head), Embedding::Table);
+        operations.embed(rows, embedding, &mut out)?;
+        step.push((Operation::Embed, operations.read(&out, count)?));
+
+        let mut attended = operations.buffer(count, shape.query_width())?;
+        operations.attention(rows, shape, layer.window, 0, &query, &pool, &mut attended)?;
+        step.push((Operation::Attention, operations.read(&attended, count)?));
+
+        let mut made = operations.buffer(count, shape.query_width())?;
+        operations.norm_qkv(rows, shape, &layer.attention, &rope, 0, &hidden, &mut pool, &mut made)?;
+        step.push((Operation::NormQkv, operations.read(&made, count)?));
+        // K and V are seen through an attention that reads them.
+        operations.attention(rows, shape, layer.window, 0, &query, &pool, &mut attended)?;
+        step.push((Operation::NormQkv, operations.read(&attended, count)?));
+
+        let mut out = activations(operations, rows, widths.hidden, 4)?;
+        operations.begin(rows)?;
+        operations.project_add(rows, &layer.output, &query, &mut out)?;
+        step.push((Operation::Output, operations.read(&out, count)?));
+        operations.project_add(rows, &layer.down, &inner, &mut out)?;
+        step.push((Operation::Down, operations.read(&out, count)?));
+
+        let mut out = operations.buffer(count, widths.ffn)?;
+        operations.norm_gate_up(rows, &layer.norm, eps, &layer.gate_up, &hidden, &mut out)?;
+        step.push((Operation::GateUp, operations.read(&out, count)?));
+
+        let (sequences, mut next) = (rows.sequences.len(), Vec::new());
+        let mut logits = operations.buffer(sequences, widths.vocab)?;
+        operations.head(rows, &model.norm, eps, &model.head, &hidden, &mut logits, &mut next)?;
+        step.push((Operation::Head, operations.read(&logits, sequences)?));
+
+        if outputs.is_empty() {
+            outputs = step;
+        } else {
+            outputs.iter_mut().zip(step).for_each(|((_, all), (_, rows))| all.extend(rows));
+        }
+    }
+    Ok(outputs)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,177 @@
+//! Small models of every kind from a seed.
+//!
+//! Enters: a seed. Leaves: a [`Sample`]: dimensions that are multiples of nothing, and weights of a size that keeps activations near
+//! one through any layer, so that an error anywhere reaches the logits.
+
+use rand::seq::IndexedRandom;
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+use crate::engine::native::noise;
+use crate::model::{
+    Architecture, Biases, Dtype, Family, Packing, Quantization, Role, Rope, RopeScaling, StoredMatrix,
+    StoredTensor, TensorInfo,
+};
+
+/// The dtypes of weights that the native engine multiplies with.
+pub const DTYPES: [Dtype; 7] =
+    [Dtype::F32, Dtype::Bf16, Dtype::F16, Dtype::Int8, Dtype::Q8_0, Dtype::Q4_0, Dtype::Int4];
+/// Widths of a head: those of published models, and small ones that are no multiple of a register.
+const HEAD_DIMS: [usize; 8] = [64, 128, 16, 80, 256, 20, 96, 32];
+/// Query heads that share one head of K and V.
+const GROUPS: [usize; 16] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16];
+/// The width of the queries beyond which a sample has one head of K and V.
+const WIDE_QUERIES: usize = 768;
+
+/// A small random model.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Sample {
+    pub architecture: Architecture,
+    /// Storage of the weights.
+    pub dtype: Dtype,
+    /// Storage of K and V.
+    pub kv_dtype: Dtype,
+    /// What the weights are made from.
+    pub seed: u64,
+}
+
+impl Sample {
+    /// The model of a seed. Seven seeds in a row have all dtypes of weights, eight all widths of a head, sixteen all groups.
+    #[must_use]
+    pub fn random(seed: u64) -> Self {
+        Self::of_dtype(nth(&DTYPES, seed), seed)
+    }
+
+    /// As [`Self::random`], with weights stored in `dtype`.
+    #[must_use]
+    pub fn of_dtype(dtype: Dtype, seed: u64) -> Self {
+        let mut random = ChaCha8Rng::seed_from_u64(seed);
+        let mut architecture = architecture(seed, &mut random);
+        if dtype == Dtype::Int4 {
+            let group_size = Some(pick(&[32, 64, 128], &mut random));
+            architecture.quantization =
+                Some(Quantization { method: "random".to_owned(), bits: 4, group_size });
+        }
+        let kv_dtype = pick(&[Dtype::F32, Dtype::Bf16, Dtype::F16], &mut random);
+        Self { architecture, dtype, kv_dtype, seed }
+    }
+
+    /// The tensors by their Hugging Face names, in the order of the inventory.
+    pub fn tensors(&self) -> impl Iterator<Item = (String, StoredTensor)> {
+        let list = self.architecture.inventory(self.dtype).tensors;
+        list.into_iter().enumerate().filter_map(|(index, info)| {
+            let tensor = self.tensor(index, &info)?;
+            Some((info.name, tensor))
+        })
+    }
+
+    /// A tensor of the inventory; `None` for scales, which are made with the matrix they scale.
+    fn tensor(&self, index: usize, info: &TensorInfo) -> Option<StoredTensor> {
+        let around = |mean: f32, deviation: f32| {
+            let mut values = vec![0.0; info.shape.iter().product()];
+            noise::fill(self.seed, index, 0, false, &mut values);
+            for value in &mut values {
+                *value = value.mul_add(deviation, mean);
+            }
+            values
+        };
+        Some(match (info.role, info.shape.as_slice()) {
+            (Role::Norm, _) => StoredTensor::Vector(around(1.0, 0.1)),
+            (Role::Bias, _) => StoredTensor::Vector(around(0.0, 0.3)),
+            (role @ (Role::Embedding | Role::Head | Role::Matrix), &[rows, columns]) => {
+                let deviation = if role == Role::Embedding { 1.0 } else { 1.0 / (columns as f32).sqrt() };
+                let packing = Packing::named(&info.storage, self.architecture.int4_group())?;
+                let values = around(0.0, deviation);
+                StoredTensor::Matrix(StoredMatrix::from_f32_rows(rows, columns, &values, packing))
+            }
+            _ => return None,
+        })
+    }
+
+    /// What differs from sample to sample, in a line.
+    #[must_use]
+    pub fn label(&self) -> String {
+        let a = &self.architecture;
+        format!(
+            "seed {}: {:?}, {} over {}, {} layers, hidden {}, {} heads over {} of {}, ffn {}, vocab {}, windows {:?}",
+            self.seed,
+            a.family,
+            self.dtype,
+            self.kv_dtype,
+            a.layers,
+            a.hidden_size,
+            a.heads,
+            a.kv_heads,
+            a.head_dim,
+            a.ffn_size,
+            a.vocab_size,
+            a.windows
+        )
+    }
+}
+
+fn architecture(seed: u64, random: &mut ChaCha8Rng) -> Architecture {
+    let family = pick(&[Family::Llama, Family::Mistral, Family::Qwen2, Family::Qwen3], random);
+    let head_dim = nth(&HEAD_DIMS, seed);
+    // A new order of groups every sixteen seeds, so that each meets each width of a head.
+    let group = nth(&GROUPS, 5 * (seed % 16) + seed / 16);
+    let kv_heads = random.random_range(1..=(WIDE_QUERIES / (group * head_dim)).clamp(1, 4));
+    let layers = random.random_range(1..=3);
+    let scaling = pick(
+        &[
+            RopeScaling::None,
+            RopeScaling::Linear { factor: 4.0 },
+            RopeScaling::Llama3 {
+                factor: 8.0,
+                low_freq_factor: 1.0,
+                high_freq_factor: 4.0,
+                original_max_positions: 64,
+            },
+        ],
+        random,
+    );
+    let windows = [None, Some(1), Some(5), Some(16), Some(33), Some(64)];
+    let windows = match family {
+        Family::Mistral => vec![pick(&windows, random); layers],
+        Family::Qwen2 | Family::Qwen3 => (0..layers).map(|_| pick(&windows, random)).collect(),
+        _ => Vec::new(),
+    };
+    let mut coin = || random.random_bool(0.5);
+    let biases = match family {
+        Family::Llama => Biases { qkv: coin(), o: coin(), mlp: coin() },
+        Family::Qwen2 => Biases { qkv: true, o: false, mlp: false },
+        _ => Biases::default(),
+    };
+    let tied_head = coin();
+    Architecture {
+        family,
+        hidden_size: random.random_range(17..=150),
+        layers,
+        heads: kv_heads * group,
+        kv_heads,
+        head_dim,
+        ffn_size: random.random_range(19..=260),
+        vocab_size: random.random_range(30..=400),
+        max_positions: 4096,
+        norm_eps: pick(&[1e-5, 1e-6], random),
+        rope: Rope { theta: pick(&[1e4, 5e5, 1e6], random), scaling },
+        qk_norm: family == Family::Qwen3,
+        biases,
+        tied_head,
+        windows,
+        experts: None,
+        latent: None,
+        quantization: None,
+        native_dtype: None,
+        eos_tokens: Vec::new(),
+    }
+}
+
+fn pick<T: Clone>(from: &[T], random: &mut ChaCha8Rng) -> T {
+    from.choose(random).expect("there is something to pick from").clone()
+}
+
+pub(super) fn nth<T: Copy>(from: &[T], index: u64) -> T {
+    let index = index % from.len() as u64;
+    from[usize::try_from(index).expect("an index of a slice")]
+}

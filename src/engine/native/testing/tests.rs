@@ -1,0 +1,199 @@
+//! The oracle against itself over everything that must not matter, and the CPU's operations against the oracle.
+
+use super::sample::DTYPES;
+use super::scenario::{BLOCK_SIZES, Script, decode, ragged};
+use super::*;
+use crate::engine::native::cpu::{CpuOperations, InstructionSet};
+use crate::engine::native::oracle::Oracle;
+use crate::roofline::Ledger;
+
+fn scenario_of(sample: &Sample, scripts: &[Script]) -> Scenario {
+    let block_size = sample::nth(&BLOCK_SIZES, sample.seed);
+    Scenario::new(scripts, block_size, sample.architecture.vocab_size, sample.seed)
+}
+
+#[test]
+fn samples_cover_every_dtype_head_and_group_and_are_reproducible() {
+    let samples: Vec<Sample> = (0..16).map(Sample::random).collect();
+    let count = |key: &dyn Fn(&Sample) -> usize| {
+        samples.iter().map(key).collect::<std::collections::HashSet<_>>().len()
+    };
+    assert_eq!(count(&|s| DTYPES.iter().position(|d| *d == s.dtype).unwrap()), 7);
+    assert_eq!(count(&|s| s.architecture.head_dim), 8);
+    assert_eq!(count(&|s| s.architecture.heads / s.architecture.kv_heads), 16);
+    for sample in &samples {
+        super::super::check(
+            &Architecture { quantization: None, ..sample.architecture.clone() },
+            sample.dtype,
+        )
+        .unwrap();
+        assert_eq!(*sample, Sample::random(sample.seed));
+        assert!(sample.tensors().eq(sample.tensors()));
+    }
+}
+
+#[test]
+fn the_oracle_gives_the_same_bits_ragged_looped_and_chunked() {
+    for seed in 0..12 {
+        let sample = Sample::random(seed);
+        let scripts: Vec<Script> = ragged(seed).into_iter().take(3).collect();
+        let scenario = scenario_of(&sample, &scripts);
+        for chunk in [usize::MAX, 7] {
+            let error = same_in_pieces(Oracle::new(), Oracle::new(), &sample, &scenario, chunk).unwrap();
+            assert!(error <= 0.0, "chunks of {chunk}, {}", sample.label());
+        }
+    }
+}
+
+#[test]
+fn the_oracle_gives_the_same_bits_over_shuffled_blocks_and_over_one_stretch() {
+    let scripts = [
+        Script { cached: 0, brings: vec![33, 0, 1] },
+        Script { cached: 0, brings: vec![15, 1, 1] },
+        Script { cached: 0, brings: vec![0, 17, 31] },
+    ];
+    for seed in 20..28 {
+        let sample = Sample::random(seed);
+        let vocab = sample.architecture.vocab_size;
+        let [paged, contiguous] = [16, 64].map(|size| Scenario::new(&scripts, size, vocab, seed));
+        let mut a = Runner::new(Oracle::new(), &sample, &paged).unwrap();
+        let mut b = Runner::new(Oracle::new(), &sample, &contiguous).unwrap();
+        for (paged, contiguous) in paged.steps.iter().zip(&contiguous.steps) {
+            assert_eq!(a.step(paged).unwrap(), b.step(contiguous).unwrap(), "{}", sample.label());
+            assert_eq!(a.next_tokens().unwrap(), b.next_tokens().unwrap());
+            assert_eq!(a.operations().take_moved(), b.operations().take_moved());
+        }
+    }
+}
+
+#[test]
+fn an_error_of_another_shape_or_not_a_number_is_infinite() {
+    assert!(worst(&[vec![1.0]], &[vec![1.0]]) <= 0.0);
+    assert!(worst(&[vec![1.0]], &[]).is_infinite());
+    assert!(worst(&[vec![1.0, 2.0]], &[vec![1.0]]).is_infinite());
+    assert!(worst(&[vec![f32::NAN]], &[vec![1.0]]).is_infinite());
+}
+
+#[test]
+fn few_rows_may_be_rounded_apart_and_not_most() {
+    let sample = Sample::of_dtype(Dtype::Bf16, 0);
+    let error = |operation, worst, median| OperationError { operation, worst, median };
+    assert!(error(Operation::GateUp, 2e-3, 1e-6).passed(&sample));
+    assert!(!error(Operation::GateUp, 2e-3, 1e-3).passed(&sample));
+    assert!(!error(Operation::GateUp, 2e-2, 1e-6).passed(&sample));
+    assert!(!error(Operation::Down, 2e-3, 1e-6).passed(&sample), "its input is not normed");
+    let reference = vec![vec![1.0, 1.0]; 5];
+    let mut found = reference.clone();
+    (found[1][0], found[3][1]) = (0.5, 0.75);
+    let found = OperationError::new(Operation::Down, &found, &reference);
+    assert_eq!((found.worst, found.median), (0.5, 0.0));
+}
+
+#[test]
+fn the_oracle_moves_what_the_ledger_says() {
+    for seed in 0..16 {
+        let mut sample = Sample::of_dtype(Dtype::F32, seed);
+        sample.architecture.windows.clear();
+        let a = &sample.architecture;
+        let ledger = Ledger::new(a, &a.inventory(Dtype::F32), sample.kv_dtype);
+        let (batch, context) = (3, 40);
+        let scripts = vec![Script { cached: context, brings: vec![1] }; batch];
+        let scenario = scenario_of(&sample, &scripts);
+        let mut runner = Runner::new(Oracle::new(), &sample, &scenario).unwrap();
+        runner.step(&scenario.steps[0]).unwrap();
+        // The ledger leaves out a token's own K and V, which need not come from memory, and the rows of a table that the head reads.
+        let own = ledger.kv_bytes_per_token().0 * batch as u64;
+        let rows = if a.tied_head { 4 * batch * a.hidden_size } else { 0 };
+        let ideal = ledger.decode(batch, context).bytes.ideal().0;
+        let moved = runner.operations().take_moved().0;
+        assert_eq!(moved, ideal + own + rows as u64, "{}", sample.label());
+    }
+}
+
+#[test]
+fn every_operation_of_the_cpu_equals_the_oracle() {
+    for seed in 0..28 {
+        let sample = Sample::random(seed);
+        let scenario = scenario_of(&sample, &ragged(seed));
+        for set in InstructionSet::available() {
+            let mut cpu = CpuOperations::with_set(2, set).unwrap();
+            for error in operation_errors(&mut cpu, &mut Oracle::new(), &sample, &scenario).unwrap() {
+                assert!(error.passed(&sample), "{error:?} with {set:?}, {}", sample.label());
+            }
+        }
+    }
+}
+
+#[test]
+fn whole_steps_of_the_cpu_equal_the_oracle() {
+    for seed in 28..56 {
+        let sample = Sample::random(seed);
+        let scenario = scenario_of(&sample, &ragged(seed));
+        let cpu = CpuOperations::new(3).unwrap();
+        let error = same_scenario(cpu, Oracle::new(), &sample, &scenario).unwrap();
+        assert!(error <= step_tolerance(&sample), "{error:.1e} off, {}", sample.label());
+    }
+}
+
+#[test]
+fn large_batches_of_the_cpu_equal_the_oracle() {
+    for (seed, batch) in (100..).zip([1, 2, 3, 4, 5, 8, 16, 17, 33, 64, 65, 129]) {
+        let sample = Sample::random(seed);
+        let scenario = scenario_of(&sample, &decode(batch, seed));
+        let cpu = CpuOperations::new(2).unwrap();
+        let error = same_scenario(cpu, Oracle::new(), &sample, &scenario).unwrap();
+        assert!(error <= step_tolerance(&sample), "batch {batch}: {error:.1e} off, {}", sample.label());
+    }
+}
+
+#[test]
+fn the_cpu_gives_the_same_logits_ragged_looped_and_chunked() {
+    for (seed, tokens) in (56..84).zip((1..20).cycle()) {
+        let sample = Sample::random(seed);
+        let scenario = scenario_of(&sample, &ragged(seed));
+        for chunk in [usize::MAX, tokens] {
+            let [whole, in_pieces] = [(); 2].map(|()| CpuOperations::new(2).unwrap());
+            let error = same_in_pieces(whole, in_pieces, &sample, &scenario, chunk).unwrap();
+            assert!(
+                error <= step_tolerance(&sample),
+                "chunks of {chunk}: {error:.1e} off, {}",
+                sample.label()
+            );
+        }
+    }
+}
+
+#[test]
+fn results_of_the_cpu_do_not_depend_on_the_number_of_threads() {
+    for seed in 84..98 {
+        let sample = Sample::random(seed);
+        let scenario = scenario_of(&sample, &ragged(seed));
+        let mut runners = [1, 2, 5]
+            .map(|threads| Runner::new(CpuOperations::new(threads).unwrap(), &sample, &scenario).unwrap());
+        for rows in &scenario.steps {
+            let [one, two, five] = runners.each_mut().map(|runner| runner.step(rows).unwrap());
+            assert_eq!(one, two, "{}", sample.label());
+            assert_eq!(one, five, "{}", sample.label());
+        }
+    }
+}
+
+#[test]
+fn long_contexts_of_the_cpu_equal_the_oracle_on_any_number_of_threads() {
+    let cached = [700, 2049, 63, 1023, 256, 1];
+    for (seed, left_out) in (200..216).zip((0..5).cycle()) {
+        let sample = Sample::random(seed);
+        let script = |&cached: &usize| Script { cached, brings: vec![1 + left_out % 3] };
+        let scripts: Vec<Script> = cached[left_out..].iter().map(script).collect();
+        let scenario = scenario_of(&sample, &scripts);
+        let mut oracle = Runner::new(Oracle::new(), &sample, &scenario).unwrap();
+        let reference = oracle.step(&scenario.steps[0]).unwrap();
+        let [one, four] = [1, 4].map(|threads| {
+            let cpu = CpuOperations::new(threads).unwrap();
+            Runner::new(cpu, &sample, &scenario).unwrap().step(&scenario.steps[0]).unwrap()
+        });
+        assert_eq!(one, four, "{}", sample.label());
+        let error = worst(&one, &reference);
+        assert!(error <= step_tolerance(&sample), "{error:.1e} off, {}", sample.label());
+    }
+}
