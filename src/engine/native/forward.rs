@@ -104,6 +104,9 @@ impl<O: Operations> Forward<O> {
     ///
     /// # Errors
     /// When memory runs out or the device fails.
+    ///
+    /// # Panics
+    /// Never in practice: room for the activations is made first.
     pub fn step(
         &mut self,
         operations: &mut O,

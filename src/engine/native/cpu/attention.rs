@@ -342,7 +342,9 @@ impl AttentionPlan {
                 *out += weight * value;
             }
         }
-        out.iter_mut().for_each(|out| *out /= sum);
+        for out in out {
+            *out /= sum;
+        }
     }
 }
 
@@ -443,7 +445,8 @@ unsafe fn soften_chunk<S: Simd>(
             total = S::add(total, S::load(scores.as_ptr().add(at)));
         }
         let kept = if *largest == f32::NEG_INFINITY { 0.0 } else { (*largest - new).exp() };
-        if kept != 1.0 {
+        // Nothing to scale where the largest score stays.
+        if new > *largest {
             let factor = S::splat(kept);
             for at in (0..values.len()).step_by(LANES) {
                 let value = S::mul(S::load(values.as_ptr().add(at)), factor);

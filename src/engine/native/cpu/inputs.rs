@@ -6,6 +6,10 @@
     unsafe_code,
     reason = "members write rows of shared buffers; kernels are compiled per instruction set"
 )]
+#![expect(
+    clippy::extra_unused_type_parameters,
+    reason = "these kernels are plain loops, compiled once per instruction set"
+)]
 
 use super::matrix::{GROUP, Precision};
 use super::simd::{InstructionSet, LANES, Simd, dispatch};

@@ -79,9 +79,8 @@ impl Format {
     fn block_bytes(self) -> usize {
         let columns = self.block_columns();
         match self {
-            Self::F32 => 4 * LANES,
+            Self::F32 | Self::Bf16 => 4 * LANES,
             Self::F16 => 2 * LANES,
-            Self::Bf16 => 4 * LANES,
             Self::Int8 => columns * LANES,
             Self::Q8_0 => HEADER + columns * LANES,
             Self::Q4_0 | Self::Int4 { .. } => HEADER + columns * LANES / 2,

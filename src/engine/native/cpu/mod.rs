@@ -4,6 +4,10 @@
 //! [`team`]: rows are normed and rounded by all members ([`inputs`]), a barrier, panels of weights are streamed ([`linear`]), and
 //! whoever has the sums of a panel finishes them: adds, activates, stores.
 #![expect(unsafe_code, reason = "members write shared buffers at places that do not overlap")]
+#![expect(
+    clippy::inline_always,
+    reason = "a kernel gets its instruction set from the function it is inlined into; left to itself it would have none"
+)]
 
 mod attention;
 mod cache;
@@ -292,11 +296,11 @@ impl Operations for CpuOperations {
             });
         });
         let row_bytes = match embedding {
-            Embedding::Table(table) => table.bytes().0 as usize / table.rows.max(1),
+            Embedding::Table(table) => table.bytes().0 / table.rows.max(1) as u64,
             // A row's values are spread over its panel.
-            Embedding::Head(head) => head.parts[0].panel_bytes,
+            Embedding::Head(head) => head.parts[0].panel_bytes as u64,
         };
-        self.moved += (rows.len() * row_bytes) as u64;
+        self.moved += rows.len() as u64 * row_bytes;
         Ok(())
     }
 

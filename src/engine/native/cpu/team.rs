@@ -42,13 +42,13 @@ struct Shared {
     /// Units taken so far from each member's range, per phase.
     taken: Vec<[Counter; PHASES]>,
     stop: AtomicBool,
-    job: UnsafeCell<Option<*const Job<'static>>>,
+    job: UnsafeCell<Option<&'static Job<'static>>>,
 }
 
 // SAFETY: `job` is written only by the caller while no member runs (`busy` is 0), before the release store of `epoch` that
 // members acquire; everything else is atomic.
 unsafe impl Sync for Shared {}
-// SAFETY: the pointer in `job` is only dereferenced while `Team::run` keeps its referent alive.
+// SAFETY: the reference in `job` is only used while `Team::run` keeps its referent alive.
 unsafe impl Send for Shared {}
 
 /// A barrier for members that are all running: it spins.
@@ -185,16 +185,18 @@ impl Team {
     pub fn run(&mut self, job: &Job<'_>) {
         let shared = &*self.shared;
         for taken in &shared.taken {
-            taken.iter().for_each(|counter| counter.0.store(0, Ordering::Relaxed));
+            for counter in taken {
+                counter.0.store(0, Ordering::Relaxed);
+            }
         }
         let count = shared.members;
         if count == 1 {
             job(&Worker { index: 0, count, shared });
             return;
         }
-        // SAFETY: only the lifetime changes. Members use the pointer between the store of `epoch` and their decrement of
+        // SAFETY: only the lifetime changes. Members use the reference between the store of `epoch` and their decrement of
         // `busy`, and this function returns after `busy` has reached 0, so the borrow outlives every use.
-        let pointer = unsafe { std::mem::transmute::<*const Job<'_>, *const Job<'static>>(job) };
+        let pointer = unsafe { std::mem::transmute::<&Job<'_>, &'static Job<'static>>(job) };
         // SAFETY: no member runs: `busy` is 0 at the end of every job, and `&mut self` excludes a second caller.
         unsafe { *shared.job.get() = Some(pointer) };
         shared.busy.0.store(count - 1, Ordering::Relaxed);
@@ -239,7 +241,7 @@ fn member(shared: &Shared, index: usize, processor: Option<usize>) {
             return;
         }
         // SAFETY: the caller wrote the job before the epoch that was just acquired, and keeps it alive until `busy` is 0.
-        let job = unsafe { (*shared.job.get()).map(|job| &*job) };
+        let job = unsafe { *shared.job.get() };
         let worker = Worker { index, count: shared.members, shared };
         if let Some(job) = job {
             let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| job(&worker)));
@@ -342,6 +344,7 @@ impl<T> Scattered<T> {
     /// # Panics
     /// When the part is not within the slice.
     #[expect(clippy::mut_from_ref, reason = "the caller promises that parts do not overlap")]
+    #[must_use]
     pub unsafe fn part(&self, range: std::ops::Range<usize>) -> &mut [T] {
         assert!(range.start <= range.end && range.end <= self.len, "a part lies within its slice");
         // SAFETY: within the slice as asserted; exclusive by the caller's promise.
@@ -352,6 +355,7 @@ impl<T> Scattered<T> {
     ///
     /// # Safety
     /// No part may be written while this is alive.
+    #[must_use]
     pub unsafe fn whole(&self) -> &[T] {
         // SAFETY: the slice lives as long as the job; nobody writes by the caller's promise.
         unsafe { std::slice::from_raw_parts(self.start, self.len) }

@@ -2,7 +2,7 @@
 #![expect(unsafe_code, reason = "processor intrinsics")]
 
 use std::arch::x86_64::{
-    __m256i, __m512, __m512i, _MM_FROUND_NO_EXC, _MM_FROUND_TO_NEAREST_INT, _mm256_loadu_si256,
+    __m256i, __m512, __m512bh, __m512i, _MM_FROUND_NO_EXC, _MM_FROUND_TO_NEAREST_INT, _mm256_loadu_si256,
     _mm512_add_epi32, _mm512_add_ps, _mm512_and_si512, _mm512_castsi512_ps, _mm512_cvtepi32_ps,
     _mm512_cvtepu16_epi32, _mm512_cvtph_ps, _mm512_dpbf16_ps, _mm512_dpbusd_epi32, _mm512_fmadd_ps,
     _mm512_loadu_ps, _mm512_loadu_si512, _mm512_madd_epi16, _mm512_max_ps, _mm512_mul_ps,
@@ -121,13 +121,20 @@ macro_rules! shared_by_both {
     };
 }
 
+/// The same bits as the type that the bf16 product takes.
+#[inline(always)]
+unsafe fn bf16s(value: __m512i) -> __m512bh {
+    // SAFETY: both types are 64 bytes of any pattern.
+    unsafe { std::mem::transmute::<__m512i, __m512bh>(value) }
+}
+
 impl Simd for Avx512 {
     shared_by_both!();
 
     #[inline(always)]
     unsafe fn dot_pairs(sum: __m512, a: __m512i, b: __m512i) -> __m512 {
-        // SAFETY: the trait's contract; both types are 64 bytes of any pattern.
-        unsafe { _mm512_dpbf16_ps(sum, std::mem::transmute(a), std::mem::transmute(b)) }
+        // SAFETY: the trait's contract.
+        unsafe { _mm512_dpbf16_ps(sum, bf16s(a), bf16s(b)) }
     }
     #[inline(always)]
     unsafe fn dot_quads(sum: __m512i, a: __m512i, b: __m512i) -> __m512i {

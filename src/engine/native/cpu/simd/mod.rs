@@ -209,6 +209,12 @@ macro_rules! dispatch {
 pub(super) use dispatch;
 
 #[cfg(test)]
+#[expect(
+    clippy::float_cmp,
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "small whole numbers, exact in every type here"
+)]
 mod tests {
     use half::{bf16, f16};
 
@@ -253,7 +259,7 @@ mod tests {
                 assert_eq!(out[lane], i - 7.5, "{set:?}");
                 assert_eq!(out[16 + lane], 0.25 * i);
                 assert_eq!(out[32 + lane], 1.0 + 3.0 * (2.0 * i - 7.5) - 2.0 * (2.0 * i - 6.5), "{set:?}");
-                let byte = |k: usize| ((4 * lane + k) * 5 + 3) as u8 as f32;
+                let byte = |k: usize| f32::from(((4 * lane + k) * 5 + 3) as u8);
                 assert_eq!(
                     out[48 + lane],
                     9.0 + byte(0) - 2.0 * byte(1) + 127.0 * byte(2) - 128.0 * byte(3),
