@@ -15,7 +15,7 @@ use crate::engine::native::operations::AttentionShape;
 use crate::engine::native::rows::{Rows, SequenceRows};
 
 /// Positions whose scores are kept at a time; a multiple of the lanes.
-const CHUNK: usize = 64;
+const CHUNK: usize = 256;
 
 /// Queries (rows × heads of a group) that pass over a chunk together.
 const MOST_QUERIES: usize = 16;

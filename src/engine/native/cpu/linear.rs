@@ -9,7 +9,7 @@
 #![expect(unsafe_code, reason = "kernels read packed weights and rows through pointers")]
 
 use super::inputs::{InputRow, InputWriter};
-use super::matrix::{Format, GROUP, HEADER, PackedMatrix};
+use super::matrix::{Format, GROUP, HEADER, PackedMatrix, Precision};
 use super::simd::{InstructionSet, LANES, Simd, dispatch};
 use super::team::Worker;
 
@@ -97,7 +97,9 @@ pub unsafe fn multiply(
     worker.share(phase, panels.div_ceil(per_unit), |unit| {
         let first = unit * per_unit;
         let end = (first + per_unit).min(panels);
-        if rows <= FEW_ROWS && per_unit == MOST_PANELS {
+        let few =
+            if matrix.parts[0].format.precision() == Precision::Quads { FEW_ROWS / 2 } else { FEW_ROWS };
+        if rows <= few && per_unit == MOST_PANELS {
             // SAFETY: the caller's promise.
             unsafe { strip::<MOST_PANELS>(set, matrix, first, end, inputs, rows, &mut finish) };
         } else {
@@ -122,6 +124,8 @@ unsafe fn strip<const P: usize>(
     let mut start = first;
     while start < end {
         let (lead, _) = matrix.panel(start);
+        // Integer tiles keep a second set of sums, so they are half as large.
+        let most_rows = if lead.format.precision() == Precision::Quads { MOST_ROWS / 2 } else { MOST_ROWS };
         // Parts may be stored differently: a tile is of one format and width.
         let count = (start..end.min(start + P))
             .take_while(|&index| matrix.panel(index).0.format == lead.format)
@@ -131,7 +135,7 @@ unsafe fn strip<const P: usize>(
             std::array::from_fn(|i| matrix.panel(start + i.min(count - 1)).1.as_ptr());
         let mut row = 0;
         while row < rows {
-            let left = rows - row;
+            let left = (rows - row).min(most_rows);
             let mut sums = [[[0.0f32; LANES]; MOST_PANELS]; MOST_ROWS];
             let out = sums.as_mut_ptr();
             // Likewise a tile that lacks rows does its last one again.
@@ -146,11 +150,10 @@ unsafe fn strip<const P: usize>(
                     _ => tile::<P, 8>(set, lead, &weights, &std::array::from_fn(at), out),
                 }
             }
-            let done = left.min(MOST_ROWS);
-            for (i, sums) in sums.iter().enumerate().take(done) {
+            for (i, sums) in sums.iter().enumerate().take(left) {
                 finish(start, row + i, &sums[..count]);
             }
-            row += done;
+            row += left;
         }
         start += count;
     }

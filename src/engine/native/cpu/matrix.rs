@@ -15,7 +15,7 @@
 
 use half::f16;
 
-use super::pages::Pages;
+use super::pages::{Arena, Region};
 use super::simd::LANES;
 use crate::engine::EngineError;
 use crate::model::{StoredData, StoredMatrix};
@@ -116,7 +116,7 @@ pub struct PackedMatrix {
     pub columns: usize,
     pub format: Format,
     pub panel_bytes: usize,
-    pages: Pages,
+    region: Region,
 }
 
 impl PackedMatrix {
@@ -125,24 +125,28 @@ impl PackedMatrix {
     ///
     /// # Errors
     /// When memory runs out, or the groups of the matrix cannot be streamed.
-    pub fn new(stored: &StoredMatrix, touch: impl FnOnce(&mut [u8], usize)) -> Result<Self, EngineError> {
+    pub fn new(
+        arena: &mut Arena,
+        stored: &StoredMatrix,
+        touch: impl FnOnce(&mut [u8], usize),
+    ) -> Result<Self, EngineError> {
         let format = Format::of(&stored.data)?;
         let blocks = stored.columns.div_ceil(format.block_columns());
         let tail = if format == Format::Int8 { 4 * LANES } else { 0 };
         let panel_bytes = blocks * format.block_bytes() + tail;
         let panels = stored.rows.div_ceil(LANES);
-        let mut pages = Pages::new(panels * panel_bytes).map_err(|error| EngineError::OutOfMemory {
+        let mut region = arena.take(panels * panel_bytes).map_err(|error| EngineError::OutOfMemory {
             device: "cpu".into(),
             detail: format!("{} bytes of weights: {error}", panels * panel_bytes),
         })?;
-        let bytes = &mut pages.bytes_mut()[..panels * panel_bytes];
+        let bytes = region.bytes_mut();
         touch(bytes, panel_bytes);
         for (panel, bytes) in bytes.chunks_exact_mut(panel_bytes.max(1)).enumerate() {
             for lane in 0..LANES.min(stored.rows - panel * LANES) {
                 pack_row(stored, panel * LANES + lane, lane, format, bytes);
             }
         }
-        Ok(Self { rows: stored.rows, columns: stored.columns, format, panel_bytes, pages })
+        Ok(Self { rows: stored.rows, columns: stored.columns, format, panel_bytes, region })
     }
 
     /// Panels of sixteen rows, the last one padded.
@@ -154,7 +158,7 @@ impl PackedMatrix {
     /// The bytes of a panel.
     #[must_use]
     pub fn panel(&self, panel: usize) -> &[u8] {
-        &self.pages.bytes()[panel * self.panel_bytes..(panel + 1) * self.panel_bytes]
+        &self.region.bytes()[panel * self.panel_bytes..(panel + 1) * self.panel_bytes]
     }
 
     /// Bytes that one pass over the matrix reads.

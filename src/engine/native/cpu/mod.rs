@@ -32,6 +32,7 @@ use cache::with_element;
 use inputs::{InputShape, Inputs};
 pub use linear::FusedMatrix;
 use matrix::PackedMatrix;
+use pages::Arena;
 pub use simd::InstructionSet;
 use simd::{LANES, Simd, dispatch, exp};
 use team::{Scattered, Team, Worker, owned};
@@ -58,6 +59,7 @@ impl CpuBuffer {
 #[derive(Debug)]
 pub struct CpuOperations {
     team: Team,
+    arena: Arena,
     set: InstructionSet,
     inputs: Inputs,
     plan: AttentionPlan,
@@ -94,6 +96,7 @@ impl CpuOperations {
         })?;
         Ok(Self {
             team,
+            arena: Arena::default(),
             set,
             inputs: Inputs::default(),
             plan: AttentionPlan::default(),
@@ -195,7 +198,7 @@ impl Operations for CpuOperations {
         let mut fused = FusedMatrix { parts: Vec::new(), biases: Vec::new(), interleaved };
         for part in parts {
             let team = &mut self.team;
-            let packed = PackedMatrix::new(&part.matrix, |bytes, panel_bytes| {
+            let packed = PackedMatrix::new(&mut self.arena, &part.matrix, |bytes, panel_bytes| {
                 let panels = bytes.len() / panel_bytes.max(1);
                 let bytes = Scattered::new(bytes);
                 team.run(&|worker: &Worker<'_>| {

@@ -1,10 +1,13 @@
 //! Memory for weights and KV: zeroed, aligned to huge pages where the system gives them, returned when dropped.
 //!
 //! Enters: a number of bytes. Leaves: [`Pages`], whose pages are not there until they are touched, so that the thread that will read them
-//! can be the first to touch them. It knows nothing of what is kept in it.
+//! can be the first to touch them; or a [`Region`] of an [`Arena`], for things smaller than a huge page that are read one after
+//! another. It knows nothing of what is kept in it.
 #![expect(unsafe_code, reason = "mmap, madvise and typed views of the mapping")]
 
+use std::ops::Range;
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 /// The size of a huge page on x86-64 and of the usual one on aarch64.
 const HUGE_PAGE: usize = 2 << 20;
@@ -79,6 +82,69 @@ impl Pages {
     }
 }
 
+/// Bytes of a slab of an arena; pages of it that nobody touches cost nothing.
+const SLAB: usize = 256 << 20;
+
+/// Regions start at a multiple of this: two cache lines, which some processors fetch together.
+const REGION_ALIGNMENT: usize = 128;
+
+/// Hands out neighbouring regions of large mappings, in the order in which they are asked for.
+///
+/// The matrices of a small model are smaller than a huge page, and each in a mapping of its own would lie in ordinary pages, whose
+/// translations cost more time than the bytes.
+#[derive(Debug, Default)]
+pub struct Arena {
+    slab: Option<Arc<Pages>>,
+    used: usize,
+}
+
+impl Arena {
+    /// The next region of so many zeroed bytes.
+    ///
+    /// # Errors
+    /// When the system has no memory.
+    pub fn take(&mut self, bytes: usize) -> std::io::Result<Region> {
+        let end = self.used.next_multiple_of(REGION_ALIGNMENT) + bytes;
+        let slab = match &self.slab {
+            Some(slab) if end <= slab.bytes => Arc::clone(slab),
+            _ => {
+                let slab = Arc::new(Pages::new(bytes.max(SLAB))?);
+                self.slab = Some(Arc::clone(&slab));
+                self.used = 0;
+                slab
+            }
+        };
+        let start = self.used.next_multiple_of(REGION_ALIGNMENT);
+        self.used = start + bytes;
+        Ok(Region { slab, range: start..self.used })
+    }
+}
+
+/// A part of a slab that nobody else has.
+#[derive(Debug)]
+pub struct Region {
+    slab: Arc<Pages>,
+    range: Range<usize>,
+}
+
+impl Region {
+    /// The bytes.
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
+        // SAFETY: within the slab, which lives as long as the region; only `bytes_mut` of this region writes here.
+        unsafe { std::slice::from_raw_parts(self.slab.as_ptr().add(self.range.start), self.range.len()) }
+    }
+
+    /// The bytes, to be written.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: regions of a slab do not overlap, and this one is exclusively borrowed.
+        unsafe {
+            let start = self.slab.start.as_ptr().add(self.range.start);
+            std::slice::from_raw_parts_mut(start, self.range.len())
+        }
+    }
+}
+
 impl Drop for Pages {
     fn drop(&mut self) {
         // SAFETY: exactly what was mapped, and nothing borrows it any more.
@@ -89,6 +155,25 @@ impl Drop for Pages {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn regions_of_an_arena_are_neighbours_and_do_not_overlap() {
+        let mut arena = Arena::default();
+        let mut regions: Vec<Region> =
+            [1, 200, 4096, SLAB, 7].iter().map(|bytes| arena.take(*bytes).unwrap()).collect();
+        for (value, region) in regions.iter_mut().enumerate().filter(|(_, region)| region.range.len() < SLAB)
+        {
+            region.bytes_mut().fill(u8::try_from(value).unwrap() + 1);
+        }
+        assert!(Arc::ptr_eq(&regions[0].slab, &regions[2].slab));
+        assert_eq!(regions[1].bytes().as_ptr() as usize - regions[0].bytes().as_ptr() as usize, 128);
+        assert!(regions[1].bytes().iter().all(|b| *b == 2) && regions[1].bytes().len() == 200);
+        assert!(regions[2].bytes().iter().all(|b| *b == 3));
+        assert!(
+            regions[3].bytes()[..4096].iter().all(|b| *b == 0),
+            "what is larger than a slab gets its own"
+        );
+    }
 
     #[test]
     fn pages_are_zero_aligned_and_writable_to_the_last_byte() {
