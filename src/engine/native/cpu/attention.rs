@@ -9,7 +9,7 @@
 use std::ops::Range;
 
 use super::cache::{CachePool, Element};
-use super::simd::{InstructionSet, LANES, Simd, dispatch, exp};
+use super::simd::{InstructionSet, LANES, Simd, dispatch, exp, nth, prefetch};
 use super::team::{Scattered, Worker};
 use crate::engine::native::operations::AttentionShape;
 use crate::engine::native::rows::{Rows, SequenceRows};
@@ -348,6 +348,12 @@ impl AttentionPlan {
     }
 }
 
+/// Tiles of K ahead of the one in work that are asked for: blocks are short, so the processor's own prefetch starts anew at each.
+const TILES_AHEAD: usize = 2;
+
+/// Rows of V likewise.
+const ROWS_AHEAD: usize = 24;
+
 /// `scores[q][position] = q · k` over the tiles of a chunk.
 #[inline(always)]
 unsafe fn scores_of<S: Simd, E: Element>(
@@ -357,7 +363,8 @@ unsafe fn scores_of<S: Simd, E: Element>(
     queries: &[f32],
     scores: &mut [f32],
 ) {
-    for tile in tiles {
+    for tile in tiles.clone() {
+        let ahead = if tile + TILES_AHEAD < tiles.end { keys[tile + TILES_AHEAD] } else { keys[tile] };
         let (mut query, mut score) = (queries.as_ptr(), scores[tile * LANES..].as_mut_ptr());
         let mut left = queries.len() / dim;
         while left > 0 {
@@ -365,10 +372,10 @@ unsafe fn scores_of<S: Simd, E: Element>(
             // SAFETY: `done` queries of `dim` elements and as many chunks of scores are left; the tile has `dim` × 16 keys.
             unsafe {
                 match done {
-                    1 => scores_tile::<S, E, 1>(keys[tile], dim, query, score),
-                    2 => scores_tile::<S, E, 2>(keys[tile], dim, query, score),
-                    3 => scores_tile::<S, E, 3>(keys[tile], dim, query, score),
-                    _ => scores_tile::<S, E, TILE>(keys[tile], dim, query, score),
+                    1 => scores_tile::<S, E, 1>(keys[tile], ahead, dim, query, score),
+                    2 => scores_tile::<S, E, 2>(keys[tile], ahead, dim, query, score),
+                    3 => scores_tile::<S, E, 3>(keys[tile], ahead, dim, query, score),
+                    _ => scores_tile::<S, E, TILE>(keys[tile], ahead, dim, query, score),
                 }
                 query = query.add(done * dim);
                 score = score.add(if done < left { done * CHUNK } else { 0 });
@@ -390,6 +397,7 @@ dispatch! {
 #[inline(always)]
 unsafe fn scores_tile<S: Simd, E: Element, const Q: usize>(
     keys: *const E,
+    ahead: *const E,
     dim: usize,
     queries: *const f32,
     scores: *mut f32,
@@ -398,9 +406,10 @@ unsafe fn scores_tile<S: Simd, E: Element, const Q: usize>(
     unsafe {
         let mut sums = [S::zero(); Q];
         for d in 0..dim {
-            let key = E::load::<S>(keys.add(d * LANES));
+            prefetch(nth(ahead, d, LANES));
+            let key = E::load::<S>(nth(keys, d, LANES));
             for (q, sum) in sums.iter_mut().enumerate() {
-                *sum = S::mul_add(key, S::splat(*queries.add(q * dim + d)), *sum);
+                *sum = S::mul_add(key, S::splat(*nth(queries, q, dim).add(d)), *sum);
             }
         }
         for (q, sum) in sums.into_iter().enumerate() {
@@ -549,10 +558,16 @@ unsafe fn weighed_block<S: Simd, E: Element, const Q: usize, const V: usize>(
             std::array::from_fn(|v| S::load(values.add(q * stride + at + v * LANES)))
         });
         for position in positions {
-            let row = rows[position / LANES].add(position % LANES * stride + at);
+            let next = position.wrapping_add(ROWS_AHEAD) % CHUNK;
+            let ahead = nth(rows[next / LANES], next % LANES, stride).wrapping_add(at);
+            // A row of V vectors is V · 16 elements: two vectors of 16 bits to a line.
+            for v in 0..V {
+                prefetch(ahead.wrapping_add(v * LANES));
+            }
+            let row = nth(rows[position / LANES], position % LANES, stride).wrapping_add(at);
             let row: [S::Floats; V] = std::array::from_fn(|v| E::load::<S>(row.add(v * LANES)));
             for (q, sums) in sums.iter_mut().enumerate() {
-                let weight = S::splat(*weights.add(q * CHUNK + position));
+                let weight = S::splat(*nth(weights, q, CHUNK).add(position));
                 for (sum, value) in sums.iter_mut().zip(row) {
                     *sum = S::mul_add(value, weight, *sum);
                 }

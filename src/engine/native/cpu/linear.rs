@@ -10,7 +10,7 @@
 
 use super::inputs::{InputRow, InputWriter};
 use super::matrix::{Format, GROUP, HEADER, PackedMatrix, Precision};
-use super::simd::{InstructionSet, LANES, Simd, dispatch};
+use super::simd::{InstructionSet, LANES, Simd, dispatch, nth};
 use super::team::Worker;
 
 /// The most panels and rows of a tile.
@@ -207,7 +207,7 @@ unsafe fn f32_tile<S: Simd, const P: usize, const B: usize>(
         let mut sums = [[S::zero(); P]; B];
         for column in 0..columns {
             let w: [S::Floats; P] =
-                std::array::from_fn(|p| S::load(weights[p].add(column * 4 * LANES).cast()));
+                std::array::from_fn(|p| S::load(nth(weights[p], column, 4 * LANES).cast()));
             for (sums, row) in sums.iter_mut().zip(rows) {
                 let x = S::splat(f32::from_bits(*row.words.add(column)));
                 for (sum, w) in sums.iter_mut().zip(w) {
@@ -239,7 +239,7 @@ unsafe fn f16_tile<S: Simd, const P: usize, const B: usize>(
         let mut sums = [[S::zero(); P]; B];
         for column in 0..columns {
             let w: [S::Floats; P] =
-                std::array::from_fn(|p| S::load_f16(weights[p].add(column * 2 * LANES).cast()));
+                std::array::from_fn(|p| S::load_f16(nth(weights[p], column, 2 * LANES).cast()));
             for (sums, row) in sums.iter_mut().zip(rows) {
                 let x = S::splat(f32::from_bits(*row.words.add(column)));
                 for (sum, w) in sums.iter_mut().zip(w) {
@@ -270,7 +270,7 @@ unsafe fn bf16_tile<S: Simd, const P: usize, const B: usize>(
     unsafe {
         let mut sums = [[S::zero(); P]; B];
         for pair in 0..columns / 2 {
-            let w: [S::Packed; P] = std::array::from_fn(|p| S::load_packed(weights[p].add(pair * 4 * LANES)));
+            let w: [S::Packed; P] = std::array::from_fn(|p| S::load_packed(nth(weights[p], pair, 4 * LANES)));
             for (sums, row) in sums.iter_mut().zip(rows) {
                 let x = S::splat_packed(*row.words.add(pair));
                 for (sum, w) in sums.iter_mut().zip(w) {
@@ -312,9 +312,9 @@ unsafe fn bytes_group<S: Simd, const P: usize, const B: usize>(
         }
         for quad in 0..GROUP / 4 {
             let w: [S::Packed; P] =
-                std::array::from_fn(|p| S::load_packed(weights[p].add(at + quad * 4 * LANES)));
+                std::array::from_fn(|p| S::load_packed(nth(weights[p].wrapping_add(at), quad, 4 * LANES)));
             for (sums, row) in sums.iter_mut().zip(rows) {
-                let x = S::splat_packed(*row.words.add(group * GROUP / 4 + quad));
+                let x = S::splat_packed(*nth(row.words, group, GROUP / 4).add(quad));
                 for (sum, w) in sums.iter_mut().zip(w) {
                     *sum = S::dot_quads(*sum, w, x);
                 }
@@ -341,9 +341,9 @@ unsafe fn nibbles_group<S: Simd, const P: usize, const B: usize>(
         }
         for octet in 0..GROUP / 8 {
             let w: [S::Packed; P] =
-                std::array::from_fn(|p| S::load_packed(weights[p].add(at + octet * 4 * LANES)));
+                std::array::from_fn(|p| S::load_packed(nth(weights[p].wrapping_add(at), octet, 4 * LANES)));
             for (sums, row) in sums.iter_mut().zip(rows) {
-                let words = row.words.add(group * GROUP / 4 + 2 * octet);
+                let words = nth(nth(row.words, group, GROUP / 4), octet, 2);
                 let (first, second) = (S::splat_packed(*words), S::splat_packed(*words.add(1)));
                 for (sum, w) in sums.iter_mut().zip(w) {
                     *sum = S::dot_quads(*sum, S::low_halves(w), first);

@@ -64,6 +64,28 @@ pub trait Simd: Copy + Send + Sync + 'static {
     unsafe fn to_floats(value: Self::Ints) -> Self::Floats;
 }
 
+/// The address of an element `index · stride` elements on.
+///
+/// Overflow checks are on in release builds, for the sake of code that reads files; in an inner loop one check per load is felt, and
+/// an offset within an allocation cannot overflow.
+#[inline(always)]
+#[must_use]
+pub fn nth<T>(from: *const T, index: usize, stride: usize) -> *const T {
+    from.wrapping_add(index.wrapping_mul(stride))
+}
+
+/// Asks for the cache line at an address that will be read soon; any address is allowed.
+#[inline(always)]
+pub fn prefetch<T>(address: *const T) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch reads nothing, whatever the address, and needs no feature beyond the baseline.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(address.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = address;
+}
+
 /// `e^x` within ±87, and its value there beyond: within 4 units in the last place.
 ///
 /// *Source*: `e^x = 2^n · e^f`, n the integer nearest to x / ln 2 and f = x − n · ln 2, with ln 2 in two parts (Cody and Waite) so that f is
