@@ -225,24 +225,31 @@ unsafe fn byte_quads<S: Simd>(
     let mut group = [0.0f32; GROUP];
     let groups = scales.len();
     let mut finish = |index: usize, group: &mut [f32; GROUP]| {
-        let largest = group.iter().fold(0.0f32, |largest, v| largest.max(v.abs()));
-        let scale = largest / 127.0;
-        let inverse = if scale > 0.0 { 1.0 / scale } else { 0.0 };
-        let mut sum = 0;
-        let (quads, _) = group.as_chunks::<4>();
-        for (word, quad) in words[index * GROUP / 4..].iter_mut().zip(quads) {
-            let mut packed = 0u32;
-            for (place, value) in quad.iter().enumerate() {
-                #[expect(clippy::cast_possible_truncation, reason = "within ±127 by the choice of the scale")]
-                let quant = (value * inverse).round_ties_even() as i32;
-                sum += quant;
-                packed |= (quant.cast_unsigned() & 0xff) << (8 * place);
+        // Plain loops over whole arrays, each of which becomes a few vector instructions.
+        let mut largest = [0.0f32; LANES];
+        let mut poison = [0.0f32; LANES];
+        for half in group.as_chunks::<LANES>().0 {
+            for ((largest, poison), value) in largest.iter_mut().zip(&mut poison).zip(half) {
+                *largest = largest.max(value.abs());
+                *poison += value * 0.0;
             }
-            *word = packed;
+        }
+        let scale = largest.iter().fold(0.0f32, |most, v| most.max(*v)) / 127.0;
+        let inverse = if scale > 0.0 { 1.0 / scale } else { 0.0 };
+        let mut quants = [0i32; GROUP];
+        for (quant, value) in quants.iter_mut().zip(&*group) {
+            let rounded = (value * inverse).round_ties_even();
+            // SAFETY: within ±127: NaN becomes a bound, and so does what the inverse of a denormal scale makes of it.
+            *quant = unsafe { rounded.max(-127.0).min(127.0).to_int_unchecked() };
+        }
+        #[expect(clippy::cast_possible_truncation, reason = "within ±127 by the choice of the scale")]
+        let bytes = quants.map(|quant| (quant as i8).cast_unsigned());
+        for (word, quad) in words[index * GROUP / 4..].iter_mut().zip(bytes.as_chunks::<4>().0) {
+            *word = u32::from_le_bytes(*quad);
         }
         // A value that is not finite must not vanish in the rounding: 0 · x is then NaN.
-        scales[index] = scale + group.iter().map(|v| v * 0.0).sum::<f32>();
-        sums[index] = sum;
+        scales[index] = scale + poison.iter().sum::<f32>();
+        sums[index] = quants.iter().sum();
         *group = [0.0; GROUP];
     };
     let mut open = false;

@@ -67,19 +67,6 @@ impl Pages {
     pub fn as_ptr(&self) -> *const u8 {
         self.start.as_ptr()
     }
-
-    /// The bytes.
-    #[must_use]
-    pub fn bytes(&self) -> &[u8] {
-        // SAFETY: mapped, zeroed or written, and borrowed from `self`.
-        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.bytes) }
-    }
-
-    /// The bytes, to be written.
-    pub fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and exclusively borrowed.
-        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.bytes) }
-    }
 }
 
 /// Bytes of a slab of an arena; pages of it that nobody touches cost nothing.
@@ -177,13 +164,13 @@ mod tests {
 
     #[test]
     fn pages_are_zero_aligned_and_writable_to_the_last_byte() {
-        for bytes in [1, 5000, HUGE_PAGE, 3 * HUGE_PAGE + 1] {
-            let mut pages = Pages::new(bytes).unwrap();
-            assert!(pages.bytes().len() >= bytes);
-            assert!(pages.bytes().iter().all(|b| *b == 0));
-            assert_eq!(pages.as_ptr().align_offset(if bytes >= HUGE_PAGE { HUGE_PAGE } else { 4096 }), 0);
-            *pages.bytes_mut().last_mut().unwrap() = 7;
-            assert_eq!(pages.bytes().last(), Some(&7));
+        for bytes in [1, 5000, HUGE_PAGE, SLAB + HUGE_PAGE + 1] {
+            let alignment = if bytes >= HUGE_PAGE { HUGE_PAGE } else { 4096 };
+            assert_eq!(Pages::new(bytes).unwrap().as_ptr().align_offset(alignment), 0);
+            let mut region = Arena::default().take(bytes).unwrap();
+            assert!(region.bytes().iter().all(|b| *b == 0));
+            *region.bytes_mut().last_mut().unwrap() = 7;
+            assert_eq!(region.bytes().last(), Some(&7));
         }
     }
 }
