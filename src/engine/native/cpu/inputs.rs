@@ -239,8 +239,10 @@ unsafe fn byte_quads<S: Simd>(
         let mut quants = [0i32; GROUP];
         for (quant, value) in quants.iter_mut().zip(&*group) {
             let rounded = (value * inverse).round_ties_even();
-            // SAFETY: within ±127: NaN becomes a bound, and so does what the inverse of a denormal scale makes of it.
-            *quant = unsafe { rounded.max(-127.0).min(127.0).to_int_unchecked() };
+            // A conversion that saturates costs a compare for NaN as well: 0 is as good, the scale is NaN then.
+            let bounded = if rounded.abs() <= 127.0 { rounded } else { 127.0f32.copysign(rounded) };
+            // SAFETY: within ±127, and a NaN became a bound.
+            *quant = unsafe { bounded.to_int_unchecked() };
         }
         #[expect(clippy::cast_possible_truncation, reason = "within ±127 by the choice of the scale")]
         let bytes = quants.map(|quant| (quant as i8).cast_unsigned());
