@@ -69,7 +69,7 @@ fn lists_batches_and_contexts_are_checked_before_anything_runs() {
     refused(&["run", "--batch", "0"], "--batch `0`: 0 is not allowed");
     refused(&["run", "--context", "8..1"], "runs backwards");
     refused(&["run", "--dtype", "f8"], "`f8` is not one of");
-    refused(&["run", "--engine", "warp"], "`warp` is unknown");
+    refused(&["run", "--engine", "warp"], "`warp` is unknown; this build has: stock, native");
     refused(&["run", "--device", "tpu"], "wanted cpu, cuda or cuda:N");
     refused(&["predict", "--gpu", "voodoo2"], "voodoo2");
 }
@@ -78,6 +78,29 @@ fn lists_batches_and_contexts_are_checked_before_anything_runs() {
 #[test]
 fn a_cpu_build_asked_for_cuda_says_how_to_get_it() {
     refused(&["run", "--device", "cuda", "--smoke"], "--features cuda");
+    let model = fixture("qwen3");
+    for command in [&["run", "--smoke"][..], &["logits", "--tokens", "1"]] {
+        let native = ["--model", path(&model), "--device", "cuda", "--engine", "native"];
+        hbmark().args(command).args(native).assert().code(2).stdout("").stderr(contains("cuda"));
+    }
+}
+
+#[test]
+fn a_dtype_that_native_has_not_is_refused_with_those_it_has() {
+    let model = fixture("qwen3");
+    for command in [&["run", "--smoke"][..], &["logits", "--tokens", "1"]] {
+        hbmark()
+            .args(command)
+            .args(["--model", path(&model), "--engine", "native", "--dtype", "fp8", "--device", "cpu"])
+            .assert()
+            .code(2)
+            .stdout("")
+            .stderr(contains("fp8").and(contains("bf16, f16, int8, q8_0, q4_0 or int4")));
+    }
+    refused(
+        &["logits", "--tokens", "1", "--engine", "warp"],
+        "`warp` is unknown; this build has: stock, native",
+    );
 }
 
 #[test]
@@ -220,6 +243,64 @@ fn logits_have_the_documented_shape() {
     assert!(found["logits"].as_array().unwrap().iter().all(serde_json::Value::is_f64));
     refused(&["logits", "--model", path(&fixture("llama-gqa")), "--tokens", "1,x"], "`x` is not a token id");
     refused(&["logits", "--model", path(&fixture("llama-gqa")), "--tokens", "99999"], "token 99999");
+}
+
+/// The result of `hbmark logits` on a fixture.
+fn logits(model: &str, engine: &str, dtype: &str) -> serde_json::Value {
+    let output = hbmark()
+        .args(["logits", "--model", path(&fixture(model)), "--tokens", "5,17,42,7,99,3", "--greedy", "8"])
+        .args(["--engine", engine, "--dtype", dtype, "--device", "cpu", "--format", "json"])
+        .assert()
+        .code(0);
+    serde_json::from_slice(&output.get_output().stdout).unwrap()
+}
+
+/// The largest difference of two results' logits, relative to the largest of the second.
+fn difference(found: &serde_json::Value, reference: &serde_json::Value) -> f64 {
+    let row = |result: &serde_json::Value| -> Vec<f64> {
+        result["logits"].as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect()
+    };
+    let (found, reference) = (row(found), row(reference));
+    assert_eq!(found.len(), reference.len());
+    let largest = reference.iter().fold(0.0f64, |largest, x| largest.max(x.abs()));
+    found.iter().zip(&reference).fold(0.0, |worst, (a, b)| f64::max(worst, (a - b).abs())) / largest
+}
+
+#[test]
+fn both_engines_print_the_same_logits_and_tokens_in_f32() {
+    for model in ["llama-llama3-rope", "qwen3"] {
+        let (native, stock) = (logits(model, "native", "f32"), logits(model, "stock", "f32"));
+        assert_eq!((&native["engine"], &native["dtype"]), (&"native".into(), &"f32".into()));
+        let error = difference(&native, &stock);
+        assert!(error <= 1e-4, "{model}: {error:.1e} off");
+        assert_eq!(native["generated"], stock["generated"], "{model}");
+    }
+}
+
+#[test]
+fn native_prints_logits_near_f32_in_every_dtype() {
+    let reference = logits("llama-gqa", "native", "f32");
+    // Of 4 bits in groups over a model this small, only the order of size can be asked.
+    let bounds =
+        [("bf16", 6e-2), ("f16", 1e-2), ("int8", 1e-1), ("q8_0", 1e-1), ("q4_0", 0.5), ("int4", 0.7)];
+    for (dtype, bound) in bounds {
+        let found = logits("llama-gqa", "native", dtype);
+        assert_eq!(found["dtype"], dtype);
+        let error = difference(&found, &reference);
+        assert!(error > 0.0 && error <= bound, "{dtype}: {error:.1e} off");
+    }
+}
+
+#[test]
+fn both_engines_side_by_side_print_the_ladder() {
+    for model in ["qwen3", "llama-q8_0.gguf"] {
+        hbmark()
+            .args(["run", "--smoke", "--engine", "stock,native", "--device", "cpu", "--model"])
+            .args([path(&fixture(model)), "--batch", "1", "--context", "8", "--phase", "decode"])
+            .assert()
+            .code(0)
+            .stdout(contains("ladders: where the time of a step goes").and(contains("native takes")));
+    }
 }
 
 #[test]

@@ -23,7 +23,7 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
     let checks = crate::verify::verify(device, &mut |check| {
         if !json {
             let verdict = if check.passed { "PASS" } else { "FAIL" };
-            let line = format!("{verdict}  {:<9} {:<44} {}", check.area, check.name, check.detail);
+            let line = format!("{verdict}  {:<17} {:<44} {}", check.area, check.name, check.detail);
             broken = broken.take().or(print(&line).err());
         }
     });

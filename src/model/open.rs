@@ -72,8 +72,7 @@ pub fn open(spec: &str, revision: Option<&str>, seed: u64) -> Result<OpenModel, 
         return open_folder(path, None);
     }
     if let Some(preset) = presets::find(spec) {
-        let source = Source::Synthetic { seed };
-        return Ok(OpenModel { name: preset.name.to_owned(), architecture: preset.architecture, source });
+        return Ok(OpenModel::synthetic(preset.name, preset.architecture, seed));
     }
     let looks_like_a_path = spec.starts_with(['.', '/', '~']) || spec.matches('/').count() > 1;
     if looks_like_a_path {
@@ -129,6 +128,12 @@ fn open_gguf(path: &Path) -> Result<OpenModel, ModelError> {
 }
 
 impl OpenModel {
+    /// A model of some dimensions with random weights.
+    #[must_use]
+    pub fn synthetic(name: impl Into<String>, architecture: Architecture, seed: u64) -> Self {
+        Self { name: name.into(), architecture, source: Source::Synthetic { seed } }
+    }
+
     /// Where the weights come from, for results.
     #[must_use]
     pub fn source_label(&self) -> String {

@@ -35,6 +35,12 @@ pub fn operation_tolerance(operation: Operation, sample: &Sample) -> f64 {
     if plain { SUMS_IN_F32 } else { 1e-2 }
 }
 
+/// As [`operation_tolerance`], of the row in the middle.
+#[must_use]
+pub fn median_tolerance(operation: Operation, sample: &Sample) -> f64 {
+    operation_tolerance(operation, sample).min(MEDIAN)
+}
+
 /// How far two implementations of an operation lie apart.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct OperationError {
@@ -56,8 +62,8 @@ impl OperationError {
     /// Whether both are within what `sample` allows.
     #[must_use]
     pub fn passed(&self, sample: &Sample) -> bool {
-        let tolerance = operation_tolerance(self.operation, sample);
-        self.worst <= tolerance && self.median <= tolerance.min(MEDIAN)
+        self.worst <= operation_tolerance(self.operation, sample)
+            && self.median <= median_tolerance(self.operation, sample)
     }
 }
 
@@ -78,8 +84,8 @@ pub fn step_tolerance(sample: &Sample) -> f64 {
     }
 }
 
-/// What an operation left, a row per token or sequence.
-type Outputs = Vec<(Operation, Vec<Vec<f32>>)>;
+/// What each operation left, a row per token or sequence.
+pub type Outputs = Vec<(Operation, Vec<Vec<f32>>)>;
 
 /// Packs tensors that come in the order of the inventory, and makes a forward of them.
 ///
@@ -227,12 +233,15 @@ pub fn operation_errors<A: Operations, B: Operations>(
     scenario: &Scenario,
 ) -> Result<Vec<OperationError>, EngineError> {
     let found = operations_alone(a, sample, scenario)?;
-    let reference = operations_alone(b, sample, scenario)?;
-    let compared = found
-        .iter()
-        .zip(&reference)
-        .map(|((operation, found), (_, reference))| OperationError::new(*operation, found, reference));
-    Ok(compared.collect())
+    Ok(compare_operations(&found, &operations_alone(b, sample, scenario)?))
+}
+
+/// Compares what [`operations_alone`] gave for two implementations.
+#[must_use]
+pub fn compare_operations(found: &Outputs, reference: &Outputs) -> Vec<OperationError> {
+    let both = found.iter().zip(reference);
+    both.map(|((operation, found), (_, reference))| OperationError::new(*operation, found, reference))
+        .collect()
 }
 
 fn pool_of<O: Operations>(
@@ -271,8 +280,12 @@ fn activations<O: Operations>(
     Ok(buffer)
 }
 
-/// What each operation of the first layer leaves in the steps of a scenario.
-fn operations_alone<O: Operations>(
+/// What each operation of the first layer leaves in the steps of a scenario, all of them on the same random inputs and a pool full of
+/// noise. `norm_qkv` leaves its queries, and K and V as an attention sees them.
+///
+/// # Errors
+/// When memory runs out or the device fails.
+pub fn operations_alone<O: Operations>(
     operations: &mut O,
     sample: &Sample,
     scenario: &Scenario,
