@@ -1,7 +1,7 @@
 //! Sixteen lanes: what the kernels are written in.
 //!
 //! A kernel is written once, generic over [`Simd`], and compiled for each instruction set inside a function that enables its
-//! features ([`dispatch!`](super::dispatch)). A panel of weights has sixteen rows, a tile of the cache sixteen positions, so
+//! features (`dispatch!`). A panel of weights has sixteen rows, a tile of the cache sixteen positions, so
 //! that a lane is an output and nothing is ever summed across lanes.
 //!
 //! [`Avx512`](avx512::Avx512) needs the bf16 and VNNI extensions (Zen 4, Cooper Lake, Sapphire Rapids and later),
