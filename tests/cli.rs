@@ -345,6 +345,10 @@ fn every_subcommand_explains_itself_with_an_example() {
         "doctor",
         "glossary",
         "completions",
+        "import",
+        "ladder",
+        "explain",
+        "checklist",
     ] {
         hbmark().args([name, "--help"]).assert().code(0).stdout(contains("Example"));
     }
@@ -361,4 +365,55 @@ fn a_dry_run_prints_the_plan_and_measures_nothing() {
         .assert()
         .code(0)
         .stdout(contains("decode/stock/f32/b2/c128").and(contains("run")));
+}
+
+fn foreign(name: &str) -> String {
+    path(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/foreign").join(name)).to_owned()
+}
+
+#[test]
+fn an_import_maps_asks_and_places() {
+    let file = foreign("vllm-serve-2025-03-detailed.json");
+    hbmark()
+        .args(["import", &file])
+        .assert()
+        .success()
+        .stdout(contains("TPOT").and(contains("--gpu      the file names no GPU")));
+    hbmark()
+        .args(["import", &file, "--model", "Llama-3.1-8B", "--gpu", "h100-pcie", "--dtype", "bf16"])
+        .assert()
+        .success()
+        .stdout(contains("1.44 TB/s").and(contains("names no GPU").not()));
+    hbmark().args(["import", "--aliases"]).assert().success().stdout(contains("called ITL there"));
+    refused(&["import"], "FILES");
+    refused(&["import", &foreign("README.md")], "no result this program knows");
+}
+
+#[test]
+fn a_ladder_takes_an_external_rung_on_a_prediction() {
+    let file = foreign("vllm-serve-2025-03-detailed.json");
+    let said = ["--model", "Llama-3.1-8B", "--gpu", "h100-pcie", "--dtype", "bf16"];
+    let cell = ["ladder", "--cell", "decode/ideal/bf16/b1/c1024", "--external", &file];
+    hbmark()
+        .args(cell)
+        .args(said)
+        .assert()
+        .success()
+        .stdout(contains("data sheet").and(contains("vllm (external")).or(contains("external (external")));
+    refused(&cell, "--gpu (the file names no GPU)");
+    refused(&["ladder", "--cell", "decode/b1", "--external", &file], "`decode/b1` is no cell");
+    refused(
+        &["ladder", "--cell", "decode/ideal/bf16/b1/c1024", "--external", &file, "--row", "zz"],
+        "no row with `zz`",
+    );
+}
+
+#[test]
+fn a_foreign_checklist_is_invalid_with_exit_code_1() {
+    hbmark()
+        .args(["checklist", &foreign("vllm-serve-0.25.json")])
+        .assert()
+        .code(1)
+        .stdout(contains("INVALID because of the questions marked *").and(contains("hardware named")));
+    refused(&["explain", &foreign("vllm-serve-0.25.json")], "schema version none");
 }

@@ -5,9 +5,13 @@
 
 pub(crate) mod axes;
 mod ceiling;
+mod checklist;
 mod completions;
 mod doctor;
+mod explain;
 mod glossary;
+mod import;
+mod ladder;
 mod list;
 mod logits;
 mod predict;
@@ -51,6 +55,14 @@ enum Command {
     Verify(verify::Args),
     /// Recompute and print a saved result in any format.
     Report(report::Args),
+    /// Say in plain words where the time of a saved result went, and what disturbed it.
+    Explain(explain::Args),
+    /// Ask of a result, ours or another program's, whether it deserves trust: VALID or INVALID.
+    Checklist(checklist::Args),
+    /// Read results of vLLM, SGLang, llama.cpp, AIPerf, GuideLLM, optimum-benchmark or TensorRT-LLM onto the same roofline.
+    Import(import::Args),
+    /// Stand another program's decode on the ladder of one of our cells.
+    Ladder(ladder::Args),
     /// List the models that have a name.
     Models(list::ModelsArgs),
     /// List the GPUs of the datasheet table.
@@ -82,6 +94,10 @@ pub fn dispatch(cli: Cli) -> anyhow::Result<Outcome> {
         Command::Logits(args) => logits::execute(&args),
         Command::Verify(args) => verify::execute(&args),
         Command::Report(args) => report::execute(&args),
+        Command::Explain(args) => explain::execute(&args),
+        Command::Checklist(args) => checklist::execute(&args),
+        Command::Import(args) => import::execute(&args),
+        Command::Ladder(args) => ladder::execute(&args),
         Command::Models(args) => list::models(&args),
         Command::Devices(args) => list::devices(&args),
         Command::Doctor(args) => doctor::execute(&args),

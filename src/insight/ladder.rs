@@ -29,6 +29,8 @@ pub enum RungKind {
     Stock,
     /// Any other engine, by its name.
     Other,
+    /// An imported result of another program: its scheduler, server and client are in it.
+    External,
 }
 
 impl RungKind {
@@ -58,6 +60,18 @@ pub struct Rung {
     /// What must move for a floor; what the engine really moves for a measured rung, where that is known.
     pub bytes: Option<Bytes>,
     pub status: Status,
+    /// `b1 c1006` where that is not the ladder's own batch and context.
+    #[serde(default)]
+    pub place: Option<String>,
+}
+
+/// Why a ladder with an external rung cannot be built.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum LadderError {
+    #[error("the result has no cell `{asked}`; it has {known}")]
+    NoSuchCell { asked: String, known: String },
+    #[error("`{asked}` is a prefill, and external results stand on ladders of decode cells only")]
+    NotDecode { asked: String },
 }
 
 /// The rungs of one phase, batch and context.
@@ -105,6 +119,29 @@ impl<'a> Measured<'a> {
             Phase::Decode => (cell.tpot_ns?, cell.tpot_ci_low_ns, cell.tpot_ci_high_ns),
             Phase::Prefill => (step.median, step.ci_low, step.ci_high),
         };
+        let interval = (low.unwrap_or(time_ns), high.unwrap_or(time_ns));
+        Self::timed(cell, report, RungKind::of_engine(&cell.engine), time_ns, interval)
+    }
+
+    /// An imported decode: one figure without an interval.
+    fn external(cell: &'a CellResult, report: &Report) -> Option<Self> {
+        let time_ns = cell.tpot_ns?;
+        Self::timed(cell, report, RungKind::External, time_ns, (time_ns, time_ns))
+    }
+
+    /// A predicted cell: it has floors and no rung of its own.
+    fn promised(cell: &'a CellResult, report: &Report) -> Option<Self> {
+        let time_ns = cell.predicted_ns.filter(|_| cell.status == Status::Predicted)?;
+        Self::timed(cell, report, RungKind::of_engine(&cell.engine), time_ns, (time_ns, time_ns))
+    }
+
+    fn timed(
+        cell: &'a CellResult,
+        report: &Report,
+        kind: RungKind,
+        time_ns: f64,
+        interval: (f64, f64),
+    ) -> Option<Self> {
         if !(time_ns.is_finite() && time_ns > 0.0) {
             return None;
         }
@@ -120,13 +157,18 @@ impl<'a> Measured<'a> {
         let datasheet = sheet.map(|d| floor(RungKind::Datasheet, Roof::datasheet(d, cell.dtype)));
         Some(Self {
             cell,
-            kind: RungKind::of_engine(&cell.engine),
+            kind,
             time_ns,
-            low_ns: low.unwrap_or(time_ns),
-            high_ns: high.unwrap_or(time_ns),
+            low_ns: interval.0,
+            high_ns: interval.1,
             floor: ceiling.or(datasheet),
             datasheet,
         })
+    }
+
+    /// Whether something ran, and not only a floor was computed.
+    pub fn ran(&self) -> bool {
+        self.cell.status != Status::Predicted
     }
 
     /// Time over the engine's own floor; negative below it.
@@ -157,6 +199,43 @@ pub fn ladders(report: &Report) -> Vec<Ladder> {
         .collect()
 }
 
+/// The ladder of one cell with imported decodes above it, held against the ceilings and the data sheet of `report`.
+///
+/// The externals must have run the same model on the same device; their batch and context may differ, and what that costs at the ceiling
+/// is then a floor of its own.
+///
+/// # Errors
+/// [`LadderError`] when the report has no such cell, or when it is a prefill.
+pub fn with_external(report: &Report, id: &str, externals: &[CellResult]) -> Result<Ladder, LadderError> {
+    let known = || report.cells.iter().map(|c| c.id.as_str()).take(20).collect::<Vec<_>>().join(", ");
+    let home = report
+        .cells
+        .iter()
+        .find(|cell| cell.id == id)
+        .ok_or_else(|| LadderError::NoSuchCell { asked: id.to_owned(), known: known() })?;
+    if home.phase != Phase::Decode {
+        return Err(LadderError::NotDecode { asked: id.to_owned() });
+    }
+    let place = |cell: &CellResult| (cell.phase, cell.batch, cell.context);
+    let cells = report.cells.iter().filter(|cell| place(cell) == place(home));
+    let (mut measured, mut missing) = (Vec::new(), Vec::new());
+    for cell in cells {
+        match Measured::new(cell, report).or_else(|| Measured::promised(cell, report)) {
+            Some(known) => measured.push(known),
+            None => missing.push(cell),
+        }
+    }
+    measured.sort_by_key(|m| m.kind);
+    let mut selection = one_per_engine(&measured, home.dtype);
+    selection.extend(externals.iter().filter_map(|cell| Measured::external(cell, report)));
+    // A cell without a time still names the place.
+    missing.retain(|cell| !selection.iter().any(|m| m.cell.engine == cell.engine));
+    if selection.is_empty() {
+        return Err(LadderError::NoSuchCell { asked: id.to_owned(), known: known() });
+    }
+    Ok(build(&selection, &missing, report, (home.batch, home.context)))
+}
+
 fn at_one_place(cells: &[&CellResult], report: &Report) -> Vec<Ladder> {
     let mut measured: Vec<Measured<'_>> = Vec::new();
     let mut missing: Vec<&CellResult> = Vec::new();
@@ -176,7 +255,8 @@ fn at_one_place(cells: &[&CellResult], report: &Report) -> Vec<Ladder> {
             chosen.push(selection);
         }
     }
-    chosen.iter().map(|selection| build(selection, &missing, report)).collect()
+    let place = (cells[0].batch, cells[0].context);
+    chosen.iter().map(|selection| build(selection, &missing, report, place)).collect()
 }
 
 /// Every engine once: at `dtype` if it ran it, otherwise where it has the fewest bytes to move.
@@ -193,8 +273,13 @@ fn one_per_engine<'a>(measured: &[Measured<'a>], dtype: Dtype) -> Vec<Measured<'
     selection
 }
 
-fn build(selection: &[Measured<'_>], missing: &[&CellResult], report: &Report) -> Ladder {
-    let mut climb = Climb { rungs: Vec::new(), level: 0.0 };
+fn build(
+    selection: &[Measured<'_>],
+    missing: &[&CellResult],
+    report: &Report,
+    place: (usize, usize),
+) -> Ladder {
+    let mut climb = Climb { rungs: Vec::new(), level: 0.0, place };
     let lowest =
         selection.iter().filter(|m| m.floor.is_some()).min_by(|a, b| floor_time(a).total_cmp(&floor_time(b)));
     let mut floor_now = lowest.map(floor_time);
@@ -211,18 +296,19 @@ fn build(selection: &[Measured<'_>], missing: &[&CellResult], report: &Report) -
             climb.floor(engine.cell, floor, floor.time_ns - now);
             floor_now = Some(floor.time_ns);
         }
-        climb.engine(engine);
+        if engine.ran() {
+            climb.engine(engine);
+        }
     }
     let slowest = selection.iter().map(|m| m.time_ns).fold(0.0, f64::max);
     for rung in &mut climb.rungs {
         rung.share = rung.step_ns / slowest;
     }
-    let first = selection[0].cell;
     Ladder {
-        phase: first.phase,
-        batch: first.batch,
-        context: first.context,
-        story: story::tell(selection, lowest, missing, report),
+        phase: selection[0].cell.phase,
+        batch: place.0,
+        context: place.1,
+        story: story::tell(selection, lowest, missing, report, place),
         rungs: climb.rungs,
     }
 }
@@ -241,6 +327,13 @@ struct Climb {
     rungs: Vec<Rung>,
     /// What all rungs so far add up to.
     level: f64,
+    /// Batch and context of the ladder.
+    place: (usize, usize),
+}
+
+/// The batch and context of a cell that stands on a ladder of another place.
+pub(super) fn elsewhere(cell: &CellResult, place: (usize, usize)) -> Option<String> {
+    ((cell.batch, cell.context) != place).then(|| format!("b{} c{}", cell.batch, cell.context))
 }
 
 impl Climb {
@@ -264,6 +357,7 @@ impl Climb {
             share: 0.0,
             bytes: if engine.is_some() { cell.bytes.as_implemented } else { Some(cell.bytes.ideal()) },
             status: if engine.is_some() { cell.status } else { Status::Predicted },
+            place: elsewhere(cell, self.place),
             engine,
         });
     }
@@ -275,12 +369,20 @@ impl Ladder {
     pub fn name(&self, rung: usize) -> String {
         let this = &self.rungs[rung];
         let word = match (&this.engine, this.kind) {
+            (Some(engine), RungKind::External) => {
+                let place = this.place.as_ref().map_or_else(String::new, |place| format!(", {place}"));
+                return format!("{engine} (external{place})");
+            }
             (Some(engine), _) => return engine.clone(),
             (None, RungKind::Datasheet) => "data sheet",
             (None, _) => "ceiling",
         };
         let again = self.rungs[..rung].iter().any(|above| above.kind == this.kind);
-        if again { format!("{word} at {}", this.dtype) } else { word.to_owned() }
+        match &this.place {
+            Some(place) => format!("{word} at {} {place}", this.dtype),
+            None if again => format!("{word} at {}", this.dtype),
+            None => word.to_owned(),
+        }
     }
 
     /// The unit in which this ladder's times can be compared at a glance.

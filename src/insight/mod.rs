@@ -1,12 +1,18 @@
 //! What the cells of a report say together.
 //!
-//! Enters: a [`Report`](crate::report::Report) with judged cells. Leaves: [`Ladder`]s, which go back into the report as plain data. Pure:
-//! it measures nothing, knows no engine but by name, and is computed anew from a saved file.
+//! Enters: a [`Report`](crate::report::Report) with judged cells, and results of other programs. Leaves: [`Ladder`]s, which go back into
+//! the report as plain data, [`Finding`]s and [`Checklist`]s. Pure: it measures nothing, knows no engine but by name, and is computed
+//! anew from a saved file.
 
+mod checklist;
+mod diagnose;
+pub mod import;
 mod ladder;
 mod story;
 
-pub use ladder::{Ladder, Rung, RungKind, TimeScale, ladders};
+pub use checklist::{Check, Checklist, Outcome, of_foreign, of_report};
+pub use diagnose::{Finding, explain};
+pub use ladder::{Ladder, LadderError, Rung, RungKind, TimeScale, ladders, with_external};
 
 #[cfg(test)]
 mod tests;

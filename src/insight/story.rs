@@ -5,7 +5,7 @@
 
 use std::fmt::Write;
 
-use super::ladder::{KnownFloor, Measured, RungKind, TimeScale, differ};
+use super::ladder::{KnownFloor, Measured, RungKind, TimeScale, differ, elsewhere};
 use crate::report::{Bound, CellResult, Phase, Report, Status};
 use crate::roofline::{CACHE_MARGIN, CEILING_TOLERANCE};
 
@@ -15,13 +15,13 @@ pub(super) fn tell(
     lowest: Option<&Measured<'_>>,
     missing: &[&CellResult],
     report: &Report,
+    place: (usize, usize),
 ) -> String {
-    let cell = selection[0].cell;
-    let phase = match cell.phase {
+    let phase = match selection[0].cell.phase {
         Phase::Prefill => "prefill",
         Phase::Decode => "decode",
     };
-    let mut story = format!("{phase} b{} c{}: ", cell.batch, cell.context);
+    let mut story = format!("{phase} b{} c{}: ", place.0, place.1);
     let times = selection.iter().flat_map(|m| [m.time_ns, m.floor.map_or(0.0, |f| f.time_ns)]);
     let words = Words { scale: TimeScale::for_longest(times.fold(0.0, f64::max)) };
     story.push_str(&match lowest.and_then(|lowest| words.sum(selection, lowest)) {
@@ -30,6 +30,11 @@ pub(super) fn tell(
     });
     for low in selection.iter().filter(|m| below_floor(m)) {
         let _ = write!(story, "; {}", under_the_floor(low, report));
+    }
+    for far in selection.iter().filter(|m| m.kind == RungKind::External) {
+        if let Some(where_it_ran) = elsewhere(far.cell, place) {
+            let _ = write!(story, "; {} ran at {where_it_ran}, not at this place", far.cell.engine);
+        }
     }
     for cell in missing {
         let _ = write!(story, "; {} {}", cell.id, no_rung(cell.status));
@@ -48,6 +53,9 @@ fn under_the_floor(measured: &Measured<'_>, report: &Report) -> String {
     let cached = cache.is_some_and(|c| measured.cell.bytes.ideal().0 < CACHE_MARGIN.saturating_mul(c.0));
     let share = measured.floor.map_or(0.0, |floor| (1.0 - measured.time_ns / floor.time_ns) * 100.0);
     let why = match measured.floor.map(|floor| floor.kind) {
+        _ if measured.kind == RungKind::External => {
+            "its model, storage, batch or device is not what was said"
+        }
         _ if cached => "part of what it reads comes from the cache",
         Some(RungKind::Datasheet) => "the data sheet row or the timing is wrong",
         _ => "the ceiling was measured low",
@@ -77,6 +85,7 @@ fn loss_of(measured: &Measured<'_>) -> String {
     match measured.kind {
         RungKind::Native => "our kernels' loss".to_owned(),
         RungKind::Stock => "candle's kernels and copies".to_owned(),
+        RungKind::External => format!("the rest of {}", measured.cell.engine),
         _ => format!("what {} adds", measured.cell.engine),
     }
 }
@@ -85,6 +94,9 @@ fn loss_of(measured: &Measured<'_>) -> String {
 fn dtype_part(measured: &Measured<'_>, floor: KnownFloor, lowest: &CellResult) -> String {
     let dtype = measured.cell.dtype;
     match floor.bound {
+        _ if (measured.cell.batch, measured.cell.context) != (lowest.batch, lowest.context) => {
+            format!("what a step at b{} c{} needs beyond that", measured.cell.batch, measured.cell.context)
+        }
         Bound::Compute => format!("its {dtype} arithmetic"),
         _ if measured.cell.kv_dtype == lowest.kv_dtype => format!("its {dtype} weights"),
         _ => format!("its {dtype} weights and KV"),
@@ -122,6 +134,9 @@ impl Words {
                 parts.push(format!("{} {}", self.time(extra), dtype_part(measured, floor, lowest.cell)));
                 (level, floor_now) = (level + extra, floor.time_ns);
             }
+            if !measured.ran() {
+                continue;
+            }
             let loss = measured.time_ns - level;
             // A first engine may lie on its floor, or a hair under it.
             let on_floor = losses.is_empty() && !below_floor(measured);
@@ -140,6 +155,7 @@ impl Words {
     fn apart(&self, selection: &[Measured<'_>]) -> String {
         let each: Vec<String> = selection
             .iter()
+            .filter(|m| m.ran())
             .map(|m| {
                 let takes = format!("{} takes {}", m.cell.engine, self.time(m.time_ns));
                 let Some((floor, over)) = m.floor.zip(m.over_floor()) else { return takes };
@@ -151,7 +167,7 @@ impl Words {
         if selection.iter().any(|m| m.floor.is_none()) {
             text.push_str("; no ceiling was measured, so no floor is known");
         }
-        for pair in selection.windows(2) {
+        for pair in selection.windows(2).filter(|pair| pair.iter().all(Measured::ran)) {
             if let Some(verdict) = compare(&pair[0], &pair[1]) {
                 let _ = write!(text, "; {verdict}");
             }

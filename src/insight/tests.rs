@@ -279,3 +279,59 @@ proptest! {
         prop_assert!(!ladder.story.contains("NaN"));
     }
 }
+
+/// An imported decode of the same step, or of another place with other bytes.
+fn external(context: usize, floor_ms: f64, time_ms: f64) -> CellResult {
+    CellResult { context, ..cell("vllm", Dtype::Bf16, floor_ms, time_ms) }
+}
+
+#[test]
+fn an_external_result_is_the_last_rung() {
+    let report = report(vec![native(54.4), stock(163.0)]);
+    let ladder = with_external(&report, "decode/native/bf16/b1/c128", &[external(128, 51.4, 170.0)]).unwrap();
+    let last = ladder.rungs.last().unwrap();
+    assert_eq!((last.kind, last.place.as_deref()), (RungKind::External, None));
+    assert_eq!(ladder.name(ladder.rungs.len() - 1), "vllm (external)");
+    let sum: f64 = ladder.rungs.iter().map(|rung| rung.step_ns).sum();
+    assert!((sum - 170.0 * MS).abs() < 1.0, "what the rungs add is the time of the last");
+}
+
+#[test]
+fn an_external_result_of_another_context_has_a_floor_of_its_own() {
+    let report = report(vec![native(54.4)]);
+    let far = external(1024, 53.4, 60.4);
+    let ladder = with_external(&report, "decode/native/bf16/b1/c128", &[far]).unwrap();
+    let wanted = [
+        ("ceiling", 514),
+        ("native", 30),
+        ("ceiling at bf16 b1 c1024", 20),
+        ("vllm (external, b1 c1024)", 40),
+    ];
+    assert_eq!(adds(&ladder), named(&wanted));
+    assert_eq!(
+        ladder.story,
+        "decode b1 c128: of vllm's 60.40 ms, 51.40 ms is the memory floor of bf16, 2.00 ms what a step at b1 c1024 needs \
+         beyond that, 3.00 ms our kernels' loss, 4.00 ms the rest of vllm; vllm ran at b1 c1024, not at this place"
+    );
+}
+
+#[test]
+fn an_external_result_under_its_floor_is_doubted() {
+    let report = report(vec![native(54.4)]);
+    let ladder = with_external(&report, "decode/native/bf16/b1/c128", &[external(128, 51.4, 30.0)]).unwrap();
+    assert!(
+        ladder.story.contains("its model, storage, batch or device is not what was said"),
+        "{}",
+        ladder.story
+    );
+}
+
+#[test]
+fn a_ladder_of_a_cell_that_is_not_there_names_those_that_are() {
+    let report = report(vec![native(54.4)]);
+    let error = with_external(&report, "decode/native/bf16/b9/c128", &[]).unwrap_err().to_string();
+    assert_eq!(
+        error,
+        "the result has no cell `decode/native/bf16/b9/c128`; it has decode/native/bf16/b1/c128"
+    );
+}

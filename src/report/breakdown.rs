@@ -50,7 +50,7 @@ fn phase_word(phase: Phase) -> &'static str {
     }
 }
 
-fn of_ladder(ladder: &Ladder) -> Breakdown {
+pub(super) fn of_ladder(ladder: &Ladder) -> Breakdown {
     let (scale, rungs) = (ladder.scale(), &ladder.rungs);
     let time = match ladder.phase {
         Phase::Prefill => "step",

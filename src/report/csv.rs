@@ -6,7 +6,7 @@ use super::text::plain;
 use super::{Report, ReportError};
 
 /// Text that a spreadsheet will not run as a formula.
-fn harmless(text: &str) -> String {
+pub(super) fn harmless(text: &str) -> String {
     let text = plain(text);
     if text.starts_with(['=', '+', '-', '@']) { format!("'{text}") } else { text }
 }

@@ -10,7 +10,7 @@ use super::{Report, ReportKind};
 use crate::units::BytesPerSecond;
 
 /// Text that stays text inside a Markdown table or list.
-fn escape(text: &str) -> String {
+pub(super) fn escape(text: &str) -> String {
     plain(text).chars().fold(String::new(), |mut out, c| {
         if matches!(c, '|' | '\\' | '`' | '*' | '_' | '[' | ']' | '<' | '>' | '#') {
             out.push('\\');
@@ -20,7 +20,7 @@ fn escape(text: &str) -> String {
     })
 }
 
-fn rows(text: &mut String, columns: &[Column]) {
+pub(super) fn rows(text: &mut String, columns: &[Column]) {
     let titles: Vec<String> = columns.iter().map(|c| escape(&c.title)).collect();
     let rules: Vec<&str> = columns.iter().map(|c| if c.right { "---:" } else { "---" }).collect();
     let _ = writeln!(text, "| {} |\n|{}|", titles.join(" | "), rules.join("|"));

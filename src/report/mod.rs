@@ -5,6 +5,8 @@
 
 mod breakdown;
 mod csv;
+pub mod findings;
+pub mod foreign;
 pub mod glossary;
 pub mod json;
 mod markdown;
@@ -12,6 +14,8 @@ pub mod metrics;
 mod table;
 mod terminal;
 mod text;
+
+pub(crate) use text::plain;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -356,6 +360,39 @@ pub fn cell_id(phase: Phase, engine: &str, dtype: Dtype, batch: usize, context: 
         Phase::Decode => "decode",
     };
     format!("{phase}/{engine}/{dtype}/b{batch}/c{context}")
+}
+
+/// A cell's name taken apart.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CellName {
+    pub phase: Phase,
+    pub engine: String,
+    pub dtype: Dtype,
+    pub batch: usize,
+    pub context: usize,
+}
+
+/// A text that is no name of a cell.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is no cell; write phase/engine/dtype/bBATCH/cCONTEXT, such as decode/native/bf16/b1/c128")]
+pub struct NoCellName(String);
+
+impl std::str::FromStr for CellName {
+    type Err = NoCellName;
+    fn from_str(name: &str) -> Result<Self, NoCellName> {
+        let parsed = || {
+            let [phase, engine, dtype, batch, context] =
+                <[&str; 5]>::try_from(name.split('/').collect::<Vec<_>>()).ok()?;
+            Some(Self {
+                phase: <Phase as clap::ValueEnum>::from_str(phase, true).ok()?,
+                engine: engine.to_owned(),
+                dtype: <Dtype as clap::ValueEnum>::from_str(dtype, true).ok()?,
+                batch: batch.strip_prefix('b')?.parse().ok().filter(|b| *b > 0)?,
+                context: context.strip_prefix('c')?.parse().ok()?,
+            })
+        };
+        parsed().ok_or_else(|| NoCellName(plain(name)))
+    }
 }
 
 impl CellResult {

@@ -161,7 +161,7 @@ fn draw(text: &mut String, table: &CellTable, paint: &Paint) {
 }
 
 /// Columns as lines, the titles first.
-fn aligned(columns: &[Column]) -> Vec<String> {
+pub(super) fn aligned(columns: &[Column]) -> Vec<String> {
     let width = |column: &Column| {
         let cells = column.cells.iter().map(|c| c.chars().count());
         cells.chain([column.title.chars().count()]).max().unwrap_or(0)

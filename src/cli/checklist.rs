@@ -1,0 +1,46 @@
+//! `hbmark checklist`.
+
+use std::path::{Path, PathBuf};
+
+use clap::Args as ClapArgs;
+
+use super::{Outcome, print};
+use crate::insight::{self, Checklist, import};
+use crate::report::{Format, ReportError, findings, json};
+
+#[derive(Debug, ClapArgs)]
+#[command(
+    after_help = "Examples:\n  hbmark checklist results/1b/result.json\n  hbmark checklist vllm-result.json\n\nExit code 1 when a result is INVALID."
+)]
+pub struct Args {
+    /// Results: of hbmark, or of any program that `hbmark import` reads.
+    #[arg(required = true)]
+    files: Vec<PathBuf>,
+    /// What to print on stdout.
+    #[arg(long, value_enum, default_value = "table")]
+    format: Format,
+}
+
+pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
+    let mut lists = Vec::new();
+    for file in &args.files {
+        lists.extend(of_file(file)?);
+    }
+    print(&findings::render_checklists(&lists, args.format)?)?;
+    Ok(if lists.iter().all(|list| list.valid) { Outcome::Complete } else { Outcome::SomeCellsFailed })
+}
+
+/// A file of our own if it says so, a foreign one otherwise.
+fn of_file(file: &Path) -> anyhow::Result<Vec<Checklist>> {
+    match json::read(file) {
+        Ok(mut report) => {
+            crate::judge::recompute(&mut report);
+            Ok(vec![insight::of_report(&report)])
+        }
+        // No schema version of ours, or no JSON at all: another program's, or nobody's.
+        Err(
+            ReportError::Version { found: None, .. } | ReportError::Malformed { .. } | ReportError::Json(_),
+        ) => Ok(import::read(file)?.iter().map(insight::of_foreign).collect()),
+        Err(other) => Err(other.into()),
+    }
+}

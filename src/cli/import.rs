@@ -1,0 +1,99 @@
+//! `hbmark import`.
+
+use std::path::PathBuf;
+
+use clap::Args as ClapArgs;
+
+use super::{Outcome, print};
+use crate::insight::import::{self, ForeignFormat, Given, Imported};
+use crate::model::{self, Dtype, OpenModel};
+use crate::report::{Format, foreign};
+use crate::roofline::devices;
+
+#[derive(Debug, ClapArgs)]
+#[command(
+    after_help = "Examples:\n  hbmark import vllm-result.json --model Llama-3.1-8B --gpu h100-sxm --dtype bf16\n  hbmark import llama-bench.jsonl --format csv\n  hbmark import --aliases\n\nReads vLLM bench serve, latency and throughput; SGLang bench_one_batch and bench_serving; llama-bench (json, jsonl, csv, sql, md) and\nllama-batched-bench; AIPerf, GenAI-Perf; GuideLLM; optimum-benchmark; trtllm-bench. The format is told by the content."
+)]
+pub struct Args {
+    /// Results of other programs.
+    #[arg(required_unless_present = "aliases")]
+    files: Vec<PathBuf>,
+    #[command(flatten)]
+    said: SaidArgs,
+    /// Print which foreign key means which of our metrics, and stop.
+    #[arg(long)]
+    aliases: bool,
+    /// With --aliases: of one format alone.
+    #[arg(long, requires = "aliases", value_enum)]
+    of: Option<ForeignFormat>,
+    /// What to print on stdout.
+    #[arg(long, value_enum, default_value = "table")]
+    format: Format,
+}
+
+/// What a foreign file may not say; a flag goes before the file.
+#[derive(Debug, Clone, ClapArgs)]
+pub struct SaidArgs {
+    /// The model that ran: a name (`hbmark models`), a Hugging Face folder, a hub id or a GGUF file; only its config is read.
+    #[arg(long)]
+    pub model: Option<String>,
+    /// The GPU it ran on, of the datasheet table (`hbmark devices`).
+    #[arg(long)]
+    pub gpu: Option<String>,
+    /// GPUs that held the model together.
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..=4096))]
+    pub gpus: Option<u64>,
+    /// Storage of the weights.
+    #[arg(long)]
+    pub dtype: Option<Dtype>,
+    /// Storage of the KV cache.
+    #[arg(long)]
+    pub kv_dtype: Option<Dtype>,
+    /// Sequences that decoded at once.
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    pub batch: Option<u64>,
+    /// Positions in the KV cache of a decode step.
+    #[arg(long, value_parser = clap::value_parser!(u64).range(0..=100_000_000))]
+    pub context: Option<u64>,
+}
+
+impl SaidArgs {
+    /// The model named by flag.
+    pub fn model(&self) -> anyhow::Result<Option<OpenModel>> {
+        Ok(self.model.as_deref().map(|name| model::open(name, None, 0)).transpose()?)
+    }
+
+    /// What was said, with the model that was opened.
+    pub fn given<'a>(&self, model: Option<&'a OpenModel>) -> anyhow::Result<Given<'a>> {
+        Ok(Given {
+            model: model.map(|m| &m.architecture),
+            gpu: self.gpu.as_deref().map(devices::find).transpose()?,
+            gpus: self.gpus,
+            dtype: self.dtype,
+            kv_dtype: self.kv_dtype,
+            batch: self.batch,
+            context: self.context,
+        })
+    }
+
+    /// Reads files and places their rows.
+    pub fn import(&self, files: &[PathBuf]) -> anyhow::Result<Vec<Imported>> {
+        let model = self.model()?;
+        let given = self.given(model.as_ref())?;
+        let mut imported = Vec::new();
+        for file in files {
+            imported.extend(import::read(file)?.into_iter().map(|result| Imported::new(result, &given)));
+        }
+        Ok(imported)
+    }
+}
+
+pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
+    if args.aliases {
+        print(&foreign::render_aliases(args.format, args.of))?;
+        return Ok(Outcome::Complete);
+    }
+    let imported = args.said.import(&args.files)?;
+    print(&foreign::render(&imported, args.format)?)?;
+    Ok(Outcome::Complete)
+}

@@ -1,0 +1,523 @@
+//! Findings in plain words: which regime a measured cell is in, what disturbed it, and what to do first.
+//!
+//! Enters: a judged [`Report`]. Leaves: [`Finding`]s, each with its evidence in numbers and the measurement that would confirm or refute
+//! it. A rule is one row of [`RULES`]: a function from evidence to a finding or to nothing. A cell no rule of a regime speaks of is
+//! called unexplained, which is better than a wrong word. Pure.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::measure::doctor::Severity;
+use crate::model::Dtype;
+use crate::report::{Block, Bound, CellResult, Phase, Report, Status};
+use crate::roofline::{CACHE_MARGIN, Ledger, StepShape};
+use crate::units::{Bytes, BytesPerSecond, Nanos};
+
+/// Share of a step that the bytes at the ceiling must explain before it is called memory-bound. Above the half at which a cell's bound
+/// changes its name: between the two the other part is nearly as large, and no word fits.
+const EXPLAINED: f64 = 0.6;
+/// Share of an interval in which the device waits, from which a step is called launch-bound.
+const WAITING: f64 = 0.2;
+/// Growth of a step over a doubling or more of its batch that is still "the same time".
+const FLAT: f64 = 1.1;
+/// How far the weights of a step may be from those of the shape: alignment and scales stay far below.
+const WEIGHTS_TOLERANCE: f64 = 0.05;
+/// Spread of a ceiling's own repetitions, and coefficient of variation of steps, beyond which a machine is noisy.
+const NOISY_CEILING: f64 = 0.1;
+const NOISY_STEPS: f64 = 0.1;
+/// Share of a cell's blocks under a condition from which it characterises the cell.
+const OFTEN: f64 = 0.25;
+
+/// One thing found.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Finding {
+    /// The rule's stable name: `memory_bound_decode`, `unexplained`...
+    pub rule: String,
+    pub severity: Severity,
+    pub symptom: String,
+    /// The likely regime or cause.
+    pub regime: String,
+    /// With numbers, one a cell.
+    pub evidence: Vec<String>,
+    /// What to measure next to confirm or refute it.
+    pub next: String,
+    /// What to do first, if it holds.
+    pub response: String,
+    /// The cells it is about; empty where it is about the whole run.
+    pub cells: Vec<String>,
+}
+
+/// What kind of statement a rule makes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// Says where the time goes: one of them, or the cell is unexplained.
+    Regime,
+    /// Says what limits trust.
+    Trust,
+}
+
+struct Rule {
+    name: &'static str,
+    kind: Kind,
+    severity: Severity,
+    symptom: &'static str,
+    regime: &'static str,
+    next: &'static str,
+    response: &'static str,
+    /// The evidence in one cell, if the rule speaks of it.
+    look: fn(&Report, &CellResult) -> Option<String>,
+}
+
+const RULES: &[Rule] = &[
+    Rule {
+        name: "wrong_outputs",
+        kind: Kind::Trust,
+        severity: Severity::Problem,
+        symptom: "the tokens are wrong",
+        regime: "an engine that computes something else, whose time means nothing",
+        next: "hbmark logits with this engine beside the reference",
+        response: "do not use these times; report the engine, the dtype and the model's hash",
+        look: wrong_outputs,
+    },
+    Rule {
+        name: "wrong_size_weights",
+        kind: Kind::Trust,
+        severity: Severity::Problem,
+        symptom: "the step reads more or fewer weights than the model has",
+        regime: "another model, another storage, or weights that were not all loaded",
+        next: "hbmark predict with the same model and dtype; compare the weights column",
+        response: "check --model, --revision and --dtype against what was loaded",
+        look: wrong_size_weights,
+    },
+    Rule {
+        name: "cold_cache_artefact",
+        kind: Kind::Regime,
+        severity: Severity::Warn,
+        symptom: "the working set is small beside the last cache",
+        regime: "partly served from the cache: neither a memory nor a cache measurement",
+        next: "the same cell with a larger model, or a batch and context whose KV is several caches",
+        response: "read no bandwidth from this cell; a real model of this size would share the cache with others",
+        look: cache_artefact,
+    },
+    Rule {
+        name: "throttled",
+        kind: Kind::Trust,
+        severity: Severity::Problem,
+        symptom: "blocks were slowed down by the hardware's own protection",
+        regime: "throttled: clocks fell for heat or current",
+        next: "hbmark doctor, then the same cells after five idle minutes",
+        response: "mend the cooling or the supply; times taken meanwhile are of a slower device",
+        look: throttled,
+    },
+    Rule {
+        name: "power_capped",
+        kind: Kind::Trust,
+        severity: Severity::Note,
+        symptom: "the device stood at its power limit",
+        regime: "power-capped: the clock is what the limit leaves",
+        next: "the same cells with the power limit raised, or with clocks locked below the cap",
+        response: "report the limit beside the result; prefill suffers more than decode",
+        look: power_capped,
+    },
+    Rule {
+        name: "foreign_load",
+        kind: Kind::Trust,
+        severity: Severity::Problem,
+        symptom: "other work ran beside the measurement",
+        regime: "disturbed: cores, memory bandwidth or the GPU were shared",
+        next: "hbmark doctor until it names no other process, then the same cells",
+        response: "stop the other work, or pin it to other cores; on a virtual machine ask for dedicated ones",
+        look: foreign_load,
+    },
+    Rule {
+        name: "noisy_machine",
+        kind: Kind::Trust,
+        severity: Severity::Warn,
+        symptom: "the same work takes different times",
+        regime: "a noisy machine: shared caches or bandwidth, frequency changes, or a neighbour nobody sees from here",
+        next: "hbmark verify, which measures the noise of known work",
+        response: "compare only with paired rounds, and only differences above the noise",
+        look: noisy,
+    },
+    Rule {
+        name: "not_converged",
+        kind: Kind::Trust,
+        severity: Severity::Warn,
+        symptom: "the interval stayed wider than asked for",
+        regime: "not converged: too few blocks for this machine's noise",
+        next: "the same cell alone with the full protocol",
+        response: "use the interval and not the middle; do not rank it against others",
+        look: not_converged,
+    },
+    Rule {
+        name: "memory_bound_decode",
+        kind: Kind::Regime,
+        severity: Severity::Ok,
+        symptom: "the step takes about as long as its bytes",
+        regime: "memory-bound decode",
+        next: "the same cell with half the bytes (int8, q8_0): the time should fall with them",
+        response: "fewer bytes a token: quantise weights or KV, or raise the batch to share the weights",
+        look: memory_bound,
+    },
+    Rule {
+        name: "compute_bound_prefill",
+        kind: Kind::Regime,
+        severity: Severity::Ok,
+        symptom: "the prefill takes about as long as its arithmetic",
+        regime: "compute-bound prefill",
+        next: "half the prompt: the time should halve, or fall faster where attention dominates",
+        response: "a faster matrix format (fp8, int8 activations), or cache the prefix; bandwidth will not help",
+        look: compute_bound_prefill,
+    },
+    Rule {
+        name: "compute_bound_decode",
+        kind: Kind::Regime,
+        severity: Severity::Ok,
+        symptom: "at this batch the step takes about as long as its arithmetic",
+        regime: "compute-bound decode: past the crossover",
+        next: "half the batch: the step should get shorter, tokens per second hardly less",
+        response: "a larger batch no longer raises throughput; add devices or a faster matrix format",
+        look: compute_bound_decode,
+    },
+    Rule {
+        name: "launch_bound",
+        kind: Kind::Regime,
+        severity: Severity::Warn,
+        symptom: "the step takes longer than its bytes or its arithmetic, and does not grow with its work",
+        regime: "launch-bound: the device waits for the host, or each operation costs its start",
+        next: "the same cells as a replayed graph or with fused operations; --show-ops names what is slow",
+        response: "capture the step in a graph, fuse operations, or raise the batch to share the cost",
+        look: launch_bound,
+    },
+    Rule {
+        name: "engine_moves_more",
+        kind: Kind::Regime,
+        severity: Severity::Warn,
+        symptom: "the engine moves more bytes than the step must",
+        regime: "memory-bound by copies: the KV cache is concatenated, repeated or cast",
+        next: "half the context: the time should fall with the copied bytes",
+        response: "an engine that writes the cache in place and reads each KV head once",
+        look: moves_more,
+    },
+];
+
+/// Everything the rules find, what is wrong before what is merely so; cells that no regime explains are named at the end.
+#[must_use]
+pub fn explain(report: &Report) -> Vec<Finding> {
+    let mut findings: Vec<Finding> = Vec::new();
+    for rule in RULES {
+        let found: Vec<(&CellResult, String)> =
+            report.cells.iter().filter_map(|cell| Some((cell, (rule.look)(report, cell)?))).collect();
+        if !found.is_empty() {
+            findings.push(finding(rule, &found));
+        }
+    }
+    findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
+    let explained = |cell: &CellResult| {
+        RULES.iter().any(|rule| rule.kind == Kind::Regime && (rule.look)(report, cell).is_some())
+    };
+    let rest: Vec<&CellResult> = report
+        .cells
+        .iter()
+        .filter(|cell| timed(cell).is_some() && believed(cell) && !explained(cell))
+        .collect();
+    if !rest.is_empty() {
+        findings.push(unexplained(report, &rest));
+    }
+    findings
+}
+
+fn finding(rule: &Rule, found: &[(&CellResult, String)]) -> Finding {
+    Finding {
+        rule: rule.name.to_owned(),
+        severity: rule.severity,
+        symptom: rule.symptom.to_owned(),
+        regime: rule.regime.to_owned(),
+        evidence: found.iter().map(|(cell, evidence)| format!("{}: {evidence}", cell.id)).collect(),
+        next: rule.next.to_owned(),
+        response: rule.response.to_owned(),
+        cells: found.iter().map(|(cell, _)| cell.id.clone()).collect(),
+    }
+}
+
+fn unexplained(report: &Report, cells: &[&CellResult]) -> Finding {
+    let evidence = |cell: &&CellResult| {
+        let time = timed(cell).unwrap_or_default();
+        let floor = floor(cell).map_or_else(
+            || "no ceiling is known".to_owned(),
+            |floor| format!("the higher floor is {}, {:.0} % of it", Nanos(floor), floor / time * 100.0),
+        );
+        format!("{}: {} a step, {floor}", cell.id, Nanos(time))
+    };
+    let next = if report.cells.iter().any(|cell| !cell.operations.is_empty()) {
+        "a second batch and context, to see what the time grows with"
+    } else {
+        "--show-ops, to see which operation is far from the ceiling"
+    };
+    Finding {
+        rule: "unexplained".to_owned(),
+        severity: Severity::Note,
+        symptom: "neither bytes nor arithmetic nor waiting explains most of the step".to_owned(),
+        regime: "unexplained".to_owned(),
+        evidence: cells.iter().map(evidence).collect(),
+        next: next.to_owned(),
+        response: "none before the next measurement: a guess would cost more than it saves".to_owned(),
+        cells: cells.iter().map(|cell| cell.id.clone()).collect(),
+    }
+}
+
+/// The time a cell stands for.
+fn timed(cell: &CellResult) -> Option<f64> {
+    let time = match cell.phase {
+        Phase::Decode => cell.tpot_ns,
+        Phase::Prefill => cell.step_ns.as_ref().map(|step| step.median),
+    };
+    time.filter(|time| time.is_finite() && *time > 0.0 && cell.status != Status::Predicted)
+}
+
+/// Whether a time may be read for a regime at all.
+fn believed(cell: &CellResult) -> bool {
+    matches!(cell.status, Status::Ok | Status::NotConverged)
+}
+
+fn floor(cell: &CellResult) -> Option<f64> {
+    cell.predicted_ns.or(cell.predicted_datasheet_ns).filter(|floor| *floor > 0.0)
+}
+
+/// The share of the time that the floor explains, of a cell whose time may be read.
+fn explained(cell: &CellResult) -> Option<f64> {
+    Some(floor(cell)? / timed(cell).filter(|_| believed(cell))?)
+}
+
+/// Share of memory traffic in the time: against the measured ceiling, otherwise the data sheet.
+fn memory_share(cell: &CellResult) -> Option<(f64, &'static str)> {
+    timed(cell).filter(|_| believed(cell))?;
+    match (cell.fraction_of_ceiling, cell.fraction_of_datasheet) {
+        (Some(share), _) => Some((share, "the measured read ceiling")),
+        (None, Some(share)) => Some((share, "the data sheet")),
+        (None, None) => None,
+    }
+}
+
+fn working_set_is_small(report: &Report, cell: &CellResult) -> Option<(Bytes, Bytes)> {
+    let measured = report.ceilings.as_ref().and_then(|c| c.last_cache_bytes);
+    let cache = measured.or_else(|| report.datasheet.as_ref().and_then(|d| d.l2_bytes))?;
+    let set = cell.bytes.ideal();
+    (set.0 > 0 && set.0 < CACHE_MARGIN.saturating_mul(cache.0)).then_some((set, cache))
+}
+
+fn wrong_outputs(_: &Report, cell: &CellResult) -> Option<String> {
+    let quality = cell.quality.as_ref().filter(|q| !q.passed)?;
+    let error =
+        quality.max_relative_error.map_or_else(String::new, |e| format!(", largest relative error {e:.1e}"));
+    Some(format!("failed `{}`{error}", quality.check))
+}
+
+fn wrong_size_weights(report: &Report, cell: &CellResult) -> Option<String> {
+    // A GGUF file's mixture has no size of its own, and a quantised checkpoint is not made from a dtype alone.
+    let architecture = &report.model.architecture;
+    if cell.dtype == Dtype::Gguf || architecture.quantization.is_some() || cell.bytes.weights.0 == 0 {
+        return None;
+    }
+    let ledger = Ledger::new(architecture, &architecture.inventory(cell.dtype), cell.kv_dtype);
+    let shape = StepShape { phase: cell.phase, batch: cell.batch, context: cell.context };
+    let wanted = ledger.step(shape).bytes.weights;
+    let ratio = cell.bytes.weights.as_f64() / wanted.as_f64();
+    ((ratio - 1.0).abs() > WEIGHTS_TOLERANCE).then(|| {
+        format!(
+            "reads {} of weights, and {} in {} has {} to read: {ratio:.2} times",
+            cell.bytes.weights, report.model.name, cell.dtype, wanted
+        )
+    })
+}
+
+fn cache_artefact(report: &Report, cell: &CellResult) -> Option<String> {
+    timed(cell)?;
+    let (set, cache) = working_set_is_small(report, cell)?;
+    let rate = cell.achieved_bytes_per_s.map_or_else(String::new, |r| format!(", at {}", BytesPerSecond(r)));
+    Some(format!("moves {set} beside a last cache of {cache}, under {CACHE_MARGIN} times{rate}"))
+}
+
+/// Of a cell's blocks, those under a condition.
+fn under(cell: &CellResult, is: impl Fn(&Block) -> bool) -> (usize, Option<&Block>) {
+    let hit: Vec<&Block> = cell.blocks.iter().filter(|block| is(block)).collect();
+    (hit.len(), hit.last().copied())
+}
+
+fn throttled(_: &Report, cell: &CellResult) -> Option<String> {
+    let slowed = |block: &Block| {
+        let cause = block.rejected.as_deref().unwrap_or_default();
+        cause.contains("slowdown") || cause.contains("power brake")
+    };
+    let (count, last) = under(cell, slowed);
+    let cause = last?.rejected.as_deref().unwrap_or_default();
+    let heat = last?.telemetry.as_ref().and_then(|t| t.temperature_celsius);
+    let heat = heat.map_or_else(String::new, |c| format!(" at {c:.0} °C"));
+    Some(format!("{count} of {} blocks rejected, the last for {cause}{heat}", cell.blocks.len()))
+}
+
+fn power_capped(_: &Report, cell: &CellResult) -> Option<String> {
+    let (count, last) = under(cell, |block| block.conditions.iter().any(|c| c.starts_with("power capped")));
+    let telemetry = last?.telemetry.as_ref();
+    if (count as f64) < OFTEN * cell.blocks.len() as f64 {
+        return None;
+    }
+    let watts = telemetry.and_then(|t| t.power_watts).map_or_else(String::new, |w| format!(" at {w:.0} W"));
+    let clock = telemetry.and_then(|t| t.sm_clock_mhz).map_or_else(String::new, |c| format!(", {c:.0} MHz"));
+    Some(format!("{count} of {} blocks at the limit{watts}{clock}", cell.blocks.len()))
+}
+
+fn foreign_load(_: &Report, cell: &CellResult) -> Option<String> {
+    let foreign = |block: &Block| {
+        let cause = block.rejected.as_deref().unwrap_or_default();
+        let beside = block.telemetry.as_ref().and_then(|t| t.gpu_other_processes).unwrap_or(0);
+        cause.contains("foreign load") || cause.contains("steal") || beside > 0
+    };
+    let (count, last) = under(cell, foreign);
+    let last = last?;
+    let what = last.rejected.clone().unwrap_or_else(|| "another process on the GPU".to_owned());
+    Some(format!("{count} of {} blocks, the last: {what}", cell.blocks.len()))
+}
+
+fn noisy(report: &Report, cell: &CellResult) -> Option<String> {
+    let mut evidence = Vec::new();
+    let (count, last) =
+        under(cell, |block| block.rejected.as_deref().is_some_and(|cause| cause.starts_with("canary")));
+    if let Some(cause) = last.and_then(|block| block.rejected.as_deref())
+        && count as f64 >= OFTEN * cell.blocks.len() as f64
+    {
+        evidence.push(format!("{count} of {} blocks rejected, the last: {cause}", cell.blocks.len()));
+    }
+    let step = cell.step_ns.as_ref();
+    if let Some(cv) = step.and_then(|step| step.cv).filter(|cv| *cv > NOISY_STEPS) {
+        evidence.push(format!("steps vary by {:.0} % of their mean", cv * 100.0));
+    }
+    let spread = report.ceilings.as_ref().map(|c| c.read_bytes_per_s);
+    if let Some(spread) = spread.filter(|s| (s.high - s.low) / s.median > NOISY_CEILING) {
+        // The ceiling is the run's and not the cell's: it counts where the cell shows noise too.
+        if !evidence.is_empty() {
+            evidence.push(format!(
+                "the read ceiling itself lay between {} and {}",
+                BytesPerSecond(spread.low),
+                BytesPerSecond(spread.high)
+            ));
+        }
+    }
+    (!evidence.is_empty()).then(|| evidence.join("; "))
+}
+
+fn not_converged(_: &Report, cell: &CellResult) -> Option<String> {
+    matches!(cell.status, Status::NotConverged | Status::NoSteadyState)
+        .then(|| cell.reason.clone().unwrap_or_else(|| "no reason was kept".to_owned()))
+}
+
+fn memory_bound(report: &Report, cell: &CellResult) -> Option<String> {
+    if cell.phase != Phase::Decode
+        || cell.bound != Some(Bound::Memory)
+        || working_set_is_small(report, cell).is_some()
+    {
+        return None;
+    }
+    let (share, roof) = memory_share(cell)?;
+    let rate = BytesPerSecond(cell.achieved_bytes_per_s?);
+    // Far above the ceiling the ledger or the ceiling is wrong, and the word would be too.
+    (EXPLAINED..=1.1).contains(&share).then(|| {
+        format!(
+            "{} in {}: {rate}, {:.0} % of {roof}",
+            cell.bytes.ideal(),
+            Nanos(timed(cell).unwrap_or_default()),
+            share * 100.0
+        )
+    })
+}
+
+fn compute_bound_prefill(_: &Report, cell: &CellResult) -> Option<String> {
+    compute_bound(cell, Phase::Prefill)
+}
+
+fn compute_bound_decode(_: &Report, cell: &CellResult) -> Option<String> {
+    compute_bound(cell, Phase::Decode)
+}
+
+fn compute_bound(cell: &CellResult, phase: Phase) -> Option<String> {
+    if cell.phase != phase || cell.bound != Some(Bound::Compute) {
+        return None;
+    }
+    let share = explained(cell).filter(|share| (EXPLAINED..=1.1).contains(share))?;
+    let mfu = match (cell.mfu, &cell.mfu_dtype) {
+        (Some(mfu), Some(peak)) => format!(", MFU {:.0} % of {peak}", mfu * 100.0),
+        _ => String::new(),
+    };
+    Some(format!("its arithmetic explains {:.0} % of {}{mfu}", share * 100.0, Nanos(timed(cell)?)))
+}
+
+fn launch_bound(report: &Report, cell: &CellResult) -> Option<String> {
+    if cell.bound != Some(Bound::Overhead)
+        || copies_explain(cell)
+        || working_set_is_small(report, cell).is_some()
+    {
+        return None;
+    }
+    let (time, share) = (timed(cell)?, explained(cell)?);
+    let waits = cell.host_bubble_ns.filter(|bubble| *bubble / time >= WAITING);
+    let flat = smaller_batch(report, cell).filter(|smaller| {
+        let growth = |of: fn(&CellResult) -> Option<f64>| Some(of(cell)? / of(smaller)?);
+        cell.batch >= 2 * smaller.batch && growth(timed).is_some_and(|g| g < FLAT)
+    });
+    let evidence = match (waits, flat) {
+        (Some(bubble), _) => {
+            format!("the device waits {} of {}, {:.0} %", Nanos(bubble), Nanos(time), bubble / time * 100.0)
+        }
+        (None, Some(smaller)) => format!(
+            "takes {} at batch {} and {} at batch {}",
+            Nanos(timed(smaller)?),
+            smaller.batch,
+            Nanos(time),
+            cell.batch
+        ),
+        (None, None) => return None,
+    };
+    Some(format!("{evidence}; its floor explains {:.0} %", share * 100.0))
+}
+
+/// The same cell at a smaller batch, the smallest.
+fn smaller_batch<'a>(report: &'a Report, cell: &CellResult) -> Option<&'a CellResult> {
+    let alike = |other: &&CellResult| {
+        (other.phase, &other.engine, other.dtype, other.context)
+            == (cell.phase, &cell.engine, cell.dtype, cell.context)
+            && other.batch < cell.batch
+            && believed(other)
+            && timed(other).is_some()
+    };
+    report.cells.iter().filter(alike).min_by_key(|other| other.batch)
+}
+
+/// Whether what the engine really moves explains the step where what it must move does not.
+fn copies_explain(cell: &CellResult) -> bool {
+    copied_share(cell).is_some_and(|share| (EXPLAINED..=1.1).contains(&share))
+}
+
+fn copied_share(cell: &CellResult) -> Option<f64> {
+    let (moved, ideal) = (cell.bytes.as_implemented?.as_f64(), cell.bytes.ideal().as_f64());
+    let (share, _) = memory_share(cell)?;
+    (moved > 1.2 * ideal).then(|| share * moved / ideal)
+}
+
+fn moves_more(report: &Report, cell: &CellResult) -> Option<String> {
+    let share = copied_share(cell).filter(|_| copies_explain(cell))?;
+    // A step that its necessary bytes explain needs no other word.
+    if memory_bound(report, cell).is_some() || compute_bound(cell, cell.phase).is_some() {
+        return None;
+    }
+    let moved = cell.bytes.as_implemented?;
+    Some(format!(
+        "moves {moved} where {} would do: these explain {:.0} % of {}",
+        cell.bytes.ideal(),
+        share * 100.0,
+        Nanos(timed(cell)?)
+    ))
+}
+
+#[cfg(test)]
+#[path = "diagnose_tests.rs"]
+mod tests;

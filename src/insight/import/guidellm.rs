@@ -1,0 +1,69 @@
+//! GuideLLM: the benchmarks of a run as JSON.
+//!
+//! Enters: a document. Leaves: one row a benchmark (a strategy or a rate of a sweep). Figures are those of the successful requests. Its
+//! `inter_token_latency_ms` is our TPOT, and its `time_per_output_token_ms` is not.
+
+use serde_json::Value as Json;
+
+use super::document::Document;
+use super::fields::Fields;
+use super::{ForeignFormat, ForeignResult, ForeignRow, ImportError, Rate, Setup, clipped};
+
+const FORMAT: ForeignFormat = ForeignFormat::Guidellm;
+
+pub(super) fn read(document: &Document) -> Option<Result<Vec<ForeignResult>, ImportError>> {
+    let reports = document.objects_with(&["benchmarks"])?;
+    let first = reports.first()?.get("benchmarks")?.as_array()?.first()?;
+    first.get("metrics")?.get("requests_per_second")?;
+    let benchmarks = reports.iter().filter_map(|r| r.get("benchmarks")?.as_array()).flatten();
+    let rows: Result<Vec<ForeignRow>, ImportError> =
+        benchmarks.enumerate().map(|(index, benchmark)| row(document, index, benchmark)).collect();
+    Some(rows.map(|rows| vec![ForeignResult { source: document.file.clone(), format: FORMAT, rows }]))
+}
+
+fn row(document: &Document, index: usize, benchmark: &Json) -> Result<ForeignRow, ImportError> {
+    let nothing =
+        || ImportError::NothingMeasured { file: document.file.clone(), record: index + 1, format: FORMAT };
+    let map = benchmark.as_object().ok_or_else(nothing)?;
+    let fields = Fields::new(&document.file, index, map);
+    let metrics = fields.object("metrics").ok_or_else(|| fields.missing("metrics", FORMAT))?;
+    // Every metric has its figures once per outcome of the request; the dictionary speaks of successful ones.
+    let successful: serde_json::Map<String, Json> = metrics
+        .map
+        .iter()
+        .filter_map(|(key, outcomes)| Some((key.clone(), outcomes.get("successful")?.clone())))
+        .collect();
+    let successful = Fields { map: &successful, ..fields };
+    let (values, mut remarks) = successful.values(FORMAT)?;
+    let mean = |key: &str| successful.object(key).map(|g| g.number("mean")).transpose().map(Option::flatten);
+    let strategy = fields.object("args.strategy");
+    let kind =
+        strategy.map(|s| s.text("type_")).transpose()?.flatten().unwrap_or_else(|| "benchmark".to_owned());
+    let rate = strategy.map(|s| s.number("rate")).transpose()?.flatten();
+    let streams = strategy.map(|s| s.count("streams")).transpose()?.flatten();
+    let failed = fields.count("request_totals.errored")?;
+    if let Some(failed) = failed.filter(|failed| *failed > 0) {
+        remarks
+            .push(format!("{failed} requests failed: the figures leave them out, which flatters the tail"));
+    }
+    let setup = Setup {
+        model: fields.text("worker.backend_model")?,
+        max_concurrency: streams.or_else(|| (kind == "synchronous").then_some(1)),
+        concurrency: mean("request_concurrency")?,
+        request_rate: rate.map(Rate::PerSecond).or_else(|| (kind == "throughput").then_some(Rate::Unlimited)),
+        input_tokens: mean("prompt_token_count")?,
+        output_tokens: mean("output_token_count")?,
+        completed: fields.count("request_totals.successful")?,
+        failed,
+        duration_s: fields.number("duration")?,
+        warmup: fields.count("args.warmup_number")?,
+        seed: fields.count("args.profile.random_seed")?,
+        ..Setup::default()
+    };
+    let label = match (rate, streams) {
+        (Some(rate), _) => format!("{kind} {rate:.2} req/s"),
+        (None, Some(streams)) => format!("{kind} c{streams}"),
+        (None, None) => kind,
+    };
+    Ok(ForeignRow { label: clipped(&label), setup, values, remarks })
+}

@@ -1,0 +1,107 @@
+//! SGLang: `bench_one_batch`, `bench_one_batch_server` and `bench_serving`.
+//!
+//! Enters: a document. Leaves: rows, one a run. Newer servers put their whole configuration beside the figures; model, storage and
+//! tensor parallelism are taken from there.
+
+use super::document::Document;
+use super::fields::Fields;
+use super::vllm::{requests, run_label, unfinished};
+use super::{
+    ForeignFormat, ForeignResult, ForeignRow, ImportError, Metric, Setup, Statistic, Value, dtype_of,
+};
+
+pub(super) fn read(document: &Document) -> Option<Result<Vec<ForeignResult>, ImportError>> {
+    type Row = fn(&Fields<'_>) -> Result<ForeignRow, ImportError>;
+    let modes: [(&[&str], ForeignFormat, Row); 2] = [
+        (&["run_name", "batch_size", "input_len", "output_len"], ForeignFormat::SglangOneBatch, one_batch),
+        (&["dataset_name", "random_input_len", "completed"], ForeignFormat::SglangServing, serving),
+    ];
+    modes.into_iter().find_map(|(keys, format, row)| {
+        let records = document.objects_with(keys)?;
+        let rows = records.iter().enumerate().map(|(i, map)| row(&Fields::new(&document.file, i, map)));
+        Some(
+            rows.collect::<Result<_, _>>()
+                .map(|rows| vec![ForeignResult { source: document.file.clone(), format, rows }]),
+        )
+    })
+}
+
+fn one_batch(fields: &Fields<'_>) -> Result<ForeignRow, ImportError> {
+    let format = ForeignFormat::SglangOneBatch;
+    let batch = fields.need_count("batch_size", format)?;
+    let (mut values, mut remarks) = fields.values(format)?;
+    let over_a_server = fields.get("output_throughput").is_some();
+    if let Some(rate) = fields.number("output_throughput")?.filter(|rate| *rate > 0.0) {
+        let key = "output_throughput".to_owned();
+        let value = batch as f64 / rate * 1e9;
+        values.push(Value {
+            metric: Metric::DecodeStep,
+            statistic: Statistic::Mean,
+            value,
+            key: key.clone(),
+        });
+        values.push(Value {
+            metric: Metric::OutputThroughput,
+            statistic: Statistic::Single,
+            value: rate,
+            key,
+        });
+    } else if !over_a_server && fields.get("median_decode_latency").is_none() {
+        remarks.push("no decode step was timed: output_len is 1 or the run ended early".to_owned());
+    }
+    let setup = Setup {
+        engine: Some("sglang".to_owned()),
+        batch: Some(batch),
+        input_tokens: fields.number("input_len")?,
+        output_tokens: fields.number("output_len")?,
+        // Newer versions write -1 where nothing is speculated.
+        accept_length: fields.get("acc_length").and_then(serde_json::Value::as_f64).filter(|n| *n > 0.0),
+        ..Setup::default()
+    };
+    let name = fields.text("run_name")?.unwrap_or_else(|| format!("run {}", fields.record));
+    let lengths = format!("b{batch} in{} out{}", count(setup.input_tokens), count(setup.output_tokens));
+    Ok(ForeignRow { label: format!("{name} {lengths}"), setup, values, remarks })
+}
+
+fn count(tokens: Option<f64>) -> String {
+    tokens.map_or_else(|| "?".to_owned(), |n| format!("{n:.0}"))
+}
+
+fn serving(fields: &Fields<'_>) -> Result<ForeignRow, ImportError> {
+    let format = ForeignFormat::SglangServing;
+    let (mut values, mut remarks) = fields.values(format)?;
+    let mut setup = requests(fields, format)?;
+    setup.engine = fields.text("backend")?;
+    setup.concurrency = fields.number("concurrency")?;
+    setup.accept_length = fields.number("accept_length")?;
+    // Files of 2024 leave the request rate out, and it follows from what they have.
+    if let (Some(completed), Some(duration)) = (setup.completed, setup.duration_s.filter(|d| *d > 0.0))
+        && !values.iter().any(|v| v.metric == Metric::RequestThroughput)
+    {
+        let value = completed as f64 / duration;
+        let key = "completed / duration".to_owned();
+        values.push(Value { metric: Metric::RequestThroughput, statistic: Statistic::Single, value, key });
+    }
+    if let Some(info) = fields.object("server_info") {
+        server(&info, &mut setup, &mut remarks)?;
+    }
+    remarks.extend(unfinished(&setup));
+    Ok(ForeignRow { label: run_label(fields, &setup)?, setup, values, remarks })
+}
+
+fn server(info: &Fields<'_>, setup: &mut Setup, remarks: &mut Vec<String>) -> Result<(), ImportError> {
+    if info.get("prefill").is_some() && info.get("decode").is_some() {
+        remarks.push(
+            "prefill and decode ran on different servers: which GPU decoded is not in the figures".to_owned(),
+        );
+        return Ok(());
+    }
+    setup.model = info.text("model_path")?;
+    setup.gpus = info.count("tp_size")?.filter(|n| *n > 0);
+    setup.engine_version = info.text("version")?;
+    // `auto` is whatever the checkpoint has, which is not said.
+    setup.stored_as = info.text("quantization")?.or(info.text("dtype")?).filter(|word| word != "auto");
+    setup.dtype = setup.stored_as.as_deref().and_then(dtype_of);
+    setup.kv_dtype = info.text("kv_cache_dtype")?.as_deref().and_then(dtype_of);
+    Ok(())
+}

@@ -1,0 +1,125 @@
+//! vLLM: `bench serve` (also `benchmark_serving.py` and `bench sweep`), `bench latency`, `bench throughput`, and the table of its CI.
+//!
+//! Enters: a document. Leaves: rows, one a run. The file says nothing of GPU, storage or version, so neither does the row. SGLang's
+//! `bench_serving` grew from the same script; what only it writes keeps the two apart.
+
+use serde_json::{Map, Value as Json};
+
+use super::document::Document;
+use super::fields::Fields;
+use super::{ForeignFormat, ForeignResult, ForeignRow, ImportError, Metric, Setup, Statistic};
+
+pub(super) fn read(document: &Document) -> Option<Result<Vec<ForeignResult>, ImportError>> {
+    type Row = fn(&Fields<'_>) -> Result<ForeignRow, ImportError>;
+    let modes: [(&[&str], ForeignFormat, Row); 4] = [
+        (&["completed", "duration", "model_id"], ForeignFormat::VllmServe, serve),
+        (&["Test name", "Tput (req/s)"], ForeignFormat::VllmSummary, summary),
+        (&["avg_latency", "percentiles"], ForeignFormat::VllmLatency, latency),
+        (&["elapsed_time", "num_requests", "requests_per_second"], ForeignFormat::VllmThroughput, throughput),
+    ];
+    modes.into_iter().find_map(|(keys, format, row)| {
+        let records = document.objects_with(keys)?;
+        Some(rows(document, &records, format, row))
+    })
+}
+
+fn rows(
+    document: &Document,
+    records: &[&Map<String, Json>],
+    format: ForeignFormat,
+    row: fn(&Fields<'_>) -> Result<ForeignRow, ImportError>,
+) -> Result<Vec<ForeignResult>, ImportError> {
+    let rows = records.iter().enumerate().map(|(i, map)| row(&Fields::new(&document.file, i, map)));
+    Ok(vec![ForeignResult { source: document.file.clone(), format, rows: rows.collect::<Result<_, _>>()? }])
+}
+
+fn serve(fields: &Fields<'_>) -> Result<ForeignRow, ImportError> {
+    let (values, mut remarks) = fields.values(ForeignFormat::VllmServe)?;
+    let mut setup = requests(fields, ForeignFormat::VllmServe)?;
+    // `openai` is a protocol that any server speaks, so it names none.
+    setup.engine = fields.text("backend")?.filter(|b| b != "openai" && b != "openai-chat");
+    setup.model = fields.text("model_id")?;
+    setup.date = fields.text("date")?;
+    setup.accept_length = fields.number("spec_decode_acceptance_length")?;
+    setup.requests = fields.count("num_prompts")?.or(setup.requests);
+    if values.iter().any(|v| v.metric == Metric::OutputThroughput && v.statistic == Statistic::Single) {
+        remarks.extend(unfinished(&setup));
+    } else if setup.completed == Some(0) {
+        remarks = vec!["no request completed: the zeros of this run are no measurements".to_owned()];
+    }
+    Ok(ForeignRow { label: run_label(fields, &setup)?, setup, values, remarks })
+}
+
+/// What vLLM's and SGLang's serving benchmarks write alike.
+pub(super) fn requests(fields: &Fields<'_>, format: ForeignFormat) -> Result<Setup, ImportError> {
+    let completed = fields.need_count("completed", format)?;
+    let each = |total: Option<u64>| total.filter(|_| completed > 0).map(|t| t as f64 / completed as f64);
+    Ok(Setup {
+        max_concurrency: fields.count("max_concurrency")?,
+        request_rate: fields.rate("request_rate")?,
+        input_tokens: each(fields.count("total_input_tokens")?),
+        output_tokens: each(fields.count("total_output_tokens")?),
+        completed: Some(completed),
+        failed: fields.count("failed")?,
+        duration_s: fields.number("duration")?,
+        ..Setup::default()
+    })
+}
+
+/// A remark where some requests did not finish: the summaries leave them out.
+pub(super) fn unfinished(setup: &Setup) -> Option<String> {
+    let (asked, done) = (setup.requests?, setup.completed?);
+    (done < asked).then(|| {
+        format!(
+            "{done} of {asked} requests completed: the figures leave the others out, which flatters the tail"
+        )
+    })
+}
+
+/// `c16`, `10 req/s` or both: what varies between runs in one file.
+pub(super) fn run_label(fields: &Fields<'_>, setup: &Setup) -> Result<String, ImportError> {
+    let mut parts = Vec::new();
+    for key in ["label", "tag"] {
+        parts.extend(fields.text(key)?);
+    }
+    if parts.is_empty() {
+        parts.extend(setup.max_concurrency.map(|c| format!("c{c}")));
+        if let Some(super::Rate::PerSecond(rate)) = setup.request_rate {
+            parts.push(format!("{rate} req/s"));
+        }
+    }
+    if parts.is_empty() {
+        parts.push(format!("run {}", fields.record));
+    }
+    Ok(parts.join(" "))
+}
+
+fn summary(fields: &Fields<'_>) -> Result<ForeignRow, ImportError> {
+    let (values, remarks) = fields.values(ForeignFormat::VllmSummary)?;
+    let setup = Setup {
+        engine: Some("vllm".to_owned()),
+        completed: fields.count("# of req.")?,
+        gpu: fields.text("GPU")?,
+        ..Setup::default()
+    };
+    let label = fields.text("Test name")?.unwrap_or_else(|| format!("run {}", fields.record));
+    Ok(ForeignRow { label, setup, values, remarks })
+}
+
+fn latency(fields: &Fields<'_>) -> Result<ForeignRow, ImportError> {
+    let (values, remarks) = fields.values(ForeignFormat::VllmLatency)?;
+    let repetitions = fields.get("latencies").and_then(Json::as_array).map(|l| l.len() as u64);
+    let setup = Setup { engine: Some("vllm".to_owned()), repetitions, ..Setup::default() };
+    Ok(ForeignRow { label: format!("run {}", fields.record), setup, values, remarks })
+}
+
+fn throughput(fields: &Fields<'_>) -> Result<ForeignRow, ImportError> {
+    let (values, remarks) = fields.values(ForeignFormat::VllmThroughput)?;
+    let setup = Setup {
+        engine: Some("vllm".to_owned()),
+        requests: fields.count("num_requests")?,
+        duration_s: fields.number("elapsed_time")?,
+        ..Setup::default()
+    };
+    Ok(ForeignRow { label: format!("run {}", fields.record), setup, values, remarks })
+}
