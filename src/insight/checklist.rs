@@ -200,7 +200,7 @@ fn sweep(cells: &[&CellResult]) -> Answer {
         values.len()
     };
     let (batches, contexts) = (count(|cell| cell.batch), count(|cell| cell.context));
-    let evidence = format!("{batches} batches, {contexts} contexts");
+    let evidence = format!("{}, {}", counted(batches, "batch size"), counted(contexts, "context"));
     decide(
         batches > 1 || contexts > 1,
         evidence,
@@ -298,7 +298,7 @@ pub fn of_foreign(result: &ForeignResult) -> Checklist {
             false,
             decide(
                 rows.len() > 1,
-                format!("{} configurations", rows.len()),
+                counted(rows.len(), "configuration"),
                 "several rates, concurrencies or contexts",
             ),
         ),
@@ -345,14 +345,18 @@ pub fn of_foreign(result: &ForeignResult) -> Checklist {
             ),
         ),
     ];
-    Checklist::new(format!("{} · {} · {} rows", result.source, format.name(), rows.len()), checks)
+    Checklist::new(format!("{} · {} · {}", result.source, format.name(), counted(rows.len(), "row")), checks)
 }
 
 fn something(rows: &[ForeignRow]) -> Answer {
     let empty = rows.iter().filter(|row| row.values.is_empty()).count();
     let evidence = match rows.iter().find(|row| row.values.is_empty()) {
         Some(row) => {
-            format!("{empty} of {} rows hold no measurement: {}", rows.len(), row.remarks.join("; "))
+            format!(
+                "{empty} of {} hold no measurement: {}",
+                counted(rows.len(), "row"),
+                row.remarks.join("; ")
+            )
         }
         None => format!("{} figures", rows.iter().map(|row| row.values.len()).sum::<usize>()),
     };
@@ -369,7 +373,7 @@ fn each(
     let stated: Vec<String> = rows.iter().filter_map(|row| of(&row.setup)).collect();
     match stated.first() {
         Some(first) if stated.len() == rows.len() => (Passed, first.clone(), next),
-        _ => (NotSaid, format!("{what}: said of {} of {} rows", stated.len(), rows.len()), next),
+        _ => (NotSaid, format!("{what}: said of {} of {}", stated.len(), counted(rows.len(), "row")), next),
     }
 }
 
@@ -491,6 +495,11 @@ fn lengths(rows: &[ForeignRow]) -> Answer {
         return (NotSaid, "lengths are not said".to_owned(), NEXT);
     };
     decide(shortest >= SHORT_TOKENS, format!("at least {shortest:.0} tokens made"), NEXT)
+}
+
+/// `1 row`, `2 rows`.
+fn counted(count: usize, what: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
 #[cfg(test)]
