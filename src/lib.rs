@@ -16,13 +16,15 @@
 //! | [`stats`] | samples → summary. Pure |
 //! | [`roofline`] | bytes and FLOPs of a step, predictions, verdicts. Pure |
 //! | [`judge`] | measured blocks × ledger × ceilings → the numbers of a cell |
-//! | [`insight`] | what the cells say together: the ladder of a step's time. Pure |
+//! | [`insight`] | what the cells say together: the ladder of a step's time, the verdict of a comparison. Pure |
+//! | [`compare`] | paired rounds of two configurations in fresh processes; two saved results side by side |
 //! | [`report`] | the result as plain data and its output formats |
 //! | [`config`], [`plan`] | what to run, and in which order |
 //! | [`cli`] | clap types, one file per subcommand |
 
 pub mod bench;
 pub mod cli;
+pub mod compare;
 pub mod config;
 pub mod engine;
 pub mod insight;

@@ -6,6 +6,7 @@
 pub(crate) mod axes;
 mod ceiling;
 mod checklist;
+mod compare;
 mod completions;
 mod doctor;
 mod explain;
@@ -45,6 +46,8 @@ pub struct Cli {
 enum Command {
     /// Time prefill and decode over batch × context, beside the prediction.
     Run(run::Args),
+    /// Is B faster than A? Paired rounds in fresh processes, or two saved results side by side.
+    Compare(compare::Args),
     /// Compute the roofline alone: any model on any GPU of the table, no device needed.
     Predict(predict::Args),
     /// Measure this device's ceilings: bandwidth, GEMM peak, launch latency.
@@ -89,6 +92,7 @@ pub enum Outcome {
 pub fn dispatch(cli: Cli) -> anyhow::Result<Outcome> {
     match cli.command {
         Command::Run(args) => run::execute(&args),
+        Command::Compare(args) => compare::execute(&args),
         Command::Predict(args) => predict::execute(&args),
         Command::Ceiling(args) => ceiling::execute(&args),
         Command::Logits(args) => logits::execute(&args),

@@ -71,7 +71,8 @@ pub struct Args {
 }
 
 impl Args {
-    fn config(&self) -> anyhow::Result<RunConfig> {
+    /// The configuration that these arguments make.
+    pub(super) fn config(&self) -> anyhow::Result<RunConfig> {
         let depth = match (self.quick, self.smoke) {
             (_, true) => Depth::Smoke,
             (true, _) => Depth::Quick,

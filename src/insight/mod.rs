@@ -7,6 +7,7 @@
 mod checklist;
 mod diagnose;
 pub mod import;
+pub mod compare;
 mod ladder;
 mod story;
 

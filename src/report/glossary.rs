@@ -116,6 +116,34 @@ const ENTRIES: &[Entry] = &[
         "",
         "a read of fixed bytes beside each block; if it is slow, so is the machine, and the block is rejected",
     ),
+    entry("round", "", "of a comparison: one fresh process of A and one of B, in random order; its unit"),
+    entry(
+        "B/A",
+        "exp(mean ln(B/A))",
+        "geometric mean over rounds of the ratio of medians: below 1, B is faster",
+    ),
+    entry(
+        "p, p (Holm)",
+        "share of sign patterns with |Σ ln(B/A)| at least that seen",
+        "the chance of such a difference if A and B were the same; corrected for the number of cells",
+    ),
+    entry(
+        "detectable",
+        "(t(1 − α/2) + t(0.8))·sd/√rounds",
+        "the difference that so many rounds of this spread find eight times of ten, at the corrected level",
+    ),
+    entry(
+        "A/A floor",
+        "",
+        "the end further from 1 of the interval of A against itself: no smaller effect is called",
+    ),
+    entry(
+        "FASTER, SLOWER",
+        "",
+        "of B: corrected p at most 0.05, an interval without 1, an effect beyond the A/A floor",
+    ),
+    entry("EQUIVALENT", "", "both ends of the interval lie within the margin, 1 % unless asked otherwise"),
+    entry("INCONCLUSIVE", "", "neither a difference nor its absence was shown"),
     entry("ok", "", "measured, and every gate passed"),
     entry(
         "not converged",

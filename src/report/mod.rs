@@ -4,6 +4,7 @@
 //! can be saved, read back and printed again. null is not 0: what was not measured stays null. It knows no device.
 
 mod breakdown;
+pub mod comparison;
 mod csv;
 pub mod findings;
 pub mod foreign;

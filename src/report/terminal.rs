@@ -25,16 +25,16 @@ pub fn render(report: &Report, color: bool) -> String {
 }
 
 /// Colour, or not.
-struct Paint(bool);
+pub(super) struct Paint(pub(super) bool);
 
 impl Paint {
-    fn with(&self, text: &str, style: Style) -> String {
+    pub(super) fn with(&self, text: &str, style: Style) -> String {
         if self.0 { text.style(style).to_string() } else { text.to_owned() }
     }
-    fn strong(&self, text: &str) -> String {
+    pub(super) fn strong(&self, text: &str) -> String {
         self.with(text, Style::new().bold())
     }
-    fn faint(&self, text: &str) -> String {
+    pub(super) fn faint(&self, text: &str) -> String {
         self.with(text, Style::new().dimmed())
     }
     fn alarm(&self, text: &str) -> String {

@@ -1,0 +1,398 @@
+//! `hbmark compare`.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use clap::{Args as ClapArgs, FromArgMatches};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use super::run::command_line;
+use super::{Outcome, prepare_folder, print, run, stdout_color, write_whole};
+use crate::compare::{self, CompareError, DEFAULT_ROUNDS, Launcher, Plan, Processes, Watcher};
+use crate::config::RunConfig;
+use crate::insight::compare::{Effect, Ruling, Series, Settings};
+use crate::model::OpenModel;
+use crate::report::comparison::{Comparison, render};
+use crate::report::{Format, Phase};
+
+/// The settings a side may have: flags of `hbmark run`, by the same names.
+const KEYS: &[&str] =
+    &["model", "revision", "engine", "device", "threads", "dtype", "phase", "batch", "context", "kv"];
+
+/// The largest number of rounds; beyond it a typing error is likelier than a wish.
+const MAX_ROUNDS: u64 = 10_000;
+
+#[derive(Debug, ClapArgs)]
+#[command(
+    after_help = "Examples:\n  hbmark compare threads=1 threads=2 --both 'engine=native phase=decode batch=1'\n  hbmark compare 'engine=native dtype=bf16' 'engine=native dtype=int8' --aa --fail-on slower:2%\n  hbmark compare base.toml 'base.toml threads=2' --rounds 20\n  hbmark compare results/old/result.json results/new/result.json\n\nA side is a list of settings (key=value), a TOML file of them, or both, the later winning: model, revision, engine, device, threads, dtype, phase, batch, context, kv. Two saved results are put side by side, and what that cannot prove is said."
+)]
+pub struct Args {
+    /// The side that is compared against: settings, a TOML file of settings, or a saved result.
+    a: String,
+    /// The side in question: FASTER and SLOWER are said of it.
+    b: String,
+    /// Settings of both sides; those of a side win.
+    #[arg(long, value_name = "SETTINGS")]
+    both: Option<String>,
+    /// Pairs of fresh processes; fixed in advance [default: 12].
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..=MAX_ROUNDS))]
+    rounds: Option<u64>,
+    /// Measure A against A first; an effect that A against itself leaves open is never called.
+    #[arg(long)]
+    aa: bool,
+    /// Differences that do not matter: both ends of an interval within it are EQUIVALENT.
+    #[arg(long, value_name = "PERCENT", default_value = "1%", value_parser = parse_percent)]
+    margin: f64,
+    /// End with 1 when a cell, or all together, is `slower`, `faster` (each with a least size: `slower:2%`), or `inconclusive`;
+    /// comma-separated.
+    #[arg(long, value_name = "WHAT", value_delimiter = ',', value_parser = parse_gate)]
+    fail_on: Vec<Gate>,
+    /// The protocol of each process.
+    #[arg(long, value_enum, default_value = "quick")]
+    protocol: DepthName,
+    /// Seed of the order within rounds, and of both sides' weights and prompts.
+    #[arg(long, env = "HBMARK_SEED", default_value_t = 42)]
+    seed: u64,
+    /// Keep comparison.json, comparison.csv, comparison.md and the result of every process in this folder.
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// What to print on stdout.
+    #[arg(long, value_enum, default_value = "table")]
+    format: Format,
+}
+
+/// How much of the protocol each process runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum DepthName {
+    /// As `hbmark run`.
+    Full,
+    /// As `hbmark run --quick`.
+    Quick,
+    /// As `hbmark run --smoke`: times mean nothing.
+    Smoke,
+}
+
+/// What makes a comparison fail.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Gate {
+    ruling: Ruling,
+    /// Differences smaller than this pass.
+    least: f64,
+}
+
+impl Gate {
+    fn closes(self, effect: &Effect) -> bool {
+        let size = effect.ratio.map_or(0.0, |ratio| ratio.ln().abs().exp_m1());
+        effect.verdict == self.ruling && (self.least == 0.0 || size >= self.least)
+    }
+}
+
+/// Reads `2%` or `2`, in percent, below 100.
+fn parse_percent(given: &str) -> Result<f64, String> {
+    let number = given.trim().trim_end_matches('%').trim_end();
+    match number.parse::<f64>() {
+        Ok(percent) if percent.is_finite() && (0.0..100.0).contains(&percent) => Ok(percent / 100.0),
+        Ok(_) => Err("wanted a percentage from 0 to below 100".into()),
+        Err(_) => Err("wanted a percentage such as 2%".into()),
+    }
+}
+
+fn parse_gate(given: &str) -> Result<Gate, String> {
+    let (word, least) = match given.split_once(':') {
+        Some((word, least)) => (word, parse_percent(least)?),
+        None => (given, 0.0),
+    };
+    let ruling = match word.trim() {
+        "slower" => Ruling::Slower,
+        "faster" => Ruling::Faster,
+        "inconclusive" if least == 0.0 => Ruling::Inconclusive,
+        _ => return Err("wanted slower, slower:2%, faster, faster:2% or inconclusive".into()),
+    };
+    Ok(Gate { ruling, least })
+}
+
+pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
+    let settings = Settings::new(args.margin, args.seed);
+    let comparison = match (saved_path(&args.a), saved_path(&args.b)) {
+        (Some(a), Some(b)) => {
+            for (given, flag) in [
+                (args.aa, "--aa"),
+                (args.rounds.is_some(), "--rounds"),
+                (args.both.is_some(), "--both"),
+                (!args.fail_on.is_empty(), "--fail-on"),
+            ] {
+                anyhow::ensure!(
+                    !given,
+                    "{flag} needs two configurations: saved results have no rounds and decide nothing"
+                );
+            }
+            if let Some(folder) = &args.out {
+                prepare_folder(folder)?;
+            }
+            compare::saved(a, b, &command_line(), settings)?
+        }
+        (None, None) => live(args, settings)?,
+        (Some(saved), None) | (None, Some(saved)) => anyhow::bail!(
+            "{} is a saved result and the other side a configuration; give two of one kind",
+            saved.display()
+        ),
+    };
+    print(&render(&comparison, args.format, stdout_color())?)?;
+    if let Some(folder) = &args.out {
+        for (format, name) in [
+            (Format::Json, "comparison.json"),
+            (Format::Csv, "comparison.csv"),
+            (Format::Md, "comparison.md"),
+        ] {
+            write_whole(&folder.join(name), &render(&comparison, format, false)?)?;
+        }
+        anstream::eprintln!("saved {}", folder.join("comparison.json").display());
+    }
+    Ok(outcome(&comparison, &args.fail_on))
+}
+
+/// 1 where a gate closes, or a cell has no time to compare.
+fn outcome(comparison: &Comparison, gates: &[Gate]) -> Outcome {
+    let effects = || comparison.cells.iter().map(|cell| &cell.effect).chain(&comparison.overall);
+    let lost = comparison.cells.iter().any(|cell| cell.effect.ratio.is_none());
+    let closed = effects().any(|effect| gates.iter().any(|gate| gate.closes(effect)));
+    if lost || closed { Outcome::SomeCellsFailed } else { Outcome::Complete }
+}
+
+/// A side that is a saved result: a JSON file, or a folder with a result in it.
+fn saved_path(given: &str) -> Option<&Path> {
+    let path = Path::new(given);
+    let json = path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("json"));
+    (json || path.is_dir()).then_some(path)
+}
+
+fn live(args: &Args, settings: Settings) -> anyhow::Result<Comparison> {
+    let both =
+        args.both.as_deref().map_or_else(|| Ok(BTreeMap::new()), |given| overrides("--both", given))?;
+    let a = Configured::new('A', &args.a, &both, args)?;
+    let b = Configured::new('B', &args.b, &both, args)?;
+    if a.model.architecture != b.model.architecture {
+        let line = |side: &Configured| format!("{} ({})", side.model.name, side.model.source_label());
+        return Err(CompareError::Models { a: line(&a), b: line(&b) }.into());
+    }
+    let places = compare::places((&a.series(), &a.steps()), (&b.series(), &b.steps()))?;
+    let temporary = tempfile::Builder::new().prefix("hbmark-compare").tempdir()?;
+    let folder =
+        args.out.as_ref().map_or_else(|| temporary.path().to_path_buf(), |folder| folder.join("processes"));
+    prepare_folder(&folder)?;
+    let mut processes = Processes::new(Launcher {
+        program: std::env::current_exe().context("cannot find this very program")?,
+        a: a.arguments,
+        b: b.arguments,
+        folder,
+    });
+    let plan = Plan {
+        a: described(&args.a, args.both.as_deref()),
+        b: described(&args.b, args.both.as_deref()),
+        command: command_line(),
+        places,
+        rounds: usize::try_from(args.rounds.unwrap_or(DEFAULT_ROUNDS as u64))?,
+        seed: args.seed,
+        aa: args.aa,
+        settings,
+    };
+    let mut bar = LaunchBar::new();
+    let compared = compare::live(&plan, &mut processes, &mut bar);
+    bar.0.finish_and_clear();
+    Ok(compared?)
+}
+
+/// A side as given, with what both sides share.
+fn described(given: &str, both: Option<&str>) -> String {
+    match both {
+        Some(both) => format!("{given} (both: {both})"),
+        None => given.to_owned(),
+    }
+}
+
+/// A side, checked as `hbmark run` would check it.
+struct Configured {
+    arguments: Vec<String>,
+    config: RunConfig,
+    model: OpenModel,
+}
+
+impl Configured {
+    fn new(side: char, given: &str, both: &BTreeMap<String, String>, args: &Args) -> anyhow::Result<Self> {
+        let mut settings = both.clone();
+        settings.extend(overrides(&format!("side {side}"), given)?);
+        let mut arguments = vec!["--seed".to_owned(), args.seed.to_string()];
+        match args.protocol {
+            DepthName::Full => {}
+            DepthName::Quick => arguments.push("--quick".into()),
+            DepthName::Smoke => arguments.push("--smoke".into()),
+        }
+        // One argument each: a value that begins with a dash stays a value.
+        arguments.extend(settings.iter().map(|(key, value)| format!("--{key}={value}")));
+        let config = parse_run(&arguments).with_context(|| format!("side {side}"))?;
+        let model = crate::model::open(&config.model, config.revision.as_deref(), config.seed)
+            .with_context(|| format!("side {side}"))?;
+        for series in series(&config, &model) {
+            crate::engine::capabilities(&series.engine, &model, series.dtype, config.device)
+                .with_context(|| format!("side {side}"))?;
+        }
+        Ok(Self { arguments, config, model })
+    }
+
+    fn series(&self) -> Vec<Series> {
+        series(&self.config, &self.model)
+    }
+
+    fn steps(&self) -> Vec<(Phase, usize, usize)> {
+        let RunConfig { phases, batches, contexts, .. } = &self.config;
+        let mut steps = Vec::new();
+        for &phase in phases {
+            for &batch in batches {
+                steps.extend(contexts.iter().map(|&context| (phase, batch, context)));
+            }
+        }
+        steps
+    }
+}
+
+fn series(config: &RunConfig, model: &OpenModel) -> Vec<Series> {
+    let of = |engine: &String| {
+        let dtypes = config.dtypes_for(engine, model).into_iter();
+        dtypes.map(|dtype| Series { engine: engine.clone(), dtype }).collect::<Vec<_>>()
+    };
+    config.engines.iter().flat_map(of).collect()
+}
+
+/// The configuration that `hbmark run` makes of the same arguments.
+fn parse_run(arguments: &[String]) -> anyhow::Result<RunConfig> {
+    let command = <run::Args as ClapArgs>::augment_args(clap::Command::new("run").no_binary_name(true));
+    let matches = command.try_get_matches_from(arguments).map_err(|error| anyhow::anyhow!(short(&error)))?;
+    run::Args::from_arg_matches(&matches).map_err(|error| anyhow::anyhow!(short(&error)))?.config()
+}
+
+/// The first line of what clap has to say: usage and hints are those of another command.
+fn short(error: &clap::Error) -> String {
+    let text = error.to_string();
+    text.lines().next().unwrap_or_default().trim_start_matches("error: ").to_owned()
+}
+
+/// The settings of a side: TOML files and `key=value`, separated by blanks, the later winning.
+fn overrides(whose: &str, given: &str) -> anyhow::Result<BTreeMap<String, String>> {
+    let mut settings = BTreeMap::new();
+    for word in given.split_whitespace() {
+        let is_file = Path::new(word).extension().is_some_and(|ending| ending.eq_ignore_ascii_case("toml"));
+        match word.split_once('=') {
+            Some((key, value)) => {
+                settings.insert(known_key(whose, key)?, value.to_owned());
+            }
+            None if is_file => settings.extend(file(whose, Path::new(word))?),
+            None => anyhow::bail!(
+                "{whose}: `{word}` is neither key=value, nor a .toml file, nor a saved result (.json or a folder)"
+            ),
+        }
+    }
+    Ok(settings)
+}
+
+fn known_key(whose: &str, key: &str) -> anyhow::Result<String> {
+    anyhow::ensure!(
+        KEYS.contains(&key),
+        "{whose}: `{key}` is no setting of a side; there are: {}",
+        KEYS.join(", ")
+    );
+    Ok(key.to_owned())
+}
+
+/// The settings in a TOML file: strings, numbers, or lists of them.
+fn file(whose: &str, path: &Path) -> anyhow::Result<BTreeMap<String, String>> {
+    let text =
+        std::fs::read_to_string(path).with_context(|| format!("{whose}: cannot read {}", path.display()))?;
+    let table: toml::Table =
+        text.parse().with_context(|| format!("{whose}: {} is no TOML", path.display()))?;
+    let scalar = |value: &toml::Value| match value {
+        toml::Value::String(text) => Some(text.clone()),
+        toml::Value::Integer(number) => Some(number.to_string()),
+        _ => None,
+    };
+    let mut settings = BTreeMap::new();
+    for (key, value) in &table {
+        let text = match value {
+            toml::Value::Array(values) => {
+                values.iter().map(scalar).collect::<Option<Vec<_>>>().map(|values| values.join(","))
+            }
+            other => scalar(other),
+        };
+        let text = text.with_context(|| {
+            format!("{whose}: `{key}` in {}: wanted text, a number or a list of them", path.display())
+        })?;
+        settings.insert(known_key(whose, key)?, text);
+    }
+    Ok(settings)
+}
+
+/// Launches on stderr: a bar on a terminal, nothing when piped.
+struct LaunchBar(ProgressBar);
+
+impl LaunchBar {
+    fn new() -> Self {
+        let bar = ProgressBar::with_draw_target(Some(1), ProgressDrawTarget::stderr());
+        let style =
+            ProgressStyle::with_template("{elapsed_precise} {bar:24} {pos:>3}/{len} {msg} ({eta} left)");
+        bar.set_style(style.expect("the template is a constant").progress_chars("━╸ "));
+        bar.enable_steady_tick(std::time::Duration::from_millis(250));
+        Self(bar)
+    }
+}
+
+impl Watcher for LaunchBar {
+    fn launch(&mut self, what: &str, done: usize, total: usize) {
+        self.0.set_length(total as u64);
+        self.0.set_position(done as u64);
+        self.0.set_message(what.to_owned());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_side_is_settings_and_files_and_the_later_wins() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("base.toml");
+        std::fs::write(&path, "engine = \"native\"\nbatch = [1, 4]\nthreads = 2\n").unwrap();
+        let found = overrides("side A", &format!("threads=4 {} dtype=int8", path.display())).unwrap();
+        let pairs: Vec<(&str, &str)> = found.iter().map(|(k, v)| (k.as_str(), v.as_str())).collect();
+        assert_eq!(pairs, [("batch", "1,4"), ("dtype", "int8"), ("engine", "native"), ("threads", "2")]);
+    }
+
+    #[test]
+    fn gates_close_on_their_verdict_from_their_size_on() {
+        let found = |verdict, ratio| Effect {
+            rounds: 12,
+            a_ns: None,
+            b_ns: None,
+            ratio: Some(ratio),
+            low: None,
+            high: None,
+            p: None,
+            p_exact: None,
+            p_holm: None,
+            minimum_detectable: None,
+            floor: None,
+            verdict,
+            reason: String::new(),
+        };
+        let gate = parse_gate("slower:2%").unwrap();
+        assert!(gate.closes(&found(Ruling::Slower, 1.03)));
+        assert!(!gate.closes(&found(Ruling::Slower, 1.01)));
+        assert!(!gate.closes(&found(Ruling::Inconclusive, 1.5)));
+        assert!(!gate.closes(&found(Ruling::Faster, 0.5)));
+        assert!(parse_gate("faster").unwrap().closes(&found(Ruling::Faster, 0.999)));
+        assert!(parse_gate("inconclusive").unwrap().closes(&found(Ruling::Inconclusive, 1.0)));
+        for wrong in ["slow", "slower:", "slower:x", "slower:-1%", "inconclusive:2%", "slower:NaN"] {
+            assert!(parse_gate(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,139 @@
+//! Two saved results beside each other, and what they cannot prove.
+
+use std::path::Path;
+
+use super::matching::{self, places, series_of, steps_of};
+use super::{CompareError, arm, differences, machine_line, model_line};
+use crate::insight::compare::{Effect, Pair, Place, Ruling, Settings};
+use crate::measure::protocol::{block_means, judged_times};
+use crate::report::comparison::{COMPARISON_VERSION, CellComparison, Comparison, ComparisonKind, Method};
+use crate::report::{CellResult, Report, ReportKind, json};
+use crate::stats;
+
+/// Compares two results that were saved before.
+///
+/// # Errors
+/// When a file is no measured result, the models or the grids differ, or it is open which series stand against each other.
+pub fn saved(a: &Path, b: &Path, command: &str, settings: Settings) -> Result<Comparison, CompareError> {
+    let (given_a, given_b) = (a.display().to_string(), b.display().to_string());
+    let (a, b) = (read(a)?, read(b)?);
+    if a.model.architecture != b.model.architecture {
+        return Err(CompareError::models(&a, &b));
+    }
+    let (series_a, series_b) = (series_of(&a), series_of(&b));
+    let found = places((&series_a, &steps_of(&a)), (&series_b, &steps_of(&b)))?;
+    let mut remarks = Vec::new();
+    let mut cells = Vec::with_capacity(found.len());
+    for place in found {
+        let cell = |side: char, report: &'_ Report, id: String| -> Result<CellResult, CompareError> {
+            let found = report.cells.iter().find(|cell| cell.id == id).cloned();
+            found.ok_or(CompareError::CellMissing { side, id })
+        };
+        let of_a = cell('A', &a, place.id_of_a())?;
+        let of_b = cell('B', &b, place.id_of_b())?;
+        cells.push(compare(place, &of_a, &of_b, &settings, &mut remarks));
+    }
+    Ok(Comparison {
+        schema_version: COMPARISON_VERSION,
+        kind: ComparisonKind::Comparison,
+        method: Method::SavedResults,
+        command: command.to_owned(),
+        started_at: None,
+        model: model_line(&a, &b),
+        machine: machine_line(&a),
+        protocol: a.protocol.as_ref().map(|p| p.name.clone()),
+        differences: differences(&a, &b),
+        a: arm(&given_a, &a),
+        b: arm(&given_b, &b),
+        rounds: None,
+        seed: None,
+        order: Vec::new(),
+        settings,
+        floor: None,
+        overall: None,
+        cells,
+        remarks,
+        limits: limits(&a, &b),
+    })
+}
+
+/// A result, from its file or from the folder that `run --out` wrote.
+fn read(path: &Path) -> Result<Report, CompareError> {
+    let file = if path.is_dir() { path.join("result.json") } else { path.to_path_buf() };
+    let report = json::read(&file)?;
+    if report.kind == ReportKind::Predict {
+        return Err(CompareError::NotMeasured { path: file });
+    }
+    Ok(report)
+}
+
+/// One process a side is one unit a side: there is a ratio, and the spread within each process, but no test.
+fn compare(
+    place: Place,
+    a: &CellResult,
+    b: &CellResult,
+    settings: &Settings,
+    remarks: &mut Vec<String>,
+) -> CellComparison {
+    let mut time = |side: char, cell: &CellResult| match matching::typical(cell) {
+        Ok(time) => Some(time),
+        Err(reason) => {
+            remarks.push(format!("{side}: {}: {reason}", cell.id));
+            None
+        }
+    };
+    let pair = Pair { a_ns: time('A', a), b_ns: time('B', b) };
+    let ratio = pair.a_ns.zip(pair.b_ns).filter(|(a, _)| *a > 0.0).map(|(a, b)| b / a);
+    let means = |cell: &CellResult| {
+        block_means(&cell.blocks, cell.block_merge, |block| judged_times(cell.phase, block))
+    };
+    let within = ratio.and_then(|_| stats::unpaired_ratio(&means(a), &means(b), settings.confidence));
+    let effect = Effect {
+        rounds: usize::from(ratio.is_some()),
+        a_ns: pair.a_ns,
+        b_ns: pair.b_ns,
+        ratio,
+        low: within.map(|i| i.low),
+        high: within.map(|i| i.high),
+        p: None,
+        p_exact: None,
+        p_holm: None,
+        minimum_detectable: None,
+        floor: None,
+        verdict: Ruling::Inconclusive,
+        reason: "one process a side shows a ratio and not its cause".into(),
+    };
+    CellComparison { place, pairs: vec![pair], effect }
+}
+
+/// What two saved results leave open, said plainly.
+fn limits(a: &Report, b: &Report) -> Vec<String> {
+    let when = |report: &Report| report.started_at.clone().unwrap_or_else(|| "an unknown time".into());
+    let mut limits = vec![
+        "one process a side: what each happened to get (its place in memory, its order of allocation) is in the ratio, and the \
+         interval is of the spread within these two processes alone"
+            .to_owned(),
+        format!(
+            "not paired: whatever changed on the machine between {} and {} is in the ratio",
+            when(a),
+            when(b)
+        ),
+        "no random order: an effect of going first or second cannot be told from one of the configuration".to_owned(),
+        "hence no p and no verdict; `hbmark compare` with two configurations runs them in paired rounds".to_owned(),
+    ];
+    let (here, there) = (&a.environment, &b.environment);
+    let gpu = |report: &Report| report.environment.gpu.as_ref().and_then(|gpu| gpu.uuid.clone());
+    let protocol = |report: &Report| report.protocol.as_ref().map(|p| p.name.clone());
+    for (differs, what) in [
+        (here.hostname != there.hostname, "machines"),
+        (here.cpu.model != there.cpu.model, "CPU models"),
+        (gpu(a) != gpu(b), "GPUs: identical products alone differ by 8 % on average"),
+        (here.build != there.build, "builds of hbmark"),
+        (protocol(a) != protocol(b), "protocols"),
+    ] {
+        if differs {
+            limits.push(format!("the results are from different {what}"));
+        }
+    }
+    limits
+}
