@@ -5,9 +5,9 @@
 //! anew from a saved file.
 
 mod checklist;
+pub mod compare;
 mod diagnose;
 pub mod import;
-pub mod compare;
 mod ladder;
 mod story;
 
