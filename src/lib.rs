@@ -35,6 +35,8 @@ pub mod plan;
 pub mod predict;
 pub mod report;
 pub mod roofline;
+pub mod serve;
+pub mod serving;
 pub mod stats;
 pub mod units;
 pub mod verify;

@@ -335,6 +335,7 @@ fn a_prediction_has_the_cells_of_a_run() {
 fn every_subcommand_explains_itself_with_an_example() {
     for name in [
         "run",
+        "serve",
         "compare",
         "predict",
         "ceiling",

@@ -19,6 +19,7 @@ mod predict;
 mod progress;
 mod report;
 mod run;
+mod serve;
 mod threads;
 mod verify;
 
@@ -46,6 +47,8 @@ pub struct Cli {
 enum Command {
     /// Time prefill and decode over batch × context, beside the prediction.
     Run(run::Args),
+    /// Serve traffic in process: continuous batching, open-loop arrivals, objectives; or predict it on a virtual clock.
+    Serve(Box<serve::Args>),
     /// Is B faster than A? Paired rounds in fresh processes, or two saved results side by side.
     Compare(compare::Args),
     /// Compute the roofline alone: any model on any GPU of the table, no device needed.
@@ -92,6 +95,7 @@ pub enum Outcome {
 pub fn dispatch(cli: Cli) -> anyhow::Result<Outcome> {
     match cli.command {
         Command::Run(args) => run::execute(&args),
+        Command::Serve(args) => serve::execute(&args),
         Command::Compare(args) => compare::execute(&args),
         Command::Predict(args) => predict::execute(&args),
         Command::Ceiling(args) => ceiling::execute(&args),

@@ -5,12 +5,12 @@ use std::path::PathBuf;
 use clap::Args as ClapArgs;
 
 use super::{Outcome, print, stdout_color};
-use crate::report::{Format, json, render};
+use crate::report::{Format, json, render, serving};
 
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "Example:\n  hbmark report results/1b/result.json --format md")]
 pub struct Args {
-    /// A result.json written by `run --out`, or the output of `--format json`.
+    /// A result.json written by `run --out`, a serve.json by `serve --out`, or the output of `--format json`.
     file: PathBuf,
     /// What to print on stdout.
     #[arg(long, value_enum, default_value = "table")]
@@ -18,6 +18,10 @@ pub struct Args {
 }
 
 pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
+    if let Some(report) = serving::read(&args.file)? {
+        print(&serving::render(&report, args.format)?)?;
+        return Ok(Outcome::Complete);
+    }
     let mut report = json::read(&args.file)?;
     crate::judge::recompute(&mut report);
     print(&render(&report, args.format, stdout_color())?)?;

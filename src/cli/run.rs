@@ -102,6 +102,7 @@ impl Args {
             device_options: DeviceOptions {
                 keep_memory_pool: self.keep_memory_pool,
                 threads: self.device.threads.map(|t| t as usize),
+                block_size: None,
             },
             show_ops: self.show_ops,
             kv: self.kv,

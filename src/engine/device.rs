@@ -78,6 +78,8 @@ pub struct DeviceOptions {
     pub keep_memory_pool: bool,
     /// CPU: threads of engines that have a team of their own; all that the process may use where none is given.
     pub threads: Option<usize>,
+    /// Positions of a block of the native engine's KV; its own choice where none is given.
+    pub block_size: Option<usize>,
 }
 
 /// What CUDA says a device is, beside the number that it gives it. What it does not say is `None`.

@@ -29,7 +29,7 @@ pub fn open(
         loaded(done, total);
     };
     if engine == native::NAME {
-        return Ok(Box::new(native::open(model, dtype, device, options.threads, &mut tensor_loaded)?));
+        return Ok(Box::new(native::open(model, dtype, device, options, &mut tensor_loaded)?));
     }
     let backend = Backend::open(device, options)?;
     let weights = model.load(dtype, &backend.device, &mut tensor_loaded);

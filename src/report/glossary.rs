@@ -160,6 +160,53 @@ const ENTRIES: &[Entry] = &[
         "step = fixed + KV/bandwidth + batch·each",
         "the intercept of the regression over the grid: weights plus overhead",
     ),
+    entry(
+        "queue time",
+        "q − s",
+        "from the scheduled arrival to the first step that holds the request; the wait after a preemption is kept apart",
+    ),
+    entry(
+        "injection lag",
+        "enqueue − max(s, end of the step that ran at s)",
+        "what the harness itself added to a wait: waking late, queueing others first. A gate, never subtracted",
+    ),
+    entry(
+        "request TPOT",
+        "(tN − t1)/(N − 1)",
+        "in `serve`: time per output token of one request; null for one token, infinite for a request that failed",
+    ),
+    entry(
+        "goodput",
+        "requests meeting every objective / window",
+        "a request without a TPOT is judged without that clause; how many is said",
+    ),
+    entry(
+        "window",
+        "",
+        "in `serve`: from the first measured arrival to the last (open loop), else to the last measured end; rates are taken over it",
+    ),
+    entry(
+        "warm-up, cool-down",
+        "",
+        "requests in front of the measured ones (a tenth, and twice as many as are in the system at a time), and behind them to keep the \
+         load until the last measured one is done; served and not counted",
+    ),
+    entry(
+        "SATURATED",
+        "",
+        "fewer than 98 % of the offered requests were completed and more than chance piled up, or queue time and TTFT both rise; percentiles \
+         of waiting are refused, because they depend on how long one measured",
+    ),
+    entry(
+        "Little's law",
+        "L = λ·W",
+        "a gate: requests in the system on average against rate × mean time in system, within 10 %",
+    ),
+    entry(
+        "prefix hit rate",
+        "tokens found / tokens looked up",
+        "of prompts when they first start; ideal: by a cache without an end, in order of arrival",
+    ),
     entry("GB, GiB", "10⁹, 2³⁰", "bandwidth and traffic are decimal, memory capacity is binary"),
 ];
 

@@ -20,16 +20,20 @@ pub fn write(report: &Report) -> Result<String, ReportError> {
 /// # Errors
 /// When the file cannot be read, is too large, is no JSON, is of another schema version, or lacks a field.
 pub fn read(path: &Path) -> Result<Report, ReportError> {
+    parse(&read_text(path)?).map_err(|error| match error {
+        ReportError::Json(source) => ReportError::Malformed { path: path.to_path_buf(), source },
+        other => other,
+    })
+}
+
+/// The text of a saved result, of a size that one of ours can have.
+pub(super) fn read_text(path: &Path) -> Result<String, ReportError> {
     let unreadable = |source| ReportError::Read { path: path.to_path_buf(), source };
     let size = std::fs::metadata(path).map_err(unreadable)?.len();
     if size > MAX_BYTES {
         return Err(ReportError::TooLarge { path: path.to_path_buf(), size, limit: MAX_BYTES });
     }
-    let text = std::fs::read_to_string(path).map_err(unreadable)?;
-    parse(&text).map_err(|error| match error {
-        ReportError::Json(source) => ReportError::Malformed { path: path.to_path_buf(), source },
-        other => other,
-    })
+    std::fs::read_to_string(path).map_err(unreadable)
 }
 
 /// Reads a report from text.

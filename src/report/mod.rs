@@ -12,6 +12,7 @@ pub mod glossary;
 pub mod json;
 mod markdown;
 pub mod metrics;
+pub mod serving;
 mod table;
 mod terminal;
 mod text;
@@ -495,7 +496,7 @@ pub fn now_utc() -> String {
 }
 
 /// Seconds since the epoch as a date. *Source*: days to civil date by the proleptic Gregorian calendar's 400-year cycle.
-fn rfc3339(seconds: u64) -> String {
+pub(crate) fn rfc3339(seconds: u64) -> String {
     let (days, second) = (seconds / 86_400, seconds % 86_400);
     // Years are counted from March, so that the leap day is the last of its year.
     let shifted = days + 719_468;

@@ -65,6 +65,14 @@ impl StepShape {
     }
 }
 
+/// What one sequence brings to a step, and what it has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RaggedPart {
+    /// Positions in the cache before the step.
+    pub cached: usize,
+    pub tokens: usize,
+}
+
 /// What a step must move and do.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct StepCost {
@@ -215,6 +223,42 @@ impl Ledger {
             + 2.0 * self.head_elements as f64
             + self.flops_per_scored_position(Phase::Prefill) * scored;
         StepCost { bytes, flops: Flops(per_sequence * batch as f64), distinct_experts }
+    }
+
+    /// Cost of one step over sequences of any length: each brings `tokens` on top of `cached` positions. One token is a decode as in
+    /// [`decode`](Self::decode); more are (part of) a prefill as in [`prefill`](Self::prefill), which also reads what is cached.
+    #[must_use]
+    pub fn ragged(&self, parts: impl IntoIterator<Item = RaggedPart>) -> StepCost {
+        let arch = &self.architecture;
+        let full = arch.windows.is_empty();
+        let (mut sequences, mut all, mut read, mut flops) = (0_u64, 0_u64, 0_u64, 0.0);
+        for RaggedPart { cached, tokens } in parts {
+            sequences += 1;
+            all += tokens as u64;
+            let phase = if tokens == 1 { Phase::Decode } else { Phase::Prefill };
+            let own = if tokens == 1 { 0 } else { tokens };
+            let layers = if full { 1 } else { arch.layers };
+            let each = if full { arch.layers as u64 } else { 1 };
+            let mut scored = 0.0;
+            for layer in 0..layers {
+                read += each * (arch.attended(layer, cached) + own) as u64;
+                let window = arch.window(layer);
+                let pairs = causal_pairs(cached + tokens, window) - causal_pairs(cached, window);
+                scored += each as f64 * pairs;
+            }
+            flops += self.flops_per_scored_position(phase) * scored;
+        }
+        let tokens = usize::try_from(all).unwrap_or(usize::MAX);
+        let (weights, distinct_experts) = self.weights(tokens);
+        let bytes = StepBytes {
+            weights,
+            kv_read: self.kv_bytes(read),
+            kv_write: self.kv_bytes(all * arch.layers as u64),
+            other: Bytes(all * self.embedding_row_bytes),
+            as_implemented: None,
+        };
+        flops += self.linear_flops() * all as f64 + 2.0 * self.head_elements as f64 * sequences as f64;
+        StepCost { bytes, flops: Flops(flops), distinct_experts }
     }
 
     /// Memory an engine without copies needs for a step: all weights, the KV cache (no more than the window where there is

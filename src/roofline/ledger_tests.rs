@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use super::ledger::{Ledger, StepShape, expected_distinct_experts};
+use super::ledger::{Ledger, RaggedPart, StepShape, expected_distinct_experts};
 use crate::model::{Architecture, Dtype, Family, test_shapes as shapes};
 use crate::report::StepBytes;
 use crate::units::Bytes;
@@ -229,5 +229,24 @@ proptest! {
         let least = per_token.min(count) as f64;
         prop_assert!(distinct >= least - 1e-9 && distinct <= count as f64);
         prop_assert!(expected_distinct_experts(count, per_token, tokens + 1) >= distinct);
+    }
+}
+
+#[test]
+fn a_ragged_step_of_equal_parts_costs_what_the_uniform_step_does() {
+    for architecture in [shapes::llama_3_1_8b(), shapes::mistral_7b(), shapes::qwen3_30b_a3b()] {
+        let ledger = Ledger::new(&architecture, &architecture.inventory(Dtype::Bf16), Dtype::Bf16);
+        let parts = |count, cached, tokens| std::iter::repeat_n(RaggedPart { cached, tokens }, count);
+        for (ragged, uniform) in [
+            (ledger.ragged(parts(4, 6000, 1)), ledger.decode(4, 6000)),
+            (ledger.ragged(parts(2, 0, 5000)), ledger.prefill(2, 5000)),
+        ] {
+            assert_eq!(ragged.bytes, uniform.bytes);
+            assert!((ragged.flops.0 / uniform.flops.0 - 1.0).abs() < 1e-12);
+        }
+        // Two chunks do the arithmetic of one prefill, and one head more.
+        let chunks = ledger.ragged(parts(1, 0, 2000)).flops.0 + ledger.ragged(parts(1, 2000, 3000)).flops.0;
+        let head = 2.0 * (architecture.vocab_size * architecture.hidden_size) as f64;
+        assert!(((chunks - head) / ledger.prefill(1, 5000).flops.0 - 1.0).abs() < 1e-9);
     }
 }

@@ -45,7 +45,8 @@ pub fn median(values: &[f64]) -> f64 {
 ///
 /// *Source*: p99 and p99.9 are held to 1,000 and 10,000, so that ten values lie beyond them; p90 and p95 to the number
 /// of values whose maximum exceeds the percentile with 95 % confidence (0.9^29 and 0.95^59 are below 0.05).
-fn needed(p: f64) -> usize {
+#[must_use]
+pub fn needed(p: f64) -> usize {
     match p {
         p if p > 0.99 => 10_000,
         p if p > 0.95 => 1_000,

@@ -17,8 +17,8 @@ mod weights;
 
 use super::timeline::MonotonicTimeline;
 use super::{
-    Capabilities, DeviceChoice, EngineError, MemoryUse, OperationTime, Ragged, SequenceId, Session,
-    StepBatch, Timeline,
+    Capabilities, DeviceChoice, DeviceOptions, EngineError, MemoryUse, OperationTime, Ragged, SequenceId,
+    Session, StepBatch, Timeline,
 };
 use crate::model::{Architecture, Dtype, Family, Inventory, OpenModel, RopeScaling, StoredTensor};
 use crate::units::{Bytes, Nanos};
@@ -107,15 +107,15 @@ pub fn open(
     model: &OpenModel,
     dtype: Dtype,
     device: DeviceChoice,
-    threads: Option<usize>,
+    options: DeviceOptions,
     loaded: &mut dyn FnMut(Bytes),
 ) -> Result<NativeSession<CpuOperations>, EngineError> {
     check(&model.architecture, dtype)?;
     if device != DeviceChoice::Cpu {
         return refuse(format!("device {device}"), "this version runs on the CPU; use --device cpu");
     }
-    let operations = CpuOperations::new(threads.unwrap_or_else(usable_threads))?;
-    NativeSession::load(operations, model, dtype, DEFAULT_BLOCK_SIZE, loaded)
+    let operations = CpuOperations::new(options.threads.unwrap_or_else(usable_threads))?;
+    NativeSession::load(operations, model, dtype, options.block_size.unwrap_or(DEFAULT_BLOCK_SIZE), loaded)
 }
 
 /// Loads quantised weights dequantised to f32: the reference of their quality.

@@ -1,0 +1,634 @@
+//! `hbmark serve`.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use clap::{ArgAction, Args as ClapArgs};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use super::axes::{DeviceArgs, ModelArgs, parse_dtypes};
+use super::run::command_line;
+use super::{Outcome, prepare_folder, print, write_whole};
+use crate::config;
+use crate::report::serving::{self, ServeReport};
+use crate::report::{Format, json};
+use crate::roofline::devices;
+use crate::serve::arrivals::Arrivals;
+use crate::serve::latency::Validity;
+use crate::serve::point::{Offered, Source};
+use crate::serve::run::Progress;
+use crate::serve::sampler::Sampling;
+use crate::serve::scheduler::Policy;
+use crate::serve::slo::Slo;
+use crate::serve::trace;
+use crate::serve::workload::{SharedPrefix, Workload};
+use crate::serving::cold::{self, ColdConfig};
+use crate::serving::{Knobs, Mode, ServeConfig, ServeObserver, VirtualSource};
+
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "Examples:
+  hbmark serve --engine native --workload chat --rate 2 --requests 100
+  hbmark serve --engine native --input-len 128 --output-len 32 --sweep rate=0.5..8*2 --slo ttft_p95=2s
+  hbmark serve --trace azure.csv --requests 500 --rate 1
+  hbmark serve --virtual --gpu h100-sxm --model Llama-3.1-8B --workload chat --rate 10 --duration 1h
+  hbmark serve --virtual --gpu h100-sxm --model Llama-3.1-8B --find-max-rate --slo ttft_p95=1s,tpot_p95=40ms --requests 5000
+  hbmark serve --cold 10 --model Llama-3.2-1B
+
+Traces (told apart by their first line):
+  Azure     TIMESTAMP,ContextTokens,GeneratedTokens / 2023-11-16 18:15:46.68,374,44
+  BurstGPT  Timestamp,Model,Request tokens,Response tokens,... / 5,ChatGPT,472,18,...
+  Mooncake  {\"timestamp\": 0, \"input_length\": 6758, \"output_length\": 500, \"hash_ids\": [0, 1]}
+  hbmark    {\"arrival_s\": 0.5, \"input_tokens\": 300, \"output_tokens\": 20, \"prefix_ids\": [7], \"prefix_block\": 256, \"priority\": 0}
+
+Workload files (TOML):
+  name = \"support\"
+  [input]   distribution = \"lognormal\"  mean = 500.0  cv = 1.0  min = 16  max = 4000    (a line each)
+  [output]  distribution = \"fixed\"  tokens = 100        (or histogram: buckets = [[1, 100, 0.7]], empirical: tokens = [1, 2])
+  [prefix]  tokens = 512  share = 0.5  groups = 2       [session]  turns = 4  think_s = 10.0
+  [[tenants]]  name = \"hot\"  share = 3.0  priority = 1")]
+#[expect(clippy::struct_excessive_bools, reason = "each is a flag of its own on the command line")]
+pub struct Args {
+    #[command(flatten)]
+    model: ModelArgs,
+    /// The engine: native or stock.
+    #[arg(long, env = "HBMARK_ENGINE", default_value = "native")]
+    engine: String,
+    #[command(flatten)]
+    device: DeviceArgs,
+    /// Dtype of the weights [default: the engine's for the device].
+    #[arg(long, env = "HBMARK_DTYPE")]
+    dtype: Option<String>,
+
+    /// chat, code, long-context-qa, summarization, rag, agents, batch, or a TOML file [default: chat].
+    #[arg(long, conflicts_with_all = ["input_len", "output_len", "trace"], help_heading = "Workload")]
+    workload: Option<String>,
+    /// Prompts of one length, in tokens.
+    #[arg(long, requires = "output_len", help_heading = "Workload")]
+    input_len: Option<usize>,
+    /// Outputs of one length, in tokens.
+    #[arg(long, requires = "input_len", help_heading = "Workload")]
+    output_len: Option<usize>,
+    /// Recorded traffic.
+    #[arg(long, value_name = "FILE", conflicts_with = "input_len", help_heading = "Workload")]
+    trace: Option<PathBuf>,
+    /// Times of a trace are multiplied by this; 0.5 is twice the recorded rate. --rate sets the mean rate instead.
+    #[arg(long, default_value_t = 1.0, requires = "trace", help_heading = "Workload")]
+    time_scale: f64,
+    /// Requests whose times count [default: 100, or what --duration gives].
+    #[arg(long, conflicts_with = "duration", help_heading = "Workload")]
+    requests: Option<usize>,
+    /// Measure the requests of so long (60s, 10m, 1h), at --rate.
+    #[arg(long, requires = "rate", help_heading = "Workload")]
+    duration: Option<String>,
+    /// Requests in front of the measured ones, to warm the system up [default: a tenth, and twice what is in the system].
+    #[arg(long, help_heading = "Workload")]
+    warmup_requests: Option<usize>,
+    /// A beginning of so many tokens that requests share; also measures the cold twin, which shares nothing.
+    #[arg(long, help_heading = "Workload")]
+    prefix_tokens: Option<usize>,
+    /// Share of the requests that have the shared beginning.
+    #[arg(long, default_value_t = 1.0, requires = "prefix_tokens", help_heading = "Workload")]
+    prefix_share: f64,
+    /// Different shared beginnings.
+    #[arg(long, default_value_t = 1, requires = "prefix_tokens", help_heading = "Workload")]
+    prefix_groups: usize,
+    /// End outputs at the model's end-of-sequence token instead of at their planned length.
+    #[arg(long, help_heading = "Workload")]
+    stop_at_eos: bool,
+
+    /// Requests per second, or `inf`: all at once [default: 1; for a trace, as recorded].
+    #[arg(long, conflicts_with = "concurrency", help_heading = "Load")]
+    rate: Option<String>,
+    /// A closed loop of so many requests at a time.
+    #[arg(long, help_heading = "Load")]
+    concurrency: Option<usize>,
+    /// poisson, gamma:CV, constant, or closed (with --concurrency) [default: poisson; a trace has its own].
+    #[arg(long, conflicts_with = "trace", help_heading = "Load")]
+    arrivals: Option<String>,
+    /// FACTORxON/PERIOD, as in 4x10s/60s: four times the rate for 10 s of every 60 s, at the same mean.
+    #[arg(long, conflicts_with_all = ["concurrency", "trace"], help_heading = "Load")]
+    burst: Option<String>,
+    /// Objectives: ttft_p95=1s,tpot_p95=40ms,e2e_p99=15s.
+    #[arg(long, help_heading = "Load")]
+    slo: Option<Slo>,
+    /// End the run after so long; what is not done counts as never done.
+    #[arg(long, help_heading = "Load")]
+    time_limit: Option<String>,
+
+    /// Sequences that run at once [default: 256, on a CPU 32].
+    #[arg(long, help_heading = "Scheduler")]
+    max_num_seqs: Option<usize>,
+    /// Tokens of one step [default: 2048, on a CPU 512].
+    #[arg(long, help_heading = "Scheduler")]
+    max_num_batched_tokens: Option<usize>,
+    /// Share of a GPU's memory for weights and KV [default: 0.9]; on a CPU, share of the free memory for KV [default: 0.25].
+    #[arg(long, help_heading = "Scheduler")]
+    gpu_memory_utilization: Option<f64>,
+    /// KV blocks, instead of what fits.
+    #[arg(long, help_heading = "Scheduler")]
+    num_gpu_blocks_override: Option<usize>,
+    /// Positions of a KV block [default: 16, native on a CPU 64].
+    #[arg(long, help_heading = "Scheduler")]
+    block_size: Option<usize>,
+    /// Positions of prompt and output together [default: the model's].
+    #[arg(long, help_heading = "Scheduler")]
+    max_model_len: Option<usize>,
+    /// Keep prefixes of prompts for others [default: true].
+    #[arg(long, num_args = 0..=1, default_missing_value = "true", action = ArgAction::Set, help_heading = "Scheduler")]
+    enable_prefix_caching: Option<bool>,
+    /// Cut prompts to the budget of a step [default: true].
+    #[arg(long, num_args = 0..=1, default_missing_value = "true", action = ArgAction::Set, help_heading = "Scheduler")]
+    enable_chunked_prefill: Option<bool>,
+    /// Who goes first.
+    #[arg(long, value_enum, default_value = "fcfs", help_heading = "Scheduler")]
+    scheduling: Policy,
+    /// Requests that may wait; more are rejected.
+    #[arg(long, help_heading = "Scheduler")]
+    max_waiting: Option<usize>,
+
+    /// 0 is greedy.
+    #[arg(long, default_value_t = 0.0, help_heading = "Sampling")]
+    temperature: f32,
+    /// Only the most likely so many tokens; 0 is all.
+    #[arg(long, default_value_t = 0, help_heading = "Sampling")]
+    top_k: usize,
+    /// Only the most likely tokens that together reach this probability.
+    #[arg(long, default_value_t = 1.0, help_heading = "Sampling")]
+    top_p: f32,
+
+    /// One variable over values: rate=1..32*2, max-num-seqs=8,64; with --slo a sweep of the load ends where it is not met.
+    #[arg(long, value_name = "VARIABLE=VALUES", conflicts_with_all = ["find_max_rate", "matrix", "compare_loops"], help_heading = "Modes")]
+    sweep: Vec<String>,
+    /// Search the highest rate under --slo, confirm it with fresh seeds, and hold it for longer.
+    #[arg(long, conflicts_with_all = ["matrix", "compare_loops", "concurrency"], help_heading = "Modes")]
+    find_max_rate: bool,
+    /// Fresh seeds that must agree on the rate found.
+    #[arg(long, default_value_t = 3, requires = "find_max_rate", help_heading = "Modes")]
+    seeds: usize,
+    /// The six standard rows, each with its hypothesis.
+    #[arg(
+        long,
+        conflicts_with_all = ["compare_loops", "rate", "concurrency", "burst", "slo", "workload", "input_len", "prefix_tokens"],
+        help_heading = "Modes"
+    )]
+    matrix: bool,
+    /// Multiplies the lengths of the matrix.
+    #[arg(long, default_value_t = 1.0, requires = "matrix", help_heading = "Modes")]
+    matrix_scale: f64,
+    /// The same load in an open and a closed loop, side by side.
+    #[arg(long, help_heading = "Modes")]
+    compare_loops: bool,
+    /// Run the scheduler on a virtual clock: step times from --gpu's data sheet or --from a saved run.
+    #[arg(long = "virtual", help_heading = "Modes")]
+    simulate: bool,
+    /// A GPU of the datasheet table (`hbmark devices`), for --virtual.
+    #[arg(long, requires = "simulate", conflicts_with = "from", help_heading = "Modes")]
+    gpu: Option<String>,
+    /// A result.json of `hbmark run` of the same model, for --virtual.
+    #[arg(long, requires = "simulate", value_name = "FILE", help_heading = "Modes")]
+    from: Option<PathBuf>,
+    /// Launch the program so many times and time each start by phases, up to its first tokens, instead of serving traffic.
+    #[arg(
+        long,
+        value_name = "LAUNCHES",
+        num_args = 0..=1,
+        default_missing_value = "5",
+        value_parser = clap::value_parser!(u32).range(1..=1000),
+        conflicts_with_all = [
+            "workload", "input_len", "trace", "requests", "duration", "warmup_requests", "prefix_tokens", "stop_at_eos", "rate",
+            "concurrency", "burst", "slo", "time_limit", "sweep", "find_max_rate", "matrix", "compare_loops", "simulate", "no_predict",
+            "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization", "num_gpu_blocks_override", "block_size",
+            "max_model_len", "enable_prefix_caching", "enable_chunked_prefill", "max_waiting",
+        ],
+        help_heading = "Modes"
+    )]
+    cold: Option<u32>,
+    /// Tokens of the prompt of a cold start.
+    #[arg(long, default_value_t = 128, requires = "cold", help_heading = "Modes", value_name = "TOKENS")]
+    cold_prompt_tokens: u32,
+    /// The process that a cold start launches.
+    #[arg(long, requires = "cold", hide = true)]
+    cold_child: bool,
+    /// Do not time the engine's steps first, and predict nothing.
+    #[arg(long, help_heading = "Modes")]
+    no_predict: bool,
+
+    /// Write serve.json, serve.csv and serve.md into this folder.
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// What to print on stdout.
+    #[arg(long, value_enum, default_value = "table")]
+    format: Format,
+    /// Kept with the result.
+    #[arg(long)]
+    note: Option<String>,
+    /// What you expect to see; kept with the result.
+    #[arg(long)]
+    hypothesis: Option<String>,
+}
+
+/// Requests that are measured when nothing is said.
+const DEFAULT_REQUESTS: usize = 100;
+/// Beyond this a number of requests is a typing error.
+const MAX_REQUESTS: usize = 10_000_000;
+
+impl Args {
+    fn config(&self) -> anyhow::Result<ServeConfig> {
+        one_engine(&self.engine)?;
+        let offered = self.offered()?;
+        let requests = self.request_count(offered)?;
+        let positive = |name: &str, value: Option<usize>| match value {
+            Some(0) => anyhow::bail!("--{name} 0: at least 1 is needed"),
+            other => Ok(other),
+        };
+        if let Some(share) = self.gpu_memory_utilization {
+            anyhow::ensure!(
+                share > 0.0 && share <= 1.0,
+                "--gpu-memory-utilization {share} is not above 0 and at most 1"
+            );
+        }
+        anyhow::ensure!(
+            self.temperature.is_finite() && self.temperature >= 0.0,
+            "--temperature {} is not at least 0",
+            self.temperature
+        );
+        anyhow::ensure!(
+            self.top_p > 0.0 && self.top_p <= 1.0,
+            "--top-p {} is not above 0 and at most 1",
+            self.top_p
+        );
+        let span = |name: &str, text: &Option<String>| {
+            text.as_deref()
+                .map(crate::serve::slo::parse_span)
+                .transpose()
+                .map_err(|problem| anyhow::anyhow!("--{name}: {problem}"))
+        };
+        Ok(ServeConfig {
+            engine: self.engine.clone(),
+            device: self.device.choice()?,
+            dtype: self.dtype.as_deref().map(|d| parse_dtypes("dtype", d)).transpose()?.map(|d| d[0]),
+            threads: self.device.threads.map(|t| t as usize),
+            virtual_source: self.virtual_source()?,
+            source: self.source(requests)?,
+            offered,
+            arrivals: match self.arrivals.as_deref() {
+                None | Some("closed") => Arrivals::Poisson,
+                Some(text) => text.parse()?,
+            },
+            burst: self.burst.as_deref().map(str::parse).transpose()?,
+            requests,
+            warmup: self.warmup_requests,
+            cold_twin: self.prefix_tokens.is_some(),
+            knobs: Knobs {
+                max_num_seqs: positive("max-num-seqs", self.max_num_seqs)?,
+                max_num_batched_tokens: positive("max-num-batched-tokens", self.max_num_batched_tokens)?,
+                gpu_memory_utilization: self.gpu_memory_utilization,
+                num_gpu_blocks_override: positive("num-gpu-blocks-override", self.num_gpu_blocks_override)?,
+                block_size: positive("block-size", self.block_size)?,
+                max_model_len: positive("max-model-len", self.max_model_len)?,
+                enable_prefix_caching: self.enable_prefix_caching,
+                enable_chunked_prefill: self.enable_chunked_prefill,
+                scheduling: self.scheduling,
+                max_waiting: self.max_waiting,
+            },
+            sampling: Sampling {
+                temperature: self.temperature,
+                top_k: self.top_k,
+                top_p: self.top_p,
+                seed: self.model.seed,
+            },
+            stop_at_eos: self.stop_at_eos,
+            slo: self.slo.clone().unwrap_or_default(),
+            time_limit_s: span("time-limit", &self.time_limit)?.map(crate::units::Nanos::seconds),
+            mode: self.mode()?,
+            predict: !self.no_predict && !self.simulate,
+            seed: self.model.seed,
+            note: self.note.clone(),
+            hypothesis: self.hypothesis.clone(),
+            out: self.out.clone(),
+        })
+    }
+
+    fn offered(&self) -> anyhow::Result<Offered> {
+        if let Some(concurrency) = self.concurrency {
+            anyhow::ensure!(
+                (1..=1_000_000).contains(&concurrency),
+                "--concurrency {concurrency} is not between 1 and a million"
+            );
+            return Ok(Offered::Concurrency(concurrency));
+        }
+        anyhow::ensure!(self.arrivals.as_deref() != Some("closed"), "--arrivals closed needs --concurrency");
+        match self.rate.as_deref() {
+            Some("inf") => Ok(Offered::AtOnce),
+            Some(text) => {
+                let rate: f64 =
+                    text.parse().with_context(|| format!("--rate `{text}` is not a number or `inf`"))?;
+                anyhow::ensure!(rate > 1e-6 && rate < 1e9, "--rate {rate} is not a rate above 0 (or `inf`)");
+                Ok(Offered::Rate(rate))
+            }
+            None if self.trace.is_some() => Ok(Offered::AsRecorded),
+            // A search chooses its own start.
+            None if self.find_max_rate => Ok(Offered::AtOnce),
+            None => Ok(Offered::Rate(1.0)),
+        }
+    }
+
+    fn request_count(&self, offered: Offered) -> anyhow::Result<usize> {
+        let requests = match (&self.duration, offered) {
+            (Some(text), Offered::Rate(rate)) => {
+                let span = crate::serve::slo::parse_span(text)
+                    .map_err(|problem| anyhow::anyhow!("--duration: {problem}"))?;
+                let count = (span.seconds() * rate).ceil();
+                anyhow::ensure!(
+                    count <= MAX_REQUESTS as f64,
+                    "--duration {text} at that rate is {count} requests, above {MAX_REQUESTS}"
+                );
+                #[expect(
+                    clippy::cast_possible_truncation,
+                    clippy::cast_sign_loss,
+                    reason = "bounded above, and positive"
+                )]
+                let count = count as usize;
+                count
+            }
+            (Some(_), _) => anyhow::bail!("--duration needs a --rate that is a number"),
+            (None, _) => self.requests.unwrap_or(DEFAULT_REQUESTS),
+        };
+        anyhow::ensure!(
+            (1..=MAX_REQUESTS).contains(&requests),
+            "--requests {requests} is not between 1 and {MAX_REQUESTS}"
+        );
+        Ok(requests)
+    }
+
+    fn source(&self, requests: usize) -> anyhow::Result<Source> {
+        if let Some(path) = &self.trace {
+            anyhow::ensure!(
+                self.time_scale > 0.0 && self.time_scale.is_finite(),
+                "--time-scale {} is not above 0",
+                self.time_scale
+            );
+            anyhow::ensure!(
+                self.prefix_tokens.is_none(),
+                "--prefix-tokens changes what a trace has recorded"
+            );
+            // Warm-up before and load behind the measured ones.
+            let trace = trace::read(path, Some(requests.saturating_mul(2).saturating_add(10_000)))?;
+            return Ok(Source::Trace(std::rc::Rc::new(trace), self.time_scale));
+        }
+        let mut workload = match (self.input_len, self.output_len) {
+            (Some(input), Some(output)) => Workload::fixed(input, output)?,
+            _ => Workload::open(self.workload.as_deref().unwrap_or("chat"))?,
+        };
+        if let Some(tokens) = self.prefix_tokens {
+            let prefix = SharedPrefix { tokens, share: self.prefix_share, groups: self.prefix_groups };
+            workload = Workload { prefix: Some(prefix), ..workload }.checked()?;
+        }
+        Ok(Source::Workload(workload))
+    }
+
+    fn virtual_source(&self) -> anyhow::Result<Option<VirtualSource>> {
+        if !self.simulate {
+            return Ok(None);
+        }
+        if let Some(path) = &self.from {
+            return Ok(Some(VirtualSource::Saved(Box::new(json::read(path)?))));
+        }
+        let gpu = self.gpu.as_deref().unwrap_or("h100-sxm");
+        Ok(Some(VirtualSource::Datasheet(Box::new(devices::find(gpu)?.clone()))))
+    }
+
+    fn mode(&self) -> anyhow::Result<Mode> {
+        match self.sweep.as_slice() {
+            [] => {}
+            [one] => {
+                let (variable, values) = one
+                    .split_once('=')
+                    .with_context(|| format!("--sweep `{one}` has no `=`; write it as rate=1..32*2"))?;
+                let variable = variable.trim();
+                anyhow::ensure!(
+                    !(matches!(variable, "rate" | "concurrency")
+                        && (self.rate.is_some() || self.concurrency.is_some())),
+                    "--sweep {variable} chooses the load itself; leave out --rate and --concurrency"
+                );
+                return Ok(Mode::Sweep { variable: variable.to_owned(), values: parse_values(values)? });
+            }
+            many => anyhow::bail!(
+                "--sweep is there {} times: one variable at a time, or a difference could be due to any of them",
+                many.len()
+            ),
+        }
+        if self.find_max_rate {
+            anyhow::ensure!(
+                (1..=100).contains(&self.seeds),
+                "--seeds {} is not between 1 and 100",
+                self.seeds
+            );
+            return Ok(Mode::FindMaxRate { seeds: self.seeds, precision: 0.05 });
+        }
+        if self.matrix {
+            let scale = self.matrix_scale;
+            anyhow::ensure!(
+                scale > 0.0 && scale <= 1000.0,
+                "--matrix-scale {scale} is not above 0 and at most 1000"
+            );
+            return Ok(Mode::Matrix { scale });
+        }
+        Ok(if self.compare_loops { Mode::CompareLoops } else { Mode::Single })
+    }
+}
+
+/// The most values of a sweep.
+const MAX_VALUES: usize = 256;
+
+/// Reads `0.5,1,2`, `1..50`, `0.5..8*2` or `1..3+0.5`.
+fn parse_values(given: &str) -> anyhow::Result<Vec<f64>> {
+    let number = |text: &str| -> anyhow::Result<f64> {
+        let value: f64 =
+            text.trim().parse().with_context(|| format!("--sweep `{given}`: `{text}` is not a number"))?;
+        anyhow::ensure!(value > 0.0 && value < 1e9, "--sweep `{given}`: {value} is not above 0");
+        Ok(value)
+    };
+    let mut values = Vec::new();
+    for part in given.split(',') {
+        let Some((from, to)) = part.split_once("..") else {
+            values.push(number(part)?);
+            continue;
+        };
+        let (mut value, factor, step, to) = if let Some((to, factor)) = to.split_once('*') {
+            (number(from)?, number(factor)?, 0.0, number(to)?)
+        } else if let Some((to, step)) = to.split_once('+') {
+            (number(from)?, 1.0, number(step)?, number(to)?)
+        } else {
+            (number(from)?, 1.0, 1.0, number(to)?)
+        };
+        anyhow::ensure!(
+            factor >= 1.0 && (factor > 1.0 || step > 0.0),
+            "--sweep `{given}`: a factor must be above 1"
+        );
+        anyhow::ensure!(value <= to, "--sweep `{given}`: {from}..{to} runs backwards");
+        while value <= to * (1.0 + 1e-9) {
+            values.push(value);
+            anyhow::ensure!(values.len() <= MAX_VALUES, "--sweep `{given}`: more than {MAX_VALUES} values");
+            value = value * factor + step;
+        }
+    }
+    Ok(values)
+}
+
+/// Refuses an engine that is unknown, or a list of them.
+fn one_engine(given: &str) -> anyhow::Result<()> {
+    let engines = config::parse_engines(given)?;
+    anyhow::ensure!(engines.len() == 1, "--engine `{given}`: traffic is served by one engine at a time");
+    Ok(())
+}
+
+/// `--cold`: this process launches others of itself, or is one of them.
+fn cold(args: &Args, launches: u32) -> anyhow::Result<Outcome> {
+    one_engine(&args.engine)?;
+    anyhow::ensure!(args.cold_prompt_tokens > 0, "--cold-prompt-tokens 0: at least 1 is needed");
+    let config = ColdConfig {
+        engine: args.engine.clone(),
+        device: args.device.choice()?,
+        dtype: args.dtype.as_deref().map(|d| parse_dtypes("dtype", d)).transpose()?.map(|d| d[0]),
+        threads: args.device.threads.map(|t| t as usize),
+        prompt_tokens: args.cold_prompt_tokens as usize,
+        launches: launches as usize,
+        seed: args.model.seed,
+        note: args.note.clone(),
+        hypothesis: args.hypothesis.clone(),
+    };
+    super::threads::limit(config.threads);
+    let open = || -> anyhow::Result<crate::model::OpenModel> {
+        Ok(crate::model::open(&args.model.model, args.model.revision.as_deref(), args.model.seed)?)
+    };
+    if args.cold_child {
+        cold::child(&config, open, &mut std::io::stdout())?;
+        return Ok(Outcome::Complete);
+    }
+    if let Some(folder) = &args.out {
+        prepare_folder(folder)?;
+    }
+    let program = std::env::current_exe().context("cannot find this program, to launch it again")?;
+    let mut arguments: Vec<std::ffi::OsString> = std::env::args_os().skip(1).collect();
+    arguments.push("--cold-child".into());
+    let mut live = Live::new();
+    let report = cold::measure(&config, &open()?, &command_line(), (&program, &arguments), &mut live);
+    live.bar.finish_and_clear();
+    conclude(&report?, args)?;
+    Ok(Outcome::Complete)
+}
+
+/// Prints a result and saves it where that was asked for.
+fn conclude(report: &ServeReport, args: &Args) -> anyhow::Result<()> {
+    print(&serving::render(report, args.format)?)?;
+    if let Some(folder) = &args.out {
+        let path = save(report, folder)?;
+        anstream::eprintln!("saved {}", path.display());
+    }
+    Ok(())
+}
+
+pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
+    if let Some(launches) = args.cold {
+        return cold(args, launches);
+    }
+    let config = args.config()?;
+    super::threads::limit(config.threads);
+    let model = crate::model::open(&args.model.model, args.model.revision.as_deref(), args.model.seed)?;
+    if let Some(folder) = &config.out {
+        prepare_folder(folder)?;
+    }
+    let mut live = Live::new();
+    let report = crate::serving::serve(&config, &model, &command_line(), &mut live);
+    live.bar.finish_and_clear();
+    let report = report?;
+    conclude(&report, args)?;
+    let invalid =
+        |p: &crate::serve::point::Point| p.result.as_ref().is_some_and(|r| r.validity == Validity::Invalid);
+    Ok(if report.points.iter().any(invalid) { Outcome::SomeCellsFailed } else { Outcome::Complete })
+}
+
+/// Writes the result in three formats and returns the path of the first.
+fn save(report: &ServeReport, folder: &Path) -> anyhow::Result<PathBuf> {
+    let first = folder.join("serve.json");
+    for (format, name) in [(Format::Json, "serve.json"), (Format::Csv, "serve.csv"), (Format::Md, "serve.md")]
+    {
+        write_whole(&folder.join(name), &serving::render(report, format)?)?;
+    }
+    Ok(first)
+}
+
+/// Elapsed, running, waiting, tokens per second and KV use, on stderr; nothing when piped.
+struct Live {
+    bar: ProgressBar,
+    stage: String,
+    shown: Instant,
+    /// Elapsed seconds and tokens when last shown.
+    before: (f64, usize),
+}
+
+impl Live {
+    fn new() -> Self {
+        let bar = ProgressBar::with_draw_target(Some(1), ProgressDrawTarget::stderr());
+        let style = ProgressStyle::with_template("{elapsed_precise} {bar:24} {pos:>4}/{len} {msg}")
+            .expect("the template is a constant")
+            .progress_chars("━╸ ");
+        bar.set_style(style);
+        Self { bar, stage: String::new(), shown: Instant::now(), before: (0.0, 0) }
+    }
+}
+
+/// A terminal is told so often: drawing takes time that the loop would lack.
+const REFRESH: Duration = Duration::from_millis(250);
+
+impl ServeObserver for Live {
+    fn stage(&mut self, what: &str) {
+        what.clone_into(&mut self.stage);
+        self.before = (0.0, 0);
+        self.bar.set_position(0);
+        self.bar.set_message(what.to_owned());
+    }
+
+    fn progress(&mut self, progress: Progress) {
+        if self.shown.elapsed() < REFRESH || self.bar.is_hidden() {
+            return;
+        }
+        self.shown = Instant::now();
+        let now = progress.elapsed.seconds();
+        let (then, tokens) = self.before;
+        let rate = if now > then {
+            (progress.output_tokens.saturating_sub(tokens)) as f64 / (now - then)
+        } else {
+            0.0
+        };
+        self.before = (now, progress.output_tokens);
+        let load = progress.load;
+        self.bar.set_length(progress.total as u64);
+        self.bar.set_position(progress.done as u64);
+        self.bar.set_message(format!(
+            "{} · {now:.1} s · running {} · waiting {} · {rate:.1} tok/s · KV {:.0} %",
+            self.stage,
+            load.running,
+            load.waiting,
+            load.used_blocks as f64 / load.total_blocks.max(1) as f64 * 100.0
+        ));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_of_a_sweep_are_lists_and_ranges() {
+        assert_eq!(parse_values("0.5,1,2").unwrap(), [0.5, 1.0, 2.0]);
+        assert_eq!(parse_values("1..3").unwrap(), [1.0, 2.0, 3.0]);
+        assert_eq!(parse_values("0.5..4*2").unwrap(), [0.5, 1.0, 2.0, 4.0]);
+        assert_eq!(parse_values("1..2+0.5").unwrap(), [1.0, 1.5, 2.0]);
+        for wrong in ["", "a", "0", "-1", "3..1", "1..8*1", "1..1e9*1.00001", "NaN", "inf"] {
+            assert!(parse_values(wrong).is_err(), "{wrong}");
+        }
+    }
+}

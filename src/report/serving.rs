@@ -1,0 +1,627 @@
+//! A serving result as plain data, and its formats.
+//!
+//! Enters: points of load with their results. Leaves: one [`ServeReport`], printed as a table, JSON, CSV or Markdown. What is null is
+//! shown as a dash, what is infinite as such, and a percentile that the sample cannot carry as the largest value with a `≥`.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::text::plain;
+use super::{Format, ModelSummary, ReportError};
+use crate::engine::Capabilities;
+use crate::measure::environment::Environment;
+use crate::model::Dtype;
+use crate::roofline::{Ceilings, DeviceSpec};
+use crate::serve::latency::{Breakdown, Quantiles, Quantity, ServeResult, Validity};
+use crate::serve::matrix::RowVerdict;
+use crate::serve::point::{Offered, Point};
+use crate::serve::search::Search;
+use crate::serving::cold::{ColdPhase, ColdStart};
+use crate::units::Nanos;
+
+/// Version of the JSON result of `serve`.
+pub const SCHEMA_VERSION: u32 = 1;
+
+/// Tells a serving result from others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ServeKind {
+    /// Measured on an engine.
+    Serve,
+    /// The scheduler was real, time was not.
+    ServeVirtual,
+    /// Launches of a process, up to their first tokens.
+    ServeCold,
+}
+
+/// What was sent.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct WorkloadSummary {
+    pub name: String,
+    pub source: String,
+}
+
+/// A whole serving result.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct ServeReport {
+    pub schema_version: u32,
+    pub kind: ServeKind,
+    pub command: String,
+    pub started_at: Option<String>,
+    pub note: Option<String>,
+    pub hypothesis: Option<String>,
+    pub environment: Environment,
+    pub config: BTreeMap<String, serde_json::Value>,
+    pub model: ModelSummary,
+    pub dtype: Dtype,
+    pub capabilities: Option<Capabilities>,
+    pub datasheet: Option<DeviceSpec>,
+    pub ceilings: Option<Ceilings>,
+    pub workload: WorkloadSummary,
+    /// Where the virtual clock's step times are from.
+    pub step_model: Option<String>,
+    /// The variable of a sweep: `rate`, `max-num-seqs`.
+    pub swept: Option<String>,
+    pub points: Vec<Point>,
+    pub search: Option<Search>,
+    pub matrix: Vec<RowVerdict>,
+    pub cold_start: Option<ColdStart>,
+    pub warnings: Vec<String>,
+}
+
+/// The JSON Schema of a serving result.
+#[must_use]
+pub fn schema() -> serde_json::Value {
+    schemars::schema_for!(ServeReport).to_value()
+}
+
+/// Reads a saved serving result; `None` where the file is a result of another kind (or none, which its own reader says better).
+///
+/// # Errors
+/// When the file cannot be read, or says that it is a serving result and is not one of this version.
+pub fn read(path: &std::path::Path) -> Result<Option<ServeReport>, ReportError> {
+    #[derive(Deserialize)]
+    struct Head {
+        kind: ServeKind,
+        schema_version: Option<u32>,
+    }
+    let text = super::json::read_text(path)?;
+    let Ok(head) = serde_json::from_str::<Head>(&text) else { return Ok(None) };
+    let _: ServeKind = head.kind;
+    if head.schema_version != Some(SCHEMA_VERSION) {
+        return Err(ReportError::Version { found: head.schema_version, supported: SCHEMA_VERSION });
+    }
+    let report = serde_json::from_str(&text)
+        .map_err(|source| ReportError::Malformed { path: path.to_path_buf(), source })?;
+    Ok(Some(report))
+}
+
+/// Prints a serving result.
+///
+/// # Errors
+/// When a format's writer fails.
+pub fn render(report: &ServeReport, format: Format) -> Result<String, ReportError> {
+    match format {
+        Format::Table => Ok(table(report)),
+        Format::Json => Ok(serde_json::to_string_pretty(report)?),
+        Format::Csv => csv(report),
+        Format::Md => Ok(markdown(report)),
+    }
+}
+
+/// One quantity of a point.
+struct Metric {
+    key: &'static str,
+    title: &'static str,
+    /// In the table of many points, too.
+    short: bool,
+    time: bool,
+    value: fn(&ServeResult) -> Option<Quantity>,
+}
+
+const fn metric(
+    key: &'static str,
+    title: &'static str,
+    short: bool,
+    time: bool,
+    value: fn(&ServeResult) -> Option<Quantity>,
+) -> Metric {
+    Metric { key, title, short, time, value }
+}
+
+/// Every scalar of a point, in the order of columns.
+const METRICS: &[Metric] = &[
+    metric("offered_per_s", "offered/s", true, false, |r| r.offered_per_s.map(Quantity::from)),
+    metric("served_per_s", "served/s", true, false, |r| Some(r.served_per_s.into())),
+    metric("prompt_tokens_per_s", "prompt tok/s", true, false, |r| Some(r.prompt_tokens_per_s.into())),
+    metric("output_tokens_per_s", "output tok/s", true, false, |r| Some(r.output_tokens_per_s.into())),
+    metric("goodput_per_s", "goodput/s", true, false, |r| r.goodput_per_s.map(Quantity::from)),
+    metric("ttft_p50_ns", "TTFT p50", true, true, |r| r.ttft_ns.as_ref()?.p50),
+    metric("ttft_p95_ns", "TTFT p95", true, true, |r| r.ttft_ns.as_ref()?.p95),
+    metric("ttft_p99_ns", "TTFT p99", false, true, |r| r.ttft_ns.as_ref()?.p99),
+    metric("tpot_p50_ns", "TPOT p50", true, true, |r| r.tpot_ns.as_ref()?.p50),
+    metric("tpot_p95_ns", "TPOT p95", true, true, |r| r.tpot_ns.as_ref()?.p95),
+    metric("tpot_p99_ns", "TPOT p99", false, true, |r| r.tpot_ns.as_ref()?.p99),
+    metric("itl_p50_ns", "ITL p50", false, true, |r| r.itl_ns.as_ref()?.p50),
+    metric("itl_p99_ns", "ITL p99", false, true, |r| r.itl_ns.as_ref()?.p99),
+    metric("e2e_p50_ns", "E2E p50", true, true, |r| r.e2e_ns.as_ref()?.p50),
+    metric("e2e_p95_ns", "E2E p95", false, true, |r| r.e2e_ns.as_ref()?.p95),
+    metric("e2e_p99_ns", "E2E p99", false, true, |r| r.e2e_ns.as_ref()?.p99),
+    metric("queue_p50_ns", "queue p50", true, true, |r| r.queue_ns.as_ref()?.p50),
+    metric("queue_p95_ns", "queue p95", false, true, |r| r.queue_ns.as_ref()?.p95),
+    metric("injection_lag_max_ns", "lag max", false, true, |r| r.injection_lag_ns.max),
+    metric("mean_batch", "batch", true, false, |r| Some(r.mean_batch.into())),
+    metric("mean_waiting", "waiting", false, false, |r| Some(r.mean_waiting.into())),
+    metric("mean_kv_use", "KV use", true, false, |r| Some(r.mean_kv_use.into())),
+    metric("max_kv_use", "KV max", false, false, |r| Some(r.max_kv_use.into())),
+    metric("prefix_hit_rate", "hits", true, false, |r| r.prefix_hit_rate.map(Quantity::from)),
+    metric("preemptions", "preempted", true, false, |r| Some((r.preemptions as f64).into())),
+    metric("median_step_ns", "step", false, true, |r| r.median_step_ns.map(Quantity::from)),
+    metric("median_schedule_ns", "schedule", false, true, |r| r.median_schedule_ns.map(Quantity::from)),
+    metric("measured", "measured", false, false, |r| Some((r.measured as f64).into())),
+    metric("served", "served", false, false, |r| Some((r.served as f64).into())),
+];
+
+fn shown(quantity: Option<Quantity>, time: bool) -> String {
+    match quantity.map(Quantity::value) {
+        None => "-".to_owned(),
+        Some(value) if value.is_infinite() => "∞".to_owned(),
+        Some(value) if time => Nanos(value).to_string(),
+        Some(value) if value.abs() >= 100.0 => format!("{value:.0}"),
+        Some(value) if value.abs() >= 1.0 || value == 0.0 => format!("{value:.2}"),
+        Some(value) => format!("{value:.3}"),
+    }
+}
+
+fn validity(point: &Point) -> &'static str {
+    match point.result.as_ref().map(|r| r.validity) {
+        None => "not run",
+        Some(Validity::Valid) => "ok",
+        Some(Validity::Saturated) => "SATURATED",
+        Some(Validity::Invalid) => "INVALID",
+    }
+}
+
+/// Phases of a cold start, and the launches they were taken from.
+fn cold_grid(cold: &ColdStart) -> Grid {
+    let head = ["phase", "median", "min", "max", "first launch", "holds"];
+    let mut grid = vec![head.map(str::to_owned).to_vec()];
+    let row = |p: &ColdPhase| {
+        let times = [p.median_ns, p.min_ns, p.max_ns, p.first_launch_ns].map(|ns| Nanos(ns).to_string());
+        std::iter::once(plain(&p.name)).chain(times).chain([plain(&p.holds)]).collect()
+    };
+    grid.extend(cold.phases.iter().chain([&cold.to_first_token]).map(row));
+    grid
+}
+
+/// One row per phase and launch, so that a launch is the unit of whatever is computed from it.
+fn cold_csv(cold: &ColdStart) -> Result<String, ReportError> {
+    let mut writer = ::csv::Writer::from_writer(Vec::new());
+    writer.write_record(["launch", "phase", "time_ns"])?;
+    for (index, launch) in cold.launches.iter().enumerate() {
+        let times = cold.phases.iter().zip(&launch.phases_ns).map(|(p, ns)| (&p.name, *ns));
+        for (name, ns) in times.chain([(&cold.to_first_token.name, launch.to_first_token_ns)]) {
+            writer.write_record([(index + 1).to_string(), super::csv::harmless(name), ns.to_string()])?;
+        }
+    }
+    finish(writer)
+}
+
+fn finish(writer: ::csv::Writer<Vec<u8>>) -> Result<String, ReportError> {
+    let bytes = writer.into_inner().map_err(|e| ReportError::Csv(e.into_error().into()))?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+fn csv(report: &ServeReport) -> Result<String, ReportError> {
+    if let Some(cold) = &report.cold_start {
+        return cold_csv(cold);
+    }
+    let mut writer = ::csv::Writer::from_writer(Vec::new());
+    let names = ["label", "validity", "reasons", "seed", "cold"];
+    let metrics: Vec<String> = METRICS.iter().map(|m| m.key.to_owned()).collect();
+    let predicted = METRICS.iter().filter(|m| m.time).map(|m| format!("predicted_{}", m.key));
+    writer.write_record(names.iter().map(ToString::to_string).chain(metrics).chain(predicted))?;
+    for point in &report.points {
+        let reasons = point
+            .result
+            .as_ref()
+            .map_or_else(|| point.not_run.clone().unwrap_or_default(), |r| r.reasons.join("; "));
+        let mut row = vec![
+            super::csv::harmless(&point.label),
+            validity(point).to_owned(),
+            super::csv::harmless(&reasons),
+            point.seed.to_string(),
+            point.cold.to_string(),
+        ];
+        // What is not known is an empty field, what is infinite the word.
+        let number = |q: Option<Quantity>| match q {
+            None => String::new(),
+            Some(Quantity::Finite(value)) => value.to_string(),
+            Some(Quantity::Infinite(_)) => "infinite".to_owned(),
+        };
+        row.extend(METRICS.iter().map(|m| number(point.result.as_ref().and_then(m.value))));
+        let times = METRICS.iter().filter(|m| m.time);
+        row.extend(times.map(|m| number(point.predicted.as_ref().and_then(m.value))));
+        writer.write_record(row)?;
+    }
+    finish(writer)
+}
+
+/// A grid of text: titles, then rows.
+type Grid = Vec<Vec<String>>;
+
+/// The points side by side; columns in which nobody has anything are left out.
+fn curve(points: &[Point]) -> Grid {
+    let columns: Vec<&Metric> = METRICS
+        .iter()
+        .filter(|m| m.short)
+        .filter(|m| points.iter().any(|p| p.result.as_ref().and_then(m.value).is_some()))
+        .collect();
+    let mut grid = vec![
+        std::iter::once("point")
+            .chain(columns.iter().map(|m| m.title))
+            .chain(["validity"])
+            .map(str::to_owned)
+            .collect::<Vec<_>>(),
+    ];
+    for point in points {
+        let mut row = vec![plain(&point.label)];
+        row.extend(columns.iter().map(|m| shown(point.result.as_ref().and_then(m.value), m.time)));
+        row.push(validity(point).to_owned());
+        grid.push(row);
+    }
+    grid
+}
+
+/// The latencies of one point.
+fn latencies(result: &ServeResult) -> Grid {
+    let head = ["", "p50", "p75", "p90", "p95", "p99", "p99.9", "max", "n", "infinite"];
+    let mut grid = vec![head.map(str::to_owned).to_vec()];
+    let all: [(&str, Option<&Quantiles>); 6] = [
+        ("TTFT", result.ttft_ns.as_ref()),
+        ("TPOT", result.tpot_ns.as_ref()),
+        ("ITL", result.itl_ns.as_ref()),
+        ("E2E", result.e2e_ns.as_ref()),
+        ("queue", result.queue_ns.as_ref()),
+        ("injection lag", Some(&result.injection_lag_ns)),
+    ];
+    for (name, quantiles) in all {
+        let Some(q) = quantiles else {
+            grid.push(std::iter::once(name.to_owned()).chain(vec!["refused".to_owned(); 9]).collect());
+            continue;
+        };
+        // Below the number of values that a percentile needs, the largest seen is all that can be said.
+        let at = |p: Option<Quantity>| match (p, q.max) {
+            (None, Some(max)) => format!("≥ {}", shown(Some(max), true)),
+            (p, _) => shown(p, true),
+        };
+        let mut row = vec![name.to_owned()];
+        row.extend([q.p50, q.p75, q.p90, q.p95, q.p99, q.p99_9].map(at));
+        row.extend([shown(q.max, true), q.n.to_string(), q.infinite.to_string()]);
+        grid.push(row);
+    }
+    grid
+}
+
+/// Where the loop's time went, as shares of the wall clock.
+fn breakdown_line(b: &Breakdown) -> String {
+    let parts = [
+        ("enqueue", b.enqueue_ns),
+        ("schedule", b.schedule_ns),
+        ("build", b.build_ns),
+        ("launch", b.launch_ns),
+        ("device", b.device_ns),
+        ("sample", b.sample_ns),
+        ("detokenize", b.detokenize_ns),
+        ("other", b.other_ns),
+        ("idle", b.idle_ns),
+    ];
+    let share = |ns: f64| format!("{:.2} %", if b.wall_ns > 0.0 { ns / b.wall_ns * 100.0 } else { 0.0 });
+    let per_step = |ns: f64| Nanos(ns / b.steps.max(1) as f64);
+    // On a virtual clock only the device takes time.
+    let told: Vec<String> = parts
+        .iter()
+        .filter(|(_, ns)| *ns > 0.0)
+        .map(|(name, ns)| match *name {
+            "idle" => format!("idle {}", share(*ns)),
+            name => format!("{name} {} ({})", share(*ns), per_step(*ns)),
+        })
+        .collect();
+    format!(
+        "{} steps in {}: {} (share of the run, time per step)",
+        b.steps,
+        Nanos(b.wall_ns),
+        told.join(" · ")
+    )
+}
+
+fn offered(point: &Point) -> String {
+    match point.offered {
+        Offered::Rate(rate) => match point.arrivals {
+            Some(arrivals) => format!("{rate} requests per second, {arrivals} arrivals, open loop"),
+            None => format!("{rate} requests per second, arrivals as recorded but scaled to that, open loop"),
+        },
+        Offered::AtOnce => "all requests at once".to_owned(),
+        Offered::Concurrency(n) => format!(
+            "closed loop of {n}: the load waits for the system, so what an independent user would wait is hidden"
+        ),
+        Offered::AsRecorded => "arrivals as recorded, open loop".to_owned(),
+    }
+}
+
+/// Sentences about a point.
+fn remarks(point: &Point) -> Vec<String> {
+    let mut said = Vec::new();
+    if let Some(reason) = &point.not_run {
+        said.push(format!("not run: {reason}"));
+    }
+    let Some(result) = &point.result else { return said };
+    said.extend(result.reasons.iter().map(|r| format!("{}: {r}", validity(point))));
+    if result.unfinished > 0 {
+        said.push(format!("{} of {} measured requests never finished", result.unfinished, result.measured));
+    }
+    for (reason, count) in &result.rejected {
+        said.push(format!("{count} of {} measured requests were rejected: {reason}", result.measured));
+    }
+    if result.tpot_clause_dropped > 0 && !result.slo.is_empty() {
+        said.push(format!(
+            "{} requests have no TPOT, and their TPOT clause was dropped",
+            result.tpot_clause_dropped
+        ));
+    }
+    for clause in &result.slo {
+        let verdict = match clause.met {
+            Some(true) => "met",
+            Some(false) => "NOT met",
+            None => "unknown",
+        };
+        said.push(format!("{}: {verdict}, {}", clause.clause, shown(clause.observed, true)));
+    }
+    if let (Some(seen), Some(ideal)) = (result.prefix_hit_rate, point.ideal_hit_rate)
+        && ideal.max(seen) >= 0.001
+    {
+        said.push(format!(
+            "prefix cache: {:.1} % of the prompt tokens found, {:.1} % by a cache without an end, {} evictions",
+            seen * 100.0,
+            ideal * 100.0,
+            result.prefix_evictions
+        ));
+    }
+    if let Some(predicted) = &point.predicted {
+        let pair = |of: fn(&ServeResult) -> Option<&Quantiles>| {
+            let p50 = |r| of(r).and_then(|q| q.p50).map(Quantity::value);
+            match (p50(predicted), p50(result)) {
+                (Some(p), Some(m)) if p.is_finite() && m.is_finite() => {
+                    format!("{} against {} ({:+.1} %)", Nanos(p), Nanos(m), (p / m - 1.0) * 100.0)
+                }
+                _ => "unknown".to_owned(),
+            }
+        };
+        said.push(format!(
+            "predicted against measured medians: TTFT {}, TPOT {}, E2E {}",
+            pair(|r| r.ttft_ns.as_ref()),
+            pair(|r| r.tpot_ns.as_ref()),
+            pair(|r| r.e2e_ns.as_ref())
+        ));
+    }
+    said
+}
+
+/// The lines above all tables.
+fn head(report: &ServeReport) -> Vec<String> {
+    let model = &report.model;
+    let engine = match (&report.capabilities, &report.datasheet) {
+        (Some(c), _) => {
+            format!("{} engine on {} ({:?} batches)", c.engine, c.device, c.ragged).to_lowercase()
+        }
+        (None, Some(sheet)) => format!("VIRTUAL: nothing was measured · {}", plain(&sheet.product)),
+        (None, None) if report.kind == ServeKind::ServeCold => {
+            "a process per launch, one after the other".to_owned()
+        }
+        (None, None) => "VIRTUAL: nothing was measured".to_owned(),
+    };
+    let mut lines = vec![
+        format!(
+            "{} · {} · {} · {:.3} B parameters",
+            plain(&model.name),
+            plain(&model.source),
+            report.dtype,
+            model.parameters as f64 / 1e9
+        ),
+        engine,
+    ];
+    if let Some(told) = &report.step_model {
+        lines.push(format!("step times: {told}"));
+    }
+    lines.push(format!("workload: {} ({})", plain(&report.workload.name), plain(&report.workload.source)));
+    if let Some(point) = report.points.first() {
+        let s = &point.scheduler;
+        lines.push(format!(
+            "{} sequences and {} tokens a step · {} KV blocks of {} · prefix caching {} · chunked prefill {} · {}",
+            s.max_num_seqs,
+            s.max_num_batched_tokens,
+            s.num_blocks,
+            s.block_size,
+            if s.enable_prefix_caching { "on" } else { "off" },
+            if s.enable_chunked_prefill { "on" } else { "off" },
+            format!("{:?}", s.scheduling).to_lowercase()
+        ));
+    }
+    lines.extend(report.hypothesis.iter().map(|h| format!("hypothesis: {}", plain(h))));
+    lines.extend(report.note.iter().map(|n| format!("note: {}", plain(n))));
+    lines
+}
+
+/// What one point says in full: tables are drawn by the caller.
+fn point_lines(point: &Point) -> Vec<String> {
+    let Some(r) = &point.result else { return Vec::new() };
+    let mut lines = vec![
+        format!(
+            "{} · {} measured after {} warm-up, {} behind them · prompts {:.0} and outputs {:.0} tokens on average",
+            offered(point),
+            r.measured,
+            r.warmup_requests,
+            r.cooldown_requests,
+            point.mean_prompt_tokens,
+            point.mean_output_tokens
+        ),
+        format!(
+            "served {:.3} requests/s, prompt {:.1} tok/s, output {:.1} tok/s over {:.1} s{}",
+            r.served_per_s,
+            r.prompt_tokens_per_s,
+            r.output_tokens_per_s,
+            r.window_s,
+            r.goodput_per_s.map_or_else(String::new, |g| format!(
+                " · goodput {g:.3} requests/s ({:.1} % of the requests)",
+                r.goodput_share.unwrap_or_default() * 100.0
+            ))
+        ),
+        format!(
+            "running {:.1}, waiting {:.1} on average · {:.1} sequences and {:.1} tokens a step · KV {:.1} % (most {:.1} %) · {} preemptions",
+            r.mean_running,
+            r.mean_waiting,
+            r.mean_batch,
+            r.mean_step_tokens,
+            r.mean_kv_use * 100.0,
+            r.max_kv_use * 100.0,
+            r.preemptions
+        ),
+        breakdown_line(&r.breakdown),
+    ];
+    for gate in &r.gates {
+        let verdict = match gate.passed {
+            Some(true) => "ok",
+            Some(false) => "FAILED",
+            None => "not judged",
+        };
+        lines.push(format!("gate {}: {verdict}: {}", gate.name, gate.detail));
+    }
+    lines
+}
+
+fn search_lines(search: &Search) -> Vec<String> {
+    let objectives: Vec<String> = search.slo.clauses.iter().map(ToString::to_string).collect();
+    let mut lines = vec![match search.max_rate {
+        Some(rate) => format!(
+            "highest rate under {}: {rate:.3} requests per second, confirmed by fresh seeds; a longer run at it {}",
+            objectives.join(", "),
+            match search.sustained {
+                Some(true) => "held",
+                Some(false) => "did NOT hold",
+                None => "was not made",
+            }
+        ),
+        None => format!("no rate found under {}", objectives.join(", ")),
+    }];
+    if !search.note.is_empty() {
+        lines.push(search.note.clone());
+    }
+    lines.extend(search.attempts.iter().map(|a| {
+        format!("{} {:.3}/s: {} ({})", a.stage, a.rate, if a.met { "held" } else { "failed" }, a.why)
+    }));
+    lines
+}
+
+fn matrix_lines(row: &RowVerdict) -> String {
+    let verdict = match row.held {
+        Some(true) => "held",
+        Some(false) => "REFUTED",
+        None => "not known",
+    };
+    format!("{}: expected {}; {verdict}: {}", row.title, row.hypothesis, plain(&row.seen))
+}
+
+/// Columns wide enough for their cells, numbers to the right.
+fn aligned(grid: &Grid) -> String {
+    let mut text = String::new();
+    let columns = grid.first().map_or(0, Vec::len);
+    let width = |c: usize| grid.iter().map(|row| row[c].chars().count()).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..columns).map(width).collect();
+    for row in grid {
+        let mut line = String::new();
+        for (index, cell) in row.iter().enumerate() {
+            let pad = " ".repeat(widths[index] - cell.chars().count());
+            let _ = if index == 0 { write!(line, "{cell}{pad}") } else { write!(line, "  {pad}{cell}") };
+        }
+        let _ = writeln!(text, "{}", line.trim_end());
+    }
+    text
+}
+
+fn table(report: &ServeReport) -> String {
+    let mut text = String::new();
+    for line in head(report) {
+        let _ = writeln!(text, "{line}");
+    }
+    text.push('\n');
+    if let Some(cold) = &report.cold_start {
+        text.push_str(&aligned(&cold_grid(cold)));
+    } else if let [point] = report.points.as_slice() {
+        for line in point_lines(point) {
+            let _ = writeln!(text, "{line}");
+        }
+        text.push('\n');
+        if let Some(result) = &point.result {
+            text.push_str(&aligned(&latencies(result)));
+        }
+    } else {
+        text.push_str(&aligned(&curve(&report.points)));
+    }
+    let mut said: Vec<String> = Vec::new();
+    for point in &report.points {
+        let many = report.points.len() > 1;
+        let name = |r: String| if many { format!("{}: {r}", plain(&point.label)) } else { r };
+        said.extend(remarks(point).into_iter().map(name));
+    }
+    said.extend(report.search.iter().flat_map(search_lines));
+    said.extend(report.matrix.iter().map(matrix_lines));
+    said.extend(report.warnings.iter().map(|w| plain(w)));
+    if !said.is_empty() {
+        text.push('\n');
+    }
+    for line in said {
+        let _ = writeln!(text, "  {line}");
+    }
+    text
+}
+
+fn markdown(report: &ServeReport) -> String {
+    let mut text = String::new();
+    let escape = super::markdown::escape;
+    for line in head(report) {
+        let _ = writeln!(text, "- {}", escape(&line));
+    }
+    let _ = writeln!(text, "- command: `{}`\n", plain(&report.command).replace('`', "'"));
+    let grids = match report.points.as_slice() {
+        [] => report.cold_start.iter().map(cold_grid).collect(),
+        [one] => one.result.as_ref().map(latencies).into_iter().collect(),
+        many => vec![curve(many)],
+    };
+    for grid in grids {
+        for (index, row) in grid.iter().enumerate() {
+            let cells: Vec<String> = row.iter().map(|c| escape(c)).collect();
+            let _ = writeln!(text, "| {} |", cells.join(" | "));
+            if index == 0 {
+                let _ = writeln!(text, "|---|{}", "---:|".repeat(row.len() - 1));
+            }
+        }
+        text.push('\n');
+    }
+    for point in &report.points {
+        let lines = if report.points.len() == 1 { point_lines(point) } else { Vec::new() };
+        for line in lines.into_iter().chain(remarks(point)) {
+            let _ = writeln!(text, "- {}: {}", escape(&point.label), escape(&line));
+        }
+    }
+    let search = report.search.iter().flat_map(search_lines);
+    for line in search.chain(report.matrix.iter().map(matrix_lines)).chain(report.warnings.iter().cloned()) {
+        let _ = writeln!(text, "- {}", escape(&line));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,111 @@
+//! Every format of a serving result, from the virtual clock, so that it never changes.
+
+use super::*;
+use crate::engine::DeviceChoice;
+use crate::model::Dtype;
+use crate::roofline::devices;
+use crate::serve::arrivals::Arrivals;
+use crate::serve::point::{Offered, Source};
+use crate::serve::run::Progress;
+use crate::serve::sampler::Sampling;
+use crate::serve::workload::Workload;
+use crate::serving::{Knobs, Mode, ServeConfig, ServeObserver, VirtualSource, serve};
+
+struct Silent;
+
+impl ServeObserver for Silent {
+    fn stage(&mut self, _what: &str) {}
+    fn progress(&mut self, _progress: Progress) {}
+}
+
+fn report(mode: Mode, rate: f64) -> ServeReport {
+    let config = ServeConfig {
+        engine: "native".into(),
+        device: DeviceChoice::Cpu,
+        dtype: Some(Dtype::Bf16),
+        threads: None,
+        virtual_source: Some(VirtualSource::Datasheet(Box::new(devices::find("h100-sxm").unwrap().clone()))),
+        source: Source::Workload(Workload::named("rag").unwrap()),
+        offered: Offered::Rate(rate),
+        arrivals: Arrivals::Poisson,
+        burst: None,
+        requests: 200,
+        warmup: None,
+        cold_twin: false,
+        knobs: Knobs::default(),
+        sampling: Sampling::GREEDY,
+        stop_at_eos: false,
+        slo: "ttft_p95=500ms,tpot_p95=20ms".parse().unwrap(),
+        time_limit_s: None,
+        mode,
+        predict: false,
+        seed: 7,
+        note: Some("=1+1 | \u{1b}[31m".into()),
+        hypothesis: None,
+        out: None,
+    };
+    let model = crate::model::open("Llama-3.1-8B", None, 7).unwrap();
+    let mut report = serve(&config, &model, "hbmark serve --virtual", &mut Silent).unwrap();
+    report.environment = Environment::default();
+    report
+}
+
+fn sweep() -> ServeReport {
+    report(Mode::Sweep { variable: "rate".into(), values: vec![2.0, 8.0, 64.0, 128.0] }, 1.0)
+}
+
+#[test]
+fn the_table_of_a_point_shows_every_latency_and_gate() {
+    insta::assert_snapshot!(render(&report(Mode::Single, 4.0), Format::Table).unwrap());
+}
+
+#[test]
+fn the_table_of_a_sweep_is_a_curve_that_ends_where_the_objectives_do() {
+    insta::assert_snapshot!(render(&sweep(), Format::Table).unwrap());
+}
+
+#[test]
+fn markdown_escapes_what_strangers_wrote() {
+    insta::assert_snapshot!(render(&sweep(), Format::Md).unwrap());
+}
+
+#[test]
+fn csv_has_a_row_per_point_and_empty_fields_for_null() {
+    let text = render(&sweep(), Format::Csv).unwrap();
+    let rows: Vec<&str> = text.lines().collect();
+    assert_eq!(rows.len(), 5);
+    let fields = rows[0].split(',').count();
+    assert!(rows[0].starts_with("label,validity,reasons,seed,cold,offered_per_s,served_per_s,"));
+    assert!(rows[4].starts_with("rate 128,not run,\"the sweep ended at rate 64: "), "{}", rows[4]);
+    assert!(rows[4].ends_with(&",".repeat(fields - 5)), "nothing was measured, so nothing is there");
+}
+
+#[test]
+fn a_result_is_read_back_as_it_was_written_and_fits_its_schema() {
+    let report = sweep();
+    let text = render(&report, Format::Json).unwrap();
+    assert_eq!(serde_json::from_str::<ServeReport>(&text).unwrap(), report);
+    let value: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let validator = jsonschema::validator_for(&schema()).unwrap();
+    let problems: Vec<String> = validator.iter_errors(&value).map(|e| e.to_string()).collect();
+    assert!(problems.is_empty(), "{problems:?}");
+}
+
+#[test]
+fn the_published_schema_is_the_one_of_the_types() {
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/serve.schema.json");
+    let wanted = format!("{}\n", serde_json::to_string_pretty(&schema()).unwrap());
+    if std::env::var_os("INSTA_UPDATE").is_some_and(|v| v == "always") {
+        std::fs::write(&path, &wanted).unwrap();
+    }
+    let found = std::fs::read_to_string(&path).unwrap_or_default();
+    assert_eq!(found, wanted, "run the tests with INSTA_UPDATE=always");
+}
+
+#[test]
+fn infinity_survives_json_and_null_stays_null() {
+    let quantiles = Quantiles::of([Some(1.0), Some(f64::INFINITY), None].into_iter());
+    let text = serde_json::to_string(&quantiles).unwrap();
+    assert!(text.contains("\"max\":\"infinite\"") && text.contains("\"p99\":null"), "{text}");
+    assert_eq!(serde_json::from_str::<Quantiles>(&text).unwrap(), quantiles);
+}

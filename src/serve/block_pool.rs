@@ -1,0 +1,442 @@
+//! The paged KV pool: which blocks are in use, by how many, and which of them hold a prefix that can be used again.
+//!
+//! Enters: requests for blocks, and the tokens of blocks that have been computed. Leaves: block numbers. It holds no KV and knows no
+//! engine, no request and no clock.
+//!
+//! A full block is named by a *chain*: a number that stands for one sequence of tokens from position 0 on, given when the block is
+//! first cached and never given again. A block is found by the hash of (chain of the block before, own tokens), and a find counts
+//! only if both are really equal. So a hit is a hit on an identical prefix, by induction, whatever the hash function does.
+//!
+//! A block that nobody refers to stays cached until its place is needed; the one unused for longest goes first. A sequence gives
+//! its blocks back from the end, so that a prefix outlives what follows it.
+
+use std::collections::HashMap;
+
+/// Names the tokens from position 0 to the end of a cached block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Chain(u64);
+
+impl Chain {
+    /// The empty prefix.
+    pub const ROOT: Self = Self(0);
+}
+
+/// No neighbour in the list of free blocks.
+const NONE: u32 = u32::MAX;
+
+/// One block.
+#[derive(Debug, Clone, Copy)]
+struct Block {
+    references: u32,
+    /// What it is cached as.
+    cached: Option<Cached>,
+    /// Neighbours in the list of blocks nobody refers to.
+    before: u32,
+    after: u32,
+}
+
+/// What a cached block holds; its tokens are in [`BlockPool::tokens`].
+#[derive(Debug, Clone, Copy)]
+struct Cached {
+    key: u64,
+    parent: Chain,
+    chain: Chain,
+}
+
+/// How the cache has fared.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct CacheCounts {
+    /// Tokens of prompts that were looked up, and those of them that were found.
+    pub queried_tokens: u64,
+    pub hit_tokens: u64,
+    /// Cached blocks whose place was taken.
+    pub evictions: u64,
+    /// Blocks not cached because another prefix had the same hash.
+    pub collisions: u64,
+}
+
+/// A pool of blocks with reference counts and a prefix cache.
+#[derive(Debug)]
+pub struct BlockPool {
+    block_size: usize,
+    blocks: Vec<Block>,
+    /// The tokens of cached blocks, `block_size` per block.
+    tokens: Vec<u32>,
+    /// First and last of the list of blocks nobody refers to; the first is taken first.
+    first: u32,
+    last: u32,
+    free: usize,
+    index: Option<HashMap<u64, u32>>,
+    next_chain: u64,
+    counts: CacheCounts,
+    /// Bits of a hash that count; fewer in tests, so that prefixes collide.
+    mask: u64,
+}
+
+impl BlockPool {
+    /// A pool of `blocks` blocks of `block_size` positions each.
+    ///
+    /// # Panics
+    /// When a block has no positions, or there are 2^32 blocks.
+    #[must_use]
+    pub fn new(blocks: usize, block_size: usize, cache_prefixes: bool) -> Self {
+        assert!(block_size > 0, "a block has positions");
+        let count = u32::try_from(blocks).ok().filter(|b| *b != NONE).expect("fewer than 2^32 blocks");
+        let link = |index: u32| Block {
+            references: 0,
+            cached: None,
+            before: if index == 0 { NONE } else { index - 1 },
+            after: if index + 1 == count { NONE } else { index + 1 },
+        };
+        Self {
+            block_size,
+            blocks: (0..count).map(link).collect(),
+            tokens: if cache_prefixes { vec![0; blocks * block_size] } else { Vec::new() },
+            first: if count == 0 { NONE } else { 0 },
+            last: count.checked_sub(1).unwrap_or(NONE),
+            free: blocks,
+            index: cache_prefixes.then(|| HashMap::with_capacity(blocks)),
+            next_chain: 1,
+            counts: CacheCounts::default(),
+            mask: u64::MAX,
+        }
+    }
+
+    /// Keeps so few bits of a hash that different prefixes meet.
+    #[cfg(test)]
+    pub(super) fn with_hash_bits(mut self, bits: u32) -> Self {
+        self.mask = (1 << bits) - 1;
+        self
+    }
+
+    /// Positions of a block.
+    #[must_use]
+    pub fn block_size(&self) -> usize {
+        self.block_size
+    }
+
+    /// All blocks.
+    #[must_use]
+    pub fn total(&self) -> usize {
+        self.blocks.len()
+    }
+
+    /// Blocks nobody refers to, cached ones among them.
+    #[must_use]
+    pub fn free(&self) -> usize {
+        self.free
+    }
+
+    /// Blocks somebody refers to.
+    #[must_use]
+    pub fn used(&self) -> usize {
+        self.blocks.len() - self.free
+    }
+
+    /// How many refer to a block.
+    ///
+    /// # Panics
+    /// When there is no such block.
+    #[must_use]
+    pub fn references(&self, block: u32) -> u32 {
+        self.blocks[block as usize].references
+    }
+
+    /// How the cache has fared so far.
+    #[must_use]
+    pub fn counts(&self) -> CacheCounts {
+        self.counts
+    }
+
+    /// Whether prefixes are kept.
+    #[must_use]
+    pub fn caches_prefixes(&self) -> bool {
+        self.index.is_some()
+    }
+
+    /// Blocks that so many positions need.
+    #[must_use]
+    pub fn blocks_for(&self, positions: usize) -> usize {
+        positions.div_ceil(self.block_size)
+    }
+
+    /// Takes a block for new content, or `None` when every block is in use. The oldest cached block makes room.
+    pub fn take(&mut self) -> Option<u32> {
+        let block = self.first;
+        if block == NONE {
+            return None;
+        }
+        self.unlink(block);
+        self.forget(block);
+        self.blocks[block as usize].references = 1;
+        Some(block)
+    }
+
+    /// Gives back one reference. A block that nobody refers to is kept behind all others if it is cached, and before them if not.
+    ///
+    /// # Panics
+    /// When nobody refers to the block.
+    pub fn give_back(&mut self, block: u32) {
+        let entry = &mut self.blocks[block as usize];
+        assert!(entry.references > 0, "block {block} was given back more often than taken");
+        entry.references -= 1;
+        if entry.references == 0 {
+            if entry.cached.is_some() {
+                self.push_last(block);
+            } else {
+                self.push_first(block);
+            }
+        }
+    }
+
+    /// The longest cached prefix of `tokens` in whole blocks: appends its blocks to `found` without taking them, and returns the
+    /// chain of the last.
+    ///
+    /// # Panics
+    /// Never: what is in the index is cached.
+    pub fn find(&self, tokens: &[u32], found: &mut Vec<u32>) -> Chain {
+        let mut chain = Chain::ROOT;
+        let Some(index) = &self.index else {
+            return chain;
+        };
+        for chunk in tokens.chunks_exact(self.block_size) {
+            let Some(&block) = index.get(&self.key(chain, chunk)) else { break };
+            let cached = self.blocks[block as usize].cached.expect("what is in the index is cached");
+            if cached.parent != chain || self.tokens_of(block) != chunk {
+                break;
+            }
+            found.push(block);
+            chain = cached.chain;
+        }
+        chain
+    }
+
+    /// Takes a reference on blocks that [`find`](Self::find) returned.
+    pub fn share(&mut self, found: &[u32]) {
+        for &block in found {
+            if self.blocks[block as usize].references == 0 {
+                self.unlink(block);
+            }
+            self.blocks[block as usize].references += 1;
+        }
+    }
+
+    /// Counts a prompt that was looked up when it started.
+    pub fn record_lookup(&mut self, queried_tokens: usize, hit_tokens: usize) {
+        if self.index.is_some() {
+            self.counts.queried_tokens += queried_tokens as u64;
+            self.counts.hit_tokens += hit_tokens as u64;
+        }
+    }
+
+    /// Caches a block that has just become full and computed, behind the prefix `parent`; returns the chain that ends with it. Where
+    /// the same prefix is cached already, its chain is returned and this block stays uncached.
+    ///
+    /// # Panics
+    /// Never: what is in the index is cached.
+    pub fn cache(&mut self, block: u32, parent: Chain, tokens: &[u32]) -> Chain {
+        debug_assert_eq!(tokens.len(), self.block_size, "only full blocks are cached");
+        let key = self.key(parent, tokens);
+        let Some(index) = &self.index else {
+            return Chain::ROOT;
+        };
+        if let Some(&other) = index.get(&key) {
+            let cached = self.blocks[other as usize].cached.expect("what is in the index is cached");
+            if cached.parent == parent && self.tokens_of(other) == tokens {
+                return cached.chain;
+            }
+            // The place is another prefix's. This one gets a chain, so that nothing behind it is taken for something else.
+            self.counts.collisions += 1;
+            return self.new_chain();
+        }
+        let chain = self.new_chain();
+        self.blocks[block as usize].cached = Some(Cached { key, parent, chain });
+        let start = block as usize * self.block_size;
+        self.tokens[start..start + self.block_size].copy_from_slice(tokens);
+        self.index.as_mut().expect("checked above").insert(key, block);
+        chain
+    }
+
+    /// How many of these blocks nobody refers to: taking them costs that many free blocks.
+    #[must_use]
+    pub fn unreferenced(&self, blocks: &[u32]) -> usize {
+        blocks.iter().filter(|b| self.blocks[**b as usize].references == 0).count()
+    }
+
+    fn new_chain(&mut self) -> Chain {
+        self.next_chain += 1;
+        Chain(self.next_chain - 1)
+    }
+
+    fn tokens_of(&self, block: u32) -> &[u32] {
+        let start = block as usize * self.block_size;
+        &self.tokens[start..start + self.block_size]
+    }
+
+    /// A hash of a block behind a prefix. Its quality decides about hits that are missed, never about hits that are wrong.
+    fn key(&self, parent: Chain, tokens: &[u32]) -> u64 {
+        // The multiplier is 2^64 over the golden ratio, odd.
+        const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
+        let mut state = parent.0.wrapping_add(1).wrapping_mul(FACTOR);
+        for &token in tokens {
+            state = (state ^ u64::from(token)).wrapping_mul(FACTOR);
+            state ^= state >> 29;
+        }
+        state & self.mask
+    }
+
+    fn forget(&mut self, block: u32) {
+        if let Some(cached) = self.blocks[block as usize].cached.take() {
+            self.counts.evictions += 1;
+            self.index.as_mut().expect("only a cache caches").remove(&cached.key);
+        }
+    }
+
+    fn unlink(&mut self, block: u32) {
+        let Block { before, after, .. } = self.blocks[block as usize];
+        match before {
+            NONE => self.first = after,
+            before => self.blocks[before as usize].after = after,
+        }
+        match after {
+            NONE => self.last = before,
+            after => self.blocks[after as usize].before = before,
+        }
+        self.free -= 1;
+    }
+
+    fn push_first(&mut self, block: u32) {
+        let after = self.first;
+        let entry = &mut self.blocks[block as usize];
+        (entry.before, entry.after) = (NONE, after);
+        match after {
+            NONE => self.last = block,
+            after => self.blocks[after as usize].before = block,
+        }
+        self.first = block;
+        self.free += 1;
+    }
+
+    fn push_last(&mut self, block: u32) {
+        let before = self.last;
+        let entry = &mut self.blocks[block as usize];
+        (entry.before, entry.after) = (before, NONE);
+        match before {
+            NONE => self.first = block,
+            before => self.blocks[before as usize].after = block,
+        }
+        self.last = block;
+        self.free += 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(pool: &BlockPool, tokens: &[u32]) -> Vec<u32> {
+        let mut found = Vec::new();
+        pool.find(tokens, &mut found);
+        found
+    }
+
+    /// Takes and caches the blocks of a sequence.
+    fn cached(pool: &mut BlockPool, tokens: &[u32]) -> Vec<u32> {
+        let mut chain = Chain::ROOT;
+        let chunks: Vec<Vec<u32>> = tokens.chunks_exact(pool.block_size()).map(<[u32]>::to_vec).collect();
+        let mut blocks = Vec::new();
+        for chunk in chunks {
+            let block = pool.take().unwrap();
+            chain = pool.cache(block, chain, &chunk);
+            blocks.push(block);
+        }
+        blocks
+    }
+
+    fn give_back(pool: &mut BlockPool, blocks: &[u32]) {
+        for block in blocks.iter().rev() {
+            pool.give_back(*block);
+        }
+    }
+
+    #[test]
+    fn a_prefix_is_found_while_in_use_and_after() {
+        let mut pool = BlockPool::new(8, 2, true);
+        let blocks = cached(&mut pool, &[1, 2, 3, 4]);
+        assert_eq!(found(&pool, &[1, 2, 3, 4, 5]), blocks);
+        give_back(&mut pool, &blocks);
+        assert_eq!(pool.free(), 8);
+        assert_eq!(found(&pool, &[1, 2, 9, 9]), blocks[..1]);
+        assert_eq!(found(&pool, &[3, 4]), [0_u32; 0], "the same tokens elsewhere are another prefix");
+    }
+
+    #[test]
+    fn the_prefix_unused_for_longest_makes_room_and_its_end_goes_first() {
+        let mut pool = BlockPool::new(4, 1, true);
+        let old = cached(&mut pool, &[1, 2]);
+        let new = cached(&mut pool, &[7, 8]);
+        give_back(&mut pool, &old);
+        give_back(&mut pool, &new);
+        assert_eq!(pool.take(), Some(old[1]));
+        assert_eq!(found(&pool, &[1, 2]), old[..1]);
+        // Using a prefix again makes it young.
+        let hit = found(&pool, &[1]);
+        pool.share(&hit);
+        give_back(&mut pool, &hit);
+        assert_eq!(pool.take(), Some(new[1]));
+        assert_eq!(pool.counts().evictions, 2);
+    }
+
+    #[test]
+    fn blocks_without_content_are_taken_before_cached_ones() {
+        let mut pool = BlockPool::new(3, 1, true);
+        let kept = cached(&mut pool, &[1]);
+        give_back(&mut pool, &kept);
+        let plain = pool.take().unwrap();
+        pool.give_back(plain);
+        assert_eq!(pool.take(), Some(plain));
+        assert_eq!(found(&pool, &[1]), kept);
+    }
+
+    #[test]
+    fn a_shared_block_is_free_when_the_last_gives_it_back() {
+        let mut pool = BlockPool::new(2, 1, true);
+        let blocks = cached(&mut pool, &[5]);
+        pool.share(&blocks);
+        assert_eq!(pool.references(blocks[0]), 2);
+        pool.give_back(blocks[0]);
+        assert_eq!(pool.used(), 1);
+        pool.give_back(blocks[0]);
+        assert_eq!(pool.used(), 0);
+    }
+
+    #[test]
+    fn prefixes_with_one_hash_are_told_apart() {
+        let mut pool = BlockPool::new(8, 2, true).with_hash_bits(0);
+        let blocks = cached(&mut pool, &[1, 2]);
+        let other = cached(&mut pool, &[3, 4]);
+        assert_eq!(found(&pool, &[1, 2]), blocks);
+        assert!(found(&pool, &[3, 4]).is_empty(), "not cached, rather than mistaken");
+        assert_eq!(pool.counts().collisions, 1);
+        assert_ne!(blocks, other);
+    }
+
+    #[test]
+    fn a_pool_without_a_cache_finds_nothing() {
+        let mut pool = BlockPool::new(2, 1, false);
+        let block = pool.take().unwrap();
+        pool.cache(block, Chain::ROOT, &[1]);
+        assert!(found(&pool, &[1]).is_empty());
+        assert_eq!(pool.take(), Some(1));
+        assert_eq!(pool.take(), None);
+    }
+
+    #[test]
+    #[should_panic(expected = "more often than taken")]
+    fn giving_back_twice_is_a_bug() {
+        let mut pool = BlockPool::new(1, 1, false);
+        let block = pool.take().unwrap();
+        pool.give_back(block);
+        pool.give_back(block);
+    }
+}

@@ -1,0 +1,220 @@
+//! The six standard rows: each a question with its hypothesis stated before the run and checked after it.
+//!
+//! Enters: the model's context, and the capacity (requests per second) that the virtual clock finds for a row. Leaves: what to run, and
+//! afterwards a [`RowVerdict`]. Lengths are cut to the model's context; rates are shares of the row's own capacity, so that a laptop and
+//! a data-centre GPU are asked the same question.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::latency::{Quantiles, ServeResult, Validity};
+use super::workload::{SharedPrefix, Workload, WorkloadError};
+
+/// A row of the matrix.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+pub enum Row {
+    A,
+    B,
+    C,
+    D,
+    E,
+    #[serde(rename = "E-cold")]
+    ECold,
+    F,
+}
+
+/// What became of a hypothesis.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct RowVerdict {
+    pub row: Row,
+    pub title: String,
+    pub hypothesis: String,
+    /// Null where the run could not tell.
+    pub held: Option<bool>,
+    pub seen: String,
+}
+
+impl Row {
+    /// In the order in which they are run.
+    pub const ALL: [Self; 7] = [Self::A, Self::B, Self::C, Self::D, Self::E, Self::ECold, Self::F];
+
+    /// What it is.
+    #[must_use]
+    pub fn title(self) -> &'static str {
+        match self {
+            Self::A => "A short chat, the baseline",
+            Self::B => "B long prefill",
+            Self::C => "C long decode",
+            Self::D => "D mixed, beyond saturation",
+            Self::E => "E shared prefix, warm",
+            Self::ECold => "E shared prefix, cold twin",
+            Self::F => "F production mix",
+        }
+    }
+
+    /// What is expected, before it is run.
+    #[must_use]
+    pub fn hypothesis(self) -> &'static str {
+        match self {
+            Self::A => {
+                "at 30 % of capacity hardly anybody waits: median queue time is under half of median TTFT"
+            }
+            Self::B => {
+                "prefill dominates: at the same share of capacity, median TTFT is at least three times the baseline's"
+            }
+            Self::C => {
+                "decode dominates: output tokens outnumber computed prompt tokens, and TTFT is under a tenth of E2E"
+            }
+            Self::D => "at twice its capacity the queue grows without end: the run is called saturated",
+            Self::E => "the cache finds what is shared: the hit rate is within 10 points of the ideal one",
+            Self::ECold => "without sharing the same lengths take longer to the first token than warm",
+            Self::F => {
+                "a wide mix of lengths has a wide spread of waits: p90 of E2E is at least twice its median"
+            }
+        }
+    }
+
+    /// Share of the row's own capacity that is offered.
+    #[must_use]
+    pub fn utilisation(self) -> f64 {
+        match self {
+            Self::A | Self::B => 0.3,
+            Self::C | Self::E | Self::ECold => 0.5,
+            Self::D => 2.0,
+            Self::F => 0.6,
+        }
+    }
+
+    /// Requests of the row; `scale` multiplies lengths.
+    ///
+    /// # Errors
+    /// When the context leaves no room.
+    ///
+    /// # Panics
+    /// Never: chat is a named workload.
+    pub fn workload(self, context: usize, scale: f64) -> Result<Workload, WorkloadError> {
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a small positive count")]
+        let scaled = |tokens: usize| ((tokens as f64 * scale).round() as usize).max(2);
+        let within = |context: usize, input: usize, output: usize| {
+            // The shape is kept when the context is short.
+            let (input, output) = (scaled(input), scaled(output));
+            let fit = (context as f64 / (input + output) as f64).min(1.0);
+            #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a share of a count")]
+            let cut = |tokens: usize| ((tokens as f64 * fit) as usize).max(1);
+            Workload::fixed(cut(input), cut(output))
+        };
+        let fixed = |input, output| within(context, input, output);
+        let named = |workload: Workload| Workload { name: self.title().to_owned(), ..workload };
+        match self {
+            Self::A => fixed(128, 64).map(named),
+            Self::B => fixed(1536, 16).map(named),
+            Self::C => fixed(32, 256).map(named),
+            Self::D => fixed(256, 128).map(named),
+            Self::E | Self::ECold => {
+                let half = (context / 2).max(1);
+                let prefix = SharedPrefix { tokens: scaled(512).min(half), share: 0.9, groups: 2 };
+                named(Workload { prefix: Some(prefix), ..within(half, 64, 32)? }).checked()
+            }
+            Self::F => {
+                let chat = Workload::named("chat").expect("a name of the list");
+                let cut = |lengths: super::workload::Lengths, most: usize| match lengths {
+                    super::workload::Lengths::Lognormal { mean, cv, .. } => {
+                        let mean = (mean * scale * 0.5).clamp(1.0, most as f64);
+                        super::workload::Lengths::Lognormal { mean, cv, min: 1, max: most }
+                    }
+                    other => other,
+                };
+                let (input, output) =
+                    (cut(chat.input, (context / 2).max(1)), cut(chat.output, (context / 2).max(1)));
+                named(Workload { input, output, ..Workload::fixed(1, 1)? }).checked()
+            }
+        }
+    }
+
+    /// Checks the hypothesis against what was seen.
+    #[must_use]
+    pub fn check(self, results: &std::collections::BTreeMap<Self, (ServeResult, Option<f64>)>) -> RowVerdict {
+        let (held, seen) = match results.get(&self) {
+            None => (None, "not run".to_owned()),
+            Some((result, ideal)) => self.judge(result, *ideal, results),
+        };
+        RowVerdict { row: self, title: self.title().into(), hypothesis: self.hypothesis().into(), held, seen }
+    }
+
+    fn judge(
+        self,
+        result: &ServeResult,
+        ideal: Option<f64>,
+        results: &std::collections::BTreeMap<Self, (ServeResult, Option<f64>)>,
+    ) -> (Option<bool>, String) {
+        let other = |row: Self| results.get(&row).map(|(r, _)| r);
+        let p50 = |q: &Option<Quantiles>| Some(q.as_ref()?.p50?.value());
+        let ms = |ns: f64| crate::units::Nanos(ns).to_string();
+        let compare =
+            |a: Option<f64>, b: Option<f64>, holds: &dyn Fn(f64, f64) -> bool, names: (&str, &str)| {
+                let (Some(a), Some(b)) = (a, b) else {
+                    return (None, format!("{} or {} is not known", names.0, names.1));
+                };
+                (Some(holds(a, b)), format!("{} {}, {} {}", names.0, ms(a), names.1, ms(b)))
+            };
+        match self {
+            Self::A => {
+                compare(p50(&result.queue_ns), p50(&result.ttft_ns), &|q, t| q < 0.5 * t, ("queue", "TTFT"))
+            }
+            Self::B => {
+                let base = other(Self::A).and_then(|a| p50(&a.ttft_ns));
+                compare(p50(&result.ttft_ns), base, &|b, a| b >= 3.0 * a, ("TTFT", "the baseline's"))
+            }
+            Self::C => {
+                let tokens = result.output_tokens_per_s > result.prompt_tokens_per_s;
+                let (times, seen) =
+                    compare(p50(&result.ttft_ns), p50(&result.e2e_ns), &|t, e| t < 0.1 * e, ("TTFT", "E2E"));
+                let rates = format!(
+                    "{seen}; {:.1} output and {:.1} prompt tokens per second",
+                    result.output_tokens_per_s, result.prompt_tokens_per_s
+                );
+                (times.map(|t| t && tokens), rates)
+            }
+            Self::D => (
+                Some(result.validity == Validity::Saturated),
+                if result.reasons.is_empty() { "it kept up".to_owned() } else { result.reasons.join("; ") },
+            ),
+            Self::E => match (result.prefix_hit_rate, ideal) {
+                (Some(seen), Some(ideal)) => (
+                    Some((seen - ideal).abs() <= 0.1),
+                    format!("hit rate {:.1} %, ideal {:.1} %", seen * 100.0, ideal * 100.0),
+                ),
+                _ => (None, "the engine shares no prefixes".to_owned()),
+            },
+            Self::ECold => {
+                let warm = other(Self::E).and_then(|e| p50(&e.ttft_ns));
+                compare(p50(&result.ttft_ns), warm, &|cold, warm| cold > warm, ("TTFT cold", "warm"))
+            }
+            Self::F => {
+                let p90 = result.e2e_ns.as_ref().and_then(|q| q.p90).map(super::latency::Quantity::value);
+                compare(
+                    p90,
+                    p50(&result.e2e_ns),
+                    &|high, middle| high >= 2.0 * middle,
+                    ("p90 of E2E", "median"),
+                )
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::serve::arrivals::Arrivals;
+
+    #[test]
+    fn every_row_fits_every_context() {
+        for context in [64, 512, 2048, 131_072] {
+            for row in Row::ALL {
+                let plan = row.workload(context, 1.0).unwrap().plan(None, Arrivals::Poisson, None, 50, 1);
+                assert!(plan.iter().all(|p| p.prompt_len() + p.output_len <= context), "{row:?} {context}");
+            }
+        }
+    }
+}

@@ -1,0 +1,335 @@
+//! One point of load: from what was asked to a result.
+//!
+//! Enters: a [`PointSpec`] and an [`Engine`]. Leaves: a [`Point`]. A sweep, a search and a matrix are lists of points.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::arrivals::{Arrivals, Burst};
+use super::clock::HostClock;
+use super::execute::{PredictedExecutor, SessionExecutor};
+use super::latency::{ServeResult, summarise};
+use super::run::{Loop, Progress, RunFault, Traffic, run};
+use super::sampler::{Sampler, Sampling};
+use super::scheduler::{Reject, Scheduler, SchedulerConfig};
+use super::slo::Slo;
+use super::step_model::StepModel;
+use super::text::Text;
+use super::trace::Trace;
+use super::workload::{Planned, Workload, ideal_hit_rate, mix, plan_trace, without_sharing};
+use crate::engine::scripted::VirtualClock;
+use crate::engine::{EngineError, Session};
+use crate::model::tokenizer::Tokenizer;
+use crate::units::Nanos;
+
+/// How much is offered.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Offered {
+    /// Requests per second, whatever the system does.
+    Rate(f64),
+    /// All at once.
+    AtOnce,
+    /// So many in the system at any time: a closed loop.
+    Concurrency(usize),
+    /// As recorded.
+    AsRecorded,
+}
+
+/// What is sent.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Source {
+    Workload(Workload),
+    /// Times are multiplied by the factor, where no rate is asked for.
+    Trace(std::rc::Rc<Trace>, f64),
+}
+
+/// What to measure.
+#[derive(Debug, Clone)]
+pub struct PointSpec {
+    pub label: String,
+    pub source: Source,
+    pub offered: Offered,
+    pub arrivals: Arrivals,
+    pub burst: Option<Burst>,
+    /// Requests whose times count.
+    pub requests: usize,
+    /// Requests in front of them.
+    pub warmup: usize,
+    pub scheduler: SchedulerConfig,
+    pub sampling: Sampling,
+    /// End an output at a stop token instead of at its planned length.
+    pub stop_at_eos: bool,
+    pub seed: u64,
+    /// Nothing is shared between prompts: the cold twin.
+    pub cold: bool,
+    pub slo: Slo,
+    pub time_limit: Option<Nanos>,
+}
+
+/// A point and what it gave.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Point {
+    pub label: String,
+    pub offered: Offered,
+    /// Absent where a trace gives the gaps, scaled to the rate that was asked for.
+    pub arrivals: Option<Arrivals>,
+    pub seed: u64,
+    pub cold: bool,
+    pub mean_prompt_tokens: f64,
+    pub mean_output_tokens: f64,
+    pub scheduler: SchedulerConfig,
+    /// Of a cache without an end.
+    pub ideal_hit_rate: Option<f64>,
+    /// Null for a point that was not run; the reason says why.
+    pub result: Option<ServeResult>,
+    pub not_run: Option<String>,
+    /// The same point on a virtual clock, with step times taken from this engine just before.
+    pub predicted: Option<ServeResult>,
+}
+
+/// What runs the steps.
+pub enum Engine {
+    /// A session, and a model of its steps to predict with.
+    Live { session: Box<dyn Session>, tokenizer: Option<Box<Tokenizer>>, model: Option<StepModel> },
+    /// A model of steps alone.
+    Virtual { model: StepModel, vocab: usize },
+}
+
+impl std::fmt::Debug for Engine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Live { .. } => "Live",
+            Self::Virtual { .. } => "Virtual",
+        })
+    }
+}
+
+/// Why a point could not be measured at all.
+#[derive(Debug, thiserror::Error)]
+pub enum PointError {
+    #[error(
+        "the KV pool of {blocks} blocks of {block_size} positions is too small: a request of {prompt} prompt and {output} output tokens \
+         needs {needed} blocks; give more (--num-gpu-blocks-override, --gpu-memory-utilization) or shorter requests"
+    )]
+    PoolTooSmall { blocks: usize, block_size: usize, prompt: usize, output: usize, needed: usize },
+    #[error(
+        "no request can be served: {reason} (the first has {prompt} prompt and {output} output tokens, the model's context is \
+         {context}, a step takes {budget} tokens)"
+    )]
+    NothingFits { reason: Reject, prompt: usize, output: usize, context: usize, budget: usize },
+    #[error("the trace has {have} requests, fewer than the {warmup} that warm up and one more")]
+    TraceTooShort { have: usize, warmup: usize },
+    #[error(
+        "{clause} needs at least {needed} requests to be more than the largest value by another name, and {requests} are measured; \
+         raise --requests or choose a lower percentile"
+    )]
+    TooFewForSlo { clause: String, needed: usize, requests: usize },
+    #[error(
+        "the prompts together have {tokens} tokens, above the {limit} that are prepared in memory; ask for fewer --requests"
+    )]
+    TooMuch { tokens: usize, limit: usize },
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    #[error(transparent)]
+    Fault(#[from] RunFault),
+}
+
+/// Prompt tokens prepared in memory for a real run, 2 GB of them.
+const MAX_PREPARED: usize = 500_000_000;
+
+impl PointSpec {
+    /// Requests behind the measured ones, to keep the system loaded until those are done.
+    fn cooldown(&self) -> usize {
+        match self.offered {
+            Offered::AtOnce => 0,
+            _ => self.requests / 2 + 16,
+        }
+    }
+
+    fn warmup(&self) -> usize {
+        if self.offered == Offered::AtOnce { 0 } else { self.warmup }
+    }
+
+    /// Plans every request, and says which of them count.
+    ///
+    /// # Errors
+    /// When a trace has too few.
+    pub fn plan(&self) -> Result<(Vec<Planned>, std::ops::Range<usize>), PointError> {
+        let warmup = self.warmup();
+        let count = warmup + self.requests + self.cooldown();
+        let rate = if let Offered::Rate(rate) = self.offered { Some(rate) } else { None };
+        let (mut plan, recorded) = match &self.source {
+            Source::Workload(workload) => {
+                (workload.plan(rate, self.arrivals, self.burst, count, self.seed), usize::MAX)
+            }
+            Source::Trace(trace, factor) => {
+                let have = trace.requests.len();
+                if have <= warmup {
+                    return Err(PointError::TraceTooShort { have, warmup });
+                }
+                let span = trace.requests[have - 1].arrival.seconds();
+                let factor = match rate {
+                    // The mean rate asked for, over the whole trace.
+                    Some(rate) if span > 0.0 => (have - 1) as f64 / rate / span,
+                    _ => *factor,
+                };
+                let mut plan = plan_trace(trace, factor, self.seed);
+                plan.truncate(count);
+                (plan, have)
+            }
+        };
+        if matches!(self.offered, Offered::AtOnce | Offered::Concurrency(_)) {
+            for request in &mut plan {
+                request.arrival = Nanos(0.0);
+            }
+        }
+        if self.cold {
+            plan = without_sharing(&plan, mix(self.seed, 7));
+        }
+        let end = (warmup + self.requests).min(recorded).min(plan.len());
+        Ok((plan, warmup..end))
+    }
+
+    /// Checks what can be checked before anything runs.
+    fn check(&self, plan: &[Planned], measured: usize) -> Result<(), PointError> {
+        let knobs = &self.scheduler;
+        let of = |p: &Planned| Scheduler::check(knobs, p.prompt_len(), p.output_len);
+        if let Some(large) = plan.iter().find(|p| of(p) == Err(Reject::ExceedsPool)) {
+            let (prompt, output) = (large.prompt_len(), large.output_len);
+            return Err(PointError::PoolTooSmall {
+                blocks: knobs.num_blocks,
+                block_size: knobs.block_size,
+                prompt,
+                output,
+                needed: (prompt + output - 1).div_ceil(knobs.block_size),
+            });
+        }
+        if let Some(Err(reason)) = plan.first().map(of)
+            && plan.iter().all(|p| of(p).is_err())
+        {
+            return Err(PointError::NothingFits {
+                reason,
+                prompt: plan[0].prompt_len(),
+                output: plan[0].output_len,
+                context: knobs.max_model_len,
+                budget: knobs.max_num_batched_tokens,
+            });
+        }
+        for clause in &self.slo.clauses {
+            let needed = crate::stats::needed(clause.percentile);
+            if measured < needed {
+                return Err(PointError::TooFewForSlo {
+                    clause: clause.to_string(),
+                    needed,
+                    requests: measured,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    fn traffic<'a>(
+        &self,
+        plan: &'a [Planned],
+        measured: std::ops::Range<usize>,
+        vocab: usize,
+        eos: &[u32],
+    ) -> Traffic<'a> {
+        Traffic {
+            plan,
+            kind: match self.offered {
+                Offered::Concurrency(concurrency) => Loop::Closed { concurrency },
+                _ => Loop::Open,
+            },
+            measured,
+            vocab,
+            stop_tokens: if self.stop_at_eos { eos.to_vec() } else { Vec::new() },
+            time_limit: self.time_limit,
+            keep_outputs: false,
+        }
+    }
+
+    /// The point, before it is run.
+    #[must_use]
+    pub fn blank(&self, plan: &[Planned]) -> Point {
+        let mean = |of: &dyn Fn(&Planned) -> usize| {
+            plan.iter().map(|p| of(p) as f64).sum::<f64>() / plan.len().max(1) as f64
+        };
+        Point {
+            label: self.label.clone(),
+            offered: self.offered,
+            arrivals: matches!(self.source, Source::Workload(_)).then_some(self.arrivals),
+            seed: self.seed,
+            cold: self.cold,
+            mean_prompt_tokens: mean(&Planned::prompt_len),
+            mean_output_tokens: mean(&|p| p.output_len),
+            scheduler: self.scheduler.clone(),
+            ideal_hit_rate: None,
+            result: None,
+            not_run: None,
+            predicted: None,
+        }
+    }
+}
+
+impl Engine {
+    /// Measures a point; where the engine is real and its steps were timed, the virtual clock's answer stands beside it.
+    ///
+    /// # Errors
+    /// When the point cannot be run at all. Rejected requests and a failing engine are results.
+    pub fn measure(
+        &mut self,
+        spec: &PointSpec,
+        observe: &mut dyn FnMut(Progress),
+    ) -> Result<Point, PointError> {
+        let (plan, measured) = spec.plan()?;
+        spec.check(&plan, measured.len())?;
+        let mut point = spec.blank(&plan);
+        if spec.scheduler.enable_prefix_caching {
+            point.ideal_hit_rate = ideal_hit_rate(&plan, spec.scheduler.block_size);
+        }
+        match self {
+            Self::Virtual { model, vocab } => {
+                let traffic = spec.traffic(&plan, measured, *vocab, &[]);
+                point.result = Some(simulate(model, spec, &traffic, observe)?);
+            }
+            Self::Live { session, tokenizer, model } => {
+                let tokens = plan.iter().map(Planned::prompt_len).sum();
+                if tokens > MAX_PREPARED {
+                    return Err(PointError::TooMuch { tokens, limit: MAX_PREPARED });
+                }
+                let vocab = session.architecture().vocab_size;
+                let eos = session.architecture().eos_tokens.clone();
+                let traffic = spec.traffic(&plan, measured, vocab, &eos);
+                if let Some(model) = model {
+                    point.predicted = Some(simulate(model, spec, &traffic, &mut |_| {})?);
+                }
+                let text = tokenizer
+                    .as_ref()
+                    .map(|t| Text::new(t, plan.iter().map(|p| p.tokens(vocab))))
+                    .transpose()
+                    .map_err(RunFault::from)?;
+                let mut executor = SessionExecutor::new(session.as_mut(), Sampler::new(spec.sampling));
+                let mut clock = HostClock::default();
+                let config = spec.scheduler.clone();
+                let run = run(&traffic, config, &mut executor, &mut clock, text, observe)?;
+                point.result = Some(summarise(&run, &traffic, &spec.slo));
+            }
+        }
+        Ok(point)
+    }
+}
+
+/// The point on a virtual clock.
+fn simulate(
+    model: &StepModel,
+    spec: &PointSpec,
+    traffic: &Traffic<'_>,
+    observe: &mut dyn FnMut(Progress),
+) -> Result<ServeResult, PointError> {
+    let clock = VirtualClock::default();
+    let mut executor = PredictedExecutor::new(model.clone(), &clock);
+    let run = run(traffic, spec.scheduler.clone(), &mut executor, &mut clock.clone(), None, observe)?;
+    Ok(summarise(&run, traffic, &spec.slo))
+}

@@ -1,0 +1,186 @@
+//! How long a step of any mixture would take, for a virtual clock.
+//!
+//! Enters: what each sequence brings and has. Leaves: a time. Three models, from the least to the most informed:
+//!
+//! - *floor*: the ledger's bytes and FLOPs under a roof; what no engine beats.
+//! - *fitted*: a saved run's decode fit (fixed + KV bytes / bandwidth + per sequence) and the FLOP rate its prefills reached.
+//! - *calibrated*: a few steps of this very engine, timed before the run; interpolated over tokens, linear in cached positions.
+
+use serde::{Deserialize, Serialize};
+
+use crate::roofline::{Floor, Ledger, RaggedPart, Roof};
+use crate::units::Nanos;
+
+/// A model of step times.
+#[derive(Debug, Clone)]
+pub enum StepModel {
+    Floor { ledger: Box<Ledger>, roof: Roof },
+    Fitted { ledger: Box<Ledger>, fit: Fitted },
+    Calibrated(Calibration),
+}
+
+/// What a saved run says about steps.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Fitted {
+    pub fixed_ns: f64,
+    /// Inverse of the effective KV bandwidth.
+    pub ns_per_kv_byte: f64,
+    pub ns_per_sequence: f64,
+    /// FLOPs per nanosecond of a prefill.
+    pub prefill_flops_per_ns: f64,
+}
+
+/// Steps of this engine, timed.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Calibration {
+    /// One sequence after the other: the times of a step's parts add.
+    pub looped: bool,
+    /// Time of a prefill of so many tokens from position 0, ascending: (tokens, ns).
+    pub prefill: Vec<(f64, f64)>,
+    /// Time of a decode of so many sequences at `base_context`, ascending: (sequences, ns).
+    pub decode: Vec<(f64, f64)>,
+    /// Cached positions of each sequence while `decode` was timed.
+    pub base_context: f64,
+    /// Time of one more cached position that a decode reads.
+    pub ns_per_decode_position: f64,
+    /// Time of one more (query, cached position) pair of a later chunk of a prefill.
+    pub ns_per_prefill_pair: f64,
+}
+
+/// A line through the points, on both sides extended by its last piece; never below zero.
+fn interpolate(points: &[(f64, f64)], x: f64) -> f64 {
+    match points {
+        [] => 0.0,
+        [(_, y)] => *y,
+        _ => {
+            let at = points.partition_point(|p| p.0 < x).clamp(1, points.len() - 1);
+            let ((x0, y0), (x1, y1)) = (points[at - 1], points[at]);
+            (y0 + (y1 - y0) * (x - x0) / (x1 - x0)).max(0.0)
+        }
+    }
+}
+
+impl Calibration {
+    fn step(&self, parts: impl Iterator<Item = RaggedPart>) -> f64 {
+        if self.looped {
+            return parts.map(|part| self.fused(std::iter::once(part))).sum();
+        }
+        self.fused(parts)
+    }
+
+    fn fused(&self, parts: impl Iterator<Item = RaggedPart>) -> f64 {
+        let (mut decodes, mut positions, mut queries, mut pairs) = (0.0, 0.0, 0.0, 0.0);
+        for part in parts {
+            if part.tokens == 1 {
+                decodes += 1.0;
+                positions += part.cached as f64;
+            } else {
+                queries += part.tokens as f64;
+                pairs += part.tokens as f64 * part.cached as f64;
+            }
+        }
+        let context = self.ns_per_decode_position * (positions - decodes * self.base_context);
+        let time = if queries == 0.0 {
+            interpolate(&self.decode, decodes) + context
+        } else {
+            // Rows are rows to the matrix products, whoever brings them; a decode's own share beyond that (its head, its cache at the base
+            // context) is what its step takes over a prefill of as many tokens.
+            let extra = (interpolate(&self.decode, decodes) - interpolate(&self.prefill, decodes)).max(0.0);
+            let extra = if decodes > 0.0 { extra } else { 0.0 };
+            interpolate(&self.prefill, queries + decodes) + extra + context
+        };
+        (time + self.ns_per_prefill_pair * pairs).max(1.0)
+    }
+}
+
+impl StepModel {
+    /// The time of a step.
+    #[must_use]
+    pub fn step(&self, parts: impl Iterator<Item = RaggedPart> + Clone) -> Nanos {
+        match self {
+            Self::Floor { ledger, roof } => Floor::new(&ledger.ragged(parts), roof).time(),
+            Self::Fitted { ledger, fit } => {
+                let sequences = parts.clone().filter(|p| p.tokens == 1).count() as f64;
+                let kv = ledger.ragged(parts.clone()).bytes.kv_read.as_f64();
+                let flops = ledger.ragged(parts.filter(|p| p.tokens > 1)).flops.0;
+                let arithmetic = flops / fit.prefill_flops_per_ns;
+                // Weights are read once for both, while the products of a prefill run.
+                let fixed = fit.fixed_ns.max(arithmetic);
+                Nanos(fixed + fit.ns_per_kv_byte * kv + fit.ns_per_sequence * sequences)
+            }
+            Self::Calibrated(calibration) => Nanos(calibration.step(parts)),
+        }
+    }
+
+    /// What it is, for a report.
+    #[must_use]
+    pub fn describe(&self) -> String {
+        match self {
+            Self::Floor { roof, .. } => format!(
+                "every step at its floor: ideal bytes at {}, FLOPs at {}",
+                roof.bandwidth,
+                roof.peak
+                    .as_ref()
+                    .map_or("no known peak".into(), |peak| format!("{} ({})", peak.rate, peak.dtype))
+            ),
+            Self::Fitted { fit, .. } => format!(
+                "steps as a saved run measured them: {} fixed, {:.3} ns per KB of KV, {} per sequence, prefill at {:.0} GFLOP/s",
+                Nanos(fit.fixed_ns),
+                fit.ns_per_kv_byte * 1e3,
+                Nanos(fit.ns_per_sequence),
+                fit.prefill_flops_per_ns
+            ),
+            Self::Calibrated(c) => format!(
+                "steps as this engine took them just before: {} prefill and {} decode shapes, {} per cached position",
+                c.prefill.len(),
+                c.decode.len(),
+                Nanos(c.ns_per_decode_position)
+            ),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{Dtype, test_shapes};
+    use crate::roofline::devices;
+
+    fn parts(decodes: usize, cached: usize, prefill: &[usize]) -> impl Iterator<Item = RaggedPart> + Clone {
+        let decode = std::iter::repeat_n(RaggedPart { cached, tokens: 1 }, decodes);
+        decode.chain(prefill.iter().copied().map(|tokens| RaggedPart { cached: 0, tokens }))
+    }
+
+    #[test]
+    fn the_floor_of_a_decode_is_the_ledgers() {
+        let architecture = test_shapes::llama_3_1_8b();
+        let ledger = Box::new(Ledger::new(&architecture, &architecture.inventory(Dtype::Bf16), Dtype::Bf16));
+        let roof = Roof::datasheet(devices::find("h100-sxm").unwrap(), Dtype::Bf16);
+        let wanted = Floor::new(&ledger.decode(8, 1024), &roof).time();
+        let model = StepModel::Floor { ledger, roof };
+        assert!((model.step(parts(8, 1024, &[])).0 - wanted.0).abs() < 1e-6);
+    }
+
+    #[test]
+    fn a_calibration_gives_back_what_it_was_made_of() {
+        let calibration = Calibration {
+            looped: false,
+            prefill: vec![(1.0, 100.0), (2.0, 110.0), (4.0, 130.0), (64.0, 730.0)],
+            decode: vec![(1.0, 105.0), (4.0, 150.0)],
+            base_context: 8.0,
+            ns_per_decode_position: 0.5,
+            ns_per_prefill_pair: 0.1,
+        };
+        let model = StepModel::Calibrated(calibration);
+        let time = |p: Vec<RaggedPart>| model.step(p.into_iter()).0;
+        assert!((time(parts(4, 8, &[]).collect()) - 150.0).abs() < 1e-9);
+        assert!((time(parts(4, 108, &[]).collect()) - 350.0).abs() < 1e-9);
+        assert!((time(parts(0, 0, &[34]).collect()) - 430.0).abs() < 1e-9);
+        // 60 prefill tokens beside four decodes: 64 rows, and the 20 ns a decode of four takes over a prefill of four.
+        assert!((time(parts(4, 8, &[60]).collect()) - 750.0).abs() < 1e-9);
+        // Beyond the last point the last piece goes on: 10 ns a token.
+        assert!((time(parts(0, 0, &[128]).collect()) - 1370.0).abs() < 1e-9);
+        let later = vec![RaggedPart { cached: 100, tokens: 4 }];
+        assert!((time(later) - 170.0).abs() < 1e-9);
+    }
+}

@@ -1,0 +1,71 @@
+//! A steady step of the scheduler allocates nothing.
+//!
+//! In a file of its own: the allocator that counts is the whole process's, so nothing else may run beside it.
+
+#![expect(unsafe_code, reason = "a global allocator that counts is unsafe to declare")]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use hbmark::serve::scheduler::{Policy, Scheduler, SchedulerConfig, Submission};
+
+struct Counting;
+
+static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: every call is passed on to the system's allocator unchanged.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller's contract.
+        unsafe { System.alloc(layout) }
+    }
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: the caller's contract.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller's contract.
+        unsafe { System.realloc(pointer, layout, size) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+#[test]
+fn a_steady_step_of_256_sequences_allocates_nothing() {
+    let mut scheduler = Scheduler::new(SchedulerConfig {
+        max_num_seqs: 256,
+        max_num_batched_tokens: 2048,
+        block_size: 16,
+        num_blocks: 65_536,
+        max_model_len: 4096,
+        enable_prefix_caching: true,
+        enable_chunked_prefill: true,
+        scheduling: Policy::Fcfs,
+        max_waiting: None,
+    });
+    for key in 0..256_usize {
+        let prompt = (0..100).map(|i| u32::try_from(key * 100 + i).unwrap()).collect();
+        let submission = Submission { key, prompt, output_len: 1000, stop_tokens: Vec::new(), priority: 0 };
+        scheduler.admit(submission).unwrap();
+    }
+    let tokens = [1; 256];
+    let mut step = || {
+        let parts = scheduler.next_batch().parts.len();
+        scheduler.complete(&tokens[..parts]);
+        parts
+    };
+    // Prefills, and the first blocks of outputs.
+    for _ in 0..100 {
+        step();
+    }
+    let before = ALLOCATIONS.load(Ordering::Relaxed);
+    // New blocks are taken and cached meanwhile.
+    for _ in 0..200 {
+        assert_eq!(step(), 256);
+    }
+    assert_eq!(ALLOCATIONS.load(Ordering::Relaxed) - before, 0);
+}

@@ -1,0 +1,387 @@
+//! Serving as a person meets it: outputs that do not depend on what they were batched with, and messages about bad input.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
+
+use std::path::{Path, PathBuf};
+
+use assert_cmd::Command;
+use hbmark::engine::{self, DeviceChoice, DeviceOptions, SequenceId, Session, StepBatch};
+use hbmark::model::{self, Dtype};
+use hbmark::serve::clock::HostClock;
+use hbmark::serve::execute::SessionExecutor;
+use hbmark::serve::run::{Fate, Loop, Run, Traffic, run};
+use hbmark::serve::sampler::{Sampler, Sampling};
+use hbmark::serve::scheduler::{Policy, SchedulerConfig};
+use hbmark::serve::workload::{Planned, Stretch};
+use hbmark::units::Nanos;
+use predicates::str::contains;
+
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
+}
+
+fn open(engine: &str, name: &str) -> Box<dyn Session> {
+    let model = model::open(fixture("models").join(name).to_str().unwrap(), None, 0).unwrap();
+    let options = DeviceOptions { threads: Some(2), block_size: Some(16), ..DeviceOptions::default() };
+    engine::open(engine, &model, Dtype::F32, DeviceChoice::Cpu, options, &mut |_, _| {}).unwrap()
+}
+
+/// Prompts of many lengths, half of them behind one of two shared beginnings of more than two blocks.
+fn plan() -> Vec<Planned> {
+    (0..12_u64)
+        .map(|index| {
+            let own = Stretch { source: 100 + index, tokens: u32::try_from(1 + index * 5 % 23).unwrap() };
+            let shared = Stretch { source: index % 4, tokens: 40 };
+            Planned {
+                arrival: Nanos(0.0),
+                prompt: if index % 4 < 2 { vec![shared, own] } else { vec![own] },
+                output_len: usize::try_from(3 + index * 7 % 17).unwrap(),
+                priority: i32::try_from(index % 3).unwrap(),
+                tenant: 0,
+            }
+        })
+        .collect()
+}
+
+/// What the engine says when a request is all there is.
+fn one_at_a_time(session: &mut dyn Session, plan: &[Planned]) -> Vec<Vec<u32>> {
+    let vocab = session.architecture().vocab_size;
+    let mut outputs = Vec::new();
+    for (index, request) in plan.iter().enumerate() {
+        let sequence = SequenceId(index as u64);
+        let prompt = request.tokens(vocab);
+        let mut position = prompt.len();
+        session.step(&StepBatch::uniform(sequence, &[prompt], 0)).unwrap();
+        let mut output = session.next_tokens().unwrap();
+        while output.len() < request.output_len {
+            let last = output[output.len() - 1];
+            session.step(&StepBatch::uniform(sequence, &[vec![last]], position)).unwrap();
+            output.extend(session.next_tokens().unwrap());
+            position += 1;
+        }
+        session.release(sequence);
+        outputs.push(output);
+    }
+    outputs
+}
+
+fn knobs() -> SchedulerConfig {
+    SchedulerConfig {
+        max_num_seqs: 6,
+        max_num_batched_tokens: 256,
+        block_size: 16,
+        num_blocks: 64,
+        max_model_len: 100,
+        enable_prefix_caching: false,
+        enable_chunked_prefill: false,
+        scheduling: Policy::Fcfs,
+        max_waiting: None,
+    }
+}
+
+fn served(session: &mut dyn Session, plan: &[Planned], config: SchedulerConfig) -> Run {
+    let vocab = session.architecture().vocab_size;
+    let traffic = Traffic {
+        plan,
+        kind: Loop::Open,
+        measured: 0..plan.len(),
+        vocab,
+        stop_tokens: Vec::new(),
+        time_limit: None,
+        keep_outputs: true,
+    };
+    let mut executor = SessionExecutor::new(session, Sampler::new(Sampling::GREEDY));
+    let run = run(&traffic, config, &mut executor, &mut HostClock::default(), None, &mut |_| {}).unwrap();
+    assert!(run.failure.is_none(), "{:?}", run.failure);
+    assert!(run.records.iter().all(|r| r.fate == Fate::Served));
+    run
+}
+
+#[test]
+fn outputs_do_not_depend_on_batching_caching_chunking_or_preemption() {
+    for name in ["llama-gqa", "qwen3", "mistral-window"] {
+        let plan = plan();
+        let wanted = one_at_a_time(open("native", name).as_mut(), &plan);
+        let on = |config: SchedulerConfig| served(open("native", name).as_mut(), &plan, config);
+        let cached = SchedulerConfig { enable_prefix_caching: true, ..knobs() };
+        let chunked = SchedulerConfig { enable_chunked_prefill: true, max_num_batched_tokens: 11, ..knobs() };
+        let chunked_cached = SchedulerConfig { enable_prefix_caching: true, ..chunked.clone() };
+        let tight = SchedulerConfig { num_blocks: 7, ..chunked_cached.clone() };
+        let tight_plain = SchedulerConfig { num_blocks: 7, ..knobs() };
+        let by_priority = SchedulerConfig { scheduling: Policy::Priority, ..tight.clone() };
+        let runs = [
+            ("plain", on(knobs())),
+            ("cached", on(cached)),
+            ("chunked", on(chunked)),
+            ("chunked and cached", on(chunked_cached)),
+            ("preempted", on(tight_plain)),
+            ("preempted, chunked and cached", on(tight)),
+            ("by priority", on(by_priority)),
+        ];
+        for (what, run) in &runs {
+            assert_eq!(run.outputs, wanted, "{name}, {what}");
+        }
+        // The runs are what they are called.
+        assert!(runs[1].1.cache.hit_tokens > 0 && runs[0].1.cache.hit_tokens == 0);
+        assert!(runs[0].1.preemptions == 0 && runs[4].1.preemptions > 0 && runs[5].1.preemptions > 0);
+        assert!(runs[2].1.steps.len() > runs[0].1.steps.len());
+    }
+}
+
+#[test]
+fn an_engine_without_pages_serves_the_same_outputs_one_sequence_at_a_time() {
+    let plan = plan();
+    let mut session = open("stock", "llama-gqa");
+    let wanted = one_at_a_time(session.as_mut(), &plan);
+    let run = served(session.as_mut(), &plan, SchedulerConfig { num_blocks: 7, ..knobs() });
+    assert_eq!(run.outputs, wanted);
+    assert!(run.preemptions > 0);
+}
+
+fn hbmark(arguments: &[&str]) -> Command {
+    let mut command = Command::cargo_bin("hbmark").unwrap();
+    for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("HBMARK_")) {
+        command.env_remove(name);
+    }
+    command.env("HF_HUB_OFFLINE", "1").env("NO_COLOR", "1").arg("serve").args(arguments);
+    command
+}
+
+fn refused(arguments: &[&str], message: &str) {
+    hbmark(arguments).assert().code(2).stdout("").stderr(contains(message));
+}
+
+const H100: [&str; 5] = ["--virtual", "--gpu", "h100-sxm", "--model", "Llama-3.1-8B"];
+
+fn virtual_json(arguments: &[&str]) -> serde_json::Value {
+    let all: Vec<&str> = H100.iter().chain(arguments).copied().chain(["--format", "json"]).collect();
+    let output = hbmark(&all).assert().code(0);
+    let found: serde_json::Value = serde_json::from_slice(&output.get_output().stdout).unwrap();
+    let schema = hbmark::report::serving::schema();
+    let problems: Vec<String> =
+        jsonschema::validator_for(&schema).unwrap().iter_errors(&found).map(|e| e.to_string()).collect();
+    assert!(problems.is_empty(), "{problems:?}");
+    found
+}
+
+#[test]
+fn bad_input_is_refused_before_anything_runs() {
+    refused(&["--slo", "ttft=1s"], "has no percentile such as _p95");
+    refused(&["--rate", "0"], "is not a rate above 0");
+    refused(&["--rate", "fast"], "`fast` is not a number or `inf`");
+    refused(&["--arrivals", "uniform"], "wanted poisson, gamma:CV");
+    refused(&["--arrivals", "closed"], "needs --concurrency");
+    refused(&["--burst", "9x1s"], "there is no `/`");
+    refused(&["--workload", "chatty"], "neither a file nor one of chat, code");
+    refused(&["--trace", "/no/such/file"], "cannot read the trace");
+    refused(&["--requests", "0"], "is not between 1 and");
+    refused(&["--sweep", "rate"], "has no `=`");
+    refused(&["--sweep", "rate=1,2", "--sweep", "max-num-seqs=8,16"], "one variable at a time");
+    refused(&["--max-num-seqs", "0"], "at least 1 is needed");
+    let trace = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(trace.path(), "TIMESTAMP,ContextTokens,GeneratedTokens\nyesterday,1,1\n").unwrap();
+    refused(&["--trace", trace.path().to_str().unwrap()], "line 2 of the trace");
+    let model = fixture("models/llama-gqa");
+    let on = ["--model", model.to_str().unwrap()];
+    let with =
+        |more: &[&str], message: &str| refused(&on.iter().chain(more).copied().collect::<Vec<_>>(), message);
+    with(
+        &["--num-gpu-blocks-override", "1", "--input-len", "100", "--output-len", "20"],
+        "the KV pool of 1 blocks of 64 positions is too small",
+    );
+    with(
+        &["--input-len", "100000", "--output-len", "1"],
+        "no request can be served: prompt and output are longer",
+    );
+    with(&["--sweep", "warp=1,2"], "the variables are rate, concurrency");
+    with(&["--find-max-rate"], "--find-max-rate needs --slo");
+    with(&["--slo", "ttft_p99=1s", "--requests", "50"], "needs at least 1000 requests");
+    with(&["--block-size", "10"], "a multiple of 16");
+}
+
+#[test]
+fn prompts_beyond_the_context_are_rejected_by_name_and_counted() {
+    let found = virtual_json(&[
+        "--trace",
+        fixture("traces/azure-conv.csv").to_str().unwrap(),
+        "--requests",
+        "100",
+        "--max-model-len",
+        "1000",
+    ]);
+    let result = &found["points"][0]["result"];
+    let rejected = result["rejected"]["exceeds_context"].as_u64().unwrap();
+    assert!(rejected > 10 && rejected + result["served"].as_u64().unwrap() == 100, "{result}");
+    assert_eq!(result["ttft_ns"]["infinite"], rejected);
+}
+
+#[test]
+fn a_virtual_run_is_a_result_with_a_schema() {
+    let found = virtual_json(&["--workload", "chat", "--rate", "10", "--duration", "2m"]);
+    assert_eq!(found["kind"], "serve_virtual");
+    let result = &found["points"][0]["result"];
+    assert_eq!((result["validity"].as_str().unwrap(), result["measured"].as_u64().unwrap()), ("valid", 1200));
+    // The floor of a decode step of an 8B model on an H100 is 4.5 ms.
+    let tpot = result["tpot_ns"]["p50"].as_f64().unwrap() / 1e6;
+    assert!((4.4..20.0).contains(&tpot), "{tpot} ms");
+    assert!(result["ttft_ns"]["p99"].is_f64() && result["ttft_ns"]["p99_9"].is_null());
+    assert!((result["output_tokens_per_s"].as_f64().unwrap() / 2000.0 - 1.0).abs() < 0.15, "{result}");
+}
+
+#[test]
+fn a_mooncake_trace_finds_the_prefixes_it_recorded() {
+    let trace = fixture("traces/mooncake-conversation.jsonl");
+    let found =
+        virtual_json(&["--trace", trace.to_str().unwrap(), "--requests", "50", "--warmup-requests", "0"]);
+    let point = &found["points"][0];
+    let seen = point["result"]["prefix_hit_rate"].as_f64().unwrap();
+    let ideal = point["ideal_hit_rate"].as_f64().unwrap();
+    assert!(ideal > 0.01 && seen > 0.0 && seen <= ideal + 0.05, "{seen} of {ideal}");
+}
+
+#[test]
+fn a_sweep_to_saturation_keeps_the_points_it_did_not_run() {
+    let found = virtual_json(&[
+        "--input-len",
+        "512",
+        "--output-len",
+        "128",
+        "--requests",
+        "300",
+        "--sweep",
+        "rate=10..2560*4",
+        "--slo",
+        "ttft_p95=1s",
+    ]);
+    let points = found["points"].as_array().unwrap();
+    assert_eq!(points.len(), 5);
+    assert_eq!(points[0]["result"]["slo_met"], true);
+    let last = points.last().unwrap();
+    assert!(last["result"].is_null());
+    assert!(last["not_run"].as_str().unwrap().starts_with("the sweep ended at rate"), "{last}");
+    let seeds: std::collections::HashSet<u64> = points.iter().map(|p| p["seed"].as_u64().unwrap()).collect();
+    assert_eq!(seeds.len(), 5, "no point meets the prompts of another");
+}
+
+#[test]
+fn the_highest_rate_is_found_confirmed_and_held() {
+    let found = virtual_json(&[
+        "--input-len",
+        "512",
+        "--output-len",
+        "64",
+        "--requests",
+        "400",
+        "--find-max-rate",
+        "--slo",
+        "ttft_p95=200ms,tpot_p95=30ms",
+    ]);
+    let search = &found["search"];
+    assert_eq!(search["confirmed"], true, "{search}");
+    let stages: Vec<&str> =
+        search["attempts"].as_array().unwrap().iter().map(|a| a["stage"].as_str().unwrap()).collect();
+    for stage in ["bracket", "bisect", "confirm", "agree", "sustain"] {
+        assert!(stages.contains(&stage), "{stages:?}");
+    }
+    assert!(search["max_rate"].as_f64().unwrap() > 5.0);
+}
+
+#[test]
+fn the_matrix_states_and_checks_its_hypotheses() {
+    let found = virtual_json(&["--matrix", "--requests", "300"]);
+    let rows = found["matrix"].as_array().unwrap();
+    assert_eq!(rows.len(), 7);
+    for row in rows {
+        assert!(!row["hypothesis"].as_str().unwrap().is_empty());
+        assert_eq!(row["held"], true, "{row}");
+    }
+}
+
+#[test]
+fn a_shared_prefix_is_measured_with_its_cold_twin() {
+    let found =
+        virtual_json(&["--input-len", "64", "--output-len", "16", "--prefix-tokens", "2048", "--rate", "5"]);
+    let points = found["points"].as_array().unwrap();
+    let ttft = |i: usize| points[i]["result"]["ttft_ns"]["p50"].as_f64().unwrap();
+    assert_eq!((points[0]["cold"].as_bool(), points[1]["cold"].as_bool()), (Some(true), Some(false)));
+    assert!(ttft(1) < 0.5 * ttft(0), "warm {} cold {}", ttft(1), ttft(0));
+}
+
+#[test]
+fn loops_are_compared_and_the_closed_one_says_what_it_hides() {
+    let all: Vec<&str> = H100.iter().copied().chain(["--rate", "20", "--compare-loops"]).collect();
+    hbmark(&all).assert().code(0).stdout(contains("are never asked"));
+}
+
+#[test]
+fn a_real_run_has_every_line_and_a_prediction_beside_it() {
+    let model = fixture("models/llama-gqa");
+    let out = tempfile::tempdir().unwrap();
+    let more = [
+        "--requests",
+        "20",
+        "--rate",
+        "50",
+        "--input-len",
+        "20",
+        "--output-len",
+        "5",
+        "--dtype",
+        "f32",
+        "--threads",
+        "2",
+    ];
+    let arguments: Vec<&str> = ["--model", model.to_str().unwrap(), "--out", out.path().to_str().unwrap()]
+        .into_iter()
+        .chain(more)
+        .collect();
+    // On a busy machine a gate may fail, which is exit code 1 and still a result.
+    let output = hbmark(&arguments).output().unwrap();
+    assert!(matches!(output.status.code(), Some(0 | 1)), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8(output.stdout).unwrap();
+    for part in [
+        "TTFT",
+        "TPOT",
+        "ITL",
+        "E2E",
+        "queue",
+        "injection lag",
+        "schedule",
+        "detokenize",
+        "predicted against measured",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    let saved: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(out.path().join("serve.json")).unwrap()).unwrap();
+    assert_eq!(saved["kind"], "serve");
+    assert_eq!(saved["points"][0]["result"]["served"], 20);
+    assert!(out.path().join("serve.csv").exists() && out.path().join("serve.md").exists());
+    let mut again = Command::cargo_bin("hbmark").unwrap();
+    again.arg("report").arg(out.path().join("serve.json")).assert().code(0).stdout(text);
+}
+
+#[test]
+fn a_cold_start_is_phases_of_processes() {
+    let model = fixture("models/llama-gqa");
+    let on = ["--model", model.to_str().unwrap(), "--dtype", "f32", "--threads", "1"];
+    let cold = ["--cold", "3", "--cold-prompt-tokens", "8"];
+    let with = |more: &[&'static str]| [on.as_slice(), &cold, more].concat();
+    let output = hbmark(&with(&["--format", "json"])).assert().code(0);
+    let found: serde_json::Value = serde_json::from_slice(&output.get_output().stdout).unwrap();
+    assert_eq!(found["kind"], "serve_cold");
+    let start = &found["cold_start"];
+    assert_eq!(
+        (start["launches"].as_array().unwrap().len(), start["phases"].as_array().unwrap().len()),
+        (3, 6)
+    );
+    assert!(start["to_first_token"]["median_ns"].as_f64().unwrap() > 0.0);
+    hbmark(&with(&[])).assert().code(0).stdout(contains("launch to first token"));
+    let csv = hbmark(&with(&["--format", "csv"])).assert().code(0);
+    assert_eq!(String::from_utf8_lossy(&csv.get_output().stdout).lines().count(), 1 + 3 * 7);
+    refused(&with(&["--rate", "3"]), "cannot be used with");
+    refused(
+        &[on.as_slice(), &["--cold", "--cold-prompt-tokens", "100000"]].concat(),
+        "do not fit the model's context",
+    );
+}
