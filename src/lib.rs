@@ -4,7 +4,7 @@
 //!
 //! ```text
 //! RunConfig → Plan (ordered cells) → Session (loads weights) → measured samples → Summary
-//!           → Ledger (bytes, FLOPs) × Ceilings → Verdict → Report → terminal | json | csv | markdown
+//!           → Ledger (bytes, FLOPs) × Ceilings → Verdict → Report → terminal | json | csv | markdown | html
 //! ```
 //!
 //! | module | what it holds |

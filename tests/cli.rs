@@ -199,7 +199,7 @@ fn a_smoke_run_says_what_it_is_and_saves_a_result_that_can_be_read_again() {
         .assert()
         .code(0)
         .stdout(contains("SMOKE run").and(contains("hypothesis: it runs")));
-    for name in ["result.json", "result.csv", "result.md"] {
+    for name in ["result.json", "result.csv", "result.md", "report.html"] {
         assert!(out.path().join(name).exists(), "{name}");
     }
     let saved = out.path().join("result.json");

@@ -6,7 +6,7 @@ use clap::Args as ClapArgs;
 
 use super::{Outcome, print};
 use crate::insight::{self, Checklist, import};
-use crate::report::{Format, ReportError, findings, json};
+use crate::report::{ReportError, TextFormat, findings, json};
 
 #[derive(Debug, ClapArgs)]
 #[command(
@@ -18,7 +18,7 @@ pub struct Args {
     files: Vec<PathBuf>,
     /// What to print on stdout.
     #[arg(long, value_enum, default_value = "table")]
-    format: Format,
+    format: TextFormat,
 }
 
 pub fn execute(args: &Args) -> anyhow::Result<Outcome> {

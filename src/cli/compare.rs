@@ -14,7 +14,7 @@ use crate::config::RunConfig;
 use crate::insight::compare::{Effect, Ruling, Series, Settings};
 use crate::model::OpenModel;
 use crate::report::comparison::{Comparison, render};
-use crate::report::{Format, Phase};
+use crate::report::{Phase, TextFormat};
 
 /// The settings a side may have: flags of `hbmark run`, by the same names.
 const KEYS: &[&str] =
@@ -59,7 +59,7 @@ pub struct Args {
     out: Option<PathBuf>,
     /// What to print on stdout.
     #[arg(long, value_enum, default_value = "table")]
-    format: Format,
+    format: TextFormat,
 }
 
 /// How much of the protocol each process runs.
@@ -141,9 +141,9 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
     print(&render(&comparison, args.format, stdout_color())?)?;
     if let Some(folder) = &args.out {
         for (format, name) in [
-            (Format::Json, "comparison.json"),
-            (Format::Csv, "comparison.csv"),
-            (Format::Md, "comparison.md"),
+            (TextFormat::Json, "comparison.json"),
+            (TextFormat::Csv, "comparison.csv"),
+            (TextFormat::Md, "comparison.md"),
         ] {
             write_whole(&folder.join(name), &render(&comparison, format, false)?)?;
         }

@@ -6,7 +6,7 @@ use clap::Args as ClapArgs;
 
 use super::{Outcome, print};
 use crate::insight;
-use crate::report::{Format, findings, json};
+use crate::report::{TextFormat, findings, json};
 
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "Example:\n  hbmark run --out results/1b && hbmark explain results/1b/result.json")]
@@ -15,7 +15,7 @@ pub struct Args {
     file: PathBuf,
     /// What to print on stdout.
     #[arg(long, value_enum, default_value = "table")]
-    format: Format,
+    format: TextFormat,
 }
 
 pub fn execute(args: &Args) -> anyhow::Result<Outcome> {

@@ -7,7 +7,7 @@ use clap::Args as ClapArgs;
 use super::{Outcome, print};
 use crate::insight::import::{self, ForeignFormat, Given, Imported};
 use crate::model::{self, Dtype, OpenModel};
-use crate::report::{Format, foreign};
+use crate::report::{TextFormat, foreign};
 use crate::roofline::devices;
 
 #[derive(Debug, ClapArgs)]
@@ -28,7 +28,7 @@ pub struct Args {
     of: Option<ForeignFormat>,
     /// What to print on stdout.
     #[arg(long, value_enum, default_value = "table")]
-    format: Format,
+    format: TextFormat,
 }
 
 /// What a foreign file may not say; a flag goes before the file.

@@ -11,7 +11,7 @@ use super::{Outcome, print};
 use crate::insight::import::{self, Given, Place, Placement};
 use crate::insight::with_external;
 use crate::model::{self, presets};
-use crate::report::{CellName, CellResult, Format, Report, findings, json};
+use crate::report::{CellName, CellResult, Report, TextFormat, findings, json};
 use crate::roofline::{DeviceSpec, devices};
 
 #[derive(Debug, ClapArgs)]
@@ -38,7 +38,7 @@ pub struct Args {
     said: SaidArgs,
     /// What to print on stdout.
     #[arg(long, value_enum, default_value = "table")]
-    format: Format,
+    format: TextFormat,
 }
 
 pub fn execute(args: &Args) -> anyhow::Result<Outcome> {

@@ -175,16 +175,19 @@ fn write_whole(path: &Path, text: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Writes a report as `result.json`, `result.csv` and `result.md` into a folder, and returns the path of the first.
+/// Writes a report as `result.json`, `result.csv`, `result.md` and `report.html` into a folder, and returns the path of the first.
 ///
 /// # Errors
 /// When the folder cannot be written.
 pub fn save(report: &crate::report::Report, folder: &Path) -> anyhow::Result<PathBuf> {
     prepare_folder(folder)?;
     let json = folder.join("result.json");
-    for (format, name) in
-        [(Format::Json, "result.json"), (Format::Csv, "result.csv"), (Format::Md, "result.md")]
-    {
+    for (format, name) in [
+        (Format::Json, "result.json"),
+        (Format::Csv, "result.csv"),
+        (Format::Md, "result.md"),
+        (Format::Html, "report.html"),
+    ] {
         write_whole(&folder.join(name), &crate::report::render(report, format, false)?)?;
     }
     Ok(json)

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use anyhow::Context;
 use clap::Args as ClapArgs;
 
 use super::{Outcome, print, stdout_color};
@@ -19,7 +20,11 @@ pub struct Args {
 
 pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
     if let Some(report) = serving::read(&args.file)? {
-        print(&serving::render(&report, args.format)?)?;
+        let format = args
+            .format
+            .as_text()
+            .context("a serve result has no page yet: ask for table, json, csv or md")?;
+        print(&serving::render(&report, format)?)?;
         return Ok(Outcome::Complete);
     }
     let mut report = json::read(&args.file)?;

@@ -56,7 +56,7 @@ pub struct Args {
     /// How the context of decode cells is filled, where the engine can do both.
     #[arg(long, value_enum, default_value = "synthetic")]
     kv: KvFill,
-    /// Write result.json, result.csv and result.md into this folder.
+    /// Write result.json, result.csv, result.md and report.html into this folder.
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
     /// What to print on stdout.

@@ -12,7 +12,7 @@ use super::run::command_line;
 use super::{Outcome, prepare_folder, print, write_whole};
 use crate::config;
 use crate::report::serving::{self, ServeReport};
-use crate::report::{Format, json};
+use crate::report::{TextFormat, json};
 use crate::roofline::devices;
 use crate::serve::arrivals::Arrivals;
 use crate::serve::latency::Validity;
@@ -219,7 +219,7 @@ pub struct Args {
     out: Option<PathBuf>,
     /// What to print on stdout.
     #[arg(long, value_enum, default_value = "table")]
-    format: Format,
+    format: TextFormat,
     /// Kept with the result.
     #[arg(long)]
     note: Option<String>,
@@ -553,7 +553,8 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
 /// Writes the result in three formats and returns the path of the first.
 fn save(report: &ServeReport, folder: &Path) -> anyhow::Result<PathBuf> {
     let first = folder.join("serve.json");
-    for (format, name) in [(Format::Json, "serve.json"), (Format::Csv, "serve.csv"), (Format::Md, "serve.md")]
+    for (format, name) in
+        [(TextFormat::Json, "serve.json"), (TextFormat::Csv, "serve.csv"), (TextFormat::Md, "serve.md")]
     {
         write_whole(&folder.join(name), &serving::render(report, format)?)?;
     }

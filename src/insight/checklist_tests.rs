@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::model::Dtype;
-use crate::report::{Format, Quality, StepBytes, TimeSummary, findings, hand_made};
+use crate::report::{Quality, StepBytes, TextFormat, TimeSummary, findings, hand_made};
 use crate::units::Bytes;
 
 fn cell(phase: Phase, batch: usize) -> CellResult {
@@ -74,7 +74,7 @@ fn lesser_questions_are_said_and_do_not_invalidate() {
         list.checks.iter().filter(|c| c.outcome == Failed).map(|c| c.question.as_str()).collect();
     assert!(list.valid);
     assert_eq!(said, ["a sweep, not one point", "memory headroom", "working set beyond the caches"]);
-    insta::assert_snapshot!(findings::render_checklists(&[list], Format::Table).unwrap());
+    insta::assert_snapshot!(findings::render_checklists(&[list], TextFormat::Table).unwrap());
 }
 
 fn serving(setup: Setup, p99: bool) -> ForeignResult {

@@ -281,9 +281,9 @@ fn findings_print_for_a_person() {
     hot.blocks.iter_mut().take(3).for_each(rejected("hardware thermal slowdown"));
     let findings = explain(&judged(vec![hot, slow]));
     let printed = |format| crate::report::findings::render(&findings, format).unwrap();
-    insta::assert_snapshot!(printed(crate::report::Format::Table));
-    assert!(printed(crate::report::Format::Md).contains("**throttled"));
-    assert!(printed(crate::report::Format::Csv).starts_with("rule,severity"));
+    insta::assert_snapshot!(printed(crate::report::TextFormat::Table));
+    assert!(printed(crate::report::TextFormat::Md).contains("**throttled"));
+    assert!(printed(crate::report::TextFormat::Csv).starts_with("rule,severity"));
 }
 
 #[test]

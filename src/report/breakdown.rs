@@ -29,6 +29,12 @@ pub fn ladders(report: &Report) -> Vec<Breakdown> {
     report.ladders.iter().filter(|_| compares).map(of_ladder).collect()
 }
 
+/// Every ladder, for a format that draws them.
+#[must_use]
+pub fn all_ladders(report: &Report) -> Vec<Breakdown> {
+    report.ladders.iter().map(of_ladder).collect()
+}
+
 /// The steps that were broken down per operation.
 #[must_use]
 pub fn operations(report: &Report) -> Vec<Breakdown> {

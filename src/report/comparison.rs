@@ -15,7 +15,7 @@ use super::metrics::Unit;
 use super::table::Column;
 use super::terminal::{Paint, aligned};
 use super::text::{column, plain};
-use super::{Format, ReportError};
+use super::{ReportError, TextFormat};
 use crate::insight::compare::{Effect, Pair, Place, Ruling, Series, Settings, percent};
 
 /// Version of the JSON of a comparison; raised when a field changes its meaning or goes away.
@@ -110,12 +110,12 @@ pub struct Comparison {
 ///
 /// # Errors
 /// When a format's writer fails.
-pub fn render(comparison: &Comparison, format: Format, color: bool) -> Result<String, ReportError> {
+pub fn render(comparison: &Comparison, format: TextFormat, color: bool) -> Result<String, ReportError> {
     match format {
-        Format::Table => Ok(terminal(comparison, color)),
-        Format::Json => Ok(serde_json::to_string_pretty(comparison)?),
-        Format::Csv => csv(comparison),
-        Format::Md => Ok(markdown(comparison)),
+        TextFormat::Table => Ok(terminal(comparison, color)),
+        TextFormat::Json => Ok(serde_json::to_string_pretty(comparison)?),
+        TextFormat::Csv => csv(comparison),
+        TextFormat::Md => Ok(markdown(comparison)),
     }
 }
 

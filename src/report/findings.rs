@@ -6,7 +6,7 @@ use super::breakdown;
 use super::foreign::{Draw, Markdown, Plain, delimited};
 use super::table::Column;
 use super::text::plain;
-use super::{Format, ReportError};
+use super::{ReportError, TextFormat};
 use crate::insight::{Checklist, Finding, Ladder};
 use crate::measure::doctor::Severity;
 
@@ -17,10 +17,10 @@ const MAX_EVIDENCE: usize = 4;
 ///
 /// # Errors
 /// When a format's writer fails.
-pub fn render(findings: &[Finding], format: Format) -> Result<String, ReportError> {
+pub fn render(findings: &[Finding], format: TextFormat) -> Result<String, ReportError> {
     match format {
-        Format::Json => Ok(serde_json::to_string_pretty(findings)?),
-        Format::Csv => {
+        TextFormat::Json => Ok(serde_json::to_string_pretty(findings)?),
+        TextFormat::Csv => {
             let text = |title: &str, of: &dyn Fn(&Finding) -> String| column(title, findings, of);
             Ok(delimited(&[
                 text("rule", &|f| f.rule.clone()),
@@ -32,8 +32,8 @@ pub fn render(findings: &[Finding], format: Format) -> Result<String, ReportErro
                 text("response", &|f| f.response.clone()),
             ]))
         }
-        Format::Table => Ok(spelled(findings, &Plain)),
-        Format::Md => Ok(spelled(findings, &Markdown)),
+        TextFormat::Table => Ok(spelled(findings, &Plain)),
+        TextFormat::Md => Ok(spelled(findings, &Markdown)),
     }
 }
 
@@ -77,7 +77,7 @@ fn spelled(findings: &[Finding], draw: &dyn Draw) -> String {
 ///
 /// # Errors
 /// When a format's writer fails.
-pub fn render_checklists(lists: &[Checklist], format: Format) -> Result<String, ReportError> {
+pub fn render_checklists(lists: &[Checklist], format: TextFormat) -> Result<String, ReportError> {
     let columns = |list: &Checklist| {
         let text =
             |title: &str, of: &dyn Fn(&crate::insight::Check) -> String| column(title, &list.checks, of);
@@ -110,10 +110,10 @@ pub fn render_checklists(lists: &[Checklist], format: Format) -> Result<String, 
         text
     };
     match format {
-        Format::Json => Ok(serde_json::to_string_pretty(lists)?),
-        Format::Csv => Ok(lists.iter().map(|list| delimited(&columns(list))).collect()),
-        Format::Table => Ok(spelled(&Plain)),
-        Format::Md => Ok(spelled(&Markdown)),
+        TextFormat::Json => Ok(serde_json::to_string_pretty(lists)?),
+        TextFormat::Csv => Ok(lists.iter().map(|list| delimited(&columns(list))).collect()),
+        TextFormat::Table => Ok(spelled(&Plain)),
+        TextFormat::Md => Ok(spelled(&Markdown)),
     }
 }
 
@@ -121,7 +121,7 @@ pub fn render_checklists(lists: &[Checklist], format: Format) -> Result<String, 
 ///
 /// # Errors
 /// When a format's writer fails.
-pub fn render_ladder(ladder: &Ladder, format: Format) -> Result<String, ReportError> {
+pub fn render_ladder(ladder: &Ladder, format: TextFormat) -> Result<String, ReportError> {
     let table = breakdown::of_ladder(ladder);
     let spelled = |draw: &dyn Draw, keep_bars: bool| {
         let columns: Vec<Column> =
@@ -129,13 +129,13 @@ pub fn render_ladder(ladder: &Ladder, format: Format) -> Result<String, ReportEr
         format!("{}{}\n{}", draw.heading(&table.title), draw.table(&columns), draw.item(&table.closing))
     };
     match format {
-        Format::Json => Ok(serde_json::to_string_pretty(ladder)?),
-        Format::Csv => {
+        TextFormat::Json => Ok(serde_json::to_string_pretty(ladder)?),
+        TextFormat::Csv => {
             let columns: Vec<Column> =
                 table.columns.iter().filter(|c| !c.title.is_empty()).cloned().collect();
             Ok(delimited(&columns))
         }
-        Format::Table => Ok(spelled(&Plain, true)),
-        Format::Md => Ok(spelled(&Markdown, false)),
+        TextFormat::Table => Ok(spelled(&Plain, true)),
+        TextFormat::Md => Ok(spelled(&Markdown, false)),
     }
 }

@@ -6,7 +6,7 @@ use super::metrics::Unit;
 use super::table::{Column, bound_word, status_word};
 use super::terminal::aligned;
 use super::text::{column, plain};
-use super::{Format, ReportError, Status};
+use super::{ReportError, Status, TextFormat};
 use crate::insight::import::alias::{self, Shape};
 use crate::insight::import::{ForeignFormat, ForeignRow, Imported, Metric, Place, Placement, Rate};
 
@@ -28,18 +28,18 @@ const SHOWN: &[Metric] = &[
 ///
 /// # Errors
 /// When a format's writer fails.
-pub fn render(imported: &[Imported], format: Format) -> Result<String, ReportError> {
+pub fn render(imported: &[Imported], format: TextFormat) -> Result<String, ReportError> {
     match format {
-        Format::Json => Ok(serde_json::to_string_pretty(imported)?),
-        Format::Csv => csv(imported),
-        Format::Table => Ok(sections(imported, &Plain)),
-        Format::Md => Ok(sections(imported, &Markdown)),
+        TextFormat::Json => Ok(serde_json::to_string_pretty(imported)?),
+        TextFormat::Csv => csv(imported),
+        TextFormat::Table => Ok(sections(imported, &Plain)),
+        TextFormat::Md => Ok(sections(imported, &Markdown)),
     }
 }
 
 /// Prints the dictionary, of all formats or one.
 #[must_use]
-pub fn render_aliases(format: Format, only: Option<ForeignFormat>) -> String {
+pub fn render_aliases(format: TextFormat, only: Option<ForeignFormat>) -> String {
     let formats = ForeignFormat::ALL.iter().filter(|f| only.is_none_or(|only| only == **f));
     let lines: Vec<_> = formats.flat_map(|format| alias::of(*format)).collect();
     let text = |title: &str, of: &dyn Fn(&alias::Alias) -> String| Column {
@@ -58,10 +58,10 @@ pub fn render_aliases(format: Format, only: Option<ForeignFormat>) -> String {
         text("mind", &|a| a.caveat.to_owned()),
     ];
     match format {
-        Format::Table => Plain.table(&columns),
-        Format::Md => Markdown.table(&columns),
-        Format::Csv => delimited(&columns),
-        Format::Json => {
+        TextFormat::Table => Plain.table(&columns),
+        TextFormat::Md => Markdown.table(&columns),
+        TextFormat::Csv => delimited(&columns),
+        TextFormat::Json => {
             let row = |a: &&alias::Alias| {
                 serde_json::json!({
                     "format": a.format, "key": a.key, "metric": a.metric, "unit": a.unit.word(),

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::model::test_shapes;
-use crate::roofline::Spread;
+use crate::roofline::{Ledger, Spread, StepShape};
 
 /// A run on a machine that reads 10 GB/s, multiplies 1 TFLOP/s in bf16 and half of that in f32, and has 32 MB of cache.
 pub fn report() -> Report {
@@ -45,5 +45,71 @@ pub fn report() -> Report {
         fits: Vec::new(),
         crossovers: Vec::new(),
         warnings: Vec::new(),
+    }
+}
+
+/// The same machine with a grid measured on it: both engines, both phases, two batches, three contexts, five blocks a cell. Native takes
+/// 1.1 times its memory floor and stock three times; in each cell the second block was rejected.
+pub fn measured() -> Report {
+    let mut report = report();
+    let grid = [1, 4].into_iter().flat_map(|batch| [128, 512, 1024].map(|context| (batch, context)));
+    for (batch, context) in grid {
+        for phase in [Phase::Prefill, Phase::Decode] {
+            for (engine, dtype, slow) in [("native", Dtype::Bf16, 1.1), ("stock", Dtype::F32, 3.0)] {
+                let cell = cell(&report, phase, engine, dtype, (batch, context), slow);
+                report.cells.push(cell);
+            }
+        }
+    }
+    report.crossovers.push(Crossover {
+        what: "compute_bound_batch".into(),
+        value: Some(64.0),
+        unit: "sequences".into(),
+        explanation: "at context 128, batch 64 takes longer to compute than to read".into(),
+    });
+    report.warnings.push("other load: load average 1.15 over the last minute".into());
+    crate::judge::recompute(&mut report);
+    report
+}
+
+fn cell(
+    report: &Report,
+    phase: Phase,
+    engine: &str,
+    dtype: Dtype,
+    (batch, context): (usize, usize),
+    slow: f64,
+) -> CellResult {
+    let architecture = &report.model.architecture;
+    let ledger = Ledger::new(architecture, &architecture.inventory(dtype), dtype);
+    let cost = ledger.step(StepShape { phase, batch, context });
+    // At 10 GB/s and 1 TFLOP/s.
+    let floor = (cost.bytes.ideal().as_f64() / 10.0).max(cost.flops.0 / 1e3);
+    let begin = report.cells.len() as f64 * 1e9;
+    let block = |i: u32| {
+        let time = floor * slow * (1.0 + 0.002 * f64::from(i % 3));
+        Block {
+            visit: (i / 2) as usize,
+            at_ns: begin + f64::from(i) * 2e8,
+            step_ns: vec![time; 3],
+            interval_ns: vec![time; 3],
+            wall_ns: time * 3.0,
+            canary_ratio: Some(1.0 + 0.01 * f64::from(i)),
+            rejected: (i == 1).then(|| "foreign load: 0.8 cores busy with other processes".to_owned()),
+            conditions: Vec::new(),
+            telemetry: Some(BlockTelemetry {
+                sm_clock_mhz: Some(1980.0),
+                power_watts: Some(400.0 + f64::from(i)),
+                temperature_celsius: Some(55.0),
+                ..BlockTelemetry::default()
+            }),
+        }
+    };
+    CellResult {
+        status: Status::Ok,
+        bytes: cost.bytes,
+        flops: cost.flops.0,
+        blocks: (0..5).map(block).collect(),
+        ..CellResult::blank(phase, engine, dtype, batch, context)
     }
 }

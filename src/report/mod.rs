@@ -9,6 +9,7 @@ mod csv;
 pub mod findings;
 pub mod foreign;
 pub mod glossary;
+mod html;
 pub mod json;
 mod markdown;
 pub mod metrics;
@@ -510,6 +511,19 @@ pub(crate) fn rfc3339(seconds: u64) -> String {
     format!("{year:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}Z", second / 3600, second / 60 % 60, second % 60)
 }
 
+/// How everything is printed that has no page of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum TextFormat {
+    /// For a person at a terminal.
+    Table,
+    /// Everything.
+    Json,
+    /// One row a thing.
+    Csv,
+    /// For an issue or a pull request.
+    Md,
+}
+
 /// How a report is printed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Format {
@@ -521,6 +535,22 @@ pub enum Format {
     Csv,
     /// For an issue or a pull request.
     Md,
+    /// One page with plots, for a browser; it loads nothing.
+    Html,
+}
+
+impl Format {
+    /// The same without pages.
+    #[must_use]
+    pub fn as_text(self) -> Option<TextFormat> {
+        match self {
+            Self::Table => Some(TextFormat::Table),
+            Self::Json => Some(TextFormat::Json),
+            Self::Csv => Some(TextFormat::Csv),
+            Self::Md => Some(TextFormat::Md),
+            Self::Html => None,
+        }
+    }
 }
 
 /// Why a report could not be printed or read back.
@@ -550,6 +580,7 @@ pub fn render(report: &Report, format: Format, color: bool) -> Result<String, Re
         Format::Json => json::write(report),
         Format::Csv => csv::render(report),
         Format::Md => Ok(markdown::render(report)),
+        Format::Html => Ok(html::render(report)),
     }
 }
 

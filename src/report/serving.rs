@@ -10,7 +10,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::text::plain;
-use super::{Format, ModelSummary, ReportError};
+use super::{ModelSummary, ReportError, TextFormat};
 use crate::engine::Capabilities;
 use crate::measure::environment::Environment;
 use crate::model::Dtype;
@@ -103,12 +103,12 @@ pub fn read(path: &std::path::Path) -> Result<Option<ServeReport>, ReportError> 
 ///
 /// # Errors
 /// When a format's writer fails.
-pub fn render(report: &ServeReport, format: Format) -> Result<String, ReportError> {
+pub fn render(report: &ServeReport, format: TextFormat) -> Result<String, ReportError> {
     match format {
-        Format::Table => Ok(table(report)),
-        Format::Json => Ok(serde_json::to_string_pretty(report)?),
-        Format::Csv => csv(report),
-        Format::Md => Ok(markdown(report)),
+        TextFormat::Table => Ok(table(report)),
+        TextFormat::Json => Ok(serde_json::to_string_pretty(report)?),
+        TextFormat::Csv => csv(report),
+        TextFormat::Md => Ok(markdown(report)),
     }
 }
 

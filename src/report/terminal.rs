@@ -98,7 +98,8 @@ fn header(text: &mut String, report: &Report, paint: &Paint) {
     }
 }
 
-fn device_line(report: &Report) -> Option<String> {
+/// What the run was on and by which program; `None` for a prediction.
+pub(super) fn device_line(report: &Report) -> Option<String> {
     if report.kind == ReportKind::Predict {
         return None;
     }
@@ -120,15 +121,20 @@ fn device_line(report: &Report) -> Option<String> {
 }
 
 fn protocol_line(text: &mut String, report: &Report, paint: &Paint) {
-    if report.kind == ReportKind::Predict {
-        let _ = writeln!(text, "{}", paint.alarm("predicted from the data sheet; nothing was measured"));
-        return;
+    if let Some((line, loud)) = protocol_text(report) {
+        let _ = writeln!(text, "{}", if loud { paint.alarm(&line) } else { line });
     }
-    let Some(p) = &report.protocol else { return };
-    match p.name.as_str() {
+}
+
+/// The protocol in a line, and whether it must catch the eye: everything but the full one.
+pub(super) fn protocol_text(report: &Report) -> Option<(String, bool)> {
+    if report.kind == ReportKind::Predict {
+        return Some(("predicted from the data sheet; nothing was measured".to_owned(), true));
+    }
+    let p = report.protocol.as_ref()?;
+    Some(match p.name.as_str() {
         "full" => {
-            let _ = writeln!(
-                text,
+            let line = format!(
                 "protocol full: {} to {} blocks until ±{:.0} %, {} visits in random order, seed {}",
                 p.min_blocks,
                 p.max_blocks,
@@ -136,15 +142,14 @@ fn protocol_line(text: &mut String, report: &Report, paint: &Paint) {
                 p.visits,
                 p.seed
             );
+            (line, false)
         }
-        "smoke" => {
-            let _ = writeln!(text, "{}", paint.alarm("SMOKE run: every cell once; the times mean nothing"));
-        }
+        "smoke" => ("SMOKE run: every cell once; the times mean nothing".to_owned(), true),
         name => {
-            let loud = format!("{} protocol: shortened, not comparable with full runs", name.to_uppercase());
-            let _ = writeln!(text, "{}", paint.alarm(&loud));
+            let name = plain(name).to_uppercase();
+            (format!("{name} protocol: shortened, not comparable with full runs"), true)
         }
-    }
+    })
 }
 
 fn draw(text: &mut String, table: &CellTable, paint: &Paint) {

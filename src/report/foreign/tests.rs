@@ -15,7 +15,7 @@ fn imported(names: &[&str], given: &Given<'_>) -> Vec<Imported> {
 }
 
 fn table(names: &[&str], given: &Given<'_>) -> String {
-    render(&imported(names, given), Format::Table).unwrap()
+    render(&imported(names, given), TextFormat::Table).unwrap()
 }
 
 #[test]
@@ -55,19 +55,19 @@ fn with_what_was_missing_the_rows_stand_on_the_roofline() {
     };
     let names = ["vllm-serve-2025-03-detailed.json", "sglang-one-batch.jsonl"];
     insta::assert_snapshot!(table(&names, &given));
-    insta::assert_snapshot!("placed_markdown", render(&imported(&names, &given), Format::Md).unwrap());
-    insta::assert_snapshot!("placed_csv", render(&imported(&names, &given), Format::Csv).unwrap());
+    insta::assert_snapshot!("placed_markdown", render(&imported(&names, &given), TextFormat::Md).unwrap());
+    insta::assert_snapshot!("placed_csv", render(&imported(&names, &given), TextFormat::Csv).unwrap());
     let json: Vec<Imported> =
-        serde_json::from_str(&render(&imported(&names, &given), Format::Json).unwrap()).unwrap();
+        serde_json::from_str(&render(&imported(&names, &given), TextFormat::Json).unwrap()).unwrap();
     assert_eq!(json, imported(&names, &given), "JSON reads back as it was");
 }
 
 #[test]
 fn the_dictionary_prints_in_every_format() {
-    insta::assert_snapshot!(render_aliases(Format::Table, None));
-    assert!(render_aliases(Format::Csv, None).lines().count() > 60);
-    assert!(render_aliases(Format::Md, Some(ForeignFormat::Aiperf)).contains("called ITL there"));
-    let json: serde_json::Value = serde_json::from_str(&render_aliases(Format::Json, None)).unwrap();
+    insta::assert_snapshot!(render_aliases(TextFormat::Table, None));
+    assert!(render_aliases(TextFormat::Csv, None).lines().count() > 60);
+    assert!(render_aliases(TextFormat::Md, Some(ForeignFormat::Aiperf)).contains("called ITL there"));
+    let json: serde_json::Value = serde_json::from_str(&render_aliases(TextFormat::Json, None)).unwrap();
     assert_eq!(json[0]["format"], "vllm-serve");
 }
 
@@ -76,7 +76,7 @@ fn a_spreadsheet_runs_nothing_a_stranger_wrote() {
     let mut one = imported(&["vllm-serve-0.25.json"], &Given::default());
     one[0].result.rows[0].setup.model = Some("=cmd()".to_owned());
     one[0].result.rows[0].label = "@x".to_owned();
-    let csv = render(&one, Format::Csv).unwrap();
+    let csv = render(&one, TextFormat::Csv).unwrap();
     assert!(csv.contains("'=cmd()") && csv.contains("'@x") && !csv.contains(",=cmd"), "{csv}");
 }
 
@@ -84,7 +84,7 @@ fn a_spreadsheet_runs_nothing_a_stranger_wrote() {
 fn foreign_checklists_mostly_say_what_is_missing() {
     let names = ["vllm-serve-2025-03-detailed.json", "llama-bench-q8_0.json"];
     let lists: Vec<_> = imported(&names, &Given::default()).iter().map(|i| of_foreign(&i.result)).collect();
-    insta::assert_snapshot!(render_checklists(&lists, Format::Table).unwrap());
+    insta::assert_snapshot!(render_checklists(&lists, TextFormat::Table).unwrap());
 }
 
 #[test]
@@ -114,6 +114,6 @@ fn an_external_server_stands_above_a_predicted_cell() {
     };
     let cell = std::slice::from_ref(&placed.cell);
     let ladder = with_external(&report, "decode/ideal/bf16/b1/c512", cell).unwrap();
-    insta::assert_snapshot!(render_ladder(&ladder, Format::Table).unwrap());
+    insta::assert_snapshot!(render_ladder(&ladder, TextFormat::Table).unwrap());
     assert!(with_external(&report, "decode/ideal/bf16/b2/c512", cell).is_err());
 }

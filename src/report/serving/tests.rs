@@ -56,22 +56,22 @@ fn sweep() -> ServeReport {
 
 #[test]
 fn the_table_of_a_point_shows_every_latency_and_gate() {
-    insta::assert_snapshot!(render(&report(Mode::Single, 4.0), Format::Table).unwrap());
+    insta::assert_snapshot!(render(&report(Mode::Single, 4.0), TextFormat::Table).unwrap());
 }
 
 #[test]
 fn the_table_of_a_sweep_is_a_curve_that_ends_where_the_objectives_do() {
-    insta::assert_snapshot!(render(&sweep(), Format::Table).unwrap());
+    insta::assert_snapshot!(render(&sweep(), TextFormat::Table).unwrap());
 }
 
 #[test]
 fn markdown_escapes_what_strangers_wrote() {
-    insta::assert_snapshot!(render(&sweep(), Format::Md).unwrap());
+    insta::assert_snapshot!(render(&sweep(), TextFormat::Md).unwrap());
 }
 
 #[test]
 fn csv_has_a_row_per_point_and_empty_fields_for_null() {
-    let text = render(&sweep(), Format::Csv).unwrap();
+    let text = render(&sweep(), TextFormat::Csv).unwrap();
     let rows: Vec<&str> = text.lines().collect();
     assert_eq!(rows.len(), 5);
     let fields = rows[0].split(',').count();
@@ -83,7 +83,7 @@ fn csv_has_a_row_per_point_and_empty_fields_for_null() {
 #[test]
 fn a_result_is_read_back_as_it_was_written_and_fits_its_schema() {
     let report = sweep();
-    let text = render(&report, Format::Json).unwrap();
+    let text = render(&report, TextFormat::Json).unwrap();
     assert_eq!(serde_json::from_str::<ServeReport>(&text).unwrap(), report);
     let value: serde_json::Value = serde_json::from_str(&text).unwrap();
     let validator = jsonschema::validator_for(&schema()).unwrap();

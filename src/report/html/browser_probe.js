@@ -1,0 +1,71 @@
+'use strict';
+// Looks at the page from inside, once it stands, and tells its parent.
+const errors = [];
+let alerts = 0;
+addEventListener('error', (event) => errors.push(event.message));
+addEventListener('unhandledrejection', (event) => errors.push(String(event.reason)));
+document.addEventListener('securitypolicyviolation', (event) => errors.push(`${event.violatedDirective} ${event.blockedURI}`));
+window.alert = () => { alerts += 1; };
+
+const visible = (element) => element.getClientRects().length > 0;
+const wait = (milliseconds) => new Promise((resolve) => setTimeout(resolve, milliseconds));
+
+// The texts of a drawing that cover each other by more than a hair.
+const overlapping = (svg) => {
+  const texts = [...svg.querySelectorAll('text')].filter((t) => !t.hasAttribute('transform'));
+  const boxes = texts.map((t) => [t.textContent, t.getBoundingClientRect()]);
+  const found = [];
+  boxes.forEach(([a, p], i) => boxes.slice(i + 1).forEach(([b, q]) => {
+    const across = Math.min(p.right, q.right) - Math.max(p.left, q.left);
+    const down = Math.min(p.bottom, q.bottom) - Math.max(p.top, q.top);
+    if (across > 1 && down > 4) found.push(`${svg.dataset.name}: ${a} / ${b}`);
+  }));
+  return found;
+};
+
+const look = async () => {
+  for (const folded of document.querySelectorAll('details')) folded.open = true;
+  const drawings = [...document.querySelectorAll('svg')].filter(visible);
+  const marks = {};
+  for (const section of document.querySelectorAll('section[id]')) {
+    marks[section.id] = [...section.querySelectorAll('svg .mark')].filter(visible).length;
+  }
+
+  // What a saved drawing would be called and be, without saving it.
+  const saved = {};
+  const made = new Map();
+  const create = URL.createObjectURL;
+  URL.createObjectURL = (blob) => { const url = create.call(URL, blob); made.set(url, blob.type); return url; };
+  HTMLAnchorElement.prototype.click = function () { saved[this.download.split('.').pop()] = `${this.download} ${made.get(this.href)}`; };
+  for (const button of document.querySelectorAll('#roofline button[data-save]')) button.click();
+  for (let i = 0; i < 50 && !saved.png; i += 1) await wait(20);
+
+  let hover = null;
+  const named = [...document.querySelectorAll('#roofline svg .mark')].find((m) => visible(m) && m.textContent.startsWith('decode/native/bf16/b1/c128\n'));
+  if (named) {
+    const box = named.lastElementChild.getBoundingClientRect();
+    named.dispatchEvent(new PointerEvent('pointermove', { bubbles: true, clientX: box.x + box.width / 2, clientY: box.y + box.height / 2 }));
+    const shown = document.getElementById('hover');
+    hover = shown.hidden ? null : shown.textContent.split('\n')[0];
+  }
+
+  const page = document.documentElement;
+  const wide = [...document.querySelectorAll('body *')]
+    .filter((e) => !e.closest('.scroll') && e.getBoundingClientRect().right > page.clientWidth + 1)
+    .slice(0, 5).map((e) => `${e.tagName} ${e.getAttribute('class')}`);
+  parent.postMessage(JSON.stringify({
+    width: window.innerWidth,
+    overflow: page.scrollWidth - page.clientWidth,
+    wide,
+    classes: [...new Set(drawings.map((d) => d.getAttribute('class')))],
+    marks,
+    hover,
+    saved,
+    overlaps: drawings.flatMap(overlapping),
+    images: document.images.length,
+    alerts,
+    errors,
+    requests: performance.getEntriesByType('resource').map((e) => e.name).filter((name) => !name.startsWith('blob:')),
+  }), '*');
+};
+look().catch((error) => parent.postMessage(JSON.stringify({ errors: [String(error)] }), '*'));

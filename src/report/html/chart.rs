@@ -1,0 +1,424 @@
+//! A plot of points and lines over two axes, as SVG.
+//!
+//! Enters: a [`Chart`], plain data. Leaves: one drawing per [`Size`], so that a phone gets type of the same size as a desk. Colours are
+//! classes of the page's style sheet. What lies off the axes is not drawn.
+
+use super::axis::{Axis, Tick};
+use super::node::{Node, el, pixel};
+
+/// Height of a line of small type.
+const LINE: f64 = 17.0;
+/// Mean width of a character of 12 px type in the fonts of the style sheet, on the wide side.
+const LETTER: f64 = 6.4;
+
+/// How large a drawing is.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Size {
+    pub class: &'static str,
+    pub width: f64,
+    pub height: f64,
+}
+
+/// How much of the page's width a plot takes where there is room.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Span {
+    Full,
+    Half,
+    /// Full width, low: one of several under each other.
+    Strip,
+}
+
+impl Span {
+    /// The drawing for a desk and the one for a phone.
+    #[must_use]
+    pub fn sizes(self) -> [Size; 2] {
+        let (width, height, narrow) = match self {
+            Self::Full => (960.0, 400.0, 330.0),
+            Self::Half => (470.0, 300.0, 280.0),
+            Self::Strip => (960.0, 190.0, 190.0),
+        };
+        [Size { class: "wide", width, height }, Size { class: "narrow", width: 350.0, height: narrow }]
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Shape {
+    Circle,
+    Square,
+    Cross,
+}
+
+/// Where a line says its name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Label {
+    /// To the right of its end, outside the plot.
+    Beyond,
+    /// Above its end.
+    Above,
+    /// Along its first segment.
+    Along,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct Line {
+    /// Classes of the style sheet: `c0`, `dashed`...
+    pub class: String,
+    pub points: Vec<(f64, f64)>,
+    pub label: Option<(Label, String)>,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct Point {
+    pub class: String,
+    pub shape: Shape,
+    pub x: f64,
+    pub y: f64,
+    /// Low and high end of its interval.
+    pub spread: Option<(f64, f64)>,
+    /// What it says when it is pointed at.
+    pub hover: String,
+}
+
+/// A vertical line with a name: a place on the x axis.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Rule {
+    pub x: f64,
+    pub class: String,
+    pub label: String,
+}
+
+/// One entry of the legend.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Key {
+    pub class: String,
+    /// A line where there is no shape.
+    pub shape: Option<Shape>,
+    pub text: String,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct Chart {
+    /// For files that are saved: letters, digits and dashes.
+    pub name: String,
+    pub title: String,
+    pub x: Axis,
+    pub y: Axis,
+    pub lines: Vec<Line>,
+    pub points: Vec<Point>,
+    pub rules: Vec<Rule>,
+    pub keys: Vec<Key>,
+    pub span: Span,
+}
+
+/// The box inside the axes.
+#[derive(Debug, Clone, Copy)]
+struct Area {
+    left: f64,
+    top: f64,
+    width: f64,
+    height: f64,
+}
+
+impl Area {
+    fn right(self) -> f64 {
+        self.left + self.width
+    }
+    fn bottom(self) -> f64 {
+        self.top + self.height
+    }
+    fn x(self, place: f64) -> f64 {
+        self.left + place * self.width
+    }
+    fn y(self, place: f64) -> f64 {
+        self.bottom() - place * self.height
+    }
+}
+
+/// How wide a text will be, roughly.
+#[must_use]
+pub fn text_width(text: &str) -> f64 {
+    text.chars().count() as f64 * LETTER
+}
+
+/// A text cut to a width, with an ellipsis where something is missing.
+#[must_use]
+pub fn fitted(text: &str, width: f64) -> String {
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped")]
+    let letters = (width / LETTER).clamp(4.0, 400.0) as usize;
+    if text.chars().count() <= letters {
+        return text.to_owned();
+    }
+    text.chars().take(letters - 1).chain(['…']).collect()
+}
+
+/// The outermost element of a drawing: its size, its name for those who cannot see it, its title.
+#[must_use]
+pub fn canvas(size: Size, name: &str, title: &str) -> Node {
+    let view = format!("0 0 {} {}", pixel(size.width), pixel(size.height));
+    el("svg")
+        .attr("xmlns", "http://www.w3.org/2000/svg")
+        .class(size.class)
+        .attr("viewBox", view)
+        .attr("role", "img")
+        .attr("aria-label", title)
+        .attr("data-name", name)
+        .child(label(0.0, 15.0, "title", &fitted(title, size.width * 0.92)))
+}
+
+/// A text at a place; classes decide its anchor and colour.
+#[must_use]
+pub fn label(x: f64, y: f64, class: &str, text: &str) -> Node {
+    el("text").class(class).at("x", x).at("y", y).text(text)
+}
+
+fn segment(class: &str, from: (f64, f64), to: (f64, f64)) -> Node {
+    el("line").class(class).at("x1", from.0).at("y1", from.1).at("x2", to.0).at("y2", to.1)
+}
+
+fn shape(shape: Shape, class: &str, x: f64, y: f64) -> Node {
+    match shape {
+        Shape::Circle => {
+            el("circle").class(format!("point {class}")).at("cx", x).at("cy", y).attr("r", "4.5")
+        }
+        Shape::Square => el("rect")
+            .class(format!("point {class}"))
+            .at("x", x - 4.0)
+            .at("y", y - 4.0)
+            .attr("width", "8")
+            .attr("height", "8"),
+        Shape::Cross => {
+            let (left, right) = (pixel(x - 4.0), pixel(x + 4.0));
+            let (top, bottom) = (pixel(y - 4.0), pixel(y + 4.0));
+            let path = format!("M{left} {top}L{right} {bottom}M{left} {bottom}L{right} {top}");
+            el("path").class(format!("cross {class}")).attr("d", path)
+        }
+    }
+}
+
+/// Moves labels apart that would cover each other, keeping their order: each entry is a wanted height.
+fn apart(mut wanted: Vec<f64>, low: f64, high: f64) -> Vec<f64> {
+    let mut order: Vec<usize> = (0..wanted.len()).collect();
+    order.sort_by(|&a, &b| wanted[a].total_cmp(&wanted[b]));
+    let gap = LINE - 3.0;
+    let mut last = low - gap;
+    for &i in &order {
+        wanted[i] = wanted[i].max(last + gap);
+        last = wanted[i];
+    }
+    let mut next = high + gap;
+    for &i in order.iter().rev() {
+        wanted[i] = wanted[i].min(next - gap);
+        next = wanted[i];
+    }
+    wanted
+}
+
+impl Chart {
+    /// Both drawings.
+    #[must_use]
+    pub fn draw(&self) -> Vec<Node> {
+        self.span.sizes().into_iter().map(|size| self.draw_at(size)).collect()
+    }
+
+    fn draw_at(&self, size: Size) -> Node {
+        let (legend, legend_height) = self.legend(size.width);
+        // Title, legend, the y axis's name.
+        let top = 24.0 + legend_height + LINE + 4.0;
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a few ticks")]
+        let rows = ((size.height - top - 44.0) / 45.0).clamp(3.0, 9.0) as usize;
+        let y_ticks = self.y.ticks(rows);
+        let widest = y_ticks.iter().map(|t| text_width(&t.label)).fold(0.0, f64::max);
+        let beyond = self.lines.iter().filter_map(|line| match &line.label {
+            Some((Label::Beyond, text)) => Some(text_width(text) + 10.0),
+            _ => None,
+        });
+        let (left, right) = (widest + 12.0, beyond.fold(14.0, f64::max));
+        let area = Area { left, top, width: size.width - left - right, height: size.height - top - 44.0 };
+        let mut drawing = canvas(size, &self.name, &self.title).children(legend);
+        drawing = drawing.children(self.frame(area, &y_ticks));
+        drawing = drawing.children(self.rules(area));
+        drawing = drawing.children(self.lines(area));
+        drawing.children(self.points.iter().filter_map(|point| self.point(area, point)))
+    }
+
+    /// The legend below the title, and how high it is.
+    fn legend(&self, width: f64) -> (Vec<Node>, f64) {
+        let (mut nodes, mut x, mut row) = (Vec::new(), 0.0, 0.0);
+        for key in &self.keys {
+            let text = fitted(&key.text, width - 24.0);
+            let wide = text_width(&text) + 34.0;
+            if x > 0.0 && x + wide - 14.0 > width {
+                (x, row) = (0.0, row + 1.0);
+            }
+            let y = 35.0 + row * LINE;
+            nodes.push(match key.shape {
+                Some(mark) => shape(mark, &key.class, x + 7.0, y - 4.0),
+                None => segment(&format!("line {}", key.class), (x, y - 4.0), (x + 16.0, y - 4.0)),
+            });
+            nodes.push(label(x + 21.0, y, "key", &text));
+            x += wide;
+        }
+        let rows = if self.keys.is_empty() { 0.0 } else { row + 1.0 };
+        (nodes, rows * LINE + if rows > 0.0 { 4.0 } else { 0.0 })
+    }
+
+    fn frame(&self, area: Area, y_ticks: &[Tick]) -> Vec<Node> {
+        let mut nodes = vec![label(0.0, area.top - 9.0, "axis-name", &self.y.label)];
+        for tick in y_ticks {
+            let y = area.y(tick.place);
+            nodes.push(segment("grid", (area.left, y), (area.right(), y)));
+            nodes.push(label(area.left - 6.0, y + 4.0, "tick end", &tick.label));
+        }
+        // As many ticks as their labels leave room for, with some air between them.
+        let widest = self.x.ticks(12).iter().map(|t| text_width(&t.label)).fold(20.0, f64::max);
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a few ticks")]
+        let columns = (area.width / (widest * 1.4)).clamp(3.0, 12.0) as usize;
+        for tick in self.x.ticks(columns) {
+            let x = area.x(tick.place);
+            nodes.push(segment("grid", (x, area.top), (x, area.bottom())));
+            // A label at the edge would stand outside the drawing.
+            let half = text_width(&tick.label) / 2.0;
+            let x = x.min(area.right() + 14.0 - half);
+            nodes.push(label(x, area.bottom() + 17.0, "tick middle", &tick.label));
+        }
+        nodes.push(segment("axis", (area.left, area.bottom()), (area.right(), area.bottom())));
+        nodes.push(segment("axis", (area.left, area.top), (area.left, area.bottom())));
+        nodes.push(label(area.right(), area.bottom() + 36.0, "axis-name end", &self.x.label));
+        nodes
+    }
+
+    fn rules(&self, area: Area) -> Vec<Node> {
+        let mut nodes = Vec::new();
+        let known = self.rules.iter().filter_map(|rule| Some((self.x.place(rule.x)?, rule)));
+        let mut row = 0.0;
+        for (place, rule) in known {
+            let x = area.x(place);
+            nodes.push(segment(&format!("rule {}", rule.class), (x, area.top), (x, area.bottom())));
+            if rule.label.is_empty() {
+                continue;
+            }
+            let (class, at) = if place > 0.5 { ("key end", x - 5.0) } else { ("key", x + 5.0) };
+            nodes.push(label(
+                at,
+                area.top + 12.0 + row * (LINE - 3.0),
+                class,
+                &fitted(&rule.label, area.width),
+            ));
+            row += 1.0;
+        }
+        nodes
+    }
+
+    fn lines(&self, area: Area) -> Vec<Node> {
+        let mut nodes = Vec::new();
+        // Labels at the ends of lines: text, class, where it wants to be.
+        let mut ends: Vec<(&str, &str, Label, (f64, f64))> = Vec::new();
+        for line in &self.lines {
+            let places: Vec<(f64, f64)> = line
+                .points
+                .iter()
+                .filter_map(|&(x, y)| Some((area.x(self.x.place(x)?), area.y(self.y.place(y)?))))
+                .collect();
+            let [first, second, ..] = places.as_slice() else { continue };
+            let drawn: Vec<String> =
+                places.iter().map(|(x, y)| format!("{},{}", pixel(*x), pixel(*y))).collect();
+            nodes.push(el("polyline").class(format!("line {}", line.class)).attr("points", drawn.join(" ")));
+            match &line.label {
+                Some((Label::Along, text)) => {
+                    let (x, y) = (first.0.midpoint(second.0), first.1.midpoint(second.1));
+                    let angle = (second.1 - first.1).atan2(second.0 - first.0).to_degrees();
+                    let turn = format!("rotate({} {} {})", pixel(angle), pixel(x), pixel(y));
+                    nodes.push(label(x, y - 6.0, "key middle", text).attr("transform", turn));
+                }
+                Some((side, text)) => {
+                    ends.push((text, &line.class, *side, *places.last().unwrap_or(first)));
+                }
+                None => {}
+            }
+        }
+        let heights = ends.iter().map(|(_, _, side, (_, y))| match side {
+            Label::Beyond => y + 4.0,
+            _ => y - 5.0,
+        });
+        let heights = apart(heights.collect(), area.top + 4.0, area.bottom());
+        for ((text, class, side, (x, _)), y) in ends.into_iter().zip(heights) {
+            nodes.push(match side {
+                Label::Beyond => label(x + 8.0, y, &format!("key text-{class}"), text),
+                _ => label(x - 2.0, y, "key end", text),
+            });
+        }
+        nodes
+    }
+
+    fn point(&self, area: Area, point: &Point) -> Option<Node> {
+        let (x, y) = (area.x(self.x.place(point.x)?), area.y(self.y.place(point.y)?));
+        let mut mark = el("g").class("mark").child(el("title").text(point.hover.as_str()));
+        if let Some((low, high)) = point.spread
+            && let (Some(low), Some(high)) = (self.y.place(low), self.y.place(high))
+        {
+            let class = format!("whisker {}", point.class);
+            mark = mark.child(segment(&class, (x, area.y(low)), (x, area.y(high))));
+        }
+        Some(mark.child(shape(point.shape, &point.class, x, y)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::axis::Measure;
+    use super::*;
+
+    fn chart() -> Chart {
+        Chart {
+            name: "x".into(),
+            title: "a title".into(),
+            x: Axis::from_zero("context", Measure::Count, [100.0]).unwrap(),
+            y: Axis::from_zero("TPOT", Measure::Time, [5e6]).unwrap(),
+            lines: vec![Line {
+                class: "c0".into(),
+                points: vec![(0.0, 1e6), (100.0, 5e6)],
+                label: Some((Label::Beyond, "batch 1".into())),
+            }],
+            points: vec![Point {
+                class: "c0".into(),
+                shape: Shape::Circle,
+                x: 50.0,
+                y: 2e6,
+                spread: Some((1.9e6, 2.1e6)),
+                hover: "2.00 ms".into(),
+            }],
+            rules: Vec::new(),
+            keys: Vec::new(),
+            span: Span::Full,
+        }
+    }
+
+    #[test]
+    fn a_chart_is_drawn_for_a_desk_and_for_a_phone() {
+        let drawn: Vec<String> = chart().draw().iter().map(Node::render).collect();
+        assert!(drawn[0].contains("viewBox=\"0 0 960 400\"") && drawn[1].contains("viewBox=\"0 0 350 330\""));
+        for one in drawn {
+            assert!(
+                one.contains("<title>2.00 ms</title>") && one.contains("batch 1") && one.contains("4 ms")
+            );
+        }
+    }
+
+    #[test]
+    fn points_off_the_axes_are_left_out() {
+        let mut off = chart();
+        off.points[0].x = 1e9;
+        off.points.push(Point { y: f64::NAN, ..off.points[0].clone() });
+        assert!(off.draw().iter().all(|d| !d.render().contains("mark")));
+    }
+
+    #[test]
+    fn labels_do_not_cover_each_other_and_keep_their_order() {
+        assert_eq!(apart(vec![50.0, 48.0, 200.0], 0.0, 190.0), [62.0, 48.0, 190.0]);
+    }
+
+    #[test]
+    fn long_texts_are_cut() {
+        assert_eq!(fitted("abcdefghijklmnop", 64.0), "abcdefghi…");
+    }
+}

@@ -1,0 +1,290 @@
+//! The page around the plots: what was run and found, and how to run it again.
+//!
+//! Enters: a report. Leaves: one HTML document that loads nothing: its style sheet and script are inside it, and its policy admits those
+//! two by their hash and nothing else.
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use sha2::{Digest, Sha256};
+
+use super::figure::{table, words};
+use super::node::{Node, el};
+use super::palette::Palette;
+use super::{batch, blocks, context, roofline, telemetry, waterfall};
+use crate::report::breakdown;
+use crate::report::metrics::Unit;
+use crate::report::table as cells;
+use crate::report::terminal::{crossover_value, device_line, fit_line, protocol_text};
+use crate::report::text::single;
+use crate::report::{Phase, Report, ReportKind, Status};
+use crate::units::{BytesPerSecond, FlopsPerSecond};
+
+const STYLE: &str = include_str!("style.css");
+const SCRIPT: &str = include_str!("script.js");
+
+/// Findings that are not folded away.
+const OPEN_FINDINGS: usize = 5;
+
+/// The whole document.
+#[must_use]
+pub fn document(report: &Report) -> String {
+    let title = format!("{} · hbmark", report.model.name);
+    let head = el("head")
+        .child(el("meta").attr("charset", "utf-8"))
+        .child(el("meta").attr("http-equiv", "Content-Security-Policy").attr("content", policy()))
+        .child(el("meta").attr("name", "viewport").attr("content", "width=device-width, initial-scale=1"))
+        .child(el("meta").attr("name", "color-scheme").attr("content", "light dark"))
+        .child(el("meta").attr("name", "referrer").attr("content", "no-referrer"))
+        .child(el("title").text(title))
+        .child(el("style").verbatim(STYLE));
+    let palette = Palette::of(report);
+    let taken = blocks::taken(report);
+    let main = el("main")
+        .child(header(report))
+        .child(findings(report))
+        .child(roofline::figure(report, &palette).render())
+        .child(waterfall::figure(report, &palette).render())
+        .child(context::figure(report, &palette).render())
+        .child(batch::figure(report, &palette).render())
+        .child(all_cells(report))
+        .children(operations(report))
+        .child(blocks::figure(&palette, &taken).render())
+        .child(telemetry::figure(&taken).render())
+        .children(cold(report))
+        .child(reproduce(report))
+        .child(machine(report));
+    let footer = el("footer").child(el("p").text(format!(
+        "Made by hbmark {}. This page loads nothing; the samples behind it are in result.json, and hbmark glossary defines every word.",
+        env!("CARGO_PKG_VERSION")
+    )));
+    let body = el("body")
+        .child(main)
+        .child(footer)
+        .child(el("div").attr("id", "hover").attr("role", "status").attr("hidden", "hidden"))
+        .child(el("script").verbatim(SCRIPT));
+    format!("<!doctype html>\n{}\n", el("html").attr("lang", "en").child(head).child(body).render())
+}
+
+/// Nothing from elsewhere, and of what is here only our own style sheet and script; pictures are those the script makes to be saved.
+fn policy() -> String {
+    let hash = |text: &str| STANDARD.encode(Sha256::digest(text.as_bytes()));
+    format!(
+        "default-src 'none'; style-src 'sha256-{}'; script-src 'sha256-{}'; img-src blob:; base-uri 'none'; form-action 'none'",
+        hash(STYLE),
+        hash(SCRIPT)
+    )
+}
+
+fn header(report: &Report) -> Node {
+    let model = &report.model;
+    let mut lines = vec![format!(
+        "{} · {:.3} B parameters · {} of weights",
+        model.source,
+        model.parameters as f64 / 1e9,
+        model.weight_bytes
+    )];
+    lines.extend(device_line(report));
+    if let Some(c) = &report.ceilings {
+        lines.push(format!(
+            "read ceiling measured in this run: {} ({} to {})",
+            BytesPerSecond(c.read_bytes_per_s.median),
+            BytesPerSecond(c.read_bytes_per_s.low),
+            BytesPerSecond(c.read_bytes_per_s.high)
+        ));
+    }
+    if let Some(sheet) = &report.datasheet {
+        lines.push(format!(
+            "data sheet: {} · {}",
+            sheet.product,
+            BytesPerSecond(sheet.bandwidth_bytes_per_s)
+        ));
+    }
+    lines.extend(report.started_at.iter().map(|at| format!("started {at}")));
+    let protocol = protocol_text(report)
+        .map(|(text, loud)| el("p").class(if loud { "notice" } else { "identity" }).text(text));
+    let remarks = [("note", &report.note), ("hypothesis", &report.hypothesis)];
+    let remarks = remarks.into_iter().filter_map(|(title, value)| {
+        Some(el("p").class("identity").text(format!("{title}: {}", value.as_ref()?)))
+    });
+    el("header")
+        .child(el("h1").text(model.name.as_str()))
+        .children(lines.into_iter().map(|line| el("p").class("identity").text(line)))
+        .children(remarks)
+        .children(protocol)
+}
+
+/// A list whose end is folded away when it is long.
+fn list(lines: Vec<String>) -> Vec<Node> {
+    let item = |line: String| el("li").text(line);
+    let count = lines.len();
+    let mut lines = lines.into_iter();
+    let mut nodes = vec![el("ul").children(lines.by_ref().take(OPEN_FINDINGS).map(item))];
+    if count > OPEN_FINDINGS {
+        let more = el("summary").text(format!("{} more", count - OPEN_FINDINGS));
+        nodes.push(el("details").child(more).child(el("ul").children(lines.map(item))));
+    }
+    nodes
+}
+
+/// What the numbers say together, the worst first.
+fn findings(report: &Report) -> Node {
+    let mut section = el("section").attr("id", "findings").child(el("h2").text("Findings"));
+    let measured = report.cells.iter().filter(|c| c.step_ns.is_some()).count();
+    let not_ok: Vec<&crate::report::CellResult> =
+        report.cells.iter().filter(|c| !matches!(c.status, Status::Ok | Status::Predicted)).collect();
+    let summary = match (report.kind, not_ok.len()) {
+        (ReportKind::Predict, _) => format!("{} cells predicted; nothing was measured.", report.cells.len()),
+        (_, 0) => format!("{measured} of {} cells measured, all ok.", report.cells.len()),
+        (_, bad) => format!("{measured} of {} cells measured, {bad} not simply ok.", report.cells.len()),
+    };
+    section = section.child(el("p").text(summary));
+    let (decode, prefill): (Vec<_>, Vec<_>) = report.ladders.iter().partition(|l| l.phase == Phase::Decode);
+    let stories = decode.into_iter().chain(prefill).map(|ladder| ladder.story.clone()).collect();
+    let fits = report.fits.iter().map(fit_line).collect();
+    let crossovers =
+        report.crossovers.iter().map(|c| format!("{}: {}", crossover_value(c), c.explanation)).collect();
+    let groups: [(&str, &str, Vec<String>); 5] = [
+        ("About this machine and this run", "warning", report.warnings.clone()),
+        ("About these cells", "warning", cells::remarks(&report.cells)),
+        ("Where the time goes", "", stories),
+        ("Fitted over the grid", "", fits),
+        ("Crossovers", "", crossovers),
+    ];
+    for (title, class, lines) in groups.into_iter().filter(|(_, _, lines)| !lines.is_empty()) {
+        let group = el("div").class(format!("findings {class}")).child(el("h3").text(title));
+        section = section.child(group.children(list(lines)));
+    }
+    section
+}
+
+fn all_cells(report: &Report) -> Node {
+    let section = el("section").attr("id", "cells").child(el("h2").text("Every cell"));
+    if report.cells.is_empty() {
+        return section.child(el("p").class("absent").text("This result has no cells."));
+    }
+    let shown = cells::of_cells(&report.cells);
+    let same: Vec<String> = shown.constants.iter().map(|(title, value)| format!("{title} {value}")).collect();
+    let same = (!same.is_empty()).then(|| el("p").text(format!("In all cells: {}.", same.join(" · "))));
+    section.children(same).child(table("", &shown.columns))
+}
+
+fn operations(report: &Report) -> Option<Node> {
+    let tables = breakdown::operations(report);
+    if tables.is_empty() {
+        return None;
+    }
+    let section = el("section").attr("id", "operations").child(el("h2").text("Operations of a step"));
+    let each = tables.into_iter().map(|t| {
+        el("details")
+            .child(el("summary").text(t.title))
+            .child(table("", &t.columns))
+            .child(el("p").text(t.closing))
+    });
+    Some(
+        section
+            .child(el("p").text("From an untimed pass of its own, operation by operation."))
+            .children(each),
+    )
+}
+
+fn cold(report: &Report) -> Option<Node> {
+    if report.cold.is_empty() {
+        return None;
+    }
+    let of =
+        |show: &dyn Fn(&crate::report::ColdRow) -> String| report.cold.iter().map(show).collect::<Vec<_>>();
+    let columns = [
+        words("what", of(&|row| row.what.clone())),
+        words("engine", of(&|row| row.engine.clone())),
+        words("dtype", of(&|row| row.dtype.to_string())),
+        super::figure::numbers("time", of(&|row| single(Unit::Nanoseconds, row.time_ns))),
+    ];
+    let section = el("section").attr("id", "cold").child(el("h2").text("Cold, once per process"));
+    Some(section.child(table("", &columns)))
+}
+
+/// Names and values as a table of two columns.
+fn pairs(title: &str, pairs: Vec<(String, String)>) -> Node {
+    let (names, values) = pairs.into_iter().unzip();
+    let group = el("details").child(el("summary").text(title));
+    group.child(table("", &[words("name", names), words("value", values)]))
+}
+
+fn reproduce(report: &Report) -> Node {
+    let mut section = el("section")
+        .attr("id", "reproduce")
+        .child(el("h2").text("To run it again"))
+        .child(el("pre").attr("tabindex", "0").child(el("code").text(report.command.as_str())));
+    let build = &report.environment.build;
+    let revision = build.git_revision.as_deref().unwrap_or("unknown");
+    section =
+        section.child(el("p").text(format!(
+            "hbmark {} at revision {revision}, model hash {}",
+            build.version, report.model.hash
+        )));
+    let config = report.config.iter().map(|(key, value)| (key.clone(), plain_value(value))).collect();
+    section = section.child(pairs("Configuration", config));
+    if let Some(protocol) = &report.protocol {
+        section = section.child(pairs("Protocol", flat(protocol)));
+    }
+    section.child(pairs("Model", flat(&report.model)))
+}
+
+fn machine(report: &Report) -> Node {
+    let mut section = el("section")
+        .attr("id", "environment")
+        .child(el("h2").text("Environment"))
+        .child(pairs("Machine and build", flat(&report.environment)));
+    if let Some(c) = &report.ceilings {
+        let mut rows = vec![
+            ("read".to_owned(), BytesPerSecond(c.read_bytes_per_s.median).to_string()),
+            ("copy".to_owned(), BytesPerSecond(c.copy_bytes_per_s.median).to_string()),
+            ("triad".to_owned(), BytesPerSecond(c.triad_bytes_per_s.median).to_string()),
+        ];
+        rows.extend(
+            c.gemm_flops_per_s
+                .iter()
+                .map(|(dtype, peak)| (format!("GEMM {dtype}"), FlopsPerSecond(peak.median).to_string())),
+        );
+        rows.extend(c.launch_ns.map(|l| ("launch".to_owned(), single(Unit::Nanoseconds, l.median))));
+        rows.push(("working set".to_owned(), c.working_set_bytes.to_string()));
+        rows.push(("read by".to_owned(), c.read_configuration.clone()));
+        section = section.child(pairs("Ceilings measured in this run", rows));
+    }
+    if let Some(sheet) = &report.datasheet {
+        section = section.child(pairs("Data sheet", flat(sheet)));
+    }
+    for capabilities in &report.capabilities {
+        section = section.child(pairs(&format!("Engine on {}", capabilities.device), flat(capabilities)));
+    }
+    section
+}
+
+/// A serialisable value as dotted names and plain values; what is null is left out.
+fn flat(value: &impl serde::Serialize) -> Vec<(String, String)> {
+    fn walk(prefix: &str, value: &serde_json::Value, rows: &mut Vec<(String, String)>) {
+        match value {
+            serde_json::Value::Null => {}
+            serde_json::Value::Object(map) => {
+                for (key, value) in map {
+                    let name = if prefix.is_empty() { key.clone() } else { format!("{prefix}.{key}") };
+                    walk(&name, value, rows);
+                }
+            }
+            other => rows.push((prefix.to_owned(), plain_value(other))),
+        }
+    }
+    let mut rows = Vec::new();
+    walk("", &serde_json::to_value(value).unwrap_or_default(), &mut rows);
+    rows
+}
+
+fn plain_value(value: &serde_json::Value) -> String {
+    match value {
+        serde_json::Value::String(text) => text.clone(),
+        serde_json::Value::Array(items) if items.iter().all(|i| !i.is_object() && !i.is_array()) => {
+            items.iter().map(plain_value).collect::<Vec<_>>().join(", ")
+        }
+        other => other.to_string(),
+    }
+}
