@@ -1,4 +1,4 @@
-//! Records the git revision and the compiler, and with the `cuda` feature compiles `kernels/*.cu` with nvcc.
+//! Records the git revision and the compiler; compiles `kernels/*.cu` as C++ for the emulated device, and with the `cuda` feature with nvcc.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, exit};
@@ -12,9 +12,60 @@ fn main() {
         "HBMARK_RUSTC",
         output(Command::new(std::env::var_os("RUSTC").unwrap_or("rustc".into())).arg("--version")),
     );
+    println!("cargo::rerun-if-changed=kernels");
+    // Only tests run them.
+    println!("cargo::rustc-check-cfg=cfg(hbmark_emulated)");
+    if std::env::var("PROFILE").is_ok_and(|profile| profile == "debug") {
+        emulate_kernels();
+    }
     if std::env::var_os("CARGO_FEATURE_CUDA").is_some() {
         compile_kernels();
     }
+}
+
+/// Compiles all kernels as one C++ file, with the emulation that runs them in tests, and sets `hbmark_emulated`. Without a C++
+/// compiler that can, those tests are skipped, and the build says so.
+fn emulate_kernels() {
+    let out = PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
+    let root = std::env::current_dir().expect("cargo runs build scripts in the package");
+    let includes = sources("kernels")
+        .into_iter()
+        .chain(["planted.cu", "emulation.cpp"].map(|name| PathBuf::from("kernels/emulation").join(name)));
+    let lines: Vec<String> =
+        includes.map(|path| format!("#include \"{}\"", root.join(path).display())).collect();
+    let file = out.join("emulated_kernels.cpp");
+    std::fs::write(&file, lines.join("\n")).expect("OUT_DIR can be written");
+    let built = cc::Build::new()
+        .cpp(true)
+        .std("c++17")
+        .opt_level(2)
+        .define("HBMARK_EMULATED", None)
+        // Vectors are read from bytes, as on the device; pragmas are for unrolling there.
+        .flags(["-fno-strict-aliasing", "-Wno-unknown-pragmas", "-Wno-maybe-uninitialized"])
+        .cargo_warnings(false)
+        .file(&file)
+        .try_compile("hbmark_emulated_kernels");
+    match built {
+        Ok(()) => println!("cargo::rustc-cfg=hbmark_emulated"),
+        // A machine whose compiler cannot is no reason to stop; where everything is checked, it is.
+        Err(error) if std::env::var_os("CI").is_some() => {
+            fail(&format!("the emulated kernels do not compile: {error}"))
+        }
+        Err(_) => {
+            println!("cargo::warning=the CUDA kernels do not compile as C++ here: their tests are skipped");
+        }
+    }
+}
+
+/// The kernel files of a folder, in order.
+fn sources(folder: &str) -> Vec<PathBuf> {
+    let mut sources: Vec<PathBuf> = std::fs::read_dir(folder)
+        .expect("kernels/ is part of the crate")
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .filter(|path| path.extension().is_some_and(|e| e == "cu"))
+        .collect();
+    sources.sort();
+    sources
 }
 
 fn record(name: &str, value: Option<String>) {
@@ -46,7 +97,6 @@ fn git_revision() -> Option<String> {
 
 /// Compiles each kernel file to a fatbin of the same name in the output folder.
 fn compile_kernels() {
-    println!("cargo::rerun-if-changed=kernels");
     println!("cargo::rerun-if-env-changed=HBMARK_CUDA_ARCHS");
     let Some(nvcc) = find_nvcc() else {
         fail(
@@ -56,13 +106,7 @@ fn compile_kernels() {
     };
     let out = PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
     let architectures = std::env::var("HBMARK_CUDA_ARCHS").unwrap_or(ARCHITECTURES.into());
-    let mut sources: Vec<PathBuf> = std::fs::read_dir("kernels")
-        .expect("kernels/ is part of the crate")
-        .filter_map(|entry| Some(entry.ok()?.path()))
-        .filter(|path| path.extension().is_some_and(|e| e == "cu"))
-        .collect();
-    sources.sort();
-    for source in sources {
+    for source in sources("kernels") {
         compile(&nvcc, &source, &out, &architectures);
     }
 }
@@ -83,7 +127,7 @@ fn find_nvcc() -> Option<PathBuf> {
 fn compile(nvcc: &Path, source: &Path, out: &Path, architectures: &str) {
     let name = source.file_stem().expect("a source has a name");
     let mut command = Command::new(nvcc);
-    command.args(["-fatbin", "-O3", "-std=c++17", "-lineinfo", "-Xptxas", "-warn-spills", "-o"]);
+    command.args(["-fatbin", "-O3", "-std=c++17", "-lineinfo", "-Xptxas", "-v,-warn-spills", "-o"]);
     command.arg(out.join(name).with_extension("fatbin")).arg(source);
     for architecture in architectures.split(',').map(str::trim) {
         let target = match architecture.strip_suffix("-ptx") {
@@ -93,7 +137,11 @@ fn compile(nvcc: &Path, source: &Path, out: &Path, architectures: &str) {
         command.args(["-gencode", &target]);
     }
     match command.output() {
-        Ok(output) if output.status.success() => {}
+        // What ptxas says of registers and spills is for `scripts/check_resources.py`.
+        Ok(output) if output.status.success() => {
+            std::fs::write(out.join(name).with_extension("ptxas"), output.stderr)
+                .expect("OUT_DIR can be written");
+        }
         Ok(output) => fail(&format!("{command:?} failed:\n{}", String::from_utf8_lossy(&output.stderr))),
         Err(error) => fail(&format!("cannot run {}: {error}", nvcc.display())),
     }

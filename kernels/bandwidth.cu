@@ -12,7 +12,7 @@
 
 #include "device.cuh"
 
-HBMARK_KERNEL fill(unsigned int* __restrict__ words, unsigned long long n) {
+HBMARK_KERNEL(fill, unsigned int* __restrict__ words, unsigned long long n) {
     for (unsigned long long i = global_thread(); i < n; i += global_threads()) {
         words[i] = (unsigned int)i * 2654435761u + 1u;
     }
@@ -38,18 +38,18 @@ __device__ void read_body(const uint4* __restrict__ data, unsigned int* __restri
     if (threadIdx.x % 32 == 0) atomicAdd(sums, sum);
 }
 
-HBMARK_KERNEL read_u1(const uint4* __restrict__ d, unsigned int* __restrict__ s, unsigned long long n) { read_body<1>(d, s, n); }
-HBMARK_KERNEL read_u2(const uint4* __restrict__ d, unsigned int* __restrict__ s, unsigned long long n) { read_body<2>(d, s, n); }
-HBMARK_KERNEL read_u4(const uint4* __restrict__ d, unsigned int* __restrict__ s, unsigned long long n) { read_body<4>(d, s, n); }
-HBMARK_KERNEL read_u8(const uint4* __restrict__ d, unsigned int* __restrict__ s, unsigned long long n) { read_body<8>(d, s, n); }
+HBMARK_KERNEL(read_u1, const uint4* __restrict__ d, unsigned int* __restrict__ s, unsigned long long n) { read_body<1>(d, s, n); }
+HBMARK_KERNEL(read_u2, const uint4* __restrict__ d, unsigned int* __restrict__ s, unsigned long long n) { read_body<2>(d, s, n); }
+HBMARK_KERNEL(read_u4, const uint4* __restrict__ d, unsigned int* __restrict__ s, unsigned long long n) { read_body<4>(d, s, n); }
+HBMARK_KERNEL(read_u8, const uint4* __restrict__ d, unsigned int* __restrict__ s, unsigned long long n) { read_body<8>(d, s, n); }
 
-HBMARK_KERNEL copy(const uint4* __restrict__ from, uint4* __restrict__ to, unsigned long long n) {
+HBMARK_KERNEL(copy, const uint4* __restrict__ from, uint4* __restrict__ to, unsigned long long n) {
     for (unsigned long long i = global_thread(); i < n; i += global_threads()) {
         __stcs(to + i, __ldcs(from + i));
     }
 }
 
-HBMARK_KERNEL triad(float4* __restrict__ a, const float4* __restrict__ b, const float4* __restrict__ c, float scale,
+HBMARK_KERNEL(triad, float4* __restrict__ a, const float4* __restrict__ b, const float4* __restrict__ c, float scale,
                     unsigned long long n) {
     for (unsigned long long i = global_thread(); i < n; i += global_threads()) {
         const float4 x = __ldcs(b + i);

@@ -1,8 +1,26 @@
-// Helpers that every kernel may use. No kernel lives here.
+// What kernels may use beside plain CUDA. Every wrapper has a meaning on the device and one on the host, where the same sources run on
+// emulated threads (emulation/emulation.h). No kernel lives here.
 #pragma once
 
-// A kernel with an unmangled name, so that the host finds it by the name in the file.
-#define HBMARK_KERNEL extern "C" __global__ void
+// A type as one word: `float[8]` can then be declared like any other.
+template <class T>
+using As = T;
+
+#ifdef HBMARK_EMULATED
+#include "emulation/emulation.h"
+#else
+// A kernel with an unmangled name, so that the host finds it by the name in the file; bounded: by threads of a block, and blocks that must
+// fit a multiprocessor.
+#define HBMARK_KERNEL(name, ...) extern "C" __global__ void name(__VA_ARGS__)
+#define HBMARK_KERNEL_BOUNDED(threads, blocks, name, ...) extern "C" __global__ void __launch_bounds__(threads, blocks) name(__VA_ARGS__)
+// Shared memory: a variable, or as many bytes as the launch gives.
+#define SHARED(type, name) __shared__ As<type> name
+#define SHARED_BYTES(name) extern __shared__ __align__(16) unsigned char name[]
+#endif
+
+#define ALL_LANES 0xffffffffu
+
+constexpr int WARP = 32;
 
 __device__ inline unsigned long long global_thread() {
     return (unsigned long long)blockIdx.x * blockDim.x + threadIdx.x;
@@ -12,8 +30,79 @@ __device__ inline unsigned long long global_threads() {
     return (unsigned long long)gridDim.x * blockDim.x;
 }
 
-// The sum over the lanes of a full warp; every lane must call it.
-__device__ inline unsigned int warp_sum(unsigned int value) {
-    for (int offset = 16; offset > 0; offset /= 2) value += __shfl_xor_sync(0xffffffffu, value, offset);
+// The sum, or the largest, over the lanes of a full warp, or over neighbours of a power of two; every lane must call it.
+template <class T>
+__device__ inline T warp_sum(T value, int lanes = WARP) {
+    for (int offset = lanes / 2; offset > 0; offset /= 2) value += __shfl_xor_sync(ALL_LANES, value, offset);
     return value;
+}
+__device__ inline float warp_max(float value) {
+    for (int offset = WARP / 2; offset > 0; offset /= 2) value = fmaxf(value, __shfl_xor_sync(ALL_LANES, value, offset));
+    return value;
+}
+
+// 16 bytes that are read once in a launch: past the first cache.
+__device__ inline uint4 load_once(const void* from) {
+#ifdef HBMARK_EMULATED
+    return *(const uint4*)from;
+#else
+    uint4 v;
+    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(from));
+    return v;
+#endif
+}
+
+// What other blocks may have written during this launch, so never through the first cache.
+__device__ inline float load_shared_result(const float* from) { return __ldcg(from); }
+
+// Programmatic dependent launch: the next kernel may start now; nothing that the last one wrote is read before the wait. Without effect
+// below 9.0, and where the launch does not ask for it.
+__device__ inline void launch_dependents() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+__device__ inline void wait_for_dependency() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// 16 bytes from global to shared memory while the thread goes on; zeros where there is nothing to copy.
+__device__ inline void copy_async(void* shared, const void* global, bool exists) {
+#ifdef HBMARK_EMULATED
+    hbmark::emulation::copy_later(shared, global, exists ? 16 : 0, exists ? 0 : 16);
+#else
+    const unsigned to = (unsigned)__cvta_generic_to_shared(shared);
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(exists ? 16 : 0) : "memory");
+#endif
+}
+__device__ inline void commit_copies() {
+#ifdef HBMARK_EMULATED
+    hbmark::emulation::commit_copies();
+#else
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+// Waits until all but the last `LEFT` groups of this thread's copies are there. Others see them behind a barrier.
+template <int LEFT>
+__device__ inline void wait_copies() {
+#ifdef HBMARK_EMULATED
+    hbmark::emulation::wait_copies(LEFT);
+#else
+    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
+#endif
+}
+
+__device__ inline unsigned long long device_nanoseconds() {
+#ifdef HBMARK_EMULATED
+    static unsigned long long now = 0;
+    return now += 1000;
+#else
+    unsigned long long now;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+    return now;
+#endif
 }

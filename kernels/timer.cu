@@ -8,16 +8,10 @@
 
 #include "device.cuh"
 
-__device__ inline unsigned long long device_nanoseconds() {
-    unsigned long long now;
-    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
-    return now;
-}
-
-HBMARK_KERNEL spin(unsigned long long nanoseconds) {
+HBMARK_KERNEL(spin, unsigned long long nanoseconds) {
     const unsigned long long start = device_nanoseconds();
     while (device_nanoseconds() - start < nanoseconds) {
     }
 }
 
-HBMARK_KERNEL empty() {}
+HBMARK_KERNEL(empty) {}

@@ -60,4 +60,5 @@ def main() -> None:
     sys.exit(1 if bad else 0)
 
 
-main()
+if __name__ == "__main__":
+    main()

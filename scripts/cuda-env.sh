@@ -26,15 +26,19 @@ if [ ! -e "$done_mark" ]; then
         name=$(basename "$library")
         ln -sf "$library" "$dir/link/${name%%.so.*}.so"
     done
-    # The driver's library comes with the driver only. To link, a stand-in that exports its names is enough.
-    {
-        grep -ohE '\bcu[A-Z][A-Za-z0-9]*(_v[0-9]+)?(_ptsz|_ptds)? *\(' "$toolkit/include/cuda.h" | tr -d ' ('
-        grep -ohE '\bcu[A-Z][A-Za-z0-9]*_v[0-9]+\b' "$toolkit/include/cuda.h"
-    } | sort -u | awk '{ print $1; if ($1 !~ /_v[0-9]+$/) { print $1 "_v2"; print $1 "_v3" } }' | sort -u |
+    touch "$done_mark"
+fi
+
+driver_mark="$dir/link/driver-2"
+if [ ! -e "$driver_mark" ]; then
+    # The driver's library comes with the driver only. To link, a stand-in that exports its names is enough: those that are called, and
+    # those that they are defined as.
+    grep -ohE '\bcu[A-Z][A-Za-z0-9]*(_v[0-9]+)?(_ptsz|_ptds)?\b' "$dir/toolkit/include/cuda.h" | sort -u |
+        awk '{ print $1; if ($1 !~ /_v[0-9]+$/) { print $1 "_v2"; print $1 "_v3" } }' | sort -u |
         sed 's/.*/void &(void) {}/' >"$dir/link/driver.c"
     cc -shared -fPIC -w -o "$dir/link/libcuda.so.1" -Wl,-soname,libcuda.so.1 "$dir/link/driver.c"
     ln -sf libcuda.so.1 "$dir/link/libcuda.so"
-    touch "$done_mark"
+    touch "$driver_mark"
 fi
 
 toolkit="$dir/toolkit"

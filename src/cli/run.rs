@@ -19,7 +19,7 @@ use crate::report::{Format, KvFill, Phase, Status, render};
 pub struct Args {
     #[command(flatten)]
     model: ModelArgs,
-    /// Engines, comma-separated: stock (candle's own kernels), native (hbmark's own, on a CPU) [default: stock,native on a CPU,
+    /// Engines, comma-separated: stock (candle's own kernels), native (hbmark's own) [default: stock,native on a CPU,
     /// stock on a GPU].
     #[arg(long, env = "HBMARK_ENGINE")]
     engine: Option<String>,

@@ -29,11 +29,7 @@ use crate::units::{Bytes, Nanos};
 pub fn open(index: u32, options: DeviceOptions) -> Result<Backend, EngineError> {
     let name = format!("cuda:{index}");
     let failed = |error: DriverError| failed(&name, error);
-    let count = result::init().and_then(|()| CudaContext::device_count()).map_err(failed)?;
-    if i64::from(index) >= i64::from(count) {
-        let detail = format!("this machine has {count}");
-        return Err(EngineError::NoCudaDevice { asked: name, detail });
-    }
+    require(index, &name)?;
     let device = CudaDevice::new_with_stream(index as usize).map_err(|error| of_candle(&name, &error))?;
     // SAFETY: every tensor of this device is made, used and freed on its one stream, so no use on another stream has to be
     // tracked. Nothing has been allocated yet.
@@ -49,6 +45,20 @@ pub fn open(index: u32, options: DeviceOptions) -> Result<Backend, EngineError> 
         name,
         peak_memory: Some(Box::new(move || pool.take_peak())),
     })
+}
+
+/// Checks that there is such a device.
+///
+/// # Errors
+/// [`EngineError::NoCudaDevice`] without a driver or such a device.
+pub(super) fn require(index: u32, name: &str) -> Result<(), EngineError> {
+    let count = result::init().and_then(|()| CudaContext::device_count());
+    let count = count.map_err(|error| failed(name, error))?;
+    if i64::from(index) >= i64::from(count) {
+        let detail = format!("this machine has {count}");
+        return Err(EngineError::NoCudaDevice { asked: name.to_owned(), detail });
+    }
+    Ok(())
 }
 
 /// What the driver knows a device by.

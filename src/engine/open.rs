@@ -29,7 +29,7 @@ pub fn open(
         loaded(done, total);
     };
     if engine == native::NAME {
-        return Ok(Box::new(native::open(model, dtype, device, options, &mut tensor_loaded)?));
+        return native::open(model, dtype, device, options, &mut tensor_loaded);
     }
     let backend = Backend::open(device, options)?;
     let weights = model.load(dtype, &backend.device, &mut tensor_loaded);
@@ -65,6 +65,7 @@ pub fn capabilities(
         }
         native::NAME => {
             native::check(&model.architecture, dtype)?;
+            native::check_device(&model.architecture, dtype, device)?;
             Ok(native::capabilities(&model.architecture, &device.to_string()))
         }
         other => Err(EngineError::Unsupported {

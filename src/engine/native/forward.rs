@@ -4,7 +4,7 @@
 //! It is written against the dimensions as data and calls [`Operations`]; it knows neither CPU nor CUDA, neither files nor time.
 //! Prefill, chunked prefill and decode are the same call.
 
-use super::operations::{AttentionShape, AttentionWeights, Embedding, Operation, Operations};
+use super::operations::{AttentionShape, AttentionWeights, Begun, Embedding, Operation, Operations};
 use super::rope::RopeTable;
 use super::rows::Rows;
 use crate::engine::EngineError;
@@ -115,11 +115,14 @@ impl<O: Operations> Forward<O> {
         done: &mut dyn FnMut(&mut O, Operation),
     ) -> Result<(), EngineError> {
         self.make_room(operations, rows)?;
-        let Self { widths, weights, rope, activations, next, .. } = self;
+        let Self { widths, weights, rope, activations, next, sequences } = self;
         let act = activations.as_mut().expect("room was made above");
         let (shape, eps) = (&widths.attention, widths.attention.norm_eps);
 
-        operations.begin(rows)?;
+        *sequences = rows.sequences.len();
+        if operations.begin(rows, rope, pool)? == Begun::Whole {
+            return Ok(());
+        }
         let embedding =
             weights.table.as_ref().map_or(Embedding::Head(&weights.head), |table| Embedding::Table(table));
         operations.embed(rows, embedding, &mut act.hidden)?;
@@ -147,8 +150,7 @@ impl<O: Operations> Forward<O> {
         }
         operations.head(rows, &weights.norm, eps, &weights.head, &act.hidden, &mut act.logits, next)?;
         done(operations, Operation::Head);
-        self.sequences = rows.sequences.len();
-        Ok(())
+        operations.end(rows)
     }
 
     /// Waits, and returns the logits of the last step, `[sequences, vocab]`.
@@ -160,11 +162,12 @@ impl<O: Operations> Forward<O> {
         operations.read(&activations.logits, self.sequences)
     }
 
-    /// The greedy next tokens of the last step.
+    /// Waits, and returns the greedy next tokens of the last step.
     ///
     /// # Errors
-    /// When no step ran.
-    pub fn next_tokens(&self) -> Result<&[u32], EngineError> {
+    /// When no step ran or the device fails.
+    pub fn next_tokens(&mut self, operations: &mut O) -> Result<&[u32], EngineError> {
+        operations.await_next(&mut self.next)?;
         if self.next.is_empty() { Err(EngineError::NothingRan) } else { Ok(&self.next) }
     }
 

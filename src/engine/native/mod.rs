@@ -5,6 +5,8 @@
 //! everything is held against.
 
 pub mod cpu;
+#[cfg(any(test, feature = "cuda"))]
+pub mod cuda;
 pub mod forward;
 pub mod noise;
 pub mod operations;
@@ -15,7 +17,6 @@ mod tables;
 pub mod testing;
 mod weights;
 
-use super::timeline::MonotonicTimeline;
 use super::{
     Capabilities, DeviceChoice, DeviceOptions, EngineError, MemoryUse, OperationTime, Ragged, SequenceId,
     Session, StepBatch, Timeline,
@@ -69,7 +70,7 @@ pub fn check(architecture: &Architecture, dtype: Dtype) -> Result<(), EngineErro
         return refuse("YaRN rope scaling", "it has none, linear and llama3");
     }
     if dtype == Dtype::Fp8 {
-        return refuse("dtype fp8 on a CPU", "choose f32, bf16, f16, int8, q8_0, q4_0 or int4");
+        return refuse("dtype fp8", "choose f32, bf16, f16, int8, q8_0, q4_0 or int4");
     }
     Ok(())
 }
@@ -86,7 +87,7 @@ pub fn capabilities(architecture: &Architecture, device: &str) -> Capabilities {
         ragged: Ragged::Fused,
         paged: true,
         prefix_sharing: true,
-        graphs: false,
+        graphs: device != "cpu",
     }
 }
 
@@ -99,23 +100,57 @@ pub fn kv_dtype(dtype: Dtype) -> Dtype {
     }
 }
 
-/// Loads a model onto the host's processors.
+/// Checks that the kernels of a device have what the forward of an architecture needs.
 ///
 /// # Errors
-/// When the model is not one the engine runs, the device is another, or the weights cannot be loaded.
+/// [`EngineError::Unsupported`], naming what they do not do.
+pub fn check_device(
+    architecture: &Architecture,
+    dtype: Dtype,
+    device: DeviceChoice,
+) -> Result<(), EngineError> {
+    if device == DeviceChoice::Cpu {
+        return Ok(());
+    }
+    if !matches!(dtype, Dtype::F32 | Dtype::Bf16 | Dtype::F16 | Dtype::Int8) {
+        return refuse(format!("dtype {dtype} on {device}"), "its kernels stream bf16, f16, f32 and int8");
+    }
+    if !architecture.head_dim.is_multiple_of(8) || architecture.head_dim > 256 {
+        return refuse(
+            format!("heads of {} on {device}", architecture.head_dim),
+            "a multiple of 8 up to 256 is needed",
+        );
+    }
+    Ok(())
+}
+
+/// Loads a model onto a device.
+///
+/// # Errors
+/// When the model is not one the engine runs there, this build has no such device, or the weights cannot be loaded.
 pub fn open(
     model: &OpenModel,
     dtype: Dtype,
     device: DeviceChoice,
     options: DeviceOptions,
     loaded: &mut dyn FnMut(Bytes),
-) -> Result<NativeSession<CpuOperations>, EngineError> {
+) -> Result<Box<dyn Session>, EngineError> {
     check(&model.architecture, dtype)?;
-    if device != DeviceChoice::Cpu {
-        return refuse(format!("device {device}"), "this version runs on the CPU; use --device cpu");
+    check_device(&model.architecture, dtype, device)?;
+    let block_size = options.block_size.unwrap_or(DEFAULT_BLOCK_SIZE);
+    match device {
+        DeviceChoice::Cpu => {
+            let operations = CpuOperations::new(options.threads.unwrap_or_else(usable_threads))?;
+            Ok(Box::new(NativeSession::load(operations, model, dtype, block_size, loaded)?))
+        }
+        #[cfg(feature = "cuda")]
+        DeviceChoice::Cuda(index) => {
+            let operations = cuda::CudaOperations::new(cuda::driver::Driver::open(index)?);
+            Ok(Box::new(NativeSession::load(operations, model, dtype, block_size, loaded)?))
+        }
+        #[cfg(not(feature = "cuda"))]
+        DeviceChoice::Cuda(_) => Err(EngineError::NotBuiltForCuda { asked: device.to_string() }),
     }
-    let operations = CpuOperations::new(options.threads.unwrap_or_else(usable_threads))?;
-    NativeSession::load(operations, model, dtype, options.block_size.unwrap_or(DEFAULT_BLOCK_SIZE), loaded)
 }
 
 /// Loads quantised weights dequantised to f32: the reference of their quality.
@@ -140,7 +175,6 @@ fn usable_threads() -> usize {
 }
 
 /// A loaded model on a device.
-#[derive(Debug)]
 pub struct NativeSession<O: Operations> {
     operations: O,
     forward: Forward<O>,
@@ -151,8 +185,14 @@ pub struct NativeSession<O: Operations> {
     architecture: Architecture,
     inventory: Inventory,
     capabilities: Capabilities,
-    timeline: MonotonicTimeline,
+    timeline: Box<dyn Timeline>,
     moved: Option<Bytes>,
+}
+
+impl<O: Operations> std::fmt::Debug for NativeSession<O> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("NativeSession").field("operations", &self.operations).finish_non_exhaustive()
+    }
 }
 
 impl<O: Operations> NativeSession<O> {
@@ -204,11 +244,11 @@ impl<O: Operations> NativeSession<O> {
             pool_shape,
             tables: Tables::new(block_size),
             rows: Rows::new(block_size),
-            capabilities: capabilities(&architecture, "cpu"),
+            capabilities: capabilities(&architecture, &operations.device_name()),
+            timeline: operations.timeline(),
             architecture,
             inventory,
             operations,
-            timeline: MonotonicTimeline::default(),
             moved: None,
         })
     }
@@ -289,11 +329,11 @@ impl<O: Operations> Session for NativeSession<O> {
     }
 
     fn next_tokens(&mut self) -> Result<Vec<u32>, EngineError> {
-        self.forward.next_tokens().map(<[u32]>::to_vec)
+        self.forward.next_tokens(&mut self.operations).map(<[u32]>::to_vec)
     }
 
     fn timeline(&mut self) -> &mut dyn Timeline {
-        &mut self.timeline
+        &mut *self.timeline
     }
 
     fn release(&mut self, sequence: SequenceId) {
@@ -320,22 +360,26 @@ impl<O: Operations> Session for NativeSession<O> {
             })
             .collect();
         self.operations.take_moved();
-        let mut since = std::time::Instant::now();
+        self.timeline.drain()?;
+        self.timeline.mark()?;
+        let Self { operations, forward, timeline, rows, pool, .. } = self;
         let mut ends = Vec::with_capacity(Operation::ALL.len() * self.architecture.layers);
-        self.forward.step(
-            &mut self.operations,
-            &self.rows,
-            &mut self.pool,
-            &mut |operations, operation| {
-                let now = std::time::Instant::now();
-                ends.push((operation, now - since, operations.take_moved()));
-                since = std::time::Instant::now();
-            },
-        )?;
-        for (operation, time, bytes) in ends {
+        let mut marked = Ok(());
+        // A whole step at once has no operations to time.
+        operations.run_whole(false);
+        let stepped = forward.step(operations, rows, pool, &mut |operations, operation| {
+            ends.push((operation, operations.take_moved()));
+            if let Err(error) = timeline.mark() {
+                marked = Err(error);
+            }
+        });
+        operations.run_whole(true);
+        stepped.and(marked)?;
+        let marks = timeline.drain()?;
+        for ((operation, bytes), gap) in ends.into_iter().zip(marks.windows(2)) {
             let row = &mut times[operation as usize];
             row.calls += 1;
-            row.time = Nanos(row.time.0 + Nanos::from(time).0);
+            row.time = Nanos(row.time.0 + gap[1].0 - gap[0].0);
             row.bytes = row.bytes + bytes;
         }
         Ok(times)

@@ -10,7 +10,8 @@
 
 use super::rope::RopeTable;
 use super::rows::Rows;
-use crate::engine::EngineError;
+use crate::engine::timeline::MonotonicTimeline;
+use crate::engine::{EngineError, Timeline};
 use crate::model::{Dtype, StoredMatrix};
 use crate::units::Bytes;
 
@@ -88,10 +89,12 @@ pub struct Part {
 /// How the parts of a fused linear layer lie beside each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Arrangement {
-    /// One after another: Q, K, V.
+    /// One after another.
     Stacked,
     /// Tiles of rows in turn, so that whoever has a tile of the first has the same tile of the second: gate, up.
     Interleaved,
+    /// One after another, in heads whose halves turn together: Q, K, V.
+    Heads { head_dim: usize },
 }
 
 /// Where the rows of the embedding come from.
@@ -144,6 +147,15 @@ impl PoolShape {
     }
 }
 
+/// How a step goes on after its beginning.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Begun {
+    /// Operation by operation.
+    Stepwise,
+    /// It is enqueued already, all of it.
+    Whole,
+}
+
 /// A device's side of the native forward. Every operation is enqueued or done when it returns; none waits for a device.
 pub trait Operations: std::fmt::Debug {
     /// A fused linear layer, packed for streaming.
@@ -193,11 +205,21 @@ pub trait Operations: std::fmt::Debug {
     /// When the device fails.
     fn fill_blocks(&mut self, pool: &mut Self::Pool, blocks: &[u32], seed: u64) -> Result<(), EngineError>;
 
-    /// Takes the rows of the next step to the device.
+    /// Takes the rows of the next step to the device, with the angles of their positions and the places of their blocks. Gives
+    /// [`Begun::Whole`] where the device ran the whole step at once, as it was recorded before.
     ///
     /// # Errors
     /// When the device fails.
-    fn begin(&mut self, rows: &Rows) -> Result<(), EngineError>;
+    fn begin(&mut self, rows: &Rows, rope: &RopeTable, pool: &Self::Pool) -> Result<Begun, EngineError>;
+    /// The last operation of a step was enqueued.
+    ///
+    /// # Errors
+    /// When the device fails.
+    fn end(&mut self, _rows: &Rows) -> Result<(), EngineError> {
+        Ok(())
+    }
+    /// Whether steps may be run whole. While they may not, every operation is enqueued by itself and can be timed.
+    fn run_whole(&mut self, _allowed: bool) {}
     /// `hidden[row] = table[token of row]`.
     ///
     /// # Errors
@@ -279,6 +301,21 @@ pub trait Operations: std::fmt::Debug {
         next: &mut Vec<u32>,
     ) -> Result<(), EngineError>;
 
+    /// Waits, and gives the largest entries of the last head where [`Self::head`] could not give them without waiting.
+    ///
+    /// # Errors
+    /// When the device fails.
+    fn await_next(&mut self, _next: &mut Vec<u32>) -> Result<(), EngineError> {
+        Ok(())
+    }
+    /// As in results: `cpu`, `cuda:0`.
+    fn device_name(&self) -> String {
+        "cpu".into()
+    }
+    /// Marks in the order of the operations.
+    fn timeline(&self) -> Box<dyn Timeline> {
+        Box::new(MonotonicTimeline::default())
+    }
     /// Waits, and copies the first `rows` rows of a buffer to the host.
     ///
     /// # Errors

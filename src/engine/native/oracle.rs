@@ -11,7 +11,8 @@ use half::{bf16, f16};
 
 use super::noise;
 use super::operations::{
-    ACTIVATION_GROUP, Arrangement, AttentionShape, AttentionWeights, Embedding, Operations, Part, PoolShape,
+    ACTIVATION_GROUP, Arrangement, AttentionShape, AttentionWeights, Begun, Embedding, Operations, Part,
+    PoolShape,
 };
 use super::rope::{RopeTable, rotate};
 use super::rows::{Rows, SequenceRows};
@@ -169,8 +170,8 @@ impl Operations for Oracle {
         Ok(())
     }
 
-    fn begin(&mut self, _rows: &Rows) -> Result<(), EngineError> {
-        Ok(())
+    fn begin(&mut self, _: &Rows, _: &RopeTable, _: &Self::Pool) -> Result<Begun, EngineError> {
+        Ok(Begun::Stepwise)
     }
 
     fn embed(

@@ -61,7 +61,7 @@ impl RopeTable {
 
     /// Sees to it that positions `0..positions` are in the table.
     pub fn extend_to(&mut self, positions: usize) {
-        let have = self.cosines.len() / self.half().max(1);
+        let have = self.positions();
         if positions <= have {
             return;
         }
@@ -74,6 +74,18 @@ impl RopeTable {
                 self.sines.push(to_f32(sine));
             }
         }
+    }
+
+    /// Positions in the table.
+    #[must_use]
+    pub fn positions(&self) -> usize {
+        self.cosines.len() / self.half().max(1)
+    }
+
+    /// Cosines and sines of all positions, `[positions, half]` each.
+    #[must_use]
+    pub fn all(&self) -> (&[f32], &[f32]) {
+        (&self.cosines, &self.sines)
     }
 
     /// Cosines and sines of a position.

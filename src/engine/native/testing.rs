@@ -149,8 +149,8 @@ impl<O: Operations> Runner<O> {
     ///
     /// # Errors
     /// When no step ran.
-    pub fn next_tokens(&self) -> Result<&[u32], EngineError> {
-        self.forward.next_tokens()
+    pub fn next_tokens(&mut self) -> Result<&[u32], EngineError> {
+        self.forward.next_tokens(&mut self.operations)
     }
 
     /// The operations, to ask for the bytes they moved.
@@ -267,6 +267,7 @@ fn pool_of<O: Operations>(
 fn activations<O: Operations>(
     operations: &mut O,
     rows: &Rows,
+    (rope, pool): (&RopeTable, &O::Pool),
     width: usize,
     stream: usize,
 ) -> Result<O::Buffer, EngineError> {
@@ -275,13 +276,13 @@ fn activations<O: Operations>(
     let table = operations.table(StoredMatrix::from_f32_rows(rows.len(), width, &values, Packing::F32))?;
     let mut buffer = operations.buffer(rows.len(), width)?;
     let numbered = Rows { tokens: (0..).take(rows.len()).collect(), ..rows.clone() };
-    operations.begin(&numbered)?;
+    operations.begin(&numbered, rope, pool)?;
     operations.embed(&numbered, Embedding::Table(&table), &mut buffer)?;
     Ok(buffer)
 }
 
 /// What each operation of the first layer leaves in the steps of a scenario, all of them on the same random inputs and a pool full of
-/// noise. `norm_qkv` leaves its queries, and K and V as an attention sees them.
+/// noise. `norm_qkv` leaves its queries, and K and V as an attention sees them; `head` its logits, and those of the tokens it chose.
 ///
 /// # Errors
 /// When memory runs out or the device fails.
@@ -302,10 +303,10 @@ pub fn operations_alone<O: Operations>(
         let mut step = Outputs::new();
         let mut pool = pool_of(operations, sample, scenario, &everything)?;
         let count = rows.len();
-        let hidden = activations(operations, rows, widths.hidden, 1)?;
-        let query = activations(operations, rows, shape.query_width(), 2)?;
-        let inner = activations(operations, rows, widths.ffn, 3)?;
-        operations.begin(rows)?;
+        let hidden = activations(operations, rows, (&rope, &pool), widths.hidden, 1)?;
+        let query = activations(operations, rows, (&rope, &pool), shape.query_width(), 2)?;
+        let inner = activations(operations, rows, (&rope, &pool), widths.ffn, 3)?;
+        operations.begin(rows, &rope, &pool)?;
 
         let mut out = operations.buffer(count, widths.hidden)?;
         let embedding = model.table.as_ref().map_or(Embedding::Head(&model.head), Embedding::Table);
@@ -323,8 +324,8 @@ pub fn operations_alone<O: Operations>(
         operations.attention(rows, shape, layer.window, 0, &query, &pool, &mut attended)?;
         step.push((Operation::NormQkv, operations.read(&attended, count)?));
 
-        let mut out = activations(operations, rows, widths.hidden, 4)?;
-        operations.begin(rows)?;
+        let mut out = activations(operations, rows, (&rope, &pool), widths.hidden, 4)?;
+        operations.begin(rows, &rope, &pool)?;
         operations.project_add(rows, &layer.output, &query, &mut out)?;
         step.push((Operation::Output, operations.read(&out, count)?));
         operations.project_add(rows, &layer.down, &inner, &mut out)?;
@@ -337,7 +338,12 @@ pub fn operations_alone<O: Operations>(
         let (sequences, mut next) = (rows.sequences.len(), Vec::new());
         let mut logits = operations.buffer(sequences, widths.vocab)?;
         operations.head(rows, &model.norm, eps, &model.head, &hidden, &mut logits, &mut next)?;
-        step.push((Operation::Head, operations.read(&logits, sequences)?));
+        let logits = operations.read(&logits, sequences)?;
+        operations.await_next(&mut next)?;
+        // Of two that are equal up to rounding either may be chosen.
+        let chosen = next.iter().zip(&logits).map(|(token, logits)| logits.get(*token as usize).copied());
+        let chosen = chosen.map(|logit| vec![logit.unwrap_or(f32::NAN)]).collect();
+        step.extend([(Operation::Head, logits), (Operation::Head, chosen)]);
 
         if outputs.is_empty() {
             outputs = step;

@@ -109,7 +109,8 @@ impl<'a, O: Operations> Assembly<'a, O> {
         let layer = LayerWeights {
             attention: AttentionWeights {
                 norm: operations.vector(norm)?,
-                qkv: operations.linear(qkv.into(), Arrangement::Stacked)?,
+                qkv: operations
+                    .linear(qkv.into(), Arrangement::Heads { head_dim: self.architecture.head_dim })?,
                 head_norms,
             },
             output: operations.linear(vec![self.part(&attention("o_proj"))], Arrangement::Stacked)?,

@@ -3,7 +3,7 @@
 use super::operations::against_the_oracle;
 use super::*;
 use crate::engine::native::operations::{
-    Arrangement, AttentionShape, AttentionWeights, Embedding, Operations, Part, PoolShape,
+    Arrangement, AttentionShape, AttentionWeights, Begun, Embedding, Operations, Part, PoolShape,
 };
 use crate::engine::native::oracle::{Oracle, PlainBuffer, PlainPool};
 use crate::engine::native::rope::RopeTable;
@@ -86,9 +86,9 @@ impl Operations for Faulty {
     fn fill_blocks(&mut self, pool: &mut PlainPool, blocks: &[u32], seed: u64) -> Result<(), EngineError> {
         self.oracle.fill_blocks(pool, blocks, seed)
     }
-    fn begin(&mut self, rows: &Rows) -> Result<(), EngineError> {
+    fn begin(&mut self, rows: &Rows, rope: &RopeTable, pool: &PlainPool) -> Result<Begun, EngineError> {
         self.begun |= (self.when)(rows);
-        self.oracle.begin(rows)
+        self.oracle.begin(rows, rope, pool)
     }
 
     fn embed(

@@ -19,7 +19,7 @@ pub mod simd;
 pub mod team;
 
 use super::operations::{
-    Arrangement, AttentionShape, AttentionWeights, Embedding, Operations, Part, PoolShape,
+    Arrangement, AttentionShape, AttentionWeights, Begun, Embedding, Operations, Part, PoolShape,
 };
 use super::rope::{RopeTable, rotate};
 use super::rows::Rows;
@@ -273,9 +273,9 @@ impl Operations for CpuOperations {
         Ok(())
     }
 
-    fn begin(&mut self, _rows: &Rows) -> Result<(), EngineError> {
+    fn begin(&mut self, _: &Rows, _: &RopeTable, _: &Self::Pool) -> Result<Begun, EngineError> {
         self.plan_stale = true;
-        Ok(())
+        Ok(Begun::Stepwise)
     }
 
     fn embed(

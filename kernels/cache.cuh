@@ -1,0 +1,24 @@
+// The paged cache as kernels see it.
+//
+// A block holds, per layer, K of all heads and then V of all heads, each [kv_heads, block, head_dim]. Where a block lies is in a table of
+// addresses on the device, so that neither a longer sequence nor a larger pool changes a launch.
+#pragma once
+
+#include "elements.cuh"
+
+struct Cache {
+    // Addresses of blocks: those of a row's sequence, in order, begin at starts[row].
+    const unsigned long long* tables;
+    const unsigned* starts;
+    unsigned long long layer_bytes;
+    int layer, kv_heads, head_dim, block_shift;
+
+    // Element 0 of K (0) or V (1) of a head at a position of a row's sequence.
+    template <class T>
+    __device__ T* at(unsigned start, int position, int head, int which) const {
+        const unsigned long long block = tables[start + (position >> block_shift)];
+        const int slot = position & ((1 << block_shift) - 1);
+        const size_t element = ((((size_t)which * kv_heads + head) << block_shift) + slot) * head_dim;
+        return (T*)(block + layer * layer_bytes) + element;
+    }
+};

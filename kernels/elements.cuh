@@ -1,0 +1,96 @@
+// Elements of weights and caches, and what they are multiplied in.
+//
+// bf16 and f16 travel as 16 bits; all sums are f32. Conversions round to nearest, ties to even, on the device and on the host.
+#pragma once
+
+#include "device.cuh"
+
+struct Bf16 {
+    static constexpr bool IS_BF16 = true;
+    unsigned short bits;
+};
+struct F16 {
+    static constexpr bool IS_BF16 = false;
+    unsigned short bits;
+};
+
+__device__ inline float widen(float x) { return x; }
+__device__ inline float widen(Bf16 x) { return __uint_as_float((unsigned)x.bits << 16); }
+__device__ inline float widen(F16 x) {
+#ifdef HBMARK_EMULATED
+    const unsigned sign = (unsigned)(x.bits & 0x8000) << 16, exponent = x.bits >> 10 & 31, mantissa = x.bits & 0x3ff;
+    if (exponent == 31) return __uint_as_float(sign | 0x7f800000 | mantissa << 13);
+    if (exponent == 0) return (sign ? -1.0f : 1.0f) * (float)mantissa * 0x1p-24f;
+    return __uint_as_float(sign | (exponent + 112) << 23 | mantissa << 13);
+#else
+    float y;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));
+    return y;
+#endif
+}
+
+template <class T>
+__device__ T narrow(float x);
+template <>
+__device__ inline float narrow<float>(float x) {
+    return x;
+}
+template <>
+__device__ inline Bf16 narrow<Bf16>(float x) {
+#ifdef HBMARK_EMULATED
+    const unsigned bits = __float_as_uint(x);
+    if (x != x) return Bf16{0x7fff};
+    return Bf16{(unsigned short)((bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
+#else
+    Bf16 y;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+    return y;
+#endif
+}
+template <>
+__device__ inline F16 narrow<F16>(float x) {
+#ifdef HBMARK_EMULATED
+    const unsigned short sign = __float_as_uint(x) >> 16 & 0x8000;
+    const float size = std::fabs(x);
+    if (x != x) return F16{0x7fff};
+    if (size >= 65520.0f) return F16{(unsigned short)(sign | 0x7c00)};
+    // Below 2^-14 steps are 2^-24; above, one in the last of ten places.
+    const int exponent = size < 0x1p-14f ? -14 : std::ilogb(size);
+    const unsigned steps = (unsigned)std::nearbyint(std::ldexp(size, 10 - exponent));
+    return F16{(unsigned short)(sign | (steps + ((unsigned)(exponent + 14) << 10)))};
+#else
+    F16 y;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+    return y;
+#endif
+}
+
+// Two neighbours in one register, the first in the low half.
+template <class T>
+__device__ inline unsigned pair(float first, float second) {
+    return (unsigned)narrow<T>(first).bits | (unsigned)narrow<T>(second).bits << 16;
+}
+template <class T>
+__device__ inline float2 widen_pair(unsigned both) {
+    return make_float2(widen(T{(unsigned short)both}), widen(T{(unsigned short)(both >> 16)}));
+}
+
+// Eight elements, at 16 bytes (32 for f32) that are aligned.
+template <class T>
+__device__ inline void load8(const T* from, float (&out)[8]) {
+    const uint4 v = *(const uint4*)from;
+    const unsigned words[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const float2 two = widen_pair<T>(words[i]);
+        out[2 * i] = two.x;
+        out[2 * i + 1] = two.y;
+    }
+}
+template <>
+__device__ inline void load8<float>(const float* from, float (&out)[8]) {
+    const float4 a = *(const float4*)from, b = *(const float4*)(from + 4);
+    const float all[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+#pragma unroll
+    for (int i = 0; i < 8; ++i) out[i] = all[i];
+}

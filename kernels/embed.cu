@@ -1,0 +1,37 @@
+// The rows of the embedding table that a step's tokens name.
+//
+//   hidden[row][c] = table[tokens[row]][c]
+//
+// Shapes: table as a matrix of linear.cuh; hidden [rows, columns] f32. Grid: (rows). Block: any.
+// Bytes: rows * vectors * 16 read, rows * columns * 4 written.
+
+#include "elements.cuh"
+
+template <class T>
+__device__ inline void embed(const void* table, const unsigned* tokens, float* hidden, int columns, int stride) {
+    launch_dependents();
+    wait_for_dependency();
+    const T* from = (const T*)table + (size_t)tokens[blockIdx.x] * stride;
+    float* to = hidden + (size_t)blockIdx.x * columns;
+    for (int column = threadIdx.x; column < columns; column += blockDim.x) to[column] = widen(from[column]);
+}
+
+#define KERNEL(dtype, T)                                                                                                            \
+    HBMARK_KERNEL(embed_##dtype, const uint4* __restrict__ table, const float*, const unsigned* __restrict__ tokens,                \
+                  float* __restrict__ hidden, int columns, int vectors) {                                                           \
+        embed<T>(table, tokens, hidden, columns, vectors * 16 / sizeof(T));                                                         \
+    }
+KERNEL(bf16, Bf16)
+KERNEL(f16, F16)
+KERNEL(f32, float)
+#undef KERNEL
+
+HBMARK_KERNEL(embed_int8, const uint4* __restrict__ table, const float* __restrict__ scales, const unsigned* __restrict__ tokens,
+              float* __restrict__ hidden, int columns, int vectors) {
+    launch_dependents();
+    wait_for_dependency();
+    const unsigned token = tokens[blockIdx.x];
+    const signed char* from = (const signed char*)table + (size_t)token * vectors * 16;
+    float* to = hidden + (size_t)blockIdx.x * columns;
+    for (int column = threadIdx.x; column < columns; column += blockDim.x) to[column] = (float)from[column] * scales[token];
+}

@@ -1,0 +1,475 @@
+// Runs emulated kernels: see emulation.h for what is emulated and what is not.
+//
+// One launch runs on one host thread. A few blocks are resident at a time, their fibers started together; a fiber runs until it must wait,
+// and the next one, of any resident block, is drawn from the seed. Launches of different host threads share nothing.
+
+#include "emulation.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstdarg>
+#include <cstdio>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#if !defined(__x86_64__) && !defined(__aarch64__)
+#include <ucontext.h>
+#endif
+
+namespace hbmark::emulation {
+
+// ---- Switching stacks ----------------------------------------------------------------------------------------------------------------
+
+#if defined(__x86_64__)
+// Saves what the calling convention says a callee keeps, on the old stack, and takes the same from the new one.
+extern "C" void hbmark_switch(void** save, void* load);
+asm(R"(
+.text
+.type hbmark_switch,@function
+hbmark_switch:
+    pushq %rbp
+    pushq %rbx
+    pushq %r12
+    pushq %r13
+    pushq %r14
+    pushq %r15
+    movq %rsp, (%rdi)
+    movq %rsi, %rsp
+    popq %r15
+    popq %r14
+    popq %r13
+    popq %r12
+    popq %rbx
+    popq %rbp
+    ret
+.size hbmark_switch,.-hbmark_switch
+)");
+constexpr size_t ENTRY_WORD = 6, FRAME_WORDS = 8;
+#elif defined(__aarch64__)
+extern "C" void hbmark_switch(void** save, void* load);
+asm(R"(
+.text
+.type hbmark_switch,%function
+hbmark_switch:
+    sub sp, sp, #160
+    stp x19, x20, [sp, #0]
+    stp x21, x22, [sp, #16]
+    stp x23, x24, [sp, #32]
+    stp x25, x26, [sp, #48]
+    stp x27, x28, [sp, #64]
+    stp x29, x30, [sp, #80]
+    stp d8, d9, [sp, #96]
+    stp d10, d11, [sp, #112]
+    stp d12, d13, [sp, #128]
+    stp d14, d15, [sp, #144]
+    mov x9, sp
+    str x9, [x0]
+    mov sp, x1
+    ldp x19, x20, [sp, #0]
+    ldp x21, x22, [sp, #16]
+    ldp x23, x24, [sp, #32]
+    ldp x25, x26, [sp, #48]
+    ldp x27, x28, [sp, #64]
+    ldp x29, x30, [sp, #80]
+    ldp d8, d9, [sp, #96]
+    ldp d10, d11, [sp, #112]
+    ldp d12, d13, [sp, #128]
+    ldp d14, d15, [sp, #144]
+    add sp, sp, #160
+    ret
+.size hbmark_switch,.-hbmark_switch
+)");
+constexpr size_t ENTRY_WORD = 11, FRAME_WORDS = 20;
+#endif
+
+#if defined(__x86_64__) || defined(__aarch64__)
+struct Context {
+    void* stack_pointer = nullptr;
+    void prepare(char* stack, size_t bytes, void (*entry)()) {
+        void** top = reinterpret_cast<void**>(stack + bytes) - FRAME_WORDS;
+        std::memset(top, 0, FRAME_WORDS * sizeof(void*));
+        top[ENTRY_WORD] = reinterpret_cast<void*>(entry);
+        stack_pointer = top;
+    }
+    static void change(Context& from, Context& to) { hbmark_switch(&from.stack_pointer, to.stack_pointer); }
+};
+#else
+struct Context {
+    ucontext_t context;
+    void prepare(char* stack, size_t bytes, void (*entry)()) {
+        getcontext(&context);
+        context.uc_stack.ss_sp = stack;
+        context.uc_stack.ss_size = bytes;
+        context.uc_link = nullptr;
+        makecontext(&context, entry, 0);
+    }
+    static void change(Context& from, Context& to) { swapcontext(&from.context, &to.context); }
+};
+#endif
+
+// ---- Blocks of fibers ----------------------------------------------------------------------------------------------------------------
+
+constexpr size_t STACK_BYTES = 128 << 10, MOST_THREADS = 1024, RESIDENT_BLOCKS = 3, STATIC_SHARED_BYTES = 64 << 10;
+constexpr unsigned char POISON = 0xff;
+constexpr uint64_t STACK_MARK = 0x68626d61726b2121;
+
+struct Copy {
+    void* to;
+    const void* from;
+    size_t bytes, zeros;
+};
+
+enum class State { ready, at_barrier, in_exchange, returned };
+
+struct Block;
+
+struct Fiber {
+    Context context;
+    Block* block = nullptr;
+    char* stack = nullptr;
+    Place place;
+    State state = State::ready;
+    const char* waits_for = "";
+    int line = 0;
+    unsigned exchanges = 0;
+    std::vector<std::vector<Copy>> groups;
+    std::vector<Copy> open;
+};
+
+// A collective that lanes of a warp are meeting in. Two take turns: a lane that is ahead brings its next value before a lane behind it
+// has read the last.
+struct Meeting {
+    unsigned mask = 0, arrived = 0;
+    const char* collective = nullptr;
+    alignas(16) unsigned char values[32][LARGEST_VALUE];
+};
+struct Warp {
+    Meeting meetings[2];
+};
+
+// A block and its shared memory.
+struct Block {
+    std::vector<Fiber> fibers;
+    std::vector<Warp> warps;
+    std::vector<unsigned char> shared;
+    size_t shared_used = 0;
+    std::vector<std::pair<const void*, void*>> shared_sites;
+    size_t at_barrier = 0, live = 0;
+};
+
+struct Random {
+    uint64_t state;
+    uint64_t next() {  // splitmix64
+        uint64_t z = (state += 0x9e3779b97f4a7c15);
+        z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
+        z = (z ^ (z >> 27)) * 0x94d049bb133111eb;
+        return z ^ (z >> 31);
+    }
+    size_t below(size_t end) { return next() % end; }
+};
+
+struct Machine {
+    char* stacks = nullptr;
+    Block blocks[RESIDENT_BLOCKS];
+    std::vector<Fiber*> ready;
+    // The next fiber is drawn from so many that became ready last: a few of them leave others far behind.
+    size_t drawn_from = SIZE_MAX;
+    size_t shared_dynamic_bytes = 0;
+    Fiber* current = nullptr;
+    Context scheduler;
+    Random random{0};
+    const Kernel* kernel = nullptr;
+    void* const* arguments = nullptr;
+    std::string error;
+    std::set<std::pair<std::string, int>> barriers;
+    std::pair<std::string, int> without{"", 0};
+
+    static constexpr size_t STACKS_BYTES = RESIDENT_BLOCKS * MOST_THREADS * STACK_BYTES;
+    ~Machine() {
+        if (stacks) munmap(stacks, STACKS_BYTES);
+    }
+    bool has_stacks() {
+        if (stacks) return true;
+        void* mapped = mmap(nullptr, STACKS_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (mapped == MAP_FAILED) return false;
+        stacks = static_cast<char*>(mapped);
+        return true;
+    }
+    void wake(Fiber& fiber) {
+        fiber.state = State::ready;
+        ready.push_back(&fiber);
+    }
+    void yield() {
+        Fiber* self = current;
+        Context::change(self->context, scheduler);
+    }
+    void release_barrier(Block& block) {
+        if (block.live == 0 || block.at_barrier < block.live) return;
+        block.at_barrier = 0;
+        // From any thread on, so that who became ready last is not always the same.
+        const size_t count = block.fibers.size(), first = random.below(count);
+        for (size_t i = 0; i < count; ++i) {
+            Fiber& fiber = block.fibers[(first + i) % count];
+            if (fiber.state == State::at_barrier) wake(fiber);
+        }
+    }
+    void start(Block& block, Index index, Index block_size, Index grid);
+    bool run(const std::vector<size_t>& order, Index block_size, Index grid);
+    void describe_deadlock();
+};
+
+// A function, so that no fiber keeps an address of another host thread's machine.
+__attribute__((noinline)) Machine& machine() {
+    static thread_local Machine machine;
+    return machine;
+}
+
+static void fiber_main() {
+    Machine& m = machine();
+    m.kernel->invoke(m.arguments);
+    Fiber& self = *m.current;
+    self.state = State::returned;
+    self.block->live -= 1;
+    m.release_barrier(*self.block);
+    m.yield();
+    __builtin_unreachable();
+}
+
+void Machine::start(Block& block, Index index, Index block_size, Index grid) {
+    const size_t threads = size_t(block_size.x) * block_size.y * block_size.z;
+    block.shared.assign(shared_dynamic_bytes + STATIC_SHARED_BYTES, POISON);
+    block.shared_sites.clear();
+    block.shared_used = shared_dynamic_bytes;
+    block.fibers.resize(threads);
+    block.warps.assign((threads + 31) / 32, Warp{});
+    block.at_barrier = 0;
+    block.live = threads;
+    for (size_t thread = 0; thread < threads; ++thread) {
+        Fiber& fiber = block.fibers[thread];
+        const unsigned x = thread % block_size.x, y = thread / block_size.x % block_size.y, z = thread / block_size.x / block_size.y;
+        fiber.block = &block;
+        fiber.stack = stacks + ((&block - blocks) * MOST_THREADS + thread) * STACK_BYTES;
+        fiber.place = Place{{x, y, z}, index, block_size, grid};
+        fiber.exchanges = 0;
+        fiber.groups.clear();
+        fiber.open.clear();
+        std::memcpy(fiber.stack, &STACK_MARK, sizeof STACK_MARK);
+        fiber.context.prepare(fiber.stack, STACK_BYTES, fiber_main);
+        wake(fiber);
+    }
+}
+
+// Runs the blocks of a grid, started in the order given. False with an error.
+bool Machine::run(const std::vector<size_t>& order, Index block_size, Index grid) {
+    auto next = order.begin();
+    const auto start_next = [&](Block& block) {
+        if (next == order.end()) return;
+        const size_t i = *next++;
+        start(block, Index{unsigned(i % grid.x), unsigned(i / grid.x % grid.y), unsigned(i / grid.x / grid.y)}, block_size, grid);
+    };
+    ready.clear();
+    for (Block& block : blocks) {
+        block.live = 0;
+        start_next(block);
+    }
+    while (!ready.empty() && error.empty()) {
+        const size_t among = std::min(ready.size(), drawn_from);
+        std::swap(ready[ready.size() - 1 - random.below(among)], ready.back());
+        current = ready.back();
+        ready.pop_back();
+        Context::change(scheduler, current->context);
+        if (std::memcmp(current->stack, &STACK_MARK, sizeof STACK_MARK) != 0) error = "the stack of an emulated thread overflowed";
+        if (current->block->live == 0) start_next(*current->block);
+    }
+    if (error.empty()) describe_deadlock();
+    return error.empty();
+}
+
+void Machine::describe_deadlock() {
+    for (const Block& block : blocks) {
+        for (size_t thread = 0; thread < block.fibers.size() && block.live > 0; ++thread) {
+            const Fiber& fiber = block.fibers[thread];
+            if (fiber.state == State::returned) continue;
+            char text[256];
+            snprintf(text, sizeof text, "threads wait for ever, %zu of %zu have not returned: thread %zu waits at %s, line %d", block.live,
+                     block.fibers.size(), thread, fiber.waits_for, fiber.line);
+            error = text;
+            return;
+        }
+    }
+}
+
+// ---- What kernels call ---------------------------------------------------------------------------------------------------------------
+
+const Place& place() { return machine().current->place; }
+
+void fail(const char* format, ...) {
+    char text[256];
+    va_list list;
+    va_start(list, format);
+    vsnprintf(text, sizeof text, format, list);
+    va_end(list);
+    machine().error = text;
+    machine().yield();
+    __builtin_unreachable();
+}
+
+void barrier(const char* file, int line) {
+    Machine& m = machine();
+    m.barriers.emplace(file, line);
+    if (m.without.second == line && m.without.first == file) return;
+    Fiber& self = *m.current;
+    self.state = State::at_barrier;
+    self.waits_for = "a barrier";
+    self.line = line;
+    self.block->at_barrier += 1;
+    m.release_barrier(*self.block);
+    m.yield();
+}
+
+const unsigned char* exchange(unsigned mask, const char* collective, const void* value, size_t bytes) {
+    Machine& m = machine();
+    Fiber& self = *m.current;
+    Block& block = *self.block;
+    const size_t thread = &self - block.fibers.data();
+    Warp& warp = block.warps[thread / 32];
+    Meeting& meeting = warp.meetings[self.exchanges++ % 2];
+    const unsigned lane = thread % 32;
+    if (bytes > LARGEST_VALUE) fail("%s brings %zu bytes", collective, bytes);
+    if (!(mask >> lane & 1)) fail("lane %u calls %s with a mask of others, %#x", lane, collective, mask);
+    if (meeting.arrived == 0) {
+        meeting.mask = mask;
+        meeting.collective = collective;
+    } else if (meeting.mask != mask || std::strcmp(meeting.collective, collective) != 0) {
+        fail("lane %u calls %s (mask %#x) where others of its warp call %s (mask %#x)", lane, collective, mask, meeting.collective,
+             meeting.mask);
+    }
+    std::memcpy(meeting.values[lane], value, bytes);
+    meeting.arrived |= 1u << lane;
+    if (meeting.arrived == mask) {
+        meeting.arrived = 0;
+        for (unsigned other = 0; other < 32 && thread / 32 * 32 + other < block.fibers.size(); ++other) {
+            Fiber& fiber = block.fibers[thread / 32 * 32 + other];
+            if ((mask >> other & 1) && fiber.state == State::in_exchange) m.wake(fiber);
+        }
+        // Who completes a meeting gets no head start.
+        m.wake(self);
+    } else {
+        self.state = State::in_exchange;
+        self.waits_for = collective;
+        self.line = 0;
+    }
+    m.yield();
+    return meeting.values[0];
+}
+
+void* shared_static(const void* site, size_t bytes) {
+    Block& block = *machine().current->block;
+    for (const auto& [known, at] : block.shared_sites)
+        if (known == site) return at;
+    block.shared_used = (block.shared_used + 15) / 16 * 16;
+    if (block.shared_used + bytes > block.shared.size()) fail("%zu bytes of static shared memory are too many", bytes);
+    void* at = block.shared.data() + block.shared_used;
+    block.shared_used += bytes;
+    block.shared_sites.emplace_back(site, at);
+    return at;
+}
+
+void* shared_dynamic() { return machine().current->block->shared.data(); }
+
+static void copy_now(const Copy& copy) {
+    std::memcpy(copy.to, copy.from, copy.bytes);
+    std::memset(static_cast<char*>(copy.to) + copy.bytes, 0, copy.zeros);
+}
+
+void copy_later(void* to, const void* from, size_t bytes, size_t zeros) {
+    Machine& m = machine();
+    const Copy copy{to, from, bytes, zeros};
+    if (m.random.below(2)) copy_now(copy);
+    else m.current->open.push_back(copy);
+}
+
+void commit_copies() {
+    Fiber& self = *machine().current;
+    self.groups.push_back(std::move(self.open));
+    self.open.clear();
+}
+
+void wait_copies(int groups_left) {
+    auto& groups = machine().current->groups;
+    while (groups.size() > (size_t)groups_left) {
+        for (const Copy& copy : groups.front()) copy_now(copy);
+        groups.erase(groups.begin());
+    }
+}
+
+// ---- What the host calls -------------------------------------------------------------------------------------------------------------
+
+static const Kernel*& kernels() {
+    static const Kernel* first = nullptr;
+    return first;
+}
+void add(Kernel* kernel) {
+    kernel->next = kernels();
+    kernels() = kernel;
+}
+static const Kernel* find(const char* name) {
+    const Kernel* kernel = kernels();
+    while (kernel && std::strcmp(kernel->name, name) != 0) kernel = kernel->next;
+    return kernel;
+}
+
+static int launch(Machine& m, const char* name, const unsigned* grid, unsigned threads, size_t shared_bytes, void* const* arguments,
+                  const char* const* kinds, unsigned count, uint64_t seed) {
+    m.error.clear();
+    m.kernel = find(name);
+    m.arguments = arguments;
+    m.random.state = seed;
+    if (!m.kernel) return m.error = "there is no such kernel", 1;
+    if (threads == 0 || threads > MOST_THREADS) return m.error = "a block has 1 to 1024 threads", 1;
+    if (!m.has_stacks()) return m.error = "no memory for the stacks of emulated threads", 1;
+    if (count != m.kernel->parameters)
+        return m.error = "it takes " + std::to_string(m.kernel->parameters) + " arguments and was given " + std::to_string(count), 1;
+    for (unsigned i = 0; i < count; ++i)
+        if (std::strcmp(kinds[i], m.kernel->kinds[i]) != 0)
+            return m.error = "argument " + std::to_string(i) + " is " + m.kernel->kinds[i] + " and was given as " + kinds[i], 1;
+    m.shared_dynamic_bytes = shared_bytes;
+    m.drawn_from = m.random.below(2) ? SIZE_MAX : 4;
+    // Blocks come in any order too, or as they are numbered: neighbours share more.
+    const Index size{grid[0], grid[1], grid[2]};
+    std::vector<size_t> order(size_t(size.x) * size.y * size.z);
+    for (size_t i = 0; i < order.size(); ++i) order[i] = i;
+    for (size_t i = m.random.below(2) ? order.size() : 0; i > 1; --i) std::swap(order[i - 1], order[m.random.below(i)]);
+    return m.run(order, Index{threads, 1, 1}, size) ? 0 : 1;
+}
+
+}  // namespace hbmark::emulation
+
+extern "C" {
+
+// Runs a kernel to its end; 0, or 1 with a text in `error`.
+int hbmark_emulated_launch(const char* name, const unsigned* grid, unsigned threads, size_t shared_bytes, void* const* arguments,
+                           const char* const* kinds, unsigned count, uint64_t seed, char* error, size_t error_bytes) {
+    using namespace hbmark::emulation;
+    Machine& m = machine();
+    const int failed = launch(m, name, grid, threads, shared_bytes, arguments, kinds, count, seed);
+    snprintf(error, error_bytes, "%s", m.error.c_str());
+    return failed;
+}
+
+// Takes the barrier at a source line away from the launches of this host thread; line 0 puts it back.
+void hbmark_emulated_without_barrier(const char* file, int line) { hbmark::emulation::machine().without = {file, line}; }
+
+// Barrier number `index` that launches of this host thread have met: its line and file, or 0.
+int hbmark_emulated_barrier(size_t index, char* file, size_t file_bytes) {
+    for (const auto& [name, line] : hbmark::emulation::machine().barriers) {
+        if (index-- > 0) continue;
+        snprintf(file, file_bytes, "%s", name.c_str());
+        return line;
+    }
+    return 0;
+}
+}

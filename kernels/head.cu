@@ -1,0 +1,68 @@
+// Final norm, head, and the greedy next token.
+//
+//   logits[s][o] = Σ_k head[o][k] * norm(hidden[last_rows[s]])[k];   next[s] = the first largest of logits[s]
+//
+// Shapes: hidden [any, columns] f32, last_rows [sequences], logits [sequences, outputs] f32, next [sequences].
+// best [sequences] (64 bits: a logit in order, then the complement of its index) and arrived [ceil(sequences / M)] belong to the kernel between
+// launches: 0xffffffff and 0 before the first, and again after each. Grid, block, shared memory, bytes: as linear.cuh, and 4 per logit.
+// head_DTYPE_mM: M sequences at a time. A logit that is not a number is never the largest.
+
+#include "heads.cuh"
+#include "linear.cuh"
+
+template <class F, int M>
+__device__ inline void head(const LinearInput& in, const LinearWeights& weights, float* logits, unsigned long long* best, unsigned* arrived,
+                            unsigned* next, int chunk) {
+    // The best of a warp's pairs; lane m has that of row m.
+    unsigned long long mine = NO_LOGIT;
+    multiply<F, M>(in, weights, chunk, [&](int pair, int first_row, int count, const float (&sums)[2][M]) {
+        const int lane = threadIdx.x % WARP;
+#pragma unroll
+        for (int m = 0; m < M; ++m) {
+            if (lane != m || m >= count) continue;
+            float* out = logits + (size_t)(first_row + m) * weights.outputs + 2 * pair;
+            out[0] = sums[0][m];
+            mine = max(mine, in_order(sums[0][m], 2 * pair));
+            if (2 * pair + 1 < weights.outputs) {
+                out[1] = sums[1][m];
+                mine = max(mine, in_order(sums[1][m], 2 * pair + 1));
+            }
+        }
+    });
+    SHARED(unsigned long long[WARPS * M], of_warps);
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    if (lane < M) of_warps[warp * M + lane] = mine;
+    __syncthreads();
+    if (warp > 0) return;
+    const int row = blockIdx.y * M + lane;
+    const bool has_row = lane < M && row < in.rows;
+    if (has_row) {
+        for (int w = 1; w < WARPS; ++w) mine = max(mine, of_warps[w * M + lane]);
+        atomicMax(best + row, mine);
+    }
+    // The last block to come has the largest of all.
+    __threadfence();
+    __syncwarp();
+    unsigned before = 0;
+    if (lane == 0) before = atomicInc(arrived + blockIdx.y, gridDim.x - 1);
+    if (__shfl_sync(ALL_LANES, before, 0) != gridDim.x - 1) return;
+    __threadfence();
+    if (has_row) {
+        next[row] = ~(unsigned)__ldcg(best + row);
+        best[row] = NO_LOGIT;
+    }
+}
+
+#define KERNEL(dtype, F, M)                                                                                                            \
+    HBMARK_KERNEL_BOUNDED(THREADS, 2, head_##dtype##_m##M, const float* __restrict__ hidden, const unsigned* __restrict__ last_rows,   \
+                          const float* __restrict__ norm, float norm_eps, const uint4* __restrict__ data,                              \
+                          const float* __restrict__ scales, float* __restrict__ logits, unsigned long long* __restrict__ best,         \
+                          unsigned* __restrict__ arrived, unsigned* __restrict__ next, int sequences, int columns, int outputs,        \
+                          int vectors, int chunk) {                                                                                    \
+        head<F, M>({hidden, last_rows, norm, norm_eps, sequences, columns}, {data, scales, nullptr, outputs, vectors}, logits, best,   \
+                   arrived, next, chunk);                                                                                              \
+    }
+#define KERNELS(dtype, F) KERNEL(dtype, F, 1) KERNEL(dtype, F, 2) KERNEL(dtype, F, 4)
+HBMARK_FOR_EACH_FORMAT(KERNELS)
+#undef KERNELS
+#undef KERNEL

@@ -1,0 +1,168 @@
+// Grouped-query attention of many rows of a sequence over the paged cache, on tensor cores: the twin of decode_attention.cu, and held against it.
+//
+//   out[row][h] = Σ_p softmax_p(q[h] · k[p] * scale) * v[p],   p from max(0, position + 1 - window) to the row's own position
+//
+// Shapes: query, out [rows, heads * head_dim] f32; cache: cache.cuh in bf16 or f16, head_dim a multiple of 8, at most D.
+// Grid: (tiles of 64 queries of the longest sequence, kv_heads, sequences). Block: 128 threads. The queries of a sequence and a head of K and V are
+// its rows × the query heads of the group; a warp has 16 of them, a block 64, and all of them share each tile of 64 positions.
+// Shared: two tiles of K and of V, 64 * D elements each; one is multiplied while the next one comes.
+// Bytes: 2 * positions * kv_heads * head_dim elements per 64 queries. FLOPs: 4 * heads * head_dim per row and position that it sees; queries and
+// weights are rounded to the cache's dtype before they are multiplied. Minimum architecture: sm_80. Idea: FlashAttention-2 (Dao, 2023).
+// prefill_attention_DTYPE_dD.
+
+#include "cache.cuh"
+#include "tensor.cuh"
+
+constexpr int PREFILL_WARPS = 4, PREFILL_THREADS = PREFILL_WARPS * WARP;
+constexpr int QUERIES = 16 * PREFILL_WARPS, POSITIONS = 64;
+
+struct PrefillWork {
+    const float* query;
+    const unsigned *positions, *last_rows;
+    float* out;
+    int heads, window;
+    float scale_log2;
+};
+
+template <class T, int D>
+__device__ inline void prefill_attention(const PrefillWork& work, const Cache& cache) {
+    constexpr int V = D / 8, STEPS = D / 16, TILE_BYTES = POSITIONS * D * 2;
+    SHARED_BYTES(memory);
+    launch_dependents();
+    wait_for_dependency();
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    const int kv_head = blockIdx.y, sequence = blockIdx.z, head_dim = cache.head_dim, group = work.heads / cache.kv_heads;
+    const int first_row = sequence > 0 ? work.last_rows[sequence - 1] + 1 : 0, rows = work.last_rows[sequence] + 1 - first_row;
+    const int first_query = blockIdx.x * QUERIES, queries = rows * group;
+    if (first_query >= queries) return;
+    const unsigned start = cache.starts[first_row];
+    const int first_position = work.positions[first_row] + first_query / group;
+    const int last_position = work.positions[first_row] + (min(first_query + QUERIES, queries) - 1) / group;
+    const int begin = max(0, first_position + 1 - work.window) / POSITIONS * POSITIONS, end = last_position + 1;
+
+    const auto keys_of = [&](int stage) { return memory + stage * 2 * TILE_BYTES; };
+    const auto values_of = [&](int stage) { return memory + (stage * 2 + 1) * TILE_BYTES; };
+    const auto load = [&](int base, int stage) {
+        for (int i = threadIdx.x; i < POSITIONS * V; i += PREFILL_THREADS) {
+            const int position = base + i / V, vector = i % V;
+            const bool exists = position < end && vector * 8 < head_dim;
+            const int there = exists ? position : begin, at = exists ? vector * 8 : 0;
+            copy_async(swizzled<V>(keys_of(stage), i / V, vector), cache.at<T>(start, there, kv_head, 0) + at, exists);
+            copy_async(swizzled<V>(values_of(stage), i / V, vector), cache.at<T>(start, there, kv_head, 1) + at, exists);
+        }
+        commit_copies();
+    };
+    load(begin, 0);
+
+    // Two queries of a lane: of the warp's sixteen, lane / 4 and 8 more. One that does not exist sees nothing.
+    unsigned q[STEPS][4];
+    int own[2];
+    size_t places[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        const int query = first_query + warp * 16 + lane / 4 + half * 8, row = first_row + min(query, queries - 1) / group;
+        own[half] = query < queries ? (int)work.positions[row] : -1;
+        places[half] = ((size_t)row * work.heads + kv_head * group + min(query, queries - 1) % group) * head_dim;
+#pragma unroll
+        for (int step = 0; step < STEPS; ++step) {
+#pragma unroll
+            for (int part = 0; part < 2; ++part) {
+                const int element = step * 16 + part * 8 + lane % 4 * 2;
+                float2 two = make_float2(0, 0);
+                if (element < head_dim) two = *(const float2*)(work.query + places[half] + element);
+                q[step][part * 2 + half] = pair<T>(two.x, two.y);
+            }
+        }
+    }
+    float o[D / 8][4] = {}, m[2] = {-INFINITY, -INFINITY}, l[2] = {0, 0};
+    for (int base = begin, stage = 0; base < end; base += POSITIONS, stage ^= 1) {
+        // Nobody still multiplies with the tile that the next copies replace.
+        __syncthreads();
+        if (base + POSITIONS < end) load(base + POSITIONS, stage ^ 1);
+        else commit_copies();
+        wait_copies<1>();
+        __syncthreads();
+
+        float s[POSITIONS / 8][4] = {};
+#pragma unroll
+        for (int step = 0; step < STEPS; ++step) {
+#pragma unroll
+            for (int n = 0; n < POSITIONS / 16; ++n) {
+                unsigned b[4];
+                load_tiles<false>(b, swizzled<V>(keys_of(stage), n * 16 + lane / 16 * 8 + lane % 8, step * 2 + lane / 8 % 2));
+                multiply_tile<T>(s[2 * n], q[step], {b[0], b[1]});
+                multiply_tile<T>(s[2 * n + 1], q[step], {b[2], b[3]});
+            }
+        }
+        // Scores become weights relative to the largest so far, in units of log2.
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            float most = m[half];
+#pragma unroll
+            for (int n = 0; n < POSITIONS / 8; ++n) {
+#pragma unroll
+                for (int i = 0; i < 2; ++i) {
+                    const int position = base + n * 8 + lane % 4 * 2 + i;
+                    const bool seen = position <= own[half] && position > own[half] - work.window;
+                    float& score = s[n][2 * half + i];
+                    score = seen ? score * work.scale_log2 : -INFINITY;
+                    most = fmaxf(most, score);
+                }
+            }
+            most = fmaxf(most, __shfl_xor_sync(ALL_LANES, most, 1));
+            most = fmaxf(most, __shfl_xor_sync(ALL_LANES, most, 2));
+            const float reference = most == -INFINITY ? 0 : most, kept = exp2f(m[half] - reference);
+            m[half] = most;
+            l[half] *= kept;
+#pragma unroll
+            for (int n = 0; n < D / 8; ++n) {
+                o[n][2 * half] *= kept;
+                o[n][2 * half + 1] *= kept;
+            }
+#pragma unroll
+            for (int n = 0; n < POSITIONS / 8; ++n) {
+#pragma unroll
+                for (int i = 0; i < 2; ++i) {
+                    float& score = s[n][2 * half + i];
+                    score = exp2f(score - reference);
+                    l[half] += score;
+                }
+            }
+        }
+#pragma unroll
+        for (int k = 0; k < POSITIONS / 16; ++k) {
+            const unsigned a[4] = {pair<T>(s[2 * k][0], s[2 * k][1]), pair<T>(s[2 * k][2], s[2 * k][3]),
+                                   pair<T>(s[2 * k + 1][0], s[2 * k + 1][1]), pair<T>(s[2 * k + 1][2], s[2 * k + 1][3])};
+#pragma unroll
+            for (int n = 0; n < D / 16; ++n) {
+                unsigned b[4];
+                load_tiles<true>(b, swizzled<V>(values_of(stage), k * 16 + lane % 16, n * 2 + lane / 16));
+                multiply_tile<T>(o[2 * n], a, {b[0], b[1]});
+                multiply_tile<T>(o[2 * n + 1], a, {b[2], b[3]});
+            }
+        }
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        float sum = l[half] + __shfl_xor_sync(ALL_LANES, l[half], 1);
+        sum += __shfl_xor_sync(ALL_LANES, sum, 2);
+        if (own[half] < 0) continue;
+#pragma unroll
+        for (int n = 0; n < D / 8; ++n) {
+            const int element = n * 8 + lane % 4 * 2;
+            if (element < head_dim) *(float2*)(work.out + places[half] + element) = make_float2(o[n][2 * half] / sum, o[n][2 * half + 1] / sum);
+        }
+    }
+}
+
+#define KERNEL(dtype, T, D)                                                                                                               \
+    HBMARK_KERNEL_BOUNDED(PREFILL_THREADS, 2, prefill_attention_##dtype##_d##D, const float* __restrict__ query,                          \
+                          const unsigned* __restrict__ positions, const unsigned* __restrict__ last_rows,                                 \
+                          const unsigned long long* __restrict__ tables, const unsigned* __restrict__ starts, float* __restrict__ out,    \
+                          unsigned long long layer_bytes, int layer, int heads, int kv_heads, int head_dim, int block_shift, int window,  \
+                          float scale_log2) {                                                                                             \
+        prefill_attention<T, D>({query, positions, last_rows, out, heads, window, scale_log2},                                            \
+                                {tables, starts, layer_bytes, layer, kv_heads, head_dim, block_shift});                                   \
+    }
+KERNEL(bf16, Bf16, 64) KERNEL(bf16, Bf16, 128) KERNEL(f16, F16, 64) KERNEL(f16, F16, 128)
+#undef KERNEL

@@ -1,0 +1,79 @@
+// Tensor-core fragments: 16 × 8 × 16 products of bf16 or f16 with f32 sums, and the loads that lay tiles out for them.
+//
+// Of a warp, lane t has of A (16 rows × 16) rows t / 4 and t / 4 + 8, columns 2 (t % 4) + {0, 1} and 8 more; of B (16 × 8) rows 2 (t % 4) + {0, 1} and
+// 8 more, column t / 4; of C (16 × 8) rows t / 4 and t / 4 + 8, columns 2 (t % 4) + {0, 1}. Source: PTX ISA, mma.m16n8k16 and ldmatrix.
+#pragma once
+
+#include "elements.cuh"
+
+// c += a · b.
+template <class T>
+__device__ inline void multiply_tile(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+#ifdef HBMARK_EMULATED
+    struct Brought {
+        unsigned a[4], b[2];
+    } mine;
+    memcpy(mine.a, a, sizeof mine.a);
+    memcpy(mine.b, b, sizeof mine.b);
+    const unsigned char* all = hbmark::emulation::exchange(ALL_LANES, "mma", &mine, sizeof mine);
+    const int lane = threadIdx.x % WARP;
+    for (int i = 0; i < 4; ++i) {
+        const int row = lane / 4 + (i / 2) * 8, column = 2 * (lane % 4) + i % 2;
+        float sum = 0;
+        for (int k = 0; k < 16; ++k) {
+            const int of_k = k % 8 / 2;
+            const auto& left = hbmark::emulation::brought<Brought>(all, row % 8 * 4 + of_k);
+            const auto& right = hbmark::emulation::brought<Brought>(all, column * 4 + of_k);
+            const float2 x = widen_pair<T>(left.a[row / 8 + k / 8 * 2]), y = widen_pair<T>(right.b[k / 8]);
+            sum += k % 2 ? x.y * y.y : x.x * y.x;
+        }
+        c[i] += sum;
+    }
+#else
+    if constexpr (sizeof(T) == 2 && T::IS_BF16) {
+        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                     : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+    } else {
+        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                     : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+    }
+#endif
+}
+
+// Four 8 × 8 tiles of 16-bit elements: lanes 8 i .. 8 i + 8 name the rows of tile i, 16 bytes each; a lane gets of each tile the pair at row t / 4,
+// columns 2 (t % 4) + {0, 1}. Transposed: the pair at rows 2 (t % 4) + {0, 1}, column t / 4.
+template <bool TRANSPOSED>
+__device__ inline void load_tiles(unsigned (&out)[4], const void* row) {
+#ifdef HBMARK_EMULATED
+    const unsigned char* all = hbmark::emulation::exchange(ALL_LANES, "ldmatrix", row, 16);
+    const int lane = threadIdx.x % WARP;
+    for (int tile = 0; tile < 4; ++tile) {
+        const auto element = [&](int r, int c) { return (unsigned)((const unsigned short*)(all + (8 * tile + r) * hbmark::emulation::LARGEST_VALUE))[c]; };
+        const int r = lane / 4, c = 2 * (lane % 4);
+        out[tile] = TRANSPOSED ? element(c, r) | element(c + 1, r) << 16 : element(r, c) | element(r, c + 1) << 16;
+    }
+#else
+    const unsigned at = (unsigned)__cvta_generic_to_shared(row);
+    if constexpr (TRANSPOSED) {
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                     : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
+                     : "r"(at)
+                     : "memory");
+    } else {
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                     : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
+                     : "r"(at)
+                     : "memory");
+    }
+#endif
+}
+
+// Rows of `VECTORS` 16-byte vectors in shared memory, turned so that eight rows of a tile lie in different banks.
+template <int VECTORS>
+__device__ inline unsigned char* swizzled(unsigned char* tile, int row, int vector) {
+    static_assert((VECTORS & (VECTORS - 1)) == 0, "a power of two");
+    const int turn = VECTORS >= 8 ? row % 8 : row * VECTORS / 8 % VECTORS;
+    return tile + ((size_t)row * VECTORS + (vector ^ turn)) * 16;
+}

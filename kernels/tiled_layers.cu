@@ -1,0 +1,93 @@
+// The linear layers on tensor cores: tiled twins of project_add.cu, gate_up.cu, norm_qkv.cu and head.cu.
+//
+// Formulas and shapes are theirs, except that inputs are prepared rows (prepare_rows.cu); grid, block, shared memory and bytes: tiled.cuh.
+// tiled_OPERATION_DTYPE_tBM. tiled_qkv leaves heads that have norms in projected, for finish_heads; tiled_head leaves the largest logit to
+// first_largest.
+
+#include "heads.cuh"
+#include "tiled.cuh"
+
+#define PRODUCT                                                                                                                          \
+    const uint4 *__restrict__ inputs, const uint4 *__restrict__ data, const float *__restrict__ bias, int rows, int outputs, int vectors
+#define WEIGHTS {data, nullptr, bias, outputs, vectors}
+
+#define KERNEL(dtype, T, ROWS)                                                                                                           \
+    HBMARK_KERNEL_BOUNDED(Tiling##ROWS::TILED_THREADS, 1, tiled_project_add_##dtype##_t##ROWS, float* __restrict__ hidden, PRODUCT) {    \
+        multiply_tiled<T, Tiling##ROWS>(inputs, rows, WEIGHTS, [&](int row, int pair, float first, float second) {                       \
+            float* out = hidden + (size_t)row * outputs + 2 * pair;                                                                      \
+            out[0] += first;                                                                                                             \
+            if (2 * pair + 1 < outputs) out[1] += second;                                                                                \
+        });                                                                                                                              \
+    }
+HBMARK_FOR_EACH_TILING(KERNEL)
+#undef KERNEL
+
+#define KERNEL(dtype, T, ROWS)                                                                                                           \
+    HBMARK_KERNEL_BOUNDED(Tiling##ROWS::TILED_THREADS, 1, tiled_gate_up_##dtype##_t##ROWS, float* __restrict__ out, PRODUCT) {           \
+        multiply_tiled<T, Tiling##ROWS>(inputs, rows, WEIGHTS, [&](int row, int pair, float gate, float up) {                            \
+            out[(size_t)row * (outputs / 2) + pair] = gate / (1.0f + expf(-gate)) * up;                                                  \
+        });                                                                                                                              \
+    }
+HBMARK_FOR_EACH_TILING(KERNEL)
+#undef KERNEL
+
+#define KERNEL(dtype, T, ROWS)                                                                                                           \
+    HBMARK_KERNEL_BOUNDED(Tiling##ROWS::TILED_THREADS, 1, tiled_head_##dtype##_t##ROWS, float* __restrict__ logits, PRODUCT) {           \
+        multiply_tiled<T, Tiling##ROWS>(inputs, rows, WEIGHTS, [&](int row, int pair, float first, float second) {                       \
+            float* out = logits + (size_t)row * outputs + 2 * pair;                                                                      \
+            out[0] = first;                                                                                                              \
+            if (2 * pair + 1 < outputs) out[1] = second;                                                                                 \
+        });                                                                                                                              \
+    }
+HBMARK_FOR_EACH_TILING(KERNEL)
+#undef KERNEL
+
+#define HEADS                                                                                                                            \
+    const float *__restrict__ query_norm, const float *__restrict__ key_norm, float norm_eps, const float *__restrict__ cosines,         \
+        const float *__restrict__ sines, const unsigned *__restrict__ positions, const unsigned long long *__restrict__ tables,          \
+        const unsigned *__restrict__ starts, float *__restrict__ query, float *__restrict__ projected, unsigned long long layer_bytes,   \
+        int layer, int heads, int kv_heads, int head_dim, int block_shift
+#define HEAD_WORK {query_norm, key_norm, cosines, sines, positions, query, projected, nullptr, heads, norm_eps}
+#define CACHE {tables, starts, layer_bytes, layer, kv_heads, head_dim, block_shift}
+
+#define KERNEL(dtype, T, ROWS)                                                                                                           \
+    HBMARK_KERNEL_BOUNDED(Tiling##ROWS::TILED_THREADS, 1, tiled_qkv_##dtype##_t##ROWS, HEADS, PRODUCT) {                                 \
+        const HeadWork work = HEAD_WORK;                                                                                                 \
+        const Cache cache = CACHE;                                                                                                       \
+        multiply_tiled<T, Tiling##ROWS>(inputs, rows, WEIGHTS, [&](int row, int pair, float first, float second) {                       \
+            if (query_norm) {                                                                                                            \
+                *(float2*)(projected + (size_t)row * outputs + 2 * pair) = make_float2(first, second);                                   \
+            } else {                                                                                                                     \
+                store_pair<T>(work, cache, row, pair / (head_dim / 2), pair % (head_dim / 2), first, second);                            \
+            }                                                                                                                            \
+        });                                                                                                                              \
+    }
+HBMARK_FOR_EACH_TILING(KERNEL)
+#undef KERNEL
+
+// The heads that tiled_qkv left. Grid: (ceil((heads + 2 * kv_heads) / 8), rows). Block: 256 threads, a warp per head.
+#define KERNEL(dtype, T)                                                                                                                 \
+    HBMARK_KERNEL_BOUNDED(THREADS, 2, finish_heads_##dtype, HEADS, int outputs) {                                                        \
+        launch_dependents();                                                                                                             \
+        wait_for_dependency();                                                                                                           \
+        const int head = blockIdx.x * WARPS + threadIdx.x / WARP;                                                                        \
+        if (head < heads + 2 * kv_heads) finish_head<T>(HEAD_WORK, CACHE, blockIdx.y, head, outputs);                                    \
+    }
+KERNEL(bf16, Bf16)
+KERNEL(f16, F16)
+#undef KERNEL
+
+// next[s] = the first largest of logits[s]. Grid: (sequences). Block: 1024 threads.
+HBMARK_KERNEL_BOUNDED(1024, 1, first_largest, const float* __restrict__ logits, unsigned* __restrict__ next, int outputs) {
+    SHARED(unsigned long long[32], of_warps);
+    launch_dependents();
+    wait_for_dependency();
+    unsigned long long best = NO_LOGIT;
+    for (int i = threadIdx.x; i < outputs; i += blockDim.x) best = max(best, in_order(logits[(size_t)blockIdx.x * outputs + i], i));
+    for (int offset = WARP / 2; offset > 0; offset /= 2) best = max(best, __shfl_xor_sync(ALL_LANES, best, offset));
+    if (threadIdx.x % WARP == 0) of_warps[threadIdx.x / WARP] = best;
+    __syncthreads();
+    if (threadIdx.x > 0) return;
+    for (unsigned warp = 1; warp < blockDim.x / WARP; ++warp) best = max(best, of_warps[warp]);
+    next[blockIdx.x] = ~(unsigned)best;
+}

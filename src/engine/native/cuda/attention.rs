@@ -1,0 +1,228 @@
+//! Attention as typed launches: over single rows, split by positions, and over prompts, on tensor cores.
+//!
+//! Enters: queries, a step and a pool. Leaves: launches of `decode_attention.cu` and `prefill_attention.cu`, and the bytes of K and V they read.
+
+use super::device::{Argument, Device, Launch};
+use super::kernels::{Floats, Tuning, size, word, wrong};
+use super::step::{Pool, StepState};
+use crate::engine::EngineError;
+use crate::engine::native::operations::{AttentionShape, PoolShape};
+use crate::engine::native::rows::Rows;
+use crate::model::Dtype;
+use Argument::{Address, F32, I32, U64};
+
+/// Threads of a block, its warps, and query heads that can share a load (`decode_attention.cu`).
+const THREADS: u32 = 128;
+const WARPS: usize = 4;
+const SHARED_HEADS: [usize; 4] = [1, 2, 4, 8];
+
+/// The widest head of the attention kernels.
+pub const MOST_HEAD_DIM: usize = 256;
+
+/// Queries of a block, positions of a tile, and widths of a head (`prefill_attention.cu`).
+const QUERIES: usize = 64;
+const POSITIONS: usize = 64;
+const PREFILL_DIMS: [usize; 2] = [64, 128];
+
+/// How decode attention is cut, by shape and window.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AttentionCut {
+    /// Query heads that share a load.
+    pub together: usize,
+    /// Loads of the same K and V by one row.
+    pub chunks: usize,
+    /// Blocks that share the positions of a row.
+    pub splits: usize,
+}
+
+impl AttentionCut {
+    /// Enough blocks to fill the device twice, but no split shorter than the tuning says; `longest` positions are the most that a row sees.
+    #[must_use]
+    pub fn new<D: Device>(
+        device: &D,
+        shape: &AttentionShape,
+        rows: usize,
+        longest: usize,
+        tuning: Tuning,
+    ) -> Self {
+        let together = SHARED_HEADS.into_iter().find(|heads| *heads >= shape.group()).unwrap_or(8);
+        let chunks = shape.group().div_ceil(together);
+        let wanted = (2 * device.multiprocessors() as usize).div_ceil(rows * shape.kv_heads * chunks);
+        let splits = wanted.next_power_of_two().min(longest.div_ceil(tuning.least_split).next_power_of_two());
+        Self { together, chunks, splits }
+    }
+}
+
+/// Attention of single rows over the cache.
+#[derive(Debug)]
+pub struct DecodeAttention<'a, D: Device> {
+    pub rows: usize,
+    pub shape: AttentionShape,
+    pub window: Option<usize>,
+    pub cut: AttentionCut,
+    pub query: &'a Floats<D>,
+    pub step: &'a StepState<D>,
+    pub pool: &'a Pool<D>,
+    pub layer: usize,
+    pub out: &'a Floats<D>,
+    /// `[rows, heads, splits, head_dim]` f32.
+    pub partial: u64,
+    /// `[rows, heads, splits]` pairs of f32.
+    pub statistics: u64,
+    /// `[rows, kv_heads · chunks]` words, zeros before the first launch.
+    pub arrived: u64,
+}
+
+impl<D: Device> DecodeAttention<'_, D> {
+    /// Enqueues it.
+    ///
+    /// # Errors
+    /// When the shapes do not fit or the device refuses.
+    pub fn launch(&self, device: &mut D, tuning: Tuning) -> Result<(), EngineError> {
+        let Self { rows, shape, window, cut, query, step, pool, layer, out, partial, statistics, arrived } =
+            self;
+        let dim = shape.head_dim;
+        if query.width != shape.query_width() || out.width != query.width || query.rows.min(out.rows) < *rows
+        {
+            return wrong(
+                device,
+                "decode_attention",
+                format!("{rows} rows of {} to {}", query.width, out.width),
+            );
+        }
+        if !dim.is_multiple_of(8) || dim > MOST_HEAD_DIM || pool.shape.head_dim != dim {
+            return wrong(device, "decode_attention", format!("heads of {dim}"));
+        }
+        let (dtype, known_dim) = match pool.shape.dtype {
+            Dtype::F32 => ("f32", 0),
+            Dtype::F16 => ("f16", if matches!(dim, 64 | 128) { dim } else { 0 }),
+            _ => ("bf16", if matches!(dim, 64 | 128) { dim } else { 0 }),
+        };
+        device.launch(&Launch {
+            kernel: format!("decode_attention_{dtype}_g{}_d{known_dim}", cut.together),
+            grid: [word(cut.splits), word(shape.kv_heads * cut.chunks), word(*rows)],
+            threads: THREADS,
+            shared_bytes: word(WARPS * cut.together * (dim + 2) * 4),
+            arguments: vec![
+                Address(D::address(&query.memory)),
+                Address(step.positions()),
+                Address(step.tables()),
+                Address(step.starts()),
+                Address(D::address(&out.memory)),
+                Address(*partial),
+                Address(*statistics),
+                Address(*arrived),
+                U64(pool.layer_bytes() as u64),
+                size(*layer),
+                size(shape.heads),
+                size(shape.kv_heads),
+                size(dim),
+                size(pool.block_shift() as usize),
+                window_argument(*window),
+                size(tuning.least_split),
+                F32(1.0 / (dim as f32).sqrt()),
+            ],
+        })
+    }
+}
+
+impl AttentionCut {
+    /// Bytes of K and V that single rows read.
+    #[must_use]
+    pub fn bytes(&self, rows: &Rows, window: Option<usize>, pool: &PoolShape) -> u64 {
+        let seen = |position: u32| (position as usize + 1).min(window.unwrap_or(usize::MAX));
+        let positions: usize = rows.positions.iter().map(|position| seen(*position)).sum();
+        (positions * self.chunks * position_bytes(pool)) as u64
+    }
+}
+
+/// Bytes of K and V of one position in one layer.
+fn position_bytes(pool: &PoolShape) -> usize {
+    2 * pool.kv_heads * pool.head_dim * pool.element_bytes()
+}
+
+/// Attention of all rows of each sequence together.
+#[derive(Debug)]
+pub struct PrefillAttention<'a, D: Device> {
+    pub shape: AttentionShape,
+    pub window: Option<usize>,
+    pub query: &'a Floats<D>,
+    pub step: &'a StepState<D>,
+    pub pool: &'a Pool<D>,
+    pub layer: usize,
+    pub out: &'a Floats<D>,
+}
+
+impl<D: Device> PrefillAttention<'_, D> {
+    /// Whether some sequence of a step brings as many rows as the tuning says, and there is a kernel for the heads and the cache.
+    #[must_use]
+    pub fn fits(rows: &Rows, pool: &PoolShape, tuning: Tuning) -> bool {
+        let most = rows.sequences.iter().map(|sequence| sequence.rows.len()).max().unwrap_or(0);
+        let kernel = pool.head_dim <= PREFILL_DIMS[1] && pool.dtype != Dtype::F32;
+        kernel && most >= tuning.least_prefill
+    }
+
+    /// Enqueues it; bytes of K and V.
+    ///
+    /// # Errors
+    /// When the shapes do not fit or the device refuses.
+    pub fn launch(&self, device: &mut D, rows: &Rows) -> Result<u64, EngineError> {
+        let Self { shape, window, query, step, pool, layer, out } = self;
+        let (dim, group) = (shape.head_dim, shape.group());
+        if query.width != shape.query_width()
+            || out.width != query.width
+            || query.rows.min(out.rows) < rows.len()
+        {
+            let what = format!("{} rows of {} to {}", rows.len(), query.width, out.width);
+            return wrong(device, "prefill_attention", what);
+        }
+        let Some(known_dim) = PREFILL_DIMS.into_iter().find(|known| *known >= dim && dim.is_multiple_of(8))
+        else {
+            return wrong(device, "prefill_attention", format!("heads of {dim}"));
+        };
+        let dtype = if pool.shape.dtype == Dtype::F16 { "f16" } else { "bf16" };
+        let tiles =
+            rows.sequences.iter().map(|s| (s.rows.len() * group).div_ceil(QUERIES)).max().unwrap_or(0);
+        device.launch(&Launch {
+            kernel: format!("prefill_attention_{dtype}_d{known_dim}"),
+            grid: [word(tiles), word(shape.kv_heads), word(rows.sequences.len())],
+            threads: THREADS,
+            shared_bytes: word(2 * 2 * POSITIONS * known_dim * pool.shape.element_bytes()),
+            arguments: vec![
+                Address(D::address(&query.memory)),
+                Address(step.positions()),
+                Address(step.last_rows()),
+                Address(step.tables()),
+                Address(step.starts()),
+                Address(D::address(&out.memory)),
+                U64(pool.layer_bytes() as u64),
+                size(*layer),
+                size(shape.heads),
+                size(shape.kv_heads),
+                size(dim),
+                size(pool.block_shift() as usize),
+                window_argument(*window),
+                F32(std::f32::consts::LOG2_E / (dim as f32).sqrt()),
+            ],
+        })?;
+        let positions: usize = rows
+            .sequences
+            .iter()
+            .flat_map(|sequence| {
+                let (queries, start) = (sequence.rows.len() * group, sequence.start_position);
+                (0..queries).step_by(QUERIES).map(move |first| {
+                    let (low, high) =
+                        (start + first / group, start + (queries.min(first + QUERIES) - 1) / group);
+                    let begin = window.map_or(0, |window| (low + 1).saturating_sub(window));
+                    high + 1 - begin / POSITIONS * POSITIONS
+                })
+            })
+            .sum();
+        Ok((positions * position_bytes(&pool.shape)) as u64)
+    }
+}
+
+/// A window as kernels take it: the largest where there is none.
+fn window_argument(window: Option<usize>) -> Argument {
+    I32(window.and_then(|window| i32::try_from(window).ok()).unwrap_or(i32::MAX))
+}

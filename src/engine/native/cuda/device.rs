@@ -1,0 +1,90 @@
+//! What the native engine asks of a GPU, and nothing more.
+//!
+//! Enters: addresses, kernels by name, arguments. Leaves: work in order on one stream. Two things are devices: a GPU through its driver,
+//! and [`super::emulated`], which runs the same kernels on the host. A device knows no operation and no model.
+
+use crate::engine::{EngineError, Timeline};
+
+/// One argument of a kernel, by value.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Argument {
+    /// Device memory.
+    Address(u64),
+    U64(u64),
+    I32(i32),
+    F32(f32),
+}
+
+/// A kernel with its arguments.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Launch {
+    /// The symbol, as in `kernels/*.cu`.
+    pub kernel: String,
+    pub grid: [u32; 3],
+    pub threads: u32,
+    /// Dynamic shared memory.
+    pub shared_bytes: u32,
+    pub arguments: Vec<Argument>,
+}
+
+/// A GPU, or what passes for one. Everything is enqueued in order; only [`download`](Self::download) and
+/// [`synchronise`](Self::synchronise) wait.
+pub trait Device: std::fmt::Debug {
+    /// An allocation, aligned to at least 256 bytes and freed when dropped, behind the work that uses it.
+    type Memory: std::fmt::Debug;
+    /// A recorded sequence of launches.
+    type Graph: std::fmt::Debug;
+
+    /// As in results: `cuda:0`.
+    fn name(&self) -> &str;
+    /// How many blocks can run beside each other is a multiple of this.
+    fn multiprocessors(&self) -> u32;
+    /// Marks on the stream of this device.
+    fn timeline(&self) -> Box<dyn Timeline>;
+
+    /// Memory with undefined contents.
+    ///
+    /// # Errors
+    /// When there is no more, or while a graph is recorded.
+    fn allocate(&mut self, bytes: usize) -> Result<Self::Memory, EngineError>;
+    /// Where kernels find it.
+    fn address(memory: &Self::Memory) -> u64;
+    /// Its size.
+    fn bytes(memory: &Self::Memory) -> usize;
+    /// Copies to the device, from a place in the memory on. The source may change when this returns.
+    ///
+    /// # Errors
+    /// When the device fails, or while a graph is recorded.
+    fn upload(&mut self, to: &Self::Memory, offset: usize, source: &[u8]) -> Result<(), EngineError>;
+    /// Waits, and copies from the device.
+    ///
+    /// # Errors
+    /// When the device fails.
+    fn download(&mut self, from: &Self::Memory, offset: usize, target: &mut [u8]) -> Result<(), EngineError>;
+
+    /// Enqueues a kernel, or records it.
+    ///
+    /// # Errors
+    /// When the device refuses.
+    fn launch(&mut self, launch: &Launch) -> Result<(), EngineError>;
+    /// From here on launches are recorded and not run.
+    ///
+    /// # Errors
+    /// When the device refuses.
+    fn begin_recording(&mut self) -> Result<(), EngineError>;
+    /// What was recorded.
+    ///
+    /// # Errors
+    /// When nothing was being recorded, or the device refuses.
+    fn end_recording(&mut self) -> Result<Self::Graph, EngineError>;
+    /// Enqueues what was recorded.
+    ///
+    /// # Errors
+    /// When the device fails.
+    fn replay(&mut self, graph: &Self::Graph) -> Result<(), EngineError>;
+    /// Waits for everything enqueued.
+    ///
+    /// # Errors
+    /// When the device or one of the kernels failed.
+    fn synchronise(&mut self) -> Result<(), EngineError>;
+}

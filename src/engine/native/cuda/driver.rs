@@ -1,0 +1,255 @@
+//! A GPU through its driver.
+//!
+//! Enters: what [`Device`] says. Leaves: the same on one stream of the device's primary context, beside candle's. Every kernel asks for programmatic dependent
+//! launch where the GPU has it (9.0 and up): a kernel starts while the last one ends, and waits for it before it reads what it left; recorded
+//! graphs keep those edges. It knows no operation.
+#![expect(unsafe_code, reason = "launching kernels by name with arguments by value has no safe form")]
+
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use cudarc::driver::{
+    CudaContext, CudaFunction, CudaGraph, CudaModule, CudaSlice, CudaStream, DevicePtr, DriverError, result,
+    sys,
+};
+use cudarc::nvrtc::Ptx;
+
+use super::device::{Argument, Device, Launch};
+use crate::engine::cuda::{self, EventTimeline};
+use crate::engine::{EngineError, Timeline};
+
+/// The compiled kernels of the native engine, by the beginning of their symbols.
+const MODULES: [(&str, &[u8]); 11] = [
+    ("decode_attention", include_bytes!(concat!(env!("OUT_DIR"), "/decode_attention.fatbin"))),
+    ("embed", include_bytes!(concat!(env!("OUT_DIR"), "/embed.fatbin"))),
+    ("gate_up", include_bytes!(concat!(env!("OUT_DIR"), "/gate_up.fatbin"))),
+    ("head", include_bytes!(concat!(env!("OUT_DIR"), "/head.fatbin"))),
+    ("norm_qkv", include_bytes!(concat!(env!("OUT_DIR"), "/norm_qkv.fatbin"))),
+    ("prefill_attention", include_bytes!(concat!(env!("OUT_DIR"), "/prefill_attention.fatbin"))),
+    ("prepare_rows", include_bytes!(concat!(env!("OUT_DIR"), "/prepare_rows.fatbin"))),
+    ("project_add", include_bytes!(concat!(env!("OUT_DIR"), "/project_add.fatbin"))),
+    ("tiled", include_bytes!(concat!(env!("OUT_DIR"), "/tiled_layers.fatbin"))),
+    ("finish_heads", include_bytes!(concat!(env!("OUT_DIR"), "/tiled_layers.fatbin"))),
+    ("first_largest", include_bytes!(concat!(env!("OUT_DIR"), "/tiled_layers.fatbin"))),
+];
+
+/// Dynamic shared memory that a kernel has without asking. *Source*: CUDA programming guide, shared memory.
+const SHARED_BYTES: u32 = 48 << 10;
+
+/// An allocation of the stream.
+#[derive(Debug)]
+pub struct DriverMemory {
+    slice: CudaSlice<u8>,
+    address: u64,
+}
+
+/// A recorded graph, ready to launch.
+pub struct DriverGraph(CudaGraph);
+
+impl std::fmt::Debug for DriverGraph {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("DriverGraph")
+    }
+}
+
+/// A GPU.
+#[derive(Debug)]
+pub struct Driver {
+    name: String,
+    context: Arc<CudaContext>,
+    stream: Arc<CudaStream>,
+    modules: Vec<(&'static str, Arc<CudaModule>)>,
+    functions: HashMap<String, CudaFunction>,
+    multiprocessors: u32,
+    dependent_launch: bool,
+    recording: bool,
+}
+
+impl Driver {
+    /// Opens a device and loads the kernels.
+    ///
+    /// # Errors
+    /// When there is no such device, or it refuses.
+    pub fn open(index: u32) -> Result<Self, EngineError> {
+        let name = format!("cuda:{index}");
+        let failed = |error: DriverError| cuda::failed(&name, error);
+        cuda::require(index, &name)?;
+        let context = CudaContext::new(index as usize).map_err(failed)?;
+        let stream = context.new_stream().map_err(failed)?;
+        // SAFETY: everything of this device is made, used and freed on its one stream. Tracked, allocations would record events that break
+        // the recording of graphs.
+        unsafe { context.disable_event_tracking() };
+        let load = |(prefix, image): (&'static str, &[u8])| {
+            context.load_module(Ptx::from_binary(image.to_vec())).map(|module| (prefix, module))
+        };
+        let modules = MODULES.into_iter().map(load).collect::<Result<_, _>>().map_err(failed)?;
+        let attribute = |attribute| context.attribute(attribute).map_err(failed);
+        let multiprocessors =
+            attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?.unsigned_abs();
+        let major = attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+        Ok(Self {
+            context,
+            stream,
+            modules,
+            functions: HashMap::new(),
+            multiprocessors,
+            dependent_launch: major >= 9,
+            recording: false,
+            name,
+        })
+    }
+
+    fn failed(&self, error: DriverError) -> EngineError {
+        cuda::failed(&self.name, error)
+    }
+
+    fn refused(&self, detail: String) -> EngineError {
+        EngineError::Device { device: self.name.clone(), detail }
+    }
+
+    fn function(&mut self, kernel: &str, shared_bytes: u32) -> Result<sys::CUfunction, EngineError> {
+        if let Some(function) = self.functions.get(kernel) {
+            return Ok(function.cu_function());
+        }
+        let module = self.modules.iter().find(|(prefix, _)| kernel.starts_with(prefix));
+        let Some((_, module)) = module else {
+            return Err(self.refused(format!("there is no kernel {kernel}")));
+        };
+        let function = module.load_function(kernel).map_err(|error| self.failed(error))?;
+        if shared_bytes > SHARED_BYTES {
+            let attribute = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            let bytes = i32::try_from(shared_bytes).unwrap_or(i32::MAX);
+            function.set_attribute(attribute, bytes).map_err(|error| self.failed(error))?;
+        }
+        let handle = function.cu_function();
+        self.functions.insert(kernel.to_owned(), function);
+        Ok(handle)
+    }
+
+    fn check(&self, memory: &DriverMemory, offset: usize, bytes: usize) -> Result<(), EngineError> {
+        if self.recording || offset + bytes > memory.slice.len() {
+            let what = format!("a copy of {bytes} bytes at {offset} of {}", memory.slice.len());
+            return Err(self.refused(if self.recording {
+                format!("{what} while a graph is recorded")
+            } else {
+                what
+            }));
+        }
+        self.context.bind_to_thread().map_err(|error| self.failed(error))
+    }
+}
+
+impl Device for Driver {
+    type Memory = DriverMemory;
+    type Graph = DriverGraph;
+
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn multiprocessors(&self) -> u32 {
+        self.multiprocessors
+    }
+
+    fn timeline(&self) -> Box<dyn Timeline> {
+        Box::new(EventTimeline::new(self.stream.clone(), &self.name))
+    }
+
+    fn allocate(&mut self, bytes: usize) -> Result<DriverMemory, EngineError> {
+        if self.recording {
+            return Err(self.refused(format!("an allocation of {bytes} bytes while a graph is recorded")));
+        }
+        // SAFETY: callers write before kernels read; undefined contents are what the trait promises.
+        let slice = unsafe { self.stream.alloc::<u8>(bytes.max(1)) }.map_err(|error| self.failed(error))?;
+        let address = slice.device_ptr(&self.stream).0;
+        Ok(DriverMemory { slice, address })
+    }
+
+    fn address(memory: &DriverMemory) -> u64 {
+        memory.address
+    }
+
+    fn bytes(memory: &DriverMemory) -> usize {
+        memory.slice.len()
+    }
+
+    fn upload(&mut self, to: &DriverMemory, offset: usize, source: &[u8]) -> Result<(), EngineError> {
+        self.check(to, offset, source.len())?;
+        // SAFETY: the range lies within the allocation, checked above. The source is pageable, so the driver has copied it when the call
+        // returns (CUDA driver API, synchronisation behaviour of copies).
+        unsafe { result::memcpy_htod_async(to.address + offset as u64, source, self.stream.cu_stream()) }
+            .map_err(|error| self.failed(error))
+    }
+
+    fn download(&mut self, from: &DriverMemory, offset: usize, target: &mut [u8]) -> Result<(), EngineError> {
+        self.check(from, offset, target.len())?;
+        // SAFETY: the range lies within the allocation, checked above; the stream is waited for before the target is read.
+        unsafe { result::memcpy_dtoh_async(target, from.address + offset as u64, self.stream.cu_stream()) }
+            .map_err(|error| self.failed(error))?;
+        self.synchronise()
+    }
+
+    fn launch(&mut self, launch: &Launch) -> Result<(), EngineError> {
+        let function = self.function(&launch.kernel, launch.shared_bytes)?;
+        self.context.bind_to_thread().map_err(|error| self.failed(error))?;
+        let mut arguments: Vec<*mut c_void> = launch
+            .arguments
+            .iter()
+            .map(|argument| match argument {
+                Argument::Address(value) | Argument::U64(value) => (&raw const *value).cast_mut().cast(),
+                Argument::I32(value) => (&raw const *value).cast_mut().cast(),
+                Argument::F32(value) => (&raw const *value).cast_mut().cast(),
+            })
+            .collect();
+        let mut attribute = sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+        };
+        let config = sys::CUlaunchConfig {
+            gridDimX: launch.grid[0],
+            gridDimY: launch.grid[1],
+            gridDimZ: launch.grid[2],
+            blockDimX: launch.threads,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: launch.shared_bytes,
+            hStream: self.stream.cu_stream(),
+            attrs: &raw mut attribute,
+            numAttrs: u32::from(self.dependent_launch),
+        };
+        // SAFETY: the function is loaded, and the typed wrappers give it the arguments of its signature: the emulated device, which sees the same
+        // launches, checks their number and kinds. They live until the driver has copied them, which is before the call returns. The kernels
+        // wait for the last one before they touch what it may have written.
+        unsafe {
+            sys::cuLaunchKernelEx(&raw const config, function, arguments.as_mut_ptr(), std::ptr::null_mut())
+        }
+        .result()
+        .map_err(|error| self.failed(error))
+    }
+
+    fn begin_recording(&mut self) -> Result<(), EngineError> {
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        self.stream.begin_capture(mode).map_err(|error| self.failed(error))?;
+        self.recording = true;
+        Ok(())
+    }
+
+    fn end_recording(&mut self) -> Result<DriverGraph, EngineError> {
+        self.recording = false;
+        let graph =
+            self.stream.end_capture(sys::CUgraphInstantiate_flags(0)).map_err(|error| self.failed(error))?;
+        let graph = graph.ok_or_else(|| self.refused("no graph was being recorded".into()))?;
+        graph.upload().map_err(|error| self.failed(error))?;
+        Ok(DriverGraph(graph))
+    }
+
+    fn replay(&mut self, graph: &DriverGraph) -> Result<(), EngineError> {
+        graph.0.launch().map_err(|error| self.failed(error))
+    }
+
+    fn synchronise(&mut self) -> Result<(), EngineError> {
+        self.stream.synchronize().map_err(|error| self.failed(error))
+    }
+}

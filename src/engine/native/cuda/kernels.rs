@@ -1,0 +1,507 @@
+//! The kernels as typed launches: shapes, formats and alignment are checked, and the bytes that must move are counted.
+//!
+//! Enters: device memory with its shapes. Leaves: a [`Launch`] on a device, and the bytes of weights and KV that it reads and writes. The formulas
+//! of the kernels, and what their arguments mean, are in the sources under `kernels/`. Nothing here knows what a model is.
+
+use super::device::{Argument, Device, Launch};
+use super::matrix::{Format, Matrix};
+use super::step::{Pool, StepState};
+use super::tiled::{self, Prepare};
+use crate::engine::EngineError;
+use crate::engine::native::operations::AttentionShape;
+use crate::model::Dtype;
+use Argument::{Address, F32, I32, U64};
+
+/// Threads of a block of the streaming product, its warps, and 16-byte vectors that a warp takes in a step (`linear.cuh`).
+const THREADS: u32 = 256;
+const WARPS: usize = 8;
+const STEP: usize = 128;
+
+/// Rows that the streaming product takes at a time.
+const ROWS_AT_ONCE: [usize; 3] = [1, 2, 4];
+
+/// Blocks of the streaming product that a multiprocessor holds.
+const BLOCKS_PER_MULTIPROCESSOR: usize = 4;
+
+/// Activations `[rows, width]` f32, or a vector where there is one row.
+#[derive(Debug)]
+pub struct Floats<D: Device> {
+    pub memory: D::Memory,
+    pub rows: usize,
+    pub width: usize,
+}
+
+/// Sizes that are tuned, and small in tests so that every path is taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Tuning {
+    /// Shared memory for inputs of a streaming product: what a block has without asking, less what it uses otherwise.
+    pub input_bytes: usize,
+    /// Positions of a split of attention, at least.
+    pub least_split: usize,
+    /// Rows from which a product goes to the tensor cores, where the format allows.
+    pub least_tiled: usize,
+    /// Rows of a sequence from which attention goes to the tensor cores, where heads and cache allow.
+    pub least_prefill: usize,
+}
+
+impl Default for Tuning {
+    fn default() -> Self {
+        Self { input_bytes: 40 << 10, least_split: 256, least_tiled: 5, least_prefill: 8 }
+    }
+}
+
+/// A launch that would not fit its kernel: a fault of this program.
+pub(super) fn wrong<T>(device: &impl Device, kernel: &str, mut detail: String) -> Result<T, EngineError> {
+    detail.insert_str(0, &format!("kernel {kernel}: "));
+    Err(EngineError::Device { device: device.name().into(), detail })
+}
+
+/// A size as kernels take it; beyond 2^31 no launch is made.
+pub(super) fn size(value: usize) -> Argument {
+    I32(i32::try_from(value).unwrap_or(i32::MAX))
+}
+
+pub(super) fn word(value: usize) -> u32 {
+    u32::try_from(value).unwrap_or(u32::MAX)
+}
+
+fn optional<D: Device>(memory: Option<&D::Memory>) -> Argument {
+    Address(memory.map_or(0, D::address))
+}
+
+/// How a streaming product is cut.
+struct Streaming {
+    rows_at_once: usize,
+    grid: [u32; 3],
+    shared_bytes: u32,
+    chunk: usize,
+    /// Times that the matrix is read.
+    passes: usize,
+}
+
+impl Streaming {
+    fn new<D: Device>(device: &D, weights: &Matrix<D>, rows: usize, tuning: Tuning) -> Self {
+        let rows_at_once = ROWS_AT_ONCE.into_iter().find(|at_once| *at_once >= rows).unwrap_or(4);
+        let passes = rows.div_ceil(rows_at_once);
+        // Bytes of 32 inputs.
+        let input = match weights.format {
+            Format::Bf16 => 64,
+            Format::F16 | Format::F32 => 128,
+            Format::Int8 => 32 + 4,
+        };
+        let whole = weights.vectors * weights.format.columns();
+        let step = STEP * weights.format.columns();
+        let fits = tuning.input_bytes * 32 / (rows_at_once * input);
+        let chunk = if whole <= fits { whole } else { (fits / step * step).max(step) };
+        let pairs = weights.outputs.div_ceil(2);
+        let blocks = pairs.div_ceil(WARPS).min(device.multiprocessors() as usize * BLOCKS_PER_MULTIPROCESSOR);
+        Self {
+            rows_at_once,
+            grid: [word(blocks), word(passes), 1],
+            shared_bytes: word((rows_at_once * chunk * input).div_ceil(32)),
+            chunk,
+            passes,
+        }
+    }
+
+    fn launch(&self, operation: &str, format: Format, arguments: Vec<Argument>) -> Launch {
+        Launch {
+            kernel: format!("{operation}_{}_m{}", format.name(), self.rows_at_once),
+            grid: self.grid,
+            threads: THREADS,
+            shared_bytes: self.shared_bytes,
+            arguments,
+        }
+    }
+}
+
+/// `hidden[row] = table[tokens[row]]`.
+#[derive(Debug)]
+pub struct Embed<'a, D: Device> {
+    pub rows: usize,
+    pub table: &'a Matrix<D>,
+    pub step: &'a StepState<D>,
+    pub hidden: &'a Floats<D>,
+}
+
+impl<D: Device> Embed<'_, D> {
+    /// Enqueues it; bytes of table rows.
+    ///
+    /// # Errors
+    /// When the shapes do not fit or the device refuses.
+    pub fn launch(&self, device: &mut D) -> Result<u64, EngineError> {
+        let Self { rows, table, step, hidden } = self;
+        if hidden.width != table.columns || hidden.rows < *rows {
+            return wrong(
+                device,
+                "embed",
+                format!("{} × {} for {rows} × {}", hidden.rows, hidden.width, table.columns),
+            );
+        }
+        device.launch(&Launch {
+            kernel: format!("embed_{}", table.format.name()),
+            grid: [word(*rows), 1, 1],
+            threads: THREADS,
+            shared_bytes: 0,
+            arguments: vec![
+                Address(D::address(&table.data)),
+                optional::<D>(table.scales.as_ref()),
+                Address(step.tokens()),
+                Address(D::address(&hidden.memory)),
+                size(table.columns),
+                size(table.vectors),
+            ],
+        })?;
+        Ok(*rows as u64 * table.bytes() / table.outputs as u64)
+    }
+}
+
+/// `hidden += W · input + b`.
+#[derive(Debug)]
+pub struct ProjectAdd<'a, D: Device> {
+    pub rows: usize,
+    pub input: &'a Floats<D>,
+    pub weights: &'a Matrix<D>,
+    pub hidden: &'a Floats<D>,
+    /// Room for the rows as tensor cores take them, for a tiled product; `None` streams.
+    pub prepared: Option<u64>,
+}
+
+impl<D: Device> ProjectAdd<'_, D> {
+    /// Enqueues it; bytes of weights.
+    ///
+    /// # Errors
+    /// When the shapes do not fit or the device refuses.
+    pub fn launch(&self, device: &mut D, tuning: Tuning) -> Result<u64, EngineError> {
+        let Self { rows, input, weights, hidden, prepared } = self;
+        if (input.width, hidden.width) != (weights.columns, weights.outputs)
+            || input.rows.min(hidden.rows) < *rows
+        {
+            let what = format!(
+                "{rows} rows of {} to {}, {} × {}",
+                input.width, hidden.width, weights.outputs, weights.columns
+            );
+            return wrong(device, "project_add", what);
+        }
+        if let Some(prepared) = *prepared {
+            Prepare { rows: *rows, input, row_of: 0, norm: None }.launch(device, weights, prepared)?;
+            let arguments = vec![Address(D::address(&hidden.memory))];
+            return tiled::multiply(device, "project_add", *rows, weights, prepared, arguments);
+        }
+        let cut = Streaming::new(device, weights, *rows, tuning);
+        device.launch(&cut.launch(
+            "project_add",
+            weights.format,
+            vec![
+                Address(D::address(&input.memory)),
+                Address(D::address(&weights.data)),
+                optional::<D>(weights.scales.as_ref()),
+                optional::<D>(weights.bias.as_ref()),
+                Address(D::address(&hidden.memory)),
+                size(*rows),
+                size(weights.columns),
+                size(weights.outputs),
+                size(weights.vectors),
+                size(cut.chunk),
+            ],
+        ))?;
+        Ok(cut.passes as u64 * weights.bytes())
+    }
+}
+
+/// `out = silu(gate · norm(hidden) + b) ∘ (up · norm(hidden) + b)`.
+#[derive(Debug)]
+pub struct GateUp<'a, D: Device> {
+    pub rows: usize,
+    pub hidden: &'a Floats<D>,
+    pub norm: &'a Floats<D>,
+    pub norm_eps: f32,
+    pub weights: &'a Matrix<D>,
+    pub out: &'a Floats<D>,
+    /// Room for the rows as tensor cores take them, for a tiled product; `None` streams.
+    pub prepared: Option<u64>,
+}
+
+impl<D: Device> GateUp<'_, D> {
+    /// Enqueues it; bytes of weights and norm.
+    ///
+    /// # Errors
+    /// When the shapes do not fit or the device refuses.
+    pub fn launch(&self, device: &mut D, tuning: Tuning) -> Result<u64, EngineError> {
+        let Self { rows, hidden, norm, norm_eps, weights, out, prepared } = self;
+        let widths = (hidden.width, norm.width, 2 * out.width);
+        if widths != (weights.columns, weights.columns, weights.outputs) || hidden.rows.min(out.rows) < *rows
+        {
+            let what = format!(
+                "{rows} rows of {} to {}, {} × {}",
+                hidden.width, out.width, weights.outputs, weights.columns
+            );
+            return wrong(device, "gate_up", what);
+        }
+        if let Some(prepared) = *prepared {
+            let norm_and_eps = Some((*norm, *norm_eps));
+            Prepare { rows: *rows, input: hidden, row_of: 0, norm: norm_and_eps }
+                .launch(device, weights, prepared)?;
+            let arguments = vec![Address(D::address(&out.memory))];
+            let bytes = tiled::multiply(device, "gate_up", *rows, weights, prepared, arguments)?;
+            return Ok(bytes + 4 * norm.width as u64);
+        }
+        let cut = Streaming::new(device, weights, *rows, tuning);
+        device.launch(&cut.launch(
+            "gate_up",
+            weights.format,
+            vec![
+                Address(D::address(&hidden.memory)),
+                Address(D::address(&norm.memory)),
+                F32(*norm_eps),
+                Address(D::address(&weights.data)),
+                optional::<D>(weights.scales.as_ref()),
+                optional::<D>(weights.bias.as_ref()),
+                Address(D::address(&out.memory)),
+                size(*rows),
+                size(weights.columns),
+                size(weights.outputs),
+                size(weights.vectors),
+                size(cut.chunk),
+            ],
+        ))?;
+        Ok(cut.passes as u64 * weights.bytes() + 4 * norm.width as u64)
+    }
+}
+
+/// `logits = head · norm(hidden[last rows])`, and the first largest of each.
+#[derive(Debug)]
+pub struct Head<'a, D: Device> {
+    pub sequences: usize,
+    pub hidden: &'a Floats<D>,
+    pub norm: &'a Floats<D>,
+    pub norm_eps: f32,
+    pub weights: &'a Matrix<D>,
+    pub step: &'a StepState<D>,
+    pub logits: &'a Floats<D>,
+    /// 8 bytes per sequence, [`Self::NO_LOGIT`] before the first launch.
+    pub best: u64,
+    /// 4 bytes per sequence, zeros before the first launch.
+    pub arrived: u64,
+    /// 4 bytes per sequence.
+    pub next: u64,
+    /// Room for the rows as tensor cores take them, for a tiled product; `None` streams.
+    pub prepared: Option<u64>,
+}
+
+impl<D: Device> Head<'_, D> {
+    /// What `best` holds between launches.
+    pub const NO_LOGIT: u64 = 0xffff_ffff;
+
+    /// Enqueues it; bytes of weights and norm.
+    ///
+    /// # Errors
+    /// When the shapes do not fit or the device refuses.
+    pub fn launch(&self, device: &mut D, tuning: Tuning) -> Result<u64, EngineError> {
+        let Self { sequences, hidden, norm, norm_eps, weights, step, logits, best, arrived, next, prepared } =
+            self;
+        let widths = (hidden.width, norm.width, logits.width);
+        if widths != (weights.columns, weights.columns, weights.outputs) || logits.rows < *sequences {
+            let what = format!(
+                "{sequences} rows of {} to {}, {} × {}",
+                hidden.width, logits.width, weights.outputs, weights.columns
+            );
+            return wrong(device, "head", what);
+        }
+        if let Some(prepared) = *prepared {
+            let prepare = Prepare {
+                rows: *sequences,
+                input: hidden,
+                row_of: step.last_rows(),
+                norm: Some((*norm, *norm_eps)),
+            };
+            prepare.launch(device, weights, prepared)?;
+            let logits = Address(D::address(&logits.memory));
+            let bytes = tiled::multiply(device, "head", *sequences, weights, prepared, vec![logits])?;
+            device.launch(&Launch {
+                kernel: "first_largest".into(),
+                grid: [word(*sequences), 1, 1],
+                threads: 1024,
+                shared_bytes: 0,
+                arguments: vec![logits, Address(*next), size(weights.outputs)],
+            })?;
+            return Ok(bytes + 4 * norm.width as u64);
+        }
+        let cut = Streaming::new(device, weights, *sequences, tuning);
+        device.launch(&cut.launch(
+            "head",
+            weights.format,
+            vec![
+                Address(D::address(&hidden.memory)),
+                Address(step.last_rows()),
+                Address(D::address(&norm.memory)),
+                F32(*norm_eps),
+                Address(D::address(&weights.data)),
+                optional::<D>(weights.scales.as_ref()),
+                Address(D::address(&logits.memory)),
+                Address(*best),
+                Address(*arrived),
+                Address(*next),
+                size(*sequences),
+                size(weights.columns),
+                size(weights.outputs),
+                size(weights.vectors),
+                size(cut.chunk),
+            ],
+        ))?;
+        Ok(cut.passes as u64 * weights.bytes() + 4 * norm.width as u64)
+    }
+}
+
+/// Norm, Q, K and V, head norms, rotation, and the cache.
+#[derive(Debug)]
+pub struct NormQkv<'a, D: Device> {
+    pub rows: usize,
+    pub shape: AttentionShape,
+    pub hidden: &'a Floats<D>,
+    pub norm: &'a Floats<D>,
+    pub weights: &'a Matrix<D>,
+    pub head_norms: Option<(&'a Floats<D>, &'a Floats<D>)>,
+    pub step: &'a StepState<D>,
+    pub pool: &'a Pool<D>,
+    pub layer: usize,
+    pub query: &'a Floats<D>,
+    /// `[rows, outputs]` f32.
+    pub projected: u64,
+    /// A word per head and row, zeros before the first launch.
+    pub arrived: u64,
+    /// Room for the rows as tensor cores take them, for a tiled product; `None` streams.
+    pub prepared: Option<u64>,
+}
+
+impl<D: Device> NormQkv<'_, D> {
+    /// Enqueues it; bytes of weights and norms, and of K and V written.
+    ///
+    /// # Errors
+    /// When the shapes do not fit or the device refuses.
+    pub fn launch(&self, device: &mut D, tuning: Tuning) -> Result<u64, EngineError> {
+        let Self {
+            rows,
+            shape,
+            hidden,
+            norm,
+            weights,
+            head_norms,
+            step,
+            pool,
+            layer,
+            query,
+            projected,
+            arrived,
+            prepared,
+        } = self;
+        let outputs = shape.query_width() + 2 * shape.kv_width();
+        let widths = (hidden.width, norm.width, query.width, weights.outputs);
+        if widths != (weights.columns, weights.columns, shape.query_width(), outputs)
+            || hidden.rows.min(query.rows) < *rows
+        {
+            let what = format!(
+                "{rows} rows of {} to {outputs}, {} × {}",
+                hidden.width, weights.outputs, weights.columns
+            );
+            return wrong(device, "norm_qkv", what);
+        }
+        if pool.shape.dtype != cache_dtype(weights.format) || pool.shape.head_dim != shape.head_dim {
+            let what = format!("{} weights with a {} cache", weights.format.name(), pool.shape.dtype);
+            return wrong(device, "norm_qkv", what);
+        }
+        if let Some(prepared) = *prepared {
+            return self.launch_tiled(device, prepared);
+        }
+        let cut = Streaming::new(device, weights, *rows, tuning);
+        let (cosines, sines) = step.angles();
+        device.launch(&cut.launch(
+            "norm_qkv",
+            weights.format,
+            vec![
+                Address(D::address(&hidden.memory)),
+                Address(D::address(&norm.memory)),
+                F32(shape.norm_eps),
+                Address(D::address(&weights.data)),
+                optional::<D>(weights.scales.as_ref()),
+                optional::<D>(weights.bias.as_ref()),
+                optional::<D>(head_norms.map(|(query, _)| &query.memory)),
+                optional::<D>(head_norms.map(|(_, key)| &key.memory)),
+                Address(cosines),
+                Address(sines),
+                Address(step.positions()),
+                Address(step.tables()),
+                Address(step.starts()),
+                Address(D::address(&query.memory)),
+                Address(*projected),
+                Address(*arrived),
+                U64(pool.layer_bytes() as u64),
+                size(*layer),
+                size(shape.heads),
+                size(shape.kv_heads),
+                size(shape.head_dim),
+                size(pool.block_shift() as usize),
+                size(*rows),
+                size(weights.columns),
+                size(weights.outputs),
+                size(weights.vectors),
+                size(cut.chunk),
+            ],
+        ))?;
+        Ok(cut.passes as u64 * weights.bytes() + self.extra_bytes())
+    }
+
+    /// Bytes of norms, and of K and V written.
+    fn extra_bytes(&self) -> u64 {
+        let norms = self.norm.width + self.head_norms.map_or(0, |_| 2 * self.shape.head_dim);
+        let written = 2 * self.rows * self.shape.kv_width() * self.pool.shape.element_bytes();
+        (4 * norms + written) as u64
+    }
+
+    fn launch_tiled(&self, device: &mut D, prepared: u64) -> Result<u64, EngineError> {
+        let Self { rows, shape, weights, head_norms, step, pool, .. } = self;
+        let norm = Some((self.norm, shape.norm_eps));
+        Prepare { rows: *rows, input: self.hidden, row_of: 0, norm }.launch(device, weights, prepared)?;
+        let (cosines, sines) = step.angles();
+        let heads = vec![
+            optional::<D>(head_norms.map(|(query, _)| &query.memory)),
+            optional::<D>(head_norms.map(|(_, key)| &key.memory)),
+            F32(shape.norm_eps),
+            Address(cosines),
+            Address(sines),
+            Address(step.positions()),
+            Address(step.tables()),
+            Address(step.starts()),
+            Address(D::address(&self.query.memory)),
+            Address(self.projected),
+            U64(pool.layer_bytes() as u64),
+            size(self.layer),
+            size(shape.heads),
+            size(shape.kv_heads),
+            size(shape.head_dim),
+            size(pool.block_shift() as usize),
+        ];
+        let bytes = tiled::multiply(device, "qkv", *rows, weights, prepared, heads.clone())?;
+        if head_norms.is_some() {
+            let mut arguments = heads;
+            arguments.push(size(weights.outputs));
+            device.launch(&Launch {
+                kernel: format!("finish_heads_{}", weights.format.name()),
+                grid: [word((shape.heads + 2 * shape.kv_heads).div_ceil(WARPS)), word(*rows), 1],
+                threads: THREADS,
+                shared_bytes: 0,
+                arguments,
+            })?;
+        }
+        Ok(bytes + self.extra_bytes())
+    }
+}
+
+/// What the cache of a model keeps, by the format of its weights.
+fn cache_dtype(format: Format) -> Dtype {
+    match format {
+        Format::Bf16 | Format::Int8 => Dtype::Bf16,
+        Format::F16 => Dtype::F16,
+        Format::F32 => Dtype::F32,
+    }
+}

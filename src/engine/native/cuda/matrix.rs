@@ -1,0 +1,188 @@
+//! Weights as the kernels stream them.
+//!
+//! Enters: the parts of a linear layer as they are stored. Leaves: a [`Matrix`] on the device: one row of outputs after another, padded with zeros to
+//! whole 16-byte vectors, and rows that one warp needs together beside each other. It knows no kernel.
+
+use super::device::Device;
+use crate::engine::EngineError;
+use crate::engine::native::operations::{Arrangement, Part};
+use crate::model::{Packing, StoredData, StoredMatrix};
+
+/// Bytes of a load.
+pub const VECTOR: usize = 16;
+
+/// What the elements of a matrix are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Format {
+    Bf16,
+    F16,
+    F32,
+    /// 8 bits, and a scale per output.
+    Int8,
+}
+
+impl Format {
+    /// The format of a stored matrix, where kernels have it.
+    fn of(packing: Packing) -> Option<Self> {
+        match packing {
+            Packing::Bf16 => Some(Self::Bf16),
+            Packing::F16 => Some(Self::F16),
+            Packing::F32 => Some(Self::F32),
+            Packing::Int8 => Some(Self::Int8),
+            Packing::Q8_0 | Packing::Q4_0 | Packing::Int4 { .. } => None,
+        }
+    }
+
+    /// As in the names of kernels.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Bf16 => "bf16",
+            Self::F16 => "f16",
+            Self::F32 => "f32",
+            Self::Int8 => "int8",
+        }
+    }
+
+    /// Columns in a vector.
+    #[must_use]
+    pub fn columns(self) -> usize {
+        match self {
+            Self::Bf16 | Self::F16 => VECTOR / 2,
+            Self::F32 => VECTOR / 4,
+            Self::Int8 => VECTOR,
+        }
+    }
+
+    /// Vectors of a row. Rows of 8-bit weights are whole groups of 32 columns, as the activations they meet.
+    #[must_use]
+    pub fn vectors(self, columns: usize) -> usize {
+        match self {
+            Self::Int8 => columns.div_ceil(2 * VECTOR) * 2,
+            _ => columns.div_ceil(self.columns()),
+        }
+    }
+}
+
+/// A matrix `[outputs, columns]` on a device.
+#[derive(Debug)]
+pub struct Matrix<D: Device> {
+    pub format: Format,
+    pub outputs: usize,
+    pub columns: usize,
+    /// 16-byte vectors of a row.
+    pub vectors: usize,
+    pub data: D::Memory,
+    pub scales: Option<D::Memory>,
+    pub bias: Option<D::Memory>,
+}
+
+impl<D: Device> Matrix<D> {
+    /// Packs the parts of a fused layer.
+    ///
+    /// # Errors
+    /// When a part is in a format that no kernel streams, parts differ, or memory runs out.
+    pub fn new(device: &mut D, parts: &[Part], arrangement: Arrangement) -> Result<Self, EngineError> {
+        let first = &parts[0].matrix;
+        let Some(format) = Format::of(first.packing()) else {
+            return super::super::refuse(
+                format!("{} weights on {}", first.storage(), device.name()),
+                "its kernels stream bf16, f16, f32 and int8",
+            );
+        };
+        for Part { matrix, .. } in parts {
+            if (matrix.packing(), matrix.columns) != (first.packing(), first.columns) {
+                return super::super::refuse(
+                    format!("{} beside {} in one fused layer", first.storage(), matrix.storage()),
+                    "the matrices of a fused layer must be of one format and width",
+                );
+            }
+        }
+        let order = order(parts, arrangement);
+        let vectors = format.vectors(first.columns);
+        let mut bytes = vec![0; order.len() * vectors * VECTOR];
+        for (&(part, row), out) in order.iter().zip(bytes.chunks_exact_mut(vectors * VECTOR)) {
+            row_bytes(&parts[part].matrix, row, out);
+        }
+        let data = device.allocate(bytes.len())?;
+        device.upload(&data, 0, &bytes)?;
+        let scales = (format == Format::Int8)
+            .then(|| {
+                let scales: Vec<f32> =
+                    order.iter().map(|&(part, row)| row_scale(&parts[part].matrix, row)).collect();
+                floats(device, &scales)
+            })
+            .transpose()?;
+        let bias = parts
+            .iter()
+            .any(|part| part.bias.is_some())
+            .then(|| {
+                let bias =
+                    |(part, row): (usize, usize)| parts[part].bias.as_ref().map_or(0.0, |bias| bias[row]);
+                floats(device, &order.iter().copied().map(bias).collect::<Vec<f32>>())
+            })
+            .transpose()?;
+        Ok(Self { format, outputs: order.len(), columns: first.columns, vectors, data, scales, bias })
+    }
+
+    /// Bytes of weights, scales and biases: what one pass over the matrix reads.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        let extra = [&self.scales, &self.bias].into_iter().flatten().map(D::bytes).sum::<usize>();
+        (self.outputs * self.vectors * VECTOR + extra) as u64
+    }
+}
+
+/// A vector of f32 on the device.
+///
+/// # Errors
+/// When memory runs out.
+pub fn floats<D: Device>(device: &mut D, values: &[f32]) -> Result<D::Memory, EngineError> {
+    let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+    let memory = device.allocate(bytes.len())?;
+    device.upload(&memory, 0, &bytes)?;
+    Ok(memory)
+}
+
+/// Part and row of each output, in the order in which they lie.
+fn order(parts: &[Part], arrangement: Arrangement) -> Vec<(usize, usize)> {
+    let stacked =
+        parts.iter().enumerate().flat_map(|(part, p)| (0..p.matrix.rows).map(move |row| (part, row)));
+    match arrangement {
+        Arrangement::Stacked => stacked.collect(),
+        Arrangement::Interleaved => {
+            (0..parts[0].matrix.rows).flat_map(|row| (0..parts.len()).map(move |part| (part, row))).collect()
+        }
+        Arrangement::Heads { head_dim } => {
+            let plain: Vec<_> = stacked.collect();
+            let halves = |head: &[(usize, usize)]| {
+                let (first, second) = head.split_at(head_dim / 2);
+                first.iter().zip(second).flat_map(|(a, b)| [*a, *b]).collect::<Vec<_>>()
+            };
+            plain.chunks_exact(head_dim).flat_map(halves).collect()
+        }
+    }
+}
+
+/// The elements of a row; what is behind them stays as it is.
+fn row_bytes(matrix: &StoredMatrix, row: usize, out: &mut [u8]) {
+    fn put<T: Copy, const N: usize>(out: &mut [u8], values: &[T], bytes: impl Fn(T) -> [u8; N]) {
+        let (out, _) = out.as_chunks_mut::<N>();
+        out.iter_mut().zip(values).for_each(|(out, value)| *out = bytes(*value));
+    }
+    let range = row * matrix.columns..(row + 1) * matrix.columns;
+    match &matrix.data {
+        StoredData::F32(values) => put(out, &values[range], f32::to_le_bytes),
+        StoredData::F16(values) => put(out, &values[range], half::f16::to_le_bytes),
+        StoredData::Bf16(values) => put(out, &values[range], half::bf16::to_le_bytes),
+        StoredData::Int8 { quants, .. } => put(out, &quants[range], i8::to_le_bytes),
+        other => unreachable!("refused before: {other:?}"),
+    }
+}
+
+fn row_scale(matrix: &StoredMatrix, row: usize) -> f32 {
+    match &matrix.data {
+        StoredData::Int8 { scales, .. } => scales[row].to_f32(),
+        _ => 1.0,
+    }
+}

@@ -1,0 +1,486 @@
+//! [`Operations`] over a [`Device`]: each is one kernel, and a decode step that comes again is one graph.
+//!
+//! Enters: packed weights, activations, the rows of a step. Leaves: work enqueued on the device. The first decode step of a size runs kernel by kernel,
+//! which makes all scratch that it needs; the second is recorded; from then on such a step is one replay, whatever its tokens, positions and
+//! blocks, because those lie on the device ([`StepState`]). Whatever moves in memory voids what was recorded.
+
+use std::collections::HashMap;
+
+use super::attention::{AttentionCut, DecodeAttention, MOST_HEAD_DIM, PrefillAttention};
+use super::device::Device;
+use super::kernels::{Embed, Floats, GateUp, Head, NormQkv, ProjectAdd, Tuning};
+use super::matrix::{Matrix, floats};
+use super::step::{Pool, Scratch, StepState};
+use super::tiled;
+use crate::engine::native::noise;
+use crate::engine::native::operations::{
+    Arrangement, AttentionShape, AttentionWeights, Begun, Embedding, Operations, Part, PoolShape,
+};
+use crate::engine::native::rope::RopeTable;
+use crate::engine::native::rows::Rows;
+use crate::engine::{EngineError, Timeline};
+use crate::model::{Dtype, StoredMatrix};
+use crate::units::Bytes;
+
+/// What steps have in common that one graph can serve: rows, and the power of two above the splits that their longest context could fill.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct StepKey {
+    rows: usize,
+    splits: usize,
+}
+
+/// What is known of steps of a key.
+#[derive(Debug)]
+enum Known<D: Device> {
+    /// One ran, so the scratch is there.
+    Ran,
+    Recorded(Recorded<D>),
+}
+
+#[derive(Debug)]
+struct Recorded<D: Device> {
+    graph: D::Graph,
+    /// Bytes of everything but attention, which depends on positions.
+    bytes: u64,
+    attentions: Vec<(AttentionCut, Option<usize>)>,
+}
+
+/// How the step that began goes on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Mode {
+    Plain,
+    Recording(StepKey),
+}
+
+/// Memory that kernels need beside weights and activations.
+#[derive(Debug)]
+struct Workspace<D: Device> {
+    prepared: Scratch<D>,
+    projected: Scratch<D>,
+    heads_arrived: Scratch<D>,
+    partial: Scratch<D>,
+    statistics: Scratch<D>,
+    splits_arrived: Scratch<D>,
+    best: Scratch<D>,
+    logits_arrived: Scratch<D>,
+    next: Scratch<D>,
+}
+
+impl<D: Device> Default for Workspace<D> {
+    fn default() -> Self {
+        Self {
+            prepared: Scratch::default(),
+            projected: Scratch::default(),
+            heads_arrived: Scratch::default(),
+            partial: Scratch::default(),
+            statistics: Scratch::default(),
+            splits_arrived: Scratch::default(),
+            best: Scratch::default(),
+            logits_arrived: Scratch::default(),
+            next: Scratch::default(),
+        }
+    }
+}
+
+/// A device's side of the native forward.
+#[derive(Debug)]
+pub struct CudaOperations<D: Device> {
+    device: D,
+    tuning: Tuning,
+    step: StepState<D>,
+    workspace: Workspace<D>,
+    known: HashMap<StepKey, Known<D>>,
+    mode: Mode,
+    may_record: bool,
+    moved: u64,
+    attention_moved: u64,
+    attentions: Vec<(AttentionCut, Option<usize>)>,
+    sequences: usize,
+}
+
+impl<D: Device> CudaOperations<D> {
+    /// The operations of a device.
+    #[must_use]
+    pub fn new(device: D) -> Self {
+        Self::with_tuning(device, Tuning::default())
+    }
+
+    /// As [`Self::new`], with sizes of one's own.
+    #[must_use]
+    pub fn with_tuning(device: D, tuning: Tuning) -> Self {
+        Self {
+            device,
+            tuning,
+            step: StepState::default(),
+            workspace: Workspace::default(),
+            known: HashMap::new(),
+            mode: Mode::Plain,
+            may_record: true,
+            moved: 0,
+            attention_moved: 0,
+            attentions: Vec::new(),
+            sequences: 0,
+        }
+    }
+
+    /// The device.
+    #[must_use]
+    pub fn device(&self) -> &D {
+        &self.device
+    }
+
+    /// Copies of step data to the device so far.
+    #[must_use]
+    pub fn uploads(&self) -> usize {
+        self.step.uploads
+    }
+
+    /// Only steps of single tokens come again and again; `longest` is what their positions reach.
+    fn key(&self, rows: &Rows) -> Option<StepKey> {
+        let steady = rows.len() == rows.sequences.len();
+        let longest = longest(rows).div_ceil(self.tuning.least_split).next_power_of_two();
+        (self.may_record && steady).then_some(StepKey { rows: rows.len(), splits: longest })
+    }
+
+    /// Room for the rows of a tiled product, where there are enough of them.
+    fn prepared(&mut self, rows: usize, weights: &Matrix<D>) -> Result<Option<u64>, EngineError> {
+        if rows < self.tuning.least_tiled || !tiled::fits(weights.format) {
+            return Ok(None);
+        }
+        self.grow(|space| &mut space.prepared, tiled::prepared_bytes(weights, rows), &[])?;
+        Ok(Some(self.workspace.prepared.address()))
+    }
+
+    /// Makes room in one part of the workspace. What was recorded points to the room that was there before.
+    fn grow(
+        &mut self,
+        part: fn(&mut Workspace<D>) -> &mut Scratch<D>,
+        bytes: usize,
+        fill: &[u8],
+    ) -> Result<(), EngineError> {
+        let grown = part(&mut self.workspace).grow(&mut self.device, bytes, fill);
+        if !matches!(grown, Ok(false)) {
+            self.known.clear();
+        }
+        grown.map(drop)
+    }
+
+    fn finish_recording(&mut self, key: StepKey) -> Result<(), EngineError> {
+        let graph = self.device.end_recording()?;
+        let attentions = std::mem::take(&mut self.attentions);
+        let bytes = self.moved - self.attention_moved;
+        self.device.replay(&graph)?;
+        self.known.insert(key, Known::Recorded(Recorded { graph, bytes, attentions }));
+        Ok(())
+    }
+}
+
+/// Positions of the longest sequence after the step.
+fn longest(rows: &Rows) -> usize {
+    rows.positions.iter().max().map_or(0, |position| *position as usize + 1)
+}
+
+impl<D: Device> Operations for CudaOperations<D> {
+    type Linear = Matrix<D>;
+    type Vector = Floats<D>;
+    type Table = Matrix<D>;
+    type Buffer = Floats<D>;
+    type Pool = Pool<D>;
+
+    fn linear(&mut self, parts: Vec<Part>, arrangement: Arrangement) -> Result<Matrix<D>, EngineError> {
+        Matrix::new(&mut self.device, &parts, arrangement)
+    }
+
+    fn vector(&mut self, values: Vec<f32>) -> Result<Floats<D>, EngineError> {
+        Ok(Floats { memory: floats(&mut self.device, &values)?, rows: 1, width: values.len() })
+    }
+
+    fn table(&mut self, matrix: StoredMatrix) -> Result<Matrix<D>, EngineError> {
+        Matrix::new(&mut self.device, &[Part { matrix, bias: None }], Arrangement::Stacked)
+    }
+
+    fn buffer(&mut self, rows: usize, width: usize) -> Result<Floats<D>, EngineError> {
+        // What was recorded may point to the buffer that this one replaces.
+        self.known.clear();
+        Ok(Floats { memory: self.device.allocate(4 * rows * width)?, rows, width })
+    }
+
+    fn pool(&mut self, shape: PoolShape) -> Result<Pool<D>, EngineError> {
+        if !shape.block_size.is_power_of_two() {
+            return super::super::refuse(
+                format!("blocks of {} positions on {}", shape.block_size, self.device.name()),
+                "a power of two is needed",
+            );
+        }
+        if !shape.head_dim.is_multiple_of(8) || shape.head_dim > MOST_HEAD_DIM {
+            return super::super::refuse(
+                format!("heads of {} on {}", shape.head_dim, self.device.name()),
+                "a multiple of 8 up to 256 is needed",
+            );
+        }
+        Ok(Pool::new(shape))
+    }
+
+    fn reserve(&mut self, pool: &mut Pool<D>, blocks: usize) -> Result<(), EngineError> {
+        pool.reserve(&mut self.device, blocks)
+    }
+
+    fn fill_blocks(&mut self, pool: &mut Pool<D>, blocks: &[u32], seed: u64) -> Result<(), EngineError> {
+        let mut elements = vec![0.0; pool.shape.block_elements()];
+        let mut bytes = Vec::with_capacity(pool.layer_bytes());
+        for &block in blocks {
+            for layer in 0..pool.shape.layers {
+                bytes.clear();
+                for values in [false, true] {
+                    noise::fill(seed, layer, block, values, &mut elements);
+                    narrow_into(&elements, pool.shape.dtype, &mut bytes);
+                }
+                let (memory, offset) = pool.place(block as usize, layer);
+                self.device.upload(memory, offset, &bytes)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn begin(&mut self, rows: &Rows, rope: &RopeTable, pool: &Pool<D>) -> Result<Begun, EngineError> {
+        if let Mode::Recording(_) = std::mem::replace(&mut self.mode, Mode::Plain) {
+            // A step failed while it was recorded.
+            self.device.end_recording()?;
+        }
+        let moved = self.step.set(&mut self.device, rows, rope, pool);
+        if !matches!(moved, Ok(false)) {
+            self.known.clear();
+        }
+        moved?;
+        self.sequences = rows.sequences.len();
+        self.attentions.clear();
+        (self.moved, self.attention_moved) = (0, 0);
+        let Some(key) = self.key(rows) else { return Ok(Begun::Stepwise) };
+        match self.known.get(&key) {
+            None => Ok(Begun::Stepwise),
+            Some(Known::Ran) => {
+                self.mode = Mode::Recording(key);
+                self.device.begin_recording()?;
+                Ok(Begun::Stepwise)
+            }
+            Some(Known::Recorded(recorded)) => {
+                self.device.replay(&recorded.graph)?;
+                let attentions = recorded.attentions.iter();
+                let read: u64 = attentions.map(|(cut, window)| cut.bytes(rows, *window, &pool.shape)).sum();
+                self.moved = recorded.bytes + read;
+                Ok(Begun::Whole)
+            }
+        }
+    }
+
+    fn end(&mut self, rows: &Rows) -> Result<(), EngineError> {
+        match std::mem::replace(&mut self.mode, Mode::Plain) {
+            Mode::Recording(key) => self.finish_recording(key),
+            Mode::Plain => {
+                if let Some(key) = self.key(rows) {
+                    self.known.insert(key, Known::Ran);
+                }
+                Ok(())
+            }
+        }
+    }
+
+    fn run_whole(&mut self, allowed: bool) {
+        self.may_record = allowed;
+    }
+
+    fn embed(
+        &mut self,
+        rows: &Rows,
+        embedding: Embedding<'_, Self>,
+        hidden: &mut Floats<D>,
+    ) -> Result<(), EngineError> {
+        let (Embedding::Table(table) | Embedding::Head(table)) = embedding;
+        self.moved += Embed { rows: rows.len(), table, step: &self.step, hidden }.launch(&mut self.device)?;
+        Ok(())
+    }
+
+    fn norm_qkv(
+        &mut self,
+        rows: &Rows,
+        shape: &AttentionShape,
+        weights: &AttentionWeights<Self>,
+        _rope: &RopeTable,
+        layer: usize,
+        hidden: &Floats<D>,
+        pool: &mut Pool<D>,
+        query: &mut Floats<D>,
+    ) -> Result<(), EngineError> {
+        let prepared = self.prepared(rows.len(), &weights.qkv)?;
+        let heads = shape.heads + 2 * shape.kv_heads;
+        if weights.head_norms.is_some() {
+            self.grow(|space| &mut space.projected, 4 * rows.len() * heads * shape.head_dim, &[])?;
+            self.grow(|space| &mut space.heads_arrived, 4 * rows.len() * heads, &[0])?;
+        }
+        let kernel = NormQkv {
+            rows: rows.len(),
+            shape: *shape,
+            hidden,
+            norm: &weights.norm,
+            weights: &weights.qkv,
+            head_norms: weights.head_norms.as_ref().map(|(query, key)| (query, key)),
+            step: &self.step,
+            pool,
+            layer,
+            query,
+            projected: self.workspace.projected.address(),
+            arrived: self.workspace.heads_arrived.address(),
+            prepared,
+        };
+        self.moved += kernel.launch(&mut self.device, self.tuning)?;
+        Ok(())
+    }
+
+    fn attention(
+        &mut self,
+        rows: &Rows,
+        shape: &AttentionShape,
+        window: Option<usize>,
+        layer: usize,
+        query: &Floats<D>,
+        pool: &Pool<D>,
+        out: &mut Floats<D>,
+    ) -> Result<(), EngineError> {
+        if PrefillAttention::<D>::fits(rows, &pool.shape, self.tuning) {
+            let kernel =
+                PrefillAttention { shape: *shape, window, query, step: &self.step, pool, layer, out };
+            self.moved += kernel.launch(&mut self.device, rows)?;
+            return Ok(());
+        }
+        // Not what this step's positions reach, but the most of any step that a graph of this one will serve.
+        let reach =
+            longest(rows).div_ceil(self.tuning.least_split).next_power_of_two() * self.tuning.least_split;
+        let longest = reach.min(window.unwrap_or(usize::MAX));
+        let cut = AttentionCut::new(&self.device, shape, rows.len(), longest, self.tuning);
+        let parts = rows.len() * shape.heads * cut.splits;
+        self.grow(|space| &mut space.partial, 4 * parts * shape.head_dim, &[])?;
+        self.grow(|space| &mut space.statistics, 8 * parts, &[])?;
+        self.grow(|space| &mut space.splits_arrived, 4 * rows.len() * shape.kv_heads * cut.chunks, &[0])?;
+        let space = &self.workspace;
+        let kernel = DecodeAttention {
+            rows: rows.len(),
+            shape: *shape,
+            window,
+            cut,
+            query,
+            step: &self.step,
+            pool,
+            layer,
+            out,
+            partial: space.partial.address(),
+            statistics: space.statistics.address(),
+            arrived: space.splits_arrived.address(),
+        };
+        kernel.launch(&mut self.device, self.tuning)?;
+        let read = cut.bytes(rows, window, &pool.shape);
+        self.attentions.push((cut, window));
+        self.moved += read;
+        self.attention_moved += read;
+        Ok(())
+    }
+
+    fn project_add(
+        &mut self,
+        rows: &Rows,
+        weights: &Matrix<D>,
+        input: &Floats<D>,
+        hidden: &mut Floats<D>,
+    ) -> Result<(), EngineError> {
+        let prepared = self.prepared(rows.len(), weights)?;
+        let kernel = ProjectAdd { rows: rows.len(), input, weights, hidden, prepared };
+        self.moved += kernel.launch(&mut self.device, self.tuning)?;
+        Ok(())
+    }
+
+    fn norm_gate_up(
+        &mut self,
+        rows: &Rows,
+        norm: &Floats<D>,
+        norm_eps: f32,
+        weights: &Matrix<D>,
+        hidden: &Floats<D>,
+        out: &mut Floats<D>,
+    ) -> Result<(), EngineError> {
+        let prepared = self.prepared(rows.len(), weights)?;
+        let kernel = GateUp { rows: rows.len(), hidden, norm, norm_eps, weights, out, prepared };
+        self.moved += kernel.launch(&mut self.device, self.tuning)?;
+        Ok(())
+    }
+
+    fn head(
+        &mut self,
+        rows: &Rows,
+        norm: &Floats<D>,
+        norm_eps: f32,
+        head: &Matrix<D>,
+        hidden: &Floats<D>,
+        logits: &mut Floats<D>,
+        _next: &mut Vec<u32>,
+    ) -> Result<(), EngineError> {
+        let sequences = rows.sequences.len();
+        let prepared = self.prepared(sequences, head)?;
+        self.grow(|space| &mut space.best, 8 * sequences, &Head::<D>::NO_LOGIT.to_le_bytes())?;
+        self.grow(|space| &mut space.logits_arrived, 4 * sequences, &[0])?;
+        self.grow(|space| &mut space.next, 4 * sequences, &[])?;
+        let space = &self.workspace;
+        let kernel = Head {
+            sequences,
+            hidden,
+            norm,
+            norm_eps,
+            weights: head,
+            step: &self.step,
+            logits,
+            best: space.best.address(),
+            arrived: space.logits_arrived.address(),
+            next: space.next.address(),
+            prepared,
+        };
+        self.moved += kernel.launch(&mut self.device, self.tuning)?;
+        Ok(())
+    }
+
+    fn await_next(&mut self, next: &mut Vec<u32>) -> Result<(), EngineError> {
+        next.clear();
+        if let Some(memory) = self.workspace.next.memory() {
+            let mut bytes = vec![0; 4 * self.sequences];
+            self.device.download(memory, 0, &mut bytes)?;
+            next.extend(bytes.as_chunks().0.iter().map(|word| u32::from_le_bytes(*word)));
+        }
+        Ok(())
+    }
+
+    fn device_name(&self) -> String {
+        self.device.name().into()
+    }
+
+    fn timeline(&self) -> Box<dyn Timeline> {
+        self.device.timeline()
+    }
+
+    fn read(&mut self, buffer: &Floats<D>, rows: usize) -> Result<Vec<Vec<f32>>, EngineError> {
+        let mut bytes = vec![0; 4 * rows * buffer.width];
+        self.device.download(&buffer.memory, 0, &mut bytes)?;
+        let values: Vec<f32> = bytes.as_chunks().0.iter().map(|word| f32::from_le_bytes(*word)).collect();
+        Ok(values.chunks_exact(buffer.width.max(1)).map(<[f32]>::to_vec).collect())
+    }
+
+    fn take_moved(&mut self) -> Bytes {
+        self.attention_moved = 0;
+        Bytes(std::mem::take(&mut self.moved))
+    }
+}
+
+/// Elements as a pool keeps them.
+fn narrow_into(elements: &[f32], dtype: Dtype, bytes: &mut Vec<u8>) {
+    match dtype {
+        Dtype::F32 => bytes.extend(elements.iter().flat_map(|x| x.to_le_bytes())),
+        Dtype::F16 => bytes.extend(elements.iter().flat_map(|x| half::f16::from_f32(*x).to_le_bytes())),
+        _ => bytes.extend(elements.iter().flat_map(|x| half::bf16::from_f32(*x).to_le_bytes())),
+    }
+}

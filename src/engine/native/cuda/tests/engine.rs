@@ -1,0 +1,191 @@
+//! The whole engine on the emulated device: paged cache, ragged steps, recorded graphs.
+
+use std::path::{Path, PathBuf};
+
+use super::super::emulated::Emulated;
+use super::super::operations::CudaOperations;
+use super::SMALL;
+use crate::engine::native::NativeSession;
+use crate::engine::native::cpu::CpuOperations;
+use crate::engine::native::operations::Operations;
+use crate::engine::{SequenceId, Session, StepBatch};
+use crate::measure::quality::relative_error;
+use crate::model::{Dtype, OpenModel};
+
+/// f32 against f32: only the order of sums differs.
+const F32_TOLERANCE: f64 = 1e-4;
+/// A sum in another order may round an activation to the next bf16, or an 8-bit activation to the next step.
+const ROUNDED_TOLERANCE: f64 = 2e-2;
+
+fn fixtures() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models")
+}
+
+fn model(name: &str) -> OpenModel {
+    crate::model::open(fixtures().join(name).to_str().unwrap(), None, 0).unwrap()
+}
+
+type EmulatedSession = NativeSession<CudaOperations<Emulated>>;
+
+fn emulated(model: &OpenModel, dtype: Dtype, seed: u64) -> EmulatedSession {
+    let operations = CudaOperations::with_tuning(Emulated::new(seed), SMALL);
+    NativeSession::load(operations, model, dtype, 16, &mut |_| {}).unwrap()
+}
+
+fn on_cpu(model: &OpenModel, dtype: Dtype) -> NativeSession<CpuOperations> {
+    NativeSession::load(CpuOperations::new(1).unwrap(), model, dtype, 16, &mut |_| {}).unwrap()
+}
+
+fn tokens(count: usize, seed: u32) -> Vec<u32> {
+    (0..u32::try_from(count).unwrap()).map(|i| (i * 37 + seed * 11 + i * i) % 199).collect()
+}
+
+/// Runs the same steps on both; each decode step brings the token that the CPU chose.
+fn assert_equal<A: Operations, B: Operations>(
+    found: &mut NativeSession<A>,
+    wanted: &mut NativeSession<B>,
+    prompts: &[Vec<u32>],
+    steps: usize,
+    tolerance: f64,
+) {
+    let sequences = |step: Vec<(Vec<u32>, usize)>| StepBatch {
+        sequences: step
+            .into_iter()
+            .enumerate()
+            .flat_map(|(index, (tokens, start))| {
+                StepBatch::uniform(SequenceId(index as u64), &[tokens], start).sequences
+            })
+            .collect(),
+    };
+    let mut lengths: Vec<usize> = prompts.iter().map(Vec::len).collect();
+    let mut batch = sequences(prompts.iter().map(|prompt| (prompt.clone(), 0)).collect());
+    for step in 0..=steps {
+        found.step(&batch).unwrap();
+        wanted.step(&batch).unwrap();
+        let (logits, reference) = (found.logits().unwrap(), wanted.logits().unwrap());
+        assert_eq!(logits.len(), reference.len());
+        for (index, (logits, reference)) in logits.iter().zip(&reference).enumerate() {
+            let error = relative_error(logits, reference);
+            assert!(error <= tolerance, "step {step}, sequence {index}: {error:.1e}");
+        }
+        let next = wanted.next_tokens().unwrap();
+        assert_eq!(found.next_tokens().unwrap(), next, "step {step}");
+        batch = sequences(next.iter().zip(&lengths).map(|(token, length)| (vec![*token], *length)).collect());
+        for length in &mut lengths {
+            *length += 1;
+        }
+    }
+}
+
+#[test]
+fn every_fixture_model_generates_what_it_does_on_the_cpu() {
+    let mut compared = 0;
+    for (index, entry) in std::fs::read_dir(fixtures()).unwrap().enumerate() {
+        let path = entry.unwrap().path();
+        if !path.is_dir() {
+            continue;
+        }
+        let model = crate::model::open(path.to_str().unwrap(), None, 0).unwrap();
+        let (mut found, mut wanted) =
+            (emulated(&model, Dtype::F32, index as u64), on_cpu(&model, Dtype::F32));
+        assert_equal(&mut found, &mut wanted, &[tokens(21, 3)], 5, F32_TOLERANCE);
+        compared += 1;
+    }
+    assert!(compared >= 13, "{compared} models");
+}
+
+#[test]
+fn every_dtype_generates_what_it_does_on_the_cpu() {
+    for (name, dtypes) in [
+        ("llama-gqa", [Dtype::Bf16, Dtype::F16, Dtype::Int8]),
+        ("qwen3", [Dtype::Bf16, Dtype::F16, Dtype::Int8]),
+        ("qwen2", [Dtype::Bf16, Dtype::F16, Dtype::Int8]),
+    ] {
+        let model = model(name);
+        for dtype in dtypes {
+            let (mut found, mut wanted) = (emulated(&model, dtype, 5), on_cpu(&model, dtype));
+            assert_equal(&mut found, &mut wanted, &[tokens(18, 1)], 4, ROUNDED_TOLERANCE);
+        }
+    }
+}
+
+#[test]
+fn a_ragged_batch_is_what_each_sequence_is_alone_under_every_schedule() {
+    for (name, seed) in [("llama-gqa", 1), ("qwen3", 2), ("mistral-window", 3)] {
+        let model = model(name);
+        let prompts = [tokens(33, 1), tokens(1, 2), tokens(16, 3), tokens(17, 4), tokens(5, 5)];
+        let (mut found, mut wanted) = (emulated(&model, Dtype::F32, seed), on_cpu(&model, Dtype::F32));
+        assert_equal(&mut found, &mut wanted, &prompts, 4, F32_TOLERANCE);
+    }
+}
+
+#[test]
+fn a_steady_decode_is_recorded_once_and_replayed_bit_for_bit() {
+    let model = model("qwen3");
+    let prompt = [tokens(20, 7)];
+    let mut session = emulated(&model, Dtype::Bf16, 9);
+    session.step(&StepBatch::uniform(SequenceId(0), &prompt, 0)).unwrap();
+    let step = StepBatch::uniform(SequenceId(0), &[vec![5]], 20);
+    let mut seen = Vec::new();
+    for expected in [0, 1, 2, 3] {
+        session.step(&step).unwrap();
+        assert_eq!(session.operations.device().replays, expected);
+        seen.push((session.logits().unwrap(), session.next_tokens().unwrap(), session.moved().unwrap()));
+    }
+    assert!(seen.iter().all(|one| *one == seen[0]), "eager, recorded and replayed steps differ");
+    // A pinned step copies nothing to the device.
+    let uploads = session.operations.uploads();
+    session.step(&step).unwrap();
+    assert_eq!(session.operations.uploads(), uploads);
+    // Another position, token and block, the same graph.
+    session.step(&StepBatch::uniform(SequenceId(0), &[vec![6]], 21)).unwrap();
+    assert_eq!(session.operations.device().replays, 5);
+}
+
+#[test]
+fn a_graph_is_void_when_the_scratch_that_it_points_to_has_moved() {
+    let model = model("llama-gqa");
+    let mut device = Emulated::new(3);
+    device.multiprocessors = 16;
+    let operations = CudaOperations::with_tuning(device, SMALL);
+    let mut session = NativeSession::load(operations, &model, Dtype::F32, 16, &mut |_| {}).unwrap();
+    let mut step = |sequence, tokens: Vec<u32>, start| {
+        session.step(&StepBatch::uniform(SequenceId(sequence), &[tokens], start)).unwrap();
+        (session.logits().unwrap(), session.operations.device().replays)
+    };
+    step(0, tokens(60, 1), 0);
+    step(1, tokens(20, 2), 0);
+    let short: Vec<_> = (0..3).map(|_| step(1, vec![5], 20)).collect();
+    assert_eq!(short.iter().map(|(_, replays)| *replays).collect::<Vec<_>>(), [0, 1, 2]);
+    // More splits need more scratch.
+    let (_, before) = step(0, vec![5], 60);
+    let (logits, after) = step(1, vec![5], 20);
+    assert_eq!((after, logits), (before, short[0].0.clone()));
+}
+
+#[test]
+fn a_profile_names_every_operation_and_counts_the_bytes_of_a_step() {
+    let model = model("llama-gqa");
+    let mut session = emulated(&model, Dtype::Bf16, 9);
+    session.step(&StepBatch::uniform(SequenceId(0), &[tokens(20, 7)], 0)).unwrap();
+    let step = StepBatch::uniform(SequenceId(0), &[vec![5]], 20);
+    for _ in 0..3 {
+        session.step(&step).unwrap();
+    }
+    let moved = session.moved().unwrap();
+    let profile = session.profile(&step).unwrap();
+    assert_eq!(profile.iter().map(|operation| operation.bytes.0).sum::<u64>(), moved.0);
+    assert!(profile.iter().all(|operation| operation.calls > 0));
+}
+
+#[test]
+fn a_filled_cache_is_the_same_on_both_devices() {
+    let model = model("llama-gqa");
+    let (mut found, mut wanted) = (emulated(&model, Dtype::Bf16, 4), on_cpu(&model, Dtype::Bf16));
+    for session in [&mut found as &mut dyn Session, &mut wanted] {
+        session.fill_kv(SequenceId(0), 75, 11).unwrap();
+        session.step(&StepBatch::uniform(SequenceId(0), &[vec![3]], 75)).unwrap();
+    }
+    let error = relative_error(&found.logits().unwrap()[0], &wanted.logits().unwrap()[0]);
+    assert!(error <= ROUNDED_TOLERANCE, "{error:.1e}");
+}

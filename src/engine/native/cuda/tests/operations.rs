@@ -1,0 +1,238 @@
+//! Each operation, and whole ragged steps, on the emulated device against the oracle, over random models of odd shapes.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::rc::Rc;
+
+use super::super::emulated::{Barrier, Emulated};
+use super::super::kernels::Tuning;
+use super::super::operations::CudaOperations;
+use super::SMALL;
+use crate::engine::native::kv_dtype;
+use crate::engine::native::noise;
+use crate::engine::native::operations::{Arrangement, Embedding, Operation, Operations, Part, PoolShape};
+use crate::engine::native::oracle::Oracle;
+use crate::engine::native::rope::RopeTable;
+use crate::engine::native::rows::Rows;
+use crate::engine::native::testing::scenario::{Script, ragged};
+use crate::engine::native::testing::{
+    OperationError, Sample, Scenario, operation_errors, operation_tolerance, same_scenario, step_tolerance,
+    worst,
+};
+use crate::model::{Dtype, Packing, StoredMatrix};
+
+const DTYPES: [Dtype; 4] = [Dtype::Bf16, Dtype::F16, Dtype::F32, Dtype::Int8];
+
+/// A sample that the kernels run: K and V as its weights say, heads of whole vectors.
+fn sample(seed: u64) -> Option<Sample> {
+    let dtype = DTYPES[usize::try_from(seed).unwrap() % DTYPES.len()];
+    let mut sample = Sample::of_dtype(dtype, seed);
+    sample.kv_dtype = kv_dtype(dtype);
+    sample.architecture.head_dim.is_multiple_of(8).then_some(sample)
+}
+
+fn emulated(seed: u64, tuning: Tuning) -> CudaOperations<Emulated> {
+    CudaOperations::with_tuning(Emulated::new(seed), tuning)
+}
+
+fn scenario_of(sample: &Sample, scripts: &[Script]) -> Scenario {
+    Scenario::new(scripts, 16, sample.architecture.vocab_size, sample.seed)
+}
+
+/// Tensor cores take rows rounded to f16; the oracle, as the streaming product, takes them as they are.
+const F16_ROWS_TOLERANCE: f64 = 3e-3;
+
+#[test]
+fn every_operation_equals_the_oracle() {
+    let samples: Vec<Sample> = (0..12).filter_map(sample).collect();
+    assert!(samples.len() >= 9);
+    for sample in samples {
+        let scenario = scenario_of(&sample, &ragged(sample.seed));
+        let errors_with = |tuning: Tuning| {
+            let mut device = emulated(sample.seed, tuning);
+            operation_errors(&mut device, &mut Oracle::new(), &sample, &scenario).unwrap()
+        };
+        let mut tuning = SMALL;
+        if sample.dtype == Dtype::F16 {
+            for error in errors_with(tuning) {
+                assert!(error.worst <= F16_ROWS_TOLERANCE, "{error:?}, {}", sample.label());
+            }
+            tuning.least_tiled = usize::MAX;
+        }
+        for error in errors_with(tuning) {
+            assert!(error.passed(&sample), "{error:?}, {}", sample.label());
+        }
+    }
+}
+
+#[test]
+fn whole_steps_equal_the_oracle_under_every_schedule() {
+    for sample in (30..37).filter_map(sample) {
+        let scenario = scenario_of(&sample, &ragged(sample.seed));
+        let error = same_scenario(emulated(sample.seed, SMALL), Oracle::new(), &sample, &scenario).unwrap();
+        assert!(error <= step_tolerance(&sample), "{error:.1e} off, {}", sample.label());
+    }
+}
+
+/// Rounding queries and weights of a softmax to bf16 or f16 is an error of half a step in each of many terms.
+const PREFILL_TOLERANCE: f64 = 6e-3;
+
+#[test]
+fn attention_on_tensor_cores_equals_attention_over_single_rows() {
+    let samples = (0..40).filter_map(sample);
+    let samples = samples.filter(|s| s.architecture.head_dim <= 128 && s.dtype != Dtype::F32);
+    let mut compared = 0;
+    for sample in samples.take(7) {
+        let scenario = scenario_of(&sample, &ragged(sample.seed));
+        let mut tiled = emulated(sample.seed, Tuning { least_prefill: 1, ..SMALL });
+        let mut single = emulated(sample.seed, SMALL);
+        let errors = operation_errors(&mut tiled, &mut single, &sample, &scenario).unwrap();
+        for error in errors.into_iter().filter(|error| error.operation == Operation::Attention) {
+            assert!(error.worst <= PREFILL_TOLERANCE, "{error:?}, {}", sample.label());
+            compared += 1;
+        }
+    }
+    assert!(compared >= 7, "{compared}");
+}
+
+#[test]
+fn products_on_tensor_cores_equal_the_oracle_at_every_tiling() {
+    for (dtype, tolerance) in [(Dtype::Bf16, 1e-5), (Dtype::F16, 1e-3)] {
+        for rows in [1, 5, 16, 17, 33, 65, 130] {
+            let tuning = Tuning { least_tiled: 1, ..SMALL };
+            let found = projection(&mut emulated(7, tuning), dtype, rows, 700);
+            let error = worst(&found, &projection(&mut Oracle::new(), dtype, rows, 700));
+            assert!(error <= tolerance, "{rows} rows of {dtype}: {error:.1e}");
+        }
+    }
+}
+
+/// `hidden += W · input + b` of so many columns, with inputs made of noise.
+fn projection<O: Operations>(operations: &mut O, dtype: Dtype, rows: usize, columns: usize) -> Vec<Vec<f32>> {
+    const OUTPUTS: usize = 37;
+    let sample = Sample::of_dtype(dtype, 0);
+    let shape = PoolShape { layers: 1, kv_heads: 1, head_dim: 16, block_size: 16, dtype: kv_dtype(dtype) };
+    let rope = RopeTable::new(&sample.architecture).unwrap();
+    let mut pool = operations.pool(shape).unwrap();
+    operations.reserve(&mut pool, rows).unwrap();
+    let mut step = Rows::new(16);
+    for row in (0..).take(rows) {
+        step.push(&[row], 0, &[row]);
+    }
+    let noise = |stream: usize, count: usize| {
+        let mut values = vec![0.0; count];
+        noise::fill(3, stream, 0, false, &mut values);
+        values
+    };
+    let packing = Packing::of(dtype, 32).unwrap();
+    let matrix = StoredMatrix::from_f32_rows(OUTPUTS, columns, &noise(0, OUTPUTS * columns), packing);
+    let weights = operations
+        .linear(vec![Part { matrix, bias: Some(noise(1, OUTPUTS)) }], Arrangement::Stacked)
+        .unwrap();
+    operations.begin(&step, &rope, &pool).unwrap();
+    let mut filled = |stream: usize, width: usize| {
+        let values = noise(stream, rows * width);
+        let table = StoredMatrix::from_f32_rows(rows, width, &values, Packing::F32);
+        let table = operations.table(table).unwrap();
+        let mut buffer = operations.buffer(rows, width).unwrap();
+        operations.embed(&step, Embedding::Table(&table), &mut buffer).unwrap();
+        buffer
+    };
+    let (input, mut hidden) = (filled(2, columns), filled(3, OUTPUTS));
+    operations.project_add(&step, &weights, &input, &mut hidden).unwrap();
+    operations.read(&hidden, rows).unwrap()
+}
+
+/// Rows wider than the shared memory of [`SMALL`].
+fn wide_error(seed: u64, dtype: Dtype, rows: usize) -> f64 {
+    let found = projection(&mut emulated(seed, SMALL), dtype, rows, 4_500);
+    worst(&found, &projection(&mut Oracle::new(), dtype, rows, 4_500))
+}
+
+#[test]
+fn rows_wider_than_shared_memory_are_multiplied_in_chunks() {
+    for dtype in DTYPES {
+        for rows in [1, 2, 3, 4] {
+            let error = wide_error(7, dtype, rows);
+            assert!(error <= 1e-5, "{rows} rows of {dtype}: {error:.1e}");
+        }
+    }
+}
+
+/// A barrier of the sources, by its file and line.
+fn barriers_of_the_sources() -> BTreeSet<String> {
+    let mut found = BTreeSet::new();
+    for entry in std::fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels")).unwrap() {
+        let path = entry.unwrap().path();
+        if !path.is_file() {
+            continue;
+        }
+        let text = std::fs::read_to_string(&path).unwrap();
+        for (line, _) in text.lines().enumerate().filter(|(_, line)| line.contains("__syncthreads()")) {
+            found.insert(format!("{}:{}", path.file_name().unwrap().display(), line + 1));
+        }
+    }
+    found
+}
+
+/// What is wrong with each operation in a few steps as cheap as can be, on a model that has every kind of layer.
+fn small_errors(seed: u64, sample: &Sample, tuning: Tuning) -> Option<Vec<OperationError>> {
+    let scripts = [(40, 1), (130, 4)].map(|(cached, brings)| Script { cached, brings: vec![brings] });
+    let mut device = Emulated::new(seed);
+    device.multiprocessors = 100;
+    let mut device = CudaOperations::with_tuning(device, tuning);
+    operation_errors(&mut device, &mut Oracle::new(), sample, &scenario_of(sample, &scripts)).ok()
+}
+
+/// A way to use the kernels: whether all is right with it under a seed.
+type Right = Box<dyn Fn(u64) -> bool>;
+
+fn ways_to_use_the_kernels() -> Vec<Right> {
+    let small = |dtype: Dtype, tuning: Tuning| -> Right {
+        let mut sample = Sample::of_dtype(dtype, 2);
+        sample.kv_dtype = kv_dtype(dtype);
+        sample.architecture.qk_norm = true;
+        sample.architecture.windows.clear();
+        // Rows that more than one warp takes to shared memory, and whose last tile lies where the sums go.
+        sample.architecture.hidden_size = 440;
+        Box::new(move |seed| {
+            let errors = small_errors(seed, &sample, tuning);
+            errors.is_some_and(|errors| {
+                errors.iter().all(|error| {
+                    let on_tensor_cores =
+                        error.operation == Operation::Attention && tuning.least_prefill == 1;
+                    let allowed = operation_tolerance(error.operation, &sample);
+                    error.worst <= if on_tensor_cores { PREFILL_TOLERANCE } else { allowed }
+                })
+            })
+        })
+    };
+    let little = Tuning { input_bytes: 64, ..SMALL };
+    vec![
+        Box::new(|seed| wide_error(seed, Dtype::Bf16, 2) <= 1e-5),
+        small(Dtype::F32, little),
+        small(Dtype::Int8, little),
+        small(Dtype::Bf16, little),
+        small(Dtype::Bf16, Tuning { least_prefill: 1, least_tiled: 1, ..little }),
+    ]
+}
+
+#[test]
+fn without_any_one_of_its_barriers_an_operation_is_wrong() {
+    // Each barrier with the first way that meets it.
+    let mut barriers = BTreeMap::new();
+    for way in ways_to_use_the_kernels().into_iter().map(Rc::new) {
+        assert!(way(1));
+        for barrier in Barrier::met() {
+            barriers.entry(barrier).or_insert_with(|| Rc::clone(&way));
+        }
+    }
+    let met: BTreeSet<String> = barriers.keys().map(Barrier::to_string).collect();
+    assert_eq!(met, barriers_of_the_sources(), "a barrier that no test meets");
+    let unnoticed: Vec<String> = barriers
+        .into_iter()
+        .filter(|(barrier, right)| (1..20).all(|seed| barrier.without(|| right(seed))))
+        .map(|(barrier, _)| barrier.to_string())
+        .collect();
+    assert!(unnoticed.is_empty(), "nothing is wrong without the barriers at {unnoticed:?}");
+}

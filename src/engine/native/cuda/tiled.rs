@@ -1,0 +1,119 @@
+//! The linear layers on tensor cores, for more rows than are worth streaming the weights for.
+//!
+//! Enters: rows and a matrix. Leaves: launches of `prepare_rows.cu` and `tiled_layers.cu`. A matrix is read once per tile of rows.
+
+use super::device::{Argument, Device, Launch};
+use super::kernels::{Floats, size, word};
+use super::matrix::{Format, Matrix};
+use crate::engine::EngineError;
+use Argument::{Address, F32};
+
+/// Threads of a block of `prepare_rows.cu`.
+const THREADS: u32 = 256;
+
+/// One of the tilings of `tiled.cuh`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Tiling {
+    rows: usize,
+    outputs: usize,
+    warps: u32,
+    stages: usize,
+}
+
+const TILINGS: [Tiling; 4] = [
+    Tiling { rows: 16, outputs: 32, warps: 4, stages: 6 },
+    Tiling { rows: 32, outputs: 32, warps: 4, stages: 6 },
+    Tiling { rows: 64, outputs: 32, warps: 4, stages: 6 },
+    Tiling { rows: 128, outputs: 128, warps: 8, stages: 3 },
+];
+
+impl Tiling {
+    /// The smallest that takes all rows at once, or the largest.
+    fn of(rows: usize) -> Self {
+        TILINGS.into_iter().find(|tiling| tiling.rows >= rows).unwrap_or(TILINGS[3])
+    }
+
+    /// Shared memory: stages of rows and outputs, 64 columns of 16 bits each.
+    fn shared_bytes(self) -> usize {
+        self.stages * (self.rows + self.outputs) * 128
+    }
+}
+
+/// Whether a matrix can be multiplied on tensor cores.
+#[must_use]
+pub fn fits(format: Format) -> bool {
+    matches!(format, Format::Bf16 | Format::F16)
+}
+
+/// Bytes of the prepared rows of a product.
+#[must_use]
+pub fn prepared_bytes<D: Device>(weights: &Matrix<D>, rows: usize) -> usize {
+    rows * weights.vectors * super::matrix::VECTOR
+}
+
+/// Rows, picked, normed and rounded.
+#[derive(Debug)]
+pub struct Prepare<'a, D: Device> {
+    pub rows: usize,
+    pub input: &'a Floats<D>,
+    /// Which rows, `[rows]` words; 0 for all of them in order.
+    pub row_of: u64,
+    pub norm: Option<(&'a Floats<D>, f32)>,
+}
+
+impl<D: Device> Prepare<'_, D> {
+    /// Enqueues it; the result is at `prepared`.
+    ///
+    /// # Errors
+    /// When the device refuses.
+    pub fn launch(&self, device: &mut D, weights: &Matrix<D>, prepared: u64) -> Result<(), EngineError> {
+        device.launch(&Launch {
+            kernel: format!("prepare_rows_{}", weights.format.name()),
+            grid: [word(self.rows), 1, 1],
+            threads: THREADS,
+            shared_bytes: 0,
+            arguments: vec![
+                Address(D::address(&self.input.memory)),
+                Address(self.row_of),
+                Address(self.norm.map_or(0, |(norm, _)| D::address(&norm.memory))),
+                F32(self.norm.map_or(0.0, |(_, eps)| eps)),
+                Address(prepared),
+                size(self.rows),
+                size(weights.columns),
+                size(weights.vectors),
+            ],
+        })
+    }
+}
+
+/// Enqueues a product of prepared rows, with the arguments of its operation first; bytes of weights.
+///
+/// # Errors
+/// When the device refuses.
+pub fn multiply<D: Device>(
+    device: &mut D,
+    operation: &str,
+    rows: usize,
+    weights: &Matrix<D>,
+    prepared: u64,
+    mut arguments: Vec<Argument>,
+) -> Result<u64, EngineError> {
+    let tiling = Tiling::of(rows);
+    let passes = rows.div_ceil(tiling.rows);
+    arguments.extend([
+        Address(prepared),
+        Address(D::address(&weights.data)),
+        Address(weights.bias.as_ref().map_or(0, D::address)),
+        size(rows),
+        size(weights.outputs),
+        size(weights.vectors),
+    ]);
+    device.launch(&Launch {
+        kernel: format!("tiled_{operation}_{}_t{}", weights.format.name(), tiling.rows),
+        grid: [word(weights.outputs.div_ceil(tiling.outputs)), word(passes), 1],
+        threads: tiling.warps * 32,
+        shared_bytes: word(tiling.shared_bytes()),
+        arguments,
+    })?;
+    Ok(passes as u64 * weights.bytes())
+}
