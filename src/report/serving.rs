@@ -15,7 +15,7 @@ use crate::engine::Capabilities;
 use crate::measure::environment::Environment;
 use crate::model::Dtype;
 use crate::roofline::{Ceilings, DeviceSpec};
-use crate::serve::latency::{Breakdown, Quantiles, Quantity, ServeResult, Validity};
+use crate::serve::latency::{Breakdown, KEEPS_UP, Quantiles, Quantity, ServeResult, Validity};
 use crate::serve::matrix::RowVerdict;
 use crate::serve::point::{Offered, Point};
 use crate::serve::search::Search;
@@ -360,6 +360,14 @@ fn remarks(point: &Point) -> Vec<String> {
     }
     let Some(result) = &point.result else { return said };
     said.extend(result.reasons.iter().map(|r| format!("{}: {r}", validity(point))));
+    // Beside latencies that are shown, a reader must know that they may depend on how long one measured.
+    said.extend(
+        result
+            .gates
+            .iter()
+            .filter(|gate| gate.name == KEEPS_UP && gate.passed.is_none())
+            .map(|gate| format!("whether it keeps up is open: {}", gate.detail)),
+    );
     if result.unfinished > 0 {
         said.push(format!("{} of {} measured requests never finished", result.unfinished, result.measured));
     }

@@ -199,8 +199,10 @@ pub struct ServeResult {
 /// p99 of the injection lag may be this, or this share of the median TTFT, whichever is more.
 const LAG_FLOOR_NS: f64 = 1e6;
 const LAG_SHARE: f64 = 0.05;
+/// The name of the gate that tells a run that keeps up from one that does not.
+pub const KEEPS_UP: &str = "keeps up";
 /// Completed over offered below this is saturation.
-const KEEPS_UP: f64 = 0.98;
+const ENOUGH_COMPLETED: f64 = 0.98;
 /// The in-system mean may differ from rate × time in system by this.
 const LITTLE_TOLERANCE: f64 = 0.1;
 /// Below so many measured requests trends, rates and Little's law are not judged.
@@ -549,10 +551,10 @@ fn saturation(
              its end",
             completed * 100.0
         );
-        let behind = completed < KEEPS_UP;
+        let behind = completed < ENOUGH_COMPLETED;
         let beyond_chance = growth > noise.max(10.0);
         if behind && beyond_chance {
-            reasons.push(format!("{balance}; below {:.0} % it does not keep up", KEEPS_UP * 100.0));
+            reasons.push(format!("{balance}; below {:.0} % it does not keep up", ENOUGH_COMPLETED * 100.0));
         }
         let detail = if behind && !beyond_chance {
             format!("{balance}; so few requests cannot tell that from chance, a longer run can")
@@ -560,7 +562,7 @@ fn saturation(
             balance
         };
         let passed = if behind { beyond_chance.then_some(false) } else { Some(true) };
-        result.gates.push(Gate { name: "keeps up".into(), passed, detail });
+        result.gates.push(Gate { name: KEEPS_UP.into(), passed, detail });
         let waits: Vec<f64> = bins(records.iter().map(ttft), records.len());
         let depths: Vec<f64> = bins(records.iter().map(queue), records.len());
         if rises(&waits) && rises(&depths) {

@@ -103,6 +103,16 @@ fn the_published_schema_is_the_one_of_the_types() {
 }
 
 #[test]
+fn a_row_whose_keeping_up_nobody_can_judge_says_so() {
+    let mut sweep = sweep();
+    let result = sweep.points[0].result.as_mut().unwrap();
+    let gate = result.gates.iter_mut().find(|gate| gate.name == KEEPS_UP).unwrap();
+    (gate.passed, gate.detail) = (None, "planted".into());
+    let text = render(&sweep, TextFormat::Table).unwrap();
+    assert!(text.contains("whether it keeps up is open: planted"), "{text}");
+}
+
+#[test]
 fn infinity_survives_json_and_null_stays_null() {
     let quantiles = Quantiles::of([Some(1.0), Some(f64::INFINITY), None].into_iter());
     let text = serde_json::to_string(&quantiles).unwrap();
