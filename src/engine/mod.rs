@@ -152,6 +152,14 @@ pub trait Session {
     fn fill_kv(&mut self, _sequence: SequenceId, _positions: usize, _seed: u64) -> Result<bool, EngineError> {
         Ok(false)
     }
+    /// Takes memory for so many KV blocks and touches it, so that no step of a run is the first to: the system finds and zeroes a page
+    /// when it is first written, for milliseconds. Nothing to do where the cache is allocated whole or grows with a sequence.
+    ///
+    /// # Errors
+    /// When memory runs out.
+    fn warm_pool(&mut self, _blocks: usize) -> Result<(), EngineError> {
+        Ok(())
+    }
     /// Forgets a sequence and frees its KV.
     fn release(&mut self, sequence: SequenceId);
     /// What is held on the device; reading it resets the peak.

@@ -414,6 +414,13 @@ fn remarks(point: &Point) -> Vec<String> {
             pair(|r| r.tpot_ns.as_ref()),
             pair(|r| r.e2e_ns.as_ref())
         ));
+        // A prediction from steps cannot be closer than the steps are to themselves.
+        said.extend(point.drift.filter(|drift| !(0.95..=1.05).contains(drift)).map(|drift| {
+            format!(
+                "the engine's own steps took {:+.1} % more time after the run than before it; the prediction goes by their mean",
+                (drift - 1.0) * 100.0
+            )
+        }));
     }
     said
 }

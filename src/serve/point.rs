@@ -6,6 +6,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::arrivals::{Arrivals, Burst};
+use super::calibrate::calibrate;
 use super::clock::HostClock;
 use super::execute::{PredictedExecutor, SessionExecutor};
 use super::latency::{ServeResult, summarise};
@@ -84,8 +85,11 @@ pub struct Point {
     /// Null for a point that was not run; the reason says why.
     pub result: Option<ServeResult>,
     pub not_run: Option<String>,
-    /// The same point on a virtual clock, with step times taken from this engine just before.
+    /// The same point on a virtual clock, with step times taken from this engine just before and just after.
     pub predicted: Option<ServeResult>,
+    /// By which factor those steps were longer after the point than before: what the machine itself did meanwhile.
+    #[serde(default)]
+    pub drift: Option<f64>,
 }
 
 /// What runs the steps.
@@ -229,6 +233,13 @@ impl PointSpec {
         Ok(())
     }
 
+    /// Blocks that the plan could ever fill, prefixes counted as often as they are sent.
+    fn blocks_of(&self, plan: &[Planned]) -> usize {
+        let knobs = &self.scheduler;
+        let of = |p: &Planned| (p.prompt_len() + p.output_len).div_ceil(knobs.block_size);
+        plan.iter().map(of).sum::<usize>().min(knobs.num_blocks)
+    }
+
     fn traffic<'a>(
         &self,
         plan: &'a [Planned],
@@ -269,6 +280,7 @@ impl PointSpec {
             result: None,
             not_run: None,
             predicted: None,
+            drift: None,
         }
     }
 }
@@ -302,19 +314,24 @@ impl Engine {
                 let vocab = session.architecture().vocab_size;
                 let eos = session.architecture().eos_tokens.clone();
                 let traffic = spec.traffic(&plan, measured, vocab, &eos);
-                if let Some(model) = model {
-                    point.predicted = Some(simulate(model, spec, &traffic, &mut |_| {})?);
-                }
                 let text = tokenizer
                     .as_ref()
                     .map(|t| Text::new(t, plan.iter().map(|p| p.tokens(vocab))))
                     .transpose()
                     .map_err(RunFault::from)?;
+                session.warm_pool(spec.blocks_of(&plan))?;
                 let mut executor = SessionExecutor::new(session.as_mut(), Sampler::new(spec.sampling));
                 let mut clock = HostClock::default();
                 let config = spec.scheduler.clone();
                 let run = run(&traffic, config, &mut executor, &mut clock, text, observe)?;
                 point.result = Some(summarise(&run, &traffic, &spec.slo));
+                if let Some(StepModel::Calibrated(before)) = model {
+                    let after = calibrate(session.as_mut(), &spec.scheduler, &clock)?;
+                    let meanwhile = StepModel::Calibrated(before.halfway(&after));
+                    point.predicted = Some(simulate(&meanwhile, spec, &traffic, &mut |_| {})?);
+                    point.drift = before.drift(&after);
+                    *before = after;
+                }
             }
         }
         Ok(point)

@@ -61,6 +61,34 @@ fn interpolate(points: &[(f64, f64)], x: f64) -> f64 {
 }
 
 impl Calibration {
+    /// What lies halfway between this and a later one: steps of a run that happened between the two.
+    #[must_use]
+    pub fn halfway(&self, after: &Self) -> Self {
+        let line = |before: &[(f64, f64)], after: &[(f64, f64)]| {
+            after.iter().map(|(x, y)| (*x, f64::midpoint(interpolate(before, *x), *y))).collect()
+        };
+        Self {
+            looped: after.looped,
+            prefill: line(&self.prefill, &after.prefill),
+            decode: line(&self.decode, &after.decode),
+            base_context: after.base_context,
+            ns_per_decode_position: f64::midpoint(self.ns_per_decode_position, after.ns_per_decode_position),
+            ns_per_prefill_pair: f64::midpoint(self.ns_per_prefill_pair, after.ns_per_prefill_pair),
+        }
+    }
+
+    /// By which factor steps were longer in a later one: the geometric mean over its shapes.
+    #[must_use]
+    pub fn drift(&self, after: &Self) -> Option<f64> {
+        let lines = [(&self.prefill, &after.prefill), (&self.decode, &after.decode)];
+        let logs: Vec<f64> = lines
+            .into_iter()
+            .flat_map(|(before, after)| after.iter().map(|(x, y)| (y / interpolate(before, *x)).ln()))
+            .filter(|log| log.is_finite())
+            .collect();
+        (!logs.is_empty()).then(|| (logs.iter().sum::<f64>() / logs.len() as f64).exp())
+    }
+
     fn step(&self, parts: impl Iterator<Item = RaggedPart>) -> f64 {
         if self.looped {
             return parts.map(|part| self.fused(std::iter::once(part))).sum();
@@ -159,6 +187,27 @@ mod tests {
         let wanted = Floor::new(&ledger.decode(8, 1024), &roof).time();
         let model = StepModel::Floor { ledger, roof };
         assert!((model.step(parts(8, 1024, &[])).0 - wanted.0).abs() < 1e-6);
+    }
+
+    #[test]
+    fn halfway_between_two_calibrations_is_their_mean_and_drift_their_ratio() {
+        let at = |scale: f64| Calibration {
+            looped: false,
+            prefill: vec![(1.0, 100.0 * scale), (64.0, 730.0 * scale)],
+            decode: vec![(1.0, 105.0 * scale), (4.0, 150.0 * scale)],
+            base_context: 8.0,
+            ns_per_decode_position: 0.5 * scale,
+            ns_per_prefill_pair: 0.1 * scale,
+        };
+        let (before, after) = (at(1.0), at(1.5));
+        assert!((before.drift(&after).unwrap() - 1.5).abs() < 1e-12);
+        assert_eq!(before.halfway(&after), at(1.25));
+        // Shapes that only the later one timed are read off the earlier one's line.
+        let wider = Calibration { decode: vec![(1.0, 105.0), (4.0, 150.0), (8.0, 210.0)], ..at(1.0) };
+        assert_eq!(before.halfway(&wider), wider);
+        assert!((before.drift(&wider).unwrap() - 1.0).abs() < 1e-12);
+        let none = Calibration { prefill: Vec::new(), decode: Vec::new(), ..at(1.0) };
+        assert_eq!(before.drift(&none), None);
     }
 
     #[test]

@@ -385,6 +385,10 @@ impl<O: Operations> Session for NativeSession<O> {
         Ok(times)
     }
 
+    fn warm_pool(&mut self, blocks: usize) -> Result<(), EngineError> {
+        self.operations.reserve(&mut self.pool, blocks)
+    }
+
     fn fill_kv(&mut self, sequence: SequenceId, positions: usize, seed: u64) -> Result<bool, EngineError> {
         let table = self.tables.extend(sequence, positions)?.to_vec();
         self.operations.reserve(&mut self.pool, self.tables.blocks())?;

@@ -7,6 +7,8 @@
 //! `[position][head_dim padded to 16]`.
 #![expect(unsafe_code, reason = "members write slots of shared blocks through pointers")]
 
+use std::ops::Range;
+
 use half::{bf16, f16};
 
 use super::pages::Pages;
@@ -17,6 +19,9 @@ use crate::model::Dtype;
 
 /// Bytes of blocks that are mapped together.
 const SLAB_BYTES: usize = 32 << 20;
+
+/// What is touched at a time: the smallest page.
+const PAGE: usize = 4096;
 
 /// An element of the cache.
 pub trait Element: Copy + Send + Sync + 'static {
@@ -121,11 +126,12 @@ impl CachePool {
         (self.shape.layers * self.layer_bytes()).max(1)
     }
 
-    /// Sees to it that blocks `0..blocks` exist.
+    /// Sees to it that blocks `0..blocks` exist; the slabs that came for it, to be [touched](Self::touch).
     ///
     /// # Errors
     /// When memory runs out.
-    pub fn reserve(&mut self, blocks: usize) -> Result<(), EngineError> {
+    pub fn reserve(&mut self, blocks: usize) -> Result<Range<usize>, EngineError> {
+        let before = self.slabs.len();
         while self.slabs.len() * self.blocks_per_slab < blocks {
             let bytes = self.blocks_per_slab * self.block_bytes();
             let slab = Pages::new(bytes).map_err(|error| EngineError::OutOfMemory {
@@ -134,7 +140,28 @@ impl CachePool {
             })?;
             self.slabs.push(slab);
         }
-        Ok(())
+        Ok(before..self.slabs.len())
+    }
+
+    fn pages_per_slab(&self) -> usize {
+        (self.blocks_per_slab * self.block_bytes()).div_ceil(PAGE)
+    }
+
+    /// Pages of some slabs.
+    #[must_use]
+    pub fn pages(&self, slabs: &Range<usize>) -> usize {
+        slabs.len() * self.pages_per_slab()
+    }
+
+    /// Writes to one page of new slabs, so that the system gives it now and not in the middle of a step.
+    ///
+    /// # Panics
+    /// When there is no such page.
+    pub fn touch(&self, slabs: &Range<usize>, page: usize) {
+        let slab = &self.slabs[slabs.start + page / self.pages_per_slab()];
+        let offset = page % self.pages_per_slab() * PAGE;
+        // SAFETY: the offset lies within the slab, whose bytes are zero and in no block that anybody reads or writes yet.
+        unsafe { slab.as_ptr().cast_mut().add(offset).write_volatile(0) };
     }
 
     /// Bytes mapped so far.

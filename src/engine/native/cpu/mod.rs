@@ -247,7 +247,13 @@ impl Operations for CpuOperations {
     }
 
     fn reserve(&mut self, pool: &mut CachePool, blocks: usize) -> Result<(), EngineError> {
-        pool.reserve(blocks)
+        let new = pool.reserve(blocks)?;
+        if !new.is_empty() {
+            // Each member its part, so that the memory lies near all of them.
+            let pool = &*pool;
+            self.team.run(&|worker: &Worker<'_>| worker.share(PREPARE, pool.pages(&new), |page| pool.touch(&new, page)));
+        }
+        Ok(())
     }
 
     fn fill_blocks(&mut self, pool: &mut CachePool, blocks: &[u32], seed: u64) -> Result<(), EngineError> {
