@@ -8,6 +8,7 @@ use super::scheduler::SchedulerConfig;
 use super::step_model::Calibration;
 use super::workload::mix;
 use crate::engine::{EngineError, Ragged, SequenceId, SequenceStep, Session, StepBatch};
+use crate::roofline::RaggedPart;
 use crate::stats::median;
 
 /// Timed repetitions of a shape.
@@ -60,6 +61,10 @@ pub fn calibrate(
     if chunked {
         shapes.push(Shape::Chunk(long, chunk));
     }
+    let mixture = Shape::Mixed(slope_batch, base, chunk);
+    if fused && slope_batch + 1 <= config.max_num_seqs {
+        shapes.push(mixture);
+    }
     let room = |shape: &Shape| shape.blocks(config.block_size) <= config.num_blocks;
     shapes.retain(room);
     let times = bench.rounds(&shapes)?;
@@ -74,7 +79,7 @@ pub fn calibrate(
         (Some(high), Some(low)) if units > 0 => ((high - low) / units as f64).max(0.0),
         _ => 0.0,
     };
-    Ok(Calibration {
+    let mut calibration = Calibration {
         looped: !fused,
         prefill: line(&|shape| if let Shape::Prefill(tokens) = shape { Some(tokens) } else { None }),
         decode: line(&|shape| match shape {
@@ -88,7 +93,14 @@ pub fn calibrate(
             slope_batch * (long - base),
         ),
         ns_per_prefill_pair: slope(Shape::Chunk(long, chunk), Shape::Prefill(chunk), long * chunk),
-    })
+        mixed: 1.0,
+    };
+    if let Some(seen) = of(mixture) {
+        let parts = |cached, tokens| RaggedPart { cached, tokens };
+        let decodes = std::iter::repeat_n(parts(base, 1), slope_batch);
+        calibration.mixed = seen / calibration.step(decodes.chain([parts(0, chunk)]));
+    }
+    Ok(calibration)
 }
 
 /// A step to time.
@@ -100,6 +112,8 @@ enum Shape {
     Decode(usize, usize),
     /// Behind so many cached positions, so many tokens of a prompt.
     Chunk(usize, usize),
+    /// So many sequences decode over so many cached positions each while a prompt of so many tokens is prefilled.
+    Mixed(usize, usize, usize),
 }
 
 impl Shape {
@@ -108,6 +122,9 @@ impl Shape {
             Self::Prefill(tokens) => tokens.div_ceil(block_size),
             Self::Decode(batch, context) => batch * (context + 1).div_ceil(block_size),
             Self::Chunk(start, tokens) => (start + tokens).div_ceil(block_size),
+            Self::Mixed(batch, context, tokens) => {
+                Self::Decode(batch, context).blocks(block_size) + Self::Prefill(tokens).blocks(block_size)
+            }
         }
     }
 }
@@ -147,6 +164,15 @@ impl Shapes<'_> {
             },
         };
         StepBatch { sequences: (0..sequences).map(sequence).collect() }
+    }
+
+    /// A prompt whose blocks lie behind those of `sequences` sequences of `room` positions.
+    fn prompt_beside(&self, sequences: usize, room: usize, tokens: usize) -> SequenceStep {
+        let before = sequences * room.div_ceil(self.block_size);
+        let mut step = self.batch(1, tokens, 0, tokens).sequences.remove(0);
+        step.sequence = SequenceId(self.next + sequences as u64);
+        step.block_table.iter_mut().for_each(|block| *block += u32::try_from(before).unwrap_or(0));
+        step
     }
 
     fn once(&mut self, batch: &StepBatch) -> Result<f64, EngineError> {
@@ -189,7 +215,7 @@ impl Shapes<'_> {
     fn shape(&mut self, shape: Shape) -> Result<f64, EngineError> {
         let (sequences, tokens, start) = match shape {
             Shape::Prefill(tokens) => (1, tokens, 0),
-            Shape::Decode(sequences, context) => (sequences, 1, context),
+            Shape::Decode(sequences, context) | Shape::Mixed(sequences, context, _) => (sequences, 1, context),
             Shape::Chunk(start, tokens) => (1, tokens, start),
         };
         if start > 0 {
@@ -199,13 +225,16 @@ impl Shapes<'_> {
                 self.session.step(&StepBatch { sequences: vec![step] })?;
             }
         }
-        let batch = self.batch(sequences, tokens, start, start + tokens);
+        let mut batch = self.batch(sequences, tokens, start, start + tokens);
         if matches!(shape, Shape::Decode(..)) {
             // A decode follows decodes nearly always: the one behind a prefill finds other things in the caches and is not the one to time.
             self.once(&batch)?;
         }
+        if let Shape::Mixed(.., prompt) = shape {
+            batch.sequences.push(self.prompt_beside(sequences, start + tokens, prompt));
+        }
         let time = self.once(&batch)?;
-        self.release(sequences);
+        self.release(batch.sequences.len());
         Ok(time)
     }
 }

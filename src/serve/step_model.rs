@@ -45,6 +45,13 @@ pub struct Calibration {
     pub ns_per_decode_position: f64,
     /// Time of one more (query, cached position) pair of a later chunk of a prefill.
     pub ns_per_prefill_pair: f64,
+    /// Time of a step that decodes and prefills over what the lines above make of it: operators change their ways where shapes mix.
+    #[serde(default = "one")]
+    pub mixed: f64,
+}
+
+fn one() -> f64 {
+    1.0
 }
 
 /// A line through the points, on both sides extended by its last piece; never below zero.
@@ -74,6 +81,7 @@ impl Calibration {
             base_context: after.base_context,
             ns_per_decode_position: f64::midpoint(self.ns_per_decode_position, after.ns_per_decode_position),
             ns_per_prefill_pair: f64::midpoint(self.ns_per_prefill_pair, after.ns_per_prefill_pair),
+            mixed: f64::midpoint(self.mixed, after.mixed),
         }
     }
 
@@ -89,7 +97,8 @@ impl Calibration {
         (!logs.is_empty()).then(|| (logs.iter().sum::<f64>() / logs.len() as f64).exp())
     }
 
-    fn step(&self, parts: impl Iterator<Item = RaggedPart>) -> f64 {
+    /// The time of a step, in nanoseconds.
+    pub(super) fn step(&self, parts: impl Iterator<Item = RaggedPart>) -> f64 {
         if self.looped {
             return parts.map(|part| self.fused(std::iter::once(part))).sum();
         }
@@ -115,7 +124,8 @@ impl Calibration {
             // context) is what its step takes over a prefill of as many tokens.
             let extra = (interpolate(&self.decode, decodes) - interpolate(&self.prefill, decodes)).max(0.0);
             let extra = if decodes > 0.0 { extra } else { 0.0 };
-            interpolate(&self.prefill, queries + decodes) + extra + context
+            let mixed = if decodes > 0.0 { self.mixed } else { 1.0 };
+            (interpolate(&self.prefill, queries + decodes) + extra + context) * mixed
         };
         (time + self.ns_per_prefill_pair * pairs).max(1.0)
     }
@@ -198,6 +208,7 @@ mod tests {
             base_context: 8.0,
             ns_per_decode_position: 0.5 * scale,
             ns_per_prefill_pair: 0.1 * scale,
+            mixed: 1.0,
         };
         let (before, after) = (at(1.0), at(1.5));
         assert!((before.drift(&after).unwrap() - 1.5).abs() < 1e-12);
@@ -219,6 +230,7 @@ mod tests {
             base_context: 8.0,
             ns_per_decode_position: 0.5,
             ns_per_prefill_pair: 0.1,
+            mixed: 1.0,
         };
         let model = StepModel::Calibrated(calibration);
         let time = |p: Vec<RaggedPart>| model.step(p.into_iter()).0;
@@ -227,6 +239,12 @@ mod tests {
         assert!((time(parts(0, 0, &[34]).collect()) - 430.0).abs() < 1e-9);
         // 60 prefill tokens beside four decodes: 64 rows, and the 20 ns a decode of four takes over a prefill of four.
         assert!((time(parts(4, 8, &[60]).collect()) - 750.0).abs() < 1e-9);
+        // A step that mixes both and took a tenth more than its parts, and no other, is corrected by it.
+        let StepModel::Calibrated(calibration) = &model else { unreachable!("made so above") };
+        let slower = StepModel::Calibrated(Calibration { mixed: 1.1, ..calibration.clone() });
+        assert!((slower.step(parts(4, 8, &[60])).0 - 825.0).abs() < 1e-9);
+        assert!((slower.step(parts(4, 8, &[])).0 - 150.0).abs() < 1e-9);
+        assert!((slower.step(parts(0, 0, &[34])).0 - 430.0).abs() < 1e-9);
         // Beyond the last point the last piece goes on: 10 ns a token.
         assert!((time(parts(0, 0, &[128]).collect()) - 1370.0).abs() < 1e-9);
         let later = vec![RaggedPart { cached: 100, tokens: 4 }];
