@@ -24,6 +24,18 @@ bench *args:
 smoke:
     cargo run -- run --smoke
 
+# Look for an input that panics, hangs or takes memory: `just fuzz`, `just fuzz gguf 3600`. No nightly compiler needed.
+fuzz target="all" seconds="60" seed="1":
+    CARGO_TARGET_DIR=target cargo run --manifest-path fuzz/Cargo.toml --bin drive -- {{target}} {{seconds}} {{seed}}
+
+# The same, guided by coverage and under the address sanitiser (nightly and cargo-fuzz).
+fuzz-guided target="gguf" seconds="600":
+    cargo +nightly fuzz run {{target}} -- -max_total_time={{seconds}} -rss_limit_mb=4096 -timeout=30
+
+# Licences, sources, duplicates and known vulnerabilities of the dependencies (cargo-deny).
+deny:
+    scripts/deny.sh
+
 # Build for a GPU node on a machine without a toolkit: dist/hbmark.
 gpu-build:
     scripts/gpu-build.sh

@@ -33,7 +33,7 @@ pub fn default_engines(device: DeviceChoice) -> &'static str {
 }
 
 /// The largest number an axis takes; beyond it a typing error is likelier than a wish.
-const AXIS_CAP: usize = 1 << 27;
+pub(crate) const AXIS_CAP: usize = 1 << 27;
 
 /// The most values one axis may have.
 const AXIS_LENGTH_CAP: usize = 256;

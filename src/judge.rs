@@ -79,6 +79,8 @@ fn judge(cell: &mut CellResult, ceilings: Option<&Ceilings>, datasheet: Option<&
     let spans: Vec<f64> = accepted(&cell.blocks).flat_map(|b| &b.step_ns).copied().collect();
     let span_means = block_means(&cell.blocks, cell.block_merge, |b| &b.step_ns);
     cell.step_ns = Some(summarise(&spans, &span_means, accepted(&cell.blocks).count()));
+    // Of a prefill there is none of these, whatever the file says.
+    (cell.tpot_ns, cell.tpot_ci_low_ns, cell.tpot_ci_high_ns, cell.host_bubble_ns) = (None, None, None, None);
     // The time the cell stands for: the interval between step ends for decode, the device span for prefill.
     let typical = stats::t_interval_log(&means, CONFIDENCE);
     let center = typical.map_or_else(|| means.iter().sum::<f64>() / means.len() as f64, |i| i.center);

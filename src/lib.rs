@@ -10,6 +10,7 @@
 //! | module | what it holds |
 //! |---|---|
 //! | [`units`] | quantities with their unit in the type |
+//! | [`intake`] | files and JSON of strangers, bounded before they are believed |
 //! | [`model`] | dimensions as data, tensor inventories, weights from files or a seed, tokenizers |
 //! | [`engine`] | the waist: `Session`, `StepBatch`, `Capabilities`; candle's own path and a scripted device |
 //! | [`measure`] | the measurement protocol, ceilings, telemetry, the quality gate |
@@ -28,6 +29,7 @@ pub mod compare;
 pub mod config;
 pub mod engine;
 pub mod insight;
+pub mod intake;
 pub mod judge;
 pub mod measure;
 pub mod model;

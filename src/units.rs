@@ -88,8 +88,9 @@ impl Flops {
 
 impl std::ops::Add for Bytes {
     type Output = Self;
+    /// Stops at the largest count: what a stranger's file says may be anything, and a sum of it is only shown.
     fn add(self, other: Self) -> Self {
-        Self(self.0 + other.0)
+        Self(self.0.saturating_add(other.0))
     }
 }
 

@@ -419,3 +419,25 @@ fn a_foreign_checklist_is_invalid_with_exit_code_1() {
         .stdout(contains("INVALID because of the questions marked *").and(contains("hardware named")));
     refused(&["explain", &foreign("vllm-serve-0.25.json")], "schema version none");
 }
+
+#[test]
+fn a_saved_result_says_that_nothing_proves_who_took_its_samples() {
+    let seed = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/seeds/result-full.json");
+    for format in ["table", "md", "html"] {
+        hbmark()
+            .args(["report", path(&seed), "--format", format])
+            .assert()
+            .code(0)
+            .stdout(contains("nothing proves who took them"));
+    }
+}
+
+#[test]
+fn a_pipe_in_the_place_of_a_result_is_refused_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let pipe = folder.path().join("result.json");
+    assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    for command in ["report", "explain", "checklist", "import"] {
+        refused(&[command, path(&pipe)], "regular file");
+    }
+}

@@ -304,10 +304,13 @@ fn known_key(whose: &str, key: &str) -> anyhow::Result<String> {
     Ok(key.to_owned())
 }
 
+/// A page of settings.
+const MAX_SIDE_BYTES: u64 = 256 << 10;
+
 /// The settings in a TOML file: strings, numbers, or lists of them.
 fn file(whose: &str, path: &Path) -> anyhow::Result<BTreeMap<String, String>> {
-    let text =
-        std::fs::read_to_string(path).with_context(|| format!("{whose}: cannot read {}", path.display()))?;
+    let text = crate::intake::read_text(path, MAX_SIDE_BYTES)
+        .with_context(|| format!("{whose}: cannot read {}", path.display()))?;
     let table: toml::Table =
         text.parse().with_context(|| format!("{whose}: {} is no TOML", path.display()))?;
     let scalar = |value: &toml::Value| match value {

@@ -114,7 +114,7 @@ pub fn dispatch(cli: Cli) -> anyhow::Result<Outcome> {
     }
 }
 
-/// An error and its causes on one line, without control characters.
+/// An error and its causes on one line, without characters that do something to a terminal.
 #[must_use]
 pub fn one_line(error: &anyhow::Error) -> String {
     let mut parts: Vec<String> = Vec::new();
@@ -125,7 +125,7 @@ pub fn one_line(error: &anyhow::Error) -> String {
             parts.push(text);
         }
     }
-    parts.join(": ").chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
+    parts.join(": ").chars().map(|c| if crate::report::acts(c) { ' ' } else { c }).collect()
 }
 
 /// Prints data to stdout; a closed pipe ends the program quietly.

@@ -18,6 +18,10 @@ pub struct Args {
     format: Format,
 }
 
+/// What a saved file can show, and what not.
+const UNSIGNED: &str =
+    "read from a file: every number is recomputed from its raw samples, and nothing proves who took them";
+
 pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
     if let Some(report) = serving::read(&args.file)? {
         let format = args
@@ -29,6 +33,10 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
     }
     let mut report = json::read(&args.file)?;
     crate::judge::recompute(&mut report);
+    // A person is told; what a program reads again stays what it was.
+    if !matches!(args.format, Format::Json | Format::Csv) {
+        report.warnings.push(UNSIGNED.to_owned());
+    }
     print(&render(&report, args.format, stdout_color())?)?;
     Ok(Outcome::Complete)
 }

@@ -4,6 +4,10 @@
 //! it. A rule is one row of [`RULES`]: a function from evidence to a finding or to nothing. A cell no rule of a regime speaks of is
 //! called unexplained, which is better than a wrong word. Pure.
 
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::rc::Rc;
+
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -65,7 +69,7 @@ struct Rule {
     next: &'static str,
     response: &'static str,
     /// The evidence in one cell, if the rule speaks of it.
-    look: fn(&Report, &CellResult) -> Option<String>,
+    look: fn(&Case<'_>, &CellResult) -> Option<String>,
 }
 
 const RULES: &[Rule] = &[
@@ -201,20 +205,50 @@ const RULES: &[Rule] = &[
     },
 ];
 
+/// A report under the rules, with the ledgers they ask for: a mixture of experts lists tens of thousands of tensors, and has many cells.
+struct Case<'a> {
+    report: &'a Report,
+    ledgers: RefCell<HashMap<(Dtype, Dtype), Rc<Ledger>>>,
+}
+
+impl<'a> Case<'a> {
+    fn new(report: &'a Report) -> Self {
+        Self { report, ledgers: RefCell::default() }
+    }
+
+    /// The ledger of a storage of weights and cache, made once.
+    fn ledger(&self, dtype: Dtype, kv_dtype: Dtype) -> Rc<Ledger> {
+        let make = || {
+            let architecture = &self.report.model.architecture;
+            Rc::new(Ledger::new(architecture, &architecture.inventory(dtype), kv_dtype))
+        };
+        self.ledgers.borrow_mut().entry((dtype, kv_dtype)).or_insert_with(make).clone()
+    }
+}
+
+impl std::ops::Deref for Case<'_> {
+    type Target = Report;
+
+    fn deref(&self) -> &Report {
+        self.report
+    }
+}
+
 /// Everything the rules find, what is wrong before what is merely so; cells that no regime explains are named at the end.
 #[must_use]
 pub fn explain(report: &Report) -> Vec<Finding> {
+    let case = Case::new(report);
     let mut findings: Vec<Finding> = Vec::new();
     for rule in RULES {
         let found: Vec<(&CellResult, String)> =
-            report.cells.iter().filter_map(|cell| Some((cell, (rule.look)(report, cell)?))).collect();
+            report.cells.iter().filter_map(|cell| Some((cell, (rule.look)(&case, cell)?))).collect();
         if !found.is_empty() {
             findings.push(finding(rule, &found));
         }
     }
     findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
     let explained = |cell: &CellResult| {
-        RULES.iter().any(|rule| rule.kind == Kind::Regime && (rule.look)(report, cell).is_some())
+        RULES.iter().any(|rule| rule.kind == Kind::Regime && (rule.look)(&case, cell).is_some())
     };
     let rest: Vec<&CellResult> = report
         .cells
@@ -306,20 +340,20 @@ fn working_set_is_small(report: &Report, cell: &CellResult) -> Option<(Bytes, By
     (set.0 > 0 && set.0 < CACHE_MARGIN.saturating_mul(cache.0)).then_some((set, cache))
 }
 
-fn wrong_outputs(_: &Report, cell: &CellResult) -> Option<String> {
+fn wrong_outputs(_: &Case<'_>, cell: &CellResult) -> Option<String> {
     let quality = cell.quality.as_ref().filter(|q| !q.passed)?;
     let error =
         quality.max_relative_error.map_or_else(String::new, |e| format!(", largest relative error {e:.1e}"));
     Some(format!("failed `{}`{error}", quality.check))
 }
 
-fn wrong_size_weights(report: &Report, cell: &CellResult) -> Option<String> {
+fn wrong_size_weights(report: &Case<'_>, cell: &CellResult) -> Option<String> {
     // A GGUF file's mixture has no size of its own, and a quantised checkpoint is not made from a dtype alone.
     let architecture = &report.model.architecture;
     if cell.dtype == Dtype::Gguf || architecture.quantization.is_some() || cell.bytes.weights.0 == 0 {
         return None;
     }
-    let ledger = Ledger::new(architecture, &architecture.inventory(cell.dtype), cell.kv_dtype);
+    let ledger = report.ledger(cell.dtype, cell.kv_dtype);
     let shape = StepShape { phase: cell.phase, batch: cell.batch, context: cell.context };
     let wanted = ledger.step(shape).bytes.weights;
     let ratio = cell.bytes.weights.as_f64() / wanted.as_f64();
@@ -331,7 +365,7 @@ fn wrong_size_weights(report: &Report, cell: &CellResult) -> Option<String> {
     })
 }
 
-fn cache_artefact(report: &Report, cell: &CellResult) -> Option<String> {
+fn cache_artefact(report: &Case<'_>, cell: &CellResult) -> Option<String> {
     timed(cell)?;
     let (set, cache) = working_set_is_small(report, cell)?;
     let rate = cell.achieved_bytes_per_s.map_or_else(String::new, |r| format!(", at {}", BytesPerSecond(r)));
@@ -344,7 +378,7 @@ fn under(cell: &CellResult, is: impl Fn(&Block) -> bool) -> (usize, Option<&Bloc
     (hit.len(), hit.last().copied())
 }
 
-fn throttled(_: &Report, cell: &CellResult) -> Option<String> {
+fn throttled(_: &Case<'_>, cell: &CellResult) -> Option<String> {
     let slowed = |block: &Block| {
         let cause = block.rejected.as_deref().unwrap_or_default();
         cause.contains("slowdown") || cause.contains("power brake")
@@ -356,7 +390,7 @@ fn throttled(_: &Report, cell: &CellResult) -> Option<String> {
     Some(format!("{count} of {} blocks rejected, the last for {cause}{heat}", cell.blocks.len()))
 }
 
-fn power_capped(_: &Report, cell: &CellResult) -> Option<String> {
+fn power_capped(_: &Case<'_>, cell: &CellResult) -> Option<String> {
     let (count, last) = under(cell, |block| block.conditions.iter().any(|c| c.starts_with("power capped")));
     let telemetry = last?.telemetry.as_ref();
     if (count as f64) < OFTEN * cell.blocks.len() as f64 {
@@ -367,7 +401,7 @@ fn power_capped(_: &Report, cell: &CellResult) -> Option<String> {
     Some(format!("{count} of {} blocks at the limit{watts}{clock}", cell.blocks.len()))
 }
 
-fn foreign_load(_: &Report, cell: &CellResult) -> Option<String> {
+fn foreign_load(_: &Case<'_>, cell: &CellResult) -> Option<String> {
     let foreign = |block: &Block| {
         let cause = block.rejected.as_deref().unwrap_or_default();
         let beside = block.telemetry.as_ref().and_then(|t| t.gpu_other_processes).unwrap_or(0);
@@ -379,7 +413,7 @@ fn foreign_load(_: &Report, cell: &CellResult) -> Option<String> {
     Some(format!("{count} of {} blocks, the last: {what}", cell.blocks.len()))
 }
 
-fn noisy(report: &Report, cell: &CellResult) -> Option<String> {
+fn noisy(report: &Case<'_>, cell: &CellResult) -> Option<String> {
     let mut evidence = Vec::new();
     let (count, last) =
         under(cell, |block| block.rejected.as_deref().is_some_and(|cause| cause.starts_with("canary")));
@@ -406,12 +440,12 @@ fn noisy(report: &Report, cell: &CellResult) -> Option<String> {
     (!evidence.is_empty()).then(|| evidence.join("; "))
 }
 
-fn not_converged(_: &Report, cell: &CellResult) -> Option<String> {
+fn not_converged(_: &Case<'_>, cell: &CellResult) -> Option<String> {
     matches!(cell.status, Status::NotConverged | Status::NoSteadyState)
         .then(|| cell.reason.clone().unwrap_or_else(|| "no reason was kept".to_owned()))
 }
 
-fn memory_bound(report: &Report, cell: &CellResult) -> Option<String> {
+fn memory_bound(report: &Case<'_>, cell: &CellResult) -> Option<String> {
     if cell.phase != Phase::Decode
         || cell.bound != Some(Bound::Memory)
         || working_set_is_small(report, cell).is_some()
@@ -431,11 +465,11 @@ fn memory_bound(report: &Report, cell: &CellResult) -> Option<String> {
     })
 }
 
-fn compute_bound_prefill(_: &Report, cell: &CellResult) -> Option<String> {
+fn compute_bound_prefill(_: &Case<'_>, cell: &CellResult) -> Option<String> {
     compute_bound(cell, Phase::Prefill)
 }
 
-fn compute_bound_decode(_: &Report, cell: &CellResult) -> Option<String> {
+fn compute_bound_decode(_: &Case<'_>, cell: &CellResult) -> Option<String> {
     compute_bound(cell, Phase::Decode)
 }
 
@@ -451,7 +485,7 @@ fn compute_bound(cell: &CellResult, phase: Phase) -> Option<String> {
     Some(format!("its arithmetic explains {:.0} % of {}{mfu}", share * 100.0, Nanos(timed(cell)?)))
 }
 
-fn launch_bound(report: &Report, cell: &CellResult) -> Option<String> {
+fn launch_bound(report: &Case<'_>, cell: &CellResult) -> Option<String> {
     if cell.bound != Some(Bound::Overhead)
         || copies_explain(cell)
         || working_set_is_small(report, cell).is_some()
@@ -503,7 +537,7 @@ fn copied_share(cell: &CellResult) -> Option<f64> {
     (moved > 1.2 * ideal).then(|| share * moved / ideal)
 }
 
-fn moves_more(report: &Report, cell: &CellResult) -> Option<String> {
+fn moves_more(report: &Case<'_>, cell: &CellResult) -> Option<String> {
     let share = copied_share(cell).filter(|_| copies_explain(cell))?;
     // A step that its necessary bytes explain needs no other word.
     if memory_bound(report, cell).is_some() || compute_bound(cell, cell.phase).is_some() {

@@ -13,7 +13,7 @@ mod rope;
 mod windows;
 
 use std::borrow::Cow;
-use std::io::Read as _;
+use std::io;
 use std::path::Path;
 
 use serde_json::{Value, json};
@@ -23,12 +23,16 @@ pub(super) use windows::Windows;
 
 use super::{Architecture, Biases, Dtype, Family, ModelError};
 use super::{deepseek_v3, llama, mistral, mixtral, qwen2, qwen3, qwen3_moe};
+use crate::intake::{self, Refused};
 
 /// Bounds on what a config may say; each is several times the largest published model, and far from overflow.
 pub(super) mod limits {
     use std::ops::RangeInclusive;
 
-    pub const CONFIG_BYTES: u64 = 16 << 20;
+    /// The longest published ones, with a scheme for every layer, are some hundred kilobytes.
+    pub const CONFIG_BYTES: u64 = 4 << 20;
+    /// Memory for the values of a config.
+    pub const CONFIG_BUDGET: usize = 32 << 20;
     pub const HIDDEN: usize = 1 << 17;
     pub const LAYERS: usize = 1 << 12;
     pub const HEADS: usize = 1 << 12;
@@ -39,6 +43,8 @@ pub(super) mod limits {
     pub const EXPERTS: usize = 1 << 16;
     pub const EOS_TOKENS: usize = 1 << 10;
     pub const PARAMETERS: u64 = 1 << 46;
+    /// DeepSeek-V3 has 45,000, models of 384 experts 70,000.
+    pub const TENSORS: usize = 1 << 18;
     pub const THETA: RangeInclusive<f64> = 1.0..=1e15;
     pub const ROPE_FACTOR: RangeInclusive<f64> = 1e-3..=1e6;
     pub const NORM_EPS: RangeInclusive<f64> = 1e-30..=1e-1;
@@ -66,27 +72,17 @@ const FAMILIES: [&FamilySpec; 7] = [
 /// Reads and parses a `config.json`.
 ///
 /// # Errors
-/// When the file cannot be read, is not a regular file, is longer than 16 MiB, or [`parse_config`] refuses it.
+/// When the file cannot be read, is not a regular file, is longer than 4 MiB, or [`parse_config`] refuses it.
 pub fn read_config(path: &Path) -> Result<Architecture, ModelError> {
-    let read_error = |source| ModelError::Read { path: path.to_owned(), source };
-    let too_large =
-        |found| ModelError::ConfigTooLarge { path: path.to_owned(), found, limit: limits::CONFIG_BYTES };
-
-    // Asked before opening: opening a pipe would wait for its writer.
-    let metadata = std::fs::metadata(path).map_err(read_error)?;
-    if !metadata.is_file() {
-        return Err(ModelError::NotAFile { path: path.to_owned() });
-    }
-    if metadata.len() > limits::CONFIG_BYTES {
-        return Err(too_large(metadata.len()));
-    }
-    let file = std::fs::File::open(path).map_err(read_error)?;
-    let mut text = String::new();
-    // The file may grow after it was measured.
-    file.take(limits::CONFIG_BYTES + 1).read_to_string(&mut text).map_err(read_error)?;
-    if text.len() as u64 > limits::CONFIG_BYTES {
-        return Err(too_large(text.len() as u64));
-    }
+    let text = intake::read_text(path, limits::CONFIG_BYTES).map_err(|refused| {
+        let path = path.to_owned();
+        match refused {
+            Refused::NotRegular { .. } => ModelError::NotAFile { path },
+            Refused::TooLarge { size, limit } => ModelError::ConfigTooLarge { path, found: size, limit },
+            Refused::Io(source) => ModelError::Read { path, source },
+            other @ Refused::NotText { .. } => ModelError::Read { path, source: io::Error::other(other) },
+        }
+    })?;
     parse_config(&text, path)
 }
 
@@ -97,12 +93,13 @@ pub fn read_config(path: &Path) -> Result<Architecture, ModelError> {
 /// with another, or a key asks for a computation that hbmark does not have.
 pub fn parse_config(text: &str, path: &Path) -> Result<Architecture, ModelError> {
     let text = quote_python_floats(text);
-    let document: Value = serde_json::from_str(&text).map_err(|e| ModelError::ConfigSyntax {
-        path: path.to_owned(),
-        line: e.line(),
-        column: e.column(),
-        reason: e.to_string(),
-    })?;
+    let document: Value =
+        intake::json::from_str(&text, limits::CONFIG_BUDGET).map_err(|e| ModelError::ConfigSyntax {
+            path: path.to_owned(),
+            line: e.line(),
+            column: e.column(),
+            reason: e.to_string(),
+        })?;
     let fields = Fields::top(path, &document)?;
     let spec = recognise(&fields)?;
     refuse_foreign_keys(&fields)?;
@@ -328,29 +325,15 @@ pub(super) fn experts_per_token(fields: &Fields, count: usize) -> Result<usize, 
     fields.need_integer("num_experts_per_tok", 1..=count)
 }
 
-/// Refuses a product of dimensions that no machine holds, though each of them is in range.
+/// Refuses products of dimensions that no machine holds, though each of them is in range.
 fn check_size(a: &Architecture, path: &Path) -> Result<(), ModelError> {
-    parameters_at_least(a)
-        .filter(|&n| n <= limits::PARAMETERS)
-        .map(drop)
-        .ok_or_else(|| ModelError::TooManyParameters { path: path.to_owned(), limit: limits::PARAMETERS })
-}
-
-/// Parameters of the large matrices, or `None` on overflow; attention of latent models is left out.
-fn parameters_at_least(a: &Architecture) -> Option<u64> {
-    let product = |factors: &[usize]| factors.iter().try_fold(1_u64, |n, &f| n.checked_mul(f as u64));
-    let attention = product(&[2, a.layers, a.hidden_size, a.heads, a.head_dim])?;
-    let embedding = product(&[if a.tied_head { 1 } else { 2 }, a.vocab_size, a.hidden_size])?;
-    let feed_forward = match &a.experts {
-        None => product(&[3, a.layers, a.hidden_size, a.ffn_size])?,
-        Some(e) => {
-            let dense = product(&[3, e.dense_layers.len(), a.hidden_size, a.ffn_size])?;
-            let routed_layers = a.layers.checked_sub(e.dense_layers.len())?;
-            let width = e.count.checked_mul(e.ffn_size)?.checked_add(e.shared_ffn_size)?;
-            dense.checked_add(product(&[3, routed_layers, a.hidden_size, width])?)?
-        }
-    };
-    attention.checked_add(embedding)?.checked_add(feed_forward)
+    if a.parameters_at_least().is_none_or(|n| n > limits::PARAMETERS) {
+        return Err(ModelError::TooManyParameters { path: path.to_owned(), limit: limits::PARAMETERS });
+    }
+    if a.tensors_at_most() > limits::TENSORS {
+        return Err(ModelError::TooManyTensors { path: path.to_owned(), limit: limits::TENSORS });
+    }
+    Ok(())
 }
 
 #[cfg(test)]

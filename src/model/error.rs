@@ -70,6 +70,10 @@ pub enum ModelError {
     #[error("{path}: the dimensions multiply to more than {limit} parameters; one of them must be wrong")]
     TooManyParameters { path: PathBuf, limit: u64 },
 
+    /// Each dimension is in range, and the layers times the experts are not.
+    #[error("{path}: layers and experts make more than {limit} tensors; one of them must be wrong")]
+    TooManyTensors { path: PathBuf, limit: usize },
+
     /// No shipped shape has this name.
     #[error("unknown model `{name}`{}", did_you_mean(.suggestions))]
     UnknownModel { name: String, suggestions: Vec<String> },

@@ -4,6 +4,7 @@
 //! and, on request, the tensors on a device. It knows nothing of steps, timing or reports.
 
 pub mod architecture;
+mod bounds;
 pub mod config;
 mod error;
 pub mod gguf;
@@ -33,6 +34,7 @@ pub mod weights;
 pub use architecture::{
     Architecture, Biases, Dtype, Experts, Family, LatentAttention, Quantization, Rope, RopeScaling,
 };
+pub use bounds::OutOfBounds;
 pub use config::{parse_config, read_config};
 pub use error::ModelError;
 pub use inventory::{Inventory, Role, TensorInfo};

@@ -2,14 +2,27 @@
 //!
 //! Enters: a folder. Leaves: a [`Tokenizer`] that turns text into token ids and back. A token id is an index into the
 //! embedding table, so one beyond its rows is an error here and not a read out of bounds on a device. It knows no weights.
+//!
+//! A `tokenizer.json` carries regular expressions of its author's. They are looked over before the tokenizers crate sees them: what could
+//! grow without bounds is refused, and what could run without bounds is run beside a clock.
 
+mod vet;
+
+use std::borrow::Borrow;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
 
 use super::weights::{SizedFile, WeightsError};
 
 const FILE: &str = "tokenizer.json";
 /// The largest in use (vocabularies of 250,000 with merges) are near 35 MB.
 const MAX_BYTES: u64 = 64 << 20;
+/// Far above the longest prompt.
+const MAX_TEXT: usize = 16 << 20;
+/// For a text whose patterns are not known to end; a book takes a second.
+const PATIENCE: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 10 });
 
 /// Why a tokenizer cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -40,20 +53,36 @@ impl From<WeightsError> for TokenizerError {
 #[derive(Debug)]
 pub struct Tokenizer {
     path: PathBuf,
-    inner: tokenizers::Tokenizer,
+    inner: Arc<tokenizers::Tokenizer>,
+    /// Every pattern runs in time linear in the text; the others run beside a clock.
+    linear: bool,
+    /// A text took too long, and its thread may still be at it.
+    stuck: AtomicBool,
 }
 
 impl Tokenizer {
     /// Reads `tokenizer.json` of a model's folder, of at most 64 MiB.
     ///
     /// # Errors
-    /// When the file is not there, not a plain file of the folder, too large, or not a tokenizer.
+    /// When the file is not there, not a plain file of the folder, too large, not a tokenizer, or has a part that could run or grow
+    /// without bounds.
     pub fn open(folder: &Path) -> Result<Self, TokenizerError> {
         let file = SizedFile::open_within(folder, FILE)?;
         let path = file.path().to_path_buf();
-        let inner = tokenizers::Tokenizer::from_bytes(file.read_all(MAX_BYTES)?)
-            .map_err(|error| TokenizerError::Invalid { path: path.clone(), problem: error.to_string() })?;
-        Ok(Self { path, inner })
+        let bytes = file.read_all(MAX_BYTES)?;
+        let vetted = vet::look_over(&bytes).map_err(|problem| TokenizerError::Invalid {
+            path: path.clone(),
+            problem: problem.to_string(),
+        })?;
+        let invalid = |problem| TokenizerError::Invalid { path: path.clone(), problem };
+        // The crate asserts where it should refuse.
+        let read =
+            || tokenizers::Tokenizer::from_bytes(&bytes).map_err(|error| shortened(&error.to_string()));
+        let mut inner = unpanicked(read).and_then(|read| read).map_err(invalid)?;
+        // Both are the file's wishes for training: a length in them would be filled up with memory.
+        inner.with_padding(None);
+        inner.with_truncation(None).map_err(|error| invalid(shortened(&error.to_string())))?;
+        Ok(Self { path, inner: Arc::new(inner), linear: vetted.linear, stuck: AtomicBool::new(false) })
     }
 
     /// Checks that every id indexes a row of an embedding table of `vocab_size` rows. The table may have more rows than
@@ -65,7 +94,8 @@ impl Tokenizer {
         let largest = self.inner.get_vocab(true).into_iter().max_by_key(|(_, id)| *id);
         match largest {
             Some((token, id)) if id as usize >= vocab_size => {
-                Err(TokenizerError::BeyondVocabulary { path: self.path.clone(), token, id, vocab_size })
+                let (path, token) = (self.path.clone(), shortened(&token));
+                Err(TokenizerError::BeyondVocabulary { path, token, id, vocab_size })
             }
             _ => Ok(()),
         }
@@ -74,15 +104,19 @@ impl Tokenizer {
     /// The token ids of a text, without special tokens around it.
     ///
     /// # Errors
-    /// When the text has no tokens here, or a pattern of the tokenizer gives up on it.
+    /// When the text is above 16 MiB, has no tokens here, or a pattern of the tokenizer gives up on it or takes longer than ten seconds.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
-        match self.inner.encode_fast(text, false) {
-            Ok(encoding) => Ok(encoding.get_ids().to_vec()),
-            Err(error) => {
-                let (path, problem) = (self.path.clone(), error.to_string());
-                Err(TokenizerError::Encode { path, bytes: text.len(), problem })
-            }
+        let failed = |problem| {
+            let path = self.path.clone();
+            TokenizerError::Encode { path, bytes: text.len(), problem }
+        };
+        if text.len() > MAX_TEXT {
+            return Err(failed(format!("a text is at most {MAX_TEXT} bytes")));
         }
+        self.guarded(text, |inner, text: &str| {
+            inner.encode_fast(text, false).map(|encoding| encoding.get_ids().to_vec())
+        })
+        .map_err(failed)
     }
 
     /// The text of token ids, special tokens left out.
@@ -90,11 +124,61 @@ impl Tokenizer {
     /// # Errors
     /// When the decoder of the tokenizer fails.
     pub fn decode(&self, tokens: &[u32]) -> Result<String, TokenizerError> {
-        self.inner.decode(tokens, true).map_err(|error| {
-            let (path, problem) = (self.path.clone(), error.to_string());
-            TokenizerError::Decode { path, tokens: tokens.len(), problem }
+        self.guarded(tokens, |inner, tokens: &[u32]| inner.decode(tokens, true)).map_err(|problem| {
+            TokenizerError::Decode { path: self.path.clone(), tokens: tokens.len(), problem }
         })
     }
+
+    /// Runs the crate where its panics are errors, and beside a clock where a pattern may run for ever. Rust has no way to end a thread:
+    /// one that is late is left behind, and the tokenizer refuses everything from then on.
+    fn guarded<I, T>(
+        &self,
+        input: &I,
+        run: fn(&tokenizers::Tokenizer, &I) -> tokenizers::Result<T>,
+    ) -> Result<T, String>
+    where
+        I: ?Sized + ToOwned + 'static,
+        I::Owned: Borrow<I> + Send + 'static,
+        T: Send + 'static,
+    {
+        let plainly = |inner: &tokenizers::Tokenizer, input: &I| {
+            unpanicked(|| run(inner, input).map_err(|error| shortened(&error.to_string())))
+                .and_then(|done| done)
+        };
+        if self.linear {
+            return plainly(&self.inner, input);
+        }
+        if self.stuck.load(Ordering::Relaxed) {
+            return Err(
+                "an earlier text is still being worked on; a pattern of this tokenizer has no end".to_owned()
+            );
+        }
+        let (sender, receiver) = mpsc::sync_channel(1);
+        let (inner, owned) = (Arc::clone(&self.inner), input.to_owned());
+        let work = move || {
+            let done =
+                unpanicked(|| run(&inner, owned.borrow()).map_err(|error| shortened(&error.to_string())));
+            // Nobody waits any more when it is late.
+            let _ = sender.send(done.and_then(|done| done));
+        };
+        let thread = std::thread::Builder::new().name("tokenizer".to_owned()).spawn(work);
+        thread.map_err(|error| error.to_string())?;
+        receiver.recv_timeout(PATIENCE).unwrap_or_else(|_| {
+            self.stuck.store(true, Ordering::Relaxed);
+            Err(format!("a pattern of it took longer than {} s", PATIENCE.as_secs()))
+        })
+    }
+}
+
+/// Turns a panic of the crate into an error; what it was working on is thrown away.
+fn unpanicked<T>(work: impl FnOnce() -> T) -> Result<T, String> {
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(work))
+        .map_err(|_| "it is not consistent: an assertion of the tokenizers crate failed".to_owned())
+}
+
+/// The beginning of a text that a stranger chose the length of.
+fn shortened(text: &str) -> String {
+    text.chars().take(200).collect()
 }
 
 #[cfg(test)]
@@ -137,6 +221,52 @@ mod tests {
             let error = Tokenizer::open(folder_with(text).path()).unwrap_err().to_string();
             assert!(error.contains("tokenizer.json is not a tokenizer: "), "{error}");
         }
+    }
+
+    /// A pattern in front of the words above.
+    fn with_pattern(pattern: &str) -> String {
+        let split = serde_json::json!({
+            "type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": false
+        });
+        WORDS.replace(r#"{"type":"Whitespace"}"#, &split.to_string())
+    }
+
+    #[test]
+    fn a_regex_with_catastrophic_backtracking_ends() {
+        // Each start of a match costs the engine all its steps, and there are many starts.
+        let folder = folder_with(&with_pattern(r"(?:x+x+)+(?=y)|(?=z)z"));
+        let tokenizer = Tokenizer::open(folder.path()).unwrap();
+        assert!(!tokenizer.linear);
+        let text = "x".repeat(40);
+        // It gives up or is given up on; either way there is an answer.
+        let _ = tokenizer.encode(&text);
+    }
+
+    #[test]
+    fn a_text_that_takes_too_long_is_refused_and_so_is_the_next() {
+        let tokenizer = Tokenizer::open(folder_with(&with_pattern(r"(?=y)y")).path()).unwrap();
+        let run = |_: &tokenizers::Tokenizer, _: &str| -> tokenizers::Result<()> {
+            std::thread::sleep(PATIENCE * 2);
+            Ok(())
+        };
+        assert_eq!(tokenizer.guarded("a", run).unwrap_err(), "a pattern of it took longer than 1 s");
+        let error = tokenizer.encode("a").unwrap_err().to_string();
+        assert!(error.contains("an earlier text is still being worked on"), "{error}");
+    }
+
+    #[test]
+    fn a_panic_inside_the_crate_is_an_error() {
+        let tokenizer = Tokenizer::open(folder_with(WORDS).path()).unwrap();
+        let run = |_: &tokenizers::Tokenizer, _: &str| -> tokenizers::Result<()> { panic!("planted") };
+        assert!(tokenizer.guarded("a", run).unwrap_err().contains("an assertion of the tokenizers crate"));
+    }
+
+    #[test]
+    fn padding_to_exabytes_is_not_obeyed() {
+        let padding = r#""padding":{"strategy":{"Fixed":1000000000000000000},"direction":"Right","pad_to_multiple_of":null,
+            "pad_id":0,"pad_type_id":0,"pad_token":"memory"}"#;
+        let folder = folder_with(&WORDS.replace(r#""padding":null"#, padding));
+        assert_eq!(Tokenizer::open(folder.path()).unwrap().encode("wall").unwrap(), [1]);
     }
 
     #[test]

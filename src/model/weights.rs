@@ -8,7 +8,7 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::FileExt;
 use std::path::{Component, Path, PathBuf};
 
 use candle_core::{DType, Tensor};
@@ -17,6 +17,7 @@ use super::gguf::GgufError;
 use super::hub::HubError;
 use super::safetensors::SafetensorsError;
 use super::{Dtype, Inventory};
+use crate::intake::{self, Refused};
 
 /// A model's tensors on a device, and the two inventories that account for their bytes.
 #[derive(Debug)]
@@ -131,24 +132,13 @@ pub(crate) struct SizedFile {
 impl SizedFile {
     /// Opens a regular file and notes its size. Pipes, devices and folders are refused before anything can block.
     pub(crate) fn open(path: &Path) -> Result<Self, WeightsError> {
-        let io = |error| WeightsError::Io { path: path.to_path_buf(), error };
-        let refuse_others = |metadata: &std::fs::Metadata| {
-            if metadata.is_file() {
-                return Ok(());
-            }
-            let found = if metadata.is_dir() { "a folder" } else { "a pipe, socket or device" };
-            Err(WeightsError::NotRegular { path: path.to_path_buf(), found })
-        };
-        refuse_others(&std::fs::metadata(path).map_err(io)?)?;
-        // The path may be swapped for a FIFO in between: do not wait for its writer, and look again.
-        let file = File::options()
-            .read(true)
-            .custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC)
-            .open(path)
-            .map_err(io)?;
-        let metadata = file.metadata().map_err(io)?;
-        refuse_others(&metadata)?;
-        Ok(Self { path: path.to_path_buf(), file, size: metadata.len() })
+        let path = path.to_path_buf();
+        match intake::open(&path) {
+            Ok((file, size)) => Ok(Self { path, file, size }),
+            Err(Refused::NotRegular { found }) => Err(WeightsError::NotRegular { path, found }),
+            Err(Refused::Io(error)) => Err(WeightsError::Io { path, error }),
+            Err(other) => Err(WeightsError::Io { path, error: io::Error::other(other) }),
+        }
     }
 
     /// Opens `name` inside `folder`, following a link only as far as the model's own folder or hub cache entry.
@@ -212,11 +202,14 @@ fn model_root(folder: &Path) -> PathBuf {
     }
 }
 
+/// The longest name that file systems take.
+const MAX_FILE_NAME: usize = 255;
+
 /// Whether a name is one plain path component.
 pub(crate) fn is_plain_file_name(name: &str) -> bool {
     let mut components = Path::new(name).components();
     let plain = matches!(components.next(), Some(Component::Normal(part)) if part == name);
-    plain && components.next().is_none() && !name.contains(['\\', '\0', '/'])
+    plain && name.len() <= MAX_FILE_NAME && components.next().is_none() && !name.contains(['\\', '\0', '/'])
 }
 
 #[cfg(test)]
@@ -229,6 +222,7 @@ mod tests {
         for name in ["", ".", "..", "/etc/passwd", "../x", "a/b", "a/", "./a", "a\\b", "a\0b"] {
             assert!(!is_plain_file_name(name), "{name:?}");
         }
+        assert!(!is_plain_file_name(&"n".repeat(256)));
     }
 
     #[test]

@@ -11,6 +11,7 @@ pub mod foreign;
 pub mod glossary;
 mod html;
 pub mod json;
+mod limits;
 mod markdown;
 pub mod metrics;
 pub mod serving;
@@ -18,7 +19,7 @@ mod table;
 mod terminal;
 mod text;
 
-pub(crate) use text::plain;
+pub(crate) use text::{acts, plain};
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -558,6 +559,12 @@ impl Format {
 pub enum ReportError {
     #[error("cannot read {path}: {source}")]
     Read { path: PathBuf, source: std::io::Error },
+    #[error("{path} is {found}, not a regular file; give the result.json itself")]
+    NotRegular { path: PathBuf, found: &'static str },
+    #[error(
+        "the result says {what} is {found}, and no run has that ({wanted}); it was not written by hbmark, or edited since"
+    )]
+    Unbelievable { what: String, found: String, wanted: &'static str },
     #[error("{path} holds {size} bytes, and a result is at most {limit}; is it a result of hbmark?")]
     TooLarge { path: PathBuf, size: u64, limit: u64 },
     #[error("{path} is not a result of hbmark: {source}")]

@@ -88,14 +88,13 @@ pub fn read(path: &std::path::Path) -> Result<Option<ServeReport>, ReportError> 
         kind: ServeKind,
         schema_version: Option<u32>,
     }
-    let text = super::json::read_text(path)?;
-    let Ok(head) = serde_json::from_str::<Head>(&text) else { return Ok(None) };
+    let file = super::json::Saved::open(path)?;
+    let Ok(head) = file.read::<Head>() else { return Ok(None) };
     let _: ServeKind = head.kind;
     if head.schema_version != Some(SCHEMA_VERSION) {
         return Err(ReportError::Version { found: head.schema_version, supported: SCHEMA_VERSION });
     }
-    let report = serde_json::from_str(&text)
-        .map_err(|source| ReportError::Malformed { path: path.to_path_buf(), source })?;
+    let report = file.read().map_err(|source| ReportError::Malformed { path: path.to_path_buf(), source })?;
     Ok(Some(report))
 }
 
@@ -568,15 +567,16 @@ fn aligned(grid: &Grid) -> String {
 
 fn table(report: &ServeReport) -> String {
     let mut text = String::new();
+    // Whatever a line is made of, it is one line.
     for line in head(report) {
-        let _ = writeln!(text, "{line}");
+        let _ = writeln!(text, "{}", plain(&line));
     }
     text.push('\n');
     if let Some(cold) = &report.cold_start {
         text.push_str(&aligned(&cold_grid(cold)));
     } else if let [point] = report.points.as_slice() {
         for line in point_lines(point) {
-            let _ = writeln!(text, "{line}");
+            let _ = writeln!(text, "{}", plain(&line));
         }
         text.push('\n');
         if let Some(result) = &point.result {
@@ -598,7 +598,7 @@ fn table(report: &ServeReport) -> String {
         text.push('\n');
     }
     for line in said {
-        let _ = writeln!(text, "  {line}");
+        let _ = writeln!(text, "  {}", plain(&line));
     }
     text
 }

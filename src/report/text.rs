@@ -3,10 +3,21 @@
 use super::metrics::Unit;
 use crate::units::{Bytes, BytesPerSecond, Flops, Nanos};
 
-/// A user's string without control characters: model names, notes and reasons may come from anywhere.
+/// A user's string that does nothing but stand there: model names, notes and reasons may come from anywhere.
 #[must_use]
 pub fn plain(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
+    text.chars().map(|c| if acts(c) { '\u{fffd}' } else { c }).collect()
+}
+
+/// Whether a character does something to what is around it: moves a cursor, colours, ends a line, or turns the direction of reading, by
+/// which one name can look like another.
+#[must_use]
+pub fn acts(c: char) -> bool {
+    c.is_control()
+        || matches!(
+            c,
+            '\u{200e}' | '\u{200f}' | '\u{2028}' | '\u{2029}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}'
+        )
 }
 
 /// A column of values in one unit and with one number of digits, so that they can be compared at a glance.
@@ -81,5 +92,6 @@ mod tests {
     #[test]
     fn control_characters_do_not_reach_a_terminal() {
         assert_eq!(plain("a\u{1b}[31mb\nc"), "a\u{fffd}[31mb\u{fffd}c");
+        assert_eq!(plain("gpj\u{202e}exe\u{9b}2J"), "gpj\u{fffd}exe\u{fffd}2J");
     }
 }

@@ -16,6 +16,7 @@
 //! - Mixtures of experts: expected distinct experts under uniform routing, `E·(1 − (1 − k/E)^tokens)` per layer.
 //! - Latent attention: the latent and the rotary part per token and layer, read once. Its FLOPs are those of the absorbed
 //!   form in decode (scores and values on the latent) and of the expanded form in prefill.
+//! - Counts stop at 2^64 - 1 instead of overflowing: the largest batch and context that can be asked for move more.
 //! - Left out: activations, logits and the scales of a quantised KV cache; together well under a percent of a decode.
 
 use serde::{Deserialize, Serialize};
@@ -193,9 +194,9 @@ impl Ledger {
         let (weights, distinct_experts) = self.weights(batch);
         let bytes = StepBytes {
             weights,
-            kv_read: self.kv_bytes(sequences * attended),
-            kv_write: self.kv_bytes(sequences * arch.layers as u64),
-            other: Bytes(sequences * self.embedding_row_bytes),
+            kv_read: self.kv_bytes(sequences.saturating_mul(attended)),
+            kv_write: self.kv_bytes(sequences.saturating_mul(arch.layers as u64)),
+            other: Bytes(sequences.saturating_mul(self.embedding_row_bytes)),
             as_implemented: None,
         };
         let per_sequence = self.linear_flops()
@@ -207,16 +208,16 @@ impl Ledger {
     /// Cost of prefilling `batch` prompts of `tokens` each; logits of the last position only.
     #[must_use]
     pub fn prefill(&self, batch: usize, tokens: usize) -> StepCost {
-        let all_tokens = batch as u64 * tokens as u64;
+        let all_tokens = (batch as u64).saturating_mul(tokens as u64);
         let arch = &self.architecture;
         let scored = (0..arch.layers).map(|layer| causal_pairs(tokens, arch.window(layer))).sum::<f64>();
-        let (weights, distinct_experts) = self.weights(batch * tokens);
-        let kv = self.kv_bytes(all_tokens * arch.layers as u64);
+        let (weights, distinct_experts) = self.weights(batch.saturating_mul(tokens));
+        let kv = self.kv_bytes(all_tokens.saturating_mul(arch.layers as u64));
         let bytes = StepBytes {
             weights,
             kv_read: kv,
             kv_write: kv,
-            other: Bytes(all_tokens * self.embedding_row_bytes),
+            other: Bytes(all_tokens.saturating_mul(self.embedding_row_bytes)),
             as_implemented: None,
         };
         let per_sequence = self.linear_flops() * tokens as f64
@@ -253,8 +254,8 @@ impl Ledger {
         let bytes = StepBytes {
             weights,
             kv_read: self.kv_bytes(read),
-            kv_write: self.kv_bytes(all * arch.layers as u64),
-            other: Bytes(all * self.embedding_row_bytes),
+            kv_write: self.kv_bytes(all.saturating_mul(arch.layers as u64)),
+            other: Bytes(all.saturating_mul(self.embedding_row_bytes)),
             as_implemented: None,
         };
         flops += self.linear_flops() * all as f64 + 2.0 * self.head_elements as f64 * sequences as f64;
@@ -273,9 +274,12 @@ impl Ledger {
             .as_ref()
             .map_or(arch.ffn_size, |experts| experts.per_token * experts.ffn_size + experts.shared_ffn_size);
         let width = (2 * feed_forward + 2 * arch.hidden_size) as u64;
-        let activations = (shape.batch * shape.queries()) as u64 * width * self.activation_bytes();
-        let logits = shape.batch as u64 * arch.vocab_size as u64 * 4;
-        self.resident + self.kv_bytes(shape.batch as u64 * cached) + Bytes(activations.max(logits))
+        let tokens = shape.batch.saturating_mul(shape.queries()) as u64;
+        let activations = tokens.saturating_mul(width * self.activation_bytes());
+        let logits = (shape.batch as u64).saturating_mul(arch.vocab_size as u64 * 4);
+        self.resident
+            + self.kv_bytes((shape.batch as u64).saturating_mul(cached))
+            + Bytes(activations.max(logits))
     }
 
     /// Bytes of one activation: engines with an f32 cache keep f32, all others 16 bits.
@@ -324,8 +328,8 @@ impl Ledger {
 
     /// KV bytes of a number of (token, layer) pairs.
     fn kv_bytes(&self, token_layers: u64) -> Bytes {
-        let elements = token_layers * self.architecture.kv_elements_per_token_and_layer() as u64;
-        Bytes((elements * kv_bits(self.kv_dtype)).div_ceil(8))
+        let each = self.architecture.kv_elements_per_token_and_layer() as u64;
+        Bytes(token_layers.saturating_mul(each).saturating_mul(kv_bits(self.kv_dtype)).div_ceil(8))
     }
 }
 

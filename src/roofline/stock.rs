@@ -133,13 +133,15 @@ impl Ledger {
         let size = self.activation_bytes();
         let position = Position::new(architecture, size, backend)?;
         let ideal = self.decode(shape.batch, shape.context).bytes;
-        let positions = (shape.batch * shape.positions_after() * architecture.layers) as u64;
+        let each = (shape.positions_after() * architecture.layers) as u64;
+        let positions = (shape.batch as u64).saturating_mul(each);
         let logits = if architecture.family == Family::Llama && size != 4 {
-            shape.batch as u64 * architecture.vocab_size as u64 * (size + 4)
+            (shape.batch as u64).saturating_mul(architecture.vocab_size as u64 * (size + 4))
         } else {
             0
         };
-        Some(ideal.weights + ideal.other + Bytes(positions * position.decode_traffic() + logits))
+        let traffic = positions.saturating_mul(position.decode_traffic());
+        Some(ideal.weights + ideal.other + Bytes(traffic) + Bytes(logits))
     }
 
     /// Peak memory of candle's own forward in a step, or `None` for families without a stock path.
@@ -154,7 +156,7 @@ impl Ledger {
         let position = Position::new(architecture, size, backend)?;
         let (batch, queries) = (shape.batch as u64, shape.queries() as u64);
         let positions = batch * shape.positions_after() as u64;
-        let cache = positions * architecture.layers as u64 * 2 * position.one;
+        let cache = positions.saturating_mul(architecture.layers as u64 * 2 * position.one);
         let (caches, score_tensors) = match shape.phase {
             Phase::Prefill => (1, 3),
             Phase::Decode => (2, 2),
@@ -162,15 +164,18 @@ impl Ledger {
         let scores = if position.flash_on_cpu() {
             0
         } else {
-            score_tensors * positions * queries * position.heads * position.score_bytes()
+            (score_tensors * position.heads * position.score_bytes())
+                .saturating_mul(positions)
+                .saturating_mul(queries)
         };
-        let attention = positions * position.transient() + scores;
+        let attention = positions.saturating_mul(position.transient()).saturating_add(scores);
         let hidden = architecture.hidden_size as u64;
-        let feed_forward = batch * queries * (4 * architecture.ffn_size as u64 + hidden) * size;
-        let logits = batch * architecture.vocab_size as u64 * (size + 4);
-        let residual = 2 * batch * queries * hidden * size;
-        let activations = residual + attention.max(feed_forward).max(logits);
-        Some(self.resident_weights() + Bytes(caches * cache + activations))
+        let tokens = batch * queries;
+        let feed_forward = tokens.saturating_mul((4 * architecture.ffn_size as u64 + hidden) * size);
+        let logits = batch.saturating_mul(architecture.vocab_size as u64 * (size + 4));
+        let residual = tokens.saturating_mul(2 * hidden * size);
+        let widest = attention.max(feed_forward).max(logits);
+        Some(self.resident_weights() + Bytes(cache.saturating_mul(caches)) + Bytes(residual) + Bytes(widest))
     }
 }
 

@@ -11,6 +11,10 @@ use serde::{Deserialize, Serialize};
 use crate::roofline::{Floor, Ledger, RaggedPart, Roof};
 use crate::units::Nanos;
 
+/// Steps of a model that was read from a file lie between these: a nanosecond and a day.
+const SHORTEST_NS: f64 = 1.0;
+const LONGEST_NS: f64 = 8.64e13;
+
 /// A model of step times.
 #[derive(Debug, Clone)]
 pub enum StepModel {
@@ -144,7 +148,11 @@ impl StepModel {
                 let arithmetic = flops / fit.prefill_flops_per_ns;
                 // Weights are read once for both, while the products of a prefill run.
                 let fixed = fit.fixed_ns.max(arithmetic);
-                Nanos(fixed + fit.ns_per_kv_byte * kv + fit.ns_per_sequence * sequences)
+                let time = fixed + fit.ns_per_kv_byte * kv + fit.ns_per_sequence * sequences;
+                // The run is a file, and a clock that stands still or runs backwards would never come to an end. A NaN is neither.
+                #[expect(clippy::manual_clamp, reason = "clamp keeps a NaN, and this makes it the shortest")]
+                let bounded = time.max(SHORTEST_NS).min(LONGEST_NS);
+                Nanos(bounded)
             }
             Self::Calibrated(calibration) => Nanos(calibration.step(parts)),
         }

@@ -13,21 +13,26 @@
 //! Only times, lengths and prefix classes are read: a trace with text in it is not kept. Rows with a length of 0 (BurstGPT's failed
 //! requests) are left out and counted. Everything is bounded before it is believed.
 
-use std::io::Read;
+use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
+use crate::intake::{self, Refused};
 use crate::units::Nanos;
 
-/// A file larger than this is refused: it is read whole.
+/// A file larger than this is refused.
 const MAX_BYTES: u64 = 1 << 30;
 /// Rows kept at most.
 const MAX_REQUESTS: usize = 5_000_000;
+/// Memory that a trace may take beyond the size of its file.
+const MEMORY: usize = 56 << 20;
 /// Tokens of one request; ten times the longest context on offer.
 const MAX_TOKENS: u64 = 10_000_000;
 /// Bytes of one line.
 const MAX_LINE: usize = 1 << 20;
+/// Memory for the values of one line.
+const LINE_BUDGET: usize = 8 << 20;
 /// Tokens of one of Mooncake's hashed blocks, by its paper.
 const MOONCAKE_BLOCK: usize = 512;
 /// A trace spans a year at most.
@@ -75,8 +80,8 @@ pub enum TraceError {
     Empty { path: PathBuf },
     #[error("line {line} of the trace {}: {problem}", path.display())]
     Line { path: PathBuf, line: usize, problem: String },
-    #[error("the trace {} has more than {MAX_REQUESTS} requests; cut a window out of it", path.display())]
-    TooMany { path: PathBuf },
+    #[error("the trace {} has more requests than can be kept, {kept} of them; cut a window out of it", path.display())]
+    TooMany { path: PathBuf, kept: usize },
 }
 
 /// Reads a trace; at most `limit` requests of it.
@@ -85,61 +90,65 @@ pub enum TraceError {
 /// When the file cannot be read or a line cannot be believed; the line is named.
 pub fn read(path: &Path, limit: Option<usize>) -> Result<Trace, TraceError> {
     let unreadable = |source| TraceError::Read { path: path.to_path_buf(), source };
-    let file = std::fs::File::open(path).map_err(unreadable)?;
-    let metadata = file.metadata().map_err(unreadable)?;
-    if !metadata.is_file() {
-        return Err(unreadable(std::io::Error::other("it is not a plain file")));
+    let (file, bytes) = intake::open(path).map_err(|refused| match refused {
+        Refused::Io(source) => unreadable(source),
+        other => unreadable(std::io::Error::other(other)),
+    })?;
+    if bytes > MAX_BYTES {
+        return Err(TraceError::TooLarge { path: path.to_path_buf(), bytes });
     }
-    if metadata.len() > MAX_BYTES {
-        return Err(TraceError::TooLarge { path: path.to_path_buf(), bytes: metadata.len() });
-    }
-    let mut bytes = Vec::new();
     // A file that grows meanwhile is cut, not followed.
-    file.take(MAX_BYTES).read_to_end(&mut bytes).map_err(unreadable)?;
-    let text = String::from_utf8(bytes).map_err(|_| TraceError::NotText { path: path.to_path_buf() })?;
-    parse(&text, path, limit)
+    parse(BufReader::with_capacity(1 << 16, file.take(bytes)), bytes, path, limit)
 }
 
 /// How a line becomes a request: its time in nanoseconds on the trace's own scale, and the rest.
 type Reader = fn(&str) -> Result<TraceRequest, String>;
 
-fn parse(text: &str, path: &Path, limit: Option<usize>) -> Result<Trace, TraceError> {
-    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
-    let path = || path.to_path_buf();
-    let first = text.lines().next().unwrap_or_default().trim();
-    if text.trim().is_empty() {
-        return Err(TraceError::Empty { path: path() });
-    }
-    let (format, reader, header): (&'static str, Reader, bool) = match first {
+/// The format of a trace, its reader, and whether the first line is a heading.
+fn recognise(first: &str) -> Option<(&'static str, Reader, bool)> {
+    Some(match first {
         line if line.starts_with("TIMESTAMP,ContextTokens,GeneratedTokens") => ("Azure", azure, true),
         line if line.starts_with("Timestamp,Model,Request tokens,Response tokens") => {
             ("BurstGPT", burstgpt, true)
         }
         line if line.starts_with('{') && line.contains("\"input_length\"") => ("Mooncake", mooncake, false),
         line if line.starts_with('{') && line.contains("\"arrival_s\"") => ("hbmark", own, false),
-        line => {
-            let start = line.chars().take(60).map(|c| if c.is_control() { ' ' } else { c }).collect();
-            return Err(TraceError::UnknownFormat { path: path(), start });
-        }
-    };
-    let limit = limit.unwrap_or(usize::MAX);
-    let mut trace = Trace { format, requests: Vec::new(), left_out: 0 };
-    let mut origin = None;
-    let mut latest = 0.0_f64;
-    for (index, line) in text.lines().enumerate().skip(usize::from(header)) {
-        if trace.requests.len() >= limit {
-            break;
-        }
-        if line.trim().is_empty() {
+        _ => return None,
+    })
+}
+
+/// Reads a trace of `bytes` bytes line by line; what is kept of it is at most a fixed amount beyond that size.
+fn parse(input: impl BufRead, bytes: u64, path: &Path, limit: Option<usize>) -> Result<Trace, TraceError> {
+    let path = || path.to_path_buf();
+    let mut lines = Lines { input, number: 0, buffer: Vec::new() };
+    let mut form: Option<(&'static str, Reader)> = None;
+    let mut requests = Requests::new(bytes);
+    let (mut left_out, mut origin, mut latest) = (0, None, 0.0_f64);
+    while requests.kept.len() < limit.unwrap_or(usize::MAX)
+        && let Some(line) = lines.next(&path)?
+    {
+        let number = lines.number;
+        let fail = |problem: String| TraceError::Line { path: path(), line: number, problem };
+        let line =
+            std::str::from_utf8(&lines.buffer[line]).map_err(|_| TraceError::NotText { path: path() })?;
+        let line = line.trim_start_matches('\u{feff}').trim();
+        if line.is_empty() {
             continue;
         }
-        let fail = |problem: String| TraceError::Line { path: path(), line: index + 1, problem };
-        if line.len() > MAX_LINE {
-            return Err(fail(format!("it has {} bytes, above the limit of {MAX_LINE}", line.len())));
-        }
-        let mut request = reader(line.trim()).map_err(fail)?;
-        let start = *origin.get_or_insert(request.arrival.0);
-        let arrival = request.arrival.0 - start;
+        let reader = if let Some((_, reader)) = form {
+            reader
+        } else {
+            let Some((format, reader, heading)) = recognise(line) else {
+                return Err(TraceError::UnknownFormat { path: path(), start: start_of(line) });
+            };
+            form = Some((format, reader));
+            if heading {
+                continue;
+            }
+            reader
+        };
+        let mut request = reader(line).map_err(fail)?;
+        let arrival = request.arrival.0 - *origin.get_or_insert(request.arrival.0);
         if arrival < latest {
             return Err(fail("it is earlier than the line before; sort the trace by time".to_owned()));
         }
@@ -148,24 +157,84 @@ fn parse(text: &str, path: &Path, limit: Option<usize>) -> Result<Trace, TraceEr
         }
         latest = arrival;
         if request.input_tokens == 0 || request.output_tokens == 0 {
-            trace.left_out += 1;
+            left_out += 1;
             continue;
         }
-        if trace.requests.len() == MAX_REQUESTS {
-            return Err(TraceError::TooMany { path: path() });
-        }
         request.arrival = Nanos(arrival);
-        trace.requests.push(request);
+        if !requests.keep(request) {
+            return Err(TraceError::TooMany { path: path(), kept: requests.kept.len() });
+        }
     }
-    if trace.requests.is_empty() {
+    let (Some((format, _)), Some(first)) = (form, requests.kept.first()) else {
         return Err(TraceError::Empty { path: path() });
-    }
+    };
     // Times count from the first request that is kept.
-    let start = trace.requests[0].arrival.0;
-    for request in &mut trace.requests {
+    let start = first.arrival.0;
+    for request in &mut requests.kept {
         request.arrival.0 -= start;
     }
-    Ok(trace)
+    Ok(Trace { format, requests: requests.kept, left_out })
+}
+
+fn start_of(line: &str) -> String {
+    line.chars().take(60).map(|c| if c.is_control() { ' ' } else { c }).collect()
+}
+
+/// The lines of a file, none of them longer than [`MAX_LINE`].
+struct Lines<R> {
+    input: R,
+    /// Of the line read last, from 1.
+    number: usize,
+    buffer: Vec<u8>,
+}
+
+impl<R: BufRead> Lines<R> {
+    /// Where the next line lies in the buffer, without its end; none at the end of the file.
+    fn next(&mut self, path: &dyn Fn() -> PathBuf) -> Result<Option<std::ops::Range<usize>>, TraceError> {
+        self.buffer.clear();
+        let most = MAX_LINE as u64 + 1;
+        let read = (&mut self.input).take(most).read_until(b'\n', &mut self.buffer);
+        match read {
+            Ok(0) => Ok(None),
+            Ok(_) => {
+                self.number += 1;
+                let end = self.buffer.len() - usize::from(self.buffer.ends_with(b"\n"));
+                if end > MAX_LINE {
+                    let problem = format!("it is longer than the limit of {MAX_LINE} bytes");
+                    return Err(TraceError::Line { path: path(), line: self.number, problem });
+                }
+                Ok(Some(0..end))
+            }
+            Err(source) => Err(TraceError::Read { path: path(), source }),
+        }
+    }
+}
+
+/// The requests of a trace, and the memory that may still go into them.
+struct Requests {
+    kept: Vec<TraceRequest>,
+    left: usize,
+}
+
+impl Requests {
+    fn new(bytes: u64) -> Self {
+        let whole = usize::try_from(bytes).unwrap_or(usize::MAX);
+        Self { kept: Vec::new(), left: whole.saturating_add(MEMORY) }
+    }
+
+    /// Keeps a request if there is memory for it.
+    fn keep(&mut self, request: TraceRequest) -> bool {
+        let more = if self.kept.len() == self.kept.capacity() { self.kept.len() / 8 + 1024 } else { 0 };
+        let cost = more * size_of::<TraceRequest>() + request.prefix_ids.capacity() * size_of::<u64>();
+        let Some(left) = self.left.checked_sub(cost).filter(|_| self.kept.len() < MAX_REQUESTS) else {
+            return false;
+        };
+        self.left = left;
+        // An eighth at a time: doubling would ask for twice what is needed.
+        self.kept.reserve_exact(more);
+        self.kept.push(request);
+        true
+    }
 }
 
 fn plain(arrival: Nanos, input: u64, output: u64) -> TraceRequest {
@@ -276,7 +345,7 @@ struct Mooncake {
 }
 
 fn json<'a, T: Deserialize<'a>>(line: &'a str) -> Result<T, String> {
-    serde_json::from_str(line).map_err(|error| error.to_string())
+    intake::json::from_str(line, LINE_BUDGET).map_err(|error| error.to_string())
 }
 
 fn mooncake(line: &str) -> Result<TraceRequest, String> {
@@ -332,7 +401,7 @@ mod tests {
     use super::*;
 
     fn parsed(text: &str) -> Result<Trace, TraceError> {
-        parse(text, Path::new("t"), None)
+        parse(text.as_bytes(), text.len() as u64, Path::new("t"), None)
     }
 
     fn refused(text: &str, message: &str) {
@@ -410,7 +479,7 @@ mod tests {
         let own = r#"{"arrival_s": 1, "input_tokens": 3, "output_tokens": 2, "#;
         refused(&format!("{own}\"prefix_ids\": [1]}}"), "prefix_ids without a prefix_block");
         refused(&format!("{own}\"text\": \"secret\"}}"), "unknown field `text`");
-        refused(&format!("{AZURE}{}", "9".repeat(MAX_LINE + 1)), "above the limit of 1048576");
+        refused(&format!("{AZURE}{}", "9".repeat(MAX_LINE + 1)), "longer than the limit of 1048576");
         refused("Timestamp,Model,Request tokens,Response tokens\nNaN,x,1,1", "the time NaN is not a time");
     }
 
@@ -423,6 +492,18 @@ mod tests {
         assert!(matches!(read(&path, None), Err(TraceError::NotText { .. })));
         std::fs::File::create(&path).unwrap().set_len(MAX_BYTES + 1).unwrap();
         assert!(matches!(read(&path, None), Err(TraceError::TooLarge { .. })));
+    }
+
+    #[test]
+    fn short_lines_do_not_become_more_memory_than_the_file_and_a_fixed_amount() {
+        // Seven bytes a line, 64 in memory and more with classes.
+        let mut text = String::from("Timestamp,Model,Request tokens,Response tokens\n");
+        text.push_str(&"0,,1,1\n".repeat(2_000_000));
+        let error = parsed(&text).unwrap_err();
+        let TraceError::TooMany { kept, .. } = error else { panic!("{error}") };
+        assert!(kept * size_of::<TraceRequest>() <= text.len() + MEMORY, "{kept}");
+        let window = parse(text.as_bytes(), text.len() as u64, Path::new("t"), Some(1_000)).unwrap();
+        assert_eq!(window.requests.len(), 1_000, "a window of it can be read");
     }
 
     proptest! {

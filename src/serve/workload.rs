@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use super::arrivals::{Arrivals, Burst, deadlines};
 use super::trace::Trace;
+use crate::intake::{self, Refused};
 use crate::units::Nanos;
 
 /// Part of a prompt: the first `tokens` tokens of an endless seeded text.
@@ -118,7 +119,7 @@ impl Lengths {
             }
             Self::Histogram { buckets } => {
                 let good = |(from, to, weight): &(usize, usize, f64)| {
-                    within(*from) && within(*to) && from <= to && weight.is_finite() && *weight >= 0.0
+                    within(*from) && within(*to) && from <= to && (0.0..=MAX_SHARE).contains(weight)
                 };
                 if buckets.len() > 10_000 || !buckets.iter().all(good) {
                     Err("a bucket is [from, to, weight] with 1 ≤ from ≤ to and a weight of at least 0".into())
@@ -243,7 +244,9 @@ pub enum WorkloadError {
 }
 
 /// A workload file is a page of text.
-const MAX_FILE: u64 = 4 << 20;
+const MAX_FILE: u64 = 512 << 10;
+/// Weights and shares are relative; beyond this their sum is no number.
+const MAX_SHARE: f64 = 1e12;
 
 /// The workloads with a name.
 pub const NAMES: &[&str] = &["chat", "code", "long-context-qa", "summarization", "rag", "agents", "batch"];
@@ -306,15 +309,25 @@ impl Workload {
         if !path.extension().is_some_and(|e| e.eq_ignore_ascii_case("toml")) {
             return Err(WorkloadError::Unknown { given: given.to_owned() });
         }
-        let unreadable = |source| WorkloadError::Read { path: path.to_path_buf(), source };
-        let bytes = std::fs::metadata(path).map_err(unreadable)?.len();
-        if bytes > MAX_FILE {
-            return Err(WorkloadError::TooLarge { path: path.to_path_buf(), bytes });
-        }
-        let text = std::fs::read_to_string(path).map_err(unreadable)?;
-        let workload: Self = toml::from_str(&text).map_err(|error| WorkloadError::Parse {
+        let text = intake::read_text(path, MAX_FILE).map_err(|refused| {
+            let path = path.to_path_buf();
+            match refused {
+                Refused::TooLarge { size, .. } => WorkloadError::TooLarge { path, bytes: size },
+                Refused::Io(source) => WorkloadError::Read { path, source },
+                other => WorkloadError::Read { path, source: std::io::Error::other(other) },
+            }
+        })?;
+        Self::parse(&text, path)
+    }
+
+    /// A workload from the text of a TOML file; `path` is only for messages.
+    ///
+    /// # Errors
+    /// When the text does not describe a workload.
+    pub fn parse(text: &str, path: &Path) -> Result<Self, WorkloadError> {
+        let workload: Self = toml::from_str(text).map_err(|error| WorkloadError::Parse {
             path: path.to_path_buf(),
-            problem: error.message().to_owned(),
+            problem: error.message().chars().take(200).collect(),
         })?;
         workload.checked()
     }
@@ -364,7 +377,7 @@ impl Workload {
                 (!good).then(|| "session: 1 to 1000 turns, thinking of 0 to 86400 s".to_owned())
             })
             .or_else(|| {
-                let good = self.tenants.iter().all(|t| t.share.is_finite() && t.share > 0.0);
+                let good = self.tenants.iter().all(|t| t.share > 0.0 && t.share <= MAX_SHARE);
                 (!good || self.tenants.len() > 1_000)
                     .then(|| "tenants: at most 1000, each with a share above 0".to_owned())
             });

@@ -1,16 +1,19 @@
 //! The text of a foreign file as records and tables, before anybody asks whose it is.
 //!
-//! Enters: text. Leaves: JSON documents (one, several, or a list), or tables of CSV, SQL or Markdown. Counts are capped before memory is
-//! taken: the marks of structure are counted in the text before it is parsed. It knows no format.
+//! Enters: text. Leaves: JSON documents (one, several, or a list), or tables of CSV, SQL or Markdown. Memory is counted before it is
+//! taken: short text can be many values. It knows no format.
 
 use serde_json::{Map, Value as Json};
 
-use super::{ImportError, clipped};
+use super::{ImportError, MAX_ROWS, clipped};
+use crate::intake::json;
 
-/// Commas, colons and brackets of a JSON text; each stands for at most one value in memory.
-const MAX_MARKS: usize = 4_000_000;
-/// Rows of all tables together.
-const MAX_TABLE_ROWS: usize = 100_000;
+/// Memory for the values of a file, beside its text: half a million numbers of a detailed export.
+const BUDGET: usize = 40 << 20;
+/// Columns of a table; the widest known has a few dozen.
+const MAX_COLUMNS: usize = 1_000;
+/// What a cell takes beside its text: its title's text, its place in a map of room for twice as many, two allocations.
+const CELL_BYTES: usize = 300;
 
 /// A parsed file.
 #[derive(Debug)]
@@ -36,7 +39,9 @@ pub(super) struct Table {
 }
 
 impl Document {
-    pub fn parse(file: &str, text: &str) -> Result<Self, ImportError> {
+    pub fn parse(file: &str, text: String) -> Result<Self, ImportError> {
+        let is_json = |text: &str| text.trim_start_matches('\u{feff}').trim_start().starts_with(['{', '[']);
+        let text = if is_json(&text) { strict(text) } else { text };
         let text = text.trim_start_matches('\u{feff}');
         let start = text.trim_start();
         let body = if start.is_empty() {
@@ -44,7 +49,7 @@ impl Document {
         } else if start.starts_with(['{', '[']) {
             Body::Json(json(file, start)?)
         } else if text.contains("INSERT INTO") {
-            Body::Tables(vec![sql(file, text)?])
+            Body::Tables(sql(file, text)?)
         } else if text.lines().any(|line| line.starts_with('|')) {
             Body::Tables(markdown(file, text)?)
         } else {
@@ -96,112 +101,128 @@ impl Document {
 
 /// One JSON document, several after each other, or the elements of a list.
 fn json(file: &str, text: &str) -> Result<Vec<Json>, ImportError> {
-    let (strict, marks) = strict(text);
-    if marks > MAX_MARKS {
-        return Err(ImportError::TooMany { file: file.to_owned(), what: "JSON values", limit: MAX_MARKS });
-    }
-    let documents = serde_json::Deserializer::from_str(&strict).into_iter::<Json>();
     let mut records = Vec::new();
-    for document in documents {
-        match document.map_err(|source| ImportError::Json { file: file.to_owned(), source })? {
-            Json::Array(elements) => records.extend(elements),
-            other => records.push(other),
-        }
+    json::each(text, BUDGET, |document| match document {
+        Json::Array(elements) if records.is_empty() => records = elements,
+        Json::Array(elements) => records.extend(elements),
+        other => records.push(other),
+    })
+    .map_err(|source| ImportError::Json { file: file.to_owned(), source })?;
+    if records.len() > MAX_ROWS {
+        return Err(ImportError::TooMany { file: file.to_owned(), what: "records", limit: MAX_ROWS });
     }
     Ok(records)
 }
 
-/// JSON as the standard has it, and how many marks of structure it holds: Python writes `Infinity` and `NaN`, which become `"inf"` and
-/// null.
-fn strict(text: &str) -> (String, usize) {
-    let mut out = String::with_capacity(text.len());
-    let (mut marks, mut rest) = (0, text);
-    let mut in_string = false;
-    while let Some(at) = rest.find(['"', '\\', ',', ':', '[', '{', 'I', 'N']) {
-        out.push_str(&rest[..at]);
-        let tail = &rest[at..];
-        let taken = match tail.as_bytes()[0] {
-            b'\\' if in_string => {
-                // The escaped character belongs to it, however wide it is.
-                let next = tail.chars().nth(1).map_or(0, char::len_utf8);
-                out.push_str(&tail[..=next]);
-                1 + next
-            }
+/// JSON as the standard has it, of the same length: Python writes `Infinity` and `NaN`, which become `"inf"` and an empty text. Both words
+/// leave room for what replaces them, so that no second text is needed.
+fn strict(text: String) -> String {
+    let mut bytes = text.into_bytes();
+    let (mut at, mut in_string) = (0, false);
+    while at < bytes.len() {
+        at += match bytes[at] {
+            // The escaped character belongs to it; of a wide one the first byte is enough to pass.
+            b'\\' if in_string => 2,
             b'"' => {
                 in_string = !in_string;
-                out.push('"');
                 1
             }
-            b'I' if !in_string && tail.starts_with("Infinity") => {
-                let negative = out.ends_with('-');
-                if negative {
-                    out.pop();
-                }
-                out.push_str(if negative { "\"-inf\"" } else { "\"inf\"" });
+            b'I' if !in_string && bytes[at..].starts_with(b"Infinity") => {
+                let negative = at > 0 && bytes[at - 1] == b'-';
+                let (start, word) =
+                    if negative { (at - 1, &b"\"-inf\"   "[..]) } else { (at, &b"\"inf\"   "[..]) };
+                bytes[start..start + word.len()].copy_from_slice(word);
                 "Infinity".len()
             }
-            b'N' if !in_string && tail.starts_with("NaN") => {
-                out.push_str("null");
-                "NaN".len()
+            b'N' if !in_string && bytes[at..].starts_with(b"NaN") => {
+                bytes[at..at + 3].copy_from_slice(b"\"\" ");
+                3
             }
-            mark => {
-                marks += usize::from(!in_string && matches!(mark, b',' | b':' | b'[' | b'{'));
-                out.push(char::from(mark));
-                1
-            }
+            _ => 1,
         };
-        rest = &tail[taken..];
     }
-    out.push_str(rest);
-    (out, marks)
+    String::from_utf8(bytes).expect("whole ASCII words were replaced by ASCII")
 }
 
-/// A table from titles and rows; cells beyond the titles are left out.
-fn table(
-    file: &str,
-    heading: Option<String>,
-    titles: &[String],
-    rows: Vec<Vec<String>>,
-) -> Result<Table, ImportError> {
-    if rows.len() > MAX_TABLE_ROWS || rows.len().saturating_mul(titles.len()) > MAX_MARKS {
-        return Err(ImportError::TooMany { file: file.to_owned(), what: "rows", limit: MAX_TABLE_ROWS });
+/// Tables that grow while they are read, and the memory that may still go into them.
+struct Tables<'a> {
+    file: &'a str,
+    done: Vec<Table>,
+    rows: usize,
+    budget: json::Budget,
+}
+
+impl<'a> Tables<'a> {
+    fn new(file: &'a str) -> Self {
+        Self { file, done: Vec::new(), rows: 0, budget: json::Budget::new(BUDGET) }
     }
-    let rows = rows
-        .into_iter()
-        .map(|row| titles.iter().cloned().zip(row.into_iter().map(Json::String)).collect())
-        .collect();
-    Ok(Table { heading, rows, titles: titles.to_vec() })
+
+    fn too_many(&self) -> ImportError {
+        ImportError::TooMany { file: self.file.to_owned(), what: "rows and columns", limit: MAX_ROWS }
+    }
+
+    fn begin(&mut self, heading: Option<String>, titles: Vec<String>) -> Result<(), ImportError> {
+        // Empty tables are no rows, and must have an end too.
+        self.rows += 1;
+        if titles.len() > MAX_COLUMNS || self.rows > MAX_ROWS {
+            return Err(self.too_many());
+        }
+        self.done.push(Table { heading, rows: Vec::new(), titles });
+        Ok(())
+    }
+
+    /// Adds a row to the table begun last; cells beyond the titles are left out.
+    fn row<T: Into<String>>(&mut self, cells: impl Iterator<Item = T>) -> Result<(), ImportError> {
+        let too_many = self.too_many();
+        let Some(table) = self.done.last_mut() else { return Ok(()) };
+        self.rows += 1;
+        let mut row = Map::new();
+        for (title, cell) in table.titles.iter().zip(cells) {
+            let cell = cell.into();
+            if self.budget.charge(CELL_BYTES + title.len() + cell.len()).is_err() {
+                return Err(too_many);
+            }
+            row.insert(title.clone(), Json::String(cell));
+        }
+        if self.rows > MAX_ROWS {
+            return Err(too_many);
+        }
+        table.rows.push(row);
+        Ok(())
+    }
 }
 
 /// Stacked CSV tables, with an empty line between them.
 fn csv(file: &str, text: &str) -> Result<Vec<Table>, ImportError> {
-    let mut tables = Vec::new();
-    for part in text.replace("\r\n", "\n").split("\n\n").filter(|part| !part.trim().is_empty()) {
+    let mut tables = Tables::new(file);
+    // Where a part ends: an empty line, which a carriage return may precede.
+    let mut rest = text;
+    while !rest.trim().is_empty() {
+        let start = rest.trim_start();
+        let end = [start.find("\n\n"), start.find("\n\r\n")].into_iter().flatten().min();
+        let (part, next) = start.split_at(end.unwrap_or(start.len()));
+        rest = next;
         let mut reader =
             csv::ReaderBuilder::new().flexible(true).trim(csv::Trim::All).from_reader(part.trim().as_bytes());
         let failed = |source| ImportError::Csv { file: file.to_owned(), source };
-        let titles: Vec<String> = reader.headers().map_err(failed)?.iter().map(str::to_owned).collect();
-        let rows = reader
-            .records()
-            .map(|record| Ok(record.map_err(failed)?.iter().map(str::to_owned).collect()))
-            .collect::<Result<_, ImportError>>()?;
-        tables.push(table(file, None, &titles, rows)?);
+        let titles = reader.headers().map_err(failed)?;
+        if titles.len() > MAX_COLUMNS {
+            return Err(tables.too_many());
+        }
+        tables.begin(None, titles.iter().map(str::to_owned).collect())?;
+        let mut record = csv::StringRecord::new();
+        while reader.read_record(&mut record).map_err(failed)? {
+            tables.row(record.iter())?;
+        }
     }
-    Ok(tables)
+    Ok(tables.done)
 }
 
 /// The tables of a Markdown page; logs around them are passed over.
 fn markdown(file: &str, text: &str) -> Result<Vec<Table>, ImportError> {
-    let cells = |line: &str| -> Vec<String> {
-        line.trim()
-            .trim_start_matches('|')
-            .trim_end_matches('|')
-            .split('|')
-            .map(|c| c.trim().to_owned())
-            .collect()
-    };
+    let cells = |line: &'_ str| line.trim().trim_start_matches('|').trim_end_matches('|').to_owned();
     let is_rule = |line: &str| line.contains('-') && line.chars().all(|c| matches!(c, '|' | '-' | ':' | ' '));
-    let (mut tables, mut heading) = (Vec::new(), None);
+    let (mut tables, mut heading) = (Tables::new(file), None);
     let mut lines = text.lines().peekable();
     while let Some(line) = lines.next() {
         if let Some(title) = line.strip_prefix('#') {
@@ -213,31 +234,32 @@ fn markdown(file: &str, text: &str) -> Result<Vec<Table>, ImportError> {
             continue;
         }
         lines.next();
-        let mut rows = Vec::new();
+        let titles = cells(line).split('|').take(MAX_COLUMNS + 1).map(|c| c.trim().to_owned()).collect();
+        tables.begin(heading.clone(), titles)?;
         while let Some(row) = lines.next_if(|line| line.starts_with('|')) {
-            rows.push(cells(row));
+            tables.row(cells(row).split('|').map(str::trim))?;
         }
-        tables.push(table(file, heading.clone(), &cells(line), rows)?);
     }
-    Ok(tables)
+    Ok(tables.done)
 }
 
 /// The inserted rows of an SQL script; the columns are those of the first insert.
-fn sql(file: &str, text: &str) -> Result<Table, ImportError> {
-    let mut titles: Vec<String> = Vec::new();
-    let mut rows = Vec::new();
+fn sql(file: &str, text: &str) -> Result<Vec<Table>, ImportError> {
+    let mut tables = Tables::new(file);
     for insert in text.split("INSERT INTO").skip(1) {
         let Some((head, values)) = insert.split_once("VALUES") else { continue };
         let Some(names) = head.split_once('(').and_then(|(_, rest)| rest.split_once(')')) else { continue };
-        if titles.is_empty() {
-            titles = names.0.split(',').map(|name| name.trim().to_owned()).collect();
+        if tables.done.is_empty() {
+            let titles =
+                names.0.split(',').take(MAX_COLUMNS + 1).map(|name| name.trim().to_owned()).collect();
+            tables.begin(None, titles)?;
         }
-        rows.push(sql_values(values));
+        tables.row(sql_values(values).into_iter())?;
     }
-    table(file, None, &titles, rows)
+    Ok(tables.done)
 }
 
-/// The items of `('a', 'it''s', 3)`.
+/// The items of `('a', 'it''s', 3)`, no more of them than a table has columns.
 fn sql_values(text: &str) -> Vec<String> {
     let mut values = Vec::new();
     let Some((_, list)) = text.split_once('(') else { return values };
@@ -247,7 +269,9 @@ fn sql_values(text: &str) -> Vec<String> {
         match c {
             '\'' if quoted && characters.next_if_eq(&'\'').is_some() => value.push('\''),
             '\'' => quoted = !quoted,
-            ',' if !quoted => values.push(std::mem::take(&mut value).trim().to_owned()),
+            ',' if !quoted && values.len() < MAX_COLUMNS => {
+                values.push(std::mem::take(&mut value).trim().to_owned());
+            }
             ')' if !quoted => break,
             c => value.push(c),
         }
@@ -261,7 +285,7 @@ mod tests {
     use super::*;
 
     fn records(text: &str) -> Vec<Json> {
-        json("f", text).unwrap()
+        json("f", &strict(text.to_owned())).unwrap()
     }
 
     #[test]
@@ -269,7 +293,7 @@ mod tests {
         let parsed = records(r#"{"rate": Infinity, "low": -Infinity, "x": NaN, "s": "NaN \" Infinity, \\"}"#);
         assert_eq!(parsed[0]["rate"], "inf");
         assert_eq!(parsed[0]["low"], "-inf");
-        assert!(parsed[0]["x"].is_null());
+        assert_eq!(parsed[0]["x"], "", "an empty text is no number");
         assert_eq!(parsed[0]["s"], "NaN \" Infinity, \\");
     }
 
@@ -281,10 +305,32 @@ mod tests {
     }
 
     #[test]
-    fn structure_is_counted_before_it_is_parsed() {
-        let bomb = "[".repeat(MAX_MARKS + 1);
-        assert!(matches!(json("f", &bomb), Err(ImportError::TooMany { .. })));
+    fn memory_is_counted_before_it_is_taken() {
+        let many = format!("[{}0]", "0,".repeat(1 << 20));
+        let error = json("f", &many).unwrap_err();
+        assert!(
+            matches!(&error, ImportError::Json { source, .. } if source.to_string().contains("40 MiB")),
+            "{error:?}"
+        );
         assert!(matches!(json("f", &"[".repeat(100_000)), Err(ImportError::Json { .. })), "depth has an end");
+        let records = "{}\n".repeat(MAX_ROWS + 1);
+        assert!(matches!(json("f", &records), Err(ImportError::TooMany { .. })));
+        let wide = format!("a\n{}", ",".repeat(MAX_COLUMNS * 2));
+        assert!(csv("f", &wide).is_ok(), "cells beyond the titles are left out");
+        assert!(matches!(csv("f", &",".repeat(MAX_COLUMNS + 1)), Err(ImportError::TooMany { .. })));
+        let broad = format!("{}\n{}", ",".repeat(500), format!("{}\n", ",".repeat(500)).repeat(1_000));
+        assert!(matches!(csv("f", &broad), Err(ImportError::TooMany { .. })));
+        let empty = "|a|\n|-|\n".repeat(MAX_ROWS + 1);
+        assert!(matches!(markdown("f", &empty), Err(ImportError::TooMany { .. })));
+        let inserts = "INSERT INTO t (a) VALUES (1);".repeat(MAX_ROWS + 1);
+        assert!(matches!(sql("f", &inserts), Err(ImportError::TooMany { .. })));
+    }
+
+    #[test]
+    fn an_escape_at_the_end_and_words_within_words_are_survived() {
+        for text in ["\"\\", "\"\\é", "-Infinity", "Infinity", "NaN", "InfinityNaN", "\"é\\"] {
+            assert_eq!(strict(text.to_owned()).len(), text.len(), "{text}");
+        }
     }
 
     #[test]

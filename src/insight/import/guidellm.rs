@@ -7,7 +7,7 @@ use serde_json::Value as Json;
 
 use super::document::Document;
 use super::fields::Fields;
-use super::{ForeignFormat, ForeignResult, ForeignRow, ImportError, Rate, Setup, clipped};
+use super::{ForeignFormat, ForeignResult, ForeignRow, ImportError, MAX_ROWS, Rate, Setup, clipped};
 
 const FORMAT: ForeignFormat = ForeignFormat::Guidellm;
 
@@ -16,8 +16,11 @@ pub(super) fn read(document: &Document) -> Option<Result<Vec<ForeignResult>, Imp
     let first = reports.first()?.get("benchmarks")?.as_array()?.first()?;
     first.get("metrics")?.get("requests_per_second")?;
     let benchmarks = reports.iter().filter_map(|r| r.get("benchmarks")?.as_array()).flatten();
-    let rows: Result<Vec<ForeignRow>, ImportError> =
-        benchmarks.enumerate().map(|(index, benchmark)| row(document, index, benchmark)).collect();
+    let rows: Result<Vec<ForeignRow>, ImportError> = benchmarks
+        .take(MAX_ROWS + 1)
+        .enumerate()
+        .map(|(index, benchmark)| row(document, index, benchmark))
+        .collect();
     Some(rows.map(|rows| vec![ForeignResult { source: document.file.clone(), format: FORMAT, rows }]))
 }
 

@@ -25,6 +25,7 @@ use serde::{Deserialize, Serialize};
 pub use alias::{Alias, Metric, Statistic};
 pub use placement::{Given, Imported, Missing, Place, Placement, place};
 
+use crate::intake::{self, Refused};
 use crate::model::Dtype;
 use crate::report::plain;
 use document::Document;
@@ -270,37 +271,24 @@ fn known_formats() -> String {
 /// # Errors
 /// [`ImportError`], with the file, and the record and field where there is one.
 pub fn read(path: &Path) -> Result<Vec<ForeignResult>, ImportError> {
-    use std::io::Read;
-    let unreadable = |source| ImportError::Read { path: path.to_path_buf(), source };
-    // Looked at before it is opened: opening a pipe would wait for its writer.
-    if !std::fs::metadata(path).map_err(unreadable)?.is_file() {
-        return Err(ImportError::NotAFile { path: path.to_path_buf() });
-    }
-    let file = std::fs::File::open(path).map_err(unreadable)?;
-    let size = file.metadata().map_err(unreadable)?.len();
-    let too_large = |size| ImportError::TooLarge { path: path.to_path_buf(), size, limit: MAX_BYTES };
-    if size > MAX_BYTES {
-        return Err(too_large(size));
-    }
-    let mut bytes = Vec::new();
-    // The file may grow meanwhile.
-    let held = file.take(MAX_BYTES + 1).read_to_end(&mut bytes).map_err(unreadable)? as u64;
-    if held > MAX_BYTES {
-        return Err(too_large(held));
-    }
+    let owned = || path.to_path_buf();
     let name = path.file_name().map_or_else(|| path.to_string_lossy(), std::ffi::OsStr::to_string_lossy);
     let name = clipped(&name);
-    let text = String::from_utf8(bytes)
-        .map_err(|e| ImportError::NotText { file: name.clone(), at: e.utf8_error().valid_up_to() })?;
-    parse(&name, &text)
+    let text = intake::read_text(path, MAX_BYTES).map_err(|refused| match refused {
+        Refused::Io(source) => ImportError::Read { path: owned(), source },
+        Refused::NotRegular { .. } => ImportError::NotAFile { path: owned() },
+        Refused::TooLarge { size, limit } => ImportError::TooLarge { path: owned(), size, limit },
+        Refused::NotText { at } => ImportError::NotText { file: name.clone(), at },
+    })?;
+    parse(&name, text)
 }
 
 /// Reads a foreign result from text; `file` is for messages and for [`ForeignResult::source`].
 ///
 /// # Errors
 /// As [`read`].
-pub fn parse(file: &str, text: &str) -> Result<Vec<ForeignResult>, ImportError> {
-    let document = Document::parse(file, text)?;
+pub fn parse(file: &str, text: impl Into<String>) -> Result<Vec<ForeignResult>, ImportError> {
+    let document = Document::parse(file, text.into())?;
     let results = recognise(&document)?;
     let rows: usize = results.iter().map(|r| r.rows.len()).sum();
     if rows > MAX_ROWS {

@@ -342,7 +342,7 @@ fn a_field_of_another_kind_is_an_error_or_ignored_and_never_a_panic() {
             for value in &strange {
                 let mut broken = record.clone();
                 broken[key.as_str()] = value.clone();
-                match parse(name, &broken.to_string()) {
+                match parse(name, broken.to_string()) {
                     Err(ImportError::Field { field, .. }) => {
                         named += usize::from(field.contains(key.as_str()));
                     }
@@ -384,6 +384,6 @@ fn a_stranger_is_refused_by_what_it_is() {
 fn names_from_strangers_are_harmless() {
     let mut record: serde_json::Value = serde_json::from_str(&text("vllm-serve-0.25.json")).unwrap();
     record["model_id"] = format!("\u{1b}]0;own\u{7}{}", "x".repeat(10_000)).into();
-    let model = parse("f", &record.to_string()).unwrap()[0].rows[0].setup.model.clone().unwrap();
+    let model = parse("f", record.to_string()).unwrap()[0].rows[0].setup.model.clone().unwrap();
     assert!(model.chars().count() <= MAX_TEXT + 1 && !model.contains(char::is_control), "{model}");
 }

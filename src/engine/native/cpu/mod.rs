@@ -251,7 +251,9 @@ impl Operations for CpuOperations {
         if !new.is_empty() {
             // Each member its part, so that the memory lies near all of them.
             let pool = &*pool;
-            self.team.run(&|worker: &Worker<'_>| worker.share(PREPARE, pool.pages(&new), |page| pool.touch(&new, page)));
+            self.team.run(&|worker: &Worker<'_>| {
+                worker.share(PREPARE, pool.pages(&new), |page| pool.touch(&new, page));
+            });
         }
         Ok(())
     }

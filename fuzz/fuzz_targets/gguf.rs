@@ -1,0 +1,4 @@
+//! `just fuzz gguf`
+#![cfg_attr(fuzzing, no_main)]
+
+hbmark_fuzz::target!("gguf");

@@ -1,0 +1,678 @@
+//! Inputs that were made to hurt, named after what they attack.
+//!
+//! Enters: nothing. Leaves: for each door bytes that it must refuse, or survive. The shapes are those of published faults of other readers
+//! (overflows of sizes, offsets beyond the file, dimensions of zero, headers of a hundred thousand tensors, names that leave a folder) and of
+//! our own mistakes, kept as tests.
+
+use crate::doors::{Seed, fixture};
+
+/// Everything made to hurt one door.
+pub fn of(door: &str) -> Vec<Seed> {
+    match door {
+        "safetensors" => safetensors(),
+        "index" => index(),
+        "gguf" => gguf(),
+        "config" => config(),
+        "tokenizer" => tokenizer(),
+        "trace" => trace(),
+        "workload" => workload(),
+        "foreign" => foreign(),
+        "result" => result(),
+        "serve_result" => serve_result(),
+        _ => Vec::new(),
+    }
+}
+
+fn seeds<B: Into<Vec<u8>>, const N: usize>(list: [(&str, B); N]) -> Vec<Seed> {
+    list.into_iter().map(|(name, bytes)| Seed::new(name, bytes)).collect()
+}
+
+/// A header in front of `data` bytes of zeros.
+pub fn safetensors_file(header: &str, data: usize) -> Vec<u8> {
+    let mut file = (header.len() as u64).to_le_bytes().to_vec();
+    file.extend(header.as_bytes());
+    file.resize(file.len() + data, 0);
+    file
+}
+
+fn tensor(dtype: &str, shape: &str, begin: u64, end: u64) -> String {
+    format!(r#"{{"dtype":"{dtype}","shape":{shape},"data_offsets":[{begin},{end}]}}"#)
+}
+
+fn safetensors() -> Vec<Seed> {
+    let one = |dtype: &str, shape: &str, begin, end, data| {
+        safetensors_file(&format!(r#"{{"a":{}}}"#, tensor(dtype, shape, begin, end)), data)
+    };
+    let many: Vec<String> =
+        (0..100_000).map(|i| format!(r#""{i:x}":{}"#, tensor("U8", "[0]", 0, 0))).collect();
+    let claimed = |length: u64| [&length.to_le_bytes()[..], b"{}"].concat();
+    let (x, y) = (tensor("F32", "[4]", 0, 16), tensor("F32", "[4]", 8, 24));
+    seeds([
+        ("empty", Vec::new()),
+        ("only-a-length", 8_u64.to_le_bytes().to_vec()),
+        ("length-beyond-the-file", claimed(1 << 20)),
+        ("length-of-exabytes", claimed(u64::MAX)),
+        ("length-above-the-limit", claimed(100_000_001)),
+        ("exabyte-tensor", one("F32", "[1152921504606846976]", 0, 4_611_686_018_427_387_904, 16)),
+        ("product-wraps-to-zero", one("F32", "[4294967296,4294967296]", 0, 0, 0)),
+        ("product-wraps-to-small", one("U8", "[9223372036854775809,2]", 0, 2, 2)),
+        ("dimension-of-zero", one("F32", "[0,18446744073709551615]", 0, 0, 0)),
+        ("negative-dimension", one("F32", "[-1]", 0, 4, 4)),
+        ("dimension-as-float", one("F32", "[1e30]", 0, 4, 4)),
+        ("range-runs-backwards", one("F32", "[4]", 16, 0, 16)),
+        ("range-beyond-the-file", one("F32", "[4]", 1_000_000, 1_000_016, 16)),
+        ("range-ends-at-the-last-number", one("U8", "[1]", u64::MAX - 1, u64::MAX, 1)),
+        ("overlapping-tensors", safetensors_file(&format!(r#"{{"x":{x},"y":{y}}}"#), 24)),
+        ("duplicate-key", safetensors_file(&format!(r#"{{"x":{x},"x":{x}}}"#), 16)),
+        ("hole", safetensors_file(&format!(r#"{{"x":{}}}"#, tensor("U8", "[1]", 4, 5)), 5)),
+        ("data-behind-the-last", one("U8", "[1]", 0, 1, 100)),
+        ("unknown-dtype", one("F1024", "[1]", 0, 1, 1)),
+        ("ninety-dimensions", one("U8", &format!("[{}1]", "1,".repeat(89)), 0, 1, 1)),
+        ("deep-metadata", safetensors_file(&format!(r#"{{"__metadata__":{}"#, "[".repeat(60_000)), 0)),
+        ("hundred-thousand-tensors", safetensors_file(&format!("{{{}}}", many.join(",")), 0)),
+        (
+            "escape-in-a-name",
+            safetensors_file(r#"{"\u001b[31m":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}"#, 0),
+        ),
+        ("name-of-a-megabyte", safetensors_file(&format!(r#"{{"{}":0}}"#, "n".repeat(1 << 20)), 0)),
+        ("not-json", safetensors_file("\u{0}\u{0}\u{0}", 0)),
+    ])
+}
+
+fn index() -> Vec<Seed> {
+    let to = |shard: &str| format!(r#"{{"weight_map":{{"lm_head.weight":{}}}}}"#, serde_json::json!(shard));
+    let many: Vec<String> = (0..100_000).map(|i| format!(r#""{i:x}":"{i:x}.safetensors""#)).collect();
+    seeds([
+        ("parent-folder", to("../llama-bf16/model.safetensors")),
+        ("absolute-path", to("/etc/passwd")),
+        ("windows-path", to("..\\..\\secret")),
+        ("dot", to(".")),
+        ("nothing", to("")),
+        ("nul", to("model\u{0}.safetensors")),
+        ("below-a-folder", to("a/b.safetensors")),
+        ("device", to("/dev/zero")),
+        ("missing-shard", to("model-9.safetensors")),
+        ("name-of-a-megabyte", to(&"n".repeat(1 << 20))),
+        ("escape-in-a-name", to("\u{1b}]0;owned\u{7}")),
+        ("shard-of-another-kind", to("config.json")),
+        ("hundred-thousand-shards", format!(r#"{{"weight_map":{{{}}}}}"#, many.join(","))),
+        ("duplicate-key", r#"{"weight_map":{"a":"x","a":"y"}}"#.to_owned()),
+        ("duplicate-map", r#"{"weight_map":{},"weight_map":{}}"#.to_owned()),
+        ("no-map", "{}".to_owned()),
+        ("empty-map", r#"{"weight_map":{}}"#.to_owned()),
+        ("list", "[]".to_owned()),
+        ("deep", "{\"a\":".repeat(50_000)),
+    ])
+}
+
+/// The pieces of a GGUF file.
+#[derive(Debug, Default)]
+pub struct Gguf {
+    version: Option<u32>,
+    counts: Option<(u64, u64)>,
+    keys: Vec<Vec<u8>>,
+    tensors: Vec<Vec<u8>>,
+    data: usize,
+}
+
+fn text(value: &str) -> Vec<u8> {
+    [&(value.len() as u64).to_le_bytes()[..], value.as_bytes()].concat()
+}
+
+impl Gguf {
+    fn key(mut self, name: &str, kind: u32, value: &[u8]) -> Self {
+        self.keys.push([&text(name)[..], &kind.to_le_bytes(), value].concat());
+        self
+    }
+
+    fn tensor(mut self, name: &str, shape: &[u64], kind: u32, offset: u64) -> Self {
+        let mut bytes = text(name);
+        bytes.extend(u32::try_from(shape.len()).unwrap_or(u32::MAX).to_le_bytes());
+        bytes.extend(shape.iter().flat_map(|d| d.to_le_bytes()));
+        bytes.extend(kind.to_le_bytes());
+        bytes.extend(offset.to_le_bytes());
+        self.tensors.push(bytes);
+        self
+    }
+
+    fn data(self, data: usize) -> Self {
+        Self { data, ..self }
+    }
+
+    fn counts(self, tensors: u64, keys: u64) -> Self {
+        Self { counts: Some((tensors, keys)), ..self }
+    }
+
+    fn bytes(self) -> Vec<u8> {
+        let mut file = b"GGUF".to_vec();
+        file.extend(self.version.unwrap_or(3).to_le_bytes());
+        let (tensors, keys) = self.counts.unwrap_or((self.tensors.len() as u64, self.keys.len() as u64));
+        file.extend(tensors.to_le_bytes());
+        file.extend(keys.to_le_bytes());
+        file.extend(self.keys.into_iter().chain(self.tensors).flatten());
+        file.resize(file.len().next_multiple_of(32) + self.data, 0);
+        file
+    }
+}
+
+fn gguf() -> Vec<Seed> {
+    let file = Gguf::default;
+    let array = |kind: u32, length: u64| [&kind.to_le_bytes()[..], &length.to_le_bytes()].concat();
+    let llama = || file().key("general.architecture", 8, &text("llama"));
+    let absurd = [
+        "llama.embedding_length",
+        "llama.block_count",
+        "llama.feed_forward_length",
+        "llama.attention.head_count",
+        "llama.context_length",
+    ];
+    let all_absurd = absurd.iter().fold(llama(), |f, key| f.key(key, 10, &u64::MAX.to_le_bytes()));
+    let mut forty_three = b"GGUF".to_vec();
+    forty_three.extend(3_u32.to_le_bytes());
+    forty_three.extend(0_u64.to_le_bytes());
+    forty_three.extend(u64::MAX.to_le_bytes());
+    forty_three.resize(43, 0xff);
+    seeds([
+        ("empty", Vec::new()),
+        ("only-the-magic", b"GGUF".to_vec()),
+        ("version-1", Gguf { version: Some(1), ..Gguf::default() }.bytes()),
+        ("forty-three-bytes-that-hang", forty_three),
+        ("counts-of-exabytes", file().counts(u64::MAX, u64::MAX).bytes()),
+        ("tensors-of-exabytes", file().counts(1 << 60, 0).bytes()),
+        // The sum that overflowed after the product was guarded.
+        ("size-overflows-when-aligned", file().tensor("t", &[u64::MAX - 31], 24, 0).bytes()),
+        ("size-wraps-to-zero", file().tensor("t", &[1 << 32, 1 << 32], 0, 0).bytes()),
+        ("size-wraps-to-small", file().tensor("t", &[1 << 62, 4, 1, 1], 1, 0).data(64).bytes()),
+        ("exabyte-tensor", file().tensor("t", &[1 << 60], 0, 0).data(4096).bytes()),
+        ("offset-and-size-beyond-the-file", file().tensor("t", &[1024], 0, 1 << 40).data(4096).bytes()),
+        ("offset-wraps", file().tensor("t", &[32], 0, u64::MAX - 31).data(4096).bytes()),
+        ("overlap", file().tensor("a", &[64], 0, 0).tensor("b", &[64], 0, 32).data(512).bytes()),
+        ("duplicate-tensor", file().tensor("a", &[32], 0, 0).tensor("a", &[32], 0, 128).data(512).bytes()),
+        ("dimension-of-zero", file().tensor("t", &[0, 32], 0, 0).data(64).bytes()),
+        ("no-dimensions", file().tensor("t", &[], 0, 0).data(64).bytes()),
+        ("hundred-dimensions", file().tensor("t", &[1; 100], 0, 0).data(64).bytes()),
+        ("block-that-does-not-divide", file().tensor("t", &[33], 8, 0).data(64).bytes()),
+        ("unknown-type", file().tensor("t", &[32], 9_999, 0).data(64).bytes()),
+        ("alignment-of-zero", file().key("general.alignment", 4, &0_u32.to_le_bytes()).bytes()),
+        ("alignment-of-three", file().key("general.alignment", 4, &3_u32.to_le_bytes()).bytes()),
+        (
+            "alignment-of-gigabytes",
+            file()
+                .key("general.alignment", 4, &(1_u32 << 31).to_le_bytes())
+                .tensor("t", &[32], 0, 0)
+                .data(128)
+                .bytes(),
+        ),
+        ("alignment-as-text", file().key("general.alignment", 8, &text("32")).bytes()),
+        ("string-of-exabytes", file().key("k", 8, &u64::MAX.to_le_bytes()).bytes()),
+        (
+            "key-of-exabytes",
+            [
+                &b"GGUF\x03\0\0\0"[..],
+                &0_u64.to_le_bytes(),
+                &1_u64.to_le_bytes(),
+                &(1_u64 << 60).to_le_bytes(),
+                &[0; 64],
+            ]
+            .concat(),
+        ),
+        ("array-of-exabytes", file().key("k", 9, &array(4, 1 << 62)).bytes()),
+        (
+            "array-of-empty-strings",
+            file().key("k", 9, &[&array(8, 100_000)[..], &vec![0; 800_000]].concat()).bytes(),
+        ),
+        ("array-of-arrays", file().key("k", 9, &array(9, 1)).bytes()),
+        ("array-of-nothing-known", file().key("k", 9, &array(77, 1)).bytes()),
+        ("boolean-of-two", file().key("k", 7, &[2]).bytes()),
+        ("duplicate-key", file().key("k", 7, &[1]).key("k", 7, &[0]).bytes()),
+        ("escape-in-a-key", file().key("\u{1b}[2J", 7, &[2]).bytes()),
+        ("absurd-dimensions", all_absurd.bytes()),
+        ("no-architecture", file().bytes()),
+        ("not-gguf", b"GGJT\x03\0\0\0".to_vec()),
+    ])
+}
+
+fn tiny_config() -> serde_json::Value {
+    let text =
+        std::fs::read_to_string(fixture("models/llama-bf16/config.json")).expect("the fixture is there");
+    serde_json::from_str(&text).expect("the fixture is JSON")
+}
+
+fn config() -> Vec<Seed> {
+    let with = |changes: &[(&str, serde_json::Value)]| {
+        let mut config = tiny_config();
+        for (key, value) in changes {
+            config[*key] = value.clone();
+        }
+        config.to_string()
+    };
+    let huge = serde_json::json!(u64::MAX);
+    let numbers = [
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+        "vocab_size",
+        "max_position_embeddings",
+    ];
+    let mut seeds = seeds([
+        ("empty", String::new()),
+        ("list", "[]".to_owned()),
+        ("deep", "[".repeat(100_000)),
+        ("deep-object", "{\"a\":".repeat(100_000)),
+        ("duplicate-key", format!("{{\"hidden_size\":64,{}", &tiny_config().to_string()[1..])),
+        ("four-megabytes-of-lists", format!("{{\"a\":[{}0]}}", "[0],".repeat(1 << 20))),
+        ("four-megabytes-of-numbers", format!("[{}0]", "0,".repeat((2 << 20) - 4))),
+        ("bare-nan", "{\"rms_norm_eps\": NaN, \"x\": -Infinity}".to_owned()),
+        ("billion-parameters-in-each", with(&numbers.map(|key| (key, serde_json::json!(1 << 20))))),
+        ("million-tokens-of-end", with(&[("eos_token_id", serde_json::json!(vec![1; 100_000]))])),
+        (
+            "window-per-layer",
+            with(&[
+                ("sliding_window", huge.clone()),
+                ("layer_types", serde_json::json!(vec!["sliding"; 10_000])),
+            ]),
+        ),
+        ("escape-in-a-value", with(&[("hidden_act", serde_json::json!("\u{1b}[31m\u{202e}silu"))])),
+        (
+            "group-of-zero",
+            with(&[(
+                "quantization_config",
+                serde_json::json!({"quant_method": "gptq", "bits": 4, "group_size": 0}),
+            )]),
+        ),
+        (
+            "groups-by-the-thousand",
+            with(&[(
+                "quantization_config",
+                serde_json::json!({"quant_method": "compressed-tensors", "config_groups":
+            (0..1000).map(|i| (i.to_string(), serde_json::json!({"weights": {"num_bits": 4}}))).collect::<serde_json::Map<_, _>>()}),
+            )]),
+        ),
+        ("experts-times-layers", mixtral(65_536, 4_096)),
+        ("experts-of-every-layer", mixtral(384, 61)),
+        ("latent-of-everything", deepseek()),
+    ]);
+    for key in numbers {
+        for (what, value) in [
+            ("zero", serde_json::json!(0)),
+            ("minus-one", serde_json::json!(-1)),
+            ("huge", huge.clone()),
+            ("float", serde_json::json!(1e300)),
+            ("text", serde_json::json!("64")),
+        ] {
+            seeds.push(Seed::new(format!("{key}-{what}"), with(&[(key, value)])));
+        }
+    }
+    for (what, value) in [("infinite", 1e308), ("zero", 0.0), ("negative", -1.0)] {
+        let rope = serde_json::json!({"rope_theta": value, "rope_type": "linear", "factor": value});
+        seeds.push(Seed::new(
+            format!("rope-{what}"),
+            with(&[("rope_parameters", rope), ("rms_norm_eps", serde_json::json!(value))]),
+        ));
+    }
+    seeds
+}
+
+fn mixtral(experts: usize, layers: usize) -> String {
+    let mut config = tiny_config();
+    config["model_type"] = "mixtral".into();
+    config["architectures"] = serde_json::json!(["MixtralForCausalLM"]);
+    config["num_local_experts"] = experts.into();
+    config["num_experts_per_tok"] = 2.into();
+    config["num_hidden_layers"] = layers.into();
+    config["hidden_size"] = 2.into();
+    config["intermediate_size"] = 1.into();
+    config["sliding_window"] = serde_json::Value::Null;
+    config.to_string()
+}
+
+fn deepseek() -> String {
+    let text = std::fs::read_to_string(fixture("configs/deepseek-v3.json")).expect("the fixture is there");
+    let mut config: serde_json::Value = serde_json::from_str(&text).expect("the fixture is JSON");
+    for key in [
+        "q_lora_rank",
+        "kv_lora_rank",
+        "qk_nope_head_dim",
+        "qk_rope_head_dim",
+        "v_head_dim",
+        "n_shared_experts",
+    ] {
+        config[key] = 8_192.into();
+    }
+    config.to_string()
+}
+
+/// A tokenizer whose pre-tokenizer splits by a pattern.
+pub fn split_by(pattern: &str) -> String {
+    let mut file = words();
+    file["pre_tokenizer"] = serde_json::json!(
+        {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": false}
+    );
+    file.to_string()
+}
+
+fn words() -> serde_json::Value {
+    serde_json::json!({
+        "version": "1.0", "truncation": null, "padding": null, "normalizer": null, "added_tokens": [], "post_processor": null,
+        "decoder": null, "pre_tokenizer": {"type": "Whitespace"},
+        "model": {"type": "WordLevel", "vocab": {"a": 0, "memory": 1, "[unk]": 2}, "unk_token": "[unk]"}
+    })
+}
+
+fn tokenizer() -> Vec<Seed> {
+    let with = |key: &str, value: serde_json::Value| {
+        let mut file = words();
+        file[key] = value;
+        file.to_string()
+    };
+    let charsmap = |bytes: &str| {
+        with("normalizer", serde_json::json!({"type": "Precompiled", "precompiled_charsmap": bytes}))
+    };
+    let token = |id: u64, content: &str| {
+        serde_json::json!({
+            "id": id, "content": content, "single_word": false, "lstrip": true, "rstrip": true, "normalized": true, "special": false
+        })
+    };
+    let unigram = serde_json::json!({"type": "Unigram", "unk_id": 99, "vocab": [["a", -1.0], ["b", -2.0]], "byte_fallback": true});
+    let bpe = serde_json::json!({"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": ["a b", "x y"]});
+    seeds([
+        ("empty", String::new()),
+        ("deep", "[".repeat(100_000)),
+        ("nested-quantifiers", split_by("(a+)+(?=!!)")),
+        ("nested-lookaheads", split_by("(?:(?=(a+))\\1)*b|(?:a|a)*(?<=b)")),
+        ("polynomial", split_by("a*a*a*a*a*a*(?=b)")),
+        ("repetitions-that-multiply", split_by("(?:(?:(?=a){1000}){1000}){1000}")),
+        ("large-repetition", split_by("(?:\\p{L}{1000}){10}")),
+        ("pattern-of-megabytes", split_by(&"a|".repeat(1 << 20))),
+        ("pattern-unclosed", split_by("(((((")),
+        ("pattern-of-nothing", split_by("")),
+        ("pattern-of-brackets", split_by(&"(".repeat(8_000))),
+        (
+            "thousand-patterns",
+            with(
+                "pre_tokenizer",
+                serde_json::json!({"type": "Sequence", "pretokenizers":
+            vec![serde_json::json!({"type": "Split", "pattern": {"Regex": "(?=a)a+"}, "behavior": "Isolated", "invert": false}); 1000]}),
+            ),
+        ),
+        ("trie-of-gigabytes", charsmap("/////wAAAAA=")),
+        ("trie-out-of-bounds", charsmap("BAAAAP////8=")),
+        (
+            "padding-of-exabytes",
+            with(
+                "padding",
+                serde_json::json!({"strategy": {"Fixed": 1_000_000_000_000_000_000_u64}, "direction": "Right",
+            "pad_to_multiple_of": 0, "pad_id": 0, "pad_type_id": 0, "pad_token": "a"}),
+            ),
+        ),
+        (
+            "truncation-of-zero",
+            with(
+                "truncation",
+                serde_json::json!({"direction": "Right", "max_length": 0, "strategy": "LongestFirst", "stride": 9}),
+            ),
+        ),
+        ("added-token-of-nothing", with("added_tokens", serde_json::json!([token(3, "")]))),
+        (
+            "added-token-of-a-megabyte",
+            with("added_tokens", serde_json::json!([token(3, &"x".repeat(1 << 20))])),
+        ),
+        (
+            "added-token-beyond-everything",
+            with("added_tokens", serde_json::json!([token(u64::from(u32::MAX), "z")])),
+        ),
+        ("escape-in-a-token", with("added_tokens", serde_json::json!([token(7, "\u{1b}[31m\u{202e}")]))),
+        ("unigram-unknown-beyond", with("model", unigram)),
+        ("merge-of-unknown-tokens", with("model", bpe)),
+        (
+            "strip-more-than-there-is",
+            with(
+                "decoder",
+                serde_json::json!({"type": "Strip", "content": "a", "start": u64::MAX, "stop": u64::MAX}),
+            ),
+        ),
+        ("duplicate-key", r#"{"model":{},"model":{}}"#.to_owned()),
+    ])
+}
+
+fn trace() -> Vec<Seed> {
+    let azure = |rows: &str| {
+        format!("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.68,374,44\n{rows}")
+    };
+    let burst =
+        |rows: &str| format!("Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n{rows}");
+    let mooncake = |more: &str| {
+        format!("{{\"timestamp\": 0, \"input_length\": 10000000, \"output_length\": 1{more}}}\n")
+    };
+    let own = |more: &str| format!("{{\"arrival_s\": 1, \"input_tokens\": 3, \"output_tokens\": 2{more}}}\n");
+    seeds([
+        ("empty", String::new()),
+        ("only-a-heading", burst("")),
+        ("unsorted", azure("2023-11-16 18:15:45.0,1,1\n")),
+        ("negative", burst("-1,x,1,1\n")),
+        ("nan", burst("NaN,x,1,1\n")),
+        ("infinite", burst("inf,x,1,1\n")),
+        ("beyond-any-date", burst("0,x,1,1\n1e300,x,1,1\n")),
+        ("tokens-beyond-64-bits", burst("0,x,99999999999999999999,1\n")),
+        ("year-0000", azure("0000-00-00 00:00:00,1,1\n")),
+        ("year-9999", azure("9999-12-31 23:59:60.999999999,1,1\n")),
+        ("line-of-two-megabytes", azure(&"9".repeat(2 << 20))),
+        ("million-short-lines", burst(&"0,,1,1\n".repeat(1_000_000))),
+        ("million-empty-lines", burst(&"\n".repeat(1_000_000))),
+        ("million-failures", burst(&"0,,0,0\n".repeat(300_000))),
+        (
+            "classes-by-the-thousand",
+            mooncake(&format!(", \"hash_ids\": [{}0]", "0,".repeat(19_000))).repeat(60),
+        ),
+        ("classes-beyond-the-prompt", mooncake(&format!(", \"hash_ids\": [{}0]", "0,".repeat(400_000)))),
+        ("block-of-zero", own(", \"prefix_ids\": [1], \"prefix_block\": 0")),
+        ("block-of-everything", own(&format!(", \"prefix_ids\": [1], \"prefix_block\": {}", u64::MAX))),
+        ("priority-beyond-32-bits", own(", \"priority\": 99999999999")),
+        ("duplicate-key", own(", \"priority\": 1, \"priority\": 2")),
+        ("deep", own(&format!(", \"x\": {}", "[".repeat(100_000)))),
+        ("escape-in-the-first-line", "\u{1b}]0;owned\u{7}\u{202e}\n".to_owned()),
+        ("nul", "\u{0}\u{0}\u{0}\n".to_owned()),
+    ])
+}
+
+fn workload() -> Vec<Seed> {
+    let with =
+        |more: &str| format!("name = \"x\"\noutput = {{ distribution = \"fixed\", tokens = 3 }}\n{more}\n");
+    let fixed = "input = { distribution = \"fixed\", tokens = 3 }";
+    seeds([
+        ("empty", String::new()),
+        ("length-of-zero", with("input = { distribution = \"fixed\", tokens = 0 }")),
+        ("length-beyond", with("input = { distribution = \"fixed\", tokens = 9223372036854775807 }")),
+        ("negative-length", with("input = { distribution = \"fixed\", tokens = -1 }")),
+        (
+            "weights-that-sum-to-infinity",
+            with("input = { distribution = \"histogram\", buckets = [[1, 2, 1e308], [3, 4, 1e308]] }"),
+        ),
+        ("weights-of-nan", with("input = { distribution = \"histogram\", buckets = [[1, 2, nan]] }")),
+        (
+            "weights-of-nothing",
+            with("input = { distribution = \"histogram\", buckets = [[1, 2, 0.0], [1, 2, -0.0]] }"),
+        ),
+        (
+            "weights-below-sight",
+            with("input = { distribution = \"histogram\", buckets = [[1, 2, 5e-324], [1, 2, 5e-324]] }"),
+        ),
+        ("no-buckets", with("input = { distribution = \"histogram\", buckets = [] }")),
+        ("bucket-runs-backwards", with("input = { distribution = \"histogram\", buckets = [[9, 2, 1.0]] }")),
+        (
+            "spread-of-nan",
+            with("input = { distribution = \"lognormal\", mean = nan, cv = nan, min = 1, max = 2 }"),
+        ),
+        (
+            "spread-beyond",
+            with("input = { distribution = \"lognormal\", mean = 5.0, cv = 1e308, min = 1, max = 20 }"),
+        ),
+        ("nothing-to-draw-from", with("input = { distribution = \"empirical\", tokens = [] }")),
+        (
+            "hundred-thousand-lengths",
+            with(&format!(
+                "input = {{ distribution = \"empirical\", tokens = [{}1] }}",
+                "1,".repeat(200_000)
+            )),
+        ),
+        (
+            "tenants-that-sum-to-infinity",
+            with(&format!("{fixed}\n{}", "[[tenants]]\nname = \"a\"\nshare = 1e308\n".repeat(3))),
+        ),
+        ("tenants-of-infinity", with(&format!("{fixed}\n[[tenants]]\nname = \"a\"\nshare = inf\n"))),
+        (
+            "two-thousand-tenants",
+            with(&format!("{fixed}\n{}", "[[tenants]]\nname = \"a\"\nshare = 1.0\n".repeat(2_000))),
+        ),
+        ("thinking-for-ever", with(&format!("{fixed}\nsession = {{ turns = 3, think_s = inf }}"))),
+        (
+            "turns-beyond",
+            with(&format!("{fixed}\nsession = {{ turns = 9223372036854775807, think_s = 1.0 }}")),
+        ),
+        (
+            "prefix-of-everything",
+            with(&format!("{fixed}\nprefix = {{ tokens = 9223372036854775807, share = 2.0, groups = 0 }}")),
+        ),
+        ("deep", format!("a = {}", "[".repeat(100_000))),
+        ("deep-tables", format!("a = {}", "{ a = ".repeat(50_000))),
+        ("deep-keys", format!("{}a = 1", "a.".repeat(100_000))),
+        ("duplicate-key", "name = \"a\"\nname = \"b\"\n".to_owned()),
+        ("escape-in-a-key", "\"\\u001b[31m\" = 1\n".to_owned()),
+    ])
+}
+
+fn foreign() -> Vec<Seed> {
+    let vllm =
+        std::fs::read_to_string(fixture("foreign/vllm-serve-0.25.json")).expect("the fixture is there");
+    let record: serde_json::Value = serde_json::from_str(&vllm).expect("the fixture is JSON");
+    let with = |key: &str, value: serde_json::Value| {
+        let mut record = record.clone();
+        record[key] = value;
+        record.to_string()
+    };
+    let name = "</script><img src=x onerror=1>\u{1b}[31m\u{202e}|`=1+1";
+    seeds([
+        ("empty", String::new()),
+        ("deep", "[".repeat(100_000)),
+        ("four-million-numbers", format!("[{}0]", "0,".repeat(4_000_000))),
+        ("million-lists", format!("[{}0]", "[0],".repeat(1_000_000))),
+        ("million-objects", "{}\n".repeat(1_000_000)),
+        ("million-small-objects", format!("[{}0]", "{\"\":0},".repeat(1_000_000))),
+        ("hundred-thousand-records", format!("{vllm}\n").repeat(12_000)),
+        ("duplicate-key", format!("{{\"duration\": 1, {}", &record.to_string()[1..])),
+        ("name-of-everything", with("model_id", serde_json::json!(name))),
+        ("name-of-a-megabyte", with("model_id", serde_json::json!("n".repeat(1 << 20)))),
+        ("negative-duration", with("duration", serde_json::json!(-1))),
+        ("infinite-rate", with("request_rate", serde_json::json!("inf"))),
+        ("count-of-everything", with("completed", serde_json::json!(1e300))),
+        ("text-for-a-number", with("mean_tpot_ms", serde_json::json!("fast"))),
+        ("time-of-ages", with("mean_tpot_ms", serde_json::json!(1e300))),
+        ("time-below-sight", with("mean_tpot_ms", serde_json::json!(5e-324))),
+        ("list-for-a-number", with("mean_tpot_ms", serde_json::json!([1, 2]))),
+        ("columns-by-the-million", ",".repeat(2_000_000)),
+        ("rows-by-the-million", format!("a,b\n{}", "1,2\n".repeat(1_000_000))),
+        ("tables-by-the-million", "|a|\n|-|\n".repeat(500_000)),
+        ("inserts-by-the-million", "INSERT INTO t (a) VALUES (1);".repeat(100_000)),
+        ("quote-never-closed", "INSERT INTO t (a) VALUES ('".to_owned() + &"'a".repeat(100_000)),
+        ("empty-lines-by-the-million", "a,b\n\n".repeat(300_000)),
+        ("byte-order-marks", "\u{feff}".repeat(100_000)),
+        ("infinity-unfinished", "[Infinit".to_owned()),
+        ("escape-unfinished", "[\"\\".to_owned()),
+    ])
+}
+
+fn result() -> Vec<Seed> {
+    let text = crate::doors::door("result").map(|door| (door.seeds)()).unwrap_or_default();
+    let full =
+        text.into_iter().find(|seed| seed.name.contains("full")).map(|seed| seed.bytes).unwrap_or_default();
+    let full: serde_json::Value = serde_json::from_slice(&full).expect("the seed is JSON");
+    let with = |path: &str, value: serde_json::Value| {
+        let mut changed = full.clone();
+        *changed.pointer_mut(path).unwrap_or_else(|| panic!("the seed has {path}")) = value;
+        changed.to_string()
+    };
+    let huge = serde_json::json!(u64::MAX);
+    let cells = |count: usize| serde_json::json!(vec![full["cells"][0].clone(); count]);
+    let numbers = |count: usize| serde_json::json!(vec![0; count]);
+    let experts = serde_json::json!({"count": 65_536, "per_token": 8, "ffn_size": 1, "shared_count": 0, "shared_ffn_size": 0, "dense_layers": []});
+    seeds([
+        ("empty", String::new()),
+        ("only-a-version", "{\"schema_version\": 1}".to_owned()),
+        ("another-version", "{\"schema_version\": 4294967295}".to_owned()),
+        ("deep", format!("{{\"schema_version\": 1, \"config\": {}", "[".repeat(100_000))),
+        ("duplicate-version", "{\"schema_version\": 1, \"schema_version\": 1}".to_owned()),
+        ("twenty-thousand-cells", with("/cells", cells(20_000))),
+        ("batch-of-everything", with("/cells/0/batch", huge.clone())),
+        ("context-of-everything", with("/cells/0/context", huge.clone())),
+        ("bytes-of-everything", with("/cells/2/bytes/weights", huge.clone())),
+        (
+            "bytes-of-nothing",
+            with(
+                "/cells/2/bytes",
+                serde_json::json!({"weights": 0, "kv_read": 0, "kv_write": 0, "other": 0, "as_implemented": null}),
+            ),
+        ),
+        ("flops-of-everything", with("/cells/0/flops", serde_json::json!(1e308))),
+        ("negative-flops", with("/cells/0/flops", serde_json::json!(-1e308))),
+        ("block-without-steps", with("/cells/2/blocks/0/step_ns", serde_json::json!([]))),
+        ("block-without-intervals", with("/cells/2/blocks/0/interval_ns", serde_json::json!([]))),
+        ("steps-of-nothing", with("/cells/2/blocks/0/step_ns", numbers(3))),
+        ("steps-of-ages", with("/cells/2/blocks/0/step_ns", serde_json::json!([1e308, 1e308]))),
+        ("negative-steps", with("/cells/2/blocks/0/interval_ns", serde_json::json!([-1.0]))),
+        ("hundred-thousand-steps", with("/cells/2/blocks/0/step_ns", numbers(100_000))),
+        ("merge-of-nothing", with("/cells/2/block_merge", serde_json::json!(0))),
+        ("merge-of-everything", with("/cells/2/block_merge", huge.clone())),
+        ("layers-of-everything", with("/model/architecture/layers", huge.clone())),
+        ("heads-of-nothing", with("/model/architecture/kv_heads", serde_json::json!(0))),
+        ("experts-times-layers", with("/model/architecture/experts", experts)),
+        ("windows-of-another-model", with("/model/architecture/windows", serde_json::json!([1]))),
+        (
+            "ceiling-of-nothing",
+            with("/ceilings/read_bytes_per_s", serde_json::json!({"median": 0.0, "low": 0.0, "high": 0.0})),
+        ),
+        (
+            "ceiling-of-everything",
+            with(
+                "/ceilings/read_bytes_per_s",
+                serde_json::json!({"median": 1e308, "low": -1e308, "high": 1e308}),
+            ),
+        ),
+        ("cache-of-everything", with("/ceilings/last_cache_bytes", huge.clone())),
+        ("data-sheet-of-nothing", with("/datasheet/bandwidth_bytes_per_s", serde_json::json!(0.0))),
+        ("memory-of-everything", with("/datasheet/memory_bytes", huge.clone())),
+        ("parameters-of-everything", with("/model/weight_bytes", huge)),
+        (
+            "telemetry-of-everything",
+            with("/cells/2/blocks/0/telemetry/power_watts", serde_json::json!(1e308)),
+        ),
+        ("start-of-ages", with("/cells/2/blocks/0/at_ns", serde_json::json!(1e308))),
+        ("start-before-time", with("/cells/2/blocks/1/at_ns", serde_json::json!(-1e308))),
+    ])
+}
+
+fn serve_result() -> Vec<Seed> {
+    let bytes = crate::doors::door("serve_result").map(|door| (door.seeds)()).unwrap_or_default();
+    let whole: serde_json::Value = serde_json::from_slice(&bytes[0].bytes).expect("the seed is JSON");
+    let with = |path: &str, value: serde_json::Value| {
+        let mut changed = whole.clone();
+        *changed.pointer_mut(path).unwrap_or_else(|| panic!("the seed has {path}")) = value;
+        changed.to_string()
+    };
+    seeds([
+        ("empty", String::new()),
+        ("only-a-kind", "{\"kind\": \"serve\"}".to_owned()),
+        ("deep", format!("{{\"kind\": \"serve\", \"points\": {}", "[".repeat(100_000))),
+        (
+            "points-by-the-thousand",
+            with("/points", serde_json::json!(vec![whole["points"][0].clone(); 2_000])),
+        ),
+        ("no-points", with("/points", serde_json::json!([]))),
+        ("times-of-ages", with("/points/0/result/window_s", serde_json::json!(1e308))),
+        ("counts-of-everything", with("/points/0/result/measured", serde_json::json!(u64::MAX))),
+        ("preemptions-of-everything", with("/points/0/result/preemptions", serde_json::json!(u64::MAX))),
+        ("reasons-by-the-thousand", with("/points/0/result/reasons", serde_json::json!(vec!["x"; 50_000]))),
+    ])
+}

@@ -1,0 +1,495 @@
+//! JSON whose values are paid for from a budget of memory, and whose objects hold no key twice.
+//!
+//! Enters: a text, or a reader, and a budget in bytes. Leaves: any [`Deserialize`] type, or an error of serde_json's. The deserialiser is
+//! wrapped, so that every list, object and text is charged with the size of what it becomes (which serde tells by the type) before it
+//! grows; `[0,0,0...` costs two bytes a value in the file and 72 in a [`serde_json::Value`], and that is what a cap on the file alone
+//! would miss. Depth is serde_json's own limit of 128.
+
+use std::cell::Cell;
+use std::collections::HashSet;
+use std::fmt;
+use std::io::Read;
+
+use serde::Deserialize;
+use serde::de::{
+    DeserializeSeed, Deserializer, EnumAccess, Error as _, MapAccess, SeqAccess, VariantAccess, Visitor,
+};
+
+/// What a collection has room for when it first takes something. *Source*: `RawVec` of the standard library, for elements of up to 1 KiB.
+const FIRST_CAPACITY: usize = 4;
+/// Bookkeeping of an entry in a map beside key and value: its hash, its place in the index.
+const ENTRY_BYTES: usize = 24;
+/// Bookkeeping of an allocation.
+const ALLOCATION_BYTES: usize = 16;
+/// A key is a field's number in a struct, and a text in a map: only the latter is kept.
+const KEPT_KEY_BYTES: usize = size_of::<String>();
+
+/// Memory that may still be taken.
+#[derive(Debug)]
+pub struct Budget {
+    whole: usize,
+    left: Cell<usize>,
+}
+
+impl Budget {
+    /// A budget of so many bytes.
+    #[must_use]
+    pub fn new(bytes: usize) -> Self {
+        Self { whole: bytes, left: Cell::new(bytes) }
+    }
+
+    /// Pays for memory before it is taken.
+    ///
+    /// # Errors
+    /// When less than that is left.
+    pub fn charge(&self, bytes: usize) -> Result<(), Exhausted> {
+        let left = self.left.get().checked_sub(bytes).ok_or(Exhausted { budget: self.whole })?;
+        self.left.set(left);
+        Ok(())
+    }
+
+    fn refund(&self, bytes: usize) {
+        self.left.set(self.left.get().saturating_add(bytes));
+    }
+}
+
+/// More values than the budget has memory for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("its values would take more than {} MiB of memory", budget >> 20)]
+pub struct Exhausted {
+    budget: usize,
+}
+
+/// Reads one JSON document, to its end.
+///
+/// # Errors
+/// When it is no JSON of this type, repeats a key, or is more than `budget` bytes in memory.
+pub fn from_str<'de, T: Deserialize<'de>>(text: &'de str, budget: usize) -> Result<T, serde_json::Error> {
+    let budget = Budget::new(budget);
+    let mut inner = serde_json::Deserializer::from_str(text);
+    let value = T::deserialize(Metered { inner: &mut inner, budget: &budget })?;
+    inner.end()?;
+    Ok(value)
+}
+
+/// As [`from_str`], without the text in memory.
+///
+/// # Errors
+/// As [`from_str`], and when reading fails.
+pub fn from_reader<T: for<'de> Deserialize<'de>>(
+    reader: impl Read,
+    budget: usize,
+) -> Result<T, serde_json::Error> {
+    let budget = Budget::new(budget);
+    let mut inner = serde_json::Deserializer::from_reader(std::io::BufReader::with_capacity(1 << 16, reader));
+    let value = T::deserialize(Metered { inner: &mut inner, budget: &budget })?;
+    inner.end()?;
+    Ok(value)
+}
+
+/// Reads the documents of a text one after the other; `take` gets each.
+///
+/// # Errors
+/// As [`from_str`].
+pub fn each<'de, T: Deserialize<'de>>(
+    text: &'de str,
+    budget: usize,
+    mut take: impl FnMut(T),
+) -> Result<(), serde_json::Error> {
+    let budget = Budget::new(budget);
+    let mut inner = serde_json::Deserializer::from_str(text);
+    while inner.end().is_err() {
+        take(T::deserialize(Metered { inner: &mut inner, budget: &budget })?);
+        // A list's own elements are charged; the document is an element of the caller's list.
+        budget.charge(2 * size_of::<T>()).map_err(serde_json::Error::custom)?;
+    }
+    Ok(())
+}
+
+/// Room of a growing collection, doubled when it is full.
+struct Room<'b> {
+    budget: &'b Budget,
+    each: usize,
+    held: usize,
+    capacity: usize,
+}
+
+impl<'b> Room<'b> {
+    fn new(budget: &'b Budget) -> Self {
+        Self { budget, each: 0, held: 0, capacity: 0 }
+    }
+
+    fn take<E: serde::de::Error>(&mut self, each: usize) -> Result<(), E> {
+        self.each = self.each.max(each);
+        if self.held == self.capacity {
+            let capacity = (2 * self.capacity).max(FIRST_CAPACITY);
+            let grown = (capacity - self.capacity).saturating_mul(self.each);
+            let fixed = if self.capacity == 0 && each > 0 { ALLOCATION_BYTES } else { 0 };
+            self.budget.charge(grown.saturating_add(fixed)).map_err(E::custom)?;
+            self.capacity = capacity;
+        }
+        self.held += 1;
+        Ok(())
+    }
+}
+
+/// A deserialiser, or a part of one, that pays.
+struct Metered<'b, T> {
+    inner: T,
+    budget: &'b Budget,
+}
+
+macro_rules! forward {
+    ($($method:ident($($argument:ident: $kind:ty),*);)*) => {$(
+        fn $method<V: Visitor<'de>>(self $(, $argument: $kind)*, visitor: V) -> Result<V::Value, D::Error> {
+            self.inner.$method($($argument,)* Watching { inner: visitor, budget: self.budget, keys: None })
+        }
+    )*};
+}
+
+impl<'de, D: Deserializer<'de>> Deserializer<'de> for Metered<'_, D> {
+    type Error = D::Error;
+
+    forward! {
+        deserialize_any(); deserialize_bool(); deserialize_i8(); deserialize_i16(); deserialize_i32(); deserialize_i64();
+        deserialize_i128(); deserialize_u8(); deserialize_u16(); deserialize_u32(); deserialize_u64(); deserialize_u128();
+        deserialize_f32(); deserialize_f64(); deserialize_char(); deserialize_str(); deserialize_string(); deserialize_bytes();
+        deserialize_byte_buf(); deserialize_option(); deserialize_unit(); deserialize_unit_struct(name: &'static str);
+        deserialize_newtype_struct(name: &'static str); deserialize_seq(); deserialize_tuple(len: usize);
+        deserialize_tuple_struct(name: &'static str, len: usize); deserialize_map();
+        deserialize_struct(name: &'static str, fields: &'static [&'static str]);
+        deserialize_enum(name: &'static str, variants: &'static [&'static str]); deserialize_identifier();
+    }
+
+    fn deserialize_ignored_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, D::Error> {
+        // Nothing of it is kept.
+        self.inner.deserialize_ignored_any(visitor)
+    }
+
+    fn is_human_readable(&self) -> bool {
+        self.inner.is_human_readable()
+    }
+}
+
+/// A visitor that pays for what it is shown.
+struct Watching<'b, 'k, V> {
+    inner: V,
+    budget: &'b Budget,
+    /// The keys of the object so far, where this is one of them.
+    keys: Option<&'k mut Keys<'b>>,
+}
+
+/// The keys of one object.
+struct Keys<'b> {
+    seen: HashSet<String>,
+    budget: &'b Budget,
+    charged: usize,
+}
+
+impl Keys<'_> {
+    fn insert<E: serde::de::Error>(&mut self, key: &str) -> Result<(), E> {
+        let cost = key.len() + 2 * size_of::<String>() + ALLOCATION_BYTES;
+        self.budget.charge(cost).map_err(E::custom)?;
+        self.charged += cost;
+        if self.seen.insert(key.to_owned()) {
+            return Ok(());
+        }
+        let shown: String = key.chars().take(80).collect();
+        Err(E::custom(format_args!("the key {shown:?} appears twice in one object")))
+    }
+}
+
+impl Drop for Keys<'_> {
+    fn drop(&mut self) {
+        self.budget.refund(self.charged);
+    }
+}
+
+impl<V> Watching<'_, '_, V> {
+    fn text<E: serde::de::Error>(&mut self, text: &str) -> Result<(), E> {
+        self.budget.charge(text.len() + ALLOCATION_BYTES).map_err(E::custom)?;
+        self.keys.as_mut().map_or(Ok(()), |keys| keys.insert(text))
+    }
+}
+
+macro_rules! show {
+    ($($method:ident($kind:ty);)*) => {$(
+        fn $method<E: serde::de::Error>(self, value: $kind) -> Result<V::Value, E> {
+            self.inner.$method(value)
+        }
+    )*};
+}
+
+impl<'de, V: Visitor<'de>> Visitor<'de> for Watching<'_, '_, V> {
+    type Value = V::Value;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.inner.expecting(f)
+    }
+
+    show! {
+        visit_bool(bool); visit_i8(i8); visit_i16(i16); visit_i32(i32); visit_i64(i64); visit_i128(i128); visit_u8(u8);
+        visit_u16(u16); visit_u32(u32); visit_u64(u64); visit_u128(u128); visit_f32(f32); visit_f64(f64); visit_char(char);
+        visit_bytes(&[u8]); visit_borrowed_bytes(&'de [u8]); visit_byte_buf(Vec<u8>);
+    }
+
+    fn visit_str<E: serde::de::Error>(mut self, text: &str) -> Result<V::Value, E> {
+        self.text(text)?;
+        self.inner.visit_str(text)
+    }
+
+    fn visit_borrowed_str<E: serde::de::Error>(mut self, text: &'de str) -> Result<V::Value, E> {
+        self.text(text)?;
+        self.inner.visit_borrowed_str(text)
+    }
+
+    fn visit_string<E: serde::de::Error>(mut self, text: String) -> Result<V::Value, E> {
+        self.text(&text)?;
+        self.inner.visit_string(text)
+    }
+
+    fn visit_none<E: serde::de::Error>(self) -> Result<V::Value, E> {
+        self.inner.visit_none()
+    }
+
+    fn visit_unit<E: serde::de::Error>(self) -> Result<V::Value, E> {
+        self.inner.visit_unit()
+    }
+
+    fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<V::Value, D::Error> {
+        self.inner.visit_some(Metered { inner: deserializer, budget: self.budget })
+    }
+
+    fn visit_newtype_struct<D: Deserializer<'de>>(self, deserializer: D) -> Result<V::Value, D::Error> {
+        self.inner.visit_newtype_struct(Metered { inner: deserializer, budget: self.budget })
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, access: A) -> Result<V::Value, A::Error> {
+        self.inner.visit_seq(List { inner: access, room: Room::new(self.budget) })
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, access: A) -> Result<V::Value, A::Error> {
+        let keys = Keys { seen: HashSet::new(), budget: self.budget, charged: 0 };
+        self.inner.visit_map(Object { inner: access, room: Room::new(self.budget), key_bytes: 0, keys })
+    }
+
+    fn visit_enum<A: EnumAccess<'de>>(self, access: A) -> Result<V::Value, A::Error> {
+        self.inner.visit_enum(Metered { inner: access, budget: self.budget })
+    }
+}
+
+/// A seed whose deserialiser pays.
+struct Paying<'b, 'k, S> {
+    inner: S,
+    budget: &'b Budget,
+    keys: Option<&'k mut Keys<'b>>,
+}
+
+impl<'de, S: DeserializeSeed<'de>> DeserializeSeed<'de> for Paying<'_, '_, S> {
+    type Value = S::Value;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<S::Value, D::Error> {
+        match self.keys {
+            None => self.inner.deserialize(Metered { inner: deserializer, budget: self.budget }),
+            Some(keys) => self.inner.deserialize(Key { inner: deserializer, keys }),
+        }
+    }
+}
+
+/// The key of an object: a text whatever it is asked for.
+struct Key<'b, 'k, D> {
+    inner: D,
+    keys: &'k mut Keys<'b>,
+}
+
+impl<'de, D: Deserializer<'de>> Deserializer<'de> for Key<'_, '_, D> {
+    type Error = D::Error;
+
+    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, D::Error> {
+        let budget = self.keys.budget;
+        self.inner.deserialize_any(Watching { inner: visitor, budget, keys: Some(self.keys) })
+    }
+
+    fn deserialize_newtype_struct<V: Visitor<'de>>(
+        self,
+        _: &'static str,
+        visitor: V,
+    ) -> Result<V::Value, D::Error> {
+        visitor.visit_newtype_struct(self)
+    }
+
+    serde::forward_to_deserialize_any! {
+        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf option unit unit_struct
+        seq tuple tuple_struct map struct enum identifier ignored_any
+    }
+}
+
+struct List<'b, A> {
+    inner: A,
+    room: Room<'b>,
+}
+
+impl<'de, A: SeqAccess<'de>> SeqAccess<'de> for List<'_, A> {
+    type Error = A::Error;
+
+    fn next_element_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<Option<S::Value>, A::Error> {
+        let budget = self.room.budget;
+        let element = self.inner.next_element_seed(Paying { inner: seed, budget, keys: None })?;
+        if element.is_some() {
+            self.room.take(size_of::<S::Value>())?;
+        }
+        Ok(element)
+    }
+}
+
+struct Object<'b, A> {
+    inner: A,
+    room: Room<'b>,
+    /// Size of the last key in memory.
+    key_bytes: usize,
+    keys: Keys<'b>,
+}
+
+impl<'de, A: MapAccess<'de>> MapAccess<'de> for Object<'_, A> {
+    type Error = A::Error;
+
+    fn next_key_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<Option<S::Value>, A::Error> {
+        let budget = self.room.budget;
+        self.key_bytes = size_of::<S::Value>();
+        let keys = (self.key_bytes >= KEPT_KEY_BYTES).then_some(&mut self.keys);
+        match keys {
+            Some(keys) => self.inner.next_key_seed(Paying { inner: seed, budget, keys: Some(keys) }),
+            None => self.inner.next_key_seed(seed),
+        }
+    }
+
+    fn next_value_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<S::Value, A::Error> {
+        if self.key_bytes >= KEPT_KEY_BYTES {
+            self.room.take(self.key_bytes + size_of::<S::Value>() + ENTRY_BYTES)?;
+        }
+        self.inner.next_value_seed(Paying { inner: seed, budget: self.room.budget, keys: None })
+    }
+}
+
+impl<'de, 'b, A: EnumAccess<'de>> EnumAccess<'de> for Metered<'b, A> {
+    type Error = A::Error;
+    type Variant = Metered<'b, A::Variant>;
+
+    fn variant_seed<S: DeserializeSeed<'de>>(self, seed: S) -> Result<(S::Value, Self::Variant), A::Error> {
+        let (value, inner) = self.inner.variant_seed(seed)?;
+        Ok((value, Metered { inner, budget: self.budget }))
+    }
+}
+
+impl<'de, A: VariantAccess<'de>> VariantAccess<'de> for Metered<'_, A> {
+    type Error = A::Error;
+
+    fn unit_variant(self) -> Result<(), A::Error> {
+        self.inner.unit_variant()
+    }
+
+    fn newtype_variant_seed<S: DeserializeSeed<'de>>(self, seed: S) -> Result<S::Value, A::Error> {
+        self.inner.newtype_variant_seed(Paying { inner: seed, budget: self.budget, keys: None })
+    }
+
+    fn tuple_variant<V: Visitor<'de>>(self, len: usize, visitor: V) -> Result<V::Value, A::Error> {
+        self.inner.tuple_variant(len, Watching { inner: visitor, budget: self.budget, keys: None })
+    }
+
+    fn struct_variant<V: Visitor<'de>>(
+        self,
+        fields: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, A::Error> {
+        self.inner.struct_variant(fields, Watching { inner: visitor, budget: self.budget, keys: None })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::*;
+
+    const MIB: usize = 1 << 20;
+
+    fn refused<T: for<'de> Deserialize<'de> + fmt::Debug>(text: &str, message: &str) {
+        let error = from_str::<T>(text, MIB).unwrap_err().to_string();
+        assert!(error.contains(message), "{error}");
+        let error = from_reader::<T>(text.as_bytes(), MIB).unwrap_err().to_string();
+        assert!(error.contains(message), "{error}");
+    }
+
+    #[test]
+    fn a_document_within_its_budget_is_what_serde_json_reads() {
+        #[derive(Debug, PartialEq, serde::Serialize, Deserialize)]
+        #[serde(tag = "kind", rename_all = "snake_case")]
+        enum Tagged {
+            Unit,
+            Named { x: Option<f64> },
+        }
+        #[derive(Debug, PartialEq, serde::Serialize, Deserialize)]
+        enum Plain {
+            Unit,
+            New(String),
+            Tuple(u8, i64),
+            Named { x: Vec<u8> },
+        }
+        let value = (
+            vec![Tagged::Unit, Tagged::Named { x: Some(0.1) }],
+            vec![
+                Plain::Unit,
+                Plain::New("\u{1f}é".into()),
+                Plain::Tuple(1, -2),
+                Plain::Named { x: vec![1, 2] },
+            ],
+            std::collections::BTreeMap::from([(3_u32, 'x'), (4, 'y')]),
+        );
+        let text = serde_json::to_string(&value).unwrap();
+        assert_eq!(from_str::<(Vec<Tagged>, Vec<Plain>, _)>(&text, MIB).unwrap(), value);
+        let tree: Value = from_reader(text.as_bytes(), MIB).unwrap();
+        assert_eq!(tree, serde_json::from_str::<Value>(&text).unwrap());
+    }
+
+    #[test]
+    fn small_text_that_becomes_large_values_is_refused() {
+        // A hundred kilobytes each, and several megabytes in memory.
+        let too_much = "would take more than 1 MiB of memory";
+        refused::<Value>(&format!("[{}0]", "0,".repeat(50_000)), too_much);
+        refused::<Value>(&format!("[{}0]", "[0],".repeat(25_000)), too_much);
+        refused::<Value>(&format!("[{}0]", "{\"\":0},".repeat(14_000)), too_much);
+        refused::<Vec<Vec<String>>>(&format!("[{}[]]", "[\"\"],".repeat(25_000)), too_much);
+        refused::<Vec<[f64; 8]>>(&format!("[{}[]]", "[0,0,0,0,0,0,0,0],".repeat(25_000)), too_much);
+        let keys: Vec<String> = (0..20_000).map(|i| format!("\"{i:x}\":0")).collect();
+        refused::<Value>(&format!("{{{}}}", keys.join(",")), too_much);
+    }
+
+    #[test]
+    fn what_is_passed_over_costs_nothing() {
+        #[derive(Debug, Deserialize)]
+        struct Head {
+            version: u32,
+        }
+        let text = format!("{{\"long\": [{}0], \"version\": 7}}", "[0],".repeat(500_000));
+        assert_eq!(from_str::<Head>(&text, 1 << 10).unwrap().version, 7);
+    }
+
+    #[test]
+    fn a_key_appears_once_in_an_object_and_may_appear_again_in_the_next() {
+        refused::<Value>(r#"{"a": 1, "b": {"c": 1, "c": 2}}"#, "the key \"c\" appears twice in one object");
+        refused::<Value>(r#"{"a": 1, "\u0061": 1}"#, "the key \"a\" appears twice");
+        assert!(from_str::<Value>(r#"[{"a": 1}, {"a": {"a": 2}}]"#, MIB).is_ok());
+    }
+
+    #[test]
+    fn depth_has_an_end_and_so_has_the_text() {
+        refused::<Value>(&"[".repeat(100_000), "recursion limit exceeded");
+        refused::<Value>("{} {}", "trailing characters");
+        let mut documents: Vec<Value> = Vec::new();
+        each("{} [1]\n2", MIB, |document| documents.push(document)).unwrap();
+        assert_eq!(documents.len(), 3);
+        assert!(each("{} ]", MIB, |_: Value| ()).is_err());
+        let many = "0 ".repeat(100_000);
+        assert!(each(&many, MIB, |_: Value| ()).unwrap_err().to_string().contains("more than 1 MiB"));
+    }
+}

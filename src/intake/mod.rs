@@ -1,0 +1,98 @@
+//! Where bytes of strangers come in: files that are no traps, and JSON that cannot grow beyond a budget.
+//!
+//! Enters: a path and a limit, or a text and a budget. Leaves: bytes of a regular file of known size, or values whose memory was counted
+//! before it was taken. It knows no format: what the bytes mean, and which of them are believed, is each reader's own business.
+
+pub mod json;
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
+
+/// Why a file was not read. The path is left to the reader's own error.
+#[derive(Debug, thiserror::Error)]
+pub enum Refused {
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    #[error("it is {found}, not a regular file")]
+    NotRegular { found: &'static str },
+    #[error("it holds {size} bytes, above the limit of {limit}")]
+    TooLarge { size: u64, limit: u64 },
+    #[error("it is not UTF-8 text from byte {at} on")]
+    NotText { at: usize },
+}
+
+/// Opens a regular file and notes its size. Pipes, devices and folders are refused before anything can block.
+///
+/// # Errors
+/// When it cannot be opened, or is something else than a regular file.
+pub fn open(path: &Path) -> Result<(File, u64), Refused> {
+    // Asked before opening: opening a pipe would wait for its writer, and opening a device may do something.
+    regular(&std::fs::metadata(path)?)?;
+    // The path may be swapped for a pipe in between: do not wait for its writer, and look again.
+    let file = File::options().read(true).custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC).open(path)?;
+    let metadata = file.metadata()?;
+    regular(&metadata)?;
+    Ok((file, metadata.len()))
+}
+
+fn regular(metadata: &std::fs::Metadata) -> Result<(), Refused> {
+    if metadata.is_file() {
+        return Ok(());
+    }
+    Err(Refused::NotRegular {
+        found: if metadata.is_dir() { "a folder" } else { "a pipe, socket or device" },
+    })
+}
+
+/// The bytes of a regular file of at most `limit` bytes. One that grows meanwhile is cut at the size it had; one that shrinks is an error.
+///
+/// # Errors
+/// [`Refused`], before memory is taken where the file is too large.
+pub fn read(path: &Path, limit: u64) -> Result<Vec<u8>, Refused> {
+    let (file, size) = open(path)?;
+    let too_large = || Refused::TooLarge { size, limit };
+    if size > limit {
+        return Err(too_large());
+    }
+    let mut bytes = vec![0; usize::try_from(size).map_err(|_| too_large())?];
+    file.read_exact_at(&mut bytes, 0)?;
+    Ok(bytes)
+}
+
+/// The text of a regular file of at most `limit` bytes.
+///
+/// # Errors
+/// As [`read`], and when it is not UTF-8.
+pub fn read_text(path: &Path, limit: u64) -> Result<String, Refused> {
+    String::from_utf8(read(path, limit)?)
+        .map_err(|error| Refused::NotText { at: error.utf8_error().valid_up_to() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pipes_devices_and_folders_are_refused_without_waiting() {
+        let folder = tempfile::tempdir().unwrap();
+        let pipe = folder.path().join("pipe");
+        assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        let found = |path: &Path| read_text(path, 1 << 20).unwrap_err().to_string();
+        assert_eq!(found(&pipe), "it is a pipe, socket or device, not a regular file");
+        assert_eq!(found(Path::new("/dev/zero")), "it is a pipe, socket or device, not a regular file");
+        assert_eq!(found(folder.path()), "it is a folder, not a regular file");
+    }
+
+    #[test]
+    fn a_file_above_the_limit_is_refused_before_memory_is_taken() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("sparse");
+        File::create(&path).unwrap().set_len(1 << 50).unwrap();
+        let found = read(&path, 64).unwrap_err().to_string();
+        assert_eq!(found, "it holds 1125899906842624 bytes, above the limit of 64");
+        std::fs::write(&path, b"ab\xffc").unwrap();
+        assert_eq!(read_text(&path, 64).unwrap_err().to_string(), "it is not UTF-8 text from byte 2 on");
+    }
+}

@@ -1,0 +1,123 @@
+//! What a saved result may claim before anything is computed from it.
+//!
+//! Enters: a [`Report`] as read from a file that anybody may have edited. Leaves: nothing, or the first claim that no run makes. Beyond
+//! these bounds products overflow, averages are over nothing, and a page would be drawn for hours; within them every number may still be
+//! a lie, and is only a number.
+
+use std::ops::RangeInclusive;
+
+use super::{Block, CellResult, Phase, Report, ReportError};
+
+/// As many as a grid of 100 batches and 100 contexts; the page and the comparisons look at pairs of them.
+const MAX_CELLS: usize = 10_000;
+/// The caps of `--batch` and `--context`.
+const GRID: RangeInclusive<usize> = 0..=crate::config::AXIS_CAP;
+/// A step of thirty years.
+const STEP_NS: RangeInclusive<f64> = 0.0..=1e18;
+/// A zettabyte a step.
+const FLOPS: RangeInclusive<f64> = 0.0..=1e30;
+const MAX_BYTES: u64 = 1 << 60;
+/// Rows of what a person reads: warnings, cold starts, operations.
+const MAX_ROWS: usize = 10_000;
+const MAX_BLOCKS: usize = 1_000_000;
+
+/// Checks everything that later arithmetic takes for granted.
+pub(super) fn check(report: &Report) -> Result<(), ReportError> {
+    report.model.architecture.check().map_err(|problem| ReportError::Unbelievable {
+        what: format!("the model's {}", problem.what),
+        found: problem.found,
+        wanted: problem.wanted,
+    })?;
+    for (what, count, most) in [
+        ("the number of cells", report.cells.len(), MAX_CELLS),
+        ("the number of warnings", report.warnings.len(), MAX_ROWS),
+        ("the number of cold rows", report.cold.len(), MAX_ROWS),
+        ("the number of crossovers", report.crossovers.len(), MAX_ROWS),
+    ] {
+        within(what, count, &(0..=most))?;
+    }
+    report.cells.iter().try_for_each(cell)
+}
+
+fn cell(cell: &CellResult) -> Result<(), ReportError> {
+    let named = |what: &str| format!("{what} of {}", super::plain(&cell.id));
+    let check = |what: &str, found: usize, range: &RangeInclusive<usize>| within(&named(what), found, range);
+    check("the batch", cell.batch, &GRID)?;
+    check("the context", cell.context, &GRID)?;
+    check("the number of operations", cell.operations.len(), &(0..=MAX_ROWS))?;
+    check("the number of blocks", cell.blocks.len(), &(0..=MAX_BLOCKS))?;
+    if !FLOPS.contains(&cell.flops) {
+        return Err(unbelievable(named("flops"), &cell.flops, "0 to 1e30"));
+    }
+    let bytes = &cell.bytes;
+    let moved = [bytes.weights, bytes.kv_read, bytes.kv_write, bytes.other];
+    let kept = [bytes.as_implemented, cell.memory_predicted_bytes, cell.memory_peak_bytes];
+    for count in moved.into_iter().chain(kept.into_iter().flatten()) {
+        if count.0 > MAX_BYTES {
+            return Err(unbelievable(named("bytes"), &count.0, "at most 2^60"));
+        }
+    }
+    cell.blocks.iter().try_for_each(|b| block(b, cell.phase, &named))
+}
+
+fn block(block: &Block, phase: Phase, named: &dyn Fn(&str) -> String) -> Result<(), ReportError> {
+    if let Some(time) = block.step_ns.iter().chain(&block.interval_ns).find(|ns| !STEP_NS.contains(ns)) {
+        return Err(unbelievable(named("a step"), time, "0 to 1e18 ns"));
+    }
+    let times = if phase == Phase::Decode { block.interval_ns.len() } else { block.step_ns.len() };
+    if block.rejected.is_none() && (block.step_ns.is_empty() || times == 0) {
+        return Err(unbelievable(named("the length of a block that counts"), &0, "at least one step"));
+    }
+    Ok(())
+}
+
+fn within(what: &str, found: usize, range: &RangeInclusive<usize>) -> Result<(), ReportError> {
+    if range.contains(&found) {
+        return Ok(());
+    }
+    Err(unbelievable(what.to_owned(), &found, "far less"))
+}
+
+fn unbelievable(what: String, found: &dyn std::fmt::Display, wanted: &'static str) -> ReportError {
+    ReportError::Unbelievable { what, found: found.to_string(), wanted }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{hand_made, json};
+    use super::*;
+    use crate::units::Bytes;
+
+    fn refused(change: impl FnOnce(&mut Report), message: &str) {
+        let mut report = hand_made::measured();
+        change(&mut report);
+        let text = serde_json::to_string(&report).unwrap();
+        let error = json::parse(&text).unwrap_err().to_string();
+        assert!(error.contains(message), "{error}");
+    }
+
+    #[test]
+    fn a_result_as_written_is_believed() {
+        check(&hand_made::measured()).unwrap();
+    }
+
+    #[test]
+    fn numbers_that_overflow_later_are_refused_with_their_cell() {
+        refused(|r| r.cells[0].batch = usize::MAX, "the batch of ");
+        refused(|r| r.cells[0].context = usize::MAX, "the context of ");
+        refused(|r| r.cells[0].bytes.weights = Bytes(u64::MAX), "bytes of ");
+        refused(|r| r.cells[0].flops = 1e300, "flops of ");
+        refused(|r| r.model.architecture.layers = usize::MAX, "the model's layers is 18446744073709551615");
+        refused(|r| r.model.architecture.heads = 0, "the model's heads is 0");
+    }
+
+    #[test]
+    fn averages_over_nothing_are_refused() {
+        let empty = |r: &mut Report| r.cells[0].blocks = vec![Block::default()];
+        refused(empty, "the length of a block that counts of ");
+        refused(
+            |r| r.cells[0].blocks = vec![Block { step_ns: vec![-1.0], ..Block::default() }],
+            "a step of ",
+        );
+    }
+}

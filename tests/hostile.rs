@@ -1,0 +1,452 @@
+//! Files of strangers: whatever is in them, nothing panics, nothing hangs, and memory stays within 64 MiB and the file's size.
+//!
+//! Each door of the program is tried with real files, with shapes that were made to hurt it, with every truncation and every flipped byte
+//! of the small ones, and with seeded mutations: a short, repeatable run of what `just fuzz` does for hours. The functions are the same.
+//! In a file of its own, because the allocator that counts is the whole process's.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
+
+#[path = "../fuzz/src/doors.rs"]
+mod doors;
+#[path = "../fuzz/src/meter.rs"]
+mod meter;
+#[path = "../fuzz/src/mutate.rs"]
+mod mutate;
+#[path = "../fuzz/src/shapes.rs"]
+mod shapes;
+
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use doors::{ALLOWANCE, Door, door, fixture, harmless, harmless_csv};
+use hbmark::insight::import;
+use hbmark::model::tokenizer::Tokenizer;
+use hbmark::model::{self, Dtype};
+use hbmark::report::{self, Format, TextFormat, findings, json, serving};
+use hbmark::serve::trace;
+use hbmark::serve::workload::Workload;
+use meter::{Metered, peak_of};
+use mutate::{Random, mutate};
+
+#[global_allocator]
+static ALLOCATOR: Metered = Metered;
+
+/// A safety net, not a measurement: nothing here takes a hundredth of it.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// One meter, so one test at a time.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Ends the process when an input takes too long, and says which.
+fn watched(door: &'static str) -> Sender<String> {
+    let (sender, receiver) = channel::<String>();
+    std::thread::spawn(move || {
+        let mut last = String::from("nothing yet");
+        loop {
+            match receiver.recv_timeout(PATIENCE) {
+                Ok(next) => last = next,
+                Err(std::sync::mpsc::RecvTimeoutError::Disconnected) => return,
+                Err(std::sync::mpsc::RecvTimeoutError::Timeout) => {
+                    eprintln!("{door}: `{last}` hangs");
+                    std::process::abort();
+                }
+            }
+        }
+    });
+    sender
+}
+
+struct Trial {
+    door: &'static Door,
+    scratch: tempfile::TempDir,
+    watch: Sender<String>,
+}
+
+impl Trial {
+    fn new(name: &str) -> Self {
+        let door = door(name).unwrap();
+        let trial = Self { door, scratch: tempfile::tempdir().unwrap(), watch: watched(door.name) };
+        // What is read once for all, such as the shards beside an index, is not an input's.
+        let _ = (door.open)(b"", trial.scratch.path());
+        trial
+    }
+
+    fn attempt(&self, name: &str, bytes: &[u8]) -> bool {
+        self.watch.send(name.to_owned()).unwrap();
+        let (let_in, peak) = peak_of(|| (self.door.open)(bytes, self.scratch.path()));
+        let limit = ALLOWANCE + self.door.per_byte * bytes.len();
+        assert!(
+            peak <= limit,
+            "{} `{name}`: {peak} bytes of memory for {} bytes",
+            self.door.name,
+            bytes.len()
+        );
+        let_in
+    }
+}
+
+/// Everything about one door; `mutations` are counted, so that the run is the same everywhere.
+fn withstands(name: &str, mutations: usize, steps: usize) {
+    let _alone = alone();
+    let trial = Trial::new(name);
+    let seeds = (trial.door.seeds)();
+    for seed in &seeds {
+        assert!(trial.attempt(&seed.name, &seed.bytes), "the real file {} is refused", seed.name);
+    }
+    let shapes = shapes::of(name);
+    for shape in &shapes {
+        trial.attempt(&shape.name, &shape.bytes);
+    }
+    // The smallest real file, cut everywhere and with every byte flipped; long ones in steps.
+    let smallest = seeds.iter().min_by_key(|seed| seed.bytes.len()).unwrap();
+    let reach = smallest.bytes.len().min(trial.door.head);
+    for at in (0..reach).step_by(reach.div_ceil(steps)) {
+        trial.attempt(&format!("{} cut at {at}", smallest.name), &smallest.bytes[..at]);
+        let mut flipped = smallest.bytes.clone();
+        flipped[at] ^= 0xff;
+        trial.attempt(&format!("{} flipped at {at}", smallest.name), &flipped);
+    }
+    let small = |bytes: &&[u8]| bytes.len() < 1 << 17;
+    let mut corpus: Vec<&[u8]> = shapes.iter().map(|s| s.bytes.as_slice()).filter(small).collect();
+    corpus.extend(seeds.iter().cycle().take(2 * corpus.len()).map(|s| s.bytes.as_slice()).filter(small));
+    let mut random = Random::new(0x0b5e_55ed);
+    for index in 0..mutations {
+        let input = corpus[random.below(corpus.len())];
+        let mutated = mutate(input, &corpus, trial.door.head, &mut random);
+        trial.attempt(&format!("mutation {index}"), &mutated);
+    }
+}
+
+#[test]
+fn a_malicious_safetensors_header_is_refused_in_bounded_memory() {
+    withstands("safetensors", 1_500, 500);
+}
+
+#[test]
+fn a_malicious_index_is_refused_in_bounded_memory() {
+    withstands("index", 1_500, 500);
+}
+
+#[test]
+fn a_malicious_gguf_header_is_refused_in_bounded_memory() {
+    withstands("gguf", 1_500, 500);
+}
+
+#[test]
+fn a_config_with_absurd_numbers_is_refused_before_they_are_multiplied() {
+    withstands("config", 1_500, 300);
+}
+
+#[test]
+fn a_tokenizer_that_would_run_or_grow_for_ever_is_refused_or_ends() {
+    withstands("tokenizer", 1_000, 300);
+}
+
+#[test]
+fn a_trace_is_read_in_bounded_memory_or_its_line_is_named() {
+    withstands("trace", 3_000, 800);
+}
+
+#[test]
+fn a_workload_that_cannot_be_drawn_is_refused() {
+    withstands("workload", 2_000, 800);
+}
+
+#[test]
+fn a_foreign_result_is_imported_in_bounded_memory_or_refused() {
+    withstands("foreign", 1_500, 300);
+}
+
+#[test]
+fn an_edited_result_is_judged_and_printed_or_refused() {
+    withstands("result", 800, 200);
+}
+
+#[test]
+fn an_edited_serving_result_is_printed_or_refused() {
+    withstands("serve_result", 1_500, 300);
+}
+
+fn copy_of(name: &str) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    for entry in std::fs::read_dir(fixture("models").join(name)).unwrap() {
+        let entry = entry.unwrap();
+        std::fs::copy(entry.path(), folder.path().join(entry.file_name())).unwrap();
+    }
+    folder
+}
+
+fn opened(path: &Path) -> Result<model::OpenModel, String> {
+    model::open(path.to_str().unwrap(), None, 0)
+        .map_err(|error| hbmark::cli::one_line(&anyhow::Error::new(error)))
+}
+
+#[test]
+fn weights_that_shrink_while_they_are_read_are_an_error_and_no_signal() {
+    let folder = copy_of("llama-bf16");
+    let weights = folder.path().join("model.safetensors");
+    let whole = std::fs::read(&weights).unwrap();
+    let file = std::fs::File::options().write(true).open(&weights).unwrap();
+    let model = opened(folder.path()).unwrap();
+    // The loader opens and checks the file anew; after that it shrinks under its hands, at every tensor in turn.
+    for tensor in 0..20 {
+        std::fs::write(&weights, &whole).unwrap();
+        let mut seen = 0;
+        let loaded = model.load(Dtype::F32, &candle_core::Device::Cpu, &mut |_| {
+            if seen == tensor {
+                file.set_len(16).unwrap();
+            }
+            seen += 1;
+        });
+        let error = loaded.unwrap_err().to_string();
+        assert!(error.contains("ended while it was read"), "{error}");
+    }
+    std::fs::write(&weights, &whole).unwrap();
+    assert!(model.load(Dtype::F32, &candle_core::Device::Cpu, &mut |_| {}).is_ok());
+}
+
+#[test]
+fn a_gguf_file_that_shrinks_while_it_is_read_is_an_error_and_no_signal() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    let whole = std::fs::read(fixture("models/llama-q8_0.gguf")).unwrap();
+    std::fs::write(&path, &whole).unwrap();
+    let model = opened(&path).unwrap();
+    let file = std::fs::File::options().write(true).open(&path).unwrap();
+    let mut first = true;
+    let streamed = model.stream(Dtype::Gguf, &mut |_, _| {
+        if std::mem::take(&mut first) {
+            file.set_len(whole.len() as u64 / 8).unwrap();
+        }
+        Ok(())
+    });
+    let error = streamed.unwrap_err().to_string();
+    assert!(error.contains("ended while it was read"), "{error}");
+    assert!(opened(&path).unwrap_err().contains("the file holds"), "and it is refused when opened again");
+}
+
+#[test]
+fn a_shard_that_leaves_its_folder_is_refused() {
+    let _alone = alone();
+    let secret = tempfile::tempdir().unwrap();
+    std::fs::copy(fixture("models/llama-bf16/model.safetensors"), secret.path().join("model.safetensors"))
+        .unwrap();
+    let outside = secret.path().join("model.safetensors");
+    for name in ["../secret", "/etc/passwd", "a/../../secret", "..", "", "a\\b", outside.to_str().unwrap()] {
+        let folder = copy_of("llama-sharded");
+        let index = folder.path().join("model.safetensors.index.json");
+        let text = std::fs::read_to_string(&index).unwrap();
+        let name = serde_json::to_string(name).unwrap();
+        std::fs::write(&index, text.replace("\"model-00003-of-00003.safetensors\"", &name)).unwrap();
+        let error = opened(folder.path()).unwrap_err();
+        assert!(error.contains("is not a plain file name"), "{error}");
+    }
+    let folder = copy_of("llama-bf16");
+    let link = folder.path().join("model.safetensors");
+    std::fs::remove_file(&link).unwrap();
+    std::os::unix::fs::symlink(&outside, &link).unwrap();
+    let error = opened(folder.path()).unwrap_err();
+    assert!(error.contains("outside the model's folder"), "{error}");
+}
+
+/// A pipe nobody writes to.
+fn pipe(path: &Path) {
+    let _ = std::fs::remove_file(path);
+    assert!(std::process::Command::new("mkfifo").arg(path).status().unwrap().success());
+}
+
+#[test]
+fn a_pipe_in_the_place_of_any_file_is_refused_without_waiting() {
+    let watch = watched("pipes");
+    let named = |folder: &tempfile::TempDir, name: &str| -> PathBuf {
+        let path = folder.path().join(name);
+        pipe(&path);
+        path
+    };
+    for name in ["config.json", "model.safetensors", "tokenizer.json"] {
+        watch.send(name.to_owned()).unwrap();
+        let folder = copy_of("llama-bf16");
+        named(&folder, name);
+        let error = opened(folder.path()).unwrap_err();
+        assert!(error.contains("not a regular file"), "{error}");
+    }
+    for name in ["model.safetensors.index.json", "model-00002-of-00003.safetensors"] {
+        watch.send(name.to_owned()).unwrap();
+        let folder = copy_of("llama-sharded");
+        named(&folder, name);
+        let error = opened(folder.path()).unwrap_err();
+        assert!(error.contains("not a regular file"), "{error}");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    watch.send("the others".to_owned()).unwrap();
+    let refused = |error: String| assert!(error.contains("regular file"), "{error}");
+    refused(opened(&named(&folder, "m.gguf")).unwrap_err());
+    let path = named(&folder, "file.toml");
+    refused(trace::read(&path, None).unwrap_err().to_string());
+    refused(Workload::open(path.to_str().unwrap()).unwrap_err().to_string());
+    refused(json::read(&path).unwrap_err().to_string());
+    refused(serving::read(&path).unwrap_err().to_string());
+    refused(import::read(&path).unwrap_err().to_string());
+    // A device gives for ever, or does something when it is opened.
+    let zero = Path::new("/dev/zero");
+    refused(json::read(zero).unwrap_err().to_string());
+    refused(trace::read(zero, None).unwrap_err().to_string());
+    refused(import::read(zero).unwrap_err().to_string());
+}
+
+#[test]
+fn a_pathological_regex_of_a_tokenizer_does_not_hang() {
+    let folder = tempfile::tempdir().unwrap();
+    let watch = watched("tokenizer");
+    for pattern in ["(a+)+(?=!!)", "(?:a|a)*(?=b)", "a*a*a*a*a*a*a*(?=b)", "(?=(a+))\\1\\1b|(?<=x)a"] {
+        watch.send(pattern.to_owned()).unwrap();
+        std::fs::write(folder.path().join("tokenizer.json"), shapes::split_by(pattern)).unwrap();
+        let tokenizer = Tokenizer::open(folder.path()).unwrap();
+        // An answer or an error: the engine gives up by itself after a million steps, or is given up on.
+        let _ = tokenizer.encode(&"a".repeat(200));
+    }
+}
+
+/// Text that does something to a terminal, a spreadsheet or a browser.
+const HOSTILE: &str =
+    "=cmd()|'</script><img src=x onerror=alert(1)>\u{1b}[2J\u{9b}31m\u{202e}\u{7}\r\n`*_[a](b)";
+
+/// The document with each of its texts replaced in turn, where it is still a document.
+fn with_each_text_hostile(document: &serde_json::Value) -> Vec<(String, String)> {
+    fn texts(value: &serde_json::Value, at: &str, found: &mut Vec<String>) {
+        match value {
+            serde_json::Value::String(_) => found.push(at.to_owned()),
+            serde_json::Value::Array(items) => {
+                // The first few of a list stand for all.
+                items
+                    .iter()
+                    .take(3)
+                    .enumerate()
+                    .for_each(|(index, item)| texts(item, &format!("{at}/{index}"), found));
+            }
+            serde_json::Value::Object(map) => {
+                map.iter()
+                    .for_each(|(key, item)| texts(item, &format!("{at}/{}", key.replace('/', "~1")), found));
+            }
+            _ => {}
+        }
+    }
+    let mut places = Vec::new();
+    texts(document, "", &mut places);
+    let changed = |place: &String| {
+        let mut changed = document.clone();
+        *changed.pointer_mut(place)? = HOSTILE.into();
+        Some((place.clone(), changed.to_string()))
+    };
+    places.iter().filter_map(changed).collect()
+}
+
+#[test]
+fn every_text_of_a_result_is_harmless_in_every_format() {
+    let _alone = alone();
+    for (name, least) in [("result", 40), ("serve_result", 10)] {
+        let trial = Trial::new(name);
+        let mut tried = 0;
+        for seed in (trial.door.seeds)() {
+            let document = serde_json::from_slice(&seed.bytes).unwrap();
+            for (place, text) in with_each_text_hostile(&document) {
+                // The door itself asserts that what is printed does nothing; see `doors::harmless`.
+                tried += usize::from(trial.attempt(&place, text.as_bytes()));
+            }
+        }
+        assert!(tried >= least, "{name}: only {tried} texts may be anything");
+    }
+}
+
+#[test]
+fn every_text_of_a_foreign_result_is_harmless_in_every_format() {
+    let _alone = alone();
+    let trial = Trial::new("foreign");
+    let mut tried = 0;
+    for seed in (trial.door.seeds)() {
+        let Ok(document) = serde_json::from_slice(&seed.bytes) else { continue };
+        for (place, text) in with_each_text_hostile(&document) {
+            tried += usize::from(trial.attempt(&format!("{} {place}", seed.name), text.as_bytes()));
+        }
+    }
+    assert!(tried >= 30, "only {tried} texts may be anything");
+}
+
+#[test]
+fn a_hostile_name_is_harmless_where_a_file_or_a_model_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let name = "\u{1b}[31m=x\u{202e}<img src=x onerror=alert(1)>";
+    let model = folder.path().join(name);
+    std::fs::create_dir(&model).unwrap();
+    for file in ["config.json", "model.safetensors"] {
+        std::fs::copy(fixture("models/llama-bf16").join(file), model.join(file)).unwrap();
+    }
+    // Named by its folder, it stands in the report's head, in its source and in its command.
+    let opened = opened(&model).unwrap();
+    let gpu = hbmark::roofline::devices::find("l4").unwrap().clone();
+    let question = hbmark::predict::Question {
+        device: gpu,
+        dtypes: vec![Dtype::Bf16],
+        kv_dtype: None,
+        phases: vec![report::Phase::Decode],
+        batches: vec![1],
+        contexts: vec![128],
+    };
+    let result = hbmark::predict::report(&opened, &question, &format!("hbmark predict --model {name}"));
+    for format in [Format::Table, Format::Csv, Format::Md, Format::Html] {
+        let text = report::render(&result, format, false).unwrap();
+        harmless(&text);
+        assert!(!text.contains("<img") || format != Format::Html);
+        if format == Format::Csv {
+            harmless_csv(&text);
+        }
+    }
+    // And in what is said when a file of that name is refused.
+    std::fs::write(model.join("config.json"), "{").unwrap();
+    harmless(&hbmark::cli::one_line(&anyhow::Error::new(
+        model::open(model.to_str().unwrap(), None, 0).unwrap_err(),
+    )));
+}
+
+#[test]
+fn an_edited_number_is_recomputed_from_the_raw_samples() {
+    let seed = (door("result").unwrap().seeds)().into_iter().find(|seed| seed.name.contains("full")).unwrap();
+    let text = String::from_utf8(seed.bytes).unwrap();
+    let judged = |text: &str| {
+        let mut report = json::parse(text).unwrap();
+        hbmark::judge::recompute(&mut report);
+        report
+    };
+    let honest = judged(&text);
+    let mut document: serde_json::Value = serde_json::from_str(&text).unwrap();
+    for cell in document["cells"].as_array_mut().unwrap() {
+        for number in
+            ["tpot_ns", "tokens_per_s", "fraction_of_ceiling", "fraction_of_datasheet", "predicted_ns"]
+        {
+            cell[number] = 1.0.into();
+        }
+        cell["step_ns"] = serde_json::Value::Null;
+    }
+    document["ladders"] = serde_json::json!([]);
+    let edited = judged(&document.to_string());
+    assert_eq!(edited.cells, honest.cells);
+    assert_eq!(edited.ladders, honest.ladders);
+}
+
+#[test]
+fn findings_of_a_mixture_of_many_experts_are_said_without_listing_its_tensors_for_each_cell() {
+    let seed = (door("result").unwrap().seeds)().into_iter().find(|seed| seed.name.contains("full")).unwrap();
+    let mut report = json::parse(std::str::from_utf8(&seed.bytes).unwrap()).unwrap();
+    report.model.architecture = model::presets::find("DeepSeek-V3").unwrap().architecture;
+    let cell = report.cells[2].clone();
+    report.cells = vec![cell; 2_000];
+    let watch = watched("findings");
+    watch.send("two thousand cells".to_owned()).unwrap();
+    let found = hbmark::insight::explain(&report);
+    harmless(&findings::render(&found, TextFormat::Table).unwrap());
+}
