@@ -9,9 +9,10 @@
 mod vet;
 
 use std::borrow::Borrow;
+use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, Once, mpsc};
 use std::time::Duration;
 
 use super::weights::{SizedFile, WeightsError};
@@ -170,10 +171,27 @@ impl Tokenizer {
     }
 }
 
-/// Turns a panic of the crate into an error; what it was working on is thrown away.
+thread_local! {
+    /// This thread is inside the crate.
+    static INSIDE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Turns a panic of the crate into an error; what it was working on is thrown away. Its message is not printed: it may hold what the file
+/// wants a terminal to do, and the error says enough.
 fn unpanicked<T>(work: impl FnOnce() -> T) -> Result<T, String> {
-    std::panic::catch_unwind(std::panic::AssertUnwindSafe(work))
-        .map_err(|_| "it is not consistent: an assertion of the tokenizers crate failed".to_owned())
+    static QUIET: Once = Once::new();
+    QUIET.call_once(|| {
+        let others = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |panic| {
+            if !INSIDE.get() {
+                others(panic);
+            }
+        }));
+    });
+    INSIDE.set(true);
+    let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
+    INSIDE.set(false);
+    done.map_err(|_| "it is not consistent: an assertion of the tokenizers crate failed".to_owned())
 }
 
 /// The beginning of a text that a stranger chose the length of.
