@@ -36,6 +36,11 @@ fuzz-guided target="gguf" seconds="600":
 deny:
     scripts/deny.sh
 
+# What the worker process costs, on a quiet machine: the same sweep with and without it, in turn.
+isolation-cost rounds="5" *args:
+    cargo build --release
+    scripts/isolation_cost.sh {{rounds}} {{args}}
+
 # Build for a GPU node on a machine without a toolkit: dist/hbmark.
 gpu-build:
     scripts/gpu-build.sh

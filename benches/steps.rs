@@ -6,7 +6,7 @@
 //!
 //! The run is configured by environment, since criterion owns the flags:
 //! `HBMARK_MODEL`, `HBMARK_ENGINE`, `HBMARK_DEVICE`, `HBMARK_DTYPE`, `HBMARK_PHASE`, `HBMARK_BATCH`, `HBMARK_CONTEXT`,
-//! `HBMARK_SEED`, `HBMARK_OUT` (a folder for result.json).
+//! `HBMARK_SEED`, `HBMARK_OUT` (a folder for result.json), `HBMARK_NO_ISOLATION` (measure in this process, for profilers).
 
 #![expect(clippy::print_stdout, reason = "a bench prints its result")]
 
@@ -85,7 +85,11 @@ impl ValueFormatter for Formatter {
     }
 }
 
-fn main() {
+fn main() -> std::process::ExitCode {
+    // criterion runs in one process, and what it measures in another.
+    if hbmark::rig::is_worker() {
+        return hbmark::cli::work();
+    }
     let mut criterion = Criterion::default()
         .with_measurement(DeviceTime)
         .sample_size(SAMPLES)
@@ -97,7 +101,7 @@ fn main() {
         Ok(bench) => bench,
         Err(error) => {
             anstream::eprintln!("error: {}", hbmark::cli::one_line(&error));
-            std::process::exit(2);
+            return std::process::ExitCode::from(2);
         }
     };
     for phase in bench.phases() {
@@ -122,6 +126,7 @@ fn main() {
     if asked("--bench") && !asked("--test") && !asked("--list") {
         print_table(bench);
     }
+    std::process::ExitCode::SUCCESS
 }
 
 /// One table over everything criterion measured, and the result as files where `HBMARK_OUT` asks for them.

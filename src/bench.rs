@@ -1,28 +1,31 @@
 //! The step benchmark with somebody else's sampler: criterion asks for samples, this module takes them.
 //!
 //! Enters: a configuration from the environment. Leaves: a time per sample for criterion, and at the end a [`Report`] over the very
-//! samples criterion saw. It shares the session, the blocks, the gate and the judgement with `hbmark run`, and leaves warm-up,
+//! samples criterion saw. It shares the worker, the blocks, the gate and the judgement with `hbmark run`, and leaves warm-up,
 //! number of samples and filters to criterion.
 
 use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::time::Duration;
 
 use anyhow::Context;
 
 use crate::config::{self, Depth, RunConfig};
 use crate::engine::{DeviceChoice, DeviceOptions};
-use crate::measure::block::{CellInput, take_block};
-use crate::measure::protocol::{
-    CONFIDENCE, Measured, Protocol, Witness, accepted, block_means, judged_times,
-};
+use crate::measure::protocol::{CONFIDENCE, Measured, Protocol, accepted, block_means, judged_times};
 use crate::model::{Dtype, OpenModel};
-use crate::plan::{self, Cell};
+use crate::plan::Cell;
 use crate::report::{Block, KvFill, Phase, Report, Status};
+use crate::rig::{Answer, Interrupts, Launch, Local, Opened, Order, Planned, Rig, Supervised};
 use crate::stats;
 use crate::units::Bytes;
-use crate::{Observer, series};
+use crate::{Observer, Silent, series};
 
 /// Samples criterion is asked for; the last so many blocks of a cell are the measured ones, those before were its warm-up.
 pub const SAMPLES: usize = 10;
+
+/// How long a worker may be silent: criterion decides how many steps a sample has, and nobody predicts them.
+const PATIENCE: Duration = Duration::from_mins(10);
 
 /// An interval wider than this is said not to have converged.
 const HALF_WIDTH: f64 = 0.05;
@@ -30,13 +33,12 @@ const HALF_WIDTH: f64 = 0.05;
 /// A loaded model, its cells, and the samples taken so far.
 pub struct Bench {
     report: Report,
-    /// One per engine and dtype.
-    opened: Vec<series::Opened>,
-    witness: Box<dyn Witness>,
+    rig: Box<dyn Rig>,
+    /// One per engine and dtype, with its number.
+    opened: Vec<(usize, Opened)>,
     protocol: Protocol,
     /// Each with its place in `opened`.
-    cells: Vec<(usize, Cell)>,
-    inputs: BTreeMap<usize, CellInput>,
+    cells: Vec<(usize, Planned)>,
     samples: BTreeMap<usize, Vec<Block>>,
     tokens: BTreeMap<usize, Vec<u32>>,
     moved: BTreeMap<usize, Option<Bytes>>,
@@ -66,34 +68,38 @@ impl Bench {
     /// Bad values, an unknown model, a device that cannot be opened.
     pub fn from_environment() -> anyhow::Result<Self> {
         let config = config_from(&|key| std::env::var(key).ok())?;
-        let model = crate::model::open(&config.model, None, config.seed)?;
-        Self::open(&config, &model)
+        let model = Rc::new(crate::model::open(&config.model, None, config.seed)?);
+        let alone = std::env::var_os("HBMARK_NO_ISOLATION").is_some_and(|value| !value.is_empty());
+        let rig: Box<dyn Rig> = if alone {
+            Box::new(Local::new(&config, model.clone()))
+        } else {
+            Box::new(Supervised::new(Launch::this_program(PATIENCE)?, &config, Interrupts::default()))
+        };
+        Self::open(rig, &config, &model)
     }
 
-    fn open(config: &RunConfig, model: &OpenModel) -> anyhow::Result<Self> {
-        let mut report = crate::begin(config, model, "cargo bench", &mut Stages)?;
-        let witness = crate::measure::witness::of_device(config.device)?;
+    fn open(mut rig: Box<dyn Rig>, config: &RunConfig, model: &OpenModel) -> anyhow::Result<Self> {
+        let mut report = crate::begin(rig.as_mut(), config, model, "cargo bench", &mut Stages)?;
         let mut protocol = Protocol { name: "criterion", looks: &[SAMPLES], ..Protocol::quick(config.seed) };
-        protocol.canary_tolerance = witness.canary_tolerance(protocol.canary_tolerance);
-        report.protocol = Some(protocol.summary());
         let (mut opened, mut cells) = (Vec::new(), Vec::new());
-        for engine in &config.engines {
-            for dtype in config.dtypes_for(engine, model) {
-                let loaded = series::open(config, model, engine, dtype, &mut report, &mut Stages)?
-                    .context("the model does not fit in memory")?;
-                let all = plan::cells(engine, dtype, &config.phases, &config.batches, &config.contexts);
-                let possible = loaded.split_off_impossible(all, &mut report);
-                cells.extend(possible.into_iter().map(|cell| (opened.len(), cell)));
-                opened.push(loaded);
-            }
+        for series in series::all(config, model) {
+            let loaded = series::open(rig.as_mut(), config, model, &series, &mut report, &mut Stages)?;
+            let Some(loaded) = loaded else {
+                let why = report.cells.last().and_then(|cell| cell.reason.clone()).unwrap_or_default();
+                anyhow::bail!("{} as {} cannot be measured: {why}", series.engine, series.dtype);
+            };
+            protocol.canary_tolerance = protocol.canary_tolerance.max(loaded.canary_tolerance);
+            let possible = loaded.split_off_impossible(&mut report);
+            cells.extend(possible.into_iter().map(|cell| (opened.len(), cell)));
+            opened.push((series.number, loaded));
         }
+        report.protocol = Some(protocol.summary());
         Ok(Self {
             report,
+            rig,
             opened,
-            witness,
             protocol,
             cells,
-            inputs: BTreeMap::new(),
             samples: BTreeMap::new(),
             tokens: BTreeMap::new(),
             moved: BTreeMap::new(),
@@ -110,7 +116,7 @@ impl Bench {
     /// The phases that have cells, prefill first.
     #[must_use]
     pub fn phases(&self) -> Vec<Phase> {
-        let mut phases: Vec<Phase> = self.cells.iter().map(|(_, cell)| cell.phase).collect();
+        let mut phases: Vec<Phase> = self.cells.iter().map(|(_, planned)| planned.cell.phase).collect();
         phases.sort();
         phases.dedup();
         phases
@@ -119,56 +125,56 @@ impl Bench {
     /// Indices of a phase's cells.
     #[must_use]
     pub fn cells(&self, phase: Phase) -> Vec<usize> {
-        (0..self.cells.len()).filter(|&i| self.cells[i].1.phase == phase).collect()
+        (0..self.cells.len()).filter(|&i| self.cells[i].1.cell.phase == phase).collect()
     }
 
     /// The name criterion shows and filters by, without the phase.
     #[must_use]
     pub fn name(&self, cell: usize) -> String {
-        let id = self.cells[cell].1.id();
+        let id = self.cells[cell].1.cell.id();
         id.split_once('/').map_or(id.clone(), |(_, rest)| rest.to_owned())
     }
 
     /// The bytes one step of a cell must move.
     #[must_use]
     pub fn bytes(&self, cell: usize) -> Bytes {
-        let (opened, cell) = &self.cells[cell];
-        self.opened[*opened].cost(cell).bytes.ideal()
+        self.cells[cell].1.cost.bytes.ideal()
     }
 
     /// Takes one sample of `steps` steps and returns its device time in nanoseconds.
     ///
     /// # Panics
-    /// When the engine fails: criterion has no other way to be told.
+    /// When the engine or its worker fails: criterion has no other way to be told.
     pub fn sample(&mut self, cell: usize, steps: u64) -> f64 {
         let steps = usize::try_from(steps).unwrap_or(usize::MAX);
         let (opened, planned) = &self.cells[cell];
-        let session = self.opened[*opened].session.as_mut();
-        let input = self.inputs.entry(cell).or_insert_with(|| {
-            CellInput::new(planned, cell, self.protocol.seed, session.architecture().vocab_size)
-        });
-        // One cell's KV at a time: criterion visits them one after another.
-        let outcome = input.fill(session).map_err(Into::into).and_then(|()| {
-            self.witness.before_block();
-            take_block(session, input, steps, self.tokens.entry(cell).or_default())
-        });
-        let mut block = match outcome {
-            Ok(block) => block,
-            Err(error) => panic!("{}: {error}", planned.id()),
+        let order = Order::Sample {
+            series: self.opened[*opened].0,
+            index: cell,
+            cell: planned.cell.clone(),
+            steps,
+            canary_tolerance: self.protocol.canary_tolerance,
         };
-        let testimony = self.witness.after_block(block.wall_ns / 1e9);
-        testimony.enter(&mut block, self.protocol.canary_tolerance);
-        self.moved.insert(cell, session.moved());
-        let total = block.step_ns.iter().sum();
-        self.samples.entry(cell).or_default().push(block);
+        let sample = match self.rig.ask(&order, &mut Silent) {
+            Ok(Answer::Sampled(sample)) => sample,
+            Ok(Answer::Lost { reason } | Answer::Refused { reason }) => {
+                panic!("{}: {reason}", planned.cell.id())
+            }
+            Ok(other) => panic!("{}: answered with {other:?}", planned.cell.id()),
+            Err(error) => panic!("{}: {error}", planned.cell.id()),
+        };
+        self.moved.insert(cell, sample.moved);
+        self.tokens.insert(cell, sample.tokens);
+        let total = sample.block.step_ns.iter().sum();
+        self.samples.entry(cell).or_default().push(sample.block);
         total
     }
 
     /// Frees the KV of a cell that criterion is done with.
     pub fn finish(&mut self, cell: usize) {
-        if let Some(input) = self.inputs.get_mut(&cell) {
-            input.release(self.opened[self.cells[cell].0].session.as_mut());
-        }
+        let series = self.opened[self.cells[cell].0].0;
+        // A worker that is gone has freed it.
+        let _ = self.rig.ask(&Order::Release { series, index: cell }, &mut Silent);
     }
 
     /// The result over the samples that criterion measured.
@@ -178,13 +184,14 @@ impl Bench {
         for (index, mut blocks) in samples {
             let measured_from = blocks.len().saturating_sub(SAMPLES);
             blocks.drain(..measured_from);
-            let (opened, cell) = self.cells[index].clone();
+            let (opened, planned) = &self.cells[index];
+            let cell = planned.cell.clone();
             let (status, reason) = status_of(&cell, &blocks);
             let tokens = self.tokens.remove(&index).unwrap_or_default();
             let moved = self.moved.remove(&index).flatten();
             let measured =
                 Measured { cell, status, reason, blocks, merge: 1, tokens, peak_memory: None, moved };
-            let result = self.opened[opened].judge(measured, &self.report);
+            let result = self.opened[*opened].1.judge(planned, measured, &self.report);
             self.report.cells.push(result);
         }
         crate::conclude(&mut self.report);

@@ -5,7 +5,7 @@
 
 use std::path::PathBuf;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::engine::{DeviceChoice, DeviceOptions};
 use crate::model::Dtype;
@@ -133,7 +133,7 @@ pub fn parse_axis(flag: &str, given: &str) -> Result<Vec<usize>, ConfigError> {
 }
 
 /// How much of the protocol runs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Depth {
     Full,
@@ -142,7 +142,7 @@ pub enum Depth {
 }
 
 /// A step benchmark, ready to be planned.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RunConfig {
     pub model: String,
     pub revision: Option<String>,

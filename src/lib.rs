@@ -3,7 +3,7 @@
 //! Data flows one way, and [`benchmark`] is the whole story:
 //!
 //! ```text
-//! RunConfig → Plan (ordered cells) → Session (loads weights) → measured samples → Summary
+//! RunConfig → Plan (ordered cells) → Rig (a worker: Session loads weights) → measured samples → Summary
 //!           → Ledger (bytes, FLOPs) × Ceilings → Verdict → Report → terminal | json | csv | markdown | html
 //! ```
 //!
@@ -21,6 +21,8 @@
 //! | [`compare`] | paired rounds of two configurations in fresh processes; two saved results side by side |
 //! | [`report`] | the result as plain data and its output formats |
 //! | [`config`], [`plan`] | what to run, and in which order |
+//! | [`rig`] | whoever owns the device: a worker process that may die, or this process |
+//! | [`journal`], [`files`] | what was measured, written down as it is measured; files written whole or not at all |
 //! | [`cli`] | clap types, one file per subcommand |
 
 pub mod bench;
@@ -28,14 +30,17 @@ pub mod cli;
 pub mod compare;
 pub mod config;
 pub mod engine;
+pub mod files;
 pub mod insight;
 pub mod intake;
+pub mod journal;
 pub mod judge;
 pub mod measure;
 pub mod model;
 pub mod plan;
 pub mod predict;
 pub mod report;
+pub mod rig;
 pub mod roofline;
 pub mod serve;
 pub mod serving;
@@ -44,12 +49,13 @@ pub mod units;
 pub mod verify;
 
 mod series;
+mod threads;
 
 use config::{Depth, RunConfig};
-use measure::environment::Environment;
 use measure::protocol::{Event, Protocol};
 use model::{Dtype, OpenModel};
-use report::{ModelSummary, Report, ReportKind, SCHEMA_VERSION};
+use report::{ModelSummary, Report, ReportKind, SCHEMA_VERSION, Status};
+use rig::{Answer, Begun, Order};
 use roofline::devices;
 use units::Bytes;
 
@@ -62,15 +68,34 @@ pub trait Observer {
     fn loaded(&mut self, _done: Bytes, _total: Bytes) {}
     /// Something happened to a cell.
     fn event(&mut self, event: Event<'_>);
+    /// For so many seconds nothing more may be heard, if all goes as predicted.
+    fn busy(&mut self, _seconds: f64) {}
 }
 
-/// Why a run could not start. A cell that fails is a result and not an error.
+/// Is told nothing.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Silent;
+
+impl Observer for Silent {
+    fn stage(&mut self, _what: &str) {}
+    fn event(&mut self, _event: Event<'_>) {}
+}
+
+/// Why a run could not start, or had to end. A cell that fails is a result and not an error.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
     #[error(transparent)]
     Engine(#[from] engine::EngineError),
     #[error(transparent)]
     Probe(#[from] measure::probe::ProbeError),
+    #[error("{reason}")]
+    Refused { reason: String },
+    #[error("stopped by signal {signal} before anything was measured")]
+    Interrupted { signal: i32 },
+    #[error(transparent)]
+    Worker(#[from] rig::WorkerError),
+    #[error(transparent)]
+    Journal(#[from] journal::JournalError),
 }
 
 impl RunConfig {
@@ -96,48 +121,82 @@ impl RunConfig {
     }
 }
 
+/// A run that came to an end.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Finished {
+    pub report: Report,
+    /// The signal that stopped it early; the cells that it cost are incomplete.
+    pub stopped: Option<i32>,
+}
+
 /// Runs a step benchmark: the machine, its ceilings, then every engine and dtype over its cells, judged and put together.
 ///
 /// # Errors
-/// When the device cannot be opened or probed, or the model cannot be loaded at all.
+/// When the device cannot be opened or probed, or the model cannot be loaded at all; when the run was stopped before it had anything.
 pub fn benchmark(
+    rig: &mut dyn rig::Rig,
     config: &RunConfig,
     model: &OpenModel,
     command: &str,
     observer: &mut dyn Observer,
-) -> Result<Report, RunError> {
-    let mut report = begin(config, model, command, observer)?;
-    let protocol = config.protocol();
-    for engine in &config.engines {
-        for dtype in config.dtypes_for(engine, model) {
-            series::run(config, model, engine, dtype, &protocol, &mut report, observer)?;
+) -> Result<Finished, RunError> {
+    let mut report = begin(rig, config, model, command, observer)?;
+    let mut stopped = None;
+    for series in series::all(config, model) {
+        if stopped.is_some() {
+            series.lose(config, model, &mut report, (Status::Incomplete, series::NOT_REACHED));
+        } else {
+            stopped = series::run(rig, config, model, &series, &mut report, observer)?;
         }
     }
     report.crossovers = series::crossovers(config, model, &report);
     conclude(&mut report);
-    Ok(report)
+    if stopped.is_some() {
+        let open = report.cells.iter().filter(|cell| cell.status == Status::Incomplete).count();
+        let warning = format!("the run was stopped: {open} of {} cells are incomplete", report.cells.len());
+        report.warnings.insert(0, warning);
+    }
+    Ok(Finished { report, stopped })
+}
+
+/// The names of all cells of a run, in order.
+#[must_use]
+pub fn planned(config: &RunConfig, model: &OpenModel) -> Vec<String> {
+    let cells = series::all(config, model).into_iter().flat_map(|series| series.cells(config));
+    cells.map(|cell| cell.id()).collect()
+}
+
+/// The hash of a model's dimensions and tensors at the first dtype of a run.
+#[must_use]
+pub fn model_hash(config: &RunConfig, model: &OpenModel) -> String {
+    summarise_model(model, config.dtypes_for(&config.engines[0], model)[0]).hash
 }
 
 /// A report with everything but cells: the machine, its ceilings, the model.
 fn begin(
+    rig: &mut dyn rig::Rig,
     config: &RunConfig,
     model: &OpenModel,
     command: &str,
     observer: &mut dyn Observer,
 ) -> Result<Report, RunError> {
-    let started_at = Some(report::now_utc());
-    let environment = Environment::collect(config.device.gpu());
-    observer.stage("looking at this machine");
-    let warnings = measure::doctor::distortions(&environment);
+    let begun = match series::insist(rig, &Order::Begin, observer)? {
+        Answer::Begun(begun) => begun,
+        Answer::Lost { reason } => return Err(RunError::Refused { reason }),
+        _ => {
+            return Err(RunError::Refused {
+                reason: "the ceilings were asked for and something else came".into(),
+            });
+        }
+    };
+    let Begun { started_at, environment, ceilings, warnings } = *begun;
     let product = environment.gpu.as_ref().and_then(|gpu| gpu.name.as_deref());
     let datasheet = product.and_then(|name| devices::find(name).ok()).cloned();
-    observer.stage("measuring this device's ceilings");
-    let ceilings = measure::ceilings::measure(config.device, config.depth, config.threads)?;
     Ok(Report {
         schema_version: SCHEMA_VERSION,
         kind: ReportKind::Run,
         command: command.to_owned(),
-        started_at,
+        started_at: Some(started_at),
         note: config.note.clone(),
         hypothesis: config.hypothesis.clone(),
         environment,

@@ -3,13 +3,15 @@
 use std::process::ExitCode;
 
 use clap::Parser;
-use hbmark::cli::{Cli, Outcome};
+use hbmark::cli::Cli;
 
 fn main() -> ExitCode {
+    if hbmark::rig::is_worker() {
+        return hbmark::cli::work();
+    }
     let cli = Cli::parse();
     match hbmark::cli::dispatch(cli) {
-        Ok(Outcome::Complete) => ExitCode::SUCCESS,
-        Ok(Outcome::SomeCellsFailed) => ExitCode::from(1),
+        Ok(outcome) => outcome.into(),
         Err(error) => {
             anstream::eprintln!("error: {}", hbmark::cli::one_line(&error));
             ExitCode::from(2)

@@ -1,15 +1,21 @@
 //! From a validated configuration to ordered cells.
 //!
 //! Enters: the axes of a run and what the engine can do. Leaves: cells in the order that reloads models least; what cannot
-//! run is a cell with the reason why. It runs nothing.
+//! run is a cell with the reason why, and what a cell's step costs by its shape. It runs nothing.
 
-use crate::engine::Capabilities;
+use serde::{Deserialize, Serialize};
+
+use crate::engine::{Capabilities, DeviceChoice};
 use crate::model::Dtype;
 use crate::report::{Phase, cell_id};
+use crate::roofline::{Ledger, StepCost, StepShape, StockBackend};
 use crate::units::Bytes;
 
+/// The engine whose traffic and memory are known from its code: candle's own forward.
+const STOCK: &str = "stock";
+
 /// One point of the grid.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Cell {
     pub phase: Phase,
     pub engine: String,
@@ -86,6 +92,38 @@ pub fn obstacle(
         return Some(format!("needs {predicted} of memory, {available} is available"));
     }
     None
+}
+
+/// The shape of a cell's step.
+#[must_use]
+pub fn shape(cell: &Cell) -> StepShape {
+    StepShape { phase: cell.phase, batch: cell.batch, context: cell.context }
+}
+
+fn stock_backend(device: DeviceChoice) -> StockBackend {
+    match device {
+        DeviceChoice::Cpu => StockBackend::Cpu,
+        DeviceChoice::Cuda(_) => StockBackend::Cuda,
+    }
+}
+
+/// The cost of a cell's step, with what the engine's code is known to move beside it. Only candle's was read; an engine that
+/// counts its own bytes says them after a step.
+#[must_use]
+pub fn cost(ledger: &Ledger, cell: &Cell, device: DeviceChoice) -> StepCost {
+    let mut cost = ledger.step(shape(cell));
+    if cell.engine == STOCK {
+        cost.bytes.as_implemented = ledger.stock_bytes(shape(cell), stock_backend(device));
+    }
+    cost
+}
+
+/// Memory of weights, KV and the largest activations.
+#[must_use]
+pub fn needed(ledger: &Ledger, cell: &Cell, device: DeviceChoice) -> Bytes {
+    let stock = || ledger.stock_memory(shape(cell), stock_backend(device));
+    let known = if cell.engine == STOCK { stock() } else { None };
+    known.unwrap_or_else(|| ledger.memory(shape(cell)))
 }
 
 #[cfg(test)]

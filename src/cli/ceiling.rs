@@ -35,7 +35,7 @@ struct Output {
 
 pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
     let threads = args.device.threads.map(|t| t as usize);
-    super::threads::limit(threads);
+    crate::threads::limit(threads);
     let device = args.device.choice()?;
     let depth = if args.quick { Depth::Quick } else { Depth::Full };
     let environment = Environment::collect(device.gpu());

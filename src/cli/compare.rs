@@ -8,7 +8,7 @@ use clap::{Args as ClapArgs, FromArgMatches};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::run::command_line;
-use super::{Outcome, prepare_folder, print, run, stdout_color, write_whole};
+use super::{Outcome, prepare_folder, print, run, stdout_color};
 use crate::compare::{self, CompareError, DEFAULT_ROUNDS, Launcher, Plan, Processes, Watcher};
 use crate::config::RunConfig;
 use crate::insight::compare::{Effect, Ruling, Series, Settings};
@@ -145,7 +145,7 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
             (TextFormat::Csv, "comparison.csv"),
             (TextFormat::Md, "comparison.md"),
         ] {
-            write_whole(&folder.join(name), &render(&comparison, format, false)?)?;
+            crate::files::write_whole(&folder.join(name), &render(&comparison, format, false)?)?;
         }
         anstream::eprintln!("saved {}", folder.join("comparison.json").display());
     }

@@ -52,7 +52,7 @@ struct Logits {
 }
 
 pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
-    super::threads::limit(args.device.threads.map(|t| t as usize));
+    crate::threads::limit(args.device.threads.map(|t| t as usize));
     let engines = crate::config::parse_engines(&args.engine)?;
     anyhow::ensure!(engines.len() == 1, "--engine takes one engine here, not {}", engines.len());
     let device = args.device.choice()?;

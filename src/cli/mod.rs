@@ -1,7 +1,7 @@
 //! The command line: clap types, one file per subcommand.
 //!
 //! Enters: arguments. Leaves: calls into the library and printed results. Nothing is computed here. Data goes to stdout,
-//! progress and warnings to stderr. Exit codes: 0 complete, 1 some cells failed or are invalid, 2 bad input.
+//! progress and warnings to stderr. Exit codes: 0 complete, 1 some cells failed or are invalid, 2 bad input, 130 stopped by Ctrl-C.
 
 pub(crate) mod axes;
 mod ceiling;
@@ -20,7 +20,6 @@ mod progress;
 mod report;
 mod run;
 mod serve;
-mod threads;
 mod verify;
 
 use std::io::{IsTerminal, Write};
@@ -86,6 +85,31 @@ enum Command {
 pub enum Outcome {
     Complete,
     SomeCellsFailed,
+    /// A signal stopped it; what it had by then is printed and saved.
+    Stopped(i32),
+}
+
+impl From<Outcome> for std::process::ExitCode {
+    fn from(outcome: Outcome) -> Self {
+        match outcome {
+            Outcome::Complete => Self::SUCCESS,
+            Outcome::SomeCellsFailed => Self::from(1),
+            // As a shell counts it: 130 after Ctrl-C.
+            Outcome::Stopped(signal) => Self::from(u8::try_from(128 + signal).unwrap_or(u8::MAX)),
+        }
+    }
+}
+
+/// Works for a supervisor, as a program that was started with [`crate::rig::WORKER_ARGUMENT`].
+#[must_use]
+pub fn work() -> std::process::ExitCode {
+    match crate::rig::serve() {
+        Ok(()) => std::process::ExitCode::SUCCESS,
+        Err(error) => {
+            anstream::eprintln!("error: {}", one_line(&error.into()));
+            std::process::ExitCode::from(2)
+        }
+    }
 }
 
 /// Runs the chosen subcommand.
@@ -162,19 +186,6 @@ fn prepare_folder(folder: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Writes a file whole or not at all.
-fn write_whole(path: &Path, text: &str) -> anyhow::Result<()> {
-    use anyhow::Context;
-    let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let mut file = tempfile::NamedTempFile::new_in(folder)
-        .with_context(|| format!("cannot write into {}", folder.display()))?;
-    file.write_all(text.as_bytes())
-        .and_then(|()| file.as_file().sync_all())
-        .with_context(|| format!("cannot write {}", path.display()))?;
-    file.persist(path).with_context(|| format!("cannot write {}", path.display()))?;
-    Ok(())
-}
-
 /// Writes a report as `result.json`, `result.csv`, `result.md` and `report.html` into a folder, and returns the path of the first.
 ///
 /// # Errors
@@ -188,7 +199,7 @@ pub fn save(report: &crate::report::Report, folder: &Path) -> anyhow::Result<Pat
         (Format::Md, "result.md"),
         (Format::Html, "report.html"),
     ] {
-        write_whole(&folder.join(name), &crate::report::render(report, format, false)?)?;
+        crate::files::write_whole(&folder.join(name), &crate::report::render(report, format, false)?)?;
     }
     Ok(json)
 }

@@ -1,15 +1,23 @@
 //! `hbmark run`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::time::Duration;
 
+use anyhow::Context;
 use clap::Args as ClapArgs;
+use clap::parser::ValueSource;
 
 use super::axes::{DeviceArgs, ModelArgs, parse_dtypes};
 use super::progress::Progress;
 use super::{Outcome, prepare_folder, print, save, stdout_color};
 use crate::config::{self, Depth, RunConfig};
 use crate::engine::DeviceOptions;
-use crate::report::{Format, KvFill, Phase, Status, render};
+use crate::journal::{self, Found, Header, Journal, Journaled, Step};
+use crate::model::OpenModel;
+use crate::report::{Format, KvFill, Phase, Report, Status, as_map, render};
+use crate::rig::{Interrupts, Launch, Local, Rig, Supervised};
+use crate::{Finished, RunError};
 
 #[derive(Debug, ClapArgs)]
 #[command(
@@ -56,9 +64,19 @@ pub struct Args {
     /// How the context of decode cells is filled, where the engine can do both.
     #[arg(long, value_enum, default_value = "synthetic")]
     kv: KvFill,
-    /// Write result.json, result.csv, result.md and report.html into this folder.
+    /// Write result.json, result.csv, result.md and report.html into this folder, and until they are there a journal of what was
+    /// measured.
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
+    /// Go on with the run that ended early in this folder, with its settings, on the same machine and with the same program.
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["out", "dry_run"])]
+    resume: Option<PathBuf>,
+    /// Measure in this process and not in a worker of its own: for profilers and debuggers. A crash then ends the run.
+    #[arg(long, env = "HBMARK_NO_ISOLATION", value_parser = clap::builder::FalseyValueParser::new())]
+    no_isolation: bool,
+    /// How long a worker may be silent, on top of a hundred times what is predicted, before it is given up as hung.
+    #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = clap::value_parser!(u32).range(1..))]
+    hang_after: u32,
     /// What to print on stdout.
     #[arg(long, value_enum, default_value = "table")]
     format: Format,
@@ -113,25 +131,147 @@ impl Args {
     }
 }
 
+/// Settings of this program and not of what is measured: they may change when a run goes on.
+const FREE: [&str; 4] = ["resume", "format", "no_isolation", "hang_after"];
+
+/// A run that is about to start, or to go on.
+struct Ready {
+    config: RunConfig,
+    model: Rc<OpenModel>,
+    command: String,
+    journal: Option<(Journal, Vec<Step>)>,
+}
+
 pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
-    let config = args.config()?;
-    super::threads::limit(config.threads);
-    let model = crate::model::open(&config.model, config.revision.as_deref(), config.seed)?;
     if args.dry_run {
+        let config = args.config()?;
+        let model = open(&config)?;
         print(&crate::dry_run(&config, &model)?)?;
         return Ok(Outcome::Complete);
     }
-    if let Some(folder) = &config.out {
-        prepare_folder(folder)?;
+    let ready = match &args.resume {
+        Some(folder) => resume(args, folder)?,
+        None => start(args)?,
+    };
+    // Before any other thread is started.
+    crate::threads::limit(ready.config.threads);
+    let interrupts = Interrupts::listen().context("cannot listen for Ctrl-C")?;
+    let (config, model) = (ready.config.clone(), ready.model.clone());
+    if args.no_isolation {
+        finish(args, ready, Local::new(&config, model).stopped_by(interrupts))
+    } else {
+        let launch = Launch::this_program(Duration::from_secs(u64::from(args.hang_after)))?;
+        finish(args, ready, Supervised::new(launch, &config, interrupts))
     }
+}
+
+fn open(config: &RunConfig) -> anyhow::Result<OpenModel> {
+    Ok(crate::model::open(&config.model, config.revision.as_deref(), config.seed)?)
+}
+
+/// A run from its beginning.
+fn start(args: &Args) -> anyhow::Result<Ready> {
+    let config = args.config()?;
+    let (model, command) = (Rc::new(open(&config)?), command_line());
+    let journal = match &config.out {
+        Some(folder) => {
+            prepare_folder(folder)?;
+            let hash = crate::model_hash(&config, &model);
+            let header = Header::new(&config, &command, hash, crate::planned(&config, &model))?;
+            Some((Journal::create(folder, &header)?, Vec::new()))
+        }
+        None => None,
+    };
+    Ok(Ready { config, model, command, journal })
+}
+
+/// A run from where it ended.
+fn resume(args: &Args, folder: &Path) -> anyhow::Result<Ready> {
+    let Found { journal, header, steps, notice } = Journal::reopen(folder)?;
+    if let Some(notice) = notice {
+        anstream::eprintln!("{notice}");
+    }
+    same_settings(args, folder, &header.config)?;
+    let config = RunConfig { out: Some(folder.to_owned()), ..header.config };
+    let model = Rc::new(open(&config)?);
+    journal::same(folder, "the model", &header.model_hash, &crate::model_hash(&config, &model))?;
+    let cells = crate::planned(&config, &model);
+    journal::same(folder, "the plan", &header.cells.join(" "), &cells.join(" "))?;
+    anstream::eprintln!("going on after {} measured steps of `{}`", steps.len(), header.command);
+    Ok(Ready { config, model, command: header.command, journal: Some((journal, steps)) })
+}
+
+/// Holds the settings that were given on the command line or by environment against those of a run.
+fn same_settings(args: &Args, folder: &Path, was: &RunConfig) -> anyhow::Result<()> {
+    let matches = <super::Cli as clap::CommandFactory>::command().get_matches();
+    let Some(given) = matches.subcommand_matches("run") else { return Ok(()) };
+    let (was, is) = (as_map(was), as_map(&args.config()?));
+    for id in given.ids().map(clap::Id::as_str) {
+        let chosen = given.value_source(id).is_some_and(|source| source != ValueSource::DefaultValue);
+        let key = match id {
+            "engine" => "engines",
+            "dtype" => "dtypes",
+            "phase" => "phases",
+            "batch" => "batches",
+            "context" => "contexts",
+            "quick" | "smoke" => "depth",
+            "keep_memory_pool" => "device_options",
+            other => other,
+        };
+        if let (true, false, Some(was), Some(is)) = (chosen, FREE.contains(&id), was.get(key), is.get(key)) {
+            let what = format!("--{}", id.replace('_', "-"));
+            journal::same(folder, &what, &was.to_string(), &is.to_string())?;
+        }
+    }
+    Ok(())
+}
+
+/// Runs on a rig, prints and saves.
+fn finish<R: Rig>(args: &Args, ready: Ready, mut rig: R) -> anyhow::Result<Outcome> {
+    let Ready { config, model, command, journal } = ready;
     let mut progress = Progress::new();
-    let report = crate::benchmark(&config, &model, &command_line(), &mut progress)?;
+    let (finished, journal) = match journal {
+        None => (crate::benchmark(&mut rig, &config, &model, &command, &mut progress), None),
+        Some((journal, steps)) => {
+            let mut rig = Journaled::new(rig, journal, steps);
+            let finished = rig
+                .check_machine(&mut progress)
+                .and_then(|()| crate::benchmark(&mut rig, &config, &model, &command, &mut progress));
+            (finished, Some(rig.into_journal()))
+        }
+    };
     progress.finish();
+    let Finished { report, stopped } = match finished {
+        Ok(finished) => finished,
+        Err(error) => {
+            if let Some(journal) = journal.filter(|journal| !journal.is_worth_keeping()) {
+                journal.finish()?;
+            }
+            let RunError::Interrupted { signal } = error else { return Err(error.into()) };
+            anstream::eprintln!("{error}");
+            return Ok(Outcome::Stopped(signal));
+        }
+    };
+    // Saved first: whoever reads stdout may stop reading. What cannot be saved is printed all the same.
+    let saved = config.out.as_ref().map(|folder| save(&report, folder));
     print(&render(&report, args.format, stdout_color())?)?;
-    if let Some(folder) = &config.out {
-        let path = save(&report, folder)?;
+    if let Some(path) = saved.transpose()? {
         anstream::eprintln!("saved {}", path.display());
     }
+    if let Some(signal) = stopped {
+        if let Some(folder) = &config.out {
+            anstream::eprintln!("stopped; go on with `hbmark run --resume {}`", folder.display());
+        }
+        return Ok(Outcome::Stopped(signal));
+    }
+    if let Some(journal) = journal {
+        journal.finish()?;
+    }
+    judge(&report)
+}
+
+/// How a whole run ended.
+fn judge(report: &Report) -> anyhow::Result<Outcome> {
     // Cells that cannot run are results beside others that can; alone they are bad input.
     if !report.cells.is_empty() && report.cells.iter().all(|cell| cell.status == Status::Skipped) {
         let reason = report.cells[0].reason.clone().unwrap_or_default();

@@ -9,7 +9,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::axes::{DeviceArgs, ModelArgs, parse_dtypes};
 use super::run::command_line;
-use super::{Outcome, prepare_folder, print, write_whole};
+use super::{Outcome, prepare_folder, print};
 use crate::config;
 use crate::report::serving::{self, ServeReport};
 use crate::report::{TextFormat, json};
@@ -499,7 +499,7 @@ fn cold(args: &Args, launches: u32) -> anyhow::Result<Outcome> {
         note: args.note.clone(),
         hypothesis: args.hypothesis.clone(),
     };
-    super::threads::limit(config.threads);
+    crate::threads::limit(config.threads);
     let open = || -> anyhow::Result<crate::model::OpenModel> {
         Ok(crate::model::open(&args.model.model, args.model.revision.as_deref(), args.model.seed)?)
     };
@@ -535,7 +535,7 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
         return cold(args, launches);
     }
     let config = args.config()?;
-    super::threads::limit(config.threads);
+    crate::threads::limit(config.threads);
     let model = crate::model::open(&args.model.model, args.model.revision.as_deref(), args.model.seed)?;
     if let Some(folder) = &config.out {
         prepare_folder(folder)?;
@@ -556,7 +556,7 @@ fn save(report: &ServeReport, folder: &Path) -> anyhow::Result<PathBuf> {
     for (format, name) in
         [(TextFormat::Json, "serve.json"), (TextFormat::Csv, "serve.csv"), (TextFormat::Md, "serve.md")]
     {
-        write_whole(&folder.join(name), &serving::render(report, format)?)?;
+        crate::files::write_whole(&folder.join(name), &serving::render(report, format)?)?;
     }
     Ok(first)
 }

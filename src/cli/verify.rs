@@ -16,7 +16,7 @@ pub struct Args {
 }
 
 pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
-    super::threads::limit(args.device.threads.map(|t| t as usize));
+    crate::threads::limit(args.device.threads.map(|t| t as usize));
     let device = args.device.choice()?;
     let json = args.format == "json";
     let mut broken = None;

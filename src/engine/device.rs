@@ -4,15 +4,15 @@
 //! It knows no model.
 
 use candle_core::Device;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::EngineError;
 use super::timeline::{MonotonicTimeline, Timeline};
 use crate::units::Bytes;
 
 /// Where a run happens.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(into = "String")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
 pub enum DeviceChoice {
     Cpu,
     Cuda(u32),
@@ -37,6 +37,13 @@ impl std::fmt::Display for DeviceChoice {
 impl From<DeviceChoice> for String {
     fn from(choice: DeviceChoice) -> Self {
         choice.to_string()
+    }
+}
+
+impl TryFrom<String> for DeviceChoice {
+    type Error = UnknownDevice;
+    fn try_from(given: String) -> Result<Self, UnknownDevice> {
+        given.parse()
     }
 }
 
@@ -71,7 +78,7 @@ impl DeviceChoice {
 }
 
 /// Options that change what a device gives.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceOptions {
     /// CUDA: keep the memory pool's pages between synchronisations (release threshold at its maximum). candle leaves the
     /// threshold at 0, so this is a labelled deviation from what people run.

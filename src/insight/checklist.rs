@@ -160,7 +160,10 @@ fn samples(report: &Report, cells: &[&CellResult]) -> Answer {
 }
 
 fn undisturbed(cells: &[&CellResult]) -> Answer {
-    let bad = |status| matches!(status, Status::Disturbed | Status::Invalid | Status::Failed | Status::Oom);
+    let bad = |status| {
+        use Status::{Disturbed, Failed, Incomplete, Invalid, Oom};
+        matches!(status, Disturbed | Invalid | Failed | Oom | Incomplete)
+    };
     let lost: Vec<&str> = cells.iter().filter(|cell| bad(cell.status)).map(|cell| cell.id.as_str()).collect();
     let evidence = match lost.as_slice() {
         [] => "no cell disturbed, invalid or failed".to_owned(),

@@ -69,6 +69,7 @@ fn no_rung(status: Status) -> &'static str {
         Status::Oom => "ran out of memory and has no rung",
         Status::Skipped => "was skipped and has no rung",
         Status::Disturbed => "was disturbed throughout and has no rung",
+        Status::Incomplete => "was not finished and has no rung",
         _ => "failed and has no rung",
     }
 }

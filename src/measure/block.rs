@@ -153,7 +153,7 @@ pub struct Warm {
 }
 
 /// Runs steps until the device is busy long enough and the last steps show no trend; `whole` is the first visit's warm-up, later
-/// ones only wake the cell again.
+/// ones only wake the cell again. `stepped` is called after every step, outside of its time.
 ///
 /// # Errors
 /// When the engine fails.
@@ -162,6 +162,7 @@ pub fn warm_up(
     input: &CellInput,
     protocol: &Protocol,
     whole: bool,
+    stepped: &mut dyn FnMut(),
 ) -> Result<Warm, BlockError> {
     let share = if whole { 1.0 } else { 0.1 };
     let min_seconds = protocol.warmup_min_seconds * share;
@@ -178,6 +179,7 @@ pub fn warm_up(
         session.next_tokens()?;
         let now = session.timeline().host_now();
         times.push((now.0 - before.0) / 1e9);
+        stepped();
         let busy = (now.0 - start.0) / 1e9;
         if busy < min_seconds || (times.len() as f64) < min_steps {
             continue;

@@ -18,4 +18,5 @@ pub mod protocol;
 pub mod quality;
 pub mod root;
 pub mod telemetry;
+pub mod visit;
 pub mod witness;

@@ -1,6 +1,6 @@
 //! The measurement protocol: warm up, sample in blocks, interleave cells, stop by rule.
 //!
-//! Enters: a session, cells, and a [`Witness`] that says under which conditions a block was taken. Leaves: for every cell its raw
+//! Enters: cells, and a [`Visitor`] that measures one of them at a time, here or in another process. Leaves: for every cell its raw
 //! blocks and what became of it. It never drops a block by its value, only for a recorded cause, and never hides one:
 //! rejected blocks stay in the result with the cause. Statistics beyond the stopping rule are made elsewhere.
 
@@ -8,9 +8,8 @@ use rand::SeedableRng;
 use rand::seq::SliceRandom;
 use rand_chacha::ChaCha8Rng;
 
-use super::block::{BlockError, CellInput, take_block, warm_up};
-use super::memory;
-use crate::engine::{EngineError, Session};
+use super::visit::{End, Inputs, Reference, Visit, Visited};
+use crate::engine::Session;
 use crate::plan::Cell;
 use crate::report::{Block, BlockTelemetry, KvFill, Phase, ProtocolSummary, Status};
 use crate::stats;
@@ -217,15 +216,121 @@ pub enum Event<'a> {
     Finished { cell: &'a Cell, status: Status },
 }
 
+/// Where visits are made: in this process, or in one that may be lost and replaced.
+pub trait Visitor {
+    /// What ends the whole schedule.
+    type Halt;
+    /// Visits a cell.
+    ///
+    /// # Errors
+    /// When nothing more can be visited at all.
+    fn visit(&mut self, visit: &Visit) -> Result<Visited, Self::Halt>;
+    /// Times the reference cell; the inner error says why the session was lost over it.
+    ///
+    /// # Errors
+    /// As [`visit`](Self::visit).
+    fn refer(&mut self, reference: &Reference) -> Result<Result<Option<f64>, String>, Self::Halt>;
+    /// Frees the KV of a cell.
+    ///
+    /// # Errors
+    /// As [`visit`](Self::visit).
+    fn release(&mut self, index: usize) -> Result<(), Self::Halt>;
+    /// A step of a cell by the roofline.
+    fn predicted_ns(&self, _cell: &Cell) -> Option<f64> {
+        None
+    }
+    /// Whether a fresh session stands behind the next visit after a fault.
+    fn renews(&self) -> bool {
+        false
+    }
+}
+
+/// What the schedule brought.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Sampled {
+    pub measured: Vec<Measured>,
+    /// The reference cell's mean step, in nanoseconds, once a round: its drift is the machine's.
+    pub reference: Vec<f64>,
+    /// Visits that were lost and repeated, in words.
+    pub repeated: Vec<String>,
+}
+
 struct State {
     measured: Measured,
-    input: CellInput,
     /// Steps in a block, known after the first warm-up.
     steps: Option<usize>,
     finished: bool,
+    /// Whether a visit was lost already: the next loss ends the cell.
+    struck: bool,
 }
 
-/// Runs the protocol over the cells of one session.
+impl State {
+    fn new(cell: &Cell) -> Self {
+        let measured = Measured {
+            cell: cell.clone(),
+            status: Status::Ok,
+            reason: None,
+            blocks: Vec::new(),
+            merge: 1,
+            tokens: Vec::new(),
+            peak_memory: None,
+            moved: None,
+        };
+        Self { measured, steps: None, finished: false, struck: false }
+    }
+
+    fn accepted(&self) -> usize {
+        accepted(&self.measured.blocks).count()
+    }
+
+    /// Takes in what a visit brought. `Some` when the visit was lost and should be made again, with the reason.
+    fn absorb(&mut self, visited: Visited, protocol: &Protocol, renews: bool) -> Option<String> {
+        if let Some(End { reason, fault: Some(fault), .. }) = &visited.end
+            && fault.may_pass()
+            && renews
+            && !self.struck
+        {
+            self.struck = true;
+            return Some(reason.clone());
+        }
+        let measured = &mut self.measured;
+        measured.blocks.extend(visited.blocks);
+        measured.peak_memory = measured.peak_memory.max(visited.peak_memory);
+        measured.moved = visited.moved.or(measured.moved);
+        if !visited.tokens.is_empty() {
+            measured.tokens = visited.tokens;
+        }
+        self.steps = visited.steps.or(self.steps);
+        if let (Some(drift), None) = (visited.unsteady, &measured.reason) {
+            measured.status = Status::NoSteadyState;
+            measured.reason = Some(format!(
+                "still drifting {:+.1} % after {:.1} s of warm-up",
+                drift * 100.0,
+                protocol.warmup_max_seconds
+            ));
+        }
+        if let Some(end) = visited.end {
+            self.finish(end.status, end.reason);
+        }
+        None
+    }
+
+    fn finish(&mut self, status: Status, reason: String) {
+        self.finished = true;
+        self.measured.status = status;
+        self.measured.reason = Some(reason);
+    }
+
+    /// What became of a cell whose schedule was cut short.
+    fn cut_short(&mut self) {
+        if !self.finished {
+            let blocks = self.accepted();
+            self.finish(Status::Incomplete, format!("the run was stopped after {blocks} of its blocks"));
+        }
+    }
+}
+
+/// Runs the protocol over the cells of one session, in this process.
 ///
 /// `keep_resident` says whether the KV of all cells fits at once; otherwise it is filled anew for each visit. The second
 /// result holds the reference cell's mean step, in nanoseconds, once per round: its drift is the machine's.
@@ -237,29 +342,67 @@ pub fn run(
     keep_resident: bool,
     observe: &mut dyn FnMut(Event<'_>),
 ) -> (Vec<Measured>, Vec<f64>) {
+    let mut visitor = InProcess { session, witness, protocol, inputs: Inputs::default() };
+    let (sampled, never) = schedule(&mut visitor, cells, protocol, keep_resident, observe);
+    match never {
+        None => (sampled.measured, sampled.reference),
+        Some(never) => match never {},
+    }
+}
+
+/// Visits of a session that is at hand.
+struct InProcess<'a> {
+    session: &'a mut dyn Session,
+    witness: &'a mut dyn Witness,
+    protocol: &'a Protocol,
+    inputs: Inputs,
+}
+
+impl Visitor for InProcess<'_> {
+    type Halt = std::convert::Infallible;
+    fn visit(&mut self, visit: &Visit) -> Result<Visited, Self::Halt> {
+        Ok(self.inputs.visit(self.session, self.witness, self.protocol, visit, &mut |_| {}))
+    }
+    fn refer(&mut self, reference: &Reference) -> Result<Result<Option<f64>, String>, Self::Halt> {
+        Ok(Ok(self.inputs.refer(self.session, self.protocol, reference, &mut |_| {})))
+    }
+    fn release(&mut self, index: usize) -> Result<(), Self::Halt> {
+        self.inputs.release(self.session, index);
+        Ok(())
+    }
+}
+
+/// The protocol over visits, wherever they are made. What it does next depends on the seed and on what the visits before brought, and on
+/// nothing else: fed the same visits again, it asks for the same ones.
+///
+/// A cut short schedule gives what it has, and why it was cut.
+pub fn schedule<V: Visitor>(
+    visitor: &mut V,
+    cells: &[Cell],
+    protocol: &Protocol,
+    keep_resident: bool,
+    observe: &mut dyn FnMut(Event<'_>),
+) -> (Sampled, Option<V::Halt>) {
+    let mut states: Vec<State> = cells.iter().map(State::new).collect();
+    let mut sampled = Sampled { measured: Vec::new(), reference: Vec::new(), repeated: Vec::new() };
+    let halt = rounds(visitor, &mut states, protocol, keep_resident, &mut sampled, observe).err();
+    for state in &mut states {
+        state.cut_short();
+    }
+    sampled.measured = states.into_iter().map(|state| state.measured).collect();
+    (sampled, halt)
+}
+
+fn rounds<V: Visitor>(
+    visitor: &mut V,
+    states: &mut [State],
+    protocol: &Protocol,
+    keep_resident: bool,
+    sampled: &mut Sampled,
+    observe: &mut dyn FnMut(Event<'_>),
+) -> Result<(), V::Halt> {
     let mut random = ChaCha8Rng::seed_from_u64(protocol.seed);
-    let vocab = session.architecture().vocab_size;
-    let mut states: Vec<State> = cells
-        .iter()
-        .enumerate()
-        .map(|(index, cell)| State {
-            measured: Measured {
-                cell: cell.clone(),
-                status: Status::Ok,
-                reason: None,
-                blocks: Vec::new(),
-                merge: 1,
-                tokens: Vec::new(),
-                peak_memory: None,
-                moved: None,
-            },
-            input: CellInput::new(cell, index, protocol.seed, vocab).filled_by(protocol.kv),
-            steps: None,
-            finished: false,
-        })
-        .collect();
     let targets = protocol.targets();
-    let mut reference = Vec::new();
     for (round, &target) in targets.iter().enumerate() {
         let mut order: Vec<usize> = (0..states.len()).filter(|&i| !states[i].finished).collect();
         if order.is_empty() {
@@ -269,43 +412,42 @@ pub fn run(
         order.shuffle(&mut random);
         for index in order {
             let state = &mut states[index];
-            observe(Event::Visiting {
-                cell: &state.measured.cell,
-                accepted: accepted(&state.measured.blocks).count(),
-                wanted: target,
-            });
-            peak_memory(session, witness);
-            visit(session, state, protocol, witness, round, target);
-            state.measured.peak_memory = state.measured.peak_memory.max(peak_memory(session, witness));
-            if !keep_resident {
-                state.input.release(session);
+            let (accepted, wanted) = (state.accepted(), target);
+            observe(Event::Visiting { cell: &state.measured.cell, accepted, wanted });
+            while let Some(lost) = {
+                let wanted = (target * state.measured.merge).saturating_sub(state.accepted());
+                let visit = Visit {
+                    index,
+                    cell: state.measured.cell.clone(),
+                    round,
+                    wanted,
+                    steps: state.steps,
+                    tokens: state.measured.tokens.clone(),
+                    predicted_ns: visitor.predicted_ns(&state.measured.cell),
+                    canary_tolerance: protocol.canary_tolerance,
+                    keep: keep_resident,
+                };
+                let visited = visitor.visit(&visit)?;
+                state.absorb(visited, protocol, visitor.renews())
+            } {
+                sampled
+                    .repeated
+                    .push(format!("{}: {lost}; the visit was repeated", state.measured.cell.id()));
             }
             if !state.finished && protocol.looks.contains(&target) {
                 look(state, protocol, target);
             }
             if state.finished {
-                state.input.release(session);
+                visitor.release(index)?;
                 observe(Event::Finished { cell: &state.measured.cell, status: state.measured.status });
             }
         }
-        if let Some(mean) = visit_reference(session, &mut states, protocol) {
-            reference.push(mean);
-        }
+        sampled.reference.extend(visit_reference(visitor, states, protocol)?);
     }
-    for state in &mut states {
-        state.input.release(session);
+    for (index, _) in states.iter().enumerate() {
+        visitor.release(index)?;
     }
-    (states.into_iter().map(|s| s.measured).collect(), reference)
-}
-
-/// The most memory in use since the last call: the device's own count, or on a CPU the resident set of this process less what the
-/// witness holds of it, where the system lets its high-water mark be reset.
-fn peak_memory(session: &mut dyn Session, witness: &dyn Witness) -> Option<Bytes> {
-    if session.capabilities().device != "cpu" {
-        return session.memory().peak;
-    }
-    let resident = memory::resident();
-    memory::reset_peak().then(|| resident.peak_without(witness.held_memory())).flatten()
+    Ok(())
 }
 
 /// The blocks that count.
@@ -334,67 +476,6 @@ pub fn block_means(blocks: &[Block], merge: usize, times: impl Fn(&Block) -> &[f
             stats::mean(&steps)
         })
         .collect()
-}
-
-/// Fills, warms up and samples one cell until it has `target` accepted blocks or a reason to stop.
-fn visit(
-    session: &mut dyn Session,
-    state: &mut State,
-    protocol: &Protocol,
-    witness: &mut dyn Witness,
-    round: usize,
-    target: usize,
-) {
-    if let Err(error) = state.input.fill(session) {
-        return fail(state, session, error.into());
-    }
-    let warm = match warm_up(session, &state.input, protocol, state.steps.is_none()) {
-        Ok(warm) => warm,
-        Err(error) => return fail(state, session, error),
-    };
-    let steps = *state.steps.get_or_insert_with(|| {
-        // A hair less, so that 100 ms of 0.5 ms steps are 200 and not 201.
-        let by_time = (protocol.block_min_seconds / warm.step_seconds.max(1e-9) - 1e-6).ceil();
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "bounded just here")]
-        let by_time = by_time.clamp(1.0, 100_000.0) as usize;
-        match state.measured.cell.phase {
-            Phase::Decode => by_time.max(protocol.block_min_steps),
-            Phase::Prefill => by_time,
-        }
-    });
-    if !warm.steady && state.measured.reason.is_none() {
-        state.measured.status = Status::NoSteadyState;
-        state.measured.reason = Some(format!(
-            "still drifting {:+.1} % after {:.1} s of warm-up",
-            warm.drift * 100.0,
-            protocol.warmup_max_seconds
-        ));
-    }
-    let mut retries = 0;
-    while accepted(&state.measured.blocks).count() < target * state.measured.merge {
-        witness.before_block();
-        let block = match take_block(session, &state.input, steps, &mut state.measured.tokens) {
-            Ok(block) => block,
-            Err(error) => return fail(state, session, error),
-        };
-        let testimony = witness.after_block(block.wall_ns / 1e9);
-        state.measured.moved = session.moved();
-        let mut block = Block { visit: round, ..block };
-        testimony.enter(&mut block, protocol.canary_tolerance);
-        let rejected = block.rejected.clone();
-        state.measured.blocks.push(block);
-        match rejected {
-            None => retries = 0,
-            Some(cause) if retries == protocol.max_retries => {
-                state.measured.status = Status::Disturbed;
-                state.measured.reason =
-                    Some(format!("{} blocks in a row rejected; the last: {cause}", retries + 1));
-                state.finished = true;
-                return;
-            }
-            Some(_) => retries += 1,
-        }
-    }
 }
 
 /// The stopping rule, looked at only at the protocol's looks.
@@ -433,39 +514,39 @@ fn look(state: &mut State, protocol: &Protocol, target: usize) {
 }
 
 /// One unwitnessed block of the reference cell, the first decode cell that still works.
-fn visit_reference(session: &mut dyn Session, states: &mut [State], protocol: &Protocol) -> Option<f64> {
+fn visit_reference<V: Visitor>(
+    visitor: &mut V,
+    states: &mut [State],
+    protocol: &Protocol,
+) -> Result<Option<f64>, V::Halt> {
     if protocol.looks.len() == 1 {
-        return None;
+        return Ok(None);
     }
-    let state = states.iter_mut().find(|s| s.measured.cell.phase == Phase::Decode && s.steps.is_some())?;
+    let first = |s: &State| s.measured.cell.phase == Phase::Decode && s.steps.is_some();
+    let Some(index) = states.iter().position(first) else { return Ok(None) };
+    let state = &mut states[index];
+    let Some(steps) = state.steps else { return Ok(None) };
     if matches!(state.measured.status, Status::Oom | Status::Failed | Status::Invalid) {
-        return None;
+        return Ok(None);
     }
-    state.input.fill(session).ok()?;
-    let mut tokens = Vec::new();
-    let steps = state.steps?;
-    take_block(session, &state.input, steps.min(5), &mut tokens).ok()?;
-    let block = take_block(session, &state.input, steps, &mut tokens).ok()?;
-    if state.finished {
-        state.input.release(session);
+    let cell = state.measured.cell.clone();
+    let predicted_ns = visitor.predicted_ns(&cell);
+    let reference = Reference { index, cell, steps, predicted_ns, keep: !state.finished };
+    match visitor.refer(&reference)? {
+        Ok(mean) => Ok(mean),
+        Err(reason) if state.struck => {
+            state.finish(Status::Failed, reason);
+            Ok(None)
+        }
+        Err(_) => {
+            state.struck = true;
+            Ok(None)
+        }
     }
-    let times = judged_times(Phase::Decode, &block);
-    Some(times.iter().sum::<f64>() / times.len() as f64)
 }
 
-/// Ends a cell by a fault; what was measured before stays.
-fn fail(state: &mut State, session: &mut dyn Session, error: BlockError) {
-    state.input.release(session);
-    state.finished = true;
-    let (status, reason) = match error {
-        BlockError::Engine(error @ EngineError::OutOfMemory { .. }) => (Status::Oom, error.to_string()),
-        BlockError::Engine(error) => (Status::Failed, error.to_string()),
-        invalid => (Status::Invalid, invalid.to_string()),
-    };
-    state.measured.status = status;
-    state.measured.reason = Some(reason);
-}
-
+#[cfg(test)]
+use crate::engine::EngineError;
 #[cfg(test)]
 #[path = "protocol_tests.rs"]
 mod tests;

@@ -155,6 +155,7 @@ const ENTRIES: &[Entry] = &[
     entry("INVALID", "", "measured, and not to be trusted; the reason says why"),
     entry("skipped", "", "not run; the reason says why, with the numbers"),
     entry("oom", "", "an allocation failed on the device; the rest went on"),
+    entry("incomplete", "", "the run was stopped before the cell was done; what it has by then is shown"),
     entry(
         "fixed (fit)",
         "step = fixed + KV/bandwidth + batch·each",

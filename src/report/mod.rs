@@ -163,8 +163,10 @@ pub enum Status {
     Skipped,
     /// An allocation failed on the device.
     Oom,
-    /// The engine or the device failed.
+    /// The engine, the device or the process that held it failed.
     Failed,
+    /// The run was stopped before the cell was done; what it has by then is shown.
+    Incomplete,
     /// Computed, not measured.
     Predicted,
 }

@@ -41,6 +41,7 @@ pub fn status_word(status: Status) -> &'static str {
         Status::Skipped => "skipped",
         Status::Oom => "oom",
         Status::Failed => "failed",
+        Status::Incomplete => "incomplete",
         Status::Predicted => "predicted",
     }
 }

@@ -44,7 +44,9 @@ impl Paint {
         let style = match status {
             Status::Ok | Status::Predicted => return text.to_owned(),
             Status::Skipped => Style::new().dimmed(),
-            Status::NotConverged | Status::NoSteadyState | Status::Disturbed => Style::new().yellow(),
+            Status::NotConverged | Status::NoSteadyState | Status::Disturbed | Status::Incomplete => {
+                Style::new().yellow()
+            }
             Status::Invalid | Status::Oom | Status::Failed => Style::new().red().bold(),
         };
         self.with(text, style)

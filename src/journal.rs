@@ -1,0 +1,496 @@
+//! What was measured, written down as it is measured; and a run that goes on where another ended.
+//!
+//! Enters: a [`Header`] (program, configuration, model, plan) and then every order that measured something, with its answer. Leaves: a file
+//! of lines, each `HASH JSON`, where HASH is the sha256 over the hash of the line before and the JSON: no byte can change, and no line go
+//! missing from the middle, unnoticed. A line is synced before the run goes on. What a killed run leaves is therefore a prefix: whole lines,
+//! and at most the beginning of one more, which is dropped with a notice. The hashes are no signature: who wants to forge a journal can.
+//!
+//! A run draws up its schedule from the seed and from the answers so far alone. To go on, it is run again from the start, and
+//! [`Journaled`] answers out of the file for as long as the file lasts.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use crate::config::RunConfig;
+use crate::measure::environment::{BuildEnvironment, Environment};
+use crate::rig::{Answer, Order, Rig};
+use crate::{Observer, RunError, files};
+
+/// The journal's name in a run's folder.
+pub const FILE: &str = "journal.jsonl";
+
+/// Raised when a line changes its meaning.
+const FORMAT: u32 = 1;
+
+/// A journal larger than this is not one of ours.
+const MAX_BYTES: u64 = 4 << 30;
+
+/// The hash before the first line.
+const BEGIN: &[u8] = b"hbmark journal";
+
+/// Hexadecimal digits of a line's hash.
+const HASH_DIGITS: usize = 64;
+
+/// Why a journal cannot be written or gone on with.
+#[derive(Debug, thiserror::Error)]
+pub enum JournalError {
+    #[error("cannot open {path}: {source}")]
+    Open { path: PathBuf, source: std::io::Error },
+    #[error("cannot read {path}: {source}")]
+    Read { path: PathBuf, source: std::io::Error },
+    #[error(
+        "cannot write {path}: {source}; what is in it is safe: make room and go on with `hbmark run --resume {}`",
+        folder_of(path)
+    )]
+    Write { path: PathBuf, source: std::io::Error },
+    #[error("{folder}: another run is writing into this folder; wait for it or choose another one")]
+    Locked { folder: PathBuf },
+    #[error(
+        "{folder} holds an unfinished run of {lines} lines: go on with `hbmark run --resume {folder}`, or remove {path}"
+    )]
+    Unfinished { folder: PathBuf, path: PathBuf, lines: usize },
+    #[error(
+        "{folder} holds no unfinished run: there is no {FILE}; a run removes it when its result is complete, and one without `--out` has none"
+    )]
+    Nothing { folder: PathBuf },
+    #[error(
+        "{path}, line {line}: the checksum does not match: the file was changed or damaged after it was written, and nothing of it is used"
+    )]
+    Damaged { path: PathBuf, line: usize },
+    #[error("{path}, line {line}: written by another version of hbmark: {source}")]
+    Foreign { path: PathBuf, line: usize, source: serde_json::Error },
+    #[error("{path} holds {size} bytes, and a journal is at most {MAX_BYTES}")]
+    TooLarge { path: PathBuf, size: u64 },
+    #[error("cannot go on with {folder}: {what} differs: the run had {was}, this is {is}")]
+    Differs { folder: PathBuf, what: String, was: String, is: String },
+    #[error("{path} does not belong to this plan: it goes on with {was}, the plan with {is}")]
+    AnotherPlan { path: PathBuf, was: String, is: String },
+    #[error("cannot read this program to identify it: {0}")]
+    Program(std::io::Error),
+}
+
+fn folder_of(path: &Path) -> std::path::Display<'_> {
+    path.parent().unwrap_or(path).display()
+}
+
+/// What must be the same for a run to go on.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Header {
+    pub format: u32,
+    pub program: Program,
+    pub command: String,
+    pub config: RunConfig,
+    /// Of the model's dimensions and tensors.
+    pub model_hash: String,
+    /// The cells of the plan, in order.
+    pub cells: Vec<String>,
+}
+
+/// Which program measured.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Program {
+    pub version: String,
+    pub revision: Option<String>,
+    /// sha256 of the executable.
+    pub executable: String,
+}
+
+impl Program {
+    /// This one.
+    ///
+    /// # Errors
+    /// When the executable cannot be read.
+    pub fn this() -> Result<Self, JournalError> {
+        static THIS: std::sync::OnceLock<Program> = std::sync::OnceLock::new();
+        match THIS.get() {
+            Some(known) => Ok(known.clone()),
+            None => Self::read().map(|read| THIS.get_or_init(|| read).clone()),
+        }
+    }
+
+    fn read() -> Result<Self, JournalError> {
+        let mut file = std::env::current_exe().and_then(File::open).map_err(JournalError::Program)?;
+        let mut hasher = Sha256::new();
+        std::io::copy(&mut file, &mut hasher).map_err(JournalError::Program)?;
+        let build = BuildEnvironment::of_this_binary();
+        Ok(Self { version: build.version, revision: build.git_revision, executable: hex(&hasher.finalize()) })
+    }
+
+    /// Holds the program that wrote a journal against another.
+    fn same(&self, folder: &Path, other: &Self) -> Result<(), JournalError> {
+        let revision = |program: &Self| program.revision.clone().unwrap_or_else(|| "unknown".into());
+        same(folder, "the version of hbmark", &self.version, &other.version)?;
+        same(folder, "the git revision of hbmark", &revision(self), &revision(other))?;
+        same(folder, "the executable (sha256)", &self.executable, &other.executable)
+    }
+}
+
+impl Header {
+    /// The header of a run of this program.
+    ///
+    /// # Errors
+    /// When this program cannot be identified.
+    pub fn new(
+        config: &RunConfig,
+        command: &str,
+        model_hash: String,
+        cells: Vec<String>,
+    ) -> Result<Self, JournalError> {
+        let (program, command, config) = (Program::this()?, command.to_owned(), config.clone());
+        Ok(Self { format: FORMAT, program, command, config, model_hash, cells })
+    }
+}
+
+/// Whether two identities are the same.
+///
+/// # Errors
+/// [`JournalError::Differs`], with both.
+pub fn same(folder: &Path, what: &str, was: &str, is: &str) -> Result<(), JournalError> {
+    if was == is {
+        return Ok(());
+    }
+    let (folder, what) = (folder.to_owned(), what.to_owned());
+    Err(JournalError::Differs { folder, what, was: was.to_owned(), is: is.to_owned() })
+}
+
+/// Whether two machines are the same, as far as times depend on them.
+fn same_machine(folder: &Path, was: &Environment, is: &Environment) -> Result<(), JournalError> {
+    let facts = |e: &Environment| {
+        let gpu = e.gpu.as_ref();
+        let text = |value: Option<String>| value.unwrap_or_else(|| "unknown".into());
+        [
+            ("the CPU", text(e.cpu.model.clone())),
+            ("the number of cores", e.cpu.logical_cores.to_string()),
+            ("the number of usable cores", e.cpu.usable_cores.to_string()),
+            ("the memory", text(e.cpu.memory_bytes.map(|bytes| bytes.0.to_string()))),
+            ("the GPU", text(gpu.and_then(|gpu| gpu.name.clone()))),
+            ("the GPU's UUID", text(gpu.and_then(|gpu| gpu.uuid.clone()))),
+            ("the GPU's driver", text(gpu.and_then(|gpu| gpu.driver.clone()))),
+        ]
+    };
+    for ((what, was), (_, is)) in facts(was).into_iter().zip(facts(is)) {
+        same(folder, what, &was, &is)?;
+    }
+    Ok(())
+}
+
+/// An order that measured something, and its answer.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Step {
+    pub order: Order,
+    pub answer: Answer,
+}
+
+/// A journal that is being written, and whose folder nobody else writes into.
+#[derive(Debug)]
+pub struct Journal {
+    folder: PathBuf,
+    path: PathBuf,
+    /// Holds the lock for as long as it is open.
+    file: File,
+    hash: String,
+    length: u64,
+    /// Whether it holds a visit of a cell.
+    measured: bool,
+}
+
+/// A journal as it was found.
+#[derive(Debug)]
+pub struct Found {
+    pub journal: Journal,
+    pub header: Header,
+    pub steps: Vec<Step>,
+    /// What was dropped from its end.
+    pub notice: Option<String>,
+}
+
+impl Journal {
+    /// Begins a journal in a folder.
+    ///
+    /// # Errors
+    /// When another run writes there, when an unfinished one lies there, or when the file cannot be written.
+    pub fn create(folder: &Path, header: &Header) -> Result<Self, JournalError> {
+        let mut journal = Self::lock(folder, true)?;
+        let whole = journal.lines()?.whole;
+        let lines = whole.len();
+        // One that was refused or killed before its first visit has nothing worth going on with.
+        if whole.iter().any(Line::is_visit) {
+            let (folder, path) = (journal.folder, journal.path);
+            return Err(JournalError::Unfinished { folder, path, lines });
+        }
+        journal.cut(0)?;
+        files::sweep(folder);
+        journal.append(header)?;
+        files::sync_folder(folder);
+        Ok(journal)
+    }
+
+    /// Opens the journal that an ended run left.
+    ///
+    /// # Errors
+    /// When there is none, when it is being written, when it is damaged, or when another program wrote it.
+    pub fn reopen(folder: &Path) -> Result<Found, JournalError> {
+        let mut journal = Self::lock(folder, false)?;
+        let Lines { whole, torn } = journal.lines()?;
+        let path = journal.path.clone();
+        let mut whole = whole.into_iter().enumerate().map(|(index, line)| (index + 1, line));
+        let Some((_, first)) = whole.next() else {
+            return Err(JournalError::Nothing { folder: folder.to_owned() });
+        };
+        let foreign = |line, source| JournalError::Foreign { path: path.clone(), line, source };
+        // The program first: another one may have written the rest in another way.
+        let wrote: ProgramOnly = serde_json::from_slice(&first.json).map_err(|source| foreign(1, source))?;
+        wrote.program.same(folder, &Program::this()?)?;
+        let header: Header = serde_json::from_slice(&first.json).map_err(|source| foreign(1, source))?;
+        (journal.hash, journal.length) = (first.hash, first.end);
+        let mut steps = Vec::new();
+        for (number, line) in whole {
+            steps.push(serde_json::from_slice(&line.json).map_err(|source| foreign(number, source))?);
+            (journal.hash, journal.length) = (line.hash, line.end);
+        }
+        let notice = (torn > 0).then(|| {
+            format!("{}: {torn} bytes at the end are an unfinished line and were dropped", path.display())
+        });
+        journal.measured = steps.iter().any(|step: &Step| step.order.is_visit());
+        journal.cut(journal.length)?;
+        files::sweep(folder);
+        Ok(Found { journal, header, steps, notice })
+    }
+
+    /// Opens the journal's file and makes sure that nobody else has it.
+    fn lock(folder: &Path, create: bool) -> Result<Self, JournalError> {
+        let path = folder.join(FILE);
+        let opened = |source: std::io::Error| JournalError::Open { path: path.clone(), source };
+        loop {
+            let file = match File::options().read(true).write(true).create(create).truncate(false).open(&path)
+            {
+                Ok(file) => file,
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                    return Err(JournalError::Nothing { folder: folder.to_owned() });
+                }
+                Err(error) => return Err(opened(error)),
+            };
+            match file.try_lock() {
+                Ok(()) => {}
+                Err(std::fs::TryLockError::WouldBlock) => {
+                    return Err(JournalError::Locked { folder: folder.to_owned() });
+                }
+                Err(std::fs::TryLockError::Error(error)) => return Err(opened(error)),
+            }
+            // A run that ended between the two removed the file that is locked now.
+            if is_at(&file, &path) {
+                let (folder, hash) = (folder.to_owned(), hex(&Sha256::digest(BEGIN)));
+                return Ok(Self { folder, path, file, hash, length: 0, measured: false });
+            }
+        }
+    }
+
+    fn lines(&mut self) -> Result<Lines, JournalError> {
+        let unreadable = |source| JournalError::Read { path: self.path.clone(), source };
+        let size = self.file.metadata().map_err(unreadable)?.len();
+        if size > MAX_BYTES {
+            return Err(JournalError::TooLarge { path: self.path.clone(), size });
+        }
+        let mut bytes = Vec::new();
+        self.file.read_to_end(&mut bytes).map_err(unreadable)?;
+        lines(&bytes).map_err(|line| JournalError::Damaged { path: self.path.clone(), line })
+    }
+
+    /// Forgets everything behind a place.
+    fn cut(&mut self, length: u64) -> Result<(), JournalError> {
+        use std::io::{Seek, SeekFrom};
+        let cut = self.file.set_len(length).and_then(|()| self.file.seek(SeekFrom::Start(length)));
+        cut.map_err(|source| JournalError::Write { path: self.path.clone(), source })?;
+        Ok(())
+    }
+
+    /// Appends a line and waits until it is on the disk.
+    fn append(&mut self, entry: &impl Serialize) -> Result<(), JournalError> {
+        let failed = |source| JournalError::Write { path: self.path.clone(), source };
+        let json = serde_json::to_vec(entry).map_err(|error| failed(error.into()))?;
+        let hash = next_hash(&self.hash, &json);
+        let line = [hash.as_bytes(), b" ", &json, b"\n"].concat();
+        if let Err(source) = self.file.write_all(&line).and_then(|()| self.file.sync_data()) {
+            // Half a line would be dropped later; without it nothing has to be.
+            let _ = self.cut(self.length);
+            return Err(JournalError::Write { path: self.path.clone(), source });
+        }
+        self.length += line.len() as u64;
+        self.hash = hash;
+        Ok(())
+    }
+
+    /// Whether a run can go on from it.
+    #[must_use]
+    pub fn is_worth_keeping(&self) -> bool {
+        self.measured
+    }
+
+    /// Removes the journal of a run whose result is complete and on the disk, or that has none.
+    ///
+    /// # Errors
+    /// When the folder cannot be written.
+    pub fn finish(self) -> Result<(), JournalError> {
+        let Self { folder, path, .. } = &self;
+        std::fs::remove_file(path).map_err(|source| JournalError::Write { path: path.clone(), source })?;
+        files::sync_folder(folder);
+        Ok(())
+    }
+}
+
+/// Only the part of a header that says whether the rest can be read.
+#[derive(Deserialize)]
+struct ProgramOnly {
+    program: Program,
+}
+
+/// A whole line: what it says, its hash, and where it ends.
+struct Line {
+    json: Vec<u8>,
+    hash: String,
+    end: u64,
+}
+
+impl Line {
+    /// Whether it is about a measured cell.
+    fn is_visit(&self) -> bool {
+        #[derive(Deserialize)]
+        struct OrderOnly {
+            order: serde_json::Value,
+        }
+        serde_json::from_slice::<OrderOnly>(&self.json).is_ok_and(|step| step.order.get("visit").is_some())
+    }
+}
+
+struct Lines {
+    whole: Vec<Line>,
+    /// Bytes behind the last whole line.
+    torn: usize,
+}
+
+/// Takes a journal apart; the error is the number of the first line that is not what was written.
+fn lines(bytes: &[u8]) -> Result<Lines, usize> {
+    let (mut whole, mut hash, mut at) = (Vec::new(), hex(&Sha256::digest(BEGIN)), 0);
+    while let Some(length) = bytes[at..].iter().position(|byte| *byte == b'\n') {
+        let line = &bytes[at..at + length];
+        at += length + 1;
+        let damaged = whole.len() + 1;
+        let (said, rest) = line.split_at_checked(HASH_DIGITS).ok_or(damaged)?;
+        let json = rest.strip_prefix(b" ").ok_or(damaged)?;
+        hash = next_hash(&hash, json);
+        if said != hash.as_bytes() {
+            return Err(damaged);
+        }
+        whole.push(Line { json: json.to_vec(), hash: hash.clone(), end: at as u64 });
+    }
+    Ok(Lines { whole, torn: bytes.len() - at })
+}
+
+fn next_hash(before: &str, json: &[u8]) -> String {
+    hex(&Sha256::new().chain_update(before).chain_update(json).finalize())
+}
+
+fn hex(bytes: &[u8]) -> String {
+    use std::fmt::Write;
+    bytes.iter().fold(String::with_capacity(2 * bytes.len()), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
+
+/// Whether a file is the one that a path leads to.
+fn is_at(file: &File, path: &Path) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    let same = |a: &std::fs::Metadata, b: &std::fs::Metadata| (a.dev(), a.ino()) == (b.dev(), b.ino());
+    matches!((file.metadata(), path.metadata()), (Ok(a), Ok(b)) if same(&a, &b))
+}
+
+/// A rig that answers out of a journal for as long as it lasts, and writes down what another one answers after that.
+#[derive(Debug)]
+pub struct Journaled<R> {
+    rig: R,
+    journal: Journal,
+    replay: VecDeque<Step>,
+}
+
+impl<R: Rig> Journaled<R> {
+    /// A rig whose answers are written into a journal, after those that are there.
+    pub fn new(rig: R, journal: Journal, steps: Vec<Step>) -> Self {
+        Self { rig, journal, replay: steps.into() }
+    }
+
+    /// Asks whether this is the machine of the answers that are there.
+    ///
+    /// # Errors
+    /// [`JournalError::Differs`], with both; and when the machine cannot be looked at.
+    pub fn check_machine(&mut self, observer: &mut dyn Observer) -> Result<(), RunError> {
+        let begun = self.replay.iter().find_map(|step| match &step.answer {
+            Answer::Begun(begun) => Some(begun.environment.clone()),
+            _ => None,
+        });
+        let Some(was) = begun else { return Ok(()) };
+        match self.rig.ask(&Order::Look, observer)? {
+            Answer::Looked(is) => Ok(same_machine(&self.journal.folder, &was, &is)?),
+            Answer::Refused { reason } | Answer::Lost { reason } => Err(RunError::Refused { reason }),
+            _ => Ok(()),
+        }
+    }
+
+    /// The journal, when the run is over.
+    #[must_use]
+    pub fn into_journal(self) -> Journal {
+        self.journal
+    }
+}
+
+impl<R: Rig> Rig for Journaled<R> {
+    fn ask(&mut self, order: &Order, observer: &mut dyn Observer) -> Result<Answer, RunError> {
+        if !order.measures() {
+            if self.replay.is_empty() {
+                return self.rig.ask(order, observer);
+            }
+            self.rig.assume(order, &Answer::Done);
+            return Ok(Answer::Done);
+        }
+        if let Some(step) = self.replay.pop_front() {
+            if step.order != *order {
+                let (was, is) = (step.order.doing(), order.doing());
+                let path = self.journal.path.clone();
+                return Err(JournalError::AnotherPlan { path, was, is }.into());
+            }
+            self.rig.assume(order, &step.answer);
+            return Ok(step.answer);
+        }
+        let answer = self.rig.ask(order, observer)?;
+        // What nobody can do is no measurement: a run that goes on asks again.
+        if !matches!(answer, Answer::Refused { .. }) {
+            self.journal.append(&StepRef { order, answer: &answer })?;
+            self.journal.measured |= order.is_visit();
+        }
+        Ok(answer)
+    }
+
+    fn assume(&mut self, order: &Order, answer: &Answer) {
+        self.rig.assume(order, answer);
+    }
+
+    fn renews(&self) -> bool {
+        self.rig.renews()
+    }
+}
+
+/// A [`Step`] as it is written.
+#[derive(Serialize)]
+struct StepRef<'a> {
+    order: &'a Order,
+    answer: &'a Answer,
+}
+
+#[cfg(test)]
+#[path = "journal_tests.rs"]
+mod tests;

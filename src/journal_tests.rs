@@ -1,0 +1,247 @@
+//! A journal tells the truth or says that it does not. Runs are those of the scripted rig, whose times are exact.
+
+use super::*;
+use crate::report::{CellResult, Report, Status};
+use crate::rig::tests::{Scripted, config, model, steady};
+use crate::{Finished, Silent};
+
+fn settings() -> RunConfig {
+    config("native", &[1, 2], &[64])
+}
+
+fn header() -> Header {
+    let (config, model) = (settings(), model());
+    let cells = crate::planned(&config, &model);
+    Header::new(&config, "hbmark run", crate::model_hash(&config, &model), cells).unwrap()
+}
+
+fn rig() -> Scripted {
+    Scripted::new(&settings(), steady(10.0))
+}
+
+fn run(rig: &mut dyn Rig) -> Result<Finished, RunError> {
+    crate::benchmark(rig, &settings(), &model(), "hbmark run", &mut Silent)
+}
+
+/// The bytes of a run's whole journal, and its result.
+fn whole() -> (Vec<u8>, Report) {
+    let folder = tempfile::tempdir().unwrap();
+    let journal = Journal::create(folder.path(), &header()).unwrap();
+    let finished = run(&mut Journaled::new(rig(), journal, Vec::new())).unwrap();
+    (std::fs::read(folder.path().join(FILE)).unwrap(), finished.report)
+}
+
+/// A folder with a journal of these bytes.
+fn folder(bytes: &[u8]) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join(FILE), bytes).unwrap();
+    folder
+}
+
+/// Everything of a cell but when its blocks were taken.
+fn without_clock(cell: &CellResult) -> CellResult {
+    let mut cell = cell.clone();
+    for block in &mut cell.blocks {
+        block.at_ns = 0.0;
+    }
+    CellResult { memory_peak_bytes: None, ..cell }
+}
+
+fn cells(report: &Report) -> Vec<CellResult> {
+    report.cells.iter().map(without_clock).collect()
+}
+
+fn ends(bytes: &[u8]) -> Vec<usize> {
+    (1..=bytes.len()).filter(|&end| bytes[end - 1] == b'\n').collect()
+}
+
+#[test]
+fn a_run_killed_at_any_line_goes_on_to_the_same_result() {
+    let (bytes, uninterrupted) = whole();
+    let ends = ends(&bytes);
+    assert!(ends.len() > 8, "{} lines", ends.len());
+    for (lines, &end) in ends.iter().enumerate() {
+        let folder = folder(&bytes[..end]);
+        let found = Journal::reopen(folder.path()).unwrap();
+        assert_eq!((found.steps.len(), found.notice), (lines, None));
+        let mut journaled = Journaled::new(rig(), found.journal, found.steps);
+        journaled.check_machine(&mut Silent).unwrap();
+        let finished = run(&mut journaled).unwrap();
+        assert_eq!(cells(&finished.report), cells(&uninterrupted), "after {lines} lines");
+        assert_eq!(finished.report.warnings, uninterrupted.warnings);
+        // What was measured after that is in the journal as well.
+        let again = std::fs::read(folder.path().join(FILE)).unwrap();
+        assert_eq!(super::lines(&again).unwrap().whole.len(), ends.len());
+        assert_eq!(again[..end], bytes[..end]);
+    }
+}
+
+#[test]
+fn a_whole_journal_is_a_whole_result_without_measuring() {
+    let (bytes, uninterrupted) = whole();
+    let folder = folder(&bytes);
+    let found = Journal::reopen(folder.path()).unwrap();
+    let idle = rig().losing(|_, order| panic!("{} was measured again", order.doing()));
+    let finished = run(&mut Journaled::new(idle, found.journal, found.steps)).unwrap();
+    assert_eq!(cells(&finished.report), cells(&uninterrupted));
+    assert_eq!(finished.report.cells[0].blocks, uninterrupted.cells[0].blocks, "to the nanosecond");
+}
+
+#[test]
+fn a_line_cut_anywhere_is_dropped_with_a_notice() {
+    let (bytes, _) = whole();
+    let ends = ends(&bytes);
+    let (before, last) = (ends[ends.len() - 2], ends[ends.len() - 1]);
+    for cut in before + 1..last {
+        let lines = lines(&bytes[..cut]).unwrap();
+        assert_eq!((lines.whole.len(), lines.torn), (ends.len() - 1, cut - before));
+    }
+    for cut in [before + 1, last - 1] {
+        let folder = folder(&bytes[..cut]);
+        let found = Journal::reopen(folder.path()).unwrap();
+        assert_eq!(found.steps.len(), ends.len() - 2);
+        let notice = found.notice.unwrap();
+        assert!(
+            notice.contains(&format!("{} bytes at the end are an unfinished line", cut - before)),
+            "{notice}"
+        );
+        drop(found.journal);
+        assert_eq!(std::fs::read(folder.path().join(FILE)).unwrap(), bytes[..before]);
+    }
+}
+
+#[test]
+fn a_flipped_byte_anywhere_is_found_or_shortens_the_journal_with_a_notice() {
+    let (bytes, _) = whole();
+    // Three lines hold every kind of byte: hash, space, text, line end; and the beginning of the middle of a chain.
+    let bytes = &bytes[..ends(&bytes)[2]];
+    let truth: Vec<Vec<u8>> = lines(bytes).unwrap().whole.into_iter().map(|line| line.json).collect();
+    for at in 0..bytes.len() {
+        for bit in [0x01, 0x20, 0x80] {
+            let mut flipped = bytes.to_vec();
+            flipped[at] ^= bit;
+            match lines(&flipped) {
+                Err(line) => assert!(line <= truth.len()),
+                // Only the last line's end can become something else: then the line is dropped, and said so.
+                Ok(lines) => {
+                    assert_eq!(at, bytes.len() - 1, "byte {at}");
+                    assert!(lines.torn > 0);
+                    let found: Vec<Vec<u8>> = lines.whole.into_iter().map(|line| line.json).collect();
+                    assert_eq!(found, truth[..truth.len() - 1]);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn lines_cannot_be_left_out_or_exchanged() {
+    let (bytes, _) = whole();
+    let ends = ends(&bytes);
+    let line = |n: usize| &bytes[ends[n - 1]..ends[n]];
+    let first = &bytes[..ends[0]];
+    assert_eq!(lines(&[first, line(2)].concat()).err(), Some(2), "one is missing");
+    assert_eq!(lines(&[first, line(2), line(1)].concat()).err(), Some(2), "two are exchanged");
+    assert_eq!(lines(&[first, line(1), line(1)].concat()).err(), Some(3), "one is there twice");
+    assert_eq!(lines(line(1)).err(), Some(1), "the header is missing");
+}
+
+#[test]
+fn a_damaged_journal_is_refused_with_the_line() {
+    let (mut bytes, _) = whole();
+    let at = ends(&bytes)[1] + 100;
+    bytes[at] ^= 1;
+    let folder = folder(&bytes);
+    let error = Journal::reopen(folder.path()).unwrap_err().to_string();
+    assert!(error.contains("journal.jsonl, line 3: the checksum does not match"), "{error}");
+}
+
+#[test]
+fn a_stopped_run_goes_on_and_a_finished_one_leaves_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let journal = Journal::create(folder.path(), &header()).unwrap();
+    let stopping = rig().losing(|asked, _| (asked == 5).then_some(Err(2)));
+    let mut journaled = Journaled::new(stopping, journal, Vec::new());
+    let stopped = run(&mut journaled).unwrap();
+    assert_eq!(stopped.stopped, Some(2));
+    assert!(stopped.report.cells.iter().any(|cell| cell.status == Status::Incomplete));
+    drop(journaled);
+    let found = Journal::reopen(folder.path()).unwrap();
+    assert_eq!(found.steps.len(), 4);
+    let mut journaled = Journaled::new(rig(), found.journal, found.steps);
+    assert_eq!(cells(&run(&mut journaled).unwrap().report), cells(&whole().1));
+    journaled.into_journal().finish().unwrap();
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+    let error = Journal::reopen(folder.path()).unwrap_err().to_string();
+    assert!(error.contains("holds no unfinished run"), "{error}");
+}
+
+#[test]
+fn a_loss_is_remembered_across_runs() {
+    let second_cell = |order: &Order| matches!(order, Order::Visit { visit, .. } if visit.cell.batch == 2);
+    let losing = move || rig().losing(move |_, order| second_cell(order).then(|| Ok("gone".into())));
+    let folder = tempfile::tempdir().unwrap();
+    let journal = Journal::create(folder.path(), &header()).unwrap();
+    let mut journaled = Journaled::new(losing(), journal, Vec::new());
+    let lost = run(&mut journaled).unwrap().report;
+    assert_eq!(lost.cells[1].status, Status::Failed);
+    drop(journaled);
+    let bytes = std::fs::read(folder.path().join(FILE)).unwrap();
+    for end in ends(&bytes) {
+        let folder = self::folder(&bytes[..end]);
+        let found = Journal::reopen(folder.path()).unwrap();
+        let report = run(&mut Journaled::new(losing(), found.journal, found.steps)).unwrap().report;
+        assert_eq!(cells(&report), cells(&lost));
+    }
+}
+
+#[test]
+fn a_folder_has_one_writer_and_an_unfinished_run_is_not_overwritten() {
+    let folder = self::folder(&whole().0);
+    let found = Journal::reopen(folder.path()).unwrap();
+    for second in [Journal::create(folder.path(), &header()).err(), Journal::reopen(folder.path()).err()] {
+        let error = second.unwrap().to_string();
+        assert!(error.contains("another run is writing into this folder"), "{error}");
+    }
+    drop(found);
+    let error = Journal::create(folder.path(), &header()).unwrap_err().to_string();
+    assert!(error.contains("holds an unfinished run") && error.contains("--resume"), "{error}");
+}
+
+#[test]
+fn a_run_that_measured_no_cell_is_started_over() {
+    let (bytes, _) = whole();
+    let folder = self::folder(&bytes[..ends(&bytes)[2]]);
+    let journal = Journal::create(folder.path(), &header()).unwrap();
+    assert!(!journal.is_worth_keeping());
+    drop(journal);
+    assert_eq!(ends(&std::fs::read(folder.path().join(FILE)).unwrap()).len(), 1, "a header again");
+}
+
+#[test]
+fn what_differs_is_named_with_both_values() {
+    let folder = Path::new("results");
+    let (was, mut is) = (Program::this().unwrap(), Program::this().unwrap());
+    is.executable = "0000".into();
+    let error = was.same(folder, &is).unwrap_err().to_string();
+    assert!(error.contains("the executable (sha256) differs") && error.contains("this is 0000"), "{error}");
+    assert!(error.contains(&was.executable));
+    let here = crate::report::hand_made::report().environment;
+    let mut there = here.clone();
+    there.cpu.logical_cores += 1;
+    let error = same_machine(folder, &here, &there).unwrap_err().to_string();
+    assert!(error.contains("the number of cores differs: the run had"), "{error}");
+    same_machine(folder, &here, &here).unwrap();
+}
+
+#[test]
+fn a_journal_of_another_plan_is_not_gone_on_with() {
+    let (bytes, _) = whole();
+    let folder = folder(&bytes);
+    let found = Journal::reopen(folder.path()).unwrap();
+    let other = RunConfig { depth: crate::config::Depth::Quick, ..settings() };
+    let mut rig = Journaled::new(Scripted::new(&other, steady(10.0)), found.journal, found.steps);
+    let error =
+        crate::benchmark(&mut rig, &other, &model(), "hbmark run", &mut Silent).unwrap_err().to_string();
+    assert!(error.contains("does not belong to this plan"), "{error}");
+}

@@ -1,0 +1,265 @@
+//! One visit of one cell: fill, warm up, take blocks.
+//!
+//! Enters: a session, a witness and a [`Visit`] that says which cell and how many blocks are wanted. Leaves: a [`Visited`], plain data
+//! that can cross a process boundary or lie in a file. It knows no other cell, no order and no stopping rule.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::block::{BlockError, CellInput, Warm, take_block, warm_up};
+use super::memory;
+use super::protocol::{Protocol, Witness, judged_times};
+use crate::engine::{EngineError, Session};
+use crate::plan::Cell;
+use crate::report::{Block, Phase, Status};
+use crate::units::Bytes;
+
+/// What is wanted of a visit.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Visit {
+    /// The cell's place in the run, from which its tokens are drawn.
+    pub index: usize,
+    pub cell: Cell,
+    pub round: usize,
+    /// Accepted blocks to take.
+    pub wanted: usize,
+    /// Steps in a block, once a first visit has found them.
+    pub steps: Option<usize>,
+    /// The cell's greedy tokens, once a first block has shown them.
+    pub tokens: Vec<u32>,
+    /// A step by the roofline: from it a supervisor learns how long silence may last.
+    pub predicted_ns: Option<f64>,
+    /// A canary further off than this rejects a block.
+    pub canary_tolerance: f64,
+    /// Leave the cell's KV where it is for the next visit.
+    pub keep: bool,
+}
+
+/// What a visit brought.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Visited {
+    pub blocks: Vec<Block>,
+    pub steps: Option<usize>,
+    pub tokens: Vec<u32>,
+    pub moved: Option<Bytes>,
+    pub peak_memory: Option<Bytes>,
+    /// Relative drift of a warm-up that never became steady.
+    pub unsteady: Option<f64>,
+    /// Why nothing more can be had of the cell.
+    pub end: Option<End>,
+}
+
+impl Visited {
+    /// A visit from which nobody came back.
+    #[must_use]
+    pub fn lost(reason: String) -> Self {
+        Self {
+            end: Some(End { status: Status::Failed, reason, fault: Some(Fault::Lost) }),
+            ..Self::default()
+        }
+    }
+
+    /// Whether the session that made it can no longer be trusted.
+    #[must_use]
+    pub fn taints(&self) -> bool {
+        self.end.as_ref().is_some_and(|end| end.fault.is_some())
+    }
+}
+
+/// How a cell ended before it had all its blocks.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct End {
+    pub status: Status,
+    pub reason: String,
+    /// What the session suffered, where it suffered.
+    pub fault: Option<Fault>,
+}
+
+/// What may have happened to a session beyond the cell that was being measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Fault {
+    /// An allocation failed: the pool may be in pieces.
+    OutOfMemory,
+    /// The device failed. After most of CUDA's errors every later call of the process fails too.
+    Device,
+    /// The process that held the session is gone, or does not answer.
+    Lost,
+}
+
+impl Fault {
+    /// Whether the same cell may succeed in a fresh process; what does not fit will not fit there either.
+    #[must_use]
+    pub fn may_pass(self) -> bool {
+        matches!(self, Self::Device | Self::Lost)
+    }
+}
+
+/// A block of the reference cell that no witness watches.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Reference {
+    pub index: usize,
+    pub cell: Cell,
+    pub steps: usize,
+    pub predicted_ns: Option<f64>,
+    pub keep: bool,
+}
+
+/// Is told, outside of what is timed, for how many seconds nothing more may be heard if all goes as predicted.
+pub type Busy<'a> = &'a mut dyn FnMut(f64);
+
+/// The inputs of a session's cells, and which of them were warmed up in it.
+#[derive(Debug, Default)]
+pub struct Inputs {
+    inputs: BTreeMap<usize, CellInput>,
+    warmed: std::collections::BTreeSet<usize>,
+}
+
+impl Inputs {
+    /// The input of a cell, made when it is first asked for.
+    pub fn of(
+        &mut self,
+        session: &dyn Session,
+        protocol: &Protocol,
+        index: usize,
+        cell: &Cell,
+    ) -> &mut CellInput {
+        self.inputs.entry(index).or_insert_with(|| {
+            let vocab = session.architecture().vocab_size;
+            CellInput::new(cell, index, protocol.seed, vocab).filled_by(protocol.kv)
+        })
+    }
+
+    /// Frees the KV of a cell.
+    pub fn release(&mut self, session: &mut dyn Session, index: usize) {
+        if let Some(input) = self.inputs.get_mut(&index) {
+            input.release(session);
+        }
+    }
+
+    /// Visits a cell.
+    pub fn visit(
+        &mut self,
+        session: &mut dyn Session,
+        witness: &mut dyn Witness,
+        protocol: &Protocol,
+        visit: &Visit,
+        busy: Busy<'_>,
+    ) -> Visited {
+        peak_memory(session, witness);
+        let mut visited = Visited { steps: visit.steps, tokens: visit.tokens.clone(), ..Visited::default() };
+        let whole = self.warmed.insert(visit.index);
+        let input = self.of(session, protocol, visit.index, &visit.cell);
+        if let Err(error) = sample(session, witness, protocol, visit, input, whole, &mut visited, busy) {
+            input.release(session);
+            visited.end = Some(end_of(&error));
+        }
+        visited.peak_memory = peak_memory(session, witness);
+        if !visit.keep {
+            self.release(session, visit.index);
+        }
+        visited
+    }
+
+    /// The mean step of one unwitnessed block, in nanoseconds; `None` where it cannot be had.
+    pub fn refer(
+        &mut self,
+        session: &mut dyn Session,
+        protocol: &Protocol,
+        reference: &Reference,
+        busy: Busy<'_>,
+    ) -> Option<f64> {
+        let input = self.of(session, protocol, reference.index, &reference.cell);
+        let expected = seconds(reference.predicted_ns);
+        busy(expected * (reference.cell.context + 2 * reference.steps) as f64);
+        input.fill(session).ok()?;
+        let mut tokens = Vec::new();
+        take_block(session, input, reference.steps.min(5), &mut tokens).ok()?;
+        let block = take_block(session, input, reference.steps, &mut tokens).ok()?;
+        if !reference.keep {
+            input.release(session);
+        }
+        let times = judged_times(Phase::Decode, &block);
+        Some(times.iter().sum::<f64>() / times.len() as f64)
+    }
+}
+
+fn seconds(predicted_ns: Option<f64>) -> f64 {
+    predicted_ns.unwrap_or(0.0) / 1e9
+}
+
+/// Fills, warms up and takes blocks until the visit has what it wants or a reason to stop.
+#[expect(clippy::too_many_arguments, reason = "the parts of a session, which are borrowed apart")]
+fn sample(
+    session: &mut dyn Session,
+    witness: &mut dyn Witness,
+    protocol: &Protocol,
+    visit: &Visit,
+    input: &mut CellInput,
+    whole: bool,
+    visited: &mut Visited,
+    busy: Busy<'_>,
+) -> Result<(), BlockError> {
+    let expected = seconds(visit.predicted_ns);
+    busy(expected * visit.cell.context as f64);
+    input.fill(session)?;
+    let warm = warm_up(session, input, protocol, whole, &mut || busy(expected))?;
+    let steps = *visited.steps.get_or_insert_with(|| steps_of(visit.cell.phase, &warm, protocol));
+    visited.unsteady = (!warm.steady).then_some(warm.drift);
+    let (mut taken, mut retries) = (0, 0);
+    while taken < visit.wanted {
+        busy(expected.max(warm.step_seconds) * steps as f64);
+        witness.before_block();
+        let block = take_block(session, input, steps, &mut visited.tokens)?;
+        let testimony = witness.after_block(block.wall_ns / 1e9);
+        visited.moved = session.moved();
+        let mut block = Block { visit: visit.round, ..block };
+        testimony.enter(&mut block, visit.canary_tolerance);
+        let rejected = block.rejected.clone();
+        visited.blocks.push(block);
+        match rejected {
+            None => (taken, retries) = (taken + 1, 0),
+            Some(cause) if retries == protocol.max_retries => {
+                let reason = format!("{} blocks in a row rejected; the last: {cause}", retries + 1);
+                visited.end = Some(End { status: Status::Disturbed, reason, fault: None });
+                return Ok(());
+            }
+            Some(_) => retries += 1,
+        }
+    }
+    Ok(())
+}
+
+/// Steps in a block, from the first warm-up on.
+fn steps_of(phase: Phase, warm: &Warm, protocol: &Protocol) -> usize {
+    // A hair less, so that 100 ms of 0.5 ms steps are 200 and not 201.
+    let by_time = (protocol.block_min_seconds / warm.step_seconds.max(1e-9) - 1e-6).ceil();
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "bounded just here")]
+    let by_time = by_time.clamp(1.0, 100_000.0) as usize;
+    match phase {
+        Phase::Decode => by_time.max(protocol.block_min_steps),
+        Phase::Prefill => by_time,
+    }
+}
+
+/// What a fault means to its cell and to the session.
+fn end_of(error: &BlockError) -> End {
+    let (status, fault) = match error {
+        BlockError::Engine(EngineError::OutOfMemory { .. }) => (Status::Oom, Some(Fault::OutOfMemory)),
+        BlockError::Engine(EngineError::Device { .. }) => (Status::Failed, Some(Fault::Device)),
+        BlockError::Engine(_) => (Status::Failed, None),
+        BlockError::TokensChanged { .. } | BlockError::ClocksDisagree { .. } => (Status::Invalid, None),
+    };
+    End { status, reason: error.to_string(), fault }
+}
+
+/// The most memory in use since the last call: the device's own count, or on a CPU the resident set of this process less what the
+/// witness holds of it, where the system lets its high-water mark be reset.
+fn peak_memory(session: &mut dyn Session, witness: &dyn Witness) -> Option<Bytes> {
+    if session.capabilities().device != "cpu" {
+        return session.memory().peak;
+    }
+    let resident = memory::resident();
+    memory::reset_peak().then(|| resident.peak_without(witness.held_memory())).flatten()
+}

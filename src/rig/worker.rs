@@ -1,0 +1,164 @@
+//! The process that owns the device.
+//!
+//! Enters: calls on stdin. Leaves: words on what was stdout; whatever a library prints there goes to stderr instead. It does nothing
+//! unasked and ends when its supervisor does: by the kernel's signal, or at the end of its stdin.
+
+use std::io::{BufReader, Write};
+use std::time::Instant;
+
+use super::fault::{Now, Planted, Suffering};
+use super::wire::{self, Call, Program, Word};
+use super::{Answer, Local, Order, Rig};
+use crate::config::RunConfig;
+use crate::measure::protocol::Event;
+use crate::units::Bytes;
+use crate::{Observer, RunError};
+
+/// The hidden subcommand that starts a worker.
+pub const WORKER_ARGUMENT: &str = "__worker";
+
+/// Words that only say that all is well are not sent more often than this.
+const QUIET_SECONDS: f64 = 1.0;
+
+/// Why a worker ends otherwise than by being told to.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    #[error("`{WORKER_ARGUMENT}` is how hbmark starts the process that owns the device; use `hbmark run`")]
+    NotAsked,
+    #[error("the pipes to the supervisor broke: {0}")]
+    Pipe(#[from] std::io::Error),
+}
+
+/// Whether this process was started as a worker.
+#[must_use]
+pub fn is_asked() -> bool {
+    std::env::args_os().nth(1).is_some_and(|argument| argument == WORKER_ARGUMENT)
+}
+
+/// Serves orders until stdin ends.
+///
+/// # Errors
+/// When it was not started by a supervisor, or the pipes break.
+pub fn serve() -> Result<(), ServeError> {
+    let (mut input, mut out) = (BufReader::new(std::io::stdin()), take_stdout()?);
+    let Ok(Some(Call::Hello { program, parent, workers, config })) = wire::read(&mut input) else {
+        return Err(ServeError::NotAsked);
+    };
+    if !die_with(parent) {
+        return Ok(());
+    }
+    crate::threads::limit(config.threads);
+    wire::write(&mut out, &Word::Hello { program: Program::this() })?;
+    if program != Program::this() {
+        return Ok(());
+    }
+    work(&mut input, &mut out, &config, workers)
+}
+
+fn work(
+    input: &mut impl std::io::BufRead,
+    out: &mut impl Write,
+    config: &RunConfig,
+    workers: usize,
+) -> Result<(), ServeError> {
+    let model = crate::model::open(&config.model, config.revision.as_deref(), config.seed);
+    let mut rig = model.map(|model| Local::new(config, model.into())).map_err(|error| error.to_string());
+    let planted = Planted::from_environment();
+    let now = Now::default();
+    let fault = planted.as_ref().ok().cloned().flatten().and_then(|fault| fault.of_worker(workers));
+    if let (Ok(rig), Some(fault)) = (&mut rig, &fault) {
+        rig.wrap({
+            let (fault, now) = (fault.clone(), now.clone());
+            Box::new(move |session| Box::new(Suffering { session, fault: fault.clone(), now: now.clone() }))
+        });
+    }
+    while let Some(call) = wire::read(input)? {
+        let Call::Order(order) = call else { return Err(ServeError::NotAsked) };
+        if let Some(fault) = &fault {
+            fault.strike_at(&order);
+            now.visits(&order);
+        }
+        let mut told = Told { out: &mut *out, last: Instant::now(), promised: -1.0, broken: None };
+        let answer = match (&mut rig, &planted) {
+            (_, Err(reason)) => Answer::Refused { reason: reason.clone() },
+            (Err(reason), _) => Answer::Refused { reason: reason.clone() },
+            (Ok(rig), Ok(_)) => answer(rig, &order, &mut told),
+        };
+        if let Some(broken) = told.broken {
+            return Err(broken.into());
+        }
+        let answer = match (answer, &planted) {
+            (Answer::Begun(mut begun), Ok(Some(fault))) => {
+                begun.warnings.push(fault.warning());
+                Answer::Begun(begun)
+            }
+            (answer, _) => answer,
+        };
+        wire::write(out, &Word::Answer(Box::new(answer)))?;
+    }
+    Ok(())
+}
+
+fn answer(rig: &mut Local, order: &Order, told: &mut dyn Observer) -> Answer {
+    rig.ask(order, told).unwrap_or_else(|error: RunError| Answer::Refused { reason: error.to_string() })
+}
+
+/// Sends on what an observer is told.
+struct Told<'a, W: Write> {
+    out: &'a mut W,
+    last: Instant,
+    /// The longest silence that was announced last.
+    promised: f64,
+    broken: Option<std::io::Error>,
+}
+
+impl<W: Write> Told<'_, W> {
+    fn say(&mut self, word: &Word) {
+        if self.broken.is_none() {
+            self.broken = wire::write(self.out, word).err();
+        }
+        self.last = Instant::now();
+    }
+
+    fn quiet(&self) -> bool {
+        self.last.elapsed().as_secs_f64() < QUIET_SECONDS
+    }
+}
+
+impl<W: Write> Observer for Told<'_, W> {
+    fn stage(&mut self, what: &str) {
+        self.say(&Word::Stage { what: what.to_owned() });
+    }
+    fn loaded(&mut self, done: Bytes, total: Bytes) {
+        // A bar wants a few words a second.
+        if self.last.elapsed().as_secs_f64() >= QUIET_SECONDS / 10.0 || done >= total {
+            self.say(&Word::Loaded { done: done.0, total: total.0 });
+        }
+    }
+    fn event(&mut self, _event: Event<'_>) {}
+    fn busy(&mut self, seconds: f64) {
+        // A prediction that is no number is none.
+        let seconds = if seconds.is_finite() { seconds } else { 0.0 };
+        if seconds > self.promised || !self.quiet() {
+            self.promised = seconds;
+            self.say(&Word::Busy { seconds });
+        }
+    }
+}
+
+/// Stdout as a file of our own; what others print there goes to stderr from now on.
+fn take_stdout() -> std::io::Result<std::fs::File> {
+    use std::os::fd::AsFd;
+    let own = std::io::stdout().as_fd().try_clone_to_owned()?;
+    rustix::stdio::dup2_stdout(std::io::stderr())?;
+    Ok(own.into())
+}
+
+/// Asks the kernel to end this process with the one that started it; `false` when that one is gone already.
+fn die_with(parent: u32) -> bool {
+    #[cfg(target_os = "linux")]
+    if rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL)).is_err() {
+        // The end of stdin remains.
+    }
+    std::os::unix::process::parent_id() == parent
+}

@@ -1,0 +1,167 @@
+//! Runs that end early and go on; and folders that cannot be written, or are written by somebody else.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
+
+mod runs;
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use runs::{
+    RESULTS, cells, clean, essence, hanging, hbmark, journal_lines, names, program, report, run, signal,
+    statuses, stderr,
+};
+
+fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+/// A folder with a run that was killed with its worker.
+fn killed() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut child, ..) = hanging(folder.path(), &["--format", "json"]);
+    signal(child.id(), "KILL");
+    child.wait().unwrap();
+    folder
+}
+
+fn resume(folder: &Path) -> Command {
+    let mut command = hbmark();
+    command.args(["run", "--format", "json", "--resume", text(folder)]);
+    command
+}
+
+fn refused(output: &Output, parts: &[&str]) {
+    let said = stderr(output);
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(output.stdout.is_empty());
+    for part in parts {
+        assert!(said.contains(part), "`{part}` is not in: {said}");
+    }
+}
+
+#[test]
+fn a_killed_run_goes_on_to_what_an_uninterrupted_one_gives() {
+    let folder = killed();
+    assert_eq!(names(folder.path()), ["journal.jsonl"], "no result, and nothing that looks like one");
+    // What a killed writer leaves.
+    std::fs::write(folder.path().join(".hbmark-x.unfinished"), "half a res").unwrap();
+    let output = resume(folder.path()).output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    assert!(stderr(&output).contains("going on after "), "{}", stderr(&output));
+    assert_eq!(essence(&report(&output)), essence(&report(&run().output().unwrap())));
+    assert!(statuses(&report(&output)).iter().all(|(_, status, _)| status == "ok"));
+    assert_eq!(names(folder.path()), RESULTS, "a whole result needs no journal");
+    refused(&resume(folder.path()).output().unwrap(), &["holds no unfinished run", "journal.jsonl"]);
+}
+
+#[test]
+fn a_line_that_was_being_written_is_dropped_and_said() {
+    let folder = killed();
+    let journal = folder.path().join("journal.jsonl");
+    let mut bytes = std::fs::read(&journal).unwrap();
+    bytes.truncate(bytes.len() - 7);
+    std::fs::write(&journal, &bytes).unwrap();
+    let output = resume(folder.path()).output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    assert!(stderr(&output).contains("are an unfinished line and were dropped"), "{}", stderr(&output));
+}
+
+#[test]
+fn a_changed_byte_is_refused_with_its_line() {
+    let folder = killed();
+    let journal = folder.path().join("journal.jsonl");
+    let mut bytes = std::fs::read(&journal).unwrap();
+    let second = bytes.iter().position(|byte| *byte == b'\n').unwrap() + 80;
+    bytes[second] ^= 1;
+    std::fs::write(&journal, &bytes).unwrap();
+    refused(
+        &resume(folder.path()).output().unwrap(),
+        &["journal.jsonl, line 2", "the checksum does not match"],
+    );
+    assert_eq!(std::fs::read(&journal).unwrap(), bytes, "and nothing is repaired");
+}
+
+#[test]
+fn other_settings_are_refused_with_both_values_and_the_same_ones_are_not() {
+    let folder = killed();
+    let other = resume(folder.path()).args(["--batch", "1,9"]).output().unwrap();
+    refused(&other, &["--batch differs", "the run had [1,2]", "this is [1,9]"]);
+    let other = resume(folder.path()).env("HBMARK_ENGINE", "native").output().unwrap();
+    refused(&other, &["--engine differs", "stock", "native"]);
+    let same = resume(folder.path()).args(["--batch", "1,2", "--smoke"]).output().unwrap();
+    assert_eq!(same.status.code(), Some(0), "{}", stderr(&same));
+}
+
+#[test]
+fn another_program_is_refused_with_both_hashes() {
+    let folder = killed();
+    let elsewhere = tempfile::tempdir().unwrap();
+    let other = elsewhere.path().join("hbmark");
+    std::fs::copy(program(), &other).unwrap();
+    let mut file = std::fs::File::options().append(true).open(&other).unwrap();
+    std::io::Write::write_all(&mut file, b"one byte more").unwrap();
+    drop(file);
+    let output = clean(&other).args(["run", "--resume", text(folder.path())]).output().unwrap();
+    refused(&output, &["the executable (sha256) differs: the run had ", "this is "]);
+}
+
+#[test]
+fn a_folder_has_one_run_at_a_time_and_an_unfinished_one_is_kept() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut child, ..) = hanging(folder.path(), &["--format", "json"]);
+    let second = run().args(["--out", text(folder.path())]).output().unwrap();
+    refused(&second, &["another run is writing into this folder"]);
+    refused(&resume(folder.path()).output().unwrap(), &["another run is writing into this folder"]);
+    signal(child.id(), "KILL");
+    child.wait().unwrap();
+    let second = run().args(["--out", text(folder.path())]).output().unwrap();
+    refused(&second, &["holds an unfinished run", "hbmark run --resume"]);
+}
+
+#[test]
+fn a_refused_run_leaves_no_journal_and_a_finished_one_may_be_repeated() {
+    let folder = tempfile::tempdir().unwrap();
+    let arguments: Vec<String> =
+        cells().into_iter().map(|a| if a == "f32" { "q4_0".into() } else { a }).collect();
+    let refusal = hbmark().args(arguments).args(["--out", text(folder.path())]).output().unwrap();
+    assert_eq!(refusal.status.code(), Some(2), "{}", stderr(&refusal));
+    assert!(names(folder.path()).is_empty(), "{:?}", names(folder.path()));
+    for _ in 0..2 {
+        let output = run().args(["--out", text(folder.path())]).output().unwrap();
+        assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+        assert_eq!(names(folder.path()), RESULTS);
+    }
+}
+
+#[test]
+fn a_full_disk_ends_the_run_and_what_is_in_the_journal_is_safe() {
+    let whole = tempfile::tempdir().unwrap();
+    // How much a run writes before its last measurement is there.
+    let (mut child, ..) = hanging(whole.path(), &["--format", "json"]);
+    let needs = std::fs::metadata(whole.path().join("journal.jsonl")).unwrap().len();
+    signal(child.id(), "KILL");
+    child.wait().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = clean("bash");
+    command.args(["-c", &format!("ulimit -f {}; exec \"$0\" \"$@\"", needs / 1024)]).arg(program());
+    let output =
+        command.args(cells()).args(["--format", "json", "--out", text(folder.path())]).output().unwrap();
+    refused(&output, &["journal.jsonl: File too large", "what is in it is safe", "hbmark run --resume"]);
+    assert_eq!(names(folder.path()), ["journal.jsonl"]);
+    assert!(journal_lines(folder.path()) >= 2);
+    let output = resume(folder.path()).output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    assert!(
+        !stderr(&output).contains("unfinished line"),
+        "the half line was taken back: {}",
+        stderr(&output)
+    );
+    assert_eq!(essence(&report(&output)), essence(&report(&run().output().unwrap())));
+}
+
+#[test]
+fn a_folder_that_cannot_be_written_is_said_before_anything_is_measured() {
+    let output = run().args(["--out", "/proc/hbmark"]).output().unwrap();
+    refused(&output, &["cannot create the output folder /proc/hbmark"]);
+}
