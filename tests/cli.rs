@@ -351,6 +351,8 @@ fn every_subcommand_explains_itself_with_an_example() {
         "ladder",
         "explain",
         "checklist",
+        "capacity",
+        "record",
     ] {
         hbmark().args([name, "--help"]).assert().code(0).stdout(contains("Example"));
     }

@@ -14,6 +14,7 @@ use hbmark::serve::sampler::{Sampler, Sampling};
 use hbmark::serve::scheduler::{Policy, SchedulerConfig};
 use hbmark::serve::workload::{Planned, Stretch};
 use hbmark::units::Nanos;
+use predicates::prelude::PredicateBooleanExt;
 use predicates::str::contains;
 
 fn fixture(name: &str) -> PathBuf {
@@ -357,6 +358,11 @@ fn a_real_run_has_every_line_and_a_prediction_beside_it() {
     assert_eq!(saved["kind"], "serve");
     assert_eq!(saved["points"][0]["result"]["served"], 20);
     assert!(out.path().join("serve.csv").exists() && out.path().join("serve.md").exists());
+    let page = std::fs::read_to_string(out.path().join("report.html")).unwrap();
+    assert!(page.starts_with("<!doctype html>") && page.contains("id=\"timeline\""));
+    let spans = saved["points"][0]["result"]["timeline"]["spans"].as_array().unwrap();
+    assert_eq!(spans.len(), 120);
+    assert!(saved["points"][0]["predicted"]["timeline"].is_null(), "a prediction is not drawn over time");
     let mut again = Command::cargo_bin("hbmark").unwrap();
     again.arg("report").arg(out.path().join("serve.json")).assert().code(0).stdout(text);
 }
@@ -384,4 +390,49 @@ fn a_cold_start_is_phases_of_processes() {
         &[on.as_slice(), &["--cold", "--cold-prompt-tokens", "100000"]].concat(),
         "do not fit the model's context",
     );
+}
+
+#[test]
+fn a_saved_sweep_becomes_a_plan_a_record_and_a_page() {
+    let out = tempfile::tempdir().unwrap();
+    let sweep =
+        ["--requests", "300", "--sweep", "rate=4,16,4000", "--slo", "ttft_p95=500ms,tpot_p95=20ms", "--out"];
+    let arguments: Vec<&str> =
+        H100.iter().chain(&sweep).copied().chain([out.path().to_str().unwrap()]).collect();
+    hbmark(&arguments).assert().code(0);
+    let saved = out.path().join("serve.json");
+    let on = |command: &str, more: &[&str]| {
+        let mut on = Command::cargo_bin("hbmark").unwrap();
+        on.arg(command).arg(&saved).args(more).assert()
+    };
+    let json =
+        on("capacity", &["--target-rate", "100", "--gpu-hour-price", "2.5", "--format", "json"]).code(0);
+    let plan: serde_json::Value = serde_json::from_slice(&json.get_output().stdout).unwrap();
+    let rate = plan["rate_per_instance"].as_f64().unwrap();
+    assert!(rate > 14.0 && rate <= 16.0, "{rate}");
+    let number = |key: &str| plan[key].as_f64().unwrap();
+    assert!((number("instances") - (100.0 / (rate * 0.8)).ceil()).abs() < 1e-9);
+    assert!((number("cost_per_hour") - number("gpus") * 2.5).abs() < 1e-9);
+    on("capacity", &["--target-rate", "100"])
+        .code(0)
+        .stdout(contains("what breaks first").and(contains("PREDICTED")));
+    on("capacity", &["--target-rate", "100", "--slo", "ttft_p95=1us"])
+        .code(2)
+        .stderr(contains("no rate that was tried meets"));
+    on("capacity", &["--target-rate", "-3"]).code(2);
+    on("capacity", &["--target-rate", "3", "--headroom", "1"]).code(2).stderr(contains("below 1"));
+    let record = out.path().join("decision.md");
+    on("record", &["--target-rate", "100", "--output", record.to_str().unwrap()]).code(0).stdout("");
+    let text = std::fs::read_to_string(record).unwrap();
+    for part in [
+        "## Target",
+        "## Accepted",
+        "## Rejected",
+        "## Why it ended there",
+        "## To run it again",
+        "--sweep rate=4,16,4000",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    on("report", &["--format", "html"]).code(0).stdout(contains("<!doctype html>"));
 }

@@ -12,7 +12,7 @@ use crate::roofline::devices;
 
 #[derive(Debug, ClapArgs)]
 #[command(
-    after_help = "Examples:\n  hbmark import vllm-result.json --model Llama-3.1-8B --gpu h100-sxm --dtype bf16\n  hbmark import llama-bench.jsonl --format csv\n  hbmark import --aliases\n\nReads vLLM bench serve, latency and throughput; SGLang bench_one_batch and bench_serving; llama-bench (json, jsonl, csv, sql, md) and\nllama-batched-bench; AIPerf, GenAI-Perf; GuideLLM; optimum-benchmark; trtllm-bench. The format is told by the content."
+    after_help = "Examples:\n  hbmark import vllm-result.json --model Llama-3.1-8B --gpu h100-sxm --dtype bf16\n  hbmark import llama-bench.jsonl --format csv\n  hbmark import --aliases\n\nReads vLLM bench serve, latency and throughput; SGLang bench_one_batch and bench_serving; llama-bench (json, jsonl, csv, sql, md) and\nllama-batched-bench; AIPerf (summary, records, GPU telemetry), GenAI-Perf; GuideLLM; inference-perf; optimum-benchmark (json, md);\ntrtllm-bench; a vLLM engine's request log, counters and Prometheus page. The format is told by the content."
 )]
 pub struct Args {
     /// Results of other programs.

@@ -110,7 +110,7 @@ fn one_row(args: &Args, cell: &CellName, given: &Given<'_>) -> anyhow::Result<Pl
 }
 
 /// What a result's cells were held against, as a data sheet: the real one, or the ceilings of the run.
-fn device_of(report: &Report) -> Option<DeviceSpec> {
+pub(super) fn device_of(report: &Report) -> Option<DeviceSpec> {
     report.datasheet.clone().or_else(|| {
         let ceilings = report.ceilings.as_ref()?;
         let name = report.environment.cpu.model.clone().unwrap_or_else(|| "this device".to_owned());
@@ -127,7 +127,7 @@ fn device_of(report: &Report) -> Option<DeviceSpec> {
 }
 
 /// Refuses to stack times of different machines or models on one ladder.
-fn same_machine(report: &Report, external: &Placement) -> anyhow::Result<()> {
+pub(super) fn same_machine(report: &Report, external: &Placement) -> anyhow::Result<()> {
     let ours = report.datasheet.as_ref().map_or("a device without a data sheet", |d| d.name.as_str());
     ensure!(
         ours == external.device && external.gpus == 1,

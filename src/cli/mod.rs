@@ -4,6 +4,7 @@
 //! progress and warnings to stderr. Exit codes: 0 complete, 1 some cells failed or are invalid, 2 bad input, 130 stopped by Ctrl-C.
 
 pub(crate) mod axes;
+mod capacity;
 mod ceiling;
 mod checklist;
 mod compare;
@@ -17,6 +18,7 @@ mod list;
 mod logits;
 mod predict;
 mod progress;
+mod record;
 mod report;
 mod run;
 mod serve;
@@ -50,6 +52,10 @@ enum Command {
     Serve(Box<serve::Args>),
     /// Is B faster than A? Paired rounds in fresh processes, or two saved results side by side.
     Compare(compare::Args),
+    /// How many instances a rate needs, what they cost and what breaks first, from a sweep of `serve`: the arithmetic line by line.
+    Capacity(capacity::Args),
+    /// A short decision record of a saved result: what was asked, accepted and rejected, and how a stranger runs it again.
+    Record(record::Args),
     /// Compute the roofline alone: any model on any GPU of the table, no device needed.
     Predict(predict::Args),
     /// Measure this device's ceilings: bandwidth, GEMM peak, launch latency.
@@ -64,7 +70,8 @@ enum Command {
     Explain(explain::Args),
     /// Ask of a result, ours or another program's, whether it deserves trust: VALID or INVALID.
     Checklist(checklist::Args),
-    /// Read results of vLLM, SGLang, llama.cpp, AIPerf, GuideLLM, optimum-benchmark or TensorRT-LLM onto the same roofline.
+    /// Read results of vLLM, SGLang, llama.cpp, AIPerf, GuideLLM, inference-perf, optimum-benchmark or TensorRT-LLM onto the same
+    /// roofline.
     Import(import::Args),
     /// Stand another program's decode on the ladder of one of our cells.
     Ladder(ladder::Args),
@@ -121,6 +128,8 @@ pub fn dispatch(cli: Cli) -> anyhow::Result<Outcome> {
         Command::Run(args) => run::execute(&args),
         Command::Serve(args) => serve::execute(&args),
         Command::Compare(args) => compare::execute(&args),
+        Command::Capacity(args) => capacity::execute(&args),
+        Command::Record(args) => record::execute(&args),
         Command::Predict(args) => predict::execute(&args),
         Command::Ceiling(args) => ceiling::execute(&args),
         Command::Logits(args) => logits::execute(&args),

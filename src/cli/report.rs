@@ -1,21 +1,34 @@
 //! `hbmark report`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use anyhow::Context;
+use anyhow::{bail, ensure};
 use clap::Args as ClapArgs;
 
+use super::import::SaidArgs;
+use super::ladder::{device_of, same_machine};
 use super::{Outcome, print, stdout_color};
-use crate::report::{Format, json, render, serving};
+use crate::insight::import::{self, Place};
+use crate::report::{External, Format, Report, json, page, render, serving};
 
 #[derive(Debug, ClapArgs)]
-#[command(after_help = "Example:\n  hbmark report results/1b/result.json --format md")]
+#[command(
+    after_help = "Examples:\n  hbmark report results/1b/result.json --format md\n  hbmark report results/sweep/serve.json --format html > sweep.html\n  hbmark report results/8b/result.json --format html --external vllm.json --model Llama-3.1-8B --gpu h100-sxm --dtype bf16 > page.html"
+)]
 pub struct Args {
     /// A result.json written by `run --out`, a serve.json by `serve --out`, or the output of `--format json`.
     file: PathBuf,
     /// What to print on stdout.
     #[arg(long, value_enum, default_value = "table")]
     format: Format,
+    /// A result of another program, to stand on the roofline of the page (--format html).
+    #[arg(long, value_name = "FILE", help_heading = "Other programs")]
+    external: Vec<PathBuf>,
+    /// The external results ran the same model on the same device: you say so.
+    #[arg(long, requires = "external", conflicts_with_all = ["model", "gpu"], help_heading = "Other programs")]
+    same: bool,
+    #[command(flatten, next_help_heading = "Other programs")]
+    said: SaidArgs,
 }
 
 /// What a saved file can show, and what not.
@@ -23,12 +36,14 @@ const UNSIGNED: &str =
     "read from a file: every number is recomputed from its raw samples, and nothing proves who took them";
 
 pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
+    let page_asked = args.format == Format::Html;
+    ensure!(
+        args.external.is_empty() || page_asked,
+        "--external stands on the roofline of the page: add --format html (`hbmark import` prints its rows)"
+    );
     if let Some(report) = serving::read(&args.file)? {
-        let format = args
-            .format
-            .as_text()
-            .context("a serve result has no page yet: ask for table, json, csv or md")?;
-        print(&serving::render(&report, format)?)?;
+        ensure!(args.external.is_empty(), "a serving result has no roofline for --external to stand on");
+        print(&serving::render_any(&report, &[], args.format)?)?;
         return Ok(Outcome::Complete);
     }
     let mut report = json::read(&args.file)?;
@@ -37,6 +52,69 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
     if !matches!(args.format, Format::Json | Format::Csv) {
         report.warnings.push(UNSIGNED.to_owned());
     }
-    print(&render(&report, args.format, stdout_color())?)?;
+    if args.external.is_empty() {
+        print(&render(&report, args.format, stdout_color())?)?;
+    } else {
+        print(&page(&report, &externals(args, &report)?))?;
+    }
     Ok(Outcome::Complete)
+}
+
+/// The rows that can stand on the roofline of the report.
+fn externals(args: &Args, report: &Report) -> anyhow::Result<Vec<External>> {
+    let opened = args.said.model()?;
+    let mut given = args.said.given(opened.as_ref())?;
+    let device = device_of(report);
+    if args.same {
+        given.model = Some(&report.model.architecture);
+        given.gpu = device.as_ref();
+        ensure!(
+            given.gpu.is_some(),
+            "{} has neither a data sheet nor measured ceilings",
+            args.file.display()
+        );
+    }
+    let mut found = Vec::new();
+    for file in &args.external {
+        let (mut placed, mut refused) = (0, Vec::new());
+        for result in import::read(file)? {
+            for row in &result.rows {
+                match import::place(row, result.format, &given) {
+                    Place::Placed(placement) => {
+                        if !args.same {
+                            same_machine(report, &placement)?;
+                        }
+                        placed += 1;
+                        found.push(External {
+                            label: format!("{} {}", name(file), row.label),
+                            cell: placement.cell,
+                        });
+                    }
+                    Place::Asks(missing) => {
+                        let asked: Vec<String> =
+                            missing.iter().map(|m| format!("{} ({})", m.flag, m.hint)).collect();
+                        refused.push(format!("{}: say {}", row.label, asked.join(", ")));
+                    }
+                    Place::NoDecode(why) => refused.push(format!("{}: {why}", row.label)),
+                }
+            }
+        }
+        if placed == 0 {
+            bail!(
+                "no row of {} can stand on the roofline: {}",
+                file.display(),
+                refused[..refused.len().min(3)].join("; ")
+            );
+        }
+        for why in refused {
+            anstream::eprintln!("left out {}: {why}", name(file));
+        }
+    }
+    Ok(found)
+}
+
+/// The name of a file without its folder.
+fn name(file: &Path) -> String {
+    let name = file.file_name().map_or_else(|| file.to_string_lossy(), std::ffi::OsStr::to_string_lossy);
+    crate::report::plain(&name)
 }

@@ -12,7 +12,7 @@ use super::run::command_line;
 use super::{Outcome, prepare_folder, print};
 use crate::config;
 use crate::report::serving::{self, ServeReport};
-use crate::report::{TextFormat, json};
+use crate::report::{Format, json};
 use crate::roofline::devices;
 use crate::serve::arrivals::Arrivals;
 use crate::serve::latency::Validity;
@@ -214,12 +214,12 @@ pub struct Args {
     #[arg(long, help_heading = "Modes")]
     no_predict: bool,
 
-    /// Write serve.json, serve.csv and serve.md into this folder.
+    /// Write serve.json, serve.csv, serve.md and report.html into this folder.
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
     /// What to print on stdout.
     #[arg(long, value_enum, default_value = "table")]
-    format: TextFormat,
+    format: Format,
     /// Kept with the result.
     #[arg(long)]
     note: Option<String>,
@@ -522,7 +522,7 @@ fn cold(args: &Args, launches: u32) -> anyhow::Result<Outcome> {
 
 /// Prints a result and saves it where that was asked for.
 fn conclude(report: &ServeReport, args: &Args) -> anyhow::Result<()> {
-    print(&serving::render(report, args.format)?)?;
+    print(&serving::render_any(report, &[], args.format)?)?;
     if let Some(folder) = &args.out {
         let path = save(report, folder)?;
         anstream::eprintln!("saved {}", path.display());
@@ -550,15 +550,17 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
     Ok(if report.points.iter().any(invalid) { Outcome::SomeCellsFailed } else { Outcome::Complete })
 }
 
-/// Writes the result in three formats and returns the path of the first.
+/// Writes the result in every format but the terminal's and returns the path of the first.
 fn save(report: &ServeReport, folder: &Path) -> anyhow::Result<PathBuf> {
-    let first = folder.join("serve.json");
-    for (format, name) in
-        [(TextFormat::Json, "serve.json"), (TextFormat::Csv, "serve.csv"), (TextFormat::Md, "serve.md")]
-    {
-        crate::files::write_whole(&folder.join(name), &serving::render(report, format)?)?;
+    for (format, name) in [
+        (Format::Json, "serve.json"),
+        (Format::Csv, "serve.csv"),
+        (Format::Md, "serve.md"),
+        (Format::Html, "report.html"),
+    ] {
+        crate::files::write_whole(&folder.join(name), &serving::render_any(report, &[], format)?)?;
     }
-    Ok(first)
+    Ok(folder.join("serve.json"))
 }
 
 /// Elapsed, running, waiting, tokens per second and KV use, on stderr; nothing when piped.

@@ -4,6 +4,7 @@
 //! the report as plain data, [`Finding`]s and [`Checklist`]s. Pure: it measures nothing, knows no engine but by name, and is computed
 //! anew from a saved file.
 
+pub mod capacity;
 mod checklist;
 pub mod compare;
 mod diagnose;

@@ -316,6 +316,27 @@ fn an_external_result_of_another_context_has_a_floor_of_its_own() {
 }
 
 #[test]
+fn contexts_that_differ_slightly_stand_on_one_floor() {
+    let mut promised =
+        report(vec![CellResult { status: Status::Predicted, predicted_ns: Some(51.4 * MS), ..native(51.4) }]);
+    promised.ceilings = None;
+    promised.datasheet = Some(crate::roofline::devices::find("h100-pcie").unwrap().clone());
+    let ladder =
+        with_external(&promised, "decode/native/bf16/b1/c128", &[external(127, 51.3, 60.0)]).unwrap();
+    let floors = ladder.rungs.iter().filter(|r| r.kind == RungKind::Datasheet).count();
+    assert_eq!((floors, ladder.rungs.len()), (1, 2), "{:?}", adds(&ladder));
+    // A context that is really another is a rung of its own, once, whether longer or shorter.
+    for (context, floor_ms) in [(1024, 80.0), (16, 30.0)] {
+        let ladder =
+            with_external(&promised, "decode/native/bf16/b1/c128", &[external(context, floor_ms, 90.0)])
+                .unwrap();
+        let floors = ladder.rungs.iter().filter(|r| r.kind == RungKind::Datasheet).count();
+        assert_eq!((floors, ladder.rungs.len()), (2, 3), "{:?}", adds(&ladder));
+        assert_eq!(ladder.rungs[0].place, None, "the cell's own floor comes first");
+    }
+}
+
+#[test]
 fn an_external_result_under_its_floor_is_doubted() {
     let report = report(vec![native(54.4)]);
     let ladder = with_external(&report, "decode/native/bf16/b1/c128", &[external(128, 51.4, 30.0)]).unwrap();

@@ -106,6 +106,27 @@ pub struct Comparison {
     pub limits: Vec<String>,
 }
 
+/// Reads a saved comparison; `None` where the file is a result of another kind (or none, which its own reader says better).
+///
+/// # Errors
+/// When the file cannot be read, or says that it is a comparison and is not one of this version.
+pub fn read(path: &std::path::Path) -> Result<Option<Comparison>, ReportError> {
+    #[derive(Deserialize)]
+    struct Head {
+        kind: ComparisonKind,
+        schema_version: Option<u32>,
+    }
+    let file = super::json::Saved::open(path)?;
+    let Ok(head) = file.read::<Head>() else { return Ok(None) };
+    let _: ComparisonKind = head.kind;
+    if head.schema_version != Some(COMPARISON_VERSION) {
+        return Err(ReportError::Version { found: head.schema_version, supported: COMPARISON_VERSION });
+    }
+    let comparison =
+        file.read().map_err(|source| ReportError::Malformed { path: path.to_path_buf(), source })?;
+    Ok(Some(comparison))
+}
+
 /// Prints a comparison in a format; `color` is for the table on a terminal.
 ///
 /// # Errors

@@ -4,6 +4,7 @@
 //! can be saved, read back and printed again. null is not 0: what was not measured stays null. It knows no device.
 
 mod breakdown;
+pub mod capacity;
 pub mod comparison;
 mod csv;
 pub mod findings;
@@ -14,6 +15,7 @@ pub mod json;
 mod limits;
 mod markdown;
 pub mod metrics;
+pub mod record;
 pub mod serving;
 mod table;
 mod terminal;
@@ -514,6 +516,14 @@ pub(crate) fn rfc3339(seconds: u64) -> String {
     format!("{year:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}Z", second / 3600, second / 60 % 60, second % 60)
 }
 
+/// Another program's decode, to stand beside the cells of a report on its roofline.
+#[derive(Debug, Clone, PartialEq)]
+pub struct External {
+    /// What the file calls the row.
+    pub label: String,
+    pub cell: CellResult,
+}
+
 /// How everything is printed that has no page of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum TextFormat {
@@ -589,8 +599,14 @@ pub fn render(report: &Report, format: Format, color: bool) -> Result<String, Re
         Format::Json => json::write(report),
         Format::Csv => csv::render(report),
         Format::Md => Ok(markdown::render(report)),
-        Format::Html => Ok(html::render(report)),
+        Format::Html => Ok(html::render(report, &[])),
     }
+}
+
+/// Draws a report as a page, with other programs' decodes on its roofline.
+#[must_use]
+pub fn page(report: &Report, externals: &[External]) -> String {
+    html::render(report, externals)
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! A serving result as plain data, and its formats.
 //!
-//! Enters: points of load with their results. Leaves: one [`ServeReport`], printed as a table, JSON, CSV or Markdown. What is null is
+//! Enters: points of load with their results. Leaves: one [`ServeReport`], printed as a table, JSON, CSV, Markdown or a page. What is null is
 //! shown as a dash, what is infinite as such, and a percentile that the sample cannot carry as the largest value with a `≥`.
 
 use std::collections::BTreeMap;
@@ -9,9 +9,11 @@ use std::fmt::Write;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::table::Column;
 use super::text::plain;
-use super::{ModelSummary, ReportError, TextFormat};
+use super::{Format, ModelSummary, ReportError, TextFormat};
 use crate::engine::Capabilities;
+use crate::insight::Finding;
 use crate::measure::environment::Environment;
 use crate::model::Dtype;
 use crate::roofline::{Ceilings, DeviceSpec};
@@ -111,6 +113,17 @@ pub fn render(report: &ServeReport, format: TextFormat) -> Result<String, Report
     }
 }
 
+/// Prints a serving result in any format; what was found in it stands on the page.
+///
+/// # Errors
+/// When a format's writer fails.
+pub fn render_any(report: &ServeReport, findings: &[Finding], format: Format) -> Result<String, ReportError> {
+    match format.as_text() {
+        Some(text) => render(report, text),
+        None => Ok(super::html::render_serving(report, findings)),
+    }
+}
+
 /// One quantity of a point.
 struct Metric {
     key: &'static str,
@@ -175,7 +188,7 @@ fn shown(quantity: Option<Quantity>, time: bool) -> String {
     }
 }
 
-fn validity(point: &Point) -> &'static str {
+pub(super) fn validity(point: &Point) -> &'static str {
     match point.result.as_ref().map(|r| r.validity) {
         None => "not run",
         Some(Validity::Valid) => "ok",
@@ -185,7 +198,7 @@ fn validity(point: &Point) -> &'static str {
 }
 
 /// Phases of a cold start, and the launches they were taken from.
-fn cold_grid(cold: &ColdStart) -> Grid {
+pub(super) fn cold_grid(cold: &ColdStart) -> Grid {
     let head = ["phase", "median", "min", "max", "first launch", "holds"];
     let mut grid = vec![head.map(str::to_owned).to_vec()];
     let row = |p: &ColdPhase| {
@@ -250,10 +263,10 @@ fn csv(report: &ServeReport) -> Result<String, ReportError> {
 }
 
 /// A grid of text: titles, then rows.
-type Grid = Vec<Vec<String>>;
+pub(super) type Grid = Vec<Vec<String>>;
 
 /// The points side by side; columns in which nobody has anything are left out.
-fn curve(points: &[Point]) -> Grid {
+pub(super) fn curve(points: &[Point]) -> Grid {
     let columns: Vec<&Metric> = METRICS
         .iter()
         .filter(|m| m.short)
@@ -276,7 +289,7 @@ fn curve(points: &[Point]) -> Grid {
 }
 
 /// The latencies of one point.
-fn latencies(result: &ServeResult) -> Grid {
+pub(super) fn latencies(result: &ServeResult) -> Grid {
     let head = ["", "p50", "p75", "p90", "p95", "p99", "p99.9", "max", "n", "infinite"];
     let mut grid = vec![head.map(str::to_owned).to_vec()];
     let all: [(&str, Option<&Quantiles>); 6] = [
@@ -352,7 +365,7 @@ fn offered(point: &Point) -> String {
 }
 
 /// Sentences about a point.
-fn remarks(point: &Point) -> Vec<String> {
+pub(super) fn remarks(point: &Point) -> Vec<String> {
     let mut said = Vec::new();
     if let Some(reason) = &point.not_run {
         said.push(format!("not run: {reason}"));
@@ -425,7 +438,7 @@ fn remarks(point: &Point) -> Vec<String> {
 }
 
 /// The lines above all tables.
-fn head(report: &ServeReport) -> Vec<String> {
+pub(super) fn head(report: &ServeReport) -> Vec<String> {
     let model = &report.model;
     let engine = match (&report.capabilities, &report.datasheet) {
         (Some(c), _) => {
@@ -470,7 +483,7 @@ fn head(report: &ServeReport) -> Vec<String> {
 }
 
 /// What one point says in full: tables are drawn by the caller.
-fn point_lines(point: &Point) -> Vec<String> {
+pub(super) fn point_lines(point: &Point) -> Vec<String> {
     let Some(r) = &point.result else { return Vec::new() };
     let mut lines = vec![
         format!(
@@ -516,7 +529,7 @@ fn point_lines(point: &Point) -> Vec<String> {
     lines
 }
 
-fn search_lines(search: &Search) -> Vec<String> {
+pub(super) fn search_lines(search: &Search) -> Vec<String> {
     let objectives: Vec<String> = search.slo.clauses.iter().map(ToString::to_string).collect();
     let mut lines = vec![match search.max_rate {
         Some(rate) => format!(
@@ -539,7 +552,7 @@ fn search_lines(search: &Search) -> Vec<String> {
     lines
 }
 
-fn matrix_lines(row: &RowVerdict) -> String {
+pub(super) fn matrix_lines(row: &RowVerdict) -> String {
     let verdict = match row.held {
         Some(true) => "held",
         Some(false) => "REFUTED",
@@ -548,21 +561,22 @@ fn matrix_lines(row: &RowVerdict) -> String {
     format!("{}: expected {}; {verdict}: {}", row.title, row.hypothesis, plain(&row.seen))
 }
 
-/// Columns wide enough for their cells, numbers to the right.
+/// Titles of columns that hold words; the first column does in every grid.
+const WORDS: &[&str] = &["holds"];
+
+/// A grid by its columns.
+pub(super) fn columns(grid: &Grid) -> Vec<Column> {
+    let titles = grid.first().map_or(&[][..], Vec::as_slice);
+    let column = |(index, title): (usize, &String)| Column {
+        title: title.clone(),
+        right: index > 0 && !WORDS.contains(&title.as_str()),
+        cells: grid.iter().skip(1).map(|row| row[index].clone()).collect(),
+    };
+    titles.iter().enumerate().map(column).collect()
+}
+
 fn aligned(grid: &Grid) -> String {
-    let mut text = String::new();
-    let columns = grid.first().map_or(0, Vec::len);
-    let width = |c: usize| grid.iter().map(|row| row[c].chars().count()).max().unwrap_or(0);
-    let widths: Vec<usize> = (0..columns).map(width).collect();
-    for row in grid {
-        let mut line = String::new();
-        for (index, cell) in row.iter().enumerate() {
-            let pad = " ".repeat(widths[index] - cell.chars().count());
-            let _ = if index == 0 { write!(line, "{cell}{pad}") } else { write!(line, "  {pad}{cell}") };
-        }
-        let _ = writeln!(text, "{}", line.trim_end());
-    }
-    text
+    super::terminal::aligned(&columns(grid)).into_iter().fold(String::new(), |text, line| text + &line + "\n")
 }
 
 fn table(report: &ServeReport) -> String {
@@ -616,13 +630,7 @@ fn markdown(report: &ServeReport) -> String {
         many => vec![curve(many)],
     };
     for grid in grids {
-        for (index, row) in grid.iter().enumerate() {
-            let cells: Vec<String> = row.iter().map(|c| escape(c)).collect();
-            let _ = writeln!(text, "| {} |", cells.join(" | "));
-            if index == 0 {
-                let _ = writeln!(text, "|---|{}", "---:|".repeat(row.len() - 1));
-            }
-        }
+        super::markdown::rows(&mut text, &columns(&grid));
         text.push('\n');
     }
     for point in &report.points {
@@ -639,4 +647,4 @@ fn markdown(report: &ServeReport) -> String {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -215,7 +215,9 @@ impl Shapes<'_> {
     fn shape(&mut self, shape: Shape) -> Result<f64, EngineError> {
         let (sequences, tokens, start) = match shape {
             Shape::Prefill(tokens) => (1, tokens, 0),
-            Shape::Decode(sequences, context) | Shape::Mixed(sequences, context, _) => (sequences, 1, context),
+            Shape::Decode(sequences, context) | Shape::Mixed(sequences, context, _) => {
+                (sequences, 1, context)
+            }
             Shape::Chunk(start, tokens) => (1, tokens, start),
         };
         if start > 0 {

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::run::{Fate, Loop, Record, Run, StepLog, Traffic};
 use super::slo::{Clause, Slo, SloMetric};
+use super::timeline::Timeline;
 use crate::stats::{honest_percentile, mean, percentile, trend};
 
 /// A number that may be infinite; JSON has no number for that, and it must not become null.
@@ -194,6 +195,9 @@ pub struct ServeResult {
     pub prefix_hit_rate: Option<f64>,
     pub prefix_evictions: u64,
     pub breakdown: Breakdown,
+    /// What happened when; null for a prediction beside a measurement, and in results of before.
+    #[serde(default)]
+    pub timeline: Option<Timeline>,
 }
 
 /// p99 of the injection lag may be this, or this share of the median TTFT, whichever is more.
@@ -307,6 +311,7 @@ pub fn summarise(run: &Run, traffic: &Traffic<'_>, slo: &Slo) -> ServeResult {
             .then(|| run.cache.hit_tokens as f64 / run.cache.queried_tokens as f64),
         prefix_evictions: run.cache.evictions,
         breakdown: breakdown(run),
+        timeline: Timeline::of(&run.steps, run.end, (window.from, window.to)),
     };
     result.slo = slo.clauses.iter().map(|clause| judge(records, *clause)).collect();
     result.slo_met = all_met(&result.slo);

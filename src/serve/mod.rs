@@ -25,6 +25,7 @@ pub mod search;
 pub mod slo;
 pub mod step_model;
 pub mod text;
+pub mod timeline;
 pub mod trace;
 pub mod workload;
 

@@ -328,7 +328,9 @@ impl Engine {
                 if let Some(StepModel::Calibrated(before)) = model {
                     let after = calibrate(session.as_mut(), &spec.scheduler, &clock)?;
                     let meanwhile = StepModel::Calibrated(before.halfway(&after));
-                    point.predicted = Some(simulate(&meanwhile, spec, &traffic, &mut |_| {})?);
+                    let predicted = simulate(&meanwhile, spec, &traffic, &mut |_| {})?;
+                    // What the prediction looked like over time, nobody compares.
+                    point.predicted = Some(ServeResult { timeline: None, ..predicted });
                     point.drift = before.drift(&after);
                     *before = after;
                 }

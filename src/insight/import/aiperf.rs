@@ -1,7 +1,9 @@
-//! AIPerf and its forerunner GenAI-Perf: the aggregate export as JSON or CSV.
+//! AIPerf and its forerunner GenAI-Perf: the aggregate export as JSON or CSV; [`records`] reads single requests.
 //!
 //! Enters: a document. Leaves: one row a file. The unit stands beside each number and is obeyed: early files count in nanoseconds and
 //! write numbers as text. The engine behind the endpoint is not said.
+
+mod records;
 
 use serde_json::{Map, Value as Json};
 
@@ -16,6 +18,9 @@ pub(super) fn read(document: &Document) -> Option<Result<Vec<ForeignResult>, Imp
     if let Some(records) = document.objects_with(&["request_latency", "request_throughput", "input_config"]) {
         let rows = records.iter().enumerate().map(|(i, map)| row(&Fields::new(&document.file, i, map)));
         return Some(rows.collect::<Result<_, _>>().map(result));
+    }
+    if let Some(read) = records::read(document) {
+        return Some(read);
     }
     let map = from_csv(document)?;
     Some(row(&Fields::new(&document.file, 0, &map)).map(|row| result(vec![row])))

@@ -27,13 +27,15 @@ pub(super) enum Body {
     /// JSON documents in their order; the elements of a list at the top.
     Json(Vec<Json>),
     Tables(Vec<Table>),
+    /// The samples of a Prometheus page: name with labels, and value.
+    Prometheus(Vec<(String, f64)>),
 }
 
 /// A table of text.
 #[derive(Debug)]
 pub(super) struct Table {
-    /// The heading above it on a Markdown page.
-    pub heading: Option<String>,
+    /// The headings above it on a Markdown page, the outermost first.
+    pub headings: Vec<String>,
     pub rows: Vec<Map<String, Json>>,
     pub titles: Vec<String>,
 }
@@ -48,6 +50,8 @@ impl Document {
             return Err(ImportError::Empty { file: file.to_owned() });
         } else if start.starts_with(['{', '[']) {
             Body::Json(json(file, start)?)
+        } else if start.starts_with("# HELP ") || start.starts_with("# TYPE ") {
+            Body::Prometheus(prometheus(file, start)?)
         } else if text.contains("INSERT INTO") {
             Body::Tables(sql(file, text)?)
         } else if text.lines().any(|line| line.starts_with('|')) {
@@ -72,7 +76,7 @@ impl Document {
     pub fn tables_with<'a>(&'a self, titles: &'a [&str]) -> impl Iterator<Item = &'a Table> {
         let tables = match &self.body {
             Body::Tables(tables) => tables.as_slice(),
-            Body::Json(_) => &[],
+            Body::Json(_) | Body::Prometheus(_) => &[],
         };
         tables.iter().filter(|table| titles.iter().all(|title| table.titles.iter().any(|t| t == title)))
     }
@@ -95,6 +99,7 @@ impl Document {
                 Some(table) => format!("a table with the columns {}", listed(table.titles.iter().collect())),
                 None => "text without a table".to_owned(),
             },
+            Body::Prometheus(_) => "a Prometheus page of a server that is not vLLM".to_owned(),
         }
     }
 }
@@ -161,13 +166,13 @@ impl<'a> Tables<'a> {
         ImportError::TooMany { file: self.file.to_owned(), what: "rows and columns", limit: MAX_ROWS }
     }
 
-    fn begin(&mut self, heading: Option<String>, titles: Vec<String>) -> Result<(), ImportError> {
+    fn begin(&mut self, headings: Vec<String>, titles: Vec<String>) -> Result<(), ImportError> {
         // Empty tables are no rows, and must have an end too.
         self.rows += 1;
         if titles.len() > MAX_COLUMNS || self.rows > MAX_ROWS {
             return Err(self.too_many());
         }
-        self.done.push(Table { heading, rows: Vec::new(), titles });
+        self.done.push(Table { headings, rows: Vec::new(), titles });
         Ok(())
     }
 
@@ -209,7 +214,7 @@ fn csv(file: &str, text: &str) -> Result<Vec<Table>, ImportError> {
         if titles.len() > MAX_COLUMNS {
             return Err(tables.too_many());
         }
-        tables.begin(None, titles.iter().map(str::to_owned).collect())?;
+        tables.begin(Vec::new(), titles.iter().map(str::to_owned).collect())?;
         let mut record = csv::StringRecord::new();
         while reader.read_record(&mut record).map_err(failed)? {
             tables.row(record.iter())?;
@@ -222,11 +227,17 @@ fn csv(file: &str, text: &str) -> Result<Vec<Table>, ImportError> {
 fn markdown(file: &str, text: &str) -> Result<Vec<Table>, ImportError> {
     let cells = |line: &'_ str| line.trim().trim_start_matches('|').trim_end_matches('|').to_owned();
     let is_rule = |line: &str| line.contains('-') && line.chars().all(|c| matches!(c, '|' | '-' | ':' | ' '));
-    let (mut tables, mut heading) = (Tables::new(file), None);
+    let (mut tables, mut headings): (_, Vec<(usize, String)>) = (Tables::new(file), Vec::new());
     let mut lines = text.lines().peekable();
     while let Some(line) = lines.next() {
-        if let Some(title) = line.strip_prefix('#') {
-            heading = Some(clipped(title.trim_start_matches('#')));
+        if line.starts_with('#') {
+            let title = line.trim_start_matches('#');
+            let level = line.len() - title.len();
+            headings.retain(|(above, _)| *above < level);
+            // Markdown knows six.
+            if level <= 6 {
+                headings.push((level, clipped(title)));
+            }
         }
         let is_head =
             line.starts_with('|') && lines.peek().is_some_and(|next| next.starts_with('|') && is_rule(next));
@@ -235,12 +246,28 @@ fn markdown(file: &str, text: &str) -> Result<Vec<Table>, ImportError> {
         }
         lines.next();
         let titles = cells(line).split('|').take(MAX_COLUMNS + 1).map(|c| c.trim().to_owned()).collect();
-        tables.begin(heading.clone(), titles)?;
+        tables.begin(headings.iter().map(|(_, title)| title.clone()).collect(), titles)?;
         while let Some(row) = lines.next_if(|line| line.starts_with('|')) {
             tables.row(cells(row).split('|').map(str::trim))?;
         }
     }
     Ok(tables.done)
+}
+
+/// The samples of a Prometheus page; comments, timestamps and what is not finite are left out.
+fn prometheus(file: &str, text: &str) -> Result<Vec<(String, f64)>, ImportError> {
+    let mut samples = Vec::new();
+    for line in text.lines().filter(|line| !line.starts_with('#')) {
+        // Labels may hold blanks; the value follows the last bracket.
+        let split = line.rfind('}').map_or_else(|| line.find(' '), |at| Some(at + 1));
+        let Some((name, rest)) = split.map(|at| line.split_at(at)) else { continue };
+        let value = rest.split_whitespace().next().and_then(|v| v.parse::<f64>().ok());
+        samples.extend(value.filter(|v| v.is_finite()).map(|v| (name.trim().to_owned(), v)));
+        if samples.len() > MAX_ROWS {
+            return Err(ImportError::TooMany { file: file.to_owned(), what: "samples", limit: MAX_ROWS });
+        }
+    }
+    Ok(samples)
 }
 
 /// The inserted rows of an SQL script; the columns are those of the first insert.
@@ -252,7 +279,7 @@ fn sql(file: &str, text: &str) -> Result<Vec<Table>, ImportError> {
         if tables.done.is_empty() {
             let titles =
                 names.0.split(',').take(MAX_COLUMNS + 1).map(|name| name.trim().to_owned()).collect();
-            tables.begin(None, titles)?;
+            tables.begin(Vec::new(), titles)?;
         }
         tables.row(sql_values(values).into_iter())?;
     }
@@ -340,7 +367,10 @@ mod tests {
         let page = "# Top\nlog | line\n| a | b |\n| -: | --- |\n| 1 | 2 |\n\n| not a table |\n";
         let tables = markdown("f", page).unwrap();
         assert_eq!(tables.len(), 1);
-        assert_eq!((tables[0].heading.as_deref(), tables[0].rows.len()), (Some("Top"), 1));
+        assert_eq!((tables[0].headings.as_slice(), tables[0].rows.len()), (&["Top".to_owned()][..], 1));
+        let nested = markdown("f", "# A\n## B\n|a|\n|-|\n|1|\n## C\n|a|\n|-|\n# D\n|a|\n|-|\n").unwrap();
+        let above: Vec<String> = nested.iter().map(|t| t.headings.join("/")).collect();
+        assert_eq!(above, ["A/B", "A/C", "D"]);
     }
 
     #[test]

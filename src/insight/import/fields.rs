@@ -78,12 +78,32 @@ impl<'a> Fields<'a> {
     /// A whole number.
     pub fn count(&self, path: &str) -> Result<Option<u64>, ImportError> {
         let Some(number) = self.number(path)? else { return Ok(None) };
-        if number.fract() != 0.0 || number > MAX_COUNT {
-            let found = Json::from(number);
-            return Err(self.wrong(path, &found, "a whole number below 10^15"));
+        self.whole(path, number).map(Some)
+    }
+
+    /// The error of a moment that lies before the one it follows.
+    pub fn out_of_order(&self, field: &str, found: f64, after: &str) -> ImportError {
+        let found = Json::from(format!("{found}, before {after}"));
+        self.wrong(field, &found, "a later moment")
+    }
+
+    /// The error of a field that is there and is not what a reader can use.
+    pub fn wrong_at(&self, path: &str, wanted: &'static str) -> ImportError {
+        self.wrong(path, self.get(path).unwrap_or(&Json::Null), wanted)
+    }
+
+    /// A delay above a limit; one that is missing, negative or no number is none.
+    pub fn late(&self, path: &str, limit: f64) -> Option<f64> {
+        self.get(path)?.as_f64().filter(|delay| delay.is_finite() && *delay > limit)
+    }
+
+    /// A number from elsewhere as a count.
+    pub fn whole(&self, name: &str, number: f64) -> Result<u64, ImportError> {
+        if !(0.0..=MAX_COUNT).contains(&number) || number.fract() != 0.0 {
+            return Err(self.wrong(name, &Json::from(number), "a whole number below 10^15"));
         }
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked just above")]
-        Ok(Some(number as u64))
+        Ok(number as u64)
     }
 
     /// A whole number that a reader cannot do without.
@@ -135,7 +155,7 @@ impl<'a> Fields<'a> {
                 let suffix = alias.key.trim_start_matches("{stat}").trim_start_matches(['_', ' ']);
                 for key in self.map.keys() {
                     let Some(word) = key.strip_suffix(suffix) else { continue };
-                    let word = word.trim_end_matches(['_', ' ']);
+                    let word = word.trim_end_matches(['_', ' ', '.']);
                     if let Some(statistic) = Statistic::parse(&word.to_lowercase()) {
                         self.take(alias, key, statistic, found)?;
                     }

@@ -273,7 +273,7 @@ fn page_row(fields: &Fields<'_>, table: &Table) -> Result<ForeignRow, ImportErro
         batch: Some(1),
         ..test.lengths()
     };
-    let heading = table.heading.as_ref().map_or_else(String::new, |h| format!("{h}: "));
+    let heading = table.headings.last().map_or_else(String::new, |h| format!("{h}: "));
     Ok(ForeignRow { label: format!("{heading}{}", test.label()), setup, values, remarks: Vec::new() })
 }
 
@@ -311,7 +311,7 @@ fn page_batched(fields: &Fields<'_>, table: &Table) -> Result<ForeignRow, Import
         prefill: "T_PP s",
         rates: ["S_TG t/s", "S_PP t/s"],
     };
-    batched_row(fields, &names, table.heading.as_deref())
+    batched_row(fields, &names, table.headings.last().map(String::as_str))
 }
 
 /// What batched-bench calls its columns.

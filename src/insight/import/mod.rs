@@ -1,6 +1,6 @@
 //! Results of other programs, mapped by meaning.
 //!
-//! Enters: a file of vLLM, SGLang, llama.cpp, AIPerf, GuideLLM, optimum-benchmark or TensorRT-LLM. Leaves: [`ForeignResult`]s, plain data
+//! Enters: a file of vLLM, SGLang, llama.cpp, AIPerf, GuideLLM, inference-perf, optimum-benchmark or TensorRT-LLM. Leaves: [`ForeignResult`]s, plain data
 //! in which one word means one thing, whatever the file calls it; the words are in [`alias`]. A file is a stranger's: its size is
 //! looked at before it is read, counts are capped, text loses its control characters, and a field of the wrong kind is an error that
 //! names it. What a file does not say stays `None`; nothing is guessed from names of files or folders. It knows no engine and no device.
@@ -9,13 +9,18 @@ mod aiperf;
 pub mod alias;
 mod document;
 mod fields;
+mod genai_perf;
 mod guidellm;
+mod inference_perf;
 mod llama_cpp;
 mod optimum;
+mod other;
 pub mod placement;
+mod requests;
 mod sglang;
 mod trtllm;
 mod vllm;
+mod vllm_engine;
 
 use std::path::{Path, PathBuf};
 
@@ -45,12 +50,16 @@ pub enum ForeignFormat {
     VllmSummary,
     VllmLatency,
     VllmThroughput,
+    VllmEngine,
     SglangOneBatch,
     SglangServing,
     LlamaBench,
     LlamaBatchedBench,
     Aiperf,
+    AiperfRecords,
+    GenaiPerfAnalyze,
     Guidellm,
+    InferencePerf,
     OptimumBenchmark,
     TrtllmBench,
 }
@@ -62,12 +71,16 @@ impl ForeignFormat {
         Self::VllmSummary,
         Self::VllmLatency,
         Self::VllmThroughput,
+        Self::VllmEngine,
         Self::SglangOneBatch,
         Self::SglangServing,
         Self::LlamaBench,
         Self::LlamaBatchedBench,
         Self::Aiperf,
+        Self::AiperfRecords,
+        Self::GenaiPerfAnalyze,
         Self::Guidellm,
+        Self::InferencePerf,
         Self::OptimumBenchmark,
         Self::TrtllmBench,
     ];
@@ -80,12 +93,16 @@ impl ForeignFormat {
             Self::VllmSummary => "vLLM benchmark table",
             Self::VllmLatency => "vLLM bench latency",
             Self::VllmThroughput => "vLLM bench throughput",
+            Self::VllmEngine => "vLLM engine log or metrics",
             Self::SglangOneBatch => "SGLang bench_one_batch",
             Self::SglangServing => "SGLang bench_serving",
             Self::LlamaBench => "llama-bench",
             Self::LlamaBatchedBench => "llama-batched-bench",
             Self::Aiperf => "AIPerf / GenAI-Perf",
+            Self::AiperfRecords => "AIPerf records",
+            Self::GenaiPerfAnalyze => "GenAI-Perf analyze",
             Self::Guidellm => "GuideLLM",
+            Self::InferencePerf => "inference-perf",
             Self::OptimumBenchmark => "optimum-benchmark",
             Self::TrtllmBench => "trtllm-bench",
         }
@@ -95,11 +112,20 @@ impl ForeignFormat {
     #[must_use]
     pub fn engine(self) -> Option<&'static str> {
         match self {
-            Self::VllmServe | Self::VllmSummary | Self::VllmLatency | Self::VllmThroughput => Some("vllm"),
+            Self::VllmServe
+            | Self::VllmSummary
+            | Self::VllmLatency
+            | Self::VllmThroughput
+            | Self::VllmEngine => Some("vllm"),
             Self::SglangOneBatch | Self::SglangServing => Some("sglang"),
             Self::LlamaBench | Self::LlamaBatchedBench => Some("llama.cpp"),
             Self::TrtllmBench => Some("tensorrt-llm"),
-            Self::Aiperf | Self::Guidellm | Self::OptimumBenchmark => None,
+            Self::Aiperf
+            | Self::AiperfRecords
+            | Self::GenaiPerfAnalyze
+            | Self::Guidellm
+            | Self::InferencePerf
+            | Self::OptimumBenchmark => None,
         }
     }
 
@@ -254,6 +280,8 @@ pub enum ImportError {
     Csv { file: String, source: csv::Error },
     #[error("{file} is no result this program knows ({found}); it reads {}", known_formats())]
     Unrecognised { file: String, found: String },
+    #[error("{file} is {what}")]
+    NotAResult { file: String, what: &'static str },
     #[error("{file}, record {record}: field `{field}` is {found}, and {wanted} was expected")]
     Field { file: String, record: usize, field: String, found: String, wanted: &'static str },
     #[error("{file}, record {record}: field `{field}` is missing, and {} always has it", .format.name())]
@@ -307,12 +335,26 @@ pub fn parse(file: &str, text: impl Into<String>) -> Result<Vec<ForeignResult>, 
 type Reader = fn(&Document) -> Option<Result<Vec<ForeignResult>, ImportError>>;
 
 /// The readers, those first whose marks are the surest.
-const READERS: &[Reader] =
-    &[llama_cpp::read, trtllm::read, guidellm::read, optimum::read, aiperf::read, sglang::read, vllm::read];
+const READERS: &[Reader] = &[
+    llama_cpp::read,
+    trtllm::read,
+    guidellm::read,
+    optimum::read,
+    inference_perf::read,
+    aiperf::read,
+    genai_perf::read,
+    vllm_engine::read,
+    sglang::read,
+    vllm::read,
+];
 
 fn recognise(document: &Document) -> Result<Vec<ForeignResult>, ImportError> {
     READERS.iter().find_map(|reader| reader(document)).unwrap_or_else(|| {
-        Err(ImportError::Unrecognised { file: document.file.clone(), found: document.describe() })
+        let file = document.file.clone();
+        Err(match other::what(document) {
+            Some(what) => ImportError::NotAResult { file, what },
+            None => ImportError::Unrecognised { file, found: document.describe() },
+        })
     })
 }
 

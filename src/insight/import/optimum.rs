@@ -1,10 +1,10 @@
-//! optimum-benchmark: `benchmark.json` (configuration and report) and `benchmark_report.json` (report alone).
+//! optimum-benchmark: `benchmark.json` (configuration and report), `benchmark_report.json` and `benchmark_report.md` (report alone).
 //!
 //! Enters: a document. Leaves: one row. The report alone says neither batch nor lengths nor machine.
 
-use serde_json::Value as Json;
+use serde_json::{Map, Value as Json};
 
-use super::document::Document;
+use super::document::{Body, Document};
 use super::fields::Fields;
 use super::{ForeignFormat, ForeignResult, ForeignRow, ImportError, Setup, dtype_of};
 
@@ -13,12 +13,40 @@ const FORMAT: ForeignFormat = ForeignFormat::OptimumBenchmark;
 pub(super) fn read(document: &Document) -> Option<Result<Vec<ForeignResult>, ImportError>> {
     let whole = document.objects_with(&["config", "report"]);
     let alone = || document.objects_with(&["prefill", "decode", "per_token"]);
-    let records = whole.or_else(alone)?;
+    let page = from_markdown(document);
+    let records = whole.or_else(alone).or_else(|| Some(vec![page.as_ref()?]))?;
     let rows = records.iter().enumerate().map(|(i, map)| row(&Fields::new(&document.file, i, map)));
     Some(
         rows.collect::<Result<_, _>>()
             .map(|rows| vec![ForeignResult { source: document.file.clone(), format: FORMAT, rows }]),
     )
+}
+
+/// The page of tables as the object of the JSON report: `# prefill:` and `## latency:` become keys.
+fn from_markdown(document: &Document) -> Option<Map<String, Json>> {
+    let Body::Tables(tables) = &document.body else { return None };
+    let mut report = Map::new();
+    for table in tables.iter().filter(|t| t.titles == ["metric", "value", "unit"]) {
+        let [phase, kind] = table.headings.as_slice() else { continue };
+        let (phase, kind) = (phase.trim_end_matches(':'), kind.trim_end_matches(':'));
+        let mut figures = Map::new();
+        for row in &table.rows {
+            let text = |title: &str| row.get(title)?.as_str();
+            let (Some(metric), Some(value)) = (text("metric"), text("value")) else { continue };
+            // A rate is called `value` in the JSON, and so is its alias.
+            let metric = if metric == kind { "value" } else { metric };
+            // `stdev_` is in percent; of times only those in seconds are what the JSON has.
+            if kind == "latency" && text("unit").is_some_and(|unit| !matches!(unit, "s" | "-")) {
+                continue;
+            }
+            figures.insert(metric.to_owned(), value.into());
+        }
+        let phase = report.entry(phase).or_insert_with(|| Json::Object(Map::new()));
+        if let Some(phase) = phase.as_object_mut() {
+            phase.insert(kind.to_owned(), Json::Object(figures));
+        }
+    }
+    ["prefill", "decode", "per_token"].iter().all(|key| report.contains_key(*key)).then_some(report)
 }
 
 fn row(fields: &Fields<'_>) -> Result<ForeignRow, ImportError> {

@@ -1,5 +1,7 @@
 //! Values checked by hand against the files, one file of each format and version, and what strangers may do to a file.
 
+mod records;
+
 use std::path::{Path, PathBuf};
 
 use super::alias::Statistic::{Mean, Median, Single};

@@ -11,6 +11,9 @@ pub enum Measure {
     FlopsPerSecond,
     FlopsPerByte,
     TokensPerSecond,
+    RequestsPerSecond,
+    /// How far a percentile is from the largest value: 1 / (1 − p), so that 100 is p99.
+    Tail,
     /// Of one, shown in percent.
     Share,
     Count,
@@ -41,8 +44,9 @@ impl Measure {
             Self::FlopsPerSecond => si("FLOP/s"),
             Self::FlopsPerByte => (1.0, " FLOP/B".to_owned()),
             Self::TokensPerSecond => (1.0, " tok/s".to_owned()),
+            Self::RequestsPerSecond => (1.0, " /s".to_owned()),
             Self::Share => (0.01, " %".to_owned()),
-            Self::Count => (1.0, String::new()),
+            Self::Count | Self::Tail => (1.0, String::new()),
             Self::Megahertz => (1.0, " MHz".to_owned()),
             Self::Watts => (1.0, " W".to_owned()),
             Self::Celsius => (1.0, " °C".to_owned()),
@@ -53,6 +57,10 @@ impl Measure {
     /// One value with three digits and its unit.
     #[must_use]
     pub fn show(self, value: f64) -> String {
+        if self == Self::Tail {
+            let percent = format!("{:.3}", (1.0 - 1.0 / value) * 100.0);
+            return format!("p{}", percent.trim_end_matches('0').trim_end_matches('.'));
+        }
         let (factor, unit) = self.unit(value.abs());
         let scaled = value / factor;
         let decimals = match scaled.abs() {
@@ -196,6 +204,9 @@ impl Axis {
     }
 
     fn log_label(&self, value: f64) -> String {
+        if self.measure == Measure::Tail {
+            return self.measure.show(value);
+        }
         let (factor, unit) = self.measure.unit(value);
         let scaled = value / factor;
         // Powers of ten below one have no prefix of their own here.
@@ -283,6 +294,14 @@ mod tests {
             labels(&axis, 6),
             ["0.20 FLOP/B".replace("0.20", "0.2"), "0.5 FLOP/B".into(), "1 FLOP/B".into(), "2 FLOP/B".into()]
         );
+    }
+
+    #[test]
+    fn percentiles_stand_as_far_apart_as_their_tails_are_rare() {
+        let axis = Axis::log_at("", Measure::Tail, &[2.0, 10.0, 20.0, 100.0, 1000.0]).unwrap();
+        assert_eq!(labels(&axis, 12), ["p50", "p90", "p95", "p99", "p99.9"]);
+        let place = |v: f64| axis.place(v).unwrap();
+        assert!((place(1000.0) - place(100.0) - (place(100.0) - place(10.0))).abs() < 1e-9);
     }
 
     #[test]

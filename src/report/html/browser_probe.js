@@ -37,11 +37,12 @@ const look = async () => {
   const create = URL.createObjectURL;
   URL.createObjectURL = (blob) => { const url = create.call(URL, blob); made.set(url, blob.type); return url; };
   HTMLAnchorElement.prototype.click = function () { saved[this.download.split('.').pop()] = `${this.download} ${made.get(this.href)}`; };
-  for (const button of document.querySelectorAll('#roofline button[data-save]')) button.click();
+  for (const button of document.querySelector('figure .panel').querySelectorAll('button[data-save]')) button.click();
   for (let i = 0; i < 50 && !saved.png; i += 1) await wait(20);
 
   let hover = null;
-  const named = [...document.querySelectorAll('#roofline svg .mark')].find((m) => visible(m) && m.textContent.startsWith('decode/native/bf16/b1/c128\n'));
+  const wanted = ['decode/native/bf16/b1/c128\n', 'TTFT p50 '];
+  const named = [...document.querySelector('figure').querySelectorAll('svg .mark')].find((m) => visible(m) && wanted.some((w) => m.textContent.startsWith(w)));
   if (named) {
     const box = named.lastElementChild.getBoundingClientRect();
     named.dispatchEvent(new PointerEvent('pointermove', { bubbles: true, clientX: box.x + box.width / 2, clientY: box.y + box.height / 2 }));

@@ -13,8 +13,8 @@ use base64::engine::general_purpose::STANDARD;
 use scraper::{Html, Selector};
 use sha2::{Digest, Sha256};
 
-use super::render;
-use crate::report::{Report, hand_made};
+use super::{render, render_serving};
+use crate::report::hand_made;
 
 const PROBE: &str = include_str!("browser_probe.js");
 
@@ -68,14 +68,11 @@ impl Seen {
     }
 }
 
-fn open(browser: &Path, report: &Report, width: u32) -> Seen {
+fn open(browser: &Path, page: &str, width: u32) -> Seen {
     let folder = tempfile::tempdir().unwrap();
     let hash = STANDARD.encode(Sha256::digest(PROBE.as_bytes()));
-    let page = render(report).replacen("script-src ", &format!("script-src 'sha256-{hash}' "), 1).replacen(
-        "</body>",
-        &format!("<script>{PROBE}</script></body>"),
-        1,
-    );
+    let admitted = page.replacen("script-src ", &format!("script-src 'sha256-{hash}' "), 1);
+    let page = admitted.replacen("</body>", &format!("<script>{PROBE}</script></body>"), 1);
     std::fs::write(folder.path().join("page.html"), page).unwrap();
     // A window has a least width; a frame may be as narrow as a phone.
     let frame = format!(
@@ -116,7 +113,7 @@ fn the_page_works_in_a_browser_on_a_desk_and_on_a_phone() {
     let report = hand_made::measured();
     let cells = report.cells.len() as f64;
     for (width, seen_class) in [(1280, "wide"), (390, "narrow")] {
-        let seen = open(&browser, &report, width);
+        let seen = open(&browser, &render(&report, &[]), width);
         harmless(&seen);
         assert!((seen.number("/width") - f64::from(width)).abs() < 1.0);
         assert_eq!(
@@ -138,7 +135,35 @@ fn a_hostile_result_runs_nothing_in_a_browser() {
     let Some(browser) = browser() else { return };
     let report = super::tests::hostile();
     for width in [1280, 390] {
-        let seen = open(&browser, &report, width);
+        let seen = open(&browser, &render(&report, &[]), width);
+        harmless(&seen);
+        assert_eq!((seen.number("/images"), seen.number("/alerts")), (0.0, 0.0));
+    }
+}
+
+#[test]
+fn the_page_of_a_sweep_works_in_a_browser_on_a_desk_and_on_a_phone() {
+    let Some(browser) = browser() else { return };
+    let report = crate::report::serving::tests::sweep();
+    let page = render_serving(&report, &[]);
+    for (width, seen_class) in [(1280, "wide"), (390, "narrow")] {
+        let seen = open(&browser, &page, width);
+        harmless(&seen);
+        assert_eq!(seen.inside["classes"], serde_json::json!([seen_class]));
+        assert!(seen.number("/marks/timeline") > 300.0 && seen.number("/marks/latency") > 40.0);
+        assert!(seen.inside["hover"].as_str().unwrap().starts_with("TTFT p50 "), "{}", seen.inside["hover"]);
+        assert_eq!(seen.inside["saved"]["svg"], "hbmark-load-ttft.svg image/svg+xml");
+        assert_eq!(seen.inside["saved"]["png"], "hbmark-load-ttft.png image/png");
+        assert_eq!(seen.inside["overlaps"], serde_json::json!([]), "labels that cover each other");
+    }
+}
+
+#[test]
+fn a_hostile_serving_result_runs_nothing_in_a_browser() {
+    let Some(browser) = browser() else { return };
+    let page = render_serving(&super::serving_tests::hostile(), &super::serving_tests::hostile_findings());
+    for width in [1280, 390] {
+        let seen = open(&browser, &page, width);
         harmless(&seen);
         assert_eq!((seen.number("/images"), seen.number("/alerts")), (0.0, 0.0));
     }

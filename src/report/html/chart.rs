@@ -46,6 +46,10 @@ pub enum Shape {
     Circle,
     Square,
     Cross,
+    /// At least this.
+    Triangle,
+    /// A limit: a short level line.
+    Limit,
 }
 
 /// Where a line says its name.
@@ -55,6 +59,8 @@ pub enum Label {
     Beyond,
     /// Above its end.
     Above,
+    /// Above its beginning.
+    Begin,
     /// Along its first segment.
     Along,
 }
@@ -192,6 +198,22 @@ fn shape(shape: Shape, class: &str, x: f64, y: f64) -> Node {
             let path = format!("M{left} {top}L{right} {bottom}M{left} {bottom}L{right} {top}");
             el("path").class(format!("cross {class}")).attr("d", path)
         }
+        Shape::Triangle => {
+            let path = format!(
+                "M{} {}L{} {}L{} {}Z",
+                pixel(x - 5.0),
+                pixel(y + 4.0),
+                pixel(x + 5.0),
+                pixel(y + 4.0),
+                pixel(x),
+                pixel(y - 5.0)
+            );
+            el("path").class(format!("point {class}")).attr("d", path)
+        }
+        Shape::Limit => {
+            let path = format!("M{} {}H{}", pixel(x - 9.0), pixel(y), pixel(x + 9.0));
+            el("path").class(format!("cross {class}")).attr("d", path)
+        }
     }
 }
 
@@ -223,7 +245,8 @@ impl Chart {
     fn draw_at(&self, size: Size) -> Node {
         let (legend, legend_height) = self.legend(size.width);
         // Title, legend, the y axis's name.
-        let top = 24.0 + legend_height + LINE + 4.0;
+        let named = if self.y.label.is_empty() { 4.0 } else { LINE };
+        let top = 24.0 + legend_height + named + 4.0;
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a few ticks")]
         let rows = ((size.height - top - 44.0) / 45.0).clamp(3.0, 9.0) as usize;
         let y_ticks = self.y.ticks(rows);
@@ -331,7 +354,8 @@ impl Chart {
                     nodes.push(label(x, y - 6.0, "key middle", text).attr("transform", turn));
                 }
                 Some((side, text)) => {
-                    ends.push((text, &line.class, *side, *places.last().unwrap_or(first)));
+                    let end = if *side == Label::Begin { first } else { places.last().unwrap_or(first) };
+                    ends.push((text, &line.class, *side, *end));
                 }
                 None => {}
             }
@@ -344,6 +368,7 @@ impl Chart {
         for ((text, class, side, (x, _)), y) in ends.into_iter().zip(heights) {
             nodes.push(match side {
                 Label::Beyond => label(x + 8.0, y, &format!("key text-{class}"), text),
+                Label::Begin => label(x + 4.0, y, "key", text),
                 _ => label(x - 2.0, y, "key end", text),
             });
         }

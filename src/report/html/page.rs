@@ -1,13 +1,9 @@
-//! The page around the plots: what was run and found, and how to run it again.
+//! The page of a run around its plots: what was run and found, and how to run it again.
 //!
-//! Enters: a report. Leaves: one HTML document that loads nothing: its style sheet and script are inside it, and its policy admits those
-//! two by their hash and nothing else.
-
-use base64::Engine;
-use base64::engine::general_purpose::STANDARD;
-use sha2::{Digest, Sha256};
+//! Enters: a report. Leaves: one HTML document.
 
 use super::figure::{table, words};
+use super::frame::{self, flat, pairs, plain_value};
 use super::node::{Node, el};
 use super::palette::Palette;
 use super::{batch, blocks, context, roofline, telemetry, waterfall};
@@ -16,33 +12,18 @@ use crate::report::metrics::Unit;
 use crate::report::table as cells;
 use crate::report::terminal::{crossover_value, device_line, fit_line, protocol_text};
 use crate::report::text::single;
-use crate::report::{Phase, Report, ReportKind, Status};
+use crate::report::{External, Phase, Report, ReportKind, Status};
 use crate::units::{BytesPerSecond, FlopsPerSecond};
-
-const STYLE: &str = include_str!("style.css");
-const SCRIPT: &str = include_str!("script.js");
-
-/// Findings that are not folded away.
-const OPEN_FINDINGS: usize = 5;
 
 /// The whole document.
 #[must_use]
-pub fn document(report: &Report) -> String {
-    let title = format!("{} · hbmark", report.model.name);
-    let head = el("head")
-        .child(el("meta").attr("charset", "utf-8"))
-        .child(el("meta").attr("http-equiv", "Content-Security-Policy").attr("content", policy()))
-        .child(el("meta").attr("name", "viewport").attr("content", "width=device-width, initial-scale=1"))
-        .child(el("meta").attr("name", "color-scheme").attr("content", "light dark"))
-        .child(el("meta").attr("name", "referrer").attr("content", "no-referrer"))
-        .child(el("title").text(title))
-        .child(el("style").verbatim(STYLE));
+pub fn document(report: &Report, externals: &[External]) -> String {
     let palette = Palette::of(report);
     let taken = blocks::taken(report);
     let main = el("main")
         .child(header(report))
         .child(findings(report))
-        .child(roofline::figure(report, &palette).render())
+        .child(roofline::figure(report, &palette, externals).render())
         .child(waterfall::figure(report, &palette).render())
         .child(context::figure(report, &palette).render())
         .child(batch::figure(report, &palette).render())
@@ -53,26 +34,7 @@ pub fn document(report: &Report) -> String {
         .children(cold(report))
         .child(reproduce(report))
         .child(machine(report));
-    let footer = el("footer").child(el("p").text(format!(
-        "Made by hbmark {}. This page loads nothing; the samples behind it are in result.json, and hbmark glossary defines every word.",
-        env!("CARGO_PKG_VERSION")
-    )));
-    let body = el("body")
-        .child(main)
-        .child(footer)
-        .child(el("div").attr("id", "hover").attr("role", "status").attr("hidden", "hidden"))
-        .child(el("script").verbatim(SCRIPT));
-    format!("<!doctype html>\n{}\n", el("html").attr("lang", "en").child(head).child(body).render())
-}
-
-/// Nothing from elsewhere, and of what is here only our own style sheet and script; pictures are those the script makes to be saved.
-fn policy() -> String {
-    let hash = |text: &str| STANDARD.encode(Sha256::digest(text.as_bytes()));
-    format!(
-        "default-src 'none'; style-src 'sha256-{}'; script-src 'sha256-{}'; img-src blob:; base-uri 'none'; form-action 'none'",
-        hash(STYLE),
-        hash(SCRIPT)
-    )
+    frame::document(&report.model.name, "result.json", main)
 }
 
 fn header(report: &Report) -> Node {
@@ -113,22 +75,9 @@ fn header(report: &Report) -> Node {
         .children(protocol)
 }
 
-/// A list whose end is folded away when it is long.
-fn list(lines: Vec<String>) -> Vec<Node> {
-    let item = |line: String| el("li").text(line);
-    let count = lines.len();
-    let mut lines = lines.into_iter();
-    let mut nodes = vec![el("ul").children(lines.by_ref().take(OPEN_FINDINGS).map(item))];
-    if count > OPEN_FINDINGS {
-        let more = el("summary").text(format!("{} more", count - OPEN_FINDINGS));
-        nodes.push(el("details").child(more).child(el("ul").children(lines.map(item))));
-    }
-    nodes
-}
-
 /// What the numbers say together, the worst first.
 fn findings(report: &Report) -> Node {
-    let mut section = el("section").attr("id", "findings").child(el("h2").text("Findings"));
+    let section = el("section").attr("id", "findings").child(el("h2").text("Findings"));
     let measured = report.cells.iter().filter(|c| c.step_ns.is_some()).count();
     let not_ok: Vec<&crate::report::CellResult> =
         report.cells.iter().filter(|c| !matches!(c.status, Status::Ok | Status::Predicted)).collect();
@@ -137,7 +86,7 @@ fn findings(report: &Report) -> Node {
         (_, 0) => format!("{measured} of {} cells measured, all ok.", report.cells.len()),
         (_, bad) => format!("{measured} of {} cells measured, {bad} not simply ok.", report.cells.len()),
     };
-    section = section.child(el("p").text(summary));
+    let section = section.child(el("p").text(summary));
     let (decode, prefill): (Vec<_>, Vec<_>) = report.ladders.iter().partition(|l| l.phase == Phase::Decode);
     let stories = decode.into_iter().chain(prefill).map(|ladder| ladder.story.clone()).collect();
     let fits = report.fits.iter().map(fit_line).collect();
@@ -150,11 +99,7 @@ fn findings(report: &Report) -> Node {
         ("Fitted over the grid", "", fits),
         ("Crossovers", "", crossovers),
     ];
-    for (title, class, lines) in groups.into_iter().filter(|(_, _, lines)| !lines.is_empty()) {
-        let group = el("div").class(format!("findings {class}")).child(el("h3").text(title));
-        section = section.child(group.children(list(lines)));
-    }
-    section
+    section.children(groups.into_iter().filter_map(|(title, class, lines)| frame::group(title, class, lines)))
 }
 
 fn all_cells(report: &Report) -> Node {
@@ -174,16 +119,16 @@ fn operations(report: &Report) -> Option<Node> {
         return None;
     }
     let section = el("section").attr("id", "operations").child(el("h2").text("Operations of a step"));
-    let each = tables.into_iter().map(|t| {
-        el("details")
-            .child(el("summary").text(t.title))
-            .child(table("", &t.columns))
-            .child(el("p").text(t.closing))
-    });
+    let count = tables.len();
+    let each = tables.into_iter().flat_map(|t| [table(&t.title, &t.columns), el("p").text(t.closing)]);
+    let fold = el("details").child(el("summary").text(match count {
+        1 => "One step, operation by operation".to_owned(),
+        many => format!("{many} steps, operation by operation"),
+    }));
     Some(
         section
             .child(el("p").text("From an untimed pass of its own, operation by operation."))
-            .children(each),
+            .child(fold.children(each)),
     )
 }
 
@@ -201,13 +146,6 @@ fn cold(report: &Report) -> Option<Node> {
     ];
     let section = el("section").attr("id", "cold").child(el("h2").text("Cold, once per process"));
     Some(section.child(table("", &columns)))
-}
-
-/// Names and values as a table of two columns.
-fn pairs(title: &str, pairs: Vec<(String, String)>) -> Node {
-    let (names, values) = pairs.into_iter().unzip();
-    let group = el("details").child(el("summary").text(title));
-    group.child(table("", &[words("name", names), words("value", values)]))
 }
 
 fn reproduce(report: &Report) -> Node {
@@ -258,33 +196,4 @@ fn machine(report: &Report) -> Node {
         section = section.child(pairs(&format!("Engine on {}", capabilities.device), flat(capabilities)));
     }
     section
-}
-
-/// A serialisable value as dotted names and plain values; what is null is left out.
-fn flat(value: &impl serde::Serialize) -> Vec<(String, String)> {
-    fn walk(prefix: &str, value: &serde_json::Value, rows: &mut Vec<(String, String)>) {
-        match value {
-            serde_json::Value::Null => {}
-            serde_json::Value::Object(map) => {
-                for (key, value) in map {
-                    let name = if prefix.is_empty() { key.clone() } else { format!("{prefix}.{key}") };
-                    walk(&name, value, rows);
-                }
-            }
-            other => rows.push((prefix.to_owned(), plain_value(other))),
-        }
-    }
-    let mut rows = Vec::new();
-    walk("", &serde_json::to_value(value).unwrap_or_default(), &mut rows);
-    rows
-}
-
-fn plain_value(value: &serde_json::Value) -> String {
-    match value {
-        serde_json::Value::String(text) => text.clone(),
-        serde_json::Value::Array(items) if items.iter().all(|i| !i.is_object() && !i.is_array()) => {
-            items.iter().map(plain_value).collect::<Vec<_>>().join(", ")
-        }
-        other => other.to_string(),
-    }
 }

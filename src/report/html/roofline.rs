@@ -11,7 +11,7 @@ use super::figure::{Figure, Panel, numbers, words};
 use super::palette::{Palette, Timed, believed, phase_word, timed};
 use crate::model::Dtype;
 use crate::report::table::{bound_word, status_word};
-use crate::report::{Phase, Report};
+use crate::report::{External, Phase, Report};
 use crate::roofline::Roof;
 use crate::units::{BytesPerSecond, FlopsPerSecond};
 
@@ -20,6 +20,8 @@ struct Dot<'a> {
     /// FLOP per byte.
     intensity: f64,
     flops_per_s: f64,
+    /// What its file calls it, where another program made it.
+    imported: Option<&'a str>,
 }
 
 /// One roof over the plot: a slope, and a level where a peak is known.
@@ -30,19 +32,13 @@ struct Ceiling {
 }
 
 #[must_use]
-pub fn figure(report: &Report, palette: &Palette) -> Figure {
+pub fn figure(report: &Report, palette: &Palette, externals: &[External]) -> Figure {
     let figure = Figure::new("roofline", "Roofline");
-    let dots: Vec<Dot<'_>> = timed(report)
-        .filter_map(|timed| {
-            let bytes = timed.cell.bytes.ideal().as_f64();
-            let flops = timed.cell.flops;
-            (bytes > 0.0 && flops > 0.0 && flops.is_finite()).then(|| Dot {
-                intensity: flops / bytes,
-                flops_per_s: flops / timed.time_ns * 1e9,
-                timed,
-            })
-        })
-        .collect();
+    let imported = externals.iter().filter_map(|e| {
+        let time_ns = e.cell.tpot_ns.filter(|t| t.is_finite() && *t > 0.0)?;
+        dot(Timed { cell: &e.cell, time_ns, interval_ns: None }, Some(&e.label))
+    });
+    let dots: Vec<Dot<'_>> = timed(report).filter_map(|timed| dot(timed, None)).chain(imported).collect();
     if dots.is_empty() {
         return figure
             .absent("No cell of this result was measured, so there is no point to hold against the roof.");
@@ -73,6 +69,13 @@ pub fn figure(report: &Report, palette: &Palette) -> Figure {
          copies and launches cost; both axes are logarithmic."
             .to_owned(),
     ];
+    if !externals.is_empty() {
+        caption.push(
+            "Triangles are other programs' decodes, imported: their scheduler, server and client are in the time, and what their files do \
+             not say was said by hand."
+                .into(),
+        );
+    }
     if ceilings.is_empty() {
         caption.push(
             "No ceiling was measured and the device is not in the data sheet table, so no roof is drawn."
@@ -80,6 +83,17 @@ pub fn figure(report: &Report, palette: &Palette) -> Figure {
         );
     }
     Figure { caption, panels: vec![Panel::of(&chart)], tables: vec![table(&dots)], ..figure }
+}
+
+fn dot<'a>(timed: Timed<'a>, imported: Option<&'a str>) -> Option<Dot<'a>> {
+    let bytes = timed.cell.bytes.ideal().as_f64();
+    let flops = timed.cell.flops;
+    (bytes > 0.0 && flops > 0.0 && flops.is_finite()).then(|| Dot {
+        intensity: flops / bytes,
+        flops_per_s: flops / timed.time_ns * 1e9,
+        timed,
+        imported,
+    })
 }
 
 /// The roofs of the dtypes that were run, each once.
@@ -145,6 +159,7 @@ fn roofs(ceilings: &[Ceiling], x: &Axis, y: &Axis) -> Vec<Line> {
 fn shape(dot: &Dot<'_>) -> Shape {
     match dot.timed.cell.phase {
         _ if !believed(dot.timed.cell) => Shape::Cross,
+        _ if dot.imported.is_some() => Shape::Triangle,
         Phase::Decode => Shape::Circle,
         Phase::Prefill => Shape::Square,
     }
@@ -152,9 +167,14 @@ fn shape(dot: &Dot<'_>) -> Shape {
 
 fn point(dot: &Dot<'_>, palette: &Palette) -> Point {
     let cell = dot.timed.cell;
+    let name = match dot.imported {
+        Some(label) => {
+            format!("{}, imported: {label}\nbatch {}, context {}", cell.engine, cell.batch, cell.context)
+        }
+        None => cell.id.clone(),
+    };
     let mut hover = format!(
-        "{}\n{} in {}\n{} per byte",
-        cell.id,
+        "{name}\n{} in {}\n{} per byte",
         Measure::FlopsPerSecond.show(dot.flops_per_s),
         Measure::Time.show(dot.timed.time_ns),
         Measure::FlopsPerByte.show(dot.intensity).replace("/B", "")
@@ -162,8 +182,16 @@ fn point(dot: &Dot<'_>, palette: &Palette) -> Point {
     if let Some(fraction) = cell.predicted_ns.map(|floor| floor / dot.timed.time_ns) {
         let _ = write!(hover, "\n{} of the roof", Measure::Share.show(fraction));
     }
-    let class = if believed(cell) { palette.class(&cell.engine, cell.dtype) } else { "bad".to_owned() };
+    let class = if believed(cell) { colour(dot, palette) } else { "bad".to_owned() };
     Point { class, shape: shape(dot), x: dot.intensity, y: dot.flops_per_s, spread: None, hover }
+}
+
+/// The last colour of the page is that of other programs.
+fn colour(dot: &Dot<'_>, palette: &Palette) -> String {
+    match dot.imported {
+        Some(_) => "c5".to_owned(),
+        None => palette.class(&dot.timed.cell.engine, dot.timed.cell.dtype),
+    }
 }
 
 fn keys(dots: &[Dot<'_>], ceilings: &[Ceiling], palette: &Palette) -> Vec<Key> {
@@ -172,9 +200,12 @@ fn keys(dots: &[Dot<'_>], ceilings: &[Ceiling], palette: &Palette) -> Vec<Key> {
         let cell = dot.timed.cell;
         let key = if believed(cell) {
             Key {
-                class: palette.class(&cell.engine, cell.dtype),
+                class: colour(dot, palette),
                 shape: Some(shape(dot)),
-                text: format!("{} {} {}", phase_word(cell.phase), cell.engine, cell.dtype),
+                text: match dot.imported {
+                    Some(_) => format!("{} (imported)", cell.engine),
+                    None => format!("{} {} {}", phase_word(cell.phase), cell.engine, cell.dtype),
+                },
             }
         } else {
             Key { class: "bad".into(), shape: Some(Shape::Cross), text: "INVALID".into() }
@@ -198,7 +229,7 @@ fn table(dots: &[Dot<'_>]) -> (String, Vec<crate::report::table::Column>) {
         d.timed.cell.predicted_ns.map_or("-".to_owned(), |floor| Measure::Share.show(floor / d.timed.time_ns))
     };
     let columns = vec![
-        words("cell", of(&|d| d.timed.cell.id.clone())),
+        words("cell", of(&|d| d.imported.map_or_else(|| d.timed.cell.id.clone(), str::to_owned))),
         numbers("time", of(&|d| Measure::Time.show(d.timed.time_ns))),
         numbers("intensity", of(&|d| Measure::FlopsPerByte.show(d.intensity))),
         numbers("rate", of(&|d| Measure::FlopsPerSecond.show(d.flops_per_s))),

@@ -4,24 +4,28 @@ use scraper::{Html, Selector};
 
 use super::render;
 use crate::model::Dtype;
-use crate::report::{CellResult, Phase, Report, hand_made};
+use crate::report::{CellResult, External, Phase, Report, hand_made};
 
 /// A name that would run a program in a page that does not escape.
-const HOSTILE: &str = "</script><img src=x onerror=alert(1)>";
+pub(super) const HOSTILE: &str = "</script><img src=x onerror=alert(1)>";
 /// The anchors of the plots.
 const PLOTS: [&str; 6] = ["roofline", "ladder", "context", "batch", "blocks", "telemetry"];
 
 fn parsed(report: &Report) -> Html {
-    let page = Html::parse_document(&render(report));
+    well_formed(&render(report, &[]))
+}
+
+pub(super) fn well_formed(text: &str) -> Html {
+    let page = Html::parse_document(text);
     assert!(page.errors.is_empty(), "{:?}", page.errors);
     page
 }
 
-fn texts(page: &Html, selector: &str) -> Vec<String> {
+pub(super) fn texts(page: &Html, selector: &str) -> Vec<String> {
     page.select(&Selector::parse(selector).unwrap()).map(|e| e.text().collect()).collect()
 }
 
-fn count(page: &Html, selector: &str) -> usize {
+pub(super) fn count(page: &Html, selector: &str) -> usize {
     page.select(&Selector::parse(selector).unwrap()).count()
 }
 
@@ -110,18 +114,35 @@ fn plots_hold_the_values_of_the_result() {
 }
 
 #[test]
+fn decodes_of_other_programs_stand_on_the_roofline() {
+    let report = hand_made::measured();
+    let mut cell = report.cells.iter().find(|c| c.id == "decode/native/bf16/b1/c128").unwrap().clone();
+    cell.engine = "vllm".into();
+    cell.tpot_ns = cell.tpot_ns.map(|t| t * 2.0);
+    let externals = [External { label: HOSTILE.into(), cell }];
+    let page = well_formed(&render(&report, &externals));
+    let marks = texts(&page, "#roofline svg.wide .mark > title");
+    assert_eq!(marks.len(), report.cells.len() + 1);
+    let theirs = marks.iter().find(|m| m.starts_with("vllm, imported")).unwrap();
+    assert!(theirs.contains(HOSTILE) && theirs.contains("45.4 % of the roof"), "{theirs}");
+    assert!(texts(&page, "#roofline svg.wide text").contains(&"vllm (imported)".to_owned()));
+    assert_eq!(count(&page, "img"), 0);
+    assert!(texts(&page, "#roofline td").iter().any(|t| t == HOSTILE), "and in the table behind it");
+}
+
+#[test]
 fn nothing_that_strangers_wrote_becomes_markup() {
     let report = hostile();
     let page = parsed(&report);
     assert_eq!((count(&page, "img"), count(&page, "script")), (0, 1));
     assert_eq!(texts(&page, "h1"), [HOSTILE]);
     assert_eq!(texts(&page, "#reproduce pre"), [HOSTILE]);
-    assert_eq!(render(&report).matches("</script").count(), 1);
+    assert_eq!(render(&report, &[]).matches("</script").count(), 1);
 }
 
 #[test]
 fn the_page_names_no_address_and_admits_only_itself() {
-    let text = render(&hand_made::measured());
+    let text = render(&hand_made::measured(), &[]);
     let elsewhere: Vec<&str> = text.split("http").skip(1).map(|rest| &rest[..20.min(rest.len())]).collect();
     let allowed = |rest: &&str| rest.starts_with("://www.w3.org/2000/s") || rest.starts_with("-equiv=");
     assert!(elsewhere.iter().all(allowed), "{elsewhere:?}");
@@ -178,7 +199,7 @@ fn numbers_that_make_no_sense_draw_no_nonsense() {
     if let Some(ceilings) = &mut report.ceilings {
         ceilings.read_bytes_per_s.median = 0.0;
     }
-    let text = render(&report);
+    let text = render(&report, &[]);
     assert!(!text.contains("NaN") && !text.contains("=\"inf") && !text.contains(",inf"));
     parsed(&report);
 }

@@ -11,8 +11,11 @@ use crate::insight::{Ladder, RungKind};
 use crate::report::table::status_word;
 use crate::report::{Phase, Report, Status, breakdown};
 
-/// Height of a rung with the gap below it.
+/// Height of a rung with the gap below it, and of the line its name takes above it on a phone, where beside it there is no room.
 const RUNG: f64 = 30.0;
+const NAME: f64 = 17.0;
+/// A drawing narrower than this is for a phone.
+const NARROW: f64 = 400.0;
 /// Drawings that are not folded away.
 const OPEN: usize = 4;
 
@@ -54,11 +57,17 @@ fn draw(ladder: &Ladder, palette: &Palette) -> Option<Panel> {
         Phase::Prefill => "step",
     };
     let axis = Axis::from_zero(time, Measure::Time, levels.iter().copied())?;
-    let height = 40.0 + RUNG * ladder.rungs.len() as f64 + 40.0;
-    let sizes =
-        [Size { class: "wide", width: 470.0, height }, Size { class: "narrow", width: 350.0, height }];
+    let size = |class, width: f64| {
+        let height = 40.0 + rung_height(width) * ladder.rungs.len() as f64 + 40.0;
+        Size { class, width, height }
+    };
+    let sizes = [size("wide", 470.0), size("narrow", 350.0)];
     let drawings = sizes.map(|size| at(size, ladder, &axis, &levels, palette)).to_vec();
     Some(Panel { drawings, half: true, closing: Some(ladder.story.clone()) })
+}
+
+fn rung_height(width: f64) -> f64 {
+    if width < NARROW { RUNG + NAME } else { RUNG }
 }
 
 fn at(size: Size, ladder: &Ladder, axis: &Axis, levels: &[f64], palette: &Palette) -> Node {
@@ -66,20 +75,23 @@ fn at(size: Size, ladder: &Ladder, axis: &Axis, levels: &[f64], palette: &Palett
     let name = format!("ladder-{}-b{}-c{}", phase_word(ladder.phase), ladder.batch, ladder.context);
     let scale = ladder.scale();
     let names: Vec<String> = (0..ladder.rungs.len()).map(|i| rung_name(ladder, i)).collect();
-    let widest = names.iter().map(|n| text_width(n)).fold(0.0, f64::max).min(size.width * 0.36);
-    let left = widest + 10.0;
+    let (stacked, rung_height) = (size.width < NARROW, rung_height(size.width));
+    let widest = names.iter().map(|n| text_width(n)).fold(0.0, f64::max);
+    let widest = if stacked { size.width } else { widest.min(size.width * 0.36) };
+    let left = if stacked { 2.0 } else { widest + 10.0 };
     let (top, right) = (34.0, size.width - 12.0);
-    let bottom = top + RUNG * ladder.rungs.len() as f64;
+    let bottom = top + rung_height * ladder.rungs.len() as f64;
     let x = |value: f64| left + axis.place(value).unwrap_or(0.0) * (right - left);
     let mut drawing = canvas(size, &name, &title);
-    for tick in axis.ticks(if size.width > 400.0 { 6 } else { 4 }) {
+    for tick in axis.ticks(if stacked { 4 } else { 6 }) {
         let at = left + tick.place * (right - left);
         drawing = drawing
             .child(el("line").class("grid").at("x1", at).at("x2", at).at("y1", top - 6.0).at("y2", bottom))
             .child(label(at, bottom + 16.0, "tick middle", &tick.label));
     }
     for (i, rung) in ladder.rungs.iter().enumerate() {
-        let y = top + RUNG * i as f64;
+        let above = top + rung_height * i as f64;
+        let y = if stacked { above + NAME } else { above };
         let (from, to) = (x(levels[i].min(levels[i + 1])), x(levels[i].max(levels[i + 1])));
         let colour = match (&rung.engine, rung.kind) {
             (Some(engine), _) => palette.class(engine, rung.dtype),
@@ -101,7 +113,8 @@ fn at(size: Size, ladder: &Ladder, axis: &Axis, levels: &[f64], palette: &Palett
             .at("width", (to - from).max(1.0))
             .at("height", RUNG - 8.0);
         let mark = el("g").class("mark").child(el("title").text(hover)).child(bar);
-        drawing = drawing.child(label(0.0, y + 15.0, "key", &fitted(&names[i], widest + 4.0))).child(mark);
+        let baseline = if stacked { above + 12.0 } else { y + 15.0 };
+        drawing = drawing.child(label(0.0, baseline, "key", &fitted(&names[i], widest + 4.0))).child(mark);
         drawing = drawing.child(added(&scale.show(rung.step_ns), from, to, right, left, y + 15.0));
         if i + 1 < ladder.rungs.len() {
             let at = x(levels[i + 1]);
@@ -110,7 +123,7 @@ fn at(size: Size, ladder: &Ladder, axis: &Axis, levels: &[f64], palette: &Palett
                 .at("x1", at)
                 .at("x2", at)
                 .at("y1", y + RUNG - 8.0)
-                .at("y2", y + RUNG);
+                .at("y2", above + rung_height);
             drawing = drawing.child(link);
         }
     }

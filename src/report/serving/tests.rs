@@ -18,7 +18,7 @@ impl ServeObserver for Silent {
     fn progress(&mut self, _progress: Progress) {}
 }
 
-fn report(mode: Mode, rate: f64) -> ServeReport {
+pub(crate) fn report(mode: Mode, rate: f64) -> ServeReport {
     let config = ServeConfig {
         engine: "native".into(),
         device: DeviceChoice::Cpu,
@@ -50,7 +50,7 @@ fn report(mode: Mode, rate: f64) -> ServeReport {
     report
 }
 
-fn sweep() -> ServeReport {
+pub(crate) fn sweep() -> ServeReport {
     report(Mode::Sweep { variable: "rate".into(), values: vec![2.0, 8.0, 64.0, 128.0] }, 1.0)
 }
 

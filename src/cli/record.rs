@@ -1,0 +1,69 @@
+//! `hbmark record`.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, ensure};
+use clap::Args as ClapArgs;
+
+use super::capacity::PriceArgs;
+use super::{Outcome, print};
+use crate::insight::capacity::{Capacity, capacity};
+use crate::report::serving::ServeReport;
+use crate::report::{comparison, json, record, serving};
+
+#[derive(Debug, ClapArgs)]
+#[command(
+    after_help = "Examples:\n  hbmark record results/1b/result.json\n  hbmark record results/sweep/serve.json --target-rate 200 --gpu-hour-price 2.50 --output decision.md\n  hbmark record comparison.json"
+)]
+pub struct Args {
+    /// A saved result of run, serve or compare.
+    file: PathBuf,
+    /// Of a serving result: requests per second at the busiest, for instances and cost.
+    #[arg(long)]
+    target_rate: Option<f64>,
+    /// Share of an instance's rate that stays free.
+    #[arg(long, default_value_t = 0.2, requires = "target_rate")]
+    headroom: f64,
+    /// GPUs (or machines) that one instance takes.
+    #[arg(long, default_value_t = 1, requires = "target_rate", value_parser = clap::value_parser!(u64).range(1..=100_000))]
+    gpus_per_instance: u64,
+    #[command(flatten)]
+    prices: PriceArgs,
+    /// Write the record into this file instead of printing it.
+    #[arg(long, value_name = "FILE")]
+    output: Option<PathBuf>,
+}
+
+pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
+    let text = of_file(args, &args.file)?;
+    match &args.output {
+        Some(path) => crate::files::write_whole(path, &text)?,
+        None => print(&text)?,
+    }
+    Ok(Outcome::Complete)
+}
+
+fn of_file(args: &Args, file: &Path) -> anyhow::Result<String> {
+    if let Some(report) = serving::read(file)? {
+        let planned = plan(args, &report).with_context(|| format!("{} carries no plan", file.display()))?;
+        return Ok(record::of_serving(&report, planned.as_ref()));
+    }
+    ensure!(
+        args.target_rate.is_none(),
+        "--target-rate is about a result of `hbmark serve`, and {} is none",
+        file.display()
+    );
+    if let Some(found) = comparison::read(file)? {
+        return Ok(record::of_comparison(&found));
+    }
+    let mut report = json::read(file)?;
+    crate::judge::recompute(&mut report);
+    Ok(record::of_run(&report))
+}
+
+/// Instances and cost, where a rate was asked for.
+fn plan(args: &Args, report: &ServeReport) -> anyhow::Result<Option<Capacity>> {
+    let Some(rate) = args.target_rate else { return Ok(None) };
+    let question = args.prices.question(rate, args.headroom, args.gpus_per_instance)?;
+    Ok(Some(capacity(report, &question)?))
+}

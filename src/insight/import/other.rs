@@ -1,0 +1,67 @@
+//! Files that lie beside results and are none: what each is, and what to do with it.
+//!
+//! Enters: a document that no reader knows. Leaves: words for the message, or nothing where it is a stranger to this program.
+
+use super::document::{Body, Document};
+
+/// Keys of JSON that tell what a file is, and what to say.
+const OBJECTS: &[(&[&str], &str)] = &[
+    (
+        &["backend", "scenario", "launcher"],
+        "the configuration of an optimum-benchmark run, not what it measured; give benchmark.json or benchmark_report.json",
+    ),
+    (&["model_type"], "a model's config.json, not a result; --model takes the folder it is in"),
+    (&["architectures"], "a model's config.json, not a result; --model takes the folder it is in"),
+    (
+        &["hidden_size", "vocab_size"],
+        "a model's shape, not a result; --model takes a folder with config.json",
+    ),
+    (&["num_hidden_layers"], "a model's shape, not a result; --model takes a folder with config.json"),
+    (
+        &["dim", "n_layers", "vocab_size"],
+        "a model's shape, not a result; --model takes a folder with config.json",
+    ),
+    (&["added_tokens", "model"], "a tokenizer, not a result"),
+    (
+        &["timestamp", "input_length", "output_length"],
+        "recorded traffic, not a result; `hbmark serve --trace FILE` replays it",
+    ),
+    (
+        &["hash_id_scope", "requests"],
+        "recorded traffic, not a result, and of a kind that `hbmark serve` does not replay",
+    ),
+    (&["schema_version", "cells"], "a result of this program; `hbmark report FILE` prints it"),
+    (&["schema_version", "points"], "a result of this program; `hbmark report FILE` prints it"),
+];
+
+const TABLES: &[(&[&str], &str)] = &[
+    (
+        &["TIMESTAMP", "ContextTokens"],
+        "recorded traffic, not a result; `hbmark serve --trace FILE` replays it",
+    ),
+    (
+        &["Request tokens", "Response tokens"],
+        "recorded traffic, not a result; `hbmark serve --trace FILE` replays it",
+    ),
+];
+
+/// What a document is, where it is known and no result.
+pub(super) fn what(document: &Document) -> Option<&'static str> {
+    if let Some((_, what)) = OBJECTS.iter().find(|(keys, _)| document.objects_with(keys).is_some()) {
+        return Some(what);
+    }
+    if let Some((_, what)) = TABLES.iter().find(|(titles, _)| document.tables_with(titles).next().is_some()) {
+        return Some(what);
+    }
+    let Body::Tables(tables) = &document.body else { return None };
+    // A YAML file read as a table has one column, and rows that end with a colon or hold one.
+    let [only] = tables.as_slice() else { return None };
+    let cells = || only.rows.iter().flat_map(serde_json::Map::values).filter_map(serde_json::Value::as_str);
+    let keyed = |text: &str| text.ends_with(':') || text.contains(": ");
+    let yaml = only.titles.len() == 1
+        && only.rows.len() > 3
+        && cells().filter(|t| keyed(t)).count() * 2 > only.rows.len();
+    yaml.then_some(
+        "YAML, which no program writes its results in that this one reads; give the JSON beside it",
+    )
+}

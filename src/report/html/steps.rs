@@ -1,0 +1,158 @@
+//! A serving run over time: who ran and who waited, how full the KV pool was, and what a step held.
+//!
+//! Enters: points with their timelines. Leaves: low plots under each other over one time axis, with the window over which rates are taken.
+
+use super::axis::{Axis, Measure};
+use super::chart::{Chart, Key, Line, Point as Mark, Rule, Shape, Span};
+use super::figure::{Figure, Panel, numbers};
+use crate::report::table::Column;
+use crate::report::text::plain;
+use crate::serve::point::Point;
+use crate::serve::timeline::{self, Timeline};
+
+/// One quantity of a span.
+struct Quantity {
+    name: &'static str,
+    class: &'static str,
+    value: fn(&timeline::Span) -> Option<f64>,
+}
+
+/// A plot of quantities that share an axis.
+struct Strip {
+    name: &'static str,
+    title: &'static str,
+    measure: Measure,
+    quantities: &'static [Quantity],
+}
+
+const STRIPS: &[Strip] = &[
+    Strip {
+        name: "requests",
+        title: "requests running and waiting",
+        measure: Measure::Count,
+        quantities: &[
+            Quantity { name: "running", class: "c0", value: |s| Some(s.running) },
+            Quantity { name: "waiting", class: "c1", value: |s| Some(s.waiting) },
+        ],
+    },
+    Strip {
+        name: "kv",
+        title: "KV blocks in use",
+        measure: Measure::Share,
+        quantities: &[
+            Quantity { name: "average of a span", class: "c2", value: |s| Some(s.kv_use) },
+            Quantity { name: "largest", class: "c2 dotted", value: |s| Some(s.max_kv_use) },
+        ],
+    },
+    Strip {
+        name: "step-tokens",
+        title: "tokens of a step, prompt and output",
+        measure: Measure::Count,
+        quantities: &[Quantity {
+            name: "average of a span",
+            class: "c3",
+            value: timeline::Span::step_tokens,
+        }],
+    },
+    Strip {
+        name: "longest-step",
+        title: "longest step",
+        measure: Measure::Time,
+        quantities: &[Quantity { name: "of a span", class: "c5", value: |s| s.longest_step_ns }],
+    },
+];
+
+#[must_use]
+pub fn figure(points: &[&Point]) -> Figure {
+    let figure = Figure::new("timeline", "The run over time");
+    let known: Vec<(&Point, &Timeline)> =
+        points.iter().filter_map(|p| Some((*p, p.result.as_ref()?.timeline.as_ref()?))).collect();
+    if known.is_empty() {
+        return figure.absent(
+            "This result holds no timeline: nothing was run, or it was saved before timelines were kept.",
+        );
+    }
+    let panels =
+        known.iter().flat_map(|(point, line)| STRIPS.iter().filter_map(|strip| chart(strip, point, line)));
+    let spans = known.iter().map(|(_, line)| line.span_ns).fold(0.0, f64::max);
+    let caption = vec![format!(
+        "Averages over spans of {} at most, idle time included; between the vertical lines rates and latencies are taken.",
+        Measure::Time.show(spans)
+    )];
+    Figure {
+        caption,
+        panels: panels.map(|chart| Panel::of(&chart)).collect(),
+        tables: known.iter().map(|(point, line)| (plain(&point.label), table(line))).collect(),
+        open_panels: STRIPS.len(),
+        ..figure
+    }
+}
+
+fn chart(strip: &Strip, point: &Point, line: &Timeline) -> Option<Chart> {
+    let end = line.span_ns * line.spans.len() as f64;
+    let values = |quantity: &Quantity| -> Vec<(f64, f64)> {
+        // A span is drawn at its middle.
+        let all = line.at().filter_map(|(at, span)| Some((at + line.span_ns / 2.0, (quantity.value)(span)?)));
+        all.filter(|(_, value)| value.is_finite()).collect()
+    };
+    let seen: Vec<(&Quantity, Vec<(f64, f64)>)> = strip.quantities.iter().map(|q| (q, values(q))).collect();
+    let least = if strip.measure == Measure::Share { 0.01 } else { 1.0 };
+    let heights = seen.iter().flat_map(|(_, values)| values.iter().map(|v| v.1)).chain([least]);
+    let marks = seen.iter().flat_map(|(quantity, values)| {
+        values.iter().map(|&(at, value)| Mark {
+            class: format!("{} small quiet", quantity.class.split(' ').next().unwrap_or_default()),
+            shape: Shape::Circle,
+            x: at,
+            y: value,
+            spread: None,
+            hover: format!(
+                "{}: {}\n{} into the run",
+                quantity.name,
+                strip.measure.show(value),
+                Measure::Time.show(at)
+            ),
+        })
+    });
+    let rule = |x: f64, label: &str| Rule { x, class: "crossing".into(), label: label.into() };
+    let first = strip.name == STRIPS[0].name;
+    Some(Chart {
+        name: format!("timeline-{}", strip.name),
+        title: if first { format!("{}: {}", plain(&point.label), strip.title) } else { strip.title.into() },
+        x: Axis::from_zero("since the run began", Measure::Time, [end / 1.06])?,
+        y: Axis::from_zero("", strip.measure, heights)?,
+        points: marks.collect(),
+        rules: vec![rule(line.window_from_ns, ""), rule(line.window_to_ns, "")],
+        keys: if strip.quantities.len() > 1 {
+            seen.iter().map(|(q, _)| key(q)).collect()
+        } else {
+            Vec::new()
+        },
+        lines: seen
+            .into_iter()
+            .map(|(q, points)| Line { class: q.class.into(), points, label: None })
+            .collect(),
+        span: Span::Strip,
+    })
+}
+
+fn key(quantity: &Quantity) -> Key {
+    Key { class: quantity.class.into(), shape: None, text: quantity.name.into() }
+}
+
+fn table(line: &Timeline) -> Vec<Column> {
+    let of = |show: &dyn Fn(f64, &timeline::Span) -> String| {
+        line.at().map(|(at, s)| show(at, s)).collect::<Vec<_>>()
+    };
+    let time = |ns: f64| Measure::Time.show(ns);
+    vec![
+        numbers("from", of(&|at, _| time(at))),
+        numbers("steps", of(&|_, s| s.steps.to_string())),
+        numbers("running", of(&|_, s| format!("{:.1}", s.running))),
+        numbers("waiting", of(&|_, s| format!("{:.1}", s.waiting))),
+        numbers("KV use", of(&|_, s| Measure::Share.show(s.kv_use))),
+        numbers("largest", of(&|_, s| Measure::Share.show(s.max_kv_use))),
+        numbers("prompt tokens", of(&|_, s| s.prompt_tokens.to_string())),
+        numbers("output tokens", of(&|_, s| s.output_tokens.to_string())),
+        numbers("longest step", of(&|_, s| s.longest_step_ns.map_or("-".into(), time))),
+    ]
+}
