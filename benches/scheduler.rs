@@ -14,12 +14,13 @@ fn config() -> SchedulerConfig {
         enable_chunked_prefill: true,
         scheduling: Policy::Fcfs,
         max_waiting: None,
+        max_loras: None,
     }
 }
 
 fn submission(key: usize, output_len: usize) -> Submission {
     let prompt = (0..64_u32).map(|i| u32::try_from(key).unwrap_or(0) * 64 + i).collect();
-    Submission { key, prompt, output_len, stop_tokens: Vec::new(), priority: 0 }
+    Submission { key, prompt, output_len, stop_tokens: Vec::new(), priority: 0, adapter: None }
 }
 
 /// 256 sequences that have their prompts behind them.

@@ -4,6 +4,7 @@
 //! or on a virtual clock. Everything below it is told what it needs and knows nothing of the rest.
 
 pub mod cold;
+pub mod extras;
 mod knobs;
 mod modes;
 
@@ -12,17 +13,20 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
+pub use extras::LoraConfig;
 pub use knobs::Knobs;
 
 use crate::engine::{self, Capabilities, DeviceChoice, DeviceOptions};
 use crate::measure::doctor;
 use crate::measure::environment::{BuildEnvironment, Environment};
-use crate::model::{Dtype, OpenModel};
+use crate::model::tokenizer::TokenizerError;
+use crate::model::{AdapterError, Dtype, OpenModel};
 use crate::report::serving::{SCHEMA_VERSION, ServeKind, ServeReport, WorkloadSummary};
 use crate::report::{self, Report};
 use crate::roofline::{DeviceSpec, Ledger, Roof};
+use crate::serve::adapters::AdapterMix;
 use crate::serve::arrivals::{Arrivals, Burst};
-use crate::serve::calibrate::calibrate;
+use crate::serve::calibrate::{adapter_time, calibrate};
 use crate::serve::clock::HostClock;
 use crate::serve::latency::ENOUGH;
 use crate::serve::point::{Engine, Offered, PointError, PointSpec, Source};
@@ -31,7 +35,8 @@ use crate::serve::sampler::Sampling;
 use crate::serve::scheduler::SchedulerConfig;
 use crate::serve::slo::Slo;
 use crate::serve::step_model::{Fitted, StepModel};
-use crate::serve::workload::WorkloadError;
+use crate::serve::structured::StructuredError;
+use crate::serve::workload::{Structured, WorkloadError};
 use crate::units::{Bytes, Nanos};
 
 /// What makes the time of a step where no engine runs.
@@ -87,6 +92,11 @@ pub struct ServeConfig {
     pub mode: Mode,
     /// Time the engine's steps first, and predict every point with them.
     pub predict: bool,
+    /// A tokenizer for a model that has none, or instead of its own.
+    pub tokenizer: Option<PathBuf>,
+    pub lora: Option<LoraConfig>,
+    /// Outputs held to a grammar; wins over the workload's own.
+    pub structured: Option<Structured>,
     pub seed: u64,
     pub note: Option<String>,
     pub hypothesis: Option<String>,
@@ -110,6 +120,12 @@ pub enum ServeError {
     Point(#[from] PointError),
     #[error(transparent)]
     Workload(#[from] WorkloadError),
+    #[error(transparent)]
+    Adapter(#[from] AdapterError),
+    #[error(transparent)]
+    Structured(#[from] StructuredError),
+    #[error(transparent)]
+    Tokenizer(#[from] TokenizerError),
     #[error(
         "{what} needs {needed} and the device has {have} of memory for it; choose a smaller model or dtype, or raise \
          --gpu-memory-utilization"
@@ -158,6 +174,9 @@ pub(crate) struct Stage<'a> {
     pub environment: Environment,
     pub scheduler: SchedulerConfig,
     pub step_model: Option<StepModel>,
+    /// Adapters and what they are as traffic.
+    pub lora: Option<(extras::LoraSummary, AdapterMix)>,
+    pub structured: Option<extras::StructuredSummary>,
 }
 
 impl<'a> Stage<'a> {
@@ -177,6 +196,12 @@ impl<'a> Stage<'a> {
         model: &'a OpenModel,
         source: &VirtualSource,
     ) -> Result<Self, ServeError> {
+        if config.asked_structure().is_some() {
+            return Err(ServeError::Needs {
+                what: "structured output",
+                needs: "an engine that generates: leave out --virtual",
+            });
+        }
         let dtype = config.dtype.unwrap_or(Dtype::Bf16);
         let inventory = model.inventory(dtype);
         let ledger = Ledger::new(&model.architecture, &inventory, model.kv_dtype(dtype));
@@ -192,10 +217,28 @@ impl<'a> Stage<'a> {
         };
         let scheduler = config.knobs.on_a_device(&ledger, memory)?;
         let vocab = model.architecture.vocab_size;
+        let lora = match &config.lora {
+            None => None,
+            Some(asked) => {
+                let adapters = extras::Adapters::open(
+                    asked,
+                    &model.architecture,
+                    scheduler.max_loras,
+                    config.seed,
+                    true,
+                )?;
+                let mut mix =
+                    extras::traffic(asked, &adapters.summary, ledger.decode(1, 0).bytes.weights, Nanos(0.0));
+                mix.time_each = step_model.read_time(mix.bytes_each);
+                Some((adapters.summary, mix))
+            }
+        };
         Ok(Self {
             config,
             model,
             dtype,
+            lora,
+            structured: None,
             engine: Engine::Virtual { model: step_model.clone(), vocab },
             capabilities: None,
             // A prediction says nothing of the machine it was computed on.
@@ -212,6 +255,23 @@ impl<'a> Stage<'a> {
         observer: &mut dyn ServeObserver,
     ) -> Result<Self, ServeError> {
         let device = config.device;
+        extras::check_engine(config.lora.as_ref(), &config.engine, device)?;
+        let tokenizer = extras::tokenizer(config.tokenizer.as_ref(), model)?;
+        let architecture = &model.architecture;
+        let (grammar, structured) = match config.asked_structure() {
+            None => (None, None),
+            Some(asked) => {
+                observer.stage("compiling the grammar");
+                let (grammar, summary) = extras::grammar(asked, tokenizer.as_deref(), architecture)?;
+                (Some(grammar), Some(summary))
+            }
+        };
+        let max_loras = config.knobs.max_loras;
+        let adapters = config
+            .lora
+            .as_ref()
+            .map(|asked| extras::Adapters::open(asked, architecture, max_loras, config.seed, false))
+            .transpose()?;
         let environment = Environment::collect(device.gpu());
         let dtype = config.dtype.unwrap_or_else(|| engine::default_dtype(&config.engine, model, device));
         let options = DeviceOptions { threads: config.threads, block_size, ..DeviceOptions::default() };
@@ -219,6 +279,7 @@ impl<'a> Stage<'a> {
         let mut session = engine::open(&config.engine, model, dtype, device, options, &mut |_, _| {})?;
         let capabilities = session.capabilities().clone();
         let ledger = Ledger::new(&model.architecture, session.inventory(), session.kv_dtype());
+        let loaded = adapters.map(|adapters| adapters.load(session.as_mut())).transpose()?;
         let knobs = Knobs { block_size, ..config.knobs.clone() };
         let scheduler = knobs.on_an_engine(&capabilities, &ledger, &environment)?;
         let step_model = if config.predict {
@@ -228,12 +289,27 @@ impl<'a> Stage<'a> {
         } else {
             None
         };
-        let tokenizer = model.tokenizer().ok().map(Box::new);
+        let lora = match (&config.lora, loaded) {
+            (Some(asked), Some(summary)) => {
+                let count = summary.adapters.len();
+                let time = if config.predict {
+                    observer.stage("timing adapters, to predict with");
+                    adapter_time(session.as_mut(), &scheduler, &HostClock::default(), count)?
+                } else {
+                    Nanos(0.0)
+                };
+                let mix = extras::traffic(asked, &summary, ledger.decode(1, 0).bytes.weights, time);
+                Some((summary, mix))
+            }
+            _ => None,
+        };
         Ok(Self {
             config,
             model,
             dtype,
-            engine: Engine::Live { session, tokenizer, model: step_model.clone() },
+            lora,
+            structured,
+            engine: Engine::Live { session, tokenizer, model: step_model.clone(), grammar },
             capabilities: Some(capabilities),
             environment,
             scheduler,
@@ -293,7 +369,19 @@ impl<'a> Stage<'a> {
             cold: false,
             slo: config.slo.clone(),
             time_limit: config.time_limit_s.map(Nanos::from_seconds),
+            adapters: self.lora.as_ref().map(|(_, mix)| mix.clone()),
+            constrained: self.structured.as_ref().map(|s| s.share),
         }
+    }
+}
+
+impl ServeConfig {
+    /// The grammar that was asked for, by itself or with the workload.
+    fn asked_structure(&self) -> Option<&Structured> {
+        self.structured.as_ref().or(match &self.source {
+            Source::Workload(workload) => workload.structured.as_ref(),
+            Source::Trace(..) => None,
+        })
     }
 }
 
@@ -378,7 +466,7 @@ fn begin(config: &ServeConfig, model: &OpenModel, command: &str, stage: &Stage<'
         }
         if matches!(&stage.engine, Engine::Live { tokenizer: None, .. }) {
             warnings.push(
-                "the model has no tokenizer: encoding prompts and decoding outputs take no time here".into(),
+                "the model has no tokenizer: encoding prompts and decoding outputs take no time here (--tokenizer PATH gives it one)".into(),
             );
         }
     }
@@ -426,6 +514,8 @@ fn begin(config: &ServeConfig, model: &OpenModel, command: &str, stage: &Stage<'
         search: None,
         matrix: Vec::new(),
         cold_start: None,
+        lora: stage.lora.as_ref().map(|(summary, _)| summary.clone()),
+        structured: stage.structured.clone(),
         warnings,
     }
 }

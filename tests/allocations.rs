@@ -9,7 +9,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use hbmark::engine::{self, DeviceChoice, DeviceOptions, SequenceId, StepBatch};
-use hbmark::model::{self, Dtype};
+use hbmark::model::{self, Adapter, Dtype, Target};
 
 struct Counting;
 
@@ -64,6 +64,18 @@ fn a_steady_decode_allocates_nothing_and_a_session_takes_its_threads_with_it() {
             session.step(decode).unwrap();
         }
         assert_eq!(ALLOCATIONS.load(Ordering::Relaxed) - counted, 0, "{dtype}");
+        for index in 0..2 {
+            let adapter = Adapter::synthetic(&model.architecture, "x", 4, &Target::ALL, index);
+            let id = session.load_adapter(&adapter).unwrap().0;
+            session.adapt(SequenceId(2 * index), Some(id)).unwrap();
+        }
+        session.step(&decodes[0]).unwrap();
+        session.step(&decodes[0]).unwrap();
+        let counted = ALLOCATIONS.load(Ordering::Relaxed);
+        for decode in &decodes {
+            session.step(decode).unwrap();
+        }
+        assert_eq!(ALLOCATIONS.load(Ordering::Relaxed) - counted, 0, "{dtype} with adapters");
         drop(session);
         assert_eq!(threads(), before);
     }

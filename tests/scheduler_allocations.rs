@@ -46,10 +46,13 @@ fn a_steady_step_of_256_sequences_allocates_nothing() {
         enable_chunked_prefill: true,
         scheduling: Policy::Fcfs,
         max_waiting: None,
+        max_loras: Some(3),
     });
     for key in 0..256_usize {
         let prompt = (0..100).map(|i| u32::try_from(key * 100 + i).unwrap()).collect();
-        let submission = Submission { key, prompt, output_len: 1000, stop_tokens: Vec::new(), priority: 0 };
+        let adapter = u32::try_from(key % 4).ok().filter(|adapter| *adapter < 3);
+        let submission =
+            Submission { key, prompt, output_len: 1000, stop_tokens: Vec::new(), priority: 0, adapter };
         scheduler.admit(submission).unwrap();
     }
     let tokens = [1; 256];

@@ -6,12 +6,16 @@ use std::path::{Path, PathBuf};
 
 use assert_cmd::Command;
 use hbmark::engine::{self, DeviceChoice, DeviceOptions, SequenceId, Session, StepBatch};
-use hbmark::model::{self, Dtype};
+use hbmark::model::adapter::MAX_RANK;
+use hbmark::model::tokenizer::Tokenizer;
+use hbmark::model::{self, Adapter, Dtype, OpenModel, Target};
 use hbmark::serve::clock::HostClock;
 use hbmark::serve::execute::SessionExecutor;
 use hbmark::serve::run::{Fate, Loop, Run, Traffic, run};
 use hbmark::serve::sampler::{Sampler, Sampling};
 use hbmark::serve::scheduler::{Policy, SchedulerConfig};
+use hbmark::serve::structured::{Constraints, Masks};
+use hbmark::serve::text::Text;
 use hbmark::serve::workload::{Planned, Stretch};
 use hbmark::units::Nanos;
 use predicates::prelude::PredicateBooleanExt;
@@ -38,7 +42,7 @@ fn plan() -> Vec<Planned> {
                 prompt: if index % 4 < 2 { vec![shared, own] } else { vec![own] },
                 output_len: usize::try_from(3 + index * 7 % 17).unwrap(),
                 priority: i32::try_from(index % 3).unwrap(),
-                tenant: 0,
+                ..Planned::default()
             }
         })
         .collect()
@@ -77,6 +81,7 @@ fn knobs() -> SchedulerConfig {
         enable_chunked_prefill: false,
         scheduling: Policy::Fcfs,
         max_waiting: None,
+        max_loras: None,
     }
 }
 
@@ -88,6 +93,8 @@ fn served(session: &mut dyn Session, plan: &[Planned], config: SchedulerConfig) 
         measured: 0..plan.len(),
         vocab,
         stop_tokens: Vec::new(),
+        alphabet: Vec::new(),
+        constrained_stops: Vec::new(),
         time_limit: None,
         keep_outputs: true,
     };
@@ -179,9 +186,9 @@ fn bad_input_is_refused_before_anything_runs() {
     refused(&["--sweep", "rate"], "has no `=`");
     refused(&["--sweep", "rate=1,2", "--sweep", "max-num-seqs=8,16"], "one variable at a time");
     refused(&["--max-num-seqs", "0"], "at least 1 is needed");
-    let trace = tempfile::NamedTempFile::new().unwrap();
-    std::fs::write(trace.path(), "TIMESTAMP,ContextTokens,GeneratedTokens\nyesterday,1,1\n").unwrap();
-    refused(&["--trace", trace.path().to_str().unwrap()], "line 2 of the trace");
+    refused(&["--slo", "fast"], "--slo");
+    refused(&["--slo", "ttft_p95=quick"], "--slo");
+    refused(&["--duration", "1h"], "--rate");
     let model = fixture("models/llama-gqa");
     let on = ["--model", model.to_str().unwrap()];
     let with =
@@ -198,6 +205,70 @@ fn bad_input_is_refused_before_anything_runs() {
     with(&["--find-max-rate"], "--find-max-rate needs --slo");
     with(&["--slo", "ttft_p99=1s", "--requests", "50"], "needs at least 1000 requests");
     with(&["--block-size", "10"], "a multiple of 16");
+}
+
+#[test]
+fn broken_traces_are_refused_by_line() {
+    let azure = "TIMESTAMP,ContextTokens,GeneratedTokens\n";
+    let of = |rows: &str| format!("{azure}2023-11-16 18:15:46.68,374,44\n{rows}\n");
+    for (text, message) in [
+        (String::new(), "has no requests"),
+        (azure.to_owned(), "has no requests"),
+        ("once upon a time\n".to_owned(), "none of Azure CSV, BurstGPT CSV, Mooncake JSONL or hbmark JSONL"),
+        (format!("{azure}yesterday,1,1\n"), "line 2 of the trace"),
+        (of("2023-11-16 18:15:47"), "it has fewer than 3 fields"),
+        (of("2023-11-16 18:15:45.0,1,1"), "it is earlier than the line before; sort the trace"),
+        (of("2023-11-16 18:15:47,-1,1"), "ContextTokens `-1` is not a count"),
+        (of("2023-11-16 18:15:47,99999999999999999999,1"), "is not a count"),
+        (of("2023-11-16 18:15:47,99999999,1"), "above the limit of 10000000"),
+        (of("2093-11-16 18:15:47,1,1"), "days after the first"),
+        (of(&"9".repeat((1 << 20) + 1)), "above the limit of 1048576"),
+        (r#"{"timestamp": -5, "input_length": 1, "output_length": 1}"#.to_owned(), "is not a time"),
+        (r#"{"arrival_s": 0, "input_tokens": 1, "output_tokens": 1"#.to_owned(), "line 1 of the trace"),
+    ] {
+        let trace = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(trace.path(), text).unwrap();
+        refused(&["--trace", trace.path().to_str().unwrap()], message);
+    }
+    let enormous = tempfile::NamedTempFile::new().unwrap();
+    enormous.as_file().set_len((1 << 30) + 1).unwrap();
+    refused(&["--trace", enormous.path().to_str().unwrap()], "above the limit of 1073741824");
+    refused(&["--trace", "/no/such/file"], "cannot read the trace");
+    refused(&["--trace", env!("CARGO_MANIFEST_DIR")], "it is not a plain file");
+}
+
+#[test]
+fn adapters_grammars_and_tokenizers_that_cannot_be_are_refused_before_weights_are_loaded() {
+    let model = fixture("models/llama-gqa");
+    let on = ["--model", model.to_str().unwrap()];
+    let with =
+        |more: &[&str], message: &str| refused(&on.iter().chain(more).copied().collect::<Vec<_>>(), message);
+    with(
+        &["--enable-lora", "--engine", "stock"],
+        "the stock engine does not run LoRA adapters on cpu: only the native engine on a CPU adds them",
+    );
+    with(&["--enable-lora", "--device", "cuda"], "LoRA adapters on cuda:0");
+    with(&["--lora-adapters", "2"], "--enable-lora");
+    with(&["--enable-lora", "--lora-modules", "x"], "wanted NAME=PATH");
+    with(&["--enable-lora", "--lora-modules", "x=/no/such"], "cannot read /no/such");
+    with(&["--enable-lora", "--lora-rank", "64"], "--lora-rank 64 is above --max-lora-rank 16");
+    with(&["--enable-lora", "--lora-assignment", "random"], "wanted round-robin, uniform, tenant or zipf:S");
+    with(&["--enable-lora", "--max-loras", "0"], "at least 1 is needed");
+    let adapter = format!("x={}", fixture("adapters/llama-gqa-r4").display());
+    with(
+        &["--enable-lora", "--lora-modules", &adapter, "--max-lora-rank", "2", "--lora-rank", "2"],
+        "the adapter x has rank 4, and the most is 2; raise --max-lora-rank",
+    );
+    with(&["--structured", "xml:a"], "write json-schema:FILE, regex:RE or grammar:FILE");
+    with(&["--structured", "regex:[a"], "cannot be compiled");
+    with(&["--tokenizer", "/no/such"], "cannot read /no/such");
+    let large = fixture("models/llama-tied/tokenizer-wrong-vocab.json");
+    with(&["--tokenizer", large.to_str().unwrap()], "but the model's vocabulary ends at 211");
+    refused(
+        &["--model", "Llama-3.1-8B", "--structured", "regex:a"],
+        "structured output needs the model's vocabulary: give --tokenizer PATH",
+    );
+    refused(&[&H100[..], &["--structured", "regex:a"]].concat(), "cannot be used with");
 }
 
 #[test]
@@ -435,4 +506,342 @@ fn a_saved_sweep_becomes_a_plan_a_record_and_a_page() {
         assert!(text.contains(part), "{part}: {text}");
     }
     on("report", &["--format", "html"]).code(0).stdout(contains("<!doctype html>"));
+}
+
+/// The model `llama-gqa` with the fixture's adapter merged into its weights, as a folder.
+fn merged() -> tempfile::TempDir {
+    use safetensors::tensor::{Dtype as Stored, SafeTensors, TensorView, serialize};
+    let from = fixture("models/llama-gqa");
+    let model = model::open(from.to_str().unwrap(), None, 0).unwrap();
+    let adapter =
+        Adapter::open(&fixture("adapters/llama-gqa-r4"), "x", &model.architecture, MAX_RANK).unwrap();
+    let bytes = std::fs::read(from.join("model.safetensors")).unwrap();
+    let tensors = SafeTensors::deserialize(&bytes).unwrap();
+    let place = |name: &str| {
+        let (layer, module) = name.strip_prefix("model.layers.")?.split_once('.')?;
+        let module = module.strip_suffix(".weight")?.rsplit_once('.')?.1;
+        Some((layer.parse::<usize>().ok()?, Target::ALL.into_iter().find(|t| t.name() == module)?))
+    };
+    let change = |(name, view): (String, TensorView<'_>)| {
+        let mut values: Vec<f32> =
+            view.data().as_chunks::<4>().0.iter().map(|word| f32::from_le_bytes(*word)).collect();
+        if let Some((layer, target)) = place(&name) {
+            adapter.merge(layer, target, &mut values);
+        }
+        let data: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        (name, view.shape().to_vec(), data)
+    };
+    let changed: Vec<_> = tensors.tensors().into_iter().map(change).collect();
+    let views = changed.iter().map(|(name, shape, data)| {
+        (name.as_str(), TensorView::new(Stored::F32, shape.clone(), data).unwrap())
+    });
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("model.safetensors"), serialize(views, None).unwrap()).unwrap();
+    std::fs::copy(from.join("config.json"), folder.path().join("config.json")).unwrap();
+    folder
+}
+
+#[test]
+fn a_peft_adapter_gives_the_tokens_of_its_merged_model_whatever_it_is_served_beside() {
+    let folder = merged();
+    let options = DeviceOptions { threads: Some(2), block_size: Some(16), ..DeviceOptions::default() };
+    let model = model::open(folder.path().to_str().unwrap(), None, 0).unwrap();
+    let load = |engine: &str| {
+        engine::open(engine, &model, Dtype::F32, DeviceChoice::Cpu, options, &mut |_, _| {}).unwrap()
+    };
+    let plan = plan();
+    let with_it = one_at_a_time(load("native").as_mut(), &plan);
+    assert_eq!(
+        with_it,
+        one_at_a_time(load("stock").as_mut(), &plan),
+        "candle over the merged weights agrees"
+    );
+    let without = one_at_a_time(open("native", "llama-gqa").as_mut(), &plan);
+
+    let base = model::open(fixture("models/llama-gqa").to_str().unwrap(), None, 0).unwrap();
+    let adapter =
+        Adapter::open(&fixture("adapters/llama-gqa-r4"), "x", &base.architecture, MAX_RANK).unwrap();
+    let other = Adapter::synthetic(&base.architecture, "y", 16, &Target::ALL, 5);
+    let mixed: Vec<Planned> = plan
+        .iter()
+        .enumerate()
+        .map(|(index, request)| Planned { adapter: [None, Some(1), Some(0)][index % 3], ..request.clone() })
+        .collect();
+    let chunked = SchedulerConfig { enable_chunked_prefill: true, max_num_batched_tokens: 11, ..knobs() };
+    let cached = SchedulerConfig { enable_prefix_caching: true, ..chunked.clone() };
+    let tight = SchedulerConfig { num_blocks: 7, ..cached.clone() };
+    let two = SchedulerConfig { max_loras: Some(1), ..tight.clone() };
+    let mut others: Option<Vec<Vec<u32>>> = None;
+    for config in [knobs(), chunked, cached, tight, two] {
+        let mut session = open("native", "llama-gqa");
+        for adapter in [&adapter, &other] {
+            session.load_adapter(adapter).unwrap();
+        }
+        let run = served(session.as_mut(), &mixed, config);
+        for (index, output) in run.outputs.iter().enumerate() {
+            match mixed[index].adapter {
+                None => assert_eq!(*output, without[index], "request {index}, no adapter"),
+                Some(0) => assert_eq!(*output, with_it[index], "request {index}, the adapter"),
+                _ => {}
+            }
+        }
+        let of_other: Vec<Vec<u32>> = run.outputs.iter().skip(1).step_by(3).cloned().collect();
+        assert_eq!(*others.get_or_insert_with(|| of_other.clone()), of_other);
+    }
+    assert_ne!(with_it, without, "an adapter that is felt");
+}
+
+#[test]
+fn a_run_with_adapters_says_what_they_cost_beside_its_twin() {
+    let model = fixture("models/llama-gqa");
+    let adapter = format!("legal={}", fixture("adapters/llama-gqa-r4").display());
+    let output = hbmark(&[
+        "--model",
+        model.to_str().unwrap(),
+        "--dtype",
+        "f32",
+        "--threads",
+        "2",
+        "--requests",
+        "24",
+        "--rate",
+        "inf",
+        "--input-len",
+        "12",
+        "--output-len",
+        "8",
+        "--enable-lora",
+        "--lora-modules",
+        &adapter,
+        "--lora-adapters",
+        "2",
+        "--lora-rank",
+        "8",
+        "--lora-targets",
+        "q_proj,v_proj",
+        "--format",
+        "json",
+    ])
+    .output()
+    .unwrap();
+    assert!(matches!(output.status.code(), Some(0 | 1)), "{}", String::from_utf8_lossy(&output.stderr));
+    let found: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let loaded = found["lora"]["adapters"].as_array().unwrap();
+    assert_eq!(loaded.len(), 3);
+    assert_eq!((loaded[0]["name"].as_str(), loaded[0]["rank"].as_u64()), (Some("legal"), Some(4)));
+    assert!(loaded[0]["disk_ns"].as_f64().unwrap() > 0.0 && loaded[1]["disk_ns"].is_null());
+    assert!(loaded.iter().all(|adapter| adapter["memory_ns"].as_f64().unwrap() > 0.0));
+    // q and v of both layers, rank 8: inputs of 64, outputs of 64 and 32, four bytes a number.
+    assert_eq!(loaded[1]["bytes"], 2 * 8 * (64 + 64 + 64 + 32) * 4);
+    let points = found["points"].as_array().unwrap();
+    assert_eq!(points.len(), 2);
+    assert!(
+        points[0]["label"].as_str().unwrap().ends_with("without adapters") && points[0]["adapters"].is_null()
+    );
+    let cost = &points[1]["adapters"];
+    let mean = cost["mean_in_batch"].as_f64().unwrap();
+    assert!(mean > 1.5 && mean <= 3.0, "{cost}");
+    let added = cost["added_bytes_per_step"].as_f64().unwrap();
+    assert!((added - mean * cost["bytes_each"].as_f64().unwrap()).abs() < 1.0, "{cost}");
+    assert!(cost["measured_tpot_ratio"].as_f64().unwrap() > 0.0);
+    let mut virtual_run = hbmark(
+        &[&H100[..], &["--enable-lora", "--lora-adapters", "8", "--max-loras", "2", "--rate", "20"]].concat(),
+    );
+    let output = String::from_utf8(virtual_run.output().unwrap().stdout).unwrap();
+    assert!(output.contains("8 LoRA adapters, 2 of them at once"), "{output}");
+    assert!(output.contains("bytes alone would make it"), "{output}");
+}
+
+/// A model of random weights over the vocabulary of a tokenizer of bytes.
+fn byte_model() -> (OpenModel, Tokenizer) {
+    let mut architecture = model::read_config(&fixture("models/llama-gqa/config.json")).unwrap();
+    (architecture.vocab_size, architecture.max_positions) = (300, 1024);
+    let tokenizer = Tokenizer::open_path(&fixture("tokenizers/bytes.json")).unwrap();
+    (OpenModel::synthetic("bytes", architecture, 7), tokenizer)
+}
+
+#[test]
+fn outputs_served_under_a_schema_satisfy_it_and_others_are_left_alone() {
+    const SCHEMA: &str = r#"{"type": "object", "properties": {"id": {"type": "integer", "minimum": 0, "maximum": 99999},
+        "kind": {"enum": ["cat", "dog"]}, "note": {"type": "string", "maxLength": 9}},
+        "required": ["id", "kind", "note"], "additionalProperties": false}"#;
+    let (model, tokenizer) = byte_model();
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), SCHEMA).unwrap();
+    let grammar = format!("json-schema:{}", file.path().display()).parse().unwrap();
+    let masks = Masks::new(&tokenizer, 300, &model.architecture.eos_tokens).unwrap();
+    let compiled = masks.compile(&grammar).unwrap();
+    let validator = jsonschema::validator_for(&serde_json::from_str(SCHEMA).unwrap()).unwrap();
+    let plan: Vec<Planned> = plan()
+        .into_iter()
+        .enumerate()
+        .map(|(index, request)| Planned { output_len: 120, constrained: index % 3 != 0, ..request })
+        .collect();
+    let options = DeviceOptions { threads: Some(2), block_size: Some(16), ..DeviceOptions::default() };
+    let warm = Sampling { temperature: 1.0, top_k: 40, top_p: 0.9, seed: 1 };
+    for sampling in [Sampling::GREEDY, warm] {
+        let mut session =
+            engine::open("native", &model, Dtype::F32, DeviceChoice::Cpu, options, &mut |_, _| {}).unwrap();
+        let traffic = Traffic {
+            plan: &plan,
+            kind: Loop::Open,
+            measured: 0..plan.len(),
+            vocab: 256,
+            alphabet: Vec::new(),
+            stop_tokens: Vec::new(),
+            constrained_stops: compiled.ends().to_vec(),
+            time_limit: None,
+            keep_outputs: true,
+        };
+        // Blocks for a few requests only: some are preempted, and their grammars go on where they were.
+        let tight = SchedulerConfig { num_blocks: 24, max_model_len: 300, ..knobs() };
+        let constraints = Constraints::new(&compiled, plan.iter().map(|p| p.constrained).collect());
+        let mut executor = SessionExecutor::new(session.as_mut(), Sampler::new(sampling))
+            .with_constraints(Some(constraints));
+        let text = Text::new(&tokenizer, plan.iter().map(|p| traffic.prompt(p))).unwrap();
+        let mut clock = HostClock::default();
+        let run = run(&traffic, tight, &mut executor, &mut clock, Some(text), &mut |_| {}).unwrap();
+        assert!(run.failure.is_none() && run.preemptions > 0, "{:?} {}", run.failure, run.preemptions);
+        let counts = executor.constraint_counts().unwrap();
+        assert_eq!((counts.started, counts.complete), (8, 8));
+        assert!(run.steps.iter().map(|s| s.phases.mask).sum::<f64>() > 0.0);
+        assert!(run.steps.iter().map(|s| s.phases.mask_apply).sum::<f64>() > 0.0);
+        for (request, output) in plan.iter().zip(&run.outputs) {
+            if !request.constrained {
+                assert_eq!(output.len(), 120, "its length is forced");
+                continue;
+            }
+            assert!(output.len() < 120 && compiled.ends().contains(output.last().unwrap()));
+            let said = tokenizer.decode(output).unwrap();
+            let value: serde_json::Value = serde_json::from_str(&said).unwrap();
+            assert!(validator.is_valid(&value), "{said}");
+        }
+    }
+}
+
+#[test]
+fn a_run_under_a_grammar_shows_what_compiling_finding_and_applying_took() {
+    let model = fixture("models/llama-gqa");
+    let arguments = [
+        "--model",
+        model.to_str().unwrap(),
+        "--dtype",
+        "f32",
+        "--threads",
+        "2",
+        "--requests",
+        "20",
+        "--rate",
+        "inf",
+        "--input-len",
+        "12",
+        "--output-len",
+        "30",
+        "--structured",
+        "regex:( every| step| reads){1,4}",
+        "--structured-share",
+        "0.5",
+    ];
+    let output = hbmark(&arguments).output().unwrap();
+    assert!(matches!(output.status.code(), Some(0 | 1)), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8(output.stdout).unwrap();
+    for part in [
+        "grammar compiled in",
+        "and its application",
+        "outputs begun under the grammar",
+        "a mask takes",
+        "without grammar",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+}
+
+#[test]
+fn a_model_without_a_tokenizer_says_so_and_one_can_be_given() {
+    let folder = merged();
+    let model = folder.path().to_str().unwrap();
+    let more = [
+        "--requests",
+        "10",
+        "--rate",
+        "inf",
+        "--input-len",
+        "20",
+        "--output-len",
+        "4",
+        "--dtype",
+        "f32",
+        "--threads",
+        "2",
+    ];
+    let run = |tokenizer: &[&str]| {
+        let arguments: Vec<&str> = ["--model", model]
+            .iter()
+            .chain(&more)
+            .chain(tokenizer)
+            .chain(&["--format", "json"])
+            .copied()
+            .collect();
+        let output = hbmark(&arguments).output().unwrap();
+        serde_json::from_slice::<serde_json::Value>(&output.stdout).unwrap()
+    };
+    let warned = |found: &serde_json::Value| found["warnings"].to_string().contains("has no tokenizer");
+    let without = run(&[]);
+    assert!(warned(&without) && without["points"][0]["result"]["breakdown"]["detokenize_ns"] == 0.0);
+    let given = fixture("models/llama-gqa/tokenizer.json");
+    let with = run(&["--tokenizer", given.to_str().unwrap()]);
+    let result = &with["points"][0]["result"];
+    assert!(!warned(&with) && result["breakdown"]["detokenize_ns"].as_f64().unwrap() > 0.0);
+    assert_eq!(result["encoded_per_asked"], 1.0, "what is asked for is what the text encodes to");
+}
+
+#[test]
+fn tiled_contexts_beyond_the_pool_find_nothing_and_within_it_nearly_all() {
+    let file = tempfile::Builder::new().suffix(".toml").tempfile().unwrap();
+    let text = "name = \"tiled\"\n[input]\ndistribution = \"fixed\"\ntokens = 16\n[output]\ndistribution = \"fixed\"\ntokens = 4\n\
+                [tiling]\ncontexts = 20\ntokens = 1024\n";
+    std::fs::write(file.path(), text).unwrap();
+    // 20 contexts of 64 blocks.
+    let point = |blocks: &str| {
+        let arguments = [
+            "--workload",
+            file.path().to_str().unwrap(),
+            "--requests",
+            "200",
+            "--num-gpu-blocks-override",
+            blocks,
+        ];
+        let found = virtual_json(&[&arguments[..], &["--arrivals", "constant"]].concat());
+        let result = found["points"][0]["result"].clone();
+        (result["prefix_hit_rate"].as_f64().unwrap(), result["prefix_evictions"].as_u64().unwrap())
+    };
+    let (hits, evictions) = point("1000");
+    assert!(hits < 0.01 && evictions > 10_000, "{hits} {evictions}");
+    let (hits, evictions) = point("4000");
+    assert!(hits > 0.85 && evictions < 1_000, "{hits} {evictions}");
+}
+
+#[test]
+fn a_burst_and_a_duration_shape_the_arrivals() {
+    let found =
+        virtual_json(&["--input-len", "64", "--output-len", "8", "--rate", "10", "--duration", "30s"]);
+    assert_eq!(found["points"][0]["result"]["measured"], 300);
+    let waiting = |more: &[&str]| {
+        let base = [
+            "--input-len",
+            "2048",
+            "--output-len",
+            "64",
+            "--rate",
+            "8",
+            "--requests",
+            "400",
+            "--arrivals",
+            "constant",
+        ];
+        let found = virtual_json(&[&base[..], more].concat());
+        found["points"][0]["result"]["mean_waiting"].as_f64().unwrap()
+            + found["points"][0]["result"]["mean_running"].as_f64().unwrap()
+    };
+    assert!(waiting(&["--burst", "5x2s/12s"]) > 1.2 * waiting(&[]), "a burst overloads while it lasts");
 }

@@ -1,11 +1,15 @@
 //! `hbmark serve`.
 
+mod lora;
+
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use clap::{ArgAction, Args as ClapArgs};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use lora::LoraArgs;
 
 use super::axes::{DeviceArgs, ModelArgs, parse_dtypes};
 use super::run::command_line;
@@ -21,8 +25,9 @@ use crate::serve::run::Progress;
 use crate::serve::sampler::Sampling;
 use crate::serve::scheduler::Policy;
 use crate::serve::slo::Slo;
+use crate::serve::structured::Grammar;
 use crate::serve::trace;
-use crate::serve::workload::{SharedPrefix, Workload};
+use crate::serve::workload::{SharedPrefix, Structured, Workload};
 use crate::serving::cold::{self, ColdConfig};
 use crate::serving::{Knobs, Mode, ServeConfig, ServeObserver, VirtualSource};
 
@@ -33,6 +38,8 @@ use crate::serving::{Knobs, Mode, ServeConfig, ServeObserver, VirtualSource};
   hbmark serve --trace azure.csv --requests 500 --rate 1
   hbmark serve --virtual --gpu h100-sxm --model Llama-3.1-8B --workload chat --rate 10 --duration 1h
   hbmark serve --virtual --gpu h100-sxm --model Llama-3.1-8B --find-max-rate --slo ttft_p95=1s,tpot_p95=40ms --requests 5000
+  hbmark serve --rate inf --enable-lora --lora-adapters 8 --lora-rank 16
+  hbmark serve --model ./llama --structured json-schema:order.json --structured-share 0.5
   hbmark serve --cold 10 --model Llama-3.2-1B
 
 Traces (told apart by their first line):
@@ -46,7 +53,10 @@ Workload files (TOML):
   [input]   distribution = \"lognormal\"  mean = 500.0  cv = 1.0  min = 16  max = 4000    (a line each)
   [output]  distribution = \"fixed\"  tokens = 100        (or histogram: buckets = [[1, 100, 0.7]], empirical: tokens = [1, 2])
   [prefix]  tokens = 512  share = 0.5  groups = 2       [session]  turns = 4  think_s = 10.0
-  [[tenants]]  name = \"hot\"  share = 3.0  priority = 1")]
+  [[branches]]  tokens = 128  ways = 4                   (a tree below the prefix, level by level)
+  [tiling]  contexts = 64  tokens = 4096                 (long contexts in turn, so that the cache evicts)
+  [[tenants]]  name = \"hot\"  share = 3.0  priority = 1  burst = \"4x10s/60s\"
+  [structured]  grammar = \"json-schema:order.json\"  share = 0.5")]
 #[expect(clippy::struct_excessive_bools, reason = "each is a flag of its own on the command line")]
 pub struct Args {
     #[command(flatten)]
@@ -157,6 +167,20 @@ pub struct Args {
     #[arg(long, default_value_t = 1.0, help_heading = "Sampling")]
     top_p: f32,
 
+    /// Hold outputs to a grammar: json-schema:FILE, regex:RE or grammar:FILE (Lark); they end where it does. Also measures the twin
+    /// without it.
+    #[arg(long, value_name = "GRAMMAR", conflicts_with = "simulate", help_heading = "Sampling")]
+    structured: Option<String>,
+    /// Share of the requests that --structured holds.
+    #[arg(long, default_value_t = 1.0, requires = "structured", help_heading = "Sampling")]
+    structured_share: f64,
+    /// A tokenizer.json or its folder, for a model that has none or instead of its own: text is then encoded and decoded in the path.
+    #[arg(long, value_name = "PATH", conflicts_with = "simulate", help_heading = "Sampling")]
+    tokenizer: Option<PathBuf>,
+
+    #[command(flatten)]
+    lora: LoraArgs,
+
     /// One variable over values: rate=1..32*2, max-num-seqs=8,64; with --slo a sweep of the load ends where it is not met.
     #[arg(long, value_name = "VARIABLE=VALUES", conflicts_with_all = ["find_max_rate", "matrix", "compare_loops"], help_heading = "Modes")]
     sweep: Vec<String>,
@@ -199,7 +223,8 @@ pub struct Args {
             "workload", "input_len", "trace", "requests", "duration", "warmup_requests", "prefix_tokens", "stop_at_eos", "rate",
             "concurrency", "burst", "slo", "time_limit", "sweep", "find_max_rate", "matrix", "compare_loops", "simulate", "no_predict",
             "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization", "num_gpu_blocks_override", "block_size",
-            "max_model_len", "enable_prefix_caching", "enable_chunked_prefill", "max_waiting",
+            "max_model_len", "enable_prefix_caching", "enable_chunked_prefill", "max_waiting", "structured", "tokenizer",
+            "enable_lora",
         ],
         help_heading = "Modes"
     )]
@@ -291,6 +316,7 @@ impl Args {
                 enable_chunked_prefill: self.enable_chunked_prefill,
                 scheduling: self.scheduling,
                 max_waiting: self.max_waiting,
+                max_loras: positive("max-loras", self.lora.max_loras)?,
             },
             sampling: Sampling {
                 temperature: self.temperature,
@@ -303,11 +329,22 @@ impl Args {
             time_limit_s: span("time-limit", &self.time_limit)?.map(crate::units::Nanos::seconds),
             mode: self.mode()?,
             predict: !self.no_predict && !self.simulate,
+            tokenizer: self.tokenizer.clone(),
+            lora: self.lora.config()?,
+            structured: self.structure()?,
             seed: self.model.seed,
             note: self.note.clone(),
             hypothesis: self.hypothesis.clone(),
             out: self.out.clone(),
         })
+    }
+
+    fn structure(&self) -> anyhow::Result<Option<Structured>> {
+        let Some(grammar) = &self.structured else { return Ok(None) };
+        let share = self.structured_share;
+        anyhow::ensure!((0.0..=1.0).contains(&share), "--structured-share {share} is not between 0 and 1");
+        grammar.parse::<Grammar>().context("--structured")?;
+        Ok(Some(Structured { grammar: grammar.clone(), share }))
     }
 
     fn offered(&self) -> anyhow::Result<Offered> {

@@ -18,7 +18,7 @@ pub mod timeline;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::model::{Architecture, Dtype, Inventory};
+use crate::model::{Adapter, Architecture, Dtype, Inventory};
 use crate::units::{Bytes, Nanos};
 pub use device::{Backend, DeviceChoice, DeviceOptions};
 pub use open::{capabilities, default_dtype, kv_dtype, open, open_reference};
@@ -27,6 +27,10 @@ pub use timeline::{Mark, Timeline, TimelineKind};
 /// Names a sequence for as long as a session keeps its KV.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct SequenceId(pub u64);
+
+/// A low-rank adapter of a session, by the order in which it was loaded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct AdapterId(pub usize);
 
 /// What one step does to one sequence.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -162,6 +166,24 @@ pub trait Session {
     }
     /// Forgets a sequence and frees its KV.
     fn release(&mut self, sequence: SequenceId);
+    /// Takes a low-rank adapter into the device's memory, beside those it has; returns its name and the bytes of its matrices as stored.
+    ///
+    /// # Errors
+    /// When the engine adds no adapters, or memory runs out.
+    fn load_adapter(&mut self, _adapter: &Adapter) -> Result<(AdapterId, Bytes), EngineError> {
+        Err(no_adapters(&self.capabilities().engine, &self.capabilities().device))
+    }
+    /// Serves a sequence with an adapter (or with none) from its next step to its release. What is cached of a sequence was computed with
+    /// its adapter, so it is chosen before the first step.
+    ///
+    /// # Errors
+    /// When there is no such adapter.
+    fn adapt(&mut self, _sequence: SequenceId, adapter: Option<AdapterId>) -> Result<(), EngineError> {
+        match adapter {
+            None => Ok(()),
+            Some(_) => Err(no_adapters(&self.capabilities().engine, &self.capabilities().device)),
+        }
+    }
     /// What is held on the device; reading it resets the peak.
     fn memory(&mut self) -> MemoryUse;
     /// Bytes the last step really moved, counted where its operations ran; `None` where the engine does not count.
@@ -178,6 +200,25 @@ pub trait Session {
     }
 }
 
+fn no_adapters(engine: &str, device: &str) -> EngineError {
+    EngineError::Unsupported {
+        engine: engine.into(),
+        what: format!("LoRA adapters on {device}"),
+        why: "only the native engine on a CPU adds them; choose --engine native --device cpu".into(),
+    }
+}
+
+/// Checks, before anything is loaded, that an engine adds low-rank adapters on a device.
+///
+/// # Errors
+/// [`EngineError::Unsupported`] where it does not.
+pub fn check_adapters(engine: &str, device: DeviceChoice) -> Result<(), EngineError> {
+    if engine == native::NAME && device == DeviceChoice::Cpu {
+        return Ok(());
+    }
+    Err(no_adapters(engine, &device.to_string()))
+}
+
 /// Why an engine could not open or step.
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
@@ -185,6 +226,8 @@ pub enum EngineError {
     OutOfMemory { device: String, detail: String },
     #[error("the {engine} engine does not run {what}: {why}")]
     Unsupported { engine: String, what: String, why: String },
+    #[error("the grammar of request {request} cannot go on: {detail}")]
+    Grammar { request: usize, detail: String },
     #[error("no step has run yet, so there is nothing to read")]
     NothingRan,
     #[error("{device} failed: {detail}")]

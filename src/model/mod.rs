@@ -3,6 +3,7 @@
 //! Enters: a name, a Hugging Face folder, a hub id or a GGUF file. Leaves: a validated [`Architecture`], an [`Inventory`]
 //! and, on request, the tensors on a device. It knows nothing of steps, timing or reports.
 
+pub mod adapter;
 pub mod architecture;
 mod bounds;
 pub mod config;
@@ -31,6 +32,7 @@ mod qwen3;
 mod qwen3_moe;
 pub mod weights;
 
+pub use adapter::{Adapter, AdapterError, Target};
 pub use architecture::{
     Architecture, Biases, Dtype, Experts, Family, LatentAttention, Quantization, Rope, RopeScaling,
 };

@@ -176,6 +176,31 @@ impl Checkpoint {
     }
 }
 
+/// One file of tensors whose names are not known beforehand.
+#[derive(Debug)]
+pub(crate) struct TensorFile {
+    shard: SizedFile,
+    stored: Vec<StoredTensor>,
+}
+
+impl TensorFile {
+    /// Opens a file of a folder; its header is held against its size before anything is believed.
+    pub(crate) fn open(folder: &Path, name: &str) -> Result<Self, WeightsError> {
+        let shard = SizedFile::open_within(folder, name)?;
+        let stored = read_shard(&shard)?;
+        Ok(Self { shard, stored })
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        self.shard.path()
+    }
+
+    /// Every tensor of the file.
+    pub(crate) fn sources(&self) -> impl Iterator<Item = Source<'_>> {
+        self.stored.iter().map(|stored| Source { shard: &self.shard, stored })
+    }
+}
+
 impl StoredTensor {
     fn info(&self, role: Role, layer: Option<usize>) -> TensorInfo {
         TensorInfo {
@@ -305,6 +330,15 @@ pub(crate) struct Source<'a> {
 impl Source<'_> {
     pub(crate) fn name(&self) -> &str {
         &self.stored.name
+    }
+
+    pub(crate) fn shape(&self) -> &[usize] {
+        &self.stored.shape
+    }
+
+    /// The name of its storage in the file.
+    pub(crate) fn storage(&self) -> &'static str {
+        self.stored.storage
     }
 
     /// The plain dtype it is stored in; f32 stands for what [`Checkpoint::check_storage`] refuses.

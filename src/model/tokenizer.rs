@@ -25,6 +25,9 @@ const MAX_TEXT: usize = 16 << 20;
 /// For a text whose patterns are not known to end; a book takes a second.
 const PATIENCE: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 10 });
 
+/// Words that are looked for: enough that prompts differ, few enough to be tried in a moment.
+const MAX_WORDS: usize = 4096;
+
 /// Why a tokenizer cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum TokenizerError {
@@ -62,13 +65,24 @@ pub struct Tokenizer {
 }
 
 impl Tokenizer {
+    /// Reads a tokenizer that is given by itself: a file, or a folder with a `tokenizer.json`.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_path(path: &Path) -> Result<Self, TokenizerError> {
+        if path.is_dir() { Self::open(path) } else { Self::read(&SizedFile::open(path)?) }
+    }
+
     /// Reads `tokenizer.json` of a model's folder, of at most 64 MiB.
     ///
     /// # Errors
     /// When the file is not there, not a plain file of the folder, too large, not a tokenizer, or has a part that could run or grow
     /// without bounds.
     pub fn open(folder: &Path) -> Result<Self, TokenizerError> {
-        let file = SizedFile::open_within(folder, FILE)?;
+        Self::read(&SizedFile::open_within(folder, FILE)?)
+    }
+
+    fn read(file: &SizedFile) -> Result<Self, TokenizerError> {
         let path = file.path().to_path_buf();
         let bytes = file.read_all(MAX_BYTES)?;
         let vetted = vet::look_over(&bytes).map_err(|problem| TokenizerError::Invalid {
@@ -100,6 +114,50 @@ impl Tokenizer {
             }
             _ => Ok(()),
         }
+    }
+
+    /// One more than the largest token id.
+    #[must_use]
+    pub fn vocab_size(&self) -> usize {
+        self.inner.get_vocab(true).into_values().max().map_or(0, |id| id as usize + 1)
+    }
+
+    /// Tokens of which texts can be made that encode to just these tokens again: whole words behind a space. Few or none where the
+    /// tokenizer has no such words.
+    #[must_use]
+    pub fn words(&self) -> Vec<u32> {
+        // GPT-2's and SentencePiece's way of writing a space.
+        let word = |name: &str| {
+            let rest = name.strip_prefix(['\u{120}', '\u{2581}']).unwrap_or_default();
+            !rest.is_empty() && rest.bytes().all(|b| b.is_ascii_lowercase())
+        };
+        let mut words: Vec<u32> = self
+            .inner
+            .get_vocab(false)
+            .into_iter()
+            .filter(|(name, _)| word(name))
+            .map(|(_, id)| id)
+            .collect();
+        words.sort_unstable();
+        words.truncate(MAX_WORDS);
+        let comes_back = |id: &u32| {
+            let text = self.decode(&[*id, *id]);
+            text.and_then(|text| self.encode(&text)).is_ok_and(|again| again == [*id, *id])
+        };
+        words.retain(comes_back);
+        words
+    }
+
+    /// The id of a token by its name.
+    #[must_use]
+    pub fn token_id(&self, name: &str) -> Option<u32> {
+        self.inner.token_to_id(name)
+    }
+
+    /// The tokenizer as a document.
+    pub(crate) fn json(&self) -> Result<serde_json::Value, String> {
+        let text = self.inner.to_string(false).map_err(|error| error.to_string())?;
+        serde_json::from_str(&text).map_err(|error| error.to_string())
     }
 
     /// The token ids of a text, without special tokens around it.
@@ -220,6 +278,15 @@ mod tests {
         let tokenizer = Tokenizer::open(folder_with(WORDS).path()).unwrap();
         assert_eq!(tokenizer.encode("memory wall tower").unwrap(), [0, 1, 2]);
         assert_eq!(tokenizer.decode(&[1, 0, 3]).unwrap(), "wall memory");
+    }
+
+    #[test]
+    fn a_tokenizer_is_given_as_a_file_or_its_folder() {
+        let folder = folder_with(WORDS);
+        let by_folder = Tokenizer::open_path(folder.path()).unwrap();
+        let by_file = Tokenizer::open_path(&folder.path().join(FILE)).unwrap();
+        assert_eq!((by_folder.vocab_size(), by_file.vocab_size()), (4, 4));
+        assert_eq!((by_file.token_id("<eos>"), by_file.token_id("tower")), (Some(3), None));
     }
 
     #[test]

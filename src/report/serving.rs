@@ -22,6 +22,7 @@ use crate::serve::matrix::RowVerdict;
 use crate::serve::point::{Offered, Point};
 use crate::serve::search::Search;
 use crate::serving::cold::{ColdPhase, ColdStart};
+use crate::serving::extras::{LoraSummary, StructuredSummary};
 use crate::units::Nanos;
 
 /// Version of the JSON result of `serve`.
@@ -71,6 +72,10 @@ pub struct ServeReport {
     pub search: Option<Search>,
     pub matrix: Vec<RowVerdict>,
     pub cold_start: Option<ColdStart>,
+    #[serde(default)]
+    pub lora: Option<LoraSummary>,
+    #[serde(default)]
+    pub structured: Option<StructuredSummary>,
     pub warnings: Vec<String>,
 }
 
@@ -170,6 +175,7 @@ const METRICS: &[Metric] = &[
     metric("mean_kv_use", "KV use", true, false, |r| Some(r.mean_kv_use.into())),
     metric("max_kv_use", "KV max", false, false, |r| Some(r.max_kv_use.into())),
     metric("prefix_hit_rate", "hits", true, false, |r| r.prefix_hit_rate.map(Quantity::from)),
+    metric("mean_adapters", "adapters", true, false, |r| r.mean_adapters.map(Quantity::from)),
     metric("preemptions", "preempted", true, false, |r| Some((r.preemptions as f64).into())),
     metric("median_step_ns", "step", false, true, |r| r.median_step_ns.map(Quantity::from)),
     metric("median_schedule_ns", "schedule", false, true, |r| r.median_schedule_ns.map(Quantity::from)),
@@ -327,6 +333,8 @@ fn breakdown_line(b: &Breakdown) -> String {
         ("launch", b.launch_ns),
         ("device", b.device_ns),
         ("sample", b.sample_ns),
+        ("mask", b.mask_ns),
+        ("mask apply", b.mask_apply_ns),
         ("detokenize", b.detokenize_ns),
         ("other", b.other_ns),
         ("idle", b.idle_ns),
@@ -410,6 +418,7 @@ pub(super) fn remarks(point: &Point) -> Vec<String> {
             result.prefix_evictions
         ));
     }
+    said.extend(apart::remarks(point, result));
     if let Some(predicted) = &point.predicted {
         let pair = |of: fn(&ServeResult) -> Option<&Quantiles>| {
             let p50 = |r| of(r).and_then(|q| q.p50).map(Quantity::value);
@@ -463,6 +472,7 @@ pub(super) fn head(report: &ServeReport) -> Vec<String> {
     if let Some(told) = &report.step_model {
         lines.push(format!("step times: {told}"));
     }
+    lines.extend(apart::head(report));
     lines.push(format!("workload: {} ({})", plain(&report.workload.name), plain(&report.workload.source)));
     if let Some(point) = report.points.first() {
         let s = &point.scheduler;
@@ -646,5 +656,6 @@ fn markdown(report: &ServeReport) -> String {
     text
 }
 
+mod apart;
 #[cfg(test)]
 pub(crate) mod tests;

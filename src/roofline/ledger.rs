@@ -16,6 +16,8 @@
 //! - Mixtures of experts: expected distinct experts under uniform routing, `E·(1 − (1 − k/E)^tokens)` per layer.
 //! - Latent attention: the latent and the rotary part per token and layer, read once. Its FLOPs are those of the absorbed
 //!   form in decode (scores and values on the latent) and of the expanded form in prefill.
+//! - Low-rank adapters: the matrices of every *different* adapter of a batch once; how many those are follows from how often each is
+//!   asked for ([`expected_distinct_adapters`]).
 //! - Counts stop at 2^64 - 1 instead of overflowing: the largest batch and context that can be asked for move more.
 //! - Left out: activations, logits and the scales of a quantised KV cache; together well under a percent of a decode.
 
@@ -351,6 +353,13 @@ pub fn expected_distinct_experts(count: usize, per_token: usize, tokens: usize) 
     }
     let missed = 1.0 - (per_token.min(count) as f64 / count as f64);
     count as f64 * (1.0 - missed.powf(tokens as f64))
+}
+
+/// Different adapters among `batch` requests that each have adapter i with probability `shares[i]`: `Σ (1 − (1 − share)^batch)`. What the
+/// shares lack to one has none.
+#[must_use]
+pub fn expected_distinct_adapters(shares: &[f64], batch: f64) -> f64 {
+    shares.iter().map(|share| 1.0 - (1.0 - share).max(0.0).powf(batch)).sum()
 }
 
 /// (query, position) pairs of a causal prefill: `T(T+1)/2`, or fewer under a window.

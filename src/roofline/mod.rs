@@ -17,7 +17,7 @@ pub mod verdict;
 pub use ceilings::{Ceilings, DeviceSpec, Spread};
 pub use crossover::crossovers;
 pub use fit::{FitPoint, fit};
-pub use ledger::{Ledger, RaggedPart, StepCost, StepShape};
+pub use ledger::{Ledger, RaggedPart, StepCost, StepShape, expected_distinct_adapters};
 pub use predict::{Prediction, Request, predict};
 pub use stock::StockBackend;
 pub use verdict::{CACHE_MARGIN, CEILING_TOLERANCE, Floor, Roof, Verdict};

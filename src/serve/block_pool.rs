@@ -19,6 +19,12 @@ pub struct Chain(u64);
 impl Chain {
     /// The empty prefix.
     pub const ROOT: Self = Self(0);
+
+    /// The empty prefix of an adapter's sequences: what they cache is no other's. Chains are counted from below, these from above.
+    #[must_use]
+    pub fn of(adapter: Option<u32>) -> Self {
+        adapter.map_or(Self::ROOT, |adapter| Self(u64::MAX - u64::from(adapter)))
+    }
 }
 
 /// No neighbour in the list of free blocks.
@@ -55,6 +61,28 @@ pub struct CacheCounts {
     pub collisions: u64,
 }
 
+/// What tests plant in a scheduler, to see that they would see it.
+#[cfg(test)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Fault {
+    /// A shared block is not counted.
+    SharesUncounted,
+    /// Equal hashes are taken for equal prefixes.
+    BelievesHashes,
+    /// A block that nobody refers to is not free.
+    LeaksBlocks,
+    /// A preempted request does not return to the queue.
+    LosesPreempted,
+    /// A step takes a token more than it may.
+    ExceedsBudget,
+    /// Who came last starts first.
+    PassesQueue,
+    /// Prefixes are shared whatever the adapter.
+    ForgetsAdapters,
+    /// One adapter more than may runs at once.
+    ExceedsAdapters,
+}
+
 /// A pool of blocks with reference counts and a prefix cache.
 #[derive(Debug)]
 pub struct BlockPool {
@@ -71,6 +99,8 @@ pub struct BlockPool {
     counts: CacheCounts,
     /// Bits of a hash that count; fewer in tests, so that prefixes collide.
     mask: u64,
+    #[cfg(test)]
+    pub(super) fault: Option<Fault>,
 }
 
 impl BlockPool {
@@ -99,6 +129,8 @@ impl BlockPool {
             next_chain: 1,
             counts: CacheCounts::default(),
             mask: u64::MAX,
+            #[cfg(test)]
+            fault: None,
         }
     }
 
@@ -180,6 +212,10 @@ impl BlockPool {
         let entry = &mut self.blocks[block as usize];
         assert!(entry.references > 0, "block {block} was given back more often than taken");
         entry.references -= 1;
+        #[cfg(test)]
+        if self.fault == Some(Fault::LeaksBlocks) {
+            return;
+        }
         if entry.references == 0 {
             if entry.cached.is_some() {
                 self.push_last(block);
@@ -189,20 +225,23 @@ impl BlockPool {
         }
     }
 
-    /// The longest cached prefix of `tokens` in whole blocks: appends its blocks to `found` without taking them, and returns the
+    /// The longest cached prefix of `tokens` behind the empty one `root` in whole blocks: appends its blocks to `found` without taking them, and returns the
     /// chain of the last.
     ///
     /// # Panics
     /// Never: what is in the index is cached.
-    pub fn find(&self, tokens: &[u32], found: &mut Vec<u32>) -> Chain {
-        let mut chain = Chain::ROOT;
+    pub fn find(&self, root: Chain, tokens: &[u32], found: &mut Vec<u32>) -> Chain {
+        let mut chain = root;
         let Some(index) = &self.index else {
             return chain;
         };
         for chunk in tokens.chunks_exact(self.block_size) {
             let Some(&block) = index.get(&self.key(chain, chunk)) else { break };
             let cached = self.blocks[block as usize].cached.expect("what is in the index is cached");
-            if cached.parent != chain || self.tokens_of(block) != chunk {
+            let same = cached.parent == chain && self.tokens_of(block) == chunk;
+            #[cfg(test)]
+            let same = same || self.fault == Some(Fault::BelievesHashes);
+            if !same {
                 break;
             }
             found.push(block);
@@ -216,6 +255,10 @@ impl BlockPool {
         for &block in found {
             if self.blocks[block as usize].references == 0 {
                 self.unlink(block);
+            }
+            #[cfg(test)]
+            if self.fault == Some(Fault::SharesUncounted) {
+                continue;
             }
             self.blocks[block as usize].references += 1;
         }
@@ -336,7 +379,7 @@ mod tests {
 
     fn found(pool: &BlockPool, tokens: &[u32]) -> Vec<u32> {
         let mut found = Vec::new();
-        pool.find(tokens, &mut found);
+        pool.find(Chain::ROOT, tokens, &mut found);
         found
     }
 
@@ -408,6 +451,19 @@ mod tests {
         assert_eq!(pool.used(), 1);
         pool.give_back(blocks[0]);
         assert_eq!(pool.used(), 0);
+    }
+
+    #[test]
+    fn the_same_tokens_under_another_adapter_are_another_prefix() {
+        let mut pool = BlockPool::new(8, 2, true);
+        let block = pool.take().unwrap();
+        pool.cache(block, Chain::of(Some(0)), &[1, 2]);
+        let found = |adapter| {
+            let mut found = Vec::new();
+            pool.find(Chain::of(adapter), &[1, 2], &mut found);
+            found.len()
+        };
+        assert_eq!([found(None), found(Some(0)), found(Some(1))], [0, 1, 0]);
     }
 
     #[test]

@@ -7,9 +7,10 @@ use super::clock::Clock;
 use super::scheduler::SchedulerConfig;
 use super::step_model::Calibration;
 use super::workload::mix;
-use crate::engine::{EngineError, Ragged, SequenceId, SequenceStep, Session, StepBatch};
+use crate::engine::{AdapterId, EngineError, Ragged, SequenceId, SequenceStep, Session, StepBatch};
 use crate::roofline::RaggedPart;
 use crate::stats::median;
+use crate::units::Nanos;
 
 /// Timed repetitions of a shape.
 const REPEATS: usize = 5;
@@ -62,7 +63,7 @@ pub fn calibrate(
         shapes.push(Shape::Chunk(long, chunk));
     }
     let mixture = Shape::Mixed(slope_batch, base, chunk);
-    if fused && slope_batch + 1 <= config.max_num_seqs {
+    if fused && slope_batch < config.max_num_seqs {
         shapes.push(mixture);
     }
     let room = |shape: &Shape| shape.blocks(config.block_size) <= config.num_blocks;
@@ -101,6 +102,44 @@ pub fn calibrate(
         calibration.mixed = seen / calibration.step(decodes.chain([parts(0, chunk)]));
     }
     Ok(calibration)
+}
+
+/// The time that one more adapter adds to a step: decodes of a few sequences, each with an adapter of its own and without, in turns.
+///
+/// # Errors
+/// When the engine fails.
+pub fn adapter_time(
+    session: &mut dyn Session,
+    config: &SchedulerConfig,
+    clock: &dyn Clock,
+    adapters: usize,
+) -> Result<Nanos, EngineError> {
+    let mut bench = Shapes {
+        vocab: session.architecture().vocab_size as u64,
+        paged: session.capabilities().paged,
+        session,
+        clock,
+        block_size: config.block_size,
+        next: u64::MAX / 4,
+    };
+    let context = BASE_CONTEXT.min(config.max_model_len.saturating_sub(1)).max(1);
+    let fits = config.num_blocks / (context + 1).div_ceil(config.block_size);
+    let batch = SLOPE_BATCH.min(adapters).min(config.max_num_seqs).min(fits).max(1);
+    let (mut with, mut without) = (Vec::new(), Vec::new());
+    // The first round warms up.
+    for round in 0..=REPEATS {
+        for adapted in [false, true] {
+            for index in 0..batch {
+                let sequence = SequenceId(bench.next + index as u64);
+                bench.session.adapt(sequence, adapted.then_some(AdapterId(index)))?;
+            }
+            let time = bench.shape(Shape::Decode(batch, context))?;
+            if round > 0 {
+                if adapted { with.push(time) } else { without.push(time) }
+            }
+        }
+    }
+    Ok(Nanos(((median(&with) - median(&without)) / batch as f64).max(0.0)))
 }
 
 /// A step to time.

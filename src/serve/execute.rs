@@ -6,8 +6,9 @@ use super::clock::Clock;
 use super::sampler::Sampler;
 use super::scheduler::Scheduler;
 use super::step_model::StepModel;
+use super::structured::{ConstraintCounts, Constraints};
 use crate::engine::scripted::VirtualClock;
-use crate::engine::{EngineError, Ragged, SequenceId, SequenceStep, Session, StepBatch};
+use crate::engine::{AdapterId, EngineError, Ragged, SequenceId, SequenceStep, Session, StepBatch};
 use crate::units::Nanos;
 
 /// Where the host's time of a step went, in nanoseconds.
@@ -21,6 +22,20 @@ pub struct Phases {
     pub device: f64,
     /// Choosing tokens.
     pub sample: f64,
+    /// Finding the tokens that grammars allow, and forbidding the others.
+    pub mask: f64,
+    pub mask_apply: f64,
+}
+
+impl std::ops::AddAssign for Phases {
+    fn add_assign(&mut self, other: Self) {
+        self.build += other.build;
+        self.launch += other.launch;
+        self.device += other.device;
+        self.sample += other.sample;
+        self.mask += other.mask;
+        self.mask_apply += other.mask_apply;
+    }
 }
 
 /// Runs batches.
@@ -46,6 +61,7 @@ pub struct SessionExecutor<'a> {
     spare: Vec<SequenceStep>,
     ragged: Ragged,
     paged: bool,
+    constraints: Option<Constraints<'a>>,
 }
 
 impl std::fmt::Debug for SessionExecutor<'_> {
@@ -59,11 +75,24 @@ impl<'a> SessionExecutor<'a> {
     #[must_use]
     pub fn new(session: &'a mut dyn Session, sampler: Sampler) -> Self {
         let (ragged, paged) = (session.capabilities().ragged, session.capabilities().paged);
-        Self { session, sampler, batch: StepBatch::default(), spare: Vec::new(), ragged, paged }
+        let (batch, spare) = (StepBatch::default(), Vec::new());
+        Self { session, sampler, batch, spare, ragged, paged, constraints: None }
+    }
+
+    /// Holds outputs to a grammar.
+    #[must_use]
+    pub fn with_constraints(self, constraints: Option<Constraints<'a>>) -> Self {
+        Self { constraints, ..self }
+    }
+
+    /// How constrained requests have fared.
+    #[must_use]
+    pub fn constraint_counts(&self) -> Option<ConstraintCounts> {
+        self.constraints.as_ref().map(|c| c.counts)
     }
 
     /// Fills the batch with a range of the scheduler's parts.
-    fn build(&mut self, scheduler: &Scheduler, range: std::ops::Range<usize>) {
+    fn build(&mut self, scheduler: &Scheduler, range: std::ops::Range<usize>) -> Result<(), EngineError> {
         self.spare.append(&mut self.batch.sequences);
         for part in &scheduler.batch().parts[range] {
             let mut step = self.spare.pop().unwrap_or_else(|| SequenceStep {
@@ -73,6 +102,9 @@ impl<'a> SessionExecutor<'a> {
                 block_table: Vec::new(),
             });
             step.sequence = SequenceId(part.sequence);
+            if part.starts && part.adapter.is_some() {
+                self.session.adapt(step.sequence, part.adapter.map(|number| AdapterId(number as usize)))?;
+            }
             step.start_position = part.start;
             step.tokens.clear();
             step.tokens.extend_from_slice(scheduler.tokens(part));
@@ -82,6 +114,52 @@ impl<'a> SessionExecutor<'a> {
             }
             self.batch.sequences.push(step);
         }
+        Ok(())
+    }
+
+    /// Chooses a token per part of the batch that was run.
+    fn choose(
+        &mut self,
+        scheduler: &Scheduler,
+        range: std::ops::Range<usize>,
+        clock: &dyn Clock,
+        tokens: &mut Vec<u32>,
+        phases: &mut Phases,
+    ) -> Result<(), EngineError> {
+        let begin = clock.now().0;
+        let parts = &scheduler.batch().parts[range];
+        let held = |part: &super::scheduler::Part, c: &Constraints<'_>| part.produces && c.holds(part.key);
+        let constrained = self.constraints.as_ref().is_some_and(|c| parts.iter().any(|part| held(part, c)));
+        if self.sampler.is_greedy() && !constrained {
+            tokens.extend(self.session.next_tokens()?);
+            phases.sample += clock.now().0 - begin;
+            return Ok(());
+        }
+        let mut masked = 0.0;
+        for (part, mut logits) in parts.iter().zip(self.session.logits()?) {
+            // A token is a function of seed, request and position, whatever it was batched with.
+            let position = part.start + part.tokens;
+            let Some(constraints) = self.constraints.as_mut().filter(|c| held(part, c)) else {
+                tokens.push(self.sampler.sample(&logits, part.key, position));
+                continue;
+            };
+            let failed = |detail| EngineError::Grammar { request: part.key, detail };
+            let start = clock.now().0;
+            constraints.compute(part.key).map_err(failed)?;
+            let found = clock.now().0;
+            constraints.apply(&mut logits);
+            let applied = clock.now().0;
+            let token = self.sampler.sample(&logits, part.key, position);
+            let sampled = clock.now().0;
+            constraints.advance(part.key, token).map_err(failed)?;
+            let advanced = clock.now().0;
+            phases.mask += (found - start) + (advanced - sampled);
+            phases.mask_apply += applied - found;
+            masked += (applied - start) + (advanced - sampled);
+            tokens.push(token);
+        }
+        phases.sample += clock.now().0 - begin - masked;
+        Ok(())
     }
 
     fn step(
@@ -92,7 +170,7 @@ impl<'a> SessionExecutor<'a> {
         tokens: &mut Vec<u32>,
     ) -> Result<Phases, EngineError> {
         let begin = clock.now().0;
-        self.build(scheduler, range.clone());
+        self.build(scheduler, range.clone())?;
         let built = clock.now().0;
         self.session.timeline().mark()?;
         self.session.step(&self.batch)?;
@@ -102,22 +180,16 @@ impl<'a> SessionExecutor<'a> {
         let marks = self.session.timeline().drain()?;
         let span = marks.last().map_or(0.0, |m| m.0);
         let waited = clock.now().0;
-        if self.sampler.is_greedy() {
-            tokens.extend(self.session.next_tokens()?);
-        } else {
-            for (part, logits) in scheduler.batch().parts[range].iter().zip(self.session.logits()?) {
-                // A token is a function of seed, request and position, whatever it was batched with.
-                tokens.push(self.sampler.sample(&logits, part.key, part.start + part.tokens));
-            }
-        }
         // A synchronous step spends its own time inside the call.
         let inside = span.min(launched - built);
-        Ok(Phases {
+        let mut phases = Phases {
             build: built - begin,
             launch: (launched - built - inside).max(0.0),
             device: inside + (waited - launched),
-            sample: clock.now().0 - waited,
-        })
+            ..Phases::default()
+        };
+        self.choose(scheduler, range, clock, tokens, &mut phases)?;
+        Ok(phases)
     }
 }
 
@@ -137,11 +209,7 @@ impl Executor for SessionExecutor<'_> {
         }
         let mut all = Phases::default();
         for index in 0..parts {
-            let one = self.step(scheduler, index..index + 1, clock, tokens)?;
-            all.build += one.build;
-            all.launch += one.launch;
-            all.device += one.device;
-            all.sample += one.sample;
+            all += self.step(scheduler, index..index + 1, clock, tokens)?;
         }
         Ok(all)
     }
@@ -152,13 +220,21 @@ impl Executor for SessionExecutor<'_> {
 pub struct PredictedExecutor {
     model: StepModel,
     clock: VirtualClock,
+    /// What one more adapter in a batch takes.
+    adapter: Nanos,
 }
 
 impl PredictedExecutor {
     /// Lets predicted time pass on a clock.
     #[must_use]
     pub fn new(model: StepModel, clock: &VirtualClock) -> Self {
-        Self { model, clock: clock.clone() }
+        Self { model, clock: clock.clone(), adapter: Nanos(0.0) }
+    }
+
+    /// Lets every different adapter of a batch take so long.
+    #[must_use]
+    pub fn with_adapter_time(self, adapter: Nanos) -> Self {
+        Self { adapter, ..self }
     }
 }
 
@@ -173,6 +249,7 @@ impl Executor for PredictedExecutor {
         let time = self.model.step(
             parts.iter().map(|part| crate::roofline::RaggedPart { cached: part.start, tokens: part.tokens }),
         );
+        let time = Nanos(time.0 + self.adapter.0 * scheduler.batch().adapters as f64);
         self.clock.advance(time);
         // No model ran: tokens that differ between requests, so that they share no prefix by accident.
         tokens.extend(parts.iter().map(|part| u32::try_from(part.key & 0xffff).unwrap_or(0)));

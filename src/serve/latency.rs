@@ -136,6 +136,11 @@ pub struct Breakdown {
     pub launch_ns: f64,
     pub device_ns: f64,
     pub sample_ns: f64,
+    /// Finding the tokens that grammars allow, and forbidding the others.
+    #[serde(default)]
+    pub mask_ns: f64,
+    #[serde(default)]
+    pub mask_apply_ns: f64,
     pub detokenize_ns: f64,
     pub idle_ns: f64,
     /// The rest: keeping the records.
@@ -194,6 +199,12 @@ pub struct ServeResult {
     pub preemptions: u64,
     pub prefix_hit_rate: Option<f64>,
     pub prefix_evictions: u64,
+    /// Different adapters in a step, on average; null where no request has one.
+    #[serde(default)]
+    pub mean_adapters: Option<f64>,
+    /// Tokens that the texts of the prompts encoded to, per token asked for; null without a tokenizer.
+    #[serde(default)]
+    pub encoded_per_asked: Option<f64>,
     pub breakdown: Breakdown,
     /// What happened when; null for a prediction beside a measurement, and in results of before.
     #[serde(default)]
@@ -310,6 +321,13 @@ pub fn summarise(run: &Run, traffic: &Traffic<'_>, slo: &Slo) -> ServeResult {
         prefix_hit_rate: (run.cache.queried_tokens > 0)
             .then(|| run.cache.hit_tokens as f64 / run.cache.queried_tokens as f64),
         prefix_evictions: run.cache.evictions,
+        mean_adapters: traffic
+            .plan
+            .iter()
+            .any(|p| p.adapter.is_some())
+            .then(|| average(&steps, |s| s.adapters as f64)),
+        encoded_per_asked: (run.asked_tokens > 0)
+            .then(|| run.encoded_tokens as f64 / run.asked_tokens as f64),
         breakdown: breakdown(run),
         timeline: Timeline::of(&run.steps, run.end, (window.from, window.to)),
     };
@@ -412,6 +430,8 @@ fn breakdown(run: &Run) -> Breakdown {
         launch_ns: sum(&|s| s.phases.launch),
         device_ns: sum(&|s| s.phases.device),
         sample_ns: sum(&|s| s.phases.sample),
+        mask_ns: sum(&|s| s.phases.mask),
+        mask_apply_ns: sum(&|s| s.phases.mask_apply),
         detokenize_ns: sum(&|s| s.detokenize),
         idle_ns: run.idle,
         other_ns: 0.0,
@@ -424,6 +444,8 @@ fn breakdown(run: &Run) -> Breakdown {
         + all.launch_ns
         + all.device_ns
         + all.sample_ns
+        + all.mask_ns
+        + all.mask_apply_ns
         + all.detokenize_ns
         + all.idle_ns;
     all.other_ns = (all.wall_ns - named).max(0.0);

@@ -10,6 +10,7 @@
 //!
 //! It never imports the measurement protocol, and nothing in it prints.
 
+pub mod adapters;
 pub mod arrivals;
 pub mod block_pool;
 pub mod calibrate;
@@ -24,6 +25,7 @@ pub mod scheduler;
 pub mod search;
 pub mod slo;
 pub mod step_model;
+pub mod structured;
 pub mod text;
 pub mod timeline;
 pub mod trace;

@@ -5,6 +5,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::adapters::{AdapterCost, AdapterMix};
 use super::arrivals::{Arrivals, Burst};
 use super::calibrate::calibrate;
 use super::clock::HostClock;
@@ -15,6 +16,7 @@ use super::sampler::{Sampler, Sampling};
 use super::scheduler::{Reject, Scheduler, SchedulerConfig};
 use super::slo::Slo;
 use super::step_model::StepModel;
+use super::structured::{Compiled, ConstraintCounts, Constraints};
 use super::text::Text;
 use super::trace::Trace;
 use super::workload::{Planned, Workload, ideal_hit_rate, mix, plan_trace, without_sharing};
@@ -39,6 +41,7 @@ pub enum Offered {
 
 /// What is sent.
 #[derive(Debug, Clone, PartialEq)]
+#[expect(clippy::large_enum_variant, reason = "there is one to a point, and nobody keeps many")]
 pub enum Source {
     Workload(Workload),
     /// Times are multiplied by the factor, where no rate is asked for.
@@ -66,6 +69,44 @@ pub struct PointSpec {
     pub cold: bool,
     pub slo: Slo,
     pub time_limit: Option<Nanos>,
+    /// The adapters that requests have; `None` for none.
+    pub adapters: Option<AdapterMix>,
+    /// Share of the requests whose outputs are held to the engine's grammar.
+    pub constrained: Option<f64>,
+}
+
+/// What holding outputs to a grammar took.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct StructuredCost {
+    pub grammar: String,
+    /// Share of the requests that was asked for.
+    pub share: f64,
+    /// Outputs begun under the grammar, and those that came to its end; others were cut at their planned length or not done.
+    pub started: usize,
+    pub complete: usize,
+    /// Tokens chosen under a mask.
+    pub tokens: usize,
+    /// Tokens that a mask allowed, on average.
+    pub mean_allowed: Option<f64>,
+    /// Time of finding and of applying a mask, per token chosen under one.
+    pub mask_ns_per_token: Option<f64>,
+    pub mask_apply_ns_per_token: Option<f64>,
+}
+
+impl StructuredCost {
+    fn of(grammar: &Compiled, share: f64, counts: ConstraintCounts, result: &ServeResult) -> Self {
+        let per_token = |sum: f64| (counts.tokens > 0).then(|| sum / counts.tokens as f64);
+        Self {
+            grammar: grammar.grammar().to_string(),
+            share,
+            started: counts.started,
+            complete: counts.complete,
+            tokens: counts.tokens,
+            mean_allowed: per_token(counts.allowed as f64),
+            mask_ns_per_token: per_token(result.breakdown.mask_ns),
+            mask_apply_ns_per_token: per_token(result.breakdown.mask_apply_ns),
+        }
+    }
 }
 
 /// A point and what it gave.
@@ -87,6 +128,10 @@ pub struct Point {
     pub not_run: Option<String>,
     /// The same point on a virtual clock, with step times taken from this engine just before and just after.
     pub predicted: Option<ServeResult>,
+    #[serde(default)]
+    pub adapters: Option<AdapterCost>,
+    #[serde(default)]
+    pub structured: Option<StructuredCost>,
     /// By which factor those steps were longer after the point than before: what the machine itself did meanwhile.
     #[serde(default)]
     pub drift: Option<f64>,
@@ -95,7 +140,12 @@ pub struct Point {
 /// What runs the steps.
 pub enum Engine {
     /// A session, and a model of its steps to predict with.
-    Live { session: Box<dyn Session>, tokenizer: Option<Box<Tokenizer>>, model: Option<StepModel> },
+    Live {
+        session: Box<dyn Session>,
+        tokenizer: Option<Box<Tokenizer>>,
+        model: Option<StepModel>,
+        grammar: Option<Box<Compiled>>,
+    },
     /// A model of steps alone.
     Virtual { model: StepModel, vocab: usize },
 }
@@ -139,6 +189,8 @@ pub enum PointError {
     Fault(#[from] RunFault),
 }
 
+/// Words below which prompts would be too much alike.
+const ENOUGH_WORDS: usize = 32;
 /// Prompt tokens prepared in memory for a real run, 2 GB of them.
 const MAX_PREPARED: usize = 500_000_000;
 
@@ -190,6 +242,16 @@ impl PointSpec {
         }
         if self.cold {
             plan = without_sharing(&plan, mix(self.seed, 7));
+        }
+        if let Some(adapters) = &self.adapters {
+            adapters.assign(&mut plan, self.seed);
+        }
+        if let Some(share) = self.constrained {
+            for (index, request) in plan.iter_mut().enumerate() {
+                // 53 bits are what a float between 0 and 1 holds.
+                let drawn = (mix(mix(self.seed, 21), index as u64) >> 11) as f64 / (1_u64 << 53) as f64;
+                request.constrained = drawn < share;
+            }
         }
         let end = (warmup + self.requests).min(recorded).min(plan.len());
         Ok((plan, warmup..end))
@@ -255,7 +317,9 @@ impl PointSpec {
             },
             measured,
             vocab,
+            alphabet: Vec::new(),
             stop_tokens: if self.stop_at_eos { eos.to_vec() } else { Vec::new() },
+            constrained_stops: Vec::new(),
             time_limit: self.time_limit,
             keep_outputs: false,
         }
@@ -280,6 +344,8 @@ impl PointSpec {
             result: None,
             not_run: None,
             predicted: None,
+            adapters: None,
+            structured: None,
             drift: None,
         }
     }
@@ -306,26 +372,43 @@ impl Engine {
                 let traffic = spec.traffic(&plan, measured, *vocab, &[]);
                 point.result = Some(simulate(model, spec, &traffic, observe)?);
             }
-            Self::Live { session, tokenizer, model } => {
+            Self::Live { session, tokenizer, model, grammar } => {
                 let tokens = plan.iter().map(Planned::prompt_len).sum();
                 if tokens > MAX_PREPARED {
                     return Err(PointError::TooMuch { tokens, limit: MAX_PREPARED });
                 }
-                let vocab = session.architecture().vocab_size;
+                // A prompt of tokens that the tokenizer does not have would be no text.
+                let known = tokenizer.as_ref().map_or(usize::MAX, |t| t.vocab_size().max(1));
+                let vocab = session.architecture().vocab_size.min(known);
                 let eos = session.architecture().eos_tokens.clone();
-                let traffic = spec.traffic(&plan, measured, vocab, &eos);
+                let mut traffic = spec.traffic(&plan, measured, vocab, &eos);
+                // Prompts of words encode to as many tokens as were asked for.
+                traffic.alphabet = tokenizer.as_ref().map_or_else(Vec::new, |t| t.words());
+                if traffic.alphabet.len() < ENOUGH_WORDS {
+                    traffic.alphabet.clear();
+                }
+                let grammar = grammar.as_deref().filter(|_| spec.constrained.is_some());
+                traffic.constrained_stops = grammar.map_or_else(Vec::new, |g| g.ends().to_vec());
                 let text = tokenizer
                     .as_ref()
-                    .map(|t| Text::new(t, plan.iter().map(|p| p.tokens(vocab))))
+                    .map(|t| Text::new(t, plan.iter().map(|p| traffic.prompt(p))))
                     .transpose()
                     .map_err(RunFault::from)?;
+                let constraints = grammar
+                    .map(|g| Constraints::new(g, plan.iter().map(|request| request.constrained).collect()));
                 session.warm_pool(spec.blocks_of(&plan))?;
-                let mut executor = SessionExecutor::new(session.as_mut(), Sampler::new(spec.sampling));
+                let mut executor = SessionExecutor::new(session.as_mut(), Sampler::new(spec.sampling))
+                    .with_constraints(constraints);
                 let mut clock = HostClock::default();
                 let config = spec.scheduler.clone();
                 let run = run(&traffic, config, &mut executor, &mut clock, text, observe)?;
-                point.result = Some(summarise(&run, &traffic, &spec.slo));
-                if let Some(StepModel::Calibrated(before)) = model {
+                let result = summarise(&run, &traffic, &spec.slo);
+                let share = spec.constrained.unwrap_or_default();
+                let counts = grammar.zip(executor.constraint_counts());
+                point.structured = counts.map(|(g, counts)| StructuredCost::of(g, share, counts, &result));
+                point.result = Some(result);
+                // Where an output ends is the grammar's and the model's to say, so nothing is predicted of constrained ones.
+                if let Some(StepModel::Calibrated(before)) = model.as_mut().filter(|_| grammar.is_none()) {
                     let after = calibrate(session.as_mut(), &spec.scheduler, &clock)?;
                     let meanwhile = StepModel::Calibrated(before.halfway(&after));
                     let predicted = simulate(&meanwhile, spec, &traffic, &mut |_| {})?;
@@ -335,6 +418,9 @@ impl Engine {
                     *before = after;
                 }
             }
+        }
+        if let (Some(adapters), Some(result)) = (&spec.adapters, &point.result) {
+            point.adapters = Some(adapters.cost(&plan, result));
         }
         Ok(point)
     }
@@ -348,7 +434,8 @@ fn simulate(
     observe: &mut dyn FnMut(Progress),
 ) -> Result<ServeResult, PointError> {
     let clock = VirtualClock::default();
-    let mut executor = PredictedExecutor::new(model.clone(), &clock);
+    let adapter = spec.adapters.as_ref().map_or(Nanos(0.0), |adapters| adapters.time_each);
+    let mut executor = PredictedExecutor::new(model.clone(), &clock).with_adapter_time(adapter);
     let run = run(traffic, spec.scheduler.clone(), &mut executor, &mut clock.clone(), None, observe)?;
     Ok(summarise(&run, traffic, &spec.slo))
 }

@@ -40,12 +40,31 @@ pub struct Traffic<'a> {
     /// The requests whose times count.
     pub measured: Range<usize>,
     pub vocab: usize,
+    /// The tokens that prompts are made of; all of the vocabulary where it is empty.
+    pub alphabet: Vec<u32>,
     /// Tokens that end an output early; empty where lengths are forced.
     pub stop_tokens: Vec<u32>,
+    /// Tokens that end a constrained output: its grammar allows one of them when it is complete.
+    pub constrained_stops: Vec<u32>,
     /// After so long the run ends, and what is not done counts as never done.
     pub time_limit: Option<Nanos>,
     /// Keep every output token, for comparisons.
     pub keep_outputs: bool,
+}
+
+impl Traffic<'_> {
+    /// The tokens of a request's prompt.
+    #[must_use]
+    pub fn prompt(&self, request: &Planned) -> Vec<u32> {
+        if self.alphabet.is_empty() {
+            return request.tokens(self.vocab);
+        }
+        let mut tokens = request.tokens(self.alphabet.len());
+        for token in &mut tokens {
+            *token = self.alphabet[*token as usize];
+        }
+        tokens
+    }
 }
 
 /// What became of a request.
@@ -85,6 +104,8 @@ pub struct StepLog {
     pub end: f64,
     pub prompt_tokens: usize,
     pub output_tokens: usize,
+    /// Different adapters in the batch.
+    pub adapters: usize,
     /// While the step ran.
     pub load: Load,
     pub schedule: f64,
@@ -106,6 +127,9 @@ pub struct Run {
     pub idle: f64,
     /// Queueing arrivals, prompts encoded.
     pub enqueue: f64,
+    /// Tokens that the texts of the prompts encoded to, and tokens that were asked for; 0 without a tokenizer.
+    pub encoded_tokens: usize,
+    pub asked_tokens: usize,
     pub end: f64,
     pub preemptions: u64,
     pub cache: super::block_pool::CacheCounts,
@@ -152,7 +176,7 @@ pub fn run(
     let prompts = if clock.is_virtual() {
         Vec::new()
     } else {
-        traffic.plan.iter().map(|request| request.tokens(traffic.vocab)).collect()
+        traffic.plan.iter().map(|request| traffic.prompt(request)).collect()
     };
     let mut server = Server {
         traffic,
@@ -278,19 +302,25 @@ impl Server<'_, '_> {
             self.next += 1;
             self.openings.pop_front();
             if let Some(text) = &self.text {
-                text.encode(key)?;
+                self.run.encoded_tokens += text.encode(key)?;
+                self.run.asked_tokens += self.run.records[key].prompt_tokens;
             }
             let planned = &self.traffic.plan[key];
             let prompt = match self.prompts.get_mut(key) {
                 Some(prompt) => std::mem::take(prompt),
-                None => planned.tokens(self.traffic.vocab),
+                None => self.traffic.prompt(planned),
             };
             let admitted = self.scheduler.admit(Submission {
                 key,
                 prompt,
                 output_len: planned.output_len,
-                stop_tokens: self.traffic.stop_tokens.clone(),
+                stop_tokens: if planned.constrained {
+                    self.traffic.constrained_stops.clone()
+                } else {
+                    self.traffic.stop_tokens.clone()
+                },
                 priority: planned.priority,
+                adapter: planned.adapter,
             });
             let now = self.now(clock);
             let record = &mut self.run.records[key];
@@ -379,6 +409,7 @@ impl Server<'_, '_> {
     /// Times of what the batch starts, goes on with and takes back.
     fn note_batch(&mut self, now: f64, log: &mut StepLog) {
         let batch = self.scheduler.batch();
+        log.adapters = batch.adapters;
         for key in &batch.preempted {
             self.preempted_at[*key] = Some(now);
             self.run.records[*key].preemptions += 1;

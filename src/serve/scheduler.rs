@@ -10,8 +10,14 @@
 //! arrival, or priority and then arrival. Because the lowest rank always yields and a request that could not run alone is refused at
 //! admission, the highest rank always advances: nothing starves under first come, first served.
 
+mod adapters;
+
 use std::collections::BTreeSet;
 
+use adapters::AdapterUse;
+
+#[cfg(test)]
+use super::block_pool::Fault;
 use super::block_pool::{BlockPool, CacheCounts, Chain};
 
 /// Who goes first.
@@ -54,6 +60,10 @@ pub struct SchedulerConfig {
     pub scheduling: Policy,
     /// Requests that may wait; more are rejected. `None` admits all.
     pub max_waiting: Option<usize>,
+    /// Different adapters that run at once; `None` is all there are. The next in rank waits for a place and nobody passes it, so that a rare
+    /// adapter is not starved by common ones.
+    #[serde(default)]
+    pub max_loras: Option<usize>,
 }
 
 /// A request as the scheduler sees it.
@@ -68,6 +78,8 @@ pub struct Submission {
     pub stop_tokens: Vec<u32>,
     /// Lower goes first under [`Policy::Priority`].
     pub priority: i32,
+    /// The adapter it is served with; prefixes are shared among requests of one adapter only.
+    pub adapter: Option<u32>,
 }
 
 /// Why a request is not served. A reject is a result, with a name, and is counted.
@@ -121,6 +133,7 @@ pub struct Part {
     pub produces: bool,
     /// Whether this is the request's first step since it arrived or was preempted.
     pub starts: bool,
+    pub adapter: Option<u32>,
 }
 
 /// One step.
@@ -132,6 +145,8 @@ pub struct Batch {
     pub dropped: Vec<u64>,
     /// Requests preempted to make this batch.
     pub preempted: Vec<usize>,
+    /// Different adapters among the parts.
+    pub adapters: usize,
 }
 
 impl Batch {
@@ -178,6 +193,7 @@ struct Request {
     cached_blocks: usize,
     chain: Chain,
     started: bool,
+    adapter: Option<u32>,
 }
 
 /// Priority, then order of admission.
@@ -203,6 +219,7 @@ pub struct Scheduler {
     ended: Vec<u64>,
     /// A batch was handed out and not completed.
     in_flight: bool,
+    adapters: AdapterUse,
 }
 
 impl Scheduler {
@@ -235,6 +252,7 @@ impl Scheduler {
             preemptions: 0,
             ended: Vec::new(),
             in_flight: false,
+            adapters: AdapterUse::default(),
             config,
         }
     }
@@ -283,7 +301,8 @@ impl Scheduler {
         if self.config.max_waiting.is_some_and(|most| self.waiting.len() >= most) {
             return Err(Reject::QueueFull);
         }
-        let Submission { key, prompt: mut tokens, output_len, stop_tokens, priority } = submission;
+        let Submission { key, prompt: mut tokens, output_len, stop_tokens, priority, adapter } = submission;
+        self.adapters.know(adapter);
         let priority = if self.config.scheduling == Policy::Priority { priority } else { 0 };
         let rank = (priority, self.admitted);
         self.admitted += 1;
@@ -301,8 +320,9 @@ impl Scheduler {
             computed: 0,
             sequence: 0,
             cached_blocks: 0,
-            chain: Chain::ROOT,
+            chain: self.root(adapter),
             started: false,
+            adapter,
         };
         let slot = self.vacant.pop().unwrap_or_else(|| {
             self.requests.push(None);
@@ -322,7 +342,13 @@ impl Scheduler {
         self.batch.parts.clear();
         self.batch.preempted.clear();
         self.batch.dropped.clear();
+        self.batch.adapters = 0;
+        self.adapters.next_batch();
         let mut budget = self.config.max_num_batched_tokens;
+        #[cfg(test)]
+        if self.pool.fault == Some(Fault::ExceedsBudget) {
+            budget += 1;
+        }
         self.serve_running(&mut budget);
         if self.batch.preempted.is_empty() {
             self.start_waiting(&mut budget);
@@ -366,13 +392,25 @@ impl Scheduler {
 
     fn start_waiting(&mut self, budget: &mut usize) {
         while self.running.len() < self.config.max_num_seqs && *budget > 0 {
-            let Some(&(rank, slot)) = self.waiting.first() else { break };
+            let next = self.waiting.first();
+            #[cfg(test)]
+            let next = if self.pool.fault == Some(Fault::PassesQueue) { self.waiting.last() } else { next };
+            let Some(&(rank, slot)) = next else { break };
             let mut found = std::mem::take(&mut self.found);
             found.clear();
             let request = self.requests[slot as usize].as_ref().expect("a waiting request exists");
             let whole = request.tokens.len();
+            let adapter = request.adapter;
+            let most = self.config.max_loras;
+            #[cfg(test)]
+            let most = most.map(|most| most + usize::from(self.pool.fault == Some(Fault::ExceedsAdapters)));
+            if !self.adapters.fits(adapter, most) {
+                self.found = found;
+                break;
+            }
             // At least one token is computed, or there would be no logits.
-            let chain = self.pool.find(&request.tokens[..whole - 1], &mut found);
+            let root = self.root(adapter);
+            let chain = self.pool.find(root, &request.tokens[..whole - 1], &mut found);
             let hit = found.len() * self.config.block_size;
             let wanted = whole - hit;
             let tokens = wanted.min(*budget);
@@ -382,7 +420,7 @@ impl Scheduler {
                 self.found = found;
                 break;
             }
-            self.waiting.pop_first();
+            self.waiting.remove(&(rank, slot));
             self.pool.share(&found);
             self.sequences += 1;
             let sequence = self.sequences;
@@ -400,6 +438,7 @@ impl Scheduler {
             request.started = false;
             self.found = found;
             assert!(self.extend(slot, hit + tokens), "room was checked above");
+            self.adapters.start(adapter);
             let at = self.running.partition_point(|other| other.0 < rank);
             self.running.insert(at, (rank, slot));
             self.push_part(slot, tokens);
@@ -417,7 +456,9 @@ impl Scheduler {
             tokens,
             produces: request.computed + tokens == request.tokens.len(),
             starts: !std::mem::replace(&mut request.started, true),
+            adapter: request.adapter,
         };
+        self.batch.adapters += usize::from(self.adapters.is_new(part.adapter));
         self.batch.parts.push(part);
     }
 
@@ -441,19 +482,35 @@ impl Scheduler {
         let key = self.request(slot).key;
         self.batch.preempted.push(key);
         self.preemptions += 1;
+        #[cfg(test)]
+        if self.pool.fault == Some(Fault::LosesPreempted) {
+            return;
+        }
         self.waiting.insert((rank, slot));
+    }
+
+    /// The empty prefix of a request.
+    #[cfg_attr(not(test), expect(clippy::unused_self, reason = "tests plant a fault here"))]
+    fn root(&self, adapter: Option<u32>) -> Chain {
+        #[cfg(test)]
+        if self.pool.fault == Some(Fault::ForgetsAdapters) {
+            return Chain::ROOT;
+        }
+        Chain::of(adapter)
     }
 
     /// Gives back a request's blocks, from the end, and forgets what was computed.
     fn give_back(&mut self, slot: u32) {
+        let root = self.root(self.request(slot).adapter);
         let request = self.requests[slot as usize].as_mut().expect("a scheduled request exists");
         for block in request.blocks.drain(..).rev() {
             self.pool.give_back(block);
         }
         request.computed = 0;
         request.cached_blocks = 0;
-        request.chain = Chain::ROOT;
+        request.chain = root;
         self.ended.push(request.sequence);
+        self.adapters.end(request.adapter);
     }
 
     /// Takes in what a step produced: one token per part of the batch, in its order. The token of a part that

@@ -158,6 +158,16 @@ impl StepModel {
         }
     }
 
+    /// The time of reading so many more bytes in a step, by the bandwidth that the model knows; 0 where it knows none.
+    #[must_use]
+    pub fn read_time(&self, bytes: crate::units::Bytes) -> Nanos {
+        match self {
+            Self::Floor { roof, .. } => Nanos(bytes.as_f64() * 1e9 / roof.bandwidth.0),
+            Self::Fitted { fit, .. } => Nanos(fit.ns_per_kv_byte * bytes.as_f64()),
+            Self::Calibrated(_) => Nanos(0.0),
+        }
+    }
+
     /// What it is, for a report.
     #[must_use]
     pub fn describe(&self) -> String {

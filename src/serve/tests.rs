@@ -28,6 +28,7 @@ pub(super) fn knobs(max_num_seqs: usize) -> SchedulerConfig {
         enable_chunked_prefill: true,
         scheduling: Policy::Fcfs,
         max_waiting: None,
+        max_loras: None,
     }
 }
 
@@ -53,6 +54,8 @@ fn traffic(plan: &[Planned], kind: Loop) -> Traffic<'_> {
         measured: 0..plan.len(),
         vocab: 1000,
         stop_tokens: Vec::new(),
+        alphabet: Vec::new(),
+        constrained_stops: Vec::new(),
         time_limit: None,
         keep_outputs: false,
     }
@@ -64,7 +67,7 @@ fn result(run: &Run, plan: &[Planned], slo: &str) -> ServeResult {
 }
 
 fn one_token(arrival: Nanos) -> Planned {
-    Planned { arrival, prompt: vec![Stretch { source: 1, tokens: 1 }], output_len: 1, priority: 0, tenant: 0 }
+    Planned { arrival, prompt: vec![Stretch { source: 1, tokens: 1 }], output_len: 1, ..Planned::default() }
 }
 
 /// One server: a request is one step, and one sequence at a time.
@@ -172,8 +175,7 @@ fn tokens_of_a_decode_have_the_times_of_its_steps() {
         arrival: Nanos(5e6),
         prompt: vec![Stretch { source: 1, tokens: 100 }],
         output_len: 11,
-        priority: 0,
-        tenant: 0,
+        ..Planned::default()
     }];
     let run = serve(&plan, Loop::Open, knobs(4), |info| Outcome::Takes {
         device: Nanos(if info.tokens > 1 { 50e6 } else { 10e6 }),

@@ -28,7 +28,7 @@ pub struct Stretch {
 }
 
 /// One request, planned.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct Planned {
     /// Scheduled arrival since the start; 0 in a closed loop, whose arrivals are completions.
     pub arrival: Nanos,
@@ -37,6 +37,10 @@ pub struct Planned {
     /// Lower goes first where the scheduler looks at it.
     pub priority: i32,
     pub tenant: u16,
+    /// The adapter it is served with.
+    pub adapter: Option<u32>,
+    /// Its output is held to a grammar.
+    pub constrained: bool,
 }
 
 impl Planned {
@@ -191,6 +195,38 @@ fn one() -> usize {
     1
 }
 
+/// A level of a tree below a shared prefix: each node has so many children, and a request goes down one of them.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Branch {
+    pub tokens: usize,
+    pub ways: usize,
+}
+
+/// Contexts that requests visit in turn, each again after all others. Once they together are larger than the KV pool, every one has been
+/// evicted when it comes again, whatever the size of the pool beyond them: the cache works and finds nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Tiling {
+    pub contexts: usize,
+    pub tokens: usize,
+}
+
+/// Outputs that are held to a grammar.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Structured {
+    /// As on the command line: `json-schema:FILE`, `regex:RE` or `grammar:FILE`.
+    pub grammar: String,
+    /// Share of the requests.
+    #[serde(default = "whole")]
+    pub share: f64,
+}
+
+fn whole() -> f64 {
+    1.0
+}
+
 /// Conversations: each turn's prompt is everything before it, answers included, and something new.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -208,6 +244,15 @@ pub struct Tenant {
     pub share: f64,
     #[serde(default)]
     pub priority: i32,
+    /// When this tenant alone is hot: `4x10s/60s`, as in `--burst`. Its requests then come by a process of their own.
+    #[serde(default)]
+    pub burst: Option<String>,
+}
+
+impl Tenant {
+    fn shape(&self) -> Option<Result<Burst, String>> {
+        Some(self.burst.as_ref()?.parse().map_err(|error: super::arrivals::ArrivalsError| error.to_string()))
+    }
 }
 
 /// A workload: everything about requests but when they come.
@@ -226,6 +271,13 @@ pub struct Workload {
     pub session: Option<Session>,
     #[serde(default)]
     pub tenants: Vec<Tenant>,
+    /// What follows a shared prefix, from the root down.
+    #[serde(default)]
+    pub branches: Vec<Branch>,
+    #[serde(default)]
+    pub tiling: Option<Tiling>,
+    #[serde(default)]
+    pub structured: Option<Structured>,
 }
 
 /// Why a workload cannot be used.
@@ -270,9 +322,7 @@ impl Workload {
             ),
             input: spread(input, 1.0),
             output: spread(output, 1.0),
-            prefix: None,
-            session: None,
-            tenants: Vec::new(),
+            ..Self::plain()
         };
         Some(match name {
             "chat" => plain(500, 200, "short chat"),
@@ -342,11 +392,25 @@ impl Workload {
             source: "lengths given on the command line".into(),
             input: Lengths::Fixed { tokens: input },
             output: Lengths::Fixed { tokens: output },
+            ..Self::plain()
+        }
+        .checked()
+    }
+
+    /// Prompts of one token, and nothing that is shared.
+    fn plain() -> Self {
+        Self {
+            name: String::new(),
+            source: String::new(),
+            input: Lengths::Fixed { tokens: 1 },
+            output: Lengths::Fixed { tokens: 1 },
             prefix: None,
             session: None,
             tenants: Vec::new(),
+            branches: Vec::new(),
+            tiling: None,
+            structured: None,
         }
-        .checked()
     }
 
     /// The workload, if every number in it is one that can be drawn.
@@ -380,11 +444,41 @@ impl Workload {
                 let good = self.tenants.iter().all(|t| t.share > 0.0 && t.share <= MAX_SHARE);
                 (!good || self.tenants.len() > 1_000)
                     .then(|| "tenants: at most 1000, each with a share above 0".to_owned())
-            });
+            })
+            .or_else(|| {
+                let burst = |t: &Tenant| Some(format!("tenant {}: {}", t.name, t.shape()?.err()?));
+                self.tenants.iter().find_map(burst)
+            })
+            .or_else(|| self.check_shared());
         match problem {
             Some(problem) => Err(WorkloadError::Invalid { name: self.name, problem }),
             None => Ok(self),
         }
+    }
+
+    /// What is wrong with what prompts share, if anything.
+    fn check_shared(&self) -> Option<String> {
+        let counts = |tokens: usize, ways: usize| {
+            (1..=MAX_TOKENS).contains(&tokens) && (1..=1_000_000).contains(&ways)
+        };
+        if self.branches.len() > 16 || !self.branches.iter().all(|b| counts(b.tokens, b.ways)) {
+            return Some("branches: at most 16 levels, each with at least 1 token and 1 way".to_owned());
+        }
+        if !self.branches.is_empty() && self.prefix.is_none() {
+            return Some("branches: they follow a [prefix], and there is none".to_owned());
+        }
+        if self.tiling.is_some_and(|t| !counts(t.tokens, t.contexts)) {
+            return Some("tiling: at least 1 context of at least 1 token".to_owned());
+        }
+        if self.tiling.is_some() && (self.prefix.is_some() || self.session.is_some()) {
+            return Some(
+                "tiling: contexts come in turn, so it goes with no prefix and no session".to_owned(),
+            );
+        }
+        let share = self.structured.as_ref().map(|s| s.share);
+        share
+            .filter(|share| !(0.0..=1.0).contains(share))
+            .map(|share| format!("structured: a share of {share} is not between 0 and 1"))
     }
 
     /// Plans `count` requests at a mean rate per second; `None` sends all at once (or, in a closed loop, one per completion).
@@ -399,10 +493,8 @@ impl Workload {
     ) -> Vec<Planned> {
         let turns = self.session.map_or(1, |session| session.turns);
         let sessions = count.div_ceil(turns);
-        let starts = match rate {
-            Some(rate) => deadlines(process, burst, rate / turns as f64, sessions, mix(seed, 0)),
-            None => vec![Nanos(0.0); sessions],
-        };
+        let timed = rate.map(|rate| self.starts(rate / turns as f64, process, burst, sessions, seed));
+        let starts = timed.unwrap_or_else(|| vec![(Nanos(0.0), None); sessions]);
         let mut random = ChaCha8Rng::seed_from_u64(mix(seed, 1));
         let mut requests: Vec<Planned> = Vec::with_capacity(sessions * turns);
         for (index, start) in starts.into_iter().enumerate() {
@@ -417,7 +509,7 @@ impl Workload {
     fn plan_session(
         &self,
         index: u64,
-        start: Nanos,
+        (start, tenant): (Nanos, Option<usize>),
         timed: bool,
         seed: u64,
         random: &mut ChaCha8Rng,
@@ -428,15 +520,30 @@ impl Workload {
             && random.random_bool(prefix.share)
         {
             let group = random.random_range(0..prefix.groups) as u64;
-            history.push(stretch(mix(mix(seed, 2), group), prefix.tokens));
+            let mut node = mix(mix(seed, 2), group);
+            history.push(stretch(node, prefix.tokens));
+            for branch in &self.branches {
+                // A child is named by all that is above it.
+                node = mix(mix(node, 1), random.random_range(0..branch.ways) as u64);
+                history.push(stretch(node, branch.tokens));
+            }
         }
-        let (tenant, priority) = self.draw_tenant(random);
+        if let Some(tiling) = self.tiling {
+            history.push(stretch(mix(mix(seed, 8), index % tiling.contexts as u64), tiling.tokens));
+        }
+        let (tenant, priority) = match tenant {
+            Some(tenant) => {
+                (u16::try_from(tenant).expect("at most 1000 tenants"), self.tenants[tenant].priority)
+            }
+            None => self.draw_tenant(random),
+        };
         let mut arrival = start;
         for turn in 0..self.session.map_or(1, |session| session.turns) as u64 {
             let own = mix(mix(mix(seed, 3), index), turn);
             history.push(stretch(own, self.input.draw(random)));
             let output_len = self.output.draw(random);
-            requests.push(Planned { arrival, prompt: history.clone(), output_len, priority, tenant });
+            let prompt = history.clone();
+            requests.push(Planned { arrival, prompt, output_len, priority, tenant, ..Planned::default() });
             // What will really be generated is not known yet; a text of that length stands for it.
             history.push(stretch(mix(own, 1), output_len));
             let gap: f64 = Exp1.sample(random);
@@ -446,6 +553,39 @@ impl Workload {
                 arrival = Nanos(arrival.0 + gap * session.think_s * 1e9);
             }
         }
+    }
+
+    /// When sessions begin, and whose they are where that decides when: a tenant that is hot has a process of its own, and shares keep
+    /// their meaning as shares of the mean rate.
+    fn starts(
+        &self,
+        rate: f64,
+        process: Arrivals,
+        burst: Option<Burst>,
+        sessions: usize,
+        seed: u64,
+    ) -> Vec<(Nanos, Option<usize>)> {
+        if self.tenants.iter().all(|tenant| tenant.burst.is_none()) {
+            let all = deadlines(process, burst, rate, sessions, mix(seed, 0));
+            return all.into_iter().map(|start| (start, None)).collect();
+        }
+        let total: f64 = self.tenants.iter().map(|t| t.share).sum();
+        let mut starts: Vec<(Nanos, Option<usize>)> = Vec::new();
+        for (index, tenant) in self.tenants.iter().enumerate() {
+            let own = tenant.shape().map(|shape| shape.expect("checked when it was read"));
+            // As many of each as there could be in all; those too late are dropped below.
+            let times = deadlines(
+                process,
+                own.or(burst),
+                rate * tenant.share / total,
+                sessions,
+                mix(mix(seed, 9), index as u64),
+            );
+            starts.extend(times.into_iter().map(|start| (start, Some(index))));
+        }
+        starts.sort_by(|a, b| a.0.0.total_cmp(&b.0.0));
+        starts.truncate(sessions);
+        starts
     }
 
     fn draw_tenant(&self, random: &mut ChaCha8Rng) -> (u16, i32) {
@@ -494,7 +634,7 @@ pub fn plan_trace(trace: &Trace, time_scale: f64, seed: u64) -> Vec<Planned> {
                 prompt,
                 output_len: request.output_tokens,
                 priority: request.priority,
-                tenant: 0,
+                ..Planned::default()
             }
         })
         .collect()
@@ -524,7 +664,8 @@ pub fn ideal_hit_rate(plan: &[Planned], block_size: usize) -> Option<f64> {
         // Stretches are equal by construction, so a block is named by what of which stretches it holds.
         let length = request.prompt_len();
         all += length;
-        let mut chain = 0;
+        // What is cached under one adapter is of no use to another.
+        let mut chain = request.adapter.map_or(0, |adapter| mix(u64::from(adapter), 10));
         let mut still_found = true;
         let mut stretches = request.prompt.iter();
         let (mut current, mut offset) = (stretches.next().copied(), 0_usize);
@@ -551,152 +692,4 @@ pub fn ideal_hit_rate(plan: &[Planned], block_size: usize) -> Option<f64> {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::collections::HashSet;
-
-    use super::*;
-    use crate::stats::mean;
-
-    fn plan(workload: &Workload, count: usize, seed: u64) -> Vec<Planned> {
-        workload.plan(Some(10.0), Arrivals::Poisson, None, count, seed)
-    }
-
-    #[test]
-    fn named_workloads_have_the_means_they_claim() {
-        for (name, input, output) in [
-            ("chat", 500.0, 200.0),
-            ("code", 1500.0, 500.0),
-            ("long-context-qa", 16_000.0, 300.0),
-            ("summarization", 4000.0, 150.0),
-            ("rag", 4096.0, 256.0),
-            ("batch", 1024.0, 1024.0),
-        ] {
-            let plan = plan(&Workload::named(name).unwrap(), 20_000, 1);
-            let of =
-                |f: &dyn Fn(&Planned) -> usize| mean(&plan.iter().map(|p| f(p) as f64).collect::<Vec<_>>());
-            assert!(
-                (of(&Planned::prompt_len) / input - 1.0).abs() < 0.03,
-                "{name}: {}",
-                of(&Planned::prompt_len)
-            );
-            assert!((of(&|p| p.output_len) / output - 1.0).abs() < 0.03, "{name}");
-        }
-        assert!(NAMES.iter().all(|name| Workload::named(name).is_some_and(|w| w.checked().is_ok())));
-    }
-
-    #[test]
-    fn the_length_planned_is_the_length_sent_and_prompts_differ() {
-        let plan = plan(&Workload::named("chat").unwrap(), 200, 7);
-        let mut seen = HashSet::new();
-        for request in &plan {
-            let tokens = request.tokens(1000);
-            assert_eq!(tokens.len(), request.prompt_len());
-            assert!(tokens.iter().all(|t| *t < 1000));
-            assert!(seen.insert(tokens[..8.min(tokens.len())].to_vec()), "two requests begin alike");
-        }
-        assert_eq!(plan, self::plan(&Workload::named("chat").unwrap(), 200, 7));
-    }
-
-    #[test]
-    fn another_seed_shares_no_prefix_with_the_first() {
-        let workload = Workload::named("rag").unwrap();
-        let first = |seed| plan(&workload, 1, seed)[0].tokens(50_000)[..256].to_vec();
-        assert_eq!(first(1), first(1));
-        assert_ne!(first(1), first(2));
-    }
-
-    #[test]
-    fn a_turn_repeats_everything_before_it() {
-        let plan = Workload::named("agents").unwrap().plan(None, Arrivals::Poisson, None, 6, 3);
-        for pair in plan.windows(2) {
-            let (before, after) = (pair[0].tokens(512), pair[1].tokens(512));
-            assert_eq!(after[..before.len()], before);
-            assert!(after.len() > before.len() + pair[0].output_len);
-        }
-    }
-
-    #[test]
-    fn turns_keep_the_rate_of_requests() {
-        let plan = plan(&Workload::named("agents").unwrap(), 6_000, 5);
-        let seconds = plan.last().unwrap().arrival.seconds();
-        assert!((seconds / 600.0 - 1.0).abs() < 0.1, "{seconds}");
-        assert!(plan.windows(2).all(|pair| pair[0].arrival.0 <= pair[1].arrival.0));
-    }
-
-    #[test]
-    fn tenants_have_their_shares() {
-        let tenant = |name: &str, share, priority| Tenant { name: name.into(), share, priority };
-        let workload = Workload {
-            tenants: vec![tenant("hot", 3.0, 1), tenant("cold", 1.0, 0)],
-            ..Workload::fixed(8, 8).unwrap()
-        };
-        let plan = plan(&workload, 10_000, 2);
-        let hot = plan.iter().filter(|p| p.tenant == 0).count();
-        assert!((7_300..7_700).contains(&hot), "{hot}");
-        assert!(plan.iter().all(|p| p.priority == i32::from(p.tenant == 0)));
-    }
-
-    #[test]
-    fn the_cold_twin_has_the_same_lengths_and_nothing_in_common() {
-        let warm = plan(&Workload::named("rag").unwrap(), 50, 1);
-        let cold = without_sharing(&warm, 1);
-        let shape =
-            |plan: &[Planned]| plan.iter().map(|p| (p.prompt_len(), p.output_len)).collect::<Vec<_>>();
-        assert_eq!(shape(&warm), shape(&cold));
-        assert!(ideal_hit_rate(&warm, 16).unwrap() > 0.05);
-        assert_eq!(ideal_hit_rate(&cold, 16), Some(0.0));
-    }
-
-    #[test]
-    fn the_ideal_hit_rate_counts_whole_blocks_of_what_came_before() {
-        let request = |stretches: &[(u64, u32)]| Planned {
-            arrival: Nanos(0.0),
-            prompt: stretches
-                .iter()
-                .map(|(source, tokens)| Stretch { source: *source, tokens: *tokens })
-                .collect(),
-            output_len: 1,
-            priority: 0,
-            tenant: 0,
-        };
-        // 10 shared tokens are two whole blocks of 4; the third holds two of them and differs.
-        let plan = [request(&[(1, 10), (2, 6)]), request(&[(1, 10), (3, 6)])];
-        assert_eq!(ideal_hit_rate(&plan, 4), Some(8.0 / 32.0));
-        // Of an identical prompt the last block is computed again.
-        let plan = [request(&[(1, 8)]), request(&[(1, 8)])];
-        assert_eq!(ideal_hit_rate(&plan, 4), Some(4.0 / 16.0));
-        assert_eq!(ideal_hit_rate(&[], 4), None);
-    }
-
-    #[test]
-    fn a_workload_is_read_from_a_file_and_checked() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("w.toml");
-        let open = |text: &str| {
-            std::fs::write(&path, text).unwrap();
-            Workload::open(path.to_str().unwrap())
-        };
-        let good = "name = \"support\"\n[input]\ndistribution = \"histogram\"\nbuckets = [[1, 100, 0.7], [200, 300, 0.3]]\n\
-                    [output]\ndistribution = \"fixed\"\ntokens = 20\n[prefix]\ntokens = 64\nshare = 0.5\n";
-        let workload = open(good).unwrap();
-        assert_eq!(workload.prefix, Some(SharedPrefix { tokens: 64, share: 0.5, groups: 1 }));
-        let lengths: Vec<usize> =
-            plan(&workload, 2_000, 1).iter().map(|p| p.prompt.last().unwrap().tokens as usize).collect();
-        assert!(lengths.iter().all(|l| (1..=100).contains(l) || (200..=300).contains(l)));
-        let short = lengths.iter().filter(|l| **l <= 100).count();
-        assert!((1_300..1_500).contains(&short), "{short}");
-        for (from, to, message) in [
-            ("tokens = 20", "tokens = 0", "output: a length of 0"),
-            ("0.7]", "-1.0]", "input: a bucket is [from, to, weight]"),
-            ("share = 0.5", "share = 1.5", "prefix: tokens and groups are at least 1"),
-            ("[prefix]", "[prefixes]", "does not parse: unknown field `prefixes`"),
-            ("distribution = \"fixed\"", "distribution = \"zipf\"", "does not parse: unknown variant"),
-        ] {
-            let error = open(&good.replace(from, to)).unwrap_err().to_string();
-            assert!(error.contains(message), "{error}");
-        }
-        let error = Workload::open("chatty").unwrap_err().to_string();
-        assert!(error.contains("neither a file nor one of chat, code"), "{error}");
-        assert!(matches!(Workload::open("/no/such.toml"), Err(WorkloadError::Read { .. })));
-    }
-}
+mod tests;

@@ -127,8 +127,7 @@ pub fn child<E: From<ColdError>>(
             tokens: u32::try_from(config.prompt_tokens).unwrap_or(u32::MAX),
         }],
         output_len: 2,
-        priority: 0,
-        tenant: 0,
+        ..Planned::default()
     };
     let prompt = prompt.tokens(session.architecture().vocab_size);
     let mut step = |tokens: Vec<u32>, at: usize| {
@@ -197,6 +196,8 @@ pub fn measure(
         search: None,
         matrix: Vec::new(),
         cold_start: Some(ColdStart::of(config.prompt_tokens, launches)),
+        lora: None,
+        structured: None,
     })
 }
 

@@ -22,6 +22,7 @@ pub struct Knobs {
     pub enable_chunked_prefill: Option<bool>,
     pub scheduling: Policy,
     pub max_waiting: Option<usize>,
+    pub max_loras: Option<usize>,
 }
 
 /// vLLM's defaults for a GPU.
@@ -56,6 +57,7 @@ impl Knobs {
             enable_chunked_prefill: chunked,
             scheduling: self.scheduling,
             max_waiting: self.max_waiting,
+            max_loras: self.max_loras,
         }
     }
 

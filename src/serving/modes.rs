@@ -51,13 +51,43 @@ fn single(
     observer: &mut dyn ServeObserver,
 ) -> Result<(), ServeError> {
     let mut spec = stage.spec(&label(config.offered), config.offered, config.seed);
+    twins_without(stage, &spec, report, observer)?;
     if config.cold_twin {
         // The cold one first: it leaves nothing behind that the warm one could find.
         let cold = PointSpec { label: format!("{} cold", spec.label), cold: true, ..spec.clone() };
         report.points.push(measure(stage, &cold, observer)?);
         spec.label.push_str(" warm");
     }
-    report.points.push(measure(stage, &spec, observer)?);
+    let mut point = measure(stage, &spec, observer)?;
+    let plain = report.points.iter().find(|p| p.label.ends_with(NO_ADAPTERS)).and_then(|p| p.result.as_ref());
+    if let (Some(cost), Some(own), Some(plain)) = (&mut point.adapters, &point.result, plain) {
+        cost.against(own, plain);
+    }
+    report.points.push(point);
+    Ok(())
+}
+
+/// What a row is called that is there to be held against.
+const NO_ADAPTERS: &str = "without adapters";
+const NO_GRAMMAR: &str = "without grammar";
+
+/// The same load without adapters and without a grammar, as rows of their own.
+fn twins_without(
+    stage: &mut Stage<'_>,
+    spec: &PointSpec,
+    report: &mut ServeReport,
+    observer: &mut dyn ServeObserver,
+) -> Result<(), ServeError> {
+    if spec.adapters.is_some() {
+        let label = format!("{} {NO_ADAPTERS}", spec.label);
+        let plain = PointSpec { label, adapters: None, ..spec.clone() };
+        report.points.push(measure(stage, &plain, observer)?);
+    }
+    if spec.constrained.is_some() {
+        let label = format!("{} {NO_GRAMMAR}", spec.label);
+        let plain = PointSpec { label, constrained: None, ..spec.clone() };
+        report.points.push(measure(stage, &plain, observer)?);
+    }
     Ok(())
 }
 

@@ -4,6 +4,7 @@
 //! It is written against the dimensions as data and calls [`Operations`]; it knows neither CPU nor CUDA, neither files nor time.
 //! Prefill, chunked prefill and decode are the same call.
 
+use super::adapters::{Adapters, Site};
 use super::operations::{AttentionShape, AttentionWeights, Begun, Embedding, Operation, Operations};
 use super::rope::RopeTable;
 use super::rows::Rows;
@@ -87,6 +88,8 @@ impl<O: Operations> Activations<O> {
 pub struct Forward<O: Operations> {
     widths: Widths,
     weights: ModelWeights<O>,
+    /// Low-rank additions to the layers.
+    adapters: Adapters<O>,
     rope: RopeTable,
     activations: Option<Activations<O>>,
     next: Vec<u32>,
@@ -97,7 +100,13 @@ impl<O: Operations> Forward<O> {
     /// A forward over packed weights.
     #[must_use]
     pub fn new(widths: Widths, weights: ModelWeights<O>, rope: RopeTable) -> Self {
-        Self { widths, weights, rope, activations: None, next: Vec::new(), sequences: 0 }
+        let adapters = Adapters::new(weights.layers.len());
+        Self { widths, weights, adapters, rope, activations: None, next: Vec::new(), sequences: 0 }
+    }
+
+    /// Low-rank additions, to take in more.
+    pub fn adapters(&mut self) -> &mut Adapters<O> {
+        &mut self.adapters
     }
 
     /// One step. `done` is told after each operation was enqueued, and may ask the device about it.
@@ -115,7 +124,7 @@ impl<O: Operations> Forward<O> {
         done: &mut dyn FnMut(&mut O, Operation),
     ) -> Result<(), EngineError> {
         self.make_room(operations, rows)?;
-        let Self { widths, weights, rope, activations, next, sequences } = self;
+        let Self { widths, weights, adapters, rope, activations, next, sequences } = self;
         let act = activations.as_mut().expect("room was made above");
         let (shape, eps) = (&widths.attention, widths.attention.norm_eps);
 
@@ -128,6 +137,8 @@ impl<O: Operations> Forward<O> {
         operations.embed(rows, embedding, &mut act.hidden)?;
         done(operations, Operation::Embed);
         for (index, layer) in weights.layers.iter().enumerate() {
+            let normed = Some((&layer.attention.norm, eps));
+            adapters.add(operations, rows, (index, Site::Qkv), widths, normed, &act.hidden)?;
             operations.norm_qkv(
                 rows,
                 shape,
@@ -141,10 +152,20 @@ impl<O: Operations> Forward<O> {
             done(operations, Operation::NormQkv);
             operations.attention(rows, shape, layer.window, index, &act.query, pool, &mut act.attended)?;
             done(operations, Operation::Attention);
+            adapters.add(operations, rows, (index, Site::Output), widths, None, &act.attended)?;
             operations.project_add(rows, &layer.output, &act.attended, &mut act.hidden)?;
             done(operations, Operation::Output);
+            adapters.add(
+                operations,
+                rows,
+                (index, Site::GateUp),
+                widths,
+                Some((&layer.norm, eps)),
+                &act.hidden,
+            )?;
             operations.norm_gate_up(rows, &layer.norm, eps, &layer.gate_up, &act.hidden, &mut act.inner)?;
             done(operations, Operation::GateUp);
+            adapters.add(operations, rows, (index, Site::Down), widths, None, &act.inner)?;
             operations.project_add(rows, &layer.down, &act.inner, &mut act.hidden)?;
             done(operations, Operation::Down);
         }

@@ -4,6 +4,7 @@
 //! memory could give. [`forward`] is written once; [`cpu`] is the fast side on the host, [`oracle`] the plain one that
 //! everything is held against.
 
+pub mod adapters;
 pub mod cpu;
 #[cfg(any(test, feature = "cuda"))]
 pub mod cuda;
@@ -17,11 +18,15 @@ mod tables;
 pub mod testing;
 mod weights;
 
+use std::collections::HashMap;
+
 use super::{
-    Capabilities, DeviceChoice, DeviceOptions, EngineError, MemoryUse, OperationTime, Ragged, SequenceId,
-    Session, StepBatch, Timeline,
+    AdapterId, Capabilities, DeviceChoice, DeviceOptions, EngineError, MemoryUse, OperationTime, Ragged,
+    SequenceId, Session, StepBatch, Timeline,
 };
-use crate::model::{Architecture, Dtype, Family, Inventory, OpenModel, RopeScaling, StoredTensor};
+use crate::model::{
+    Adapter, Architecture, Dtype, Family, Inventory, OpenModel, Packing, RopeScaling, StoredTensor,
+};
 use crate::units::{Bytes, Nanos};
 use cpu::CpuOperations;
 use forward::{Forward, Widths};
@@ -187,6 +192,8 @@ pub struct NativeSession<O: Operations> {
     capabilities: Capabilities,
     timeline: Box<dyn Timeline>,
     moved: Option<Bytes>,
+    /// The adapters of the sequences that have one.
+    adapted: HashMap<SequenceId, usize>,
 }
 
 impl<O: Operations> std::fmt::Debug for NativeSession<O> {
@@ -250,6 +257,7 @@ impl<O: Operations> NativeSession<O> {
             inventory,
             operations,
             moved: None,
+            adapted: HashMap::new(),
         })
     }
 
@@ -299,6 +307,10 @@ impl<O: Operations> NativeSession<O> {
             let table = self.tables.table(step, end)?;
             self.rows.push(&step.tokens, step.start_position, table);
         }
+        if !self.adapted.is_empty() {
+            let adapted = &self.adapted;
+            self.rows.adapt(batch.sequences.iter().map(|step| adapted.get(&step.sequence).copied()));
+        }
         self.operations.reserve(&mut self.pool, self.tables.blocks())
     }
 }
@@ -338,6 +350,38 @@ impl<O: Operations> Session for NativeSession<O> {
 
     fn release(&mut self, sequence: SequenceId) {
         self.tables.release(sequence);
+        self.adapted.remove(&sequence);
+    }
+
+    fn load_adapter(&mut self, adapter: &Adapter) -> Result<(AdapterId, Bytes), EngineError> {
+        if !self.operations.has_low_rank() {
+            return refuse(
+                format!("LoRA adapters on {}", self.operations.device_name()),
+                "only its operations on a CPU add them; choose --device cpu",
+            );
+        }
+        // As precise as K and V: plain floats stay what they are, quantised weights get 16 bits beside them.
+        let packing = Packing::of(self.pool_shape.dtype, 0).unwrap_or(Packing::Bf16);
+        let widths = Widths::of(&self.architecture);
+        let (number, bytes) =
+            self.forward.adapters().take(&mut self.operations, &widths, adapter, packing)?;
+        Ok((AdapterId(number), bytes))
+    }
+
+    fn adapt(&mut self, sequence: SequenceId, adapter: Option<AdapterId>) -> Result<(), EngineError> {
+        match adapter {
+            Some(AdapterId(number)) if number >= self.forward.adapters().count() => {
+                refuse(format!("adapter {number}"), format!("{} are loaded", self.forward.adapters().count()))
+            }
+            Some(AdapterId(number)) => {
+                self.adapted.insert(sequence, number);
+                Ok(())
+            }
+            None => {
+                self.adapted.remove(&sequence);
+                Ok(())
+            }
+        }
     }
 
     fn memory(&mut self) -> MemoryUse {

@@ -8,6 +8,7 @@
 //! weights are multiplied in: bf16 for bf16 weights, 8-bit groups of 32 for integer weights, f32 otherwise. Every implementation
 //! does the same, so that they can be compared closely.
 
+use super::adapters::LowRank;
 use super::rope::RopeTable;
 use super::rows::Rows;
 use crate::engine::timeline::MonotonicTimeline;
@@ -211,6 +212,28 @@ pub trait Operations: std::fmt::Debug {
     /// # Errors
     /// When the device fails.
     fn begin(&mut self, rows: &Rows, rope: &RopeTable, pool: &Self::Pool) -> Result<Begun, EngineError>;
+    /// Whether [`low_rank`](Self::low_rank) is there.
+    fn has_low_rank(&self) -> bool {
+        false
+    }
+    /// Computes what the adapters of the step add to the next linear layer, `delta[row] = B · (A · norm(input[row]))` for the rows of
+    /// each adapter; that layer's own operation adds it to its `width` outputs, parts one after another.
+    ///
+    /// # Errors
+    /// When the device has no such operation, memory runs out, or it fails.
+    fn low_rank(
+        &mut self,
+        _rows: &Rows,
+        _adapters: &[Option<LowRank<Self>>],
+        _width: usize,
+        _norm: Option<(&Self::Vector, f32)>,
+        _input: &Self::Buffer,
+    ) -> Result<(), EngineError> {
+        super::refuse(
+            format!("LoRA adapters on {}", self.device_name()),
+            "only its operations on a CPU add them; choose --device cpu",
+        )
+    }
     /// The last operation of a step was enqueued.
     ///
     /// # Errors

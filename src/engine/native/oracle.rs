@@ -9,6 +9,7 @@ use std::ops::Range;
 
 use half::{bf16, f16};
 
+use super::adapters::LowRank;
 use super::noise;
 use super::operations::{
     ACTIVATION_GROUP, Arrangement, AttentionShape, AttentionWeights, Begun, Embedding, Operations, Part,
@@ -24,6 +25,8 @@ use crate::units::Bytes;
 #[derive(Debug, Default)]
 pub struct Oracle {
     moved: u64,
+    /// What adapters add to the rows of the next linear layer.
+    delta: Option<Vec<Vec<f64>>>,
 }
 
 /// Activations, `[rows, width]`.
@@ -95,6 +98,16 @@ impl Oracle {
                 }
             }
             self.moved += matrix.bytes().0 + bias.as_ref().map_or(0, |bias| 4 * bias.len() as u64);
+        }
+        outputs
+    }
+
+    /// As [`Self::multiply`], with what adapters add.
+    fn multiply_adapted(&mut self, parts: &[Part], inputs: &[Vec<f32>]) -> Vec<Vec<f64>> {
+        let delta = self.delta.take();
+        let mut outputs = self.multiply(parts, inputs);
+        for (output, delta) in outputs.iter_mut().zip(delta.iter().flatten()) {
+            output.iter_mut().zip(delta).for_each(|(output, delta)| *output += delta);
         }
         outputs
     }
@@ -174,6 +187,46 @@ impl Operations for Oracle {
         Ok(Begun::Stepwise)
     }
 
+    fn has_low_rank(&self) -> bool {
+        true
+    }
+
+    fn low_rank(
+        &mut self,
+        rows: &Rows,
+        adapters: &[Option<LowRank<Self>>],
+        width: usize,
+        norm: Option<(&Vec<f32>, f32)>,
+        input: &PlainBuffer,
+    ) -> Result<(), EngineError> {
+        let mut delta = vec![vec![0.0; width]; rows.len()];
+        for group in &rows.adapters {
+            let Some(low) = &adapters[group.adapter] else { continue };
+            let own = &rows.adapted[group.rows.clone()];
+            // The norm's weights are counted where the layer itself norms.
+            let inputs: Vec<Vec<f32>> = own
+                .iter()
+                .map(|&row| {
+                    norm.map_or_else(|| input.row(row).to_vec(), |(w, eps)| normed(input.row(row), w, eps))
+                })
+                .collect();
+            let inner = self.multiply(&low.a, &inputs);
+            for (part, first) in low.outputs.iter().enumerate() {
+                let inner: Vec<Vec<f32>> = inner
+                    .iter()
+                    .map(|row| {
+                        row[part * low.rank..(part + 1) * low.rank].iter().map(|x| to_f32(*x)).collect()
+                    })
+                    .collect();
+                for (row, output) in own.iter().zip(self.multiply(&low.b[part..=part], &inner)) {
+                    delta[*row][*first..first + output.len()].copy_from_slice(&output);
+                }
+            }
+        }
+        self.delta = Some(delta);
+        Ok(())
+    }
+
     fn embed(
         &mut self,
         rows: &Rows,
@@ -203,7 +256,7 @@ impl Operations for Oracle {
         query: &mut PlainBuffer,
     ) -> Result<(), EngineError> {
         let inputs = self.norm(hidden, 0..rows.len(), &weights.norm, shape.norm_eps);
-        let projected = self.multiply(&weights.qkv, &inputs);
+        let projected = self.multiply_adapted(&weights.qkv, &inputs);
         let head_norms = weights.head_norms.as_ref();
         for (row, projected) in projected.iter().enumerate() {
             let (cosines, sines) = rope.at(rows.positions[row] as usize);
@@ -288,7 +341,7 @@ impl Operations for Oracle {
         hidden: &mut PlainBuffer,
     ) -> Result<(), EngineError> {
         let inputs: Vec<Vec<f32>> = (0..rows.len()).map(|row| input.row(row).to_vec()).collect();
-        for (row, output) in self.multiply(weights, &inputs).iter().enumerate() {
+        for (row, output) in self.multiply_adapted(weights, &inputs).iter().enumerate() {
             for (hidden, output) in hidden.row_mut(row).iter_mut().zip(output) {
                 *hidden = to_f32(f64::from(*hidden) + output);
             }
@@ -306,7 +359,7 @@ impl Operations for Oracle {
         out: &mut PlainBuffer,
     ) -> Result<(), EngineError> {
         let inputs = self.norm(hidden, 0..rows.len(), norm, norm_eps);
-        for (row, output) in self.multiply(weights, &inputs).iter().enumerate() {
+        for (row, output) in self.multiply_adapted(weights, &inputs).iter().enumerate() {
             let (gate, up) = output.split_at(weights[0].matrix.rows);
             for ((out, gate), up) in out.row_mut(row).iter_mut().zip(gate).zip(up) {
                 *out = to_f32(silu(*gate) * up);

@@ -24,6 +24,15 @@ impl SequenceRows {
     }
 }
 
+/// The rows of a step that one adapter adds to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AdaptedRows {
+    /// Which adapter, in order of loading.
+    pub adapter: usize,
+    /// Its rows, in [`Rows::adapted`].
+    pub rows: Range<usize>,
+}
+
 /// All tokens of a step.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Rows {
@@ -38,6 +47,12 @@ pub struct Rows {
     pub tables: Vec<u32>,
     /// Positions in a block.
     pub block_size: usize,
+    /// Adapters of the step, each once; empty where no row has one.
+    pub adapters: Vec<AdaptedRows>,
+    /// Rows that have an adapter, those of one adapter beside each other.
+    pub adapted: Vec<usize>,
+    /// (adapter, row), kept for its memory.
+    pub(super) order: Vec<(usize, usize)>,
 }
 
 impl Rows {
@@ -54,6 +69,29 @@ impl Rows {
         self.owners.clear();
         self.sequences.clear();
         self.tables.clear();
+        self.adapters.clear();
+        self.adapted.clear();
+    }
+
+    /// Says which adapter each sequence has, in order of the sequences; those of a step are served together, whatever their order.
+    pub fn adapt(&mut self, adapters: impl Iterator<Item = Option<usize>>) {
+        self.adapters.clear();
+        self.adapted.clear();
+        self.order.clear();
+        for (sequence, adapter) in self.sequences.iter().zip(adapters) {
+            if let Some(adapter) = adapter {
+                self.order.extend(sequence.rows.clone().map(|row| (adapter, row)));
+            }
+        }
+        self.order.sort_unstable();
+        for &(adapter, row) in &self.order {
+            let at = self.adapted.len();
+            self.adapted.push(row);
+            match self.adapters.last_mut() {
+                Some(last) if last.adapter == adapter => last.rows.end = at + 1,
+                _ => self.adapters.push(AdaptedRows { adapter, rows: at..at + 1 }),
+            }
+        }
     }
 
     /// Adds a sequence that brings `tokens` at `start_position`; `table` holds its blocks in order.
@@ -109,6 +147,20 @@ fn index(value: usize) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn rows_of_one_adapter_stand_together_and_each_adapter_once() {
+        let mut rows = Rows::new(16);
+        for tokens in [2, 1, 1, 3] {
+            rows.push(&vec![0; tokens], 0, &[0]);
+        }
+        rows.adapt([Some(5), None, Some(2), Some(5)].into_iter());
+        assert_eq!(rows.adapted, [3, 0, 1, 4, 5, 6]);
+        let of = |adapter, rows| AdaptedRows { adapter, rows };
+        assert_eq!(rows.adapters, [of(2, 0..1), of(5, 1..6)]);
+        rows.adapt(std::iter::repeat_n(None, 4));
+        assert!(rows.adapters.is_empty() && rows.adapted.is_empty());
+    }
 
     #[test]
     fn a_row_knows_its_place_in_the_pool() {

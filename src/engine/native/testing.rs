@@ -113,11 +113,38 @@ impl<O: Operations> Runner<O> {
     ///
     /// # Errors
     /// When memory runs out or the device fails.
-    pub fn new(mut operations: O, sample: &Sample, scenario: &Scenario) -> Result<Self, EngineError> {
-        let forward = forward_of(&mut operations, &sample.architecture, sample.tensors())?;
+    pub fn new(operations: O, sample: &Sample, scenario: &Scenario) -> Result<Self, EngineError> {
+        Self::with_tensors(operations, sample, scenario, sample.tensors())
+    }
+
+    /// As [`new`](Self::new), with other weights of the sample's shapes.
+    ///
+    /// # Errors
+    /// When memory runs out or the device fails.
+    pub fn with_tensors(
+        mut operations: O,
+        sample: &Sample,
+        scenario: &Scenario,
+        tensors: impl IntoIterator<Item = (String, crate::model::StoredTensor)>,
+    ) -> Result<Self, EngineError> {
+        let forward = forward_of(&mut operations, &sample.architecture, tensors)?;
         let pool = pool_of(&mut operations, sample, scenario, &scenario.filled)?;
         operations.take_moved();
         Ok(Self { operations, forward, pool })
+    }
+
+    /// Takes in an adapter, stored as precisely as a session would.
+    ///
+    /// # Errors
+    /// When memory runs out.
+    pub fn take_adapter(
+        &mut self,
+        sample: &Sample,
+        adapter: &crate::model::Adapter,
+    ) -> Result<usize, EngineError> {
+        let packing = Packing::of(super::kv_dtype(sample.dtype), 0).unwrap_or(Packing::Bf16);
+        let widths = Widths::of(&sample.architecture);
+        Ok(self.forward.adapters().take(&mut self.operations, &widths, adapter, packing)?.0)
     }
 
     /// One step; its logits, of each sequence.

@@ -101,14 +101,32 @@ pub unsafe fn multiply(
             if matrix.parts[0].format.precision() == Precision::Quads { FEW_ROWS / 2 } else { FEW_ROWS };
         if rows <= few && per_unit == MOST_PANELS {
             // SAFETY: the caller's promise.
-            unsafe { strip::<MOST_PANELS>(set, matrix, first, end, inputs, rows, &mut finish) };
+            unsafe { strip::<MOST_PANELS>(set, matrix, first, end, inputs, 0..rows, &mut finish) };
         } else {
             for first in (first..end).step_by(2) {
                 // SAFETY: the caller's promise.
-                unsafe { strip::<2>(set, matrix, first, (first + 2).min(end), inputs, rows, &mut finish) };
+                unsafe { strip::<2>(set, matrix, first, (first + 2).min(end), inputs, 0..rows, &mut finish) };
             }
         }
     });
+}
+
+/// Does one panel of a matrix over some of the packed rows: what adapters need, whose matrices are of few panels and whose rows are some
+/// of a step's. `finish(row, sums)` gets the panel's sixteen sums of a row.
+///
+/// # Safety
+/// As [`multiply`].
+pub unsafe fn multiply_panel(
+    set: InstructionSet,
+    matrix: &FusedMatrix,
+    panel: usize,
+    inputs: &InputWriter,
+    rows: std::ops::Range<usize>,
+    mut finish: impl FnMut(usize, &[f32; LANES]),
+) {
+    let mut one = |_: usize, row: usize, sums: &[[f32; LANES]]| finish(row, &sums[0]);
+    // SAFETY: the caller's promise.
+    unsafe { strip::<1>(set, matrix, panel, panel + 1, inputs, rows, &mut one) };
 }
 
 /// All rows over up to P neighbouring panels of one format.
@@ -118,7 +136,7 @@ unsafe fn strip<const P: usize>(
     first: usize,
     end: usize,
     inputs: &InputWriter,
-    rows: usize,
+    rows: std::ops::Range<usize>,
     finish: &mut impl FnMut(usize, usize, &[[f32; LANES]]),
 ) {
     let mut start = first;
@@ -133,9 +151,9 @@ unsafe fn strip<const P: usize>(
         // A tile that lacks panels does its last one again, and the result is dropped: the bytes are in the first cache.
         let weights: [*const u8; P] =
             std::array::from_fn(|i| matrix.panel(start + i.min(count - 1)).1.as_ptr());
-        let mut row = 0;
-        while row < rows {
-            let left = (rows - row).min(most_rows);
+        let mut row = rows.start;
+        while row < rows.end {
+            let left = (rows.end - row).min(most_rows);
             let mut sums = [[[0.0f32; LANES]; MOST_PANELS]; MOST_ROWS];
             let out = sums.as_mut_ptr();
             // Likewise a tile that lacks rows does its last one again.

@@ -13,11 +13,13 @@ mod attention;
 mod cache;
 mod inputs;
 mod linear;
+mod low_rank;
 mod matrix;
 mod pages;
 pub mod simd;
 pub mod team;
 
+use super::adapters::LowRank;
 use super::operations::{
     Arrangement, AttentionShape, AttentionWeights, Begun, Embedding, Operations, Part, PoolShape,
 };
@@ -31,6 +33,7 @@ pub use cache::CachePool;
 use cache::with_element;
 use inputs::{InputShape, Inputs};
 pub use linear::FusedMatrix;
+use low_rank::Delta;
 use matrix::PackedMatrix;
 use pages::Arena;
 pub use simd::InstructionSet;
@@ -69,6 +72,8 @@ pub struct CpuOperations {
     projected: Vec<f32>,
     /// Largest logit and its index, per sequence and panel of the head.
     largest: Vec<(f32, u32)>,
+    /// What adapters add to the next linear layer.
+    delta: Delta,
     moved: u64,
 }
 
@@ -103,6 +108,7 @@ impl CpuOperations {
             plan_stale: true,
             projected: Vec::new(),
             largest: Vec::new(),
+            delta: Delta::default(),
             moved: 0,
         })
     }
@@ -286,6 +292,22 @@ impl Operations for CpuOperations {
         Ok(Begun::Stepwise)
     }
 
+    fn has_low_rank(&self) -> bool {
+        true
+    }
+
+    fn low_rank(
+        &mut self,
+        rows: &Rows,
+        adapters: &[Option<LowRank<Self>>],
+        width: usize,
+        norm: Option<(&Vec<f32>, f32)>,
+        input: &CpuBuffer,
+    ) -> Result<(), EngineError> {
+        self.compute_delta(rows, adapters, width, norm, input);
+        Ok(())
+    }
+
     fn embed(
         &mut self,
         rows: &Rows,
@@ -333,6 +355,7 @@ impl Operations for CpuOperations {
             self.projected.resize(count * width, 0.0);
         }
         let projected = Scattered::new(&mut self.projected);
+        let delta = self.delta.take();
         let writer = self.inputs.writer(Self::input_shape(matrix, count));
         let query_out = Scattered::new(&mut query.values);
         let pool = &*pool;
@@ -355,6 +378,7 @@ impl Operations for CpuOperations {
                     for (out, bias) in out.iter_mut().zip(bias_of(matrix, place)) {
                         *out += bias;
                     }
+                    delta.add(row, offsets[place.part] + place.panel * LANES, out);
                 }
             };
             // SAFETY: the rows were packed before the barrier, for this matrix.
@@ -424,6 +448,7 @@ impl Operations for CpuOperations {
         hidden: &mut CpuBuffer,
     ) -> Result<(), EngineError> {
         let (set, count, width) = (self.set, rows.len(), hidden.width);
+        let delta = self.delta.take();
         let writer = self.inputs.writer(Self::input_shape(weights, count));
         let out = Scattered::new(&mut hidden.values);
         self.team.run(&|worker: &Worker<'_>| {
@@ -440,6 +465,7 @@ impl Operations for CpuOperations {
                     let out = unsafe { out.part(at..at + valid_rows(weights, place)) };
                     out.iter_mut().zip(sums).for_each(|(out, sum)| *out += sum);
                     out.iter_mut().zip(bias_of(weights, place)).for_each(|(out, bias)| *out += bias);
+                    delta.add(row, place.panel * LANES, out);
                 }
             };
             // SAFETY: the rows were packed before the barrier, for this matrix.
@@ -459,6 +485,7 @@ impl Operations for CpuOperations {
         out: &mut CpuBuffer,
     ) -> Result<(), EngineError> {
         let (set, count, width) = (self.set, rows.len(), out.width);
+        let delta = self.delta.take();
         let writer = self.inputs.writer(Self::input_shape(weights, count));
         let out = Scattered::new(&mut out.values);
         self.team.run(&|worker: &Worker<'_>| {
@@ -474,10 +501,13 @@ impl Operations for CpuOperations {
                     let (mut gate, mut up, mut product) = (*gate, *up, [0.0; LANES]);
                     gate.iter_mut().zip(bias_of(weights, of_gate)).for_each(|(g, bias)| *g += bias);
                     up.iter_mut().zip(bias_of(weights, of_up)).for_each(|(u, bias)| *u += bias);
+                    let valid = valid_rows(weights, of_gate);
+                    let first = of_gate.panel * LANES;
+                    delta.add(row, first, &mut gate[..valid]);
+                    delta.add(row, width + first, &mut up[..valid]);
                     // SAFETY: the set is this processor's.
                     unsafe { silu_times(set, &gate, &up, &mut product) };
-                    let at = row * width + of_gate.panel * LANES;
-                    let valid = valid_rows(weights, of_gate);
+                    let at = row * width + first;
                     // SAFETY: members have different panels.
                     unsafe { out.part(at..at + valid) }.copy_from_slice(&product[..valid]);
                 }

@@ -1,0 +1,184 @@
+//! What adapters add to a linear layer: `B · (A · x)` for the rows of each adapter of a step.
+//!
+//! Enters: activations, the adapters' packed matrices, which rows are whose. Leaves: a [`Delta`] of all outputs of the next linear layer, which
+//! that layer's own operation adds as it finishes its sums. One job of the team: rows are packed, `A` makes a few numbers of each,
+//! these are packed, `B` makes outputs of them. A matrix is read once for all rows of its adapter; the sums of a row depend on nothing but
+//! its adapter and its input, so neither other rows nor the number of threads change a result.
+#![expect(unsafe_code, reason = "members write shared buffers at places that do not overlap")]
+
+use super::super::adapters::LowRank;
+use super::inputs::{InputShape, Inputs};
+use super::linear::{self, FusedMatrix};
+use super::matrix::PackedMatrix;
+use super::simd::LANES;
+use super::team::{Scattered, Worker};
+use super::{CpuBuffer, CpuOperations, Rows, valid_rows};
+
+/// Phases of the job's shared work.
+const PREPARE: usize = 0;
+const DOWN: usize = 1;
+const PACK: usize = 2;
+const UP: usize = 3;
+
+/// What is added to the rows of the next linear layer, kept from step to step.
+#[derive(Debug, Default)]
+pub(super) struct Delta {
+    /// `[rows, width]`, zeros where nothing is added.
+    values: Vec<f32>,
+    width: usize,
+    /// It was computed and not yet added.
+    ready: bool,
+    /// `A · x`, `[parts, adapted rows, rank]`.
+    inner: Vec<f32>,
+    packed: Inputs,
+}
+
+/// A delta to add; of no width where there is none.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Added<'a> {
+    values: &'a [f32],
+    width: usize,
+}
+
+impl Delta {
+    /// What the layer that asks is to add.
+    pub(super) fn take(&mut self) -> Added<'_> {
+        let width = if std::mem::take(&mut self.ready) { self.width } else { 0 };
+        Added { values: &self.values, width }
+    }
+}
+
+impl Added<'_> {
+    /// Adds to the outputs from `first` on of a row.
+    #[inline]
+    pub(super) fn add(&self, row: usize, first: usize, out: &mut [f32]) {
+        if self.width > 0 {
+            let at = row * self.width + first;
+            let delta = &self.values[at..at + out.len()];
+            out.iter_mut().zip(delta).for_each(|(out, delta)| *out += delta);
+        }
+    }
+}
+
+/// Sizes over all adapters of a step.
+#[derive(Debug, Clone, Copy, Default)]
+struct Extent {
+    parts: usize,
+    rank: usize,
+    padded: usize,
+}
+
+/// Unit `unit` of the panels of all adapters of a step, one adapter after the other.
+fn nth_panel<'a>(
+    mut unit: usize,
+    groups: impl Iterator<Item = (&'a LowRank<CpuOperations>, std::ops::Range<usize>)>,
+    matrix: fn(&LowRank<CpuOperations>) -> &FusedMatrix,
+) -> (&'a LowRank<CpuOperations>, std::ops::Range<usize>, usize) {
+    for (low, rows) in groups {
+        let panels = matrix(low).panels();
+        if unit < panels {
+            return (low, rows, unit);
+        }
+        unit -= panels;
+    }
+    unreachable!("a unit below the number of panels")
+}
+
+impl CpuOperations {
+    /// Computes the delta of the next linear layer.
+    pub(super) fn compute_delta(
+        &mut self,
+        rows: &Rows,
+        adapters: &[Option<LowRank<Self>>],
+        width: usize,
+        norm: Option<(&Vec<f32>, f32)>,
+        input: &CpuBuffer,
+    ) {
+        let groups =
+            || rows.adapters.iter().filter_map(|g| Some((adapters[g.adapter].as_ref()?, g.rows.clone())));
+        let mut extent = Extent::default();
+        let (mut down_panels, mut up_panels, mut bytes) = (0, 0, 0);
+        for (low, _) in groups() {
+            let padded = low.b.parts.iter().map(PackedMatrix::padded_columns).max().unwrap_or(0);
+            extent.parts = extent.parts.max(low.outputs.len());
+            extent.rank = extent.rank.max(low.rank);
+            extent.padded = extent.padded.max(padded);
+            down_panels += low.a.panels();
+            up_panels += low.b.panels();
+            bytes += low.a.bytes() + low.b.bytes();
+        }
+        let Some((first, _)) = groups().next() else { return };
+        let (set, count, slots) = (self.set, rows.len(), rows.adapted.len());
+        let outer = self.inputs.writer(Self::input_shape(&first.a, slots));
+        let Delta { values, inner, packed, .. } = &mut self.delta;
+        // Buffers only grow, so a steady decode finds them there.
+        values.resize(values.len().max(count * width), 0.0);
+        inner.resize(inner.len().max(extent.parts * slots * extent.rank), 0.0);
+        let inner_rows = extent.parts * slots;
+        let packed = packed.writer(InputShape {
+            precision: first.b.parts[0].format.precision(),
+            rows: inner_rows,
+            columns: extent.rank,
+            padded: extent.padded,
+        });
+        let values = Scattered::new(values);
+        let inner = Scattered::new(inner);
+        let norm = norm.map(|(weights, eps)| (weights.as_slice(), eps));
+        self.team.run(&|worker: &Worker<'_>| {
+            worker.share(PREPARE, count.max(slots).max(inner_rows), |unit| {
+                // SAFETY: members have different units; each buffer has one part per unit. The set is this processor's.
+                unsafe {
+                    if unit < count {
+                        values.part(unit * width..(unit + 1) * width).fill(0.0);
+                    }
+                    if unit < inner_rows {
+                        // An adapter of a smaller rank leaves the rest.
+                        inner.part(unit * extent.rank..(unit + 1) * extent.rank).fill(0.0);
+                    }
+                    if unit < slots {
+                        outer.pack(set, unit, input.row(rows.adapted[unit]), norm);
+                    }
+                }
+            });
+            worker.barrier();
+            worker.share(DOWN, down_panels, |unit| {
+                let (low, own, panel) = nth_panel(unit, groups(), |low| &low.a);
+                let place = low.a.place(panel);
+                let valid = valid_rows(&low.a, place);
+                let store = |slot: usize, sums: &[f32; LANES]| {
+                    let at = (place.part * slots + slot) * extent.rank + place.panel * LANES;
+                    // SAFETY: members have different panels.
+                    unsafe { inner.part(at..at + valid) }.copy_from_slice(&sums[..valid]);
+                };
+                // SAFETY: the rows were packed before the barrier, for matrices of this width and precision.
+                unsafe { linear::multiply_panel(set, &low.a, panel, &outer, own, store) };
+            });
+            worker.barrier();
+            worker.share(PACK, inner_rows, |unit| {
+                // SAFETY: behind the barrier nobody writes the sums; members have different rows.
+                unsafe {
+                    let row = &inner.whole()[unit * extent.rank..(unit + 1) * extent.rank];
+                    packed.pack(set, unit, row, None);
+                }
+            });
+            worker.barrier();
+            worker.share(UP, up_panels, |unit| {
+                let (low, own, panel) = nth_panel(unit, groups(), |low| &low.b);
+                let place = low.b.place(panel);
+                let (valid, first) = (valid_rows(&low.b, place), place.part * slots);
+                let store = |row: usize, sums: &[f32; LANES]| {
+                    let row = rows.adapted[row - first];
+                    let at = row * width + low.outputs[place.part] + place.panel * LANES;
+                    // SAFETY: members have different panels.
+                    unsafe { values.part(at..at + valid) }.copy_from_slice(&sums[..valid]);
+                };
+                let own = first + own.start..first + own.end;
+                // SAFETY: the rows were packed before the barrier, at least as wide as the matrix and in its precision.
+                unsafe { linear::multiply_panel(set, &low.b, panel, &packed, own, store) };
+            });
+        });
+        self.delta.width = width;
+        self.delta.ready = true;
+        self.moved += bytes as u64;
+    }
+}
