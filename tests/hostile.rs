@@ -34,7 +34,7 @@ use mutate::{Random, mutate};
 static ALLOCATOR: Metered = Metered;
 
 /// A safety net, not a measurement: nothing here takes a hundredth of it.
-const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_mins(2);
 
 /// One meter, so one test at a time.
 fn alone() -> MutexGuard<'static, ()> {

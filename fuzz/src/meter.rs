@@ -58,9 +58,9 @@ unsafe impl GlobalAlloc for Metered {
         }
         // Large blocks are moved by the system without a copy.
         if size > layout.size() {
-            taken(size - layout.size())
+            taken(size - layout.size());
         } else {
-            given_back(layout.size() - size)
+            given_back(layout.size() - size);
         }
         // SAFETY: the caller's contract.
         unsafe { System.realloc(pointer, layout, size) }

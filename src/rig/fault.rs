@@ -9,9 +9,9 @@ use std::rc::Rc;
 
 use super::Order;
 use crate::engine::{
-    AdapterId, Capabilities, EngineError, MemoryUse, OperationTime, SequenceId, Session, StepBatch, Timeline,
+    Capabilities, EngineError, MemoryUse, OperationTime, SequenceId, Session, StepBatch, Timeline,
 };
-use crate::model::{Adapter, Architecture, Dtype, Inventory};
+use crate::model::{Architecture, Dtype, Inventory};
 use crate::units::Bytes;
 
 /// Where a fault is asked for.
@@ -174,12 +174,6 @@ impl Session for Suffering {
     }
     fn fill_kv(&mut self, sequence: SequenceId, positions: usize, seed: u64) -> Result<bool, EngineError> {
         self.session.fill_kv(sequence, positions, seed)
-    }
-    fn load_adapter(&mut self, adapter: &Adapter) -> Result<(AdapterId, Bytes), EngineError> {
-        self.session.load_adapter(adapter)
-    }
-    fn adapt(&mut self, sequence: SequenceId, adapter: Option<AdapterId>) -> Result<(), EngineError> {
-        self.session.adapt(sequence, adapter)
     }
     fn release(&mut self, sequence: SequenceId) {
         self.session.release(sequence);
