@@ -106,6 +106,33 @@ fn judge(cell: &mut CellResult, ceilings: Option<&Ceilings>, datasheet: Option<&
     // Flags are said anew each time the cell is judged.
     cell.flags.clear();
     Verdict::new(&cost, Nanos(center), cell.dtype, ceilings, datasheet).record(cell);
+    if let Some(reason) = unseen_work(cell, &cost, ceilings, datasheet)
+        && matches!(cell.status, Status::Ok | Status::NotConverged)
+    {
+        cell.status = Status::Invalid;
+        cell.reason = Some(reason);
+    }
+}
+
+/// How the reason begins where the marks of the timeline did not see the step.
+pub const UNSEEN_WORK: &str = "the device timeline did not see the work";
+
+/// A decode whose interval is possible and whose device span is not: its marks stand on a stream that does not do the work.
+fn unseen_work(
+    cell: &CellResult,
+    cost: &StepCost,
+    ceilings: Option<&Ceilings>,
+    datasheet: Option<&DeviceSpec>,
+) -> Option<String> {
+    let span = cell.step_ns.as_ref().filter(|_| cell.phase == Phase::Decode)?.median;
+    let of_span = Verdict::new(cost, Nanos(span), cell.dtype, ceilings, datasheet);
+    of_span.invalid?;
+    Some(format!(
+        "{UNSEEN_WORK}: it says {} a step, the host's clock {}, and {} have to be moved; its marks are not on the stream that runs it",
+        Nanos(span),
+        Nanos(cell.tpot_ns?),
+        cost.bytes.ideal()
+    ))
 }
 
 /// The measured decode steps of each engine and dtype, regressed on KV bytes and batch.

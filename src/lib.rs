@@ -19,6 +19,7 @@
 //! | [`judge`] | measured blocks × ledger × ceilings → the numbers of a cell |
 //! | [`insight`] | what the cells say together: the ladder of a step's time, the verdict of a comparison. Pure |
 //! | [`compare`] | paired rounds of two configurations in fresh processes; two saved results side by side |
+//! | [`selftest`] | faults planted on the scripted device, and whether they are named |
 //! | [`report`] | the result as plain data and its output formats |
 //! | [`config`], [`plan`] | what to run, and in which order |
 //! | [`rig`] | whoever owns the device: a worker process that may die, or this process |
@@ -42,6 +43,7 @@ pub mod predict;
 pub mod report;
 pub mod rig;
 pub mod roofline;
+pub mod selftest;
 pub mod serve;
 pub mod serving;
 pub mod stats;

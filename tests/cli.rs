@@ -341,6 +341,7 @@ fn every_subcommand_explains_itself_with_an_example() {
         "ceiling",
         "logits",
         "verify",
+        "selftest",
         "report",
         "models",
         "devices",
@@ -419,7 +420,10 @@ fn a_foreign_checklist_is_invalid_with_exit_code_1() {
         .assert()
         .code(1)
         .stdout(contains("INVALID because of the questions marked *").and(contains("hardware named")));
-    refused(&["explain", &foreign("vllm-serve-0.25.json")], "schema version none");
+    refused(
+        &["explain", &foreign("vllm-serve-0.25.json")],
+        "is not a result of hbmark; results of other programs are read by `hbmark import",
+    );
 }
 
 #[test]

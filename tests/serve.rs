@@ -288,6 +288,29 @@ fn prompts_beyond_the_context_are_rejected_by_name_and_counted() {
 }
 
 #[test]
+fn a_sweep_past_saturation_is_explained_with_its_edge_and_its_cost() {
+    let out = tempfile::tempdir().unwrap();
+    let folder = out.path().to_str().unwrap();
+    let mut arguments = vec!["serve"];
+    arguments.extend(H100);
+    arguments.extend(["--workload", "chat", "--sweep", "rate=4,200", "--requests", "300", "--out", folder]);
+    Command::cargo_bin("hbmark").unwrap().args(arguments).assert().success();
+    let result = out.path().join("serve.json");
+    let explain =
+        |more: &[&str]| Command::cargo_bin("hbmark").unwrap().arg("explain").arg(&result).args(more).assert();
+    explain(&[])
+        .success()
+        .stdout(contains("the last rate that kept up is 4.000 per second, the first that did not 200.000"));
+    explain(&["--price-per-hour", "3", "--max-cost-per-million", "0.0001"])
+        .success()
+        .stdout(contains("cost fails first"));
+    explain(&["--price-per-hour", "3"]).code(2);
+    explain(&["--price-per-hour", "-3", "--max-cost-per-million", "1"])
+        .code(2)
+        .stderr(contains("no positive number"));
+}
+
+#[test]
 fn a_virtual_run_is_a_result_with_a_schema() {
     let found = virtual_json(&["--workload", "chat", "--rate", "10", "--duration", "2m"]);
     assert_eq!(found["kind"], "serve_virtual");

@@ -38,9 +38,9 @@ fn of_file(file: &Path) -> anyhow::Result<Vec<Checklist>> {
             Ok(vec![insight::of_report(&report)])
         }
         // No schema version of ours, or no JSON at all: another program's, or nobody's.
-        Err(
-            ReportError::Version { found: None, .. } | ReportError::Malformed { .. } | ReportError::Json(_),
-        ) => Ok(import::read(file)?.iter().map(insight::of_foreign).collect()),
+        Err(ReportError::NotOurs { .. } | ReportError::Malformed { .. } | ReportError::Json(_)) => {
+            Ok(import::read(file)?.iter().map(insight::of_foreign).collect())
+        }
         Err(other) => Err(other.into()),
     }
 }

@@ -5,22 +5,50 @@ use std::path::PathBuf;
 use clap::Args as ClapArgs;
 
 use super::{Outcome, print};
-use crate::insight;
-use crate::report::{TextFormat, findings, json};
+use crate::insight::{self, Cost};
+use crate::report::{TextFormat, findings, json, serving};
 
 #[derive(Debug, ClapArgs)]
-#[command(after_help = "Example:\n  hbmark run --out results/1b && hbmark explain results/1b/result.json")]
+#[command(
+    after_help = "Examples:\n  hbmark run --out results/1b && hbmark explain results/1b/result.json\n  hbmark serve --sweep rate=1,2,4,8 --slo ttft_p95=1s --out results/s && hbmark explain results/s/serve.json"
+)]
 pub struct Args {
-    /// A result.json written by `run --out`.
+    /// A result.json written by `run --out`, or a serve.json written by `serve --out`.
     file: PathBuf,
+    /// What an hour of the device costs, to hold a serving result against --max-cost-per-million.
+    #[arg(long, requires = "max_cost_per_million", value_parser = positive)]
+    price_per_hour: Option<f64>,
+    /// What a million output tokens may cost, in the same money.
+    #[arg(long, requires = "price_per_hour", value_parser = positive)]
+    max_cost_per_million: Option<f64>,
     /// What to print on stdout.
     #[arg(long, value_enum, default_value = "table")]
     format: TextFormat,
 }
 
+fn positive(text: &str) -> Result<f64, String> {
+    text.parse()
+        .ok()
+        .filter(|v: &f64| v.is_finite() && *v > 0.0)
+        .ok_or_else(|| format!("`{text}` is no positive number"))
+}
+
 pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
-    let mut report = json::read(&args.file)?;
-    crate::judge::recompute(&mut report);
-    print(&findings::render(&insight::explain(&report), args.format)?)?;
+    let found = if let Some(served) = serving::read(&args.file)? {
+        let cost = args.price_per_hour.zip(args.max_cost_per_million);
+        let cost = cost
+            .map(|(price_per_hour, limit)| Cost { price_per_hour, limit_per_million_output_tokens: limit });
+        insight::explain_serving(&served, cost)
+    } else {
+        anyhow::ensure!(
+            args.price_per_hour.is_none(),
+            "--price-per-hour is for results of `hbmark serve`, and {} is none",
+            args.file.display()
+        );
+        let mut report = json::read(&args.file)?;
+        crate::judge::recompute(&mut report);
+        insight::explain(&report)
+    };
+    print(&findings::render(&found, args.format)?)?;
     Ok(Outcome::Complete)
 }

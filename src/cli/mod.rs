@@ -21,6 +21,7 @@ mod progress;
 mod record;
 mod report;
 mod run;
+mod selftest;
 mod serve;
 mod verify;
 
@@ -64,6 +65,8 @@ enum Command {
     Logits(logits::Args),
     /// Check outputs, timer and ceilings on this machine: PASS or FAIL, line by line.
     Verify(verify::Args),
+    /// Plant faults on a scripted device and check that each is named, and known answers beside them: no device needed.
+    Selftest(selftest::Args),
     /// Recompute and print a saved result in any format.
     Report(report::Args),
     /// Say in plain words where the time of a saved result went, and what disturbed it.
@@ -134,6 +137,7 @@ pub fn dispatch(cli: Cli) -> anyhow::Result<Outcome> {
         Command::Ceiling(args) => ceiling::execute(&args),
         Command::Logits(args) => logits::execute(&args),
         Command::Verify(args) => verify::execute(&args),
+        Command::Selftest(args) => selftest::execute(&args),
         Command::Report(args) => report::execute(&args),
         Command::Explain(args) => explain::execute(&args),
         Command::Checklist(args) => checklist::execute(&args),

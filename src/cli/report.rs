@@ -43,7 +43,7 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
     );
     if let Some(report) = serving::read(&args.file)? {
         ensure!(args.external.is_empty(), "a serving result has no roofline for --external to stand on");
-        print(&serving::render_any(&report, &[], args.format)?)?;
+        print(&serving::render_any(&report, &crate::insight::explain_serving(&report, None), args.format)?)?;
         return Ok(Outcome::Complete);
     }
     let mut report = json::read(&args.file)?;

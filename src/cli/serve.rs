@@ -15,6 +15,7 @@ use super::axes::{DeviceArgs, ModelArgs, parse_dtypes};
 use super::run::command_line;
 use super::{Outcome, prepare_folder, print};
 use crate::config;
+use crate::insight::explain_serving;
 use crate::report::serving::{self, ServeReport};
 use crate::report::{Format, json};
 use crate::roofline::devices;
@@ -559,7 +560,7 @@ fn cold(args: &Args, launches: u32) -> anyhow::Result<Outcome> {
 
 /// Prints a result and saves it where that was asked for.
 fn conclude(report: &ServeReport, args: &Args) -> anyhow::Result<()> {
-    print(&serving::render_any(report, &[], args.format)?)?;
+    print(&serving::render_any(report, &explain_serving(report, None), args.format)?)?;
     if let Some(folder) = &args.out {
         let path = save(report, folder)?;
         anstream::eprintln!("saved {}", path.display());
@@ -589,13 +590,14 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
 
 /// Writes the result in every format but the terminal's and returns the path of the first.
 fn save(report: &ServeReport, folder: &Path) -> anyhow::Result<PathBuf> {
+    let findings = explain_serving(report, None);
     for (format, name) in [
         (Format::Json, "serve.json"),
         (Format::Csv, "serve.csv"),
         (Format::Md, "serve.md"),
         (Format::Html, "report.html"),
     ] {
-        crate::files::write_whole(&folder.join(name), &serving::render_any(report, &[], format)?)?;
+        crate::files::write_whole(&folder.join(name), &serving::render_any(report, &findings, format)?)?;
     }
     Ok(folder.join("serve.json"))
 }

@@ -4,6 +4,7 @@ use clap::Args as ClapArgs;
 
 use super::axes::DeviceArgs;
 use super::{Outcome, print, print_json};
+use crate::verify::Check;
 
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "Example:\n  hbmark verify --device cuda")]
@@ -15,6 +16,12 @@ pub struct Args {
     format: String,
 }
 
+/// One check on one line.
+pub(super) fn line(check: &Check) -> String {
+    let verdict = if check.passed { "PASS" } else { "FAIL" };
+    format!("{verdict}  {:<17} {:<44} {}", check.area, check.name, check.detail)
+}
+
 pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
     crate::threads::limit(args.device.threads.map(|t| t as usize));
     let device = args.device.choice()?;
@@ -22,9 +29,7 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
     let mut broken = None;
     let checks = crate::verify::verify(device, &mut |check| {
         if !json {
-            let verdict = if check.passed { "PASS" } else { "FAIL" };
-            let line = format!("{verdict}  {:<17} {:<44} {}", check.area, check.name, check.detail);
-            broken = broken.take().or(print(&line).err());
+            broken = broken.take().or(print(&line(check)).err());
         }
     });
     if let Some(error) = broken {

@@ -46,6 +46,8 @@ pub struct StepInfo {
 pub enum Outcome {
     /// The device is busy for `device`, and the host spends `host` more before the step's tokens are read.
     Takes { device: Nanos, host: Nanos },
+    /// The host's work for the next step runs while the device computes: only what is longer than the step shows.
+    Ahead { device: Nanos, host: Nanos },
     /// As `Takes`, with other tokens than an identical step gave before.
     WrongTokens { device: Nanos },
     /// As `Takes`, with logits that are not numbers.
@@ -77,6 +79,22 @@ pub struct ScriptedSession {
     moved: Option<Bytes>,
     profiler: Profiler,
     profiles: usize,
+    faults: Faults,
+    /// Positions of KV that nobody names any more.
+    leaked_positions: usize,
+}
+
+/// Faults of the engine itself, beside the script.
+#[derive(Debug, Clone, Copy, Default)]
+struct Faults {
+    /// Device time passes when tokens are read, and no mark sees it.
+    marks_elsewhere: bool,
+    /// Memory use is said, and grows by so much a step.
+    leak_per_step: Option<Bytes>,
+    /// A released sequence keeps its KV.
+    keeps_kv: bool,
+    /// The last sequence of a batch of several gets no token.
+    loses_a_token: bool,
 }
 
 impl std::fmt::Debug for ScriptedSession {
@@ -146,7 +164,43 @@ impl ScriptedSession {
             moved: None,
             profiler: Box::new(|_| Vec::new()),
             profiles: 0,
+            faults: Faults::default(),
+            leaked_positions: 0,
         }
+    }
+
+    /// Plants marks on a stream that does no work: they see nothing of the step.
+    #[must_use]
+    pub fn with_marks_elsewhere(mut self) -> Self {
+        self.faults.marks_elsewhere = true;
+        self
+    }
+
+    /// Lets the device say what memory is in use, and plants a leak of so much a step.
+    #[must_use]
+    pub fn with_leak(mut self, per_step: Bytes) -> Self {
+        self.faults.leak_per_step = Some(per_step);
+        self
+    }
+
+    /// Plants a cache that keeps the KV of released sequences.
+    #[must_use]
+    pub fn with_kv_leak(mut self) -> Self {
+        self.faults.keeps_kv = true;
+        self
+    }
+
+    /// Plants an engine that answers for one sequence fewer than it was asked for.
+    #[must_use]
+    pub fn with_lost_token(mut self) -> Self {
+        self.faults.loses_a_token = true;
+        self
+    }
+
+    /// KV of all positions held, as the architecture stores it in 16 bits.
+    fn kv_bytes(&self) -> u64 {
+        let held: usize = self.lengths.values().sum::<usize>() + self.leaked_positions;
+        (held * self.architecture.layers * self.architecture.kv_elements_per_token_and_layer() * 2) as u64
     }
 
     /// Plants a device clock that runs at another rate than the host's.
@@ -213,6 +267,7 @@ impl Session for ScriptedSession {
         }
         let (device, host, salt) = match (self.script)(info) {
             Outcome::Takes { device, host } => (device, host, 0),
+            Outcome::Ahead { device, host } => (device, Nanos((host.0 - device.0).max(0.0)), 0),
             Outcome::WrongTokens { device } => (device, Nanos(0.0), info.index + 1),
             Outcome::NotANumber { device } => {
                 self.nan = true;
@@ -220,20 +275,29 @@ impl Session for ScriptedSession {
             }
             Outcome::Fails(error) => return Err(error),
         };
-        self.clock.advance(device);
+        let missing = usize::from(self.faults.loses_a_token && batch.sequences.len() > 1);
+        let answered = batch.sequences.len() - missing;
         self.tokens = Some(
             batch
                 .sequences
                 .iter()
+                .take(answered)
                 .map(|s| {
-                    let sum: usize = s.tokens.iter().map(|&t| t as usize).sum();
-                    let token = (sum * 31 + s.start_position * 17 + salt) % self.architecture.vocab_size;
+                    // Of the last token and its position: the same however a prompt is cut.
+                    let last = s.tokens.last().map_or(0, |&t| t as usize);
+                    let position = s.start_position + s.tokens.len();
+                    let token = (last * 31 + position * 17 + salt) % self.architecture.vocab_size;
                     u32::try_from(token).expect("a vocabulary fits 32 bits")
                 })
                 .collect(),
         );
         // The host's share passes after the device mark that follows a step, when the tokens are read.
         self.host_debt = host;
+        if self.faults.marks_elsewhere {
+            self.host_debt.0 += device.0;
+        } else {
+            self.clock.advance(device);
+        }
         Ok(())
     }
 
@@ -261,10 +325,15 @@ impl Session for ScriptedSession {
         &mut self.timeline
     }
     fn release(&mut self, sequence: SequenceId) {
-        self.lengths.remove(&sequence);
+        let length = self.lengths.remove(&sequence).unwrap_or(0);
+        if self.faults.keeps_kv {
+            self.leaked_positions += length;
+        }
     }
     fn memory(&mut self) -> MemoryUse {
-        MemoryUse { weights: self.inventory.total_bytes(), peak: None }
+        let weights = self.inventory.total_bytes();
+        let in_use = |per_step: Bytes| Bytes(weights.0 + self.kv_bytes() + per_step.0 * self.steps as u64);
+        MemoryUse { weights, peak: self.faults.leak_per_step.map(in_use) }
     }
     fn moved(&self) -> Option<Bytes> {
         self.moved.filter(|_| self.steps > 0)

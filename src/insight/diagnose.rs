@@ -11,6 +11,7 @@ use std::rc::Rc;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::symptoms;
 use crate::measure::doctor::Severity;
 use crate::model::Dtype;
 use crate::report::{Block, Bound, CellResult, Phase, Report, Status};
@@ -20,10 +21,10 @@ use crate::units::{Bytes, BytesPerSecond, Nanos};
 /// Share of a step that the bytes at the ceiling must explain before it is called memory-bound. Above the half at which a cell's bound
 /// changes its name: between the two the other part is nearly as large, and no word fits.
 const EXPLAINED: f64 = 0.6;
-/// Share of an interval in which the device waits, from which a step is called launch-bound.
-const WAITING: f64 = 0.2;
 /// Growth of a step over a doubling or more of its batch that is still "the same time".
 const FLAT: f64 = 1.1;
+/// Growth of its floor from which a step that stays flat is one that does not follow its work.
+const GROWN: f64 = 1.3;
 /// How far the weights of a step may be from those of the shape: alignment and scales stay far below.
 const WEIGHTS_TOLERANCE: f64 = 0.05;
 /// Spread of a ceiling's own repetitions, and coefficient of variation of steps, beyond which a machine is noisy.
@@ -94,6 +95,66 @@ const RULES: &[Rule] = &[
         look: wrong_size_weights,
     },
     Rule {
+        name: "wrong_storage",
+        kind: Kind::Trust,
+        severity: Severity::Problem,
+        symptom: "the weights are stored in another way than was asked for",
+        regime: "other arithmetic under the same name",
+        next: "hbmark verify, and hbmark logits beside a reference",
+        response: "check --dtype and what the checkpoint holds; do not compare these times with others",
+        look: |_, cell| symptoms::wrong_storage(cell),
+    },
+    Rule {
+        name: "clocks_disagree",
+        kind: Kind::Trust,
+        severity: Severity::Problem,
+        symptom: "two clocks over one block disagree",
+        regime: "a timeline that cannot be trusted: a clock at another rate, or marks that are not where the steps are",
+        next: "hbmark verify on this device: the timer rows",
+        response: "use no time of this run; report the driver and the device",
+        look: |_, cell| symptoms::clocks_disagree(cell),
+    },
+    Rule {
+        name: "marks_elsewhere",
+        kind: Kind::Trust,
+        severity: Severity::Problem,
+        symptom: "the device says that it was done before it can have been",
+        regime: "marks on another stream than the work",
+        next: "hbmark verify --device cuda: spins of a known length",
+        response: "put the marks on the stream that runs the steps; intervals of the host are right, spans are not",
+        look: |_, cell| symptoms::unseen_work(cell),
+    },
+    Rule {
+        name: "impossible_time",
+        kind: Kind::Trust,
+        severity: Severity::Problem,
+        symptom: "the step is faster than its bytes can be",
+        regime: "a step that did not do its work: empty, cached, or of another size; or a wrong ceiling",
+        next: "hbmark logits with this engine, then hbmark ceiling on the idle machine",
+        response: "do not use these times",
+        look: |_, cell| symptoms::impossible(cell),
+    },
+    Rule {
+        name: "memory_leak",
+        kind: Kind::Trust,
+        severity: Severity::Problem,
+        symptom: "memory in use grows with every step",
+        regime: "a leak",
+        next: "the same cell for twice as long: the growth should double",
+        response: "find what is allocated per step and not freed; a long run will end out of memory",
+        look: |_, cell| symptoms::leak(cell),
+    },
+    Rule {
+        name: "kv_leak",
+        kind: Kind::Trust,
+        severity: Severity::Problem,
+        symptom: "memory in use grows with every visit of the cell",
+        regime: "sequences that are released keep their cache",
+        next: "the same cell alone, with more visits: the growth should follow them",
+        response: "free the blocks of a released sequence",
+        look: |_, cell| symptoms::kv_leak(cell),
+    },
+    Rule {
         name: "cold_cache_artefact",
         kind: Kind::Regime,
         severity: Severity::Warn,
@@ -134,6 +195,26 @@ const RULES: &[Rule] = &[
         look: foreign_load,
     },
     Rule {
+        name: "degraded",
+        kind: Kind::Trust,
+        severity: Severity::Problem,
+        symptom: "known work beside the measurement became slower",
+        regime: "degraded: something took memory bandwidth away",
+        next: "hbmark doctor until it names no other process, then hbmark ceiling",
+        response: "find who uses the memory; on a shared machine compare by paired rounds only",
+        look: |_, cell| symptoms::degraded(cell, OFTEN),
+    },
+    Rule {
+        name: "host_jitter",
+        kind: Kind::Trust,
+        severity: Severity::Warn,
+        symptom: "the device is steady and the host between its steps is not",
+        regime: "a host that is taken away: other threads on its cores, or a sleeping governor",
+        next: "the same cell with the process pinned to idle cores",
+        response: "pin the host thread, stop what shares its cores; read the device span and not the interval",
+        look: |_, cell| believed(cell).then(|| symptoms::host_jitter(cell))?,
+    },
+    Rule {
         name: "noisy_machine",
         kind: Kind::Trust,
         severity: Severity::Warn,
@@ -152,6 +233,26 @@ const RULES: &[Rule] = &[
         next: "the same cell alone with the full protocol",
         response: "use the interval and not the middle; do not rank it against others",
         look: not_converged,
+    },
+    Rule {
+        name: "host_bound",
+        kind: Kind::Regime,
+        severity: Severity::Warn,
+        symptom: "the device waits for the host between steps",
+        regime: "host-bound: launches, sampling or bookkeeping between steps",
+        next: "the same cell with the next step enqueued before the last is read: the wait should vanish and the span stay",
+        response: "work ahead of the device, capture the step in a graph, or raise the batch to share the cost",
+        look: host_bound,
+    },
+    Rule {
+        name: "extra_kernel",
+        kind: Kind::Regime,
+        severity: Severity::Warn,
+        symptom: "an operation takes long and moves next to nothing",
+        regime: "an extra kernel, or one that is badly launched",
+        next: "the same cell without that operation: the step should lose its time",
+        response: "fuse it into its neighbour or take it out",
+        look: |_, cell| timed(cell).and_then(|_| symptoms::extra_kernel(cell)),
     },
     Rule {
         name: "memory_bound_decode",
@@ -188,7 +289,7 @@ const RULES: &[Rule] = &[
         kind: Kind::Regime,
         severity: Severity::Warn,
         symptom: "the step takes longer than its bytes or its arithmetic, and does not grow with its work",
-        regime: "launch-bound: the device waits for the host, or each operation costs its start",
+        regime: "launch-bound: each operation costs its start",
         next: "the same cells as a replayed graph or with fused operations; --show-ops names what is slow",
         response: "capture the step in a graph, fuse operations, or raise the batch to share the cost",
         look: launch_bound,
@@ -204,6 +305,27 @@ const RULES: &[Rule] = &[
         look: moves_more,
     },
 ];
+
+/// The one rule about cells together: their fit.
+const KV_COSTS: Rule = Rule {
+    name: "kv_costs_more",
+    kind: Kind::Trust,
+    severity: Severity::Warn,
+    symptom: "the step grows with its context faster than its bytes do",
+    regime: "the cache is read more than once, or at a fraction of the bandwidth",
+    next: "--show-ops at the longest context: attention should be far from the ceiling and the other operations near it",
+    response: "an attention kernel that reads each byte of the cache once for all its query heads",
+    look: |_, _| None,
+};
+
+/// The names of all rules about a run.
+#[must_use]
+pub fn rule_names() -> Vec<&'static str> {
+    RULES.iter().chain([&KV_COSTS]).map(|rule| rule.name).chain([UNEXPLAINED]).collect()
+}
+
+/// The name of having no name.
+pub(super) const UNEXPLAINED: &str = "unexplained";
 
 /// A report under the rules, with the ledgers they ask for: a mixture of experts lists tens of thousands of tensors, and has many cells.
 struct Case<'a> {
@@ -245,6 +367,10 @@ pub fn explain(report: &Report) -> Vec<Finding> {
         if !found.is_empty() {
             findings.push(finding(rule, &found));
         }
+    }
+    let fits: Vec<String> = report.fits.iter().filter_map(|fit| symptoms::kv_costs(report, fit)).collect();
+    if !fits.is_empty() {
+        findings.push(Finding { evidence: fits, cells: Vec::new(), ..finding(&KV_COSTS, &[]) });
     }
     findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
     let explained = |cell: &CellResult| {
@@ -289,7 +415,7 @@ fn unexplained(report: &Report, cells: &[&CellResult]) -> Finding {
         "--show-ops, to see which operation is far from the ceiling"
     };
     Finding {
-        rule: "unexplained".to_owned(),
+        rule: UNEXPLAINED.to_owned(),
         severity: Severity::Note,
         symptom: "neither bytes nor arithmetic nor waiting explains most of the step".to_owned(),
         regime: "unexplained".to_owned(),
@@ -341,6 +467,9 @@ fn working_set_is_small(report: &Report, cell: &CellResult) -> Option<(Bytes, By
 }
 
 fn wrong_outputs(_: &Case<'_>, cell: &CellResult) -> Option<String> {
+    if let Some(reason) = symptoms::wrong_tokens(cell) {
+        return Some(reason);
+    }
     let quality = cell.quality.as_ref().filter(|q| !q.passed)?;
     let error =
         quality.max_relative_error.map_or_else(String::new, |e| format!(", largest relative error {e:.1e}"));
@@ -348,6 +477,9 @@ fn wrong_outputs(_: &Case<'_>, cell: &CellResult) -> Option<String> {
 }
 
 fn wrong_size_weights(report: &Case<'_>, cell: &CellResult) -> Option<String> {
+    if let Some(reason) = symptoms::wrong_size(cell) {
+        return Some(reason);
+    }
     // A GGUF file's mixture has no size of its own, and a quantised checkpoint is not made from a dtype alone.
     let architecture = &report.model.architecture;
     if cell.dtype == Dtype::Gguf || architecture.quantization.is_some() || cell.bytes.weights.0 == 0 {
@@ -415,6 +547,9 @@ fn foreign_load(_: &Case<'_>, cell: &CellResult) -> Option<String> {
 
 fn noisy(report: &Case<'_>, cell: &CellResult) -> Option<String> {
     let mut evidence = Vec::new();
+    if symptoms::degraded(cell, OFTEN).is_some() {
+        return None;
+    }
     let (count, last) =
         under(cell, |block| block.rejected.as_deref().is_some_and(|cause| cause.starts_with("canary")));
     if let Some(cause) = last.and_then(|block| block.rejected.as_deref())
@@ -449,6 +584,7 @@ fn memory_bound(report: &Case<'_>, cell: &CellResult) -> Option<String> {
     if cell.phase != Phase::Decode
         || cell.bound != Some(Bound::Memory)
         || working_set_is_small(report, cell).is_some()
+        || symptoms::host_waits(cell).is_some()
     {
         return None;
     }
@@ -474,7 +610,7 @@ fn compute_bound_decode(_: &Case<'_>, cell: &CellResult) -> Option<String> {
 }
 
 fn compute_bound(cell: &CellResult, phase: Phase) -> Option<String> {
-    if cell.phase != phase || cell.bound != Some(Bound::Compute) {
+    if cell.phase != phase || cell.bound != Some(Bound::Compute) || symptoms::host_waits(cell).is_some() {
         return None;
     }
     let share = explained(cell).filter(|share| (EXPLAINED..=1.1).contains(share))?;
@@ -493,25 +629,30 @@ fn launch_bound(report: &Case<'_>, cell: &CellResult) -> Option<String> {
         return None;
     }
     let (time, share) = (timed(cell)?, explained(cell)?);
-    let waits = cell.host_bubble_ns.filter(|bubble| *bubble / time >= WAITING);
-    let flat = smaller_batch(report, cell).filter(|smaller| {
+    if symptoms::host_waits(cell).is_some() {
+        return None;
+    }
+    let smaller = smaller_batch(report, cell).filter(|smaller| {
         let growth = |of: fn(&CellResult) -> Option<f64>| Some(of(cell)? / of(smaller)?);
-        cell.batch >= 2 * smaller.batch && growth(timed).is_some_and(|g| g < FLAT)
-    });
-    let evidence = match (waits, flat) {
-        (Some(bubble), _) => {
-            format!("the device waits {} of {}, {:.0} %", Nanos(bubble), Nanos(time), bubble / time * 100.0)
-        }
-        (None, Some(smaller)) => format!(
-            "takes {} at batch {} and {} at batch {}",
-            Nanos(timed(smaller)?),
-            smaller.batch,
-            Nanos(time),
-            cell.batch
-        ),
-        (None, None) => return None,
-    };
-    Some(format!("{evidence}; its floor explains {:.0} %", share * 100.0))
+        // Where the work does not grow either, a flat time says nothing.
+        cell.batch >= 2 * smaller.batch
+            && growth(floor).is_some_and(|g| g >= GROWN)
+            && growth(timed).is_some_and(|g| g < FLAT)
+    })?;
+    Some(format!(
+        "takes {} at batch {} and {} at batch {}; its floor explains {:.0} %",
+        Nanos(timed(smaller)?),
+        smaller.batch,
+        Nanos(time),
+        cell.batch,
+        share * 100.0
+    ))
+}
+
+fn host_bound(_: &Case<'_>, cell: &CellResult) -> Option<String> {
+    let share =
+        explained(cell).map_or_else(String::new, |s| format!("; its floor explains {:.0} %", s * 100.0));
+    symptoms::host_waits(cell).map(|waits| format!("{waits}{share}"))
 }
 
 /// The same cell at a smaller batch, the smallest.

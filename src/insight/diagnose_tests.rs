@@ -119,15 +119,32 @@ fn a_decode_past_the_crossover_is_compute_bound() {
     let mut cell = decode(0.9);
     let time = cell.bytes.ideal().as_f64() / 10e9 * 1e9 * 2.0;
     cell.flops = Flops(time / 1e9 * 1e12 * 0.9).0;
-    assert_eq!(only(with_blocks(cell, time, time)).rule, "compute_bound_decode");
+    assert_eq!(only(with_blocks(cell.clone(), time, time)).rule, "compute_bound_decode");
+    // Half of the arithmetic explains nothing like the step, and its bytes do not either.
+    cell.flops /= 2.0;
+    assert_eq!(only(with_blocks(cell, time, time)).rule, "unexplained");
 }
 
 #[test]
-fn a_device_that_waits_is_launch_bound() {
+fn outputs_and_weights_that_are_right_and_intervals_that_are_narrow_are_not_complained_of() {
+    let mut cell = decode(0.9);
+    cell.quality = Some(Quality {
+        passed: true,
+        check: "logits against f32 reference".to_owned(),
+        max_relative_error: Some(0.01),
+        token_hash: Some("0".to_owned()),
+    });
+    // Padding of a fiftieth is no other size, and the time follows the bytes.
+    cell.bytes.weights = Bytes(cell.bytes.weights.0 * 51 / 50);
+    assert_eq!(found(&judged(vec![cell])), ["memory_bound_decode"]);
+}
+
+#[test]
+fn a_device_that_waits_is_host_bound() {
     let cell = decode(0.4);
     let time = cell.blocks[0].interval_ns[0];
     let finding = only(with_blocks(cell.clone(), time * 0.6, time));
-    assert_eq!(finding.rule, "launch_bound");
+    assert_eq!(finding.rule, "host_bound");
     assert!(finding.evidence[0].contains("40 %; its floor explains 40 %"), "{:?}", finding.evidence);
     assert_eq!(
         only(with_blocks(cell, time * 0.9, time)).rule,
@@ -141,8 +158,11 @@ fn a_step_that_does_not_grow_with_its_batch_is_launch_bound_where_it_does_not() 
     let small = decode(0.3);
     let time = small.blocks[0].interval_ns[0];
     let at = |batch, time| {
+        // Half as many bytes more: a step that follows them cannot stay as it is.
+        let mut bytes = small.bytes;
+        bytes.kv_read = Bytes(bytes.kv_read.0 + bytes.weights.0 / 2);
         let cell = CellResult {
-            bytes: small.bytes,
+            bytes,
             flops: small.flops,
             status: Status::Ok,
             ..CellResult::blank(Phase::Decode, "native", Dtype::Bf16, batch, 128)
@@ -190,6 +210,11 @@ fn throttling_load_and_a_noisy_canary_are_told_apart() {
     };
     assert_eq!(disturbed(10, beside), named("foreign_load"));
     assert_eq!(disturbed(4, rejected("canary +3.1 % off")), named("noisy_machine"));
+    let slow = |block: &mut Block| {
+        block.rejected = Some("canary +9.0 % off".to_owned());
+        block.canary_ratio = Some(1.09);
+    };
+    assert_eq!(disturbed(4, slow), named("degraded"));
     assert_eq!(disturbed(1, rejected("canary +3.1 % off")), ["memory_bound_decode"], "once in ten is chance");
 }
 

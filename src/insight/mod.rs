@@ -1,6 +1,6 @@
 //! What the cells of a report say together.
 //!
-//! Enters: a [`Report`](crate::report::Report) with judged cells, and results of other programs. Leaves: [`Ladder`]s, which go back into
+//! Enters: a [`Report`](crate::report::Report) with judged cells, a serving result, and results of other programs. Leaves: [`Ladder`]s, which go back into
 //! the report as plain data, [`Finding`]s and [`Checklist`]s. Pure: it measures nothing, knows no engine but by name, and is computed
 //! anew from a saved file.
 
@@ -10,11 +10,15 @@ pub mod compare;
 mod diagnose;
 pub mod import;
 mod ladder;
+mod serving;
 mod story;
+mod symptoms;
+mod targets;
 
 pub use checklist::{Check, Checklist, Outcome, of_foreign, of_report};
-pub use diagnose::{Finding, explain};
+pub use diagnose::{Finding, explain, rule_names};
 pub use ladder::{Ladder, LadderError, Rung, RungKind, TimeScale, ladders, with_external};
+pub use serving::{Cost, explain_serving, serving_rule_names};
 
 #[cfg(test)]
 mod tests;

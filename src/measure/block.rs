@@ -35,6 +35,10 @@ pub enum BlockError {
     #[error("identical steps gave different tokens: sequence {sequence} first {first}, then {then}")]
     TokensChanged { sequence: usize, first: u32, then: u32 },
     #[error(
+        "the engine gave {found} tokens for {wanted} sequences: it did not do the step that was asked for"
+    )]
+    TokenCount { wanted: usize, found: usize },
+    #[error(
         "the device timeline says the block took {timeline}, the host's clock {host}; times on this machine cannot be trusted"
     )]
     ClocksDisagree { timeline: Nanos, host: Nanos },
@@ -220,21 +224,40 @@ pub fn take_block(
         let end = session.timeline().host_now();
         interval_ns.push(end.0 - last_end.0);
         last_end = end;
-        check_tokens(&now, tokens)?;
+        check_tokens(&now, input.step.sequences.len(), tokens)?;
     }
     // The clocks stop here; reading the marks comes after.
     let wall_ns = last_end.0 - start.0;
     let marks = session.timeline().drain()?;
     let step_ns: Vec<f64> = marks.chunks_exact(2).map(|pair| pair[1].0 - pair[0].0).collect();
     let spanned = marks.last().map_or(0.0, |m| m.0);
-    // The timeline's span lies inside the host's: it may be shorter by what the host does around the marks, never longer.
-    if spanned > wall_ns * (1.0 + CLOCK_TOLERANCE) + CLOCK_SLACK_NS {
+    let block = Block {
+        at_ns: start.0,
+        step_ns,
+        interval_ns,
+        wall_ns,
+        timeline_ns: Some(spanned),
+        ..Block::default()
+    };
+    if !clocks_agree(&block, spanned) {
         return Err(BlockError::ClocksDisagree { timeline: Nanos(spanned), host: Nanos(wall_ns) });
     }
-    Ok(Block { at_ns: start.0, step_ns, interval_ns, wall_ns, ..Block::default() })
+    Ok(block)
 }
 
-fn check_tokens(now: &[u32], first: &mut Vec<u32>) -> Result<(), BlockError> {
+/// Whether two independent clocks saw the same block. The timeline's span lies inside the host's: it is never longer, and shorter only by
+/// what the host does after the last mark, which is no more than the largest wait between two steps.
+fn clocks_agree(block: &Block, spanned: f64) -> bool {
+    let slack = block.wall_ns * CLOCK_TOLERANCE + CLOCK_SLACK_NS;
+    let waits = block.interval_ns.iter().zip(&block.step_ns).map(|(interval, span)| interval - span);
+    let longest_wait = waits.fold(0.0, f64::max);
+    (block.wall_ns - slack - longest_wait..=block.wall_ns + slack).contains(&spanned)
+}
+
+fn check_tokens(now: &[u32], wanted: usize, first: &mut Vec<u32>) -> Result<(), BlockError> {
+    if now.len() != wanted {
+        return Err(BlockError::TokenCount { wanted, found: now.len() });
+    }
     if first.is_empty() {
         now.clone_into(first);
     }

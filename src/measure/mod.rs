@@ -3,6 +3,7 @@
 //! Enters: a session and ordered cells. Leaves: raw samples with the conditions they were taken under. It computes no
 //! statistic beyond what its stopping rule asks of [`crate::stats`], and prints nothing.
 
+pub mod audit;
 pub mod block;
 pub mod canary;
 pub mod ceilings;

@@ -239,6 +239,39 @@ fn a_device_clock_that_runs_fast_is_invalid() {
 }
 
 #[test]
+fn a_device_clock_that_runs_slow_is_invalid_and_one_a_little_off_is_not() {
+    let with_rate = |rate: f64| {
+        let clock = VirtualClock::default();
+        let mut session = session(&clock, |_| takes(10.0)).with_clock_rate(rate);
+        measure(&mut session, &[decode(1, 16)], &Protocol::full(7), &mut NoWitness).remove(0)
+    };
+    let slow = with_rate(0.95);
+    assert_eq!(slow.status, Status::Invalid);
+    assert!(slow.reason.as_deref().unwrap().contains("host's clock"), "{:?}", slow.reason);
+    let near = with_rate(0.998);
+    assert_eq!(near.status, Status::Ok, "{:?}", near.reason);
+    let block = &near.blocks[0];
+    assert!((block.timeline_ns.unwrap() / block.wall_ns - 0.998).abs() < 1e-9, "the second clock is kept");
+}
+
+#[test]
+fn host_time_behind_the_last_mark_is_no_disagreement_of_clocks() {
+    let clock = VirtualClock::default();
+    let mut session = session(&clock, |_| Outcome::Takes { device: Nanos(1e6), host: Nanos(9e6) });
+    let measured = measure(&mut session, &[decode(1, 16)], &Protocol::full(7), &mut NoWitness);
+    assert_eq!(measured[0].status, Status::Ok, "{:?}", measured[0].reason);
+}
+
+#[test]
+fn an_engine_that_answers_for_fewer_sequences_is_invalid() {
+    let clock = VirtualClock::default();
+    let mut session = session(&clock, |_| takes(10.0)).with_lost_token();
+    let measured = measure(&mut session, &[decode(4, 16)], &Protocol::full(7), &mut NoWitness);
+    assert_eq!(measured[0].status, Status::Invalid);
+    assert!(measured[0].reason.as_deref().unwrap().starts_with("the engine gave 3 tokens for 4 sequences"));
+}
+
+#[test]
 fn correlated_blocks_are_merged_before_an_interval_is_believed() {
     let clock = VirtualClock::default();
     // The level wanders slowly: neighbouring blocks resemble each other.

@@ -155,7 +155,7 @@ impl Inputs {
             input.release(session);
             visited.end = Some(end_of(&error));
         }
-        visited.peak_memory = peak_memory(session, witness);
+        visited.peak_memory = visited.peak_memory.max(peak_memory(session, witness));
         if !visit.keep {
             self.release(session, visit.index);
         }
@@ -214,7 +214,8 @@ fn sample(
         let block = take_block(session, input, steps, &mut visited.tokens)?;
         let testimony = witness.after_block(block.wall_ns / 1e9);
         visited.moved = session.moved();
-        let mut block = Block { visit: visit.round, ..block };
+        let memory_bytes = memory_in_use(session, witness, &mut visited.peak_memory);
+        let mut block = Block { visit: visit.round, memory_bytes, ..block };
         testimony.enter(&mut block, visit.canary_tolerance);
         let rejected = block.rejected.clone();
         visited.blocks.push(block);
@@ -249,9 +250,26 @@ fn end_of(error: &BlockError) -> End {
         BlockError::Engine(EngineError::OutOfMemory { .. }) => (Status::Oom, Some(Fault::OutOfMemory)),
         BlockError::Engine(EngineError::Device { .. }) => (Status::Failed, Some(Fault::Device)),
         BlockError::Engine(_) => (Status::Failed, None),
-        BlockError::TokensChanged { .. } | BlockError::ClocksDisagree { .. } => (Status::Invalid, None),
+        BlockError::TokensChanged { .. }
+        | BlockError::TokenCount { .. }
+        | BlockError::ClocksDisagree { .. } => (Status::Invalid, None),
     };
     End { status, reason: error.to_string(), fault }
+}
+
+/// What is in use now, or on a device the most since the last reading; a reading there is entered in the visit's peak, which it resets.
+fn memory_in_use(
+    session: &mut dyn Session,
+    witness: &dyn Witness,
+    peak: &mut Option<Bytes>,
+) -> Option<Bytes> {
+    if session.capabilities().device == "cpu" {
+        let now = memory::resident().now?;
+        return Some(Bytes(now.0.saturating_sub(witness.held_memory().0)));
+    }
+    let in_use = session.memory().peak;
+    *peak = (*peak).max(in_use);
+    in_use
 }
 
 /// The most memory in use since the last call: the device's own count, or on a CPU the resident set of this process less what the

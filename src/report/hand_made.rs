@@ -94,6 +94,8 @@ fn cell(
             step_ns: vec![time; 3],
             interval_ns: vec![time; 3],
             wall_ns: time * 3.0,
+            timeline_ns: Some(time * 3.0),
+            memory_bytes: None,
             canary_ratio: Some(1.0 + 0.01 * f64::from(i)),
             rejected: (i == 1).then(|| "foreign load: 0.8 cores busy with other processes".to_owned()),
             conditions: Vec::new(),

@@ -30,7 +30,11 @@ pub fn write(report: &Report) -> Result<String, ReportError> {
 pub fn read(path: &Path) -> Result<Report, ReportError> {
     let malformed = |source| ReportError::Malformed { path: path.to_path_buf(), source };
     let file = Saved::open(path)?;
-    of_this_version(file.read().map_err(malformed)?)?;
+    of_this_version(file.read().map_err(malformed)?).map_err(|error| match error {
+        // Every result of ours says its version: this is somebody else's.
+        ReportError::Version { found: None, .. } => ReportError::NotOurs { path: path.to_path_buf() },
+        other => other,
+    })?;
     let report: Report = file.read().map_err(malformed)?;
     limits::check(&report)?;
     Ok(report)

@@ -262,6 +262,12 @@ pub struct Block {
     pub interval_ns: Vec<f64>,
     /// Wall time of the whole block on the host's clock: the cross-check of the timeline.
     pub wall_ns: f64,
+    /// From the first mark of the timeline to the last: an independent clock over the same block. Null in files that had none.
+    #[serde(default)]
+    pub timeline_ns: Option<f64>,
+    /// In use after the block: what the device says, or on a CPU the resident set, without the witness's own.
+    #[serde(default)]
+    pub memory_bytes: Option<Bytes>,
     /// The canary beside this block over the session's canary: 1.02 is 2 % slow.
     pub canary_ratio: Option<f64>,
     /// Why the block does not count, if it does not. Never a value.
@@ -581,6 +587,8 @@ pub enum ReportError {
     TooLarge { path: PathBuf, size: u64, limit: u64 },
     #[error("{path} is not a result of hbmark: {source}")]
     Malformed { path: PathBuf, source: serde_json::Error },
+    #[error("{} is not a result of hbmark; results of other programs are read by `hbmark import {}`", path.display(), path.display())]
+    NotOurs { path: PathBuf },
     #[error("the result has schema version {}, this program reads {supported}; use the hbmark that wrote it", found.map_or("none".into(), |v| v.to_string()))]
     Version { found: Option<u32>, supported: u32 },
     #[error(transparent)]

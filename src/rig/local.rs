@@ -15,7 +15,7 @@ use crate::measure::environment::Environment;
 use crate::measure::memory::{self, MemoryOf};
 use crate::measure::protocol::{NoWitness, Protocol, Witness};
 use crate::measure::visit::Inputs;
-use crate::measure::{operations, quality, witness};
+use crate::measure::{audit, operations, quality, witness};
 use crate::model::{Dtype, OpenModel};
 use crate::plan;
 use crate::report::{ColdRow, Quality, Status};
@@ -139,6 +139,10 @@ impl Local {
             Some(wrap) => wrap(session),
             None => session,
         };
+        // Before anything is timed.
+        if let Err(fault) = audit::weights(session.inventory(), &model.inventory(dtype)) {
+            return Err(NotOpened::NoRoom { status: Status::Invalid, reason: fault.to_string() });
+        }
         let cold =
             if again { Vec::new() } else { cold(session.as_mut(), engine, dtype, begin.elapsed().into()) };
         let quality = if again {

@@ -188,7 +188,14 @@ impl<'a> SessionExecutor<'a> {
             device: inside + (waited - launched),
             ..Phases::default()
         };
+        let (before, parts) = (tokens.len(), range.len());
         self.choose(scheduler, range, clock, tokens, &mut phases)?;
+        if tokens.len() - before != parts {
+            return Err(EngineError::Device {
+                device: self.session.capabilities().device.clone(),
+                detail: format!("{} tokens came for {parts} sequences", tokens.len() - before),
+            });
+        }
         Ok(phases)
     }
 }

@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::evidence::{Evidence, evidence};
 use super::run::{Fate, Loop, Record, Run, StepLog, Traffic};
 use super::slo::{Clause, Slo, SloMetric};
 use super::timeline::Timeline;
@@ -209,6 +210,9 @@ pub struct ServeResult {
     /// What happened when; null for a prediction beside a measurement, and in results of before.
     #[serde(default)]
     pub timeline: Option<Timeline>,
+    /// What a diagnosis needs; null in results of versions that did not keep it.
+    #[serde(default)]
+    pub evidence: Option<Evidence>,
 }
 
 /// p99 of the injection lag may be this, or this share of the median TTFT, whichever is more.
@@ -216,6 +220,10 @@ const LAG_FLOOR_NS: f64 = 1e6;
 const LAG_SHARE: f64 = 0.05;
 /// The name of the gate that tells a run that keeps up from one that does not.
 pub const KEEPS_UP: &str = "keeps up";
+/// The name of the gate that counts KV blocks.
+pub const KV_BOOKS: &str = "KV books";
+/// The name of the gate that watches the harness itself.
+pub const INJECTION_LAG: &str = "injection lag";
 /// Completed over offered below this is saturation.
 const ENOUGH_COMPLETED: f64 = 0.98;
 /// The in-system mean may differ from rate × time in system by this.
@@ -330,6 +338,7 @@ pub fn summarise(run: &Run, traffic: &Traffic<'_>, slo: &Slo) -> ServeResult {
             .then(|| run.encoded_tokens as f64 / run.asked_tokens as f64),
         breakdown: breakdown(run),
         timeline: Timeline::of(&run.steps, run.end, (window.from, window.to)),
+        evidence: Some(evidence(run, traffic)),
     };
     result.slo = slo.clauses.iter().map(|clause| judge(records, *clause)).collect();
     result.slo_met = all_met(&result.slo);
@@ -495,7 +504,7 @@ fn gates(result: &mut ServeResult, run: &Run, traffic: &Traffic<'_>, records: &[
     let allowed = LAG_FLOOR_NS.max(LAG_SHARE * middle);
     let lag = percentile(&lags, 0.99);
     gate(
-        "injection lag",
+        INJECTION_LAG,
         (!lags.is_empty()).then_some(lag <= allowed),
         format!(
             "99 % of the requests were queued within {} of when they could be; {} is allowed",
@@ -530,6 +539,22 @@ fn gates(result: &mut ServeResult, run: &Run, traffic: &Traffic<'_>, records: &[
             (enough && long).then_some((seen / product - 1.0).abs() <= LITTLE_TOLERANCE),
             format!("{seen:.3} requests in the system on average, rate × time in system gives {product:.3}"),
         );
+    }
+    // Books are said only where they do not balance.
+    let lost = |s: &StepLog| s.load.used_blocks.saturating_sub(s.load.held_blocks);
+    if let Some(most) = run.steps.iter().map(lost).max().filter(|lost| *lost > 0) {
+        gate(KV_BOOKS, Some(false), format!("{most} KV blocks are in use that no running request holds"));
+    }
+    let planned = traffic.plan[traffic.measured.clone()].iter();
+    let short = records
+        .iter()
+        .zip(planned)
+        .filter(|(r, p)| r.fate == Fate::Served && r.output_tokens != p.output_len)
+        .count();
+    if traffic.stop_tokens.is_empty() && short > 0 {
+        let detail =
+            format!("{short} of {} requests made another number of tokens than was forced", records.len());
+        gate("token count", Some(false), detail);
     }
     if let Some(failure) = &run.failure {
         gate("engine", Some(false), format!("the engine failed: {failure}"));

@@ -15,6 +15,7 @@ pub mod arrivals;
 pub mod block_pool;
 pub mod calibrate;
 pub mod clock;
+pub mod evidence;
 pub mod execute;
 pub mod latency;
 pub mod matrix;

@@ -93,6 +93,8 @@ pub struct Record {
     pub preemptions: usize,
     /// Time between being preempted and being scheduled again.
     pub preempted_wait: Nanos,
+    /// Prompt tokens found in the cache when it was first scheduled.
+    pub cached_tokens: usize,
     pub fate: Fate,
 }
 
@@ -106,6 +108,8 @@ pub struct StepLog {
     pub output_tokens: usize,
     /// Different adapters in the batch.
     pub adapters: usize,
+    /// The longest prompt of which the step computed a part.
+    pub longest_prompt: usize,
     /// While the step ran.
     pub load: Load,
     pub schedule: f64,
@@ -172,6 +176,21 @@ pub fn run(
     text: Option<Text<'_>>,
     observe: &mut dyn FnMut(Progress),
 ) -> Result<Run, RunFault> {
+    run_over(traffic, Scheduler::new(config), executor, clock, text, observe)
+}
+
+/// Serves the traffic with a scheduler that is there already.
+///
+/// # Errors
+/// As [`run`].
+pub fn run_over(
+    traffic: &Traffic<'_>,
+    scheduler: Scheduler,
+    executor: &mut dyn Executor,
+    clock: &mut dyn Clock,
+    text: Option<Text<'_>>,
+    observe: &mut dyn FnMut(Progress),
+) -> Result<Run, RunFault> {
     // Real time must not be spent making prompts; virtual time passes only in steps.
     let prompts = if clock.is_virtual() {
         Vec::new()
@@ -180,7 +199,7 @@ pub fn run(
     };
     let mut server = Server {
         traffic,
-        scheduler: Scheduler::new(config),
+        scheduler,
         text,
         prompts,
         origin: clock.now().0,
@@ -251,6 +270,7 @@ fn blank(request: &Planned) -> Record {
         output_tokens: 0,
         preemptions: 0,
         preempted_wait: Nanos(0.0),
+        cached_tokens: 0,
         fate: Fate::Unfinished,
     }
 }
@@ -416,8 +436,15 @@ impl Server<'_, '_> {
         }
         for part in &batch.parts {
             let record = &mut self.run.records[part.key];
-            log.prompt_tokens += record.prompt_tokens.saturating_sub(part.start).min(part.tokens);
+            let prompt = record.prompt_tokens.saturating_sub(part.start).min(part.tokens);
+            log.prompt_tokens += prompt;
+            if prompt > 0 {
+                log.longest_prompt = log.longest_prompt.max(record.prompt_tokens);
+            }
             if part.starts {
+                if record.started.is_none() {
+                    record.cached_tokens = part.start;
+                }
                 record.started.get_or_insert(Nanos(now));
                 if let Some(at) = self.preempted_at[part.key].take() {
                     record.preempted_wait.0 += now - at;

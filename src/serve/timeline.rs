@@ -115,7 +115,7 @@ mod tests {
     use crate::serve::scheduler::Load;
 
     fn step(begin: f64, end: f64, running: usize, waiting: usize) -> StepLog {
-        let load = Load { running, waiting, used_blocks: 5, total_blocks: 10 };
+        let load = Load { running, waiting, used_blocks: 5, held_blocks: 5, total_blocks: 10 };
         StepLog { begin, end, prompt_tokens: 3, output_tokens: running, load, ..StepLog::default() }
     }
 

@@ -22,12 +22,17 @@ pub struct Check {
 }
 
 impl Check {
-    fn new(area: &'static str, name: impl Into<String>, passed: bool, detail: impl Into<String>) -> Self {
+    pub(crate) fn new(
+        area: &'static str,
+        name: impl Into<String>,
+        passed: bool,
+        detail: impl Into<String>,
+    ) -> Self {
         Self { area, name: name.into(), passed, detail: detail.into() }
     }
 
     /// A check that could not be done.
-    fn failed(area: &'static str, name: impl Into<String>, detail: impl Into<String>) -> Self {
+    pub(crate) fn failed(area: &'static str, name: impl Into<String>, detail: impl Into<String>) -> Self {
         Self::new(area, name, false, detail)
     }
 }

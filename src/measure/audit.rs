@@ -1,0 +1,116 @@
+//! Are the weights that were loaded those that were asked for? Said before anything is timed.
+//!
+//! Enters: the tensors as a session says it holds them, and as the model lists them in the dtype asked for. Leaves: nothing, or the first
+//! thing that is wrong. A time of f32 weights under the name of bf16 is twice too long, and one of f16 under that name is of other
+//! arithmetic with no byte out of place: neither shows in the time alone. It reads no weights and times nothing.
+
+use crate::model::{Inventory, Role};
+use crate::units::Bytes;
+
+/// How far the bytes of matrices may be from those listed: padding and scales stay far below.
+const SIZE_TOLERANCE: f64 = 0.05;
+/// Share of the matrices' bytes that may be stored in a way nobody asked for.
+const STRAY_SHARE: f64 = 0.05;
+
+/// What is wrong with the weights. The messages begin as [`WRONG_SIZE`] and [`WRONG_STORAGE`] say, by which a saved result is explained.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum WeightsFault {
+    #[error(
+        "{WRONG_SIZE}: matrices of {found} were loaded where {wanted} were asked for, {ratio:.2} times; check --model, --revision and --dtype"
+    )]
+    Size { found: Bytes, wanted: Bytes, ratio: f64 },
+    #[error(
+        "{WRONG_STORAGE}: {bytes} of the matrices are {found} where {wanted} was asked for; check --dtype and what the checkpoint holds"
+    )]
+    Storage { bytes: Bytes, found: String, wanted: String },
+}
+
+/// How the message of weights of another size begins.
+pub const WRONG_SIZE: &str = "weights of another size";
+/// How the message of weights in another storage begins.
+pub const WRONG_STORAGE: &str = "weights in another storage";
+
+/// Holds the loaded tensors against the listed ones.
+///
+/// # Errors
+/// When sizes or storage differ by more than padding does.
+pub fn weights(found: &Inventory, wanted: &Inventory) -> Result<(), WeightsFault> {
+    let matrices = |inventory: &Inventory| -> Bytes {
+        inventory.tensors.iter().filter(|t| is_matrix(t.role)).map(|t| t.bytes).sum()
+    };
+    let (have, want) = (matrices(found), matrices(wanted));
+    if want.0 == 0 {
+        return Ok(());
+    }
+    let ratio = have.as_f64() / want.as_f64();
+    if (ratio - 1.0).abs() > SIZE_TOLERANCE {
+        return Err(WeightsFault::Size { found: have, wanted: want, ratio });
+    }
+    let storage = |inventory: &Inventory| -> Vec<String> {
+        let mut names: Vec<String> =
+            inventory.tensors.iter().filter(|t| is_matrix(t.role)).map(|t| t.storage.clone()).collect();
+        names.sort();
+        names.dedup();
+        names
+    };
+    let asked = storage(wanted);
+    let stray = || found.tensors.iter().filter(|t| is_matrix(t.role) && !asked.contains(&t.storage));
+    let bytes: Bytes = stray().map(|t| t.bytes).sum();
+    match stray().next() {
+        Some(first) if bytes.as_f64() > STRAY_SHARE * have.as_f64() => {
+            Err(WeightsFault::Storage { bytes, found: first.storage.clone(), wanted: asked.join(" or ") })
+        }
+        _ => Ok(()),
+    }
+}
+
+fn is_matrix(role: Role) -> bool {
+    matches!(role, Role::Embedding | Role::Head | Role::Matrix | Role::Expert | Role::SharedExpert)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{Dtype, test_shapes};
+
+    fn stored(dtype: Dtype) -> Inventory {
+        test_shapes::smollm2_135m().inventory(dtype)
+    }
+
+    #[test]
+    fn weights_as_asked_for_pass_in_every_dtype() {
+        for dtype in [Dtype::F32, Dtype::Bf16, Dtype::F16, Dtype::Int8, Dtype::Int4, Dtype::Q8_0, Dtype::Q4_0]
+        {
+            assert_eq!(weights(&stored(dtype), &stored(dtype)), Ok(()), "{dtype}");
+        }
+    }
+
+    #[test]
+    fn f32_for_bf16_is_named_by_its_size() {
+        let fault = weights(&stored(Dtype::F32), &stored(Dtype::Bf16)).unwrap_err();
+        assert!(matches!(fault, WeightsFault::Size { ratio, .. } if (ratio - 2.0).abs() < 1e-9), "{fault}");
+        assert!(fault.to_string().starts_with(WRONG_SIZE));
+    }
+
+    #[test]
+    fn f16_for_bf16_is_named_by_its_storage_though_no_byte_is_out_of_place() {
+        let fault = weights(&stored(Dtype::F16), &stored(Dtype::Bf16)).unwrap_err();
+        assert!(
+            matches!(&fault, WeightsFault::Storage { found, wanted, .. } if found == "f16" && wanted == "bf16")
+        );
+        assert!(fault.to_string().starts_with(WRONG_STORAGE));
+    }
+
+    #[test]
+    fn padding_and_one_small_tensor_in_another_storage_are_nothing() {
+        let wanted = stored(Dtype::Bf16);
+        let mut found = wanted.clone();
+        let small = found.tensors.iter_mut().find(|t| t.role == Role::Matrix).unwrap();
+        small.storage = "f32".into();
+        small.bytes = Bytes(small.bytes.0 * 2);
+        assert_eq!(weights(&found, &wanted), Ok(()));
+        let layer = found.tensors.iter().position(|t| t.role == Role::Embedding).unwrap();
+        found.tensors.remove(layer);
+        assert!(weights(&found, &wanted).is_err(), "a table that is missing is no padding");
+    }
+}
