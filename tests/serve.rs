@@ -305,7 +305,7 @@ fn a_sweep_past_saturation_is_explained_with_its_edge_and_its_cost() {
         .success()
         .stdout(contains("cost fails first"));
     explain(&["--price-per-hour", "3"]).code(2);
-    explain(&["--price-per-hour", "-3", "--max-cost-per-million", "1"])
+    explain(&["--price-per-hour", "0", "--max-cost-per-million", "1"])
         .code(2)
         .stderr(contains("no positive number"));
 }
