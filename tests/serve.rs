@@ -222,7 +222,7 @@ fn broken_traces_are_refused_by_line() {
         (of("2023-11-16 18:15:47,99999999999999999999,1"), "is not a count"),
         (of("2023-11-16 18:15:47,99999999,1"), "above the limit of 10000000"),
         (of("2093-11-16 18:15:47,1,1"), "days after the first"),
-        (of(&"9".repeat((1 << 20) + 1)), "above the limit of 1048576"),
+        (of(&"9".repeat((1 << 20) + 1)), "longer than the limit of 1048576"),
         (r#"{"timestamp": -5, "input_length": 1, "output_length": 1}"#.to_owned(), "is not a time"),
         (r#"{"arrival_s": 0, "input_tokens": 1, "output_tokens": 1"#.to_owned(), "line 1 of the trace"),
     ] {
