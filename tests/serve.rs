@@ -234,7 +234,7 @@ fn broken_traces_are_refused_by_line() {
     enormous.as_file().set_len((1 << 30) + 1).unwrap();
     refused(&["--trace", enormous.path().to_str().unwrap()], "above the limit of 1073741824");
     refused(&["--trace", "/no/such/file"], "cannot read the trace");
-    refused(&["--trace", env!("CARGO_MANIFEST_DIR")], "it is not a plain file");
+    refused(&["--trace", env!("CARGO_MANIFEST_DIR")], "it is a folder, not a regular file");
 }
 
 #[test]
