@@ -45,6 +45,10 @@ isolation-cost rounds="5" *args:
 gpu-build:
     scripts/gpu-build.sh
 
+# Ten minutes on a GPU: checks, ceilings, ladders, a peer, all in one folder. `just gpu --rehearse` tries the script on a CPU.
+gpu *args:
+    scripts/gpu-day.sh {{args}}
+
 # Reference logits by transformers (needs Python with transformers, torch, gguf).
 fixtures:
     python3 scripts/make_fixtures.py

@@ -35,3 +35,16 @@ HBMARK_KERNEL(embed_int8, const uint4* __restrict__ table, const float* __restri
     float* to = hidden + (size_t)blockIdx.x * columns;
     for (int column = threadIdx.x; column < columns; column += blockDim.x) to[column] = (float)from[column] * scales[token];
 }
+
+HBMARK_KERNEL(embed_fp8, const uint4* __restrict__ table, const float* __restrict__ scales, const unsigned* __restrict__ tokens,
+              float* __restrict__ hidden, int columns, int vectors) {
+    launch_dependents();
+    wait_for_dependency();
+    const unsigned token = tokens[blockIdx.x];
+    const unsigned char* from = (const unsigned char*)table + (size_t)token * vectors * 16;
+    float* to = hidden + (size_t)blockIdx.x * columns;
+    for (int column = threadIdx.x; column < columns; column += blockDim.x) {
+        const unsigned code = from[column];
+        to[column] = widen(F16{(unsigned short)((code & 0x7f) << 7 | (code & 0x80) << 8)}) * scales[token];
+    }
+}

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds dist/hbmark for a GPU node on a machine without a GPU or a toolkit: release, stripped. candle's kernels are built for the one
+# Builds dist/ (hbmark, and the scripts that run it) for a GPU node on a machine without a GPU or a toolkit: release, stripped. candle's kernels are built for the one
 # architecture in CUDA_COMPUTE_CAP: 90 (default) is Hopper only, 80 is A100.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -9,5 +9,7 @@ cargo build --locked --release --features cuda --bin hbmark
 mkdir -p dist
 cp "${CARGO_TARGET_DIR:-target}/release/hbmark" dist/hbmark
 strip dist/hbmark
-cp scripts/gpu-run.sh dist/
+cp scripts/gpu-run.sh scripts/gpu-day.sh scripts/peer_torch.py dist/
+mkdir -p dist/models
+cp models/Llama-3.2-1B.json models/Llama-3.1-8B.json dist/models/
 ls -lh dist

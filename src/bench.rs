@@ -11,6 +11,7 @@ use std::time::Duration;
 use anyhow::Context;
 
 use crate::config::{self, Depth, RunConfig};
+use crate::engine::stock::Way;
 use crate::engine::{DeviceChoice, DeviceOptions};
 use crate::measure::protocol::{CONFIDENCE, Measured, Protocol, accepted, block_means, judged_times};
 use crate::model::{Dtype, OpenModel};
@@ -79,19 +80,31 @@ impl Bench {
     }
 
     fn open(mut rig: Box<dyn Rig>, config: &RunConfig, model: &OpenModel) -> anyhow::Result<Self> {
+        let runs = |way: Way| config.engines.iter().any(|engine| engine == way.name());
+        if runs(Way::KeptPool) && (runs(Way::Eager) || runs(Way::Replayed)) {
+            anyhow::bail!(
+                "{} sets the one memory pool of a process, and all engines of a bench are in one; name it alone, or use `hbmark run`",
+                Way::KeptPool.name()
+            );
+        }
         let mut report = crate::begin(rig.as_mut(), config, model, "cargo bench", &mut Stages)?;
         let mut protocol = Protocol { name: "criterion", looks: &[SAMPLES], ..Protocol::quick(config.seed) };
         let (mut opened, mut cells) = (Vec::new(), Vec::new());
         for series in series::all(config, model) {
             let loaded = series::open(rig.as_mut(), config, model, &series, &mut report, &mut Stages)?;
-            let Some(loaded) = loaded else {
-                let why = report.cells.last().and_then(|cell| cell.reason.clone()).unwrap_or_default();
-                anyhow::bail!("{} as {} cannot be measured: {why}", series.engine, series.dtype);
-            };
+            // Its cells are in the report, with the reason.
+            let Some(loaded) = loaded else { continue };
             protocol.canary_tolerance = protocol.canary_tolerance.max(loaded.canary_tolerance);
-            let possible = loaded.split_off_impossible(&mut report);
+            let mut possible = loaded.split_off_impossible(&mut report);
+            if Way::of(&series.engine) == Some(Way::Replayed) {
+                possible = loaded.split_off_unreplayable(rig.as_mut(), &series, possible, &mut report)?;
+            }
             cells.extend(possible.into_iter().map(|cell| (opened.len(), cell)));
             opened.push((series.number, loaded));
+        }
+        if cells.is_empty() {
+            let reason = report.cells.iter().find_map(|cell| cell.reason.clone()).unwrap_or_default();
+            anyhow::bail!("no cell of this grid can run: {reason}");
         }
         report.protocol = Some(protocol.summary());
         Ok(Self {
@@ -240,7 +253,10 @@ fn config_from(get: &dyn Fn(&str) -> Option<String>) -> anyhow::Result<RunConfig
     Ok(RunConfig {
         model: or("HBMARK_MODEL", config::DEFAULT_MODEL),
         revision: None,
-        engines: config::parse_engines(&or("HBMARK_ENGINE", config::default_engines(device)))?,
+        engines: config::with_replay(
+            config::parse_engines(&or("HBMARK_ENGINE", config::default_engines()))?,
+            device,
+        ),
         device,
         dtypes,
         phases,

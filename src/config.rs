@@ -7,6 +7,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use crate::engine::stock::Way;
 use crate::engine::{DeviceChoice, DeviceOptions};
 use crate::model::Dtype;
 use crate::report::{KvFill, Phase};
@@ -25,11 +26,21 @@ pub fn default_grid(device: DeviceChoice) -> (&'static str, &'static str) {
 
 /// The engines that run when none is named: what people get, and beside it what the hardware could give.
 #[must_use]
-pub fn default_engines(device: DeviceChoice) -> &'static str {
-    match device {
-        DeviceChoice::Cpu => "stock,native",
-        DeviceChoice::Cuda(_) => "stock",
+pub fn default_engines() -> &'static str {
+    "stock,native"
+}
+
+/// The engines of a run: on a GPU `stock` brings its replay, so that what it spends on launches is known.
+#[must_use]
+pub fn with_replay(mut engines: Vec<String>, device: DeviceChoice) -> Vec<String> {
+    let replay = Way::Replayed.name();
+    let stock = engines.iter().position(|engine| engine == Way::Eager.name());
+    if let (Some(stock), DeviceChoice::Cuda(_)) = (stock, device)
+        && !engines.iter().any(|engine| engine == replay)
+    {
+        engines.insert(stock + 1, replay.to_owned());
     }
+    engines
 }
 
 /// The largest number an axis takes; beyond it a typing error is likelier than a wish.
@@ -50,7 +61,7 @@ pub enum ConfigError {
 }
 
 /// The engines of this build.
-pub const ENGINES: &[&str] = &["stock", "native"];
+pub const ENGINES: &[&str] = &["stock", "native", "stock-graph", "stock-pool"];
 
 /// Checks a list of engine names.
 ///
@@ -200,8 +211,21 @@ mod tests {
     }
 
     #[test]
+    fn stock_brings_its_replay_on_a_gpu_and_only_there() {
+        let given = || parse_engines("stock,native").unwrap();
+        assert_eq!(with_replay(given(), DeviceChoice::Cuda(0)), ["stock", "stock-graph", "native"]);
+        assert_eq!(with_replay(given(), DeviceChoice::Cpu), ["stock", "native"]);
+        let twice = parse_engines("stock-graph,stock").unwrap();
+        assert_eq!(with_replay(twice.clone(), DeviceChoice::Cuda(0)), twice);
+        assert_eq!(with_replay(vec!["native".into()], DeviceChoice::Cuda(0)), ["native"]);
+    }
+
+    #[test]
     fn an_unknown_engine_is_named() {
         let error = parse_engines("stock,warp").unwrap_err().to_string();
-        assert_eq!(error, "--engine `warp` is unknown; this build has: stock, native");
+        assert_eq!(
+            error,
+            "--engine `warp` is unknown; this build has: stock, native, stock-graph, stock-pool"
+        );
     }
 }

@@ -3,7 +3,7 @@
 //! Enters: blocks, the cost of a step, ceilings. Leaves: the numbers of a [`CellResult`]. The same code judges a live run and a saved
 //! file, so `hbmark report` recomputes everything right of the samples.
 
-use crate::insight;
+use crate::insight::{self, LaunchCost};
 use crate::measure::protocol::{CONFIDENCE, Measured, accepted, block_means, judged_times};
 use crate::model::Dtype;
 use crate::plan::Cell;
@@ -54,6 +54,12 @@ pub fn recompute(report: &mut Report) {
     let (ceilings, datasheet) = (report.ceilings.clone(), report.datasheet.clone());
     for cell in &mut report.cells {
         judge(cell, ceilings.as_ref(), datasheet.as_ref());
+    }
+    let launches: Vec<Option<LaunchCost>> =
+        report.cells.iter().map(|cell| LaunchCost::of(cell, &report.cells)).collect();
+    for (cell, launches) in report.cells.iter_mut().zip(launches) {
+        cell.launch_cost_ns = launches.map(|launches| launches.cost_ns);
+        cell.launch_share = launches.map(|launches| launches.share);
     }
     report.fits = fits(report);
     report.ladders = insight::ladders(report);

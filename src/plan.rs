@@ -5,14 +5,12 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::engine::stock::Way;
 use crate::engine::{Capabilities, DeviceChoice};
 use crate::model::Dtype;
 use crate::report::{Phase, cell_id};
 use crate::roofline::{Ledger, StepCost, StepShape, StockBackend};
 use crate::units::Bytes;
-
-/// The engine whose traffic and memory are known from its code: candle's own forward.
-const STOCK: &str = "stock";
 
 /// One point of the grid.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -42,7 +40,12 @@ impl Cell {
     }
 }
 
-/// The cells of one engine and dtype: phases outermost, then batch, then context.
+/// Whether an engine times steps of one kind alone: a prefill hides its launches behind its kernels, so it is not replayed.
+fn only_decodes(engine: &str) -> bool {
+    Way::of(engine) == Some(Way::Replayed)
+}
+
+/// The cells of one engine and dtype: phases outermost, then batch, then context. Of several phases an engine has those that it can.
 #[must_use]
 pub fn cells(
     engine: &str,
@@ -52,7 +55,8 @@ pub fn cells(
     contexts: &[usize],
 ) -> Vec<Cell> {
     let mut cells = Vec::with_capacity(phases.len() * batches.len() * contexts.len());
-    for &phase in phases {
+    let decodes = only_decodes(engine) && phases.contains(&Phase::Decode);
+    for &phase in phases.iter().filter(|phase| !decodes || **phase == Phase::Decode) {
         for &batch in batches {
             for &context in contexts {
                 cells.push(Cell { phase, engine: engine.to_owned(), dtype, batch, context });
@@ -72,6 +76,9 @@ pub fn obstacle(
     predicted: Bytes,
     available: Option<Bytes>,
 ) -> Option<String> {
+    if cell.phase == Phase::Prefill && only_decodes(&cell.engine) {
+        return Some(format!("{} replays decode steps alone; a prefill hides its launches", cell.engine));
+    }
     if cell.batch > capabilities.max_batch {
         return Some(format!(
             "batch {} is above the engine's limit of {}",
@@ -107,12 +114,12 @@ fn stock_backend(device: DeviceChoice) -> StockBackend {
     }
 }
 
-/// The cost of a cell's step, with what the engine's code is known to move beside it. Only candle's was read; an engine that
-/// counts its own bytes says them after a step.
+/// The cost of a cell's step, with what the engine's code is known to move beside it. Only candle's was read,
+/// whichever way it is run; an engine that counts its own bytes says them after a step.
 #[must_use]
 pub fn cost(ledger: &Ledger, cell: &Cell, device: DeviceChoice) -> StepCost {
     let mut cost = ledger.step(shape(cell));
-    if cell.engine == STOCK {
+    if Way::of(&cell.engine).is_some() {
         cost.bytes.as_implemented = ledger.stock_bytes(shape(cell), stock_backend(device));
     }
     cost
@@ -122,7 +129,7 @@ pub fn cost(ledger: &Ledger, cell: &Cell, device: DeviceChoice) -> StepCost {
 #[must_use]
 pub fn needed(ledger: &Ledger, cell: &Cell, device: DeviceChoice) -> Bytes {
     let stock = || ledger.stock_memory(shape(cell), stock_backend(device));
-    let known = if cell.engine == STOCK { stock() } else { None };
+    let known = Way::of(&cell.engine).and_then(|_| stock());
     known.unwrap_or_else(|| ledger.memory(shape(cell)))
 }
 
@@ -152,6 +159,20 @@ mod tests {
     #[test]
     fn ids_are_stable_and_readable() {
         assert_eq!(decode(1, 512).id(), "decode/stock/f32/b1/c512");
+    }
+
+    #[test]
+    fn a_replay_has_decode_cells_and_says_why_it_has_no_others() {
+        let both = [Phase::Prefill, Phase::Decode];
+        let phases = |engine, phases: &[Phase]| -> Vec<Phase> {
+            cells(engine, Dtype::Bf16, phases, &[1], &[8]).iter().map(|cell| cell.phase).collect()
+        };
+        assert_eq!(phases("stock", &both), both);
+        assert_eq!(phases("stock-graph", &both), [Phase::Decode]);
+        assert_eq!(phases("stock-graph", &both[..1]), [Phase::Prefill]);
+        let cell = Cell { phase: Phase::Prefill, engine: "stock-graph".into(), ..decode(1, 8) };
+        let reason = obstacle(&cell, &capabilities(), Bytes(0), None).unwrap();
+        assert_eq!(reason, "stock-graph replays decode steps alone; a prefill hides its launches");
     }
 
     #[test]

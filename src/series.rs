@@ -6,7 +6,7 @@
 use std::cell::RefCell;
 
 use crate::config::RunConfig;
-use crate::engine;
+use crate::engine::{self, EngineError};
 use crate::measure::memory;
 use crate::measure::protocol::{self, Measured, Protocol, Visitor};
 use crate::measure::quality;
@@ -115,6 +115,38 @@ impl Opened {
             report.cells.push(skipped);
         }
         possible
+    }
+
+    /// Puts the cells whose steps cannot be replayed into the report, with the reason, and returns the others. For whoever cannot be
+    /// told while steps are timed.
+    ///
+    /// # Errors
+    /// When the run must end: it was interrupted, or the rig cannot do what it is asked.
+    pub fn split_off_unreplayable(
+        &self,
+        rig: &mut dyn Rig,
+        series: &Series,
+        planned: Vec<Planned>,
+        report: &mut Report,
+    ) -> Result<Vec<Planned>, RunError> {
+        let mut possible = Vec::with_capacity(planned.len());
+        for planned in planned {
+            let order = Order::Rehearse { series: series.number, cell: planned.cell.clone() };
+            let (status, reason) = match insist(rig, &order, &mut crate::Silent)? {
+                Answer::Rehearsed { end: None } => {
+                    possible.push(planned);
+                    continue;
+                }
+                Answer::Rehearsed { end: Some(end) } => (end.status, end.reason),
+                Answer::Lost { reason } => (Status::Failed, reason),
+                _ => return Err(unexpected(&order)),
+            };
+            let Planned { cell, cost, needs, .. } = planned;
+            let mut lost = judge::unmeasured(&cell, self.kv_dtype, &cost, status, Some(reason));
+            lost.memory_predicted_bytes = Some(needs);
+            report.cells.push(lost);
+        }
+        Ok(possible)
     }
 
     /// The judged result of a measured cell.
@@ -341,7 +373,14 @@ pub fn dry_run(config: &RunConfig, model: &OpenModel) -> Result<String, RunError
     let available = memory::available(crate::rig::memory_of(config.device));
     for engine in &config.engines {
         for dtype in config.dtypes_for(engine, model) {
-            let capabilities = engine::capabilities(engine, model, dtype, config.device)?;
+            let capabilities = match engine::capabilities(engine, model, dtype, config.device) {
+                Ok(capabilities) => capabilities,
+                Err(error @ EngineError::Unsupported { .. }) if config.engines.len() > 1 => {
+                    let _ = writeln!(text, "{engine}, {dtype}: skip: {error}");
+                    continue;
+                }
+                Err(error) => return Err(error.into()),
+            };
             let ledger = Ledger::new(
                 &model.architecture,
                 &model.inventory(dtype),

@@ -69,7 +69,10 @@ fn lists_batches_and_contexts_are_checked_before_anything_runs() {
     refused(&["run", "--batch", "0"], "--batch `0`: 0 is not allowed");
     refused(&["run", "--context", "8..1"], "runs backwards");
     refused(&["run", "--dtype", "f8"], "`f8` is not one of");
-    refused(&["run", "--engine", "warp"], "`warp` is unknown; this build has: stock, native");
+    refused(
+        &["run", "--engine", "warp"],
+        "`warp` is unknown; this build has: stock, native, stock-graph, stock-pool",
+    );
     refused(&["run", "--device", "tpu"], "wanted cpu, cuda or cuda:N");
     refused(&["predict", "--gpu", "voodoo2"], "voodoo2");
 }
@@ -99,7 +102,7 @@ fn a_dtype_that_native_has_not_is_refused_with_those_it_has() {
     }
     refused(
         &["logits", "--tokens", "1", "--engine", "warp"],
-        "`warp` is unknown; this build has: stock, native",
+        "`warp` is unknown; this build has: stock, native, stock-graph, stock-pool",
     );
 }
 

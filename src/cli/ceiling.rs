@@ -79,14 +79,35 @@ fn table(output: &Output) -> String {
     let bandwidth = |v: f64| BytesPerSecond(v).to_string();
     let promised = sheet.map(|s| s.bandwidth_bytes_per_s);
     row("read", &c.read_bytes_per_s, &bandwidth, promised);
+    let gpu = c.gpu.clone().unwrap_or_default();
+    if let Some(write) = &gpu.write_bytes_per_s {
+        row("write", write, &bandwidth, promised);
+    }
     row("copy", &c.copy_bytes_per_s, &bandwidth, promised);
     row("triad", &c.triad_bytes_per_s, &bandwidth, promised);
+    if let Some(cached) = &gpu.cache_read_bytes_per_s {
+        row("read, L2", cached, &bandwidth, None);
+    }
     for (dtype, spread) in &c.gemm_flops_per_s {
         let promised = sheet.and_then(|s| s.dense_flops_per_s.get(dtype)).copied();
-        row(&format!("gemm {dtype}"), spread, &|v| FlopsPerSecond(v).to_string(), promised);
+        let rate = |v: f64| FlopsPerSecond(v).to_string();
+        row(&format!("gemm {dtype}"), spread, &rate, promised);
+        if let Some(sustained) = gpu.sustained_gemm_flops_per_s.get(dtype) {
+            row("  sustained", sustained, &rate, promised);
+        }
     }
-    if let Some(launch) = &c.launch_ns {
-        row("launch", launch, &|v| Nanos(v).to_string(), None);
+    let time = |v: f64| Nanos(v).to_string();
+    for (name, found) in [("launch", &c.launch_ns), ("graph node", &gpu.graph_node_ns)] {
+        if let Some(found) = found {
+            row(name, found, &time, None);
+        }
+    }
+    for (name, found) in
+        [("host to GPU", &gpu.host_to_device_bytes_per_s), ("GPU to host", &gpu.device_to_host_bytes_per_s)]
+    {
+        if let Some(found) = found {
+            row(name, found, &bandwidth, None);
+        }
     }
     let _ = write!(text, "\nread: {}; bandwidth over {}", c.read_configuration, c.working_set_bytes);
     if let Some(cache) = c.last_cache_bytes {
@@ -94,4 +115,55 @@ fn table(output: &Output) -> String {
     }
     text.push_str("; copy counts both directions, triad three streams\n");
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::hand_made;
+    use crate::roofline::GpuCeilings;
+
+    #[test]
+    fn a_gpu_has_its_own_rows_and_a_cpu_has_not() {
+        let report = hand_made::report();
+        let spread = |median: f64| Spread { median, low: median * 0.9, high: median * 1.1 };
+        let mut output = Output {
+            device: "cuda:0".into(),
+            ceilings: report.ceilings.unwrap(),
+            datasheet: None,
+            environment: report.environment,
+        };
+        let plain = table(&output);
+        output.ceilings.launch_ns = Some(spread(2_500.0));
+        output.ceilings.gpu = Some(GpuCeilings {
+            write_bytes_per_s: Some(spread(3e12)),
+            cache_read_bytes_per_s: Some(spread(9e12)),
+            sustained_gemm_flops_per_s: [("bf16".to_owned(), spread(6e14))].into(),
+            graph_node_ns: Some(spread(1_300.0)),
+            host_to_device_bytes_per_s: Some(spread(5e10)),
+            device_to_host_bytes_per_s: Some(spread(4e10)),
+        });
+        let rows = |text: &str| -> Vec<String> {
+            let names = text.lines().map(|line| line.get(..12).unwrap_or("").trim_end().to_owned());
+            names.skip(3).take_while(|name| !name.is_empty()).collect()
+        };
+        assert_eq!(rows(&plain), ["read", "copy", "triad", "gemm bf16", "gemm f32"]);
+        assert_eq!(
+            rows(&table(&output)),
+            [
+                "read",
+                "write",
+                "copy",
+                "triad",
+                "read, L2",
+                "gemm bf16",
+                "  sustained",
+                "gemm f32",
+                "launch",
+                "graph node",
+                "host to GPU",
+                "GPU to host"
+            ]
+        );
+    }
 }

@@ -27,8 +27,8 @@ use crate::{Finished, RunError};
 pub struct Args {
     #[command(flatten)]
     model: ModelArgs,
-    /// Engines, comma-separated: stock (candle's own kernels), native (hbmark's own) [default: stock,native on a CPU,
-    /// stock on a GPU].
+    /// Engines, comma-separated: stock (candle's own kernels), native (hbmark's own); on a GPU also stock-graph (candle's kernels replayed from
+    /// a recording: what launches cost), which `stock` brings along, and stock-pool (its memory pool kept) [default: stock,native].
     #[arg(long, env = "HBMARK_ENGINE")]
     engine: Option<String>,
     #[command(flatten)]
@@ -58,6 +58,9 @@ pub struct Args {
     /// CUDA: keep the memory pool's pages between steps (a labelled deviation from candle's default).
     #[arg(long)]
     keep_memory_pool: bool,
+    /// CUDA: run `stock` without its replay beside it.
+    #[arg(long)]
+    no_replay: bool,
     /// Break each step down per operation (time, bytes, share of the ceiling), in an extra untimed pass.
     #[arg(long)]
     show_ops: bool,
@@ -103,9 +106,7 @@ impl Args {
         Ok(RunConfig {
             model: self.model.model.clone(),
             revision: self.model.revision.clone(),
-            engines: config::parse_engines(
-                self.engine.as_deref().unwrap_or(config::default_engines(device)),
-            )?,
+            engines: config::parse_engines(self.engine.as_deref().unwrap_or(config::default_engines()))?,
             device,
             dtypes: match &self.dtype {
                 Some(given) => parse_dtypes("dtype", given)?,
@@ -129,6 +130,16 @@ impl Args {
             out: self.out.clone(),
         })
     }
+
+    /// The same, with the series that a run adds by itself.
+    fn with_replay(&self) -> anyhow::Result<RunConfig> {
+        let config = self.config()?;
+        if self.no_replay {
+            return Ok(config);
+        }
+        let engines = config::with_replay(config.engines, config.device);
+        Ok(RunConfig { engines, ..config })
+    }
 }
 
 /// Settings of this program and not of what is measured: they may change when a run goes on.
@@ -144,7 +155,7 @@ struct Ready {
 
 pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
     if args.dry_run {
-        let config = args.config()?;
+        let config = args.with_replay()?;
         let model = open(&config)?;
         print(&crate::dry_run(&config, &model)?)?;
         return Ok(Outcome::Complete);
@@ -171,7 +182,7 @@ fn open(config: &RunConfig) -> anyhow::Result<OpenModel> {
 
 /// A run from its beginning.
 fn start(args: &Args) -> anyhow::Result<Ready> {
-    let config = args.config()?;
+    let config = args.with_replay()?;
     let (model, command) = (Rc::new(open(&config)?), command_line());
     let journal = match &config.out {
         Some(folder) => {
@@ -205,11 +216,11 @@ fn resume(args: &Args, folder: &Path) -> anyhow::Result<Ready> {
 fn same_settings(args: &Args, folder: &Path, was: &RunConfig) -> anyhow::Result<()> {
     let matches = <super::Cli as clap::CommandFactory>::command().get_matches();
     let Some(given) = matches.subcommand_matches("run") else { return Ok(()) };
-    let (was, is) = (as_map(was), as_map(&args.config()?));
+    let (was, is) = (as_map(was), as_map(&args.with_replay()?));
     for id in given.ids().map(clap::Id::as_str) {
         let chosen = given.value_source(id).is_some_and(|source| source != ValueSource::DefaultValue);
         let key = match id {
-            "engine" => "engines",
+            "engine" | "no_replay" => "engines",
             "dtype" => "dtypes",
             "phase" => "phases",
             "batch" => "batches",

@@ -1,19 +1,40 @@
 //! `hbmark verify`.
 
+use std::path::PathBuf;
+
 use clap::Args as ClapArgs;
+use serde::Serialize;
 
 use super::axes::DeviceArgs;
 use super::{Outcome, print, print_json};
+use crate::measure::environment::Environment;
 use crate::verify::Check;
 
 #[derive(Debug, ClapArgs)]
-#[command(after_help = "Example:\n  hbmark verify --device cuda")]
+#[command(
+    after_help = "Examples:\n  hbmark verify --device cuda\n  hbmark verify --device cuda --output verify.json"
+)]
 pub struct Args {
     #[command(flatten)]
     device: DeviceArgs,
     /// text or json.
     #[arg(long, default_value = "text", value_parser = ["text", "json"])]
     format: String,
+    /// Also write the checks, the machine and the revision into this file: JSON where its name ends in .json, text otherwise.
+    #[arg(long, value_name = "FILE")]
+    output: Option<PathBuf>,
+}
+
+/// What is kept of a verification.
+#[derive(Debug, Serialize)]
+struct Kept<'a> {
+    command: String,
+    finished_at: String,
+    device: String,
+    passed: usize,
+    failed: usize,
+    checks: &'a [Check],
+    environment: Environment,
 }
 
 /// One check on one line.
@@ -25,6 +46,11 @@ pub(super) fn line(check: &Check) -> String {
 pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
     crate::threads::limit(args.device.threads.map(|t| t as usize));
     let device = args.device.choice()?;
+    if let Some(file) = &args.output {
+        // Before minutes of checks, and not after them.
+        let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty());
+        super::prepare_folder(folder.unwrap_or(std::path::Path::new(".")))?;
+    }
     let json = args.format == "json";
     let mut broken = None;
     let checks = crate::verify::verify(device, &mut |check| {
@@ -36,14 +62,81 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
         return Err(error);
     }
     let failed = checks.iter().filter(|c| !c.passed).count();
+    let kept = Kept {
+        command: super::run::command_line(),
+        finished_at: crate::report::now_utc(),
+        device: device.to_string(),
+        passed: checks.len() - failed,
+        failed,
+        checks: &checks,
+        environment: Environment::collect(device.gpu()),
+    };
     if json {
         print_json(&checks)?;
     } else {
-        print(&format!(
-            "\n{} checks on {device}: {} passed, {failed} failed",
-            checks.len(),
-            checks.len() - failed
-        ))?;
+        print(&format!("\n{}", kept.sum()))?;
+    }
+    if let Some(file) = &args.output {
+        let as_json = file.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("json"));
+        let text = if as_json { serde_json::to_string_pretty(&kept)? } else { kept.text() };
+        crate::files::write_whole(file, &text)?;
+        anstream::eprintln!("saved {}", file.display());
     }
     Ok(if failed == 0 { Outcome::Complete } else { Outcome::SomeCellsFailed })
+}
+
+impl Kept<'_> {
+    fn sum(&self) -> String {
+        let count = self.checks.len();
+        format!("{count} checks on {}: {} passed, {} failed", self.device, self.passed, self.failed)
+    }
+
+    fn text(&self) -> String {
+        let gpu = self.environment.gpu.as_ref().and_then(|gpu| gpu.name.as_deref());
+        let product = gpu.or(self.environment.cpu.model.as_deref()).unwrap_or("unknown product");
+        let revision = self.environment.build.git_revision.as_deref().unwrap_or("unknown");
+        let mut text = format!(
+            "{}\n{} · {product}\nrevision {revision} · {}\n\n",
+            self.command, self.device, self.finished_at
+        );
+        for check in self.checks {
+            text.push_str(&line(check));
+            text.push('\n');
+        }
+        text.push('\n');
+        text.push_str(&self.sum());
+        text.push('\n');
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::hand_made;
+
+    #[test]
+    fn what_is_kept_says_what_ran_where_and_each_verdict() {
+        let check = |name: &str, passed| Check {
+            area: "timer",
+            name: name.into(),
+            passed,
+            detail: "wanted 1, found 2".into(),
+        };
+        let checks = [check("a clock", true), check("a spin", false)];
+        let kept = Kept {
+            command: "hbmark verify".into(),
+            finished_at: "2026-01-02T03:04:05Z".into(),
+            device: "cuda:0".into(),
+            passed: 1,
+            failed: 1,
+            checks: &checks,
+            environment: hand_made::report().environment,
+        };
+        let text = kept.text();
+        assert!(text.starts_with("hbmark verify\ncuda:0 · "), "{text}");
+        assert!(text.contains("2026-01-02T03:04:05Z"), "{text}");
+        assert!(text.contains("\nFAIL  timer             a spin "), "{text}");
+        assert!(text.ends_with("\n2 checks on cuda:0: 1 passed, 1 failed\n"), "{text}");
+    }
 }

@@ -36,9 +36,8 @@ pub fn open(index: u32, options: DeviceOptions) -> Result<Backend, EngineError> 
     unsafe { device.disable_event_tracking() };
     let stream = device.cuda_stream();
     let pool = MemoryPool::of(stream.context()).map_err(failed)?;
-    if options.keep_memory_pool {
-        pool.keep_all().map_err(failed)?;
-    }
+    // Said either way: the pool is the device's, and the session before this one may have set it.
+    pool.keep(if options.keep_memory_pool { u64::MAX } else { 0 }).map_err(failed)?;
     Ok(Backend {
         device: Device::Cuda(device),
         timeline: Box::new(EventTimeline::new(stream, &name)),
@@ -114,9 +113,9 @@ impl MemoryPool {
         unsafe { sys::cuMemPoolSetAttribute(self.pool, attribute, (&raw mut value).cast()) }.result()
     }
 
-    /// Keeps freed pages in the pool across synchronisations.
-    fn keep_all(&self) -> Result<(), DriverError> {
-        self.set(sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, u64::MAX)
+    /// How many freed bytes stay in the pool across synchronisations.
+    fn keep(&self, bytes: u64) -> Result<(), DriverError> {
+        self.set(sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, bytes)
     }
 
     /// The most that was in use since the last call.

@@ -11,6 +11,7 @@ pub mod device;
 pub mod failure;
 pub mod native;
 mod open;
+pub mod replay;
 pub mod scripted;
 pub mod stock;
 pub mod timeline;
@@ -226,6 +227,8 @@ pub enum EngineError {
     OutOfMemory { device: String, detail: String },
     #[error("the {engine} engine does not run {what}: {why}")]
     Unsupported { engine: String, what: String, why: String },
+    #[error("{engine} cannot replay this step: {why}")]
+    NotReplayed { engine: String, why: String },
     #[error("the grammar of request {request} cannot go on: {detail}")]
     Grammar { request: usize, detail: String },
     #[error("no step has run yet, so there is nothing to read")]

@@ -3,7 +3,7 @@
 //! Enters: a name, an opened model, a dtype and a device. Leaves: a [`Session`], or what the engine cannot do. One arm per engine.
 
 use super::native;
-use super::stock::{self, StockSession};
+use super::stock::{self, StockSession, Way};
 use super::{Backend, Capabilities, DeviceChoice, DeviceOptions, EngineError, Session, failure};
 use crate::model::{Dtype, OpenModel, Weights};
 use crate::units::Bytes;
@@ -31,18 +31,23 @@ pub fn open(
     if engine == native::NAME {
         return native::open(model, dtype, device, options, &mut tensor_loaded);
     }
-    let backend = Backend::open(device, options)?;
+    let way = Way::of(engine).unwrap_or(Way::Eager);
+    let keep_memory_pool = options.keep_memory_pool || way == Way::KeptPool;
+    let backend = Backend::open(device, DeviceOptions { keep_memory_pool, ..options })?;
     let weights = model.load(dtype, &backend.device, &mut tensor_loaded);
-    match weights.map_err(|error| failure::of_loading(&backend.name, error))? {
+    let session = match weights.map_err(|error| failure::of_loading(&backend.name, error))? {
         Weights::Tensors { tensors, inventory } => {
-            let architecture = model.architecture.clone();
-            Ok(Box::new(StockSession::new(architecture, tensors, inventory, dtype, backend)?))
+            StockSession::new(model.architecture.clone(), tensors, inventory, dtype, backend)?
         }
         Weights::Gguf { content, mut file, inventory } => {
-            let architecture = model.architecture.clone();
-            Ok(Box::new(StockSession::from_gguf(architecture, *content, &mut file, inventory, backend)?))
+            StockSession::from_gguf(model.architecture.clone(), *content, &mut file, inventory, backend)?
         }
+    };
+    #[cfg(feature = "cuda")]
+    if way == Way::Replayed {
+        return Ok(Box::new(super::replay::Replayed::new(session, way.name())));
     }
+    Ok(Box::new(session.named(way)))
 }
 
 /// What an engine could do with a model, without loading it.
@@ -55,14 +60,15 @@ pub fn capabilities(
     dtype: Dtype,
     device: DeviceChoice,
 ) -> Result<Capabilities, EngineError> {
-    match engine {
-        "stock" => {
-            if !model.is_gguf() {
-                stock::candle_dtype(dtype)?;
-            }
-            let limits = stock::limits(&model.architecture, model.is_gguf())?;
-            Ok(stock::capabilities(limits, &device.to_string()))
+    if let Some(way) = Way::of(engine) {
+        way.check(device)?;
+        if !model.is_gguf() {
+            stock::candle_dtype(dtype)?;
         }
+        let limits = stock::limits(&model.architecture, model.is_gguf())?;
+        return Ok(stock::capabilities(way, limits, &device.to_string()));
+    }
+    match engine {
         native::NAME => {
             native::check(&model.architecture, dtype)?;
             native::check_device(&model.architecture, dtype, device)?;
@@ -108,7 +114,7 @@ pub fn open_reference(
     loaded: &mut dyn FnMut(Bytes, Bytes),
 ) -> Result<Option<Box<dyn Session>>, EngineError> {
     match dtype {
-        Dtype::F32 if engine == "stock" => Ok(None),
+        Dtype::F32 if Way::of(engine).is_some() => Ok(None),
         Dtype::F32 | Dtype::Bf16 | Dtype::F16 if !model.is_gguf() => {
             open("stock", model, Dtype::F32, device, options, loaded).map(Some).or_else(|error| match error {
                 // What candle does not run as its authors meant it is no reference.

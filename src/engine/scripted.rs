@@ -8,6 +8,7 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
+use super::replay::Recordable;
 use super::{
     Capabilities, EngineError, Mark, MemoryUse, OperationTime, Ragged, SequenceId, Session, StepBatch,
     Timeline, TimelineKind,
@@ -62,6 +63,9 @@ pub type Script = Box<dyn FnMut(StepInfo) -> Outcome>;
 /// What a profiled step says; told how many were profiled before it.
 pub type Profiler = Box<dyn FnMut(usize) -> Vec<OperationTime>>;
 
+/// What a replayed step does; without one a step cannot be recorded.
+pub type Replay = Box<dyn FnMut() -> Outcome>;
+
 /// A session that follows a script.
 pub struct ScriptedSession {
     clock: VirtualClock,
@@ -79,6 +83,7 @@ pub struct ScriptedSession {
     moved: Option<Bytes>,
     profiler: Profiler,
     profiles: usize,
+    replay: Option<Replay>,
     faults: Faults,
     /// Positions of KV that nobody names any more.
     leaked_positions: usize,
@@ -164,6 +169,7 @@ impl ScriptedSession {
             moved: None,
             profiler: Box::new(|_| Vec::new()),
             profiles: 0,
+            replay: None,
             faults: Faults::default(),
             leaked_positions: 0,
         }
@@ -203,6 +209,13 @@ impl ScriptedSession {
         (held * self.architecture.layers * self.architecture.kv_elements_per_token_and_layer() * 2) as u64
     }
 
+    /// Lets steps be recorded: replayed, they do what this says.
+    #[must_use]
+    pub fn with_replay(mut self, replay: impl FnMut() -> Outcome + 'static) -> Self {
+        self.replay = Some(Box::new(replay));
+        self
+    }
+
     /// Plants a device clock that runs at another rate than the host's.
     #[must_use]
     pub fn with_clock_rate(mut self, rate: f64) -> Self {
@@ -224,10 +237,69 @@ impl ScriptedSession {
         self
     }
 
+    /// Lets time pass and makes up tokens.
+    fn happen(&mut self, batch: &StepBatch, index: usize, outcome: Outcome) -> Result<(), EngineError> {
+        let (device, host, salt) = match outcome {
+            Outcome::Takes { device, host } => (device, host, 0),
+            Outcome::Ahead { device, host } => (device, Nanos((host.0 - device.0).max(0.0)), 0),
+            Outcome::WrongTokens { device } => (device, Nanos(0.0), index + 1),
+            Outcome::NotANumber { device } => {
+                self.nan = true;
+                (device, Nanos(0.0), 0)
+            }
+            Outcome::Fails(error) => return Err(error),
+        };
+        let missing = usize::from(self.faults.loses_a_token && batch.sequences.len() > 1);
+        let answered = batch.sequences.len() - missing;
+        self.tokens = Some(
+            batch
+                .sequences
+                .iter()
+                .take(answered)
+                .map(|s| {
+                    // Of the last token and its position: the same however a prompt is cut.
+                    let last = s.tokens.last().map_or(0, |&t| t as usize);
+                    let position = s.start_position + s.tokens.len();
+                    let token = (last * 31 + position * 17 + salt) % self.architecture.vocab_size;
+                    u32::try_from(token).expect("a vocabulary fits 32 bits")
+                })
+                .collect(),
+        );
+        // The host's share passes after the device mark that follows a step, when the tokens are read.
+        self.host_debt = host;
+        if self.faults.marks_elsewhere {
+            self.host_debt.0 += device.0;
+        } else {
+            self.clock.advance(device);
+        }
+        Ok(())
+    }
+
     /// Sequences whose KV is held.
     #[must_use]
     pub fn held_sequences(&self) -> usize {
         self.lengths.len()
+    }
+}
+
+impl Recordable for ScriptedSession {
+    type Recording = StepBatch;
+
+    fn record(&mut self, batch: &StepBatch) -> Result<StepBatch, EngineError> {
+        match self.replay {
+            Some(_) => Ok(batch.clone()),
+            None => Err(EngineError::Unsupported {
+                engine: "scripted".into(),
+                what: "a recorded step".into(),
+                why: "its script has none".into(),
+            }),
+        }
+    }
+
+    fn replay(&mut self, recording: &StepBatch) -> Result<(), EngineError> {
+        let outcome = self.replay.as_mut().ok_or(EngineError::NothingRan)?();
+        // A step that is replayed is the step it was: only a planted fault gives it an index of its own.
+        self.happen(recording, self.steps, outcome)
     }
 }
 
@@ -265,40 +337,8 @@ impl Session for ScriptedSession {
             }
             *length = sequence.start_position + sequence.tokens.len();
         }
-        let (device, host, salt) = match (self.script)(info) {
-            Outcome::Takes { device, host } => (device, host, 0),
-            Outcome::Ahead { device, host } => (device, Nanos((host.0 - device.0).max(0.0)), 0),
-            Outcome::WrongTokens { device } => (device, Nanos(0.0), info.index + 1),
-            Outcome::NotANumber { device } => {
-                self.nan = true;
-                (device, Nanos(0.0), 0)
-            }
-            Outcome::Fails(error) => return Err(error),
-        };
-        let missing = usize::from(self.faults.loses_a_token && batch.sequences.len() > 1);
-        let answered = batch.sequences.len() - missing;
-        self.tokens = Some(
-            batch
-                .sequences
-                .iter()
-                .take(answered)
-                .map(|s| {
-                    // Of the last token and its position: the same however a prompt is cut.
-                    let last = s.tokens.last().map_or(0, |&t| t as usize);
-                    let position = s.start_position + s.tokens.len();
-                    let token = (last * 31 + position * 17 + salt) % self.architecture.vocab_size;
-                    u32::try_from(token).expect("a vocabulary fits 32 bits")
-                })
-                .collect(),
-        );
-        // The host's share passes after the device mark that follows a step, when the tokens are read.
-        self.host_debt = host;
-        if self.faults.marks_elsewhere {
-            self.host_debt.0 += device.0;
-        } else {
-            self.clock.advance(device);
-        }
-        Ok(())
+        let outcome = (self.script)(info);
+        self.happen(batch, info.index, outcome)
     }
 
     fn logits(&mut self) -> Result<Vec<Vec<f32>>, EngineError> {

@@ -25,6 +25,10 @@ pub enum RungKind {
     Ceiling,
     /// Our own kernels.
     Native,
+    /// Candle's own kernels, replayed from a recording.
+    StockGraph,
+    /// Candle's own forward, its memory pool kept.
+    StockPool,
     /// Candle's own forward.
     Stock,
     /// Any other engine, by its name.
@@ -38,6 +42,8 @@ impl RungKind {
         match engine {
             "native" => Self::Native,
             "stock" => Self::Stock,
+            "stock-graph" => Self::StockGraph,
+            "stock-pool" => Self::StockPool,
             _ => Self::Other,
         }
     }
@@ -74,6 +80,48 @@ pub enum LadderError {
     NotDecode { asked: String },
 }
 
+/// What launching kernels one by one costs: the same kernels timed eagerly and replayed.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct LaunchCost {
+    pub eager_ns: f64,
+    pub replayed_ns: f64,
+    /// Eager less replayed; below zero where the replay was the slower.
+    pub cost_ns: f64,
+    /// Of the eager time.
+    pub share: f64,
+}
+
+impl LaunchCost {
+    /// Of candle's forward at one place and dtype, where both were measured.
+    #[must_use]
+    pub fn of(eager: &CellResult, cells: &[CellResult]) -> Option<Self> {
+        let (eager_ns, dtype) = (trusted_tpot(eager)?, eager.dtype);
+        let same = |cell: &&CellResult| {
+            (cell.phase, cell.batch, cell.context, cell.dtype)
+                == (eager.phase, eager.batch, eager.context, dtype)
+                && RungKind::of_engine(&cell.engine) == RungKind::StockGraph
+        };
+        let eager_kind = RungKind::of_engine(&eager.engine);
+        let replayed_ns = cells.iter().find(same).and_then(trusted_tpot)?;
+        let cost_ns = eager_ns - replayed_ns;
+        (eager_kind == RungKind::Stock).then_some(Self {
+            eager_ns,
+            replayed_ns,
+            cost_ns,
+            share: cost_ns / eager_ns,
+        })
+    }
+}
+
+/// The time of a decode that can be trusted.
+fn trusted_tpot(cell: &CellResult) -> Option<f64> {
+    cell.tpot_ns.filter(|time| is_trusted(cell.status) && time.is_finite() && *time > 0.0)
+}
+
+fn is_trusted(status: Status) -> bool {
+    matches!(status, Status::Ok | Status::NotConverged | Status::NoSteadyState | Status::Disturbed)
+}
+
 /// The rungs of one phase, batch and context.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Ladder {
@@ -81,6 +129,9 @@ pub struct Ladder {
     pub batch: usize,
     pub context: usize,
     pub rungs: Vec<Rung>,
+    /// Where candle's own forward was measured both eagerly and replayed.
+    #[serde(default)]
+    pub launches: Option<LaunchCost>,
     /// One line: where the time went.
     pub story: String,
 }
@@ -110,11 +161,7 @@ pub(super) struct Measured<'a> {
 impl<'a> Measured<'a> {
     /// `None` for a cell without a time that can be trusted.
     fn new(cell: &'a CellResult, report: &Report) -> Option<Self> {
-        let trusted = matches!(
-            cell.status,
-            Status::Ok | Status::NotConverged | Status::NoSteadyState | Status::Disturbed
-        );
-        let step = cell.step_ns.as_ref().filter(|_| trusted)?;
+        let step = cell.step_ns.as_ref().filter(|_| is_trusted(cell.status))?;
         let (time_ns, low, high) = match cell.phase {
             Phase::Decode => (cell.tpot_ns?, cell.tpot_ci_low_ns, cell.tpot_ci_high_ns),
             Phase::Prefill => (step.median, step.ci_low, step.ci_high),
@@ -307,11 +354,14 @@ fn build(
     for rung in &mut climb.rungs {
         rung.share = rung.step_ns / slowest;
     }
+    let stock = selection.iter().find(|m| m.kind == RungKind::Stock);
+    let launches = stock.and_then(|stock| LaunchCost::of(stock.cell, &report.cells));
     Ladder {
+        launches,
         phase: selection[0].cell.phase,
         batch: place.0,
         context: place.1,
-        story: story::tell(selection, lowest, missing, report, place),
+        story: story::tell(selection, lowest, missing, report, launches, place),
         rungs: climb.rungs,
     }
 }

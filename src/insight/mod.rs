@@ -17,7 +17,7 @@ mod targets;
 
 pub use checklist::{Check, Checklist, Outcome, of_foreign, of_report};
 pub use diagnose::{Finding, explain, rule_names};
-pub use ladder::{Ladder, LadderError, Rung, RungKind, TimeScale, ladders, with_external};
+pub use ladder::{Ladder, LadderError, LaunchCost, Rung, RungKind, TimeScale, ladders, with_external};
 pub use serving::{Cost, explain_serving, serving_rule_names};
 
 #[cfg(test)]

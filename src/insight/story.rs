@@ -5,7 +5,7 @@
 
 use std::fmt::Write;
 
-use super::ladder::{KnownFloor, Measured, RungKind, TimeScale, differ, elsewhere};
+use super::ladder::{KnownFloor, LaunchCost, Measured, RungKind, TimeScale, differ, elsewhere};
 use crate::report::{Bound, CellResult, Phase, Report, Status};
 use crate::roofline::{CACHE_MARGIN, CEILING_TOLERANCE};
 
@@ -15,6 +15,7 @@ pub(super) fn tell(
     lowest: Option<&Measured<'_>>,
     missing: &[&CellResult],
     report: &Report,
+    launches: Option<LaunchCost>,
     place: (usize, usize),
 ) -> String {
     let phase = match selection[0].cell.phase {
@@ -28,6 +29,9 @@ pub(super) fn tell(
         Some(sum) => sum,
         None => words.apart(selection),
     });
+    if let Some(launches) = launches {
+        story.push_str(&words.launches(launches));
+    }
     for low in selection.iter().filter(|m| below_floor(m)) {
         let _ = write!(story, "; {}", under_the_floor(low, report));
     }
@@ -81,11 +85,18 @@ fn bound_word(bound: Bound) -> &'static str {
     }
 }
 
-/// What an engine adds to its floor.
-fn loss_of(measured: &Measured<'_>) -> String {
+/// What an engine adds to its floor, or to the same kernels run another way on a rung above.
+fn loss_of(measured: &Measured<'_>, above: &[Measured<'_>]) -> String {
+    let has = |kind| above.iter().any(|m| m.kind == kind && m.cell.dtype == measured.cell.dtype);
     match measured.kind {
         RungKind::Native => "our kernels' loss".to_owned(),
-        RungKind::Stock => "candle's kernels and copies".to_owned(),
+        RungKind::Stock if has(RungKind::StockPool) => "what its memory pool gives back and takes".to_owned(),
+        RungKind::Stock | RungKind::StockPool if has(RungKind::StockGraph) => {
+            "launches, kernel by kernel".to_owned()
+        }
+        RungKind::StockGraph | RungKind::StockPool | RungKind::Stock => {
+            "candle's kernels and copies".to_owned()
+        }
         RungKind::External => format!("the rest of {}", measured.cell.engine),
         _ => format!("what {} adds", measured.cell.engine),
     }
@@ -125,7 +136,7 @@ impl Words {
         let mut parts = vec![format!("{} is {}", self.time(base.time_ns), Self::floor(base, lowest.cell))];
         let (mut level, mut floor_now) = (base.time_ns, base.time_ns);
         let mut losses = Vec::with_capacity(selection.len());
-        for measured in selection {
+        for (index, measured) in selection.iter().enumerate() {
             let floor = measured.floor?;
             if differ(floor.time_ns, floor_now) {
                 let extra = floor.time_ns - floor_now;
@@ -145,11 +156,21 @@ impl Words {
                 return None;
             }
             let noise = if loss < 0.0 { " (within the noise of the ceiling)" } else { "" };
-            losses.push(format!("{} {}{noise}", self.time(loss), loss_of(measured)));
+            losses.push(format!("{} {}{noise}", self.time(loss), loss_of(measured, &selection[..index])));
             level = measured.time_ns;
         }
         parts.append(&mut losses);
         Some(format!("of {}'s {}, {}", last.cell.engine, self.time(last.time_ns), parts.join(", ")))
+    }
+
+    /// What of candle's step is launches.
+    fn launches(&self, launches: LaunchCost) -> String {
+        let (eager, replayed) = (self.time(launches.eager_ns), self.time(launches.replayed_ns));
+        if launches.cost_ns < 0.0 {
+            return format!("; stock takes {eager} eager and {replayed} replayed, so no launch cost is seen");
+        }
+        let share = launches.share * 100.0;
+        format!("; {share:.1} % of stock is launches ({eager} eager less {replayed} replayed)")
     }
 
     /// Every engine over its own floor, and who is slower.

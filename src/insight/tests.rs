@@ -191,6 +191,66 @@ fn a_cell_that_cannot_be_trusted_has_no_rung_and_is_named() {
     );
 }
 
+/// Candle's forward, its replay and our kernels in one dtype, as on a GPU.
+fn whole_ladder(stock_ms: f64, replayed_ms: f64) -> Vec<CellResult> {
+    let bf16 = |engine, time_ms| cell(engine, Dtype::Bf16, 51.4, time_ms);
+    vec![bf16("stock", stock_ms), bf16("stock-graph", replayed_ms), bf16("native", 54.4)]
+}
+
+#[test]
+fn candles_step_is_split_into_its_kernels_and_its_launches() {
+    let ladder = only(whole_ladder(163.0, 90.0));
+    let wanted = [("ceiling", 514), ("native", 30), ("stock-graph", 356), ("stock", 730)];
+    assert_eq!(adds(&ladder), named(&wanted));
+    let launches = ladder.launches.unwrap();
+    assert!((launches.cost_ns - 73.0 * MS).abs() < 1.0 && (launches.share - 73.0 / 163.0).abs() < 1e-12);
+    assert_eq!(
+        ladder.story,
+        "decode b1 c128: of stock's 163.0 ms, 51.4 ms is the memory floor of bf16, 3.0 ms our kernels' loss, \
+         35.6 ms candle's kernels and copies, 73.0 ms launches, kernel by kernel; \
+         44.8 % of stock is launches (163.0 ms eager less 90.0 ms replayed)"
+    );
+}
+
+#[test]
+fn a_kept_memory_pool_stands_between_the_replay_and_the_forward_as_it_is() {
+    let mut cells = whole_ladder(163.0, 90.0);
+    cells.push(cell("stock-pool", Dtype::Bf16, 51.4, 150.0));
+    let ladder = only(cells);
+    let wanted =
+        [("ceiling", 514), ("native", 30), ("stock-graph", 356), ("stock-pool", 600), ("stock", 130)];
+    assert_eq!(adds(&ladder), named(&wanted));
+    assert!(ladder.story.contains("13.0 ms what its memory pool gives back and takes"), "{}", ladder.story);
+}
+
+#[test]
+fn a_replay_that_is_no_faster_shows_no_launch_cost_and_hides_nothing() {
+    let ladder = only(whole_ladder(163.0, 165.0));
+    assert!(ladder.launches.unwrap().cost_ns < 0.0);
+    assert!(ladder.story.contains("so no launch cost is seen"), "{}", ladder.story);
+}
+
+#[test]
+fn there_is_no_launch_cost_without_both_at_one_dtype_and_place() {
+    let without = |change: fn(&mut CellResult)| {
+        let mut cells = whole_ladder(163.0, 90.0);
+        change(&mut cells[1]);
+        let mut report = Report { cells, ..hand_made::report() };
+        judge::recompute(&mut report);
+        (report.ladders[0].launches, report.cells[0].launch_share)
+    };
+    assert!(without(|_| {}).1.is_some(), "the stock cell has it too");
+    assert_eq!(without(|cell| cell.dtype = Dtype::F16), (None, None));
+    assert_eq!(without(|cell| cell.context = 256), (None, None));
+    assert_eq!(without(|cell| cell.status = Status::Invalid), (None, None));
+    let lost = without(|cell| {
+        cell.status = Status::Skipped;
+        cell.reason = Some("stock-graph cannot replay this step: a copy".into());
+        cell.tpot_ns = None;
+    });
+    assert_eq!(lost, (None, None));
+}
+
 #[test]
 fn a_disturbed_cell_keeps_its_rung_and_its_status() {
     let ladder = only(vec![CellResult { status: Status::Disturbed, ..native(54.4) }]);

@@ -134,7 +134,8 @@ impl CellInput {
     }
 
     /// The step that is timed, again and again.
-    pub(super) fn step(&self) -> &StepBatch {
+    #[must_use]
+    pub fn step(&self) -> &StepBatch {
         &self.step
     }
 

@@ -526,7 +526,7 @@ fn visit_reference<V: Visitor>(
     let Some(index) = states.iter().position(first) else { return Ok(None) };
     let state = &mut states[index];
     let Some(steps) = state.steps else { return Ok(None) };
-    if matches!(state.measured.status, Status::Oom | Status::Failed | Status::Invalid) {
+    if matches!(state.measured.status, Status::Oom | Status::Failed | Status::Invalid | Status::Skipped) {
         return Ok(None);
     }
     let cell = state.measured.cell.clone();

@@ -1,6 +1,7 @@
 //! The rules of the protocol, each with the fault it is for planted on the scripted device.
 
 use super::*;
+use crate::engine::replay::Replayed;
 use crate::engine::scripted::{Outcome, Script, ScriptedSession, StepInfo, VirtualClock};
 use crate::model::{Dtype, test_shapes};
 use crate::units::Nanos;
@@ -347,4 +348,38 @@ fn merged_block_means_weigh_every_step_alike_and_leave_rejected_blocks_out() {
         [2.0],
         "two blocks of four steps, and a third left out"
     );
+}
+
+#[test]
+fn the_same_protocol_measures_a_session_and_its_replay() {
+    let median = |replayed: bool| {
+        let clock = VirtualClock::default();
+        let scripted = session(&clock, |_| takes(9.0)).with_replay(|| takes(4.0));
+        let mut session: Box<dyn Session> =
+            if replayed { Box::new(Replayed::new(scripted, "stock-graph")) } else { Box::new(scripted) };
+        let cells = [decode(1, 64), decode(2, 64)];
+        let (measured, _) =
+            run(session.as_mut(), &cells, &Protocol::quick(7), &mut NoWitness, true, &mut |_| {});
+        assert!(measured.iter().all(|m| m.status == Status::Ok), "{measured:?}");
+        crate::stats::median(&measured[1].blocks[0].step_ns)
+    };
+    assert_eq!([median(false), median(true)].map(f64::to_bits), [9e6f64, 4e6].map(f64::to_bits));
+}
+
+#[test]
+fn a_cell_whose_step_cannot_be_replayed_says_why_and_the_others_go_on() {
+    let clock = VirtualClock::default();
+    let mut replays = 0;
+    // The second cell that is recorded gives other tokens.
+    let scripted = session(&clock, |_| takes(9.0)).with_replay(move || {
+        replays += 1;
+        if replays == 2 { Outcome::WrongTokens { device: Nanos(4e6) } } else { takes(4.0) }
+    });
+    let mut session = Replayed::new(scripted, "stock-graph");
+    let cells = [decode(1, 64), decode(2, 64)];
+    let (measured, _) = run(&mut session, &cells, &Protocol::smoke(7), &mut NoWitness, true, &mut |_| {});
+    let statuses: Vec<Status> = measured.iter().map(|m| m.status).collect();
+    assert!(statuses.contains(&Status::Ok) && statuses.contains(&Status::Skipped), "{measured:?}");
+    let reason = measured.iter().find_map(|m| m.reason.clone()).unwrap();
+    assert!(reason.starts_with("stock-graph cannot replay this step: "), "{reason}");
 }

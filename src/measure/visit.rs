@@ -185,6 +185,19 @@ impl Inputs {
     }
 }
 
+/// Fills a cell and steps it twice, which is when an engine that replays records; frees it again. How it ended, if it did.
+pub fn rehearse(session: &mut dyn Session, cell: &Cell, protocol: &Protocol) -> Option<End> {
+    // An input of its own: the cell may have no place in the run.
+    let vocab = session.architecture().vocab_size;
+    let mut input = CellInput::new(cell, 0, protocol.seed, vocab).filled_by(protocol.kv);
+    let twice = input.fill(session).and_then(|()| {
+        session.step(input.step())?;
+        session.step(input.step())
+    });
+    input.release(session);
+    twice.err().map(|error| end_of(&error.into()))
+}
+
 fn seconds(predicted_ns: Option<f64>) -> f64 {
     predicted_ns.unwrap_or(0.0) / 1e9
 }
@@ -248,6 +261,7 @@ fn steps_of(phase: Phase, warm: &Warm, protocol: &Protocol) -> usize {
 fn end_of(error: &BlockError) -> End {
     let (status, fault) = match error {
         BlockError::Engine(EngineError::OutOfMemory { .. }) => (Status::Oom, Some(Fault::OutOfMemory)),
+        BlockError::Engine(EngineError::NotReplayed { .. }) => (Status::Skipped, None),
         BlockError::Engine(EngineError::Device { .. }) => (Status::Failed, Some(Fault::Device)),
         BlockError::Engine(_) => (Status::Failed, None),
         BlockError::TokensChanged { .. }

@@ -4,6 +4,7 @@
 //! separate arrays, each of them a whole number of elements per row, so that a thread takes rows without looking at those
 //! before. It knows no file, no model and no engine; an engine may lay the arrays out again.
 
+mod e4m3;
 mod pack;
 
 use half::{bf16, f16};
@@ -55,6 +56,11 @@ pub enum StoredData {
         quants: Vec<i8>,
         scales: Vec<f16>,
     },
+    /// 8-bit floats with one scale per row: `value = e4m3(code) · scale`; no code is NaN.
+    Fp8 {
+        codes: Vec<u8>,
+        scales: Vec<f16>,
+    },
     /// ggml's `q8_0`: one scale per 32 columns of a row, `value = q · scale`.
     Q8_0 {
         quants: Vec<i8>,
@@ -86,6 +92,7 @@ pub enum Packing {
     F16,
     Bf16,
     Int8,
+    Fp8,
     Q8_0,
     Q4_0,
     /// `group` is at least 1.
@@ -97,7 +104,7 @@ pub enum Packing {
 impl Packing {
     /// The packing of a dtype's linear layers; `int4_group` is [`Architecture::int4_group`](super::Architecture::int4_group).
     ///
-    /// `None` for `fp8`, which has no packing here, and for `gguf`, whose matrices each have their own.
+    /// `None` for `gguf`, whose matrices each have their own.
     #[must_use]
     pub fn of(dtype: Dtype, int4_group: usize) -> Option<Self> {
         match dtype {
@@ -105,10 +112,11 @@ impl Packing {
             Dtype::F16 => Some(Self::F16),
             Dtype::Bf16 => Some(Self::Bf16),
             Dtype::Int8 => Some(Self::Int8),
+            Dtype::Fp8 => Some(Self::Fp8),
             Dtype::Q8_0 => Some(Self::Q8_0),
             Dtype::Q4_0 => Some(Self::Q4_0),
             Dtype::Int4 => Some(Self::Int4 { group: int4_group.max(1) }),
-            Dtype::Fp8 | Dtype::Gguf => None,
+            Dtype::Gguf => None,
         }
     }
 
@@ -120,6 +128,7 @@ impl Packing {
             Self::F16 => "f16",
             Self::Bf16 => "bf16",
             Self::Int8 => "int8",
+            Self::Fp8 => "fp8",
             Self::Q8_0 => "q8_0",
             Self::Q4_0 => "q4_0",
             Self::Int4 { .. } => "int4",
@@ -128,7 +137,7 @@ impl Packing {
 
     /// The packing of an inventory's storage name.
     pub(crate) fn named(storage: &str, int4_group: usize) -> Option<Self> {
-        [Self::F32, Self::F16, Self::Bf16, Self::Int8, Self::Q8_0, Self::Q4_0]
+        [Self::F32, Self::F16, Self::Bf16, Self::Int8, Self::Fp8, Self::Q8_0, Self::Q4_0]
             .into_iter()
             .chain([Self::Int4 { group: int4_group.max(1) }])
             .find(|packing| packing.name() == storage)
@@ -138,7 +147,7 @@ impl Packing {
     fn group(self, columns: usize) -> usize {
         match self {
             Self::F32 | Self::F16 | Self::Bf16 => 1,
-            Self::Int8 => columns.max(1),
+            Self::Int8 | Self::Fp8 => columns.max(1),
             Self::Q8_0 | Self::Q4_0 => BLOCK,
             Self::Int4 { group } => group,
         }
@@ -184,6 +193,7 @@ impl StoredMatrix {
             Packing::F16 => StoredData::F16(vec![f16::ZERO; values]),
             Packing::Bf16 => StoredData::Bf16(vec![bf16::ZERO; values]),
             Packing::Int8 => StoredData::Int8 { quants: vec![0; values], scales: scales() },
+            Packing::Fp8 => StoredData::Fp8 { codes: vec![0; values], scales: scales() },
             Packing::Q8_0 => StoredData::Q8_0 { quants: vec![0; values], scales: scales() },
             Packing::Q4_0 => StoredData::Q4_0 { nibbles: vec![0; values], scales: scales() },
             Packing::Int4 { group } => {
@@ -201,6 +211,7 @@ impl StoredMatrix {
             StoredData::F16(_) => Packing::F16,
             StoredData::Bf16(_) => Packing::Bf16,
             StoredData::Int8 { .. } => Packing::Int8,
+            StoredData::Fp8 { .. } => Packing::Fp8,
             StoredData::Q8_0 { .. } => Packing::Q8_0,
             StoredData::Q4_0 { .. } => Packing::Q4_0,
             StoredData::Int4 { group, .. } => Packing::Int4 { group },
@@ -219,6 +230,7 @@ impl StoredMatrix {
         let scales = match &self.data {
             StoredData::F32(_) | StoredData::F16(_) | StoredData::Bf16(_) => 0,
             StoredData::Int8 { scales, .. }
+            | StoredData::Fp8 { scales, .. }
             | StoredData::Q8_0 { scales, .. }
             | StoredData::Q4_0 { scales, .. } => size_of_val(scales.as_slice()),
             StoredData::Int4 { scales, zeros, .. } => {
@@ -236,7 +248,9 @@ impl StoredMatrix {
             StoredData::F16(values) => size_of_val(values.as_slice()),
             StoredData::Bf16(values) => size_of_val(values.as_slice()),
             StoredData::Int8 { quants, .. } | StoredData::Q8_0 { quants, .. } => quants.len(),
-            StoredData::Q4_0 { nibbles, .. } | StoredData::Int4 { nibbles, .. } => nibbles.len(),
+            StoredData::Fp8 { codes: bytes, .. }
+            | StoredData::Q4_0 { nibbles: bytes, .. }
+            | StoredData::Int4 { nibbles: bytes, .. } => bytes.len(),
         };
         Bytes(bytes as u64)
     }
@@ -258,6 +272,10 @@ impl StoredMatrix {
             StoredData::Int8 { quants, scales } => {
                 let scale = scales[row].to_f32();
                 widen(out, &quants[values], |q| f32::from(q) * scale);
+            }
+            StoredData::Fp8 { codes, scales } => {
+                let scale = scales[row].to_f32();
+                widen(out, &codes[values], |code| e4m3::to_f32(code) * scale);
             }
             StoredData::Q8_0 { quants, scales } => {
                 let blocks = out.chunks_mut(BLOCK).zip(quants[values].chunks(BLOCK));
@@ -299,6 +317,13 @@ impl StoredMatrix {
                 StoredData::Q8_0 { quants: from_quants, scales: from_scales },
             ) => {
                 copy(quants, to, from_quants, row, values);
+                copy(scales, to, from_scales, row, groups);
+            }
+            (
+                StoredData::Fp8 { codes, scales },
+                StoredData::Fp8 { codes: from_codes, scales: from_scales },
+            ) => {
+                copy(codes, to, from_codes, row, values);
                 copy(scales, to, from_scales, row, groups);
             }
             (

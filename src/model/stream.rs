@@ -156,13 +156,13 @@ impl Plan {
     }
 }
 
-/// Storage and bytes of a tensor's entry. Scales of `int8` and `int4` have entries of their own, those of blocks have not.
+/// Storage and bytes of a tensor's entry. Scales of `int8`, `fp8` and `int4` have entries of their own, those of blocks have not.
 fn account(tensor: &StoredTensor) -> (String, Bytes) {
     match tensor {
         StoredTensor::Vector(values) => ("f32".to_owned(), Bytes(size_of_val(values.as_slice()) as u64)),
         StoredTensor::Matrix(matrix) => {
             let bytes = match matrix.packing() {
-                Packing::Int8 | Packing::Int4 { .. } => matrix.value_bytes(),
+                Packing::Int8 | Packing::Fp8 | Packing::Int4 { .. } => matrix.value_bytes(),
                 _ => matrix.bytes(),
             };
             (matrix.storage().to_owned(), bytes)

@@ -10,7 +10,7 @@
 //! |---|---|---|---|
 //! | f32, bf16, f16 | as named | none | as named |
 //! | int8 | 1 B | one f16 per output channel | bf16 |
-//! | fp8 | 1 B (e4m3) | one f32 per 128 × 128 block | bf16 |
+//! | fp8 | 1 B (e4m3) | one f16 per output channel; one f32 per 128 × 128 block where the config says fp8 in groups | bf16 |
 //! | int4 | ½ B | one f16 scale and one f16 zero per group, +1 bit per weight at 32 | bf16 |
 //! | `q8_0`, gguf | 34 B per 32 weights | inside the block | `q8_0` tables, f32 router, norms and biases |
 //! | `q4_0` | 18 B per 32 weights | inside the block | as for `q8_0` |
@@ -211,6 +211,7 @@ impl Float {
 enum Matrices {
     Plain,
     Int8PerChannel,
+    Fp8PerChannel,
     Fp8PerBlock,
     Int4 { group: usize },
     Q8_0,
@@ -232,13 +233,19 @@ impl Format {
             Dtype::Bf16 => (Matrices::Plain, Float::Bf16),
             Dtype::F16 => (Matrices::Plain, Float::F16),
             Dtype::Int8 => (Matrices::Int8PerChannel, Float::Bf16),
-            Dtype::Fp8 => (Matrices::Fp8PerBlock, Float::Bf16),
+            Dtype::Fp8 if stored_in_blocks(architecture) => (Matrices::Fp8PerBlock, Float::Bf16),
+            Dtype::Fp8 => (Matrices::Fp8PerChannel, Float::Bf16),
             Dtype::Int4 => (Matrices::Int4 { group: architecture.int4_group() }, Float::Bf16),
             Dtype::Q8_0 | Dtype::Gguf => (Matrices::Q8_0, Float::F32),
             Dtype::Q4_0 => (Matrices::Q4_0, Float::F32),
         };
         Self { matrices, float }
     }
+}
+
+/// Whether a checkpoint's own fp8 has a scale per block, as `DeepSeek`-V3's has.
+fn stored_in_blocks(architecture: &Architecture) -> bool {
+    architecture.quantization.as_ref().is_some_and(|own| own.method == "fp8" && own.group_size.is_some())
 }
 
 /// The growing list, and the layer it is in.
@@ -294,6 +301,10 @@ impl List {
             Matrices::Plain => self.push(weight, &shape, self.format.float, role),
             Matrices::Int8PerChannel => {
                 self.push_stored(weight, &shape, "int8", count, role);
+                self.push(format!("{name}.weight_scale"), &[out, 1], Float::F16, scale_role);
+            }
+            Matrices::Fp8PerChannel => {
+                self.push_stored(weight, &shape, "fp8", count, role);
                 self.push(format!("{name}.weight_scale"), &[out, 1], Float::F16, scale_role);
             }
             Matrices::Fp8PerBlock => {

@@ -1,6 +1,8 @@
 //! Dimensions of published models, for tests: each row is the `config.json` of the named repository.
 
-use super::architecture::{Architecture, Biases, Dtype, Experts, Family, LatentAttention, Rope, RopeScaling};
+use super::architecture::{
+    Architecture, Biases, Dtype, Experts, Family, LatentAttention, Quantization, Rope, RopeScaling,
+};
 
 /// A dense llama-like model; tests change what differs. `shape`: hidden, layers, heads, kv heads, head dim, ffn, vocab.
 pub fn dense(family: Family, shape: [usize; 7]) -> Architecture {
@@ -103,6 +105,7 @@ pub fn mixtral_8x7b() -> Architecture {
 
 pub fn deepseek_v3() -> Architecture {
     Architecture {
+        quantization: Some(Quantization { method: "fp8".to_owned(), bits: 8, group_size: Some(128) }),
         experts: Some(Experts {
             count: 256,
             per_token: 8,

@@ -86,7 +86,7 @@ pub enum WeightsError {
     StoredDtype { path: PathBuf, name: String, storage: String, wanted: Dtype },
     #[error("weights cannot be {what} as {wanted}: choose f32, bf16 or f16")]
     WantedDtype { what: &'static str, wanted: Dtype },
-    #[error("weights cannot be streamed as {wanted}: choose f32, bf16, f16, int8, q8_0, q4_0 or int4")]
+    #[error("weights cannot be streamed as {wanted}: choose f32, bf16, f16, int8, fp8, q8_0, q4_0 or int4")]
     StreamedDtype { wanted: Dtype },
     #[error("out of memory for tensor {name}: {bytes} bytes on the host")]
     OutOfMemory { name: String, bytes: u64 },

@@ -41,6 +41,11 @@ const ENTRIES: &[Entry] = &[
         "time per output token: the geometric mean of block means of I, with its 95 % interval",
     ),
     entry("host bubble G", "I − D", "time in which the device waited for the host"),
+    entry(
+        "launch cost",
+        "TPOT eager − TPOT replayed",
+        "what launching candle's kernels one by one adds to the same kernels replayed from a CUDA graph; % launches is its share of the eager step",
+    ),
     entry("TTFT", "t1 − s", "time to first token, from the scheduled arrival s"),
     entry("ITL", "t(i) − t(i−1)", "inter-token latency, pooled over tokens"),
     entry("E2E", "tN − s", "whole latency of a request; a failed one counts as infinite"),

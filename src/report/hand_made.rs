@@ -37,6 +37,7 @@ pub fn report() -> Report {
             working_set_bytes: Bytes(1 << 30),
             last_cache_bytes: Some(Bytes(32_000_000)),
             read_configuration: "2 threads, avx512".into(),
+            gpu: None,
         }),
         datasheet: None,
         cells: Vec::new(),

@@ -103,6 +103,8 @@ pub const METRICS: &[Metric] = &[
     row("tpot", "TPOT", Nanoseconds, Lower, Table, |c| c.tpot_ns),
     row("interval_half_width", "±", Fraction, Lower, Table, half_width),
     row("host_bubble", "bubble", Nanoseconds, Lower, Files, |c| c.host_bubble_ns),
+    row("launch_cost", "launches", Nanoseconds, Lower, Files, |c| c.launch_cost_ns),
+    row("launch_share", "% launches", Fraction, Lower, Table, |c| c.launch_share),
     row("predicted", "predicted", Nanoseconds, Neither, Table, |c| {
         c.predicted_ns.or(c.predicted_datasheet_ns)
     }),

@@ -333,6 +333,11 @@ pub struct CellResult {
     pub tpot_ci_high_ns: Option<f64>,
     /// G = I − D, typical.
     pub host_bubble_ns: Option<f64>,
+    /// What launching candle's kernels one by one costs: this step less the same one replayed from a recording, and its share of the step.
+    #[serde(default)]
+    pub launch_cost_ns: Option<f64>,
+    #[serde(default)]
+    pub launch_share: Option<f64>,
     /// Prompt tokens per second (prefill) or output tokens per second (decode), whole batch.
     pub tokens_per_s: Option<f64>,
     /// The floor by the measured ceiling, or by the data sheet for `predict`.
@@ -428,6 +433,8 @@ impl CellResult {
             tpot_ci_low_ns: None,
             tpot_ci_high_ns: None,
             host_bubble_ns: None,
+            launch_cost_ns: None,
+            launch_share: None,
             tokens_per_s: None,
             predicted_ns: None,
             predicted_datasheet_ns: None,

@@ -72,6 +72,7 @@ fn report() -> Report {
         working_set_bytes: Bytes(1 << 30),
         last_cache_bytes: Some(Bytes(32 << 20)),
         read_configuration: "2 threads, avx512".into(),
+        gpu: None,
     };
     let mut results: Vec<CellResult> = measured
         .into_iter()

@@ -14,7 +14,7 @@ use crate::measure::block::{BlockError, take_block};
 use crate::measure::environment::Environment;
 use crate::measure::memory::{self, MemoryOf};
 use crate::measure::protocol::{NoWitness, Protocol, Witness};
-use crate::measure::visit::Inputs;
+use crate::measure::visit::{Inputs, rehearse};
 use crate::measure::{audit, operations, quality, witness};
 use crate::model::{Dtype, OpenModel};
 use crate::plan;
@@ -92,6 +92,7 @@ impl Local {
             Order::Visit { series, .. }
             | Order::Refer { series, .. }
             | Order::BreakDown { series, .. }
+            | Order::Rehearse { series, .. }
             | Order::Sample { series, .. }
             | Order::Release { series, .. } => match self.live.get_mut(series) {
                 Some(live) => Ok(live.carry_out(order, observer)),
@@ -121,8 +122,13 @@ impl Local {
         observer: &mut dyn Observer,
     ) -> Result<(Live, Opened), NotOpened> {
         let (config, model) = (&self.config, &*self.model);
-        // What the engine cannot do at all is an error of the plan, whatever else is wrong.
-        engine::capabilities(engine, model, dtype, config.device)?;
+        // What the only engine cannot do at all is an error of the plan, whatever else is wrong; beside others its cells say so.
+        engine::capabilities(engine, model, dtype, config.device).map_err(|error| match error {
+            unable @ EngineError::Unsupported { .. } if config.engines.len() > 1 => {
+                NotOpened::NoRoom { status: Status::Skipped, reason: unable.to_string() }
+            }
+            other => other.into(),
+        })?;
         let kv_dtype = engine::kv_dtype(engine, model, dtype);
         let planned = Ledger::new(&model.architecture, &model.inventory(dtype), kv_dtype);
         if let Some(reason) = too_large(config.device, &planned) {
@@ -287,6 +293,7 @@ impl Live {
                 };
                 Answer::BrokenDown { rows, error }
             }
+            Order::Rehearse { cell, .. } => Answer::Rehearsed { end: rehearse(session, cell, protocol) },
             Order::Sample { index, cell, steps, canary_tolerance, .. } => {
                 let tokens = tokens.entry(*index).or_default();
                 let input = inputs.of(session, protocol, *index, cell);

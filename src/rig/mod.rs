@@ -22,7 +22,7 @@ mod worker;
 use serde::{Deserialize, Serialize};
 
 use crate::measure::environment::Environment;
-use crate::measure::visit::{Reference, Visit, Visited};
+use crate::measure::visit::{End, Reference, Visit, Visited};
 use crate::model::Dtype;
 use crate::plan::Cell;
 use crate::report::{Block, ColdRow, OperationRow, Quality, Status};
@@ -65,6 +65,11 @@ pub enum Order {
         index: usize,
         cell: Cell,
     },
+    /// Fill a cell and step it twice, untimed: for whoever cannot be told while steps are timed.
+    Rehearse {
+        series: usize,
+        cell: Cell,
+    },
     /// One witnessed block for somebody else's sampler.
     Sample {
         series: usize,
@@ -97,6 +102,7 @@ impl Order {
             }
             Self::Refer { reference, .. } => format!("repeating the reference cell {}", reference.cell.id()),
             Self::BreakDown { cell, .. } => format!("timing the operations of {}", cell.id()),
+            Self::Rehearse { cell, .. } => format!("trying {}", cell.id()),
             Self::Sample { cell, .. } => format!("sampling {}", cell.id()),
             Self::Release { .. } | Self::Close { .. } => "freeing memory".into(),
         }
@@ -135,6 +141,10 @@ pub enum Answer {
         rows: Vec<OperationRow>,
         error: Option<String>,
     },
+    /// Why the cell cannot be stepped, if it cannot.
+    Rehearsed {
+        end: Option<End>,
+    },
     Sampled(Box<Sample>),
     Done,
     /// The order cannot be carried out by anybody: the run ends.
@@ -145,6 +155,18 @@ pub enum Answer {
     Lost {
         reason: String,
     },
+}
+
+impl Answer {
+    /// Whether whoever gave it can no longer be trusted with the device, although it answered.
+    fn taints(&self) -> bool {
+        match self {
+            Self::NoRoom { status, .. } => *status == Status::Oom,
+            Self::Visited(visited) => visited.taints(),
+            Self::Rehearsed { end } => end.as_ref().is_some_and(|end| end.fault.is_some()),
+            _ => false,
+        }
+    }
 }
 
 /// The machine and what it can do.

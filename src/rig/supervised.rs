@@ -330,13 +330,7 @@ impl Rig for Supervised {
         self.barren = 0;
         let answer = self.exchange(order, observer)?;
         self.note(order, &answer);
-        let tainted = match &answer {
-            Answer::Lost { .. } => true,
-            Answer::NoRoom { status, .. } => *status == crate::report::Status::Oom,
-            Answer::Visited(visited) => visited.taints(),
-            _ => false,
-        };
-        if tainted {
+        if matches!(answer, Answer::Lost { .. }) || answer.taints() {
             self.kill();
         }
         Ok(answer)

@@ -118,6 +118,7 @@ impl Scripted {
             Order::Visit { series, .. }
             | Order::Refer { series, .. }
             | Order::BreakDown { series, .. }
+            | Order::Rehearse { series, .. }
             | Order::Sample { series, .. }
             | Order::Release { series, .. } => {
                 self.live.get_mut(series).map_or(Answer::Done, |live| live.carry_out(order, observer))
@@ -141,7 +142,7 @@ impl Rig for Scripted {
         }
         let answer = self.carry_out(order, observer);
         self.open.note(order, &answer);
-        if matches!(&answer, Answer::Visited(visited) if visited.taints()) {
+        if answer.taints() {
             self.live.clear();
         }
         Ok(answer)

@@ -37,6 +37,25 @@ pub struct Ceilings {
     pub last_cache_bytes: Option<Bytes>,
     /// Threads, or the winning grid and unroll, of the read probe.
     pub read_configuration: String,
+    /// What only the probe of a GPU measures.
+    #[serde(default)]
+    pub gpu: Option<GpuCeilings>,
+}
+
+/// Ceilings beside the roofline's own, of a GPU.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct GpuCeilings {
+    /// Write-only bandwidth.
+    pub write_bytes_per_s: Option<Spread>,
+    /// Read bandwidth of a buffer that the second cache (L2) holds.
+    pub cache_read_bytes_per_s: Option<Spread>,
+    /// Matrix-product rates by dtype name after seconds of load, when the clock has come down to what power and heat allow.
+    pub sustained_gemm_flops_per_s: BTreeMap<String, Spread>,
+    /// What one more kernel adds to the replay of a graph.
+    pub graph_node_ns: Option<Spread>,
+    /// Copies over the bus, from and to pinned memory of the host.
+    pub host_to_device_bytes_per_s: Option<Spread>,
+    pub device_to_host_bytes_per_s: Option<Spread>,
 }
 
 /// One row of the datasheet table, `models/devices.toml`.

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::ledger::{Ledger, RaggedPart, StepShape, expected_distinct_experts};
-use crate::model::{Architecture, Dtype, Family, test_shapes as shapes};
+use crate::model::{Architecture, Dtype, Family, Quantization, test_shapes as shapes};
 use crate::report::StepBytes;
 use crate::units::Bytes;
 
@@ -72,10 +72,14 @@ fn a_context_of_nothing_reads_no_kv_and_writes_one_position() {
 
 #[test]
 fn quantised_weights_bring_their_scales() {
-    // Linear 6,979,321,856; head 525,336,576 and norms 65·4096 at 2 B. fp8: + f32 per 128² block = linear/4096 B.
-    // All shapes divide by 128: 6,979,321,856 + 1,703,936 + 1,050,673,152 + 532,480.
+    // Linear 6,979,321,856; head 525,336,576 and norms 65·4096 at 2 B: 6,979,321,856 + 1,050,673,152 + 532,480 = 8,030,527,488.
+    // fp8: + f16 per output: 32 layers · (4096 + 1024 + 1024 + 4096 + 2·14336 + 4096) · 2 B = 2,752,512.
     let fp8 = ledger(&shapes::llama_3_1_8b(), Dtype::Fp8).decode(1, 1).bytes.weights;
-    assert_eq!(fp8, Bytes(8_032_231_424));
+    assert_eq!(fp8, Bytes(8_033_280_000));
+    // Where the checkpoint says so: + f32 per 128² block = linear/4096 B. All shapes divide by 128.
+    let own = Quantization { method: "fp8".into(), bits: 8, group_size: Some(128) };
+    let blocks = Architecture { quantization: Some(own), ..shapes::llama_3_1_8b() };
+    assert_eq!(ledger(&blocks, Dtype::Fp8).decode(1, 1).bytes.weights, Bytes(8_032_231_424));
     // int4, group 32: 5 bits per weight: 6,979,321,856 · 5/8 + 1,050,673,152 + 532,480.
     let int4 = ledger(&shapes::llama_3_1_8b(), Dtype::Int4).decode(1, 1).bytes.weights;
     assert_eq!(int4, Bytes(5_413_281_792));

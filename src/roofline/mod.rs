@@ -14,7 +14,7 @@ pub mod predict;
 pub mod stock;
 pub mod verdict;
 
-pub use ceilings::{Ceilings, DeviceSpec, Spread};
+pub use ceilings::{Ceilings, DeviceSpec, GpuCeilings, Spread};
 pub use crossover::crossovers;
 pub use fit::{FitPoint, fit};
 pub use ledger::{Ledger, RaggedPart, StepCost, StepShape, expected_distinct_adapters};

@@ -306,6 +306,7 @@ mod tests {
             working_set_bytes: Bytes(4_000_000_000),
             last_cache_bytes: Some(Bytes(50_000_000)),
             read_configuration: String::new(),
+            gpu: None,
         }
     }
 

@@ -298,6 +298,7 @@ impl World {
                 gemm_flops_per_s: [("bf16".to_owned(), spread(peak)), ("f32".to_owned(), spread(peak / 2.0))]
                     .into(),
                 launch_ns: None,
+                gpu: None,
                 working_set_bytes: Bytes(1 << 30),
                 last_cache_bytes: Some(cache.unwrap_or(LAST_CACHE)),
                 read_configuration: "scripted".into(),

@@ -68,6 +68,7 @@ mod tests {
             working_set_bytes: crate::units::Bytes(32 << 20),
             last_cache_bytes: Some(crate::units::Bytes(32 << 20)),
             read_configuration: String::new(),
+            gpu: None,
         };
         let mut checks = Vec::new();
         sane(&found, &mut |check| checks.push(check));

@@ -50,8 +50,12 @@ pub fn verify(device: DeviceChoice, tell: &mut dyn FnMut(&Check)) -> Vec<Check> 
     timer::clocks(device, &mut record);
     timer::block(device, &mut record);
     outputs::families(device, &mut record);
-    if device == DeviceChoice::Cpu {
-        native::on_the_cpu(&mut record);
+    match device {
+        DeviceChoice::Cpu => native::on_the_cpu(&mut record),
+        #[cfg(feature = "cuda")]
+        DeviceChoice::Cuda(index) => native::on_a_gpu(index, &mut record),
+        #[cfg(not(feature = "cuda"))]
+        DeviceChoice::Cuda(_) => {}
     }
     ceilings::measured(device, &mut record);
     checks

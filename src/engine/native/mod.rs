@@ -74,9 +74,6 @@ pub fn check(architecture: &Architecture, dtype: Dtype) -> Result<(), EngineErro
     if matches!(a.rope.scaling, RopeScaling::Yarn { .. }) {
         return refuse("YaRN rope scaling", "it has none, linear and llama3");
     }
-    if dtype == Dtype::Fp8 {
-        return refuse("dtype fp8", "choose f32, bf16, f16, int8, q8_0, q4_0 or int4");
-    }
     Ok(())
 }
 
@@ -105,6 +102,9 @@ pub fn kv_dtype(dtype: Dtype) -> Dtype {
     }
 }
 
+/// What the kernels of a GPU multiply with.
+const KERNEL_FORMATS: &str = "its kernels stream bf16, f16, f32, int8 and fp8";
+
 /// Checks that the kernels of a device have what the forward of an architecture needs.
 ///
 /// # Errors
@@ -115,10 +115,17 @@ pub fn check_device(
     device: DeviceChoice,
 ) -> Result<(), EngineError> {
     if device == DeviceChoice::Cpu {
-        return Ok(());
+        return if dtype == Dtype::Fp8 {
+            refuse(
+                "dtype fp8 on a CPU",
+                "its kernels for fp8 are a GPU's; choose f32, bf16, f16, int8, q8_0, q4_0 or int4",
+            )
+        } else {
+            Ok(())
+        };
     }
-    if !matches!(dtype, Dtype::F32 | Dtype::Bf16 | Dtype::F16 | Dtype::Int8) {
-        return refuse(format!("dtype {dtype} on {device}"), "its kernels stream bf16, f16, f32 and int8");
+    if !matches!(dtype, Dtype::F32 | Dtype::Bf16 | Dtype::F16 | Dtype::Int8 | Dtype::Fp8) {
+        return refuse(format!("dtype {dtype} on {device}"), KERNEL_FORMATS);
     }
     if !architecture.head_dim.is_multiple_of(8) || architecture.head_dim > 256 {
         return refuse(

@@ -5,7 +5,7 @@
 //! ([`super::cpu`]) and a plain one that accumulates in f64 and is the oracle of all others ([`super::oracle`]).
 //!
 //! Activations are `[rows, width]`, f32, one row per token of the step. A linear layer rounds its input to the precision its
-//! weights are multiplied in: bf16 for bf16 weights, 8-bit groups of 32 for integer weights, f32 otherwise. Every implementation
+//! weights are multiplied in: bf16 for bf16 and fp8 weights, 8-bit groups of 32 for integer weights, f32 otherwise. Every implementation
 //! does the same, so that they can be compared closely.
 
 use super::adapters::LowRank;

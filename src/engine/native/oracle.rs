@@ -414,7 +414,9 @@ fn positions_read(sequence: &SequenceRows, window: Option<usize>) -> usize {
 fn as_multiplied(input: &[f32], matrix: &StoredMatrix) -> Vec<f64> {
     match matrix.data {
         StoredData::F32(_) | StoredData::F16(_) => input.iter().map(|&x| x.into()).collect(),
-        StoredData::Bf16(_) => input.iter().map(|&x| rounded(x, Dtype::Bf16).into()).collect(),
+        StoredData::Bf16(_) | StoredData::Fp8 { .. } => {
+            input.iter().map(|&x| rounded(x, Dtype::Bf16).into()).collect()
+        }
         StoredData::Int8 { .. }
         | StoredData::Q8_0 { .. }
         | StoredData::Q4_0 { .. }

@@ -16,6 +16,8 @@ use crate::engine::EngineError;
 use crate::measure::quality::relative_error;
 use crate::model::{Architecture, Dtype, Packing, StoredMatrix};
 pub use sample::Sample;
+#[cfg(any(test, feature = "cuda"))]
+pub(crate) use sample::nth;
 pub use scenario::Scenario;
 
 /// Largest allowed error of one operation on inputs that are the same to the bit, relative to the largest output of its row.

@@ -10,6 +10,8 @@
 //! rearranges in its first decode step: whoever pins a decode brings the last position by a decode step.
 
 mod family;
+#[cfg(feature = "cuda")]
+mod recorded;
 
 use std::collections::BTreeMap;
 use std::collections::HashMap;
@@ -18,10 +20,60 @@ use candle_core::{D, DType, Tensor};
 
 use super::failure::of_candle;
 use super::{
-    Backend, Capabilities, EngineError, MemoryUse, Ragged, SequenceId, Session, StepBatch, Timeline,
+    Backend, Capabilities, DeviceChoice, EngineError, MemoryUse, Ragged, SequenceId, Session, StepBatch,
+    Timeline,
 };
 use crate::model::{Architecture, Dtype, Inventory};
 pub use family::{Limits, StockModel, limits};
+
+/// How candle's forward is run; each way is an engine by its name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Way {
+    /// As everybody runs it.
+    Eager,
+    /// The same, with the freed pages of the memory pool kept between synchronisations: a labelled deviation.
+    KeptPool,
+    /// The same kernels replayed from a recording.
+    Replayed,
+}
+
+impl Way {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Eager, Self::KeptPool, Self::Replayed];
+
+    /// The engine's name on the command line and in results.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Eager => "stock",
+            Self::KeptPool => "stock-pool",
+            Self::Replayed => "stock-graph",
+        }
+    }
+
+    /// The way of an engine, where it is candle's.
+    #[must_use]
+    pub fn of(engine: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|way| way.name() == engine)
+    }
+
+    /// Checks that a device has it.
+    ///
+    /// # Errors
+    /// [`EngineError::Unsupported`] on a CPU, where there are no launches and no pool.
+    pub fn check(self, device: DeviceChoice) -> Result<(), EngineError> {
+        let why = match (self, device) {
+            (Self::Eager, _) | (_, DeviceChoice::Cuda(_)) => return Ok(()),
+            (Self::KeptPool, DeviceChoice::Cpu) => "memory pools are a GPU's; run `stock`",
+            (Self::Replayed, DeviceChoice::Cpu) => "launches are a GPU's; run `stock`",
+        };
+        Err(EngineError::Unsupported {
+            engine: self.name().into(),
+            what: "steps on a CPU".into(),
+            why: why.into(),
+        })
+    }
+}
 
 /// The KV of sequences that advance together, now and before their last step.
 #[derive(Debug)]
@@ -92,7 +144,7 @@ impl StockSession {
         blank: StockModel,
         backend: Backend,
     ) -> Self {
-        let capabilities = capabilities(limits, &backend.name);
+        let capabilities = capabilities(Way::Eager, limits, &backend.name);
         Self {
             backend,
             architecture,
@@ -103,6 +155,13 @@ impl StockSession {
             groups: BTreeMap::new(),
             last: None,
         }
+    }
+
+    /// The same session under the name of another way to run it.
+    #[must_use]
+    pub fn named(mut self, way: Way) -> Self {
+        way.name().clone_into(&mut self.capabilities.engine);
+        self
     }
 
     fn refuse<T>(what: String, why: String) -> Result<T, EngineError> {
@@ -207,10 +266,9 @@ impl Session for StockSession {
         let input =
             Tensor::from_vec(flat, (batch.sequences.len(), tokens), &self.backend.device).map_err(failed)?;
         let group = self.group_at(batch, position)?;
-        let logits = group.now.1.forward(&input, position).map_err(failed)?;
+        let outputs = greedy(&mut group.now.1, &input, position).map_err(failed)?;
         group.now.0 = position + tokens;
-        let greedy = logits.argmax(D::Minus1).map_err(failed)?;
-        self.last = Some((logits, greedy));
+        self.last = Some(outputs);
         Ok(())
     }
 
@@ -242,9 +300,9 @@ impl Session for StockSession {
 
 /// What candle's models can do within the limits of an architecture.
 #[must_use]
-pub fn capabilities(limits: Limits, device: &str) -> Capabilities {
+pub fn capabilities(way: Way, limits: Limits, device: &str) -> Capabilities {
     Capabilities {
-        engine: "stock".into(),
+        engine: way.name().into(),
         device: device.into(),
         max_batch: 4096,
         max_positions: limits.max_positions,
@@ -252,8 +310,15 @@ pub fn capabilities(limits: Limits, device: &str) -> Capabilities {
         ragged: Ragged::Uniform,
         paged: false,
         prefix_sharing: false,
-        graphs: false,
+        graphs: way == Way::Replayed,
     }
+}
+
+/// A step as a decoder needs it: logits of the last position, f32, and the greedy token of each sequence.
+fn greedy(model: &mut StockModel, tokens: &Tensor, position: usize) -> candle_core::Result<(Tensor, Tensor)> {
+    let logits = model.forward(tokens, position)?;
+    let greedy = logits.argmax(D::Minus1)?;
+    Ok((logits, greedy))
 }
 
 /// The candle dtype of a plain float dtype.
@@ -282,6 +347,16 @@ fn unsupported(dtype: Dtype, why: String) -> EngineError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn each_way_is_an_engine_and_only_the_eager_one_runs_on_a_cpu() {
+        for way in Way::ALL {
+            assert_eq!(Way::of(way.name()), Some(way));
+            assert!(way.check(DeviceChoice::Cuda(0)).is_ok());
+            assert_eq!(way.check(DeviceChoice::Cpu).is_ok(), way == Way::Eager);
+        }
+        assert_eq!(Way::of("native"), None);
+    }
 
     #[test]
     fn a_packed_dtype_is_refused_with_the_engine_that_runs_it() {

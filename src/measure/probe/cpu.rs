@@ -287,6 +287,7 @@ pub fn measure_cpu(config: &ProbeConfig) -> Result<Ceilings, ProbeError> {
         working_set_bytes: config.working_set,
         last_cache_bytes: super::last_cache(),
         read_configuration: winner.pass.name(winner.threads),
+        gpu: None,
     })
 }
 

@@ -7,6 +7,8 @@ pub mod cpu;
 pub mod cpu_kernels;
 #[cfg(feature = "cuda")]
 pub mod cuda;
+#[cfg(any(test, feature = "cuda"))]
+pub mod device;
 
 use std::io;
 
@@ -165,6 +167,12 @@ fn memory_available() -> Option<Bytes> {
     procfs::Meminfo::current().ok()?.mem_available.map(Bytes)
 }
 
+/// The later half of what was sampled, where a clock that came down under load has settled.
+#[cfg(any(test, feature = "cuda"))]
+pub(crate) fn last_half(samples: &[f64]) -> &[f64] {
+    &samples[samples.len() / 2..]
+}
+
 /// Median, lowest and highest; none of no values.
 pub(crate) fn spread(values: &[f64]) -> Option<Spread> {
     let mut sorted = values.to_vec();
@@ -224,6 +232,13 @@ mod tests {
         assert!(message(ProbeConfig { threads: vec![], ..good.clone() }).contains("0 threads"));
         assert!(message(ProbeConfig { repetitions: 2, ..good.clone() }).contains("2 repetitions"));
         assert!(message(ProbeConfig { working_set: Bytes(5), ..good }).contains("5.00 B"));
+    }
+
+    #[test]
+    fn what_is_sustained_is_what_came_later() {
+        assert_eq!(last_half(&[9.0, 9.0, 5.0, 6.0]), [5.0, 6.0]);
+        assert_eq!(last_half(&[9.0]), [9.0]);
+        assert!(last_half(&[]).is_empty());
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! Rows of floats → packed rows: the one place where weights are rounded.
 //!
 //! Enters: rows, given as floats or as a matrix. Leaves: a [`StoredMatrix`]. `q8_0` and `q4_0` round as ggml's reference does, bit
-//! for bit, so that a generated matrix is the one that llama.cpp would have made; `int8` and `int4` round against
-//! the scale as it is stored.
+//! for bit, so that a generated matrix is the one that llama.cpp would have made; `int8`, `fp8` and `int4` round
+//! against the scale as it is stored.
 //!
 //! *Source* of `q8_0` and `q4_0`: `quantize_row_q8_0_ref` and `quantize_row_q4_0_ref` of the ggml project.
 
@@ -10,7 +10,7 @@ use std::num::NonZeroUsize;
 
 use half::{bf16, f16};
 
-use super::{BLOCK, Packing, StoredData, StoredMatrix};
+use super::{BLOCK, Packing, StoredData, StoredMatrix, e4m3};
 
 /// Below this many elements threads cost more than they give.
 const ELEMENTS_PER_THREAD: usize = 1 << 17;
@@ -59,6 +59,7 @@ fn packed(
             job.run((all, values), (&mut [(); 0], 0), |row, out, _| round(row, out, bf16::from_f32));
         }
         StoredData::Int8 { quants, scales } => job.run((quants, values), (scales, groups), int8_row),
+        StoredData::Fp8 { codes, scales } => job.run((codes, values), (scales, groups), fp8_row),
         StoredData::Q8_0 { quants, scales } => job.run((quants, values), (scales, groups), q8_0_row),
         StoredData::Q4_0 { nibbles, scales } => job.run((nibbles, values), (scales, groups), q4_0_row),
         StoredData::Int4 { nibbles, scales, zeros, group } => {
@@ -164,6 +165,15 @@ fn int8_row(row: &[f32], quants: &mut [i8], scales: &mut [f16]) {
     }
     let inverse = inverse(scale.to_f32());
     round(row, quants, |value| to_i8(value * inverse));
+}
+
+fn fp8_row(row: &[f32], codes: &mut [u8], scales: &mut [f16]) {
+    let scale = stored_scale(largest(row) / e4m3::LARGEST);
+    if let Some(stored) = scales.first_mut() {
+        *stored = scale;
+    }
+    let inverse = inverse(scale.to_f32());
+    round(row, codes, |value| e4m3::from_f32(value * inverse));
 }
 
 fn q8_0_row(row: &[f32], quants: &mut [i8], scales: &mut [f16]) {

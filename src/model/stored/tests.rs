@@ -179,3 +179,21 @@ fn zeros_and_what_is_no_number_stay_finite() {
         assert!(values[..32].iter().all(|value| *value == 0.0), "{packing:?}");
     }
 }
+
+#[test]
+fn fp8_keeps_three_places_of_each_weight_and_one_scale_per_row() {
+    let weights: Vec<f32> = (0..99u16).map(|i| (f32::from(i) - 40.0) * 0.37).collect();
+    let matrix = StoredMatrix::from_f32_rows(3, 33, &weights, Packing::Fp8);
+    assert_eq!((matrix.storage(), matrix.bytes()), ("fp8", Bytes(3 * (33 + 2))));
+    for (row, (found, wanted)) in all_rows(&matrix).chunks(33).zip(weights.chunks(33)).enumerate() {
+        let largest = wanted.iter().fold(0.0f32, |most, x| most.max(x.abs()));
+        for (found, wanted) in found.iter().zip(wanted) {
+            // Half of the last of three places, and no less than half of the smallest step; the scale is rounded to f16.
+            let bound = (wanted.abs() / 16.0).max(largest / 448.0 / 1024.0) + largest / 2048.0;
+            assert!((found - wanted).abs() <= bound, "row {row}: {found} for {wanted}");
+        }
+    }
+    let mut other = StoredMatrix::blank(1, 33, Packing::Fp8);
+    other.copy_row(0, &matrix, 2);
+    assert_eq!(all_rows(&other), all_rows(&matrix)[66..]);
+}

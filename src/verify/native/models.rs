@@ -2,7 +2,9 @@
 
 use std::path::Path;
 
-use super::{Make, THREADS};
+use super::{Kind, Make, THREADS};
+#[cfg(any(test, feature = "cuda"))]
+use crate::engine::native::cpu::CpuOperations;
 use crate::engine::native::operations::Operations;
 use crate::engine::native::{DEFAULT_BLOCK_SIZE, NAME, NativeSession};
 use crate::engine::{self, DeviceChoice, DeviceOptions, EngineError, SequenceId, Session, StepBatch};
@@ -18,18 +20,9 @@ pub const BYTES: &str = "native bytes";
 
 /// Seed of weights and prompts.
 const SEED: u64 = 7;
-/// Greedy steps that must agree in f32.
-const STEPS: usize = 128;
 const PROMPT: [u32; 9] = [3, 141, 59, 26, 53, 58, 97, 93, 23];
-/// Dtypes held against stock in f32.
-const PLAIN: [Dtype; 3] = [Dtype::F32, Dtype::Bf16, Dtype::F16];
-/// Dtypes held against their own dequantised weights, which candle has not.
-const QUANTISED: [Dtype; 4] = [Dtype::Int8, Dtype::Q8_0, Dtype::Q4_0, Dtype::Int4];
 /// As far as the bytes of a decode may lie from the ideal ledger: panels are padded, and a tile of the cache is read whole.
 const LEDGER_SHARE: f64 = 0.01;
-/// Depths of the contexts whose bytes are counted: beside the edges of blocks, and deeper.
-const DEPTHS: [usize; 4] = [63, 64, 65, 500];
-
 /// Wide enough for the padding of panels to be small, and multiples of nothing where a model may be.
 const COUNTED: &str = r#"{"model_type":"llama","hidden_size":576,"num_hidden_layers":2,"num_attention_heads":9,
     "num_key_value_heads":3,"head_dim":64,"intermediate_size":1536,"vocab_size":4099,"max_position_embeddings":1024,
@@ -56,19 +49,35 @@ fn recorded(area: &'static str, name: String, result: Result<(bool, String), Eng
 }
 
 /// Logits of every family in plain floats against stock in f32, of quantised weights against the same dequantised; greedy tokens.
-pub fn against_stock<O: Operations>(make: &Make<'_, O>, record: &mut Record<'_>) {
+pub fn against_stock<O: Operations>(kind: &Kind, make: &Make<'_, O>, steps: usize, record: &mut Record<'_>) {
     for (index, (family, keys)) in FAMILIES.iter().enumerate() {
         let model = model_of(small_model(keys));
-        let quantised = if index == 0 { &QUANTISED[..] } else { &[] };
-        for &dtype in PLAIN.iter().chain(quantised) {
-            record(recorded(OUTPUTS, format!("{family}, {dtype}"), logits(make, &model, dtype)));
+        let quantised = if index == 0 { kind.quantised } else { &[] };
+        for &dtype in kind.plain.iter().chain(quantised) {
+            record(recorded(OUTPUTS, format!("{family}, {dtype}"), logits(kind, make, &model, dtype)));
         }
-        record(recorded(OUTPUTS, format!("{family}, greedy f32"), greedy(make, &model)));
+        record(recorded(OUTPUTS, format!("{family}, greedy f32"), greedy(make, &model, steps)));
+    }
+}
+
+/// Greedy tokens of every family in f32 as the kernels of this processor give them.
+#[cfg(any(test, feature = "cuda"))]
+pub fn against_the_cpu<O: Operations>(make: &Make<'_, O>, steps: usize, record: &mut Record<'_>) {
+    let on_the_cpu: &Make<'_, CpuOperations> = &CpuOperations::new;
+    for (family, keys) in FAMILIES {
+        let model = model_of(small_model(keys));
+        let result = (|| {
+            let found = continued(&mut load(make, &model, Dtype::F32)?, steps)?;
+            let wanted = continued(&mut load(on_the_cpu, &model, Dtype::F32)?, steps)?;
+            Ok(same_tokens("the CPU", &found, &wanted))
+        })();
+        record(recorded(OUTPUTS, format!("{family}, greedy f32 as on the CPU"), result));
     }
 }
 
 /// Logits, and a decode over a cache against one prefill, within the bound of the dtype.
 pub fn logits<O: Operations>(
+    kind: &Kind,
     make: &Make<'_, O>,
     model: &OpenModel,
     dtype: Dtype,
@@ -81,34 +90,42 @@ pub fn logits<O: Operations>(
     };
     let gate = quality::gate(&mut session, dtype, SEED, Some(reference.as_mut()))?;
     let found = gate.max_relative_error.map_or("not a number".into(), |error| format!("{error:.1e} off"));
-    let wanted = if PLAIN.contains(&dtype) { "stock's in f32" } else { "dequantised in f32" };
+    let wanted = if kind.plain.contains(&dtype) { "stock's in f32" } else { "dequantised in f32" };
     Ok((gate.passed, format!("wanted {wanted}, found {found}, may differ by {:.0e}", tolerance(dtype))))
 }
 
 /// The first greedy tokens of both engines.
-pub fn greedy<O: Operations>(make: &Make<'_, O>, model: &OpenModel) -> Result<(bool, String), EngineError> {
-    let found = continued(&mut load(make, model, Dtype::F32)?)?;
+pub fn greedy<O: Operations>(
+    make: &Make<'_, O>,
+    model: &OpenModel,
+    steps: usize,
+) -> Result<(bool, String), EngineError> {
+    let found = continued(&mut load(make, model, Dtype::F32)?, steps)?;
     let options = DeviceOptions { threads: Some(THREADS), ..DeviceOptions::default() };
     let mut stock = engine::open("stock", model, Dtype::F32, DeviceChoice::Cpu, options, &mut |_, _| {})?;
-    let wanted = continued(stock.as_mut())?;
-    let wanted_hash = quality::token_hash(&wanted);
-    Ok(match found.iter().zip(&wanted).position(|(found, wanted)| found != wanted) {
-        None => (true, format!("wanted stock's {STEPS} tokens ({wanted_hash}), found them")),
+    Ok(same_tokens("stock", &found, &continued(stock.as_mut(), steps)?))
+}
+
+fn same_tokens(of: &str, found: &[u32], wanted: &[u32]) -> (bool, String) {
+    let wanted_hash = quality::token_hash(wanted);
+    let steps = wanted.len();
+    match found.iter().zip(wanted).position(|(found, wanted)| found != wanted) {
+        None => (true, format!("wanted {of}'s {steps} tokens ({wanted_hash}), found them")),
         Some(step) => (
             false,
             format!(
-                "wanted stock's {STEPS} tokens ({wanted_hash}), found {} for {} at step {step}",
+                "wanted {of}'s {steps} tokens ({wanted_hash}), found {} for {} at step {step}",
                 found[step], wanted[step]
             ),
         ),
-    })
+    }
 }
 
 /// Greedy tokens after the prompt.
-fn continued(session: &mut dyn Session) -> Result<Vec<u32>, EngineError> {
-    let (mut tokens, mut brings) = (Vec::with_capacity(STEPS), PROMPT.to_vec());
+fn continued(session: &mut dyn Session, steps: usize) -> Result<Vec<u32>, EngineError> {
+    let (mut tokens, mut brings) = (Vec::with_capacity(steps), PROMPT.to_vec());
     let mut start = 0;
-    while tokens.len() < STEPS {
+    while tokens.len() < steps {
         let count = brings.len();
         session.step(&StepBatch::uniform(SequenceId(0), &[brings], start))?;
         start += count;
@@ -119,14 +136,15 @@ fn continued(session: &mut dyn Session) -> Result<Vec<u32>, EngineError> {
 }
 
 /// Bytes of a decode against the ideal ledger in every dtype, and over a filled cache against a prefilled one.
-pub fn bytes<O: Operations>(make: &Make<'_, O>, record: &mut Record<'_>) {
-    for dtype in PLAIN.into_iter().chain(QUANTISED) {
-        record(recorded(BYTES, format!("decode of one sequence, {dtype}"), against_the_ledger(make, dtype)));
+pub fn bytes<O: Operations>(kind: &Kind, make: &Make<'_, O>, depths: &[usize], record: &mut Record<'_>) {
+    for dtype in kind.dtypes() {
+        let result = against_the_ledger(make, dtype, depths);
+        record(recorded(BYTES, format!("decode of one sequence, {dtype}"), result));
     }
     record(recorded(
         BYTES,
         "over synthetic KV as over a prefill".to_owned(),
-        filled_as_prefilled(make, &DEPTHS),
+        filled_as_prefilled(make, depths),
     ));
 }
 
@@ -146,11 +164,12 @@ fn decode_bytes(session: &mut dyn Session, depth: usize) -> Result<Bytes, Engine
 pub fn against_the_ledger<O: Operations>(
     make: &Make<'_, O>,
     dtype: Dtype,
+    depths: &[usize],
 ) -> Result<(bool, String), EngineError> {
     let mut session = load(make, &counted_model(), dtype)?;
     let ledger = Ledger::new(session.architecture(), session.inventory(), session.kv_dtype());
     let (mut furthest, mut detail) = (-1.0, String::new());
-    for depth in DEPTHS {
+    for &depth in depths {
         session.fill_kv(SequenceId(0), depth, SEED)?;
         let found = decode_bytes(&mut session, depth)?;
         let ideal = ledger.step(StepShape::decode(1, depth)).bytes.ideal();

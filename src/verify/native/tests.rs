@@ -193,11 +193,18 @@ impl Operations for Faulty {
     }
 }
 
+/// Two seeds of everything.
+const FEW: Extent = Extent { operations: 0..2, cut: 0..2, ..WHOLE };
+
+fn side<'a>(make: &'a Make<'a, Faulty>) -> Side<'a, Faulty> {
+    Side { name: "faulty", make, bounds: PLAIN }
+}
+
 /// Names of the operations whose checks fail.
 fn failing_operations(fault: Fault) -> Vec<String> {
     let make = Faulty::with(fault);
     let mut failing = Vec::new();
-    against_the_oracle(&[("faulty", &make as &Make<'_, _>)], 0..2, &mut |check| {
+    against_the_oracle(&CPU, &[side(&make)], &FEW, &mut |check| {
         assert_eq!(check.area, operations::AREA);
         if !check.passed {
             assert!(check.detail.contains("(seed "), "it names the sample: {}", check.detail);
@@ -225,23 +232,22 @@ fn a_fault_of_one_operation_fails_the_check_of_that_operation() {
 
 #[test]
 fn a_result_that_depends_on_the_cut_fails_the_check_of_that_cut() {
-    const SEEDS: std::ops::Range<u64> = 0..2;
     let right = Faulty::with(Fault::Nothing);
     let batched = Faulty::when(Fault::Attention, |rows| rows.sequences.len() > 1);
-    let looped = |make: &Make<'_, Faulty>| steps::in_pieces("looped", "", make, usize::MAX, SEEDS);
+    let looped = |make: &Make<'_, Faulty>| steps::in_pieces("looped", "", &CPU, side(make), usize::MAX, &FEW);
     assert!(looped(&right).passed);
     assert!(!looped(&batched).passed);
 
     let short = Faulty::when(Fault::Attention, |rows| rows.len() < 5);
-    assert!(!steps::in_pieces("chunked", "", &short, 3, SEEDS).passed);
+    assert!(!steps::in_pieces("chunked", "", &CPU, side(&short), 3, &FEW).passed);
 
     let small_blocks = Faulty::when(Fault::Attention, |rows| rows.block_size == 16);
-    assert!(steps::paged(&right, SEEDS).passed);
-    assert!(!steps::paged(&small_blocks, SEEDS).passed);
+    assert!(steps::paged(&CPU, side(&right), &FEW).passed);
+    assert!(!steps::paged(&CPU, side(&small_blocks), &FEW).passed);
 
     let crowded = |threads| Faulty::with(if threads > 2 { Fault::Head } else { Fault::Nothing })(threads);
-    assert!(steps::threads(&right, SEEDS).passed);
-    assert!(!steps::threads(&crowded, SEEDS).passed);
+    assert!(steps::threads(&CPU, side(&right), &FEW).passed);
+    assert!(!steps::threads(&CPU, side(&crowded), &FEW).passed);
 }
 
 #[test]
@@ -249,21 +255,21 @@ fn a_model_that_is_wrong_fails_against_stock_and_names_what_differs() {
     let model = OpenModel::synthetic("small", small_model(FAMILIES[0].1), 7);
     let (right, wrong) = (Faulty::with(Fault::Nothing), Faulty::with(Fault::Residual));
     for dtype in [Dtype::F32, Dtype::Bf16, Dtype::Q8_0] {
-        assert!(models::logits(&right, &model, dtype).unwrap().0, "{dtype}");
-        let (passed, detail) = models::logits(&wrong, &model, dtype).unwrap();
+        assert!(models::logits(&CPU, &right, &model, dtype).unwrap().0, "{dtype}");
+        let (passed, detail) = models::logits(&CPU, &wrong, &model, dtype).unwrap();
         assert!(!passed, "{dtype}: {detail}");
     }
-    assert!(models::greedy(&right, &model).unwrap().0);
-    let (passed, detail) = models::greedy(&wrong, &model).unwrap();
+    assert!(models::greedy(&right, &model, 128).unwrap().0);
+    let (passed, detail) = models::greedy(&wrong, &model, 128).unwrap();
     assert!(!passed && detail.contains("at step"), "{detail}");
 }
 
 #[test]
 fn bytes_beyond_the_ledger_fail() {
     let (right, wrong) = (Faulty::with(Fault::Nothing), Faulty::with(Fault::Bytes));
-    let (passed, detail) = models::against_the_ledger(&right, Dtype::Q8_0).unwrap();
+    let (passed, detail) = models::against_the_ledger(&right, Dtype::Q8_0, WHOLE.depths).unwrap();
     assert!(passed, "{detail}");
-    let (passed, detail) = models::against_the_ledger(&wrong, Dtype::Q8_0).unwrap();
+    let (passed, detail) = models::against_the_ledger(&wrong, Dtype::Q8_0, WHOLE.depths).unwrap();
     assert!(!passed && detail.contains("found +2"), "{detail}");
 }
 
@@ -295,11 +301,12 @@ fn nothing_compared_is_no_pass_and_what_is_nearest_is_told() {
 #[test]
 fn this_processor_passes_what_the_oracle_does() {
     let mut checks = Vec::new();
-    let make: &Make<'_, CpuOperations> = &CpuOperations::new;
-    against_the_oracle(&[("best", make)], 0..2, &mut |check| checks.push(check));
-    steps::however_they_are_cut(make, &mut |check| checks.push(check));
-    models::against_stock(make, &mut |check| checks.push(check));
-    models::bytes(make, &mut |check| checks.push(check));
+    let best = Side { name: "best", make: &CpuOperations::new, bounds: PLAIN };
+    against_the_oracle(&CPU, &[best], &FEW, &mut |check| checks.push(check));
+    steps::however_they_are_cut(&CPU, best, &WHOLE, &mut |check| checks.push(check));
+    checks.push(steps::threads(&CPU, best, &WHOLE));
+    models::against_stock(&CPU, best.make, WHOLE.greedy, &mut |check| checks.push(check));
+    models::bytes(&CPU, best.make, WHOLE.depths, &mut |check| checks.push(check));
     for check in &checks {
         assert!(check.passed, "{}: {}: {}", check.area, check.name, check.detail);
     }

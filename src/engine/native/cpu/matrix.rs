@@ -49,6 +49,13 @@ impl Format {
             StoredData::F16(_) => Self::F16,
             StoredData::Bf16(_) => Self::Bf16,
             StoredData::Int8 { .. } => Self::Int8,
+            StoredData::Fp8 { .. } => {
+                return Err(EngineError::Unsupported {
+                    engine: "native".into(),
+                    what: "fp8 weights on a CPU".into(),
+                    why: "its kernels for fp8 are a GPU's".into(),
+                });
+            }
             StoredData::Q8_0 { .. } => Self::Q8_0,
             StoredData::Q4_0 { .. } => Self::Q4_0,
             StoredData::Int4 { group, .. } if group.is_multiple_of(GROUP) && *group > 0 => {
@@ -262,6 +269,7 @@ fn pack_row(stored: &StoredMatrix, row: usize, lane: usize, format: Format, pane
             let at = panel.len() - 4 * LANES + 4 * lane;
             panel[at..at + 4].copy_from_slice(&row_scales[row].to_f32().to_le_bytes());
         }
+        StoredData::Fp8 { .. } => unreachable!("a matrix of fp8 has no packed format"),
         StoredData::Q8_0 { quants, scales: all } => {
             let groups = columns.div_ceil(GROUP);
             let padded = groups * GROUP;

@@ -18,24 +18,39 @@ use cudarc::nvrtc::Ptx;
 use super::device::{Argument, Device, Launch};
 use crate::engine::cuda::{self, EventTimeline};
 use crate::engine::{EngineError, Timeline};
+use crate::units::{Bytes, Nanos};
 
-/// The compiled kernels of the native engine, by the beginning of their symbols.
-const MODULES: [(&str, &[u8]); 11] = [
-    ("decode_attention", include_bytes!(concat!(env!("OUT_DIR"), "/decode_attention.fatbin"))),
-    ("embed", include_bytes!(concat!(env!("OUT_DIR"), "/embed.fatbin"))),
-    ("gate_up", include_bytes!(concat!(env!("OUT_DIR"), "/gate_up.fatbin"))),
-    ("head", include_bytes!(concat!(env!("OUT_DIR"), "/head.fatbin"))),
-    ("norm_qkv", include_bytes!(concat!(env!("OUT_DIR"), "/norm_qkv.fatbin"))),
-    ("prefill_attention", include_bytes!(concat!(env!("OUT_DIR"), "/prefill_attention.fatbin"))),
-    ("prepare_rows", include_bytes!(concat!(env!("OUT_DIR"), "/prepare_rows.fatbin"))),
-    ("project_add", include_bytes!(concat!(env!("OUT_DIR"), "/project_add.fatbin"))),
-    ("tiled", include_bytes!(concat!(env!("OUT_DIR"), "/tiled_layers.fatbin"))),
-    ("finish_heads", include_bytes!(concat!(env!("OUT_DIR"), "/tiled_layers.fatbin"))),
-    ("first_largest", include_bytes!(concat!(env!("OUT_DIR"), "/tiled_layers.fatbin"))),
+/// The fatbin of a kernel file.
+macro_rules! kernels {
+    ($file:literal) => {
+        include_bytes!(concat!(env!("OUT_DIR"), "/", $file, ".fatbin"))
+    };
+}
+
+/// The compiled kernels, each file with what the names of its kernels begin with.
+const MODULES: [(&[&str], &[u8]); 11] = [
+    (&["decode_attention"], kernels!("decode_attention")),
+    (&["embed"], kernels!("embed")),
+    (&["gate_up"], kernels!("gate_up")),
+    (&["head"], kernels!("head")),
+    (&["norm_qkv"], kernels!("norm_qkv")),
+    (&["prefill_attention"], kernels!("prefill_attention")),
+    (&["prepare_rows"], kernels!("prepare_rows")),
+    (&["project_add"], kernels!("project_add")),
+    (&["tiled", "finish_heads", "first_largest"], kernels!("tiled_layers")),
+    (&["read_", "write_pattern", "copy", "triad"], kernels!("bandwidth")),
+    (&["spin", "empty"], kernels!("timer")),
 ];
 
 /// Dynamic shared memory that a kernel has without asking. *Source*: CUDA programming guide, shared memory.
 const SHARED_BYTES: u32 = 48 << 10;
+
+/// Which way a copy between host and device goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Direction {
+    ToDevice,
+    ToHost,
+}
 
 /// An allocation of the stream.
 #[derive(Debug)]
@@ -53,13 +68,13 @@ impl std::fmt::Debug for DriverGraph {
     }
 }
 
-/// A GPU.
-#[derive(Debug)]
+/// A GPU. Clones share stream and kernels.
+#[derive(Debug, Clone)]
 pub struct Driver {
     name: String,
     context: Arc<CudaContext>,
     stream: Arc<CudaStream>,
-    modules: Vec<(&'static str, Arc<CudaModule>)>,
+    modules: Vec<(&'static [&'static str], Arc<CudaModule>)>,
     functions: HashMap<String, CudaFunction>,
     multiprocessors: u32,
     dependent_launch: bool,
@@ -80,8 +95,8 @@ impl Driver {
         // SAFETY: everything of this device is made, used and freed on its one stream. Tracked, allocations would record events that break
         // the recording of graphs.
         unsafe { context.disable_event_tracking() };
-        let load = |(prefix, image): (&'static str, &[u8])| {
-            context.load_module(Ptx::from_binary(image.to_vec())).map(|module| (prefix, module))
+        let load = |(prefixes, image): (&'static [&'static str], &[u8])| {
+            context.load_module(Ptx::from_binary(image.to_vec())).map(|module| (prefixes, module))
         };
         let modules = MODULES.into_iter().map(load).collect::<Result<_, _>>().map_err(failed)?;
         let attribute = |attribute| context.attribute(attribute).map_err(failed);
@@ -100,6 +115,82 @@ impl Driver {
         })
     }
 
+    /// Memory that nobody uses.
+    ///
+    /// # Errors
+    /// When the device fails.
+    pub fn free_bytes(&self) -> Result<Bytes, EngineError> {
+        self.context.mem_get_info().map(|(free, _)| Bytes(free as u64)).map_err(|error| self.failed(error))
+    }
+
+    /// The size of the second cache, where the driver tells.
+    #[must_use]
+    pub fn cache_bytes(&self) -> Option<Bytes> {
+        let attribute = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE;
+        self.context.attribute(attribute).ok().map(|bytes| Bytes(u64::from(bytes.unsigned_abs())))
+    }
+
+    /// Memory that no pool counts: the peak of the pool stays what models use.
+    ///
+    /// # Errors
+    /// When there is no more.
+    pub fn allocate_outside_pool(&mut self, bytes: usize) -> Result<DriverMemory, EngineError> {
+        self.context.bind_to_thread().map_err(|error| self.failed(error))?;
+        // SAFETY: the context is bound.
+        let address = unsafe { result::malloc_sync(bytes) }.map_err(|error| self.failed(error))?;
+        // SAFETY: the pointer is an allocation of so many bytes that nobody else owns, and any bytes are valid. The slice frees it in stream
+        // order, which the driver allows for cuMemAlloc too (CUDA programming guide, stream-ordered memory allocator).
+        let slice = unsafe { self.stream.upgrade_device_ptr::<u8>(address, bytes) };
+        Ok(DriverMemory { slice, address })
+    }
+
+    /// Seconds of each of `runs` copies between pinned memory of the host and the device, behind one that is not counted. The bytes are
+    /// checked at the end.
+    ///
+    /// # Errors
+    /// When memory runs out, the device refuses, or bytes were changed on the way.
+    pub fn link_seconds(
+        &mut self,
+        direction: Direction,
+        bytes: usize,
+        runs: usize,
+    ) -> Result<Vec<f64>, EngineError> {
+        let failed = |error: DriverError| cuda::failed(&self.name, error);
+        // SAFETY: both are written whole before they are read.
+        let (mut source, mut target) = unsafe {
+            let pinned = || self.context.alloc_pinned_with_flags::<u8>(bytes, 0);
+            (pinned().map_err(failed)?, pinned().map_err(failed)?)
+        };
+        let pattern = |index: usize| (index.wrapping_mul(167) >> 3).to_le_bytes()[0];
+        source
+            .as_mut_slice()
+            .map_err(failed)?
+            .iter_mut()
+            .enumerate()
+            .for_each(|(i, byte)| *byte = pattern(i));
+        // SAFETY: the first copy writes it whole.
+        let mut memory = unsafe { self.stream.alloc::<u8>(bytes) }.map_err(failed)?;
+        self.stream.memcpy_htod(&source, &mut memory).map_err(failed)?;
+        let mut timeline = EventTimeline::new(self.stream.clone(), &self.name);
+        for _ in 0..=runs {
+            timeline.mark()?;
+            match direction {
+                Direction::ToDevice => self.stream.memcpy_htod(&source, &mut memory),
+                Direction::ToHost => self.stream.memcpy_dtoh(&memory, &mut target),
+            }
+            .map_err(failed)?;
+            timeline.mark()?;
+        }
+        let marks = timeline.drain()?;
+        self.stream.memcpy_dtoh(&memory, &mut target).map_err(failed)?;
+        self.stream.synchronize().map_err(failed)?;
+        if source.as_slice().map_err(failed)? != target.as_slice().map_err(failed)? {
+            return Err(self.refused(format!("{bytes} bytes came back from the device changed")));
+        }
+        let times = marks.chunks_exact(2).map(|pair| Nanos(pair[1].0 - pair[0].0).seconds());
+        Ok(times.skip(1).collect())
+    }
+
     fn failed(&self, error: DriverError) -> EngineError {
         cuda::failed(&self.name, error)
     }
@@ -112,7 +203,8 @@ impl Driver {
         if let Some(function) = self.functions.get(kernel) {
             return Ok(function.cu_function());
         }
-        let module = self.modules.iter().find(|(prefix, _)| kernel.starts_with(prefix));
+        let of_kernel = |prefixes: &[&str]| prefixes.iter().any(|prefix| kernel.starts_with(prefix));
+        let module = self.modules.iter().find(|(prefixes, _)| of_kernel(prefixes));
         let Some((_, module)) = module else {
             return Err(self.refused(format!("there is no kernel {kernel}")));
         };

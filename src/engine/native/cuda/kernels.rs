@@ -81,11 +81,14 @@ struct Streaming {
 
 impl Streaming {
     fn new<D: Device>(device: &D, weights: &Matrix<D>, rows: usize, tuning: Tuning) -> Self {
-        let rows_at_once = ROWS_AT_ONCE.into_iter().find(|at_once| *at_once >= rows).unwrap_or(4);
+        // Four rows beside fp8 would spill on sm_80, so there are no such kernels.
+        let most = if weights.format == Format::Fp8 { 2 } else { 4 };
+        let rows_at_once =
+            ROWS_AT_ONCE.into_iter().find(|at_once| *at_once >= rows.min(most)).unwrap_or(most);
         let passes = rows.div_ceil(rows_at_once);
         // Bytes of 32 inputs.
         let input = match weights.format {
-            Format::Bf16 => 64,
+            Format::Bf16 | Format::Fp8 => 64,
             Format::F16 | Format::F32 => 128,
             Format::Int8 => 32 + 4,
         };
@@ -500,7 +503,7 @@ impl<D: Device> NormQkv<'_, D> {
 /// What the cache of a model keeps, by the format of its weights.
 fn cache_dtype(format: Format) -> Dtype {
     match format {
-        Format::Bf16 | Format::Int8 => Dtype::Bf16,
+        Format::Bf16 | Format::Int8 | Format::Fp8 => Dtype::Bf16,
         Format::F16 => Dtype::F16,
         Format::F32 => Dtype::F32,
     }

@@ -11,6 +11,9 @@ use crate::model::{Packing, StoredData, StoredMatrix};
 /// Bytes of a load.
 pub const VECTOR: usize = 16;
 
+/// The kernels read a code of e4m3 as the f16 with the same bits moved up by seven: so much less than its value (`linear.cuh`).
+const E4M3_BELOW_F16: f32 = 256.0;
+
 /// What the elements of a matrix are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Format {
@@ -19,6 +22,8 @@ pub enum Format {
     F32,
     /// 8 bits, and a scale per output.
     Int8,
+    /// 8-bit floats (e4m3), and a scale per output.
+    Fp8,
 }
 
 impl Format {
@@ -29,6 +34,7 @@ impl Format {
             Packing::F16 => Some(Self::F16),
             Packing::F32 => Some(Self::F32),
             Packing::Int8 => Some(Self::Int8),
+            Packing::Fp8 => Some(Self::Fp8),
             Packing::Q8_0 | Packing::Q4_0 | Packing::Int4 { .. } => None,
         }
     }
@@ -41,6 +47,7 @@ impl Format {
             Self::F16 => "f16",
             Self::F32 => "f32",
             Self::Int8 => "int8",
+            Self::Fp8 => "fp8",
         }
     }
 
@@ -50,11 +57,11 @@ impl Format {
         match self {
             Self::Bf16 | Self::F16 => VECTOR / 2,
             Self::F32 => VECTOR / 4,
-            Self::Int8 => VECTOR,
+            Self::Int8 | Self::Fp8 => VECTOR,
         }
     }
 
-    /// Vectors of a row. Rows of 8-bit weights are whole groups of 32 columns, as the activations they meet.
+    /// Vectors of a row. Rows of 8-bit integers are whole groups of 32 columns, as the activations they meet.
     #[must_use]
     pub fn vectors(self, columns: usize) -> usize {
         match self {
@@ -87,7 +94,7 @@ impl<D: Device> Matrix<D> {
         let Some(format) = Format::of(first.packing()) else {
             return super::super::refuse(
                 format!("{} weights on {}", first.storage(), device.name()),
-                "its kernels stream bf16, f16, f32 and int8",
+                super::super::KERNEL_FORMATS,
             );
         };
         for Part { matrix, .. } in parts {
@@ -106,7 +113,7 @@ impl<D: Device> Matrix<D> {
         }
         let data = device.allocate(bytes.len())?;
         device.upload(&data, 0, &bytes)?;
-        let scales = (format == Format::Int8)
+        let scales = matches!(format, Format::Int8 | Format::Fp8)
             .then(|| {
                 let scales: Vec<f32> =
                     order.iter().map(|&(part, row)| row_scale(&parts[part].matrix, row)).collect();
@@ -176,6 +183,7 @@ fn row_bytes(matrix: &StoredMatrix, row: usize, out: &mut [u8]) {
         StoredData::F16(values) => put(out, &values[range], half::f16::to_le_bytes),
         StoredData::Bf16(values) => put(out, &values[range], half::bf16::to_le_bytes),
         StoredData::Int8 { quants, .. } => put(out, &quants[range], i8::to_le_bytes),
+        StoredData::Fp8 { codes, .. } => put(out, &codes[range], u8::to_le_bytes),
         other => unreachable!("refused before: {other:?}"),
     }
 }
@@ -183,6 +191,7 @@ fn row_bytes(matrix: &StoredMatrix, row: usize, out: &mut [u8]) {
 fn row_scale(matrix: &StoredMatrix, row: usize) -> f32 {
     match &matrix.data {
         StoredData::Int8 { scales, .. } => scales[row].to_f32(),
+        StoredData::Fp8 { scales, .. } => scales[row].to_f32() * E4M3_BELOW_F16,
         _ => 1.0,
     }
 }

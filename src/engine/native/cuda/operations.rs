@@ -96,6 +96,7 @@ pub struct CudaOperations<D: Device> {
     attention_moved: u64,
     attentions: Vec<(AttentionCut, Option<usize>)>,
     sequences: usize,
+    replays: usize,
 }
 
 impl<D: Device> CudaOperations<D> {
@@ -120,7 +121,14 @@ impl<D: Device> CudaOperations<D> {
             attention_moved: 0,
             attentions: Vec::new(),
             sequences: 0,
+            replays: 0,
         }
+    }
+
+    /// Steps that were replayed so far.
+    #[must_use]
+    pub fn replays(&self) -> usize {
+        self.replays
     }
 
     /// The device.
@@ -170,6 +178,7 @@ impl<D: Device> CudaOperations<D> {
         let attentions = std::mem::take(&mut self.attentions);
         let bytes = self.moved - self.attention_moved;
         self.device.replay(&graph)?;
+        self.replays += 1;
         self.known.insert(key, Known::Recorded(Recorded { graph, bytes, attentions }));
         Ok(())
     }
@@ -265,6 +274,7 @@ impl<D: Device> Operations for CudaOperations<D> {
             }
             Some(Known::Recorded(recorded)) => {
                 self.device.replay(&recorded.graph)?;
+                self.replays += 1;
                 let attentions = recorded.attentions.iter();
                 let read: u64 = attentions.map(|(cut, window)| cut.bytes(rows, *window, &pool.shape)).sum();
                 self.moved = recorded.bytes + read;

@@ -171,7 +171,8 @@ fn pick<T: Clone>(from: &[T], random: &mut ChaCha8Rng) -> T {
     from.choose(random).expect("there is something to pick from").clone()
 }
 
-pub(super) fn nth<T: Copy>(from: &[T], index: u64) -> T {
+/// The one of an index, round and round.
+pub(crate) fn nth<T: Copy>(from: &[T], index: u64) -> T {
     let index = index % from.len() as u64;
     from[usize::try_from(index).expect("an index of a slice")]
 }

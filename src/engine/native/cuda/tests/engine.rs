@@ -8,6 +8,7 @@ use super::SMALL;
 use crate::engine::native::NativeSession;
 use crate::engine::native::cpu::CpuOperations;
 use crate::engine::native::operations::Operations;
+use crate::engine::native::oracle::Oracle;
 use crate::engine::{SequenceId, Session, StepBatch};
 use crate::measure::quality::relative_error;
 use crate::model::{Dtype, OpenModel};
@@ -106,6 +107,19 @@ fn every_dtype_generates_what_it_does_on_the_cpu() {
             let (mut found, mut wanted) = (emulated(&model, dtype, 5), on_cpu(&model, dtype));
             assert_equal(&mut found, &mut wanted, &[tokens(18, 1)], 4, ROUNDED_TOLERANCE);
         }
+    }
+}
+
+/// The CPU has no kernels for it: the oracle has the same weights and rounding.
+#[test]
+fn fp8_generates_what_the_oracle_does() {
+    for name in ["llama-gqa", "qwen3-tied"] {
+        let model = model(name);
+        let mut wanted = NativeSession::load(Oracle::new(), &model, Dtype::Fp8, 16, &mut |_| {}).unwrap();
+        let mut found = emulated(&model, Dtype::Fp8, 6);
+        assert_equal(&mut found, &mut wanted, &[tokens(18, 1)], 3, ROUNDED_TOLERANCE);
+        let storages = found.inventory().tensors.iter().filter(|tensor| tensor.storage == "fp8").count();
+        assert!(storages > 0 && storages % 7 == 0, "{storages} matrices of a layer's seven");
     }
 }
 

@@ -21,7 +21,7 @@ use crate::engine::native::testing::{
 };
 use crate::model::{Dtype, Packing, StoredMatrix};
 
-const DTYPES: [Dtype; 4] = [Dtype::Bf16, Dtype::F16, Dtype::F32, Dtype::Int8];
+const DTYPES: [Dtype; 5] = [Dtype::Bf16, Dtype::F16, Dtype::F32, Dtype::Int8, Dtype::Fp8];
 
 /// A sample that the kernels run: K and V as its weights say, heads of whole vectors.
 fn sample(seed: u64) -> Option<Sample> {
@@ -67,7 +67,7 @@ fn every_operation_equals_the_oracle() {
 
 #[test]
 fn whole_steps_equal_the_oracle_under_every_schedule() {
-    for sample in (30..37).filter_map(sample) {
+    for sample in (30..38).filter_map(sample) {
         let scenario = scenario_of(&sample, &ragged(sample.seed));
         let error = same_scenario(emulated(sample.seed, SMALL), Oracle::new(), &sample, &scenario).unwrap();
         assert!(error <= step_tolerance(&sample), "{error:.1e} off, {}", sample.label());

@@ -1,0 +1,278 @@
+//! Steps replayed from a recording in place of kernels launched one by one.
+//!
+//! Enters: a session that can record a step. Leaves: a [`Session`] of its own, for which a step that comes twice in a row is recorded, held against what
+//! it gave eagerly, and from then on replayed for as long as it stays the same. That is what a pinned decode does, and nothing else does: fills,
+//! gates and prefills run as they always do. The difference between both sessions is the cost of launches, because the kernels are the same.
+//! It knows no device; a step that cannot be recorded, or that gives something else when replayed, is an error that says why.
+
+use std::collections::HashMap;
+
+use super::{Capabilities, EngineError, MemoryUse, OperationTime, SequenceId, Session, StepBatch, Timeline};
+use crate::model::{Architecture, Dtype, Inventory};
+use crate::units::Bytes;
+
+/// Largest difference between logits replayed and eager, relative to the largest of a sequence. The kernels are the same, so they should be the same bits;
+/// a library may choose another algorithm while it is recorded, whose sums have another order.
+///
+/// *Source*: one step of bf16 is 2⁻⁸ of a value; a sum in another order is a few of f32's.
+const MOST_DIFFERENCE: f64 = 5e-3;
+
+/// A session whose steps can be recorded.
+pub trait Recordable: Session {
+    /// A recorded step, with whatever it reads and writes.
+    type Recording: std::fmt::Debug;
+
+    /// Records the step that ran last, and does not run it.
+    ///
+    /// # Errors
+    /// When it cannot be recorded; the session goes on as if nothing had been asked.
+    fn record(&mut self, batch: &StepBatch) -> Result<Self::Recording, EngineError>;
+
+    /// Enqueues what was recorded. Its logits and tokens are then the session's.
+    ///
+    /// # Errors
+    /// When the device fails.
+    fn replay(&mut self, recording: &Self::Recording) -> Result<(), EngineError>;
+}
+
+/// A session that replays the steps that come again.
+#[derive(Debug)]
+pub struct Replayed<S: Recordable> {
+    session: S,
+    capabilities: Capabilities,
+    /// The last step, where it ran eagerly.
+    last: Option<StepBatch>,
+    /// By the first sequence of the batch.
+    recordings: HashMap<SequenceId, (StepBatch, S::Recording)>,
+}
+
+impl<S: Recordable> Replayed<S> {
+    /// A session under another name.
+    #[must_use]
+    pub fn new(session: S, engine: &str) -> Self {
+        let capabilities =
+            Capabilities { engine: engine.to_owned(), graphs: true, ..session.capabilities().clone() };
+        Self { session, capabilities, last: None, recordings: HashMap::new() }
+    }
+
+    /// Records the step that just ran, and replays it once: what it gives must be what it gave.
+    fn record(&mut self, batch: &StepBatch) -> Result<S::Recording, EngineError> {
+        let (eager, tokens) = (self.session.logits()?, self.session.next_tokens()?);
+        let recording = self.session.record(batch).map_err(|error| self.not_replayed(error))?;
+        self.session.replay(&recording)?;
+        let (replayed, then) = (self.session.logits()?, self.session.next_tokens()?);
+        let off = difference(&replayed, &eager);
+        if off > MOST_DIFFERENCE || then != tokens {
+            let changed = tokens.iter().zip(&then).filter(|(a, b)| a != b).count();
+            return Err(EngineError::NotReplayed {
+                engine: self.capabilities.engine.clone(),
+                why: format!(
+                    "its logits are {off:.1e} off the eager ones (at most {MOST_DIFFERENCE:.0e}), and {changed} of {} tokens differ",
+                    tokens.len()
+                ),
+            });
+        }
+        Ok(recording)
+    }
+
+    /// What failed while it was recorded; memory that ran out is still that.
+    fn not_replayed(&self, error: EngineError) -> EngineError {
+        match error {
+            full @ EngineError::OutOfMemory { .. } => full,
+            other => {
+                EngineError::NotReplayed { engine: self.capabilities.engine.clone(), why: other.to_string() }
+            }
+        }
+    }
+}
+
+/// Largest difference of any logit, relative to the largest magnitude of its sequence; infinite where something is no number.
+fn difference(found: &[Vec<f32>], wanted: &[Vec<f32>]) -> f64 {
+    if found.len() != wanted.len() {
+        return f64::INFINITY;
+    }
+    let row = |(found, wanted): (&Vec<f32>, &Vec<f32>)| -> f64 {
+        let scale = wanted.iter().fold(f32::MIN_POSITIVE, |most, x| most.max(x.abs()));
+        let off = found.iter().zip(wanted).map(|(a, b)| f64::from((a - b).abs() / scale));
+        off.fold(0.0, |worst, off| if off.is_nan() { f64::INFINITY } else { worst.max(off) })
+    };
+    found.iter().zip(wanted).map(row).fold(0.0, f64::max)
+}
+
+impl<S: Recordable> Session for Replayed<S> {
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+    fn architecture(&self) -> &Architecture {
+        self.session.architecture()
+    }
+    fn inventory(&self) -> &Inventory {
+        self.session.inventory()
+    }
+    fn kv_dtype(&self) -> Dtype {
+        self.session.kv_dtype()
+    }
+
+    fn step(&mut self, batch: &StepBatch) -> Result<(), EngineError> {
+        let Some(first) = batch.sequences.first().map(|step| step.sequence) else {
+            return self.session.step(batch);
+        };
+        if let Some((_, recording)) = self.recordings.get(&first).filter(|(known, _)| known == batch) {
+            self.last = None;
+            return self.session.replay(recording);
+        }
+        // What the sequences hold changes, and with it what was recorded.
+        self.recordings.remove(&first);
+        if self.last.take().as_ref() == Some(batch) {
+            let recording = self.record(batch)?;
+            self.recordings.insert(first, (batch.clone(), recording));
+            return Ok(());
+        }
+        self.session.step(batch)?;
+        self.last = Some(batch.clone());
+        Ok(())
+    }
+
+    fn logits(&mut self) -> Result<Vec<Vec<f32>>, EngineError> {
+        self.session.logits()
+    }
+    fn next_tokens(&mut self) -> Result<Vec<u32>, EngineError> {
+        self.session.next_tokens()
+    }
+    fn timeline(&mut self) -> &mut dyn Timeline {
+        self.session.timeline()
+    }
+    fn fill_kv(&mut self, sequence: SequenceId, positions: usize, seed: u64) -> Result<bool, EngineError> {
+        self.forget(sequence);
+        self.session.fill_kv(sequence, positions, seed)
+    }
+    fn release(&mut self, sequence: SequenceId) {
+        self.forget(sequence);
+        self.session.release(sequence);
+    }
+    fn memory(&mut self) -> MemoryUse {
+        self.session.memory()
+    }
+    fn moved(&self) -> Option<Bytes> {
+        self.session.moved()
+    }
+    fn profile(&mut self, batch: &StepBatch) -> Result<Vec<OperationTime>, EngineError> {
+        self.session.profile(batch)
+    }
+}
+
+impl<S: Recordable> Replayed<S> {
+    fn forget(&mut self, sequence: SequenceId) {
+        let holds = |batch: &StepBatch| batch.sequences.iter().any(|step| step.sequence == sequence);
+        self.recordings.retain(|_, (batch, _)| !holds(batch));
+        self.last = self.last.take().filter(|batch| !holds(batch));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::scripted::{Outcome, ScriptedSession, VirtualClock};
+    use crate::model::test_shapes;
+    use crate::units::Nanos;
+
+    const EAGER: f64 = 9e6;
+    const REPLAY: f64 = 4e6;
+
+    fn session(replay: impl FnMut() -> Outcome + 'static) -> (Replayed<ScriptedSession>, VirtualClock) {
+        let architecture = test_shapes::smollm2_135m();
+        let inventory = architecture.inventory(Dtype::Bf16);
+        let clock = VirtualClock::default();
+        let takes = |_| Outcome::Takes { device: Nanos(EAGER), host: Nanos(0.0) };
+        let scripted = ScriptedSession::new(architecture, inventory, &clock, Box::new(takes));
+        (Replayed::new(scripted.with_replay(replay), "scripted-graph"), clock)
+    }
+
+    fn takes() -> Outcome {
+        Outcome::Takes { device: Nanos(REPLAY), host: Nanos(0.0) }
+    }
+
+    fn step(token: u32, start: usize) -> StepBatch {
+        StepBatch::uniform(SequenceId(3), &[vec![token]], start)
+    }
+
+    /// How a step ran, by the time it took.
+    #[derive(Debug, PartialEq, Eq)]
+    enum Ran {
+        Eagerly,
+        Replayed,
+        Neither,
+    }
+    use Ran::{Eagerly, Replayed as FromRecording};
+
+    fn ran(session: &mut Replayed<ScriptedSession>, clock: &VirtualClock, batch: &StepBatch) -> Ran {
+        let before = clock.now().0;
+        session.step(batch).unwrap();
+        let took = clock.now().0 - before;
+        let near = |time: f64| (took - time).abs() < 1.0;
+        if near(EAGER) {
+            Eagerly
+        } else if near(REPLAY) {
+            FromRecording
+        } else {
+            Ran::Neither
+        }
+    }
+
+    #[test]
+    fn the_step_that_comes_again_is_recorded_and_every_other_one_is_eager() {
+        let (mut session, clock) = session(takes);
+        let prompt = StepBatch::uniform(SequenceId(3), &[vec![1, 2, 3]], 0);
+        let mut runs = |batch: &StepBatch| ran(&mut session, &clock, batch);
+        assert_eq!(runs(&prompt), Eagerly);
+        let pinned = step(7, 3);
+        // Eager; recorded, and replayed to compare; replayed.
+        assert_eq!([runs(&pinned), runs(&pinned), runs(&pinned)], [Eagerly, FromRecording, FromRecording]);
+        // Another token is another step, and makes the first one a new one.
+        assert_eq!([runs(&step(8, 3)), runs(&pinned), runs(&pinned)], [Eagerly, Eagerly, FromRecording]);
+        assert_eq!(runs(&step(8, 4)), Eagerly);
+    }
+
+    #[test]
+    fn sequences_keep_their_recordings_beside_each_other_until_they_are_released() {
+        let (mut session, clock) = session(takes);
+        let other = StepBatch::uniform(SequenceId(9), &[vec![4]], 0);
+        let pinned = step(7, 0);
+        for batch in [&pinned, &other] {
+            ran(&mut session, &clock, batch);
+            ran(&mut session, &clock, batch);
+        }
+        assert_eq!(ran(&mut session, &clock, &pinned), FromRecording);
+        session.release(SequenceId(3));
+        assert_eq!(ran(&mut session, &clock, &pinned), Eagerly);
+        assert_eq!(ran(&mut session, &clock, &other), FromRecording);
+    }
+
+    #[test]
+    fn a_replay_that_gives_something_else_is_an_error_with_the_difference() {
+        let wrong = || Outcome::WrongTokens { device: Nanos(REPLAY) };
+        let not_a_number = || Outcome::NotANumber { device: Nanos(REPLAY) };
+        for (planted, says) in [(wrong as fn() -> Outcome, "1 of 1 tokens differ"), (not_a_number, "inf off")]
+        {
+            let (mut session, _) = session(planted);
+            session.step(&step(7, 0)).unwrap();
+            let error = session.step(&step(7, 0)).unwrap_err();
+            assert!(matches!(error, EngineError::NotReplayed { .. }), "{error}");
+            assert!(error.to_string().contains(says), "{error}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_recorded_says_why_and_leaves_the_session_usable() {
+        let architecture = test_shapes::smollm2_135m();
+        let inventory = architecture.inventory(Dtype::Bf16);
+        let clock = VirtualClock::default();
+        let eager = |_| Outcome::Takes { device: Nanos(EAGER), host: Nanos(0.0) };
+        let scripted = ScriptedSession::new(architecture, inventory, &clock, Box::new(eager));
+        let mut session = Replayed::new(scripted, "scripted-graph");
+        session.step(&step(7, 0)).unwrap();
+        let error = session.step(&step(7, 0)).unwrap_err().to_string();
+        assert!(error.starts_with("scripted-graph cannot replay this step: "), "{error}");
+        assert_eq!(ran(&mut session, &clock, &step(8, 0)), Eagerly);
+    }
+}
