@@ -122,9 +122,15 @@ impl Local {
         observer: &mut dyn Observer,
     ) -> Result<(Live, Opened), NotOpened> {
         let (config, model) = (&self.config, &*self.model);
-        // What the only engine cannot do at all is an error of the plan, whatever else is wrong; beside others its cells say so.
+        // What no engine of the plan can do at all is an error of the plan, whatever else is wrong; beside one that can, cells say so.
+        let another_can = || {
+            config.engines.iter().filter(|other| *other != engine).any(|other| {
+                let dtype = engine::default_dtype(other, model, config.device);
+                engine::capabilities(other, model, dtype, config.device).is_ok()
+            })
+        };
         engine::capabilities(engine, model, dtype, config.device).map_err(|error| match error {
-            unable @ EngineError::Unsupported { .. } if config.engines.len() > 1 => {
+            unable @ EngineError::Unsupported { .. } if another_can() => {
                 NotOpened::NoRoom { status: Status::Skipped, reason: unable.to_string() }
             }
             other => other.into(),
