@@ -54,7 +54,7 @@ pub struct Finding {
 
 /// What kind of statement a rule makes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
+pub(super) enum Kind {
     /// Says where the time goes: one of them, or the cell is unexplained.
     Regime,
     /// Says what limits trust.

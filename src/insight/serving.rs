@@ -4,7 +4,7 @@
 //! function from a point to evidence or to nothing. A cause stands before its consequence: a queue that grows because blocks ran out is
 //! KV pressure first and saturation second. A point that was measured and that no rule of a regime speaks of is unexplained. Pure.
 
-use super::diagnose::{Finding, UNEXPLAINED};
+use super::diagnose::{Finding, Kind, UNEXPLAINED};
 use super::targets;
 use crate::measure::doctor::Severity;
 use crate::report::serving::ServeReport;
@@ -46,12 +46,6 @@ const AS_PLANNED: f64 = 0.9;
 const MOSTLY_WAITING: f64 = 0.5;
 /// Sequences over their limit from which a batch is full.
 const FULL_BATCH: f64 = 0.9;
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
-    Regime,
-    Trust,
-}
 
 struct Rule {
     name: &'static str,

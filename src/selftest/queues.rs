@@ -38,9 +38,9 @@ impl<F: FnMut() -> f64> Executor for Server<F> {
     }
 }
 
-/// Serves so many requests of one token, one at a time, at a rate per second.
-fn serve(rate: f64, count: usize, seed: u64, service: impl FnMut() -> f64) -> Option<(Run, ServeResult)> {
-    let plan: Vec<Planned> = deadlines(Arrivals::Poisson, None, rate, count, seed)
+/// Requests of one prompt and one output token.
+pub(super) fn single_tokens(arrivals: Arrivals, rate: f64, count: usize, seed: u64) -> Vec<Planned> {
+    deadlines(arrivals, None, rate, count, seed)
         .into_iter()
         .map(|arrival| Planned {
             arrival,
@@ -51,7 +51,12 @@ fn serve(rate: f64, count: usize, seed: u64, service: impl FnMut() -> f64) -> Op
             adapter: None,
             constrained: false,
         })
-        .collect();
+        .collect()
+}
+
+/// Serves so many requests of one token, one at a time, at a rate per second.
+fn serve(rate: f64, count: usize, seed: u64, service: impl FnMut() -> f64) -> Option<(Run, ServeResult)> {
+    let plan = single_tokens(Arrivals::Poisson, rate, count, seed);
     let traffic = Traffic {
         plan: &plan,
         kind: Loop::Open,

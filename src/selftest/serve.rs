@@ -365,18 +365,7 @@ pub fn early_end() -> Shown {
 /// hundred lie above p99, and the one at it waits 0.4 s, from the scheduled arrival.
 pub fn long_stall() -> Shown {
     const COUNT: usize = 10_000;
-    let plan: Vec<Planned> = deadlines(Arrivals::Constant, None, 100.0, COUNT, 0)
-        .into_iter()
-        .map(|arrival| Planned {
-            arrival,
-            prompt: vec![Stretch { source: 1, tokens: 1 }],
-            output_len: 1,
-            priority: 0,
-            tenant: 0,
-            adapter: None,
-            constrained: false,
-        })
-        .collect();
+    let plan = super::queues::single_tokens(Arrivals::Constant, 100.0, COUNT, 0);
     let traffic = Traffic {
         plan: &plan,
         kind: Loop::Open,
