@@ -8,6 +8,7 @@ use rand::SeedableRng;
 use rand::seq::SliceRandom;
 use rand_chacha::ChaCha8Rng;
 
+use super::telemetry::Load;
 use super::visit::{End, Inputs, Reference, Visit, Visited};
 use crate::engine::Session;
 use crate::plan::Cell;
@@ -146,6 +147,34 @@ pub struct Testimony {
     pub reject: Option<String>,
     /// What does not reject but must be known.
     pub conditions: Vec<String>,
+    /// What is said now of this block and of some before it together.
+    pub load: Option<SharedLoad>,
+}
+
+/// The load over the last blocks together: too short to be judged one by one, they stand and fall together.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct SharedLoad {
+    pub load: Load,
+    /// The cause for which none of them counts.
+    pub reject: Option<String>,
+}
+
+impl SharedLoad {
+    /// Writes it into the blocks that it is about; how many of them no longer count.
+    pub fn enter(&self, blocks: &mut [Block]) -> usize {
+        let first = blocks.len().saturating_sub(self.load.blocks);
+        let mut lost = 0;
+        for block in &mut blocks[first..] {
+            let telemetry = block.telemetry.get_or_insert_default();
+            telemetry.foreign_cores = self.load.foreign_cores;
+            telemetry.steal_cores = self.load.steal_cores;
+            if block.rejected.is_none() && self.reject.is_some() {
+                block.rejected.clone_from(&self.reject);
+                lost += 1;
+            }
+        }
+        lost
+    }
 }
 
 impl Testimony {
@@ -167,6 +196,10 @@ pub trait Witness {
     fn before_block(&mut self);
     /// Called right after it; `wall_seconds` is how long the block took.
     fn after_block(&mut self, wall_seconds: f64) -> Testimony;
+    /// Called behind the last block of a visit: what is still to be said of the last ones.
+    fn after_visit(&mut self) -> Option<SharedLoad> {
+        None
+    }
     /// The tolerance the canary can bear here: the protocol's own, or more where the canary itself is noisier.
     fn canary_tolerance(&self, wanted: f64) -> f64 {
         wanted

@@ -175,6 +175,62 @@ fn a_cell_that_stays_disturbed_is_given_up_and_the_others_go_on() {
     );
 }
 
+/// Tells load of so many blocks together, and at the end of a visit of those that are left.
+struct Together {
+    each: usize,
+    open: usize,
+    busy: fn(usize) -> bool,
+    told: usize,
+}
+
+impl Together {
+    fn tell(&mut self) -> Option<SharedLoad> {
+        let (blocks, busy) = (std::mem::take(&mut self.open), (self.busy)(self.told));
+        self.told += 1;
+        let load = Load { blocks, foreign_cores: Some(if busy { 1.0 } else { 0.0 }), steal_cores: None };
+        Some(SharedLoad { load, reject: busy.then(|| "foreign load".to_owned()) })
+    }
+}
+
+impl Witness for Together {
+    fn before_block(&mut self) {}
+    fn after_block(&mut self, _wall_seconds: f64) -> Testimony {
+        self.open += 1;
+        let load = if self.open == self.each { self.tell() } else { None };
+        Testimony { load, ..Testimony::default() }
+    }
+    fn after_visit(&mut self) -> Option<SharedLoad> {
+        if self.open > 0 { self.tell() } else { None }
+    }
+}
+
+#[test]
+fn blocks_that_are_judged_together_fall_together() {
+    let clock = VirtualClock::default();
+    let measured = |each, busy: fn(usize) -> bool| {
+        let mut session = session(&clock, |_| takes(10.0));
+        let mut witness = Together { each, open: 0, busy, told: 0 };
+        let protocol = Protocol { visits: 1, ..Protocol::full(7) };
+        measure(&mut session, &[decode(1, 16)], &protocol, &mut witness).remove(0)
+    };
+    let rejected = |measured: &Measured| -> Vec<usize> {
+        let fell = |(index, block): (usize, &Block)| block.rejected.is_some().then_some(index);
+        measured.blocks.iter().enumerate().filter_map(fell).collect()
+    };
+    let second = measured(3, |told| told == 1);
+    assert_eq!((second.status, rejected(&second)), (Status::Ok, vec![3, 4, 5]));
+    assert_eq!(accepted(&second.blocks).count(), 10);
+    let foreign = |block: &Block| block.telemetry.as_ref().and_then(|t| t.foreign_cores);
+    assert!(second.blocks.iter().all(|block| foreign(block).is_some()), "every block knows its load");
+    // Ten blocks are three windows and one block, of which the visit's end tells.
+    let last = measured(3, |told| told == 3);
+    assert_eq!((last.status, rejected(&last)), (Status::Ok, vec![9]));
+    assert_eq!(accepted(&last.blocks).count(), 10);
+    let always = measured(3, |_| true);
+    assert_eq!((always.status, rejected(&always)), (Status::Disturbed, vec![0, 1, 2, 3, 4, 5]));
+    assert_eq!(always.reason.as_deref(), Some("6 blocks in a row rejected; the last: foreign load"));
+}
+
 #[test]
 fn a_slow_block_without_a_cause_is_never_dropped() {
     let clock = VirtualClock::default();

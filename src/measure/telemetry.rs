@@ -4,10 +4,10 @@
 //! [`BlockTelemetry`] and, from it alone, a [`Judgement`]. It never sees the times measured in the block, so no block can be
 //! rejected for being slow.
 //!
-//! The kernel counts CPU time in ticks, mostly of 10 ms. Load is therefore told only over windows of at least
-//! [`LOAD_WINDOW`]: shorter blocks answer `None` until enough of them have passed, and the last of them carries the answer
-//! for all. A tick may fall on either side of a window's edge on each core that we keep busy, so one tick per such core is
-//! given to us: foreign load is understated by at most that, and never invented.
+//! The kernel counts CPU time in ticks, mostly of 10 ms. Load is therefore told over windows of at least [`LOAD_WINDOW`]: shorter blocks
+//! wait until enough of them have passed, and the answer is of all of them. Where no more will come, a shorter time has to do. A tick may
+//! fall on either side of a window's edge on each core that we keep busy, so one tick per such core is given to us: foreign load is
+//! understated by at most that, and never invented.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -20,12 +20,31 @@ use crate::report::BlockTelemetry;
 /// The shortest time over which CPU load is judged: 20 ticks of 10 ms.
 pub const LOAD_WINDOW: Duration = Duration::from_millis(200);
 
+/// And where no more blocks follow: one foreign tick alone is not above the limit.
+const LAST_WINDOW: Duration = Duration::from_millis(50);
+
+/// A pause between blocks after which a new window begins.
+const LONG_PAUSE: Duration = Duration::from_millis(500);
+
 /// Watches the machine beside the blocks.
 pub trait Telemetry {
     /// Called before the clock of a block starts.
     fn before_block(&mut self);
     /// Called after the clock of a block has stopped.
     fn after_block(&mut self) -> BlockTelemetry;
+    /// The load over the blocks since it was told last, where they are long enough together to tell it. `last`: no more will follow.
+    fn load(&mut self, _last: bool) -> Option<Load> {
+        None
+    }
+}
+
+/// Cores that were busy with something else than this process, over some blocks.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Load {
+    /// The last so many blocks.
+    pub blocks: usize,
+    pub foreign_cores: Option<f64>,
+    pub steal_cores: Option<f64>,
 }
 
 /// Sees nothing.
@@ -80,7 +99,16 @@ pub struct HostTelemetry {
     epoch: Instant,
     ticks_per_second: f64,
     block: Option<HostReading>,
-    window: Option<HostReading>,
+    window: Option<Window>,
+}
+
+/// Blocks whose load was not told yet.
+#[derive(Debug)]
+struct Window {
+    from: HostReading,
+    /// At the end of the last block.
+    to: HostReading,
+    blocks: usize,
 }
 
 impl HostTelemetry {
@@ -97,33 +125,28 @@ impl HostTelemetry {
     }
 
     fn begin(&mut self, now: HostReading) {
-        // A window that was left open over a long pause says nothing about the blocks around the pause.
-        let stale = |window: &HostReading| now.at.saturating_sub(window.at) > LOAD_WINDOW;
-        if self.window.as_ref().is_none_or(stale) {
-            self.window = Some(now.clone());
+        // A window that was left open over a long pause says nothing about the blocks behind the pause.
+        let left = |window: &Window| now.at.saturating_sub(window.to.at) > LONG_PAUSE;
+        if self.window.as_ref().is_none_or(left) {
+            self.window = Some(Window { from: now.clone(), to: now.clone(), blocks: 0 });
         }
         self.block = Some(now);
     }
 
-    fn end(&mut self, now: &HostReading) -> BlockTelemetry {
+    fn end(&mut self, now: HostReading) -> BlockTelemetry {
         let Some(before) = self.block.take() else { return BlockTelemetry::default() };
-        let load = match &self.window {
-            Some(window) if now.at.saturating_sub(window.at) >= LOAD_WINDOW => {
-                let load = Load::between(window, now, self.ticks_per_second);
-                self.window = None;
-                load
-            }
-            _ => Load::default(),
-        };
-        BlockTelemetry {
+        let telemetry = BlockTelemetry {
             energy_joules: joules(&before.energy, &now.energy),
-            foreign_cores: load.foreign_cores,
-            steal_cores: load.steal_cores,
             major_faults: advance(before.major_faults, now.major_faults),
             minor_faults: advance(before.minor_faults, now.minor_faults),
             cpu_frequency_mhz: frequency_mhz(&self.root),
             ..BlockTelemetry::default()
+        };
+        if let Some(window) = &mut self.window {
+            window.blocks += 1;
+            window.to = now;
         }
+        telemetry
     }
 }
 
@@ -140,7 +163,17 @@ impl Telemetry for HostTelemetry {
     }
     fn after_block(&mut self) -> BlockTelemetry {
         let now = HostReading::take(&self.root, self.epoch.elapsed());
-        self.end(&now)
+        self.end(now)
+    }
+    fn load(&mut self, last: bool) -> Option<Load> {
+        let enough = if last { LAST_WINDOW } else { LOAD_WINDOW };
+        let long =
+            |window: &Window| window.blocks > 0 && window.to.at.saturating_sub(window.from.at) >= enough;
+        if !last && !self.window.as_ref().is_some_and(long) {
+            return None;
+        }
+        let window = self.window.take().filter(long)?;
+        Some(Load::between(&window, self.ticks_per_second))
     }
 }
 
@@ -165,27 +198,35 @@ impl HostReading {
     }
 }
 
-/// Cores busy with something else than this process.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-struct Load {
-    foreign_cores: Option<f64>,
-    steal_cores: Option<f64>,
-}
-
 impl Load {
-    fn between(before: &HostReading, after: &HostReading, ticks_per_second: f64) -> Self {
-        let wall_ticks = after.at.saturating_sub(before.at).as_secs_f64() * ticks_per_second;
-        let own = advance(before.own, after.own).map(|ticks| ticks as f64);
-        let busy = advance(before.busy, after.busy).map(|ticks| ticks as f64);
+    fn between(window: &Window, ticks_per_second: f64) -> Self {
+        let Window { from, to, blocks } = window;
+        let wall_ticks = to.at.saturating_sub(from.at).as_secs_f64() * ticks_per_second;
+        let own = advance(from.own, to.own).map(|ticks| ticks as f64);
+        let busy = advance(from.busy, to.busy).map(|ticks| ticks as f64);
         let foreign = busy.zip(own).map(|(busy, own)| {
             let edge_ticks = (own / wall_ticks).ceil();
             (busy - own - edge_ticks).max(0.0) / wall_ticks
         });
-        let steal = advance(before.steal, after.steal).map(|ticks| ticks as f64 / wall_ticks);
+        let steal = advance(from.steal, to.steal).map(|ticks| ticks as f64 / wall_ticks);
         Self {
+            blocks: *blocks,
             foreign_cores: foreign.filter(|cores| cores.is_finite()),
             steal_cores: steal.filter(|cores| cores.is_finite()),
         }
+    }
+
+    /// The cause for which its blocks are thrown away.
+    #[must_use]
+    pub fn reject(&self, limits: &Limits) -> Option<String> {
+        let mut causes: Vec<String> = Vec::new();
+        if let Some(cores) = self.foreign_cores.filter(|cores| *cores > limits.foreign_cores) {
+            causes.push(format!("foreign load: {cores:.1} cores busy with other processes"));
+        }
+        if let Some(cores) = self.steal_cores.filter(|cores| *cores > limits.steal_cores) {
+            causes.push(format!("steal: the hypervisor took {cores:.1} cores"));
+        }
+        (!causes.is_empty()).then(|| causes.join("; "))
     }
 }
 
@@ -286,6 +327,9 @@ impl Telemetry for NvmlTelemetry {
         let host = self.host.after_block();
         gpu_block(&self.before.take().unwrap_or_default(), &after, &host)
     }
+    fn load(&mut self, last: bool) -> Option<Load> {
+        self.host.load(last)
+    }
 }
 
 /// What two looks at a GPU say about the block between them, added to what the host says.
@@ -345,9 +389,9 @@ pub struct Judgement {
     pub conditions: Vec<String>,
 }
 
-/// Judges a block by what the telemetry saw, and by nothing else.
+/// Judges a block by what the telemetry saw during it, and by nothing else; [`Load::reject`] judges what is told of several together.
 #[must_use]
-pub fn judge(block: &BlockTelemetry, limits: &Limits) -> Judgement {
+pub fn judge(block: &BlockTelemetry) -> Judgement {
     let mut causes: Vec<String> = Vec::new();
     let mut conditions: Vec<String> = Vec::new();
     for name in &block.throttle_reasons {
@@ -355,12 +399,6 @@ pub fn judge(block: &BlockTelemetry, limits: &Limits) -> Judgement {
             Effect::Reject(cause) => causes.push(cause.to_owned()),
             Effect::Condition(condition) => conditions.push(condition),
         }
-    }
-    if let Some(cores) = block.foreign_cores.filter(|cores| *cores > limits.foreign_cores) {
-        causes.push(format!("foreign load: {cores:.1} cores busy with other processes"));
-    }
-    if let Some(cores) = block.steal_cores.filter(|cores| *cores > limits.steal_cores) {
-        causes.push(format!("steal: the hypervisor took {cores:.1} cores"));
     }
     if let Some(others) = block.gpu_other_processes.filter(|others| *others > 0) {
         conditions.push(format!("{others} other processes on the GPU"));
@@ -405,7 +443,7 @@ mod tests {
     }
 
     fn verdict(block: &BlockTelemetry) -> (Option<String>, Vec<String>) {
-        let judgement = judge(block, &Limits::default());
+        let judgement = judge(block);
         (judgement.reject, judgement.conditions)
     }
 
@@ -461,18 +499,16 @@ mod tests {
 
     #[test]
     fn foreign_load_and_steal_reject_above_their_limit_only() {
-        let block = |foreign, steal| BlockTelemetry {
-            foreign_cores: foreign,
-            steal_cores: steal,
-            ..BlockTelemetry::default()
+        let cause = |foreign_cores, steal_cores| {
+            Load { blocks: 1, foreign_cores, steal_cores }.reject(&Limits::default())
         };
-        let cause = "foreign load: 0.7 cores busy with other processes";
-        assert_eq!(verdict(&block(Some(0.7), None)).0.as_deref(), Some(cause));
-        assert_eq!(verdict(&block(Some(0.2), Some(0.1))), (None, vec![]));
-        assert!(verdict(&block(None, Some(0.5))).0.unwrap().starts_with("steal"));
-        assert_eq!(verdict(&block(None, None)), (None, vec![]), "what is unknown rejects nothing");
+        let foreign = "foreign load: 0.7 cores busy with other processes";
+        assert_eq!(cause(Some(0.7), None).as_deref(), Some(foreign));
+        assert_eq!(cause(Some(0.2), Some(0.1)), None);
+        assert!(cause(None, Some(0.5)).unwrap().starts_with("steal"));
+        assert_eq!(cause(None, None), None, "what is unknown rejects nothing");
         let patient = Limits { foreign_cores: f64::INFINITY, steal_cores: 0.1 };
-        assert_eq!(judge(&block(Some(3.0), None), &patient).reject, None);
+        assert_eq!(Load { foreign_cores: Some(3.0), ..Load::default() }.reject(&patient), None);
     }
 
     /// A reading at `ms` with the busy, own and stolen ticks so far.
@@ -491,43 +527,72 @@ mod tests {
         HostTelemetry { ticks_per_second: 100.0, ..HostTelemetry::at(root) }
     }
 
+    /// Blocks from one reading to another; the load as it was told behind each.
+    fn told(host: &mut HostTelemetry, blocks: &[(HostReading, HostReading)]) -> Vec<Option<Load>> {
+        let block = |(from, to): &(HostReading, HostReading)| {
+            host.begin(from.clone());
+            host.end(to.clone());
+            host.load(false)
+        };
+        blocks.iter().map(block).collect()
+    }
+
     #[test]
     fn foreign_load_is_what_this_process_did_not_do() {
-        let mut host = scripted_host();
-        host.begin(reading(0, 1000, 500, 0));
         // One second: 171 ticks busy, 100 of them ours, one lost at the edge.
-        let block = host.end(&reading(1000, 1171, 600, 30));
-        assert!((block.foreign_cores.unwrap() - 0.7).abs() < 1e-9);
-        assert!((block.steal_cores.unwrap() - 0.3).abs() < 1e-9);
+        let block = (reading(0, 1000, 500, 0), reading(1000, 1171, 600, 30));
+        let load = told(&mut scripted_host(), &[block])[0].unwrap();
+        assert!((load.foreign_cores.unwrap() - 0.7).abs() < 1e-9);
+        assert!((load.steal_cores.unwrap() - 0.3).abs() < 1e-9);
     }
 
     #[test]
     fn a_tick_at_the_edge_is_not_foreign_load() {
-        let mut host = scripted_host();
-        host.begin(reading(0, 0, 0, 0));
-        assert_eq!(host.end(&reading(200, 82, 78, 0)).foreign_cores, Some(0.0));
+        let block = (reading(0, 0, 0, 0), reading(200, 82, 78, 0));
+        assert_eq!(told(&mut scripted_host(), &[block])[0].unwrap().foreign_cores, Some(0.0));
     }
 
     #[test]
     fn short_blocks_are_judged_together() {
-        let mut host = scripted_host();
-        let mut seen = Vec::new();
-        for block in 0..4_u64 {
-            host.begin(reading(block * 50, block * 10, block * 5, 0));
-            seen.push(host.end(&reading(block * 50 + 50, block * 10 + 10, block * 5 + 5, 0)).foreign_cores);
-        }
-        assert_eq!(seen[..3], [None, None, None]);
-        // 40 ticks busy, 20 ours, one at the edge, over 20 ticks of wall time.
-        assert!((seen[3].unwrap() - 0.95).abs() < 1e-9);
+        // Between two blocks the canary works as long as they do.
+        let block = |i: u64| {
+            let at = |ms: u64, ticks| reading(ms, 2 * ticks, ticks, 0);
+            (at(i * 100, i * 10), at(i * 100 + 50, i * 10 + 5))
+        };
+        let told = told(&mut scripted_host(), &[block(0), block(1), block(2), block(3)]);
+        assert_eq!((told[0], told[1], told[3]), (None, None, None));
+        // 250 ms: 50 ticks busy, 25 of them ours, one at the edge.
+        let load = told[2].unwrap();
+        assert_eq!((load.blocks, load.steal_cores), (3, Some(0.0)));
+        assert!((load.foreign_cores.unwrap() - 24.0 / 25.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn the_last_blocks_of_a_visit_are_judged_over_the_time_there_is() {
+        let last = |ms: u64, busy| {
+            let mut host = scripted_host();
+            assert_eq!(told(&mut host, &[(reading(0, 0, 0, 0), reading(ms, busy, 0, 0))]), [None]);
+            let load = host.load(true);
+            assert_eq!(host.load(true), None, "an answer is given once");
+            load.map(|load| (load.blocks, load.reject(&Limits::default()).is_some()))
+        };
+        assert_eq!(last(60, 0), Some((1, false)));
+        assert_eq!(last(60, 1), Some((1, false)), "one tick is nothing");
+        assert_eq!(last(60, 6), Some((1, true)));
+        assert_eq!(last(40, 8), None, "too short to tell");
+        assert_eq!(scripted_host().load(true), None);
     }
 
     #[test]
     fn a_window_does_not_reach_over_a_long_pause() {
+        let first = (reading(0, 0, 0, 0), reading(50, 5, 5, 0));
+        let second = (reading(5_000, 900, 5, 0), reading(5_050, 905, 10, 0));
         let mut host = scripted_host();
-        host.begin(reading(0, 0, 0, 0));
-        assert_eq!(host.end(&reading(50, 5, 5, 0)).foreign_cores, None);
-        host.begin(reading(5_000, 900, 5, 0));
-        assert_eq!(host.end(&reading(5_050, 905, 10, 0)).foreign_cores, None);
+        assert_eq!(told(&mut host, &[first, second]), [None, None]);
+        assert_eq!(
+            host.load(true).unwrap(),
+            Load { blocks: 1, foreign_cores: Some(0.0), steal_cores: Some(0.0) }
+        );
     }
 
     #[test]

@@ -220,29 +220,37 @@ fn sample(
     let warm = warm_up(session, input, protocol, whole, &mut || busy(expected))?;
     let steps = *visited.steps.get_or_insert_with(|| steps_of(visit.cell.phase, &warm, protocol));
     visited.unsteady = (!warm.steady).then_some(warm.drift);
-    let (mut taken, mut retries) = (0, 0);
-    while taken < visit.wanted {
-        busy(expected.max(warm.step_seconds) * steps as f64);
-        witness.before_block();
-        let block = take_block(session, input, steps, &mut visited.tokens)?;
-        let testimony = witness.after_block(block.wall_ns / 1e9);
-        visited.moved = session.moved();
-        let memory_bytes = memory_in_use(session, witness, &mut visited.peak_memory);
-        let mut block = Block { visit: visit.round, memory_bytes, ..block };
-        testimony.enter(&mut block, visit.canary_tolerance);
-        let rejected = block.rejected.clone();
-        visited.blocks.push(block);
-        match rejected {
-            None => (taken, retries) = (taken + 1, 0),
-            Some(cause) if retries == protocol.max_retries => {
-                let reason = format!("{} blocks in a row rejected; the last: {cause}", retries + 1);
-                visited.end = Some(End { status: Status::Disturbed, reason, fault: None });
-                return Ok(());
+    let mut taken = 0;
+    loop {
+        let shared = if taken < visit.wanted {
+            busy(expected.max(warm.step_seconds) * steps as f64);
+            witness.before_block();
+            let block = take_block(session, input, steps, &mut visited.tokens)?;
+            let mut testimony = witness.after_block(block.wall_ns / 1e9);
+            visited.moved = session.moved();
+            let memory_bytes = memory_in_use(session, witness, &mut visited.peak_memory);
+            let mut block = Block { visit: visit.round, memory_bytes, ..block };
+            let shared = testimony.load.take();
+            testimony.enter(&mut block, visit.canary_tolerance);
+            taken += usize::from(block.rejected.is_none());
+            visited.blocks.push(block);
+            shared
+        } else {
+            // What the last blocks had to bear may still cost them.
+            match witness.after_visit() {
+                Some(shared) => Some(shared),
+                None => return Ok(()),
             }
-            Some(_) => retries += 1,
+        };
+        taken -= shared.map_or(0, |shared| shared.enter(&mut visited.blocks));
+        let in_a_row = visited.blocks.iter().rev().take_while(|block| block.rejected.is_some()).count();
+        if in_a_row > protocol.max_retries {
+            let cause = visited.blocks.last().and_then(|block| block.rejected.clone()).unwrap_or_default();
+            let reason = format!("{in_a_row} blocks in a row rejected; the last: {cause}");
+            visited.end = Some(End { status: Status::Disturbed, reason, fault: None });
+            return Ok(());
         }
     }
-    Ok(())
 }
 
 /// Steps in a block, from the first warm-up on.

@@ -8,7 +8,7 @@ use super::canary::{Baseline, Canary};
 use super::ceilings;
 use super::nvml::Gpu;
 use super::probe::ProbeError;
-use super::protocol::{Testimony, Witness};
+use super::protocol::{SharedLoad, Testimony, Witness};
 use super::telemetry::{HostTelemetry, Limits, NvmlTelemetry, Telemetry, judge};
 use crate::engine::DeviceChoice;
 use crate::stats;
@@ -54,6 +54,13 @@ pub fn of_device(device: DeviceChoice) -> Result<Box<dyn Witness>, ProbeError> {
     Ok(Box::new(DeviceWitness { telemetry, canary, baseline, limits: Limits::default(), recent }))
 }
 
+impl DeviceWitness {
+    fn shared_load(&mut self, last: bool) -> Option<SharedLoad> {
+        let load = self.telemetry.load(last)?;
+        Some(SharedLoad { load, reject: load.reject(&self.limits) })
+    }
+}
+
 impl Witness for DeviceWitness {
     fn before_block(&mut self) {
         self.telemetry.before_block();
@@ -62,7 +69,8 @@ impl Witness for DeviceWitness {
     fn after_block(&mut self, _wall_seconds: f64) -> Testimony {
         // The telemetry closes its window before the canary works, which would count as load.
         let telemetry = self.telemetry.after_block();
-        let judgement = judge(&telemetry, &self.limits);
+        let load = self.shared_load(false);
+        let judgement = judge(&telemetry);
         let seconds = self.canary.run();
         let mut conditions = judgement.conditions;
         let canary_ratio = self.baseline.map(|baseline| match &mut self.recent {
@@ -72,7 +80,11 @@ impl Witness for DeviceWitness {
             }
             None => baseline.ratio(seconds),
         });
-        Testimony { telemetry: Some(telemetry), canary_ratio, reject: judgement.reject, conditions }
+        Testimony { telemetry: Some(telemetry), canary_ratio, reject: judgement.reject, conditions, load }
+    }
+
+    fn after_visit(&mut self) -> Option<SharedLoad> {
+        self.shared_load(true)
     }
 
     fn canary_tolerance(&self, wanted: f64) -> f64 {

@@ -25,6 +25,7 @@ impl Witness for Planted {
             canary_ratio: Some(1.0),
             reject: disturbed.then(|| "foreign load: 0.8 cores busy with other processes".to_owned()),
             conditions: vec!["power capped".to_owned()],
+            load: None,
         }
     }
 }
