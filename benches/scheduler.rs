@@ -1,6 +1,6 @@
 //! What the scheduler itself costs per step, with no engine below it: 256 sequences that decode, and prefills mixed in.
 
-use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
+use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
 use hbmark::serve::scheduler::{Policy, Scheduler, SchedulerConfig, Submission};
 
 fn config() -> SchedulerConfig {
@@ -41,27 +41,34 @@ fn step(scheduler: &mut Scheduler, tokens: &[u32]) {
     scheduler.complete(&tokens[..parts]);
 }
 
+/// Steps of one iteration; the throughput criterion prints is in steps.
+const STEPS: usize = 100;
+
 fn benches(criterion: &mut Criterion) {
-    let tokens = [7; 256];
-    criterion.bench_function("step of 256 decodes", |bencher| {
+    let tokens = [7; 257];
+    let mut group = criterion.benchmark_group("scheduler");
+    group.throughput(Throughput::Elements(STEPS as u64));
+    group.bench_function("100 steps of 256 decodes", |bencher| {
         bencher.iter_batched_ref(
             decoding,
-            |scheduler| (0..100).for_each(|_| step(scheduler, &tokens)),
+            |scheduler| (0..STEPS).for_each(|_| step(scheduler, &tokens)),
             BatchSize::LargeInput,
         );
     });
-    criterion.bench_function("admit, prefill and finish one of 256", |bencher| {
+    group.bench_function("100 steps that admit, prefill and finish one beside 256 decodes", |bencher| {
         bencher.iter_batched_ref(
             decoding,
             |scheduler| {
-                for key in 1000..1100 {
-                    let _ = scheduler.admit(submission(key, 1));
+                for key in 1000..1000 + STEPS {
+                    let admitted = scheduler.admit(submission(key, 1));
+                    assert!(admitted.is_ok(), "one more fits");
                     step(scheduler, &tokens);
                 }
             },
             BatchSize::LargeInput,
         );
     });
+    group.finish();
 }
 
 criterion_group!(scheduler, benches);
