@@ -20,6 +20,7 @@ use crate::roofline::{Ceilings, DeviceSpec};
 use crate::serve::latency::{Breakdown, KEEPS_UP, Quantiles, Quantity, ServeResult, Validity};
 use crate::serve::matrix::RowVerdict;
 use crate::serve::point::{Offered, Point};
+use crate::serve::residuals::Residual;
 use crate::serve::search::Search;
 use crate::serving::cold::{ColdPhase, ColdStart};
 use crate::serving::extras::{LoraSummary, StructuredSummary};
@@ -442,6 +443,19 @@ pub(super) fn remarks(point: &Point) -> Vec<String> {
                 (drift - 1.0) * 100.0
             )
         }));
+        let off = |residual: &Residual| !(0.95..=1.05).contains(&residual.total_ratio);
+        if let Some(residuals) = point.residuals.as_ref().filter(|r| r.kinds().any(|(_, kind)| off(&kind))) {
+            let kinds: Vec<String> = residuals
+                .kinds()
+                .map(|(kind, r)| {
+                    format!("{kind} {:+.1} % ({} steps)", (r.total_ratio - 1.0) * 100.0, r.steps)
+                })
+                .collect();
+            said.push(format!(
+                "steps of the run over what the model of steps makes of them: {}",
+                kinds.join(", ")
+            ));
+        }
     }
     said
 }

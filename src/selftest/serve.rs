@@ -266,6 +266,7 @@ impl Load {
             not_run: None,
             predicted: None,
             drift: None,
+            residuals: None,
             adapters: None,
             structured: None,
         }

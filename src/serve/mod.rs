@@ -20,6 +20,7 @@ pub mod execute;
 pub mod latency;
 pub mod matrix;
 pub mod point;
+pub mod residuals;
 pub mod run;
 pub mod sampler;
 pub mod scheduler;

@@ -11,6 +11,7 @@ use super::calibrate::calibrate;
 use super::clock::HostClock;
 use super::execute::{PredictedExecutor, SessionExecutor};
 use super::latency::{ServeResult, summarise};
+use super::residuals::Residuals;
 use super::run::{Loop, Progress, RunFault, Traffic, run};
 use super::sampler::{Sampler, Sampling};
 use super::scheduler::{Reject, Scheduler, SchedulerConfig};
@@ -135,6 +136,9 @@ pub struct Point {
     /// By which factor those steps were longer after the point than before: what the machine itself did meanwhile.
     #[serde(default)]
     pub drift: Option<f64>,
+    /// The steps of the run against the model of them that the prediction goes by.
+    #[serde(default)]
+    pub residuals: Option<Residuals>,
 }
 
 /// What runs the steps.
@@ -325,6 +329,11 @@ impl PointSpec {
         }
     }
 
+    /// What one more adapter adds to a step.
+    fn adapter_time(&self) -> Nanos {
+        self.adapters.as_ref().map_or(Nanos(0.0), |adapters| adapters.time_each)
+    }
+
     /// The point, before it is run.
     #[must_use]
     pub fn blank(&self, plan: &[Planned]) -> Point {
@@ -347,6 +356,7 @@ impl PointSpec {
             adapters: None,
             structured: None,
             drift: None,
+            residuals: None,
         }
     }
 }
@@ -410,7 +420,9 @@ impl Engine {
                 // Where an output ends is the grammar's and the model's to say, so nothing is predicted of constrained ones.
                 if let Some(StepModel::Calibrated(before)) = model.as_mut().filter(|_| grammar.is_none()) {
                     let after = calibrate(session.as_mut(), &spec.scheduler, &clock)?;
-                    let meanwhile = StepModel::Calibrated(before.halfway(&after));
+                    let meanwhile = before.halfway(&after);
+                    point.residuals = Residuals::of(&run.steps, &meanwhile, spec.adapter_time());
+                    let meanwhile = StepModel::Calibrated(meanwhile);
                     let predicted = simulate(&meanwhile, spec, &traffic, &mut |_| {})?;
                     // What the prediction looked like over time, nobody compares.
                     point.predicted = Some(ServeResult { timeline: None, ..predicted });
@@ -434,8 +446,7 @@ fn simulate(
     observe: &mut dyn FnMut(Progress),
 ) -> Result<ServeResult, PointError> {
     let clock = VirtualClock::default();
-    let adapter = spec.adapters.as_ref().map_or(Nanos(0.0), |adapters| adapters.time_each);
-    let mut executor = PredictedExecutor::new(model.clone(), &clock).with_adapter_time(adapter);
+    let mut executor = PredictedExecutor::new(model.clone(), &clock).with_adapter_time(spec.adapter_time());
     let run = run(traffic, spec.scheduler.clone(), &mut executor, &mut clock.clone(), None, observe)?;
     Ok(summarise(&run, traffic, &spec.slo))
 }

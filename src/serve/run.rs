@@ -17,10 +17,12 @@ use std::ops::Range;
 use super::clock::Clock;
 use super::execute::{Executor, Phases};
 use super::scheduler::{Emitted, Load, Reject, Scheduler, SchedulerConfig, Submission};
+use super::step_model::Mixture;
 use super::text::Text;
 use super::workload::Planned;
 use crate::engine::EngineError;
 use crate::model::tokenizer::TokenizerError;
+use crate::roofline::RaggedPart;
 use crate::units::Nanos;
 
 /// When a request is sent.
@@ -110,6 +112,7 @@ pub struct StepLog {
     pub adapters: usize,
     /// The longest prompt of which the step computed a part.
     pub longest_prompt: usize,
+    pub mixture: Mixture,
     /// While the step ran.
     pub load: Load,
     pub schedule: f64,
@@ -435,6 +438,7 @@ impl Server<'_, '_> {
             self.run.records[*key].preemptions += 1;
         }
         for part in &batch.parts {
+            log.mixture.add(RaggedPart { cached: part.start, tokens: part.tokens });
             let record = &mut self.run.records[part.key];
             let prompt = record.prompt_tokens.saturating_sub(part.start).min(part.tokens);
             log.prompt_tokens += prompt;

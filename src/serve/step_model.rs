@@ -58,6 +58,36 @@ fn one() -> f64 {
     1.0
 }
 
+/// What of a step's mixture its time depends on.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Mixture {
+    /// Sequences that bring one token, and the positions they have in the cache, together.
+    pub decodes: f64,
+    pub positions: f64,
+    /// Tokens of prompts, and their (query, cached position) pairs.
+    pub queries: f64,
+    pub pairs: f64,
+}
+
+impl Mixture {
+    #[must_use]
+    pub fn of(parts: impl Iterator<Item = RaggedPart>) -> Self {
+        let mut shape = Self::default();
+        parts.for_each(|part| shape.add(part));
+        shape
+    }
+
+    pub fn add(&mut self, part: RaggedPart) {
+        if part.tokens == 1 {
+            self.decodes += 1.0;
+            self.positions += part.cached as f64;
+        } else {
+            self.queries += part.tokens as f64;
+            self.pairs += part.tokens as f64 * part.cached as f64;
+        }
+    }
+}
+
 /// A line through the points, on both sides extended by its last piece; never below zero.
 fn interpolate(points: &[(f64, f64)], x: f64) -> f64 {
     match points {
@@ -104,22 +134,14 @@ impl Calibration {
     /// The time of a step, in nanoseconds.
     pub(super) fn step(&self, parts: impl Iterator<Item = RaggedPart>) -> f64 {
         if self.looped {
-            return parts.map(|part| self.fused(std::iter::once(part))).sum();
+            return parts.map(|part| self.fused(&Mixture::of(std::iter::once(part)))).sum();
         }
-        self.fused(parts)
+        self.fused(&Mixture::of(parts))
     }
 
-    fn fused(&self, parts: impl Iterator<Item = RaggedPart>) -> f64 {
-        let (mut decodes, mut positions, mut queries, mut pairs) = (0.0, 0.0, 0.0, 0.0);
-        for part in parts {
-            if part.tokens == 1 {
-                decodes += 1.0;
-                positions += part.cached as f64;
-            } else {
-                queries += part.tokens as f64;
-                pairs += part.tokens as f64 * part.cached as f64;
-            }
-        }
+    /// The time of a step whose sequences run in one pass, in nanoseconds.
+    pub(super) fn fused(&self, shape: &Mixture) -> f64 {
+        let Mixture { decodes, positions, queries, pairs } = *shape;
         let context = self.ns_per_decode_position * (positions - decodes * self.base_context);
         let time = if queries == 0.0 {
             interpolate(&self.decode, decodes) + context
