@@ -32,6 +32,10 @@ fuzz target="all" seconds="60" seed="1":
 fuzz-guided target="gguf" seconds="600":
     cargo +nightly fuzz run {{target}} -- -max_total_time={{seconds}} -rss_limit_mb=4096 -timeout=30
 
+# Runs and serves over and over, with kills at random moments: nothing may be lost, stay behind or grow. `just soak 60` for a minute.
+soak seconds="7200" seed="1":
+    SOAK_SECONDS={{seconds}} SOAK_SEED={{seed}} cargo test --release --test soak -- --ignored --nocapture
+
 # Licences, sources, duplicates and known vulnerabilities of the dependencies (cargo-deny).
 deny:
     scripts/deny.sh

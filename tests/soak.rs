@@ -1,0 +1,403 @@
+//! Runs and serves over and over, with settings drawn by lot and kills at random moments: nothing may be lost, left behind or grow.
+//!
+//! Two loops in one: *processes* that are killed and, where they can, go on; and the same work *in this process*, whose memory is weighed
+//! after every turn. A few turns are a test; hours are `just soak SECONDS SEED`.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
+
+mod runs;
+
+use std::path::Path;
+use std::process::Command;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use hbmark::config::{Depth, RunConfig};
+use hbmark::engine::{DeviceChoice, DeviceOptions};
+
+use hbmark::model::{self, Dtype, OpenModel};
+use hbmark::report::{KvFill, Phase};
+use hbmark::rig::Local;
+use hbmark::serve::arrivals::Arrivals;
+use hbmark::serve::point::{Offered, Source};
+use hbmark::serve::run::Progress;
+use hbmark::serve::sampler::Sampling;
+use hbmark::serve::scheduler::Policy;
+use hbmark::serve::slo::Slo;
+use hbmark::serve::workload::Workload;
+use hbmark::serving::{self, Knobs, Mode, ServeConfig, ServeObserver};
+use hbmark::{Silent, benchmark, stats};
+use rand::rngs::SmallRng;
+use rand::seq::IndexedRandom;
+use rand::{Rng, SeedableRng};
+
+use runs::{RESULTS, children, clean, names, program, report, runs as is_alive, start, statuses, stderr};
+
+/// By which processes of a turn are known, wherever they went.
+const MARK: &str = "SOAK_TURN";
+
+/// What was done, for the notes.
+#[derive(Debug, Default)]
+struct Counts {
+    runs: usize,
+    serves: usize,
+    cells: usize,
+    /// Signals that reached a process before it had ended.
+    killed: usize,
+    killed_workers: usize,
+    interrupted: usize,
+    resumed: usize,
+    /// Cells that a run gave up because its worker was killed in them, each with its reason.
+    given_up: usize,
+}
+
+struct Soak {
+    lot: SmallRng,
+    turn: usize,
+    counts: Counts,
+    model: String,
+}
+
+/// What hits a process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Blow {
+    Nothing,
+    Kill,
+    KillWorker,
+    Interrupt,
+}
+
+impl Soak {
+    fn new(seed: u64) -> Self {
+        let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models/qwen3");
+        let model = model.to_str().unwrap().to_owned();
+        Self { lot: SmallRng::seed_from_u64(seed), turn: 0, counts: Counts::default(), model }
+    }
+
+    fn pick<T: Copy>(&mut self, of: &[T]) -> T {
+        *of.choose(&mut self.lot).unwrap()
+    }
+
+    /// The program in a world of its own: marked, with a temporary folder that only it writes to.
+    fn program(&self, arguments: &[String], temporary: &Path) -> Command {
+        let mut command = clean(program());
+        command.args(arguments).env(MARK, self.mark()).env("TMPDIR", temporary);
+        command
+    }
+
+    fn mark(&self) -> String {
+        format!("{}-{}", std::process::id(), self.turn)
+    }
+
+    /// Lets a command run, hits it at a random moment, and waits for its end.
+    fn strike(&mut self, command: &mut Command, blow: Blow) -> std::process::Output {
+        let delay = Duration::from_millis(self.lot.random_range(0..400));
+        let child = start(command);
+        if blow != Blow::Nothing {
+            let hit = Instant::now() + delay;
+            let pid = child.id();
+            while Instant::now() < hit && is_alive(pid) {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            let target = if blow == Blow::KillWorker { children(pid).first().copied() } else { Some(pid) };
+            // Nobody has waited for it yet: its number is still its own.
+            if let Some(target) = target.filter(|_| is_alive(pid)) {
+                match blow {
+                    Blow::Kill => self.counts.killed += 1,
+                    Blow::KillWorker => self.counts.killed_workers += 1,
+                    Blow::Interrupt => self.counts.interrupted += 1,
+                    Blow::Nothing => {}
+                }
+                // The worker may be gone by now.
+                let name = if blow == Blow::Interrupt { "INT" } else { "KILL" };
+                let _ = Command::new("kill").args([format!("-{name}"), target.to_string()]).output();
+            }
+        }
+        child.wait_with_output().unwrap()
+    }
+
+    /// No process of this turn is left, and nothing lies in its temporary folder.
+    fn nothing_stays(&self, temporary: &Path) {
+        let mark = format!("{MARK}={}", self.mark());
+        let left = || {
+            let processes = std::fs::read_dir("/proc").unwrap().filter_map(|entry| {
+                let path = entry.ok()?.path();
+                let pid: u32 = path.file_name()?.to_str()?.parse().ok()?;
+                let environment = std::fs::read(path.join("environ")).ok()?;
+                let marked = environment.split(|byte| *byte == 0).any(|entry| entry == mark.as_bytes());
+                (marked && is_alive(pid)).then_some(pid)
+            });
+            processes.collect::<Vec<_>>()
+        };
+        // A worker whose supervisor was killed learns of it by a signal, and needs a moment.
+        runs::until("no process of a turn is left", || left().is_empty().then_some(()));
+        assert_eq!(names(temporary), [""; 0], "temporary files stay");
+    }
+
+    fn run(&mut self) {
+        let (folder, temporary) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let batches = self.pick(&["1", "1,2", "1,3,2"]);
+        let contexts = self.pick(&["4", "4,8", "3,9,16"]);
+        let engine = self.pick(&["stock", "native", "stock,native"]);
+        let dtype = self.pick(&["f32", "bf16"]);
+        let phase = self.pick(&["decode", "prefill", "prefill,decode"]);
+        let seed = self.lot.random_range(0..1000_u32).to_string();
+        let out = folder.path().to_str().unwrap();
+        let arguments: Vec<String> = [
+            "run",
+            "--smoke",
+            "--device",
+            "cpu",
+            "--model",
+            &self.model.clone(),
+            "--engine",
+            engine,
+            "--dtype",
+            dtype,
+            "--phase",
+            phase,
+            "--batch",
+            batches,
+            "--context",
+            contexts,
+            "--seed",
+            &seed,
+            "--out",
+            out,
+            "--format",
+            "json",
+        ]
+        .map(str::to_owned)
+        .to_vec();
+        let wanted: usize =
+            [engine, phase, batches, contexts].iter().map(|list| list.split(',').count()).product();
+        let mut blow = self.pick(&[Blow::Nothing, Blow::Kill, Blow::KillWorker, Blow::Interrupt]);
+        let mut command = self.program(&arguments, temporary.path());
+        let mut output = self.strike(&mut command, blow);
+        for _ in 0..50 {
+            if names(folder.path()) == RESULTS {
+                break;
+            }
+            assert_ne!(blow, Blow::Nothing, "nobody hit it: {}", stderr(&output));
+            // Killed before it wrote its first line, it begins anew; else it goes on.
+            let journal = folder.path().join("journal.jsonl").exists();
+            self.counts.resumed += usize::from(journal);
+            let resume = ["run", "--resume", out, "--format", "json"].map(str::to_owned);
+            let mut command = self.program(if journal { &resume } else { &arguments }, temporary.path());
+            blow = self.pick(&[Blow::Nothing, Blow::Nothing, Blow::Kill, Blow::KillWorker, Blow::Interrupt]);
+            output = self.strike(&mut command, blow);
+        }
+        assert_eq!(names(folder.path()), RESULTS, "{}", stderr(&output));
+        let result = std::fs::read(folder.path().join("result.json")).unwrap();
+        let result = report(&std::process::Output { stdout: result, ..output });
+        let cells = statuses(&result);
+        assert_eq!(cells.len(), wanted, "a cell is lost: {cells:?}");
+        for (cell, status, reason) in cells {
+            let named = reason.contains("the worker was killed by signal 9") || reason.contains("stopped");
+            assert!(status == "ok" || named, "{cell}: {status}: {reason}");
+            self.counts.given_up += usize::from(status != "ok");
+        }
+        self.counts.cells += wanted;
+        self.counts.runs += 1;
+        self.nothing_stays(temporary.path());
+    }
+
+    fn serve(&mut self) {
+        let (folder, temporary) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let rate = self.pick(&["50", "200", "inf"]);
+        let engine = self.pick(&["stock", "native"]);
+        let caching = self.pick(&["true", "false"]);
+        let scheduling = self.pick(&["fcfs", "priority"]);
+        let (input, output) = (self.pick(&["1", "17", "40"]), self.pick(&["1", "8"]));
+        let seed = self.lot.random_range(0..1000_u32).to_string();
+        let arguments: Vec<String> = [
+            "serve",
+            "--model",
+            &self.model.clone(),
+            "--engine",
+            engine,
+            "--device",
+            "cpu",
+            "--dtype",
+            "f32",
+            "--rate",
+            rate,
+            "--requests",
+            "40",
+            "--input-len",
+            input,
+            "--output-len",
+            output,
+            "--enable-prefix-caching",
+            caching,
+            "--scheduling",
+            scheduling,
+            "--num-gpu-blocks-override",
+            "64",
+            "--no-predict",
+            "--seed",
+            &seed,
+            "--out",
+            folder.path().to_str().unwrap(),
+            "--format",
+            "json",
+        ]
+        .map(str::to_owned)
+        .to_vec();
+        let blow = self.pick(&[Blow::Nothing, Blow::Nothing, Blow::Kill, Blow::Interrupt]);
+        let mut command = self.program(&arguments, temporary.path());
+        let ended = self.strike(&mut command, blow);
+        let files = ["report.html", "serve.csv", "serve.json", "serve.md"];
+        // A file is there as a whole or not at all.
+        for name in names(folder.path()).iter().filter(|name| !name.starts_with(".hbmark-")) {
+            assert!(files.contains(&name.as_str()), "{name} is no result");
+        }
+        if ended.status.success() {
+            assert_eq!(names(folder.path()), files, "{}", stderr(&ended));
+            let result: serde_json::Value =
+                serde_json::from_slice(&std::fs::read(folder.path().join("serve.json")).unwrap()).unwrap();
+            assert_eq!(result["points"][0]["result"]["served"], 40, "a request is lost");
+        } else {
+            assert_ne!(blow, Blow::Nothing, "nobody hit it: {}", stderr(&ended));
+        }
+        self.counts.serves += 1;
+        self.nothing_stays(temporary.path());
+    }
+
+    /// The work of a run and of a serve in this process.
+    fn inside(&self, model: &Rc<OpenModel>) {
+        let config = RunConfig {
+            model: self.model.clone(),
+            revision: None,
+            engines: vec!["stock".into(), "native".into()],
+            device: DeviceChoice::Cpu,
+            dtypes: vec![Dtype::F32],
+            phases: vec![Phase::Prefill, Phase::Decode],
+            batches: vec![1, 2],
+            contexts: vec![8],
+            seed: 1,
+            threads: Some(2),
+            depth: Depth::Smoke,
+            device_options: DeviceOptions::default(),
+            kv: KvFill::Prefill,
+            show_ops: false,
+            note: None,
+            hypothesis: None,
+            out: None,
+        };
+        let mut rig = Local::new(&config, Rc::clone(model));
+        let finished = benchmark(&mut rig, &config, model, "soak", &mut Silent).unwrap();
+        assert_eq!(finished.report.cells.len(), 8);
+        let config = ServeConfig {
+            engine: "native".into(),
+            device: DeviceChoice::Cpu,
+            dtype: Some(Dtype::F32),
+            threads: Some(2),
+            virtual_source: None,
+            source: Source::Workload(Workload::fixed(17, 4).unwrap()),
+            offered: Offered::AtOnce,
+            arrivals: Arrivals::Poisson,
+            burst: None,
+            requests: 30,
+            warmup: None,
+            cold_twin: false,
+            knobs: Knobs { num_gpu_blocks_override: Some(64), scheduling: Policy::Fcfs, ..Knobs::default() },
+            sampling: Sampling::GREEDY,
+            stop_at_eos: false,
+            slo: Slo::default(),
+            time_limit_s: None,
+            mode: Mode::Single,
+            predict: false,
+            tokenizer: None,
+            lora: None,
+            structured: None,
+            seed: 1,
+            note: None,
+            hypothesis: None,
+            out: None,
+        };
+        let report = serving::serve(&config, model, "soak", &mut Unheard).unwrap();
+        assert_eq!(report.points[0].result.as_ref().unwrap().served, 30);
+    }
+}
+
+struct Unheard;
+
+impl ServeObserver for Unheard {
+    fn stage(&mut self, _what: &str) {}
+    fn progress(&mut self, _progress: Progress) {}
+}
+
+/// Resident memory of this process.
+fn resident() -> f64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse::<f64>().unwrap() * 1024.0
+}
+
+/// Means of so many equal stretches: neighbours resemble each other, and an interval over single values would be too narrow.
+const STRETCHES: usize = 20;
+
+/// Relative growth of memory over the turns after the first quarter, in which pools fill, and whether its 95 % interval leaves out zero.
+fn growth(weights: &[f64]) -> Option<stats::Trend> {
+    let settled = &weights[weights.len() / 4..];
+    let length = settled.len() / STRETCHES;
+    let means: Vec<f64> = settled.chunks_exact(length.max(1)).take(STRETCHES).map(stats::mean).collect();
+    (means.len() == STRETCHES).then(|| stats::trend(&means)).flatten()
+}
+
+fn soak(seed: u64, mut more: impl FnMut(usize, &Counts) -> bool) -> (Counts, Vec<f64>) {
+    let mut soak = Soak::new(seed);
+    let model = Rc::new(model::open(&soak.model, None, 1).unwrap());
+    let mut weights = Vec::new();
+    while more(soak.turn, &soak.counts) {
+        soak.turn += 1;
+        if soak.turn % 3 == 0 {
+            soak.serve()
+        } else {
+            soak.run()
+        }
+        soak.inside(&model);
+        weights.push(resident());
+    }
+    (soak.counts, weights)
+}
+
+#[test]
+fn a_few_turns_lose_nothing_and_leave_nothing() {
+    let (counts, weights) = soak(3, |turn, _| turn < 6);
+    assert_eq!((counts.runs, counts.serves, weights.len()), (4, 2, 6));
+}
+
+#[test]
+fn memory_that_grows_is_seen_and_memory_that_wavers_is_not() {
+    let waver = |turn: u32| f64::from(turn * 7919 % 101) * 1e4;
+    let flat: Vec<f64> = (0..400).map(|turn| 1e8 + waver(turn)).collect();
+    let leaking: Vec<f64> = (0..400).map(|turn| 1e8 + waver(turn) + f64::from(turn) * 4096.0).collect();
+    assert!(!growth(&flat).unwrap().significant);
+    assert!(growth(&leaking).unwrap().significant);
+    assert_eq!(growth(&flat[..10]).map(|trend| trend.significant), None);
+}
+
+/// `SOAK_SECONDS` and `SOAK_SEED`; prints its figures.
+#[test]
+#[ignore = "hours: just soak"]
+fn hours_lose_nothing_leave_nothing_and_do_not_grow() {
+    let number = |name: &str, default: u64| std::env::var(name).map_or(default, |text| text.parse().unwrap());
+    let (seconds, seed) = (number("SOAK_SECONDS", 7200), number("SOAK_SEED", 1));
+    let (begin, mut said) = (Instant::now(), Instant::now());
+    let (counts, weights) = soak(seed, |turn, counts| {
+        if said.elapsed() > Duration::from_mins(5) {
+            said = Instant::now();
+            println!("{} s, {turn} turns, {:.1} MB: {counts:?}", begin.elapsed().as_secs(), resident() / 1e6);
+        }
+        begin.elapsed() < Duration::from_secs(seconds)
+    });
+    println!("seed {seed}, {} s, {} turns: {counts:?}", begin.elapsed().as_secs(), weights.len());
+    let trend = growth(&weights);
+    let [quarter, last] = [weights.len() / 4, weights.len() - 1].map(|turn| weights[turn] / 1e6);
+    println!("memory {quarter:.2} MB after a quarter, {last:.2} MB at the end: {trend:?}");
+    // Flat memory that moved once by a page has a trend, too.
+    let grows = trend.is_some_and(|trend| trend.significant && trend.relative_change > 0.01);
+    assert!(!grows, "memory grows");
+}
