@@ -77,6 +77,16 @@ KERNEL(bf16, Bf16)
 KERNEL(f16, F16)
 #undef KERNEL
 
+// out[row][pair] = silu(sums[row][2 * pair]) * sums[row][2 * pair + 1], behind a product of the library. Grid: (ceil(pairs / 256), rows).
+HBMARK_KERNEL_BOUNDED(THREADS, 2, finish_gate_up, const float* __restrict__ sums, float* __restrict__ out, int pairs) {
+    launch_dependents();
+    wait_for_dependency();
+    const int pair = blockIdx.x * THREADS + threadIdx.x;
+    if (pair >= pairs) return;
+    const float2 both = ((const float2*)sums)[(size_t)blockIdx.y * pairs + pair];
+    out[(size_t)blockIdx.y * pairs + pair] = both.x / (1.0f + expf(-both.x)) * both.y;
+}
+
 // next[s] = the first largest of logits[s]. Grid: (sequences). Block: 1024 threads.
 HBMARK_KERNEL_BOUNDED(1024, 1, first_largest, const float* __restrict__ logits, unsigned* __restrict__ next, int outputs) {
     SHARED(unsigned long long[32], of_warps);

@@ -252,7 +252,8 @@ impl Soak {
         for name in names(folder.path()).iter().filter(|name| !name.starts_with(".hbmark-")) {
             assert!(files.contains(&name.as_str()), "{name} is no result");
         }
-        if ended.status.success() {
+        // Under load the gates may find it invalid, and so end with 1; whole it is all the same.
+        if matches!(ended.status.code(), Some(0 | 1)) {
             assert_eq!(names(folder.path()), files, "{}", stderr(&ended));
             let result: serde_json::Value =
                 serde_json::from_slice(&std::fs::read(folder.path().join("serve.json")).unwrap()).unwrap();

@@ -1,7 +1,7 @@
 //! The checks of a device of kernels: a GPU, or the emulated device in tests.
 //!
-//! Enters: a way to open the device. Leaves: the same checks as a CPU's, twice where there are two kinds of kernels (those that stream weights, those of
-//! the tensor cores), with the bounds of each, and what only such a device has: recorded steps, known bytes, a timeline of its own.
+//! Enters: a way to open the device. Leaves: the same checks as a CPU's, once for each kind of
+//! product (kernels that stream weights, kernels of the tensor cores, the device's library), with the bounds of each, and what only such a device has: recorded steps, known bytes, a timeline of its own.
 
 #[cfg(feature = "cuda")]
 use super::WHOLE;
@@ -100,10 +100,13 @@ pub fn on_a_device<D: Device + 'static>(
     let no_tensor_cores = Tuning { least_tiled: usize::MAX, least_prefill: usize::MAX, ..tuning };
     let streaming = |_: usize| Ok(CudaOperations::with_tuning(open()?, no_tensor_cores));
     let tiled = |_: usize| Ok(CudaOperations::with_tuning(open()?, tuning));
+    let by_library = Tuning { least_library: 1, least_tiled: 1, ..tuning };
+    let library = |_: usize| Ok(CudaOperations::with_tuning(open()?, by_library));
     let streaming = Side { name: "streamed", make: &streaming as &Make<'_, _>, bounds: STREAMING };
     let tiled = Side { name: "tensor cores", make: &tiled as &Make<'_, _>, bounds: TENSOR_CORES };
-    operations::against_the_oracle(&KIND, &[streaming, tiled], extent, record);
-    for side in [streaming, tiled] {
+    let library = Side { name: "the library", make: &library as &Make<'_, _>, bounds: TENSOR_CORES };
+    operations::against_the_oracle(&KIND, &[streaming, tiled, library], extent, record);
+    for side in [streaming, tiled, library] {
         steps::against_the_oracle(&KIND, side, extent, record);
     }
     steps::however_they_are_cut(&KIND, tiled, extent, record);

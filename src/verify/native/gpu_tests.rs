@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::engine::Timeline;
-use crate::engine::native::cuda::device::Launch;
-use crate::engine::native::cuda::emulated::{Emulated, EmulatedMemory};
+use crate::engine::native::cuda::device::{Launch, Operands, Product};
+use crate::engine::native::cuda::emulated::{Emulated, EmulatedMemory, Work};
 use crate::engine::native::testing::scenario::Script;
 use crate::verify::native::graphs;
 
@@ -28,7 +28,13 @@ const LITTLE: Extent = Extent {
 };
 
 /// Splits of 16 positions and little shared memory: the paths of long contexts and wide layers, on tiny models.
-const SMALL: Tuning = Tuning { input_bytes: 4 << 10, least_split: 16, least_tiled: 5, least_prefill: 8 };
+const SMALL: Tuning = Tuning {
+    input_bytes: 4 << 10,
+    least_split: 16,
+    least_tiled: 5,
+    least_library: usize::MAX,
+    least_prefill: 8,
+};
 
 #[test]
 fn the_emulated_device_passes_the_checks_of_a_gpu() {
@@ -53,7 +59,7 @@ struct Faulty {
 
 impl Device for Faulty {
     type Memory = EmulatedMemory;
-    type Graph = Vec<Launch>;
+    type Graph = Vec<Work>;
 
     fn name(&self) -> &'static str {
         "faulty"
@@ -91,10 +97,13 @@ impl Device for Faulty {
     fn launch(&mut self, launch: &Launch) -> Result<(), EngineError> {
         self.device.launch(launch)
     }
+    fn multiply(&mut self, product: &Product, operands: &Operands) -> Result<(), EngineError> {
+        self.device.multiply(product, operands)
+    }
     fn begin_recording(&mut self) -> Result<(), EngineError> {
         self.device.begin_recording()
     }
-    fn end_recording(&mut self) -> Result<Vec<Launch>, EngineError> {
+    fn end_recording(&mut self) -> Result<Vec<Work>, EngineError> {
         let mut graph = self.device.end_recording()?;
         // The next token of the last step stays what it was.
         if self.forgets {
@@ -102,7 +111,7 @@ impl Device for Faulty {
         }
         Ok(graph)
     }
-    fn replay(&mut self, graph: &Vec<Launch>) -> Result<(), EngineError> {
+    fn replay(&mut self, graph: &Vec<Work>) -> Result<(), EngineError> {
         self.device.replay(graph)
     }
     fn synchronise(&mut self) -> Result<(), EngineError> {

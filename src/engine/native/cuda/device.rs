@@ -3,6 +3,7 @@
 //! Enters: addresses, kernels by name, arguments. Leaves: work in order on one stream. Two things are devices: a GPU through its driver,
 //! and [`super::emulated`], which runs the same kernels on the host. A device knows no operation and no model.
 
+use super::matrix::Format;
 use crate::engine::{EngineError, Timeline};
 
 /// One argument of a kernel, by value.
@@ -25,6 +26,31 @@ pub struct Launch {
     /// Dynamic shared memory.
     pub shared_bytes: u32,
     pub arguments: Vec<Argument>,
+}
+
+/// A product of rows with a matrix, of 16-bit floats with f32 sums: `out[row][o] = Σ_k weights[o][k] · inputs[row][k] + bias[o]`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Product {
+    /// Of inputs and weights: bf16 or f16.
+    pub format: Format,
+    pub rows: usize,
+    pub outputs: usize,
+    /// Of a row of inputs and a row of weights as they lie in memory, padding included.
+    pub columns: usize,
+    /// Whether there is a bias, f32.
+    pub bias: bool,
+    /// Whether the sums are added to what is there.
+    pub accumulate: bool,
+}
+
+/// Where the sides of a product lie, each row behind the last.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Operands {
+    pub inputs: u64,
+    pub weights: u64,
+    /// 0 for none.
+    pub bias: u64,
+    pub out: u64,
 }
 
 /// A GPU, or what passes for one. Everything is enqueued in order; only [`download`](Self::download) and
@@ -67,6 +93,11 @@ pub trait Device: std::fmt::Debug {
     /// # Errors
     /// When the device refuses.
     fn launch(&mut self, launch: &Launch) -> Result<(), EngineError>;
+    /// Enqueues a product as the library of the device makes it, or records it.
+    ///
+    /// # Errors
+    /// When the library has no such product, or the device refuses.
+    fn multiply(&mut self, product: &Product, operands: &Operands) -> Result<(), EngineError>;
     /// From here on launches are recorded and not run.
     ///
     /// # Errors

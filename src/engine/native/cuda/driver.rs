@@ -37,7 +37,7 @@ const MODULES: [(&[&str], &[u8]); 11] = [
     (&["prefill_attention"], kernels!("prefill_attention")),
     (&["prepare_rows"], kernels!("prepare_rows")),
     (&["project_add"], kernels!("project_add")),
-    (&["tiled", "finish_heads", "first_largest"], kernels!("tiled_layers")),
+    (&["tiled", "finish_", "first_largest"], kernels!("tiled_layers")),
     (&["read_", "write_pattern", "copy", "triad"], kernels!("bandwidth")),
     (&["spin", "empty"], kernels!("timer")),
 ];

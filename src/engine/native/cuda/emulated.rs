@@ -11,7 +11,8 @@ use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ptr::NonNull;
 
-use super::device::{Argument, Device, Launch};
+use super::device::{Argument, Device, Launch, Operands, Product};
+use super::matrix::Format;
 use crate::engine::timeline::MonotonicTimeline;
 use crate::engine::{EngineError, Timeline};
 
@@ -49,6 +50,14 @@ fn is_live(address: u64) -> bool {
     LIVE.with_borrow(|live| {
         let below = live.range(..=address).next_back();
         below.is_some_and(|(start, bytes)| address < start + *bytes as u64)
+    })
+}
+
+/// Whether so many bytes from an address on lie in one allocation.
+fn holds(address: u64, bytes: usize) -> bool {
+    LIVE.with_borrow(|live| {
+        let below = live.range(..=address).next_back();
+        below.is_some_and(|(start, size)| address + bytes as u64 <= start + *size as u64)
     })
 }
 
@@ -109,13 +118,20 @@ impl Drop for EmulatedMemory {
     }
 }
 
+/// What a graph is made of.
+#[derive(Debug, Clone)]
+pub enum Work {
+    Launch(Launch),
+    Product(Product, Operands),
+}
+
 /// The emulated device.
 #[derive(Debug)]
 pub struct Emulated {
     random: u64,
     /// As [`Device::multiprocessors`].
     pub multiprocessors: u32,
-    recording: Option<Vec<Launch>>,
+    recording: Option<Vec<Work>>,
     /// Kernels run so far.
     pub launches: usize,
     /// Graphs replayed so far.
@@ -180,6 +196,40 @@ impl Emulated {
         Err(Self::failed(format!("{}: {text}", launch.kernel)))
     }
 
+    /// A product, term by term.
+    fn product(product: &Product, operands: &Operands) -> Result<(), EngineError> {
+        let Product { format, rows, outputs, columns, bias, accumulate } = *product;
+        let widen: fn(u16) -> f32 = match format {
+            Format::Bf16 => |bits| half::bf16::from_bits(bits).to_f32(),
+            Format::F16 => |bits| half::f16::from_bits(bits).to_f32(),
+            _ => return Err(Self::failed(format!("no product of {}", format.name()))),
+        };
+        let sides = [
+            (operands.inputs, 2 * rows * columns),
+            (operands.weights, 2 * outputs * columns),
+            (operands.out, 4 * rows * outputs),
+            (operands.bias, if bias { 4 * outputs } else { 0 }),
+        ];
+        if sides.iter().any(|(address, bytes)| *bytes > 0 && !holds(*address, *bytes)) {
+            return Err(Self::failed("a side of a product reaches beyond its memory"));
+        }
+        // SAFETY: all of it lies in allocations that are alive, checked above, and nobody else uses them meanwhile; out is no other side.
+        let (inputs, weights, out, bias) = unsafe {
+            let halves = |address: u64, count| std::slice::from_raw_parts(address as *const u16, count);
+            let out = std::slice::from_raw_parts_mut(operands.out as *mut f32, rows * outputs);
+            let bias = bias.then(|| std::slice::from_raw_parts(operands.bias as *const f32, outputs));
+            (halves(operands.inputs, rows * columns), halves(operands.weights, outputs * columns), out, bias)
+        };
+        for (input, sums) in inputs.chunks_exact(columns).zip(out.chunks_exact_mut(outputs)) {
+            for (o, (sum, row)) in sums.iter_mut().zip(weights.chunks_exact(columns)).enumerate() {
+                let before = if accumulate { *sum } else { 0.0 };
+                let dot: f32 = row.iter().zip(input).map(|(w, x)| widen(*w) * widen(*x)).sum();
+                *sum = before + dot + bias.map_or(0.0, |bias| bias[o]);
+            }
+        }
+        Ok(())
+    }
+
     fn check(memory: &EmulatedMemory, offset: usize, bytes: usize) -> Result<(), EngineError> {
         if offset + bytes > memory.bytes {
             return Err(Self::failed(format!("a copy of {bytes} bytes at {offset} of {}", memory.bytes)));
@@ -196,7 +246,7 @@ impl Emulated {
 
 impl Device for Emulated {
     type Memory = EmulatedMemory;
-    type Graph = Vec<Launch>;
+    type Graph = Vec<Work>;
 
     fn name(&self) -> &str {
         NAME
@@ -249,8 +299,16 @@ impl Device for Emulated {
 
     fn launch(&mut self, launch: &Launch) -> Result<(), EngineError> {
         match &mut self.recording {
-            Some(launches) => launches.push(launch.clone()),
+            Some(work) => work.push(Work::Launch(launch.clone())),
             None => self.run(launch)?,
+        }
+        Ok(())
+    }
+
+    fn multiply(&mut self, product: &Product, operands: &Operands) -> Result<(), EngineError> {
+        match &mut self.recording {
+            Some(work) => work.push(Work::Product(*product, *operands)),
+            None => Self::product(product, operands)?,
         }
         Ok(())
     }
@@ -260,13 +318,16 @@ impl Device for Emulated {
         Ok(())
     }
 
-    fn end_recording(&mut self) -> Result<Vec<Launch>, EngineError> {
+    fn end_recording(&mut self) -> Result<Vec<Work>, EngineError> {
         self.recording.take().ok_or_else(|| Self::failed("no graph is being recorded"))
     }
 
-    fn replay(&mut self, graph: &Vec<Launch>) -> Result<(), EngineError> {
+    fn replay(&mut self, graph: &Vec<Work>) -> Result<(), EngineError> {
         self.replays += 1;
-        graph.iter().try_for_each(|launch| self.run(launch))
+        graph.iter().try_for_each(|work| match work {
+            Work::Launch(launch) => self.run(launch),
+            Work::Product(product, operands) => Self::product(product, operands),
+        })
     }
 
     fn synchronise(&mut self) -> Result<(), EngineError> {

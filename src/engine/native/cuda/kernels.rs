@@ -6,7 +6,7 @@
 use super::device::{Argument, Device, Launch};
 use super::matrix::{Format, Matrix};
 use super::step::{Pool, StepState};
-use super::tiled::{self, Prepare};
+use super::tiled::{self, Prepare, Room};
 use crate::engine::EngineError;
 use crate::engine::native::operations::AttentionShape;
 use crate::model::Dtype;
@@ -40,13 +40,15 @@ pub struct Tuning {
     pub least_split: usize,
     /// Rows from which a product goes to the tensor cores, where the format allows.
     pub least_tiled: usize,
+    /// And rows from which the device's library makes it.
+    pub least_library: usize,
     /// Rows of a sequence from which attention goes to the tensor cores, where heads and cache allow.
     pub least_prefill: usize,
 }
 
 impl Default for Tuning {
     fn default() -> Self {
-        Self { input_bytes: 40 << 10, least_split: 256, least_tiled: 5, least_prefill: 8 }
+        Self { input_bytes: 40 << 10, least_split: 256, least_tiled: 5, least_library: 65, least_prefill: 8 }
     }
 }
 
@@ -166,8 +168,8 @@ pub struct ProjectAdd<'a, D: Device> {
     pub input: &'a Floats<D>,
     pub weights: &'a Matrix<D>,
     pub hidden: &'a Floats<D>,
-    /// Room for the rows as tensor cores take them, for a tiled product; `None` streams.
-    pub prepared: Option<u64>,
+    /// Room for a product on tensor cores; `None` streams.
+    pub room: Option<Room>,
 }
 
 impl<D: Device> ProjectAdd<'_, D> {
@@ -176,7 +178,7 @@ impl<D: Device> ProjectAdd<'_, D> {
     /// # Errors
     /// When the shapes do not fit or the device refuses.
     pub fn launch(&self, device: &mut D, tuning: Tuning) -> Result<u64, EngineError> {
-        let Self { rows, input, weights, hidden, prepared } = self;
+        let Self { rows, input, weights, hidden, room } = self;
         if (input.width, hidden.width) != (weights.columns, weights.outputs)
             || input.rows.min(hidden.rows) < *rows
         {
@@ -186,10 +188,13 @@ impl<D: Device> ProjectAdd<'_, D> {
             );
             return wrong(device, "project_add", what);
         }
-        if let Some(prepared) = *prepared {
+        if let Some(Room { prepared, by_library }) = *room {
             Prepare { rows: *rows, input, row_of: 0, norm: None }.launch(device, weights, prepared)?;
-            let arguments = vec![Address(D::address(&hidden.memory))];
-            return tiled::multiply(device, "project_add", *rows, weights, prepared, arguments);
+            let hidden = D::address(&hidden.memory);
+            if by_library {
+                return tiled::multiply_by_library(device, *rows, weights, prepared, hidden, true);
+            }
+            return tiled::multiply(device, "project_add", *rows, weights, prepared, vec![Address(hidden)]);
         }
         let cut = Streaming::new(device, weights, *rows, tuning);
         device.launch(&cut.launch(
@@ -221,8 +226,10 @@ pub struct GateUp<'a, D: Device> {
     pub norm_eps: f32,
     pub weights: &'a Matrix<D>,
     pub out: &'a Floats<D>,
-    /// Room for the rows as tensor cores take them, for a tiled product; `None` streams.
-    pub prepared: Option<u64>,
+    /// `[rows, outputs]` f32, for a product of the device's library.
+    pub sums: u64,
+    /// Room for a product on tensor cores; `None` streams.
+    pub room: Option<Room>,
 }
 
 impl<D: Device> GateUp<'_, D> {
@@ -231,7 +238,7 @@ impl<D: Device> GateUp<'_, D> {
     /// # Errors
     /// When the shapes do not fit or the device refuses.
     pub fn launch(&self, device: &mut D, tuning: Tuning) -> Result<u64, EngineError> {
-        let Self { rows, hidden, norm, norm_eps, weights, out, prepared } = self;
+        let Self { rows, hidden, norm, norm_eps, weights, out, sums, room } = self;
         let widths = (hidden.width, norm.width, 2 * out.width);
         if widths != (weights.columns, weights.columns, weights.outputs) || hidden.rows.min(out.rows) < *rows
         {
@@ -241,12 +248,23 @@ impl<D: Device> GateUp<'_, D> {
             );
             return wrong(device, "gate_up", what);
         }
-        if let Some(prepared) = *prepared {
+        if let Some(Room { prepared, by_library }) = *room {
             let norm_and_eps = Some((*norm, *norm_eps));
             Prepare { rows: *rows, input: hidden, row_of: 0, norm: norm_and_eps }
                 .launch(device, weights, prepared)?;
-            let arguments = vec![Address(D::address(&out.memory))];
-            let bytes = tiled::multiply(device, "gate_up", *rows, weights, prepared, arguments)?;
+            let out_address = Address(D::address(&out.memory));
+            if !by_library {
+                let bytes = tiled::multiply(device, "gate_up", *rows, weights, prepared, vec![out_address])?;
+                return Ok(bytes + 4 * norm.width as u64);
+            }
+            let bytes = tiled::multiply_by_library(device, *rows, weights, prepared, *sums, false)?;
+            device.launch(&Launch {
+                kernel: "finish_gate_up".into(),
+                grid: [word(out.width.div_ceil(THREADS as usize)), word(*rows), 1],
+                threads: THREADS,
+                shared_bytes: 0,
+                arguments: vec![Address(*sums), out_address, size(out.width)],
+            })?;
             return Ok(bytes + 4 * norm.width as u64);
         }
         let cut = Streaming::new(device, weights, *rows, tuning);
@@ -288,8 +306,8 @@ pub struct Head<'a, D: Device> {
     pub arrived: u64,
     /// 4 bytes per sequence.
     pub next: u64,
-    /// Room for the rows as tensor cores take them, for a tiled product; `None` streams.
-    pub prepared: Option<u64>,
+    /// Room for a product on tensor cores; `None` streams.
+    pub room: Option<Room>,
 }
 
 impl<D: Device> Head<'_, D> {
@@ -301,7 +319,7 @@ impl<D: Device> Head<'_, D> {
     /// # Errors
     /// When the shapes do not fit or the device refuses.
     pub fn launch(&self, device: &mut D, tuning: Tuning) -> Result<u64, EngineError> {
-        let Self { sequences, hidden, norm, norm_eps, weights, step, logits, best, arrived, next, prepared } =
+        let Self { sequences, hidden, norm, norm_eps, weights, step, logits, best, arrived, next, room } =
             self;
         let widths = (hidden.width, norm.width, logits.width);
         if widths != (weights.columns, weights.columns, weights.outputs) || logits.rows < *sequences {
@@ -311,7 +329,7 @@ impl<D: Device> Head<'_, D> {
             );
             return wrong(device, "head", what);
         }
-        if let Some(prepared) = *prepared {
+        if let Some(Room { prepared, by_library }) = *room {
             let prepare = Prepare {
                 rows: *sequences,
                 input: hidden,
@@ -319,8 +337,13 @@ impl<D: Device> Head<'_, D> {
                 norm: Some((*norm, *norm_eps)),
             };
             prepare.launch(device, weights, prepared)?;
-            let logits = Address(D::address(&logits.memory));
-            let bytes = tiled::multiply(device, "head", *sequences, weights, prepared, vec![logits])?;
+            let sums_at = D::address(&logits.memory);
+            let logits = Address(sums_at);
+            let bytes = if by_library {
+                tiled::multiply_by_library(device, *sequences, weights, prepared, sums_at, false)?
+            } else {
+                tiled::multiply(device, "head", *sequences, weights, prepared, vec![logits])?
+            };
             device.launch(&Launch {
                 kernel: "first_largest".into(),
                 grid: [word(*sequences), 1, 1],
@@ -373,8 +396,8 @@ pub struct NormQkv<'a, D: Device> {
     pub projected: u64,
     /// A word per head and row, zeros before the first launch.
     pub arrived: u64,
-    /// Room for the rows as tensor cores take them, for a tiled product; `None` streams.
-    pub prepared: Option<u64>,
+    /// Room for a product on tensor cores; `None` streams.
+    pub room: Option<Room>,
 }
 
 impl<D: Device> NormQkv<'_, D> {
@@ -396,7 +419,7 @@ impl<D: Device> NormQkv<'_, D> {
             query,
             projected,
             arrived,
-            prepared,
+            room,
         } = self;
         let outputs = shape.query_width() + 2 * shape.kv_width();
         let widths = (hidden.width, norm.width, query.width, weights.outputs);
@@ -413,8 +436,8 @@ impl<D: Device> NormQkv<'_, D> {
             let what = format!("{} weights with a {} cache", weights.format.name(), pool.shape.dtype);
             return wrong(device, "norm_qkv", what);
         }
-        if let Some(prepared) = *prepared {
-            return self.launch_tiled(device, prepared);
+        if let Some(room) = *room {
+            return self.launch_on_tensor_cores(device, room);
         }
         let cut = Streaming::new(device, weights, *rows, tuning);
         let (cosines, sines) = step.angles();
@@ -461,7 +484,8 @@ impl<D: Device> NormQkv<'_, D> {
         (4 * norms + written) as u64
     }
 
-    fn launch_tiled(&self, device: &mut D, prepared: u64) -> Result<u64, EngineError> {
+    fn launch_on_tensor_cores(&self, device: &mut D, room: Room) -> Result<u64, EngineError> {
+        let Room { prepared, by_library } = room;
         let Self { rows, shape, weights, head_norms, step, pool, .. } = self;
         let norm = Some((self.norm, shape.norm_eps));
         Prepare { rows: *rows, input: self.hidden, row_of: 0, norm }.launch(device, weights, prepared)?;
@@ -484,8 +508,12 @@ impl<D: Device> NormQkv<'_, D> {
             size(shape.head_dim),
             size(pool.block_shift() as usize),
         ];
-        let bytes = tiled::multiply(device, "qkv", *rows, weights, prepared, heads.clone())?;
-        if head_norms.is_some() {
+        let bytes = if by_library {
+            tiled::multiply_by_library(device, *rows, weights, prepared, self.projected, false)?
+        } else {
+            tiled::multiply(device, "qkv", *rows, weights, prepared, heads.clone())?
+        };
+        if by_library || head_norms.is_some() {
             let mut arguments = heads;
             arguments.push(size(weights.outputs));
             device.launch(&Launch {

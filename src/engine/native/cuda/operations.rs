@@ -11,7 +11,7 @@ use super::device::Device;
 use super::kernels::{Embed, Floats, GateUp, Head, NormQkv, ProjectAdd, Tuning};
 use super::matrix::{Matrix, floats};
 use super::step::{Pool, Scratch, StepState};
-use super::tiled;
+use super::tiled::{self, Room};
 use crate::engine::native::noise;
 use crate::engine::native::operations::{
     Arrangement, AttentionShape, AttentionWeights, Begun, Embedding, Operations, Part, PoolShape,
@@ -150,13 +150,20 @@ impl<D: Device> CudaOperations<D> {
         (self.may_record && steady).then_some(StepKey { rows: rows.len(), splits: longest })
     }
 
-    /// Room for the rows of a tiled product, where there are enough of them.
-    fn prepared(&mut self, rows: usize, weights: &Matrix<D>) -> Result<Option<u64>, EngineError> {
+    /// Room for a product on tensor cores, where there are enough rows for one.
+    fn room(&mut self, rows: usize, weights: &Matrix<D>) -> Result<Option<Room>, EngineError> {
         if rows < self.tuning.least_tiled || !tiled::fits(weights.format) {
             return Ok(None);
         }
         self.grow(|space| &mut space.prepared, tiled::prepared_bytes(weights, rows), &[])?;
-        Ok(Some(self.workspace.prepared.address()))
+        let by_library = rows >= self.tuning.least_library;
+        Ok(Some(Room { prepared: self.workspace.prepared.address(), by_library }))
+    }
+
+    /// Room for sums that a kernel behind the product finishes.
+    fn room_for_sums(&mut self, rows: usize, outputs: usize) -> Result<u64, EngineError> {
+        self.grow(|space| &mut space.projected, 4 * rows * outputs, &[])?;
+        Ok(self.workspace.projected.address())
     }
 
     /// Makes room in one part of the workspace. What was recorded points to the room that was there before.
@@ -321,10 +328,12 @@ impl<D: Device> Operations for CudaOperations<D> {
         pool: &mut Pool<D>,
         query: &mut Floats<D>,
     ) -> Result<(), EngineError> {
-        let prepared = self.prepared(rows.len(), &weights.qkv)?;
+        let room = self.room(rows.len(), &weights.qkv)?;
         let heads = shape.heads + 2 * shape.kv_heads;
+        if weights.head_norms.is_some() || room.is_some_and(|room| room.by_library) {
+            self.room_for_sums(rows.len(), heads * shape.head_dim)?;
+        }
         if weights.head_norms.is_some() {
-            self.grow(|space| &mut space.projected, 4 * rows.len() * heads * shape.head_dim, &[])?;
             self.grow(|space| &mut space.heads_arrived, 4 * rows.len() * heads, &[0])?;
         }
         let kernel = NormQkv {
@@ -340,7 +349,7 @@ impl<D: Device> Operations for CudaOperations<D> {
             query,
             projected: self.workspace.projected.address(),
             arrived: self.workspace.heads_arrived.address(),
-            prepared,
+            room,
         };
         self.moved += kernel.launch(&mut self.device, self.tuning)?;
         Ok(())
@@ -401,8 +410,8 @@ impl<D: Device> Operations for CudaOperations<D> {
         input: &Floats<D>,
         hidden: &mut Floats<D>,
     ) -> Result<(), EngineError> {
-        let prepared = self.prepared(rows.len(), weights)?;
-        let kernel = ProjectAdd { rows: rows.len(), input, weights, hidden, prepared };
+        let room = self.room(rows.len(), weights)?;
+        let kernel = ProjectAdd { rows: rows.len(), input, weights, hidden, room };
         self.moved += kernel.launch(&mut self.device, self.tuning)?;
         Ok(())
     }
@@ -416,8 +425,10 @@ impl<D: Device> Operations for CudaOperations<D> {
         hidden: &Floats<D>,
         out: &mut Floats<D>,
     ) -> Result<(), EngineError> {
-        let prepared = self.prepared(rows.len(), weights)?;
-        let kernel = GateUp { rows: rows.len(), hidden, norm, norm_eps, weights, out, prepared };
+        let room = self.room(rows.len(), weights)?;
+        let by_library = room.is_some_and(|room| room.by_library);
+        let sums = if by_library { self.room_for_sums(rows.len(), weights.outputs)? } else { 0 };
+        let kernel = GateUp { rows: rows.len(), hidden, norm, norm_eps, weights, out, sums, room };
         self.moved += kernel.launch(&mut self.device, self.tuning)?;
         Ok(())
     }
@@ -433,7 +444,7 @@ impl<D: Device> Operations for CudaOperations<D> {
         _next: &mut Vec<u32>,
     ) -> Result<(), EngineError> {
         let sequences = rows.sequences.len();
-        let prepared = self.prepared(sequences, head)?;
+        let room = self.room(sequences, head)?;
         self.grow(|space| &mut space.best, 8 * sequences, &Head::<D>::NO_LOGIT.to_le_bytes())?;
         self.grow(|space| &mut space.logits_arrived, 4 * sequences, &[0])?;
         self.grow(|space| &mut space.next, 4 * sequences, &[])?;
@@ -449,7 +460,7 @@ impl<D: Device> Operations for CudaOperations<D> {
             best: space.best.address(),
             arrived: space.logits_arrived.address(),
             next: space.next.address(),
-            prepared,
+            room,
         };
         self.moved += kernel.launch(&mut self.device, self.tuning)?;
         Ok(())

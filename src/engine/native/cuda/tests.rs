@@ -18,5 +18,6 @@ const SMALL: super::kernels::Tuning = super::kernels::Tuning {
     input_bytes: 4 << 10,
     least_split: 16,
     least_tiled: 5,
+    least_library: usize::MAX,
     least_prefill: usize::MAX,
 };

@@ -1,8 +1,10 @@
 //! The linear layers on tensor cores, for more rows than are worth streaming the weights for.
 //!
-//! Enters: rows and a matrix. Leaves: launches of `prepare_rows.cu` and `tiled_layers.cu`. A matrix is read once per tile of rows.
+//! Enters: rows and a matrix. Leaves: launches of `prepare_rows.cu`, and of `tiled_layers.cu` or the device's library. Kernels of ours, which
+//! finish an operation in the product itself, take a decode batch and read a matrix once per tile of rows; from
+//! [`Tuning::least_library`](super::kernels::Tuning) rows on the library's product is faster than theirs, and a kernel behind it finishes.
 
-use super::device::{Argument, Device, Launch};
+use super::device::{Argument, Device, Launch, Operands, Product};
 use super::kernels::{Floats, size, word};
 use super::matrix::{Format, Matrix};
 use crate::engine::EngineError;
@@ -51,6 +53,15 @@ pub fn prepared_bytes<D: Device>(weights: &Matrix<D>, rows: usize) -> usize {
     rows * weights.vectors * super::matrix::VECTOR
 }
 
+/// How a product goes to the tensor cores, and the memory it needs there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Room {
+    /// The rows as tensor cores take them.
+    pub prepared: u64,
+    /// Whether the device's library makes it, or kernels of ours.
+    pub by_library: bool,
+}
+
 /// Rows, picked, normed and rounded.
 #[derive(Debug)]
 pub struct Prepare<'a, D: Device> {
@@ -86,7 +97,33 @@ impl<D: Device> Prepare<'_, D> {
     }
 }
 
-/// Enqueues a product of prepared rows, with the arguments of its operation first; bytes of weights.
+/// Enqueues the library's product of prepared rows to `out`; bytes of weights.
+///
+/// # Errors
+/// When the device refuses.
+pub fn multiply_by_library<D: Device>(
+    device: &mut D,
+    rows: usize,
+    weights: &Matrix<D>,
+    prepared: u64,
+    out: u64,
+    accumulate: bool,
+) -> Result<u64, EngineError> {
+    let product = Product {
+        format: weights.format,
+        rows,
+        outputs: weights.outputs,
+        columns: weights.vectors * weights.format.columns(),
+        bias: weights.bias.is_some(),
+        accumulate,
+    };
+    let bias = weights.bias.as_ref().map_or(0, D::address);
+    let operands = Operands { inputs: prepared, weights: D::address(&weights.data), bias, out };
+    device.multiply(&product, &operands)?;
+    Ok(weights.bytes())
+}
+
+/// Enqueues a tiled product of prepared rows, with the arguments of its operation first; bytes of weights.
 ///
 /// # Errors
 /// When the device refuses.

@@ -107,6 +107,40 @@ fn products_on_tensor_cores_equal_the_oracle_at_every_tiling() {
     }
 }
 
+#[test]
+fn products_of_the_library_equal_the_oracle() {
+    for (dtype, tolerance) in [(Dtype::Bf16, 1e-5), (Dtype::F16, 1e-3)] {
+        for rows in [1, 7, 70] {
+            let tuning = Tuning { least_tiled: 1, least_library: 1, ..SMALL };
+            let found = projection(&mut emulated(7, tuning), dtype, rows, 700);
+            let error = worst(&found, &projection(&mut Oracle::new(), dtype, rows, 700));
+            assert!(error <= tolerance, "{rows} rows of {dtype}: {error:.1e}");
+        }
+    }
+}
+
+#[test]
+fn operations_around_products_of_the_library_equal_those_with_kernels_of_our_own() {
+    let samples = (0..40).filter_map(sample).filter(|s| matches!(s.dtype, Dtype::Bf16 | Dtype::F16));
+    let mut compared = 0;
+    for sample in samples.take(8) {
+        let scenario = scenario_of(&sample, &ragged(sample.seed));
+        let ours = Tuning { least_tiled: 1, ..SMALL };
+        let mut library = emulated(sample.seed, Tuning { least_library: 1, ..ours });
+        let errors = operation_errors(&mut library, &mut emulated(sample.seed, ours), &sample, &scenario);
+        // Their sums are added up in another order; K and V are rounded behind them.
+        for error in errors.unwrap() {
+            assert!(
+                error.worst <= operation_tolerance(error.operation, &sample).max(1e-5),
+                "{error:?}, {}",
+                sample.label()
+            );
+            compared += 1;
+        }
+    }
+    assert!(compared >= 8, "{compared}");
+}
+
 /// `hidden += W · input + b` of so many columns, with inputs made of noise.
 fn projection<O: Operations>(operations: &mut O, dtype: Dtype, rows: usize, columns: usize) -> Vec<Vec<f32>> {
     const OUTPUTS: usize = 37;
