@@ -353,10 +353,10 @@ fn soak(seed: u64, mut more: impl FnMut(usize, &Counts) -> bool) -> (Counts, Vec
     let mut weights = Vec::new();
     while more(soak.turn, &soak.counts) {
         soak.turn += 1;
-        if soak.turn % 3 == 0 {
-            soak.serve()
+        if soak.turn.is_multiple_of(3) {
+            soak.serve();
         } else {
-            soak.run()
+            soak.run();
         }
         soak.inside(&model);
         weights.push(resident());

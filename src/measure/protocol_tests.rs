@@ -184,11 +184,11 @@ struct Together {
 }
 
 impl Together {
-    fn tell(&mut self) -> Option<SharedLoad> {
+    fn tell(&mut self) -> SharedLoad {
         let (blocks, busy) = (std::mem::take(&mut self.open), (self.busy)(self.told));
         self.told += 1;
         let load = Load { blocks, foreign_cores: Some(if busy { 1.0 } else { 0.0 }), steal_cores: None };
-        Some(SharedLoad { load, reject: busy.then(|| "foreign load".to_owned()) })
+        SharedLoad { load, reject: busy.then(|| "foreign load".to_owned()) }
     }
 }
 
@@ -196,11 +196,11 @@ impl Witness for Together {
     fn before_block(&mut self) {}
     fn after_block(&mut self, _wall_seconds: f64) -> Testimony {
         self.open += 1;
-        let load = if self.open == self.each { self.tell() } else { None };
+        let load = (self.open == self.each).then(|| self.tell());
         Testimony { load, ..Testimony::default() }
     }
     fn after_visit(&mut self) -> Option<SharedLoad> {
-        if self.open > 0 { self.tell() } else { None }
+        (self.open > 0).then(|| self.tell())
     }
 }
 

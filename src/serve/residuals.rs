@@ -136,7 +136,9 @@ mod tests {
     fn one_slow_step_shows_in_the_total_and_not_in_the_median() {
         let mut steps = vec![step(4.0, 0.0, 21.0, 380.0); 20];
         let expected = model().fused(&steps[0].mixture);
-        steps.iter_mut().for_each(|s| s.phases.device = expected);
+        for step in &mut steps {
+            step.phases.device = expected;
+        }
         steps[7].phases.device = expected * 21.0;
         let mixed = Residuals::of(&steps, &model(), Nanos(0.0)).unwrap().mixed.unwrap();
         assert!((mixed.median_ratio - 1.0).abs() < 1e-12 && (mixed.total_ratio - 2.0).abs() < 1e-12);

@@ -1,7 +1,7 @@
 //! The text of a foreign file as records and tables, before anybody asks whose it is.
 //!
-//! Enters: text. Leaves: JSON documents (one, several, or a list), or tables of CSV, SQL or Markdown. Memory is counted before it is
-//! taken: short text can be many values. It knows no format.
+//! Enters: text. Leaves: JSON documents (one, several, or a list; YAML is read as what it would be in JSON), or tables of CSV, SQL or
+//! Markdown. Memory is counted before it is taken: short text can be many values. It knows no format.
 
 use serde_json::{Map, Value as Json};
 
@@ -12,6 +12,8 @@ use crate::intake::json;
 const BUDGET: usize = 40 << 20;
 /// Columns of a table; the widest known has a few dozen.
 const MAX_COLUMNS: usize = 1_000;
+/// Values and keys of a YAML document: a report of a run has a few hundred.
+const MAX_YAML_NODES: usize = 50_000;
 /// What a cell takes beside its text: its title's text, its place in a map of room for twice as many, two allocations.
 const CELL_BYTES: usize = 300;
 
@@ -50,6 +52,8 @@ impl Document {
             return Err(ImportError::Empty { file: file.to_owned() });
         } else if start.starts_with(['{', '[']) {
             Body::Json(json(file, start)?)
+        } else if is_yaml(file) {
+            Body::Json(vec![yaml(file, start)?])
         } else if start.starts_with("# HELP ") || start.starts_with("# TYPE ") {
             Body::Prometheus(prometheus(file, start)?)
         } else if text.contains("INSERT INTO") {
@@ -102,6 +106,19 @@ impl Document {
             Body::Prometheus(_) => "a Prometheus page of a server that is not vLLM".to_owned(),
         }
     }
+}
+
+/// Whether a file says that it is YAML: nothing in such a text does.
+fn is_yaml(file: &str) -> bool {
+    let extension = std::path::Path::new(file).extension();
+    extension.is_some_and(|is| is.eq_ignore_ascii_case("yaml") || is.eq_ignore_ascii_case("yml"))
+}
+
+/// A YAML document without anchors, which no result needs and with which a short text would be a large one.
+fn yaml(file: &str, text: &str) -> Result<Json, ImportError> {
+    let budget = serde_saphyr::budget! { max_anchors: 0, max_aliases: 0, max_nodes: MAX_YAML_NODES };
+    serde_saphyr::from_str_with_options(text, serde_saphyr::options! { budget: budget })
+        .map_err(|source| ImportError::Yaml { file: file.to_owned(), source: Box::new(source) })
 }
 
 /// One JSON document, several after each other, or the elements of a list.

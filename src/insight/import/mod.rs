@@ -276,6 +276,8 @@ pub enum ImportError {
     TooMany { file: String, what: &'static str, limit: usize },
     #[error("{file} is not whole JSON; was it cut off?")]
     Json { file: String, source: serde_json::Error },
+    #[error("{file} cannot be read as YAML")]
+    Yaml { file: String, source: Box<serde_saphyr::Error> },
     #[error("{file} cannot be read as CSV")]
     Csv { file: String, source: csv::Error },
     #[error("{file} is no result this program knows ({found}); it reads {}", known_formats())]

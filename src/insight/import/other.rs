@@ -61,7 +61,5 @@ pub(super) fn what(document: &Document) -> Option<&'static str> {
     let yaml = only.titles.len() == 1
         && only.rows.len() > 3
         && cells().filter(|t| keyed(t)).count() * 2 > only.rows.len();
-    yaml.then_some(
-        "YAML, which no program writes its results in that this one reads; give the JSON beside it",
-    )
+    yaml.then_some("YAML by another name; call it .yaml to have it read")
 }

@@ -5,8 +5,10 @@
 //! graphs keep those edges. It knows no operation.
 #![expect(unsafe_code, reason = "launching kernels by name with arguments by value has no safe form")]
 
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ffi::c_void;
+use std::rc::Rc;
 use std::sync::Arc;
 
 use cudarc::driver::{
@@ -15,7 +17,8 @@ use cudarc::driver::{
 };
 use cudarc::nvrtc::Ptx;
 
-use super::device::{Argument, Device, Launch};
+use super::device::{Argument, Device, Launch, Operands, Product};
+use super::library::Library;
 use crate::engine::cuda::{self, EventTimeline};
 use crate::engine::{EngineError, Timeline};
 use crate::units::{Bytes, Nanos};
@@ -79,6 +82,8 @@ pub struct Driver {
     multiprocessors: u32,
     dependent_launch: bool,
     recording: bool,
+    /// Opened by the first product.
+    library: Rc<RefCell<Option<Library>>>,
 }
 
 impl Driver {
@@ -111,6 +116,7 @@ impl Driver {
             multiprocessors,
             dependent_launch: major >= 9,
             recording: false,
+            library: Rc::default(),
             name,
         })
     }
@@ -319,6 +325,15 @@ impl Device for Driver {
         }
         .result()
         .map_err(|error| self.failed(error))
+    }
+
+    fn multiply(&mut self, product: &Product, operands: &Operands) -> Result<(), EngineError> {
+        self.context.bind_to_thread().map_err(|error| self.failed(error))?;
+        let mut library = self.library.borrow_mut();
+        if library.is_none() {
+            *library = Some(Library::open(&self.stream, &self.name)?);
+        }
+        library.as_mut().map_or(Ok(()), |library| library.multiply(product, operands, self.recording))
     }
 
     fn begin_recording(&mut self) -> Result<(), EngineError> {

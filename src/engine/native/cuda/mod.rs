@@ -11,6 +11,8 @@ pub mod driver;
 #[cfg(all(test, hbmark_emulated))]
 pub mod emulated;
 pub mod kernels;
+#[cfg(feature = "cuda")]
+mod library;
 pub mod matrix;
 pub mod operations;
 pub mod step;

@@ -70,6 +70,25 @@ fn an_analysis_of_genai_perf_keeps_one_percentile_of_each_latency() {
 }
 
 #[test]
+fn the_report_of_inference_perf_is_read_as_yaml_too() {
+    let row = &one("inference-perf.yaml").rows[0];
+    assert_eq!((row.setup.completed, row.setup.duration_s), (Some(3), Some(2.0)));
+    assert_eq!(row.setup.output_tokens, Some(53.333_333_333_333_336));
+    has(row, Metric::Ttft, Mean, 0.033_333_333_333_333_354e9);
+    has(row, Metric::Itl, Median, 0.169_999_999_999_999_93e9);
+}
+
+#[test]
+fn yaml_that_is_cut_off_or_grows_from_anchors_is_refused() {
+    let refused = |name: &str, text: &str| parse(name, text).unwrap_err().to_string();
+    let text = text("inference-perf.yaml");
+    assert!(refused("x.yaml", &text[..text.len() / 2 + 3]).contains("x.yaml"));
+    let bomb = "a: &a [1, 1]\nb: [*a, *a]\n";
+    assert!(refused("x.yaml", bomb).contains("cannot be read as YAML"));
+    assert!(refused("x.yml", "load_summary: [1, {").contains("cannot be read as YAML"));
+}
+
+#[test]
 fn inference_perf_calls_things_by_their_names_in_one_report_and_not_in_the_other() {
     let stage = &one("inference-perf-stage.json").rows[0];
     has(stage, Metric::Tpot, Mean, 12_019_587.185_668_208);
@@ -144,7 +163,7 @@ fn files_beside_results_are_called_what_they_are() {
         ),
         (
             "benchmark_time_seconds: 2.48\nfailures:\n  count: 0\n  prompt_len: null\nload_summary:\n  count: 3\n",
-            "x is YAML",
+            "x is YAML by another name",
         ),
         (
             "# HELP go_gc_duration_seconds x\ngo_gc_duration_seconds 1\n",
