@@ -4,6 +4,8 @@
 //! (overflows of sizes, offsets beyond the file, dimensions of zero, headers of a hundred thousand tensors, names that leave a folder) and of
 //! our own mistakes, kept as tests.
 
+use std::collections::BTreeMap;
+
 use crate::doors::{Seed, fixture};
 
 /// Everything made to hurt one door.
@@ -651,6 +653,46 @@ fn result() -> Vec<Seed> {
         ("start-of-ages", with("/cells/2/blocks/0/at_ns", serde_json::json!(1e308))),
         ("start-before-time", with("/cells/2/blocks/1/at_ns", serde_json::json!(-1e308))),
     ])
+    .into_iter()
+    .chain(extremes(&full))
+    .collect()
+}
+
+/// Every number of a document at both of its ends, one at a time; of the elements of a list the last that differ from those before.
+fn extremes(whole: &serde_json::Value) -> Vec<Seed> {
+    fn numbers(value: &serde_json::Value, path: &str, kind: &str, found: &mut BTreeMap<String, String>) {
+        match value {
+            serde_json::Value::Number(_) => {
+                found.insert(kind.to_owned(), path.to_owned());
+            }
+            serde_json::Value::Object(map) => {
+                for (key, value) in map {
+                    let key = key.replace('~', "~0").replace('/', "~1");
+                    numbers(value, &format!("{path}/{key}"), &format!("{kind}/{key}"), found);
+                }
+            }
+            serde_json::Value::Array(values) => {
+                for (index, value) in values.iter().enumerate() {
+                    numbers(value, &format!("{path}/{index}"), &format!("{kind}/*"), found);
+                }
+            }
+            _ => {}
+        }
+    }
+    let mut found = BTreeMap::new();
+    numbers(whole, "", "", &mut found);
+    let ends = [("nothing", serde_json::json!(0)), ("everything", serde_json::json!(u64::MAX))];
+    found
+        .into_iter()
+        .flat_map(|(kind, path)| {
+            ends.clone().map(|(name, end)| (format!("{name} at {kind}"), path.clone(), end))
+        })
+        .map(|(name, path, end)| {
+            let mut changed = whole.clone();
+            *changed.pointer_mut(&path).expect("the path was found in it") = end;
+            Seed::new(name, changed.to_string())
+        })
+        .collect()
 }
 
 fn serve_result() -> Vec<Seed> {
@@ -675,4 +717,7 @@ fn serve_result() -> Vec<Seed> {
         ("preemptions-of-everything", with("/points/0/result/preemptions", serde_json::json!(u64::MAX))),
         ("reasons-by-the-thousand", with("/points/0/result/reasons", serde_json::json!(vec!["x"; 50_000]))),
     ])
+    .into_iter()
+    .chain(extremes(&whole))
+    .collect()
 }

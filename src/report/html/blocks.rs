@@ -112,7 +112,7 @@ fn point(taken: &Taken<'_>, palette: &Palette) -> Option<Point> {
         Measure::Time.show(taken.mean_ns),
         Measure::Share.show(ratio),
         taken.seconds,
-        taken.block.visit + 1
+        taken.block.visit.saturating_add(1)
     );
     if let Some(cause) = &taken.block.rejected {
         let _ = write!(hover, "\nrejected: {cause}");
@@ -135,7 +135,7 @@ fn table(taken: &[Taken<'_>]) -> (String, Vec<crate::report::table::Column>) {
     let columns = vec![
         numbers("at", of(&|t| format!("{:.2} s", t.seconds))),
         words("cell", of(&|t| t.cell.id.clone())),
-        numbers("visit", of(&|t| (t.block.visit + 1).to_string())),
+        numbers("visit", of(&|t| t.block.visit.saturating_add(1).to_string())),
         numbers("steps", of(&|t| t.block.step_ns.len().to_string())),
         numbers("mean", of(&|t| Measure::Time.show(t.mean_ns))),
         numbers("of the cell's", of(&|t| t.ratio.map_or("-".into(), |r| Measure::Share.show(r)))),
