@@ -9,6 +9,9 @@ fn main() -> ExitCode {
     if hbmark::rig::is_worker() {
         return hbmark::cli::work();
     }
+    if !hbmark::rig::end_with_launcher() {
+        return ExitCode::from(2);
+    }
     let cli = Cli::parse();
     match hbmark::cli::dispatch(cli) {
         Ok(outcome) => outcome.into(),

@@ -6,8 +6,8 @@ mod runs;
 
 use std::io::Read;
 
-use runs::{children, essence, hanging, hbmark, journal_lines, names, report, run, runs as is_alive};
-use runs::{signal, statuses, stderr, until};
+use runs::{cells, children, essence, hanging, hbmark, journal_lines, names, report, run, runs as is_alive};
+use runs::{signal, start, statuses, stderr, until};
 
 const VICTIM: &str = "decode/stock/f32/b2/c4";
 
@@ -113,6 +113,23 @@ fn a_worker_is_not_started_by_hand_and_a_fault_is_not_misspelt() {
     assert!(stderr(&output).contains("HBMARK_PLANT_FAULT=burn@load is no fault"), "{}", stderr(&output));
     let help = hbmark().args(["--help"]).output().unwrap();
     assert!(!String::from_utf8_lossy(&help.stdout).contains("__worker"));
+}
+
+#[test]
+fn no_run_outlives_the_comparison_that_launched_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = cells().pop().unwrap();
+    let both = format!("model={model} device=cpu engine=native phase=decode batch=1 context=4");
+    let mut comparison = hbmark();
+    comparison.args(["compare", "dtype=f32", "dtype=bf16", "--protocol", "smoke", "--rounds", "2"]);
+    comparison.args(["--both", &both, "--out", folder.path().to_str().unwrap()]);
+    let mut comparison = start(comparison.env("HBMARK_PLANT_FAULT", "hang@begin"));
+    let run = until("the comparison launches a run", || children(comparison.id()).first().copied());
+    let worker = until("the run starts a worker", || children(run).first().copied());
+    signal(comparison.id(), "KILL");
+    comparison.wait().unwrap();
+    until("the run is gone", || (!is_alive(run)).then_some(()));
+    until("its worker is gone", || (!is_alive(worker)).then_some(()));
 }
 
 #[test]

@@ -5,6 +5,7 @@ use std::process::{Command, ExitStatus, Stdio};
 
 use super::{CompareError, Runner, Side};
 use crate::report::{Report, json};
+use crate::rig::LAUNCHED_BY;
 
 /// The arguments of `run` for each side, and where results go.
 #[derive(Debug, Clone)]
@@ -42,6 +43,7 @@ impl Runner for Processes {
             .args(arguments)
             .args(["--format", "json", "--out"])
             .arg(&folder)
+            .env(LAUNCHED_BY, std::process::id().to_string())
             .stdin(Stdio::null())
             // The same result is in the folder.
             .stdout(Stdio::null())

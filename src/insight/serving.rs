@@ -7,6 +7,7 @@
 use super::diagnose::{Finding, Kind, UNEXPLAINED};
 use super::targets;
 use crate::measure::doctor::Severity;
+use crate::measure::telemetry::Limits;
 use crate::report::serving::ServeReport;
 use crate::serve::latency::{
     Gate, INJECTION_LAG, KEEPS_UP, KV_BOOKS, Quantiles, Quantity, ServeResult, Validity,
@@ -68,6 +69,19 @@ const RULES: &[Rule] = &[
         next: "the same load on an idle machine, or at half of the rate",
         response: "believe no latency of this point; give the loop a core of its own",
         look: |_, _, result| failed(result, INJECTION_LAG),
+    },
+    Rule {
+        name: "foreign_load",
+        kind: Kind::Trust,
+        severity: Severity::Problem,
+        symptom: "other work ran beside the requests",
+        regime: "disturbed: cores were shared, and the latencies are the other work's, too",
+        next: "hbmark doctor until it names no other process, then the same point",
+        response: "stop the other work, or pin it to other cores",
+        look: |_, _, result| {
+            let cores = result.foreign_cores.filter(|cores| *cores > Limits::default().foreign_cores)?;
+            Some(format!("other processes kept {cores:.1} cores busy over the run"))
+        },
     },
     Rule {
         name: "engine_failed",

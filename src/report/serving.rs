@@ -15,6 +15,7 @@ use super::{Format, ModelSummary, ReportError, TextFormat};
 use crate::engine::Capabilities;
 use crate::insight::Finding;
 use crate::measure::environment::Environment;
+use crate::measure::telemetry::Limits;
 use crate::model::Dtype;
 use crate::roofline::{Ceilings, DeviceSpec};
 use crate::serve::latency::{Breakdown, KEEPS_UP, Quantiles, Quantity, ServeResult, Validity};
@@ -419,6 +420,10 @@ pub(super) fn remarks(point: &Point) -> Vec<String> {
             result.prefix_evictions
         ));
     }
+    let limit = Limits::default().foreign_cores;
+    said.extend(result.foreign_cores.filter(|cores| *cores > limit).map(|cores| {
+        format!("disturbed: other processes kept {cores:.1} cores busy over the run; its latencies are theirs, too")
+    }));
     said.extend(apart::remarks(point, result));
     if let Some(predicted) = &point.predicted {
         let pair = |of: fn(&ServeResult) -> Option<&Quantiles>| {

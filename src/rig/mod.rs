@@ -34,7 +34,7 @@ pub use interrupt::Interrupts;
 pub use local::Local;
 pub(crate) use local::memory_of;
 pub use supervised::{Launch, Supervised, WorkerError};
-pub use worker::{WORKER_ARGUMENT, is_asked as is_worker, serve};
+pub use worker::{LAUNCHED_BY, WORKER_ARGUMENT, end_with_launcher, is_asked as is_worker, serve};
 
 /// What is asked of whoever owns the device.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

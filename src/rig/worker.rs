@@ -17,6 +17,16 @@ use crate::{Observer, RunError};
 /// The hidden subcommand that starts a worker.
 pub const WORKER_ARGUMENT: &str = "__worker";
 
+/// Tells a program that another of its kind launched it, by that one's process number.
+pub const LAUNCHED_BY: &str = "HBMARK_LAUNCHED_BY";
+
+/// Lets a program that another one launched end with it. `false` when that one is gone already.
+#[must_use]
+pub fn end_with_launcher() -> bool {
+    let launcher = std::env::var(LAUNCHED_BY).ok().and_then(|number| number.parse().ok());
+    launcher.is_none_or(die_with)
+}
+
 /// Words that only say that all is well are not sent more often than this.
 const QUIET_SECONDS: f64 = 1.0;
 

@@ -227,8 +227,8 @@ fn of_runs() -> Vec<Plant> {
 #[expect(clippy::too_many_lines, reason = "a table: one entry a plant")]
 fn of_serving() -> Vec<Plant> {
     use super::serve::Fault::{
-        Breaks, Bursts, Cold, Crowd, EndsEarly, Host, LateInjector, LongPrompts, LostBlocks, OtherLengths,
-        Pool, Prefixes, Sequences, Stall, Unchunked,
+        Breaks, Bursts, Cold, Crowd, EndsEarly, Foreign, Host, LateInjector, LongPrompts, LostBlocks,
+        OtherLengths, Pool, Prefixes, Sequences, Stall, Unchunked,
     };
     let load = |faults: Vec<super::serve::Fault>| Load::new(SEED, faults);
     let one = |load: Load| Scene::Serve(vec![load], None);
@@ -252,6 +252,7 @@ fn of_serving() -> Vec<Plant> {
             served(vec![LateInjector(ms(0.1))]),
             "could be",
         ),
+        plant("foreign_load", served(vec![Foreign(0.9)]), served(vec![Foreign(0.1)]), "0.9 cores"),
         plant("engine_failed", served(vec![Breaks { at: 200, times: 1 }]), clean(), "planted"),
         plant("kv_block_leak", served(vec![LostBlocks(3)]), clean(), "3 KV blocks"),
         plant("wrong_token_count", served(vec![OtherLengths]), clean(), "forced"),

@@ -63,6 +63,8 @@ pub enum Fault {
     Breaks { at: usize, times: usize },
     /// Blocks nobody holds.
     LostBlocks(usize),
+    /// Other processes keep so many cores busy.
+    Foreign(f64),
     /// The books plan another output than was asked for.
     OtherLengths,
     /// Of the vocabulary, one token in so many ends an output.
@@ -248,7 +250,8 @@ impl Load {
                 planned.output_len += 1;
             }
         }
-        let result = summarise(&run, &traffic(&booked), &slo);
+        let mut result = summarise(&run, &traffic(&booked), &slo);
+        result.foreign_cores = self.find(|f| if let Fault::Foreign(cores) = f { Some(*cores) } else { None });
         Point {
             label: format!("rate {}", self.rate),
             offered: Offered::Rate(self.rate),

@@ -165,6 +165,9 @@ pub struct ServeResult {
     pub rejected: BTreeMap<String, usize>,
     pub warmup_requests: usize,
     pub cooldown_requests: usize,
+    /// CPU cores that other processes kept busy over the run; nobody looks where time is virtual.
+    #[serde(default)]
+    pub foreign_cores: Option<f64>,
     /// The span over which rates are taken.
     pub window_s: f64,
     pub offered_per_s: Option<f64>,
@@ -300,6 +303,7 @@ pub fn summarise(run: &Run, traffic: &Traffic<'_>, slo: &Slo) -> ServeResult {
             .iter()
             .filter(|r| r.enqueued.is_some())
             .count(),
+        foreign_cores: None,
         window_s: window.seconds(),
         offered_per_s: offered,
         served_per_s: per_s(served_in_window as f64),

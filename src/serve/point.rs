@@ -23,6 +23,7 @@ use super::trace::Trace;
 use super::workload::{Planned, Workload, ideal_hit_rate, mix, plan_trace, without_sharing};
 use crate::engine::scripted::VirtualClock;
 use crate::engine::{EngineError, Session};
+use crate::measure::telemetry::{HostTelemetry, Telemetry};
 use crate::model::tokenizer::Tokenizer;
 use crate::units::Nanos;
 
@@ -411,8 +412,12 @@ impl Engine {
                     .with_constraints(constraints);
                 let mut clock = HostClock::default();
                 let config = spec.scheduler.clone();
+                let mut host = HostTelemetry::new();
+                host.before_block();
                 let run = run(&traffic, config, &mut executor, &mut clock, text, observe)?;
-                let result = summarise(&run, &traffic, &spec.slo);
+                host.after_block();
+                let mut result = summarise(&run, &traffic, &spec.slo);
+                result.foreign_cores = host.load(true).and_then(|load| load.foreign_cores);
                 let share = spec.constrained.unwrap_or_default();
                 let counts = grammar.zip(executor.constraint_counts());
                 point.structured = counts.map(|(g, counts)| StructuredCost::of(g, share, counts, &result));

@@ -20,6 +20,7 @@ use crate::measure::environment::Environment;
 use crate::model::{Dtype, OpenModel};
 use crate::report;
 use crate::report::serving::{SCHEMA_VERSION, ServeKind, ServeReport, WorkloadSummary};
+use crate::rig::LAUNCHED_BY;
 use crate::serve::workload::{Planned, Stretch, mix};
 use crate::stats::percentile;
 use crate::units::Nanos;
@@ -206,6 +207,7 @@ fn launch(index: usize, program: &Path, arguments: &[std::ffi::OsString]) -> Res
     let begin = Instant::now();
     let mut child = Command::new(program)
         .args(arguments)
+        .env(LAUNCHED_BY, std::process::id().to_string())
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
