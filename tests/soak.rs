@@ -178,7 +178,8 @@ impl Soak {
             if names(folder.path()) == RESULTS {
                 break;
             }
-            assert_ne!(blow, Blow::Nothing, "nobody hit it: {}", stderr(&output));
+            let there = names(folder.path());
+            assert_ne!(blow, Blow::Nothing, "nobody hit it, and there is {there:?}: {}", stderr(&output));
             // Killed before it wrote its first line, it begins anew; else it goes on.
             let journal = folder.path().join("journal.jsonl").exists();
             self.counts.resumed += usize::from(journal);

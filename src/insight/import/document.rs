@@ -114,8 +114,12 @@ fn is_yaml(file: &str) -> bool {
     extension.is_some_and(|is| is.eq_ignore_ascii_case("yaml") || is.eq_ignore_ascii_case("yml"))
 }
 
-/// A YAML document without anchors, which no result needs and with which a short text would be a large one.
+/// A YAML document without anchors, which no result needs and with which a short text would be a large one. Every beginning of one is one,
+/// too: that its last line ends is all that says that a number was not cut off.
 fn yaml(file: &str, text: &str) -> Result<Json, ImportError> {
+    if !text.ends_with('\n') {
+        return Err(ImportError::CutOff { file: file.to_owned() });
+    }
     let budget = serde_saphyr::budget! { max_anchors: 0, max_aliases: 0, max_nodes: MAX_YAML_NODES };
     serde_saphyr::from_str_with_options(text, serde_saphyr::options! { budget: budget })
         .map_err(|source| ImportError::Yaml { file: file.to_owned(), source: Box::new(source) })

@@ -278,6 +278,8 @@ pub enum ImportError {
     Json { file: String, source: serde_json::Error },
     #[error("{file} cannot be read as YAML")]
     Yaml { file: String, source: Box<serde_saphyr::Error> },
+    #[error("{file} does not end with a whole line; was it cut off?")]
+    CutOff { file: String },
     #[error("{file} cannot be read as CSV")]
     Csv { file: String, source: csv::Error },
     #[error("{file} is no result this program knows ({found}); it reads {}", known_formats())]
