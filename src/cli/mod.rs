@@ -192,9 +192,8 @@ fn prepare_folder(folder: &Path) -> anyhow::Result<()> {
     use anyhow::Context;
     std::fs::create_dir_all(folder)
         .with_context(|| format!("cannot create the output folder {}", folder.display()))?;
-    tempfile::Builder::new()
-        .prefix(".hbmark-write-test")
-        .tempfile_in(folder)
+    // Without a name: a process that is killed here leaves nothing.
+    tempfile::tempfile_in(folder)
         .with_context(|| format!("cannot write into the output folder {}", folder.display()))?;
     Ok(())
 }
