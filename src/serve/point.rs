@@ -376,7 +376,9 @@ impl Engine {
         spec.check(&plan, measured.len())?;
         let mut point = spec.blank(&plan);
         if spec.scheduler.enable_prefix_caching {
-            point.ideal_hit_rate = ideal_hit_rate(&plan, spec.scheduler.block_size);
+            // Of those that can be admitted: what is rejected is looked up nowhere.
+            let fits = |p: &&Planned| Scheduler::check(&spec.scheduler, p.prompt_len(), p.output_len).is_ok();
+            point.ideal_hit_rate = ideal_hit_rate(plan.iter().filter(fits), spec.scheduler.block_size);
         }
         match self {
             Self::Virtual { model, vocab } => {
@@ -417,6 +419,11 @@ impl Engine {
                 let run = run(&traffic, config, &mut executor, &mut clock, text, observe)?;
                 host.after_block();
                 let mut result = summarise(&run, &traffic, &spec.slo);
+                if spec.scheduler.enable_prefix_caching {
+                    let ran = plan.iter().zip(&run.records).filter(|(_, record)| record.started.is_some());
+                    let ran = ran.map(|(planned, _)| planned);
+                    point.ideal_hit_rate = ideal_hit_rate(ran, spec.scheduler.block_size);
+                }
                 result.foreign_cores = host.load(true).and_then(|load| load.foreign_cores);
                 let share = spec.constrained.unwrap_or_default();
                 let counts = grammar.zip(executor.constraint_counts());

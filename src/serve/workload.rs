@@ -657,7 +657,7 @@ pub fn without_sharing(plan: &[Planned], seed: u64) -> Vec<Planned> {
 /// # Panics
 /// When a block has no positions.
 #[must_use]
-pub fn ideal_hit_rate(plan: &[Planned], block_size: usize) -> Option<f64> {
+pub fn ideal_hit_rate<'a>(plan: impl IntoIterator<Item = &'a Planned>, block_size: usize) -> Option<f64> {
     let mut seen = std::collections::HashSet::new();
     let (mut found, mut all) = (0_usize, 0_usize);
     for request in plan {

@@ -52,14 +52,14 @@ impl Document {
             return Err(ImportError::Empty { file: file.to_owned() });
         } else if start.starts_with(['{', '[']) {
             Body::Json(json(file, start)?)
-        } else if is_yaml(file) {
-            Body::Json(vec![yaml(file, start)?])
         } else if start.starts_with("# HELP ") || start.starts_with("# TYPE ") {
             Body::Prometheus(prometheus(file, start)?)
         } else if text.contains("INSERT INTO") {
             Body::Tables(sql(file, text)?)
         } else if text.lines().any(|line| line.starts_with('|')) {
             Body::Tables(markdown(file, text)?)
+        } else if is_yaml(start) {
+            Body::Json(vec![yaml(file, start)?])
         } else {
             Body::Tables(csv(file, text)?)
         };
@@ -108,10 +108,15 @@ impl Document {
     }
 }
 
-/// Whether a file says that it is YAML: nothing in such a text does.
-fn is_yaml(file: &str) -> bool {
-    let extension = std::path::Path::new(file).extension();
-    extension.is_some_and(|is| is.eq_ignore_ascii_case("yaml") || is.eq_ignore_ascii_case("yml"))
+/// Whether the first line that is no comment is a key, as in YAML and in nothing else that is read here.
+fn is_yaml(text: &str) -> bool {
+    let first = text.lines().find(|line| !line.trim().is_empty() && !line.starts_with('#'));
+    let key = first
+        .and_then(|line| line.split_once(':'))
+        .filter(|(_, rest)| rest.is_empty() || rest.starts_with(' '));
+    key.is_some_and(|(key, _)| {
+        !key.is_empty() && key.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
+    })
 }
 
 /// A YAML document without anchors, which no result needs and with which a short text would be a large one. Every beginning of one is one,

@@ -2,7 +2,7 @@
 //!
 //! Enters: a document that no reader knows. Leaves: words for the message, or nothing where it is a stranger to this program.
 
-use super::document::{Body, Document};
+use super::document::Document;
 
 /// Keys of JSON that tell what a file is, and what to say.
 const OBJECTS: &[(&[&str], &str)] = &[
@@ -50,16 +50,6 @@ pub(super) fn what(document: &Document) -> Option<&'static str> {
     if let Some((_, what)) = OBJECTS.iter().find(|(keys, _)| document.objects_with(keys).is_some()) {
         return Some(what);
     }
-    if let Some((_, what)) = TABLES.iter().find(|(titles, _)| document.tables_with(titles).next().is_some()) {
-        return Some(what);
-    }
-    let Body::Tables(tables) = &document.body else { return None };
-    // A YAML file read as a table has one column, and rows that end with a colon or hold one.
-    let [only] = tables.as_slice() else { return None };
-    let cells = || only.rows.iter().flat_map(serde_json::Map::values).filter_map(serde_json::Value::as_str);
-    let keyed = |text: &str| text.ends_with(':') || text.contains(": ");
-    let yaml = only.titles.len() == 1
-        && only.rows.len() > 3
-        && cells().filter(|t| keyed(t)).count() * 2 > only.rows.len();
-    yaml.then_some("YAML by another name; call it .yaml to have it read")
+    let table = TABLES.iter().find(|(titles, _)| document.tables_with(titles).next().is_some());
+    table.map(|(_, what)| *what)
 }
