@@ -375,13 +375,16 @@ impl Engine {
         let (plan, measured) = spec.plan()?;
         spec.check(&plan, measured.len())?;
         let mut point = spec.blank(&plan);
-        if spec.scheduler.enable_prefix_caching {
-            // Of those that can be admitted: what is rejected is looked up nowhere.
-            let fits = |p: &&Planned| Scheduler::check(&spec.scheduler, p.prompt_len(), p.output_len).is_ok();
-            point.ideal_hit_rate = ideal_hit_rate(plan.iter().filter(fits), spec.scheduler.block_size);
-        }
         match self {
             Self::Virtual { model, vocab } => {
+                if spec.scheduler.enable_prefix_caching {
+                    // Of those that can be admitted: what is rejected is looked up nowhere.
+                    let fits = |p: &&Planned| {
+                        Scheduler::check(&spec.scheduler, p.prompt_len(), p.output_len).is_ok()
+                    };
+                    let fits = plan.iter().filter(fits);
+                    point.ideal_hit_rate = ideal_hit_rate(fits, spec.scheduler.block_size);
+                }
                 let traffic = spec.traffic(&plan, measured, *vocab, &[]);
                 point.result = Some(simulate(model, spec, &traffic, observe)?);
             }

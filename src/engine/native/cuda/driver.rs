@@ -83,7 +83,7 @@ pub struct Driver {
     dependent_launch: bool,
     recording: bool,
     /// Opened by the first product.
-    library: Rc<RefCell<Option<Library>>>,
+    products: Rc<RefCell<Option<Library>>>,
 }
 
 impl Driver {
@@ -116,7 +116,7 @@ impl Driver {
             multiprocessors,
             dependent_launch: major >= 9,
             recording: false,
-            library: Rc::default(),
+            products: Rc::default(),
             name,
         })
     }
@@ -329,7 +329,7 @@ impl Device for Driver {
 
     fn multiply(&mut self, product: &Product, operands: &Operands) -> Result<(), EngineError> {
         self.context.bind_to_thread().map_err(|error| self.failed(error))?;
-        let mut library = self.library.borrow_mut();
+        let mut library = self.products.borrow_mut();
         if library.is_none() {
             *library = Some(Library::open(&self.stream, &self.name)?);
         }

@@ -45,15 +45,7 @@ thread_local! {
     static LIVE: RefCell<BTreeMap<u64, usize>> = const { RefCell::new(BTreeMap::new()) };
 }
 
-/// Whether something that is not freed lies at an address.
-fn is_live(address: u64) -> bool {
-    LIVE.with_borrow(|live| {
-        let below = live.range(..=address).next_back();
-        below.is_some_and(|(start, bytes)| address < start + *bytes as u64)
-    })
-}
-
-/// Whether so many bytes from an address on lie in one allocation.
+/// Whether so many bytes from an address on lie in one allocation that is not freed.
 fn holds(address: u64, bytes: usize) -> bool {
     LIVE.with_borrow(|live| {
         let below = live.range(..=address).next_back();
@@ -152,7 +144,7 @@ impl Emulated {
     fn run(&mut self, launch: &Launch) -> Result<(), EngineError> {
         for argument in &launch.arguments {
             if let Argument::Address(address @ 1..) = argument
-                && !is_live(*address)
+                && !holds(*address, 1)
             {
                 return Err(Self::failed(format!("{}: an argument points to freed memory", launch.kernel)));
             }
@@ -194,6 +186,19 @@ impl Emulated {
         }
         let text = CStr::from_bytes_until_nul(&error).map(CStr::to_string_lossy).unwrap_or_default();
         Err(Self::failed(format!("{}: {text}", launch.kernel)))
+    }
+
+    fn record_or_do(&mut self, work: Work) -> Result<(), EngineError> {
+        let Some(recorded) = &mut self.recording else { return self.work(&work) };
+        recorded.push(work);
+        Ok(())
+    }
+
+    fn work(&mut self, work: &Work) -> Result<(), EngineError> {
+        match work {
+            Work::Launch(launch) => self.run(launch),
+            Work::Product(product, operands) => Self::product(product, operands),
+        }
     }
 
     /// A product, term by term.
@@ -298,19 +303,11 @@ impl Device for Emulated {
     }
 
     fn launch(&mut self, launch: &Launch) -> Result<(), EngineError> {
-        match &mut self.recording {
-            Some(work) => work.push(Work::Launch(launch.clone())),
-            None => self.run(launch)?,
-        }
-        Ok(())
+        self.record_or_do(Work::Launch(launch.clone()))
     }
 
     fn multiply(&mut self, product: &Product, operands: &Operands) -> Result<(), EngineError> {
-        match &mut self.recording {
-            Some(work) => work.push(Work::Product(*product, *operands)),
-            None => Self::product(product, operands)?,
-        }
-        Ok(())
+        self.record_or_do(Work::Product(*product, *operands))
     }
 
     fn begin_recording(&mut self) -> Result<(), EngineError> {
@@ -324,10 +321,7 @@ impl Device for Emulated {
 
     fn replay(&mut self, graph: &Vec<Work>) -> Result<(), EngineError> {
         self.replays += 1;
-        graph.iter().try_for_each(|work| match work {
-            Work::Launch(launch) => self.run(launch),
-            Work::Product(product, operands) => Self::product(product, operands),
-        })
+        graph.iter().try_for_each(|work| self.work(work))
     }
 
     fn synchronise(&mut self) -> Result<(), EngineError> {
