@@ -5,8 +5,11 @@
 
 pub mod cold;
 pub mod extras;
+pub mod isolated;
 mod knobs;
+mod known;
 mod modes;
+pub mod worker;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -15,21 +18,23 @@ use serde::Serialize;
 
 pub use extras::LoraConfig;
 pub use knobs::Knobs;
+pub use known::{Answered, Asked, Opening};
 
-use crate::engine::{self, Capabilities, DeviceChoice, DeviceOptions};
+use crate::engine::{self, Capabilities, DeviceChoice, DeviceOptions, Session};
 use crate::measure::doctor;
 use crate::measure::environment::{BuildEnvironment, Environment};
 use crate::model::tokenizer::TokenizerError;
 use crate::model::{AdapterError, Dtype, OpenModel};
 use crate::report::serving::{SCHEMA_VERSION, ServeKind, ServeReport, WorkloadSummary};
 use crate::report::{self, Report};
-use crate::roofline::{DeviceSpec, Ledger, Roof};
+use crate::rig::WorkerError;
+use crate::roofline::{DeviceSpec, Ledger, RaggedPart, Roof};
 use crate::serve::adapters::AdapterMix;
 use crate::serve::arrivals::{Arrivals, Burst};
 use crate::serve::calibrate::{adapter_time, calibrate};
 use crate::serve::clock::HostClock;
 use crate::serve::latency::ENOUGH;
-use crate::serve::point::{Engine, Offered, PointError, PointSpec, Source};
+use crate::serve::point::{Engine, Offered, Point, PointError, PointSpec, Source};
 use crate::serve::run::Progress;
 use crate::serve::sampler::Sampling;
 use crate::serve::scheduler::SchedulerConfig;
@@ -103,13 +108,49 @@ pub struct ServeConfig {
     pub out: Option<PathBuf>,
 }
 
-/// Is told how a serving benchmark goes on.
+/// Is told how a serving benchmark goes on, and may know parts of it from before.
 pub trait ServeObserver {
     /// A stage outside the points, or the next point.
     fn stage(&mut self, what: &str);
     /// How far the point is.
     fn progress(&mut self, progress: Progress);
+    /// While weights load: so many bytes of so many have come.
+    fn loaded(&mut self, _done: Bytes, _total: Bytes) {}
+    /// A session was opened; what is given back is served with.
+    fn session(&mut self, session: Box<dyn Session>) -> Box<dyn Session> {
+        session
+    }
+    /// An engine is loaded and timed. What is given back is gone by: the same, or what an earlier process found.
+    ///
+    /// # Errors
+    /// When an earlier process found another engine.
+    fn opened(&mut self, found: Opening) -> Result<Opening, ServeError> {
+        Ok(found)
+    }
+    /// Everything but the points is known.
+    fn begun(&mut self, _report: &ServeReport) {}
+    /// A point is about to be measured, whose longest step should take so long; what is known of it is not measured again.
+    ///
+    /// # Errors
+    /// When another point is known in its place, or it cannot be planned.
+    fn recall(&mut self, _spec: &PointSpec, _longest: Option<Nanos>) -> Result<Option<Point>, ServeError> {
+        Ok(None)
+    }
+    /// A point was measured; `fault` says why nothing that the device does from here on can be trusted.
+    ///
+    /// # Errors
+    /// When the benchmark must not go on with this device.
+    fn measured(
+        &mut self,
+        _point: &Result<Point, PointError>,
+        _fault: Option<&str>,
+    ) -> Result<(), ServeError> {
+        Ok(())
+    }
 }
+
+/// The stage in which weights are loaded.
+pub(crate) const LOADING: &str = "loading weights";
 
 /// Why a serving benchmark could not run.
 #[derive(Debug, thiserror::Error)]
@@ -141,6 +182,20 @@ pub enum ServeError {
     Sweep { variable: String, problem: String },
     #[error("{what} needs {needs}")]
     Needs { what: &'static str, needs: &'static str },
+    #[error(transparent)]
+    Worker(#[from] WorkerError),
+    #[error("{reason}")]
+    Refused { reason: String },
+    #[error(
+        "a lost worker had measured {known} where this one is asked for {asked}: the model, a trace or another file changed meanwhile; \
+         start again"
+    )]
+    OtherPoint { known: String, asked: String },
+    #[error(
+        "a lost worker had loaded the engine with blocks of {known:?} where this one is asked for {asked:?}: something changed meanwhile; \
+         start again"
+    )]
+    OtherOpening { known: Option<usize>, asked: Option<usize> },
 }
 
 /// Runs a serving benchmark.
@@ -155,6 +210,7 @@ pub fn serve(
 ) -> Result<ServeReport, ServeError> {
     let mut stage = Stage::open(config, model, observer)?;
     let mut report = begin(config, model, command, &stage);
+    observer.begun(&report);
     modes::run(config, &mut stage, &mut report, observer)?;
     if report.points.iter().filter_map(|point| point.result.as_ref()).any(|r| r.measured < ENOUGH) {
         report.warnings.push(format!(
@@ -275,17 +331,20 @@ impl<'a> Stage<'a> {
         let environment = Environment::collect(device.gpu());
         let dtype = config.dtype.unwrap_or_else(|| engine::default_dtype(&config.engine, model, device));
         let options = DeviceOptions { threads: config.threads, block_size, ..DeviceOptions::default() };
-        observer.stage("loading weights");
-        let mut session = engine::open(&config.engine, model, dtype, device, options, &mut |_, _| {})?;
+        observer.stage(LOADING);
+        let session = engine::open(&config.engine, model, dtype, device, options, &mut |done, total| {
+            observer.loaded(done, total);
+        })?;
+        let mut session = observer.session(session);
         let capabilities = session.capabilities().clone();
         let ledger = Ledger::new(&model.architecture, session.inventory(), session.kv_dtype());
         let loaded = adapters.map(|adapters| adapters.load(session.as_mut())).transpose()?;
         let knobs = Knobs { block_size, ..config.knobs.clone() };
         let scheduler = knobs.on_an_engine(&capabilities, &ledger, &environment)?;
-        let step_model = if config.predict {
+        let calibration = if config.predict {
             observer.stage("timing steps of this engine, to predict with");
             let clock = HostClock::default();
-            Some(StepModel::Calibrated(calibrate(session.as_mut(), &scheduler, &clock)?))
+            Some(calibrate(session.as_mut(), &scheduler, &clock)?)
         } else {
             None
         };
@@ -303,17 +362,21 @@ impl<'a> Stage<'a> {
             }
             _ => None,
         };
+        // This engine's own steps predict what it is about to do; everything that is decided goes by what was found first.
+        let step_model = calibration.clone().map(StepModel::Calibrated);
+        let found = Opening { block_size, environment, scheduler, calibration, lora, structured };
+        let first = observer.opened(found)?;
         Ok(Self {
             config,
             model,
             dtype,
-            lora,
-            structured,
-            engine: Engine::Live { session, tokenizer, model: step_model.clone(), grammar },
+            lora: first.lora,
+            structured: first.structured,
+            engine: Engine::Live { session, tokenizer, model: step_model, grammar, fault: None },
             capabilities: Some(capabilities),
-            environment,
-            scheduler,
-            step_model,
+            environment: first.environment,
+            scheduler: first.scheduler,
+            step_model: first.calibration.map(StepModel::Calibrated),
         })
     }
 
@@ -386,6 +449,17 @@ impl ServeConfig {
 }
 
 impl Stage<'_> {
+    /// What the longest step of a point should take: all that a step may prefill, beside as many sequences as there may be with as much
+    /// cached as there is room for.
+    pub(crate) fn longest_step(&self, spec: &PointSpec) -> Option<Nanos> {
+        let knobs = &spec.scheduler;
+        let room = knobs.num_blocks.saturating_mul(knobs.block_size);
+        let cached = (room / knobs.max_num_seqs.max(1)).min(knobs.max_model_len);
+        let decodes = std::iter::repeat_n(RaggedPart { cached, tokens: 1 }, knobs.max_num_seqs);
+        let prompt = RaggedPart { cached: 0, tokens: knobs.max_num_batched_tokens.min(room) };
+        self.step_model.as_ref().map(|model| model.step(decodes.chain([prompt])))
+    }
+
     /// Lengthens a warm-up that would end before the system is as full as the load makes it: twice the requests that the virtual clock finds
     /// in the system, where nothing else was asked for.
     pub(crate) fn settle(&self, spec: &mut PointSpec) {

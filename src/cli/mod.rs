@@ -113,7 +113,8 @@ impl From<Outcome> for std::process::ExitCode {
 /// Works for a supervisor, as a program that was started with [`crate::rig::WORKER_ARGUMENT`].
 #[must_use]
 pub fn work() -> std::process::ExitCode {
-    match crate::rig::serve() {
+    let serves = std::env::args_os().nth(2).is_some_and(|kind| kind == crate::serving::isolated::KIND);
+    match if serves { serve::work() } else { crate::rig::serve() } {
         Ok(()) => std::process::ExitCode::SUCCESS,
         Err(error) => {
             anstream::eprintln!("error: {}", one_line(&error.into()));

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use clap::{ArgAction, Args as ClapArgs};
+use clap::{ArgAction, Args as ClapArgs, Parser};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use lora::LoraArgs;
@@ -18,6 +18,7 @@ use crate::config;
 use crate::insight::explain_serving;
 use crate::report::serving::{self, ServeReport};
 use crate::report::{Format, json};
+use crate::rig::Launch;
 use crate::roofline::devices;
 use crate::serve::arrivals::Arrivals;
 use crate::serve::latency::Validity;
@@ -30,6 +31,7 @@ use crate::serve::structured::Grammar;
 use crate::serve::trace;
 use crate::serve::workload::{SharedPrefix, Structured, Workload};
 use crate::serving::cold::{self, ColdConfig};
+use crate::serving::isolated::{self, Finished, Job};
 use crate::serving::{Knobs, Mode, ServeConfig, ServeObserver, VirtualSource};
 
 #[derive(Debug, ClapArgs)]
@@ -240,6 +242,12 @@ pub struct Args {
     #[arg(long, help_heading = "Modes")]
     no_predict: bool,
 
+    /// Measure in this process and not in a worker of its own: for profilers and debuggers. A crash then ends everything.
+    #[arg(long, env = "HBMARK_NO_ISOLATION", value_parser = clap::builder::FalseyValueParser::new())]
+    no_isolation: bool,
+    /// How long a worker may be silent, on top of ten times what its longest step should take, before it is given up as hung.
+    #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = clap::value_parser!(u32).range(1..))]
+    hang_after: u32,
     /// Write serve.json, serve.csv, serve.md and report.html into this folder.
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
@@ -260,6 +268,14 @@ const DEFAULT_REQUESTS: usize = 100;
 const MAX_REQUESTS: usize = 10_000_000;
 
 impl Args {
+    /// Whether a worker measures. A virtual clock can crash nothing, and what only this process can read no other one reads again.
+    fn isolated(&self) -> bool {
+        let files = [&self.trace, &self.tokenizer].into_iter().flatten();
+        let own = |path: &Path| path.starts_with("/dev") || path.starts_with("/proc/self");
+        let only_here = files.map(PathBuf::as_path).chain(self.workload.as_deref().map(Path::new)).any(own);
+        !(self.simulate || self.no_isolation || only_here)
+    }
+
     fn config(&self) -> anyhow::Result<ServeConfig> {
         one_engine(&self.engine)?;
         let offered = self.offered()?;
@@ -579,13 +595,43 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
         prepare_folder(folder)?;
     }
     let mut live = Live::new();
-    let report = crate::serving::serve(&config, &model, &command_line(), &mut live);
+    let finished = if args.isolated() {
+        // The worker opens it for itself.
+        drop(model);
+        let launch = Launch::this_program(Duration::from_secs(u64::from(args.hang_after)))?;
+        let job = Job { arguments: std::env::args_os().skip(1).collect(), command: command_line() };
+        isolated::serve(&launch, &job, &mut live)
+    } else {
+        let report = crate::serving::serve(&config, &model, &command_line(), &mut live);
+        report.map(|report| Finished { report, lost: 0, complete: true })
+    };
     live.bar.finish_and_clear();
-    let report = report?;
+    let Finished { report, lost, complete } = finished?;
     conclude(&report, args)?;
     let invalid =
         |p: &crate::serve::point::Point| p.result.as_ref().is_some_and(|r| r.validity == Validity::Invalid);
-    Ok(if report.points.iter().any(invalid) { Outcome::SomeCellsFailed } else { Outcome::Complete })
+    let whole = lost == 0 && complete && !report.points.iter().any(invalid);
+    Ok(if whole { Outcome::Complete } else { Outcome::SomeCellsFailed })
+}
+
+/// Serves as a worker.
+pub(super) fn work() -> Result<(), crate::rig::ServeError> {
+    crate::serving::worker::work(|job, observer| {
+        report_of(job, observer).map_err(|error| super::one_line(&error))
+    })
+}
+
+/// The report of a job: what these arguments mean, done in this process.
+fn report_of(job: &Job, observer: &mut dyn ServeObserver) -> anyhow::Result<ServeReport> {
+    let program = std::iter::once("hbmark".into());
+    let cli = super::Cli::try_parse_from(program.chain(job.arguments.iter().cloned()))?;
+    let super::Command::Serve(args) = cli.command else {
+        anyhow::bail!("a worker that serves was started for something else: {}", job.command)
+    };
+    let config = args.config()?;
+    crate::threads::limit(config.threads);
+    let model = crate::model::open(&args.model.model, args.model.revision.as_deref(), args.model.seed)?;
+    Ok(crate::serving::serve(&config, &model, &job.command, observer)?)
 }
 
 /// Writes the result in every format but the terminal's and returns the path of the first.

@@ -249,6 +249,14 @@ pub enum EngineError {
     Model(Box<crate::model::ModelError>),
 }
 
+impl EngineError {
+    /// Whether nothing that the device does afterwards can be trusted.
+    #[must_use]
+    pub fn taints(&self) -> bool {
+        matches!(self, Self::OutOfMemory { .. } | Self::Device { .. })
+    }
+}
+
 impl From<crate::model::ModelError> for EngineError {
     fn from(error: crate::model::ModelError) -> Self {
         Self::Model(Box::new(error))

@@ -1,17 +1,16 @@
 //! Faults planted into a worker, so that what protects a run can be tested on a machine that is well.
 //!
 //! Enters: the environment variable [`VARIABLE`], read by workers only, as `KIND@WHERE[:STEPS[:WORKERS]]`. KIND is `abort`, `kill`, `exit=N`,
-//! `hang`, `device` or `oom`; WHERE a cell's name, `begin` or `load`; STEPS how many steps of the visit go well before (0); WORKERS how
-//! many of the first workers suffer it (all). Leaves: the fault, and a warning in the result that it was planted.
+//! `hang`, `device` or `oom`; WHERE the name of a cell or a point, `begin` or `load`; STEPS how many of its steps go well before (0);
+//! WORKERS how many of the first workers suffer it (all). Leaves: the fault, and a warning in the result that it was planted.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use super::Order;
 use crate::engine::{
-    Capabilities, EngineError, MemoryUse, OperationTime, SequenceId, Session, StepBatch, Timeline,
+    AdapterId, Capabilities, EngineError, MemoryUse, OperationTime, SequenceId, Session, StepBatch, Timeline,
 };
-use crate::model::{Architecture, Dtype, Inventory};
+use crate::model::{Adapter, Architecture, Dtype, Inventory};
 use crate::units::Bytes;
 
 /// Where a fault is asked for.
@@ -79,14 +78,9 @@ impl Planted {
         format!("a fault was planted into the workers of this run: {VARIABLE}={}", self.text)
     }
 
-    /// Strikes here, if it is meant for this order as a whole.
-    pub fn strike_at(&self, order: &Order) {
-        let at = match order {
-            Order::Begin => "begin",
-            Order::Open { .. } => "load",
-            _ => return,
-        };
-        if self.place == at {
+    /// Strikes here, if this is its place.
+    pub fn strike_at(&self, place: &str) {
+        if self.place == place {
             let _ = self.strike();
         }
     }
@@ -117,20 +111,18 @@ fn hang() -> ! {
     }
 }
 
-/// Which cell is being visited, and how many steps of the visit went by.
+/// Which cell or point is being measured, and how many of its steps went by.
 #[derive(Debug, Clone, Default)]
 pub struct Now {
-    cell: Rc<RefCell<String>>,
+    place: Rc<RefCell<String>>,
     steps: Rc<Cell<usize>>,
 }
 
 impl Now {
-    /// A visit begins.
-    pub fn visits(&self, order: &Order) {
-        if let Order::Visit { visit, .. } = order {
-            self.cell.replace(visit.cell.id());
-            self.steps.set(0);
-        }
+    /// A visit of a cell or a point begins.
+    pub fn begins(&self, place: &str) {
+        self.place.replace(place.to_owned());
+        self.steps.set(0);
     }
 }
 
@@ -143,7 +135,7 @@ pub struct Suffering {
 
 impl Session for Suffering {
     fn step(&mut self, batch: &StepBatch) -> Result<(), EngineError> {
-        if *self.now.cell.borrow() == self.fault.place {
+        if *self.now.place.borrow() == self.fault.place {
             let steps = self.now.steps.replace(self.now.steps.get() + 1);
             if steps >= self.fault.steps {
                 return Err(self.fault.strike());
@@ -175,6 +167,15 @@ impl Session for Suffering {
     fn fill_kv(&mut self, sequence: SequenceId, positions: usize, seed: u64) -> Result<bool, EngineError> {
         self.session.fill_kv(sequence, positions, seed)
     }
+    fn warm_pool(&mut self, blocks: usize) -> Result<(), EngineError> {
+        self.session.warm_pool(blocks)
+    }
+    fn load_adapter(&mut self, adapter: &Adapter) -> Result<(AdapterId, Bytes), EngineError> {
+        self.session.load_adapter(adapter)
+    }
+    fn adapt(&mut self, sequence: SequenceId, adapter: Option<AdapterId>) -> Result<(), EngineError> {
+        self.session.adapt(sequence, adapter)
+    }
     fn release(&mut self, sequence: SequenceId) {
         self.session.release(sequence);
     }
@@ -200,6 +201,7 @@ mod tests {
         assert_eq!((fault.steps, fault.workers), (2, 1));
         assert!(fault.clone().of_worker(0).is_some() && fault.of_worker(1).is_none());
         assert!(Planted::parse("kill@load").unwrap().of_worker(9).is_some());
+        assert_eq!(Planted::parse("kill@rate 4").unwrap().place, "rate 4");
         for none in ["kill", "burn@load", "exit=x@load", "kill@load:1:1:1", "kill@load:x"] {
             assert_eq!(Planted::parse(none), None, "{none}");
         }

@@ -12,12 +12,13 @@
 //! A worker does nothing unasked, so what the parent does between two orders (reading an answer, writing it to the journal) never
 //! runs beside a timed block.
 
-mod fault;
+pub(crate) mod fault;
 mod interrupt;
 mod local;
 mod supervised;
-mod wire;
-mod worker;
+pub(crate) mod wire;
+pub(crate) mod worker;
+pub(crate) mod workers;
 
 use serde::{Deserialize, Serialize};
 
@@ -33,8 +34,9 @@ use crate::{Observer, RunError};
 pub use interrupt::Interrupts;
 pub use local::Local;
 pub(crate) use local::memory_of;
-pub use supervised::{Launch, Supervised, WorkerError};
-pub use worker::{LAUNCHED_BY, WORKER_ARGUMENT, end_with_launcher, is_asked as is_worker, serve};
+pub use supervised::Supervised;
+pub use worker::{LAUNCHED_BY, ServeError, WORKER_ARGUMENT, end_with_launcher, is_asked as is_worker, serve};
+pub use workers::{Launch, WorkerError};
 
 /// What is asked of whoever owns the device.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -8,33 +8,30 @@ use std::io::{BufRead, Read, Write};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::{Answer, Order};
-use crate::config::RunConfig;
-
 /// Raised when a message changes its meaning.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
-/// A longer line is no message of ours: the blocks of one visit are a few megabytes at the most.
+/// A longer line is no message of ours: the blocks of one visit, or all points of a serving result, are a few megabytes at the most.
 const MAX_LINE: u64 = 256 << 20;
 
-/// From the supervisor to the worker.
+/// From the supervisor to the worker: what all of its work is about, and orders.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Call {
+pub enum Call<C, O> {
     /// The first message. `parent` is the process that must be alive, `workers` how many there were before.
     Hello {
         program: Program,
         parent: u32,
         workers: usize,
-        config: Box<RunConfig>,
+        config: Box<C>,
     },
-    Order(Box<Order>),
+    Order(Box<O>),
 }
 
-/// From the worker to the supervisor.
+/// From the worker to the supervisor: signs of life, and answers.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Word {
+pub enum Word<A> {
     Hello {
         program: Program,
     },
@@ -49,7 +46,7 @@ pub enum Word {
     Busy {
         seconds: f64,
     },
-    Answer(Box<Answer>),
+    Answer(Box<A>),
 }
 
 /// Which program speaks.
@@ -96,7 +93,10 @@ pub fn read<T: DeserializeOwned>(input: &mut impl BufRead) -> std::io::Result<Op
 
 #[cfg(test)]
 mod tests {
+    use super::super::Answer;
     use super::*;
+
+    type Word = super::Word<Answer>;
 
     #[test]
     fn a_message_arrives_as_it_was_sent_and_half_a_message_does_not() {

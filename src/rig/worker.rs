@@ -6,6 +6,8 @@
 use std::io::{BufReader, Write};
 use std::time::Instant;
 
+use serde::de::DeserializeOwned;
+
 use super::fault::{Now, Planted, Suffering};
 use super::wire::{self, Call, Program, Word};
 use super::{Answer, Local, Order, Rig};
@@ -33,7 +35,9 @@ const QUIET_SECONDS: f64 = 1.0;
 /// Why a worker ends otherwise than by being told to.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
-    #[error("`{WORKER_ARGUMENT}` is how hbmark starts the process that owns the device; use `hbmark run`")]
+    #[error(
+        "`{WORKER_ARGUMENT}` is how hbmark starts the process that owns the device; use `hbmark run` or `hbmark serve`"
+    )]
     NotAsked,
     #[error("the pipes to the supervisor broke: {0}")]
     Pipe(#[from] std::io::Error),
@@ -45,23 +49,35 @@ pub fn is_asked() -> bool {
     std::env::args_os().nth(1).is_some_and(|argument| argument == WORKER_ARGUMENT)
 }
 
+/// The ends of a worker that knows its supervisor, and what its work is about.
+pub(crate) struct Greeted<C> {
+    pub input: BufReader<std::io::Stdin>,
+    pub out: std::fs::File,
+    pub config: Box<C>,
+    /// How many workers there were before.
+    pub workers: usize,
+}
+
+/// Hears what the work is about; `None` where there is nobody to work for: the supervisor is gone or is another program.
+pub(crate) fn greet<C: DeserializeOwned>() -> Result<Option<Greeted<C>>, ServeError> {
+    let (mut input, mut out) = (BufReader::new(std::io::stdin()), take_stdout()?);
+    let Ok(Some(Call::<C, ()>::Hello { program, parent, workers, config })) = wire::read(&mut input) else {
+        return Err(ServeError::NotAsked);
+    };
+    if !die_with(parent) {
+        return Ok(None);
+    }
+    wire::write(&mut out, &Word::<()>::Hello { program: Program::this() })?;
+    Ok((program == Program::this()).then_some(Greeted { input, out, config, workers }))
+}
+
 /// Serves orders until stdin ends.
 ///
 /// # Errors
 /// When it was not started by a supervisor, or the pipes break.
 pub fn serve() -> Result<(), ServeError> {
-    let (mut input, mut out) = (BufReader::new(std::io::stdin()), take_stdout()?);
-    let Ok(Some(Call::Hello { program, parent, workers, config })) = wire::read(&mut input) else {
-        return Err(ServeError::NotAsked);
-    };
-    if !die_with(parent) {
-        return Ok(());
-    }
+    let Some(Greeted { mut input, mut out, config, workers }) = greet::<RunConfig>()? else { return Ok(()) };
     crate::threads::limit(config.threads);
-    wire::write(&mut out, &Word::Hello { program: Program::this() })?;
-    if program != Program::this() {
-        return Ok(());
-    }
     work(&mut input, &mut out, &config, workers)
 }
 
@@ -83,10 +99,12 @@ fn work(
         });
     }
     while let Some(call) = wire::read(input)? {
-        let Call::Order(order) = call else { return Err(ServeError::NotAsked) };
+        let Call::<(), _>::Order(order) = call else { return Err(ServeError::NotAsked) };
         if let Some(fault) = &fault {
-            fault.strike_at(&order);
-            now.visits(&order);
+            strike(fault, &order);
+            if let Order::Visit { visit, .. } = &*order {
+                now.begins(&visit.cell.id());
+            }
         }
         let mut told = Told { out: &mut *out, last: Instant::now(), promised: -1.0, broken: None };
         let answer = match (&mut rig, &planted) {
@@ -109,6 +127,15 @@ fn work(
     Ok(())
 }
 
+/// Lets a fault strike that is meant for an order as a whole.
+fn strike(fault: &Planted, order: &Order) {
+    match order {
+        Order::Begin => fault.strike_at("begin"),
+        Order::Open { .. } => fault.strike_at("load"),
+        _ => {}
+    }
+}
+
 fn answer(rig: &mut Local, order: &Order, told: &mut dyn Observer) -> Answer {
     rig.ask(order, told).unwrap_or_else(|error: RunError| Answer::Refused { reason: error.to_string() })
 }
@@ -123,7 +150,7 @@ struct Told<'a, W: Write> {
 }
 
 impl<W: Write> Told<'_, W> {
-    fn say(&mut self, word: &Word) {
+    fn say(&mut self, word: &Word<Answer>) {
         if self.broken.is_none() {
             self.broken = wire::write(self.out, word).err();
         }

@@ -69,7 +69,7 @@ impl std::fmt::Display for Assignment {
 }
 
 /// The adapters of a point.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct AdapterMix {
     /// How many there are.
     pub count: usize,

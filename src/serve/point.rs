@@ -42,16 +42,21 @@ pub enum Offered {
 }
 
 /// What is sent.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 #[expect(clippy::large_enum_variant, reason = "there is one to a point, and nobody keeps many")]
 pub enum Source {
     Workload(Workload),
     /// Times are multiplied by the factor, where no rate is asked for.
-    Trace(std::rc::Rc<Trace>, f64),
+    Trace(#[serde(serialize_with = "whole")] std::rc::Rc<Trace>, f64),
+}
+
+/// A trace as what it holds.
+fn whole<S: serde::Serializer>(trace: &std::rc::Rc<Trace>, serializer: S) -> Result<S::Ok, S::Error> {
+    Trace::serialize(trace, serializer)
 }
 
 /// What to measure.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize)]
 pub struct PointSpec {
     pub label: String,
     pub source: Source,
@@ -150,6 +155,8 @@ pub enum Engine {
         tokenizer: Option<Box<Tokenizer>>,
         model: Option<StepModel>,
         grammar: Option<Box<Compiled>>,
+        /// What the device suffered while a point was measured, after which it is not to be trusted.
+        fault: Option<String>,
     },
     /// A model of steps alone.
     Virtual { model: StepModel, vocab: usize },
@@ -363,6 +370,15 @@ impl PointSpec {
 }
 
 impl Engine {
+    /// Why nothing that the device does from here on can be trusted.
+    #[must_use]
+    pub fn fault(&self) -> Option<&str> {
+        match self {
+            Self::Live { fault, .. } => fault.as_deref(),
+            Self::Virtual { .. } => None,
+        }
+    }
+
     /// Measures a point; where the engine is real and its steps were timed, the virtual clock's answer stands beside it.
     ///
     /// # Errors
@@ -388,7 +404,7 @@ impl Engine {
                 let traffic = spec.traffic(&plan, measured, *vocab, &[]);
                 point.result = Some(simulate(model, spec, &traffic, observe)?);
             }
-            Self::Live { session, tokenizer, model, grammar } => {
+            Self::Live { session, tokenizer, model, grammar, fault } => {
                 let tokens = plan.iter().map(Planned::prompt_len).sum();
                 if tokens > MAX_PREPARED {
                     return Err(PointError::TooMuch { tokens, limit: MAX_PREPARED });
@@ -412,7 +428,13 @@ impl Engine {
                     .map_err(RunFault::from)?;
                 let constraints = grammar
                     .map(|g| Constraints::new(g, plan.iter().map(|request| request.constrained).collect()));
-                session.warm_pool(spec.blocks_of(&plan))?;
+                let mut suffer = |error: EngineError| {
+                    if error.taints() {
+                        *fault = Some(error.to_string());
+                    }
+                    error
+                };
+                session.warm_pool(spec.blocks_of(&plan)).map_err(&mut suffer)?;
                 let mut executor = SessionExecutor::new(session.as_mut(), Sampler::new(spec.sampling))
                     .with_constraints(constraints);
                 let mut clock = HostClock::default();
@@ -422,6 +444,7 @@ impl Engine {
                 let run = run(&traffic, config, &mut executor, &mut clock, text, observe)?;
                 host.after_block();
                 let mut result = summarise(&run, &traffic, &spec.slo);
+                let tainted = run.tainted;
                 if spec.scheduler.enable_prefix_caching {
                     let ran = plan.iter().zip(&run.records).filter(|(_, record)| record.started.is_some());
                     let ran = ran.map(|(planned, _)| planned);
@@ -433,8 +456,9 @@ impl Engine {
                 point.structured = counts.map(|(g, counts)| StructuredCost::of(g, share, counts, &result));
                 point.result = Some(result);
                 // Where an output ends is the grammar's and the model's to say, so nothing is predicted of constrained ones.
-                if let Some(StepModel::Calibrated(before)) = model.as_mut().filter(|_| grammar.is_none()) {
-                    let after = calibrate(session.as_mut(), &spec.scheduler, &clock)?;
+                let predictable = grammar.is_none() && !tainted;
+                if let Some(StepModel::Calibrated(before)) = model.as_mut().filter(|_| predictable) {
+                    let after = calibrate(session.as_mut(), &spec.scheduler, &clock).map_err(&mut suffer)?;
                     let meanwhile = before.halfway(&after);
                     point.residuals = Residuals::of(&run.steps, &meanwhile, spec.adapter_time());
                     let meanwhile = StepModel::Calibrated(meanwhile);
@@ -443,6 +467,9 @@ impl Engine {
                     point.predicted = Some(ServeResult { timeline: None, ..predicted });
                     point.drift = before.drift(&after);
                     *before = after;
+                }
+                if tainted {
+                    fault.clone_from(&run.failure);
                 }
             }
         }

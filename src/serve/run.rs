@@ -14,6 +14,8 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
+use serde::{Deserialize, Serialize};
+
 use super::clock::Clock;
 use super::execute::{Executor, Phases};
 use super::scheduler::{Emitted, Load, Reject, Scheduler, SchedulerConfig, Submission};
@@ -142,13 +144,15 @@ pub struct Run {
     pub cache: super::block_pool::CacheCounts,
     /// The engine's error that ended or marred the run.
     pub failure: Option<String>,
+    /// It was the device that failed, and not one step: nothing it does afterwards can be trusted.
+    pub tainted: bool,
     pub outputs: Vec<Vec<u32>>,
     /// The plan ended before the last measured request was done: the load fell meanwhile.
     pub ran_dry: bool,
 }
 
 /// How far a run is.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Progress {
     pub elapsed: Nanos,
     pub done: usize,
@@ -163,6 +167,9 @@ pub enum RunFault {
     #[error(transparent)]
     Text(#[from] TokenizerError),
 }
+
+/// Whoever observes hears of a long wait so often.
+const HEARTBEAT: f64 = 0.5e9;
 
 /// Steps that may fail one after the other before the engine is given up.
 const PATIENCE: usize = 3;
@@ -238,7 +245,7 @@ pub fn run_over(
         }
         if !server.scheduler.has_work() {
             let Some(moment) = server.next_arrival() else { break };
-            clock.wait_until(Nanos(moment + server.origin));
+            server.wait(moment, clock, observe);
             server.run.idle += server.now(clock) - now;
             continue;
         }
@@ -248,6 +255,7 @@ pub fn run_over(
             Err(error) => {
                 failures += 1;
                 server.run.failure = Some(error.to_string());
+                server.run.tainted |= error.taints();
                 if failures == PATIENCE {
                     break;
                 }
@@ -312,6 +320,15 @@ impl Server<'_, '_> {
             Loop::Open => Some(planned.arrival.0),
             Loop::Closed { .. } => self.openings.front().copied(),
         }
+    }
+
+    /// Waits with nothing to do. The last stretch is never shorter than a heartbeat, so that telling an observer delays no arrival.
+    fn wait(&self, moment: f64, clock: &mut dyn Clock, observe: &mut dyn FnMut(Progress)) {
+        while !clock.is_virtual() && moment - self.now(clock) > 2.0 * HEARTBEAT {
+            clock.wait_until(Nanos(clock.now().0 + HEARTBEAT));
+            observe(self.progress(self.now(clock)));
+        }
+        clock.wait_until(Nanos(moment + self.origin));
     }
 
     /// Queues every request whose time has come.

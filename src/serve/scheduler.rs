@@ -168,7 +168,7 @@ pub struct Emitted {
 }
 
 /// How much is where.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
 pub struct Load {
     pub running: usize,
     pub waiting: usize,

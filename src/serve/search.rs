@@ -52,6 +52,22 @@ pub struct Search {
     pub note: String,
 }
 
+impl Search {
+    /// Ends at a point that has no result: whether its rate holds is not known, and a search that took it for either would mislead.
+    fn ended_early(mut self, held: Option<f64>) -> Self {
+        let (stage, rate, why) = self
+            .attempts
+            .last()
+            .map_or(("", 0.0, ""), |last| (last.stage.as_str(), last.rate, last.why.as_str()));
+        let held = held.map_or_else(
+            || "no rate had held before".to_owned(),
+            |rate| format!("{rate:.3} per second had held in a single run and is not confirmed"),
+        );
+        self.note = format!("the search ended early, at `{stage}` of {rate:.3} per second: {why}; {held}");
+        self
+    }
+}
+
 /// Whether a run met every objective, and what decided.
 #[must_use]
 pub fn verdict(result: &ServeResult) -> (bool, String) {
@@ -119,21 +135,25 @@ pub fn find_max_rate<E>(
                    rate: f64,
                    longer: bool,
                    search: &mut Search|
-     -> Result<(bool, Option<ServeResult>), E> {
+     -> Result<Option<(bool, ServeResult)>, E> {
         seed += 1;
         let mut point = measure(rate, seed, longer)?;
         point.label = format!("{stage} {rate:.3}/s");
-        let (met, why) = point.result.as_ref().map_or((false, "not run".to_owned()), verdict);
-        search.attempts.push(Attempt { stage: stage.into(), rate, seed, met, why });
         let result = point.result.clone();
+        let not_run = || point.not_run.clone().unwrap_or_else(|| "not run".to_owned());
+        let (met, why) = result.as_ref().map_or_else(|| (false, not_run()), verdict);
+        search.attempts.push(Attempt { stage: stage.into(), rate, seed, met, why });
         points.push(point);
-        Ok((met, result))
+        Ok(result.map(|result| (met, result)))
     };
     let mut rate = config.start.clamp(config.lowest, config.highest);
     let (mut good, mut bad) = (None, None);
     // Twice or half until both sides are known.
     while good.is_none() || bad.is_none() {
-        if run("bracket", rate, false, &mut search)?.0 {
+        let Some((met, _)) = run("bracket", rate, false, &mut search)? else {
+            return Ok(search.ended_early(good));
+        };
+        if met {
             good = Some(rate);
             if rate >= config.highest {
                 break;
@@ -154,7 +174,10 @@ pub fn find_max_rate<E>(
     if let Some(mut high) = bad {
         while high / low > 1.0 + config.precision {
             let middle = (low * high).sqrt();
-            if run("bisect", middle, false, &mut search)?.0 {
+            let Some((met, _)) = run("bisect", middle, false, &mut search)? else {
+                return Ok(search.ended_early(Some(low)));
+            };
+            if met {
                 low = middle;
             } else {
                 high = middle;
@@ -167,16 +190,24 @@ pub fn find_max_rate<E>(
     for _ in 0..8 {
         let mut results = Vec::new();
         for _ in 0..config.seeds.max(1) {
-            results.extend(run("confirm", low, false, &mut search)?.1);
+            let Some((_, result)) = run("confirm", low, false, &mut search)? else {
+                return Ok(search.ended_early(Some(low)));
+            };
+            results.push(result);
         }
         let (met, why) = agree(&results);
         search.attempts.push(Attempt { stage: "agree".into(), rate: low, seed: 0, met, why });
         // A short run cannot show a queue that grows slowly.
-        if met && run("sustain", low, true, &mut search)?.0 {
-            search.max_rate = Some(low);
-            search.confirmed = true;
-            search.sustained = Some(true);
-            break;
+        if met {
+            let Some((held, _)) = run("sustain", low, true, &mut search)? else {
+                return Ok(search.ended_early(Some(low)));
+            };
+            if held {
+                search.max_rate = Some(low);
+                search.confirmed = true;
+                search.sustained = Some(true);
+                break;
+            }
         }
         search.sustained = met.then_some(false);
         low /= 1.0 + config.precision;

@@ -16,7 +16,7 @@
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use crate::intake::{self, Refused};
 use crate::units::Nanos;
@@ -39,7 +39,7 @@ const MOONCAKE_BLOCK: usize = 512;
 const MAX_SECONDS: f64 = 366.0 * 86_400.0;
 
 /// One recorded request.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct TraceRequest {
     /// Since the first request of the trace.
     pub arrival: Nanos,
@@ -53,7 +53,7 @@ pub struct TraceRequest {
 }
 
 /// A trace as read.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Trace {
     pub format: &'static str,
     pub requests: Vec<TraceRequest>,

@@ -23,6 +23,7 @@ pub(super) fn run(
     }
 }
 
+/// The one door to a measured point.
 fn measure(
     stage: &mut Stage<'_>,
     spec: &PointSpec,
@@ -30,8 +31,13 @@ fn measure(
 ) -> Result<Point, ServeError> {
     let mut spec = spec.clone();
     stage.settle(&mut spec);
+    if let Some(known) = observer.recall(&spec, stage.longest_step(&spec))? {
+        return Ok(known);
+    }
     observer.stage(&spec.label);
-    Ok(stage.engine.measure(&spec, &mut |progress| observer.progress(progress))?)
+    let point = stage.engine.measure(&spec, &mut |progress| observer.progress(progress));
+    observer.measured(&point, stage.engine.fault())?;
+    Ok(point?)
 }
 
 /// What a load is called.
@@ -321,8 +327,16 @@ fn compare(
     };
     let open = stage.spec(&format!("open, rate {rate}"), config.offered, config.seed);
     let open = measure(stage, &open, observer)?;
+    let Some(result) = &open.result else {
+        report.points.push(open);
+        report.warnings.push(
+            "the closed loop was not run: how many requests it holds at a time is what the open loop had in the system, and that was lost"
+                .into(),
+        );
+        return Ok(());
+    };
     // As many at a time as the open loop had in the system on average.
-    let inside = open.result.as_ref().map_or(1.0, |r| r.mean_running + r.mean_waiting);
+    let inside = result.mean_running + result.mean_waiting;
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a small positive mean")]
     let concurrency = inside.round().max(1.0) as usize;
     report.points.push(open);

@@ -1,0 +1,260 @@
+//! Processes of this very program that work for it, one at a time.
+//!
+//! Enters: how to start one, and messages for it. Leaves: its words, or how it ended. It knows neither what the messages mean nor when a
+//! silence is too long: that is for whoever supervises.
+
+use std::io::BufReader;
+use std::path::PathBuf;
+use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::WORKER_ARGUMENT;
+use super::wire::{self, Call, Program, Word};
+
+/// A worker that was told to end is killed after this time.
+const FAREWELL: Duration = Duration::from_secs(5);
+
+/// How to start a worker.
+#[derive(Debug, Clone)]
+pub struct Launch {
+    pub program: PathBuf,
+    /// How long a worker may be silent beyond what is predicted.
+    pub patience: Duration,
+}
+
+impl Launch {
+    /// A worker of this very program.
+    ///
+    /// # Errors
+    /// When the system does not say where the program is.
+    pub fn this_program(patience: Duration) -> Result<Self, WorkerError> {
+        let program = std::env::current_exe().map_err(WorkerError::NoProgram)?;
+        Ok(Self { program, patience })
+    }
+}
+
+/// Why there is no worker.
+#[derive(Debug, thiserror::Error)]
+pub enum WorkerError {
+    #[error("cannot find the path of this program: {0}; `--no-isolation` runs in one process")]
+    NoProgram(std::io::Error),
+    #[error("cannot start a worker process from {program}: {source}; `--no-isolation` runs in one process")]
+    Start { program: PathBuf, source: std::io::Error },
+    #[error("the worker is {worker}, this is {this}: the program changed while it ran; start again")]
+    AnotherProgram { worker: String, this: String },
+    #[error("the worker answered something else than it was asked: {doing}")]
+    Confused { doing: String },
+}
+
+/// What a supervisor wakes up for.
+pub(crate) enum Heard<A> {
+    Word(Word<A>),
+    /// The worker is gone: how it ended, as the end of a sentence about it, and what was wrong with its last message.
+    Ended {
+        how: String,
+        broken: String,
+    },
+    Interrupted(i32),
+    /// Nothing until the deadline.
+    Nothing,
+}
+
+enum Happening<A> {
+    Word(usize, Box<Word<A>>),
+    /// The pipe of a worker ended; with a message where it broke.
+    Closed(usize, Option<String>),
+    Interrupted(i32),
+}
+
+struct Worker {
+    number: usize,
+    child: Child,
+    calls: Option<ChildStdin>,
+}
+
+/// The worker that there is, if there is one, and the place of the next.
+pub(crate) struct Workers<A> {
+    program: PathBuf,
+    /// What follows [`WORKER_ARGUMENT`].
+    kind: Option<&'static str>,
+    worker: Option<Worker>,
+    started: usize,
+    happenings: Receiver<Happening<A>>,
+    sender: Sender<Happening<A>>,
+}
+
+impl<A: DeserializeOwned + Send + 'static> Workers<A> {
+    pub(crate) fn new(program: PathBuf, kind: Option<&'static str>) -> Self {
+        let (sender, happenings) = channel();
+        Self { program, kind, worker: None, started: 0, happenings, sender }
+    }
+
+    /// Makes [`Self::hear`] hear of a signal.
+    pub(super) fn interrupter(&self) -> impl Fn(i32) + Send + 'static {
+        let tell = self.sender.clone();
+        move |signal| {
+            // Without a receiver the run is over already.
+            let _ = tell.send(Happening::Interrupted(signal));
+        }
+    }
+
+    /// Whether one was started and not lost.
+    pub(super) fn has_one(&self) -> bool {
+        self.worker.is_some()
+    }
+
+    /// How many were started.
+    pub(crate) fn started(&self) -> usize {
+        self.started
+    }
+
+    pub(crate) fn start(&mut self) -> Result<(), WorkerError> {
+        use std::os::unix::process::CommandExt;
+        let mut child = Command::new(&self.program)
+            .arg(WORKER_ARGUMENT)
+            .args(self.kind)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            // Ctrl-C at a terminal is for the supervisor alone.
+            .process_group(0)
+            .spawn()
+            .map_err(|source| WorkerError::Start { program: self.program.clone(), source })?;
+        let number = self.started;
+        self.started += 1;
+        let (calls, words) = (child.stdin.take(), child.stdout.take());
+        let sender = self.sender.clone();
+        if let Some(words) = words {
+            std::thread::spawn(move || listen(number, BufReader::new(words), &sender));
+        }
+        self.worker = Some(Worker { number, child, calls });
+        Ok(())
+    }
+
+    /// The first message to the worker that was started last.
+    pub(crate) fn hello<C>(&self, config: C) -> Call<C, ()> {
+        Call::Hello {
+            program: Program::this(),
+            parent: std::process::id(),
+            workers: self.started.saturating_sub(1),
+            config: Box::new(config),
+        }
+    }
+
+    /// Sends a message. A worker that is gone is found by [`Self::hear`], where its pipe ends.
+    pub(crate) fn say(&mut self, message: &impl Serialize) {
+        if let Some(calls) = self.worker.as_mut().and_then(|worker| worker.calls.as_mut()) {
+            let _ = wire::write(calls, message);
+        }
+    }
+
+    /// Waits for whatever comes next of the worker that there is.
+    pub(crate) fn hear(&mut self, deadline: Instant) -> Heard<A> {
+        let number = self.worker.as_ref().map(|worker| worker.number);
+        loop {
+            match self.happenings.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+                Ok(Happening::Word(of, word)) if Some(of) == number => return Heard::Word(*word),
+                Ok(Happening::Closed(of, broken)) if Some(of) == number => {
+                    let broken = broken
+                        .map_or_else(String::new, |broken| format!(", its last message broken: {broken}"));
+                    return Heard::Ended { how: self.wait(), broken };
+                }
+                Ok(Happening::Interrupted(signal)) => return Heard::Interrupted(signal),
+                // Of a worker before this one.
+                Ok(Happening::Word(..) | Happening::Closed(..)) => {}
+                // This side holds a sender: the channel is never closed.
+                Err(_) => return Heard::Nothing,
+            }
+        }
+    }
+
+    /// How a worker ended whose pipe is closed.
+    fn wait(&mut self) -> String {
+        let Some(mut worker) = self.worker.take() else { return "was gone".into() };
+        let deadline = Instant::now() + FAREWELL;
+        let status = loop {
+            match worker.child.try_wait() {
+                Ok(None) if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(2)),
+                Ok(None) => {
+                    // It closed its pipe and lives on: of no use to anybody.
+                    let _ = worker.child.kill();
+                    break worker.child.wait();
+                }
+                Ok(Some(status)) => break Ok(status),
+                Err(error) => break Err(error),
+            }
+        };
+        match status {
+            Ok(status) => ended(status),
+            Err(error) => format!("ended, nobody knows how ({error}),"),
+        }
+    }
+
+    pub(crate) fn kill(&mut self) {
+        if let Some(mut worker) = self.worker.take() {
+            let _ = worker.child.kill();
+            let _ = worker.child.wait();
+        }
+    }
+
+    /// Lets an idle worker end by itself: profilers and CUDA write their last words then.
+    pub(crate) fn dismiss(&mut self) {
+        let Some(worker) = &mut self.worker else { return };
+        worker.calls = None;
+        let deadline = Instant::now() + FAREWELL;
+        while matches!(self.hear(deadline), Heard::Word(_)) {}
+        self.kill();
+    }
+}
+
+/// Checks the first word of a worker: another program would mean other things by the same words.
+pub(crate) fn same_program<A>(word: &Word<A>) -> Result<(), WorkerError> {
+    match word {
+        Word::Hello { program } if *program == Program::this() => Ok(()),
+        Word::Hello { program } => {
+            let (worker, this) = (program.to_string(), Program::this().to_string());
+            Err(WorkerError::AnotherProgram { worker, this })
+        }
+        _ => Err(WorkerError::Confused { doing: "starting".into() }),
+    }
+}
+
+/// Passes a worker's words on until its pipe ends.
+fn listen<A: DeserializeOwned>(
+    number: usize,
+    mut words: impl std::io::BufRead,
+    sender: &Sender<Happening<A>>,
+) {
+    let broken = loop {
+        match wire::read(&mut words) {
+            Ok(Some(word)) => {
+                if sender.send(Happening::Word(number, Box::new(word))).is_err() {
+                    return;
+                }
+            }
+            Ok(None) => break None,
+            Err(error) => break Some(error.to_string()),
+        }
+    };
+    // Without a receiver the run is over already.
+    let _ = sender.send(Happening::Closed(number, broken));
+}
+
+/// An exit status as the end of a sentence about the worker.
+fn ended(status: ExitStatus) -> String {
+    use std::os::unix::process::ExitStatusExt;
+    match (status.signal(), status.code()) {
+        (Some(libc::SIGKILL), _) => {
+            "was killed by signal 9 (SIGKILL; where nobody sent it, the kernel ran out of memory)".into()
+        }
+        (Some(signal), _) => {
+            let name = signal_hook::low_level::signal_name(signal).unwrap_or("unknown");
+            format!("was ended by signal {signal} ({name})")
+        }
+        (None, Some(code)) => format!("exited with code {code}"),
+        (None, None) => format!("ended ({status})"),
+    }
+}

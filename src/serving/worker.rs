@@ -1,0 +1,200 @@
+//! The process that serves: it owns the device and tells everything that its supervisor should know.
+//!
+//! Enters: a [`Job`], and what earlier workers found out. Leaves: stages, progress, points and the report, on what was stdout. Words
+//! are written where an observer in the same process would be told: between two steps, a few times a second.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use super::isolated::{Job, Past, Told};
+use super::known::{Answered, Asked, Opening};
+use super::{ServeError, ServeObserver};
+use crate::engine::Session;
+use crate::report::serving::ServeReport;
+use crate::rig::fault::{Now, Planted, Suffering};
+use crate::rig::wire::{self, Call, Word};
+use crate::rig::worker::{Greeted, ServeError as WorkerEnd, greet};
+use crate::serve::point::{Point, PointError, PointSpec};
+use crate::serve::run::Progress;
+use crate::units::{Bytes, Nanos};
+
+/// A supervisor hears of progress so often; a bar is drawn no faster.
+const REFRESH: Duration = Duration::from_millis(250);
+
+/// Serves one job. `run` makes the report of it, or says in one line why there is none.
+///
+/// # Errors
+/// When it was not started by a supervisor, or the pipes break.
+pub fn work(
+    run: impl FnOnce(&Job, &mut dyn ServeObserver) -> Result<ServeReport, String>,
+) -> Result<(), WorkerEnd> {
+    let Some(Greeted { mut input, out, config: job, workers }) = greet::<Job>()? else { return Ok(()) };
+    let (mut openings, mut points) = (VecDeque::new(), VecDeque::new());
+    loop {
+        match wire::read(&mut input)? {
+            None => return Ok(()),
+            Some(Call::<(), _>::Order(past)) => match *past {
+                Past::Opening(opening) => openings.push_back(*opening),
+                Past::Point(point) => points.push_back(*point),
+                Past::Begin => break,
+            },
+            Some(Call::Hello { .. }) => return Err(WorkerEnd::NotAsked),
+        }
+    }
+    let planted = Planted::from_environment();
+    let fault = planted.as_ref().ok().cloned().flatten();
+    let mut told = Teller {
+        out,
+        openings,
+        points,
+        next: 0,
+        measuring: None,
+        said: None,
+        suffers: fault.clone().and_then(|fault| fault.of_worker(workers)),
+        planted: fault.map(|fault| fault.warning()),
+        now: Now::default(),
+        faulty: false,
+    };
+    let made = planted.and_then(|_| {
+        if let Some(fault) = &told.suffers {
+            fault.strike_at("begin");
+        }
+        run(&job, &mut told)
+    });
+    if told.faulty {
+        // The supervisor knows, and another worker goes on.
+        return Ok(());
+    }
+    let last = match made {
+        Ok(report) => Told::Report(Box::new(told.warned(report))),
+        Err(reason) => Told::Refused { reason },
+    };
+    told.tell(last);
+    Ok(())
+}
+
+/// Tells the supervisor how it goes on, and the benchmark what is known.
+struct Teller {
+    out: std::fs::File,
+    openings: VecDeque<Opening>,
+    points: VecDeque<Answered>,
+    /// Points asked for so far.
+    next: usize,
+    measuring: Option<Asked>,
+    /// When progress was told last; `None` for a point that has told none.
+    said: Option<Instant>,
+    suffers: Option<Planted>,
+    /// What a report says of a planted fault.
+    planted: Option<String>,
+    now: Now,
+    /// A fault of the device was told: this process is of no use any more.
+    faulty: bool,
+}
+
+impl Teller {
+    fn say(&mut self, word: &Word<Told>) {
+        if wire::write(&mut self.out, word).is_err() {
+            // Nobody listens: the supervisor is gone, and where the kernel did not say so, this does.
+            std::process::exit(2);
+        }
+    }
+
+    fn tell(&mut self, told: Told) {
+        self.say(&Word::Answer(Box::new(told)));
+    }
+
+    fn warned(&self, mut report: ServeReport) -> ServeReport {
+        report.warnings.extend(self.planted.clone());
+        report
+    }
+}
+
+impl ServeObserver for Teller {
+    fn stage(&mut self, what: &str) {
+        self.say(&Word::Stage { what: what.to_owned() });
+        if what == super::LOADING
+            && let Some(fault) = &self.suffers
+        {
+            fault.strike_at("load");
+        }
+    }
+
+    fn progress(&mut self, progress: Progress) {
+        let last = progress.done >= progress.total;
+        if last || self.said.is_none_or(|said| said.elapsed() >= REFRESH) {
+            self.tell(Told::Progress(progress));
+            self.said = Some(Instant::now());
+        }
+    }
+
+    fn loaded(&mut self, done: Bytes, total: Bytes) {
+        if done >= total || self.said.is_none_or(|said| said.elapsed() >= REFRESH) {
+            self.say(&Word::Loaded { done: done.0, total: total.0 });
+            self.said = Some(Instant::now());
+        }
+    }
+
+    fn session(&mut self, session: Box<dyn Session>) -> Box<dyn Session> {
+        match &self.suffers {
+            Some(fault) => Box::new(Suffering { session, fault: fault.clone(), now: self.now.clone() }),
+            None => session,
+        }
+    }
+
+    fn opened(&mut self, found: Opening) -> Result<Opening, ServeError> {
+        match self.openings.pop_front() {
+            Some(known) if known.block_size == found.block_size => Ok(known),
+            Some(known) => Err(ServeError::OtherOpening { known: known.block_size, asked: found.block_size }),
+            None => {
+                self.tell(Told::Opened(Box::new(found.clone())));
+                Ok(found)
+            }
+        }
+    }
+
+    fn begun(&mut self, report: &ServeReport) {
+        let report = self.warned(report.clone());
+        self.tell(Told::Begun(Box::new(report)));
+    }
+
+    fn recall(&mut self, spec: &PointSpec, longest: Option<Nanos>) -> Result<Option<Point>, ServeError> {
+        let asked = Asked::of(self.next, spec);
+        self.next += 1;
+        if let Some(known) = self.points.pop_front() {
+            if known.asked != asked {
+                let (known, asked) = (known.asked.to_string(), asked.to_string());
+                return Err(ServeError::OtherPoint { known, asked });
+            }
+            return Ok(Some(known.point));
+        }
+        let (plan, _) = spec.plan()?;
+        let blank = Box::new(spec.blank(&plan));
+        self.now.begins(&spec.label);
+        self.said = None;
+        self.measuring = Some(asked.clone());
+        // A prediction that is no number is none.
+        let longest_s = longest.map(Nanos::seconds).filter(|seconds| seconds.is_finite());
+        self.tell(Told::Measuring { asked, blank, longest_s });
+        Ok(None)
+    }
+
+    fn measured(&mut self, point: &Result<Point, PointError>, fault: Option<&str>) -> Result<(), ServeError> {
+        self.now.begins("");
+        let Some(asked) = self.measuring.take() else { return Ok(()) };
+        match (fault, point) {
+            (Some(fault), point) => {
+                self.faulty = true;
+                let reason = format!("{fault} (while measuring {})", asked.label);
+                let point = point.as_ref().ok().cloned().map(Box::new);
+                self.tell(Told::Faulty { asked, point, reason: reason.clone() });
+                Err(ServeError::Refused { reason })
+            }
+            (None, Ok(point)) => {
+                self.tell(Told::Measured(Box::new(Answered { asked, point: point.clone() })));
+                Ok(())
+            }
+            // The benchmark ends by it, and says why itself.
+            (None, Err(_)) => Ok(()),
+        }
+    }
+}
