@@ -9,6 +9,8 @@ pub mod isolated;
 mod knobs;
 mod known;
 mod modes;
+#[cfg(test)]
+mod tests;
 pub mod worker;
 
 use std::collections::BTreeMap;
@@ -114,6 +116,8 @@ pub trait ServeObserver {
     fn stage(&mut self, what: &str);
     /// How far the point is.
     fn progress(&mut self, progress: Progress);
+    /// Nothing to tell, and all is well.
+    fn alive(&mut self) {}
     /// While weights load: so many bytes of so many have come.
     fn loaded(&mut self, _done: Bytes, _total: Bytes) {}
     /// A session was opened; what is given back is served with.
@@ -344,7 +348,7 @@ impl<'a> Stage<'a> {
         let calibration = if config.predict {
             observer.stage("timing steps of this engine, to predict with");
             let clock = HostClock::default();
-            Some(calibrate(session.as_mut(), &scheduler, &clock)?)
+            Some(calibrate(session.as_mut(), &scheduler, &clock, &mut || observer.alive())?)
         } else {
             None
         };

@@ -1,14 +1,15 @@
 //! `hbmark serve`.
 
+mod live;
 mod lora;
 
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::Context;
 use clap::{ArgAction, Args as ClapArgs, Parser};
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
+use live::Live;
 use lora::LoraArgs;
 
 use super::axes::{DeviceArgs, ModelArgs, parse_dtypes};
@@ -23,7 +24,6 @@ use crate::roofline::devices;
 use crate::serve::arrivals::Arrivals;
 use crate::serve::latency::Validity;
 use crate::serve::point::{Offered, Source};
-use crate::serve::run::Progress;
 use crate::serve::sampler::Sampling;
 use crate::serve::scheduler::Policy;
 use crate::serve::slo::Slo;
@@ -569,7 +569,7 @@ fn cold(args: &Args, launches: u32) -> anyhow::Result<Outcome> {
     arguments.push("--cold-child".into());
     let mut live = Live::new();
     let report = cold::measure(&config, &open()?, &command_line(), (&program, &arguments), &mut live);
-    live.bar.finish_and_clear();
+    live.finish();
     conclude(&report?, args)?;
     Ok(Outcome::Complete)
 }
@@ -605,7 +605,7 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
         let report = crate::serving::serve(&config, &model, &command_line(), &mut live);
         report.map(|report| Finished { report, lost: 0, complete: true })
     };
-    live.bar.finish_and_clear();
+    live.finish();
     let Finished { report, lost, complete } = finished?;
     conclude(&report, args)?;
     let invalid =
@@ -646,63 +646,6 @@ fn save(report: &ServeReport, folder: &Path) -> anyhow::Result<PathBuf> {
         crate::files::write_whole(&folder.join(name), &serving::render_any(report, &findings, format)?)?;
     }
     Ok(folder.join("serve.json"))
-}
-
-/// Elapsed, running, waiting, tokens per second and KV use, on stderr; nothing when piped.
-struct Live {
-    bar: ProgressBar,
-    stage: String,
-    shown: Instant,
-    /// Elapsed seconds and tokens when last shown.
-    before: (f64, usize),
-}
-
-impl Live {
-    fn new() -> Self {
-        let bar = ProgressBar::with_draw_target(Some(1), ProgressDrawTarget::stderr());
-        let style = ProgressStyle::with_template("{elapsed_precise} {bar:24} {pos:>4}/{len} {msg}")
-            .expect("the template is a constant")
-            .progress_chars("━╸ ");
-        bar.set_style(style);
-        Self { bar, stage: String::new(), shown: Instant::now(), before: (0.0, 0) }
-    }
-}
-
-/// A terminal is told so often: drawing takes time that the loop would lack.
-const REFRESH: Duration = Duration::from_millis(250);
-
-impl ServeObserver for Live {
-    fn stage(&mut self, what: &str) {
-        what.clone_into(&mut self.stage);
-        self.before = (0.0, 0);
-        self.bar.set_position(0);
-        self.bar.set_message(what.to_owned());
-    }
-
-    fn progress(&mut self, progress: Progress) {
-        if self.shown.elapsed() < REFRESH || self.bar.is_hidden() {
-            return;
-        }
-        self.shown = Instant::now();
-        let now = progress.elapsed.seconds();
-        let (then, tokens) = self.before;
-        let rate = if now > then {
-            (progress.output_tokens.saturating_sub(tokens)) as f64 / (now - then)
-        } else {
-            0.0
-        };
-        self.before = (now, progress.output_tokens);
-        let load = progress.load;
-        self.bar.set_length(progress.total as u64);
-        self.bar.set_position(progress.done as u64);
-        self.bar.set_message(format!(
-            "{} · {now:.1} s · running {} · waiting {} · {rate:.1} tok/s · KV {:.0} %",
-            self.stage,
-            load.running,
-            load.waiting,
-            load.used_blocks as f64 / load.total_blocks.max(1) as f64 * 100.0
-        ));
-    }
 }
 
 #[cfg(test)]

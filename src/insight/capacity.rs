@@ -297,6 +297,8 @@ struct Rates<'a> {
     groups: Vec<Group<'a>>,
     /// What a search confirmed with fresh seeds under the same objectives.
     confirmed: Option<f64>,
+    /// The lowest rate of which nothing is known, and why.
+    unknown: Option<(f64, String)>,
 }
 
 /// The runs of the rate that is accepted.
@@ -342,16 +344,25 @@ fn rates<'a>(report: &'a ServeReport, slo: &Slo) -> Result<Rates<'a>, CapacityEr
             }
         }
     }
-    Ok(Rates { groups, confirmed })
+    let tried = |rate: f64| groups.iter().any(|g| (g.tried.rate / rate - 1.0).abs() < 1e-9);
+    let unknown = report.points.iter().filter_map(|point| match (point.offered, &point.not_run) {
+        (Offered::Rate(rate), Some(reason)) if !point.cold && !tried(rate) => Some((rate, reason.clone())),
+        _ => None,
+    });
+    let unknown = unknown.min_by(|a, b| a.0.total_cmp(&b.0));
+    Ok(Rates { groups, confirmed, unknown })
 }
 
 impl<'a> Rates<'a> {
     /// The highest rate that held, as did every lower one.
     fn accepted(&self) -> Result<Accepted<'a>, CapacityError> {
-        let last = self.groups.iter().take_while(|g| g.tried.held).last();
+        let known = |rate: f64| self.unknown.as_ref().is_none_or(|(unknown, _)| rate < *unknown);
+        let last = self.groups.iter().take_while(|g| g.tried.held && known(g.tried.rate)).last();
         let Some(group) = last else {
             let reasons = self.groups.iter().map(|g| format!("{}/s {}", number(g.tried.rate), g.tried.why));
-            return Err(CapacityError::NothingHolds { reasons: reasons.collect() });
+            let unknown =
+                self.unknown.iter().map(|(rate, why)| format!("{}/s not run: {why}", number(*rate)));
+            return Err(CapacityError::NothingHolds { reasons: unknown.chain(reasons).collect() });
         };
         Ok(Accepted { rate: group.tried.rate, runs: group.runs.clone() })
     }

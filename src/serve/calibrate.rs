@@ -25,7 +25,7 @@ const LONG_CONTEXT: usize = 512;
 /// Sequences of the step that gives the slope.
 const SLOPE_BATCH: usize = 4;
 
-/// Times the shapes.
+/// Times the shapes. `between` is called before each, for whoever would take a long silence for a hang.
 ///
 /// # Errors
 /// When the engine fails.
@@ -33,6 +33,7 @@ pub fn calibrate(
     session: &mut dyn Session,
     config: &SchedulerConfig,
     clock: &dyn Clock,
+    between: &mut dyn FnMut(),
 ) -> Result<Calibration, EngineError> {
     let capabilities = session.capabilities();
     let fused = capabilities.ragged == Ragged::Fused;
@@ -68,7 +69,7 @@ pub fn calibrate(
     }
     let room = |shape: &Shape| shape.blocks(config.block_size) <= config.num_blocks;
     shapes.retain(room);
-    let times = bench.rounds(&shapes)?;
+    let times = bench.rounds(&shapes, between)?;
     let of = |wanted: Shape| times.iter().find(|(shape, _)| *shape == wanted).map(|(_, time)| *time);
     let line = |pick: &dyn Fn(Shape) -> Option<usize>| {
         let mut points: Vec<(f64, f64)> =
@@ -230,7 +231,11 @@ impl Shapes<'_> {
 
     /// Rounds over all shapes, so that a slow minute of the machine touches all of them and not one: the median of each counts. The first
     /// round warms up. A machine too slow for all ends early with the shapes it could do, shortest first.
-    fn rounds(&mut self, shapes: &[Shape]) -> Result<Vec<(Shape, f64)>, EngineError> {
+    fn rounds(
+        &mut self,
+        shapes: &[Shape],
+        between: &mut dyn FnMut(),
+    ) -> Result<Vec<(Shape, f64)>, EngineError> {
         let mut times: Vec<Vec<f64>> = vec![Vec::new(); shapes.len()];
         let begin = self.clock.now().0;
         for round in 0..=REPEATS {
@@ -240,6 +245,7 @@ impl Shapes<'_> {
                 if spent > BUDGET_NS && (round > 1 || times.iter().filter(|t| !t.is_empty()).count() > 2) {
                     continue;
                 }
+                between();
                 let time = self.shape(*shape)?;
                 if round == 1 {
                     times[index].clear();

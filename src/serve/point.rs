@@ -441,7 +441,12 @@ impl Engine {
                 let config = spec.scheduler.clone();
                 let mut host = HostTelemetry::new();
                 host.before_block();
-                let run = run(&traffic, config, &mut executor, &mut clock, text, observe)?;
+                let mut last = None;
+                let mut note = |progress| {
+                    last = Some(progress);
+                    observe(progress);
+                };
+                let run = run(&traffic, config, &mut executor, &mut clock, text, &mut note)?;
                 host.after_block();
                 let mut result = summarise(&run, &traffic, &spec.slo);
                 let tainted = run.tainted;
@@ -458,7 +463,10 @@ impl Engine {
                 // Where an output ends is the grammar's and the model's to say, so nothing is predicted of constrained ones.
                 let predictable = grammar.is_none() && !tainted;
                 if let Some(StepModel::Calibrated(before)) = model.as_mut().filter(|_| predictable) {
-                    let after = calibrate(session.as_mut(), &spec.scheduler, &clock).map_err(&mut suffer)?;
+                    let after = calibrate(session.as_mut(), &spec.scheduler, &clock, &mut || {
+                        last.iter().copied().for_each(&mut *observe)
+                    })
+                    .map_err(&mut suffer)?;
                     let meanwhile = before.halfway(&after);
                     point.residuals = Residuals::of(&run.steps, &meanwhile, spec.adapter_time());
                     let meanwhile = StepModel::Calibrated(meanwhile);

@@ -180,7 +180,9 @@ impl Supervisor<'_> {
                         return Ok(end);
                     }
                 }
-                Word::Busy { .. } | Word::Hello { .. } => {
+                // A sign of life.
+                Word::Busy { .. } => {}
+                Word::Hello { .. } => {
                     return Err(WorkerError::Confused { doing: now.doing() }.into());
                 }
             }
@@ -286,6 +288,7 @@ impl Supervisor<'_> {
     /// Ends with what was measured, where anything was.
     fn give_up(mut self, reason: String) -> Result<Finished, ServeError> {
         let Some(begun) = self.begun.take().filter(|_| !self.answered.is_empty()) else {
+            let reason = format!("{reason}, and so was lost the one before it");
             return Err(ServeError::Refused { reason });
         };
         let points: Vec<Point> = self.answered.iter().map(|answered| answered.point.clone()).collect();
@@ -361,3 +364,7 @@ impl Now {
         })
     }
 }
+
+#[cfg(test)]
+#[path = "isolated_tests.rs"]
+mod tests;

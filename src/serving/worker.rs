@@ -50,6 +50,7 @@ pub fn work(
         next: 0,
         measuring: None,
         said: None,
+        ended: false,
         suffers: fault.clone().and_then(|fault| fault.of_worker(workers)),
         planted: fault.map(|fault| fault.warning()),
         now: Now::default(),
@@ -83,6 +84,8 @@ struct Teller {
     measuring: Option<Asked>,
     /// When progress was told last; `None` for a point that has told none.
     said: Option<Instant>,
+    /// The last measured request of the point is done.
+    ended: bool,
     suffers: Option<Planted>,
     /// What a report says of a planted fault.
     planted: Option<String>,
@@ -120,9 +123,19 @@ impl ServeObserver for Teller {
     }
 
     fn progress(&mut self, progress: Progress) {
-        let last = progress.done >= progress.total;
+        // The end is told at once, and only once at once: the engine is timed again behind it.
+        let done = progress.done >= progress.total;
+        let last = done && !self.ended;
+        self.ended |= done;
         if last || self.said.is_none_or(|said| said.elapsed() >= REFRESH) {
             self.tell(Told::Progress(progress));
+            self.said = Some(Instant::now());
+        }
+    }
+
+    fn alive(&mut self) {
+        if self.said.is_none_or(|said| said.elapsed() >= REFRESH) {
+            self.say(&Word::Busy { seconds: 0.0 });
             self.said = Some(Instant::now());
         }
     }
@@ -170,7 +183,7 @@ impl ServeObserver for Teller {
         let (plan, _) = spec.plan()?;
         let blank = Box::new(spec.blank(&plan));
         self.now.begins(&spec.label);
-        self.said = None;
+        (self.said, self.ended) = (None, false);
         self.measuring = Some(asked.clone());
         // A prediction that is no number is none.
         let longest_s = longest.map(Nanos::seconds).filter(|seconds| seconds.is_finite());
@@ -196,5 +209,92 @@ impl ServeObserver for Teller {
             // The benchmark ends by it, and says why itself.
             (None, Err(_)) => Ok(()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::serving::tests::report_told;
+    use crate::serving::Mode;
+
+    /// Asks like any worker, and goes on without what is refused.
+    struct Asks {
+        teller: Teller,
+        refused: Vec<String>,
+    }
+
+    impl ServeObserver for Asks {
+        fn stage(&mut self, _what: &str) {}
+        fn progress(&mut self, _progress: Progress) {}
+        fn recall(&mut self, spec: &PointSpec, longest: Option<Nanos>) -> Result<Option<Point>, ServeError> {
+            let recalled = self.teller.recall(spec, longest);
+            Ok(recalled.unwrap_or_else(|error| {
+                self.refused.push(error.to_string());
+                None
+            }))
+        }
+        fn measured(
+            &mut self,
+            point: &Result<Point, PointError>,
+            fault: Option<&str>,
+        ) -> Result<(), ServeError> {
+            self.teller.measured(point, fault)
+        }
+    }
+
+    fn asks(points: &[Answered]) -> Asks {
+        let teller = Teller {
+            out: tempfile::tempfile().unwrap(),
+            openings: VecDeque::new(),
+            points: points.to_vec().into(),
+            next: 0,
+            measuring: None,
+            said: None,
+            ended: false,
+            suffers: None,
+            planted: None,
+            now: Now::default(),
+            faulty: false,
+        };
+        Asks { teller, refused: Vec::new() }
+    }
+
+    fn told(asks: &mut Asks) -> Vec<Told> {
+        use std::io::Seek;
+        asks.teller.out.rewind().unwrap();
+        let mut input = std::io::BufReader::new(&asks.teller.out);
+        let next = std::iter::from_fn(|| wire::read::<Word<Told>>(&mut input).unwrap());
+        let tells = next.map(|word| match word {
+            Word::Answer(told) => *told,
+            other => panic!("{other:?}"),
+        });
+        tells.collect()
+    }
+
+    #[test]
+    fn a_known_point_is_not_told_again_and_another_one_in_its_place_is_refused() {
+        let mode = || Mode::Sweep { variable: "rate".into(), values: vec![2.0, 4.0] };
+        let mut first = asks(&[]);
+        let whole = report_told(mode(), 1.0, &mut first);
+        let answered: Vec<Answered> = told(&mut first)
+            .into_iter()
+            .filter_map(|told| if let Told::Measured(answered) = told { Some(*answered) } else { None })
+            .collect();
+        assert_eq!(answered.len(), 2);
+
+        let mut second = asks(&answered[..1]);
+        assert_eq!(report_told(mode(), 1.0, &mut second), whole);
+        let tells = told(&mut second);
+        assert!(
+            matches!(&tells[..], [Told::Measuring { asked, .. }, Told::Measured(_)] if asked.ordinal == 1)
+        );
+
+        let other = Mode::Sweep { variable: "rate".into(), values: vec![3.0, 4.0] };
+        let mut third = asks(&answered[..1]);
+        report_told(other, 1.0, &mut third);
+        let [refused] = &third.refused[..] else { panic!("{:?}", third.refused) };
+        assert!(refused.contains("had measured `rate 2` (point 1, seed"), "{refused}");
+        assert!(refused.contains("is asked for `rate 3` (point 1, seed"), "{refused}");
     }
 }

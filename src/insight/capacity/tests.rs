@@ -78,6 +78,19 @@ fn a_rate_that_came_slower_than_asked_counts_as_it_came() {
 }
 
 #[test]
+fn no_rate_above_a_lost_one_is_accepted() {
+    let lost = |index: usize| {
+        let mut report = swept();
+        report.points[index].result = None;
+        report.points[index].not_run = Some("the worker was killed by signal 9".into());
+        capacity(&report, &question())
+    };
+    near(lost(1).unwrap().rate_per_instance, 2.0);
+    let refused = lost(0).unwrap_err().to_string();
+    assert!(refused.contains("2/s not run: the worker was killed by signal 9"), "{refused}");
+}
+
+#[test]
 fn costs_are_the_hour_over_requests_and_tokens() {
     let found = capacity(&swept(), &question()).unwrap();
     near(found.cost_per_hour.unwrap(), 96.0);

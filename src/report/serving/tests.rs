@@ -19,6 +19,11 @@ impl ServeObserver for Silent {
 }
 
 pub(crate) fn report(mode: Mode, rate: f64) -> ServeReport {
+    report_told(mode, rate, &mut Silent)
+}
+
+/// The same with somebody who is told, and may know.
+pub(crate) fn report_told(mode: Mode, rate: f64, observer: &mut dyn ServeObserver) -> ServeReport {
     let config = ServeConfig {
         engine: "native".into(),
         device: DeviceChoice::Cpu,
@@ -48,7 +53,7 @@ pub(crate) fn report(mode: Mode, rate: f64) -> ServeReport {
         out: None,
     };
     let model = crate::model::open("Llama-3.1-8B", None, 7).unwrap();
-    let mut report = serve(&config, &model, "hbmark serve --virtual", &mut Silent).unwrap();
+    let mut report = serve(&config, &model, "hbmark serve --virtual", observer).unwrap();
     report.environment = Environment::default();
     report
 }

@@ -1,0 +1,180 @@
+//! What is known is not measured again, and what is lost ends in words. On the virtual clock, whose times are exact.
+
+use super::*;
+use crate::insight::explain_serving;
+use crate::report::Format;
+use crate::report::serving::render_any;
+use crate::report::serving::tests::report_told;
+
+/// Knows points, keeps those that are measured, and loses some.
+#[derive(Default)]
+struct Keeper {
+    known: std::collections::VecDeque<(Asked, Point)>,
+    kept: Vec<(Asked, Point)>,
+    asked: Vec<Asked>,
+    /// A point with this in its label is lost.
+    loses: Option<&'static str>,
+}
+
+const REASON: &str = "the worker was killed by signal 9 while measuring it";
+
+impl ServeObserver for Keeper {
+    fn stage(&mut self, _what: &str) {}
+    fn progress(&mut self, _progress: Progress) {}
+
+    fn recall(&mut self, spec: &PointSpec, longest: Option<Nanos>) -> Result<Option<Point>, ServeError> {
+        assert!(longest.unwrap().0 > 0.0);
+        let asked = Asked::of(self.asked.len(), spec);
+        self.asked.push(asked.clone());
+        if let Some((known, point)) = self.known.pop_front() {
+            assert_eq!(known, asked);
+            return Ok(Some(point));
+        }
+        if self.loses.is_some_and(|label| spec.label.contains(label)) {
+            let (plan, _) = spec.plan()?;
+            return Ok(Some(Point { not_run: Some(REASON.into()), ..spec.blank(&plan) }));
+        }
+        Ok(None)
+    }
+
+    fn measured(&mut self, point: &Result<Point, PointError>, fault: Option<&str>) -> Result<(), ServeError> {
+        assert_eq!(fault, None);
+        let asked = self.asked.last().unwrap().clone();
+        self.kept.push((asked, point.as_ref().unwrap().clone()));
+        Ok(())
+    }
+}
+
+fn modes() -> [Mode; 5] {
+    [
+        Mode::Single,
+        Mode::Sweep { variable: "rate".into(), values: vec![2.0, 8.0, 64.0] },
+        Mode::FindMaxRate { seeds: 2, precision: 0.2 },
+        Mode::Matrix { scale: 1.0 },
+        Mode::CompareLoops,
+    ]
+}
+
+#[test]
+fn every_mode_goes_on_over_known_points_as_if_it_had_measured_them() {
+    for mode in modes() {
+        let mut first = Keeper::default();
+        let whole = report_told(mode.clone(), 4.0, &mut first);
+        assert!(!first.kept.is_empty());
+        for known in [1, first.kept.len() / 2, first.kept.len()] {
+            // Through a pipe, as between two processes.
+            let text = serde_json::to_string(&first.kept[..known]).unwrap();
+            let mut second = Keeper { known: serde_json::from_str(&text).unwrap(), ..Keeper::default() };
+            assert_eq!(report_told(mode.clone(), 4.0, &mut second), whole, "{mode:?}, {known} known");
+            assert_eq!(second.kept.len(), first.kept.len() - known);
+            assert_eq!(second.asked, first.asked);
+        }
+    }
+}
+
+#[test]
+fn a_lost_point_of_a_sweep_costs_no_other() {
+    let mode = Mode::Sweep { variable: "rate".into(), values: vec![2.0, 4.0, 8.0] };
+    let report = report_told(mode, 4.0, &mut Keeper { loses: Some("rate 4"), ..Keeper::default() });
+    let has: Vec<bool> = report.points.iter().map(|point| point.result.is_some()).collect();
+    assert_eq!(has, [true, false, true]);
+    assert_eq!(report.points[1].not_run.as_deref(), Some(REASON));
+}
+
+#[test]
+fn a_search_that_loses_a_point_ends_in_words_and_claims_no_rate() {
+    let mode = Mode::FindMaxRate { seeds: 2, precision: 0.2 };
+    // The second rate that is tried: the first one held.
+    let lost = report_told(mode.clone(), 4.0, &mut Keeper { loses: Some("rate 8"), ..Keeper::default() });
+    let search = lost.search.unwrap();
+    assert_eq!((search.max_rate, search.confirmed), (None, false));
+    assert_eq!(
+        search.note,
+        format!(
+            "the search ended early, at `bracket` of 8.000 per second: {REASON}; 4.000 per second had held in a single run and is not \
+             confirmed"
+        )
+    );
+    assert_eq!(search.attempts.last().unwrap().why, REASON);
+    assert_eq!((lost.points.len(), lost.points[1].label.as_str()), (2, "bracket 8.000/s"));
+    // And the very first.
+    let lost = report_told(mode, 4.0, &mut Keeper { loses: Some("rate"), ..Keeper::default() });
+    assert!(lost.search.unwrap().note.ends_with("no rate had held before"));
+}
+
+#[test]
+fn a_closed_loop_is_not_compared_with_an_open_one_that_was_lost() {
+    let report =
+        report_told(Mode::CompareLoops, 4.0, &mut Keeper { loses: Some("open"), ..Keeper::default() });
+    assert_eq!(report.points.len(), 1);
+    assert!(report.warnings.iter().any(|warning| warning.contains("the closed loop was not run")));
+}
+
+#[test]
+fn every_lost_point_can_be_shown_and_explained() {
+    for mode in modes() {
+        for loses in ["", "open", "E"] {
+            let report =
+                report_told(mode.clone(), 4.0, &mut Keeper { loses: Some(loses), ..Keeper::default() });
+            let findings = explain_serving(&report, None);
+            for format in [Format::Table, Format::Json, Format::Csv, Format::Md, Format::Html] {
+                let text = render_any(&report, &findings, format).unwrap();
+                let lost = report.points.iter().any(|point| point.result.is_none());
+                assert!(!lost || text.contains("signal 9"), "{mode:?} without `{loses}` as {format:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_point_is_known_by_all_that_was_asked() {
+    let mut keeper = Keeper::default();
+    report_told(Mode::Single, 4.0, &mut keeper);
+    let spec = || PointSpec {
+        label: "rate 4".into(),
+        source: Source::Workload(crate::serve::workload::Workload::fixed(8, 4).unwrap()),
+        offered: Offered::Rate(4.0),
+        arrivals: Arrivals::Poisson,
+        burst: None,
+        requests: 10,
+        warmup: 4,
+        scheduler: keeper.kept[0].1.scheduler.clone(),
+        sampling: Sampling::GREEDY,
+        stop_at_eos: false,
+        seed: 7,
+        cold: false,
+        slo: Slo::default(),
+        time_limit: None,
+        adapters: None,
+        constrained: None,
+    };
+    let asked = Asked::of(0, &spec());
+    assert_eq!(asked, Asked::of(0, &spec()));
+    let trace = |output_tokens| {
+        use crate::serve::trace::{Trace, TraceRequest};
+        let request = TraceRequest {
+            arrival: Nanos(0.0),
+            input_tokens: 3,
+            output_tokens,
+            prefix_ids: Vec::new(),
+            prefix_block: 0,
+            priority: 0,
+        };
+        let trace = Trace { format: "hbmark", requests: vec![request], left_out: 0 };
+        Asked::of(0, &PointSpec { source: Source::Trace(std::rc::Rc::new(trace), 1.0), ..spec() })
+    };
+    assert_eq!(trace(5), trace(5));
+    let others = [
+        Asked::of(1, &spec()),
+        Asked::of(0, &PointSpec { seed: 8, ..spec() }),
+        Asked::of(0, &PointSpec { warmup: 5, ..spec() }),
+        Asked::of(0, &PointSpec { offered: Offered::AtOnce, ..spec() }),
+        Asked::of(0, &PointSpec { time_limit: Some(Nanos(1.0)), ..spec() }),
+        trace(5),
+        trace(6),
+    ];
+    for (index, other) in others.iter().enumerate() {
+        assert_ne!(*other, asked);
+        assert!(!others[..index].contains(other));
+    }
+}
