@@ -156,7 +156,7 @@ impl<D: Device> CudaOperations<D> {
             return Ok(None);
         }
         self.grow(|space| &mut space.prepared, tiled::prepared_bytes(weights, rows), &[])?;
-        let by_library = rows >= self.tuning.least_library;
+        let by_library = rows >= self.tuning.least_library && tiled::library_has(weights.format);
         Ok(Some(Room { prepared: self.workspace.prepared.address(), by_library }))
     }
 
