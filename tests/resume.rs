@@ -175,7 +175,7 @@ fn a_disk_without_room_is_said_before_anything_is_measured() {
         }
         Err(error) => eprintln!("not tried: {error}"),
         Ok(output) => {
-            refused(&output, &["the disk of ", " has 1", " left, and the results may take ", "make room"])
+            refused(&output, &["the disk of ", " has 1", " left, and the results may take ", "make room"]);
         }
     }
 }

@@ -135,7 +135,7 @@ impl<O: Operations> Runner<O> {
         let forward = forward_of(&mut operations, &sample.architecture, tensors)?;
         let pool = pool_of(&mut operations, sample, scenario, &scenario.filled)?;
         operations.take_moved();
-        let spare = u32::try_from(scenario.blocks).expect("a scenario has few blocks");
+        let spare = u32::try_from(scenario.blocks).unwrap_or(u32::MAX);
         Ok(Self { operations, forward, pool, spare, rows: Rows::default() })
     }
 
