@@ -166,24 +166,25 @@ __device__ inline void multiply_tiled(const uint4* inputs, int rows, const Linea
         }
         commit_copies();
         unsigned char* tile = stage(at);
-#pragma unroll
+        // Whole sums of several steps at once would spill.
+        constexpr int STEPS_AT_ONCE = F::GROUPED ? 1 : STEPS;
+#pragma unroll STEPS_AT_ONCE
         for (int step = wk; step < STEPS; step += Z::WK) {
-            unsigned a[MI][4], b[NI][2];
-            float scales[MI][2] = {};
+            unsigned b[NI][2];
+            F::outputs(b, tile + OUTPUTS_AT, wn * NI * 8, step, lane);
 #pragma unroll
             for (int m = 0; m < MI; ++m) {
                 const int row = (wm * MI + m) * 16;
-                load_tiles<false>(a[m], swizzled<IV>(tile, row + lane % 16, step * 2 + lane / 16));
+                unsigned a[4];
+                load_tiles<false>(a, swizzled<IV>(tile, row + lane % 16, step * 2 + lane / 16));
+                float scales[2] = {};
                 if (F::GROUPED) {
                     const float* of_rows = (const float*)(tile + SCALES_AT) + row * 4 + step;
-                    scales[m][0] = of_rows[lane / 4 * 4], scales[m][1] = of_rows[(lane / 4 + 8) * 4];
+                    scales[0] = of_rows[lane / 4 * 4], scales[1] = of_rows[(lane / 4 + 8) * 4];
                 }
+#pragma unroll
+                for (int n = 0; n < NI; ++n) F::add(sums[m][n], a, b[n], scales);
             }
-            F::outputs(b, tile + OUTPUTS_AT, wn * NI * 8, step, lane);
-#pragma unroll
-            for (int m = 0; m < MI; ++m)
-#pragma unroll
-                for (int n = 0; n < NI; ++n) F::add(sums[m][n], a[m], b[n], scales[m]);
         }
     }
     // Sums meet where the tiles were: [wk][row][output].
