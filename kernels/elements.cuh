@@ -75,6 +75,19 @@ __device__ inline float2 widen_pair(unsigned both) {
     return make_float2(widen(T{(unsigned short)both}), widen(T{(unsigned short)(both >> 16)}));
 }
 
+// Two products of bf16, subnormal ones too.
+__device__ inline unsigned multiply_pair(unsigned a, unsigned b) {
+#ifdef HBMARK_EMULATED
+    const float2 x = widen_pair<Bf16>(a), y = widen_pair<Bf16>(b);
+    return pair<Bf16>(x.x * y.x, x.y * y.y);
+#else
+    unsigned product;
+    // Plus -0: 0 keeps its sign.
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(product) : "r"(a), "r"(b), "r"(0x80008000u));
+    return product;
+#endif
+}
+
 // Eight elements, at 16 bytes (32 for f32) that are aligned.
 template <class T>
 __device__ inline void load8(const T* from, float (&out)[8]) {

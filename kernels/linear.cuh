@@ -95,14 +95,19 @@ struct FormatInt8 {
     static constexpr bool SCALED = true;
     using Wide = uint4;
     __device__ static Wide wide(uint4 v) { return v; }
-    // Eight lanes have the columns of a group; all lanes of the warp come here together.
-    __device__ static void stage(unsigned char* inputs, int rows, int chunk, int row, int column, float4 x, bool inside) {
+    // Four columns of a group of 32, which eight lanes have together: all lanes of the warp come here.
+    __device__ static unsigned round(float4 x, float& scale) {
         float largest = fmaxf(fmaxf(fabsf(x.x), fabsf(x.y)), fmaxf(fabsf(x.z), fabsf(x.w)));
         for (int offset = 4; offset > 0; offset /= 2) largest = fmaxf(largest, __shfl_xor_sync(ALL_LANES, largest, offset));
-        const float scale = largest / 127.0f, inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
+        scale = largest / 127.0f;
+        const float inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
+        return (__float2int_rn(x.x * inverse) & 255) | (__float2int_rn(x.y * inverse) & 255) << 8 | (__float2int_rn(x.z * inverse) & 255) << 16 |
+               (unsigned)(__float2int_rn(x.w * inverse) & 255) << 24;
+    }
+    __device__ static void stage(unsigned char* inputs, int rows, int chunk, int row, int column, float4 x, bool inside) {
+        float scale;
+        const unsigned q = round(x, scale);
         if (!inside) return;
-        const unsigned q = (__float2int_rn(x.x * inverse) & 255) | (__float2int_rn(x.y * inverse) & 255) << 8 |
-                           (__float2int_rn(x.z * inverse) & 255) << 16 | (unsigned)(__float2int_rn(x.w * inverse) & 255) << 24;
         *(unsigned*)(inputs + (size_t)row * chunk + column) = q;
         if (column % GROUP == 0) ((float*)(inputs + (size_t)rows * chunk))[(row * chunk + column) / GROUP] = scale;
     }

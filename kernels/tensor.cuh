@@ -1,7 +1,9 @@
-// Tensor-core fragments: 16 × 8 × 16 products of bf16 or f16 with f32 sums, and the loads that lay tiles out for them.
+// Tensor-core fragments: 16 × 8 × 16 products of bf16 or f16 with f32 sums, 16 × 8 × 32 of signed bytes with whole ones, and the loads that lay tiles
+// out for them.
 //
 // Of a warp, lane t has of A (16 rows × 16) rows t / 4 and t / 4 + 8, columns 2 (t % 4) + {0, 1} and 8 more; of B (16 × 8) rows 2 (t % 4) + {0, 1} and
-// 8 more, column t / 4; of C (16 × 8) rows t / 4 and t / 4 + 8, columns 2 (t % 4) + {0, 1}. Source: PTX ISA, mma.m16n8k16 and ldmatrix.
+// 8 more, column t / 4; of C (16 × 8) rows t / 4 and t / 4 + 8, columns 2 (t % 4) + {0, 1}. Of bytes, A and B are twice as long and lie byte for byte
+// alike: 4 (t % 4) + {0, 1, 2, 3} and 16 more. Source: PTX ISA, mma.m16n8k16, mma.m16n8k32 and ldmatrix.
 #pragma once
 
 #include "elements.cuh"
@@ -39,6 +41,31 @@ __device__ inline void multiply_tile(float (&c)[4], const unsigned (&a)[4], cons
                      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
     }
+#endif
+}
+
+// c += a · b, of signed bytes.
+__device__ inline void multiply_bytes(int (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+#ifdef HBMARK_EMULATED
+    struct Brought {
+        unsigned a[4], b[2];
+    } mine;
+    memcpy(mine.a, a, sizeof mine.a);
+    memcpy(mine.b, b, sizeof mine.b);
+    const unsigned char* all = hbmark::emulation::exchange(ALL_LANES, "mma of bytes", &mine, sizeof mine);
+    const int lane = threadIdx.x % WARP;
+    for (int i = 0; i < 4; ++i) {
+        const int row = lane / 4 + (i / 2) * 8, column = 2 * (lane % 4) + i % 2;
+        for (int word = 0; word < 8; ++word) {
+            const unsigned left = hbmark::emulation::brought<Brought>(all, row % 8 * 4 + word % 4).a[row / 8 + word / 4 * 2];
+            const unsigned right = hbmark::emulation::brought<Brought>(all, column * 4 + word % 4).b[word / 4];
+            c[i] = __dp4a((int)left, (int)right, c[i]);
+        }
+    }
+#else
+    asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 #endif
 }
 

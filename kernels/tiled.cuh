@@ -1,10 +1,10 @@
 // The tiled product on tensor cores, for more rows than the streaming product takes: it is the streaming product's twin, and its oracle.
 //
-//   sums[row][output] = Σ_k weights[output][k] * inputs[row][k] + bias[output]
+//   sums[row][output] = scale[output] * Σ_k weights[output][k] * inputs[row][k] + bias[output]
 //
-// Shapes   inputs [rows, vectors * 8] bf16 or f16 (prepare_rows.cu), weights as in linear.cuh. Grid: (ceil(outputs / BN), ceil(rows / BM)).
+// Shapes   inputs as prepare_rows.cu leaves them for the format, weights as in linear.cuh. Grid: (ceil(outputs / BN), ceil(rows / BM)).
 // Block    32 * WM * WN * WK threads: warps share the rows, the outputs, and the columns of a tile.
-// Shared   STAGES tiles of BM rows and BN outputs by 64 columns, of which all but one are on their way.
+// Shared   STAGES tiles of 128 bytes of BN outputs and the columns that meet them of BM rows, of which all but one are on their way.
 // Bytes    outputs * vectors * 16 per BM rows. FLOPs 2 * rows * outputs * columns. Minimum architecture: sm_80.
 // Weights of the first stages are asked for before the wait for the last kernel. Idea: the multistage pipeline of CUTLASS.
 #pragma once
@@ -12,14 +12,100 @@
 #include "linear.cuh"
 #include "tensor.cuh"
 
+// What a format does in the tiled product. A step is 32 bytes of a row of inputs; vectors are of 16 bytes.
+//
+//             columns of a step   inputs                                  weights
+// bf16, f16   16                  rounded alike                           as they are
+// int8        32                  8 bits, a scale per row and 32 columns  as they are; a step is summed in whole numbers, then scaled
+// fp8         16                  bf16, in the order in which codes come  widened to bf16
+//
+// `put` stores columns column..column + 4 of a prepared row; all lanes of the warp come there together.
+template <class T>
+struct TiledFloats {
+    using Cache = T;
+    // Vectors of inputs that meet 8 vectors of weights, and whether scales come with the inputs, and with the weights.
+    static constexpr int INPUT_VECTORS = 8, COLUMNS = 8;
+    static constexpr bool GROUPED = false, SCALED = false;
+    __device__ static void put(uint4* out, int, int vectors, int row, int column, float4 x, bool inside) {
+        if (inside) ((uint2*)(out + (size_t)row * vectors))[column / 4] = uint2{pair<T>(x.x, x.y), pair<T>(x.z, x.w)};
+    }
+    // B of NI times 8 outputs from `first` on.
+    template <int NI>
+    __device__ static void outputs(unsigned (&b)[NI][2], unsigned char* tile, int first, int step, int lane) {
+#pragma unroll
+        for (int n = 0; n < NI; n += 2) {
+            unsigned four[4];
+            load_tiles<false>(four, swizzled<8>(tile, first + n * 8 + lane / 16 * 8 + lane % 8, step * 2 + lane / 8 % 2));
+            b[n][0] = four[0], b[n][1] = four[1], b[n + 1][0] = four[2], b[n + 1][1] = four[3];
+        }
+    }
+    __device__ static void add(float (&sums)[4], const unsigned (&a)[4], const unsigned (&b)[2], const float (&)[2]) {
+        multiply_tile<T>(sums, a, b);
+    }
+};
+
+struct TiledInt8 {
+    using Cache = Bf16;
+    static constexpr int INPUT_VECTORS = 8, COLUMNS = 16;
+    static constexpr bool GROUPED = true, SCALED = true;
+    // The scales lie behind all rows: a vector of four for every 8 vectors of a row.
+    __device__ static void put(uint4* out, int rows, int vectors, int row, int column, float4 x, bool inside) {
+        float scale;
+        const unsigned four = FormatInt8::round(x, scale);
+        if (inside) ((unsigned*)(out + (size_t)row * vectors))[column / 4] = four;
+        const int groups = (vectors + 7) / 8 * 4, group = column / FormatInt8::GROUP;
+        if (column % FormatInt8::GROUP == 0 && group < groups) ((float*)(out + (size_t)rows * vectors))[(size_t)row * groups + group] = scale;
+    }
+    template <int NI>
+    __device__ static void outputs(unsigned (&b)[NI][2], unsigned char* tile, int first, int step, int lane) {
+        TiledFloats<Bf16>::outputs(b, tile, first, step, lane);
+    }
+    __device__ static void add(float (&sums)[4], const unsigned (&a)[4], const unsigned (&b)[2], const float (&scales)[2]) {
+        int whole[4] = {};
+        multiply_bytes(whole, a, b);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) sums[i] += scales[i / 2] * (float)whole[i];
+    }
+};
+
+// Eight outputs' codes are loaded as pairs of 16 bits: a lane gets four neighbours where it should have two and two. Their order in a sum is free,
+// so the inputs are put in the order in which codes come: of four, the first and third, and eight columns on the second and fourth.
+struct TiledFp8 {
+    using Cache = Bf16;
+    static constexpr int INPUT_VECTORS = 16, COLUMNS = 16;
+    static constexpr bool GROUPED = false, SCALED = true;
+    __device__ static void put(uint4* out, int, int vectors, int row, int column, float4 x, bool inside) {
+        if (!inside) return;
+        unsigned* to = (unsigned*)(out + (size_t)row * vectors * 2) + column / 16 * 8 + column % 16 / 4;
+        to[0] = pair<Bf16>(x.x, x.z);
+        to[4] = pair<Bf16>(x.y, x.w);
+    }
+    // Codes 0 and 2 of a word. Moved up by four places a code is the bf16 of 2^-120 of its value, subnormal ones too; the scale of the matrix has
+    // 2^8 (FormatFp8), so 2^112 remain.
+    __device__ static unsigned alternate(unsigned word) {
+        return multiply_pair((word & 0x007f007fu) << 4 | (word & 0x00800080u) << 8, 0x7780u * 0x10001u);
+    }
+    template <int NI>
+    __device__ static void outputs(unsigned (&b)[NI][2], unsigned char* tile, int first, int step, int lane) {
+        static_assert(NI % 4 == 0, "a load is of 32 outputs");
+#pragma unroll
+        for (int n = 0; n < NI; n += 4) {
+            unsigned four[4];
+            load_tiles<false>(four, swizzled<8>(tile, first + n * 8 + lane, step));
+#pragma unroll
+            for (int i = 0; i < 4; ++i) b[n + i][0] = alternate(four[i]), b[n + i][1] = alternate(four[i] >> 8);
+        }
+    }
+    __device__ static void add(float (&sums)[4], const unsigned (&a)[4], const unsigned (&b)[2], const float (&)[2]) {
+        multiply_tile<Bf16>(sums, a, b);
+    }
+};
+
 template <int ROWS, int OUTPUTS, int ROW_WARPS, int OUTPUT_WARPS, int COLUMN_WARPS, int DEPTH_OF_PIPE>
 struct Tiling {
     static constexpr int BM = ROWS, BN = OUTPUTS, WM = ROW_WARPS, WN = OUTPUT_WARPS, WK = COLUMN_WARPS, STAGES = DEPTH_OF_PIPE;
     static constexpr int TILED_THREADS = WM * WN * WK * WARP;
-    static constexpr int VECTORS = 8, STEPS = VECTORS / 2;
-    static constexpr int STAGE_BYTES = (BM + BN) * VECTORS * 16;
-    static_assert(BM % (16 * WM) == 0 && BN % (16 * WN) == 0 && STEPS % WK == 0, "whole fragments");
-    static_assert(WK * BM * BN * 4 <= STAGES * STAGE_BYTES, "sums fit where tiles were");
+    static_assert(BM % (16 * WM) == 0 && BN % (32 * WN) == 0, "whole fragments");
 };
 // By the number of rows: 16 and 32 for decode batches, whose warps share the columns of few outputs; 128 for prefill.
 using Tiling16 = Tiling<16, 32, 1, 1, 4, 6>;
@@ -27,32 +113,46 @@ using Tiling32 = Tiling<32, 32, 1, 1, 4, 6>;
 using Tiling64 = Tiling<64, 32, 4, 1, 1, 6>;
 using Tiling128 = Tiling<128, 128, 2, 4, 1, 3>;
 
+// Asks for `V` vectors of `wanted` rows from `first` on, zeros where there are none.
+template <int V, int THREADS_OF_BLOCK>
+__device__ inline void load_rows(unsigned char* tile, const uint4* from, int vectors, int first, int count, int wanted, int at) {
+    for (int i = threadIdx.x; i < wanted * V; i += THREADS_OF_BLOCK) {
+        const int row = first + i / V, vector = at * V + i % V;
+        const bool exists = row < count && vector < vectors;
+        copy_async(swizzled<V>(tile, i / V, i % V), exists ? from + (size_t)row * vectors + vector : from, exists);
+    }
+}
+
 // Calls `finish(row, pair, first, second)` for every row and pair of outputs, by one thread each.
-template <class T, class Z, class Finish>
+template <class F, class Z, class Finish>
 __device__ inline void multiply_tiled(const uint4* inputs, int rows, const LinearWeights& weights, Finish finish) {
     SHARED_BYTES(memory);
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     const int wk = warp % Z::WK, wn = warp / Z::WK % Z::WN, wm = warp / (Z::WK * Z::WN);
     const int first_row = blockIdx.y * Z::BM, first_output = blockIdx.x * Z::BN;
-    constexpr int V = Z::VECTORS, MI = Z::BM / (16 * Z::WM), NI = Z::BN / (8 * Z::WN);
+    constexpr int V = 8, IV = F::INPUT_VECTORS, STEPS = IV / 2, MI = Z::BM / (16 * Z::WM), NI = Z::BN / (8 * Z::WN);
+    constexpr int OUTPUTS_AT = Z::BM * IV * 16, SCALES_AT = OUTPUTS_AT + Z::BN * V * 16;
+    constexpr int STAGE_BYTES = SCALES_AT + (F::GROUPED ? Z::BM * 16 : 0);
+    static_assert(STEPS % Z::WK == 0, "warps share the steps of a stage");
+    static_assert(Z::WK * Z::BM * Z::BN * 4 <= Z::STAGES * STAGE_BYTES, "sums fit where tiles were");
     const int tiles = (weights.vectors + V - 1) / V;
-    const auto rows_of = [&](int stage) { return memory + stage * Z::STAGE_BYTES; };
-    const auto outputs_of = [&](int stage) { return memory + stage * Z::STAGE_BYTES + Z::BM * V * 16; };
-    const auto load = [&](unsigned char* tile, const uint4* from, int first, int count, int wanted, int at) {
-        for (int i = threadIdx.x; i < wanted * V; i += Z::TILED_THREADS) {
-            const int row = first + i / V, vector = at * V + i % V;
-            const bool exists = row < count && vector < weights.vectors;
-            copy_async(swizzled<V>(tile, i / V, i % V), exists ? from + (size_t)row * weights.vectors + vector : from, exists);
+    const auto stage = [&](int at) { return memory + at % Z::STAGES * STAGE_BYTES; };
+    const auto load_weights = [&](int at) {
+        load_rows<V, Z::TILED_THREADS>(stage(at) + OUTPUTS_AT, weights.data, weights.vectors, first_output, weights.outputs, Z::BN, at);
+    };
+    const auto load_inputs = [&](int at) {
+        load_rows<IV, Z::TILED_THREADS>(stage(at), inputs, weights.vectors * IV / V, first_row, rows, Z::BM, at);
+        if (F::GROUPED) {
+            const uint4* scales = inputs + (size_t)rows * weights.vectors;
+            load_rows<1, Z::TILED_THREADS>(stage(at) + SCALES_AT, scales, tiles, first_row, rows, Z::BM, at);
         }
     };
-    const auto load_outputs = [&](int at) { load(outputs_of(at % Z::STAGES), weights.data, first_output, weights.outputs, Z::BN, at); };
-    const auto load_rows = [&](int at) { load(rows_of(at % Z::STAGES), inputs, first_row, rows, Z::BM, at); };
 
     launch_dependents();
-    for (int at = 0; at < Z::STAGES - 1 && at < tiles; ++at) load_outputs(at);
+    for (int at = 0; at < Z::STAGES - 1 && at < tiles; ++at) load_weights(at);
     wait_for_dependency();
     for (int at = 0; at < Z::STAGES - 1; ++at) {
-        if (at < tiles) load_rows(at);
+        if (at < tiles) load_inputs(at);
         commit_copies();
     }
     float sums[MI][NI][4] = {};
@@ -61,24 +161,30 @@ __device__ inline void multiply_tiled(const uint4* inputs, int rows, const Linea
         // This tile is there for all, and nobody still reads the one that the next copies replace.
         __syncthreads();
         if (at + Z::STAGES - 1 < tiles) {
-            load_outputs(at + Z::STAGES - 1);
-            load_rows(at + Z::STAGES - 1);
+            load_weights(at + Z::STAGES - 1);
+            load_inputs(at + Z::STAGES - 1);
         }
         commit_copies();
-        unsigned char *row_tile = rows_of(at % Z::STAGES), *output_tile = outputs_of(at % Z::STAGES);
+        unsigned char* tile = stage(at);
+        // Whole sums of several steps at once would spill.
+        constexpr int STEPS_AT_ONCE = F::GROUPED ? 1 : STEPS;
+#pragma unroll STEPS_AT_ONCE
+        for (int step = wk; step < STEPS; step += Z::WK) {
+            unsigned b[NI][2];
+            F::outputs(b, tile + OUTPUTS_AT, wn * NI * 8, step, lane);
 #pragma unroll
-        for (int step = wk; step < Z::STEPS; step += Z::WK) {
-            unsigned a[MI][4], b[NI / 2][4];
+            for (int m = 0; m < MI; ++m) {
+                const int row = (wm * MI + m) * 16;
+                unsigned a[4];
+                load_tiles<false>(a, swizzled<IV>(tile, row + lane % 16, step * 2 + lane / 16));
+                float scales[2] = {};
+                if (F::GROUPED) {
+                    const float* of_rows = (const float*)(tile + SCALES_AT) + row * 4 + step;
+                    scales[0] = of_rows[lane / 4 * 4], scales[1] = of_rows[(lane / 4 + 8) * 4];
+                }
 #pragma unroll
-            for (int m = 0; m < MI; ++m)
-                load_tiles<false>(a[m], swizzled<V>(row_tile, (wm * MI + m) * 16 + lane % 16, step * 2 + lane / 16));
-#pragma unroll
-            for (int n = 0; n < NI / 2; ++n)
-                load_tiles<false>(b[n], swizzled<V>(output_tile, (wn * NI / 2 + n) * 16 + lane / 16 * 8 + lane % 8, step * 2 + lane / 8 % 2));
-#pragma unroll
-            for (int m = 0; m < MI; ++m)
-#pragma unroll
-                for (int n = 0; n < NI; ++n) multiply_tile<T>(sums[m][n], a[m], *(const unsigned(*)[2])&b[n / 2][n % 2 * 2]);
+                for (int n = 0; n < NI; ++n) F::add(sums[m][n], a, b[n], scales);
+            }
         }
     }
     // Sums meet where the tiles were: [wk][row][output].
@@ -104,6 +210,10 @@ __device__ inline void multiply_tiled(const uint4* inputs, int rows, const Linea
             sum.x += part.x;
             sum.y += part.y;
         }
+        if (F::SCALED) {
+            sum.x *= weights.scales[first_output + output];
+            sum.y *= first_output + output + 1 < weights.outputs ? weights.scales[first_output + output + 1] : 0;
+        }
         if (weights.bias) {
             sum.x += weights.bias[first_output + output];
             sum.y += first_output + output + 1 < weights.outputs ? weights.bias[first_output + output + 1] : 0;
@@ -113,6 +223,7 @@ __device__ inline void multiply_tiled(const uint4* inputs, int rows, const Linea
 }
 
 // A kernel of each format and tiling.
-#define HBMARK_FOR_EACH_TILING(KERNEL)                                                                                  \
-    KERNEL(bf16, Bf16, 16) KERNEL(bf16, Bf16, 32) KERNEL(bf16, Bf16, 64) KERNEL(bf16, Bf16, 128) KERNEL(f16, F16, 16) \
-        KERNEL(f16, F16, 32) KERNEL(f16, F16, 64) KERNEL(f16, F16, 128)
+#define HBMARK_FOR_EACH_ROWS(KERNEL, dtype, F) KERNEL(dtype, F, 16) KERNEL(dtype, F, 32) KERNEL(dtype, F, 64) KERNEL(dtype, F, 128)
+#define HBMARK_FOR_EACH_TILING(KERNEL)                                                                              \
+    HBMARK_FOR_EACH_ROWS(KERNEL, bf16, TiledFloats<Bf16>) HBMARK_FOR_EACH_ROWS(KERNEL, f16, TiledFloats<F16>)         \
+        HBMARK_FOR_EACH_ROWS(KERNEL, int8, TiledInt8) HBMARK_FOR_EACH_ROWS(KERNEL, fp8, TiledFp8)

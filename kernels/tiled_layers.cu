@@ -8,12 +8,13 @@
 #include "tiled.cuh"
 
 #define PRODUCT                                                                                                                          \
-    const uint4 *__restrict__ inputs, const uint4 *__restrict__ data, const float *__restrict__ bias, int rows, int outputs, int vectors
-#define WEIGHTS {data, nullptr, bias, outputs, vectors}
+    const uint4 *__restrict__ inputs, const uint4 *__restrict__ data, const float *__restrict__ scales, const float *__restrict__ bias,  \
+        int rows, int outputs, int vectors
+#define WEIGHTS {data, scales, bias, outputs, vectors}
 
-#define KERNEL(dtype, T, ROWS)                                                                                                           \
+#define KERNEL(dtype, F, ROWS)                                                                                                           \
     HBMARK_KERNEL_BOUNDED(Tiling##ROWS::TILED_THREADS, 1, tiled_project_add_##dtype##_t##ROWS, float* __restrict__ hidden, PRODUCT) {    \
-        multiply_tiled<T, Tiling##ROWS>(inputs, rows, WEIGHTS, [&](int row, int pair, float first, float second) {                       \
+        multiply_tiled<F, Tiling##ROWS>(inputs, rows, WEIGHTS, [&](int row, int pair, float first, float second) {                       \
             float* out = hidden + (size_t)row * outputs + 2 * pair;                                                                      \
             out[0] += first;                                                                                                             \
             if (2 * pair + 1 < outputs) out[1] += second;                                                                                \
@@ -22,18 +23,18 @@
 HBMARK_FOR_EACH_TILING(KERNEL)
 #undef KERNEL
 
-#define KERNEL(dtype, T, ROWS)                                                                                                           \
+#define KERNEL(dtype, F, ROWS)                                                                                                           \
     HBMARK_KERNEL_BOUNDED(Tiling##ROWS::TILED_THREADS, 1, tiled_gate_up_##dtype##_t##ROWS, float* __restrict__ out, PRODUCT) {           \
-        multiply_tiled<T, Tiling##ROWS>(inputs, rows, WEIGHTS, [&](int row, int pair, float gate, float up) {                            \
+        multiply_tiled<F, Tiling##ROWS>(inputs, rows, WEIGHTS, [&](int row, int pair, float gate, float up) {                            \
             out[(size_t)row * (outputs / 2) + pair] = gate / (1.0f + expf(-gate)) * up;                                                  \
         });                                                                                                                              \
     }
 HBMARK_FOR_EACH_TILING(KERNEL)
 #undef KERNEL
 
-#define KERNEL(dtype, T, ROWS)                                                                                                           \
+#define KERNEL(dtype, F, ROWS)                                                                                                           \
     HBMARK_KERNEL_BOUNDED(Tiling##ROWS::TILED_THREADS, 1, tiled_head_##dtype##_t##ROWS, float* __restrict__ logits, PRODUCT) {           \
-        multiply_tiled<T, Tiling##ROWS>(inputs, rows, WEIGHTS, [&](int row, int pair, float first, float second) {                       \
+        multiply_tiled<F, Tiling##ROWS>(inputs, rows, WEIGHTS, [&](int row, int pair, float first, float second) {                       \
             float* out = logits + (size_t)row * outputs + 2 * pair;                                                                      \
             out[0] = first;                                                                                                              \
             if (2 * pair + 1 < outputs) out[1] = second;                                                                                 \
@@ -50,22 +51,22 @@ HBMARK_FOR_EACH_TILING(KERNEL)
 #define HEAD_WORK {query_norm, key_norm, cosines, sines, positions, query, projected, nullptr, heads, norm_eps}
 #define CACHE {tables, starts, layer_bytes, layer, kv_heads, head_dim, block_shift}
 
-#define KERNEL(dtype, T, ROWS)                                                                                                           \
+#define KERNEL(dtype, F, ROWS)                                                                                                           \
     HBMARK_KERNEL_BOUNDED(Tiling##ROWS::TILED_THREADS, 1, tiled_qkv_##dtype##_t##ROWS, HEADS, PRODUCT) {                                 \
         const HeadWork work = HEAD_WORK;                                                                                                 \
         const Cache cache = CACHE;                                                                                                       \
-        multiply_tiled<T, Tiling##ROWS>(inputs, rows, WEIGHTS, [&](int row, int pair, float first, float second) {                       \
+        multiply_tiled<F, Tiling##ROWS>(inputs, rows, WEIGHTS, [&](int row, int pair, float first, float second) {                       \
             if (query_norm) {                                                                                                            \
                 *(float2*)(projected + (size_t)row * outputs + 2 * pair) = make_float2(first, second);                                   \
             } else {                                                                                                                     \
-                store_pair<T>(work, cache, row, pair / (head_dim / 2), pair % (head_dim / 2), first, second);                            \
+                store_pair<F::Cache>(work, cache, row, pair / (head_dim / 2), pair % (head_dim / 2), first, second);                            \
             }                                                                                                                            \
         });                                                                                                                              \
     }
 HBMARK_FOR_EACH_TILING(KERNEL)
 #undef KERNEL
 
-// The heads that tiled_qkv left. Grid: (ceil((heads + 2 * kv_heads) / 8), rows). Block: 256 threads, a warp per head.
+// The heads that tiled_qkv left, by the format of the cache. Grid: (ceil((heads + 2 * kv_heads) / 8), rows). Block: 256 threads, a warp per head.
 #define KERNEL(dtype, T)                                                                                                                 \
     HBMARK_KERNEL_BOUNDED(THREADS, 2, finish_heads_##dtype, HEADS, int outputs) {                                                        \
         launch_dependents();                                                                                                             \

@@ -6,6 +6,8 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
+use crate::units::Bytes;
+
 /// Unfinished files begin and end like this, so that what a killed process left is recognised.
 const PREFIX: &str = ".hbmark-";
 const SUFFIX: &str = ".unfinished";
@@ -20,6 +22,39 @@ pub enum FileError {
     Folder { folder: PathBuf, source: std::io::Error },
     #[error("cannot write {path}: {source}")]
     Write { path: PathBuf, source: std::io::Error },
+    #[error(
+        "the disk of {folder} has {free} left, and the results may take {needed}: choose another folder, or make room"
+    )]
+    Full { folder: PathBuf, free: Bytes, needed: Bytes },
+}
+
+/// Refuses a folder whose disk has less room than that. A disk that does not say how much it has passes.
+///
+/// # Errors
+/// When there is less.
+pub fn check_room(folder: &Path, needed: Bytes) -> Result<(), FileError> {
+    match room(folder) {
+        Some(free) if free.0 < needed.0 => Err(FileError::Full { folder: folder.to_owned(), free, needed }),
+        _ => Ok(()),
+    }
+}
+
+/// Bytes that this user may still write on the disk of a folder.
+#[cfg(unix)]
+fn room(folder: &Path) -> Option<Bytes> {
+    let disk = rustix::fs::statvfs(folder).ok()?;
+    // Some network and user-space file systems count nothing.
+    (disk.f_blocks > 0).then(|| Bytes(disk.f_bavail.saturating_mul(disk.f_frsize)))
+}
+#[cfg(not(unix))]
+fn room(_: &Path) -> Option<Bytes> {
+    None
+}
+
+/// A file as others may read it, where the user's mask allows: temporary files are their owner's alone.
+fn readable(builder: &mut tempfile::Builder<'_, '_>) {
+    #[cfg(unix)]
+    builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
 }
 
 /// The folder a path lies in.
@@ -35,8 +70,9 @@ pub fn write_whole(path: &Path, text: &str) -> Result<(), FileError> {
     let folder = folder_of(path);
     let refused = |source| FileError::Folder { folder: folder.to_owned(), source };
     let failed = |source| FileError::Write { path: path.to_owned(), source };
-    let mut file =
-        tempfile::Builder::new().prefix(PREFIX).suffix(SUFFIX).tempfile_in(folder).map_err(refused)?;
+    let mut builder = tempfile::Builder::new();
+    readable(builder.prefix(PREFIX).suffix(SUFFIX));
+    let mut file = builder.tempfile_in(folder).map_err(refused)?;
     remember(Some(file.path().to_owned()));
     let written = file.write_all(text.as_bytes()).and_then(|()| file.as_file().sync_all());
     let persisted = written.and_then(|()| file.persist(path).map_err(|error| error.error));
@@ -90,6 +126,30 @@ mod tests {
         write_whole(&path, "new").unwrap();
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "new");
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_result_can_be_read_by_whom_the_mask_allows() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().unwrap();
+        let (ours, plain) = (folder.path().join("result.json"), folder.path().join("plain"));
+        write_whole(&ours, "x").unwrap();
+        std::fs::write(&plain, "x").unwrap();
+        let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!(mode(&ours), mode(&plain));
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_disk_with_less_room_than_needed_is_refused_with_both() {
+        let folder = tempfile::tempdir().unwrap();
+        check_room(folder.path(), Bytes(1)).unwrap();
+        let error = check_room(folder.path(), Bytes(u64::MAX)).unwrap_err().to_string();
+        assert!(
+            error.contains(" left, and the results may take ") && error.contains("another folder"),
+            "{error}"
+        );
     }
 
     #[test]

@@ -160,6 +160,26 @@ fn a_full_disk_ends_the_run_and_what_is_in_the_journal_is_safe() {
     assert_eq!(essence(&report(&output)), essence(&report(&run().output().unwrap())));
 }
 
+/// On a disk of a megabyte, which needs a namespace of mounts of its own; where none is to be had, `check_room` alone is tested, beside it.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_disk_without_room_is_said_before_anything_is_measured() {
+    let disk = tempfile::tempdir().unwrap();
+    let mounted = "mount -t tmpfs -o size=1m none \"$0\" || exit 77; exec \"$@\"";
+    let mut command = clean("unshare");
+    command.args(["--user", "--map-root-user", "--mount", "bash", "-c", mounted, text(disk.path())]);
+    let output = command.arg(program()).args(cells()).args(["--out", text(disk.path())]).output();
+    match output {
+        Ok(output) if stderr(&output).starts_with("unshare:") || output.status.code() == Some(77) => {
+            eprintln!("not tried: {}", stderr(&output));
+        }
+        Err(error) => eprintln!("not tried: {error}"),
+        Ok(output) => {
+            refused(&output, &["the disk of ", " has 1", " left, and the results may take ", "make room"]);
+        }
+    }
+}
+
 #[test]
 fn a_folder_that_cannot_be_written_is_said_before_anything_is_measured() {
     let output = run().args(["--out", "/proc/hbmark"]).output().unwrap();

@@ -2,37 +2,9 @@
 //!
 //! In a file of its own: the allocator that counts is the whole process's, so nothing else may run beside it.
 
-#![expect(unsafe_code, reason = "a global allocator that counts is unsafe to declare")]
-
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicUsize, Ordering};
+mod counting;
 
 use hbmark::serve::scheduler::{Policy, Scheduler, SchedulerConfig, Submission};
-
-struct Counting;
-
-static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
-
-// SAFETY: every call is passed on to the system's allocator unchanged.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller's contract.
-        unsafe { System.alloc(layout) }
-    }
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: the caller's contract.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller's contract.
-        unsafe { System.realloc(pointer, layout, size) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
 
 #[test]
 fn a_steady_step_of_256_sequences_allocates_nothing() {
@@ -65,10 +37,10 @@ fn a_steady_step_of_256_sequences_allocates_nothing() {
     for _ in 0..100 {
         step();
     }
-    let before = ALLOCATIONS.load(Ordering::Relaxed);
+    let before = counting::allocations();
     // New blocks are taken and cached meanwhile.
     for _ in 0..200 {
         assert_eq!(step(), 256);
     }
-    assert_eq!(ALLOCATIONS.load(Ordering::Relaxed) - before, 0);
+    assert_eq!(counting::allocations() - before, 0);
 }

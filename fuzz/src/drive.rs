@@ -2,7 +2,9 @@
 //!
 //! `cargo run --release --bin drive -- NAME|all SECONDS [SEED]`. An input that panics, takes too much memory or too long is saved under
 //! `fuzz/found/` and ends the run with status 1. It stops as soon as the file named in `FUZZ_STOP_FILE` exists.
+//! `drive corpus NAME DIR` writes what mutations begin from to a folder, for fuzzers that want one.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -36,6 +38,11 @@ struct Tally {
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
+    if let [word, name, folder] = arguments.as_slice()
+        && word == "corpus"
+    {
+        return write_corpus(name, Path::new(folder));
+    }
     let [name, seconds, rest @ ..] = arguments.as_slice() else { usage() };
     let doors: Vec<&'static Door> = DOORS.iter().filter(|door| name == "all" || door.name == name).collect();
     let (Ok(seconds), false) = (seconds.parse(), doors.is_empty()) else { usage() };
@@ -78,8 +85,22 @@ fn main() {
 
 fn usage() -> ! {
     let names: Vec<&str> = DOORS.iter().map(|door| door.name).collect();
-    eprintln!("drive NAME SECONDS [SEED]; NAME is all or one of {}", names.join(", "));
+    eprintln!(
+        "drive NAME SECONDS [SEED] or drive corpus NAME DIR; NAME is all or one of {}",
+        names.join(", ")
+    );
     std::process::exit(2);
+}
+
+/// Each input once, in a file of its own.
+fn write_corpus(name: &str, folder: &Path) {
+    let Some(door) = DOORS.iter().find(|door| door.name == name) else { usage() };
+    let inputs: BTreeSet<Vec<u8>> = corpus(door).into_iter().collect();
+    std::fs::create_dir_all(folder).expect("a folder for the corpus");
+    for (index, input) in inputs.iter().enumerate() {
+        std::fs::write(folder.join(format!("{index:05}")), input).expect("room for the corpus");
+    }
+    println!("{} inputs of {name} in {}", inputs.len(), folder.display());
 }
 
 /// What mutations begin from: seeds more often than shapes, which are refused early.

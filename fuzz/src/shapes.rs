@@ -295,6 +295,7 @@ fn config() -> Vec<Seed> {
         ),
         ("experts-times-layers", mixtral(65_536, 4_096)),
         ("experts-of-every-layer", mixtral(384, 61)),
+        ("as-many-tensors-as-are-read", mixtral(329, 100)),
         ("latent-of-everything", deepseek()),
     ]);
     for key in numbers {
@@ -584,6 +585,34 @@ fn foreign() -> Vec<Seed> {
         ("infinity-unfinished", "[Infinit".to_owned()),
         ("escape-unfinished", "[\"\\".to_owned()),
     ])
+    .into_iter()
+    .chain(
+        crate::doors::door("foreign")
+            .into_iter()
+            .flat_map(|door| (door.seeds)())
+            .flat_map(counts_at_their_end),
+    )
+    .collect()
+}
+
+/// A text with one whole number after another at the most that 64 bits hold, and one more; of a long text its first numbers.
+fn counts_at_their_end(seed: Seed) -> Vec<Seed> {
+    const NUMBERS: usize = 48;
+    const ENDS: [&str; 2] = ["18446744073709551615", "18446744073709551616"];
+    let Ok(text) = String::from_utf8(seed.bytes) else { return Vec::new() };
+    let digit = |at: usize| text.as_bytes().get(at).is_some_and(u8::is_ascii_digit);
+    let begins = (0..text.len()).filter(|&at| digit(at) && !at.checked_sub(1).is_some_and(digit));
+    let ends = |begin: usize| {
+        let end = (begin..text.len()).find(|&at| !digit(at)).unwrap_or(text.len());
+        ENDS.map(|most| (begin, [&text[..begin], most, &text[end..]].concat()))
+    };
+    begins
+        .take(NUMBERS)
+        .flat_map(ends)
+        .map(|(at, changed)| {
+            Seed::new(format!("{} with a count at its end at byte {at}", seed.name), changed)
+        })
+        .collect()
 }
 
 fn result() -> Vec<Seed> {

@@ -128,7 +128,7 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
                 );
             }
             if let Some(folder) = &args.out {
-                prepare_folder(folder)?;
+                prepare_folder(folder, 0)?;
             }
             compare::saved(a, b, &command_line(), settings)?
         }
@@ -180,7 +180,7 @@ fn live(args: &Args, settings: Settings) -> anyhow::Result<Comparison> {
     let temporary = tempfile::Builder::new().prefix("hbmark-compare").tempdir()?;
     let folder =
         args.out.as_ref().map_or_else(|| temporary.path().to_path_buf(), |folder| folder.join("processes"));
-    prepare_folder(&folder)?;
+    prepare_folder(&folder, 0)?;
     let mut processes = Processes::new(Launcher {
         program: std::env::current_exe().context("cannot find this very program")?,
         a: a.arguments,

@@ -31,6 +31,7 @@ use std::path::{Path, PathBuf};
 use clap::{Parser, Subcommand};
 
 use crate::report::Format;
+use crate::units::Bytes;
 
 /// Times LLM prefill and decode steps in-process and holds them against the memory roofline.
 #[derive(Debug, Parser)]
@@ -188,15 +189,21 @@ fn print_json(value: &impl serde::Serialize) -> anyhow::Result<()> {
     print(&serde_json::to_string_pretty(value)?)
 }
 
-/// Creates an output folder and checks that it can be written, before anything is measured.
-fn prepare_folder(folder: &Path) -> anyhow::Result<()> {
+/// Room for a result with hardly anything in it, and the program's own files beside it.
+const LEAST_ROOM: u64 = 8 << 20;
+/// What a cell takes at the most, in the journal and in every format of a result.
+const ROOM_OF_A_CELL: u64 = 256 << 10;
+
+/// Creates an output folder and checks that it can be written and has room, before anything is measured.
+fn prepare_folder(folder: &Path, cells: usize) -> anyhow::Result<()> {
     use anyhow::Context;
     std::fs::create_dir_all(folder)
         .with_context(|| format!("cannot create the output folder {}", folder.display()))?;
     // Without a name: a process that is killed here leaves nothing.
     tempfile::tempfile_in(folder)
         .with_context(|| format!("cannot write into the output folder {}", folder.display()))?;
-    Ok(())
+    let of_cells = (cells as u64).saturating_mul(ROOM_OF_A_CELL);
+    Ok(crate::files::check_room(folder, Bytes(LEAST_ROOM.saturating_add(of_cells)))?)
 }
 
 /// Writes a report as `result.json`, `result.csv`, `result.md` and `report.html` into a folder, and returns the path of the first.
@@ -204,7 +211,7 @@ fn prepare_folder(folder: &Path) -> anyhow::Result<()> {
 /// # Errors
 /// When the folder cannot be written.
 pub fn save(report: &crate::report::Report, folder: &Path) -> anyhow::Result<PathBuf> {
-    prepare_folder(folder)?;
+    std::fs::create_dir_all(folder)?;
     let json = folder.join("result.json");
     for (format, name) in [
         (Format::Json, "result.json"),

@@ -186,9 +186,10 @@ fn start(args: &Args) -> anyhow::Result<Ready> {
     let (model, command) = (Rc::new(open(&config)?), command_line());
     let journal = match &config.out {
         Some(folder) => {
-            prepare_folder(folder)?;
+            let planned = crate::planned(&config, &model);
+            prepare_folder(folder, planned.len())?;
             let hash = crate::model_hash(&config, &model);
-            let header = Header::new(&config, &command, hash, crate::planned(&config, &model))?;
+            let header = Header::new(&config, &command, hash, planned)?;
             Some((Journal::create(folder, &header)?, Vec::new()))
         }
         None => None,

@@ -562,7 +562,7 @@ fn cold(args: &Args, launches: u32) -> anyhow::Result<Outcome> {
         return Ok(Outcome::Complete);
     }
     if let Some(folder) = &args.out {
-        prepare_folder(folder)?;
+        prepare_folder(folder, 0)?;
     }
     let program = std::env::current_exe().context("cannot find this program, to launch it again")?;
     let mut arguments: Vec<std::ffi::OsString> = std::env::args_os().skip(1).collect();
@@ -592,7 +592,7 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
     crate::threads::limit(config.threads);
     let model = crate::model::open(&args.model.model, args.model.revision.as_deref(), args.model.seed)?;
     if let Some(folder) = &config.out {
-        prepare_folder(folder)?;
+        prepare_folder(folder, 0)?;
     }
     let mut live = Live::new();
     let finished = if args.isolated() {

@@ -49,7 +49,7 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
     if let Some(file) = &args.output {
         // Before minutes of checks, and not after them.
         let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty());
-        super::prepare_folder(folder.unwrap_or(std::path::Path::new(".")))?;
+        super::prepare_folder(folder.unwrap_or(std::path::Path::new(".")), 0)?;
     }
     let json = args.format == "json";
     let mut broken = None;

@@ -137,3 +137,22 @@ fn limits(a: &Report, b: &Report) -> Vec<String> {
     }
     limits
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::measure::environment::GpuEnvironment;
+
+    #[test]
+    fn results_of_two_gpus_are_compared_with_a_warning() {
+        let on = |uuid: &str| {
+            let mut report = json::parse(include_str!("../../fuzz/seeds/result.json")).unwrap();
+            report.environment.gpu =
+                Some(GpuEnvironment { uuid: Some(uuid.into()), ..GpuEnvironment::default() });
+            report
+        };
+        let of_gpus = |limits: &[String]| limits.iter().any(|limit| limit.contains("different GPUs"));
+        assert!(of_gpus(&limits(&on("GPU-1"), &on("GPU-2"))));
+        assert!(!of_gpus(&limits(&on("GPU-1"), &on("GPU-1"))));
+    }
+}

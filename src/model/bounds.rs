@@ -58,7 +58,7 @@ impl Architecture {
         within("group_size", group, limits::FFN)?;
         match self.tensors_at_most() {
             tensors if tensors <= limits::TENSORS => {}
-            tensors => return Err(out("the number of tensors", &tensors, "at most 262144")),
+            tensors => return Err(out("the number of tensors", &tensors, "at most 100000")),
         }
         match self.parameters_at_least() {
             Some(parameters) if parameters <= limits::PARAMETERS => Ok(()),

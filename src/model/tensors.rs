@@ -23,6 +23,7 @@
 use sha2::{Digest, Sha256};
 
 use super::architecture::{Architecture, Dtype, Experts, Family, LatentAttention};
+use super::config::limits;
 use super::inventory::{Inventory, Role, TensorInfo};
 use crate::units::Bytes;
 
@@ -41,7 +42,11 @@ impl Architecture {
     /// *Shapes*: linear layers are `[out, in]`; an int4 tensor keeps its logical shape while its bytes are the packed ones.
     #[must_use]
     pub fn inventory(&self, dtype: Dtype) -> Inventory {
-        let mut list = List { format: Format::new(self, dtype), layer: None, tensors: Vec::new() };
+        let format = Format::new(self, dtype);
+        // At once: a list that grows by doubling takes twice its memory.
+        let most = self.tensors_at_most().min(limits::TENSORS) * format.tensors_of_a_matrix();
+        let tensors = Vec::with_capacity(most);
+        let mut list = List { format, layer: None, tensors };
         list.table("model.embed_tokens.weight", &[self.vocab_size, self.hidden_size], Role::Embedding);
         for layer in 0..self.layers {
             list.layer = Some(layer);
@@ -240,6 +245,15 @@ impl Format {
             Dtype::Q4_0 => (Matrices::Q4_0, Float::F32),
         };
         Self { matrices, float }
+    }
+
+    /// A linear layer and its scales.
+    fn tensors_of_a_matrix(self) -> usize {
+        match self.matrices {
+            Matrices::Plain | Matrices::Q8_0 | Matrices::Q4_0 => 1,
+            Matrices::Int8PerChannel | Matrices::Fp8PerChannel | Matrices::Fp8PerBlock => 2,
+            Matrices::Int4 { .. } => 3,
+        }
     }
 }
 

@@ -267,4 +267,38 @@ mod claims {
         assert!(report.cells[0].tpot_ns.is_some(), "blocks that were taken are kept");
         assert_eq!(report.warnings[0], "the run was stopped: 4 of 4 cells are incomplete");
     }
+
+    #[test]
+    fn a_cell_whose_step_cannot_be_replayed_is_left_out_before_anything_is_timed() {
+        use crate::engine::EngineError;
+        use crate::engine::scripted::Outcome;
+        use crate::series;
+        use crate::units::Nanos;
+        let (config, model) = (config("native", &[1, 2, 4], &[64]), model());
+        let make = || {
+            let script = |info: crate::engine::scripted::StepInfo| match info.batch {
+                2 => Outcome::Fails(EngineError::NotReplayed {
+                    engine: "native".into(),
+                    why: "it copies".into(),
+                }),
+                _ => Outcome::Takes { device: Nanos(1e7), host: Nanos(0.0) },
+            };
+            session(&VirtualClock::default(), Box::new(script))
+        };
+        // The worker dies in the last cell whenever it is tried there.
+        let mut rig = Scripted::new(&config, make).losing(|_, order| {
+            let last = matches!(order, Order::Rehearse { cell, .. } if cell.batch == 4);
+            last.then(|| Ok("the worker was killed by signal 9".into()))
+        });
+        let mut report = crate::begin(&mut rig, &config, &model, "hbmark run", &mut crate::Silent).unwrap();
+        let series = &series::all(&config, &model)[0];
+        let opened = series::open(&mut rig, &config, &model, series, &mut report, &mut crate::Silent);
+        let opened = opened.unwrap().unwrap();
+        let cells = opened.split_off_impossible(&mut report);
+        let possible = opened.split_off_unreplayable(&mut rig, series, cells, &mut report).unwrap();
+        assert_eq!(possible.iter().map(|planned| planned.cell.batch).collect::<Vec<_>>(), [1]);
+        let lost = |index: usize| (report.cells[index].status, report.cells[index].reason.clone().unwrap());
+        assert_eq!(lost(0), (Status::Skipped, "native cannot replay this step: it copies".into()));
+        assert_eq!(lost(1), (Status::Failed, "the worker was killed by signal 9".into()));
+    }
 }

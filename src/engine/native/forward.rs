@@ -128,7 +128,7 @@ impl<O: Operations> Forward<O> {
         let act = activations.as_mut().expect("room was made above");
         let (shape, eps) = (&widths.attention, widths.attention.norm_eps);
 
-        *sequences = rows.sequences.len();
+        *sequences = rows.served();
         if operations.begin(rows, rope, pool)? == Begun::Whole {
             return Ok(());
         }

@@ -318,7 +318,8 @@ impl<O: Operations> NativeSession<O> {
             let adapted = &self.adapted;
             self.rows.adapt(batch.sequences.iter().map(|step| adapted.get(&step.sequence).copied()));
         }
-        self.operations.reserve(&mut self.pool, self.tables.blocks())
+        self.rows.pad(self.operations.padded(&self.rows), self.tables.spare());
+        self.operations.reserve(&mut self.pool, self.tables.blocks() + self.rows.padding.min(1))
     }
 }
 

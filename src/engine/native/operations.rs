@@ -241,6 +241,10 @@ pub trait Operations: std::fmt::Debug {
     fn end(&mut self, _rows: &Rows) -> Result<(), EngineError> {
         Ok(())
     }
+    /// The rows as which a step of these is run: more than they are where steps of nearby sizes share what the device keeps of them.
+    fn padded(&self, rows: &Rows) -> usize {
+        rows.len()
+    }
     /// Whether steps may be run whole. While they may not, every operation is enqueued by itself and can be timed.
     fn run_whole(&mut self, _allowed: bool) {}
     /// `hidden[row] = table[token of row]`.

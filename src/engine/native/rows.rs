@@ -51,6 +51,8 @@ pub struct Rows {
     pub adapters: Vec<AdaptedRows>,
     /// Rows that have an adapter, those of one adapter beside each other.
     pub adapted: Vec<usize>,
+    /// Sequences at the end that stand for nobody: see [`pad`](Self::pad).
+    pub padding: usize,
     /// (adapter, row), kept for its memory.
     pub(super) order: Vec<(usize, usize)>,
 }
@@ -71,6 +73,22 @@ impl Rows {
         self.tables.clear();
         self.adapters.clear();
         self.adapted.clear();
+        self.padding = 0;
+    }
+
+    /// Makes as many rows of it, with sequences of one token at their first position. Their K and V go to `block`, which must be nobody's; all of
+    /// them write the same there.
+    pub fn pad(&mut self, rows: usize, block: u32) {
+        while self.len() < rows {
+            self.push(&[0], 0, &[block]);
+            self.padding += 1;
+        }
+    }
+
+    /// Sequences that somebody brought.
+    #[must_use]
+    pub fn served(&self) -> usize {
+        self.sequences.len() - self.padding
     }
 
     /// Says which adapter each sequence has, in order of the sequences; those of a step are served together, whatever their order.
@@ -171,7 +189,9 @@ mod tests {
         assert_eq!((0..4).map(|r| rows.slot(r)).collect::<Vec<_>>(), [(9, 15), (4, 0), (4, 1), (2, 0)]);
         assert_eq!(rows.sequences[0].positions_after(), 18);
         assert_eq!(rows.table(&rows.sequences[1]), [2]);
+        rows.pad(6, 11);
+        assert_eq!((rows.len(), rows.served(), rows.slot(5)), (6, 2, (11, 0)));
         rows.clear();
-        assert!(rows.is_empty());
+        assert!(rows.is_empty() && rows.padding == 0);
     }
 }

@@ -40,6 +40,12 @@ impl Tables {
         self.blocks
     }
 
+    /// A block that no sequence has had. Whoever gets it later fills it before reading it, so until then anything may be in it.
+    #[must_use]
+    pub fn spare(&self) -> u32 {
+        u32::try_from(self.blocks).expect("memory ends before 2^32 blocks")
+    }
+
     /// The table of a sequence that will have `end` positions: the caller's, or our own, extended.
     ///
     /// # Errors

@@ -108,6 +108,9 @@ pub struct Runner<O: Operations> {
     operations: O,
     forward: Forward<O>,
     pool: O::Pool,
+    /// Behind the blocks of the scenario.
+    spare: u32,
+    rows: Rows,
 }
 
 impl<O: Operations> Runner<O> {
@@ -132,7 +135,8 @@ impl<O: Operations> Runner<O> {
         let forward = forward_of(&mut operations, &sample.architecture, tensors)?;
         let pool = pool_of(&mut operations, sample, scenario, &scenario.filled)?;
         operations.take_moved();
-        Ok(Self { operations, forward, pool })
+        let spare = u32::try_from(scenario.blocks).unwrap_or(u32::MAX);
+        Ok(Self { operations, forward, pool, spare, rows: Rows::default() })
     }
 
     /// Takes in an adapter, stored as precisely as a session would.
@@ -154,7 +158,9 @@ impl<O: Operations> Runner<O> {
     /// # Errors
     /// When memory runs out or the device fails.
     pub fn step(&mut self, rows: &Rows) -> Result<Vec<Vec<f32>>, EngineError> {
-        self.forward.step(&mut self.operations, rows, &mut self.pool, &mut |_, _| {})?;
+        self.rows.clone_from(rows);
+        self.rows.pad(self.operations.padded(rows), self.spare);
+        self.forward.step(&mut self.operations, &self.rows, &mut self.pool, &mut |_, _| {})?;
         self.forward.logits(&mut self.operations)
     }
 
@@ -287,7 +293,8 @@ fn pool_of<O: Operations>(
         block_size: scenario.block_size,
         dtype: sample.kv_dtype,
     })?;
-    operations.reserve(&mut pool, scenario.blocks)?;
+    // And one that no sequence has.
+    operations.reserve(&mut pool, scenario.blocks + 1)?;
     operations.fill_blocks(&mut pool, filled, scenario.seed)?;
     Ok(pool)
 }

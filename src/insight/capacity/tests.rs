@@ -2,6 +2,8 @@
 
 use super::*;
 use crate::report::serving::tests::sweep;
+use crate::serve::latency::Validity;
+use crate::serve::point::Offered;
 use crate::serve::search::Search;
 use crate::serving::Mode;
 

@@ -196,15 +196,15 @@ impl Test {
 
     /// Tokens behind a rate, per step.
     fn tokens(self) -> f64 {
-        if self.metric() == Metric::DecodeStep { 1.0 } else { (self.prompt + self.generated) as f64 }
+        if self.metric() == Metric::DecodeStep { 1.0 } else { self.prompt as f64 + self.generated as f64 }
     }
 
     /// What is in the cache before the first timed step of a decode, and the prompt of a prefill.
     fn lengths(self) -> Setup {
         let generated = (self.generated > 0).then_some(self.generated as f64);
-        let input =
-            if self.generated == 0 && self.depth == 0 { self.prompt } else { self.prompt + self.depth };
-        Setup { input_tokens: Some(input as f64), output_tokens: generated, ..Setup::default() }
+        // As floats: a file may hold any counts, and their sum may be none.
+        let input = self.prompt as f64 + if self.generated == 0 { 0.0 } else { self.depth as f64 };
+        Setup { input_tokens: Some(input), output_tokens: generated, ..Setup::default() }
     }
 }
 

@@ -517,7 +517,7 @@ impl<D: Device> NormQkv<'_, D> {
             let mut arguments = heads;
             arguments.push(size(weights.outputs));
             device.launch(&Launch {
-                kernel: format!("finish_heads_{}", weights.format.name()),
+                kernel: format!("finish_heads_{}", cache_dtype(weights.format)),
                 grid: [word((shape.heads + 2 * shape.kv_heads).div_ceil(WARPS)), word(*rows), 1],
                 threads: THREADS,
                 shared_bytes: 0,

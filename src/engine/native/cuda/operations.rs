@@ -2,7 +2,8 @@
 //!
 //! Enters: packed weights, activations, the rows of a step. Leaves: work enqueued on the device. The first decode step of a size runs kernel by kernel,
 //! which makes all scratch that it needs; the second is recorded; from then on such a step is one replay, whatever its tokens, positions and
-//! blocks, because those lie on the device ([`StepState`]). Whatever moves in memory voids what was recorded.
+//! blocks, because those lie on the device ([`StepState`]). Sizes are few: a decode step is padded to the next of them ([`padded`]), and what its
+//! longest context asks of attention is rounded up to a power of two. Whatever moves in memory voids what was recorded.
 
 use std::collections::HashMap;
 
@@ -21,6 +22,19 @@ use crate::engine::native::rows::Rows;
 use crate::engine::{EngineError, Timeline};
 use crate::model::{Dtype, StoredMatrix};
 use crate::units::Bytes;
+
+/// The size that decode steps of so many rows are run at. A product takes `at_once` rows for the price of one, so that rows up to a whole number
+/// of such groups cost no weights; beyond 128 rows an eighth is added at the most.
+fn padded(rows: usize, at_once: usize) -> usize {
+    if rows < at_once {
+        return rows.next_power_of_two().min(at_once);
+    }
+    rows.next_multiple_of((rows.next_power_of_two() / 16).max(at_once))
+}
+
+/// Rows that products take at once: on tensor cores, and streaming.
+const TILED_AT_ONCE: usize = 8;
+const STREAMED_AT_ONCE: usize = 4;
 
 /// What steps have in common that one graph can serve: rows, and the power of two above the splits that their longest context could fill.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -90,6 +104,8 @@ pub struct CudaOperations<D: Device> {
     step: StepState<D>,
     workspace: Workspace<D>,
     known: HashMap<StepKey, Known<D>>,
+    /// Rows that every linear layer takes at once.
+    at_once: usize,
     mode: Mode,
     may_record: bool,
     moved: u64,
@@ -115,6 +131,7 @@ impl<D: Device> CudaOperations<D> {
             step: StepState::default(),
             workspace: Workspace::default(),
             known: HashMap::new(),
+            at_once: TILED_AT_ONCE,
             mode: Mode::Plain,
             may_record: true,
             moved: 0,
@@ -145,9 +162,8 @@ impl<D: Device> CudaOperations<D> {
 
     /// Only steps of single tokens come again and again; `longest` is what their positions reach.
     fn key(&self, rows: &Rows) -> Option<StepKey> {
-        let steady = rows.len() == rows.sequences.len();
         let longest = longest(rows).div_ceil(self.tuning.least_split).next_power_of_two();
-        (self.may_record && steady).then_some(StepKey { rows: rows.len(), splits: longest })
+        (self.may_record && is_decode(rows)).then_some(StepKey { rows: rows.len(), splits: longest })
     }
 
     /// Room for a product on tensor cores, where there are enough rows for one.
@@ -156,7 +172,7 @@ impl<D: Device> CudaOperations<D> {
             return Ok(None);
         }
         self.grow(|space| &mut space.prepared, tiled::prepared_bytes(weights, rows), &[])?;
-        let by_library = rows >= self.tuning.least_library;
+        let by_library = rows >= self.tuning.least_library && tiled::library_has(weights.format);
         Ok(Some(Room { prepared: self.workspace.prepared.address(), by_library }))
     }
 
@@ -191,6 +207,11 @@ impl<D: Device> CudaOperations<D> {
     }
 }
 
+/// Whether every sequence brings one token.
+fn is_decode(rows: &Rows) -> bool {
+    rows.len() == rows.sequences.len()
+}
+
 /// Positions of the longest sequence after the step.
 fn longest(rows: &Rows) -> usize {
     rows.positions.iter().max().map_or(0, |position| *position as usize + 1)
@@ -204,7 +225,11 @@ impl<D: Device> Operations for CudaOperations<D> {
     type Pool = Pool<D>;
 
     fn linear(&mut self, parts: Vec<Part>, arrangement: Arrangement) -> Result<Matrix<D>, EngineError> {
-        Matrix::new(&mut self.device, &parts, arrangement)
+        let matrix = Matrix::new(&mut self.device, &parts, arrangement)?;
+        if !tiled::fits(matrix.format) {
+            self.at_once = STREAMED_AT_ONCE;
+        }
+        Ok(matrix)
     }
 
     fn vector(&mut self, values: Vec<f32>) -> Result<Floats<D>, EngineError> {
@@ -268,7 +293,7 @@ impl<D: Device> Operations for CudaOperations<D> {
             self.known.clear();
         }
         moved?;
-        self.sequences = rows.sequences.len();
+        self.sequences = rows.served();
         self.attentions.clear();
         (self.moved, self.attention_moved) = (0, 0);
         let Some(key) = self.key(rows) else { return Ok(Begun::Stepwise) };
@@ -300,6 +325,10 @@ impl<D: Device> Operations for CudaOperations<D> {
                 Ok(())
             }
         }
+    }
+
+    fn padded(&self, rows: &Rows) -> usize {
+        if is_decode(rows) { padded(rows.len(), self.at_once) } else { rows.len() }
     }
 
     fn run_whole(&mut self, allowed: bool) {
@@ -503,5 +532,30 @@ fn narrow_into(elements: &[f32], dtype: Dtype, bytes: &mut Vec<u8>) {
         Dtype::F32 => bytes.extend(elements.iter().flat_map(|x| x.to_le_bytes())),
         Dtype::F16 => bytes.extend(elements.iter().flat_map(|x| half::f16::from_f32(*x).to_le_bytes())),
         _ => bytes.extend(elements.iter().flat_map(|x| half::bf16::from_f32(*x).to_le_bytes())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{STREAMED_AT_ONCE, TILED_AT_ONCE, padded};
+
+    #[test]
+    fn sizes_are_few_and_cost_an_eighth_at_the_most() {
+        let sizes = |at_once: usize, upto: usize| {
+            let mut sizes: Vec<usize> = (1..=upto).map(|rows| padded(rows, at_once)).collect();
+            sizes.dedup();
+            sizes
+        };
+        assert_eq!(sizes(TILED_AT_ONCE, 100), [1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64, 72, 80, 88, 96, 104]);
+        assert_eq!(sizes(STREAMED_AT_ONCE, 20), [1, 2, 4, 8, 12, 16, 20]);
+        assert!(sizes(TILED_AT_ONCE, 4096).len() < 64);
+        for at_once in [TILED_AT_ONCE, STREAMED_AT_ONCE] {
+            for rows in 1..=4096 {
+                let size = padded(rows, at_once);
+                let free = rows.next_power_of_two().min(rows.next_multiple_of(at_once));
+                assert!(size >= rows && (size <= free || (size - rows) * 8 <= rows), "{rows} as {size}");
+                assert_eq!(padded(size, at_once), size, "a size is its own");
+            }
+        }
     }
 }

@@ -1,12 +1,12 @@
 //! The linear layers on tensor cores, for more rows than are worth streaming the weights for.
 //!
 //! Enters: rows and a matrix. Leaves: launches of `prepare_rows.cu`, and of `tiled_layers.cu` or the device's library. Kernels of ours, which
-//! finish an operation in the product itself, take a decode batch and read a matrix once per tile of rows; from
-//! [`Tuning::least_library`](super::kernels::Tuning) rows on the library's product is faster than theirs, and a kernel behind it finishes.
+//! finish an operation in the product itself, take a decode batch and read a matrix once per tile of rows; of 16-bit floats, from
+//! [`Tuning::least_library`](super::kernels::Tuning) rows on, the library's product is faster than theirs, and a kernel behind it finishes.
 
 use super::device::{Argument, Device, Launch, Operands, Product};
-use super::kernels::{Floats, size, word};
-use super::matrix::{Format, Matrix};
+use super::kernels::{Floats, size, word, wrong};
+use super::matrix::{Format, Matrix, VECTOR};
 use crate::engine::EngineError;
 use Argument::{Address, F32};
 
@@ -35,22 +35,65 @@ impl Tiling {
         TILINGS.into_iter().find(|tiling| tiling.rows >= rows).unwrap_or(TILINGS[3])
     }
 
-    /// Shared memory: stages of rows and outputs, 64 columns of 16 bits each.
-    fn shared_bytes(self) -> usize {
-        self.stages * (self.rows + self.outputs) * 128
+    /// Shared memory: stages of 128 bytes of each output, and of the inputs that meet them.
+    fn shared_bytes(self, inputs: Inputs) -> usize {
+        let scales = if inputs.grouped { VECTOR } else { 0 };
+        self.stages
+            * (self.outputs * STAGE_VECTORS * VECTOR
+                + self.rows * (inputs.vectors(STAGE_VECTORS) * VECTOR + scales))
+    }
+}
+
+/// Vectors of a row of weights in a stage.
+const STAGE_VECTORS: usize = 8;
+
+/// How rows are prepared for a format (`tiled.cuh`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Inputs {
+    /// Vectors of inputs that meet one of weights.
+    per_vector: usize,
+    /// Whether a scale comes with every 32 columns.
+    grouped: bool,
+}
+
+impl Inputs {
+    /// Of formats that tensor cores take.
+    fn of(format: Format) -> Option<Self> {
+        match format {
+            Format::Bf16 | Format::F16 => Some(Self { per_vector: 1, grouped: false }),
+            Format::Int8 => Some(Self { per_vector: 1, grouped: true }),
+            Format::Fp8 => Some(Self { per_vector: 2, grouped: false }),
+            Format::F32 => None,
+        }
+    }
+
+    fn vectors(self, of_weights: usize) -> usize {
+        self.per_vector * of_weights
+    }
+
+    /// Bytes of a prepared row; scales are whole vectors, one a stage.
+    fn row_bytes(self, of_weights: usize) -> usize {
+        let scales = if self.grouped { of_weights.div_ceil(STAGE_VECTORS) } else { 0 };
+        (self.vectors(of_weights) + scales) * VECTOR
     }
 }
 
 /// Whether a matrix can be multiplied on tensor cores.
 #[must_use]
 pub fn fits(format: Format) -> bool {
+    Inputs::of(format).is_some()
+}
+
+/// Whether the device's library has the product: it knows neither scales of groups nor 8-bit floats beside bf16.
+#[must_use]
+pub fn library_has(format: Format) -> bool {
     matches!(format, Format::Bf16 | Format::F16)
 }
 
-/// Bytes of the prepared rows of a product.
+/// Bytes of the prepared rows of a product; none where there is no such product.
 #[must_use]
 pub fn prepared_bytes<D: Device>(weights: &Matrix<D>, rows: usize) -> usize {
-    rows * weights.vectors * super::matrix::VECTOR
+    Inputs::of(weights.format).map_or(0, |inputs| rows * inputs.row_bytes(weights.vectors))
 }
 
 /// How a product goes to the tensor cores, and the memory it needs there.
@@ -135,11 +178,15 @@ pub fn multiply<D: Device>(
     prepared: u64,
     mut arguments: Vec<Argument>,
 ) -> Result<u64, EngineError> {
+    let Some(inputs) = Inputs::of(weights.format) else {
+        return wrong(device, operation, format!("{} on tensor cores", weights.format.name()));
+    };
     let tiling = Tiling::of(rows);
     let passes = rows.div_ceil(tiling.rows);
     arguments.extend([
         Address(prepared),
         Address(D::address(&weights.data)),
+        Address(weights.scales.as_ref().map_or(0, D::address)),
         Address(weights.bias.as_ref().map_or(0, D::address)),
         size(rows),
         size(weights.outputs),
@@ -149,7 +196,7 @@ pub fn multiply<D: Device>(
         kernel: format!("tiled_{operation}_{}_t{}", weights.format.name(), tiling.rows),
         grid: [word(weights.outputs.div_ceil(tiling.outputs)), word(passes), 1],
         threads: tiling.warps * 32,
-        shared_bytes: word(tiling.shared_bytes()),
+        shared_bytes: word(tiling.shared_bytes(inputs)),
         arguments,
     })?;
     Ok(passes as u64 * weights.bytes())

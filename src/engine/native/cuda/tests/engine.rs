@@ -157,6 +157,37 @@ fn a_steady_decode_is_recorded_once_and_replayed_bit_for_bit() {
 }
 
 #[test]
+fn batches_of_nearby_sizes_share_a_graph_and_answer_as_they_do_alone() {
+    let model = model("llama-gqa");
+    let (mut found, mut wanted) = (emulated(&model, Dtype::Bf16, 5), on_cpu(&model, Dtype::Bf16));
+    let batch = |sequences: usize, length: usize, start: usize| {
+        let prompts = (0..sequences).map(|index| tokens(length, u32::try_from(index).unwrap()));
+        StepBatch::uniform(SequenceId(0), &prompts.collect::<Vec<_>>(), start)
+    };
+    for session in [&mut found as &mut dyn Session, &mut wanted] {
+        session.step(&batch(16, 5, 0)).unwrap();
+    }
+    let mut replays = Vec::new();
+    for (position, sequences) in (5..).zip([9, 16, 10, 13, 16, 8]) {
+        // Those that were left out a step ago begin again at the fifth position.
+        let mut step = batch(sequences, 1, 5);
+        for sequence in &mut step.sequences {
+            sequence.tokens[0] += position;
+        }
+        found.step(&step).unwrap();
+        wanted.step(&step).unwrap();
+        assert_eq!(found.next_tokens().unwrap(), wanted.next_tokens().unwrap(), "{sequences} sequences");
+        let (logits, reference) = (found.logits().unwrap(), wanted.logits().unwrap());
+        assert_eq!(logits.len(), sequences);
+        let errors = logits.iter().zip(&reference).map(|(found, wanted)| relative_error(found, wanted));
+        assert!(errors.fold(0.0, f64::max) <= ROUNDED_TOLERANCE, "{sequences} sequences");
+        replays.push(found.operations.device().replays);
+    }
+    // Nine run as sixteen, and are recorded by the sixteen that follow; eight are another size.
+    assert_eq!(replays, [0, 1, 2, 3, 4, 4]);
+}
+
+#[test]
 fn a_graph_is_void_when_the_scratch_that_it_points_to_has_moved() {
     let model = model("llama-gqa");
     let mut device = Emulated::new(3);

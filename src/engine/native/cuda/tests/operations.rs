@@ -97,7 +97,8 @@ fn attention_on_tensor_cores_equals_attention_over_single_rows() {
 
 #[test]
 fn products_on_tensor_cores_equal_the_oracle_at_every_tiling() {
-    for (dtype, tolerance) in [(Dtype::Bf16, 1e-5), (Dtype::F16, 1e-3)] {
+    let tolerances = [(Dtype::Bf16, 1e-5), (Dtype::F16, 1e-3), (Dtype::Int8, 1e-5), (Dtype::Fp8, 1e-5)];
+    for (dtype, tolerance) in tolerances {
         for rows in [1, 5, 16, 17, 33, 65, 130] {
             let tuning = Tuning { least_tiled: 1, ..SMALL };
             let found = projection(&mut emulated(7, tuning), dtype, rows, 700);
