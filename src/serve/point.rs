@@ -464,7 +464,7 @@ impl Engine {
                 let predictable = grammar.is_none() && !tainted;
                 if let Some(StepModel::Calibrated(before)) = model.as_mut().filter(|_| predictable) {
                     let after = calibrate(session.as_mut(), &spec.scheduler, &clock, &mut || {
-                        last.iter().copied().for_each(&mut *observe)
+                        last.iter().copied().for_each(&mut *observe);
                     })
                     .map_err(&mut suffer)?;
                     let meanwhile = before.halfway(&after);

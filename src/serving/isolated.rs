@@ -96,7 +96,7 @@ pub struct Finished {
 /// How a worker's work ended.
 enum End {
     Report(Box<ServeReport>),
-    Lost(Loss),
+    Lost(Box<Loss>),
 }
 
 /// What was lost with a worker.
@@ -104,6 +104,12 @@ struct Loss {
     reason: String,
     /// The point that it was measuring, with what there is of it.
     point: Option<Answered>,
+}
+
+impl Loss {
+    fn end(reason: String, point: Option<Answered>) -> End {
+        End::Lost(Box::new(Self { reason, point }))
+    }
 }
 
 /// Runs a serving benchmark in a worker.
@@ -129,8 +135,8 @@ pub fn serve(launch: &Launch, job: &Job, observer: &mut dyn ServeObserver) -> Re
             End::Report(report) => return Ok(supervisor.conclude(*report, true)),
             End::Lost(loss) => {
                 supervisor.workers.kill();
-                if let Some(reason) = supervisor.bear(loss) {
-                    return supervisor.give_up(reason);
+                if let Some(reason) = supervisor.bear(*loss) {
+                    return supervisor.give_up(&reason);
                 }
             }
         }
@@ -161,13 +167,13 @@ impl Supervisor<'_> {
         let mut now = Now { doing: "starting".into(), measuring: None, steps: None };
         match self.hear(&now) {
             Ok(word) => same_program(&word)?,
-            Err(reason) => return Ok(End::Lost(Loss { reason, point: None })),
+            Err(reason) => return Ok(Loss::end(reason, None)),
         }
         self.hand_on();
         loop {
             let word = match self.hear(&now) {
                 Ok(word) => word,
-                Err(reason) => return Ok(End::Lost(Loss { reason, point: now.measuring })),
+                Err(reason) => return Ok(Loss::end(reason, now.measuring)),
             };
             match word {
                 Word::Stage { what } => {
@@ -232,7 +238,7 @@ impl Supervisor<'_> {
                 let blank = now.measuring.take().map(|answered| answered.point);
                 let point = point.map(|point| *point).or(blank);
                 let point = point.map(|point| Answered { asked, point });
-                return Ok(Some(End::Lost(Loss { reason, point })));
+                return Ok(Some(Loss::end(reason, point)));
             }
             Told::Report(report) => {
                 self.workers.dismiss();
@@ -286,7 +292,7 @@ impl Supervisor<'_> {
     }
 
     /// Ends with what was measured, where anything was.
-    fn give_up(mut self, reason: String) -> Result<Finished, ServeError> {
+    fn give_up(mut self, reason: &str) -> Result<Finished, ServeError> {
         let Some(begun) = self.begun.take().filter(|_| !self.answered.is_empty()) else {
             let reason = format!("{reason}, and so was lost the one before it");
             return Err(ServeError::Refused { reason });
