@@ -52,8 +52,8 @@ fn costs_one_point(fault: &str, arguments: &[&str], reason: &[&str]) {
     let output = suffering(&format!("{fault}@{VICTIM}"), &arguments);
     assert_eq!(output.status.code(), Some(1), "{fault}: {}", stderr(&output));
     let report = report(&output);
-    let [first, lost, last] = &points(&report)[..] else { panic!("{fault}: {report}") };
-    for point in [first, last] {
+    let [before, lost, behind] = &points(&report)[..] else { panic!("{fault}: {report}") };
+    for point in [before, behind] {
         assert_eq!((&point["not_run"], &point["result"]["served"]), (&Value::Null, &10.into()), "{fault}");
     }
     assert_eq!((lost["label"].as_str(), &lost["result"]), (Some(VICTIM), &Value::Null), "{fault}");
