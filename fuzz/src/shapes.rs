@@ -454,6 +454,7 @@ fn trace() -> Vec<Seed> {
     seeds([
         ("empty", String::new()),
         ("only-a-heading", burst("")),
+        ("name-of-a-megabyte", own(&format!(", \"{}\": 1", "n".repeat(1 << 20)))),
         ("unsorted", azure("2023-11-16 18:15:45.0,1,1\n")),
         ("negative", burst("-1,x,1,1\n")),
         ("nan", burst("NaN,x,1,1\n")),

@@ -153,7 +153,10 @@ pub fn dispatch(cli: Cli) -> anyhow::Result<Outcome> {
     }
 }
 
-/// An error and its causes on one line, without characters that do something to a terminal.
+/// Characters of an error that are shown. A parser may quote a name from a stranger's file, however long.
+const LONGEST_ERROR: usize = 4_000;
+
+/// An error and its causes on one line, without characters that do something to a terminal; of a long one its beginning and its end.
 #[must_use]
 pub fn one_line(error: &anyhow::Error) -> String {
     let mut parts: Vec<String> = Vec::new();
@@ -164,7 +167,16 @@ pub fn one_line(error: &anyhow::Error) -> String {
             parts.push(text);
         }
     }
-    parts.join(": ").chars().map(|c| if crate::report::acts(c) { ' ' } else { c }).collect()
+    let line = parts.join(": ").replace(crate::report::acts, " ");
+    let count = line.chars().count();
+    if count <= LONGEST_ERROR {
+        return line;
+    }
+    // What failed stands first, what to do about it last.
+    let half = LONGEST_ERROR / 2;
+    let (begin, end): (String, String) =
+        (line.chars().take(half).collect(), line.chars().skip(count - half).collect());
+    format!("{begin} [... {} characters ...] {end}", count - LONGEST_ERROR)
 }
 
 /// Prints data to stdout; a closed pipe ends the program quietly.
