@@ -193,19 +193,27 @@ impl<A: DeserializeOwned + Send + 'static> Workers<A> {
         }
     }
 
-    pub(crate) fn kill(&mut self) {
-        if let Some(mut worker) = self.worker.take() {
-            let _ = worker.child.kill();
-            let _ = worker.child.wait();
-        }
-    }
-
     /// Lets an idle worker end by itself: profilers and CUDA write their last words then.
     pub(crate) fn dismiss(&mut self) {
         let Some(worker) = &mut self.worker else { return };
         worker.calls = None;
         let deadline = Instant::now() + FAREWELL;
         while matches!(self.hear(deadline), Heard::Word(_)) {}
+        self.kill();
+    }
+}
+
+impl<A> Workers<A> {
+    pub(crate) fn kill(&mut self) {
+        if let Some(mut worker) = self.worker.take() {
+            let _ = worker.child.kill();
+            let _ = worker.child.wait();
+        }
+    }
+}
+
+impl<A> Drop for Workers<A> {
+    fn drop(&mut self) {
         self.kill();
     }
 }

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::process::Command;
+use std::sync::LazyLock;
 
 use super::*;
 use crate::report::serving::tests::report;
@@ -16,9 +17,13 @@ impl ServeObserver for Unheard {
     fn progress(&mut self, _progress: Progress) {}
 }
 
+/// A sweep of three rates, computed once.
 fn whole() -> ServeReport {
-    let values = vec![2.0, 4.0, 8.0];
-    report(Mode::Sweep { variable: "rate".into(), values }, 1.0)
+    static WHOLE: LazyLock<ServeReport> = LazyLock::new(|| {
+        let values = vec![2.0, 4.0, 8.0];
+        report(Mode::Sweep { variable: "rate".into(), values }, 1.0)
+    });
+    WHOLE.clone()
 }
 
 fn asked(ordinal: usize) -> Asked {
