@@ -59,6 +59,10 @@ pub enum JournalError {
     )]
     Nothing { folder: PathBuf },
     #[error(
+        "the run in {folder} ended before it wrote what it was to do: start it again, with its settings and `--out {folder}`"
+    )]
+    Unbegun { folder: PathBuf },
+    #[error(
         "{path}, line {line}: the checksum does not match: the file was changed or damaged after it was written, and nothing of it is used"
     )]
     Damaged { path: PathBuf, line: usize },
@@ -240,7 +244,7 @@ impl Journal {
         let path = journal.path.clone();
         let mut whole = whole.into_iter().enumerate().map(|(index, line)| (index + 1, line));
         let Some((_, first)) = whole.next() else {
-            return Err(JournalError::Nothing { folder: folder.to_owned() });
+            return Err(JournalError::Unbegun { folder: folder.to_owned() });
         };
         let foreign = |line, source| JournalError::Foreign { path: path.clone(), line, source };
         // The program first: another one may have written the rest in another way.

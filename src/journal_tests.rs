@@ -219,6 +219,18 @@ fn a_run_that_measured_no_cell_is_started_over() {
 }
 
 #[test]
+fn a_run_that_was_killed_in_its_first_line_says_so_and_is_started_over() {
+    let (bytes, _) = whole();
+    for length in [0, 1, ends(&bytes)[0] - 1] {
+        let folder = self::folder(&bytes[..length]);
+        let error = Journal::reopen(folder.path()).map(drop).unwrap_err().to_string();
+        assert!(error.contains("ended before it wrote what it was to do: start it again"), "{error}");
+        drop(Journal::create(folder.path(), &header()).unwrap());
+        assert_eq!(ends(&std::fs::read(folder.path().join(FILE)).unwrap()).len(), 1, "a header");
+    }
+}
+
+#[test]
 fn what_differs_is_named_with_both_values() {
     let folder = Path::new("results");
     let (was, mut is) = (Program::this().unwrap(), Program::this().unwrap());

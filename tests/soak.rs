@@ -180,8 +180,9 @@ impl Soak {
             }
             let there = names(folder.path());
             assert_ne!(blow, Blow::Nothing, "nobody hit it, and there is {there:?}: {}", stderr(&output));
-            // Killed before it wrote its first line, it begins anew; else it goes on.
-            let journal = folder.path().join("journal.jsonl").exists();
+            // Killed before its first line was whole, it begins anew; else it goes on.
+            let written = std::fs::read(folder.path().join("journal.jsonl")).unwrap_or_default();
+            let journal = written.contains(&b'\n');
             self.counts.resumed += usize::from(journal);
             let resume = ["run", "--resume", out, "--format", "json"].map(str::to_owned);
             let mut command = self.program(if journal { &resume } else { &arguments }, temporary.path());
