@@ -203,7 +203,7 @@ impl Test {
     fn lengths(self) -> Setup {
         let generated = (self.generated > 0).then_some(self.generated as f64);
         // As floats: a file may hold any counts, and their sum may be none.
-        let input = self.prompt as f64 + if self.generated == 0 { 0.0 } else { self.depth as f64 };
+        let input = self.prompt as f64 + self.depth as f64;
         Setup { input_tokens: Some(input), output_tokens: generated, ..Setup::default() }
     }
 }
