@@ -39,6 +39,9 @@ const look = async () => {
   HTMLAnchorElement.prototype.click = function () { saved[this.download.split('.').pop()] = `${this.download} ${made.get(this.href)}`; };
   for (const button of document.querySelector('figure .panel').querySelectorAll('button[data-save]')) button.click();
   for (let i = 0; i < 50 && !saved.png; i += 1) await wait(20);
+  // A picture is made on another thread, and waiting passes no real time here: messages do.
+  const turn = () => new Promise((done) => { const { port1, port2 } = new MessageChannel(); port1.onmessage = done; port2.postMessage(0); });
+  for (let i = 0; i < 200000 && !saved.png; i += 1) await turn();
 
   let hover = null;
   const wanted = ['decode/native/bf16/b1/c128\n', 'TTFT p50 '];
