@@ -8,24 +8,32 @@
 
 #include "elements.cuh"
 
+#ifdef HBMARK_EMULATED
+// A and B of a lane, and of all lanes of the warp.
+struct Fragments {
+    unsigned a[4], b[2];
+};
+inline const unsigned char* bring(const char* collective, const unsigned (&a)[4], const unsigned (&b)[2]) {
+    Fragments mine;
+    memcpy(mine.a, a, sizeof mine.a);
+    memcpy(mine.b, b, sizeof mine.b);
+    return hbmark::emulation::exchange(ALL_LANES, collective, &mine, sizeof mine);
+}
+#endif
+
 // c += a · b.
 template <class T>
 __device__ inline void multiply_tile(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
 #ifdef HBMARK_EMULATED
-    struct Brought {
-        unsigned a[4], b[2];
-    } mine;
-    memcpy(mine.a, a, sizeof mine.a);
-    memcpy(mine.b, b, sizeof mine.b);
-    const unsigned char* all = hbmark::emulation::exchange(ALL_LANES, "mma", &mine, sizeof mine);
+    const unsigned char* all = bring("mma", a, b);
     const int lane = threadIdx.x % WARP;
     for (int i = 0; i < 4; ++i) {
         const int row = lane / 4 + (i / 2) * 8, column = 2 * (lane % 4) + i % 2;
         float sum = 0;
         for (int k = 0; k < 16; ++k) {
             const int of_k = k % 8 / 2;
-            const auto& left = hbmark::emulation::brought<Brought>(all, row % 8 * 4 + of_k);
-            const auto& right = hbmark::emulation::brought<Brought>(all, column * 4 + of_k);
+            const auto& left = hbmark::emulation::brought<Fragments>(all, row % 8 * 4 + of_k);
+            const auto& right = hbmark::emulation::brought<Fragments>(all, column * 4 + of_k);
             const float2 x = widen_pair<T>(left.a[row / 8 + k / 8 * 2]), y = widen_pair<T>(right.b[k / 8]);
             sum += k % 2 ? x.y * y.y : x.x * y.x;
         }
@@ -47,18 +55,13 @@ __device__ inline void multiply_tile(float (&c)[4], const unsigned (&a)[4], cons
 // c += a · b, of signed bytes.
 __device__ inline void multiply_bytes(int (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
 #ifdef HBMARK_EMULATED
-    struct Brought {
-        unsigned a[4], b[2];
-    } mine;
-    memcpy(mine.a, a, sizeof mine.a);
-    memcpy(mine.b, b, sizeof mine.b);
-    const unsigned char* all = hbmark::emulation::exchange(ALL_LANES, "mma of bytes", &mine, sizeof mine);
+    const unsigned char* all = bring("mma of bytes", a, b);
     const int lane = threadIdx.x % WARP;
     for (int i = 0; i < 4; ++i) {
         const int row = lane / 4 + (i / 2) * 8, column = 2 * (lane % 4) + i % 2;
         for (int word = 0; word < 8; ++word) {
-            const unsigned left = hbmark::emulation::brought<Brought>(all, row % 8 * 4 + word % 4).a[row / 8 + word / 4 * 2];
-            const unsigned right = hbmark::emulation::brought<Brought>(all, column * 4 + word % 4).b[word / 4];
+            const unsigned left = hbmark::emulation::brought<Fragments>(all, row % 8 * 4 + word % 4).a[row / 8 + word / 4 * 2];
+            const unsigned right = hbmark::emulation::brought<Fragments>(all, column * 4 + word % 4).b[word / 4];
             c[i] = __dp4a((int)left, (int)right, c[i]);
         }
     }

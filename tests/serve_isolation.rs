@@ -4,12 +4,12 @@
 
 mod runs;
 
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufReader, Read};
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Command, Output};
 
-use runs::{children, hbmark, names, report, runs as is_alive, signal, start, stderr, until};
+use runs::{hbmark, hung, names, report, runs as is_alive, signal, stderr, until};
 use serde_json::Value;
 
 const SWEEP: [&str; 2] = ["--sweep", "rate=100,200,400"];
@@ -183,15 +183,7 @@ fn one_process_makes_the_same_report_and_plants_nothing() {
 /// A benchmark whose worker hangs in its first point, and that worker.
 fn hanging(more: &[&str]) -> (std::process::Child, u32, BufReader<std::process::ChildStderr>) {
     let mut command = serve(&["--rate", "100", "--no-predict", "--hang-after", "100000"]);
-    let mut child = start(command.args(more).env("HBMARK_PLANT_FAULT", "hang@rate 100"));
-    let mut said = BufReader::new(child.stderr.take().unwrap());
-    let mut line = String::new();
-    while !line.contains("HBMARK_PLANT_FAULT") {
-        line.clear();
-        assert!(said.read_line(&mut line).unwrap() > 0, "it ended before its worker hung");
-    }
-    let worker = children(child.id())[0];
-    (child, worker, said)
+    hung(command.args(more).env("HBMARK_PLANT_FAULT", "hang@rate 100"))
 }
 
 #[test]

@@ -69,6 +69,19 @@ pub struct Quantiles {
     pub max: Option<Quantity>,
 }
 
+/// A percentile, of one, and where it is kept.
+pub type Level = (f64, fn(&Quantiles) -> Option<Quantity>);
+
+/// The percentiles that are kept.
+pub const LEVELS: [Level; 6] = [
+    (0.5, |q| q.p50),
+    (0.75, |q| q.p75),
+    (0.9, |q| q.p90),
+    (0.95, |q| q.p95),
+    (0.99, |q| q.p99),
+    (0.999, |q| q.p99_9),
+];
+
 impl Quantiles {
     /// Of values in any order; `None` among them is missing.
     #[must_use]

@@ -140,12 +140,17 @@ pub fn hanging(folder: &Path, arguments: &[&str]) -> (Child, u32, BufReader<Chil
     let mut command = hbmark();
     command.args(cells()).args(arguments).args(["--hang-after", "100000", "--out", folder.to_str().unwrap()]);
     command.env("HBMARK_PLANT_FAULT", "hang@decode/stock/f32/b2/c8");
-    let mut child = start(&mut command);
+    hung(&mut command)
+}
+
+/// Starts a program whose worker is to hang, and waits until it does: the program, its worker, and the rest of what both say.
+pub fn hung(command: &mut Command) -> (Child, u32, BufReader<ChildStderr>) {
+    let mut child = start(command);
     let mut said = BufReader::new(child.stderr.take().unwrap());
     let mut line = String::new();
     while !line.contains("HBMARK_PLANT_FAULT") {
         line.clear();
-        assert!(said.read_line(&mut line).unwrap() > 0, "the run ended before its worker hung");
+        assert!(said.read_line(&mut line).unwrap() > 0, "it ended before its worker hung");
     }
     let worker = children(child.id())[0];
     (child, worker, said)

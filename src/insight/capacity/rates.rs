@@ -2,7 +2,7 @@
 
 use super::{CapacityError, Question, Tried, number};
 use crate::report::serving::ServeReport;
-use crate::serve::latency::{Quantiles, Quantity, ServeResult, Validity};
+use crate::serve::latency::{LEVELS, Quantity, ServeResult, Validity};
 use crate::serve::point::{Offered, Point};
 use crate::serve::search::Search;
 use crate::serve::slo::{Clause, Slo, SloMetric};
@@ -44,9 +44,6 @@ impl From<Option<Quantity>> for Seen {
     }
 }
 
-/// A percentile, of one, and where a result keeps it.
-type Level = (f64, fn(&Quantiles) -> Option<Quantity>);
-
 pub(super) fn observed(result: &ServeResult, clause: &Clause) -> Seen {
     let near = |p: f64| (p - clause.percentile).abs() < 1e-9;
     let judged = result.slo.iter().find(|c| c.clause.metric == clause.metric && near(c.clause.percentile));
@@ -59,15 +56,7 @@ pub(super) fn observed(result: &ServeResult, clause: &Clause) -> Seen {
         SloMetric::E2e => &result.e2e_ns,
         SloMetric::Queue => &result.queue_ns,
     };
-    let kept: [Level; 6] = [
-        (0.5, |q| q.p50),
-        (0.75, |q| q.p75),
-        (0.9, |q| q.p90),
-        (0.95, |q| q.p95),
-        (0.99, |q| q.p99),
-        (0.999, |q| q.p99_9),
-    ];
-    let known = kept.into_iter().find(|(p, _)| near(*p));
+    let known = LEVELS.into_iter().find(|(p, _)| near(*p));
     known.map_or(Seen::NotKept, |(_, of)| quantiles.as_ref().and_then(of).into())
 }
 

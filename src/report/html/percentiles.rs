@@ -8,7 +8,7 @@ use super::chart::{Chart, Key, Line, Point as Mark, Shape, Span};
 use super::figure::{Figure, Panel};
 use crate::report::serving::{columns, latencies};
 use crate::report::text::plain;
-use crate::serve::latency::{Quantiles, Quantity, ServeResult};
+use crate::serve::latency::{LEVELS, Quantiles, Quantity, ServeResult};
 use crate::serve::point::Point;
 use crate::serve::slo::SloMetric;
 use crate::stats::needed;
@@ -28,19 +28,6 @@ pub const LATENCIES: &[Latency] = &[
     Latency { name: "ITL", class: "c2", of: |r| r.itl_ns.as_ref(), objective: None },
     Latency { name: "E2E", class: "c3", of: |r| r.e2e_ns.as_ref(), objective: Some(SloMetric::E2e) },
     Latency { name: "queue", class: "c4", of: |r| r.queue_ns.as_ref(), objective: Some(SloMetric::Queue) },
-];
-
-/// A percentile, of one, and where a result keeps it.
-type Level = (f64, fn(&Quantiles) -> Option<Quantity>);
-
-/// The percentiles of a result.
-const LEVELS: &[Level] = &[
-    (0.5, |q| q.p50),
-    (0.75, |q| q.p75),
-    (0.9, |q| q.p90),
-    (0.95, |q| q.p95),
-    (0.99, |q| q.p99),
-    (0.999, |q| q.p99_9),
 ];
 
 /// Where a percentile stands on the axis of tails.
@@ -85,28 +72,28 @@ fn panel(point: &Point, result: &ServeResult) -> Option<Panel> {
         let Some(quantiles) = (latency.of)(result) else { continue };
         let (mut sure, mut open) = (Vec::new(), Vec::new());
         for (p, value) in LEVELS {
-            let name = format!("{} {}", latency.name, Measure::Tail.show(tail(*p)));
+            let name = format!("{} {}", latency.name, Measure::Tail.show(tail(p)));
             match (value(quantiles), finite(quantiles.max)) {
                 (Some(value), _) => {
                     let Some(ns) = finite(Some(value)) else { continue };
-                    sure.push((tail(*p), ns));
+                    sure.push((tail(p), ns));
                     let hover = format!("{name}\n{}\n{} values", Measure::Time.show(ns), quantiles.n);
-                    points.push(mark(latency.class, Shape::Circle, tail(*p), ns, hover));
+                    points.push(mark(latency.class, Shape::Circle, tail(p), ns, hover));
                 }
                 (None, Some(max)) => {
                     let said = Measure::Time.show(max);
                     let hover = format!(
                         "{name}\n≥ {said}, the largest seen\n{} values; {} are needed",
                         quantiles.n,
-                        needed(*p)
+                        needed(p)
                     );
-                    open.push((tail(*p), max));
-                    points.push(mark(latency.class, Shape::Triangle, tail(*p), max, hover));
+                    open.push((tail(p), max));
+                    points.push(mark(latency.class, Shape::Triangle, tail(p), max, hover));
                     bounded = true;
                 }
                 (None, None) => continue,
             }
-            levels.push(tail(*p));
+            levels.push(tail(p));
         }
         if sure.is_empty() && open.is_empty() {
             continue;
