@@ -8,13 +8,11 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::rc::Rc;
 
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
-
+use super::finding::{Finding, Kind, Rule, UNEXPLAINED};
 use super::symptoms;
 use crate::measure::doctor::Severity;
 use crate::model::Dtype;
-use crate::report::{Block, Bound, CellResult, Phase, Report, Status};
+use crate::report::{Block, Bound, CellResult, FittedModel, Phase, Report, Status};
 use crate::roofline::{CACHE_MARGIN, Ledger, StepShape};
 use crate::units::{Bytes, BytesPerSecond, Nanos};
 
@@ -33,47 +31,10 @@ const NOISY_STEPS: f64 = 0.1;
 /// Share of a cell's blocks under a condition from which it characterises the cell.
 const OFTEN: f64 = 0.25;
 
-/// One thing found.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub struct Finding {
-    /// The rule's stable name: `memory_bound_decode`, `unexplained`...
-    pub rule: String,
-    pub severity: Severity,
-    pub symptom: String,
-    /// The likely regime or cause.
-    pub regime: String,
-    /// With numbers, one a cell.
-    pub evidence: Vec<String>,
-    /// What to measure next to confirm or refute it.
-    pub next: String,
-    /// What to do first, if it holds.
-    pub response: String,
-    /// The cells it is about; empty where it is about the whole run.
-    pub cells: Vec<String>,
-}
+/// The evidence in one cell, if the rule speaks of it.
+type Look = fn(&Case<'_>, &CellResult) -> Option<String>;
 
-/// What kind of statement a rule makes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
-    /// Says where the time goes: one of them, or the cell is unexplained.
-    Regime,
-    /// Says what limits trust.
-    Trust,
-}
-
-struct Rule {
-    name: &'static str,
-    kind: Kind,
-    severity: Severity,
-    symptom: &'static str,
-    regime: &'static str,
-    next: &'static str,
-    response: &'static str,
-    /// The evidence in one cell, if the rule speaks of it.
-    look: fn(&Case<'_>, &CellResult) -> Option<String>,
-}
-
-const RULES: &[Rule] = &[
+const RULES: &[Rule<Look>] = &[
     Rule {
         name: "wrong_outputs",
         kind: Kind::Trust,
@@ -307,7 +268,7 @@ const RULES: &[Rule] = &[
 ];
 
 /// The one rule about cells together: their fit.
-const KV_COSTS: Rule = Rule {
+const KV_COSTS: Rule<fn(&Report, &FittedModel) -> Option<String>> = Rule {
     name: "kv_costs_more",
     kind: Kind::Trust,
     severity: Severity::Warn,
@@ -315,17 +276,14 @@ const KV_COSTS: Rule = Rule {
     regime: "the cache is read more than once, or at a fraction of the bandwidth",
     next: "--show-ops at the longest context: attention should be far from the ceiling and the other operations near it",
     response: "an attention kernel that reads each byte of the cache once for all its query heads",
-    look: |_, _| None,
+    look: symptoms::kv_costs,
 };
 
 /// The names of all rules about a run.
 #[must_use]
 pub fn rule_names() -> Vec<&'static str> {
-    RULES.iter().chain([&KV_COSTS]).map(|rule| rule.name).chain([UNEXPLAINED]).collect()
+    RULES.iter().map(|rule| rule.name).chain([KV_COSTS.name, UNEXPLAINED]).collect()
 }
-
-/// The name of having no name.
-pub(super) const UNEXPLAINED: &str = "unexplained";
 
 /// A report under the rules, with the ledgers they ask for: a mixture of experts lists tens of thousands of tensors, and has many cells.
 struct Case<'a> {
@@ -362,15 +320,15 @@ pub fn explain(report: &Report) -> Vec<Finding> {
     let case = Case::new(report);
     let mut findings: Vec<Finding> = Vec::new();
     for rule in RULES {
-        let found: Vec<(&CellResult, String)> =
-            report.cells.iter().filter_map(|cell| Some((cell, (rule.look)(&case, cell)?))).collect();
+        let look = |cell: &CellResult| Some((cell.id.clone(), (rule.look)(&case, cell)?));
+        let found: Vec<(String, String)> = report.cells.iter().filter_map(look).collect();
         if !found.is_empty() {
-            findings.push(finding(rule, &found));
+            findings.push(rule.finding(&found));
         }
     }
-    let fits: Vec<String> = report.fits.iter().filter_map(|fit| symptoms::kv_costs(report, fit)).collect();
+    let fits: Vec<String> = report.fits.iter().filter_map(|fit| (KV_COSTS.look)(report, fit)).collect();
     if !fits.is_empty() {
-        findings.push(Finding { evidence: fits, cells: Vec::new(), ..finding(&KV_COSTS, &[]) });
+        findings.push(KV_COSTS.finding_of_all(fits));
     }
     findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
     let explained = |cell: &CellResult| {
@@ -385,19 +343,6 @@ pub fn explain(report: &Report) -> Vec<Finding> {
         findings.push(unexplained(report, &rest));
     }
     findings
-}
-
-fn finding(rule: &Rule, found: &[(&CellResult, String)]) -> Finding {
-    Finding {
-        rule: rule.name.to_owned(),
-        severity: rule.severity,
-        symptom: rule.symptom.to_owned(),
-        regime: rule.regime.to_owned(),
-        evidence: found.iter().map(|(cell, evidence)| format!("{}: {evidence}", cell.id)).collect(),
-        next: rule.next.to_owned(),
-        response: rule.response.to_owned(),
-        cells: found.iter().map(|(cell, _)| cell.id.clone()).collect(),
-    }
 }
 
 fn unexplained(report: &Report, cells: &[&CellResult]) -> Finding {
@@ -418,7 +363,7 @@ fn unexplained(report: &Report, cells: &[&CellResult]) -> Finding {
         rule: UNEXPLAINED.to_owned(),
         severity: Severity::Note,
         symptom: "neither bytes nor arithmetic nor waiting explains most of the step".to_owned(),
-        regime: "unexplained".to_owned(),
+        regime: UNEXPLAINED.to_owned(),
         evidence: cells.iter().map(evidence).collect(),
         next: next.to_owned(),
         response: "none before the next measurement: a guess would cost more than it saves".to_owned(),

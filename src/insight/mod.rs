@@ -8,6 +8,7 @@ pub mod capacity;
 mod checklist;
 pub mod compare;
 mod diagnose;
+mod finding;
 pub mod import;
 mod ladder;
 mod serving;
@@ -16,7 +17,8 @@ mod symptoms;
 mod targets;
 
 pub use checklist::{Check, Checklist, Outcome, of_foreign, of_report};
-pub use diagnose::{Finding, explain, rule_names};
+pub use diagnose::{explain, rule_names};
+pub use finding::Finding;
 pub use ladder::{Ladder, LadderError, LaunchCost, Rung, RungKind, TimeScale, ladders, with_external};
 pub use serving::{Cost, explain_serving, serving_rule_names};
 

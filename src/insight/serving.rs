@@ -4,7 +4,7 @@
 //! function from a point to evidence or to nothing. A cause stands before its consequence: a queue that grows because blocks ran out is
 //! KV pressure first and saturation second. A point that was measured and that no rule of a regime speaks of is unexplained. Pure.
 
-use super::diagnose::{Finding, Kind, UNEXPLAINED};
+use super::finding::{Finding, Kind, Rule, UNEXPLAINED};
 use super::targets;
 use crate::measure::doctor::Severity;
 use crate::measure::telemetry::Limits;
@@ -48,18 +48,10 @@ const MOSTLY_WAITING: f64 = 0.5;
 /// Sequences over their limit from which a batch is full.
 const FULL_BATCH: f64 = 0.9;
 
-struct Rule {
-    name: &'static str,
-    kind: Kind,
-    severity: Severity,
-    symptom: &'static str,
-    regime: &'static str,
-    next: &'static str,
-    response: &'static str,
-    look: fn(&ServeReport, &Point, &ServeResult) -> Option<String>,
-}
+/// The evidence in one point, if the rule speaks of it.
+type Look = fn(&ServeReport, &Point, &ServeResult) -> Option<String>;
 
-const RULES: &[Rule] = &[
+const RULES: &[Rule<Look>] = &[
     Rule {
         name: "injector_late",
         kind: Kind::Trust,
@@ -265,14 +257,14 @@ pub fn explain_serving(report: &ServeReport, cost: Option<Cost>) -> Vec<Finding>
         report.points.iter().filter_map(|point| Some((point, point.result.as_ref()?))).collect();
     let mut findings: Vec<Finding> = Vec::new();
     for rule in RULES {
-        let found: Vec<(&Point, String)> = points
+        let found: Vec<(String, String)> = points
             .iter()
-            .filter_map(|(point, result)| Some((*point, (rule.look)(report, point, result)?)))
+            .filter_map(|(point, result)| Some((point.label.clone(), (rule.look)(report, point, result)?)))
             .collect();
         if found.is_empty() {
             continue;
         }
-        let mut finding = finding(rule, &found);
+        let mut finding = rule.finding(&found);
         if rule.name == "scheduler_saturation" {
             finding.evidence.splice(0..0, edge(&points));
         }
@@ -291,19 +283,6 @@ pub fn explain_serving(report: &ServeReport, cost: Option<Cost>) -> Vec<Finding>
         findings.push(unexplained(&rest));
     }
     findings
-}
-
-fn finding(rule: &Rule, found: &[(&Point, String)]) -> Finding {
-    Finding {
-        rule: rule.name.to_owned(),
-        severity: rule.severity,
-        symptom: rule.symptom.to_owned(),
-        regime: rule.regime.to_owned(),
-        evidence: found.iter().map(|(point, evidence)| format!("{}: {evidence}", point.label)).collect(),
-        next: rule.next.to_owned(),
-        response: rule.response.to_owned(),
-        cells: found.iter().map(|(point, _)| point.label.clone()).collect(),
-    }
 }
 
 fn unexplained(points: &[(&Point, &ServeResult)]) -> Finding {

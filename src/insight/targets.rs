@@ -4,7 +4,7 @@
 //! or none where the load was not varied. Targets are the time to the first token, the time per output token, throughput, and cost.
 //! Pure.
 
-use super::diagnose::Finding;
+use super::finding::Finding;
 use super::serving::{Cost, rate};
 use crate::measure::doctor::Severity;
 use crate::report::serving::ServeReport;

@@ -1,7 +1,11 @@
 //! One point, a sweep, a search, the matrix: which points are measured, and in which order.
 
-use super::{Mode, Rows, ServeConfig, ServeError, ServeObserver, Stage};
+use std::collections::BTreeMap;
+
+use super::stage::Stage;
+use super::{Mode, ServeConfig, ServeError, ServeObserver};
 use crate::report::serving::ServeReport;
+use crate::serve::latency::ServeResult;
 use crate::serve::matrix::Row;
 use crate::serve::point::{Engine, Offered, Point, PointSpec, Source};
 use crate::serve::search::{SearchConfig, find_max_rate, verdict};
@@ -10,16 +14,17 @@ use crate::serve::workload::{SharedPrefix, Workload, mix};
 /// Fills the report with points.
 pub(super) fn run(
     config: &ServeConfig,
-    stage: &mut Stage<'_>,
+    mut stage: Stage<'_>,
     report: &mut ServeReport,
     observer: &mut dyn ServeObserver,
 ) -> Result<(), ServeError> {
+    let at = &mut stage;
     match &config.mode {
-        Mode::Single => single(config, stage, report, observer),
+        Mode::Single => single(config, at, report, observer),
         Mode::Sweep { variable, values } => sweep(config, stage, variable, values, report, observer),
-        Mode::FindMaxRate { seeds, precision } => search(config, stage, *seeds, *precision, report, observer),
-        Mode::Matrix { scale } => matrix(config, stage, *scale, report, observer),
-        Mode::CompareLoops => compare(config, stage, report, observer),
+        Mode::FindMaxRate { seeds, precision } => search(config, at, *seeds, *precision, report, observer),
+        Mode::Matrix { scale } => matrix(config, at, *scale, report, observer),
+        Mode::CompareLoops => compare(config, at, report, observer),
     }
 }
 
@@ -183,7 +188,7 @@ pub const VARIABLES: &[&str] = &[
 
 fn sweep(
     config: &ServeConfig,
-    stage: &mut Stage<'_>,
+    mut stage: Stage<'_>,
     variable: &str,
     values: &[f64],
     report: &mut ServeReport,
@@ -201,14 +206,14 @@ fn sweep(
             continue;
         }
         if variable == "block-size" {
-            stage.with_block_size(spec.scheduler.block_size, observer)?;
+            stage = stage.with_block_size(spec.scheduler.block_size, observer)?;
             spec.scheduler.num_blocks = stage.scheduler.num_blocks.max(1);
             spec.scheduler.block_size = stage.scheduler.block_size;
             if matches!(stage.engine, Engine::Virtual { .. }) {
                 vary(&mut spec, variable, *value)?;
             }
         }
-        let point = measure(stage, &spec, observer)?;
+        let point = measure(&mut stage, &spec, observer)?;
         if let Some(result) = point.result.as_ref().filter(|_| !config.slo.clauses.is_empty()) {
             let (met, why) = verdict(result);
             // More load cannot help; of other variables every value is a question of its own.
@@ -282,7 +287,7 @@ fn matrix(
     report: &mut ServeReport,
     observer: &mut dyn ServeObserver,
 ) -> Result<(), ServeError> {
-    let mut results = Rows::new();
+    let mut results: BTreeMap<Row, (ServeResult, Option<f64>)> = BTreeMap::new();
     let mut warm_rate = None;
     for (index, row) in Row::ALL.into_iter().enumerate() {
         let mut spec = stage.spec(row.title(), Offered::AtOnce, mix(config.seed, index as u64));
