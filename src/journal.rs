@@ -1,31 +1,29 @@
-//! What was measured, written down as it is measured; and a run that goes on where another ended.
+//! What was measured, written down as it is measured, for another process to go on with.
 //!
-//! Enters: a [`Header`] (program, configuration, model, plan) and then every order that measured something, with its answer. Leaves: a file
-//! of lines, each `HASH JSON`, where HASH is the sha256 over the hash of the line before and the JSON: no byte can change, and no line go
-//! missing from the middle, unnoticed. A line is synced before the run goes on. What a killed run leaves is therefore a prefix: whole lines,
-//! and at most the beginning of one more, which is dropped with a notice. The hashes are no signature: who wants to forge a journal can.
-//!
-//! A run draws up its schedule from the seed and from the answers so far alone. To go on, it is run again from the start, and
-//! [`Journaled`] answers out of the file for as long as the file lasts.
+//! Enters: a [`Header`] (program, command, and what a [`Plan`] says) and then every entry as it becomes known. Leaves: a file of lines, each
+//! `HASH JSON`, where HASH is the sha256 over the hash of the line before and the JSON: no byte can change, and no line go missing from
+//! the middle, unnoticed. A line is synced before anything goes on. What a killed process leaves is therefore a prefix: whole lines, and
+//! at most the beginning of one more, which is dropped with a notice. The hashes are no signature: who wants to forge a journal can. What
+//! the entries mean is not known here: [`run`] keeps visits of cells, [`crate::serving::memory`] openings and points.
 
-use std::collections::VecDeque;
+pub mod run;
+
 use std::fs::File;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use crate::config::RunConfig;
-use crate::measure::environment::{BuildEnvironment, Environment};
-use crate::rig::{Answer, Order, Rig};
-use crate::{Observer, RunError, files};
+use crate::files;
+use crate::measure::environment::BuildEnvironment;
 
 /// The journal's name in a run's folder.
 pub const FILE: &str = "journal.jsonl";
 
 /// Raised when a line changes its meaning.
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
 
 /// A journal larger than this is not one of ours.
 const MAX_BYTES: u64 = 4 << 30;
@@ -44,16 +42,20 @@ pub enum JournalError {
     #[error("cannot read {path}: {source}")]
     Read { path: PathBuf, source: std::io::Error },
     #[error(
-        "cannot write {path}: {source}; what is in it is safe: make room and go on with `hbmark run --resume {}`",
+        "cannot write {path}: {source}; what is in it is safe: make room and go on with `hbmark {subcommand} --resume {}`",
         folder_of(path)
     )]
-    Write { path: PathBuf, source: std::io::Error },
+    Write { path: PathBuf, subcommand: &'static str, source: std::io::Error },
     #[error("{folder}: another run is writing into this folder; wait for it or choose another one")]
     Locked { folder: PathBuf },
     #[error(
-        "{folder} holds an unfinished run of {lines} lines: go on with `hbmark run --resume {folder}`, or remove {path}"
+        "{folder} holds an unfinished run of {lines} lines: go on with `hbmark {subcommand} --resume {folder}`, or remove {path}"
     )]
-    Unfinished { folder: PathBuf, path: PathBuf, lines: usize },
+    Unfinished { folder: PathBuf, path: PathBuf, subcommand: String, lines: usize },
+    #[error(
+        "{folder} holds an unfinished `hbmark {subcommand}`: go on with `hbmark {subcommand} --resume {folder}`"
+    )]
+    OtherSubcommand { folder: PathBuf, subcommand: String },
     #[error(
         "{folder} holds no unfinished run: there is no {FILE}; a run removes it when its result is complete, and one without `--out` has none"
     )]
@@ -82,17 +84,21 @@ fn folder_of(path: &Path) -> std::path::Display<'_> {
     path.parent().unwrap_or(path).display()
 }
 
-/// What must be the same for a run to go on.
+/// What is to be done, as far as it must be the same for a process to go on with it.
+pub trait Plan: Serialize + DeserializeOwned {
+    /// The subcommand that does it.
+    const SUBCOMMAND: &'static str;
+}
+
+/// The first line.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Header {
+pub struct Header<P> {
     pub format: u32,
+    pub subcommand: String,
     pub program: Program,
+    /// The command line, for people.
     pub command: String,
-    pub config: RunConfig,
-    /// Of the model's dimensions and tensors.
-    pub model_hash: String,
-    /// The cells of the plan, in order.
-    pub cells: Vec<String>,
+    pub plan: P,
 }
 
 /// Which program measured.
@@ -134,19 +140,14 @@ impl Program {
     }
 }
 
-impl Header {
-    /// The header of a run of this program.
+impl<P: Plan> Header<P> {
+    /// The header of a plan that this program carries out.
     ///
     /// # Errors
     /// When this program cannot be identified.
-    pub fn new(
-        config: &RunConfig,
-        command: &str,
-        model_hash: String,
-        cells: Vec<String>,
-    ) -> Result<Self, JournalError> {
-        let (program, command, config) = (Program::this()?, command.to_owned(), config.clone());
-        Ok(Self { format: FORMAT, program, command, config, model_hash, cells })
+    pub fn new(command: &str, plan: P) -> Result<Self, JournalError> {
+        let (program, command) = (Program::this()?, command.to_owned());
+        Ok(Self { format: FORMAT, subcommand: P::SUBCOMMAND.to_owned(), program, command, plan })
     }
 }
 
@@ -162,34 +163,6 @@ pub fn same(folder: &Path, what: &str, was: &str, is: &str) -> Result<(), Journa
     Err(JournalError::Differs { folder, what, was: was.to_owned(), is: is.to_owned() })
 }
 
-/// Whether two machines are the same, as far as times depend on them.
-fn same_machine(folder: &Path, was: &Environment, is: &Environment) -> Result<(), JournalError> {
-    let facts = |e: &Environment| {
-        let gpu = e.gpu.as_ref();
-        let text = |value: Option<String>| value.unwrap_or_else(|| "unknown".into());
-        [
-            ("the CPU", text(e.cpu.model.clone())),
-            ("the number of cores", e.cpu.logical_cores.to_string()),
-            ("the number of usable cores", e.cpu.usable_cores.to_string()),
-            ("the memory", text(e.cpu.memory_bytes.map(|bytes| bytes.0.to_string()))),
-            ("the GPU", text(gpu.and_then(|gpu| gpu.name.clone()))),
-            ("the GPU's UUID", text(gpu.and_then(|gpu| gpu.uuid.clone()))),
-            ("the GPU's driver", text(gpu.and_then(|gpu| gpu.driver.clone()))),
-        ]
-    };
-    for ((what, was), (_, is)) in facts(was).into_iter().zip(facts(is)) {
-        same(folder, what, &was, &is)?;
-    }
-    Ok(())
-}
-
-/// An order that measured something, and its answer.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Step {
-    pub order: Order,
-    pub answer: Answer,
-}
-
 /// A journal that is being written, and whose folder nobody else writes into.
 #[derive(Debug)]
 pub struct Journal {
@@ -199,16 +172,17 @@ pub struct Journal {
     file: File,
     hash: String,
     length: u64,
-    /// Whether it holds a visit of a cell.
+    /// Whether it holds what took time to measure.
     measured: bool,
+    subcommand: &'static str,
 }
 
 /// A journal as it was found.
 #[derive(Debug)]
-pub struct Found {
+pub struct Found<P, E> {
     pub journal: Journal,
-    pub header: Header,
-    pub steps: Vec<Step>,
+    pub header: Header<P>,
+    pub entries: Vec<E>,
     /// What was dropped from its end.
     pub notice: Option<String>,
 }
@@ -218,14 +192,14 @@ impl Journal {
     ///
     /// # Errors
     /// When another run writes there, when an unfinished one lies there, or when the file cannot be written.
-    pub fn create(folder: &Path, header: &Header) -> Result<Self, JournalError> {
-        let mut journal = Self::lock(folder, true)?;
+    pub fn create<P: Plan>(folder: &Path, header: &Header<P>) -> Result<Self, JournalError> {
+        let mut journal = Self::lock(folder, P::SUBCOMMAND, true)?;
         let whole = journal.lines()?.whole;
-        let lines = whole.len();
-        // One that was refused or killed before its first visit has nothing worth going on with.
-        if whole.iter().any(Line::is_visit) {
-            let (folder, path) = (journal.folder, journal.path);
-            return Err(JournalError::Unfinished { folder, path, lines });
+        // One that was refused or killed before it measured anything has nothing worth going on with.
+        if whole.iter().any(Line::is_measured) {
+            let subcommand = whole.first().and_then(Line::subcommand).unwrap_or_else(|| P::SUBCOMMAND.into());
+            let (folder, path, lines) = (journal.folder, journal.path, whole.len());
+            return Err(JournalError::Unfinished { folder, path, subcommand, lines });
         }
         journal.cut(0)?;
         files::sweep(folder);
@@ -237,9 +211,9 @@ impl Journal {
     /// Opens the journal that an ended run left.
     ///
     /// # Errors
-    /// When there is none, when it is being written, when it is damaged, or when another program wrote it.
-    pub fn reopen(folder: &Path) -> Result<Found, JournalError> {
-        let mut journal = Self::lock(folder, false)?;
+    /// When there is none, when it is being written, when it is damaged, or when another program or subcommand wrote it.
+    pub fn reopen<P: Plan, E: DeserializeOwned>(folder: &Path) -> Result<Found<P, E>, JournalError> {
+        let mut journal = Self::lock(folder, P::SUBCOMMAND, false)?;
         let Lines { whole, torn } = journal.lines()?;
         let path = journal.path.clone();
         let mut whole = whole.into_iter().enumerate().map(|(index, line)| (index + 1, line));
@@ -250,24 +224,45 @@ impl Journal {
         // The program first: another one may have written the rest in another way.
         let wrote: ProgramOnly = serde_json::from_slice(&first.json).map_err(|source| foreign(1, source))?;
         wrote.program.same(folder, &Program::this()?)?;
-        let header: Header = serde_json::from_slice(&first.json).map_err(|source| foreign(1, source))?;
+        if let Some(subcommand) = first.subcommand().filter(|wrote| wrote != P::SUBCOMMAND) {
+            return Err(JournalError::OtherSubcommand { folder: folder.to_owned(), subcommand });
+        }
+        let header: Header<P> = serde_json::from_slice(&first.json).map_err(|source| foreign(1, source))?;
         (journal.hash, journal.length) = (first.hash, first.end);
-        let mut steps = Vec::new();
+        let mut entries = Vec::new();
         for (number, line) in whole {
-            steps.push(serde_json::from_slice(&line.json).map_err(|source| foreign(number, source))?);
+            let written: Written<E> =
+                serde_json::from_slice(&line.json).map_err(|source| foreign(number, source))?;
+            journal.measured |= written.measured;
+            entries.push(written.entry);
             (journal.hash, journal.length) = (line.hash, line.end);
         }
         let notice = (torn > 0).then(|| {
             format!("{}: {torn} bytes at the end are an unfinished line and were dropped", path.display())
         });
-        journal.measured = steps.iter().any(|step: &Step| step.order.is_visit());
         journal.cut(journal.length)?;
         files::sweep(folder);
-        Ok(Found { journal, header, steps, notice })
+        Ok(Found { journal, header, entries, notice })
+    }
+
+    /// The folder that it is about.
+    #[must_use]
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Writes an entry down; `measured` says that it took time to measure and is worth going on from.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn write(&mut self, entry: &impl Serialize, measured: bool) -> Result<(), JournalError> {
+        self.append(&Written { measured, entry })?;
+        self.measured |= measured;
+        Ok(())
     }
 
     /// Opens the journal's file and makes sure that nobody else has it.
-    fn lock(folder: &Path, create: bool) -> Result<Self, JournalError> {
+    fn lock(folder: &Path, subcommand: &'static str, create: bool) -> Result<Self, JournalError> {
         let path = folder.join(FILE);
         let opened = |source: std::io::Error| JournalError::Open { path: path.clone(), source };
         loop {
@@ -289,7 +284,7 @@ impl Journal {
             // A run that ended between the two removed the file that is locked now.
             if is_at(&file, &path) {
                 let (folder, hash) = (folder.to_owned(), hex(&Sha256::digest(BEGIN)));
-                return Ok(Self { folder, path, file, hash, length: 0, measured: false });
+                return Ok(Self { folder, path, file, hash, length: 0, measured: false, subcommand });
             }
         }
     }
@@ -309,24 +304,27 @@ impl Journal {
     fn cut(&mut self, length: u64) -> Result<(), JournalError> {
         use std::io::{Seek, SeekFrom};
         let cut = self.file.set_len(length).and_then(|()| self.file.seek(SeekFrom::Start(length)));
-        cut.map_err(|source| JournalError::Write { path: self.path.clone(), source })?;
+        cut.map_err(|source| self.unwritten(source))?;
         Ok(())
     }
 
     /// Appends a line and waits until it is on the disk.
     fn append(&mut self, entry: &impl Serialize) -> Result<(), JournalError> {
-        let failed = |source| JournalError::Write { path: self.path.clone(), source };
-        let json = serde_json::to_vec(entry).map_err(|error| failed(error.into()))?;
+        let json = serde_json::to_vec(entry).map_err(|error| self.unwritten(error.into()))?;
         let hash = next_hash(&self.hash, &json);
         let line = [hash.as_bytes(), b" ", &json, b"\n"].concat();
         if let Err(source) = self.file.write_all(&line).and_then(|()| self.file.sync_data()) {
             // Half a line would be dropped later; without it nothing has to be.
             let _ = self.cut(self.length);
-            return Err(JournalError::Write { path: self.path.clone(), source });
+            return Err(self.unwritten(source));
         }
         self.length += line.len() as u64;
         self.hash = hash;
         Ok(())
+    }
+
+    fn unwritten(&self, source: std::io::Error) -> JournalError {
+        JournalError::Write { path: self.path.clone(), subcommand: self.subcommand, source }
     }
 
     /// Whether a run can go on from it.
@@ -340,9 +338,8 @@ impl Journal {
     /// # Errors
     /// When the folder cannot be written.
     pub fn finish(self) -> Result<(), JournalError> {
-        let Self { folder, path, .. } = &self;
-        std::fs::remove_file(path).map_err(|source| JournalError::Write { path: path.clone(), source })?;
-        files::sync_folder(folder);
+        std::fs::remove_file(&self.path).map_err(|source| self.unwritten(source))?;
+        files::sync_folder(&self.folder);
         Ok(())
     }
 }
@@ -353,6 +350,13 @@ struct ProgramOnly {
     program: Program,
 }
 
+/// An entry as a line.
+#[derive(Serialize, Deserialize)]
+struct Written<E> {
+    measured: bool,
+    entry: E,
+}
+
 /// A whole line: what it says, its hash, and where it ends.
 struct Line {
     json: Vec<u8>,
@@ -361,13 +365,22 @@ struct Line {
 }
 
 impl Line {
-    /// Whether it is about a measured cell.
-    fn is_visit(&self) -> bool {
+    /// Whether it took time to measure; a header did not.
+    fn is_measured(&self) -> bool {
         #[derive(Deserialize)]
-        struct OrderOnly {
-            order: serde_json::Value,
+        struct MeasuredOnly {
+            measured: bool,
         }
-        serde_json::from_slice::<OrderOnly>(&self.json).is_ok_and(|step| step.order.get("visit").is_some())
+        serde_json::from_slice::<MeasuredOnly>(&self.json).is_ok_and(|line| line.measured)
+    }
+
+    /// Of a header: which subcommand goes on with what follows.
+    fn subcommand(&self) -> Option<String> {
+        #[derive(Deserialize)]
+        struct SubcommandOnly {
+            subcommand: String,
+        }
+        serde_json::from_slice::<SubcommandOnly>(&self.json).ok().map(|header| header.subcommand)
     }
 }
 
@@ -412,87 +425,6 @@ fn is_at(file: &File, path: &Path) -> bool {
     use std::os::unix::fs::MetadataExt;
     let same = |a: &std::fs::Metadata, b: &std::fs::Metadata| (a.dev(), a.ino()) == (b.dev(), b.ino());
     matches!((file.metadata(), path.metadata()), (Ok(a), Ok(b)) if same(&a, &b))
-}
-
-/// A rig that answers out of a journal for as long as it lasts, and writes down what another one answers after that.
-#[derive(Debug)]
-pub struct Journaled<R> {
-    rig: R,
-    journal: Journal,
-    replay: VecDeque<Step>,
-}
-
-impl<R: Rig> Journaled<R> {
-    /// A rig whose answers are written into a journal, after those that are there.
-    pub fn new(rig: R, journal: Journal, steps: Vec<Step>) -> Self {
-        Self { rig, journal, replay: steps.into() }
-    }
-
-    /// Asks whether this is the machine of the answers that are there.
-    ///
-    /// # Errors
-    /// [`JournalError::Differs`], with both; and when the machine cannot be looked at.
-    pub fn check_machine(&mut self, observer: &mut dyn Observer) -> Result<(), RunError> {
-        let begun = self.replay.iter().find_map(|step| match &step.answer {
-            Answer::Begun(begun) => Some(begun.environment.clone()),
-            _ => None,
-        });
-        let Some(was) = begun else { return Ok(()) };
-        match self.rig.ask(&Order::Look, observer)? {
-            Answer::Looked(is) => Ok(same_machine(&self.journal.folder, &was, &is)?),
-            Answer::Refused { reason } | Answer::Lost { reason } => Err(RunError::Refused { reason }),
-            _ => Ok(()),
-        }
-    }
-
-    /// The journal, when the run is over.
-    #[must_use]
-    pub fn into_journal(self) -> Journal {
-        self.journal
-    }
-}
-
-impl<R: Rig> Rig for Journaled<R> {
-    fn ask(&mut self, order: &Order, observer: &mut dyn Observer) -> Result<Answer, RunError> {
-        if !order.measures() {
-            if self.replay.is_empty() {
-                return self.rig.ask(order, observer);
-            }
-            self.rig.assume(order, &Answer::Done);
-            return Ok(Answer::Done);
-        }
-        if let Some(step) = self.replay.pop_front() {
-            if step.order != *order {
-                let (was, is) = (step.order.doing(), order.doing());
-                let path = self.journal.path.clone();
-                return Err(JournalError::AnotherPlan { path, was, is }.into());
-            }
-            self.rig.assume(order, &step.answer);
-            return Ok(step.answer);
-        }
-        let answer = self.rig.ask(order, observer)?;
-        // What nobody can do is no measurement: a run that goes on asks again.
-        if !matches!(answer, Answer::Refused { .. }) {
-            self.journal.append(&StepRef { order, answer: &answer })?;
-            self.journal.measured |= order.is_visit();
-        }
-        Ok(answer)
-    }
-
-    fn assume(&mut self, order: &Order, answer: &Answer) {
-        self.rig.assume(order, answer);
-    }
-
-    fn renews(&self) -> bool {
-        self.rig.renews()
-    }
-}
-
-/// A [`Step`] as it is written.
-#[derive(Serialize)]
-struct StepRef<'a> {
-    order: &'a Order,
-    answer: &'a Answer,
 }
 
 #[cfg(test)]

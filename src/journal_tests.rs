@@ -1,18 +1,25 @@
 //! A journal tells the truth or says that it does not. Runs are those of the scripted rig, whose times are exact.
 
+use super::run::{Journaled, RunPlan, Step, same_machine};
 use super::*;
+use crate::config::RunConfig;
 use crate::report::{CellResult, Report, Status};
 use crate::rig::tests::{Scripted, config, model, steady};
-use crate::{Finished, Silent};
+use crate::rig::{Order, Rig};
+use crate::{Finished, RunError, Silent};
 
 fn settings() -> RunConfig {
     config("native", &[1, 2], &[64])
 }
 
-fn header() -> Header {
+fn header() -> Header<RunPlan> {
     let (config, model) = (settings(), model());
-    let cells = crate::planned(&config, &model);
-    Header::new(&config, "hbmark run", crate::model_hash(&config, &model), cells).unwrap()
+    let (cells, model_hash) = (crate::planned(&config, &model), crate::model_hash(&config, &model));
+    Header::new("hbmark run", RunPlan { config, model_hash, cells }).unwrap()
+}
+
+fn reopen(folder: &Path) -> Result<Found<RunPlan, Step>, JournalError> {
+    Journal::reopen(folder)
 }
 
 fn rig() -> Scripted {
@@ -62,9 +69,9 @@ fn a_run_killed_at_any_line_goes_on_to_the_same_result() {
     assert!(ends.len() > 8, "{} lines", ends.len());
     for (lines, &end) in ends.iter().enumerate() {
         let folder = folder(&bytes[..end]);
-        let found = Journal::reopen(folder.path()).unwrap();
-        assert_eq!((found.steps.len(), found.notice), (lines, None));
-        let mut journaled = Journaled::new(rig(), found.journal, found.steps);
+        let found = reopen(folder.path()).unwrap();
+        assert_eq!((found.entries.len(), found.notice), (lines, None));
+        let mut journaled = Journaled::new(rig(), found.journal, found.entries);
         journaled.check_machine(&mut Silent).unwrap();
         let finished = run(&mut journaled).unwrap();
         assert_eq!(cells(&finished.report), cells(&uninterrupted), "after {lines} lines");
@@ -80,9 +87,9 @@ fn a_run_killed_at_any_line_goes_on_to_the_same_result() {
 fn a_whole_journal_is_a_whole_result_without_measuring() {
     let (bytes, uninterrupted) = whole();
     let folder = folder(&bytes);
-    let found = Journal::reopen(folder.path()).unwrap();
+    let found = reopen(folder.path()).unwrap();
     let idle = rig().losing(|_, order| panic!("{} was measured again", order.doing()));
-    let finished = run(&mut Journaled::new(idle, found.journal, found.steps)).unwrap();
+    let finished = run(&mut Journaled::new(idle, found.journal, found.entries)).unwrap();
     assert_eq!(cells(&finished.report), cells(&uninterrupted));
     assert_eq!(finished.report.cells[0].blocks, uninterrupted.cells[0].blocks, "to the nanosecond");
 }
@@ -98,8 +105,8 @@ fn a_line_cut_anywhere_is_dropped_with_a_notice() {
     }
     for cut in [before + 1, last - 1] {
         let folder = folder(&bytes[..cut]);
-        let found = Journal::reopen(folder.path()).unwrap();
-        assert_eq!(found.steps.len(), ends.len() - 2);
+        let found = reopen(folder.path()).unwrap();
+        assert_eq!(found.entries.len(), ends.len() - 2);
         let notice = found.notice.unwrap();
         assert!(
             notice.contains(&format!("{} bytes at the end are an unfinished line", cut - before)),
@@ -152,7 +159,7 @@ fn a_damaged_journal_is_refused_with_the_line() {
     let at = ends(&bytes)[1] + 100;
     bytes[at] ^= 1;
     let folder = folder(&bytes);
-    let error = Journal::reopen(folder.path()).unwrap_err().to_string();
+    let error = reopen(folder.path()).unwrap_err().to_string();
     assert!(error.contains("journal.jsonl, line 3: the checksum does not match"), "{error}");
 }
 
@@ -166,13 +173,13 @@ fn a_stopped_run_goes_on_and_a_finished_one_leaves_nothing() {
     assert_eq!(stopped.stopped, Some(2));
     assert!(stopped.report.cells.iter().any(|cell| cell.status == Status::Incomplete));
     drop(journaled);
-    let found = Journal::reopen(folder.path()).unwrap();
-    assert_eq!(found.steps.len(), 4);
-    let mut journaled = Journaled::new(rig(), found.journal, found.steps);
+    let found = reopen(folder.path()).unwrap();
+    assert_eq!(found.entries.len(), 4);
+    let mut journaled = Journaled::new(rig(), found.journal, found.entries);
     assert_eq!(cells(&run(&mut journaled).unwrap().report), cells(&whole().1));
     journaled.into_journal().finish().unwrap();
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
-    let error = Journal::reopen(folder.path()).unwrap_err().to_string();
+    let error = reopen(folder.path()).unwrap_err().to_string();
     assert!(error.contains("holds no unfinished run"), "{error}");
 }
 
@@ -189,8 +196,8 @@ fn a_loss_is_remembered_across_runs() {
     let bytes = std::fs::read(folder.path().join(FILE)).unwrap();
     for end in ends(&bytes) {
         let folder = self::folder(&bytes[..end]);
-        let found = Journal::reopen(folder.path()).unwrap();
-        let report = run(&mut Journaled::new(losing(), found.journal, found.steps)).unwrap().report;
+        let found = reopen(folder.path()).unwrap();
+        let report = run(&mut Journaled::new(losing(), found.journal, found.entries)).unwrap().report;
         assert_eq!(cells(&report), cells(&lost));
     }
 }
@@ -198,8 +205,8 @@ fn a_loss_is_remembered_across_runs() {
 #[test]
 fn a_folder_has_one_writer_and_an_unfinished_run_is_not_overwritten() {
     let folder = self::folder(&whole().0);
-    let found = Journal::reopen(folder.path()).unwrap();
-    for second in [Journal::create(folder.path(), &header()).err(), Journal::reopen(folder.path()).err()] {
+    let found = reopen(folder.path()).unwrap();
+    for second in [Journal::create(folder.path(), &header()).err(), reopen(folder.path()).err()] {
         let error = second.unwrap().to_string();
         assert!(error.contains("another run is writing into this folder"), "{error}");
     }
@@ -223,7 +230,7 @@ fn a_run_that_was_killed_in_its_first_line_says_so_and_is_started_over() {
     let (bytes, _) = whole();
     for length in [0, 1, ends(&bytes)[0] - 1] {
         let folder = self::folder(&bytes[..length]);
-        let error = Journal::reopen(folder.path()).map(drop).unwrap_err().to_string();
+        let error = reopen(folder.path()).map(drop).unwrap_err().to_string();
         assert!(error.contains("ended before it wrote what it was to do: start it again"), "{error}");
         drop(Journal::create(folder.path(), &header()).unwrap());
         assert_eq!(ends(&std::fs::read(folder.path().join(FILE)).unwrap()).len(), 1, "a header");
@@ -250,9 +257,9 @@ fn what_differs_is_named_with_both_values() {
 fn a_journal_of_another_plan_is_not_gone_on_with() {
     let (bytes, _) = whole();
     let folder = folder(&bytes);
-    let found = Journal::reopen(folder.path()).unwrap();
+    let found = reopen(folder.path()).unwrap();
     let other = RunConfig { depth: crate::config::Depth::Quick, ..settings() };
-    let mut rig = Journaled::new(Scripted::new(&other, steady(10.0)), found.journal, found.steps);
+    let mut rig = Journaled::new(Scripted::new(&other, steady(10.0)), found.journal, found.entries);
     let error =
         crate::benchmark(&mut rig, &other, &model(), "hbmark run", &mut Silent).unwrap_err().to_string();
     assert!(error.contains("does not belong to this plan"), "{error}");

@@ -3,11 +3,13 @@
 //! Enters: a [`ServeConfig`] and an opened model. Leaves: a [`ServeReport`]: one point, a sweep, a search or the matrix, on a real engine
 //! or on a virtual clock. Everything below it is told what it needs and knows nothing of the rest.
 
+pub mod alone;
 pub mod cold;
 pub mod extras;
 pub mod isolated;
 mod knobs;
 mod known;
+pub mod memory;
 mod modes;
 mod stage;
 #[cfg(test)]
@@ -24,6 +26,7 @@ pub use known::{Answered, Asked, Opening};
 use stage::Stage;
 
 use crate::engine::{self, DeviceChoice, Session};
+use crate::journal::JournalError;
 use crate::measure::doctor;
 use crate::model::tokenizer::TokenizerError;
 use crate::model::{AdapterError, Dtype, OpenModel};
@@ -128,7 +131,12 @@ pub trait ServeObserver {
         Ok(found)
     }
     /// Everything but the points is known.
-    fn begun(&mut self, _report: &ServeReport) {}
+    ///
+    /// # Errors
+    /// When it cannot be kept.
+    fn begun(&mut self, _report: &ServeReport) -> Result<(), ServeError> {
+        Ok(())
+    }
     /// A point is about to be measured, whose longest step should take so long; what is known of it is not measured again.
     ///
     /// # Errors
@@ -187,15 +195,47 @@ pub enum ServeError {
     #[error("{reason}")]
     Refused { reason: String },
     #[error(
-        "a lost worker had measured {known} where this one is asked for {asked}: the model, a trace or another file changed meanwhile; \
-         start again"
+        "an earlier process had measured {known} where this one is asked for {asked}: the model, a trace or another file changed \
+         meanwhile; start again"
     )]
     OtherPoint { known: String, asked: String },
     #[error(
-        "a lost worker had loaded the engine with blocks of {known:?} where this one is asked for {asked:?}: something changed meanwhile; \
-         start again"
+        "an earlier process had loaded the engine with blocks of {known:?} where this one is asked for {asked:?}: something changed \
+         meanwhile; start again"
     )]
     OtherOpening { known: Option<usize>, asked: Option<usize> },
+    #[error("cannot go on with what was measured before: {what} differs: it was {was}, this is {is}")]
+    OtherMachine { what: &'static str, was: String, is: String },
+    #[error("{} before anything was measured", interrupted(*signal))]
+    Interrupted { signal: i32 },
+    #[error(transparent)]
+    Journal(#[from] JournalError),
+}
+
+/// How a benchmark came to its end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ending {
+    /// By itself.
+    Whole,
+    /// Because no worker could go on.
+    Early,
+    /// By a signal.
+    Stopped(i32),
+}
+
+/// A benchmark that came to an end.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Finished {
+    pub report: ServeReport,
+    /// Points that were given up.
+    pub lost: usize,
+    pub ending: Ending,
+}
+
+/// What a signal did, as a part of a sentence.
+fn interrupted(signal: i32) -> String {
+    let name = signal_hook::low_level::signal_name(signal).unwrap_or("a signal");
+    format!("stopped by {name}")
 }
 
 /// Runs a serving benchmark.
@@ -210,7 +250,7 @@ pub fn serve(
 ) -> Result<ServeReport, ServeError> {
     let stage = Stage::open(config, model, observer)?;
     let mut report = begin(config, model, command, &stage);
-    observer.begun(&report);
+    observer.begun(&report)?;
     modes::run(config, stage, &mut report, observer)?;
     if report.points.iter().filter_map(|point| point.result.as_ref()).any(|r| r.measured < ENOUGH) {
         report.warnings.push(format!(

@@ -131,7 +131,7 @@ pub fn work() -> std::process::ExitCode {
 pub fn dispatch(cli: Cli) -> anyhow::Result<Outcome> {
     match cli.command {
         Command::Run(args) => run::execute(&args),
-        Command::Serve(args) => serve::execute(&args),
+        Command::Serve(args) => serve::execute(*args),
         Command::Compare(args) => compare::execute(&args),
         Command::Capacity(args) => capacity::execute(&args),
         Command::Record(args) => record::execute(&args),

@@ -13,7 +13,8 @@ use super::progress::Progress;
 use super::{Outcome, prepare_folder, print, save, stdout_color};
 use crate::config::{self, Depth, RunConfig};
 use crate::engine::DeviceOptions;
-use crate::journal::{self, Found, Header, Journal, Journaled, Step};
+use crate::journal::run::{Journaled, RunPlan, Step};
+use crate::journal::{self, Found, Header, Journal};
 use crate::model::OpenModel;
 use crate::report::{Format, KvFill, Phase, Report, Status, as_map, render};
 use crate::rig::{Interrupts, Launch, Local, Rig, Supervised};
@@ -186,11 +187,10 @@ fn start(args: &Args) -> anyhow::Result<Ready> {
     let (model, command) = (Rc::new(open(&config)?), command_line());
     let journal = match &config.out {
         Some(folder) => {
-            let planned = crate::planned(&config, &model);
-            prepare_folder(folder, planned.len())?;
-            let hash = crate::model_hash(&config, &model);
-            let header = Header::new(&config, &command, hash, planned)?;
-            Some((Journal::create(folder, &header)?, Vec::new()))
+            let (cells, model_hash) = (crate::planned(&config, &model), crate::model_hash(&config, &model));
+            prepare_folder(folder, cells.len())?;
+            let plan = RunPlan { config: config.clone(), model_hash, cells };
+            Some((Journal::create(folder, &Header::new(&command, plan)?)?, Vec::new()))
         }
         None => None,
     };
@@ -199,18 +199,19 @@ fn start(args: &Args) -> anyhow::Result<Ready> {
 
 /// A run from where it ended.
 fn resume(args: &Args, folder: &Path) -> anyhow::Result<Ready> {
-    let Found { journal, header, steps, notice } = Journal::reopen(folder)?;
+    let Found { journal, header: Header { command, plan, .. }, entries: steps, notice } =
+        Journal::reopen::<RunPlan, Step>(folder)?;
     if let Some(notice) = notice {
         anstream::eprintln!("{notice}");
     }
-    same_settings(args, folder, &header.config)?;
-    let config = RunConfig { out: Some(folder.to_owned()), ..header.config };
+    same_settings(args, folder, &plan.config)?;
+    let config = RunConfig { out: Some(folder.to_owned()), ..plan.config };
     let model = Rc::new(open(&config)?);
-    journal::same(folder, "the model", &header.model_hash, &crate::model_hash(&config, &model))?;
+    journal::same(folder, "the model", &plan.model_hash, &crate::model_hash(&config, &model))?;
     let cells = crate::planned(&config, &model);
-    journal::same(folder, "the plan", &header.cells.join(" "), &cells.join(" "))?;
-    anstream::eprintln!("going on after {} measured steps of `{}`", steps.len(), header.command);
-    Ok(Ready { config, model, command: header.command, journal: Some((journal, steps)) })
+    journal::same(folder, "the plan", &plan.cells.join(" "), &cells.join(" "))?;
+    anstream::eprintln!("going on after {} measured steps of `{command}`", steps.len());
+    Ok(Ready { config, model, command, journal: Some((journal, steps)) })
 }
 
 /// Holds the settings that were given on the command line or by environment against those of a run.

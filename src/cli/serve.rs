@@ -1,28 +1,23 @@
 //! `hbmark serve`.
 
+mod execute;
 mod live;
 mod lora;
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use anyhow::Context;
-use clap::{ArgAction, Args as ClapArgs, Parser};
+use clap::{ArgAction, Args as ClapArgs};
 
-use live::Live;
+pub(super) use execute::work;
 use lora::LoraArgs;
 
+use super::Outcome;
 use super::axes::{DeviceArgs, ModelArgs, parse_dtypes};
-use super::run::command_line;
-use super::{Outcome, prepare_folder, print};
 use crate::config;
-use crate::insight::explain_serving;
-use crate::report::serving::{self, ServeReport};
 use crate::report::{Format, json};
-use crate::rig::Launch;
 use crate::roofline::devices;
 use crate::serve::arrivals::Arrivals;
-use crate::serve::latency::Validity;
 use crate::serve::point::{Offered, Source};
 use crate::serve::sampler::Sampling;
 use crate::serve::scheduler::Policy;
@@ -30,9 +25,7 @@ use crate::serve::slo::Slo;
 use crate::serve::structured::Grammar;
 use crate::serve::trace;
 use crate::serve::workload::{SharedPrefix, Structured, Workload};
-use crate::serving::cold::{self, ColdConfig};
-use crate::serving::isolated::{self, Finished, Job};
-use crate::serving::{Knobs, Mode, ServeConfig, ServeObserver, VirtualSource};
+use crate::serving::{Knobs, Mode, ServeConfig, VirtualSource};
 
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "Examples:
@@ -248,9 +241,12 @@ pub struct Args {
     /// How long a worker may be silent, on top of ten times what its longest step should take, before it is given up as hung.
     #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = clap::value_parser!(u32).range(1..))]
     hang_after: u32,
-    /// Write serve.json, serve.csv, serve.md and report.html into this folder.
+    /// Write serve.json, serve.csv, serve.md and report.html into this folder, and until they are there a journal of what was measured.
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
+    /// Go on with the benchmark that ended early in this folder, with its settings, on the same machine and with the same program.
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["out", "simulate", "cold"])]
+    resume: Option<PathBuf>,
     /// What to print on stdout.
     #[arg(long, value_enum, default_value = "table")]
     format: Format,
@@ -538,114 +534,9 @@ fn one_engine(given: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// `--cold`: this process launches others of itself, or is one of them.
-fn cold(args: &Args, launches: u32) -> anyhow::Result<Outcome> {
-    one_engine(&args.engine)?;
-    anyhow::ensure!(args.cold_prompt_tokens > 0, "--cold-prompt-tokens 0: at least 1 is needed");
-    let config = ColdConfig {
-        engine: args.engine.clone(),
-        device: args.device.choice()?,
-        dtype: args.dtype.as_deref().map(|d| parse_dtypes("dtype", d)).transpose()?.map(|d| d[0]),
-        threads: args.device.threads.map(|t| t as usize),
-        prompt_tokens: args.cold_prompt_tokens as usize,
-        launches: launches as usize,
-        seed: args.model.seed,
-        note: args.note.clone(),
-        hypothesis: args.hypothesis.clone(),
-    };
-    crate::threads::limit(config.threads);
-    let open = || -> anyhow::Result<crate::model::OpenModel> {
-        Ok(crate::model::open(&args.model.model, args.model.revision.as_deref(), args.model.seed)?)
-    };
-    if args.cold_child {
-        cold::child(&config, open, &mut std::io::stdout())?;
-        return Ok(Outcome::Complete);
-    }
-    if let Some(folder) = &args.out {
-        prepare_folder(folder, 0)?;
-    }
-    let program = std::env::current_exe().context("cannot find this program, to launch it again")?;
-    let mut arguments: Vec<std::ffi::OsString> = std::env::args_os().skip(1).collect();
-    arguments.push("--cold-child".into());
-    let mut live = Live::new();
-    let report = cold::measure(&config, &open()?, &command_line(), (&program, &arguments), &mut live);
-    live.finish();
-    conclude(&report?, args)?;
-    Ok(Outcome::Complete)
-}
-
-/// Prints a result and saves it where that was asked for.
-fn conclude(report: &ServeReport, args: &Args) -> anyhow::Result<()> {
-    print(&serving::render_any(report, &explain_serving(report, None), args.format)?)?;
-    if let Some(folder) = &args.out {
-        let path = save(report, folder)?;
-        anstream::eprintln!("saved {}", path.display());
-    }
-    Ok(())
-}
-
-pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
-    if let Some(launches) = args.cold {
-        return cold(args, launches);
-    }
-    let config = args.config()?;
-    crate::threads::limit(config.threads);
-    let model = crate::model::open(&args.model.model, args.model.revision.as_deref(), args.model.seed)?;
-    if let Some(folder) = &config.out {
-        prepare_folder(folder, 0)?;
-    }
-    let mut live = Live::new();
-    let finished = if args.isolated() {
-        // The worker opens it for itself.
-        drop(model);
-        let launch = Launch::this_program(Duration::from_secs(u64::from(args.hang_after)))?;
-        let job = Job { arguments: std::env::args_os().skip(1).collect(), command: command_line() };
-        isolated::serve(&launch, &job, &mut live)
-    } else {
-        let report = crate::serving::serve(&config, &model, &command_line(), &mut live);
-        report.map(|report| Finished { report, lost: 0, complete: true })
-    };
-    live.finish();
-    let Finished { report, lost, complete } = finished?;
-    conclude(&report, args)?;
-    let invalid =
-        |p: &crate::serve::point::Point| p.result.as_ref().is_some_and(|r| r.validity == Validity::Invalid);
-    let whole = lost == 0 && complete && !report.points.iter().any(invalid);
-    Ok(if whole { Outcome::Complete } else { Outcome::SomeCellsFailed })
-}
-
-/// Serves as a worker.
-pub(super) fn work() -> Result<(), crate::rig::ServeError> {
-    crate::serving::worker::work(|job, observer| {
-        report_of(job, observer).map_err(|error| super::one_line(&error))
-    })
-}
-
-/// The report of a job: what these arguments mean, done in this process.
-fn report_of(job: &Job, observer: &mut dyn ServeObserver) -> anyhow::Result<ServeReport> {
-    let program = std::iter::once("hbmark".into());
-    let cli = super::Cli::try_parse_from(program.chain(job.arguments.iter().cloned()))?;
-    let super::Command::Serve(args) = cli.command else {
-        anyhow::bail!("a worker that serves was started for something else: {}", job.command)
-    };
-    let config = args.config()?;
-    crate::threads::limit(config.threads);
-    let model = crate::model::open(&args.model.model, args.model.revision.as_deref(), args.model.seed)?;
-    Ok(crate::serving::serve(&config, &model, &job.command, observer)?)
-}
-
-/// Writes the result in every format but the terminal's and returns the path of the first.
-fn save(report: &ServeReport, folder: &Path) -> anyhow::Result<PathBuf> {
-    let findings = explain_serving(report, None);
-    for (format, name) in [
-        (Format::Json, "serve.json"),
-        (Format::Csv, "serve.csv"),
-        (Format::Md, "serve.md"),
-        (Format::Html, "report.html"),
-    ] {
-        crate::files::write_whole(&folder.join(name), &serving::render_any(report, &findings, format)?)?;
-    }
-    Ok(folder.join("serve.json"))
+/// Runs it.
+pub fn execute(args: Args) -> anyhow::Result<Outcome> {
+    execute::execute(args)
 }
 
 #[cfg(test)]

@@ -110,6 +110,26 @@ const FEATURES: [(&str, &str); 15] = [
 ];
 
 impl Environment {
+    /// The first fact in which two machines differ, as far as times depend on it: what, here, and there.
+    #[must_use]
+    pub fn difference(&self, other: &Self) -> Option<(&'static str, String, String)> {
+        let facts = |e: &Self| {
+            let gpu = e.gpu.as_ref();
+            let text = |value: Option<String>| value.unwrap_or_else(|| "unknown".into());
+            [
+                ("the CPU", text(e.cpu.model.clone())),
+                ("the number of cores", e.cpu.logical_cores.to_string()),
+                ("the number of usable cores", e.cpu.usable_cores.to_string()),
+                ("the memory", text(e.cpu.memory_bytes.map(|bytes| bytes.0.to_string()))),
+                ("the GPU", text(gpu.and_then(|gpu| gpu.name.clone()))),
+                ("the GPU's UUID", text(gpu.and_then(|gpu| gpu.uuid.clone()))),
+                ("the GPU's driver", text(gpu.and_then(|gpu| gpu.driver.clone()))),
+            ]
+        };
+        let pairs = facts(self).into_iter().zip(facts(other));
+        pairs.map(|((what, here), (_, there))| (what, here, there)).find(|(_, here, there)| here != there)
+    }
+
     /// Memory of the device a run used: the GPU's where there is one, the host's within its container otherwise.
     #[must_use]
     pub fn device_memory(&self) -> Option<Bytes> {

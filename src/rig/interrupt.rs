@@ -60,7 +60,7 @@ impl Interrupts {
     }
 
     /// Calls `tell` when the first signal comes.
-    pub(super) fn on_first(&self, tell: impl Fn(i32) + Send + 'static) {
+    pub(crate) fn on_first(&self, tell: impl Fn(i32) + Send + 'static) {
         *self.tell.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(tell));
     }
 }

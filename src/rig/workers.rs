@@ -94,7 +94,7 @@ impl<A: DeserializeOwned + Send + 'static> Workers<A> {
     }
 
     /// Makes [`Self::hear`] hear of a signal.
-    pub(super) fn interrupter(&self) -> impl Fn(i32) + Send + 'static {
+    pub(crate) fn interrupter(&self) -> impl Fn(i32) + Send + 'static {
         let tell = self.sender.clone();
         move |signal| {
             // Without a receiver the run is over already.

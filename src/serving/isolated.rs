@@ -16,8 +16,10 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::known::{Answered, Asked, Opening};
-use super::{ServeError, ServeObserver};
+use super::memory::{Entry, Memory};
+use super::{Ending, Finished, ServeError, ServeObserver};
 use crate::report::serving::ServeReport;
+use crate::rig::Interrupts;
 use crate::rig::wire::{Call, Word};
 use crate::rig::workers::{Heard, Launch, WorkerError, Workers, same_program};
 use crate::serve::point::Point;
@@ -48,7 +50,7 @@ pub struct Job {
 /// What a worker is told before it begins.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Past {
+pub(super) enum Handed {
     Opening(Box<Opening>),
     Point(Box<Answered>),
     /// That was all: begin.
@@ -84,19 +86,12 @@ pub(super) enum Told {
     },
 }
 
-/// A benchmark that came to an end.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Finished {
-    pub report: ServeReport,
-    /// Points that were given up, and whether the end was one of the benchmark's own.
-    pub lost: usize,
-    pub complete: bool,
-}
-
 /// How a worker's work ended.
 enum End {
     Report(Box<ServeReport>),
     Lost(Box<Loss>),
+    /// By a signal to the supervisor; with the point that it hit.
+    Stopped(i32, Option<Box<Point>>),
 }
 
 /// What was lost with a worker.
@@ -115,29 +110,32 @@ impl Loss {
 /// Runs a serving benchmark in a worker.
 ///
 /// # Errors
-/// When no worker can be started, when two are lost one after the other before they come to a point and none was measured, and when the
-/// benchmark itself is refused.
-pub fn serve(launch: &Launch, job: &Job, observer: &mut dyn ServeObserver) -> Result<Finished, ServeError> {
-    let mut supervisor = Supervisor {
-        workers: Workers::new(launch.program.clone(), Some(KIND)),
-        patience: launch.patience,
-        job,
-        openings: Vec::new(),
-        answered: Vec::new(),
-        begun: None,
-        struck: None,
-        barren: 0,
-        lost: 0,
-        warnings: Vec::new(),
-    };
+/// When no worker can be started, when two are lost one after the other before they come to a point and none was measured, when the
+/// benchmark itself is refused, and when a signal comes before anything was measured.
+pub fn serve(
+    launch: &Launch,
+    job: &Job,
+    interrupts: &Interrupts,
+    memory: &mut Memory,
+    observer: &mut dyn ServeObserver,
+) -> Result<Finished, ServeError> {
+    let workers = Workers::new(launch.program.clone(), Some(KIND));
+    interrupts.on_first(workers.interrupter());
+    let mut supervisor =
+        Supervisor { workers, patience: launch.patience, job, interrupts, memory, struck: None, barren: 0 };
     loop {
         match supervisor.attend(observer)? {
-            End::Report(report) => return Ok(supervisor.conclude(*report, true)),
+            End::Report(report) => return Ok(supervisor.conclude(*report, Ending::Whole)),
             End::Lost(loss) => {
                 supervisor.workers.kill();
-                if let Some(reason) = supervisor.bear(*loss) {
+                if let Some(reason) = supervisor.bear(*loss)? {
                     return supervisor.give_up(&reason);
                 }
+            }
+            End::Stopped(signal, hit) => {
+                supervisor.workers.kill();
+                let report = supervisor.memory.stopped(signal, hit.map(|point| *point))?;
+                return Ok(supervisor.conclude(report, Ending::Stopped(signal)));
             }
         }
     }
@@ -147,33 +145,34 @@ struct Supervisor<'a> {
     workers: Workers<Told>,
     patience: Duration,
     job: &'a Job,
-    openings: Vec<Opening>,
-    answered: Vec<Answered>,
-    begun: Option<Box<ServeReport>>,
+    interrupts: &'a Interrupts,
+    memory: &'a mut Memory,
     /// The point that cost a worker and is measured once more.
     struck: Option<Asked>,
     /// Workers lost in a row before they came to a point.
     barren: usize,
-    lost: usize,
-    warnings: Vec<String>,
 }
 
 impl Supervisor<'_> {
     /// Starts a worker and attends to it until it ends, one way or the other.
     fn attend(&mut self, observer: &mut dyn ServeObserver) -> Result<End, ServeError> {
+        // One that came while nobody listened.
+        if let Some(signal) = self.interrupts.signal() {
+            return Ok(End::Stopped(signal, None));
+        }
         self.workers.start()?;
         let hello = self.workers.hello(self.job.clone());
         self.workers.say(&hello);
         let mut now = Now { doing: "starting".into(), measuring: None, steps: None };
-        match self.hear(&now) {
+        match self.hear(&mut now) {
             Ok(word) => same_program(&word)?,
-            Err(reason) => return Ok(Loss::end(reason, None)),
+            Err(end) => return Ok(end),
         }
         self.hand_on();
         loop {
-            let word = match self.hear(&now) {
+            let word = match self.hear(&mut now) {
                 Ok(word) => word,
-                Err(reason) => return Ok(Loss::end(reason, now.measuring)),
+                Err(end) => return Ok(end),
             };
             match word {
                 Word::Stage { what } => {
@@ -197,10 +196,11 @@ impl Supervisor<'_> {
 
     /// Tells a worker what is known.
     fn hand_on(&mut self) {
-        let openings = self.openings.iter().map(|opening| Past::Opening(Box::new(opening.clone())));
-        let points = self.answered.iter().map(|answered| Past::Point(Box::new(answered.clone())));
-        let past: Vec<Past> = openings.chain(points).chain([Past::Begin]).collect();
-        for known in past {
+        let openings =
+            self.memory.openings().iter().map(|opening| Handed::Opening(Box::new(opening.clone())));
+        let points = self.memory.answered().iter().map(|answered| Handed::Point(Box::new(answered.clone())));
+        let known: Vec<Handed> = openings.chain(points).chain([Handed::Begin]).collect();
+        for known in known {
             self.workers.say(&Call::<(), _>::Order(Box::new(known)));
         }
     }
@@ -213,15 +213,13 @@ impl Supervisor<'_> {
         observer: &mut dyn ServeObserver,
     ) -> Result<Option<End>, ServeError> {
         match told {
-            Told::Opened(opening) => self.openings.push(*opening),
-            Told::Begun(report) => {
-                self.begun.get_or_insert(report);
-            }
+            Told::Opened(opening) => self.memory.learn(Entry::Opened(opening))?,
+            Told::Begun(report) => self.memory.learn(Entry::Begun(report))?,
             Told::Measuring { asked, blank, longest_s } => {
                 self.barren = 0;
                 now.becomes(format!("measuring {}", asked.label));
                 now.steps = Some(Steps { longest_s, run: false });
-                now.measuring = Some(Answered { asked, point: *blank });
+                now.measuring = Some(Answered { asked, point: *blank, lost: false });
             }
             Told::Progress(progress) => {
                 if let Some(steps) = &mut now.steps {
@@ -232,12 +230,12 @@ impl Supervisor<'_> {
             }
             Told::Measured(answered) => {
                 now.becomes(format!("preparing what follows {}", answered.asked.label));
-                self.answered.push(*answered);
+                self.memory.learn(Entry::Answered(answered))?;
             }
             Told::Faulty { asked, point, reason } => {
                 let blank = now.measuring.take().map(|answered| answered.point);
                 let point = point.map(|point| *point).or(blank);
-                let point = point.map(|point| Answered { asked, point });
+                let point = point.map(|point| Answered { asked, point, lost: false });
                 return Ok(Some(Loss::end(reason, point)));
             }
             Told::Report(report) => {
@@ -252,74 +250,68 @@ impl Supervisor<'_> {
         Ok(None)
     }
 
-    /// The worker's next word, or how it was lost.
-    fn hear(&mut self, now: &Now) -> Result<Word<Told>, String> {
+    /// The worker's next word, or how it ended instead.
+    fn hear(&mut self, now: &mut Now) -> Result<Word<Told>, End> {
         let silence = now.silence(self.patience);
-        match self.workers.hear(Instant::now() + silence) {
-            Heard::Word(word) => Ok(word),
-            Heard::Ended { how, broken } => Err(format!("the worker {how} while {}{broken}", now.doing())),
-            // Nobody asked to be told of signals.
-            Heard::Nothing | Heard::Interrupted(_) => Err(format!(
+        let reason = match self.workers.hear(Instant::now() + silence) {
+            Heard::Word(word) => return Ok(word),
+            Heard::Interrupted(signal) => {
+                let hit = now.measuring.take().map(|answered| Box::new(answered.point));
+                return Err(End::Stopped(signal, hit));
+            }
+            Heard::Ended { how, broken } => format!("the worker {how} while {}{broken}", now.doing()),
+            Heard::Nothing => format!(
                 "no answer while {}: silent for {:.1} s{}; the worker was killed",
                 now.doing(),
                 silence.as_secs_f64(),
                 now.expected()
-            )),
-        }
+            ),
+        };
+        Err(Loss::end(reason, now.measuring.take()))
     }
 
     /// Decides what a loss costs; `Some` where it is everything that is still to come.
-    fn bear(&mut self, Loss { reason, point }: Loss) -> Option<String> {
-        let Some(Answered { asked, mut point }) = point else {
+    fn bear(&mut self, Loss { reason, point }: Loss) -> Result<Option<String>, ServeError> {
+        let Some(Answered { asked, mut point, .. }) = point else {
             self.barren += 1;
             if self.barren >= BARREN_WORKERS {
-                return Some(reason);
+                return Ok(Some(reason));
             }
-            self.warnings.push(format!("{reason}; another worker went on"));
-            return None;
+            self.memory.learn(Entry::Warning(format!("{reason}; another worker went on")))?;
+            return Ok(None);
         };
         if self.struck.as_ref() == Some(&asked) {
-            self.lost += 1;
             if point.result.is_none() {
                 point.not_run = Some(reason);
             }
-            self.answered.push(Answered { asked, point });
+            self.memory.learn(Entry::Answered(Box::new(Answered { asked, point, lost: true })))?;
         } else {
-            self.warnings.push(format!("{}: {reason}; the point was repeated", asked.label));
+            let warning = format!("{}: {reason}; the point was repeated", asked.label);
+            self.memory.learn(Entry::Warning(warning))?;
             self.struck = Some(asked);
         }
-        None
+        Ok(None)
     }
 
     /// Ends with what was measured, where anything was.
-    fn give_up(mut self, reason: &str) -> Result<Finished, ServeError> {
-        let Some(begun) = self.begun.take().filter(|_| !self.answered.is_empty()) else {
+    fn give_up(self, reason: &str) -> Result<Finished, ServeError> {
+        let Some(mut report) = self.memory.so_far() else {
             let reason = format!("{reason}, and so was lost the one before it");
             return Err(ServeError::Refused { reason });
         };
-        let points: Vec<Point> = self.answered.iter().map(|answered| answered.point.clone()).collect();
-        self.warnings.push(format!(
-            "the benchmark ended early: {reason}, {BARREN_WORKERS} workers in a row; here is what was measured before"
-        ));
-        Ok(self.conclude(ServeReport { points, ..*begun }, false))
+        report.warnings.insert(
+            0,
+            format!(
+                "the benchmark ended early: {reason}, {BARREN_WORKERS} workers in a row; here is what was measured before"
+            ),
+        );
+        Ok(self.conclude(report, Ending::Early))
     }
 
     /// Adds what the supervisor alone knows.
-    fn conclude(self, mut report: ServeReport, complete: bool) -> Finished {
-        if let Some(begun) = self.begun {
-            report.started_at = begun.started_at;
-        }
-        if self.workers.started() > 1 {
-            self.warnings.iter().rev().for_each(|warning| report.warnings.insert(0, warning.clone()));
-            if self.openings.iter().any(|opening| opening.calibration.is_some()) {
-                report.warnings.push(
-                    "the engine was loaded and its steps were timed anew for points after a lost worker; rates and warm-ups go by the \
-                     first times"
-                        .into(),
-                );
-            }
-        }
-        Finished { report, lost: self.lost, complete }
+    fn conclude(self, report: ServeReport, ending: Ending) -> Finished {
+        let report = self.memory.complete(report, self.workers.started() > 1);
+        Finished { report, lost: self.memory.lost(), ending }
     }
 }
 

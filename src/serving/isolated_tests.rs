@@ -1,14 +1,17 @@
 //! What a supervisor makes of its workers, played by a script that says what a test wants and keeps what it was told.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
 use std::sync::LazyLock;
 
 use super::*;
+use crate::journal::{Header, Journal};
 use crate::report::serving::tests::report;
 use crate::rig::wire::Program;
 use crate::serve::run::Progress;
 use crate::serving::Mode;
+use crate::serving::memory::ServePlan;
 
 struct Unheard;
 
@@ -37,7 +40,7 @@ fn measuring(ordinal: usize) -> Told {
 
 fn measured(ordinal: usize) -> Told {
     let point = whole().points[ordinal].clone();
-    Told::Measured(Box::new(Answered { asked: asked(ordinal), point }))
+    Told::Measured(Box::new(Answered { asked: asked(ordinal), point, lost: false }))
 }
 
 fn begun() -> Told {
@@ -77,9 +80,13 @@ impl Played {
     }
 
     fn serve(&self) -> Result<Finished, ServeError> {
+        self.serve_on(&mut Memory::default())
+    }
+
+    fn serve_on(&self, memory: &mut Memory) -> Result<Finished, ServeError> {
         let launch = Launch { program: self.0.path().join("program"), patience: Duration::from_millis(500) };
         let job = Job { arguments: vec!["serve".into()], command: "hbmark serve".into() };
-        serve(&launch, &job, &mut Unheard)
+        serve(&launch, &job, &Interrupts::default(), memory, &mut Unheard)
     }
 
     fn refused(&self) -> String {
@@ -89,10 +96,10 @@ impl Played {
     /// The points that a worker was told of.
     fn told(&self, worker: usize) -> Vec<Answered> {
         let text = std::fs::read_to_string(Path::join(self.0.path(), format!("told-{worker}"))).unwrap();
-        let calls = text.lines().map(|line| serde_json::from_str::<Call<Job, Past>>(line).unwrap());
+        let calls = text.lines().map(|line| serde_json::from_str::<Call<Job, Handed>>(line).unwrap());
         let points = calls.filter_map(|call| match call {
-            Call::Order(past) => match *past {
-                Past::Point(point) => Some(*point),
+            Call::Order(handed) => match *handed {
+                Handed::Point(point) => Some(*point),
                 _ => None,
             },
             Call::Hello { .. } => None,
@@ -113,8 +120,8 @@ fn a_point_that_costs_two_workers_is_given_up_and_every_worker_knows_what_was_an
         (vec![begun(), measuring(1)], "exit 3"),
         (vec![begun(), measuring(2), measured(2), Told::Report(Box::new(whole()))], "exit 0"),
     ]);
-    let Finished { report, lost, complete } = played.serve().unwrap();
-    assert_eq!((lost, complete), (1, true));
+    let Finished { report, lost, ending } = played.serve().unwrap();
+    assert_eq!((lost, ending), (1, Ending::Whole));
     assert_eq!(report.started_at.as_deref(), Some("2026-01-01T00:00:00Z"), "it began with the first worker");
     assert!(report.warnings[0].starts_with("rate 4: the worker was killed by signal 9"));
     assert!(report.warnings[0].ends_with("while measuring rate 4; the point was repeated"));
@@ -142,7 +149,7 @@ fn a_fault_of_the_device_is_tried_again_and_then_kept_as_what_it_gave() {
         (vec![begun(), Told::Report(Box::new(whole()))], "exit 0"),
     ]);
     assert_eq!(played.serve().unwrap().lost, 1);
-    assert_eq!(played.told(2), [Answered { asked: asked(0), point }]);
+    assert_eq!(played.told(2), [Answered { asked: asked(0), point, lost: true }]);
 }
 
 #[test]
@@ -152,8 +159,8 @@ fn two_workers_lost_before_a_point_end_it_with_what_was_measured() {
         (vec![begun()], "exit 5"),
         (vec![], "exit 0"),
     ]);
-    let Finished { report, lost, complete } = played.serve().unwrap();
-    assert_eq!((report.points.len(), lost, complete), (1, 0, false));
+    let Finished { report, lost, ending } = played.serve().unwrap();
+    assert_eq!((report.points.len(), lost, ending), (1, 0, Ending::Early));
     let [first, last] = &report.warnings[..2] else { panic!("{:?}", report.warnings) };
     assert_eq!(
         first,
@@ -215,4 +222,41 @@ fn a_message_without_an_end_is_a_loss_and_another_program_an_error() {
     let hello = serde_json::json!({"hello": {"program": {"wire": 0, "version": "0.0.1", "revision": null}}});
     let other = Played::with_hello(&[(vec![], "exit 0")], &hello).refused();
     assert!(other.contains("the worker is hbmark 0.0.1") && other.contains("the program changed"), "{other}");
+}
+
+#[test]
+fn what_one_process_measured_another_one_hands_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let plan =
+        || ServePlan { arguments: vec!["serve".into()], config: BTreeMap::new(), model_hash: "m".into() };
+    let journal = Journal::create(folder.path(), &Header::new("hbmark serve", plan()).unwrap()).unwrap();
+    let mut memory = Memory::journaled(journal, Vec::new());
+    let first = Played::new(&[
+        (vec![begun(), measuring(0), measured(0), measuring(1)], "kill -9 $$"),
+        (vec![begun()], "exit 5"),
+        (vec![begun()], "exit 6"),
+    ]);
+    let early = first.serve_on(&mut memory).unwrap();
+    assert_eq!((early.report.points.len(), early.ending), (1, Ending::Early));
+    drop(memory);
+
+    let later = Some("2026-02-02T00:00:00Z".to_owned());
+    let again = Told::Begun(Box::new(ServeReport { points: Vec::new(), started_at: later, ..whole() }));
+    let whole_report = Told::Report(Box::new(whole()));
+    let second = Played::new(&[(vec![again, measuring(1), measured(1), whole_report], "exit 0")]);
+    let found = Journal::reopen::<ServePlan, _>(folder.path()).unwrap();
+    assert_eq!(found.header.plan, plan());
+    let mut memory = Memory::journaled(found.journal, found.entries);
+    assert_eq!(memory.points(), 1);
+    let Finished { report, lost, ending } = second.serve_on(&mut memory).unwrap();
+    assert_eq!((lost, ending), (0, Ending::Whole));
+    let Told::Measured(known) = measured(0) else { unreachable!("made so") };
+    assert_eq!(second.told(0), [*known]);
+    assert_eq!(report.started_at.as_deref(), Some("2026-01-01T00:00:00Z"), "it began with the first process");
+    assert!(
+        report.warnings[0].ends_with("while measuring rate 4; the point was repeated"),
+        "{:?}",
+        report.warnings
+    );
+    assert_eq!(memory.points(), 2);
 }

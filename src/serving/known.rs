@@ -1,11 +1,14 @@
 //! What one process found out, for another to go on with: openings of an engine, and points.
 //!
-//! Enters: what a benchmark learns. Leaves: plain data that goes through a pipe. A point is known again by what was asked, never by its
-//! place alone.
+//! Enters: what a benchmark learns. Leaves: plain data that goes through a pipe and into a journal, and what of it is asked for again. A
+//! point is known again by what was asked, never by its place alone.
+
+use std::collections::VecDeque;
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use super::ServeError;
 use super::extras::{LoraSummary, StructuredSummary};
 use crate::measure::environment::Environment;
 use crate::serve::adapters::AdapterMix;
@@ -59,4 +62,48 @@ impl std::fmt::Display for Asked {
 pub struct Answered {
     pub asked: Asked,
     pub point: Point,
+    /// It cost one worker after the other, and is as the last one left it.
+    pub lost: bool,
+}
+
+/// What was found out before, in the order in which it is asked for again.
+#[derive(Debug, Default)]
+pub(super) struct Past {
+    openings: VecDeque<Opening>,
+    points: VecDeque<Answered>,
+    /// Points asked for so far.
+    asked: usize,
+}
+
+impl Past {
+    pub(super) fn new(
+        openings: impl IntoIterator<Item = Opening>,
+        points: impl IntoIterator<Item = Answered>,
+    ) -> Self {
+        Self { openings: openings.into_iter().collect(), points: points.into_iter().collect(), asked: 0 }
+    }
+
+    /// What is known of an engine that was just opened.
+    pub(super) fn opening(&mut self, found: &Opening) -> Result<Option<Opening>, ServeError> {
+        let Some(known) = self.openings.pop_front() else { return Ok(None) };
+        if known.block_size != found.block_size {
+            return Err(ServeError::OtherOpening { known: known.block_size, asked: found.block_size });
+        }
+        match known.environment.difference(&found.environment) {
+            Some((what, was, is)) => Err(ServeError::OtherMachine { what, was, is }),
+            None => Ok(Some(known)),
+        }
+    }
+
+    /// Which point is asked for, and what is known of it.
+    pub(super) fn point(&mut self, spec: &PointSpec) -> Result<(Asked, Option<Point>), ServeError> {
+        let asked = Asked::of(self.asked, spec);
+        self.asked += 1;
+        match self.points.pop_front() {
+            Some(known) if known.asked != asked => {
+                Err(ServeError::OtherPoint { known: known.asked.to_string(), asked: asked.to_string() })
+            }
+            known => Ok((asked, known.map(|known| known.point))),
+        }
+    }
 }

@@ -3,11 +3,10 @@
 //! Enters: a [`Job`], and what earlier workers found out. Leaves: stages, progress, points and the report, on what was stdout. Words
 //! are written where an observer in the same process would be told: between two steps, a few times a second.
 
-use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use super::isolated::{Job, Past, Told};
-use super::known::{Answered, Asked, Opening};
+use super::isolated::{Handed, Job, Told};
+use super::known::{Answered, Asked, Opening, Past};
 use super::{ServeError, ServeObserver};
 use crate::engine::Session;
 use crate::report::serving::ServeReport;
@@ -29,14 +28,14 @@ pub fn work(
     run: impl FnOnce(&Job, &mut dyn ServeObserver) -> Result<ServeReport, String>,
 ) -> Result<(), WorkerEnd> {
     let Some(Greeted { mut input, out, config: job, workers }) = greet::<Job>()? else { return Ok(()) };
-    let (mut openings, mut points) = (VecDeque::new(), VecDeque::new());
+    let (mut openings, mut points) = (Vec::new(), Vec::new());
     loop {
         match wire::read(&mut input)? {
             None => return Ok(()),
-            Some(Call::<(), _>::Order(past)) => match *past {
-                Past::Opening(opening) => openings.push_back(*opening),
-                Past::Point(point) => points.push_back(*point),
-                Past::Begin => break,
+            Some(Call::<(), _>::Order(handed)) => match *handed {
+                Handed::Opening(opening) => openings.push(*opening),
+                Handed::Point(point) => points.push(*point),
+                Handed::Begin => break,
             },
             Some(Call::Hello { .. }) => return Err(WorkerEnd::NotAsked),
         }
@@ -45,9 +44,7 @@ pub fn work(
     let fault = planted.as_ref().ok().cloned().flatten();
     let mut told = Teller {
         out,
-        openings,
-        points,
-        next: 0,
+        past: Past::new(openings, points),
         measuring: None,
         said: None,
         ended: false,
@@ -77,10 +74,7 @@ pub fn work(
 /// Tells the supervisor how it goes on, and the benchmark what is known.
 struct Teller {
     out: std::fs::File,
-    openings: VecDeque<Opening>,
-    points: VecDeque<Answered>,
-    /// Points asked for so far.
-    next: usize,
+    past: Past,
     measuring: Option<Asked>,
     /// When progress was told last; `None` for a point that has told none.
     said: Option<Instant>,
@@ -155,30 +149,23 @@ impl ServeObserver for Teller {
     }
 
     fn opened(&mut self, found: Opening) -> Result<Opening, ServeError> {
-        match self.openings.pop_front() {
-            Some(known) if known.block_size == found.block_size => Ok(known),
-            Some(known) => Err(ServeError::OtherOpening { known: known.block_size, asked: found.block_size }),
-            None => {
-                self.tell(Told::Opened(Box::new(found.clone())));
-                Ok(found)
-            }
+        if let Some(known) = self.past.opening(&found)? {
+            return Ok(known);
         }
+        self.tell(Told::Opened(Box::new(found.clone())));
+        Ok(found)
     }
 
-    fn begun(&mut self, report: &ServeReport) {
+    fn begun(&mut self, report: &ServeReport) -> Result<(), ServeError> {
         let report = self.warned(report.clone());
         self.tell(Told::Begun(Box::new(report)));
+        Ok(())
     }
 
     fn recall(&mut self, spec: &PointSpec, longest: Option<Nanos>) -> Result<Option<Point>, ServeError> {
-        let asked = Asked::of(self.next, spec);
-        self.next += 1;
-        if let Some(known) = self.points.pop_front() {
-            if known.asked != asked {
-                let (known, asked) = (known.asked.to_string(), asked.to_string());
-                return Err(ServeError::OtherPoint { known, asked });
-            }
-            return Ok(Some(known.point));
+        let (asked, known) = self.past.point(spec)?;
+        if known.is_some() {
+            return Ok(known);
         }
         let (plan, _) = spec.plan()?;
         let blank = Box::new(spec.blank(&plan));
@@ -203,7 +190,7 @@ impl ServeObserver for Teller {
                 Err(ServeError::Refused { reason })
             }
             (None, Ok(point)) => {
-                self.tell(Told::Measured(Box::new(Answered { asked, point: point.clone() })));
+                self.tell(Told::Measured(Box::new(Answered { asked, point: point.clone(), lost: false })));
                 Ok(())
             }
             // The benchmark ends by it, and says why itself.
@@ -246,9 +233,7 @@ mod tests {
     fn asks(points: &[Answered]) -> Asks {
         let teller = Teller {
             out: tempfile::tempfile().unwrap(),
-            openings: VecDeque::new(),
-            points: points.to_vec().into(),
-            next: 0,
+            past: Past::new([], points.to_vec()),
             measuring: None,
             said: None,
             ended: false,
