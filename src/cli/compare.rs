@@ -197,12 +197,11 @@ fn live(args: &Args, settings: Settings) -> anyhow::Result<Result<Ran, i32>> {
     let interrupts = Interrupts::listen().context("cannot listen for Ctrl-C")?;
     let claim = args.out.as_deref().map(claim_folder).transpose()?;
     // Only without a folder of the user's; removed when this function returns.
-    let (folder, _temporary) = match &args.out {
-        Some(out) => (out.join("processes"), None),
-        None => {
-            let temporary = tempfile::Builder::new().prefix("hbmark-compare").tempdir()?;
-            (temporary.path().to_path_buf(), Some(temporary))
-        }
+    let (folder, _temporary) = if let Some(out) = &args.out {
+        (out.join("processes"), None)
+    } else {
+        let temporary = tempfile::Builder::new().prefix("hbmark-compare").tempdir()?;
+        (temporary.path().to_path_buf(), Some(temporary))
     };
     prepare_folder(&folder, 0)?;
     compare::clear(&folder).with_context(|| format!("cannot clear {}", folder.display()))?;
