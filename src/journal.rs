@@ -17,7 +17,9 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::files;
+use crate::intake::{self, Refused};
 use crate::measure::environment::BuildEnvironment;
+use crate::report::ReportError;
 
 /// The journal's name in a run's folder.
 pub const FILE: &str = "journal.jsonl";
@@ -41,6 +43,8 @@ pub enum JournalError {
     Open { path: PathBuf, source: std::io::Error },
     #[error("cannot read {path}: {source}")]
     Read { path: PathBuf, source: std::io::Error },
+    #[error("{path} is {found} and no journal of hbmark: choose another folder, or remove it")]
+    NotAJournal { path: PathBuf, found: &'static str },
     #[error(
         "cannot write {path}: {source}; what is in it is safe: make room and go on with `hbmark {subcommand} --resume {}`",
         folder_of(path)
@@ -76,6 +80,8 @@ pub enum JournalError {
     Differs { folder: PathBuf, what: String, was: String, is: String },
     #[error("{path} does not belong to this plan: it goes on with {was}, the plan with {is}")]
     AnotherPlan { path: PathBuf, was: String, is: String },
+    #[error("{path} holds what no run measures: {source}")]
+    Unbelievable { path: PathBuf, source: Box<ReportError> },
     #[error("cannot read this program to identify it: {0}")]
     Program(std::io::Error),
 }
@@ -193,18 +199,25 @@ impl Journal {
     /// # Errors
     /// When another run writes there, when an unfinished one lies there, or when the file cannot be written.
     pub fn create<P: Plan>(folder: &Path, header: &Header<P>) -> Result<Self, JournalError> {
-        let mut journal = Self::lock(folder, P::SUBCOMMAND, true)?;
-        let whole = journal.lines()?.whole;
+        let mut journal = Self::vacant(folder, P::SUBCOMMAND)?;
+        journal.append(header)?;
+        files::sync_folder(folder);
+        Ok(journal)
+    }
+
+    /// An empty journal in a folder in which no run waits to be gone on with.
+    fn vacant(folder: &Path, subcommand: &'static str) -> Result<Self, JournalError> {
+        let mut journal = Self::lock(folder, subcommand, true)?;
+        let bytes = journal.bytes()?;
+        let whole = journal.lines(&bytes)?.whole;
         // One that was refused or killed before it measured anything has nothing worth going on with.
         if whole.iter().any(Line::is_measured) {
-            let subcommand = whole.first().and_then(Line::subcommand).unwrap_or_else(|| P::SUBCOMMAND.into());
+            let subcommand = whole.first().and_then(Line::subcommand).unwrap_or_else(|| subcommand.into());
             let (folder, path, lines) = (journal.folder, journal.path, whole.len());
             return Err(JournalError::Unfinished { folder, path, subcommand, lines });
         }
         journal.cut(0)?;
         files::sweep(folder);
-        journal.append(header)?;
-        files::sync_folder(folder);
         Ok(journal)
     }
 
@@ -214,7 +227,8 @@ impl Journal {
     /// When there is none, when it is being written, when it is damaged, or when another program or subcommand wrote it.
     pub fn reopen<P: Plan, E: DeserializeOwned>(folder: &Path) -> Result<Found<P, E>, JournalError> {
         let mut journal = Self::lock(folder, P::SUBCOMMAND, false)?;
-        let Lines { whole, torn } = journal.lines()?;
+        let bytes = journal.bytes()?;
+        let Lines { whole, torn } = journal.lines(&bytes)?;
         let path = journal.path.clone();
         let mut whole = whole.into_iter().enumerate().map(|(index, line)| (index + 1, line));
         let Some((_, first)) = whole.next() else {
@@ -222,17 +236,16 @@ impl Journal {
         };
         let foreign = |line, source| JournalError::Foreign { path: path.clone(), line, source };
         // The program first: another one may have written the rest in another way.
-        let wrote: ProgramOnly = serde_json::from_slice(&first.json).map_err(|source| foreign(1, source))?;
+        let wrote: ProgramOnly = parse(first.json).map_err(|source| foreign(1, source))?;
         wrote.program.same(folder, &Program::this()?)?;
         if let Some(subcommand) = first.subcommand().filter(|wrote| wrote != P::SUBCOMMAND) {
             return Err(JournalError::OtherSubcommand { folder: folder.to_owned(), subcommand });
         }
-        let header: Header<P> = serde_json::from_slice(&first.json).map_err(|source| foreign(1, source))?;
+        let header: Header<P> = parse(first.json).map_err(|source| foreign(1, source))?;
         (journal.hash, journal.length) = (first.hash, first.end);
         let mut entries = Vec::new();
         for (number, line) in whole {
-            let written: Written<E> =
-                serde_json::from_slice(&line.json).map_err(|source| foreign(number, source))?;
+            let written: Written<E> = parse(line.json).map_err(|source| foreign(number, source))?;
             journal.measured |= written.measured;
             entries.push(written.entry);
             (journal.hash, journal.length) = (line.hash, line.end);
@@ -266,14 +279,14 @@ impl Journal {
         let path = folder.join(FILE);
         let opened = |source: std::io::Error| JournalError::Open { path: path.clone(), source };
         loop {
-            let file = match File::options().read(true).write(true).create(create).truncate(false).open(&path)
-            {
-                Ok(file) => file,
-                Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                    return Err(JournalError::Nothing { folder: folder.to_owned() });
+            let file = intake::open_own(&path, create).map_err(|refused| match refused {
+                Refused::NotRegular { found } => JournalError::NotAJournal { path: path.clone(), found },
+                Refused::Io(error) if error.kind() == std::io::ErrorKind::NotFound && !create => {
+                    JournalError::Nothing { folder: folder.to_owned() }
                 }
-                Err(error) => return Err(opened(error)),
-            };
+                Refused::Io(error) => opened(error),
+                other => opened(std::io::Error::other(other)),
+            })?;
             match file.try_lock() {
                 Ok(()) => {}
                 Err(std::fs::TryLockError::WouldBlock) => {
@@ -289,15 +302,24 @@ impl Journal {
         }
     }
 
-    fn lines(&mut self) -> Result<Lines, JournalError> {
+    /// The journal as it is; at most as much of it as there is now.
+    fn bytes(&self) -> Result<Vec<u8>, JournalError> {
         let unreadable = |source| JournalError::Read { path: self.path.clone(), source };
         let size = self.file.metadata().map_err(unreadable)?.len();
         if size > MAX_BYTES {
             return Err(JournalError::TooLarge { path: self.path.clone(), size });
         }
         let mut bytes = Vec::new();
-        self.file.read_to_end(&mut bytes).map_err(unreadable)?;
-        lines(&bytes).map_err(|line| JournalError::Damaged { path: self.path.clone(), line })
+        (&self.file).take(size).read_to_end(&mut bytes).map_err(unreadable)?;
+        Ok(bytes)
+    }
+
+    /// Its lines; what is no journal is left as it is.
+    fn lines<'a>(&self, bytes: &'a [u8]) -> Result<Lines<'a>, JournalError> {
+        if !begins_like_one(bytes) {
+            return Err(JournalError::NotAJournal { path: self.path.clone(), found: "another file" });
+        }
+        lines(bytes).map_err(|line| JournalError::Damaged { path: self.path.clone(), line })
     }
 
     /// Forgets everything behind a place.
@@ -344,6 +366,27 @@ impl Journal {
     }
 }
 
+/// A folder that nobody else writes into, for what is soon done again and keeps no journal. It is free again when this is dropped.
+#[derive(Debug)]
+pub struct Claim(Journal);
+
+impl Claim {
+    /// Claims a folder.
+    ///
+    /// # Errors
+    /// When a run writes there, or an unfinished one lies there.
+    pub fn take(folder: &Path) -> Result<Self, JournalError> {
+        Journal::vacant(folder, "run").map(Self)
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        // Left behind it is an empty journal, and in nobody's way.
+        let _ = std::fs::remove_file(&self.0.path);
+    }
+}
+
 /// Only the part of a header that says whether the rest can be read.
 #[derive(Deserialize)]
 struct ProgramOnly {
@@ -358,20 +401,20 @@ struct Written<E> {
 }
 
 /// A whole line: what it says, its hash, and where it ends.
-struct Line {
-    json: Vec<u8>,
+struct Line<'a> {
+    json: &'a [u8],
     hash: String,
     end: u64,
 }
 
-impl Line {
+impl Line<'_> {
     /// Whether it took time to measure; a header did not.
     fn is_measured(&self) -> bool {
         #[derive(Deserialize)]
         struct MeasuredOnly {
             measured: bool,
         }
-        serde_json::from_slice::<MeasuredOnly>(&self.json).is_ok_and(|line| line.measured)
+        parse::<MeasuredOnly>(self.json).is_ok_and(|line| line.measured)
     }
 
     /// Of a header: which subcommand goes on with what follows.
@@ -380,18 +423,31 @@ impl Line {
         struct SubcommandOnly {
             subcommand: String,
         }
-        serde_json::from_slice::<SubcommandOnly>(&self.json).ok().map(|header| header.subcommand)
+        parse::<SubcommandOnly>(self.json).ok().map(|header| header.subcommand)
     }
 }
 
-struct Lines {
-    whole: Vec<Line>,
+struct Lines<'a> {
+    whole: Vec<Line<'a>>,
     /// Bytes behind the last whole line.
     torn: usize,
 }
 
+/// Whether these bytes are a journal's, or as much of its first line as was written.
+fn begins_like_one(bytes: &[u8]) -> bool {
+    let (hash, rest) = bytes.split_at(bytes.len().min(HASH_DIGITS));
+    hash.iter().all(u8::is_ascii_hexdigit) && b" {".starts_with(&rest[..rest.len().min(2)])
+}
+
+/// What a line says, in memory that its length allows: the shortest number that an entry keeps many of takes four bytes and more.
+fn parse<T: DeserializeOwned>(json: &[u8]) -> Result<T, serde_json::Error> {
+    const BUDGET: usize = 16 << 20;
+    let text = std::str::from_utf8(json).map_err(serde::de::Error::custom)?;
+    intake::json::from_str(text, json.len().saturating_mul(4).saturating_add(BUDGET))
+}
+
 /// Takes a journal apart; the error is the number of the first line that is not what was written.
-fn lines(bytes: &[u8]) -> Result<Lines, usize> {
+fn lines(bytes: &[u8]) -> Result<Lines<'_>, usize> {
     let (mut whole, mut hash, mut at) = (Vec::new(), hex(&Sha256::digest(BEGIN)), 0);
     while let Some(length) = bytes[at..].iter().position(|byte| *byte == b'\n') {
         let line = &bytes[at..at + length];
@@ -403,7 +459,7 @@ fn lines(bytes: &[u8]) -> Result<Lines, usize> {
         if said != hash.as_bytes() {
             return Err(damaged);
         }
-        whole.push(Line { json: json.to_vec(), hash: hash.clone(), end: at as u64 });
+        whole.push(Line { json, hash: hash.clone(), end: at as u64 });
     }
     Ok(Lines { whole, torn: bytes.len() - at })
 }

@@ -122,7 +122,7 @@ fn a_flipped_byte_anywhere_is_found_or_shortens_the_journal_with_a_notice() {
     let (bytes, _) = whole();
     // Three lines hold every kind of byte: hash, space, text, line end; and the beginning of the middle of a chain.
     let bytes = &bytes[..ends(&bytes)[2]];
-    let truth: Vec<Vec<u8>> = lines(bytes).unwrap().whole.into_iter().map(|line| line.json).collect();
+    let truth: Vec<&[u8]> = lines(bytes).unwrap().whole.into_iter().map(|line| line.json).collect();
     for at in 0..bytes.len() {
         for bit in [0x01, 0x20, 0x80] {
             let mut flipped = bytes.to_vec();
@@ -133,7 +133,7 @@ fn a_flipped_byte_anywhere_is_found_or_shortens_the_journal_with_a_notice() {
                 Ok(lines) => {
                     assert_eq!(at, bytes.len() - 1, "byte {at}");
                     assert!(lines.torn > 0);
-                    let found: Vec<Vec<u8>> = lines.whole.into_iter().map(|line| line.json).collect();
+                    let found: Vec<&[u8]> = lines.whole.into_iter().map(|line| line.json).collect();
                     assert_eq!(found, truth[..truth.len() - 1]);
                 }
             }
@@ -263,4 +263,69 @@ fn a_journal_of_another_plan_is_not_gone_on_with() {
     let error =
         crate::benchmark(&mut rig, &other, &model(), "hbmark run", &mut Silent).unwrap_err().to_string();
     assert!(error.contains("does not belong to this plan"), "{error}");
+}
+
+#[test]
+fn what_is_no_journal_is_refused_and_left_as_it_is() {
+    let secret = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(secret.path(), "something else").unwrap();
+    let refused = |folder: &Path, found: &str| {
+        for error in [Journal::create(folder, &header()).err(), reopen(folder).err()] {
+            let error = error.unwrap().to_string();
+            assert!(error.contains(found) && error.contains("journal.jsonl is "), "{error}");
+        }
+    };
+    for bytes in [&b"something else"[..], &[b'a'; 64 + 2], &[0; 10], b"{\"a\": 1}\n"] {
+        let folder = self::folder(bytes);
+        refused(folder.path(), "is another file and no journal");
+        assert_eq!(std::fs::read(folder.path().join(FILE)).unwrap(), bytes);
+    }
+    for target in [secret.path(), Path::new("/dev/zero"), Path::new("nowhere")] {
+        let folder = tempfile::tempdir().unwrap();
+        std::os::unix::fs::symlink(target, folder.path().join(FILE)).unwrap();
+        refused(folder.path(), "is a link and no journal");
+    }
+    assert_eq!(std::fs::read(secret.path()).unwrap(), b"something else");
+    let folder = tempfile::tempdir().unwrap();
+    let pipe = std::process::Command::new("mkfifo").arg(folder.path().join(FILE)).status().unwrap();
+    assert!(pipe.success());
+    refused(folder.path(), "is a pipe, socket or device and no journal");
+}
+
+#[test]
+fn a_line_of_millions_of_numbers_is_refused_before_they_take_memory() {
+    let json = format!("[{}0]", "0,".repeat(16 << 20));
+    let error = parse::<Vec<f64>>(json.as_bytes()).unwrap_err().to_string();
+    assert!(error.contains("would take more than"), "{error}");
+    // As they are written, there may be as many as there are.
+    let json = format!("[{}0]", "41234.0,".repeat(4 << 20));
+    assert_eq!(parse::<Vec<f64>>(json.as_bytes()).unwrap().len(), (4 << 20) + 1);
+}
+
+#[test]
+fn a_forged_block_without_steps_is_refused_and_nothing_is_divided_by_it() {
+    let folder = self::folder(&whole().0);
+    let mut found = reopen(folder.path()).unwrap();
+    let visited = found.entries.iter_mut().find_map(|step| match &mut step.answer {
+        crate::rig::Answer::Visited(visited) if !visited.blocks.is_empty() => Some(visited),
+        _ => None,
+    });
+    visited.unwrap().blocks[0].step_ns.clear();
+    let error = run(&mut Journaled::new(rig(), found.journal, found.entries)).unwrap_err().to_string();
+    assert!(error.contains("journal.jsonl holds what no run measures"), "{error}");
+    assert!(error.contains("the length of a block that counts of "), "{error}");
+}
+
+#[test]
+fn a_claimed_folder_is_nobody_elses_until_it_is_given_back_and_an_unfinished_run_is_not_claimed() {
+    let folder = tempfile::tempdir().unwrap();
+    let claim = Claim::take(folder.path()).unwrap();
+    for second in [Claim::take(folder.path()).err(), Journal::create(folder.path(), &header()).err()] {
+        let error = second.unwrap().to_string();
+        assert!(error.contains("another run is writing into this folder"), "{error}");
+    }
+    drop(claim);
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+    let error = Claim::take(self::folder(&whole().0).path()).unwrap_err().to_string();
+    assert!(error.contains("holds an unfinished run") && error.contains("--resume"), "{error}");
 }

@@ -2,21 +2,25 @@
 
 use std::process::ExitCode;
 
-use clap::Parser;
-use hbmark::cli::Cli;
-
 fn main() -> ExitCode {
     if hbmark::rig::is_worker() {
         return hbmark::cli::work();
     }
     if !hbmark::rig::end_with_launcher() {
+        hbmark::cli::say(&format!(
+            "error: the process that launched this one is gone; unset {} to start it by hand",
+            hbmark::rig::LAUNCHED_BY
+        ));
         return ExitCode::from(2);
     }
-    let cli = Cli::parse();
+    let cli = match hbmark::cli::parse() {
+        Ok(cli) => cli,
+        Err(code) => return code,
+    };
     match hbmark::cli::dispatch(cli) {
         Ok(outcome) => outcome.into(),
         Err(error) => {
-            anstream::eprintln!("error: {}", hbmark::cli::one_line(&error));
+            hbmark::cli::say_error(&error);
             ExitCode::from(2)
         }
     }

@@ -450,3 +450,37 @@ fn a_pipe_in_the_place_of_a_result_is_refused_at_once() {
         refused(&[command, path(&pipe)], "regular file");
     }
 }
+
+#[test]
+fn numbers_that_mean_nothing_are_refused_before_anything_is_served() {
+    let model = fixture("qwen3");
+    let serve = ["serve", "--virtual", "--gpu", "h100-sxm", "--model", path(&model)];
+    let with = |more: &[&str], message: &str| refused(&[&serve[..], more].concat(), message);
+    for scale in ["nan", "inf", "-1", "0"] {
+        with(&["--trace", "none.csv", &format!("--time-scale={scale}")], "is not above 0");
+    }
+    with(
+        &["--warmup-requests=18446744073709551615"],
+        "--warmup-requests 18446744073709551615 is above 10000000",
+    );
+    with(&["--rate", "1e308"], "--rate 1e308 is not a rate");
+    with(&["--rate", "1e-300"], "--rate 1e-300 is not a rate");
+}
+
+#[test]
+fn an_output_that_is_a_device_or_a_link_is_written_and_stays_what_it_is() {
+    let folder = tempfile::tempdir().unwrap();
+    let seed = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/seeds/result.json");
+    let (real, link, null) =
+        (folder.path().join("real"), folder.path().join("link"), folder.path().join("null"));
+    std::os::unix::fs::symlink("real", &link).unwrap();
+    std::os::unix::fs::symlink("/dev/null", &null).unwrap();
+    for output in [&link, &null] {
+        hbmark().args(["record", path(&seed), "--output", path(output)]).assert().code(0);
+        assert!(output.symlink_metadata().unwrap().file_type().is_symlink());
+    }
+    assert!(std::fs::read_to_string(&real).unwrap().contains("hbmark"));
+    let missing = folder.path().join("none/decision.md");
+    let said = format!("error: cannot write {}: its folder takes no new file: No such file", path(&missing));
+    refused(&["record", path(&seed), "--output", path(&missing)], &said);
+}

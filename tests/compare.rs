@@ -184,3 +184,102 @@ fn settings_may_come_from_a_file() {
     refused(&[path(&nested), "threads=1"], "`engine` in");
     refused(&[path(&broken), "threads=1"], "is no TOML");
 }
+
+/// Starts a comparison of more rounds than anybody waits for, and waits until so many launches have a result.
+fn long_comparison(out: &Path, launches: usize) -> std::process::Child {
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_hbmark"));
+    for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("HBMARK_")) {
+        command.env_remove(name);
+    }
+    let child = command
+        .args(["compare", "dtype=bf16", "dtype=int8", "--both", &tiny(), "--protocol", "smoke"])
+        .args(["--rounds", "5000", "--format", "json", "--out", path(out)])
+        .env("HF_HUB_OFFLINE", "1")
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let begin = std::time::Instant::now();
+    while results(out) < launches {
+        assert!(begin.elapsed() < std::time::Duration::from_mins(3), "it launches nothing");
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    child
+}
+
+/// Launches that have a result.
+fn results(out: &Path) -> usize {
+    let launches = std::fs::read_dir(out.join("processes")).into_iter().flatten().flatten();
+    launches.filter(|launch| launch.path().join("result.json").is_file()).count()
+}
+
+fn signal(child: &std::process::Child, name: &str) {
+    let arguments = [format!("-{name}"), child.id().to_string()];
+    assert!(std::process::Command::new("kill").args(arguments).status().unwrap().success());
+}
+
+#[test]
+fn a_comparison_that_is_stopped_keeps_its_complete_rounds() {
+    let out = tempfile::tempdir().unwrap();
+    let child = long_comparison(out.path(), 5);
+    signal(&child, "INT");
+    let output = child.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(130), "{said}");
+    let found = json(&output.stdout);
+    assert_eq!(found, json(&std::fs::read(out.path().join("comparison.json")).unwrap()));
+    let rounds = found["rounds"].as_u64().unwrap();
+    assert!((2..5000).contains(&rounds), "{rounds} rounds");
+    assert_eq!(found["order"].as_array().unwrap().len() as u64, rounds);
+    assert!(found["remarks"].to_string().contains("stopped by signal 2 after"), "{}", found["remarks"]);
+    assert!(!out.path().join("journal.jsonl").exists(), "the folder is given back");
+}
+
+#[test]
+fn a_comparison_that_is_stopped_in_its_first_round_says_that_it_decides_nothing() {
+    let out = tempfile::tempdir().unwrap();
+    let child = long_comparison(out.path(), 0);
+    while !out.path().join("processes").is_dir() {
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    signal(&child, "INT");
+    let output = child.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(130), "{said}");
+    assert!(said.contains("stopped by signal 2 after ") && said.contains("at least are needed"), "{said}");
+    assert!(output.stdout.is_empty() && !out.path().join("comparison.json").exists());
+}
+
+#[test]
+fn a_comparison_that_was_killed_is_started_again_with_the_same_command() {
+    let out = tempfile::tempdir().unwrap();
+    let mut child = long_comparison(out.path(), 1);
+    signal(&child, "KILL");
+    child.wait().unwrap();
+    // What a launch leaves that was killed after it had measured something.
+    let launch = out.path().join("processes/001-a");
+    std::fs::write(launch.join("journal.jsonl"), "what nobody goes on with").unwrap();
+    hbmark()
+        .args(["compare", "dtype=bf16", "dtype=int8", "--both", &tiny(), "--protocol", "smoke"])
+        .args(["--rounds", "2", "--out", path(out.path())])
+        .assert()
+        .code(0);
+    assert_eq!(results(out.path()), 4);
+    assert!(!launch.join("journal.jsonl").exists());
+}
+
+#[test]
+fn a_comparison_that_cannot_be_printed_is_saved() {
+    let saved = tempfile::tempdir().unwrap();
+    let (a, b, out) = (saved.path().join("a"), saved.path().join("b"), saved.path().join("out"));
+    save(&a, "qwen3", &["--context", "8"]);
+    save(&b, "qwen3", &["--context", "8"]);
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_hbmark"));
+    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+    let output =
+        command.args(["compare", path(&a), path(&b), "--out", path(&out)]).stdout(full).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains("but not printed: cannot write to stdout"), "{said}");
+    assert!(out.join("comparison.json").is_file());
+}

@@ -450,3 +450,43 @@ fn findings_of_a_mixture_of_many_experts_are_said_without_listing_its_tensors_fo
     let found = hbmark::insight::explain(&report);
     harmless(&findings::render(&found, TextFormat::Table).unwrap());
 }
+
+#[test]
+fn a_serving_result_with_numbers_that_no_run_has_is_not_believed() {
+    let _alone = alone();
+    let seed =
+        (door("serve_result").unwrap().seeds)().into_iter().find(|seed| seed.name.contains("sweep")).unwrap();
+    let whole: serde_json::Value = serde_json::from_slice(&seed.bytes).unwrap();
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let mut places = vec![("/model/architecture/layers".to_owned(), 30_000_000)];
+    for name in ["hidden_size", "heads", "kv_heads", "head_dim", "ffn_size", "vocab_size"] {
+        places.extend([u64::MAX, u64::MAX >> 1].map(|most| (format!("/model/architecture/{name}"), most)));
+    }
+    for name in ["steps", "prompt_tokens", "output_tokens"] {
+        places.push((format!("/points/0/result/timeline/spans/0/{name}"), u64::MAX));
+    }
+    for (place, most) in places {
+        let mut changed = whole.clone();
+        *changed.pointer_mut(&place).unwrap_or_else(|| panic!("the seed has no {place}")) = most.into();
+        std::fs::write(file.path(), changed.to_string()).unwrap();
+        let (read, peak) = peak_of(|| serving::read(file.path()));
+        let error = read.unwrap_err().to_string();
+        assert!(error.contains(&format!("{most}, and no run has that")), "{place}: {error}");
+        assert!(peak < ALLOWANCE, "{place}: {peak} bytes");
+    }
+}
+
+#[test]
+fn a_pool_of_more_blocks_than_any_device_has_takes_memory_for_those_in_use_alone() {
+    use hbmark::serve::block_pool::{BlockPool, Chain};
+    let _alone = alone();
+    let (_, peak) = peak_of(|| {
+        let mut pool = BlockPool::new(1 << 28, 16, true);
+        for token in 0..1_000 {
+            let block = pool.take().unwrap();
+            pool.cache(block, Chain::ROOT, &[token; 16]);
+        }
+        assert_eq!((pool.total(), pool.used()), (1 << 28, 1_000));
+    });
+    assert!(peak < ALLOWANCE, "{peak} bytes");
+}

@@ -185,3 +185,91 @@ fn a_folder_that_cannot_be_written_is_said_before_anything_is_measured() {
     let output = run().args(["--out", "/proc/hbmark"]).output().unwrap();
     refused(&output, &["cannot create the output folder /proc/hbmark"]);
 }
+
+/// A stream that takes nothing.
+fn full() -> std::process::Stdio {
+    std::fs::File::options().write(true).open("/dev/full").unwrap().into()
+}
+
+/// The arguments of a benchmark on a virtual clock.
+fn virtually() -> Command {
+    let mut command = hbmark();
+    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models/qwen3");
+    command.args(["serve", "--virtual", "--gpu", "h100-sxm", "--requests", "5", "--input-len", "4"]);
+    command.args(["--output-len", "4", "--rate", "inf", "--model", text(&model)]);
+    command
+}
+
+#[test]
+fn a_result_that_cannot_be_printed_is_saved_and_complete() {
+    for (mut command, kept) in [(run(), "result.json"), (virtually(), "serve.json")] {
+        let folder = tempfile::tempdir().unwrap();
+        let output = command.args(["--out", text(folder.path())]).stdout(full()).output().unwrap();
+        refused(&output, &["error: saved ", kept, "but not printed: cannot write to stdout: No space left"]);
+        assert!(folder.path().join(kept).is_file());
+        assert!(!folder.path().join("journal.jsonl").exists(), "a whole result needs no journal");
+    }
+    refused(&run().stdout(full()).output().unwrap(), &["error: cannot write to stdout: No space left"]);
+}
+
+#[test]
+fn a_run_that_nobody_hears_complain_goes_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let status = run().args(["--out", text(folder.path())]).stdout(full()).stderr(full()).status().unwrap();
+    assert_eq!(status.code(), Some(2), "stdout is gone, too");
+    assert_eq!(names(folder.path()), RESULTS);
+    let output = run().args(["--out", text(folder.path())]).stderr(full()).output().unwrap();
+    assert_eq!(output.status.code(), Some(0));
+    assert_eq!(statuses(&report(&output)).len(), 4);
+}
+
+#[test]
+fn what_strangers_wrote_does_nothing_to_a_terminal() {
+    const ACTS: &str = "\u{1b}]0;PWN\u{7}\u{1b}[2J";
+    let harmless = |output: &Output, said: &str| {
+        let stderr = stderr(output);
+        assert!(stderr.contains(said), "{stderr:?}");
+        assert!(!stderr.contains(|c: char| c.is_control() && c != '\n'), "{stderr:?}");
+    };
+    let output = hbmark().args(["run", "--phase", ACTS]).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    harmless(&output, "invalid value");
+    let folder = tempfile::tempdir().unwrap();
+    harmless(&run().arg("--out").arg(folder.path().join(ACTS)).output().unwrap(), "saved ");
+    let folder = tempfile::tempdir().unwrap();
+    let (mut child, ..) = hanging(folder.path(), &["--format", "json", "--note", ACTS]);
+    signal(child.id(), "KILL");
+    child.wait().unwrap();
+    harmless(&resume(folder.path()).output().unwrap(), "going on after ");
+}
+
+#[test]
+fn a_launcher_that_is_gone_is_said() {
+    let mut gone = Command::new("true").spawn().unwrap();
+    gone.wait().unwrap();
+    let output = run().env("HBMARK_LAUNCHED_BY", gone.id().to_string()).output().unwrap();
+    refused(&output, &["the process that launched this one is gone; unset HBMARK_LAUNCHED_BY"]);
+}
+
+#[test]
+fn a_folder_in_which_a_run_writes_is_no_other_subcommands() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut child, ..) = hanging(folder.path(), &["--format", "json"]);
+    let out = ["--out", text(folder.path())];
+    let model = cells().pop().unwrap();
+    let mut compare = hbmark();
+    compare.args(["compare", "threads=1", "threads=2", "--protocol", "smoke", "--both"]);
+    compare.arg(format!("model={model} device=cpu engine=native batch=1 context=8 phase=decode"));
+    let mut cold = hbmark();
+    cold.args(["serve", "--cold", "2", "--engine", "native", "--device", "cpu", "--model", &model]);
+    let mut commands = [virtually(), compare, cold];
+    for command in &mut commands {
+        refused(&command.args(out).output().unwrap(), &["another run is writing into this folder"]);
+    }
+    signal(child.id(), "KILL");
+    child.wait().unwrap();
+    for command in &mut commands {
+        refused(&command.output().unwrap(), &["holds an unfinished run", "hbmark run --resume"]);
+    }
+    assert_eq!(names(folder.path()), ["journal.jsonl"]);
+}

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use hbmark::insight::{self, import};
 use hbmark::model::tokenizer::Tokenizer;
 use hbmark::model::{self, Dtype, OpenModel};
-use hbmark::report::{self, Format, Phase, TextFormat, findings, foreign, serving};
+use hbmark::report::{self, Format, Phase, TextFormat, capacity, findings, foreign, record, serving};
 use hbmark::roofline::devices;
 use hbmark::serve::arrivals::Arrivals;
 use hbmark::serve::trace;
@@ -405,6 +405,16 @@ fn serve_result(bytes: &[u8], scratch: &Path) -> bool {
             for format in TEXT_FORMATS {
                 printed(&serving::render(&report, format).expect("a result can be printed"), format);
             }
+            let found = insight::explain_serving(&report, None);
+            let page = serving::render_any(&report, &found, Format::Html).expect("a page can be drawn");
+            assert!(!page.contains("<img"), "a name became an element");
+            let planned = insight::capacity::capacity(&report, &question());
+            harmless(&record::of_serving(&report, planned.as_ref().ok()));
+            if let Ok(planned) = planned {
+                for format in TEXT_FORMATS {
+                    printed(&capacity::render(&planned, format).expect("a plan can be printed"), format);
+                }
+            }
             true
         }
         Ok(None) => false,
@@ -412,6 +422,20 @@ fn serve_result(bytes: &[u8], scratch: &Path) -> bool {
     }
 }
 
+/// How many instances three requests a second need.
+fn question() -> insight::capacity::Question {
+    insight::capacity::Question {
+        target_rate: 3.0,
+        mean_rate: None,
+        slo: None,
+        headroom: 0.2,
+        gpus_per_instance: 1,
+        prices: None,
+        context: None,
+        concurrency: None,
+    }
+}
+
 fn serve_seeds() -> Vec<Seed> {
-    vec![seed_file("serve.json")]
+    vec![seed_file("serve.json"), seed_file("serve-sweep.json")]
 }

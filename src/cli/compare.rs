@@ -8,13 +8,15 @@ use clap::{Args as ClapArgs, FromArgMatches};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::run::command_line;
-use super::{Outcome, prepare_folder, print, run, stdout_color};
-use crate::compare::{self, CompareError, DEFAULT_ROUNDS, Launcher, Plan, Processes, Watcher};
+use super::{Outcome, claim_folder, conclude, prepare_folder, print, run, say, stdout_color};
+use crate::compare::{self, CompareError, Compared, DEFAULT_ROUNDS, Launcher, Plan, Processes, Watcher};
 use crate::config::RunConfig;
 use crate::insight::compare::{Effect, Ruling, Series, Settings};
+use crate::journal::Claim;
 use crate::model::OpenModel;
 use crate::report::comparison::{Comparison, render};
 use crate::report::{Phase, TextFormat};
+use crate::rig::Interrupts;
 
 /// The settings a side may have: flags of `hbmark run`, by the same names.
 const KEYS: &[&str] =
@@ -112,9 +114,18 @@ fn parse_gate(given: &str) -> Result<Gate, String> {
     Ok(Gate { ruling, least })
 }
 
+/// What is to be printed and saved.
+struct Ran {
+    comparison: Comparison,
+    /// The signal that ended it early.
+    stopped: Option<i32>,
+    /// Of the output folder, until everything is in it.
+    _claim: Option<Claim>,
+}
+
 pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
     let settings = Settings::new(args.margin, args.seed);
-    let comparison = match (saved_path(&args.a), saved_path(&args.b)) {
+    let ran = match (saved_path(&args.a), saved_path(&args.b)) {
         (Some(a), Some(b)) => {
             for (given, flag) in [
                 (args.aa, "--aa"),
@@ -127,29 +138,34 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
                     "{flag} needs two configurations: saved results have no rounds and decide nothing"
                 );
             }
-            if let Some(folder) = &args.out {
-                prepare_folder(folder, 0)?;
-            }
-            compare::saved(a, b, &command_line(), settings)?
+            let claim = args.out.as_deref().map(claim_folder).transpose()?;
+            let comparison = compare::saved(a, b, &command_line(), settings)?;
+            Ran { comparison, stopped: None, _claim: claim }
         }
-        (None, None) => live(args, settings)?,
+        (None, None) => match live(args, settings)? {
+            Ok(ran) => ran,
+            Err(signal) => return Ok(Outcome::Stopped(signal)),
+        },
         (Some(saved), None) | (None, Some(saved)) => anyhow::bail!(
             "{} is a saved result and the other side a configuration; give two of one kind",
             saved.display()
         ),
     };
-    print(&render(&comparison, args.format, stdout_color())?)?;
-    if let Some(folder) = &args.out {
-        for (format, name) in [
-            (TextFormat::Json, "comparison.json"),
-            (TextFormat::Csv, "comparison.csv"),
-            (TextFormat::Md, "comparison.md"),
-        ] {
-            crate::files::write_whole(&folder.join(name), &render(&comparison, format, false)?)?;
-        }
-        anstream::eprintln!("saved {}", folder.join("comparison.json").display());
+    let saved = args.out.as_ref().map(|folder| save(&ran.comparison, folder));
+    conclude(print(&render(&ran.comparison, args.format, stdout_color())?), saved)??;
+    Ok(ran.stopped.map_or_else(|| outcome(&ran.comparison, &args.fail_on), Outcome::Stopped))
+}
+
+/// Writes a comparison in every format but the terminal's and returns the path of the first.
+fn save(comparison: &Comparison, folder: &Path) -> anyhow::Result<PathBuf> {
+    for (format, name) in [
+        (TextFormat::Json, "comparison.json"),
+        (TextFormat::Csv, "comparison.csv"),
+        (TextFormat::Md, "comparison.md"),
+    ] {
+        crate::files::write_whole(&folder.join(name), &render(comparison, format, false)?)?;
     }
-    Ok(outcome(&comparison, &args.fail_on))
+    Ok(folder.join("comparison.json"))
 }
 
 /// 1 where a gate closes, or a cell has no time to compare.
@@ -167,7 +183,8 @@ fn saved_path(given: &str) -> Option<&Path> {
     (json || path.is_dir()).then_some(path)
 }
 
-fn live(args: &Args, settings: Settings) -> anyhow::Result<Comparison> {
+/// Runs the rounds; the signal that ended them where too few are complete to say anything.
+fn live(args: &Args, settings: Settings) -> anyhow::Result<Result<Ran, i32>> {
     let both =
         args.both.as_deref().map_or_else(|| Ok(BTreeMap::new()), |given| overrides("--both", given))?;
     let a = Configured::new('A', &args.a, &both, args)?;
@@ -177,16 +194,24 @@ fn live(args: &Args, settings: Settings) -> anyhow::Result<Comparison> {
         return Err(CompareError::Models { a: line(&a), b: line(&b) }.into());
     }
     let places = compare::places((&a.series(), &a.steps()), (&b.series(), &b.steps()))?;
-    let temporary = tempfile::Builder::new().prefix("hbmark-compare").tempdir()?;
-    let folder =
-        args.out.as_ref().map_or_else(|| temporary.path().to_path_buf(), |folder| folder.join("processes"));
+    let interrupts = Interrupts::listen().context("cannot listen for Ctrl-C")?;
+    let claim = args.out.as_deref().map(claim_folder).transpose()?;
+    // Only without a folder of the user's; removed when this function returns.
+    let (folder, _temporary) = if let Some(out) = &args.out {
+        (out.join("processes"), None)
+    } else {
+        let temporary = tempfile::Builder::new().prefix("hbmark-compare").tempdir()?;
+        (temporary.path().to_path_buf(), Some(temporary))
+    };
     prepare_folder(&folder, 0)?;
-    let mut processes = Processes::new(Launcher {
+    compare::clear(&folder).with_context(|| format!("cannot clear {}", folder.display()))?;
+    let launcher = Launcher {
         program: std::env::current_exe().context("cannot find this very program")?,
         a: a.arguments,
         b: b.arguments,
         folder,
-    });
+    };
+    let mut processes = Processes::new(launcher, interrupts);
     let plan = Plan {
         a: described(&args.a, args.both.as_deref()),
         b: described(&args.b, args.both.as_deref()),
@@ -200,7 +225,14 @@ fn live(args: &Args, settings: Settings) -> anyhow::Result<Comparison> {
     let mut bar = LaunchBar::new();
     let compared = compare::live(&plan, &mut processes, &mut bar);
     bar.0.finish_and_clear();
-    Ok(compared?)
+    match compared {
+        Ok(Compared { comparison, stopped }) => Ok(Ok(Ran { comparison, stopped, _claim: claim })),
+        Err(error @ CompareError::Stopped { signal, .. }) => {
+            say(&error.to_string());
+            Ok(Err(signal))
+        }
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// A side as given, with what both sides share.
@@ -352,7 +384,7 @@ impl Watcher for LaunchBar {
     fn launch(&mut self, what: &str, done: usize, total: usize) {
         self.0.set_length(total as u64);
         self.0.set_position(done as u64);
-        self.0.set_message(what.to_owned());
+        self.0.set_message(crate::report::plain(what));
     }
 }
 

@@ -30,6 +30,7 @@ use std::path::{Path, PathBuf};
 
 use clap::{Parser, Subcommand};
 
+use crate::journal::Claim;
 use crate::report::Format;
 use crate::units::Bytes;
 
@@ -118,7 +119,7 @@ pub fn work() -> std::process::ExitCode {
     match if serves { serve::work() } else { crate::rig::serve() } {
         Ok(()) => std::process::ExitCode::SUCCESS,
         Err(error) => {
-            anstream::eprintln!("error: {}", one_line(&error.into()));
+            say_error(&error.into());
             std::process::ExitCode::from(2)
         }
     }
@@ -179,16 +180,59 @@ pub fn one_line(error: &anyhow::Error) -> String {
     format!("{begin} [... {} characters ...] {end}", count - LONGEST_ERROR)
 }
 
+/// Says something to a person on stderr, on one line and as plain text: paths and commands come from strangers. Nobody may be listening,
+/// and what was said is then lost, and nothing else.
+pub fn say(line: &str) {
+    let mut text = crate::report::plain(line);
+    text.push('\n');
+    let _ = std::io::stderr().write_all(text.as_bytes());
+}
+
+/// Says why it ends.
+pub fn say_error(error: &anyhow::Error) {
+    say(&format!("error: {}", one_line(error)));
+}
+
+/// The arguments of this process; what is wrong with them is said as plain text, because it quotes them.
+///
+/// # Errors
+/// The exit code, where there is nothing to do but to end.
+pub fn parse() -> Result<Cli, std::process::ExitCode> {
+    Cli::try_parse().map_err(|error| {
+        if !error.use_stderr() {
+            // Help and version, which quote nobody.
+            error.exit();
+        }
+        let text = error.render().to_string();
+        let lines: Vec<String> = text.lines().map(crate::report::plain).collect();
+        let _ = std::io::stderr().write_all((lines.join("\n") + "\n").as_bytes());
+        std::process::ExitCode::from(2)
+    })
+}
+
 /// Prints data to stdout; a closed pipe ends the program quietly.
 fn print(text: &str) -> anyhow::Result<()> {
+    use anyhow::Context;
     let mut out = std::io::stdout().lock();
     let written = out
         .write_all(text.as_bytes())
         .and_then(|()| if text.ends_with('\n') { Ok(()) } else { out.write_all(b"\n") });
     match written.and_then(|()| out.flush()) {
         Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
-        other => Ok(other?),
+        other => other.context("cannot write to stdout"),
     }
+}
+
+/// Ends with a result that was saved where that was asked for, and then printed: whoever reads stdout may have stopped reading.
+///
+/// The inner result is that of the printing. What is saved is complete without it, and what cannot be saved is printed all the same.
+fn conclude(
+    printed: anyhow::Result<()>,
+    saved: Option<anyhow::Result<PathBuf>>,
+) -> anyhow::Result<anyhow::Result<()>> {
+    let Some(path) = saved.transpose()? else { return Ok(printed) };
+    say(&format!("saved {}", path.display()));
+    Ok(printed.map_err(|error| error.context(format!("saved {}, but not printed", path.display()))))
 }
 
 /// Whether stdout may carry colour: a terminal, and `NO_COLOR` unset.
@@ -216,6 +260,12 @@ fn prepare_folder(folder: &Path, cells: usize) -> anyhow::Result<()> {
         .with_context(|| format!("cannot write into the output folder {}", folder.display()))?;
     let of_cells = (cells as u64).saturating_mul(ROOM_OF_A_CELL);
     Ok(crate::files::check_room(folder, Bytes(LEAST_ROOM.saturating_add(of_cells)))?)
+}
+
+/// As [`prepare_folder`], and nobody else writes into it for as long as the claim is kept.
+fn claim_folder(folder: &Path) -> anyhow::Result<Claim> {
+    prepare_folder(folder, 0)?;
+    Ok(Claim::take(folder)?)
 }
 
 /// Writes a report as `result.json`, `result.csv`, `result.md` and `report.html` into a folder, and returns the path of the first.

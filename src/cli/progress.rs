@@ -3,6 +3,7 @@
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::measure::protocol::Event;
+use crate::report::plain;
 use crate::units::Bytes;
 
 /// What is shown while a run goes on.
@@ -48,7 +49,7 @@ impl crate::Observer for Progress {
         if self.loading {
             self.count(false, 1);
         }
-        self.bar.set_message(what.to_owned());
+        self.bar.set_message(plain(what));
     }
 
     // indicatif draws at most twenty times a second, however often it is told.
@@ -66,7 +67,8 @@ impl crate::Observer for Progress {
                 self.bar.set_position(0);
             }
             Event::Visiting { cell, accepted, wanted } => {
-                self.bar.set_message(format!("{} ({accepted} of {wanted} blocks)", cell.id()));
+                let id = plain(&cell.id());
+                self.bar.set_message(format!("{id} ({accepted} of {wanted} blocks)"));
                 self.bar.inc(1);
             }
             Event::Finished { .. } => {}

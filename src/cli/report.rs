@@ -107,7 +107,7 @@ fn externals(args: &Args, report: &Report) -> anyhow::Result<Vec<External>> {
             );
         }
         for why in refused {
-            anstream::eprintln!("left out {}: {why}", name(file));
+            super::say(&format!("left out {}: {why}", name(file)));
         }
     }
     Ok(found)

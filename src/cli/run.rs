@@ -10,7 +10,7 @@ use clap::parser::ValueSource;
 
 use super::axes::{DeviceArgs, ModelArgs, parse_dtypes};
 use super::progress::Progress;
-use super::{Outcome, prepare_folder, print, save, stdout_color};
+use super::{Outcome, conclude, prepare_folder, print, save, say, stdout_color};
 use crate::config::{self, Depth, RunConfig};
 use crate::engine::DeviceOptions;
 use crate::journal::run::{Journaled, RunPlan, Step};
@@ -202,7 +202,7 @@ fn resume(args: &Args, folder: &Path) -> anyhow::Result<Ready> {
     let Found { journal, header: Header { command, plan, .. }, entries: steps, notice } =
         Journal::reopen::<RunPlan, Step>(folder)?;
     if let Some(notice) = notice {
-        anstream::eprintln!("{notice}");
+        say(&notice);
     }
     same_settings(args, folder, &plan.config)?;
     let config = RunConfig { out: Some(folder.to_owned()), ..plan.config };
@@ -210,7 +210,7 @@ fn resume(args: &Args, folder: &Path) -> anyhow::Result<Ready> {
     journal::same(folder, "the model", &plan.model_hash, &crate::model_hash(&config, &model))?;
     let cells = crate::planned(&config, &model);
     journal::same(folder, "the plan", &plan.cells.join(" "), &cells.join(" "))?;
-    anstream::eprintln!("going on after {} measured steps of `{command}`", steps.len());
+    say(&format!("going on after {} measured steps of `{command}`", steps.len()));
     Ok(Ready { config, model, command, journal: Some((journal, steps)) })
 }
 
@@ -261,25 +261,23 @@ fn finish<R: Rig>(args: &Args, ready: Ready, mut rig: R) -> anyhow::Result<Outco
                 journal.finish()?;
             }
             let RunError::Interrupted { signal } = error else { return Err(error.into()) };
-            anstream::eprintln!("{error}");
+            say(&error.to_string());
             return Ok(Outcome::Stopped(signal));
         }
     };
-    // Saved first: whoever reads stdout may stop reading. What cannot be saved is printed all the same.
     let saved = config.out.as_ref().map(|folder| save(&report, folder));
-    print(&render(&report, args.format, stdout_color())?)?;
-    if let Some(path) = saved.transpose()? {
-        anstream::eprintln!("saved {}", path.display());
-    }
+    let printed = conclude(print(&render(&report, args.format, stdout_color())?), saved)?;
     if let Some(signal) = stopped {
         if let Some(folder) = &config.out {
-            anstream::eprintln!("stopped; go on with `hbmark run --resume {}`", folder.display());
+            say(&format!("stopped; go on with `hbmark run --resume {}`", folder.display()));
         }
+        printed?;
         return Ok(Outcome::Stopped(signal));
     }
     if let Some(journal) = journal {
         journal.finish()?;
     }
+    printed?;
     judge(&report)
 }
 

@@ -296,6 +296,9 @@ impl Args {
             "--top-p {} is not above 0 and at most 1",
             self.top_p
         );
+        if let Some(warmup) = self.warmup_requests {
+            anyhow::ensure!(warmup <= MAX_REQUESTS, "--warmup-requests {warmup} is above {MAX_REQUESTS}");
+        }
         let span = |name: &str, text: &Option<String>| {
             text.as_deref()
                 .map(crate::serve::slo::parse_span)
@@ -374,7 +377,10 @@ impl Args {
             Some(text) => {
                 let rate: f64 =
                     text.parse().with_context(|| format!("--rate `{text}` is not a number or `inf`"))?;
-                anyhow::ensure!(rate > 1e-6 && rate < 1e9, "--rate {rate} is not a rate above 0 (or `inf`)");
+                anyhow::ensure!(
+                    rate > 1e-6 && rate < 1e9,
+                    "--rate {rate:e} is not a rate above 1e-6 and below 1e9 requests per second (or `inf`)"
+                );
                 Ok(Offered::Rate(rate))
             }
             None if self.trace.is_some() => Ok(Offered::AsRecorded),
@@ -413,12 +419,12 @@ impl Args {
     }
 
     fn source(&self, requests: usize) -> anyhow::Result<Source> {
+        anyhow::ensure!(
+            self.time_scale > 0.0 && self.time_scale.is_finite(),
+            "--time-scale {:e} is not above 0",
+            self.time_scale
+        );
         if let Some(path) = &self.trace {
-            anyhow::ensure!(
-                self.time_scale > 0.0 && self.time_scale.is_finite(),
-                "--time-scale {} is not above 0",
-                self.time_scale
-            );
             anyhow::ensure!(
                 self.prefix_tokens.is_none(),
                 "--prefix-tokens changes what a trace has recorded"

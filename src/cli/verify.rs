@@ -1,12 +1,13 @@
 //! `hbmark verify`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
+use anyhow::Context;
 use clap::Args as ClapArgs;
 use serde::Serialize;
 
 use super::axes::DeviceArgs;
-use super::{Outcome, print, print_json};
+use super::{Outcome, print};
 use crate::measure::environment::Environment;
 use crate::verify::Check;
 
@@ -48,19 +49,20 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
     let device = args.device.choice()?;
     if let Some(file) = &args.output {
         // Before minutes of checks, and not after them.
-        let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty());
-        super::prepare_folder(folder.unwrap_or(std::path::Path::new(".")), 0)?;
+        if let Some(folder) = file.parent().filter(|folder| !folder.as_os_str().is_empty()) {
+            std::fs::create_dir_all(folder)
+                .with_context(|| format!("cannot create the folder of {}", file.display()))?;
+        }
+        crate::files::check_writable(file)?;
     }
     let json = args.format == "json";
     let mut broken = None;
     let checks = crate::verify::verify(device, &mut |check| {
         if !json {
-            broken = broken.take().or(print(&line(check)).err());
+            // Checked to the end all the same: the file may be what counts.
+            broken = broken.take().or_else(|| print(&line(check)).err());
         }
     });
-    if let Some(error) = broken {
-        return Err(error);
-    }
     let failed = checks.iter().filter(|c| !c.passed).count();
     let kept = Kept {
         command: super::run::command_line(),
@@ -71,17 +73,10 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
         checks: &checks,
         environment: Environment::collect(device.gpu()),
     };
-    if json {
-        print_json(&checks)?;
-    } else {
-        print(&format!("\n{}", kept.sum()))?;
-    }
-    if let Some(file) = &args.output {
-        let as_json = file.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("json"));
-        let text = if as_json { serde_json::to_string_pretty(&kept)? } else { kept.text() };
-        crate::files::write_whole(file, &text)?;
-        anstream::eprintln!("saved {}", file.display());
-    }
+    let saved = args.output.as_ref().map(|file| kept.save(file).map(|()| file.clone()));
+    let rest = if json { serde_json::to_string_pretty(&checks)? } else { format!("\n{}", kept.sum()) };
+    let printed = broken.map_or_else(|| print(&rest), Err);
+    super::conclude(printed, saved)??;
     Ok(if failed == 0 { Outcome::Complete } else { Outcome::SomeCellsFailed })
 }
 
@@ -89,6 +84,12 @@ impl Kept<'_> {
     fn sum(&self) -> String {
         let count = self.checks.len();
         format!("{count} checks on {}: {} passed, {} failed", self.device, self.passed, self.failed)
+    }
+
+    fn save(&self, file: &Path) -> anyhow::Result<()> {
+        let as_json = file.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("json"));
+        let text = if as_json { serde_json::to_string_pretty(self)? } else { self.text() };
+        Ok(crate::files::write_whole(file, &text)?)
     }
 
     fn text(&self) -> String {

@@ -28,6 +28,13 @@ pub enum CompareError {
     Start { program: PathBuf, source: std::io::Error },
     #[error("{side}'s result lacks the cell {id}")]
     CellMissing { side: char, id: String },
+    /// Said by a runner that was asked to stop.
+    #[error("stopped by signal {signal}")]
+    Interrupted { signal: i32 },
+    #[error(
+        "stopped by signal {signal} after {rounds} of {wanted} rounds: {least} at least are needed to say anything"
+    )]
+    Stopped { signal: i32, rounds: usize, wanted: usize, least: usize },
     #[error("a comparison needs at least one round")]
     NoRounds,
 }

@@ -14,7 +14,7 @@ use rand_chacha::ChaCha8Rng;
 
 pub use error::CompareError;
 pub use matching::{places, series_of};
-pub use process::{Launcher, Processes};
+pub use process::{Launcher, Processes, clear};
 pub use saved::saved;
 
 use crate::insight::compare::{Findings, Pair, Place, Series, Settings, judge};
@@ -25,6 +25,9 @@ use crate::report::{self, Report};
 
 /// Rounds when none are asked for: a verdict over 24 cells needs ten, and twelve find 2 % where rounds spread by 1.5 %.
 pub const DEFAULT_ROUNDS: usize = 12;
+
+/// Rounds below which nothing is said: one difference has no spread.
+const LEAST_ROUNDS: usize = 2;
 
 /// A side of a comparison.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -73,15 +76,23 @@ pub trait Runner {
     fn run(&mut self, side: Side, launch: &str) -> Result<Report, CompareError>;
 }
 
-/// Runs the rounds and judges them.
+/// A comparison, and the signal that ended it before its last round.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Compared {
+    pub comparison: Comparison,
+    pub stopped: Option<i32>,
+}
+
+/// Runs the rounds and judges them. Where somebody stops it, the rounds that are complete by then are judged.
 ///
 /// # Errors
 /// When a side gives no result in its first launch, or results are not those of the plan. A launch that fails later is a lost round.
+/// When it is stopped before [`LEAST_ROUNDS`].
 pub fn live(
     plan: &Plan,
     runner: &mut dyn Runner,
     watcher: &mut dyn Watcher,
-) -> Result<Comparison, CompareError> {
+) -> Result<Compared, CompareError> {
     let started_at = Some(report::now_utc());
     let mut rounds = Rounds {
         runner,
@@ -89,14 +100,26 @@ pub fn live(
         first: [None, None],
         random: ChaCha8Rng::seed_from_u64(plan.seed),
         lost: Vec::new(),
+        stopped: None,
         done: 0,
         total: plan.rounds * if plan.aa { 4 } else { 2 },
     };
     let floor = if plan.aa { Some(rounds.take(plan, Against::Itself)?) } else { None };
     let floor_found = floor.as_ref().map(|taken| judge(&taken.pairs, None, &plan.settings));
-    let taken = rounds.take(plan, Against::Other)?;
+    let taken = if rounds.stopped.is_none() { rounds.take(plan, Against::Other)? } else { Taken::default() };
+    let count = taken.order.len();
+    if let Some(signal) = rounds.stopped
+        && count < LEAST_ROUNDS
+    {
+        return Err(CompareError::Stopped {
+            signal,
+            rounds: count,
+            wanted: plan.rounds,
+            least: LEAST_ROUNDS,
+        });
+    }
     let found = judge(&taken.pairs, floor_found.as_ref(), &plan.settings);
-    let Rounds { first: [a, b], lost, .. } = rounds;
+    let Rounds { first: [a, b], lost, stopped, .. } = rounds;
     let (a, b) = (a.ok_or(CompareError::NoRounds)?, b.ok_or(CompareError::NoRounds)?);
     if a.model.architecture != b.model.architecture {
         return Err(CompareError::models(&a, &b));
@@ -105,12 +128,19 @@ pub fn live(
     let twin = |place: &Place| Place { b: place.a.clone(), ..place.clone() };
     let twins: Vec<Place> = plan.places.iter().map(twin).collect();
     let mut remarks = lost;
+    remarks.extend(stopped.map(|signal| {
+        format!(
+            "stopped by signal {signal} after {count} of {} rounds: their number was to be fixed in advance, and who stops by hand \
+             may have seen what came; a verdict of these is weaker than it says",
+            plan.rounds
+        )
+    }));
     remarks.extend(tokens_differ(&plan.places, &a, &b));
     let lost_floor = floor_found.iter().flat_map(|f| &f.cells).filter(|e| e.rounds < plan.rounds).count();
     if lost_floor > 0 {
         remarks.push(format!("A against itself lost rounds in {lost_floor} cells"));
     }
-    Ok(Comparison {
+    let comparison = Comparison {
         schema_version: COMPARISON_VERSION,
         kind: ComparisonKind::Comparison,
         method: Method::PairedRounds,
@@ -122,7 +152,7 @@ pub fn live(
         differences: differences(&a, &b),
         a: arm(&plan.a, &a),
         b: arm(&plan.b, &b),
-        rounds: Some(plan.rounds),
+        rounds: Some(count),
         seed: Some(plan.seed),
         order: taken.order,
         settings: plan.settings,
@@ -135,7 +165,8 @@ pub fn live(
         cells: cells(&plan.places, taken.pairs, found),
         remarks,
         limits: Vec::new(),
-    })
+    };
+    Ok(Compared { comparison, stopped })
 }
 
 /// What stands on the other side of a round.
@@ -146,6 +177,7 @@ enum Against {
 }
 
 /// Rounds as taken: for each place its pairs, and for each round which side went first.
+#[derive(Default)]
 struct Taken {
     pairs: Vec<Vec<Pair>>,
     order: Vec<String>,
@@ -158,6 +190,7 @@ struct Rounds<'a> {
     first: [Option<Report>; 2],
     random: ChaCha8Rng,
     lost: Vec<String>,
+    stopped: Option<i32>,
     done: usize,
     total: usize,
 }
@@ -177,7 +210,14 @@ impl Rounds<'_> {
                     }
                     Against::Other => format!("round {round}: {}", side.letter()),
                 };
-                self.launch(plan, side, slot, &title, &mut times)?;
+                match self.launch(plan, side, slot, &title, &mut times) {
+                    // What is begun of this round says nothing.
+                    Err(CompareError::Interrupted { signal }) => {
+                        self.stopped = Some(signal);
+                        return Ok(taken);
+                    }
+                    other => other?,
+                }
             }
             taken.order.push(if b_first { "BA" } else { "AB" }.into());
             for (pairs, pair) in taken.pairs.iter_mut().zip(times) {
@@ -202,7 +242,9 @@ impl Rounds<'_> {
         let known = &mut self.first[side as usize];
         let result = match result {
             Ok(result) => result,
-            Err(error) if known.is_none() => return Err(error),
+            Err(error) if known.is_none() || matches!(error, CompareError::Interrupted { .. }) => {
+                return Err(error);
+            }
             Err(error) => {
                 self.lost.push(format!("{title} gave no result: {error}"));
                 return Ok(());

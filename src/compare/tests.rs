@@ -53,6 +53,7 @@ struct Machine {
     luck: f64,
     b_takes: f64,
     fails_at: Option<usize>,
+    stopped_at: Option<usize>,
     breaks: fn(usize, &mut Report),
 }
 
@@ -64,6 +65,7 @@ impl Machine {
             luck: 0.002,
             b_takes,
             fails_at: None,
+            stopped_at: None,
             breaks: |_, _| {},
         }
     }
@@ -75,6 +77,9 @@ impl Runner for Machine {
         let count = self.launches.len();
         if self.fails_at == Some(count) {
             return Err(CompareError::NoRounds);
+        }
+        if self.stopped_at == Some(count) {
+            return Err(CompareError::Interrupted { signal: 2 });
         }
         let drift = 1.0 + 0.001 * count as f64;
         let luck = 1.0 + self.luck * (self.random.random::<f64>() - 0.5);
@@ -94,7 +99,7 @@ impl Watcher for Quiet {
 }
 
 fn compare(plan: &Plan, machine: &mut Machine) -> Result<Comparison, CompareError> {
-    live(plan, machine, &mut Quiet(Vec::new()))
+    live(plan, machine, &mut Quiet(Vec::new())).map(|compared| compared.comparison)
 }
 
 #[test]
@@ -136,7 +141,7 @@ fn the_same_thing_twice_is_equivalent_and_never_different() {
 fn a_against_itself_comes_first_and_its_floor_silences_smaller_effects() {
     let mut restless = Machine { luck: 0.12, ..Machine::new(1.0) };
     let mut quiet = Quiet(Vec::new());
-    let found = live(&plan(true), &mut restless, &mut quiet).unwrap();
+    let found = live(&plan(true), &mut restless, &mut quiet).unwrap().comparison;
     assert_eq!(restless.launches.len(), 4 * ROUNDS);
     assert!(restless.launches[..2 * ROUNDS].iter().all(|side| *side == Side::A));
     assert!(quiet.0[0].starts_with("0/48 A against A, round 1"), "{}", quiet.0[0]);
@@ -247,4 +252,48 @@ fn every_format_prints_what_was_found() {
     let json = render(&found, TextFormat::Json, false).unwrap();
     let again: Comparison = serde_json::from_str(&json).unwrap();
     assert_eq!(again, found);
+}
+
+#[test]
+fn what_was_stopped_is_judged_by_its_complete_rounds_and_says_so() {
+    // The eleventh launch is the first of the sixth round, the twelfth the second.
+    for launch in [11, 12] {
+        let mut machine = Machine { stopped_at: Some(launch), ..Machine::new(0.95) };
+        let Compared { comparison: found, stopped } =
+            live(&plan(false), &mut machine, &mut Quiet(Vec::new())).unwrap();
+        assert_eq!((stopped, found.rounds, found.order.len()), (Some(2), Some(5), 5));
+        assert!(found.cells.iter().all(|cell| cell.pairs.len() == 5 && cell.effect.rounds == 5));
+        let said = found.remarks.iter().any(|remark| remark.contains("signal 2 after 5 of 12 rounds"));
+        assert!(said, "{:?}", found.remarks);
+        assert_eq!(machine.launches.len(), launch, "and nothing is launched after that");
+    }
+}
+
+#[test]
+fn what_was_stopped_before_two_rounds_says_how_far_it_came() {
+    for (aa, launch, rounds) in [(false, 1, 0), (false, 4, 1), (true, 20, 0), (true, 24 + 4, 1)] {
+        let mut machine = Machine { stopped_at: Some(launch), ..Machine::new(0.95) };
+        let error = live(&plan(aa), &mut machine, &mut Quiet(Vec::new())).unwrap_err();
+        let wanted = CompareError::Stopped { signal: 2, rounds, wanted: ROUNDS, least: 2 };
+        assert_eq!(error.to_string(), wanted.to_string());
+        assert_eq!(machine.launches.len(), launch);
+    }
+}
+
+#[test]
+fn a_saved_comparison_with_numbers_that_no_run_has_is_not_believed() {
+    let found = compare(&plan(false), &mut Machine::new(1.0)).unwrap();
+    let whole = serde_json::to_value(&found).unwrap();
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let read = |document: &serde_json::Value| {
+        std::fs::write(file.path(), document.to_string()).unwrap();
+        report::comparison::read(file.path())
+    };
+    assert_eq!(read(&whole).unwrap(), Some(found));
+    for place in ["/cells/0/batch", "/cells/1/context", "/rounds"] {
+        let mut changed = whole.clone();
+        *changed.pointer_mut(place).unwrap() = u64::MAX.into();
+        let error = read(&changed).unwrap_err().to_string();
+        assert!(error.contains("18446744073709551615, and no run has that"), "{error}");
+    }
 }

@@ -37,13 +37,32 @@ pub fn open(path: &Path) -> Result<(File, u64), Refused> {
     Ok((file, metadata.len()))
 }
 
-fn regular(metadata: &std::fs::Metadata) -> Result<(), Refused> {
-    if metadata.is_file() {
-        return Ok(());
+/// Opens a regular file of our own to go on with, or makes it. A link is refused, too: what is written must not end up in another file.
+///
+/// # Errors
+/// When it cannot be opened, or is something else than a regular file.
+pub fn open_own(path: &Path, create: bool) -> Result<File, Refused> {
+    match std::fs::symlink_metadata(path) {
+        Ok(metadata) => regular(&metadata)?,
+        Err(error) if create && error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => return Err(error.into()),
     }
-    Err(Refused::NotRegular {
-        found: if metadata.is_dir() { "a folder" } else { "a pipe, socket or device" },
-    })
+    let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_CLOEXEC;
+    let mut options = File::options();
+    let file =
+        options.read(true).write(true).create(create).truncate(false).custom_flags(flags).open(path)?;
+    regular(&file.metadata()?)?;
+    Ok(file)
+}
+
+fn regular(metadata: &std::fs::Metadata) -> Result<(), Refused> {
+    let found = match metadata.file_type() {
+        kind if kind.is_file() => return Ok(()),
+        kind if kind.is_dir() => "a folder",
+        kind if kind.is_symlink() => "a link",
+        _ => "a pipe, socket or device",
+    };
+    Err(Refused::NotRegular { found })
 }
 
 /// The bytes of a regular file of at most `limit` bytes. One that grows meanwhile is cut at the size it had; one that shrinks is an error.

@@ -12,7 +12,7 @@ use super::{Journal, JournalError, Plan, same};
 use crate::config::RunConfig;
 use crate::measure::environment::Environment;
 use crate::rig::{Answer, Order, Rig};
-use crate::{Observer, RunError};
+use crate::{Observer, RunError, report};
 
 /// What a run is to do.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -74,6 +74,17 @@ impl<R: Rig> Journaled<R> {
         }
     }
 
+    /// Holds the blocks of a visit to what later arithmetic takes for granted: hashes are no signature.
+    fn believe(&self, step: &Step) -> Result<(), JournalError> {
+        let (Order::Visit { visit, .. }, Answer::Visited(visited)) = (&step.order, &step.answer) else {
+            return Ok(());
+        };
+        report::check_blocks(&visited.blocks, visit.cell.phase, &visit.cell.id()).map_err(|source| {
+            let path = self.journal.folder().join(super::FILE);
+            JournalError::Unbelievable { path, source: Box::new(source) }
+        })
+    }
+
     /// The journal, when the run is over.
     #[must_use]
     pub fn into_journal(self) -> Journal {
@@ -96,6 +107,7 @@ impl<R: Rig> Rig for Journaled<R> {
                 let path = self.journal.folder().join(super::FILE);
                 return Err(JournalError::AnotherPlan { path, was, is }.into());
             }
+            self.believe(&step)?;
             self.rig.assume(order, &step.answer);
             return Ok(step.answer);
         }

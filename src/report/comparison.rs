@@ -109,7 +109,7 @@ pub struct Comparison {
 /// Reads a saved comparison; `None` where the file is a result of another kind (or none, which its own reader says better).
 ///
 /// # Errors
-/// When the file cannot be read, or says that it is a comparison and is not one of this version.
+/// When the file cannot be read, or says that it is a comparison and is not one of this version, or holds numbers that no run has.
 pub fn read(path: &std::path::Path) -> Result<Option<Comparison>, ReportError> {
     #[derive(Deserialize)]
     struct Head {
@@ -124,6 +124,7 @@ pub fn read(path: &std::path::Path) -> Result<Option<Comparison>, ReportError> {
     }
     let comparison =
         file.read().map_err(|source| ReportError::Malformed { path: path.to_path_buf(), source })?;
+    super::limits::check_comparison(&comparison)?;
     Ok(Some(comparison))
 }
 

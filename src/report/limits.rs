@@ -1,12 +1,16 @@
 //! What a saved result may claim before anything is computed from it.
 //!
-//! Enters: a [`Report`] as read from a file that anybody may have edited. Leaves: nothing, or the first claim that no run makes. Beyond
+//! Enters: a [`Report`], a [`ServeReport`] or a [`Comparison`] as read from a file that anybody may have edited. Leaves: nothing, or the first claim that no run makes. Beyond
 //! these bounds products overflow, averages are over nothing, and a page would be drawn for hours; within them every number may still be
 //! a lie, and is only a number.
 
 use std::ops::RangeInclusive;
 
-use super::{Block, CellResult, Phase, Report, ReportError};
+use super::comparison::Comparison;
+use super::serving::ServeReport;
+use super::{Block, CellResult, ModelSummary, Phase, Report, ReportError};
+use crate::serve::latency::ServeResult;
+use crate::serve::point::Point;
 
 /// As many as a grid of 100 batches and 100 contexts; the page and the comparisons look at pairs of them.
 const MAX_CELLS: usize = 10_000;
@@ -20,14 +24,15 @@ const MAX_BYTES: u64 = 1 << 60;
 /// Rows of what a person reads: warnings, cold starts, operations.
 const MAX_ROWS: usize = 10_000;
 const MAX_BLOCKS: usize = 1_000_000;
+/// Points of a sweep, and spans of a timeline: beyond these nobody looks.
+const MAX_POINTS: usize = 10_000;
+const MAX_SPANS: usize = 10_000;
+/// What is counted is counted one by one: a double holds it exactly, and thousands of them can be added.
+const MAX_COUNT: usize = 1 << 53;
 
 /// Checks everything that later arithmetic takes for granted.
 pub(super) fn check(report: &Report) -> Result<(), ReportError> {
-    report.model.architecture.check().map_err(|problem| ReportError::Unbelievable {
-        what: format!("the model's {}", problem.what),
-        found: problem.found,
-        wanted: problem.wanted,
-    })?;
+    model(&report.model)?;
     for (what, count, most) in [
         ("the number of cells", report.cells.len(), MAX_CELLS),
         ("the number of warnings", report.warnings.len(), MAX_ROWS),
@@ -37,6 +42,72 @@ pub(super) fn check(report: &Report) -> Result<(), ReportError> {
         within(what, count, &(0..=most))?;
     }
     report.cells.iter().try_for_each(cell)
+}
+
+fn model(model: &ModelSummary) -> Result<(), ReportError> {
+    model.architecture.check().map_err(|problem| ReportError::Unbelievable {
+        what: format!("the model's {}", problem.what),
+        found: problem.found,
+        wanted: problem.wanted,
+    })
+}
+
+/// The same of a serving result.
+pub(super) fn check_serving(report: &ServeReport) -> Result<(), ReportError> {
+    model(&report.model)?;
+    for (what, count, most) in [
+        ("the number of points", report.points.len(), MAX_POINTS),
+        ("the number of warnings", report.warnings.len(), MAX_ROWS),
+        ("the number of rows of the matrix", report.matrix.len(), MAX_ROWS),
+    ] {
+        within(what, count, &(0..=most))?;
+    }
+    report.points.iter().try_for_each(point)
+}
+
+fn point(point: &Point) -> Result<(), ReportError> {
+    let named = |what: &str| format!("{what} of {}", super::plain(&point.label));
+    [&point.result, &point.predicted].into_iter().flatten().try_for_each(|result| served(result, &named))
+}
+
+fn served(result: &ServeResult, named: &dyn Fn(&str) -> String) -> Result<(), ReportError> {
+    let count = |what: &str, found: usize| within(&named(what), found, &(0..=MAX_COUNT));
+    within(&named("the number of reasons"), result.reasons.len(), &(0..=MAX_ROWS))?;
+    within(&named("the number of gates"), result.gates.len(), &(0..=MAX_ROWS))?;
+    within(&named("the number of objectives"), result.slo.len(), &(0..=MAX_ROWS))?;
+    let requests = [result.measured, result.served, result.unfinished];
+    let beside = [result.warmup_requests, result.cooldown_requests, result.tpot_clause_dropped];
+    for found in requests.into_iter().chain(beside).chain(result.rejected.values().copied()) {
+        count("the requests", found)?;
+    }
+    let Some(timeline) = &result.timeline else { return Ok(()) };
+    within(&named("the spans of the timeline"), timeline.spans.len(), &(0..=MAX_SPANS))?;
+    for span in &timeline.spans {
+        count("the steps of a span", span.steps)?;
+        count("the tokens of a span", span.prompt_tokens.max(span.output_tokens))?;
+    }
+    Ok(())
+}
+
+/// The same of a comparison.
+pub(super) fn check_comparison(comparison: &Comparison) -> Result<(), ReportError> {
+    let floor = comparison.floor.iter().flat_map(|floor| &floor.cells);
+    for (what, count) in [
+        ("the number of cells", comparison.cells.len()),
+        ("the number of differences", comparison.differences.len()),
+        ("the number of remarks", comparison.remarks.len()),
+        ("the number of limits", comparison.limits.len()),
+        ("the number of rounds", comparison.rounds.unwrap_or_default()),
+    ] {
+        within(what, count, &(0..=MAX_ROWS))?;
+    }
+    for cell in comparison.cells.iter().chain(floor) {
+        within("a batch", cell.place.batch, &GRID)?;
+        within("a context", cell.place.context, &GRID)?;
+        within("the number of pairs of a cell", cell.pairs.len(), &(0..=MAX_ROWS))?;
+        within("the rounds of a cell", cell.effect.rounds, &(0..=MAX_ROWS))?;
+    }
+    Ok(())
 }
 
 fn cell(cell: &CellResult) -> Result<(), ReportError> {
@@ -58,6 +129,12 @@ fn cell(cell: &CellResult) -> Result<(), ReportError> {
         }
     }
     cell.blocks.iter().try_for_each(|b| block(b, cell.phase, &named))
+}
+
+/// The same of blocks that a visit brought, as a journal tells it.
+pub(crate) fn check_blocks(blocks: &[Block], phase: Phase, id: &str) -> Result<(), ReportError> {
+    let named = |what: &str| format!("{what} of {}", super::plain(id));
+    blocks.iter().try_for_each(|b| block(b, phase, &named))
 }
 
 fn block(block: &Block, phase: Phase, named: &dyn Fn(&str) -> String) -> Result<(), ReportError> {

@@ -21,6 +21,7 @@ mod table;
 mod terminal;
 mod text;
 
+pub(crate) use limits::check_blocks;
 pub(crate) use text::{acts, plain};
 
 use std::collections::BTreeMap;

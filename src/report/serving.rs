@@ -91,7 +91,7 @@ pub fn schema() -> serde_json::Value {
 /// Reads a saved serving result; `None` where the file is a result of another kind (or none, which its own reader says better).
 ///
 /// # Errors
-/// When the file cannot be read, or says that it is a serving result and is not one of this version.
+/// When the file cannot be read, or says that it is a serving result and is not one of this version, or holds numbers that no run has.
 pub fn read(path: &std::path::Path) -> Result<Option<ServeReport>, ReportError> {
     #[derive(Deserialize)]
     struct Head {
@@ -105,6 +105,7 @@ pub fn read(path: &std::path::Path) -> Result<Option<ServeReport>, ReportError> 
         return Err(ReportError::Version { found: head.schema_version, supported: SCHEMA_VERSION });
     }
     let report = file.read().map_err(|source| ReportError::Malformed { path: path.to_path_buf(), source })?;
+    super::limits::check_serving(&report)?;
     Ok(Some(report))
 }
 

@@ -154,8 +154,10 @@ impl<A: DeserializeOwned + Send + 'static> Workers<A> {
     /// Waits for whatever comes next of the worker that there is.
     pub(crate) fn hear(&mut self, deadline: Instant) -> Heard<A> {
         let number = self.worker.as_ref().map(|worker| worker.number);
+        let mut waiting = Waiting::until(deadline);
         loop {
-            match self.happenings.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+            let slept = Instant::now();
+            match self.happenings.recv_timeout(waiting.slice()) {
                 Ok(Happening::Word(of, word)) if Some(of) == number => return Heard::Word(*word),
                 Ok(Happening::Closed(of, broken)) if Some(of) == number => {
                     let broken = broken
@@ -163,11 +165,12 @@ impl<A: DeserializeOwned + Send + 'static> Workers<A> {
                     return Heard::Ended { how: self.wait(), broken };
                 }
                 Ok(Happening::Interrupted(signal)) => return Heard::Interrupted(signal),
-                // Of a worker before this one.
-                Ok(Happening::Word(..) | Happening::Closed(..)) => {}
                 // This side holds a sender: the channel is never closed.
-                Err(_) => return Heard::Nothing,
+                Err(_) if waiting.is_over() => return Heard::Nothing,
+                // A slice of silence, or of a worker before this one.
+                Err(_) | Ok(Happening::Word(..) | Happening::Closed(..)) => {}
             }
+            waiting.waited(slept.elapsed());
         }
     }
 
@@ -200,6 +203,42 @@ impl<A: DeserializeOwned + Send + 'static> Workers<A> {
         let deadline = Instant::now() + FAREWELL;
         while matches!(self.hear(deadline), Heard::Word(_)) {}
         self.kill();
+    }
+}
+
+/// What is left of a silence that is borne. A process that is stopped (SIGSTOP, a laptop that sleeps) hears nothing while words pile up
+/// in the pipe: of a slice of waiting that took longer than it was to take, the rest was not waited by anybody and does not count.
+struct Waiting {
+    left: Duration,
+    /// Whether the last look at the pipe is still to come.
+    spare: bool,
+}
+
+/// Waiting is counted in slices of this.
+const SLICE: Duration = Duration::from_secs(1);
+/// After a silence, the thread that listens gets so long to pass on what it may have just read.
+const LAST_LOOK: Duration = Duration::from_secs(1);
+
+impl Waiting {
+    fn until(deadline: Instant) -> Self {
+        Self { left: deadline.saturating_duration_since(Instant::now()), spare: true }
+    }
+
+    /// How long to wait now.
+    fn slice(&self) -> Duration {
+        self.left.min(SLICE)
+    }
+
+    /// Counts a slice that took so long.
+    fn waited(&mut self, took: Duration) {
+        self.left -= took.min(self.slice());
+        if self.left.is_zero() && self.spare {
+            (self.left, self.spare) = (LAST_LOOK, false);
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        !self.spare && self.left <= SLICE
     }
 }
 
@@ -264,5 +303,37 @@ fn ended(status: ExitStatus) -> String {
         }
         (None, Some(code)) => format!("exited with code {code}"),
         (None, None) => format!("ended ({status})"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Waits in slices that each take so much longer than they were to take; returns how long was waited.
+    fn waits(seconds: u64, longer: Duration) -> Duration {
+        let mut waiting = Waiting { left: Duration::from_secs(seconds), spare: true };
+        let mut slices = Duration::ZERO;
+        loop {
+            let slice = waiting.slice();
+            slices += slice;
+            if waiting.is_over() {
+                return slices;
+            }
+            waiting.waited(slice + longer);
+        }
+    }
+
+    #[test]
+    fn time_in_which_this_process_stood_still_is_no_silence() {
+        for stopped in [Duration::ZERO, Duration::from_millis(3), Duration::from_hours(5)] {
+            assert_eq!(waits(60, stopped), Duration::from_mins(1) + LAST_LOOK);
+        }
+    }
+
+    #[test]
+    fn a_deadline_that_passed_while_nobody_looked_leaves_a_last_look() {
+        assert_eq!(waits(0, Duration::ZERO), LAST_LOOK);
+        assert!(!Waiting::until(Instant::now()).is_over());
     }
 }

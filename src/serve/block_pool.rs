@@ -9,6 +9,9 @@
 //!
 //! A block that nobody refers to stays cached until its place is needed; the one unused for longest goes first. A sequence gives
 //! its blocks back from the end, so that a prefix outlives what follows it.
+//!
+//! Books are kept of blocks that were taken at least once, and of no others: a pool may be as large as a device's memory allows, and most
+//! runs touch little of it.
 
 use std::collections::HashMap;
 
@@ -36,10 +39,15 @@ struct Block {
     references: u32,
     /// What it is cached as.
     cached: Option<Cached>,
-    /// Neighbours in the list of blocks nobody refers to.
+    /// Neighbours in the list of blocks nobody refers to; among those without content only the one after counts.
     before: u32,
     after: u32,
 }
+
+/// Blocks whose books have room from the start, so that a run that touches no more of them allocates nothing: 4 million positions at 16 each.
+const ROOM: usize = 1 << 18;
+/// The same of the tokens of cached blocks.
+const ROOM_TOKENS: usize = 1 << 24;
 
 /// What a cached block holds; its tokens are in [`BlockPool::tokens`].
 #[derive(Debug, Clone, Copy)]
@@ -87,10 +95,14 @@ pub(super) enum Fault {
 #[derive(Debug)]
 pub struct BlockPool {
     block_size: usize,
+    total: usize,
+    /// Those that were ever taken: the blocks below some number. The others are free and without content.
     blocks: Vec<Block>,
     /// The tokens of cached blocks, `block_size` per block.
     tokens: Vec<u32>,
-    /// First and last of the list of blocks nobody refers to; the first is taken first.
+    /// The last that was given back without content: taken first.
+    empty: u32,
+    /// First and last of the list of cached blocks nobody refers to: taken when there is no other, the first of them first.
     first: u32,
     last: u32,
     free: usize,
@@ -111,21 +123,19 @@ impl BlockPool {
     #[must_use]
     pub fn new(blocks: usize, block_size: usize, cache_prefixes: bool) -> Self {
         assert!(block_size > 0, "a block has positions");
-        let count = u32::try_from(blocks).ok().filter(|b| *b != NONE).expect("fewer than 2^32 blocks");
-        let link = |index: u32| Block {
-            references: 0,
-            cached: None,
-            before: if index == 0 { NONE } else { index - 1 },
-            after: if index + 1 == count { NONE } else { index + 1 },
-        };
+        assert!(u32::try_from(blocks).is_ok_and(|count| count != NONE), "fewer than 2^32 blocks");
+        let room = blocks.min(ROOM);
+        let room_tokens = if cache_prefixes { room.saturating_mul(block_size).min(ROOM_TOKENS) } else { 0 };
         Self {
             block_size,
-            blocks: (0..count).map(link).collect(),
-            tokens: if cache_prefixes { vec![0; blocks * block_size] } else { Vec::new() },
-            first: if count == 0 { NONE } else { 0 },
-            last: count.checked_sub(1).unwrap_or(NONE),
+            total: blocks,
+            blocks: Vec::with_capacity(room),
+            tokens: Vec::with_capacity(room_tokens),
+            empty: NONE,
+            first: NONE,
+            last: NONE,
             free: blocks,
-            index: cache_prefixes.then(|| HashMap::with_capacity(blocks)),
+            index: cache_prefixes.then(|| HashMap::with_capacity(room)),
             next_chain: 1,
             counts: CacheCounts::default(),
             mask: u64::MAX,
@@ -150,7 +160,7 @@ impl BlockPool {
     /// All blocks.
     #[must_use]
     pub fn total(&self) -> usize {
-        self.blocks.len()
+        self.total
     }
 
     /// Blocks nobody refers to, cached ones among them.
@@ -162,7 +172,7 @@ impl BlockPool {
     /// Blocks somebody refers to.
     #[must_use]
     pub fn used(&self) -> usize {
-        self.blocks.len() - self.free
+        self.total - self.free
     }
 
     /// How many refer to a block.
@@ -171,7 +181,8 @@ impl BlockPool {
     /// When there is no such block.
     #[must_use]
     pub fn references(&self, block: u32) -> u32 {
-        self.blocks[block as usize].references
+        assert!((block as usize) < self.total, "the pool has no block {block}");
+        self.blocks.get(block as usize).map_or(0, |block| block.references)
     }
 
     /// How the cache has fared so far.
@@ -194,14 +205,31 @@ impl BlockPool {
 
     /// Takes a block for new content, or `None` when every block is in use. The oldest cached block makes room.
     pub fn take(&mut self) -> Option<u32> {
-        let block = self.first;
-        if block == NONE {
+        let block = if self.empty != NONE {
+            self.pop_empty()
+        } else if self.blocks.len() < self.total {
+            self.open()
+        } else if self.first != NONE {
+            let oldest = self.first;
+            self.unlink(oldest);
+            self.forget(oldest);
+            oldest
+        } else {
             return None;
-        }
-        self.unlink(block);
-        self.forget(block);
+        };
         self.blocks[block as usize].references = 1;
         Some(block)
+    }
+
+    /// The first block that was never taken.
+    fn open(&mut self) -> u32 {
+        let block = u32::try_from(self.blocks.len()).expect("fewer than 2^32 blocks");
+        self.blocks.push(Block { references: 0, cached: None, before: NONE, after: NONE });
+        if self.index.is_some() {
+            self.tokens.resize(self.blocks.len() * self.block_size, 0);
+        }
+        self.free -= 1;
+        block
     }
 
     /// Gives back one reference. A block that nobody refers to is kept behind all others if it is cached, and before them if not.
@@ -220,7 +248,7 @@ impl BlockPool {
             if entry.cached.is_some() {
                 self.push_last(block);
             } else {
-                self.push_first(block);
+                self.push_empty(block);
             }
         }
     }
@@ -335,6 +363,7 @@ impl BlockPool {
         }
     }
 
+    /// Takes a cached block out of the list of those nobody refers to.
     fn unlink(&mut self, block: u32) {
         let Block { before, after, .. } = self.blocks[block as usize];
         match before {
@@ -348,15 +377,16 @@ impl BlockPool {
         self.free -= 1;
     }
 
-    fn push_first(&mut self, block: u32) {
-        let after = self.first;
-        let entry = &mut self.blocks[block as usize];
-        (entry.before, entry.after) = (NONE, after);
-        match after {
-            NONE => self.last = block,
-            after => self.blocks[after as usize].before = block,
-        }
-        self.first = block;
+    fn pop_empty(&mut self) -> u32 {
+        let block = self.empty;
+        self.empty = self.blocks[block as usize].after;
+        self.free -= 1;
+        block
+    }
+
+    fn push_empty(&mut self, block: u32) {
+        self.blocks[block as usize].after = self.empty;
+        self.empty = block;
         self.free += 1;
     }
 
@@ -485,6 +515,73 @@ mod tests {
         assert!(found(&pool, &[1]).is_empty());
         assert_eq!(pool.take(), Some(1));
         assert_eq!(pool.take(), None);
+    }
+
+    /// A pool with one list of all its blocks, front to back.
+    struct Listed {
+        free: std::collections::VecDeque<u32>,
+        cached: Vec<bool>,
+    }
+
+    impl Listed {
+        fn take(&mut self) -> Option<u32> {
+            let block = self.free.pop_front()?;
+            self.cached[block as usize] = false;
+            Some(block)
+        }
+
+        fn give_back(&mut self, block: u32) {
+            if self.cached[block as usize] {
+                self.free.push_back(block);
+            } else {
+                self.free.push_front(block);
+            }
+        }
+    }
+
+    #[test]
+    fn blocks_are_taken_as_from_one_list_of_all_of_them() {
+        use rand::{Rng, SeedableRng};
+        let mut random = rand_chacha::ChaCha8Rng::seed_from_u64(7);
+        for blocks in [1_u32, 2, 5, 40] {
+            let mut pool = BlockPool::new(blocks as usize, 1, true);
+            let mut listed = Listed { free: (0..blocks).collect(), cached: vec![false; blocks as usize] };
+            let (mut taken, mut content) = (Vec::new(), 0);
+            for _ in 0..2_000 {
+                if random.random_range(0..5) < 3 {
+                    let block = pool.take();
+                    assert_eq!(block, listed.take());
+                    let Some(block) = block else { continue };
+                    if random.random() {
+                        content += 1;
+                        pool.cache(block, Chain::ROOT, &[content]);
+                        listed.cached[block as usize] = true;
+                    }
+                    taken.push((block, content));
+                } else if !taken.is_empty() {
+                    let (block, _) = taken.swap_remove(random.random_range(0..taken.len()));
+                    pool.give_back(block);
+                    if pool.references(block) == 0 {
+                        listed.give_back(block);
+                    }
+                } else if let Some(&block) = found(&pool, &[random.random_range(0..=content)]).first() {
+                    // Somebody finds what nobody uses.
+                    pool.share(&[block]);
+                    listed.free.retain(|free| *free != block);
+                    taken.push((block, content));
+                }
+                assert_eq!((pool.free(), pool.total()), (listed.free.len(), blocks as usize));
+            }
+        }
+    }
+
+    #[test]
+    fn the_size_of_a_pool_costs_nothing_until_it_is_used() {
+        let mut pool = BlockPool::new(u32::MAX as usize - 1, 1 << 20, true);
+        assert!(pool.blocks.capacity() <= 2 * ROOM && pool.tokens.capacity() <= 2 * ROOM_TOKENS);
+        assert_eq!((pool.take(), pool.take()), (Some(0), Some(1)));
+        assert_eq!((pool.total(), pool.used()), (u32::MAX as usize - 1, 2));
+        assert_eq!(pool.references(1 << 30), 0);
     }
 
     #[test]

@@ -219,7 +219,10 @@ impl Masks {
     /// # Errors
     /// When it cannot be read, or is none.
     pub fn compile(&self, grammar: &Grammar) -> Result<Compiled, StructuredError> {
-        let failed = |problem: String| StructuredError::Compile { grammar: grammar.to_string(), problem };
+        let failed = |problem: String| StructuredError::Compile {
+            grammar: grammar.to_string(),
+            problem: without_state(&problem),
+        };
         let parser =
             self.factory.create_parser(grammar.load()?).map_err(|error| failed(error.to_string()))?;
         let mut template = Matcher::new(Ok(parser));
@@ -227,6 +230,14 @@ impl Masks {
         template.compute_mask().map_err(|error| failed(error.to_string()))?;
         Ok(Compiled { grammar: grammar.clone(), template, ends: vec![self.end] })
     }
+}
+
+/// What is wrong with a grammar, without the pages of its parser's state that the library adds.
+fn without_state(problem: &str) -> String {
+    let said = problem.split_once("<state>").map_or(problem, |(said, _)| said).trim();
+    // Named by the library where no token may come first.
+    let nothing = ["NoExtensionBias", "NoExtension"].iter().any(|name| said.starts_with(name));
+    if nothing { "it admits no output".to_owned() } else { said.to_owned() }
 }
 
 impl Compiled {

@@ -13,7 +13,7 @@ use super::live::Live;
 use super::{Args, one_engine};
 use crate::cli::axes::parse_dtypes;
 use crate::cli::run::command_line;
-use crate::cli::{Cli, Command, Outcome, prepare_folder, print};
+use crate::cli::{Cli, Command, Outcome, claim_folder, prepare_folder, print, say};
 use crate::engine;
 use crate::insight::explain_serving;
 use crate::journal::{self, Found, Header, Journal};
@@ -72,16 +72,17 @@ pub(super) fn execute(args: Args) -> anyhow::Result<Outcome> {
                 journal.finish()?;
             }
             let ServeError::Interrupted { signal } = error else { return Err(error.into()) };
-            anstream::eprintln!("{error}");
+            say(&error.to_string());
             return Ok(Outcome::Stopped(signal));
         }
     };
-    conclude(&report, &args)?;
+    let printed = conclude(&report, &args)?;
     if ending == Ending::Whole {
         journal.map_or(Ok(()), Journal::finish)?;
     } else if let Some(folder) = &args.out {
-        anstream::eprintln!("it ended early; go on with `hbmark serve --resume {}`", folder.display());
+        say(&format!("it ended early; go on with `hbmark serve --resume {}`", folder.display()));
     }
+    printed?;
     Ok(match ending {
         Ending::Stopped(signal) => Outcome::Stopped(signal),
         Ending::Whole if lost == 0 => judge(&report),
@@ -102,14 +103,13 @@ fn judge(report: &ServeReport) -> Outcome {
 fn simulate(args: &Args) -> anyhow::Result<Outcome> {
     let config = args.config()?;
     let model = open(args)?;
-    if let Some(folder) = &config.out {
-        prepare_folder(folder, 0)?;
-    }
+    // Kept until the result is saved.
+    let _claim = config.out.as_deref().map(claim_folder).transpose()?;
     let mut live = Live::new();
     let report = crate::serving::serve(&config, &model, &command_line(), &mut live);
     live.finish();
     let report = report?;
-    conclude(&report, args)?;
+    conclude(&report, args)??;
     Ok(judge(&report))
 }
 
@@ -138,7 +138,7 @@ fn resume(given: Args, folder: &Path) -> anyhow::Result<Ready> {
     let Found { journal, header: Header { command, plan: was, .. }, entries, notice } =
         Journal::reopen::<ServePlan, _>(folder)?;
     if let Some(notice) = notice {
-        anstream::eprintln!("{notice}");
+        say(&notice);
     }
     same_settings(&was.arguments, folder)?;
     let args = Args {
@@ -156,7 +156,7 @@ fn resume(given: Args, folder: &Path) -> anyhow::Result<Ready> {
     }
     journal::same(folder, "the model", &was.model_hash, &is.model_hash)?;
     let memory = Memory::journaled(journal, entries);
-    anstream::eprintln!("going on after {} points of `{command}`", memory.points());
+    say(&format!("going on after {} points of `{command}`", memory.points()));
     Ok(Ready { args, config, model, job: Job { arguments: was.arguments, command }, memory })
 }
 
@@ -221,27 +221,23 @@ fn cold(args: &Args, launches: u32) -> anyhow::Result<Outcome> {
         cold::child(&config, open, &mut std::io::stdout())?;
         return Ok(Outcome::Complete);
     }
-    if let Some(folder) = &args.out {
-        prepare_folder(folder, 0)?;
-    }
+    // Kept until the result is saved.
+    let _claim = args.out.as_deref().map(claim_folder).transpose()?;
     let program = std::env::current_exe().context("cannot find this program, to launch it again")?;
     let mut arguments: Vec<std::ffi::OsString> = std::env::args_os().skip(1).collect();
     arguments.push("--cold-child".into());
     let mut live = Live::new();
     let report = cold::measure(&config, &open()?, &command_line(), (&program, &arguments), &mut live);
     live.finish();
-    conclude(&report?, args)?;
+    conclude(&report?, args)??;
     Ok(Outcome::Complete)
 }
 
-/// Prints a result and saves it where that was asked for.
-fn conclude(report: &ServeReport, args: &Args) -> anyhow::Result<()> {
-    print(&serving::render_any(report, &explain_serving(report, None), args.format)?)?;
-    if let Some(folder) = &args.out {
-        let path = save(report, folder)?;
-        anstream::eprintln!("saved {}", path.display());
-    }
-    Ok(())
+/// Saves a result where that was asked for, and prints it; the inner result is that of the printing.
+fn conclude(report: &ServeReport, args: &Args) -> anyhow::Result<anyhow::Result<()>> {
+    let saved = args.out.as_ref().map(|folder| save(report, folder));
+    let text = serving::render_any(report, &explain_serving(report, None), args.format)?;
+    crate::cli::conclude(print(&text), saved)
 }
 
 /// Serves as a worker.

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
+use crate::report::plain;
 use crate::serve::run::Progress;
 use crate::serving::ServeObserver;
 
@@ -37,10 +38,10 @@ const REFRESH: Duration = Duration::from_millis(250);
 
 impl ServeObserver for Live {
     fn stage(&mut self, what: &str) {
-        what.clone_into(&mut self.stage);
+        self.stage = plain(what);
         self.before = (0.0, 0);
         self.bar.set_position(0);
-        self.bar.set_message(what.to_owned());
+        self.bar.set_message(self.stage.clone());
     }
 
     fn progress(&mut self, progress: Progress) {

@@ -134,6 +134,9 @@ fn what_is_no_grammar_or_no_vocabulary_is_refused_by_name() {
         assert!(error.contains(message), "{error}");
     };
     refused("regex:[a", "the grammar regex:[a cannot be compiled");
+    // Said in a line, and not with pages of the parser's state behind it.
+    let nothing = masks.compile(&r"regex:[^\s\S]".parse().unwrap()).unwrap_err().to_string();
+    assert!(nothing.ends_with("cannot be compiled: it admits no output"), "{nothing}");
     refused("json-schema:/no/such", "cannot read /no/such");
     let (broken, lark, binary) = (file("{"), file("start: nowhere"), file(""));
     std::fs::write(binary.path(), [0xff, 0xfe]).unwrap();
