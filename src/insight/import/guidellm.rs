@@ -8,7 +8,10 @@ use serde_json::Value as Json;
 
 use super::document::Document;
 use super::fields::Fields;
-use super::{ForeignFormat, ForeignResult, ForeignRow, ImportError, MAX_ROWS, Metric, Rate, Setup, Statistic, Value, clipped};
+use super::{
+    ForeignFormat, ForeignResult, ForeignRow, ImportError, MAX_ROWS, Metric, Rate, Setup, Statistic, Value,
+    clipped,
+};
 
 const FORMAT: ForeignFormat = ForeignFormat::Guidellm;
 
