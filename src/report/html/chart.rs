@@ -295,12 +295,12 @@ impl Chart {
         let mut drawing = canvas(size, &self.name, &self.title).children(legend);
         drawing = drawing.children(self.frame(area, &y_ticks));
         drawing = drawing.children(self.rules(area));
-        let (lines, names) = self.lines(area);
+        let (drawn, above) = self.lines(area);
         // Names stand over marks, and where they can beside them.
         drawing
-            .children(lines)
+            .children(drawn)
             .children(self.points.iter().filter_map(|point| self.point(area, point)))
-            .children(names)
+            .children(above)
     }
 
     /// The legend below the title, and how high it is.

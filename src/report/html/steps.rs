@@ -62,6 +62,9 @@ const STRIPS: &[Strip] = &[
     },
 ];
 
+/// Times and values without a gap.
+type Run = Vec<(f64, f64)>;
+
 #[must_use]
 pub fn figure(points: &[&Point]) -> Figure {
     let figure = Figure::new("timeline", "The run over time");
@@ -90,8 +93,7 @@ pub fn figure(points: &[&Point]) -> Figure {
 
 fn chart(strip: &Strip, point: &Point, line: &Timeline) -> Option<Chart> {
     let end = line.span_ns * line.spans.len() as f64;
-    let seen: Vec<(&Quantity, Vec<Vec<(f64, f64)>>)> =
-        strip.quantities.iter().map(|q| (q, unbroken(q, line))).collect();
+    let seen: Vec<(&Quantity, Vec<Run>)> = strip.quantities.iter().map(|q| (q, unbroken(q, line))).collect();
     let least = if strip.measure == Measure::Share { 0.01 } else { 1.0 };
     let heights = seen.iter().flat_map(|(_, runs)| runs.iter().flatten().map(|v| v.1)).chain([least]);
     let marks = seen.iter().flat_map(|(quantity, runs)| {
@@ -122,12 +124,12 @@ fn chart(strip: &Strip, point: &Point, line: &Timeline) -> Option<Chart> {
 }
 
 /// The values of a quantity at the middles of the spans, apart where spans between them have none: nothing goes on while all is idle.
-fn unbroken(quantity: &Quantity, line: &Timeline) -> Vec<Vec<(f64, f64)>> {
-    let mut runs: Vec<Vec<(f64, f64)>> = vec![Vec::new()];
+fn unbroken(quantity: &Quantity, line: &Timeline) -> Vec<Run> {
+    let mut runs: Vec<Run> = vec![Run::new()];
     for (at, span) in line.at() {
         match ((quantity.value)(span).filter(|value| value.is_finite()), runs.last_mut()) {
             (Some(value), Some(run)) => run.push((at + line.span_ns / 2.0, value)),
-            (None, Some(run)) if !run.is_empty() => runs.push(Vec::new()),
+            (None, Some(run)) if !run.is_empty() => runs.push(Run::new()),
             _ => {}
         }
     }
