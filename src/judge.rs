@@ -89,7 +89,7 @@ fn judge(cell: &mut CellResult, ceilings: Option<&Ceilings>, datasheet: Option<&
     (cell.tpot_ns, cell.tpot_ci_low_ns, cell.tpot_ci_high_ns, cell.host_bubble_ns) = (None, None, None, None);
     // The time the cell stands for: the interval between step ends for decode, the device span for prefill.
     let typical = stats::t_interval_log(&means, CONFIDENCE);
-    let center = typical.map_or_else(|| means.iter().sum::<f64>() / means.len() as f64, |i| i.center);
+    let center = stats::geometric_mean(&means);
     if cell.phase == Phase::Decode {
         cell.tpot_ns = Some(center);
         cell.tpot_ci_low_ns = typical.map(|i| i.low);
@@ -192,6 +192,7 @@ fn summarise(steps: &[f64], block_means: &[f64], blocks: usize) -> TimeSummary {
     let interval = stats::t_interval_log(block_means, CONFIDENCE);
     let around_median = stats::order_statistic_interval(&sorted, 0.5, CONFIDENCE);
     TimeSummary {
+        typical: (!block_means.is_empty()).then(|| stats::geometric_mean(block_means)),
         median,
         p50: median,
         p90: honest(0.90),

@@ -35,7 +35,7 @@ use crate::report::{self, Report};
 use crate::rig::WorkerError;
 use crate::roofline::DeviceSpec;
 use crate::serve::arrivals::{Arrivals, Burst};
-use crate::serve::latency::ENOUGH;
+use crate::serve::gates::ENOUGH;
 use crate::serve::point::{Engine, Offered, Point, PointError, PointSpec, Source};
 use crate::serve::run::Progress;
 use crate::serve::sampler::Sampling;

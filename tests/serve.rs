@@ -871,3 +871,32 @@ fn a_burst_and_a_duration_shape_the_arrivals() {
     };
     assert!(waiting(&["--burst", "5x2s/12s"]) > 1.2 * waiting(&[]), "a burst overloads while it lasts");
 }
+
+#[test]
+fn a_model_whose_logits_are_no_numbers_has_no_valid_point() {
+    let folder = tempfile::tempdir().unwrap();
+    let from = fixture("models/qwen3");
+    std::fs::copy(from.join("config.json"), folder.path().join("config.json")).unwrap();
+    let mut bytes = std::fs::read(from.join("model.safetensors")).unwrap();
+    let header = 8 + usize::try_from(u64::from_le_bytes(bytes[..8].try_into().unwrap())).unwrap();
+    // A float of ones is no number in any format.
+    bytes[header..].fill(0xff);
+    std::fs::write(folder.path().join("model.safetensors"), bytes).unwrap();
+    for engine in ["native", "stock"] {
+        let mut command = Command::cargo_bin("hbmark").unwrap();
+        command.args([
+            "serve",
+            "--engine",
+            engine,
+            "--device",
+            "cpu",
+            "--no-predict",
+            "--rate",
+            "100",
+            "--requests",
+            "5",
+        ]);
+        command.args(["--input-len", "8", "--output-len", "4", "--model"]).arg(folder.path());
+        command.assert().code(1).stdout(contains("INVALID").and(contains("logits are not finite numbers")));
+    }
+}

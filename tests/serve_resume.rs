@@ -36,7 +36,16 @@ fn sweep_of(requests: &str, more: &[&str]) -> Command {
         "--no-predict",
         "--model",
     ]);
-    command.arg(model).args(["--requests", requests, "--input-len", "8", "--output-len", "4", "--threads", "2"]);
+    command.arg(model).args([
+        "--requests",
+        requests,
+        "--input-len",
+        "8",
+        "--output-len",
+        "4",
+        "--threads",
+        "2",
+    ]);
     command.args(["--num-gpu-blocks-override", "64", "--sweep", "rate=100,200,400", "--format", "json"]);
     command.args(more);
     command

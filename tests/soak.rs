@@ -171,25 +171,7 @@ impl Soak {
         .to_vec();
         let wanted: usize =
             [engine, phase, batches, contexts].iter().map(|list| list.split(',').count()).product();
-        let mut blow = self.pick(&[Blow::Nothing, Blow::Kill, Blow::KillWorker, Blow::Interrupt]);
-        let mut command = self.program(&arguments, temporary.path());
-        let mut output = self.strike(&mut command, blow);
-        for _ in 0..50 {
-            if names(folder.path()) == RESULTS {
-                break;
-            }
-            let there = names(folder.path());
-            assert_ne!(blow, Blow::Nothing, "nobody hit it, and there is {there:?}: {}", stderr(&output));
-            // Killed before its first line was whole, it begins anew; else it goes on.
-            let written = std::fs::read(folder.path().join("journal.jsonl")).unwrap_or_default();
-            let journal = written.contains(&b'\n');
-            self.counts.resumed += usize::from(journal);
-            let resume = ["run", "--resume", out, "--format", "json"].map(str::to_owned);
-            let mut command = self.program(if journal { &resume } else { &arguments }, temporary.path());
-            blow = self.pick(&[Blow::Nothing, Blow::Nothing, Blow::Kill, Blow::KillWorker, Blow::Interrupt]);
-            output = self.strike(&mut command, blow);
-        }
-        assert_eq!(names(folder.path()), RESULTS, "{}", stderr(&output));
+        let output = self.to_its_end(&arguments, folder.path(), temporary.path(), &RESULTS);
         let result = std::fs::read(folder.path().join("result.json")).unwrap();
         let result = report(&std::process::Output { stdout: result, ..output });
         let cells = statuses(&result);
@@ -206,7 +188,8 @@ impl Soak {
 
     fn serve(&mut self) {
         let (folder, temporary) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        let rate = self.pick(&["50", "200", "inf"]);
+        let (load, points) =
+            self.pick(&[(["--rate", "inf"], 1), (["--rate", "200"], 1), (["--sweep", "rate=50,400"], 2)]);
         let engine = self.pick(&["stock", "native"]);
         let caching = self.pick(&["true", "false"]);
         let scheduling = self.pick(&["fcfs", "priority"]);
@@ -222,8 +205,8 @@ impl Soak {
             "cpu",
             "--dtype",
             "f32",
-            "--rate",
-            rate,
+            load[0],
+            load[1],
             "--requests",
             "40",
             "--input-len",
@@ -246,28 +229,57 @@ impl Soak {
         ]
         .map(str::to_owned)
         .to_vec();
-        let blow = self.pick(&[Blow::Nothing, Blow::Kill, Blow::KillWorker, Blow::Interrupt]);
-        let mut command = self.program(&arguments, temporary.path());
-        let ended = self.strike(&mut command, blow);
-        let files = ["report.html", "serve.csv", "serve.json", "serve.md"];
-        // A file is there as a whole or not at all.
-        for name in names(folder.path()).iter().filter(|name| !name.starts_with(".hbmark-")) {
-            assert!(files.contains(&name.as_str()), "{name} is no result");
-        }
-        // Under load the gates may find it invalid, and so end with 1; whole it is all the same. So it is where its worker was killed once.
-        if matches!(ended.status.code(), Some(0 | 1)) {
-            assert_eq!(names(folder.path()), files, "{}", stderr(&ended));
-            let result: serde_json::Value =
-                serde_json::from_slice(&std::fs::read(folder.path().join("serve.json")).unwrap()).unwrap();
-            assert_eq!(result["points"][0]["result"]["served"], 40, "a request is lost");
-        } else {
-            assert!(matches!(blow, Blow::Kill | Blow::Interrupt), "nobody hit it: {}", stderr(&ended));
-        }
+        // Under load the gates may find it invalid, and so end with 1; whole it is all the same.
+        self.to_its_end(
+            &arguments,
+            folder.path(),
+            temporary.path(),
+            &["report.html", "serve.csv", "serve.json", "serve.md"],
+        );
+        let result: serde_json::Value =
+            serde_json::from_slice(&std::fs::read(folder.path().join("serve.json")).unwrap()).unwrap();
+        let served: Vec<u64> = result["points"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|p| p["result"]["served"].as_u64().unwrap_or(0))
+            .collect();
+        assert_eq!(served, vec![40; points], "a point or a request is lost: {}", result["warnings"]);
         self.counts.serves += 1;
         self.nothing_stays(temporary.path());
     }
 
-    /// The work of a run and of a serve in this process.
+    /// Starts a benchmark, hits it, and lets it go on (or start again) until its results are all there is.
+    fn to_its_end(
+        &mut self,
+        arguments: &[String],
+        folder: &Path,
+        temporary: &Path,
+        results: &[&str],
+    ) -> std::process::Output {
+        let mut blow = self.pick(&[Blow::Nothing, Blow::Kill, Blow::KillWorker, Blow::Interrupt]);
+        let mut command = self.program(arguments, temporary);
+        let mut output = self.strike(&mut command, blow);
+        for _ in 0..50 {
+            if names(folder) == results {
+                break;
+            }
+            let there = names(folder);
+            assert_ne!(blow, Blow::Nothing, "nobody hit it, and there is {there:?}: {}", stderr(&output));
+            // Killed before its first line was whole, it begins anew; else it goes on.
+            let written = std::fs::read(folder.join("journal.jsonl")).unwrap_or_default();
+            let journal = written.contains(&b'\n');
+            self.counts.resumed += usize::from(journal);
+            let out = folder.to_str().unwrap();
+            let resume = [&arguments[0], "--resume", out, "--format", "json"].map(str::to_owned);
+            let mut command = self.program(if journal { &resume } else { arguments }, temporary);
+            blow = self.pick(&[Blow::Nothing, Blow::Nothing, Blow::Kill, Blow::KillWorker, Blow::Interrupt]);
+            output = self.strike(&mut command, blow);
+        }
+        assert_eq!(names(folder), results, "{}", stderr(&output));
+        output
+    }
+
     fn inside(&self, model: &Rc<OpenModel>) {
         let config = RunConfig {
             model: self.model.clone(),

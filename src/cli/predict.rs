@@ -12,7 +12,7 @@ use crate::roofline::devices;
 
 #[derive(Debug, ClapArgs)]
 #[command(
-    after_help = "Examples:\n  hbmark predict --model Llama-3.1-8B --gpu h100-sxm\n  hbmark predict --model DeepSeek-V3 --gpu h200 --dtype fp8 --kv-dtype bf16 --batch 1..256*4 --context 4096 --format json"
+    after_help = "Examples:\n  hbmark predict --model Llama-3.1-8B --gpu h100-sxm\n  hbmark predict --model DeepSeek-V3 --gpu h200 --dtype fp8 --kv-dtype bf16 --batch '1..256*4' --context 4096 --format json"
 )]
 pub struct Args {
     /// A name (`hbmark models`), a folder with a config.json, a hub id or a GGUF file; no weights are read.

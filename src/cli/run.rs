@@ -22,7 +22,7 @@ use crate::{Finished, RunError};
 
 #[derive(Debug, ClapArgs)]
 #[command(
-    after_help = "Examples:\n  hbmark run\n  hbmark run --model Llama-3.2-1B --batch 1..8*2 --context 128,1024 --out results/1b\n  hbmark run --device cuda --model Llama-3.1-8B --dtype bf16 --batch 1,8,32 --context 512,4096\n\nLists take commas and ranges: 1,8,32   1..64*2   128..1024+128"
+    after_help = "Examples:\n  hbmark run\n  hbmark run --model Llama-3.2-1B --batch '1..8*2' --context 128,1024 --out results/1b\n  hbmark run --device cuda --model Llama-3.1-8B --dtype bf16 --batch 1,8,32 --context 512,4096\n\nLists take commas and ranges: 1,8,32   1..64*2   128..1024+128"
 )]
 #[expect(clippy::struct_excessive_bools, reason = "each is a flag of its own on the command line")]
 pub struct Args {

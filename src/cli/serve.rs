@@ -30,7 +30,7 @@ use crate::serving::{Knobs, Mode, ServeConfig, VirtualSource};
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "Examples:
   hbmark serve --engine native --workload chat --rate 2 --requests 100
-  hbmark serve --engine native --input-len 128 --output-len 32 --sweep rate=0.5..8*2 --slo ttft_p95=2s
+  hbmark serve --engine native --input-len 128 --output-len 32 --sweep 'rate=0.5..8*2' --slo ttft_p95=2s
   hbmark serve --trace azure.csv --requests 500 --rate 1
   hbmark serve --virtual --gpu h100-sxm --model Llama-3.1-8B --workload chat --rate 10 --duration 1h
   hbmark serve --virtual --gpu h100-sxm --model Llama-3.1-8B --find-max-rate --slo ttft_p95=1s,tpot_p95=40ms --requests 5000
@@ -82,7 +82,7 @@ pub struct Args {
     #[arg(long, default_value_t = 1.0, requires = "trace", help_heading = "Workload")]
     time_scale: f64,
     /// Requests whose times count [default: 100, or what --duration gives].
-    #[arg(long, conflicts_with = "duration", help_heading = "Workload")]
+    #[arg(long, visible_alias = "num-prompts", conflicts_with = "duration", help_heading = "Workload")]
     requests: Option<usize>,
     /// Measure the requests of so long (60s, 10m, 1h), at --rate.
     #[arg(long, requires = "rate", help_heading = "Workload")]
@@ -104,10 +104,10 @@ pub struct Args {
     stop_at_eos: bool,
 
     /// Requests per second, or `inf`: all at once [default: 1; for a trace, as recorded].
-    #[arg(long, conflicts_with = "concurrency", help_heading = "Load")]
+    #[arg(long, visible_alias = "request-rate", conflicts_with = "concurrency", help_heading = "Load")]
     rate: Option<String>,
     /// A closed loop of so many requests at a time.
-    #[arg(long, help_heading = "Load")]
+    #[arg(long, visible_alias = "max-concurrency", help_heading = "Load")]
     concurrency: Option<usize>,
     /// poisson, gamma:CV, constant, or closed (with --concurrency) [default: poisson; a trace has its own].
     #[arg(long, conflicts_with = "trace", help_heading = "Load")]
@@ -134,7 +134,7 @@ pub struct Args {
     /// KV blocks, instead of what fits.
     #[arg(long, help_heading = "Scheduler")]
     num_gpu_blocks_override: Option<usize>,
-    /// Positions of a KV block [default: 16, native on a CPU 64].
+    /// Positions of a KV block [default: the engine's 64; on a virtual GPU 16].
     #[arg(long, help_heading = "Scheduler")]
     block_size: Option<usize>,
     /// Positions of prompt and output together [default: the model's].

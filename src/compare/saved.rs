@@ -75,8 +75,12 @@ fn compare(
     settings: &Settings,
     remarks: &mut Vec<String>,
 ) -> CellComparison {
+    let means = |cell: &CellResult| {
+        block_means(&cell.blocks, cell.block_merge, |block| judged_times(cell.phase, block))
+    };
+    // The time that the cell itself stands for, of which the interval below is the spread.
     let mut time = |side: char, cell: &CellResult| match matching::typical(cell) {
-        Ok(time) => Some(time),
+        Ok(_) => Some(stats::geometric_mean(&means(cell))),
         Err(reason) => {
             remarks.push(format!("{side}: {}: {reason}", cell.id));
             None
@@ -84,9 +88,6 @@ fn compare(
     };
     let pair = Pair { a_ns: time('A', a), b_ns: time('B', b) };
     let ratio = pair.a_ns.zip(pair.b_ns).filter(|(a, _)| *a > 0.0).map(|(a, b)| b / a);
-    let means = |cell: &CellResult| {
-        block_means(&cell.blocks, cell.block_merge, |block| judged_times(cell.phase, block))
-    };
     let within = ratio.and_then(|_| stats::unpaired_ratio(&means(a), &means(b), settings.confidence));
     let effect = Effect {
         rounds: usize::from(ratio.is_some()),
@@ -142,6 +143,48 @@ fn limits(a: &Report, b: &Report) -> Vec<String> {
 mod tests {
     use super::*;
     use crate::measure::environment::GpuEnvironment;
+    use crate::report::Block;
+
+    #[test]
+    fn a_ratio_lies_in_its_own_interval() {
+        let mut a = json::parse(include_str!("../../fuzz/seeds/result.json")).unwrap();
+        let scaled = |block: &Block, factor: f64| {
+            let mut block = block.clone();
+            block.step_ns.iter_mut().chain(&mut block.interval_ns).for_each(|time| *time *= factor);
+            block
+        };
+        for cell in &mut a.cells {
+            let Some(one) = cell.blocks.first().cloned() else { continue };
+            cell.blocks = (0..6).map(|turn| scaled(&one, 1.0 + 0.01 * f64::from(turn))).collect();
+        }
+        let mut b = a.clone();
+        for (turn, block) in b.cells.iter_mut().flat_map(|cell| &mut cell.blocks).enumerate() {
+            // Every third block of B was hit by something: its mean and its median part.
+            *block = scaled(block, if turn % 3 == 0 { 3.0 } else { 1.0 });
+        }
+        crate::judge::recompute(&mut a);
+        crate::judge::recompute(&mut b);
+        let found = places((&series_of(&a), &steps_of(&a)), (&series_of(&b), &steps_of(&b))).unwrap();
+        let mut intervals = 0;
+        for place in found {
+            let of = |report: &Report, id: String| {
+                report.cells.iter().find(|cell| cell.id == id).cloned().unwrap()
+            };
+            let (old, new) = (&of(&a, place.id_of_a()), &of(&b, place.id_of_b()));
+            let effect = compare(place, old, new, &Settings::new(0.02, 1), &mut Vec::new()).effect;
+            if let (Some(ratio), Some(low), Some(high)) = (effect.ratio, effect.low, effect.high) {
+                assert!(low <= ratio && ratio <= high, "{ratio} of {low} to {high}");
+                let time =
+                    |cell: &CellResult| cell.tpot_ns.or(cell.step_ns.as_ref().unwrap().typical).unwrap();
+                assert!(
+                    (effect.a_ns.unwrap() / time(old) - 1.0).abs() < 1e-9,
+                    "the time that the cell stands for"
+                );
+                intervals += 1;
+            }
+        }
+        assert!(intervals > 0);
+    }
 
     #[test]
     fn results_of_two_gpus_are_compared_with_a_warning() {

@@ -14,7 +14,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::report::serving::{ServeKind, ServeReport};
-use crate::serve::latency::{KEEPS_UP, ServeResult};
+use crate::serve::gates::KEEPS_UP;
+use crate::serve::latency::ServeResult;
 use crate::serve::slo::Slo;
 use crate::units::Nanos;
 use rates::{Accepted, Rates, Seen, objectives, observed, rates};
@@ -291,7 +292,7 @@ fn caveats(
         ));
     }
     let undecided = |r: &ServeResult| r.gates.iter().any(|g| g.name == KEEPS_UP && g.passed.is_none());
-    if accepted.runs.iter().any(|(_, r)| undecided(r)) || result.measured < crate::serve::latency::ENOUGH {
+    if accepted.runs.iter().any(|(_, r)| undecided(r)) || result.measured < crate::serve::gates::ENOUGH {
         all.push("whether it keeps up at that rate was not decided: the run was too short".into());
     }
     let above = rates.groups.iter().find(|g| g.tried.rate > accepted.rate);

@@ -249,7 +249,8 @@ fn headroom(report: &Report, cells: &[&CellResult]) -> Answer {
         return (NotSaid, "memory in use or memory in all is not known".to_owned(), NEXT);
     };
     let share = peak.as_f64() / all.as_f64();
-    decide(share <= HEADROOM, format!("{peak} of {all}, {:.0} %", share * 100.0), NEXT)
+    let free = (1.0 - share) * 100.0;
+    decide(share <= HEADROOM, format!("{free:.0} % of {all} free: {peak} in use at the most"), NEXT)
 }
 
 fn tails(cells: &[&CellResult]) -> Answer {

@@ -164,7 +164,7 @@ impl<'a> Measured<'a> {
         let step = cell.step_ns.as_ref().filter(|_| is_trusted(cell.status))?;
         let (time_ns, low, high) = match cell.phase {
             Phase::Decode => (cell.tpot_ns?, cell.tpot_ci_low_ns, cell.tpot_ci_high_ns),
-            Phase::Prefill => (step.median, step.ci_low, step.ci_high),
+            Phase::Prefill => (step.typical.unwrap_or(step.median), step.ci_low, step.ci_high),
         };
         let interval = (low.unwrap_or(time_ns), high.unwrap_or(time_ns));
         Self::timed(cell, report, RungKind::of_engine(&cell.engine), time_ns, interval)

@@ -9,9 +9,8 @@ use super::targets;
 use crate::measure::doctor::Severity;
 use crate::measure::telemetry::Limits;
 use crate::report::serving::ServeReport;
-use crate::serve::latency::{
-    Gate, INJECTION_LAG, KEEPS_UP, KV_BOOKS, Quantiles, Quantity, ServeResult, Validity,
-};
+use crate::serve::gates::{INJECTION_LAG, KEEPS_UP, KV_BOOKS};
+use crate::serve::latency::{Gate, Quantiles, Quantity, ServeResult, Validity};
 use crate::serve::point::{Offered, Point};
 use crate::stats;
 use crate::units::Nanos;

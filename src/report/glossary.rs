@@ -183,8 +183,8 @@ const ENTRIES: &[Entry] = &[
     ),
     entry(
         "goodput",
-        "requests meeting every objective / window",
-        "a request without a TPOT is judged without that clause; how many is said",
+        "requests completed in the window that met every objective / window",
+        "never more than are served; a request without a TPOT is judged without that clause; how many is said",
     ),
     entry(
         "window",

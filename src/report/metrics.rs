@@ -92,7 +92,11 @@ use Unit::{Bytes, BytesPerSecond, Count, Flops, Fraction, Joules, Nanoseconds, P
 
 /// Every metric, in the order of columns.
 pub const METRICS: &[Metric] = &[
-    row("step_median", "step", Nanoseconds, Lower, Table, |c| Some(c.step_ns.as_ref()?.median)),
+    row("step", "step", Nanoseconds, Lower, Table, |c| {
+        let step = c.step_ns.as_ref()?;
+        Some(step.typical.unwrap_or(step.median))
+    }),
+    row("step_median", "median", Nanoseconds, Lower, Files, |c| Some(c.step_ns.as_ref()?.median)),
     row("step_p50", "p50", Nanoseconds, Lower, Files, |c| Some(c.step_ns.as_ref()?.p50)),
     row("step_p90", "p90", Nanoseconds, Lower, Files, |c| c.step_ns.as_ref()?.p90),
     row("step_p95", "p95", Nanoseconds, Lower, Files, |c| c.step_ns.as_ref()?.p95),

@@ -187,6 +187,9 @@ pub enum Bound {
 /// Statistics of one timed quantity, in nanoseconds. Percentiles are nearest-rank; null where n is too small to say.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct TimeSummary {
+    /// The time that the cell stands for: the geometric mean over blocks, which `ci_low` and `ci_high` are about.
+    #[serde(default)]
+    pub typical: Option<f64>,
     pub median: f64,
     pub p50: f64,
     pub p90: Option<f64>,

@@ -331,17 +331,22 @@ impl Ledger {
     /// KV bytes of a number of (token, layer) pairs.
     fn kv_bytes(&self, token_layers: u64) -> Bytes {
         let each = self.architecture.kv_elements_per_token_and_layer() as u64;
-        Bytes(token_layers.saturating_mul(each).saturating_mul(kv_bits(self.kv_dtype)).div_ceil(8))
+        let elements = u128::from(token_layers) * u128::from(each);
+        let (bits, of) = kv_bits(self.kv_dtype);
+        Bytes(u64::try_from((elements * bits).div_ceil(8 * of)).unwrap_or(u64::MAX))
     }
 }
 
-/// Bits of one KV element. A cache beside ggml's block formats is f16, llama.cpp's default.
-fn kv_bits(dtype: Dtype) -> u64 {
+/// Bits of so many KV elements. A mixture of formats is one of weights: the cache beside it is f16, llama.cpp's default.
+fn kv_bits(dtype: Dtype) -> (u128, u128) {
     match dtype {
-        Dtype::F32 => 32,
-        Dtype::Bf16 | Dtype::F16 | Dtype::Q8_0 | Dtype::Q4_0 | Dtype::Gguf => 16,
-        Dtype::Int8 | Dtype::Fp8 => 8,
-        Dtype::Int4 => 4,
+        Dtype::F32 => (32, 1),
+        Dtype::Bf16 | Dtype::F16 | Dtype::Gguf => (16, 1),
+        Dtype::Int8 | Dtype::Fp8 => (8, 1),
+        Dtype::Int4 => (4, 1),
+        // ggml's blocks of 32 with one f16 scale, as `-ctk q8_0` keeps them.
+        Dtype::Q8_0 => (32 * 8 + 16, 32),
+        Dtype::Q4_0 => (32 * 4 + 16, 32),
     }
 }
 

@@ -65,6 +65,18 @@ fn a_tied_table_counts_once_and_an_untied_one_by_rows() {
 }
 
 #[test]
+fn a_cache_in_blocks_has_its_scales_too() {
+    let shape = shapes::llama_3_1_8b();
+    let per_token = |kv| Ledger::new(&shape, &shape.inventory(Dtype::Bf16), kv).kv_bytes_per_token().0;
+    // 32 layers × 2 × 8 heads × 128 = 65,536 elements, in blocks of 32 with two bytes of scale.
+    assert_eq!(per_token(Dtype::Q8_0), 65_536 / 32 * 34);
+    assert_eq!(per_token(Dtype::Q4_0), 65_536 / 32 * 18);
+    assert_eq!(per_token(Dtype::Int8), 65_536);
+    // A file's mixture is one of weights.
+    assert_eq!(per_token(Dtype::Gguf), per_token(Dtype::F16));
+}
+
+#[test]
 fn a_context_of_nothing_reads_no_kv_and_writes_one_position() {
     let bytes = ledger(&shapes::llama_3_1_8b(), Dtype::Bf16).decode(4, 0).bytes;
     assert_eq!((bytes.kv_read, bytes.kv_write), (Bytes(0), Bytes(4 * 131_072)));

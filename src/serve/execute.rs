@@ -91,6 +91,12 @@ impl<'a> SessionExecutor<'a> {
         self.constraints.as_ref().map(|c| c.counts)
     }
 
+    /// Whether the logits of the last step are numbers. Read once, behind a run: greedy tokens come without them.
+    pub fn last_logits_are_numbers(&mut self) -> bool {
+        // An engine that keeps none any more, or fails now, says nothing about them.
+        self.session.logits().map_or(true, |all| all.iter().flatten().all(|logit| logit.is_finite()))
+    }
+
     /// Fills the batch with a range of the scheduler's parts.
     fn build(&mut self, scheduler: &Scheduler, range: std::ops::Range<usize>) -> Result<(), EngineError> {
         self.spare.append(&mut self.batch.sequences);

@@ -11,10 +11,12 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::evidence::{Evidence, evidence};
+use super::gates::{due, gates, saturation};
+use super::requests::Requests;
 use super::run::{Fate, Loop, Record, Run, StepLog, Traffic};
 use super::slo::{Clause, Slo, SloMetric};
 use super::timeline::Timeline;
-use crate::stats::{honest_percentile, mean, percentile, trend};
+use crate::stats::{honest_percentile, mean, percentile};
 
 /// A number that may be infinite; JSON has no number for that, and it must not become null.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -188,8 +190,9 @@ pub struct ServeResult {
     /// Prompt tokens computed, without those found in the cache.
     pub prompt_tokens_per_s: f64,
     pub output_tokens_per_s: f64,
-    /// Requests per second that met every objective.
+    /// Requests per second that were completed in the window and met every objective: never more than were served.
     pub goodput_per_s: Option<f64>,
+    /// Of the measured requests, whenever they were completed.
     pub goodput_share: Option<f64>,
     /// Requests without a TPOT, whose TPOT clause was dropped.
     pub tpot_clause_dropped: usize,
@@ -226,31 +229,17 @@ pub struct ServeResult {
     /// What happened when; null for a prediction beside a measurement, and in results of before.
     #[serde(default)]
     pub timeline: Option<Timeline>,
+    /// Every measured request; null for a prediction beside a measurement, for more of them than a file should hold, and in results of
+    /// before.
+    #[serde(default)]
+    pub requests: Option<Requests>,
     /// What a diagnosis needs; null in results of versions that did not keep it.
     #[serde(default)]
     pub evidence: Option<Evidence>,
 }
 
-/// p99 of the injection lag may be this, or this share of the median TTFT, whichever is more.
-const LAG_FLOOR_NS: f64 = 1e6;
-const LAG_SHARE: f64 = 0.05;
-/// The name of the gate that tells a run that keeps up from one that does not.
-pub const KEEPS_UP: &str = "keeps up";
-/// The name of the gate that counts KV blocks.
-pub const KV_BOOKS: &str = "KV books";
-/// The name of the gate that watches the harness itself.
-pub const INJECTION_LAG: &str = "injection lag";
-/// Completed over offered below this is saturation.
-const ENOUGH_COMPLETED: f64 = 0.98;
-/// The in-system mean may differ from rate × time in system by this.
-const LITTLE_TOLERANCE: f64 = 0.1;
-/// Below so many measured requests trends, rates and Little's law are not judged.
-pub const ENOUGH: usize = 100;
-/// The rate of arrivals may differ from the plan's by this.
-const RATE_TOLERANCE: f64 = 0.02;
-
 /// A measured request, as the definitions see it.
-fn ttft(record: &Record) -> f64 {
+pub(super) fn ttft(record: &Record) -> f64 {
     match (record.fate, record.first_token) {
         (Fate::Rejected(_), _) | (_, None) => f64::INFINITY,
         (_, Some(first)) => first.0 - record.arrival.0,
@@ -275,7 +264,7 @@ fn tpot(record: &Record) -> Option<f64> {
     }
 }
 
-fn queue(record: &Record) -> f64 {
+pub(super) fn queue(record: &Record) -> f64 {
     record.started.map_or(f64::INFINITY, |started| started.0 - record.arrival.0)
 }
 
@@ -295,14 +284,17 @@ pub fn summarise(run: &Run, traffic: &Traffic<'_>, slo: &Slo) -> ServeResult {
     let window = Window::new(run, traffic, records);
     let steps: Vec<&StepLog> = run.steps.iter().filter(|s| window.holds(s.end)).collect();
     let per_s = |count: f64| if window.seconds() > 0.0 { count / window.seconds() } else { 0.0 };
-    let served_in_window = run
-        .records
-        .iter()
-        .filter(|r| r.fate == Fate::Served && r.last_token.is_some_and(|t| window.holds(t.0)))
-        .count();
+    // Whatever comes to its end in the window, whenever it came: as many as the system gets done.
+    let completed = || {
+        let all = run.records.iter();
+        all.filter(|r| r.fate == Fate::Served && r.last_token.is_some_and(|t| window.holds(t.0)))
+    };
+    let served_in_window = completed().count();
+    let good_in_window = completed().filter(|r| meets(r, slo)).count();
     let good = records.iter().filter(|r| meets(r, slo)).count();
     let infinite = traffic.plan.iter().all(|p| p.arrival.0 == 0.0) && traffic.kind == Loop::Open;
-    let offered = (traffic.kind == Loop::Open && !infinite).then(|| per_s(records.len() as f64));
+    let offered =
+        (traffic.kind == Loop::Open && !infinite).then(|| per_s(due(records, &window).count() as f64));
     let mut result = ServeResult {
         validity: Validity::Valid,
         reasons: Vec::new(),
@@ -322,7 +314,7 @@ pub fn summarise(run: &Run, traffic: &Traffic<'_>, slo: &Slo) -> ServeResult {
         served_per_s: per_s(served_in_window as f64),
         prompt_tokens_per_s: per_s(steps.iter().map(|s| s.prompt_tokens).sum::<usize>() as f64),
         output_tokens_per_s: per_s(steps.iter().map(|s| s.output_tokens).sum::<usize>() as f64),
-        goodput_per_s: (!slo.clauses.is_empty()).then(|| per_s(good as f64)),
+        goodput_per_s: (!slo.clauses.is_empty()).then(|| per_s(good_in_window as f64)),
         goodput_share: (!slo.clauses.is_empty() && !records.is_empty())
             .then(|| good as f64 / records.len() as f64),
         tpot_clause_dropped: records.iter().filter(|r| tpot(r).is_none()).count(),
@@ -355,6 +347,7 @@ pub fn summarise(run: &Run, traffic: &Traffic<'_>, slo: &Slo) -> ServeResult {
             .then(|| run.encoded_tokens as f64 / run.asked_tokens as f64),
         breakdown: breakdown(run),
         timeline: Timeline::of(&run.steps, run.end, (window.from, window.to)),
+        requests: Requests::of(records),
         evidence: Some(evidence(run, traffic)),
     };
     result.slo = slo.clauses.iter().map(|clause| judge(records, *clause)).collect();
@@ -376,9 +369,9 @@ fn all_met(clauses: &[ClauseResult]) -> Option<bool> {
 
 /// The span over which rates are taken: from the first measured arrival to the last in an open loop, otherwise to the last measured end.
 #[derive(Debug, Clone, Copy)]
-struct Window {
-    from: f64,
-    to: f64,
+pub(super) struct Window {
+    pub from: f64,
+    pub to: f64,
 }
 
 impl Window {
@@ -420,9 +413,8 @@ fn judge(records: &[Record], clause: Clause) -> ClauseResult {
 fn rejected(records: &[Record]) -> BTreeMap<String, usize> {
     let mut counts = BTreeMap::new();
     for record in records {
-        if let Fate::Rejected(reject) = record.fate {
-            let name = serde_json::to_value(reject).ok().and_then(|v| v.as_str().map(str::to_owned));
-            *counts.entry(name.unwrap_or_default()).or_insert(0) += 1;
+        if let Fate::Rejected(_) = record.fate {
+            *counts.entry(record.fate.name()).or_insert(0) += 1;
         }
     }
     counts
@@ -433,7 +425,8 @@ fn kv_use(step: &StepLog) -> f64 {
 }
 
 fn over_time(steps: &[&StepLog], window: &Window, of: impl Fn(&StepLog) -> f64) -> f64 {
-    let busy: f64 = steps.iter().map(|s| of(s) * (s.end - s.begin.max(window.from))).sum();
+    // From 0 on: the sum of nothing is -0.
+    let busy = steps.iter().fold(0.0, |sum, s| sum + of(s) * (s.end - s.begin.max(window.from)));
     if window.seconds() > 0.0 { busy / (window.seconds() * 1e9) } else { 0.0 }
 }
 
@@ -476,196 +469,4 @@ fn breakdown(run: &Run) -> Breakdown {
         + all.idle_ns;
     all.other_ns = (all.wall_ns - named).max(0.0);
     all
-}
-
-/// Requests in the system at a moment.
-fn population_at(run: &Run, moment: f64) -> usize {
-    let at = run.population.partition_point(|(time, _)| *time <= moment);
-    at.checked_sub(1).map_or(0, |i| run.population[i].1)
-}
-
-/// The time average of the requests in the system.
-fn mean_population(run: &Run, window: &Window) -> f64 {
-    let mut area = 0.0;
-    let mut since = window.from;
-    let mut count = population_at(run, window.from);
-    let start = run.population.partition_point(|(time, _)| *time <= window.from);
-    for (time, next) in &run.population[start..] {
-        let until = time.min(window.to);
-        area += (until - since) * count as f64;
-        (since, count) = (until, *next);
-        if *time >= window.to {
-            break;
-        }
-    }
-    area += (window.to - since).max(0.0) * count as f64;
-    area / (window.to - window.from)
-}
-
-fn gates(result: &mut ServeResult, run: &Run, traffic: &Traffic<'_>, records: &[Record], window: &Window) {
-    let mut gate = |name: &str, passed: Option<bool>, detail: String| {
-        if passed == Some(false) {
-            result.validity = Validity::Invalid;
-            result.reasons.push(detail.clone());
-        }
-        result.gates.push(Gate { name: name.into(), passed, detail });
-    };
-    let ms = |ns: f64| format!("{:.3} ms", ns / 1e6);
-    // The largest lag stands for p99 where there are too few requests for one.
-    let mut lags: Vec<f64> = records.iter().filter(|r| r.enqueued.is_some()).map(|r| r.lag.0).collect();
-    lags.sort_by(f64::total_cmp);
-    let mut waits: Vec<f64> = records.iter().map(ttft).collect();
-    waits.sort_by(f64::total_cmp);
-    // Where most requests were rejected the median is infinite, and must not excuse any lag.
-    let middle = Some(percentile(&waits, 0.5)).filter(|wait| wait.is_finite()).unwrap_or(0.0);
-    let allowed = LAG_FLOOR_NS.max(LAG_SHARE * middle);
-    let lag = percentile(&lags, 0.99);
-    gate(
-        INJECTION_LAG,
-        (!lags.is_empty()).then_some(lag <= allowed),
-        format!(
-            "99 % of the requests were queued within {} of when they could be; {} is allowed",
-            ms(lag),
-            ms(allowed)
-        ),
-    );
-    if let (Loop::Open, Some(offered)) = (traffic.kind, result.offered_per_s) {
-        // Queued over planned, in the window: what the loop really sent.
-        let queued = records.iter().filter(|r| r.enqueued.is_some()).count();
-        let enough = records.len() >= ENOUGH;
-        let share = queued as f64 / records.len().max(1) as f64;
-        gate(
-            "realised rate",
-            enough.then_some((share - 1.0).abs() <= RATE_TOLERANCE || traffic.time_limit.is_some()),
-            format!("{queued} of {} planned requests were sent, at {offered:.3} per second", records.len()),
-        );
-    }
-    if traffic.kind == Loop::Open && result.offered_per_s.is_some() {
-        let stays: Vec<f64> = records
-            .iter()
-            .filter_map(|r| Some(r.last_token.filter(|_| r.fate == Fate::Served)?.0 - r.enqueued?.0))
-            .collect();
-        let all_served = stays.len() == records.len();
-        let product = stays.len() as f64 / (window.to - window.from) * mean(&stays);
-        let seen = mean_population(run, window);
-        let enough = all_served && records.len() >= 10 * ENOUGH;
-        // The ends of a window cut stays in two; a window must be much longer than one for the law to hold in it.
-        let long = (window.to - window.from) > 20.0 * mean(&stays);
-        gate(
-            "Little's law",
-            (enough && long).then_some((seen / product - 1.0).abs() <= LITTLE_TOLERANCE),
-            format!("{seen:.3} requests in the system on average, rate × time in system gives {product:.3}"),
-        );
-    }
-    // Books are said only where they do not balance.
-    let lost = |s: &StepLog| s.load.used_blocks.saturating_sub(s.load.held_blocks);
-    if let Some(most) = run.steps.iter().map(lost).max().filter(|lost| *lost > 0) {
-        gate(KV_BOOKS, Some(false), format!("{most} KV blocks are in use that no running request holds"));
-    }
-    let planned = traffic.plan[traffic.measured.clone()].iter();
-    let short = records
-        .iter()
-        .zip(planned)
-        .filter(|(r, p)| r.fate == Fate::Served && r.output_tokens != p.output_len)
-        .count();
-    if traffic.stop_tokens.is_empty() && short > 0 {
-        let detail =
-            format!("{short} of {} requests made another number of tokens than was forced", records.len());
-        gate("token count", Some(false), detail);
-    }
-    if let Some(failure) = &run.failure {
-        gate("engine", Some(false), format!("the engine failed: {failure}"));
-    }
-}
-
-/// Bins over which trends are judged.
-const BINS: usize = 10;
-
-/// Whether a series at least doubles over the run, beyond chance.
-fn rises(values: &[f64]) -> bool {
-    trend(values).is_some_and(|t| t.significant && t.relative_change > 1.0)
-}
-
-fn saturation(
-    result: &mut ServeResult,
-    run: &Run,
-    traffic: &Traffic<'_>,
-    records: &[Record],
-    window: &Window,
-    infinite: bool,
-) {
-    let mut reasons = Vec::new();
-    if infinite && records.len() > 1 {
-        reasons.push(
-            "all requests arrive at once: throughput is the result, and how long one waits depends on how many there are".to_owned(),
-        );
-    }
-    if traffic.kind == Loop::Open && !infinite && records.len() >= ENOUGH {
-        let (before, after) = (population_at(run, window.from), population_at(run, window.to));
-        let growth = after as f64 - before as f64;
-        let completed = 1.0 - growth / records.len() as f64;
-        // A stable queue goes up and down too: only growth beyond its own size counts, and less of it where every part of the
-        // window holds more than the one before.
-        let spread = ((before + after) as f64).sqrt();
-        let parts = (0..BINS).map(|part| {
-            let width = (window.to - window.from) / BINS as f64;
-            let from = window.from + part as f64 * width;
-            mean_population(run, &Window { from, to: from + width })
-        });
-        let climbs =
-            trend(&parts.collect::<Vec<_>>()).is_some_and(|t| t.significant && t.relative_change > 0.0);
-        let noise = if climbs { 1.5 * spread } else { 3.0 * spread };
-        let balance = format!(
-            "{:.1} % of the offered requests were completed in the window: {before} were in the system at its start, {after} at \
-             its end",
-            completed * 100.0
-        );
-        let behind = completed < ENOUGH_COMPLETED;
-        let beyond_chance = growth > noise.max(10.0);
-        if behind && beyond_chance {
-            reasons.push(format!("{balance}; below {:.0} % it does not keep up", ENOUGH_COMPLETED * 100.0));
-        }
-        let detail = if behind && !beyond_chance {
-            format!("{balance}; so few requests cannot tell that from chance, a longer run can")
-        } else {
-            balance
-        };
-        let passed = if behind { beyond_chance.then_some(false) } else { Some(true) };
-        result.gates.push(Gate { name: KEEPS_UP.into(), passed, detail });
-        let waits: Vec<f64> = bins(records.iter().map(ttft), records.len());
-        let depths: Vec<f64> = bins(records.iter().map(queue), records.len());
-        if rises(&waits) && rises(&depths) {
-            reasons.push(
-                "queue time and TTFT both rise from the start of the window to its end: they depend on how long one measures"
-                    .to_owned(),
-            );
-        }
-    }
-    if reasons.is_empty() {
-        return;
-    }
-    if result.validity == Validity::Valid {
-        result.validity = Validity::Saturated;
-    }
-    result.reasons.append(&mut reasons);
-    (result.ttft_ns, result.e2e_ns, result.queue_ns) = (None, None, None);
-    // A system that does not keep up meets no promise about waiting, however short the run.
-    if !infinite {
-        let waiting = |c: &ClauseResult| c.clause.metric != SloMetric::Tpot;
-        for clause in result.slo.iter_mut().filter(|c| waiting(c)) {
-            clause.observed = None;
-            clause.met = Some(false);
-        }
-        if result.slo.iter().any(waiting) {
-            result.slo_met = Some(false);
-        }
-    }
-}
-
-/// Means of consecutive parts; what is infinite counts as the largest finite value.
-fn bins(values: impl Iterator<Item = f64>, count: usize) -> Vec<f64> {
-    let values: Vec<f64> = values.collect();
-    let most = values.iter().copied().filter(|v| v.is_finite()).fold(0.0, f64::max);
-    let finite: Vec<f64> = values.into_iter().map(|v| if v.is_finite() { v } else { most }).collect();
-    finite.chunks(count.div_ceil(BINS).max(1)).map(mean).collect()
 }

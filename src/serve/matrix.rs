@@ -7,7 +7,8 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::latency::{Quantiles, ServeResult, Validity};
+use super::gates::KEEPS_UP;
+use super::latency::{Gate, Quantiles, ServeResult, Validity};
 use super::workload::{SharedPrefix, Workload, WorkloadError};
 
 /// A row of the matrix.
@@ -175,10 +176,13 @@ impl Row {
                 );
                 (times.map(|t| t && tokens), rates)
             }
-            Self::D => (
-                Some(result.validity == Validity::Saturated),
-                if result.reasons.is_empty() { "it kept up".to_owned() } else { result.reasons.join("; ") },
-            ),
+            Self::D => match (result.validity, result.gates.iter().find(|gate| gate.name == KEEPS_UP)) {
+                (Validity::Saturated, _) => (Some(true), result.reasons.join("; ")),
+                (_, Some(Gate { passed: Some(true), .. })) => (Some(false), "it kept up".to_owned()),
+                (_, gate) => {
+                    (None, gate.map_or("nobody can say whether it kept up".into(), |g| g.detail.clone()))
+                }
+            },
             Self::E => match (result.prefix_hit_rate, ideal) {
                 (Some(seen), Some(ideal)) => (
                     Some((seen - ideal).abs() <= 0.1),
@@ -216,5 +220,19 @@ mod tests {
                 assert!(plan.iter().all(|p| p.prompt_len() + p.output_len <= context), "{row:?} {context}");
             }
         }
+    }
+
+    #[test]
+    fn what_nobody_can_judge_refutes_nothing() {
+        let gate = |passed| Gate { name: KEEPS_UP.into(), passed, detail: "86 % were completed".into() };
+        let report = crate::report::serving::tests::report(crate::serving::Mode::Single, 4.0);
+        let any = report.points[0].result.clone().unwrap();
+        let check = |validity, passed| {
+            let result = ServeResult { validity, gates: vec![gate(passed)], ..any.clone() };
+            Row::D.check(&[(Row::D, (result, None))].into()).held
+        };
+        assert_eq!(check(Validity::Valid, None), None);
+        assert_eq!(check(Validity::Valid, Some(true)), Some(false));
+        assert_eq!(check(Validity::Saturated, Some(false)), Some(true));
     }
 }

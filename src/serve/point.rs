@@ -12,7 +12,7 @@ use super::clock::HostClock;
 use super::execute::{PredictedExecutor, SessionExecutor};
 use super::latency::{ServeResult, summarise};
 use super::residuals::Residuals;
-use super::run::{Loop, Progress, RunFault, Traffic, run};
+use super::run::{Loop, Progress, Run, RunFault, Traffic, run};
 use super::sampler::{Sampler, Sampling};
 use super::scheduler::{Reject, Scheduler, SchedulerConfig};
 use super::slo::Slo;
@@ -236,10 +236,12 @@ impl PointSpec {
                 if have <= warmup {
                     return Err(PointError::TraceTooShort { have, warmup });
                 }
-                let span = trace.requests[have - 1].arrival.seconds();
+                // The mean rate asked for, over the requests that count: a trace is not as busy everywhere.
+                let (first, last) = (warmup, (warmup + self.requests).min(have) - 1);
+                let at = |index: usize| trace.requests[index].arrival.seconds();
+                let span = at(last) - at(first);
                 let factor = match rate {
-                    // The mean rate asked for, over the whole trace.
-                    Some(rate) if span > 0.0 => (have - 1) as f64 / rate / span,
+                    Some(rate) if span > 0.0 => (last - first) as f64 / rate / span,
                     _ => *factor,
                 };
                 let mut plan = plan_trace(trace, factor, self.seed);
@@ -307,6 +309,13 @@ impl PointSpec {
         Ok(())
     }
 
+    /// What a cache without an end would find, over the requests that ran: what is rejected or never sent is looked up nowhere.
+    fn ideal_hit_rate(&self, plan: &[Planned], run: &Run) -> Option<f64> {
+        let ran = plan.iter().zip(&run.records).filter(|(_, record)| record.started.is_some());
+        let rate = || ideal_hit_rate(ran.map(|(planned, _)| planned), self.scheduler.block_size);
+        self.scheduler.enable_prefix_caching.then(rate).flatten()
+    }
+
     /// Blocks that the plan could ever fill, prefixes counted as often as they are sent.
     fn blocks_of(&self, plan: &[Planned]) -> usize {
         let knobs = &self.scheduler;
@@ -342,11 +351,12 @@ impl PointSpec {
         self.adapters.as_ref().map_or(Nanos(0.0), |adapters| adapters.time_each)
     }
 
-    /// The point, before it is run.
+    /// The point, before it is run. Its means are those of the requests that count.
     #[must_use]
-    pub fn blank(&self, plan: &[Planned]) -> Point {
+    pub fn blank(&self, plan: &[Planned], measured: &std::ops::Range<usize>) -> Point {
+        let counted = &plan[measured.clone()];
         let mean = |of: &dyn Fn(&Planned) -> usize| {
-            plan.iter().map(|p| of(p) as f64).sum::<f64>() / plan.len().max(1) as f64
+            counted.iter().map(|p| of(p) as f64).sum::<f64>() / counted.len().max(1) as f64
         };
         Point {
             label: self.label.clone(),
@@ -390,19 +400,13 @@ impl Engine {
     ) -> Result<Point, PointError> {
         let (plan, measured) = spec.plan()?;
         spec.check(&plan, measured.len())?;
-        let mut point = spec.blank(&plan);
+        let mut point = spec.blank(&plan, &measured);
         match self {
             Self::Virtual { model, vocab } => {
-                if spec.scheduler.enable_prefix_caching {
-                    // Of those that can be admitted: what is rejected is looked up nowhere.
-                    let fits = |p: &&Planned| {
-                        Scheduler::check(&spec.scheduler, p.prompt_len(), p.output_len).is_ok()
-                    };
-                    let fits = plan.iter().filter(fits);
-                    point.ideal_hit_rate = ideal_hit_rate(fits, spec.scheduler.block_size);
-                }
                 let traffic = spec.traffic(&plan, measured, *vocab, &[]);
-                point.result = Some(simulate(model, spec, &traffic, observe)?);
+                let run = simulate(model, spec, &traffic, observe)?;
+                point.ideal_hit_rate = spec.ideal_hit_rate(&plan, &run);
+                point.result = Some(summarise(&run, &traffic, &spec.slo));
             }
             Self::Live { session, tokenizer, model, grammar, fault } => {
                 let tokens = plan.iter().map(Planned::prompt_len).sum();
@@ -450,11 +454,8 @@ impl Engine {
                 host.after_block();
                 let mut result = summarise(&run, &traffic, &spec.slo);
                 let tainted = run.tainted;
-                if spec.scheduler.enable_prefix_caching {
-                    let ran = plan.iter().zip(&run.records).filter(|(_, record)| record.started.is_some());
-                    let ran = ran.map(|(planned, _)| planned);
-                    point.ideal_hit_rate = ideal_hit_rate(ran, spec.scheduler.block_size);
-                }
+                result.holds_outputs(tainted || run.steps.is_empty() || executor.last_logits_are_numbers());
+                point.ideal_hit_rate = spec.ideal_hit_rate(&plan, &run);
                 result.foreign_cores = host.load(true).and_then(|load| load.foreign_cores);
                 let share = spec.constrained.unwrap_or_default();
                 let counts = grammar.zip(executor.constraint_counts());
@@ -471,8 +472,9 @@ impl Engine {
                     point.residuals = Residuals::of(&run.steps, &meanwhile, spec.adapter_time());
                     let meanwhile = StepModel::Calibrated(meanwhile);
                     let predicted = simulate(&meanwhile, spec, &traffic, &mut |_| {})?;
-                    // What the prediction looked like over time, nobody compares.
-                    point.predicted = Some(ServeResult { timeline: None, ..predicted });
+                    let predicted = summarise(&predicted, &traffic, &spec.slo);
+                    // What the prediction looked like over time, and request by request, nobody compares.
+                    point.predicted = Some(ServeResult { timeline: None, requests: None, ..predicted });
                     point.drift = before.drift(&after);
                     *before = after;
                 }
@@ -494,9 +496,8 @@ fn simulate(
     spec: &PointSpec,
     traffic: &Traffic<'_>,
     observe: &mut dyn FnMut(Progress),
-) -> Result<ServeResult, PointError> {
+) -> Result<Run, PointError> {
     let clock = VirtualClock::default();
     let mut executor = PredictedExecutor::new(model.clone(), &clock).with_adapter_time(spec.adapter_time());
-    let run = run(traffic, spec.scheduler.clone(), &mut executor, &mut clock.clone(), None, observe)?;
-    Ok(summarise(&run, traffic, &spec.slo))
+    Ok(run(traffic, spec.scheduler.clone(), &mut executor, &mut clock.clone(), None, observe)?)
 }

@@ -4,6 +4,7 @@ use serde::Serialize;
 
 use super::ServeError;
 use crate::engine::Capabilities;
+use crate::engine::native::DEFAULT_BLOCK_SIZE;
 use crate::measure::environment::Environment;
 use crate::roofline::Ledger;
 use crate::serve::scheduler::{Policy, SchedulerConfig};
@@ -25,10 +26,19 @@ pub struct Knobs {
     pub max_loras: Option<usize>,
 }
 
+/// Sequences and tokens of a step, and positions of a block, where nothing is said.
+#[derive(Debug, Clone, Copy)]
+struct Defaults {
+    max_num_seqs: usize,
+    max_num_batched_tokens: usize,
+    block_size: usize,
+}
+
 /// vLLM's defaults for a GPU.
-const GPU: (usize, usize, usize) = (256, 2048, 16);
-/// A CPU takes seconds for a step of 2048 tokens; blocks are those the native engine streams best.
-const CPU: (usize, usize, usize) = (32, 512, crate::engine::native::DEFAULT_BLOCK_SIZE);
+const GPU: Defaults = Defaults { max_num_seqs: 256, max_num_batched_tokens: 2048, block_size: 16 };
+/// A CPU takes seconds for a step of 2048 tokens.
+const CPU: Defaults =
+    Defaults { max_num_seqs: 32, max_num_batched_tokens: 512, block_size: DEFAULT_BLOCK_SIZE };
 /// Share of a GPU's memory that may be used, weights and activations included; vLLM's default.
 const GPU_UTILIZATION: f64 = 0.9;
 /// Share of the host's free memory that KV may take: a workstation has other things to do.
@@ -36,22 +46,72 @@ const CPU_UTILIZATION: f64 = 0.25;
 /// Blocks beyond which a pool is a typing error.
 const MAX_BLOCKS: usize = 1 << 28;
 
+/// Where KV blocks have room.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Room {
+    /// A GPU's memory, beside the weights, where its size is known.
+    Gpu(Option<Bytes>),
+    /// The host's free memory.
+    Host(Option<Bytes>),
+}
+
+impl Room {
+    /// On the device of a measurement.
+    pub(super) fn of(environment: &Environment, on_gpu: bool) -> Self {
+        if on_gpu {
+            return Self::Gpu(environment.gpu.as_ref().and_then(|gpu| gpu.memory_bytes));
+        }
+        let cpu = &environment.cpu;
+        let free = cpu.memory_available_bytes.or(cpu.memory_bytes);
+        Self::Host(free.map(|free| cpu.memory_limit_bytes.map_or(free, |limit| free.min(limit))))
+    }
+
+    fn defaults(self) -> Defaults {
+        match self {
+            Self::Gpu(_) => GPU,
+            Self::Host(_) => CPU,
+        }
+    }
+
+    /// Bytes for KV.
+    fn for_kv(self, share: Option<f64>, taken: Bytes) -> Result<Bytes, ServeError> {
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "a share of a count of bytes"
+        )]
+        let part = |all: Bytes, usual: f64| (all.as_f64() * share.unwrap_or(usual)) as u64;
+        match self {
+            Self::Gpu(Some(all)) => match part(all, GPU_UTILIZATION).checked_sub(taken.0) {
+                Some(left @ 1..) => Ok(Bytes(left)),
+                _ => Err(ServeError::NoRoomForKv {
+                    what: "the model without any KV".into(),
+                    needed: taken,
+                    have: Bytes(part(all, GPU_UTILIZATION)),
+                }),
+            },
+            Self::Host(Some(free)) => Ok(Bytes(part(free, CPU_UTILIZATION))),
+            Self::Gpu(None) | Self::Host(None) => Err(ServeError::Needs {
+                what: "the KV pool",
+                needs: "the size of the device's memory, which is not known here: give --num-gpu-blocks-override",
+            }),
+        }
+    }
+}
+
 impl Knobs {
-    fn resolve(
-        &self,
-        defaults: (usize, usize, usize),
-        max_positions: usize,
-        blocks: usize,
-    ) -> SchedulerConfig {
+    fn resolve(&self, defaults: Defaults, max_positions: usize) -> SchedulerConfig {
         let max_model_len = self.max_model_len.unwrap_or(max_positions).min(max_positions);
         let chunked = self.enable_chunked_prefill.unwrap_or(true);
         // Without chunking the longest request must fit one step.
         let least = if chunked { 1 } else { max_model_len };
         SchedulerConfig {
-            max_num_seqs: self.max_num_seqs.unwrap_or(defaults.0),
-            max_num_batched_tokens: self.max_num_batched_tokens.unwrap_or(defaults.1.max(least)),
-            block_size: self.block_size.unwrap_or(defaults.2),
-            num_blocks: self.num_gpu_blocks_override.unwrap_or(blocks).min(MAX_BLOCKS),
+            max_num_seqs: self.max_num_seqs.unwrap_or(defaults.max_num_seqs),
+            max_num_batched_tokens: self
+                .max_num_batched_tokens
+                .unwrap_or(defaults.max_num_batched_tokens.max(least)),
+            block_size: self.block_size.unwrap_or(defaults.block_size),
+            num_blocks: self.num_gpu_blocks_override.unwrap_or(0).min(MAX_BLOCKS),
             max_model_len,
             enable_prefix_caching: self.enable_prefix_caching.unwrap_or(true),
             enable_chunked_prefill: chunked,
@@ -77,37 +137,19 @@ impl Knobs {
         Ok(if config.enable_prefix_caching { fit } else { fit.min(most) }.min(MAX_BLOCKS))
     }
 
-    /// The knobs on a device that is not here: memory of the data sheet less weights and activations.
-    pub(super) fn on_a_device(
-        &self,
-        ledger: &Ledger,
-        memory: Option<Bytes>,
-    ) -> Result<SchedulerConfig, ServeError> {
-        let config = self.resolve(GPU, ledger.architecture().max_positions, 0);
+    /// The knobs in a room for KV, beside weights and the activations of a step.
+    pub(super) fn in_room(&self, room: Room, ledger: &Ledger) -> Result<SchedulerConfig, ServeError> {
+        let a = ledger.architecture();
+        let config = self.resolve(room.defaults(), a.max_positions);
         if self.num_gpu_blocks_override.is_some() {
             return Ok(config);
         }
-        let share = self.gpu_memory_utilization.unwrap_or(GPU_UTILIZATION);
-        let all = memory.map_or(f64::INFINITY, Bytes::as_f64) * share;
-        let a = ledger.architecture();
         // The widest activations of a full step in 16 bits: gate and up beside the residual.
-        let activations = (config.max_num_batched_tokens * (2 * a.ffn_size + 2 * a.hidden_size) * 2) as f64;
-        let taken = ledger.resident_weights().as_f64() + activations;
-        let left = all - taken;
-        if left <= 0.0 {
-            #[expect(
-                clippy::cast_possible_truncation,
-                clippy::cast_sign_loss,
-                reason = "bytes of a device"
-            )]
-            return Err(ServeError::NoRoomForKv {
-                what: "the model without any KV".into(),
-                needed: Bytes(taken as u64),
-                have: Bytes(all as u64),
-            });
-        }
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "bytes of a device")]
-        let num_blocks = Self::blocks(&config, ledger, left as u64)?;
+        let activations =
+            config.max_num_batched_tokens.saturating_mul((2 * a.ffn_size + 2 * a.hidden_size) * 2);
+        let taken = ledger.resident_weights() + Bytes(activations as u64);
+        let memory = room.for_kv(self.gpu_memory_utilization, taken)?;
+        let num_blocks = Self::blocks(&config, ledger, memory.0)?;
         Ok(SchedulerConfig { num_blocks, ..config })
     }
 
@@ -115,32 +157,88 @@ impl Knobs {
     pub(super) fn on_an_engine(
         &self,
         capabilities: &Capabilities,
+        room: Room,
         ledger: &Ledger,
-        environment: &Environment,
     ) -> Result<SchedulerConfig, ServeError> {
-        let asked = if capabilities.paged {
-            self.clone()
-        } else {
-            // A cache of its own: one sequence each, from position 0, in one piece.
-            Self { enable_prefix_caching: Some(false), enable_chunked_prefill: Some(false), ..self.clone() }
+        let most = self.max_num_seqs.unwrap_or(room.defaults().max_num_seqs).min(capabilities.max_batch);
+        let prefixes = self.enable_prefix_caching.unwrap_or(true) && capabilities.prefix_sharing;
+        let model_len =
+            self.max_model_len.unwrap_or(capabilities.max_positions).min(capabilities.max_positions);
+        let mut asked = Self {
+            max_num_seqs: Some(most),
+            enable_prefix_caching: Some(prefixes),
+            max_model_len: Some(model_len),
+            // What the engine's blocks have, whatever others would choose.
+            block_size: self.block_size.or(Some(DEFAULT_BLOCK_SIZE)),
+            ..self.clone()
         };
-        let mut config = asked.resolve(CPU, capabilities.max_positions, 0);
-        config.max_num_seqs = config.max_num_seqs.min(capabilities.max_batch);
-        config.enable_prefix_caching &= capabilities.prefix_sharing;
-        if self.num_gpu_blocks_override.is_some() {
-            return Ok(config);
+        if !capabilities.paged {
+            // A cache of its own: one sequence each, from position 0, in one piece.
+            (asked.enable_prefix_caching, asked.enable_chunked_prefill) = (Some(false), Some(false));
         }
-        let cpu = &environment.cpu;
-        let free = cpu.memory_available_bytes.or(cpu.memory_bytes).map_or(4 << 30, |bytes| bytes.0);
-        let free = cpu.memory_limit_bytes.map_or(free, |limit| free.min(limit.0));
-        let share = self.gpu_memory_utilization.unwrap_or(CPU_UTILIZATION);
-        #[expect(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "a share of a count of bytes"
-        )]
-        let memory = (free as f64 * share) as u64;
-        config.num_blocks = Self::blocks(&config, ledger, memory)?;
-        Ok(config)
+        asked.in_room(room, ledger)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::Ragged;
+    use crate::measure::environment::{CpuEnvironment, GpuEnvironment};
+    use crate::model::{Dtype, test_shapes};
+
+    fn environment() -> Environment {
+        let gib = |n: u64| Some(Bytes(n << 30));
+        let cpu = CpuEnvironment { memory_available_bytes: gib(1000), ..CpuEnvironment::default() };
+        let gpu = GpuEnvironment { memory_bytes: gib(80), ..GpuEnvironment::default() };
+        Environment { cpu, gpu: Some(gpu), ..Environment::default() }
+    }
+
+    fn engine() -> Capabilities {
+        Capabilities {
+            engine: "native".into(),
+            device: "cuda:0".into(),
+            max_batch: 1024,
+            max_positions: 131_072,
+            max_positions_reason: None,
+            ragged: Ragged::Fused,
+            paged: true,
+            prefix_sharing: true,
+            graphs: true,
+        }
+    }
+
+    fn ledger() -> Ledger {
+        let shape = test_shapes::llama_3_1_8b();
+        Ledger::new(&shape, &shape.inventory(Dtype::Bf16), Dtype::Bf16)
+    }
+
+    #[test]
+    fn a_pool_on_a_gpu_is_of_its_memory_and_not_of_the_hosts() {
+        let on =
+            |gpu| Knobs::default().on_an_engine(&engine(), Room::of(&environment(), gpu), &ledger()).unwrap();
+        let held = |config: &SchedulerConfig| {
+            (config.num_blocks * config.block_size) as f64 * ledger().kv_bytes_per_token().as_f64()
+                / f64::from(1 << 30)
+        };
+        let gpu = on(true);
+        assert_eq!(
+            (gpu.max_num_seqs, gpu.max_num_batched_tokens, gpu.block_size),
+            (256, 2048, DEFAULT_BLOCK_SIZE)
+        );
+        // 90 % of 80 GiB, less 15 GiB of weights and a little for activations.
+        assert!((56.5..57.1).contains(&held(&gpu)), "{}", held(&gpu));
+        let host = on(false);
+        assert_eq!((host.max_num_seqs, host.max_num_batched_tokens), (32, 512));
+        assert!((249.9..250.1).contains(&held(&host)), "{}", held(&host));
+    }
+
+    #[test]
+    fn a_memory_of_unknown_size_needs_a_number_of_blocks() {
+        let room = Room::of(&Environment::default(), true);
+        let error = Knobs::default().in_room(room, &ledger()).unwrap_err().to_string();
+        assert!(error.contains("--num-gpu-blocks-override"), "{error}");
+        let told = Knobs { num_gpu_blocks_override: Some(100), ..Knobs::default() };
+        assert_eq!(told.in_room(room, &ledger()).unwrap().num_blocks, 100);
     }
 }

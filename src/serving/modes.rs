@@ -201,8 +201,8 @@ fn sweep(
             stage.spec(&format!("{variable} {value}"), config.offered, mix(config.seed, index as u64));
         vary(&mut spec, variable, *value)?;
         if let Some(reason) = &stopped {
-            let (plan, _) = spec.plan()?;
-            report.points.push(Point { not_run: Some(reason.clone()), ..spec.blank(&plan) });
+            let (plan, measured) = spec.plan()?;
+            report.points.push(Point { not_run: Some(reason.clone()), ..spec.blank(&plan, &measured) });
             continue;
         }
         if variable == "block-size" {

@@ -3,6 +3,7 @@
 //! Enters: a [`ServeConfig`] and a model. Leaves: a [`Stage`], which knows what a point of this configuration is, what its longest step
 //! should take, and how long it must warm up. Which points there are is not its business.
 
+use super::knobs::Room;
 use super::{LOADING, Opening, ServeConfig, ServeError, ServeObserver, VirtualSource, extras};
 use crate::engine::{self, Capabilities, DeviceOptions};
 use crate::measure::environment::{BuildEnvironment, Environment};
@@ -60,17 +61,20 @@ impl<'a> Stage<'a> {
         let dtype = config.dtype.unwrap_or(Dtype::Bf16);
         let inventory = model.inventory(dtype);
         let ledger = Ledger::new(&model.architecture, &inventory, model.kv_dtype(dtype));
-        let (step_model, memory) = match source {
+        let (step_model, room) = match source {
             VirtualSource::Datasheet(sheet) => {
                 let roof = Roof::datasheet(sheet, dtype);
-                (StepModel::Floor { ledger: Box::new(ledger.clone()), roof }, Some(sheet.memory_bytes))
+                (
+                    StepModel::Floor { ledger: Box::new(ledger.clone()), roof },
+                    Room::Gpu(Some(sheet.memory_bytes)),
+                )
             }
             VirtualSource::Saved(saved) => (
                 StepModel::Fitted { fit: fitted(saved, model, dtype)?, ledger: Box::new(ledger.clone()) },
-                saved.environment.device_memory(),
+                Room::of(&saved.environment, saved.environment.gpu.is_some()),
             ),
         };
-        let scheduler = config.knobs.on_a_device(&ledger, memory)?;
+        let scheduler = config.knobs.in_room(room, &ledger)?;
         let vocab = model.architecture.vocab_size;
         let lora = match &config.lora {
             None => None,
@@ -139,7 +143,8 @@ impl<'a> Stage<'a> {
         let ledger = Ledger::new(&model.architecture, session.inventory(), session.kv_dtype());
         let loaded = adapters.map(|adapters| adapters.load(session.as_mut())).transpose()?;
         let knobs = super::Knobs { block_size, ..config.knobs.clone() };
-        let scheduler = knobs.on_an_engine(&capabilities, &ledger, &environment)?;
+        let scheduler =
+            knobs.on_an_engine(&capabilities, Room::of(&environment, device.gpu().is_some()), &ledger)?;
         let calibration = if config.predict {
             observer.stage("timing steps of this engine, to predict with");
             let clock = HostClock::default();

@@ -4,7 +4,11 @@ use super::*;
 use crate::insight::explain_serving;
 use crate::report::Format;
 use crate::report::serving::render_any;
-use crate::report::serving::tests::report_told;
+use crate::report::serving::tests::{config as serving_config, report_of, report_told};
+use crate::serve::gates::KEEPS_UP;
+use crate::serve::latency::Validity;
+use crate::serve::trace::{Trace, TraceRequest};
+use crate::serve::workload::Workload;
 
 /// Knows points, keeps those that are measured, and loses some.
 #[derive(Default)]
@@ -31,8 +35,8 @@ impl ServeObserver for Keeper {
             return Ok(Some(point));
         }
         if self.loses.is_some_and(|label| spec.label.contains(label)) {
-            let (plan, _) = spec.plan()?;
-            return Ok(Some(Point { not_run: Some(REASON.into()), ..spec.blank(&plan) }));
+            let (plan, measured) = spec.plan()?;
+            return Ok(Some(Point { not_run: Some(REASON.into()), ..spec.blank(&plan, &measured) }));
         }
         Ok(None)
     }
@@ -133,7 +137,7 @@ fn a_point_is_known_by_all_that_was_asked() {
     report_told(Mode::Single, 4.0, &mut keeper);
     let spec = || PointSpec {
         label: "rate 4".into(),
-        source: Source::Workload(crate::serve::workload::Workload::fixed(8, 4).unwrap()),
+        source: Source::Workload(Workload::fixed(8, 4).unwrap()),
         offered: Offered::Rate(4.0),
         arrivals: Arrivals::Poisson,
         burst: None,
@@ -152,7 +156,6 @@ fn a_point_is_known_by_all_that_was_asked() {
     let asked = Asked::of(0, &spec());
     assert_eq!(asked, Asked::of(0, &spec()));
     let trace = |output_tokens| {
-        use crate::serve::trace::{Trace, TraceRequest};
         let request = TraceRequest {
             arrival: Nanos(0.0),
             input_tokens: 3,
@@ -177,5 +180,128 @@ fn a_point_is_known_by_all_that_was_asked() {
     for (index, other) in others.iter().enumerate() {
         assert_ne!(*other, asked);
         assert!(!others[..index].contains(other));
+    }
+}
+
+/// One point of long prompts on a virtual clock.
+fn point(change: impl FnOnce(&mut ServeConfig)) -> Point {
+    let mut config = ServeConfig {
+        source: Source::Workload(Workload::fixed(1024, 128).unwrap()),
+        requests: 1000,
+        warmup: Some(0),
+        ..serving_config()
+    };
+    change(&mut config);
+    report_of(config, &mut Keeper::default()).points.remove(0)
+}
+
+#[test]
+fn goodput_is_never_more_than_what_was_served() {
+    for rate in [4.0, 40.0, 76.0] {
+        let point = point(|config| {
+            config.offered = Offered::Rate(rate);
+            config.slo = "tpot_p95=40ms".parse().unwrap();
+        });
+        let result = point.result.unwrap();
+        let goodput = result.goodput_per_s.unwrap();
+        assert!(goodput <= result.served_per_s, "{goodput} of {}", result.served_per_s);
+        assert!(goodput > 0.0 && result.goodput_share.unwrap() > 0.9, "{result:?}");
+    }
+}
+
+#[test]
+fn what_a_full_queue_turned_away_was_not_completed() {
+    let crowded = |most| {
+        point(|config| {
+            config.offered = Offered::Rate(100.0);
+            config.knobs.max_waiting = Some(most);
+            config.slo = Slo::default();
+        })
+        .result
+        .unwrap()
+    };
+    let result = crowded(8);
+    let gate = result.gates.iter().find(|gate| gate.name == KEEPS_UP).unwrap();
+    let shed: usize = result.rejected.values().sum();
+    assert!(shed > 200, "{:?}", result.rejected);
+    assert_eq!((result.validity, gate.passed), (Validity::Saturated, Some(false)), "{}", gate.detail);
+    assert!(gate.detail.contains(&format!("{shed} found the queue full")), "{}", gate.detail);
+    // Nobody waits here, and nobody is served.
+    let result = crowded(0);
+    assert_eq!((result.served, result.validity), (0, Validity::Saturated));
+    let said = format!("{} {} {:?}", result.mean_running, result.mean_waiting, result.gates);
+    assert!(!said.contains("-0") && !said.contains("NaN"), "{said}");
+}
+
+fn trace(requests: impl Iterator<Item = (f64, usize)>) -> Source {
+    let requests = requests.map(|(second, input_tokens)| TraceRequest {
+        arrival: Nanos::from_seconds(second),
+        input_tokens,
+        output_tokens: 4,
+        prefix_ids: Vec::new(),
+        prefix_block: 0,
+        priority: 0,
+    });
+    let trace = Trace { format: "hbmark", requests: requests.collect(), left_out: 0 };
+    Source::Trace(std::rc::Rc::new(trace), 1.0)
+}
+
+#[test]
+fn a_trace_runs_at_the_rate_that_was_asked_for_and_its_means_are_of_the_requests_that_count() {
+    // Ever busier, and ever longer.
+    let rows =
+        || (0..2000).map(|i| f64::from(i)).map(|i| (i.sqrt() * 10.0, if i < 500.0 { 100 } else { 300 }));
+    for (requests, mean) in [(100, 100.0), (1000, 200.0)] {
+        let point = point(|config| {
+            config.source = trace(rows());
+            (config.offered, config.requests) = (Offered::Rate(2.0), requests);
+            config.slo = Slo::default();
+        });
+        assert_eq!((point.mean_prompt_tokens, point.mean_output_tokens), (mean, 4.0));
+        let offered = point.result.unwrap().offered_per_s.unwrap();
+        // n requests have n - 1 gaps.
+        let exact = 2.0 * requests as f64 / (requests - 1) as f64;
+        assert!((offered / exact - 1.0).abs() < 0.001, "{offered}");
+    }
+}
+
+#[test]
+fn a_time_limit_changes_no_rate() {
+    let point = point(|config| {
+        config.offered = Offered::Rate(10.0);
+        config.arrivals = Arrivals::Constant;
+        config.time_limit_s = Some(30.0);
+        config.slo = Slo::default();
+    });
+    let result = point.result.unwrap();
+    assert!((result.offered_per_s.unwrap() / 10.0 - 1.0).abs() < 0.02, "{:?}", result.offered_per_s);
+    let gate = result.gates.iter().find(|gate| gate.name == "realised rate").unwrap();
+    assert_eq!(gate.passed, Some(true), "{}", gate.detail);
+    assert!(gate.detail.contains("1000 were planned, and the run ended before"), "{}", gate.detail);
+}
+
+#[test]
+fn percentiles_can_be_computed_again_from_the_requests() {
+    let point = point(|config| config.slo = Slo::default());
+    let result = point.result.unwrap();
+    let requests = result.requests.clone().unwrap();
+    assert_eq!((requests.fate.len(), requests.fate.iter().all(|fate| fate == "served")), (1000, true));
+    let since = |ends: &[Option<u64>]| -> Vec<f64> {
+        let pairs = ends.iter().zip(&requests.arrival_ns);
+        let mut times: Vec<f64> = pairs.map(|(end, begin)| (end.unwrap() - begin) as f64).collect();
+        times.sort_by(f64::total_cmp);
+        times
+    };
+    for (ends, said) in [
+        (&requests.first_token_ns, &result.ttft_ns),
+        (&requests.last_token_ns, &result.e2e_ns),
+        (&requests.started_ns, &result.queue_ns),
+    ] {
+        let times = since(ends);
+        for (p, of) in crate::serve::latency::LEVELS {
+            let Some(said) = of(said.as_ref().unwrap()) else { continue };
+            // Whole nanoseconds.
+            assert!((crate::stats::percentile(&times, p) - said.value()).abs() <= 1.0, "{p}");
+        }
     }
 }

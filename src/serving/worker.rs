@@ -167,8 +167,8 @@ impl ServeObserver for Teller {
         if known.is_some() {
             return Ok(known);
         }
-        let (plan, _) = spec.plan()?;
-        let blank = Box::new(spec.blank(&plan));
+        let (plan, measured) = spec.plan()?;
+        let blank = Box::new(spec.blank(&plan, &measured));
         self.now.begins(&spec.label);
         (self.said, self.ended) = (None, false);
         self.measuring = Some(asked.clone());

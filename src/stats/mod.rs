@@ -16,4 +16,4 @@ pub use paired::{
 };
 pub use regression::{Coefficient, Fit, least_squares};
 pub use series::{Trend, lag1_autocorrelation, trend};
-pub use summary::{honest_percentile, mean, median, needed, percentile, sd};
+pub use summary::{geometric_mean, honest_percentile, mean, median, needed, percentile, sd};

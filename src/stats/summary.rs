@@ -6,6 +6,12 @@ pub fn mean(values: &[f64]) -> f64 {
     values.iter().sum::<f64>() / values.len() as f64
 }
 
+/// The geometric mean of positive values.
+#[must_use]
+pub fn geometric_mean(values: &[f64]) -> f64 {
+    (values.iter().map(|value| value.ln()).sum::<f64>() / values.len() as f64).exp()
+}
+
 /// The sample standard deviation (n − 1), or `None` for fewer than two values.
 #[must_use]
 pub fn sd(values: &[f64]) -> Option<f64> {

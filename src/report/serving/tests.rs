@@ -24,14 +24,19 @@ pub(crate) fn report(mode: Mode, rate: f64) -> ServeReport {
 
 /// The same with somebody who is told, and may know.
 pub(crate) fn report_told(mode: Mode, rate: f64, observer: &mut dyn ServeObserver) -> ServeReport {
-    let config = ServeConfig {
+    report_of(ServeConfig { mode, offered: Offered::Rate(rate), ..config() }, observer)
+}
+
+/// A point of retrieval-augmented traffic on a virtual clock.
+pub(crate) fn config() -> ServeConfig {
+    ServeConfig {
         engine: "native".into(),
         device: DeviceChoice::Cpu,
         dtype: Some(Dtype::Bf16),
         threads: None,
         virtual_source: Some(VirtualSource::Datasheet(Box::new(devices::find("h100-sxm").unwrap().clone()))),
         source: Source::Workload(Workload::named("rag").unwrap()),
-        offered: Offered::Rate(rate),
+        offered: Offered::Rate(1.0),
         arrivals: Arrivals::Poisson,
         burst: None,
         requests: 200,
@@ -42,7 +47,7 @@ pub(crate) fn report_told(mode: Mode, rate: f64, observer: &mut dyn ServeObserve
         stop_at_eos: false,
         slo: "ttft_p95=500ms,tpot_p95=20ms".parse().unwrap(),
         time_limit_s: None,
-        mode,
+        mode: Mode::Single,
         predict: false,
         tokenizer: None,
         lora: None,
@@ -51,7 +56,10 @@ pub(crate) fn report_told(mode: Mode, rate: f64, observer: &mut dyn ServeObserve
         note: Some("=1+1 | \u{1b}[31m".into()),
         hypothesis: None,
         out: None,
-    };
+    }
+}
+
+pub(crate) fn report_of(config: ServeConfig, observer: &mut dyn ServeObserver) -> ServeReport {
     let model = crate::model::open("Llama-3.1-8B", None, 7).unwrap();
     let mut report = serve(&config, &model, "hbmark serve --virtual", observer).unwrap();
     report.environment = Environment::default();
