@@ -52,6 +52,7 @@ pub mod verify;
 
 mod series;
 mod threads;
+mod unless_known;
 
 use config::{Depth, RunConfig};
 use measure::protocol::{Event, Protocol};

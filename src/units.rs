@@ -121,6 +121,10 @@ fn scaled(f: &mut fmt::Formatter<'_>, value: f64, steps: &[(f64, &str)]) -> fmt:
 
 impl fmt::Display for Nanos {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // A request that never ends has no unit.
+        if self.0 == f64::INFINITY {
+            return f.pad("∞");
+        }
         scaled(f, self.0, &[(1e9, "s"), (1e6, "ms"), (1e3, "µs"), (1.0, "ns")])
     }
 }
@@ -160,6 +164,7 @@ mod tests {
         assert_eq!(Bytes(269_000_000).to_string(), "269 MB");
         assert_eq!(BytesPerSecond(4.8e12).to_string(), "4.80 TB/s");
         assert_eq!(format!("{:>10}", Nanos(5.0)), "   5.00 ns");
+        assert_eq!(format!("{:>3}", Nanos(f64::INFINITY)), "  ∞");
     }
 
     #[test]

@@ -397,7 +397,8 @@ fn a_hostile_name_is_harmless_where_a_file_or_a_model_is_named() {
         batches: vec![1],
         contexts: vec![128],
     };
-    let result = hbmark::predict::report(&opened, &question, &format!("hbmark predict --model {name}"));
+    let result =
+        hbmark::predict::report(&opened, &question, &format!("hbmark predict --model {name}")).unwrap();
     for format in [Format::Table, Format::Csv, Format::Md, Format::Html] {
         let text = report::render(&result, format, false).unwrap();
         harmless(&text);

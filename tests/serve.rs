@@ -304,6 +304,9 @@ fn a_sweep_past_saturation_is_explained_with_its_edge_and_its_cost() {
     explain(&["--price-per-hour", "3", "--max-cost-per-million", "0.0001"])
         .success()
         .stdout(contains("cost fails first"));
+    explain(&["--gpu-hour-price", "3", "--max-cost-per-million", "1000"])
+        .success()
+        .stdout(contains("the cost is within its limit").and(contains("may cost 1000")));
     explain(&["--price-per-hour", "3"]).code(2);
     explain(&["--price-per-hour", "0", "--max-cost-per-million", "1"])
         .code(2)

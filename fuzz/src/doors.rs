@@ -221,7 +221,7 @@ fn corners(model: &OpenModel) {
         batches: vec![1, 1 << 27],
         contexts: vec![1, 1 << 27],
     };
-    let report = hbmark::predict::report(model, &question, "hbmark predict");
+    let report = hbmark::predict::report(model, &question, "hbmark predict").expect("formats of every model");
     assert_eq!(report.cells.len(), 16);
 }
 

@@ -48,7 +48,7 @@ pub fn parse_dtypes(flag: &str, given: &str) -> Result<Vec<Dtype>, config::Confi
                 flag: flag.to_owned(),
                 given: given.to_owned(),
                 problem: format!(
-                    "`{}` is not one of f32, bf16, f16, int8, fp8, int4, q8_0, q4_0",
+                    "`{}` is not one of f32, bf16, f16, int8, fp8, int4, q8_0, q4_0, gguf",
                     name.trim()
                 ),
             })

@@ -16,10 +16,10 @@ pub struct Args {
     /// A result.json written by `run --out`, or a serve.json written by `serve --out`.
     file: PathBuf,
     /// What an hour of the device costs, to hold a serving result against --max-cost-per-million.
-    #[arg(long, requires = "max_cost_per_million", value_parser = positive)]
-    price_per_hour: Option<f64>,
+    #[arg(long, visible_alias = "price-per-hour", requires = "max_cost_per_million", value_parser = positive)]
+    gpu_hour_price: Option<f64>,
     /// What a million output tokens may cost, in the same money.
-    #[arg(long, requires = "price_per_hour", value_parser = positive)]
+    #[arg(long, requires = "gpu_hour_price", value_parser = positive)]
     max_cost_per_million: Option<f64>,
     /// What to print on stdout.
     #[arg(long, value_enum, default_value = "table")]
@@ -35,14 +35,14 @@ fn positive(text: &str) -> Result<f64, String> {
 
 pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
     let found = if let Some(served) = serving::read(&args.file)? {
-        let cost = args.price_per_hour.zip(args.max_cost_per_million);
+        let cost = args.gpu_hour_price.zip(args.max_cost_per_million);
         let cost = cost
             .map(|(price_per_hour, limit)| Cost { price_per_hour, limit_per_million_output_tokens: limit });
         insight::explain_serving(&served, cost)
     } else {
         anyhow::ensure!(
-            args.price_per_hour.is_none(),
-            "--price-per-hour is for results of `hbmark serve`, and {} is none",
+            args.gpu_hour_price.is_none(),
+            "--gpu-hour-price is for results of `hbmark serve`, and {} is none",
             args.file.display()
         );
         let mut report = json::read(&args.file)?;
@@ -51,4 +51,25 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
     };
     print(&findings::render(&found, args.format)?)?;
     Ok(Outcome::Complete)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Alone {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    #[test]
+    fn the_price_of_an_hour_has_the_name_it_has_elsewhere_and_its_old_one() {
+        for flag in ["--gpu-hour-price", "--price-per-hour"] {
+            let given = ["explain", "serve.json", flag, "2.5", "--max-cost-per-million", "3"];
+            assert_eq!(Alone::parse_from(given).args.gpu_hour_price, Some(2.5), "{flag}");
+        }
+    }
 }

@@ -34,7 +34,7 @@ pub struct Args {
 /// What a foreign file may not say; a flag goes before the file.
 #[derive(Debug, Clone, ClapArgs)]
 pub struct SaidArgs {
-    /// The model that ran: a name (`hbmark models`), a Hugging Face folder, a hub id or a GGUF file; only its config is read.
+    /// The model that ran: a name (`hbmark models`), a folder with a config.json, a hub id or a GGUF file; no weights are read.
     #[arg(long)]
     pub model: Option<String>,
     /// The GPU it ran on, of the datasheet table (`hbmark devices`).
@@ -60,7 +60,7 @@ pub struct SaidArgs {
 impl SaidArgs {
     /// The model named by flag.
     pub fn model(&self) -> anyhow::Result<Option<OpenModel>> {
-        Ok(self.model.as_deref().map(|name| model::open(name, None, 0)).transpose()?)
+        Ok(self.model.as_deref().map(|name| model::open_shape(name, None)).transpose()?)
     }
 
     /// What was said, with the model that was opened.

@@ -157,8 +157,8 @@ fn predicted(args: &Args, cell: &CellName, external: &Placement) -> anyhow::Resu
         batches: vec![cell.batch],
         contexts: vec![cell.context],
     };
-    let model = model::open(&named, None, 0)?;
-    let report = crate::predict::report(&model, &question, &command_line());
+    let model = model::open_shape(&named, None)?;
+    let report = crate::predict::report(&model, &question, &command_line())?;
     let skipped = |c: &CellResult| c.reason.clone().filter(|_| c.predicted_ns.is_none());
     if let Some(reason) = report.cells.first().and_then(skipped) {
         bail!("{} cannot be predicted: {reason}", args.cell);

@@ -5,7 +5,8 @@ use comfy_table::{CellAlignment, Table, presets as looks};
 use serde::Serialize;
 
 use super::{Outcome, print, print_json};
-use crate::model::{Dtype, presets};
+use crate::engine::{self, DeviceChoice, native, stock};
+use crate::model::{Dtype, OpenModel, presets};
 use crate::roofline::devices;
 use crate::units::{Bytes, BytesPerSecond, FlopsPerSecond};
 
@@ -39,8 +40,8 @@ struct ModelRow {
     max_positions: usize,
     bf16_bytes: Bytes,
     kv_bf16_bytes_per_token: Bytes,
-    /// Whether the stock engine runs it; others are for `predict`.
-    runs: bool,
+    /// The engines that run it; a model without one is for `predict`.
+    engines: Vec<&'static str>,
 }
 
 pub fn models(args: &ModelsArgs) -> anyhow::Result<Outcome> {
@@ -75,7 +76,7 @@ pub fn models(args: &ModelsArgs) -> anyhow::Result<Outcome> {
             row.max_positions.to_string(),
             row.bf16_bytes.to_string(),
             row.kv_bf16_bytes_per_token.to_string(),
-            if row.runs { "stock" } else { "predict only" }.to_owned(),
+            if row.engines.is_empty() { "predict only".to_owned() } else { row.engines.join(", ") },
         ]);
     }
     right_align(&mut table, 2..10);
@@ -97,10 +98,20 @@ fn model_row(preset: &presets::Preset) -> ModelRow {
         max_positions: a.max_positions,
         bf16_bytes: inventory.total_bytes(),
         kv_bf16_bytes_per_token: Bytes((2 * a.layers * a.kv_elements_per_token_and_layer()) as u64),
-        runs: crate::engine::stock::limits(a, false).is_ok(),
+        engines: engines_of(preset),
         name: preset.name.to_owned(),
         hub_id: preset.hub_id.clone(),
     }
+}
+
+/// The engines that run a shape, each asked itself, in the dtype it would choose on a CPU.
+fn engines_of(preset: &presets::Preset) -> Vec<&'static str> {
+    let model = OpenModel::synthetic(preset.name, preset.architecture.clone(), 0);
+    let runs = |engine: &&str| {
+        let dtype = engine::default_dtype(engine, &model, DeviceChoice::Cpu);
+        engine::capabilities(engine, &model, dtype, DeviceChoice::Cpu).is_ok()
+    };
+    [stock::Way::Eager.name(), native::NAME].into_iter().filter(runs).collect()
 }
 
 pub fn devices(args: &DevicesArgs) -> anyhow::Result<Outcome> {
@@ -137,6 +148,23 @@ fn right_align(table: &mut Table, columns: std::ops::Range<usize>) {
     for index in columns {
         if let Some(column) = table.column_mut(index) {
             column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_model_is_listed_with_the_engines_that_run_it() {
+        let of = |name: &str| engines_of(&presets::find(name).unwrap());
+        assert_eq!(of("Llama-3.1-8B"), ["stock", "native"]);
+        assert_eq!(of("Mixtral-8x7B"), [""; 0]);
+        for name in presets::names() {
+            let model = OpenModel::synthetic(name, presets::find(name).unwrap().architecture, 0);
+            let native = engine::capabilities("native", &model, Dtype::Bf16, DeviceChoice::Cpu).is_ok();
+            assert_eq!(of(name).contains(&"native"), native, "{name}");
         }
     }
 }

@@ -15,7 +15,7 @@ use crate::roofline::devices;
     after_help = "Examples:\n  hbmark predict --model Llama-3.1-8B --gpu h100-sxm\n  hbmark predict --model DeepSeek-V3 --gpu h200 --dtype fp8 --kv-dtype bf16 --batch '1..256*4' --context 4096 --format json"
 )]
 pub struct Args {
-    /// A name (`hbmark models`), a Hugging Face folder, a hub id or a GGUF file; only its config is read.
+    /// A name (`hbmark models`), a folder with a config.json, a hub id or a GGUF file; no weights are read.
     #[arg(long, default_value = DEFAULT_MODEL)]
     model: String,
     /// Revision of a hub id.
@@ -24,9 +24,10 @@ pub struct Args {
     /// A GPU of the datasheet table (`hbmark devices`).
     #[arg(long, default_value = "h100-sxm")]
     gpu: String,
-    /// Storage of the weights, comma-separated: f32, bf16, f16, int8, fp8, int4, q8_0, q4_0.
-    #[arg(long, default_value = "bf16")]
-    dtype: String,
+    /// Storage of the weights, comma-separated: f32, bf16, f16, int8, fp8, int4, q8_0, q4_0, or gguf for a file's own [default: gguf for a
+    /// GGUF file, bf16 otherwise].
+    #[arg(long)]
+    dtype: Option<String>,
     /// Storage of the KV cache [default: that of the weights, bf16 where they are quantised].
     #[arg(long)]
     kv_dtype: Option<Dtype>,
@@ -45,16 +46,20 @@ pub struct Args {
 }
 
 pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
+    let model = model::open_shape(&args.model, args.revision.as_deref())?;
     let question = crate::predict::Question {
         device: devices::find(&args.gpu)?.clone(),
-        dtypes: parse_dtypes("dtype", &args.dtype)?,
+        dtypes: match &args.dtype {
+            Some(given) => parse_dtypes("dtype", given)?,
+            None if model.is_gguf() => vec![Dtype::Gguf],
+            None => vec![Dtype::Bf16],
+        },
         kv_dtype: args.kv_dtype,
         phases: args.phase.clone(),
         batches: parse_axis("batch", &args.batch)?,
         contexts: parse_axis("context", &args.context)?,
     };
-    let model = model::open(&args.model, args.revision.as_deref(), 0)?;
-    let report = crate::predict::report(&model, &question, &command_line());
+    let report = crate::predict::report(&model, &question, &command_line())?;
     print(&render(&report, args.format, stdout_color())?)?;
     Ok(Outcome::Complete)
 }

@@ -246,7 +246,7 @@ pub struct Cost {
 /// The names of all rules about serving.
 #[must_use]
 pub fn serving_rule_names() -> Vec<&'static str> {
-    RULES.iter().map(|rule| rule.name).chain([targets::FIRST_TARGET, UNEXPLAINED]).collect()
+    RULES.iter().map(|rule| rule.name).chain([targets::FIRST_TARGET, targets::COST, UNEXPLAINED]).collect()
 }
 
 /// Everything the rules find about a serving result, what is wrong before what is merely so.
@@ -269,7 +269,9 @@ pub fn explain_serving(report: &ServeReport, cost: Option<Cost>) -> Vec<Finding>
         }
         findings.push(finding);
     }
-    findings.extend(targets::first_failure(report, &points, cost));
+    let first = targets::first_failure(report, &points, cost);
+    findings.extend(targets::cost(&points, first.as_ref(), cost));
+    findings.extend(first);
     findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
     let explained = |point: &Point, result: &ServeResult| {
         RULES.iter().any(|rule| rule.kind == Kind::Regime && (rule.look)(report, point, result).is_some())

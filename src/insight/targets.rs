@@ -15,6 +15,8 @@ use crate::units::Nanos;
 
 /// The name of the rule.
 pub(super) const FIRST_TARGET: &str = "first_target_failed";
+/// The name of the answer where the cost alone is asked for, or holds.
+pub(super) const COST: &str = "cost_of_tokens";
 
 /// What was asked of the system.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -102,18 +104,65 @@ fn cost_per_million(result: &ServeResult, cost: Cost) -> f64 {
     cost.price_per_hour / (result.output_tokens_per_s * 3600.0) * 1e6
 }
 
-/// The first target that fails as the load grows.
-pub(super) fn first_failure(
-    report: &ServeReport,
-    points: &[(&Point, &ServeResult)],
-    cost: Option<Cost>,
-) -> Option<Finding> {
+/// The points that say something, the smallest load first.
+fn by_load<'a>(points: &[(&'a Point, &'a ServeResult)]) -> Vec<(f64, &'a Point, &'a ServeResult)> {
     let mut swept: Vec<(f64, &Point, &ServeResult)> = points
         .iter()
         .filter(|(_, result)| result.validity != Validity::Invalid)
         .filter_map(|(point, result)| Some((load(point)?, *point, *result)))
         .collect();
     swept.sort_by(|a, b| a.0.total_cmp(&b.0));
+    swept
+}
+
+/// What a million output tokens cost, where a limit was given: the least of the points within every other target. `None` where
+/// [`first_failure`] already says that it is too much.
+pub(super) fn cost(
+    points: &[(&Point, &ServeResult)],
+    first: Option<&Finding>,
+    cost: Option<Cost>,
+) -> Option<Finding> {
+    let cost = cost?;
+    if first.is_some_and(|finding| finding.regime.starts_with(Target::Cost.name())) {
+        return None;
+    }
+    let within = points.iter().filter(|(_, result)| {
+        result.validity != Validity::Invalid
+            && result.output_tokens_per_s > 0.0
+            && failures(result).is_empty()
+    });
+    let (point, result) =
+        within.min_by(|a, b| cost_per_million(a.1, cost).total_cmp(&cost_per_million(b.1, cost))).copied()?;
+    let (least, limit) = (cost_per_million(result, cost), cost.limit_per_million_output_tokens);
+    let holds = least <= limit;
+    let (symptom, regime, severity) = if holds {
+        ("output tokens cost no more than they may", "the cost is within its limit", Severity::Ok)
+    } else {
+        ("output tokens cost more than they may", "the cost is over its limit", Severity::Note)
+    };
+    let (response, next) = Target::Cost.branch();
+    Some(Finding {
+        rule: COST.to_owned(),
+        severity,
+        symptom: symptom.to_owned(),
+        regime: regime.to_owned(),
+        evidence: vec![format!(
+            "{}: a million output tokens cost {least:.2} and may cost {limit}: {:.1} tokens per second at {:.2} per hour",
+            point.label, result.output_tokens_per_s, cost.price_per_hour
+        )],
+        next: next.to_owned(),
+        response: if holds { "none: there is room".to_owned() } else { response.to_owned() },
+        cells: vec![point.label.clone()],
+    })
+}
+
+/// The first target that fails as the load grows.
+pub(super) fn first_failure(
+    report: &ServeReport,
+    points: &[(&Point, &ServeResult)],
+    cost: Option<Cost>,
+) -> Option<Finding> {
+    let swept = by_load(points);
     let asked = cost.is_some() || swept.iter().any(|(.., result)| !result.slo.is_empty());
     let varied = swept.first()?.0 < swept.last()?.0;
     // A matrix has another workload in every row: its rates are no sweep.

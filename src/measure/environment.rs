@@ -11,6 +11,7 @@ use super::cgroup::Cgroup;
 use super::nvml::GpuMatch;
 use super::root::Root;
 use crate::units::Bytes;
+use crate::unless_known;
 
 /// Everything about the machine and the build that a stranger needs to judge or repeat a result.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -28,8 +29,12 @@ pub struct Environment {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct CpuEnvironment {
     pub model: Option<String>,
+    #[serde(with = "unless_known")]
+    #[schemars(with = "Option<usize>")]
     pub logical_cores: usize,
     /// Cores this process may run on (affinity and cgroup quota).
+    #[serde(with = "unless_known")]
+    #[schemars(with = "Option<usize>")]
     pub usable_cores: usize,
     /// CPU quota of the cgroup in cores, when there is one.
     pub quota_cores: Option<f64>,

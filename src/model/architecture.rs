@@ -205,6 +205,15 @@ impl Dtype {
             Self::Gguf => "gguf",
         }
     }
+
+    /// The storage of a KV cache beside weights of this dtype where none is said: the same for floats, bf16 where they are quantised.
+    #[must_use]
+    pub fn of_cache(self) -> Self {
+        match self {
+            Self::F32 | Self::Bf16 | Self::F16 => self,
+            Self::Int8 | Self::Fp8 | Self::Int4 | Self::Q8_0 | Self::Q4_0 | Self::Gguf => Self::Bf16,
+        }
+    }
 }
 
 impl std::fmt::Display for Dtype {

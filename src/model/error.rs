@@ -30,6 +30,12 @@ pub enum ModelError {
     #[error("{path} cannot be run as {asked}: a GGUF file runs in its own block formats; leave --dtype out")]
     GgufDtype { path: PathBuf, asked: super::Dtype },
 
+    /// Only a GGUF file has block formats of its own.
+    #[error(
+        "{name} is no GGUF file, and `gguf` is such a file's own mixture of formats; give the file as --model, or choose q8_0 or q4_0"
+    )]
+    NotGguf { name: String },
+
     /// The weights cannot be had.
     #[error(transparent)]
     Weights(#[from] super::weights::WeightsError),

@@ -79,6 +79,13 @@ pub struct HubConfig {
     pub offline: bool,
 }
 
+/// How much of a model is wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Parts {
+    Config,
+    All,
+}
+
 impl fmt::Debug for HubConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("HubConfig")
@@ -132,10 +139,28 @@ impl HubConfig {
     /// When the id or revision has no valid form, when the model is not cached and the network is forbidden, or when
     /// fetching fails.
     pub fn resolve(&self, id: &str, revision: Option<&str>, progress: bool) -> Result<PathBuf, WeightsError> {
+        self.resolve_parts(id, revision, progress, Parts::All)
+    }
+
+    /// Returns the snapshot folder of a model, fetching no more than its config where that is not in the cache.
+    ///
+    /// # Errors
+    /// As [`resolve`](Self::resolve).
+    pub fn resolve_config(&self, id: &str, revision: Option<&str>) -> Result<PathBuf, WeightsError> {
+        self.resolve_parts(id, revision, false, Parts::Config)
+    }
+
+    fn resolve_parts(
+        &self,
+        id: &str,
+        revision: Option<&str>,
+        progress: bool,
+        parts: Parts,
+    ) -> Result<PathBuf, WeightsError> {
         let revision = revision.unwrap_or(DEFAULT_REVISION);
         check_id(id)?;
         check_revision(revision)?;
-        let missing = match self.cached(id, revision) {
+        let missing = match self.cached(id, revision, parts) {
             Ok(snapshot) => return Ok(snapshot),
             Err(missing) => missing,
         };
@@ -143,11 +168,11 @@ impl HubConfig {
             let (id, revision, cache) = (id.to_owned(), revision.to_owned(), self.cache.clone());
             return Err(HubError::Offline { id, revision, cache, missing }.into());
         }
-        self.download(id, revision, progress)
+        self.download(id, revision, progress, parts)
     }
 
     /// The snapshot of a revision if it is complete; else what is missing, in words.
-    fn cached(&self, id: &str, revision: &str) -> Result<PathBuf, String> {
+    fn cached(&self, id: &str, revision: &str, parts: Parts) -> Result<PathBuf, String> {
         let entry = self.cache.join(entry_name(id));
         let snapshots = entry.join("snapshots");
         let reference = entry.join("refs").join(revision);
@@ -161,13 +186,19 @@ impl HubConfig {
             return Err("no snapshot".to_owned());
         }
         let snapshot = snapshots.join(commit);
-        match first_missing(&snapshot) {
+        match first_missing(&snapshot, parts) {
             Some(file) => Err(format!("no {file}")),
             None => Ok(snapshot),
         }
     }
 
-    fn download(&self, id: &str, revision: &str, progress: bool) -> Result<PathBuf, WeightsError> {
+    fn download(
+        &self,
+        id: &str,
+        revision: &str,
+        progress: bool,
+        parts: Parts,
+    ) -> Result<PathBuf, WeightsError> {
         fs::create_dir_all(&self.cache)
             .map_err(|error| HubError::Cache { path: self.cache.clone(), error })?;
         // Links in the cache are made relative, which needs an absolute path to begin with.
@@ -185,6 +216,9 @@ impl HubConfig {
         let repo = Repo::with_revision(id.to_owned(), RepoType::Model, revision.to_owned());
         let api = builder.build().map_err(|error| failed(id, revision, "anything", &error))?;
         let mut fetch = Fetch { id, revision, repo: api.repo(repo), api, snapshots, commit: None };
+        if parts == Parts::Config {
+            return Ok(fetch.file(CONFIG)?);
+        }
 
         let info = fetch.repo.info().map_err(|error| failed(id, revision, "the files", &error))?;
         let files: Vec<&str> = info.siblings.iter().map(|file| file.rfilename.as_str()).collect();
@@ -220,12 +254,12 @@ fn entry_name(id: &str) -> String {
 }
 
 /// The first file that a snapshot lacks, if any.
-fn first_missing(snapshot: &Path) -> Option<String> {
+fn first_missing(snapshot: &Path, parts: Parts) -> Option<String> {
     let lacks = |name: &str| !snapshot.join(name).is_file();
     if lacks(CONFIG) {
         return Some(CONFIG.to_owned());
     }
-    if !lacks(SINGLE) {
+    if parts == Parts::Config || !lacks(SINGLE) {
         return None;
     }
     if lacks(INDEX) {

@@ -40,7 +40,7 @@ pub use bounds::OutOfBounds;
 pub use config::{parse_config, read_config};
 pub use error::ModelError;
 pub use inventory::{Inventory, Role, TensorInfo};
-pub use open::{OpenModel, Weights, open};
+pub use open::{OpenModel, Weights, open, open_shape};
 pub use stored::{Packing, StoredData, StoredMatrix, StoredTensor};
 pub use tensors::model_hash;
 pub use weights::{LoadedWeights, WeightsError};

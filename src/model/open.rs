@@ -14,6 +14,7 @@ use super::hub::HubConfig;
 use super::safetensors::Checkpoint;
 use super::stored::StoredTensor;
 use super::tokenizer::Tokenizer;
+use super::weights::WeightsError;
 use super::{Architecture, Dtype, Inventory, ModelError, presets, read_config, stream, synthetic};
 use crate::engine::DeviceChoice;
 use crate::units::Bytes;
@@ -32,7 +33,8 @@ enum Source {
     Synthetic {
         seed: u64,
     },
-    /// A folder with config.json and safetensors; `stored` is the dtype of most of its bytes.
+    /// A folder with config.json and safetensors; `stored` is the dtype of most of its bytes, where they were
+    /// looked at.
     Folder {
         path: PathBuf,
         hub_id: Option<String>,
@@ -64,6 +66,26 @@ pub enum Weights {
 /// # Errors
 /// When nothing of that name exists, or what exists is not a model hbmark can trust.
 pub fn open(spec: &str, revision: Option<&str>, seed: u64) -> Result<OpenModel, ModelError> {
+    let fetch = |hub: &HubConfig| hub.resolve(spec, revision, true);
+    open_with(open_folder, fetch, spec, seed)
+}
+
+/// Opens a model of which no weights will be asked: as [`open`], but a folder needs no more than its config.json, and loading is an error
+/// where that is all there is.
+///
+/// # Errors
+/// As [`open`], but for weights and tokenizers that are missing or broken.
+pub fn open_shape(spec: &str, revision: Option<&str>) -> Result<OpenModel, ModelError> {
+    open_with(open_config, |hub| hub.resolve_config(spec, revision), spec, 0)
+}
+
+/// Finds what a spec names; a folder, which comes from the hub or does not, is opened as the caller wants it.
+fn open_with(
+    open_folder: fn(&Path, Option<String>) -> Result<OpenModel, ModelError>,
+    fetch: impl FnOnce(&HubConfig) -> Result<PathBuf, WeightsError>,
+    spec: &str,
+    seed: u64,
+) -> Result<OpenModel, ModelError> {
     let path = Path::new(spec);
     if path.extension().is_some_and(|e| e.eq_ignore_ascii_case("gguf")) {
         return open_gguf(path);
@@ -81,31 +103,38 @@ pub fn open(spec: &str, revision: Option<&str>, seed: u64) -> Result<OpenModel, 
     if !spec.contains('/') {
         return Err(presets::unknown(spec));
     }
-    let folder = HubConfig::from_env()?.resolve(spec, revision, true)?;
+    let folder = fetch(&HubConfig::from_env()?)?;
     open_folder(&folder, Some(spec.to_owned()))
 }
 
 fn open_folder(path: &Path, hub_id: Option<String>) -> Result<OpenModel, ModelError> {
-    let architecture = read_config(&path.join("config.json"))?;
+    let mut model = open_config(path, hub_id)?;
     // Headers only: a broken checkpoint is refused before anything else happens.
-    let expected = architecture.inventory(Dtype::Bf16);
+    let expected = model.architecture.inventory(Dtype::Bf16);
     let files = Checkpoint::open(path, &expected)?;
+    if let Source::Folder { stored, .. } = &mut model.source {
+        *stored = files.stored_dtype();
+    }
+    if path.join("tokenizer.json").exists() {
+        // A tokenizer of another vocabulary would send tokens the model does not have.
+        model.tokenizer()?;
+    }
+    Ok(model)
+}
+
+fn open_config(path: &Path, hub_id: Option<String>) -> Result<OpenModel, ModelError> {
+    let architecture = read_config(&path.join("config.json"))?;
     let name = hub_id.clone().unwrap_or_else(|| {
         path.canonicalize()
             .ok()
             .and_then(|p| p.file_name().map(|n| n.to_string_lossy().into_owned()))
             .unwrap_or_else(|| path.display().to_string())
     });
-    let model = OpenModel {
+    Ok(OpenModel {
         name,
-        source: Source::Folder { path: path.to_path_buf(), hub_id, stored: files.stored_dtype() },
+        source: Source::Folder { path: path.to_path_buf(), hub_id, stored: None },
         architecture,
-    };
-    if path.join("tokenizer.json").exists() {
-        // A tokenizer of another vocabulary would send tokens the model does not have.
-        model.tokenizer()?;
-    }
-    Ok(model)
+    })
 }
 
 fn open_gguf(path: &Path) -> Result<OpenModel, ModelError> {
@@ -167,8 +196,7 @@ impl OpenModel {
     pub fn kv_dtype(&self, dtype: Dtype) -> Dtype {
         match dtype {
             Dtype::Gguf => Dtype::F32,
-            Dtype::Int8 | Dtype::Fp8 | Dtype::Int4 | Dtype::Q8_0 | Dtype::Q4_0 => Dtype::Bf16,
-            plain => plain,
+            other => other.of_cache(),
         }
     }
 
@@ -250,5 +278,33 @@ impl OpenModel {
         let tokenizer = Tokenizer::open(path)?;
         tokenizer.check_vocab(self.architecture.vocab_size)?;
         Ok(tokenizer)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_with_its_config_alone_is_a_shape_and_no_model_to_load() {
+        let folder = tempfile::tempdir().unwrap();
+        let config = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/models/llama-bf16/config.json");
+        std::fs::copy(config, folder.path().join("config.json")).unwrap();
+        let spec = folder.path().to_str().unwrap();
+        let shape = open_shape(spec, None).unwrap();
+        assert!(shape.inventory(Dtype::Bf16).total_bytes() > Bytes(0));
+        let refused = open(spec, None, 0).unwrap_err().to_string();
+        assert!(refused.starts_with("no weights in"), "{refused}");
+        let late = shape.load(Dtype::F32, &Device::Cpu, &mut |_| {}).unwrap_err().to_string();
+        assert!(late.starts_with("no weights in"), "{late}");
+    }
+
+    #[test]
+    fn what_is_beside_the_config_does_not_matter_to_a_shape() {
+        let whole = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/models/llama-bf16");
+        let (shape, model) = (open_shape(whole, None).unwrap(), open(whole, None, 0).unwrap());
+        assert_eq!((&shape.architecture, &shape.name), (&model.architecture, &model.name));
+        assert_eq!(shape.inventory(Dtype::Bf16), model.inventory(Dtype::Bf16));
+        assert!(matches!(open_shape("no-such-model", None), Err(ModelError::UnknownModel { .. })));
     }
 }

@@ -8,9 +8,11 @@ use super::terminal::aligned;
 use super::text::{column, plain};
 use super::{ReportError, Status, TextFormat};
 use crate::insight::import::alias::{self, Shape};
-use crate::insight::import::{ForeignFormat, ForeignRow, Imported, Metric, Place, Placement, Rate};
+use crate::insight::import::{
+    ForeignFormat, ForeignRow, Imported, Metric, Place, Placement, Rate, Statistic,
+};
 
-/// Metrics that a table shows, each by its middle; files for machines have every statistic.
+/// Metrics that a table shows, each by its middle, which the heading names; files for machines have every statistic.
 const SHOWN: &[Metric] = &[
     Metric::PrefillStep,
     Metric::Ttft,
@@ -19,10 +21,15 @@ const SHOWN: &[Metric] = &[
     Metric::TpotWithFirst,
     Metric::Itl,
     Metric::E2e,
+    Metric::InputThroughput,
     Metric::OutputThroughput,
     Metric::TotalThroughput,
     Metric::RequestThroughput,
 ];
+
+/// Metrics whose tail a table shows beside the middle.
+const TAILS: &[Metric] = &[Metric::Ttft, Metric::Tpot, Metric::Itl];
+const P99: Statistic = Statistic::Percentile(990);
 
 /// Prints imported results.
 ///
@@ -277,6 +284,7 @@ fn columns(imported: &Imported) -> (Vec<(String, String)>, Vec<Column>) {
         text("limit", true, &|r| r.setup.max_concurrency.map(|n| n.to_string())),
         text("offered", true, &|r| r.setup.request_rate.map(offered)),
         text("at once", true, &|r| tokens(r.setup.concurrency)),
+        text("depth", true, &|r| r.setup.depth.map(|n| n.to_string())),
         text("in", true, &|r| tokens(r.setup.input_tokens)),
         text("out", true, &|r| tokens(r.setup.output_tokens)),
     ];
@@ -295,13 +303,36 @@ fn columns(imported: &Imported) -> (Vec<(String, String)>, Vec<Column>) {
     let mut columns = vec![text("row", false, &|r| Some(r.label.clone()))];
     columns.extend(varying);
     for metric in SHOWN {
-        let values: Vec<Option<f64>> = rows.iter().map(|r| r.center(*metric).map(|v| v.value)).collect();
         let unit = if metric.is_time() { Unit::Nanoseconds } else { Unit::PerSecond };
-        columns.push(Column { title: metric.title().to_owned(), right: true, cells: column(unit, &values) });
+        let mut push = |title: String, values: Vec<Option<f64>>| {
+            columns.push(Column { title, right: true, cells: column(unit, &values) });
+        };
+        let middles = rows.iter().map(|r| r.center(*metric).map(|v| v.value)).collect();
+        push(headed(*metric, rows), middles);
+        if TAILS.contains(metric) {
+            let tails = rows.iter().map(|r| r.value(*metric, P99)).collect();
+            push(format!("{} {P99}", metric.title()), tails);
+        }
     }
     columns.extend(placed_columns(&imported.places));
     columns.retain(|c| c.title == "row" || c.cells.iter().any(|v| v != "-"));
     (constants, columns)
+}
+
+/// The heading of a metric's middle, with the statistics that it is in these rows; a figure that stands alone in its file has no name.
+fn headed(metric: Metric, rows: &[ForeignRow]) -> String {
+    let mut words: Vec<String> = Vec::new();
+    for value in rows.iter().filter_map(|row| row.center(metric)) {
+        let word = value.statistic.to_string();
+        if value.statistic != Statistic::Single && !words.contains(&word) {
+            words.push(word);
+        }
+    }
+    if words.is_empty() {
+        metric.title().to_owned()
+    } else {
+        format!("{} {}", metric.title(), words.join("/"))
+    }
 }
 
 fn offered(rate: Rate) -> String {
@@ -352,6 +383,7 @@ fn csv(imported: &[Imported]) -> Result<String, ReportError> {
         "gpus",
         "batch",
         "max_concurrency",
+        "depth",
         "input_tokens",
         "output_tokens",
         "metric",
@@ -385,6 +417,7 @@ fn csv(imported: &[Imported]) -> Result<String, ReportError> {
                     number(s.gpus),
                     number(s.batch),
                     number(s.max_concurrency),
+                    number(s.depth),
                     number(s.input_tokens),
                     number(s.output_tokens),
                     value.metric.title().to_owned(),

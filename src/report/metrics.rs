@@ -3,7 +3,7 @@
 //! Enters: a [`CellResult`]. Leaves: one value per row of [`METRICS`]. To add a metric is to add a row here; the terminal, CSV and
 //! Markdown follow. It formats nothing but units.
 
-use super::{CellResult, Phase};
+use super::{CellResult, Phase, StepBytes};
 
 /// What a metric is measured in; decides how a table scales it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -76,6 +76,11 @@ const fn row(
     Metric { key, title, unit, better, shown, value }
 }
 
+/// The bytes of a step. A cell that was never costed has none; no step moves nothing.
+fn moved(cell: &CellResult) -> Option<&StepBytes> {
+    (cell.bytes.ideal().0 > 0).then_some(&cell.bytes)
+}
+
 /// The achieved bandwidth says something about a step that moves memory; a prefill is told by its FLOPs.
 fn bandwidth_matters(cell: &CellResult) -> bool {
     cell.phase == Phase::Decode
@@ -113,13 +118,15 @@ pub const METRICS: &[Metric] = &[
         c.predicted_ns.or(c.predicted_datasheet_ns)
     }),
     row("predicted_datasheet", "datasheet", Nanoseconds, Neither, Files, |c| c.predicted_datasheet_ns),
-    row("weights", "weights", Bytes, Neither, Table, |c| Some(c.bytes.weights.as_f64())),
-    row("kv", "KV", Bytes, Neither, Table, |c| Some((c.bytes.kv_read + c.bytes.kv_write).as_f64())),
-    row("kv_read", "KV read", Bytes, Neither, Files, |c| Some(c.bytes.kv_read.as_f64())),
-    row("kv_write", "KV write", Bytes, Neither, Files, |c| Some(c.bytes.kv_write.as_f64())),
-    row("other", "other", Bytes, Neither, Files, |c| Some(c.bytes.other.as_f64())),
+    row("weights", "weights", Bytes, Neither, Table, |c| Some(moved(c)?.weights.as_f64())),
+    row("kv", "KV", Bytes, Neither, Table, |c| {
+        moved(c).map(|bytes| (bytes.kv_read + bytes.kv_write).as_f64())
+    }),
+    row("kv_read", "KV read", Bytes, Neither, Files, |c| Some(moved(c)?.kv_read.as_f64())),
+    row("kv_write", "KV write", Bytes, Neither, Files, |c| Some(moved(c)?.kv_write.as_f64())),
+    row("other", "other", Bytes, Neither, Files, |c| Some(moved(c)?.other.as_f64())),
     row("as_implemented", "moved", Bytes, Lower, Table, |c| Some(c.bytes.as_implemented?.as_f64())),
-    row("arithmetic", "FLOP", Flops, Neither, Files, |c| Some(c.flops)),
+    row("arithmetic", "FLOP", Flops, Neither, Files, |c| Some(c.flops).filter(|flops| *flops > 0.0)),
     row("achieved", "achieved", BytesPerSecond, Higher, Table, |c| {
         c.achieved_bytes_per_s.filter(|_| bandwidth_matters(c))
     }),

@@ -35,6 +35,7 @@ use crate::measure::environment::Environment;
 use crate::model::{Architecture, Dtype};
 use crate::roofline::{Ceilings, DeviceSpec};
 use crate::units::Bytes;
+use crate::unless_known;
 
 /// Version of the JSON result; raised when a field changes its meaning or goes away.
 pub const SCHEMA_VERSION: u32 = 1;
@@ -347,7 +348,12 @@ pub struct CellResult {
     /// The floor by the measured ceiling, or by the data sheet for `predict`.
     pub predicted_ns: Option<f64>,
     pub predicted_datasheet_ns: Option<f64>,
+    /// Null of a cell that was never costed.
+    #[serde(with = "unless_known")]
+    #[schemars(with = "Option<StepBytes>")]
     pub bytes: StepBytes,
+    #[serde(with = "unless_known")]
+    #[schemars(with = "Option<f64>")]
     pub flops: f64,
     pub achieved_bytes_per_s: Option<f64>,
     pub fraction_of_ceiling: Option<f64>,

@@ -204,7 +204,7 @@ fn a_prediction_says_that_nothing_was_measured() {
         batches: vec![1, 32],
         contexts: vec![4096],
     };
-    let report = crate::predict::report(&model, &question, "hbmark predict");
+    let report = crate::predict::report(&model, &question, "hbmark predict").unwrap();
     insta::assert_snapshot!(render(&report, Format::Table, false).unwrap());
 }
 

@@ -39,13 +39,19 @@ pub fn all() -> &'static [DeviceSpec] {
 }
 
 /// The data sheet of a device, by its short name (`h100-sxm`) or a product name (`NVIDIA H100 80GB HBM3`), whatever the
-/// case, spaces and dashes. A part of a name is enough where only one row has it (`4090`).
+/// case, spaces, dashes and the vendor. A part of a name is enough where only one row has it (`4090`).
 ///
 /// # Errors
 /// When no row matches, or more than one does; both list the names.
 pub fn find(name: &str) -> Result<&'static DeviceSpec, DeviceError> {
     let asked = plain(name);
-    let exact = |spec: &&DeviceSpec| plain(&spec.name) == asked || plain(&spec.product) == asked;
+    let exact = |spec: &&DeviceSpec| {
+        let product = plain(&spec.product);
+        // "H200" is the whole product name of a row, and "H100" is part of three.
+        plain(&spec.name) == asked
+            || product == asked
+            || product.strip_prefix("nvidia") == Some(asked.as_str())
+    };
     if let Some(spec) = all().iter().find(exact) {
         return Ok(spec);
     }
@@ -65,10 +71,10 @@ pub fn find(name: &str) -> Result<&'static DeviceSpec, DeviceError> {
 /// Product names by which drivers and people know a row besides its own two.
 fn by_alias(asked: &str) -> Option<&'static DeviceSpec> {
     let row = match asked {
-        "h100" | "nvidiah100" | "h100sxm5" | "nvidiah100sxm5" | "h100sxm580gb" => "h100-sxm",
-        "h200" | "h200sxm5" | "nvidiah200sxm" => "h200-sxm",
+        "h100sxm5" | "nvidiah100sxm5" | "h100sxm580gb" => "h100-sxm",
+        "h200sxm5" | "nvidiah200sxm" => "h200-sxm",
         // The driver names the board by its LPDDR: 480 GB goes with 96 GB of HBM3, 144G with HBM3e.
-        "gh200" | "gh200480gb" | "nvidiagh200480gb" => "gh200-96",
+        "gh200480gb" | "nvidiagh200480gb" => "gh200-96",
         "gh200144g" | "nvidiagh200144ghbm3e" => "gh200-144",
         "a100sxm80gb" | "a10080gbsxm" => "a100-80-sxm",
         "a100sxm40gb" | "a10040gbsxm" => "a100-40-sxm",
@@ -103,7 +109,6 @@ mod tests {
         for (asked, row) in [
             ("h100-sxm", "h100-sxm"),
             ("H100 SXM", "h100-sxm"),
-            ("h100", "h100-sxm"),
             ("NVIDIA H100 80GB HBM3", "h100-sxm"),
             ("NVIDIA H100 PCIe", "h100-pcie"),
             ("NVIDIA H200", "h200-sxm"),
@@ -135,6 +140,12 @@ mod tests {
     #[test]
     fn a_name_that_fits_several_rows_asks_which() {
         let error = find("a100").expect_err("four rows").to_string();
+        for (asked, candidates) in
+            [("H100", "h100-sxm, h100-pcie, h100-nvl"), ("GH200", "gh200-96, gh200-144")]
+        {
+            let error = find(asked).expect_err("several rows").to_string();
+            assert_eq!(error, format!("`{asked}` could be {candidates}; name one of them"));
+        }
         assert_eq!(
             error,
             "`a100` could be a100-40-sxm, a100-40-pcie, a100-80-sxm, a100-80-pcie; name one of them"

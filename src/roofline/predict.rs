@@ -7,7 +7,7 @@ use super::ceilings::DeviceSpec;
 use super::crossover::{MEMORY_USE, crossovers};
 use super::ledger::{Ledger, StepShape};
 use super::verdict::{Floor, Roof};
-use crate::model::{Architecture, Dtype, model_hash};
+use crate::model::{Architecture, Dtype, Inventory, model_hash};
 use crate::report::{CellResult, Crossover, ModelSummary, Phase, Status};
 use crate::units::Nanos;
 
@@ -18,6 +18,8 @@ pub const IDEAL_ENGINE: &str = "ideal";
 #[derive(Debug, Clone)]
 pub struct Request<'a> {
     pub architecture: &'a Architecture,
+    /// The tensors as they are stored in `weights`.
+    pub inventory: &'a Inventory,
     /// The model's name, for the summary.
     pub name: &'a str,
     pub weights: Dtype,
@@ -41,8 +43,8 @@ pub struct Prediction {
 /// Predicts every cell of the grid, in the order phase, batch, context.
 #[must_use]
 pub fn predict(request: &Request<'_>) -> Prediction {
-    let inventory = request.architecture.inventory(request.weights);
-    let ledger = Ledger::new(request.architecture, &inventory, request.kv);
+    let inventory = request.inventory;
+    let ledger = Ledger::new(request.architecture, inventory, request.kv);
     let roof = Roof::datasheet(request.device, request.weights);
     let mut cells = Vec::with_capacity(request.phases.len() * request.batches.len() * request.contexts.len());
     for &phase in request.phases {
@@ -73,7 +75,7 @@ pub fn predict(request: &Request<'_>) -> Prediction {
         model: ModelSummary {
             name: request.name.to_owned(),
             source: "dimensions".to_owned(),
-            hash: model_hash(request.architecture, &inventory),
+            hash: model_hash(request.architecture, inventory),
             parameters: inventory.parameters(),
             weight_bytes: inventory.total_bytes(),
             architecture: request.architecture.clone(),
@@ -145,9 +147,10 @@ mod tests {
     use crate::report::Bound;
     use crate::roofline::devices;
 
-    fn request<'a>(architecture: &'a Architecture, device: &str) -> Request<'a> {
+    fn request<'a>(architecture: &'a Architecture, inventory: &'a Inventory, device: &str) -> Request<'a> {
         Request {
             architecture,
+            inventory,
             name: "test",
             weights: Dtype::Bf16,
             kv: Dtype::Bf16,
@@ -165,7 +168,8 @@ mod tests {
     #[test]
     fn llama_8b_on_an_h200_decodes_at_the_published_floor() {
         let architecture = shapes::llama_3_1_8b();
-        let prediction = predict(&request(&architecture, "h200-sxm"));
+        let inventory = architecture.inventory(Dtype::Bf16);
+        let prediction = predict(&request(&architecture, &inventory, "h200-sxm"));
         assert_eq!(prediction.cells.len(), 8);
         assert!(
             prediction.cells.iter().all(|cell| cell.status == Status::Predicted && cell.step_ns.is_none())
@@ -190,7 +194,8 @@ mod tests {
     #[test]
     fn cells_beyond_the_model_are_skipped_and_those_beyond_memory_say_so() {
         let architecture = Architecture { max_positions: 8192, ..shapes::llama_2_7b() };
-        let prediction = predict(&request(&architecture, "a100-40-sxm"));
+        let inventory = architecture.inventory(Dtype::Bf16);
+        let prediction = predict(&request(&architecture, &inventory, "a100-40-sxm"));
         let beyond = cell(&prediction, "decode/ideal/bf16/b1/c8192");
         assert_eq!(beyond.status, Status::Skipped);
         assert_eq!(beyond.reason.as_deref(), Some("needs 8193 positions and the model has 8192"));
@@ -206,7 +211,8 @@ mod tests {
     #[test]
     fn a_model_larger_than_the_device_and_a_missing_peak_are_warned_about() {
         let architecture = shapes::llama_3_1_70b();
-        let prediction = predict(&request(&architecture, "l4"));
+        let inventory = architecture.inventory(Dtype::Bf16);
+        let prediction = predict(&request(&architecture, &inventory, "l4"));
         assert!(
             prediction.warnings[0].starts_with("the weights take 141 GB, more than 90 %"),
             "{:?}",
@@ -214,7 +220,7 @@ mod tests {
         );
         let mut device = devices::find("l4").expect("a row").clone();
         device.dense_flops_per_s.clear();
-        let prediction = predict(&Request { device: &device, ..request(&architecture, "l4") });
+        let prediction = predict(&Request { device: &device, ..request(&architecture, &inventory, "l4") });
         assert!(
             prediction.warnings[0].contains("no matrix-product peak for bf16"),
             "{:?}",
@@ -226,7 +232,8 @@ mod tests {
     #[test]
     fn experts_met_are_reported_beside_the_bytes() {
         let architecture = shapes::qwen3_30b_a3b();
-        let prediction = predict(&request(&architecture, "h200-sxm"));
+        let inventory = architecture.inventory(Dtype::Bf16);
+        let prediction = predict(&request(&architecture, &inventory, "h200-sxm"));
         assert_eq!(cell(&prediction, "decode/ideal/bf16/b1/c512").distinct_experts, Some(8.0));
         let many = cell(&prediction, "decode/ideal/bf16/b32/c512").distinct_experts.expect("experts");
         assert!((many - 128.0 * (1.0 - 0.9375_f64.powi(32))).abs() < 1e-9);
@@ -235,7 +242,8 @@ mod tests {
     #[test]
     fn contexts_and_batches_have_their_crossovers() {
         let architecture = shapes::llama_3_1_8b();
-        let prediction = predict(&request(&architecture, "h100-sxm"));
+        let inventory = architecture.inventory(Dtype::Bf16);
+        let prediction = predict(&request(&architecture, &inventory, "h100-sxm"));
         let count = |what: &str| prediction.crossovers.iter().filter(|row| row.what == what).count();
         assert_eq!(count("compute_bound_batch"), 2);
         assert_eq!(count("kv_outweighs_weights_context"), 2);

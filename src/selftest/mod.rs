@@ -40,7 +40,7 @@ pub fn selftest(tell: &mut dyn FnMut(&Check)) -> Vec<Check> {
 }
 
 /// Findings that say how far a result carries and name no cause.
-const ADVICE: &[&str] = &["too_few_requests", "not_judged", "first_target_failed"];
+const ADVICE: &[&str] = &["too_few_requests", "not_judged", "first_target_failed", "cost_of_tokens"];
 
 /// The rule that names the cause: the first finding that is not mere advice.
 fn label(findings: &[Finding]) -> &str {

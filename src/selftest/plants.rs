@@ -328,6 +328,12 @@ fn of_serving() -> Vec<Plant> {
             sweep(&narrow, slo, Some(cheap)),
             "cost fails first",
         ),
+        plant(
+            "cost_of_tokens",
+            sweep(&narrow, slo, Some(cheap)),
+            sweep(&narrow, slo, Some(dear)),
+            "may cost 500",
+        ),
         plant("unexplained", crowd(), clean(), "TTFT p50"),
     ]
 }

@@ -114,6 +114,9 @@ fn simulate(args: &Args) -> anyhow::Result<Outcome> {
 }
 
 fn open(args: &Args) -> anyhow::Result<OpenModel> {
+    if args.simulate {
+        return Ok(model::open_shape(&args.model.model, args.model.revision.as_deref())?);
+    }
     Ok(model::open(&args.model.model, args.model.revision.as_deref(), args.model.seed)?)
 }
 

@@ -1,13 +1,17 @@
 //! GuideLLM: the benchmarks of a run as JSON.
 //!
 //! Enters: a document. Leaves: one row a benchmark (a strategy or a rate of a sweep). Figures are those of the successful requests. Its
-//! `inter_token_latency_ms` is our TPOT, and its `time_per_output_token_ms` is not.
+//! `inter_token_latency_ms` is our TPOT, and its `time_per_output_token_ms` is not. Its token rates are distributions over moments of unlike
+//! length, of which neither mean nor median is tokens over time; those are computed from requests and their tokens.
 
 use serde_json::Value as Json;
 
 use super::document::Document;
 use super::fields::Fields;
-use super::{ForeignFormat, ForeignResult, ForeignRow, ImportError, MAX_ROWS, Rate, Setup, clipped};
+use super::{
+    ForeignFormat, ForeignResult, ForeignRow, ImportError, MAX_ROWS, Metric, Rate, Setup, Statistic, Value,
+    clipped,
+};
 
 const FORMAT: ForeignFormat = ForeignFormat::Guidellm;
 
@@ -37,8 +41,23 @@ fn row(document: &Document, index: usize, benchmark: &Json) -> Result<ForeignRow
         .filter_map(|(key, outcomes)| Some((key.clone(), outcomes.get("successful")?.clone())))
         .collect();
     let successful = Fields { map: &successful, ..fields };
-    let (values, mut remarks) = successful.values(FORMAT)?;
+    let (mut values, mut remarks) = successful.values(FORMAT)?;
     let mean = |key: &str| successful.object(key).map(|g| g.number("mean")).transpose().map(Option::flatten);
+    let (requests, prompt, output) =
+        (mean("requests_per_second")?, mean("prompt_token_count")?, mean("output_token_count")?);
+    let amounts = [
+        (Metric::OutputThroughput, "output_token_count", output),
+        (Metric::TotalThroughput, "token counts", prompt.zip(output).map(|(prompt, output)| prompt + output)),
+    ];
+    for (metric, of, tokens) in amounts {
+        let rate = requests.zip(tokens).map(|(requests, tokens)| requests * tokens);
+        values.extend(rate.filter(|rate| *rate > 0.0).map(|value| Value {
+            metric,
+            statistic: Statistic::Single,
+            value,
+            key: format!("requests_per_second × {of}"),
+        }));
+    }
     let strategy = fields.object("args.strategy");
     let kind =
         strategy.map(|s| s.text("type_")).transpose()?.flatten().unwrap_or_else(|| "benchmark".to_owned());
@@ -54,8 +73,8 @@ fn row(document: &Document, index: usize, benchmark: &Json) -> Result<ForeignRow
         max_concurrency: streams.or_else(|| (kind == "synchronous").then_some(1)),
         concurrency: mean("request_concurrency")?,
         request_rate: rate.map(Rate::PerSecond).or_else(|| (kind == "throughput").then_some(Rate::Unlimited)),
-        input_tokens: mean("prompt_token_count")?,
-        output_tokens: mean("output_token_count")?,
+        input_tokens: prompt,
+        output_tokens: output,
         completed: fields.count("request_totals.successful")?,
         failed,
         duration_s: fields.number("duration")?,

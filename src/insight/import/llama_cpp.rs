@@ -199,12 +199,14 @@ impl Test {
         if self.metric() == Metric::DecodeStep { 1.0 } else { self.prompt as f64 + self.generated as f64 }
     }
 
-    /// What is in the cache before the first timed step of a decode, and the prompt of a prefill.
+    /// The prompt, what is made, and what is in the cache before both.
     fn lengths(self) -> Setup {
-        let generated = (self.generated > 0).then_some(self.generated as f64);
-        // As floats: a file may hold any counts, and their sum may be none.
-        let input = self.prompt as f64 + self.depth as f64;
-        Setup { input_tokens: Some(input), output_tokens: generated, ..Setup::default() }
+        Setup {
+            depth: (self.depth > 0).then_some(self.depth),
+            input_tokens: Some(self.prompt as f64),
+            output_tokens: (self.generated > 0).then_some(self.generated as f64),
+            ..Setup::default()
+        }
     }
 }
 

@@ -185,8 +185,11 @@ pub struct Setup {
     pub concurrency: Option<f64>,
     /// Requests offered per second; infinite where all came at once.
     pub request_rate: Option<Rate>,
-    /// Prompt tokens per request, mean; for a step benchmark the positions in the cache before the first timed step.
+    /// Prompt tokens per request, mean.
     pub input_tokens: Option<f64>,
+    /// Positions in the cache before the prompt, where a step benchmark fills it first.
+    #[serde(default)]
+    pub depth: Option<u64>,
     /// Tokens made per request, mean.
     pub output_tokens: Option<f64>,
     pub requests: Option<u64>,
@@ -203,10 +206,10 @@ pub struct Setup {
 }
 
 impl Setup {
-    /// Positions in the cache of a decode step, mean over the tokens made: what went in, and half of what came out.
+    /// Positions in the cache of a decode step, mean over the tokens made: what was there, what went in, and half of what came out.
     #[must_use]
     pub fn decode_context(&self) -> Option<f64> {
-        Some(self.input_tokens? + self.output_tokens? / 2.0)
+        Some(self.depth.unwrap_or(0) as f64 + self.input_tokens? + self.output_tokens? / 2.0)
     }
 }
 
@@ -236,12 +239,17 @@ impl ForeignRow {
         self.values.iter().find(|v| v.metric == metric && v.statistic == statistic).map(|v| v.value)
     }
 
-    /// The middle of a metric: the median where the file has it, otherwise the mean, otherwise the only figure.
+    /// The middle of a metric. Of a time it is the median where the file has it, otherwise the mean, otherwise the only figure. A rate
+    /// is an amount over all of the time, which is the mean or the only figure: the median of how fast things went from moment to moment
+    /// adds up to nothing.
     #[must_use]
     pub fn center(&self, metric: Metric) -> Option<&Value> {
-        [Statistic::Median, Statistic::Mean, Statistic::Single]
-            .into_iter()
-            .find_map(|s| self.values.iter().find(|v| v.metric == metric && v.statistic == s))
+        let order = if metric.is_time() {
+            [Statistic::Median, Statistic::Mean, Statistic::Single]
+        } else {
+            [Statistic::Single, Statistic::Mean, Statistic::Median]
+        };
+        order.into_iter().find_map(|s| self.values.iter().find(|v| v.metric == metric && v.statistic == s))
     }
 
     /// Sequences that decoded at once, mean, by Little's law: tokens after the first per second times the time of each.

@@ -19,7 +19,7 @@ use crate::units::{Bytes, Nanos};
 /// Weights whose stated size is further off than this are not those of the shape and storage named.
 const SIZE_TOLERANCE: f64 = 0.05;
 
-/// What a person says beyond the file; it goes before what the file says.
+/// What a person says beyond the file; it goes before what the file says, but for weights whose size the file states.
 #[derive(Debug, Clone, Default)]
 pub struct Given<'a> {
     pub model: Option<&'a Architecture>,
@@ -215,7 +215,10 @@ impl Words {
     /// The data sheet of all GPUs together.
     fn device(&mut self, setup: &Setup, given: &Given<'_>) -> Option<(DeviceSpec, u64)> {
         let one = match (given.gpu, setup.gpu.as_deref()) {
-            (Some(spec), _) => spec,
+            (Some(spec), named) => {
+                self.other_device(spec, named, setup.cpu.as_deref());
+                spec
+            }
             (None, None) => return self.ask("--gpu", "the file names no GPU".to_owned()),
             (None, Some(named)) => match devices::find(named) {
                 Ok(spec) => spec,
@@ -246,7 +249,36 @@ impl Words {
         Some((all, times))
     }
 
+    /// Says where the file names another device than was given.
+    fn other_device(&mut self, given: &DeviceSpec, named: Option<&str>, cpu: Option<&str>) {
+        let named = match (named, cpu) {
+            (Some(named), _) => named,
+            (None, Some(cpu)) => cpu,
+            (None, None) => return,
+        };
+        let may_be = match devices::find(named) {
+            Ok(spec) => spec.name == given.name,
+            Err(DeviceError::Ambiguous { candidates, .. }) => {
+                candidates.split(", ").any(|one| one == given.name)
+            }
+            Err(DeviceError::Unknown { .. }) => false,
+        };
+        if !may_be {
+            self.assume(format!("it ran on {} as given, although the file names `{named}`", given.name));
+        }
+    }
+
     fn storage(&mut self, setup: &Setup, given: &Given<'_>) -> Option<Dtype> {
+        // Weights of a stated size are those, whatever was meant.
+        if let (Some(said), Some(stored), Some(bytes)) = (given.dtype, &setup.stored_as, setup.weight_bytes)
+            && said != setup.dtype.unwrap_or(Dtype::Gguf)
+        {
+            self.assume(format!(
+                "the weights as the file has them, {} of {stored}, and not in {said} as given",
+                Bytes(bytes)
+            ));
+            return Some(setup.dtype.unwrap_or(Dtype::Gguf));
+        }
         if let (Some(said), Some(stored)) = (given.dtype, setup.dtype)
             && said != stored
         {
@@ -304,10 +336,7 @@ impl Words {
 
     fn cache(&mut self, setup: &Setup, given: &Given<'_>, weights: Dtype) -> Dtype {
         given.kv_dtype.or(setup.kv_dtype).unwrap_or_else(|| {
-            let kv = match weights {
-                Dtype::F32 | Dtype::Bf16 | Dtype::F16 => weights,
-                _ => Dtype::Bf16,
-            };
+            let kv = weights.of_cache();
             self.assume(format!("KV cache in {kv}: the file does not say (--kv-dtype)"));
             kv
         })

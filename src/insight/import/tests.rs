@@ -313,6 +313,66 @@ fn a_mixture_of_formats_is_placed_by_the_size_its_file_states() {
 }
 
 #[test]
+fn a_stated_size_of_weights_goes_before_the_dtype_that_was_given() {
+    let architecture = test_shapes::llama_3_1_8b();
+    let given = Given {
+        model: Some(&architecture),
+        gpu: Some(devices::find("4090").unwrap()),
+        dtype: Some(Dtype::Bf16),
+        ..Given::default()
+    };
+    let result = one("llama-bench.json");
+    let Place::Placed(placed) = place(&result.rows[1], result.format, &given) else { panic!("not placed") };
+    assert_eq!(placed.cell.dtype, Dtype::Gguf);
+    assert!(placed.cell.bytes.weights.0 < 4_677_120_000, "{}", placed.cell.bytes.weights);
+    let said = placed.assumptions.join("; ");
+    assert!(said.contains("4.68 GB of Q4_K - Medium, and not in bf16 as given"), "{said}");
+}
+
+#[test]
+fn a_device_that_the_file_contradicts_is_said() {
+    let architecture = test_shapes::llama_3_1_8b();
+    let mut row = one("llama-bench.json").rows.remove(1);
+    let mut said = |named: &str, given: &str| {
+        row.setup.gpu = Some(named.to_owned());
+        let gpu = Some(devices::find(given).unwrap());
+        let given = Given { model: Some(&architecture), gpu, ..Given::default() };
+        let Place::Placed(placed) = place(&row, ForeignFormat::LlamaBench, &given) else { panic!("{named}") };
+        placed.assumptions.iter().find(|a| a.contains("the file names")).cloned()
+    };
+    assert_eq!(
+        said("NVIDIA GeForce RTX 4080", "rtx-4090").as_deref(),
+        Some("it ran on rtx-4090 as given, although the file names `NVIDIA GeForce RTX 4080`")
+    );
+    assert!(said("Apple M4", "l4").is_some());
+    assert_eq!(said("NVIDIA GeForce RTX 4090", "rtx-4090"), None);
+    assert_eq!(said("A100", "a100-80-sxm"), None, "it may be that one");
+}
+
+#[test]
+fn a_rate_is_an_amount_over_the_time_and_not_the_median_of_moments() {
+    let row = &one("guidellm.json").rows[0];
+    let shown = |metric| row.center(metric).unwrap().value;
+    // 46 requests of 257.1 and 128 tokens in 29.7 s.
+    assert!((shown(Metric::OutputThroughput) - 198.17).abs() < 0.01, "{}", shown(Metric::OutputThroughput));
+    assert!((shown(Metric::TotalThroughput) - 596.2).abs() < 0.1, "{}", shown(Metric::TotalThroughput));
+    assert_eq!(row.center(Metric::RequestThroughput).unwrap().statistic, Mean);
+    assert_eq!(row.center(Metric::Tpot).unwrap().statistic, Median, "a time is still its median");
+}
+
+#[test]
+fn a_prompt_after_a_filled_cache_is_not_a_longer_prompt() {
+    let page = "| model | size | params | backend | ngl | test | t/s |\n|---|---|---|---|---|---|---|\n\
+                | qwen3 8B Q8_0 | 8.11 GiB | 8.19 B | CUDA | 99 | pp2048 @ d4096 | 4151.39 ± 1.00 |\n\
+                | qwen3 8B Q8_0 | 8.11 GiB | 8.19 B | CUDA | 99 | tg128 @ d4096 | 60.00 ± 1.00 |\n";
+    let rows = parse("page.md", page).unwrap().remove(0).rows;
+    let lengths = |row: &ForeignRow| (row.setup.depth, row.setup.input_tokens, row.setup.output_tokens);
+    assert_eq!(lengths(&rows[0]), (Some(4096), Some(2048.0), None));
+    assert_eq!(lengths(&rows[1]), (Some(4096), Some(0.0), Some(128.0)));
+    assert_eq!(rows[1].setup.decode_context(), Some(4160.0));
+}
+
+#[test]
 fn every_fixture_survives_being_cut_anywhere() {
     for name in all_fixtures() {
         let whole = text(&name);

@@ -97,6 +97,7 @@ fn an_external_server_stands_above_a_predicted_cell() {
     let Place::Placed(placed) = &external[0].places[0] else { panic!("not placed") };
     let prediction = crate::roofline::predict(&crate::roofline::Request {
         architecture: &architecture,
+        inventory: &architecture.inventory(Dtype::Bf16),
         name: "Llama-3.1-8B",
         weights: Dtype::Bf16,
         kv: Dtype::Bf16,
@@ -116,4 +117,18 @@ fn an_external_server_stands_above_a_predicted_cell() {
     let ladder = with_external(&report, "decode/ideal/bf16/b1/c512", cell).unwrap();
     insta::assert_snapshot!(render_ladder(&ladder, TextFormat::Table).unwrap());
     assert!(with_external(&report, "decode/ideal/bf16/b2/c512", cell).is_err());
+}
+
+#[test]
+fn every_column_names_its_statistic_and_tails_stand_beside_the_middle() {
+    let heading = |name: &str| {
+        let text = table(&[name], &Given::default());
+        text.lines().find(|line| line.starts_with("row ")).unwrap().to_owned()
+    };
+    let served = heading("vllm-serve-0.25.json");
+    for title in ["TTFT median", "TTFT p99", "TPOT median", "TPOT p99", "ITL median", "ITL p99"] {
+        assert!(served.contains(title), "{title}: {served}");
+    }
+    let bench = heading("llama-bench.md");
+    assert!(bench.contains("in tok/s mean") && bench.contains("prefill step mean"), "{bench}");
 }

@@ -8,7 +8,7 @@ use super::figure::{Figure, Panel, numbers, words};
 use super::palette::{Palette, Timed, believed, timed};
 use crate::model::Dtype;
 use crate::report::table::{Column, status_word};
-use crate::report::{Phase, Report};
+use crate::report::{Phase, Report, ReportKind};
 
 /// A crossover further from the measured batches than this factor is told, not drawn.
 const FAR: f64 = 64.0;
@@ -21,10 +21,10 @@ pub fn figure(report: &Report, palette: &Palette) -> Figure {
     batches.sort_by(f64::total_cmp);
     batches.dedup();
     match batches.as_slice() {
-        [] => return figure.absent("No decode cell of this result was measured."),
+        [] => return figure.absent("No decode cell of this result has a time."),
         [one] => {
             return figure.absent(format!(
-                "Decode was measured at batch {one} alone; two batches or more (--batch 1,4) show what batching gives."
+                "Decode stands at batch {one} alone; two batches or more (--batch 1,4) show what batching gives."
             ));
         }
         _ => {}
@@ -60,16 +60,24 @@ pub fn figure(report: &Report, palette: &Palette) -> Figure {
             palette,
         ),
     ];
-    let mut caption: Vec<String> = report
-        .crossovers
-        .iter()
-        .filter(|c| c.what == "compute_bound_batch")
-        .map(|c| format!("{} (floors of the run's first engine and dtype)", c.explanation))
-        .collect();
-    caption.push(
-        "Both axes are logarithmic. Contexts after the first are dashed; bars at points are 95 % intervals."
-            .into(),
-    );
+    let mut caption: Vec<String> = Vec::new();
+    for crossover in report.crossovers.iter().filter(|c| c.what == "compute_bound_batch") {
+        let line = match report.kind {
+            ReportKind::Run => {
+                format!("{} (floors of the run's first engine and dtype)", crossover.explanation)
+            }
+            ReportKind::Predict => crossover.explanation.clone(),
+        };
+        // Several dtypes may say the same.
+        if !caption.contains(&line) {
+            caption.push(line);
+        }
+    }
+    let points = match report.kind {
+        ReportKind::Run => "bars at points are 95 % intervals",
+        ReportKind::Predict => "points are predicted floors, and nothing was measured",
+    };
+    caption.push(format!("Both axes are logarithmic. Contexts after the first are dashed; {points}."));
     let panels = charts.into_iter().flatten().map(|chart| Panel::of(&chart)).collect();
     Figure { caption, panels, tables: vec![(String::new(), table(&decode))], ..figure }
 }

@@ -235,6 +235,41 @@ fn apart(mut wanted: Vec<f64>, low: f64, high: f64) -> Vec<f64> {
     wanted
 }
 
+/// Half of a mark, with some air.
+const MARK: f64 = 7.0;
+/// How high the letters of a name stand over its baseline.
+const TALL: f64 = 10.0;
+
+/// The baseline of a level line's name that begins at a place: above the line, or below it where marks stand above.
+fn beside((x, y): (f64, f64), width: f64, marks: &[(f64, f64)]) -> f64 {
+    let covered = |baseline: f64| {
+        let across = |at: f64| (x - MARK..=x + width + MARK).contains(&at);
+        let down = |at: f64| (baseline - TALL - MARK..=baseline + MARK).contains(&at);
+        marks.iter().any(|&(mark_x, mark_y)| across(mark_x) && down(mark_y))
+    };
+    let (above, below) = (y - 5.0, y + TALL + 4.0);
+    if covered(above) && !covered(below) { below } else { above }
+}
+
+/// Where on a line its name has its middle: where no mark stands on the side that it takes, as near to the line's own middle as may be.
+fn along(from: (f64, f64), to: (f64, f64), width: f64, marks: &[(f64, f64)]) -> (f64, f64) {
+    let (dx, dy) = (to.0 - from.0, to.1 - from.1);
+    let length = dx.hypot(dy).max(f64::MIN_POSITIVE);
+    let at = |share: f64| (from.0 + dx * share, from.1 + dy * share);
+    let free = |share: &f64| {
+        let middle = at(*share);
+        // Off the line, positive above it, and on along it. What stands on the line itself is below the name.
+        marks.iter().all(|(x, y)| {
+            let (right, down) = (x - middle.0, y - middle.1);
+            let (on, above) = ((right * dx + down * dy) / length, (right * dy - down * dx) / length);
+            on.abs() > width / 2.0 + MARK || !(1.0..=TALL + 6.0 + MARK).contains(&above)
+        })
+    };
+    let room = (1.0 - width / length).max(0.0) / 2.0;
+    let shares = [0.0, -0.2, 0.2, -0.4, 0.4, -0.6, 0.6, -0.8, 0.8, -1.0, 1.0].map(|part| 0.5 + part * room);
+    at(shares.into_iter().find(free).unwrap_or(0.5))
+}
+
 impl Chart {
     /// Both drawings.
     #[must_use]
@@ -260,8 +295,12 @@ impl Chart {
         let mut drawing = canvas(size, &self.name, &self.title).children(legend);
         drawing = drawing.children(self.frame(area, &y_ticks));
         drawing = drawing.children(self.rules(area));
-        drawing = drawing.children(self.lines(area));
-        drawing.children(self.points.iter().filter_map(|point| self.point(area, point)))
+        let (drawn, above) = self.lines(area);
+        // Names stand over marks, and where they can beside them.
+        drawing
+            .children(drawn)
+            .children(self.points.iter().filter_map(|point| self.point(area, point)))
+            .children(above)
     }
 
     /// The legend below the title, and how high it is.
@@ -332,8 +371,10 @@ impl Chart {
         nodes
     }
 
-    fn lines(&self, area: Area) -> Vec<Node> {
-        let mut nodes = Vec::new();
+    /// The lines, and apart from them their names.
+    fn lines(&self, area: Area) -> (Vec<Node>, Vec<Node>) {
+        let (mut nodes, mut names) = (Vec::new(), Vec::new());
+        let marks = self.marks(area);
         // Labels at the ends of lines: text, class, where it wants to be.
         let mut ends: Vec<(&str, &str, Label, (f64, f64))> = Vec::new();
         for line in &self.lines {
@@ -348,10 +389,10 @@ impl Chart {
             nodes.push(el("polyline").class(format!("line {}", line.class)).attr("points", drawn.join(" ")));
             match &line.label {
                 Some((Label::Along, text)) => {
-                    let (x, y) = (first.0.midpoint(second.0), first.1.midpoint(second.1));
+                    let (x, y) = along(*first, *second, text_width(text), &marks);
                     let angle = (second.1 - first.1).atan2(second.0 - first.0).to_degrees();
                     let turn = format!("rotate({} {} {})", pixel(angle), pixel(x), pixel(y));
-                    nodes.push(label(x, y - 6.0, "key middle", text).attr("transform", turn));
+                    names.push(label(x, y - 6.0, "key middle", text).attr("transform", turn));
                 }
                 Some((side, text)) => {
                     let end = if *side == Label::Begin { first } else { places.last().unwrap_or(first) };
@@ -360,19 +401,26 @@ impl Chart {
                 None => {}
             }
         }
-        let heights = ends.iter().map(|(_, _, side, (_, y))| match side {
+        let heights = ends.iter().map(|(text, _, side, (x, y))| match side {
             Label::Beyond => y + 4.0,
-            _ => y - 5.0,
+            Label::Begin => beside((x + 4.0, *y), text_width(text), &marks),
+            _ => beside((x - 2.0 - text_width(text), *y), text_width(text), &marks),
         });
         let heights = apart(heights.collect(), area.top + 4.0, area.bottom());
         for ((text, class, side, (x, _)), y) in ends.into_iter().zip(heights) {
-            nodes.push(match side {
+            names.push(match side {
                 Label::Beyond => label(x + 8.0, y, &format!("key text-{class}"), text),
                 Label::Begin => label(x + 4.0, y, "key", text),
                 _ => label(x - 2.0, y, "key end", text),
             });
         }
-        nodes
+        (nodes, names)
+    }
+
+    /// Where the marks are.
+    fn marks(&self, area: Area) -> Vec<(f64, f64)> {
+        let at = |point: &Point| Some((area.x(self.x.place(point.x)?), area.y(self.y.place(point.y)?)));
+        self.points.iter().filter_map(at).collect()
     }
 
     fn point(&self, area: Area, point: &Point) -> Option<Node> {
@@ -440,6 +488,29 @@ mod tests {
     #[test]
     fn labels_do_not_cover_each_other_and_keep_their_order() {
         assert_eq!(apart(vec![50.0, 48.0, 200.0], 0.0, 190.0), [62.0, 48.0, 190.0]);
+    }
+
+    #[test]
+    fn a_name_gives_way_to_a_mark_that_stands_where_it_would() {
+        assert!((beside((100.0, 50.0), 60.0, &[]) - 45.0).abs() < 1e-9);
+        assert!(
+            (beside((100.0, 50.0), 60.0, &[(130.0, 42.0)]) - 64.0).abs() < 1e-9,
+            "below, where a mark is above"
+        );
+        assert!(
+            (beside((100.0, 50.0), 60.0, &[(130.0, 42.0), (110.0, 60.0)]) - 45.0).abs() < 1e-9,
+            "no side is free"
+        );
+        // Up to the right by 45 degrees: a mark just above the middle.
+        let (from, to) = ((0.0, 400.0), (400.0, 0.0));
+        assert_eq!(along(from, to, 100.0, &[]), (200.0, 200.0));
+        let (x, y) = along(from, to, 100.0, &[(195.0, 195.0)]);
+        assert!((x - 200.0).hypot(y - 200.0) > 57.0 && (x + y - 400.0).abs() < 1e-9, "{x} {y}");
+        assert_eq!(
+            along(from, to, 100.0, &[(210.0, 215.0)]),
+            (200.0, 200.0),
+            "what is below the line is not in the way"
+        );
     }
 
     #[test]

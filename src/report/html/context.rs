@@ -10,7 +10,7 @@ use super::figure::{Figure, Panel, numbers, words};
 use super::palette::{Palette, Timed, believed, numbered, timed};
 use crate::report::table::{Column, status_word};
 use crate::report::terminal::fit_line;
-use crate::report::{FittedModel, Phase, Report};
+use crate::report::{FittedModel, Phase, Report, ReportKind, Status};
 use crate::units::BytesPerSecond;
 
 #[must_use]
@@ -21,10 +21,10 @@ pub fn figure(report: &Report, palette: &Palette) -> Figure {
     contexts.sort_unstable();
     contexts.dedup();
     match contexts.as_slice() {
-        [] => return figure.absent("No decode cell of this result was measured."),
+        [] => return figure.absent("No decode cell of this result has a time."),
         [one] => {
             return figure.absent(format!(
-                "Decode was measured at context {one} alone; two contexts or more (--context 128,512) show what the KV costs."
+                "Decode stands at context {one} alone; two contexts or more (--context 128,512) show what the KV costs."
             ));
         }
         _ => {}
@@ -38,20 +38,24 @@ pub fn figure(report: &Report, palette: &Palette) -> Figure {
                 decode.iter().filter(|t| t.cell.engine == engine && t.cell.dtype == dtype).copied().collect();
             let fit = report.fits.iter().find(|f| f.engine == engine && f.dtype == dtype);
             let chart = chart(index, &of, fit)?;
-            caption.push(match fit {
-                Some(fit) => fit_line(fit),
-                None => format!(
+            caption.extend(match (fit, report.kind) {
+                (Some(fit), _) => Some(fit_line(fit)),
+                (None, ReportKind::Predict) => None,
+                (None, ReportKind::Run) => Some(format!(
                     "{engine} {dtype}: no line, too few cells for a fit (two more than it has coefficients)"
-                ),
+                )),
             });
             Some(Panel::of(&chart))
         })
         .collect();
-    caption.push(
-        "Lines are the fit of all decode cells of an engine and dtype: fixed cost + KV bytes ÷ bandwidth + cost per sequence. Bars at points \
-         are 95 % intervals."
-            .into(),
-    );
+    caption.push(match report.kind {
+        ReportKind::Run => {
+            "Lines are the fit of all decode cells of an engine and dtype: fixed cost + KV bytes ÷ bandwidth + cost per sequence. Bars at \
+             points are 95 % intervals."
+                .into()
+        }
+        ReportKind::Predict => "The floor of the data sheet, predicted at each point and joined.".into(),
+    });
     Figure { caption, panels, tables: vec![(String::new(), table(report, &decode))], ..figure }
 }
 
@@ -73,8 +77,11 @@ fn chart(index: usize, of: &[Timed<'_>], fit: Option<&FittedModel>) -> Option<Ch
     for &batch in &batches {
         let mut here: Vec<&Timed<'_>> = of.iter().filter(|t| t.cell.batch == batch).collect();
         here.sort_by_key(|t| t.cell.context);
-        if let Some(fit) = fit {
-            let points = here.iter().map(|t| (t.cell.context as f64, fitted_ns(fit, t))).collect();
+        // A prediction is its own line.
+        let predicted = here.iter().all(|t| t.cell.status == Status::Predicted);
+        if fit.is_some() || predicted {
+            let height = |t: &Timed<'_>| fit.map_or(t.time_ns, |fit| fitted_ns(fit, t));
+            let points = here.iter().map(|t| (t.cell.context as f64, height(t))).collect();
             let label = Some((Label::Beyond, format!("b{batch}")));
             lines.push(Line { class: class(batch), points, label });
         }

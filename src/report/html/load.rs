@@ -1,7 +1,7 @@
 //! Latency and throughput against load: the curve of a sweep or a search, with the objectives as lines.
 //!
-//! Enters: points of one workload. Leaves: TTFT, TPOT and throughput over the offered rate (or over whatever was swept). A point that did not
-//! keep up has no latency to show and is marked at the top; one that kept up and missed an objective is a cross.
+//! Enters: points of one workload. Leaves: TTFT, TPOT and throughput over the rate that was offered (or over whatever was swept). A
+//! percentile that missed its own objective is a cross; what has no height, because it is refused or infinite, is a cross at the upper edge.
 
 use super::axis::{Axis, Measure};
 use super::chart::{Chart, Key, Label, Line, Point as Mark, Rule, Shape, Span};
@@ -14,11 +14,23 @@ use crate::serve::slo::{Clause, SloMetric};
 
 /// Loads further apart than this factor stand on a logarithmic axis.
 const WIDE: f64 = 12.0;
-/// Pieces of the line of what is offered, which is a curve on a logarithmic axis.
-const OFFERED: u32 = 60;
 
 /// Name, colour and value of a line.
-type Level<T, V> = (&'static str, &'static str, fn(&T) -> Option<V>);
+type Series = (&'static str, &'static str, fn(&ServeResult) -> Option<f64>);
+
+/// A percentile that is drawn.
+struct Level {
+    name: &'static str,
+    class: &'static str,
+    percentile: f64,
+    of: fn(&Quantiles) -> Option<Quantity>,
+}
+
+const LEVELS: [Level; 3] = [
+    Level { name: "p50", class: "c0", percentile: 0.5, of: |q| q.p50 },
+    Level { name: "p95", class: "c1", percentile: 0.95, of: |q| q.p95 },
+    Level { name: "p99", class: "c3", percentile: 0.99, of: |q| q.p99 },
+];
 
 /// One point of the curve.
 struct Place<'a> {
@@ -28,9 +40,36 @@ struct Place<'a> {
 }
 
 impl Place<'_> {
-    fn held(&self) -> bool {
-        self.result.validity == Validity::Valid && self.result.slo_met != Some(false)
+    /// Whether a level of a metric is crossed out: no figure of the point is believed, or it missed this level's objective. An objective at
+    /// a percentile that is not drawn crosses out all that are.
+    fn missed(&self, metric: SloMetric, percentile: f64) -> bool {
+        let drawn = |p: f64| LEVELS.iter().any(|level| same(level.percentile, p));
+        let of = |c: &ClauseResult| {
+            let at = c.clause.percentile;
+            c.clause.metric == metric && c.met == Some(false) && (same(at, percentile) || !drawn(at))
+        };
+        self.result.validity == Validity::Invalid || self.result.slo.iter().any(of)
     }
+
+    /// Why a metric has no height here, if it has none.
+    fn without_height(&self, metric: SloMetric, quantiles: Option<&Quantiles>) -> Option<String> {
+        let Some(quantiles) = quantiles else { return Some("refused".to_owned()) };
+        let infinite = |quantity: Option<Quantity>| quantity.is_some_and(|q| q.value().is_infinite());
+        let mut names: Vec<String> =
+            LEVELS.iter().filter(|l| infinite((l.of)(quantiles))).map(|l| l.name.to_owned()).collect();
+        let clauses = self.result.slo.iter().filter(|c| c.clause.metric == metric && infinite(c.observed));
+        for name in clauses.map(|c| Measure::Tail.show(1.0 / (1.0 - c.clause.percentile))) {
+            if !names.contains(&name) {
+                names.push(name);
+            }
+        }
+        (!names.is_empty())
+            .then(|| format!("{} infinite: requests were rejected or failed", names.join(", ")))
+    }
+}
+
+fn same(a: f64, b: f64) -> bool {
+    (a - b).abs() < 1e-9
 }
 
 #[must_use]
@@ -40,7 +79,10 @@ pub fn figure(report: &ServeReport) -> Figure {
     let places: Vec<Place<'_>> = report
         .points
         .iter()
-        .filter_map(|point| Some(Place { x: place(point, swept)?, point, result: point.result.as_ref()? }))
+        .filter_map(|point| {
+            let result = point.result.as_ref()?;
+            Some(Place { x: place(point, result, swept)?, point, result })
+        })
         .collect();
     let mut xs: Vec<f64> = places.iter().map(|p| p.x).collect();
     xs.sort_by(f64::total_cmp);
@@ -60,15 +102,22 @@ pub fn figure(report: &ServeReport) -> Figure {
         latency("ttft", "TTFT", SloMetric::Ttft, |r| r.ttft_ns.as_ref(), &places, &axis, report),
         latency("tpot", "TPOT", SloMetric::Tpot, |r| r.tpot_ns.as_ref(), &places, &axis, report),
         latency("e2e", "E2E", SloMetric::E2e, |r| r.e2e_ns.as_ref(), &places, &axis, report),
-        throughput(swept, &places, &axis),
+        throughput(swept, &places, &axis, report),
     ];
     let mut caption = vec![
-        "Crosses are points that missed an objective; crosses at the upper edge did not keep up, so that their latencies are refused. \
-         Point at one to read why."
+        "A cross is a percentile that missed its own objective, or one of an INVALID point. Crosses at the upper edge have no height: their \
+         latencies are infinite, because requests were rejected, or refused, because the point did not keep up. Point at one to read why."
             .to_owned(),
     ];
+    if report.search.is_some() {
+        caption.push(
+            "A search comes back to a rate with other seeds and runs of other lengths, so its points are not joined.".into(),
+        );
+    }
     caption.extend(report.search.as_ref().and_then(|s| s.max_rate).map(|rate| {
-        format!("The vertical line is the highest rate that fresh seeds and a longer run confirmed: {rate:.3} per second.")
+        format!(
+            "The vertical line is the highest rate that fresh seeds and a longer run confirmed: {rate:.3} per second asked for."
+        )
     }));
     Figure {
         caption,
@@ -78,10 +127,12 @@ pub fn figure(report: &ServeReport) -> Figure {
     }
 }
 
-/// Where a point stands on the axis of what was swept.
-fn place(point: &Point, swept: &str) -> Option<f64> {
+/// Where a point stands on the axis of what was swept: a rate where it really was, which chance makes another than was asked for.
+fn place(point: &Point, result: &ServeResult, swept: &str) -> Option<f64> {
     let value = match (swept, point.offered) {
-        ("rate", Offered::Rate(rate)) => rate,
+        ("rate", Offered::Rate(rate)) => {
+            result.offered_per_s.filter(|r| r.is_finite() && *r > 0.0).unwrap_or(rate)
+        }
         ("concurrency", Offered::Concurrency(count)) => count as f64,
         ("rate" | "concurrency", _) => return None,
         // `max-num-seqs 8`: the label of a sweep ends with the value.
@@ -96,7 +147,7 @@ fn axis(swept: &str, xs: &[f64]) -> Option<Axis> {
         "rate" => ("offered requests per second", Measure::RequestsPerSecond),
         other => (other, Measure::Count),
     };
-    if high / low > WIDE && xs.len() <= 12 {
+    if high / low > WIDE && xs.len() <= 12 && swept != "rate" {
         Axis::log_at(label, measure, xs)
     } else if high / low > WIDE {
         Axis::log(label, measure, xs.iter().copied(), 1.25)
@@ -115,7 +166,11 @@ fn told(place: &Place<'_>) -> String {
         format!(
             "\nNOT met: {}{}",
             c.clause,
-            finite(c.observed).map_or(String::new(), |v| format!(", seen {}", Measure::Time.show(v)))
+            match c.observed.map(Quantity::value) {
+                Some(v) if v.is_finite() => format!(", seen {}", Measure::Time.show(v)),
+                Some(_) => ", seen infinite".to_owned(),
+                None => String::new(),
+            }
         )
     });
     let reasons = place.result.reasons.iter().map(|r| format!("\n{}: {r}", validity(place.point)));
@@ -131,50 +186,49 @@ fn latency(
     x: &Axis,
     report: &ServeReport,
 ) -> Option<Chart> {
-    let levels: [Level<Quantiles, Quantity>; 3] =
-        [("p50", "c0", |q| q.p50), ("p95", "c1", |q| q.p95), ("p99", "c3", |q| q.p99)];
     let (mut lines, mut points, mut keys) = (Vec::new(), Vec::new(), Vec::new());
-    for (level, class, value) in levels {
+    for Level { name: level, class, percentile, of: value } in LEVELS {
         let seen: Vec<(&Place<'_>, f64)> =
             places.iter().filter_map(|p| Some((p, finite(value(of(p.result)?))?))).collect();
         if seen.is_empty() {
             continue;
         }
         keys.push(Key { class: class.into(), shape: Some(Shape::Circle), text: level.into() });
-        // A search comes back to a rate with other seeds: a line through those would say nothing.
         if report.search.is_none() {
             let mut line: Vec<(f64, f64)> = seen.iter().map(|(p, v)| (p.x, *v)).collect();
             line.sort_by(|a, b| a.0.total_cmp(&b.0));
             lines.push(Line { class: class.into(), points: line, label: None });
         }
-        points.extend(seen.into_iter().map(|(p, v)| Mark {
-            class: if p.held() { class.into() } else { "bad".into() },
-            shape: if p.held() { Shape::Circle } else { Shape::Cross },
-            x: p.x,
-            y: v,
-            spread: None,
-            hover: format!("{title} {level} {}\n{}", Measure::Time.show(v), told(p)),
+        points.extend(seen.into_iter().map(|(p, v)| {
+            let missed = p.missed(metric, percentile);
+            Mark {
+                class: if missed { "bad".into() } else { class.into() },
+                shape: if missed { Shape::Cross } else { Shape::Circle },
+                x: p.x,
+                y: v,
+                spread: None,
+                hover: format!("{title} {level} {}\n{}", Measure::Time.show(v), told(p)),
+            }
         }));
     }
     let clauses = clauses(places, metric);
     let heights = points.iter().map(|p| p.y).chain(clauses.iter().map(|c| c.limit_ns));
     let y = Axis::log(title, Measure::Time, heights, 1.5)?;
     lines.extend(clauses.iter().map(|clause| Line {
-        class: "limit".into(),
+        class: "goal".into(),
         points: vec![(x.low().max(f64::MIN_POSITIVE), clause.limit_ns), (x.high(), clause.limit_ns)],
         label: Some((Label::Begin, clause.to_string())),
     }));
-    let refused = places.iter().filter(|p| of(p.result).is_none());
-    points.extend(refused.map(|p| Mark {
-        class: "bad".into(),
-        shape: Shape::Cross,
-        x: p.x,
-        y: y.high(),
-        spread: None,
-        hover: format!("{title} is refused\n{}", told(p)),
+    points.extend(places.iter().filter_map(|p| {
+        let why = p.without_height(metric, of(p.result))?;
+        let hover = format!("{title} is {why}\n{}", told(p));
+        Some(Mark { class: "bad".into(), shape: Shape::Cross, x: p.x, y: y.high(), spread: None, hover })
     }));
     if points.iter().any(|p| p.shape == Shape::Cross) {
-        keys.push(Key { class: "bad".into(), shape: Some(Shape::Cross), text: "rejected".into() });
+        keys.push(Key { class: "bad".into(), shape: Some(Shape::Cross), text: "missed or refused".into() });
+    }
+    if !clauses.is_empty() {
+        keys.push(Key { class: "goal".into(), shape: None, text: "objective".into() });
     }
     Some(Chart {
         name: format!("load-{name}"),
@@ -205,8 +259,8 @@ fn found(report: &ServeReport) -> Vec<Rule> {
     rate.map(|x| Rule { x, class: "crossing".into(), label: String::new() }).into_iter().collect()
 }
 
-fn throughput(swept: &str, places: &[Place<'_>], x: &Axis) -> Option<Chart> {
-    let series: [Level<ServeResult, f64>; 2] =
+fn throughput(swept: &str, places: &[Place<'_>], x: &Axis, report: &ServeReport) -> Option<Chart> {
+    let series: [Series; 2] =
         [("served", "c0", |r| Some(r.served_per_s)), ("goodput", "c2", |r| r.goodput_per_s)];
     let (mut lines, mut points, mut keys) = (Vec::new(), Vec::new(), Vec::new());
     for (name, class, value) in series {
@@ -217,11 +271,10 @@ fn throughput(swept: &str, places: &[Place<'_>], x: &Axis) -> Option<Chart> {
             continue;
         }
         keys.push(Key { class: class.into(), shape: Some(Shape::Circle), text: name.into() });
-        lines.push(Line {
-            class: class.into(),
-            points: seen.iter().map(|(p, v)| (p.x, *v)).collect(),
-            label: None,
-        });
+        if report.search.is_none() {
+            let points = seen.iter().map(|(p, v)| (p.x, *v)).collect();
+            lines.push(Line { class: class.into(), points, label: None });
+        }
         points.extend(seen.into_iter().map(|(p, v)| Mark {
             class: class.into(),
             shape: Shape::Circle,
@@ -232,18 +285,20 @@ fn throughput(swept: &str, places: &[Place<'_>], x: &Axis) -> Option<Chart> {
         }));
     }
     let y = Axis::from_zero("requests per second", Measure::RequestsPerSecond, points.iter().map(|p| p.y))?;
-    if swept == "rate" {
-        // What is offered, as far as the plot shows it.
-        let (low, high) = (x.low(), x.high().min(y.high()));
-        let step = |i: u32| low + (high - low) * (f64::from(i) / f64::from(OFFERED)).powi(2);
-        let points = (0..=OFFERED).map(|i| (step(i), step(i))).collect();
-        lines.push(Line { class: "level".into(), points, label: None });
+    // Both axes of a rate begin at zero and are even, so that what is offered is a straight line, as far as the plot shows it.
+    let x = if swept == "rate" {
+        let x = Axis::from_zero(&x.label, x.measure, places.iter().map(|p| p.x))?;
+        let reach = x.high().min(y.high());
+        lines.push(Line { class: "level".into(), points: vec![(0.0, 0.0), (reach, reach)], label: None });
         keys.push(Key { class: "level".into(), shape: None, text: "as offered".into() });
-    }
+        x
+    } else {
+        x.clone()
+    };
     Some(Chart {
         name: "load-throughput".into(),
         title: "Throughput against load".into(),
-        x: x.clone(),
+        x,
         y,
         lines,
         points,

@@ -20,17 +20,21 @@ use crate::units::{BytesPerSecond, FlopsPerSecond};
 pub fn document(report: &Report, externals: &[External]) -> String {
     let palette = Palette::of(report);
     let taken = blocks::taken(report);
+    // A prediction has no steps whose time went anywhere, no blocks and no telemetry.
+    let measured = report.kind != ReportKind::Predict;
+    let ladder = measured.then(|| waterfall::figure(report, &palette).render());
+    let over_time =
+        measured.then(|| [blocks::figure(&palette, &taken).render(), telemetry::figure(&taken).render()]);
     let main = el("main")
         .child(header(report))
         .child(findings(report))
         .child(roofline::figure(report, &palette, externals).render())
-        .child(waterfall::figure(report, &palette).render())
+        .children(ladder)
         .child(context::figure(report, &palette).render())
         .child(batch::figure(report, &palette).render())
         .child(all_cells(report))
         .children(operations(report))
-        .child(blocks::figure(&palette, &taken).render())
-        .child(telemetry::figure(&taken).render())
+        .children(over_time.into_iter().flatten())
         .children(cold(report))
         .child(reproduce(report))
         .child(machine(report));

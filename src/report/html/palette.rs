@@ -44,7 +44,7 @@ pub fn numbered(index: usize) -> String {
     format!("c{}", index % COLOURS)
 }
 
-/// A measured cell with the time it stands for: TPOT for decode, the step for prefill.
+/// A cell with the time it stands for: TPOT for decode, the step for prefill; of a prediction its floor.
 #[derive(Debug, Clone, Copy)]
 pub struct Timed<'a> {
     pub cell: &'a CellResult,
@@ -52,9 +52,13 @@ pub struct Timed<'a> {
     pub interval_ns: Option<(f64, f64)>,
 }
 
-/// The measured cells of a report. An invalid one is shown, as a cross.
+/// The cells of a report that have a time. An invalid one is shown, as a cross.
 pub fn timed(report: &Report) -> impl Iterator<Item = Timed<'_>> {
     report.cells.iter().filter_map(|cell| {
+        if cell.status == Status::Predicted {
+            let time_ns = cell.predicted_ns.filter(|time| time.is_finite() && *time > 0.0)?;
+            return Some(Timed { cell, time_ns, interval_ns: None });
+        }
         let step = cell.step_ns.as_ref()?;
         let (time_ns, low, high) = match cell.phase {
             Phase::Decode => (cell.tpot_ns?, cell.tpot_ci_low_ns, cell.tpot_ci_high_ns),

@@ -105,10 +105,11 @@ fn panel(point: &Point, result: &ServeResult) -> Option<Panel> {
         }
         lines.push(Line { class: latency.class.into(), points: sure, label: None });
     }
+    let mut objectives = Vec::new();
     for clause in &result.slo {
-        let Some(latency) = LATENCIES.iter().find(|l| l.objective == Some(clause.clause.metric)) else {
+        if !LATENCIES.iter().any(|l| l.objective == Some(clause.clause.metric)) {
             continue;
-        };
+        }
         let verdict = match clause.met {
             Some(true) => "met",
             Some(false) => "NOT met",
@@ -116,14 +117,15 @@ fn panel(point: &Point, result: &ServeResult) -> Option<Panel> {
         };
         let place = tail(clause.clause.percentile);
         let hover = format!("objective {}\n{verdict}", clause.clause);
-        points.push(mark(latency.class, Shape::Limit, place, clause.clause.limit_ns, hover));
+        points.push(mark("goal", Shape::Limit, place, clause.clause.limit_ns, hover));
+        // Where it stands is its percentile and its limit; the name of the latency is in the legend.
+        let text = format!("objective {}", clause.clause);
+        objectives.push(Key { class: "goal".into(), shape: Some(Shape::Limit), text });
     }
     if bounded {
         keys.push(Key { class: "floor".into(), shape: Some(Shape::Triangle), text: "at least".into() });
     }
-    if !result.slo.is_empty() {
-        keys.push(Key { class: "c0".into(), shape: Some(Shape::Limit), text: "objective".into() });
-    }
+    keys.extend(objectives);
     let chart = Chart {
         name: "latency".into(),
         title: format!("Latency percentiles at {}", plain(&point.label)),

@@ -11,7 +11,7 @@ use super::figure::{Figure, Panel, numbers, words};
 use super::palette::{Palette, Timed, believed, phase_word, timed};
 use crate::model::Dtype;
 use crate::report::table::{bound_word, status_word};
-use crate::report::{External, Phase, Report};
+use crate::report::{External, Phase, Report, ReportKind};
 use crate::roofline::Roof;
 use crate::units::{BytesPerSecond, FlopsPerSecond};
 
@@ -41,7 +41,7 @@ pub fn figure(report: &Report, palette: &Palette, externals: &[External]) -> Fig
     let dots: Vec<Dot<'_>> = timed(report).filter_map(|timed| dot(timed, None)).chain(imported).collect();
     if dots.is_empty() {
         return figure
-            .absent("No cell of this result was measured, so there is no point to hold against the roof.");
+            .absent("No cell of this result has a time, so there is no point to hold against the roof.");
     }
     let ceilings = ceilings(report, &dots);
     let ridges = || ceilings.iter().filter_map(|c| Some(c.peak?.1 / c.bandwidth));
@@ -64,11 +64,17 @@ pub fn figure(report: &Report, palette: &Palette, externals: &[External]) -> Fig
         x,
         y,
     };
-    let mut caption = vec![
-        "Under the slope memory is the limit, under the level arithmetic. The distance of a point from the roof above it is what kernels, \
-         copies and launches cost; both axes are logarithmic."
-            .to_owned(),
-    ];
+    let distance = match report.kind {
+        ReportKind::Run => {
+            "The distance of a point from the roof above it is what kernels, copies and launches cost"
+        }
+        ReportKind::Predict => {
+            "Predicted points stand on the roof of their dtype: nothing was measured that would hold them below it"
+        }
+    };
+    let mut caption = vec![format!(
+        "Under the slope memory is the limit, under the level arithmetic. {distance}; both axes are logarithmic."
+    )];
     if !externals.is_empty() {
         caption.push(
             "Triangles are other programs' decodes, imported: their scheduler, server and client are in the time, and what their files do \

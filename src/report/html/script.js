@@ -52,7 +52,7 @@
   document.documentElement.addEventListener('pointerleave', hide);
 
   // A drawing that stands alone: what the style sheet says becomes attributes of its elements.
-  const kept = ['fill', 'stroke', 'stroke-width', 'stroke-dasharray', 'opacity', 'font-family', 'font-size', 'font-weight', 'text-anchor'];
+  const kept = ['fill', 'stroke', 'stroke-width', 'stroke-dasharray', 'stroke-linejoin', 'paint-order', 'opacity', 'font-family', 'font-size', 'font-weight', 'text-anchor'];
   const alone = (svg) => {
     const [, , width, height] = svg.getAttribute('viewBox').split(' ').map(Number);
     const copy = svg.cloneNode(true);

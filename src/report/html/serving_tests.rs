@@ -8,6 +8,9 @@ use crate::measure::doctor::Severity;
 use crate::report::serving::ServeReport;
 use crate::report::serving::tests::{report, sweep};
 use crate::serve::latency::{Quantity, Validity};
+use crate::serve::search::Search;
+use crate::serve::slo::SloMetric;
+use crate::serve::timeline::Span;
 use crate::serving::Mode;
 use crate::serving::cold::{ColdPhase, ColdStart, Launch};
 use crate::units::Nanos;
@@ -182,4 +185,130 @@ fn numbers_that_make_no_sense_draw_no_nonsense() {
     let text = render_serving(&report, &[]);
     assert!(!text.contains("NaN") && !text.contains("=\"inf") && !text.contains(",inf"));
     well_formed(&text);
+}
+
+/// The sweep with its second point's verdict about one objective turned to missed.
+fn missing(metric: SloMetric, observed: Option<f64>) -> ServeReport {
+    let mut report = sweep();
+    let result = report.points[1].result.as_mut().unwrap();
+    result.slo_met = Some(false);
+    for clause in &mut result.slo {
+        let missed = clause.clause.metric == metric;
+        clause.met = Some(!missed);
+        clause.observed = if missed { observed.map(Quantity::from) } else { clause.observed };
+    }
+    report
+}
+
+/// What the crosses of a plot of the load say of the second point.
+fn crosses(page: &scraper::Html, plot: &str) -> Vec<String> {
+    let marks = texts(page, &format!("#load svg.wide[data-name=load-{plot}] .mark:has(.cross) > title"));
+    marks.into_iter().filter(|m| m.contains("rate 8")).collect()
+}
+
+#[test]
+fn an_infinite_objective_is_a_cross_at_the_upper_edge() {
+    let mut report = missing(SloMetric::Ttft, Some(f64::INFINITY));
+    let ttft = report.points[1].result.as_mut().unwrap().ttft_ns.as_mut().unwrap();
+    (ttft.p50, ttft.p95) = (Some(f64::INFINITY.into()), Some(f64::INFINITY.into()));
+    let page = well_formed(&render_serving(&report, &[]));
+    let crossed = crosses(&page, "ttft");
+    assert!(
+        matches!(crossed.as_slice(), [one] if one.starts_with("TTFT is p50, p95 infinite: requests were rejected")),
+        "{crossed:?}"
+    );
+    assert!(texts(&page, "#load figcaption").concat().contains("infinite, because requests were rejected"));
+}
+
+#[test]
+fn a_cross_is_of_the_metric_and_the_percentile_that_missed() {
+    let page = well_formed(&render_serving(&missing(SloMetric::Ttft, Some(9e8)), &[]));
+    let crossed = crosses(&page, "ttft");
+    assert!(matches!(crossed.as_slice(), [one] if one.starts_with("TTFT p95 ")), "{crossed:?}");
+    assert_eq!(
+        (crosses(&page, "tpot"), crosses(&page, "e2e")),
+        (vec![], vec![]),
+        "the TPOT was within its own"
+    );
+    let page = well_formed(&render_serving(&missing(SloMetric::Tpot, Some(9e8)), &[]));
+    assert_eq!((crosses(&page, "ttft").len(), crosses(&page, "tpot").len()), (0, 1));
+}
+
+#[test]
+fn objectives_look_alike_whatever_they_are_about() {
+    let page = well_formed(&render_serving(&sweep(), &[]));
+    assert_eq!(count(&page, "#latency svg.wide .mark .cross:not(.goal)"), 0);
+    assert_eq!(count(&page, "#latency svg.wide .mark .cross.goal"), 2 * 3, "two objectives, three points");
+    assert_eq!(count(&page, "#load svg.wide .line.goal[points]"), 2, "one line each in TTFT and TPOT");
+    let named = |text: &String| text.starts_with("objective tpot_p95 ≤ 20");
+    assert!(texts(&page, "#latency svg.wide text.key").iter().any(named));
+}
+
+#[test]
+fn every_mark_has_a_colour_in_the_style_sheet() {
+    let style = include_str!("style.css");
+    let page = well_formed(&render_serving(&missing(SloMetric::Ttft, Some(f64::INFINITY)), &[]));
+    let measured = well_formed(&super::render(&crate::report::hand_made::measured(), &[]));
+    for kind in ["point", "cross", "line", "bar"] {
+        for page in [&page, &measured] {
+            for element in page.select(&scraper::Selector::parse(&format!("svg .{kind}")).unwrap()) {
+                let known = |class: &str| {
+                    style.contains(&format!(".{kind}.{class}"))
+                        || style.contains(&format!("\n.{class} {{ stroke"))
+                };
+                assert!(element.value().classes().any(known), "{:?}", element.value());
+            }
+        }
+    }
+}
+
+#[test]
+fn throughput_stands_over_what_was_really_offered_beside_a_straight_line() {
+    let mut report = sweep();
+    let polylines = |report: &ServeReport| {
+        let page = well_formed(&render_serving(report, &[]));
+        let lines = scraper::Selector::parse("#load svg.wide[data-name=load-throughput] polyline").unwrap();
+        let of = |e: scraper::ElementRef<'_>| {
+            let points = e.value().attr("points").unwrap().split(' ');
+            let pairs = points.map(|p| p.split_once(',').unwrap());
+            let numbers: Vec<(f64, f64)> =
+                pairs.map(|(x, y)| (x.parse().unwrap(), y.parse().unwrap())).collect();
+            (e.value().attr("class").unwrap().to_owned(), numbers)
+        };
+        page.select(&lines).map(of).collect::<Vec<_>>()
+    };
+    let drawn = polylines(&report);
+    let offered = drawn.iter().find(|(class, _)| class == "line level").unwrap();
+    assert_eq!(offered.1.len(), 2, "from the origin to the edge");
+    // A point that serves all that comes stands on that line when twice as much comes, too.
+    let served = |lines: &[(String, Vec<(f64, f64)>)]| {
+        lines.iter().find(|(class, _)| class == "line c0").unwrap().1[0].0
+    };
+    let before = served(&drawn);
+    let first = report.points[0].result.as_mut().unwrap();
+    first.offered_per_s = first.offered_per_s.map(|rate| 4.0 * rate);
+    assert!(served(&polylines(&report)) > before + 5.0, "moved to the right with what was offered");
+    report.search = Some(Search::default());
+    assert_eq!(polylines(&report).len(), 1, "the points of a search are not joined");
+}
+
+#[test]
+fn lines_of_steps_are_broken_where_nothing_ran() {
+    let mut report = sweep();
+    report.points.truncate(1);
+    let lines = |report: &ServeReport| {
+        let page = well_formed(&render_serving(report, &[]));
+        let of =
+            |name: &str| count(&page, &format!("#timeline svg.wide[data-name=timeline-{name}] polyline"));
+        (of("requests"), of("step-tokens"), of("longest-step"))
+    };
+    let line = report.points[0].result.as_mut().unwrap().timeline.as_mut().unwrap();
+    let busy =
+        Span { steps: 3, prompt_tokens: 5, output_tokens: 9, longest_step_ns: Some(2e6), ..line.spans[0] };
+    let idle = Span { steps: 0, prompt_tokens: 0, output_tokens: 0, longest_step_ns: None, ..busy };
+    line.spans = vec![busy; 12];
+    assert_eq!(lines(&report), (2, 1, 1));
+    let line = report.points[0].result.as_mut().unwrap().timeline.as_mut().unwrap();
+    line.spans[4..6].fill(idle);
+    assert_eq!(lines(&report), (2, 2, 2), "requests run or wait at all times");
 }

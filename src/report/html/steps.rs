@@ -62,6 +62,9 @@ const STRIPS: &[Strip] = &[
     },
 ];
 
+/// Times and values without a gap.
+type Run = Vec<(f64, f64)>;
+
 #[must_use]
 pub fn figure(points: &[&Point]) -> Figure {
     let figure = Figure::new("timeline", "The run over time");
@@ -76,7 +79,7 @@ pub fn figure(points: &[&Point]) -> Figure {
         known.iter().flat_map(|(point, line)| STRIPS.iter().filter_map(|strip| chart(strip, point, line)));
     let spans = known.iter().map(|(_, line)| line.span_ns).fold(0.0, f64::max);
     let caption = vec![format!(
-        "Averages over spans of {} at most, idle time included; between the vertical lines rates and latencies are taken.",
+        "Averages over spans of {} at most, idle time included; a line of steps is broken where a span has none; between the vertical lines rates and latencies are taken.",
         Measure::Time.show(spans)
     )];
     Figure {
@@ -90,28 +93,11 @@ pub fn figure(points: &[&Point]) -> Figure {
 
 fn chart(strip: &Strip, point: &Point, line: &Timeline) -> Option<Chart> {
     let end = line.span_ns * line.spans.len() as f64;
-    let values = |quantity: &Quantity| -> Vec<(f64, f64)> {
-        // A span is drawn at its middle.
-        let all = line.at().filter_map(|(at, span)| Some((at + line.span_ns / 2.0, (quantity.value)(span)?)));
-        all.filter(|(_, value)| value.is_finite()).collect()
-    };
-    let seen: Vec<(&Quantity, Vec<(f64, f64)>)> = strip.quantities.iter().map(|q| (q, values(q))).collect();
+    let seen: Vec<(&Quantity, Vec<Run>)> = strip.quantities.iter().map(|q| (q, unbroken(q, line))).collect();
     let least = if strip.measure == Measure::Share { 0.01 } else { 1.0 };
-    let heights = seen.iter().flat_map(|(_, values)| values.iter().map(|v| v.1)).chain([least]);
-    let marks = seen.iter().flat_map(|(quantity, values)| {
-        values.iter().map(|&(at, value)| Mark {
-            class: format!("{} small quiet", quantity.class.split(' ').next().unwrap_or_default()),
-            shape: Shape::Circle,
-            x: at,
-            y: value,
-            spread: None,
-            hover: format!(
-                "{}: {}\n{} into the run",
-                quantity.name,
-                strip.measure.show(value),
-                Measure::Time.show(at)
-            ),
-        })
+    let heights = seen.iter().flat_map(|(_, runs)| runs.iter().flatten().map(|v| v.1)).chain([least]);
+    let marks = seen.iter().flat_map(|(quantity, runs)| {
+        runs.iter().flat_map(|run| run.iter().map(|value| mark(strip, quantity, *value, run.len() == 1)))
     });
     let rule = |x: f64, label: &str| Rule { x, class: "crossing".into(), label: label.into() };
     let first = strip.name == STRIPS[0].name;
@@ -129,10 +115,44 @@ fn chart(strip: &Strip, point: &Point, line: &Timeline) -> Option<Chart> {
         },
         lines: seen
             .into_iter()
-            .map(|(q, points)| Line { class: q.class.into(), points, label: None })
+            .flat_map(|(q, runs)| {
+                runs.into_iter().map(|points| Line { class: q.class.into(), points, label: None })
+            })
             .collect(),
         span: Span::Strip,
     })
+}
+
+/// The values of a quantity at the middles of the spans, apart where spans between them have none: nothing goes on while all is idle.
+fn unbroken(quantity: &Quantity, line: &Timeline) -> Vec<Run> {
+    let mut runs: Vec<Run> = vec![Run::new()];
+    for (at, span) in line.at() {
+        match ((quantity.value)(span).filter(|value| value.is_finite()), runs.last_mut()) {
+            (Some(value), Some(run)) => run.push((at + line.span_ns / 2.0, value)),
+            (None, Some(run)) if !run.is_empty() => runs.push(Run::new()),
+            _ => {}
+        }
+    }
+    runs.retain(|run| !run.is_empty());
+    runs
+}
+
+/// What can be pointed at; seen without that only where no line passes through it.
+fn mark(strip: &Strip, quantity: &Quantity, (at, value): (f64, f64), alone: bool) -> Mark {
+    let colour = quantity.class.split(' ').next().unwrap_or_default();
+    Mark {
+        class: format!("{colour} small{}", if alone { "" } else { " quiet" }),
+        shape: Shape::Circle,
+        x: at,
+        y: value,
+        spread: None,
+        hover: format!(
+            "{}: {}\n{} into the run",
+            quantity.name,
+            strip.measure.show(value),
+            Measure::Time.show(at)
+        ),
+    }
 }
 
 fn key(quantity: &Quantity) -> Key {

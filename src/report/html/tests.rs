@@ -203,3 +203,25 @@ fn numbers_that_make_no_sense_draw_no_nonsense() {
     assert!(!text.contains("NaN") && !text.contains("=\"inf") && !text.contains(",inf"));
     parsed(&report);
 }
+
+#[test]
+fn a_prediction_draws_what_it_has_and_leaves_out_what_it_cannot_have() {
+    let model = crate::model::open_shape("Llama-3.1-8B", None).unwrap();
+    let question = crate::predict::Question {
+        device: crate::roofline::devices::find("h100-sxm").unwrap().clone(),
+        dtypes: vec![Dtype::Bf16, Dtype::Int8],
+        kv_dtype: None,
+        phases: vec![Phase::Prefill, Phase::Decode],
+        batches: vec![1, 8],
+        contexts: vec![512, 4096, 1 << 20],
+    };
+    let report = crate::predict::report(&model, &question, "hbmark predict").unwrap();
+    let page = parsed(&report);
+    assert_eq!(count(&page, ".absent, #ladder, #blocks, #telemetry"), 0);
+    let marks = |plot: &str| count(&page, &format!("#{plot} svg.wide .mark"));
+    // Two dtypes, batches and contexts; a context beyond the model has no time.
+    assert_eq!((marks("roofline"), marks("context"), marks("batch")), (16, 8, 16));
+    assert_eq!(count(&page, "#context svg.wide polyline"), 4, "a line for each dtype and batch");
+    let said = texts(&page, "figcaption").concat();
+    assert!(said.contains("nothing was measured") && !said.contains("intervals"), "{said}");
+}
