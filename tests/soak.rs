@@ -171,7 +171,7 @@ impl Soak {
         .to_vec();
         let wanted: usize =
             [engine, phase, batches, contexts].iter().map(|list| list.split(',').count()).product();
-        let output = self.to_its_end(&arguments, folder.path(), temporary.path(), &RESULTS);
+        let output = self.drive_to_end(&arguments, folder.path(), temporary.path(), &RESULTS);
         let result = std::fs::read(folder.path().join("result.json")).unwrap();
         let result = report(&std::process::Output { stdout: result, ..output });
         let cells = statuses(&result);
@@ -230,7 +230,7 @@ impl Soak {
         .map(str::to_owned)
         .to_vec();
         // Under load the gates may find it invalid, and so end with 1; whole it is all the same.
-        self.to_its_end(
+        self.drive_to_end(
             &arguments,
             folder.path(),
             temporary.path(),
@@ -250,7 +250,7 @@ impl Soak {
     }
 
     /// Starts a benchmark, hits it, and lets it go on (or start again) until its results are all there is.
-    fn to_its_end(
+    fn drive_to_end(
         &mut self,
         arguments: &[String],
         folder: &Path,

@@ -58,7 +58,9 @@ impl Memory {
     #[must_use]
     pub fn journaled(journal: Journal, entries: Vec<Entry>) -> Self {
         let mut memory = Self::default();
-        entries.into_iter().for_each(|entry| memory.take(entry));
+        for entry in entries {
+            memory.take(entry);
+        }
         memory.resumed = memory.answered.len();
         memory.journal = Some(journal);
         memory

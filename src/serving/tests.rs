@@ -192,7 +192,7 @@ fn point(change: impl FnOnce(&mut ServeConfig)) -> Point {
         ..serving_config()
     };
     change(&mut config);
-    report_of(config, &mut Keeper::default()).points.remove(0)
+    report_of(&config, &mut Keeper::default()).points.remove(0)
 }
 
 #[test]
@@ -249,8 +249,7 @@ fn trace(requests: impl Iterator<Item = (f64, usize)>) -> Source {
 #[test]
 fn a_trace_runs_at_the_rate_that_was_asked_for_and_its_means_are_of_the_requests_that_count() {
     // Ever busier, and ever longer.
-    let rows =
-        || (0..2000).map(|i| f64::from(i)).map(|i| (i.sqrt() * 10.0, if i < 500.0 { 100 } else { 300 }));
+    let rows = || (0..2000).map(f64::from).map(|i| (i.sqrt() * 10.0, if i < 500.0 { 100 } else { 300 }));
     for (requests, mean) in [(100, 100.0), (1000, 200.0)] {
         let point = point(|config| {
             config.source = trace(rows());

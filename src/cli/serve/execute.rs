@@ -47,7 +47,7 @@ pub(super) fn execute(args: Args) -> anyhow::Result<Outcome> {
         return simulate(&args);
     }
     let ready = match args.resume.clone() {
-        Some(folder) => resume(args, &folder)?,
+        Some(folder) => resume(&args, &folder)?,
         None => start(args)?,
     };
     let Ready { args, config, model, job, mut memory } = ready;
@@ -137,7 +137,7 @@ fn start(args: Args) -> anyhow::Result<Ready> {
 }
 
 /// A benchmark from where it ended.
-fn resume(given: Args, folder: &Path) -> anyhow::Result<Ready> {
+fn resume(given: &Args, folder: &Path) -> anyhow::Result<Ready> {
     let Found { journal, header: Header { command, plan: was, .. }, entries, notice } =
         Journal::reopen::<ServePlan, _>(folder)?;
     if let Some(notice) = notice {

@@ -24,7 +24,7 @@ pub(crate) fn report(mode: Mode, rate: f64) -> ServeReport {
 
 /// The same with somebody who is told, and may know.
 pub(crate) fn report_told(mode: Mode, rate: f64, observer: &mut dyn ServeObserver) -> ServeReport {
-    report_of(ServeConfig { mode, offered: Offered::Rate(rate), ..config() }, observer)
+    report_of(&ServeConfig { mode, offered: Offered::Rate(rate), ..config() }, observer)
 }
 
 /// A point of retrieval-augmented traffic on a virtual clock.
@@ -59,9 +59,9 @@ pub(crate) fn config() -> ServeConfig {
     }
 }
 
-pub(crate) fn report_of(config: ServeConfig, observer: &mut dyn ServeObserver) -> ServeReport {
+pub(crate) fn report_of(config: &ServeConfig, observer: &mut dyn ServeObserver) -> ServeReport {
     let model = crate::model::open("Llama-3.1-8B", None, 7).unwrap();
-    let mut report = serve(&config, &model, "hbmark serve --virtual", observer).unwrap();
+    let mut report = serve(config, &model, "hbmark serve --virtual", observer).unwrap();
     report.environment = Environment::default();
     report
 }
