@@ -481,7 +481,7 @@ fn a_serving_result_with_numbers_that_no_run_has_is_not_believed() {
 fn a_pool_of_more_blocks_than_any_device_has_takes_memory_for_those_in_use_alone() {
     use hbmark::serve::block_pool::{BlockPool, Chain};
     let _alone = alone();
-    let (_, peak) = peak_of(|| {
+    let ((), peak) = peak_of(|| {
         let mut pool = BlockPool::new(1 << 28, 16, true);
         for token in 0..1_000 {
             let block = pool.take().unwrap();
