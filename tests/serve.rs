@@ -175,7 +175,7 @@ fn virtual_json(arguments: &[&str]) -> serde_json::Value {
 #[test]
 fn bad_input_is_refused_before_anything_runs() {
     refused(&["--slo", "ttft=1s"], "has no percentile such as _p95");
-    refused(&["--rate", "0"], "is not a rate above 0");
+    refused(&["--rate", "0"], "is not a rate above 1e-6");
     refused(&["--rate", "fast"], "`fast` is not a number or `inf`");
     refused(&["--arrivals", "uniform"], "wanted poisson, gamma:CV");
     refused(&["--arrivals", "closed"], "needs --concurrency");
