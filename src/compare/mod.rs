@@ -87,7 +87,7 @@ pub struct Compared {
 ///
 /// # Errors
 /// When a side gives no result in its first launch, or results are not those of the plan. A launch that fails later is a lost round.
-/// When it is stopped before [`LEAST_ROUNDS`].
+/// When it is stopped before a second round.
 pub fn live(
     plan: &Plan,
     runner: &mut dyn Runner,
