@@ -8,13 +8,9 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 use runs::{
-    RESULTS, cells, clean, essence, hanging, hbmark, journal_lines, names, program, report, run, signal,
-    statuses, stderr,
+    RESULTS, cells, clean, essence, hanging, hbmark, journal_lines, names, program, refused, report, run,
+    signal, statuses, stderr, text,
 };
-
-fn text(path: &Path) -> &str {
-    path.to_str().unwrap()
-}
 
 /// A folder with a run that was killed with its worker.
 fn killed() -> tempfile::TempDir {
@@ -29,15 +25,6 @@ fn resume(folder: &Path) -> Command {
     let mut command = hbmark();
     command.args(["run", "--format", "json", "--resume", text(folder)]);
     command
-}
-
-fn refused(output: &Output, parts: &[&str]) {
-    let said = stderr(output);
-    assert_eq!(output.status.code(), Some(2), "{said}");
-    assert!(output.stdout.is_empty());
-    for part in parts {
-        assert!(said.contains(part), "`{part}` is not in: {said}");
-    }
 }
 
 #[test]

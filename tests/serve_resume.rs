@@ -8,14 +8,10 @@ use std::io::{BufReader, Read};
 use std::path::Path;
 use std::process::{Child, ChildStderr, Command, Output};
 
-use runs::{hbmark, hung, names, report, runs as is_alive, signal, stderr, until};
+use runs::{hbmark, hung, names, refused, report, runs as is_alive, signal, stderr, text, until};
 use serde_json::Value;
 
 const RESULTS: [&str; 4] = ["report.html", "serve.csv", "serve.json", "serve.md"];
-
-fn text(path: &Path) -> &str {
-    path.to_str().unwrap()
-}
 
 /// A sweep of three rates on a tiny model, as JSON on stdout.
 fn sweep(more: &[&str]) -> Command {
@@ -70,15 +66,6 @@ fn killed() -> tempfile::TempDir {
 
 fn resume(folder: &Path, more: &[&str]) -> Output {
     hbmark().args(["serve", "--format", "json", "--resume", text(folder)]).args(more).output().unwrap()
-}
-
-fn refused(output: &Output, parts: &[&str]) {
-    let said = stderr(output);
-    assert_eq!(output.status.code(), Some(2), "{said}");
-    assert!(output.stdout.is_empty());
-    for part in parts {
-        assert!(said.contains(part), "`{part}` is not in: {said}");
-    }
 }
 
 /// What does not depend on time.

@@ -30,7 +30,7 @@ use std::path::{Path, PathBuf};
 
 use clap::{Parser, Subcommand};
 
-use crate::journal::Claim;
+use crate::journal::{Claim, Journal};
 use crate::report::Format;
 use crate::units::Bytes;
 
@@ -233,6 +233,16 @@ fn conclude(
     let Some(path) = saved.transpose()? else { return Ok(printed) };
     say(&format!("saved {}", path.display()));
     Ok(printed.map_err(|error| error.context(format!("saved {}, but not printed", path.display()))))
+}
+
+/// Ends without a result: a journal that nobody could go on with goes, and a signal is no error of the input.
+fn give_up(journal: Option<Journal>, signal: Option<i32>, error: anyhow::Error) -> anyhow::Result<Outcome> {
+    if let Some(journal) = journal.filter(|journal| !journal.is_worth_keeping()) {
+        journal.finish()?;
+    }
+    let Some(signal) = signal else { return Err(error) };
+    say(&error.to_string());
+    Ok(Outcome::Stopped(signal))
 }
 
 /// Whether stdout may carry colour: a terminal, and `NO_COLOR` unset.

@@ -10,7 +10,7 @@ use clap::parser::ValueSource;
 
 use super::axes::{DeviceArgs, ModelArgs, parse_dtypes};
 use super::progress::Progress;
-use super::{Outcome, conclude, prepare_folder, print, save, say, stdout_color};
+use super::{Outcome, conclude, give_up, prepare_folder, print, save, say, stdout_color};
 use crate::config::{self, Depth, RunConfig};
 use crate::engine::DeviceOptions;
 use crate::journal::run::{Journaled, RunPlan, Step};
@@ -257,12 +257,8 @@ fn finish<R: Rig>(args: &Args, ready: Ready, mut rig: R) -> anyhow::Result<Outco
     let Finished { report, stopped } = match finished {
         Ok(finished) => finished,
         Err(error) => {
-            if let Some(journal) = journal.filter(|journal| !journal.is_worth_keeping()) {
-                journal.finish()?;
-            }
-            let RunError::Interrupted { signal } = error else { return Err(error.into()) };
-            say(&error.to_string());
-            return Ok(Outcome::Stopped(signal));
+            let signal = if let RunError::Interrupted { signal } = error { Some(signal) } else { None };
+            return give_up(journal, signal, error.into());
         }
     };
     let saved = config.out.as_ref().map(|folder| save(&report, folder));

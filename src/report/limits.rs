@@ -33,15 +33,18 @@ const MAX_COUNT: usize = 1 << 53;
 /// Checks everything that later arithmetic takes for granted.
 pub(super) fn check(report: &Report) -> Result<(), ReportError> {
     model(&report.model)?;
-    for (what, count, most) in [
+    no_more_than(&[
         ("the number of cells", report.cells.len(), MAX_CELLS),
         ("the number of warnings", report.warnings.len(), MAX_ROWS),
         ("the number of cold rows", report.cold.len(), MAX_ROWS),
         ("the number of crossovers", report.crossovers.len(), MAX_ROWS),
-    ] {
-        within(what, count, &(0..=most))?;
-    }
+    ])?;
     report.cells.iter().try_for_each(cell)
+}
+
+/// Holds counts, each with its name, against the most that there may be.
+fn no_more_than(counts: &[(&str, usize, usize)]) -> Result<(), ReportError> {
+    counts.iter().try_for_each(|(what, count, most)| within(what, *count, &(0..=*most)))
 }
 
 fn model(model: &ModelSummary) -> Result<(), ReportError> {
@@ -55,13 +58,11 @@ fn model(model: &ModelSummary) -> Result<(), ReportError> {
 /// The same of a serving result.
 pub(super) fn check_serving(report: &ServeReport) -> Result<(), ReportError> {
     model(&report.model)?;
-    for (what, count, most) in [
+    no_more_than(&[
         ("the number of points", report.points.len(), MAX_POINTS),
         ("the number of warnings", report.warnings.len(), MAX_ROWS),
         ("the number of rows of the matrix", report.matrix.len(), MAX_ROWS),
-    ] {
-        within(what, count, &(0..=most))?;
-    }
+    ])?;
     report.points.iter().try_for_each(point)
 }
 

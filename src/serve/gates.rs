@@ -30,13 +30,19 @@ pub const ENOUGH: usize = 100;
 const RATE_TOLERANCE: f64 = 0.02;
 
 impl ServeResult {
+    /// A check of the run; one that fails makes the point INVALID.
+    fn gate(&mut self, name: &str, passed: Option<bool>, detail: String) {
+        if passed == Some(false) {
+            self.validity = Validity::Invalid;
+            self.reasons.push(detail.clone());
+        }
+        self.gates.push(Gate { name: name.into(), passed, detail });
+    }
+
     /// Takes in what the engine computed last; what is no number is no output, however fast it came.
     pub fn holds_outputs(&mut self, are_numbers: bool) {
         if !are_numbers {
-            let detail = "outputs are wrong: logits are not finite numbers".to_owned();
-            self.validity = Validity::Invalid;
-            self.reasons.push(detail.clone());
-            self.gates.push(Gate { name: OUTPUTS.into(), passed: Some(false), detail });
+            self.gate(OUTPUTS, Some(false), "outputs are wrong: logits are not finite numbers".to_owned());
         }
     }
 }
@@ -78,13 +84,6 @@ pub(super) fn gates(
     records: &[Record],
     window: &Window,
 ) {
-    let mut gate = |name: &str, passed: Option<bool>, detail: String| {
-        if passed == Some(false) {
-            result.validity = Validity::Invalid;
-            result.reasons.push(detail.clone());
-        }
-        result.gates.push(Gate { name: name.into(), passed, detail });
-    };
     let ms = |ns: f64| format!("{:.3} ms", ns / 1e6);
     // The largest lag stands for p99 where there are too few requests for one.
     let mut lags: Vec<f64> = records.iter().filter(|r| r.enqueued.is_some()).map(|r| r.lag.0).collect();
@@ -95,7 +94,7 @@ pub(super) fn gates(
     let middle = Some(percentile(&waits, 0.5)).filter(|wait| wait.is_finite()).unwrap_or(0.0);
     let allowed = LAG_FLOOR_NS.max(LAG_SHARE * middle);
     let lag = percentile(&lags, 0.99);
-    gate(
+    result.gate(
         INJECTION_LAG,
         (!lags.is_empty()).then_some(lag <= allowed),
         format!(
@@ -114,7 +113,7 @@ pub(super) fn gates(
         } else {
             String::new()
         };
-        gate(
+        result.gate(
             "realised rate",
             (due >= ENOUGH).then_some((share - 1.0).abs() <= RATE_TOLERANCE),
             format!("{queued} of {due} planned requests were sent, at {offered:.3} per second{planned}"),
@@ -131,7 +130,7 @@ pub(super) fn gates(
         let enough = all_served && records.len() >= 10 * ENOUGH;
         // The ends of a window cut stays in two; a window must be much longer than one for the law to hold in it.
         let long = (window.to - window.from) > 20.0 * mean(&stays);
-        gate(
+        result.gate(
             "Little's law",
             (enough && long && product > 0.0).then_some((seen / product - 1.0).abs() <= LITTLE_TOLERANCE),
             if stays.is_empty() {
@@ -146,7 +145,11 @@ pub(super) fn gates(
     // Books are said only where they do not balance.
     let lost = |s: &StepLog| s.load.used_blocks.saturating_sub(s.load.held_blocks);
     if let Some(most) = run.steps.iter().map(lost).max().filter(|lost| *lost > 0) {
-        gate(KV_BOOKS, Some(false), format!("{most} KV blocks are in use that no running request holds"));
+        result.gate(
+            KV_BOOKS,
+            Some(false),
+            format!("{most} KV blocks are in use that no running request holds"),
+        );
     }
     let planned = traffic.plan[traffic.measured.clone()].iter();
     let short = records
@@ -157,10 +160,10 @@ pub(super) fn gates(
     if traffic.stop_tokens.is_empty() && short > 0 {
         let detail =
             format!("{short} of {} requests made another number of tokens than was forced", records.len());
-        gate("token count", Some(false), detail);
+        result.gate("token count", Some(false), detail);
     }
     if let Some(failure) = &run.failure {
-        gate("engine", Some(false), format!("the engine failed: {failure}"));
+        result.gate("engine", Some(false), format!("the engine failed: {failure}"));
     }
 }
 

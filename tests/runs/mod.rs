@@ -60,6 +60,21 @@ pub fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
+/// A path as an argument.
+pub fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+/// Holds an output against bad input: exit code 2, nothing on stdout, and these words.
+pub fn refused(output: &Output, parts: &[&str]) {
+    let said = stderr(output);
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(output.stdout.is_empty());
+    for part in parts {
+        assert!(said.contains(part), "`{part}` is not in: {said}");
+    }
+}
+
 /// Status and reason of every cell, by its name.
 pub fn statuses(report: &Value) -> Vec<(String, String, String)> {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();

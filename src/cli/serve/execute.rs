@@ -13,7 +13,7 @@ use super::live::Live;
 use super::{Args, one_engine};
 use crate::cli::axes::parse_dtypes;
 use crate::cli::run::command_line;
-use crate::cli::{Cli, Command, Outcome, claim_folder, prepare_folder, print, say};
+use crate::cli::{Cli, Command, Outcome, claim_folder, give_up, prepare_folder, print, say};
 use crate::engine;
 use crate::insight::explain_serving;
 use crate::journal::{self, Found, Header, Journal};
@@ -68,12 +68,8 @@ pub(super) fn execute(args: Args) -> anyhow::Result<Outcome> {
     let Finished { report, lost, ending } = match finished {
         Ok(finished) => finished,
         Err(error) => {
-            if let Some(journal) = journal.filter(|journal| !journal.is_worth_keeping()) {
-                journal.finish()?;
-            }
-            let ServeError::Interrupted { signal } = error else { return Err(error.into()) };
-            say(&error.to_string());
-            return Ok(Outcome::Stopped(signal));
+            let signal = if let ServeError::Interrupted { signal } = error { Some(signal) } else { None };
+            return give_up(journal, signal, error.into());
         }
     };
     let printed = conclude(&report, &args)?;
