@@ -11,7 +11,7 @@
 use std::time::Duration;
 
 use criterion::{BenchmarkId, Criterion, Throughput};
-use hbmark::config::parse_axis;
+
 use hbmark::engine::native::cpu::CpuOperations;
 use hbmark::engine::native::operations::{
     Arrangement, AttentionShape, AttentionWeights, Embedding, Operation, Operations, Part, PoolShape,
@@ -20,7 +20,9 @@ use hbmark::engine::native::rope::RopeTable;
 use hbmark::engine::native::rows::Rows;
 use hbmark::engine::native::{DEFAULT_BLOCK_SIZE, kv_dtype, noise};
 use hbmark::measure::probe::last_cache;
-use hbmark::model::{self, Architecture, Dtype, Packing, StoredMatrix};
+use hbmark::run::config::parse_axis;
+use hbmark::weights::{self, Packing, StoredMatrix};
+use hbmark_core::model::{Architecture, Dtype};
 
 /// All copies together are at least this many times the last cache.
 const CACHE_FACTOR: u64 = 3;

@@ -1,7 +1,9 @@
 //! What the scheduler itself costs per step, with no engine below it: 256 sequences that decode, and prefills mixed in.
 
 use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
-use hbmark::serve::scheduler::{Policy, Scheduler, SchedulerConfig, Submission};
+
+use hbmark_core::result::serving::{Policy, SchedulerConfig};
+use hbmark_traffic::scheduler::{Scheduler, Submission};
 
 fn config() -> SchedulerConfig {
     SchedulerConfig {

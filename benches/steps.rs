@@ -14,9 +14,11 @@ use std::time::Duration;
 
 use criterion::measurement::{Measurement, ValueFormatter};
 use criterion::{BenchmarkId, Criterion, SamplingMode, Throughput};
-use hbmark::bench::{Bench, SAMPLES};
-use hbmark::report::{Format, Phase, render};
-use hbmark::units::Nanos;
+
+use hbmark::run::bench::{Bench, SAMPLES};
+use hbmark_core::result::Phase;
+use hbmark_core::units::Nanos;
+use hbmark_report::output::{Format, render};
 
 /// Device time in nanoseconds, taken from the session's timeline by `iter_custom`.
 struct DeviceTime;
@@ -87,7 +89,7 @@ impl ValueFormatter for Formatter {
 
 fn main() -> std::process::ExitCode {
     // criterion runs in one process, and what it measures in another.
-    if hbmark::rig::is_worker() {
+    if hbmark::worker::child::is_asked() {
         return hbmark::cli::work();
     }
     let mut criterion = Criterion::default()

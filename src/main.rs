@@ -3,13 +3,13 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    if hbmark::rig::is_worker() {
+    if hbmark::worker::child::is_asked() {
         return hbmark::cli::work();
     }
-    if !hbmark::rig::end_with_launcher() {
+    if !hbmark::worker::child::end_with_launcher() {
         hbmark::cli::say(&format!(
             "error: the process that launched this one is gone; unset {} to start it by hand",
-            hbmark::rig::LAUNCHED_BY
+            hbmark::worker::child::LAUNCHED_BY
         ));
         return ExitCode::from(2);
     }

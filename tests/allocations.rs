@@ -7,7 +7,8 @@
 mod counting;
 
 use hbmark::engine::{self, DeviceChoice, DeviceOptions, SequenceId, StepBatch};
-use hbmark::model::{self, Adapter, Dtype, Target};
+use hbmark::weights::{self, Adapter};
+use hbmark_core::model::{Dtype, Target};
 
 /// Threads of this process.
 fn threads() -> usize {

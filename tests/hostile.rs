@@ -21,14 +21,17 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use doors::{ALLOWANCE, Door, door, fixture, harmless, harmless_csv};
-use hbmark::insight::import;
-use hbmark::model::tokenizer::Tokenizer;
-use hbmark::model::{self, Dtype};
-use hbmark::report::{self, Format, TextFormat, findings, json, serving};
-use hbmark::serve::trace;
-use hbmark::serve::workload::Workload;
 use meter::{Metered, peak_of};
 use mutate::{Random, mutate};
+
+use hbmark::weights;
+use hbmark::weights::tokenizer::Tokenizer;
+use hbmark_core::model::Dtype;
+use hbmark_core::result::saved;
+use hbmark_report::analysis::import;
+use hbmark_report::output::{self, Format, TextFormat, findings, serving};
+use hbmark_traffic::trace;
+use hbmark_traffic::workload::Workload;
 
 #[global_allocator]
 static ALLOCATOR: Metered = Metered;
@@ -388,8 +391,8 @@ fn a_hostile_name_is_harmless_where_a_file_or_a_model_is_named() {
     }
     // Named by its folder, it stands in the report's head, in its source and in its command.
     let opened = opened(&model).unwrap();
-    let gpu = hbmark::roofline::devices::find("l4").unwrap().clone();
-    let question = hbmark::predict::Question {
+    let gpu = hbmark_core::ledger::devices::find("l4").unwrap().clone();
+    let question = hbmark::run::predict::Question {
         device: gpu,
         dtypes: vec![Dtype::Bf16],
         kv_dtype: None,
@@ -398,7 +401,7 @@ fn a_hostile_name_is_harmless_where_a_file_or_a_model_is_named() {
         contexts: vec![128],
     };
     let result =
-        hbmark::predict::report(&opened, &question, &format!("hbmark predict --model {name}")).unwrap();
+        hbmark::run::predict::report(&opened, &question, &format!("hbmark predict --model {name}")).unwrap();
     for format in [Format::Table, Format::Csv, Format::Md, Format::Html] {
         let text = report::render(&result, format, false).unwrap();
         harmless(&text);
@@ -420,7 +423,7 @@ fn an_edited_number_is_recomputed_from_the_raw_samples() {
     let text = String::from_utf8(seed.bytes).unwrap();
     let judged = |text: &str| {
         let mut report = json::parse(text).unwrap();
-        hbmark::judge::recompute(&mut report);
+        hbmark_report::analysis::judge::recompute(&mut report);
         report
     };
     let honest = judged(&text);
@@ -448,7 +451,7 @@ fn findings_of_a_mixture_of_many_experts_are_said_without_listing_its_tensors_fo
     report.cells = vec![cell; 2_000];
     let watch = watched("findings");
     watch.send("two thousand cells".to_owned()).unwrap();
-    let found = hbmark::insight::explain(&report);
+    let found = hbmark_report::analysis::explain(&report);
     harmless(&findings::render(&found, TextFormat::Table).unwrap());
 }
 
@@ -479,7 +482,7 @@ fn a_serving_result_with_numbers_that_no_run_has_is_not_believed() {
 
 #[test]
 fn a_pool_of_more_blocks_than_any_device_has_takes_memory_for_those_in_use_alone() {
-    use hbmark::serve::block_pool::{BlockPool, Chain};
+    use hbmark_traffic::block_pool::{BlockPool, Chain};
     let _alone = alone();
     let ((), peak) = peak_of(|| {
         let mut pool = BlockPool::new(1 << 28, 16, true);

@@ -6,8 +6,10 @@ mod runs;
 
 use std::io::Read;
 
-use runs::{cells, children, essence, hanging, hbmark, journal_lines, names, report, run, runs as is_alive};
-use runs::{signal, start, statuses, stderr, until};
+use runs::{
+    cells, children, essence, hanging, hbmark, journal_lines, names, report, run, runs as is_alive, signal,
+    start, statuses, stderr, until,
+};
 
 const VICTIM: &str = "decode/stock/f32/b2/c4";
 

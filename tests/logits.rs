@@ -7,13 +7,15 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use candle_core::{Device, Tensor};
+use serde::Deserialize;
+
 use hbmark::engine::stock::StockSession;
 use hbmark::engine::{
     self, Backend, DeviceChoice, DeviceOptions, EngineError, SequenceId, Session, StepBatch,
 };
 use hbmark::measure::quality::relative_error;
-use hbmark::model::{self, Dtype, StoredTensor};
-use serde::Deserialize;
+use hbmark::weights::{self, StoredTensor};
+use hbmark_core::model::Dtype;
 
 /// f32 against f32: only the order of sums differs.
 const F32_TOLERANCE: f64 = 1e-4;

@@ -4,11 +4,13 @@
 
 use std::path::{Path, PathBuf};
 
+use serde::Deserialize;
+
 use hbmark::engine::{self, DeviceChoice, DeviceOptions, SequenceId, SequenceStep, Session, StepBatch};
 use hbmark::measure::quality::relative_error;
-use hbmark::model::{self, Dtype};
-use hbmark::roofline::{Ledger, StepShape};
-use serde::Deserialize;
+use hbmark::weights;
+use hbmark_core::ledger::{Ledger, StepShape};
+use hbmark_core::model::Dtype;
 
 /// f32 against f32: only the order of sums differs.
 const F32_TOLERANCE: f64 = 1e-4;
@@ -30,7 +32,7 @@ fn fixtures() -> PathBuf {
 }
 
 fn open(path: &Path, dtype: Dtype) -> Box<dyn Session> {
-    let model = model::open(path.to_str().unwrap(), None, 0).unwrap();
+    let model = hbmark::weights::open(path.to_str().unwrap(), None, 0).unwrap();
     engine::open("native", &model, dtype, DeviceChoice::Cpu, DeviceOptions::default(), &mut |_, _| {})
         .unwrap()
 }
@@ -134,7 +136,8 @@ fn a_ragged_step_equals_its_sequences_one_by_one() {
 
 #[test]
 fn results_do_not_depend_on_the_number_of_threads() {
-    let model = model::open(fixtures().join("llama-llama3-rope").to_str().unwrap(), None, 0).unwrap();
+    let model =
+        hbmark::weights::open(fixtures().join("llama-llama3-rope").to_str().unwrap(), None, 0).unwrap();
     let tokens: Vec<u32> = (0..40).map(|i| (i * 5 + 1) % 180).collect();
     let with = |threads| {
         let options = DeviceOptions { threads: Some(threads), ..DeviceOptions::default() };
@@ -177,7 +180,7 @@ fn a_decode_over_shared_blocks_equals_one_over_its_own() {
 #[test]
 fn every_byte_of_a_decode_is_counted_and_the_sum_is_near_the_ideal() {
     for dtype in [Dtype::F32, Dtype::F16, Dtype::Bf16, Dtype::Int8, Dtype::Q8_0, Dtype::Q4_0, Dtype::Int4] {
-        let model = model::open("SmolLM2-135M", None, 1).unwrap();
+        let model = hbmark::weights::open("SmolLM2-135M", None, 1).unwrap();
         let mut session = engine::open(
             "native",
             &model,

@@ -4,7 +4,8 @@
 
 mod counting;
 
-use hbmark::serve::scheduler::{Policy, Scheduler, SchedulerConfig, Submission};
+use hbmark_core::result::serving::{Policy, SchedulerConfig};
+use hbmark_traffic::scheduler::{Scheduler, Submission};
 
 #[test]
 fn a_steady_step_of_256_sequences_allocates_nothing() {

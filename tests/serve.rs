@@ -5,21 +5,23 @@
 use std::path::{Path, PathBuf};
 
 use assert_cmd::Command;
-use hbmark::engine::{self, DeviceChoice, DeviceOptions, SequenceId, Session, StepBatch};
-use hbmark::model::adapter::MAX_RANK;
-use hbmark::model::tokenizer::Tokenizer;
-use hbmark::model::{self, Adapter, Dtype, OpenModel, Target};
-use hbmark::serve::clock::HostClock;
-use hbmark::serve::execute::SessionExecutor;
-use hbmark::serve::run::{Fate, Loop, Run, Traffic, run};
-use hbmark::serve::sampler::{Sampler, Sampling};
-use hbmark::serve::scheduler::{Policy, SchedulerConfig};
-use hbmark::serve::structured::{Constraints, Masks};
-use hbmark::serve::text::Text;
-use hbmark::serve::workload::{Planned, Stretch};
-use hbmark::units::Nanos;
 use predicates::prelude::PredicateBooleanExt;
 use predicates::str::contains;
+
+use hbmark::engine::{self, DeviceChoice, DeviceOptions, SequenceId, Session, StepBatch};
+use hbmark::serve::clock::HostClock;
+use hbmark::serve::execute::SessionExecutor;
+use hbmark::serve::structured::{Constraints, Masks};
+use hbmark::serve::text::Text;
+use hbmark::weights::adapter::MAX_RANK;
+use hbmark::weights::tokenizer::Tokenizer;
+use hbmark::weights::{self, Adapter, OpenModel};
+use hbmark_core::model::{Dtype, Target};
+use hbmark_core::result::serving::{Policy, SchedulerConfig};
+use hbmark_core::units::Nanos;
+use hbmark_traffic::run::{Fate, Loop, Run, Traffic, run};
+use hbmark_traffic::sampler::{Sampler, Sampling};
+use hbmark_traffic::workload::{Planned, Stretch};
 
 fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
@@ -165,7 +167,7 @@ fn virtual_json(arguments: &[&str]) -> serde_json::Value {
     let all: Vec<&str> = H100.iter().chain(arguments).copied().chain(["--format", "json"]).collect();
     let output = hbmark(&all).assert().code(0);
     let found: serde_json::Value = serde_json::from_slice(&output.get_output().stdout).unwrap();
-    let schema = hbmark::report::serving::schema();
+    let schema = hbmark_core::result::serving::schema();
     let problems: Vec<String> =
         jsonschema::validator_for(&schema).unwrap().iter_errors(&found).map(|e| e.to_string()).collect();
     assert!(problems.is_empty(), "{problems:?}");

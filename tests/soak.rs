@@ -12,26 +12,25 @@ use std::process::Command;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use hbmark::config::{Depth, RunConfig};
-use hbmark::engine::{DeviceChoice, DeviceOptions};
-
-use hbmark::model::{self, Dtype, OpenModel};
-use hbmark::report::{KvFill, Phase};
-use hbmark::rig::Local;
-use hbmark::serve::arrivals::Arrivals;
-use hbmark::serve::point::{Offered, Source};
-use hbmark::serve::run::Progress;
-use hbmark::serve::sampler::Sampling;
-use hbmark::serve::scheduler::Policy;
-use hbmark::serve::slo::Slo;
-use hbmark::serve::workload::Workload;
-use hbmark::serving::{self, Knobs, Mode, ServeConfig, ServeObserver};
-use hbmark::{Silent, benchmark, stats};
 use rand::rngs::SmallRng;
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
-
 use runs::{RESULTS, children, clean, names, program, report, runs as is_alive, start, statuses, stderr};
+
+use hbmark::engine::{DeviceChoice, DeviceOptions};
+use hbmark::measure::protocol::Depth;
+use hbmark::run::config::RunConfig;
+use hbmark::run::{Local, Silent, benchmark};
+use hbmark::serve::{self, Knobs, Mode, ServeConfig, ServeObserver};
+use hbmark::weights::{self, OpenModel};
+use hbmark_core::model::Dtype;
+use hbmark_core::result::serving::{Arrivals, Offered, Policy, Slo};
+use hbmark_core::result::{KvFill, Phase};
+use hbmark_core::stats;
+use hbmark_traffic::point::Source;
+use hbmark_traffic::run::Progress;
+use hbmark_traffic::sampler::Sampling;
+use hbmark_traffic::workload::Workload;
 
 /// By which processes of a turn are known, wherever they went.
 const MARK: &str = "SOAK_TURN";

@@ -6,14 +6,19 @@
 
 use std::path::{Path, PathBuf};
 
-use hbmark::insight::{self, import};
-use hbmark::model::tokenizer::Tokenizer;
-use hbmark::model::{self, Dtype, OpenModel};
-use hbmark::report::{self, Format, Phase, TextFormat, capacity, findings, foreign, record, serving};
-use hbmark::roofline::devices;
-use hbmark::serve::arrivals::Arrivals;
-use hbmark::serve::trace;
-use hbmark::serve::workload::{Workload, plan_trace};
+use hbmark::weights;
+use hbmark::weights::OpenModel;
+use hbmark::weights::tokenizer::Tokenizer;
+use hbmark_core::ledger::devices;
+use hbmark_core::model::Dtype;
+use hbmark_core::result::Phase;
+use hbmark_core::result::serving::Arrivals;
+use hbmark_report::analysis;
+use hbmark_report::analysis::import;
+use hbmark_report::output;
+use hbmark_report::output::{Format, TextFormat, capacity, findings, foreign, record, serving};
+use hbmark_traffic::trace;
+use hbmark_traffic::workload::{Workload, plan_trace};
 
 /// One reader of foreign bytes.
 #[derive(Debug, Clone, Copy)]
@@ -213,7 +218,7 @@ fn config(bytes: &[u8], _: &Path) -> bool {
 /// The smallest and the largest step that can be asked for.
 fn corners(model: &OpenModel) {
     let Ok(device) = devices::find("h100-sxm") else { return };
-    let question = hbmark::predict::Question {
+    let question = hbmark::run::predict::Question {
         device: device.clone(),
         dtypes: vec![Dtype::Fp8, Dtype::Int4],
         kv_dtype: Some(Dtype::F32),
@@ -221,7 +226,8 @@ fn corners(model: &OpenModel) {
         batches: vec![1, 1 << 27],
         contexts: vec![1, 1 << 27],
     };
-    let report = hbmark::predict::report(model, &question, "hbmark predict").expect("formats of every model");
+    let report =
+        hbmark::run::predict::report(model, &question, "hbmark predict").expect("formats of every model");
     assert_eq!(report.cells.len(), 16);
 }
 
@@ -371,7 +377,7 @@ fn result(bytes: &[u8], _: &Path) -> bool {
         Ok(report) => report,
         Err(error) => return refused(error),
     };
-    hbmark::judge::recompute(&mut report);
+    hbmark_report::analysis::judge::recompute(&mut report);
     for format in TEXT_FORMATS {
         let whole = match format {
             TextFormat::Table => Format::Table,

@@ -2,10 +2,10 @@
 
 use clap::Args;
 
-use crate::config;
 use crate::engine::DeviceChoice;
 use crate::engine::device::UnknownDevice;
-use crate::model::Dtype;
+use crate::run::config;
+use hbmark_core::model::Dtype;
 
 /// Which model, on which device.
 #[derive(Debug, Clone, Args)]

@@ -6,10 +6,9 @@ use anyhow::{Context, ensure};
 use clap::Args as ClapArgs;
 
 use super::{Outcome, print};
-use crate::insight::capacity::{self, Prices, Question};
-use crate::report::serving::{self, ServeReport};
-use crate::report::{TextFormat, capacity as shown};
-use crate::serve::slo::Slo;
+use hbmark_core::result::serving::{ServeReport, Slo};
+use hbmark_report::analysis::capacity::{self, Prices, Question};
+use hbmark_report::output::{TextFormat, capacity as shown};
 
 #[derive(Debug, ClapArgs)]
 #[command(
@@ -115,7 +114,7 @@ impl PriceArgs {
 
 /// The serving result in a file.
 pub fn serving_result(file: &Path) -> anyhow::Result<ServeReport> {
-    serving::read(file)?.with_context(|| {
+    hbmark_core::result::serving::read(file)?.with_context(|| {
         format!(
             "{} is no result of `hbmark serve`, and only traffic shows what an instance carries",
             file.display()

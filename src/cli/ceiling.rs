@@ -5,11 +5,12 @@ use serde::Serialize;
 
 use super::axes::DeviceArgs;
 use super::{Outcome, print, print_json};
-use crate::config::Depth;
+use crate::machine::environment;
 use crate::measure::ceilings;
-use crate::measure::environment::Environment;
-use crate::roofline::{Ceilings, DeviceSpec, Spread, devices};
-use crate::units::{BytesPerSecond, FlopsPerSecond, Nanos};
+use crate::measure::protocol::Depth;
+use hbmark_core::ledger::devices;
+use hbmark_core::result::{Ceilings, DeviceSpec, Environment, Spread};
+use hbmark_core::units::{BytesPerSecond, FlopsPerSecond, Nanos};
 
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "Example:\n  hbmark ceiling --format json")]
@@ -35,10 +36,10 @@ struct Output {
 
 pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
     let threads = args.device.threads.map(|t| t as usize);
-    crate::threads::limit(threads);
+    crate::engine::threads::limit(threads);
     let device = args.device.choice()?;
     let depth = if args.quick { Depth::Quick } else { Depth::Full };
-    let environment = Environment::collect(device.gpu());
+    let environment = environment::collect(device.gpu());
     let Some(ceilings) = ceilings::measure(device, depth, threads)? else {
         anyhow::bail!("{device} has no probe in this build");
     };
@@ -120,12 +121,12 @@ fn table(output: &Output) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::hand_made;
-    use crate::roofline::GpuCeilings;
+    use hbmark_core::result::GpuCeilings;
+    use hbmark_report::samples;
 
     #[test]
     fn a_gpu_has_its_own_rows_and_a_cpu_has_not() {
-        let report = hand_made::report();
+        let report = samples::report();
         let spread = |median: f64| Spread { median, low: median * 0.9, high: median * 1.1 };
         let mut output = Output {
             device: "cuda:0".into(),

@@ -5,8 +5,9 @@ use std::path::{Path, PathBuf};
 use clap::Args as ClapArgs;
 
 use super::{Outcome, print};
-use crate::insight::{self, Checklist, import};
-use crate::report::{ReportError, TextFormat, findings, json};
+use hbmark_core::result::{ReportError, saved};
+use hbmark_report::analysis::{Checklist, import};
+use hbmark_report::output::{TextFormat, findings};
 
 #[derive(Debug, ClapArgs)]
 #[command(
@@ -32,14 +33,14 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
 
 /// A file of our own if it says so, a foreign one otherwise.
 fn of_file(file: &Path) -> anyhow::Result<Vec<Checklist>> {
-    match json::read(file) {
+    match saved::read(file) {
         Ok(mut report) => {
-            crate::judge::recompute(&mut report);
-            Ok(vec![insight::of_report(&report)])
+            hbmark_report::analysis::judge::recompute(&mut report);
+            Ok(vec![hbmark_report::analysis::of_report(&report)])
         }
         // No schema version of ours, or no JSON at all: another program's, or nobody's.
         Err(ReportError::NotOurs { .. } | ReportError::Malformed { .. } | ReportError::Json(_)) => {
-            Ok(import::read(file)?.iter().map(insight::of_foreign).collect())
+            Ok(import::read(file)?.iter().map(hbmark_report::analysis::of_foreign).collect())
         }
         Err(other) => Err(other.into()),
     }

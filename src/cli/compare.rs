@@ -7,16 +7,17 @@ use anyhow::Context;
 use clap::{Args as ClapArgs, FromArgMatches};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use super::run::command_line;
-use super::{Outcome, claim_folder, conclude, prepare_folder, print, run, say, stdout_color};
-use crate::compare::{self, CompareError, Compared, DEFAULT_ROUNDS, Launcher, Plan, Processes, Watcher};
-use crate::config::RunConfig;
-use crate::insight::compare::{Effect, Ruling, Series, Settings};
-use crate::journal::Claim;
-use crate::model::OpenModel;
-use crate::report::comparison::{Comparison, render};
-use crate::report::{Phase, TextFormat};
-use crate::rig::Interrupts;
+use super::run::{self, command_line};
+use super::{Outcome, claim_folder, conclude, prepare_folder, print, say, stdout_color};
+use crate::run::compare::{self, CompareError, Compared, DEFAULT_ROUNDS, Launcher, Plan, Processes, Watcher};
+use crate::run::config::RunConfig;
+use crate::weights::OpenModel;
+use crate::worker::interrupt::Interrupts;
+use crate::worker::journal::Claim;
+use hbmark_core::result::Phase;
+use hbmark_core::result::comparison::{Comparison, Effect, Ruling, Series, Settings};
+use hbmark_report::output::TextFormat;
+use hbmark_report::output::comparison::render;
 
 /// The settings a side may have: flags of `hbmark run`, by the same names.
 const KEYS: &[&str] =
@@ -163,7 +164,7 @@ fn save(comparison: &Comparison, folder: &Path) -> anyhow::Result<PathBuf> {
         (TextFormat::Csv, "comparison.csv"),
         (TextFormat::Md, "comparison.md"),
     ] {
-        crate::files::write_whole(&folder.join(name), &render(comparison, format, false)?)?;
+        crate::machine::files::write_whole(&folder.join(name), &render(comparison, format, false)?)?;
     }
     Ok(folder.join("comparison.json"))
 }
@@ -263,7 +264,7 @@ impl Configured {
         // One argument each: a value that begins with a dash stays a value.
         arguments.extend(settings.iter().map(|(key, value)| format!("--{key}={value}")));
         let config = parse_run(&arguments).with_context(|| format!("side {side}"))?;
-        let model = crate::model::open(&config.model, config.revision.as_deref(), config.seed)
+        let model = crate::weights::open(&config.model, config.revision.as_deref(), config.seed)
             .with_context(|| format!("side {side}"))?;
         for series in series(&config, &model) {
             crate::engine::capabilities(&series.engine, &model, series.dtype, config.device)
@@ -341,7 +342,7 @@ const MAX_SIDE_BYTES: u64 = 256 << 10;
 
 /// The settings in a TOML file: strings, numbers, or lists of them.
 fn file(whose: &str, path: &Path) -> anyhow::Result<BTreeMap<String, String>> {
-    let text = crate::intake::read_text(path, MAX_SIDE_BYTES)
+    let text = hbmark_core::input::read_text(path, MAX_SIDE_BYTES)
         .with_context(|| format!("{whose}: cannot read {}", path.display()))?;
     let table: toml::Table =
         text.parse().with_context(|| format!("{whose}: {} is no TOML", path.display()))?;
@@ -384,7 +385,7 @@ impl Watcher for LaunchBar {
     fn launch(&mut self, what: &str, done: usize, total: usize) {
         self.0.set_length(total as u64);
         self.0.set_position(done as u64);
-        self.0.set_message(crate::report::plain(what));
+        self.0.set_message(hbmark_core::input::plain(what));
     }
 }
 

@@ -3,8 +3,7 @@
 use clap::Args as ClapArgs;
 
 use super::{Outcome, print, print_json, stdout_color};
-use crate::measure::doctor;
-use crate::measure::environment::Environment;
+use crate::machine::{doctor, environment};
 
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "Example:\n  hbmark doctor")]
@@ -18,7 +17,7 @@ pub struct Args {
 }
 
 pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
-    let environment = Environment::collect(Some(args.gpu));
+    let environment = environment::collect(Some(args.gpu));
     let findings = doctor::examine(&environment, &doctor::Probes::collect());
     if args.format == "json" {
         print_json(&findings)?;

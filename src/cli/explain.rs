@@ -5,8 +5,9 @@ use std::path::PathBuf;
 use clap::Args as ClapArgs;
 
 use super::{Outcome, print};
-use crate::insight::{self, Cost};
-use crate::report::{TextFormat, findings, json, serving};
+use hbmark_core::result::saved;
+use hbmark_report::analysis::Cost;
+use hbmark_report::output::{TextFormat, findings};
 
 #[derive(Debug, ClapArgs)]
 #[command(
@@ -34,20 +35,20 @@ fn positive(text: &str) -> Result<f64, String> {
 }
 
 pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
-    let found = if let Some(served) = serving::read(&args.file)? {
+    let found = if let Some(served) = hbmark_core::result::serving::read(&args.file)? {
         let cost = args.gpu_hour_price.zip(args.max_cost_per_million);
         let cost = cost
             .map(|(price_per_hour, limit)| Cost { price_per_hour, limit_per_million_output_tokens: limit });
-        insight::explain_serving(&served, cost)
+        hbmark_report::analysis::explain_serving(&served, cost)
     } else {
         anyhow::ensure!(
             args.gpu_hour_price.is_none(),
             "--gpu-hour-price is for results of `hbmark serve`, and {} is none",
             args.file.display()
         );
-        let mut report = json::read(&args.file)?;
-        crate::judge::recompute(&mut report);
-        insight::explain(&report)
+        let mut report = saved::read(&args.file)?;
+        hbmark_report::analysis::judge::recompute(&mut report);
+        hbmark_report::analysis::explain(&report)
     };
     print(&findings::render(&found, args.format)?)?;
     Ok(Outcome::Complete)

@@ -3,7 +3,7 @@
 use clap::Args as ClapArgs;
 
 use super::{Outcome, print, print_json};
-use crate::report::glossary;
+use hbmark_report::output::glossary;
 
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "Example:\n  hbmark glossary")]

@@ -5,10 +5,11 @@ use std::path::PathBuf;
 use clap::Args as ClapArgs;
 
 use super::{Outcome, print};
-use crate::insight::import::{self, ForeignFormat, Given, Imported};
-use crate::model::{self, Dtype, OpenModel};
-use crate::report::{TextFormat, foreign};
-use crate::roofline::devices;
+use crate::weights::{self, OpenModel};
+use hbmark_core::ledger::devices;
+use hbmark_core::model::Dtype;
+use hbmark_report::analysis::import::{self, ForeignFormat, Given, Imported};
+use hbmark_report::output::{TextFormat, foreign};
 
 #[derive(Debug, ClapArgs)]
 #[command(
@@ -60,7 +61,7 @@ pub struct SaidArgs {
 impl SaidArgs {
     /// The model named by flag.
     pub fn model(&self) -> anyhow::Result<Option<OpenModel>> {
-        Ok(self.model.as_deref().map(|name| model::open_shape(name, None)).transpose()?)
+        Ok(self.model.as_deref().map(|name| weights::open_shape(name, None)).transpose()?)
     }
 
     /// What was said, with the model that was opened.

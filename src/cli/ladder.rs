@@ -8,11 +8,13 @@ use clap::Args as ClapArgs;
 use super::import::SaidArgs;
 use super::run::command_line;
 use super::{Outcome, print};
-use crate::insight::import::{self, Given, Place, Placement};
-use crate::insight::with_external;
-use crate::model::{self, presets};
-use crate::report::{CellName, CellResult, Report, TextFormat, findings, json};
-use crate::roofline::{DeviceSpec, devices};
+use crate::weights;
+use hbmark_core::ledger::devices;
+use hbmark_core::model::presets;
+use hbmark_core::result::{CellName, CellResult, DeviceSpec, Report, saved};
+use hbmark_report::analysis::import::{self, Given, Place, Placement};
+use hbmark_report::analysis::with_external;
+use hbmark_report::output::{TextFormat, findings};
 
 #[derive(Debug, ClapArgs)]
 #[command(
@@ -44,8 +46,8 @@ pub struct Args {
 pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
     let cell: CellName = args.cell.parse()?;
     let ladder = if let Some(path) = &args.result {
-        let mut report = json::read(path)?;
-        crate::judge::recompute(&mut report);
+        let mut report = saved::read(path)?;
+        hbmark_report::analysis::judge::recompute(&mut report);
         let device = device_of(&report);
         let opened = args.said.model()?;
         let mut given = args.said.given(opened.as_ref())?;
@@ -149,7 +151,7 @@ fn predicted(args: &Args, cell: &CellName, external: &Placement) -> anyhow::Resu
             .find_map(|row| Some(presets::find(row.setup.model.as_deref()?)?.name.to_owned()))
             .context("say which model with --model")?,
     };
-    let question = crate::predict::Question {
+    let question = crate::run::predict::Question {
         device: import::placement::times(devices::find(&external.device)?, external.gpus),
         dtypes: vec![cell.dtype],
         kv_dtype: args.said.kv_dtype.or(Some(external.cell.kv_dtype)),
@@ -157,8 +159,8 @@ fn predicted(args: &Args, cell: &CellName, external: &Placement) -> anyhow::Resu
         batches: vec![cell.batch],
         contexts: vec![cell.context],
     };
-    let model = model::open_shape(&named, None)?;
-    let report = crate::predict::report(&model, &question, &command_line())?;
+    let model = weights::open_shape(&named, None)?;
+    let report = crate::run::predict::report(&model, &question, &command_line())?;
     let skipped = |c: &CellResult| c.reason.clone().filter(|_| c.predicted_ns.is_none());
     if let Some(reason) = report.cells.first().and_then(skipped) {
         bail!("{} cannot be predicted: {reason}", args.cell);

@@ -6,9 +6,10 @@ use serde::Serialize;
 
 use super::{Outcome, print, print_json};
 use crate::engine::{self, DeviceChoice, native, stock};
-use crate::model::{Dtype, OpenModel, presets};
-use crate::roofline::devices;
-use crate::units::{Bytes, BytesPerSecond, FlopsPerSecond};
+use crate::weights::OpenModel;
+use hbmark_core::ledger::devices;
+use hbmark_core::model::{Dtype, presets};
+use hbmark_core::units::{Bytes, BytesPerSecond, FlopsPerSecond};
 
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "Example:\n  hbmark models")]
@@ -30,7 +31,7 @@ pub struct DevicesArgs {
 struct ModelRow {
     name: String,
     hub_id: String,
-    family: crate::model::Family,
+    family: hbmark_core::model::Family,
     parameters: u64,
     layers: usize,
     hidden_size: usize,

@@ -7,8 +7,8 @@ use serde::Serialize;
 use super::axes::{DeviceArgs, ModelArgs, parse_dtypes};
 use super::progress::Progress;
 use super::{Outcome, print, print_json};
-use crate::Observer;
 use crate::engine::{DeviceOptions, SequenceId, Session, StepBatch};
+use crate::run::Observer;
 
 #[derive(Debug, ClapArgs)]
 #[command(
@@ -52,11 +52,11 @@ struct Logits {
 }
 
 pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
-    crate::threads::limit(args.device.threads.map(|t| t as usize));
-    let engines = crate::config::parse_engines(&args.engine)?;
+    crate::engine::threads::limit(args.device.threads.map(|t| t as usize));
+    let engines = crate::run::config::parse_engines(&args.engine)?;
     anyhow::ensure!(engines.len() == 1, "--engine takes one engine here, not {}", engines.len());
     let device = args.device.choice()?;
-    let model = crate::model::open(&args.model.model, args.model.revision.as_deref(), args.model.seed)?;
+    let model = crate::weights::open(&args.model.model, args.model.revision.as_deref(), args.model.seed)?;
     let tokens = match (&args.tokens, &args.prompt) {
         (Some(given), _) => parse_tokens(given)?,
         (None, Some(text)) => model.tokenizer()?.encode(text)?,

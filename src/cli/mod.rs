@@ -30,9 +30,9 @@ use std::path::{Path, PathBuf};
 
 use clap::{Parser, Subcommand};
 
-use crate::journal::{Claim, Journal};
-use crate::report::Format;
-use crate::units::Bytes;
+use crate::worker::journal::{Claim, Journal};
+use hbmark_core::units::Bytes;
+use hbmark_report::output::Format;
 
 /// Times LLM prefill and decode steps in-process and holds them against the memory roofline.
 #[derive(Debug, Parser)]
@@ -112,11 +112,11 @@ impl From<Outcome> for std::process::ExitCode {
     }
 }
 
-/// Works for a supervisor, as a program that was started with [`crate::rig::WORKER_ARGUMENT`].
+/// Works for a supervisor, as a program that was started with [`crate::worker::child::WORKER_ARGUMENT`].
 #[must_use]
 pub fn work() -> std::process::ExitCode {
-    let serves = std::env::args_os().nth(2).is_some_and(|kind| kind == crate::serving::isolated::KIND);
-    match if serves { serve::work() } else { crate::rig::serve() } {
+    let serves = std::env::args_os().nth(2).is_some_and(|kind| kind == crate::serve::isolated::KIND);
+    match if serves { serve::work() } else { crate::run::worker::serve() } {
         Ok(()) => std::process::ExitCode::SUCCESS,
         Err(error) => {
             say_error(&error.into());
@@ -168,7 +168,7 @@ pub fn one_line(error: &anyhow::Error) -> String {
             parts.push(text);
         }
     }
-    let line = parts.join(": ").replace(crate::report::acts, " ");
+    let line = parts.join(": ").replace(hbmark_core::input::acts, " ");
     let count = line.chars().count();
     if count <= LONGEST_ERROR {
         return line;
@@ -183,7 +183,7 @@ pub fn one_line(error: &anyhow::Error) -> String {
 /// Says something to a person on stderr, on one line and as plain text: paths and commands come from strangers. Nobody may be listening,
 /// and what was said is then lost, and nothing else.
 pub fn say(line: &str) {
-    let mut text = crate::report::plain(line);
+    let mut text = hbmark_core::input::plain(line);
     text.push('\n');
     let _ = std::io::stderr().write_all(text.as_bytes());
 }
@@ -204,7 +204,7 @@ pub fn parse() -> Result<Cli, std::process::ExitCode> {
             error.exit();
         }
         let text = error.render().to_string();
-        let lines: Vec<String> = text.lines().map(crate::report::plain).collect();
+        let lines: Vec<String> = text.lines().map(hbmark_core::input::plain).collect();
         let _ = std::io::stderr().write_all((lines.join("\n") + "\n").as_bytes());
         std::process::ExitCode::from(2)
     })
@@ -269,7 +269,7 @@ fn prepare_folder(folder: &Path, cells: usize) -> anyhow::Result<()> {
     tempfile::tempfile_in(folder)
         .with_context(|| format!("cannot write into the output folder {}", folder.display()))?;
     let of_cells = (cells as u64).saturating_mul(ROOM_OF_A_CELL);
-    Ok(crate::files::check_room(folder, Bytes(LEAST_ROOM.saturating_add(of_cells)))?)
+    Ok(crate::machine::files::check_room(folder, Bytes(LEAST_ROOM.saturating_add(of_cells)))?)
 }
 
 /// As [`prepare_folder`], and nobody else writes into it for as long as the claim is kept.
@@ -282,7 +282,7 @@ fn claim_folder(folder: &Path) -> anyhow::Result<Claim> {
 ///
 /// # Errors
 /// When the folder cannot be written.
-pub fn save(report: &crate::report::Report, folder: &Path) -> anyhow::Result<PathBuf> {
+pub fn save(report: &hbmark_core::result::Report, folder: &Path) -> anyhow::Result<PathBuf> {
     std::fs::create_dir_all(folder)?;
     let json = folder.join("result.json");
     for (format, name) in [
@@ -291,7 +291,10 @@ pub fn save(report: &crate::report::Report, folder: &Path) -> anyhow::Result<Pat
         (Format::Md, "result.md"),
         (Format::Html, "report.html"),
     ] {
-        crate::files::write_whole(&folder.join(name), &crate::report::render(report, format, false)?)?;
+        crate::machine::files::write_whole(
+            &folder.join(name),
+            &hbmark_report::output::render(report, format, false)?,
+        )?;
     }
     Ok(json)
 }

@@ -5,10 +5,12 @@ use clap::Args as ClapArgs;
 use super::axes::parse_dtypes;
 use super::run::command_line;
 use super::{Outcome, print, stdout_color};
-use crate::config::{DEFAULT_MODEL, parse_axis};
-use crate::model::{self, Dtype};
-use crate::report::{Format, Phase, render};
-use crate::roofline::devices;
+use crate::run::config::{DEFAULT_MODEL, parse_axis};
+use crate::weights;
+use hbmark_core::ledger::devices;
+use hbmark_core::model::Dtype;
+use hbmark_core::result::Phase;
+use hbmark_report::output::{Format, render};
 
 #[derive(Debug, ClapArgs)]
 #[command(
@@ -46,8 +48,8 @@ pub struct Args {
 }
 
 pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
-    let model = model::open_shape(&args.model, args.revision.as_deref())?;
-    let question = crate::predict::Question {
+    let model = weights::open_shape(&args.model, args.revision.as_deref())?;
+    let question = crate::run::predict::Question {
         device: devices::find(&args.gpu)?.clone(),
         dtypes: match &args.dtype {
             Some(given) => parse_dtypes("dtype", given)?,
@@ -59,7 +61,7 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
         batches: parse_axis("batch", &args.batch)?,
         contexts: parse_axis("context", &args.context)?,
     };
-    let report = crate::predict::report(&model, &question, &command_line())?;
+    let report = crate::run::predict::report(&model, &question, &command_line())?;
     print(&render(&report, args.format, stdout_color())?)?;
     Ok(Outcome::Complete)
 }

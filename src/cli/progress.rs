@@ -3,8 +3,8 @@
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::measure::protocol::Event;
-use crate::report::plain;
-use crate::units::Bytes;
+use hbmark_core::input::plain;
+use hbmark_core::units::Bytes;
 
 /// What is shown while a run goes on.
 #[derive(Debug)]
@@ -44,7 +44,7 @@ fn style(template: &str) -> ProgressStyle {
     ProgressStyle::with_template(template).expect("the templates are constants").progress_chars("━╸ ")
 }
 
-impl crate::Observer for Progress {
+impl crate::run::Observer for Progress {
     fn stage(&mut self, what: &str) {
         if self.loading {
             self.count(false, 1);

@@ -7,9 +7,10 @@ use clap::Args as ClapArgs;
 
 use super::capacity::PriceArgs;
 use super::{Outcome, print};
-use crate::insight::capacity::{Capacity, capacity};
-use crate::report::serving::ServeReport;
-use crate::report::{comparison, json, record, serving};
+use hbmark_core::result::saved;
+use hbmark_core::result::serving::ServeReport;
+use hbmark_report::analysis::capacity::{Capacity, capacity};
+use hbmark_report::output::record;
 
 #[derive(Debug, ClapArgs)]
 #[command(
@@ -37,14 +38,14 @@ pub struct Args {
 pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
     let text = of_file(args, &args.file)?;
     match &args.output {
-        Some(path) => crate::files::write_whole(path, &text)?,
+        Some(path) => crate::machine::files::write_whole(path, &text)?,
         None => print(&text)?,
     }
     Ok(Outcome::Complete)
 }
 
 fn of_file(args: &Args, file: &Path) -> anyhow::Result<String> {
-    if let Some(report) = serving::read(file)? {
+    if let Some(report) = hbmark_core::result::serving::read(file)? {
         let planned = plan(args, &report).with_context(|| format!("{} carries no plan", file.display()))?;
         return Ok(record::of_serving(&report, planned.as_ref()));
     }
@@ -53,11 +54,11 @@ fn of_file(args: &Args, file: &Path) -> anyhow::Result<String> {
         "--target-rate is about a result of `hbmark serve`, and {} is none",
         file.display()
     );
-    if let Some(found) = comparison::read(file)? {
+    if let Some(found) = hbmark_core::result::comparison::read(file)? {
         return Ok(record::of_comparison(&found));
     }
-    let mut report = json::read(file)?;
-    crate::judge::recompute(&mut report);
+    let mut report = saved::read(file)?;
+    hbmark_report::analysis::judge::recompute(&mut report);
     Ok(record::of_run(&report))
 }
 

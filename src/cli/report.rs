@@ -8,8 +8,9 @@ use clap::Args as ClapArgs;
 use super::import::SaidArgs;
 use super::ladder::{device_of, same_machine};
 use super::{Outcome, print, stdout_color};
-use crate::insight::import::{self, Place};
-use crate::report::{External, Format, Report, json, page, render, serving};
+use hbmark_core::result::{Report, saved};
+use hbmark_report::analysis::import::{self, Place};
+use hbmark_report::output::{External, Format, page, render, serving};
 
 #[derive(Debug, ClapArgs)]
 #[command(
@@ -41,13 +42,17 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
         args.external.is_empty() || page_asked,
         "--external stands on the roofline of the page: add --format html (`hbmark import` prints its rows)"
     );
-    if let Some(report) = serving::read(&args.file)? {
+    if let Some(report) = hbmark_core::result::serving::read(&args.file)? {
         ensure!(args.external.is_empty(), "a serving result has no roofline for --external to stand on");
-        print(&serving::render_any(&report, &crate::insight::explain_serving(&report, None), args.format)?)?;
+        print(&serving::render_any(
+            &report,
+            &hbmark_report::analysis::explain_serving(&report, None),
+            args.format,
+        )?)?;
         return Ok(Outcome::Complete);
     }
-    let mut report = json::read(&args.file)?;
-    crate::judge::recompute(&mut report);
+    let mut report = saved::read(&args.file)?;
+    hbmark_report::analysis::judge::recompute(&mut report);
     // A person is told; what a program reads again stays what it was.
     if !matches!(args.format, Format::Json | Format::Csv) {
         report.warnings.push(UNSIGNED.to_owned());
@@ -116,5 +121,5 @@ fn externals(args: &Args, report: &Report) -> anyhow::Result<Vec<External>> {
 /// The name of a file without its folder.
 fn name(file: &Path) -> String {
     let name = file.file_name().map_or_else(|| file.to_string_lossy(), std::ffi::OsStr::to_string_lossy);
-    crate::report::plain(&name)
+    hbmark_core::input::plain(&name)
 }

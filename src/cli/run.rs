@@ -11,14 +11,18 @@ use clap::parser::ValueSource;
 use super::axes::{DeviceArgs, ModelArgs, parse_dtypes};
 use super::progress::Progress;
 use super::{Outcome, conclude, give_up, prepare_folder, print, save, say, stdout_color};
-use crate::config::{self, Depth, RunConfig};
 use crate::engine::DeviceOptions;
-use crate::journal::run::{Journaled, RunPlan, Step};
-use crate::journal::{self, Found, Header, Journal};
-use crate::model::OpenModel;
-use crate::report::{Format, KvFill, Phase, Report, Status, as_map, render};
-use crate::rig::{Interrupts, Launch, Local, Rig, Supervised};
-use crate::{Finished, RunError};
+use crate::measure::protocol::Depth;
+use crate::run::config::{self, RunConfig};
+use crate::run::journal::{Journaled, RunPlan, Step};
+use crate::run::rig::Rig;
+use crate::run::{Finished, Local, RunError, Supervised};
+use crate::weights::OpenModel;
+use crate::worker::interrupt::Interrupts;
+use crate::worker::journal::{self, Found, Header, Journal};
+use crate::worker::workers::Launch;
+use hbmark_core::result::{KvFill, Phase, Report, Status, as_map};
+use hbmark_report::output::{Format, render};
 
 #[derive(Debug, ClapArgs)]
 #[command(
@@ -158,7 +162,7 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
     if args.dry_run {
         let config = args.with_replay()?;
         let model = open(&config)?;
-        print(&crate::dry_run(&config, &model)?)?;
+        print(&crate::run::dry_run(&config, &model)?)?;
         return Ok(Outcome::Complete);
     }
     let ready = match &args.resume {
@@ -166,7 +170,7 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
         None => start(args)?,
     };
     // Before any other thread is started.
-    crate::threads::limit(ready.config.threads);
+    crate::engine::threads::limit(ready.config.threads);
     let interrupts = Interrupts::listen().context("cannot listen for Ctrl-C")?;
     let (config, model) = (ready.config.clone(), ready.model.clone());
     if args.no_isolation {
@@ -178,7 +182,7 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
 }
 
 fn open(config: &RunConfig) -> anyhow::Result<OpenModel> {
-    Ok(crate::model::open(&config.model, config.revision.as_deref(), config.seed)?)
+    Ok(crate::weights::open(&config.model, config.revision.as_deref(), config.seed)?)
 }
 
 /// A run from its beginning.
@@ -187,7 +191,8 @@ fn start(args: &Args) -> anyhow::Result<Ready> {
     let (model, command) = (Rc::new(open(&config)?), command_line());
     let journal = match &config.out {
         Some(folder) => {
-            let (cells, model_hash) = (crate::planned(&config, &model), crate::model_hash(&config, &model));
+            let (cells, model_hash) =
+                (crate::run::planned(&config, &model), crate::run::model_hash(&config, &model));
             prepare_folder(folder, cells.len())?;
             let plan = RunPlan { config: config.clone(), model_hash, cells };
             Some((Journal::create(folder, &Header::new(&command, plan)?)?, Vec::new()))
@@ -207,8 +212,8 @@ fn resume(args: &Args, folder: &Path) -> anyhow::Result<Ready> {
     same_settings(args, folder, &plan.config)?;
     let config = RunConfig { out: Some(folder.to_owned()), ..plan.config };
     let model = Rc::new(open(&config)?);
-    journal::same(folder, "the model", &plan.model_hash, &crate::model_hash(&config, &model))?;
-    let cells = crate::planned(&config, &model);
+    journal::same(folder, "the model", &plan.model_hash, &crate::run::model_hash(&config, &model))?;
+    let cells = crate::run::planned(&config, &model);
     journal::same(folder, "the plan", &plan.cells.join(" "), &cells.join(" "))?;
     say(&format!("going on after {} measured steps of `{command}`", steps.len()));
     Ok(Ready { config, model, command, journal: Some((journal, steps)) })
@@ -244,12 +249,12 @@ fn finish<R: Rig>(args: &Args, ready: Ready, mut rig: R) -> anyhow::Result<Outco
     let Ready { config, model, command, journal } = ready;
     let mut progress = Progress::new();
     let (finished, journal) = match journal {
-        None => (crate::benchmark(&mut rig, &config, &model, &command, &mut progress), None),
+        None => (crate::run::benchmark(&mut rig, &config, &model, &command, &mut progress), None),
         Some((journal, steps)) => {
             let mut rig = Journaled::new(rig, journal, steps);
             let finished = rig
                 .check_machine(&mut progress)
-                .and_then(|()| crate::benchmark(&mut rig, &config, &model, &command, &mut progress));
+                .and_then(|()| crate::run::benchmark(&mut rig, &config, &model, &command, &mut progress));
             (finished, Some(rig.into_journal()))
         }
     };

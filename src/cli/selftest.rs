@@ -17,7 +17,7 @@ pub struct Args {
 pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
     let json = args.format == "json";
     let mut broken = None;
-    let checks = crate::selftest::selftest(&mut |check| {
+    let checks = crate::run::selftest::selftest(&mut |check| {
         if !json {
             broken = broken.take().or(print(&super::verify::line(check)).err());
         }

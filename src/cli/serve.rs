@@ -8,24 +8,23 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::{ArgAction, Args as ClapArgs};
-
-pub(super) use execute::work;
 use lora::LoraArgs;
 
 use super::Outcome;
 use super::axes::{DeviceArgs, ModelArgs, parse_dtypes};
-use crate::config;
-use crate::report::{Format, json};
-use crate::roofline::devices;
-use crate::serve::arrivals::Arrivals;
-use crate::serve::point::{Offered, Source};
-use crate::serve::sampler::Sampling;
-use crate::serve::scheduler::Policy;
-use crate::serve::slo::Slo;
+use crate::run::config;
 use crate::serve::structured::Grammar;
-use crate::serve::trace;
-use crate::serve::workload::{SharedPrefix, Structured, Workload};
-use crate::serving::{Knobs, Mode, ServeConfig, VirtualSource};
+use crate::serve::{Knobs, Mode, ServeConfig, VirtualSource};
+use hbmark_core::ledger::devices;
+use hbmark_core::result::saved;
+use hbmark_core::result::serving::{Arrivals, Offered, Policy, Slo};
+use hbmark_report::output::Format;
+use hbmark_traffic::point::Source;
+use hbmark_traffic::sampler::Sampling;
+use hbmark_traffic::trace;
+use hbmark_traffic::workload::{SharedPrefix, Structured, Workload};
+
+pub(super) use execute::work;
 
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "Examples:
@@ -301,7 +300,7 @@ impl Args {
         }
         let span = |name: &str, text: &Option<String>| {
             text.as_deref()
-                .map(crate::serve::slo::parse_span)
+                .map(hbmark_core::result::serving::parse_span)
                 .transpose()
                 .map_err(|problem| anyhow::anyhow!("--{name}: {problem}"))
         };
@@ -342,7 +341,7 @@ impl Args {
             },
             stop_at_eos: self.stop_at_eos,
             slo: self.slo.clone().unwrap_or_default(),
-            time_limit_s: span("time-limit", &self.time_limit)?.map(crate::units::Nanos::seconds),
+            time_limit_s: span("time-limit", &self.time_limit)?.map(hbmark_core::units::Nanos::seconds),
             mode: self.mode()?,
             predict: !self.no_predict && !self.simulate,
             tokenizer: self.tokenizer.clone(),
@@ -393,7 +392,7 @@ impl Args {
     fn request_count(&self, offered: Offered) -> anyhow::Result<usize> {
         let requests = match (&self.duration, offered) {
             (Some(text), Offered::Rate(rate)) => {
-                let span = crate::serve::slo::parse_span(text)
+                let span = hbmark_core::result::serving::parse_span(text)
                     .map_err(|problem| anyhow::anyhow!("--duration: {problem}"))?;
                 let count = (span.seconds() * rate).ceil();
                 anyhow::ensure!(
@@ -449,7 +448,7 @@ impl Args {
             return Ok(None);
         }
         if let Some(path) = &self.from {
-            return Ok(Some(VirtualSource::Saved(Box::new(json::read(path)?))));
+            return Ok(Some(VirtualSource::Saved(Box::new(saved::read(path)?))));
         }
         let gpu = self.gpu.as_deref().unwrap_or("h100-sxm");
         Ok(Some(VirtualSource::Datasheet(Box::new(devices::find(gpu)?.clone()))))

@@ -8,8 +8,9 @@ use serde::Serialize;
 
 use super::axes::DeviceArgs;
 use super::{Outcome, print};
-use crate::measure::environment::Environment;
-use crate::verify::Check;
+use crate::machine::environment;
+use crate::run::verify::Check;
+use hbmark_core::result::Environment;
 
 #[derive(Debug, ClapArgs)]
 #[command(
@@ -45,7 +46,7 @@ pub(super) fn line(check: &Check) -> String {
 }
 
 pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
-    crate::threads::limit(args.device.threads.map(|t| t as usize));
+    crate::engine::threads::limit(args.device.threads.map(|t| t as usize));
     let device = args.device.choice()?;
     if let Some(file) = &args.output {
         // Before minutes of checks, and not after them.
@@ -53,11 +54,11 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
             std::fs::create_dir_all(folder)
                 .with_context(|| format!("cannot create the folder of {}", file.display()))?;
         }
-        crate::files::check_writable(file)?;
+        crate::machine::files::check_writable(file)?;
     }
     let json = args.format == "json";
     let mut broken = None;
-    let checks = crate::verify::verify(device, &mut |check| {
+    let checks = crate::run::verify::verify(device, &mut |check| {
         if !json {
             // Checked to the end all the same: the file may be what counts.
             broken = broken.take().or_else(|| print(&line(check)).err());
@@ -66,12 +67,12 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
     let failed = checks.iter().filter(|c| !c.passed).count();
     let kept = Kept {
         command: super::run::command_line(),
-        finished_at: crate::report::now_utc(),
+        finished_at: crate::machine::clock::now_utc(),
         device: device.to_string(),
         passed: checks.len() - failed,
         failed,
         checks: &checks,
-        environment: Environment::collect(device.gpu()),
+        environment: environment::collect(device.gpu()),
     };
     let saved = args.output.as_ref().map(|file| kept.save(file).map(|()| file.clone()));
     let rest = if json { serde_json::to_string_pretty(&checks)? } else { format!("\n{}", kept.sum()) };
@@ -89,7 +90,7 @@ impl Kept<'_> {
     fn save(&self, file: &Path) -> anyhow::Result<()> {
         let as_json = file.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("json"));
         let text = if as_json { serde_json::to_string_pretty(self)? } else { self.text() };
-        Ok(crate::files::write_whole(file, &text)?)
+        Ok(crate::machine::files::write_whole(file, &text)?)
     }
 
     fn text(&self) -> String {
@@ -114,7 +115,7 @@ impl Kept<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::hand_made;
+    use hbmark_report::samples;
 
     #[test]
     fn what_is_kept_says_what_ran_where_and_each_verdict() {
@@ -132,7 +133,7 @@ mod tests {
             passed: 1,
             failed: 1,
             checks: &checks,
-            environment: hand_made::report().environment,
+            environment: samples::report().environment,
         };
         let text = kept.text();
         assert!(text.starts_with("hbmark verify\ncuda:0 · "), "{text}");

@@ -19,7 +19,7 @@ use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError, result, sy
 use super::device::{Backend, CudaIdentity, DeviceOptions};
 use super::failure::{self, of_candle};
 use super::{EngineError, Mark, Timeline, TimelineKind};
-use crate::units::{Bytes, Nanos};
+use hbmark_core::units::{Bytes, Nanos};
 
 /// Opens candle's device on a stream of its own.
 ///

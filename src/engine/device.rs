@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::EngineError;
 use super::timeline::{MonotonicTimeline, Timeline};
-use crate::units::Bytes;
+use hbmark_core::units::Bytes;
 
 /// Where a run happens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

@@ -1,10 +1,10 @@
 //! What a failure of a device, of candle or of loading means to a run.
 //!
-//! Enters: a CUDA driver's error code, a candle error, a [`ModelError`]. Leaves: the [`EngineError`] that the protocol tells apart: no
+//! Enters: a CUDA driver's error code, a candle error, a [`OpenError`]. Leaves: the [`EngineError`] that the protocol tells apart: no
 //! memory ends one cell, no device ends the run before it starts, anything else is a fault. It calls no driver, so every build tests it.
 
 use super::EngineError;
-use crate::model::{ModelError, WeightsError};
+use crate::weights::{OpenError, WeightsError};
 
 /// `CUresult` of an allocation that the device cannot serve. *Source* of this and the codes below: cuda.h of CUDA 13.0.
 const OUT_OF_MEMORY: u32 = 2;
@@ -38,10 +38,10 @@ pub fn of_candle(device: &str, error: &candle_core::Error) -> EngineError {
 
 /// An error of loading weights onto a device.
 #[must_use]
-pub fn of_loading(device: &str, error: ModelError) -> EngineError {
+pub fn of_loading(device: &str, error: OpenError) -> EngineError {
     let full = match &error {
-        ModelError::Weights(WeightsError::OutOfMemory { .. }) => Some("cpu"),
-        ModelError::Weights(WeightsError::Device { error, .. }) if is_out_of_memory(&error.to_string()) => {
+        OpenError::Weights(WeightsError::OutOfMemory { .. }) => Some("cpu"),
+        OpenError::Weights(WeightsError::Device { error, .. }) if is_out_of_memory(&error.to_string()) => {
             Some(device)
         }
         _ => None,
@@ -118,11 +118,11 @@ mod tests {
     #[test]
     fn weights_that_do_not_fit_are_out_of_memory_where_they_did_not() {
         let name = || "model.norm.weight".to_owned();
-        let host = ModelError::Weights(WeightsError::OutOfMemory { name: name(), bytes: 7 });
+        let host = OpenError::Weights(WeightsError::OutOfMemory { name: name(), bytes: 7 });
         assert!(
             matches!(of_loading("cuda:0", host), EngineError::OutOfMemory { device, .. } if device == "cpu")
         );
-        let refused = |text| ModelError::Weights(WeightsError::Device { name: name(), error: candle(text) });
+        let refused = |text| OpenError::Weights(WeightsError::Device { name: name(), error: candle(text) });
         let full = of_loading("cuda:0", refused("CUDA_ERROR_OUT_OF_MEMORY"));
         assert!(
             matches!(&full, EngineError::OutOfMemory { device, detail } if device == "cuda:0" && detail.contains("model.norm.weight"))

@@ -14,13 +14,17 @@ mod open;
 pub mod replay;
 pub mod scripted;
 pub mod stock;
+pub mod threads;
 pub mod timeline;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::model::{Adapter, Architecture, Dtype, Inventory};
-use crate::units::{Bytes, Nanos};
+use crate::weights::Adapter;
+use hbmark_core::model::{Architecture, Dtype, Inventory};
+use hbmark_core::result::Capabilities;
+use hbmark_core::units::{Bytes, Nanos};
+
 pub use device::{Backend, DeviceChoice, DeviceOptions};
 pub use open::{capabilities, default_dtype, kv_dtype, open, open_reference};
 pub use timeline::{Mark, Timeline, TimelineKind};
@@ -75,33 +79,6 @@ impl StepBatch {
     pub fn token_count(&self) -> usize {
         self.sequences.iter().map(|s| s.tokens.len()).sum()
     }
-}
-
-/// How an engine runs sequences of different length in one step.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum Ragged {
-    /// One pass over the weights serves all.
-    Fused,
-    /// One forward per sequence.
-    Looped,
-    /// Refused: every sequence must bring as many tokens at the same position.
-    Uniform,
-}
-
-/// What an engine can do; checked when planning and printed in the report.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-pub struct Capabilities {
-    pub engine: String,
-    pub device: String,
-    pub max_batch: usize,
-    pub max_positions: usize,
-    /// Why `max_positions` is what it is, when it is less than the model's own limit.
-    pub max_positions_reason: Option<String>,
-    pub ragged: Ragged,
-    pub paged: bool,
-    pub prefix_sharing: bool,
-    pub graphs: bool,
 }
 
 /// Memory a session holds on its device.
@@ -246,7 +223,7 @@ pub enum EngineError {
     NoCudaDevice { asked: String, detail: String },
     /// Boxed, so that the errors of every step stay small.
     #[error(transparent)]
-    Model(Box<crate::model::ModelError>),
+    Model(Box<crate::weights::OpenError>),
 }
 
 impl EngineError {
@@ -257,8 +234,14 @@ impl EngineError {
     }
 }
 
-impl From<crate::model::ModelError> for EngineError {
-    fn from(error: crate::model::ModelError) -> Self {
+impl From<EngineError> for hbmark_traffic::execute::StepFailure {
+    fn from(error: EngineError) -> Self {
+        Self { message: error.to_string(), tainted: error.taints() }
+    }
+}
+
+impl From<crate::weights::OpenError> for EngineError {
+    fn from(error: crate::weights::OpenError) -> Self {
         Self::Model(Box::new(error))
     }
 }

@@ -2,11 +2,12 @@
 //!
 //! Enters: a name, an opened model, a dtype and a device. Leaves: a [`Session`], or what the engine cannot do. One arm per engine.
 
-use super::native;
 use super::stock::{self, StockSession, Way};
-use super::{Backend, Capabilities, DeviceChoice, DeviceOptions, EngineError, Session, failure};
-use crate::model::{Dtype, OpenModel, Weights};
-use crate::units::Bytes;
+use super::{Backend, DeviceChoice, DeviceOptions, EngineError, Session, failure, native};
+use crate::weights::{OpenModel, Weights};
+use hbmark_core::model::Dtype;
+use hbmark_core::result::Capabilities;
+use hbmark_core::units::Bytes;
 
 /// Loads a model's weights and opens an engine over them; `loaded` is told after each tensor how many bytes of how many have
 /// come.

@@ -7,9 +7,10 @@
 
 use std::collections::HashMap;
 
-use super::{Capabilities, EngineError, MemoryUse, OperationTime, SequenceId, Session, StepBatch, Timeline};
-use crate::model::{Architecture, Dtype, Inventory};
-use crate::units::Bytes;
+use super::{EngineError, MemoryUse, OperationTime, SequenceId, Session, StepBatch, Timeline};
+use hbmark_core::model::{Architecture, Dtype, Inventory};
+use hbmark_core::result::Capabilities;
+use hbmark_core::units::Bytes;
 
 /// Largest difference between logits replayed and eager, relative to the largest of a sequence. The kernels are the same, so they should be the same bits;
 /// a library may choose another algorithm while it is recorded, whose sums have another order.
@@ -172,9 +173,10 @@ impl<S: Recordable> Replayed<S> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::scripted::{Outcome, ScriptedSession, VirtualClock};
-    use crate::model::test_shapes;
-    use crate::units::Nanos;
+    use crate::engine::scripted::{Outcome, ScriptedSession};
+    use hbmark_core::model::test_shapes;
+    use hbmark_core::units::Nanos;
+    use hbmark_traffic::clock::VirtualClock;
 
     const EAGER: f64 = 9e6;
     const REPLAY: f64 = 4e6;

@@ -4,33 +4,16 @@
 //! whose hour passes in milliseconds. Every rule above the waist (stopping, rejection, retries, scheduling, diagnosis) is
 //! tested by planting a fault here and asking for its name. It computes no model: tokens are a hash of what went in.
 
-use std::cell::Cell;
 use std::collections::BTreeMap;
-use std::rc::Rc;
 
 use super::replay::Recordable;
 use super::{
-    Capabilities, EngineError, Mark, MemoryUse, OperationTime, Ragged, SequenceId, Session, StepBatch,
-    Timeline, TimelineKind,
+    EngineError, Mark, MemoryUse, OperationTime, SequenceId, Session, StepBatch, Timeline, TimelineKind,
 };
-use crate::model::{Architecture, Dtype, Inventory};
-use crate::units::{Bytes, Nanos};
-
-/// A clock that moves only when told to; clones share it.
-#[derive(Debug, Clone, Default)]
-pub struct VirtualClock(Rc<Cell<f64>>);
-
-impl VirtualClock {
-    /// The virtual time.
-    #[must_use]
-    pub fn now(&self) -> Nanos {
-        Nanos(self.0.get())
-    }
-    /// Lets time pass.
-    pub fn advance(&self, span: Nanos) {
-        self.0.set(self.0.get() + span.0);
-    }
-}
+use hbmark_core::model::{Architecture, Dtype, Inventory};
+use hbmark_core::result::{Capabilities, Ragged};
+use hbmark_core::units::{Bytes, Nanos};
+use hbmark_traffic::clock::VirtualClock;
 
 /// What the script is told about a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -9,7 +9,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::EngineError;
-use crate::units::Nanos;
+use hbmark_core::units::Nanos;
 
 /// A place on a timeline, in the order in which marks were set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

@@ -4,8 +4,9 @@
 //! thing that is wrong. A time of f32 weights under the name of bf16 is twice too long, and one of f16 under that name is of other
 //! arithmetic with no byte out of place: neither shows in the time alone. It reads no weights and times nothing.
 
-use crate::model::{Inventory, Role};
-use crate::units::Bytes;
+use hbmark_core::model::{Inventory, Role};
+use hbmark_core::result::{WRONG_SIZE, WRONG_STORAGE};
+use hbmark_core::units::Bytes;
 
 /// How far the bytes of matrices may be from those listed: padding and scales stay far below.
 const SIZE_TOLERANCE: f64 = 0.05;
@@ -24,11 +25,6 @@ pub enum WeightsFault {
     )]
     Storage { bytes: Bytes, found: String, wanted: String },
 }
-
-/// How the message of weights of another size begins.
-pub const WRONG_SIZE: &str = "weights of another size";
-/// How the message of weights in another storage begins.
-pub const WRONG_STORAGE: &str = "weights in another storage";
 
 /// Holds the loaded tensors against the listed ones.
 ///
@@ -71,7 +67,7 @@ fn is_matrix(role: Role) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{Dtype, test_shapes};
+    use hbmark_core::model::{Dtype, test_shapes};
 
     fn stored(dtype: Dtype) -> Inventory {
         test_shapes::smollm2_135m().inventory(dtype)

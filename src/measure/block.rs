@@ -10,10 +10,9 @@ use rand_chacha::ChaCha8Rng;
 
 use super::protocol::Protocol;
 use crate::engine::{EngineError, SequenceId, Session, StepBatch};
-use crate::plan::Cell;
-use crate::report::{Block, KvFill, Phase};
-use crate::stats;
-use crate::units::Nanos;
+use hbmark_core::result::{Block, Cell, KvFill, Phase};
+use hbmark_core::stats;
+use hbmark_core::units::Nanos;
 
 /// Sequence ids of one cell start here times its index, so cells can be resident side by side.
 const SEQUENCES_PER_CELL: u64 = 1 << 20;

@@ -6,7 +6,7 @@
 use super::probe::cpu::{Pass, with_team};
 use super::probe::cpu_kernels::{HugePageBuffer, InstructionSet};
 use super::probe::{ProbeError, usable_cores};
-use crate::units::Bytes;
+use hbmark_core::units::Bytes;
 
 /// Fixed work whose time should never change.
 pub trait Canary {

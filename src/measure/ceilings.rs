@@ -4,9 +4,9 @@
 
 use super::canary::{Canary, CpuCanary};
 use super::probe::{ProbeConfig, ProbeError, measure_cpu};
-use crate::config::Depth;
 use crate::engine::DeviceChoice;
-use crate::roofline::Ceilings;
+use crate::measure::protocol::Depth;
+use hbmark_core::result::Ceilings;
 
 /// Measures the ceilings of a device; `None` for a smoke run, whose times mean nothing.
 ///

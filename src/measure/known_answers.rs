@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::probe::cpu_kernels::raw_clock;
 use crate::engine::EngineError;
 use crate::engine::timeline::{MonotonicTimeline, Timeline};
-use crate::units::Nanos;
+use hbmark_core::units::Nanos;
 
 /// A question and what came of it. *Units*: nanoseconds, except for counts, as the name says.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]

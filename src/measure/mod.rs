@@ -1,23 +1,16 @@
 //! Measuring: the protocol over a session, the probes of a device's ceilings, telemetry beside the blocks.
 //!
 //! Enters: a session and ordered cells. Leaves: raw samples with the conditions they were taken under. It computes no
-//! statistic beyond what its stopping rule asks of [`crate::stats`], and prints nothing.
+//! statistic beyond what its stopping rule asks of [`hbmark_core::stats`], and prints nothing.
 
 pub mod audit;
 pub mod block;
 pub mod canary;
 pub mod ceilings;
-mod cgroup;
-pub mod doctor;
-pub mod environment;
 pub mod known_answers;
-pub mod memory;
-pub mod nvml;
 pub mod operations;
 pub mod probe;
 pub mod protocol;
 pub mod quality;
-pub mod root;
-pub mod telemetry;
 pub mod visit;
 pub mod witness;

@@ -5,10 +5,9 @@
 
 use super::block::CellInput;
 use crate::engine::{EngineError, OperationTime, Session};
-use crate::plan::Cell;
-use crate::report::OperationRow;
-use crate::stats;
-use crate::units::Nanos;
+use hbmark_core::result::{Cell, OperationRow};
+use hbmark_core::stats;
+use hbmark_core::units::Nanos;
 
 /// Profiled steps over which the median is taken.
 const PROFILES: usize = 5;
@@ -88,10 +87,11 @@ fn medians(profiles: &[Vec<OperationTime>]) -> Vec<OperationRow> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::scripted::{Outcome, ScriptedSession, VirtualClock};
-    use crate::model::{Dtype, test_shapes};
-    use crate::report::Phase;
-    use crate::units::Bytes;
+    use crate::engine::scripted::{Outcome, ScriptedSession};
+    use hbmark_core::model::{Dtype, test_shapes};
+    use hbmark_core::result::Phase;
+    use hbmark_core::units::Bytes;
+    use hbmark_traffic::clock::VirtualClock;
 
     fn session() -> ScriptedSession {
         let architecture = test_shapes::smollm2_135m();

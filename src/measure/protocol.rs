@@ -7,17 +7,17 @@
 use rand::SeedableRng;
 use rand::seq::SliceRandom;
 use rand_chacha::ChaCha8Rng;
+use serde::{Deserialize, Serialize};
 
-use super::telemetry::Load;
 use super::visit::{End, Inputs, Reference, Visit, Visited};
 use crate::engine::Session;
-use crate::plan::Cell;
-use crate::report::{Block, BlockTelemetry, KvFill, Phase, ProtocolSummary, Status};
-use crate::stats;
-use crate::units::Bytes;
-
-/// Confidence of every interval of the protocol.
-pub const CONFIDENCE: f64 = 0.95;
+use crate::machine::telemetry::Load;
+use hbmark_core::result::{
+    Block, BlockTelemetry, Cell, KvFill, Measured, Phase, ProtocolSummary, Status, accepted, block_means,
+    judged_times,
+};
+use hbmark_core::stats::{self, CONFIDENCE};
+use hbmark_core::units::Bytes;
 
 /// The numbers of the protocol. [`Protocol::full`] is the one results are published with.
 #[derive(Debug, Clone, PartialEq)]
@@ -219,23 +219,6 @@ impl Witness for NoWitness {
     fn after_block(&mut self, _wall_seconds: f64) -> Testimony {
         Testimony::default()
     }
-}
-
-/// A cell as measured.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Measured {
-    pub cell: Cell,
-    pub status: Status,
-    pub reason: Option<String>,
-    pub blocks: Vec<Block>,
-    /// Consecutive accepted blocks that count as one in the interval; 2 or 4 after autocorrelation was seen.
-    pub merge: usize,
-    /// Greedy tokens of the cell, the same in every step of a pinned cell.
-    pub tokens: Vec<u32>,
-    /// Peak memory over the cell's visits, without the witness's own: of the pool on a GPU, of the whole process on a CPU.
-    pub peak_memory: Option<Bytes>,
-    /// Bytes a step of the cell really moved, where the engine counts them.
-    pub moved: Option<Bytes>,
 }
 
 /// Something a progress display may show.
@@ -483,34 +466,6 @@ fn rounds<V: Visitor>(
     Ok(())
 }
 
-/// The blocks that count.
-pub fn accepted(blocks: &[Block]) -> impl Iterator<Item = &Block> {
-    blocks.iter().filter(|b| b.rejected.is_none())
-}
-
-/// Which times of a block a phase is judged by: the interval between step ends for decode, the device span for prefill.
-#[must_use]
-pub fn judged_times(phase: Phase, block: &Block) -> &[f64] {
-    match phase {
-        Phase::Decode => &block.interval_ns,
-        Phase::Prefill => &block.step_ns,
-    }
-}
-
-/// Means over the steps of the accepted blocks, `merge` consecutive blocks together; `times` picks the times of a block. Every
-/// step weighs the same, and a last group of fewer blocks is left out.
-#[must_use]
-pub fn block_means(blocks: &[Block], merge: usize, times: impl Fn(&Block) -> &[f64]) -> Vec<f64> {
-    let accepted: Vec<&Block> = accepted(blocks).collect();
-    accepted
-        .chunks_exact(merge.max(1))
-        .map(|chunk| {
-            let steps: Vec<f64> = chunk.iter().flat_map(|block| times(block)).copied().collect();
-            stats::mean(&steps)
-        })
-        .collect()
-}
-
 /// The stopping rule, looked at only at the protocol's looks.
 fn look(state: &mut State, protocol: &Protocol, target: usize) {
     let measured = &mut state.measured;
@@ -583,3 +538,12 @@ use crate::engine::EngineError;
 #[cfg(test)]
 #[path = "protocol_tests.rs"]
 mod tests;
+
+/// How much of the protocol runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Depth {
+    Full,
+    Quick,
+    Smoke,
+}

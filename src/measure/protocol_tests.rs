@@ -2,9 +2,10 @@
 
 use super::*;
 use crate::engine::replay::Replayed;
-use crate::engine::scripted::{Outcome, Script, ScriptedSession, StepInfo, VirtualClock};
-use crate::model::{Dtype, test_shapes};
-use crate::units::Nanos;
+use crate::engine::scripted::{Outcome, Script, ScriptedSession, StepInfo};
+use hbmark_core::model::{Dtype, test_shapes};
+use hbmark_core::units::Nanos;
+use hbmark_traffic::clock::VirtualClock;
 
 fn decode(batch: usize, context: usize) -> Cell {
     Cell { phase: Phase::Decode, engine: "scripted".into(), dtype: Dtype::Bf16, batch, context }
@@ -417,7 +418,7 @@ fn the_same_protocol_measures_a_session_and_its_replay() {
         let (measured, _) =
             run(session.as_mut(), &cells, &Protocol::quick(7), &mut NoWitness, true, &mut |_| {});
         assert!(measured.iter().all(|m| m.status == Status::Ok), "{measured:?}");
-        crate::stats::median(&measured[1].blocks[0].step_ns)
+        hbmark_core::stats::median(&measured[1].blocks[0].step_ns)
     };
     assert_eq!([median(false), median(true)].map(f64::to_bits), [9e6f64, 4e6].map(f64::to_bits));
 }

@@ -8,8 +8,8 @@ use rand_chacha::ChaCha8Rng;
 use sha2::{Digest, Sha256};
 
 use crate::engine::{EngineError, SequenceId, Session, StepBatch};
-use crate::model::Dtype;
-use crate::report::Quality;
+use hbmark_core::model::Dtype;
+use hbmark_core::result::Quality;
 
 /// Sequence ids of the gate lie above those of every cell.
 const GATE_SEQUENCE: SequenceId = SequenceId(u64::MAX / 2);

@@ -8,12 +8,11 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::block::{BlockError, CellInput, Warm, take_block, warm_up};
-use super::memory;
-use super::protocol::{Protocol, Witness, judged_times};
+use super::protocol::{Protocol, Witness};
 use crate::engine::{EngineError, Session};
-use crate::plan::Cell;
-use crate::report::{Block, Phase, Status};
-use crate::units::Bytes;
+use crate::machine::memory;
+use hbmark_core::result::{Block, Cell, Phase, Status, judged_times};
+use hbmark_core::units::Bytes;
 
 /// What is wanted of a visit.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -6,13 +6,14 @@ use std::collections::VecDeque;
 
 use super::canary::{Baseline, Canary};
 use super::ceilings;
-use super::nvml::Gpu;
 use super::probe::ProbeError;
 use super::protocol::{SharedLoad, Testimony, Witness};
-use super::telemetry::{HostTelemetry, Limits, NvmlTelemetry, Telemetry, judge};
 use crate::engine::DeviceChoice;
-use crate::stats;
-use crate::units::Bytes;
+use crate::machine::nvml::Gpu;
+use crate::machine::telemetry::{HostTelemetry, NvmlTelemetry, Telemetry, judge};
+use hbmark_core::result::Limits;
+use hbmark_core::stats;
+use hbmark_core::units::Bytes;
 
 /// Canary runs from which its usual time and its own noise are learned.
 const BASELINE_RUNS: usize = 25;

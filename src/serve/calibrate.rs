@@ -3,14 +3,15 @@
 //! Enters: a session and the scheduler's knobs. Leaves: a [`Calibration`]. Prefills of growing length, decodes of growing batch, one decode
 //! over a longer context and one later chunk of a prefill, in rounds; the median of each counts.
 
-use super::clock::Clock;
-use super::scheduler::SchedulerConfig;
-use super::step_model::Calibration;
-use super::workload::mix;
-use crate::engine::{AdapterId, EngineError, Ragged, SequenceId, SequenceStep, Session, StepBatch};
-use crate::roofline::RaggedPart;
-use crate::stats::median;
-use crate::units::Nanos;
+use crate::engine::{AdapterId, EngineError, SequenceId, SequenceStep, Session, StepBatch};
+use hbmark_core::ledger::RaggedPart;
+use hbmark_core::result::Ragged;
+use hbmark_core::result::serving::SchedulerConfig;
+use hbmark_core::stats::median;
+use hbmark_core::units::Nanos;
+use hbmark_traffic::clock::Clock;
+use hbmark_traffic::step_model::Calibration;
+use hbmark_traffic::workload::mix;
 
 /// Timed repetitions of a shape.
 const REPEATS: usize = 5;

@@ -1,19 +1,9 @@
-//! The time of a serving loop: the host's, or a virtual one.
+//! The host's clock, for serving loops in real time.
 
 use std::time::{Duration, Instant};
 
-use crate::engine::scripted::VirtualClock;
-use crate::units::Nanos;
-
-/// A clock that can be read and waited on.
-pub trait Clock {
-    /// Time since some fixed moment.
-    fn now(&self) -> Nanos;
-    /// Lets time pass until a moment; returns at once when it has passed.
-    fn wait_until(&mut self, moment: Nanos);
-    /// Whether waiting costs nobody anything.
-    fn is_virtual(&self) -> bool;
-}
+use hbmark_core::units::Nanos;
+use hbmark_traffic::clock::Clock;
 
 /// The host's monotonic clock.
 #[derive(Debug)]
@@ -47,20 +37,5 @@ impl Clock for HostClock {
     }
     fn is_virtual(&self) -> bool {
         false
-    }
-}
-
-impl Clock for VirtualClock {
-    fn now(&self) -> Nanos {
-        Self::now(self)
-    }
-    fn wait_until(&mut self, moment: Nanos) {
-        let left = moment.0 - Self::now(self).0;
-        if left > 0.0 {
-            self.advance(Nanos(left));
-        }
-    }
-    fn is_virtual(&self) -> bool {
-        true
     }
 }

@@ -19,8 +19,8 @@ use llguidance::toktrie::{
 use llguidance::{Matcher, ParserFactory};
 use serde_json::{Value, json};
 
-use crate::model::tokenizer::Tokenizer;
-use crate::model::weights::SizedFile;
+use crate::weights::tokenizer::Tokenizer;
+use crate::weights::weights::SizedFile;
 
 /// A schema or a grammar is a few pages of text.
 const MAX_FILE: u64 = 1 << 20;
@@ -43,7 +43,7 @@ pub enum StructuredError {
     #[error("`{given}` names no grammar; write json-schema:FILE, regex:RE or grammar:FILE")]
     Unknown { given: String },
     #[error(transparent)]
-    File(Box<crate::model::WeightsError>),
+    File(Box<crate::weights::WeightsError>),
     #[error("{} is not JSON: {problem}", path.display())]
     NotJson { path: PathBuf, problem: String },
     #[error("{} is not text", path.display())]

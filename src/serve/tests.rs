@@ -1,329 +1,305 @@
-//! Queues whose answers are known, on a scripted engine: the loop and its arithmetic against theory.
+//! What is known is not measured again, and what is lost ends in words. On the virtual clock, whose times are exact.
 
-use rand::SeedableRng;
-use rand_chacha::ChaCha8Rng;
-use rand_distr::{Distribution, Exp1};
+use super::*;
+use crate::run::fixtures_tests::{config as serving_config, report_of, report_told};
+use hbmark_core::result::serving::{KEEPS_UP, Validity};
+use hbmark_report::analysis::explain_serving;
+use hbmark_report::output::Format;
+use hbmark_report::output::serving::render_any;
+use hbmark_traffic::trace::{Trace, TraceRequest};
+use hbmark_traffic::workload::Workload;
 
-use super::arrivals::{Arrivals, deadlines};
-use super::execute::SessionExecutor;
-use super::latency::{ServeResult, Validity, summarise};
-use super::run::{Fate, Loop, Run, Traffic, run};
-use super::sampler::{Sampler, Sampling};
-use super::scheduler::{Policy, Reject, SchedulerConfig};
-use super::slo::Slo;
-use super::workload::{Planned, Stretch, Workload};
-use crate::engine::EngineError;
-use crate::engine::scripted::{Outcome, ScriptedSession, StepInfo, VirtualClock};
-use crate::model::{Dtype, test_shapes};
-use crate::units::Nanos;
+/// Knows points, keeps those that are measured, and loses some.
+#[derive(Default)]
+struct Keeper {
+    known: std::collections::VecDeque<(Asked, Point)>,
+    kept: Vec<(Asked, Point)>,
+    asked: Vec<Asked>,
+    /// A point with this in its label is lost.
+    loses: Option<&'static str>,
+}
 
-pub(super) fn knobs(max_num_seqs: usize) -> SchedulerConfig {
-    SchedulerConfig {
-        max_num_seqs,
-        max_num_batched_tokens: 8192,
-        block_size: 16,
-        num_blocks: 4096,
-        max_model_len: 100_000,
-        enable_prefix_caching: false,
-        enable_chunked_prefill: true,
-        scheduling: Policy::Fcfs,
-        max_waiting: None,
-        max_loras: None,
+const REASON: &str = "the worker was killed by signal 9 while measuring it";
+
+impl ServeObserver for Keeper {
+    fn stage(&mut self, _what: &str) {}
+    fn progress(&mut self, _progress: Progress) {}
+
+    fn recall(&mut self, spec: &PointSpec, longest: Option<Nanos>) -> Result<Option<Point>, ServeError> {
+        assert!(longest.unwrap().0 > 0.0);
+        let asked = Asked::of(self.asked.len(), spec);
+        self.asked.push(asked.clone());
+        if let Some((known, point)) = self.known.pop_front() {
+            assert_eq!(known, asked);
+            return Ok(Some(point));
+        }
+        if self.loses.is_some_and(|label| spec.label.contains(label)) {
+            let (plan, measured) = spec.plan()?;
+            return Ok(Some(Point { not_run: Some(REASON.into()), ..spec.blank(&plan, &measured) }));
+        }
+        Ok(None)
+    }
+
+    fn measured(&mut self, point: &Result<Point, PointError>, fault: Option<&str>) -> Result<(), ServeError> {
+        assert_eq!(fault, None);
+        let asked = self.asked.last().unwrap().clone();
+        self.kept.push((asked, point.as_ref().unwrap().clone()));
+        Ok(())
     }
 }
 
-/// Serves a plan on a scripted device.
-fn serve(
-    plan: &[Planned],
-    kind: Loop,
-    config: SchedulerConfig,
-    script: impl FnMut(StepInfo) -> Outcome + 'static,
-) -> Run {
-    let clock = VirtualClock::default();
-    let architecture = test_shapes::smollm2_135m();
-    let inventory = architecture.inventory(Dtype::Bf16);
-    let mut session = ScriptedSession::new(architecture, inventory, &clock, Box::new(script));
-    let mut executor = SessionExecutor::new(&mut session, Sampler::new(Sampling::GREEDY));
-    run(&traffic(plan, kind), config, &mut executor, &mut clock.clone(), None, &mut |_| {}).unwrap()
+fn modes() -> [Mode; 5] {
+    [
+        Mode::Single,
+        Mode::Sweep { variable: "rate".into(), values: vec![2.0, 8.0, 64.0] },
+        Mode::FindMaxRate { seeds: 2, precision: 0.2 },
+        Mode::Matrix { scale: 1.0 },
+        Mode::CompareLoops,
+    ]
 }
 
-fn traffic(plan: &[Planned], kind: Loop) -> Traffic<'_> {
-    Traffic {
-        plan,
-        kind,
-        measured: 0..plan.len(),
-        vocab: 1000,
-        stop_tokens: Vec::new(),
-        alphabet: Vec::new(),
-        constrained_stops: Vec::new(),
-        time_limit: None,
-        keep_outputs: false,
-    }
-}
-
-fn result(run: &Run, plan: &[Planned], slo: &str) -> ServeResult {
-    let slo = if slo.is_empty() { Slo::default() } else { slo.parse().unwrap() };
-    summarise(run, &traffic(plan, Loop::Open), &slo)
-}
-
-fn one_token(arrival: Nanos) -> Planned {
-    Planned { arrival, prompt: vec![Stretch { source: 1, tokens: 1 }], output_len: 1, ..Planned::default() }
-}
-
-/// One server: a request is one step, and one sequence at a time.
-fn single_server(
-    rate: f64,
-    count: usize,
-    seed: u64,
-    mut service: impl FnMut() -> f64 + 'static,
-) -> (Vec<Planned>, Run) {
-    let plan: Vec<Planned> =
-        deadlines(Arrivals::Poisson, None, rate, count, seed).into_iter().map(one_token).collect();
-    let run = serve(&plan, Loop::Open, knobs(1), move |_| Outcome::Takes {
-        device: Nanos(service()),
-        host: Nanos(0.0),
-    });
-    (plan, run)
-}
-
-fn exponential(seed: u64) -> impl FnMut() -> f64 {
-    let mut random = ChaCha8Rng::seed_from_u64(seed);
-    move || {
-        let draw: f64 = Exp1.sample(&mut random);
-        draw * 1e9
-    }
-}
-
-fn mean_wait(run: &Run) -> f64 {
-    let waits = run.records.iter().map(|r| r.started.unwrap().0 - r.arrival.0);
-    waits.sum::<f64>() / run.records.len() as f64 / 1e9
-}
-
-/// The mean service time is one second, so rates are utilisations.
 #[test]
-fn waits_of_an_m_m_1_queue_are_those_of_theory() {
-    for (rho, seed, count) in [(0.5, 1, 1_000_000), (0.8, 2, 1_000_000), (0.9, 3, 4_000_000)] {
-        let (plan, run) = single_server(rho, count, seed, exponential(seed + 100));
-        let wanted = rho / (1.0 - rho);
-        let seen = mean_wait(&run);
-        assert!((seen / wanted - 1.0).abs() < 0.02, "ρ = {rho}: mean wait {seen}, theory {wanted}");
-        // The time in the system is exponential with rate μ − λ.
-        let p99 = result(&run, &plan, "").e2e_ns.unwrap().p99.unwrap().value() / 1e9;
-        let wanted = 100_f64.ln() / (1.0 - rho);
-        assert!((p99 / wanted - 1.0).abs() < 0.03, "ρ = {rho}: p99 {p99}, theory {wanted}");
+fn every_mode_goes_on_over_known_points_as_if_it_had_measured_them() {
+    for mode in modes() {
+        let mut first = Keeper::default();
+        let whole = report_told(mode.clone(), 4.0, &mut first);
+        assert!(!first.kept.is_empty());
+        for known in [first.kept.len() / 2, first.kept.len()] {
+            // Through a pipe, as between two processes.
+            let text = serde_json::to_string(&first.kept[..known]).unwrap();
+            let mut second = Keeper { known: serde_json::from_str(&text).unwrap(), ..Keeper::default() };
+            assert_eq!(report_told(mode.clone(), 4.0, &mut second), whole, "{mode:?}, {known} known");
+            assert_eq!(second.kept.len(), first.kept.len() - known);
+            assert_eq!(second.asked, first.asked);
+        }
     }
 }
 
 #[test]
-fn waits_of_an_m_d_1_queue_are_half_of_those() {
-    for (rho, seed, count) in [(0.5, 4, 1_000_000), (0.8, 5, 1_000_000), (0.9, 6, 2_000_000)] {
-        let (_, run) = single_server(rho, count, seed, || 1e9);
-        let wanted = rho / (2.0 * (1.0 - rho));
-        let seen = mean_wait(&run);
-        assert!((seen / wanted - 1.0).abs() < 0.02, "ρ = {rho}: mean wait {seen}, theory {wanted}");
-    }
+fn a_lost_point_of_a_sweep_costs_no_other() {
+    let mode = Mode::Sweep { variable: "rate".into(), values: vec![2.0, 4.0, 8.0] };
+    let report = report_told(mode, 4.0, &mut Keeper { loses: Some("rate 4"), ..Keeper::default() });
+    let has: Vec<bool> = report.points.iter().map(|point| point.result.is_some()).collect();
+    assert_eq!(has, [true, false, true]);
+    assert_eq!(report.points[1].not_run.as_deref(), Some(REASON));
 }
 
 #[test]
-fn every_wait_is_that_of_lindleys_recursion() {
-    let (plan, run) = single_server(0.9, 10_000, 7, exponential(8));
-    let mut service = exponential(8);
-    let mut free_at = 0.0_f64;
-    for (planned, record) in plan.iter().zip(&run.records) {
-        let start = planned.arrival.0.max(free_at);
-        free_at = start + service();
-        assert!((record.started.unwrap().0 - start).abs() < 1e-3);
-        assert!((record.last_token.unwrap().0 - free_at).abs() < 1e-3);
-    }
-}
-
-/// Steps of 1 ms, requests every 10 ms, one stall of 1.4 s.
-#[test]
-fn a_planted_stall_appears_in_p99_ttft_where_the_arithmetic_puts_it() {
-    let plan: Vec<Planned> =
-        deadlines(Arrivals::Constant, None, 100.0, 10_000, 0).into_iter().map(one_token).collect();
-    let run = serve(&plan, Loop::Open, knobs(256), |info| Outcome::Takes {
-        device: Nanos(if info.index == 5_000 { 1.4e9 } else { 1e6 }),
-        host: Nanos(0.0),
-    });
-    let ttft = result(&run, &plan, "").ttft_ns.unwrap();
-    // The stalled request waits 1.4 s, the next 1.39 s + 1 ms ...: 140 requests wait 1.4 s − 10 ms · i. Of 10,000, 100 lie above p99:
-    // the 101st from the top waits about 0.4 s.
-    let p99 = ttft.p99.unwrap().value() / 1e9;
-    assert!((p99 / 0.4 - 1.0).abs() < 0.05, "{p99}");
-    assert!((ttft.max.unwrap().value() / 1.4e9 - 1.0).abs() < 0.01);
-    assert!((ttft.p50.unwrap().value() / 1e6 - 1.0).abs() < 1e-6);
-}
-
-#[test]
-fn a_closed_loop_hides_the_stall_that_an_open_one_shows() {
-    let plan: Vec<Planned> =
-        deadlines(Arrivals::Constant, None, 100.0, 10_000, 0).into_iter().map(one_token).collect();
-    let script = |info: StepInfo| Outcome::Takes {
-        device: Nanos(if info.index == 5_000 { 1.4e9 } else { 1e6 }),
-        host: Nanos(0.0),
-    };
-    let run = serve(&plan, Loop::Closed { concurrency: 1 }, knobs(256), script);
-    let seen = summarise(&run, &traffic(&plan, Loop::Closed { concurrency: 1 }), &Slo::default());
-    assert!(seen.ttft_ns.unwrap().p99.unwrap().value() < 1.1e6, "one request in 10,000 met the stall");
-    assert_eq!(seen.offered_per_s, None);
-}
-
-#[test]
-fn tokens_of_a_decode_have_the_times_of_its_steps() {
-    let plan = [Planned {
-        arrival: Nanos(5e6),
-        prompt: vec![Stretch { source: 1, tokens: 100 }],
-        output_len: 11,
-        ..Planned::default()
-    }];
-    let run = serve(&plan, Loop::Open, knobs(4), |info| Outcome::Takes {
-        device: Nanos(if info.tokens > 1 { 50e6 } else { 10e6 }),
-        host: Nanos(1e6),
-    });
-    let seen = result(&run, &plan, "ttft_p50=51ms,tpot_p50=11ms,e2e_p50=161ms");
-    assert_eq!(seen.slo_met, Some(true));
-    assert!((seen.goodput_share.unwrap() - 1.0).abs() < f64::EPSILON);
-    assert!(
-        (seen.ttft_ns.unwrap().p50.unwrap().value() - 51e6).abs() < 1.0,
-        "50 ms on the device, 1 ms to read"
+fn a_search_that_loses_a_point_ends_in_words_and_claims_no_rate() {
+    let mode = Mode::FindMaxRate { seeds: 2, precision: 0.2 };
+    // The second rate that is tried: the first one held.
+    let lost = report_told(mode.clone(), 4.0, &mut Keeper { loses: Some("rate 8"), ..Keeper::default() });
+    let search = lost.search.unwrap();
+    assert_eq!((search.max_rate, search.confirmed), (None, false));
+    assert_eq!(
+        search.note,
+        format!(
+            "the search ended early, at `bracket` of 8.000 per second: {REASON}; 4.000 per second had held in a single run and is not \
+             confirmed"
+        )
     );
-    assert!((seen.tpot_ns.unwrap().p50.unwrap().value() - 11e6).abs() < 1.0);
-    assert!((seen.e2e_ns.unwrap().p50.unwrap().value() - 161e6).abs() < 1.0);
-    let itl = seen.itl_ns.unwrap();
-    assert_eq!((itl.n, itl.p99), (10, None));
-    assert!((seen.breakdown.idle_ns - 5e6).abs() < 1.0);
-    assert!((seen.breakdown.sample_ns - 11e6).abs() < 1.0);
-    assert!((seen.breakdown.device_ns - 150e6).abs() < 1.0);
-    assert!(seen.breakdown.other_ns < 1.0);
+    assert_eq!(search.attempts.last().unwrap().why, REASON);
+    assert_eq!((lost.points.len(), lost.points[1].label.as_str()), (2, "bracket 8.000/s"));
+    // And the very first.
+    let lost = report_told(mode, 4.0, &mut Keeper { loses: Some("rate"), ..Keeper::default() });
+    assert!(lost.search.unwrap().note.ends_with("no rate had held before"));
 }
 
 #[test]
-fn one_token_has_no_tpot_and_a_reject_is_infinitely_slow() {
-    let mut plan: Vec<Planned> = (0..40_u32).map(|i| one_token(Nanos(f64::from(i) * 1e6))).collect();
-    for request in &mut plan[..4] {
-        request.output_len = 1_000_000;
-    }
-    let run = serve(&plan, Loop::Open, knobs(4), |_| Outcome::Takes { device: Nanos(1e3), host: Nanos(0.0) });
-    assert_eq!(run.records[0].fate, Fate::Rejected(Reject::ExceedsContext));
-    let seen = result(&run, &plan, "ttft_p95=1ms,tpot_p50=1ms");
-    assert_eq!((seen.served, seen.measured), (36, 40));
-    assert_eq!(seen.rejected["exceeds_context"], 4);
-    let ttft = seen.ttft_ns.unwrap();
-    assert_eq!((ttft.n, ttft.infinite), (40, 4));
-    assert_eq!(serde_json::to_value(ttft.max).unwrap(), "infinite");
-    assert!(ttft.p90.unwrap().value() < 1e6 && ttft.p95.is_none());
-    let tpot = seen.tpot_ns.unwrap();
-    assert_eq!((tpot.n, tpot.infinite, tpot.missing), (4, 4, 36));
-    assert_eq!(seen.tpot_clause_dropped, 36);
-    assert!((seen.goodput_share.unwrap() - 0.9).abs() < 1e-12, "a null TPOT drops its clause");
-    assert_eq!(seen.slo_met, Some(false));
+fn a_closed_loop_is_not_compared_with_an_open_one_that_was_lost() {
+    let report =
+        report_told(Mode::CompareLoops, 4.0, &mut Keeper { loses: Some("open"), ..Keeper::default() });
+    assert_eq!(report.points.len(), 1);
+    assert!(report.warnings.iter().any(|warning| warning.contains("the closed loop was not run")));
 }
 
 #[test]
-fn an_overloaded_server_is_called_saturated_and_its_percentiles_are_refused() {
-    let (plan, run) = single_server(1.3, 2_000, 9, exponential(10));
-    let seen = result(&run, &plan, "ttft_p95=10h,tpot_p50=1s");
-    assert_eq!(seen.validity, Validity::Saturated, "{:?}", seen.reasons);
-    assert_eq!((seen.ttft_ns, seen.e2e_ns, seen.slo_met), (None, None, Some(false)));
-    assert!((seen.served_per_s - 1.0).abs() < 0.1, "throughput is still a result: {}", seen.served_per_s);
-}
-
-#[test]
-fn a_stable_server_is_not_called_saturated() {
-    let mut called = 0;
-    for seed in 0..40 {
-        let (plan, run) = single_server(0.8, 3_000, seed, exponential(seed + 1_000));
-        called += usize::from(result(&run, &plan, "").validity != Validity::Valid);
-    }
-    assert!(called <= 3, "{called} of 40");
-}
-
-#[test]
-fn a_short_overload_of_a_full_batch_is_called_saturated() {
-    // Sixteen at a time, each for sixteen steps of 1 ms: 1,000 requests per second, and 1.2 times as many come.
-    let mut called = 0;
-    for seed in 0..20 {
-        let mut plan: Vec<Planned> =
-            deadlines(Arrivals::Poisson, None, 1_200.0, 500, seed).into_iter().map(one_token).collect();
-        for request in &mut plan {
-            request.output_len = 16;
+fn every_lost_point_can_be_shown_and_explained() {
+    let some = [(Mode::Matrix { scale: 1.0 }, "refix"), (modes()[1].clone(), "rate 8")];
+    for (mode, loses) in modes().into_iter().map(|mode| (mode, "")).chain(some) {
+        let report = report_told(mode.clone(), 4.0, &mut Keeper { loses: Some(loses), ..Keeper::default() });
+        assert!(
+            report.points.iter().any(|point| point.result.is_none()),
+            "{mode:?} loses none with `{loses}`"
+        );
+        let findings = explain_serving(&report, None);
+        for format in [Format::Table, Format::Json, Format::Csv, Format::Md, Format::Html] {
+            let text = render_any(&report, &findings, format).unwrap();
+            assert!(text.contains("signal 9"), "{mode:?} without `{loses}` as {format:?}");
         }
-        let run =
-            serve(&plan, Loop::Open, knobs(16), |_| Outcome::Takes { device: Nanos(1e6), host: Nanos(0.0) });
-        let traffic = Traffic { measured: 200..500, ..traffic(&plan, Loop::Open) };
-        let seen = summarise(&run, &traffic, &Slo::default());
-        // Where it is not called, the report says that nobody can tell.
-        let undecided = seen.gates.iter().any(|g| g.name == "keeps up" && g.passed.is_none());
-        assert!(undecided || seen.validity == Validity::Saturated, "{:?}", seen.gates);
-        called += usize::from(seen.validity == Validity::Saturated);
     }
-    assert!(called >= 17, "{called} of 20");
 }
 
 #[test]
-fn a_short_stable_run_is_not_called_saturated() {
-    let mut called = 0;
-    for seed in 0..40 {
-        let (plan, run) = single_server(0.7, 300, seed, exponential(seed + 5_000));
-        called += usize::from(result(&run, &plan, "").validity != Validity::Valid);
+fn a_point_is_known_by_all_that_was_asked() {
+    let mut keeper = Keeper::default();
+    report_told(Mode::Single, 4.0, &mut keeper);
+    let spec = || PointSpec {
+        label: "rate 4".into(),
+        source: Source::Workload(Workload::fixed(8, 4).unwrap()),
+        offered: Offered::Rate(4.0),
+        arrivals: Arrivals::Poisson,
+        burst: None,
+        requests: 10,
+        warmup: 4,
+        scheduler: keeper.kept[0].1.scheduler.clone(),
+        sampling: Sampling::GREEDY,
+        stop_at_eos: false,
+        seed: 7,
+        cold: false,
+        slo: Slo::default(),
+        time_limit: None,
+        adapters: None,
+        constrained: None,
+    };
+    let asked = Asked::of(0, &spec());
+    assert_eq!(asked, Asked::of(0, &spec()));
+    let trace = |output_tokens| {
+        let request = TraceRequest {
+            arrival: Nanos(0.0),
+            input_tokens: 3,
+            output_tokens,
+            prefix_ids: Vec::new(),
+            prefix_block: 0,
+            priority: 0,
+        };
+        let trace = Trace { format: "hbmark", requests: vec![request], left_out: 0 };
+        Asked::of(0, &PointSpec { source: Source::Trace(std::rc::Rc::new(trace), 1.0), ..spec() })
+    };
+    assert_eq!(trace(5), trace(5));
+    let others = [
+        Asked::of(1, &spec()),
+        Asked::of(0, &PointSpec { seed: 8, ..spec() }),
+        Asked::of(0, &PointSpec { warmup: 5, ..spec() }),
+        Asked::of(0, &PointSpec { offered: Offered::AtOnce, ..spec() }),
+        Asked::of(0, &PointSpec { time_limit: Some(Nanos(1.0)), ..spec() }),
+        trace(5),
+        trace(6),
+    ];
+    for (index, other) in others.iter().enumerate() {
+        assert_ne!(*other, asked);
+        assert!(!others[..index].contains(other));
     }
-    assert!(called <= 3, "{called} of 40");
+}
+
+/// One point of long prompts on a virtual clock.
+fn point(change: impl FnOnce(&mut ServeConfig)) -> Point {
+    let mut config = ServeConfig {
+        source: Source::Workload(Workload::fixed(1024, 128).unwrap()),
+        requests: 1000,
+        warmup: Some(0),
+        ..serving_config()
+    };
+    change(&mut config);
+    report_of(&config, &mut Keeper::default()).points.remove(0)
 }
 
 #[test]
-fn requests_at_once_give_throughput_and_no_latency() {
-    let plan = Workload::fixed(64, 8).unwrap().plan(None, Arrivals::Poisson, None, 50, 1);
-    let run =
-        serve(&plan, Loop::Open, knobs(16), |_| Outcome::Takes { device: Nanos(1e6), host: Nanos(0.0) });
-    let seen = result(&run, &plan, "");
-    assert_eq!((seen.validity, seen.served), (Validity::Saturated, 50));
-    assert_eq!(seen.ttft_ns, None);
-    assert!(seen.tpot_ns.is_some(), "a step is a step, however long one waited for it");
-    assert!(seen.output_tokens_per_s > 0.0);
+fn goodput_is_never_more_than_what_was_served() {
+    for rate in [4.0, 40.0, 76.0] {
+        let point = point(|config| {
+            config.offered = Offered::Rate(rate);
+            config.slo = "tpot_p95=40ms".parse().unwrap();
+        });
+        let result = point.result.unwrap();
+        let goodput = result.goodput_per_s.unwrap();
+        assert!(goodput <= result.served_per_s, "{goodput} of {}", result.served_per_s);
+        assert!(goodput > 0.0 && result.goodput_share.unwrap() > 0.9, "{result:?}");
+    }
 }
 
 #[test]
-fn an_engine_that_fails_once_fails_only_what_it_was_serving() {
-    let plan: Vec<Planned> = (0..10_u32).map(|i| one_token(Nanos(f64::from(i) * 1e9))).collect();
-    let run = serve(&plan, Loop::Open, knobs(4), |info| {
-        if info.index == 3 {
-            Outcome::Fails(EngineError::Device { device: "scripted".into(), detail: "planted".into() })
-        } else {
-            Outcome::Takes { device: Nanos(1e6), host: Nanos(0.0) }
+fn what_a_full_queue_turned_away_was_not_completed() {
+    let crowded = |most| {
+        point(|config| {
+            config.offered = Offered::Rate(100.0);
+            config.knobs.max_waiting = Some(most);
+            config.slo = Slo::default();
+        })
+        .result
+        .unwrap()
+    };
+    let result = crowded(8);
+    let gate = result.gates.iter().find(|gate| gate.name == KEEPS_UP).unwrap();
+    let shed: usize = result.rejected.values().sum();
+    assert!(shed > 200, "{:?}", result.rejected);
+    assert_eq!((result.validity, gate.passed), (Validity::Saturated, Some(false)), "{}", gate.detail);
+    assert!(gate.detail.contains(&format!("{shed} found the queue full")), "{}", gate.detail);
+    // Nobody waits here, and nobody is served.
+    let result = crowded(0);
+    assert_eq!((result.served, result.validity), (0, Validity::Saturated));
+    let said = format!("{} {} {:?}", result.mean_running, result.mean_waiting, result.gates);
+    assert!(!said.contains("-0") && !said.contains("NaN"), "{said}");
+}
+
+fn trace(requests: impl Iterator<Item = (f64, usize)>) -> Source {
+    let requests = requests.map(|(second, input_tokens)| TraceRequest {
+        arrival: Nanos::from_seconds(second),
+        input_tokens,
+        output_tokens: 4,
+        prefix_ids: Vec::new(),
+        prefix_block: 0,
+        priority: 0,
+    });
+    let trace = Trace { format: "hbmark", requests: requests.collect(), left_out: 0 };
+    Source::Trace(std::rc::Rc::new(trace), 1.0)
+}
+
+#[test]
+fn a_trace_runs_at_the_rate_that_was_asked_for_and_its_means_are_of_the_requests_that_count() {
+    // Ever busier, and ever longer.
+    let rows = || (0..2000).map(f64::from).map(|i| (i.sqrt() * 10.0, if i < 500.0 { 100 } else { 300 }));
+    for (requests, mean) in [(100, 100.0), (1000, 200.0)] {
+        let point = point(|config| {
+            config.source = trace(rows());
+            (config.offered, config.requests) = (Offered::Rate(2.0), requests);
+            config.slo = Slo::default();
+        });
+        assert_eq!((point.mean_prompt_tokens, point.mean_output_tokens), (mean, 4.0));
+        let offered = point.result.unwrap().offered_per_s.unwrap();
+        // n requests have n - 1 gaps.
+        let exact = 2.0 * requests as f64 / (requests - 1) as f64;
+        assert!((offered / exact - 1.0).abs() < 0.001, "{offered}");
+    }
+}
+
+#[test]
+fn a_time_limit_changes_no_rate() {
+    let point = point(|config| {
+        config.offered = Offered::Rate(10.0);
+        config.arrivals = Arrivals::Constant;
+        config.time_limit_s = Some(30.0);
+        config.slo = Slo::default();
+    });
+    let result = point.result.unwrap();
+    assert!((result.offered_per_s.unwrap() / 10.0 - 1.0).abs() < 0.02, "{:?}", result.offered_per_s);
+    let gate = result.gates.iter().find(|gate| gate.name == "realised rate").unwrap();
+    assert_eq!(gate.passed, Some(true), "{}", gate.detail);
+    assert!(gate.detail.contains("1000 were planned, and the run ended before"), "{}", gate.detail);
+}
+
+#[test]
+fn percentiles_can_be_computed_again_from_the_requests() {
+    let point = point(|config| config.slo = Slo::default());
+    let result = point.result.unwrap();
+    let requests = result.requests.clone().unwrap();
+    assert_eq!((requests.fate.len(), requests.fate.iter().all(|fate| fate == "served")), (1000, true));
+    let since = |ends: &[Option<u64>]| -> Vec<f64> {
+        let pairs = ends.iter().zip(&requests.arrival_ns);
+        let mut times: Vec<f64> = pairs.map(|(end, begin)| (end.unwrap() - begin) as f64).collect();
+        times.sort_by(f64::total_cmp);
+        times
+    };
+    for (ends, said) in [
+        (&requests.first_token_ns, &result.ttft_ns),
+        (&requests.last_token_ns, &result.e2e_ns),
+        (&requests.started_ns, &result.queue_ns),
+    ] {
+        let times = since(ends);
+        for (p, of) in hbmark_core::result::serving::LEVELS {
+            let Some(said) = of(said.as_ref().unwrap()) else { continue };
+            // Whole nanoseconds.
+            assert!((hbmark_core::stats::percentile(&times, p) - said.value()).abs() <= 1.0, "{p}");
         }
-    });
-    let seen = result(&run, &plan, "");
-    assert_eq!((seen.served, seen.rejected["engine_failed"]), (9, 1));
-    assert_eq!(seen.validity, Validity::Invalid);
-    assert!(seen.reasons[0].contains("planted"), "{:?}", seen.reasons);
-}
-
-#[test]
-fn an_engine_that_stays_broken_ends_the_run_and_the_rest_is_unfinished() {
-    let plan: Vec<Planned> = (0..10_u32).map(|i| one_token(Nanos(f64::from(i) * 1e9))).collect();
-    let run = serve(&plan, Loop::Open, knobs(4), |_| {
-        Outcome::Fails(EngineError::Device { device: "scripted".into(), detail: "planted".into() })
-    });
-    let seen = result(&run, &plan, "");
-    assert_eq!((seen.served, seen.unfinished, seen.rejected["engine_failed"]), (0, 7, 3));
-    assert_eq!(seen.ttft_ns.unwrap().infinite, 10);
-}
-
-#[test]
-fn warm_up_and_cool_down_are_served_and_not_measured() {
-    let plan: Vec<Planned> = (0..100_u32).map(|i| one_token(Nanos(f64::from(i) * 1e6))).collect();
-    let clock = VirtualClock::default();
-    let architecture = test_shapes::smollm2_135m();
-    let inventory = architecture.inventory(Dtype::Bf16);
-    let script = |_| Outcome::Takes { device: Nanos(3e6), host: Nanos(0.0) };
-    let mut session = ScriptedSession::new(architecture, inventory, &clock, Box::new(script));
-    let mut executor = SessionExecutor::new(&mut session, Sampler::new(Sampling::GREEDY));
-    let traffic = Traffic { measured: 10..60, ..traffic(&plan, Loop::Open) };
-    let run = run(&traffic, knobs(4), &mut executor, &mut clock.clone(), None, &mut |_| {}).unwrap();
-    let seen = summarise(&run, &traffic, &Slo::default());
-    assert_eq!((seen.warmup_requests, seen.measured, seen.served), (10, 50, 50));
-    assert!(seen.cooldown_requests > 0 && !run.ran_dry);
-    // The loop ends with the last measured request.
-    assert!(run.end < 80e6, "{}", run.end);
+    }
 }

@@ -5,8 +5,8 @@
 
 use std::collections::HashMap;
 
-use crate::model::tokenizer::Tokenizer;
-use crate::model::tokenizer::TokenizerError;
+use crate::weights::tokenizer::{Tokenizer, TokenizerError};
+use hbmark_traffic::run::{TextError, TextPath};
 
 /// A tokenizer at work.
 #[derive(Debug)]
@@ -79,6 +79,16 @@ impl<'a> Text<'a> {
     }
 }
 
+impl TextPath for Text<'_> {
+    fn encode(&self, request: usize) -> Result<usize, TextError> {
+        Ok(Self::encode(self, request)?)
+    }
+    fn push(&mut self, request: usize, token: u32, finished: bool) -> Result<(), TextError> {
+        Self::push(self, request, token, finished)?;
+        Ok(())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::path::Path;
@@ -96,7 +106,7 @@ mod tests {
         let words = tokenizer.words();
         assert!(words.len() > 30, "{}", words.len());
         let prompt = |seed: u64, length: u64| -> Vec<u32> {
-            let at = |i| usize::try_from(crate::serve::workload::mix(seed, i)).unwrap() % words.len();
+            let at = |i| usize::try_from(hbmark_traffic::workload::mix(seed, i)).unwrap() % words.len();
             (0..length).map(|i| words[at(i)]).collect()
         };
         let prompts: Vec<Vec<u32>> = (1..40).map(|length| prompt(length, length)).collect();

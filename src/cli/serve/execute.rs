@@ -15,17 +15,18 @@ use crate::cli::axes::parse_dtypes;
 use crate::cli::run::command_line;
 use crate::cli::{Cli, Command, Outcome, claim_folder, give_up, prepare_folder, print, say};
 use crate::engine;
-use crate::insight::explain_serving;
-use crate::journal::{self, Found, Header, Journal};
-use crate::model::{self, OpenModel};
-use crate::report::serving::{self, ServeReport};
-use crate::report::{Format, as_map};
-use crate::rig::{Interrupts, Launch};
-use crate::serve::latency::Validity;
-use crate::serving::cold::{self, ColdConfig};
-use crate::serving::isolated::{self, Job};
-use crate::serving::memory::{Memory, ServePlan};
-use crate::serving::{Ending, Finished, ServeConfig, ServeError, ServeObserver, alone};
+use crate::serve::cold::{self, ColdConfig};
+use crate::serve::isolated::{self, Job};
+use crate::serve::memory::{Memory, ServePlan};
+use crate::serve::{Ending, Finished, ServeConfig, ServeError, ServeObserver, alone};
+use crate::weights::{self, OpenModel};
+use crate::worker::interrupt::Interrupts;
+use crate::worker::journal::{self, Found, Header, Journal};
+use crate::worker::workers::Launch;
+use hbmark_core::result::as_map;
+use hbmark_core::result::serving::{ServeReport, Validity};
+use hbmark_report::analysis::explain_serving;
+use hbmark_report::output::{Format, serving};
 
 /// Settings of this program and not of what is measured: they may change when a benchmark goes on.
 const FREE: [&str; 4] = ["resume", "format", "no_isolation", "hang_after"];
@@ -52,7 +53,7 @@ pub(super) fn execute(args: Args) -> anyhow::Result<Outcome> {
     };
     let Ready { args, config, model, job, mut memory } = ready;
     // Before any other thread is started.
-    crate::threads::limit(config.threads);
+    crate::engine::threads::limit(config.threads);
     let interrupts = Interrupts::listen().context("cannot listen for Ctrl-C")?;
     let mut live = Live::new();
     let finished = if args.isolated() {
@@ -102,7 +103,7 @@ fn simulate(args: &Args) -> anyhow::Result<Outcome> {
     // Kept until the result is saved.
     let _claim = config.out.as_deref().map(claim_folder).transpose()?;
     let mut live = Live::new();
-    let report = crate::serving::serve(&config, &model, &command_line(), &mut live);
+    let report = crate::serve::serve(&config, &model, &command_line(), &mut live);
     live.finish();
     let report = report?;
     conclude(&report, args)??;
@@ -111,9 +112,9 @@ fn simulate(args: &Args) -> anyhow::Result<Outcome> {
 
 fn open(args: &Args) -> anyhow::Result<OpenModel> {
     if args.simulate {
-        return Ok(model::open_shape(&args.model.model, args.model.revision.as_deref())?);
+        return Ok(weights::open_shape(&args.model.model, args.model.revision.as_deref())?);
     }
-    Ok(model::open(&args.model.model, args.model.revision.as_deref(), args.model.seed)?)
+    Ok(weights::open(&args.model.model, args.model.revision.as_deref(), args.model.seed)?)
 }
 
 /// A benchmark from its beginning.
@@ -161,7 +162,7 @@ fn resume(given: &Args, folder: &Path) -> anyhow::Result<Ready> {
 
 fn plan(config: &ServeConfig, model: &OpenModel, arguments: Vec<OsString>) -> ServePlan {
     let dtype = config.dtype.unwrap_or_else(|| engine::default_dtype(&config.engine, model, config.device));
-    let model_hash = model::model_hash(&model.architecture, &model.inventory(dtype));
+    let model_hash = hbmark_core::model::model_hash(&model.architecture, &model.inventory(dtype));
     let config: BTreeMap<_, _> = as_map(config);
     ServePlan { arguments, config, model_hash }
 }
@@ -212,9 +213,9 @@ fn cold(args: &Args, launches: u32) -> anyhow::Result<Outcome> {
         note: args.note.clone(),
         hypothesis: args.hypothesis.clone(),
     };
-    crate::threads::limit(config.threads);
-    let open = || -> anyhow::Result<crate::model::OpenModel> {
-        Ok(crate::model::open(&args.model.model, args.model.revision.as_deref(), args.model.seed)?)
+    crate::engine::threads::limit(config.threads);
+    let open = || -> anyhow::Result<crate::weights::OpenModel> {
+        Ok(crate::weights::open(&args.model.model, args.model.revision.as_deref(), args.model.seed)?)
     };
     if args.cold_child {
         cold::child(&config, open, &mut std::io::stdout())?;
@@ -240,8 +241,8 @@ fn conclude(report: &ServeReport, args: &Args) -> anyhow::Result<anyhow::Result<
 }
 
 /// Serves as a worker.
-pub(in crate::cli) fn work() -> Result<(), crate::rig::ServeError> {
-    crate::serving::worker::work(|job, observer| {
+pub(in crate::cli) fn work() -> Result<(), crate::worker::child::WorkerEnd> {
+    crate::serve::worker::work(|job, observer| {
         report_of(job, observer).map_err(|error| crate::cli::one_line(&error))
     })
 }
@@ -250,9 +251,9 @@ pub(in crate::cli) fn work() -> Result<(), crate::rig::ServeError> {
 fn report_of(job: &Job, observer: &mut dyn ServeObserver) -> anyhow::Result<ServeReport> {
     let args = parse(&job.arguments)?;
     let config = args.config()?;
-    crate::threads::limit(config.threads);
-    let model = crate::model::open(&args.model.model, args.model.revision.as_deref(), args.model.seed)?;
-    Ok(crate::serving::serve(&config, &model, &job.command, observer)?)
+    crate::engine::threads::limit(config.threads);
+    let model = crate::weights::open(&args.model.model, args.model.revision.as_deref(), args.model.seed)?;
+    Ok(crate::serve::serve(&config, &model, &job.command, observer)?)
 }
 
 /// Writes the result in every format but the terminal's and returns the path of the first.
@@ -264,7 +265,10 @@ fn save(report: &ServeReport, folder: &Path) -> anyhow::Result<PathBuf> {
         (Format::Md, "serve.md"),
         (Format::Html, "report.html"),
     ] {
-        crate::files::write_whole(&folder.join(name), &serving::render_any(report, &findings, format)?)?;
+        crate::machine::files::write_whole(
+            &folder.join(name),
+            &serving::render_any(report, &findings, format)?,
+        )?;
     }
     Ok(folder.join("serve.json"))
 }

@@ -4,9 +4,9 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use crate::report::plain;
-use crate::serve::run::Progress;
-use crate::serving::ServeObserver;
+use crate::serve::ServeObserver;
+use hbmark_core::input::plain;
+use hbmark_traffic::run::Progress;
 
 /// Elapsed, running, waiting, tokens per second and KV use, on stderr; nothing when piped.
 pub(super) struct Live {

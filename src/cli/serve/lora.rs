@@ -5,10 +5,10 @@ use std::path::PathBuf;
 use anyhow::Context;
 use clap::Args as ClapArgs;
 
-use crate::model::Target;
-use crate::model::adapter::MAX_RANK;
-use crate::serve::adapters::Assignment;
-use crate::serving::LoraConfig;
+use crate::serve::LoraConfig;
+use crate::weights::adapter::MAX_RANK;
+use hbmark_core::model::Target;
+use hbmark_core::result::serving::Assignment;
 
 /// Adapters, by vLLM's names where it has one.
 #[derive(Debug, ClapArgs)]

@@ -8,8 +8,9 @@ use super::forward::Widths;
 use super::operations::{Arrangement, Operations, Part};
 use super::rows::Rows;
 use crate::engine::EngineError;
-use crate::model::{Adapter, Packing, StoredMatrix, Target};
-use crate::units::Bytes;
+use crate::weights::{Adapter, Packing, StoredMatrix};
+use hbmark_core::model::Target;
+use hbmark_core::units::Bytes;
 
 /// A fused linear layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

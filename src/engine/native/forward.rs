@@ -9,7 +9,7 @@ use super::operations::{AttentionShape, AttentionWeights, Begun, Embedding, Oper
 use super::rope::RopeTable;
 use super::rows::Rows;
 use crate::engine::EngineError;
-use crate::model::Architecture;
+use hbmark_core::model::Architecture;
 
 /// One layer.
 #[derive(Debug)]

@@ -20,20 +20,21 @@ mod weights;
 
 use std::collections::HashMap;
 
-use super::{
-    AdapterId, Capabilities, DeviceChoice, DeviceOptions, EngineError, MemoryUse, OperationTime, Ragged,
-    SequenceId, Session, StepBatch, Timeline,
-};
-use crate::model::{
-    Adapter, Architecture, Dtype, Family, Inventory, OpenModel, Packing, RopeScaling, StoredTensor,
-};
-use crate::units::{Bytes, Nanos};
 use cpu::CpuOperations;
 use forward::{Forward, Widths};
 use operations::{Operation, Operations, PoolShape};
 use rope::RopeTable;
 use rows::Rows;
 use tables::Tables;
+
+use super::{
+    AdapterId, DeviceChoice, DeviceOptions, EngineError, MemoryUse, OperationTime, SequenceId, Session,
+    StepBatch, Timeline,
+};
+use crate::weights::{Adapter, OpenModel, Packing, StoredTensor};
+use hbmark_core::model::{Architecture, Dtype, Family, Inventory, RopeScaling};
+use hbmark_core::result::{Capabilities, Ragged};
+use hbmark_core::units::{Bytes, Nanos};
 
 /// The name on the command line and in results.
 pub const NAME: &str = "native";

@@ -9,7 +9,7 @@ use std::sync::LazyLock;
 use rand::{RngCore, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use crate::model::synthetic::standard_quantile;
+use crate::weights::synthetic::standard_quantile;
 
 /// Draws taken from the generator together: 4 KiB stay in the first cache.
 const DRAWS_AT_ONCE: usize = 2_048;

@@ -13,8 +13,9 @@ use super::rope::RopeTable;
 use super::rows::Rows;
 use crate::engine::timeline::MonotonicTimeline;
 use crate::engine::{EngineError, Timeline};
-use crate::model::{Dtype, StoredMatrix};
-use crate::units::Bytes;
+use crate::weights::StoredMatrix;
+use hbmark_core::model::Dtype;
+use hbmark_core::units::Bytes;
 
 /// Columns of an activation row that share a scale when the weights are integers.
 pub const ACTIVATION_GROUP: usize = 32;

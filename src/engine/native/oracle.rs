@@ -18,8 +18,9 @@ use super::operations::{
 use super::rope::{RopeTable, rotate};
 use super::rows::{Rows, SequenceRows};
 use crate::engine::EngineError;
-use crate::model::{Dtype, StoredData, StoredMatrix};
-use crate::units::Bytes;
+use crate::weights::{StoredData, StoredMatrix};
+use hbmark_core::model::Dtype;
+use hbmark_core::units::Bytes;
 
 /// The operations as formulas.
 #[derive(Debug, Default)]

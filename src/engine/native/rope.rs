@@ -9,7 +9,7 @@
 use std::f64::consts::TAU;
 
 use crate::engine::EngineError;
-use crate::model::{Architecture, RopeScaling};
+use hbmark_core::model::{Architecture, RopeScaling};
 
 /// Cosines and sines of the positions seen so far.
 #[derive(Debug, Clone)]

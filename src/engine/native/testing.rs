@@ -14,7 +14,9 @@ use super::rows::Rows;
 use super::{noise, weights};
 use crate::engine::EngineError;
 use crate::measure::quality::relative_error;
-use crate::model::{Architecture, Dtype, Packing, StoredMatrix};
+use crate::weights::{Packing, StoredMatrix};
+use hbmark_core::model::{Architecture, Dtype};
+
 pub use sample::Sample;
 #[cfg(any(test, feature = "cuda"))]
 pub(crate) use sample::nth;
@@ -96,7 +98,7 @@ pub type Outputs = Vec<(Operation, Vec<Vec<f32>>)>;
 pub fn forward_of<O: Operations>(
     operations: &mut O,
     architecture: &Architecture,
-    tensors: impl IntoIterator<Item = (String, crate::model::StoredTensor)>,
+    tensors: impl IntoIterator<Item = (String, crate::weights::StoredTensor)>,
 ) -> Result<Forward<O>, EngineError> {
     let weights = weights::assemble(operations, architecture, tensors)?;
     Ok(Forward::new(Widths::of(architecture), weights, RopeTable::new(architecture)?))
@@ -130,7 +132,7 @@ impl<O: Operations> Runner<O> {
         mut operations: O,
         sample: &Sample,
         scenario: &Scenario,
-        tensors: impl IntoIterator<Item = (String, crate::model::StoredTensor)>,
+        tensors: impl IntoIterator<Item = (String, crate::weights::StoredTensor)>,
     ) -> Result<Self, EngineError> {
         let forward = forward_of(&mut operations, &sample.architecture, tensors)?;
         let pool = pool_of(&mut operations, sample, scenario, &scenario.filled)?;
@@ -146,7 +148,7 @@ impl<O: Operations> Runner<O> {
     pub fn take_adapter(
         &mut self,
         sample: &Sample,
-        adapter: &crate::model::Adapter,
+        adapter: &crate::weights::Adapter,
     ) -> Result<usize, EngineError> {
         let packing = Packing::of(super::kv_dtype(sample.dtype), 0).unwrap_or(Packing::Bf16);
         let widths = Widths::of(&sample.architecture);

@@ -8,8 +8,9 @@ use std::collections::HashMap;
 use super::forward::{LayerWeights, ModelWeights};
 use super::operations::{Arrangement, AttentionWeights, Operations, Part};
 use crate::engine::{EngineError, failure};
-use crate::model::{Architecture, Dtype, Inventory, OpenModel, Packing, StoredMatrix, StoredTensor};
-use crate::units::Bytes;
+use crate::weights::{OpenModel, Packing, StoredMatrix, StoredTensor};
+use hbmark_core::model::{Architecture, Dtype, Inventory};
+use hbmark_core::units::Bytes;
 
 /// The prefix of everything but the head.
 const MODEL: &str = "model";

@@ -11,7 +11,7 @@ use candle_nn::{Activation, VarBuilder};
 use candle_transformers::models::{llama, mistral, quantized_llama, quantized_qwen3, qwen2, qwen3};
 
 use crate::engine::EngineError;
-use crate::model::{Architecture, Biases, Family, RopeScaling};
+use hbmark_core::model::{Architecture, Biases, Family, RopeScaling};
 
 /// Positions that candle's quantised llama precomputes rotary tables for (`quantized_llama::MAX_SEQ_LEN`).
 const QUANTIZED_LLAMA_POSITIONS: usize = quantized_llama::MAX_SEQ_LEN;
@@ -303,5 +303,26 @@ fn qwen3_config(a: &Architecture) -> qwen3::Config {
         rms_norm_eps: a.norm_eps,
         use_sliding_window: false,
         hidden_act: Activation::Silu,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    /// The premise of the first footnote of `hbmark_core::ledger::stock`, asked of candle itself.
+    #[test]
+    fn a_value_cache_left_by_prefill_is_strided_and_stays_so_under_cat() -> candle_core::Result<()> {
+        let (device, dtype) = (candle_core::Device::Cpu, candle_core::DType::F32);
+        let values = |tokens: usize, kv_heads: usize| {
+            candle_core::Tensor::zeros((1, tokens, kv_heads, 8), dtype, &device)?.transpose(1, 2)
+        };
+        let cache = values(5, 2)?;
+        assert!(!cache.is_contiguous());
+        let grown = candle_core::Tensor::cat(&[&cache, &values(1, 2)?], 2)?;
+        assert!(!grown.is_contiguous());
+        // After llama's copy it is contiguous and stays so; with one head it always was.
+        let copied = candle_core::Tensor::cat(&[&grown.contiguous()?, &values(1, 2)?], 2)?;
+        assert!(copied.is_contiguous());
+        assert!(values(5, 1)?.is_contiguous());
+        Ok(())
     }
 }

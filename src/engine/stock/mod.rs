@@ -13,17 +13,15 @@ mod family;
 #[cfg(feature = "cuda")]
 mod recorded;
 
-use std::collections::BTreeMap;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use candle_core::{D, DType, Tensor};
 
 use super::failure::of_candle;
-use super::{
-    Backend, Capabilities, DeviceChoice, EngineError, MemoryUse, Ragged, SequenceId, Session, StepBatch,
-    Timeline,
-};
-use crate::model::{Architecture, Dtype, Inventory};
+use super::{Backend, DeviceChoice, EngineError, MemoryUse, SequenceId, Session, StepBatch, Timeline};
+use hbmark_core::model::{Architecture, Dtype, Inventory};
+use hbmark_core::result::{Capabilities, Ragged};
+
 pub use family::{Limits, StockModel, limits};
 
 /// How candle's forward is run; each way is an engine by its name.

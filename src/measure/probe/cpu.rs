@@ -17,8 +17,8 @@ use candle_core::{DType, Device, Tensor};
 use super::cpu_kernels::{self, HugePageBuffer, InstructionSet, Stores};
 use super::{MIN_REPETITIONS, ProbeConfig, ProbeError, spread};
 use crate::engine::native::cpu as native;
-use crate::model::Packing;
-use crate::roofline::ceilings::{Ceilings, Spread};
+use crate::weights::Packing;
+use hbmark_core::result::{Ceilings, Spread};
 
 /// What every thread of a team does with its own part of the buffer in one pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -393,7 +393,7 @@ fn matrix_product(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::units::Bytes;
+    use hbmark_core::units::Bytes;
 
     #[test]
     fn parts_cover_every_word_once() {

@@ -403,13 +403,13 @@ pub fn pin_to(core: usize) -> io::Result<()> {
 ///
 /// # Errors
 /// What the system said.
-pub fn raw_clock() -> io::Result<crate::units::Nanos> {
+pub fn raw_clock() -> io::Result<hbmark_core::units::Nanos> {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: `time` outlives the call.
     if unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_RAW, &raw mut time) } != 0 {
         return Err(io::Error::last_os_error());
     }
-    Ok(crate::units::Nanos(time.tv_sec as f64 * 1e9 + time.tv_nsec as f64))
+    Ok(hbmark_core::units::Nanos(time.tv_sec as f64 * 1e9 + time.tv_nsec as f64))
 }
 
 #[cfg(test)]

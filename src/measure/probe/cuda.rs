@@ -15,8 +15,8 @@ use crate::engine::native::cuda::driver::{Direction, Driver, DriverMemory};
 use crate::engine::{Backend, DeviceChoice, DeviceOptions};
 use crate::measure::canary::Canary;
 use crate::measure::known_answers::Check;
-use crate::roofline::{Ceilings, GpuCeilings, Spread};
-use crate::units::{Bytes, Nanos};
+use hbmark_core::result::{Ceilings, GpuCeilings, Spread};
+use hbmark_core::units::{Bytes, Nanos};
 
 /// Far beyond any L2 (50 to 60 MiB on Hopper), and long enough that ramp and tail vanish.
 const WORKING_SET: u64 = 4 << 30;

@@ -9,8 +9,8 @@ use super::{ProbeError, spread};
 use crate::engine::native::cuda::device::{Argument, Device, Launch};
 use crate::engine::{EngineError, Timeline};
 use crate::measure::known_answers::Check;
-use crate::roofline::{Ceilings, GpuCeilings, Spread};
-use crate::units::{Bytes, Nanos};
+use hbmark_core::result::{Ceilings, GpuCeilings, Spread};
+use hbmark_core::units::{Bytes, Nanos};
 
 /// Threads in a block of the bandwidth kernels.
 const BLOCK: u32 = 256;

@@ -1,6 +1,6 @@
 //! What this machine can give, measured now: the denominators of every percentage.
 //!
-//! Enters: [`ProbeConfig`] (which thread counts, how much memory, how long). Leaves: [`Ceilings`](crate::roofline::Ceilings). One file per device
+//! Enters: [`ProbeConfig`] (which thread counts, how much memory, how long). Leaves: [`Ceilings`](hbmark_core::result::Ceilings). One file per device
 //! kind; none of them knows of models or of what the ceilings will be compared with.
 
 pub mod cpu;
@@ -12,8 +12,8 @@ pub mod device;
 
 use std::io;
 
-use crate::roofline::ceilings::Spread;
-use crate::units::Bytes;
+use hbmark_core::result::Spread;
+use hbmark_core::units::Bytes;
 
 pub use cpu::measure_cpu;
 

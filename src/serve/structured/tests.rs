@@ -1,7 +1,7 @@
 //! Grammars over small vocabularies: what they allow, where they end, what is refused.
 
 use super::*;
-use crate::serve::sampler::{Sampler, Sampling};
+use hbmark_traffic::sampler::{Sampler, Sampling};
 
 const BYTES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/tokenizers/bytes.json");
 
@@ -34,7 +34,7 @@ fn generated(
     let mut tokens = Vec::new();
     for position in 0..2_000 {
         let mut logits: Vec<f32> = (0..300_u64)
-            .map(|i| (crate::serve::workload::mix(request as u64 * 7_919 + position, i) >> 44) as f32 / 1e5)
+            .map(|i| (hbmark_traffic::workload::mix(request as u64 * 7_919 + position, i) >> 44) as f32 / 1e5)
             .collect();
         constraints.compute(request).unwrap();
         constraints.apply(&mut logits);

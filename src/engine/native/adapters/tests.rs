@@ -5,7 +5,8 @@ use crate::engine::native::operations::Operations;
 use crate::engine::native::oracle::Oracle;
 use crate::engine::native::rows::Rows;
 use crate::engine::native::testing::{Runner, Sample, Scenario, scenario, step_tolerance, worst};
-use crate::model::{Adapter, Dtype, Packing, StoredMatrix, StoredTensor, Target};
+use crate::weights::{Adapter, Packing, StoredMatrix, StoredTensor};
+use hbmark_core::model::{Dtype, Target};
 
 /// Five sequences that all bring something to both steps: prompts, chunks behind a cache, decodes.
 fn steps(sample: &Sample) -> Scenario {
@@ -169,9 +170,9 @@ fn bytes_moved_are_those_of_the_adapters_in_the_batch_once_each() {
 fn operations_without_low_rank_products_refuse_by_name() {
     use crate::engine::{AdapterId, EngineError, Session};
     let mut session = crate::engine::scripted::ScriptedSession::new(
-        crate::model::test_shapes::smollm2_135m(),
-        crate::model::test_shapes::smollm2_135m().inventory(Dtype::Bf16),
-        &crate::engine::scripted::VirtualClock::default(),
+        hbmark_core::model::test_shapes::smollm2_135m(),
+        hbmark_core::model::test_shapes::smollm2_135m().inventory(Dtype::Bf16),
+        &hbmark_traffic::clock::VirtualClock::default(),
         Box::new(|_| unreachable!("nothing is run")),
     );
     let sample = Sample::of_dtype(Dtype::F32, 1);

@@ -15,7 +15,7 @@ use super::pages::Pages;
 use super::simd::{LANES, Simd};
 use crate::engine::EngineError;
 use crate::engine::native::operations::PoolShape;
-use crate::model::Dtype;
+use hbmark_core::model::Dtype;
 
 /// Bytes of blocks that are mapped together.
 const SLAB_BYTES: usize = 32 << 20;
@@ -232,11 +232,11 @@ impl CachePool {
 macro_rules! with_element {
     ($dtype:expr, $element:ident => $body:expr) => {
         match $dtype {
-            $crate::model::Dtype::F32 => {
+            hbmark_core::model::Dtype::F32 => {
                 type $element = f32;
                 $body
             }
-            $crate::model::Dtype::F16 => {
+            hbmark_core::model::Dtype::F16 => {
                 type $element = half::f16;
                 $body
             }

@@ -18,7 +18,7 @@ use half::f16;
 use super::pages::{Arena, Region};
 use super::simd::LANES;
 use crate::engine::EngineError;
-use crate::model::{StoredData, StoredMatrix};
+use crate::weights::{StoredData, StoredMatrix};
 
 /// Columns of integer weights that meet one scale of the activations.
 pub const GROUP: usize = crate::engine::native::operations::ACTIVATION_GROUP;

@@ -19,6 +19,15 @@ mod pages;
 pub mod simd;
 pub mod team;
 
+use attention::{Attention, AttentionPlan};
+use cache::with_element;
+use inputs::{InputShape, Inputs};
+use low_rank::Delta;
+use matrix::PackedMatrix;
+use pages::Arena;
+use simd::{LANES, Simd, dispatch, exp};
+use team::{Scattered, Team, Worker, owned};
+
 use super::adapters::LowRank;
 use super::operations::{
     Arrangement, AttentionShape, AttentionWeights, Begun, Embedding, Operations, Part, PoolShape,
@@ -26,19 +35,12 @@ use super::operations::{
 use super::rope::{RopeTable, rotate};
 use super::rows::Rows;
 use crate::engine::EngineError;
-use crate::model::{Packing, StoredMatrix};
-use crate::units::Bytes;
-use attention::{Attention, AttentionPlan};
+use crate::weights::{Packing, StoredMatrix};
+use hbmark_core::units::Bytes;
+
 pub use cache::CachePool;
-use cache::with_element;
-use inputs::{InputShape, Inputs};
 pub use linear::FusedMatrix;
-use low_rank::Delta;
-use matrix::PackedMatrix;
-use pages::Arena;
 pub use simd::InstructionSet;
-use simd::{LANES, Simd, dispatch, exp};
-use team::{Scattered, Team, Worker, owned};
 
 /// Phases of a job's shared work.
 const PREPARE: usize = 0;

@@ -2,14 +2,15 @@
 //!
 //! Enters: queries, a step and a pool. Leaves: launches of `decode_attention.cu` and `prefill_attention.cu`, and the bytes of K and V they read.
 
+use Argument::{Address, F32, I32, U64};
+
 use super::device::{Argument, Device, Launch};
 use super::kernels::{Floats, Tuning, size, word, wrong};
 use super::step::{Pool, StepState};
 use crate::engine::EngineError;
 use crate::engine::native::operations::{AttentionShape, PoolShape};
 use crate::engine::native::rows::Rows;
-use crate::model::Dtype;
-use Argument::{Address, F32, I32, U64};
+use hbmark_core::model::Dtype;
 
 /// Threads of a block, its warps, and query heads that can share a load (`decode_attention.cu`).
 const THREADS: u32 = 128;

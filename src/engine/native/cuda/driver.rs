@@ -21,7 +21,7 @@ use super::device::{Argument, Device, Launch, Operands, Product};
 use super::library::Library;
 use crate::engine::cuda::{self, EventTimeline};
 use crate::engine::{EngineError, Timeline};
-use crate::units::{Bytes, Nanos};
+use hbmark_core::units::{Bytes, Nanos};
 
 /// The fatbin of a kernel file.
 macro_rules! kernels {

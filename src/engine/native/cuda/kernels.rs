@@ -3,14 +3,15 @@
 //! Enters: device memory with its shapes. Leaves: a [`Launch`] on a device, and the bytes of weights and KV that it reads and writes. The formulas
 //! of the kernels, and what their arguments mean, are in the sources under `kernels/`. Nothing here knows what a model is.
 
+use Argument::{Address, F32, I32, U64};
+
 use super::device::{Argument, Device, Launch};
 use super::matrix::{Format, Matrix};
 use super::step::{Pool, StepState};
 use super::tiled::{self, Prepare, Room};
 use crate::engine::EngineError;
 use crate::engine::native::operations::AttentionShape;
-use crate::model::Dtype;
-use Argument::{Address, F32, I32, U64};
+use hbmark_core::model::Dtype;
 
 /// Threads of a block of the streaming product, its warps, and 16-byte vectors that a warp takes in a step (`linear.cuh`).
 const THREADS: u32 = 256;

@@ -22,7 +22,7 @@ use super::device::{Operands, Product};
 use super::matrix::Format;
 use crate::engine::cuda::{self, EventTimeline};
 use crate::engine::{EngineError, Timeline};
-use crate::stats::median;
+use hbmark_core::stats::median;
 
 /// Bytes of the workspace. *Source*: cuBLAS documentation, recommended workspace of Hopper.
 const WORKSPACE: usize = 32 << 20;

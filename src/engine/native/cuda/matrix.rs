@@ -6,7 +6,7 @@
 use super::device::Device;
 use crate::engine::EngineError;
 use crate::engine::native::operations::{Arrangement, Part};
-use crate::model::{Packing, StoredData, StoredMatrix};
+use crate::weights::{Packing, StoredData, StoredMatrix};
 
 /// Bytes of a load.
 pub const VECTOR: usize = 16;

@@ -20,8 +20,9 @@ use crate::engine::native::operations::{
 use crate::engine::native::rope::RopeTable;
 use crate::engine::native::rows::Rows;
 use crate::engine::{EngineError, Timeline};
-use crate::model::{Dtype, StoredMatrix};
-use crate::units::Bytes;
+use crate::weights::StoredMatrix;
+use hbmark_core::model::Dtype;
+use hbmark_core::units::Bytes;
 
 /// The size that decode steps of so many rows are run at. A product takes `at_once` rows for the price of one, so that rows up to a whole number
 /// of such groups cost no weights; beyond 128 rows an eighth is added at the most.

@@ -4,11 +4,12 @@
 //! finish an operation in the product itself, take a decode batch and read a matrix once per tile of rows; of 16-bit floats, from
 //! [`Tuning::least_library`](super::kernels::Tuning) rows on, the library's product is faster than theirs, and a kernel behind it finishes.
 
+use Argument::{Address, F32};
+
 use super::device::{Argument, Device, Launch, Operands, Product};
 use super::kernels::{Floats, size, word, wrong};
 use super::matrix::{Format, Matrix, VECTOR};
 use crate::engine::EngineError;
-use Argument::{Address, F32};
 
 /// Threads of a block of `prepare_rows.cu`.
 const THREADS: u32 = 256;

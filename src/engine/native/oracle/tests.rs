@@ -6,7 +6,8 @@ use super::*;
 use crate::engine::native::NativeSession;
 use crate::engine::{DeviceChoice, DeviceOptions, SequenceId, Session, StepBatch};
 use crate::measure::quality::relative_error;
-use crate::model::{Packing, Rope, RopeScaling, test_shapes};
+use crate::weights::Packing;
+use hbmark_core::model::{Rope, RopeScaling, test_shapes};
 
 fn part(rows: usize, columns: usize, values: &[f32], packing: Packing) -> Part {
     Part { matrix: StoredMatrix::from_f32_rows(rows, columns, values, packing), bias: None }
@@ -83,7 +84,7 @@ fn gate_and_up_meet_in_silu() {
 
 /// One head of two elements, angle 1 per position.
 fn tiny() -> (AttentionShape, RopeTable) {
-    let mut architecture = test_shapes::dense(crate::model::Family::Llama, [2, 1, 1, 1, 2, 2, 2]);
+    let mut architecture = test_shapes::dense(hbmark_core::model::Family::Llama, [2, 1, 1, 1, 2, 2, 2]);
     architecture.rope = Rope { theta: 10_000.0, scaling: RopeScaling::None };
     let mut rope = RopeTable::new(&architecture).unwrap();
     rope.extend_to(8);
@@ -200,7 +201,7 @@ fn the_oracle_gives_the_logits_of_candle_on_every_fixture_model() {
         if !path.is_dir() {
             continue;
         }
-        let model = crate::model::open(path.to_str().unwrap(), None, 0).unwrap();
+        let model = crate::weights::open(path.to_str().unwrap(), None, 0).unwrap();
         let mut stock = crate::engine::open(
             "stock",
             &model,

@@ -8,9 +8,9 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use crate::engine::native::noise;
-use crate::model::{
-    Architecture, Biases, Dtype, Family, Packing, Quantization, Role, Rope, RopeScaling, StoredMatrix,
-    StoredTensor, TensorInfo,
+use crate::weights::{Packing, StoredMatrix, StoredTensor};
+use hbmark_core::model::{
+    Architecture, Biases, Dtype, Family, Quantization, Role, Rope, RopeScaling, TensorInfo,
 };
 
 /// The dtypes of weights that the native engine multiplies with.

@@ -5,7 +5,7 @@ use super::scenario::{BLOCK_SIZES, Script, decode, ragged};
 use super::*;
 use crate::engine::native::cpu::{CpuOperations, InstructionSet};
 use crate::engine::native::oracle::Oracle;
-use crate::roofline::Ledger;
+use hbmark_core::ledger::Ledger;
 
 fn scenario_of(sample: &Sample, scripts: &[Script]) -> Scenario {
     let block_size = sample::nth(&BLOCK_SIZES, sample.seed);

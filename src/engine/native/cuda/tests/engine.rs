@@ -11,7 +11,8 @@ use crate::engine::native::operations::Operations;
 use crate::engine::native::oracle::Oracle;
 use crate::engine::{SequenceId, Session, StepBatch};
 use crate::measure::quality::relative_error;
-use crate::model::{Dtype, OpenModel};
+use crate::weights::OpenModel;
+use hbmark_core::model::Dtype;
 
 /// f32 against f32: only the order of sums differs.
 const F32_TOLERANCE: f64 = 1e-4;
@@ -23,7 +24,7 @@ fn fixtures() -> PathBuf {
 }
 
 fn model(name: &str) -> OpenModel {
-    crate::model::open(fixtures().join(name).to_str().unwrap(), None, 0).unwrap()
+    crate::weights::open(fixtures().join(name).to_str().unwrap(), None, 0).unwrap()
 }
 
 type EmulatedSession = NativeSession<CudaOperations<Emulated>>;
@@ -86,7 +87,7 @@ fn every_fixture_model_generates_what_it_does_on_the_cpu() {
         if !path.is_dir() {
             continue;
         }
-        let model = crate::model::open(path.to_str().unwrap(), None, 0).unwrap();
+        let model = crate::weights::open(path.to_str().unwrap(), None, 0).unwrap();
         let (mut found, mut wanted) =
             (emulated(&model, Dtype::F32, index as u64), on_cpu(&model, Dtype::F32));
         assert_equal(&mut found, &mut wanted, &[tokens(21, 3)], 5, F32_TOLERANCE);

@@ -8,8 +8,6 @@ use super::super::emulated::{Barrier, Emulated};
 use super::super::kernels::Tuning;
 use super::super::operations::CudaOperations;
 use super::SMALL;
-use crate::engine::native::kv_dtype;
-use crate::engine::native::noise;
 use crate::engine::native::operations::{Arrangement, Embedding, Operation, Operations, Part, PoolShape};
 use crate::engine::native::oracle::Oracle;
 use crate::engine::native::rope::RopeTable;
@@ -19,7 +17,9 @@ use crate::engine::native::testing::{
     OperationError, Sample, Scenario, operation_errors, operation_tolerance, same_scenario, step_tolerance,
     worst,
 };
-use crate::model::{Dtype, Packing, StoredMatrix};
+use crate::engine::native::{kv_dtype, noise};
+use crate::weights::{Packing, StoredMatrix};
+use hbmark_core::model::Dtype;
 
 const DTYPES: [Dtype; 5] = [Dtype::Bf16, Dtype::F16, Dtype::F32, Dtype::Int8, Dtype::Fp8];
 

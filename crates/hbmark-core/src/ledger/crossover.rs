@@ -1,0 +1,288 @@
+//! Where the regime changes along an axis: the batch that becomes compute-bound, the context whose KV outweighs the weights,
+//! and what fits in memory.
+//!
+//! Enters: a [`Ledger`], a [`Roof`], a memory size. Leaves: numbers, and [`Crossover`] rows that explain them. All are found
+//! by search on the ledger itself, so that windows, experts and tied tables count; the textbook figure stands beside.
+
+use super::step::{Ledger, StepShape};
+use super::verdict::{Floor, Roof};
+use crate::result::{Bound, Crossover};
+use crate::units::Bytes;
+
+/// The share of a device's memory that a run may fill: the rest goes to the context, the allocator and the libraries.
+pub const MEMORY_USE: f64 = 0.9;
+/// No batch beyond this is looked at.
+const MAX_BATCH: usize = 1 << 17;
+
+/// The smallest number in `1..=limit` for which `holds`, given that it holds for all above the first.
+fn first(limit: usize, holds: impl Fn(usize) -> bool) -> Option<usize> {
+    if limit == 0 || !holds(limit) {
+        return None;
+    }
+    let (mut low, mut high) = (1, limit);
+    while low < high {
+        let middle = low.midpoint(high);
+        if holds(middle) {
+            high = middle;
+        } else {
+            low = middle + 1;
+        }
+    }
+    Some(low)
+}
+
+/// The largest number in `1..=limit` for which `fits`, given that it fits for all below the last.
+fn last(limit: usize, fits: impl Fn(usize) -> bool) -> Option<usize> {
+    match first(limit, |n| !fits(n)) {
+        Some(1) => None,
+        Some(too_many) => Some(too_many - 1),
+        None => (limit > 0).then_some(limit),
+    }
+}
+
+/// The smallest batch whose decode step at `context` takes longer to compute than to read, if any does: at a long context
+/// the KV of each sequence costs more time than its arithmetic, and no batch helps.
+#[must_use]
+pub fn compute_bound_batch(ledger: &Ledger, roof: &Roof, context: usize) -> Option<usize> {
+    roof.peak.as_ref()?;
+    first(MAX_BATCH, |batch| Floor::new(&ledger.decode(batch, context), roof).bound() == Bound::Compute)
+}
+
+/// The textbook figure: weights only, every one read as stored once and multiplied once per sequence:
+/// `bytes per weight / 2 · peak / bandwidth`.
+#[must_use]
+pub fn classical_compute_bound_batch(ledger: &Ledger, roof: &Roof) -> Option<f64> {
+    let peak = roof.peak.as_ref()?;
+    let step = ledger.decode(1, 0);
+    Some(step.bytes.weights.as_f64() / step.flops.0 * peak.rate.0 / roof.bandwidth.0)
+}
+
+/// The shortest context, within the model's positions, at which a step reads more KV than weights.
+#[must_use]
+pub fn kv_outweighs_weights(ledger: &Ledger, batch: usize) -> Option<usize> {
+    first(ledger.architecture().max_positions, |context| {
+        let bytes = ledger.decode(batch, context).bytes;
+        bytes.kv_read > bytes.weights
+    })
+}
+
+fn fits(ledger: &Ledger, shape: StepShape, memory: Bytes) -> bool {
+    ledger.memory(shape).as_f64() <= memory.as_f64() * MEMORY_USE
+}
+
+/// The largest batch that can decode at `context` in a device's memory.
+#[must_use]
+pub fn max_batch_that_fits(ledger: &Ledger, context: usize, memory: Bytes) -> Option<usize> {
+    last(MAX_BATCH, |batch| fits(ledger, StepShape::decode(batch, context), memory))
+}
+
+/// The longest context, within the model's positions, at which `batch` sequences can decode in a device's memory.
+#[must_use]
+pub fn max_context_that_fits(ledger: &Ledger, batch: usize, memory: Bytes) -> Option<usize> {
+    // The new token takes the last position.
+    let limit = ledger.architecture().max_positions.saturating_sub(1);
+    last(limit, |context| fits(ledger, StepShape::decode(batch, context), memory))
+}
+
+/// The rows of a report: per context the compute-bound batch and the batch that fits, per batch the context whose KV
+/// outweighs the weights and the context that fits.
+#[must_use]
+pub fn crossovers(
+    ledger: &Ledger,
+    roof: &Roof,
+    memory: Option<Bytes>,
+    batches: &[usize],
+    contexts: &[usize],
+) -> Vec<Crossover> {
+    let mut rows = Vec::new();
+    if let (Some(batch), Some(peak)) = (classical_compute_bound_batch(ledger, roof), &roof.peak) {
+        rows.push(Crossover {
+            what: "classical_compute_bound_batch".to_owned(),
+            value: Some(batch),
+            unit: "sequences".to_owned(),
+            explanation: format!(
+                "weights alone: {} at {} against {} ({})",
+                ledger.decode(1, 0).bytes.weights,
+                roof.bandwidth,
+                peak.rate,
+                peak.dtype
+            ),
+        });
+    }
+    for &context in contexts {
+        rows.push(compute_bound_row(ledger, roof, context));
+        if let Some(memory) = memory {
+            rows.push(fit_row("max_batch_that_fits", max_batch_that_fits(ledger, context, memory), || {
+                format!("at context {context} in {}", available(memory))
+            }));
+        }
+    }
+    for &batch in batches {
+        let value = kv_outweighs_weights(ledger, batch);
+        rows.push(Crossover {
+            what: "kv_outweighs_weights_context".to_owned(),
+            value: value.map(|context| context as f64),
+            unit: "tokens".to_owned(),
+            explanation: match value {
+                Some(context) => format!("batch {batch} reads more KV than weights from context {context}"),
+                None => format!(
+                    "batch {batch} reads more weights than KV at every context up to {}",
+                    ledger.architecture().max_positions
+                ),
+            },
+        });
+        if let Some(memory) = memory {
+            rows.push(fit_row("max_context_that_fits", max_context_that_fits(ledger, batch, memory), || {
+                format!(
+                    "at batch {batch} in {}, of at most {} positions",
+                    available(memory),
+                    ledger.architecture().max_positions
+                )
+            }));
+        }
+    }
+    rows
+}
+
+fn available(memory: Bytes) -> String {
+    format!("{:.0} % of {memory}", MEMORY_USE * 100.0)
+}
+
+fn compute_bound_row(ledger: &Ledger, roof: &Roof, context: usize) -> Crossover {
+    let value = compute_bound_batch(ledger, roof, context);
+    Crossover {
+        what: "compute_bound_batch".to_owned(),
+        value: value.map(|batch| batch as f64),
+        unit: "sequences".to_owned(),
+        explanation: match (value, &roof.peak) {
+            (Some(batch), _) => {
+                format!("at context {context}, batch {batch} takes longer to compute than to read")
+            }
+            (None, Some(_)) => {
+                format!("at context {context} the KV of a sequence outlasts its arithmetic at any batch")
+            }
+            (None, None) => format!("at context {context}: no matrix-product peak is known for this dtype"),
+        },
+    }
+}
+
+fn fit_row(what: &str, value: Option<usize>, place: impl Fn() -> String) -> Crossover {
+    Crossover {
+        what: what.to_owned(),
+        value: value.map(|value| value as f64),
+        unit: if what == "max_batch_that_fits" { "sequences" } else { "tokens" }.to_owned(),
+        explanation: match value {
+            Some(value) => format!("{value} {}", place()),
+            None => format!("does not fit {}", place()),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ledger::devices;
+    use crate::model::test_shapes as shapes;
+    use crate::model::{Architecture, Dtype};
+
+    fn ledger(architecture: &Architecture, dtype: Dtype) -> Ledger {
+        Ledger::new(architecture, &architecture.inventory(dtype), Dtype::Bf16)
+    }
+
+    fn roof(device: &str, dtype: Dtype) -> Roof {
+        Roof::datasheet(devices::find(device).expect("a row"), dtype)
+    }
+
+    /// Peak over bandwidth at 2 B and 2 FLOPs per weight: 312e12/2.039e12, 989.4e12/3.352e12, 989.5e12/4.8e12.
+    #[test]
+    fn the_classical_batch_is_153_295_and_206() {
+        let ledger = ledger(&shapes::llama_3_1_8b(), Dtype::Bf16);
+        for (device, batch) in [("a100-80-sxm", 153.0), ("h100-sxm", 295.0), ("h200-sxm", 206.0)] {
+            let found = classical_compute_bound_batch(&ledger, &roof(device, Dtype::Bf16)).expect("a peak");
+            assert!((found - batch).abs() < 1.0, "{device}: {found}");
+        }
+        // int8 halves the bytes of the linear layers, not those of the head: a little more than half.
+        let int8 =
+            Ledger::new(&shapes::llama_3_1_8b(), &shapes::llama_3_1_8b().inventory(Dtype::Int8), Dtype::Bf16);
+        let found = classical_compute_bound_batch(&int8, &roof("h100-sxm", Dtype::Int8)).expect("a peak");
+        assert!((295.0 / 2.0..295.0 * 0.56).contains(&found), "{found}");
+    }
+
+    #[test]
+    fn the_compute_bound_batch_grows_with_context_until_there_is_none() {
+        let ledger = ledger(&shapes::llama_3_1_8b(), Dtype::Bf16);
+        let roof = roof("h100-sxm", Dtype::Bf16);
+        let at = |context| compute_bound_batch(&ledger, &roof, context);
+        let (short, longer) = (at(1).expect("exists"), at(128).expect("exists"));
+        assert!((295..300).contains(&short), "{short}");
+        assert!(longer > short);
+        // A sequence does 15.0 GFLOP, 15.2 µs; its KV of 8192 positions is 1.07 GB, 320 µs.
+        assert_eq!(at(8192), None);
+        // It is a crossing: one sequence fewer is memory-bound.
+        let bound = |batch| Floor::new(&ledger.decode(batch, 128), &roof).bound();
+        assert_eq!((bound(longer - 1), bound(longer)), (Bound::Memory, Bound::Compute));
+    }
+
+    #[test]
+    fn kv_outweighs_the_weights_where_the_division_says() {
+        let ledger = ledger(&shapes::llama_3_1_8b(), Dtype::Bf16);
+        // 15,009,849,344 / 131,072 = 114,516.06 at batch 1; 14,314.5 at batch 8.
+        assert_eq!(kv_outweighs_weights(&ledger, 1), Some(114_517));
+        assert_eq!(kv_outweighs_weights(&ledger, 8), Some(14_315));
+        // A window of 4096 at batch 1 never reads 14.2 GB of KV.
+        let windowed =
+            Ledger::new(&shapes::mistral_7b(), &shapes::mistral_7b().inventory(Dtype::Bf16), Dtype::Bf16);
+        assert_eq!(kv_outweighs_weights(&windowed, 1), None);
+    }
+
+    #[test]
+    fn what_fits_is_what_the_memory_sum_says() {
+        let ledger = ledger(&shapes::llama_3_1_8b(), Dtype::Bf16);
+        let memory = devices::find("h100-sxm").expect("a row").memory_bytes;
+        // 0.9 · 85.899e9 − 16.061e9 = 61.249e9; a sequence at 8192 takes 8193 · 131,072 + 128,256 · 4 B = 1.0744e9: 57.
+        assert_eq!(max_batch_that_fits(&ledger, 8192, memory), Some(57));
+        // Batch 8: (77,309,411,328 − 16,060,522,496 − 8·128,256·4) / 8 / 131,072 = 58,407 positions, one the new token's.
+        let context = max_context_that_fits(&ledger, 8, memory).expect("fits");
+        assert!(fits(&ledger, StepShape::decode(8, context), memory));
+        assert!(!fits(&ledger, StepShape::decode(8, context + 1), memory));
+        assert_eq!(context, 58_406);
+        // Batch 1 is limited by the model, and 70B in bf16 does not fit at all.
+        assert_eq!(max_context_that_fits(&ledger, 1, memory), Some(131_071));
+        let large = Ledger::new(
+            &shapes::llama_3_1_70b(),
+            &shapes::llama_3_1_70b().inventory(Dtype::Bf16),
+            Dtype::Bf16,
+        );
+        assert_eq!(max_batch_that_fits(&large, 1, memory), None);
+    }
+
+    #[test]
+    fn rows_say_what_was_found_and_why_not() {
+        let ledger = ledger(&shapes::llama_3_1_8b(), Dtype::Bf16);
+        let spec = devices::find("h100-sxm").expect("a row");
+        let rows =
+            crossovers(&ledger, &roof("h100-sxm", Dtype::Bf16), Some(spec.memory_bytes), &[8], &[8192]);
+        let text: Vec<_> = rows.iter().map(|row| format!("{}: {}", row.what, row.explanation)).collect();
+        assert_eq!(
+            text,
+            [
+                "classical_compute_bound_batch: weights alone: 15.0 GB at 3.35 TB/s against 989 TFLOP/s (bf16)",
+                "compute_bound_batch: at context 8192 the KV of a sequence outlasts its arithmetic at any batch",
+                "max_batch_that_fits: 57 at context 8192 in 90 % of 85.9 GB",
+                "kv_outweighs_weights_context: batch 8 reads more KV than weights from context 14315",
+                "max_context_that_fits: 58406 at batch 8 in 90 % of 85.9 GB, of at most 131072 positions",
+            ]
+        );
+    }
+
+    #[test]
+    fn searches_find_the_ends_of_their_range() {
+        assert_eq!(first(10, |n| n >= 1), Some(1));
+        assert_eq!(first(10, |n| n >= 10), Some(10));
+        assert_eq!(first(10, |n| n > 10), None);
+        assert_eq!(last(10, |n| n <= 10), Some(10));
+        assert_eq!(last(10, |n| n <= 3), Some(3));
+        assert_eq!(last(10, |_| false), None);
+        assert_eq!(last(0, |_| true), None);
+    }
+}

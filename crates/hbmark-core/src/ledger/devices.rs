@@ -1,0 +1,184 @@
+//! The data-sheet table: what each product promises.
+//!
+//! Enters: `models/devices.toml`, built into the program. Leaves: the [`DeviceSpec`] for a name as a person types it or as
+//! NVML reports it. It asks no device anything.
+
+use std::sync::OnceLock;
+
+use serde::Deserialize;
+
+use crate::result::DeviceSpec;
+
+static TABLE: &str = include_str!("../../models/devices.toml");
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Table {
+    device: Vec<DeviceSpec>,
+}
+
+/// Why a device has no data sheet.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum DeviceError {
+    #[error("no data sheet for device `{asked}`; known devices: {known}")]
+    Unknown { asked: String, known: String },
+    #[error("`{asked}` could be {candidates}; name one of them")]
+    Ambiguous { asked: String, candidates: String },
+}
+
+/// Every row, in the order of the file.
+///
+/// # Panics
+/// If the table built into the program does not parse; a test reads it.
+#[must_use]
+pub fn all() -> &'static [DeviceSpec] {
+    static PARSED: OnceLock<Vec<DeviceSpec>> = OnceLock::new();
+    PARSED.get_or_init(|| {
+        toml::from_str::<Table>(TABLE).expect("models/devices.toml is part of the program and parses").device
+    })
+}
+
+/// The data sheet of a device, by its short name (`h100-sxm`) or a product name (`NVIDIA H100 80GB HBM3`), whatever the
+/// case, spaces, dashes and the vendor. A part of a name is enough where only one row has it (`4090`).
+///
+/// # Errors
+/// When no row matches, or more than one does; both list the names.
+pub fn find(name: &str) -> Result<&'static DeviceSpec, DeviceError> {
+    let asked = plain(name);
+    let exact = |spec: &&DeviceSpec| {
+        let product = plain(&spec.product);
+        // "H200" is the whole product name of a row, and "H100" is part of three.
+        plain(&spec.name) == asked
+            || product == asked
+            || product.strip_prefix("nvidia") == Some(asked.as_str())
+    };
+    if let Some(spec) = all().iter().find(exact) {
+        return Ok(spec);
+    }
+    if let Some(spec) = by_alias(&asked) {
+        return Ok(spec);
+    }
+    let part =
+        |spec: &&DeviceSpec| plain(&spec.name).contains(&asked) || plain(&spec.product).contains(&asked);
+    let candidates: Vec<_> = all().iter().filter(part).filter(|_| asked.len() > 1).collect();
+    match candidates.as_slice() {
+        [spec] => Ok(spec),
+        [] => Err(DeviceError::Unknown { asked: name.to_owned(), known: names(all()) }),
+        _ => Err(DeviceError::Ambiguous { asked: name.to_owned(), candidates: names(candidates) }),
+    }
+}
+
+/// Product names by which drivers and people know a row besides its own two.
+fn by_alias(asked: &str) -> Option<&'static DeviceSpec> {
+    let row = match asked {
+        "h100sxm5" | "nvidiah100sxm5" | "h100sxm580gb" => "h100-sxm",
+        "h200sxm5" | "nvidiah200sxm" => "h200-sxm",
+        // The driver names the board by its LPDDR: 480 GB goes with 96 GB of HBM3, 144G with HBM3e.
+        "gh200480gb" | "nvidiagh200480gb" => "gh200-96",
+        "gh200144g" | "nvidiagh200144ghbm3e" => "gh200-144",
+        "a100sxm80gb" | "a10080gbsxm" => "a100-80-sxm",
+        "a100sxm40gb" | "a10040gbsxm" => "a100-40-sxm",
+        "nvidiaa100pcie80gb" => "a100-80-pcie",
+        "mi300x" | "amdinstinctmi300xoam" => "mi300x",
+        _ => return None,
+    };
+    all().iter().find(|spec| spec.name == row)
+}
+
+/// Letters and digits only, lower case.
+fn plain(name: &str) -> String {
+    name.chars().filter(char::is_ascii_alphanumeric).map(|c| c.to_ascii_lowercase()).collect()
+}
+
+fn names<'a>(specs: impl IntoIterator<Item = &'a DeviceSpec>) -> String {
+    specs.into_iter().map(|spec| spec.name.as_str()).collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    fn name_of(asked: &str) -> &'static str {
+        &find(asked).unwrap_or_else(|error| panic!("{error}")).name
+    }
+
+    #[test]
+    fn names_are_found_as_typed_and_as_the_driver_reports_them() {
+        for (asked, row) in [
+            ("h100-sxm", "h100-sxm"),
+            ("H100 SXM", "h100-sxm"),
+            ("NVIDIA H100 80GB HBM3", "h100-sxm"),
+            ("NVIDIA H100 PCIe", "h100-pcie"),
+            ("NVIDIA H200", "h200-sxm"),
+            ("h200", "h200-sxm"),
+            ("NVIDIA H200 NVL", "h200-nvl"),
+            ("NVIDIA GH200 480GB", "gh200-96"),
+            ("NVIDIA A100-SXM4-80GB", "a100-80-sxm"),
+            ("NVIDIA A100 80GB PCIe", "a100-80-pcie"),
+            ("NVIDIA GeForce RTX 4090", "rtx-4090"),
+            ("4090", "rtx-4090"),
+            ("L4", "l4"),
+            ("A10", "a10"),
+            ("NVIDIA L40S", "l40s"),
+        ] {
+            assert_eq!(name_of(asked), row, "{asked}");
+        }
+    }
+
+    #[test]
+    fn an_unknown_device_lists_the_known_ones() {
+        let error = find("Radeon VII").expect_err("no such row").to_string();
+        assert!(
+            error.starts_with("no data sheet for device `Radeon VII`; known devices: h100-sxm, "),
+            "{error}"
+        );
+        assert!(find("").is_err());
+    }
+
+    #[test]
+    fn a_name_that_fits_several_rows_asks_which() {
+        let error = find("a100").expect_err("four rows").to_string();
+        for (asked, candidates) in
+            [("H100", "h100-sxm, h100-pcie, h100-nvl"), ("GH200", "gh200-96, gh200-144")]
+        {
+            let error = find(asked).expect_err("several rows").to_string();
+            assert_eq!(error, format!("`{asked}` could be {candidates}; name one of them"));
+        }
+        assert_eq!(
+            error,
+            "`a100` could be a100-40-sxm, a100-40-pcie, a100-80-sxm, a100-80-pcie; name one of them"
+        );
+    }
+
+    #[test]
+    fn every_row_is_sane() {
+        let mut seen = HashSet::new();
+        for spec in all() {
+            let name = &spec.name;
+            assert!(seen.insert(plain(name)) && seen.insert(plain(&spec.product)), "{name} twice");
+            assert!((2e11..2e13).contains(&spec.bandwidth_bytes_per_s), "bandwidth of {name}");
+            assert!((16 << 30..400 << 30).contains(&spec.memory_bytes.0), "memory of {name}");
+            assert!(spec.memory_bytes.0.is_multiple_of(1 << 30), "memory of {name} is not whole GiB");
+            if let Some(l2) = spec.l2_bytes {
+                assert!((4 << 20..=256 << 20).contains(&l2.0), "cache of {name}");
+            }
+            assert!(spec.source.len() > 20, "{name} has no source");
+            let peak = |dtype: &str| spec.dense_flops_per_s.get(dtype).copied();
+            for dtype in spec.dense_flops_per_s.keys() {
+                assert!(["f32", "bf16", "f16", "fp8", "int8"].contains(&dtype.as_str()), "{name}: {dtype}");
+            }
+            let (f32_peak, bf16) = (peak("f32").expect("f32"), peak("bf16").expect("bf16"));
+            assert!(f32_peak < bf16, "f32 against bf16 of {name}");
+            assert!((bf16 / peak("f16").expect("f16") - 1.0).abs() < 1e-9, "bf16 against f16 of {name}");
+            for narrow in ["fp8", "int8"].into_iter().filter_map(peak) {
+                // Consumer cards run 16-bit products with f32 accumulation at half rate: 4x there, 2x elsewhere.
+                assert!((1.9..4.1).contains(&(narrow / bf16)), "8-bit against bf16 of {name}");
+            }
+            // Between a card with fast memory and one with fast products: 70 to 430 bf16 FLOPs per byte.
+            let balance = bf16 / spec.bandwidth_bytes_per_s;
+            assert!((70.0..430.0).contains(&balance), "{name}: {balance} FLOPs per byte");
+        }
+    }
+}

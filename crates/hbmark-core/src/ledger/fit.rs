@@ -1,0 +1,201 @@
+//! The measured step as a line: what weights and fixed costs take, what a KV byte takes, what a sequence takes.
+//!
+//! Enters: measured steps with their batch and KV bytes, and a least-squares solver (the statistics live elsewhere). Leaves:
+//! a [`FittedModel`]. The slope over KV bytes is the inverse of the bandwidth that the KV really gets; the intercept is
+//! weights plus fixed overhead, to be held against the prediction for the weights alone.
+
+use crate::model::Dtype;
+use crate::result::FittedModel;
+
+/// One measured decode cell.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct FitPoint {
+    pub batch: usize,
+    /// KV bytes the step reads over all sequences.
+    pub kv_bytes: f64,
+    pub step_ns: f64,
+}
+
+/// An estimate and its 95 % interval.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Estimate {
+    pub value: f64,
+    pub low: f64,
+    pub high: f64,
+}
+
+/// What the solver returns: one estimate per column of the design, in order.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Solution {
+    pub coefficients: Vec<Estimate>,
+    pub r_squared: f64,
+}
+
+/// KV bytes enter the design in this unit, so that its columns are of like size and the solver stays well conditioned.
+const KV_UNIT: f64 = 1e6;
+/// Columns closer to parallel than this (as 1 − cos²) cannot be told apart.
+const COLLINEAR: f64 = 1e-6;
+
+/// Regresses the step on KV bytes and batch: `step = fixed + kv_bytes / bandwidth + per_sequence · batch`.
+///
+/// A column that does not vary, or that only repeats another (one context, several batches: the KV grows with the batch), is
+/// left out: the KV column goes first, the batch column only if it adds something. `None` with fewer than two points more
+/// than columns, with nothing that varies, or when the solver gives up.
+///
+/// `solve(rows, y)` is ordinary least squares on the rows as given; the column of ones is among them.
+#[must_use]
+pub fn fit(
+    engine: &str,
+    dtype: Dtype,
+    points: &[FitPoint],
+    predicted_intercept_ns: Option<f64>,
+    solve: impl FnOnce(&[Vec<f64>], &[f64]) -> Option<Solution>,
+) -> Option<FittedModel> {
+    let kv: Vec<f64> = points.iter().map(|point| point.kv_bytes / KV_UNIT).collect();
+    let batch: Vec<f64> = points.iter().map(|point| point.batch as f64).collect();
+    let use_kv = spread(&kv) > 0.0;
+    let use_batch = spread(&batch) > 0.0 && !(use_kv && collinear(&kv, &batch));
+    let columns = 1 + usize::from(use_kv) + usize::from(use_batch);
+    if columns == 1 || points.len() < columns + 2 {
+        return None;
+    }
+    let rows: Vec<Vec<f64>> = kv
+        .iter()
+        .zip(&batch)
+        .map(|(&kv, &batch)| {
+            let mut row = vec![1.0];
+            row.extend(use_kv.then_some(kv));
+            row.extend(use_batch.then_some(batch));
+            row
+        })
+        .collect();
+    let times: Vec<f64> = points.iter().map(|point| point.step_ns).collect();
+    let solution = solve(&rows, &times)?;
+    let mut estimates = solution.coefficients.into_iter();
+    let intercept = estimates.next()?;
+    let slope = if use_kv { Some(estimates.next()?) } else { None };
+    let per_sequence = if use_batch { Some(estimates.next()?) } else { None };
+    // ns per KV_UNIT bytes → bytes per second. A slope that may be nothing has no bandwidth: its inverse is unbounded.
+    let bandwidth = |ns: f64| KV_UNIT / (ns * 1e-9);
+    let bounded = slope.filter(|slope| slope.low > 0.0);
+    Some(FittedModel {
+        engine: engine.to_owned(),
+        dtype,
+        intercept_ns: intercept.value,
+        intercept_ci_ns: [intercept.low, intercept.high],
+        predicted_intercept_ns,
+        kv_bytes_per_s: slope.filter(|slope| slope.value > 0.0).map(|slope| bandwidth(slope.value)),
+        kv_bytes_per_s_ci: bounded.map(|slope| [bandwidth(slope.high), bandwidth(slope.low)]),
+        per_sequence_ns: per_sequence.map(|estimate| estimate.value),
+        per_sequence_ci_ns: per_sequence.map(|estimate| [estimate.low, estimate.high]),
+        r_squared: solution.r_squared,
+        cells: points.len(),
+    })
+}
+
+fn mean(values: &[f64]) -> f64 {
+    values.iter().sum::<f64>() / values.len().max(1) as f64
+}
+
+/// Sum of squares about the mean.
+fn spread(values: &[f64]) -> f64 {
+    let mean = mean(values);
+    values.iter().map(|value| (value - mean).powi(2)).sum()
+}
+
+fn collinear(a: &[f64], b: &[f64]) -> bool {
+    let (mean_a, mean_b) = (mean(a), mean(b));
+    let product: f64 = a.iter().zip(b).map(|(a, b)| (a - mean_a) * (b - mean_b)).sum();
+    1.0 - product * product / (spread(a) * spread(b)) < COLLINEAR
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Normal equations by elimination: enough for exact data. The interval is ±10 % of the value.
+    fn exact(rows: &[Vec<f64>], y: &[f64]) -> Option<Solution> {
+        let n = rows.first()?.len();
+        let mut system: Vec<Vec<f64>> = (0..n)
+            .map(|i| {
+                let mut line: Vec<f64> =
+                    (0..n).map(|j| rows.iter().map(|row| row[i] * row[j]).sum()).collect();
+                line.push(rows.iter().zip(y).map(|(row, y)| row[i] * y).sum());
+                line
+            })
+            .collect();
+        for pivot in 0..n {
+            let best =
+                (pivot..n).max_by(|&a, &b| system[a][pivot].abs().total_cmp(&system[b][pivot].abs()))?;
+            system.swap(pivot, best);
+            let pivot_row = system[pivot].clone();
+            for (index, line) in system.iter_mut().enumerate() {
+                if index != pivot {
+                    let factor = line[pivot] / pivot_row[pivot];
+                    line.iter_mut().zip(&pivot_row).for_each(|(value, above)| *value -= factor * above);
+                }
+            }
+        }
+        let coefficients = (0..n)
+            .map(|i| system[i][n] / system[i][i])
+            .map(|value| Estimate { value, low: value * 0.9, high: value * 1.1 })
+            .collect();
+        Some(Solution { coefficients, r_squared: 1.0 })
+    }
+
+    /// 5 ms of weights, 2 TB/s for the KV, 10 µs per sequence.
+    fn step(batch: usize, context: usize) -> FitPoint {
+        let kv_bytes = (batch * context * 131_072) as f64;
+        FitPoint { batch, kv_bytes, step_ns: 5e6 + kv_bytes / 2e12 * 1e9 + 1e4 * batch as f64 }
+    }
+
+    #[test]
+    fn the_planted_bandwidth_and_costs_are_recovered() {
+        let points: Vec<_> = [1, 4, 16]
+            .into_iter()
+            .flat_map(|batch| [128, 1024, 4096].map(|context| step(batch, context)))
+            .collect();
+        let model = fit("stock", Dtype::Bf16, &points, Some(4.9e6), exact).expect("enough points");
+        assert!((model.intercept_ns / 5e6 - 1.0).abs() < 1e-6, "{model:?}");
+        assert!((model.kv_bytes_per_s.expect("slope") / 2e12 - 1.0).abs() < 1e-6, "{model:?}");
+        assert!((model.per_sequence_ns.expect("batch") / 1e4 - 1.0).abs() < 1e-4, "{model:?}");
+        let [low, high] = model.kv_bytes_per_s_ci.expect("a positive slope");
+        assert!(low < 2e12 && 2e12 < high);
+        assert_eq!((model.cells, model.predicted_intercept_ns), (9, Some(4.9e6)));
+    }
+
+    #[test]
+    fn one_batch_leaves_no_cost_per_sequence() {
+        let points: Vec<_> = [128, 512, 1024, 4096].map(|context| step(4, context)).to_vec();
+        let model = fit("stock", Dtype::Bf16, &points, None, exact).expect("enough points");
+        assert_eq!(model.per_sequence_ns, None);
+        assert!((model.kv_bytes_per_s.expect("slope") / 2e12 - 1.0).abs() < 1e-6);
+    }
+
+    #[test]
+    fn one_context_does_not_split_batch_and_kv() {
+        let points: Vec<_> = [1, 2, 4, 8].map(|batch| step(batch, 1024)).to_vec();
+        let model = fit("stock", Dtype::Bf16, &points, None, exact).expect("enough points");
+        assert_eq!(model.per_sequence_ns, None);
+    }
+
+    #[test]
+    fn too_little_variation_has_no_fit() {
+        assert_eq!(fit("stock", Dtype::F32, &[step(1, 128); 6], None, exact), None);
+        assert_eq!(fit("stock", Dtype::F32, &[step(1, 128), step(1, 256), step(1, 512)], None, exact), None);
+        assert_eq!(fit("stock", Dtype::F32, &[], None, exact), None);
+    }
+
+    #[test]
+    fn a_slope_that_may_be_nothing_has_no_bandwidth_interval() {
+        let points: Vec<_> = [128, 512, 1024, 4096].map(|context| step(4, context)).to_vec();
+        let vague = |rows: &[Vec<f64>], y: &[f64]| {
+            let mut solution = exact(rows, y)?;
+            solution.coefficients[1].low = -1.0;
+            Some(solution)
+        };
+        let model = fit("stock", Dtype::Bf16, &points, None, vague).expect("enough points");
+        assert!(model.kv_bytes_per_s.is_some());
+        assert_eq!(model.kv_bytes_per_s_ci, None);
+    }
+}

@@ -1,0 +1,252 @@
+//! What a data sheet promises for a model: `hbmark predict`, without a device.
+//!
+//! Enters: dimensions, storage, a [`DeviceSpec`], and the axes of the grid. Leaves: predicted cells, crossovers, what fits in
+//! memory, and a summary of the model. Nothing here was measured, and every cell says so.
+
+use super::crossover::{MEMORY_USE, crossovers};
+use super::step::{Ledger, StepShape};
+use super::verdict::{Floor, Roof};
+use crate::model::{Architecture, Dtype, Inventory, model_hash};
+use crate::result::{CellResult, Crossover, DeviceSpec, ModelSummary, Phase, Status};
+use crate::units::Nanos;
+
+/// The engine named in predicted cells: one that moves what it must and nothing more.
+pub const IDEAL_ENGINE: &str = "ideal";
+
+/// What to predict.
+#[derive(Debug, Clone)]
+pub struct Request<'a> {
+    pub architecture: &'a Architecture,
+    /// The tensors as they are stored in `weights`.
+    pub inventory: &'a Inventory,
+    /// The model's name, for the summary.
+    pub name: &'a str,
+    pub weights: Dtype,
+    pub kv: Dtype,
+    pub device: &'a DeviceSpec,
+    pub batches: &'a [usize],
+    /// Cached positions of a decode, prompt tokens of a prefill.
+    pub contexts: &'a [usize],
+    pub phases: &'a [Phase],
+}
+
+/// What was predicted.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Prediction {
+    pub model: ModelSummary,
+    pub cells: Vec<CellResult>,
+    pub crossovers: Vec<Crossover>,
+    pub warnings: Vec<String>,
+}
+
+/// Predicts every cell of the grid, in the order phase, batch, context.
+#[must_use]
+pub fn predict(request: &Request<'_>) -> Prediction {
+    let inventory = request.inventory;
+    let ledger = Ledger::new(request.architecture, inventory, request.kv);
+    let roof = Roof::datasheet(request.device, request.weights);
+    let mut cells = Vec::with_capacity(request.phases.len() * request.batches.len() * request.contexts.len());
+    for &phase in request.phases {
+        for &batch in request.batches {
+            for &context in request.contexts {
+                cells.push(predict_cell(request, &ledger, &roof, StepShape { phase, batch, context }));
+            }
+        }
+    }
+    let mut warnings = Vec::new();
+    if roof.peak.is_none() {
+        warnings.push(format!(
+            "the data sheet of {} has no matrix-product peak for {}: only memory floors are predicted, and a prefill is \
+             slower than its floor",
+            request.device.product, request.weights
+        ));
+    }
+    if ledger.resident_weights().as_f64() > request.device.memory_bytes.as_f64() * MEMORY_USE {
+        warnings.push(format!(
+            "the weights take {}, more than {:.0} % of the {} of {}: times are those of a device with more memory",
+            ledger.resident_weights(),
+            MEMORY_USE * 100.0,
+            request.device.memory_bytes,
+            request.device.product
+        ));
+    }
+    Prediction {
+        model: ModelSummary {
+            name: request.name.to_owned(),
+            source: "dimensions".to_owned(),
+            hash: model_hash(request.architecture, inventory),
+            parameters: inventory.parameters(),
+            weight_bytes: inventory.total_bytes(),
+            architecture: request.architecture.clone(),
+        },
+        cells,
+        crossovers: crossovers(
+            &ledger,
+            &roof,
+            Some(request.device.memory_bytes),
+            request.batches,
+            request.contexts,
+        ),
+        warnings,
+    }
+}
+
+fn predict_cell(request: &Request<'_>, ledger: &Ledger, roof: &Roof, shape: StepShape) -> CellResult {
+    let positions = shape.positions_after();
+    let limit = request.architecture.max_positions;
+    if shape.batch == 0 || positions > limit {
+        let reason = if shape.batch == 0 {
+            "a step needs at least one sequence".to_owned()
+        } else {
+            format!("needs {positions} positions and the model has {limit}")
+        };
+        return CellResult { status: Status::Skipped, reason: Some(reason), ..blank(request, shape) };
+    }
+    let cost = ledger.step(shape);
+    let floor = Floor::new(&cost, roof);
+    let time = floor.time();
+    let memory = ledger.memory(shape);
+    let mut flags = Vec::new();
+    if memory.as_f64() > request.device.memory_bytes.as_f64() * MEMORY_USE {
+        flags.push(format!(
+            "does not fit: needs {memory}, {:.0} % of the device's {} may be used",
+            MEMORY_USE * 100.0,
+            request.device.memory_bytes
+        ));
+    }
+    CellResult {
+        tokens_per_s: tokens_per_second(shape, time),
+        predicted_ns: Some(time.0),
+        predicted_datasheet_ns: Some(time.0),
+        bytes: cost.bytes,
+        flops: cost.flops.0,
+        bound: Some(floor.bound()),
+        memory_predicted_bytes: Some(memory),
+        distinct_experts: cost.distinct_experts,
+        flags,
+        status: Status::Predicted,
+        ..blank(request, shape)
+    }
+}
+
+/// A predicted cell in which nothing is said yet.
+fn blank(request: &Request<'_>, shape: StepShape) -> CellResult {
+    let cell = CellResult::blank(shape.phase, IDEAL_ENGINE, request.weights, shape.batch, shape.context);
+    CellResult { kv_dtype: request.kv, ..cell }
+}
+
+fn tokens_per_second(shape: StepShape, time: Nanos) -> Option<f64> {
+    (time.0 > 0.0).then(|| (shape.batch * shape.queries()) as f64 / time.seconds())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ledger::devices;
+    use crate::model::test_shapes as shapes;
+    use crate::result::Bound;
+
+    fn request<'a>(architecture: &'a Architecture, inventory: &'a Inventory, device: &str) -> Request<'a> {
+        Request {
+            architecture,
+            inventory,
+            name: "test",
+            weights: Dtype::Bf16,
+            kv: Dtype::Bf16,
+            device: devices::find(device).expect("a row"),
+            batches: &[1, 32],
+            contexts: &[512, 8192],
+            phases: &[Phase::Prefill, Phase::Decode],
+        }
+    }
+
+    fn cell<'a>(prediction: &'a Prediction, id: &str) -> &'a CellResult {
+        prediction.cells.iter().find(|cell| cell.id == id).unwrap_or_else(|| panic!("no cell {id}"))
+    }
+
+    #[test]
+    fn llama_8b_on_an_h200_decodes_at_the_published_floor() {
+        let architecture = shapes::llama_3_1_8b();
+        let inventory = architecture.inventory(Dtype::Bf16);
+        let prediction = predict(&request(&architecture, &inventory, "h200-sxm"));
+        assert_eq!(prediction.cells.len(), 8);
+        assert!(
+            prediction.cells.iter().all(|cell| cell.status == Status::Predicted && cell.step_ns.is_none())
+        );
+        // (15,009,849,344 + 513 · 131,072 + 8192) B / 4.8e12 B/s = 3.1411 ms.
+        let decode = cell(&prediction, "decode/ideal/bf16/b1/c512");
+        assert!((decode.predicted_ns.expect("a floor") / 1e6 - 3.1411).abs() < 1e-4);
+        assert_eq!(decode.bound, Some(Bound::Memory));
+        assert!((decode.tokens_per_s.expect("a rate") - 318.4).abs() < 0.1);
+        // 7.1596 TFLOP of linear layers, attention and head: / 989.5e12 = 7.29 ms, over the 3.15 ms of the weights.
+        let prefill = cell(&prediction, "prefill/ideal/bf16/b1/c512");
+        assert_eq!(prefill.bound, Some(Bound::Compute));
+        assert!(
+            (prefill.predicted_ns.expect("a floor") / 1e6 - 7.29).abs() < 0.02,
+            "{:?}",
+            prefill.predicted_ns
+        );
+        assert!(prediction.warnings.is_empty());
+        assert_eq!(prediction.model.parameters, 8_030_261_248);
+    }
+
+    #[test]
+    fn cells_beyond_the_model_are_skipped_and_those_beyond_memory_say_so() {
+        let architecture = Architecture { max_positions: 8192, ..shapes::llama_2_7b() };
+        let inventory = architecture.inventory(Dtype::Bf16);
+        let prediction = predict(&request(&architecture, &inventory, "a100-40-sxm"));
+        let beyond = cell(&prediction, "decode/ideal/bf16/b1/c8192");
+        assert_eq!(beyond.status, Status::Skipped);
+        assert_eq!(beyond.reason.as_deref(), Some("needs 8193 positions and the model has 8192"));
+        assert_eq!(beyond.predicted_ns, None);
+        assert_eq!(cell(&prediction, "prefill/ideal/bf16/b1/c8192").status, Status::Predicted);
+        // 13.5 GB of weights, 32 · 8192 · 524,288 B = 137.4 GB of KV, 32 · 8192 · (2·11,008 + 2·4096) · 2 B = 15.8 GB of
+        // activations.
+        let full = cell(&prediction, "prefill/ideal/bf16/b32/c8192");
+        assert!(full.flags[0].starts_with("does not fit: needs 167 GB"), "{:?}", full.flags);
+        assert!(cell(&prediction, "decode/ideal/bf16/b1/c512").flags.is_empty());
+    }
+
+    #[test]
+    fn a_model_larger_than_the_device_and_a_missing_peak_are_warned_about() {
+        let architecture = shapes::llama_3_1_70b();
+        let inventory = architecture.inventory(Dtype::Bf16);
+        let prediction = predict(&request(&architecture, &inventory, "l4"));
+        assert!(
+            prediction.warnings[0].starts_with("the weights take 141 GB, more than 90 %"),
+            "{:?}",
+            prediction.warnings
+        );
+        let mut device = devices::find("l4").expect("a row").clone();
+        device.dense_flops_per_s.clear();
+        let prediction = predict(&Request { device: &device, ..request(&architecture, &inventory, "l4") });
+        assert!(
+            prediction.warnings[0].contains("no matrix-product peak for bf16"),
+            "{:?}",
+            prediction.warnings
+        );
+        assert!(prediction.cells.iter().all(|cell| cell.bound == Some(Bound::Memory)));
+    }
+
+    #[test]
+    fn experts_met_are_reported_beside_the_bytes() {
+        let architecture = shapes::qwen3_30b_a3b();
+        let inventory = architecture.inventory(Dtype::Bf16);
+        let prediction = predict(&request(&architecture, &inventory, "h200-sxm"));
+        assert_eq!(cell(&prediction, "decode/ideal/bf16/b1/c512").distinct_experts, Some(8.0));
+        let many = cell(&prediction, "decode/ideal/bf16/b32/c512").distinct_experts.expect("experts");
+        assert!((many - 128.0 * (1.0 - 0.9375_f64.powi(32))).abs() < 1e-9);
+    }
+
+    #[test]
+    fn contexts_and_batches_have_their_crossovers() {
+        let architecture = shapes::llama_3_1_8b();
+        let inventory = architecture.inventory(Dtype::Bf16);
+        let prediction = predict(&request(&architecture, &inventory, "h100-sxm"));
+        let count = |what: &str| prediction.crossovers.iter().filter(|row| row.what == what).count();
+        assert_eq!(count("compute_bound_batch"), 2);
+        assert_eq!(count("kv_outweighs_weights_context"), 2);
+        assert_eq!(count("max_batch_that_fits"), 2);
+        assert_eq!(count("max_context_that_fits"), 2);
+    }
+}

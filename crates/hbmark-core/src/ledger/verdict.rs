@@ -1,0 +1,401 @@
+//! What a device predicts for a step, and what a measured step says about it.
+//!
+//! Enters: a [`StepCost`], and a [`Roof`] made from measured ceilings or from a data sheet; for a verdict also the time that
+//! was measured. Leaves: a floor with its bound, fractions of the ceilings, and the reasons for which a time cannot be
+//! believed. It measures nothing.
+
+use super::step::StepCost;
+use crate::model::Dtype;
+use crate::result::{Bound, Ceilings, CellResult, DeviceSpec, Status};
+use crate::units::{Bytes, BytesPerSecond, FlopsPerSecond, Nanos};
+
+/// Below this share of the time, the higher floor does not explain a step, and the bound is [`Bound::Overhead`].
+pub const EXPLAINED_SHARE: f64 = 0.5;
+/// A working set under this many last-level caches is partly served by the cache, and the model of bytes breaks.
+pub const CACHE_MARGIN: u64 = 3;
+/// How far above the measured ceiling a step may be before that is flagged: the ceiling's own spread.
+pub const CEILING_TOLERANCE: f64 = 1.02;
+/// A step this far above the measured ceiling cannot be explained by a probe taken at a slow moment: one of the two is wrong.
+const CEILING_IMPOSSIBLE: f64 = 2.0;
+
+/// A matrix-product peak and the dtype it is for.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Peak {
+    pub dtype: &'static str,
+    pub rate: FlopsPerSecond,
+}
+
+/// The two denominators of a roofline.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Roof {
+    pub bandwidth: BytesPerSecond,
+    /// `None` when no peak is known for the dtype: then only the memory floor is.
+    pub peak: Option<Peak>,
+}
+
+impl Roof {
+    /// The roof measured in this session.
+    #[must_use]
+    pub fn measured(ceilings: &Ceilings, weights: Dtype) -> Self {
+        Self {
+            bandwidth: BytesPerSecond(ceilings.read_bytes_per_s.median),
+            // A probe multiplies in the very format, if an engine does; a data sheet's int8 is for int8 activations.
+            peak: std::iter::once(weights.name())
+                .chain(product_dtypes(weights).iter().copied())
+                .find_map(|dtype| Some((dtype, ceilings.gemm_flops_per_s.get(dtype)?.median)))
+                .map(|(dtype, rate)| Peak { dtype, rate: FlopsPerSecond(rate) }),
+        }
+    }
+
+    /// The roof of the data sheet.
+    #[must_use]
+    pub fn datasheet(spec: &DeviceSpec, weights: Dtype) -> Self {
+        Self {
+            bandwidth: BytesPerSecond(spec.bandwidth_bytes_per_s),
+            peak: peak_for(weights, |name| spec.dense_flops_per_s.get(name).copied()),
+        }
+    }
+}
+
+/// Which peaks the products of a weight dtype run at, best first. Weight-only formats are unpacked to 16 bits and
+/// multiplied there; fp8 has products of its own where the device does.
+fn product_dtypes(weights: Dtype) -> &'static [&'static str] {
+    match weights {
+        Dtype::F32 => &["f32"],
+        Dtype::Bf16 => &["bf16"],
+        Dtype::F16 => &["f16"],
+        Dtype::Fp8 => &["fp8", "bf16", "f16"],
+        Dtype::Int8 | Dtype::Int4 | Dtype::Q8_0 | Dtype::Q4_0 | Dtype::Gguf => &["bf16", "f16"],
+    }
+}
+
+fn peak_for(weights: Dtype, rate: impl Fn(&str) -> Option<f64>) -> Option<Peak> {
+    product_dtypes(weights)
+        .iter()
+        .find_map(|&dtype| rate(dtype).map(|rate| Peak { dtype, rate: FlopsPerSecond(rate) }))
+}
+
+/// The least time a step can take under a roof.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Floor {
+    pub memory: Nanos,
+    pub compute: Option<Nanos>,
+}
+
+impl Floor {
+    /// The floor of a step: its ideal bytes at the bandwidth, its FLOPs at the peak.
+    #[must_use]
+    pub fn new(cost: &StepCost, roof: &Roof) -> Self {
+        Self {
+            memory: cost.bytes.ideal().at(roof.bandwidth),
+            compute: roof.peak.as_ref().map(|peak| cost.flops.at(peak.rate)),
+        }
+    }
+
+    /// The higher of the two: the prediction.
+    #[must_use]
+    pub fn time(&self) -> Nanos {
+        Nanos(self.memory.0.max(self.compute.map_or(0.0, |compute| compute.0)))
+    }
+
+    /// Which of the two is higher; memory when no peak is known.
+    #[must_use]
+    pub fn bound(&self) -> Bound {
+        match self.compute {
+            Some(compute) if compute.0 > self.memory.0 => Bound::Compute,
+            _ => Bound::Memory,
+        }
+    }
+}
+
+/// What a measured step says.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Verdict {
+    pub predicted: Option<Nanos>,
+    pub predicted_datasheet: Option<Nanos>,
+    pub achieved_bytes_per_s: f64,
+    pub fraction_of_ceiling: Option<f64>,
+    pub fraction_of_datasheet: Option<f64>,
+    pub mfu: Option<f64>,
+    /// The peak behind `mfu` and where it is from: `bf16 (data sheet)`.
+    pub mfu_dtype: Option<String>,
+    pub bound: Option<Bound>,
+    /// Why the time cannot be believed, if it cannot.
+    pub invalid: Option<String>,
+    /// What limits the reading of the fractions without making the time wrong.
+    pub flags: Vec<String>,
+}
+
+impl Verdict {
+    /// Holds a measured step of a model stored as `weights` against what is known of its device.
+    ///
+    /// The bound is judged against the measured ceilings where there are any, otherwise the data sheet. MFU is against the
+    /// data sheet's dense peak where it names one, otherwise the measured one.
+    #[must_use]
+    pub fn new(
+        cost: &StepCost,
+        measured: Nanos,
+        weights: Dtype,
+        ceilings: Option<&Ceilings>,
+        datasheet: Option<&DeviceSpec>,
+    ) -> Self {
+        let ideal = cost.bytes.ideal();
+        let measured_roof = ceilings.map(|ceilings| Roof::measured(ceilings, weights));
+        let sheet_roof = datasheet.map(|spec| Roof::datasheet(spec, weights));
+        let mut verdict = Self { achieved_bytes_per_s: ideal.per(measured).0, ..Self::default() };
+        if let Some(roof) = &measured_roof {
+            let floor = Floor::new(cost, roof);
+            verdict.predicted = Some(floor.time());
+            verdict.fraction_of_ceiling = Some(floor.memory.0 / measured.0);
+        }
+        if let Some(roof) = &sheet_roof {
+            let floor = Floor::new(cost, roof);
+            verdict.predicted_datasheet = Some(floor.time());
+            verdict.fraction_of_datasheet = Some(floor.memory.0 / measured.0);
+        }
+        verdict.use_peak(cost, measured, measured_roof.as_ref(), sheet_roof.as_ref());
+        if let Some(roof) = measured_roof.as_ref().or(sheet_roof.as_ref()) {
+            verdict.name_bound(cost, measured, roof, weights);
+        }
+        let cache = ceilings
+            .and_then(|ceilings| ceilings.last_cache_bytes)
+            .or_else(|| datasheet.and_then(|spec| spec.l2_bytes));
+        verdict.check_belief(ideal, cache);
+        verdict
+    }
+
+    /// Writes the verdict into the cell it is about. A cell that was good becomes invalid when its time cannot be believed.
+    pub fn record(self, cell: &mut CellResult) {
+        cell.predicted_ns = self.predicted.map(|time| time.0);
+        cell.predicted_datasheet_ns = self.predicted_datasheet.map(|time| time.0);
+        cell.achieved_bytes_per_s = Some(self.achieved_bytes_per_s);
+        cell.fraction_of_ceiling = self.fraction_of_ceiling;
+        cell.fraction_of_datasheet = self.fraction_of_datasheet;
+        cell.mfu = self.mfu;
+        cell.mfu_dtype = self.mfu_dtype;
+        cell.bound = self.bound;
+        cell.flags.extend(self.flags);
+        if let Some(reason) = self.invalid
+            && matches!(cell.status, Status::Ok | Status::NotConverged)
+        {
+            cell.status = Status::Invalid;
+            cell.reason = Some(reason);
+        }
+    }
+
+    fn use_peak(&mut self, cost: &StepCost, measured: Nanos, ceiling: Option<&Roof>, sheet: Option<&Roof>) {
+        let peak_of = |roof: Option<&Roof>| roof.and_then(|roof| roof.peak.clone());
+        let (peak, source) = match (peak_of(sheet), peak_of(ceiling)) {
+            (Some(peak), _) => (peak, "data sheet"),
+            (None, Some(peak)) => (peak, "measured"),
+            (None, None) => return,
+        };
+        self.mfu = Some(cost.flops.per(measured).0 / peak.rate.0);
+        self.mfu_dtype = Some(format!("{} ({source})", peak.dtype));
+    }
+
+    fn name_bound(&mut self, cost: &StepCost, measured: Nanos, roof: &Roof, weights: Dtype) {
+        let floor = Floor::new(cost, roof);
+        let explained = floor.time().0 / measured.0;
+        self.bound = Some(if explained < EXPLAINED_SHARE { Bound::Overhead } else { floor.bound() });
+        if floor.compute.is_none() {
+            self.flags
+                .push(format!("no matrix-product peak known for {weights}: only the memory floor is held"));
+        }
+        if let Some(moved) = cost.bytes.as_implemented
+            && explained < EXPLAINED_SHARE
+        {
+            let share = moved.at(roof.bandwidth).0 / measured.0;
+            if share >= EXPLAINED_SHARE {
+                self.flags.push(format!(
+                    "the bytes this engine moves explain {:.0} % of the step, the bytes it must move {:.0} %",
+                    share * 100.0,
+                    floor.memory.0 / measured.0 * 100.0
+                ));
+            }
+        }
+    }
+
+    fn check_belief(&mut self, ideal: Bytes, cache: Option<Bytes>) {
+        let fits_cache = cache.is_some_and(|cache| ideal <= cache);
+        if let Some(cache) = cache
+            && ideal.0 < CACHE_MARGIN.saturating_mul(cache.0)
+        {
+            self.flags.push(format!(
+                "working set of {ideal} is under {CACHE_MARGIN}x the last cache ({cache}): it is partly served from there"
+            ));
+        }
+        match self.fraction_of_datasheet {
+            Some(fraction) if fraction > 1.0 && fits_cache => {
+                self.flags
+                    .push(format!("{:.0} % of the data sheet's bandwidth, from the cache", fraction * 100.0));
+            }
+            Some(fraction) if fraction > 1.0 => {
+                self.invalid = Some(format!(
+                    "{:.1} % of the data sheet's bandwidth: no step can move {ideal} that fast, so the timing or the data \
+                     sheet row is wrong",
+                    fraction * 100.0
+                ));
+            }
+            _ => {}
+        }
+        if let Some(mfu) = self.mfu.filter(|&mfu| mfu > 1.0)
+            && self.invalid.is_none()
+            && self.mfu_dtype.as_ref().is_some_and(|dtype| dtype.ends_with("(data sheet)"))
+        {
+            self.invalid = Some(format!(
+                "{:.1} % of the data sheet's dense peak: no step computes that fast, so the timing or the data sheet row is \
+                 wrong",
+                mfu * 100.0
+            ));
+        }
+        if let Some(fraction) = self.fraction_of_ceiling.filter(|&fraction| fraction > CEILING_TOLERANCE)
+            && !fits_cache
+        {
+            let text = format!("{:.0} % of the measured read ceiling", fraction * 100.0);
+            if fraction > CEILING_IMPOSSIBLE && self.invalid.is_none() {
+                self.invalid =
+                    Some(format!("{text}: either the step did not do its work or the probe was disturbed"));
+            } else {
+                self.flags.push(format!("{text}: the probe read slower than this step"));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+    use crate::result::Spread;
+    use crate::result::StepBytes;
+    use crate::units::Flops;
+
+    fn cost(gigabytes: u64, teraflops: f64) -> StepCost {
+        StepCost {
+            bytes: StepBytes { weights: Bytes(gigabytes * 1_000_000_000), ..StepBytes::default() },
+            flops: Flops(teraflops * 1e12),
+            distinct_experts: None,
+        }
+    }
+
+    /// 1 TB/s promised, 100 TFLOP/s in bf16, 50 MB of cache.
+    fn sheet() -> DeviceSpec {
+        DeviceSpec {
+            name: "paper".into(),
+            product: "Paper".into(),
+            bandwidth_bytes_per_s: 1e12,
+            memory_bytes: Bytes(80_000_000_000),
+            l2_bytes: Some(Bytes(50_000_000)),
+            dense_flops_per_s: BTreeMap::from([("bf16".to_owned(), 1e14)]),
+            source: "none".into(),
+        }
+    }
+
+    /// 0.8 TB/s and 80 TFLOP/s measured.
+    fn ceilings() -> Ceilings {
+        let spread = |median: f64| Spread { median, low: median * 0.99, high: median * 1.01 };
+        Ceilings {
+            read_bytes_per_s: spread(8e11),
+            copy_bytes_per_s: spread(7e11),
+            triad_bytes_per_s: spread(7.5e11),
+            gemm_flops_per_s: BTreeMap::from([("bf16".to_owned(), spread(8e13))]),
+            launch_ns: None,
+            working_set_bytes: Bytes(4_000_000_000),
+            last_cache_bytes: Some(Bytes(50_000_000)),
+            read_configuration: String::new(),
+            gpu: None,
+        }
+    }
+
+    #[test]
+    fn the_higher_floor_is_the_prediction_and_names_the_bound() {
+        let roof = Roof::datasheet(&sheet(), Dtype::Bf16);
+        // 10 GB at 1 TB/s = 10 ms; 0.1 TFLOP at 100 TFLOP/s = 1 ms.
+        let floor = Floor::new(&cost(10, 0.1), &roof);
+        assert!((floor.time().0 - 1e7).abs() < 1e-3 && floor.bound() == Bound::Memory);
+        // 2 TFLOP = 20 ms.
+        let floor = Floor::new(&cost(10, 2.0), &roof);
+        assert!((floor.time().0 - 2e7).abs() < 1e-3 && floor.bound() == Bound::Compute);
+    }
+
+    #[test]
+    fn a_dtype_without_a_peak_has_no_compute_floor() {
+        let roof = Roof::datasheet(&sheet(), Dtype::F16);
+        assert_eq!(roof.peak, None);
+        assert_eq!(Floor::new(&cost(10, 1e9), &roof).bound(), Bound::Memory);
+        let verdict = Verdict::new(&cost(10, 0.1), Nanos(2e7), Dtype::F16, None, Some(&sheet()));
+        assert_eq!((verdict.mfu, verdict.bound), (None, Some(Bound::Memory)));
+        assert!(verdict.flags[0].contains("no matrix-product peak known for f16"));
+        // Weight-only formats multiply at 16 bits, and fp8 falls back to it.
+        for weights in [Dtype::Int4, Dtype::Int8, Dtype::Q8_0, Dtype::Q4_0, Dtype::Gguf, Dtype::Fp8] {
+            assert_eq!(Roof::datasheet(&sheet(), weights).peak.map(|p| p.dtype), Some("bf16"));
+        }
+    }
+
+    #[test]
+    fn fractions_are_of_ideal_bytes_over_time_and_bandwidth() {
+        // 10 GB in 15.625 ms is 640 GB/s: 80 % of 800 and 64 % of 1000.
+        let verdict =
+            Verdict::new(&cost(10, 0.5), Nanos(15_625_000.0), Dtype::Bf16, Some(&ceilings()), Some(&sheet()));
+        assert!((verdict.achieved_bytes_per_s - 6.4e11).abs() < 1.0);
+        assert!((verdict.fraction_of_ceiling.unwrap() - 0.8).abs() < 1e-12);
+        assert!((verdict.fraction_of_datasheet.unwrap() - 0.64).abs() < 1e-12);
+        // 0.5 TFLOP in 15.625 ms is 32 TFLOP/s of 100.
+        assert!((verdict.mfu.unwrap() - 0.32).abs() < 1e-12);
+        assert_eq!(verdict.mfu_dtype.as_deref(), Some("bf16 (data sheet)"));
+        assert_eq!((verdict.bound, verdict.invalid), (Some(Bound::Memory), None));
+        assert!(verdict.flags.is_empty(), "{:?}", verdict.flags);
+    }
+
+    #[test]
+    fn a_step_that_neither_floor_explains_is_overhead() {
+        // Floor 12.5 ms: at 26 ms it is 48 %.
+        let judge = |ns| Verdict::new(&cost(10, 0.1), Nanos(ns), Dtype::Bf16, Some(&ceilings()), None);
+        assert_eq!(judge(2.6e7).bound, Some(Bound::Overhead));
+        assert_eq!(judge(2.4e7).bound, Some(Bound::Memory));
+        // The engine really moved 20 GB, 25 ms: that explains 96 %.
+        let mut moved = cost(10, 0.1);
+        moved.bytes.as_implemented = Some(Bytes(20_000_000_000));
+        let verdict = Verdict::new(&moved, Nanos(2.6e7), Dtype::Bf16, Some(&ceilings()), None);
+        assert_eq!(verdict.bound, Some(Bound::Overhead));
+        assert!(
+            verdict.flags[0].starts_with("the bytes this engine moves explain 96 %"),
+            "{:?}",
+            verdict.flags
+        );
+    }
+
+    #[test]
+    fn faster_than_the_data_sheet_is_invalid_unless_the_set_fits_the_cache() {
+        let verdict =
+            Verdict::new(&cost(10, 0.1), Nanos(9e6), Dtype::Bf16, Some(&ceilings()), Some(&sheet()));
+        assert!(verdict.invalid.expect("too fast").contains("111.1 % of the data sheet"));
+        let small = StepCost {
+            bytes: StepBytes { weights: Bytes(40_000_000), ..StepBytes::default() },
+            flops: Flops(1e6),
+            distinct_experts: None,
+        };
+        let verdict = Verdict::new(&small, Nanos(2e4), Dtype::Bf16, Some(&ceilings()), Some(&sheet()));
+        assert_eq!(verdict.invalid, None);
+        assert!(verdict.flags[0].contains("under 3x the last cache"), "{:?}", verdict.flags);
+        assert!(verdict.flags[1].contains("from the cache"), "{:?}", verdict.flags);
+    }
+
+    #[test]
+    fn more_arithmetic_than_the_dense_peak_is_invalid() {
+        let verdict = Verdict::new(&cost(1, 10.0), Nanos(9e7), Dtype::Bf16, None, Some(&sheet()));
+        assert!(verdict.invalid.expect("too fast").contains("dense peak"));
+    }
+
+    #[test]
+    fn without_any_roof_only_the_achieved_rate_is_said() {
+        let verdict = Verdict::new(&cost(10, 0.1), Nanos(1e7), Dtype::Bf16, None, None);
+        assert!((verdict.achieved_bytes_per_s - 1e12).abs() < 1.0);
+        assert_eq!(
+            verdict,
+            Verdict { achieved_bytes_per_s: verdict.achieved_bytes_per_s, ..Verdict::default() }
+        );
+    }
+}

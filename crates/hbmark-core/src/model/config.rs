@@ -1,0 +1,342 @@
+//! From the text of a `config.json` to a validated [`Architecture`].
+//!
+//! Enters: a Hugging Face config, as `transformers` 4 or 5 writes it. Leaves: an [`Architecture`] whose dimensions are bounded
+//! and agree with one another, or a [`ModelError`] that names file, key, found and wanted value. It knows no tensor and no
+//! device.
+//!
+//! What would change a number is honoured or refused by name; a default is taken only where `transformers` itself has one
+//! for that family and every reader agrees on it. Keys that touch training or generation only are not looked at.
+
+mod fields;
+mod quantization;
+mod rope;
+mod windows;
+
+use std::borrow::Cow;
+use std::io;
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use super::{
+    Architecture, Biases, Dtype, Family, ModelError, deepseek_v3, llama, mistral, mixtral, qwen2, qwen3,
+    qwen3_moe,
+};
+use crate::input::{self, Refused};
+
+pub(super) use fields::Fields;
+pub(super) use windows::Windows;
+
+/// Bounds on what a config may say; each is several times the largest published model, and far from overflow.
+pub(super) mod limits {
+    use std::ops::RangeInclusive;
+
+    /// The longest published ones, with a scheme for every layer, are some hundred kilobytes.
+    pub const CONFIG_BYTES: u64 = 4 << 20;
+    /// Memory for the values of a config.
+    pub const CONFIG_BUDGET: usize = 32 << 20;
+    pub const HIDDEN: usize = 1 << 17;
+    pub const LAYERS: usize = 1 << 12;
+    pub const HEADS: usize = 1 << 12;
+    pub const HEAD_DIM: usize = 1 << 13;
+    pub const FFN: usize = 1 << 20;
+    pub const VOCAB: usize = 1 << 22;
+    pub const POSITIONS: usize = 1 << 27;
+    pub const EXPERTS: usize = 1 << 16;
+    pub const EOS_TOKENS: usize = 1 << 10;
+    pub const PARAMETERS: u64 = 1 << 46;
+    /// DeepSeek-V3 has 45,000, models of 384 experts 70,000; three times as many entries, as int4 has them, are listed in 64 MiB.
+    pub const TENSORS: usize = 100_000;
+    pub const THETA: RangeInclusive<f64> = 1.0..=1e15;
+    pub const ROPE_FACTOR: RangeInclusive<f64> = 1e-3..=1e6;
+    pub const NORM_EPS: RangeInclusive<f64> = 1e-30..=1e-1;
+}
+
+/// How one family is recognised and read: the whole of what a family file exports to this one.
+#[derive(Debug)]
+pub(super) struct FamilySpec {
+    pub model_type: &'static str,
+    pub class: &'static str,
+    pub read: fn(&Fields) -> Result<Architecture, ModelError>,
+}
+
+/// Every family hbmark reads.
+const FAMILIES: [&FamilySpec; 7] = [
+    &llama::SPEC,
+    &mistral::SPEC,
+    &qwen2::SPEC,
+    &qwen3::SPEC,
+    &qwen3_moe::SPEC,
+    &mixtral::SPEC,
+    &deepseek_v3::SPEC,
+];
+
+/// Reads and parses a `config.json`.
+///
+/// # Errors
+/// When the file cannot be read, is not a regular file, is longer than 4 MiB, or [`parse_config`] refuses it.
+pub fn read_config(path: &Path) -> Result<Architecture, ModelError> {
+    let text = input::read_text(path, limits::CONFIG_BYTES).map_err(|refused| {
+        let path = path.to_owned();
+        match refused {
+            Refused::NotRegular { .. } => ModelError::NotAFile { path },
+            Refused::TooLarge { size, limit } => ModelError::ConfigTooLarge { path, found: size, limit },
+            Refused::Io(source) => ModelError::Read { path, source },
+            other @ Refused::NotText { .. } => ModelError::Read { path, source: io::Error::other(other) },
+        }
+    })?;
+    parse_config(&text, path)
+}
+
+/// Parses the text of a `config.json`; `path` is only for messages.
+///
+/// # Errors
+/// When the text is no JSON, the architecture is not one of the supported families, a dimension is missing, out of range or at odds
+/// with another, or a key asks for a computation that hbmark does not have.
+pub fn parse_config(text: &str, path: &Path) -> Result<Architecture, ModelError> {
+    let text = quote_python_floats(text);
+    let document: Value =
+        input::json::from_str(&text, limits::CONFIG_BUDGET).map_err(|e| ModelError::ConfigSyntax {
+            path: path.to_owned(),
+            line: e.line(),
+            column: e.column(),
+            reason: e.to_string(),
+        })?;
+    let fields = Fields::top(path, &document)?;
+    let spec = recognise(&fields)?;
+    refuse_foreign_keys(&fields)?;
+    let architecture = (spec.read)(&fields)?;
+    check_size(&architecture, path)?;
+    Ok(architecture)
+}
+
+/// Python writes `NaN` and `Infinity` bare, which JSON does not have. Quoted, they are harmless in keys nobody reads and
+/// a wrong type in the others.
+fn quote_python_floats(text: &str) -> Cow<'_, str> {
+    const WORDS: [&str; 3] = ["-Infinity", "Infinity", "NaN"];
+    if !WORDS.iter().any(|word| text.contains(word)) {
+        return Cow::Borrowed(text);
+    }
+    let mut out = String::with_capacity(text.len() + 16);
+    let (mut in_string, mut escaped) = (false, false);
+    let mut rest = text;
+    while let Some(c) = rest.chars().next() {
+        if !in_string && let Some(word) = WORDS.iter().find(|word| rest.starts_with(**word)) {
+            out.push('"');
+            out.push_str(word);
+            out.push('"');
+            rest = &rest[word.len()..];
+            continue;
+        }
+        if c == '"' && !escaped {
+            in_string = !in_string;
+        }
+        escaped = in_string && c == '\\' && !escaped;
+        out.push(c);
+        rest = &rest[c.len_utf8()..];
+    }
+    Cow::Owned(out)
+}
+
+/// Finds the family by `model_type` and `architectures`, which must not contradict each other.
+fn recognise(fields: &Fields) -> Result<&'static FamilySpec, ModelError> {
+    let model_type = fields.text("model_type")?;
+    let classes = fields.list("architectures", 16)?.unwrap_or_default();
+    let class = classes.first().and_then(Value::as_str);
+    let spec = FAMILIES.into_iter().find(|spec| match (model_type, class) {
+        (Some(model_type), Some(class)) => spec.model_type == model_type && spec.class == class,
+        (Some(model_type), None) => spec.model_type == model_type && classes.is_empty(),
+        (None, Some(class)) => spec.class == class,
+        (None, None) => false,
+    });
+    if let Some(spec) = spec {
+        return Ok(spec);
+    }
+    if model_type.is_none() && classes.is_empty() {
+        return Err(fields.missing("model_type", FAMILIES.map(|s| s.model_type).join(", ")));
+    }
+    let shown =
+        classes.first().map(|c| format!("({})", c.as_str().map_or_else(|| c.to_string(), str::to_owned)));
+    let found: Vec<_> = model_type.map(str::to_owned).into_iter().chain(shown).collect();
+    Err(ModelError::UnsupportedArchitecture {
+        path: fields.path().to_owned(),
+        found: found.join(" ").chars().take(120).collect(),
+        supported: FAMILIES.map(|s| s.class).join(", "),
+    })
+}
+
+/// Refuses keys of other families that change the forward and that no supported family has, unless they change nothing.
+fn refuse_foreign_keys(fields: &Fields) -> Result<(), ModelError> {
+    let neutral = [
+        ("partial_rotary_factor", json!(1.0)),
+        ("rotary_pct", json!(1.0)),
+        // Granite, Cohere, MiniCPM and other scaled residual streams.
+        ("residual_multiplier", json!(1.0)),
+        ("embedding_multiplier", json!(1.0)),
+        ("logits_scaling", json!(1.0)),
+        ("logit_scale", json!(1.0)),
+        ("scale_emb", json!(1.0)),
+        ("attention_multiplier", Value::Null),
+        ("scale_depth", Value::Null),
+        // Gemma.
+        ("attn_logit_softcapping", Value::Null),
+        ("final_logit_softcapping", Value::Null),
+        ("query_pre_attn_scalar", Value::Null),
+        ("sliding_window_pattern", Value::Null),
+        ("num_kv_shared_layers", json!(0)),
+        // Llama 4, OLMo, gpt-oss, DeepSeek V3.2, Qwen3-Next.
+        ("attention_chunk_size", Value::Null),
+        ("no_rope_layers", Value::Null),
+        ("no_rope_layer_interval", Value::Null),
+        ("clip_qkv", Value::Null),
+        ("swiglu_limit", Value::Null),
+        ("index_topk", Value::Null),
+        ("attn_output_gate", json!(false)),
+        ("use_qk_norm", json!(false)),
+        ("rope_interleaved", json!(false)),
+        ("alibi", json!(false)),
+        ("add_cross_attention", json!(false)),
+        ("is_encoder_decoder", json!(false)),
+    ];
+    neutral.iter().try_for_each(|(key, value)| fields.only(key, value))?;
+    // Fields::text first: a number here is a wrong type, not an unknown function.
+    match fields.text("hidden_act")? {
+        None | Some("silu") => Ok(()),
+        Some(_) => Err(fields.unsupported("hidden_act", "silu")),
+    }
+}
+
+/// What the readers of the families do not share.
+pub(super) struct Conventions {
+    pub family: Family,
+    /// `num_key_value_heads` may be absent and then equals `num_attention_heads`. Where it is false, only a null means that:
+    /// `transformers` would take a constant unrelated to the model.
+    pub kv_heads_may_be_absent: bool,
+    /// Width of a head where the family has keys of its own for it; otherwise `head_dim`, or the hidden size shared out.
+    pub head_dim: Option<usize>,
+    /// `rope_theta` of a config that has none.
+    pub theta: Option<f64>,
+    pub qk_norm: bool,
+    pub biases: Biases,
+    pub windows: Windows,
+}
+
+/// Reads the dimensions that every decoder has; experts and latent attention are left to the family.
+pub(super) fn decoder(fields: &Fields, conventions: &Conventions) -> Result<Architecture, ModelError> {
+    let hidden_size = fields.need_integer("hidden_size", 1..=limits::HIDDEN)?;
+    let layers = fields.need_integer("num_hidden_layers", 1..=limits::LAYERS)?;
+    let heads = fields.need_integer("num_attention_heads", 1..=limits::HEADS)?;
+    let vocab_size = fields.need_integer("vocab_size", 1..=limits::VOCAB)?;
+    let max_positions = fields.need_integer("max_position_embeddings", 1..=limits::POSITIONS)?;
+    Ok(Architecture {
+        family: conventions.family,
+        hidden_size,
+        layers,
+        heads,
+        kv_heads: kv_heads(fields, heads, conventions.kv_heads_may_be_absent)?,
+        head_dim: conventions.head_dim.map_or_else(|| head_dim(fields, hidden_size, heads), Ok)?,
+        ffn_size: fields.need_integer("intermediate_size", 1..=limits::FFN)?,
+        vocab_size,
+        max_positions,
+        norm_eps: fields.need_float("rms_norm_eps", limits::NORM_EPS)?,
+        rope: rope::read(fields, conventions.theta, max_positions)?,
+        qk_norm: conventions.qk_norm,
+        biases: conventions.biases,
+        tied_head: fields.flag("tie_word_embeddings", false)?,
+        windows: windows::read(fields, layers, conventions.windows)?,
+        experts: None,
+        latent: None,
+        quantization: quantization::read(fields)?,
+        native_dtype: native_dtype(fields)?,
+        eos_tokens: eos_tokens(fields)?,
+    })
+}
+
+fn kv_heads(fields: &Fields, heads: usize, may_be_absent: bool) -> Result<usize, ModelError> {
+    let key = "num_key_value_heads";
+    if fields.is_absent(key) && !may_be_absent {
+        return Err(
+            fields.missing(key, format!("a divisor of `num_attention_heads` ({heads}), or null for as many"))
+        );
+    }
+    let kv_heads = fields.integer(key, 1..=limits::HEADS)?.unwrap_or(heads);
+    if heads.is_multiple_of(kv_heads) {
+        Ok(kv_heads)
+    } else {
+        Err(fields.bad(key, format!("a divisor of `num_attention_heads` ({heads})")))
+    }
+}
+
+fn head_dim(fields: &Fields, hidden_size: usize, heads: usize) -> Result<usize, ModelError> {
+    let (key, even) = ("head_dim", "an even number: the rotary embedding turns pairs");
+    match fields.integer(key, 1..=limits::HEAD_DIM)? {
+        Some(head_dim) if head_dim.is_multiple_of(2) => Ok(head_dim),
+        Some(_) => Err(fields.bad(key, even)),
+        None if !hidden_size.is_multiple_of(heads) => Err(fields.bad(
+            "hidden_size",
+            format!("a multiple of `num_attention_heads` ({heads}), or a `head_dim` beside it"),
+        )),
+        None if !(hidden_size / heads).is_multiple_of(2) => Err(fields.bad(
+            "hidden_size",
+            format!("an even multiple of `num_attention_heads` ({heads}): the rotary embedding turns pairs"),
+        )),
+        None if hidden_size / heads > limits::HEAD_DIM => {
+            Err(fields.missing(key, format!("an integer from 1 to {}", limits::HEAD_DIM)))
+        }
+        None => Ok(hidden_size / heads),
+    }
+}
+
+/// `torch_dtype` (4) or `dtype` (5).
+fn native_dtype(fields: &Fields) -> Result<Option<Dtype>, ModelError> {
+    let (new, old) = (fields.text("dtype")?, fields.text("torch_dtype")?);
+    if new.is_some() && old.is_some() && new != old {
+        return Err(fields.bad("dtype", "the same name as `torch_dtype`, or only one of them"));
+    }
+    let key = if new.is_some() { "dtype" } else { "torch_dtype" };
+    let Some(name) = new.or(old) else { return Ok(None) };
+    match name.strip_prefix("torch.").unwrap_or(name) {
+        "float32" => Ok(Some(Dtype::F32)),
+        "bfloat16" => Ok(Some(Dtype::Bf16)),
+        "float16" => Ok(Some(Dtype::F16)),
+        "float8_e4m3fn" => Ok(Some(Dtype::Fp8)),
+        _ => Err(fields.unsupported(key, "float32, bfloat16, float16, float8_e4m3fn")),
+    }
+}
+
+/// One id, a list of ids, or none.
+fn eos_tokens(fields: &Fields) -> Result<Vec<u32>, ModelError> {
+    let key = "eos_token_id";
+    let id = |value: &Value| {
+        value
+            .as_u64()
+            .and_then(|id| u32::try_from(id).ok())
+            .ok_or_else(|| fields.bad(key, "a token id, a list of token ids, or null"))
+    };
+    match fields.get(key) {
+        None => Ok(Vec::new()),
+        Some(Value::Array(_)) => {
+            fields.list(key, limits::EOS_TOKENS)?.unwrap_or_default().iter().map(id).collect()
+        }
+        Some(value) => Ok(vec![id(value)?]),
+    }
+}
+
+/// Reads `num_experts_per_tok`, which cannot be more than there are.
+pub(super) fn experts_per_token(fields: &Fields, count: usize) -> Result<usize, ModelError> {
+    fields.need_integer("num_experts_per_tok", 1..=count)
+}
+
+/// Refuses products of dimensions that no machine holds, though each of them is in range.
+fn check_size(a: &Architecture, path: &Path) -> Result<(), ModelError> {
+    if a.parameters_at_least().is_none_or(|n| n > limits::PARAMETERS) {
+        return Err(ModelError::TooManyParameters { path: path.to_owned(), limit: limits::PARAMETERS });
+    }
+    if a.tensors_at_most() > limits::TENSORS {
+        return Err(ModelError::TooManyTensors { path: path.to_owned(), limit: limits::TENSORS });
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,394 @@
+//! Fixtures parse to the published dimensions; what would change a number is refused by name; nothing panics.
+
+use std::path::{Path, PathBuf};
+
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use super::{limits, parse_config, read_config};
+use crate::model::{Architecture, Biases, Dtype, Experts, Family, ModelError, Quantization, RopeScaling};
+
+const FIXTURES: [&str; 10] = [
+    "deepseek-v3",
+    "llama-2-13b",
+    "llama-3.1-8b",
+    "llama-3.2-1b-resaved-fp16",
+    "mistral-7b-v0.3",
+    "mixtral-8x7b",
+    "qwen2.5-7b",
+    "qwen3-0.6b",
+    "qwen3-30b-a3b",
+    "smollm2-transformers5",
+];
+
+fn fixture_path(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../../tests/fixtures/configs/{name}.json"))
+}
+
+fn document(name: &str) -> Value {
+    serde_json::from_str(&std::fs::read_to_string(fixture_path(name)).unwrap()).unwrap()
+}
+
+fn fixture(name: &str) -> Architecture {
+    read_config(&fixture_path(name)).unwrap()
+}
+
+fn parse(document: &Value) -> Result<Architecture, ModelError> {
+    parse_config(&document.to_string(), Path::new("config.json"))
+}
+
+/// A fixture with keys changed by JSON pointer; what is not there is added.
+fn with(name: &str, changes: &[(&str, Value)]) -> Result<Architecture, ModelError> {
+    let mut document = document(name);
+    for (key, value) in changes {
+        document[*key] = value.clone();
+    }
+    parse(&document)
+}
+
+fn without(name: &str, key: &str) -> Result<Architecture, ModelError> {
+    let mut document = document(name);
+    document.as_object_mut().unwrap().remove(key);
+    parse(&document)
+}
+
+fn refusal(name: &str, changes: &[(&str, Value)]) -> String {
+    with(name, changes).expect_err(&format!("{changes:?} must be refused")).to_string()
+}
+
+#[test]
+fn transformers_5_spellings_are_read() {
+    let a = fixture("smollm2-transformers5");
+    assert_eq!((a.family, a.hidden_size, a.layers), (Family::Llama, 576, 30));
+    assert_eq!((a.heads, a.kv_heads, a.head_dim), (9, 3, 64));
+    assert_eq!((a.rope.theta.to_bits(), a.rope.scaling), (100_000_f64.to_bits(), RopeScaling::None));
+    assert_eq!((a.native_dtype, a.tied_head, a.eos_tokens), (Some(Dtype::Bf16), true, vec![0]));
+}
+
+#[test]
+fn llama_3_scaling_is_read_from_both_spellings() {
+    let old = fixture("llama-3.1-8b");
+    let scaling = RopeScaling::Llama3 {
+        factor: 8.0,
+        low_freq_factor: 1.0,
+        high_freq_factor: 4.0,
+        original_max_positions: 8192,
+    };
+    assert_eq!(old.rope.scaling, scaling);
+    assert_eq!(old.head_dim, 128, "no head_dim in this config: 4096 / 32");
+
+    let mut parameters = document("llama-3.1-8b")["rope_scaling"].clone();
+    parameters["rope_theta"] = json!(500_000);
+    let new = with(
+        "llama-3.1-8b",
+        &[("rope_scaling", Value::Null), ("rope_theta", Value::Null), ("rope_parameters", parameters)],
+    );
+    assert_eq!(new.unwrap(), old);
+}
+
+#[test]
+fn a_resaved_model_keeps_its_shape_and_changes_its_dtype() {
+    assert_eq!(fixture("llama-3.2-1b-resaved-fp16").native_dtype, Some(Dtype::F16));
+}
+
+#[test]
+fn the_first_llama_2_config_has_no_theta_and_means_ten_thousand() {
+    assert_eq!(fixture("llama-2-13b").rope.theta.to_bits(), 10_000_f64.to_bits());
+}
+
+#[test]
+fn qwen2_windows_bind_only_on_request_and_only_the_upper_layers() {
+    let off = fixture("qwen2.5-7b");
+    assert_eq!(off.windows, []);
+    assert_eq!(off.biases, Biases { qkv: true, o: false, mlp: false });
+
+    let on = with(
+        "qwen2.5-7b",
+        &[
+            ("use_sliding_window", json!(true)),
+            ("max_window_layers", json!(20)),
+            ("sliding_window", json!(4096)),
+        ],
+    );
+    let on = on.unwrap();
+    assert_eq!((on.window(19), on.window(20), on.window(27)), (None, Some(4096), Some(4096)));
+
+    let mut types = vec![json!("full_attention"); 28];
+    types[3] = json!("sliding_attention");
+    let listed = [("use_sliding_window", json!(true)), ("layer_types", json!(types))];
+    let listed = with("qwen2.5-7b", &listed).unwrap();
+    assert_eq!((listed.window(2), listed.window(3)), (None, Some(131_072)));
+    assert!(
+        refusal("qwen2.5-7b", &[("layer_types", json!(types))]).contains("`use_sliding_window` is false")
+    );
+    assert!(refusal("qwen2.5-7b", &[("layer_types", json!(["full_attention"]))]).contains("(28) entries"));
+}
+
+#[test]
+fn a_mistral_window_binds_every_layer_and_must_be_stated() {
+    assert_eq!(fixture("mistral-7b-v0.3").windows, []);
+    let windowed = with("mistral-7b-v0.3", &[("sliding_window", json!(4096))]).unwrap();
+    assert_eq!(windowed.windows, vec![Some(4096); 32]);
+    assert!(
+        without("mistral-7b-v0.3", "sliding_window")
+            .unwrap_err()
+            .to_string()
+            .contains("`sliding_window` is missing")
+    );
+}
+
+#[test]
+fn a_head_width_need_not_be_hidden_over_heads() {
+    let a = fixture("qwen3-0.6b");
+    assert_eq!((a.hidden_size, a.heads, a.head_dim), (1024, 16, 128));
+    assert!(a.qk_norm && a.tied_head);
+    assert_eq!(with("llama-3.1-8b", &[("head_dim", Value::Null)]).unwrap().head_dim, 128);
+}
+
+#[test]
+fn deepseek_v3_has_latent_attention_and_three_dense_layers() {
+    let a = fixture("deepseek-v3");
+    assert_eq!(a.head_dim, 192);
+    assert_eq!(a.kv_elements_per_token_and_layer(), 576);
+    let quantization = Quantization { method: "fp8".to_owned(), bits: 8, group_size: Some(128) };
+    assert_eq!(a.quantization, Some(quantization));
+    assert_eq!(a.rope.scaling, RopeScaling::Yarn { factor: 40.0, original_max_positions: 4096 });
+    let experts = Experts {
+        count: 256,
+        per_token: 8,
+        ffn_size: 2048,
+        shared_count: 1,
+        shared_ffn_size: 2048,
+        dense_layers: vec![0, 1, 2],
+    };
+    assert_eq!(a.experts, Some(experts));
+}
+
+#[test]
+fn experts_are_placed_as_each_family_places_them() {
+    let mixtral = fixture("mixtral-8x7b").experts.unwrap();
+    assert_eq!((mixtral.count, mixtral.per_token, mixtral.ffn_size), (8, 2, 14336));
+
+    let qwen = with("qwen3-30b-a3b", &[("decoder_sparse_step", json!(2)), ("mlp_only_layers", json!([1]))]);
+    let dense = qwen.unwrap().experts.unwrap().dense_layers;
+    assert_eq!(dense[..4], [0, 1, 2, 4], "layer 1 by name, the even ones by the step");
+    assert!(refusal("qwen3-30b-a3b", &[("mlp_only_layers", json!([48]))]).contains("below 48"));
+    assert!(refusal("qwen3-30b-a3b", &[("num_experts_per_tok", json!(129))]).contains("1 to 128"));
+    assert!(refusal("deepseek-v3", &[("topk_group", json!(9))]).contains("1 to 8"));
+    assert!(refusal("deepseek-v3", &[("n_group", json!(7))]).contains("divisor of `n_routed_experts` (256)"));
+}
+
+#[test]
+fn quantisation_methods_are_read_or_refused_by_name() {
+    let read = |value: Value| {
+        let a = with("llama-3.1-8b", &[("quantization_config", value)])?;
+        Ok::<_, ModelError>(a.quantization.map(|q| (q.bits, q.group_size)))
+    };
+    let gptq = json!({"quant_method": "gptq", "bits": 4, "group_size": 128});
+    assert_eq!(read(gptq).unwrap(), Some((4, Some(128))));
+    let awq = json!({"quant_method": "awq", "bits": 4, "group_size": -1});
+    assert_eq!(read(awq).unwrap(), Some((4, None)));
+    let bnb = json!({"quant_method": "bitsandbytes", "load_in_4bit": true, "load_in_8bit": false});
+    assert_eq!(read(bnb).unwrap(), Some((4, None)));
+    let group = |bits| json!({"targets": ["Linear"], "weights": {"num_bits": bits, "group_size": 64}});
+    let groups =
+        |a, b| json!({"quant_method": "compressed-tensors", "config_groups": {"a": group(a), "b": group(b)}});
+    assert_eq!(read(groups(4, 4)).unwrap(), Some((4, Some(64))));
+    assert!(read(groups(4, 8)).unwrap_err().to_string().contains("config_groups"));
+    assert_eq!(read(Value::Null).unwrap(), None);
+    let message = read(json!({"quant_method": "spqr"})).unwrap_err().to_string();
+    assert!(message.contains("`quantization_config.quant_method` = \"spqr\""), "{message}");
+}
+
+#[test]
+fn a_message_names_file_key_found_and_wanted() {
+    insta::assert_snapshot!(
+        [
+            refusal("llama-3.1-8b", &[("hidden_size", json!(-3))]),
+            refusal("llama-3.1-8b", &[("num_hidden_layers", json!(0))]),
+            refusal("llama-3.1-8b", &[("vocab_size", json!(1e300))]),
+            refusal("llama-3.1-8b", &[("rms_norm_eps", json!("NaN"))]),
+            refusal("llama-3.1-8b", &[("num_key_value_heads", json!(7))]),
+            refusal("llama-3.1-8b", &[("num_attention_heads", json!(24))]),
+            refusal("llama-3.1-8b", &[("head_dim", json!(65))]),
+            refusal("llama-3.1-8b", &[("hidden_act", json!("gelu"))]),
+            refusal("llama-3.1-8b", &[("hidden_size", Value::Null)]),
+            refusal("llama-3.1-8b", &[("rope_scaling", json!({"type": "dynamic", "factor": 2.0}))]),
+            refusal("llama-3.1-8b", &[("torch_dtype", json!("int3"))]),
+            refusal("llama-3.1-8b", &[("model_type", json!("gemma3_text")), ("architectures", json!(["Gemma3ForCausalLM"]))]),
+        ]
+        .join("\n"),
+        @r#"
+    config.json: `hidden_size` is -3; want an integer from 1 to 131072
+    config.json: `num_hidden_layers` is 0; want an integer from 1 to 4096
+    config.json: `vocab_size` is 1e+300; want an integer from 1 to 4194304
+    config.json: `rms_norm_eps` is "NaN"; want a number from 1e-30 to 1e-1
+    config.json: `num_key_value_heads` is 7; want a divisor of `num_attention_heads` (32)
+    config.json: `hidden_size` is 4096; want a multiple of `num_attention_heads` (24), or a `head_dim` beside it
+    config.json: `head_dim` is 65; want an even number: the rotary embedding turns pairs
+    config.json: `hidden_act` = "gelu" is not supported; supported: silu
+    config.json: `hidden_size` is missing; want an integer from 1 to 131072
+    config.json: `rope_scaling.type` = "dynamic" is not supported; supported: default, linear, llama3, yarn
+    config.json: `torch_dtype` = "int3" is not supported; supported: float32, bfloat16, float16, float8_e4m3fn
+    config.json: architecture gemma3_text (Gemma3ForCausalLM) is not supported; supported: LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, Qwen3MoeForCausalLM, MixtralForCausalLM, DeepseekV3ForCausalLM
+    "#);
+}
+
+#[test]
+fn what_would_change_a_number_is_refused_by_name() {
+    let refused = [
+        ("partial_rotary_factor", json!(0.5)),
+        ("residual_multiplier", json!(0.22)),
+        ("attention_multiplier", json!(0.015_625)),
+        ("final_logit_softcapping", json!(30.0)),
+        ("logits_scaling", json!(8)),
+        ("sliding_window", json!(4096)),
+        ("layer_types", json!(vec!["sliding_attention"; 32])),
+        ("rope_scaling", json!({"rope_type": "longrope", "factor": 4.0})),
+        ("rope_scaling", json!({"rope_type": "default", "mrope_section": [16, 24, 24]})),
+        ("rope_scaling", json!({"rope_type": "linear", "type": "yarn", "factor": 4.0})),
+        ("rope_scaling", json!({"factor": 4.0})),
+        ("rope_parameters", json!({"rope_theta": 1e4})),
+        ("rope_theta", json!(0)),
+        ("eos_token_id", json!([1, -1])),
+        ("dtype", json!("float32")),
+        ("tie_word_embeddings", json!("yes")),
+        ("compression_config", json!({})),
+    ];
+    for (key, value) in refused {
+        let message = refusal("llama-3.1-8b", &[(key, value)]);
+        let other = if key == "rope_parameters" { "rope_scaling" } else { key };
+        assert!(message.contains(&format!("`{other}")), "{key}: {message}");
+    }
+    assert!(refusal("mistral-7b-v0.3", &[("attention_bias", json!(true))]).contains("`attention_bias`"));
+}
+
+#[test]
+fn neutral_values_of_foreign_keys_are_accepted() {
+    let neutral =
+        [("partial_rotary_factor", json!(1)), ("logits_scaling", json!(1.0)), ("eos_token_id", json!(null))];
+    assert!(with("llama-3.1-8b", &neutral).unwrap().eos_tokens.is_empty());
+}
+
+#[test]
+fn a_key_without_an_agreed_default_is_required() {
+    for key in ["vocab_size", "intermediate_size", "max_position_embeddings", "rms_norm_eps"] {
+        assert!(matches!(without("llama-3.1-8b", key), Err(ModelError::MissingKey { .. })), "{key}");
+    }
+    for key in ["num_key_value_heads", "rope_theta", "head_dim"] {
+        assert!(matches!(without("qwen3-0.6b", key), Err(ModelError::MissingKey { .. })), "{key}");
+    }
+    assert_eq!(without("llama-3.1-8b", "num_key_value_heads").unwrap().kv_heads, 32);
+    assert_eq!(with("qwen3-0.6b", &[("num_key_value_heads", Value::Null)]).unwrap().kv_heads, 16);
+}
+
+#[test]
+fn dimensions_in_range_may_still_multiply_to_too_much() {
+    let huge = [
+        ("hidden_size", json!(limits::HIDDEN)),
+        ("intermediate_size", json!(limits::FFN)),
+        ("num_hidden_layers", json!(limits::LAYERS)),
+    ];
+    assert!(matches!(with("llama-3.1-8b", &huge), Err(ModelError::TooManyParameters { .. })));
+}
+
+#[test]
+fn families_are_recognised_by_type_and_class_together() {
+    assert!(without("llama-3.1-8b", "architectures").is_ok());
+    assert!(without("llama-3.1-8b", "model_type").is_ok());
+    for (key, value) in [
+        ("architectures", json!(["LlamaForSequenceClassification"])),
+        ("architectures", json!([7])),
+        ("model_type", json!("llama4")),
+    ] {
+        let found = with("llama-3.1-8b", &[(key, value)]);
+        assert!(matches!(found, Err(ModelError::UnsupportedArchitecture { .. })), "{key}: {found:?}");
+    }
+    assert!(matches!(parse(&json!({})), Err(ModelError::MissingKey { .. })));
+}
+
+#[test]
+fn bytes_that_are_no_config_are_refused() {
+    let at = |text: &str| parse_config(text, Path::new("config.json")).unwrap_err().to_string();
+    assert!(
+        at("{\n  \"a\": ,\n}").starts_with("config.json:2:8: invalid JSON"),
+        "{}",
+        at("{\n  \"a\": ,\n}")
+    );
+    assert!(at("").contains("invalid JSON"));
+    assert!(at("[1]").contains("a JSON object"));
+    assert!(at(&"[".repeat(100_000)).contains("invalid JSON"));
+}
+
+#[test]
+fn pythons_bare_infinity_harms_only_keys_that_are_read() {
+    let text = document("llama-3.1-8b").to_string();
+    let unread =
+        text.replacen('{', r#"{"time_step_limit": [0.0, Infinity, -Infinity], "note": "a \"NaN\" NaN", "#, 1);
+    assert!(parse_config(&unread, Path::new("config.json")).is_ok());
+    let read = text.replace("1e-05", "NaN").replace("0.00001", "NaN");
+    let message = parse_config(&read, Path::new("config.json")).unwrap_err().to_string();
+    assert!(message.contains("`rms_norm_eps` is \"NaN\""), "{message}");
+}
+
+#[test]
+fn only_a_regular_file_of_sane_length_is_read() {
+    let folder = tempfile::tempdir().unwrap();
+    assert!(matches!(read_config(folder.path()), Err(ModelError::NotAFile { .. })));
+    let path = folder.path().join("config.json");
+    assert!(matches!(read_config(&path), Err(ModelError::Read { .. })));
+    std::fs::File::create(&path).unwrap().set_len(limits::CONFIG_BYTES + 1).unwrap();
+    assert!(matches!(read_config(&path), Err(ModelError::ConfigTooLarge { .. })));
+}
+
+fn hostile() -> impl Strategy<Value = Value> {
+    prop_oneof![
+        any::<i64>().prop_map(Value::from),
+        any::<u64>().prop_map(Value::from),
+        (0_u64..1 << 24).prop_map(Value::from),
+        any::<f64>().prop_map(Value::from),
+        any::<String>().prop_map(Value::from),
+        any::<bool>().prop_map(Value::from),
+        Just(json!([])),
+        Just(json!({})),
+        proptest::collection::vec(any::<i64>(), 0..4).prop_map(Value::from),
+    ]
+}
+
+/// Every value of a document that is no container.
+fn leaves<'a>(value: &'a mut Value, found: &mut Vec<&'a mut Value>) {
+    match value {
+        Value::Object(map) => map.values_mut().for_each(|v| leaves(v, found)),
+        Value::Array(items) => items.iter_mut().for_each(|v| leaves(v, found)),
+        leaf => found.push(leaf),
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(1024) })]
+
+    #[test]
+    fn no_mutation_of_a_config_panics_and_what_is_accepted_is_consistent(
+        name in proptest::sample::select(&FIXTURES[..]),
+        changes in proptest::collection::vec((any::<proptest::sample::Index>(), hostile()), 1..4),
+    ) {
+        let mut document = document(name);
+        for (at, value) in changes {
+            let mut found = Vec::new();
+            leaves(&mut document, &mut found);
+            let at = at.index(found.len());
+            *found.swap_remove(at) = value;
+        }
+        if let Ok(a) = parse(&document) {
+            prop_assert!(a.layers >= 1 && a.heads.is_multiple_of(a.kv_heads));
+            prop_assert!(a.norm_eps > 0.0 && a.rope.theta.is_finite());
+            prop_assert!(a.windows.is_empty() || a.windows.len() == a.layers);
+            prop_assert!(a.experts.is_none_or(|e| e.per_token <= e.count));
+        }
+    }
+
+    #[test]
+    fn no_text_panics(text in any::<String>()) {
+        prop_assert!(parse_config(&text, Path::new("config.json")).is_err());
+    }
+}

@@ -1,0 +1,352 @@
+//! A cell of the grid: what was measured there, and the numbers that follow from it.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::block::Block;
+use crate::input::plain;
+use crate::model::Dtype;
+use crate::units::Bytes;
+
+/// Prefill or decode.
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    Serialize,
+    Deserialize,
+    JsonSchema,
+    clap::ValueEnum,
+)]
+#[serde(rename_all = "snake_case")]
+pub enum Phase {
+    Prefill,
+    Decode,
+}
+
+/// What became of a cell.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Status {
+    /// Measured, and every gate passed.
+    Ok,
+    /// Measured, and not to be trusted; the reason says why. Still shown.
+    Invalid,
+    /// Measured; the interval did not reach its target. The reason says what was reached.
+    NotConverged,
+    /// Warm-up never became steady.
+    NoSteadyState,
+    /// Every retry of a block was throttled or disturbed.
+    Disturbed,
+    /// Not run; the reason says why.
+    Skipped,
+    /// An allocation failed on the device.
+    Oom,
+    /// The engine, the device or the process that held it failed.
+    Failed,
+    /// The run was stopped before the cell was done; what it has by then is shown.
+    Incomplete,
+    /// Computed, not measured.
+    Predicted,
+}
+
+/// What bounds a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Bound {
+    Memory,
+    Compute,
+    /// Neither floor explains the time: launches, host work or slow kernels do.
+    Overhead,
+}
+
+/// Statistics of one timed quantity, in nanoseconds. Percentiles are nearest-rank; null where n is too small to say.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct TimeSummary {
+    /// The time that the cell stands for: the geometric mean over blocks, which `ci_low` and `ci_high` are about.
+    #[serde(default)]
+    pub typical: Option<f64>,
+    pub median: f64,
+    pub p50: f64,
+    pub p90: Option<f64>,
+    pub p95: Option<f64>,
+    /// Needs n ≥ 1,000.
+    pub p99: Option<f64>,
+    /// Needs n ≥ 10,000.
+    pub p99_9: Option<f64>,
+    pub mean: f64,
+    pub sd: Option<f64>,
+    /// sd / mean.
+    pub cv: Option<f64>,
+    pub min: f64,
+    pub max: f64,
+    pub p99_over_p50: Option<f64>,
+    /// 95 % interval of the typical step, from block means (t on logs).
+    pub ci_low: Option<f64>,
+    pub ci_high: Option<f64>,
+    /// Order-statistic 95 % interval of the median over single steps.
+    pub median_ci_low: Option<f64>,
+    pub median_ci_high: Option<f64>,
+    /// Lag-1 autocorrelation of block means.
+    pub autocorrelation: Option<f64>,
+    /// Slope of block means over the cell's whole time, relative to the mean.
+    pub drift: Option<f64>,
+    /// Single steps.
+    pub n: usize,
+    pub blocks: usize,
+}
+
+/// Bytes one step moves.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct StepBytes {
+    /// Every matrix once, as stored, with scales, biases, norms and head.
+    pub weights: Bytes,
+    pub kv_read: Bytes,
+    pub kv_write: Bytes,
+    /// Embedding rows and whatever else the step must touch.
+    pub other: Bytes,
+    /// What this engine really moves; null where it is not modelled.
+    pub as_implemented: Option<Bytes>,
+}
+
+impl StepBytes {
+    /// What the step must move at the least.
+    #[must_use]
+    pub fn ideal(&self) -> Bytes {
+        self.weights + self.kv_read + self.kv_write + self.other
+    }
+}
+
+/// Are the outputs right? A cell whose tokens are wrong has no ranked timing.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Quality {
+    pub passed: bool,
+    /// What was compared: `logits against f32 reference`, `finite logits, stable token hash`...
+    pub check: String,
+    /// Largest relative logit difference to the reference.
+    pub max_relative_error: Option<f64>,
+    /// sha256 over the greedy tokens of the cell, shortened.
+    pub token_hash: Option<String>,
+}
+
+/// One operation of a step, all its calls together: the median of a few steps that were timed operation by operation.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct OperationRow {
+    /// `embed`, `norm_qkv`, `attention`, `output`, `gate_up`, `down`, `head`.
+    pub operation: String,
+    pub calls: usize,
+    pub time_ns: f64,
+    /// As counted where it ran.
+    pub bytes: Bytes,
+    /// Its bytes over its time, of the read ceiling measured in this run.
+    pub fraction_of_ceiling: Option<f64>,
+}
+
+/// One cell of the grid.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct CellResult {
+    /// `decode/stock/f32/b1/c512`: stable, and what filters match.
+    pub id: String,
+    pub phase: Phase,
+    pub engine: String,
+    pub dtype: Dtype,
+    pub kv_dtype: Dtype,
+    pub batch: usize,
+    pub context: usize,
+    pub status: Status,
+    pub reason: Option<String>,
+    /// Device span of a step (D).
+    pub step_ns: Option<TimeSummary>,
+    /// Interval between step ends (I), decode only: the typical time per output token of a steady decode.
+    pub tpot_ns: Option<f64>,
+    pub tpot_ci_low_ns: Option<f64>,
+    pub tpot_ci_high_ns: Option<f64>,
+    /// G = I − D, typical.
+    pub host_bubble_ns: Option<f64>,
+    /// What launching candle's kernels one by one costs: this step less the same one replayed from a recording, and its share of the step.
+    #[serde(default)]
+    pub launch_cost_ns: Option<f64>,
+    #[serde(default)]
+    pub launch_share: Option<f64>,
+    /// Prompt tokens per second (prefill) or output tokens per second (decode), whole batch.
+    pub tokens_per_s: Option<f64>,
+    /// The floor by the measured ceiling, or by the data sheet for `predict`.
+    pub predicted_ns: Option<f64>,
+    pub predicted_datasheet_ns: Option<f64>,
+    /// Null of a cell that was never costed.
+    #[serde(with = "crate::null_as_default")]
+    #[schemars(with = "Option<StepBytes>")]
+    pub bytes: StepBytes,
+    #[serde(with = "crate::null_as_default")]
+    #[schemars(with = "Option<f64>")]
+    pub flops: f64,
+    pub achieved_bytes_per_s: Option<f64>,
+    pub fraction_of_ceiling: Option<f64>,
+    pub fraction_of_datasheet: Option<f64>,
+    /// FLOPs over time × dense peak of `mfu_dtype`.
+    pub mfu: Option<f64>,
+    pub mfu_dtype: Option<String>,
+    pub bound: Option<Bound>,
+    pub quality: Option<Quality>,
+    pub memory_predicted_bytes: Option<Bytes>,
+    /// The most in use while the cell was measured, without the canary's buffer: on a GPU what was taken from the device's memory
+    /// pool, on a CPU the resident set of the whole process.
+    pub memory_peak_bytes: Option<Bytes>,
+    pub energy_per_step_joules: Option<f64>,
+    pub energy_per_token_joules: Option<f64>,
+    /// Expected and observed distinct experts per layer, for mixtures of experts.
+    pub distinct_experts: Option<f64>,
+    /// Flags that do not invalidate: `working set under 3x last cache`, `power capped`...
+    pub flags: Vec<String>,
+    /// Consecutive accepted blocks that count as one in the interval; above 1 after autocorrelation was seen.
+    pub block_merge: usize,
+    pub blocks: Vec<Block>,
+    /// The step broken down per operation, in an untimed pass of its own; empty unless asked for.
+    #[serde(default)]
+    pub operations: Vec<OperationRow>,
+}
+
+/// The stable name of a cell, which filters match: `decode/stock/f32/b1/c512`.
+#[must_use]
+pub fn cell_id(phase: Phase, engine: &str, dtype: Dtype, batch: usize, context: usize) -> String {
+    let phase = match phase {
+        Phase::Prefill => "prefill",
+        Phase::Decode => "decode",
+    };
+    format!("{phase}/{engine}/{dtype}/b{batch}/c{context}")
+}
+
+/// A cell's name taken apart.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CellName {
+    pub phase: Phase,
+    pub engine: String,
+    pub dtype: Dtype,
+    pub batch: usize,
+    pub context: usize,
+}
+
+/// A text that is no name of a cell.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is no cell; write phase/engine/dtype/bBATCH/cCONTEXT, such as decode/native/bf16/b1/c128")]
+pub struct NoCellName(String);
+
+impl std::str::FromStr for CellName {
+    type Err = NoCellName;
+    fn from_str(name: &str) -> Result<Self, NoCellName> {
+        let parsed = || {
+            let [phase, engine, dtype, batch, context] =
+                <[&str; 5]>::try_from(name.split('/').collect::<Vec<_>>()).ok()?;
+            Some(Self {
+                phase: <Phase as clap::ValueEnum>::from_str(phase, true).ok()?,
+                engine: engine.to_owned(),
+                dtype: <Dtype as clap::ValueEnum>::from_str(dtype, true).ok()?,
+                batch: batch.strip_prefix('b')?.parse().ok().filter(|b| *b > 0)?,
+                context: context.strip_prefix('c')?.parse().ok()?,
+            })
+        };
+        parsed().ok_or_else(|| NoCellName(plain(name)))
+    }
+}
+
+impl CellResult {
+    /// A cell of which nothing is known but where it stands on the grid.
+    #[must_use]
+    pub fn blank(phase: Phase, engine: &str, dtype: Dtype, batch: usize, context: usize) -> Self {
+        Self {
+            id: cell_id(phase, engine, dtype, batch, context),
+            phase,
+            engine: engine.to_owned(),
+            dtype,
+            kv_dtype: dtype,
+            batch,
+            context,
+            status: Status::Skipped,
+            reason: None,
+            step_ns: None,
+            tpot_ns: None,
+            tpot_ci_low_ns: None,
+            tpot_ci_high_ns: None,
+            host_bubble_ns: None,
+            launch_cost_ns: None,
+            launch_share: None,
+            tokens_per_s: None,
+            predicted_ns: None,
+            predicted_datasheet_ns: None,
+            bytes: StepBytes::default(),
+            flops: 0.0,
+            achieved_bytes_per_s: None,
+            fraction_of_ceiling: None,
+            fraction_of_datasheet: None,
+            mfu: None,
+            mfu_dtype: None,
+            bound: None,
+            quality: None,
+            memory_predicted_bytes: None,
+            memory_peak_bytes: None,
+            energy_per_step_joules: None,
+            energy_per_token_joules: None,
+            distinct_experts: None,
+            flags: Vec::new(),
+            block_merge: 1,
+            blocks: Vec::new(),
+            operations: Vec::new(),
+        }
+    }
+}
+
+/// One point of the grid.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Cell {
+    pub phase: Phase,
+    pub engine: String,
+    pub dtype: Dtype,
+    pub batch: usize,
+    /// Decode: positions in the KV cache before the step. Prefill: prompt tokens per sequence.
+    pub context: usize,
+}
+
+impl Cell {
+    /// The stable name that filters match: `decode/stock/f32/b1/c512`.
+    #[must_use]
+    pub fn id(&self) -> String {
+        cell_id(self.phase, &self.engine, self.dtype, self.batch, self.context)
+    }
+
+    /// Positions the cell needs: a decode step adds one to its context.
+    #[must_use]
+    pub fn positions(&self) -> usize {
+        match self.phase {
+            Phase::Prefill => self.context,
+            Phase::Decode => self.context + 1,
+        }
+    }
+}
+
+/// A cell as measured.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Measured {
+    pub cell: Cell,
+    pub status: Status,
+    pub reason: Option<String>,
+    pub blocks: Vec<Block>,
+    /// Consecutive accepted blocks that count as one in the interval; 2 or 4 after autocorrelation was seen.
+    pub merge: usize,
+    /// Greedy tokens of the cell, the same in every step of a pinned cell.
+    pub tokens: Vec<u32>,
+    /// Peak memory over the cell's visits, without the witness's own: of the pool on a GPU, of the whole process on a CPU.
+    pub peak_memory: Option<Bytes>,
+    /// Bytes a step of the cell really moved, where the engine counts them.
+    pub moved: Option<Bytes>,
+}
+
+/// How the message of weights of another size begins.
+pub const WRONG_SIZE: &str = "weights of another size";
+
+/// How the message of weights in another storage begins.
+pub const WRONG_STORAGE: &str = "weights in another storage";

@@ -1,0 +1,248 @@
+//! The comparison of two sides, round by round.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::ReportError;
+use super::cell::{Phase, cell_id};
+use crate::model::Dtype;
+
+/// What is said of B beside A.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Ruling {
+    /// B takes less time.
+    Faster,
+    /// B takes more time.
+    Slower,
+    /// The whole interval lies within the margin.
+    Equivalent,
+    /// Neither a difference nor its absence was shown.
+    Inconclusive,
+}
+
+impl Ruling {
+    /// The word in every format.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Faster => "FASTER",
+            Self::Slower => "SLOWER",
+            Self::Equivalent => "EQUIVALENT",
+            Self::Inconclusive => "INCONCLUSIVE",
+        }
+    }
+}
+
+/// The numbers of a decision.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Settings {
+    /// Of every interval.
+    pub confidence: f64,
+    /// A p beyond this, corrected, shows nothing.
+    pub alpha: f64,
+    /// Power of the smallest detectable effect.
+    pub power: f64,
+    /// Relative difference below which two sides count as equivalent.
+    pub margin: f64,
+    /// Of the sign patterns that are drawn where there are too many to count.
+    pub seed: u64,
+}
+
+impl Settings {
+    /// 95 % intervals, a level of 5 %, a power of 80 %.
+    #[must_use]
+    pub fn new(margin: f64, seed: u64) -> Self {
+        Self { confidence: 0.95, alpha: 0.05, power: 0.8, margin, seed }
+    }
+}
+
+/// What ran on one side of a cell.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Series {
+    pub engine: String,
+    pub dtype: Dtype,
+}
+
+impl std::fmt::Display for Series {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} {}", self.engine, self.dtype)
+    }
+}
+
+/// A cell of both sides: the same step, whoever runs it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Place {
+    pub phase: Phase,
+    pub batch: usize,
+    pub context: usize,
+    pub a: Series,
+    pub b: Series,
+}
+
+impl Place {
+    /// The name of the cell in A's result.
+    #[must_use]
+    pub fn id_of_a(&self) -> String {
+        cell_id(self.phase, &self.a.engine, self.a.dtype, self.batch, self.context)
+    }
+
+    /// The name of the cell in B's result.
+    #[must_use]
+    pub fn id_of_b(&self) -> String {
+        cell_id(self.phase, &self.b.engine, self.b.dtype, self.batch, self.context)
+    }
+}
+
+/// The medians of one round. A side without a usable time is null.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct Pair {
+    pub a_ns: Option<f64>,
+    pub b_ns: Option<f64>,
+}
+
+impl Pair {
+    /// The logarithm of the second side over the first.
+    #[must_use]
+    pub fn log_ratio(self) -> Option<f64> {
+        let usable = |time: &f64| time.is_finite() && *time > 0.0;
+        Some((self.b_ns.filter(usable)? / self.a_ns.filter(usable)?).ln())
+    }
+}
+
+/// What was found in one cell, or over all of them. Ratios are B's time over A's.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Effect {
+    /// Rounds in which both sides have a time.
+    pub rounds: usize,
+    /// Geometric means of the medians over those rounds; null over all cells.
+    pub a_ns: Option<f64>,
+    pub b_ns: Option<f64>,
+    pub ratio: Option<f64>,
+    pub low: Option<f64>,
+    pub high: Option<f64>,
+    /// Sign-flip test, two-sided.
+    pub p: Option<f64>,
+    /// Whether every sign pattern was counted.
+    pub p_exact: Option<bool>,
+    /// Holm's correction over the cells; over all cells p itself, for that is one test.
+    pub p_holm: Option<f64>,
+    /// The relative difference that this many rounds of this spread find with the power of the settings, at the level the least p
+    /// of the family must reach. Null where no p that small exists.
+    pub minimum_detectable: Option<f64>,
+    /// The relative difference that A against itself did not rule out; null where it was not measured.
+    pub floor: Option<f64>,
+    pub verdict: Ruling,
+    pub reason: String,
+}
+
+/// Version of the JSON of a comparison; raised when a field changes its meaning or goes away.
+pub const COMPARISON_VERSION: u32 = 1;
+
+/// What the file is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ComparisonKind {
+    Comparison,
+}
+
+/// How the two sides were brought together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Method {
+    /// Fresh processes in pairs, in random order.
+    PairedRounds,
+    /// Two results that were there already.
+    SavedResults,
+}
+
+/// A side.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Arm {
+    /// As it was given.
+    pub given: String,
+    /// The command line of its (first) process.
+    pub command: String,
+    pub started_at: Option<String>,
+    pub series: Vec<Series>,
+    pub config: BTreeMap<String, serde_json::Value>,
+}
+
+/// A key in which the configurations differ.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Difference {
+    pub key: String,
+    pub a: serde_json::Value,
+    pub b: serde_json::Value,
+}
+
+/// One cell: its rounds, and what was found in them.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct CellComparison {
+    #[serde(flatten)]
+    pub place: Place,
+    /// In the order of the rounds; saved results have one.
+    pub pairs: Vec<Pair>,
+    #[serde(flatten)]
+    pub effect: Effect,
+}
+
+/// A against itself, measured first. Here `b` is the other process of the pair, running A.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Floor {
+    pub order: Vec<String>,
+    pub cells: Vec<CellComparison>,
+    pub overall: Option<Effect>,
+}
+
+/// A whole comparison.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Comparison {
+    pub schema_version: u32,
+    pub kind: ComparisonKind,
+    pub method: Method,
+    pub command: String,
+    pub started_at: Option<String>,
+    pub model: String,
+    pub machine: String,
+    /// Of every single process: `full`, `quick` or `smoke`.
+    pub protocol: Option<String>,
+    pub a: Arm,
+    pub b: Arm,
+    pub differences: Vec<Difference>,
+    pub rounds: Option<usize>,
+    pub seed: Option<u64>,
+    /// `AB` or `BA`, round by round.
+    pub order: Vec<String>,
+    pub settings: Settings,
+    pub floor: Option<Floor>,
+    pub cells: Vec<CellComparison>,
+    pub overall: Option<Effect>,
+    /// What happened on the way: lost rounds, cells without a time.
+    pub remarks: Vec<String>,
+    /// What this comparison cannot prove.
+    pub limits: Vec<String>,
+}
+
+/// Reads a saved comparison; `None` where the file is a result of another kind (or none, which its own reader says better).
+///
+/// # Errors
+/// When the file cannot be read, or says that it is a comparison and is not one of this version, or holds numbers that no run has.
+pub fn read(path: &std::path::Path) -> Result<Option<Comparison>, ReportError> {
+    #[derive(Deserialize)]
+    struct Head {
+        kind: ComparisonKind,
+        schema_version: Option<u32>,
+    }
+    let file = super::saved::Saved::open(path)?;
+    let Ok(head) = file.read::<Head>() else { return Ok(None) };
+    let _: ComparisonKind = head.kind;
+    if head.schema_version != Some(COMPARISON_VERSION) {
+        return Err(ReportError::Version { found: head.schema_version, supported: COMPARISON_VERSION });
+    }
+    let comparison =
+        file.read().map_err(|source| ReportError::Malformed { path: path.to_path_buf(), source })?;
+    super::limits::check_comparison(&comparison)?;
+    Ok(Some(comparison))
+}

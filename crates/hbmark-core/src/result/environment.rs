@@ -1,0 +1,145 @@
+//! The machine and the build that a result comes from.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::units::Bytes;
+
+/// Everything about the machine and the build that a stranger needs to judge or repeat a result.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Environment {
+    pub hostname: Option<String>,
+    pub os: Option<String>,
+    pub kernel: Option<String>,
+    pub container: Option<String>,
+    pub cpu: CpuEnvironment,
+    pub gpu: Option<GpuEnvironment>,
+    pub build: BuildEnvironment,
+}
+
+/// The host processor.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct CpuEnvironment {
+    pub model: Option<String>,
+    #[serde(with = "crate::null_as_default")]
+    #[schemars(with = "Option<usize>")]
+    pub logical_cores: usize,
+    /// Cores this process may run on (affinity and cgroup quota).
+    #[serde(with = "crate::null_as_default")]
+    #[schemars(with = "Option<usize>")]
+    pub usable_cores: usize,
+    /// CPU quota of the cgroup in cores, when there is one.
+    pub quota_cores: Option<f64>,
+    pub features: Vec<String>,
+    pub governor: Option<String>,
+    pub frequency_mhz: Option<f64>,
+    pub last_cache_bytes: Option<Bytes>,
+    pub memory_bytes: Option<Bytes>,
+    pub memory_available_bytes: Option<Bytes>,
+    pub memory_limit_bytes: Option<Bytes>,
+    pub transparent_huge_pages: Option<String>,
+    pub numa_nodes: Option<usize>,
+    pub load_1m: Option<f64>,
+    pub hypervisor: Option<String>,
+}
+
+/// The GPU, as NVML tells it.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct GpuEnvironment {
+    /// NVML's number.
+    pub index: u32,
+    /// What says that this is the GPU that CUDA used.
+    pub matched_by: Option<GpuMatch>,
+    pub name: Option<String>,
+    pub uuid: Option<String>,
+    pub driver: Option<String>,
+    pub cuda_driver: Option<String>,
+    pub compute_capability: Option<String>,
+    pub memory_bytes: Option<Bytes>,
+    pub memory_used_bytes: Option<Bytes>,
+    pub memory_bus_width_bits: Option<u32>,
+    pub max_memory_clock_mhz: Option<u32>,
+    pub max_sm_clock_mhz: Option<u32>,
+    pub sm_clock_mhz: Option<u32>,
+    pub memory_clock_mhz: Option<u32>,
+    pub power_limit_watts: Option<f64>,
+    pub temperature_celsius: Option<f64>,
+    pub throttle_reasons: Vec<String>,
+    pub ecc: Option<bool>,
+    pub mig: Option<bool>,
+    pub persistence: Option<bool>,
+    pub mps: Option<bool>,
+    /// Other processes with a context on this GPU.
+    pub other_processes: Option<usize>,
+}
+
+/// How the program was built.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct BuildEnvironment {
+    pub version: String,
+    pub git_revision: Option<String>,
+    pub profile: String,
+    pub cuda: bool,
+    pub candle: String,
+    pub rustc: Option<String>,
+}
+
+/// What a block may suffer before it is rejected.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Limits {
+    /// Cores busy with other processes.
+    pub foreign_cores: f64,
+    /// Cores that the hypervisor gave to others while they were wanted here.
+    pub steal_cores: f64,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        // Two ticks above the noise of the shortest window for load; one for steal, which is not ours to subtract.
+        Self { foreign_cores: 0.2, steal_cores: 0.1 }
+    }
+}
+
+/// What says that NVML's GPU is the one that CUDA uses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum GpuMatch {
+    Uuid,
+    PciBusId,
+    /// The number alone: in a machine with unequal GPUs it may be another one.
+    Number,
+}
+
+impl Environment {
+    /// The first fact in which two machines differ, as far as times depend on it: what, here, and there.
+    #[must_use]
+    pub fn difference(&self, other: &Self) -> Option<(&'static str, String, String)> {
+        let facts = |e: &Self| {
+            let gpu = e.gpu.as_ref();
+            let text = |value: Option<String>| value.unwrap_or_else(|| "unknown".into());
+            [
+                ("the CPU", text(e.cpu.model.clone())),
+                ("the number of cores", e.cpu.logical_cores.to_string()),
+                ("the number of usable cores", e.cpu.usable_cores.to_string()),
+                ("the memory", text(e.cpu.memory_bytes.map(|bytes| bytes.0.to_string()))),
+                ("the GPU", text(gpu.and_then(|gpu| gpu.name.clone()))),
+                ("the GPU's UUID", text(gpu.and_then(|gpu| gpu.uuid.clone()))),
+                ("the GPU's driver", text(gpu.and_then(|gpu| gpu.driver.clone()))),
+            ]
+        };
+        let pairs = facts(self).into_iter().zip(facts(other));
+        pairs.map(|((what, here), (_, there))| (what, here, there)).find(|(_, here, there)| here != there)
+    }
+
+    /// Memory of the device a run used: the GPU's where there is one, the host's within its container otherwise.
+    #[must_use]
+    pub fn device_memory(&self) -> Option<Bytes> {
+        match &self.gpu {
+            Some(gpu) => gpu.memory_bytes,
+            None => match (self.cpu.memory_bytes, self.cpu.memory_limit_bytes) {
+                (Some(all), Some(limit)) => Some(all.min(limit)),
+                (all, limit) => all.or(limit),
+            },
+        }
+    }
+}

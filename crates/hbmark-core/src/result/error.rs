@@ -1,0 +1,26 @@
+//! Why a saved result cannot be read back.
+
+use std::path::PathBuf;
+
+/// Why a report could not be printed or read back.
+#[derive(Debug, thiserror::Error)]
+pub enum ReportError {
+    #[error("cannot read {path}: {source}")]
+    Read { path: PathBuf, source: std::io::Error },
+    #[error("{path} is {found}, not a regular file; give the result.json itself")]
+    NotRegular { path: PathBuf, found: &'static str },
+    #[error(
+        "the result says {what} is {found}, and no run has that ({wanted}); it was not written by hbmark, or edited since"
+    )]
+    Unbelievable { what: String, found: String, wanted: &'static str },
+    #[error("{path} holds {size} bytes, and a result is at most {limit}; is it a result of hbmark?")]
+    TooLarge { path: PathBuf, size: u64, limit: u64 },
+    #[error("{path} is not a result of hbmark: {source}")]
+    Malformed { path: PathBuf, source: serde_json::Error },
+    #[error("{} is not a result of hbmark; results of other programs are read by `hbmark import {}`", path.display(), path.display())]
+    NotOurs { path: PathBuf },
+    #[error("the result has schema version {}, this program reads {supported}; use the hbmark that wrote it", found.map_or("none".into(), |v| v.to_string()))]
+    Version { found: Option<u32>, supported: u32 },
+    #[error(transparent)]
+    Json(#[from] serde_json::Error),
+}

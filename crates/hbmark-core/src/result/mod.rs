@@ -1,0 +1,34 @@
+//! Every saved file as plain data: read, validated, written.
+//!
+//! Enters: bytes of a file, or numbers of whoever measured. Leaves: a [`Report`], a [`serving::ServeReport`] or a
+//! [`comparison::Comparison`]. null is not 0: what was not measured stays null. Nothing here prints.
+
+mod block;
+mod capabilities;
+mod ceilings;
+mod cell;
+pub mod comparison;
+mod environment;
+mod error;
+mod finding;
+mod ladder;
+pub mod limits;
+mod report;
+pub mod saved;
+pub mod serving;
+
+pub use block::{Block, BlockTelemetry, accepted, block_means, judged_times};
+pub use capabilities::{Capabilities, Ragged};
+pub use ceilings::{Ceilings, DeviceSpec, GpuCeilings, Spread};
+pub use cell::{
+    Bound, Cell, CellName, CellResult, Measured, NoCellName, OperationRow, Phase, Quality, Status, StepBytes,
+    TimeSummary, WRONG_SIZE, WRONG_STORAGE, cell_id,
+};
+pub use environment::{BuildEnvironment, CpuEnvironment, Environment, GpuEnvironment, GpuMatch, Limits};
+pub use error::ReportError;
+pub use finding::{Finding, Severity};
+pub use ladder::{Ladder, LaunchCost, Rung, RungKind, TimeScale};
+pub use report::{
+    ColdRow, Crossover, FittedModel, KvFill, ModelSummary, ProtocolSummary, Report, ReportKind,
+    SCHEMA_VERSION, as_map,
+};

@@ -1,0 +1,152 @@
+//! The result of a step benchmark or of a prediction.
+
+use std::collections::BTreeMap;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::capabilities::Capabilities;
+use super::ceilings::{Ceilings, DeviceSpec};
+use super::cell::CellResult;
+use super::environment::Environment;
+use super::ladder::Ladder;
+use crate::model::{Architecture, Dtype};
+use crate::units::Bytes;
+
+/// Version of the JSON result; raised when a field changes its meaning or goes away.
+pub const SCHEMA_VERSION: u32 = 1;
+
+/// Where a report's numbers come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ReportKind {
+    /// Measured by `hbmark run`.
+    Run,
+    /// Computed by `hbmark predict`; nothing was measured.
+    Predict,
+}
+
+/// A whole result.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Report {
+    pub schema_version: u32,
+    pub kind: ReportKind,
+    /// The command line that made it.
+    pub command: String,
+    /// Start of the run, UTC, RFC 3339.
+    pub started_at: Option<String>,
+    pub note: Option<String>,
+    pub hypothesis: Option<String>,
+    pub environment: Environment,
+    /// The validated configuration, key by key as on the command line.
+    pub config: BTreeMap<String, serde_json::Value>,
+    pub model: ModelSummary,
+    pub capabilities: Vec<Capabilities>,
+    pub protocol: Option<ProtocolSummary>,
+    pub ceilings: Option<Ceilings>,
+    pub datasheet: Option<DeviceSpec>,
+    pub cells: Vec<CellResult>,
+    pub cold: Vec<ColdRow>,
+    /// Where the time of a step goes, recomputed from the cells.
+    #[serde(default)]
+    pub ladders: Vec<Ladder>,
+    pub fits: Vec<FittedModel>,
+    pub crossovers: Vec<Crossover>,
+    /// Plain sentences about anything that limits trust in the whole result.
+    pub warnings: Vec<String>,
+}
+
+/// The model that was run or predicted.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct ModelSummary {
+    pub name: String,
+    /// `synthetic(seed 42)`, a folder, a hub id with revision, or a GGUF file.
+    pub source: String,
+    /// sha256 over the config and the tensor inventory (names, shapes, storage).
+    pub hash: String,
+    pub parameters: u64,
+    pub weight_bytes: Bytes,
+    pub architecture: Architecture,
+}
+
+/// The protocol as it was applied.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct ProtocolSummary {
+    /// `full`, `quick` or `smoke`: nothing short is dressed up as the full protocol.
+    pub name: String,
+    pub seed: u64,
+    pub warmup_min_seconds: f64,
+    pub warmup_min_steps: usize,
+    pub block_min_steps: usize,
+    pub block_min_seconds: f64,
+    pub min_blocks: usize,
+    pub max_blocks: usize,
+    pub visits: usize,
+    /// Half-width of the 95 % interval that ends sampling, relative.
+    pub target_half_width: f64,
+    /// Sampling time after which a cell ends with the interval it has.
+    pub cell_max_seconds: f64,
+    /// A block whose canary is further off than this is rejected, relative.
+    pub canary_tolerance: f64,
+    /// How the context of decode cells came about, in engines that can do both.
+    #[serde(default)]
+    pub kv: KvFill,
+}
+
+/// How the KV cache of a decode cell is filled before its steps are timed.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema, clap::ValueEnum)]
+#[serde(rename_all = "snake_case")]
+pub enum KvFill {
+    /// By a real prefill of random tokens.
+    #[default]
+    Prefill,
+    /// With random values, where the engine can: the same bytes at the same places, at once.
+    Synthetic,
+}
+
+/// A cold measurement: its own row, never mixed with warm steps.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct ColdRow {
+    /// `load weights`, `first prefill`, `first decode`, `after idle`.
+    pub what: String,
+    pub engine: String,
+    pub dtype: Dtype,
+    pub time_ns: f64,
+}
+
+/// The measured step regressed on Σcontext and batch: `step = fixed + per_kv_byte × KV bytes + per_sequence × batch`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct FittedModel {
+    pub engine: String,
+    pub dtype: Dtype,
+    /// Weights plus fixed overhead.
+    pub intercept_ns: f64,
+    pub intercept_ci_ns: [f64; 2],
+    pub predicted_intercept_ns: Option<f64>,
+    /// Inverse of the slope over KV bytes: effective KV bandwidth.
+    pub kv_bytes_per_s: Option<f64>,
+    pub kv_bytes_per_s_ci: Option<[f64; 2]>,
+    pub per_sequence_ns: Option<f64>,
+    pub per_sequence_ci_ns: Option<[f64; 2]>,
+    pub r_squared: f64,
+    pub cells: usize,
+}
+
+/// A place on an axis where the regime changes.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Crossover {
+    /// `compute_bound_batch`, `kv_outweighs_weights_context`, `max_batch_that_fits`, `max_context_that_fits`.
+    pub what: String,
+    pub value: Option<f64>,
+    pub unit: String,
+    pub explanation: String,
+}
+
+/// A serialisable configuration as the map a report keeps.
+#[must_use]
+pub fn as_map(config: &impl Serialize) -> BTreeMap<String, serde_json::Value> {
+    match serde_json::to_value(config) {
+        Ok(serde_json::Value::Object(map)) => map.into_iter().collect(),
+        _ => BTreeMap::new(),
+    }
+}

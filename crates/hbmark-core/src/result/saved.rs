@@ -1,0 +1,113 @@
+//! Reports as JSON: written whole, read back with suspicion.
+
+use std::fs::File;
+use std::io::Read as _;
+use std::path::Path;
+
+use serde::Deserialize;
+
+use super::{Report, ReportError, SCHEMA_VERSION, limits};
+use crate::input::{self, Refused};
+
+/// A saved result larger than this is not one of ours.
+const MAX_BYTES: u64 = 256 << 20;
+/// Memory for the values of a result, beside the size of its file.
+const BUDGET: usize = 48 << 20;
+
+/// Writes a report.
+///
+/// # Errors
+/// Never for a report made by this program.
+pub fn write(report: &Report) -> Result<String, serde_json::Error> {
+    serde_json::to_string_pretty(report)
+}
+
+/// Reads a saved result.
+///
+/// # Errors
+/// When the file is no regular file, cannot be read, is too large, is no JSON, is of another schema version, lacks a field, or holds
+/// numbers that no run has.
+pub fn read(path: &Path) -> Result<Report, ReportError> {
+    let malformed = |source| ReportError::Malformed { path: path.to_path_buf(), source };
+    let file = Saved::open(path)?;
+    of_this_version(file.read().map_err(malformed)?).map_err(|error| match error {
+        // Every result of ours says its version: this is somebody else's.
+        ReportError::Version { found: None, .. } => ReportError::NotOurs { path: path.to_path_buf() },
+        other => other,
+    })?;
+    let report: Report = file.read().map_err(malformed)?;
+    limits::check(&report)?;
+    Ok(report)
+}
+
+/// The file of a saved result, of a size that one of ours can have. It is read as a stream, so that memory holds its values alone.
+pub(super) struct Saved {
+    file: File,
+    size: u64,
+}
+
+impl Saved {
+    pub(super) fn open(path: &Path) -> Result<Self, ReportError> {
+        let (file, size) = input::open(path).map_err(|refused| match refused {
+            Refused::NotRegular { found } => ReportError::NotRegular { path: path.to_path_buf(), found },
+            Refused::Io(source) => ReportError::Read { path: path.to_path_buf(), source },
+            other => ReportError::Read { path: path.to_path_buf(), source: std::io::Error::other(other) },
+        })?;
+        if size > MAX_BYTES {
+            return Err(ReportError::TooLarge { path: path.to_path_buf(), size, limit: MAX_BYTES });
+        }
+        Ok(Self { file, size })
+    }
+
+    /// The file as a value, from its beginning.
+    pub(super) fn read<T: for<'de> Deserialize<'de>>(&self) -> Result<T, serde_json::Error> {
+        let budget = BUDGET.saturating_add(usize::try_from(self.size).unwrap_or(usize::MAX));
+        let from_start = Beginning { file: &self.file, at: 0 };
+        input::json::from_reader(from_start.take(self.size), budget)
+    }
+}
+
+/// Reads a file by position, so that it can be read again.
+struct Beginning<'a> {
+    file: &'a File,
+    at: u64,
+}
+
+impl std::io::Read for Beginning<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        let read = std::os::unix::fs::FileExt::read_at(self.file, buffer, self.at)?;
+        self.at += read as u64;
+        Ok(read)
+    }
+}
+
+#[derive(Clone, Copy, Deserialize)]
+struct Version {
+    schema_version: Option<u32>,
+}
+
+/// The version is asked first: a newer schema may lack fields, and the version is the better message.
+fn of_this_version(version: Version) -> Result<(), ReportError> {
+    match version.schema_version {
+        Some(SCHEMA_VERSION) => Ok(()),
+        found => Err(ReportError::Version { found, supported: SCHEMA_VERSION }),
+    }
+}
+
+/// Reads a report from text.
+///
+/// # Errors
+/// As [`read`].
+pub fn parse(text: &str) -> Result<Report, ReportError> {
+    let budget = BUDGET.saturating_add(text.len());
+    of_this_version(input::json::from_str(text, budget)?)?;
+    let report: Report = input::json::from_str(text, budget)?;
+    limits::check(&report)?;
+    Ok(report)
+}
+
+/// The JSON Schema of a report.
+#[must_use]
+pub fn schema() -> serde_json::Value {
+    schemars::schema_for!(Report).to_value()
+}

@@ -1,0 +1,265 @@
+//! The latencies, rates and gates of one point of load.
+
+use std::collections::BTreeMap;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::evidence::Evidence;
+use super::requests::Requests;
+use super::slo::Clause;
+use super::timeline::Timeline;
+use crate::stats::{honest_percentile, mean};
+
+/// A number that may be infinite; JSON has no number for that, and it must not become null.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(untagged)]
+pub enum Quantity {
+    Finite(f64),
+    Infinite(Infinite),
+}
+
+/// The word for infinity.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Infinite {
+    Infinite,
+}
+
+impl From<f64> for Quantity {
+    fn from(value: f64) -> Self {
+        if value.is_finite() { Self::Finite(value) } else { Self::Infinite(Infinite::Infinite) }
+    }
+}
+
+impl Quantity {
+    /// The number.
+    #[must_use]
+    pub fn value(self) -> f64 {
+        match self {
+            Self::Finite(value) => value,
+            Self::Infinite(_) => f64::INFINITY,
+        }
+    }
+}
+
+/// One latency over all measured requests (or tokens), in nanoseconds. Percentiles are nearest-rank.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Quantiles {
+    /// Values, infinite ones among them.
+    pub n: usize,
+    /// Requests that failed or did not finish.
+    pub infinite: usize,
+    /// Requests for which the quantity does not exist.
+    pub missing: usize,
+    pub mean: Option<Quantity>,
+    pub p50: Option<Quantity>,
+    pub p75: Option<Quantity>,
+    pub p90: Option<Quantity>,
+    pub p95: Option<Quantity>,
+    /// Needs n ≥ 1,000.
+    pub p99: Option<Quantity>,
+    /// Needs n ≥ 10,000.
+    pub p99_9: Option<Quantity>,
+    pub max: Option<Quantity>,
+}
+
+/// A percentile, of one, and where it is kept.
+pub type Level = (f64, fn(&Quantiles) -> Option<Quantity>);
+
+/// The percentiles that are kept.
+pub const LEVELS: [Level; 6] = [
+    (0.5, |q| q.p50),
+    (0.75, |q| q.p75),
+    (0.9, |q| q.p90),
+    (0.95, |q| q.p95),
+    (0.99, |q| q.p99),
+    (0.999, |q| q.p99_9),
+];
+
+impl Quantiles {
+    /// Of values in any order; `None` among them is missing.
+    #[must_use]
+    pub fn of(values: impl Iterator<Item = Option<f64>>) -> Self {
+        let mut missing = 0;
+        let mut sorted: Vec<f64> = values
+            .filter_map(|value| {
+                missing += usize::from(value.is_none());
+                value
+            })
+            .collect();
+        sorted.sort_by(f64::total_cmp);
+        let at = |p: f64| honest_percentile(&sorted, p).map(Quantity::from);
+        Self {
+            n: sorted.len(),
+            infinite: sorted.iter().filter(|v| v.is_infinite()).count(),
+            missing,
+            mean: (!sorted.is_empty()).then(|| mean(&sorted).into()),
+            p50: at(0.5),
+            p75: at(0.75),
+            p90: at(0.9),
+            p95: at(0.95),
+            p99: at(0.99),
+            p99_9: at(0.999),
+            max: sorted.last().map(|v| (*v).into()),
+        }
+    }
+}
+
+/// An objective and what was seen.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct ClauseResult {
+    pub clause: Clause,
+    /// The percentile, where the sample can carry it.
+    pub observed: Option<Quantity>,
+    /// Null where it cannot.
+    pub met: Option<bool>,
+}
+
+/// A check of the run itself.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Gate {
+    pub name: String,
+    /// Null where there was too little to judge.
+    pub passed: Option<bool>,
+    pub detail: String,
+}
+
+/// Whether a point can be believed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Validity {
+    Valid,
+    /// The system did not keep up: throughput is a result, latencies are not.
+    Saturated,
+    /// Something about the measurement itself is wrong.
+    Invalid,
+}
+
+/// Where the time of the loop went, in nanoseconds over the whole run.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Breakdown {
+    pub enqueue_ns: f64,
+    pub schedule_ns: f64,
+    pub build_ns: f64,
+    pub launch_ns: f64,
+    pub device_ns: f64,
+    pub sample_ns: f64,
+    /// Finding the tokens that grammars allow, and forbidding the others.
+    #[serde(default)]
+    pub mask_ns: f64,
+    #[serde(default)]
+    pub mask_apply_ns: f64,
+    pub detokenize_ns: f64,
+    pub idle_ns: f64,
+    /// The rest: keeping the records.
+    pub other_ns: f64,
+    pub wall_ns: f64,
+    pub steps: usize,
+}
+
+/// The result of one point of load.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct ServeResult {
+    pub validity: Validity,
+    /// Why it is not valid.
+    pub reasons: Vec<String>,
+    pub gates: Vec<Gate>,
+    /// Requests whose times count: all of them, served or not.
+    pub measured: usize,
+    pub served: usize,
+    pub unfinished: usize,
+    /// By the reason's name.
+    pub rejected: BTreeMap<String, usize>,
+    pub warmup_requests: usize,
+    pub cooldown_requests: usize,
+    /// CPU cores that other processes kept busy over the run; nobody looks where time is virtual.
+    #[serde(default)]
+    pub foreign_cores: Option<f64>,
+    /// The span over which rates are taken.
+    pub window_s: f64,
+    pub offered_per_s: Option<f64>,
+    pub served_per_s: f64,
+    /// Prompt tokens computed, without those found in the cache.
+    pub prompt_tokens_per_s: f64,
+    pub output_tokens_per_s: f64,
+    /// Requests per second that were completed in the window and met every objective: never more than were served.
+    pub goodput_per_s: Option<f64>,
+    /// Of the measured requests, whenever they were completed.
+    pub goodput_share: Option<f64>,
+    /// Requests without a TPOT, whose TPOT clause was dropped.
+    pub tpot_clause_dropped: usize,
+    pub slo: Vec<ClauseResult>,
+    /// Null where a percentile is missing.
+    pub slo_met: Option<bool>,
+    /// Null where percentiles are refused.
+    pub ttft_ns: Option<Quantiles>,
+    pub tpot_ns: Option<Quantiles>,
+    pub itl_ns: Option<Quantiles>,
+    pub e2e_ns: Option<Quantiles>,
+    pub queue_ns: Option<Quantiles>,
+    pub injection_lag_ns: Quantiles,
+    /// Time averages over the window.
+    pub mean_running: f64,
+    pub mean_waiting: f64,
+    pub mean_kv_use: f64,
+    pub max_kv_use: f64,
+    /// Sequences and tokens of a step, on average.
+    pub mean_batch: f64,
+    pub mean_step_tokens: f64,
+    pub median_step_ns: Option<f64>,
+    pub median_schedule_ns: Option<f64>,
+    pub preemptions: u64,
+    pub prefix_hit_rate: Option<f64>,
+    pub prefix_evictions: u64,
+    /// Different adapters in a step, on average; null where no request has one.
+    #[serde(default)]
+    pub mean_adapters: Option<f64>,
+    /// Tokens that the texts of the prompts encoded to, per token asked for; null without a tokenizer.
+    #[serde(default)]
+    pub encoded_per_asked: Option<f64>,
+    pub breakdown: Breakdown,
+    /// What happened when; null for a prediction beside a measurement, and in results of before.
+    #[serde(default)]
+    pub timeline: Option<Timeline>,
+    /// Every measured request; null for a prediction beside a measurement, for more of them than a file should hold, and in results of
+    /// before.
+    #[serde(default)]
+    pub requests: Option<Requests>,
+    /// What a diagnosis needs; null in results of versions that did not keep it.
+    #[serde(default)]
+    pub evidence: Option<Evidence>,
+}
+
+/// The name of the gate that tells a run that keeps up from one that does not.
+pub const KEEPS_UP: &str = "keeps up";
+
+/// The name of the gate that counts KV blocks.
+pub const KV_BOOKS: &str = "KV books";
+
+/// The name of the gate that looks at what the engine computes.
+pub const OUTPUTS: &str = "outputs";
+
+/// The name of the gate that watches the harness itself.
+pub const INJECTION_LAG: &str = "injection lag";
+
+/// Below so many measured requests trends, rates and Little's law are not judged.
+pub const ENOUGH: usize = 100;
+
+impl ServeResult {
+    /// A check of the run; one that fails makes the point INVALID.
+    pub fn gate(&mut self, name: &str, passed: Option<bool>, detail: String) {
+        if passed == Some(false) {
+            self.validity = Validity::Invalid;
+            self.reasons.push(detail.clone());
+        }
+        self.gates.push(Gate { name: name.into(), passed, detail });
+    }
+
+    /// Takes in what the engine computed last; what is no number is no output, however fast it came.
+    pub fn holds_outputs(&mut self, are_numbers: bool) {
+        if !are_numbers {
+            self.gate(OUTPUTS, Some(false), "outputs are wrong: logits are not finite numbers".to_owned());
+        }
+    }
+}

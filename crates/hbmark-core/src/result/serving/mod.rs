@@ -1,0 +1,123 @@
+//! The result of serving: points of load with everything that was found at them.
+
+mod adapters;
+mod arrivals;
+mod cold;
+mod evidence;
+mod extras;
+mod latency;
+mod matrix;
+mod point;
+mod requests;
+mod residuals;
+mod scheduler;
+mod search;
+mod slo;
+mod timeline;
+
+use std::collections::BTreeMap;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::{Capabilities, Ceilings, DeviceSpec, Environment, ModelSummary, ReportError};
+use crate::model::Dtype;
+
+pub use adapters::{AdapterCost, Assignment, UnknownAssignment};
+pub use arrivals::{Arrivals, ArrivalsError};
+pub use cold::{ColdPhase, ColdStart, Launch};
+pub use evidence::{Evidence, LongPrompts, Stalls, Start};
+pub use extras::{AdapterSummary, LoraSummary, StructuredSummary};
+pub use latency::{
+    Breakdown, ClauseResult, ENOUGH, Gate, INJECTION_LAG, Infinite, KEEPS_UP, KV_BOOKS, LEVELS, Level,
+    OUTPUTS, Quantiles, Quantity, ServeResult, Validity,
+};
+pub use matrix::{Row, RowVerdict};
+pub use point::{Offered, Point, StructuredCost};
+pub use requests::Requests;
+pub use residuals::{Residual, Residuals};
+pub use scheduler::{Policy, SchedulerConfig};
+pub use search::{Attempt, Search};
+pub use slo::{Clause, Slo, SloError, SloMetric, parse_span};
+pub use timeline::{SPANS, Span, Timeline};
+
+/// Version of the JSON result of `serve`.
+pub const SCHEMA_VERSION: u32 = 1;
+
+/// Tells a serving result from others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ServeKind {
+    /// Measured on an engine.
+    Serve,
+    /// The scheduler was real, time was not.
+    ServeVirtual,
+    /// Launches of a process, up to their first tokens.
+    ServeCold,
+}
+
+/// What was sent.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct WorkloadSummary {
+    pub name: String,
+    pub source: String,
+}
+
+/// A whole serving result.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct ServeReport {
+    pub schema_version: u32,
+    pub kind: ServeKind,
+    pub command: String,
+    pub started_at: Option<String>,
+    pub note: Option<String>,
+    pub hypothesis: Option<String>,
+    pub environment: Environment,
+    pub config: BTreeMap<String, serde_json::Value>,
+    pub model: ModelSummary,
+    pub dtype: Dtype,
+    pub capabilities: Option<Capabilities>,
+    pub datasheet: Option<DeviceSpec>,
+    pub ceilings: Option<Ceilings>,
+    pub workload: WorkloadSummary,
+    /// Where the virtual clock's step times are from.
+    pub step_model: Option<String>,
+    /// The variable of a sweep: `rate`, `max-num-seqs`.
+    pub swept: Option<String>,
+    pub points: Vec<Point>,
+    pub search: Option<Search>,
+    pub matrix: Vec<RowVerdict>,
+    pub cold_start: Option<ColdStart>,
+    #[serde(default)]
+    pub lora: Option<LoraSummary>,
+    #[serde(default)]
+    pub structured: Option<StructuredSummary>,
+    pub warnings: Vec<String>,
+}
+
+/// The JSON Schema of a serving result.
+#[must_use]
+pub fn schema() -> serde_json::Value {
+    schemars::schema_for!(ServeReport).to_value()
+}
+
+/// Reads a saved serving result; `None` where the file is a result of another kind (or none, which its own reader says better).
+///
+/// # Errors
+/// When the file cannot be read, or says that it is a serving result and is not one of this version, or holds numbers that no run has.
+pub fn read(path: &std::path::Path) -> Result<Option<ServeReport>, ReportError> {
+    #[derive(Deserialize)]
+    struct Head {
+        kind: ServeKind,
+        schema_version: Option<u32>,
+    }
+    let file = super::saved::Saved::open(path)?;
+    let Ok(head) = file.read::<Head>() else { return Ok(None) };
+    let _: ServeKind = head.kind;
+    if head.schema_version != Some(SCHEMA_VERSION) {
+        return Err(ReportError::Version { found: head.schema_version, supported: SCHEMA_VERSION });
+    }
+    let report = file.read().map_err(|source| ReportError::Malformed { path: path.to_path_buf(), source })?;
+    super::limits::check_serving(&report)?;
+    Ok(Some(report))
+}

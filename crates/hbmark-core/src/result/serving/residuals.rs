@@ -1,0 +1,40 @@
+//! The steps of a run against the model of them.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// Steps of one kind.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Residual {
+    pub steps: usize,
+    /// Their time over what the model makes of it: the median over the steps.
+    pub median_ratio: f64,
+    /// And that of all of them together.
+    pub total_ratio: f64,
+}
+
+/// By kinds of steps; a kind that hardly happened is absent.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Residuals {
+    /// Decodes alone.
+    pub decode: Option<Residual>,
+    /// Decodes behind a step that prefilled.
+    pub decode_behind_prefill: Option<Residual>,
+    /// Prefills alone.
+    pub prefill: Option<Residual>,
+    /// Decodes and prefills in one step.
+    pub mixed: Option<Residual>,
+}
+
+impl Residuals {
+    /// The kinds and their residuals, those that are known.
+    pub fn kinds(&self) -> impl Iterator<Item = (&'static str, Residual)> {
+        let kinds = [
+            ("decode", self.decode),
+            ("decode behind a prefill", self.decode_behind_prefill),
+            ("prefill", self.prefill),
+            ("mixed", self.mixed),
+        ];
+        kinds.into_iter().filter_map(|(kind, residual)| Some((kind, residual?)))
+    }
+}

@@ -1,0 +1,22 @@
+//! Statistics of timed samples. Pure: plain numbers in, plain numbers out; it imports nothing of the rest.
+//!
+//! Percentiles are nearest-rank, and one that the sample cannot carry is `None` rather than the largest value seen. Intervals come
+//! from block means on a log scale (Student's t) or from order statistics; both assume independent inputs, which is why steps
+//! are blocked before they come here. Paired differences are tested by flipping their signs.
+
+mod intervals;
+mod paired;
+mod regression;
+mod series;
+mod summary;
+
+pub use intervals::{Interval, order_statistic_interval, t_interval_log};
+pub use paired::{
+    DRAWS, EXACT_PAIRS, SignFlip, holm, least_p, minimum_detectable, sign_flip, unpaired_ratio,
+};
+pub use regression::{Coefficient, Fit, least_squares};
+pub use series::{Trend, lag1_autocorrelation, trend};
+pub use summary::{geometric_mean, honest_percentile, mean, median, needed, percentile, sd};
+
+/// Confidence of every interval of the protocol.
+pub const CONFIDENCE: f64 = 0.95;

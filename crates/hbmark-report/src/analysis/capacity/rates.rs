@@ -1,0 +1,181 @@
+//! What a result says of each rate that was tried: whether every objective held there, and which rate is accepted.
+
+use super::{CapacityError, Question, Tried, number};
+use hbmark_core::result::serving::{
+    Clause, LEVELS, Offered, Point, Quantity, Search, ServeReport, ServeResult, Slo, SloMetric, Validity,
+};
+use hbmark_core::units::Nanos;
+
+pub(super) fn objectives(report: &ServeReport, question: &Question) -> Result<Slo, CapacityError> {
+    if report.cold_start.is_some() {
+        return Err(CapacityError::ColdStart);
+    }
+    if !report.matrix.is_empty() {
+        return Err(CapacityError::Matrix);
+    }
+    if let Some(variable) = report.swept.as_ref().filter(|v| *v != "rate") {
+        return Err(CapacityError::OtherSweep { variable: variable.clone() });
+    }
+    let asked = question.slo.clone().filter(|slo| !slo.clauses.is_empty());
+    let slo = asked.unwrap_or_else(|| {
+        let first = report.points.iter().find_map(|p| p.result.as_ref());
+        Slo { clauses: first.map(|r| r.slo.iter().map(|c| c.clause).collect()).unwrap_or_default() }
+    });
+    if slo.clauses.is_empty() {
+        return Err(CapacityError::NoObjectives);
+    }
+    Ok(slo)
+}
+
+/// What a result has of the percentile of a clause.
+pub(super) enum Seen {
+    Value(f64),
+    /// The sample cannot carry it.
+    TooFew,
+    /// It was neither judged nor kept.
+    NotKept,
+}
+
+impl From<Option<Quantity>> for Seen {
+    fn from(quantity: Option<Quantity>) -> Self {
+        quantity.map_or(Self::TooFew, |q| Self::Value(q.value()))
+    }
+}
+
+pub(super) fn observed(result: &ServeResult, clause: &Clause) -> Seen {
+    let near = |p: f64| (p - clause.percentile).abs() < 1e-9;
+    let judged = result.slo.iter().find(|c| c.clause.metric == clause.metric && near(c.clause.percentile));
+    if let Some(judged) = judged {
+        return judged.observed.into();
+    }
+    let quantiles = match clause.metric {
+        SloMetric::Ttft => &result.ttft_ns,
+        SloMetric::Tpot => &result.tpot_ns,
+        SloMetric::E2e => &result.e2e_ns,
+        SloMetric::Queue => &result.queue_ns,
+    };
+    let known = LEVELS.into_iter().find(|(p, _)| near(*p));
+    known.map_or(Seen::NotKept, |(_, of)| quantiles.as_ref().and_then(of).into())
+}
+
+/// Whether a run met the objectives, and what decided.
+pub(super) fn judge(result: &ServeResult, slo: &Slo) -> Result<(bool, String), CapacityError> {
+    match result.validity {
+        Validity::Saturated => return Ok((false, format!("saturated: {}", result.reasons.join("; ")))),
+        Validity::Invalid => return Ok((false, format!("invalid: {}", result.reasons.join("; ")))),
+        Validity::Valid => {}
+    }
+    for clause in &slo.clauses {
+        match observed(result, clause) {
+            Seen::NotKept => return Err(CapacityError::UnknownPercentile { clause: clause.to_string() }),
+            Seen::Value(value) if value <= clause.limit_ns => {}
+            Seen::Value(value) if value.is_infinite() => {
+                return Ok((
+                    false,
+                    format!("{clause}: infinite, requests that never finished are among them"),
+                ));
+            }
+            Seen::Value(value) => return Ok((false, format!("{clause}: {}", Nanos(value)))),
+            Seen::TooFew => {
+                let few = format!("{clause}: {} requests are too few for that percentile", result.measured);
+                return Ok((false, few));
+            }
+        }
+    }
+    Ok((true, "every objective was met".to_owned()))
+}
+
+/// The runs at one rate.
+pub(super) struct Group<'a> {
+    pub(super) tried: Tried,
+    pub(super) runs: Vec<(&'a Point, &'a ServeResult)>,
+}
+
+pub(super) struct Rates<'a> {
+    /// Ascending.
+    pub(super) groups: Vec<Group<'a>>,
+    /// What a search confirmed with fresh seeds under the same objectives.
+    pub(super) confirmed: Option<f64>,
+    /// The lowest rate of which nothing is known, and why.
+    unknown: Option<(f64, String)>,
+}
+
+/// The runs of the rate that is accepted.
+pub(super) struct Accepted<'a> {
+    pub(super) rate: f64,
+    pub(super) runs: Vec<(&'a Point, &'a ServeResult)>,
+}
+
+pub(super) fn rates<'a>(report: &'a ServeReport, slo: &Slo) -> Result<Rates<'a>, CapacityError> {
+    let mut groups: Vec<Group<'a>> = Vec::new();
+    // Of twins the warm one is the service; the cold one says what it would be without its cache.
+    let warm = report.points.iter().filter(|p| !p.cold);
+    for point in warm {
+        let (Offered::Rate(rate), Some(result)) = (point.offered, &point.result) else { continue };
+        let (held, why) = judge(result, slo)?;
+        let same = |g: &&mut Group<'_>| (g.tried.rate / rate - 1.0).abs() < 1e-9;
+        match groups.iter_mut().find(same) {
+            Some(group) => {
+                group.tried.runs += 1;
+                if group.tried.held && !held {
+                    (group.tried.held, group.tried.why) = (false, why);
+                }
+                group.runs.push((point, result));
+            }
+            None => {
+                groups.push(Group { tried: Tried { rate, runs: 1, held, why }, runs: vec![(point, result)] });
+            }
+        }
+    }
+    if groups.is_empty() {
+        return Err(CapacityError::NoRate);
+    }
+    groups.sort_by(|a, b| a.tried.rate.total_cmp(&b.tried.rate));
+    let same = |search: &&Search| search.slo == *slo && search.confirmed;
+    let confirmed = report.search.as_ref().filter(same).and_then(|s| s.max_rate);
+    if let Some(rate) = confirmed {
+        // Fresh seeds were asked there; a single run of the bracket or the bisection no longer decides.
+        for group in groups.iter_mut().filter(|g| g.tried.rate <= rate * (1.0 + 1e-9)) {
+            if !group.tried.held {
+                group.tried.held = true;
+                group.tried.why =
+                    format!("one run did not ({}); the search confirmed a higher rate", group.tried.why);
+            }
+        }
+    }
+    let tried = |rate: f64| groups.iter().any(|g| (g.tried.rate / rate - 1.0).abs() < 1e-9);
+    let unknown = report.points.iter().filter_map(|point| match (point.offered, &point.not_run) {
+        (Offered::Rate(rate), Some(reason)) if !point.cold && !tried(rate) => Some((rate, reason.clone())),
+        _ => None,
+    });
+    let unknown = unknown.min_by(|a, b| a.0.total_cmp(&b.0));
+    Ok(Rates { groups, confirmed, unknown })
+}
+
+impl<'a> Rates<'a> {
+    /// The highest rate that held, as did every lower one.
+    pub(super) fn accepted(&self) -> Result<Accepted<'a>, CapacityError> {
+        let known = |rate: f64| self.unknown.as_ref().is_none_or(|(unknown, _)| rate < *unknown);
+        let last = self.groups.iter().take_while(|g| g.tried.held && known(g.tried.rate)).last();
+        let Some(group) = last else {
+            let reasons = self.groups.iter().map(|g| format!("{}/s {}", number(g.tried.rate), g.tried.why));
+            let unknown =
+                self.unknown.iter().map(|(rate, why)| format!("{}/s not run: {why}", number(*rate)));
+            return Err(CapacityError::NothingHolds { reasons: unknown.chain(reasons).collect() });
+        };
+        Ok(Accepted { rate: group.tried.rate, runs: group.runs.clone() })
+    }
+}
+
+impl<'a> Accepted<'a> {
+    /// The run with the most requests.
+    pub(super) fn longest(&self) -> (&'a Point, &'a ServeResult) {
+        let longest = self.runs.iter().max_by_key(|(_, r)| r.measured);
+        *longest.unwrap_or(&self.runs[0])
+    }
+
+    pub(super) fn mean(&self, of: impl Fn(&ServeResult) -> Option<f64>) -> Option<f64> {
+        let values: Option<Vec<f64>> = self.runs.iter().map(|(_, r)| of(r)).collect();
+        values.filter(|v| !v.is_empty()).map(|v| hbmark_core::stats::mean(&v))
+    }
+}

@@ -1,0 +1,510 @@
+//! Does a result deserve trust: the questions a reviewer asks, each answered by the result itself.
+//!
+//! Enters: a [`Report`], or a [`ForeignResult`]. Leaves: a [`Checklist`]. What a result does not say counts against it where trust hangs on
+//! it: a benchmark that does not name its hardware cannot be repeated, however good it was. Pure.
+
+use Outcome::{Failed, Inapplicable, NotSaid, Passed};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::import::{ForeignFormat, ForeignResult, ForeignRow, Metric, Rate, Setup, Statistic};
+use hbmark_core::result::{CellResult, Phase, Report, ReportKind, Status};
+
+/// The share of memory beyond which a run has no headroom.
+const HEADROOM: f64 = 0.95;
+/// Requests behind a p99 that is more than its largest value.
+const P99_REQUESTS: u64 = 1_000;
+/// Seconds of load below which a serving benchmark has hardly left its start.
+const SHORT_SECONDS: f64 = 60.0;
+/// Tokens below which prompts and answers are not those of people.
+const SHORT_TOKENS: f64 = 16.0;
+
+/// The answer to one question.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Outcome {
+    Passed,
+    Failed,
+    /// The result does not say.
+    NotSaid,
+    /// The question does not apply to this kind of benchmark.
+    Inapplicable,
+}
+
+impl Outcome {
+    /// The word for a table.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Passed => "ok",
+            Self::Failed => "FAILED",
+            Self::NotSaid => "not said",
+            Self::Inapplicable => "-",
+        }
+    }
+}
+
+/// One question with its answer.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Check {
+    pub question: String,
+    pub outcome: Outcome,
+    /// Whether the result is invalid without it.
+    pub essential: bool,
+    pub evidence: String,
+    /// What to run or record next; empty where nothing is wanting.
+    pub next: String,
+}
+
+/// All questions of one result.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Checklist {
+    /// What was checked.
+    pub subject: String,
+    pub valid: bool,
+    pub checks: Vec<Check>,
+}
+
+impl Checklist {
+    fn new(subject: String, checks: Vec<Check>) -> Self {
+        let bad =
+            |check: &Check| check.essential && matches!(check.outcome, Outcome::Failed | Outcome::NotSaid);
+        Self { subject, valid: !checks.iter().any(bad), checks }
+    }
+
+    /// Why the result is invalid: the essential questions it does not pass.
+    pub fn reasons(&self) -> impl Iterator<Item = &Check> {
+        self.checks.iter().filter(|c| c.essential && matches!(c.outcome, Outcome::Failed | Outcome::NotSaid))
+    }
+}
+
+/// A question being answered.
+fn ask(question: &str, essential: bool, (outcome, evidence, next): (Outcome, String, &str)) -> Check {
+    let next = if matches!(outcome, Passed | Inapplicable) { String::new() } else { next.to_owned() };
+    Check { question: question.to_owned(), outcome, essential, evidence, next }
+}
+
+/// Passed or failed, with one sentence for both.
+fn decide(passed: bool, evidence: String, next: &str) -> (Outcome, String, &str) {
+    (if passed { Passed } else { Failed }, evidence, next)
+}
+
+/// Said or not.
+fn said<'a>(what: Option<String>, missing: &str, next: &'a str) -> (Outcome, String, &'a str) {
+    match what {
+        Some(evidence) => (Passed, evidence, next),
+        None => (NotSaid, missing.to_owned(), next),
+    }
+}
+
+/// Checks a result of our own.
+#[must_use]
+pub fn of_report(report: &Report) -> Checklist {
+    let cells: Vec<&CellResult> = report.cells.iter().filter(|cell| cell.status != Status::Skipped).collect();
+    let checks = vec![
+        ask("measured, not computed", true, measured(report)),
+        ask("warm-up before the first sample", true, warm_up(report, &cells)),
+        ask("enough samples, with their spread", true, samples(report, &cells)),
+        ask("every cell undisturbed", true, undisturbed(&cells)),
+        ask("outputs checked", true, quality(&cells)),
+        ask("both phases, apart", false, phases(&cells)),
+        ask("a sweep, not one point", false, sweep(&cells)),
+        ask("hardware named", true, hardware(report)),
+        ask("software named", true, software(report)),
+        ask("storage of weights and cache named", true, storage(&cells)),
+        ask("memory headroom", false, headroom(report, &cells)),
+        ask("tails by enough steps", false, tails(&cells)),
+        ask("working set beyond the caches", false, caches(report, &cells)),
+        ask("open-loop load", false, (Inapplicable, "a step benchmark has no arrivals".to_owned(), "")),
+    ];
+    let subject = format!("{} · {} cells", report.model.name, cells.len());
+    Checklist::new(subject, checks)
+}
+
+type Answer = (Outcome, String, &'static str);
+
+fn measured(report: &Report) -> Answer {
+    let real = report.kind == ReportKind::Run;
+    let evidence = if real { "by hbmark run" } else { "a prediction from a data sheet" };
+    decide(real, evidence.to_owned(), "hbmark run on the device itself")
+}
+
+fn warm_up(report: &Report, cells: &[&CellResult]) -> Answer {
+    const NEXT: &str = "hbmark run without --smoke";
+    let Some(protocol) = &report.protocol else { return (NotSaid, "no protocol was kept".to_owned(), NEXT) };
+    let unsteady = cells.iter().filter(|cell| cell.status == Status::NoSteadyState).count();
+    let enough = protocol.warmup_min_steps > 0 && protocol.name != "smoke" && unsteady == 0;
+    let evidence = if unsteady > 0 {
+        format!("{unsteady} cells never became steady")
+    } else {
+        format!(
+            "protocol {}: at least {} steps and {} s before sampling",
+            protocol.name, protocol.warmup_min_steps, protocol.warmup_min_seconds
+        )
+    };
+    decide(enough, evidence, NEXT)
+}
+
+fn samples(report: &Report, cells: &[&CellResult]) -> Answer {
+    const NEXT: &str = "the full protocol for the cells that are not converged";
+    let full = report.protocol.as_ref().is_some_and(|p| p.name == "full");
+    let loose = cells.iter().filter(|cell| cell.status == Status::NotConverged).count();
+    let name = report.protocol.as_ref().map_or("no", |p| p.name.as_str());
+    let evidence = match (full, loose) {
+        (true, 0) => "full protocol, every interval as narrow as asked".to_owned(),
+        (true, loose) => format!("{loose} of {} cells did not converge", cells.len()),
+        (false, _) => format!("{name} protocol: shortened, not comparable with full runs"),
+    };
+    decide(full && loose == 0, evidence, NEXT)
+}
+
+fn undisturbed(cells: &[&CellResult]) -> Answer {
+    let bad = |status| {
+        use Status::{Disturbed, Failed, Incomplete, Invalid, Oom};
+        matches!(status, Disturbed | Invalid | Failed | Oom | Incomplete)
+    };
+    let lost: Vec<&str> = cells.iter().filter(|cell| bad(cell.status)).map(|cell| cell.id.as_str()).collect();
+    let evidence = match lost.as_slice() {
+        [] => "no cell disturbed, invalid or failed".to_owned(),
+        [one] => format!("{one} is not valid"),
+        many => format!("{} of {} cells are not valid, {} first", many.len(), cells.len(), many[0]),
+    };
+    decide(lost.is_empty() && !cells.is_empty(), evidence, "hbmark explain, then the same cells again")
+}
+
+fn quality(cells: &[&CellResult]) -> Answer {
+    const NEXT: &str = "hbmark logits beside a reference";
+    let checks: Vec<_> = cells.iter().filter_map(|cell| cell.quality.as_ref()).collect();
+    let failed = checks.iter().filter(|check| !check.passed).count();
+    match (checks.first(), failed) {
+        (None, _) => (NotSaid, "no outputs were checked".to_owned(), NEXT),
+        (Some(first), 0) => (Passed, first.check.clone(), NEXT),
+        (Some(_), failed) => (Failed, format!("{failed} cells have wrong outputs"), NEXT),
+    }
+}
+
+fn phases(cells: &[&CellResult]) -> Answer {
+    let has = |phase| cells.iter().any(|cell| cell.phase == phase);
+    let evidence = match (has(Phase::Prefill), has(Phase::Decode)) {
+        (true, true) => "prefill and decode timed apart",
+        (true, false) => "prefill alone",
+        (false, true) => "decode alone",
+        (false, false) => "no cell",
+    };
+    decide(has(Phase::Prefill) && has(Phase::Decode), evidence.to_owned(), "--phase prefill,decode")
+}
+
+fn sweep(cells: &[&CellResult]) -> Answer {
+    let count = |of: fn(&CellResult) -> usize| {
+        let mut values: Vec<usize> = cells.iter().map(|cell| of(cell)).collect();
+        values.sort_unstable();
+        values.dedup();
+        values.len()
+    };
+    let (batches, contexts) = (count(|cell| cell.batch), count(|cell| cell.context));
+    let evidence = format!("{}, {}", counted(batches, "batch size"), counted(contexts, "context"));
+    decide(
+        batches > 1 || contexts > 1,
+        evidence,
+        "several --batch or --context values, to see what the time grows with",
+    )
+}
+
+fn hardware(report: &Report) -> Answer {
+    let environment = &report.environment;
+    let gpu = environment.gpu.as_ref().and_then(|gpu| gpu.name.clone());
+    said(
+        gpu.or_else(|| environment.cpu.model.clone()),
+        "neither CPU nor GPU is named",
+        "run with this version of hbmark",
+    )
+}
+
+fn software(report: &Report) -> Answer {
+    let build = &report.environment.build;
+    let what = (!build.version.is_empty()).then(|| {
+        let revision = build.git_revision.as_deref().unwrap_or("unknown revision");
+        format!("hbmark {} ({revision}), candle {}", build.version, build.candle)
+    });
+    said(what, "no version was kept", "run with this version of hbmark")
+}
+
+fn storage(cells: &[&CellResult]) -> Answer {
+    let mut kinds: Vec<String> = Vec::new();
+    for cell in cells {
+        let kind = format!("{} weights, {} cache", cell.dtype, cell.kv_dtype);
+        if !kinds.contains(&kind) {
+            kinds.push(kind);
+        }
+    }
+    let what = (!kinds.is_empty()).then(|| format!("{}, cell by cell", kinds.join("; ")));
+    said(what, "no cell", "hbmark run")
+}
+
+fn headroom(report: &Report, cells: &[&CellResult]) -> Answer {
+    const NEXT: &str = "smaller batches or contexts, until five percent of the memory is free";
+    let peak = cells.iter().filter_map(|cell| cell.memory_peak_bytes.or(cell.memory_predicted_bytes)).max();
+    let (Some(peak), Some(all)) = (peak, report.environment.device_memory()) else {
+        return (NotSaid, "memory in use or memory in all is not known".to_owned(), NEXT);
+    };
+    let share = peak.as_f64() / all.as_f64();
+    let free = (1.0 - share) * 100.0;
+    decide(share <= HEADROOM, format!("{free:.0} % of {all} free: {peak} in use at the most"), NEXT)
+}
+
+fn tails(cells: &[&CellResult]) -> Answer {
+    let with = cells.iter().filter(|c| c.step_ns.as_ref().is_some_and(|s| s.p99.is_some())).count();
+    let evidence = format!("{with} of {} cells have the 1,000 steps a p99 needs", cells.len());
+    decide(with == cells.len() && with > 0, evidence, "longer cells, where a p99 is to be claimed")
+}
+
+fn caches(report: &Report, cells: &[&CellResult]) -> Answer {
+    const NEXT: &str = "a larger model or batch: from the cache a bandwidth means nothing";
+    let Some(cache) = report.ceilings.as_ref().and_then(|c| c.last_cache_bytes) else {
+        return (NotSaid, "the size of the last cache is not known".to_owned(), NEXT);
+    };
+    let small = cells
+        .iter()
+        .filter(|c| c.bytes.ideal().0 < hbmark_core::ledger::CACHE_MARGIN.saturating_mul(cache.0))
+        .count();
+    decide(
+        small == 0,
+        format!("{small} of {} cells move less than three caches of {cache}", cells.len()),
+        NEXT,
+    )
+}
+
+/// Checks a result of another program: mostly what it does not say.
+#[must_use]
+pub fn of_foreign(result: &ForeignResult) -> Checklist {
+    let (rows, format) = (&result.rows, result.format);
+    let served = format.served();
+    let not_served = || (Inapplicable, "a step benchmark has no requests".to_owned(), "");
+    let record = "record it beside the file: the program does not";
+    let checks = vec![
+        ask("something was measured", true, something(rows)),
+        ask("warm-up before the first sample", false, foreign_warm_up(rows, format)),
+        ask("enough samples, with their spread", true, foreign_samples(rows, served)),
+        ask("every request completed", true, if served { completion(rows) } else { not_served() }),
+        ask(
+            "outputs checked",
+            false,
+            (
+                NotSaid,
+                "no program of this kind writes it".to_owned(),
+                "compare logits or answers with a reference",
+            ),
+        ),
+        ask("both phases, apart", false, foreign_phases(rows)),
+        ask(
+            "a sweep, not one point",
+            false,
+            decide(
+                rows.len() > 1,
+                counted(rows.len(), "configuration"),
+                "several rates, concurrencies or contexts",
+            ),
+        ),
+        ask("open-loop load", false, if served { open_loop(rows) } else { not_served() }),
+        ask("long enough", false, if served { duration(rows) } else { not_served() }),
+        ask("realistic lengths", false, lengths(rows)),
+        ask("hardware named", true, each(rows, |s| s.gpu.clone().or_else(|| s.cpu.clone()), "GPU", record)),
+        ask(
+            "software named",
+            true,
+            each(
+                rows,
+                |s| Some(format!("{} {}", s.engine.clone()?, s.engine_version.clone()?)),
+                "engine and version",
+                record,
+            ),
+        ),
+        ask(
+            "storage of weights named",
+            true,
+            each(rows, |s| s.stored_as.clone(), "dtype or quantisation", record),
+        ),
+        ask("model named", true, each(rows, |s| s.model.clone(), "model", record)),
+        ask(
+            "cache reuse excluded or stated",
+            false,
+            if served {
+                (
+                    NotSaid,
+                    "the file does not say whether prompts shared a prefix or the cache was on".to_owned(),
+                    "record it, or use random prompts",
+                )
+            } else {
+                not_served()
+            },
+        ),
+        ask(
+            "memory headroom",
+            false,
+            (
+                NotSaid,
+                "the file does not say".to_owned(),
+                "record the memory in use beside the memory in all",
+            ),
+        ),
+    ];
+    Checklist::new(format!("{} · {} · {}", result.source, format.name(), counted(rows.len(), "row")), checks)
+}
+
+fn something(rows: &[ForeignRow]) -> Answer {
+    let empty = rows.iter().filter(|row| row.values.is_empty()).count();
+    let evidence = match rows.iter().find(|row| row.values.is_empty()) {
+        Some(row) => {
+            format!(
+                "{empty} of {} hold no measurement: {}",
+                counted(rows.len(), "row"),
+                row.remarks.join("; ")
+            )
+        }
+        None => format!("{} figures", rows.iter().map(|row| row.values.len()).sum::<usize>()),
+    };
+    decide(empty == 0 && !rows.is_empty(), evidence, "the run again, with a server that answers")
+}
+
+/// A fact that every row should state.
+fn each(
+    rows: &[ForeignRow],
+    of: impl Fn(&Setup) -> Option<String>,
+    what: &str,
+    next: &'static str,
+) -> Answer {
+    let stated: Vec<String> = rows.iter().filter_map(|row| of(&row.setup)).collect();
+    match stated.first() {
+        Some(first) if stated.len() == rows.len() => (Passed, first.clone(), next),
+        _ => (NotSaid, format!("{what}: said of {} of {}", stated.len(), counted(rows.len(), "row")), next),
+    }
+}
+
+fn foreign_warm_up(rows: &[ForeignRow], format: ForeignFormat) -> Answer {
+    const NEXT: &str = "a run before the one that counts, and a note that it was";
+    let warmed = rows.iter().filter_map(|row| row.setup.warmup).min();
+    match (warmed, format) {
+        (Some(0), _) => (Failed, "no warm-up".to_owned(), NEXT),
+        (Some(count), _) => (Passed, format!("at least {count} before sampling"), NEXT),
+        (None, ForeignFormat::LlamaBench) => (
+            NotSaid,
+            "llama-bench warms up unless it is told not to, and does not write which".to_owned(),
+            NEXT,
+        ),
+        (None, _) => (NotSaid, "the file does not say".to_owned(), NEXT),
+    }
+}
+
+fn foreign_samples(rows: &[ForeignRow], served: bool) -> Answer {
+    const NEXT: &str = "more requests or repetitions: a tail needs a thousand";
+    if served {
+        let claims_tail =
+            rows.iter().any(|row| row.values.iter().any(|v| v.statistic == Statistic::Percentile(990)));
+        let Some(least) = rows.iter().filter_map(|row| row.setup.completed.or(row.setup.requests)).min()
+        else {
+            return (NotSaid, "the number of requests is not said".to_owned(), NEXT);
+        };
+        let enough = !claims_tail || least >= P99_REQUESTS;
+        let claim = if claims_tail { "a p99 is claimed of" } else { "no p99 is claimed of" };
+        return decide(enough, format!("{claim} {least} requests"), NEXT);
+    }
+    let Some(least) = rows.iter().filter_map(|row| row.setup.repetitions).min() else {
+        return (NotSaid, "the number of repetitions is not said".to_owned(), NEXT);
+    };
+    decide(least >= 3, format!("at least {least} repetitions"), NEXT)
+}
+
+fn completion(rows: &[ForeignRow]) -> Answer {
+    const NEXT: &str = "count the others as infinitely late, and find out why they failed";
+    let mut known = false;
+    for row in rows {
+        let (asked, done, failed) = (row.setup.requests, row.setup.completed, row.setup.failed);
+        known |= failed.is_some() || (asked.is_some() && done.is_some());
+        let short = asked.zip(done).is_some_and(|(asked, done)| done < asked);
+        if failed.is_some_and(|n| n > 0) || short {
+            let of = asked.map_or_else(|| "?".to_owned(), |n| n.to_string());
+            return (
+                Failed,
+                format!("{}: {} of {of} requests completed", row.label, done.unwrap_or(0)),
+                NEXT,
+            );
+        }
+    }
+    if known {
+        (Passed, "no failed request".to_owned(), NEXT)
+    } else {
+        (NotSaid, "failures are not counted".to_owned(), NEXT)
+    }
+}
+
+fn foreign_phases(rows: &[ForeignRow]) -> Answer {
+    let has = |metrics: &[Metric]| metrics.iter().any(|m| rows.iter().any(|row| row.center(*m).is_some()));
+    let prefill = has(&[Metric::PrefillStep, Metric::Ttft]);
+    let decode = has(&[Metric::DecodeStep, Metric::Tpot, Metric::Itl]);
+    let evidence = match (prefill, decode) {
+        (true, true) => "a time for the first token and one for each after it",
+        (true, false) => "prefill or first token alone",
+        (false, true) => "tokens after the first alone",
+        (false, false) => "neither: only requests or throughput as a whole",
+    };
+    decide(
+        prefill && decode,
+        evidence.to_owned(),
+        "a run that streams, so that the first token is seen apart",
+    )
+}
+
+fn open_loop(rows: &[ForeignRow]) -> Answer {
+    const NEXT: &str = "a finite request rate below saturation, arrivals drawn beforehand";
+    let rates: Vec<Rate> = rows.iter().filter_map(|row| row.setup.request_rate).collect();
+    let limited = rows.iter().any(|row| row.setup.max_concurrency.is_some());
+    match rates.iter().find(|rate| matches!(rate, Rate::PerSecond(_))) {
+        _ if rates.is_empty() && !limited => {
+            (NotSaid, "neither rate nor concurrency is said".to_owned(), NEXT)
+        }
+        Some(_) if limited => (
+            Failed,
+            "a rate, but no more requests at once than a limit: late ones wait outside the figures"
+                .to_owned(),
+            NEXT,
+        ),
+        Some(Rate::PerSecond(rate)) => {
+            (Passed, format!("requests arrive at {rate} per second whatever the server does"), NEXT)
+        }
+        _ => (
+            Failed,
+            "all at once or as many as the server frees: latency is that of the loop, not of users"
+                .to_owned(),
+            NEXT,
+        ),
+    }
+}
+
+fn duration(rows: &[ForeignRow]) -> Answer {
+    let Some(least) = rows.iter().filter_map(|row| row.setup.duration_s).reduce(f64::min) else {
+        return (NotSaid, "the duration is not said".to_owned(), "record it");
+    };
+    decide(
+        least >= SHORT_SECONDS,
+        format!("the shortest run took {least:.0} s"),
+        "at least a minute of steady load",
+    )
+}
+
+fn lengths(rows: &[ForeignRow]) -> Answer {
+    const NEXT: &str = "prompts and answers as long as those to be served";
+    let known: Vec<f64> = rows.iter().filter_map(|row| row.setup.output_tokens).collect();
+    let Some(shortest) = known.iter().copied().reduce(f64::min) else {
+        return (NotSaid, "lengths are not said".to_owned(), NEXT);
+    };
+    decide(shortest >= SHORT_TOKENS, format!("at least {shortest:.0} tokens made"), NEXT)
+}
+
+/// `1 row`, `2 rows`.
+fn counted(count: usize, what: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
+}
+
+#[cfg(test)]
+#[path = "checklist_tests.rs"]
+mod tests;

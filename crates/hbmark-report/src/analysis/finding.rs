@@ -1,0 +1,54 @@
+//! What a rule says, and the rule that says it.
+//!
+//! Enters: nothing. Leaves: the words of [`Finding`]s. What a rule looks at is its own business: cells of a run, points of a serve, a fit.
+
+use hbmark_core::result::{Finding, Severity};
+
+/// The name of having no name.
+pub(super) const UNEXPLAINED: &str = "unexplained";
+
+/// What kind of statement a rule makes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Says where the time goes: one of them, or the cell is unexplained.
+    Regime,
+    /// Says what limits trust.
+    Trust,
+}
+
+/// A finding to be made, and the function that finds its evidence.
+pub(super) struct Rule<Look> {
+    pub name: &'static str,
+    pub kind: Kind,
+    pub severity: Severity,
+    pub symptom: &'static str,
+    pub regime: &'static str,
+    pub next: &'static str,
+    pub response: &'static str,
+    pub look: Look,
+}
+
+impl<Look> Rule<Look> {
+    /// The rule's finding about cells, each with what was found in it.
+    pub fn finding(&self, found: &[(String, String)]) -> Finding {
+        Finding {
+            evidence: found.iter().map(|(cell, evidence)| format!("{cell}: {evidence}")).collect(),
+            cells: found.iter().map(|(cell, _)| cell.clone()).collect(),
+            ..self.finding_of_all(Vec::new())
+        }
+    }
+
+    /// The rule's finding about everything together.
+    pub fn finding_of_all(&self, evidence: Vec<String>) -> Finding {
+        Finding {
+            rule: self.name.to_owned(),
+            severity: self.severity,
+            symptom: self.symptom.to_owned(),
+            regime: self.regime.to_owned(),
+            evidence,
+            next: self.next.to_owned(),
+            response: self.response.to_owned(),
+            cells: Vec::new(),
+        }
+    }
+}

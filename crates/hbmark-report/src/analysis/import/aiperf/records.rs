@@ -1,0 +1,170 @@
+//! AIPerf's records of single requests (`profile_export.jsonl`), and the telemetry of the GPUs beside them (`gpu_telemetry_export.jsonl`).
+//!
+//! Enters: a document. Leaves: one row with the figures that AIPerf's own summary would have, computed from the records; of telemetry, one
+//! row that names the GPUs and says what they did. Records of the warm-up, cancelled requests and errors are left out and counted.
+
+use serde_json::{Map, Value as Json};
+
+use super::super::document::Document;
+use super::super::fields::Fields;
+use super::super::requests::{Reach, group, single};
+use super::super::{ForeignFormat, ForeignResult, ForeignRow, ImportError, Setup};
+
+const FORMAT: ForeignFormat = ForeignFormat::AiperfRecords;
+/// Gaps between chunks that are kept.
+const MAX_GAPS: usize = 1_000_000;
+/// What is kept of each record.
+const LATENCIES: &[&str] = &["time_to_first_token", "inter_token_latency", "request_latency"];
+
+pub(crate) fn read(document: &Document) -> Option<Result<Vec<ForeignResult>, ImportError>> {
+    let result = |row| vec![ForeignResult { source: document.file.clone(), format: FORMAT, rows: vec![row] }];
+    if let Some(records) = document.objects_with(&["metadata", "metrics"]) {
+        return Some(requests(document, &records).map(result));
+    }
+    let records = document.objects_with(&["timestamp_ns", "telemetry_data"])?;
+    Some(telemetry(document, &records).map(result))
+}
+
+fn requests(document: &Document, records: &[&Map<String, Json>]) -> Result<ForeignRow, ImportError> {
+    let mut seen: Vec<Vec<f64>> = vec![Vec::new(); LATENCIES.len()];
+    let (mut gaps, mut prompts, mut outputs) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut failed, mut left_out, mut completed) = (0_u64, 0_u64, 0_u64);
+    let mut reach = Reach::none();
+    for (index, map) in records.iter().enumerate() {
+        let fields = Fields::new(&document.file, index, map);
+        let phase = fields.text("metadata.benchmark_phase")?;
+        let cancelled = fields.get("metadata.was_cancelled") == Some(&Json::Bool(true));
+        if cancelled || phase.is_some_and(|phase| phase != "profiling") {
+            left_out += 1;
+            continue;
+        }
+        if fields.get("error").is_some() {
+            failed += 1;
+            continue;
+        }
+        completed += 1;
+        let (from, to) =
+            (fields.number("metadata.request_start_ns")?, fields.number("metadata.request_end_ns")?);
+        if let (Some(from), Some(to)) = (from, to) {
+            reach.add(from, to);
+        }
+        for (key, values) in LATENCIES.iter().zip(&mut seen) {
+            values.extend(milliseconds(&fields, key)?);
+        }
+        prompts.extend(fields.number("metrics.input_sequence_length.value")?);
+        outputs.extend(fields.number("metrics.output_sequence_length.value")?);
+        let chunks = fields.get("metrics.inter_chunk_latency.value").and_then(Json::as_array);
+        let scale = scale(&fields, "inter_chunk_latency")?;
+        let known = chunks.into_iter().flatten().filter_map(Json::as_f64).map(|v| v * scale);
+        gaps.extend(known.filter(|v| v.is_finite() && *v >= 0.0).take(MAX_GAPS.saturating_sub(gaps.len())));
+    }
+    let mut map = Map::new();
+    let mut put = |key: &str, value: Option<Json>| map.extend(value.map(|v| (key.to_owned(), v)));
+    for (key, values) in LATENCIES.iter().zip(seen) {
+        put(key, group(values, "ms"));
+    }
+    put("inter_chunk_latency", group(gaps, "ms"));
+    let total: f64 = outputs.iter().sum();
+    if let Some(seconds) = reach.length().map(|ns| ns / 1e9) {
+        put("output_token_throughput", (total > 0.0).then(|| single(total / seconds, "tokens/sec")));
+        put("request_throughput", Some(single(completed as f64 / seconds, "requests/sec")));
+    }
+    let (values, mut remarks) = Fields::new(&document.file, 0, &map).values(FORMAT)?;
+    remarks.push(format!("computed here from {completed} records of single requests"));
+    if failed > 0 {
+        remarks
+            .push(format!("{failed} requests failed: the figures leave them out, which flatters the tail"));
+    }
+    if left_out > 0 {
+        remarks.push(format!("{left_out} records of the warm-up or of cancelled requests are left out"));
+    }
+    let mean = |values: &[f64]| (!values.is_empty()).then(|| hbmark_core::stats::mean(values));
+    let setup = Setup {
+        input_tokens: mean(&prompts),
+        output_tokens: mean(&outputs),
+        requests: Some(records.len() as u64),
+        completed: Some(completed),
+        failed: Some(failed),
+        duration_s: reach.length().map(|ns| ns / 1e9),
+        ..Setup::default()
+    };
+    Ok(ForeignRow { label: "records".into(), setup, values, remarks })
+}
+
+/// What turns a metric's unit into milliseconds.
+fn scale(fields: &Fields<'_>, key: &str) -> Result<f64, ImportError> {
+    let path = format!("metrics.{key}.unit");
+    match fields.text(&path)?.as_deref() {
+        None | Some("ms") => Ok(1.0),
+        Some("ns") => Ok(1e-6),
+        Some("us" | "µs") => Ok(1e-3),
+        Some("s" | "sec") => Ok(1e3),
+        Some(_) => Err(fields.wrong_at(&path, "ns, us, ms or s")),
+    }
+}
+
+fn milliseconds(fields: &Fields<'_>, key: &str) -> Result<Option<f64>, ImportError> {
+    let value = fields.number(&format!("metrics.{key}.value"))?;
+    Ok(match value {
+        Some(value) => Some(value * scale(fields, key)?),
+        None => None,
+    })
+}
+
+/// A quantity of the telemetry: its key, its name and unit.
+const WATCHED: &[(&str, &str, &str)] = &[
+    ("gpu_power_usage", "power", "W"),
+    ("sm_clock_frequency", "SM clock", "MHz"),
+    ("memory_clock_frequency", "memory clock", "MHz"),
+    ("gpu_temperature", "temperature", "°C"),
+    ("gpu_utilization", "utilisation", "%"),
+    ("gpu_memory_used", "memory in use", "GB"),
+];
+
+fn telemetry(document: &Document, records: &[&Map<String, Json>]) -> Result<ForeignRow, ImportError> {
+    let (mut names, mut cards) = (Vec::new(), Vec::new());
+    let mut reach = Reach::none();
+    let mut seen: Vec<Vec<f64>> = vec![Vec::new(); WATCHED.len()];
+    let mut held_back = Reach::none();
+    for (index, map) in records.iter().enumerate() {
+        let fields = Fields::new(&document.file, index, map);
+        for (list, key) in [(&mut names, "gpu_model_name"), (&mut cards, "gpu_uuid")] {
+            let Some(text) = fields.text(key)? else { continue };
+            if list.len() < 1024 && !list.contains(&text) {
+                list.push(text);
+            }
+        }
+        if let Some(at) = fields.number("timestamp_ns")? {
+            reach.add(at, at);
+        }
+        for ((key, ..), values) in WATCHED.iter().zip(&mut seen) {
+            values.extend(fields.number(&format!("telemetry_data.{key}"))?);
+        }
+        if let Some(held) = fields.number("telemetry_data.power_violation")? {
+            held_back.add(held, held);
+        }
+    }
+    let mut remarks = vec![
+        "telemetry of the GPUs, not of requests: it stands beside the records of the same run".to_owned(),
+    ];
+    for ((_, name, unit), values) in WATCHED.iter().zip(&seen) {
+        let (low, high) =
+            values.iter().fold((f64::INFINITY, 0.0), |(l, h): (f64, f64), v| (l.min(*v), h.max(*v)));
+        if !values.is_empty() {
+            remarks.push(format!(
+                "{name} {low:.1} to {high:.1} {unit}, mean {:.1}",
+                hbmark_core::stats::mean(values)
+            ));
+        }
+    }
+    if held_back.length().is_some() && cards.len() == 1 {
+        remarks.push("the power limit held the clocks back during the run".into());
+    }
+    let setup = Setup {
+        gpu: if names.len() == 1 { names.pop() } else { None },
+        gpus: (!cards.is_empty()).then_some(cards.len() as u64),
+        duration_s: reach.length().map(|ns| ns / 1e9),
+        ..Setup::default()
+    };
+    Ok(ForeignRow { label: "GPU telemetry".into(), setup, values: Vec::new(), remarks })
+}

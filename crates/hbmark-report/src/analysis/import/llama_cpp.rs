@@ -1,0 +1,383 @@
+//! llama.cpp: `llama-bench` (json, jsonl, csv, sql, md) and `llama-batched-bench` (jsonl, md).
+//!
+//! Enters: a document. Leaves: rows, one a test. The five spellings of `llama-bench` become the same fields before they are read, so
+//! that a test means the same in each; the Markdown table has rates alone, and its units are in the cells. A page of both programs gives
+//! two results.
+
+use serde_json::{Map, Value as Json};
+
+use super::document::{Body, Document, Table};
+use super::fields::Fields;
+use super::{
+    ForeignFormat, ForeignResult, ForeignRow, ImportError, Metric, Setup, Statistic, Value, clipped, dtype_of,
+};
+
+const BENCH: ForeignFormat = ForeignFormat::LlamaBench;
+const BATCHED: ForeignFormat = ForeignFormat::LlamaBatchedBench;
+
+pub(super) fn read(document: &Document) -> Option<Result<Vec<ForeignResult>, ImportError>> {
+    let result = |format, rows: Result<Vec<ForeignRow>, ImportError>| {
+        rows.map(|rows| ForeignResult { source: document.file.clone(), format, rows })
+    };
+    let each = |records: &[&Map<String, Json>], row: fn(&Fields<'_>) -> Result<ForeignRow, ImportError>| {
+        records.iter().enumerate().map(|(i, map)| row(&Fields::new(&document.file, i, map))).collect()
+    };
+    if let Some(records) = document.objects_with(&["n_prompt", "n_gen", "avg_ns"]) {
+        return Some(result(BENCH, each(&records, bench)).map(|r| vec![r]));
+    }
+    if let Some(records) = document.objects_with(&["pp", "tg", "pl", "t_tg"]) {
+        return Some(result(BATCHED, each(&records, batched)).map(|r| vec![r]));
+    }
+    let Body::Tables(_) = &document.body else { return None };
+    let rows_of = |titles: &[&str], row: fn(&Fields<'_>, &Table) -> Result<ForeignRow, ImportError>| {
+        let tables = document.tables_with(titles);
+        let rows = tables.flat_map(|table| table.rows.iter().map(move |map| (table, map)));
+        rows.enumerate()
+            .map(|(i, (table, map))| row(&Fields::new(&document.file, i, map), table))
+            .collect::<Result<Vec<_>, _>>()
+    };
+    let found: Vec<Result<ForeignResult, ImportError>> = [
+        (BENCH, rows_of(&["n_prompt", "n_gen", "avg_ns"], |fields, _| bench(fields))),
+        (BENCH, rows_of(&["test", "t/s", "model"], page_row)),
+        (BATCHED, rows_of(&["PP", "TG", "B", "T_TG s"], page_batched)),
+    ]
+    .into_iter()
+    .filter(|(_, rows)| !matches!(rows, Ok(rows) if rows.is_empty()))
+    .map(|(format, rows)| result(format, rows))
+    .collect();
+    (!found.is_empty()).then(|| found.into_iter().collect())
+}
+
+fn bench(fields: &Fields<'_>) -> Result<ForeignRow, ImportError> {
+    let prompt = fields.need_count("n_prompt", BENCH)?;
+    let generated = fields.need_count("n_gen", BENCH)?;
+    let depth = fields.count("n_depth")?.unwrap_or(0);
+    let test = Test { prompt, generated, depth };
+    let average = fields.number("avg_ns")?.ok_or_else(|| fields.missing("avg_ns", BENCH))?;
+    let mut times = vec![(Statistic::Mean, average, "avg_ns")];
+    let samples = samples(fields)?;
+    if samples.len() >= 3 {
+        times.push((Statistic::Median, hbmark_core::stats::median(&samples), "samples_ns"));
+        times.push((Statistic::Min, samples.iter().copied().fold(f64::INFINITY, f64::min), "samples_ns"));
+        times.push((Statistic::Max, samples.iter().copied().fold(0.0, f64::max), "samples_ns"));
+    }
+    // With one repetition the spread is 0, which says nothing.
+    if let Some(spread) = fields.number("stddev_ns")?.filter(|spread| *spread > 0.0) {
+        times.push((Statistic::StandardDeviation, spread, "stddev_ns"));
+    }
+    let mut values: Vec<Value> = times
+        .into_iter()
+        .map(|(statistic, time, key)| Value {
+            metric: test.metric(),
+            statistic,
+            value: time / test.steps(),
+            key: key.to_owned(),
+        })
+        .filter(|value| value.value > 0.0)
+        .collect();
+    if let Some(rate) = fields.number("avg_ts")?.filter(|rate| *rate > 0.0) {
+        let key = "avg_ts".to_owned();
+        values.push(Value { metric: test.rate(), statistic: Statistic::Mean, value: rate, key });
+    }
+    let mut remarks = Vec::new();
+    let setup = bench_setup(fields, test, samples.len(), &mut remarks)?;
+    Ok(ForeignRow { label: test.label(), setup, values, remarks })
+}
+
+fn bench_setup(
+    fields: &Fields<'_>,
+    test: Test,
+    samples: usize,
+    remarks: &mut Vec<String>,
+) -> Result<Setup, ImportError> {
+    let kind = fields.text("model_type")?;
+    let file = fields.text("model_filename")?.map(|path| file_stem(&path));
+    let stored_as = kind.as_deref().and_then(storage_of);
+    let on_gpu = fields.text("backends")?.is_none_or(|b| b != "CPU" && b != "BLAS");
+    let layers =
+        fields.get("n_gpu_layers").and_then(|v| v.as_f64().or_else(|| v.as_str()?.trim().parse().ok()));
+    if on_gpu && layers == Some(0.0) {
+        remarks.push("n_gpu_layers is 0: the weights lie in the host's memory, whatever the GPU".to_owned());
+    }
+    if samples == 1 {
+        remarks.push("one repetition: its spread is unknown".to_owned());
+    }
+    Ok(Setup {
+        engine: Some("llama.cpp".to_owned()),
+        engine_version: fields.text("build_commit")?,
+        model: file.or(kind),
+        dtype: stored_as.as_deref().and_then(dtype_of),
+        stored_as,
+        kv_dtype: kv_dtype(fields)?,
+        weight_bytes: fields.count("model_size")?.filter(|size| *size > 0),
+        gpu: fields.text("gpu_info")?.filter(|_| on_gpu && layers != Some(0.0)),
+        cpu: fields.text("cpu_info")?,
+        batch: Some(1),
+        repetitions: (samples > 0).then_some(samples as u64),
+        // llama-bench runs every test once before it times it, unless told not to, and does not write which.
+        date: fields.text("test_time")?,
+        ..test.lengths()
+    })
+}
+
+/// Keys and values of one kind; where they differ the cache has no one storage.
+fn kv_dtype(fields: &Fields<'_>) -> Result<Option<hbmark_core::model::Dtype>, ImportError> {
+    let (keys, values) = (fields.text("type_k")?, fields.text("type_v")?);
+    Ok(if keys == values { keys.as_deref().and_then(dtype_of) } else { None })
+}
+
+fn samples(fields: &Fields<'_>) -> Result<Vec<f64>, ImportError> {
+    let Some(list) = fields.get("samples_ns") else { return Ok(Vec::new()) };
+    let wrong = || ImportError::Field {
+        file: fields.file.to_owned(),
+        record: fields.record,
+        field: "samples_ns".to_owned(),
+        found: clipped(&list.to_string()),
+        wanted: "a list of positive numbers",
+    };
+    let items = list.as_array().ok_or_else(wrong)?;
+    items.iter().map(|v| v.as_f64().filter(|n| *n > 0.0 && n.is_finite()).ok_or_else(wrong)).collect()
+}
+
+/// One test of llama-bench: `pp512`, `tg128 @ d4096`, `pp512+tg128`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Test {
+    prompt: u64,
+    generated: u64,
+    depth: u64,
+}
+
+impl Test {
+    fn parse(name: &str) -> Option<Self> {
+        let (counts, depth) = match name.split_once('@') {
+            Some((counts, depth)) => (counts, depth.trim().strip_prefix('d')?.parse().ok()?),
+            None => (name, 0),
+        };
+        let mut this = Self { prompt: 0, generated: 0, depth };
+        for part in counts.trim().split('+') {
+            if let Some(tokens) = part.strip_prefix("pp") {
+                this.prompt = tokens.parse().ok()?;
+            } else {
+                this.generated = part.strip_prefix("tg")?.parse().ok()?;
+            }
+        }
+        (this.prompt + this.generated > 0).then_some(this)
+    }
+
+    fn label(self) -> String {
+        let test = match (self.prompt, self.generated) {
+            (prompt, 0) => format!("pp{prompt}"),
+            (0, generated) => format!("tg{generated}"),
+            (prompt, generated) => format!("pp{prompt}+tg{generated}"),
+        };
+        if self.depth == 0 { test } else { format!("{test} @ d{}", self.depth) }
+    }
+
+    fn metric(self) -> Metric {
+        match (self.prompt, self.generated) {
+            (_, 0) => Metric::PrefillStep,
+            (0, _) => Metric::DecodeStep,
+            _ => Metric::E2e,
+        }
+    }
+
+    fn rate(self) -> Metric {
+        match self.metric() {
+            Metric::PrefillStep => Metric::InputThroughput,
+            Metric::DecodeStep => Metric::OutputThroughput,
+            _ => Metric::TotalThroughput,
+        }
+    }
+
+    /// Steps in one timed test.
+    fn steps(self) -> f64 {
+        if self.metric() == Metric::DecodeStep { self.generated as f64 } else { 1.0 }
+    }
+
+    /// Tokens behind a rate, per step.
+    fn tokens(self) -> f64 {
+        if self.metric() == Metric::DecodeStep { 1.0 } else { self.prompt as f64 + self.generated as f64 }
+    }
+
+    /// The prompt, what is made, and what is in the cache before both.
+    fn lengths(self) -> Setup {
+        Setup {
+            depth: (self.depth > 0).then_some(self.depth),
+            input_tokens: Some(self.prompt as f64),
+            output_tokens: (self.generated > 0).then_some(self.generated as f64),
+            ..Setup::default()
+        }
+    }
+}
+
+/// The last part of a path of any system, without `.gguf`.
+fn file_stem(path: &str) -> String {
+    let name = path.rsplit(['/', '\\']).next().unwrap_or(path);
+    name.strip_suffix(".gguf").unwrap_or(name).to_owned()
+}
+
+/// The storage at the end of `llama 3B Q8_0` or `qwen2 7B Q4_K - Medium`: what follows the size.
+fn storage_of(kind: &str) -> Option<String> {
+    let words: Vec<&str> = kind.split_whitespace().collect();
+    let is_size = |word: &str| {
+        let digits = word.trim_end_matches(['B', 'M', 'T']);
+        digits.len() < word.len() && digits.chars().all(|c| c.is_ascii_digit() || matches!(c, '.' | 'x'))
+    };
+    let size = words.iter().position(|word| is_size(word))?;
+    let rest: Vec<&str> = words[size + 1..].iter().copied().filter(|w| *w != "MoE").collect();
+    (!rest.is_empty()).then(|| rest.join(" "))
+}
+
+/// A row of llama-bench's Markdown table.
+fn page_row(fields: &Fields<'_>, table: &Table) -> Result<ForeignRow, ImportError> {
+    let wrong = |field: &str, found: String, wanted| ImportError::Field {
+        file: fields.file.to_owned(),
+        record: fields.record,
+        field: field.to_owned(),
+        found,
+        wanted,
+    };
+    let named = fields.text("test")?.ok_or_else(|| fields.missing("test", BENCH))?;
+    let test = Test::parse(&named).ok_or_else(|| {
+        wrong("test", format!("`{named}`"), "pp or tg with a count, such as `tg128 @ d512`")
+    })?;
+    let cell = fields.text("t/s")?.ok_or_else(|| fields.missing("t/s", BENCH))?;
+    let (rate, spread) = cell.split_once('±').unwrap_or((&cell, ""));
+    let rate: f64 = match rate.trim().parse() {
+        Ok(rate) if rate > 0.0 && f64::is_finite(rate) => rate,
+        _ => return Err(wrong("t/s", format!("`{cell}`"), "a rate such as `50.83 ± 0.04`")),
+    };
+    let key = "t/s".to_owned();
+    let time = test.tokens() / rate * 1e9;
+    let mut values = vec![
+        Value { metric: test.metric(), statistic: Statistic::Mean, value: time, key: key.clone() },
+        Value { metric: test.rate(), statistic: Statistic::Mean, value: rate, key: key.clone() },
+    ];
+    if let Ok(spread) = spread.trim().parse::<f64>()
+        && spread > 0.0
+    {
+        values.push(Value {
+            metric: test.rate(),
+            statistic: Statistic::StandardDeviation,
+            value: spread,
+            key,
+        });
+    }
+    let model = fields.text("model")?;
+    let stored_as = model.as_deref().and_then(storage_of);
+    let setup = Setup {
+        engine: Some("llama.cpp".to_owned()),
+        dtype: stored_as.as_deref().and_then(dtype_of),
+        stored_as,
+        weight_bytes: fields.text("size")?.as_deref().and_then(size_of),
+        model,
+        kv_dtype: kv_dtype(fields)?,
+        batch: Some(1),
+        ..test.lengths()
+    };
+    let heading = table.headings.last().map_or_else(String::new, |h| format!("{h}: "));
+    Ok(ForeignRow { label: format!("{heading}{}", test.label()), setup, values, remarks: Vec::new() })
+}
+
+/// `11.27 GiB` as bytes.
+fn size_of(text: &str) -> Option<u64> {
+    let (number, unit) = text.split_once(' ')?;
+    let scale = match unit {
+        "GiB" => 1_073_741_824.0,
+        "MiB" => 1_048_576.0,
+        _ => return None,
+    };
+    let bytes = number.parse::<f64>().ok()? * scale;
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "in range just after")]
+    (1.0..1e15).contains(&bytes).then_some(bytes as u64)
+}
+
+fn batched(fields: &Fields<'_>) -> Result<ForeignRow, ImportError> {
+    let names = Names {
+        pp: "pp",
+        tg: "tg",
+        parallel: "pl",
+        decode: "t_tg",
+        prefill: "t_pp",
+        rates: ["speed_tg", "speed_pp"],
+    };
+    batched_row(fields, &names, None)
+}
+
+fn page_batched(fields: &Fields<'_>, table: &Table) -> Result<ForeignRow, ImportError> {
+    let names = Names {
+        pp: "PP",
+        tg: "TG",
+        parallel: "B",
+        decode: "T_TG s",
+        prefill: "T_PP s",
+        rates: ["S_TG t/s", "S_PP t/s"],
+    };
+    batched_row(fields, &names, table.headings.last().map(String::as_str))
+}
+
+/// What batched-bench calls its columns.
+struct Names {
+    pp: &'static str,
+    tg: &'static str,
+    parallel: &'static str,
+    decode: &'static str,
+    prefill: &'static str,
+    rates: [&'static str; 2],
+}
+
+fn batched_row(fields: &Fields<'_>, names: &Names, heading: Option<&str>) -> Result<ForeignRow, ImportError> {
+    let prompt = fields.need_count(names.pp, BATCHED)?;
+    let generated = fields.need_count(names.tg, BATCHED)?;
+    let batch = fields.need_count(names.parallel, BATCHED)?;
+    let mut values = Vec::new();
+    let mut push = |key: &str, metric, statistic, scale: f64| -> Result<(), ImportError> {
+        if let Some(number) = fields.number(key)?.filter(|n| *n > 0.0) {
+            values.push(Value { metric, statistic, value: number * scale, key: key.to_owned() });
+        }
+        Ok(())
+    };
+    push(names.decode, Metric::DecodeStep, Statistic::Mean, 1e9 / generated.max(1) as f64)?;
+    push(names.prefill, Metric::PrefillStep, Statistic::Single, 1e9)?;
+    push(names.rates[0], Metric::OutputThroughput, Statistic::Single, 1.0)?;
+    push(names.rates[1], Metric::InputThroughput, Statistic::Single, 1.0)?;
+    let setup = Setup {
+        engine: Some("llama.cpp".to_owned()),
+        batch: Some(batch),
+        input_tokens: Some(prompt as f64),
+        output_tokens: Some(generated as f64),
+        repetitions: Some(1),
+        ..Setup::default()
+    };
+    let heading = heading.map_or_else(String::new, |h| format!("{h}: "));
+    let label = format!("{heading}b{batch} pp{prompt} tg{generated}");
+    Ok(ForeignRow { label, setup, values, remarks: Vec::new() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tests_are_read_as_llama_bench_names_them() {
+        let parsed = |text| Test::parse(text).map(|t| (t.prompt, t.generated, t.depth));
+        assert_eq!(parsed("pp512"), Some((512, 0, 0)));
+        assert_eq!(parsed("tg128 @ d4096"), Some((0, 128, 4096)));
+        assert_eq!(parsed("pp512+tg128"), Some((512, 128, 0)));
+        for wrong in ["", "tg", "pp-1", "tg128 @ 512", "xx1", "pp0"] {
+            assert_eq!(parsed(wrong), None, "{wrong}");
+        }
+        assert_eq!(Test::parse("tg128 @ d4096").unwrap().label(), "tg128 @ d4096");
+    }
+
+    #[test]
+    fn the_storage_is_what_follows_the_size() {
+        assert_eq!(storage_of("llama 3B Q8_0").as_deref(), Some("Q8_0"));
+        assert_eq!(storage_of("qwen2 7B Q4_K - Medium").as_deref(), Some("Q4_K - Medium"));
+        assert_eq!(storage_of("gpt-oss 20B MXFP4 MoE").as_deref(), Some("MXFP4"));
+        assert_eq!(storage_of("nemotron_h 8x7B"), None);
+        assert_eq!(file_stem("LLMs\\Llama-3.2-3B-Instruct-Q8_0.gguf"), "Llama-3.2-3B-Instruct-Q8_0");
+        assert_eq!(size_of("3.56 GiB"), Some(3_822_520_893));
+        assert_eq!(size_of("1e300 GiB"), None);
+    }
+}

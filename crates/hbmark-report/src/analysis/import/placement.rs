@@ -1,0 +1,378 @@
+//! A foreign decode on the same roofline as ours.
+//!
+//! Enters: a row, and what a person added by flag. Leaves: a judged [`CellResult`] at the row's batch and context, or what is missing and
+//! the flag that says it. The floor is that of [`hbmark_core::ledger`]; what had to be taken for granted stands beside the number. Nothing is
+//! guessed: a model whose name is not a known shape's, or a GPU that could be two products, is asked for.
+
+use std::borrow::Cow;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::{ForeignFormat, ForeignResult, ForeignRow, Metric, Setup, Value};
+use hbmark_core::ledger::devices::{self, DeviceError};
+use hbmark_core::ledger::{Ledger, Verdict};
+use hbmark_core::model::{Architecture, Dtype, ModelError, presets};
+use hbmark_core::result::{CellResult, DeviceSpec, Phase, Status};
+use hbmark_core::units::{Bytes, Nanos};
+
+/// Weights whose stated size is further off than this are not those of the shape and storage named.
+const SIZE_TOLERANCE: f64 = 0.05;
+
+/// What a person says beyond the file; it goes before what the file says, but for weights whose size the file states.
+#[derive(Debug, Clone, Default)]
+pub struct Given<'a> {
+    pub model: Option<&'a Architecture>,
+    pub gpu: Option<&'a DeviceSpec>,
+    pub gpus: Option<u64>,
+    pub dtype: Option<Dtype>,
+    pub kv_dtype: Option<Dtype>,
+    pub batch: Option<u64>,
+    pub context: Option<u64>,
+}
+
+/// One thing the roofline needs and the file does not say.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Missing {
+    /// With its dashes.
+    pub flag: String,
+    /// What the file says instead, and what to write.
+    pub hint: String,
+}
+
+/// A row that stands on the roofline.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Placement {
+    /// Judged against the data sheet, as one of our own cells would be.
+    pub cell: CellResult,
+    /// The short name of its data sheet.
+    pub device: String,
+    pub gpus: u64,
+    /// The number that was taken for the time of a step.
+    pub time: Value,
+    /// What was taken for granted or computed from other figures.
+    pub assumptions: Vec<String>,
+}
+
+/// Where a row stands.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Place {
+    Placed(Box<Placement>),
+    /// Something has to be said first.
+    Asks(Vec<Missing>),
+    /// No decode step was timed, or none that a roofline knows.
+    NoDecode(String),
+}
+
+/// A result with the place of each of its rows.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Imported {
+    pub result: ForeignResult,
+    /// One a row.
+    pub places: Vec<Place>,
+}
+
+impl Imported {
+    /// Places every row of a result.
+    #[must_use]
+    pub fn new(result: ForeignResult, given: &Given<'_>) -> Self {
+        let places = result.rows.iter().map(|row| place(row, result.format, given)).collect();
+        Self { result, places }
+    }
+
+    /// What is asked for, each flag once.
+    #[must_use]
+    pub fn missing(&self) -> Vec<&Missing> {
+        let mut asked: Vec<&Missing> = Vec::new();
+        for place in &self.places {
+            let Place::Asks(missing) = place else { continue };
+            asked.extend(
+                missing
+                    .iter()
+                    .filter(|m| !asked.iter().any(|known| known.flag == m.flag))
+                    .collect::<Vec<_>>(),
+            );
+        }
+        asked
+    }
+}
+
+/// Holds a row's decode step against the floor of its batch and context.
+#[must_use]
+pub fn place(row: &ForeignRow, format: ForeignFormat, given: &Given<'_>) -> Place {
+    let time = match decode_time(row) {
+        Ok(time) => time,
+        Err(why) => return Place::NoDecode(why),
+    };
+    let mut words = Words::default();
+    if time.metric == Metric::Itl {
+        words.assume("the gap between tokens (ITL) is taken for TPOT, which the file lacks".to_owned());
+    }
+    let setup = &row.setup;
+    let model = words.model(setup, given);
+    let device = words.device(setup, given);
+    let storage = words.storage(setup, given);
+    let batch = words.batch(row, given);
+    let context = words.context(setup, given);
+    let (Some(model), Some((device, gpus)), Some(dtype), Some(batch), Some(context)) =
+        (model, device, storage, batch, context)
+    else {
+        return Place::Asks(words.missing);
+    };
+    let kv = words.cache(setup, given, dtype);
+    let cost = words.cost(setup, &model, dtype, kv, batch, context);
+    let engine = setup.engine.as_deref().or(format.engine()).unwrap_or("external");
+    let mut cell = CellResult {
+        kv_dtype: kv,
+        status: Status::Ok,
+        tpot_ns: Some(time.value),
+        tokens_per_s: Some(batch as f64 / time.value * 1e9),
+        bytes: cost.bytes,
+        flops: cost.flops.0,
+        distinct_experts: cost.distinct_experts,
+        ..CellResult::blank(Phase::Decode, engine, dtype, batch, context)
+    };
+    Verdict::new(&cost, Nanos(time.value), dtype, None, Some(&device)).record(&mut cell);
+    if let Some(reason) = cell.reason.take() {
+        cell.reason = Some(format!(
+            "{reason}; or the model, the storage, the batch or the number of GPUs is not that of the run"
+        ));
+    }
+    let device = device.name.clone();
+    Place::Placed(Box::new(Placement {
+        cell,
+        device,
+        gpus,
+        time: time.clone(),
+        assumptions: words.assumptions,
+    }))
+}
+
+/// The data sheet of several GPUs together.
+#[must_use]
+pub fn times(one: &DeviceSpec, gpus: u64) -> DeviceSpec {
+    let gpus = gpus.max(1);
+    let mut all = one.clone();
+    all.bandwidth_bytes_per_s *= gpus as f64;
+    all.memory_bytes = Bytes(all.memory_bytes.0.saturating_mul(gpus));
+    all.l2_bytes = all.l2_bytes.map(|cache| Bytes(cache.0.saturating_mul(gpus)));
+    all.dense_flops_per_s.values_mut().for_each(|peak| *peak *= gpus as f64);
+    all
+}
+
+/// The number that is the time of a decode step.
+fn decode_time(row: &ForeignRow) -> Result<&Value, String> {
+    if let Some(tokens) = row.setup.accept_length.filter(|tokens| *tokens > 1.0) {
+        return Err(format!(
+            "speculative decoding: {tokens:.2} tokens a step, so that TPOT is not the time of a step"
+        ));
+    }
+    [Metric::DecodeStep, Metric::Tpot, Metric::Itl]
+        .into_iter()
+        .find_map(|metric| row.center(metric))
+        .ok_or_else(|| "no decode step was timed".to_owned())
+}
+
+#[derive(Default)]
+struct Words {
+    missing: Vec<Missing>,
+    assumptions: Vec<String>,
+}
+
+impl Words {
+    fn assume(&mut self, what: String) {
+        self.assumptions.push(what);
+    }
+
+    fn ask<T>(&mut self, flag: &str, hint: String) -> Option<T> {
+        self.missing.push(Missing { flag: flag.to_owned(), hint });
+        None
+    }
+
+    fn model<'a>(&mut self, setup: &Setup, given: &Given<'a>) -> Option<Cow<'a, Architecture>> {
+        if let Some(architecture) = given.model {
+            return Some(Cow::Borrowed(architecture));
+        }
+        let Some(named) = setup.model.as_deref() else {
+            return self.ask("--model", "the file names no model".to_owned());
+        };
+        if let Some(preset) = presets::find(named) {
+            return Some(Cow::Owned(preset.architecture));
+        }
+        let near = match presets::unknown(named) {
+            ModelError::UnknownModel { suggestions, .. } if !suggestions.is_empty() => {
+                format!("; shapes of like names: {}", suggestions.join(", "))
+            }
+            _ => "; a name (`hbmark models`), a folder with config.json or a GGUF file".to_owned(),
+        };
+        self.ask(
+            "--model",
+            format!("`{named}` is not the name of a shape that ships with this program{near}"),
+        )
+    }
+
+    /// The data sheet of all GPUs together.
+    fn device(&mut self, setup: &Setup, given: &Given<'_>) -> Option<(DeviceSpec, u64)> {
+        let one = match (given.gpu, setup.gpu.as_deref()) {
+            (Some(spec), named) => {
+                self.other_device(spec, named, setup.cpu.as_deref());
+                spec
+            }
+            (None, None) => return self.ask("--gpu", "the file names no GPU".to_owned()),
+            (None, Some(named)) => match devices::find(named) {
+                Ok(spec) => spec,
+                Err(DeviceError::Ambiguous { candidates, .. }) => {
+                    return self.ask("--gpu", format!("`{named}` could be {candidates}"));
+                }
+                Err(DeviceError::Unknown { .. }) => {
+                    return self
+                        .ask("--gpu", format!("no data sheet for `{named}`; known: `hbmark devices`"));
+                }
+            },
+        };
+        let gpus = given.gpus.or(setup.gpus).unwrap_or_else(|| {
+            self.assume("one GPU: the file does not say how many (--gpus)".to_owned());
+            1
+        });
+        let times = gpus.max(1);
+        let mut all = one.clone();
+        all.bandwidth_bytes_per_s *= times as f64;
+        all.memory_bytes = Bytes(all.memory_bytes.0.saturating_mul(times));
+        all.l2_bytes = all.l2_bytes.map(|cache| Bytes(cache.0.saturating_mul(times)));
+        all.dense_flops_per_s.values_mut().for_each(|peak| *peak *= times as f64);
+        if times > 1 {
+            self.assume(format!(
+                "the bandwidth of {times} GPUs together; what they send each other is not in the floor"
+            ));
+        }
+        Some((all, times))
+    }
+
+    /// Says where the file names another device than was given.
+    fn other_device(&mut self, given: &DeviceSpec, named: Option<&str>, cpu: Option<&str>) {
+        let named = match (named, cpu) {
+            (Some(named), _) => named,
+            (None, Some(cpu)) => cpu,
+            (None, None) => return,
+        };
+        let may_be = match devices::find(named) {
+            Ok(spec) => spec.name == given.name,
+            Err(DeviceError::Ambiguous { candidates, .. }) => {
+                candidates.split(", ").any(|one| one == given.name)
+            }
+            Err(DeviceError::Unknown { .. }) => false,
+        };
+        if !may_be {
+            self.assume(format!("it ran on {} as given, although the file names `{named}`", given.name));
+        }
+    }
+
+    fn storage(&mut self, setup: &Setup, given: &Given<'_>) -> Option<Dtype> {
+        // Weights of a stated size are those, whatever was meant.
+        if let (Some(said), Some(stored), Some(bytes)) = (given.dtype, &setup.stored_as, setup.weight_bytes)
+            && said != setup.dtype.unwrap_or(Dtype::Gguf)
+        {
+            self.assume(format!(
+                "the weights as the file has them, {} of {stored}, and not in {said} as given",
+                Bytes(bytes)
+            ));
+            return Some(setup.dtype.unwrap_or(Dtype::Gguf));
+        }
+        if let (Some(said), Some(stored)) = (given.dtype, setup.dtype)
+            && said != stored
+        {
+            self.assume(format!("{said} as given, although the file says {stored}"));
+        }
+        if let Some(dtype) = given.dtype.or(setup.dtype) {
+            return Some(dtype);
+        }
+        match (&setup.stored_as, setup.weight_bytes) {
+            (Some(_), Some(_)) => Some(Dtype::Gguf),
+            (Some(stored), None) => {
+                self.ask("--dtype", format!("the weights are `{stored}`, which this program has no size for"))
+            }
+            (None, _) => self.ask("--dtype", "the file does not say how the weights are stored".to_owned()),
+        }
+    }
+
+    fn batch(&mut self, row: &ForeignRow, given: &Given<'_>) -> Option<usize> {
+        let whole = |batch: u64| usize::try_from(batch).ok().filter(|b| *b >= 1);
+        if let Some(stated) = given.batch.or(row.setup.batch) {
+            return whole(stated);
+        }
+        if row.setup.max_concurrency == Some(1) {
+            return Some(1);
+        }
+        let (found, how) = match (row.decoding_at_once(), row.setup.concurrency) {
+            (Some(found), _) => (found, "by Little's law: request rate × (tokens − 1) × mean TPOT"),
+            (None, Some(mean)) => (mean, "the mean concurrency, requests still in prefill included"),
+            (None, None) => {
+                let hint = match row.setup.max_concurrency {
+                    Some(limit) => format!("the file has only a limit of {limit} requests at once"),
+                    None => "the file does not say how many sequences decoded at once".to_owned(),
+                };
+                return self.ask("--batch", hint);
+            }
+        };
+        self.assume(format!(
+            "batch {:.0}: {found:.1} sequences decoded at once, {how}",
+            found.round().max(1.0)
+        ));
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "capped just here")]
+        Some(found.round().clamp(1.0, 1e6) as usize)
+    }
+
+    fn context(&mut self, setup: &Setup, given: &Given<'_>) -> Option<usize> {
+        if let Some(stated) = given.context {
+            return usize::try_from(stated).ok();
+        }
+        let Some(context) = setup.decode_context() else {
+            return self.ask("--context", "the file does not give input and output lengths".to_owned());
+        };
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "capped just here")]
+        Some(context.round().clamp(0.0, 1e8) as usize)
+    }
+
+    fn cache(&mut self, setup: &Setup, given: &Given<'_>, weights: Dtype) -> Dtype {
+        given.kv_dtype.or(setup.kv_dtype).unwrap_or_else(|| {
+            let kv = weights.of_cache();
+            self.assume(format!("KV cache in {kv}: the file does not say (--kv-dtype)"));
+            kv
+        })
+    }
+
+    fn cost(
+        &mut self,
+        setup: &Setup,
+        model: &Architecture,
+        dtype: Dtype,
+        kv: Dtype,
+        batch: usize,
+        context: usize,
+    ) -> hbmark_core::ledger::StepCost {
+        // Of a mixture of block formats the shape tells which share of the bytes a step reads, and the file how many there are.
+        let shares = if dtype == Dtype::Gguf { Dtype::Q4_0 } else { dtype };
+        let ledger = Ledger::new(model, &model.inventory(shares), kv);
+        let mut cost = ledger.decode(batch, context);
+        let Some(stated) = setup.weight_bytes else { return cost };
+        let ours = ledger.resident_weights().as_f64();
+        if dtype == Dtype::Gguf {
+            let read = cost.bytes.weights.as_f64() / ours * stated as f64;
+            #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a share of a u64")]
+            let read = read as u64;
+            cost.bytes.weights = Bytes(read);
+            self.assume(format!(
+                "of the {} the file states, a step reads the share it would in q4_0",
+                Bytes(stated)
+            ));
+        } else if (stated as f64 / ours - 1.0).abs() > SIZE_TOLERANCE {
+            self.assume(format!(
+                "the file's weights are {}, and the shape in {dtype} has {}: one of the two is not what ran",
+                Bytes(stated),
+                ledger.resident_weights()
+            ));
+        }
+        cost
+    }
+}

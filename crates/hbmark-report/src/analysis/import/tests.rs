@@ -1,0 +1,451 @@
+//! Values checked by hand against the files, one file of each format and version, and what strangers may do to a file.
+
+mod records;
+
+use std::path::{Path, PathBuf};
+
+use super::alias::Statistic::{Mean, Median, Single};
+use super::*;
+use hbmark_core::ledger::devices;
+use hbmark_core::model::test_shapes;
+
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/foreign").join(name)
+}
+
+fn text(name: &str) -> String {
+    std::fs::read_to_string(fixture(name)).unwrap()
+}
+
+fn one(name: &str) -> ForeignResult {
+    let mut results = read(&fixture(name)).unwrap_or_else(|error| panic!("{name}: {error}"));
+    assert_eq!(results.len(), 1, "{name}");
+    results.remove(0)
+}
+
+fn all_fixtures() -> Vec<String> {
+    let entries =
+        std::fs::read_dir(fixture("")).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
+    let mut names: Vec<String> = entries.filter(|name| name != "README.md").collect();
+    names.sort();
+    assert!(names.len() > 20);
+    names
+}
+
+/// A value of a row, or the test fails with its name.
+#[track_caller]
+fn has(row: &ForeignRow, metric: Metric, statistic: Statistic, wanted: f64) {
+    let found =
+        row.value(metric, statistic).unwrap_or_else(|| panic!("no {statistic} of {metric:?}: {row:#?}"));
+    assert!((found / wanted - 1.0).abs() < 1e-9, "{statistic} of {metric:?} is {found}, not {wanted}");
+}
+
+#[test]
+fn vllm_serve_of_every_year_means_the_same() {
+    let result = one("vllm-serve-0.25.json");
+    assert_eq!(result.format, ForeignFormat::VllmServe);
+    let row = &result.rows[0];
+    has(row, Metric::Tpot, Mean, 11_265_828.258_331_112);
+    has(row, Metric::Ttft, Statistic::Percentile(990), 734_404_917.410_214_8);
+    has(row, Metric::OutputThroughput, Single, 82.892_970_740_374_74);
+    let setup = &row.setup;
+    assert_eq!((setup.max_concurrency, setup.request_rate), (Some(2), Some(Rate::Unlimited)));
+    assert_eq!((setup.input_tokens, setup.output_tokens), (Some(32.0), Some(16.0)));
+    assert_eq!((setup.gpu.as_deref(), setup.dtype, setup.batch), (None, None, None), "the file does not say");
+    assert_eq!(setup.model.as_deref(), Some("facebook/opt-125m"));
+
+    let detailed = &one("vllm-serve-2025-03-detailed.json").rows[0];
+    has(detailed, Metric::Itl, Median, 10_545_245.499_770_317);
+    assert_eq!(detailed.setup.engine, None, "`openai` is what the client speaks, not what answered");
+    assert_eq!(detailed.setup.request_rate, Some(Rate::PerSecond(10.0)));
+    assert_eq!(detailed.setup.decode_context(), Some(937.66 + 85.0));
+    assert_eq!(detailed.label, "c1 10 req/s");
+
+    let appended = one("vllm-serve-appended.json");
+    assert_eq!(appended.rows.len(), 2);
+    has(&appended.rows[1], Metric::Tpot, Median, 11_723_842.146_110_28);
+    has(
+        &one("vllm-serve-2024-09.json").rows[0],
+        Metric::E2e,
+        Statistic::Percentile(990),
+        1_030_514_696.787_286_3,
+    );
+}
+
+#[test]
+fn zeros_of_failed_requests_are_no_measurements() {
+    let row = &one("vllm-serve-all-failed.json").rows[0];
+    assert!(row.values.is_empty());
+    assert_eq!((row.setup.completed, row.setup.failed), (Some(0), Some(8)));
+    assert!(row.remarks[0].starts_with("no request completed"));
+}
+
+#[test]
+fn the_other_modes_of_vllm_are_told_apart() {
+    let table = one("vllm-table.json");
+    assert_eq!(table.format, ForeignFormat::VllmSummary);
+    has(&table.rows[0], Metric::Tpot, Statistic::Percentile(990), 28_033_566.246_584_865);
+    has(&table.rows[0], Metric::RequestThroughput, Single, 0.974_566_631_565_362_9);
+    let latency = one("vllm-latency.json");
+    assert_eq!(latency.format, ForeignFormat::VllmLatency);
+    has(&latency.rows[0], Metric::E2e, Mean, 2e9);
+    has(&latency.rows[0], Metric::E2e, Statistic::Percentile(990), 2.1e9);
+    assert_eq!(latency.rows[0].setup.repetitions, Some(3));
+    let throughput = one("vllm-throughput.json");
+    has(&throughput.rows[0], Metric::TotalThroughput, Single, 3000.0);
+    assert_eq!(
+        throughput.rows[0].value(Metric::OutputThroughput, Single),
+        None,
+        "both kinds of tokens are in it"
+    );
+}
+
+#[test]
+fn sglang_times_steps_in_seconds_and_requests_in_milliseconds() {
+    let steps = one("sglang-one-batch.jsonl");
+    assert_eq!((steps.format, steps.rows.len()), (ForeignFormat::SglangOneBatch, 3));
+    has(&steps.rows[0], Metric::DecodeStep, Median, 9_012_132.883_071_9);
+    has(&steps.rows[1], Metric::PrefillStep, Single, 54_056_834.429_502_49);
+    assert_eq!((steps.rows[1].setup.batch, steps.rows[1].setup.decode_context()), (Some(4), Some(516.0)));
+    // 256 sequences at 1,841.95 tokens per second.
+    let server = &one("sglang-one-batch-server.jsonl").rows[0];
+    has(server, Metric::DecodeStep, Mean, 256.0 / 1841.95 * 1e9);
+    assert_eq!(server.setup.accept_length, None, "-1 is no length");
+    let serving = one("sglang-serving-server-info.jsonl");
+    assert_eq!(serving.format, ForeignFormat::SglangServing);
+    has(&serving.rows[0], Metric::E2e, Median, 519_379_977.602_511_6);
+    assert_eq!(serving.rows[0].setup.model.as_deref(), Some("Qwen/Qwen2.5-3B-Instruct"));
+    assert_eq!(serving.rows[0].setup.stored_as, None, "auto is not an answer");
+    assert_eq!(serving.rows[0].setup.request_rate, Some(Rate::Unlimited));
+    let old = &one("sglang-serving-2024.jsonl").rows[0];
+    has(old, Metric::RequestThroughput, Single, 300.0 / 298.367_580_506_019_3);
+    assert_eq!(old.center(Metric::Tpot), None);
+}
+
+#[test]
+fn llama_bench_means_the_same_in_five_spellings() {
+    for (name, decode_ns) in [
+        ("llama-bench.csv", 1_067_431_600.0),
+        ("llama-bench.json", 1_062_000_000.0),
+        ("llama-bench.jsonl", 1_062_000_000.0),
+        ("llama-bench.sql", 1_063_608_780.0),
+    ] {
+        let result = one(name);
+        assert_eq!((result.format, result.rows.len()), (ForeignFormat::LlamaBench, 2), "{name}");
+        let [prefill, decode] = &result.rows[..] else { panic!("{name}") };
+        assert_eq!((prefill.label.as_str(), decode.label.as_str()), ("pp512", "tg128"), "{name}");
+        let step = decode.value(Metric::DecodeStep, Mean).unwrap();
+        assert!((step / (decode_ns / 128.0) - 1.0).abs() < 0.02, "{name}: {step}");
+        assert!(prefill.value(Metric::PrefillStep, Mean).is_some() && decode.center(Metric::Ttft).is_none());
+        let setup = &decode.setup;
+        assert_eq!(setup.gpu.as_deref(), Some("NVIDIA GeForce RTX 4080"), "{name}");
+        assert_eq!(setup.stored_as.as_deref(), Some("Q4_K - Medium"), "{name}");
+        assert_eq!(
+            (setup.weight_bytes, setup.dtype, setup.batch),
+            (Some(4_677_120_000), None, Some(1)),
+            "{name}"
+        );
+        assert_eq!((setup.kv_dtype, setup.decode_context()), (Some(Dtype::F16), Some(64.0)), "{name}");
+    }
+    has(&one("llama-bench.csv").rows[1], Metric::DecodeStep, Mean, 1_067_431_600.0 / 128.0);
+    let page = one("llama-bench.md");
+    assert_eq!(page.rows[1].label, "tg32 @ d65536");
+    has(&page.rows[1], Metric::DecodeStep, Mean, 1e9 / 40.79);
+    has(&page.rows[0], Metric::PrefillStep, Mean, 2048.0 / 679.48 * 1e9);
+    assert_eq!(page.rows[1].setup.decode_context(), Some(65_552.0));
+    assert_eq!(one("llama-bench-q8_0.json").rows[1].setup.dtype, Some(Dtype::Q8_0));
+}
+
+#[test]
+fn a_page_of_two_programs_gives_two_results() {
+    let results = read(&fixture("llama-cpp-page.md")).unwrap();
+    let formats: Vec<_> = results.iter().map(|r| (r.format, r.rows.len())).collect();
+    assert_eq!(formats, [(ForeignFormat::LlamaBench, 3), (ForeignFormat::LlamaBatchedBench, 3)]);
+    let batched = &results[1].rows[2];
+    assert_eq!(batched.label, "ggml-org/gpt-oss-20b-GGUF: b4 pp512 tg32");
+    has(batched, Metric::DecodeStep, Mean, 0.820 / 32.0 * 1e9);
+    has(batched, Metric::OutputThroughput, Single, 156.03);
+    let lines = one("llama-batched-bench.jsonl");
+    has(&lines.rows[1], Metric::DecodeStep, Mean, 11.106_112 / 128.0 * 1e9);
+    assert_eq!((lines.rows[1].setup.batch, lines.rows[1].setup.model.as_deref()), (Some(2), None));
+}
+
+#[test]
+fn what_aiperf_and_guidellm_call_itl_is_our_tpot() {
+    let json = &one("aiperf.json").rows[0];
+    has(json, Metric::Tpot, Mean, 18_199_095.331_601_38);
+    has(json, Metric::Itl, Median, 18_063_869.0);
+    let setup = &json.setup;
+    assert_eq!((setup.max_concurrency, setup.warmup, setup.seed), (Some(1), Some(1), Some(100)));
+    assert_eq!(setup.model.as_deref(), Some("Qwen/Qwen3-0.6B"));
+    assert_eq!(setup.gpu.as_deref(), Some("NVIDIA RTX 6000 Ada Generation"));
+    let csv = &one("aiperf.csv").rows[0];
+    has(csv, Metric::Tpot, Median, 8.73e6);
+    has(csv, Metric::RequestThroughput, Single, 6.81);
+    let old = &one("genai-perf-2024-05.json").rows[0];
+    has(old, Metric::Tpot, Mean, 3_860_101.110_027_430_6);
+    assert_eq!(
+        (old.setup.engine.as_deref(), old.setup.input_tokens),
+        (Some("vllm"), Some(550.052_391_799_544_5))
+    );
+    let guide = one("guidellm.json");
+    has(&guide.rows[0], Metric::Tpot, Median, 4_924_122.742_780_55);
+    has(&guide.rows[0], Metric::TpotWithFirst, Median, 4_885_653.033_852_577);
+    has(&guide.rows[0], Metric::E2e, Mean, 644_474_366.436_833_9);
+    assert_eq!((guide.rows[0].setup.max_concurrency, guide.rows[0].setup.completed), (Some(1), Some(46)));
+}
+
+#[test]
+fn optimum_and_trtllm_say_more_than_others() {
+    let optimum = &one("optimum-benchmark.json").rows[0];
+    has(optimum, Metric::DecodeStep, Median, 25_622_528.076_171_876);
+    has(optimum, Metric::PrefillStep, Mean, 26_584_511.947_631_832);
+    let setup = &optimum.setup;
+    assert_eq!((setup.dtype, setup.batch, setup.warmup), (Some(Dtype::Bf16), Some(1), Some(10)));
+    assert_eq!(
+        setup.gpu.as_deref(),
+        Some("NVIDIA A100-SXM4-80GB"),
+        "device 0 of a list with a display in it"
+    );
+    assert_eq!(setup.decode_context(), Some(96.0));
+    let streaming = &one("trtllm-bench-streaming.json").rows[0];
+    has(streaming, Metric::Tpot, Median, 4_216_104.820_512_821);
+    has(streaming, Metric::Ttft, Mean, 15_694_758.55);
+    assert_eq!((streaming.setup.dtype, streaming.setup.gpus), (Some(Dtype::Bf16), Some(1)));
+    let silent = &one("trtllm-bench-fp8.json").rows[0];
+    assert_eq!((silent.setup.dtype, silent.setup.kv_dtype), (Some(Dtype::Fp8), Some(Dtype::Fp8)));
+    assert!(silent.remarks[0].starts_with("not streamed"), "{:?}", silent.remarks);
+}
+
+#[test]
+fn a_decode_stands_on_the_roofline_of_its_own_batch_and_context() {
+    let architecture = test_shapes::llama_3_1_8b();
+    let given = Given {
+        model: Some(&architecture),
+        gpu: Some(devices::find("h100-pcie").unwrap()),
+        dtype: Some(Dtype::Bf16),
+        ..Given::default()
+    };
+    let result = one("vllm-serve-2025-03-detailed.json");
+    let Place::Placed(placed) = place(&result.rows[0], result.format, &given) else { panic!("not placed") };
+    assert_eq!(
+        (placed.cell.batch, placed.cell.context),
+        (1, 1023),
+        "one at a time; 937.7 in and half of 170 out"
+    );
+    // 15.0 GB of weights and 134 MB of KV in 10.5 ms: 1.44 TB/s of 2.039.
+    let achieved = placed.cell.achieved_bytes_per_s.unwrap();
+    assert!((1.43e12..1.45e12).contains(&achieved), "{achieved}");
+    let share = placed.cell.fraction_of_datasheet.unwrap();
+    assert!((share - achieved / 2.039e12).abs() < 1e-9, "{share}");
+    assert_eq!(placed.time.metric, Metric::Tpot);
+    let assumed = placed.assumptions.join("\n");
+    assert!(assumed.contains("one GPU") && assumed.contains("KV cache in bf16"), "{assumed}");
+}
+
+#[test]
+fn what_is_missing_is_asked_for_and_not_guessed() {
+    let result = one("vllm-serve-2025-03-detailed.json");
+    let imported = Imported::new(result, &Given::default());
+    let flags: Vec<&str> = imported.missing().iter().map(|m| m.flag.as_str()).collect();
+    assert_eq!(flags, ["--model", "--gpu", "--dtype"]);
+    assert!(imported.missing()[0].hint.contains("Llama-3.1-8B"), "{:?}", imported.missing());
+    // A GPU that could be two products is asked for by naming both.
+    let mut row = one("optimum-benchmark.json").rows.remove(0);
+    row.setup.gpu = Some("A100".to_owned());
+    let Place::Asks(missing) = place(&row, ForeignFormat::OptimumBenchmark, &Given::default()) else {
+        panic!()
+    };
+    let gpu = missing.iter().find(|m| m.flag == "--gpu").unwrap();
+    assert!(gpu.hint.contains("a100-80-sxm") && gpu.hint.contains("a100-40-pcie"), "{}", gpu.hint);
+}
+
+#[test]
+fn littles_law_counts_who_decodes_at_once() {
+    let row = &one("vllm-serve-appended.json").rows[1];
+    // 9.597 requests per second, 99 tokens after the first, 11.84 ms each.
+    let at_once = row.decoding_at_once().unwrap();
+    assert!((at_once - 9.596_860_197_935_362 * 99.0 * 11.844_500_969_877_462e-3).abs() < 1e-9, "{at_once}");
+    assert!((10.5..11.5).contains(&at_once));
+}
+
+#[test]
+fn speculative_steps_and_missing_decodes_stay_off_the_roofline() {
+    for (name, why) in [
+        ("vllm-serve-speculative.json", "speculative"),
+        ("vllm-serve-all-failed.json", "no decode"),
+        ("vllm-latency.json", "no decode"),
+    ] {
+        let result = one(name);
+        let Place::NoDecode(said) = place(&result.rows[0], result.format, &Given::default()) else {
+            panic!("{name}")
+        };
+        assert!(said.contains(why), "{name}: {said}");
+    }
+}
+
+#[test]
+fn weights_of_another_size_and_times_beyond_the_device_are_said() {
+    let architecture = test_shapes::llama_3_1_8b();
+    let given =
+        Given { model: Some(&architecture), gpu: Some(devices::find("l4").unwrap()), ..Given::default() };
+    let result = one("llama-bench-q8_0.json");
+    let Place::Placed(placed) = place(&result.rows[1], result.format, &given) else { panic!("not placed") };
+    assert!(
+        placed.assumptions.iter().any(|a| a.contains("one of the two is not what ran")),
+        "{:?}",
+        placed.assumptions
+    );
+    assert_eq!(placed.cell.status, hbmark_core::result::Status::Invalid, "an L4 cannot read 8 GB that fast");
+    assert!(placed.cell.reason.as_deref().unwrap().ends_with("is not that of the run"));
+}
+
+#[test]
+fn a_mixture_of_formats_is_placed_by_the_size_its_file_states() {
+    let architecture = test_shapes::llama_3_1_8b();
+    let given =
+        Given { model: Some(&architecture), gpu: Some(devices::find("4090").unwrap()), ..Given::default() };
+    let result = one("llama-bench.json");
+    let Place::Placed(placed) = place(&result.rows[1], result.format, &given) else { panic!("not placed") };
+    assert_eq!(placed.cell.dtype, Dtype::Gguf);
+    let weights = placed.cell.bytes.weights.0;
+    assert!((4_000_000_000..4_677_120_000).contains(&weights), "all but the token table: {weights}");
+}
+
+#[test]
+fn a_stated_size_of_weights_goes_before_the_dtype_that_was_given() {
+    let architecture = test_shapes::llama_3_1_8b();
+    let given = Given {
+        model: Some(&architecture),
+        gpu: Some(devices::find("4090").unwrap()),
+        dtype: Some(Dtype::Bf16),
+        ..Given::default()
+    };
+    let result = one("llama-bench.json");
+    let Place::Placed(placed) = place(&result.rows[1], result.format, &given) else { panic!("not placed") };
+    assert_eq!(placed.cell.dtype, Dtype::Gguf);
+    assert!(placed.cell.bytes.weights.0 < 4_677_120_000, "{}", placed.cell.bytes.weights);
+    let said = placed.assumptions.join("; ");
+    assert!(said.contains("4.68 GB of Q4_K - Medium, and not in bf16 as given"), "{said}");
+}
+
+#[test]
+fn a_device_that_the_file_contradicts_is_said() {
+    let architecture = test_shapes::llama_3_1_8b();
+    let mut row = one("llama-bench.json").rows.remove(1);
+    let mut said = |named: &str, given: &str| {
+        row.setup.gpu = Some(named.to_owned());
+        let gpu = Some(devices::find(given).unwrap());
+        let given = Given { model: Some(&architecture), gpu, ..Given::default() };
+        let Place::Placed(placed) = place(&row, ForeignFormat::LlamaBench, &given) else { panic!("{named}") };
+        placed.assumptions.iter().find(|a| a.contains("the file names")).cloned()
+    };
+    assert_eq!(
+        said("NVIDIA GeForce RTX 4080", "rtx-4090").as_deref(),
+        Some("it ran on rtx-4090 as given, although the file names `NVIDIA GeForce RTX 4080`")
+    );
+    assert!(said("Apple M4", "l4").is_some());
+    assert_eq!(said("NVIDIA GeForce RTX 4090", "rtx-4090"), None);
+    assert_eq!(said("A100", "a100-80-sxm"), None, "it may be that one");
+}
+
+#[test]
+fn a_rate_is_an_amount_over_the_time_and_not_the_median_of_moments() {
+    let row = &one("guidellm.json").rows[0];
+    let shown = |metric| row.center(metric).unwrap().value;
+    // 46 requests of 257.1 and 128 tokens in 29.7 s.
+    assert!((shown(Metric::OutputThroughput) - 198.17).abs() < 0.01, "{}", shown(Metric::OutputThroughput));
+    assert!((shown(Metric::TotalThroughput) - 596.2).abs() < 0.1, "{}", shown(Metric::TotalThroughput));
+    assert_eq!(row.center(Metric::RequestThroughput).unwrap().statistic, Mean);
+    assert_eq!(row.center(Metric::Tpot).unwrap().statistic, Median, "a time is still its median");
+}
+
+#[test]
+fn a_prompt_after_a_filled_cache_is_not_a_longer_prompt() {
+    let page = "| model | size | params | backend | ngl | test | t/s |\n|---|---|---|---|---|---|---|\n\
+                | qwen3 8B Q8_0 | 8.11 GiB | 8.19 B | CUDA | 99 | pp2048 @ d4096 | 4151.39 ± 1.00 |\n\
+                | qwen3 8B Q8_0 | 8.11 GiB | 8.19 B | CUDA | 99 | tg128 @ d4096 | 60.00 ± 1.00 |\n";
+    let rows = parse("page.md", page).unwrap().remove(0).rows;
+    let lengths = |row: &ForeignRow| (row.setup.depth, row.setup.input_tokens, row.setup.output_tokens);
+    assert_eq!(lengths(&rows[0]), (Some(4096), Some(2048.0), None));
+    assert_eq!(lengths(&rows[1]), (Some(4096), Some(0.0), Some(128.0)));
+    assert_eq!(rows[1].setup.decode_context(), Some(4160.0));
+}
+
+#[test]
+fn every_fixture_survives_being_cut_anywhere() {
+    for name in all_fixtures() {
+        let whole = text(&name);
+        for end in (0..whole.len()).step_by(whole.len() / 60 + 1).filter(|end| whole.is_char_boundary(*end)) {
+            // A table of text may still be whole; JSON that is cut is an error with a name.
+            if let Err(error) = parse(&name, &whole[..end]) {
+                assert!(error.to_string().contains(&name), "{name} at {end}: {error}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_field_of_another_kind_is_an_error_or_ignored_and_never_a_panic() {
+    let strange = [
+        serde_json::json!({}),
+        serde_json::json!([[]]),
+        serde_json::json!(-1),
+        serde_json::json!(1e308),
+        serde_json::json!("\u{1b}[31m; DROP"),
+        serde_json::json!(true),
+        serde_json::json!(null),
+    ];
+    let mut named = 0;
+    for name in all_fixtures().iter().filter(|name| name.ends_with("json") && !name.contains("appended")) {
+        let document: serde_json::Value = serde_json::from_str(&text(name)).unwrap();
+        let record = document.as_array().map_or(&document, |list| &list[0]).clone();
+        for key in record.as_object().unwrap().keys() {
+            for value in &strange {
+                let mut broken = record.clone();
+                broken[key.as_str()] = value.clone();
+                match parse(name, broken.to_string()) {
+                    Err(ImportError::Field { field, .. }) => {
+                        named += usize::from(field.contains(key.as_str()));
+                    }
+                    Err(error) => assert!(error.to_string().contains(name.as_str())),
+                    Ok(results) => {
+                        for result in results {
+                            let _ = Imported::new(result, &Given::default());
+                        }
+                    }
+                }
+            }
+        }
+    }
+    assert!(named > 100, "{named}");
+}
+
+#[test]
+fn a_stranger_is_refused_by_what_it_is() {
+    let refused = |text: &str| parse("x.json", text).unwrap_err().to_string();
+    assert_eq!(refused(" \n"), "x.json is empty");
+    assert!(
+        refused("{}")
+            .starts_with("x.json is no result this program knows (an empty JSON object); it reads vLLM")
+    );
+    assert!(refused("[]").contains("an empty JSON list"));
+    assert!(refused("{\"a\": 1, \"b\\u001b\": 2}").contains("JSON with the keys `a`, `b\u{fffd}`"));
+    assert!(refused("hello").contains("a table with the columns `hello`"));
+    assert!(refused("{\"completed\": 1, \"duration\":").contains("not whole JSON"));
+    let missing = refused(r#"{"dataset_name": "random", "random_input_len": 1, "completed": null}"#);
+    assert_eq!(
+        missing,
+        "x.json, record 1: field `completed` is missing, and SGLang bench_serving always has it"
+    );
+    let folder = std::env::temp_dir();
+    assert!(matches!(read(&folder), Err(ImportError::NotAFile { .. })));
+}
+
+#[test]
+fn names_from_strangers_are_harmless() {
+    let mut record: serde_json::Value = serde_json::from_str(&text("vllm-serve-0.25.json")).unwrap();
+    record["model_id"] = format!("\u{1b}]0;own\u{7}{}", "x".repeat(10_000)).into();
+    let model = parse("f", record.to_string()).unwrap()[0].rows[0].setup.model.clone().unwrap();
+    assert!(model.chars().count() <= MAX_TEXT + 1 && !model.contains(char::is_control), "{model}");
+}

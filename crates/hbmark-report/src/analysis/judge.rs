@@ -1,0 +1,218 @@
+//! From raw blocks to a judged cell: summary, prediction, fractions, bound.
+//!
+//! Enters: blocks, the cost of a step, ceilings. Leaves: the numbers of a [`CellResult`]. The same code judges a live run and a saved
+//! file, so `hbmark report` recomputes everything right of the samples.
+
+use crate::analysis::ladder::launch_cost;
+use hbmark_core::ledger::fit::{Estimate, Solution};
+use hbmark_core::ledger::{FitPoint, Floor, Roof, StepCost, Verdict};
+use hbmark_core::model::Dtype;
+use hbmark_core::result::{
+    Ceilings, Cell, CellResult, DeviceSpec, FittedModel, LaunchCost, Measured, Phase, Report, Status,
+    TimeSummary, accepted, block_means, judged_times,
+};
+use hbmark_core::stats::{self, CONFIDENCE};
+use hbmark_core::units::{Flops, Nanos};
+
+/// A result with everything but times: what a skipped cell shows, and what a measured one starts from.
+#[must_use]
+pub fn unmeasured(
+    cell: &Cell,
+    kv_dtype: Dtype,
+    cost: &StepCost,
+    status: Status,
+    reason: Option<String>,
+) -> CellResult {
+    CellResult {
+        kv_dtype,
+        status,
+        reason,
+        bytes: cost.bytes,
+        flops: cost.flops.0,
+        distinct_experts: cost.distinct_experts,
+        ..CellResult::blank(cell.phase, &cell.engine, cell.dtype, cell.batch, cell.context)
+    }
+}
+
+/// The result of a measured cell.
+#[must_use]
+pub fn measured(
+    measured: Measured,
+    kv_dtype: Dtype,
+    cost: &StepCost,
+    ceilings: Option<&Ceilings>,
+    datasheet: Option<&DeviceSpec>,
+) -> CellResult {
+    let mut result = unmeasured(&measured.cell, kv_dtype, cost, measured.status, measured.reason);
+    result.blocks = measured.blocks;
+    result.block_merge = measured.merge;
+    judge(&mut result, ceilings, datasheet);
+    result
+}
+
+/// Recomputes every judged number of a saved report from its raw blocks.
+pub fn recompute(report: &mut Report) {
+    let (ceilings, datasheet) = (report.ceilings.clone(), report.datasheet.clone());
+    for cell in &mut report.cells {
+        judge(cell, ceilings.as_ref(), datasheet.as_ref());
+    }
+    let launches: Vec<Option<LaunchCost>> =
+        report.cells.iter().map(|cell| launch_cost(cell, &report.cells)).collect();
+    for (cell, launches) in report.cells.iter_mut().zip(launches) {
+        cell.launch_cost_ns = launches.map(|launches| launches.cost_ns);
+        cell.launch_share = launches.map(|launches| launches.share);
+    }
+    report.fits = fits(report);
+    report.ladders = super::ladders(report);
+}
+
+/// Fills in everything that follows from a cell's blocks, bytes and FLOPs.
+fn judge(cell: &mut CellResult, ceilings: Option<&Ceilings>, datasheet: Option<&DeviceSpec>) {
+    let cost =
+        StepCost { bytes: cell.bytes, flops: Flops(cell.flops), distinct_experts: cell.distinct_experts };
+    if cell.status != Status::Predicted {
+        let floor = |roof: Roof| Floor::new(&cost, &roof).time().0;
+        cell.predicted_ns = ceilings.map(|c| floor(Roof::measured(c, cell.dtype)));
+        cell.predicted_datasheet_ns = datasheet.map(|d| floor(Roof::datasheet(d, cell.dtype)));
+    }
+    for row in &mut cell.operations {
+        let at_ceiling = |c: &Ceilings| row.bytes.as_f64() / c.read_bytes_per_s.median * 1e9;
+        row.fraction_of_ceiling = ceilings.filter(|_| row.time_ns > 0.0).map(|c| at_ceiling(c) / row.time_ns);
+    }
+    if accepted(&cell.blocks).next().is_none() {
+        return;
+    }
+    let means = block_means(&cell.blocks, cell.block_merge, |b| judged_times(cell.phase, b));
+    let spans: Vec<f64> = accepted(&cell.blocks).flat_map(|b| &b.step_ns).copied().collect();
+    let span_means = block_means(&cell.blocks, cell.block_merge, |b| &b.step_ns);
+    cell.step_ns = Some(summarise(&spans, &span_means, accepted(&cell.blocks).count()));
+    // Of a prefill there is none of these, whatever the file says.
+    (cell.tpot_ns, cell.tpot_ci_low_ns, cell.tpot_ci_high_ns, cell.host_bubble_ns) = (None, None, None, None);
+    // The time the cell stands for: the interval between step ends for decode, the device span for prefill.
+    let typical = stats::t_interval_log(&means, CONFIDENCE);
+    let center = stats::geometric_mean(&means);
+    if cell.phase == Phase::Decode {
+        cell.tpot_ns = Some(center);
+        cell.tpot_ci_low_ns = typical.map(|i| i.low);
+        cell.tpot_ci_high_ns = typical.map(|i| i.high);
+        let bubbles: Vec<f64> = accepted(&cell.blocks)
+            .flat_map(|b| b.interval_ns.iter().zip(&b.step_ns).map(|(interval, span)| interval - span))
+            .collect();
+        cell.host_bubble_ns = Some(stats::median(&bubbles));
+    }
+    let tokens = match cell.phase {
+        Phase::Decode => cell.batch,
+        Phase::Prefill => cell.batch * cell.context,
+    };
+    cell.tokens_per_s = Some(tokens as f64 / Nanos(center).seconds());
+    let energies: Vec<f64> = accepted(&cell.blocks)
+        .filter_map(|b| Some(b.telemetry.as_ref()?.energy_joules? / b.step_ns.len() as f64))
+        .collect();
+    cell.energy_per_step_joules = (!energies.is_empty()).then(|| stats::median(&energies));
+    cell.energy_per_token_joules = cell.energy_per_step_joules.map(|joules| joules / tokens as f64);
+    // Flags are said anew each time the cell is judged.
+    cell.flags.clear();
+    Verdict::new(&cost, Nanos(center), cell.dtype, ceilings, datasheet).record(cell);
+    if let Some(reason) = unseen_work(cell, &cost, ceilings, datasheet)
+        && matches!(cell.status, Status::Ok | Status::NotConverged)
+    {
+        cell.status = Status::Invalid;
+        cell.reason = Some(reason);
+    }
+}
+
+/// How the reason begins where the marks of the timeline did not see the step.
+pub const UNSEEN_WORK: &str = "the device timeline did not see the work";
+
+/// A decode whose interval is possible and whose device span is not: its marks stand on a stream that does not do the work.
+fn unseen_work(
+    cell: &CellResult,
+    cost: &StepCost,
+    ceilings: Option<&Ceilings>,
+    datasheet: Option<&DeviceSpec>,
+) -> Option<String> {
+    let span = cell.step_ns.as_ref().filter(|_| cell.phase == Phase::Decode)?.median;
+    let of_span = Verdict::new(cost, Nanos(span), cell.dtype, ceilings, datasheet);
+    of_span.invalid?;
+    Some(format!(
+        "{UNSEEN_WORK}: it says {} a step, the host's clock {}, and {} have to be moved; its marks are not on the stream that runs it",
+        Nanos(span),
+        Nanos(cell.tpot_ns?),
+        cost.bytes.ideal()
+    ))
+}
+
+/// The measured decode steps of each engine and dtype, regressed on KV bytes and batch.
+#[must_use]
+pub fn fits(report: &Report) -> Vec<FittedModel> {
+    let mut series: Vec<(&str, Dtype)> = Vec::new();
+    for cell in &report.cells {
+        if !series.contains(&(cell.engine.as_str(), cell.dtype)) {
+            series.push((&cell.engine, cell.dtype));
+        }
+    }
+    series
+        .into_iter()
+        .filter_map(|(engine, dtype)| {
+            let cells = || {
+                report.cells.iter().filter(move |c| {
+                    c.engine == engine
+                        && c.dtype == dtype
+                        && c.phase == Phase::Decode
+                        && c.status != Status::Invalid
+                })
+            };
+            let points: Vec<FitPoint> = cells()
+                .filter_map(|c| {
+                    Some(FitPoint { batch: c.batch, kv_bytes: c.bytes.kv_read.as_f64(), step_ns: c.tpot_ns? })
+                })
+                .collect();
+            let weights = cells().next().map(|c| c.bytes.weights)?;
+            let predicted =
+                report.ceilings.as_ref().map(|c| weights.at(Roof::measured(c, dtype).bandwidth).0);
+            hbmark_core::ledger::fit(engine, dtype, &points, predicted, |rows, y| {
+                let fit = stats::least_squares(rows, y, CONFIDENCE)?;
+                let estimate = |c: &stats::Coefficient| Estimate { value: c.value, low: c.low, high: c.high };
+                Some(Solution {
+                    coefficients: fit.coefficients.iter().map(estimate).collect(),
+                    r_squared: fit.r_squared,
+                })
+            })
+        })
+        .collect()
+}
+
+/// Statistics over single steps and block means.
+fn summarise(steps: &[f64], block_means: &[f64], blocks: usize) -> TimeSummary {
+    let mut sorted = steps.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let median = stats::percentile(&sorted, 0.5);
+    let honest = |p| stats::honest_percentile(&sorted, p);
+    let mean = stats::mean(steps);
+    let sd = stats::sd(steps);
+    let interval = stats::t_interval_log(block_means, CONFIDENCE);
+    let around_median = stats::order_statistic_interval(&sorted, 0.5, CONFIDENCE);
+    TimeSummary {
+        typical: (!block_means.is_empty()).then(|| stats::geometric_mean(block_means)),
+        median,
+        p50: median,
+        p90: honest(0.90),
+        p95: honest(0.95),
+        p99: honest(0.99),
+        p99_9: honest(0.999),
+        mean,
+        sd,
+        cv: sd.map(|sd| sd / mean),
+        min: sorted[0],
+        max: sorted[sorted.len() - 1],
+        p99_over_p50: honest(0.99).map(|p99| p99 / median),
+        ci_low: interval.map(|i| i.low),
+        ci_high: interval.map(|i| i.high),
+        median_ci_low: around_median.map(|(low, _)| low),
+        median_ci_high: around_median.map(|(_, high)| high),
+        autocorrelation: stats::lag1_autocorrelation(block_means),
+        drift: stats::trend(block_means).map(|t| t.relative_change),
+        n: steps.len(),
+        blocks,
+    }
+}

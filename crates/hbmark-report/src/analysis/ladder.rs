@@ -1,0 +1,333 @@
+//! The ladder of a step: from what the data sheet promises to what was measured, and what each rung adds.
+//!
+//! Enters: judged cells, ceilings, a data sheet. Leaves: one [`Ladder`] per phase, batch and context. The floors are those of
+//! [`hbmark_core::ledger`]; nothing is predicted here.
+//!
+//! What the rungs add sums to the time of the last one. Where two engines run different dtypes, their difference has two parts: what
+//! the other dtype's bytes cost at the ceiling, a floor of its own, and what is left for kernels and data movement.
+
+use super::story;
+use hbmark_core::ledger::{Floor, Roof, StepCost};
+use hbmark_core::model::Dtype;
+use hbmark_core::result::{Bound, CellResult, Ladder, LaunchCost, Phase, Report, Rung, RungKind, Status};
+use hbmark_core::units::Flops;
+
+/// Why a ladder with an external rung cannot be built.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum LadderError {
+    #[error("the result has no cell `{asked}`; it has {known}")]
+    NoSuchCell { asked: String, known: String },
+    #[error("`{asked}` is a prefill, and external results stand on ladders of decode cells only")]
+    NotDecode { asked: String },
+}
+
+/// What launching kernels one by one costs candle's forward at one place and dtype, where both were measured.
+#[must_use]
+pub fn launch_cost(eager: &CellResult, cells: &[CellResult]) -> Option<LaunchCost> {
+    let (eager_ns, dtype) = (trusted_tpot(eager)?, eager.dtype);
+    let same = |cell: &&CellResult| {
+        (cell.phase, cell.batch, cell.context, cell.dtype) == (eager.phase, eager.batch, eager.context, dtype)
+            && RungKind::of_engine(&cell.engine) == RungKind::StockGraph
+    };
+    let eager_kind = RungKind::of_engine(&eager.engine);
+    let replayed_ns = cells.iter().find(same).and_then(trusted_tpot)?;
+    let cost_ns = eager_ns - replayed_ns;
+    (eager_kind == RungKind::Stock).then_some(LaunchCost {
+        eager_ns,
+        replayed_ns,
+        cost_ns,
+        share: cost_ns / eager_ns,
+    })
+}
+
+/// The time of a decode that can be trusted.
+fn trusted_tpot(cell: &CellResult) -> Option<f64> {
+    cell.tpot_ns.filter(|time| is_trusted(cell.status) && time.is_finite() && *time > 0.0)
+}
+
+fn is_trusted(status: Status) -> bool {
+    matches!(status, Status::Ok | Status::NotConverged | Status::NoSteadyState | Status::Disturbed)
+}
+
+/// A floor with what bounds it and where it is from.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct KnownFloor {
+    pub time_ns: f64,
+    pub bound: Bound,
+    pub kind: RungKind,
+}
+
+/// A measured cell on its way to a rung.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Measured<'a> {
+    pub cell: &'a CellResult,
+    pub kind: RungKind,
+    pub time_ns: f64,
+    /// Half of what is known of its spread: the 95 % interval.
+    pub low_ns: f64,
+    pub high_ns: f64,
+    /// By the measured ceiling where there is one, otherwise by the data sheet.
+    pub floor: Option<KnownFloor>,
+    datasheet: Option<KnownFloor>,
+}
+
+impl<'a> Measured<'a> {
+    /// `None` for a cell without a time that can be trusted.
+    fn new(cell: &'a CellResult, report: &Report) -> Option<Self> {
+        let step = cell.step_ns.as_ref().filter(|_| is_trusted(cell.status))?;
+        let (time_ns, low, high) = match cell.phase {
+            Phase::Decode => (cell.tpot_ns?, cell.tpot_ci_low_ns, cell.tpot_ci_high_ns),
+            Phase::Prefill => (step.typical.unwrap_or(step.median), step.ci_low, step.ci_high),
+        };
+        let interval = (low.unwrap_or(time_ns), high.unwrap_or(time_ns));
+        Self::timed(cell, report, RungKind::of_engine(&cell.engine), time_ns, interval)
+    }
+
+    /// An imported decode: one figure without an interval.
+    fn external(cell: &'a CellResult, report: &Report) -> Option<Self> {
+        let time_ns = cell.tpot_ns?;
+        Self::timed(cell, report, RungKind::External, time_ns, (time_ns, time_ns))
+    }
+
+    /// A predicted cell: it has floors and no rung of its own.
+    fn promised(cell: &'a CellResult, report: &Report) -> Option<Self> {
+        let time_ns = cell.predicted_ns.filter(|_| cell.status == Status::Predicted)?;
+        Self::timed(cell, report, RungKind::of_engine(&cell.engine), time_ns, (time_ns, time_ns))
+    }
+
+    fn timed(
+        cell: &'a CellResult,
+        report: &Report,
+        kind: RungKind,
+        time_ns: f64,
+        interval: (f64, f64),
+    ) -> Option<Self> {
+        if !(time_ns.is_finite() && time_ns > 0.0) {
+            return None;
+        }
+        let cost =
+            StepCost { bytes: cell.bytes, flops: Flops(cell.flops), distinct_experts: cell.distinct_experts };
+        let floor = |kind, roof: Roof| {
+            let floor = Floor::new(&cost, &roof);
+            KnownFloor { time_ns: floor.time().0, bound: floor.bound(), kind }
+        };
+        let ceiling = report.ceilings.as_ref();
+        let ceiling = ceiling.map(|c| floor(RungKind::Ceiling, Roof::measured(c, cell.dtype)));
+        let sheet = report.datasheet.as_ref();
+        let datasheet = sheet.map(|d| floor(RungKind::Datasheet, Roof::datasheet(d, cell.dtype)));
+        Some(Self {
+            cell,
+            kind,
+            time_ns,
+            low_ns: interval.0,
+            high_ns: interval.1,
+            floor: ceiling.or(datasheet),
+            datasheet,
+        })
+    }
+
+    /// Whether something ran, and not only a floor was computed.
+    pub fn ran(&self) -> bool {
+        self.cell.status != Status::Predicted
+    }
+
+    /// Time over the engine's own floor; negative below it.
+    pub fn over_floor(&self) -> Option<f64> {
+        Some(self.time_ns - self.floor?.time_ns)
+    }
+}
+
+/// The ladders of every phase, batch and context at which something was measured, in the order of the cells.
+///
+/// An engine measured at several dtypes stands on several ladders: one per dtype, on which every engine is at that dtype if it ran it,
+/// and otherwise at the one of its own with the fewest bytes.
+#[must_use]
+pub fn ladders(report: &Report) -> Vec<Ladder> {
+    let place = |cell: &CellResult| (cell.phase, cell.batch, cell.context);
+    let mut places = Vec::new();
+    for cell in &report.cells {
+        if !places.contains(&place(cell)) {
+            places.push(place(cell));
+        }
+    }
+    places
+        .into_iter()
+        .flat_map(|here| {
+            let cells: Vec<&CellResult> = report.cells.iter().filter(|cell| place(cell) == here).collect();
+            at_one_place(&cells, report)
+        })
+        .collect()
+}
+
+/// The ladder of one cell with imported decodes above it, held against the ceilings and the data sheet of `report`.
+///
+/// The externals must have run the same model on the same device; their batch and context may differ, and what that costs at the ceiling
+/// is then a floor of its own.
+///
+/// # Errors
+/// [`LadderError`] when the report has no such cell, or when it is a prefill.
+pub fn with_external(report: &Report, id: &str, externals: &[CellResult]) -> Result<Ladder, LadderError> {
+    let known = || report.cells.iter().map(|c| c.id.as_str()).take(20).collect::<Vec<_>>().join(", ");
+    let home = report
+        .cells
+        .iter()
+        .find(|cell| cell.id == id)
+        .ok_or_else(|| LadderError::NoSuchCell { asked: id.to_owned(), known: known() })?;
+    if home.phase != Phase::Decode {
+        return Err(LadderError::NotDecode { asked: id.to_owned() });
+    }
+    let place = |cell: &CellResult| (cell.phase, cell.batch, cell.context);
+    let cells = report.cells.iter().filter(|cell| place(cell) == place(home));
+    let (mut measured, mut missing) = (Vec::new(), Vec::new());
+    for cell in cells {
+        match Measured::new(cell, report).or_else(|| Measured::promised(cell, report)) {
+            Some(known) => measured.push(known),
+            None => missing.push(cell),
+        }
+    }
+    measured.sort_by_key(|m| m.kind);
+    let mut selection = one_per_engine(&measured, home.dtype);
+    selection.extend(externals.iter().filter_map(|cell| Measured::external(cell, report)));
+    // A cell without a time still names the place.
+    missing.retain(|cell| !selection.iter().any(|m| m.cell.engine == cell.engine));
+    if selection.is_empty() {
+        return Err(LadderError::NoSuchCell { asked: id.to_owned(), known: known() });
+    }
+    Ok(build(&selection, &missing, report, (home.batch, home.context)))
+}
+
+fn at_one_place(cells: &[&CellResult], report: &Report) -> Vec<Ladder> {
+    let mut measured: Vec<Measured<'_>> = Vec::new();
+    let mut missing: Vec<&CellResult> = Vec::new();
+    for cell in cells {
+        match Measured::new(cell, report) {
+            Some(known) => measured.push(known),
+            None => missing.push(cell),
+        }
+    }
+    // Stable: engines of one kind stay in the order of the run.
+    measured.sort_by_key(|m| m.kind);
+    let mut chosen: Vec<Vec<Measured<'_>>> = Vec::new();
+    for dtype in measured.iter().map(|m| m.cell.dtype) {
+        let selection = one_per_engine(&measured, dtype);
+        let ids = |of: &[Measured<'_>]| -> Vec<String> { of.iter().map(|m| m.cell.id.clone()).collect() };
+        if !chosen.iter().any(|known| ids(known) == ids(&selection)) {
+            chosen.push(selection);
+        }
+    }
+    let place = (cells[0].batch, cells[0].context);
+    chosen.iter().map(|selection| build(selection, &missing, report, place)).collect()
+}
+
+/// Every engine once: at `dtype` if it ran it, otherwise where it has the fewest bytes to move.
+fn one_per_engine<'a>(measured: &[Measured<'a>], dtype: Dtype) -> Vec<Measured<'a>> {
+    let mut selection: Vec<Measured<'a>> = Vec::new();
+    let rank = |m: &Measured<'_>| (m.cell.dtype != dtype, m.cell.bytes.ideal());
+    for candidate in measured {
+        match selection.iter_mut().find(|m| m.cell.engine == candidate.cell.engine) {
+            Some(known) if rank(candidate) < rank(known) => *known = *candidate,
+            Some(_) => {}
+            None => selection.push(*candidate),
+        }
+    }
+    selection
+}
+
+fn build(
+    selection: &[Measured<'_>],
+    missing: &[&CellResult],
+    report: &Report,
+    place: (usize, usize),
+) -> Ladder {
+    let mut climb = Climb { rungs: Vec::new(), level: 0.0, place };
+    let floored = || selection.iter().filter(|m| m.floor.is_some());
+    // The ladder stands on the floor of its own cell; what another batch or context of an imported result costs is a rung of its own.
+    let ours = floored().filter(|m| m.kind != RungKind::External);
+    let lowest = ours.min_by(|a, b| floor_time(a).total_cmp(&floor_time(b)));
+    let lowest = lowest.or_else(|| floored().min_by(|a, b| floor_time(a).total_cmp(&floor_time(b))));
+    let mut floor_now = lowest.map(floor_time);
+    if let Some(lowest) = lowest {
+        let ceiling = lowest.floor.filter(|floor| floor.kind == RungKind::Ceiling);
+        for floor in [lowest.datasheet, ceiling].into_iter().flatten() {
+            climb.floor(lowest.cell, floor, floor.time_ns - climb.level);
+        }
+    }
+    for engine in selection {
+        if let (Some(floor), Some(now)) = (engine.floor, floor_now)
+            && differ(floor.time_ns, now)
+        {
+            climb.floor(engine.cell, floor, floor.time_ns - now);
+            floor_now = Some(floor.time_ns);
+        }
+        if engine.ran() {
+            climb.engine(engine);
+        }
+    }
+    let slowest = selection.iter().map(|m| m.time_ns).fold(0.0, f64::max);
+    for rung in &mut climb.rungs {
+        rung.share = rung.step_ns / slowest;
+    }
+    let stock = selection.iter().find(|m| m.kind == RungKind::Stock);
+    let launches = stock.and_then(|stock| launch_cost(stock.cell, &report.cells));
+    Ladder {
+        launches,
+        phase: selection[0].cell.phase,
+        batch: place.0,
+        context: place.1,
+        story: story::tell(selection, lowest, missing, report, launches, place),
+        rungs: climb.rungs,
+    }
+}
+
+fn floor_time(measured: &Measured<'_>) -> f64 {
+    measured.floor.map_or(f64::INFINITY, |floor| floor.time_ns)
+}
+
+/// Floors nearer than this stand on one rung: a context of 1023 instead of 1024 is no step.
+const NEAR: f64 = 0.02;
+
+/// Whether two floors are of different steps, and not nearly the same.
+pub(super) fn differ(a: f64, b: f64) -> bool {
+    (a - b).abs() > NEAR * a.abs().min(b.abs())
+}
+
+/// A ladder as far as it is built.
+struct Climb {
+    rungs: Vec<Rung>,
+    /// What all rungs so far add up to.
+    level: f64,
+    /// Batch and context of the ladder.
+    place: (usize, usize),
+}
+
+/// The batch and context of a cell that stands on a ladder of another place.
+pub(super) fn elsewhere(cell: &CellResult, place: (usize, usize)) -> Option<String> {
+    ((cell.batch, cell.context) != place).then(|| format!("b{} c{}", cell.batch, cell.context))
+}
+
+impl Climb {
+    fn floor(&mut self, cell: &CellResult, floor: KnownFloor, adds: f64) {
+        self.push(floor.kind, None, cell, floor.time_ns, adds);
+    }
+
+    fn engine(&mut self, measured: &Measured<'_>) {
+        let engine = Some(measured.cell.engine.clone());
+        let adds = measured.time_ns - self.level;
+        self.push(measured.kind, engine, measured.cell, measured.time_ns, adds);
+    }
+
+    fn push(&mut self, kind: RungKind, engine: Option<String>, cell: &CellResult, time_ns: f64, adds: f64) {
+        self.level += adds;
+        self.rungs.push(Rung {
+            kind,
+            dtype: cell.dtype,
+            time_ns,
+            step_ns: adds,
+            share: 0.0,
+            bytes: if engine.is_some() { cell.bytes.as_implemented } else { Some(cell.bytes.ideal()) },
+            status: if engine.is_some() { cell.status } else { Status::Predicted },
+            place: elsewhere(cell, self.place),
+            engine,
+        });
+    }
+}

@@ -1,0 +1,155 @@
+//! TPOT against context: what every position in the KV cache costs, and the line fitted through it.
+//!
+//! Enters: decode cells and the fits of a report. Leaves: one plot per engine and dtype, with the slope as the bandwidth the KV gets.
+
+use std::fmt::Write;
+
+use super::axis::{Axis, Measure};
+use super::chart::{Chart, Key, Label, Line, Point, Shape, Span};
+use super::figure::{Figure, Panel, numbers, words};
+use super::palette::{Palette, Timed, believed, numbered, timed};
+use crate::output::table::{Column, status_word};
+use crate::output::terminal::fit_line;
+use hbmark_core::result::{FittedModel, Phase, Report, ReportKind, Status};
+use hbmark_core::units::BytesPerSecond;
+
+#[must_use]
+pub fn figure(report: &Report, palette: &Palette) -> Figure {
+    let figure = Figure::new("context", "TPOT against context");
+    let decode: Vec<Timed<'_>> = timed(report).filter(|t| t.cell.phase == Phase::Decode).collect();
+    let mut contexts: Vec<usize> = decode.iter().map(|t| t.cell.context).collect();
+    contexts.sort_unstable();
+    contexts.dedup();
+    match contexts.as_slice() {
+        [] => return figure.absent("No decode cell of this result has a time."),
+        [one] => {
+            return figure.absent(format!(
+                "Decode stands at context {one} alone; two contexts or more (--context 128,512) show what the KV costs."
+            ));
+        }
+        _ => {}
+    }
+    let mut caption: Vec<String> = Vec::new();
+    let panels = palette
+        .series()
+        .enumerate()
+        .filter_map(|(index, (engine, dtype))| {
+            let of: Vec<Timed<'_>> =
+                decode.iter().filter(|t| t.cell.engine == engine && t.cell.dtype == dtype).copied().collect();
+            let fit = report.fits.iter().find(|f| f.engine == engine && f.dtype == dtype);
+            let chart = chart(index, &of, fit)?;
+            caption.extend(match (fit, report.kind) {
+                (Some(fit), _) => Some(fit_line(fit)),
+                (None, ReportKind::Predict) => None,
+                (None, ReportKind::Run) => Some(format!(
+                    "{engine} {dtype}: no line, too few cells for a fit (two more than it has coefficients)"
+                )),
+            });
+            Some(Panel::of(&chart))
+        })
+        .collect();
+    caption.push(match report.kind {
+        ReportKind::Run => {
+            "Lines are the fit of all decode cells of an engine and dtype: fixed cost + KV bytes ÷ bandwidth + cost per sequence. Bars at \
+             points are 95 % intervals."
+                .into()
+        }
+        ReportKind::Predict => "The floor of the data sheet, predicted at each point and joined.".into(),
+    });
+    Figure { caption, panels, tables: vec![(String::new(), table(report, &decode))], ..figure }
+}
+
+/// What the fit says of a cell: the line at its own bytes and batch.
+fn fitted_ns(fit: &FittedModel, timed: &Timed<'_>) -> f64 {
+    let kv = fit.kv_bytes_per_s.map_or(0.0, |rate| timed.cell.bytes.kv_read.as_f64() / rate * 1e9);
+    fit.intercept_ns + kv + fit.per_sequence_ns.unwrap_or(0.0) * timed.cell.batch as f64
+}
+
+fn chart(index: usize, of: &[Timed<'_>], fit: Option<&FittedModel>) -> Option<Chart> {
+    let first = of.first()?.cell;
+    let mut batches: Vec<usize> = of.iter().map(|t| t.cell.batch).collect();
+    batches.sort_unstable();
+    batches.dedup();
+    let class = |batch: usize| numbered(batches.iter().position(|b| *b == batch).unwrap_or(0));
+    let fitted = fit.iter().flat_map(|fit| of.iter().map(move |t| fitted_ns(fit, t)));
+    let times = of.iter().flat_map(|t| [Some(t.time_ns), t.interval_ns.map(|i| i.1)]).flatten().chain(fitted);
+    let mut lines = Vec::new();
+    for &batch in &batches {
+        let mut here: Vec<&Timed<'_>> = of.iter().filter(|t| t.cell.batch == batch).collect();
+        here.sort_by_key(|t| t.cell.context);
+        // A prediction is its own line.
+        let predicted = here.iter().all(|t| t.cell.status == Status::Predicted);
+        if fit.is_some() || predicted {
+            let height = |t: &Timed<'_>| fit.map_or(t.time_ns, |fit| fitted_ns(fit, t));
+            let points = here.iter().map(|t| (t.cell.context as f64, height(t))).collect();
+            let label = Some((Label::Beyond, format!("b{batch}")));
+            lines.push(Line { class: class(batch), points, label });
+        }
+    }
+    let points = of.iter().map(|t| Point {
+        class: if believed(t.cell) { class(t.cell.batch) } else { "bad".into() },
+        shape: if believed(t.cell) { Shape::Circle } else { Shape::Cross },
+        x: t.cell.context as f64,
+        y: t.time_ns,
+        spread: t.interval_ns,
+        hover: hover(t, fit),
+    });
+    let slope = fit.and_then(|fit| fit.kv_bytes_per_s);
+    let title = match slope {
+        Some(rate) => format!("{} {}: KV read at {}", first.engine, first.dtype, BytesPerSecond(rate)),
+        None if fit.is_some() => format!("{} {}: no slope over the KV", first.engine, first.dtype),
+        None => format!("{} {}", first.engine, first.dtype),
+    };
+    Some(Chart {
+        name: format!("tpot-context-{index}"),
+        title,
+        x: Axis::from_zero(
+            "context (positions in the KV cache)",
+            Measure::Count,
+            of.iter().map(|t| t.cell.context as f64),
+        )?,
+        y: Axis::from_zero("TPOT", Measure::Time, times)?,
+        lines,
+        points: points.collect(),
+        rules: Vec::new(),
+        keys: batches
+            .iter()
+            .map(|&b| Key { class: class(b), shape: Some(Shape::Circle), text: format!("batch {b}") })
+            .collect(),
+        span: Span::Half,
+    })
+}
+
+fn hover(timed: &Timed<'_>, fit: Option<&FittedModel>) -> String {
+    let mut text = format!("{}\nTPOT {}", timed.cell.id, Measure::Time.show(timed.time_ns));
+    if let Some((low, high)) = timed.interval_ns {
+        let _ = write!(text, "\n95 %: {} to {}", Measure::Time.show(low), Measure::Time.show(high));
+    }
+    if let Some(fit) = fit {
+        let _ = write!(text, "\nfit: {}", Measure::Time.show(fitted_ns(fit, timed)));
+    }
+    text
+}
+
+fn table(report: &Report, decode: &[Timed<'_>]) -> Vec<Column> {
+    let of = |show: &dyn Fn(&Timed<'_>) -> String| decode.iter().map(show).collect::<Vec<_>>();
+    let fitted = |t: &Timed<'_>| {
+        let fit = report.fits.iter().find(|f| f.engine == t.cell.engine && f.dtype == t.cell.dtype);
+        fit.map_or("-".to_owned(), |fit| Measure::Time.show(fitted_ns(fit, t)))
+    };
+    let end = |pick: fn((f64, f64)) -> f64| {
+        move |t: &Timed<'_>| t.interval_ns.map_or("-".to_owned(), |i| Measure::Time.show(pick(i)))
+    };
+    vec![
+        words("engine", of(&|t| t.cell.engine.clone())),
+        words("dtype", of(&|t| t.cell.dtype.to_string())),
+        numbers("batch", of(&|t| t.cell.batch.to_string())),
+        numbers("context", of(&|t| t.cell.context.to_string())),
+        numbers("KV read", of(&|t| t.cell.bytes.kv_read.to_string())),
+        numbers("TPOT", of(&|t| Measure::Time.show(t.time_ns))),
+        numbers("95 % from", of(&end(|i| i.0))),
+        numbers("to", of(&end(|i| i.1))),
+        numbers("fit", of(&fitted)),
+        words("validity", of(&|t| status_word(t.cell.status).to_owned())),
+    ]
+}

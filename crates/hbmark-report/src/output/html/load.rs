@@ -1,0 +1,309 @@
+//! Latency and throughput against load: the curve of a sweep or a search, with the objectives as lines.
+//!
+//! Enters: points of one workload. Leaves: TTFT, TPOT and throughput over the rate that was offered (or over whatever was swept). A
+//! percentile that missed its own objective is a cross; what has no height, because it is refused or infinite, is a cross at the upper edge.
+
+use super::axis::{Axis, Measure};
+use super::chart::{Chart, Key, Label, Line, Point as Mark, Rule, Shape, Span};
+use super::figure::{Figure, Panel};
+use crate::output::serving::{columns, curve, validity};
+use hbmark_core::input::plain;
+use hbmark_core::result::serving::{
+    Clause, ClauseResult, Offered, Point, Quantiles, Quantity, ServeReport, ServeResult, SloMetric, Validity,
+};
+
+/// Loads further apart than this factor stand on a logarithmic axis.
+const WIDE: f64 = 12.0;
+
+/// Name, colour and value of a line.
+type Series = (&'static str, &'static str, fn(&ServeResult) -> Option<f64>);
+
+/// A percentile that is drawn.
+struct Level {
+    name: &'static str,
+    class: &'static str,
+    percentile: f64,
+    of: fn(&Quantiles) -> Option<Quantity>,
+}
+
+const LEVELS: [Level; 3] = [
+    Level { name: "p50", class: "c0", percentile: 0.5, of: |q| q.p50 },
+    Level { name: "p95", class: "c1", percentile: 0.95, of: |q| q.p95 },
+    Level { name: "p99", class: "c3", percentile: 0.99, of: |q| q.p99 },
+];
+
+/// One point of the curve.
+struct Place<'a> {
+    x: f64,
+    point: &'a Point,
+    result: &'a ServeResult,
+}
+
+impl Place<'_> {
+    /// Whether a level of a metric is crossed out: no figure of the point is believed, or it missed this level's objective. An objective at
+    /// a percentile that is not drawn crosses out all that are.
+    fn missed(&self, metric: SloMetric, percentile: f64) -> bool {
+        let drawn = |p: f64| LEVELS.iter().any(|level| same(level.percentile, p));
+        let of = |c: &ClauseResult| {
+            let at = c.clause.percentile;
+            c.clause.metric == metric && c.met == Some(false) && (same(at, percentile) || !drawn(at))
+        };
+        self.result.validity == Validity::Invalid || self.result.slo.iter().any(of)
+    }
+
+    /// Why a metric has no height here, if it has none.
+    fn without_height(&self, metric: SloMetric, quantiles: Option<&Quantiles>) -> Option<String> {
+        let Some(quantiles) = quantiles else { return Some("refused".to_owned()) };
+        let infinite = |quantity: Option<Quantity>| quantity.is_some_and(|q| q.value().is_infinite());
+        let mut names: Vec<String> =
+            LEVELS.iter().filter(|l| infinite((l.of)(quantiles))).map(|l| l.name.to_owned()).collect();
+        let clauses = self.result.slo.iter().filter(|c| c.clause.metric == metric && infinite(c.observed));
+        for name in clauses.map(|c| Measure::Tail.show(1.0 / (1.0 - c.clause.percentile))) {
+            if !names.contains(&name) {
+                names.push(name);
+            }
+        }
+        (!names.is_empty())
+            .then(|| format!("{} infinite: requests were rejected or failed", names.join(", ")))
+    }
+}
+
+fn same(a: f64, b: f64) -> bool {
+    (a - b).abs() < 1e-9
+}
+
+#[must_use]
+pub fn figure(report: &ServeReport) -> Figure {
+    let figure = Figure::new("load", "Latency and throughput against load");
+    let swept = report.swept.as_deref().unwrap_or("rate");
+    let places: Vec<Place<'_>> = report
+        .points
+        .iter()
+        .filter_map(|point| {
+            let result = point.result.as_ref()?;
+            Some(Place { x: place(point, result, swept)?, point, result })
+        })
+        .collect();
+    let mut xs: Vec<f64> = places.iter().map(|p| p.x).collect();
+    xs.sort_by(f64::total_cmp);
+    xs.dedup();
+    if !report.matrix.is_empty() {
+        return figure
+            .absent("The rows of the matrix are different workloads, so there is no curve through them.");
+    }
+    if xs.len() < 2 {
+        return figure
+            .absent("One load alone; a sweep (--sweep rate=1..32*2 --slo ttft_p95=1s) draws the curve.");
+    }
+    let Some(axis) = axis(swept, &xs) else {
+        return figure.absent("The loads of this result cannot be drawn.");
+    };
+    let charts = [
+        latency("ttft", "TTFT", SloMetric::Ttft, |r| r.ttft_ns.as_ref(), &places, &axis, report),
+        latency("tpot", "TPOT", SloMetric::Tpot, |r| r.tpot_ns.as_ref(), &places, &axis, report),
+        latency("e2e", "E2E", SloMetric::E2e, |r| r.e2e_ns.as_ref(), &places, &axis, report),
+        throughput(swept, &places, &axis, report),
+    ];
+    let mut caption = vec![
+        "A cross is a percentile that missed its own objective, or one of an INVALID point. Crosses at the upper edge have no height: their \
+         latencies are infinite, because requests were rejected, or refused, because the point did not keep up. Point at one to read why."
+            .to_owned(),
+    ];
+    if report.search.is_some() {
+        caption.push(
+            "A search comes back to a rate with other seeds and runs of other lengths, so its points are not joined.".into(),
+        );
+    }
+    caption.extend(report.search.as_ref().and_then(|s| s.max_rate).map(|rate| {
+        format!(
+            "The vertical line is the highest rate that fresh seeds and a longer run confirmed: {rate:.3} per second asked for."
+        )
+    }));
+    Figure {
+        caption,
+        panels: charts.into_iter().flatten().map(|chart| Panel::of(&chart)).collect(),
+        tables: vec![(String::new(), columns(&curve(&report.points)))],
+        ..figure
+    }
+}
+
+/// Where a point stands on the axis of what was swept: a rate where it really was, which chance makes another than was asked for.
+fn place(point: &Point, result: &ServeResult, swept: &str) -> Option<f64> {
+    let value = match (swept, point.offered) {
+        ("rate", Offered::Rate(rate)) => {
+            result.offered_per_s.filter(|r| r.is_finite() && *r > 0.0).unwrap_or(rate)
+        }
+        ("concurrency", Offered::Concurrency(count)) => count as f64,
+        ("rate" | "concurrency", _) => return None,
+        // `max-num-seqs 8`: the label of a sweep ends with the value.
+        _ => point.label.rsplit(' ').next()?.parse().ok()?,
+    };
+    (value.is_finite() && value > 0.0).then_some(value)
+}
+
+fn axis(swept: &str, xs: &[f64]) -> Option<Axis> {
+    let (low, high) = (xs.first()?, xs.last()?);
+    let (label, measure) = match swept {
+        "rate" => ("offered requests per second", Measure::RequestsPerSecond),
+        other => (other, Measure::Count),
+    };
+    if high / low > WIDE && xs.len() <= 12 && swept != "rate" {
+        Axis::log_at(label, measure, xs)
+    } else if high / low > WIDE {
+        Axis::log(label, measure, xs.iter().copied(), 1.25)
+    } else {
+        Axis::from_zero(label, measure, xs.iter().copied())
+    }
+}
+
+fn finite(quantity: Option<Quantity>) -> Option<f64> {
+    quantity.map(Quantity::value).filter(|v| v.is_finite() && *v > 0.0)
+}
+
+/// What decided about a point.
+fn told(place: &Place<'_>) -> String {
+    let failed = place.result.slo.iter().filter(|c| c.met == Some(false)).map(|c: &ClauseResult| {
+        format!(
+            "\nNOT met: {}{}",
+            c.clause,
+            match c.observed.map(Quantity::value) {
+                Some(v) if v.is_finite() => format!(", seen {}", Measure::Time.show(v)),
+                Some(_) => ", seen infinite".to_owned(),
+                None => String::new(),
+            }
+        )
+    });
+    let reasons = place.result.reasons.iter().map(|r| format!("\n{}: {r}", validity(place.point)));
+    plain(&place.point.label) + &reasons.chain(failed).collect::<String>()
+}
+
+fn latency(
+    name: &str,
+    title: &str,
+    metric: SloMetric,
+    of: fn(&ServeResult) -> Option<&Quantiles>,
+    places: &[Place<'_>],
+    x: &Axis,
+    report: &ServeReport,
+) -> Option<Chart> {
+    let (mut lines, mut points, mut keys) = (Vec::new(), Vec::new(), Vec::new());
+    for Level { name: level, class, percentile, of: value } in LEVELS {
+        let seen: Vec<(&Place<'_>, f64)> =
+            places.iter().filter_map(|p| Some((p, finite(value(of(p.result)?))?))).collect();
+        if seen.is_empty() {
+            continue;
+        }
+        keys.push(Key { class: class.into(), shape: Some(Shape::Circle), text: level.into() });
+        if report.search.is_none() {
+            let mut line: Vec<(f64, f64)> = seen.iter().map(|(p, v)| (p.x, *v)).collect();
+            line.sort_by(|a, b| a.0.total_cmp(&b.0));
+            lines.push(Line { class: class.into(), points: line, label: None });
+        }
+        points.extend(seen.into_iter().map(|(p, v)| {
+            let missed = p.missed(metric, percentile);
+            Mark {
+                class: if missed { "bad".into() } else { class.into() },
+                shape: if missed { Shape::Cross } else { Shape::Circle },
+                x: p.x,
+                y: v,
+                spread: None,
+                hover: format!("{title} {level} {}\n{}", Measure::Time.show(v), told(p)),
+            }
+        }));
+    }
+    let clauses = clauses(places, metric);
+    let heights = points.iter().map(|p| p.y).chain(clauses.iter().map(|c| c.limit_ns));
+    let y = Axis::log(title, Measure::Time, heights, 1.5)?;
+    lines.extend(clauses.iter().map(|clause| Line {
+        class: "goal".into(),
+        points: vec![(x.low().max(f64::MIN_POSITIVE), clause.limit_ns), (x.high(), clause.limit_ns)],
+        label: Some((Label::Begin, clause.to_string())),
+    }));
+    points.extend(places.iter().filter_map(|p| {
+        let why = p.without_height(metric, of(p.result))?;
+        let hover = format!("{title} is {why}\n{}", told(p));
+        Some(Mark { class: "bad".into(), shape: Shape::Cross, x: p.x, y: y.high(), spread: None, hover })
+    }));
+    if points.iter().any(|p| p.shape == Shape::Cross) {
+        keys.push(Key { class: "bad".into(), shape: Some(Shape::Cross), text: "missed or refused".into() });
+    }
+    if !clauses.is_empty() {
+        keys.push(Key { class: "goal".into(), shape: None, text: "objective".into() });
+    }
+    Some(Chart {
+        name: format!("load-{name}"),
+        title: format!("{title} against load"),
+        x: x.clone(),
+        y,
+        lines,
+        points,
+        rules: found(report),
+        keys,
+        span: Span::Half,
+    })
+}
+
+/// The objectives about a metric, each once.
+fn clauses(places: &[Place<'_>], metric: SloMetric) -> Vec<Clause> {
+    let mut clauses: Vec<Clause> = Vec::new();
+    for clause in places.iter().flat_map(|p| &p.result.slo).map(|c| c.clause) {
+        if clause.metric == metric && !clauses.contains(&clause) {
+            clauses.push(clause);
+        }
+    }
+    clauses
+}
+
+fn found(report: &ServeReport) -> Vec<Rule> {
+    let rate = report.search.as_ref().and_then(|s| s.max_rate);
+    rate.map(|x| Rule { x, class: "crossing".into(), label: String::new() }).into_iter().collect()
+}
+
+fn throughput(swept: &str, places: &[Place<'_>], x: &Axis, report: &ServeReport) -> Option<Chart> {
+    let series: [Series; 2] =
+        [("served", "c0", |r| Some(r.served_per_s)), ("goodput", "c2", |r| r.goodput_per_s)];
+    let (mut lines, mut points, mut keys) = (Vec::new(), Vec::new(), Vec::new());
+    for (name, class, value) in series {
+        let mut seen: Vec<(&Place<'_>, f64)> =
+            places.iter().filter_map(|p| Some((p, value(p.result).filter(|v| v.is_finite())?))).collect();
+        seen.sort_by(|a, b| a.0.x.total_cmp(&b.0.x));
+        if seen.is_empty() {
+            continue;
+        }
+        keys.push(Key { class: class.into(), shape: Some(Shape::Circle), text: name.into() });
+        if report.search.is_none() {
+            let points = seen.iter().map(|(p, v)| (p.x, *v)).collect();
+            lines.push(Line { class: class.into(), points, label: None });
+        }
+        points.extend(seen.into_iter().map(|(p, v)| Mark {
+            class: class.into(),
+            shape: Shape::Circle,
+            x: p.x,
+            y: v,
+            spread: None,
+            hover: format!("{name} {v:.3} requests per second\n{}", told(p)),
+        }));
+    }
+    let y = Axis::from_zero("requests per second", Measure::RequestsPerSecond, points.iter().map(|p| p.y))?;
+    // Both axes of a rate begin at zero and are even, so that what is offered is a straight line, as far as the plot shows it.
+    let x = if swept == "rate" {
+        let x = Axis::from_zero(&x.label, x.measure, places.iter().map(|p| p.x))?;
+        let reach = x.high().min(y.high());
+        lines.push(Line { class: "level".into(), points: vec![(0.0, 0.0), (reach, reach)], label: None });
+        keys.push(Key { class: "level".into(), shape: None, text: "as offered".into() });
+        x
+    } else {
+        x.clone()
+    };
+    Some(Chart {
+        name: "load-throughput".into(),
+        title: "Throughput against load".into(),
+        x,
+        y,
+        lines,
+        points,
+        rules: Vec::new(),
+        keys,
+        span: Span::Half,
+    })
+}

@@ -1,0 +1,85 @@
+//! Which colour stands for which engine and dtype, the same in every plot, and which cells have a time to plot.
+//!
+//! Enters: a report. Leaves: class names of the style sheet, and the cells with their typical time.
+
+use hbmark_core::model::Dtype;
+use hbmark_core::result::{CellResult, Phase, Report, Status};
+
+/// Colours there are before they repeat.
+const COLOURS: usize = 6;
+
+/// The engines and dtypes of a report in the order of its cells.
+#[derive(Debug, Clone)]
+pub struct Palette {
+    series: Vec<(String, Dtype)>,
+}
+
+impl Palette {
+    #[must_use]
+    pub fn of(report: &Report) -> Self {
+        let mut series: Vec<(String, Dtype)> = Vec::new();
+        for cell in &report.cells {
+            if !series.iter().any(|(engine, dtype)| *engine == cell.engine && *dtype == cell.dtype) {
+                series.push((cell.engine.clone(), cell.dtype));
+            }
+        }
+        Self { series }
+    }
+
+    pub fn series(&self) -> impl Iterator<Item = (&str, Dtype)> {
+        self.series.iter().map(|(engine, dtype)| (engine.as_str(), *dtype))
+    }
+
+    /// The colour of an engine at a dtype.
+    #[must_use]
+    pub fn class(&self, engine: &str, dtype: Dtype) -> String {
+        let index = self.series.iter().position(|(e, d)| e == engine && *d == dtype).unwrap_or(0);
+        numbered(index)
+    }
+}
+
+/// The colour of the n-th of several things.
+#[must_use]
+pub fn numbered(index: usize) -> String {
+    format!("c{}", index % COLOURS)
+}
+
+/// A cell with the time it stands for: TPOT for decode, the step for prefill; of a prediction its floor.
+#[derive(Debug, Clone, Copy)]
+pub struct Timed<'a> {
+    pub cell: &'a CellResult,
+    pub time_ns: f64,
+    pub interval_ns: Option<(f64, f64)>,
+}
+
+/// The cells of a report that have a time. An invalid one is shown, as a cross.
+pub fn timed(report: &Report) -> impl Iterator<Item = Timed<'_>> {
+    report.cells.iter().filter_map(|cell| {
+        if cell.status == Status::Predicted {
+            let time_ns = cell.predicted_ns.filter(|time| time.is_finite() && *time > 0.0)?;
+            return Some(Timed { cell, time_ns, interval_ns: None });
+        }
+        let step = cell.step_ns.as_ref()?;
+        let (time_ns, low, high) = match cell.phase {
+            Phase::Decode => (cell.tpot_ns?, cell.tpot_ci_low_ns, cell.tpot_ci_high_ns),
+            Phase::Prefill => (step.median, step.ci_low, step.ci_high),
+        };
+        let usable = time_ns.is_finite() && time_ns > 0.0;
+        usable.then_some(Timed { cell, time_ns, interval_ns: low.zip(high) })
+    })
+}
+
+/// Whether a cell's time may be believed.
+#[must_use]
+pub fn believed(cell: &CellResult) -> bool {
+    cell.status != Status::Invalid
+}
+
+/// `decode`, `prefill`.
+#[must_use]
+pub fn phase_word(phase: Phase) -> &'static str {
+    match phase {
+        Phase::Prefill => "prefill",
+        Phase::Decode => "decode",
+    }
+}

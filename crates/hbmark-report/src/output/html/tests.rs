@@ -1,0 +1,220 @@
+//! The page over results made by hand: well formed, the right values in the right plots, and nothing a stranger wrote becomes markup.
+
+use scraper::{Html, Selector};
+
+use super::render;
+use crate::output::External;
+use crate::samples;
+use hbmark_core::model::Dtype;
+use hbmark_core::result::{CellResult, Phase, Report};
+
+/// A name that would run a program in a page that does not escape.
+pub(super) const HOSTILE: &str = "</script><img src=x onerror=alert(1)>";
+/// The anchors of the plots.
+const PLOTS: [&str; 6] = ["roofline", "ladder", "context", "batch", "blocks", "telemetry"];
+
+fn parsed(report: &Report) -> Html {
+    well_formed(&render(report, &[]))
+}
+
+pub(super) fn well_formed(text: &str) -> Html {
+    let page = Html::parse_document(text);
+    assert!(page.errors.is_empty(), "{:?}", page.errors);
+    page
+}
+
+pub(super) fn texts(page: &Html, selector: &str) -> Vec<String> {
+    page.select(&Selector::parse(selector).unwrap()).map(|e| e.text().collect()).collect()
+}
+
+pub(super) fn count(page: &Html, selector: &str) -> usize {
+    page.select(&Selector::parse(selector).unwrap()).count()
+}
+
+/// A result in which every text a file can carry is hostile.
+pub(super) fn hostile() -> Report {
+    let mut report = samples::measured();
+    let text = || HOSTILE.to_owned();
+    report.model.name = text();
+    report.model.source = text();
+    report.model.hash = text();
+    report.command = text();
+    report.note = Some(text());
+    report.hypothesis = Some(text());
+    report.warnings = vec![text()];
+    report.config.insert(text(), serde_json::Value::String(text()));
+    report.environment.cpu.model = Some(text());
+    for cell in &mut report.cells {
+        cell.id = text();
+        if cell.engine == "stock" {
+            cell.engine = text();
+        }
+        cell.reason = Some(text());
+        cell.flags = vec![text()];
+        cell.blocks[1].rejected = Some(text());
+        cell.blocks[2].conditions = vec![text()];
+    }
+    report.crossovers[0].explanation = text();
+    for ladder in &mut report.ladders {
+        ladder.story = text();
+        ladder.rungs[0].engine = Some(text());
+    }
+    report
+}
+
+#[test]
+fn the_page_is_well_formed_and_has_every_plot_for_a_desk_and_a_phone() {
+    let page = parsed(&samples::measured());
+    for plot in PLOTS {
+        let (wide, narrow) =
+            (count(&page, &format!("#{plot} svg.wide")), count(&page, &format!("#{plot} svg.narrow")));
+        assert!(wide > 0 && wide == narrow, "{plot}: {wide} and {narrow}");
+        assert!(count(&page, &format!("#{plot} details table")) > 0, "{plot} has a table behind it");
+        assert_eq!(count(&page, &format!("#{plot} button[data-save=png]")), wide);
+    }
+    assert_eq!(count(&page, "#ladder svg.wide"), 12, "a ladder for each of 2 phases, 2 batches, 3 contexts");
+    assert_eq!(count(&page, "#batch svg.wide"), 2);
+    assert_eq!(count(&page, "#context svg.wide"), 2, "one for each engine");
+}
+
+#[test]
+fn plots_hold_the_values_of_the_result() {
+    let report = samples::measured();
+    let page = parsed(&report);
+    let marks = |plot: &str| texts(&page, &format!("#{plot} svg.wide .mark > title"));
+    assert_eq!(marks("roofline").len(), report.cells.len());
+    assert_eq!(marks("blocks").len(), 5 * report.cells.len());
+    assert_eq!(
+        count(&page, "#blocks svg.wide .mark .cross"),
+        report.cells.len(),
+        "one rejected block a cell"
+    );
+    let decode = report.cells.iter().filter(|c| c.phase == Phase::Decode).count();
+    assert_eq!(marks("context").len(), decode);
+    assert_eq!(marks("batch").len(), 2 * decode);
+    let first = report.cells.iter().find(|c| c.id == "decode/native/bf16/b1/c128").unwrap();
+    let shown = format!("{:.0} ms", first.tpot_ns.unwrap() / 1e6);
+    assert!(
+        marks("context").iter().any(|m| m.contains(&first.id) && m.contains(&shown)),
+        "{shown} {:?}",
+        marks("context")
+    );
+    assert!(texts(&page, "#roofline svg.wide text").contains(&"read 10.0 GB/s".to_owned()));
+    assert!(texts(&page, "#batch svg.wide text").contains(&"compute-bound from 64".to_owned()));
+    // Native takes 1.1 times its floor, so its KV is read at a 1.1th of 10 GB/s.
+    assert!(
+        texts(&page, "#context svg text.title").contains(&"native bf16: KV read at 9.08 GB/s".to_owned()),
+        "{:?}",
+        texts(&page, "#context svg text.title")
+    );
+    assert!(
+        texts(&page, "#telemetry figcaption").concat().contains("Not told by this machine: memory clock")
+    );
+    let findings = texts(&page, "#findings").concat();
+    assert!(findings.contains("load average 1.15") && findings.contains("our kernels' loss"), "{findings}");
+    assert!(texts(&page, "#reproduce pre")[0].contains("hbmark run --engine stock,native"));
+}
+
+#[test]
+fn decodes_of_other_programs_stand_on_the_roofline() {
+    let report = samples::measured();
+    let mut cell = report.cells.iter().find(|c| c.id == "decode/native/bf16/b1/c128").unwrap().clone();
+    cell.engine = "vllm".into();
+    cell.tpot_ns = cell.tpot_ns.map(|t| t * 2.0);
+    let externals = [External { label: HOSTILE.into(), cell }];
+    let page = well_formed(&render(&report, &externals));
+    let marks = texts(&page, "#roofline svg.wide .mark > title");
+    assert_eq!(marks.len(), report.cells.len() + 1);
+    let theirs = marks.iter().find(|m| m.starts_with("vllm, imported")).unwrap();
+    assert!(theirs.contains(HOSTILE) && theirs.contains("45.4 % of the roof"), "{theirs}");
+    assert!(texts(&page, "#roofline svg.wide text").contains(&"vllm (imported)".to_owned()));
+    assert_eq!(count(&page, "img"), 0);
+    assert!(texts(&page, "#roofline td").iter().any(|t| t == HOSTILE), "and in the table behind it");
+}
+
+#[test]
+fn nothing_that_strangers_wrote_becomes_markup() {
+    let report = hostile();
+    let page = parsed(&report);
+    assert_eq!((count(&page, "img"), count(&page, "script")), (0, 1));
+    assert_eq!(texts(&page, "h1"), [HOSTILE]);
+    assert_eq!(texts(&page, "#reproduce pre"), [HOSTILE]);
+    assert_eq!(render(&report, &[]).matches("</script").count(), 1);
+}
+
+#[test]
+fn the_page_names_no_address_and_admits_only_itself() {
+    let text = render(&samples::measured(), &[]);
+    let elsewhere: Vec<&str> = text.split("http").skip(1).map(|rest| &rest[..20.min(rest.len())]).collect();
+    let allowed = |rest: &&str| rest.starts_with("://www.w3.org/2000/s") || rest.starts_with("-equiv=");
+    assert!(elsewhere.iter().all(allowed), "{elsewhere:?}");
+    assert!(
+        !text.contains("url(")
+            && !text.contains("@import")
+            && !text.contains(" src=")
+            && !text.contains(" href=")
+    );
+    let page = Html::parse_document(&text);
+    let policy =
+        page.select(&Selector::parse("meta[http-equiv=Content-Security-Policy]").unwrap()).next().unwrap();
+    let policy = policy.value().attr("content").unwrap();
+    assert!(
+        policy.starts_with("default-src 'none'; style-src 'sha256-") && !policy.contains("unsafe"),
+        "{policy}"
+    );
+}
+
+#[test]
+fn a_result_without_data_says_so_in_the_place_of_each_plot() {
+    let page = parsed(&samples::report());
+    for plot in PLOTS {
+        assert_eq!(
+            (count(&page, &format!("#{plot} .absent")), count(&page, &format!("#{plot} svg"))),
+            (1, 0),
+            "{plot}"
+        );
+    }
+    let mut skipped = samples::report();
+    skipped.cells = vec![CellResult::blank(Phase::Decode, "stock", Dtype::F32, 1, 128)];
+    assert_eq!(count(&parsed(&skipped), ".absent"), PLOTS.len());
+}
+
+#[test]
+fn one_batch_and_one_context_are_told_what_they_lack() {
+    let mut report = samples::measured();
+    report.cells.retain(|c| c.batch == 1 && c.context == 128);
+    crate::analysis::judge::recompute(&mut report);
+    let page = parsed(&report);
+    assert!(texts(&page, "#context .absent")[0].contains("context 128 alone"));
+    assert!(texts(&page, "#batch .absent")[0].contains("batch 1 alone"));
+    assert_eq!(count(&page, "#roofline svg"), 2);
+}
+
+#[test]
+fn numbers_that_make_no_sense_draw_no_nonsense() {
+    let mut report = samples::measured();
+    for (i, cell) in report.cells.iter_mut().enumerate() {
+        cell.flops = [0.0, -1.0, 1e300, f64::MIN_POSITIVE][i % 4];
+        cell.tpot_ns = Some([0.0, -5.0, 1e308, 1e-300][i % 4]);
+        cell.blocks[0].at_ns = [-1e18, 1e308][i % 2];
+    }
+    if let Some(ceilings) = &mut report.ceilings {
+        ceilings.read_bytes_per_s.median = 0.0;
+    }
+    let text = render(&report, &[]);
+    assert!(!text.contains("NaN") && !text.contains("=\"inf") && !text.contains(",inf"));
+    parsed(&report);
+}
+
+#[test]
+fn a_prediction_draws_what_it_has_and_leaves_out_what_it_cannot_have() {
+    let report: Report = crate::samples::saved("predict-h100");
+    let page = parsed(&report);
+    assert_eq!(count(&page, ".absent, #ladder, #blocks, #telemetry"), 0);
+    let marks = |plot: &str| count(&page, &format!("#{plot} svg.wide .mark"));
+    // Two dtypes, batches and contexts; a context beyond the model has no time.
+    assert_eq!((marks("roofline"), marks("context"), marks("batch")), (16, 8, 16));
+    assert_eq!(count(&page, "#context svg.wide polyline"), 4, "a line for each dtype and batch");
+    let said = texts(&page, "figcaption").concat();
+    assert!(said.contains("nothing was measured") && !said.contains("intervals"), "{said}");
+}

@@ -1,0 +1,84 @@
+//! Every format over one report, of the scripted engine on its virtual clock, so that it never changes.
+
+use super::*;
+use crate::analysis::judge;
+use crate::samples;
+
+fn report() -> Report {
+    samples::saved("run-scripted")
+}
+
+#[test]
+fn the_table_shows_every_cell_with_its_validity_and_reason() {
+    insta::assert_snapshot!(render(&report(), Format::Table, false).unwrap());
+}
+
+#[test]
+fn markdown_escapes_what_strangers_wrote() {
+    insta::assert_snapshot!(render(&report(), Format::Md, false).unwrap());
+}
+
+#[test]
+fn csv_has_raw_numbers_with_units_in_the_heading_and_empty_fields_for_null() {
+    insta::assert_snapshot!(render(&report(), Format::Csv, false).unwrap());
+}
+
+#[test]
+fn csv_does_not_run_formulas() {
+    let mut report = report();
+    report.cells[0].reason = Some("=HYPERLINK(\"evil\")".into());
+    let text = render(&report, Format::Csv, false).unwrap();
+    assert!(text.contains("'=HYPERLINK"), "{text}");
+}
+
+#[test]
+fn json_reads_back_to_the_same_report() {
+    let report = report();
+    assert!(saved::parse(&render(&report, Format::Json, false).unwrap()).unwrap() == report);
+}
+
+#[test]
+fn recomputing_a_report_changes_nothing() {
+    let report = report();
+    let mut again = report.clone();
+    judge::recompute(&mut again);
+    assert!(again == report);
+}
+
+#[test]
+fn colour_is_only_colour() {
+    let report = report();
+    let colored = render(&report, Format::Table, true).unwrap();
+    assert!(colored.contains('\u{1b}'));
+    let mut plain = String::new();
+    let mut characters = colored.chars();
+    while let Some(c) = characters.next() {
+        if c == '\u{1b}' {
+            characters.by_ref().find(|&c| c == 'm');
+        } else {
+            plain.push(c);
+        }
+    }
+    assert_eq!(plain, render(&report, Format::Table, false).unwrap());
+}
+
+#[test]
+fn the_shipped_schema_is_current_and_a_report_follows_it() {
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/result.schema.json");
+    let schema = saved::schema();
+    if std::env::var_os("UPDATE_SCHEMA").is_some() {
+        std::fs::write(&path, serde_json::to_string_pretty(&schema).unwrap() + "\n").unwrap();
+    }
+    let shipped: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
+    assert_eq!(shipped, schema, "run the tests once with UPDATE_SCHEMA=1");
+    let instance = serde_json::to_value(report()).unwrap();
+    let validator = jsonschema::validator_for(&schema).unwrap();
+    let problems: Vec<String> = validator.iter_errors(&instance).map(|e| e.to_string()).collect();
+    assert!(problems.is_empty(), "{problems:?}");
+}
+
+#[test]
+fn a_prediction_says_that_nothing_was_measured() {
+    let report: Report = samples::saved("predict-h200");
+    insta::assert_snapshot!(render(&report, Format::Table, false).unwrap());
+}

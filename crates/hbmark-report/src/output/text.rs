@@ -1,0 +1,81 @@
+//! Text that strangers wrote, made harmless, and numbers made readable; shared by the formats.
+
+use super::metrics::Unit;
+use hbmark_core::units::{Bytes, BytesPerSecond, Flops, Nanos};
+
+/// A column of values in one unit and with one number of digits, so that they can be compared at a glance.
+#[must_use]
+pub fn column(unit: Unit, values: &[Option<f64>]) -> Vec<String> {
+    let present = || values.iter().flatten().copied().filter(|v| v.is_finite());
+    let smallest = present().filter(|v| *v != 0.0).fold(f64::INFINITY, |m, v| m.min(v.abs()));
+    let (scale, suffix) = scale(unit, smallest);
+    let decimals = match unit {
+        Unit::Fraction | Unit::Joules => 1,
+        Unit::PerSecond if smallest >= 100.0 => 0,
+        Unit::Count => usize::from(present().any(|v| v.fract() != 0.0)),
+        // Three significant digits for the smallest value.
+        _ => match smallest / scale {
+            s if s < 10.0 => 2,
+            s if s < 100.0 => 1,
+            _ => usize::from(!smallest.is_finite()) * 2,
+        },
+    };
+    let show = |value: &Option<f64>| match value {
+        Some(v) if v.is_finite() => format!("{:.decimals$}{suffix}", v / scale),
+        _ => "-".to_owned(),
+    };
+    values.iter().map(show).collect()
+}
+
+/// The largest step of a unit in which the smallest value is still at least one.
+fn scale(unit: Unit, smallest: f64) -> (f64, &'static str) {
+    let pick = |steps: &[(f64, &'static str)]| {
+        let fits = |step: &&(f64, &'static str)| smallest.is_finite() && smallest >= step.0 * 0.9995;
+        steps.iter().find(fits).or(steps.last()).copied().unwrap_or((1.0, ""))
+    };
+    match unit {
+        Unit::Nanoseconds => pick(&[(1e9, " s"), (1e6, " ms"), (1e3, " µs"), (1.0, " ns")]),
+        Unit::Bytes => pick(&[(1e12, " TB"), (1e9, " GB"), (1e6, " MB"), (1e3, " kB"), (1.0, " B")]),
+        Unit::BytesPerSecond => pick(&[(1e12, " TB/s"), (1e9, " GB/s"), (1e6, " MB/s")]),
+        Unit::Flops => pick(&[(1e12, " TFLOP"), (1e9, " GFLOP"), (1e6, " MFLOP")]),
+        Unit::Fraction => (0.01, " %"),
+        Unit::Joules => pick(&[(1.0, " J"), (1e-3, " mJ")]),
+        Unit::PerSecond | Unit::Count => (1.0, ""),
+    }
+}
+
+/// One quantity on its own.
+#[must_use]
+pub fn single(unit: Unit, value: f64) -> String {
+    match unit {
+        Unit::Nanoseconds => Nanos(value).to_string(),
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "bytes are not negative")]
+        Unit::Bytes => Bytes(value as u64).to_string(),
+        Unit::BytesPerSecond => BytesPerSecond(value).to_string(),
+        Unit::Flops => Flops(value).to_string(),
+        Unit::Fraction | Unit::PerSecond | Unit::Joules | Unit::Count => {
+            column(unit, &[Some(value)]).swap_remove(0)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hbmark_core::input::plain;
+
+    #[test]
+    fn a_column_has_one_unit_and_one_number_of_digits() {
+        let shown = column(Unit::Nanoseconds, &[Some(13_303_641.0), Some(133_036_410.0), None]);
+        assert_eq!(shown, ["13.3 ms", "133.0 ms", "-"]);
+        assert_eq!(column(Unit::Fraction, &[Some(0.269), Some(0.9)]), ["26.9 %", "90.0 %"]);
+        assert_eq!(column(Unit::Bytes, &[Some(0.0), None]), ["0.00 B", "-"]);
+        assert_eq!(column(Unit::Count, &[Some(8.0)]), ["8"]);
+    }
+
+    #[test]
+    fn control_characters_do_not_reach_a_terminal() {
+        assert_eq!(plain("a\u{1b}[31mb\nc"), "a\u{fffd}[31mb\u{fffd}c");
+        assert_eq!(plain("gpj\u{202e}exe\u{9b}2J"), "gpj\u{fffd}exe\u{fffd}2J");
+    }
+}

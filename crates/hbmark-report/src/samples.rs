@@ -1,0 +1,161 @@
+//! A report made by hand, for tests of what is said about cells: a machine of round numbers, and no cells yet.
+
+use std::collections::BTreeMap;
+
+use hbmark_core::ledger::{Ledger, StepShape};
+use hbmark_core::model::{Dtype, test_shapes};
+use hbmark_core::result::serving::SCHEMA_VERSION;
+use hbmark_core::result::{
+    Block, BlockTelemetry, Ceilings, CellResult, Crossover, Environment, KvFill, ModelSummary, Phase,
+    ProtocolSummary, Report, ReportKind, Spread, Status,
+};
+use hbmark_core::units::Bytes;
+
+/// A run on a machine that reads 10 GB/s, multiplies 1 TFLOP/s in bf16 and half of that in f32, and has 32 MB of cache.
+pub fn report() -> Report {
+    let spread = |median: f64| Spread { median, low: median * 0.99, high: median * 1.01 };
+    let architecture = test_shapes::llama_3_2_1b();
+    let inventory = architecture.inventory(Dtype::Bf16);
+    Report {
+        schema_version: SCHEMA_VERSION,
+        kind: ReportKind::Run,
+        command: "hbmark run --engine stock,native".into(),
+        started_at: None,
+        note: None,
+        hypothesis: None,
+        environment: Environment::default(),
+        config: BTreeMap::new(),
+        model: ModelSummary {
+            name: "Llama-3.2-1B".into(),
+            source: "synthetic, seed 7".into(),
+            hash: "0".into(),
+            parameters: inventory.parameters(),
+            weight_bytes: inventory.total_bytes(),
+            architecture,
+        },
+        capabilities: Vec::new(),
+        protocol: Some(protocol()),
+        ceilings: Some(Ceilings {
+            read_bytes_per_s: spread(10e9),
+            copy_bytes_per_s: spread(9e9),
+            triad_bytes_per_s: spread(9e9),
+            gemm_flops_per_s: [("bf16".to_owned(), spread(1e12)), ("f32".to_owned(), spread(5e11))].into(),
+            launch_ns: None,
+            working_set_bytes: Bytes(1 << 30),
+            last_cache_bytes: Some(Bytes(32_000_000)),
+            read_configuration: "2 threads, avx512".into(),
+            gpu: None,
+        }),
+        datasheet: None,
+        cells: Vec::new(),
+        cold: Vec::new(),
+        ladders: Vec::new(),
+        fits: Vec::new(),
+        crossovers: Vec::new(),
+        warnings: Vec::new(),
+    }
+}
+
+/// The same machine with a grid measured on it: both engines, both phases, two batches, three contexts, five blocks a cell. Native takes
+/// 1.1 times its memory floor and stock three times; in each cell the second block was rejected.
+pub fn measured() -> Report {
+    let mut report = report();
+    let grid = [1, 4].into_iter().flat_map(|batch| [128, 512, 1024].map(|context| (batch, context)));
+    for (batch, context) in grid {
+        for phase in [Phase::Prefill, Phase::Decode] {
+            for (engine, dtype, slow) in [("native", Dtype::Bf16, 1.1), ("stock", Dtype::F32, 3.0)] {
+                let cell = cell(&report, phase, engine, dtype, (batch, context), slow);
+                report.cells.push(cell);
+            }
+        }
+    }
+    report.crossovers.push(Crossover {
+        what: "compute_bound_batch".into(),
+        value: Some(64.0),
+        unit: "sequences".into(),
+        explanation: "at context 128, batch 64 takes longer to compute than to read".into(),
+    });
+    report.warnings.push("other load: load average 1.15 over the last minute".into());
+    crate::analysis::judge::recompute(&mut report);
+    report
+}
+
+fn cell(
+    report: &Report,
+    phase: Phase,
+    engine: &str,
+    dtype: Dtype,
+    (batch, context): (usize, usize),
+    slow: f64,
+) -> CellResult {
+    let architecture = &report.model.architecture;
+    let ledger = Ledger::new(architecture, &architecture.inventory(dtype), dtype);
+    let cost = ledger.step(StepShape { phase, batch, context });
+    // At 10 GB/s and 1 TFLOP/s.
+    let floor = (cost.bytes.ideal().as_f64() / 10.0).max(cost.flops.0 / 1e3);
+    let begin = report.cells.len() as f64 * 1e9;
+    let block = |i: u32| {
+        let time = floor * slow * (1.0 + 0.002 * f64::from(i % 3));
+        Block {
+            visit: (i / 2) as usize,
+            at_ns: begin + f64::from(i) * 2e8,
+            step_ns: vec![time; 3],
+            interval_ns: vec![time; 3],
+            wall_ns: time * 3.0,
+            timeline_ns: Some(time * 3.0),
+            memory_bytes: None,
+            canary_ratio: Some(1.0 + 0.01 * f64::from(i)),
+            rejected: (i == 1).then(|| "foreign load: 0.8 cores busy with other processes".to_owned()),
+            conditions: Vec::new(),
+            telemetry: Some(BlockTelemetry {
+                sm_clock_mhz: Some(1980.0),
+                power_watts: Some(400.0 + f64::from(i)),
+                temperature_celsius: Some(55.0),
+                ..BlockTelemetry::default()
+            }),
+        }
+    };
+    CellResult {
+        status: Status::Ok,
+        bytes: cost.bytes,
+        flops: cost.flops.0,
+        blocks: (0..5).map(block).collect(),
+        ..CellResult::blank(phase, engine, dtype, batch, context)
+    }
+}
+
+/// The full protocol.
+fn protocol() -> ProtocolSummary {
+    ProtocolSummary {
+        name: "full".into(),
+        seed: 7,
+        warmup_min_seconds: 2.0,
+        warmup_min_steps: 20,
+        block_min_steps: 20,
+        block_min_seconds: 0.1,
+        min_blocks: 10,
+        max_blocks: 40,
+        visits: 3,
+        target_half_width: 0.01,
+        cell_max_seconds: 12.0,
+        canary_tolerance: 0.01,
+        kv: KvFill::Synthetic,
+    }
+}
+
+/// A protocol by another name.
+#[must_use]
+pub fn protocol_named(name: &str) -> ProtocolSummary {
+    ProtocolSummary { name: name.into(), ..protocol() }
+}
+
+/// A result as the program saves it: one of `tests/fixtures/results`, which a test of the program keeps current.
+///
+/// # Panics
+/// When there is none of that name.
+#[must_use]
+pub fn saved<T: serde::de::DeserializeOwned>(name: &str) -> T {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/results");
+    let text = std::fs::read_to_string(format!("{folder}/{name}.json")).expect("a fixture of that name");
+    serde_json::from_str(&text).expect("a result as the program saves it")
+}

@@ -1,0 +1,100 @@
+//! From the scheduler's batch to tokens: whoever runs a step, and a prediction of how long one would take.
+//!
+//! Enters: a [`Scheduler`] with a batch in flight. Leaves: one token per part, and how long each phase of the host's work took.
+
+use crate::clock::{Clock, VirtualClock};
+use crate::scheduler::Scheduler;
+use crate::step_model::StepModel;
+use hbmark_core::ledger::RaggedPart;
+use hbmark_core::units::Nanos;
+
+/// Why a step gave no tokens.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StepFailure {
+    /// What the engine said.
+    pub message: String,
+    /// Nothing that the device does afterwards can be trusted.
+    pub tainted: bool,
+}
+
+/// Where the host's time of a step went, in nanoseconds.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Phases {
+    /// Filling the engine's batch from the scheduler's.
+    pub build: f64,
+    /// Handing it over: on a GPU the enqueueing, on a CPU the part of the call that is not the step itself.
+    pub launch: f64,
+    /// The step: on a CPU its own time, on a GPU the wait for it.
+    pub device: f64,
+    /// Choosing tokens.
+    pub sample: f64,
+    /// Finding the tokens that grammars allow, and forbidding the others.
+    pub mask: f64,
+    pub mask_apply: f64,
+}
+
+impl std::ops::AddAssign for Phases {
+    fn add_assign(&mut self, other: Self) {
+        self.build += other.build;
+        self.launch += other.launch;
+        self.device += other.device;
+        self.sample += other.sample;
+        self.mask += other.mask;
+        self.mask_apply += other.mask_apply;
+    }
+}
+
+/// Runs batches.
+pub trait Executor {
+    /// Runs the batch in flight and leaves one token per part in `tokens`.
+    ///
+    /// # Errors
+    /// When the engine fails.
+    fn run(
+        &mut self,
+        scheduler: &Scheduler,
+        clock: &mut dyn Clock,
+        tokens: &mut Vec<u32>,
+    ) -> Result<Phases, StepFailure>;
+}
+
+/// Steps that take as long as a model of them says and compute nothing.
+#[derive(Debug)]
+pub struct PredictedExecutor {
+    model: StepModel,
+    clock: VirtualClock,
+    /// What one more adapter in a batch takes.
+    adapter: Nanos,
+}
+
+impl PredictedExecutor {
+    /// Lets predicted time pass on a clock.
+    #[must_use]
+    pub fn new(model: StepModel, clock: &VirtualClock) -> Self {
+        Self { model, clock: clock.clone(), adapter: Nanos(0.0) }
+    }
+
+    /// Lets every different adapter of a batch take so long.
+    #[must_use]
+    pub fn with_adapter_time(self, adapter: Nanos) -> Self {
+        Self { adapter, ..self }
+    }
+}
+
+impl Executor for PredictedExecutor {
+    fn run(
+        &mut self,
+        scheduler: &Scheduler,
+        _clock: &mut dyn Clock,
+        tokens: &mut Vec<u32>,
+    ) -> Result<Phases, StepFailure> {
+        let parts = &scheduler.batch().parts;
+        let time =
+            self.model.step(parts.iter().map(|part| RaggedPart { cached: part.start, tokens: part.tokens }));
+        let time = Nanos(time.0 + self.adapter.0 * scheduler.batch().adapters as f64);
+        self.clock.advance(time);
+        // No model ran: tokens that differ between requests, so that they share no prefix by accident.
+        tokens.extend(parts.iter().map(|part| u32::try_from(part.key & 0xffff).unwrap_or(0)));
+        Ok(Phases { device: Nanos(time.0).0, ..Phases::default() })
+    }
+}

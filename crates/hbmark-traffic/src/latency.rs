@@ -1,0 +1,251 @@
+//! What a run says: latencies under the honesty rules, throughput, goodput, and whether any of it can be believed.
+//!
+//! Enters: a [`Run`]. Leaves: a [`ServeResult`]. The definitions are those of the glossary. In short: every latency counts from the
+//! scheduled arrival; a request that failed or never finished is infinitely slow and stays in the percentiles; what does not exist (the
+//! TPOT of one token) is null and never 0; a percentile that the sample cannot carry is null, and the largest value is shown as its
+//! bound; and the percentiles of a saturated run are refused, because they say how long one waited to stop.
+
+use std::collections::BTreeMap;
+
+use super::evidence::evidence;
+use super::gates::{due, gates, saturation};
+use super::run::{Fate, Loop, Record, Run, StepLog, Traffic};
+use crate::requests::columns;
+use crate::timeline::timeline;
+use hbmark_core::result::serving::{
+    Breakdown, Clause, ClauseResult, Quantiles, Quantity, ServeResult, Slo, SloMetric, Validity,
+};
+use hbmark_core::stats::{honest_percentile, percentile};
+
+/// A measured request, as the definitions see it.
+pub(super) fn ttft(record: &Record) -> f64 {
+    match (record.fate, record.first_token) {
+        (Fate::Rejected(_), _) | (_, None) => f64::INFINITY,
+        (_, Some(first)) => first.0 - record.arrival.0,
+    }
+}
+
+fn e2e(record: &Record) -> f64 {
+    match (record.fate, record.last_token) {
+        (Fate::Served, Some(last)) => last.0 - record.arrival.0,
+        _ => f64::INFINITY,
+    }
+}
+
+/// `None` for an output of one token; infinite for one that never came to its end.
+fn tpot(record: &Record) -> Option<f64> {
+    match (record.fate, record.first_token, record.last_token) {
+        (Fate::Served, Some(first), Some(last)) if record.output_tokens > 1 => {
+            Some((last.0 - first.0) / (record.output_tokens - 1) as f64)
+        }
+        (Fate::Served, ..) => None,
+        _ => Some(f64::INFINITY),
+    }
+}
+
+pub(super) fn queue(record: &Record) -> f64 {
+    record.started.map_or(f64::INFINITY, |started| started.0 - record.arrival.0)
+}
+
+fn metric(record: &Record, which: SloMetric) -> Option<f64> {
+    match which {
+        SloMetric::Ttft => Some(ttft(record)),
+        SloMetric::Tpot => tpot(record),
+        SloMetric::E2e => Some(e2e(record)),
+        SloMetric::Queue => Some(queue(record)),
+    }
+}
+
+/// Summarises a run.
+#[must_use]
+pub fn summarise(run: &Run, traffic: &Traffic<'_>, slo: &Slo) -> ServeResult {
+    let records = &run.records[traffic.measured.clone()];
+    let window = Window::new(run, traffic, records);
+    let steps: Vec<&StepLog> = run.steps.iter().filter(|s| window.holds(s.end)).collect();
+    let per_s = |count: f64| if window.seconds() > 0.0 { count / window.seconds() } else { 0.0 };
+    // Whatever comes to its end in the window, whenever it came: as many as the system gets done.
+    let completed = || {
+        let all = run.records.iter();
+        all.filter(|r| r.fate == Fate::Served && r.last_token.is_some_and(|t| window.holds(t.0)))
+    };
+    let served_in_window = completed().count();
+    let good_in_window = completed().filter(|r| meets(r, slo)).count();
+    let good = records.iter().filter(|r| meets(r, slo)).count();
+    let infinite = traffic.plan.iter().all(|p| p.arrival.0 == 0.0) && traffic.kind == Loop::Open;
+    let offered =
+        (traffic.kind == Loop::Open && !infinite).then(|| per_s(due(records, &window).count() as f64));
+    let mut result = ServeResult {
+        validity: Validity::Valid,
+        reasons: Vec::new(),
+        gates: Vec::new(),
+        measured: records.len(),
+        served: records.iter().filter(|r| r.fate == Fate::Served).count(),
+        unfinished: records.iter().filter(|r| r.fate == Fate::Unfinished).count(),
+        rejected: rejected(records),
+        warmup_requests: traffic.measured.start,
+        cooldown_requests: run.records[traffic.measured.end..]
+            .iter()
+            .filter(|r| r.enqueued.is_some())
+            .count(),
+        foreign_cores: None,
+        window_s: window.seconds(),
+        offered_per_s: offered,
+        served_per_s: per_s(served_in_window as f64),
+        prompt_tokens_per_s: per_s(steps.iter().map(|s| s.prompt_tokens).sum::<usize>() as f64),
+        output_tokens_per_s: per_s(steps.iter().map(|s| s.output_tokens).sum::<usize>() as f64),
+        goodput_per_s: (!slo.clauses.is_empty()).then(|| per_s(good_in_window as f64)),
+        goodput_share: (!slo.clauses.is_empty() && !records.is_empty())
+            .then(|| good as f64 / records.len() as f64),
+        tpot_clause_dropped: records.iter().filter(|r| tpot(r).is_none()).count(),
+        slo: Vec::new(),
+        slo_met: None,
+        ttft_ns: Some(Quantiles::of(records.iter().map(|r| Some(ttft(r))))),
+        tpot_ns: Some(Quantiles::of(records.iter().map(tpot))),
+        itl_ns: Some(Quantiles::of(run.gaps.iter().map(|gap| Some(*gap)))),
+        e2e_ns: Some(Quantiles::of(records.iter().map(|r| Some(e2e(r))))),
+        queue_ns: Some(Quantiles::of(records.iter().map(|r| Some(queue(r))))),
+        injection_lag_ns: Quantiles::of(records.iter().map(|r| r.enqueued.map(|_| r.lag.0))),
+        mean_running: over_time(&steps, &window, |s| s.load.running as f64),
+        mean_waiting: over_time(&steps, &window, |s| s.load.waiting as f64),
+        mean_kv_use: over_time(&steps, &window, kv_use),
+        max_kv_use: run.steps.iter().map(kv_use).fold(0.0, f64::max),
+        mean_batch: average(&steps, |s| s.load.running as f64),
+        mean_step_tokens: average(&steps, |s| (s.prompt_tokens + s.output_tokens) as f64),
+        median_step_ns: middle(&steps, |s| s.end - s.begin),
+        median_schedule_ns: middle(&steps, |s| s.schedule),
+        preemptions: run.preemptions,
+        prefix_hit_rate: (run.cache.queried_tokens > 0)
+            .then(|| run.cache.hit_tokens as f64 / run.cache.queried_tokens as f64),
+        prefix_evictions: run.cache.evictions,
+        mean_adapters: traffic
+            .plan
+            .iter()
+            .any(|p| p.adapter.is_some())
+            .then(|| average(&steps, |s| s.adapters as f64)),
+        encoded_per_asked: (run.asked_tokens > 0)
+            .then(|| run.encoded_tokens as f64 / run.asked_tokens as f64),
+        breakdown: breakdown(run),
+        timeline: timeline(&run.steps, run.end, (window.from, window.to)),
+        requests: columns(records),
+        evidence: Some(evidence(run, traffic)),
+    };
+    result.slo = slo.clauses.iter().map(|clause| judge(records, *clause)).collect();
+    result.slo_met = all_met(&result.slo);
+    gates(&mut result, run, traffic, records, &window);
+    saturation(&mut result, run, traffic, records, &window, infinite);
+    result
+}
+
+/// Whether every objective was met; one that was not decides, whatever is unknown.
+fn all_met(clauses: &[ClauseResult]) -> Option<bool> {
+    let known = |met: bool| clauses.iter().filter(|c| c.met == Some(met)).count();
+    match (known(false), known(true)) {
+        (1.., _) => Some(false),
+        (0, met) if met > 0 && met == clauses.len() => Some(true),
+        _ => None,
+    }
+}
+
+/// The span over which rates are taken: from the first measured arrival to the last in an open loop, otherwise to the last measured end.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Window {
+    pub from: f64,
+    pub to: f64,
+}
+
+impl Window {
+    fn new(run: &Run, traffic: &Traffic<'_>, records: &[Record]) -> Self {
+        let from = records.first().map_or(0.0, |r| r.arrival.0);
+        let last_arrival = records.last().map_or(0.0, |r| r.arrival.0);
+        let last_end = records.iter().filter_map(|r| r.last_token).map(|t| t.0).fold(from, f64::max);
+        let to = match traffic.kind {
+            Loop::Open if last_arrival > from => last_arrival,
+            _ => last_end,
+        };
+        Self { from, to: to.min(run.end) }
+    }
+    fn seconds(&self) -> f64 {
+        (self.to - self.from).max(0.0) / 1e9
+    }
+    fn holds(&self, moment: f64) -> bool {
+        self.from < moment && moment <= self.to
+    }
+}
+
+fn meets(record: &Record, slo: &Slo) -> bool {
+    // A quantity that does not exist breaks no promise.
+    record.fate == Fate::Served
+        && slo.clauses.iter().all(|c| metric(record, c.metric).is_none_or(|value| value <= c.limit_ns))
+}
+
+fn judge(records: &[Record], clause: Clause) -> ClauseResult {
+    let mut values: Vec<f64> = records.iter().filter_map(|r| metric(r, clause.metric)).collect();
+    values.sort_by(f64::total_cmp);
+    let observed = honest_percentile(&values, clause.percentile);
+    ClauseResult {
+        clause,
+        observed: observed.map(Quantity::from),
+        met: observed.map(|v| v <= clause.limit_ns),
+    }
+}
+
+fn rejected(records: &[Record]) -> BTreeMap<String, usize> {
+    let mut counts = BTreeMap::new();
+    for record in records {
+        if let Fate::Rejected(_) = record.fate {
+            *counts.entry(record.fate.name()).or_insert(0) += 1;
+        }
+    }
+    counts
+}
+
+fn kv_use(step: &StepLog) -> f64 {
+    step.load.used_blocks as f64 / step.load.total_blocks.max(1) as f64
+}
+
+fn over_time(steps: &[&StepLog], window: &Window, of: impl Fn(&StepLog) -> f64) -> f64 {
+    // From 0 on: the sum of nothing is -0.
+    let busy = steps.iter().fold(0.0, |sum, s| sum + of(s) * (s.end - s.begin.max(window.from)));
+    if window.seconds() > 0.0 { busy / (window.seconds() * 1e9) } else { 0.0 }
+}
+
+fn average(steps: &[&StepLog], of: impl Fn(&StepLog) -> f64) -> f64 {
+    if steps.is_empty() { 0.0 } else { steps.iter().map(|s| of(s)).sum::<f64>() / steps.len() as f64 }
+}
+
+fn middle(steps: &[&StepLog], of: impl Fn(&StepLog) -> f64) -> Option<f64> {
+    let mut values: Vec<f64> = steps.iter().map(|s| of(s)).collect();
+    values.sort_by(f64::total_cmp);
+    (!values.is_empty()).then(|| percentile(&values, 0.5))
+}
+
+fn breakdown(run: &Run) -> Breakdown {
+    let sum = |of: &dyn Fn(&StepLog) -> f64| run.steps.iter().map(of).sum::<f64>();
+    let mut all = Breakdown {
+        enqueue_ns: run.enqueue,
+        schedule_ns: sum(&|s| s.schedule),
+        build_ns: sum(&|s| s.phases.build),
+        launch_ns: sum(&|s| s.phases.launch),
+        device_ns: sum(&|s| s.phases.device),
+        sample_ns: sum(&|s| s.phases.sample),
+        mask_ns: sum(&|s| s.phases.mask),
+        mask_apply_ns: sum(&|s| s.phases.mask_apply),
+        detokenize_ns: sum(&|s| s.detokenize),
+        idle_ns: run.idle,
+        other_ns: 0.0,
+        wall_ns: run.end,
+        steps: run.steps.len(),
+    };
+    let named = all.enqueue_ns
+        + all.schedule_ns
+        + all.build_ns
+        + all.launch_ns
+        + all.device_ns
+        + all.sample_ns
+        + all.mask_ns
+        + all.mask_apply_ns
+        + all.detokenize_ns
+        + all.idle_ns;
+    all.other_ns = (all.wall_ns - named).max(0.0);
+    all
+}

@@ -1,0 +1,31 @@
+//! Traffic and scheduling: what is sent, when, in which batches, and how long each request took.
+//!
+//! Enters: a workload or a trace, a rate, the scheduler's settings, and whoever runs a step. Leaves: a
+//! [`ServeResult`](hbmark_core::result::serving::ServeResult) per point of load.
+//!
+//! ```text
+//! Workload | Trace → Planned (arrivals, prompts) → run: Scheduler × Executor × Clock → Run (records, steps) → ServeResult
+//! ```
+//!
+//! Engines stand behind [`execute::Executor`], time behind [`clock::Clock`]; nothing here knows a device, a flag or a report.
+
+pub mod adapters;
+pub mod arrivals;
+pub mod block_pool;
+pub mod clock;
+pub mod evidence;
+pub mod execute;
+pub mod gates;
+pub mod latency;
+pub mod matrix;
+pub mod point;
+pub mod requests;
+pub mod residuals;
+pub mod run;
+pub mod sampler;
+pub mod scheduler;
+pub mod search;
+pub mod step_model;
+pub mod timeline;
+pub mod trace;
+pub mod workload;

@@ -1,0 +1,269 @@
+//! One point of load: what to send and how to schedule it.
+//!
+//! Enters: a [`PointSpec`]. Leaves: planned requests, and what a model of the steps makes of them on a virtual clock.
+
+use serde::Serialize;
+
+use crate::adapters::AdapterMix;
+use crate::arrivals::Burst;
+use crate::clock::VirtualClock;
+use crate::execute::PredictedExecutor;
+use crate::run::{Loop, Progress, Run, RunError, Traffic, run};
+use crate::sampler::Sampling;
+use crate::scheduler::{Reject, Scheduler};
+use crate::step_model::StepModel;
+use crate::trace::Trace;
+use crate::workload::{Planned, Workload, ideal_hit_rate, mix, plan_trace, without_sharing};
+use hbmark_core::result::serving::{Arrivals, Offered, Point, SchedulerConfig, Slo};
+use hbmark_core::units::Nanos;
+
+/// Why a point cannot be planned.
+#[derive(Debug, thiserror::Error)]
+pub enum PlanError {
+    #[error(
+        "the KV pool of {blocks} blocks of {block_size} positions is too small: a request of {prompt} prompt and {output} output tokens \
+         needs {needed} blocks; give more (--num-gpu-blocks-override, --gpu-memory-utilization) or shorter requests"
+    )]
+    PoolTooSmall { blocks: usize, block_size: usize, prompt: usize, output: usize, needed: usize },
+    #[error(
+        "no request can be served: {reason} (the first has {prompt} prompt and {output} output tokens, the model's context is \
+         {context}, a step takes {budget} tokens)"
+    )]
+    NothingFits { reason: Reject, prompt: usize, output: usize, context: usize, budget: usize },
+    #[error("the trace has {have} requests, fewer than the {warmup} that warm up and one more")]
+    TraceTooShort { have: usize, warmup: usize },
+    #[error(
+        "{clause} needs at least {needed} requests to be more than the largest value by another name, and {requests} are measured; \
+         raise --requests or choose a lower percentile"
+    )]
+    TooFewForSlo { clause: String, needed: usize, requests: usize },
+}
+
+/// What is sent.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[expect(clippy::large_enum_variant, reason = "there is one to a point, and nobody keeps many")]
+pub enum Source {
+    Workload(Workload),
+    /// Times are multiplied by the factor, where no rate is asked for.
+    Trace(#[serde(serialize_with = "whole")] std::rc::Rc<Trace>, f64),
+}
+
+/// A trace as what it holds.
+fn whole<S: serde::Serializer>(trace: &std::rc::Rc<Trace>, serializer: S) -> Result<S::Ok, S::Error> {
+    Trace::serialize(trace, serializer)
+}
+
+/// What to measure.
+#[derive(Debug, Clone, Serialize)]
+pub struct PointSpec {
+    pub label: String,
+    pub source: Source,
+    pub offered: Offered,
+    pub arrivals: Arrivals,
+    pub burst: Option<Burst>,
+    /// Requests whose times count.
+    pub requests: usize,
+    /// Requests in front of them.
+    pub warmup: usize,
+    pub scheduler: SchedulerConfig,
+    pub sampling: Sampling,
+    /// End an output at a stop token instead of at its planned length.
+    pub stop_at_eos: bool,
+    pub seed: u64,
+    /// Nothing is shared between prompts: the cold twin.
+    pub cold: bool,
+    pub slo: Slo,
+    pub time_limit: Option<Nanos>,
+    /// The adapters that requests have; `None` for none.
+    pub adapters: Option<AdapterMix>,
+    /// Share of the requests whose outputs are held to the engine's grammar.
+    pub constrained: Option<f64>,
+}
+
+impl PointSpec {
+    /// Requests behind the measured ones, to keep the system loaded until those are done.
+    pub fn cooldown(&self) -> usize {
+        match self.offered {
+            Offered::AtOnce => 0,
+            _ => self.requests / 2 + 16,
+        }
+    }
+
+    pub fn warmup(&self) -> usize {
+        if self.offered == Offered::AtOnce { 0 } else { self.warmup }
+    }
+
+    /// Plans every request, and says which of them count.
+    ///
+    /// # Errors
+    /// When a trace has too few.
+    pub fn plan(&self) -> Result<(Vec<Planned>, std::ops::Range<usize>), PlanError> {
+        let warmup = self.warmup();
+        let count = warmup + self.requests + self.cooldown();
+        let rate = if let Offered::Rate(rate) = self.offered { Some(rate) } else { None };
+        let (mut plan, recorded) = match &self.source {
+            Source::Workload(workload) => {
+                (workload.plan(rate, self.arrivals, self.burst, count, self.seed), usize::MAX)
+            }
+            Source::Trace(trace, factor) => {
+                let have = trace.requests.len();
+                if have <= warmup {
+                    return Err(PlanError::TraceTooShort { have, warmup });
+                }
+                // The mean rate asked for, over the requests that count: a trace is not as busy everywhere.
+                let (first, last) = (warmup, (warmup + self.requests).min(have) - 1);
+                let at = |index: usize| trace.requests[index].arrival.seconds();
+                let span = at(last) - at(first);
+                let factor = match rate {
+                    Some(rate) if span > 0.0 => (last - first) as f64 / rate / span,
+                    _ => *factor,
+                };
+                let mut plan = plan_trace(trace, factor, self.seed);
+                plan.truncate(count);
+                (plan, have)
+            }
+        };
+        if matches!(self.offered, Offered::AtOnce | Offered::Concurrency(_)) {
+            for request in &mut plan {
+                request.arrival = Nanos(0.0);
+            }
+        }
+        if self.cold {
+            plan = without_sharing(&plan, mix(self.seed, 7));
+        }
+        if let Some(adapters) = &self.adapters {
+            adapters.assign(&mut plan, self.seed);
+        }
+        if let Some(share) = self.constrained {
+            for (index, request) in plan.iter_mut().enumerate() {
+                // 53 bits are what a float between 0 and 1 holds.
+                let drawn = (mix(mix(self.seed, 21), index as u64) >> 11) as f64 / (1_u64 << 53) as f64;
+                request.constrained = drawn < share;
+            }
+        }
+        let end = (warmup + self.requests).min(recorded).min(plan.len());
+        Ok((plan, warmup..end))
+    }
+
+    /// Checks what can be checked before anything runs.
+    pub fn check(&self, plan: &[Planned], measured: usize) -> Result<(), PlanError> {
+        let knobs = &self.scheduler;
+        let of = |p: &Planned| Scheduler::check(knobs, p.prompt_len(), p.output_len);
+        if let Some(large) = plan.iter().find(|p| of(p) == Err(Reject::ExceedsPool)) {
+            let (prompt, output) = (large.prompt_len(), large.output_len);
+            return Err(PlanError::PoolTooSmall {
+                blocks: knobs.num_blocks,
+                block_size: knobs.block_size,
+                prompt,
+                output,
+                needed: (prompt + output - 1).div_ceil(knobs.block_size),
+            });
+        }
+        if let Some(Err(reason)) = plan.first().map(of)
+            && plan.iter().all(|p| of(p).is_err())
+        {
+            return Err(PlanError::NothingFits {
+                reason,
+                prompt: plan[0].prompt_len(),
+                output: plan[0].output_len,
+                context: knobs.max_model_len,
+                budget: knobs.max_num_batched_tokens,
+            });
+        }
+        for clause in &self.slo.clauses {
+            let needed = hbmark_core::stats::needed(clause.percentile);
+            if measured < needed {
+                return Err(PlanError::TooFewForSlo {
+                    clause: clause.to_string(),
+                    needed,
+                    requests: measured,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// What a cache without an end would find, over the requests that ran: what is rejected or never sent is looked up nowhere.
+    pub fn ideal_hit_rate(&self, plan: &[Planned], run: &Run) -> Option<f64> {
+        let ran = plan.iter().zip(&run.records).filter(|(_, record)| record.started.is_some());
+        let rate = || ideal_hit_rate(ran.map(|(planned, _)| planned), self.scheduler.block_size);
+        self.scheduler.enable_prefix_caching.then(rate).flatten()
+    }
+
+    /// Blocks that the plan could ever fill, prefixes counted as often as they are sent.
+    pub fn blocks_of(&self, plan: &[Planned]) -> usize {
+        let knobs = &self.scheduler;
+        let of = |p: &Planned| (p.prompt_len() + p.output_len).div_ceil(knobs.block_size);
+        plan.iter().map(of).sum::<usize>().min(knobs.num_blocks)
+    }
+
+    pub fn traffic<'a>(
+        &self,
+        plan: &'a [Planned],
+        measured: std::ops::Range<usize>,
+        vocab: usize,
+        eos: &[u32],
+    ) -> Traffic<'a> {
+        Traffic {
+            plan,
+            kind: match self.offered {
+                Offered::Concurrency(concurrency) => Loop::Closed { concurrency },
+                _ => Loop::Open,
+            },
+            measured,
+            vocab,
+            alphabet: Vec::new(),
+            stop_tokens: if self.stop_at_eos { eos.to_vec() } else { Vec::new() },
+            constrained_stops: Vec::new(),
+            time_limit: self.time_limit,
+            keep_outputs: false,
+        }
+    }
+
+    /// What one more adapter adds to a step.
+    pub fn adapter_time(&self) -> Nanos {
+        self.adapters.as_ref().map_or(Nanos(0.0), |adapters| adapters.time_each)
+    }
+
+    /// The point, before it is run. Its means are those of the requests that count.
+    #[must_use]
+    pub fn blank(&self, plan: &[Planned], measured: &std::ops::Range<usize>) -> Point {
+        let counted = &plan[measured.clone()];
+        let mean = |of: &dyn Fn(&Planned) -> usize| {
+            counted.iter().map(|p| of(p) as f64).sum::<f64>() / counted.len().max(1) as f64
+        };
+        Point {
+            label: self.label.clone(),
+            offered: self.offered,
+            arrivals: matches!(self.source, Source::Workload(_)).then_some(self.arrivals),
+            seed: self.seed,
+            cold: self.cold,
+            mean_prompt_tokens: mean(&Planned::prompt_len),
+            mean_output_tokens: mean(&|p| p.output_len),
+            scheduler: self.scheduler.clone(),
+            ideal_hit_rate: None,
+            result: None,
+            not_run: None,
+            predicted: None,
+            adapters: None,
+            structured: None,
+            drift: None,
+            residuals: None,
+        }
+    }
+}
+
+/// The point on a virtual clock.
+///
+/// # Errors
+/// When the run cannot go on.
+pub fn simulate(
+    model: &StepModel,
+    spec: &PointSpec,
+    traffic: &Traffic<'_>,
+    observe: &mut dyn FnMut(Progress),
+) -> Result<Run, RunError> {
+    let clock = VirtualClock::default();
+    let mut executor = PredictedExecutor::new(model.clone(), &clock).with_adapter_time(spec.adapter_time());
+    run(traffic, spec.scheduler.clone(), &mut executor, &mut clock.clone(), None, observe)
+}

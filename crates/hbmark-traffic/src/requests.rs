@@ -1,0 +1,56 @@
+//! The raw samples of a point: every measured request, column by column.
+//!
+//! Enters: the records of a run. Leaves: plain columns, from which whoever doubts a percentile of TTFT, TPOT, E2E or queue time computes
+//! it again, and judges other objectives than those of the run.
+
+use super::run::{Fate, Record};
+use hbmark_core::result::serving::Requests;
+use hbmark_core::units::Nanos;
+
+/// Requests beyond which a point keeps no columns: a result should open in an editor.
+const MOST: usize = 100_000;
+
+/// Columns of records; `None` of more than a result should hold.
+#[must_use]
+pub fn columns(records: &[Record]) -> Option<Requests> {
+    if records.len() > MOST {
+        return None;
+    }
+    let times = |of: fn(&Record) -> Option<Nanos>| records.iter().map(|r| of(r).map(whole)).collect();
+    let counts = |of: fn(&Record) -> usize| records.iter().map(of).collect();
+    Some(Requests {
+        arrival_ns: records.iter().map(|r| whole(r.arrival)).collect(),
+        started_ns: times(|r| r.started),
+        first_token_ns: times(|r| r.first_token),
+        last_token_ns: times(|r| r.last_token),
+        prompt_tokens: counts(|r| r.prompt_tokens),
+        output_tokens: counts(|r| r.output_tokens),
+        cached_tokens: counts(|r| r.cached_tokens),
+        fate: records.iter().map(|r| r.fate.name()).collect(),
+    })
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "a time since the start, far below 2^63 ns"
+)]
+fn whole(time: Nanos) -> u64 {
+    time.0.max(0.0).round() as u64
+}
+
+impl Fate {
+    /// As results name it.
+    #[must_use]
+    pub fn name(self) -> String {
+        match self {
+            Self::Unfinished => "unfinished".into(),
+            Self::Served => "served".into(),
+            Self::Rejected(reason) => {
+                let name =
+                    serde_json::to_value(reason).ok().and_then(|value| value.as_str().map(str::to_owned));
+                name.unwrap_or_default()
+            }
+        }
+    }
+}

@@ -1,0 +1,607 @@
+//! Continuous batching as a state machine: which tokens of which requests the next step runs.
+//!
+//! Enters: requests ([`admit`](Scheduler::admit)) and the tokens a step produced ([`complete`](Scheduler::complete)). Leaves: the next
+//! [`Batch`] with block tables, and what became of each request. It owns no clock and no model: time passes and tokens are computed
+//! elsewhere, so the same machine serves a real engine and a virtual one.
+//!
+//! The policy is vLLM's, under its knobs: a step first serves what runs, in order of rank, then admits what waits while the budget of
+//! tokens, the number of sequences and the blocks allow. When blocks run out, the running request of the lowest rank is preempted:
+//! it gives back its blocks, returns to the queue and computes its tokens again (from whatever prefix is still cached). Rank is
+//! arrival, or priority and then arrival. Because the lowest rank always yields and a request that could not run alone is refused at
+//! admission, the highest rank always advances: nothing starves under first come, first served.
+
+mod adapters;
+
+use std::collections::BTreeSet;
+
+use adapters::AdapterUse;
+
+use super::block_pool::{BlockPool, CacheCounts, Chain};
+use hbmark_core::result::serving::{Policy, SchedulerConfig};
+
+#[cfg(test)]
+use super::block_pool::Fault;
+
+/// A request as the scheduler sees it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Submission {
+    /// The caller's name for it.
+    pub key: usize,
+    pub prompt: Vec<u32>,
+    /// Tokens to generate.
+    pub output_len: usize,
+    /// Tokens that end the output early; empty where the length is forced.
+    pub stop_tokens: Vec<u32>,
+    /// Lower goes first under [`Policy::Priority`].
+    pub priority: i32,
+    /// The adapter it is served with; prefixes are shared among requests of one adapter only.
+    pub adapter: Option<u32>,
+}
+
+/// Why a request is not served. A reject is a result, with a name, and is counted.
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    thiserror::Error,
+    serde::Serialize,
+    serde::Deserialize,
+    schemars::JsonSchema,
+)]
+#[serde(rename_all = "snake_case")]
+pub enum Reject {
+    #[error("the prompt is empty")]
+    EmptyPrompt,
+    #[error("no output was asked for")]
+    EmptyOutput,
+    #[error("prompt and output are longer than the model's context")]
+    ExceedsContext,
+    #[error("prompt and output need more KV blocks than there are")]
+    ExceedsPool,
+    #[error("without chunked prefill the prompt must fit one step's budget of tokens")]
+    ExceedsBudget,
+    #[error("the queue is full")]
+    QueueFull,
+    #[error("the engine failed while it was served")]
+    EngineFailed,
+}
+
+/// A handle on an admitted request, valid until it finishes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Slot(u32);
+
+/// The part of a step that is one request's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Part {
+    pub slot: Slot,
+    pub key: usize,
+    /// Unique to this run of the request: another after a preemption.
+    pub sequence: u64,
+    /// Position of the first token.
+    pub start: usize,
+    pub tokens: usize,
+    /// Whether the step computes the last known token, so that the next one comes out.
+    pub produces: bool,
+    /// Whether this is the request's first step since it arrived or was preempted.
+    pub starts: bool,
+    pub adapter: Option<u32>,
+}
+
+/// One step.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Batch {
+    /// In order of rank.
+    pub parts: Vec<Part>,
+    /// Sequences whose KV an engine with a cache of its own may drop: they finished or were preempted since the last batch.
+    pub dropped: Vec<u64>,
+    /// Requests preempted to make this batch.
+    pub preempted: Vec<usize>,
+    /// Different adapters among the parts.
+    pub adapters: usize,
+}
+
+impl Batch {
+    /// Tokens of all parts.
+    #[must_use]
+    pub fn token_count(&self) -> usize {
+        self.parts.iter().map(|part| part.tokens).sum()
+    }
+}
+
+/// A token that became available.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Emitted {
+    pub key: usize,
+    pub token: u32,
+    /// Tokens of the request's output so far, this one included.
+    pub index: usize,
+    pub finished: bool,
+}
+
+/// How much is where.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
+pub struct Load {
+    pub running: usize,
+    pub waiting: usize,
+    pub used_blocks: usize,
+    pub total_blocks: usize,
+    /// Entries in the block tables of what runs: a shared block counts for each. More used than this are lost.
+    pub held_blocks: usize,
+}
+
+#[derive(Debug, Clone)]
+struct Request {
+    key: usize,
+    rank: Rank,
+    /// Prompt, then output.
+    tokens: Vec<u32>,
+    prompt_len: usize,
+    output_len: usize,
+    stop_tokens: Vec<u32>,
+    /// Tokens whose KV is in the blocks.
+    computed: usize,
+    sequence: u64,
+    blocks: Vec<u32>,
+    /// Leading blocks that the cache was told of, and the chain they end with.
+    cached_blocks: usize,
+    chain: Chain,
+    started: bool,
+    adapter: Option<u32>,
+}
+
+/// Priority, then order of admission.
+type Rank = (i32, u64);
+
+/// The state machine.
+#[derive(Debug)]
+pub struct Scheduler {
+    config: SchedulerConfig,
+    pool: BlockPool,
+    requests: Vec<Option<Request>>,
+    vacant: Vec<u32>,
+    waiting: BTreeSet<(Rank, u32)>,
+    /// In order of rank.
+    running: Vec<(Rank, u32)>,
+    batch: Batch,
+    emitted: Vec<Emitted>,
+    found: Vec<u32>,
+    admitted: u64,
+    sequences: u64,
+    preemptions: u64,
+    /// Sequences that ended since the last batch.
+    ended: Vec<u64>,
+    /// A batch was handed out and not completed.
+    in_flight: bool,
+    adapters: AdapterUse,
+}
+
+impl Scheduler {
+    /// A scheduler without requests.
+    ///
+    /// # Panics
+    /// When a knob that counts is 0.
+    #[must_use]
+    pub fn new(config: SchedulerConfig) -> Self {
+        assert!(
+            config.max_num_seqs > 0 && config.max_num_batched_tokens > 0,
+            "a step must be able to hold something"
+        );
+        let pool = BlockPool::new(config.num_blocks, config.block_size, config.enable_prefix_caching);
+        Self::over(config, pool)
+    }
+
+    fn over(config: SchedulerConfig, pool: BlockPool) -> Self {
+        Self {
+            pool,
+            requests: Vec::new(),
+            vacant: Vec::new(),
+            waiting: BTreeSet::new(),
+            running: Vec::with_capacity(config.max_num_seqs + 1),
+            batch: Batch::default(),
+            emitted: Vec::with_capacity(config.max_num_seqs),
+            found: Vec::new(),
+            admitted: 0,
+            sequences: 0,
+            preemptions: 0,
+            ended: Vec::new(),
+            in_flight: false,
+            adapters: AdapterUse::default(),
+            config,
+        }
+    }
+
+    /// Plants a leak, for checks of the books: so many blocks are taken and nobody holds them.
+    #[must_use]
+    pub fn with_lost_blocks(mut self, count: usize) -> Self {
+        for _ in 0..count {
+            self.pool.take();
+        }
+        self
+    }
+
+    /// The knobs.
+    #[must_use]
+    pub fn config(&self) -> &SchedulerConfig {
+        &self.config
+    }
+
+    /// Whether a request of these lengths can ever be served, for checks before a run.
+    ///
+    /// # Errors
+    /// The reason it would be rejected.
+    pub fn check(config: &SchedulerConfig, prompt_len: usize, output_len: usize) -> Result<(), Reject> {
+        if prompt_len == 0 {
+            return Err(Reject::EmptyPrompt);
+        }
+        if output_len == 0 {
+            return Err(Reject::EmptyOutput);
+        }
+        let whole = prompt_len.saturating_add(output_len);
+        if whole > config.max_model_len {
+            return Err(Reject::ExceedsContext);
+        }
+        // The last token is read and never written.
+        if (whole - 1).div_ceil(config.block_size) > config.num_blocks {
+            return Err(Reject::ExceedsPool);
+        }
+        // A preempted request computes its output again, in one step.
+        if !config.enable_chunked_prefill && whole - 1 > config.max_num_batched_tokens {
+            return Err(Reject::ExceedsBudget);
+        }
+        Ok(())
+    }
+
+    /// Takes a request into the queue.
+    ///
+    /// # Errors
+    /// The named reason for which it will not be served.
+    ///
+    /// # Panics
+    /// With 2^32 requests at once.
+    pub fn admit(&mut self, submission: Submission) -> Result<Slot, Reject> {
+        Self::check(&self.config, submission.prompt.len(), submission.output_len)?;
+        if self.config.max_waiting.is_some_and(|most| self.waiting.len() >= most) {
+            return Err(Reject::QueueFull);
+        }
+        let Submission { key, prompt: mut tokens, output_len, stop_tokens, priority, adapter } = submission;
+        self.adapters.know(adapter);
+        let priority = if self.config.scheduling == Policy::Priority { priority } else { 0 };
+        let rank = (priority, self.admitted);
+        self.admitted += 1;
+        let prompt_len = tokens.len();
+        // Reserved now, so that no step allocates.
+        tokens.reserve_exact(output_len);
+        let request = Request {
+            key,
+            rank,
+            prompt_len,
+            blocks: Vec::with_capacity(self.pool.blocks_for(prompt_len + output_len)),
+            tokens,
+            output_len,
+            stop_tokens,
+            computed: 0,
+            sequence: 0,
+            cached_blocks: 0,
+            chain: self.root(adapter),
+            started: false,
+            adapter,
+        };
+        let slot = self.vacant.pop().unwrap_or_else(|| {
+            self.requests.push(None);
+            u32::try_from(self.requests.len() - 1).expect("fewer than 2^32 requests at once")
+        });
+        self.requests[slot as usize] = Some(request);
+        self.waiting.insert((rank, slot));
+        Ok(Slot(slot))
+    }
+
+    /// Chooses the next step. An empty batch means that there is nothing to do.
+    ///
+    /// # Panics
+    /// When the last batch was not completed.
+    pub fn next_batch(&mut self) -> &Batch {
+        assert!(!self.in_flight, "a batch is completed before the next is made");
+        self.batch.parts.clear();
+        self.batch.preempted.clear();
+        self.batch.dropped.clear();
+        self.batch.adapters = 0;
+        self.adapters.next_batch();
+        let mut budget = self.config.max_num_batched_tokens;
+        #[cfg(test)]
+        if self.pool.fault == Some(Fault::ExceedsBudget) {
+            budget += 1;
+        }
+        self.serve_running(&mut budget);
+        if self.batch.preempted.is_empty() {
+            self.start_waiting(&mut budget);
+        }
+        self.batch.dropped.append(&mut self.ended);
+        self.in_flight = !self.batch.parts.is_empty();
+        &self.batch
+    }
+
+    fn serve_running(&mut self, budget: &mut usize) {
+        let mut index = 0;
+        while index < self.running.len() && *budget > 0 {
+            let slot = self.running[index].1;
+            let request = self.request(slot);
+            let tokens = (request.tokens.len() - request.computed).min(*budget);
+            let positions = request.computed + tokens;
+            if !self.make_room(slot, positions) {
+                // It was the last and gave way itself.
+                break;
+            }
+            self.push_part(slot, tokens);
+            *budget -= tokens;
+            index += 1;
+        }
+    }
+
+    /// Sees to it that a running request has blocks for so many positions, at the cost of those ranked behind it. `false` when it had
+    /// to be preempted itself.
+    fn make_room(&mut self, slot: u32, positions: usize) -> bool {
+        loop {
+            if self.extend(slot, positions) {
+                return true;
+            }
+            let (_, victim) = *self.running.last().expect("the request itself runs");
+            self.preempt(victim);
+            if victim == slot {
+                return false;
+            }
+        }
+    }
+
+    fn start_waiting(&mut self, budget: &mut usize) {
+        while self.running.len() < self.config.max_num_seqs && *budget > 0 {
+            let next = self.waiting.first();
+            #[cfg(test)]
+            let next = if self.pool.fault == Some(Fault::PassesQueue) { self.waiting.last() } else { next };
+            let Some(&(rank, slot)) = next else { break };
+            let mut found = std::mem::take(&mut self.found);
+            found.clear();
+            let request = self.requests[slot as usize].as_ref().expect("a waiting request exists");
+            let whole = request.tokens.len();
+            let adapter = request.adapter;
+            let most = self.config.max_loras;
+            #[cfg(test)]
+            let most = most.map(|most| most + usize::from(self.pool.fault == Some(Fault::ExceedsAdapters)));
+            if !self.adapters.fits(adapter, most) {
+                self.found = found;
+                break;
+            }
+            // At least one token is computed, or there would be no logits.
+            let root = self.root(adapter);
+            let chain = self.pool.find(root, &request.tokens[..whole - 1], &mut found);
+            let hit = found.len() * self.config.block_size;
+            let wanted = whole - hit;
+            let tokens = wanted.min(*budget);
+            let fits = self.config.enable_chunked_prefill || wanted <= *budget;
+            let needed = self.pool.blocks_for(hit + tokens) - found.len() + self.pool.unreferenced(&found);
+            if !fits || needed > self.pool.free() {
+                self.found = found;
+                break;
+            }
+            self.waiting.remove(&(rank, slot));
+            self.pool.share(&found);
+            self.sequences += 1;
+            let sequence = self.sequences;
+            let request = self.request_mut(slot);
+            // What a preempted request finds again of its own is no hit on anybody's prefix.
+            if request.sequence == 0 {
+                self.pool.record_lookup(whole, hit);
+            }
+            let request = self.request_mut(slot);
+            request.sequence = sequence;
+            request.blocks.extend_from_slice(&found);
+            request.cached_blocks = found.len();
+            request.chain = chain;
+            request.computed = hit;
+            request.started = false;
+            self.found = found;
+            assert!(self.extend(slot, hit + tokens), "room was checked above");
+            self.adapters.start(adapter);
+            let at = self.running.partition_point(|other| other.0 < rank);
+            self.running.insert(at, (rank, slot));
+            self.push_part(slot, tokens);
+            *budget -= tokens;
+        }
+    }
+
+    fn push_part(&mut self, slot: u32, tokens: usize) {
+        let request = self.request_mut(slot);
+        let part = Part {
+            slot: Slot(slot),
+            key: request.key,
+            sequence: request.sequence,
+            start: request.computed,
+            tokens,
+            produces: request.computed + tokens == request.tokens.len(),
+            starts: !std::mem::replace(&mut request.started, true),
+            adapter: request.adapter,
+        };
+        self.batch.adapters += usize::from(self.adapters.is_new(part.adapter));
+        self.batch.parts.push(part);
+    }
+
+    /// Takes blocks until a request has room for so many positions; takes none when they are too few.
+    fn extend(&mut self, slot: u32, positions: usize) -> bool {
+        let needed = self.pool.blocks_for(positions);
+        let request = self.requests[slot as usize].as_mut().expect("a scheduled request exists");
+        if needed.saturating_sub(request.blocks.len()) > self.pool.free() {
+            return false;
+        }
+        while request.blocks.len() < needed {
+            request.blocks.push(self.pool.take().expect("counted above"));
+        }
+        true
+    }
+
+    fn preempt(&mut self, slot: u32) {
+        let at = self.running.iter().position(|r| r.1 == slot).expect("only what runs is preempted");
+        let (rank, _) = self.running.remove(at);
+        self.give_back(slot);
+        let key = self.request(slot).key;
+        self.batch.preempted.push(key);
+        self.preemptions += 1;
+        #[cfg(test)]
+        if self.pool.fault == Some(Fault::LosesPreempted) {
+            return;
+        }
+        self.waiting.insert((rank, slot));
+    }
+
+    /// The empty prefix of a request.
+    #[cfg_attr(not(test), expect(clippy::unused_self, reason = "tests plant a fault here"))]
+    fn root(&self, adapter: Option<u32>) -> Chain {
+        #[cfg(test)]
+        if self.pool.fault == Some(Fault::ForgetsAdapters) {
+            return Chain::ROOT;
+        }
+        Chain::of(adapter)
+    }
+
+    /// Gives back a request's blocks, from the end, and forgets what was computed.
+    fn give_back(&mut self, slot: u32) {
+        let root = self.root(self.request(slot).adapter);
+        let request = self.requests[slot as usize].as_mut().expect("a scheduled request exists");
+        for block in request.blocks.drain(..).rev() {
+            self.pool.give_back(block);
+        }
+        request.computed = 0;
+        request.cached_blocks = 0;
+        request.chain = root;
+        self.ended.push(request.sequence);
+        self.adapters.end(request.adapter);
+    }
+
+    /// Takes in what a step produced: one token per part of the batch, in its order. The token of a part that
+    /// [`produces`](Part::produces) none is ignored.
+    ///
+    /// # Panics
+    /// When there is no batch, or not one token per part.
+    pub fn complete(&mut self, tokens: &[u32]) -> &[Emitted] {
+        assert!(self.in_flight, "there is a batch to complete");
+        assert_eq!(tokens.len(), self.batch.parts.len(), "one token per part");
+        self.in_flight = false;
+        self.emitted.clear();
+        let parts = std::mem::take(&mut self.batch.parts);
+        for (part, &token) in parts.iter().zip(tokens) {
+            self.advance(*part, token);
+        }
+        self.batch.parts = parts;
+        &self.emitted
+    }
+
+    fn advance(&mut self, part: Part, token: u32) {
+        let slot = part.slot.0;
+        let request = self.requests[slot as usize].as_mut().expect("a scheduled request exists");
+        request.computed += part.tokens;
+        if self.pool.caches_prefixes() {
+            let size = self.config.block_size;
+            while (request.cached_blocks + 1) * size <= request.computed {
+                let index = request.cached_blocks;
+                let tokens = &request.tokens[index * size..(index + 1) * size];
+                request.chain = self.pool.cache(request.blocks[index], request.chain, tokens);
+                request.cached_blocks += 1;
+            }
+        }
+        if !part.produces {
+            return;
+        }
+        request.tokens.push(token);
+        let index = request.tokens.len() - request.prompt_len;
+        let finished = index == request.output_len || request.stop_tokens.contains(&token);
+        self.emitted.push(Emitted { key: request.key, token, index, finished });
+        if finished {
+            self.remove(part.slot);
+        }
+    }
+
+    /// Ends the batch in flight without results and drops every request in it: what happens when the engine fails. Returns their keys.
+    pub fn abandon(&mut self) -> Vec<usize> {
+        self.in_flight = false;
+        let slots: Vec<Slot> = self.batch.parts.iter().map(|part| part.slot).collect();
+        let keys = self.batch.parts.iter().map(|part| part.key).collect();
+        self.batch.parts.clear();
+        for slot in slots {
+            self.remove(slot);
+        }
+        keys
+    }
+
+    fn remove(&mut self, slot: Slot) {
+        let rank = self.request(slot.0).rank;
+        if let Ok(at) = self.running.binary_search_by(|other| other.0.cmp(&rank)) {
+            self.running.remove(at);
+            self.give_back(slot.0);
+        }
+        self.waiting.remove(&(rank, slot.0));
+        self.requests[slot.0 as usize] = None;
+        self.vacant.push(slot.0);
+    }
+
+    /// The tokens of a part of the batch in flight.
+    #[must_use]
+    pub fn tokens(&self, part: &Part) -> &[u32] {
+        &self.request(part.slot.0).tokens[part.start..part.start + part.tokens]
+    }
+
+    /// The block table of a part of the batch in flight.
+    #[must_use]
+    pub fn block_table(&self, part: &Part) -> &[u32] {
+        &self.request(part.slot.0).blocks
+    }
+
+    /// The batch handed out last.
+    #[must_use]
+    pub fn batch(&self) -> &Batch {
+        &self.batch
+    }
+
+    /// Whether anything runs or waits.
+    #[must_use]
+    pub fn has_work(&self) -> bool {
+        !self.running.is_empty() || !self.waiting.is_empty()
+    }
+
+    /// How much is where.
+    #[must_use]
+    pub fn load(&self) -> Load {
+        Load {
+            running: self.running.len(),
+            waiting: self.waiting.len(),
+            used_blocks: self.pool.used(),
+            total_blocks: self.pool.total(),
+            held_blocks: self.running.iter().map(|&(_, slot)| self.request(slot).blocks.len()).sum(),
+        }
+    }
+
+    /// Preemptions so far.
+    #[must_use]
+    pub fn preemptions(&self) -> u64 {
+        self.preemptions
+    }
+
+    /// How the prefix cache has fared.
+    #[must_use]
+    pub fn cache_counts(&self) -> CacheCounts {
+        self.pool.counts()
+    }
+
+    fn request(&self, slot: u32) -> &Request {
+        self.requests[slot as usize].as_ref().expect("a scheduled request exists")
+    }
+
+    fn request_mut(&mut self, slot: u32) -> &mut Request {
+        self.requests[slot as usize].as_mut().expect("a scheduled request exists")
+    }
+}
+
+#[cfg(test)]
+mod tests;

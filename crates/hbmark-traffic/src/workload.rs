@@ -1,0 +1,701 @@
+//! What requests look like: lengths, shared prefixes, turns, tenants.
+//!
+//! Enters: a name, a file, lengths, or a trace, and the seed. Leaves: [`Planned`] requests with absolute arrival times, all of them made
+//! before the clock starts. A prompt is kept as a few [`Stretch`]es of seeded tokens, so that equal prefixes are equal by construction,
+//! different requests differ, and an hour of traffic fits in memory. It knows no engine and no clock.
+//!
+//! The prompt length drawn is the prompt length sent, in tokens. Seeds reach the tokens, so that another seed or another point of a sweep
+//! never meets the cache of the last one.
+
+use std::path::{Path, PathBuf};
+
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use rand_distr::{Distribution, Exp1, LogNormal};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::arrivals::{Burst, deadlines};
+use super::trace::Trace;
+use hbmark_core::input::{self, Refused};
+use hbmark_core::result::serving::Arrivals;
+use hbmark_core::units::Nanos;
+
+/// Part of a prompt: the first `tokens` tokens of an endless seeded text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Stretch {
+    pub source: u64,
+    pub tokens: u32,
+}
+
+/// One request, planned.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Planned {
+    /// Scheduled arrival since the start; 0 in a closed loop, whose arrivals are completions.
+    pub arrival: Nanos,
+    pub prompt: Vec<Stretch>,
+    pub output_len: usize,
+    /// Lower goes first where the scheduler looks at it.
+    pub priority: i32,
+    pub tenant: u16,
+    /// The adapter it is served with.
+    pub adapter: Option<u32>,
+    /// Its output is held to a grammar.
+    pub constrained: bool,
+}
+
+impl Planned {
+    /// Tokens of the prompt.
+    #[must_use]
+    pub fn prompt_len(&self) -> usize {
+        self.prompt.iter().map(|stretch| stretch.tokens as usize).sum()
+    }
+
+    /// The prompt as token ids below `vocab`.
+    ///
+    /// # Panics
+    /// When the vocabulary is empty or beyond 32 bits.
+    #[must_use]
+    pub fn tokens(&self, vocab: usize) -> Vec<u32> {
+        let vocab = u64::try_from(vocab).expect("a count");
+        let mut tokens = Vec::with_capacity(self.prompt_len());
+        for stretch in &self.prompt {
+            let token = |position| u32::try_from(mix(stretch.source, position) % vocab).expect("below 2^32");
+            tokens.extend((0..u64::from(stretch.tokens)).map(token));
+        }
+        tokens
+    }
+}
+
+/// A 64-bit hash of two numbers. *Source*: the finaliser of SplitMix64 (Steele, Lea, Flood 2014).
+#[must_use]
+pub fn mix(a: u64, b: u64) -> u64 {
+    let mut z = a ^ b.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+/// How lengths are distributed, in tokens.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(tag = "distribution", rename_all = "snake_case", deny_unknown_fields)]
+pub enum Lengths {
+    Fixed {
+        tokens: usize,
+    },
+    /// A log-normal with this mean and coefficient of variation, cut at both ends.
+    Lognormal {
+        mean: f64,
+        cv: f64,
+        min: usize,
+        max: usize,
+    },
+    /// Uniform within buckets `[from, to, weight]`.
+    Histogram {
+        buckets: Vec<(usize, usize, f64)>,
+    },
+    /// Drawn from these values.
+    Empirical {
+        tokens: Vec<usize>,
+    },
+}
+
+/// The longest length a workload may draw.
+const MAX_TOKENS: usize = 10_000_000;
+
+impl Lengths {
+    /// What is wrong with it, if anything.
+    fn check(&self) -> Result<(), String> {
+        let within = |tokens: usize| (1..=MAX_TOKENS).contains(&tokens);
+        match self {
+            Self::Fixed { tokens } if !within(*tokens) => {
+                Err(format!("a length of {tokens} is not between 1 and {MAX_TOKENS}"))
+            }
+            Self::Lognormal { mean, cv, min, max } => {
+                if !(within(*min) && within(*max) && min <= max) {
+                    Err(format!("lengths from {min} to {max} are no range between 1 and {MAX_TOKENS}"))
+                } else if !(*mean >= *min as f64 && *mean <= *max as f64) {
+                    Err(format!("a mean of {mean} is not between {min} and {max}"))
+                } else if !(*cv > 0.0 && *cv <= 10.0) {
+                    Err(format!("a coefficient of variation of {cv} is not above 0 and at most 10"))
+                } else {
+                    Ok(())
+                }
+            }
+            Self::Histogram { buckets } => {
+                let good = |(from, to, weight): &(usize, usize, f64)| {
+                    within(*from) && within(*to) && from <= to && (0.0..=MAX_SHARE).contains(weight)
+                };
+                if buckets.len() > 10_000 || !buckets.iter().all(good) {
+                    Err("a bucket is [from, to, weight] with 1 ≤ from ≤ to and a weight of at least 0".into())
+                } else if buckets.iter().map(|b| b.2).sum::<f64>() <= 0.0 {
+                    Err("a histogram needs a bucket with weight".into())
+                } else {
+                    Ok(())
+                }
+            }
+            Self::Empirical { tokens } => {
+                if tokens.is_empty() || !tokens.iter().all(|t| within(*t)) {
+                    Err(format!("empirical lengths are a list of numbers between 1 and {MAX_TOKENS}"))
+                } else {
+                    Ok(())
+                }
+            }
+            Self::Fixed { .. } => Ok(()),
+        }
+    }
+
+    /// Draws one length.
+    fn draw(&self, random: &mut ChaCha8Rng) -> usize {
+        match self {
+            Self::Fixed { tokens } => *tokens,
+            Self::Lognormal { mean, cv, min, max } => {
+                let variance = (1.0 + cv * cv).ln();
+                let normal = LogNormal::new(mean.ln() - variance / 2.0, variance.sqrt());
+                let drawn: f64 = normal.expect("checked when it was read").sample(random).round();
+                #[expect(
+                    clippy::cast_possible_truncation,
+                    clippy::cast_sign_loss,
+                    reason = "between two counts, both far below 2^53"
+                )]
+                let tokens = drawn.clamp(*min as f64, *max as f64) as usize;
+                tokens
+            }
+            Self::Histogram { buckets } => {
+                let total: f64 = buckets.iter().map(|b| b.2).sum();
+                let mut at = random.random_range(0.0..total);
+                let mut chosen = buckets.iter().filter(|b| b.2 > 0.0);
+                let mut bucket = chosen.next().expect("checked when it was read");
+                for next in chosen {
+                    if at < bucket.2 {
+                        break;
+                    }
+                    at -= bucket.2;
+                    bucket = next;
+                }
+                random.random_range(bucket.0..=bucket.1)
+            }
+            Self::Empirical { tokens } => tokens[random.random_range(0..tokens.len())],
+        }
+    }
+}
+
+/// A beginning that some requests share, in front of their own prompt.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SharedPrefix {
+    pub tokens: usize,
+    /// Share of the requests that have it.
+    pub share: f64,
+    /// Different prefixes, one drawn per request (or per session).
+    #[serde(default = "one")]
+    pub groups: usize,
+}
+
+fn one() -> usize {
+    1
+}
+
+/// A level of a tree below a shared prefix: each node has so many children, and a request goes down one of them.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Branch {
+    pub tokens: usize,
+    pub ways: usize,
+}
+
+/// Contexts that requests visit in turn, each again after all others. Once they together are larger than the KV pool, every one has been
+/// evicted when it comes again, whatever the size of the pool beyond them: the cache works and finds nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Tiling {
+    pub contexts: usize,
+    pub tokens: usize,
+}
+
+/// Outputs that are held to a grammar.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Structured {
+    /// As on the command line: `json-schema:FILE`, `regex:RE` or `grammar:FILE`.
+    pub grammar: String,
+    /// Share of the requests.
+    #[serde(default = "whole")]
+    pub share: f64,
+}
+
+fn whole() -> f64 {
+    1.0
+}
+
+/// Conversations: each turn's prompt is everything before it, answers included, and something new.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Session {
+    pub turns: usize,
+    /// Mean of the exponential gap between the arrivals of two turns, seconds.
+    pub think_s: f64,
+}
+
+/// Somebody who sends a share of the requests.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Tenant {
+    pub name: String,
+    pub share: f64,
+    #[serde(default)]
+    pub priority: i32,
+    /// When this tenant alone is hot: `4x10s/60s`, as in `--burst`. Its requests then come by a process of their own.
+    #[serde(default)]
+    pub burst: Option<String>,
+}
+
+impl Tenant {
+    fn shape(&self) -> Option<Result<Burst, String>> {
+        Some(
+            self.burst
+                .as_ref()?
+                .parse()
+                .map_err(|error: hbmark_core::result::serving::ArrivalsError| error.to_string()),
+        )
+    }
+}
+
+/// A workload: everything about requests but when they come.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Workload {
+    pub name: String,
+    /// Where the figures are from.
+    #[serde(default)]
+    pub source: String,
+    pub input: Lengths,
+    pub output: Lengths,
+    #[serde(default)]
+    pub prefix: Option<SharedPrefix>,
+    #[serde(default)]
+    pub session: Option<Session>,
+    #[serde(default)]
+    pub tenants: Vec<Tenant>,
+    /// What follows a shared prefix, from the root down.
+    #[serde(default)]
+    pub branches: Vec<Branch>,
+    #[serde(default)]
+    pub tiling: Option<Tiling>,
+    #[serde(default)]
+    pub structured: Option<Structured>,
+}
+
+/// Why a workload cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum WorkloadError {
+    #[error("--workload `{given}` is neither a file nor one of {}", NAMES.join(", "))]
+    Unknown { given: String },
+    #[error("cannot read the workload {}: {source}", path.display())]
+    Read { path: PathBuf, source: std::io::Error },
+    #[error("the workload {} has {bytes} bytes, above the limit of {MAX_FILE}", path.display())]
+    TooLarge { path: PathBuf, bytes: u64 },
+    #[error("the workload {} does not parse: {problem}", path.display())]
+    Parse { path: PathBuf, problem: String },
+    #[error("the workload {name}: {problem}")]
+    Invalid { name: String, problem: String },
+}
+
+/// A workload file is a page of text.
+const MAX_FILE: u64 = 512 << 10;
+/// Weights and shares are relative; beyond this their sum is no number.
+const MAX_SHARE: f64 = 1e12;
+
+/// The workloads with a name.
+pub const NAMES: &[&str] = &["chat", "code", "long-context-qa", "summarization", "rag", "agents", "batch"];
+
+impl Workload {
+    /// A workload of a name. Means are those in common use for these classes; the spread (coefficient of variation 1, as wide as production
+    /// traces of chat are) and the cuts are ours.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Self> {
+        let spread = |mean: usize, cv: f64| Lengths::Lognormal {
+            mean: mean as f64,
+            cv,
+            min: (mean / 16).max(1),
+            max: mean * 8,
+        };
+        let plain = |input: usize, output: usize, what: &str| Self {
+            name: name.to_owned(),
+            source: format!(
+                "{what}: {input} in, {output} out on average, the means in common use for this class; log-normal with a coefficient \
+                 of variation of 1, cut at 1/16 and 8 times the mean"
+            ),
+            input: spread(input, 1.0),
+            output: spread(output, 1.0),
+            ..Self::plain()
+        };
+        Some(match name {
+            "chat" => plain(500, 200, "short chat"),
+            "code" => plain(1500, 500, "code assistance"),
+            "long-context-qa" => plain(16_000, 300, "questions about a long document"),
+            "summarization" => plain(4000, 150, "summaries"),
+            "rag" => Self {
+                prefix: Some(SharedPrefix { tokens: 256, share: 1.0, groups: 1 }),
+                ..plain(3840, 256, "retrieved passages behind an instruction of 256 tokens that all share")
+            },
+            "agents" => Self {
+                prefix: Some(SharedPrefix { tokens: 2048, share: 1.0, groups: 4 }),
+                session: Some(Session { turns: 6, think_s: 5.0 }),
+                ..plain(
+                    400,
+                    150,
+                    "tool-using agents: four system prompts of 2048 tokens, six turns that each repeat all before",
+                )
+            },
+            "batch" => plain(1024, 1024, "offline generation; meant for --rate inf"),
+            _ => return None,
+        })
+    }
+
+    /// A workload by name or from a TOML file.
+    ///
+    /// # Errors
+    /// When there is no such name or file, or the file does not describe a workload.
+    pub fn open(given: &str) -> Result<Self, WorkloadError> {
+        if let Some(workload) = Self::named(given) {
+            return Ok(workload);
+        }
+        let path = Path::new(given);
+        if !path.extension().is_some_and(|e| e.eq_ignore_ascii_case("toml")) {
+            return Err(WorkloadError::Unknown { given: given.to_owned() });
+        }
+        let text = input::read_text(path, MAX_FILE).map_err(|refused| {
+            let path = path.to_path_buf();
+            match refused {
+                Refused::TooLarge { size, .. } => WorkloadError::TooLarge { path, bytes: size },
+                Refused::Io(source) => WorkloadError::Read { path, source },
+                other => WorkloadError::Read { path, source: std::io::Error::other(other) },
+            }
+        })?;
+        Self::parse(&text, path)
+    }
+
+    /// A workload from the text of a TOML file; `path` is only for messages.
+    ///
+    /// # Errors
+    /// When the text does not describe a workload.
+    pub fn parse(text: &str, path: &Path) -> Result<Self, WorkloadError> {
+        let workload: Self = toml::from_str(text).map_err(|error| WorkloadError::Parse {
+            path: path.to_path_buf(),
+            problem: error.message().chars().take(200).collect(),
+        })?;
+        workload.checked()
+    }
+
+    /// Prompts and outputs of one length each.
+    ///
+    /// # Errors
+    /// When a length is out of bounds.
+    pub fn fixed(input: usize, output: usize) -> Result<Self, WorkloadError> {
+        Self {
+            name: format!("fixed {input}/{output}"),
+            source: "lengths given on the command line".into(),
+            input: Lengths::Fixed { tokens: input },
+            output: Lengths::Fixed { tokens: output },
+            ..Self::plain()
+        }
+        .checked()
+    }
+
+    /// Prompts of one token, and nothing that is shared.
+    fn plain() -> Self {
+        Self {
+            name: String::new(),
+            source: String::new(),
+            input: Lengths::Fixed { tokens: 1 },
+            output: Lengths::Fixed { tokens: 1 },
+            prefix: None,
+            session: None,
+            tenants: Vec::new(),
+            branches: Vec::new(),
+            tiling: None,
+            structured: None,
+        }
+    }
+
+    /// The workload, if every number in it is one that can be drawn.
+    ///
+    /// # Errors
+    /// [`WorkloadError::Invalid`], saying which is not.
+    pub fn checked(self) -> Result<Self, WorkloadError> {
+        let problem = self
+            .input
+            .check()
+            .err()
+            .map(|p| format!("input: {p}"))
+            .or_else(|| self.output.check().err().map(|p| format!("output: {p}")))
+            .or_else(|| {
+                let prefix = self.prefix?;
+                let good = (1..=MAX_TOKENS).contains(&prefix.tokens)
+                    && (0.0..=1.0).contains(&prefix.share)
+                    && (1..=1_000_000).contains(&prefix.groups);
+                (!good).then(|| {
+                    "prefix: tokens and groups are at least 1, and the share lies between 0 and 1".to_owned()
+                })
+            })
+            .or_else(|| {
+                let session = self.session?;
+                let good = (1..=1_000).contains(&session.turns)
+                    && session.think_s.is_finite()
+                    && (0.0..=86_400.0).contains(&session.think_s);
+                (!good).then(|| "session: 1 to 1000 turns, thinking of 0 to 86400 s".to_owned())
+            })
+            .or_else(|| {
+                let good = self.tenants.iter().all(|t| t.share > 0.0 && t.share <= MAX_SHARE);
+                (!good || self.tenants.len() > 1_000)
+                    .then(|| "tenants: at most 1000, each with a share above 0".to_owned())
+            })
+            .or_else(|| {
+                let burst = |t: &Tenant| Some(format!("tenant {}: {}", t.name, t.shape()?.err()?));
+                self.tenants.iter().find_map(burst)
+            })
+            .or_else(|| self.check_shared());
+        match problem {
+            Some(problem) => Err(WorkloadError::Invalid { name: self.name, problem }),
+            None => Ok(self),
+        }
+    }
+
+    /// What is wrong with what prompts share, if anything.
+    fn check_shared(&self) -> Option<String> {
+        let counts = |tokens: usize, ways: usize| {
+            (1..=MAX_TOKENS).contains(&tokens) && (1..=1_000_000).contains(&ways)
+        };
+        if self.branches.len() > 16 || !self.branches.iter().all(|b| counts(b.tokens, b.ways)) {
+            return Some("branches: at most 16 levels, each with at least 1 token and 1 way".to_owned());
+        }
+        if !self.branches.is_empty() && self.prefix.is_none() {
+            return Some("branches: they follow a [prefix], and there is none".to_owned());
+        }
+        if self.tiling.is_some_and(|t| !counts(t.tokens, t.contexts)) {
+            return Some("tiling: at least 1 context of at least 1 token".to_owned());
+        }
+        if self.tiling.is_some() && (self.prefix.is_some() || self.session.is_some()) {
+            return Some(
+                "tiling: contexts come in turn, so it goes with no prefix and no session".to_owned(),
+            );
+        }
+        let share = self.structured.as_ref().map(|s| s.share);
+        share
+            .filter(|share| !(0.0..=1.0).contains(share))
+            .map(|share| format!("structured: a share of {share} is not between 0 and 1"))
+    }
+
+    /// Plans `count` requests at a mean rate per second; `None` sends all at once (or, in a closed loop, one per completion).
+    #[must_use]
+    pub fn plan(
+        &self,
+        rate: Option<f64>,
+        process: Arrivals,
+        burst: Option<Burst>,
+        count: usize,
+        seed: u64,
+    ) -> Vec<Planned> {
+        let turns = self.session.map_or(1, |session| session.turns);
+        let sessions = count.div_ceil(turns);
+        let timed = rate.map(|rate| self.starts(rate / turns as f64, process, burst, sessions, seed));
+        let starts = timed.unwrap_or_else(|| vec![(Nanos(0.0), None); sessions]);
+        let mut random = ChaCha8Rng::seed_from_u64(mix(seed, 1));
+        let mut requests: Vec<Planned> = Vec::with_capacity(sessions * turns);
+        for (index, start) in starts.into_iter().enumerate() {
+            self.plan_session(index as u64, start, rate.is_some(), seed, &mut random, &mut requests);
+        }
+        // Turns of different sessions interleave.
+        requests.sort_by(|a, b| a.arrival.0.total_cmp(&b.arrival.0));
+        requests.truncate(count);
+        requests
+    }
+
+    fn plan_session(
+        &self,
+        index: u64,
+        (start, tenant): (Nanos, Option<usize>),
+        timed: bool,
+        seed: u64,
+        random: &mut ChaCha8Rng,
+        requests: &mut Vec<Planned>,
+    ) {
+        let mut history = Vec::new();
+        if let Some(prefix) = self.prefix
+            && random.random_bool(prefix.share)
+        {
+            let group = random.random_range(0..prefix.groups) as u64;
+            let mut node = mix(mix(seed, 2), group);
+            history.push(stretch(node, prefix.tokens));
+            for branch in &self.branches {
+                // A child is named by all that is above it.
+                node = mix(mix(node, 1), random.random_range(0..branch.ways) as u64);
+                history.push(stretch(node, branch.tokens));
+            }
+        }
+        if let Some(tiling) = self.tiling {
+            history.push(stretch(mix(mix(seed, 8), index % tiling.contexts as u64), tiling.tokens));
+        }
+        let (tenant, priority) = match tenant {
+            Some(tenant) => {
+                (u16::try_from(tenant).expect("at most 1000 tenants"), self.tenants[tenant].priority)
+            }
+            None => self.draw_tenant(random),
+        };
+        let mut arrival = start;
+        for turn in 0..self.session.map_or(1, |session| session.turns) as u64 {
+            let own = mix(mix(mix(seed, 3), index), turn);
+            history.push(stretch(own, self.input.draw(random)));
+            let output_len = self.output.draw(random);
+            let prompt = history.clone();
+            requests.push(Planned { arrival, prompt, output_len, priority, tenant, ..Planned::default() });
+            // What will really be generated is not known yet; a text of that length stands for it.
+            history.push(stretch(mix(own, 1), output_len));
+            let gap: f64 = Exp1.sample(random);
+            if let Some(session) = self.session
+                && timed
+            {
+                arrival = Nanos(arrival.0 + gap * session.think_s * 1e9);
+            }
+        }
+    }
+
+    /// When sessions begin, and whose they are where that decides when: a tenant that is hot has a process of its own, and shares keep
+    /// their meaning as shares of the mean rate.
+    fn starts(
+        &self,
+        rate: f64,
+        process: Arrivals,
+        burst: Option<Burst>,
+        sessions: usize,
+        seed: u64,
+    ) -> Vec<(Nanos, Option<usize>)> {
+        if self.tenants.iter().all(|tenant| tenant.burst.is_none()) {
+            let all = deadlines(process, burst, rate, sessions, mix(seed, 0));
+            return all.into_iter().map(|start| (start, None)).collect();
+        }
+        let total: f64 = self.tenants.iter().map(|t| t.share).sum();
+        let mut starts: Vec<(Nanos, Option<usize>)> = Vec::new();
+        for (index, tenant) in self.tenants.iter().enumerate() {
+            let own = tenant.shape().map(|shape| shape.expect("checked when it was read"));
+            // As many of each as there could be in all; those too late are dropped below.
+            let times = deadlines(
+                process,
+                own.or(burst),
+                rate * tenant.share / total,
+                sessions,
+                mix(mix(seed, 9), index as u64),
+            );
+            starts.extend(times.into_iter().map(|start| (start, Some(index))));
+        }
+        starts.sort_by(|a, b| a.0.0.total_cmp(&b.0.0));
+        starts.truncate(sessions);
+        starts
+    }
+
+    fn draw_tenant(&self, random: &mut ChaCha8Rng) -> (u16, i32) {
+        let total: f64 = self.tenants.iter().map(|t| t.share).sum();
+        if total <= 0.0 {
+            return (0, 0);
+        }
+        let mut at = random.random_range(0.0..total);
+        let mut chosen = 0;
+        for (index, tenant) in self.tenants.iter().enumerate() {
+            chosen = index;
+            if at < tenant.share {
+                break;
+            }
+            at -= tenant.share;
+        }
+        (u16::try_from(chosen).expect("at most 1000 tenants"), self.tenants[chosen].priority)
+    }
+}
+
+fn stretch(source: u64, tokens: usize) -> Stretch {
+    Stretch { source, tokens: u32::try_from(tokens).expect("lengths are bounded") }
+}
+
+/// Plans the requests of a trace. Times are multiplied by `time_scale`: 0.5 is twice the recorded rate.
+#[must_use]
+pub fn plan_trace(trace: &Trace, time_scale: f64, seed: u64) -> Vec<Planned> {
+    let own = |index: usize| mix(mix(seed, 4), index as u64);
+    trace
+        .requests
+        .iter()
+        .enumerate()
+        .map(|(index, request)| {
+            let mut left = request.input_tokens;
+            let mut prompt = Vec::with_capacity(request.prefix_ids.len() + 1);
+            for id in &request.prefix_ids {
+                let tokens = left.min(request.prefix_block);
+                prompt.push(stretch(mix(mix(seed, 5), *id), tokens));
+                left -= tokens;
+            }
+            if left > 0 {
+                prompt.push(stretch(own(index), left));
+            }
+            Planned {
+                arrival: Nanos(request.arrival.0 * time_scale),
+                prompt,
+                output_len: request.output_tokens,
+                priority: request.priority,
+                ..Planned::default()
+            }
+        })
+        .collect()
+}
+
+/// The cold twin of a plan: the same arrivals and lengths, and no stretch that two requests share.
+#[must_use]
+pub fn without_sharing(plan: &[Planned], seed: u64) -> Vec<Planned> {
+    let mut plan = plan.to_vec();
+    for (index, request) in plan.iter_mut().enumerate() {
+        for (part, stretch) in request.prompt.iter_mut().enumerate() {
+            stretch.source = mix(mix(mix(seed, 6), index as u64), part as u64);
+        }
+    }
+    plan
+}
+
+/// Share of the prompt tokens that a cache without an end would find, in whole blocks and in order of arrival.
+///
+/// # Panics
+/// When a block has no positions.
+#[must_use]
+pub fn ideal_hit_rate<'a>(plan: impl IntoIterator<Item = &'a Planned>, block_size: usize) -> Option<f64> {
+    let mut seen = std::collections::HashSet::new();
+    let (mut found, mut all) = (0_usize, 0_usize);
+    for request in plan {
+        // Stretches are equal by construction, so a block is named by what of which stretches it holds.
+        let length = request.prompt_len();
+        all += length;
+        // What is cached under one adapter is of no use to another.
+        let mut chain = request.adapter.map_or(0, |adapter| mix(u64::from(adapter), 10));
+        let mut still_found = true;
+        let mut stretches = request.prompt.iter();
+        let (mut current, mut offset) = (stretches.next().copied(), 0_usize);
+        // The last token is always computed.
+        for block in 0..length / block_size {
+            let mut left = block_size;
+            while left > 0 {
+                let part = current.expect("a block lies within the prompt");
+                let here = left.min(part.tokens as usize - offset);
+                chain = mix(mix(mix(chain, part.source), offset as u64), here as u64);
+                left -= here;
+                offset += here;
+                if offset == part.tokens as usize {
+                    (current, offset) = (stretches.next().copied(), 0);
+                }
+            }
+            still_found &= !seen.insert(chain);
+            if still_found && (block + 1) * block_size < length {
+                found += block_size;
+            }
+        }
+    }
+    (all > 0).then(|| found as f64 / all as f64)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,639 @@
+//! What the machine did while a block was measured.
+//!
+//! Enters: /proc and /sys, or NVML, read just before and just after a block, outside its timing. Leaves: a
+//! [`BlockTelemetry`] and, from it alone, a [`Judgement`]. It never sees the times measured in the block, so no block can be
+//! rejected for being slow.
+//!
+//! The kernel counts CPU time in ticks, mostly of 10 ms. Load is therefore told over windows of at least [`LOAD_WINDOW`]: shorter blocks
+//! wait until enough of them have passed, and the answer is of all of them. Where no more will come, a shorter time has to do. A tick may
+//! fall on either side of a window's edge on each core that we keep busy, so one tick per such core is given to us: foreign load is
+//! understated by at most that, and never invented.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use super::environment::frequency_mhz;
+use super::nvml::{Gpu, GpuSample, Throttle, ThrottleBits};
+use super::root::Root;
+use hbmark_core::result::{BlockTelemetry, Limits};
+
+/// The shortest time over which CPU load is judged: 20 ticks of 10 ms.
+pub const LOAD_WINDOW: Duration = Duration::from_millis(200);
+
+/// And where no more blocks follow: one foreign tick alone is not above the limit.
+const LAST_WINDOW: Duration = Duration::from_millis(50);
+
+/// A pause between blocks after which a new window begins.
+const LONG_PAUSE: Duration = Duration::from_millis(500);
+
+/// Watches the machine beside the blocks.
+pub trait Telemetry {
+    /// Called before the clock of a block starts.
+    fn before_block(&mut self);
+    /// Called after the clock of a block has stopped.
+    fn after_block(&mut self) -> BlockTelemetry;
+    /// The load over the blocks since it was told last, where they are long enough together to tell it. `last`: no more will follow.
+    fn load(&mut self, _last: bool) -> Option<Load> {
+        None
+    }
+}
+
+/// Cores that were busy with something else than this process, over some blocks.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Load {
+    /// The last so many blocks.
+    pub blocks: usize,
+    pub foreign_cores: Option<f64>,
+    pub steal_cores: Option<f64>,
+}
+
+/// Sees nothing.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct NullTelemetry;
+
+impl Telemetry for NullTelemetry {
+    fn before_block(&mut self) {}
+    fn after_block(&mut self) -> BlockTelemetry {
+        BlockTelemetry::default()
+    }
+}
+
+/// Answers what it was told to, block by block, and nothing afterwards.
+#[derive(Debug, Clone, Default)]
+pub struct ScriptedTelemetry {
+    pub queue: VecDeque<BlockTelemetry>,
+}
+
+impl Telemetry for ScriptedTelemetry {
+    fn before_block(&mut self) {}
+    fn after_block(&mut self) -> BlockTelemetry {
+        self.queue.pop_front().unwrap_or_default()
+    }
+}
+
+/// Counters of the host at one moment.
+#[derive(Debug, Clone, Default, PartialEq)]
+struct HostReading {
+    at: Duration,
+    /// Ticks of all cores together that were neither idle, waiting nor stolen.
+    busy: Option<u64>,
+    steal: Option<u64>,
+    /// Ticks of all threads of this process.
+    own: Option<u64>,
+    minor_faults: Option<u64>,
+    major_faults: Option<u64>,
+    energy: Vec<EnergyCounter>,
+}
+
+/// A RAPL package counter in microjoules, and where it wraps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct EnergyCounter {
+    count: u64,
+    range: Option<u64>,
+}
+
+/// The CPU side: other processes, steal, faults, clock, package energy.
+#[derive(Debug)]
+pub struct HostTelemetry {
+    root: Root,
+    epoch: Instant,
+    ticks_per_second: f64,
+    block: Option<HostReading>,
+    window: Option<Window>,
+}
+
+/// Blocks whose load was not told yet.
+#[derive(Debug)]
+struct Window {
+    from: HostReading,
+    /// At the end of the last block.
+    to: HostReading,
+    blocks: usize,
+}
+
+impl HostTelemetry {
+    /// Watches this machine.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::at(Root::system())
+    }
+
+    /// Watches a machine planted in a folder.
+    #[must_use]
+    pub fn at(root: Root) -> Self {
+        Self { root, epoch: Instant::now(), ticks_per_second: ticks_per_second(), block: None, window: None }
+    }
+
+    fn begin(&mut self, now: HostReading) {
+        // A window that was left open over a long pause says nothing about the blocks behind the pause.
+        let left = |window: &Window| now.at.saturating_sub(window.to.at) > LONG_PAUSE;
+        if self.window.as_ref().is_none_or(left) {
+            self.window = Some(Window { from: now.clone(), to: now.clone(), blocks: 0 });
+        }
+        self.block = Some(now);
+    }
+
+    fn end(&mut self, now: HostReading) -> BlockTelemetry {
+        let Some(before) = self.block.take() else { return BlockTelemetry::default() };
+        let telemetry = BlockTelemetry {
+            energy_joules: joules(&before.energy, &now.energy),
+            major_faults: advance(before.major_faults, now.major_faults),
+            minor_faults: advance(before.minor_faults, now.minor_faults),
+            cpu_frequency_mhz: frequency_mhz(&self.root),
+            ..BlockTelemetry::default()
+        };
+        if let Some(window) = &mut self.window {
+            window.blocks += 1;
+            window.to = now;
+        }
+        telemetry
+    }
+}
+
+impl Default for HostTelemetry {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Telemetry for HostTelemetry {
+    fn before_block(&mut self) {
+        let now = HostReading::take(&self.root, self.epoch.elapsed());
+        self.begin(now);
+    }
+    fn after_block(&mut self) -> BlockTelemetry {
+        let now = HostReading::take(&self.root, self.epoch.elapsed());
+        self.end(now)
+    }
+    fn load(&mut self, last: bool) -> Option<Load> {
+        let enough = if last { LAST_WINDOW } else { LOAD_WINDOW };
+        let long =
+            |window: &Window| window.blocks > 0 && window.to.at.saturating_sub(window.from.at) >= enough;
+        if !last && !self.window.as_ref().is_some_and(long) {
+            return None;
+        }
+        let window = self.window.take().filter(long)?;
+        Some(Load::between(&window, self.ticks_per_second))
+    }
+}
+
+impl HostReading {
+    fn take(root: &Root, at: Duration) -> Self {
+        let cpu = root.line("proc/stat").and_then(|line| cpu_ticks(&line));
+        let own = root.read("proc/self/stat").and_then(|text| own_counters(&text));
+        let energy = root.numbered("sys/class/powercap", "intel-rapl:").into_iter().map(|package| {
+            let count = root.number(&format!("{package}/energy_uj"))?;
+            Some(EnergyCounter { count, range: root.number(&format!("{package}/max_energy_range_uj")) })
+        });
+        Self {
+            at,
+            busy: cpu.map(|(busy, _)| busy),
+            steal: cpu.map(|(_, steal)| steal),
+            own: own.map(|own| own.ticks),
+            minor_faults: own.map(|own| own.minor_faults),
+            major_faults: own.map(|own| own.major_faults),
+            // A package that cannot be read makes the sum meaningless.
+            energy: energy.collect::<Option<Vec<_>>>().unwrap_or_default(),
+        }
+    }
+}
+
+impl Load {
+    fn between(window: &Window, ticks_per_second: f64) -> Self {
+        let Window { from, to, blocks } = window;
+        let wall_ticks = to.at.saturating_sub(from.at).as_secs_f64() * ticks_per_second;
+        let own = advance(from.own, to.own).map(|ticks| ticks as f64);
+        let busy = advance(from.busy, to.busy).map(|ticks| ticks as f64);
+        let foreign = busy.zip(own).map(|(busy, own)| {
+            let edge_ticks = (own / wall_ticks).ceil();
+            (busy - own - edge_ticks).max(0.0) / wall_ticks
+        });
+        let steal = advance(from.steal, to.steal).map(|ticks| ticks as f64 / wall_ticks);
+        Self {
+            blocks: *blocks,
+            foreign_cores: foreign.filter(|cores| cores.is_finite()),
+            steal_cores: steal.filter(|cores| cores.is_finite()),
+        }
+    }
+
+    /// The cause for which its blocks are thrown away.
+    #[must_use]
+    pub fn reject(&self, limits: &Limits) -> Option<String> {
+        let mut causes: Vec<String> = Vec::new();
+        if let Some(cores) = self.foreign_cores.filter(|cores| *cores > limits.foreign_cores) {
+            causes.push(format!("foreign load: {cores:.1} cores busy with other processes"));
+        }
+        if let Some(cores) = self.steal_cores.filter(|cores| *cores > limits.steal_cores) {
+            causes.push(format!("steal: the hypervisor took {cores:.1} cores"));
+        }
+        (!causes.is_empty()).then(|| causes.join("; "))
+    }
+}
+
+/// The increase of a counter; `None` when it is unknown or ran backwards.
+fn advance(before: Option<u64>, after: Option<u64>) -> Option<u64> {
+    after?.checked_sub(before?)
+}
+
+/// Busy and stolen ticks of the first line of /proc/stat: `cpu user nice system idle iowait irq softirq steal ...`.
+fn cpu_ticks(line: &str) -> Option<(u64, u64)> {
+    let mut fields = line.split_whitespace();
+    if fields.next()? != "cpu" {
+        return None;
+    }
+    let ticks: Vec<u64> = fields.map_while(|field| field.parse().ok()).collect();
+    // Guest time is already inside user and nice.
+    let &[user, nice, system, _idle, _iowait, irq, softirq, steal, ..] = ticks.as_slice() else {
+        return None;
+    };
+    let busy =
+        [user, nice, system, irq, softirq].iter().try_fold(0_u64, |sum, ticks| sum.checked_add(*ticks))?;
+    Some((busy, steal))
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct OwnCounters {
+    ticks: u64,
+    minor_faults: u64,
+    major_faults: u64,
+}
+
+#[cfg(target_os = "linux")]
+fn own_counters(text: &str) -> Option<OwnCounters> {
+    use procfs::FromRead;
+    let stat = procfs::process::Stat::from_read(text.as_bytes()).ok()?;
+    Some(OwnCounters {
+        ticks: stat.utime.checked_add(stat.stime)?,
+        minor_faults: stat.minflt,
+        major_faults: stat.majflt,
+    })
+}
+
+#[cfg(not(target_os = "linux"))]
+fn own_counters(_text: &str) -> Option<OwnCounters> {
+    None
+}
+
+#[cfg(target_os = "linux")]
+fn ticks_per_second() -> f64 {
+    procfs::ticks_per_second() as f64
+}
+
+#[cfg(not(target_os = "linux"))]
+fn ticks_per_second() -> f64 {
+    100.0
+}
+
+/// Energy of all packages between two readings, across one wrap of a counter.
+fn joules(before: &[EnergyCounter], after: &[EnergyCounter]) -> Option<f64> {
+    if before.is_empty() || before.len() != after.len() {
+        return None;
+    }
+    let mut microjoules = 0_u64;
+    for (before, after) in before.iter().zip(after) {
+        let spent = match after.count.checked_sub(before.count) {
+            Some(spent) => spent,
+            None => after.range?.checked_sub(before.count)?.checked_add(after.count)?,
+        };
+        microjoules = microjoules.checked_add(spent)?;
+    }
+    Some(microjoules as f64 / 1e6)
+}
+
+/// The GPU side, and the host's beside it. Energy is that of the GPU.
+#[derive(Debug)]
+pub struct NvmlTelemetry {
+    gpu: Gpu,
+    host: HostTelemetry,
+    before: Option<GpuSample>,
+}
+
+impl NvmlTelemetry {
+    /// Watches an open GPU.
+    #[must_use]
+    pub fn new(gpu: Gpu, host: HostTelemetry) -> Self {
+        Self { gpu, host, before: None }
+    }
+}
+
+impl Telemetry for NvmlTelemetry {
+    fn before_block(&mut self) {
+        self.host.before_block();
+        self.before = Some(self.gpu.sample());
+    }
+    fn after_block(&mut self) -> BlockTelemetry {
+        // The GPU first: its clocks fall soon after the last kernel.
+        let after = self.gpu.sample();
+        let host = self.host.after_block();
+        gpu_block(&self.before.take().unwrap_or_default(), &after, &host)
+    }
+    fn load(&mut self, last: bool) -> Option<Load> {
+        self.host.load(last)
+    }
+}
+
+/// What two looks at a GPU say about the block between them, added to what the host says.
+#[must_use]
+pub fn gpu_block(before: &GpuSample, after: &GpuSample, host: &BlockTelemetry) -> BlockTelemetry {
+    // Before a block the GPU may rightly have been idle.
+    let idle = ThrottleBits(1);
+    let sampled = before.throttle.unwrap_or_default().0 & !idle.0 | after.throttle.unwrap_or_default().0;
+    let mut reasons = ThrottleBits(sampled).reasons();
+    // The counters catch what fell between the two looks.
+    let violations = [
+        (before.thermal_violation, after.thermal_violation, Throttle::ThermalViolation),
+        (before.power_violation, after.power_violation, Throttle::SwPowerCap),
+        (before.board_violation, after.board_violation, Throttle::BoardLimit),
+    ];
+    for (before, after, reason) in violations {
+        if advance(before, after).is_some_and(|nanoseconds| nanoseconds > 0) && !reasons.contains(&reason) {
+            reasons.push(reason);
+        }
+    }
+    BlockTelemetry {
+        sm_clock_mhz: after.sm_clock_mhz.map(f64::from),
+        memory_clock_mhz: after.memory_clock_mhz.map(f64::from),
+        power_watts: after.power_watts,
+        temperature_celsius: after.temperature_celsius,
+        throttle_reasons: reasons.iter().map(ToString::to_string).collect(),
+        energy_joules: advance(before.energy_millijoules, after.energy_millijoules)
+            .map(|millijoules| millijoules as f64 / 1e3),
+        // We hold a context ourselves, under whatever number the list knows us; an empty list means it tells nothing.
+        gpu_other_processes: after.processes.and_then(|processes| processes.checked_sub(1)),
+        ..host.clone()
+    }
+}
+
+/// Whether a block counts, and what is to be known about it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Judgement {
+    /// The cause for which the block is thrown away and measured again.
+    pub reject: Option<String>,
+    /// What held during the block but does not invalidate it.
+    pub conditions: Vec<String>,
+}
+
+/// Judges a block by what the telemetry saw during it, and by nothing else; [`Load::reject`] judges what is told of several together.
+#[must_use]
+pub fn judge(block: &BlockTelemetry) -> Judgement {
+    let mut causes: Vec<String> = Vec::new();
+    let mut conditions: Vec<String> = Vec::new();
+    for name in &block.throttle_reasons {
+        match effect(name) {
+            Effect::Reject(cause) => causes.push(cause.to_owned()),
+            Effect::Condition(condition) => conditions.push(condition),
+        }
+    }
+    if let Some(others) = block.gpu_other_processes.filter(|others| *others > 0) {
+        conditions.push(format!("{others} other processes on the GPU"));
+    }
+    Judgement { reject: (!causes.is_empty()).then(|| causes.join("; ")), conditions }
+}
+
+enum Effect {
+    Reject(&'static str),
+    Condition(String),
+}
+
+fn effect(name: &str) -> Effect {
+    let condition = |text: &str| Effect::Condition(text.to_owned());
+    match Throttle::parse(name) {
+        Some(Throttle::HwSlowdown) => Effect::Reject("hardware slowdown"),
+        Some(Throttle::HwThermal) => Effect::Reject("hardware thermal slowdown"),
+        Some(Throttle::HwPowerBrake) => Effect::Reject("hardware power brake"),
+        Some(Throttle::SwThermal) => Effect::Reject("software thermal slowdown"),
+        Some(Throttle::ThermalViolation) => {
+            Effect::Reject("thermal slowdown between two looks at the clocks")
+        }
+        Some(Throttle::SwPowerCap) => condition("power capped"),
+        Some(Throttle::GpuIdle) => condition("GPU idle"),
+        Some(Throttle::ApplicationClocks) => condition("clocks pinned by the application clock setting"),
+        Some(Throttle::DisplayClocks) => condition("clocks limited by the display setting"),
+        Some(Throttle::SyncBoost) => condition("clocks held by another GPU of the sync boost group"),
+        Some(Throttle::BoardLimit) => condition("board limit reached"),
+        Some(Throttle::Unknown(bit)) => Effect::Condition(format!("unknown throttle bit 0x{bit:x}")),
+        None => Effect::Condition(format!("unknown throttle reason `{name}`")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::machine::root::fake_root;
+
+    fn throttled(bits: u64) -> BlockTelemetry {
+        let sample = GpuSample { throttle: Some(ThrottleBits(bits)), ..GpuSample::default() };
+        gpu_block(&GpuSample::default(), &sample, &BlockTelemetry::default())
+    }
+
+    fn verdict(block: &BlockTelemetry) -> (Option<String>, Vec<String>) {
+        let judgement = judge(block);
+        (judgement.reject, judgement.conditions)
+    }
+
+    #[test]
+    fn thermal_and_hardware_slowdowns_reject_and_are_named() {
+        for (bit, cause) in [
+            (0x8, "hardware slowdown"),
+            (0x20, "software thermal slowdown"),
+            (0x40, "hardware thermal slowdown"),
+            (0x80, "hardware power brake"),
+        ] {
+            assert_eq!(verdict(&throttled(bit)), (Some(cause.to_owned()), vec![]));
+        }
+        let both = verdict(&throttled(0x48)).0.unwrap();
+        assert_eq!(both, "hardware slowdown; hardware thermal slowdown");
+    }
+
+    #[test]
+    fn power_cap_idle_and_unknown_bits_are_conditions() {
+        assert_eq!(verdict(&throttled(0x4)), (None, vec!["power capped".to_owned()]));
+        assert_eq!(verdict(&throttled(0x1)), (None, vec!["GPU idle".to_owned()]));
+        assert_eq!(verdict(&throttled(0x4000)), (None, vec!["unknown throttle bit 0x4000".to_owned()]));
+        assert_eq!(verdict(&throttled(0)), (None, vec![]));
+    }
+
+    #[test]
+    fn a_slowdown_between_two_samples_is_caught_by_its_counter() {
+        let at = |thermal, power| GpuSample {
+            thermal_violation: Some(thermal),
+            power_violation: Some(power),
+            energy_millijoules: Some(thermal),
+            processes: Some(1),
+            ..GpuSample::default()
+        };
+        let host = BlockTelemetry { minor_faults: Some(3), ..BlockTelemetry::default() };
+        let block = gpu_block(&at(100, 5), &at(2600, 5), &host);
+        assert_eq!(block.throttle_reasons, ["thermal_violation"]);
+        assert_eq!(
+            (block.energy_joules, block.minor_faults, block.gpu_other_processes),
+            (Some(2.5), Some(3), Some(0))
+        );
+        assert!(verdict(&block).0.unwrap().starts_with("thermal slowdown"));
+        let capped = gpu_block(&at(1, 5), &at(1, 6), &BlockTelemetry::default());
+        assert_eq!(verdict(&capped), (None, vec!["power capped".to_owned()]));
+    }
+
+    #[test]
+    fn an_idle_gpu_before_the_block_is_no_condition() {
+        let idle = GpuSample { throttle: Some(ThrottleBits(1)), ..GpuSample::default() };
+        let busy = GpuSample { throttle: Some(ThrottleBits(0)), ..GpuSample::default() };
+        assert!(gpu_block(&idle, &busy, &BlockTelemetry::default()).throttle_reasons.is_empty());
+    }
+
+    #[test]
+    fn foreign_load_and_steal_reject_above_their_limit_only() {
+        let cause = |foreign_cores, steal_cores| {
+            Load { blocks: 1, foreign_cores, steal_cores }.reject(&Limits::default())
+        };
+        let foreign = "foreign load: 0.7 cores busy with other processes";
+        assert_eq!(cause(Some(0.7), None).as_deref(), Some(foreign));
+        assert_eq!(cause(Some(0.2), Some(0.1)), None);
+        assert!(cause(None, Some(0.5)).unwrap().starts_with("steal"));
+        assert_eq!(cause(None, None), None, "what is unknown rejects nothing");
+        let patient = Limits { foreign_cores: f64::INFINITY, steal_cores: 0.1 };
+        assert_eq!(Load { foreign_cores: Some(3.0), ..Load::default() }.reject(&patient), None);
+    }
+
+    /// A reading at `ms` with the busy, own and stolen ticks so far.
+    fn reading(ms: u64, busy: u64, own: u64, steal: u64) -> HostReading {
+        HostReading {
+            at: Duration::from_millis(ms),
+            busy: Some(busy),
+            own: Some(own),
+            steal: Some(steal),
+            ..HostReading::default()
+        }
+    }
+
+    fn scripted_host() -> HostTelemetry {
+        let (_keep, root) = fake_root(&[]);
+        HostTelemetry { ticks_per_second: 100.0, ..HostTelemetry::at(root) }
+    }
+
+    /// Blocks from one reading to another; the load as it was told behind each.
+    fn told(host: &mut HostTelemetry, blocks: &[(HostReading, HostReading)]) -> Vec<Option<Load>> {
+        let block = |(from, to): &(HostReading, HostReading)| {
+            host.begin(from.clone());
+            host.end(to.clone());
+            host.load(false)
+        };
+        blocks.iter().map(block).collect()
+    }
+
+    #[test]
+    fn foreign_load_is_what_this_process_did_not_do() {
+        // One second: 171 ticks busy, 100 of them ours, one lost at the edge.
+        let block = (reading(0, 1000, 500, 0), reading(1000, 1171, 600, 30));
+        let load = told(&mut scripted_host(), &[block])[0].unwrap();
+        assert!((load.foreign_cores.unwrap() - 0.7).abs() < 1e-9);
+        assert!((load.steal_cores.unwrap() - 0.3).abs() < 1e-9);
+    }
+
+    #[test]
+    fn a_tick_at_the_edge_is_not_foreign_load() {
+        let block = (reading(0, 0, 0, 0), reading(200, 82, 78, 0));
+        assert_eq!(told(&mut scripted_host(), &[block])[0].unwrap().foreign_cores, Some(0.0));
+    }
+
+    #[test]
+    fn short_blocks_are_judged_together() {
+        // Between two blocks the canary works as long as they do.
+        let block = |i: u64| {
+            let at = |ms: u64, ticks| reading(ms, 2 * ticks, ticks, 0);
+            (at(i * 100, i * 10), at(i * 100 + 50, i * 10 + 5))
+        };
+        let told = told(&mut scripted_host(), &[block(0), block(1), block(2), block(3)]);
+        assert_eq!((told[0], told[1], told[3]), (None, None, None));
+        // 250 ms: 50 ticks busy, 25 of them ours, one at the edge.
+        let load = told[2].unwrap();
+        assert_eq!((load.blocks, load.steal_cores), (3, Some(0.0)));
+        assert!((load.foreign_cores.unwrap() - 24.0 / 25.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn the_last_blocks_of_a_visit_are_judged_over_the_time_there_is() {
+        let last = |ms: u64, busy| {
+            let mut host = scripted_host();
+            assert_eq!(told(&mut host, &[(reading(0, 0, 0, 0), reading(ms, busy, 0, 0))]), [None]);
+            let load = host.load(true);
+            assert_eq!(host.load(true), None, "an answer is given once");
+            load.map(|load| (load.blocks, load.reject(&Limits::default()).is_some()))
+        };
+        assert_eq!(last(60, 0), Some((1, false)));
+        assert_eq!(last(60, 1), Some((1, false)), "one tick is nothing");
+        assert_eq!(last(60, 6), Some((1, true)));
+        assert_eq!(last(40, 8), None, "too short to tell");
+        assert_eq!(scripted_host().load(true), None);
+    }
+
+    #[test]
+    fn a_window_does_not_reach_over_a_long_pause() {
+        let first = (reading(0, 0, 0, 0), reading(50, 5, 5, 0));
+        let second = (reading(5_000, 900, 5, 0), reading(5_050, 905, 10, 0));
+        let mut host = scripted_host();
+        assert_eq!(told(&mut host, &[first, second]), [None, None]);
+        assert_eq!(
+            host.load(true).unwrap(),
+            Load { blocks: 1, foreign_cores: Some(0.0), steal_cores: Some(0.0) }
+        );
+    }
+
+    #[test]
+    fn energy_survives_a_wrap_and_needs_every_package() {
+        let at = |count| EnergyCounter { count, range: Some(1_000_000) };
+        assert_eq!(joules(&[at(900_000)], &[at(400_000)]), Some(0.5));
+        assert_eq!(joules(&[at(0), at(0)], &[at(500_000), at(1_000_000)]), Some(1.5));
+        assert_eq!(joules(&[at(0)], &[]), None);
+        assert_eq!(joules(&[], &[]), None);
+        let unbounded = EnergyCounter { count: 5, range: None };
+        assert_eq!(joules(&[unbounded], &[EnergyCounter { count: 1, range: None }]), None);
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn planted_proc_files_are_read() {
+        let own =
+            format!("7 (hb (x) y) R 1 1 1 0 -1 0 11 0 22 0 30 12 0 0 20 0 1 0 9 8 7 {}", "0 ".repeat(28));
+        let (_keep, root) = fake_root(&[
+            ("proc/stat", "cpu  100 20 30 9999 50 6 7 40 3 0\ncpu0 1 2 3\n"),
+            ("proc/self/stat", own.trim()),
+            ("sys/class/powercap/intel-rapl:0/energy_uj", "77\n"),
+            ("sys/class/powercap/intel-rapl:0/max_energy_range_uj", "100\n"),
+            ("sys/class/powercap/intel-rapl:0:0/energy_uj", "33\n"),
+        ]);
+        let reading = HostReading::take(&root, Duration::ZERO);
+        assert_eq!((reading.busy, reading.steal, reading.own), (Some(163), Some(40), Some(42)));
+        assert_eq!((reading.minor_faults, reading.major_faults), (Some(11), Some(22)));
+        assert_eq!(
+            reading.energy,
+            [EnergyCounter { count: 77, range: Some(100) }],
+            "a core is inside its package"
+        );
+    }
+
+    #[test]
+    fn a_machine_that_tells_nothing_gives_nothing() {
+        let (_keep, root) = fake_root(&[("proc/stat", "intr 1 2 3\n"), ("proc/self/stat", "garbage")]);
+        let mut host = HostTelemetry::at(root);
+        host.before_block();
+        assert_eq!(host.after_block(), BlockTelemetry::default());
+        assert_eq!(NullTelemetry.after_block(), BlockTelemetry::default());
+    }
+
+    #[test]
+    fn a_script_answers_block_by_block() {
+        let hot = throttled(0x40);
+        let mut scripted = ScriptedTelemetry { queue: VecDeque::from([hot.clone()]) };
+        assert_eq!(scripted.after_block(), hot);
+        assert_eq!(scripted.after_block(), BlockTelemetry::default());
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn this_process_sees_its_own_faults() {
+        let mut host = HostTelemetry::new();
+        host.before_block();
+        assert!(host.after_block().minor_faults.is_some());
+    }
+}

@@ -1,0 +1,301 @@
+//! The step benchmark with somebody else's sampler: criterion asks for samples, this module takes them.
+//!
+//! Enters: a configuration from the environment. Leaves: a time per sample for criterion, and at the end a [`Report`] over the very
+//! samples criterion saw. It shares the worker, the blocks, the gate and the judgement with `hbmark run`, and leaves warm-up,
+//! number of samples and filters to criterion.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::time::Duration;
+
+use anyhow::Context;
+
+use crate::engine::stock::Way;
+use crate::engine::{DeviceChoice, DeviceOptions};
+use crate::measure::protocol::{Depth, Protocol};
+use crate::run::config::{self, RunConfig};
+use crate::run::rig::{Answer, Opened, Order, Planned, Rig};
+use crate::run::{Local, Observer, Silent, Supervised, series};
+use crate::weights::OpenModel;
+use crate::worker::interrupt::Interrupts;
+use crate::worker::workers::Launch;
+use hbmark_core::model::Dtype;
+use hbmark_core::result::{
+    Block, Cell, KvFill, Measured, Phase, Report, Status, accepted, block_means, judged_times,
+};
+use hbmark_core::stats::{self, CONFIDENCE};
+use hbmark_core::units::Bytes;
+
+/// Samples criterion is asked for; the last so many blocks of a cell are the measured ones, those before were its warm-up.
+pub const SAMPLES: usize = 10;
+
+/// How long a worker may be silent: criterion decides how many steps a sample has, and nobody predicts them.
+const PATIENCE: Duration = Duration::from_mins(10);
+
+/// An interval wider than this is said not to have converged.
+const HALF_WIDTH: f64 = 0.05;
+
+/// A loaded model, its cells, and the samples taken so far.
+pub struct Bench {
+    report: Report,
+    rig: Box<dyn Rig>,
+    /// One per engine and dtype, with its number.
+    opened: Vec<(usize, Opened)>,
+    protocol: Protocol,
+    /// Each with its place in `opened`.
+    cells: Vec<(usize, Planned)>,
+    samples: BTreeMap<usize, Vec<Block>>,
+    tokens: BTreeMap<usize, Vec<u32>>,
+    moved: BTreeMap<usize, Option<Bytes>>,
+    out: Option<std::path::PathBuf>,
+}
+
+impl std::fmt::Debug for Bench {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Bench").field("cells", &self.cells).finish_non_exhaustive()
+    }
+}
+
+/// Writes stages to stderr, where criterion's own progress goes.
+struct Stages;
+
+impl Observer for Stages {
+    fn stage(&mut self, what: &str) {
+        anstream::eprintln!("hbmark: {what}");
+    }
+    fn event(&mut self, _event: crate::measure::protocol::Event<'_>) {}
+}
+
+impl Bench {
+    /// Reads `HBMARK_*`, measures the ceilings and loads the model.
+    ///
+    /// # Errors
+    /// Bad values, an unknown model, a device that cannot be opened.
+    pub fn from_environment() -> anyhow::Result<Self> {
+        let config = config_from(&|key| std::env::var(key).ok())?;
+        let model = Rc::new(crate::weights::open(&config.model, None, config.seed)?);
+        let alone = std::env::var_os("HBMARK_NO_ISOLATION").is_some_and(|value| !value.is_empty());
+        let rig: Box<dyn Rig> = if alone {
+            Box::new(Local::new(&config, model.clone()))
+        } else {
+            Box::new(Supervised::new(Launch::this_program(PATIENCE)?, &config, Interrupts::default()))
+        };
+        Self::open(rig, &config, &model)
+    }
+
+    fn open(mut rig: Box<dyn Rig>, config: &RunConfig, model: &OpenModel) -> anyhow::Result<Self> {
+        let runs = |way: Way| config.engines.iter().any(|engine| engine == way.name());
+        if runs(Way::KeptPool) && (runs(Way::Eager) || runs(Way::Replayed)) {
+            anyhow::bail!(
+                "{} sets the one memory pool of a process, and all engines of a bench are in one; name it alone, or use `hbmark run`",
+                Way::KeptPool.name()
+            );
+        }
+        let mut report = crate::run::begin(rig.as_mut(), config, model, "cargo bench", &mut Stages)?;
+        let mut protocol = Protocol { name: "criterion", looks: &[SAMPLES], ..Protocol::quick(config.seed) };
+        let (mut opened, mut cells) = (Vec::new(), Vec::new());
+        for series in series::all(config, model) {
+            let loaded = series::open(rig.as_mut(), config, model, &series, &mut report, &mut Stages)?;
+            // Its cells are in the report, with the reason.
+            let Some(loaded) = loaded else { continue };
+            protocol.canary_tolerance = protocol.canary_tolerance.max(loaded.canary_tolerance);
+            let mut possible = loaded.split_off_impossible(&mut report);
+            if Way::of(&series.engine) == Some(Way::Replayed) {
+                possible = loaded.split_off_unreplayable(rig.as_mut(), &series, possible, &mut report)?;
+            }
+            cells.extend(possible.into_iter().map(|cell| (opened.len(), cell)));
+            opened.push((series.number, loaded));
+        }
+        if cells.is_empty() {
+            let reason = report.cells.iter().find_map(|cell| cell.reason.clone()).unwrap_or_default();
+            anyhow::bail!("no cell of this grid can run: {reason}");
+        }
+        report.protocol = Some(protocol.summary());
+        Ok(Self {
+            report,
+            rig,
+            opened,
+            protocol,
+            cells,
+            samples: BTreeMap::new(),
+            tokens: BTreeMap::new(),
+            moved: BTreeMap::new(),
+            out: config.out.clone(),
+        })
+    }
+
+    /// The folder that `HBMARK_OUT` names.
+    #[must_use]
+    pub fn out(&self) -> Option<&std::path::Path> {
+        self.out.as_deref()
+    }
+
+    /// The phases that have cells, prefill first.
+    #[must_use]
+    pub fn phases(&self) -> Vec<Phase> {
+        let mut phases: Vec<Phase> = self.cells.iter().map(|(_, planned)| planned.cell.phase).collect();
+        phases.sort();
+        phases.dedup();
+        phases
+    }
+
+    /// Indices of a phase's cells.
+    #[must_use]
+    pub fn cells(&self, phase: Phase) -> Vec<usize> {
+        (0..self.cells.len()).filter(|&i| self.cells[i].1.cell.phase == phase).collect()
+    }
+
+    /// The name criterion shows and filters by, without the phase.
+    #[must_use]
+    pub fn name(&self, cell: usize) -> String {
+        let id = self.cells[cell].1.cell.id();
+        id.split_once('/').map_or(id.clone(), |(_, rest)| rest.to_owned())
+    }
+
+    /// The bytes one step of a cell must move.
+    #[must_use]
+    pub fn bytes(&self, cell: usize) -> Bytes {
+        self.cells[cell].1.cost.bytes.ideal()
+    }
+
+    /// Takes one sample of `steps` steps and returns its device time in nanoseconds.
+    ///
+    /// # Panics
+    /// When the engine or its worker fails: criterion has no other way to be told.
+    pub fn sample(&mut self, cell: usize, steps: u64) -> f64 {
+        let steps = usize::try_from(steps).unwrap_or(usize::MAX);
+        let (opened, planned) = &self.cells[cell];
+        let order = Order::Sample {
+            series: self.opened[*opened].0,
+            index: cell,
+            cell: planned.cell.clone(),
+            steps,
+            canary_tolerance: self.protocol.canary_tolerance,
+        };
+        let sample = match self.rig.ask(&order, &mut Silent) {
+            Ok(Answer::Sampled(sample)) => sample,
+            Ok(Answer::Lost { reason } | Answer::Refused { reason }) => {
+                panic!("{}: {reason}", planned.cell.id())
+            }
+            Ok(other) => panic!("{}: answered with {other:?}", planned.cell.id()),
+            Err(error) => panic!("{}: {error}", planned.cell.id()),
+        };
+        self.moved.insert(cell, sample.moved);
+        self.tokens.insert(cell, sample.tokens);
+        let total = sample.block.step_ns.iter().sum();
+        self.samples.entry(cell).or_default().push(sample.block);
+        total
+    }
+
+    /// Frees the KV of a cell that criterion is done with.
+    pub fn finish(&mut self, cell: usize) {
+        let series = self.opened[self.cells[cell].0].0;
+        // A worker that is gone has freed it.
+        let _ = self.rig.ask(&Order::Release { series, index: cell }, &mut Silent);
+    }
+
+    /// The result over the samples that criterion measured.
+    #[must_use]
+    pub fn report(mut self) -> Report {
+        let samples = std::mem::take(&mut self.samples);
+        for (index, mut blocks) in samples {
+            let measured_from = blocks.len().saturating_sub(SAMPLES);
+            blocks.drain(..measured_from);
+            let (opened, planned) = &self.cells[index];
+            let cell = planned.cell.clone();
+            let (status, reason) = status_of(&cell, &blocks);
+            let tokens = self.tokens.remove(&index).unwrap_or_default();
+            let moved = self.moved.remove(&index).flatten();
+            let measured =
+                Measured { cell, status, reason, blocks, merge: 1, tokens, peak_memory: None, moved };
+            let result = self.opened[*opened].1.judge(planned, measured, &self.report);
+            self.report.cells.push(result);
+        }
+        crate::run::conclude(&mut self.report);
+        self.report
+    }
+}
+
+/// Whether criterion's samples are good for a verdict.
+fn status_of(cell: &Cell, blocks: &[Block]) -> (Status, Option<String>) {
+    let good = accepted(blocks).count();
+    if good < blocks.len().div_ceil(2) {
+        let causes = blocks.iter().rev().find_map(|b| b.rejected.clone()).unwrap_or_default();
+        let reason =
+            format!("{} of {} samples rejected; the last: {causes}", blocks.len() - good, blocks.len());
+        return (Status::Disturbed, Some(reason));
+    }
+    let means = block_means(blocks, 1, |b| judged_times(cell.phase, b));
+    match stats::t_interval_log(&means, CONFIDENCE).map(|i| i.relative_half_width()) {
+        Some(width) if width <= HALF_WIDTH => (Status::Ok, None),
+        Some(width) => {
+            let reason = format!("95 % interval is ±{:.1} % after {good} samples", width * 100.0);
+            (Status::NotConverged, Some(reason))
+        }
+        None => (Status::NotConverged, Some("too few samples for an interval".into())),
+    }
+}
+
+/// A configuration from `HBMARK_*`; `get` reads one variable.
+fn config_from(get: &dyn Fn(&str) -> Option<String>) -> anyhow::Result<RunConfig> {
+    let or =
+        |key: &str, default: &str| get(key).filter(|v| !v.is_empty()).unwrap_or_else(|| default.to_owned());
+    let device: DeviceChoice = match get("HBMARK_DEVICE").filter(|v| !v.is_empty()) {
+        Some(given) => given.parse()?,
+        None => DeviceChoice::default_of_build(),
+    };
+    let phases = or("HBMARK_PHASE", "prefill,decode")
+        .split(',')
+        .map(|p| <Phase as clap::ValueEnum>::from_str(p.trim(), true).map_err(anyhow::Error::msg))
+        .collect::<anyhow::Result<Vec<Phase>>>()
+        .context("HBMARK_PHASE takes prefill, decode or both")?;
+    let dtypes: Vec<Dtype> = match get("HBMARK_DTYPE").filter(|v| !v.is_empty()) {
+        Some(given) => crate::cli::axes::parse_dtypes("dtype", &given)?,
+        None => Vec::new(),
+    };
+    let (batches, contexts) = config::default_grid(device);
+    Ok(RunConfig {
+        model: or("HBMARK_MODEL", config::DEFAULT_MODEL),
+        revision: None,
+        engines: config::with_replay(
+            config::parse_engines(&or("HBMARK_ENGINE", config::default_engines()))?,
+            device,
+        ),
+        device,
+        dtypes,
+        phases,
+        batches: config::parse_axis("batch", &or("HBMARK_BATCH", batches))?,
+        contexts: config::parse_axis("context", &or("HBMARK_CONTEXT", contexts))?,
+        seed: or("HBMARK_SEED", "42").parse().context("HBMARK_SEED takes a whole number")?,
+        threads: None,
+        depth: Depth::Quick,
+        device_options: DeviceOptions::default(),
+        show_ops: false,
+        kv: KvFill::Synthetic,
+        note: None,
+        hypothesis: None,
+        out: get("HBMARK_OUT").filter(|v| !v.is_empty()).map(Into::into),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_environment_configures_the_bench() {
+        let config = config_from(&|key| match key {
+            "HBMARK_BATCH" => Some("1..8*2".into()),
+            "HBMARK_DTYPE" => Some("bf16".into()),
+            "HBMARK_PHASE" => Some("decode".into()),
+            _ => None,
+        })
+        .unwrap();
+        assert_eq!(config.batches, [1, 2, 4, 8]);
+        assert_eq!(config.dtypes, [Dtype::Bf16]);
+        assert_eq!(config.phases, [Phase::Decode]);
+        assert_eq!(config.model, config::DEFAULT_MODEL);
+        let wrong = config_from(&|key| (key == "HBMARK_BATCH").then(|| "0".into())).unwrap_err();
+        assert!(wrong.to_string().contains("--batch `0`"), "{wrong}");
+    }
+}

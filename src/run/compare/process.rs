@@ -1,0 +1,181 @@
+//! A side as a fresh process of this very program.
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::{CompareError, Runner, Side};
+use crate::worker::child::LAUNCHED_BY;
+use crate::worker::interrupt::Interrupts;
+use hbmark_core::result::{Report, saved};
+
+/// The arguments of `run` for each side, and where results go.
+#[derive(Debug, Clone)]
+pub struct Launcher {
+    pub program: PathBuf,
+    /// After `run`, without `--format` and `--out`.
+    pub a: Vec<String>,
+    pub b: Vec<String>,
+    /// A folder for the results of single launches.
+    pub folder: PathBuf,
+}
+
+/// Starts a process a launch.
+#[derive(Debug)]
+pub struct Processes {
+    launcher: Launcher,
+    launched: usize,
+    interrupts: Interrupts,
+    running: Running,
+}
+
+/// The process of this moment, until somebody has waited for it.
+type Running = Arc<Mutex<Option<Child>>>;
+
+impl Processes {
+    /// Processes of which the last is told to end when somebody wishes to stop.
+    #[must_use]
+    pub fn new(launcher: Launcher, interrupts: Interrupts) -> Self {
+        let running = Running::default();
+        let told = Arc::clone(&running);
+        interrupts.on_first(move |_| tell(&told));
+        Self { launcher, launched: 0, interrupts, running }
+    }
+
+    fn stopped(&self) -> Option<CompareError> {
+        self.interrupts.signal().map(|signal| CompareError::Interrupted { signal })
+    }
+
+    /// Starts a process and waits for it: how it ended, and what it said.
+    fn wait_for(&self, command: &mut Command) -> std::io::Result<(ExitStatus, Vec<u8>)> {
+        let mut child = command.spawn()?;
+        let stderr = child.stderr.take();
+        *lock(&self.running) = Some(child);
+        // One that came before there was anybody to tell.
+        if self.interrupts.signal().is_some() {
+            tell(&self.running);
+        }
+        let mut said = Vec::new();
+        let read = stderr.map_or(Ok(0), |mut stderr| stderr.read_to_end(&mut said));
+        // From here on nobody can be told: another process may soon have its number.
+        let child = lock(&self.running).take();
+        let status = child.map_or_else(|| Err(std::io::ErrorKind::NotFound.into()), |mut child| child.wait());
+        read?;
+        Ok((status?, said))
+    }
+}
+
+fn lock(running: &Mutex<Option<Child>>) -> std::sync::MutexGuard<'_, Option<Child>> {
+    running.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Asks the process of this moment to end.
+fn tell(running: &Mutex<Option<Child>>) {
+    if let Some(child) = lock(running).as_ref() {
+        let _ = rustix::process::kill_process(
+            rustix::process::Pid::from_child(child),
+            rustix::process::Signal::TERM,
+        );
+    }
+}
+
+impl Runner for Processes {
+    fn run(&mut self, side: Side, launch: &str) -> Result<Report, CompareError> {
+        use std::os::unix::process::CommandExt;
+        if let Some(stopped) = self.stopped() {
+            return Err(stopped);
+        }
+        self.launched += 1;
+        let folder = self.launcher.folder.join(name(self.launched, side));
+        let arguments = if side == Side::A { &self.launcher.a } else { &self.launcher.b };
+        let mut command = Command::new(&self.launcher.program);
+        command
+            .arg("run")
+            .args(arguments)
+            .args(["--format", "json", "--out"])
+            .arg(&folder)
+            .env(LAUNCHED_BY, std::process::id().to_string())
+            .stdin(Stdio::null())
+            // The same result is in the folder.
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            // Ctrl-C at a terminal is for this process alone.
+            .process_group(0);
+        let (status, said) = self
+            .wait_for(&mut command)
+            .map_err(|source| CompareError::Start { program: self.launcher.program.clone(), source })?;
+        // 1 says that some cells failed; the result is there and says which.
+        if !matches!(status.code(), Some(0 | 1)) {
+            if let Some(stopped) = self.stopped() {
+                // Half a launch, and nothing that anybody could go on with.
+                let _ = std::fs::remove_dir_all(&folder);
+                return Err(stopped);
+            }
+            return Err(CompareError::Launch {
+                side: side.letter(),
+                launch: launch.to_owned(),
+                ended: ended(status),
+                message: last_line(&said),
+            });
+        }
+        read(&folder)
+    }
+}
+
+/// The folder of a launch.
+fn name(launched: usize, side: Side) -> String {
+    format!("{launched:03}-{}", side.letter().to_ascii_lowercase())
+}
+
+/// Removes what the launches of an earlier comparison left in a folder, and nothing else: one that was killed left runs there that
+/// nobody goes on with.
+///
+/// # Errors
+/// When the folder cannot be read or written.
+pub fn clear(folder: &Path) -> std::io::Result<()> {
+    for entry in std::fs::read_dir(folder)? {
+        let entry = entry?;
+        let ours = entry.file_name().to_str().is_some_and(|found| {
+            let number = found.get(..found.len().saturating_sub(2)).and_then(|digits| digits.parse().ok());
+            number.is_some_and(|number| [Side::A, Side::B].iter().any(|side| found == name(number, *side)))
+        });
+        if ours && entry.file_type()?.is_dir() {
+            std::fs::remove_dir_all(entry.path())?;
+        }
+    }
+    Ok(())
+}
+
+fn read(folder: &Path) -> Result<Report, CompareError> {
+    Ok(saved::read(&folder.join("result.json"))?)
+}
+
+fn ended(status: ExitStatus) -> String {
+    status.to_string()
+}
+
+fn last_line(stderr: &[u8]) -> String {
+    let text = String::from_utf8_lossy(stderr);
+    let line = text.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("it said nothing");
+    line.trim_start_matches("error: ").to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_launches_left_is_cleared() {
+        let folder = tempfile::tempdir().unwrap();
+        let kept = ["1-a", "001-c", "notes", "0001-a", "é-a", "a"];
+        for name in ["001-a", "012-b", "1000-a"].iter().chain(&kept) {
+            std::fs::create_dir(folder.path().join(name)).unwrap();
+            std::fs::write(folder.path().join(name).join("journal.jsonl"), "x").unwrap();
+        }
+        std::fs::write(folder.path().join("002-a"), "a file").unwrap();
+        clear(folder.path()).unwrap();
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), kept.len() + 1);
+        assert!(kept.iter().all(|name| folder.path().join(name).is_dir()));
+    }
+}

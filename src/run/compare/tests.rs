@@ -1,0 +1,300 @@
+//! The rounds, over results made by hand.
+
+use super::*;
+use hbmark_core::model::{Dtype, test_shapes};
+use hbmark_core::result::comparison::Ruling;
+use hbmark_core::result::{Block, CellResult, Phase, Status};
+use hbmark_report::samples;
+
+const ROUNDS: usize = 12;
+
+fn series(engine: &str, dtype: Dtype) -> Series {
+    Series { engine: engine.into(), dtype }
+}
+
+/// A result of one decode cell a batch, whose steps take `ns` and a little more.
+fn result(dtype: Dtype, ns: f64) -> Report {
+    let cell = |batch: usize| {
+        let time = ns * batch as f64;
+        let block = Block {
+            step_ns: vec![time * 0.9; 3],
+            interval_ns: vec![time, time * 1.001, time * 3.0],
+            ..Block::default()
+        };
+        let rejected =
+            Block { interval_ns: vec![1.0; 9], rejected: Some("throttled".into()), ..block.clone() };
+        CellResult {
+            status: Status::Ok,
+            blocks: vec![rejected, block],
+            ..CellResult::blank(Phase::Decode, "native", dtype, batch, 64)
+        }
+    };
+    Report { cells: vec![cell(1), cell(4)], ..samples::report() }
+}
+
+fn plan(aa: bool) -> Plan {
+    let steps = [(Phase::Decode, 1, 64), (Phase::Decode, 4, 64)];
+    let sides = [[series("native", Dtype::Bf16)], [series("native", Dtype::Int8)]];
+    Plan {
+        a: "dtype=bf16".into(),
+        b: "dtype=int8".into(),
+        command: "hbmark compare".into(),
+        places: places((&sides[0], &steps), (&sides[1], &steps)).unwrap(),
+        rounds: ROUNDS,
+        seed: 42,
+        aa,
+        settings: Settings::new(0.01, 42),
+    }
+}
+
+/// A machine that slows down all the time, and on which a launch has its own luck.
+struct Machine {
+    launches: Vec<Side>,
+    random: ChaCha8Rng,
+    luck: f64,
+    b_takes: f64,
+    fails_at: Option<usize>,
+    stopped_at: Option<usize>,
+    breaks: fn(usize, &mut Report),
+}
+
+impl Machine {
+    fn new(b_takes: f64) -> Self {
+        Self {
+            launches: Vec::new(),
+            random: ChaCha8Rng::seed_from_u64(5),
+            luck: 0.002,
+            b_takes,
+            fails_at: None,
+            stopped_at: None,
+            breaks: |_, _| {},
+        }
+    }
+}
+
+impl Runner for Machine {
+    fn run(&mut self, side: Side, _: &str) -> Result<Report, CompareError> {
+        self.launches.push(side);
+        let count = self.launches.len();
+        if self.fails_at == Some(count) {
+            return Err(CompareError::NoRounds);
+        }
+        if self.stopped_at == Some(count) {
+            return Err(CompareError::Interrupted { signal: 2 });
+        }
+        let drift = 1.0 + 0.001 * count as f64;
+        let luck = 1.0 + self.luck * (self.random.random::<f64>() - 0.5);
+        let (dtype, factor) = if side == Side::A { (Dtype::Bf16, 1.0) } else { (Dtype::Int8, self.b_takes) };
+        let mut report = result(dtype, 1e7 * factor * drift * luck);
+        (self.breaks)(count, &mut report);
+        Ok(report)
+    }
+}
+
+struct Quiet(Vec<String>);
+
+impl Watcher for Quiet {
+    fn launch(&mut self, what: &str, done: usize, total: usize) {
+        self.0.push(format!("{done}/{total} {what}"));
+    }
+}
+
+fn compare(plan: &Plan, machine: &mut Machine) -> Result<Comparison, CompareError> {
+    live(plan, machine, &mut Quiet(Vec::new())).map(|compared| compared.comparison)
+}
+
+#[test]
+fn a_faster_side_is_found_on_a_machine_that_drifts() {
+    let mut machine = Machine::new(0.95);
+    let found = compare(&plan(false), &mut machine).unwrap();
+    for cell in &found.cells {
+        assert_eq!(cell.effect.verdict, Ruling::Faster, "{cell:?}");
+        assert!((cell.effect.ratio.unwrap() - 0.95).abs() < 0.002, "{cell:?}");
+        assert_eq!(cell.pairs.len(), ROUNDS);
+    }
+    assert_eq!(found.overall.as_ref().unwrap().verdict, Ruling::Faster);
+    assert_eq!(machine.launches.len(), 2 * ROUNDS);
+    // The median of the accepted steps, and not of those rejected.
+    assert!(found.cells[0].pairs[0].a_ns.unwrap() > 1e7);
+}
+
+#[test]
+fn each_round_has_both_sides_in_an_order_that_the_seed_draws() {
+    let mut machine = Machine::new(1.0);
+    let found = compare(&plan(false), &mut machine).unwrap();
+    let launched: Vec<String> =
+        machine.launches.chunks(2).map(|pair| pair.iter().map(|side| side.letter()).collect()).collect();
+    assert_eq!(launched, found.order);
+    assert!(found.order.contains(&"AB".to_owned()) && found.order.contains(&"BA".to_owned()));
+    let again = compare(&plan(false), &mut Machine::new(1.0)).unwrap();
+    assert_eq!(again.order, found.order);
+    let other = Plan { seed: 43, ..plan(false) };
+    assert_ne!(compare(&other, &mut Machine::new(1.0)).unwrap().order, found.order);
+}
+
+#[test]
+fn the_same_thing_twice_is_equivalent_and_never_different() {
+    let found = compare(&plan(false), &mut Machine::new(1.0)).unwrap();
+    assert!(found.cells.iter().all(|cell| cell.effect.verdict == Ruling::Equivalent), "{found:?}");
+}
+
+#[test]
+fn a_against_itself_comes_first_and_its_floor_silences_smaller_effects() {
+    let mut restless = Machine { luck: 0.12, ..Machine::new(1.0) };
+    let mut quiet = Quiet(Vec::new());
+    let found = live(&plan(true), &mut restless, &mut quiet).unwrap().comparison;
+    assert_eq!(restless.launches.len(), 4 * ROUNDS);
+    assert!(restless.launches[..2 * ROUNDS].iter().all(|side| *side == Side::A));
+    assert!(quiet.0[0].starts_with("0/48 A against A, round 1"), "{}", quiet.0[0]);
+    let floor = found.floor.as_ref().unwrap();
+    assert_eq!(floor.cells.len(), 2);
+    let edge = found.cells[0].effect.floor.unwrap();
+    assert!(edge > 0.0 && edge < 0.12, "{edge}");
+    for cell in &found.cells {
+        let size = cell.effect.ratio.unwrap().ln().abs().exp_m1();
+        let called = matches!(cell.effect.verdict, Ruling::Faster | Ruling::Slower);
+        assert!(!called || size > cell.effect.floor.unwrap(), "{cell:?}");
+    }
+    let clear = compare(&plan(true), &mut Machine::new(1.05)).unwrap();
+    assert!(clear.cells.iter().all(|cell| cell.effect.verdict == Ruling::Slower), "{clear:?}");
+}
+
+#[test]
+fn a_failing_first_launch_ends_it_and_a_later_one_is_a_lost_round() {
+    let mut machine = Machine { fails_at: Some(1), ..Machine::new(1.0) };
+    assert!(compare(&plan(false), &mut machine).is_err());
+    let mut machine = Machine { fails_at: Some(7), ..Machine::new(0.9) };
+    let found = compare(&plan(false), &mut machine).unwrap();
+    assert_eq!(found.cells[0].effect.rounds, ROUNDS - 1);
+    assert_eq!(found.overall.as_ref().unwrap().rounds, ROUNDS - 1);
+    assert!(found.remarks[0].contains("round 4"), "{:?}", found.remarks);
+}
+
+#[test]
+fn a_cell_with_wrong_outputs_has_no_time_and_says_why() {
+    let breaks = |_: usize, report: &mut Report| {
+        if report.cells[1].dtype == Dtype::Int8 {
+            report.cells[1].status = Status::Invalid;
+            report.cells[1].reason = Some("outputs are wrong".into());
+        }
+    };
+    let found = compare(&plan(false), &mut Machine { breaks, ..Machine::new(0.5) }).unwrap();
+    assert_eq!(found.cells[0].effect.verdict, Ruling::Faster);
+    assert_eq!((found.cells[1].effect.ratio, found.cells[1].effect.verdict), (None, Ruling::Inconclusive));
+    assert_eq!(found.overall, None);
+    assert!(found.remarks[0].contains("outputs are wrong"), "{:?}", found.remarks);
+}
+
+#[test]
+fn sides_of_different_models_are_refused() {
+    let breaks = |_: usize, report: &mut Report| {
+        if report.cells[0].dtype == Dtype::Int8 {
+            report.model.architecture = test_shapes::smollm2_135m();
+        }
+    };
+    let error = compare(&plan(false), &mut Machine { breaks, ..Machine::new(1.0) }).unwrap_err();
+    assert!(error.to_string().contains("different models"), "{error}");
+}
+
+#[test]
+fn series_pair_up_where_it_is_clear_how() {
+    let steps = [(Phase::Prefill, 1, 8)];
+    let [stock, native, quantised] =
+        [series("stock", Dtype::F32), series("native", Dtype::Bf16), series("native", Dtype::Int8)];
+    let pairs = |a: &[Series], b: &[Series]| -> Option<Vec<(String, String)>> {
+        let found = places((a, &steps), (b, &steps)).ok()?;
+        Some(found.iter().map(|p| (p.a.to_string(), p.b.to_string())).collect())
+    };
+    let both = [stock.clone(), native.clone()];
+    let text = |a: &str, b: &str| (a.to_owned(), b.to_owned());
+    assert_eq!(
+        pairs(std::slice::from_ref(&stock), std::slice::from_ref(&native)),
+        Some(vec![text("stock f32", "native bf16")])
+    );
+    let turned = [native.clone(), stock.clone()];
+    let same = vec![text("stock f32", "stock f32"), text("native bf16", "native bf16")];
+    assert_eq!(pairs(&both, &turned), Some(same));
+    let by_engine = vec![text("stock f32", "stock f32"), text("native bf16", "native int8")];
+    assert_eq!(pairs(&both, &[stock.clone(), quantised.clone()]), Some(by_engine));
+    assert_eq!(pairs(&both, std::slice::from_ref(&native)), None);
+    assert_eq!(pairs(&[native.clone(), quantised.clone()], &[native, stock]), None);
+    assert_eq!(pairs(&both, &[quantised, series("native", Dtype::F32)]), None);
+}
+
+#[test]
+fn grids_that_differ_are_refused_with_the_step_that_is_missing() {
+    let one = [series("native", Dtype::Bf16)];
+    let (small, large) = ([(Phase::Decode, 1, 64)], [(Phase::Decode, 1, 64), (Phase::Decode, 4, 64)]);
+    let error = places((&one, &small), (&one, &large)).unwrap_err().to_string();
+    assert_eq!(
+        error,
+        "B has the cell decode b4 c64 and A has no such step; compare the same phases, batches and contexts"
+    );
+}
+
+#[test]
+fn every_format_prints_what_was_found() {
+    use hbmark_report::output::TextFormat;
+    use hbmark_report::output::comparison::render;
+    let found = compare(&plan(true), &mut Machine::new(0.95)).unwrap();
+    let mut found = Comparison { started_at: None, machine: "cpu".into(), ..found };
+    found.remarks = vec!["a remark | with a bar".into()];
+    insta::assert_snapshot!("comparison_table", render(&found, TextFormat::Table, false).unwrap());
+    let csv = render(&found, TextFormat::Csv, false).unwrap();
+    let rows: Vec<&str> = csv.lines().collect();
+    assert!(
+        rows[0]
+            .starts_with("of,phase,batch,context,a_engine,a_dtype,b_engine,b_dtype,rounds,a_ns,b_ns,ratio")
+    );
+    assert!(rows[1].starts_with("a_against_a,decode,1,64,native,bf16,native,bf16,12,"), "{}", rows[1]);
+    assert!(rows[4].starts_with("b_against_a,decode,1,64,native,bf16,native,int8,12,"), "{}", rows[4]);
+    assert!(rows[6].starts_with("b_against_a,all,,,,,,,12,,,0.95") && rows.len() == 7, "{csv}");
+    insta::assert_snapshot!("comparison_md", render(&found, TextFormat::Md, false).unwrap());
+    let json = render(&found, TextFormat::Json, false).unwrap();
+    let again: Comparison = serde_json::from_str(&json).unwrap();
+    assert_eq!(again, found);
+}
+
+#[test]
+fn what_was_stopped_is_judged_by_its_complete_rounds_and_says_so() {
+    // The eleventh launch is the first of the sixth round, the twelfth the second.
+    for launch in [11, 12] {
+        let mut machine = Machine { stopped_at: Some(launch), ..Machine::new(0.95) };
+        let Compared { comparison: found, stopped } =
+            live(&plan(false), &mut machine, &mut Quiet(Vec::new())).unwrap();
+        assert_eq!((stopped, found.rounds, found.order.len()), (Some(2), Some(5), 5));
+        assert!(found.cells.iter().all(|cell| cell.pairs.len() == 5 && cell.effect.rounds == 5));
+        let said = found.remarks.iter().any(|remark| remark.contains("signal 2 after 5 of 12 rounds"));
+        assert!(said, "{:?}", found.remarks);
+        assert_eq!(machine.launches.len(), launch, "and nothing is launched after that");
+    }
+}
+
+#[test]
+fn what_was_stopped_before_two_rounds_says_how_far_it_came() {
+    for (aa, launch, rounds) in [(false, 1, 0), (false, 4, 1), (true, 20, 0), (true, 24 + 4, 1)] {
+        let mut machine = Machine { stopped_at: Some(launch), ..Machine::new(0.95) };
+        let error = live(&plan(aa), &mut machine, &mut Quiet(Vec::new())).unwrap_err();
+        let wanted = CompareError::Stopped { signal: 2, rounds, wanted: ROUNDS, least: 2 };
+        assert_eq!(error.to_string(), wanted.to_string());
+        assert_eq!(machine.launches.len(), launch);
+    }
+}
+
+#[test]
+fn a_saved_comparison_with_numbers_that_no_run_has_is_not_believed() {
+    let found = compare(&plan(false), &mut Machine::new(1.0)).unwrap();
+    let whole = serde_json::to_value(&found).unwrap();
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let read = |document: &serde_json::Value| {
+        std::fs::write(file.path(), document.to_string()).unwrap();
+        hbmark_core::result::comparison::read(file.path())
+    };
+    assert_eq!(read(&whole).unwrap(), Some(found));
+    for place in ["/cells/0/batch", "/cells/1/context", "/rounds"] {
+        let mut changed = whole.clone();
+        *changed.pointer_mut(place).unwrap() = u64::MAX.into();
+        let error = read(&changed).unwrap_err().to_string();
+        assert!(error.contains("18446744073709551615, and no run has that"), "{error}");
+    }
+}

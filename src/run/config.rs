@@ -1,0 +1,221 @@
+//! What to run, validated; every list is an axis.
+//!
+//! Enters: strings from flags or environment. Leaves: [`RunConfig`], in which every number is in range and every list is
+//! non-empty. It opens no file and no device.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use crate::engine::stock::Way;
+use crate::engine::{DeviceChoice, DeviceOptions};
+use crate::measure::protocol::Depth;
+use hbmark_core::model::Dtype;
+use hbmark_core::result::limits::AXIS_CAP;
+use hbmark_core::result::{KvFill, Phase};
+
+/// The model that runs when none is named: small enough for a laptop, real enough to be worth timing.
+pub const DEFAULT_MODEL: &str = "SmolLM2-135M";
+
+/// The batches and contexts that run when none are named: a few minutes on a laptop, the usual corners on a GPU.
+#[must_use]
+pub fn default_grid(device: DeviceChoice) -> (&'static str, &'static str) {
+    match device {
+        DeviceChoice::Cpu => ("1,4", "128"),
+        DeviceChoice::Cuda(_) => ("1,8,32", "512,4096"),
+    }
+}
+
+/// The engines that run when none is named: what people get, and beside it what the hardware could give.
+#[must_use]
+pub fn default_engines() -> &'static str {
+    "stock,native"
+}
+
+/// The engines of a run: on a GPU `stock` brings its replay, so that what it spends on launches is known.
+#[must_use]
+pub fn with_replay(mut engines: Vec<String>, device: DeviceChoice) -> Vec<String> {
+    let replay = Way::Replayed.name();
+    let stock = engines.iter().position(|engine| engine == Way::Eager.name());
+    if let (Some(stock), DeviceChoice::Cuda(_)) = (stock, device)
+        && !engines.iter().any(|engine| engine == replay)
+    {
+        engines.insert(stock + 1, replay.to_owned());
+    }
+    engines
+}
+
+/// The most values one axis may have.
+const AXIS_LENGTH_CAP: usize = 256;
+
+/// Why a configuration cannot be used.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum ConfigError {
+    #[error(
+        "--{flag} `{given}`: {problem}; write numbers with commas (1,8,32) or ranges (1..64*2, 128..1024+128)"
+    )]
+    List { flag: String, given: String, problem: String },
+    #[error("--engine `{given}` is unknown; this build has: {known}")]
+    Engine { given: String, known: String },
+}
+
+/// The engines of this build.
+pub const ENGINES: &[&str] = &["stock", "native", "stock-graph", "stock-pool"];
+
+/// Checks a list of engine names.
+///
+/// # Errors
+/// [`ConfigError::Engine`], naming what there is.
+pub fn parse_engines(given: &str) -> Result<Vec<String>, ConfigError> {
+    given
+        .split(',')
+        .map(|name| {
+            let name = name.trim();
+            if ENGINES.contains(&name) {
+                Ok(name.to_owned())
+            } else {
+                Err(ConfigError::Engine { given: name.to_owned(), known: ENGINES.join(", ") })
+            }
+        })
+        .collect()
+}
+
+/// Reads `1,8,32`, `1..64*2` (geometric), `128..1024+128` (arithmetic) or `1..4`; ascending order and duplicates are left alone
+/// and removed, respectively.
+///
+/// # Errors
+/// [`ConfigError::List`], with the part that cannot be read.
+pub fn parse_axis(flag: &str, given: &str) -> Result<Vec<usize>, ConfigError> {
+    let fail =
+        |problem: String| ConfigError::List { flag: flag.to_owned(), given: given.to_owned(), problem };
+    let number = |text: &str| -> Result<usize, ConfigError> {
+        let text = text.trim();
+        let value: usize = text.parse().map_err(|_| fail(format!("`{text}` is not a number")))?;
+        if value == 0 {
+            return Err(fail("0 is not allowed".into()));
+        }
+        if value > AXIS_CAP {
+            return Err(fail(format!("{value} is above {AXIS_CAP}")));
+        }
+        Ok(value)
+    };
+    let mut values = Vec::new();
+    for part in given.split(',') {
+        if part.trim().is_empty() {
+            return Err(fail("there is an empty item".into()));
+        }
+        let Some((from, to)) = part.split_once("..") else {
+            values.push(number(part)?);
+            continue;
+        };
+        let from = number(from)?;
+        let next: Box<dyn Fn(usize) -> usize>;
+        let to = if let Some((to, factor)) = to.split_once('*') {
+            let factor = number(factor)?;
+            if factor < 2 {
+                return Err(fail("a factor must be at least 2".into()));
+            }
+            next = Box::new(move |v| v * factor);
+            number(to)?
+        } else if let Some((to, step)) = to.split_once('+') {
+            let step = number(step)?;
+            next = Box::new(move |v| v + step);
+            number(to)?
+        } else {
+            next = Box::new(|v| v + 1);
+            number(to)?
+        };
+        if to < from {
+            return Err(fail(format!("{from}..{to} runs backwards")));
+        }
+        let mut value = from;
+        while value <= to {
+            values.push(value);
+            if values.len() > AXIS_LENGTH_CAP {
+                return Err(fail(format!("more than {AXIS_LENGTH_CAP} values")));
+            }
+            value = next(value);
+        }
+    }
+    let mut seen = std::collections::BTreeSet::new();
+    values.retain(|v| seen.insert(*v));
+    Ok(values)
+}
+
+/// A step benchmark, ready to be planned.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RunConfig {
+    pub model: String,
+    pub revision: Option<String>,
+    pub engines: Vec<String>,
+    pub device: DeviceChoice,
+    /// Empty: the engine's default for the device.
+    pub dtypes: Vec<Dtype>,
+    pub phases: Vec<Phase>,
+    pub batches: Vec<usize>,
+    pub contexts: Vec<usize>,
+    pub seed: u64,
+    pub threads: Option<usize>,
+    pub depth: Depth,
+    pub device_options: DeviceOptions,
+    /// How decode contexts are filled.
+    pub kv: KvFill,
+    /// Break a step down per operation, in an untimed pass after the cells.
+    pub show_ops: bool,
+    pub note: Option<String>,
+    pub hypothesis: Option<String>,
+    pub out: Option<PathBuf>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_take_commas_and_ranges() {
+        assert_eq!(parse_axis("batch", "1,8,32").unwrap(), [1, 8, 32]);
+        assert_eq!(parse_axis("batch", "1..64*2").unwrap(), [1, 2, 4, 8, 16, 32, 64]);
+        assert_eq!(parse_axis("context", "128..512+128").unwrap(), [128, 256, 384, 512]);
+        assert_eq!(parse_axis("batch", "1..3, 8,8").unwrap(), [1, 2, 3, 8]);
+    }
+
+    #[test]
+    fn a_malformed_list_names_the_flag_and_the_part() {
+        for (given, problem) in [
+            ("0", "0 is not allowed"),
+            ("1,,2", "there is an empty item"),
+            ("", "there is an empty item"),
+            ("a", "`a` is not a number"),
+            ("-1", "`-1` is not a number"),
+            ("8..1", "8..1 runs backwards"),
+            ("1..8*1", "a factor must be at least 2"),
+            ("1..100000", "more than 256 values"),
+            ("999999999999", "999999999999 is above 134217728"),
+        ] {
+            let error = parse_axis("batch", given).unwrap_err();
+            assert_eq!(
+                error,
+                ConfigError::List { flag: "batch".into(), given: given.into(), problem: problem.into() }
+            );
+        }
+    }
+
+    #[test]
+    fn stock_brings_its_replay_on_a_gpu_and_only_there() {
+        let given = || parse_engines("stock,native").unwrap();
+        assert_eq!(with_replay(given(), DeviceChoice::Cuda(0)), ["stock", "stock-graph", "native"]);
+        assert_eq!(with_replay(given(), DeviceChoice::Cpu), ["stock", "native"]);
+        let twice = parse_engines("stock-graph,stock").unwrap();
+        assert_eq!(with_replay(twice.clone(), DeviceChoice::Cuda(0)), twice);
+        assert_eq!(with_replay(vec!["native".into()], DeviceChoice::Cuda(0)), ["native"]);
+    }
+
+    #[test]
+    fn an_unknown_engine_is_named() {
+        let error = parse_engines("stock,warp").unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "--engine `warp` is unknown; this build has: stock, native, stock-graph, stock-pool"
+        );
+    }
+}

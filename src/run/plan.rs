@@ -1,0 +1,160 @@
+//! From a validated configuration to ordered cells.
+//!
+//! Enters: the axes of a run and what the engine can do. Leaves: cells in the order that reloads models least; what cannot
+//! run is a cell with the reason why, and what a cell's step costs by its shape. It runs nothing.
+
+use crate::engine::DeviceChoice;
+use crate::engine::stock::Way;
+use hbmark_core::ledger::{Ledger, StepCost, StepShape, StockBackend};
+use hbmark_core::model::Dtype;
+use hbmark_core::result::{Capabilities, Cell, Phase};
+use hbmark_core::units::Bytes;
+
+/// Whether an engine times steps of one kind alone: a prefill hides its launches behind its kernels, so it is not replayed.
+fn only_decodes(engine: &str) -> bool {
+    Way::of(engine) == Some(Way::Replayed)
+}
+
+/// The cells of one engine and dtype: phases outermost, then batch, then context. Of several phases an engine has those that it can.
+#[must_use]
+pub fn cells(
+    engine: &str,
+    dtype: Dtype,
+    phases: &[Phase],
+    batches: &[usize],
+    contexts: &[usize],
+) -> Vec<Cell> {
+    let mut cells = Vec::with_capacity(phases.len() * batches.len() * contexts.len());
+    let decodes = only_decodes(engine) && phases.contains(&Phase::Decode);
+    for &phase in phases.iter().filter(|phase| !decodes || **phase == Phase::Decode) {
+        for &batch in batches {
+            for &context in contexts {
+                cells.push(Cell { phase, engine: engine.to_owned(), dtype, batch, context });
+            }
+        }
+    }
+    cells
+}
+
+/// Why a cell cannot run, or `None`.
+///
+/// `predicted` is the memory the cell needs on its device, `available` what the device has left for it.
+#[must_use]
+pub fn obstacle(
+    cell: &Cell,
+    capabilities: &Capabilities,
+    predicted: Bytes,
+    available: Option<Bytes>,
+) -> Option<String> {
+    if cell.phase == Phase::Prefill && only_decodes(&cell.engine) {
+        return Some(format!("{} replays decode steps alone; a prefill hides its launches", cell.engine));
+    }
+    if cell.batch > capabilities.max_batch {
+        return Some(format!(
+            "batch {} is above the engine's limit of {}",
+            cell.batch, capabilities.max_batch
+        ));
+    }
+    if cell.positions() > capabilities.max_positions {
+        let why = capabilities.max_positions_reason.as_deref().unwrap_or("the model's limit");
+        return Some(format!(
+            "needs {} positions, the limit is {} ({why})",
+            cell.positions(),
+            capabilities.max_positions
+        ));
+    }
+    if let Some(available) = available
+        && predicted > available
+    {
+        return Some(format!("needs {predicted} of memory, {available} is available"));
+    }
+    None
+}
+
+/// The shape of a cell's step.
+#[must_use]
+pub fn shape(cell: &Cell) -> StepShape {
+    StepShape { phase: cell.phase, batch: cell.batch, context: cell.context }
+}
+
+fn stock_backend(device: DeviceChoice) -> StockBackend {
+    match device {
+        DeviceChoice::Cpu => StockBackend::Cpu,
+        DeviceChoice::Cuda(_) => StockBackend::Cuda,
+    }
+}
+
+/// The cost of a cell's step, with what the engine's code is known to move beside it. Only candle's was read,
+/// whichever way it is run; an engine that counts its own bytes says them after a step.
+#[must_use]
+pub fn cost(ledger: &Ledger, cell: &Cell, device: DeviceChoice) -> StepCost {
+    let mut cost = ledger.step(shape(cell));
+    if Way::of(&cell.engine).is_some() {
+        cost.bytes.as_implemented = ledger.stock_bytes(shape(cell), stock_backend(device));
+    }
+    cost
+}
+
+/// Memory of weights, KV and the largest activations.
+#[must_use]
+pub fn needed(ledger: &Ledger, cell: &Cell, device: DeviceChoice) -> Bytes {
+    let stock = || ledger.stock_memory(shape(cell), stock_backend(device));
+    let known = Way::of(&cell.engine).and_then(|_| stock());
+    known.unwrap_or_else(|| ledger.memory(shape(cell)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hbmark_core::result::Ragged;
+
+    fn capabilities() -> Capabilities {
+        Capabilities {
+            engine: "stock".into(),
+            device: "cpu".into(),
+            max_batch: 8,
+            max_positions: 1024,
+            max_positions_reason: Some("sliding window of 1024".into()),
+            ragged: Ragged::Uniform,
+            paged: false,
+            prefix_sharing: false,
+            graphs: false,
+        }
+    }
+
+    fn decode(batch: usize, context: usize) -> Cell {
+        Cell { phase: Phase::Decode, engine: "stock".into(), dtype: Dtype::F32, batch, context }
+    }
+
+    #[test]
+    fn ids_are_stable_and_readable() {
+        assert_eq!(decode(1, 512).id(), "decode/stock/f32/b1/c512");
+    }
+
+    #[test]
+    fn a_replay_has_decode_cells_and_says_why_it_has_no_others() {
+        let both = [Phase::Prefill, Phase::Decode];
+        let phases = |engine, phases: &[Phase]| -> Vec<Phase> {
+            cells(engine, Dtype::Bf16, phases, &[1], &[8]).iter().map(|cell| cell.phase).collect()
+        };
+        assert_eq!(phases("stock", &both), both);
+        assert_eq!(phases("stock-graph", &both), [Phase::Decode]);
+        assert_eq!(phases("stock-graph", &both[..1]), [Phase::Prefill]);
+        let cell = Cell { phase: Phase::Prefill, engine: "stock-graph".into(), ..decode(1, 8) };
+        let reason = obstacle(&cell, &capabilities(), Bytes(0), None).unwrap();
+        assert_eq!(reason, "stock-graph replays decode steps alone; a prefill hides its launches");
+    }
+
+    #[test]
+    fn a_cell_that_cannot_run_says_why_with_the_numbers() {
+        let free = Some(Bytes(1_000_000_000));
+        let need = Bytes(1_000);
+        assert_eq!(obstacle(&decode(1, 1023), &capabilities(), need, free), None);
+        let reason = obstacle(&decode(1, 1024), &capabilities(), need, free).unwrap();
+        assert_eq!(reason, "needs 1025 positions, the limit is 1024 (sliding window of 1024)");
+        let reason = obstacle(&decode(16, 1), &capabilities(), need, free).unwrap();
+        assert_eq!(reason, "batch 16 is above the engine's limit of 8");
+        let reason = obstacle(&decode(1, 1), &capabilities(), Bytes(2_000_000_000), free).unwrap();
+        assert_eq!(reason, "needs 2.00 GB of memory, 1.00 GB is available");
+    }
+}

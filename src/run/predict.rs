@@ -1,0 +1,120 @@
+//! `hbmark predict` as data: the roofline of a model on a GPU of the table, as a report without measurements.
+//!
+//! Enters: an opened model (only its dimensions and the sizes of its tensors are used) and a question. Leaves: a [`Report`] with the same cells as a run.
+
+use crate::machine::environment;
+use crate::weights::{OpenError, OpenModel};
+use hbmark_core::ledger::{Request, predict};
+use hbmark_core::model::Dtype;
+use hbmark_core::result::{DeviceSpec, Environment, Phase, Report, ReportKind, SCHEMA_VERSION};
+
+/// What to predict.
+#[derive(Debug, Clone)]
+pub struct Question {
+    pub device: DeviceSpec,
+    pub dtypes: Vec<Dtype>,
+    pub kv_dtype: Option<Dtype>,
+    pub phases: Vec<Phase>,
+    pub batches: Vec<usize>,
+    pub contexts: Vec<usize>,
+}
+
+/// Predicts every cell of the question.
+///
+/// # Errors
+/// When the dtype is a GGUF file's own and the model is none.
+///
+/// # Panics
+/// Never: a question has at least one dtype.
+pub fn report(model: &OpenModel, question: &Question, command: &str) -> Result<Report, OpenError> {
+    let predicted = |&weights: &Dtype| {
+        if weights == Dtype::Gguf && !model.is_gguf() {
+            return Err(OpenError::NotGguf { name: model.name.clone() });
+        }
+        Ok(predict(&Request {
+            architecture: &model.architecture,
+            inventory: &model.inventory(weights),
+            name: &model.name,
+            weights,
+            kv: question.kv_dtype.unwrap_or_else(|| weights.of_cache()),
+            device: &question.device,
+            batches: &question.batches,
+            contexts: &question.contexts,
+            phases: &question.phases,
+        }))
+    };
+    let predictions = question.dtypes.iter().map(predicted).collect::<Result<Vec<_>, _>>()?;
+    let first = predictions.first().expect("a question has at least one dtype");
+    let mut report = Report {
+        schema_version: SCHEMA_VERSION,
+        kind: ReportKind::Predict,
+        command: command.to_owned(),
+        started_at: None,
+        note: None,
+        hypothesis: None,
+        // A prediction says nothing of the machine it was computed on.
+        environment: Environment { build: environment::this_binary(), ..Environment::default() },
+        config: std::collections::BTreeMap::new(),
+        model: first.model.clone(),
+        capabilities: Vec::new(),
+        protocol: None,
+        ceilings: None,
+        datasheet: Some(question.device.clone()),
+        cells: Vec::new(),
+        cold: Vec::new(),
+        ladders: Vec::new(),
+        fits: Vec::new(),
+        crossovers: Vec::new(),
+        warnings: Vec::new(),
+    };
+    for prediction in predictions {
+        report.cells.extend(prediction.cells);
+        report.crossovers.extend(prediction.crossovers);
+        report.warnings.extend(prediction.warnings);
+    }
+    Ok(report)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hbmark_core::ledger::devices;
+    use hbmark_core::model;
+    use hbmark_core::result::Status;
+    use hbmark_core::units::Bytes;
+
+    fn question(dtypes: &[Dtype]) -> Question {
+        Question {
+            device: devices::find("h100-sxm").unwrap().clone(),
+            dtypes: dtypes.to_vec(),
+            kv_dtype: None,
+            phases: vec![Phase::Decode],
+            batches: vec![1],
+            contexts: vec![64],
+        }
+    }
+
+    #[test]
+    fn a_gguf_file_is_predicted_by_its_own_blocks_with_its_cache_in_bf16() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/models/llama-q8_0.gguf");
+        let opened = crate::weights::open_shape(path, None).unwrap();
+        let told = report(&opened, &question(&[Dtype::Gguf]), "predict").unwrap();
+        let cell = &told.cells[0];
+        assert_eq!((cell.dtype, cell.kv_dtype, cell.status), (Dtype::Gguf, Dtype::Bf16, Status::Predicted));
+        assert_eq!(told.model.weight_bytes, opened.inventory(Dtype::Gguf).total_bytes());
+        let stood_for = opened.architecture.inventory(Dtype::Q8_0);
+        assert_ne!(
+            told.model.hash,
+            hbmark_core::model::model_hash(&opened.architecture, &stood_for),
+            "the file's tensors"
+        );
+        assert!(cell.bytes.weights > Bytes(0) && cell.bytes.weights < told.model.weight_bytes);
+    }
+
+    #[test]
+    fn a_shape_without_a_file_has_no_gguf_formats() {
+        let opened = crate::weights::open_shape("Llama-3.1-8B", None).unwrap();
+        let error = report(&opened, &question(&[Dtype::Bf16, Dtype::Gguf]), "predict").unwrap_err();
+        assert!(error.to_string().starts_with("Llama-3.1-8B is no GGUF file"), "{error}");
+    }
+}

@@ -1,0 +1,232 @@
+//! The table of planted faults, row by row: each is planted, detected and named, with the figure that shows it.
+
+use super::step::{Fault, World, decode};
+use super::{Check, Record, label, names, serve};
+use crate::engine::EngineError;
+use hbmark_core::model::Dtype;
+use hbmark_core::result::{CellResult, Finding, FittedModel, Report, Status};
+use hbmark_core::units::{Bytes, Nanos};
+
+const AREA: &str = "fault";
+const US: f64 = 1e3;
+const SEED: u64 = 20;
+
+/// A run with its findings.
+struct Seen {
+    report: Report,
+    findings: Vec<Finding>,
+}
+
+impl Seen {
+    fn of(world: &World) -> Result<Self, EngineError> {
+        let report = world.run()?;
+        let findings = hbmark_report::analysis::explain(&report);
+        Ok(Self { report, findings })
+    }
+
+    fn faulty(faults: Vec<Fault>) -> Result<Self, EngineError> {
+        Self::of(&World::new(SEED, faults))
+    }
+
+    fn cell(&self) -> &CellResult {
+        &self.report.cells[0]
+    }
+
+    /// Device span, median.
+    fn device(&self) -> f64 {
+        self.cell().step_ns.as_ref().map_or(f64::NAN, |step| step.median)
+    }
+
+    /// Wait between steps, median.
+    fn wait(&self) -> f64 {
+        self.cell().host_bubble_ns.unwrap_or(f64::NAN)
+    }
+
+    fn label(&self) -> &str {
+        label(&self.findings)
+    }
+
+    fn reason(&self) -> &str {
+        self.cell().reason.as_deref().unwrap_or("no reason")
+    }
+}
+
+/// A verdict and its figures.
+type Shown = Result<(bool, String), EngineError>;
+/// A row's name and what shows it.
+type Row = (&'static str, fn() -> Shown);
+
+/// Every row of the table.
+pub fn planted(record: &mut Record<'_>) {
+    let rows: &[Row] = &[
+        ("no fault", nothing),
+        ("host delay of 50 us", || host_delay(50.0)),
+        ("host delay of 200 us", || host_delay(200.0)),
+        ("host delay of 1 ms", || host_delay(1000.0)),
+        ("the same delay behind a queue", hidden_delay),
+        ("a spin of 20 us in every layer", spin),
+        ("a bandwidth hog", hog),
+        ("KV read twice", kv_twice),
+        ("f32 weights for bf16", || weights(Dtype::F32, "wrong_size_weights")),
+        ("fp16 weights for bf16", || weights(Dtype::F16, "wrong_storage")),
+        ("a strided layout, counted", || strided(true, "engine_moves_more")),
+        ("a strided layout, not counted", || strided(false, "unexplained")),
+        ("CPU stress", stress),
+        ("a leak of 1 MiB a step", leak),
+        ("a KV leak of an engine", kv_leak),
+        ("a KV block leak of a scheduler", || Ok(serve::block_leak())),
+        ("marks on the wrong stream", wrong_stream),
+        ("a device clock 2 % fast", || clock(1.02)),
+        ("a device clock 2 % slow", || clock(0.98)),
+        ("an engine that skips its steps", skipped),
+        ("an engine that loses a token", || outputs(Fault::LostToken)),
+        ("tokens that change", || outputs(Fault::OtherTokens(60))),
+        ("logits that are no numbers", || outputs(Fault::NotANumber)),
+        ("an output that ends early", || Ok(serve::early_end())),
+        ("a stall of 1.4 s", || Ok(serve::long_stall())),
+    ];
+    for (name, row) in rows {
+        record(match row() {
+            Ok((passed, detail)) => Check::new(AREA, *name, passed, detail),
+            Err(error) => Check::failed(AREA, *name, error.to_string()),
+        });
+    }
+}
+
+fn nothing() -> Shown {
+    let seen = Seen::faulty(Vec::new())?;
+    let passed = seen.label() == "memory_bound_decode" && seen.findings.len() == 1;
+    Ok((passed, format!("{}: {}", seen.label(), Nanos(seen.device()))))
+}
+
+/// D flat, G larger by the delay within the larger of a tenth and 5 us.
+fn host_delay(delay_us: f64) -> Shown {
+    let delay = delay_us * US;
+    let (base, seen) = (Seen::faulty(Vec::new())?, Seen::faulty(vec![Fault::HostDelay(Nanos(delay))])?);
+    let (flat, added) = (seen.device() / base.device(), seen.wait() - base.wait());
+    let near = (added - delay).abs() <= (0.1 * delay).max(5.0 * US);
+    let passed = seen.label() == "host_bound" && (flat - 1.0).abs() < 0.01 && near;
+    Ok((passed, format!("{}: D {:+.2} %, G {} more", seen.label(), (flat - 1.0) * 100.0, Nanos(added))))
+}
+
+fn hidden_delay() -> Shown {
+    let base = Seen::faulty(Vec::new())?;
+    let seen = Seen::faulty(vec![Fault::HiddenDelay(Nanos(50.0 * US))])?;
+    let added = seen.wait() - base.wait();
+    let passed = seen.label() == base.label() && !names(&seen.findings, "host_bound") && added.abs() < US;
+    Ok((passed, format!("{}: G {} more", seen.label(), Nanos(added))))
+}
+
+fn spin() -> Shown {
+    let per_layer = 20.0 * US;
+    let base = Seen::of(&World::new(SEED, Vec::new()).profiled())?;
+    let seen = Seen::of(&World::new(SEED, vec![Fault::Spin(Nanos(per_layer))]).profiled())?;
+    let layers = seen.report.model.architecture.layers as f64;
+    let added = seen.device() - base.device();
+    let near = (added / (per_layer * layers) - 1.0).abs() < 0.05;
+    let passed = seen.label() == "extra_kernel" && !names(&base.findings, "extra_kernel") && near;
+    Ok((passed, format!("{}: D {} more over {layers} layers", seen.label(), Nanos(added))))
+}
+
+fn hog() -> Shown {
+    let seen = Seen::faulty(vec![Fault::Hog(0.06)])?;
+    let near = Seen::faulty(vec![Fault::Hog(0.005)])?;
+    let passed = seen.label() == "degraded" && !names(&near.findings, "degraded");
+    let evidence = seen.findings.first().and_then(|f| f.evidence.first().cloned()).unwrap_or_default();
+    Ok((passed, format!("{}: {evidence}; a loss of 0.5 % is {}", seen.label(), near.label())))
+}
+
+/// Decode cells over which the step is a line in cache and batch.
+pub(super) fn grid() -> Vec<hbmark_core::result::Cell> {
+    [(1, 64), (1, 2048), (1, 4096), (4, 64), (4, 1024), (4, 3072)].map(|(b, c)| decode(b, c)).to_vec()
+}
+
+fn kv_twice() -> Shown {
+    let fit = |faults| -> Result<(Seen, Option<FittedModel>), EngineError> {
+        let seen = Seen::of(&World::new(SEED, faults).with_cells(grid()))?;
+        let fit = seen.report.fits.first().cloned();
+        Ok((seen, fit))
+    };
+    let (base, plain) = fit(Vec::new())?;
+    let (seen, twice) = fit(vec![Fault::KvTimes(2.0)])?;
+    let Some((plain, twice)) = plain.zip(twice) else { return Ok((false, "no fit".into())) };
+    let Some((a, b)) = plain.kv_bytes_per_s.zip(twice.kv_bytes_per_s) else {
+        return Ok((false, "no slope".into()));
+    };
+    let (slope, intercept) = (a / b, twice.intercept_ns / plain.intercept_ns);
+    let named = seen.label() == "kv_costs_more" && !names(&base.findings, "kv_costs_more");
+    let passed = named && (slope / 2.0 - 1.0).abs() <= 0.05 && (intercept - 1.0).abs() <= 0.05;
+    Ok((passed, format!("{}: slope {slope:.3} times, intercept {intercept:.3} times", seen.label())))
+}
+
+fn weights(loaded: Dtype, rule: &str) -> Shown {
+    let seen = Seen::faulty(vec![Fault::WeightsAs(loaded)])?;
+    // Named before timing: there is no block.
+    let untimed = seen.cell().blocks.is_empty() && seen.cell().status == Status::Invalid;
+    Ok((seen.label() == rule && untimed, format!("{rule}: {}", seen.reason())))
+}
+
+/// Strides move whole lines for a part of each: three times the bytes.
+fn strided(counted: bool, rule: &str) -> Shown {
+    let seen = Seen::faulty(vec![Fault::Copies { times: 3.0, counted }])?;
+    let near = Seen::faulty(vec![Fault::Copies { times: 1.1, counted }])?;
+    let passed = seen.label() == rule && near.label() == "memory_bound_decode";
+    Ok((passed, format!("{}: {} a step; 1.1 times is {}", seen.label(), Nanos(seen.device()), near.label())))
+}
+
+fn stress() -> Shown {
+    let base = Seen::faulty(Vec::new())?;
+    let seen = Seen::faulty(vec![Fault::HostTail { share: 0.1, time: Nanos(40.0 * US) }])?;
+    let flat = seen.device() / base.device();
+    let passed = seen.label() == "host_jitter" && (flat - 1.0).abs() < 0.01;
+    let evidence = seen.findings.first().and_then(|f| f.evidence.first().cloned()).unwrap_or_default();
+    Ok((passed, format!("D {:+.2} %; {evidence}", (flat - 1.0) * 100.0)))
+}
+
+fn leak() -> Shown {
+    let seen = Seen::faulty(vec![Fault::Leak(Bytes(1 << 20))])?;
+    let near = Seen::faulty(vec![Fault::Leak(Bytes(1 << 10))])?;
+    let steps: usize = seen.cell().blocks.iter().map(|b| b.step_ns.len()).sum();
+    let passed = seen.label() == "memory_leak" && steps <= 200 && !names(&near.findings, "memory_leak");
+    Ok((passed, format!("{} within {steps} sampled steps; 1 KiB a step is {}", seen.label(), near.label())))
+}
+
+fn kv_leak() -> Shown {
+    let cells = || vec![decode(4, 512)];
+    let seen = Seen::of(&World::new(SEED, vec![Fault::KvLeak]).with_cells(cells()))?;
+    // Memory is watched and nothing is kept.
+    let near = Seen::of(&World::new(SEED, vec![Fault::Leak(Bytes(0))]).with_cells(cells()))?;
+    let evidence = seen.findings.first().and_then(|f| f.evidence.first().cloned()).unwrap_or_default();
+    Ok((seen.label() == "kv_leak" && !names(&near.findings, "kv_leak"), evidence))
+}
+
+fn wrong_stream() -> Shown {
+    let seen = Seen::faulty(vec![Fault::MarksElsewhere])?;
+    let passed = seen.label() == "marks_elsewhere" && seen.cell().status == Status::Invalid;
+    let block = seen.cell().blocks.first();
+    let off = block.map_or(0.0, |b| b.step_ns.iter().sum::<f64>() / b.wall_ns - 1.0);
+    Ok((
+        passed && off.abs() > 0.01,
+        format!("INVALID: device spans are {:+.0} % off the wall time", off * 100.0),
+    ))
+}
+
+fn clock(rate: f64) -> Shown {
+    let world = |rate| World::new(SEED, vec![Fault::ClockRate(rate)]).with_blocks_of(0.1);
+    let (seen, near) = (Seen::of(&world(rate))?, Seen::of(&world(1.0 + (rate - 1.0) / 10.0))?);
+    let passed = seen.label() == "clocks_disagree" && near.label() == "memory_bound_decode";
+    Ok((passed, format!("INVALID: {}; a tenth of it is {}", seen.reason(), near.label())))
+}
+
+fn skipped() -> Shown {
+    let seen = Seen::faulty(vec![Fault::Skips(0.1)])?;
+    let near = Seen::faulty(vec![Fault::Skips(0.95)])?;
+    let passed = seen.label() == "impossible_time" && near.label() == "memory_bound_decode";
+    Ok((passed, format!("INVALID: {}", seen.reason())))
+}
+
+fn outputs(fault: Fault) -> Shown {
+    let seen = Seen::of(&World::new(SEED, vec![fault]).with_cells(vec![decode(2, 64)]))?;
+    let invalid = seen.cell().status == Status::Invalid;
+    Ok((seen.label() == "wrong_outputs" && invalid, format!("INVALID: {}", seen.reason())))
+}

@@ -1,0 +1,405 @@
+//! A serving benchmark of a scripted device: the real loop, scheduler and summary on a virtual clock, with faults planted where they arise.
+//!
+//! Enters: a [`Load`] with [`Fault`]s. Leaves: a [`Point`], a [`ServeReport`] of points, and their findings.
+
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use rand_distr::{Distribution, StandardNormal};
+
+use super::label;
+use crate::engine::scripted::{Outcome, ScriptedSession, StepInfo};
+use crate::engine::{DeviceChoice, EngineError};
+use crate::serve::execute::SessionExecutor;
+use hbmark_core::model::{Dtype, presets};
+use hbmark_core::result::serving::{
+    Arrivals, Offered, Point, Policy, SCHEMA_VERSION, SchedulerConfig, ServeKind, ServeReport, ServeResult,
+    Slo, WorkloadSummary,
+};
+use hbmark_core::result::{Environment, Finding, ModelSummary};
+use hbmark_core::units::{Bytes, Nanos};
+use hbmark_report::analysis::explain_serving;
+use hbmark_traffic::arrivals::deadlines;
+use hbmark_traffic::clock::{Clock, VirtualClock};
+use hbmark_traffic::latency::summarise;
+use hbmark_traffic::run::{Loop, Traffic, run_over};
+use hbmark_traffic::sampler::{Sampler, Sampling};
+use hbmark_traffic::scheduler::Scheduler;
+use hbmark_traffic::workload::{Planned, Stretch, ideal_hit_rate};
+
+const MS: f64 = 1e6;
+/// What a step takes, and each of its tokens more.
+const STEP: f64 = MS;
+const TOKEN: f64 = 0.01 * MS;
+/// Vocabulary of prompts.
+const VOCAB: usize = 1_000;
+const OUTPUT: usize = 32;
+
+/// One fault of a serving system, or of the harness, with its severity.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Fault {
+    /// The host takes so long after each step.
+    Host(Nanos),
+    /// A pool of so few blocks.
+    Pool(usize),
+    /// So many sequences at a time.
+    Sequences(usize),
+    /// So many requests come together ten milliseconds before the last measured one.
+    Crowd(usize),
+    /// Steps before this moment take so many times longer, and nothing warms up before.
+    Cold { until: Nanos, times: f64 },
+    /// The step under way at this moment takes so much longer.
+    Stall { at: Nanos, time: Nanos },
+    /// Every n-th prompt has so many tokens.
+    LongPrompts { every: usize, tokens: u32 },
+    /// A prompt without chunked prefill blocks a whole step.
+    Unchunked,
+    /// Prompts begin with one of so many prefixes, of so many tokens.
+    Prefixes { groups: u64, tokens: u32 },
+    /// So many requests of one prefix come at the same moment.
+    Bursts { size: usize, tokens: u32 },
+    /// The loop wakes so much too late.
+    LateInjector(Nanos),
+    /// The engine fails at this step, so often.
+    Breaks { at: usize, times: usize },
+    /// Blocks nobody holds.
+    LostBlocks(usize),
+    /// Other processes keep so many cores busy.
+    Foreign(f64),
+    /// The books plan another output than was asked for.
+    OtherLengths,
+    /// Of the vocabulary, one token in so many ends an output.
+    EndsEarly(u32),
+}
+
+/// A load to offer.
+#[derive(Debug, Clone)]
+pub struct Load {
+    pub rate: f64,
+    pub requests: usize,
+    pub warmup: usize,
+    pub noise: f64,
+    pub seed: u64,
+    pub slo: &'static str,
+    pub faults: Vec<Fault>,
+}
+
+impl Load {
+    /// A load that the scripted system bears easily.
+    pub fn new(seed: u64, faults: Vec<Fault>) -> Self {
+        Self { rate: 60.0, requests: 400, warmup: 60, noise: 0.02, seed, slo: "", faults }
+    }
+
+    pub fn at(mut self, rate: f64) -> Self {
+        self.rate = rate;
+        self
+    }
+
+    pub fn of(mut self, requests: usize) -> Self {
+        self.requests = requests;
+        self
+    }
+
+    pub fn under(mut self, slo: &'static str) -> Self {
+        self.slo = slo;
+        self
+    }
+
+    fn find<T>(&self, of: impl Fn(&Fault) -> Option<T>) -> Option<T> {
+        self.faults.iter().find_map(of)
+    }
+
+    fn scheduler(&self) -> SchedulerConfig {
+        let shares = |f: &Fault| matches!(f, Fault::Prefixes { .. } | Fault::Bursts { .. }).then_some(());
+        SchedulerConfig {
+            max_num_seqs: self
+                .find(|f| if let Fault::Sequences(n) = f { Some(*n) } else { None })
+                .unwrap_or(16),
+            max_num_batched_tokens: 8192,
+            block_size: 16,
+            num_blocks: self.find(|f| if let Fault::Pool(n) = f { Some(*n) } else { None }).unwrap_or(8192),
+            max_model_len: 32_768,
+            enable_prefix_caching: self.find(shares).is_some(),
+            enable_chunked_prefill: !self.faults.contains(&Fault::Unchunked),
+            scheduling: Policy::Fcfs,
+            max_waiting: None,
+            max_loras: None,
+        }
+    }
+
+    fn plan(&self) -> Vec<Planned> {
+        let count = self.warmup + self.requests + self.requests / 2 + 16;
+        let moments = deadlines(Arrivals::Poisson, None, self.rate, count, self.seed);
+        let mut random = ChaCha8Rng::seed_from_u64(self.seed ^ 0x9a7);
+        let own = |index: usize| self.seed.wrapping_mul(1 << 20) + index as u64;
+        let mut plan: Vec<Planned> = moments
+            .into_iter()
+            .enumerate()
+            .map(|(index, arrival)| {
+                let mut planned = Planned {
+                    arrival,
+                    prompt: vec![Stretch { source: own(index), tokens: random.random_range(96..160) }],
+                    output_len: OUTPUT,
+                    priority: 0,
+                    tenant: 0,
+                    adapter: None,
+                    constrained: false,
+                };
+                for fault in &self.faults {
+                    match fault {
+                        Fault::LongPrompts { every, tokens } if index % every == every / 2 => {
+                            planned.prompt[0].tokens = *tokens;
+                        }
+                        Fault::Prefixes { groups, tokens } => {
+                            let source = (1 << 50) + random.random_range(0..*groups);
+                            planned.prompt.insert(0, Stretch { source, tokens: *tokens });
+                        }
+                        Fault::Bursts { size, tokens } => {
+                            let burst = index / size;
+                            planned.arrival = Nanos(burst as f64 * *size as f64 / self.rate * 1e9);
+                            planned.prompt[0].tokens = 16;
+                            let source = (1 << 50) + own(burst);
+                            planned.prompt.insert(0, Stretch { source, tokens: *tokens });
+                        }
+                        _ => {}
+                    }
+                }
+                planned
+            })
+            .collect();
+        if let Some(size) = self.find(|f| if let Fault::Crowd(n) = f { Some(*n) } else { None }) {
+            let last = self.warmup + self.requests - 1;
+            let together = Nanos(plan[last].arrival.0 - 10.0 * MS);
+            plan[last - size..last].iter_mut().for_each(|planned| planned.arrival = together);
+        }
+        plan
+    }
+
+    fn script(&self, clock: &VirtualClock) -> impl FnMut(StepInfo) -> Outcome + 'static {
+        let (load, clock) = (self.clone(), clock.clone());
+        let mut random = ChaCha8Rng::seed_from_u64(self.seed ^ 0x5c1);
+        let mut stalled = false;
+        move |info| {
+            let normal: f64 = StandardNormal.sample(&mut random);
+            let tokens = info.tokens as f64;
+            let mut device = (STEP + TOKEN * tokens) * (1.0 + load.noise * normal.clamp(-4.0, 4.0));
+            let mut host = 0.0;
+            for fault in &load.faults {
+                match fault {
+                    Fault::Host(time) => host += time.0,
+                    Fault::Cold { until, times } if clock.now().0 < until.0 => device *= times,
+                    Fault::Stall { at, time } if !stalled && clock.now().0 >= at.0 => {
+                        stalled = true;
+                        device += time.0;
+                    }
+                    Fault::Breaks { at, times } if (*at..at + times).contains(&info.index) => {
+                        let error =
+                            EngineError::Device { device: "scripted".into(), detail: "planted".into() };
+                        return Outcome::Fails(error);
+                    }
+                    _ => {}
+                }
+            }
+            Outcome::Takes { device: Nanos(device), host: Nanos(host) }
+        }
+    }
+
+    /// Runs the load.
+    ///
+    /// # Panics
+    /// Never: there is no tokenizer that could fail.
+    pub fn point(&self) -> Point {
+        let plan = self.plan();
+        let config = self.scheduler();
+        let warmup = if self.find(|f| matches!(f, Fault::Cold { .. }).then_some(())).is_some() {
+            0
+        } else {
+            self.warmup
+        };
+        let measured = warmup..warmup + self.requests;
+        let stop_tokens = self.find(|f| if let Fault::EndsEarly(n) = f { Some(*n) } else { None });
+        let stop_tokens = stop_tokens.map_or_else(Vec::new, |n| (0..49_152).step_by(n as usize).collect());
+        let traffic = |plan| Traffic {
+            plan,
+            kind: Loop::Open,
+            measured: measured.clone(),
+            vocab: VOCAB,
+            alphabet: Vec::new(),
+            stop_tokens: stop_tokens.clone(),
+            constrained_stops: Vec::new(),
+            time_limit: Some(Nanos(600e9)),
+            keep_outputs: false,
+        };
+        let lost = self.find(|f| if let Fault::LostBlocks(n) = f { Some(*n) } else { None }).unwrap_or(0);
+        let scheduler = Scheduler::new(config.clone()).with_lost_blocks(lost);
+        let clock = VirtualClock::default();
+        let architecture = presets::find("SmolLM2-135M").expect("a shipped shape").architecture;
+        let inventory = architecture.inventory(Dtype::Bf16);
+        let script = Box::new(self.script(&clock));
+        let mut session = ScriptedSession::new(architecture, inventory, &clock, script);
+        let mut executor = SessionExecutor::new(&mut session, Sampler::new(Sampling::GREEDY));
+        let late =
+            self.find(|f| if let Fault::LateInjector(t) = f { Some(t.0) } else { None }).unwrap_or(0.0);
+        let mut clock = LateClock { clock, late };
+        let run = run_over(&traffic(&plan), scheduler, &mut executor, &mut clock, None, &mut |_| {})
+            .expect("without a tokenizer nothing can fail");
+        let slo: Slo =
+            if self.slo.is_empty() { Slo::default() } else { self.slo.parse().expect("written here") };
+        let mut booked = plan.clone();
+        if self.faults.contains(&Fault::OtherLengths) {
+            for planned in &mut booked {
+                planned.output_len += 1;
+            }
+        }
+        let mut result = summarise(&run, &traffic(&booked), &slo);
+        result.foreign_cores = self.find(|f| if let Fault::Foreign(cores) = f { Some(*cores) } else { None });
+        Point {
+            label: format!("rate {}", self.rate),
+            offered: Offered::Rate(self.rate),
+            arrivals: Some(Arrivals::Poisson),
+            seed: self.seed,
+            cold: false,
+            mean_prompt_tokens: 128.0,
+            mean_output_tokens: OUTPUT as f64,
+            ideal_hit_rate: config
+                .enable_prefix_caching
+                .then(|| ideal_hit_rate(&plan, config.block_size))
+                .flatten(),
+            scheduler: config,
+            result: Some(result),
+            not_run: None,
+            predicted: None,
+            drift: None,
+            residuals: None,
+            adapters: None,
+            structured: None,
+        }
+    }
+
+    /// Runs the load and says what was found, the worst first.
+    pub fn explain(&self) -> Vec<Finding> {
+        explain_serving(&report(vec![self.point()]), None)
+    }
+}
+
+/// A clock that wakes its sleeper late.
+struct LateClock {
+    clock: VirtualClock,
+    late: f64,
+}
+
+impl Clock for LateClock {
+    fn now(&self) -> Nanos {
+        self.clock.now()
+    }
+    fn wait_until(&mut self, moment: Nanos) {
+        let until = moment.0 + self.late;
+        Clock::wait_until(&mut self.clock, Nanos(until));
+    }
+    fn is_virtual(&self) -> bool {
+        true
+    }
+}
+
+/// A saved result of these points, read back as a person's is.
+pub fn report(points: Vec<Point>) -> ServeReport {
+    let architecture = presets::find("SmolLM2-135M").expect("a shipped shape").architecture;
+    let saved = ServeReport {
+        lora: None,
+        structured: None,
+        schema_version: SCHEMA_VERSION,
+        kind: ServeKind::Serve,
+        command: "hbmark selftest".into(),
+        started_at: None,
+        note: None,
+        hypothesis: None,
+        environment: Environment::default(),
+        config: std::collections::BTreeMap::new(),
+        model: ModelSummary {
+            name: "SmolLM2-135M".into(),
+            source: "scripted".into(),
+            hash: String::new(),
+            parameters: 0,
+            weight_bytes: Bytes(0),
+            architecture,
+        },
+        dtype: Dtype::Bf16,
+        capabilities: None,
+        datasheet: None,
+        ceilings: None,
+        workload: WorkloadSummary { name: "scripted".into(), source: format!("{}", DeviceChoice::Cpu) },
+        step_model: None,
+        swept: Some("rate".into()),
+        points,
+        search: None,
+        matrix: Vec::new(),
+        cold_start: None,
+        warnings: Vec::new(),
+    };
+    serde_json::to_string(&saved)
+        .and_then(|text| serde_json::from_str(&text))
+        .expect("a result is read back as it was written")
+}
+
+/// A verdict and its figures.
+type Shown = (bool, String);
+
+fn result(point: &Point) -> &ServeResult {
+    point.result.as_ref().expect("the point was run")
+}
+
+/// Blocks that nobody holds, and none.
+pub fn block_leak() -> Shown {
+    let findings = Load::new(3, vec![Fault::LostBlocks(3)]).explain();
+    let clean = Load::new(3, Vec::new()).explain();
+    let evidence = findings.first().and_then(|f| f.evidence.first().cloned()).unwrap_or_default();
+    (label(&findings) == "kv_block_leak" && label(&clean) == "keeps_up", format!("INVALID: {evidence}"))
+}
+
+/// An engine that meets its end token early makes another load.
+pub fn early_end() -> Shown {
+    let findings = Load::new(4, vec![Fault::EndsEarly(16)]).explain();
+    let forced = Load::new(4, vec![Fault::OtherLengths]).explain();
+    let found = findings.iter().find(|f| f.rule == "early_end");
+    let evidence = found.and_then(|f| f.evidence.first().cloned()).unwrap_or_default();
+    let passed = found.is_some() && label(&forced) == "wrong_token_count";
+    (passed, format!("{evidence}; a forced length that is missed is {}", label(&forced)))
+}
+
+/// One token a request and a request every 10 ms: after a stall of 1.4 s, 140 requests wait 1.4 s less 10 ms each. Of ten thousand a
+/// hundred lie above p99, and the one at it waits 0.4 s, from the scheduled arrival.
+pub fn long_stall() -> Shown {
+    const COUNT: usize = 10_000;
+    let plan = super::queues::single_tokens(Arrivals::Constant, 100.0, COUNT, 0);
+    let traffic = Traffic {
+        plan: &plan,
+        kind: Loop::Open,
+        measured: 0..COUNT,
+        vocab: VOCAB,
+        alphabet: Vec::new(),
+        stop_tokens: Vec::new(),
+        constrained_stops: Vec::new(),
+        time_limit: None,
+        keep_outputs: false,
+    };
+    let mut load = Load::new(0, Vec::new());
+    load.rate = 100.0;
+    let config = SchedulerConfig { max_num_seqs: 256, ..load.scheduler() };
+    let clock = VirtualClock::default();
+    let architecture = presets::find("SmolLM2-135M").expect("a shipped shape").architecture;
+    let inventory = architecture.inventory(Dtype::Bf16);
+    let script = |info: StepInfo| Outcome::Takes {
+        device: Nanos(if info.index == COUNT / 2 { 1.4e9 } else { 1e6 }),
+        host: Nanos(0.0),
+    };
+    let mut session = ScriptedSession::new(architecture, inventory, &clock, Box::new(script));
+    let mut executor = SessionExecutor::new(&mut session, Sampler::new(Sampling::GREEDY));
+    let run =
+        run_over(&traffic, Scheduler::new(config), &mut executor, &mut clock.clone(), None, &mut |_| {});
+    let Ok(run) = run else { return (false, "the loop failed".into()) };
+    let mut point = load.point();
+    point.result = Some(summarise(&run, &traffic, &Slo::default()));
+    let p99 = result(&point).ttft_ns.as_ref().and_then(|q| q.p99).map_or(f64::NAN, |q| q.value() / 1e9);
+    let findings = explain_serving(&report(vec![point]), None);
+    let passed = (p99 / 0.4 - 1.0).abs() <= 0.05 && label(&findings) == "tail_failure";
+    (passed, format!("{}: p99 of TTFT {p99:.4} s, the arithmetic says 0.4 s", label(&findings)))
+}

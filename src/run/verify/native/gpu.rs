@@ -1,0 +1,147 @@
+//! The checks of a device of kernels: a GPU, or the emulated device in tests.
+//!
+//! Enters: a way to open the device. Leaves: the same checks as a CPU's, once for each kind of
+//! product (kernels that stream weights, kernels of the tensor cores, the device's library), with the bounds of each, and what only such a device has: recorded steps, known bytes, a timeline of its own.
+
+#[cfg(feature = "cuda")]
+use super::WHOLE;
+
+use super::{Bounds, Extent, Kind, Make, Side, graphs, models, operations, steps};
+use crate::engine::native::cuda::device::Device;
+use crate::engine::native::cuda::kernels::Tuning;
+use crate::engine::native::cuda::operations::CudaOperations;
+use crate::engine::native::operations::Operation;
+use crate::engine::native::testing::{Sample, median_tolerance, nth, operation_tolerance, step_tolerance};
+use crate::engine::native::{DEFAULT_BLOCK_SIZE, NativeSession, kv_dtype};
+use crate::engine::{EngineError, Session};
+use crate::measure::probe::device::DeviceProbe;
+use crate::run::verify::outputs::{FAMILIES, small_model};
+use crate::run::verify::{Check, Record, timer};
+use crate::weights::OpenModel;
+use hbmark_core::model::Dtype;
+
+/// Dtypes of weights that the kernels stream.
+const DTYPES: [Dtype; 5] = [Dtype::Bf16, Dtype::F16, Dtype::F32, Dtype::Int8, Dtype::Fp8];
+
+/// K and V as the engine keeps them, heads of whole vectors.
+const KIND: Kind = Kind {
+    plain: &[Dtype::F32, Dtype::Bf16, Dtype::F16],
+    quantised: &[Dtype::Int8, Dtype::Fp8],
+    draw: |dtype, seed| {
+        let dtype = dtype.unwrap_or_else(|| nth(&DTYPES, seed));
+        let sample = Sample { kv_dtype: kv_dtype(dtype), ..Sample::of_dtype(dtype, seed) };
+        sample.architecture.head_dim.is_multiple_of(8).then_some(sample)
+    },
+};
+
+/// Kernels that stream. How attention is split, and so the order of its sums, depends on the whole batch.
+const STREAMING: Bounds = Bounds {
+    operation: operation_tolerance,
+    median: median_tolerance,
+    step: step_tolerance,
+    cut: step_tolerance,
+};
+
+/// Kernels of the tensor cores: activations are rounded to 16 bits where the oracle keeps them as they are.
+///
+/// *Source*: half a step of bf16 in each of many terms of a softmax, half a step of f16 in each input of a product; seen over random samples on the
+/// emulated device.
+const TENSOR_CORES: Bounds = Bounds {
+    operation: on_tensor_cores,
+    median: |operation, sample| match operation {
+        // Every row is rounded otherwise, and not a few.
+        Operation::Attention | Operation::NormQkv => on_tensor_cores(operation, sample),
+        _ if sample.dtype == Dtype::F16 => on_tensor_cores(operation, sample),
+        _ => median_tolerance(operation, sample).max(on_tensor_cores(operation, sample).min(1e-5)),
+    },
+    step: steps_on_tensor_cores,
+    cut: steps_on_tensor_cores,
+};
+
+fn on_tensor_cores(operation: Operation, sample: &Sample) -> f64 {
+    let plain = operation_tolerance(operation, sample);
+    match (operation, sample.dtype) {
+        (Operation::Embed, _) | (_, Dtype::F32) => plain,
+        // K and V are seen through an attention.
+        (Operation::Attention | Operation::NormQkv, _) => plain.max(6e-3),
+        (_, Dtype::F16) => plain.max(3e-3),
+        (_, Dtype::Bf16) => plain.max(1e-5),
+        _ => plain,
+    }
+}
+
+fn steps_on_tensor_cores(sample: &Sample) -> f64 {
+    let plain = step_tolerance(sample);
+    if sample.dtype == Dtype::F32 { plain } else { plain.max(2e-2) }
+}
+
+/// Bytes of the data check: no multiple of a block.
+#[cfg(feature = "cuda")]
+const KNOWN_BYTES: usize = 1_000_003;
+
+/// Everything on a GPU.
+#[cfg(feature = "cuda")]
+pub fn on_a_gpu(index: u32, record: &mut Record<'_>) {
+    match crate::engine::native::cuda::driver::Driver::open(index) {
+        Ok(driver) => {
+            on_a_device(&|| Ok(driver.clone()), Tuning::default(), &WHOLE, KNOWN_BYTES, record);
+        }
+        Err(error) => record(Check::failed("native", "open the device", error.to_string())),
+    }
+}
+
+/// Everything on a device.
+pub fn on_a_device<D: Device + 'static>(
+    open: &dyn Fn() -> Result<D, EngineError>,
+    tuning: Tuning,
+    extent: &Extent,
+    known_bytes: usize,
+    record: &mut Record<'_>,
+) {
+    known(open, known_bytes, record);
+    let no_tensor_cores = Tuning { least_tiled: usize::MAX, least_prefill: usize::MAX, ..tuning };
+    let streaming = |_: usize| Ok(CudaOperations::with_tuning(open()?, no_tensor_cores));
+    let tiled = |_: usize| Ok(CudaOperations::with_tuning(open()?, tuning));
+    let by_library = Tuning { least_library: 1, least_tiled: 1, ..tuning };
+    let library = |_: usize| Ok(CudaOperations::with_tuning(open()?, by_library));
+    let streaming = Side { name: "streamed", make: &streaming as &Make<'_, _>, bounds: STREAMING };
+    let tiled = Side { name: "tensor cores", make: &tiled as &Make<'_, _>, bounds: TENSOR_CORES };
+    let library = Side { name: "the library", make: &library as &Make<'_, _>, bounds: TENSOR_CORES };
+    operations::against_the_oracle(&KIND, &[streaming, tiled, library], extent, record);
+    for side in [streaming, tiled, library] {
+        steps::against_the_oracle(&KIND, side, extent, record);
+    }
+    steps::however_they_are_cut(&KIND, tiled, extent, record);
+    record(graphs::as_eager(&KIND, tiled.make, extent.cut.clone()));
+    models::against_stock(&KIND, tiled.make, extent.greedy, record);
+    models::against_the_cpu(tiled.make, extent.greedy, record);
+    models::bytes(&KIND, tiled.make, extent.depths, record);
+    record(timer::block_of("native, a block of decode steps", extent.greedy.min(50), || {
+        let model = OpenModel::synthetic("small", small_model(FAMILIES[0].1), 7);
+        let operations = (tiled.make)(super::THREADS)?;
+        let session = NativeSession::load(operations, &model, Dtype::F32, DEFAULT_BLOCK_SIZE, &mut |_| {})?;
+        Ok(Box::new(session) as Box<dyn Session>)
+    }));
+}
+
+/// Bytes that come back from the device as they went.
+fn known<D: Device>(open: &dyn Fn() -> Result<D, EngineError>, bytes: usize, record: &mut Record<'_>) {
+    const AREA: &str = "device memory";
+    let found = open().map_err(Into::into).and_then(|device| DeviceProbe::new(device).known_bytes(bytes));
+    match found {
+        Ok(found) => {
+            for (what, right) in found {
+                let name =
+                    if what.starts_with("read_") { format!("the sum of {what}") } else { what.to_owned() };
+                let detail =
+                    format!("{bytes} bytes, wanted {}", if right { "and found" } else { "and not found" });
+                record(Check::new(AREA, name, right, detail));
+            }
+        }
+        Err(error) => record(Check::failed(AREA, "known bytes", error.to_string())),
+    }
+}
+
+#[cfg(all(test, hbmark_emulated))]
+#[path = "gpu_tests.rs"]
+mod tests;

@@ -1,0 +1,203 @@
+//! Checks of the native engine: operations, steps, recorded steps, whole models, and the bytes they move.
+//!
+//! Enters: a way to make operations. Leaves: checks in six areas. Operations and steps of random small models are held against the oracle
+//! ([`operations`], [`steps`]) and, where a device records steps, against themselves ([`graphs`]); small models of every family against the
+//! stock engine and the byte ledger ([`models`]). One list of checks serves every device: `cargo test` runs that of a GPU on the emulated one, over
+//! fewer seeds ([`Extent`]), so that little is left for a GPU to find.
+
+#[cfg(any(test, feature = "cuda"))]
+mod gpu;
+#[cfg(any(test, feature = "cuda"))]
+mod graphs;
+mod models;
+mod operations;
+mod steps;
+
+use std::ops::Range;
+
+use super::{Check, Record};
+use crate::engine::EngineError;
+use crate::engine::native::cpu::{CpuOperations, InstructionSet};
+use crate::engine::native::operations::Operation;
+use crate::engine::native::testing::scenario::{self, Script};
+use crate::engine::native::testing::{Sample, median_tolerance, operation_tolerance, step_tolerance};
+use hbmark_core::model::Dtype;
+
+#[cfg(feature = "cuda")]
+pub use gpu::on_a_gpu;
+
+/// Threads where nothing depends on their number: enough to share work.
+const THREADS: usize = 2;
+
+/// Makes operations on so many threads.
+type Make<'a, O> = dyn Fn(usize) -> Result<O, EngineError> + 'a;
+
+/// What a kind of device runs.
+#[derive(Debug, Clone, Copy)]
+struct Kind {
+    /// Dtypes of weights that are held against stock in f32.
+    plain: &'static [Dtype],
+    /// Dtypes that are held against their own dequantised weights, which candle has not.
+    quantised: &'static [Dtype],
+    /// The sample of a seed, in a dtype or in the seed's own; `None` where the device has no kernels for it.
+    draw: fn(Option<Dtype>, u64) -> Option<Sample>,
+}
+
+/// Everything is drawn.
+const CPU: Kind = Kind {
+    plain: &[Dtype::F32, Dtype::Bf16, Dtype::F16],
+    quantised: &[Dtype::Int8, Dtype::Q8_0, Dtype::Q4_0, Dtype::Int4],
+    draw: |dtype, seed| {
+        Some(dtype.map_or_else(|| Sample::random(seed), |dtype| Sample::of_dtype(dtype, seed)))
+    },
+};
+
+impl Kind {
+    fn dtypes(&self) -> impl Iterator<Item = Dtype> {
+        self.plain.iter().chain(self.quantised).copied()
+    }
+}
+
+/// How far a way to compute may lie from another.
+#[derive(Debug, Clone, Copy)]
+struct Bounds {
+    operation: fn(Operation, &Sample) -> f64,
+    median: fn(Operation, &Sample) -> f64,
+    step: fn(&Sample) -> f64,
+    /// Between the same tokens cut otherwise.
+    cut: fn(&Sample) -> f64,
+}
+
+/// Sums in f32 whose order may differ; of one row it depends on the row's position alone.
+const PLAIN: Bounds =
+    Bounds { operation: operation_tolerance, median: median_tolerance, step: step_tolerance, cut: |_| 0.0 };
+
+/// A way to make operations, by its name.
+struct Side<'a, O> {
+    name: &'a str,
+    make: &'a Make<'a, O>,
+    bounds: Bounds,
+}
+
+// Derived ones would want operations that can be cloned.
+impl<O> Clone for Side<'_, O> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<O> Copy for Side<'_, O> {}
+
+/// How much is compared.
+#[derive(Debug, Clone)]
+struct Extent {
+    /// Seeds of operations alone, and the batches of decode steps among them.
+    operations: Range<u64>,
+    alone: &'static [usize],
+    /// The ragged steps of a seed.
+    ragged: fn(u64) -> Vec<Script>,
+    /// Seeds of the steps of each dtype.
+    per_dtype: Range<u64>,
+    /// Batches of decode steps, beside what kernels take at a time.
+    batches: &'static [usize],
+    /// Seeds of long contexts.
+    long: Range<u64>,
+    /// Seeds of steps that are cut otherwise.
+    cut: Range<u64>,
+    /// Tokens that three sequences bring to three steps.
+    prompts: [[usize; 3]; 3],
+    /// Greedy steps that must agree in f32.
+    greedy: usize,
+    /// Depths of the contexts whose bytes are counted.
+    depths: &'static [usize],
+}
+
+/// Everything: seconds on a device.
+const WHOLE: Extent = Extent {
+    operations: 0..16,
+    // One, what kernels take at a time, and one beside it on either side.
+    alone: &[1, 129, 3, 64, 17, 8, 65, 33],
+    ragged: scenario::ragged,
+    per_dtype: 300..303,
+    batches: &[1, 2, 3, 5, 8, 17, 33, 64, 129],
+    long: 400..404,
+    cut: 500..507,
+    prompts: [[113, 0, 1], [15, 1, 1], [0, 17, 31]],
+    greedy: 128,
+    // Beside the edges of blocks, and deeper.
+    depths: &[63, 64, 65, 500],
+};
+
+/// Everything, with the kernels of this processor.
+pub fn on_the_cpu(record: &mut Record<'_>) {
+    let sets = InstructionSet::available();
+    let makers: Vec<_> =
+        sets.iter().map(|&set| (set.name(), move |threads| CpuOperations::with_set(threads, set))).collect();
+    let sides: Vec<Side<'_, CpuOperations>> =
+        makers.iter().map(|(name, make)| Side { name, make, bounds: PLAIN }).collect();
+    let best = Side { name: "cpu", make: &CpuOperations::new, bounds: PLAIN };
+    operations::against_the_oracle(&CPU, &sides, &WHOLE, record);
+    steps::against_the_oracle(&CPU, best, &WHOLE, record);
+    steps::however_they_are_cut(&CPU, best, &WHOLE, record);
+    record(steps::threads(&CPU, best, &WHOLE));
+    models::against_stock(&CPU, best.make, WHOLE.greedy, record);
+    models::bytes(&CPU, best.make, WHOLE.depths, record);
+}
+
+/// Of all that a check compares, what comes nearest to its bound or goes furthest beyond it.
+#[derive(Debug, Clone, Default)]
+struct Nearest {
+    compared: usize,
+    /// Of the bound; above one it is broken.
+    share: f64,
+    found: f64,
+    bound: f64,
+    of: String,
+}
+
+impl Nearest {
+    /// Compares one more; `of` says what it was.
+    fn see(&mut self, found: f64, bound: f64, of: impl FnOnce() -> String) {
+        self.compared += 1;
+        let share = match (bound > 0.0, found > 0.0) {
+            (true, _) => found / bound,
+            (false, true) => f64::INFINITY,
+            (false, false) => 0.0,
+        };
+        if self.compared == 1 || share > self.share {
+            (self.share, self.found, self.bound, self.of) = (share, found, bound, of());
+        }
+    }
+
+    fn check(self, area: &'static str, name: impl Into<String>, wanted: &str) -> Check {
+        let Self { compared, share, found, bound, of } = self;
+        let passed = compared > 0 && share <= 1.0;
+        let at = if passed { String::new() } else { format!(" ({of})") };
+        let detail = format!(
+            "wanted {wanted}, {compared} compared; nearest to its bound: found {} off, may differ by {}{at}",
+            scientific(found, 1),
+            scientific(bound, 0)
+        );
+        Check::new(area, name, passed, detail)
+    }
+}
+
+/// A relative error with so many decimals; nothing is plainly 0.
+fn scientific(error: f64, decimals: usize) -> String {
+    if error == 0.0 { "0".to_owned() } else { format!("{error:.decimals$e}") }
+}
+
+/// A check from what was compared, or from why it could not be.
+fn checked(
+    area: &'static str,
+    name: impl Into<String>,
+    wanted: &str,
+    compared: Result<Nearest, EngineError>,
+) -> Check {
+    match compared {
+        Ok(nearest) => nearest.check(area, name, wanted),
+        Err(error) => Check::failed(area, name, error.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests;

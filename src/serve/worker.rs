@@ -1,0 +1,286 @@
+//! The process that serves: it owns the device and tells everything that its supervisor should know.
+//!
+//! Enters: a [`Job`], and what earlier workers found out. Leaves: stages, progress, points and the report, on what was stdout. Words
+//! are written where an observer in the same process would be told: between two steps, a few times a second.
+
+use std::time::{Duration, Instant};
+
+use super::isolated::{Handed, Job, Told};
+use super::known::{Answered, Asked, Opening, Past};
+use super::{ServeError, ServeObserver};
+use crate::engine::Session;
+use crate::serve::point::PointError;
+use crate::worker::child::{Greeted, WorkerEnd, greet};
+use crate::worker::fault::{Now, Planted, Suffering};
+use crate::worker::wire::{self, Call, Word};
+use hbmark_core::result::serving::{Point, ServeReport};
+use hbmark_core::units::{Bytes, Nanos};
+use hbmark_traffic::point::PointSpec;
+use hbmark_traffic::run::Progress;
+
+/// A supervisor hears of progress so often; a bar is drawn no faster.
+const REFRESH: Duration = Duration::from_millis(250);
+
+/// Serves one job. `run` makes the report of it, or says in one line why there is none.
+///
+/// # Errors
+/// When it was not started by a supervisor, or the pipes break.
+pub fn work(
+    run: impl FnOnce(&Job, &mut dyn ServeObserver) -> Result<ServeReport, String>,
+) -> Result<(), WorkerEnd> {
+    let Some(Greeted { mut input, out, config: job, workers }) = greet::<Job>()? else { return Ok(()) };
+    let (mut openings, mut points) = (Vec::new(), Vec::new());
+    loop {
+        match wire::read(&mut input)? {
+            None => return Ok(()),
+            Some(Call::<(), _>::Order(handed)) => match *handed {
+                Handed::Opening(opening) => openings.push(*opening),
+                Handed::Point(point) => points.push(*point),
+                Handed::Begin => break,
+            },
+            Some(Call::Hello { .. }) => return Err(WorkerEnd::NotAsked),
+        }
+    }
+    let planted = Planted::from_environment();
+    let fault = planted.as_ref().ok().cloned().flatten();
+    let mut told = Teller {
+        out,
+        past: Past::new(openings, points),
+        measuring: None,
+        said: None,
+        ended: false,
+        suffers: fault.clone().and_then(|fault| fault.of_worker(workers)),
+        planted: fault.map(|fault| fault.warning()),
+        now: Now::default(),
+        faulty: false,
+    };
+    let made = planted.and_then(|_| {
+        if let Some(fault) = &told.suffers {
+            fault.strike_at("begin");
+        }
+        run(&job, &mut told)
+    });
+    if told.faulty {
+        // The supervisor knows, and another worker goes on.
+        return Ok(());
+    }
+    let last = match made {
+        Ok(report) => Told::Report(Box::new(told.warned(report))),
+        Err(reason) => Told::Refused { reason },
+    };
+    told.tell(last);
+    Ok(())
+}
+
+/// Tells the supervisor how it goes on, and the benchmark what is known.
+struct Teller {
+    out: std::fs::File,
+    past: Past,
+    measuring: Option<Asked>,
+    /// When progress was told last; `None` for a point that has told none.
+    said: Option<Instant>,
+    /// The last measured request of the point is done.
+    ended: bool,
+    suffers: Option<Planted>,
+    /// What a report says of a planted fault.
+    planted: Option<String>,
+    now: Now,
+    /// A fault of the device was told: this process is of no use any more.
+    faulty: bool,
+}
+
+impl Teller {
+    fn say(&mut self, word: &Word<Told>) {
+        if wire::write(&mut self.out, word).is_err() {
+            // Nobody listens: the supervisor is gone, and where the kernel did not say so, this does.
+            std::process::exit(2);
+        }
+    }
+
+    fn tell(&mut self, told: Told) {
+        self.say(&Word::Answer(Box::new(told)));
+    }
+
+    fn warned(&self, mut report: ServeReport) -> ServeReport {
+        report.warnings.extend(self.planted.clone());
+        report
+    }
+}
+
+impl ServeObserver for Teller {
+    fn stage(&mut self, what: &str) {
+        self.say(&Word::Stage { what: what.to_owned() });
+        if what == super::LOADING
+            && let Some(fault) = &self.suffers
+        {
+            fault.strike_at("load");
+        }
+    }
+
+    fn progress(&mut self, progress: Progress) {
+        // The end is told at once, and only once at once: the engine is timed again behind it.
+        let done = progress.done >= progress.total;
+        let last = done && !self.ended;
+        self.ended |= done;
+        if last || self.said.is_none_or(|said| said.elapsed() >= REFRESH) {
+            self.tell(Told::Progress(progress));
+            self.said = Some(Instant::now());
+        }
+    }
+
+    fn alive(&mut self) {
+        if self.said.is_none_or(|said| said.elapsed() >= REFRESH) {
+            self.say(&Word::Busy { seconds: 0.0 });
+            self.said = Some(Instant::now());
+        }
+    }
+
+    fn loaded(&mut self, done: Bytes, total: Bytes) {
+        if done >= total || self.said.is_none_or(|said| said.elapsed() >= REFRESH) {
+            self.say(&Word::Loaded { done: done.0, total: total.0 });
+            self.said = Some(Instant::now());
+        }
+    }
+
+    fn session(&mut self, session: Box<dyn Session>) -> Box<dyn Session> {
+        match &self.suffers {
+            Some(fault) => Box::new(Suffering { session, fault: fault.clone(), now: self.now.clone() }),
+            None => session,
+        }
+    }
+
+    fn opened(&mut self, found: Opening) -> Result<Opening, ServeError> {
+        if let Some(known) = self.past.opening(&found)? {
+            return Ok(known);
+        }
+        self.tell(Told::Opened(Box::new(found.clone())));
+        Ok(found)
+    }
+
+    fn begun(&mut self, report: &ServeReport) -> Result<(), ServeError> {
+        let report = self.warned(report.clone());
+        self.tell(Told::Begun(Box::new(report)));
+        Ok(())
+    }
+
+    fn recall(&mut self, spec: &PointSpec, longest: Option<Nanos>) -> Result<Option<Point>, ServeError> {
+        let (asked, known) = self.past.point(spec)?;
+        if known.is_some() {
+            return Ok(known);
+        }
+        let (plan, measured) = spec.plan()?;
+        let blank = Box::new(spec.blank(&plan, &measured));
+        self.now.begins(&spec.label);
+        (self.said, self.ended) = (None, false);
+        self.measuring = Some(asked.clone());
+        // A prediction that is no number is none.
+        let longest_s = longest.map(Nanos::seconds).filter(|seconds| seconds.is_finite());
+        self.tell(Told::Measuring { asked, blank, longest_s });
+        Ok(None)
+    }
+
+    fn measured(&mut self, point: &Result<Point, PointError>, fault: Option<&str>) -> Result<(), ServeError> {
+        self.now.begins("");
+        let Some(asked) = self.measuring.take() else { return Ok(()) };
+        match (fault, point) {
+            (Some(fault), point) => {
+                self.faulty = true;
+                let reason = format!("{fault} (while measuring {})", asked.label);
+                let point = point.as_ref().ok().cloned().map(Box::new);
+                self.tell(Told::Faulty { asked, point, reason: reason.clone() });
+                Err(ServeError::Refused { reason })
+            }
+            (None, Ok(point)) => {
+                self.tell(Told::Measured(Box::new(Answered { asked, point: point.clone(), lost: false })));
+                Ok(())
+            }
+            // The benchmark ends by it, and says why itself.
+            (None, Err(_)) => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::run::fixtures_tests::report_told;
+    use crate::serve::Mode;
+
+    /// Asks like any worker, and goes on without what is refused.
+    struct Asks {
+        teller: Teller,
+        refused: Vec<String>,
+    }
+
+    impl ServeObserver for Asks {
+        fn stage(&mut self, _what: &str) {}
+        fn progress(&mut self, _progress: Progress) {}
+        fn recall(&mut self, spec: &PointSpec, longest: Option<Nanos>) -> Result<Option<Point>, ServeError> {
+            let recalled = self.teller.recall(spec, longest);
+            Ok(recalled.unwrap_or_else(|error| {
+                self.refused.push(error.to_string());
+                None
+            }))
+        }
+        fn measured(
+            &mut self,
+            point: &Result<Point, PointError>,
+            fault: Option<&str>,
+        ) -> Result<(), ServeError> {
+            self.teller.measured(point, fault)
+        }
+    }
+
+    fn asks(points: &[Answered]) -> Asks {
+        let teller = Teller {
+            out: tempfile::tempfile().unwrap(),
+            past: Past::new([], points.to_vec()),
+            measuring: None,
+            said: None,
+            ended: false,
+            suffers: None,
+            planted: None,
+            now: Now::default(),
+            faulty: false,
+        };
+        Asks { teller, refused: Vec::new() }
+    }
+
+    fn told(asks: &mut Asks) -> Vec<Told> {
+        use std::io::Seek;
+        asks.teller.out.rewind().unwrap();
+        let mut input = std::io::BufReader::new(&asks.teller.out);
+        let next = std::iter::from_fn(|| wire::read::<Word<Told>>(&mut input).unwrap());
+        let tells = next.map(|word| match word {
+            Word::Answer(told) => *told,
+            other => panic!("{other:?}"),
+        });
+        tells.collect()
+    }
+
+    #[test]
+    fn a_known_point_is_not_told_again_and_another_one_in_its_place_is_refused() {
+        let mode = || Mode::Sweep { variable: "rate".into(), values: vec![2.0, 4.0] };
+        let mut first = asks(&[]);
+        let whole = report_told(mode(), 1.0, &mut first);
+        let answered: Vec<Answered> = told(&mut first)
+            .into_iter()
+            .filter_map(|told| if let Told::Measured(answered) = told { Some(*answered) } else { None })
+            .collect();
+        assert_eq!(answered.len(), 2);
+
+        let mut second = asks(&answered[..1]);
+        assert_eq!(report_told(mode(), 1.0, &mut second), whole);
+        let tells = told(&mut second);
+        assert!(
+            matches!(&tells[..], [Told::Measuring { asked, .. }, Told::Measured(_)] if asked.ordinal == 1)
+        );
+
+        let other = Mode::Sweep { variable: "rate".into(), values: vec![3.0, 4.0] };
+        let mut third = asks(&answered[..1]);
+        report_told(other, 1.0, &mut third);
+        let [refused] = &third.refused[..] else { panic!("{:?}", third.refused) };
+        assert!(refused.contains("had measured `rate 2` (point 1, seed"), "{refused}");
+        assert!(refused.contains("is asked for `rate 3` (point 1, seed"), "{refused}");
+    }
+}

@@ -1,0 +1,122 @@
+//! Models in GGUF files: dimensions from the metadata, tensors in ggml's block formats.
+//!
+//! Enters: a path. Leaves: a [`GgufModel`] whose header was checked against the file and whose tensors were checked
+//! against its own dimensions; only then is the file handed to candle, whose reader believes more than ours does.
+//! The Hugging Face names of tensors are unknown here: a GGUF file has its own.
+
+mod blocks;
+
+use std::fs::File;
+use std::io::{BufReader, Seek};
+use std::path::{Path, PathBuf};
+
+use blocks::Places;
+use candle_core::quantized::gguf_file::Content;
+
+use super::weights::{SizedFile, WeightsError};
+use hbmark_core::model::gguf::{self as header, GgufError};
+use hbmark_core::model::{Architecture, Inventory, Role, TensorInfo};
+use hbmark_core::units::Bytes;
+
+/// Frequencies of Llama 3's rotary scaling, stored as a tensor where the metadata has no word for them.
+const ROPE_FREQS: &str = "rope_freqs.weight";
+const NAMES_SHOWN: usize = 5;
+
+/// A GGUF file that can be trusted.
+#[derive(Debug)]
+pub struct GgufModel {
+    pub architecture: Architecture,
+    /// Every tensor by its GGUF name, with the bytes of its blocks.
+    pub inventory: Inventory,
+    /// The file scales its rotary frequencies by a table (Llama 3.1 and later). The parameters of that scaling cannot be
+    /// told from the file, so `architecture.rope.scaling` is `None`, and a forward that ignores the table is wrong beyond
+    /// the original context length.
+    pub has_rope_freqs: bool,
+    /// Where each tensor lies in the file.
+    places: Places,
+    file: SizedFile,
+}
+
+impl GgufModel {
+    /// Opens a file and checks all of its header.
+    ///
+    /// # Errors
+    /// When the file is not a regular file, when any length in it is inconsistent, when the architecture is not supported,
+    /// or when its tensors do not fit its metadata.
+    pub fn open(path: &Path) -> Result<Self, WeightsError> {
+        let file = SizedFile::open(path)?;
+        let bad = |problem| bad_file(path, problem);
+        let header = header::read(BufReader::new(file.file()), file.size()).map_err(bad)?;
+        let architecture = header::architecture(&header).map_err(bad)?;
+        let (inventory, has_rope_freqs) = check_tensors(path, &header.tensors, &architecture)?;
+        let places = Places::new(&header);
+        Ok(Self { architecture, inventory, has_rope_freqs, places, file })
+    }
+
+    /// The file as candle reads it.
+    ///
+    /// # Errors
+    /// When candle refuses what passed here, or the file changed since.
+    pub fn into_candle(self) -> Result<(Content, File), WeightsError> {
+        let path = self.file.path().to_path_buf();
+        let mut file = self.file.into_file();
+        let refused =
+            |error: candle_core::Error| bad_file(&path, GgufError::Reader { problem: error.to_string() });
+        file.rewind().map_err(|error| WeightsError::Io { path: path.clone(), error })?;
+        let content = Content::read(&mut BufReader::new(&mut file)).map_err(refused)?;
+        Ok((content, file))
+    }
+
+    /// Where the file is.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        self.file.path()
+    }
+}
+
+fn bad_file(path: &Path, problem: GgufError) -> WeightsError {
+    WeightsError::Gguf { path: path.to_path_buf(), problem: Box::new(problem) }
+}
+
+/// Holds the tensors of the file against those that its dimensions imply.
+fn check_tensors(
+    path: &Path,
+    tensors: &[header::TensorEntry],
+    architecture: &Architecture,
+) -> Result<(Inventory, bool), WeightsError> {
+    let path = || -> PathBuf { path.to_path_buf() };
+    let mut found: std::collections::BTreeMap<&str, &header::TensorEntry> =
+        tensors.iter().map(|t| (t.name.as_str(), t)).collect();
+    let info = |tensor: &header::TensorEntry, role, layer| TensorInfo {
+        name: tensor.name.clone(),
+        shape: tensor.shape.clone(),
+        storage: tensor.storage.to_owned(),
+        bytes: Bytes(tensor.bytes),
+        role,
+        layer,
+    };
+    let mut inventory = Inventory::default();
+    for (name, shape, role, layer) in header::expected_tensors(architecture) {
+        let Some(tensor) = found.remove(name.as_str()) else {
+            return Err(WeightsError::Missing { path: path(), name, expected: shape, others: 0 });
+        };
+        if tensor.shape != shape {
+            let found = tensor.shape.clone();
+            return Err(WeightsError::WrongShape { path: path(), name, found, expected: shape });
+        }
+        inventory.tensors.push(info(tensor, role, layer));
+    }
+    let rope_freqs = found.remove(ROPE_FREQS);
+    inventory.tensors.extend(rope_freqs.map(|tensor| info(tensor, Role::Unused, None)));
+    if !found.is_empty() {
+        return Err(WeightsError::Unknown {
+            path: path(),
+            names: found.keys().take(NAMES_SHOWN).map(|&name| name.to_owned()).collect(),
+            others: found.len().saturating_sub(NAMES_SHOWN),
+        });
+    }
+    Ok((inventory, rope_freqs.is_some()))
+}
+
+#[cfg(test)]
+mod tests;

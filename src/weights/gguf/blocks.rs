@@ -1,0 +1,305 @@
+//! The tensors of a GGUF file, block by block, under the names and in the row order of the Hugging Face checkpoint.
+//!
+//! Enters: a checked file. Leaves: matrices in a [`Packing`] that the native engine streams, read a few megabytes at a time.
+//! `q8_0`, `q4_0` and plain floats keep their bits; every other block is dequantised by candle and packed as `q8_0`.
+//!
+//! *Source* of the names: `tensor_mapping.py` of the gguf project; of the order of rows: `LlamaModel.permute` of llama.cpp's
+//! converter, `w.reshape(heads, 2, head_dim / 2, columns).swapaxes(1, 2)`.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+
+use candle_core::Device;
+use candle_core::quantized::{GgmlDType, QStorage, QTensor};
+use half::{bf16, f16};
+
+use super::header::{GgufError, Header};
+use super::{GgufModel, bad_file};
+use crate::weights::stored::{BLOCK, Packing, StoredData, StoredMatrix};
+use crate::weights::weights::{SizedFile, WeightsError};
+use hbmark_core::model::{Family, TensorInfo};
+
+/// Bytes read at once: large enough for full disk speed, small beside any model.
+const BAND_BYTES: usize = 4 << 20;
+
+/// Tensors outside the layers: checkpoint's name, file's name.
+const TOP: [(&str, &str); 3] = [
+    ("model.embed_tokens.weight", "token_embd.weight"),
+    ("model.norm.weight", "output_norm.weight"),
+    ("lm_head.weight", "output.weight"),
+];
+
+/// Modules of a layer: checkpoint's name, file's name.
+const IN_LAYER: [(&str, &str); 11] = [
+    ("input_layernorm", "attn_norm"),
+    ("self_attn.q_proj", "attn_q"),
+    ("self_attn.k_proj", "attn_k"),
+    ("self_attn.v_proj", "attn_v"),
+    ("self_attn.o_proj", "attn_output"),
+    ("self_attn.q_norm", "attn_q_norm"),
+    ("self_attn.k_norm", "attn_k_norm"),
+    ("post_attention_layernorm", "ffn_norm"),
+    ("mlp.gate_proj", "ffn_gate"),
+    ("mlp.up_proj", "ffn_up"),
+    ("mlp.down_proj", "ffn_down"),
+];
+
+/// The file's name of a checkpoint's tensor, where GGUF has one.
+fn gguf_name(name: &str) -> Option<String> {
+    if let Some((_, file)) = TOP.iter().find(|(checkpoint, _)| *checkpoint == name) {
+        return Some((*file).to_owned());
+    }
+    let (layer, rest) = name.strip_prefix("model.layers.")?.split_once('.')?;
+    let (module, kind) = rest.rsplit_once('.')?;
+    let (_, file) = IN_LAYER.iter().find(|(checkpoint, _)| *checkpoint == module)?;
+    Some(format!("blk.{layer}.{file}.{kind}"))
+}
+
+/// Where the tensors of a file are, by the file's names.
+#[derive(Debug)]
+pub(super) struct Places(HashMap<String, Place>);
+
+#[derive(Debug)]
+struct Place {
+    storage: &'static str,
+    shape: Vec<usize>,
+    /// Offset in the file.
+    offset: u64,
+    bytes: u64,
+}
+
+impl Places {
+    pub(super) fn new(header: &Header) -> Self {
+        let place = |tensor: &super::header::TensorEntry| Place {
+            storage: tensor.storage,
+            shape: tensor.shape.clone(),
+            offset: header.data_start + tensor.offset,
+            bytes: tensor.bytes,
+        };
+        Self(header.tensors.iter().map(|tensor| (tensor.name.clone(), place(tensor))).collect())
+    }
+}
+
+/// How the rows of Q and K lie in a file.
+#[derive(Debug, Clone, Copy)]
+enum RowOrder {
+    AsInCheckpoint,
+    /// The two halves of each head are interleaved: rotary pairs are neighbours.
+    Interleaved {
+        head_dim: usize,
+    },
+}
+
+impl RowOrder {
+    /// The checkpoint's row of a file's row.
+    fn checkpoint_row(self, row: usize) -> usize {
+        match self {
+            Self::AsInCheckpoint => row,
+            Self::Interleaved { head_dim } => {
+                let (head, within) = (row / head_dim, row % head_dim);
+                let (pair, half) = (within / 2, within % 2);
+                head * head_dim + half * (head_dim / 2) + pair
+            }
+        }
+    }
+}
+
+impl GgufModel {
+    /// Reads a matrix by its name in the checkpoint.
+    ///
+    /// # Errors
+    /// When the file has no such matrix, shrank since it was opened, or candle refuses its blocks.
+    pub(crate) fn matrix(&self, info: &TensorInfo) -> Result<StoredMatrix, WeightsError> {
+        let place = self.place(info)?;
+        let (rows, columns) = (info.shape[0], info.shape[1]);
+        let order = self.row_order(&info.name);
+        let mut matrix = StoredMatrix::blank(rows, columns, packing(place.storage));
+        place.bands(&self.file, &info.name, rows, |first, bytes| {
+            let band = self.band(info, place.storage, bytes, columns)?;
+            for row in 0..band.rows {
+                matrix.copy_row(order.checkpoint_row(first + row), &band, row);
+            }
+            Ok(())
+        })?;
+        Ok(matrix)
+    }
+
+    /// Reads a norm or a bias by its name in the checkpoint.
+    ///
+    /// # Errors
+    /// As for [`matrix`](Self::matrix).
+    pub(crate) fn vector(&self, info: &TensorInfo) -> Result<Vec<f32>, WeightsError> {
+        let place = self.place(info)?;
+        let order = self.row_order(&info.name);
+        let mut vector = vec![0.0; info.shape[0]];
+        place.bands(&self.file, &info.name, 1, |_, bytes| {
+            let values = self.dequantised(&info.name, place.storage, bytes, &[vector.len()])?;
+            for (row, value) in values.into_iter().enumerate() {
+                vector[order.checkpoint_row(row)] = value;
+            }
+            Ok(())
+        })?;
+        Ok(vector)
+    }
+
+    fn place(&self, info: &TensorInfo) -> Result<&Place, WeightsError> {
+        let name = gguf_name(&info.name).unwrap_or_else(|| info.name.clone());
+        let path = || self.path().to_path_buf();
+        match self.places.0.get(&name) {
+            Some(place) if place.shape == info.shape => Ok(place),
+            Some(place) => Err(WeightsError::WrongShape {
+                path: path(),
+                name,
+                found: place.shape.clone(),
+                expected: info.shape.clone(),
+            }),
+            None => {
+                Err(WeightsError::Missing { path: path(), name, expected: info.shape.clone(), others: 0 })
+            }
+        }
+    }
+
+    /// Files of the llama family have Q and K, weights and biases, in the order that ggml rotates; the others do not.
+    fn row_order(&self, name: &str) -> RowOrder {
+        let rotated = name.contains(".q_proj.") || name.contains(".k_proj.");
+        if rotated && self.architecture.family == Family::Llama {
+            RowOrder::Interleaved { head_dim: self.architecture.head_dim }
+        } else {
+            RowOrder::AsInCheckpoint
+        }
+    }
+
+    /// Whole rows of a matrix from their bytes.
+    fn band(
+        &self,
+        info: &TensorInfo,
+        storage: &'static str,
+        bytes: &[u8],
+        columns: usize,
+    ) -> Result<StoredMatrix, WeightsError> {
+        let data = match storage {
+            "f32" => StoredData::F32(words(bytes, f32::from_le_bytes)),
+            "f16" => StoredData::F16(words(bytes, f16::from_le_bytes)),
+            "bf16" => StoredData::Bf16(words(bytes, bf16::from_le_bytes)),
+            "q8_0" => q8_0(bytes),
+            "q4_0" => q4_0(bytes),
+            _ => {
+                let rows = bytes.len() / row_bytes(storage, columns);
+                let floats = self.dequantised(&info.name, storage, bytes, &[rows, columns])?;
+                return Ok(StoredMatrix::from_f32_rows(rows, columns, &floats, Packing::Q8_0));
+            }
+        };
+        Ok(StoredMatrix { rows: bytes.len() / row_bytes(storage, columns), columns, data })
+    }
+
+    /// The values of blocks as candle reads them.
+    fn dequantised(
+        &self,
+        name: &str,
+        storage: &'static str,
+        bytes: &[u8],
+        shape: &[usize],
+    ) -> Result<Vec<f32>, WeightsError> {
+        let Some(dtype) = ggml_dtype(storage) else {
+            return Err(bad_file(self.path(), GgufError::Unsupported { name: name.to_owned(), storage }));
+        };
+        QStorage::from_data(Cow::Borrowed(bytes), &Device::Cpu, dtype)
+            .and_then(|blocks| QTensor::new(blocks, shape))
+            .and_then(|tensor| tensor.dequantize(&Device::Cpu)?.flatten_all()?.to_vec1())
+            .map_err(|error| bad_file(self.path(), GgufError::Reader { problem: error.to_string() }))
+    }
+}
+
+impl Place {
+    /// Reads the tensor in bands of whole rows; `take` gets the first row of each and its bytes.
+    fn bands(
+        &self,
+        file: &SizedFile,
+        name: &str,
+        rows: usize,
+        mut take: impl FnMut(usize, &[u8]) -> Result<(), WeightsError>,
+    ) -> Result<(), WeightsError> {
+        let out_of_memory = || WeightsError::OutOfMemory { name: name.to_owned(), bytes: self.bytes };
+        // The header's shape times its block size is the tensor's bytes, so rows divide them.
+        let row = usize::try_from(self.bytes).map_err(|_| out_of_memory())? / rows;
+        let band_rows = (BAND_BYTES / row).clamp(1, rows);
+        let mut buffer = Vec::new();
+        buffer.try_reserve_exact(band_rows * row).map_err(|_| out_of_memory())?;
+        buffer.resize(band_rows * row, 0);
+        for first in (0..rows).step_by(band_rows) {
+            let bytes = &mut buffer[..band_rows.min(rows - first) * row];
+            file.read_at(bytes, self.offset + (first * row) as u64)?;
+            take(first, bytes)?;
+        }
+        Ok(())
+    }
+}
+
+/// What a block format is kept in.
+fn packing(storage: &str) -> Packing {
+    match storage {
+        "f32" => Packing::F32,
+        "f16" => Packing::F16,
+        "bf16" => Packing::Bf16,
+        "q4_0" => Packing::Q4_0,
+        _ => Packing::Q8_0,
+    }
+}
+
+/// candle's type of a block format's name.
+fn ggml_dtype(storage: &str) -> Option<GgmlDType> {
+    Some(match storage {
+        "f32" => GgmlDType::F32,
+        "f16" => GgmlDType::F16,
+        "bf16" => GgmlDType::BF16,
+        "q4_0" => GgmlDType::Q4_0,
+        "q4_1" => GgmlDType::Q4_1,
+        "q5_0" => GgmlDType::Q5_0,
+        "q5_1" => GgmlDType::Q5_1,
+        "q8_0" => GgmlDType::Q8_0,
+        "q8_1" => GgmlDType::Q8_1,
+        "q2_k" => GgmlDType::Q2K,
+        "q3_k" => GgmlDType::Q3K,
+        "q4_k" => GgmlDType::Q4K,
+        "q5_k" => GgmlDType::Q5K,
+        "q6_k" => GgmlDType::Q6K,
+        "q8_k" => GgmlDType::Q8K,
+        _ => return None,
+    })
+}
+
+/// Bytes of a row of whole blocks.
+fn row_bytes(storage: &str, columns: usize) -> usize {
+    ggml_dtype(storage).map_or(1, |dtype| columns / dtype.block_size() * dtype.type_size())
+}
+
+fn words<const N: usize, T>(bytes: &[u8], decode: impl Fn([u8; N]) -> T) -> Vec<T> {
+    bytes.as_chunks::<N>().0.iter().map(|word| decode(*word)).collect()
+}
+
+/// ggml's `block_q8_0`: an f16 scale, then 32 signed bytes.
+fn q8_0(bytes: &[u8]) -> StoredData {
+    let blocks = bytes.as_chunks::<34>().0;
+    let scales = blocks.iter().map(|block| f16::from_le_bytes([block[0], block[1]])).collect();
+    let quants = blocks.iter().flat_map(|block| &block[2..]).map(|byte| byte.cast_signed()).collect();
+    StoredData::Q8_0 { quants, scales }
+}
+
+/// ggml's `block_q4_0`: an f16 scale, then 16 bytes of which byte j holds column j low and column j + 16 high.
+fn q4_0(bytes: &[u8]) -> StoredData {
+    let blocks = bytes.as_chunks::<18>().0;
+    let scales = blocks.iter().map(|block| f16::from_le_bytes([block[0], block[1]])).collect();
+    let mut nibbles = Vec::with_capacity(blocks.len() * (BLOCK / 2));
+    for block in blocks {
+        // Columns 0..16 are the low halves of all bytes, columns 16..32 the high ones.
+        for shift in [0, 4] {
+            for [even, odd] in block[2..].as_chunks::<2>().0 {
+                nibbles.push(((even >> shift) & 0xF) | (((odd >> shift) & 0xF) << 4));
+            }
+        }
+    }
+    StoredData::Q4_0 { nibbles, scales }
+}
+
+#[cfg(test)]
+mod tests;

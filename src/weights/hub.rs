@@ -1,0 +1,368 @@
+//! Models by hub id: the local cache first, the network only when it must.
+//!
+//! Enters: an id (`org/name`), a revision and a [`HubConfig`]. Leaves: the folder of a snapshot in the hub cache that holds
+//! `config.json` and safetensors, where other tools find it too. A complete snapshot is used as it is, without asking
+//! whether the hub has a newer one. What a server says is not trusted with paths: commits, tags and file names are checked
+//! before they become part of one. It does not look into the files.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::{fmt, fs, io};
+
+use hf_hub::api::sync::{Api, ApiBuilder, ApiError, ApiRepo};
+use hf_hub::{Cache, Repo, RepoType};
+
+use super::safetensors::{INDEX, SINGLE, ShardIndex};
+use super::weights::{WeightsError, is_plain_file_name};
+
+const CONFIG: &str = "config.json";
+const TOKENIZER: &str = "tokenizer.json";
+/// The branch that an id without a revision means.
+pub const DEFAULT_REVISION: &str = "main";
+/// The hub's own limit on a repository name.
+const MAX_ID_BYTES: usize = 96;
+/// Git refuses longer reference names on most file systems.
+const MAX_REVISION_BYTES: usize = 255;
+/// A reference file holds one commit hash of 40 characters.
+const MAX_REF_BYTES: u64 = 256;
+
+/// Why a model could not be had from the hub.
+#[derive(Debug, thiserror::Error)]
+pub enum HubError {
+    #[error(
+        "{id:?} is neither a path that exists nor a hub id (`name` or `org/name`, of letters, digits, `-`, `_` and `.`)"
+    )]
+    BadId { id: String },
+    #[error("{revision:?} is not a branch, tag or commit")]
+    BadRevision { revision: String },
+    #[error(
+        "{id} at {revision} is not complete in {} ({missing}), and HF_HUB_OFFLINE forbids the network; \
+         unset it, or fetch the model on another machine and copy the cache",
+        cache.display()
+    )]
+    Offline { id: String, revision: String, cache: PathBuf, missing: String },
+    #[error("no home folder to keep the hub cache in; set HF_HOME")]
+    NoHome,
+    #[error("the hub does not have {file} of {id} at {revision}; check the spelling")]
+    NotFound { id: String, revision: String, file: String },
+    #[error(
+        "the hub refused {file} of {id} (status {status}): the model is gated, private or does not exist; \
+         accept its terms and set HF_TOKEN"
+    )]
+    Denied { id: String, file: String, status: u16 },
+    #[error("{id} at {revision} has no safetensors; it holds {found}")]
+    NoSafetensors { id: String, revision: String, found: String },
+    #[error("cannot fetch {file} of {id}: {problem}")]
+    Fetch { id: String, file: String, problem: String },
+    #[error(
+        "{file} of {id} arrived with {received} bytes of {expected}; it was removed, run again to resume"
+    )]
+    Incomplete { id: String, file: String, received: u64, expected: u64 },
+    #[error("the hub answered with {what} {value:?} for {file} of {id}, which cannot be part of a path")]
+    UnsafeAnswer { id: String, file: String, what: &'static str, value: String },
+    #[error("{id} changed from {first} to {then} while it was fetched; run again")]
+    Moved { id: String, first: String, then: String },
+    #[error("cannot use the hub cache {}: {error}", path.display())]
+    Cache { path: PathBuf, error: io::Error },
+}
+
+/// Where the hub is, where its cache is, and whether the network may be used.
+#[derive(Clone, PartialEq, Eq)]
+pub struct HubConfig {
+    /// `None` is the public hub.
+    pub endpoint: Option<String>,
+    /// The folder of `models--org--name` entries.
+    pub cache: PathBuf,
+    pub token: Option<String>,
+    pub offline: bool,
+}
+
+/// How much of a model is wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Parts {
+    Config,
+    All,
+}
+
+impl fmt::Debug for HubConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HubConfig")
+            .field("endpoint", &self.endpoint)
+            .field("cache", &self.cache)
+            .field("token", &self.token.as_ref().map(|_| "hidden"))
+            .field("offline", &self.offline)
+            .finish()
+    }
+}
+
+impl HubConfig {
+    /// Reads `HF_ENDPOINT`, `HF_HUB_CACHE`, `HF_HOME`, `XDG_CACHE_HOME`, `HF_TOKEN`, `HF_TOKEN_PATH` and `HF_HUB_OFFLINE`,
+    /// with the meanings and defaults they have in the hub's Python client. (The hf-hub crate reads only the endpoint and
+    /// the home.)
+    ///
+    /// # Errors
+    /// When neither the environment nor the user has a place for the cache.
+    pub fn from_env() -> Result<Self, HubError> {
+        Self::from_variables(|name| std::env::var_os(name))
+    }
+
+    fn from_variables(variable: impl Fn(&str) -> Option<OsString>) -> Result<Self, HubError> {
+        let set = |name: &str| variable(name).filter(|value| !value.is_empty());
+        let text = |name: &str| set(name).and_then(|value| value.into_string().ok());
+        let home = set("HF_HOME")
+            .map(PathBuf::from)
+            .or_else(|| set("XDG_CACHE_HOME").map(|cache| PathBuf::from(cache).join("huggingface")))
+            .or_else(|| set("HOME").map(|home| PathBuf::from(home).join(".cache/huggingface")));
+        let cache = set("HF_HUB_CACHE")
+            .map(PathBuf::from)
+            .or_else(|| home.as_ref().map(|home| home.join("hub")))
+            .ok_or(HubError::NoHome)?;
+        let token_file =
+            set("HF_TOKEN_PATH").map(PathBuf::from).or_else(|| home.map(|home| home.join("token")));
+        let token = text("HF_TOKEN")
+            .or_else(|| fs::read_to_string(token_file?).ok())
+            .map(|token| token.trim().to_owned())
+            .filter(|token| !token.is_empty());
+        let offline = text("HF_HUB_OFFLINE")
+            .is_some_and(|value| matches!(value.to_lowercase().as_str(), "1" | "true" | "yes" | "on"));
+        let endpoint = text("HF_ENDPOINT").map(|endpoint| endpoint.trim_end_matches('/').to_owned());
+        Ok(Self { endpoint, cache, token, offline })
+    }
+
+    /// Returns the snapshot folder of a model, fetching what is not in the cache.
+    ///
+    /// Progress goes to stderr when `progress` is set and stderr is a terminal. A connection that stalls is not timed out.
+    ///
+    /// # Errors
+    /// When the id or revision has no valid form, when the model is not cached and the network is forbidden, or when
+    /// fetching fails.
+    pub fn resolve(&self, id: &str, revision: Option<&str>, progress: bool) -> Result<PathBuf, WeightsError> {
+        self.resolve_parts(id, revision, progress, Parts::All)
+    }
+
+    /// Returns the snapshot folder of a model, fetching no more than its config where that is not in the cache.
+    ///
+    /// # Errors
+    /// As [`resolve`](Self::resolve).
+    pub fn resolve_config(&self, id: &str, revision: Option<&str>) -> Result<PathBuf, WeightsError> {
+        self.resolve_parts(id, revision, false, Parts::Config)
+    }
+
+    fn resolve_parts(
+        &self,
+        id: &str,
+        revision: Option<&str>,
+        progress: bool,
+        parts: Parts,
+    ) -> Result<PathBuf, WeightsError> {
+        let revision = revision.unwrap_or(DEFAULT_REVISION);
+        check_id(id)?;
+        check_revision(revision)?;
+        let missing = match self.cached(id, revision, parts) {
+            Ok(snapshot) => return Ok(snapshot),
+            Err(missing) => missing,
+        };
+        if self.offline {
+            let (id, revision, cache) = (id.to_owned(), revision.to_owned(), self.cache.clone());
+            return Err(HubError::Offline { id, revision, cache, missing }.into());
+        }
+        self.download(id, revision, progress, parts)
+    }
+
+    /// The snapshot of a revision if it is complete; else what is missing, in words.
+    fn cached(&self, id: &str, revision: &str, parts: Parts) -> Result<PathBuf, String> {
+        let entry = self.cache.join(entry_name(id));
+        let snapshots = entry.join("snapshots");
+        let reference = entry.join("refs").join(revision);
+        let commit = match fs::metadata(&reference) {
+            Ok(metadata) if metadata.is_file() && metadata.len() <= MAX_REF_BYTES => {
+                fs::read_to_string(&reference).unwrap_or_default().trim().to_owned()
+            }
+            _ => revision.to_owned(),
+        };
+        if !is_plain_file_name(&commit) || !snapshots.join(&commit).is_dir() {
+            return Err("no snapshot".to_owned());
+        }
+        let snapshot = snapshots.join(commit);
+        match first_missing(&snapshot, parts) {
+            Some(file) => Err(format!("no {file}")),
+            None => Ok(snapshot),
+        }
+    }
+
+    fn download(
+        &self,
+        id: &str,
+        revision: &str,
+        progress: bool,
+        parts: Parts,
+    ) -> Result<PathBuf, WeightsError> {
+        fs::create_dir_all(&self.cache)
+            .map_err(|error| HubError::Cache { path: self.cache.clone(), error })?;
+        // Links in the cache are made relative, which needs an absolute path to begin with.
+        let cache =
+            self.cache.canonicalize().map_err(|error| HubError::Cache { path: self.cache.clone(), error })?;
+        let snapshots = cache.join(entry_name(id)).join("snapshots");
+        let mut builder = ApiBuilder::from_cache(Cache::new(cache))
+            .with_token(self.token.clone())
+            .with_progress(progress)
+            .with_retries(3)
+            .with_user_agent(env!("CARGO_PKG_NAME"), env!("CARGO_PKG_VERSION"));
+        if let Some(endpoint) = &self.endpoint {
+            builder = builder.with_endpoint(endpoint.clone());
+        }
+        let repo = Repo::with_revision(id.to_owned(), RepoType::Model, revision.to_owned());
+        let api = builder.build().map_err(|error| failed(id, revision, "anything", &error))?;
+        let mut fetch = Fetch { id, revision, repo: api.repo(repo), api, snapshots, commit: None };
+        if parts == Parts::Config {
+            return Ok(fetch.file(CONFIG)?);
+        }
+
+        let info = fetch.repo.info().map_err(|error| failed(id, revision, "the files", &error))?;
+        let files: Vec<&str> = info.siblings.iter().map(|file| file.rfilename.as_str()).collect();
+        let has = |name: &str| files.contains(&name);
+        if !has(SINGLE) && !has(INDEX) {
+            let shown: Vec<_> = files.iter().take(8).copied().collect();
+            return Err(HubError::NoSafetensors {
+                id: id.to_owned(),
+                revision: revision.to_owned(),
+                found: if shown.is_empty() { "nothing".to_owned() } else { shown.join(", ") },
+            }
+            .into());
+        }
+        let snapshot = fetch.file(CONFIG)?;
+        if has(TOKENIZER) {
+            fetch.file(TOKENIZER)?;
+        }
+        if has(SINGLE) {
+            fetch.file(SINGLE)?;
+        } else {
+            fetch.file(INDEX)?;
+            for shard in ShardIndex::read(&snapshot)?.shards() {
+                fetch.file(shard)?;
+            }
+        }
+        Ok(snapshot)
+    }
+}
+
+/// The folder of a model in the cache.
+fn entry_name(id: &str) -> String {
+    format!("models--{}", id.replace('/', "--"))
+}
+
+/// The first file that a snapshot lacks, if any.
+fn first_missing(snapshot: &Path, parts: Parts) -> Option<String> {
+    let lacks = |name: &str| !snapshot.join(name).is_file();
+    if lacks(CONFIG) {
+        return Some(CONFIG.to_owned());
+    }
+    if parts == Parts::Config || !lacks(SINGLE) {
+        return None;
+    }
+    if lacks(INDEX) {
+        return Some(format!("{SINGLE} or {INDEX}"));
+    }
+    // An index that cannot be read counts as complete: opening the checkpoint says what is wrong with it.
+    let index = ShardIndex::read(snapshot).ok()?;
+    index.shards().into_iter().find(|shard| lacks(shard)).map(str::to_owned)
+}
+
+/// One model being fetched, at one commit.
+struct Fetch<'a> {
+    id: &'a str,
+    revision: &'a str,
+    api: Api,
+    repo: ApiRepo,
+    snapshots: PathBuf,
+    commit: Option<String>,
+}
+
+impl Fetch<'_> {
+    /// Fetches a file unless the snapshot has it, and returns the snapshot's folder.
+    fn file(&mut self, name: &str) -> Result<PathBuf, HubError> {
+        let failed = |error: &ApiError| failed(self.id, self.revision, name, error);
+        let metadata = self.api.metadata(&self.repo.url(name)).map_err(|error| failed(&error))?;
+        let (commit, expected) = (metadata.commit_hash(), metadata.size() as u64);
+        // The crate joins both to paths as they come. A weak tag (`W/…`) makes a folder of one letter, which is harmless.
+        let tag = metadata.etag();
+        for (what, value) in [("the tag", tag.strip_prefix("W/").unwrap_or(tag)), ("the commit", commit)] {
+            if !is_safe_part(value) {
+                let (id, file, value) = (self.id.to_owned(), name.to_owned(), value.to_owned());
+                return Err(HubError::UnsafeAnswer { id, file, what, value });
+            }
+        }
+        let first = self.commit.get_or_insert_with(|| commit.to_owned());
+        if first != commit {
+            let (id, first) = (self.id.to_owned(), first.clone());
+            return Err(HubError::Moved { id, first, then: commit.to_owned() });
+        }
+        let snapshot = self.snapshots.join(commit);
+        let path = snapshot.join(name);
+        if fs::metadata(&path).is_ok_and(|found| found.len() == expected) {
+            return Ok(snapshot);
+        }
+        self.repo.download(name).map_err(|error| failed(&error))?;
+        let cache_error = |error| HubError::Cache { path: path.clone(), error };
+        let received = fs::metadata(&path).map_err(cache_error)?.len();
+        if received != expected {
+            // A short blob would pass for the whole file from now on.
+            fs::remove_file(path.canonicalize().map_err(cache_error)?).map_err(cache_error)?;
+            fs::remove_file(&path).map_err(cache_error)?;
+            let (id, file) = (self.id.to_owned(), name.to_owned());
+            return Err(HubError::Incomplete { id, file, received, expected });
+        }
+        Ok(snapshot)
+    }
+}
+
+/// What went wrong, in the words of somebody who wants the model.
+fn failed(id: &str, revision: &str, file: &str, error: &ApiError) -> HubError {
+    let (id, file) = (id.to_owned(), file.to_owned());
+    match status(error) {
+        Some(404) => HubError::NotFound { id, revision: revision.to_owned(), file },
+        Some(status @ (401 | 403)) => HubError::Denied { id, file, status },
+        _ => HubError::Fetch { id, file, problem: error.to_string() },
+    }
+}
+
+/// The HTTP status of a refused request. The crate does not re-export the client's error type, so its text is read.
+fn status(error: &ApiError) -> Option<u16> {
+    match error {
+        ApiError::RequestError(error) => error.to_string().strip_prefix("http status: ")?.parse().ok(),
+        ApiError::TooManyRetries(error) => status(error),
+        _ => None,
+    }
+}
+
+fn check_id(id: &str) -> Result<(), HubError> {
+    let parts: Vec<&str> = id.split('/').collect();
+    let valid = parts.len() <= 2
+        && id.len() <= MAX_ID_BYTES
+        && parts.iter().all(|part| is_safe_part(part))
+        && !id.contains("--")
+        && !id.contains("..");
+    if valid { Ok(()) } else { Err(HubError::BadId { id: id.chars().take(MAX_ID_BYTES).collect() }) }
+}
+
+fn check_revision(revision: &str) -> Result<(), HubError> {
+    let valid = revision.len() <= MAX_REVISION_BYTES
+        && revision.split('/').all(is_safe_part)
+        && !revision.contains("..");
+    if valid {
+        Ok(())
+    } else {
+        Err(HubError::BadRevision { revision: revision.chars().take(MAX_REVISION_BYTES).collect() })
+    }
+}
+
+/// Whether a text can be one component of a path or an URL as it is.
+fn is_safe_part(part: &str) -> bool {
+    let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    (1..=MAX_REVISION_BYTES).contains(&part.len())
+        && !part.starts_with(['.', '-'])
+        && part.chars().all(allowed)
+}
+
+#[cfg(test)]
+mod tests;

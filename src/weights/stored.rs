@@ -1,0 +1,424 @@
+//! Matrices in the row-major formats that the native engine streams from memory.
+//!
+//! Enters: rows of floats, or a matrix in another of these formats. Leaves: a [`StoredMatrix`]: values and scales in
+//! separate arrays, each of them a whole number of elements per row, so that a thread takes rows without looking at those
+//! before. It knows no file, no model and no engine; an engine may lay the arrays out again.
+
+mod e4m3;
+mod pack;
+
+use half::{bf16, f16};
+
+use hbmark_core::model::Dtype;
+use hbmark_core::units::Bytes;
+
+/// Columns that share a scale in ggml's `q8_0` and `q4_0`.
+pub const BLOCK: usize = 32;
+
+/// One tensor as an engine takes it.
+#[derive(Debug, Clone, PartialEq)]
+pub enum StoredTensor {
+    Matrix(StoredMatrix),
+    /// A norm or a bias: few values, read once for a whole row of outputs.
+    Vector(Vec<f32>),
+}
+
+impl StoredTensor {
+    /// Everything it holds.
+    #[must_use]
+    pub fn bytes(&self) -> Bytes {
+        match self {
+            Self::Matrix(matrix) => matrix.bytes(),
+            Self::Vector(values) => Bytes(size_of_val(values.as_slice()) as u64),
+        }
+    }
+}
+
+/// A matrix `[rows, columns]`, row-major, in one of the formats the native engine streams.
+#[derive(Debug, Clone, PartialEq)]
+pub struct StoredMatrix {
+    pub rows: usize,
+    pub columns: usize,
+    pub data: StoredData,
+}
+
+/// The arrays of a [`StoredMatrix`].
+///
+/// Formats with groups pad each row to whole groups, so a row of `scales` has `columns.div_ceil(group)` elements and a row
+/// of `quants` that times `group`. Padding is never part of [`StoredMatrix::row`]; in `q8_0` and `q4_0` it stands for zeros.
+#[derive(Debug, Clone, PartialEq)]
+pub enum StoredData {
+    F32(Vec<f32>),
+    F16(Vec<f16>),
+    Bf16(Vec<bf16>),
+    /// One scale per row: `value = q · scale`, q in −127..=127.
+    Int8 {
+        quants: Vec<i8>,
+        scales: Vec<f16>,
+    },
+    /// 8-bit floats with one scale per row: `value = e4m3(code) · scale`; no code is NaN.
+    Fp8 {
+        codes: Vec<u8>,
+        scales: Vec<f16>,
+    },
+    /// ggml's `q8_0`: one scale per 32 columns of a row, `value = q · scale`.
+    Q8_0 {
+        quants: Vec<i8>,
+        scales: Vec<f16>,
+    },
+    /// ggml's `q4_0`: one scale per 32 columns of a row, `value = (nibble − 8) · scale`.
+    ///
+    /// Byte i of a row holds column 2i in its low half and column 2i + 1 in its high half; ggml's files keep columns j and
+    /// j + 16 of a block together instead.
+    Q4_0 {
+        nibbles: Vec<u8>,
+        scales: Vec<f16>,
+    },
+    /// Groups of `group` columns with a scale and a zero in 0..=15, not whole: `value = (nibble − zero) · scale`.
+    ///
+    /// Nibbles lie as in `Q4_0`; where `group` is odd a row of nibbles is padded to a whole byte.
+    Int4 {
+        nibbles: Vec<u8>,
+        scales: Vec<f16>,
+        zeros: Vec<f16>,
+        group: usize,
+    },
+}
+
+/// Which format a matrix is in, or is to be packed into.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Packing {
+    F32,
+    F16,
+    Bf16,
+    Int8,
+    Fp8,
+    Q8_0,
+    Q4_0,
+    /// `group` is at least 1.
+    Int4 {
+        group: usize,
+    },
+}
+
+impl Packing {
+    /// The packing of a dtype's linear layers; `int4_group` is [`Architecture::int4_group`](hbmark_core::model::Architecture::int4_group).
+    ///
+    /// `None` for `gguf`, whose matrices each have their own.
+    #[must_use]
+    pub fn of(dtype: Dtype, int4_group: usize) -> Option<Self> {
+        match dtype {
+            Dtype::F32 => Some(Self::F32),
+            Dtype::F16 => Some(Self::F16),
+            Dtype::Bf16 => Some(Self::Bf16),
+            Dtype::Int8 => Some(Self::Int8),
+            Dtype::Fp8 => Some(Self::Fp8),
+            Dtype::Q8_0 => Some(Self::Q8_0),
+            Dtype::Q4_0 => Some(Self::Q4_0),
+            Dtype::Int4 => Some(Self::Int4 { group: int4_group.max(1) }),
+            Dtype::Gguf => None,
+        }
+    }
+
+    /// The name in inventories.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::F16 => "f16",
+            Self::Bf16 => "bf16",
+            Self::Int8 => "int8",
+            Self::Fp8 => "fp8",
+            Self::Q8_0 => "q8_0",
+            Self::Q4_0 => "q4_0",
+            Self::Int4 { .. } => "int4",
+        }
+    }
+
+    /// The packing of an inventory's storage name.
+    pub(crate) fn named(storage: &str, int4_group: usize) -> Option<Self> {
+        [Self::F32, Self::F16, Self::Bf16, Self::Int8, Self::Fp8, Self::Q8_0, Self::Q4_0]
+            .into_iter()
+            .chain([Self::Int4 { group: int4_group.max(1) }])
+            .find(|packing| packing.name() == storage)
+    }
+
+    /// Columns that share a scale; 1 for plain floats.
+    fn group(self, columns: usize) -> usize {
+        match self {
+            Self::F32 | Self::F16 | Self::Bf16 => 1,
+            Self::Int8 | Self::Fp8 => columns.max(1),
+            Self::Q8_0 | Self::Q4_0 => BLOCK,
+            Self::Int4 { group } => group,
+        }
+    }
+
+    /// Elements of the arrays that one row takes.
+    fn row_shape(self, columns: usize) -> RowShape {
+        let group = self.group(columns);
+        let groups = columns.div_ceil(group);
+        let padded = groups * group;
+        let values = match self {
+            Self::Q4_0 | Self::Int4 { .. } => padded.div_ceil(2),
+            _ => padded,
+        };
+        RowShape { values, groups, padded }
+    }
+}
+
+/// What one row takes of each array.
+#[derive(Debug, Clone, Copy)]
+struct RowShape {
+    /// Elements of the array of values: floats, quants, or bytes of two nibbles.
+    values: usize,
+    /// Scales, and zeros where there are any.
+    groups: usize,
+    /// Columns, rounded up to whole groups.
+    padded: usize,
+}
+
+/// Nibble `column` of a row.
+fn nibble(row: &[u8], column: usize) -> u8 {
+    (row[column / 2] >> (4 * (column % 2))) & 0xF
+}
+
+impl StoredMatrix {
+    /// A matrix of zeros, except that padding and zeros of `q4_0` and `int4` are whatever 0 bits mean there.
+    pub(crate) fn blank(rows: usize, columns: usize, packing: Packing) -> Self {
+        let RowShape { values, groups, .. } = packing.row_shape(columns);
+        let values = values * rows;
+        let scales = || vec![f16::ZERO; rows * groups];
+        let data = match packing {
+            Packing::F32 => StoredData::F32(vec![0.0; values]),
+            Packing::F16 => StoredData::F16(vec![f16::ZERO; values]),
+            Packing::Bf16 => StoredData::Bf16(vec![bf16::ZERO; values]),
+            Packing::Int8 => StoredData::Int8 { quants: vec![0; values], scales: scales() },
+            Packing::Fp8 => StoredData::Fp8 { codes: vec![0; values], scales: scales() },
+            Packing::Q8_0 => StoredData::Q8_0 { quants: vec![0; values], scales: scales() },
+            Packing::Q4_0 => StoredData::Q4_0 { nibbles: vec![0; values], scales: scales() },
+            Packing::Int4 { group } => {
+                StoredData::Int4 { nibbles: vec![0; values], scales: scales(), zeros: scales(), group }
+            }
+        };
+        Self { rows, columns, data }
+    }
+
+    /// The format.
+    #[must_use]
+    pub fn packing(&self) -> Packing {
+        match self.data {
+            StoredData::F32(_) => Packing::F32,
+            StoredData::F16(_) => Packing::F16,
+            StoredData::Bf16(_) => Packing::Bf16,
+            StoredData::Int8 { .. } => Packing::Int8,
+            StoredData::Fp8 { .. } => Packing::Fp8,
+            StoredData::Q8_0 { .. } => Packing::Q8_0,
+            StoredData::Q4_0 { .. } => Packing::Q4_0,
+            StoredData::Int4 { group, .. } => Packing::Int4 { group },
+        }
+    }
+
+    /// The format's name in inventories.
+    #[must_use]
+    pub fn storage(&self) -> &'static str {
+        self.packing().name()
+    }
+
+    /// Bytes of all arrays, padding included.
+    #[must_use]
+    pub fn bytes(&self) -> Bytes {
+        let scales = match &self.data {
+            StoredData::F32(_) | StoredData::F16(_) | StoredData::Bf16(_) => 0,
+            StoredData::Int8 { scales, .. }
+            | StoredData::Fp8 { scales, .. }
+            | StoredData::Q8_0 { scales, .. }
+            | StoredData::Q4_0 { scales, .. } => size_of_val(scales.as_slice()),
+            StoredData::Int4 { scales, zeros, .. } => {
+                size_of_val(scales.as_slice()) + size_of_val(zeros.as_slice())
+            }
+        };
+        Bytes(self.value_bytes().0 + scales as u64)
+    }
+
+    /// Bytes of the values alone: without scales and zeros.
+    #[must_use]
+    pub fn value_bytes(&self) -> Bytes {
+        let bytes = match &self.data {
+            StoredData::F32(values) => size_of_val(values.as_slice()),
+            StoredData::F16(values) => size_of_val(values.as_slice()),
+            StoredData::Bf16(values) => size_of_val(values.as_slice()),
+            StoredData::Int8 { quants, .. } | StoredData::Q8_0 { quants, .. } => quants.len(),
+            StoredData::Fp8 { codes: bytes, .. }
+            | StoredData::Q4_0 { nibbles: bytes, .. }
+            | StoredData::Int4 { nibbles: bytes, .. } => bytes.len(),
+        };
+        Bytes(bytes as u64)
+    }
+
+    /// Writes the values of one row.
+    ///
+    /// # Panics
+    /// When there is no row `row`, or `out` is not one row long.
+    pub fn row(&self, row: usize, out: &mut [f32]) {
+        assert!(row < self.rows, "row {row} of {}", self.rows);
+        assert_eq!(out.len(), self.columns, "the width of a row");
+        let shape = self.packing().row_shape(self.columns);
+        let values = row * shape.values..(row + 1) * shape.values;
+        let groups = row * shape.groups..(row + 1) * shape.groups;
+        match &self.data {
+            StoredData::F32(all) => out.copy_from_slice(&all[values]),
+            StoredData::F16(all) => widen(out, &all[values], f16::to_f32),
+            StoredData::Bf16(all) => widen(out, &all[values], bf16::to_f32),
+            StoredData::Int8 { quants, scales } => {
+                let scale = scales[row].to_f32();
+                widen(out, &quants[values], |q| f32::from(q) * scale);
+            }
+            StoredData::Fp8 { codes, scales } => {
+                let scale = scales[row].to_f32();
+                widen(out, &codes[values], |code| e4m3::to_f32(code) * scale);
+            }
+            StoredData::Q8_0 { quants, scales } => {
+                let blocks = out.chunks_mut(BLOCK).zip(quants[values].chunks(BLOCK));
+                for ((out, quants), scale) in blocks.zip(&scales[groups]) {
+                    let scale = scale.to_f32();
+                    widen(out, quants, |q| f32::from(q) * scale);
+                }
+            }
+            StoredData::Q4_0 { nibbles, scales } => {
+                let (nibbles, scales) = (&nibbles[values], &scales[groups]);
+                for (column, out) in out.iter_mut().enumerate() {
+                    *out = (f32::from(nibble(nibbles, column)) - 8.0) * scales[column / BLOCK].to_f32();
+                }
+            }
+            StoredData::Int4 { nibbles, scales, zeros, group } => {
+                let (nibbles, scales, zeros) = (&nibbles[values], &scales[groups.clone()], &zeros[groups]);
+                for (column, out) in out.iter_mut().enumerate() {
+                    let (scale, zero) = (scales[column / group].to_f32(), zeros[column / group].to_f32());
+                    *out = (f32::from(nibble(nibbles, column)) - zero) * scale;
+                }
+            }
+        }
+    }
+
+    /// Copies row `row` of a matrix of the same width and packing to row `to` of this one.
+    pub(crate) fn copy_row(&mut self, to: usize, from: &Self, row: usize) {
+        assert_eq!((self.columns, self.packing()), (from.columns, from.packing()), "rows of one kind");
+        let RowShape { values, groups, .. } = self.packing().row_shape(self.columns);
+        match (&mut self.data, &from.data) {
+            (StoredData::F32(into), StoredData::F32(from)) => copy(into, to, from, row, values),
+            (StoredData::F16(into), StoredData::F16(from)) => copy(into, to, from, row, values),
+            (StoredData::Bf16(into), StoredData::Bf16(from)) => copy(into, to, from, row, values),
+            (
+                StoredData::Int8 { quants, scales },
+                StoredData::Int8 { quants: from_quants, scales: from_scales },
+            )
+            | (
+                StoredData::Q8_0 { quants, scales },
+                StoredData::Q8_0 { quants: from_quants, scales: from_scales },
+            ) => {
+                copy(quants, to, from_quants, row, values);
+                copy(scales, to, from_scales, row, groups);
+            }
+            (
+                StoredData::Fp8 { codes, scales },
+                StoredData::Fp8 { codes: from_codes, scales: from_scales },
+            ) => {
+                copy(codes, to, from_codes, row, values);
+                copy(scales, to, from_scales, row, groups);
+            }
+            (
+                StoredData::Q4_0 { nibbles, scales },
+                StoredData::Q4_0 { nibbles: from_nibbles, scales: from_scales },
+            ) => {
+                copy(nibbles, to, from_nibbles, row, values);
+                copy(scales, to, from_scales, row, groups);
+            }
+            (
+                StoredData::Int4 { nibbles, scales, zeros, .. },
+                StoredData::Int4 { nibbles: from_nibbles, scales: from_scales, zeros: from_zeros, .. },
+            ) => {
+                copy(nibbles, to, from_nibbles, row, values);
+                copy(scales, to, from_scales, row, groups);
+                copy(zeros, to, from_zeros, row, groups);
+            }
+            _ => unreachable!("the packings are equal"),
+        }
+    }
+}
+
+fn copy<T: Copy>(into: &mut [T], to: usize, from: &[T], row: usize, width: usize) {
+    into[to * width..(to + 1) * width].copy_from_slice(&from[row * width..(row + 1) * width]);
+}
+
+fn widen<T: Copy>(out: &mut [f32], values: &[T], value: impl Fn(T) -> f32) {
+    for (out, &stored) in out.iter_mut().zip(values) {
+        *out = value(stored);
+    }
+}
+
+/// A plain float that a matrix can be kept in.
+pub(crate) trait PlainFloat: candle_core::WithDType {
+    fn of_f32(value: f32) -> Self;
+    fn of_f16(value: f16) -> Self;
+    fn of_bf16(value: bf16) -> Self;
+    fn widened(self) -> f32;
+    /// The values as the data of a matrix.
+    fn data(values: Vec<Self>) -> StoredData;
+}
+
+impl PlainFloat for f32 {
+    fn of_f32(value: f32) -> Self {
+        value
+    }
+    fn of_f16(value: f16) -> Self {
+        value.to_f32()
+    }
+    fn of_bf16(value: bf16) -> Self {
+        value.to_f32()
+    }
+    fn widened(self) -> f32 {
+        self
+    }
+    fn data(values: Vec<Self>) -> StoredData {
+        StoredData::F32(values)
+    }
+}
+
+impl PlainFloat for f16 {
+    fn of_f32(value: f32) -> Self {
+        Self::from_f32(value)
+    }
+    fn of_f16(value: f16) -> Self {
+        value
+    }
+    fn of_bf16(value: bf16) -> Self {
+        Self::from_f32(value.to_f32())
+    }
+    fn widened(self) -> f32 {
+        self.to_f32()
+    }
+    fn data(values: Vec<Self>) -> StoredData {
+        StoredData::F16(values)
+    }
+}
+
+impl PlainFloat for bf16 {
+    fn of_f32(value: f32) -> Self {
+        Self::from_f32(value)
+    }
+    fn of_f16(value: f16) -> Self {
+        Self::from_f32(value.to_f32())
+    }
+    fn of_bf16(value: bf16) -> Self {
+        value
+    }
+    fn widened(self) -> f32 {
+        self.to_f32()
+    }
+    fn data(values: Vec<Self>) -> StoredData {
+        StoredData::Bf16(values)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,175 @@
+//! Tensors handed over one at a time, so that an engine can lay a model out without a second copy of it in memory.
+//!
+//! Enters: an [`Architecture`], a storage [`Dtype`] and where the weights are. Leaves: each tensor through a sink, in the order
+//! of the architecture's inventory, and the inventory of what was handed over. It knows no engine and no layout
+//! beyond [`StoredMatrix`].
+
+use std::path::Path;
+
+use candle_core::DType;
+use half::{bf16, f16};
+
+use super::gguf::GgufModel;
+use super::safetensors::{Checkpoint, Source};
+use super::stored::{Packing, PlainFloat, StoredMatrix, StoredTensor};
+use super::synthetic::HostGenerator;
+use super::weights::{WeightsError, plain_dtype};
+use crate::weights::OpenError;
+use hbmark_core::model::{Architecture, Dtype, Inventory, Role, TensorInfo};
+use hbmark_core::units::Bytes;
+
+/// What takes the tensors.
+pub(super) type Sink<'a> = dyn FnMut(&str, StoredTensor) -> Result<(), OpenError> + 'a;
+
+/// Streams random weights: the values of [`generate`](super::synthetic::generate), packed afterwards where `dtype` is quantised.
+pub(super) fn from_seed(
+    architecture: &Architecture,
+    dtype: Dtype,
+    seed: u64,
+    sink: &mut Sink<'_>,
+) -> Result<Inventory, OpenError> {
+    match dtype {
+        Dtype::F32 => seeded::<f32>(architecture, dtype, seed, sink),
+        Dtype::F16 => seeded::<f16>(architecture, dtype, seed, sink),
+        _ => seeded::<bf16>(architecture, dtype, seed, sink),
+    }
+}
+
+fn seeded<T: PlainFloat>(
+    architecture: &Architecture,
+    dtype: Dtype,
+    seed: u64,
+    sink: &mut Sink<'_>,
+) -> Result<Inventory, OpenError> {
+    let plan = Plan::new(architecture, dtype)?;
+    let generator = HostGenerator::<T>::new(seed);
+    plan.deliver(|info| Ok(plan.tensor(info, generator.values(info)?)), sink)
+}
+
+/// Streams a checkpoint, each tensor read when its turn has come.
+pub(super) fn from_folder(
+    architecture: &Architecture,
+    dtype: Dtype,
+    folder: &Path,
+    sink: &mut Sink<'_>,
+) -> Result<Inventory, OpenError> {
+    let plan = Plan::new(architecture, dtype)?;
+    let checkpoint = Checkpoint::open(folder, &architecture.inventory(Dtype::Bf16))?;
+    checkpoint.check_storage(dtype)?;
+    // A plain dtype is rounded to here, as loading does; a quantised one from the values as stored, without a step between.
+    let rounded = plain_dtype(dtype, "streamed").ok();
+    let mut sources = checkpoint.sources();
+    plan.deliver(
+        |info| {
+            // Both follow the architecture's order; the plan has scales between, which are not asked for.
+            let source = sources.next().filter(|source| source.name() == info.name);
+            let source = source.expect("a checkpoint holds the tensors of its architecture in their order");
+            read(&plan, info, &source, rounded)
+        },
+        sink,
+    )
+}
+
+fn read(
+    plan: &Plan,
+    info: &TensorInfo,
+    source: &Source<'_>,
+    rounded: Option<DType>,
+) -> Result<StoredTensor, WeightsError> {
+    Ok(match rounded.unwrap_or(source.dtype()) {
+        DType::BF16 => plan.tensor(info, source.values::<bf16>()?),
+        DType::F16 => plan.tensor(info, source.values::<f16>()?),
+        _ => plan.tensor(info, source.values::<f32>()?),
+    })
+}
+
+/// Streams a GGUF file in its own block formats.
+pub(super) fn from_gguf(path: &Path, sink: &mut Sink<'_>) -> Result<Inventory, OpenError> {
+    let model = GgufModel::open(path)?;
+    let plan = Plan { inventory: model.architecture.inventory(Dtype::Gguf), int4_group: 1 };
+    plan.deliver(
+        |info| {
+            Ok(if is_matrix(info) {
+                StoredTensor::Matrix(model.matrix(info)?)
+            } else {
+                StoredTensor::Vector(model.vector(info)?)
+            })
+        },
+        sink,
+    )
+}
+
+fn is_matrix(info: &TensorInfo) -> bool {
+    info.shape.len() == 2
+}
+
+/// What is to be handed over.
+struct Plan {
+    inventory: Inventory,
+    int4_group: usize,
+}
+
+impl Plan {
+    fn new(architecture: &Architecture, dtype: Dtype) -> Result<Self, WeightsError> {
+        let int4_group = architecture.int4_group();
+        if Packing::of(dtype, int4_group).is_none() {
+            return Err(WeightsError::StreamedDtype { wanted: dtype });
+        }
+        Ok(Self { inventory: architecture.inventory(dtype), int4_group })
+    }
+
+    /// A tensor in the storage that the plan has for it.
+    fn tensor<T: PlainFloat>(&self, info: &TensorInfo, values: Vec<T>) -> StoredTensor {
+        if !is_matrix(info) {
+            return StoredTensor::Vector(values.into_iter().map(T::widened).collect());
+        }
+        let matrix = StoredMatrix { rows: info.shape[0], columns: info.shape[1], data: T::data(values) };
+        let packing =
+            Packing::named(&info.storage, self.int4_group).expect("a dtype that streams has packings");
+        StoredTensor::Matrix(if matrix.packing() == packing {
+            matrix
+        } else {
+            StoredMatrix::quantize(&matrix, packing)
+        })
+    }
+
+    /// Fetches each tensor and passes it on. Scales come with their matrix and are entries of the inventory only.
+    fn deliver(
+        &self,
+        mut fetch: impl FnMut(&TensorInfo) -> Result<StoredTensor, WeightsError>,
+        sink: &mut Sink<'_>,
+    ) -> Result<Inventory, OpenError> {
+        let mut delivered = Inventory::default();
+        for info in &self.inventory.tensors {
+            let (storage, bytes) = match info.role {
+                Role::Unused => continue,
+                Role::Scale | Role::ExpertScale => (info.storage.clone(), info.bytes),
+                _ => {
+                    let tensor = fetch(info)?;
+                    let account = account(&tensor);
+                    sink(&info.name, tensor)?;
+                    account
+                }
+            };
+            delivered.tensors.push(TensorInfo { storage, bytes, ..info.clone() });
+        }
+        Ok(delivered)
+    }
+}
+
+/// Storage and bytes of a tensor's entry. Scales of `int8`, `fp8` and `int4` have entries of their own, those of blocks have not.
+fn account(tensor: &StoredTensor) -> (String, Bytes) {
+    match tensor {
+        StoredTensor::Vector(values) => ("f32".to_owned(), Bytes(size_of_val(values.as_slice()) as u64)),
+        StoredTensor::Matrix(matrix) => {
+            let bytes = match matrix.packing() {
+                Packing::Int8 | Packing::Fp8 | Packing::Int4 { .. } => matrix.value_bytes(),
+                _ => matrix.bytes(),
+            };
+            (matrix.storage().to_owned(), bytes)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,229 @@
+use std::collections::{BTreeMap, HashMap};
+use std::path::PathBuf;
+
+use candle_core::{Device, Tensor};
+
+use super::*;
+use crate::weights::{OpenModel, StoredData, Weights, open};
+use hbmark_core::model::test_shapes;
+
+fn fixture(name: &str) -> OpenModel {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models").join(name);
+    open(path.to_str().unwrap(), None, 0).unwrap()
+}
+
+fn streamed(model: &OpenModel, dtype: Dtype) -> (HashMap<String, StoredTensor>, Inventory) {
+    let mut tensors = HashMap::new();
+    let mut keep = |name: &str, tensor| {
+        assert!(tensors.insert(name.to_owned(), tensor).is_none(), "{name} came twice");
+        Ok(())
+    };
+    let inventory = model.stream(dtype, &mut keep).unwrap();
+    (tensors, inventory)
+}
+
+fn values(tensor: &StoredTensor) -> Vec<f32> {
+    match tensor {
+        StoredTensor::Vector(values) => values.clone(),
+        StoredTensor::Matrix(matrix) => {
+            let mut values = vec![0.0; matrix.rows * matrix.columns];
+            for (row, out) in values.chunks_mut(matrix.columns).enumerate() {
+                matrix.row(row, out);
+            }
+            values
+        }
+    }
+}
+
+fn loaded(model: &OpenModel, dtype: Dtype) -> HashMap<String, Tensor> {
+    match model.load(dtype, &Device::Cpu, &mut |_| {}).unwrap() {
+        Weights::Tensors { tensors, .. } => tensors,
+        Weights::Gguf { .. } => panic!("a folder or a seed"),
+    }
+}
+
+/// A shape small enough to make in a test, with every kind of tensor a dense model has.
+fn small() -> Architecture {
+    let mut architecture = test_shapes::dense(hbmark_core::model::Family::Qwen2, [48, 2, 4, 2, 12, 80, 101]);
+    architecture.qk_norm = true;
+    architecture
+}
+
+fn keep_in(
+    into: &mut HashMap<String, StoredTensor>,
+) -> impl FnMut(&str, StoredTensor) -> Result<(), OpenError> {
+    |name, tensor| {
+        into.insert(name.to_owned(), tensor);
+        Ok(())
+    }
+}
+
+#[test]
+fn a_folder_streams_what_it_loads() {
+    for name in ["llama-gqa", "llama-sharded", "llama-bf16", "llama-tied", "qwen2", "qwen3"] {
+        let model = fixture(name);
+        for dtype in [Dtype::F32, Dtype::Bf16, Dtype::F16] {
+            let (streamed, inventory) = streamed(&model, dtype);
+            let loaded = loaded(&model, dtype);
+            assert_eq!(streamed.len(), loaded.len(), "{name}");
+            for (tensor_name, tensor) in &loaded {
+                let wanted: Vec<f32> =
+                    tensor.flatten_all().unwrap().to_dtype(DType::F32).unwrap().to_vec1().unwrap();
+                assert_eq!(values(&streamed[tensor_name]), wanted, "{name} {tensor_name} {dtype}");
+                if let StoredTensor::Matrix(matrix) = &streamed[tensor_name] {
+                    assert_eq!(
+                        (matrix.storage(), tensor.dims()),
+                        (dtype.name(), [matrix.rows, matrix.columns].as_slice())
+                    );
+                }
+            }
+            for (ours, planned) in inventory.tensors.iter().zip(&model.inventory(dtype).tensors) {
+                let vector = ours.shape.len() == 1;
+                assert_eq!(
+                    (&ours.name, &ours.shape, ours.role, ours.layer),
+                    (&planned.name, &planned.shape, planned.role, planned.layer)
+                );
+                assert_eq!(ours.storage, if vector { "f32" } else { dtype.name() });
+                assert_eq!(ours.bytes.0, if vector { ours.elements() * 4 } else { planned.bytes.0 });
+            }
+        }
+    }
+}
+
+#[test]
+fn a_seed_streams_what_it_generates() {
+    let architecture = small();
+    for dtype in [Dtype::F32, Dtype::Bf16, Dtype::F16] {
+        let generated = crate::weights::synthetic::generate(
+            &architecture.inventory(dtype),
+            dtype,
+            5,
+            &Device::Cpu,
+            &mut |_| {},
+        )
+        .unwrap();
+        let mut streamed = HashMap::new();
+        from_seed(&architecture, dtype, 5, &mut keep_in(&mut streamed)).unwrap();
+        assert_eq!(streamed.len(), generated.len());
+        for (name, tensor) in &generated {
+            let wanted: Vec<f32> =
+                tensor.flatten_all().unwrap().to_dtype(DType::F32).unwrap().to_vec1().unwrap();
+            assert_eq!(values(&streamed[name]), wanted, "{name} {dtype}");
+        }
+    }
+}
+
+#[test]
+fn quantised_weights_are_packed_from_bf16_and_their_inventory_is_the_planned_one_but_for_vectors() {
+    let architecture = small();
+    let mut plain = HashMap::new();
+    from_seed(&architecture, Dtype::Bf16, 5, &mut keep_in(&mut plain)).unwrap();
+    for dtype in [Dtype::Int8, Dtype::Fp8, Dtype::Int4, Dtype::Q8_0, Dtype::Q4_0] {
+        let mut packed = HashMap::new();
+        let inventory = from_seed(&architecture, dtype, 5, &mut keep_in(&mut packed)).unwrap();
+        let planned = architecture.inventory(dtype);
+        assert_eq!(inventory.tensors.len(), planned.tensors.len());
+        let mut accounted = 0;
+        for (ours, planned) in inventory.tensors.iter().zip(&planned.tensors) {
+            assert_eq!(
+                (&ours.name, &ours.shape, ours.role, ours.layer),
+                (&planned.name, &planned.shape, planned.role, planned.layer)
+            );
+            accounted += ours.bytes.0;
+            if ours.shape.len() == 1 {
+                assert_eq!((ours.storage.as_str(), ours.bytes.0), ("f32", ours.elements() * 4));
+                continue;
+            }
+            assert_eq!(ours.storage, planned.storage, "{}", ours.name);
+            let Some(StoredTensor::Matrix(matrix)) = packed.get(&ours.name) else { continue };
+            let StoredTensor::Matrix(from) = &plain[&ours.name] else { panic!("{}", ours.name) };
+            assert_eq!(matrix, &StoredMatrix::quantize(from, matrix.packing()), "{}", ours.name);
+        }
+        let held: u64 = packed
+            .values()
+            .map(|tensor| match tensor {
+                StoredTensor::Matrix(matrix) => matrix.bytes().0,
+                StoredTensor::Vector(values) => values.len() as u64 * 4,
+            })
+            .sum();
+        assert_eq!(accounted, held, "{dtype}: every byte has one entry");
+    }
+}
+
+#[test]
+fn tables_of_int8_and_int4_stay_at_16_bits_and_those_of_q4_0_at_eight() {
+    let architecture = small();
+    let storages = |dtype| {
+        let mut tensors = HashMap::new();
+        from_seed(&architecture, dtype, 1, &mut keep_in(&mut tensors)).unwrap();
+        ["model.embed_tokens.weight", "lm_head.weight", "model.layers.1.mlp.down_proj.weight"].map(|name| {
+            match &tensors[name] {
+                StoredTensor::Matrix(matrix) => matrix.storage(),
+                StoredTensor::Vector(_) => "a vector",
+            }
+        })
+    };
+    assert_eq!(storages(Dtype::Int8), ["bf16", "bf16", "int8"]);
+    assert_eq!(storages(Dtype::Int4), ["bf16", "bf16", "int4"]);
+    assert_eq!(storages(Dtype::Q8_0), ["q8_0", "q8_0", "q8_0"]);
+    assert_eq!(storages(Dtype::Q4_0), ["q8_0", "q8_0", "q4_0"]);
+}
+
+#[test]
+fn a_folder_is_quantised_from_the_values_it_stores() {
+    let model = fixture("llama-gqa");
+    let (plain, _) = streamed(&model, Dtype::F32);
+    let (packed, _) = streamed(&model, Dtype::Int8);
+    let name = "model.layers.0.mlp.up_proj.weight";
+    let (StoredTensor::Matrix(plain), StoredTensor::Matrix(packed)) = (&plain[name], &packed[name]) else {
+        panic!("{name} is a matrix")
+    };
+    assert_eq!(packed, &StoredMatrix::quantize(plain, Packing::Int8));
+}
+
+#[test]
+fn gguf_streams_the_names_shapes_and_bytes_of_its_architecture() {
+    for name in ["llama-q8_0.gguf", "qwen3-q8_0.gguf"] {
+        let model = fixture(name);
+        let (tensors, inventory) = streamed(&model, Dtype::Gguf);
+        assert_eq!(inventory, model.architecture.inventory(Dtype::Gguf), "{name}");
+        let shapes: BTreeMap<_, _> = tensors
+            .iter()
+            .map(|(name, tensor)| match tensor {
+                StoredTensor::Matrix(m) => (name.as_str(), vec![m.rows, m.columns]),
+                StoredTensor::Vector(v) => (name.as_str(), vec![v.len()]),
+            })
+            .collect();
+        let expected: BTreeMap<_, _> =
+            inventory.tensors.iter().map(|t| (t.name.as_str(), t.shape.clone())).collect();
+        assert_eq!(shapes, expected, "{name}");
+        assert!(matches!(
+            &tensors["model.embed_tokens.weight"],
+            StoredTensor::Matrix(StoredMatrix { data: StoredData::Q8_0 { .. }, .. })
+        ));
+    }
+}
+
+#[test]
+fn what_cannot_be_streamed_is_refused_before_anything_is_handed_over() {
+    let mut sink = |name: &str, _| panic!("{name} was handed over");
+    let error = fixture("llama-gqa").stream(Dtype::Gguf, &mut sink).unwrap_err().to_string();
+    assert_eq!(
+        error,
+        "weights cannot be streamed as gguf: choose f32, bf16, f16, int8, fp8, q8_0, q4_0 or int4"
+    );
+    let error = fixture("llama-q8_0.gguf").stream(Dtype::Bf16, &mut sink).unwrap_err();
+    assert!(matches!(error, OpenError::GgufDtype { .. }), "{error}");
+}
+
+#[test]
+fn a_sink_that_fails_ends_the_stream_with_its_error() {
+    let mut taken = 0;
+    let mut sink = |_: &str, _| {
+        taken += 1;
+        if taken == 3 { Err(OpenError::NoTokenizer { name: "third".into() }) } else { Ok(()) }
+    };
+    let error = fixture("qwen3").stream(Dtype::Q4_0, &mut sink).unwrap_err().to_string();
+    assert!(error.starts_with("third has no tokenizer"), "{error}");
+    assert_eq!(taken, 3);
+}

@@ -1,0 +1,211 @@
+//! Faults planted into a worker, so that what protects a run can be tested on a machine that is well.
+//!
+//! Enters: the environment variable [`VARIABLE`], read by workers only, as `KIND@WHERE[:STEPS[:WORKERS]]`. KIND is `abort`, `kill`, `exit=N`,
+//! `hang`, `device` or `oom`; WHERE the name of a cell or a point, `begin` or `load`; STEPS how many of its steps go well before (0);
+//! WORKERS how many of the first workers suffer it (all). Leaves: the fault, and a warning in the result that it was planted.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use crate::engine::{
+    AdapterId, EngineError, MemoryUse, OperationTime, SequenceId, Session, StepBatch, Timeline,
+};
+use crate::weights::Adapter;
+use hbmark_core::model::{Architecture, Dtype, Inventory};
+use hbmark_core::result::Capabilities;
+use hbmark_core::units::Bytes;
+
+/// Where a fault is asked for.
+pub const VARIABLE: &str = "HBMARK_PLANT_FAULT";
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Abort,
+    Kill,
+    Exit(i32),
+    Hang,
+    Device,
+    OutOfMemory,
+}
+
+/// A fault and its place.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Planted {
+    text: String,
+    kind: Kind,
+    place: String,
+    steps: usize,
+    workers: usize,
+}
+
+impl Planted {
+    /// The fault that the environment asks for; `Err` holds a text that is none.
+    pub fn from_environment() -> Result<Option<Self>, String> {
+        match std::env::var(VARIABLE) {
+            Ok(text) if !text.is_empty() => {
+                Self::parse(&text).map(Some).ok_or_else(|| format!("{VARIABLE}={text} is no fault to plant"))
+            }
+            _ => Ok(None),
+        }
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        let (kind, place) = text.split_once('@')?;
+        let kind = match kind.split_once('=') {
+            Some(("exit", code)) => Kind::Exit(code.parse().ok()?),
+            Some(_) => return None,
+            None => match kind {
+                "abort" => Kind::Abort,
+                "kill" => Kind::Kill,
+                "hang" => Kind::Hang,
+                "device" => Kind::Device,
+                "oom" => Kind::OutOfMemory,
+                _ => return None,
+            },
+        };
+        let mut parts = place.split(':');
+        let place = parts.next()?.to_owned();
+        let steps = parts.next().map_or(Some(0), |n| n.parse().ok())?;
+        let workers = parts.next().map_or(Some(usize::MAX), |n| n.parse().ok())?;
+        parts.next().is_none().then(|| Self { text: text.to_owned(), kind, place, steps, workers })
+    }
+
+    /// The fault, where the worker that comes after so many others suffers it.
+    pub fn of_worker(self, before: usize) -> Option<Self> {
+        (before < self.workers).then_some(self)
+    }
+
+    /// What a result says of it.
+    pub fn warning(&self) -> String {
+        format!("a fault was planted into the workers of this run: {VARIABLE}={}", self.text)
+    }
+
+    /// Strikes here, if this is its place.
+    pub fn strike_at(&self, place: &str) {
+        if self.place == place {
+            let _ = self.strike();
+        }
+    }
+
+    /// Strikes; comes back only with an error that an engine could have.
+    fn strike(&self) -> EngineError {
+        anstream::eprintln!("{}", self.warning());
+        let device = "planted".to_owned();
+        match self.kind {
+            Kind::Abort => std::process::abort(),
+            Kind::Exit(code) => std::process::exit(code),
+            Kind::Kill => {
+                let _ = signal_hook::low_level::raise(libc::SIGKILL);
+                hang()
+            }
+            Kind::Hang => hang(),
+            Kind::Device => EngineError::Device { device, detail: "an illegal memory access".into() },
+            Kind::OutOfMemory => {
+                EngineError::OutOfMemory { device, detail: "9.00 GB wanted, 2.00 GB free".into() }
+            }
+        }
+    }
+}
+
+fn hang() -> ! {
+    loop {
+        std::thread::park();
+    }
+}
+
+/// Which cell or point is being measured, and how many of its steps went by.
+#[derive(Debug, Clone, Default)]
+pub struct Now {
+    place: Rc<RefCell<String>>,
+    steps: Rc<Cell<usize>>,
+}
+
+impl Now {
+    /// A visit of a cell or a point begins.
+    pub fn begins(&self, place: &str) {
+        self.place.replace(place.to_owned());
+        self.steps.set(0);
+    }
+}
+
+/// A session that suffers a planted fault.
+pub struct Suffering {
+    pub session: Box<dyn Session>,
+    pub fault: Planted,
+    pub now: Now,
+}
+
+impl Session for Suffering {
+    fn step(&mut self, batch: &StepBatch) -> Result<(), EngineError> {
+        if *self.now.place.borrow() == self.fault.place {
+            let steps = self.now.steps.replace(self.now.steps.get() + 1);
+            if steps >= self.fault.steps {
+                return Err(self.fault.strike());
+            }
+        }
+        self.session.step(batch)
+    }
+    fn capabilities(&self) -> &Capabilities {
+        self.session.capabilities()
+    }
+    fn architecture(&self) -> &Architecture {
+        self.session.architecture()
+    }
+    fn inventory(&self) -> &Inventory {
+        self.session.inventory()
+    }
+    fn kv_dtype(&self) -> Dtype {
+        self.session.kv_dtype()
+    }
+    fn logits(&mut self) -> Result<Vec<Vec<f32>>, EngineError> {
+        self.session.logits()
+    }
+    fn next_tokens(&mut self) -> Result<Vec<u32>, EngineError> {
+        self.session.next_tokens()
+    }
+    fn timeline(&mut self) -> &mut dyn Timeline {
+        self.session.timeline()
+    }
+    fn fill_kv(&mut self, sequence: SequenceId, positions: usize, seed: u64) -> Result<bool, EngineError> {
+        self.session.fill_kv(sequence, positions, seed)
+    }
+    fn warm_pool(&mut self, blocks: usize) -> Result<(), EngineError> {
+        self.session.warm_pool(blocks)
+    }
+    fn load_adapter(&mut self, adapter: &Adapter) -> Result<(AdapterId, Bytes), EngineError> {
+        self.session.load_adapter(adapter)
+    }
+    fn adapt(&mut self, sequence: SequenceId, adapter: Option<AdapterId>) -> Result<(), EngineError> {
+        self.session.adapt(sequence, adapter)
+    }
+    fn release(&mut self, sequence: SequenceId) {
+        self.session.release(sequence);
+    }
+    fn memory(&mut self) -> MemoryUse {
+        self.session.memory()
+    }
+    fn moved(&self) -> Option<Bytes> {
+        self.session.moved()
+    }
+    fn profile(&mut self, batch: &StepBatch) -> Result<Vec<OperationTime>, EngineError> {
+        self.session.profile(batch)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fault_is_a_kind_a_place_and_two_counts() {
+        let fault = Planted::parse("exit=3@decode/stock/f32/b1/c8:2:1").unwrap();
+        assert_eq!((fault.kind, fault.place.as_str()), (Kind::Exit(3), "decode/stock/f32/b1/c8"));
+        assert_eq!((fault.steps, fault.workers), (2, 1));
+        assert!(fault.clone().of_worker(0).is_some() && fault.of_worker(1).is_none());
+        assert!(Planted::parse("kill@load").unwrap().of_worker(9).is_some());
+        assert_eq!(Planted::parse("kill@rate 4").unwrap().place, "rate 4");
+        for none in ["kill", "burn@load", "exit=x@load", "kill@load:1:1:1", "kill@load:x"] {
+            assert_eq!(Planted::parse(none), None, "{none}");
+        }
+    }
+}

@@ -1,0 +1,115 @@
+//! What goes over the pipes between a supervisor and its worker.
+//!
+//! Enters: typed messages. Leaves: lines of JSON, one a message, no longer than [`MAX_LINE`]. Both ends are the same program; the first
+//! message of each says which, so that a program that was rebuilt meanwhile is noticed.
+
+use std::io::{BufRead, Read, Write};
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+/// Raised when a message changes its meaning.
+pub const VERSION: u32 = 2;
+
+/// A longer line is no message of ours: the blocks of one visit, or all points of a serving result, are a few megabytes at the most.
+const MAX_LINE: u64 = 256 << 20;
+
+/// From the supervisor to the worker: what all of its work is about, and orders.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Call<C, O> {
+    /// The first message. `parent` is the process that must be alive, `workers` how many there were before.
+    Hello {
+        program: Program,
+        parent: u32,
+        workers: usize,
+        config: Box<C>,
+    },
+    Order(Box<O>),
+}
+
+/// From the worker to the supervisor: signs of life, and answers.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Word<A> {
+    Hello {
+        program: Program,
+    },
+    Stage {
+        what: String,
+    },
+    Loaded {
+        done: u64,
+        total: u64,
+    },
+    /// For so many seconds nothing more may be heard.
+    Busy {
+        seconds: f64,
+    },
+    Answer(Box<A>),
+}
+
+/// Which program speaks.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Program {
+    wire: u32,
+    version: String,
+    revision: Option<String>,
+}
+
+impl Program {
+    /// This one.
+    pub fn this() -> Self {
+        let build = crate::machine::environment::this_binary();
+        Self { wire: VERSION, version: build.version, revision: build.git_revision }
+    }
+}
+
+impl std::fmt::Display for Program {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let revision = self.revision.as_deref().unwrap_or("unknown revision");
+        write!(f, "hbmark {} ({revision}, messages {})", self.version, self.wire)
+    }
+}
+
+/// Writes a message and hands it over at once.
+pub fn write(out: &mut impl Write, message: &impl Serialize) -> std::io::Result<()> {
+    let mut line = serde_json::to_vec(message)?;
+    line.push(b'\n');
+    out.write_all(&line)?;
+    out.flush()
+}
+
+/// Reads a message; `None` at the end of the pipe.
+pub fn read<T: DeserializeOwned>(input: &mut impl BufRead) -> std::io::Result<Option<T>> {
+    let mut line = Vec::new();
+    input.by_ref().take(MAX_LINE).read_until(b'\n', &mut line)?;
+    match line.last() {
+        None => Ok(None),
+        Some(b'\n') => Ok(Some(serde_json::from_slice(&line)?)),
+        Some(_) => Err(std::io::Error::new(std::io::ErrorKind::UnexpectedEof, "the message has no end")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::run::rig::Answer;
+
+    type Word = super::Word<Answer>;
+
+    #[test]
+    fn a_message_arrives_as_it_was_sent_and_half_a_message_does_not() {
+        let word = Word::Answer(Box::new(Answer::Lost { reason: "a \n line break".into() }));
+        let mut pipe = Vec::new();
+        write(&mut pipe, &word).unwrap();
+        write(&mut pipe, &Word::Busy { seconds: 0.1 + 0.2 }).unwrap();
+        let mut input = &pipe[..];
+        assert_eq!(read::<Word>(&mut input).unwrap(), Some(word));
+        assert_eq!(read::<Word>(&mut input).unwrap(), Some(Word::Busy { seconds: 0.1 + 0.2 }));
+        assert_eq!(read::<Word>(&mut input).unwrap(), None);
+        let mut half = &pipe[..pipe.len() - 1];
+        read::<Word>(&mut half).unwrap();
+        assert!(read::<Word>(&mut half).is_err());
+    }
+}
