@@ -14,7 +14,7 @@ use criterion::{BenchmarkId, Criterion, Throughput};
 
 use hbmark::engine::native::cpu::CpuOperations;
 use hbmark::engine::native::operations::{
-    Arrangement, AttentionShape, AttentionWeights, Embedding, Operation, Operations, Part, PoolShape,
+    AttentionShape, AttentionWeights, Embedding, FusedLayout, LinearPart, Operation, Operations, PoolShape,
 };
 use hbmark::engine::native::rope::RopeTable;
 use hbmark::engine::native::rows::Rows;
@@ -36,11 +36,11 @@ fn variable(key: &str, default: &str) -> String {
 }
 
 /// Random weights of one part; copies are the same values at different places.
-fn part(rows: usize, columns: usize, packing: Packing) -> Part {
+fn part(rows: usize, columns: usize, packing: Packing) -> LinearPart {
     let mut values = vec![0.0; rows * columns];
     noise::fill(1, rows, 0, false, &mut values);
     values.iter_mut().for_each(|v| *v *= 0.02);
-    Part { matrix: StoredMatrix::from_f32_rows(rows, columns, &values, packing), bias: None }
+    LinearPart { matrix: StoredMatrix::from_f32_rows(rows, columns, &values, packing), bias: None }
 }
 
 /// One layer's shape, and what the operations need beside their weights.
@@ -91,12 +91,12 @@ impl Layer {
     }
 
     /// As many copies of a fused layer as make up the working set.
-    fn copies(&mut self, parts: &[[usize; 2]], arrangement: Arrangement) -> Vec<Linear> {
+    fn copies(&mut self, parts: &[[usize; 2]], layout: FusedLayout) -> Vec<Linear> {
         let bytes: u64 = parts.iter().map(|[r, c]| part(*r, *c, self.packing).matrix.bytes().0).sum();
         (0..copies_of(bytes))
             .map(|_| {
                 let parts = parts.iter().map(|[rows, columns]| part(*rows, *columns, self.packing)).collect();
-                self.operations.linear(parts, arrangement).unwrap()
+                self.operations.linear(parts, layout).unwrap()
             })
             .collect()
     }
@@ -144,9 +144,9 @@ fn time(
     copies: usize,
     mut call: impl FnMut(&mut Layer, usize),
 ) {
-    layer.operations.take_moved();
+    layer.operations.take_bytes_moved();
     call(layer, 0);
-    let bytes = layer.operations.take_moved();
+    let bytes = layer.operations.take_bytes_moved();
     let mut group = criterion.benchmark_group(operation.name());
     group.throughput(Throughput::Bytes(bytes.0));
     let mut next = 0;
@@ -166,7 +166,7 @@ fn linear_operations(criterion: &mut Criterion, name: &str, layer: &mut Layer) {
 
     let qkv = [[query, a.hidden_size], [kv, a.hidden_size], [kv, a.hidden_size]];
     let weights: Vec<_> = layer
-        .copies(&qkv, Arrangement::Stacked)
+        .copies(&qkv, FusedLayout::Stacked)
         .into_iter()
         .map(|qkv| AttentionWeights { norm: norm.clone(), qkv, head_norms: None })
         .collect();
@@ -178,23 +178,23 @@ fn linear_operations(criterion: &mut Criterion, name: &str, layer: &mut Layer) {
             .unwrap();
     });
 
-    let output = layer.copies(&[[a.hidden_size, query]], Arrangement::Stacked);
+    let output = layer.copies(&[[a.hidden_size, query]], FusedLayout::Stacked);
     time(criterion, Operation::Output, name, layer, output.len(), |l, i| {
         l.operations.project_add(&l.rows, &output[i], &l.query, &mut l.hidden).unwrap();
     });
 
-    let gate_up = layer.copies(&[[a.ffn_size, a.hidden_size]; 2], Arrangement::Interleaved);
+    let gate_up = layer.copies(&[[a.ffn_size, a.hidden_size]; 2], FusedLayout::Interleaved);
     time(criterion, Operation::GateUp, name, layer, gate_up.len(), |l, i| {
         let eps = l.shape.norm_eps;
         l.operations.norm_gate_up(&l.rows, &norm, eps, &gate_up[i], &l.hidden, &mut l.inner).unwrap();
     });
 
-    let down = layer.copies(&[[a.hidden_size, a.ffn_size]], Arrangement::Stacked);
+    let down = layer.copies(&[[a.hidden_size, a.ffn_size]], FusedLayout::Stacked);
     time(criterion, Operation::Down, name, layer, down.len(), |l, i| {
         l.operations.project_add(&l.rows, &down[i], &l.inner, &mut l.hidden).unwrap();
     });
 
-    let head = layer.copies(&[[a.vocab_size, a.hidden_size]], Arrangement::Stacked);
+    let head = layer.copies(&[[a.vocab_size, a.hidden_size]], FusedLayout::Stacked);
     time(criterion, Operation::Embed, name, layer, head.len(), |l, i| {
         l.operations.embed(&l.rows, Embedding::Head(&head[i]), &mut l.hidden).unwrap();
     });

@@ -3,7 +3,7 @@
 use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
 
 use hbmark_core::result::serving::{Policy, SchedulerConfig};
-use hbmark_traffic::scheduler::{Scheduler, Submission};
+use hbmark_traffic::scheduler::{Request, Scheduler};
 
 fn config() -> SchedulerConfig {
     SchedulerConfig {
@@ -20,27 +20,27 @@ fn config() -> SchedulerConfig {
     }
 }
 
-fn submission(key: usize, output_len: usize) -> Submission {
+fn request(key: usize, output_len: usize) -> Request {
     let prompt = (0..64_u32).map(|i| u32::try_from(key).unwrap_or(0) * 64 + i).collect();
-    Submission { key, prompt, output_len, stop_tokens: Vec::new(), priority: 0, adapter: None }
+    Request { key, prompt, output_len, stop_tokens: Vec::new(), priority: 0, adapter: None }
 }
 
 /// 256 sequences that have their prompts behind them.
 fn decoding() -> Scheduler {
     let mut scheduler = Scheduler::new(config());
     for key in 0..256 {
-        let admitted = scheduler.admit(submission(key, 4096));
+        let admitted = scheduler.add_request(request(key, 4096));
         assert!(admitted.is_ok(), "the bench's requests fit");
     }
-    while scheduler.load().waiting > 0 || scheduler.batch().parts.iter().any(|p| p.tokens > 1) {
+    while scheduler.load().waiting > 0 || scheduler.batch().scheduled.iter().any(|p| p.tokens > 1) {
         step(&mut scheduler, &[7; 256]);
     }
     scheduler
 }
 
 fn step(scheduler: &mut Scheduler, tokens: &[u32]) {
-    let parts = scheduler.next_batch().parts.len();
-    scheduler.complete(&tokens[..parts]);
+    let scheduled = scheduler.next_batch().scheduled.len();
+    scheduler.complete(&tokens[..scheduled]);
 }
 
 /// Steps of one iteration; the throughput criterion prints is in steps.
@@ -62,7 +62,7 @@ fn benches(criterion: &mut Criterion) {
             decoding,
             |scheduler| {
                 for key in 1000..1000 + STEPS {
-                    let admitted = scheduler.admit(submission(key, 1));
+                    let admitted = scheduler.add_request(request(key, 1));
                     assert!(admitted.is_ok(), "one more fits");
                     step(scheduler, &tokens);
                 }

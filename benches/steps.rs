@@ -89,7 +89,7 @@ impl ValueFormatter for Formatter {
 
 fn main() -> std::process::ExitCode {
     // criterion runs in one process, and what it measures in another.
-    if hbmark::worker::child::is_asked() {
+    if hbmark::worker::child::is_worker_process() {
         return hbmark::cli::work();
     }
     let mut criterion = Criterion::default()

@@ -3,10 +3,10 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    if hbmark::worker::child::is_asked() {
+    if hbmark::worker::child::is_worker_process() {
         return hbmark::cli::work();
     }
-    if !hbmark::worker::child::end_with_launcher() {
+    if !hbmark::worker::child::exit_with_launcher() {
         hbmark::cli::say(&format!(
             "error: the process that launched this one is gone; unset {} to start it by hand",
             hbmark::worker::child::LAUNCHED_BY

@@ -7,7 +7,7 @@
 mod counting;
 
 use hbmark::engine::{self, DeviceChoice, DeviceOptions, SequenceId, StepBatch};
-use hbmark::weights::{self, Adapter};
+use hbmark::weights::Adapter;
 use hbmark_core::model::{Dtype, Target};
 
 /// Threads of this process.
@@ -18,7 +18,7 @@ fn threads() -> usize {
 #[test]
 fn a_steady_decode_allocates_nothing_and_a_session_takes_its_threads_with_it() {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/models/qwen3");
-    let model = model::open(folder, None, 0).unwrap();
+    let model = hbmark::weights::open(folder, None, 0).unwrap();
     let before = threads();
     for dtype in [Dtype::Bf16, Dtype::Q8_0] {
         let options = DeviceOptions { threads: Some(3), ..DeviceOptions::default() };
@@ -41,7 +41,7 @@ fn a_steady_decode_allocates_nothing_and_a_session_takes_its_threads_with_it() {
         for index in 0..2 {
             let adapter = Adapter::synthetic(&model.architecture, "x", 4, &Target::ALL, index);
             let id = session.load_adapter(&adapter).unwrap().0;
-            session.adapt(SequenceId(2 * index), Some(id)).unwrap();
+            session.set_adapter(SequenceId(2 * index), Some(id)).unwrap();
         }
         session.step(&decodes[0]).unwrap();
         session.step(&decodes[0]).unwrap();

@@ -20,16 +20,14 @@ use std::sync::mpsc::{Sender, channel};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use doors::{ALLOWANCE, Door, door, fixture, harmless, harmless_csv};
+use doors::{ALLOWANCE, FuzzTarget, door, fixture, harmless, harmless_csv};
 use meter::{Metered, peak_of};
 use mutate::{Random, mutate};
 
-use hbmark::weights;
 use hbmark::weights::tokenizer::Tokenizer;
 use hbmark_core::model::Dtype;
-use hbmark_core::result::saved;
 use hbmark_report::analysis::import;
-use hbmark_report::output::{self, Format, TextFormat, findings, serving};
+use hbmark_report::output::{Format, TextFormat, findings};
 use hbmark_traffic::trace;
 use hbmark_traffic::workload::Workload;
 
@@ -37,7 +35,7 @@ use hbmark_traffic::workload::Workload;
 static ALLOCATOR: Metered = Metered;
 
 /// A safety net, not a measurement: nothing here takes a hundredth of it.
-const PATIENCE: Duration = Duration::from_mins(2);
+const TIMEOUT: Duration = Duration::from_mins(2);
 
 /// One meter, so one test at a time.
 fn alone() -> MutexGuard<'static, ()> {
@@ -51,7 +49,7 @@ fn watched(door: &'static str) -> Sender<String> {
     std::thread::spawn(move || {
         let mut last = String::from("nothing yet");
         loop {
-            match receiver.recv_timeout(PATIENCE) {
+            match receiver.recv_timeout(TIMEOUT) {
                 Ok(next) => last = next,
                 Err(std::sync::mpsc::RecvTimeoutError::Disconnected) => return,
                 Err(std::sync::mpsc::RecvTimeoutError::Timeout) => {
@@ -65,7 +63,7 @@ fn watched(door: &'static str) -> Sender<String> {
 }
 
 struct Trial {
-    door: &'static Door,
+    door: &'static FuzzTarget,
     scratch: tempfile::TempDir,
     watch: Sender<String>,
 }
@@ -184,8 +182,8 @@ fn copy_of(name: &str) -> tempfile::TempDir {
     folder
 }
 
-fn opened(path: &Path) -> Result<model::OpenModel, String> {
-    model::open(path.to_str().unwrap(), None, 0)
+fn opened(path: &Path) -> Result<hbmark::weights::OpenModel, String> {
+    hbmark::weights::open(path.to_str().unwrap(), None, 0)
         .map_err(|error| hbmark::cli::one_line(&anyhow::Error::new(error)))
 }
 
@@ -292,12 +290,12 @@ fn a_pipe_in_the_place_of_any_file_is_refused_without_waiting() {
     let path = named(&folder, "file.toml");
     refused(trace::read(&path, None).unwrap_err().to_string());
     refused(Workload::open(path.to_str().unwrap()).unwrap_err().to_string());
-    refused(json::read(&path).unwrap_err().to_string());
-    refused(serving::read(&path).unwrap_err().to_string());
+    refused(hbmark_core::result::saved::read(&path).unwrap_err().to_string());
+    refused(hbmark_core::result::serving::read(&path).unwrap_err().to_string());
     refused(import::read(&path).unwrap_err().to_string());
     // A device gives for ever, or does something when it is opened.
     let zero = Path::new("/dev/zero");
-    refused(json::read(zero).unwrap_err().to_string());
+    refused(hbmark_core::result::saved::read(zero).unwrap_err().to_string());
     refused(trace::read(zero, None).unwrap_err().to_string());
     refused(import::read(zero).unwrap_err().to_string());
 }
@@ -396,14 +394,14 @@ fn a_hostile_name_is_harmless_where_a_file_or_a_model_is_named() {
         device: gpu,
         dtypes: vec![Dtype::Bf16],
         kv_dtype: None,
-        phases: vec![report::Phase::Decode],
+        phases: vec![hbmark_core::result::Phase::Decode],
         batches: vec![1],
         contexts: vec![128],
     };
     let result =
         hbmark::run::predict::report(&opened, &question, &format!("hbmark predict --model {name}")).unwrap();
     for format in [Format::Table, Format::Csv, Format::Md, Format::Html] {
-        let text = report::render(&result, format, false).unwrap();
+        let text = hbmark_report::output::render(&result, format, false).unwrap();
         harmless(&text);
         assert!(!text.contains("<img") || format != Format::Html);
         if format == Format::Csv {
@@ -413,7 +411,7 @@ fn a_hostile_name_is_harmless_where_a_file_or_a_model_is_named() {
     // And in what is said when a file of that name is refused.
     std::fs::write(model.join("config.json"), "{").unwrap();
     harmless(&hbmark::cli::one_line(&anyhow::Error::new(
-        model::open(model.to_str().unwrap(), None, 0).unwrap_err(),
+        hbmark::weights::open(model.to_str().unwrap(), None, 0).unwrap_err(),
     )));
 }
 
@@ -422,7 +420,7 @@ fn an_edited_number_is_recomputed_from_the_raw_samples() {
     let seed = (door("result").unwrap().seeds)().into_iter().find(|seed| seed.name.contains("full")).unwrap();
     let text = String::from_utf8(seed.bytes).unwrap();
     let judged = |text: &str| {
-        let mut report = json::parse(text).unwrap();
+        let mut report = hbmark_core::result::saved::parse(text).unwrap();
         hbmark_report::analysis::judge::recompute(&mut report);
         report
     };
@@ -445,8 +443,8 @@ fn an_edited_number_is_recomputed_from_the_raw_samples() {
 #[test]
 fn findings_of_a_mixture_of_many_experts_are_said_without_listing_its_tensors_for_each_cell() {
     let seed = (door("result").unwrap().seeds)().into_iter().find(|seed| seed.name.contains("full")).unwrap();
-    let mut report = json::parse(std::str::from_utf8(&seed.bytes).unwrap()).unwrap();
-    report.model.architecture = model::presets::find("DeepSeek-V3").unwrap().architecture;
+    let mut report = hbmark_core::result::saved::parse(std::str::from_utf8(&seed.bytes).unwrap()).unwrap();
+    report.model.architecture = hbmark_core::model::presets::find("DeepSeek-V3").unwrap().architecture;
     let cell = report.cells[2].clone();
     report.cells = vec![cell; 2_000];
     let watch = watched("findings");
@@ -473,7 +471,7 @@ fn a_serving_result_with_numbers_that_no_run_has_is_not_believed() {
         let mut changed = whole.clone();
         *changed.pointer_mut(&place).unwrap_or_else(|| panic!("the seed has no {place}")) = most.into();
         std::fs::write(file.path(), changed.to_string()).unwrap();
-        let (read, peak) = peak_of(|| serving::read(file.path()));
+        let (read, peak) = peak_of(|| hbmark_core::result::serving::read(file.path()));
         let error = read.unwrap_err().to_string();
         assert!(error.contains(&format!("{most}, and no run has that")), "{place}: {error}");
         assert!(peak < ALLOWANCE, "{place}: {peak} bytes");
@@ -482,15 +480,15 @@ fn a_serving_result_with_numbers_that_no_run_has_is_not_believed() {
 
 #[test]
 fn a_pool_of_more_blocks_than_any_device_has_takes_memory_for_those_in_use_alone() {
-    use hbmark_traffic::block_pool::{BlockPool, Chain};
+    use hbmark_traffic::block_pool::{BlockPool, PrefixId};
     let _alone = alone();
     let ((), peak) = peak_of(|| {
         let mut pool = BlockPool::new(1 << 28, 16, true);
         for token in 0..1_000 {
-            let block = pool.take().unwrap();
-            pool.cache(block, Chain::ROOT, &[token; 16]);
+            let block = pool.allocate().unwrap();
+            pool.cache_block(block, PrefixId::ROOT, &[token; 16]);
         }
-        assert_eq!((pool.total(), pool.used()), (1 << 28, 1_000));
+        assert_eq!((pool.num_blocks(), pool.num_used_blocks()), (1 << 28, 1_000));
     });
     assert!(peak < ALLOWANCE, "{peak} bytes");
 }

@@ -14,7 +14,7 @@ use hbmark::engine::{
     self, Backend, DeviceChoice, DeviceOptions, EngineError, SequenceId, Session, StepBatch,
 };
 use hbmark::measure::quality::relative_error;
-use hbmark::weights::{self, StoredTensor};
+use hbmark::weights::StoredTensor;
 use hbmark_core::model::Dtype;
 
 /// f32 against f32: only the order of sums differs.
@@ -44,7 +44,7 @@ fn reference(path: &Path) -> Reference {
 }
 
 fn open(path: &Path, dtype: Dtype) -> Box<dyn Session> {
-    let model = model::open(path.to_str().unwrap(), None, 0).unwrap();
+    let model = hbmark::weights::open(path.to_str().unwrap(), None, 0).unwrap();
     engine::open("stock", &model, dtype, DeviceChoice::Cpu, DeviceOptions::default(), &mut |_, _| {}).unwrap()
 }
 
@@ -133,7 +133,7 @@ fn gguf_llama_follows_its_dequantised_weights() {
 fn streamed_gguf_weights_are_the_checkpoint_they_were_converted_from() {
     for name in ["llama-q8_0", "qwen3-q8_0"] {
         let path = fixtures().join(format!("{name}.gguf"));
-        let model = model::open(path.to_str().unwrap(), None, 0).unwrap();
+        let model = hbmark::weights::open(path.to_str().unwrap(), None, 0).unwrap();
         let mut tensors = HashMap::new();
         let mut keep = |name: &str, tensor: StoredTensor| {
             tensors.insert(name.to_owned(), as_candle(&tensor));
@@ -213,7 +213,10 @@ fn both_spellings_of_a_config_mean_the_same() {
         let old = entry.unwrap().path().join("config.v4.json");
         if old.exists() {
             let new = old.with_file_name("config.json");
-            let (mut old, mut new) = (model::read_config(&old).unwrap(), model::read_config(&new).unwrap());
+            let (mut old, mut new) = (
+                hbmark_core::model::read_config(&old).unwrap(),
+                hbmark_core::model::read_config(&new).unwrap(),
+            );
             // The two generations write the end of sequence differently; no step reads it.
             old.eos_tokens.clear();
             new.eos_tokens.clear();
@@ -235,7 +238,7 @@ fn a_tokenizer_of_another_vocabulary_is_refused_and_both_sizes_named() {
     ] {
         std::fs::copy(source.join(from), copy.path().join(to)).unwrap();
     }
-    let error = model::open(copy.path().to_str().unwrap(), None, 0).unwrap_err().to_string();
+    let error = hbmark::weights::open(copy.path().to_str().unwrap(), None, 0).unwrap_err().to_string();
     assert!(error.contains("262") && error.contains("199"), "{error}");
 }
 

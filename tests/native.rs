@@ -8,7 +8,6 @@ use serde::Deserialize;
 
 use hbmark::engine::{self, DeviceChoice, DeviceOptions, SequenceId, SequenceStep, Session, StepBatch};
 use hbmark::measure::quality::relative_error;
-use hbmark::weights;
 use hbmark_core::ledger::{Ledger, StepShape};
 use hbmark_core::model::Dtype;
 
@@ -194,7 +193,7 @@ fn every_byte_of_a_decode_is_counted_and_the_sum_is_near_the_ideal() {
         session.step(&StepBatch::uniform(SequenceId(0), &[vec![1]], 500)).unwrap();
         let ledger = Ledger::new(session.architecture(), session.inventory(), session.kv_dtype());
         let ideal = ledger.step(StepShape::decode(1, 500)).bytes.ideal().as_f64();
-        let counted = session.moved().unwrap();
+        let counted = session.bytes_moved().unwrap();
         let moved = counted.as_f64();
         assert!(moved >= ideal * 0.999 && moved <= ideal * 1.01, "{dtype}: moved {moved}, ideal {ideal}");
         let profiled: u64 = session

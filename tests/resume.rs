@@ -147,7 +147,7 @@ fn a_full_disk_ends_the_run_and_what_is_in_the_journal_is_safe() {
     assert_eq!(essence(&report(&output)), essence(&report(&run().output().unwrap())));
 }
 
-/// On a disk of a megabyte, which needs a namespace of mounts of its own; where none is to be had, `check_room` alone is tested, beside it.
+/// On a disk of a megabyte, which needs a namespace of mounts of its own; where none is to be had, `check_free_space` alone is tested, beside it.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_disk_without_room_is_said_before_anything_is_measured() {

@@ -5,7 +5,7 @@
 mod counting;
 
 use hbmark_core::result::serving::{Policy, SchedulerConfig};
-use hbmark_traffic::scheduler::{Scheduler, Submission};
+use hbmark_traffic::scheduler::{Request, Scheduler};
 
 #[test]
 fn a_steady_step_of_256_sequences_allocates_nothing() {
@@ -24,15 +24,15 @@ fn a_steady_step_of_256_sequences_allocates_nothing() {
     for key in 0..256_usize {
         let prompt = (0..100).map(|i| u32::try_from(key * 100 + i).unwrap()).collect();
         let adapter = u32::try_from(key % 4).ok().filter(|adapter| *adapter < 3);
-        let submission =
-            Submission { key, prompt, output_len: 1000, stop_tokens: Vec::new(), priority: 0, adapter };
-        scheduler.admit(submission).unwrap();
+        let request =
+            Request { key, prompt, output_len: 1000, stop_tokens: Vec::new(), priority: 0, adapter };
+        scheduler.add_request(request).unwrap();
     }
     let tokens = [1; 256];
     let mut step = || {
-        let parts = scheduler.next_batch().parts.len();
-        scheduler.complete(&tokens[..parts]);
-        parts
+        let scheduled = scheduler.next_batch().scheduled.len();
+        scheduler.complete(&tokens[..scheduled]);
+        scheduled
     };
     // Prefills, and the first blocks of outputs.
     for _ in 0..100 {

@@ -11,47 +11,48 @@ use predicates::str::contains;
 use hbmark::engine::{self, DeviceChoice, DeviceOptions, SequenceId, Session, StepBatch};
 use hbmark::serve::clock::HostClock;
 use hbmark::serve::execute::SessionExecutor;
-use hbmark::serve::structured::{Constraints, Masks};
-use hbmark::serve::text::Text;
+use hbmark::serve::structured::{Constraints, GrammarCompiler};
+use hbmark::serve::text::TextPipeline;
 use hbmark::weights::adapter::MAX_RANK;
 use hbmark::weights::tokenizer::Tokenizer;
-use hbmark::weights::{self, Adapter, OpenModel};
+use hbmark::weights::{Adapter, OpenModel};
 use hbmark_core::model::{Dtype, Target};
 use hbmark_core::result::serving::{Policy, SchedulerConfig};
 use hbmark_core::units::Nanos;
-use hbmark_traffic::run::{Fate, Loop, Run, Traffic, run};
+use hbmark_traffic::run::{LoadMode, RequestOutcome, Run, Traffic, run};
 use hbmark_traffic::sampler::{Sampler, Sampling};
-use hbmark_traffic::workload::{Planned, Stretch};
+use hbmark_traffic::workload::{PlannedRequest, PromptSegment};
 
 fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
 }
 
 fn open(engine: &str, name: &str) -> Box<dyn Session> {
-    let model = model::open(fixture("models").join(name).to_str().unwrap(), None, 0).unwrap();
+    let model = hbmark::weights::open(fixture("models").join(name).to_str().unwrap(), None, 0).unwrap();
     let options = DeviceOptions { threads: Some(2), block_size: Some(16), ..DeviceOptions::default() };
     engine::open(engine, &model, Dtype::F32, DeviceChoice::Cpu, options, &mut |_, _| {}).unwrap()
 }
 
 /// Prompts of many lengths, half of them behind one of two shared beginnings of more than two blocks.
-fn plan() -> Vec<Planned> {
+fn plan() -> Vec<PlannedRequest> {
     (0..12_u64)
         .map(|index| {
-            let own = Stretch { source: 100 + index, tokens: u32::try_from(1 + index * 5 % 23).unwrap() };
-            let shared = Stretch { source: index % 4, tokens: 40 };
-            Planned {
+            let own =
+                PromptSegment { source: 100 + index, tokens: u32::try_from(1 + index * 5 % 23).unwrap() };
+            let shared = PromptSegment { source: index % 4, tokens: 40 };
+            PlannedRequest {
                 arrival: Nanos(0.0),
                 prompt: if index % 4 < 2 { vec![shared, own] } else { vec![own] },
                 output_len: usize::try_from(3 + index * 7 % 17).unwrap(),
                 priority: i32::try_from(index % 3).unwrap(),
-                ..Planned::default()
+                ..PlannedRequest::default()
             }
         })
         .collect()
 }
 
 /// What the engine says when a request is all there is.
-fn one_at_a_time(session: &mut dyn Session, plan: &[Planned]) -> Vec<Vec<u32>> {
+fn one_at_a_time(session: &mut dyn Session, plan: &[PlannedRequest]) -> Vec<Vec<u32>> {
     let vocab = session.architecture().vocab_size;
     let mut outputs = Vec::new();
     for (index, request) in plan.iter().enumerate() {
@@ -87,15 +88,15 @@ fn knobs() -> SchedulerConfig {
     }
 }
 
-fn served(session: &mut dyn Session, plan: &[Planned], config: SchedulerConfig) -> Run {
+fn served(session: &mut dyn Session, plan: &[PlannedRequest], config: SchedulerConfig) -> Run {
     let vocab = session.architecture().vocab_size;
     let traffic = Traffic {
         plan,
-        kind: Loop::Open,
+        kind: LoadMode::Open,
         measured: 0..plan.len(),
         vocab,
         stop_tokens: Vec::new(),
-        alphabet: Vec::new(),
+        prompt_vocab: Vec::new(),
         constrained_stops: Vec::new(),
         time_limit: None,
         keep_outputs: true,
@@ -103,7 +104,7 @@ fn served(session: &mut dyn Session, plan: &[Planned], config: SchedulerConfig) 
     let mut executor = SessionExecutor::new(session, Sampler::new(Sampling::GREEDY));
     let run = run(&traffic, config, &mut executor, &mut HostClock::default(), None, &mut |_| {}).unwrap();
     assert!(run.failure.is_none(), "{:?}", run.failure);
-    assert!(run.records.iter().all(|r| r.fate == Fate::Served));
+    assert!(run.records.iter().all(|r| r.outcome == RequestOutcome::Served));
     run
 }
 
@@ -540,7 +541,7 @@ fn a_saved_sweep_becomes_a_plan_a_record_and_a_page() {
 fn merged() -> tempfile::TempDir {
     use safetensors::tensor::{Dtype as Stored, SafeTensors, TensorView, serialize};
     let from = fixture("models/llama-gqa");
-    let model = model::open(from.to_str().unwrap(), None, 0).unwrap();
+    let model = hbmark::weights::open(from.to_str().unwrap(), None, 0).unwrap();
     let adapter =
         Adapter::open(&fixture("adapters/llama-gqa-r4"), "x", &model.architecture, MAX_RANK).unwrap();
     let bytes = std::fs::read(from.join("model.safetensors")).unwrap();
@@ -573,7 +574,7 @@ fn merged() -> tempfile::TempDir {
 fn a_peft_adapter_gives_the_tokens_of_its_merged_model_whatever_it_is_served_beside() {
     let folder = merged();
     let options = DeviceOptions { threads: Some(2), block_size: Some(16), ..DeviceOptions::default() };
-    let model = model::open(folder.path().to_str().unwrap(), None, 0).unwrap();
+    let model = hbmark::weights::open(folder.path().to_str().unwrap(), None, 0).unwrap();
     let load = |engine: &str| {
         engine::open(engine, &model, Dtype::F32, DeviceChoice::Cpu, options, &mut |_, _| {}).unwrap()
     };
@@ -586,14 +587,17 @@ fn a_peft_adapter_gives_the_tokens_of_its_merged_model_whatever_it_is_served_bes
     );
     let without = one_at_a_time(open("native", "llama-gqa").as_mut(), &plan);
 
-    let base = model::open(fixture("models/llama-gqa").to_str().unwrap(), None, 0).unwrap();
+    let base = hbmark::weights::open(fixture("models/llama-gqa").to_str().unwrap(), None, 0).unwrap();
     let adapter =
         Adapter::open(&fixture("adapters/llama-gqa-r4"), "x", &base.architecture, MAX_RANK).unwrap();
     let other = Adapter::synthetic(&base.architecture, "y", 16, &Target::ALL, 5);
-    let mixed: Vec<Planned> = plan
+    let mixed: Vec<PlannedRequest> = plan
         .iter()
         .enumerate()
-        .map(|(index, request)| Planned { adapter: [None, Some(1), Some(0)][index % 3], ..request.clone() })
+        .map(|(index, request)| PlannedRequest {
+            adapter: [None, Some(1), Some(0)][index % 3],
+            ..request.clone()
+        })
         .collect();
     let chunked = SchedulerConfig { enable_chunked_prefill: true, max_num_batched_tokens: 11, ..knobs() };
     let cached = SchedulerConfig { enable_prefix_caching: true, ..chunked.clone() };
@@ -682,7 +686,7 @@ fn a_run_with_adapters_says_what_they_cost_beside_its_twin() {
 
 /// A model of random weights over the vocabulary of a tokenizer of bytes.
 fn byte_model() -> (OpenModel, Tokenizer) {
-    let mut architecture = model::read_config(&fixture("models/llama-gqa/config.json")).unwrap();
+    let mut architecture = hbmark_core::model::read_config(&fixture("models/llama-gqa/config.json")).unwrap();
     (architecture.vocab_size, architecture.max_positions) = (300, 1024);
     let tokenizer = Tokenizer::open_path(&fixture("tokenizers/bytes.json")).unwrap();
     (OpenModel::synthetic("bytes", architecture, 7), tokenizer)
@@ -697,13 +701,13 @@ fn outputs_served_under_a_schema_satisfy_it_and_others_are_left_alone() {
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), SCHEMA).unwrap();
     let grammar = format!("json-schema:{}", file.path().display()).parse().unwrap();
-    let masks = Masks::new(&tokenizer, 300, &model.architecture.eos_tokens).unwrap();
+    let masks = GrammarCompiler::new(&tokenizer, 300, &model.architecture.eos_tokens).unwrap();
     let compiled = masks.compile(&grammar).unwrap();
     let validator = jsonschema::validator_for(&serde_json::from_str(SCHEMA).unwrap()).unwrap();
-    let plan: Vec<Planned> = plan()
+    let plan: Vec<PlannedRequest> = plan()
         .into_iter()
         .enumerate()
-        .map(|(index, request)| Planned { output_len: 120, constrained: index % 3 != 0, ..request })
+        .map(|(index, request)| PlannedRequest { output_len: 120, constrained: index % 3 != 0, ..request })
         .collect();
     let options = DeviceOptions { threads: Some(2), block_size: Some(16), ..DeviceOptions::default() };
     let warm = Sampling { temperature: 1.0, top_k: 40, top_p: 0.9, seed: 1 };
@@ -712,10 +716,10 @@ fn outputs_served_under_a_schema_satisfy_it_and_others_are_left_alone() {
             engine::open("native", &model, Dtype::F32, DeviceChoice::Cpu, options, &mut |_, _| {}).unwrap();
         let traffic = Traffic {
             plan: &plan,
-            kind: Loop::Open,
+            kind: LoadMode::Open,
             measured: 0..plan.len(),
             vocab: 256,
-            alphabet: Vec::new(),
+            prompt_vocab: Vec::new(),
             stop_tokens: Vec::new(),
             constrained_stops: compiled.ends().to_vec(),
             time_limit: None,
@@ -726,9 +730,9 @@ fn outputs_served_under_a_schema_satisfy_it_and_others_are_left_alone() {
         let constraints = Constraints::new(&compiled, plan.iter().map(|p| p.constrained).collect());
         let mut executor = SessionExecutor::new(session.as_mut(), Sampler::new(sampling))
             .with_constraints(Some(constraints));
-        let text = Text::new(&tokenizer, plan.iter().map(|p| traffic.prompt(p))).unwrap();
+        let mut text = TextPipeline::new(&tokenizer, plan.iter().map(|p| traffic.prompt(p))).unwrap();
         let mut clock = HostClock::default();
-        let run = run(&traffic, tight, &mut executor, &mut clock, Some(text), &mut |_| {}).unwrap();
+        let run = run(&traffic, tight, &mut executor, &mut clock, Some(&mut text), &mut |_| {}).unwrap();
         assert!(run.failure.is_none() && run.preemptions > 0, "{:?} {}", run.failure, run.preemptions);
         let counts = executor.constraint_counts().unwrap();
         assert_eq!((counts.started, counts.complete), (8, 8));

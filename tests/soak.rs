@@ -20,14 +20,14 @@ use runs::{RESULTS, children, clean, names, program, report, runs as is_alive, s
 use hbmark::engine::{DeviceChoice, DeviceOptions};
 use hbmark::measure::protocol::Depth;
 use hbmark::run::config::RunConfig;
-use hbmark::run::{Local, Silent, benchmark};
-use hbmark::serve::{self, Knobs, Mode, ServeConfig, ServeObserver};
-use hbmark::weights::{self, OpenModel};
+use hbmark::run::{InProcessWorker, NoopObserver, benchmark};
+use hbmark::serve::{Mode, SchedulerOptions, ServeConfig, ServeObserver};
+use hbmark::weights::OpenModel;
 use hbmark_core::model::Dtype;
 use hbmark_core::result::serving::{Arrivals, Offered, Policy, Slo};
 use hbmark_core::result::{KvFill, Phase};
 use hbmark_core::stats;
-use hbmark_traffic::point::Source;
+use hbmark_traffic::point::TrafficSource;
 use hbmark_traffic::run::Progress;
 use hbmark_traffic::sampler::Sampling;
 use hbmark_traffic::workload::Workload;
@@ -299,8 +299,8 @@ impl Soak {
             hypothesis: None,
             out: None,
         };
-        let mut rig = Local::new(&config, Rc::clone(model));
-        let finished = benchmark(&mut rig, &config, model, "soak", &mut Silent).unwrap();
+        let mut worker = InProcessWorker::new(&config, Rc::clone(model));
+        let finished = benchmark(&mut worker, &config, model, "soak", &mut NoopObserver).unwrap();
         assert_eq!(finished.report.cells.len(), 8);
         let config = ServeConfig {
             engine: "native".into(),
@@ -308,14 +308,18 @@ impl Soak {
             dtype: Some(Dtype::F32),
             threads: Some(2),
             virtual_source: None,
-            source: Source::Workload(Workload::fixed(17, 4).unwrap()),
+            source: TrafficSource::Workload(Workload::fixed(17, 4).unwrap()),
             offered: Offered::AtOnce,
             arrivals: Arrivals::Poisson,
             burst: None,
             requests: 30,
             warmup: None,
             cold_twin: false,
-            knobs: Knobs { num_gpu_blocks_override: Some(64), scheduling: Policy::Fcfs, ..Knobs::default() },
+            knobs: SchedulerOptions {
+                num_gpu_blocks_override: Some(64),
+                scheduling: Policy::Fcfs,
+                ..SchedulerOptions::default()
+            },
             sampling: Sampling::GREEDY,
             stop_at_eos: false,
             slo: Slo::default(),
@@ -330,7 +334,7 @@ impl Soak {
             hypothesis: None,
             out: None,
         };
-        let report = serving::serve(&config, model, "soak", &mut Unheard).unwrap();
+        let report = hbmark::serve::serve(&config, model, "soak", &mut Unheard).unwrap();
         assert_eq!(report.points[0].result.as_ref().unwrap().served, 30);
     }
 }
@@ -362,7 +366,7 @@ fn growth(weights: &[f64]) -> Option<stats::Trend> {
 
 fn soak(seed: u64, mut more: impl FnMut(usize, &Counts) -> bool) -> (Counts, Vec<f64>) {
     let mut soak = Soak::new(seed);
-    let model = Rc::new(model::open(&soak.model, None, 1).unwrap());
+    let model = Rc::new(hbmark::weights::open(&soak.model, None, 1).unwrap());
     let mut weights = Vec::new();
     while more(soak.turn, &soak.counts) {
         soak.turn += 1;

@@ -1,4 +1,4 @@
-//! Every door by which a stranger's bytes come in, as a function of bytes.
+//! Every door by which untrusted bytes come in, as a function of bytes.
 //!
 //! Enters: bytes, and a folder to put them in where a reader wants a file. Leaves: whether they were let in. Behind each door everything is
 //! done that the program would do next: weights are loaded, results judged and printed in every format. The tests, the fuzz targets and
@@ -6,23 +6,20 @@
 
 use std::path::{Path, PathBuf};
 
-use hbmark::weights;
 use hbmark::weights::OpenModel;
 use hbmark::weights::tokenizer::Tokenizer;
 use hbmark_core::ledger::devices;
 use hbmark_core::model::Dtype;
 use hbmark_core::result::Phase;
 use hbmark_core::result::serving::Arrivals;
-use hbmark_report::analysis;
 use hbmark_report::analysis::import;
-use hbmark_report::output;
 use hbmark_report::output::{Format, TextFormat, capacity, findings, foreign, record, serving};
 use hbmark_traffic::trace;
 use hbmark_traffic::workload::{Workload, plan_trace};
 
 /// One reader of foreign bytes.
 #[derive(Debug, Clone, Copy)]
-pub struct Door {
+pub struct FuzzTarget {
     pub name: &'static str,
     /// Memory that may be taken for each byte of the input, beside [`ALLOWANCE`].
     pub per_byte: usize,
@@ -48,23 +45,29 @@ impl Seed {
     }
 }
 
-pub const DOORS: &[Door] = &[
-    Door { name: "safetensors", per_byte: 1, head: 4_096, open: safetensors, seeds: safetensors_seeds },
-    Door { name: "index", per_byte: 1, head: usize::MAX, open: index, seeds: index_seeds },
-    Door { name: "gguf", per_byte: 1, head: 4_096, open: gguf, seeds: gguf_seeds },
-    Door { name: "config", per_byte: 1, head: usize::MAX, open: config, seeds: config_seeds },
+pub const FUZZ_TARGETS: &[FuzzTarget] = &[
+    FuzzTarget { name: "safetensors", per_byte: 1, head: 4_096, open: safetensors, seeds: safetensors_seeds },
+    FuzzTarget { name: "index", per_byte: 1, head: usize::MAX, open: index, seeds: index_seeds },
+    FuzzTarget { name: "gguf", per_byte: 1, head: 4_096, open: gguf, seeds: gguf_seeds },
+    FuzzTarget { name: "config", per_byte: 1, head: usize::MAX, open: config, seeds: config_seeds },
     // The tokenizers crate builds its tables as it likes: twice the vocabulary, its merges, an automaton of the added tokens.
-    Door { name: "tokenizer", per_byte: 32, head: usize::MAX, open: tokenizer, seeds: tokenizer_seeds },
-    Door { name: "trace", per_byte: 1, head: usize::MAX, open: trace, seeds: trace_seeds },
-    Door { name: "workload", per_byte: 1, head: usize::MAX, open: workload, seeds: workload_seeds },
-    Door { name: "foreign", per_byte: 1, head: usize::MAX, open: foreign, seeds: foreign_seeds },
-    Door { name: "result", per_byte: 1, head: usize::MAX, open: result, seeds: result_seeds },
-    Door { name: "serve_result", per_byte: 1, head: usize::MAX, open: serve_result, seeds: serve_seeds },
+    FuzzTarget { name: "tokenizer", per_byte: 32, head: usize::MAX, open: tokenizer, seeds: tokenizer_seeds },
+    FuzzTarget { name: "trace", per_byte: 1, head: usize::MAX, open: trace, seeds: trace_seeds },
+    FuzzTarget { name: "workload", per_byte: 1, head: usize::MAX, open: workload, seeds: workload_seeds },
+    FuzzTarget { name: "foreign", per_byte: 1, head: usize::MAX, open: foreign, seeds: foreign_seeds },
+    FuzzTarget { name: "result", per_byte: 1, head: usize::MAX, open: result, seeds: result_seeds },
+    FuzzTarget {
+        name: "serve_result",
+        per_byte: 1,
+        head: usize::MAX,
+        open: serve_result,
+        seeds: serve_seeds,
+    },
 ];
 
 /// The door of a name.
-pub fn door(name: &str) -> Option<&'static Door> {
-    DOORS.iter().find(|door| door.name == name)
+pub fn door(name: &str) -> Option<&'static FuzzTarget> {
+    FUZZ_TARGETS.iter().find(|door| door.name == name)
 }
 
 fn root() -> PathBuf {
@@ -156,7 +159,7 @@ fn load(model: &OpenModel) -> bool {
 
 fn open_model(path: &Path) -> bool {
     let path = path.to_str().expect("a scratch path is text");
-    match model::open(path, None, 0) {
+    match hbmark::weights::open(path, None, 0) {
         Ok(model) => load(&model),
         Err(error) => refused(error),
     }
@@ -204,7 +207,7 @@ fn config(bytes: &[u8], _: &Path) -> bool {
         // The file would not be read.
         return false;
     }
-    match model::parse_config(text, Path::new("config.json")) {
+    match hbmark_core::model::parse_config(text, Path::new("config.json")) {
         Ok(architecture) => {
             architecture.check().expect("a config that was read is within bounds");
             let model = OpenModel::synthetic("a config", architecture, 0);
@@ -356,9 +359,9 @@ fn foreign(bytes: &[u8], _: &Path) -> bool {
         Ok(results) => results,
         Err(error) => return refused(error),
     };
-    let lists: Vec<_> = results.iter().map(insight::of_foreign).collect();
+    let lists: Vec<_> = results.iter().map(hbmark_report::analysis::of_foreign).collect();
     let gpu = devices::find("h100-sxm").ok();
-    let given = import::Given { gpu, dtype: Some(Dtype::Bf16), ..import::Given::default() };
+    let given = import::UserOverrides { gpu, dtype: Some(Dtype::Bf16), ..import::UserOverrides::default() };
     let imported: Vec<_> = results.into_iter().map(|result| import::Imported::new(result, &given)).collect();
     for format in TEXT_FORMATS {
         printed(&foreign::render(&imported, format).expect("an imported result can be printed"), format);
@@ -373,7 +376,7 @@ fn foreign_seeds() -> Vec<Seed> {
 
 fn result(bytes: &[u8], _: &Path) -> bool {
     let Ok(text) = std::str::from_utf8(bytes) else { return false };
-    let mut report = match report::json::parse(text) {
+    let mut report = match hbmark_core::result::saved::parse(text) {
         Ok(report) => report,
         Err(error) => return refused(error),
     };
@@ -385,16 +388,20 @@ fn result(bytes: &[u8], _: &Path) -> bool {
             TextFormat::Csv => Format::Csv,
             TextFormat::Md => Format::Md,
         };
-        printed(&report::render(&report, whole, false).expect("a result can be printed"), format);
-        let found = findings::render(&insight::explain(&report), format).expect("findings can be printed");
+        printed(
+            &hbmark_report::output::render(&report, whole, false).expect("a result can be printed"),
+            format,
+        );
+        let found = findings::render(&hbmark_report::analysis::explain(&report), format)
+            .expect("findings can be printed");
         printed(&found, format);
-        let list = [insight::of_report(&report)];
+        let list = [hbmark_report::analysis::of_report(&report)];
         printed(&findings::render_checklists(&list, format).expect("a checklist can be printed"), format);
         for ladder in &report.ladders {
             printed(&findings::render_ladder(ladder, format).expect("a ladder can be printed"), format);
         }
     }
-    let page = report::render(&report, Format::Html, false).expect("a page can be drawn");
+    let page = hbmark_report::output::render(&report, Format::Html, false).expect("a page can be drawn");
     assert!(!page.contains("<img"), "a name became an element");
     true
 }
@@ -406,15 +413,15 @@ fn result_seeds() -> Vec<Seed> {
 fn serve_result(bytes: &[u8], scratch: &Path) -> bool {
     let path = scratch.join("serve.json");
     put(&path, bytes);
-    match serving::read(&path) {
+    match hbmark_core::result::serving::read(&path) {
         Ok(Some(report)) => {
             for format in TEXT_FORMATS {
                 printed(&serving::render(&report, format).expect("a result can be printed"), format);
             }
-            let found = insight::explain_serving(&report, None);
+            let found = hbmark_report::analysis::explain_serving(&report, None);
             let page = serving::render_any(&report, &found, Format::Html).expect("a page can be drawn");
             assert!(!page.contains("<img"), "a name became an element");
-            let planned = insight::capacity::capacity(&report, &question());
+            let planned = hbmark_report::analysis::capacity::capacity(&report, &question());
             harmless(&record::of_serving(&report, planned.as_ref().ok()));
             if let Ok(planned) = planned {
                 for format in TEXT_FORMATS {
@@ -429,8 +436,8 @@ fn serve_result(bytes: &[u8], scratch: &Path) -> bool {
 }
 
 /// How many instances three requests a second need.
-fn question() -> insight::capacity::Question {
-    insight::capacity::Question {
+fn question() -> hbmark_report::analysis::capacity::Question {
+    hbmark_report::analysis::capacity::Question {
         target_rate: 3.0,
         mean_rate: None,
         slo: None,

@@ -10,7 +10,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use hbmark_fuzz::doors::{ALLOWANCE, DOORS, Door};
+use hbmark_fuzz::doors::{ALLOWANCE, FUZZ_TARGETS, FuzzTarget};
 use hbmark_fuzz::meter::{Metered, peak_of};
 use hbmark_fuzz::mutate::{Random, mutate};
 use hbmark_fuzz::shapes;
@@ -19,7 +19,7 @@ use hbmark_fuzz::shapes;
 static ALLOCATOR: Metered = Metered;
 
 /// One input may take so long: a hundred times what the slowest seed takes.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 /// Inputs of one door before the next has its turn.
 const TURN: Duration = Duration::from_secs(20);
 
@@ -44,7 +44,7 @@ fn main() {
         return write_corpus(name, Path::new(folder));
     }
     let [name, seconds, rest @ ..] = arguments.as_slice() else { usage() };
-    let doors: Vec<&'static Door> = DOORS.iter().filter(|door| name == "all" || door.name == name).collect();
+    let doors: Vec<&'static FuzzTarget> = FUZZ_TARGETS.iter().filter(|door| name == "all" || door.name == name).collect();
     let (Ok(seconds), false) = (seconds.parse(), doors.is_empty()) else { usage() };
     let seed = rest.first().and_then(|seed| seed.parse().ok()).unwrap_or(1);
     std::thread::spawn(watch);
@@ -84,7 +84,7 @@ fn main() {
 }
 
 fn usage() -> ! {
-    let names: Vec<&str> = DOORS.iter().map(|door| door.name).collect();
+    let names: Vec<&str> = FUZZ_TARGETS.iter().map(|door| door.name).collect();
     eprintln!(
         "drive NAME SECONDS [SEED] or drive corpus NAME DIR; NAME is all or one of {}",
         names.join(", ")
@@ -94,7 +94,7 @@ fn usage() -> ! {
 
 /// Each input once, in a file of its own.
 fn write_corpus(name: &str, folder: &Path) {
-    let Some(door) = DOORS.iter().find(|door| door.name == name) else { usage() };
+    let Some(door) = FUZZ_TARGETS.iter().find(|door| door.name == name) else { usage() };
     let inputs: BTreeSet<Vec<u8>> = corpus(door).into_iter().collect();
     std::fs::create_dir_all(folder).expect("a folder for the corpus");
     for (index, input) in inputs.iter().enumerate() {
@@ -104,7 +104,7 @@ fn write_corpus(name: &str, folder: &Path) {
 }
 
 /// What mutations begin from: seeds more often than shapes, which are refused early.
-fn corpus(door: &Door) -> Vec<Vec<u8>> {
+fn corpus(door: &FuzzTarget) -> Vec<Vec<u8>> {
     let seeds: Vec<Vec<u8>> = (door.seeds)().into_iter().map(|seed| seed.bytes).collect();
     let shapes =
         shapes::of(door.name).into_iter().map(|seed| seed.bytes).filter(|bytes| bytes.len() < 1 << 17);
@@ -114,14 +114,14 @@ fn corpus(door: &Door) -> Vec<Vec<u8>> {
     corpus
 }
 
-fn next(corpus: &[Vec<u8>], door: &Door, random: &mut Random) -> Vec<u8> {
+fn next(corpus: &[Vec<u8>], door: &FuzzTarget, random: &mut Random) -> Vec<u8> {
     let others: Vec<&[u8]> = corpus.iter().map(Vec::as_slice).collect();
     let input = &corpus[random.below(corpus.len())];
     mutate(input, &others, door.head, random)
 }
 
 /// Tries one input; false when it did harm.
-fn attempt(door: &'static Door, input: Vec<u8>, scratch: &Path, tally: &mut Tally) -> bool {
+fn attempt(door: &'static FuzzTarget, input: Vec<u8>, scratch: &Path, tally: &mut Tally) -> bool {
     *lock() = Some((door.name, input.clone()));
     let begin = Instant::now();
     let open = || std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| (door.open)(&input, scratch)));
@@ -171,7 +171,7 @@ fn watch() {
         let tried = TRIED.load(Ordering::Relaxed);
         if tried != last.0 {
             last = (tried, Instant::now());
-        } else if last.1.elapsed() > PATIENCE
+        } else if last.1.elapsed() > TIMEOUT
             && let Some((door, input)) = lock().as_ref()
         {
             save(door, "hang", input);

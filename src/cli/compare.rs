@@ -8,14 +8,16 @@ use clap::{Args as ClapArgs, FromArgMatches};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::run::{self, command_line};
-use super::{Outcome, claim_folder, conclude, prepare_folder, print, say, stdout_color};
-use crate::run::compare::{self, CompareError, Compared, DEFAULT_ROUNDS, Launcher, Plan, Processes, Watcher};
+use super::{Outcome, conclude, lock_folder, prepare_folder, print, say, stdout_color};
+use crate::run::compare::{
+    self, CompareError, Compared, ComparisonPlan, DEFAULT_ROUNDS, Launcher, Processes, Watcher,
+};
 use crate::run::config::RunConfig;
 use crate::weights::OpenModel;
 use crate::worker::interrupt::Interrupts;
-use crate::worker::journal::Claim;
+use crate::worker::journal::FolderLock;
 use hbmark_core::result::Phase;
-use hbmark_core::result::comparison::{Comparison, Effect, Ruling, Series, Settings};
+use hbmark_core::result::comparison::{Comparison, ComparisonVerdict, Effect, EngineVariant, Settings};
 use hbmark_report::output::TextFormat;
 use hbmark_report::output::comparison::render;
 
@@ -79,7 +81,7 @@ enum DepthName {
 /// What makes a comparison fail.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Gate {
-    ruling: Ruling,
+    ruling: ComparisonVerdict,
     /// Differences smaller than this pass.
     least: f64,
 }
@@ -107,9 +109,9 @@ fn parse_gate(given: &str) -> Result<Gate, String> {
         None => (given, 0.0),
     };
     let ruling = match word.trim() {
-        "slower" => Ruling::Slower,
-        "faster" => Ruling::Faster,
-        "inconclusive" if least == 0.0 => Ruling::Inconclusive,
+        "slower" => ComparisonVerdict::Slower,
+        "faster" => ComparisonVerdict::Faster,
+        "inconclusive" if least == 0.0 => ComparisonVerdict::Inconclusive,
         _ => return Err("wanted slower, slower:2%, faster, faster:2% or inconclusive".into()),
     };
     Ok(Gate { ruling, least })
@@ -121,7 +123,7 @@ struct Ran {
     /// The signal that ended it early.
     stopped: Option<i32>,
     /// Of the output folder, until everything is in it.
-    _claim: Option<Claim>,
+    _claim: Option<FolderLock>,
 }
 
 pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
@@ -139,7 +141,7 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
                     "{flag} needs two configurations: saved results have no rounds and decide nothing"
                 );
             }
-            let claim = args.out.as_deref().map(claim_folder).transpose()?;
+            let claim = args.out.as_deref().map(lock_folder).transpose()?;
             let comparison = compare::saved(a, b, &command_line(), settings)?;
             Ran { comparison, stopped: None, _claim: claim }
         }
@@ -164,7 +166,7 @@ fn save(comparison: &Comparison, folder: &Path) -> anyhow::Result<PathBuf> {
         (TextFormat::Csv, "comparison.csv"),
         (TextFormat::Md, "comparison.md"),
     ] {
-        crate::machine::files::write_whole(&folder.join(name), &render(comparison, format, false)?)?;
+        crate::machine::files::write_atomic(&folder.join(name), &render(comparison, format, false)?)?;
     }
     Ok(folder.join("comparison.json"))
 }
@@ -196,7 +198,7 @@ fn live(args: &Args, settings: Settings) -> anyhow::Result<Result<Ran, i32>> {
     }
     let places = compare::places((&a.series(), &a.steps()), (&b.series(), &b.steps()))?;
     let interrupts = Interrupts::listen().context("cannot listen for Ctrl-C")?;
-    let claim = args.out.as_deref().map(claim_folder).transpose()?;
+    let claim = args.out.as_deref().map(lock_folder).transpose()?;
     // Only without a folder of the user's; removed when this function returns.
     let (folder, _temporary) = if let Some(out) = &args.out {
         (out.join("processes"), None)
@@ -213,7 +215,7 @@ fn live(args: &Args, settings: Settings) -> anyhow::Result<Result<Ran, i32>> {
         folder,
     };
     let mut processes = Processes::new(launcher, interrupts);
-    let plan = Plan {
+    let plan = ComparisonPlan {
         a: described(&args.a, args.both.as_deref()),
         b: described(&args.b, args.both.as_deref()),
         command: command_line(),
@@ -273,7 +275,7 @@ impl Configured {
         Ok(Self { arguments, config, model })
     }
 
-    fn series(&self) -> Vec<Series> {
+    fn series(&self) -> Vec<EngineVariant> {
         series(&self.config, &self.model)
     }
 
@@ -289,10 +291,10 @@ impl Configured {
     }
 }
 
-fn series(config: &RunConfig, model: &OpenModel) -> Vec<Series> {
+fn series(config: &RunConfig, model: &OpenModel) -> Vec<EngineVariant> {
     let of = |engine: &String| {
         let dtypes = config.dtypes_for(engine, model).into_iter();
-        dtypes.map(|dtype| Series { engine: engine.clone(), dtype }).collect::<Vec<_>>()
+        dtypes.map(|dtype| EngineVariant { engine: engine.clone(), dtype }).collect::<Vec<_>>()
     };
     config.engines.iter().flat_map(of).collect()
 }
@@ -421,12 +423,12 @@ mod tests {
             reason: String::new(),
         };
         let gate = parse_gate("slower:2%").unwrap();
-        assert!(gate.closes(&found(Ruling::Slower, 1.03)));
-        assert!(!gate.closes(&found(Ruling::Slower, 1.01)));
-        assert!(!gate.closes(&found(Ruling::Inconclusive, 1.5)));
-        assert!(!gate.closes(&found(Ruling::Faster, 0.5)));
-        assert!(parse_gate("faster").unwrap().closes(&found(Ruling::Faster, 0.999)));
-        assert!(parse_gate("inconclusive").unwrap().closes(&found(Ruling::Inconclusive, 1.0)));
+        assert!(gate.closes(&found(ComparisonVerdict::Slower, 1.03)));
+        assert!(!gate.closes(&found(ComparisonVerdict::Slower, 1.01)));
+        assert!(!gate.closes(&found(ComparisonVerdict::Inconclusive, 1.5)));
+        assert!(!gate.closes(&found(ComparisonVerdict::Faster, 0.5)));
+        assert!(parse_gate("faster").unwrap().closes(&found(ComparisonVerdict::Faster, 0.999)));
+        assert!(parse_gate("inconclusive").unwrap().closes(&found(ComparisonVerdict::Inconclusive, 1.0)));
         for wrong in ["slow", "slower:", "slower:x", "slower:-1%", "inconclusive:2%", "slower:NaN"] {
             assert!(parse_gate(wrong).is_err(), "{wrong}");
         }

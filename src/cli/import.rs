@@ -8,7 +8,7 @@ use super::{Outcome, print};
 use crate::weights::{self, OpenModel};
 use hbmark_core::ledger::devices;
 use hbmark_core::model::Dtype;
-use hbmark_report::analysis::import::{self, ForeignFormat, Given, Imported};
+use hbmark_report::analysis::import::{self, ForeignFormat, Imported, UserOverrides};
 use hbmark_report::output::{TextFormat, foreign};
 
 #[derive(Debug, ClapArgs)]
@@ -20,7 +20,7 @@ pub struct Args {
     #[arg(required_unless_present = "aliases")]
     files: Vec<PathBuf>,
     #[command(flatten)]
-    said: SaidArgs,
+    said: OverrideArgs,
     /// Print which foreign key means which of our metrics, and stop.
     #[arg(long)]
     aliases: bool,
@@ -34,7 +34,7 @@ pub struct Args {
 
 /// What a foreign file may not say; a flag goes before the file.
 #[derive(Debug, Clone, ClapArgs)]
-pub struct SaidArgs {
+pub struct OverrideArgs {
     /// The model that ran: a name (`hbmark models`), a folder with a config.json, a hub id or a GGUF file; no weights are read.
     #[arg(long)]
     pub model: Option<String>,
@@ -58,15 +58,15 @@ pub struct SaidArgs {
     pub context: Option<u64>,
 }
 
-impl SaidArgs {
+impl OverrideArgs {
     /// The model named by flag.
     pub fn model(&self) -> anyhow::Result<Option<OpenModel>> {
         Ok(self.model.as_deref().map(|name| weights::open_shape(name, None)).transpose()?)
     }
 
     /// What was said, with the model that was opened.
-    pub fn given<'a>(&self, model: Option<&'a OpenModel>) -> anyhow::Result<Given<'a>> {
-        Ok(Given {
+    pub fn given<'a>(&self, model: Option<&'a OpenModel>) -> anyhow::Result<UserOverrides<'a>> {
+        Ok(UserOverrides {
             model: model.map(|m| &m.architecture),
             gpu: self.gpu.as_deref().map(devices::find).transpose()?,
             gpus: self.gpus,

@@ -5,14 +5,14 @@ use std::path::PathBuf;
 use anyhow::{Context, bail, ensure};
 use clap::Args as ClapArgs;
 
-use super::import::SaidArgs;
+use super::import::OverrideArgs;
 use super::run::command_line;
 use super::{Outcome, print};
 use crate::weights;
 use hbmark_core::ledger::devices;
 use hbmark_core::model::presets;
 use hbmark_core::result::{CellName, CellResult, DeviceSpec, Report, saved};
-use hbmark_report::analysis::import::{self, Given, Place, Placement};
+use hbmark_report::analysis::import::{self, Placement, RooflinePlacement, UserOverrides};
 use hbmark_report::analysis::with_external;
 use hbmark_report::output::{TextFormat, findings};
 
@@ -37,7 +37,7 @@ pub struct Args {
     #[arg(long, requires = "result", conflicts_with_all = ["model", "gpu"])]
     same: bool,
     #[command(flatten)]
-    said: SaidArgs,
+    said: OverrideArgs,
     /// What to print on stdout.
     #[arg(long, value_enum, default_value = "table")]
     format: TextFormat,
@@ -73,7 +73,7 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
 }
 
 /// The one row of the external file that is meant.
-fn one_row(args: &Args, cell: &CellName, given: &Given<'_>) -> anyhow::Result<Placement> {
+fn one_row(args: &Args, cell: &CellName, given: &UserOverrides<'_>) -> anyhow::Result<Placement> {
     let file = args.external.display();
     let mut placed: Vec<(String, Placement)> = Vec::new();
     let mut refused: Vec<String> = Vec::new();
@@ -81,13 +81,13 @@ fn one_row(args: &Args, cell: &CellName, given: &Given<'_>) -> anyhow::Result<Pl
     for result in import::read(&args.external)? {
         for row in result.rows.iter().filter(|row| wanted(&row.label)) {
             match import::place(row, result.format, given) {
-                Place::Placed(placement) => placed.push((row.label.clone(), *placement)),
-                Place::Asks(missing) => {
+                RooflinePlacement::Placed(placement) => placed.push((row.label.clone(), *placement)),
+                RooflinePlacement::Asks(missing) => {
                     let asked: Vec<String> =
                         missing.iter().map(|m| format!("{} ({})", m.flag, m.hint)).collect();
                     refused.push(format!("{}: say {}", row.label, asked.join(", ")));
                 }
-                Place::NoDecode(why) => refused.push(format!("{}: {why}", row.label)),
+                RooflinePlacement::NoDecode(why) => refused.push(format!("{}: {why}", row.label)),
             }
         }
     }

@@ -112,7 +112,7 @@ fn engines_of(preset: &presets::Preset) -> Vec<&'static str> {
         let dtype = engine::default_dtype(engine, &model, DeviceChoice::Cpu);
         engine::capabilities(engine, &model, dtype, DeviceChoice::Cpu).is_ok()
     };
-    [stock::Way::Eager.name(), native::NAME].into_iter().filter(runs).collect()
+    [stock::StockVariant::Eager.name(), native::NAME].into_iter().filter(runs).collect()
 }
 
 pub fn devices(args: &DevicesArgs) -> anyhow::Result<Outcome> {

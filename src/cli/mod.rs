@@ -30,7 +30,7 @@ use std::path::{Path, PathBuf};
 
 use clap::{Parser, Subcommand};
 
-use crate::worker::journal::{Claim, Journal};
+use crate::worker::journal::{FolderLock, Journal};
 use hbmark_core::units::Bytes;
 use hbmark_report::output::Format;
 
@@ -154,7 +154,7 @@ pub fn dispatch(cli: Cli) -> anyhow::Result<Outcome> {
     }
 }
 
-/// Characters of an error that are shown. A parser may quote a name from a stranger's file, however long.
+/// Characters of an error that are shown. A parser may quote a name from an untrusted file, however long.
 const LONGEST_ERROR: usize = 4_000;
 
 /// An error and its causes on one line, without characters that do something to a terminal; of a long one its beginning and its end.
@@ -237,7 +237,7 @@ fn conclude(
 
 /// Ends without a result: a journal that nobody could go on with goes, and a signal is no error of the input.
 fn give_up(journal: Option<Journal>, signal: Option<i32>, error: anyhow::Error) -> anyhow::Result<Outcome> {
-    if let Some(journal) = journal.filter(|journal| !journal.is_worth_keeping()) {
+    if let Some(journal) = journal.filter(|journal| !journal.has_measurements()) {
         journal.finish()?;
     }
     let Some(signal) = signal else { return Err(error) };
@@ -256,9 +256,9 @@ fn print_json(value: &impl serde::Serialize) -> anyhow::Result<()> {
 }
 
 /// Room for a result with hardly anything in it, and the program's own files beside it.
-const LEAST_ROOM: u64 = 8 << 20;
+const MIN_FREE_BYTES: u64 = 8 << 20;
 /// What a cell takes at the most, in the journal and in every format of a result.
-const ROOM_OF_A_CELL: u64 = 256 << 10;
+const BYTES_PER_CELL: u64 = 256 << 10;
 
 /// Creates an output folder and checks that it can be written and has room, before anything is measured.
 fn prepare_folder(folder: &Path, cells: usize) -> anyhow::Result<()> {
@@ -268,14 +268,14 @@ fn prepare_folder(folder: &Path, cells: usize) -> anyhow::Result<()> {
     // Without a name: a process that is killed here leaves nothing.
     tempfile::tempfile_in(folder)
         .with_context(|| format!("cannot write into the output folder {}", folder.display()))?;
-    let of_cells = (cells as u64).saturating_mul(ROOM_OF_A_CELL);
-    Ok(crate::machine::files::check_room(folder, Bytes(LEAST_ROOM.saturating_add(of_cells)))?)
+    let of_cells = (cells as u64).saturating_mul(BYTES_PER_CELL);
+    Ok(crate::machine::files::check_free_space(folder, Bytes(MIN_FREE_BYTES.saturating_add(of_cells)))?)
 }
 
 /// As [`prepare_folder`], and nobody else writes into it for as long as the claim is kept.
-fn claim_folder(folder: &Path) -> anyhow::Result<Claim> {
+fn lock_folder(folder: &Path) -> anyhow::Result<FolderLock> {
     prepare_folder(folder, 0)?;
-    Ok(Claim::take(folder)?)
+    Ok(FolderLock::take(folder)?)
 }
 
 /// Writes a report as `result.json`, `result.csv`, `result.md` and `report.html` into a folder, and returns the path of the first.
@@ -291,7 +291,7 @@ pub fn save(report: &hbmark_core::result::Report, folder: &Path) -> anyhow::Resu
         (Format::Md, "result.md"),
         (Format::Html, "report.html"),
     ] {
-        crate::machine::files::write_whole(
+        crate::machine::files::write_atomic(
             &folder.join(name),
             &hbmark_report::output::render(report, format, false)?,
         )?;

@@ -38,7 +38,7 @@ pub struct Args {
 pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
     let text = of_file(args, &args.file)?;
     match &args.output {
-        Some(path) => crate::machine::files::write_whole(path, &text)?,
+        Some(path) => crate::machine::files::write_atomic(path, &text)?,
         None => print(&text)?,
     }
     Ok(Outcome::Complete)

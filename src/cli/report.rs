@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 use anyhow::{bail, ensure};
 use clap::Args as ClapArgs;
 
-use super::import::SaidArgs;
+use super::import::OverrideArgs;
 use super::ladder::{device_of, same_machine};
 use super::{Outcome, print, stdout_color};
 use hbmark_core::result::{Report, saved};
-use hbmark_report::analysis::import::{self, Place};
+use hbmark_report::analysis::import::{self, RooflinePlacement};
 use hbmark_report::output::{External, Format, page, render, serving};
 
 #[derive(Debug, ClapArgs)]
@@ -29,7 +29,7 @@ pub struct Args {
     #[arg(long, requires = "external", conflicts_with_all = ["model", "gpu"], help_heading = "Other programs")]
     same: bool,
     #[command(flatten, next_help_heading = "Other programs")]
-    said: SaidArgs,
+    said: OverrideArgs,
 }
 
 /// What a saved file can show, and what not.
@@ -85,7 +85,7 @@ fn externals(args: &Args, report: &Report) -> anyhow::Result<Vec<External>> {
         for result in import::read(file)? {
             for row in &result.rows {
                 match import::place(row, result.format, &given) {
-                    Place::Placed(placement) => {
+                    RooflinePlacement::Placed(placement) => {
                         if !args.same {
                             same_machine(report, &placement)?;
                         }
@@ -95,12 +95,12 @@ fn externals(args: &Args, report: &Report) -> anyhow::Result<Vec<External>> {
                             cell: placement.cell,
                         });
                     }
-                    Place::Asks(missing) => {
+                    RooflinePlacement::Asks(missing) => {
                         let asked: Vec<String> =
                             missing.iter().map(|m| format!("{} ({})", m.flag, m.hint)).collect();
                         refused.push(format!("{}: say {}", row.label, asked.join(", ")));
                     }
-                    Place::NoDecode(why) => refused.push(format!("{}: {why}", row.label)),
+                    RooflinePlacement::NoDecode(why) => refused.push(format!("{}: {why}", row.label)),
                 }
             }
         }

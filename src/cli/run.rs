@@ -14,13 +14,13 @@ use super::{Outcome, conclude, give_up, prepare_folder, print, save, say, stdout
 use crate::engine::DeviceOptions;
 use crate::measure::protocol::Depth;
 use crate::run::config::{self, RunConfig};
-use crate::run::journal::{Journaled, RunPlan, Step};
-use crate::run::rig::Rig;
-use crate::run::{Finished, Local, RunError, Supervised};
+use crate::run::journal::{JournaledWorker, RecordedExchange, RunPlan};
+use crate::run::rig::DeviceWorker;
+use crate::run::{Finished, InProcessWorker, RunError, SubprocessWorker};
 use crate::weights::OpenModel;
 use crate::worker::interrupt::Interrupts;
-use crate::worker::journal::{self, Found, Header, Journal};
-use crate::worker::workers::Launch;
+use crate::worker::journal::{self, Header, Journal, ReopenedJournal};
+use crate::worker::workers::WorkerCommand;
 use hbmark_core::result::{KvFill, Phase, Report, Status, as_map};
 use hbmark_report::output::{Format, render};
 
@@ -155,7 +155,7 @@ struct Ready {
     config: RunConfig,
     model: Rc<OpenModel>,
     command: String,
-    journal: Option<(Journal, Vec<Step>)>,
+    journal: Option<(Journal, Vec<RecordedExchange>)>,
 }
 
 pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
@@ -174,10 +174,10 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
     let interrupts = Interrupts::listen().context("cannot listen for Ctrl-C")?;
     let (config, model) = (ready.config.clone(), ready.model.clone());
     if args.no_isolation {
-        finish(args, ready, Local::new(&config, model).stopped_by(interrupts))
+        finish(args, ready, InProcessWorker::new(&config, model).with_interrupts(interrupts))
     } else {
-        let launch = Launch::this_program(Duration::from_secs(u64::from(args.hang_after)))?;
-        finish(args, ready, Supervised::new(launch, &config, interrupts))
+        let launch = WorkerCommand::this_program(Duration::from_secs(u64::from(args.hang_after)))?;
+        finish(args, ready, SubprocessWorker::new(launch, &config, interrupts))
     }
 }
 
@@ -204,8 +204,8 @@ fn start(args: &Args) -> anyhow::Result<Ready> {
 
 /// A run from where it ended.
 fn resume(args: &Args, folder: &Path) -> anyhow::Result<Ready> {
-    let Found { journal, header: Header { command, plan, .. }, entries: steps, notice } =
-        Journal::reopen::<RunPlan, Step>(folder)?;
+    let ReopenedJournal { journal, header: Header { command, plan, .. }, entries: steps, notice } =
+        Journal::reopen::<RunPlan, RecordedExchange>(folder)?;
     if let Some(notice) = notice {
         say(&notice);
     }
@@ -245,17 +245,17 @@ fn same_settings(args: &Args, folder: &Path, was: &RunConfig) -> anyhow::Result<
 }
 
 /// Runs on a rig, prints and saves.
-fn finish<R: Rig>(args: &Args, ready: Ready, mut rig: R) -> anyhow::Result<Outcome> {
+fn finish<R: DeviceWorker>(args: &Args, ready: Ready, mut worker: R) -> anyhow::Result<Outcome> {
     let Ready { config, model, command, journal } = ready;
     let mut progress = Progress::new();
     let (finished, journal) = match journal {
-        None => (crate::run::benchmark(&mut rig, &config, &model, &command, &mut progress), None),
+        None => (crate::run::benchmark(&mut worker, &config, &model, &command, &mut progress), None),
         Some((journal, steps)) => {
-            let mut rig = Journaled::new(rig, journal, steps);
-            let finished = rig
+            let mut worker = JournaledWorker::new(worker, journal, steps);
+            let finished = worker
                 .check_machine(&mut progress)
-                .and_then(|()| crate::run::benchmark(&mut rig, &config, &model, &command, &mut progress));
-            (finished, Some(rig.into_journal()))
+                .and_then(|()| crate::run::benchmark(&mut worker, &config, &model, &command, &mut progress));
+            (finished, Some(worker.into_journal()))
         }
     };
     progress.finish();

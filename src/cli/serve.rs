@@ -14,12 +14,12 @@ use super::Outcome;
 use super::axes::{DeviceArgs, ModelArgs, parse_dtypes};
 use crate::run::config;
 use crate::serve::structured::Grammar;
-use crate::serve::{Knobs, Mode, ServeConfig, VirtualSource};
+use crate::serve::{Mode, SchedulerOptions, ServeConfig, VirtualSource};
 use hbmark_core::ledger::devices;
 use hbmark_core::result::saved;
 use hbmark_core::result::serving::{Arrivals, Offered, Policy, Slo};
 use hbmark_report::output::Format;
-use hbmark_traffic::point::Source;
+use hbmark_traffic::point::TrafficSource;
 use hbmark_traffic::sampler::Sampling;
 use hbmark_traffic::trace;
 use hbmark_traffic::workload::{SharedPrefix, Structured, Workload};
@@ -89,7 +89,7 @@ pub struct Args {
     /// Requests in front of the measured ones, to warm the system up [default: a tenth, and twice what is in the system].
     #[arg(long, help_heading = "Workload")]
     warmup_requests: Option<usize>,
-    /// A beginning of so many tokens that requests share; also measures the cold twin, which shares nothing.
+    /// A beginning of so many tokens that requests share; also measures the baseline without reuse, which shares nothing.
     #[arg(long, help_heading = "Workload")]
     prefix_tokens: Option<usize>,
     /// Share of the requests that have the shared beginning.
@@ -320,7 +320,7 @@ impl Args {
             requests,
             warmup: self.warmup_requests,
             cold_twin: self.prefix_tokens.is_some(),
-            knobs: Knobs {
+            knobs: SchedulerOptions {
                 max_num_seqs: positive("max-num-seqs", self.max_num_seqs)?,
                 max_num_batched_tokens: positive("max-num-batched-tokens", self.max_num_batched_tokens)?,
                 gpu_memory_utilization: self.gpu_memory_utilization,
@@ -417,7 +417,7 @@ impl Args {
         Ok(requests)
     }
 
-    fn source(&self, requests: usize) -> anyhow::Result<Source> {
+    fn source(&self, requests: usize) -> anyhow::Result<TrafficSource> {
         anyhow::ensure!(
             self.time_scale > 0.0 && self.time_scale.is_finite(),
             "--time-scale {:e} is not above 0",
@@ -430,7 +430,7 @@ impl Args {
             );
             // Warm-up before and load behind the measured ones.
             let trace = trace::read(path, Some(requests.saturating_mul(2).saturating_add(10_000)))?;
-            return Ok(Source::Trace(std::rc::Rc::new(trace), self.time_scale));
+            return Ok(TrafficSource::Trace(std::rc::Rc::new(trace), self.time_scale));
         }
         let mut workload = match (self.input_len, self.output_len) {
             (Some(input), Some(output)) => Workload::fixed(input, output)?,
@@ -440,7 +440,7 @@ impl Args {
             let prefix = SharedPrefix { tokens, share: self.prefix_share, groups: self.prefix_groups };
             workload = Workload { prefix: Some(prefix), ..workload }.checked()?;
         }
-        Ok(Source::Workload(workload))
+        Ok(TrafficSource::Workload(workload))
     }
 
     fn virtual_source(&self) -> anyhow::Result<Option<VirtualSource>> {

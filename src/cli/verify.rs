@@ -90,7 +90,7 @@ impl Kept<'_> {
     fn save(&self, file: &Path) -> anyhow::Result<()> {
         let as_json = file.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("json"));
         let text = if as_json { serde_json::to_string_pretty(self)? } else { self.text() };
-        Ok(crate::machine::files::write_whole(file, &text)?)
+        Ok(crate::machine::files::write_atomic(file, &text)?)
     }
 
     fn text(&self) -> String {

@@ -1,6 +1,6 @@
 //! What a failure of a device, of candle or of loading means to a run.
 //!
-//! Enters: a CUDA driver's error code, a candle error, a [`OpenError`]. Leaves: the [`EngineError`] that the protocol tells apart: no
+//! Enters: a CUDA driver's error code, a candle error, an [`OpenError`]. Leaves: the [`EngineError`] that the protocol tells apart: no
 //! memory ends one cell, no device ends the run before it starts, anything else is a fault. It calls no driver, so every build tests it.
 
 use super::EngineError;

@@ -139,7 +139,7 @@ pub trait Session {
     ///
     /// # Errors
     /// When memory runs out.
-    fn warm_pool(&mut self, _blocks: usize) -> Result<(), EngineError> {
+    fn preallocate_blocks(&mut self, _blocks: usize) -> Result<(), EngineError> {
         Ok(())
     }
     /// Forgets a sequence and frees its KV.
@@ -156,7 +156,7 @@ pub trait Session {
     ///
     /// # Errors
     /// When there is no such adapter.
-    fn adapt(&mut self, _sequence: SequenceId, adapter: Option<AdapterId>) -> Result<(), EngineError> {
+    fn set_adapter(&mut self, _sequence: SequenceId, adapter: Option<AdapterId>) -> Result<(), EngineError> {
         match adapter {
             None => Ok(()),
             Some(_) => Err(no_adapters(&self.capabilities().engine, &self.capabilities().device)),
@@ -165,7 +165,7 @@ pub trait Session {
     /// What is held on the device; reading it resets the peak.
     fn memory(&mut self) -> MemoryUse;
     /// Bytes the last step really moved, counted where its operations ran; `None` where the engine does not count.
-    fn moved(&self) -> Option<Bytes> {
+    fn bytes_moved(&self) -> Option<Bytes> {
         None
     }
     /// One step, timed operation by operation; slower than a step, and never mixed with its times. Empty where the engine
@@ -209,7 +209,7 @@ pub enum EngineError {
     #[error("the grammar of request {request} cannot go on: {detail}")]
     Grammar { request: usize, detail: String },
     #[error("no step has run yet, so there is nothing to read")]
-    NothingRan,
+    NoStepRun,
     #[error("{device} failed: {detail}")]
     Device { device: String, detail: String },
     #[error(
@@ -229,14 +229,14 @@ pub enum EngineError {
 impl EngineError {
     /// Whether nothing that the device does afterwards can be trusted.
     #[must_use]
-    pub fn taints(&self) -> bool {
+    pub fn is_sticky(&self) -> bool {
         matches!(self, Self::OutOfMemory { .. } | Self::Device { .. })
     }
 }
 
 impl From<EngineError> for hbmark_traffic::execute::StepFailure {
     fn from(error: EngineError) -> Self {
-        Self { message: error.to_string(), tainted: error.taints() }
+        Self { message: error.to_string(), device_unusable: error.is_sticky() }
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Enters: a name, an opened model, a dtype and a device. Leaves: a [`Session`], or what the engine cannot do. One arm per engine.
 
-use super::stock::{self, StockSession, Way};
+use super::stock::{self, StockSession, StockVariant};
 use super::{Backend, DeviceChoice, DeviceOptions, EngineError, Session, failure, native};
 use crate::weights::{OpenModel, Weights};
 use hbmark_core::model::Dtype;
@@ -32,8 +32,8 @@ pub fn open(
     if engine == native::NAME {
         return native::open(model, dtype, device, options, &mut tensor_loaded);
     }
-    let way = Way::of(engine).unwrap_or(Way::Eager);
-    let keep_memory_pool = options.keep_memory_pool || way == Way::KeptPool;
+    let variant = StockVariant::of(engine).unwrap_or(StockVariant::Eager);
+    let keep_memory_pool = options.keep_memory_pool || variant == StockVariant::KeptPool;
     let backend = Backend::open(device, DeviceOptions { keep_memory_pool, ..options })?;
     let weights = model.load(dtype, &backend.device, &mut tensor_loaded);
     let session = match weights.map_err(|error| failure::of_loading(&backend.name, error))? {
@@ -45,10 +45,10 @@ pub fn open(
         }
     };
     #[cfg(feature = "cuda")]
-    if way == Way::Replayed {
-        return Ok(Box::new(super::replay::Replayed::new(session, way.name())));
+    if variant == StockVariant::Replayed {
+        return Ok(Box::new(super::replay::Replayed::new(session, variant.name())));
     }
-    Ok(Box::new(session.named(way)))
+    Ok(Box::new(session.named(variant)))
 }
 
 /// What an engine could do with a model, without loading it.
@@ -61,13 +61,13 @@ pub fn capabilities(
     dtype: Dtype,
     device: DeviceChoice,
 ) -> Result<Capabilities, EngineError> {
-    if let Some(way) = Way::of(engine) {
-        way.check(device)?;
+    if let Some(variant) = StockVariant::of(engine) {
+        variant.check(device)?;
         if !model.is_gguf() {
             stock::candle_dtype(dtype)?;
         }
         let limits = stock::limits(&model.architecture, model.is_gguf())?;
-        return Ok(stock::capabilities(way, limits, &device.to_string()));
+        return Ok(stock::capabilities(variant, limits, &device.to_string()));
     }
     match engine {
         native::NAME => {
@@ -115,7 +115,7 @@ pub fn open_reference(
     loaded: &mut dyn FnMut(Bytes, Bytes),
 ) -> Result<Option<Box<dyn Session>>, EngineError> {
     match dtype {
-        Dtype::F32 if Way::of(engine).is_some() => Ok(None),
+        Dtype::F32 if StockVariant::of(engine).is_some() => Ok(None),
         Dtype::F32 | Dtype::Bf16 | Dtype::F16 if !model.is_gguf() => {
             open("stock", model, Dtype::F32, device, options, loaded).map(Some).or_else(|error| match error {
                 // What candle does not run as its authors meant it is no reference.

@@ -16,38 +16,38 @@ use hbmark_core::units::Bytes;
 /// a library may choose another algorithm while it is recorded, whose sums have another order.
 ///
 /// *Source*: one step of bf16 is 2⁻⁸ of a value; a sum in another order is a few of f32's.
-const MOST_DIFFERENCE: f64 = 5e-3;
+const MAX_RELATIVE_DIFFERENCE: f64 = 5e-3;
 
 /// A session whose steps can be recorded.
-pub trait Recordable: Session {
+pub trait CapturableSession: Session {
     /// A recorded step, with whatever it reads and writes.
-    type Recording: std::fmt::Debug;
+    type CapturedStep: std::fmt::Debug;
 
     /// Records the step that ran last, and does not run it.
     ///
     /// # Errors
     /// When it cannot be recorded; the session goes on as if nothing had been asked.
-    fn record(&mut self, batch: &StepBatch) -> Result<Self::Recording, EngineError>;
+    fn record(&mut self, batch: &StepBatch) -> Result<Self::CapturedStep, EngineError>;
 
     /// Enqueues what was recorded. Its logits and tokens are then the session's.
     ///
     /// # Errors
     /// When the device fails.
-    fn replay(&mut self, recording: &Self::Recording) -> Result<(), EngineError>;
+    fn replay(&mut self, recording: &Self::CapturedStep) -> Result<(), EngineError>;
 }
 
 /// A session that replays the steps that come again.
 #[derive(Debug)]
-pub struct Replayed<S: Recordable> {
+pub struct Replayed<S: CapturableSession> {
     session: S,
     capabilities: Capabilities,
     /// The last step, where it ran eagerly.
     last: Option<StepBatch>,
     /// By the first sequence of the batch.
-    recordings: HashMap<SequenceId, (StepBatch, S::Recording)>,
+    recordings: HashMap<SequenceId, (StepBatch, S::CapturedStep)>,
 }
 
-impl<S: Recordable> Replayed<S> {
+impl<S: CapturableSession> Replayed<S> {
     /// A session under another name.
     #[must_use]
     pub fn new(session: S, engine: &str) -> Self {
@@ -57,18 +57,18 @@ impl<S: Recordable> Replayed<S> {
     }
 
     /// Records the step that just ran, and replays it once: what it gives must be what it gave.
-    fn record(&mut self, batch: &StepBatch) -> Result<S::Recording, EngineError> {
+    fn record(&mut self, batch: &StepBatch) -> Result<S::CapturedStep, EngineError> {
         let (eager, tokens) = (self.session.logits()?, self.session.next_tokens()?);
         let recording = self.session.record(batch).map_err(|error| self.not_replayed(error))?;
         self.session.replay(&recording)?;
         let (replayed, then) = (self.session.logits()?, self.session.next_tokens()?);
         let off = difference(&replayed, &eager);
-        if off > MOST_DIFFERENCE || then != tokens {
+        if off > MAX_RELATIVE_DIFFERENCE || then != tokens {
             let changed = tokens.iter().zip(&then).filter(|(a, b)| a != b).count();
             return Err(EngineError::NotReplayed {
                 engine: self.capabilities.engine.clone(),
                 why: format!(
-                    "its logits are {off:.1e} off the eager ones (at most {MOST_DIFFERENCE:.0e}), and {changed} of {} tokens differ",
+                    "its logits are {off:.1e} off the eager ones (at most {MAX_RELATIVE_DIFFERENCE:.0e}), and {changed} of {} tokens differ",
                     tokens.len()
                 ),
             });
@@ -100,7 +100,7 @@ fn difference(found: &[Vec<f32>], wanted: &[Vec<f32>]) -> f64 {
     found.iter().zip(wanted).map(row).fold(0.0, f64::max)
 }
 
-impl<S: Recordable> Session for Replayed<S> {
+impl<S: CapturableSession> Session for Replayed<S> {
     fn capabilities(&self) -> &Capabilities {
         &self.capabilities
     }
@@ -154,15 +154,15 @@ impl<S: Recordable> Session for Replayed<S> {
     fn memory(&mut self) -> MemoryUse {
         self.session.memory()
     }
-    fn moved(&self) -> Option<Bytes> {
-        self.session.moved()
+    fn bytes_moved(&self) -> Option<Bytes> {
+        self.session.bytes_moved()
     }
     fn profile(&mut self, batch: &StepBatch) -> Result<Vec<OperationTime>, EngineError> {
         self.session.profile(batch)
     }
 }
 
-impl<S: Recordable> Replayed<S> {
+impl<S: CapturableSession> Replayed<S> {
     fn forget(&mut self, sequence: SequenceId) {
         let holds = |batch: &StepBatch| batch.sequences.iter().any(|step| step.sequence == sequence);
         self.recordings.retain(|_, (batch, _)| !holds(batch));
@@ -173,7 +173,7 @@ impl<S: Recordable> Replayed<S> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::scripted::{Outcome, ScriptedSession};
+    use crate::engine::scripted::{ScriptedSession, StepOutcome};
     use hbmark_core::model::test_shapes;
     use hbmark_core::units::Nanos;
     use hbmark_traffic::clock::VirtualClock;
@@ -181,17 +181,17 @@ mod tests {
     const EAGER: f64 = 9e6;
     const REPLAY: f64 = 4e6;
 
-    fn session(replay: impl FnMut() -> Outcome + 'static) -> (Replayed<ScriptedSession>, VirtualClock) {
+    fn session(replay: impl FnMut() -> StepOutcome + 'static) -> (Replayed<ScriptedSession>, VirtualClock) {
         let architecture = test_shapes::smollm2_135m();
         let inventory = architecture.inventory(Dtype::Bf16);
         let clock = VirtualClock::default();
-        let takes = |_| Outcome::Takes { device: Nanos(EAGER), host: Nanos(0.0) };
+        let takes = |_| StepOutcome::Takes { device: Nanos(EAGER), host: Nanos(0.0) };
         let scripted = ScriptedSession::new(architecture, inventory, &clock, Box::new(takes));
         (Replayed::new(scripted.with_replay(replay), "scripted-graph"), clock)
     }
 
-    fn takes() -> Outcome {
-        Outcome::Takes { device: Nanos(REPLAY), host: Nanos(0.0) }
+    fn takes() -> StepOutcome {
+        StepOutcome::Takes { device: Nanos(REPLAY), host: Nanos(0.0) }
     }
 
     fn step(token: u32, start: usize) -> StepBatch {
@@ -252,9 +252,10 @@ mod tests {
 
     #[test]
     fn a_replay_that_gives_something_else_is_an_error_with_the_difference() {
-        let wrong = || Outcome::WrongTokens { device: Nanos(REPLAY) };
-        let not_a_number = || Outcome::NotANumber { device: Nanos(REPLAY) };
-        for (planted, says) in [(wrong as fn() -> Outcome, "1 of 1 tokens differ"), (not_a_number, "inf off")]
+        let wrong = || StepOutcome::WrongTokens { device: Nanos(REPLAY) };
+        let not_a_number = || StepOutcome::NotANumber { device: Nanos(REPLAY) };
+        for (planted, says) in
+            [(wrong as fn() -> StepOutcome, "1 of 1 tokens differ"), (not_a_number, "inf off")]
         {
             let (mut session, _) = session(planted);
             session.step(&step(7, 0)).unwrap();
@@ -269,7 +270,7 @@ mod tests {
         let architecture = test_shapes::smollm2_135m();
         let inventory = architecture.inventory(Dtype::Bf16);
         let clock = VirtualClock::default();
-        let eager = |_| Outcome::Takes { device: Nanos(EAGER), host: Nanos(0.0) };
+        let eager = |_| StepOutcome::Takes { device: Nanos(EAGER), host: Nanos(0.0) };
         let scripted = ScriptedSession::new(architecture, inventory, &clock, Box::new(eager));
         let mut session = Replayed::new(scripted, "scripted-graph");
         session.step(&step(7, 0)).unwrap();

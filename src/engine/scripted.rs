@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use super::replay::Recordable;
+use super::replay::CapturableSession;
 use super::{
     EngineError, Mark, MemoryUse, OperationTime, SequenceId, Session, StepBatch, Timeline, TimelineKind,
 };
@@ -27,7 +27,7 @@ pub struct StepInfo {
 
 /// What a step does.
 #[derive(Debug)]
-pub enum Outcome {
+pub enum StepOutcome {
     /// The device is busy for `device`, and the host spends `host` more before the step's tokens are read.
     Takes { device: Nanos, host: Nanos },
     /// The host's work for the next step runs while the device computes: only what is longer than the step shows.
@@ -41,13 +41,13 @@ pub enum Outcome {
 }
 
 /// The script.
-pub type Script = Box<dyn FnMut(StepInfo) -> Outcome>;
+pub type Script = Box<dyn FnMut(StepInfo) -> StepOutcome>;
 
 /// What a profiled step says; told how many were profiled before it.
 pub type Profiler = Box<dyn FnMut(usize) -> Vec<OperationTime>>;
 
 /// What a replayed step does; without one a step cannot be recorded.
-pub type Replay = Box<dyn FnMut() -> Outcome>;
+pub type Replay = Box<dyn FnMut() -> StepOutcome>;
 
 /// A session that follows a script.
 pub struct ScriptedSession {
@@ -194,7 +194,7 @@ impl ScriptedSession {
 
     /// Lets steps be recorded: replayed, they do what this says.
     #[must_use]
-    pub fn with_replay(mut self, replay: impl FnMut() -> Outcome + 'static) -> Self {
+    pub fn with_replay(mut self, replay: impl FnMut() -> StepOutcome + 'static) -> Self {
         self.replay = Some(Box::new(replay));
         self
     }
@@ -221,16 +221,21 @@ impl ScriptedSession {
     }
 
     /// Lets time pass and makes up tokens.
-    fn happen(&mut self, batch: &StepBatch, index: usize, outcome: Outcome) -> Result<(), EngineError> {
+    fn apply_outcome(
+        &mut self,
+        batch: &StepBatch,
+        index: usize,
+        outcome: StepOutcome,
+    ) -> Result<(), EngineError> {
         let (device, host, salt) = match outcome {
-            Outcome::Takes { device, host } => (device, host, 0),
-            Outcome::Ahead { device, host } => (device, Nanos((host.0 - device.0).max(0.0)), 0),
-            Outcome::WrongTokens { device } => (device, Nanos(0.0), index + 1),
-            Outcome::NotANumber { device } => {
+            StepOutcome::Takes { device, host } => (device, host, 0),
+            StepOutcome::Ahead { device, host } => (device, Nanos((host.0 - device.0).max(0.0)), 0),
+            StepOutcome::WrongTokens { device } => (device, Nanos(0.0), index + 1),
+            StepOutcome::NotANumber { device } => {
                 self.nan = true;
                 (device, Nanos(0.0), 0)
             }
-            Outcome::Fails(error) => return Err(error),
+            StepOutcome::Fails(error) => return Err(error),
         };
         let missing = usize::from(self.faults.loses_a_token && batch.sequences.len() > 1);
         let answered = batch.sequences.len() - missing;
@@ -265,8 +270,8 @@ impl ScriptedSession {
     }
 }
 
-impl Recordable for ScriptedSession {
-    type Recording = StepBatch;
+impl CapturableSession for ScriptedSession {
+    type CapturedStep = StepBatch;
 
     fn record(&mut self, batch: &StepBatch) -> Result<StepBatch, EngineError> {
         match self.replay {
@@ -280,9 +285,9 @@ impl Recordable for ScriptedSession {
     }
 
     fn replay(&mut self, recording: &StepBatch) -> Result<(), EngineError> {
-        let outcome = self.replay.as_mut().ok_or(EngineError::NothingRan)?();
+        let outcome = self.replay.as_mut().ok_or(EngineError::NoStepRun)?();
         // A step that is replayed is the step it was: only a planted fault gives it an index of its own.
-        self.happen(recording, self.steps, outcome)
+        self.apply_outcome(recording, self.steps, outcome)
     }
 }
 
@@ -321,7 +326,7 @@ impl Session for ScriptedSession {
             *length = sequence.start_position + sequence.tokens.len();
         }
         let outcome = (self.script)(info);
-        self.happen(batch, info.index, outcome)
+        self.apply_outcome(batch, info.index, outcome)
     }
 
     fn logits(&mut self) -> Result<Vec<Vec<f32>>, EngineError> {
@@ -341,7 +346,7 @@ impl Session for ScriptedSession {
     fn next_tokens(&mut self) -> Result<Vec<u32>, EngineError> {
         let host = std::mem::take(&mut self.host_debt);
         self.clock.advance(host);
-        self.tokens.clone().ok_or(EngineError::NothingRan)
+        self.tokens.clone().ok_or(EngineError::NoStepRun)
     }
 
     fn timeline(&mut self) -> &mut dyn Timeline {
@@ -358,7 +363,7 @@ impl Session for ScriptedSession {
         let in_use = |per_step: Bytes| Bytes(weights.0 + self.kv_bytes() + per_step.0 * self.steps as u64);
         MemoryUse { weights, peak: self.faults.leak_per_step.map(in_use) }
     }
-    fn moved(&self) -> Option<Bytes> {
+    fn bytes_moved(&self) -> Option<Bytes> {
         self.moved.filter(|_| self.steps > 0)
     }
     fn profile(&mut self, batch: &StepBatch) -> Result<Vec<OperationTime>, EngineError> {

@@ -38,8 +38,8 @@ pub enum FileError {
 ///
 /// # Errors
 /// When there is less.
-pub fn check_room(folder: &Path, needed: Bytes) -> Result<(), FileError> {
-    match room(folder) {
+pub fn check_free_space(folder: &Path, needed: Bytes) -> Result<(), FileError> {
+    match free_space(folder) {
         Some(free) if free.0 < needed.0 => Err(FileError::Full { folder: folder.to_owned(), free, needed }),
         _ => Ok(()),
     }
@@ -47,13 +47,13 @@ pub fn check_room(folder: &Path, needed: Bytes) -> Result<(), FileError> {
 
 /// Bytes that this user may still write on the disk of a folder.
 #[cfg(unix)]
-fn room(folder: &Path) -> Option<Bytes> {
+fn free_space(folder: &Path) -> Option<Bytes> {
     let disk = rustix::fs::statvfs(folder).ok()?;
     // Some network and user-space file systems count nothing.
     (disk.f_blocks > 0).then(|| Bytes(disk.f_bavail.saturating_mul(disk.f_frsize)))
 }
 #[cfg(not(unix))]
-fn room(_: &Path) -> Option<Bytes> {
+fn free_space(_: &Path) -> Option<Bytes> {
     None
 }
 
@@ -67,10 +67,10 @@ fn folder_of(path: &Path) -> &Path {
 ///
 /// # Errors
 /// When the folder or the disk refuses; the old file is then as it was. When the path is a folder, a socket or a disk.
-pub fn write_whole(path: &Path, text: &str) -> Result<(), FileError> {
+pub fn write_atomic(path: &Path, text: &str) -> Result<(), FileError> {
     match target(path)? {
-        Target::File(file) => replace(path, &file, text),
-        Target::Stream => {
+        WriteTarget::File(file) => replace(path, &file, text),
+        WriteTarget::Stream => {
             // Without the power to create: what was there a moment ago is meant.
             let written =
                 File::options().append(true).open(path).and_then(|mut f| f.write_all(text.as_bytes()));
@@ -84,17 +84,20 @@ pub fn write_whole(path: &Path, text: &str) -> Result<(), FileError> {
 /// # Errors
 /// When it is a folder, a socket or a disk, or when its folder takes no new file.
 pub fn check_writable(path: &Path) -> Result<(), FileError> {
-    if let Target::File(file) = target(path)? {
+    if let WriteTarget::File(file) = target(path)? {
         let folder = folder_of(&file);
         // Without a name: a process that is killed here leaves nothing.
         let probe = std::fs::metadata(folder.join(".")).and_then(|_| tempfile::tempfile_in(folder));
-        probe.map_err(|source| FileError::Folder { path: path.to_owned(), source: nameless(source) })?;
+        probe.map_err(|source| FileError::Folder {
+            path: path.to_owned(),
+            source: without_temp_path(source),
+        })?;
     }
     Ok(())
 }
 
 /// What a path leads to.
-enum Target {
+enum WriteTarget {
     /// A file that may be replaced, or none yet; behind every link.
     File(PathBuf),
     /// Something that takes bytes one after the other.
@@ -102,19 +105,19 @@ enum Target {
 }
 
 /// Links that lead to one another are given up after as many as Linux follows (`path_resolution(7)`).
-const MOST_LINKS: usize = 40;
+const MAX_SYMLINKS: usize = 40;
 
-fn target(path: &Path) -> Result<Target, FileError> {
+fn target(path: &Path) -> Result<WriteTarget, FileError> {
     let failed = |source| FileError::Write { path: path.to_owned(), source };
     let mut file = path.to_owned();
-    for _ in 0..MOST_LINKS {
+    for _ in 0..MAX_SYMLINKS {
         // Streams of this process: a redirection that is a file goes on where it is, instead of becoming another file.
         if ["/dev/fd", "/dev/stdout", "/dev/stderr", "/proc"].iter().any(|own| file.starts_with(own)) {
-            return Ok(Target::Stream);
+            return Ok(WriteTarget::Stream);
         }
         let kind = match std::fs::symlink_metadata(&file) {
             Ok(metadata) => metadata.file_type(),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Target::File(file)),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(WriteTarget::File(file)),
             Err(error) => return Err(failed(error)),
         };
         if !kind.is_symlink() {
@@ -127,25 +130,25 @@ fn target(path: &Path) -> Result<Target, FileError> {
 }
 
 #[cfg(unix)]
-fn of_kind(kind: std::fs::FileType, file: PathBuf) -> Result<Target, &'static str> {
+fn of_kind(kind: std::fs::FileType, file: PathBuf) -> Result<WriteTarget, &'static str> {
     use std::os::unix::fs::FileTypeExt;
     match kind {
-        kind if kind.is_file() => Ok(Target::File(file)),
-        kind if kind.is_char_device() || kind.is_fifo() => Ok(Target::Stream),
+        kind if kind.is_file() => Ok(WriteTarget::File(file)),
+        kind if kind.is_char_device() || kind.is_fifo() => Ok(WriteTarget::Stream),
         kind if kind.is_dir() => Err("a folder"),
         _ => Err("a socket or a disk"),
     }
 }
 #[cfg(not(unix))]
-fn of_kind(kind: std::fs::FileType, file: PathBuf) -> Result<Target, &'static str> {
-    if kind.is_dir() { Err("a folder") } else { Ok(Target::File(file)) }
+fn of_kind(kind: std::fs::FileType, file: PathBuf) -> Result<WriteTarget, &'static str> {
+    if kind.is_dir() { Err("a folder") } else { Ok(WriteTarget::File(file)) }
 }
 
 /// Puts a new file in the place of `file`, which the user named `path`.
 fn replace(path: &Path, file: &Path, text: &str) -> Result<(), FileError> {
     let folder = folder_of(file);
-    let refused = |source| FileError::Folder { path: path.to_owned(), source: nameless(source) };
-    let failed = |source| FileError::Write { path: path.to_owned(), source: nameless(source) };
+    let refused = |source| FileError::Folder { path: path.to_owned(), source: without_temp_path(source) };
+    let failed = |source| FileError::Write { path: path.to_owned(), source: without_temp_path(source) };
     // Made like any other file, so that others may read it where the user's mask allows.
     let create = |path: &Path| File::options().write(true).create_new(true).open(path);
     let mut unfinished =
@@ -161,7 +164,7 @@ fn replace(path: &Path, file: &Path, text: &str) -> Result<(), FileError> {
 }
 
 /// An error without the name of a file that nobody asked for, which the library that made it adds.
-fn nameless(error: std::io::Error) -> std::io::Error {
+fn without_temp_path(error: std::io::Error) -> std::io::Error {
     if error.raw_os_error().is_some() { error } else { error.kind().into() }
 }
 
@@ -176,7 +179,7 @@ fn remember(path: Option<PathBuf>) {
 }
 
 /// Removes the unfinished file of this process, for an exit without destructors.
-pub fn abandon() {
+pub fn remove_unfinished() {
     // Held by a writer that will never come back: then there is nothing to be done.
     if let Ok(mut unfinished) = UNFINISHED.try_lock()
         && let Some(path) = unfinished.take()
@@ -205,8 +208,8 @@ mod tests {
     fn a_file_is_replaced_whole_and_nothing_is_left_beside_it() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("result.json");
-        write_whole(&path, "old").unwrap();
-        write_whole(&path, "new").unwrap();
+        write_atomic(&path, "old").unwrap();
+        write_atomic(&path, "new").unwrap();
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "new");
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
     }
@@ -217,7 +220,7 @@ mod tests {
         use std::os::unix::fs::PermissionsExt;
         let folder = tempfile::tempdir().unwrap();
         let (ours, plain) = (folder.path().join("result.json"), folder.path().join("plain"));
-        write_whole(&ours, "x").unwrap();
+        write_atomic(&ours, "x").unwrap();
         std::fs::write(&plain, "x").unwrap();
         let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
         assert_eq!(mode(&ours), mode(&plain));
@@ -227,8 +230,8 @@ mod tests {
     #[test]
     fn a_disk_with_less_room_than_needed_is_refused_with_both() {
         let folder = tempfile::tempdir().unwrap();
-        check_room(folder.path(), Bytes(1)).unwrap();
-        let error = check_room(folder.path(), Bytes(u64::MAX)).unwrap_err().to_string();
+        check_free_space(folder.path(), Bytes(1)).unwrap();
+        let error = check_free_space(folder.path(), Bytes(u64::MAX)).unwrap_err().to_string();
         assert!(
             error.contains(" left, and the results may take ") && error.contains("another folder"),
             "{error}"
@@ -251,7 +254,7 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         let missing = tempfile::tempdir().unwrap().path().join("none");
         for path in [file.path().join("x"), missing.join("x")] {
-            for error in [write_whole(&path, "").unwrap_err(), check_writable(&path).unwrap_err()] {
+            for error in [write_atomic(&path, "").unwrap_err(), check_writable(&path).unwrap_err()] {
                 let error = error.to_string();
                 assert!(error.starts_with(&format!("cannot write {}: ", path.display())), "{error}");
                 assert!(!error.contains(PREFIX) && !error.contains(" at path "), "{error}");
@@ -271,12 +274,12 @@ mod tests {
             symlink("real", &link).unwrap();
             // The first time it leads to nothing yet.
             for text in ["new", "newer"] {
-                write_whole(&link, text).unwrap();
+                write_atomic(&link, text).unwrap();
                 assert_eq!(std::fs::read_to_string(&real).unwrap(), text);
                 assert!(link.symlink_metadata().unwrap().file_type().is_symlink());
             }
             symlink("loop", folder.path().join("loop")).unwrap();
-            let error = write_whole(&folder.path().join("loop"), "").unwrap_err().to_string();
+            let error = write_atomic(&folder.path().join("loop"), "").unwrap_err().to_string();
             assert!(error.contains("leads to itself"), "{error}");
         }
 
@@ -285,11 +288,11 @@ mod tests {
             let folder = tempfile::tempdir().unwrap();
             let link = folder.path().join("null");
             symlink("/dev/null", &link).unwrap();
-            write_whole(&link, "gone").unwrap();
+            write_atomic(&link, "gone").unwrap();
             check_writable(&link).unwrap();
             assert!(std::fs::metadata("/dev/null").unwrap().file_type().is_char_device());
             assert!(link.symlink_metadata().unwrap().file_type().is_symlink());
-            let error = write_whole(Path::new("/dev/full"), "x").unwrap_err().to_string();
+            let error = write_atomic(Path::new("/dev/full"), "x").unwrap_err().to_string();
             assert!(error.starts_with("cannot write /dev/full: No space left"), "{error}");
         }
 
@@ -302,7 +305,7 @@ mod tests {
                 let pipe = pipe.clone();
                 std::thread::spawn(move || std::fs::read_to_string(pipe).unwrap())
             };
-            write_whole(&pipe, "through").unwrap();
+            write_atomic(&pipe, "through").unwrap();
             assert_eq!(reader.join().unwrap(), "through");
             assert!(std::fs::metadata(&pipe).unwrap().file_type().is_fifo());
         }
@@ -312,9 +315,9 @@ mod tests {
             let folder = tempfile::tempdir().unwrap();
             let socket = folder.path().join("socket");
             let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
-            let error = write_whole(&socket, "").unwrap_err().to_string();
+            let error = write_atomic(&socket, "").unwrap_err().to_string();
             assert!(error.contains("it is a socket or a disk"), "{error}");
-            let error = write_whole(folder.path(), "").unwrap_err().to_string();
+            let error = write_atomic(folder.path(), "").unwrap_err().to_string();
             assert!(error.contains("it is a folder"), "{error}");
         }
     }

@@ -13,8 +13,6 @@ use nvml_wrapper::bitmasks::device::ThrottleReasons;
 use nvml_wrapper::enum_wrappers::device::{Clock, PerformancePolicy, TemperatureSensor};
 use nvml_wrapper::error::{Bits, NvmlError};
 use nvml_wrapper::{Device, Nvml, cuda_driver_version_major, cuda_driver_version_minor};
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
 
 use crate::engine::device::CudaIdentity;
 use hbmark_core::result::{GpuEnvironment, GpuMatch};

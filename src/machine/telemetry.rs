@@ -1,7 +1,7 @@
 //! What the machine did while a block was measured.
 //!
 //! Enters: /proc and /sys, or NVML, read just before and just after a block, outside its timing. Leaves: a
-//! [`BlockTelemetry`] and, from it alone, a [`Judgement`]. It never sees the times measured in the block, so no block can be
+//! [`BlockTelemetry`] and, from it alone, a [`TelemetryVerdict`]. It never sees the times measured in the block, so no block can be
 //! rejected for being slow.
 //!
 //! The kernel counts CPU time in ticks, mostly of 10 ms. Load is therefore told over windows of at least [`LOAD_WINDOW`]: shorter blocks
@@ -33,14 +33,14 @@ pub trait Telemetry {
     /// Called after the clock of a block has stopped.
     fn after_block(&mut self) -> BlockTelemetry;
     /// The load over the blocks since it was told last, where they are long enough together to tell it. `last`: no more will follow.
-    fn load(&mut self, _last: bool) -> Option<Load> {
+    fn load(&mut self, _last: bool) -> Option<CpuLoad> {
         None
     }
 }
 
 /// Cores that were busy with something else than this process, over some blocks.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Load {
+pub struct CpuLoad {
     /// The last so many blocks.
     pub blocks: usize,
     pub foreign_cores: Option<f64>,
@@ -165,7 +165,7 @@ impl Telemetry for HostTelemetry {
         let now = HostReading::take(&self.root, self.epoch.elapsed());
         self.end(now)
     }
-    fn load(&mut self, last: bool) -> Option<Load> {
+    fn load(&mut self, last: bool) -> Option<CpuLoad> {
         let enough = if last { LAST_WINDOW } else { LOAD_WINDOW };
         let long =
             |window: &Window| window.blocks > 0 && window.to.at.saturating_sub(window.from.at) >= enough;
@@ -173,7 +173,7 @@ impl Telemetry for HostTelemetry {
             return None;
         }
         let window = self.window.take().filter(long)?;
-        Some(Load::between(&window, self.ticks_per_second))
+        Some(CpuLoad::between(&window, self.ticks_per_second))
     }
 }
 
@@ -198,7 +198,7 @@ impl HostReading {
     }
 }
 
-impl Load {
+impl CpuLoad {
     fn between(window: &Window, ticks_per_second: f64) -> Self {
         let Window { from, to, blocks } = window;
         let wall_ticks = to.at.saturating_sub(from.at).as_secs_f64() * ticks_per_second;
@@ -327,7 +327,7 @@ impl Telemetry for NvmlTelemetry {
         let host = self.host.after_block();
         gpu_block(&self.before.take().unwrap_or_default(), &after, &host)
     }
-    fn load(&mut self, last: bool) -> Option<Load> {
+    fn load(&mut self, last: bool) -> Option<CpuLoad> {
         self.host.load(last)
     }
 }
@@ -366,44 +366,44 @@ pub fn gpu_block(before: &GpuSample, after: &GpuSample, host: &BlockTelemetry) -
 
 /// Whether a block counts, and what is to be known about it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Judgement {
+pub struct TelemetryVerdict {
     /// The cause for which the block is thrown away and measured again.
     pub reject: Option<String>,
     /// What held during the block but does not invalidate it.
     pub conditions: Vec<String>,
 }
 
-/// Judges a block by what the telemetry saw during it, and by nothing else; [`Load::reject`] judges what is told of several together.
+/// Judges a block by what the telemetry saw during it, and by nothing else; [`CpuLoad::reject`] judges what is told of several together.
 #[must_use]
-pub fn judge(block: &BlockTelemetry) -> Judgement {
+pub fn judge(block: &BlockTelemetry) -> TelemetryVerdict {
     let mut causes: Vec<String> = Vec::new();
     let mut conditions: Vec<String> = Vec::new();
     for name in &block.throttle_reasons {
         match effect(name) {
-            Effect::Reject(cause) => causes.push(cause.to_owned()),
-            Effect::Condition(condition) => conditions.push(condition),
+            ConditionEffect::Reject(cause) => causes.push(cause.to_owned()),
+            ConditionEffect::Condition(condition) => conditions.push(condition),
         }
     }
     if let Some(others) = block.gpu_other_processes.filter(|others| *others > 0) {
         conditions.push(format!("{others} other processes on the GPU"));
     }
-    Judgement { reject: (!causes.is_empty()).then(|| causes.join("; ")), conditions }
+    TelemetryVerdict { reject: (!causes.is_empty()).then(|| causes.join("; ")), conditions }
 }
 
-enum Effect {
+enum ConditionEffect {
     Reject(&'static str),
     Condition(String),
 }
 
-fn effect(name: &str) -> Effect {
-    let condition = |text: &str| Effect::Condition(text.to_owned());
+fn effect(name: &str) -> ConditionEffect {
+    let condition = |text: &str| ConditionEffect::Condition(text.to_owned());
     match Throttle::parse(name) {
-        Some(Throttle::HwSlowdown) => Effect::Reject("hardware slowdown"),
-        Some(Throttle::HwThermal) => Effect::Reject("hardware thermal slowdown"),
-        Some(Throttle::HwPowerBrake) => Effect::Reject("hardware power brake"),
-        Some(Throttle::SwThermal) => Effect::Reject("software thermal slowdown"),
+        Some(Throttle::HwSlowdown) => ConditionEffect::Reject("hardware slowdown"),
+        Some(Throttle::HwThermal) => ConditionEffect::Reject("hardware thermal slowdown"),
+        Some(Throttle::HwPowerBrake) => ConditionEffect::Reject("hardware power brake"),
+        Some(Throttle::SwThermal) => ConditionEffect::Reject("software thermal slowdown"),
         Some(Throttle::ThermalViolation) => {
-            Effect::Reject("thermal slowdown between two looks at the clocks")
+            ConditionEffect::Reject("thermal slowdown between two looks at the clocks")
         }
         Some(Throttle::SwPowerCap) => condition("power capped"),
         Some(Throttle::GpuIdle) => condition("GPU idle"),
@@ -411,8 +411,8 @@ fn effect(name: &str) -> Effect {
         Some(Throttle::DisplayClocks) => condition("clocks limited by the display setting"),
         Some(Throttle::SyncBoost) => condition("clocks held by another GPU of the sync boost group"),
         Some(Throttle::BoardLimit) => condition("board limit reached"),
-        Some(Throttle::Unknown(bit)) => Effect::Condition(format!("unknown throttle bit 0x{bit:x}")),
-        None => Effect::Condition(format!("unknown throttle reason `{name}`")),
+        Some(Throttle::Unknown(bit)) => ConditionEffect::Condition(format!("unknown throttle bit 0x{bit:x}")),
+        None => ConditionEffect::Condition(format!("unknown throttle reason `{name}`")),
     }
 }
 
@@ -484,7 +484,7 @@ mod tests {
     #[test]
     fn foreign_load_and_steal_reject_above_their_limit_only() {
         let cause = |foreign_cores, steal_cores| {
-            Load { blocks: 1, foreign_cores, steal_cores }.reject(&Limits::default())
+            CpuLoad { blocks: 1, foreign_cores, steal_cores }.reject(&Limits::default())
         };
         let foreign = "foreign load: 0.7 cores busy with other processes";
         assert_eq!(cause(Some(0.7), None).as_deref(), Some(foreign));
@@ -492,7 +492,7 @@ mod tests {
         assert!(cause(None, Some(0.5)).unwrap().starts_with("steal"));
         assert_eq!(cause(None, None), None, "what is unknown rejects nothing");
         let patient = Limits { foreign_cores: f64::INFINITY, steal_cores: 0.1 };
-        assert_eq!(Load { foreign_cores: Some(3.0), ..Load::default() }.reject(&patient), None);
+        assert_eq!(CpuLoad { foreign_cores: Some(3.0), ..CpuLoad::default() }.reject(&patient), None);
     }
 
     /// A reading at `ms` with the busy, own and stolen ticks so far.
@@ -512,7 +512,7 @@ mod tests {
     }
 
     /// Blocks from one reading to another; the load as it was told behind each.
-    fn told(host: &mut HostTelemetry, blocks: &[(HostReading, HostReading)]) -> Vec<Option<Load>> {
+    fn told(host: &mut HostTelemetry, blocks: &[(HostReading, HostReading)]) -> Vec<Option<CpuLoad>> {
         let block = |(from, to): &(HostReading, HostReading)| {
             host.begin(from.clone());
             host.end(to.clone());
@@ -575,7 +575,7 @@ mod tests {
         assert_eq!(told(&mut host, &[first, second]), [None, None]);
         assert_eq!(
             host.load(true).unwrap(),
-            Load { blocks: 1, foreign_cores: Some(0.0), steal_cores: Some(0.0) }
+            CpuLoad { blocks: 1, foreign_cores: Some(0.0), steal_cores: Some(0.0) }
         );
     }
 

@@ -11,11 +11,11 @@ use hbmark_core::units::Bytes;
 /// How far the bytes of matrices may be from those listed: padding and scales stay far below.
 const SIZE_TOLERANCE: f64 = 0.05;
 /// Share of the matrices' bytes that may be stored in a way nobody asked for.
-const STRAY_SHARE: f64 = 0.05;
+const MAX_OTHER_STORAGE_SHARE: f64 = 0.05;
 
 /// What is wrong with the weights. The messages begin as [`WRONG_SIZE`] and [`WRONG_STORAGE`] say, by which a saved result is explained.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
-pub enum WeightsFault {
+pub enum WeightsMismatch {
     #[error(
         "{WRONG_SIZE}: matrices of {found} were loaded where {wanted} were asked for, {ratio:.2} times; check --model, --revision and --dtype"
     )]
@@ -30,7 +30,7 @@ pub enum WeightsFault {
 ///
 /// # Errors
 /// When sizes or storage differ by more than padding does.
-pub fn weights(found: &Inventory, wanted: &Inventory) -> Result<(), WeightsFault> {
+pub fn weights(found: &Inventory, wanted: &Inventory) -> Result<(), WeightsMismatch> {
     let matrices = |inventory: &Inventory| -> Bytes {
         inventory.tensors.iter().filter(|t| is_matrix(t.role)).map(|t| t.bytes).sum()
     };
@@ -40,7 +40,7 @@ pub fn weights(found: &Inventory, wanted: &Inventory) -> Result<(), WeightsFault
     }
     let ratio = have.as_f64() / want.as_f64();
     if (ratio - 1.0).abs() > SIZE_TOLERANCE {
-        return Err(WeightsFault::Size { found: have, wanted: want, ratio });
+        return Err(WeightsMismatch::Size { found: have, wanted: want, ratio });
     }
     let storage = |inventory: &Inventory| -> Vec<String> {
         let mut names: Vec<String> =
@@ -53,8 +53,8 @@ pub fn weights(found: &Inventory, wanted: &Inventory) -> Result<(), WeightsFault
     let stray = || found.tensors.iter().filter(|t| is_matrix(t.role) && !asked.contains(&t.storage));
     let bytes: Bytes = stray().map(|t| t.bytes).sum();
     match stray().next() {
-        Some(first) if bytes.as_f64() > STRAY_SHARE * have.as_f64() => {
-            Err(WeightsFault::Storage { bytes, found: first.storage.clone(), wanted: asked.join(" or ") })
+        Some(first) if bytes.as_f64() > MAX_OTHER_STORAGE_SHARE * have.as_f64() => {
+            Err(WeightsMismatch::Storage { bytes, found: first.storage.clone(), wanted: asked.join(" or ") })
         }
         _ => Ok(()),
     }
@@ -84,7 +84,10 @@ mod tests {
     #[test]
     fn f32_for_bf16_is_named_by_its_size() {
         let fault = weights(&stored(Dtype::F32), &stored(Dtype::Bf16)).unwrap_err();
-        assert!(matches!(fault, WeightsFault::Size { ratio, .. } if (ratio - 2.0).abs() < 1e-9), "{fault}");
+        assert!(
+            matches!(fault, WeightsMismatch::Size { ratio, .. } if (ratio - 2.0).abs() < 1e-9),
+            "{fault}"
+        );
         assert!(fault.to_string().starts_with(WRONG_SIZE));
     }
 
@@ -92,7 +95,7 @@ mod tests {
     fn f16_for_bf16_is_named_by_its_storage_though_no_byte_is_out_of_place() {
         let fault = weights(&stored(Dtype::F16), &stored(Dtype::Bf16)).unwrap_err();
         assert!(
-            matches!(&fault, WeightsFault::Storage { found, wanted, .. } if found == "f16" && wanted == "bf16")
+            matches!(&fault, WeightsMismatch::Storage { found, wanted, .. } if found == "f16" && wanted == "bf16")
         );
         assert!(fault.to_string().starts_with(WRONG_STORAGE));
     }

@@ -149,7 +149,7 @@ impl CellInput {
 
 /// What the warm-up found.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Warm {
+pub struct WarmupResult {
     pub step_seconds: f64,
     pub steady: bool,
     /// Relative change over the last steps, where not steady.
@@ -167,7 +167,7 @@ pub fn warm_up(
     protocol: &Protocol,
     whole: bool,
     stepped: &mut dyn FnMut(),
-) -> Result<Warm, BlockError> {
+) -> Result<WarmupResult, BlockError> {
     let share = if whole { 1.0 } else { 0.1 };
     let min_seconds = protocol.warmup_min_seconds * share;
     let min_steps = match input.phase {
@@ -195,7 +195,7 @@ pub fn warm_up(
         // A trend matters when it is both certain and large; one in twenty steady tails looks certain by chance.
         let steady = !trend.is_some_and(|t| t.significant && t.relative_change.abs() > 0.05);
         if steady || !whole || busy >= protocol.warmup_max_seconds {
-            return Ok(Warm { step_seconds, steady: steady || !whole, drift });
+            return Ok(WarmupResult { step_seconds, steady: steady || !whole, drift });
         }
     }
 }

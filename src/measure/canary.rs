@@ -38,7 +38,7 @@ pub struct Baseline {
 
 impl Baseline {
     /// Below this a deviation is never held against a block, however quiet the canary.
-    pub const LEAST_TOLERANCE: f64 = 0.01;
+    pub const MIN_TOLERANCE: f64 = 0.01;
     /// Standard deviations a run may lie off: about one false alarm in 16,000 were the noise normal.
     pub const TOLERATED_DEVIATIONS: f64 = 4.0;
 
@@ -65,7 +65,7 @@ impl Baseline {
     /// How far a ratio may lie from 1: one percent, or four of the canary's own standard deviations where that is more.
     #[must_use]
     pub fn tolerance(&self) -> f64 {
-        (Self::TOLERATED_DEVIATIONS * self.relative_sd).max(Self::LEAST_TOLERANCE)
+        (Self::TOLERATED_DEVIATIONS * self.relative_sd).max(Self::MIN_TOLERANCE)
     }
 }
 

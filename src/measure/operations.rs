@@ -87,7 +87,7 @@ fn medians(profiles: &[Vec<OperationTime>]) -> Vec<OperationRow> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::scripted::{Outcome, ScriptedSession};
+    use crate::engine::scripted::{ScriptedSession, StepOutcome};
     use hbmark_core::model::{Dtype, test_shapes};
     use hbmark_core::result::Phase;
     use hbmark_core::units::Bytes;
@@ -96,7 +96,7 @@ mod tests {
     fn session() -> ScriptedSession {
         let architecture = test_shapes::smollm2_135m();
         let inventory = architecture.inventory(Dtype::Bf16);
-        let takes = |_| Outcome::Takes { device: Nanos(1e6), host: Nanos(0.0) };
+        let takes = |_| StepOutcome::Takes { device: Nanos(1e6), host: Nanos(0.0) };
         ScriptedSession::new(architecture, inventory, &VirtualClock::default(), Box::new(takes))
     }
 
@@ -133,8 +133,9 @@ mod tests {
     fn a_failing_step_frees_the_cell_too() {
         let architecture = test_shapes::smollm2_135m();
         let inventory = architecture.inventory(Dtype::Bf16);
-        let fails =
-            |_| Outcome::Fails(EngineError::Device { device: "scripted".into(), detail: "it broke".into() });
+        let fails = |_| {
+            StepOutcome::Fails(EngineError::Device { device: "scripted".into(), detail: "it broke".into() })
+        };
         let mut session =
             ScriptedSession::new(architecture, inventory, &VirtualClock::default(), Box::new(fails));
         assert!(of_cell(&mut session, &cell(), 0, 7).is_err());

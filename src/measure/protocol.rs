@@ -9,9 +9,9 @@ use rand::seq::SliceRandom;
 use rand_chacha::ChaCha8Rng;
 use serde::{Deserialize, Serialize};
 
-use super::visit::{End, Inputs, Reference, Visit, Visited};
+use super::visit::{CellEnd, CellInputs, Reference, Visit, Visited};
 use crate::engine::Session;
-use crate::machine::telemetry::Load;
+use crate::machine::telemetry::CpuLoad;
 use hbmark_core::result::{
     Block, BlockTelemetry, Cell, KvFill, Measured, Phase, ProtocolSummary, Status, accepted, block_means,
     judged_times,
@@ -139,7 +139,7 @@ impl Protocol {
 
 /// What was seen beside a block.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Testimony {
+pub struct BlockContext {
     pub telemetry: Option<BlockTelemetry>,
     /// The canary over the session's own canary; 1.02 is 2 % slow.
     pub canary_ratio: Option<f64>,
@@ -148,20 +148,20 @@ pub struct Testimony {
     /// What does not reject but must be known.
     pub conditions: Vec<String>,
     /// What is said now of this block and of some before it together.
-    pub load: Option<SharedLoad>,
+    pub load: Option<WindowLoad>,
 }
 
 /// The load over the last blocks together: too short to be judged one by one, they stand and fall together.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct SharedLoad {
-    pub load: Load,
+pub struct WindowLoad {
+    pub load: CpuLoad,
     /// The cause for which none of them counts.
     pub reject: Option<String>,
 }
 
-impl SharedLoad {
+impl WindowLoad {
     /// Writes it into the blocks that it is about; how many of them no longer count.
-    pub fn enter(&self, blocks: &mut [Block]) -> usize {
+    pub fn apply_to(&self, blocks: &mut [Block]) -> usize {
         let first = blocks.len().saturating_sub(self.load.blocks);
         let mut lost = 0;
         for block in &mut blocks[first..] {
@@ -177,9 +177,9 @@ impl SharedLoad {
     }
 }
 
-impl Testimony {
+impl BlockContext {
     /// Writes what was seen into the block it is about, and rejects the block where there is a cause.
-    pub fn enter(self, block: &mut Block, canary_tolerance: f64) {
+    pub fn apply_to(self, block: &mut Block, canary_tolerance: f64) {
         block.canary_ratio = self.canary_ratio;
         block.rejected = self.reject.or_else(|| {
             let off = self.canary_ratio? - 1.0;
@@ -191,33 +191,33 @@ impl Testimony {
 }
 
 /// Watches the machine beside each block.
-pub trait Witness {
+pub trait Monitor {
     /// Called right before a block.
     fn before_block(&mut self);
     /// Called right after it; `wall_seconds` is how long the block took.
-    fn after_block(&mut self, wall_seconds: f64) -> Testimony;
+    fn after_block(&mut self, wall_seconds: f64) -> BlockContext;
     /// Called behind the last block of a visit: what is still to be said of the last ones.
-    fn after_visit(&mut self) -> Option<SharedLoad> {
+    fn after_visit(&mut self) -> Option<WindowLoad> {
         None
     }
     /// The tolerance the canary can bear here: the protocol's own, or more where the canary itself is noisier.
     fn canary_tolerance(&self, wanted: f64) -> f64 {
         wanted
     }
-    /// Resident memory of this process that the witness itself holds.
-    fn held_memory(&self) -> Bytes {
+    /// Resident memory of this process that the monitor itself holds.
+    fn resident_overhead(&self) -> Bytes {
         Bytes(0)
     }
 }
 
 /// Sees nothing: for smoke runs and for tests of other things.
 #[derive(Debug, Default)]
-pub struct NoWitness;
+pub struct NoopMonitor;
 
-impl Witness for NoWitness {
+impl Monitor for NoopMonitor {
     fn before_block(&mut self) {}
-    fn after_block(&mut self, _wall_seconds: f64) -> Testimony {
-        Testimony::default()
+    fn after_block(&mut self, _wall_seconds: f64) -> BlockContext {
+        BlockContext::default()
     }
 }
 
@@ -245,7 +245,8 @@ pub trait Visitor {
     ///
     /// # Errors
     /// As [`visit`](Self::visit).
-    fn refer(&mut self, reference: &Reference) -> Result<Result<Option<f64>, String>, Self::Halt>;
+    fn measure_reference(&mut self, reference: &Reference)
+    -> Result<Result<Option<f64>, String>, Self::Halt>;
     /// Frees the KV of a cell.
     ///
     /// # Errors
@@ -256,7 +257,7 @@ pub trait Visitor {
         None
     }
     /// Whether a fresh session stands behind the next visit after a fault.
-    fn renews(&self) -> bool {
+    fn can_restart(&self) -> bool {
         false
     }
 }
@@ -277,7 +278,7 @@ struct State {
     steps: Option<usize>,
     finished: bool,
     /// Whether a visit was lost already: the next loss ends the cell.
-    struck: bool,
+    retried: bool,
 }
 
 impl State {
@@ -292,7 +293,7 @@ impl State {
             peak_memory: None,
             moved: None,
         };
-        Self { measured, steps: None, finished: false, struck: false }
+        Self { measured, steps: None, finished: false, retried: false }
     }
 
     fn accepted(&self) -> usize {
@@ -300,13 +301,13 @@ impl State {
     }
 
     /// Takes in what a visit brought. `Some` when the visit was lost and should be made again, with the reason.
-    fn absorb(&mut self, visited: Visited, protocol: &Protocol, renews: bool) -> Option<String> {
-        if let Some(End { reason, fault: Some(fault), .. }) = &visited.end
-            && fault.may_pass()
-            && renews
-            && !self.struck
+    fn absorb(&mut self, visited: Visited, protocol: &Protocol, can_restart: bool) -> Option<String> {
+        if let Some(CellEnd { reason, fault: Some(fault), .. }) = &visited.end
+            && fault.is_retryable()
+            && can_restart
+            && !self.retried
         {
-            self.struck = true;
+            self.retried = true;
             return Some(reason.clone());
         }
         let measured = &mut self.measured;
@@ -354,11 +355,11 @@ pub fn run(
     session: &mut dyn Session,
     cells: &[Cell],
     protocol: &Protocol,
-    witness: &mut dyn Witness,
+    monitor: &mut dyn Monitor,
     keep_resident: bool,
     observe: &mut dyn FnMut(Event<'_>),
 ) -> (Vec<Measured>, Vec<f64>) {
-    let mut visitor = InProcess { session, witness, protocol, inputs: Inputs::default() };
+    let mut visitor = InProcess { session, monitor, protocol, inputs: CellInputs::default() };
     let (sampled, never) = schedule(&mut visitor, cells, protocol, keep_resident, observe);
     match never {
         None => (sampled.measured, sampled.reference),
@@ -369,18 +370,21 @@ pub fn run(
 /// Visits of a session that is at hand.
 struct InProcess<'a> {
     session: &'a mut dyn Session,
-    witness: &'a mut dyn Witness,
+    monitor: &'a mut dyn Monitor,
     protocol: &'a Protocol,
-    inputs: Inputs,
+    inputs: CellInputs,
 }
 
 impl Visitor for InProcess<'_> {
     type Halt = std::convert::Infallible;
     fn visit(&mut self, visit: &Visit) -> Result<Visited, Self::Halt> {
-        Ok(self.inputs.visit(self.session, self.witness, self.protocol, visit, &mut |_| {}))
+        Ok(self.inputs.visit(self.session, self.monitor, self.protocol, visit, &mut |_| {}))
     }
-    fn refer(&mut self, reference: &Reference) -> Result<Result<Option<f64>, String>, Self::Halt> {
-        Ok(Ok(self.inputs.refer(self.session, self.protocol, reference, &mut |_| {})))
+    fn measure_reference(
+        &mut self,
+        reference: &Reference,
+    ) -> Result<Result<Option<f64>, String>, Self::Halt> {
+        Ok(Ok(self.inputs.measure_reference(self.session, self.protocol, reference, &mut |_| {})))
     }
     fn release(&mut self, index: usize) -> Result<(), Self::Halt> {
         self.inputs.release(self.session, index);
@@ -444,7 +448,7 @@ fn rounds<V: Visitor>(
                     keep: keep_resident,
                 };
                 let visited = visitor.visit(&visit)?;
-                state.absorb(visited, protocol, visitor.renews())
+                state.absorb(visited, protocol, visitor.can_restart())
             } {
                 sampled
                     .repeated
@@ -501,7 +505,7 @@ fn look(state: &mut State, protocol: &Protocol, target: usize) {
     }
 }
 
-/// One unwitnessed block of the reference cell, the first decode cell that still works.
+/// One unmonitored block of the reference cell, the first decode cell that still works.
 fn visit_reference<V: Visitor>(
     visitor: &mut V,
     states: &mut [State],
@@ -520,14 +524,14 @@ fn visit_reference<V: Visitor>(
     let cell = state.measured.cell.clone();
     let predicted_ns = visitor.predicted_ns(&cell);
     let reference = Reference { index, cell, steps, predicted_ns, keep: !state.finished };
-    match visitor.refer(&reference)? {
+    match visitor.measure_reference(&reference)? {
         Ok(mean) => Ok(mean),
-        Err(reason) if state.struck => {
+        Err(reason) if state.retried => {
             state.finish(Status::Failed, reason);
             Ok(None)
         }
         Err(_) => {
-            state.struck = true;
+            state.retried = true;
             Ok(None)
         }
     }

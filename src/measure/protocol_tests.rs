@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::engine::replay::Replayed;
-use crate::engine::scripted::{Outcome, Script, ScriptedSession, StepInfo};
+use crate::engine::scripted::{Script, ScriptedSession, StepInfo, StepOutcome};
 use hbmark_core::model::{Dtype, test_shapes};
 use hbmark_core::units::Nanos;
 use hbmark_traffic::clock::VirtualClock;
@@ -15,14 +15,14 @@ fn prefill(context: usize) -> Cell {
     Cell { phase: Phase::Prefill, ..decode(1, context) }
 }
 
-fn session(clock: &VirtualClock, script: impl FnMut(StepInfo) -> Outcome + 'static) -> ScriptedSession {
+fn session(clock: &VirtualClock, script: impl FnMut(StepInfo) -> StepOutcome + 'static) -> ScriptedSession {
     let architecture = test_shapes::smollm2_135m();
     let inventory = architecture.inventory(Dtype::Bf16);
     ScriptedSession::new(architecture, inventory, clock, Box::new(script) as Script)
 }
 
-fn takes(milliseconds: f64) -> Outcome {
-    Outcome::Takes { device: Nanos(milliseconds * 1e6), host: Nanos(0.0) }
+fn takes(milliseconds: f64) -> StepOutcome {
+    StepOutcome::Takes { device: Nanos(milliseconds * 1e6), host: Nanos(0.0) }
 }
 
 /// Small, seeded, symmetric noise.
@@ -35,9 +35,9 @@ fn measure(
     session: &mut ScriptedSession,
     cells: &[Cell],
     protocol: &Protocol,
-    witness: &mut dyn Witness,
+    monitor: &mut dyn Monitor,
 ) -> Vec<Measured> {
-    run(session, cells, protocol, witness, true, &mut |_| {}).0
+    run(session, cells, protocol, monitor, true, &mut |_| {}).0
 }
 
 #[test]
@@ -45,7 +45,8 @@ fn a_steady_device_ends_at_the_first_look() {
     let clock = VirtualClock::default();
     let mut random = ChaCha8Rng::seed_from_u64(1);
     let mut session = session(&clock, move |_| takes(10.0 * noise(&mut random, 0.001)));
-    let measured = measure(&mut session, &[decode(1, 64), decode(4, 64)], &Protocol::full(7), &mut NoWitness);
+    let measured =
+        measure(&mut session, &[decode(1, 64), decode(4, 64)], &Protocol::full(7), &mut NoopMonitor);
     for cell in &measured {
         assert_eq!(cell.status, Status::Ok, "{:?}", cell.reason);
         assert!(cell.blocks.len() >= 10 && cell.blocks.len() <= 40, "{}", cell.blocks.len());
@@ -61,7 +62,7 @@ fn a_steady_device_ends_at_the_first_look() {
 fn a_block_is_at_least_100_ms_and_a_prefill_block_may_be_one_step() {
     let clock = VirtualClock::default();
     let mut session = session(&clock, |info| takes(if info.tokens > 1 { 400.0 } else { 0.5 }));
-    let measured = measure(&mut session, &[decode(1, 1), prefill(256)], &Protocol::full(7), &mut NoWitness);
+    let measured = measure(&mut session, &[decode(1, 1), prefill(256)], &Protocol::full(7), &mut NoopMonitor);
     assert_eq!(measured[0].blocks[0].step_ns.len(), 200);
     assert_eq!(measured[1].blocks[0].step_ns.len(), 1);
 }
@@ -69,8 +70,8 @@ fn a_block_is_at_least_100_ms_and_a_prefill_block_may_be_one_step() {
 #[test]
 fn the_interval_holds_the_host_time_that_the_device_span_does_not() {
     let clock = VirtualClock::default();
-    let mut session = session(&clock, |_| Outcome::Takes { device: Nanos(8e6), host: Nanos(2e6) });
-    let measured = measure(&mut session, &[decode(1, 16)], &Protocol::full(7), &mut NoWitness);
+    let mut session = session(&clock, |_| StepOutcome::Takes { device: Nanos(8e6), host: Nanos(2e6) });
+    let measured = measure(&mut session, &[decode(1, 16)], &Protocol::full(7), &mut NoopMonitor);
     let block = &measured[0].blocks[0];
     assert!(block.step_ns.iter().all(|d| (d - 8e6).abs() < 1.0));
     assert!(block.interval_ns.iter().all(|i| (i - 1e7).abs() < 1.0));
@@ -89,7 +90,7 @@ fn a_noisy_device_is_said_not_to_have_converged() {
         }
         takes(10.0 * level)
     });
-    let measured = measure(&mut session, &[decode(1, 16)], &Protocol::full(7), &mut NoWitness);
+    let measured = measure(&mut session, &[decode(1, 16)], &Protocol::full(7), &mut NoopMonitor);
     assert_eq!(measured[0].status, Status::NotConverged, "{:?}", measured[0].reason);
     let reason = measured[0].reason.as_deref().unwrap();
     assert!(reason.starts_with("95 % interval is ±") && reason.ends_with("wanted ±1 %"), "{reason}");
@@ -99,7 +100,7 @@ fn a_noisy_device_is_said_not_to_have_converged() {
 fn a_trend_that_never_ends_is_no_steady_state() {
     let clock = VirtualClock::default();
     let mut session = session(&clock, |info| takes(5.0 * (1.0 + info.index as f64 * 0.01)));
-    let measured = measure(&mut session, &[decode(1, 16)], &Protocol::full(7), &mut NoWitness);
+    let measured = measure(&mut session, &[decode(1, 16)], &Protocol::full(7), &mut NoopMonitor);
     assert_eq!(measured[0].status, Status::NoSteadyState);
     assert!(
         measured[0].reason.as_deref().unwrap().starts_with("still drifting +"),
@@ -109,11 +110,11 @@ fn a_trend_that_never_ends_is_no_steady_state() {
 }
 
 /// Rejects the blocks a test asks for.
-struct Planted<F: FnMut(usize) -> Testimony>(F, usize);
+struct Planted<F: FnMut(usize) -> BlockContext>(F, usize);
 
-impl<F: FnMut(usize) -> Testimony> Witness for Planted<F> {
+impl<F: FnMut(usize) -> BlockContext> Monitor for Planted<F> {
     fn before_block(&mut self) {}
-    fn after_block(&mut self, _wall_seconds: f64) -> Testimony {
+    fn after_block(&mut self, _wall_seconds: f64) -> BlockContext {
         self.1 += 1;
         (self.0)(self.1 - 1)
     }
@@ -123,14 +124,14 @@ impl<F: FnMut(usize) -> Testimony> Witness for Planted<F> {
 fn a_throttled_block_is_kept_with_its_cause_and_retried() {
     let clock = VirtualClock::default();
     let mut session = session(&clock, |_| takes(10.0));
-    let mut witness = Planted(
-        |block| Testimony {
+    let mut monitor = Planted(
+        |block| BlockContext {
             reject: (block == 4).then(|| "hardware thermal slowdown".to_owned()),
-            ..Testimony::default()
+            ..BlockContext::default()
         },
         0,
     );
-    let measured = measure(&mut session, &[decode(1, 16)], &Protocol::full(7), &mut witness);
+    let measured = measure(&mut session, &[decode(1, 16)], &Protocol::full(7), &mut monitor);
     assert_eq!(measured[0].status, Status::Ok);
     let rejected: Vec<&Block> = measured[0].blocks.iter().filter(|b| b.rejected.is_some()).collect();
     assert_eq!(rejected.len(), 1);
@@ -142,14 +143,14 @@ fn a_throttled_block_is_kept_with_its_cause_and_retried() {
 fn a_block_whose_canary_is_off_is_rejected_and_says_by_how_much() {
     let clock = VirtualClock::default();
     let mut session = session(&clock, |_| takes(10.0));
-    let mut witness = Planted(
-        |block| Testimony {
+    let mut monitor = Planted(
+        |block| BlockContext {
             canary_ratio: Some(if block == 2 { 1.023 } else { 1.004 }),
-            ..Testimony::default()
+            ..BlockContext::default()
         },
         0,
     );
-    let measured = measure(&mut session, &[decode(1, 16)], &Protocol::full(7), &mut witness);
+    let measured = measure(&mut session, &[decode(1, 16)], &Protocol::full(7), &mut monitor);
     let causes: Vec<&str> = measured[0].blocks.iter().filter_map(|b| b.rejected.as_deref()).collect();
     assert_eq!(causes, ["canary +2.3 % off"]);
 }
@@ -159,14 +160,14 @@ fn a_cell_that_stays_disturbed_is_given_up_and_the_others_go_on() {
     let clock = VirtualClock::default();
     let mut session = session(&clock, |_| takes(10.0));
     let cells = [decode(1, 16), decode(2, 16)];
-    let mut witness = Planted(
-        |block| Testimony {
+    let mut monitor = Planted(
+        |block| BlockContext {
             reject: (block < 4).then(|| "foreign load: 0.8 cores".to_owned()),
-            ..Testimony::default()
+            ..BlockContext::default()
         },
         0,
     );
-    let measured = measure(&mut session, &cells, &Protocol::full(7), &mut witness);
+    let measured = measure(&mut session, &cells, &Protocol::full(7), &mut monitor);
     let statuses: Vec<Status> = measured.iter().map(|m| m.status).collect();
     assert!(statuses.contains(&Status::Disturbed) && statuses.contains(&Status::Ok), "{statuses:?}");
     let given_up = measured.iter().find(|m| m.status == Status::Disturbed).unwrap();
@@ -185,22 +186,22 @@ struct Together {
 }
 
 impl Together {
-    fn tell(&mut self) -> SharedLoad {
+    fn tell(&mut self) -> WindowLoad {
         let (blocks, busy) = (std::mem::take(&mut self.open), (self.busy)(self.told));
         self.told += 1;
-        let load = Load { blocks, foreign_cores: Some(if busy { 1.0 } else { 0.0 }), steal_cores: None };
-        SharedLoad { load, reject: busy.then(|| "foreign load".to_owned()) }
+        let load = CpuLoad { blocks, foreign_cores: Some(if busy { 1.0 } else { 0.0 }), steal_cores: None };
+        WindowLoad { load, reject: busy.then(|| "foreign load".to_owned()) }
     }
 }
 
-impl Witness for Together {
+impl Monitor for Together {
     fn before_block(&mut self) {}
-    fn after_block(&mut self, _wall_seconds: f64) -> Testimony {
+    fn after_block(&mut self, _wall_seconds: f64) -> BlockContext {
         self.open += 1;
         let load = (self.open == self.each).then(|| self.tell());
-        Testimony { load, ..Testimony::default() }
+        BlockContext { load, ..BlockContext::default() }
     }
-    fn after_visit(&mut self) -> Option<SharedLoad> {
+    fn after_visit(&mut self) -> Option<WindowLoad> {
         (self.open > 0).then(|| self.tell())
     }
 }
@@ -210,9 +211,9 @@ fn blocks_that_are_judged_together_fall_together() {
     let clock = VirtualClock::default();
     let measured = |each, busy: fn(usize) -> bool| {
         let mut session = session(&clock, |_| takes(10.0));
-        let mut witness = Together { each, open: 0, busy, told: 0 };
+        let mut monitor = Together { each, open: 0, busy, told: 0 };
         let protocol = Protocol { visits: 1, ..Protocol::full(7) };
-        measure(&mut session, &[decode(1, 16)], &protocol, &mut witness).remove(0)
+        measure(&mut session, &[decode(1, 16)], &protocol, &mut monitor).remove(0)
     };
     let rejected = |measured: &Measured| -> Vec<usize> {
         let fell = |(index, block): (usize, &Block)| block.rejected.is_some().then_some(index);
@@ -237,7 +238,7 @@ fn a_slow_block_without_a_cause_is_never_dropped() {
     let clock = VirtualClock::default();
     let mut session =
         session(&clock, |info| takes(if (300..320).contains(&info.index) { 100.0 } else { 10.0 }));
-    let measured = measure(&mut session, &[decode(1, 16)], &Protocol::full(7), &mut NoWitness);
+    let measured = measure(&mut session, &[decode(1, 16)], &Protocol::full(7), &mut NoopMonitor);
     let slowest = accepted(&measured[0].blocks).flat_map(|b| &b.step_ns).fold(0.0f64, |m, &x| m.max(x));
     assert!((slowest - 1e8).abs() < 1.0, "the 100 ms steps are among the accepted ones");
 }
@@ -247,7 +248,7 @@ fn out_of_memory_ends_one_cell_as_oom() {
     let clock = VirtualClock::default();
     let mut session = session(&clock, |info| {
         if info.batch == 8 {
-            Outcome::Fails(EngineError::OutOfMemory {
+            StepOutcome::Fails(EngineError::OutOfMemory {
                 device: "cuda:0".into(),
                 detail: "wanted 9 GB, 2 GB free".into(),
             })
@@ -255,7 +256,8 @@ fn out_of_memory_ends_one_cell_as_oom() {
             takes(10.0)
         }
     });
-    let measured = measure(&mut session, &[decode(8, 16), decode(1, 16)], &Protocol::full(7), &mut NoWitness);
+    let measured =
+        measure(&mut session, &[decode(8, 16), decode(1, 16)], &Protocol::full(7), &mut NoopMonitor);
     assert_eq!(measured[0].status, Status::Oom);
     assert_eq!(measured[0].reason.as_deref(), Some("out of memory on cuda:0: wanted 9 GB, 2 GB free"));
     assert_eq!(measured[1].status, Status::Ok);
@@ -266,12 +268,15 @@ fn a_fault_in_the_middle_keeps_the_blocks_before_it() {
     let clock = VirtualClock::default();
     let mut session = session(&clock, |info| {
         if info.index >= 400 {
-            Outcome::Fails(EngineError::Device { device: "cuda:0".into(), detail: "illegal address".into() })
+            StepOutcome::Fails(EngineError::Device {
+                device: "cuda:0".into(),
+                detail: "illegal address".into(),
+            })
         } else {
             takes(10.0)
         }
     });
-    let measured = measure(&mut session, &[decode(1, 16)], &Protocol::full(7), &mut NoWitness);
+    let measured = measure(&mut session, &[decode(1, 16)], &Protocol::full(7), &mut NoopMonitor);
     assert_eq!(measured[0].status, Status::Failed);
     assert!(!measured[0].blocks.is_empty());
 }
@@ -280,9 +285,9 @@ fn a_fault_in_the_middle_keeps_the_blocks_before_it() {
 fn identical_steps_with_other_tokens_are_invalid() {
     let clock = VirtualClock::default();
     let mut session = session(&clock, |info| {
-        if info.index == 350 { Outcome::WrongTokens { device: Nanos(1e7) } } else { takes(10.0) }
+        if info.index == 350 { StepOutcome::WrongTokens { device: Nanos(1e7) } } else { takes(10.0) }
     });
-    let measured = measure(&mut session, &[decode(1, 16)], &Protocol::full(7), &mut NoWitness);
+    let measured = measure(&mut session, &[decode(1, 16)], &Protocol::full(7), &mut NoopMonitor);
     assert_eq!(measured[0].status, Status::Invalid);
     assert!(measured[0].reason.as_deref().unwrap().starts_with("identical steps gave different tokens"));
 }
@@ -291,7 +296,7 @@ fn identical_steps_with_other_tokens_are_invalid() {
 fn a_device_clock_that_runs_fast_is_invalid() {
     let clock = VirtualClock::default();
     let mut session = session(&clock, |_| takes(10.0)).with_clock_rate(1.03);
-    let measured = measure(&mut session, &[decode(1, 16)], &Protocol::full(7), &mut NoWitness);
+    let measured = measure(&mut session, &[decode(1, 16)], &Protocol::full(7), &mut NoopMonitor);
     assert_eq!(measured[0].status, Status::Invalid);
     assert!(measured[0].reason.as_deref().unwrap().contains("host's clock"), "{:?}", measured[0].reason);
 }
@@ -301,7 +306,7 @@ fn a_device_clock_that_runs_slow_is_invalid_and_one_a_little_off_is_not() {
     let with_rate = |rate: f64| {
         let clock = VirtualClock::default();
         let mut session = session(&clock, |_| takes(10.0)).with_clock_rate(rate);
-        measure(&mut session, &[decode(1, 16)], &Protocol::full(7), &mut NoWitness).remove(0)
+        measure(&mut session, &[decode(1, 16)], &Protocol::full(7), &mut NoopMonitor).remove(0)
     };
     let slow = with_rate(0.95);
     assert_eq!(slow.status, Status::Invalid);
@@ -315,8 +320,8 @@ fn a_device_clock_that_runs_slow_is_invalid_and_one_a_little_off_is_not() {
 #[test]
 fn host_time_behind_the_last_mark_is_no_disagreement_of_clocks() {
     let clock = VirtualClock::default();
-    let mut session = session(&clock, |_| Outcome::Takes { device: Nanos(1e6), host: Nanos(9e6) });
-    let measured = measure(&mut session, &[decode(1, 16)], &Protocol::full(7), &mut NoWitness);
+    let mut session = session(&clock, |_| StepOutcome::Takes { device: Nanos(1e6), host: Nanos(9e6) });
+    let measured = measure(&mut session, &[decode(1, 16)], &Protocol::full(7), &mut NoopMonitor);
     assert_eq!(measured[0].status, Status::Ok, "{:?}", measured[0].reason);
 }
 
@@ -324,7 +329,7 @@ fn host_time_behind_the_last_mark_is_no_disagreement_of_clocks() {
 fn an_engine_that_answers_for_fewer_sequences_is_invalid() {
     let clock = VirtualClock::default();
     let mut session = session(&clock, |_| takes(10.0)).with_lost_token();
-    let measured = measure(&mut session, &[decode(4, 16)], &Protocol::full(7), &mut NoWitness);
+    let measured = measure(&mut session, &[decode(4, 16)], &Protocol::full(7), &mut NoopMonitor);
     assert_eq!(measured[0].status, Status::Invalid);
     assert!(measured[0].reason.as_deref().unwrap().starts_with("the engine gave 3 tokens for 4 sequences"));
 }
@@ -334,7 +339,7 @@ fn correlated_blocks_are_merged_before_an_interval_is_believed() {
     let clock = VirtualClock::default();
     // The level wanders slowly: neighbouring blocks resemble each other.
     let mut session = session(&clock, |info| takes(10.0 * (1.0 + 0.02 * (info.index as f64 / 120.0).sin())));
-    let measured = measure(&mut session, &[decode(1, 16)], &Protocol::full(7), &mut NoWitness);
+    let measured = measure(&mut session, &[decode(1, 16)], &Protocol::full(7), &mut NoopMonitor);
     assert!(measured[0].merge > 1, "merge {}", measured[0].merge);
 }
 
@@ -345,7 +350,7 @@ fn the_order_of_cells_is_random_but_seeded() {
         let mut session = session(&clock, |_| takes(10.0));
         let cells: Vec<Cell> = (1..=8).map(|b| decode(b, 16)).collect();
         let mut seen = Vec::new();
-        run(&mut session, &cells, &Protocol::full(seed), &mut NoWitness, true, &mut |event| {
+        run(&mut session, &cells, &Protocol::full(seed), &mut NoopMonitor, true, &mut |event| {
             if let Event::Visiting { cell, .. } = event {
                 seen.push(cell.batch);
             }
@@ -365,7 +370,7 @@ fn the_reference_cell_sees_the_machine_drift() {
         &mut session,
         &[decode(1, 16), decode(2, 16)],
         &Protocol::full(7),
-        &mut NoWitness,
+        &mut NoopMonitor,
         true,
         &mut |_| {},
     );
@@ -378,7 +383,7 @@ fn cells_that_do_not_fit_together_are_filled_anew_for_each_visit() {
     let clock = VirtualClock::default();
     let mut session = session(&clock, |_| takes(10.0));
     let cells = [decode(1, 64), decode(2, 64)];
-    let (measured, _) = run(&mut session, &cells, &Protocol::full(7), &mut NoWitness, false, &mut |_| {});
+    let (measured, _) = run(&mut session, &cells, &Protocol::full(7), &mut NoopMonitor, false, &mut |_| {});
     assert!(measured.iter().all(|m| m.status == Status::Ok), "{measured:?}");
     assert_eq!(session.held_sequences(), 0);
 }
@@ -387,7 +392,8 @@ fn cells_that_do_not_fit_together_are_filled_anew_for_each_visit() {
 fn a_smoke_run_takes_every_cell_once() {
     let clock = VirtualClock::default();
     let mut session = session(&clock, |_| takes(10.0));
-    let measured = measure(&mut session, &[decode(1, 16), prefill(16)], &Protocol::smoke(7), &mut NoWitness);
+    let measured =
+        measure(&mut session, &[decode(1, 16), prefill(16)], &Protocol::smoke(7), &mut NoopMonitor);
     for cell in measured {
         assert_eq!(cell.status, Status::Ok, "{:?}", cell.reason);
         assert_eq!(cell.blocks.len(), 1);
@@ -416,7 +422,7 @@ fn the_same_protocol_measures_a_session_and_its_replay() {
             if replayed { Box::new(Replayed::new(scripted, "stock-graph")) } else { Box::new(scripted) };
         let cells = [decode(1, 64), decode(2, 64)];
         let (measured, _) =
-            run(session.as_mut(), &cells, &Protocol::quick(7), &mut NoWitness, true, &mut |_| {});
+            run(session.as_mut(), &cells, &Protocol::quick(7), &mut NoopMonitor, true, &mut |_| {});
         assert!(measured.iter().all(|m| m.status == Status::Ok), "{measured:?}");
         hbmark_core::stats::median(&measured[1].blocks[0].step_ns)
     };
@@ -430,11 +436,11 @@ fn a_cell_whose_step_cannot_be_replayed_says_why_and_the_others_go_on() {
     // The second cell that is recorded gives other tokens.
     let scripted = session(&clock, |_| takes(9.0)).with_replay(move || {
         replays += 1;
-        if replays == 2 { Outcome::WrongTokens { device: Nanos(4e6) } } else { takes(4.0) }
+        if replays == 2 { StepOutcome::WrongTokens { device: Nanos(4e6) } } else { takes(4.0) }
     });
     let mut session = Replayed::new(scripted, "stock-graph");
     let cells = [decode(1, 64), decode(2, 64)];
-    let (measured, _) = run(&mut session, &cells, &Protocol::smoke(7), &mut NoWitness, true, &mut |_| {});
+    let (measured, _) = run(&mut session, &cells, &Protocol::smoke(7), &mut NoopMonitor, true, &mut |_| {});
     let statuses: Vec<Status> = measured.iter().map(|m| m.status).collect();
     assert!(statuses.contains(&Status::Ok) && statuses.contains(&Status::Skipped), "{measured:?}");
     let reason = measured.iter().find_map(|m| m.reason.clone()).unwrap();

@@ -93,7 +93,7 @@ pub fn gate(
 
 fn prefill_logits(session: &mut dyn Session, prompt: &[u32]) -> Result<Vec<f32>, EngineError> {
     session.step(&StepBatch::uniform(GATE_SEQUENCE, &[prompt.to_vec()], 0))?;
-    let logits = session.logits()?.into_iter().next().ok_or(EngineError::NothingRan)?;
+    let logits = session.logits()?.into_iter().next().ok_or(EngineError::NoStepRun)?;
     session.release(GATE_SEQUENCE);
     Ok(logits)
 }
@@ -104,7 +104,7 @@ fn stepped_logits(session: &mut dyn Session, prompt: &[u32]) -> Result<Vec<f32>,
         session.step(&StepBatch::uniform(GATE_SEQUENCE, &[first.to_vec()], 0))?;
     }
     session.step(&StepBatch::uniform(GATE_SEQUENCE, &[vec![*last]], first.len()))?;
-    let logits = session.logits()?.into_iter().next().ok_or(EngineError::NothingRan)?;
+    let logits = session.logits()?.into_iter().next().ok_or(EngineError::NoStepRun)?;
     session.release(GATE_SEQUENCE);
     Ok(logits)
 }

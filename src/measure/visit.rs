@@ -1,14 +1,14 @@
 //! One visit of one cell: fill, warm up, take blocks.
 //!
-//! Enters: a session, a witness and a [`Visit`] that says which cell and how many blocks are wanted. Leaves: a [`Visited`], plain data
+//! Enters: a session, a monitor and a [`Visit`] that says which cell and how many blocks are wanted. Leaves: a [`Visited`], plain data
 //! that can cross a process boundary or lie in a file. It knows no other cell, no order and no stopping rule.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::block::{BlockError, CellInput, Warm, take_block, warm_up};
-use super::protocol::{Protocol, Witness};
+use super::block::{BlockError, CellInput, WarmupResult, take_block, warm_up};
+use super::protocol::{Monitor, Protocol};
 use crate::engine::{EngineError, Session};
 use crate::machine::memory;
 use hbmark_core::result::{Block, Cell, Phase, Status, judged_times};
@@ -46,7 +46,7 @@ pub struct Visited {
     /// Relative drift of a warm-up that never became steady.
     pub unsteady: Option<f64>,
     /// Why nothing more can be had of the cell.
-    pub end: Option<End>,
+    pub end: Option<CellEnd>,
 }
 
 impl Visited {
@@ -54,31 +54,31 @@ impl Visited {
     #[must_use]
     pub fn lost(reason: String) -> Self {
         Self {
-            end: Some(End { status: Status::Failed, reason, fault: Some(Fault::Lost) }),
+            end: Some(CellEnd { status: Status::Failed, reason, fault: Some(VisitFault::Lost) }),
             ..Self::default()
         }
     }
 
     /// Whether the session that made it can no longer be trusted.
     #[must_use]
-    pub fn taints(&self) -> bool {
+    pub fn is_sticky(&self) -> bool {
         self.end.as_ref().is_some_and(|end| end.fault.is_some())
     }
 }
 
 /// How a cell ended before it had all its blocks.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct End {
+pub struct CellEnd {
     pub status: Status,
     pub reason: String,
     /// What the session suffered, where it suffered.
-    pub fault: Option<Fault>,
+    pub fault: Option<VisitFault>,
 }
 
 /// What may have happened to a session beyond the cell that was being measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Fault {
+pub enum VisitFault {
     /// An allocation failed: the pool may be in pieces.
     OutOfMemory,
     /// The device failed. After most of CUDA's errors every later call of the process fails too.
@@ -87,15 +87,15 @@ pub enum Fault {
     Lost,
 }
 
-impl Fault {
+impl VisitFault {
     /// Whether the same cell may succeed in a fresh process; what does not fit will not fit there either.
     #[must_use]
-    pub fn may_pass(self) -> bool {
+    pub fn is_retryable(self) -> bool {
         matches!(self, Self::Device | Self::Lost)
     }
 }
 
-/// A block of the reference cell that no witness watches.
+/// A block of the reference cell that no monitor watches.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Reference {
     pub index: usize,
@@ -110,12 +110,12 @@ pub type Busy<'a> = &'a mut dyn FnMut(f64);
 
 /// The inputs of a session's cells, and which of them were warmed up in it.
 #[derive(Debug, Default)]
-pub struct Inputs {
+pub struct CellInputs {
     inputs: BTreeMap<usize, CellInput>,
     warmed: std::collections::BTreeSet<usize>,
 }
 
-impl Inputs {
+impl CellInputs {
     /// The input of a cell, made when it is first asked for.
     pub fn of(
         &mut self,
@@ -141,28 +141,28 @@ impl Inputs {
     pub fn visit(
         &mut self,
         session: &mut dyn Session,
-        witness: &mut dyn Witness,
+        monitor: &mut dyn Monitor,
         protocol: &Protocol,
         visit: &Visit,
         busy: Busy<'_>,
     ) -> Visited {
-        peak_memory(session, witness);
+        peak_memory(session, monitor);
         let mut visited = Visited { steps: visit.steps, tokens: visit.tokens.clone(), ..Visited::default() };
         let whole = self.warmed.insert(visit.index);
         let input = self.of(session, protocol, visit.index, &visit.cell);
-        if let Err(error) = sample(session, witness, protocol, visit, input, whole, &mut visited, busy) {
+        if let Err(error) = sample(session, monitor, protocol, visit, input, whole, &mut visited, busy) {
             input.release(session);
             visited.end = Some(end_of(&error));
         }
-        visited.peak_memory = visited.peak_memory.max(peak_memory(session, witness));
+        visited.peak_memory = visited.peak_memory.max(peak_memory(session, monitor));
         if !visit.keep {
             self.release(session, visit.index);
         }
         visited
     }
 
-    /// The mean step of one unwitnessed block, in nanoseconds; `None` where it cannot be had.
-    pub fn refer(
+    /// The mean step of one unmonitored block, in nanoseconds; `None` where it cannot be had.
+    pub fn measure_reference(
         &mut self,
         session: &mut dyn Session,
         protocol: &Protocol,
@@ -185,7 +185,7 @@ impl Inputs {
 }
 
 /// Fills a cell and steps it twice, which is when an engine that replays records; frees it again. How it ended, if it did.
-pub fn rehearse(session: &mut dyn Session, cell: &Cell, protocol: &Protocol) -> Option<End> {
+pub fn trial_step(session: &mut dyn Session, cell: &Cell, protocol: &Protocol) -> Option<CellEnd> {
     // An input of its own: the cell may have no place in the run.
     let vocab = session.architecture().vocab_size;
     let mut input = CellInput::new(cell, 0, protocol.seed, vocab).filled_by(protocol.kv);
@@ -205,7 +205,7 @@ fn seconds(predicted_ns: Option<f64>) -> f64 {
 #[expect(clippy::too_many_arguments, reason = "the parts of a session, which are borrowed apart")]
 fn sample(
     session: &mut dyn Session,
-    witness: &mut dyn Witness,
+    monitor: &mut dyn Monitor,
     protocol: &Protocol,
     visit: &Visit,
     input: &mut CellInput,
@@ -223,37 +223,37 @@ fn sample(
     loop {
         let shared = if taken < visit.wanted {
             busy(expected.max(warm.step_seconds) * steps as f64);
-            witness.before_block();
+            monitor.before_block();
             let block = take_block(session, input, steps, &mut visited.tokens)?;
-            let mut testimony = witness.after_block(block.wall_ns / 1e9);
-            visited.moved = session.moved();
-            let memory_bytes = memory_in_use(session, witness, &mut visited.peak_memory);
+            let mut testimony = monitor.after_block(block.wall_ns / 1e9);
+            visited.moved = session.bytes_moved();
+            let memory_bytes = memory_in_use(session, monitor, &mut visited.peak_memory);
             let mut block = Block { visit: visit.round, memory_bytes, ..block };
             let shared = testimony.load.take();
-            testimony.enter(&mut block, visit.canary_tolerance);
+            testimony.apply_to(&mut block, visit.canary_tolerance);
             taken += usize::from(block.rejected.is_none());
             visited.blocks.push(block);
             shared
         } else {
             // What the last blocks had to bear may still cost them.
-            match witness.after_visit() {
+            match monitor.after_visit() {
                 Some(shared) => Some(shared),
                 None => return Ok(()),
             }
         };
-        taken -= shared.map_or(0, |shared| shared.enter(&mut visited.blocks));
+        taken -= shared.map_or(0, |shared| shared.apply_to(&mut visited.blocks));
         let in_a_row = visited.blocks.iter().rev().take_while(|block| block.rejected.is_some()).count();
         if in_a_row > protocol.max_retries {
             let cause = visited.blocks.last().and_then(|block| block.rejected.clone()).unwrap_or_default();
             let reason = format!("{in_a_row} blocks in a row rejected; the last: {cause}");
-            visited.end = Some(End { status: Status::Disturbed, reason, fault: None });
+            visited.end = Some(CellEnd { status: Status::Disturbed, reason, fault: None });
             return Ok(());
         }
     }
 }
 
 /// Steps in a block, from the first warm-up on.
-fn steps_of(phase: Phase, warm: &Warm, protocol: &Protocol) -> usize {
+fn steps_of(phase: Phase, warm: &WarmupResult, protocol: &Protocol) -> usize {
     // A hair less, so that 100 ms of 0.5 ms steps are 200 and not 201.
     let by_time = (protocol.block_min_seconds / warm.step_seconds.max(1e-9) - 1e-6).ceil();
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "bounded just here")]
@@ -265,28 +265,28 @@ fn steps_of(phase: Phase, warm: &Warm, protocol: &Protocol) -> usize {
 }
 
 /// What a fault means to its cell and to the session.
-fn end_of(error: &BlockError) -> End {
+fn end_of(error: &BlockError) -> CellEnd {
     let (status, fault) = match error {
-        BlockError::Engine(EngineError::OutOfMemory { .. }) => (Status::Oom, Some(Fault::OutOfMemory)),
+        BlockError::Engine(EngineError::OutOfMemory { .. }) => (Status::Oom, Some(VisitFault::OutOfMemory)),
         BlockError::Engine(EngineError::NotReplayed { .. }) => (Status::Skipped, None),
-        BlockError::Engine(EngineError::Device { .. }) => (Status::Failed, Some(Fault::Device)),
+        BlockError::Engine(EngineError::Device { .. }) => (Status::Failed, Some(VisitFault::Device)),
         BlockError::Engine(_) => (Status::Failed, None),
         BlockError::TokensChanged { .. }
         | BlockError::TokenCount { .. }
         | BlockError::ClocksDisagree { .. } => (Status::Invalid, None),
     };
-    End { status, reason: error.to_string(), fault }
+    CellEnd { status, reason: error.to_string(), fault }
 }
 
 /// What is in use now, or on a device the most since the last reading; a reading there is entered in the visit's peak, which it resets.
 fn memory_in_use(
     session: &mut dyn Session,
-    witness: &dyn Witness,
+    monitor: &dyn Monitor,
     peak: &mut Option<Bytes>,
 ) -> Option<Bytes> {
     if session.capabilities().device == "cpu" {
         let now = memory::resident().now?;
-        return Some(Bytes(now.0.saturating_sub(witness.held_memory().0)));
+        return Some(Bytes(now.0.saturating_sub(monitor.resident_overhead().0)));
     }
     let in_use = session.memory().peak;
     *peak = (*peak).max(in_use);
@@ -294,11 +294,11 @@ fn memory_in_use(
 }
 
 /// The most memory in use since the last call: the device's own count, or on a CPU the resident set of this process less what the
-/// witness holds of it, where the system lets its high-water mark be reset.
-fn peak_memory(session: &mut dyn Session, witness: &dyn Witness) -> Option<Bytes> {
+/// monitor holds of it, where the system lets its high-water mark be reset.
+fn peak_memory(session: &mut dyn Session, monitor: &dyn Monitor) -> Option<Bytes> {
     if session.capabilities().device != "cpu" {
         return session.memory().peak;
     }
     let resident = memory::resident();
-    memory::reset_peak().then(|| resident.peak_without(witness.held_memory())).flatten()
+    memory::reset_peak().then(|| resident.peak_without(monitor.resident_overhead())).flatten()
 }

@@ -10,15 +10,15 @@ use std::time::Duration;
 
 use anyhow::Context;
 
-use crate::engine::stock::Way;
+use crate::engine::stock::StockVariant;
 use crate::engine::{DeviceChoice, DeviceOptions};
 use crate::measure::protocol::{Depth, Protocol};
 use crate::run::config::{self, RunConfig};
-use crate::run::rig::{Answer, Opened, Order, Planned, Rig};
-use crate::run::{Local, Observer, Silent, Supervised, series};
+use crate::run::rig::{CostedCell, DeviceRequest, DeviceResponse, DeviceWorker, Opened};
+use crate::run::{InProcessWorker, NoopObserver, Observer, SubprocessWorker, series};
 use crate::weights::OpenModel;
 use crate::worker::interrupt::Interrupts;
-use crate::worker::workers::Launch;
+use crate::worker::workers::WorkerCommand;
 use hbmark_core::model::Dtype;
 use hbmark_core::result::{
     Block, Cell, KvFill, Measured, Phase, Report, Status, accepted, block_means, judged_times,
@@ -30,7 +30,7 @@ use hbmark_core::units::Bytes;
 pub const SAMPLES: usize = 10;
 
 /// How long a worker may be silent: criterion decides how many steps a sample has, and nobody predicts them.
-const PATIENCE: Duration = Duration::from_mins(10);
+const TIMEOUT: Duration = Duration::from_mins(10);
 
 /// An interval wider than this is said not to have converged.
 const HALF_WIDTH: f64 = 0.05;
@@ -38,12 +38,12 @@ const HALF_WIDTH: f64 = 0.05;
 /// A loaded model, its cells, and the samples taken so far.
 pub struct Bench {
     report: Report,
-    rig: Box<dyn Rig>,
+    worker: Box<dyn DeviceWorker>,
     /// One per engine and dtype, with its number.
     opened: Vec<(usize, Opened)>,
     protocol: Protocol,
     /// Each with its place in `opened`.
-    cells: Vec<(usize, Planned)>,
+    cells: Vec<(usize, CostedCell)>,
     samples: BTreeMap<usize, Vec<Block>>,
     tokens: BTreeMap<usize, Vec<u32>>,
     moved: BTreeMap<usize, Option<Bytes>>,
@@ -75,33 +75,41 @@ impl Bench {
         let config = config_from(&|key| std::env::var(key).ok())?;
         let model = Rc::new(crate::weights::open(&config.model, None, config.seed)?);
         let alone = std::env::var_os("HBMARK_NO_ISOLATION").is_some_and(|value| !value.is_empty());
-        let rig: Box<dyn Rig> = if alone {
-            Box::new(Local::new(&config, model.clone()))
+        let worker: Box<dyn DeviceWorker> = if alone {
+            Box::new(InProcessWorker::new(&config, model.clone()))
         } else {
-            Box::new(Supervised::new(Launch::this_program(PATIENCE)?, &config, Interrupts::default()))
+            Box::new(SubprocessWorker::new(
+                WorkerCommand::this_program(TIMEOUT)?,
+                &config,
+                Interrupts::default(),
+            ))
         };
-        Self::open(rig, &config, &model)
+        Self::open(worker, &config, &model)
     }
 
-    fn open(mut rig: Box<dyn Rig>, config: &RunConfig, model: &OpenModel) -> anyhow::Result<Self> {
-        let runs = |way: Way| config.engines.iter().any(|engine| engine == way.name());
-        if runs(Way::KeptPool) && (runs(Way::Eager) || runs(Way::Replayed)) {
+    fn open(
+        mut worker: Box<dyn DeviceWorker>,
+        config: &RunConfig,
+        model: &OpenModel,
+    ) -> anyhow::Result<Self> {
+        let runs = |variant: StockVariant| config.engines.iter().any(|engine| engine == variant.name());
+        if runs(StockVariant::KeptPool) && (runs(StockVariant::Eager) || runs(StockVariant::Replayed)) {
             anyhow::bail!(
                 "{} sets the one memory pool of a process, and all engines of a bench are in one; name it alone, or use `hbmark run`",
-                Way::KeptPool.name()
+                StockVariant::KeptPool.name()
             );
         }
-        let mut report = crate::run::begin(rig.as_mut(), config, model, "cargo bench", &mut Stages)?;
+        let mut report = crate::run::begin(worker.as_mut(), config, model, "cargo bench", &mut Stages)?;
         let mut protocol = Protocol { name: "criterion", looks: &[SAMPLES], ..Protocol::quick(config.seed) };
         let (mut opened, mut cells) = (Vec::new(), Vec::new());
         for series in series::all(config, model) {
-            let loaded = series::open(rig.as_mut(), config, model, &series, &mut report, &mut Stages)?;
+            let loaded = series::open(worker.as_mut(), config, model, &series, &mut report, &mut Stages)?;
             // Its cells are in the report, with the reason.
             let Some(loaded) = loaded else { continue };
             protocol.canary_tolerance = protocol.canary_tolerance.max(loaded.canary_tolerance);
-            let mut possible = loaded.split_off_impossible(&mut report);
-            if Way::of(&series.engine) == Some(Way::Replayed) {
-                possible = loaded.split_off_unreplayable(rig.as_mut(), &series, possible, &mut report)?;
+            let mut possible = loaded.skip_unsupported(&mut report);
+            if StockVariant::of(&series.engine) == Some(StockVariant::Replayed) {
+                possible = loaded.skip_unreplayable(worker.as_mut(), &series, possible, &mut report)?;
             }
             cells.extend(possible.into_iter().map(|cell| (opened.len(), cell)));
             opened.push((series.number, loaded));
@@ -113,7 +121,7 @@ impl Bench {
         report.protocol = Some(protocol.summary());
         Ok(Self {
             report,
-            rig,
+            worker,
             opened,
             protocol,
             cells,
@@ -165,16 +173,16 @@ impl Bench {
     pub fn sample(&mut self, cell: usize, steps: u64) -> f64 {
         let steps = usize::try_from(steps).unwrap_or(usize::MAX);
         let (opened, planned) = &self.cells[cell];
-        let order = Order::Sample {
+        let request = DeviceRequest::Sample {
             series: self.opened[*opened].0,
             index: cell,
             cell: planned.cell.clone(),
             steps,
             canary_tolerance: self.protocol.canary_tolerance,
         };
-        let sample = match self.rig.ask(&order, &mut Silent) {
-            Ok(Answer::Sampled(sample)) => sample,
-            Ok(Answer::Lost { reason } | Answer::Refused { reason }) => {
+        let sample = match self.worker.execute(&request, &mut NoopObserver) {
+            Ok(DeviceResponse::Sampled(sample)) => sample,
+            Ok(DeviceResponse::Lost { reason } | DeviceResponse::Refused { reason }) => {
                 panic!("{}: {reason}", planned.cell.id())
             }
             Ok(other) => panic!("{}: answered with {other:?}", planned.cell.id()),
@@ -191,7 +199,7 @@ impl Bench {
     pub fn finish(&mut self, cell: usize) {
         let series = self.opened[self.cells[cell].0].0;
         // A worker that is gone has freed it.
-        let _ = self.rig.ask(&Order::Release { series, index: cell }, &mut Silent);
+        let _ = self.worker.execute(&DeviceRequest::Release { series, index: cell }, &mut NoopObserver);
     }
 
     /// The result over the samples that criterion measured.

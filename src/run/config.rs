@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use crate::engine::stock::Way;
+use crate::engine::stock::StockVariant;
 use crate::engine::{DeviceChoice, DeviceOptions};
 use crate::measure::protocol::Depth;
 use hbmark_core::model::Dtype;
@@ -35,8 +35,8 @@ pub fn default_engines() -> &'static str {
 /// The engines of a run: on a GPU `stock` brings its replay, so that what it spends on launches is known.
 #[must_use]
 pub fn with_replay(mut engines: Vec<String>, device: DeviceChoice) -> Vec<String> {
-    let replay = Way::Replayed.name();
-    let stock = engines.iter().position(|engine| engine == Way::Eager.name());
+    let replay = StockVariant::Replayed.name();
+    let stock = engines.iter().position(|engine| engine == StockVariant::Eager.name());
     if let (Some(stock), DeviceChoice::Cuda(_)) = (stock, device)
         && !engines.iter().any(|engine| engine == replay)
     {

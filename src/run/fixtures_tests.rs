@@ -6,9 +6,9 @@ use serde::Serialize;
 
 use crate::engine::EngineError;
 use crate::engine::device::DeviceChoice;
-use crate::engine::scripted::{Outcome, Script, ScriptedSession, StepInfo};
-use crate::measure::protocol::{self, Protocol, Testimony, Witness};
-use crate::serve::{Knobs, Mode, ServeConfig, ServeObserver, VirtualSource, serve};
+use crate::engine::scripted::{Script, ScriptedSession, StepInfo, StepOutcome};
+use crate::measure::protocol::{self, BlockContext, Monitor, Protocol};
+use crate::serve::{Mode, SchedulerOptions, ServeConfig, ServeObserver, VirtualSource, serve};
 use hbmark_core::ledger::{Ledger, StepShape};
 use hbmark_core::model::Dtype;
 use hbmark_core::result::comparison::Comparison;
@@ -21,7 +21,7 @@ use hbmark_core::units::{Bytes, Nanos, rfc3339};
 use hbmark_report::analysis::judge;
 use hbmark_report::samples;
 use hbmark_traffic::clock::VirtualClock;
-use hbmark_traffic::point::Source;
+use hbmark_traffic::point::TrafficSource;
 use hbmark_traffic::run::Progress;
 use hbmark_traffic::sampler::Sampling;
 use hbmark_traffic::workload::Workload;
@@ -31,12 +31,12 @@ struct Planted {
     block: usize,
 }
 
-impl Witness for Planted {
+impl Monitor for Planted {
     fn before_block(&mut self) {}
-    fn after_block(&mut self, wall_seconds: f64) -> Testimony {
+    fn after_block(&mut self, wall_seconds: f64) -> BlockContext {
         self.block += 1;
         let disturbed = wall_seconds > 0.3;
-        Testimony {
+        BlockContext {
             telemetry: Some(BlockTelemetry { energy_joules: Some(2.0), ..BlockTelemetry::default() }),
             canary_ratio: Some(1.0),
             reject: disturbed.then(|| "foreign load: 0.8 cores busy with other processes".to_owned()),
@@ -46,17 +46,17 @@ impl Witness for Planted {
     }
 }
 
-fn script(info: StepInfo) -> Outcome {
+fn script(info: StepInfo) -> StepOutcome {
     match (info.batch, info.tokens) {
-        (8, _) => Outcome::Fails(EngineError::OutOfMemory {
+        (8, _) => StepOutcome::Fails(EngineError::OutOfMemory {
             device: "cuda:0".into(),
             detail: "CUDA_ERROR_OUT_OF_MEMORY".into(),
         }),
-        (1, 1) => Outcome::Takes { device: Nanos(9.0e6), host: Nanos(0.5e6) },
-        (2, 2) => Outcome::Takes { device: Nanos(19.0e6), host: Nanos(0.0) },
+        (1, 1) => StepOutcome::Takes { device: Nanos(9.0e6), host: Nanos(0.5e6) },
+        (2, 2) => StepOutcome::Takes { device: Nanos(19.0e6), host: Nanos(0.0) },
         // Faster than the memory allows.
-        (4, 4) => Outcome::Takes { device: Nanos(0.05e6), host: Nanos(0.0) },
-        _ => Outcome::Takes { device: Nanos(210e6), host: Nanos(0.0) },
+        (4, 4) => StepOutcome::Takes { device: Nanos(0.05e6), host: Nanos(0.0) },
+        _ => StepOutcome::Takes { device: Nanos(210e6), host: Nanos(0.0) },
     }
 }
 
@@ -77,8 +77,8 @@ fn scripted() -> Report {
     let mut session =
         ScriptedSession::new(architecture.clone(), inventory.clone(), &clock, Box::new(script) as Script);
     let protocol = Protocol::full(7);
-    let mut witness = Planted { block: 0 };
-    let (measured, _) = protocol::run(&mut session, &cells, &protocol, &mut witness, true, &mut |_| {});
+    let mut monitor = Planted { block: 0 };
+    let (measured, _) = protocol::run(&mut session, &cells, &protocol, &mut monitor, true, &mut |_| {});
     let spread = |median: f64| Spread { median, low: median * 0.98, high: median * 1.01 };
     let ceilings = Ceilings {
         read_bytes_per_s: spread(40e9),
@@ -201,15 +201,15 @@ fn the_saved_results_are_what_the_program_makes() {
     current("comparison", &comparison());
 }
 
-struct Silent;
+struct NoopObserver;
 
-impl ServeObserver for Silent {
+impl ServeObserver for NoopObserver {
     fn stage(&mut self, _what: &str) {}
     fn progress(&mut self, _progress: Progress) {}
 }
 
 pub(crate) fn report(mode: Mode, rate: f64) -> ServeReport {
-    report_told(mode, rate, &mut Silent)
+    report_told(mode, rate, &mut NoopObserver)
 }
 
 /// The same with somebody who is told, and may know.
@@ -227,14 +227,14 @@ pub(crate) fn config() -> ServeConfig {
         virtual_source: Some(VirtualSource::Datasheet(Box::new(
             hbmark_core::ledger::devices::find("h100-sxm").unwrap().clone(),
         ))),
-        source: Source::Workload(Workload::named("rag").unwrap()),
+        source: TrafficSource::Workload(Workload::named("rag").unwrap()),
         offered: Offered::Rate(1.0),
         arrivals: Arrivals::Poisson,
         burst: None,
         requests: 200,
         warmup: None,
         cold_twin: false,
-        knobs: Knobs::default(),
+        knobs: SchedulerOptions::default(),
         sampling: Sampling::GREEDY,
         stop_at_eos: false,
         slo: "ttft_p95=500ms,tpot_p95=20ms".parse().unwrap(),

@@ -9,9 +9,9 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use crate::run::config::RunConfig;
-use crate::run::rig::{Answer, Order, Rig};
+use crate::run::rig::{DeviceRequest, DeviceResponse, DeviceWorker};
 use crate::run::{Observer, RunError};
-use crate::worker::journal::{Journal, JournalError, Plan, same};
+use crate::worker::journal::{Journal, JournalError, JournaledPlan, same};
 use hbmark_core::result::Environment;
 use hbmark_core::result::limits::check_blocks;
 
@@ -25,64 +25,68 @@ pub struct RunPlan {
     pub cells: Vec<String>,
 }
 
-impl Plan for RunPlan {
+impl JournaledPlan for RunPlan {
     const SUBCOMMAND: &'static str = "run";
 }
 
 /// An order that measured something, and its answer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Step {
-    pub order: Order,
-    pub answer: Answer,
+pub struct RecordedExchange {
+    pub request: DeviceRequest,
+    pub response: DeviceResponse,
 }
 
 /// Holds the machine of a journal against this one.
 ///
 /// # Errors
-/// [`JournalError::Differs`], with both.
+/// [`JournalError::Mismatch`], with both.
 pub(super) fn same_machine(folder: &Path, was: &Environment, is: &Environment) -> Result<(), JournalError> {
     was.difference(is).map_or(Ok(()), |(what, was, is)| same(folder, what, &was, &is))
 }
 
 /// A rig that answers out of a journal for as long as it lasts, and writes down what another one answers after that.
 #[derive(Debug)]
-pub struct Journaled<R> {
-    rig: R,
+pub struct JournaledWorker<R> {
+    worker: R,
     journal: Journal,
-    replay: VecDeque<Step>,
+    replay: VecDeque<RecordedExchange>,
 }
 
-impl<R: Rig> Journaled<R> {
+impl<R: DeviceWorker> JournaledWorker<R> {
     /// A rig whose answers are written into a journal, after those that are there.
-    pub fn new(rig: R, journal: Journal, steps: Vec<Step>) -> Self {
-        Self { rig, journal, replay: steps.into() }
+    pub fn new(worker: R, journal: Journal, steps: Vec<RecordedExchange>) -> Self {
+        Self { worker, journal, replay: steps.into() }
     }
 
     /// Asks whether this is the machine of the answers that are there.
     ///
     /// # Errors
-    /// [`JournalError::Differs`], with both; and when the machine cannot be looked at.
+    /// [`JournalError::Mismatch`], with both; and when the machine cannot be looked at.
     pub fn check_machine(&mut self, observer: &mut dyn Observer) -> Result<(), RunError> {
-        let begun = self.replay.iter().find_map(|step| match &step.answer {
-            Answer::Begun(begun) => Some(begun.environment.clone()),
+        let begun = self.replay.iter().find_map(|step| match &step.response {
+            DeviceResponse::Probed(begun) => Some(begun.environment.clone()),
             _ => None,
         });
         let Some(was) = begun else { return Ok(()) };
-        match self.rig.ask(&Order::Look, observer)? {
-            Answer::Looked(is) => Ok(same_machine(self.journal.folder(), &was, &is)?),
-            Answer::Refused { reason } | Answer::Lost { reason } => Err(RunError::Refused { reason }),
+        match self.worker.execute(&DeviceRequest::Identify, observer)? {
+            DeviceResponse::Identified(is) => Ok(same_machine(self.journal.folder(), &was, &is)?),
+            DeviceResponse::Refused { reason } | DeviceResponse::Lost { reason } => {
+                Err(RunError::Refused { reason })
+            }
             _ => Ok(()),
         }
     }
 
     /// Holds the blocks of a visit to what later arithmetic takes for granted: hashes are no signature.
-    fn believe(&self, step: &Step) -> Result<(), JournalError> {
-        let (Order::Visit { visit, .. }, Answer::Visited(visited)) = (&step.order, &step.answer) else {
+    fn validate(&self, step: &RecordedExchange) -> Result<(), JournalError> {
+        let (DeviceRequest::Visit { visit, .. }, DeviceResponse::Visited(visited)) =
+            (&step.request, &step.response)
+        else {
             return Ok(());
         };
         check_blocks(&visited.blocks, visit.cell.phase, &visit.cell.id()).map_err(|source| {
             let path = self.journal.folder().join(crate::worker::journal::FILE);
-            JournalError::Unbelievable { path, source: Box::new(source) }
+            JournalError::ImpossibleValue { path, source: Box::new(source) }
         })
     }
 
@@ -93,47 +97,52 @@ impl<R: Rig> Journaled<R> {
     }
 }
 
-impl<R: Rig> Rig for Journaled<R> {
-    fn ask(&mut self, order: &Order, observer: &mut dyn Observer) -> Result<Answer, RunError> {
-        if !order.measures() {
+impl<R: DeviceWorker> DeviceWorker for JournaledWorker<R> {
+    fn execute(
+        &mut self,
+        request: &DeviceRequest,
+        observer: &mut dyn Observer,
+    ) -> Result<DeviceResponse, RunError> {
+        if !request.measures() {
             if self.replay.is_empty() {
-                return self.rig.ask(order, observer);
+                return self.worker.execute(request, observer);
             }
-            self.rig.assume(order, &Answer::Done);
-            return Ok(Answer::Done);
+            self.worker.restore(request, &DeviceResponse::Done);
+            return Ok(DeviceResponse::Done);
         }
         if let Some(step) = self.replay.pop_front() {
-            if step.order != *order {
-                let (was, is) = (step.order.doing(), order.doing());
+            if step.request != *request {
+                let (was, is) = (step.request.description(), request.description());
                 let path = self.journal.folder().join(crate::worker::journal::FILE);
-                return Err(JournalError::AnotherPlan { path, was, is }.into());
+                return Err(JournalError::PlanMismatch { path, was, is }.into());
             }
-            self.believe(&step)?;
-            self.rig.assume(order, &step.answer);
-            return Ok(step.answer);
+            self.validate(&step)?;
+            self.worker.restore(request, &step.response);
+            return Ok(step.response);
         }
-        let answer = self.rig.ask(order, observer)?;
+        let response = self.worker.execute(request, observer)?;
         // What nobody can do is no measurement: a run that goes on asks again.
-        if !matches!(answer, Answer::Refused { .. }) {
-            self.journal.write(&StepRef { order, answer: &answer }, order.is_visit())?;
+        if !matches!(response, DeviceResponse::Refused { .. }) {
+            self.journal
+                .write(&RecordedExchangeRef { request, response: &response }, request.is_cell_visit())?;
         }
-        Ok(answer)
+        Ok(response)
     }
 
-    fn assume(&mut self, order: &Order, answer: &Answer) {
-        self.rig.assume(order, answer);
+    fn restore(&mut self, request: &DeviceRequest, response: &DeviceResponse) {
+        self.worker.restore(request, response);
     }
 
-    fn renews(&self) -> bool {
-        self.rig.renews()
+    fn can_restart(&self) -> bool {
+        self.worker.can_restart()
     }
 }
 
-/// A [`Step`] as it is written.
+/// A [`RecordedExchange`] as it is written.
 #[derive(Serialize)]
-struct StepRef<'a> {
-    order: &'a Order,
-    answer: &'a Answer,
+struct RecordedExchangeRef<'a> {
+    request: &'a DeviceRequest,
+    response: &'a DeviceResponse,
 }
 
 #[cfg(test)]

@@ -3,8 +3,8 @@
 use super::*;
 use crate::run::config::RunConfig;
 use crate::run::rig::tests::{Scripted, config, model, steady};
-use crate::run::rig::{Order, Rig};
-use crate::run::{Finished, RunError, Silent};
+use crate::run::rig::{DeviceRequest, DeviceWorker};
+use crate::run::{Finished, NoopObserver, RunError};
 use crate::worker::journal::*;
 use hbmark_core::result::{CellResult, Report, Status};
 
@@ -18,7 +18,7 @@ fn header() -> Header<RunPlan> {
     Header::new("hbmark run", RunPlan { config, model_hash, cells }).unwrap()
 }
 
-fn reopen(folder: &Path) -> Result<Found<RunPlan, Step>, JournalError> {
+fn reopen(folder: &Path) -> Result<ReopenedJournal<RunPlan, RecordedExchange>, JournalError> {
     Journal::reopen(folder)
 }
 
@@ -26,15 +26,15 @@ fn rig() -> Scripted {
     Scripted::new(&settings(), steady(10.0))
 }
 
-fn run(rig: &mut dyn Rig) -> Result<Finished, RunError> {
-    crate::run::benchmark(rig, &settings(), &model(), "hbmark run", &mut Silent)
+fn run(worker: &mut dyn DeviceWorker) -> Result<Finished, RunError> {
+    crate::run::benchmark(worker, &settings(), &model(), "hbmark run", &mut NoopObserver)
 }
 
 /// The bytes of a run's whole journal, and its result.
 fn whole() -> (Vec<u8>, Report) {
     let folder = tempfile::tempdir().unwrap();
     let journal = Journal::create(folder.path(), &header()).unwrap();
-    let finished = run(&mut Journaled::new(rig(), journal, Vec::new())).unwrap();
+    let finished = run(&mut JournaledWorker::new(rig(), journal, Vec::new())).unwrap();
     (std::fs::read(folder.path().join(FILE)).unwrap(), finished.report)
 }
 
@@ -71,8 +71,8 @@ fn a_run_killed_at_any_line_goes_on_to_the_same_result() {
         let folder = folder(&bytes[..end]);
         let found = reopen(folder.path()).unwrap();
         assert_eq!((found.entries.len(), found.notice), (lines, None));
-        let mut journaled = Journaled::new(rig(), found.journal, found.entries);
-        journaled.check_machine(&mut Silent).unwrap();
+        let mut journaled = JournaledWorker::new(rig(), found.journal, found.entries);
+        journaled.check_machine(&mut NoopObserver).unwrap();
         let finished = run(&mut journaled).unwrap();
         assert_eq!(cells(&finished.report), cells(&uninterrupted), "after {lines} lines");
         assert_eq!(finished.report.warnings, uninterrupted.warnings);
@@ -88,8 +88,8 @@ fn a_whole_journal_is_a_whole_result_without_measuring() {
     let (bytes, uninterrupted) = whole();
     let folder = folder(&bytes);
     let found = reopen(folder.path()).unwrap();
-    let idle = rig().losing(|_, order| panic!("{} was measured again", order.doing()));
-    let finished = run(&mut Journaled::new(idle, found.journal, found.entries)).unwrap();
+    let idle = rig().losing(|_, request| panic!("{} was measured again", request.description()));
+    let finished = run(&mut JournaledWorker::new(idle, found.journal, found.entries)).unwrap();
     assert_eq!(cells(&finished.report), cells(&uninterrupted));
     assert_eq!(finished.report.cells[0].blocks, uninterrupted.cells[0].blocks, "to the nanosecond");
 }
@@ -168,14 +168,14 @@ fn a_stopped_run_goes_on_and_a_finished_one_leaves_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let journal = Journal::create(folder.path(), &header()).unwrap();
     let stopping = rig().losing(|asked, _| (asked == 5).then_some(Err(2)));
-    let mut journaled = Journaled::new(stopping, journal, Vec::new());
+    let mut journaled = JournaledWorker::new(stopping, journal, Vec::new());
     let stopped = run(&mut journaled).unwrap();
     assert_eq!(stopped.stopped, Some(2));
     assert!(stopped.report.cells.iter().any(|cell| cell.status == Status::Incomplete));
     drop(journaled);
     let found = reopen(folder.path()).unwrap();
     assert_eq!(found.entries.len(), 4);
-    let mut journaled = Journaled::new(rig(), found.journal, found.entries);
+    let mut journaled = JournaledWorker::new(rig(), found.journal, found.entries);
     assert_eq!(cells(&run(&mut journaled).unwrap().report), cells(&whole().1));
     journaled.into_journal().finish().unwrap();
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
@@ -185,11 +185,11 @@ fn a_stopped_run_goes_on_and_a_finished_one_leaves_nothing() {
 
 #[test]
 fn a_loss_is_remembered_across_runs() {
-    let second_cell = |order: &Order| matches!(order, Order::Visit { visit, .. } if visit.cell.batch == 2);
-    let losing = move || rig().losing(move |_, order| second_cell(order).then(|| Ok("gone".into())));
+    let second_cell = |request: &DeviceRequest| matches!(request, DeviceRequest::Visit { visit, .. } if visit.cell.batch == 2);
+    let losing = move || rig().losing(move |_, request| second_cell(request).then(|| Ok("gone".into())));
     let folder = tempfile::tempdir().unwrap();
     let journal = Journal::create(folder.path(), &header()).unwrap();
-    let mut journaled = Journaled::new(losing(), journal, Vec::new());
+    let mut journaled = JournaledWorker::new(losing(), journal, Vec::new());
     let lost = run(&mut journaled).unwrap().report;
     assert_eq!(lost.cells[1].status, Status::Failed);
     drop(journaled);
@@ -197,7 +197,7 @@ fn a_loss_is_remembered_across_runs() {
     for end in ends(&bytes) {
         let folder = self::folder(&bytes[..end]);
         let found = reopen(folder.path()).unwrap();
-        let report = run(&mut Journaled::new(losing(), found.journal, found.entries)).unwrap().report;
+        let report = run(&mut JournaledWorker::new(losing(), found.journal, found.entries)).unwrap().report;
         assert_eq!(cells(&report), cells(&lost));
     }
 }
@@ -220,7 +220,7 @@ fn a_run_that_measured_no_cell_is_started_over() {
     let (bytes, _) = whole();
     let folder = self::folder(&bytes[..ends(&bytes)[2]]);
     let journal = Journal::create(folder.path(), &header()).unwrap();
-    assert!(!journal.is_worth_keeping());
+    assert!(!journal.has_measurements());
     drop(journal);
     assert_eq!(ends(&std::fs::read(folder.path().join(FILE)).unwrap()).len(), 1, "a header again");
 }
@@ -259,9 +259,10 @@ fn a_journal_of_another_plan_is_not_gone_on_with() {
     let folder = folder(&bytes);
     let found = reopen(folder.path()).unwrap();
     let other = RunConfig { depth: crate::measure::protocol::Depth::Quick, ..settings() };
-    let mut rig = Journaled::new(Scripted::new(&other, steady(10.0)), found.journal, found.entries);
-    let error =
-        crate::run::benchmark(&mut rig, &other, &model(), "hbmark run", &mut Silent).unwrap_err().to_string();
+    let mut worker = JournaledWorker::new(Scripted::new(&other, steady(10.0)), found.journal, found.entries);
+    let error = crate::run::benchmark(&mut worker, &other, &model(), "hbmark run", &mut NoopObserver)
+        .unwrap_err()
+        .to_string();
     assert!(error.contains("does not belong to this plan"), "{error}");
 }
 
@@ -306,12 +307,12 @@ fn a_line_of_millions_of_numbers_is_refused_before_they_take_memory() {
 fn a_forged_block_without_steps_is_refused_and_nothing_is_divided_by_it() {
     let folder = self::folder(&whole().0);
     let mut found = reopen(folder.path()).unwrap();
-    let visited = found.entries.iter_mut().find_map(|step| match &mut step.answer {
-        crate::run::rig::Answer::Visited(visited) if !visited.blocks.is_empty() => Some(visited),
+    let visited = found.entries.iter_mut().find_map(|step| match &mut step.response {
+        crate::run::rig::DeviceResponse::Visited(visited) if !visited.blocks.is_empty() => Some(visited),
         _ => None,
     });
     visited.unwrap().blocks[0].step_ns.clear();
-    let error = run(&mut Journaled::new(rig(), found.journal, found.entries)).unwrap_err().to_string();
+    let error = run(&mut JournaledWorker::new(rig(), found.journal, found.entries)).unwrap_err().to_string();
     assert!(error.contains("journal.jsonl holds what no run measures"), "{error}");
     assert!(error.contains("the length of a block that counts of "), "{error}");
 }
@@ -319,13 +320,13 @@ fn a_forged_block_without_steps_is_refused_and_nothing_is_divided_by_it() {
 #[test]
 fn a_claimed_folder_is_nobody_elses_until_it_is_given_back_and_an_unfinished_run_is_not_claimed() {
     let folder = tempfile::tempdir().unwrap();
-    let claim = Claim::take(folder.path()).unwrap();
-    for second in [Claim::take(folder.path()).err(), Journal::create(folder.path(), &header()).err()] {
+    let claim = FolderLock::take(folder.path()).unwrap();
+    for second in [FolderLock::take(folder.path()).err(), Journal::create(folder.path(), &header()).err()] {
         let error = second.unwrap().to_string();
         assert!(error.contains("another run is writing into this folder"), "{error}");
     }
     drop(claim);
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
-    let error = Claim::take(self::folder(&whole().0).path()).unwrap_err().to_string();
+    let error = FolderLock::take(self::folder(&whole().0).path()).unwrap_err().to_string();
     assert!(error.contains("holds an unfinished run") && error.contains("--resume"), "{error}");
 }

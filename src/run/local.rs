@@ -1,6 +1,6 @@
 //! The rig of this process: it opens the device and holds the sessions.
 //!
-//! Enters: orders. Leaves: answers, made of what the engines, probes and the witness say. A worker is a process around this; a run
+//! Enters: requests. Leaves: answers, made of what the engines, probes and the monitor say. A worker is a process around this; a run
 //! without isolation uses it directly. It draws up no schedule and judges nothing.
 
 use std::collections::BTreeMap;
@@ -11,11 +11,13 @@ use crate::engine::{self, DeviceChoice, EngineError, SequenceId, Session, StepBa
 use crate::machine::environment;
 use crate::machine::memory::{self, MemoryOf};
 use crate::measure::block::{BlockError, take_block};
-use crate::measure::protocol::{Depth, NoWitness, Protocol, Witness};
-use crate::measure::visit::{Inputs, rehearse};
-use crate::measure::{self, audit, operations, quality, witness};
+use crate::measure::protocol::{Depth, Monitor, NoopMonitor, Protocol};
+use crate::measure::visit::{CellInputs, trial_step};
+use crate::measure::{self, audit, monitor, operations, quality};
 use crate::run::config::RunConfig;
-use crate::run::rig::{Answer, Begun, OpenSeries, Opened, Order, Planned, Rig, Sample};
+use crate::run::rig::{
+    CostedCell, DeviceRequest, DeviceResponse, DeviceWorker, MachineInfo, OpenEngines, Opened, SampledBlock,
+};
 use crate::run::{Observer, RunError, plan};
 use crate::weights::OpenModel;
 use crate::worker::interrupt::Interrupts;
@@ -31,79 +33,87 @@ pub(crate) const MEMORY_PERCENT: u64 = 90;
 const REFERENCE_SHARE: f64 = 0.5;
 
 /// Wraps every session that is opened; a worker that plants faults puts them here.
-pub(super) type Wrap = Box<dyn Fn(Box<dyn Session>) -> Box<dyn Session>>;
+pub(super) type SessionWrapper = Box<dyn Fn(Box<dyn Session>) -> Box<dyn Session>>;
 
 /// The device, in this process.
-pub struct Local {
+pub struct InProcessWorker {
     config: RunConfig,
     model: Rc<OpenModel>,
-    live: BTreeMap<usize, Live>,
-    open: OpenSeries,
-    /// Told to stop between two orders.
+    live: BTreeMap<usize, LoadedEngine>,
+    open: OpenEngines,
+    /// Told to stop between two requests.
     stop: Option<Interrupts>,
-    wrap: Option<Wrap>,
+    wrap: Option<SessionWrapper>,
 }
 
-impl std::fmt::Debug for Local {
+impl std::fmt::Debug for InProcessWorker {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Local").field("open", &self.open).finish_non_exhaustive()
+        f.debug_struct("InProcessWorker").field("open", &self.open).finish_non_exhaustive()
     }
 }
 
-impl Local {
+impl InProcessWorker {
     /// A rig over this process's devices.
     #[must_use]
     pub fn new(config: &RunConfig, model: Rc<OpenModel>) -> Self {
-        let (live, open) = (BTreeMap::new(), OpenSeries::default());
+        let (live, open) = (BTreeMap::new(), OpenEngines::default());
         Self { config: config.clone(), model, live, open, stop: None, wrap: None }
     }
 
-    /// The same, which ends between two orders when the user wants it to.
+    /// The same, which ends between two requests when the user wants it to.
     #[must_use]
-    pub fn stopped_by(self, interrupts: Interrupts) -> Self {
+    pub fn with_interrupts(self, interrupts: Interrupts) -> Self {
         Self { stop: Some(interrupts), ..self }
     }
 
     /// Wraps every session that is opened from now on.
-    pub(super) fn wrap(&mut self, wrap: Wrap) {
+    pub(super) fn wrap(&mut self, wrap: SessionWrapper) {
         self.wrap = Some(wrap);
     }
 
-    fn carry_out(&mut self, order: &Order, observer: &mut dyn Observer) -> Result<Answer, RunError> {
-        match order {
-            Order::Look => Ok(Answer::Looked(Box::new(environment::collect(self.config.device.gpu())))),
-            Order::Begin => self.begin(observer),
-            Order::Open { series, engine, dtype, again } => {
+    fn handle(
+        &mut self,
+        request: &DeviceRequest,
+        observer: &mut dyn Observer,
+    ) -> Result<DeviceResponse, RunError> {
+        match request {
+            DeviceRequest::Identify => {
+                Ok(DeviceResponse::Identified(Box::new(environment::collect(self.config.device.gpu()))))
+            }
+            DeviceRequest::Probe => self.begin(observer),
+            DeviceRequest::Open { series, engine, dtype, reopen } => {
                 self.live.remove(series);
-                let opened = self.open(engine, *dtype, *again, observer);
+                let opened = self.open(engine, *dtype, *reopen, observer);
                 match opened {
                     Ok((live, opened)) => {
                         self.live.insert(*series, live);
-                        Ok(Answer::Opened(Box::new(opened)))
+                        Ok(DeviceResponse::Opened(Box::new(opened)))
                     }
-                    Err(NotOpened::NoRoom { status, reason }) => Ok(Answer::NoRoom { status, reason }),
-                    Err(NotOpened::Lost { reason }) => Ok(Answer::Lost { reason }),
-                    Err(NotOpened::Refused(error)) => Err(error),
+                    Err(OpenFailure::Unavailable { status, reason }) => {
+                        Ok(DeviceResponse::Unavailable { status, reason })
+                    }
+                    Err(OpenFailure::Lost { reason }) => Ok(DeviceResponse::Lost { reason }),
+                    Err(OpenFailure::Refused(error)) => Err(error),
                 }
             }
-            Order::Close { series } => {
+            DeviceRequest::Close { series } => {
                 self.live.remove(series);
-                Ok(Answer::Done)
+                Ok(DeviceResponse::Done)
             }
-            Order::Visit { series, .. }
-            | Order::Refer { series, .. }
-            | Order::BreakDown { series, .. }
-            | Order::Rehearse { series, .. }
-            | Order::Sample { series, .. }
-            | Order::Release { series, .. } => match self.live.get_mut(series) {
-                Some(live) => Ok(live.carry_out(order, observer)),
-                None if !order.measures() => Ok(Answer::Done),
-                None => Ok(Answer::Refused { reason: format!("series {series} is not open") }),
+            DeviceRequest::Visit { series, .. }
+            | DeviceRequest::MeasureReference { series, .. }
+            | DeviceRequest::Profile { series, .. }
+            | DeviceRequest::TrialStep { series, .. }
+            | DeviceRequest::Sample { series, .. }
+            | DeviceRequest::Release { series, .. } => match self.live.get_mut(series) {
+                Some(live) => Ok(live.handle(request, observer)),
+                None if !request.measures() => Ok(DeviceResponse::Done),
+                None => Ok(DeviceResponse::Refused { reason: format!("series {series} is not open") }),
             },
         }
     }
 
-    fn begin(&mut self, observer: &mut dyn Observer) -> Result<Answer, RunError> {
+    fn begin(&mut self, observer: &mut dyn Observer) -> Result<DeviceResponse, RunError> {
         let config = &self.config;
         let started_at = crate::machine::clock::now_utc();
         let environment = environment::collect(config.device.gpu());
@@ -111,7 +121,7 @@ impl Local {
         let warnings = crate::machine::doctor::distortions(&environment);
         observer.stage("measuring this device's ceilings");
         let ceilings = measure::ceilings::measure(config.device, config.depth, config.threads)?;
-        Ok(Answer::Begun(Box::new(Begun { started_at, environment, ceilings, warnings })))
+        Ok(DeviceResponse::Probed(Box::new(MachineInfo { started_at, environment, ceilings, warnings })))
     }
 
     /// Loads one engine at one dtype, checks its outputs and takes its cold rows.
@@ -119,9 +129,9 @@ impl Local {
         &mut self,
         engine: &str,
         dtype: Dtype,
-        again: bool,
+        reopen: bool,
         observer: &mut dyn Observer,
-    ) -> Result<(Live, Opened), NotOpened> {
+    ) -> Result<(LoadedEngine, Opened), OpenFailure> {
         let (config, model) = (&self.config, &*self.model);
         // What no engine of the plan can do at all is an error of the plan, whatever else is wrong; beside one that can, cells say so.
         let another_can = || {
@@ -132,20 +142,21 @@ impl Local {
         };
         engine::capabilities(engine, model, dtype, config.device).map_err(|error| match error {
             unable @ EngineError::Unsupported { .. } if another_can() => {
-                NotOpened::NoRoom { status: Status::Skipped, reason: unable.to_string() }
+                OpenFailure::Unavailable { status: Status::Skipped, reason: unable.to_string() }
             }
             other => other.into(),
         })?;
         let kv_dtype = engine::kv_dtype(engine, model, dtype);
         let planned = Ledger::new(&model.architecture, &model.inventory(dtype), kv_dtype);
         if let Some(reason) = too_large(config.device, &planned) {
-            return Err(NotOpened::NoRoom { status: Status::Skipped, reason });
+            return Err(OpenFailure::Unavailable { status: Status::Skipped, reason });
         }
         let begin = Instant::now();
         let session = load(config, model, engine, dtype, observer).map_err(|error| match error {
-            full @ EngineError::OutOfMemory { .. } => {
-                NotOpened::NoRoom { status: Status::Oom, reason: format!("while loading weights: {full}") }
-            }
+            full @ EngineError::OutOfMemory { .. } => OpenFailure::Unavailable {
+                status: Status::Oom,
+                reason: format!("while loading weights: {full}"),
+            },
             other => other.into(),
         })?;
         let mut session = match &self.wrap {
@@ -154,11 +165,11 @@ impl Local {
         };
         // Before anything is timed.
         if let Err(fault) = audit::weights(session.inventory(), &model.inventory(dtype)) {
-            return Err(NotOpened::NoRoom { status: Status::Invalid, reason: fault.to_string() });
+            return Err(OpenFailure::Unavailable { status: Status::Invalid, reason: fault.to_string() });
         }
         let cold =
-            if again { Vec::new() } else { cold(session.as_mut(), engine, dtype, begin.elapsed().into()) };
-        let quality = if again {
+            if reopen { Vec::new() } else { cold(session.as_mut(), engine, dtype, begin.elapsed().into()) };
+        let quality = if reopen {
             Quality {
                 passed: true,
                 check: "checked before".into(),
@@ -169,28 +180,28 @@ impl Local {
             gate(config, model, engine, dtype, session.as_mut(), observer)?
         };
         let available = memory::available(memory_of(config.device));
-        let witness: Box<dyn Witness> = match config.depth {
-            Depth::Smoke => Box::new(NoWitness),
-            Depth::Full | Depth::Quick => witness::of_device(config.device).map_err(RunError::from)?,
+        let monitor: Box<dyn Monitor> = match config.depth {
+            Depth::Smoke => Box::new(NoopMonitor),
+            Depth::Full | Depth::Quick => monitor::of_device(config.device).map_err(RunError::from)?,
         };
-        let live = Live::new(session, witness, config.protocol());
+        let live = LoadedEngine::new(session, monitor, config.protocol());
         let opened = live.opened(config, (engine, dtype), quality, cold, available);
         Ok((live, opened))
     }
 }
 
 /// Why a series is not open.
-enum NotOpened {
-    NoRoom { status: Status, reason: String },
+enum OpenFailure {
+    Unavailable { status: Status, reason: String },
     Lost { reason: String },
     Refused(RunError),
 }
 
-impl From<EngineError> for NotOpened {
+impl From<EngineError> for OpenFailure {
     fn from(error: EngineError) -> Self {
         match error {
             full @ EngineError::OutOfMemory { .. } => {
-                Self::NoRoom { status: Status::Oom, reason: format!("while checking outputs: {full}") }
+                Self::Unavailable { status: Status::Oom, reason: format!("while checking outputs: {full}") }
             }
             fault @ EngineError::Device { .. } => Self::Lost { reason: fault.to_string() },
             other => Self::Refused(other.into()),
@@ -198,50 +209,54 @@ impl From<EngineError> for NotOpened {
     }
 }
 
-impl From<RunError> for NotOpened {
+impl From<RunError> for OpenFailure {
     fn from(error: RunError) -> Self {
         Self::Refused(error)
     }
 }
 
-impl Rig for Local {
-    fn ask(&mut self, order: &Order, observer: &mut dyn Observer) -> Result<Answer, RunError> {
+impl DeviceWorker for InProcessWorker {
+    fn execute(
+        &mut self,
+        request: &DeviceRequest,
+        observer: &mut dyn Observer,
+    ) -> Result<DeviceResponse, RunError> {
         if let Some(signal) = self.stop.as_ref().and_then(Interrupts::signal) {
             return Err(RunError::Interrupted { signal });
         }
         // What was opened by a run before this one.
-        if order.measures() {
-            for open in self.open.again() {
-                if let Order::Open { series, .. } = &open
+        if request.measures() {
+            for open in self.open.reopen() {
+                if let DeviceRequest::Open { series, .. } = &open
                     && !self.live.contains_key(series)
                 {
-                    self.carry_out(&open, observer)?;
+                    self.handle(&open, observer)?;
                 }
             }
         }
-        let answer = self.carry_out(order, observer)?;
-        self.open.note(order, &answer);
-        Ok(answer)
+        let response = self.handle(request, observer)?;
+        self.open.note(request, &response);
+        Ok(response)
     }
 
-    fn assume(&mut self, order: &Order, answer: &Answer) {
-        self.open.note(order, answer);
+    fn restore(&mut self, request: &DeviceRequest, response: &DeviceResponse) {
+        self.open.note(request, response);
     }
 }
 
 /// A loaded engine, the inputs of its cells and what watches them.
-pub(crate) struct Live {
+pub(crate) struct LoadedEngine {
     session: Box<dyn Session>,
-    witness: Box<dyn Witness>,
+    monitor: Box<dyn Monitor>,
     protocol: Protocol,
-    inputs: Inputs,
+    inputs: CellInputs,
     /// Tokens of the cells that are sampled, by their place.
     tokens: BTreeMap<usize, Vec<u32>>,
 }
 
-impl Live {
-    pub(crate) fn new(session: Box<dyn Session>, witness: Box<dyn Witness>, protocol: Protocol) -> Self {
-        Self { session, witness, protocol, inputs: Inputs::default(), tokens: BTreeMap::new() }
+impl LoadedEngine {
+    pub(crate) fn new(session: Box<dyn Session>, monitor: Box<dyn Monitor>, protocol: Protocol) -> Self {
+        Self { session, monitor, protocol, inputs: CellInputs::default(), tokens: BTreeMap::new() }
     }
 
     /// What is said of it when it is opened.
@@ -257,14 +272,14 @@ impl Live {
         let session = &self.session;
         let ledger = Ledger::new(session.architecture(), session.inventory(), session.kv_dtype());
         let added = |needs: Bytes| Bytes(needs.0.saturating_sub(ledger.resident_weights().0));
-        let cells: Vec<Planned> =
+        let cells: Vec<CostedCell> =
             plan::cells(engine, dtype, &config.phases, &config.batches, &config.contexts)
                 .into_iter()
                 .map(|cell| {
                     let needs = plan::needed(&ledger, &cell, config.device);
                     let room = available.map(usable);
                     let obstacle = plan::obstacle(&cell, session.capabilities(), added(needs), room);
-                    Planned { cost: plan::cost(&ledger, &cell, config.device), needs, obstacle, cell }
+                    CostedCell { cost: plan::cost(&ledger, &cell, config.device), needs, obstacle, cell }
                 })
                 .collect();
         let possible = cells.iter().filter(|planned| planned.obstacle.is_none());
@@ -276,53 +291,59 @@ impl Live {
             cold,
             cells,
             all_fit: available.is_some_and(|free| together.0 < usable(free).0 / 2),
-            canary_tolerance: self.witness.canary_tolerance(self.protocol.canary_tolerance),
+            canary_tolerance: self.monitor.canary_tolerance(self.protocol.canary_tolerance),
         }
     }
 
     /// Carries out an order about a cell.
-    pub(crate) fn carry_out(&mut self, order: &Order, observer: &mut dyn Observer) -> Answer {
-        let Self { session, witness, protocol, inputs, tokens } = self;
+    pub(crate) fn handle(&mut self, request: &DeviceRequest, observer: &mut dyn Observer) -> DeviceResponse {
+        let Self { session, monitor, protocol, inputs, tokens } = self;
         let session = session.as_mut();
         let mut busy = |seconds: f64| observer.busy(seconds);
-        match order {
-            Order::Visit { visit, .. } => {
-                let visited = inputs.visit(session, witness.as_mut(), protocol, visit, &mut busy);
-                Answer::Visited(Box::new(visited))
+        match request {
+            DeviceRequest::Visit { visit, .. } => {
+                let visited = inputs.visit(session, monitor.as_mut(), protocol, visit, &mut busy);
+                DeviceResponse::Visited(Box::new(visited))
             }
-            Order::Refer { reference, .. } => {
-                Answer::Referred { mean_ns: inputs.refer(session, protocol, reference, &mut busy) }
-            }
-            Order::BreakDown { index, cell, .. } => {
+            DeviceRequest::MeasureReference { reference, .. } => DeviceResponse::ReferenceMeasured {
+                mean_ns: inputs.measure_reference(session, protocol, reference, &mut busy),
+            },
+            DeviceRequest::Profile { index, cell, .. } => {
                 let (rows, error) = match operations::of_cell(session, cell, *index, protocol.seed) {
                     Ok(rows) => (rows, None),
                     Err(error) => (Vec::new(), Some(error.to_string())),
                 };
-                Answer::BrokenDown { rows, error }
+                DeviceResponse::Profiled { rows, error }
             }
-            Order::Rehearse { cell, .. } => Answer::Rehearsed { end: rehearse(session, cell, protocol) },
-            Order::Sample { index, cell, steps, canary_tolerance, .. } => {
+            DeviceRequest::TrialStep { cell, .. } => {
+                DeviceResponse::TrialStepped { end: trial_step(session, cell, protocol) }
+            }
+            DeviceRequest::Sample { index, cell, steps, canary_tolerance, .. } => {
                 let tokens = tokens.entry(*index).or_default();
                 let input = inputs.of(session, protocol, *index, cell);
                 // One cell's KV at a time: the sampler visits them one after another.
                 let taken = input.fill(session).map_err(BlockError::from).and_then(|()| {
-                    witness.before_block();
+                    monitor.before_block();
                     take_block(session, input, *steps, tokens)
                 });
                 match taken {
                     Ok(mut block) => {
-                        witness.after_block(block.wall_ns / 1e9).enter(&mut block, *canary_tolerance);
-                        let sample = Sample { block, tokens: tokens.clone(), moved: session.moved() };
-                        Answer::Sampled(Box::new(sample))
+                        monitor.after_block(block.wall_ns / 1e9).apply_to(&mut block, *canary_tolerance);
+                        let sample =
+                            SampledBlock { block, tokens: tokens.clone(), moved: session.bytes_moved() };
+                        DeviceResponse::Sampled(Box::new(sample))
                     }
-                    Err(error) => Answer::Refused { reason: error.to_string() },
+                    Err(error) => DeviceResponse::Refused { reason: error.to_string() },
                 }
             }
-            Order::Release { index, .. } => {
+            DeviceRequest::Release { index, .. } => {
                 inputs.release(session, *index);
-                Answer::Done
+                DeviceResponse::Done
             }
-            Order::Look | Order::Begin | Order::Open { .. } | Order::Close { .. } => Answer::Done,
+            DeviceRequest::Identify
+            | DeviceRequest::Probe
+            | DeviceRequest::Open { .. }
+            | DeviceRequest::Close { .. } => DeviceResponse::Done,
         }
     }
 }

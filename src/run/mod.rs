@@ -21,11 +21,11 @@ mod supervised;
 pub mod verify;
 pub mod worker;
 
-pub use local::Local;
-pub use supervised::Supervised;
+pub use local::InProcessWorker;
+pub use supervised::SubprocessWorker;
 
 use config::RunConfig;
-use rig::{Answer, Begun, Order, Rig};
+use rig::{DeviceRequest, DeviceResponse, DeviceWorker, MachineInfo};
 
 use crate::measure::protocol::{Depth, Event, Protocol};
 use crate::weights::OpenModel;
@@ -53,9 +53,9 @@ pub trait Observer {
 
 /// Is told nothing.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Silent;
+pub struct NoopObserver;
 
-impl Observer for Silent {
+impl Observer for NoopObserver {
     fn stage(&mut self, _what: &str) {}
     fn event(&mut self, _event: Event<'_>) {}
 }
@@ -113,19 +113,19 @@ pub struct Finished {
 /// # Errors
 /// When the device cannot be opened or probed, or the model cannot be loaded at all; when the run was stopped before it had anything.
 pub fn benchmark(
-    rig: &mut dyn Rig,
+    worker: &mut dyn DeviceWorker,
     config: &RunConfig,
     model: &OpenModel,
     command: &str,
     observer: &mut dyn Observer,
 ) -> Result<Finished, RunError> {
-    let mut report = begin(rig, config, model, command, observer)?;
+    let mut report = begin(worker, config, model, command, observer)?;
     let mut stopped = None;
     for series in series::all(config, model) {
         if stopped.is_some() {
             series.lose(config, model, &mut report, (Status::Incomplete, series::NOT_REACHED));
         } else {
-            stopped = series::run(rig, config, model, &series, &mut report, observer)?;
+            stopped = series::run(worker, config, model, &series, &mut report, observer)?;
         }
     }
     report.crossovers = series::crossovers(config, model, &report);
@@ -153,22 +153,22 @@ pub fn model_hash(config: &RunConfig, model: &OpenModel) -> String {
 
 /// A report with everything but cells: the machine, its ceilings, the model.
 pub(super) fn begin(
-    rig: &mut dyn Rig,
+    worker: &mut dyn DeviceWorker,
     config: &RunConfig,
     model: &OpenModel,
     command: &str,
     observer: &mut dyn Observer,
 ) -> Result<Report, RunError> {
-    let begun = match series::insist(rig, &Order::Begin, observer)? {
-        Answer::Begun(begun) => begun,
-        Answer::Lost { reason } => return Err(RunError::Refused { reason }),
+    let begun = match series::execute_with_retry(worker, &DeviceRequest::Probe, observer)? {
+        DeviceResponse::Probed(begun) => begun,
+        DeviceResponse::Lost { reason } => return Err(RunError::Refused { reason }),
         _ => {
             return Err(RunError::Refused {
                 reason: "the ceilings were asked for and something else came".into(),
             });
         }
     };
-    let Begun { started_at, environment, ceilings, warnings } = *begun;
+    let MachineInfo { started_at, environment, ceilings, warnings } = *begun;
     let product = environment.gpu.as_ref().and_then(|gpu| gpu.name.as_deref());
     let datasheet = product.and_then(|name| devices::find(name).ok()).cloned();
     Ok(Report {

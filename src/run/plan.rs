@@ -4,7 +4,7 @@
 //! run is a cell with the reason why, and what a cell's step costs by its shape. It runs nothing.
 
 use crate::engine::DeviceChoice;
-use crate::engine::stock::Way;
+use crate::engine::stock::StockVariant;
 use hbmark_core::ledger::{Ledger, StepCost, StepShape, StockBackend};
 use hbmark_core::model::Dtype;
 use hbmark_core::result::{Capabilities, Cell, Phase};
@@ -12,7 +12,7 @@ use hbmark_core::units::Bytes;
 
 /// Whether an engine times steps of one kind alone: a prefill hides its launches behind its kernels, so it is not replayed.
 fn only_decodes(engine: &str) -> bool {
-    Way::of(engine) == Some(Way::Replayed)
+    StockVariant::of(engine) == Some(StockVariant::Replayed)
 }
 
 /// The cells of one engine and dtype: phases outermost, then batch, then context. Of several phases an engine has those that it can.
@@ -89,7 +89,7 @@ fn stock_backend(device: DeviceChoice) -> StockBackend {
 #[must_use]
 pub fn cost(ledger: &Ledger, cell: &Cell, device: DeviceChoice) -> StepCost {
     let mut cost = ledger.step(shape(cell));
-    if Way::of(&cell.engine).is_some() {
+    if StockVariant::of(&cell.engine).is_some() {
         cost.bytes.as_implemented = ledger.stock_bytes(shape(cell), stock_backend(device));
     }
     cost
@@ -99,7 +99,7 @@ pub fn cost(ledger: &Ledger, cell: &Cell, device: DeviceChoice) -> StepCost {
 #[must_use]
 pub fn needed(ledger: &Ledger, cell: &Cell, device: DeviceChoice) -> Bytes {
     let stock = || ledger.stock_memory(shape(cell), stock_backend(device));
-    let known = Way::of(&cell.engine).and_then(|_| stock());
+    let known = StockVariant::of(&cell.engine).and_then(|_| stock());
     known.unwrap_or_else(|| ledger.memory(shape(cell)))
 }
 

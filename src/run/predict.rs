@@ -79,7 +79,7 @@ pub fn report(model: &OpenModel, question: &Question, command: &str) -> Result<R
 mod tests {
     use super::*;
     use hbmark_core::ledger::devices;
-    use hbmark_core::model;
+
     use hbmark_core::result::Status;
     use hbmark_core::units::Bytes;
 

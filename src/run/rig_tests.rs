@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 
 use crate::engine::scripted::{Script, ScriptedSession};
 use crate::engine::{DeviceChoice, DeviceOptions};
-use crate::measure::protocol::{Depth, NoWitness};
+use crate::measure::protocol::{Depth, NoopMonitor};
 use crate::run::config::RunConfig;
-use crate::run::local::Live;
-use crate::run::rig::{Answer, Begun, OpenSeries, Order, Rig};
+use crate::run::local::LoadedEngine;
+use crate::run::rig::{DeviceRequest, DeviceResponse, DeviceWorker, MachineInfo, OpenEngines};
 use crate::run::{Observer, RunError};
 use crate::weights::OpenModel;
 use hbmark_core::model::{Dtype, test_shapes};
@@ -54,14 +54,14 @@ fn environment() -> Environment {
 }
 
 /// Told the number of a measuring order and the order: how its worker is lost, or by which signal the run is stopped.
-type Lose = Box<dyn FnMut(usize, &Order) -> Option<Result<String, i32>>>;
+type Lose = Box<dyn FnMut(usize, &DeviceRequest) -> Option<Result<String, i32>>>;
 
-/// A rig whose sessions a test makes; it can be told to lose some orders, and comes back fresh from that.
+/// A rig whose sessions a test makes; it can be told to lose some requests, and comes back fresh from that.
 pub(crate) struct Scripted {
     config: RunConfig,
     make: Box<dyn Fn() -> ScriptedSession>,
-    live: BTreeMap<usize, Live>,
-    open: OpenSeries,
+    live: BTreeMap<usize, LoadedEngine>,
+    open: OpenEngines,
     lose: Lose,
     asked: usize,
 }
@@ -72,7 +72,7 @@ impl Scripted {
             config: config.clone(),
             make: Box::new(make),
             live: BTreeMap::new(),
-            open: OpenSeries::default(),
+            open: OpenEngines::default(),
             lose: Box::new(|_, _| None),
             asked: 0,
         }
@@ -80,119 +80,123 @@ impl Scripted {
 
     pub(crate) fn losing(
         self,
-        lose: impl FnMut(usize, &Order) -> Option<Result<String, i32>> + 'static,
+        lose: impl FnMut(usize, &DeviceRequest) -> Option<Result<String, i32>> + 'static,
     ) -> Self {
         Self { lose: Box::new(lose), ..self }
     }
 
-    fn open(&mut self, order: &Order) -> Answer {
-        let Order::Open { series, engine, dtype, .. } = order else { return Answer::Done };
-        let live = Live::new(Box::new((self.make)()), Box::new(NoWitness), self.config.protocol());
+    fn open(&mut self, request: &DeviceRequest) -> DeviceResponse {
+        let DeviceRequest::Open { series, engine, dtype, .. } = request else { return DeviceResponse::Done };
+        let live = LoadedEngine::new(Box::new((self.make)()), Box::new(NoopMonitor), self.config.protocol());
         let quality =
             Quality { passed: true, check: "none".into(), max_relative_error: None, token_hash: None };
         let opened = live.opened(&self.config, (engine, *dtype), quality, Vec::new(), None);
         self.live.insert(*series, live);
-        Answer::Opened(Box::new(opened))
+        DeviceResponse::Opened(Box::new(opened))
     }
 
-    fn carry_out(&mut self, order: &Order, observer: &mut dyn Observer) -> Answer {
-        for again in self.open.again() {
-            if let Order::Open { series, .. } = &again
+    fn handle(&mut self, request: &DeviceRequest, observer: &mut dyn Observer) -> DeviceResponse {
+        for reopen in self.open.reopen() {
+            if let DeviceRequest::Open { series, .. } = &reopen
                 && !self.live.contains_key(series)
             {
-                self.open(&again);
+                self.open(&reopen);
             }
         }
-        match order {
-            Order::Look => Answer::Looked(Box::new(environment())),
-            Order::Begin => Answer::Begun(Box::new(Begun {
+        match request {
+            DeviceRequest::Identify => DeviceResponse::Identified(Box::new(environment())),
+            DeviceRequest::Probe => DeviceResponse::Probed(Box::new(MachineInfo {
                 started_at: "2026-01-01T00:00:00Z".into(),
                 environment: environment(),
                 ceilings: None,
                 warnings: Vec::new(),
             })),
-            Order::Open { .. } => self.open(order),
-            Order::Close { series } => {
+            DeviceRequest::Open { .. } => self.open(request),
+            DeviceRequest::Close { series } => {
                 self.live.remove(series);
-                Answer::Done
+                DeviceResponse::Done
             }
-            Order::Visit { series, .. }
-            | Order::Refer { series, .. }
-            | Order::BreakDown { series, .. }
-            | Order::Rehearse { series, .. }
-            | Order::Sample { series, .. }
-            | Order::Release { series, .. } => {
-                self.live.get_mut(series).map_or(Answer::Done, |live| live.carry_out(order, observer))
+            DeviceRequest::Visit { series, .. }
+            | DeviceRequest::MeasureReference { series, .. }
+            | DeviceRequest::Profile { series, .. }
+            | DeviceRequest::TrialStep { series, .. }
+            | DeviceRequest::Sample { series, .. }
+            | DeviceRequest::Release { series, .. } => {
+                self.live.get_mut(series).map_or(DeviceResponse::Done, |live| live.handle(request, observer))
             }
         }
     }
 }
 
-impl Rig for Scripted {
-    fn ask(&mut self, order: &Order, observer: &mut dyn Observer) -> Result<Answer, RunError> {
-        if order.measures() {
+impl DeviceWorker for Scripted {
+    fn execute(
+        &mut self,
+        request: &DeviceRequest,
+        observer: &mut dyn Observer,
+    ) -> Result<DeviceResponse, RunError> {
+        if request.measures() {
             self.asked += 1;
-            match (self.lose)(self.asked, order) {
+            match (self.lose)(self.asked, request) {
                 None => {}
                 Some(Ok(reason)) => {
                     self.live.clear();
-                    return Ok(Answer::Lost { reason });
+                    return Ok(DeviceResponse::Lost { reason });
                 }
                 Some(Err(signal)) => return Err(RunError::Interrupted { signal }),
             }
         }
-        let answer = self.carry_out(order, observer);
-        self.open.note(order, &answer);
-        if answer.taints() {
+        let response = self.handle(request, observer);
+        self.open.note(request, &response);
+        if response.is_sticky() {
             self.live.clear();
         }
-        Ok(answer)
+        Ok(response)
     }
 
-    fn assume(&mut self, order: &Order, answer: &Answer) {
-        self.open.note(order, answer);
+    fn restore(&mut self, request: &DeviceRequest, response: &DeviceResponse) {
+        self.open.note(request, response);
     }
 
-    fn renews(&self) -> bool {
+    fn can_restart(&self) -> bool {
         true
     }
 }
 
 /// Sessions whose steps all take the same time a sequence.
 pub(crate) fn steady(milliseconds: f64) -> impl Fn() -> ScriptedSession {
-    use crate::engine::scripted::Outcome;
+    use crate::engine::scripted::StepOutcome;
     use hbmark_core::units::Nanos;
     move || {
         let takes = move |info: crate::engine::scripted::StepInfo| {
             let device = Nanos(milliseconds * 1e6 * info.batch as f64);
-            Outcome::Takes { device, host: Nanos(0.0) }
+            StepOutcome::Takes { device, host: Nanos(0.0) }
         };
         session(&VirtualClock::default(), Box::new(takes))
     }
 }
 
-fn run(rig: &mut dyn Rig, config: &RunConfig) -> crate::run::Finished {
-    crate::run::benchmark(rig, config, &model(), "hbmark run", &mut crate::run::Silent).unwrap()
+fn run(worker: &mut dyn DeviceWorker, config: &RunConfig) -> crate::run::Finished {
+    crate::run::benchmark(worker, config, &model(), "hbmark run", &mut crate::run::NoopObserver).unwrap()
 }
 
 mod claims {
     use super::*;
     use hbmark_core::result::Status;
 
-    fn of_cell(order: &Order, batch: usize) -> bool {
-        matches!(order, Order::Visit { visit, .. } if visit.cell.batch == batch)
+    fn of_cell(request: &DeviceRequest, batch: usize) -> bool {
+        matches!(request, DeviceRequest::Visit { visit, .. } if visit.cell.batch == batch)
     }
 
     #[test]
     fn a_worker_lost_once_costs_a_repeated_visit_and_no_cell() {
         let config = config("native", &[1, 2, 4], &[64]);
         let mut lost = 0;
-        let mut rig = Scripted::new(&config, steady(10.0)).losing(move |_, order| {
-            let strike = of_cell(order, 2) && lost < 1;
+        let mut worker = Scripted::new(&config, steady(10.0)).losing(move |_, request| {
+            let strike = of_cell(request, 2) && lost < 1;
             lost += usize::from(strike);
             strike.then(|| Ok("the worker was killed by signal 9".into()))
         });
-        let finished = run(&mut rig, &config);
+        let finished = run(&mut worker, &config);
         assert_eq!(finished.stopped, None);
         assert!(finished.report.cells.iter().all(|cell| cell.status == Status::Ok));
         let cell = "decode/native/bf16/b2/c64";
@@ -209,9 +213,9 @@ mod claims {
     #[test]
     fn a_cell_that_loses_two_workers_fails_with_the_reason_and_the_others_go_on() {
         let config = config("native", &[1, 2, 4], &[64]);
-        let mut rig = Scripted::new(&config, steady(10.0))
-            .losing(|_, order| of_cell(order, 2).then(|| Ok("the worker exited with code 3".into())));
-        let report = run(&mut rig, &config).report;
+        let mut worker = Scripted::new(&config, steady(10.0))
+            .losing(|_, request| of_cell(request, 2).then(|| Ok("the worker exited with code 3".into())));
+        let report = run(&mut worker, &config).report;
         let statuses: Vec<Status> = report.cells.iter().map(|cell| cell.status).collect();
         assert_eq!(statuses, [Status::Ok, Status::Failed, Status::Ok]);
         assert_eq!(report.cells[1].reason.as_deref(), Some("the worker exited with code 3"));
@@ -220,7 +224,7 @@ mod claims {
     #[test]
     fn a_sticky_device_error_is_retried_in_a_fresh_session_and_then_costs_its_cell() {
         use crate::engine::EngineError;
-        use crate::engine::scripted::Outcome;
+        use crate::engine::scripted::StepOutcome;
         use hbmark_core::units::Nanos;
         let config = config("native", &[1, 2], &[64]);
         let make = || {
@@ -229,9 +233,9 @@ mod claims {
                 broken |= info.batch == 2;
                 if broken {
                     let (device, detail) = ("cuda:0".into(), "illegal address".into());
-                    Outcome::Fails(EngineError::Device { device, detail })
+                    StepOutcome::Fails(EngineError::Device { device, detail })
                 } else {
-                    Outcome::Takes { device: Nanos(1e7), host: Nanos(0.0) }
+                    StepOutcome::Takes { device: Nanos(1e7), host: Nanos(0.0) }
                 }
             };
             session(&VirtualClock::default(), Box::new(script))
@@ -246,11 +250,11 @@ mod claims {
     fn a_series_that_cannot_be_opened_twice_is_failed_and_the_next_one_runs() {
         let config =
             RunConfig { engines: vec!["stock".into(), "native".into()], ..config("native", &[1], &[64]) };
-        let mut rig = Scripted::new(&config, steady(10.0)).losing(|_, order| {
-            let stock = matches!(order, Order::Open { engine, .. } if engine == "stock");
+        let mut worker = Scripted::new(&config, steady(10.0)).losing(|_, request| {
+            let stock = matches!(request, DeviceRequest::Open { engine, .. } if engine == "stock");
             stock.then(|| Ok("the worker was killed by signal 9".into()))
         });
-        let report = run(&mut rig, &config).report;
+        let report = run(&mut worker, &config).report;
         let statuses: Vec<Status> = report.cells.iter().map(|cell| cell.status).collect();
         assert_eq!(statuses, [Status::Failed, Status::Ok]);
     }
@@ -259,8 +263,9 @@ mod claims {
     fn a_stopped_run_keeps_what_it_has_and_says_what_is_incomplete() {
         let config =
             RunConfig { engines: vec!["stock".into(), "native".into()], ..config("native", &[1, 2], &[64]) };
-        let mut rig = Scripted::new(&config, steady(10.0)).losing(|asked, _| (asked == 6).then_some(Err(2)));
-        let finished = run(&mut rig, &config);
+        let mut worker =
+            Scripted::new(&config, steady(10.0)).losing(|asked, _| (asked == 6).then_some(Err(2)));
+        let finished = run(&mut worker, &config);
         assert_eq!(finished.stopped, Some(2));
         let report = finished.report;
         assert_eq!(report.cells.len(), 4);
@@ -272,32 +277,34 @@ mod claims {
     #[test]
     fn a_cell_whose_step_cannot_be_replayed_is_left_out_before_anything_is_timed() {
         use crate::engine::EngineError;
-        use crate::engine::scripted::Outcome;
+        use crate::engine::scripted::StepOutcome;
         use crate::run::series;
         use hbmark_core::units::Nanos;
         let (config, model) = (config("native", &[1, 2, 4], &[64]), model());
         let make = || {
             let script = |info: crate::engine::scripted::StepInfo| match info.batch {
-                2 => Outcome::Fails(EngineError::NotReplayed {
+                2 => StepOutcome::Fails(EngineError::NotReplayed {
                     engine: "native".into(),
                     why: "it copies".into(),
                 }),
-                _ => Outcome::Takes { device: Nanos(1e7), host: Nanos(0.0) },
+                _ => StepOutcome::Takes { device: Nanos(1e7), host: Nanos(0.0) },
             };
             session(&VirtualClock::default(), Box::new(script))
         };
         // The worker dies in the last cell whenever it is tried there.
-        let mut rig = Scripted::new(&config, make).losing(|_, order| {
-            let last = matches!(order, Order::Rehearse { cell, .. } if cell.batch == 4);
+        let mut worker = Scripted::new(&config, make).losing(|_, request| {
+            let last = matches!(request, DeviceRequest::TrialStep { cell, .. } if cell.batch == 4);
             last.then(|| Ok("the worker was killed by signal 9".into()))
         });
         let mut report =
-            crate::run::begin(&mut rig, &config, &model, "hbmark run", &mut crate::run::Silent).unwrap();
+            crate::run::begin(&mut worker, &config, &model, "hbmark run", &mut crate::run::NoopObserver)
+                .unwrap();
         let series = &series::all(&config, &model)[0];
-        let opened = series::open(&mut rig, &config, &model, series, &mut report, &mut crate::run::Silent);
+        let opened =
+            series::open(&mut worker, &config, &model, series, &mut report, &mut crate::run::NoopObserver);
         let opened = opened.unwrap().unwrap();
-        let cells = opened.split_off_impossible(&mut report);
-        let possible = opened.split_off_unreplayable(&mut rig, series, cells, &mut report).unwrap();
+        let cells = opened.skip_unsupported(&mut report);
+        let possible = opened.skip_unreplayable(&mut worker, series, cells, &mut report).unwrap();
         assert_eq!(possible.iter().map(|planned| planned.cell.batch).collect::<Vec<_>>(), [1]);
         let lost = |index: usize| (report.cells[index].status, report.cells[index].reason.clone().unwrap());
         assert_eq!(lost(0), (Status::Skipped, "native cannot replay this step: it copies".into()));

@@ -1,6 +1,6 @@
 //! One engine at one dtype: open, schedule, judge.
 //!
-//! Enters: a configuration, an opened model, a [`Rig`] that owns the device, and a [`Report`] in the making. Leaves: its cells,
+//! Enters: a configuration, an opened model, a [`DeviceWorker`] that owns the device, and a [`Report`] in the making. Leaves: its cells,
 //! capabilities and cold rows. It touches no device itself: everything measured comes as an answer of the rig.
 
 use std::cell::RefCell;
@@ -11,7 +11,7 @@ use crate::measure::protocol::{self, Protocol, Visitor};
 use crate::measure::quality;
 use crate::measure::visit::{Reference, Visit, Visited};
 use crate::run::config::RunConfig;
-use crate::run::rig::{Answer, Opened, Order, Planned, Rig};
+use crate::run::rig::{CostedCell, DeviceRequest, DeviceResponse, DeviceWorker, Opened};
 use crate::run::{Observer, RunError, plan};
 use crate::weights::OpenModel;
 use hbmark_core::ledger::{Floor, Ledger, Roof};
@@ -29,22 +29,22 @@ const DRIFT_WARNING: f64 = 0.02;
 
 /// One engine at one dtype, by its place in the run.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Series {
+pub struct EngineRun {
     pub number: usize,
     pub engine: String,
     pub dtype: Dtype,
 }
 
 /// The series of a run, in order.
-pub fn all(config: &RunConfig, model: &OpenModel) -> Vec<Series> {
+pub fn all(config: &RunConfig, model: &OpenModel) -> Vec<EngineRun> {
     let dtypes = |engine: &String| {
         config.dtypes_for(engine, model).into_iter().map(|dtype| (engine.clone(), dtype)).collect::<Vec<_>>()
     };
     let pairs = config.engines.iter().flat_map(dtypes).enumerate();
-    pairs.map(|(number, (engine, dtype))| Series { number, engine, dtype }).collect()
+    pairs.map(|(number, (engine, dtype))| EngineRun { number, engine, dtype }).collect()
 }
 
-impl Series {
+impl EngineRun {
     /// Its cells, in order.
     pub fn cells(&self, config: &RunConfig) -> Vec<Cell> {
         plan::cells(&self.engine, self.dtype, &config.phases, &config.batches, &config.contexts)
@@ -70,36 +70,40 @@ impl Series {
 }
 
 /// Asks once more where a rig comes back fresh from a loss.
-pub fn insist(rig: &mut dyn Rig, order: &Order, observer: &mut dyn Observer) -> Result<Answer, RunError> {
-    let answer = match rig.ask(order, observer)? {
-        Answer::Lost { .. } if rig.renews() => rig.ask(order, observer)?,
-        answer => answer,
+pub fn execute_with_retry(
+    worker: &mut dyn DeviceWorker,
+    request: &DeviceRequest,
+    observer: &mut dyn Observer,
+) -> Result<DeviceResponse, RunError> {
+    let response = match worker.execute(request, observer)? {
+        DeviceResponse::Lost { .. } if worker.can_restart() => worker.execute(request, observer)?,
+        response => response,
     };
-    match answer {
-        Answer::Refused { reason } => Err(RunError::Refused { reason }),
-        answer => Ok(answer),
+    match response {
+        DeviceResponse::Refused { reason } => Err(RunError::Refused { reason }),
+        response => Ok(response),
     }
 }
 
 /// Opens a series. `None` when it cannot be had: its cells are then in the report, with the reason.
 pub fn open(
-    rig: &mut dyn Rig,
+    worker: &mut dyn DeviceWorker,
     config: &RunConfig,
     model: &OpenModel,
-    series: &Series,
+    series: &EngineRun,
     report: &mut Report,
     observer: &mut dyn Observer,
 ) -> Result<Option<Opened>, RunError> {
     let (engine, dtype) = (series.engine.clone(), series.dtype);
-    let order = Order::Open { series: series.number, engine, dtype, again: false };
-    let lost = match insist(rig, &order, observer)? {
-        Answer::Opened(opened) => {
+    let request = DeviceRequest::Open { series: series.number, engine, dtype, reopen: false };
+    let lost = match execute_with_retry(worker, &request, observer)? {
+        DeviceResponse::Opened(opened) => {
             report.capabilities.push(opened.capabilities.clone());
             report.cold.extend(opened.cold.iter().cloned());
             return Ok(Some(*opened));
         }
-        Answer::NoRoom { status, reason } => (status, reason),
-        Answer::Lost { reason } => (Status::Failed, reason),
+        DeviceResponse::Unavailable { status, reason } => (status, reason),
+        DeviceResponse::Lost { reason } => (Status::Failed, reason),
         _ => return Err(RunError::Refused { reason: "a series was opened and something else came".into() }),
     };
     series.lose(config, model, report, (lost.0, &lost.1));
@@ -108,11 +112,11 @@ pub fn open(
 
 impl Opened {
     /// Puts the cells that cannot run into the report, with the reason, and returns the others.
-    pub fn split_off_impossible(&self, report: &mut Report) -> Vec<Planned> {
-        let (possible, impossible): (Vec<Planned>, Vec<Planned>) =
+    pub fn skip_unsupported(&self, report: &mut Report) -> Vec<CostedCell> {
+        let (possible, impossible): (Vec<CostedCell>, Vec<CostedCell>) =
             self.cells.iter().cloned().partition(|planned| planned.obstacle.is_none());
         for planned in impossible {
-            let Planned { cell, cost, needs, obstacle } = planned;
+            let CostedCell { cell, cost, needs, obstacle } = planned;
             let mut skipped = judge::unmeasured(&cell, self.kv_dtype, &cost, Status::Skipped, obstacle);
             skipped.memory_predicted_bytes = Some(needs);
             report.cells.push(skipped);
@@ -125,26 +129,27 @@ impl Opened {
     ///
     /// # Errors
     /// When the run must end: it was interrupted, or the rig cannot do what it is asked.
-    pub fn split_off_unreplayable(
+    pub fn skip_unreplayable(
         &self,
-        rig: &mut dyn Rig,
-        series: &Series,
-        planned: Vec<Planned>,
+        worker: &mut dyn DeviceWorker,
+        series: &EngineRun,
+        planned: Vec<CostedCell>,
         report: &mut Report,
-    ) -> Result<Vec<Planned>, RunError> {
+    ) -> Result<Vec<CostedCell>, RunError> {
         let mut possible = Vec::with_capacity(planned.len());
         for planned in planned {
-            let order = Order::Rehearse { series: series.number, cell: planned.cell.clone() };
-            let (status, reason) = match insist(rig, &order, &mut crate::run::Silent)? {
-                Answer::Rehearsed { end: None } => {
+            let request = DeviceRequest::TrialStep { series: series.number, cell: planned.cell.clone() };
+            let (status, reason) = match execute_with_retry(worker, &request, &mut crate::run::NoopObserver)?
+            {
+                DeviceResponse::TrialStepped { end: None } => {
                     possible.push(planned);
                     continue;
                 }
-                Answer::Rehearsed { end: Some(end) } => (end.status, end.reason),
-                Answer::Lost { reason } => (Status::Failed, reason),
-                _ => return Err(unexpected(&order)),
+                DeviceResponse::TrialStepped { end: Some(end) } => (end.status, end.reason),
+                DeviceResponse::Lost { reason } => (Status::Failed, reason),
+                _ => return Err(unexpected(&request)),
             };
-            let Planned { cell, cost, needs, .. } = planned;
+            let CostedCell { cell, cost, needs, .. } = planned;
             let mut lost = judge::unmeasured(&cell, self.kv_dtype, &cost, status, Some(reason));
             lost.memory_predicted_bytes = Some(needs);
             report.cells.push(lost);
@@ -154,7 +159,7 @@ impl Opened {
 
     /// The judged result of a measured cell.
     #[must_use]
-    pub fn judge(&self, planned: &Planned, measured: Measured, report: &Report) -> CellResult {
+    pub fn judge(&self, planned: &CostedCell, measured: Measured, report: &Report) -> CellResult {
         let mut cost = planned.cost;
         // What the engine counted beats what is known of its code.
         cost.bytes.as_implemented = measured.moved.or(cost.bytes.as_implemented);
@@ -176,14 +181,14 @@ impl Opened {
 /// Measures all cells of a series into the report. The signal that stopped it, if one did: the report then holds what was measured
 /// by then.
 pub fn run(
-    rig: &mut dyn Rig,
+    worker: &mut dyn DeviceWorker,
     config: &RunConfig,
     model: &OpenModel,
-    series: &Series,
+    series: &EngineRun,
     report: &mut Report,
     observer: &mut dyn Observer,
 ) -> Result<Option<i32>, RunError> {
-    let opened = match open(rig, config, model, series, report, observer) {
+    let opened = match open(worker, config, model, series, report, observer) {
         Ok(Some(opened)) => opened,
         Ok(None) => return Ok(None),
         Err(RunError::Interrupted { signal }) => {
@@ -192,7 +197,7 @@ pub fn run(
         }
         Err(error) => return Err(error),
     };
-    let planned = opened.split_off_impossible(report);
+    let planned = opened.skip_unsupported(report);
     let cells: Vec<Cell> = planned.iter().map(|planned| planned.cell.clone()).collect();
     let canary_tolerance = opened.canary_tolerance;
     if canary_tolerance > NOISY_CANARY {
@@ -206,12 +211,12 @@ pub fn run(
     // The schedule tells where it is, and the rig what it does: both to the same observer.
     let shared = RefCell::new(observer);
     let mut visits = Visits {
-        rig,
+        worker,
         series: series.number,
         planned: &planned,
         ceilings: report.ceilings.clone(),
         observer: &shared,
-        clock: SeriesClock::default(),
+        clock: SessionClock::default(),
     };
     let (sampled, halt) = protocol::schedule(&mut visits, &cells, &protocol, opened.all_fit, &mut |event| {
         shared.borrow_mut().event(event);
@@ -228,7 +233,7 @@ pub fn run(
     if config.show_ops && signal.is_none() {
         observer.stage("timing operations apart");
         let warnings = &mut report.warnings;
-        match break_down(rig, series.number, &sampled.measured, &mut operations, warnings, observer) {
+        match break_down(worker, series.number, &sampled.measured, &mut operations, warnings, observer) {
             Ok(()) => {}
             Err(RunError::Interrupted { signal: stopped }) => signal = Some(stopped),
             Err(error) => return Err(error),
@@ -239,7 +244,7 @@ pub fn run(
         report.cells.push(CellResult { operations, ..result });
     }
     if signal.is_none() {
-        rig.ask(&Order::Close { series: series.number }, observer)?;
+        worker.execute(&DeviceRequest::Close { series: series.number }, observer)?;
     }
     Ok(signal)
 }
@@ -249,19 +254,19 @@ pub const NOT_REACHED: &str = "the run was stopped before it came to this cell";
 
 /// Visits made by a rig.
 struct Visits<'a, 'o> {
-    rig: &'a mut dyn Rig,
+    worker: &'a mut dyn DeviceWorker,
     series: usize,
-    planned: &'a [Planned],
+    planned: &'a [CostedCell],
     ceilings: Option<Ceilings>,
     observer: &'a RefCell<&'o mut dyn Observer>,
-    clock: SeriesClock,
+    clock: SessionClock,
 }
 
 impl Visits<'_, '_> {
-    fn ask(&mut self, order: &Order) -> Result<Answer, RunError> {
-        match self.rig.ask(order, &mut **self.observer.borrow_mut())? {
-            Answer::Refused { reason } => Err(RunError::Refused { reason }),
-            answer => Ok(answer),
+    fn execute(&mut self, request: &DeviceRequest) -> Result<DeviceResponse, RunError> {
+        match self.worker.execute(request, &mut **self.observer.borrow_mut())? {
+            DeviceResponse::Refused { reason } => Err(RunError::Refused { reason }),
+            response => Ok(response),
         }
     }
 }
@@ -270,28 +275,28 @@ impl Visitor for Visits<'_, '_> {
     type Halt = RunError;
 
     fn visit(&mut self, visit: &Visit) -> Result<Visited, RunError> {
-        let order = Order::Visit { series: self.series, visit: visit.clone() };
-        match self.ask(&order)? {
-            Answer::Visited(mut visited) => {
+        let request = DeviceRequest::Visit { series: self.series, visit: visit.clone() };
+        match self.execute(&request)? {
+            DeviceResponse::Visited(mut visited) => {
                 self.clock.set(&mut visited);
                 Ok(*visited)
             }
-            Answer::Lost { reason } => Ok(Visited::lost(reason)),
-            _ => Err(unexpected(&order)),
+            DeviceResponse::Lost { reason } => Ok(Visited::lost(reason)),
+            _ => Err(unexpected(&request)),
         }
     }
 
-    fn refer(&mut self, reference: &Reference) -> Result<Result<Option<f64>, String>, RunError> {
-        let order = Order::Refer { series: self.series, reference: reference.clone() };
-        match self.ask(&order)? {
-            Answer::Referred { mean_ns } => Ok(Ok(mean_ns)),
-            Answer::Lost { reason } => Ok(Err(reason)),
-            _ => Err(unexpected(&order)),
+    fn measure_reference(&mut self, reference: &Reference) -> Result<Result<Option<f64>, String>, RunError> {
+        let request = DeviceRequest::MeasureReference { series: self.series, reference: reference.clone() };
+        match self.execute(&request)? {
+            DeviceResponse::ReferenceMeasured { mean_ns } => Ok(Ok(mean_ns)),
+            DeviceResponse::Lost { reason } => Ok(Err(reason)),
+            _ => Err(unexpected(&request)),
         }
     }
 
     fn release(&mut self, index: usize) -> Result<(), RunError> {
-        self.ask(&Order::Release { series: self.series, index }).map(|_| ())
+        self.execute(&DeviceRequest::Release { series: self.series, index }).map(|_| ())
     }
 
     fn predicted_ns(&self, cell: &Cell) -> Option<f64> {
@@ -300,23 +305,23 @@ impl Visitor for Visits<'_, '_> {
         Some(Floor::new(&planned.cost, &roof).time().0)
     }
 
-    fn renews(&self) -> bool {
-        self.rig.renews()
+    fn can_restart(&self) -> bool {
+        self.worker.can_restart()
     }
 }
 
-fn unexpected(order: &Order) -> RunError {
-    RunError::Refused { reason: format!("the answer is not to what was asked: {}", order.doing()) }
+fn unexpected(request: &DeviceRequest) -> RunError {
+    RunError::Refused { reason: format!("the answer is not to what was asked: {}", request.description()) }
 }
 
 /// Puts the blocks of several sessions on one time line: the clock of a session that replaces a lost one begins at 0 again.
 #[derive(Debug, Default)]
-struct SeriesClock {
+struct SessionClock {
     shift: f64,
     end: f64,
 }
 
-impl SeriesClock {
+impl SessionClock {
     fn set(&mut self, visited: &mut Visited) {
         if visited.blocks.first().is_some_and(|block| block.at_ns + self.shift < self.end) {
             self.shift = self.end;
@@ -331,7 +336,7 @@ impl SeriesClock {
 /// Steps of the measured cells broken down per operation, into `rows` in their order; nothing for an engine that cannot tell its
 /// operations apart. A cell that cannot be profiled is a warning.
 fn break_down(
-    rig: &mut dyn Rig,
+    worker: &mut dyn DeviceWorker,
     series: usize,
     measured: &[Measured],
     rows: &mut [Vec<OperationRow>],
@@ -340,20 +345,20 @@ fn break_down(
 ) -> Result<(), RunError> {
     for (index, measured) in measured.iter().enumerate().filter(|(_, m)| !m.blocks.is_empty()) {
         let cell = measured.cell.clone();
-        let order = Order::BreakDown { series, index, cell };
-        match rig.ask(&order, observer)? {
-            Answer::BrokenDown { rows: none, error: None } if none.is_empty() => {
+        let request = DeviceRequest::Profile { series, index, cell };
+        match worker.execute(&request, observer)? {
+            DeviceResponse::Profiled { rows: none, error: None } if none.is_empty() => {
                 let engine = &measured.cell.engine;
                 warnings.push(format!("the {engine} engine cannot time its operations apart"));
                 break;
             }
-            Answer::BrokenDown { rows: found, error: None } => rows[index] = found,
-            Answer::BrokenDown { error: Some(reason), .. }
-            | Answer::Lost { reason }
-            | Answer::Refused { reason } => {
+            DeviceResponse::Profiled { rows: found, error: None } => rows[index] = found,
+            DeviceResponse::Profiled { error: Some(reason), .. }
+            | DeviceResponse::Lost { reason }
+            | DeviceResponse::Refused { reason } => {
                 warnings.push(format!("{}: no time per operation: {reason}", measured.cell.id()));
             }
-            _ => return Err(unexpected(&order)),
+            _ => return Err(unexpected(&request)),
         }
     }
     Ok(())
@@ -446,8 +451,8 @@ mod tests {
     use super::*;
     use crate::engine::DeviceChoice;
     use crate::engine::OperationTime;
-    use crate::engine::scripted::{Outcome, ScriptedSession};
-    use crate::run::Silent;
+    use crate::engine::scripted::{ScriptedSession, StepOutcome};
+    use crate::run::NoopObserver;
     use crate::run::rig::tests::{Scripted, config, model};
     use hbmark_core::ledger::StockBackend;
     use hbmark_core::units::{Bytes, Nanos};
@@ -465,13 +470,13 @@ mod tests {
         change: impl Fn(ScriptedSession) -> ScriptedSession + 'static,
     ) -> Report {
         let config = RunConfig { show_ops, ..config(engine, &[1], &[64]) };
-        let script = || Box::new(|_| Outcome::Takes { device: Nanos(9e6), host: Nanos(0.0) }) as _;
-        let mut rig = Scripted::new(&config, move || {
+        let script = || Box::new(|_| StepOutcome::Takes { device: Nanos(9e6), host: Nanos(0.0) }) as _;
+        let mut worker = Scripted::new(&config, move || {
             change(crate::run::rig::tests::session(&VirtualClock::default(), script()))
         });
         let mut report = Report { cells: Vec::new(), warnings: Vec::new(), ..samples::report() };
         let series = &all(&config, &model())[0];
-        let stopped = run(&mut rig, &config, &model(), series, &mut report, &mut Silent).unwrap();
+        let stopped = run(&mut worker, &config, &model(), series, &mut report, &mut NoopObserver).unwrap();
         assert_eq!(stopped, None);
         report
     }
@@ -518,7 +523,7 @@ mod tests {
         let block = |at_ns| hbmark_core::result::Block { at_ns, wall_ns: 10.0, ..Default::default() };
         let visited =
             |at: &[f64]| Visited { blocks: at.iter().map(|at| block(*at)).collect(), ..Visited::default() };
-        let mut clock = SeriesClock::default();
+        let mut clock = SessionClock::default();
         let mut set = |at: &[f64]| -> Vec<f64> {
             let mut visited = visited(at);
             clock.set(&mut visited);

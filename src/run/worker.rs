@@ -8,22 +8,24 @@ use std::time::Instant;
 
 use crate::measure::protocol::Event;
 use crate::run::config::RunConfig;
-use crate::run::rig::{Answer, Order, Rig};
-use crate::run::{Local, Observer, RunError};
-use crate::worker::child::{Greeted, WorkerEnd, greet};
-use crate::worker::fault::{Now, Planted, Suffering};
-use crate::worker::wire::{self, Call, Word};
+use crate::run::rig::{DeviceRequest, DeviceResponse, DeviceWorker};
+use crate::run::{InProcessWorker, Observer, RunError};
+use crate::worker::child::{Handshake, WorkerExit, handshake};
+use crate::worker::fault::{FaultInjectingSession, FaultSite, InjectedFault};
+use crate::worker::wire::{self, SupervisorMessage, WorkerMessage};
 use hbmark_core::units::Bytes;
 
 /// Words that only say that all is well are not sent more often than this.
-const QUIET_SECONDS: f64 = 1.0;
+const HEARTBEAT_SECONDS: f64 = 1.0;
 
-/// Serves orders until stdin ends.
+/// Serves requests until stdin ends.
 ///
 /// # Errors
 /// When it was not started by a supervisor, or the pipes break.
-pub fn serve() -> Result<(), WorkerEnd> {
-    let Some(Greeted { mut input, mut out, config, workers }) = greet::<RunConfig>()? else { return Ok(()) };
+pub fn serve() -> Result<(), WorkerExit> {
+    let Some(Handshake { mut input, mut out, config, workers }) = handshake::<RunConfig>()? else {
+        return Ok(());
+    };
     crate::engine::threads::limit(config.threads);
     work(&mut input, &mut out, &config, workers)
 }
@@ -33,62 +35,72 @@ fn work(
     out: &mut impl Write,
     config: &RunConfig,
     workers: usize,
-) -> Result<(), WorkerEnd> {
+) -> Result<(), WorkerExit> {
     let model = crate::weights::open(&config.model, config.revision.as_deref(), config.seed);
-    let mut rig = model.map(|model| Local::new(config, model.into())).map_err(|error| error.to_string());
-    let planted = Planted::from_environment();
-    let now = Now::default();
-    let fault = planted.as_ref().ok().cloned().flatten().and_then(|fault| fault.of_worker(workers));
-    if let (Ok(rig), Some(fault)) = (&mut rig, &fault) {
-        rig.wrap({
+    let mut worker =
+        model.map(|model| InProcessWorker::new(config, model.into())).map_err(|error| error.to_string());
+    let planted = InjectedFault::from_environment();
+    let now = FaultSite::default();
+    let fault = planted.as_ref().ok().cloned().flatten().and_then(|fault| fault.for_worker(workers));
+    if let (Ok(worker), Some(fault)) = (&mut worker, &fault) {
+        worker.wrap({
             let (fault, now) = (fault.clone(), now.clone());
-            Box::new(move |session| Box::new(Suffering { session, fault: fault.clone(), now: now.clone() }))
+            Box::new(move |session| {
+                Box::new(FaultInjectingSession { session, fault: fault.clone(), now: now.clone() })
+            })
         });
     }
     while let Some(call) = wire::read(input)? {
-        let Call::<(), _>::Order(order) = call else { return Err(WorkerEnd::NotAsked) };
+        let SupervisorMessage::<(), _>::Request(request) = call else { return Err(WorkerExit::NotAWorker) };
         if let Some(fault) = &fault {
-            strike(fault, &order);
-            if let Order::Visit { visit, .. } = &*order {
-                now.begins(&visit.cell.id());
+            trigger(fault, &request);
+            if let DeviceRequest::Visit { visit, .. } = &*request {
+                now.enter(&visit.cell.id());
             }
         }
-        let mut told = Told { out: &mut *out, last: Instant::now(), promised: -1.0, broken: None };
-        let answer = match (&mut rig, &planted) {
-            (_, Err(reason)) => Answer::Refused { reason: reason.clone() },
-            (Err(reason), _) => Answer::Refused { reason: reason.clone() },
-            (Ok(rig), Ok(_)) => answer(rig, &order, &mut told),
+        let mut told =
+            ForwardingObserver { out: &mut *out, last: Instant::now(), promised: -1.0, broken: None };
+        let response = match (&mut worker, &planted) {
+            (_, Err(reason)) => DeviceResponse::Refused { reason: reason.clone() },
+            (Err(reason), _) => DeviceResponse::Refused { reason: reason.clone() },
+            (Ok(worker), Ok(_)) => response(worker, &request, &mut told),
         };
         if let Some(broken) = told.broken {
             return Err(broken.into());
         }
-        let answer = match (answer, &planted) {
-            (Answer::Begun(mut begun), Ok(Some(fault))) => {
+        let response = match (response, &planted) {
+            (DeviceResponse::Probed(mut begun), Ok(Some(fault))) => {
                 begun.warnings.push(fault.warning());
-                Answer::Begun(begun)
+                DeviceResponse::Probed(begun)
             }
-            (answer, _) => answer,
+            (response, _) => response,
         };
-        wire::write(out, &Word::Answer(Box::new(answer)))?;
+        wire::write(out, &WorkerMessage::Response(Box::new(response)))?;
     }
     Ok(())
 }
 
 /// Lets a fault strike that is meant for an order as a whole.
-fn strike(fault: &Planted, order: &Order) {
-    match order {
-        Order::Begin => fault.strike_at("begin"),
-        Order::Open { .. } => fault.strike_at("load"),
+fn trigger(fault: &InjectedFault, request: &DeviceRequest) {
+    match request {
+        DeviceRequest::Probe => fault.trigger_at("begin"),
+        DeviceRequest::Open { .. } => fault.trigger_at("load"),
         _ => {}
     }
 }
 
-fn answer(rig: &mut Local, order: &Order, told: &mut dyn Observer) -> Answer {
-    rig.ask(order, told).unwrap_or_else(|error: RunError| Answer::Refused { reason: error.to_string() })
+fn response(
+    worker: &mut InProcessWorker,
+    request: &DeviceRequest,
+    told: &mut dyn Observer,
+) -> DeviceResponse {
+    worker
+        .execute(request, told)
+        .unwrap_or_else(|error: RunError| DeviceResponse::Refused { reason: error.to_string() })
 }
 
 /// Sends on what an observer is told.
-struct Told<'a, W: Write> {
+struct ForwardingObserver<'a, W: Write> {
     out: &'a mut W,
     last: Instant,
     /// The longest silence that was announced last.
@@ -96,8 +108,8 @@ struct Told<'a, W: Write> {
     broken: Option<std::io::Error>,
 }
 
-impl<W: Write> Told<'_, W> {
-    fn say(&mut self, word: &Word<Answer>) {
+impl<W: Write> ForwardingObserver<'_, W> {
+    fn send(&mut self, word: &WorkerMessage<DeviceResponse>) {
         if self.broken.is_none() {
             self.broken = wire::write(self.out, word).err();
         }
@@ -105,18 +117,18 @@ impl<W: Write> Told<'_, W> {
     }
 
     fn quiet(&self) -> bool {
-        self.last.elapsed().as_secs_f64() < QUIET_SECONDS
+        self.last.elapsed().as_secs_f64() < HEARTBEAT_SECONDS
     }
 }
 
-impl<W: Write> Observer for Told<'_, W> {
+impl<W: Write> Observer for ForwardingObserver<'_, W> {
     fn stage(&mut self, what: &str) {
-        self.say(&Word::Stage { what: what.to_owned() });
+        self.send(&WorkerMessage::Stage { what: what.to_owned() });
     }
     fn loaded(&mut self, done: Bytes, total: Bytes) {
         // A bar wants a few words a second.
-        if self.last.elapsed().as_secs_f64() >= QUIET_SECONDS / 10.0 || done >= total {
-            self.say(&Word::Loaded { done: done.0, total: total.0 });
+        if self.last.elapsed().as_secs_f64() >= HEARTBEAT_SECONDS / 10.0 || done >= total {
+            self.send(&WorkerMessage::Loaded { done: done.0, total: total.0 });
         }
     }
     fn event(&mut self, _event: Event<'_>) {}
@@ -125,7 +137,7 @@ impl<W: Write> Observer for Told<'_, W> {
         let seconds = if seconds.is_finite() { seconds } else { 0.0 };
         if seconds > self.promised || !self.quiet() {
             self.promised = seconds;
-            self.say(&Word::Busy { seconds });
+            self.send(&WorkerMessage::Busy { seconds });
         }
     }
 }

@@ -3,9 +3,9 @@
 //! Enters: what a [`super::serve`] needs, and what is known from before. Leaves: the report, or as much of it as there was when a signal
 //! came. A signal is heeded between two points.
 
-use super::known::{Answered, Asked, Opening, Past};
-use super::memory::{Entry, Memory};
-use super::{Ending, Finished, ServeConfig, ServeError, ServeObserver};
+use super::known::{EngineRecord, PointKey, RecordedPoint, ReplayQueue};
+use super::memory::{CheckpointEntry, ServeCheckpoint};
+use super::{Completion, Finished, ServeConfig, ServeError, ServeObserver};
 use crate::engine::Session;
 use crate::serve::point::PointError;
 use crate::weights::OpenModel;
@@ -24,36 +24,38 @@ pub fn serve(
     model: &OpenModel,
     command: &str,
     interrupts: &Interrupts,
-    memory: &mut Memory,
+    checkpoint: &mut ServeCheckpoint,
     observer: &mut dyn ServeObserver,
 ) -> Result<Finished, ServeError> {
-    let past = memory.past();
-    let mut keeper = Keeper { observer, memory, past, interrupts, asked: None };
+    let past = checkpoint.past();
+    let mut keeper = CheckpointingObserver { observer, checkpoint, past, interrupts, asked: None };
     let (report, ending) = match super::serve(config, model, command, &mut keeper) {
-        Ok(report) => (report, Ending::Whole),
-        Err(ServeError::Interrupted { signal }) => (memory.stopped(signal, None)?, Ending::Stopped(signal)),
+        Ok(report) => (report, Completion::Whole),
+        Err(ServeError::Interrupted { signal }) => {
+            (checkpoint.stopped(signal, None)?, Completion::Stopped(signal))
+        }
         Err(error) => return Err(error),
     };
-    Ok(Finished { report: memory.complete(report, false), lost: memory.lost(), ending })
+    Ok(Finished { report: checkpoint.complete(report, false), lost: checkpoint.lost(), ending })
 }
 
 /// Passes on what it hears, and keeps it.
-struct Keeper<'a> {
+struct CheckpointingObserver<'a> {
     observer: &'a mut dyn ServeObserver,
-    memory: &'a mut Memory,
-    past: Past,
+    checkpoint: &'a mut ServeCheckpoint,
+    past: ReplayQueue,
     interrupts: &'a Interrupts,
     /// The point that is being measured.
-    asked: Option<Asked>,
+    asked: Option<PointKey>,
 }
 
-impl Keeper<'_> {
-    fn heed(&self) -> Result<(), ServeError> {
+impl CheckpointingObserver<'_> {
+    fn check_interrupt(&self) -> Result<(), ServeError> {
         self.interrupts.signal().map_or(Ok(()), |signal| Err(ServeError::Interrupted { signal }))
     }
 }
 
-impl ServeObserver for Keeper<'_> {
+impl ServeObserver for CheckpointingObserver<'_> {
     fn stage(&mut self, what: &str) {
         self.observer.stage(what);
     }
@@ -74,21 +76,21 @@ impl ServeObserver for Keeper<'_> {
         self.observer.session(session)
     }
 
-    fn opened(&mut self, found: Opening) -> Result<Opening, ServeError> {
-        self.heed()?;
+    fn opened(&mut self, found: EngineRecord) -> Result<EngineRecord, ServeError> {
+        self.check_interrupt()?;
         if let Some(known) = self.past.opening(&found)? {
             return Ok(known);
         }
-        self.memory.learn(Entry::Opened(Box::new(found.clone())))?;
+        self.checkpoint.record(CheckpointEntry::Opened(Box::new(found.clone())))?;
         Ok(found)
     }
 
     fn begun(&mut self, report: &ServeReport) -> Result<(), ServeError> {
-        self.memory.learn(Entry::Begun(Box::new(report.clone())))
+        self.checkpoint.record(CheckpointEntry::Begun(Box::new(report.clone())))
     }
 
     fn recall(&mut self, spec: &PointSpec, _longest: Option<Nanos>) -> Result<Option<Point>, ServeError> {
-        self.heed()?;
+        self.check_interrupt()?;
         let (asked, known) = self.past.point(spec)?;
         self.asked = known.is_none().then_some(asked);
         Ok(known)
@@ -101,6 +103,10 @@ impl ServeObserver for Keeper<'_> {
     ) -> Result<(), ServeError> {
         // A benchmark that ends by its point says why itself.
         let (Some(asked), Ok(point)) = (self.asked.take(), point) else { return Ok(()) };
-        self.memory.learn(Entry::Answered(Box::new(Answered { asked, point: point.clone(), lost: false })))
+        self.checkpoint.record(CheckpointEntry::Point(Box::new(RecordedPoint {
+            asked,
+            point: point.clone(),
+            lost: false,
+        })))
     }
 }

@@ -11,7 +11,7 @@ use hbmark_core::stats::median;
 use hbmark_core::units::Nanos;
 use hbmark_traffic::clock::Clock;
 use hbmark_traffic::step_model::Calibration;
-use hbmark_traffic::workload::mix;
+use hbmark_traffic::workload::splitmix64;
 
 /// Timed repetitions of a shape.
 const REPEATS: usize = 5;
@@ -133,7 +133,7 @@ pub fn adapter_time(
         for adapted in [false, true] {
             for index in 0..batch {
                 let sequence = SequenceId(bench.next + index as u64);
-                bench.session.adapt(sequence, adapted.then_some(AdapterId(index)))?;
+                bench.session.set_adapter(sequence, adapted.then_some(AdapterId(index)))?;
             }
             let time = bench.shape(Shape::Decode(batch, context))?;
             if round > 0 {
@@ -195,7 +195,7 @@ impl Shapes<'_> {
         let sequence = |index: usize| SequenceStep {
             sequence: SequenceId(self.next + index as u64),
             tokens: (0..tokens as u64)
-                .map(|i| u32::try_from(mix(index as u64, i) % self.vocab).unwrap_or(0))
+                .map(|i| u32::try_from(splitmix64(index as u64, i) % self.vocab).unwrap_or(0))
                 .collect(),
             start_position: start,
             block_table: if self.paged {

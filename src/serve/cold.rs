@@ -25,7 +25,7 @@ use hbmark_core::result::serving::{
 };
 use hbmark_core::stats::percentile;
 use hbmark_core::units::Nanos;
-use hbmark_traffic::workload::{Planned, Stretch, mix};
+use hbmark_traffic::workload::{PlannedRequest, PromptSegment, splitmix64};
 
 /// The phases, in their order, and what each one holds.
 const PHASES: &[(&str, &str)] = &[
@@ -62,7 +62,7 @@ pub enum ColdError {
     #[error("launch {index} ended after {reached} of {all} phases ({status}): {said}")]
     Ended { index: usize, reached: usize, all: usize, status: std::process::ExitStatus, said: String },
     #[error("launch {index} said `{found}` where the end of the phase `{wanted}` was due")]
-    Said { index: usize, found: String, wanted: &'static str },
+    UnexpectedOutput { index: usize, found: String, wanted: &'static str },
     #[error("a prompt of {prompt} tokens and a second token do not fit the model's context of {context}")]
     PromptTooLong { prompt: usize, context: usize },
     #[error("cannot say that a phase is over: {0}")]
@@ -93,14 +93,14 @@ pub fn child<E: From<ColdError>>(
         engine::open(&config.engine, &model, dtype(config, &model), config.device, options, &mut |_, _| {})
             .map_err(ColdError::from)?;
     over(3)?;
-    let prompt = Planned {
+    let prompt = PlannedRequest {
         arrival: Nanos(0.0),
-        prompt: vec![Stretch {
-            source: mix(config.seed, 0),
+        prompt: vec![PromptSegment {
+            source: splitmix64(config.seed, 0),
             tokens: u32::try_from(config.prompt_tokens).unwrap_or(u32::MAX),
         }],
         output_len: 2,
-        ..Planned::default()
+        ..PlannedRequest::default()
     };
     let prompt = prompt.tokens(session.architecture().vocab_size);
     let mut step = |tokens: Vec<u32>, at: usize| {
@@ -188,12 +188,12 @@ fn launch(index: usize, program: &Path, arguments: &[std::ffi::OsString]) -> Res
     let mut ends = Vec::with_capacity(PHASES.len());
     let mut fault = None;
     if let Some(output) = child.stdout.take() {
-        for line in BufReader::new(output.take(MOST_SAID)).lines() {
+        for line in BufReader::new(output.take(MAX_CHILD_OUTPUT)).lines() {
             let now = begin.elapsed();
             let line = line.map_err(ColdError::Pipe)?;
             let wanted = PHASES.get(ends.len()).map_or("the end", |phase| phase.0);
             if line != wanted {
-                fault = Some(ColdError::Said { index, found: line, wanted });
+                fault = Some(ColdError::UnexpectedOutput { index, found: line, wanted });
                 break;
             }
             ends.push(now.as_secs_f64() * 1e9);
@@ -202,7 +202,7 @@ fn launch(index: usize, program: &Path, arguments: &[std::ffi::OsString]) -> Res
     let mut said = String::new();
     if let Some(errors) = child.stderr.take() {
         // What cannot be read cannot be shown.
-        let _ = errors.take(MOST_SAID).read_to_string(&mut said);
+        let _ = errors.take(MAX_CHILD_OUTPUT).read_to_string(&mut said);
     }
     let status = child.wait().map_err(ColdError::Launch)?;
     if let Some(fault) = fault.filter(|_| status.success()) {
@@ -222,7 +222,7 @@ fn launch(index: usize, program: &Path, arguments: &[std::ffi::OsString]) -> Res
 /// Where the first token stands among the phases.
 const FIRST_TOKEN: usize = 4;
 /// Bytes that a child may say; it has a line per phase, and one where it fails.
-const MOST_SAID: u64 = 64 * 1024;
+const MAX_CHILD_OUTPUT: u64 = 64 * 1024;
 
 /// Medians and extremes of launches, phase by phase.
 fn cold_start(prompt_tokens: usize, launches: Vec<Launch>) -> ColdStart {

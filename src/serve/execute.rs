@@ -50,7 +50,7 @@ impl<'a> SessionExecutor<'a> {
     }
 
     /// Whether the logits of the last step are numbers. Read once, behind a run: greedy tokens come without them.
-    pub fn last_logits_are_numbers(&mut self) -> bool {
+    pub fn last_logits_are_finite(&mut self) -> bool {
         // An engine that keeps none any more, or fails now, says nothing about them.
         self.session.logits().map_or(true, |all| all.iter().flatten().all(|logit| logit.is_finite()))
     }
@@ -58,23 +58,24 @@ impl<'a> SessionExecutor<'a> {
     /// Fills the batch with a range of the scheduler's parts.
     fn build(&mut self, scheduler: &Scheduler, range: std::ops::Range<usize>) -> Result<(), EngineError> {
         self.spare.append(&mut self.batch.sequences);
-        for part in &scheduler.batch().parts[range] {
+        for seq in &scheduler.batch().scheduled[range] {
             let mut step = self.spare.pop().unwrap_or_else(|| SequenceStep {
                 sequence: SequenceId(0),
                 tokens: Vec::new(),
                 start_position: 0,
                 block_table: Vec::new(),
             });
-            step.sequence = SequenceId(part.sequence);
-            if part.starts && part.adapter.is_some() {
-                self.session.adapt(step.sequence, part.adapter.map(|number| AdapterId(number as usize)))?;
+            step.sequence = SequenceId(seq.sequence);
+            if seq.is_first_step && seq.adapter.is_some() {
+                self.session
+                    .set_adapter(step.sequence, seq.adapter.map(|number| AdapterId(number as usize)))?;
             }
-            step.start_position = part.start;
+            step.start_position = seq.start;
             step.tokens.clear();
-            step.tokens.extend_from_slice(scheduler.tokens(part));
+            step.tokens.extend_from_slice(scheduler.tokens(seq));
             step.block_table.clear();
             if self.paged {
-                step.block_table.extend_from_slice(scheduler.block_table(part));
+                step.block_table.extend_from_slice(scheduler.block_table(seq));
             }
             self.batch.sequences.push(step);
         }
@@ -82,7 +83,7 @@ impl<'a> SessionExecutor<'a> {
     }
 
     /// Chooses a token per part of the batch that was run.
-    fn choose(
+    fn sample_tokens(
         &mut self,
         scheduler: &Scheduler,
         range: std::ops::Range<usize>,
@@ -91,32 +92,33 @@ impl<'a> SessionExecutor<'a> {
         phases: &mut Phases,
     ) -> Result<(), EngineError> {
         let begin = clock.now().0;
-        let parts = &scheduler.batch().parts[range];
-        let held =
-            |part: &hbmark_traffic::scheduler::Part, c: &Constraints<'_>| part.produces && c.holds(part.key);
-        let constrained = self.constraints.as_ref().is_some_and(|c| parts.iter().any(|part| held(part, c)));
+        let scheduled = &scheduler.batch().scheduled[range];
+        let held = |seq: &hbmark_traffic::scheduler::ScheduledSequence, c: &Constraints<'_>| {
+            seq.produces_token && c.holds(seq.key)
+        };
+        let constrained = self.constraints.as_ref().is_some_and(|c| scheduled.iter().any(|seq| held(seq, c)));
         if self.sampler.is_greedy() && !constrained {
             tokens.extend(self.session.next_tokens()?);
             phases.sample += clock.now().0 - begin;
             return Ok(());
         }
         let mut masked = 0.0;
-        for (part, mut logits) in parts.iter().zip(self.session.logits()?) {
+        for (seq, mut logits) in scheduled.iter().zip(self.session.logits()?) {
             // A token is a function of seed, request and position, whatever it was batched with.
-            let position = part.start + part.tokens;
-            let Some(constraints) = self.constraints.as_mut().filter(|c| held(part, c)) else {
-                tokens.push(self.sampler.sample(&logits, part.key, position));
+            let position = seq.start + seq.tokens;
+            let Some(constraints) = self.constraints.as_mut().filter(|c| held(seq, c)) else {
+                tokens.push(self.sampler.sample(&logits, seq.key, position));
                 continue;
             };
-            let failed = |detail| EngineError::Grammar { request: part.key, detail };
+            let failed = |detail| EngineError::Grammar { request: seq.key, detail };
             let start = clock.now().0;
-            constraints.compute(part.key).map_err(failed)?;
+            constraints.compute_mask(seq.key).map_err(failed)?;
             let found = clock.now().0;
             constraints.apply(&mut logits);
             let applied = clock.now().0;
-            let token = self.sampler.sample(&logits, part.key, position);
+            let token = self.sampler.sample(&logits, seq.key, position);
             let sampled = clock.now().0;
-            constraints.advance(part.key, token).map_err(failed)?;
+            constraints.advance(seq.key, token).map_err(failed)?;
             let advanced = clock.now().0;
             phases.mask += (found - start) + (advanced - sampled);
             phases.mask_apply += applied - found;
@@ -153,12 +155,12 @@ impl<'a> SessionExecutor<'a> {
             device: inside + (waited - launched),
             ..Phases::default()
         };
-        let (before, parts) = (tokens.len(), range.len());
-        self.choose(scheduler, range, clock, tokens, &mut phases)?;
-        if tokens.len() - before != parts {
+        let (before, scheduled) = (tokens.len(), range.len());
+        self.sample_tokens(scheduler, range, clock, tokens, &mut phases)?;
+        if tokens.len() - before != scheduled {
             return Err(EngineError::Device {
                 device: self.session.capabilities().device.clone(),
-                detail: format!("{} tokens came for {parts} sequences", tokens.len() - before),
+                detail: format!("{} tokens came for {scheduled} sequences", tokens.len() - before),
             });
         }
         Ok(phases)
@@ -175,12 +177,12 @@ impl Executor for SessionExecutor<'_> {
         for sequence in &scheduler.batch().dropped {
             self.session.release(SequenceId(*sequence));
         }
-        let parts = scheduler.batch().parts.len();
+        let scheduled = scheduler.batch().scheduled.len();
         if self.ragged == Ragged::Fused {
-            return Ok(self.step(scheduler, 0..parts, clock, tokens)?);
+            return Ok(self.step(scheduler, 0..scheduled, clock, tokens)?);
         }
         let mut all = Phases::default();
-        for index in 0..parts {
+        for index in 0..scheduled {
             all += self.step(scheduler, index..index + 1, clock, tokens)?;
         }
         Ok(all)

@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use super::ServeError;
 use crate::engine::{self, DeviceChoice, Session};
-use crate::serve::structured::{Compiled, Grammar, Masks};
+use crate::serve::structured::{CompiledGrammar, Grammar, GrammarCompiler};
 use crate::weights::OpenModel;
 use crate::weights::adapter::Adapter;
 use crate::weights::tokenizer::Tokenizer;
@@ -56,14 +56,14 @@ pub(super) fn grammar(
     asked: &Structured,
     tokenizer: Option<&Tokenizer>,
     architecture: &Architecture,
-) -> Result<(Box<Compiled>, StructuredSummary), ServeError> {
+) -> Result<(Box<CompiledGrammar>, StructuredSummary), ServeError> {
     let grammar: Grammar = asked.grammar.parse()?;
     let tokenizer = tokenizer.ok_or(ServeError::Needs {
         what: "structured output",
         needs: "the model's vocabulary: give --tokenizer PATH, a tokenizer.json or its folder",
     })?;
     let (masks, vocabulary_ns) =
-        timed(|| Masks::new(tokenizer, architecture.vocab_size, &architecture.eos_tokens));
+        timed(|| GrammarCompiler::new(tokenizer, architecture.vocab_size, &architecture.eos_tokens));
     let masks = masks?;
     let (compiled, compile_ns) = timed(|| masks.compile(&grammar));
     let summary =
@@ -96,14 +96,14 @@ impl Adapters {
                 rank: adapter.rank,
                 targets: adapter.targets(),
                 parameters: adapter.elements(),
-                bytes: sixteen_bits(adapter.elements()),
+                bytes: bytes_at_16_bits(adapter.elements()),
                 disk_ns: Some(disk_ns),
                 memory_ns: None,
             });
             loaded.push(adapter);
         }
         for index in 0..asked.synthetic {
-            let own = hbmark_traffic::workload::mix(seed, 1_000 + index as u64);
+            let own = hbmark_traffic::workload::splitmix64(seed, 1_000 + index as u64);
             let name = format!("synthetic-{index}");
             let parameters = Adapter::parameters(architecture, asked.rank, &asked.targets);
             if !is_virtual {
@@ -115,7 +115,7 @@ impl Adapters {
                 rank: asked.rank,
                 targets: asked.targets.clone(),
                 parameters,
-                bytes: sixteen_bits(parameters),
+                bytes: bytes_at_16_bits(parameters),
                 disk_ns: None,
                 memory_ns: None,
             });
@@ -136,7 +136,7 @@ impl Adapters {
 }
 
 /// What an engine is assumed to store until one has said.
-fn sixteen_bits(parameters: u64) -> Bytes {
+fn bytes_at_16_bits(parameters: u64) -> Bytes {
     Bytes(2 * parameters)
 }
 

@@ -15,12 +15,12 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use super::known::{Answered, Asked, Opening};
-use super::memory::{Entry, Memory};
-use super::{Ending, Finished, ServeError, ServeObserver};
+use super::known::{EngineRecord, PointKey, RecordedPoint};
+use super::memory::{CheckpointEntry, ServeCheckpoint};
+use super::{Completion, Finished, ServeError, ServeObserver};
 use crate::worker::interrupt::Interrupts;
-use crate::worker::wire::{Call, Word};
-use crate::worker::workers::{Heard, Launch, WorkerError, Workers, same_program};
+use crate::worker::wire::{SupervisorMessage, WorkerMessage};
+use crate::worker::workers::{WorkerCommand, WorkerError, WorkerEvent, Workers, check_same_version};
 use hbmark_core::result::serving::{Point, ServeReport};
 use hbmark_core::units::Bytes;
 use hbmark_traffic::run::Progress;
@@ -29,13 +29,13 @@ use hbmark_traffic::run::Progress;
 pub const KIND: &str = "serve";
 
 /// A step may take so many times what the engine's own steps let expect.
-const SLOWER_THAN_TIMED: f64 = 10.0;
+const STEP_TIMEOUT_FACTOR: f64 = 10.0;
 
 /// Loading, timing and planning announce no prediction and may be silent so many times longer than a step.
-const STAGE_PATIENCE: u32 = 10;
+const STAGE_TIMEOUT_FACTOR: u32 = 10;
 
 /// Workers that are lost one after the other without coming to a point; then the benchmark ends.
-const BARREN_WORKERS: usize = 2;
+const MAX_CONSECUTIVE_FAILURES: usize = 2;
 
 /// What a worker is started with.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -49,9 +49,9 @@ pub struct Job {
 /// What a worker is told before it begins.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Handed {
-    Opening(Box<Opening>),
-    Point(Box<Answered>),
+pub(super) enum WorkerInput {
+    EngineRecord(Box<EngineRecord>),
+    Point(Box<RecordedPoint>),
     /// That was all: begin.
     Begin,
 }
@@ -59,22 +59,22 @@ pub(super) enum Handed {
 /// What a worker tells.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Told {
+pub(super) enum ServeUpdate {
     /// An engine is loaded that no worker had opened before.
-    Opened(Box<Opening>),
+    Opened(Box<EngineRecord>),
     /// The report, with everything but points.
     Begun(Box<ServeReport>),
     /// A point begins. `blank` is the point without a result, `longest_s` what its longest step should take.
     Measuring {
-        asked: Asked,
+        asked: PointKey,
         blank: Box<Point>,
         longest_s: Option<f64>,
     },
     Progress(Progress),
-    Measured(Box<Answered>),
+    Measured(Box<RecordedPoint>),
     /// The device failed while a point was measured, and the worker with it; the point as it is, where there is one.
     Faulty {
-        asked: Asked,
+        asked: PointKey,
         point: Option<Box<Point>>,
         reason: String,
     },
@@ -86,23 +86,23 @@ pub(super) enum Told {
 }
 
 /// How a worker's work ended.
-enum End {
+enum AttemptEnd {
     Report(Box<ServeReport>),
-    Lost(Box<Loss>),
+    Lost(Box<WorkerLoss>),
     /// By a signal to the supervisor; with the point that it hit.
     Stopped(i32, Option<Box<Point>>),
 }
 
 /// What was lost with a worker.
-struct Loss {
+struct WorkerLoss {
     reason: String,
     /// The point that it was measuring, with what there is of it.
-    point: Option<Answered>,
+    point: Option<RecordedPoint>,
 }
 
-impl Loss {
-    fn end(reason: String, point: Option<Answered>) -> End {
-        End::Lost(Box::new(Self { reason, point }))
+impl WorkerLoss {
+    fn end(reason: String, point: Option<RecordedPoint>) -> AttemptEnd {
+        AttemptEnd::Lost(Box::new(Self { reason, point }))
     }
 }
 
@@ -112,137 +112,148 @@ impl Loss {
 /// When no worker can be started, when two are lost one after the other before they come to a point and none was measured, when the
 /// benchmark itself is refused, and when a signal comes before anything was measured.
 pub fn serve(
-    launch: &Launch,
+    launch: &WorkerCommand,
     job: &Job,
     interrupts: &Interrupts,
-    memory: &mut Memory,
+    checkpoint: &mut ServeCheckpoint,
     observer: &mut dyn ServeObserver,
 ) -> Result<Finished, ServeError> {
     let workers = Workers::new(launch.program.clone(), Some(KIND));
-    interrupts.on_first(workers.interrupter());
-    let mut supervisor =
-        Supervisor { workers, patience: launch.patience, job, interrupts, memory, struck: None, barren: 0 };
+    interrupts.on_first(workers.interrupt_sender());
+    let mut supervisor = Supervisor {
+        workers,
+        timeout: launch.timeout,
+        job,
+        interrupts,
+        checkpoint,
+        retried: None,
+        consecutive_failures: 0,
+    };
     loop {
-        match supervisor.attend(observer)? {
-            End::Report(report) => return Ok(supervisor.conclude(*report, Ending::Whole)),
-            End::Lost(loss) => {
+        match supervisor.run_worker(observer)? {
+            AttemptEnd::Report(report) => return Ok(supervisor.conclude(*report, Completion::Whole)),
+            AttemptEnd::Lost(loss) => {
                 supervisor.workers.kill();
-                if let Some(reason) = supervisor.bear(*loss)? {
+                if let Some(reason) = supervisor.handle_loss(*loss)? {
                     return supervisor.give_up(&reason);
                 }
             }
-            End::Stopped(signal, hit) => {
+            AttemptEnd::Stopped(signal, hit) => {
                 supervisor.workers.kill();
-                let report = supervisor.memory.stopped(signal, hit.map(|point| *point))?;
-                return Ok(supervisor.conclude(report, Ending::Stopped(signal)));
+                let report = supervisor.checkpoint.stopped(signal, hit.map(|point| *point))?;
+                return Ok(supervisor.conclude(report, Completion::Stopped(signal)));
             }
         }
     }
 }
 
 struct Supervisor<'a> {
-    workers: Workers<Told>,
-    patience: Duration,
+    workers: Workers<ServeUpdate>,
+    timeout: Duration,
     job: &'a Job,
     interrupts: &'a Interrupts,
-    memory: &'a mut Memory,
+    checkpoint: &'a mut ServeCheckpoint,
     /// The point that cost a worker and is measured once more.
-    struck: Option<Asked>,
+    retried: Option<PointKey>,
     /// Workers lost in a row before they came to a point.
-    barren: usize,
+    consecutive_failures: usize,
 }
 
 impl Supervisor<'_> {
     /// Starts a worker and attends to it until it ends, one way or the other.
-    fn attend(&mut self, observer: &mut dyn ServeObserver) -> Result<End, ServeError> {
+    fn run_worker(&mut self, observer: &mut dyn ServeObserver) -> Result<AttemptEnd, ServeError> {
         // One that came while nobody listened.
         if let Some(signal) = self.interrupts.signal() {
-            return Ok(End::Stopped(signal, None));
+            return Ok(AttemptEnd::Stopped(signal, None));
         }
         self.workers.start()?;
         let hello = self.workers.hello(self.job.clone());
-        self.workers.say(&hello);
-        let mut now = Now { doing: "starting".into(), measuring: None, steps: None };
-        match self.hear(&mut now) {
-            Ok(word) => same_program(&word)?,
+        self.workers.send(&hello);
+        let mut now = WorkerActivity { doing: "starting".into(), measuring: None, steps: None };
+        match self.receive(&mut now) {
+            Ok(word) => check_same_version(&word)?,
             Err(end) => return Ok(end),
         }
-        self.hand_on();
+        self.send_checkpoint();
         loop {
-            let word = match self.hear(&mut now) {
+            let word = match self.receive(&mut now) {
                 Ok(word) => word,
                 Err(end) => return Ok(end),
             };
             match word {
-                Word::Stage { what } => {
+                WorkerMessage::Stage { what } => {
                     observer.stage(&what);
-                    now.becomes(what);
+                    now.set_activity(what);
                 }
-                Word::Loaded { done, total } => observer.loaded(Bytes(done), Bytes(total)),
-                Word::Answer(told) => {
-                    if let Some(end) = self.learn(*told, &mut now, observer)? {
+                WorkerMessage::Loaded { done, total } => observer.loaded(Bytes(done), Bytes(total)),
+                WorkerMessage::Response(told) => {
+                    if let Some(end) = self.handle_update(*told, &mut now, observer)? {
                         return Ok(end);
                     }
                 }
                 // A sign of life.
-                Word::Busy { .. } => {}
-                Word::Hello { .. } => {
-                    return Err(WorkerError::Confused { doing: now.doing() }.into());
+                WorkerMessage::Busy { .. } => {}
+                WorkerMessage::Hello { .. } => {
+                    return Err(WorkerError::UnexpectedResponse { doing: now.doing() }.into());
                 }
             }
         }
     }
 
     /// Tells a worker what is known.
-    fn hand_on(&mut self) {
-        let openings =
-            self.memory.openings().iter().map(|opening| Handed::Opening(Box::new(opening.clone())));
-        let points = self.memory.answered().iter().map(|answered| Handed::Point(Box::new(answered.clone())));
-        let known: Vec<Handed> = openings.chain(points).chain([Handed::Begin]).collect();
+    fn send_checkpoint(&mut self) {
+        let openings = self
+            .checkpoint
+            .openings()
+            .iter()
+            .map(|opening| WorkerInput::EngineRecord(Box::new(opening.clone())));
+        let points =
+            self.checkpoint.answered().iter().map(|answered| WorkerInput::Point(Box::new(answered.clone())));
+        let known: Vec<WorkerInput> = openings.chain(points).chain([WorkerInput::Begin]).collect();
         for known in known {
-            self.workers.say(&Call::<(), _>::Order(Box::new(known)));
+            self.workers.send(&SupervisorMessage::<(), _>::Request(Box::new(known)));
         }
     }
 
     /// Takes in what a worker tells; `Some` where that is its last.
-    fn learn(
+    fn handle_update(
         &mut self,
-        told: Told,
-        now: &mut Now,
+        told: ServeUpdate,
+        now: &mut WorkerActivity,
         observer: &mut dyn ServeObserver,
-    ) -> Result<Option<End>, ServeError> {
+    ) -> Result<Option<AttemptEnd>, ServeError> {
         match told {
-            Told::Opened(opening) => self.memory.learn(Entry::Opened(opening))?,
-            Told::Begun(report) => self.memory.learn(Entry::Begun(report))?,
-            Told::Measuring { asked, blank, longest_s } => {
-                self.barren = 0;
-                now.becomes(format!("measuring {}", asked.label));
-                now.steps = Some(Steps { longest_s, run: false });
-                now.measuring = Some(Answered { asked, point: *blank, lost: false });
+            ServeUpdate::Opened(opening) => self.checkpoint.record(CheckpointEntry::Opened(opening))?,
+            ServeUpdate::Begun(report) => self.checkpoint.record(CheckpointEntry::Begun(report))?,
+            ServeUpdate::Measuring { asked, blank, longest_s } => {
+                self.consecutive_failures = 0;
+                now.set_activity(format!("measuring {}", asked.label));
+                now.steps = Some(StepWatch { longest_s, run: false });
+                now.measuring = Some(RecordedPoint { asked, point: *blank, lost: false });
             }
-            Told::Progress(progress) => {
+            ServeUpdate::Progress(progress) => {
                 if let Some(steps) = &mut now.steps {
                     // Behind the last request the engine is timed again, and a virtual clock runs.
                     steps.run = progress.done < progress.total;
                 }
                 observer.progress(progress);
             }
-            Told::Measured(answered) => {
-                now.becomes(format!("preparing what follows {}", answered.asked.label));
-                self.memory.learn(Entry::Answered(answered))?;
+            ServeUpdate::Measured(answered) => {
+                now.set_activity(format!("preparing what follows {}", answered.asked.label));
+                self.checkpoint.record(CheckpointEntry::Point(answered))?;
             }
-            Told::Faulty { asked, point, reason } => {
+            ServeUpdate::Faulty { asked, point, reason } => {
                 let blank = now.measuring.take().map(|answered| answered.point);
                 let point = point.map(|point| *point).or(blank);
-                let point = point.map(|point| Answered { asked, point, lost: false });
-                return Ok(Some(Loss::end(reason, point)));
+                let point = point.map(|point| RecordedPoint { asked, point, lost: false });
+                return Ok(Some(WorkerLoss::end(reason, point)));
             }
-            Told::Report(report) => {
-                self.workers.dismiss();
-                return Ok(Some(End::Report(report)));
+            ServeUpdate::Report(report) => {
+                self.workers.shut_down();
+                return Ok(Some(AttemptEnd::Report(report)));
             }
-            Told::Refused { reason } => {
-                self.workers.dismiss();
+            ServeUpdate::Refused { reason } => {
+                self.workers.shut_down();
                 return Err(ServeError::Refused { reason });
             }
         }
@@ -250,87 +261,94 @@ impl Supervisor<'_> {
     }
 
     /// The worker's next word, or how it ended instead.
-    fn hear(&mut self, now: &mut Now) -> Result<Word<Told>, End> {
-        let silence = now.silence(self.patience);
-        let reason = match self.workers.hear(Instant::now() + silence) {
-            Heard::Word(word) => return Ok(word),
-            Heard::Interrupted(signal) => {
+    fn receive(&mut self, now: &mut WorkerActivity) -> Result<WorkerMessage<ServeUpdate>, AttemptEnd> {
+        let silence = now.silence(self.timeout);
+        let reason = match self.workers.next_event(Instant::now() + silence) {
+            WorkerEvent::Message(word) => return Ok(word),
+            WorkerEvent::Interrupted(signal) => {
                 let hit = now.measuring.take().map(|answered| Box::new(answered.point));
-                return Err(End::Stopped(signal, hit));
+                return Err(AttemptEnd::Stopped(signal, hit));
             }
-            Heard::Ended { how, broken } => format!("the worker {how} while {}{broken}", now.doing()),
-            Heard::Nothing => format!(
+            WorkerEvent::Ended { how, broken } => format!("the worker {how} while {}{broken}", now.doing()),
+            WorkerEvent::Nothing => format!(
                 "no answer while {}: silent for {:.1} s{}; the worker was killed",
                 now.doing(),
                 silence.as_secs_f64(),
                 now.expected()
             ),
         };
-        Err(Loss::end(reason, now.measuring.take()))
+        Err(WorkerLoss::end(reason, now.measuring.take()))
     }
 
     /// Decides what a loss costs; `Some` where it is everything that is still to come.
-    fn bear(&mut self, Loss { reason, point }: Loss) -> Result<Option<String>, ServeError> {
-        let Some(Answered { asked, mut point, .. }) = point else {
-            self.barren += 1;
-            if self.barren >= BARREN_WORKERS {
+    fn handle_loss(
+        &mut self,
+        WorkerLoss { reason, point }: WorkerLoss,
+    ) -> Result<Option<String>, ServeError> {
+        let Some(RecordedPoint { asked, mut point, .. }) = point else {
+            self.consecutive_failures += 1;
+            if self.consecutive_failures >= MAX_CONSECUTIVE_FAILURES {
                 return Ok(Some(reason));
             }
-            self.memory.learn(Entry::Warning(format!("{reason}; another worker went on")))?;
+            self.checkpoint.record(CheckpointEntry::Warning(format!("{reason}; another worker went on")))?;
             return Ok(None);
         };
-        if self.struck.as_ref() == Some(&asked) {
+        if self.retried.as_ref() == Some(&asked) {
             if point.result.is_none() {
                 point.not_run = Some(reason);
             }
-            self.memory.learn(Entry::Answered(Box::new(Answered { asked, point, lost: true })))?;
+            self.checkpoint.record(CheckpointEntry::Point(Box::new(RecordedPoint {
+                asked,
+                point,
+                lost: true,
+            })))?;
         } else {
             let warning = format!("{}: {reason}; the point was repeated", asked.label);
-            self.memory.learn(Entry::Warning(warning))?;
-            self.struck = Some(asked);
+            self.checkpoint.record(CheckpointEntry::Warning(warning))?;
+            self.retried = Some(asked);
         }
         Ok(None)
     }
 
     /// Ends with what was measured, where anything was.
     fn give_up(self, reason: &str) -> Result<Finished, ServeError> {
-        let Some(mut report) = self.memory.so_far() else {
+        let Some(mut report) = self.checkpoint.partial_report() else {
             let reason = format!("{reason}, and so was lost the one before it");
             return Err(ServeError::Refused { reason });
         };
         report.warnings.insert(
             0,
             format!(
-                "the benchmark ended early: {reason}, {BARREN_WORKERS} workers in a row; here is what was measured before"
+                "the benchmark ended early: {reason}, {MAX_CONSECUTIVE_FAILURES} workers in a row; here is what was measured before"
             ),
         );
-        Ok(self.conclude(report, Ending::Early))
+        Ok(self.conclude(report, Completion::Early))
     }
 
     /// Adds what the supervisor alone knows.
-    fn conclude(self, report: ServeReport, ending: Ending) -> Finished {
-        let report = self.memory.complete(report, self.workers.started() > 1);
-        Finished { report, lost: self.memory.lost(), ending }
+    fn conclude(self, report: ServeReport, ending: Completion) -> Finished {
+        let report = self.checkpoint.complete(report, self.workers.started() > 1);
+        Finished { report, lost: self.checkpoint.lost(), ending }
     }
 }
 
 /// What a worker is doing.
-struct Now {
+struct WorkerActivity {
     doing: String,
     /// The point that is being measured, without a result.
-    measuring: Option<Answered>,
-    steps: Option<Steps>,
+    measuring: Option<RecordedPoint>,
+    steps: Option<StepWatch>,
 }
 
 /// Steps of a point.
-struct Steps {
+struct StepWatch {
     longest_s: Option<f64>,
     /// Whether they run now.
     run: bool,
 }
 
-impl Now {
-    fn becomes(&mut self, doing: String) {
+impl WorkerActivity {
+    fn set_activity(&mut self, doing: String) {
         if self.measuring.as_ref().is_some_and(|point| point.asked.label == doing) {
             // The point's own name, as a stage.
             return;
@@ -348,11 +366,11 @@ impl Now {
     }
 
     /// The longest silence that means nothing.
-    fn silence(&self, patience: Duration) -> Duration {
+    fn silence(&self, timeout: Duration) -> Duration {
         let beyond = |seconds: f64| {
-            Duration::try_from_secs_f64(seconds * SLOWER_THAN_TIMED).unwrap_or(Duration::from_hours(24))
+            Duration::try_from_secs_f64(seconds * STEP_TIMEOUT_FACTOR).unwrap_or(Duration::from_hours(24))
         };
-        self.longest().map_or(patience * STAGE_PATIENCE, |seconds| patience + beyond(seconds))
+        self.longest().map_or(timeout * STAGE_TIMEOUT_FACTOR, |seconds| timeout + beyond(seconds))
     }
 
     fn expected(&self) -> String {

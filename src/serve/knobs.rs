@@ -11,7 +11,7 @@ use hbmark_core::units::Bytes;
 
 /// Knobs as asked for; `None` is chosen here.
 #[derive(Debug, Clone, PartialEq, Default, Serialize)]
-pub struct Knobs {
+pub struct SchedulerOptions {
     pub max_num_seqs: Option<usize>,
     pub max_num_batched_tokens: Option<usize>,
     pub gpu_memory_utilization: Option<f64>,
@@ -47,14 +47,14 @@ const MAX_BLOCKS: usize = 1 << 28;
 
 /// Where KV blocks have room.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Room {
+pub(super) enum KvMemoryBudget {
     /// A GPU's memory, beside the weights, where its size is known.
     Gpu(Option<Bytes>),
     /// The host's free memory.
     Host(Option<Bytes>),
 }
 
-impl Room {
+impl KvMemoryBudget {
     /// On the device of a measurement.
     pub(super) fn of(environment: &Environment, on_gpu: bool) -> Self {
         if on_gpu {
@@ -83,7 +83,7 @@ impl Room {
         match self {
             Self::Gpu(Some(all)) => match part(all, GPU_UTILIZATION).checked_sub(taken.0) {
                 Some(left @ 1..) => Ok(Bytes(left)),
-                _ => Err(ServeError::NoRoomForKv {
+                _ => Err(ServeError::InsufficientKvMemory {
                     what: "the model without any KV".into(),
                     needed: taken,
                     have: Bytes(part(all, GPU_UTILIZATION)),
@@ -98,7 +98,7 @@ impl Room {
     }
 }
 
-impl Knobs {
+impl SchedulerOptions {
     fn resolve(&self, defaults: Defaults, max_positions: usize) -> SchedulerConfig {
         let max_model_len = self.max_model_len.unwrap_or(max_positions).min(max_positions);
         let chunked = self.enable_chunked_prefill.unwrap_or(true);
@@ -125,7 +125,7 @@ impl Knobs {
         let block = ledger.kv_bytes_per_token().0 * config.block_size as u64;
         let fit = usize::try_from(memory / block.max(1)).unwrap_or(usize::MAX);
         if fit == 0 {
-            return Err(ServeError::NoRoomForKv {
+            return Err(ServeError::InsufficientKvMemory {
                 what: "one block of KV".into(),
                 needed: Bytes(block),
                 have: Bytes(memory),
@@ -137,9 +137,13 @@ impl Knobs {
     }
 
     /// The knobs in a room for KV, beside weights and the activations of a step.
-    pub(super) fn in_room(&self, room: Room, ledger: &Ledger) -> Result<SchedulerConfig, ServeError> {
+    pub(super) fn for_budget(
+        &self,
+        budget: KvMemoryBudget,
+        ledger: &Ledger,
+    ) -> Result<SchedulerConfig, ServeError> {
         let a = ledger.architecture();
-        let config = self.resolve(room.defaults(), a.max_positions);
+        let config = self.resolve(budget.defaults(), a.max_positions);
         if self.num_gpu_blocks_override.is_some() {
             return Ok(config);
         }
@@ -147,19 +151,19 @@ impl Knobs {
         let activations =
             config.max_num_batched_tokens.saturating_mul((2 * a.ffn_size + 2 * a.hidden_size) * 2);
         let taken = ledger.resident_weights() + Bytes(activations as u64);
-        let memory = room.for_kv(self.gpu_memory_utilization, taken)?;
+        let memory = budget.for_kv(self.gpu_memory_utilization, taken)?;
         let num_blocks = Self::blocks(&config, ledger, memory.0)?;
         Ok(SchedulerConfig { num_blocks, ..config })
     }
 
     /// The knobs on an engine that is loaded.
-    pub(super) fn on_an_engine(
+    pub(super) fn for_engine(
         &self,
         capabilities: &Capabilities,
-        room: Room,
+        budget: KvMemoryBudget,
         ledger: &Ledger,
     ) -> Result<SchedulerConfig, ServeError> {
-        let most = self.max_num_seqs.unwrap_or(room.defaults().max_num_seqs).min(capabilities.max_batch);
+        let most = self.max_num_seqs.unwrap_or(budget.defaults().max_num_seqs).min(capabilities.max_batch);
         let prefixes = self.enable_prefix_caching.unwrap_or(true) && capabilities.prefix_sharing;
         let model_len =
             self.max_model_len.unwrap_or(capabilities.max_positions).min(capabilities.max_positions);
@@ -175,7 +179,7 @@ impl Knobs {
             // A cache of its own: one sequence each, from position 0, in one piece.
             (asked.enable_prefix_caching, asked.enable_chunked_prefill) = (Some(false), Some(false));
         }
-        asked.in_room(room, ledger)
+        asked.for_budget(budget, ledger)
     }
 }
 
@@ -214,8 +218,11 @@ mod tests {
 
     #[test]
     fn a_pool_on_a_gpu_is_of_its_memory_and_not_of_the_hosts() {
-        let on =
-            |gpu| Knobs::default().on_an_engine(&engine(), Room::of(&environment(), gpu), &ledger()).unwrap();
+        let on = |gpu| {
+            SchedulerOptions::default()
+                .for_engine(&engine(), KvMemoryBudget::of(&environment(), gpu), &ledger())
+                .unwrap()
+        };
         let held = |config: &SchedulerConfig| {
             (config.num_blocks * config.block_size) as f64 * ledger().kv_bytes_per_token().as_f64()
                 / f64::from(1 << 30)
@@ -234,10 +241,10 @@ mod tests {
 
     #[test]
     fn a_memory_of_unknown_size_needs_a_number_of_blocks() {
-        let room = Room::of(&Environment::default(), true);
-        let error = Knobs::default().in_room(room, &ledger()).unwrap_err().to_string();
+        let budget = KvMemoryBudget::of(&Environment::default(), true);
+        let error = SchedulerOptions::default().for_budget(budget, &ledger()).unwrap_err().to_string();
         assert!(error.contains("--num-gpu-blocks-override"), "{error}");
-        let told = Knobs { num_gpu_blocks_override: Some(100), ..Knobs::default() };
-        assert_eq!(told.in_room(room, &ledger()).unwrap().num_blocks, 100);
+        let told = SchedulerOptions { num_gpu_blocks_override: Some(100), ..SchedulerOptions::default() };
+        assert_eq!(told.for_budget(budget, &ledger()).unwrap().num_blocks, 100);
     }
 }

@@ -17,7 +17,7 @@ use hbmark_traffic::step_model::Calibration;
 
 /// An engine, loaded and timed: what rates, warm-ups and the report go by.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Opening {
+pub struct EngineRecord {
     /// As asked for.
     pub block_size: Option<usize>,
     pub environment: Environment,
@@ -29,7 +29,7 @@ pub struct Opening {
 
 /// Which point was asked for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Asked {
+pub struct PointKey {
     /// Points that were asked for before it.
     pub ordinal: usize,
     pub label: String,
@@ -38,7 +38,7 @@ pub struct Asked {
     pub hash: String,
 }
 
-impl Asked {
+impl PointKey {
     pub(super) fn of(ordinal: usize, spec: &PointSpec) -> Self {
         let mut hasher = Sha256::new();
         // A hasher takes every byte, and a specification has no map whose keys are not text.
@@ -49,7 +49,7 @@ impl Asked {
     }
 }
 
-impl std::fmt::Display for Asked {
+impl std::fmt::Display for PointKey {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let hash: String = self.hash.chars().take(12).collect();
         write!(f, "`{}` (point {}, seed {}, hash {hash})", self.label, self.ordinal + 1, self.seed)
@@ -58,8 +58,8 @@ impl std::fmt::Display for Asked {
 
 /// A point that needs no measuring any more: it was measured, or it was given up and says why.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Answered {
-    pub asked: Asked,
+pub struct RecordedPoint {
+    pub asked: PointKey,
     pub point: Point,
     /// It cost one worker after the other, and is as the last one left it.
     pub lost: bool,
@@ -67,40 +67,40 @@ pub struct Answered {
 
 /// What was found out before, in the order in which it is asked for again.
 #[derive(Debug, Default)]
-pub(super) struct Past {
-    openings: VecDeque<Opening>,
-    points: VecDeque<Answered>,
+pub(super) struct ReplayQueue {
+    openings: VecDeque<EngineRecord>,
+    points: VecDeque<RecordedPoint>,
     /// Points asked for so far.
     asked: usize,
 }
 
-impl Past {
+impl ReplayQueue {
     pub(super) fn new(
-        openings: impl IntoIterator<Item = Opening>,
-        points: impl IntoIterator<Item = Answered>,
+        openings: impl IntoIterator<Item = EngineRecord>,
+        points: impl IntoIterator<Item = RecordedPoint>,
     ) -> Self {
         Self { openings: openings.into_iter().collect(), points: points.into_iter().collect(), asked: 0 }
     }
 
     /// What is known of an engine that was just opened.
-    pub(super) fn opening(&mut self, found: &Opening) -> Result<Option<Opening>, ServeError> {
+    pub(super) fn opening(&mut self, found: &EngineRecord) -> Result<Option<EngineRecord>, ServeError> {
         let Some(known) = self.openings.pop_front() else { return Ok(None) };
         if known.block_size != found.block_size {
-            return Err(ServeError::OtherOpening { known: known.block_size, asked: found.block_size });
+            return Err(ServeError::EngineMismatch { known: known.block_size, asked: found.block_size });
         }
         match known.environment.difference(&found.environment) {
-            Some((what, was, is)) => Err(ServeError::OtherMachine { what, was, is }),
+            Some((what, was, is)) => Err(ServeError::MachineMismatch { what, was, is }),
             None => Ok(Some(known)),
         }
     }
 
     /// Which point is asked for, and what is known of it.
-    pub(super) fn point(&mut self, spec: &PointSpec) -> Result<(Asked, Option<Point>), ServeError> {
-        let asked = Asked::of(self.asked, spec);
+    pub(super) fn point(&mut self, spec: &PointSpec) -> Result<(PointKey, Option<Point>), ServeError> {
+        let asked = PointKey::of(self.asked, spec);
         self.asked += 1;
         match self.points.pop_front() {
             Some(known) if known.asked != asked => {
-                Err(ServeError::OtherPoint { known: known.asked.to_string(), asked: asked.to_string() })
+                Err(ServeError::PointMismatch { known: known.asked.to_string(), asked: asked.to_string() })
             }
             known => Ok((asked, known.map(|known| known.point))),
         }

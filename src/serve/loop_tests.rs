@@ -5,7 +5,7 @@ use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution, Exp1};
 
 use crate::engine::EngineError;
-use crate::engine::scripted::{Outcome, ScriptedSession, StepInfo};
+use crate::engine::scripted::{ScriptedSession, StepInfo, StepOutcome};
 use crate::serve::execute::SessionExecutor;
 use hbmark_core::model::{Dtype, test_shapes};
 use hbmark_core::result::serving::{Arrivals, Policy, SchedulerConfig, ServeResult, Slo, Validity};
@@ -13,10 +13,10 @@ use hbmark_core::units::Nanos;
 use hbmark_traffic::arrivals::deadlines;
 use hbmark_traffic::clock::VirtualClock;
 use hbmark_traffic::latency::summarise;
-use hbmark_traffic::run::{Fate, Loop, Run, Traffic, run};
+use hbmark_traffic::run::{LoadMode, RequestOutcome, Run, Traffic, run};
 use hbmark_traffic::sampler::{Sampler, Sampling};
-use hbmark_traffic::scheduler::Reject;
-use hbmark_traffic::workload::{Planned, Stretch, Workload};
+use hbmark_traffic::scheduler::RejectReason;
+use hbmark_traffic::workload::{PlannedRequest, PromptSegment, Workload};
 
 pub(super) fn knobs(max_num_seqs: usize) -> SchedulerConfig {
     SchedulerConfig {
@@ -35,10 +35,10 @@ pub(super) fn knobs(max_num_seqs: usize) -> SchedulerConfig {
 
 /// Serves a plan on a scripted device.
 fn serve(
-    plan: &[Planned],
-    kind: Loop,
+    plan: &[PlannedRequest],
+    kind: LoadMode,
     config: SchedulerConfig,
-    script: impl FnMut(StepInfo) -> Outcome + 'static,
+    script: impl FnMut(StepInfo) -> StepOutcome + 'static,
 ) -> Run {
     let clock = VirtualClock::default();
     let architecture = test_shapes::smollm2_135m();
@@ -48,27 +48,32 @@ fn serve(
     run(&traffic(plan, kind), config, &mut executor, &mut clock.clone(), None, &mut |_| {}).unwrap()
 }
 
-fn traffic(plan: &[Planned], kind: Loop) -> Traffic<'_> {
+fn traffic(plan: &[PlannedRequest], kind: LoadMode) -> Traffic<'_> {
     Traffic {
         plan,
         kind,
         measured: 0..plan.len(),
         vocab: 1000,
         stop_tokens: Vec::new(),
-        alphabet: Vec::new(),
+        prompt_vocab: Vec::new(),
         constrained_stops: Vec::new(),
         time_limit: None,
         keep_outputs: false,
     }
 }
 
-fn result(run: &Run, plan: &[Planned], slo: &str) -> ServeResult {
+fn result(run: &Run, plan: &[PlannedRequest], slo: &str) -> ServeResult {
     let slo = if slo.is_empty() { Slo::default() } else { slo.parse().unwrap() };
-    summarise(run, &traffic(plan, Loop::Open), &slo)
+    summarise(run, &traffic(plan, LoadMode::Open), &slo)
 }
 
-fn one_token(arrival: Nanos) -> Planned {
-    Planned { arrival, prompt: vec![Stretch { source: 1, tokens: 1 }], output_len: 1, ..Planned::default() }
+fn one_token(arrival: Nanos) -> PlannedRequest {
+    PlannedRequest {
+        arrival,
+        prompt: vec![PromptSegment { source: 1, tokens: 1 }],
+        output_len: 1,
+        ..PlannedRequest::default()
+    }
 }
 
 /// One server: a request is one step, and one sequence at a time.
@@ -77,10 +82,10 @@ fn single_server(
     count: usize,
     seed: u64,
     mut service: impl FnMut() -> f64 + 'static,
-) -> (Vec<Planned>, Run) {
-    let plan: Vec<Planned> =
+) -> (Vec<PlannedRequest>, Run) {
+    let plan: Vec<PlannedRequest> =
         deadlines(Arrivals::Poisson, None, rate, count, seed).into_iter().map(one_token).collect();
-    let run = serve(&plan, Loop::Open, knobs(1), move |_| Outcome::Takes {
+    let run = serve(&plan, LoadMode::Open, knobs(1), move |_| StepOutcome::Takes {
         device: Nanos(service()),
         host: Nanos(0.0),
     });
@@ -141,9 +146,9 @@ fn every_wait_is_that_of_lindleys_recursion() {
 /// Steps of 1 ms, requests every 10 ms, one stall of 1.4 s.
 #[test]
 fn a_planted_stall_appears_in_p99_ttft_where_the_arithmetic_puts_it() {
-    let plan: Vec<Planned> =
+    let plan: Vec<PlannedRequest> =
         deadlines(Arrivals::Constant, None, 100.0, 10_000, 0).into_iter().map(one_token).collect();
-    let run = serve(&plan, Loop::Open, knobs(256), |info| Outcome::Takes {
+    let run = serve(&plan, LoadMode::Open, knobs(256), |info| StepOutcome::Takes {
         device: Nanos(if info.index == 5_000 { 1.4e9 } else { 1e6 }),
         host: Nanos(0.0),
     });
@@ -158,27 +163,27 @@ fn a_planted_stall_appears_in_p99_ttft_where_the_arithmetic_puts_it() {
 
 #[test]
 fn a_closed_loop_hides_the_stall_that_an_open_one_shows() {
-    let plan: Vec<Planned> =
+    let plan: Vec<PlannedRequest> =
         deadlines(Arrivals::Constant, None, 100.0, 10_000, 0).into_iter().map(one_token).collect();
-    let script = |info: StepInfo| Outcome::Takes {
+    let script = |info: StepInfo| StepOutcome::Takes {
         device: Nanos(if info.index == 5_000 { 1.4e9 } else { 1e6 }),
         host: Nanos(0.0),
     };
-    let run = serve(&plan, Loop::Closed { concurrency: 1 }, knobs(256), script);
-    let seen = summarise(&run, &traffic(&plan, Loop::Closed { concurrency: 1 }), &Slo::default());
+    let run = serve(&plan, LoadMode::Closed { concurrency: 1 }, knobs(256), script);
+    let seen = summarise(&run, &traffic(&plan, LoadMode::Closed { concurrency: 1 }), &Slo::default());
     assert!(seen.ttft_ns.unwrap().p99.unwrap().value() < 1.1e6, "one request in 10,000 met the stall");
     assert_eq!(seen.offered_per_s, None);
 }
 
 #[test]
 fn tokens_of_a_decode_have_the_times_of_its_steps() {
-    let plan = [Planned {
+    let plan = [PlannedRequest {
         arrival: Nanos(5e6),
-        prompt: vec![Stretch { source: 1, tokens: 100 }],
+        prompt: vec![PromptSegment { source: 1, tokens: 100 }],
         output_len: 11,
-        ..Planned::default()
+        ..PlannedRequest::default()
     }];
-    let run = serve(&plan, Loop::Open, knobs(4), |info| Outcome::Takes {
+    let run = serve(&plan, LoadMode::Open, knobs(4), |info| StepOutcome::Takes {
         device: Nanos(if info.tokens > 1 { 50e6 } else { 10e6 }),
         host: Nanos(1e6),
     });
@@ -201,12 +206,15 @@ fn tokens_of_a_decode_have_the_times_of_its_steps() {
 
 #[test]
 fn one_token_has_no_tpot_and_a_reject_is_infinitely_slow() {
-    let mut plan: Vec<Planned> = (0..40_u32).map(|i| one_token(Nanos(f64::from(i) * 1e6))).collect();
+    let mut plan: Vec<PlannedRequest> = (0..40_u32).map(|i| one_token(Nanos(f64::from(i) * 1e6))).collect();
     for request in &mut plan[..4] {
         request.output_len = 1_000_000;
     }
-    let run = serve(&plan, Loop::Open, knobs(4), |_| Outcome::Takes { device: Nanos(1e3), host: Nanos(0.0) });
-    assert_eq!(run.records[0].fate, Fate::Rejected(Reject::ExceedsContext));
+    let run = serve(&plan, LoadMode::Open, knobs(4), |_| StepOutcome::Takes {
+        device: Nanos(1e3),
+        host: Nanos(0.0),
+    });
+    assert_eq!(run.records[0].outcome, RequestOutcome::Rejected(RejectReason::ExceedsContext));
     let seen = result(&run, &plan, "ttft_p95=1ms,tpot_p50=1ms");
     assert_eq!((seen.served, seen.measured), (36, 40));
     assert_eq!(seen.rejected["exceeds_context"], 4);
@@ -245,14 +253,16 @@ fn a_short_overload_of_a_full_batch_is_called_saturated() {
     // Sixteen at a time, each for sixteen steps of 1 ms: 1,000 requests per second, and 1.2 times as many come.
     let mut called = 0;
     for seed in 0..20 {
-        let mut plan: Vec<Planned> =
+        let mut plan: Vec<PlannedRequest> =
             deadlines(Arrivals::Poisson, None, 1_200.0, 500, seed).into_iter().map(one_token).collect();
         for request in &mut plan {
             request.output_len = 16;
         }
-        let run =
-            serve(&plan, Loop::Open, knobs(16), |_| Outcome::Takes { device: Nanos(1e6), host: Nanos(0.0) });
-        let traffic = Traffic { measured: 200..500, ..traffic(&plan, Loop::Open) };
+        let run = serve(&plan, LoadMode::Open, knobs(16), |_| StepOutcome::Takes {
+            device: Nanos(1e6),
+            host: Nanos(0.0),
+        });
+        let traffic = Traffic { measured: 200..500, ..traffic(&plan, LoadMode::Open) };
         let seen = summarise(&run, &traffic, &Slo::default());
         // Where it is not called, the report says that nobody can tell.
         let undecided = seen.gates.iter().any(|g| g.name == "keeps up" && g.passed.is_none());
@@ -275,8 +285,10 @@ fn a_short_stable_run_is_not_called_saturated() {
 #[test]
 fn requests_at_once_give_throughput_and_no_latency() {
     let plan = Workload::fixed(64, 8).unwrap().plan(None, Arrivals::Poisson, None, 50, 1);
-    let run =
-        serve(&plan, Loop::Open, knobs(16), |_| Outcome::Takes { device: Nanos(1e6), host: Nanos(0.0) });
+    let run = serve(&plan, LoadMode::Open, knobs(16), |_| StepOutcome::Takes {
+        device: Nanos(1e6),
+        host: Nanos(0.0),
+    });
     let seen = result(&run, &plan, "");
     assert_eq!((seen.validity, seen.served), (Validity::Saturated, 50));
     assert_eq!(seen.ttft_ns, None);
@@ -286,12 +298,12 @@ fn requests_at_once_give_throughput_and_no_latency() {
 
 #[test]
 fn an_engine_that_fails_once_fails_only_what_it_was_serving() {
-    let plan: Vec<Planned> = (0..10_u32).map(|i| one_token(Nanos(f64::from(i) * 1e9))).collect();
-    let run = serve(&plan, Loop::Open, knobs(4), |info| {
+    let plan: Vec<PlannedRequest> = (0..10_u32).map(|i| one_token(Nanos(f64::from(i) * 1e9))).collect();
+    let run = serve(&plan, LoadMode::Open, knobs(4), |info| {
         if info.index == 3 {
-            Outcome::Fails(EngineError::Device { device: "scripted".into(), detail: "planted".into() })
+            StepOutcome::Fails(EngineError::Device { device: "scripted".into(), detail: "planted".into() })
         } else {
-            Outcome::Takes { device: Nanos(1e6), host: Nanos(0.0) }
+            StepOutcome::Takes { device: Nanos(1e6), host: Nanos(0.0) }
         }
     });
     let seen = result(&run, &plan, "");
@@ -302,9 +314,9 @@ fn an_engine_that_fails_once_fails_only_what_it_was_serving() {
 
 #[test]
 fn an_engine_that_stays_broken_ends_the_run_and_the_rest_is_unfinished() {
-    let plan: Vec<Planned> = (0..10_u32).map(|i| one_token(Nanos(f64::from(i) * 1e9))).collect();
-    let run = serve(&plan, Loop::Open, knobs(4), |_| {
-        Outcome::Fails(EngineError::Device { device: "scripted".into(), detail: "planted".into() })
+    let plan: Vec<PlannedRequest> = (0..10_u32).map(|i| one_token(Nanos(f64::from(i) * 1e9))).collect();
+    let run = serve(&plan, LoadMode::Open, knobs(4), |_| {
+        StepOutcome::Fails(EngineError::Device { device: "scripted".into(), detail: "planted".into() })
     });
     let seen = result(&run, &plan, "");
     assert_eq!((seen.served, seen.unfinished, seen.rejected["engine_failed"]), (0, 7, 3));
@@ -313,18 +325,18 @@ fn an_engine_that_stays_broken_ends_the_run_and_the_rest_is_unfinished() {
 
 #[test]
 fn warm_up_and_cool_down_are_served_and_not_measured() {
-    let plan: Vec<Planned> = (0..100_u32).map(|i| one_token(Nanos(f64::from(i) * 1e6))).collect();
+    let plan: Vec<PlannedRequest> = (0..100_u32).map(|i| one_token(Nanos(f64::from(i) * 1e6))).collect();
     let clock = VirtualClock::default();
     let architecture = test_shapes::smollm2_135m();
     let inventory = architecture.inventory(Dtype::Bf16);
-    let script = |_| Outcome::Takes { device: Nanos(3e6), host: Nanos(0.0) };
+    let script = |_| StepOutcome::Takes { device: Nanos(3e6), host: Nanos(0.0) };
     let mut session = ScriptedSession::new(architecture, inventory, &clock, Box::new(script));
     let mut executor = SessionExecutor::new(&mut session, Sampler::new(Sampling::GREEDY));
-    let traffic = Traffic { measured: 10..60, ..traffic(&plan, Loop::Open) };
+    let traffic = Traffic { measured: 10..60, ..traffic(&plan, LoadMode::Open) };
     let run = run(&traffic, knobs(4), &mut executor, &mut clock.clone(), None, &mut |_| {}).unwrap();
     let seen = summarise(&run, &traffic, &Slo::default());
     assert_eq!((seen.warmup_requests, seen.measured, seen.served), (10, 50, 50));
-    assert!(seen.cooldown_requests > 0 && !run.ran_dry);
+    assert!(seen.cooldown_requests > 0 && !run.plan_exhausted);
     // The loop ends with the last measured request.
     assert!(run.end < 80e6, "{}", run.end);
 }

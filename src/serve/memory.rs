@@ -8,9 +8,9 @@ use std::ffi::OsString;
 
 use serde::{Deserialize, Serialize};
 
-use super::known::{Answered, Opening, Past};
+use super::known::{EngineRecord, RecordedPoint, ReplayQueue};
 use super::{ServeError, interrupted};
-use crate::worker::journal::{Journal, Plan};
+use crate::worker::journal::{Journal, JournaledPlan};
 use hbmark_core::result::serving::{Point, ServeReport};
 
 /// What a serving benchmark is to do.
@@ -24,71 +24,71 @@ pub struct ServePlan {
     pub model_hash: String,
 }
 
-impl Plan for ServePlan {
+impl JournaledPlan for ServePlan {
     const SUBCOMMAND: &'static str = "serve";
 }
 
 /// Something that became known.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Entry {
-    Opened(Box<Opening>),
+pub enum CheckpointEntry {
+    Opened(Box<EngineRecord>),
     /// The report, with everything but points.
     Begun(Box<ServeReport>),
-    Answered(Box<Answered>),
+    Point(Box<RecordedPoint>),
     /// What the report has to say beside what it measures.
     Warning(String),
 }
 
 /// What is known.
 #[derive(Debug, Default)]
-pub struct Memory {
-    openings: Vec<Opening>,
+pub struct ServeCheckpoint {
+    openings: Vec<EngineRecord>,
     begun: Option<Box<ServeReport>>,
-    answered: Vec<Answered>,
+    answered: Vec<RecordedPoint>,
     warnings: Vec<String>,
     journal: Option<Journal>,
     /// Points that a process before this one measured.
     resumed: usize,
 }
 
-impl Memory {
+impl ServeCheckpoint {
     /// A memory of what a journal holds, which writes on into it.
     #[must_use]
-    pub fn journaled(journal: Journal, entries: Vec<Entry>) -> Self {
-        let mut memory = Self::default();
+    pub fn journaled(journal: Journal, entries: Vec<CheckpointEntry>) -> Self {
+        let mut checkpoint = Self::default();
         for entry in entries {
-            memory.take(entry);
+            checkpoint.take(entry);
         }
-        memory.resumed = memory.answered.len();
-        memory.journal = Some(journal);
-        memory
+        checkpoint.resumed = checkpoint.answered.len();
+        checkpoint.journal = Some(journal);
+        checkpoint
     }
 
     /// Keeps an entry; on the disk first.
     ///
     /// # Errors
     /// When the journal cannot be written.
-    pub(super) fn learn(&mut self, entry: Entry) -> Result<(), ServeError> {
+    pub(super) fn record(&mut self, entry: CheckpointEntry) -> Result<(), ServeError> {
         // The first one tells when it all began.
-        if matches!(&entry, Entry::Begun(_)) && self.begun.is_some() {
+        if matches!(&entry, CheckpointEntry::Begun(_)) && self.begun.is_some() {
             return Ok(());
         }
         if let Some(journal) = &mut self.journal {
-            journal.write(&entry, matches!(&entry, Entry::Answered(_)))?;
+            journal.write(&entry, matches!(&entry, CheckpointEntry::Point(_)))?;
         }
         self.take(entry);
         Ok(())
     }
 
-    fn take(&mut self, entry: Entry) {
+    fn take(&mut self, entry: CheckpointEntry) {
         match entry {
-            Entry::Opened(opening) => self.openings.push(*opening),
-            Entry::Begun(report) => {
+            CheckpointEntry::Opened(opening) => self.openings.push(*opening),
+            CheckpointEntry::Begun(report) => {
                 self.begun.get_or_insert(report);
             }
-            Entry::Answered(answered) => self.answered.push(*answered),
-            Entry::Warning(warning) => self.warnings.push(warning),
+            CheckpointEntry::Point(answered) => self.answered.push(*answered),
+            CheckpointEntry::Warning(warning) => self.warnings.push(warning),
         }
     }
 
@@ -98,17 +98,17 @@ impl Memory {
         self.answered.len()
     }
 
-    pub(super) fn openings(&self) -> &[Opening] {
+    pub(super) fn openings(&self) -> &[EngineRecord] {
         &self.openings
     }
 
-    pub(super) fn answered(&self) -> &[Answered] {
+    pub(super) fn answered(&self) -> &[RecordedPoint] {
         &self.answered
     }
 
     /// What is known, to be asked for again.
-    pub(super) fn past(&self) -> Past {
-        Past::new(self.openings.iter().cloned(), self.answered.iter().cloned())
+    pub(super) fn past(&self) -> ReplayQueue {
+        ReplayQueue::new(self.openings.iter().cloned(), self.answered.iter().cloned())
     }
 
     /// Points that were given up.
@@ -117,7 +117,7 @@ impl Memory {
     }
 
     /// The report of as much as there is, where anything was measured.
-    pub(super) fn so_far(&self) -> Option<ServeReport> {
+    pub(super) fn partial_report(&self) -> Option<ServeReport> {
         let begun = self.begun.as_ref().filter(|_| !self.answered.is_empty())?;
         let points = self.answered.iter().map(|answered| answered.point.clone()).collect();
         Some(ServeReport { points, ..(**begun).clone() })
@@ -125,7 +125,7 @@ impl Memory {
 
     /// What a signal leaves: what was measured, and the point that it hit.
     pub(super) fn stopped(&self, signal: i32, hit: Option<Point>) -> Result<ServeReport, ServeError> {
-        let mut report = self.so_far().ok_or(ServeError::Interrupted { signal })?;
+        let mut report = self.partial_report().ok_or(ServeError::Interrupted { signal })?;
         let by = interrupted(signal);
         let measured = self.answered.len();
         report

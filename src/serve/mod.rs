@@ -27,12 +27,12 @@ pub mod worker;
 use std::path::PathBuf;
 
 use serde::Serialize;
-use stage::Stage;
+use stage::ServingContext;
 
 use crate::engine::{self, DeviceChoice, Session};
 use crate::machine::clock::now_utc;
 use crate::machine::doctor;
-use crate::serve::point::{Engine, PointError};
+use crate::serve::point::{PointError, ServingEngine};
 use crate::serve::structured::StructuredError;
 use crate::weights::tokenizer::TokenizerError;
 use crate::weights::{AdapterError, OpenModel};
@@ -40,20 +40,20 @@ use crate::worker::journal::JournalError;
 use crate::worker::workers::WorkerError;
 use hbmark_core::model::Dtype;
 use hbmark_core::result::serving::{
-    Arrivals, ENOUGH, Offered, Point, SCHEMA_VERSION, ServeKind, ServeReport, Slo, WorkloadSummary,
+    Arrivals, MIN_REQUESTS, Offered, Point, SCHEMA_VERSION, ServeKind, ServeReport, Slo, WorkloadSummary,
 };
 use hbmark_core::result::{DeviceSpec, Report, as_map};
 use hbmark_core::units::{Bytes, Nanos};
 use hbmark_traffic::arrivals::Burst;
-use hbmark_traffic::point::{PointSpec, Source};
+use hbmark_traffic::point::{PointSpec, TrafficSource};
 use hbmark_traffic::run::Progress;
 use hbmark_traffic::sampler::Sampling;
 use hbmark_traffic::step_model::StepModel;
 use hbmark_traffic::workload::{Structured, WorkloadError};
 
 pub use extras::LoraConfig;
-pub use knobs::Knobs;
-pub use known::{Answered, Asked, Opening};
+pub use knobs::SchedulerOptions;
+pub use known::{EngineRecord, PointKey, RecordedPoint};
 
 /// What makes the time of a step where no engine runs.
 #[derive(Debug, Clone)]
@@ -68,7 +68,7 @@ pub enum VirtualSource {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Mode {
-    /// One point; with its cold twin where prefixes are shared.
+    /// One point; with its baseline without reuse where prefixes are shared.
     Single,
     /// One variable over its values.
     Sweep { variable: String, values: Vec<f64> },
@@ -91,16 +91,16 @@ pub struct ServeConfig {
     #[serde(skip)]
     pub virtual_source: Option<VirtualSource>,
     #[serde(skip)]
-    pub source: Source,
+    pub source: TrafficSource,
     pub offered: Offered,
     pub arrivals: Arrivals,
     pub burst: Option<Burst>,
     pub requests: usize,
     /// `None`: a tenth of the requests, and at least twice as many as the virtual clock says are in the system at a time.
     pub warmup: Option<usize>,
-    /// Measure the cold twin, too.
+    /// Measure the baseline without reuse, too.
     pub cold_twin: bool,
-    pub knobs: Knobs,
+    pub knobs: SchedulerOptions,
     pub sampling: Sampling,
     pub stop_at_eos: bool,
     pub slo: Slo,
@@ -137,7 +137,7 @@ pub trait ServeObserver {
     ///
     /// # Errors
     /// When an earlier process found another engine.
-    fn opened(&mut self, found: Opening) -> Result<Opening, ServeError> {
+    fn opened(&mut self, found: EngineRecord) -> Result<EngineRecord, ServeError> {
         Ok(found)
     }
     /// Everything but the points is known.
@@ -191,7 +191,7 @@ pub enum ServeError {
         "{what} needs {needed} and the device has {have} of memory for it; choose a smaller model or dtype, or raise \
          --gpu-memory-utilization"
     )]
-    NoRoomForKv { what: String, needed: Bytes, have: Bytes },
+    InsufficientKvMemory { what: String, needed: Bytes, have: Bytes },
     #[error("the saved run is of {saved} (hash {saved_hash}), not of {asked} (hash {asked_hash})")]
     OtherModel { saved: String, saved_hash: String, asked: String, asked_hash: String },
     #[error(
@@ -210,14 +210,14 @@ pub enum ServeError {
         "an earlier process had measured {known} where this one is asked for {asked}: the model, a trace or another file changed \
          meanwhile; start again"
     )]
-    OtherPoint { known: String, asked: String },
+    PointMismatch { known: String, asked: String },
     #[error(
         "an earlier process had loaded the engine with blocks of {known:?} where this one is asked for {asked:?}: something changed \
          meanwhile; start again"
     )]
-    OtherOpening { known: Option<usize>, asked: Option<usize> },
+    EngineMismatch { known: Option<usize>, asked: Option<usize> },
     #[error("cannot go on with what was measured before: {what} differs: it was {was}, this is {is}")]
-    OtherMachine { what: &'static str, was: String, is: String },
+    MachineMismatch { what: &'static str, was: String, is: String },
     #[error("{} before anything was measured", interrupted(*signal))]
     Interrupted { signal: i32 },
     #[error(transparent)]
@@ -226,7 +226,7 @@ pub enum ServeError {
 
 /// How a benchmark came to its end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Ending {
+pub enum Completion {
     /// By itself.
     Whole,
     /// Because no worker could go on.
@@ -241,7 +241,7 @@ pub struct Finished {
     pub report: ServeReport,
     /// Points that were given up.
     pub lost: usize,
-    pub ending: Ending,
+    pub ending: Completion,
 }
 
 /// What a signal did, as a part of a sentence.
@@ -260,19 +260,19 @@ pub fn serve(
     command: &str,
     observer: &mut dyn ServeObserver,
 ) -> Result<ServeReport, ServeError> {
-    let stage = Stage::open(config, model, observer)?;
+    let stage = ServingContext::open(config, model, observer)?;
     let mut report = begin(config, model, command, &stage);
     observer.begun(&report)?;
     modes::run(config, stage, &mut report, observer)?;
-    if report.points.iter().filter_map(|point| point.result.as_ref()).any(|r| r.measured < ENOUGH) {
+    if report.points.iter().filter_map(|point| point.result.as_ref()).any(|r| r.measured < MIN_REQUESTS) {
         report.warnings.push(format!(
-            "fewer than {ENOUGH} requests were measured: saturation and the realised rate are not judged"
+            "fewer than {MIN_REQUESTS} requests were measured: saturation and the realised rate are not judged"
         ));
     }
     Ok(report)
 }
 
-fn begin(config: &ServeConfig, model: &OpenModel, command: &str, stage: &Stage<'_>) -> ServeReport {
+fn begin(config: &ServeConfig, model: &OpenModel, command: &str, stage: &ServingContext<'_>) -> ServeReport {
     let live = stage.capabilities.is_some();
     let mut warnings = if live { doctor::distortions(&stage.environment) } else { Vec::new() };
     if let Some(c) = &stage.capabilities {
@@ -283,7 +283,7 @@ fn begin(config: &ServeConfig, model: &OpenModel, command: &str, stage: &Stage<'
                 c.engine
             ));
         }
-        if matches!(&stage.engine, Engine::Live { tokenizer: None, .. }) {
+        if matches!(&stage.engine, ServingEngine::Live { tokenizer: None, .. }) {
             warnings.push(
                 "the model has no tokenizer: encoding prompts and decoding outputs take no time here (--tokenizer PATH gives it one)".into(),
             );
@@ -296,8 +296,8 @@ fn begin(config: &ServeConfig, model: &OpenModel, command: &str, stage: &Stage<'
         );
     }
     let (workload, source) = match &config.source {
-        Source::Workload(w) => (w.name.clone(), w.source.clone()),
-        Source::Trace(trace, _) => (
+        TrafficSource::Workload(w) => (w.name.clone(), w.source.clone()),
+        TrafficSource::Trace(trace, _) => (
             format!("{} trace", trace.format),
             format!(
                 "{} requests as recorded, {} without tokens left out",
@@ -343,8 +343,8 @@ impl ServeConfig {
     /// The grammar that was asked for, by itself or with the workload.
     fn asked_structure(&self) -> Option<&Structured> {
         self.structured.as_ref().or(match &self.source {
-            Source::Workload(workload) => workload.structured.as_ref(),
-            Source::Trace(..) => None,
+            TrafficSource::Workload(workload) => workload.structured.as_ref(),
+            TrafficSource::Trace(..) => None,
         })
     }
 }

@@ -2,19 +2,19 @@
 
 use std::collections::BTreeMap;
 
-use super::stage::Stage;
+use super::stage::ServingContext;
 use super::{Mode, ServeConfig, ServeError, ServeObserver};
-use crate::serve::point::Engine;
+use crate::serve::point::ServingEngine;
 use hbmark_core::result::serving::{Offered, Point, Row, ServeReport, ServeResult};
 use hbmark_traffic::matrix::{check, workload};
-use hbmark_traffic::point::{PointSpec, Source};
+use hbmark_traffic::point::{PointSpec, TrafficSource};
 use hbmark_traffic::search::{SearchConfig, find_max_rate, verdict};
-use hbmark_traffic::workload::{SharedPrefix, Workload, mix};
+use hbmark_traffic::workload::{SharedPrefix, Workload, splitmix64};
 
 /// Fills the report with points.
 pub(super) fn run(
     config: &ServeConfig,
-    mut stage: Stage<'_>,
+    mut stage: ServingContext<'_>,
     report: &mut ServeReport,
     observer: &mut dyn ServeObserver,
 ) -> Result<(), ServeError> {
@@ -30,7 +30,7 @@ pub(super) fn run(
 
 /// The one door to a measured point.
 fn measure(
-    stage: &mut Stage<'_>,
+    stage: &mut ServingContext<'_>,
     spec: &PointSpec,
     observer: &mut dyn ServeObserver,
 ) -> Result<Point, ServeError> {
@@ -57,12 +57,12 @@ fn label(offered: Offered) -> String {
 
 fn single(
     config: &ServeConfig,
-    stage: &mut Stage<'_>,
+    stage: &mut ServingContext<'_>,
     report: &mut ServeReport,
     observer: &mut dyn ServeObserver,
 ) -> Result<(), ServeError> {
     let mut spec = stage.spec(&label(config.offered), config.offered, config.seed);
-    twins_without(stage, &spec, report, observer)?;
+    baselines_without(stage, &spec, report, observer)?;
     if config.cold_twin {
         // The cold one first: it leaves nothing behind that the warm one could find.
         let cold = PointSpec { label: format!("{} cold", spec.label), cold: true, ..spec.clone() };
@@ -83,8 +83,8 @@ const NO_ADAPTERS: &str = "without adapters";
 const NO_GRAMMAR: &str = "without grammar";
 
 /// The same load without adapters and without a grammar, as rows of their own.
-fn twins_without(
-    stage: &mut Stage<'_>,
+fn baselines_without(
+    stage: &mut ServingContext<'_>,
     spec: &PointSpec,
     report: &mut ServeReport,
     observer: &mut dyn ServeObserver,
@@ -108,11 +108,11 @@ fn vary(spec: &mut PointSpec, variable: &str, value: f64) -> Result<(), ServeErr
     let workload =
         |spec: &mut PointSpec, change: &dyn Fn(&Workload) -> Result<Workload, ServeError>| match &spec.source
         {
-            Source::Workload(w) => {
-                spec.source = Source::Workload(change(w)?);
+            TrafficSource::Workload(w) => {
+                spec.source = TrafficSource::Workload(change(w)?);
                 Ok(())
             }
-            Source::Trace(..) => fail("changes what a trace has recorded".into()),
+            TrafficSource::Trace(..) => fail("changes what a trace has recorded".into()),
         };
     #[expect(
         clippy::cast_possible_truncation,
@@ -188,7 +188,7 @@ pub const VARIABLES: &[&str] = &[
 
 fn sweep(
     config: &ServeConfig,
-    mut stage: Stage<'_>,
+    mut stage: ServingContext<'_>,
     variable: &str,
     values: &[f64],
     report: &mut ServeReport,
@@ -198,18 +198,20 @@ fn sweep(
     for (index, value) in values.iter().enumerate() {
         // Prompts differ between points, or the second would find the first in the cache.
         let mut spec =
-            stage.spec(&format!("{variable} {value}"), config.offered, mix(config.seed, index as u64));
+            stage.spec(&format!("{variable} {value}"), config.offered, splitmix64(config.seed, index as u64));
         vary(&mut spec, variable, *value)?;
         if let Some(reason) = &stopped {
             let (plan, measured) = spec.plan()?;
-            report.points.push(Point { not_run: Some(reason.clone()), ..spec.blank(&plan, &measured) });
+            report
+                .points
+                .push(Point { not_run: Some(reason.clone()), ..spec.without_result(&plan, &measured) });
             continue;
         }
         if variable == "block-size" {
             stage = stage.with_block_size(spec.scheduler.block_size, observer)?;
             spec.scheduler.num_blocks = stage.scheduler.num_blocks.max(1);
             spec.scheduler.block_size = stage.scheduler.block_size;
-            if matches!(stage.engine, Engine::Virtual { .. }) {
+            if matches!(stage.engine, ServingEngine::Virtual { .. }) {
                 vary(&mut spec, variable, *value)?;
             }
         }
@@ -227,7 +229,7 @@ fn sweep(
 }
 
 /// Requests per second that a workload gets when all requests are there at once, by the virtual clock.
-fn capacity(stage: &Stage<'_>, spec: &PointSpec) -> Result<f64, ServeError> {
+fn capacity(stage: &ServingContext<'_>, spec: &PointSpec) -> Result<f64, ServeError> {
     let model = stage.step_model.clone().ok_or(ServeError::Needs {
         what: "choosing rates",
         needs: "a prediction of the engine's steps: leave out --no-predict",
@@ -240,13 +242,13 @@ fn capacity(stage: &Stage<'_>, spec: &PointSpec) -> Result<f64, ServeError> {
         time_limit: None,
         ..spec.clone()
     };
-    let point = Engine::Virtual { model, vocab }.measure(&at_once, &mut |_| {})?;
+    let point = ServingEngine::Virtual { model, vocab }.measure(&at_once, &mut |_| {})?;
     Ok(point.result.map_or(1.0, |r| r.served_per_s).max(1e-6))
 }
 
 fn search(
     config: &ServeConfig,
-    stage: &mut Stage<'_>,
+    stage: &mut ServingContext<'_>,
     seeds: usize,
     precision: f64,
     report: &mut ServeReport,
@@ -282,7 +284,7 @@ fn search(
 
 fn matrix(
     config: &ServeConfig,
-    stage: &mut Stage<'_>,
+    stage: &mut ServingContext<'_>,
     scale: f64,
     report: &mut ServeReport,
     observer: &mut dyn ServeObserver,
@@ -290,10 +292,10 @@ fn matrix(
     let mut results: BTreeMap<Row, (ServeResult, Option<f64>)> = BTreeMap::new();
     let mut warm_rate = None;
     for (index, row) in Row::ALL.into_iter().enumerate() {
-        let mut spec = stage.spec(row.title(), Offered::AtOnce, mix(config.seed, index as u64));
-        let recorded = matches!(spec.source, Source::Trace(..)) && row == Row::F;
+        let mut spec = stage.spec(row.title(), Offered::AtOnce, splitmix64(config.seed, index as u64));
+        let recorded = matches!(spec.source, TrafficSource::Trace(..)) && row == Row::F;
         if !recorded {
-            spec.source = Source::Workload(workload(row, spec.scheduler.max_model_len, scale)?);
+            spec.source = TrafficSource::Workload(workload(row, spec.scheduler.max_model_len, scale)?);
         }
         spec.cold = row == Row::ECold;
         spec.slo = hbmark_core::result::serving::Slo::default();
@@ -320,7 +322,7 @@ fn matrix(
 
 fn compare(
     config: &ServeConfig,
-    stage: &mut Stage<'_>,
+    stage: &mut ServingContext<'_>,
     report: &mut ServeReport,
     observer: &mut dyn ServeObserver,
 ) -> Result<(), ServeError> {
@@ -346,7 +348,7 @@ fn compare(
     let concurrency = inside.round().max(1.0) as usize;
     report.points.push(open);
     let offered = Offered::Concurrency(concurrency);
-    let closed = stage.spec(&format!("closed, {concurrency} at a time"), offered, mix(config.seed, 1));
+    let closed = stage.spec(&format!("closed, {concurrency} at a time"), offered, splitmix64(config.seed, 1));
     report.points.push(measure(stage, &closed, observer)?);
     report.warnings.push(
         "the closed loop sends a request when another is done: when the engine is slow it sends less, and the requests that would have \

@@ -1,11 +1,11 @@
 //! One point of load: from what was asked to a result.
 //!
-//! Enters: a [`PointSpec`] and an [`Engine`]. Leaves: a [`Point`]. A sweep, a search and a matrix are lists of points.
+//! Enters: a [`PointSpec`] and a [`ServingEngine`]. Leaves: a [`Point`]. A sweep, a search and a matrix are lists of points.
 
 use super::calibrate::calibrate;
 use super::execute::SessionExecutor;
-use super::structured::{Compiled, ConstraintCounts, Constraints};
-use super::text::Text;
+use super::structured::{CompiledGrammar, ConstraintCounts, Constraints};
+use super::text::TextPipeline;
 use crate::engine::{EngineError, Session};
 use crate::machine::telemetry::{HostTelemetry, Telemetry};
 use crate::serve::clock::HostClock;
@@ -17,11 +17,11 @@ use hbmark_traffic::residuals::residuals;
 use hbmark_traffic::run::{Progress, RunError, TextPath, run};
 use hbmark_traffic::sampler::Sampler;
 use hbmark_traffic::step_model::StepModel;
-use hbmark_traffic::workload::Planned;
+use hbmark_traffic::workload::PlannedRequest;
 
 /// What holding outputs to a grammar took.
 fn structured_cost(
-    grammar: &Compiled,
+    grammar: &CompiledGrammar,
     share: f64,
     counts: ConstraintCounts,
     result: &ServeResult,
@@ -40,13 +40,13 @@ fn structured_cost(
 }
 
 /// What runs the steps.
-pub enum Engine {
+pub enum ServingEngine {
     /// A session, and a model of its steps to predict with.
     Live {
         session: Box<dyn Session>,
         tokenizer: Option<Box<Tokenizer>>,
         model: Option<StepModel>,
-        grammar: Option<Box<Compiled>>,
+        grammar: Option<Box<CompiledGrammar>>,
         /// What the device suffered while a point was measured, after which it is not to be trusted.
         fault: Option<String>,
     },
@@ -54,7 +54,7 @@ pub enum Engine {
     Virtual { model: StepModel, vocab: usize },
 }
 
-impl std::fmt::Debug for Engine {
+impl std::fmt::Debug for ServingEngine {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::Live { .. } => "Live",
@@ -79,11 +79,11 @@ pub enum PointError {
 }
 
 /// Words below which prompts would be too much alike.
-const ENOUGH_WORDS: usize = 32;
+const MIN_WORDS: usize = 32;
 /// Prompt tokens prepared in memory for a real run, 2 GB of them.
 const MAX_PREPARED: usize = 500_000_000;
 
-impl Engine {
+impl ServingEngine {
     /// Why nothing that the device does from here on can be trusted.
     #[must_use]
     pub fn fault(&self) -> Option<&str> {
@@ -104,7 +104,7 @@ impl Engine {
     ) -> Result<Point, PointError> {
         let (plan, measured) = spec.plan()?;
         spec.check(&plan, measured.len())?;
-        let mut point = spec.blank(&plan, &measured);
+        let mut point = spec.without_result(&plan, &measured);
         match self {
             Self::Virtual { model, vocab } => {
                 let traffic = spec.traffic(&plan, measured, *vocab, &[]);
@@ -113,7 +113,7 @@ impl Engine {
                 point.result = Some(summarise(&run, &traffic, &spec.slo));
             }
             Self::Live { session, tokenizer, model, grammar, fault } => {
-                let tokens = plan.iter().map(Planned::prompt_len).sum();
+                let tokens = plan.iter().map(PlannedRequest::prompt_len).sum();
                 if tokens > MAX_PREPARED {
                     return Err(PointError::TooMuch { tokens, limit: MAX_PREPARED });
                 }
@@ -123,26 +123,26 @@ impl Engine {
                 let eos = session.architecture().eos_tokens.clone();
                 let mut traffic = spec.traffic(&plan, measured, vocab, &eos);
                 // Prompts of words encode to as many tokens as were asked for.
-                traffic.alphabet = tokenizer.as_ref().map_or_else(Vec::new, |t| t.words());
-                if traffic.alphabet.len() < ENOUGH_WORDS {
-                    traffic.alphabet.clear();
+                traffic.prompt_vocab = tokenizer.as_ref().map_or_else(Vec::new, |t| t.words());
+                if traffic.prompt_vocab.len() < MIN_WORDS {
+                    traffic.prompt_vocab.clear();
                 }
                 let grammar = grammar.as_deref().filter(|_| spec.constrained.is_some());
                 traffic.constrained_stops = grammar.map_or_else(Vec::new, |g| g.ends().to_vec());
                 let mut text = tokenizer
                     .as_ref()
-                    .map(|t| Text::new(t, plan.iter().map(|p| traffic.prompt(p))))
+                    .map(|t| TextPipeline::new(t, plan.iter().map(|p| traffic.prompt(p))))
                     .transpose()
                     .map_err(|error| RunError::Text(error.into()))?;
                 let constraints = grammar
                     .map(|g| Constraints::new(g, plan.iter().map(|request| request.constrained).collect()));
                 let mut suffer = |error: EngineError| {
-                    if error.taints() {
+                    if error.is_sticky() {
                         *fault = Some(error.to_string());
                     }
                     error
                 };
-                session.warm_pool(spec.blocks_of(&plan)).map_err(&mut suffer)?;
+                session.preallocate_blocks(spec.blocks_of(&plan)).map_err(&mut suffer)?;
                 let mut executor = SessionExecutor::new(session.as_mut(), Sampler::new(spec.sampling))
                     .with_constraints(constraints);
                 let mut clock = HostClock::default();
@@ -158,8 +158,10 @@ impl Engine {
                 let run = run(&traffic, config, &mut executor, &mut clock, text, &mut note)?;
                 host.after_block();
                 let mut result = summarise(&run, &traffic, &spec.slo);
-                let tainted = run.tainted;
-                result.holds_outputs(tainted || run.steps.is_empty() || executor.last_logits_are_numbers());
+                let device_unusable = run.device_unusable;
+                result.check_outputs(
+                    device_unusable || run.steps.is_empty() || executor.last_logits_are_finite(),
+                );
                 point.ideal_hit_rate = spec.ideal_hit_rate(&plan, &run);
                 result.foreign_cores = host.load(true).and_then(|load| load.foreign_cores);
                 let share = spec.constrained.unwrap_or_default();
@@ -167,7 +169,7 @@ impl Engine {
                 point.structured = counts.map(|(g, counts)| structured_cost(g, share, counts, &result));
                 point.result = Some(result);
                 // Where an output ends is the grammar's and the model's to say, so nothing is predicted of constrained ones.
-                let predictable = grammar.is_none() && !tainted;
+                let predictable = grammar.is_none() && !device_unusable;
                 if let Some(StepModel::Calibrated(before)) = model.as_mut().filter(|_| predictable) {
                     let after = calibrate(session.as_mut(), &spec.scheduler, &clock, &mut || {
                         last.iter().copied().for_each(&mut *observe);
@@ -183,7 +185,7 @@ impl Engine {
                     point.drift = before.drift(&after);
                     *before = after;
                 }
-                if tainted {
+                if device_unusable {
                     fault.clone_from(&run.failure);
                 }
             }

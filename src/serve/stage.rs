@@ -1,15 +1,15 @@
 //! The engine on its stage: opened, timed, with room for its cache, and ready for points.
 //!
-//! Enters: a [`ServeConfig`] and a model. Leaves: a [`Stage`], which knows what a point of this configuration is, what its longest step
+//! Enters: a [`ServeConfig`] and a model. Leaves: a [`ServingContext`], which knows what a point of this configuration is, what its longest step
 //! should take, and how long it must warm up. Which points there are is not its business.
 
-use super::knobs::Room;
-use super::{LOADING, Opening, ServeConfig, ServeError, ServeObserver, VirtualSource, extras};
+use super::knobs::KvMemoryBudget;
+use super::{EngineRecord, LOADING, ServeConfig, ServeError, ServeObserver, VirtualSource, extras};
 use crate::engine::{self, DeviceOptions};
 use crate::machine::environment;
 use crate::serve::calibrate::{adapter_time, calibrate};
 use crate::serve::clock::HostClock;
-use crate::serve::point::Engine;
+use crate::serve::point::ServingEngine;
 use crate::weights::OpenModel;
 use hbmark_core::ledger::{Ledger, RaggedPart, Roof};
 use hbmark_core::model::Dtype;
@@ -17,16 +17,16 @@ use hbmark_core::result::serving::{LoraSummary, Offered, SchedulerConfig, Slo, S
 use hbmark_core::result::{Capabilities, Environment, Report};
 use hbmark_core::units::Nanos;
 use hbmark_traffic::adapters::AdapterMix;
-use hbmark_traffic::point::{PointSpec, Source};
+use hbmark_traffic::point::{PointSpec, TrafficSource};
 use hbmark_traffic::sampler::Sampling;
 use hbmark_traffic::step_model::{Fitted, StepModel};
 
 /// The engine and everything that is known of it.
-pub(super) struct Stage<'a> {
+pub(super) struct ServingContext<'a> {
     config: &'a ServeConfig,
     pub model: &'a OpenModel,
     pub dtype: Dtype,
-    pub engine: Engine,
+    pub engine: ServingEngine,
     pub capabilities: Option<Capabilities>,
     pub environment: Environment,
     pub scheduler: SchedulerConfig,
@@ -36,7 +36,7 @@ pub(super) struct Stage<'a> {
     pub structured: Option<StructuredSummary>,
 }
 
-impl<'a> Stage<'a> {
+impl<'a> ServingContext<'a> {
     pub fn open(
         config: &'a ServeConfig,
         model: &'a OpenModel,
@@ -67,15 +67,15 @@ impl<'a> Stage<'a> {
                 let roof = Roof::datasheet(sheet, dtype);
                 (
                     StepModel::Floor { ledger: Box::new(ledger.clone()), roof },
-                    Room::Gpu(Some(sheet.memory_bytes)),
+                    KvMemoryBudget::Gpu(Some(sheet.memory_bytes)),
                 )
             }
             VirtualSource::Saved(saved) => (
                 StepModel::Fitted { fit: fitted(saved, model, dtype)?, ledger: Box::new(ledger.clone()) },
-                Room::of(&saved.environment, saved.environment.gpu.is_some()),
+                KvMemoryBudget::of(&saved.environment, saved.environment.gpu.is_some()),
             ),
         };
-        let scheduler = config.knobs.in_room(room, &ledger)?;
+        let scheduler = config.knobs.for_budget(room, &ledger)?;
         let vocab = model.architecture.vocab_size;
         let lora = match &config.lora {
             None => None,
@@ -99,7 +99,7 @@ impl<'a> Stage<'a> {
             dtype,
             lora,
             structured: None,
-            engine: Engine::Virtual { model: step_model.clone(), vocab },
+            engine: ServingEngine::Virtual { model: step_model.clone(), vocab },
             capabilities: None,
             // A prediction says nothing of the machine it was computed on.
             environment: Environment { build: environment::this_binary(), ..Environment::default() },
@@ -143,9 +143,12 @@ impl<'a> Stage<'a> {
         let capabilities = session.capabilities().clone();
         let ledger = Ledger::new(&model.architecture, session.inventory(), session.kv_dtype());
         let loaded = adapters.map(|adapters| adapters.load(session.as_mut())).transpose()?;
-        let knobs = super::Knobs { block_size, ..config.knobs.clone() };
-        let scheduler =
-            knobs.on_an_engine(&capabilities, Room::of(&environment, device.gpu().is_some()), &ledger)?;
+        let knobs = super::SchedulerOptions { block_size, ..config.knobs.clone() };
+        let scheduler = knobs.for_engine(
+            &capabilities,
+            KvMemoryBudget::of(&environment, device.gpu().is_some()),
+            &ledger,
+        )?;
         let calibration = if config.predict {
             observer.stage("timing steps of this engine, to predict with");
             let clock = HostClock::default();
@@ -169,7 +172,7 @@ impl<'a> Stage<'a> {
         };
         // This engine's own steps predict what it is about to do; everything that is decided goes by what was found first.
         let step_model = calibration.clone().map(StepModel::Calibrated);
-        let found = Opening { block_size, environment, scheduler, calibration, lora, structured };
+        let found = EngineRecord { block_size, environment, scheduler, calibration, lora, structured };
         let first = observer.opened(found)?;
         Ok(Self {
             config,
@@ -177,7 +180,7 @@ impl<'a> Stage<'a> {
             dtype,
             lora: first.lora,
             structured: first.structured,
-            engine: Engine::Live { session, tokenizer, model: step_model, grammar, fault: None },
+            engine: ServingEngine::Live { session, tokenizer, model: step_model, grammar, fault: None },
             capabilities: Some(capabilities),
             environment: first.environment,
             scheduler: first.scheduler,
@@ -191,7 +194,7 @@ impl<'a> Stage<'a> {
         block_size: usize,
         observer: &mut dyn ServeObserver,
     ) -> Result<Self, ServeError> {
-        if matches!(self.engine, Engine::Virtual { .. }) || self.scheduler.block_size == block_size {
+        if matches!(self.engine, ServingEngine::Virtual { .. }) || self.scheduler.block_size == block_size {
             return Ok(self);
         }
         let Self { config, model, engine, .. } = self;
@@ -204,9 +207,9 @@ impl<'a> Stage<'a> {
     pub fn spec(&self, label: &str, offered: Offered, seed: u64) -> PointSpec {
         let config = self.config;
         let requests = match &config.source {
-            Source::Workload(_) => config.requests,
+            TrafficSource::Workload(_) => config.requests,
             // A short trace is not spent on warming up.
-            Source::Trace(trace, _) => config.requests.min(trace.requests.len()),
+            TrafficSource::Trace(trace, _) => config.requests.min(trace.requests.len()),
         };
         PointSpec {
             label: label.to_owned(),
@@ -255,15 +258,15 @@ impl<'a> Stage<'a> {
             ..spec.clone()
         };
         let vocab = self.model.architecture.vocab_size;
-        let mut engine = Engine::Virtual { model: model.clone(), vocab };
+        let mut engine = ServingEngine::Virtual { model: model.clone(), vocab };
         // A trace may be too short for a trial; then the usual tenth has to do.
         let Ok(point) = engine.measure(&trial, &mut |_| {}) else { return };
         let inside = point.result.map_or(0.0, |r| r.mean_running + r.mean_waiting);
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a small positive mean")]
         let wanted = (2.0 * inside).ceil() as usize;
         let spare = match &spec.source {
-            Source::Workload(_) => most,
-            Source::Trace(trace, _) => trace.requests.len().saturating_sub(spec.requests).min(most),
+            TrafficSource::Workload(_) => most,
+            TrafficSource::Trace(trace, _) => trace.requests.len().saturating_sub(spec.requests).min(most),
         };
         spec.warmup = spec.warmup.max(wanted.min(spare));
     }

@@ -1,6 +1,6 @@
 //! Structured output: a grammar compiled against a vocabulary, and per step the tokens that may come next.
 //!
-//! Enters: a JSON schema, a regular expression or a Lark grammar, and a tokenizer. Leaves: a [`Compiled`] grammar, and from it
+//! Enters: a JSON schema, a regular expression or a Lark grammar, and a tokenizer. Leaves: a [`CompiledGrammar`] grammar, and from it
 //! [`Constraints`], which follow each constrained request: a mask over the vocabulary before a token is chosen, and the token after. The
 //! grammar's own end shows as a mask of nothing but the end-of-sequence token. It knows no scheduler and no clock: who calls it, times
 //! it. Compiling is done once per grammar, as servers do that keep compiled grammars; what a request begins with is a copy.
@@ -160,32 +160,32 @@ fn token_bytes(tokenizer: &Tokenizer) -> Result<Vec<Vec<u8>>, StructuredError> {
 }
 
 /// A grammar, compiled against a vocabulary.
-pub struct Compiled {
+pub struct CompiledGrammar {
     grammar: Grammar,
     template: Matcher,
     /// Tokens that end an output.
     ends: Vec<u32>,
 }
 
-impl std::fmt::Debug for Compiled {
+impl std::fmt::Debug for CompiledGrammar {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Compiled").field("grammar", &self.grammar).finish_non_exhaustive()
     }
 }
 
 /// A vocabulary in the form that grammars are compiled against; made once.
-pub struct Masks {
+pub struct GrammarCompiler {
     factory: ParserFactory,
     end: u32,
 }
 
-impl std::fmt::Debug for Masks {
+impl std::fmt::Debug for GrammarCompiler {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Masks").field("end", &self.end).finish_non_exhaustive()
     }
 }
 
-impl Masks {
+impl GrammarCompiler {
     /// The vocabulary of a tokenizer, for a model of `vocab` logits that ends its outputs with one of `ends`. Logits without a token are
     /// never allowed.
     ///
@@ -218,7 +218,7 @@ impl Masks {
     ///
     /// # Errors
     /// When it cannot be read, or is none.
-    pub fn compile(&self, grammar: &Grammar) -> Result<Compiled, StructuredError> {
+    pub fn compile(&self, grammar: &Grammar) -> Result<CompiledGrammar, StructuredError> {
         let failed = |problem: String| StructuredError::Compile {
             grammar: grammar.to_string(),
             problem: without_state(&problem),
@@ -228,7 +228,7 @@ impl Masks {
         let mut template = Matcher::new(Ok(parser));
         // The first mask is part of compiling: it says whether the grammar allows anything at all.
         template.compute_mask().map_err(|error| failed(error.to_string()))?;
-        Ok(Compiled { grammar: grammar.clone(), template, ends: vec![self.end] })
+        Ok(CompiledGrammar { grammar: grammar.clone(), template, ends: vec![self.end] })
     }
 }
 
@@ -240,7 +240,7 @@ fn without_state(problem: &str) -> String {
     if nothing { "it admits no output".to_owned() } else { said.to_owned() }
 }
 
-impl Compiled {
+impl CompiledGrammar {
     /// What it was compiled from.
     #[must_use]
     pub fn grammar(&self) -> &Grammar {
@@ -269,7 +269,7 @@ pub struct ConstraintCounts {
 
 /// The states of all constrained requests.
 pub struct Constraints<'a> {
-    compiled: &'a Compiled,
+    compiled: &'a CompiledGrammar,
     /// Whether the request of a number is constrained.
     constrained: Vec<bool>,
     states: HashMap<usize, Matcher>,
@@ -286,7 +286,7 @@ impl std::fmt::Debug for Constraints<'_> {
 impl<'a> Constraints<'a> {
     /// Holds those requests to a grammar for which `constrained` says so.
     #[must_use]
-    pub fn new(compiled: &'a Compiled, constrained: Vec<bool>) -> Self {
+    pub fn new(compiled: &'a CompiledGrammar, constrained: Vec<bool>) -> Self {
         Self {
             compiled,
             constrained,
@@ -306,7 +306,7 @@ impl<'a> Constraints<'a> {
     ///
     /// # Errors
     /// What the matcher says.
-    pub fn compute(&mut self, request: usize) -> Result<(), String> {
+    pub fn compute_mask(&mut self, request: usize) -> Result<(), String> {
         let counts = &mut self.counts;
         let state = self.states.entry(request).or_insert_with(|| {
             counts.started += 1;

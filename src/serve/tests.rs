@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::run::fixtures_tests::{config as serving_config, report_of, report_told};
-use hbmark_core::result::serving::{KEEPS_UP, Validity};
+use hbmark_core::result::serving::{NOT_SATURATED, Validity};
 use hbmark_report::analysis::explain_serving;
 use hbmark_report::output::Format;
 use hbmark_report::output::serving::render_any;
@@ -11,23 +11,23 @@ use hbmark_traffic::workload::Workload;
 
 /// Knows points, keeps those that are measured, and loses some.
 #[derive(Default)]
-struct Keeper {
-    known: std::collections::VecDeque<(Asked, Point)>,
-    kept: Vec<(Asked, Point)>,
-    asked: Vec<Asked>,
+struct RecordingObserver {
+    known: std::collections::VecDeque<(PointKey, Point)>,
+    kept: Vec<(PointKey, Point)>,
+    asked: Vec<PointKey>,
     /// A point with this in its label is lost.
     loses: Option<&'static str>,
 }
 
 const REASON: &str = "the worker was killed by signal 9 while measuring it";
 
-impl ServeObserver for Keeper {
+impl ServeObserver for RecordingObserver {
     fn stage(&mut self, _what: &str) {}
     fn progress(&mut self, _progress: Progress) {}
 
     fn recall(&mut self, spec: &PointSpec, longest: Option<Nanos>) -> Result<Option<Point>, ServeError> {
         assert!(longest.unwrap().0 > 0.0);
-        let asked = Asked::of(self.asked.len(), spec);
+        let asked = PointKey::of(self.asked.len(), spec);
         self.asked.push(asked.clone());
         if let Some((known, point)) = self.known.pop_front() {
             assert_eq!(known, asked);
@@ -35,7 +35,7 @@ impl ServeObserver for Keeper {
         }
         if self.loses.is_some_and(|label| spec.label.contains(label)) {
             let (plan, measured) = spec.plan()?;
-            return Ok(Some(Point { not_run: Some(REASON.into()), ..spec.blank(&plan, &measured) }));
+            return Ok(Some(Point { not_run: Some(REASON.into()), ..spec.without_result(&plan, &measured) }));
         }
         Ok(None)
     }
@@ -61,13 +61,16 @@ fn modes() -> [Mode; 5] {
 #[test]
 fn every_mode_goes_on_over_known_points_as_if_it_had_measured_them() {
     for mode in modes() {
-        let mut first = Keeper::default();
+        let mut first = RecordingObserver::default();
         let whole = report_told(mode.clone(), 4.0, &mut first);
         assert!(!first.kept.is_empty());
         for known in [first.kept.len() / 2, first.kept.len()] {
             // Through a pipe, as between two processes.
             let text = serde_json::to_string(&first.kept[..known]).unwrap();
-            let mut second = Keeper { known: serde_json::from_str(&text).unwrap(), ..Keeper::default() };
+            let mut second = RecordingObserver {
+                known: serde_json::from_str(&text).unwrap(),
+                ..RecordingObserver::default()
+            };
             assert_eq!(report_told(mode.clone(), 4.0, &mut second), whole, "{mode:?}, {known} known");
             assert_eq!(second.kept.len(), first.kept.len() - known);
             assert_eq!(second.asked, first.asked);
@@ -78,7 +81,11 @@ fn every_mode_goes_on_over_known_points_as_if_it_had_measured_them() {
 #[test]
 fn a_lost_point_of_a_sweep_costs_no_other() {
     let mode = Mode::Sweep { variable: "rate".into(), values: vec![2.0, 4.0, 8.0] };
-    let report = report_told(mode, 4.0, &mut Keeper { loses: Some("rate 4"), ..Keeper::default() });
+    let report = report_told(
+        mode,
+        4.0,
+        &mut RecordingObserver { loses: Some("rate 4"), ..RecordingObserver::default() },
+    );
     let has: Vec<bool> = report.points.iter().map(|point| point.result.is_some()).collect();
     assert_eq!(has, [true, false, true]);
     assert_eq!(report.points[1].not_run.as_deref(), Some(REASON));
@@ -88,7 +95,11 @@ fn a_lost_point_of_a_sweep_costs_no_other() {
 fn a_search_that_loses_a_point_ends_in_words_and_claims_no_rate() {
     let mode = Mode::FindMaxRate { seeds: 2, precision: 0.2 };
     // The second rate that is tried: the first one held.
-    let lost = report_told(mode.clone(), 4.0, &mut Keeper { loses: Some("rate 8"), ..Keeper::default() });
+    let lost = report_told(
+        mode.clone(),
+        4.0,
+        &mut RecordingObserver { loses: Some("rate 8"), ..RecordingObserver::default() },
+    );
     let search = lost.search.unwrap();
     assert_eq!((search.max_rate, search.confirmed), (None, false));
     assert_eq!(
@@ -101,14 +112,21 @@ fn a_search_that_loses_a_point_ends_in_words_and_claims_no_rate() {
     assert_eq!(search.attempts.last().unwrap().why, REASON);
     assert_eq!((lost.points.len(), lost.points[1].label.as_str()), (2, "bracket 8.000/s"));
     // And the very first.
-    let lost = report_told(mode, 4.0, &mut Keeper { loses: Some("rate"), ..Keeper::default() });
+    let lost = report_told(
+        mode,
+        4.0,
+        &mut RecordingObserver { loses: Some("rate"), ..RecordingObserver::default() },
+    );
     assert!(lost.search.unwrap().note.ends_with("no rate had held before"));
 }
 
 #[test]
 fn a_closed_loop_is_not_compared_with_an_open_one_that_was_lost() {
-    let report =
-        report_told(Mode::CompareLoops, 4.0, &mut Keeper { loses: Some("open"), ..Keeper::default() });
+    let report = report_told(
+        Mode::CompareLoops,
+        4.0,
+        &mut RecordingObserver { loses: Some("open"), ..RecordingObserver::default() },
+    );
     assert_eq!(report.points.len(), 1);
     assert!(report.warnings.iter().any(|warning| warning.contains("the closed loop was not run")));
 }
@@ -117,7 +135,11 @@ fn a_closed_loop_is_not_compared_with_an_open_one_that_was_lost() {
 fn every_lost_point_can_be_shown_and_explained() {
     let some = [(Mode::Matrix { scale: 1.0 }, "refix"), (modes()[1].clone(), "rate 8")];
     for (mode, loses) in modes().into_iter().map(|mode| (mode, "")).chain(some) {
-        let report = report_told(mode.clone(), 4.0, &mut Keeper { loses: Some(loses), ..Keeper::default() });
+        let report = report_told(
+            mode.clone(),
+            4.0,
+            &mut RecordingObserver { loses: Some(loses), ..RecordingObserver::default() },
+        );
         assert!(
             report.points.iter().any(|point| point.result.is_none()),
             "{mode:?} loses none with `{loses}`"
@@ -132,11 +154,11 @@ fn every_lost_point_can_be_shown_and_explained() {
 
 #[test]
 fn a_point_is_known_by_all_that_was_asked() {
-    let mut keeper = Keeper::default();
+    let mut keeper = RecordingObserver::default();
     report_told(Mode::Single, 4.0, &mut keeper);
     let spec = || PointSpec {
         label: "rate 4".into(),
-        source: Source::Workload(Workload::fixed(8, 4).unwrap()),
+        source: TrafficSource::Workload(Workload::fixed(8, 4).unwrap()),
         offered: Offered::Rate(4.0),
         arrivals: Arrivals::Poisson,
         burst: None,
@@ -152,8 +174,8 @@ fn a_point_is_known_by_all_that_was_asked() {
         adapters: None,
         constrained: None,
     };
-    let asked = Asked::of(0, &spec());
-    assert_eq!(asked, Asked::of(0, &spec()));
+    let asked = PointKey::of(0, &spec());
+    assert_eq!(asked, PointKey::of(0, &spec()));
     let trace = |output_tokens| {
         let request = TraceRequest {
             arrival: Nanos(0.0),
@@ -164,15 +186,15 @@ fn a_point_is_known_by_all_that_was_asked() {
             priority: 0,
         };
         let trace = Trace { format: "hbmark", requests: vec![request], left_out: 0 };
-        Asked::of(0, &PointSpec { source: Source::Trace(std::rc::Rc::new(trace), 1.0), ..spec() })
+        PointKey::of(0, &PointSpec { source: TrafficSource::Trace(std::rc::Rc::new(trace), 1.0), ..spec() })
     };
     assert_eq!(trace(5), trace(5));
     let others = [
-        Asked::of(1, &spec()),
-        Asked::of(0, &PointSpec { seed: 8, ..spec() }),
-        Asked::of(0, &PointSpec { warmup: 5, ..spec() }),
-        Asked::of(0, &PointSpec { offered: Offered::AtOnce, ..spec() }),
-        Asked::of(0, &PointSpec { time_limit: Some(Nanos(1.0)), ..spec() }),
+        PointKey::of(1, &spec()),
+        PointKey::of(0, &PointSpec { seed: 8, ..spec() }),
+        PointKey::of(0, &PointSpec { warmup: 5, ..spec() }),
+        PointKey::of(0, &PointSpec { offered: Offered::AtOnce, ..spec() }),
+        PointKey::of(0, &PointSpec { time_limit: Some(Nanos(1.0)), ..spec() }),
         trace(5),
         trace(6),
     ];
@@ -185,13 +207,13 @@ fn a_point_is_known_by_all_that_was_asked() {
 /// One point of long prompts on a virtual clock.
 fn point(change: impl FnOnce(&mut ServeConfig)) -> Point {
     let mut config = ServeConfig {
-        source: Source::Workload(Workload::fixed(1024, 128).unwrap()),
+        source: TrafficSource::Workload(Workload::fixed(1024, 128).unwrap()),
         requests: 1000,
         warmup: Some(0),
         ..serving_config()
     };
     change(&mut config);
-    report_of(&config, &mut Keeper::default()).points.remove(0)
+    report_of(&config, &mut RecordingObserver::default()).points.remove(0)
 }
 
 #[test]
@@ -220,7 +242,7 @@ fn what_a_full_queue_turned_away_was_not_completed() {
         .unwrap()
     };
     let result = crowded(8);
-    let gate = result.gates.iter().find(|gate| gate.name == KEEPS_UP).unwrap();
+    let gate = result.gates.iter().find(|gate| gate.name == NOT_SATURATED).unwrap();
     let shed: usize = result.rejected.values().sum();
     assert!(shed > 200, "{:?}", result.rejected);
     assert_eq!((result.validity, gate.passed), (Validity::Saturated, Some(false)), "{}", gate.detail);
@@ -232,7 +254,7 @@ fn what_a_full_queue_turned_away_was_not_completed() {
     assert!(!said.contains("-0") && !said.contains("NaN"), "{said}");
 }
 
-fn trace(requests: impl Iterator<Item = (f64, usize)>) -> Source {
+fn trace(requests: impl Iterator<Item = (f64, usize)>) -> TrafficSource {
     let requests = requests.map(|(second, input_tokens)| TraceRequest {
         arrival: Nanos::from_seconds(second),
         input_tokens,
@@ -242,7 +264,7 @@ fn trace(requests: impl Iterator<Item = (f64, usize)>) -> Source {
         priority: 0,
     });
     let trace = Trace { format: "hbmark", requests: requests.collect(), left_out: 0 };
-    Source::Trace(std::rc::Rc::new(trace), 1.0)
+    TrafficSource::Trace(std::rc::Rc::new(trace), 1.0)
 }
 
 #[test]

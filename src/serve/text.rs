@@ -10,17 +10,17 @@ use hbmark_traffic::run::{TextError, TextPath};
 
 /// A tokenizer at work.
 #[derive(Debug)]
-pub struct Text<'a> {
+pub struct TextPipeline<'a> {
     tokenizer: &'a Tokenizer,
     prompts: Vec<String>,
-    streams: HashMap<usize, Stream>,
+    streams: HashMap<usize, IncrementalDetokenizer>,
     /// Bytes of text that came out.
     pub emitted_bytes: usize,
 }
 
 /// The end of an output: tokens whose text is not whole, behind some whose text is.
 #[derive(Debug, Default)]
-struct Stream {
+struct IncrementalDetokenizer {
     tokens: Vec<u32>,
     /// Leading tokens whose text has been given out; kept because a word may look different after another.
     given: usize,
@@ -29,7 +29,7 @@ struct Stream {
 /// The most tokens of one character: as many as it has bytes, and some in front that a tokenizer may hold back.
 const MAX_WAITING: usize = 8;
 
-impl<'a> Text<'a> {
+impl<'a> TextPipeline<'a> {
     /// Prepares the text of every prompt before the clock starts.
     ///
     /// # Errors
@@ -79,7 +79,7 @@ impl<'a> Text<'a> {
     }
 }
 
-impl TextPath for Text<'_> {
+impl TextPath for TextPipeline<'_> {
     fn encode(&self, request: usize) -> Result<usize, TextError> {
         Ok(Self::encode(self, request)?)
     }
@@ -106,11 +106,12 @@ mod tests {
         let words = tokenizer.words();
         assert!(words.len() > 30, "{}", words.len());
         let prompt = |seed: u64, length: u64| -> Vec<u32> {
-            let at = |i| usize::try_from(hbmark_traffic::workload::mix(seed, i)).unwrap() % words.len();
+            let at =
+                |i| usize::try_from(hbmark_traffic::workload::splitmix64(seed, i)).unwrap() % words.len();
             (0..length).map(|i| words[at(i)]).collect()
         };
         let prompts: Vec<Vec<u32>> = (1..40).map(|length| prompt(length, length)).collect();
-        let text = Text::new(&tokenizer, prompts.clone().into_iter()).unwrap();
+        let text = TextPipeline::new(&tokenizer, prompts.clone().into_iter()).unwrap();
         for (index, prompt) in prompts.iter().enumerate() {
             assert_eq!(text.encode(index).unwrap(), prompt.len());
             assert_eq!(tokenizer.encode(&tokenizer.decode(prompt).unwrap()).unwrap(), *prompt);
@@ -120,7 +121,7 @@ mod tests {
     #[test]
     fn text_comes_out_as_soon_as_it_is_whole_and_all_of_it() {
         let tokenizer = fixture("tokenizers/bytes.json");
-        let mut text = Text::new(&tokenizer, std::iter::empty()).unwrap();
+        let mut text = TextPipeline::new(&tokenizer, std::iter::empty()).unwrap();
         let tokens = tokenizer.encode("a \u{e9}\u{1f980}!").unwrap();
         let pushed: Vec<String> = tokens
             .iter()
@@ -134,7 +135,7 @@ mod tests {
     #[test]
     fn bytes_that_are_no_text_do_not_pile_up() {
         let tokenizer = fixture("tokenizers/bytes.json");
-        let mut text = Text::new(&tokenizer, std::iter::empty()).unwrap();
+        let mut text = TextPipeline::new(&tokenizer, std::iter::empty()).unwrap();
         let half = tokenizer.encode("\u{1f980}").unwrap()[0];
         for _ in 0..100 {
             text.push(0, half, false).unwrap();

@@ -5,14 +5,14 @@
 
 use std::time::{Duration, Instant};
 
-use super::isolated::{Handed, Job, Told};
-use super::known::{Answered, Asked, Opening, Past};
+use super::isolated::{Job, ServeUpdate, WorkerInput};
+use super::known::{EngineRecord, PointKey, RecordedPoint, ReplayQueue};
 use super::{ServeError, ServeObserver};
 use crate::engine::Session;
 use crate::serve::point::PointError;
-use crate::worker::child::{Greeted, WorkerEnd, greet};
-use crate::worker::fault::{Now, Planted, Suffering};
-use crate::worker::wire::{self, Call, Word};
+use crate::worker::child::{Handshake, WorkerExit, handshake};
+use crate::worker::fault::{FaultInjectingSession, FaultSite, InjectedFault};
+use crate::worker::wire::{self, SupervisorMessage, WorkerMessage};
 use hbmark_core::result::serving::{Point, ServeReport};
 use hbmark_core::units::{Bytes, Nanos};
 use hbmark_traffic::point::PointSpec;
@@ -27,36 +27,36 @@ const REFRESH: Duration = Duration::from_millis(250);
 /// When it was not started by a supervisor, or the pipes break.
 pub fn work(
     run: impl FnOnce(&Job, &mut dyn ServeObserver) -> Result<ServeReport, String>,
-) -> Result<(), WorkerEnd> {
-    let Some(Greeted { mut input, out, config: job, workers }) = greet::<Job>()? else { return Ok(()) };
+) -> Result<(), WorkerExit> {
+    let Some(Handshake { mut input, out, config: job, workers }) = handshake::<Job>()? else { return Ok(()) };
     let (mut openings, mut points) = (Vec::new(), Vec::new());
     loop {
         match wire::read(&mut input)? {
             None => return Ok(()),
-            Some(Call::<(), _>::Order(handed)) => match *handed {
-                Handed::Opening(opening) => openings.push(*opening),
-                Handed::Point(point) => points.push(*point),
-                Handed::Begin => break,
+            Some(SupervisorMessage::<(), _>::Request(handed)) => match *handed {
+                WorkerInput::EngineRecord(opening) => openings.push(*opening),
+                WorkerInput::Point(point) => points.push(*point),
+                WorkerInput::Begin => break,
             },
-            Some(Call::Hello { .. }) => return Err(WorkerEnd::NotAsked),
+            Some(SupervisorMessage::Hello { .. }) => return Err(WorkerExit::NotAWorker),
         }
     }
-    let planted = Planted::from_environment();
+    let planted = InjectedFault::from_environment();
     let fault = planted.as_ref().ok().cloned().flatten();
-    let mut told = Teller {
+    let mut told = ForwardingObserver {
         out,
-        past: Past::new(openings, points),
+        past: ReplayQueue::new(openings, points),
         measuring: None,
         said: None,
         ended: false,
-        suffers: fault.clone().and_then(|fault| fault.of_worker(workers)),
+        injected_fault: fault.clone().and_then(|fault| fault.for_worker(workers)),
         planted: fault.map(|fault| fault.warning()),
-        now: Now::default(),
+        now: FaultSite::default(),
         faulty: false,
     };
     let made = planted.and_then(|_| {
-        if let Some(fault) = &told.suffers {
-            fault.strike_at("begin");
+        if let Some(fault) = &told.injected_fault {
+            fault.trigger_at("begin");
         }
         run(&job, &mut told)
     });
@@ -65,40 +65,40 @@ pub fn work(
         return Ok(());
     }
     let last = match made {
-        Ok(report) => Told::Report(Box::new(told.warned(report))),
-        Err(reason) => Told::Refused { reason },
+        Ok(report) => ServeUpdate::Report(Box::new(told.warned(report))),
+        Err(reason) => ServeUpdate::Refused { reason },
     };
     told.tell(last);
     Ok(())
 }
 
 /// Tells the supervisor how it goes on, and the benchmark what is known.
-struct Teller {
+struct ForwardingObserver {
     out: std::fs::File,
-    past: Past,
-    measuring: Option<Asked>,
+    past: ReplayQueue,
+    measuring: Option<PointKey>,
     /// When progress was told last; `None` for a point that has told none.
     said: Option<Instant>,
     /// The last measured request of the point is done.
     ended: bool,
-    suffers: Option<Planted>,
+    injected_fault: Option<InjectedFault>,
     /// What a report says of a planted fault.
     planted: Option<String>,
-    now: Now,
+    now: FaultSite,
     /// A fault of the device was told: this process is of no use any more.
     faulty: bool,
 }
 
-impl Teller {
-    fn say(&mut self, word: &Word<Told>) {
+impl ForwardingObserver {
+    fn send(&mut self, word: &WorkerMessage<ServeUpdate>) {
         if wire::write(&mut self.out, word).is_err() {
             // Nobody listens: the supervisor is gone, and where the kernel did not say so, this does.
             std::process::exit(2);
         }
     }
 
-    fn tell(&mut self, told: Told) {
-        self.say(&Word::Answer(Box::new(told)));
+    fn tell(&mut self, told: ServeUpdate) {
+        self.send(&WorkerMessage::Response(Box::new(told)));
     }
 
     fn warned(&self, mut report: ServeReport) -> ServeReport {
@@ -107,13 +107,13 @@ impl Teller {
     }
 }
 
-impl ServeObserver for Teller {
+impl ServeObserver for ForwardingObserver {
     fn stage(&mut self, what: &str) {
-        self.say(&Word::Stage { what: what.to_owned() });
+        self.send(&WorkerMessage::Stage { what: what.to_owned() });
         if what == super::LOADING
-            && let Some(fault) = &self.suffers
+            && let Some(fault) = &self.injected_fault
         {
-            fault.strike_at("load");
+            fault.trigger_at("load");
         }
     }
 
@@ -123,43 +123,45 @@ impl ServeObserver for Teller {
         let last = done && !self.ended;
         self.ended |= done;
         if last || self.said.is_none_or(|said| said.elapsed() >= REFRESH) {
-            self.tell(Told::Progress(progress));
+            self.tell(ServeUpdate::Progress(progress));
             self.said = Some(Instant::now());
         }
     }
 
     fn alive(&mut self) {
         if self.said.is_none_or(|said| said.elapsed() >= REFRESH) {
-            self.say(&Word::Busy { seconds: 0.0 });
+            self.send(&WorkerMessage::Busy { seconds: 0.0 });
             self.said = Some(Instant::now());
         }
     }
 
     fn loaded(&mut self, done: Bytes, total: Bytes) {
         if done >= total || self.said.is_none_or(|said| said.elapsed() >= REFRESH) {
-            self.say(&Word::Loaded { done: done.0, total: total.0 });
+            self.send(&WorkerMessage::Loaded { done: done.0, total: total.0 });
             self.said = Some(Instant::now());
         }
     }
 
     fn session(&mut self, session: Box<dyn Session>) -> Box<dyn Session> {
-        match &self.suffers {
-            Some(fault) => Box::new(Suffering { session, fault: fault.clone(), now: self.now.clone() }),
+        match &self.injected_fault {
+            Some(fault) => {
+                Box::new(FaultInjectingSession { session, fault: fault.clone(), now: self.now.clone() })
+            }
             None => session,
         }
     }
 
-    fn opened(&mut self, found: Opening) -> Result<Opening, ServeError> {
+    fn opened(&mut self, found: EngineRecord) -> Result<EngineRecord, ServeError> {
         if let Some(known) = self.past.opening(&found)? {
             return Ok(known);
         }
-        self.tell(Told::Opened(Box::new(found.clone())));
+        self.tell(ServeUpdate::Opened(Box::new(found.clone())));
         Ok(found)
     }
 
     fn begun(&mut self, report: &ServeReport) -> Result<(), ServeError> {
         let report = self.warned(report.clone());
-        self.tell(Told::Begun(Box::new(report)));
+        self.tell(ServeUpdate::Begun(Box::new(report)));
         Ok(())
     }
 
@@ -169,29 +171,33 @@ impl ServeObserver for Teller {
             return Ok(known);
         }
         let (plan, measured) = spec.plan()?;
-        let blank = Box::new(spec.blank(&plan, &measured));
-        self.now.begins(&spec.label);
+        let blank = Box::new(spec.without_result(&plan, &measured));
+        self.now.enter(&spec.label);
         (self.said, self.ended) = (None, false);
         self.measuring = Some(asked.clone());
         // A prediction that is no number is none.
         let longest_s = longest.map(Nanos::seconds).filter(|seconds| seconds.is_finite());
-        self.tell(Told::Measuring { asked, blank, longest_s });
+        self.tell(ServeUpdate::Measuring { asked, blank, longest_s });
         Ok(None)
     }
 
     fn measured(&mut self, point: &Result<Point, PointError>, fault: Option<&str>) -> Result<(), ServeError> {
-        self.now.begins("");
+        self.now.enter("");
         let Some(asked) = self.measuring.take() else { return Ok(()) };
         match (fault, point) {
             (Some(fault), point) => {
                 self.faulty = true;
                 let reason = format!("{fault} (while measuring {})", asked.label);
                 let point = point.as_ref().ok().cloned().map(Box::new);
-                self.tell(Told::Faulty { asked, point, reason: reason.clone() });
+                self.tell(ServeUpdate::Faulty { asked, point, reason: reason.clone() });
                 Err(ServeError::Refused { reason })
             }
             (None, Ok(point)) => {
-                self.tell(Told::Measured(Box::new(Answered { asked, point: point.clone(), lost: false })));
+                self.tell(ServeUpdate::Measured(Box::new(RecordedPoint {
+                    asked,
+                    point: point.clone(),
+                    lost: false,
+                })));
                 Ok(())
             }
             // The benchmark ends by it, and says why itself.
@@ -208,7 +214,7 @@ mod tests {
 
     /// Asks like any worker, and goes on without what is refused.
     struct Asks {
-        teller: Teller,
+        teller: ForwardingObserver,
         refused: Vec<String>,
     }
 
@@ -231,28 +237,28 @@ mod tests {
         }
     }
 
-    fn asks(points: &[Answered]) -> Asks {
-        let teller = Teller {
+    fn asks(points: &[RecordedPoint]) -> Asks {
+        let teller = ForwardingObserver {
             out: tempfile::tempfile().unwrap(),
-            past: Past::new([], points.to_vec()),
+            past: ReplayQueue::new([], points.to_vec()),
             measuring: None,
             said: None,
             ended: false,
-            suffers: None,
+            injected_fault: None,
             planted: None,
-            now: Now::default(),
+            now: FaultSite::default(),
             faulty: false,
         };
         Asks { teller, refused: Vec::new() }
     }
 
-    fn told(asks: &mut Asks) -> Vec<Told> {
+    fn told(asks: &mut Asks) -> Vec<ServeUpdate> {
         use std::io::Seek;
         asks.teller.out.rewind().unwrap();
         let mut input = std::io::BufReader::new(&asks.teller.out);
-        let next = std::iter::from_fn(|| wire::read::<Word<Told>>(&mut input).unwrap());
+        let next = std::iter::from_fn(|| wire::read::<WorkerMessage<ServeUpdate>>(&mut input).unwrap());
         let tells = next.map(|word| match word {
-            Word::Answer(told) => *told,
+            WorkerMessage::Response(told) => *told,
             other => panic!("{other:?}"),
         });
         tells.collect()
@@ -263,9 +269,11 @@ mod tests {
         let mode = || Mode::Sweep { variable: "rate".into(), values: vec![2.0, 4.0] };
         let mut first = asks(&[]);
         let whole = report_told(mode(), 1.0, &mut first);
-        let answered: Vec<Answered> = told(&mut first)
+        let answered: Vec<RecordedPoint> = told(&mut first)
             .into_iter()
-            .filter_map(|told| if let Told::Measured(answered) = told { Some(*answered) } else { None })
+            .filter_map(
+                |told| if let ServeUpdate::Measured(answered) = told { Some(*answered) } else { None },
+            )
             .collect();
         assert_eq!(answered.len(), 2);
 
@@ -273,7 +281,7 @@ mod tests {
         assert_eq!(report_told(mode(), 1.0, &mut second), whole);
         let tells = told(&mut second);
         assert!(
-            matches!(&tells[..], [Told::Measuring { asked, .. }, Told::Measured(_)] if asked.ordinal == 1)
+            matches!(&tells[..], [ServeUpdate::Measuring { asked, .. }, ServeUpdate::Measured(_)] if asked.ordinal == 1)
         );
 
         let other = Mode::Sweep { variable: "rate".into(), values: vec![3.0, 4.0] };

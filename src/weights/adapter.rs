@@ -29,7 +29,7 @@ const PREFIX: &str = "base_model.model.model.layers.";
 
 /// What an adapter adds to one linear layer: `scale · B · A`.
 #[derive(Debug, Clone, PartialEq)]
-pub struct LowRank {
+pub struct LoraPair {
     /// `[rank, inputs]`.
     pub a: Vec<f32>,
     /// `[outputs, rank]`, without the scale.
@@ -45,7 +45,7 @@ pub struct Adapter {
     /// Where it was read from; `None` for one from a seed.
     pub folder: Option<PathBuf>,
     /// By layer and [`Target`].
-    layers: Vec<[Option<LowRank>; 7]>,
+    layers: Vec<[Option<LoraPair>; 7]>,
 }
 
 /// Why an adapter cannot be used.
@@ -103,7 +103,7 @@ impl Adapter {
         let layers = (0..architecture.layers).map(|_| {
             Target::ALL.map(|target| {
                 let (outputs, inputs) = target.shape(architecture);
-                targets.contains(&target).then(|| LowRank {
+                targets.contains(&target).then(|| LoraPair {
                     a: normal(rank * inputs, 1.0 / (inputs as f32).sqrt()),
                     b: normal(outputs * rank, 0.1 / (rank as f32).sqrt()),
                 })
@@ -167,7 +167,7 @@ impl Adapter {
         }
         let mut layers = Vec::with_capacity(halves.len());
         for (layer, modules) in halves.into_iter().enumerate() {
-            let mut whole: [Option<LowRank>; 7] = Default::default();
+            let mut whole: [Option<LoraPair>; 7] = Default::default();
             for (target, halves) in Target::ALL.into_iter().zip(modules) {
                 let half = |present, absent| AdapterError::Half {
                     path: path(),
@@ -177,7 +177,7 @@ impl Adapter {
                     absent,
                 };
                 whole[target as usize] = match halves {
-                    [Some(a), Some(b)] => Some(LowRank { a, b }),
+                    [Some(a), Some(b)] => Some(LoraPair { a, b }),
                     [None, None] => None,
                     [Some(_), None] => return Err(half("lora_A", "lora_B")),
                     [None, Some(_)] => return Err(half("lora_B", "lora_A")),
@@ -193,7 +193,7 @@ impl Adapter {
 
     /// What it adds to a linear layer.
     #[must_use]
-    pub fn at(&self, layer: usize, target: Target) -> Option<&LowRank> {
+    pub fn at(&self, layer: usize, target: Target) -> Option<&LoraPair> {
         self.layers.get(layer)?[target as usize].as_ref()
     }
 

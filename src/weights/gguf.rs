@@ -10,7 +10,7 @@ use std::fs::File;
 use std::io::{BufReader, Seek};
 use std::path::{Path, PathBuf};
 
-use blocks::Places;
+use blocks::TensorLocations;
 use candle_core::quantized::gguf_file::Content;
 
 use super::weights::{SizedFile, WeightsError};
@@ -33,7 +33,7 @@ pub struct GgufModel {
     /// the original context length.
     pub has_rope_freqs: bool,
     /// Where each tensor lies in the file.
-    places: Places,
+    places: TensorLocations,
     file: SizedFile,
 }
 
@@ -49,7 +49,7 @@ impl GgufModel {
         let header = header::read(BufReader::new(file.file()), file.size()).map_err(bad)?;
         let architecture = header::architecture(&header).map_err(bad)?;
         let (inventory, has_rope_freqs) = check_tensors(path, &header.tensors, &architecture)?;
-        let places = Places::new(&header);
+        let places = TensorLocations::new(&header);
         Ok(Self { architecture, inventory, has_rope_freqs, places, file })
     }
 

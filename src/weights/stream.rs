@@ -41,7 +41,7 @@ fn seeded<T: PlainFloat>(
     seed: u64,
     sink: &mut Sink<'_>,
 ) -> Result<Inventory, OpenError> {
-    let plan = Plan::new(architecture, dtype)?;
+    let plan = TensorPlan::new(architecture, dtype)?;
     let generator = HostGenerator::<T>::new(seed);
     plan.deliver(|info| Ok(plan.tensor(info, generator.values(info)?)), sink)
 }
@@ -53,7 +53,7 @@ pub(super) fn from_folder(
     folder: &Path,
     sink: &mut Sink<'_>,
 ) -> Result<Inventory, OpenError> {
-    let plan = Plan::new(architecture, dtype)?;
+    let plan = TensorPlan::new(architecture, dtype)?;
     let checkpoint = Checkpoint::open(folder, &architecture.inventory(Dtype::Bf16))?;
     checkpoint.check_storage(dtype)?;
     // A plain dtype is rounded to here, as loading does; a quantised one from the values as stored, without a step between.
@@ -71,7 +71,7 @@ pub(super) fn from_folder(
 }
 
 fn read(
-    plan: &Plan,
+    plan: &TensorPlan,
     info: &TensorInfo,
     source: &Source<'_>,
     rounded: Option<DType>,
@@ -86,7 +86,7 @@ fn read(
 /// Streams a GGUF file in its own block formats.
 pub(super) fn from_gguf(path: &Path, sink: &mut Sink<'_>) -> Result<Inventory, OpenError> {
     let model = GgufModel::open(path)?;
-    let plan = Plan { inventory: model.architecture.inventory(Dtype::Gguf), int4_group: 1 };
+    let plan = TensorPlan { inventory: model.architecture.inventory(Dtype::Gguf), int4_group: 1 };
     plan.deliver(
         |info| {
             Ok(if is_matrix(info) {
@@ -104,12 +104,12 @@ fn is_matrix(info: &TensorInfo) -> bool {
 }
 
 /// What is to be handed over.
-struct Plan {
+struct TensorPlan {
     inventory: Inventory,
     int4_group: usize,
 }
 
-impl Plan {
+impl TensorPlan {
     fn new(architecture: &Architecture, dtype: Dtype) -> Result<Self, WeightsError> {
         let int4_group = architecture.int4_group();
         if Packing::of(dtype, int4_group).is_none() {

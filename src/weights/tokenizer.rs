@@ -23,7 +23,7 @@ const MAX_BYTES: u64 = 64 << 20;
 /// Far above the longest prompt.
 const MAX_TEXT: usize = 16 << 20;
 /// For a text whose patterns are not known to end; a book takes a second.
-const PATIENCE: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 10 });
+const TIMEOUT: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 10 });
 
 /// Words that are looked for: enough that prompts differ, few enough to be tried in a moment.
 const MAX_WORDS: usize = 4096;
@@ -85,7 +85,7 @@ impl Tokenizer {
     fn read(file: &SizedFile) -> Result<Self, TokenizerError> {
         let path = file.path().to_path_buf();
         let bytes = file.read_all(MAX_BYTES)?;
-        let vetted = vet::look_over(&bytes).map_err(|problem| TokenizerError::Invalid {
+        let vetted = vet::check_tokenizer(&bytes).map_err(|problem| TokenizerError::Invalid {
             path: path.clone(),
             problem: problem.to_string(),
         })?;
@@ -222,9 +222,9 @@ impl Tokenizer {
         };
         let thread = std::thread::Builder::new().name("tokenizer".to_owned()).spawn(work);
         thread.map_err(|error| error.to_string())?;
-        receiver.recv_timeout(PATIENCE).unwrap_or_else(|_| {
+        receiver.recv_timeout(TIMEOUT).unwrap_or_else(|_| {
             self.stuck.store(true, Ordering::Relaxed);
-            Err(format!("a pattern of it took longer than {} s", PATIENCE.as_secs()))
+            Err(format!("a pattern of it took longer than {} s", TIMEOUT.as_secs()))
         })
     }
 }
@@ -331,7 +331,7 @@ mod tests {
     fn a_text_that_takes_too_long_is_refused_and_so_is_the_next() {
         let tokenizer = Tokenizer::open(folder_with(&with_pattern(r"(?=y)y")).path()).unwrap();
         let run = |_: &tokenizers::Tokenizer, _: &str| -> tokenizers::Result<()> {
-            std::thread::sleep(PATIENCE * 2);
+            std::thread::sleep(TIMEOUT * 2);
             Ok(())
         };
         assert_eq!(tokenizer.guarded("a", run).unwrap_err(), "a pattern of it took longer than 1 s");

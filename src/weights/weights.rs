@@ -14,7 +14,7 @@ use std::path::{Component, Path, PathBuf};
 use candle_core::{DType, Tensor};
 
 use super::hub::HubError;
-use hbmark_core::input::{self, Refused};
+use hbmark_core::input::{self, InputError};
 use hbmark_core::model::gguf::GgufError;
 use hbmark_core::model::safetensors::SafetensorsError;
 use hbmark_core::model::{Dtype, Inventory};
@@ -135,8 +135,8 @@ impl SizedFile {
         let path = path.to_path_buf();
         match input::open(&path) {
             Ok((file, size)) => Ok(Self { path, file, size }),
-            Err(Refused::NotRegular { found }) => Err(WeightsError::NotRegular { path, found }),
-            Err(Refused::Io(error)) => Err(WeightsError::Io { path, error }),
+            Err(InputError::NotRegular { found }) => Err(WeightsError::NotRegular { path, found }),
+            Err(InputError::Io(error)) => Err(WeightsError::Io { path, error }),
             Err(other) => Err(WeightsError::Io { path, error: io::Error::other(other) }),
         }
     }

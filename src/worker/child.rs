@@ -4,7 +4,7 @@ use std::io::BufReader;
 
 use serde::de::DeserializeOwned;
 
-use super::wire::{self, Call, Program, Word};
+use super::wire::{self, Program, SupervisorMessage, WorkerMessage};
 
 /// The hidden subcommand that starts a worker.
 pub const WORKER_ARGUMENT: &str = "__worker";
@@ -14,30 +14,30 @@ pub const LAUNCHED_BY: &str = "HBMARK_LAUNCHED_BY";
 
 /// Lets a program that another one launched end with it. `false` when that one is gone already.
 #[must_use]
-pub fn end_with_launcher() -> bool {
+pub fn exit_with_launcher() -> bool {
     let launcher = std::env::var(LAUNCHED_BY).ok().and_then(|number| number.parse().ok());
-    launcher.is_none_or(die_with)
+    launcher.is_none_or(exit_with_parent)
 }
 
 /// Why a worker ends otherwise than by being told to.
 #[derive(Debug, thiserror::Error)]
-pub enum WorkerEnd {
+pub enum WorkerExit {
     #[error(
         "`{WORKER_ARGUMENT}` is how hbmark starts the process that owns the device; use `hbmark run` or `hbmark serve`"
     )]
-    NotAsked,
+    NotAWorker,
     #[error("the pipes to the supervisor broke: {0}")]
     Pipe(#[from] std::io::Error),
 }
 
 /// Whether this process was started as a worker.
 #[must_use]
-pub fn is_asked() -> bool {
+pub fn is_worker_process() -> bool {
     std::env::args_os().nth(1).is_some_and(|argument| argument == WORKER_ARGUMENT)
 }
 
 /// The ends of a worker that knows its supervisor, and what its work is about.
-pub(crate) struct Greeted<C> {
+pub(crate) struct Handshake<C> {
     pub input: BufReader<std::io::Stdin>,
     pub out: std::fs::File,
     pub config: Box<C>,
@@ -46,16 +46,18 @@ pub(crate) struct Greeted<C> {
 }
 
 /// Hears what the work is about; `None` where there is nobody to work for: the supervisor is gone or is another program.
-pub(crate) fn greet<C: DeserializeOwned>() -> Result<Option<Greeted<C>>, WorkerEnd> {
+pub(crate) fn handshake<C: DeserializeOwned>() -> Result<Option<Handshake<C>>, WorkerExit> {
     let (mut input, mut out) = (BufReader::new(std::io::stdin()), take_stdout()?);
-    let Ok(Some(Call::<C, ()>::Hello { program, parent, workers, config })) = wire::read(&mut input) else {
-        return Err(WorkerEnd::NotAsked);
+    let Ok(Some(SupervisorMessage::<C, ()>::Hello { program, parent, workers, config })) =
+        wire::read(&mut input)
+    else {
+        return Err(WorkerExit::NotAWorker);
     };
-    if !die_with(parent) {
+    if !exit_with_parent(parent) {
         return Ok(None);
     }
-    wire::write(&mut out, &Word::<()>::Hello { program: Program::this() })?;
-    Ok((program == Program::this()).then_some(Greeted { input, out, config, workers }))
+    wire::write(&mut out, &WorkerMessage::<()>::Hello { program: Program::this() })?;
+    Ok((program == Program::this()).then_some(Handshake { input, out, config, workers }))
 }
 
 /// Stdout as a file of our own; what others print there goes to stderr from now on.
@@ -67,7 +69,7 @@ fn take_stdout() -> std::io::Result<std::fs::File> {
 }
 
 /// Asks the kernel to end this process with the one that started it; `false` when that one is gone already.
-fn die_with(parent: u32) -> bool {
+fn exit_with_parent(parent: u32) -> bool {
     #[cfg(target_os = "linux")]
     if rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL)).is_err() {
         // The end of stdin remains.

@@ -19,7 +19,7 @@ use hbmark_core::units::Bytes;
 pub const VARIABLE: &str = "HBMARK_PLANT_FAULT";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum FaultKind {
     Abort,
     Kill,
     Exit(i32),
@@ -30,15 +30,15 @@ enum Kind {
 
 /// A fault and its place.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Planted {
+pub struct InjectedFault {
     text: String,
-    kind: Kind,
+    kind: FaultKind,
     place: String,
     steps: usize,
     workers: usize,
 }
 
-impl Planted {
+impl InjectedFault {
     /// The fault that the environment asks for; `Err` holds a text that is none.
     pub fn from_environment() -> Result<Option<Self>, String> {
         match std::env::var(VARIABLE) {
@@ -52,14 +52,14 @@ impl Planted {
     fn parse(text: &str) -> Option<Self> {
         let (kind, place) = text.split_once('@')?;
         let kind = match kind.split_once('=') {
-            Some(("exit", code)) => Kind::Exit(code.parse().ok()?),
+            Some(("exit", code)) => FaultKind::Exit(code.parse().ok()?),
             Some(_) => return None,
             None => match kind {
-                "abort" => Kind::Abort,
-                "kill" => Kind::Kill,
-                "hang" => Kind::Hang,
-                "device" => Kind::Device,
-                "oom" => Kind::OutOfMemory,
+                "abort" => FaultKind::Abort,
+                "kill" => FaultKind::Kill,
+                "hang" => FaultKind::Hang,
+                "device" => FaultKind::Device,
+                "oom" => FaultKind::OutOfMemory,
                 _ => return None,
             },
         };
@@ -71,7 +71,7 @@ impl Planted {
     }
 
     /// The fault, where the worker that comes after so many others suffers it.
-    pub fn of_worker(self, before: usize) -> Option<Self> {
+    pub fn for_worker(self, before: usize) -> Option<Self> {
         (before < self.workers).then_some(self)
     }
 
@@ -81,26 +81,26 @@ impl Planted {
     }
 
     /// Strikes here, if this is its place.
-    pub fn strike_at(&self, place: &str) {
+    pub fn trigger_at(&self, place: &str) {
         if self.place == place {
-            let _ = self.strike();
+            let _ = self.trigger();
         }
     }
 
     /// Strikes; comes back only with an error that an engine could have.
-    fn strike(&self) -> EngineError {
+    fn trigger(&self) -> EngineError {
         anstream::eprintln!("{}", self.warning());
         let device = "planted".to_owned();
         match self.kind {
-            Kind::Abort => std::process::abort(),
-            Kind::Exit(code) => std::process::exit(code),
-            Kind::Kill => {
+            FaultKind::Abort => std::process::abort(),
+            FaultKind::Exit(code) => std::process::exit(code),
+            FaultKind::Kill => {
                 let _ = signal_hook::low_level::raise(libc::SIGKILL);
                 hang()
             }
-            Kind::Hang => hang(),
-            Kind::Device => EngineError::Device { device, detail: "an illegal memory access".into() },
-            Kind::OutOfMemory => {
+            FaultKind::Hang => hang(),
+            FaultKind::Device => EngineError::Device { device, detail: "an illegal memory access".into() },
+            FaultKind::OutOfMemory => {
                 EngineError::OutOfMemory { device, detail: "9.00 GB wanted, 2.00 GB free".into() }
             }
         }
@@ -115,32 +115,32 @@ fn hang() -> ! {
 
 /// Which cell or point is being measured, and how many of its steps went by.
 #[derive(Debug, Clone, Default)]
-pub struct Now {
+pub struct FaultSite {
     place: Rc<RefCell<String>>,
     steps: Rc<Cell<usize>>,
 }
 
-impl Now {
+impl FaultSite {
     /// A visit of a cell or a point begins.
-    pub fn begins(&self, place: &str) {
+    pub fn enter(&self, place: &str) {
         self.place.replace(place.to_owned());
         self.steps.set(0);
     }
 }
 
 /// A session that suffers a planted fault.
-pub struct Suffering {
+pub struct FaultInjectingSession {
     pub session: Box<dyn Session>,
-    pub fault: Planted,
-    pub now: Now,
+    pub fault: InjectedFault,
+    pub now: FaultSite,
 }
 
-impl Session for Suffering {
+impl Session for FaultInjectingSession {
     fn step(&mut self, batch: &StepBatch) -> Result<(), EngineError> {
         if *self.now.place.borrow() == self.fault.place {
             let steps = self.now.steps.replace(self.now.steps.get() + 1);
             if steps >= self.fault.steps {
-                return Err(self.fault.strike());
+                return Err(self.fault.trigger());
             }
         }
         self.session.step(batch)
@@ -169,14 +169,14 @@ impl Session for Suffering {
     fn fill_kv(&mut self, sequence: SequenceId, positions: usize, seed: u64) -> Result<bool, EngineError> {
         self.session.fill_kv(sequence, positions, seed)
     }
-    fn warm_pool(&mut self, blocks: usize) -> Result<(), EngineError> {
-        self.session.warm_pool(blocks)
+    fn preallocate_blocks(&mut self, blocks: usize) -> Result<(), EngineError> {
+        self.session.preallocate_blocks(blocks)
     }
     fn load_adapter(&mut self, adapter: &Adapter) -> Result<(AdapterId, Bytes), EngineError> {
         self.session.load_adapter(adapter)
     }
-    fn adapt(&mut self, sequence: SequenceId, adapter: Option<AdapterId>) -> Result<(), EngineError> {
-        self.session.adapt(sequence, adapter)
+    fn set_adapter(&mut self, sequence: SequenceId, adapter: Option<AdapterId>) -> Result<(), EngineError> {
+        self.session.set_adapter(sequence, adapter)
     }
     fn release(&mut self, sequence: SequenceId) {
         self.session.release(sequence);
@@ -184,8 +184,8 @@ impl Session for Suffering {
     fn memory(&mut self) -> MemoryUse {
         self.session.memory()
     }
-    fn moved(&self) -> Option<Bytes> {
-        self.session.moved()
+    fn bytes_moved(&self) -> Option<Bytes> {
+        self.session.bytes_moved()
     }
     fn profile(&mut self, batch: &StepBatch) -> Result<Vec<OperationTime>, EngineError> {
         self.session.profile(batch)
@@ -198,14 +198,14 @@ mod tests {
 
     #[test]
     fn a_fault_is_a_kind_a_place_and_two_counts() {
-        let fault = Planted::parse("exit=3@decode/stock/f32/b1/c8:2:1").unwrap();
-        assert_eq!((fault.kind, fault.place.as_str()), (Kind::Exit(3), "decode/stock/f32/b1/c8"));
+        let fault = InjectedFault::parse("exit=3@decode/stock/f32/b1/c8:2:1").unwrap();
+        assert_eq!((fault.kind, fault.place.as_str()), (FaultKind::Exit(3), "decode/stock/f32/b1/c8"));
         assert_eq!((fault.steps, fault.workers), (2, 1));
-        assert!(fault.clone().of_worker(0).is_some() && fault.of_worker(1).is_none());
-        assert!(Planted::parse("kill@load").unwrap().of_worker(9).is_some());
-        assert_eq!(Planted::parse("kill@rate 4").unwrap().place, "rate 4");
+        assert!(fault.clone().for_worker(0).is_some() && fault.for_worker(1).is_none());
+        assert!(InjectedFault::parse("kill@load").unwrap().for_worker(9).is_some());
+        assert_eq!(InjectedFault::parse("kill@rate 4").unwrap().place, "rate 4");
         for none in ["kill", "burn@load", "exit=x@load", "kill@load:1:1:1", "kill@load:x"] {
-            assert_eq!(Planted::parse(none), None, "{none}");
+            assert_eq!(InjectedFault::parse(none), None, "{none}");
         }
     }
 }

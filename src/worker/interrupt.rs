@@ -8,13 +8,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-type Tell = Box<dyn Fn(i32) + Send>;
+type Callback = Box<dyn Fn(i32) + Send>;
 
 /// The user's wish to stop.
 #[derive(Clone, Default)]
 pub struct Interrupts {
     signal: Arc<AtomicI32>,
-    tell: Arc<Mutex<Option<Tell>>>,
+    tell: Arc<Mutex<Option<Callback>>>,
 }
 
 impl std::fmt::Debug for Interrupts {
@@ -36,15 +36,15 @@ impl Interrupts {
         let heard = interrupts.clone();
         std::thread::Builder::new().name("signals".into()).spawn(move || {
             for signal in signals.forever() {
-                heard.hear(signal);
+                heard.on_signal(signal);
             }
         })?;
         Ok(interrupts)
     }
 
-    fn hear(&self, signal: i32) {
+    fn on_signal(&self, signal: i32) {
         if self.signal.swap(signal, Ordering::SeqCst) != 0 {
-            crate::machine::files::abandon();
+            crate::machine::files::remove_unfinished();
             // Without destructors: whatever made the first wish take long must not hold up the second.
             signal_hook::low_level::exit(128 + signal);
         }

@@ -1,6 +1,6 @@
 //! What was measured, written down as it is measured, for another process to go on with.
 //!
-//! Enters: a [`Header`] (program, command, and what a [`Plan`] says) and then every entry as it becomes known. Leaves: a file of lines, each
+//! Enters: a [`Header`] (program, command, and what a [`JournaledPlan`] says) and then every entry as it becomes known. Leaves: a file of lines, each
 //! `HASH JSON`, where HASH is the sha256 over the hash of the line before and the JSON: no byte can change, and no line go missing from
 //! the middle, unnoticed. A line is synced before anything goes on. What a killed process leaves is therefore a prefix: whole lines, and
 //! at most the beginning of one more, which is dropped with a notice. The hashes are no signature: who wants to forge a journal can. What
@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::machine::{environment, files};
-use hbmark_core::input::{self, Refused};
+use hbmark_core::input::{self, InputError};
 use hbmark_core::result::ReportError;
 
 /// The journal's name in a run's folder.
@@ -60,11 +60,11 @@ pub enum JournalError {
     #[error(
         "{folder} holds no unfinished run: there is no {FILE}; a run removes it when its result is complete, and one without `--out` has none"
     )]
-    Nothing { folder: PathBuf },
+    NoJournal { folder: PathBuf },
     #[error(
         "the run in {folder} ended before it wrote what it was to do: start it again, with its settings and `--out {folder}`"
     )]
-    Unbegun { folder: PathBuf },
+    EmptyJournal { folder: PathBuf },
     #[error(
         "{path}, line {line}: the checksum does not match: the file was changed or damaged after it was written, and nothing of it is used"
     )]
@@ -74,11 +74,11 @@ pub enum JournalError {
     #[error("{path} holds {size} bytes, and a journal is at most {MAX_BYTES}")]
     TooLarge { path: PathBuf, size: u64 },
     #[error("cannot go on with {folder}: {what} differs: the run had {was}, this is {is}")]
-    Differs { folder: PathBuf, what: String, was: String, is: String },
+    Mismatch { folder: PathBuf, what: String, was: String, is: String },
     #[error("{path} does not belong to this plan: it goes on with {was}, the plan with {is}")]
-    AnotherPlan { path: PathBuf, was: String, is: String },
+    PlanMismatch { path: PathBuf, was: String, is: String },
     #[error("{path} holds what no run measures: {source}")]
-    Unbelievable { path: PathBuf, source: Box<ReportError> },
+    ImpossibleValue { path: PathBuf, source: Box<ReportError> },
     #[error("cannot read this program to identify it: {0}")]
     Program(std::io::Error),
 }
@@ -88,7 +88,7 @@ fn folder_of(path: &Path) -> std::path::Display<'_> {
 }
 
 /// What is to be done, as far as it must be the same for a process to go on with it.
-pub trait Plan: Serialize + DeserializeOwned {
+pub trait JournaledPlan: Serialize + DeserializeOwned {
     /// The subcommand that does it.
     const SUBCOMMAND: &'static str;
 }
@@ -143,7 +143,7 @@ impl Program {
     }
 }
 
-impl<P: Plan> Header<P> {
+impl<P: JournaledPlan> Header<P> {
     /// The header of a plan that this program carries out.
     ///
     /// # Errors
@@ -157,13 +157,13 @@ impl<P: Plan> Header<P> {
 /// Whether two identities are the same.
 ///
 /// # Errors
-/// [`JournalError::Differs`], with both.
+/// [`JournalError::Mismatch`], with both.
 pub fn same(folder: &Path, what: &str, was: &str, is: &str) -> Result<(), JournalError> {
     if was == is {
         return Ok(());
     }
     let (folder, what) = (folder.to_owned(), what.to_owned());
-    Err(JournalError::Differs { folder, what, was: was.to_owned(), is: is.to_owned() })
+    Err(JournalError::Mismatch { folder, what, was: was.to_owned(), is: is.to_owned() })
 }
 
 /// A journal that is being written, and whose folder nobody else writes into.
@@ -182,7 +182,7 @@ pub struct Journal {
 
 /// A journal as it was found.
 #[derive(Debug)]
-pub struct Found<P, E> {
+pub struct ReopenedJournal<P, E> {
     pub journal: Journal,
     pub header: Header<P>,
     pub entries: Vec<E>,
@@ -195,15 +195,15 @@ impl Journal {
     ///
     /// # Errors
     /// When another run writes there, when an unfinished one lies there, or when the file cannot be written.
-    pub fn create<P: Plan>(folder: &Path, header: &Header<P>) -> Result<Self, JournalError> {
-        let mut journal = Self::vacant(folder, P::SUBCOMMAND)?;
+    pub fn create<P: JournaledPlan>(folder: &Path, header: &Header<P>) -> Result<Self, JournalError> {
+        let mut journal = Self::create_empty(folder, P::SUBCOMMAND)?;
         journal.append(header)?;
         files::sync_folder(folder);
         Ok(journal)
     }
 
     /// An empty journal in a folder in which no run waits to be gone on with.
-    fn vacant(folder: &Path, subcommand: &'static str) -> Result<Self, JournalError> {
+    fn create_empty(folder: &Path, subcommand: &'static str) -> Result<Self, JournalError> {
         let mut journal = Self::lock(folder, subcommand, true)?;
         let bytes = journal.bytes()?;
         let whole = journal.lines(&bytes)?.whole;
@@ -222,14 +222,16 @@ impl Journal {
     ///
     /// # Errors
     /// When there is none, when it is being written, when it is damaged, or when another program or subcommand wrote it.
-    pub fn reopen<P: Plan, E: DeserializeOwned>(folder: &Path) -> Result<Found<P, E>, JournalError> {
+    pub fn reopen<P: JournaledPlan, E: DeserializeOwned>(
+        folder: &Path,
+    ) -> Result<ReopenedJournal<P, E>, JournalError> {
         let mut journal = Self::lock(folder, P::SUBCOMMAND, false)?;
         let bytes = journal.bytes()?;
         let Lines { whole, torn } = journal.lines(&bytes)?;
         let path = journal.path.clone();
         let mut whole = whole.into_iter().enumerate().map(|(index, line)| (index + 1, line));
         let Some((_, first)) = whole.next() else {
-            return Err(JournalError::Unbegun { folder: folder.to_owned() });
+            return Err(JournalError::EmptyJournal { folder: folder.to_owned() });
         };
         let foreign = |line, source| JournalError::Foreign { path: path.clone(), line, source };
         // The program first: another one may have written the rest in another way.
@@ -242,7 +244,7 @@ impl Journal {
         (journal.hash, journal.length) = (first.hash, first.end);
         let mut entries = Vec::new();
         for (number, line) in whole {
-            let written: Written<E> = parse(line.json).map_err(|source| foreign(number, source))?;
+            let written: EntryLine<E> = parse(line.json).map_err(|source| foreign(number, source))?;
             journal.measured |= written.measured;
             entries.push(written.entry);
             (journal.hash, journal.length) = (line.hash, line.end);
@@ -252,7 +254,7 @@ impl Journal {
         });
         journal.cut(journal.length)?;
         files::sweep(folder);
-        Ok(Found { journal, header, entries, notice })
+        Ok(ReopenedJournal { journal, header, entries, notice })
     }
 
     /// The folder that it is about.
@@ -266,7 +268,7 @@ impl Journal {
     /// # Errors
     /// When the file cannot be written.
     pub fn write(&mut self, entry: &impl Serialize, measured: bool) -> Result<(), JournalError> {
-        self.append(&Written { measured, entry })?;
+        self.append(&EntryLine { measured, entry })?;
         self.measured |= measured;
         Ok(())
     }
@@ -277,11 +279,11 @@ impl Journal {
         let opened = |source: std::io::Error| JournalError::Open { path: path.clone(), source };
         loop {
             let file = input::open_own(&path, create).map_err(|refused| match refused {
-                Refused::NotRegular { found } => JournalError::NotAJournal { path: path.clone(), found },
-                Refused::Io(error) if error.kind() == std::io::ErrorKind::NotFound && !create => {
-                    JournalError::Nothing { folder: folder.to_owned() }
+                InputError::NotRegular { found } => JournalError::NotAJournal { path: path.clone(), found },
+                InputError::Io(error) if error.kind() == std::io::ErrorKind::NotFound && !create => {
+                    JournalError::NoJournal { folder: folder.to_owned() }
                 }
-                Refused::Io(error) => opened(error),
+                InputError::Io(error) => opened(error),
                 other => opened(std::io::Error::other(other)),
             })?;
             match file.try_lock() {
@@ -313,7 +315,7 @@ impl Journal {
 
     /// Its lines; what is no journal is left as it is.
     fn lines<'a>(&self, bytes: &'a [u8]) -> Result<Lines<'a>, JournalError> {
-        if !begins_like_one(bytes) {
+        if !has_journal_prefix(bytes) {
             return Err(JournalError::NotAJournal { path: self.path.clone(), found: "another file" });
         }
         lines(bytes).map_err(|line| JournalError::Damaged { path: self.path.clone(), line })
@@ -323,32 +325,32 @@ impl Journal {
     fn cut(&mut self, length: u64) -> Result<(), JournalError> {
         use std::io::{Seek, SeekFrom};
         let cut = self.file.set_len(length).and_then(|()| self.file.seek(SeekFrom::Start(length)));
-        cut.map_err(|source| self.unwritten(source))?;
+        cut.map_err(|source| self.write_error(source))?;
         Ok(())
     }
 
     /// Appends a line and waits until it is on the disk.
     fn append(&mut self, entry: &impl Serialize) -> Result<(), JournalError> {
-        let json = serde_json::to_vec(entry).map_err(|error| self.unwritten(error.into()))?;
+        let json = serde_json::to_vec(entry).map_err(|error| self.write_error(error.into()))?;
         let hash = next_hash(&self.hash, &json);
         let line = [hash.as_bytes(), b" ", &json, b"\n"].concat();
         if let Err(source) = self.file.write_all(&line).and_then(|()| self.file.sync_data()) {
             // Half a line would be dropped later; without it nothing has to be.
             let _ = self.cut(self.length);
-            return Err(self.unwritten(source));
+            return Err(self.write_error(source));
         }
         self.length += line.len() as u64;
         self.hash = hash;
         Ok(())
     }
 
-    fn unwritten(&self, source: std::io::Error) -> JournalError {
+    fn write_error(&self, source: std::io::Error) -> JournalError {
         JournalError::Write { path: self.path.clone(), subcommand: self.subcommand, source }
     }
 
     /// Whether a run can go on from it.
     #[must_use]
-    pub fn is_worth_keeping(&self) -> bool {
+    pub fn has_measurements(&self) -> bool {
         self.measured
     }
 
@@ -357,7 +359,7 @@ impl Journal {
     /// # Errors
     /// When the folder cannot be written.
     pub fn finish(self) -> Result<(), JournalError> {
-        std::fs::remove_file(&self.path).map_err(|source| self.unwritten(source))?;
+        std::fs::remove_file(&self.path).map_err(|source| self.write_error(source))?;
         files::sync_folder(&self.folder);
         Ok(())
     }
@@ -365,19 +367,19 @@ impl Journal {
 
 /// A folder that nobody else writes into, for what is soon done again and keeps no journal. It is free again when this is dropped.
 #[derive(Debug)]
-pub struct Claim(Journal);
+pub struct FolderLock(Journal);
 
-impl Claim {
+impl FolderLock {
     /// Claims a folder.
     ///
     /// # Errors
     /// When a run writes there, or an unfinished one lies there.
     pub fn take(folder: &Path) -> Result<Self, JournalError> {
-        Journal::vacant(folder, "run").map(Self)
+        Journal::create_empty(folder, "run").map(Self)
     }
 }
 
-impl Drop for Claim {
+impl Drop for FolderLock {
     fn drop(&mut self) {
         // Left behind it is an empty journal, and in nobody's way.
         let _ = std::fs::remove_file(&self.0.path);
@@ -392,7 +394,7 @@ struct ProgramOnly {
 
 /// An entry as a line.
 #[derive(Serialize, Deserialize)]
-struct Written<E> {
+struct EntryLine<E> {
     measured: bool,
     entry: E,
 }
@@ -431,7 +433,7 @@ pub(crate) struct Lines<'a> {
 }
 
 /// Whether these bytes are a journal's, or as much of its first line as was written.
-fn begins_like_one(bytes: &[u8]) -> bool {
+fn has_journal_prefix(bytes: &[u8]) -> bool {
     let (hash, rest) = bytes.split_at(bytes.len().min(HASH_DIGITS));
     hash.iter().all(u8::is_ascii_hexdigit) && b" {".starts_with(&rest[..rest.len().min(2)])
 }

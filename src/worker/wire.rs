@@ -17,7 +17,7 @@ const MAX_LINE: u64 = 256 << 20;
 /// From the supervisor to the worker: what all of its work is about, and orders.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Call<C, O> {
+pub enum SupervisorMessage<C, O> {
     /// The first message. `parent` is the process that must be alive, `workers` how many there were before.
     Hello {
         program: Program,
@@ -25,13 +25,13 @@ pub enum Call<C, O> {
         workers: usize,
         config: Box<C>,
     },
-    Order(Box<O>),
+    Request(Box<O>),
 }
 
 /// From the worker to the supervisor: signs of life, and answers.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Word<A> {
+pub enum WorkerMessage<A> {
     Hello {
         program: Program,
     },
@@ -46,7 +46,7 @@ pub enum Word<A> {
     Busy {
         seconds: f64,
     },
-    Answer(Box<A>),
+    Response(Box<A>),
 }
 
 /// Which program speaks.
@@ -94,22 +94,24 @@ pub fn read<T: DeserializeOwned>(input: &mut impl BufRead) -> std::io::Result<Op
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::run::rig::Answer;
 
-    type Word = super::Word<Answer>;
+    type WorkerMessage = super::WorkerMessage<String>;
 
     #[test]
     fn a_message_arrives_as_it_was_sent_and_half_a_message_does_not() {
-        let word = Word::Answer(Box::new(Answer::Lost { reason: "a \n line break".into() }));
+        let word = WorkerMessage::Response(Box::new("a \n line break".into()));
         let mut pipe = Vec::new();
         write(&mut pipe, &word).unwrap();
-        write(&mut pipe, &Word::Busy { seconds: 0.1 + 0.2 }).unwrap();
+        write(&mut pipe, &WorkerMessage::Busy { seconds: 0.1 + 0.2 }).unwrap();
         let mut input = &pipe[..];
-        assert_eq!(read::<Word>(&mut input).unwrap(), Some(word));
-        assert_eq!(read::<Word>(&mut input).unwrap(), Some(Word::Busy { seconds: 0.1 + 0.2 }));
-        assert_eq!(read::<Word>(&mut input).unwrap(), None);
+        assert_eq!(read::<WorkerMessage>(&mut input).unwrap(), Some(word));
+        assert_eq!(
+            read::<WorkerMessage>(&mut input).unwrap(),
+            Some(WorkerMessage::Busy { seconds: 0.1 + 0.2 })
+        );
+        assert_eq!(read::<WorkerMessage>(&mut input).unwrap(), None);
         let mut half = &pipe[..pipe.len() - 1];
-        read::<Word>(&mut half).unwrap();
-        assert!(read::<Word>(&mut half).is_err());
+        read::<WorkerMessage>(&mut half).unwrap();
+        assert!(read::<WorkerMessage>(&mut half).is_err());
     }
 }

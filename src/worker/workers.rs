@@ -12,28 +12,28 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::wire::{self, Call, Program, Word};
+use super::wire::{self, Program, SupervisorMessage, WorkerMessage};
 use crate::worker::child::WORKER_ARGUMENT;
 
 /// A worker that was told to end is killed after this time.
-const FAREWELL: Duration = Duration::from_secs(5);
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How to start a worker.
 #[derive(Debug, Clone)]
-pub struct Launch {
+pub struct WorkerCommand {
     pub program: PathBuf,
     /// How long a worker may be silent beyond what is predicted.
-    pub patience: Duration,
+    pub timeout: Duration,
 }
 
-impl Launch {
+impl WorkerCommand {
     /// A worker of this very program.
     ///
     /// # Errors
     /// When the system does not say where the program is.
-    pub fn this_program(patience: Duration) -> Result<Self, WorkerError> {
-        let program = std::env::current_exe().map_err(WorkerError::NoProgram)?;
-        Ok(Self { program, patience })
+    pub fn this_program(timeout: Duration) -> Result<Self, WorkerError> {
+        let program = std::env::current_exe().map_err(WorkerError::UnknownExecutable)?;
+        Ok(Self { program, timeout })
     }
 }
 
@@ -41,18 +41,18 @@ impl Launch {
 #[derive(Debug, thiserror::Error)]
 pub enum WorkerError {
     #[error("cannot find the path of this program: {0}; `--no-isolation` runs in one process")]
-    NoProgram(std::io::Error),
+    UnknownExecutable(std::io::Error),
     #[error("cannot start a worker process from {program}: {source}; `--no-isolation` runs in one process")]
     Start { program: PathBuf, source: std::io::Error },
     #[error("the worker is {worker}, this is {this}: the program changed while it ran; start again")]
-    AnotherProgram { worker: String, this: String },
+    VersionMismatch { worker: String, this: String },
     #[error("the worker answered something else than it was asked: {doing}")]
-    Confused { doing: String },
+    UnexpectedResponse { doing: String },
 }
 
 /// What a supervisor wakes up for.
-pub(crate) enum Heard<A> {
-    Word(Word<A>),
+pub(crate) enum WorkerEvent<A> {
+    Message(WorkerMessage<A>),
     /// The worker is gone: how it ended, as the end of a sentence about it, and what was wrong with its last message.
     Ended {
         how: String,
@@ -63,8 +63,8 @@ pub(crate) enum Heard<A> {
     Nothing,
 }
 
-enum Happening<A> {
-    Word(usize, Box<Word<A>>),
+enum QueuedEvent<A> {
+    Message(usize, Box<WorkerMessage<A>>),
     /// The pipe of a worker ended; with a message where it broke.
     Closed(usize, Option<String>),
     Interrupted(i32),
@@ -83,27 +83,27 @@ pub(crate) struct Workers<A> {
     kind: Option<&'static str>,
     worker: Option<Worker>,
     started: usize,
-    happenings: Receiver<Happening<A>>,
-    sender: Sender<Happening<A>>,
+    events: Receiver<QueuedEvent<A>>,
+    sender: Sender<QueuedEvent<A>>,
 }
 
 impl<A: DeserializeOwned + Send + 'static> Workers<A> {
     pub(crate) fn new(program: PathBuf, kind: Option<&'static str>) -> Self {
-        let (sender, happenings) = channel();
-        Self { program, kind, worker: None, started: 0, happenings, sender }
+        let (sender, events) = channel();
+        Self { program, kind, worker: None, started: 0, events, sender }
     }
 
-    /// Makes [`Self::hear`] hear of a signal.
-    pub(crate) fn interrupter(&self) -> impl Fn(i32) + Send + 'static {
+    /// Makes [`Self::next_event`] hear of a signal.
+    pub(crate) fn interrupt_sender(&self) -> impl Fn(i32) + Send + 'static {
         let tell = self.sender.clone();
         move |signal| {
             // Without a receiver the run is over already.
-            let _ = tell.send(Happening::Interrupted(signal));
+            let _ = tell.send(QueuedEvent::Interrupted(signal));
         }
     }
 
     /// Whether one was started and not lost.
-    pub(crate) fn has_one(&self) -> bool {
+    pub(crate) fn is_running(&self) -> bool {
         self.worker.is_some()
     }
 
@@ -135,8 +135,8 @@ impl<A: DeserializeOwned + Send + 'static> Workers<A> {
     }
 
     /// The first message to the worker that was started last.
-    pub(crate) fn hello<C>(&self, config: C) -> Call<C, ()> {
-        Call::Hello {
+    pub(crate) fn hello<C>(&self, config: C) -> SupervisorMessage<C, ()> {
+        SupervisorMessage::Hello {
             program: Program::this(),
             parent: std::process::id(),
             workers: self.started.saturating_sub(1),
@@ -144,31 +144,33 @@ impl<A: DeserializeOwned + Send + 'static> Workers<A> {
         }
     }
 
-    /// Sends a message. A worker that is gone is found by [`Self::hear`], where its pipe ends.
-    pub(crate) fn say(&mut self, message: &impl Serialize) {
+    /// Sends a message. A worker that is gone is found by [`Self::next_event`], where its pipe ends.
+    pub(crate) fn send(&mut self, message: &impl Serialize) {
         if let Some(calls) = self.worker.as_mut().and_then(|worker| worker.calls.as_mut()) {
             let _ = wire::write(calls, message);
         }
     }
 
     /// Waits for whatever comes next of the worker that there is.
-    pub(crate) fn hear(&mut self, deadline: Instant) -> Heard<A> {
+    pub(crate) fn next_event(&mut self, deadline: Instant) -> WorkerEvent<A> {
         let number = self.worker.as_ref().map(|worker| worker.number);
-        let mut waiting = Waiting::until(deadline);
+        let mut waiting = IdleTimer::until(deadline);
         loop {
             let slept = Instant::now();
-            match self.happenings.recv_timeout(waiting.slice()) {
-                Ok(Happening::Word(of, word)) if Some(of) == number => return Heard::Word(*word),
-                Ok(Happening::Closed(of, broken)) if Some(of) == number => {
+            match self.events.recv_timeout(waiting.slice()) {
+                Ok(QueuedEvent::Message(of, word)) if Some(of) == number => {
+                    return WorkerEvent::Message(*word);
+                }
+                Ok(QueuedEvent::Closed(of, broken)) if Some(of) == number => {
                     let broken = broken
                         .map_or_else(String::new, |broken| format!(", its last message broken: {broken}"));
-                    return Heard::Ended { how: self.wait(), broken };
+                    return WorkerEvent::Ended { how: self.wait(), broken };
                 }
-                Ok(Happening::Interrupted(signal)) => return Heard::Interrupted(signal),
+                Ok(QueuedEvent::Interrupted(signal)) => return WorkerEvent::Interrupted(signal),
                 // This side holds a sender: the channel is never closed.
-                Err(_) if waiting.is_over() => return Heard::Nothing,
+                Err(_) if waiting.is_over() => return WorkerEvent::Nothing,
                 // A slice of silence, or of a worker before this one.
-                Err(_) | Ok(Happening::Word(..) | Happening::Closed(..)) => {}
+                Err(_) | Ok(QueuedEvent::Message(..) | QueuedEvent::Closed(..)) => {}
             }
             waiting.waited(slept.elapsed());
         }
@@ -177,7 +179,7 @@ impl<A: DeserializeOwned + Send + 'static> Workers<A> {
     /// How a worker ended whose pipe is closed.
     fn wait(&mut self) -> String {
         let Some(mut worker) = self.worker.take() else { return "was gone".into() };
-        let deadline = Instant::now() + FAREWELL;
+        let deadline = Instant::now() + SHUTDOWN_TIMEOUT;
         let status = loop {
             match worker.child.try_wait() {
                 Ok(None) if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(2)),
@@ -191,54 +193,54 @@ impl<A: DeserializeOwned + Send + 'static> Workers<A> {
             }
         };
         match status {
-            Ok(status) => ended(status),
+            Ok(status) => exit_description(status),
             Err(error) => format!("ended, nobody knows how ({error}),"),
         }
     }
 
     /// Lets an idle worker end by itself: profilers and CUDA write their last words then.
-    pub(crate) fn dismiss(&mut self) {
+    pub(crate) fn shut_down(&mut self) {
         let Some(worker) = &mut self.worker else { return };
         worker.calls = None;
-        let deadline = Instant::now() + FAREWELL;
-        while matches!(self.hear(deadline), Heard::Word(_)) {}
+        let deadline = Instant::now() + SHUTDOWN_TIMEOUT;
+        while matches!(self.next_event(deadline), WorkerEvent::Message(_)) {}
         self.kill();
     }
 }
 
 /// What is left of a silence that is borne. A process that is stopped (SIGSTOP, a laptop that sleeps) hears nothing while words pile up
 /// in the pipe: of a slice of waiting that took longer than it was to take, the rest was not waited by anybody and does not count.
-struct Waiting {
+struct IdleTimer {
     left: Duration,
     /// Whether the last look at the pipe is still to come.
     spare: bool,
 }
 
 /// Waiting is counted in slices of this.
-const SLICE: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// After a silence, the thread that listens gets so long to pass on what it may have just read.
-const LAST_LOOK: Duration = Duration::from_secs(1);
+const FINAL_POLL: Duration = Duration::from_secs(1);
 
-impl Waiting {
+impl IdleTimer {
     fn until(deadline: Instant) -> Self {
         Self { left: deadline.saturating_duration_since(Instant::now()), spare: true }
     }
 
     /// How long to wait now.
     fn slice(&self) -> Duration {
-        self.left.min(SLICE)
+        self.left.min(POLL_INTERVAL)
     }
 
     /// Counts a slice that took so long.
     fn waited(&mut self, took: Duration) {
         self.left -= took.min(self.slice());
         if self.left.is_zero() && self.spare {
-            (self.left, self.spare) = (LAST_LOOK, false);
+            (self.left, self.spare) = (FINAL_POLL, false);
         }
     }
 
     fn is_over(&self) -> bool {
-        !self.spare && self.left <= SLICE
+        !self.spare && self.left <= POLL_INTERVAL
     }
 }
 
@@ -258,14 +260,14 @@ impl<A> Drop for Workers<A> {
 }
 
 /// Checks the first word of a worker: another program would mean other things by the same words.
-pub(crate) fn same_program<A>(word: &Word<A>) -> Result<(), WorkerError> {
+pub(crate) fn check_same_version<A>(word: &WorkerMessage<A>) -> Result<(), WorkerError> {
     match word {
-        Word::Hello { program } if *program == Program::this() => Ok(()),
-        Word::Hello { program } => {
+        WorkerMessage::Hello { program } if *program == Program::this() => Ok(()),
+        WorkerMessage::Hello { program } => {
             let (worker, this) = (program.to_string(), Program::this().to_string());
-            Err(WorkerError::AnotherProgram { worker, this })
+            Err(WorkerError::VersionMismatch { worker, this })
         }
-        _ => Err(WorkerError::Confused { doing: "starting".into() }),
+        _ => Err(WorkerError::UnexpectedResponse { doing: "starting".into() }),
     }
 }
 
@@ -273,12 +275,12 @@ pub(crate) fn same_program<A>(word: &Word<A>) -> Result<(), WorkerError> {
 fn listen<A: DeserializeOwned>(
     number: usize,
     mut words: impl std::io::BufRead,
-    sender: &Sender<Happening<A>>,
+    sender: &Sender<QueuedEvent<A>>,
 ) {
     let broken = loop {
         match wire::read(&mut words) {
             Ok(Some(word)) => {
-                if sender.send(Happening::Word(number, Box::new(word))).is_err() {
+                if sender.send(QueuedEvent::Message(number, Box::new(word))).is_err() {
                     return;
                 }
             }
@@ -287,11 +289,11 @@ fn listen<A: DeserializeOwned>(
         }
     };
     // Without a receiver the run is over already.
-    let _ = sender.send(Happening::Closed(number, broken));
+    let _ = sender.send(QueuedEvent::Closed(number, broken));
 }
 
 /// An exit status as the end of a sentence about the worker.
-fn ended(status: ExitStatus) -> String {
+fn exit_description(status: ExitStatus) -> String {
     use std::os::unix::process::ExitStatusExt;
     match (status.signal(), status.code()) {
         (Some(libc::SIGKILL), _) => {
@@ -312,7 +314,7 @@ mod tests {
 
     /// Waits in slices that each take so much longer than they were to take; returns how long was waited.
     fn waits(seconds: u64, longer: Duration) -> Duration {
-        let mut waiting = Waiting { left: Duration::from_secs(seconds), spare: true };
+        let mut waiting = IdleTimer { left: Duration::from_secs(seconds), spare: true };
         let mut slices = Duration::ZERO;
         loop {
             let slice = waiting.slice();
@@ -327,13 +329,13 @@ mod tests {
     #[test]
     fn time_in_which_this_process_stood_still_is_no_silence() {
         for stopped in [Duration::ZERO, Duration::from_millis(3), Duration::from_hours(5)] {
-            assert_eq!(waits(60, stopped), Duration::from_mins(1) + LAST_LOOK);
+            assert_eq!(waits(60, stopped), Duration::from_mins(1) + FINAL_POLL);
         }
     }
 
     #[test]
     fn a_deadline_that_passed_while_nobody_looked_leaves_a_last_look() {
-        assert_eq!(waits(0, Duration::ZERO), LAST_LOOK);
-        assert!(!Waiting::until(Instant::now()).is_over());
+        assert_eq!(waits(0, Duration::ZERO), FINAL_POLL);
+        assert!(!IdleTimer::until(Instant::now()).is_over());
     }
 }

@@ -1,7 +1,7 @@
 //! Numbers that files give as null where they are not known, and never as 0.
 //!
 //! Enters and leaves: a value whose type's default means "not known" in memory, because no machine has no cores and no step moves nothing.
-//! For `#[serde(with = "unless_known")]`. A file of an earlier version may say 0, which is read as the same.
+//! For `#[serde(with = "null_as_default")]`. A file of an earlier version may say 0, which is read as the same.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 

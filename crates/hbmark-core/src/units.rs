@@ -88,7 +88,7 @@ impl Flops {
 
 impl std::ops::Add for Bytes {
     type Output = Self;
-    /// Stops at the largest count: what a stranger's file says may be anything, and a sum of it is only shown.
+    /// Stops at the largest count: what an untrusted file says may be anything, and a sum of it is only shown.
     fn add(self, other: Self) -> Self {
         Self(self.0.saturating_add(other.0))
     }

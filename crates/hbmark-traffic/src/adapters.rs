@@ -7,7 +7,7 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use serde::{Deserialize, Serialize};
 
-use super::workload::{Planned, mix};
+use super::workload::{PlannedRequest, splitmix64};
 use hbmark_core::ledger::expected_distinct_adapters;
 use hbmark_core::result::serving::{AdapterCost, Assignment, ServeResult};
 use hbmark_core::units::{Bytes, Nanos};
@@ -30,8 +30,8 @@ pub struct AdapterMix {
 
 impl AdapterMix {
     /// Gives every request its adapter, or none.
-    pub fn assign(&self, plan: &mut [Planned], seed: u64) {
-        let mut random = ChaCha8Rng::seed_from_u64(mix(seed, 20));
+    pub fn assign(&self, plan: &mut [PlannedRequest], seed: u64) {
+        let mut random = ChaCha8Rng::seed_from_u64(splitmix64(seed, 20));
         let weights: Vec<f64> = match self.assignment {
             Assignment::Zipf(exponent) => (1..=self.count).map(|n| (n as f64).powf(-exponent)).collect(),
             _ => vec![1.0; self.count],
@@ -66,7 +66,7 @@ impl AdapterMix {
 
     /// What adapters were and cost at a point.
     #[must_use]
-    pub fn cost(&self, plan: &[Planned], result: &ServeResult) -> AdapterCost {
+    pub fn cost(&self, plan: &[PlannedRequest], result: &ServeResult) -> AdapterCost {
         let mut counts = vec![0_usize; self.count];
         for adapter in plan.iter().filter_map(|p| p.adapter) {
             counts[adapter as usize] += 1;
@@ -102,8 +102,8 @@ mod tests {
             weight_bytes: Bytes(1000),
             time_each: Nanos(0.0),
         };
-        let mut plan: Vec<Planned> =
-            (0..10_000).map(|i| Planned { tenant: i % 3, ..Planned::default() }).collect();
+        let mut plan: Vec<PlannedRequest> =
+            (0..10_000).map(|i| PlannedRequest { tenant: i % 3, ..PlannedRequest::default() }).collect();
         mix.assign(&mut plan, 1);
         plan.iter().map(|p| p.adapter).collect()
     }

@@ -17,9 +17,9 @@ use std::collections::HashMap;
 
 /// Names the tokens from position 0 to the end of a cached block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Chain(u64);
+pub struct PrefixId(u64);
 
-impl Chain {
+impl PrefixId {
     /// The empty prefix.
     pub const ROOT: Self = Self(0);
 
@@ -36,7 +36,7 @@ const NONE: u32 = u32::MAX;
 /// One block.
 #[derive(Debug, Clone, Copy)]
 struct Block {
-    references: u32,
+    ref_count: u32,
     /// What it is cached as.
     cached: Option<Cached>,
     /// Neighbours in the list of blocks nobody refers to; among those without content only the one after counts.
@@ -45,21 +45,21 @@ struct Block {
 }
 
 /// Blocks whose books have room from the start, so that a run that touches no more of them allocates nothing: 4 million positions at 16 each.
-const ROOM: usize = 1 << 18;
+const PREALLOCATED_BLOCKS: usize = 1 << 18;
 /// The same of the tokens of cached blocks.
-const ROOM_TOKENS: usize = 1 << 24;
+const PREALLOCATED_TOKENS: usize = 1 << 24;
 
 /// What a cached block holds; its tokens are in [`BlockPool::tokens`].
 #[derive(Debug, Clone, Copy)]
 struct Cached {
     key: u64,
-    parent: Chain,
-    chain: Chain,
+    parent: PrefixId,
+    prefix: PrefixId,
 }
 
 /// How the cache has fared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct CacheCounts {
+pub struct CacheStats {
     /// Tokens of prompts that were looked up, and those of them that were found.
     pub queried_tokens: u64,
     pub hit_tokens: u64,
@@ -72,11 +72,11 @@ pub struct CacheCounts {
 /// What tests plant in a scheduler, to see that they would see it.
 #[cfg(test)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Fault {
+pub(super) enum SchedulerBug {
     /// A shared block is not counted.
-    SharesUncounted,
+    SkipsRefcount,
     /// Equal hashes are taken for equal prefixes.
-    BelievesHashes,
+    TrustsHashes,
     /// A block that nobody refers to is not free.
     LeaksBlocks,
     /// A preempted request does not return to the queue.
@@ -84,7 +84,7 @@ pub(super) enum Fault {
     /// A step takes a token more than it may.
     ExceedsBudget,
     /// Who came last starts first.
-    PassesQueue,
+    BreaksOrder,
     /// Prefixes are shared whatever the adapter.
     ForgetsAdapters,
     /// One adapter more than may runs at once.
@@ -107,12 +107,12 @@ pub struct BlockPool {
     last: u32,
     free: usize,
     index: Option<HashMap<u64, u32>>,
-    next_chain: u64,
-    counts: CacheCounts,
+    next_prefix_id: u64,
+    counts: CacheStats,
     /// Bits of a hash that count; fewer in tests, so that prefixes collide.
     mask: u64,
     #[cfg(test)]
-    pub(super) fault: Option<Fault>,
+    pub(super) fault: Option<SchedulerBug>,
 }
 
 impl BlockPool {
@@ -124,8 +124,9 @@ impl BlockPool {
     pub fn new(blocks: usize, block_size: usize, cache_prefixes: bool) -> Self {
         assert!(block_size > 0, "a block has positions");
         assert!(u32::try_from(blocks).is_ok_and(|count| count != NONE), "fewer than 2^32 blocks");
-        let room = blocks.min(ROOM);
-        let room_tokens = if cache_prefixes { room.saturating_mul(block_size).min(ROOM_TOKENS) } else { 0 };
+        let room = blocks.min(PREALLOCATED_BLOCKS);
+        let room_tokens =
+            if cache_prefixes { room.saturating_mul(block_size).min(PREALLOCATED_TOKENS) } else { 0 };
         Self {
             block_size,
             total: blocks,
@@ -136,8 +137,8 @@ impl BlockPool {
             last: NONE,
             free: blocks,
             index: cache_prefixes.then(|| HashMap::with_capacity(room)),
-            next_chain: 1,
-            counts: CacheCounts::default(),
+            next_prefix_id: 1,
+            counts: CacheStats::default(),
             mask: u64::MAX,
             #[cfg(test)]
             fault: None,
@@ -159,19 +160,19 @@ impl BlockPool {
 
     /// All blocks.
     #[must_use]
-    pub fn total(&self) -> usize {
+    pub fn num_blocks(&self) -> usize {
         self.total
     }
 
     /// Blocks nobody refers to, cached ones among them.
     #[must_use]
-    pub fn free(&self) -> usize {
+    pub fn num_free_blocks(&self) -> usize {
         self.free
     }
 
     /// Blocks somebody refers to.
     #[must_use]
-    pub fn used(&self) -> usize {
+    pub fn num_used_blocks(&self) -> usize {
         self.total - self.free
     }
 
@@ -180,14 +181,14 @@ impl BlockPool {
     /// # Panics
     /// When there is no such block.
     #[must_use]
-    pub fn references(&self, block: u32) -> u32 {
+    pub fn ref_count(&self, block: u32) -> u32 {
         assert!((block as usize) < self.total, "the pool has no block {block}");
-        self.blocks.get(block as usize).map_or(0, |block| block.references)
+        self.blocks.get(block as usize).map_or(0, |block| block.ref_count)
     }
 
     /// How the cache has fared so far.
     #[must_use]
-    pub fn counts(&self) -> CacheCounts {
+    pub fn counts(&self) -> CacheStats {
         self.counts
     }
 
@@ -204,27 +205,27 @@ impl BlockPool {
     }
 
     /// Takes a block for new content, or `None` when every block is in use. The oldest cached block makes room.
-    pub fn take(&mut self) -> Option<u32> {
+    pub fn allocate(&mut self) -> Option<u32> {
         let block = if self.empty != NONE {
             self.pop_empty()
         } else if self.blocks.len() < self.total {
-            self.open()
+            self.allocate_new()
         } else if self.first != NONE {
             let oldest = self.first;
             self.unlink(oldest);
-            self.forget(oldest);
+            self.evict(oldest);
             oldest
         } else {
             return None;
         };
-        self.blocks[block as usize].references = 1;
+        self.blocks[block as usize].ref_count = 1;
         Some(block)
     }
 
     /// The first block that was never taken.
-    fn open(&mut self) -> u32 {
+    fn allocate_new(&mut self) -> u32 {
         let block = u32::try_from(self.blocks.len()).expect("fewer than 2^32 blocks");
-        self.blocks.push(Block { references: 0, cached: None, before: NONE, after: NONE });
+        self.blocks.push(Block { ref_count: 0, cached: None, before: NONE, after: NONE });
         if self.index.is_some() {
             self.tokens.resize(self.blocks.len() * self.block_size, 0);
         }
@@ -236,15 +237,15 @@ impl BlockPool {
     ///
     /// # Panics
     /// When nobody refers to the block.
-    pub fn give_back(&mut self, block: u32) {
+    pub fn free(&mut self, block: u32) {
         let entry = &mut self.blocks[block as usize];
-        assert!(entry.references > 0, "block {block} was given back more often than taken");
-        entry.references -= 1;
+        assert!(entry.ref_count > 0, "block {block} was given back more often than taken");
+        entry.ref_count -= 1;
         #[cfg(test)]
-        if self.fault == Some(Fault::LeaksBlocks) {
+        if self.fault == Some(SchedulerBug::LeaksBlocks) {
             return;
         }
-        if entry.references == 0 {
+        if entry.ref_count == 0 {
             if entry.cached.is_some() {
                 self.push_last(block);
             } else {
@@ -258,37 +259,37 @@ impl BlockPool {
     ///
     /// # Panics
     /// Never: what is in the index is cached.
-    pub fn find(&self, root: Chain, tokens: &[u32], found: &mut Vec<u32>) -> Chain {
-        let mut chain = root;
+    pub fn find_cached_prefix(&self, root: PrefixId, tokens: &[u32], found: &mut Vec<u32>) -> PrefixId {
+        let mut prefix = root;
         let Some(index) = &self.index else {
-            return chain;
+            return prefix;
         };
         for chunk in tokens.chunks_exact(self.block_size) {
-            let Some(&block) = index.get(&self.key(chain, chunk)) else { break };
+            let Some(&block) = index.get(&self.key(prefix, chunk)) else { break };
             let cached = self.blocks[block as usize].cached.expect("what is in the index is cached");
-            let same = cached.parent == chain && self.tokens_of(block) == chunk;
+            let same = cached.parent == prefix && self.tokens_of(block) == chunk;
             #[cfg(test)]
-            let same = same || self.fault == Some(Fault::BelievesHashes);
+            let same = same || self.fault == Some(SchedulerBug::TrustsHashes);
             if !same {
                 break;
             }
             found.push(block);
-            chain = cached.chain;
+            prefix = cached.prefix;
         }
-        chain
+        prefix
     }
 
-    /// Takes a reference on blocks that [`find`](Self::find) returned.
-    pub fn share(&mut self, found: &[u32]) {
+    /// Takes a reference on blocks that [`find_cached_prefix`](Self::find_cached_prefix) returned.
+    pub fn incref(&mut self, found: &[u32]) {
         for &block in found {
-            if self.blocks[block as usize].references == 0 {
+            if self.blocks[block as usize].ref_count == 0 {
                 self.unlink(block);
             }
             #[cfg(test)]
-            if self.fault == Some(Fault::SharesUncounted) {
+            if self.fault == Some(SchedulerBug::SkipsRefcount) {
                 continue;
             }
-            self.blocks[block as usize].references += 1;
+            self.blocks[block as usize].ref_count += 1;
         }
     }
 
@@ -305,38 +306,38 @@ impl BlockPool {
     ///
     /// # Panics
     /// Never: what is in the index is cached.
-    pub fn cache(&mut self, block: u32, parent: Chain, tokens: &[u32]) -> Chain {
+    pub fn cache_block(&mut self, block: u32, parent: PrefixId, tokens: &[u32]) -> PrefixId {
         debug_assert_eq!(tokens.len(), self.block_size, "only full blocks are cached");
         let key = self.key(parent, tokens);
         let Some(index) = &self.index else {
-            return Chain::ROOT;
+            return PrefixId::ROOT;
         };
         if let Some(&other) = index.get(&key) {
             let cached = self.blocks[other as usize].cached.expect("what is in the index is cached");
             if cached.parent == parent && self.tokens_of(other) == tokens {
-                return cached.chain;
+                return cached.prefix;
             }
             // The place is another prefix's. This one gets a chain, so that nothing behind it is taken for something else.
             self.counts.collisions += 1;
-            return self.new_chain();
+            return self.new_prefix_id();
         }
-        let chain = self.new_chain();
-        self.blocks[block as usize].cached = Some(Cached { key, parent, chain });
+        let prefix = self.new_prefix_id();
+        self.blocks[block as usize].cached = Some(Cached { key, parent, prefix });
         let start = block as usize * self.block_size;
         self.tokens[start..start + self.block_size].copy_from_slice(tokens);
         self.index.as_mut().expect("checked above").insert(key, block);
-        chain
+        prefix
     }
 
     /// How many of these blocks nobody refers to: taking them costs that many free blocks.
     #[must_use]
     pub fn unreferenced(&self, blocks: &[u32]) -> usize {
-        blocks.iter().filter(|b| self.blocks[**b as usize].references == 0).count()
+        blocks.iter().filter(|b| self.blocks[**b as usize].ref_count == 0).count()
     }
 
-    fn new_chain(&mut self) -> Chain {
-        self.next_chain += 1;
-        Chain(self.next_chain - 1)
+    fn new_prefix_id(&mut self) -> PrefixId {
+        self.next_prefix_id += 1;
+        PrefixId(self.next_prefix_id - 1)
     }
 
     fn tokens_of(&self, block: u32) -> &[u32] {
@@ -345,7 +346,7 @@ impl BlockPool {
     }
 
     /// A hash of a block behind a prefix. Its quality decides about hits that are missed, never about hits that are wrong.
-    fn key(&self, parent: Chain, tokens: &[u32]) -> u64 {
+    fn key(&self, parent: PrefixId, tokens: &[u32]) -> u64 {
         // The multiplier is 2^64 over the golden ratio, odd.
         const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
         let mut state = parent.0.wrapping_add(1).wrapping_mul(FACTOR);
@@ -356,7 +357,7 @@ impl BlockPool {
         state & self.mask
     }
 
-    fn forget(&mut self, block: u32) {
+    fn evict(&mut self, block: u32) {
         if let Some(cached) = self.blocks[block as usize].cached.take() {
             self.counts.evictions += 1;
             self.index.as_mut().expect("only a cache caches").remove(&cached.key);
@@ -409,26 +410,26 @@ mod tests {
 
     fn found(pool: &BlockPool, tokens: &[u32]) -> Vec<u32> {
         let mut found = Vec::new();
-        pool.find(Chain::ROOT, tokens, &mut found);
+        pool.find_cached_prefix(PrefixId::ROOT, tokens, &mut found);
         found
     }
 
     /// Takes and caches the blocks of a sequence.
     fn cached(pool: &mut BlockPool, tokens: &[u32]) -> Vec<u32> {
-        let mut chain = Chain::ROOT;
+        let mut prefix = PrefixId::ROOT;
         let chunks: Vec<Vec<u32>> = tokens.chunks_exact(pool.block_size()).map(<[u32]>::to_vec).collect();
         let mut blocks = Vec::new();
         for chunk in chunks {
-            let block = pool.take().unwrap();
-            chain = pool.cache(block, chain, &chunk);
+            let block = pool.allocate().unwrap();
+            prefix = pool.cache_block(block, prefix, &chunk);
             blocks.push(block);
         }
         blocks
     }
 
-    fn give_back(pool: &mut BlockPool, blocks: &[u32]) {
+    fn free(pool: &mut BlockPool, blocks: &[u32]) {
         for block in blocks.iter().rev() {
-            pool.give_back(*block);
+            pool.free(*block);
         }
     }
 
@@ -437,8 +438,8 @@ mod tests {
         let mut pool = BlockPool::new(8, 2, true);
         let blocks = cached(&mut pool, &[1, 2, 3, 4]);
         assert_eq!(found(&pool, &[1, 2, 3, 4, 5]), blocks);
-        give_back(&mut pool, &blocks);
-        assert_eq!(pool.free(), 8);
+        free(&mut pool, &blocks);
+        assert_eq!(pool.num_free_blocks(), 8);
         assert_eq!(found(&pool, &[1, 2, 9, 9]), blocks[..1]);
         assert_eq!(found(&pool, &[3, 4]), [0_u32; 0], "the same tokens elsewhere are another prefix");
     }
@@ -448,15 +449,15 @@ mod tests {
         let mut pool = BlockPool::new(4, 1, true);
         let old = cached(&mut pool, &[1, 2]);
         let new = cached(&mut pool, &[7, 8]);
-        give_back(&mut pool, &old);
-        give_back(&mut pool, &new);
-        assert_eq!(pool.take(), Some(old[1]));
+        free(&mut pool, &old);
+        free(&mut pool, &new);
+        assert_eq!(pool.allocate(), Some(old[1]));
         assert_eq!(found(&pool, &[1, 2]), old[..1]);
         // Using a prefix again makes it young.
         let hit = found(&pool, &[1]);
-        pool.share(&hit);
-        give_back(&mut pool, &hit);
-        assert_eq!(pool.take(), Some(new[1]));
+        pool.incref(&hit);
+        free(&mut pool, &hit);
+        assert_eq!(pool.allocate(), Some(new[1]));
         assert_eq!(pool.counts().evictions, 2);
     }
 
@@ -464,10 +465,10 @@ mod tests {
     fn blocks_without_content_are_taken_before_cached_ones() {
         let mut pool = BlockPool::new(3, 1, true);
         let kept = cached(&mut pool, &[1]);
-        give_back(&mut pool, &kept);
-        let plain = pool.take().unwrap();
-        pool.give_back(plain);
-        assert_eq!(pool.take(), Some(plain));
+        free(&mut pool, &kept);
+        let plain = pool.allocate().unwrap();
+        pool.free(plain);
+        assert_eq!(pool.allocate(), Some(plain));
         assert_eq!(found(&pool, &[1]), kept);
     }
 
@@ -475,22 +476,22 @@ mod tests {
     fn a_shared_block_is_free_when_the_last_gives_it_back() {
         let mut pool = BlockPool::new(2, 1, true);
         let blocks = cached(&mut pool, &[5]);
-        pool.share(&blocks);
-        assert_eq!(pool.references(blocks[0]), 2);
-        pool.give_back(blocks[0]);
-        assert_eq!(pool.used(), 1);
-        pool.give_back(blocks[0]);
-        assert_eq!(pool.used(), 0);
+        pool.incref(&blocks);
+        assert_eq!(pool.ref_count(blocks[0]), 2);
+        pool.free(blocks[0]);
+        assert_eq!(pool.num_used_blocks(), 1);
+        pool.free(blocks[0]);
+        assert_eq!(pool.num_used_blocks(), 0);
     }
 
     #[test]
     fn the_same_tokens_under_another_adapter_are_another_prefix() {
         let mut pool = BlockPool::new(8, 2, true);
-        let block = pool.take().unwrap();
-        pool.cache(block, Chain::of(Some(0)), &[1, 2]);
+        let block = pool.allocate().unwrap();
+        pool.cache_block(block, PrefixId::of(Some(0)), &[1, 2]);
         let found = |adapter| {
             let mut found = Vec::new();
-            pool.find(Chain::of(adapter), &[1, 2], &mut found);
+            pool.find_cached_prefix(PrefixId::of(adapter), &[1, 2], &mut found);
             found.len()
         };
         assert_eq!([found(None), found(Some(0)), found(Some(1))], [0, 1, 0]);
@@ -510,11 +511,11 @@ mod tests {
     #[test]
     fn a_pool_without_a_cache_finds_nothing() {
         let mut pool = BlockPool::new(2, 1, false);
-        let block = pool.take().unwrap();
-        pool.cache(block, Chain::ROOT, &[1]);
+        let block = pool.allocate().unwrap();
+        pool.cache_block(block, PrefixId::ROOT, &[1]);
         assert!(found(&pool, &[1]).is_empty());
-        assert_eq!(pool.take(), Some(1));
-        assert_eq!(pool.take(), None);
+        assert_eq!(pool.allocate(), Some(1));
+        assert_eq!(pool.allocate(), None);
     }
 
     /// A pool with one list of all its blocks, front to back.
@@ -530,7 +531,7 @@ mod tests {
             Some(block)
         }
 
-        fn give_back(&mut self, block: u32) {
+        fn free(&mut self, block: u32) {
             if self.cached[block as usize] {
                 self.free.push_back(block);
             } else {
@@ -549,28 +550,28 @@ mod tests {
             let (mut taken, mut content) = (Vec::new(), 0);
             for _ in 0..2_000 {
                 if random.random_range(0..5) < 3 {
-                    let block = pool.take();
+                    let block = pool.allocate();
                     assert_eq!(block, listed.take());
                     let Some(block) = block else { continue };
                     if random.random() {
                         content += 1;
-                        pool.cache(block, Chain::ROOT, &[content]);
+                        pool.cache_block(block, PrefixId::ROOT, &[content]);
                         listed.cached[block as usize] = true;
                     }
                     taken.push((block, content));
                 } else if !taken.is_empty() {
                     let (block, _) = taken.swap_remove(random.random_range(0..taken.len()));
-                    pool.give_back(block);
-                    if pool.references(block) == 0 {
-                        listed.give_back(block);
+                    pool.free(block);
+                    if pool.ref_count(block) == 0 {
+                        listed.free(block);
                     }
                 } else if let Some(&block) = found(&pool, &[random.random_range(0..=content)]).first() {
                     // Somebody finds what nobody uses.
-                    pool.share(&[block]);
+                    pool.incref(&[block]);
                     listed.free.retain(|free| *free != block);
                     taken.push((block, content));
                 }
-                assert_eq!((pool.free(), pool.total()), (listed.free.len(), blocks as usize));
+                assert_eq!((pool.num_free_blocks(), pool.num_blocks()), (listed.free.len(), blocks as usize));
             }
         }
     }
@@ -578,18 +579,21 @@ mod tests {
     #[test]
     fn the_size_of_a_pool_costs_nothing_until_it_is_used() {
         let mut pool = BlockPool::new(u32::MAX as usize - 1, 1 << 20, true);
-        assert!(pool.blocks.capacity() <= 2 * ROOM && pool.tokens.capacity() <= 2 * ROOM_TOKENS);
-        assert_eq!((pool.take(), pool.take()), (Some(0), Some(1)));
-        assert_eq!((pool.total(), pool.used()), (u32::MAX as usize - 1, 2));
-        assert_eq!(pool.references(1 << 30), 0);
+        assert!(
+            pool.blocks.capacity() <= 2 * PREALLOCATED_BLOCKS
+                && pool.tokens.capacity() <= 2 * PREALLOCATED_TOKENS
+        );
+        assert_eq!((pool.allocate(), pool.allocate()), (Some(0), Some(1)));
+        assert_eq!((pool.num_blocks(), pool.num_used_blocks()), (u32::MAX as usize - 1, 2));
+        assert_eq!(pool.ref_count(1 << 30), 0);
     }
 
     #[test]
     #[should_panic(expected = "more often than taken")]
     fn giving_back_twice_is_a_bug() {
         let mut pool = BlockPool::new(1, 1, false);
-        let block = pool.take().unwrap();
-        pool.give_back(block);
-        pool.give_back(block);
+        let block = pool.allocate().unwrap();
+        pool.free(block);
+        pool.free(block);
     }
 }

@@ -3,7 +3,7 @@
 //! Enters: records and steps. Leaves: an [`Evidence`]: whom long prompts kept waiting, steps that stalled and who met them, what the first
 //! requests paid, and how long the outputs were against the plan. Numbers only: their meaning is decided elsewhere.
 
-use super::run::{Fate, Record, Run, StepLog, Traffic};
+use super::run::{Record, RequestOutcome, Run, StepLog, Traffic};
 use hbmark_core::result::serving::{Evidence, LongPrompts, Stalls, Start};
 use hbmark_core::stats::{median, percentile};
 
@@ -12,20 +12,23 @@ const LONG: usize = 4;
 /// A step this many times longer than others of its size stalled.
 const STALL: f64 = 5.0;
 /// Steps of a size from which their median says what such a step takes.
-const ENOUGH_STEPS: usize = 5;
+const MIN_STEPS: usize = 5;
 /// Below so many measured requests a first part is nobody.
-const ENOUGH_REQUESTS: usize = 50;
+const MIN_REQUESTS: usize = 50;
 
 /// Looks at a run.
 #[must_use]
 pub fn evidence(run: &Run, traffic: &Traffic<'_>) -> Evidence {
     let records = &run.records[traffic.measured.clone()];
     let served = || {
-        records.iter().zip(&traffic.plan[traffic.measured.clone()]).filter(|(r, _)| r.fate == Fate::Served)
+        records
+            .iter()
+            .zip(&traffic.plan[traffic.measured.clone()])
+            .filter(|(r, _)| r.outcome == RequestOutcome::Served)
     };
     let stays: f64 = records.iter().filter_map(|r| Some(r.last_token?.0 - r.arrival.0)).sum();
     let waits: f64 = records.iter().map(|r| r.preempted_wait.0).sum();
-    let usual = Usual::of(&run.steps);
+    let usual = TypicalStepTimes::of(&run.steps);
     Evidence {
         long_prompts: long_prompts(records, &run.steps),
         stalls: stalls(records, &run.steps, &usual),
@@ -87,13 +90,13 @@ fn long_prompts(records: &[Record], steps: &[StepLog]) -> Option<LongPrompts> {
 }
 
 /// What a step of a size usually takes: medians over sizes that differ by less than two times.
-struct Usual(Vec<Option<f64>>);
+struct TypicalStepTimes(Vec<Option<f64>>);
 
 fn size(step: &StepLog) -> usize {
     (step.prompt_tokens + step.load.running).max(1).ilog2() as usize
 }
 
-impl Usual {
+impl TypicalStepTimes {
     fn of(steps: &[StepLog]) -> Self {
         let mut sizes: Vec<Vec<f64>> = Vec::new();
         for step in steps {
@@ -103,7 +106,7 @@ impl Usual {
             }
             sizes[size].push(step.end - step.begin);
         }
-        let known = |times: Vec<f64>| (times.len() >= ENOUGH_STEPS).then(|| median(&times));
+        let known = |times: Vec<f64>| (times.len() >= MIN_STEPS).then(|| median(&times));
         Self(sizes.into_iter().map(known).collect())
     }
 
@@ -114,7 +117,7 @@ impl Usual {
     }
 }
 
-fn stalls(records: &[Record], steps: &[StepLog], usual: &Usual) -> Stalls {
+fn stalls(records: &[Record], steps: &[StepLog], usual: &TypicalStepTimes) -> Stalls {
     let stalled: Vec<StepLog> =
         steps.iter().filter(|s| usual.ratio(s).is_some_and(|ratio| ratio >= STALL)).copied().collect();
     let spans = || stalled.iter().map(|s| s.end - s.begin);
@@ -136,7 +139,7 @@ fn stalls(records: &[Record], steps: &[StepLog], usual: &Usual) -> Stalls {
 }
 
 fn start(records: &[Record], steps: &[StepLog]) -> Option<Start> {
-    if records.len() < ENOUGH_REQUESTS {
+    if records.len() < MIN_REQUESTS {
         return None;
     }
     let (first, rest) = records.split_at(records.len() / 10);
@@ -148,7 +151,7 @@ fn start(records: &[Record], steps: &[StepLog]) -> Option<Start> {
     let from = first[0].arrival.0;
     let until = first.iter().filter_map(|r| r.first_token).map(|t| t.0).fold(from, f64::max);
     let later = steps.partition_point(|step| step.begin < until);
-    let usual = Usual::of(&steps[later..]);
+    let usual = TypicalStepTimes::of(&steps[later..]);
     let ratios = between(&steps[..later], from, until).filter_map(|step| usual.ratio(step)).collect();
     Some(Start {
         first: first.len(),

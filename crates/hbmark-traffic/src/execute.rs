@@ -14,7 +14,7 @@ pub struct StepFailure {
     /// What the engine said.
     pub message: String,
     /// Nothing that the device does afterwards can be trusted.
-    pub tainted: bool,
+    pub device_unusable: bool,
 }
 
 /// Where the host's time of a step went, in nanoseconds.
@@ -88,13 +88,13 @@ impl Executor for PredictedExecutor {
         _clock: &mut dyn Clock,
         tokens: &mut Vec<u32>,
     ) -> Result<Phases, StepFailure> {
-        let parts = &scheduler.batch().parts;
+        let scheduled = &scheduler.batch().scheduled;
         let time =
-            self.model.step(parts.iter().map(|part| RaggedPart { cached: part.start, tokens: part.tokens }));
+            self.model.step(scheduled.iter().map(|seq| RaggedPart { cached: seq.start, tokens: seq.tokens }));
         let time = Nanos(time.0 + self.adapter.0 * scheduler.batch().adapters as f64);
         self.clock.advance(time);
         // No model ran: tokens that differ between requests, so that they share no prefix by accident.
-        tokens.extend(parts.iter().map(|part| u32::try_from(part.key & 0xffff).unwrap_or(0)));
+        tokens.extend(scheduled.iter().map(|seq| u32::try_from(seq.key & 0xffff).unwrap_or(0)));
         Ok(Phases { device: Nanos(time.0).0, ..Phases::default() })
     }
 }

@@ -4,10 +4,11 @@
 //! one measures are taken out of it.
 
 use super::latency::{Window, queue, ttft};
-use super::run::{Fate, Loop, Record, Run, StepLog, Traffic};
-use super::scheduler::Reject;
+use super::run::{LoadMode, Record, RequestOutcome, Run, StepLog, Traffic};
+use super::scheduler::RejectReason;
 use hbmark_core::result::serving::{
-    ClauseResult, ENOUGH, Gate, INJECTION_LAG, KEEPS_UP, KV_BOOKS, ServeResult, SloMetric, Validity,
+    ClauseResult, Gate, INJECTION_LAG, KV_ACCOUNTING, MIN_REQUESTS, NOT_SATURATED, ServeResult, SloMetric,
+    Validity,
 };
 use hbmark_core::stats::{mean, percentile, trend};
 
@@ -15,7 +16,7 @@ use hbmark_core::stats::{mean, percentile, trend};
 const LAG_FLOOR_NS: f64 = 1e6;
 const LAG_SHARE: f64 = 0.05;
 /// Completed over offered below this is saturation.
-const ENOUGH_COMPLETED: f64 = 0.98;
+const MIN_COMPLETED_SHARE: f64 = 0.98;
 /// The in-system mean may differ from rate × time in system by this.
 const LITTLE_TOLERANCE: f64 = 0.1;
 /// The rate of arrivals may differ from the plan's by this.
@@ -77,7 +78,7 @@ pub(super) fn gates(
             ms(allowed)
         ),
     );
-    if let (Loop::Open, Some(offered)) = (traffic.kind, result.offered_per_s) {
+    if let (LoadMode::Open, Some(offered)) = (traffic.kind, result.offered_per_s) {
         // Queued over planned, in the window: what the loop really sent.
         let queued = due(records, window).filter(|r| r.enqueued.is_some()).count();
         let due = due(records, window).count();
@@ -89,19 +90,21 @@ pub(super) fn gates(
         };
         result.gate(
             "realised rate",
-            (due >= ENOUGH).then_some((share - 1.0).abs() <= RATE_TOLERANCE),
+            (due >= MIN_REQUESTS).then_some((share - 1.0).abs() <= RATE_TOLERANCE),
             format!("{queued} of {due} planned requests were sent, at {offered:.3} per second{planned}"),
         );
     }
-    if traffic.kind == Loop::Open && result.offered_per_s.is_some() {
+    if traffic.kind == LoadMode::Open && result.offered_per_s.is_some() {
         let stays: Vec<f64> = records
             .iter()
-            .filter_map(|r| Some(r.last_token.filter(|_| r.fate == Fate::Served)?.0 - r.enqueued?.0))
+            .filter_map(|r| {
+                Some(r.last_token.filter(|_| r.outcome == RequestOutcome::Served)?.0 - r.enqueued?.0)
+            })
             .collect();
         let all_served = stays.len() == records.len();
         let product = stays.len() as f64 / (window.to - window.from) * mean(&stays);
         let seen = mean_population(run, window);
-        let enough = all_served && records.len() >= 10 * ENOUGH;
+        let enough = all_served && records.len() >= 10 * MIN_REQUESTS;
         // The ends of a window cut stays in two; a window must be much longer than one for the law to hold in it.
         let long = (window.to - window.from) > 20.0 * mean(&stays);
         result.gate(
@@ -120,7 +123,7 @@ pub(super) fn gates(
     let lost = |s: &StepLog| s.load.used_blocks.saturating_sub(s.load.held_blocks);
     if let Some(most) = run.steps.iter().map(lost).max().filter(|lost| *lost > 0) {
         result.gate(
-            KV_BOOKS,
+            KV_ACCOUNTING,
             Some(false),
             format!("{most} KV blocks are in use that no running request holds"),
         );
@@ -129,7 +132,7 @@ pub(super) fn gates(
     let short = records
         .iter()
         .zip(planned)
-        .filter(|(r, p)| r.fate == Fate::Served && r.output_tokens != p.output_len)
+        .filter(|(r, p)| r.outcome == RequestOutcome::Served && r.output_tokens != p.output_len)
         .count();
     if traffic.stop_tokens.is_empty() && short > 0 {
         let detail =
@@ -164,13 +167,14 @@ pub(super) fn saturation(
             "all requests arrive at once: throughput is the result, and how long one waits depends on how many there are".to_owned(),
         );
     }
-    if traffic.kind == Loop::Open && !infinite && records.len() >= ENOUGH {
+    if traffic.kind == LoadMode::Open && !infinite && records.len() >= MIN_REQUESTS {
         let (before, after) = (population_at(run, window.from), population_at(run, window.to));
         let growth = after as f64 - before as f64;
         // What the queue had no room for was offered as well; what no system of this size could serve was not.
-        let possible = |r: &&Record| !matches!(r.fate, Fate::Rejected(reason) if reason != Reject::QueueFull);
+        let possible = |r: &&Record| !matches!(r.outcome, RequestOutcome::Rejected(reason) if reason != RejectReason::QueueFull);
         let offered = due(records, window).filter(possible).count().max(1);
-        let shed = records.iter().filter(|r| r.fate == Fate::Rejected(Reject::QueueFull)).count();
+        let shed =
+            records.iter().filter(|r| r.outcome == RequestOutcome::Rejected(RejectReason::QueueFull)).count();
         let completed = 1.0 - (growth + shed as f64) / offered as f64;
         // A stable queue goes up and down too: only growth beyond its own size counts, and less of it where every part of the
         // window holds more than the one before.
@@ -189,11 +193,12 @@ pub(super) fn saturation(
              its end{turned_away}",
             completed * 100.0
         );
-        let behind = completed < ENOUGH_COMPLETED;
+        let behind = completed < MIN_COMPLETED_SHARE;
         let beyond_chance =
-            growth > noise.max(10.0) || shed as f64 > (1.0 - ENOUGH_COMPLETED) * offered as f64;
+            growth > noise.max(10.0) || shed as f64 > (1.0 - MIN_COMPLETED_SHARE) * offered as f64;
         if behind && beyond_chance {
-            reasons.push(format!("{balance}; below {:.0} % it does not keep up", ENOUGH_COMPLETED * 100.0));
+            reasons
+                .push(format!("{balance}; below {:.0} % it does not keep up", MIN_COMPLETED_SHARE * 100.0));
         }
         let detail = if behind && !beyond_chance {
             format!("{balance}; so few requests cannot tell that from chance, a longer run can")
@@ -201,7 +206,7 @@ pub(super) fn saturation(
             balance
         };
         let passed = if behind { beyond_chance.then_some(false) } else { Some(true) };
-        result.gates.push(Gate { name: KEEPS_UP.into(), passed, detail });
+        result.gates.push(Gate { name: NOT_SATURATED.into(), passed, detail });
         let waits: Vec<f64> = bins(records.iter().map(ttft), records.len());
         let depths: Vec<f64> = bins(records.iter().map(queue), records.len());
         if rises(&waits) && rises(&depths) {

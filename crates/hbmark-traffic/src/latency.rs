@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 use super::evidence::evidence;
 use super::gates::{due, gates, saturation};
-use super::run::{Fate, Loop, Record, Run, StepLog, Traffic};
+use super::run::{LoadMode, Record, RequestOutcome, Run, StepLog, Traffic};
 use crate::requests::columns;
 use crate::timeline::timeline;
 use hbmark_core::result::serving::{
@@ -19,26 +19,26 @@ use hbmark_core::stats::{honest_percentile, percentile};
 
 /// A measured request, as the definitions see it.
 pub(super) fn ttft(record: &Record) -> f64 {
-    match (record.fate, record.first_token) {
-        (Fate::Rejected(_), _) | (_, None) => f64::INFINITY,
+    match (record.outcome, record.first_token) {
+        (RequestOutcome::Rejected(_), _) | (_, None) => f64::INFINITY,
         (_, Some(first)) => first.0 - record.arrival.0,
     }
 }
 
 fn e2e(record: &Record) -> f64 {
-    match (record.fate, record.last_token) {
-        (Fate::Served, Some(last)) => last.0 - record.arrival.0,
+    match (record.outcome, record.last_token) {
+        (RequestOutcome::Served, Some(last)) => last.0 - record.arrival.0,
         _ => f64::INFINITY,
     }
 }
 
 /// `None` for an output of one token; infinite for one that never came to its end.
 fn tpot(record: &Record) -> Option<f64> {
-    match (record.fate, record.first_token, record.last_token) {
-        (Fate::Served, Some(first), Some(last)) if record.output_tokens > 1 => {
+    match (record.outcome, record.first_token, record.last_token) {
+        (RequestOutcome::Served, Some(first), Some(last)) if record.output_tokens > 1 => {
             Some((last.0 - first.0) / (record.output_tokens - 1) as f64)
         }
-        (Fate::Served, ..) => None,
+        (RequestOutcome::Served, ..) => None,
         _ => Some(f64::INFINITY),
     }
 }
@@ -66,21 +66,21 @@ pub fn summarise(run: &Run, traffic: &Traffic<'_>, slo: &Slo) -> ServeResult {
     // Whatever comes to its end in the window, whenever it came: as many as the system gets done.
     let completed = || {
         let all = run.records.iter();
-        all.filter(|r| r.fate == Fate::Served && r.last_token.is_some_and(|t| window.holds(t.0)))
+        all.filter(|r| r.outcome == RequestOutcome::Served && r.last_token.is_some_and(|t| window.holds(t.0)))
     };
     let served_in_window = completed().count();
     let good_in_window = completed().filter(|r| meets(r, slo)).count();
     let good = records.iter().filter(|r| meets(r, slo)).count();
-    let infinite = traffic.plan.iter().all(|p| p.arrival.0 == 0.0) && traffic.kind == Loop::Open;
+    let infinite = traffic.plan.iter().all(|p| p.arrival.0 == 0.0) && traffic.kind == LoadMode::Open;
     let offered =
-        (traffic.kind == Loop::Open && !infinite).then(|| per_s(due(records, &window).count() as f64));
+        (traffic.kind == LoadMode::Open && !infinite).then(|| per_s(due(records, &window).count() as f64));
     let mut result = ServeResult {
         validity: Validity::Valid,
         reasons: Vec::new(),
         gates: Vec::new(),
         measured: records.len(),
-        served: records.iter().filter(|r| r.fate == Fate::Served).count(),
-        unfinished: records.iter().filter(|r| r.fate == Fate::Unfinished).count(),
+        served: records.iter().filter(|r| r.outcome == RequestOutcome::Served).count(),
+        unfinished: records.iter().filter(|r| r.outcome == RequestOutcome::Unfinished).count(),
         rejected: rejected(records),
         warmup_requests: traffic.measured.start,
         cooldown_requests: run.records[traffic.measured.end..]
@@ -159,7 +159,7 @@ impl Window {
         let last_arrival = records.last().map_or(0.0, |r| r.arrival.0);
         let last_end = records.iter().filter_map(|r| r.last_token).map(|t| t.0).fold(from, f64::max);
         let to = match traffic.kind {
-            Loop::Open if last_arrival > from => last_arrival,
+            LoadMode::Open if last_arrival > from => last_arrival,
             _ => last_end,
         };
         Self { from, to: to.min(run.end) }
@@ -174,7 +174,7 @@ impl Window {
 
 fn meets(record: &Record, slo: &Slo) -> bool {
     // A quantity that does not exist breaks no promise.
-    record.fate == Fate::Served
+    record.outcome == RequestOutcome::Served
         && slo.clauses.iter().all(|c| metric(record, c.metric).is_none_or(|value| value <= c.limit_ns))
 }
 
@@ -192,8 +192,8 @@ fn judge(records: &[Record], clause: Clause) -> ClauseResult {
 fn rejected(records: &[Record]) -> BTreeMap<String, usize> {
     let mut counts = BTreeMap::new();
     for record in records {
-        if let Fate::Rejected(_) = record.fate {
-            *counts.entry(record.fate.name()).or_insert(0) += 1;
+        if let RequestOutcome::Rejected(_) = record.outcome {
+            *counts.entry(record.outcome.name()).or_insert(0) += 1;
         }
     }
     counts

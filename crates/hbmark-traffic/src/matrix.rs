@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 
 use super::workload::{SharedPrefix, Workload, WorkloadError};
-use hbmark_core::result::serving::{Gate, KEEPS_UP, Quantiles, Row, RowVerdict, ServeResult, Validity};
+use hbmark_core::result::serving::{Gate, NOT_SATURATED, Quantiles, Row, RowVerdict, ServeResult, Validity};
 
 /// Requests of the row; `scale` multiplies lengths.
 ///
@@ -98,7 +98,7 @@ fn judge(
             );
             (times.map(|t| t && tokens), rates)
         }
-        Row::D => match (result.validity, result.gates.iter().find(|gate| gate.name == KEEPS_UP)) {
+        Row::D => match (result.validity, result.gates.iter().find(|gate| gate.name == NOT_SATURATED)) {
             (Validity::Saturated, _) => (Some(true), result.reasons.join("; ")),
             (_, Some(Gate { passed: Some(true), .. })) => (Some(false), "it kept up".to_owned()),
             (_, gate) => {
@@ -141,7 +141,7 @@ mod tests {
 
     #[test]
     fn what_nobody_can_judge_refutes_nothing() {
-        let gate = |passed| Gate { name: KEEPS_UP.into(), passed, detail: "86 % were completed".into() };
+        let gate = |passed| Gate { name: NOT_SATURATED.into(), passed, detail: "86 % were completed".into() };
         let report: ServeReport =
             serde_json::from_str(include_str!("../../../fuzz/seeds/serve.json")).unwrap();
         let any = report.points[0].result.clone().unwrap();

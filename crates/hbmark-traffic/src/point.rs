@@ -8,12 +8,12 @@ use crate::adapters::AdapterMix;
 use crate::arrivals::Burst;
 use crate::clock::VirtualClock;
 use crate::execute::PredictedExecutor;
-use crate::run::{Loop, Progress, Run, RunError, Traffic, run};
+use crate::run::{LoadMode, Progress, Run, RunError, Traffic, run};
 use crate::sampler::Sampling;
-use crate::scheduler::{Reject, Scheduler};
+use crate::scheduler::{RejectReason, Scheduler};
 use crate::step_model::StepModel;
 use crate::trace::Trace;
-use crate::workload::{Planned, Workload, ideal_hit_rate, mix, plan_trace, without_sharing};
+use crate::workload::{PlannedRequest, Workload, ideal_hit_rate, plan_trace, splitmix64, without_sharing};
 use hbmark_core::result::serving::{Arrivals, Offered, Point, SchedulerConfig, Slo};
 use hbmark_core::units::Nanos;
 
@@ -29,7 +29,7 @@ pub enum PlanError {
         "no request can be served: {reason} (the first has {prompt} prompt and {output} output tokens, the model's context is \
          {context}, a step takes {budget} tokens)"
     )]
-    NothingFits { reason: Reject, prompt: usize, output: usize, context: usize, budget: usize },
+    NothingFits { reason: RejectReason, prompt: usize, output: usize, context: usize, budget: usize },
     #[error("the trace has {have} requests, fewer than the {warmup} that warm up and one more")]
     TraceTooShort { have: usize, warmup: usize },
     #[error(
@@ -42,7 +42,7 @@ pub enum PlanError {
 /// What is sent.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[expect(clippy::large_enum_variant, reason = "there is one to a point, and nobody keeps many")]
-pub enum Source {
+pub enum TrafficSource {
     Workload(Workload),
     /// Times are multiplied by the factor, where no rate is asked for.
     Trace(#[serde(serialize_with = "whole")] std::rc::Rc<Trace>, f64),
@@ -57,7 +57,7 @@ fn whole<S: serde::Serializer>(trace: &std::rc::Rc<Trace>, serializer: S) -> Res
 #[derive(Debug, Clone, Serialize)]
 pub struct PointSpec {
     pub label: String,
-    pub source: Source,
+    pub source: TrafficSource,
     pub offered: Offered,
     pub arrivals: Arrivals,
     pub burst: Option<Burst>,
@@ -70,7 +70,7 @@ pub struct PointSpec {
     /// End an output at a stop token instead of at its planned length.
     pub stop_at_eos: bool,
     pub seed: u64,
-    /// Nothing is shared between prompts: the cold twin.
+    /// Nothing is shared between prompts: the baseline without reuse.
     pub cold: bool,
     pub slo: Slo,
     pub time_limit: Option<Nanos>,
@@ -97,15 +97,15 @@ impl PointSpec {
     ///
     /// # Errors
     /// When a trace has too few.
-    pub fn plan(&self) -> Result<(Vec<Planned>, std::ops::Range<usize>), PlanError> {
+    pub fn plan(&self) -> Result<(Vec<PlannedRequest>, std::ops::Range<usize>), PlanError> {
         let warmup = self.warmup();
         let count = warmup + self.requests + self.cooldown();
         let rate = if let Offered::Rate(rate) = self.offered { Some(rate) } else { None };
         let (mut plan, recorded) = match &self.source {
-            Source::Workload(workload) => {
+            TrafficSource::Workload(workload) => {
                 (workload.plan(rate, self.arrivals, self.burst, count, self.seed), usize::MAX)
             }
-            Source::Trace(trace, factor) => {
+            TrafficSource::Trace(trace, factor) => {
                 let have = trace.requests.len();
                 if have <= warmup {
                     return Err(PlanError::TraceTooShort { have, warmup });
@@ -129,7 +129,7 @@ impl PointSpec {
             }
         }
         if self.cold {
-            plan = without_sharing(&plan, mix(self.seed, 7));
+            plan = without_sharing(&plan, splitmix64(self.seed, 7));
         }
         if let Some(adapters) = &self.adapters {
             adapters.assign(&mut plan, self.seed);
@@ -137,7 +137,8 @@ impl PointSpec {
         if let Some(share) = self.constrained {
             for (index, request) in plan.iter_mut().enumerate() {
                 // 53 bits are what a float between 0 and 1 holds.
-                let drawn = (mix(mix(self.seed, 21), index as u64) >> 11) as f64 / (1_u64 << 53) as f64;
+                let drawn =
+                    (splitmix64(splitmix64(self.seed, 21), index as u64) >> 11) as f64 / (1_u64 << 53) as f64;
                 request.constrained = drawn < share;
             }
         }
@@ -146,10 +147,10 @@ impl PointSpec {
     }
 
     /// Checks what can be checked before anything runs.
-    pub fn check(&self, plan: &[Planned], measured: usize) -> Result<(), PlanError> {
+    pub fn check(&self, plan: &[PlannedRequest], measured: usize) -> Result<(), PlanError> {
         let knobs = &self.scheduler;
-        let of = |p: &Planned| Scheduler::check(knobs, p.prompt_len(), p.output_len);
-        if let Some(large) = plan.iter().find(|p| of(p) == Err(Reject::ExceedsPool)) {
+        let of = |p: &PlannedRequest| Scheduler::check(knobs, p.prompt_len(), p.output_len);
+        if let Some(large) = plan.iter().find(|p| of(p) == Err(RejectReason::ExceedsPool)) {
             let (prompt, output) = (large.prompt_len(), large.output_len);
             return Err(PlanError::PoolTooSmall {
                 blocks: knobs.num_blocks,
@@ -183,23 +184,23 @@ impl PointSpec {
         Ok(())
     }
 
-    /// What a cache without an end would find, over the requests that ran: what is rejected or never sent is looked up nowhere.
-    pub fn ideal_hit_rate(&self, plan: &[Planned], run: &Run) -> Option<f64> {
+    /// What an infinite cache would find, over the requests that ran: what is rejected or never sent is looked up nowhere.
+    pub fn ideal_hit_rate(&self, plan: &[PlannedRequest], run: &Run) -> Option<f64> {
         let ran = plan.iter().zip(&run.records).filter(|(_, record)| record.started.is_some());
         let rate = || ideal_hit_rate(ran.map(|(planned, _)| planned), self.scheduler.block_size);
         self.scheduler.enable_prefix_caching.then(rate).flatten()
     }
 
     /// Blocks that the plan could ever fill, prefixes counted as often as they are sent.
-    pub fn blocks_of(&self, plan: &[Planned]) -> usize {
+    pub fn blocks_of(&self, plan: &[PlannedRequest]) -> usize {
         let knobs = &self.scheduler;
-        let of = |p: &Planned| (p.prompt_len() + p.output_len).div_ceil(knobs.block_size);
+        let of = |p: &PlannedRequest| (p.prompt_len() + p.output_len).div_ceil(knobs.block_size);
         plan.iter().map(of).sum::<usize>().min(knobs.num_blocks)
     }
 
     pub fn traffic<'a>(
         &self,
-        plan: &'a [Planned],
+        plan: &'a [PlannedRequest],
         measured: std::ops::Range<usize>,
         vocab: usize,
         eos: &[u32],
@@ -207,12 +208,12 @@ impl PointSpec {
         Traffic {
             plan,
             kind: match self.offered {
-                Offered::Concurrency(concurrency) => Loop::Closed { concurrency },
-                _ => Loop::Open,
+                Offered::Concurrency(concurrency) => LoadMode::Closed { concurrency },
+                _ => LoadMode::Open,
             },
             measured,
             vocab,
-            alphabet: Vec::new(),
+            prompt_vocab: Vec::new(),
             stop_tokens: if self.stop_at_eos { eos.to_vec() } else { Vec::new() },
             constrained_stops: Vec::new(),
             time_limit: self.time_limit,
@@ -227,18 +228,18 @@ impl PointSpec {
 
     /// The point, before it is run. Its means are those of the requests that count.
     #[must_use]
-    pub fn blank(&self, plan: &[Planned], measured: &std::ops::Range<usize>) -> Point {
+    pub fn without_result(&self, plan: &[PlannedRequest], measured: &std::ops::Range<usize>) -> Point {
         let counted = &plan[measured.clone()];
-        let mean = |of: &dyn Fn(&Planned) -> usize| {
+        let mean = |of: &dyn Fn(&PlannedRequest) -> usize| {
             counted.iter().map(|p| of(p) as f64).sum::<f64>() / counted.len().max(1) as f64
         };
         Point {
             label: self.label.clone(),
             offered: self.offered,
-            arrivals: matches!(self.source, Source::Workload(_)).then_some(self.arrivals),
+            arrivals: matches!(self.source, TrafficSource::Workload(_)).then_some(self.arrivals),
             seed: self.seed,
             cold: self.cold,
-            mean_prompt_tokens: mean(&Planned::prompt_len),
+            mean_prompt_tokens: mean(&PlannedRequest::prompt_len),
             mean_output_tokens: mean(&|p| p.output_len),
             scheduler: self.scheduler.clone(),
             ideal_hit_rate: None,

@@ -3,17 +3,17 @@
 //! Enters: the records of a run. Leaves: plain columns, from which whoever doubts a percentile of TTFT, TPOT, E2E or queue time computes
 //! it again, and judges other objectives than those of the run.
 
-use super::run::{Fate, Record};
+use super::run::{Record, RequestOutcome};
 use hbmark_core::result::serving::Requests;
 use hbmark_core::units::Nanos;
 
 /// Requests beyond which a point keeps no columns: a result should open in an editor.
-const MOST: usize = 100_000;
+const MAX_REQUESTS: usize = 100_000;
 
 /// Columns of records; `None` of more than a result should hold.
 #[must_use]
 pub fn columns(records: &[Record]) -> Option<Requests> {
-    if records.len() > MOST {
+    if records.len() > MAX_REQUESTS {
         return None;
     }
     let times = |of: fn(&Record) -> Option<Nanos>| records.iter().map(|r| of(r).map(whole)).collect();
@@ -26,7 +26,7 @@ pub fn columns(records: &[Record]) -> Option<Requests> {
         prompt_tokens: counts(|r| r.prompt_tokens),
         output_tokens: counts(|r| r.output_tokens),
         cached_tokens: counts(|r| r.cached_tokens),
-        fate: records.iter().map(|r| r.fate.name()).collect(),
+        fate: records.iter().map(|r| r.outcome.name()).collect(),
     })
 }
 
@@ -39,7 +39,7 @@ fn whole(time: Nanos) -> u64 {
     time.0.max(0.0).round() as u64
 }
 
-impl Fate {
+impl RequestOutcome {
     /// As results name it.
     #[must_use]
     pub fn name(self) -> String {

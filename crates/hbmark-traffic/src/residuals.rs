@@ -10,7 +10,7 @@ use hbmark_core::stats::median;
 use hbmark_core::units::Nanos;
 
 /// So few steps of a kind say nothing of it.
-const ENOUGH_STEPS: usize = 10;
+const MIN_STEPS: usize = 10;
 
 /// Holds each step against the model. Of an engine that runs one sequence after the other, a step's log does not say enough.
 #[must_use]
@@ -32,7 +32,7 @@ pub fn residuals(steps: &[StepLog], model: &Calibration, adapter: Nanos) -> Opti
             .collect();
         let total = |of: fn(&(f64, f64)) -> f64| pairs.iter().map(of).sum::<f64>();
         let ratios: Vec<f64> = pairs.iter().map(|(took, expected)| took / expected).collect();
-        (pairs.len() >= ENOUGH_STEPS).then(|| Residual {
+        (pairs.len() >= MIN_STEPS).then(|| Residual {
             steps: pairs.len(),
             median_ratio: median(&ratios),
             total_ratio: total(|pair| pair.0) / total(|pair| pair.1),
@@ -108,7 +108,7 @@ mod tests {
 
     #[test]
     fn few_steps_and_engines_that_loop_give_nothing() {
-        let steps = vec![step(1.0, 0.0, 0.0, 100.0); ENOUGH_STEPS - 1];
+        let steps = vec![step(1.0, 0.0, 0.0, 100.0); MIN_STEPS - 1];
         assert_eq!(residuals(&steps, &model(), Nanos(0.0)), Some(Residuals::default()));
         assert_eq!(residuals(&steps, &Calibration { looped: true, ..model() }, Nanos(0.0)), None);
     }

@@ -18,9 +18,9 @@ use serde::{Deserialize, Serialize};
 
 use super::clock::Clock;
 use super::execute::{Executor, Phases};
-use super::scheduler::{Emitted, Load, Reject, Scheduler, Submission};
+use super::scheduler::{EmittedToken, RejectReason, Request, Scheduler, SchedulerLoad};
 use super::step_model::Mixture;
-use super::workload::Planned;
+use super::workload::PlannedRequest;
 use crate::execute::StepFailure;
 use hbmark_core::ledger::RaggedPart;
 use hbmark_core::result::serving::SchedulerConfig;
@@ -28,7 +28,7 @@ use hbmark_core::units::Nanos;
 
 /// When a request is sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Loop {
+pub enum LoadMode {
     /// At its scheduled time, whatever the system does.
     Open,
     /// When one of so many finishes: the load adapts to the system, and waiting is hidden.
@@ -38,13 +38,13 @@ pub enum Loop {
 /// What is sent.
 #[derive(Debug, Clone)]
 pub struct Traffic<'a> {
-    pub plan: &'a [Planned],
-    pub kind: Loop,
+    pub plan: &'a [PlannedRequest],
+    pub kind: LoadMode,
     /// The requests whose times count.
     pub measured: Range<usize>,
     pub vocab: usize,
     /// The tokens that prompts are made of; all of the vocabulary where it is empty.
-    pub alphabet: Vec<u32>,
+    pub prompt_vocab: Vec<u32>,
     /// Tokens that end an output early; empty where lengths are forced.
     pub stop_tokens: Vec<u32>,
     /// Tokens that end a constrained output: its grammar allows one of them when it is complete.
@@ -58,13 +58,13 @@ pub struct Traffic<'a> {
 impl Traffic<'_> {
     /// The tokens of a request's prompt.
     #[must_use]
-    pub fn prompt(&self, request: &Planned) -> Vec<u32> {
-        if self.alphabet.is_empty() {
+    pub fn prompt(&self, request: &PlannedRequest) -> Vec<u32> {
+        if self.prompt_vocab.is_empty() {
             return request.tokens(self.vocab);
         }
-        let mut tokens = request.tokens(self.alphabet.len());
+        let mut tokens = request.tokens(self.prompt_vocab.len());
         for token in &mut tokens {
-            *token = self.alphabet[*token as usize];
+            *token = self.prompt_vocab[*token as usize];
         }
         tokens
     }
@@ -72,11 +72,11 @@ impl Traffic<'_> {
 
 /// What became of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Fate {
+pub enum RequestOutcome {
     /// Not done when the run ended.
     Unfinished,
     Served,
-    Rejected(Reject),
+    Rejected(RejectReason),
 }
 
 /// Times of one request, since the start of the run.
@@ -98,7 +98,7 @@ pub struct Record {
     pub preempted_wait: Nanos,
     /// Prompt tokens found in the cache when it was first scheduled.
     pub cached_tokens: usize,
-    pub fate: Fate,
+    pub outcome: RequestOutcome,
 }
 
 /// One step.
@@ -115,7 +115,7 @@ pub struct StepLog {
     pub longest_prompt: usize,
     pub mixture: Mixture,
     /// While the step ran.
-    pub load: Load,
+    pub load: SchedulerLoad,
     pub schedule: f64,
     pub phases: Phases,
     /// Text of the step's tokens.
@@ -140,14 +140,14 @@ pub struct Run {
     pub asked_tokens: usize,
     pub end: f64,
     pub preemptions: u64,
-    pub cache: super::block_pool::CacheCounts,
+    pub cache: super::block_pool::CacheStats,
     /// The engine's error that ended or marred the run.
     pub failure: Option<String>,
     /// It was the device that failed, and not one step: nothing it does afterwards can be trusted.
-    pub tainted: bool,
+    pub device_unusable: bool,
     pub outputs: Vec<Vec<u32>>,
     /// The plan ended before the last measured request was done: the load fell meanwhile.
-    pub ran_dry: bool,
+    pub plan_exhausted: bool,
 }
 
 /// How far a run is.
@@ -156,7 +156,7 @@ pub struct Progress {
     pub elapsed: Nanos,
     pub done: usize,
     pub total: usize,
-    pub load: Load,
+    pub load: SchedulerLoad,
     pub output_tokens: usize,
 }
 
@@ -188,7 +188,7 @@ pub trait TextPath {
 const HEARTBEAT: f64 = 0.5e9;
 
 /// Steps that may fail one after the other before the engine is given up.
-const PATIENCE: usize = 3;
+const MAX_CONSECUTIVE_STEP_FAILURES: usize = 3;
 
 /// Serves the traffic.
 ///
@@ -202,14 +202,14 @@ pub fn run(
     text: Option<&mut dyn TextPath>,
     observe: &mut dyn FnMut(Progress),
 ) -> Result<Run, RunError> {
-    run_over(traffic, Scheduler::new(config), executor, clock, text, observe)
+    run_with_scheduler(traffic, Scheduler::new(config), executor, clock, text, observe)
 }
 
 /// Serves the traffic with a scheduler that is there already.
 ///
 /// # Errors
 /// As [`run`].
-pub fn run_over(
+pub fn run_with_scheduler(
     traffic: &Traffic<'_>,
     scheduler: Scheduler,
     executor: &mut dyn Executor,
@@ -231,8 +231,8 @@ pub fn run_over(
         origin: clock.now().0,
         next: 0,
         openings: match traffic.kind {
-            Loop::Open => VecDeque::new(),
-            Loop::Closed { concurrency } => vec![0.0; concurrency].into(),
+            LoadMode::Open => VecDeque::new(),
+            LoadMode::Closed { concurrency } => vec![0.0; concurrency].into(),
         },
         in_system: 0,
         left: traffic.measured.len(),
@@ -265,14 +265,14 @@ pub fn run_over(
             server.run.idle += server.now(clock) - now;
             continue;
         }
-        server.run.ran_dry |= server.next == traffic.plan.len();
+        server.run.plan_exhausted |= server.next == traffic.plan.len();
         match server.step(executor, clock, &mut tokens)? {
             Ok(()) => failures = 0,
             Err(error) => {
                 failures += 1;
                 server.run.failure = Some(error.message);
-                server.run.tainted |= error.tainted;
-                if failures == PATIENCE {
+                server.run.device_unusable |= error.device_unusable;
+                if failures == MAX_CONSECUTIVE_STEP_FAILURES {
                     break;
                 }
             }
@@ -280,12 +280,12 @@ pub fn run_over(
     }
     server.run.end = server.now(clock);
     server.run.preemptions = server.scheduler.preemptions();
-    server.run.cache = server.scheduler.cache_counts();
+    server.run.cache = server.scheduler.cache_stats();
     observe(server.progress(server.run.end));
     Ok(server.run)
 }
 
-fn blank(request: &Planned) -> Record {
+fn blank(request: &PlannedRequest) -> Record {
     Record {
         arrival: request.arrival,
         enqueued: None,
@@ -298,7 +298,7 @@ fn blank(request: &Planned) -> Record {
         preemptions: 0,
         preempted_wait: Nanos(0.0),
         cached_tokens: 0,
-        fate: Fate::Unfinished,
+        outcome: RequestOutcome::Unfinished,
     }
 }
 
@@ -322,7 +322,7 @@ struct Server<'a, 't> {
     run: Run,
     output_tokens: usize,
     /// Tokens of the last step; kept for its buffer.
-    emitted: Vec<Emitted>,
+    emitted: Vec<EmittedToken>,
 }
 
 impl Server<'_, '_> {
@@ -333,8 +333,8 @@ impl Server<'_, '_> {
     fn next_arrival(&self) -> Option<f64> {
         let planned = self.traffic.plan.get(self.next)?;
         match self.traffic.kind {
-            Loop::Open => Some(planned.arrival.0),
-            Loop::Closed { .. } => self.openings.front().copied(),
+            LoadMode::Open => Some(planned.arrival.0),
+            LoadMode::Closed { .. } => self.openings.front().copied(),
         }
     }
 
@@ -366,7 +366,7 @@ impl Server<'_, '_> {
                 Some(prompt) => std::mem::take(prompt),
                 None => self.traffic.prompt(planned),
             };
-            let admitted = self.scheduler.admit(Submission {
+            let admitted = self.scheduler.add_request(Request {
                 key,
                 prompt,
                 output_len: planned.output_len,
@@ -389,25 +389,25 @@ impl Server<'_, '_> {
                     self.in_system += 1;
                     self.run.population.push((now, self.in_system));
                 }
-                Err(reject) => self.settle(key, Fate::Rejected(reject), now),
+                Err(reject) => self.finish_request(key, RequestOutcome::Rejected(reject), now),
             }
         }
     }
 
-    fn settle(&mut self, key: usize, fate: Fate, now: f64) {
-        self.run.records[key].fate = fate;
+    fn finish_request(&mut self, key: usize, outcome: RequestOutcome, now: f64) {
+        self.run.records[key].outcome = outcome;
         if self.traffic.measured.contains(&key) {
             self.left -= 1;
         }
-        if matches!(self.traffic.kind, Loop::Closed { .. }) {
+        if matches!(self.traffic.kind, LoadMode::Closed { .. }) {
             self.openings.push_back(now);
         }
     }
 
-    fn leave(&mut self, key: usize, fate: Fate, now: f64) {
+    fn leave(&mut self, key: usize, outcome: RequestOutcome, now: f64) {
         self.in_system -= 1;
         self.run.population.push((now, self.in_system));
-        self.settle(key, fate, now);
+        self.finish_request(key, outcome, now);
     }
 
     fn step(
@@ -421,15 +421,15 @@ impl Server<'_, '_> {
         let scheduled = self.now(clock);
         let mut log = StepLog { begin, load: self.scheduler.load(), ..StepLog::default() };
         log.schedule = scheduled - begin;
-        self.note_batch(begin, &mut log);
+        self.record_batch(begin, &mut log);
         tokens.clear();
         match executor.run(&self.scheduler, clock, tokens) {
             Ok(phases) => log.phases = phases,
             Err(error) => {
                 let now = self.now(clock);
                 self.boundary = now;
-                for key in self.scheduler.abandon() {
-                    self.leave(key, Fate::Rejected(Reject::EngineFailed), now);
+                for key in self.scheduler.abort_batch() {
+                    self.leave(key, RequestOutcome::Rejected(RejectReason::EngineFailed), now);
                 }
                 return Ok(Err(error));
             }
@@ -444,9 +444,9 @@ impl Server<'_, '_> {
         log.output_tokens = emitted.len();
         self.output_tokens += emitted.len();
         for token in &emitted {
-            self.note_token(token.key, token.token, end);
+            self.record_token(token.key, token.token, end);
             if token.finished {
-                self.leave(token.key, Fate::Served, end);
+                self.leave(token.key, RequestOutcome::Served, end);
             }
         }
         if let Some(text) = &mut self.text {
@@ -463,34 +463,34 @@ impl Server<'_, '_> {
     }
 
     /// Times of what the batch starts, goes on with and takes back.
-    fn note_batch(&mut self, now: f64, log: &mut StepLog) {
+    fn record_batch(&mut self, now: f64, log: &mut StepLog) {
         let batch = self.scheduler.batch();
         log.adapters = batch.adapters;
         for key in &batch.preempted {
             self.preempted_at[*key] = Some(now);
             self.run.records[*key].preemptions += 1;
         }
-        for part in &batch.parts {
-            log.mixture.add(RaggedPart { cached: part.start, tokens: part.tokens });
-            let record = &mut self.run.records[part.key];
-            let prompt = record.prompt_tokens.saturating_sub(part.start).min(part.tokens);
+        for seq in &batch.scheduled {
+            log.mixture.add(RaggedPart { cached: seq.start, tokens: seq.tokens });
+            let record = &mut self.run.records[seq.key];
+            let prompt = record.prompt_tokens.saturating_sub(seq.start).min(seq.tokens);
             log.prompt_tokens += prompt;
             if prompt > 0 {
                 log.longest_prompt = log.longest_prompt.max(record.prompt_tokens);
             }
-            if part.starts {
+            if seq.is_first_step {
                 if record.started.is_none() {
-                    record.cached_tokens = part.start;
+                    record.cached_tokens = seq.start;
                 }
                 record.started.get_or_insert(Nanos(now));
-                if let Some(at) = self.preempted_at[part.key].take() {
+                if let Some(at) = self.preempted_at[seq.key].take() {
                     record.preempted_wait.0 += now - at;
                 }
             }
         }
     }
 
-    fn note_token(&mut self, key: usize, token: u32, now: f64) {
+    fn record_token(&mut self, key: usize, token: u32, now: f64) {
         let record = &mut self.run.records[key];
         record.output_tokens += 1;
         record.first_token.get_or_insert(Nanos(now));

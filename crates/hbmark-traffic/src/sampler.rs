@@ -5,7 +5,7 @@
 
 use serde::Serialize;
 
-use super::workload::mix;
+use super::workload::splitmix64;
 
 /// How tokens are chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
@@ -78,7 +78,7 @@ impl Sampler {
             }
             self.ranked.truncate(count);
         }
-        let drawn = mix(mix(self.how.seed, request as u64), position as u64);
+        let drawn = splitmix64(splitmix64(self.how.seed, request as u64), position as u64);
         // 24 bits are what an f32 in [0, 1) holds.
         let mut at = ((drawn >> 40) as f32 / (1_u32 << 24) as f32) * kept;
         for (weight, token) in &self.ranked {

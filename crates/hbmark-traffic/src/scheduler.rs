@@ -1,6 +1,6 @@
 //! Continuous batching as a state machine: which tokens of which requests the next step runs.
 //!
-//! Enters: requests ([`admit`](Scheduler::admit)) and the tokens a step produced ([`complete`](Scheduler::complete)). Leaves: the next
+//! Enters: requests ([`add_request`](Scheduler::add_request)) and the tokens a step produced ([`complete`](Scheduler::complete)). Leaves: the next
 //! [`Batch`] with block tables, and what became of each request. It owns no clock and no model: time passes and tokens are computed
 //! elsewhere, so the same machine serves a real engine and a virtual one.
 //!
@@ -16,15 +16,15 @@ use std::collections::BTreeSet;
 
 use adapters::AdapterUse;
 
-use super::block_pool::{BlockPool, CacheCounts, Chain};
+use super::block_pool::{BlockPool, CacheStats, PrefixId};
 use hbmark_core::result::serving::{Policy, SchedulerConfig};
 
 #[cfg(test)]
-use super::block_pool::Fault;
+use super::block_pool::SchedulerBug;
 
 /// A request as the scheduler sees it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Submission {
+pub struct Request {
     /// The caller's name for it.
     pub key: usize,
     pub prompt: Vec<u32>,
@@ -54,7 +54,7 @@ pub struct Submission {
     schemars::JsonSchema,
 )]
 #[serde(rename_all = "snake_case")]
-pub enum Reject {
+pub enum RejectReason {
     #[error("the prompt is empty")]
     EmptyPrompt,
     #[error("no output was asked for")]
@@ -77,7 +77,7 @@ pub struct Slot(u32);
 
 /// The part of a step that is one request's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Part {
+pub struct ScheduledSequence {
     pub slot: Slot,
     pub key: usize,
     /// Unique to this run of the request: another after a preemption.
@@ -86,9 +86,9 @@ pub struct Part {
     pub start: usize,
     pub tokens: usize,
     /// Whether the step computes the last known token, so that the next one comes out.
-    pub produces: bool,
+    pub produces_token: bool,
     /// Whether this is the request's first step since it arrived or was preempted.
-    pub starts: bool,
+    pub is_first_step: bool,
     pub adapter: Option<u32>,
 }
 
@@ -96,7 +96,7 @@ pub struct Part {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Batch {
     /// In order of rank.
-    pub parts: Vec<Part>,
+    pub scheduled: Vec<ScheduledSequence>,
     /// Sequences whose KV an engine with a cache of its own may drop: they finished or were preempted since the last batch.
     pub dropped: Vec<u64>,
     /// Requests preempted to make this batch.
@@ -109,13 +109,13 @@ impl Batch {
     /// Tokens of all parts.
     #[must_use]
     pub fn token_count(&self) -> usize {
-        self.parts.iter().map(|part| part.tokens).sum()
+        self.scheduled.iter().map(|seq| seq.tokens).sum()
     }
 }
 
 /// A token that became available.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Emitted {
+pub struct EmittedToken {
     pub key: usize,
     pub token: u32,
     /// Tokens of the request's output so far, this one included.
@@ -125,7 +125,7 @@ pub struct Emitted {
 
 /// How much is where.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
-pub struct Load {
+pub struct SchedulerLoad {
     pub running: usize,
     pub waiting: usize,
     pub used_blocks: usize,
@@ -135,7 +135,7 @@ pub struct Load {
 }
 
 #[derive(Debug, Clone)]
-struct Request {
+struct RequestState {
     key: usize,
     rank: Rank,
     /// Prompt, then output.
@@ -149,7 +149,7 @@ struct Request {
     blocks: Vec<u32>,
     /// Leading blocks that the cache was told of, and the chain they end with.
     cached_blocks: usize,
-    chain: Chain,
+    prefix: PrefixId,
     started: bool,
     adapter: Option<u32>,
 }
@@ -162,13 +162,13 @@ type Rank = (i32, u64);
 pub struct Scheduler {
     config: SchedulerConfig,
     pool: BlockPool,
-    requests: Vec<Option<Request>>,
+    requests: Vec<Option<RequestState>>,
     vacant: Vec<u32>,
     waiting: BTreeSet<(Rank, u32)>,
     /// In order of rank.
     running: Vec<(Rank, u32)>,
     batch: Batch,
-    emitted: Vec<Emitted>,
+    emitted: Vec<EmittedToken>,
     found: Vec<u32>,
     admitted: u64,
     sequences: u64,
@@ -217,9 +217,9 @@ impl Scheduler {
 
     /// Plants a leak, for checks of the books: so many blocks are taken and nobody holds them.
     #[must_use]
-    pub fn with_lost_blocks(mut self, count: usize) -> Self {
+    pub fn with_leaked_blocks(mut self, count: usize) -> Self {
         for _ in 0..count {
-            self.pool.take();
+            self.pool.allocate();
         }
         self
     }
@@ -234,24 +234,24 @@ impl Scheduler {
     ///
     /// # Errors
     /// The reason it would be rejected.
-    pub fn check(config: &SchedulerConfig, prompt_len: usize, output_len: usize) -> Result<(), Reject> {
+    pub fn check(config: &SchedulerConfig, prompt_len: usize, output_len: usize) -> Result<(), RejectReason> {
         if prompt_len == 0 {
-            return Err(Reject::EmptyPrompt);
+            return Err(RejectReason::EmptyPrompt);
         }
         if output_len == 0 {
-            return Err(Reject::EmptyOutput);
+            return Err(RejectReason::EmptyOutput);
         }
         let whole = prompt_len.saturating_add(output_len);
         if whole > config.max_model_len {
-            return Err(Reject::ExceedsContext);
+            return Err(RejectReason::ExceedsContext);
         }
         // The last token is read and never written.
         if (whole - 1).div_ceil(config.block_size) > config.num_blocks {
-            return Err(Reject::ExceedsPool);
+            return Err(RejectReason::ExceedsPool);
         }
         // A preempted request computes its output again, in one step.
         if !config.enable_chunked_prefill && whole - 1 > config.max_num_batched_tokens {
-            return Err(Reject::ExceedsBudget);
+            return Err(RejectReason::ExceedsBudget);
         }
         Ok(())
     }
@@ -263,20 +263,20 @@ impl Scheduler {
     ///
     /// # Panics
     /// With 2^32 requests at once.
-    pub fn admit(&mut self, submission: Submission) -> Result<Slot, Reject> {
-        Self::check(&self.config, submission.prompt.len(), submission.output_len)?;
+    pub fn add_request(&mut self, request: Request) -> Result<Slot, RejectReason> {
+        Self::check(&self.config, request.prompt.len(), request.output_len)?;
         if self.config.max_waiting.is_some_and(|most| self.waiting.len() >= most) {
-            return Err(Reject::QueueFull);
+            return Err(RejectReason::QueueFull);
         }
-        let Submission { key, prompt: mut tokens, output_len, stop_tokens, priority, adapter } = submission;
-        self.adapters.know(adapter);
+        let Request { key, prompt: mut tokens, output_len, stop_tokens, priority, adapter } = request;
+        self.adapters.register(adapter);
         let priority = if self.config.scheduling == Policy::Priority { priority } else { 0 };
         let rank = (priority, self.admitted);
         self.admitted += 1;
         let prompt_len = tokens.len();
         // Reserved now, so that no step allocates.
         tokens.reserve_exact(output_len);
-        let request = Request {
+        let request = RequestState {
             key,
             rank,
             prompt_len,
@@ -287,7 +287,7 @@ impl Scheduler {
             computed: 0,
             sequence: 0,
             cached_blocks: 0,
-            chain: self.root(adapter),
+            prefix: self.root(adapter),
             started: false,
             adapter,
         };
@@ -306,37 +306,37 @@ impl Scheduler {
     /// When the last batch was not completed.
     pub fn next_batch(&mut self) -> &Batch {
         assert!(!self.in_flight, "a batch is completed before the next is made");
-        self.batch.parts.clear();
+        self.batch.scheduled.clear();
         self.batch.preempted.clear();
         self.batch.dropped.clear();
         self.batch.adapters = 0;
         self.adapters.next_batch();
         let mut budget = self.config.max_num_batched_tokens;
         #[cfg(test)]
-        if self.pool.fault == Some(Fault::ExceedsBudget) {
+        if self.pool.fault == Some(SchedulerBug::ExceedsBudget) {
             budget += 1;
         }
-        self.serve_running(&mut budget);
+        self.schedule_running(&mut budget);
         if self.batch.preempted.is_empty() {
-            self.start_waiting(&mut budget);
+            self.schedule_waiting(&mut budget);
         }
         self.batch.dropped.append(&mut self.ended);
-        self.in_flight = !self.batch.parts.is_empty();
+        self.in_flight = !self.batch.scheduled.is_empty();
         &self.batch
     }
 
-    fn serve_running(&mut self, budget: &mut usize) {
+    fn schedule_running(&mut self, budget: &mut usize) {
         let mut index = 0;
         while index < self.running.len() && *budget > 0 {
             let slot = self.running[index].1;
             let request = self.request(slot);
             let tokens = (request.tokens.len() - request.computed).min(*budget);
             let positions = request.computed + tokens;
-            if !self.make_room(slot, positions) {
+            if !self.ensure_blocks(slot, positions) {
                 // It was the last and gave way itself.
                 break;
             }
-            self.push_part(slot, tokens);
+            self.push_scheduled(slot, tokens);
             *budget -= tokens;
             index += 1;
         }
@@ -344,7 +344,7 @@ impl Scheduler {
 
     /// Sees to it that a running request has blocks for so many positions, at the cost of those ranked behind it. `false` when it had
     /// to be preempted itself.
-    fn make_room(&mut self, slot: u32, positions: usize) -> bool {
+    fn ensure_blocks(&mut self, slot: u32, positions: usize) -> bool {
         loop {
             if self.extend(slot, positions) {
                 return true;
@@ -357,11 +357,12 @@ impl Scheduler {
         }
     }
 
-    fn start_waiting(&mut self, budget: &mut usize) {
+    fn schedule_waiting(&mut self, budget: &mut usize) {
         while self.running.len() < self.config.max_num_seqs && *budget > 0 {
             let next = self.waiting.first();
             #[cfg(test)]
-            let next = if self.pool.fault == Some(Fault::PassesQueue) { self.waiting.last() } else { next };
+            let next =
+                if self.pool.fault == Some(SchedulerBug::BreaksOrder) { self.waiting.last() } else { next };
             let Some(&(rank, slot)) = next else { break };
             let mut found = std::mem::take(&mut self.found);
             found.clear();
@@ -370,25 +371,26 @@ impl Scheduler {
             let adapter = request.adapter;
             let most = self.config.max_loras;
             #[cfg(test)]
-            let most = most.map(|most| most + usize::from(self.pool.fault == Some(Fault::ExceedsAdapters)));
+            let most =
+                most.map(|most| most + usize::from(self.pool.fault == Some(SchedulerBug::ExceedsAdapters)));
             if !self.adapters.fits(adapter, most) {
                 self.found = found;
                 break;
             }
             // At least one token is computed, or there would be no logits.
             let root = self.root(adapter);
-            let chain = self.pool.find(root, &request.tokens[..whole - 1], &mut found);
+            let prefix = self.pool.find_cached_prefix(root, &request.tokens[..whole - 1], &mut found);
             let hit = found.len() * self.config.block_size;
             let wanted = whole - hit;
             let tokens = wanted.min(*budget);
             let fits = self.config.enable_chunked_prefill || wanted <= *budget;
             let needed = self.pool.blocks_for(hit + tokens) - found.len() + self.pool.unreferenced(&found);
-            if !fits || needed > self.pool.free() {
+            if !fits || needed > self.pool.num_free_blocks() {
                 self.found = found;
                 break;
             }
             self.waiting.remove(&(rank, slot));
-            self.pool.share(&found);
+            self.pool.incref(&found);
             self.sequences += 1;
             let sequence = self.sequences;
             let request = self.request_mut(slot);
@@ -400,7 +402,7 @@ impl Scheduler {
             request.sequence = sequence;
             request.blocks.extend_from_slice(&found);
             request.cached_blocks = found.len();
-            request.chain = chain;
+            request.prefix = prefix;
             request.computed = hit;
             request.started = false;
             self.found = found;
@@ -408,36 +410,36 @@ impl Scheduler {
             self.adapters.start(adapter);
             let at = self.running.partition_point(|other| other.0 < rank);
             self.running.insert(at, (rank, slot));
-            self.push_part(slot, tokens);
+            self.push_scheduled(slot, tokens);
             *budget -= tokens;
         }
     }
 
-    fn push_part(&mut self, slot: u32, tokens: usize) {
+    fn push_scheduled(&mut self, slot: u32, tokens: usize) {
         let request = self.request_mut(slot);
-        let part = Part {
+        let seq = ScheduledSequence {
             slot: Slot(slot),
             key: request.key,
             sequence: request.sequence,
             start: request.computed,
             tokens,
-            produces: request.computed + tokens == request.tokens.len(),
-            starts: !std::mem::replace(&mut request.started, true),
+            produces_token: request.computed + tokens == request.tokens.len(),
+            is_first_step: !std::mem::replace(&mut request.started, true),
             adapter: request.adapter,
         };
-        self.batch.adapters += usize::from(self.adapters.is_new(part.adapter));
-        self.batch.parts.push(part);
+        self.batch.adapters += usize::from(self.adapters.is_new(seq.adapter));
+        self.batch.scheduled.push(seq);
     }
 
     /// Takes blocks until a request has room for so many positions; takes none when they are too few.
     fn extend(&mut self, slot: u32, positions: usize) -> bool {
         let needed = self.pool.blocks_for(positions);
         let request = self.requests[slot as usize].as_mut().expect("a scheduled request exists");
-        if needed.saturating_sub(request.blocks.len()) > self.pool.free() {
+        if needed.saturating_sub(request.blocks.len()) > self.pool.num_free_blocks() {
             return false;
         }
         while request.blocks.len() < needed {
-            request.blocks.push(self.pool.take().expect("counted above"));
+            request.blocks.push(self.pool.allocate().expect("counted above"));
         }
         true
     }
@@ -445,12 +447,12 @@ impl Scheduler {
     fn preempt(&mut self, slot: u32) {
         let at = self.running.iter().position(|r| r.1 == slot).expect("only what runs is preempted");
         let (rank, _) = self.running.remove(at);
-        self.give_back(slot);
+        self.free(slot);
         let key = self.request(slot).key;
         self.batch.preempted.push(key);
         self.preemptions += 1;
         #[cfg(test)]
-        if self.pool.fault == Some(Fault::LosesPreempted) {
+        if self.pool.fault == Some(SchedulerBug::LosesPreempted) {
             return;
         }
         self.waiting.insert((rank, slot));
@@ -458,77 +460,77 @@ impl Scheduler {
 
     /// The empty prefix of a request.
     #[cfg_attr(not(test), expect(clippy::unused_self, reason = "tests plant a fault here"))]
-    fn root(&self, adapter: Option<u32>) -> Chain {
+    fn root(&self, adapter: Option<u32>) -> PrefixId {
         #[cfg(test)]
-        if self.pool.fault == Some(Fault::ForgetsAdapters) {
-            return Chain::ROOT;
+        if self.pool.fault == Some(SchedulerBug::ForgetsAdapters) {
+            return PrefixId::ROOT;
         }
-        Chain::of(adapter)
+        PrefixId::of(adapter)
     }
 
     /// Gives back a request's blocks, from the end, and forgets what was computed.
-    fn give_back(&mut self, slot: u32) {
+    fn free(&mut self, slot: u32) {
         let root = self.root(self.request(slot).adapter);
         let request = self.requests[slot as usize].as_mut().expect("a scheduled request exists");
         for block in request.blocks.drain(..).rev() {
-            self.pool.give_back(block);
+            self.pool.free(block);
         }
         request.computed = 0;
         request.cached_blocks = 0;
-        request.chain = root;
+        request.prefix = root;
         self.ended.push(request.sequence);
         self.adapters.end(request.adapter);
     }
 
     /// Takes in what a step produced: one token per part of the batch, in its order. The token of a part that
-    /// [`produces`](Part::produces) none is ignored.
+    /// [`produces_token`](ScheduledSequence::produces_token) none is ignored.
     ///
     /// # Panics
     /// When there is no batch, or not one token per part.
-    pub fn complete(&mut self, tokens: &[u32]) -> &[Emitted] {
+    pub fn complete(&mut self, tokens: &[u32]) -> &[EmittedToken] {
         assert!(self.in_flight, "there is a batch to complete");
-        assert_eq!(tokens.len(), self.batch.parts.len(), "one token per part");
+        assert_eq!(tokens.len(), self.batch.scheduled.len(), "one token per part");
         self.in_flight = false;
         self.emitted.clear();
-        let parts = std::mem::take(&mut self.batch.parts);
-        for (part, &token) in parts.iter().zip(tokens) {
-            self.advance(*part, token);
+        let scheduled = std::mem::take(&mut self.batch.scheduled);
+        for (seq, &token) in scheduled.iter().zip(tokens) {
+            self.advance(*seq, token);
         }
-        self.batch.parts = parts;
+        self.batch.scheduled = scheduled;
         &self.emitted
     }
 
-    fn advance(&mut self, part: Part, token: u32) {
-        let slot = part.slot.0;
+    fn advance(&mut self, seq: ScheduledSequence, token: u32) {
+        let slot = seq.slot.0;
         let request = self.requests[slot as usize].as_mut().expect("a scheduled request exists");
-        request.computed += part.tokens;
+        request.computed += seq.tokens;
         if self.pool.caches_prefixes() {
             let size = self.config.block_size;
             while (request.cached_blocks + 1) * size <= request.computed {
                 let index = request.cached_blocks;
                 let tokens = &request.tokens[index * size..(index + 1) * size];
-                request.chain = self.pool.cache(request.blocks[index], request.chain, tokens);
+                request.prefix = self.pool.cache_block(request.blocks[index], request.prefix, tokens);
                 request.cached_blocks += 1;
             }
         }
-        if !part.produces {
+        if !seq.produces_token {
             return;
         }
         request.tokens.push(token);
         let index = request.tokens.len() - request.prompt_len;
         let finished = index == request.output_len || request.stop_tokens.contains(&token);
-        self.emitted.push(Emitted { key: request.key, token, index, finished });
+        self.emitted.push(EmittedToken { key: request.key, token, index, finished });
         if finished {
-            self.remove(part.slot);
+            self.remove(seq.slot);
         }
     }
 
     /// Ends the batch in flight without results and drops every request in it: what happens when the engine fails. Returns their keys.
-    pub fn abandon(&mut self) -> Vec<usize> {
+    pub fn abort_batch(&mut self) -> Vec<usize> {
         self.in_flight = false;
-        let slots: Vec<Slot> = self.batch.parts.iter().map(|part| part.slot).collect();
-        let keys = self.batch.parts.iter().map(|part| part.key).collect();
-        self.batch.parts.clear();
+        let slots: Vec<Slot> = self.batch.scheduled.iter().map(|seq| seq.slot).collect();
+        let keys = self.batch.scheduled.iter().map(|seq| seq.key).collect();
+        self.batch.scheduled.clear();
         for slot in slots {
             self.remove(slot);
         }
@@ -539,7 +541,7 @@ impl Scheduler {
         let rank = self.request(slot.0).rank;
         if let Ok(at) = self.running.binary_search_by(|other| other.0.cmp(&rank)) {
             self.running.remove(at);
-            self.give_back(slot.0);
+            self.free(slot.0);
         }
         self.waiting.remove(&(rank, slot.0));
         self.requests[slot.0 as usize] = None;
@@ -548,14 +550,14 @@ impl Scheduler {
 
     /// The tokens of a part of the batch in flight.
     #[must_use]
-    pub fn tokens(&self, part: &Part) -> &[u32] {
-        &self.request(part.slot.0).tokens[part.start..part.start + part.tokens]
+    pub fn tokens(&self, seq: &ScheduledSequence) -> &[u32] {
+        &self.request(seq.slot.0).tokens[seq.start..seq.start + seq.tokens]
     }
 
     /// The block table of a part of the batch in flight.
     #[must_use]
-    pub fn block_table(&self, part: &Part) -> &[u32] {
-        &self.request(part.slot.0).blocks
+    pub fn block_table(&self, seq: &ScheduledSequence) -> &[u32] {
+        &self.request(seq.slot.0).blocks
     }
 
     /// The batch handed out last.
@@ -572,12 +574,12 @@ impl Scheduler {
 
     /// How much is where.
     #[must_use]
-    pub fn load(&self) -> Load {
-        Load {
+    pub fn load(&self) -> SchedulerLoad {
+        SchedulerLoad {
             running: self.running.len(),
             waiting: self.waiting.len(),
-            used_blocks: self.pool.used(),
-            total_blocks: self.pool.total(),
+            used_blocks: self.pool.num_used_blocks(),
+            total_blocks: self.pool.num_blocks(),
             held_blocks: self.running.iter().map(|&(_, slot)| self.request(slot).blocks.len()).sum(),
         }
     }
@@ -590,15 +592,15 @@ impl Scheduler {
 
     /// How the prefix cache has fared.
     #[must_use]
-    pub fn cache_counts(&self) -> CacheCounts {
+    pub fn cache_stats(&self) -> CacheStats {
         self.pool.counts()
     }
 
-    fn request(&self, slot: u32) -> &Request {
+    fn request(&self, slot: u32) -> &RequestState {
         self.requests[slot as usize].as_ref().expect("a scheduled request exists")
     }
 
-    fn request_mut(&mut self, slot: u32) -> &mut Request {
+    fn request_mut(&mut self, slot: u32) -> &mut RequestState {
         self.requests[slot as usize].as_mut().expect("a scheduled request exists")
     }
 }

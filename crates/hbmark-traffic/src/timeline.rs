@@ -63,10 +63,10 @@ fn place(moment: f64, span_ns: f64) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scheduler::Load;
+    use crate::scheduler::SchedulerLoad;
 
     fn step(begin: f64, end: f64, running: usize, waiting: usize) -> StepLog {
-        let load = Load { running, waiting, used_blocks: 5, held_blocks: 5, total_blocks: 10 };
+        let load = SchedulerLoad { running, waiting, used_blocks: 5, held_blocks: 5, total_blocks: 10 };
         StepLog { begin, end, prompt_tokens: 3, output_tokens: running, load, ..StepLog::default() }
     }
 

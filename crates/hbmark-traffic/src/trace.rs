@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use hbmark_core::input::{self, Refused};
+use hbmark_core::input::{self, InputError};
 use hbmark_core::units::Nanos;
 
 /// A file larger than this is refused.
@@ -91,7 +91,7 @@ pub enum TraceError {
 pub fn read(path: &Path, limit: Option<usize>) -> Result<Trace, TraceError> {
     let unreadable = |source| TraceError::Read { path: path.to_path_buf(), source };
     let (file, bytes) = input::open(path).map_err(|refused| match refused {
-        Refused::Io(source) => unreadable(source),
+        InputError::Io(source) => unreadable(source),
         other => unreadable(std::io::Error::other(other)),
     })?;
     if bytes > MAX_BYTES {
@@ -122,7 +122,7 @@ fn parse(input: impl BufRead, bytes: u64, path: &Path, limit: Option<usize>) -> 
     let path = || path.to_path_buf();
     let mut lines = Lines { input, number: 0, buffer: Vec::new() };
     let mut form: Option<(&'static str, Reader)> = None;
-    let mut requests = Requests::new(bytes);
+    let mut requests = TraceBuffer::new(bytes);
     let (mut left_out, mut origin, mut latest) = (0, None, 0.0_f64);
     while requests.kept.len() < limit.unwrap_or(usize::MAX)
         && let Some(line) = lines.next(&path)?
@@ -211,12 +211,12 @@ impl<R: BufRead> Lines<R> {
 }
 
 /// The requests of a trace, and the memory that may still go into them.
-struct Requests {
+struct TraceBuffer {
     kept: Vec<TraceRequest>,
     left: usize,
 }
 
-impl Requests {
+impl TraceBuffer {
     fn new(bytes: u64) -> Self {
         let whole = usize::try_from(bytes).unwrap_or(usize::MAX);
         Self { kept: Vec::new(), left: whole.saturating_add(MEMORY) }
@@ -262,7 +262,7 @@ fn bounded(what: &str, count: u64) -> Result<u64, String> {
     Ok(count)
 }
 
-/// A stranger's text, short and without control characters.
+/// Untrusted text, short and without control characters.
 fn shown(text: &str) -> String {
     text.chars().take(40).map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }
@@ -336,7 +336,7 @@ fn burstgpt(line: &str) -> Result<TraceRequest, String> {
 }
 
 #[derive(Deserialize)]
-struct Mooncake {
+struct MooncakeTraceLine {
     timestamp: f64,
     input_length: u64,
     output_length: u64,
@@ -349,7 +349,7 @@ fn json<'a, T: Deserialize<'a>>(line: &'a str) -> Result<T, String> {
 }
 
 fn mooncake(line: &str) -> Result<TraceRequest, String> {
-    let row: Mooncake = json(line)?;
+    let row: MooncakeTraceLine = json(line)?;
     let input = bounded("input_length", row.input_length)?;
     let request = plain(seconds(row.timestamp / 1e3)?, input, bounded("output_length", row.output_length)?);
     with_prefix(request, row.hash_ids, MOONCAKE_BLOCK)
@@ -357,7 +357,7 @@ fn mooncake(line: &str) -> Result<TraceRequest, String> {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Own {
+struct HbmarkTraceLine {
     arrival_s: f64,
     input_tokens: u64,
     output_tokens: u64,
@@ -370,7 +370,7 @@ struct Own {
 }
 
 fn own(line: &str) -> Result<TraceRequest, String> {
-    let row: Own = json(line)?;
+    let row: HbmarkTraceLine = json(line)?;
     if row.prefix_block == 0 && !row.prefix_ids.is_empty() {
         return Err("prefix_ids without a prefix_block".into());
     }

@@ -1,7 +1,7 @@
 //! What requests look like: lengths, shared prefixes, turns, tenants.
 //!
-//! Enters: a name, a file, lengths, or a trace, and the seed. Leaves: [`Planned`] requests with absolute arrival times, all of them made
-//! before the clock starts. A prompt is kept as a few [`Stretch`]es of seeded tokens, so that equal prefixes are equal by construction,
+//! Enters: a name, a file, lengths, or a trace, and the seed. Leaves: [`PlannedRequest`]s with absolute arrival times, all of them made
+//! before the clock starts. A prompt is kept as a few [`PromptSegment`]s of seeded tokens, so that equal prefixes are equal by construction,
 //! different requests differ, and an hour of traffic fits in memory. It knows no engine and no clock.
 //!
 //! The prompt length drawn is the prompt length sent, in tokens. Seeds reach the tokens, so that another seed or another point of a sweep
@@ -17,23 +17,23 @@ use serde::{Deserialize, Serialize};
 
 use super::arrivals::{Burst, deadlines};
 use super::trace::Trace;
-use hbmark_core::input::{self, Refused};
+use hbmark_core::input::{self, InputError};
 use hbmark_core::result::serving::Arrivals;
 use hbmark_core::units::Nanos;
 
 /// Part of a prompt: the first `tokens` tokens of an endless seeded text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Stretch {
+pub struct PromptSegment {
     pub source: u64,
     pub tokens: u32,
 }
 
 /// One request, planned.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Planned {
+pub struct PlannedRequest {
     /// Scheduled arrival since the start; 0 in a closed loop, whose arrivals are completions.
     pub arrival: Nanos,
-    pub prompt: Vec<Stretch>,
+    pub prompt: Vec<PromptSegment>,
     pub output_len: usize,
     /// Lower goes first where the scheduler looks at it.
     pub priority: i32,
@@ -44,11 +44,11 @@ pub struct Planned {
     pub constrained: bool,
 }
 
-impl Planned {
+impl PlannedRequest {
     /// Tokens of the prompt.
     #[must_use]
     pub fn prompt_len(&self) -> usize {
-        self.prompt.iter().map(|stretch| stretch.tokens as usize).sum()
+        self.prompt.iter().map(|segment| segment.tokens as usize).sum()
     }
 
     /// The prompt as token ids below `vocab`.
@@ -59,9 +59,10 @@ impl Planned {
     pub fn tokens(&self, vocab: usize) -> Vec<u32> {
         let vocab = u64::try_from(vocab).expect("a count");
         let mut tokens = Vec::with_capacity(self.prompt_len());
-        for stretch in &self.prompt {
-            let token = |position| u32::try_from(mix(stretch.source, position) % vocab).expect("below 2^32");
-            tokens.extend((0..u64::from(stretch.tokens)).map(token));
+        for segment in &self.prompt {
+            let token =
+                |position| u32::try_from(splitmix64(segment.source, position) % vocab).expect("below 2^32");
+            tokens.extend((0..u64::from(segment.tokens)).map(token));
         }
         tokens
     }
@@ -69,7 +70,7 @@ impl Planned {
 
 /// A 64-bit hash of two numbers. *Source*: the finaliser of SplitMix64 (Steele, Lea, Flood 2014).
 #[must_use]
-pub fn mix(a: u64, b: u64) -> u64 {
+pub fn splitmix64(a: u64, b: u64) -> u64 {
     let mut z = a ^ b.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -208,7 +209,7 @@ pub struct Branch {
 /// evicted when it comes again, whatever the size of the pool beyond them: the cache works and finds nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Tiling {
+pub struct ContextRotation {
     pub contexts: usize,
     pub tokens: usize,
 }
@@ -231,7 +232,7 @@ fn whole() -> f64 {
 /// Conversations: each turn's prompt is everything before it, answers included, and something new.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Session {
+pub struct Conversation {
     pub turns: usize,
     /// Mean of the exponential gap between the arrivals of two turns, seconds.
     pub think_s: f64,
@@ -274,14 +275,14 @@ pub struct Workload {
     #[serde(default)]
     pub prefix: Option<SharedPrefix>,
     #[serde(default)]
-    pub session: Option<Session>,
+    pub session: Option<Conversation>,
     #[serde(default)]
     pub tenants: Vec<Tenant>,
     /// What follows a shared prefix, from the root down.
     #[serde(default)]
     pub branches: Vec<Branch>,
     #[serde(default)]
-    pub tiling: Option<Tiling>,
+    pub tiling: Option<ContextRotation>,
     #[serde(default)]
     pub structured: Option<Structured>,
 }
@@ -341,7 +342,7 @@ impl Workload {
             },
             "agents" => Self {
                 prefix: Some(SharedPrefix { tokens: 2048, share: 1.0, groups: 4 }),
-                session: Some(Session { turns: 6, think_s: 5.0 }),
+                session: Some(Conversation { turns: 6, think_s: 5.0 }),
                 ..plain(
                     400,
                     150,
@@ -368,8 +369,8 @@ impl Workload {
         let text = input::read_text(path, MAX_FILE).map_err(|refused| {
             let path = path.to_path_buf();
             match refused {
-                Refused::TooLarge { size, .. } => WorkloadError::TooLarge { path, bytes: size },
-                Refused::Io(source) => WorkloadError::Read { path, source },
+                InputError::TooLarge { size, .. } => WorkloadError::TooLarge { path, bytes: size },
+                InputError::Io(source) => WorkloadError::Read { path, source },
                 other => WorkloadError::Read { path, source: std::io::Error::other(other) },
             }
         })?;
@@ -496,13 +497,13 @@ impl Workload {
         burst: Option<Burst>,
         count: usize,
         seed: u64,
-    ) -> Vec<Planned> {
+    ) -> Vec<PlannedRequest> {
         let turns = self.session.map_or(1, |session| session.turns);
         let sessions = count.div_ceil(turns);
         let timed = rate.map(|rate| self.starts(rate / turns as f64, process, burst, sessions, seed));
         let starts = timed.unwrap_or_else(|| vec![(Nanos(0.0), None); sessions]);
-        let mut random = ChaCha8Rng::seed_from_u64(mix(seed, 1));
-        let mut requests: Vec<Planned> = Vec::with_capacity(sessions * turns);
+        let mut random = ChaCha8Rng::seed_from_u64(splitmix64(seed, 1));
+        let mut requests: Vec<PlannedRequest> = Vec::with_capacity(sessions * turns);
         for (index, start) in starts.into_iter().enumerate() {
             self.plan_session(index as u64, start, rate.is_some(), seed, &mut random, &mut requests);
         }
@@ -519,23 +520,26 @@ impl Workload {
         timed: bool,
         seed: u64,
         random: &mut ChaCha8Rng,
-        requests: &mut Vec<Planned>,
+        requests: &mut Vec<PlannedRequest>,
     ) {
         let mut history = Vec::new();
         if let Some(prefix) = self.prefix
             && random.random_bool(prefix.share)
         {
             let group = random.random_range(0..prefix.groups) as u64;
-            let mut node = mix(mix(seed, 2), group);
-            history.push(stretch(node, prefix.tokens));
+            let mut node = splitmix64(splitmix64(seed, 2), group);
+            history.push(segment(node, prefix.tokens));
             for branch in &self.branches {
                 // A child is named by all that is above it.
-                node = mix(mix(node, 1), random.random_range(0..branch.ways) as u64);
-                history.push(stretch(node, branch.tokens));
+                node = splitmix64(splitmix64(node, 1), random.random_range(0..branch.ways) as u64);
+                history.push(segment(node, branch.tokens));
             }
         }
         if let Some(tiling) = self.tiling {
-            history.push(stretch(mix(mix(seed, 8), index % tiling.contexts as u64), tiling.tokens));
+            history.push(segment(
+                splitmix64(splitmix64(seed, 8), index % tiling.contexts as u64),
+                tiling.tokens,
+            ));
         }
         let (tenant, priority) = match tenant {
             Some(tenant) => {
@@ -545,13 +549,20 @@ impl Workload {
         };
         let mut arrival = start;
         for turn in 0..self.session.map_or(1, |session| session.turns) as u64 {
-            let own = mix(mix(mix(seed, 3), index), turn);
-            history.push(stretch(own, self.input.draw(random)));
+            let own = splitmix64(splitmix64(splitmix64(seed, 3), index), turn);
+            history.push(segment(own, self.input.draw(random)));
             let output_len = self.output.draw(random);
             let prompt = history.clone();
-            requests.push(Planned { arrival, prompt, output_len, priority, tenant, ..Planned::default() });
+            requests.push(PlannedRequest {
+                arrival,
+                prompt,
+                output_len,
+                priority,
+                tenant,
+                ..PlannedRequest::default()
+            });
             // What will really be generated is not known yet; a text of that length stands for it.
-            history.push(stretch(mix(own, 1), output_len));
+            history.push(segment(splitmix64(own, 1), output_len));
             let gap: f64 = Exp1.sample(random);
             if let Some(session) = self.session
                 && timed
@@ -572,7 +583,7 @@ impl Workload {
         seed: u64,
     ) -> Vec<(Nanos, Option<usize>)> {
         if self.tenants.iter().all(|tenant| tenant.burst.is_none()) {
-            let all = deadlines(process, burst, rate, sessions, mix(seed, 0));
+            let all = deadlines(process, burst, rate, sessions, splitmix64(seed, 0));
             return all.into_iter().map(|start| (start, None)).collect();
         }
         let total: f64 = self.tenants.iter().map(|t| t.share).sum();
@@ -585,7 +596,7 @@ impl Workload {
                 own.or(burst),
                 rate * tenant.share / total,
                 sessions,
-                mix(mix(seed, 9), index as u64),
+                splitmix64(splitmix64(seed, 9), index as u64),
             );
             starts.extend(times.into_iter().map(|start| (start, Some(index))));
         }
@@ -612,14 +623,14 @@ impl Workload {
     }
 }
 
-fn stretch(source: u64, tokens: usize) -> Stretch {
-    Stretch { source, tokens: u32::try_from(tokens).expect("lengths are bounded") }
+fn segment(source: u64, tokens: usize) -> PromptSegment {
+    PromptSegment { source, tokens: u32::try_from(tokens).expect("lengths are bounded") }
 }
 
 /// Plans the requests of a trace. Times are multiplied by `time_scale`: 0.5 is twice the recorded rate.
 #[must_use]
-pub fn plan_trace(trace: &Trace, time_scale: f64, seed: u64) -> Vec<Planned> {
-    let own = |index: usize| mix(mix(seed, 4), index as u64);
+pub fn plan_trace(trace: &Trace, time_scale: f64, seed: u64) -> Vec<PlannedRequest> {
+    let own = |index: usize| splitmix64(splitmix64(seed, 4), index as u64);
     trace
         .requests
         .iter()
@@ -629,41 +640,44 @@ pub fn plan_trace(trace: &Trace, time_scale: f64, seed: u64) -> Vec<Planned> {
             let mut prompt = Vec::with_capacity(request.prefix_ids.len() + 1);
             for id in &request.prefix_ids {
                 let tokens = left.min(request.prefix_block);
-                prompt.push(stretch(mix(mix(seed, 5), *id), tokens));
+                prompt.push(segment(splitmix64(splitmix64(seed, 5), *id), tokens));
                 left -= tokens;
             }
             if left > 0 {
-                prompt.push(stretch(own(index), left));
+                prompt.push(segment(own(index), left));
             }
-            Planned {
+            PlannedRequest {
                 arrival: Nanos(request.arrival.0 * time_scale),
                 prompt,
                 output_len: request.output_tokens,
                 priority: request.priority,
-                ..Planned::default()
+                ..PlannedRequest::default()
             }
         })
         .collect()
 }
 
-/// The cold twin of a plan: the same arrivals and lengths, and no stretch that two requests share.
+/// The baseline without reuse of a plan: the same arrivals and lengths, and no stretch that two requests share.
 #[must_use]
-pub fn without_sharing(plan: &[Planned], seed: u64) -> Vec<Planned> {
+pub fn without_sharing(plan: &[PlannedRequest], seed: u64) -> Vec<PlannedRequest> {
     let mut plan = plan.to_vec();
     for (index, request) in plan.iter_mut().enumerate() {
-        for (part, stretch) in request.prompt.iter_mut().enumerate() {
-            stretch.source = mix(mix(mix(seed, 6), index as u64), part as u64);
+        for (part, segment) in request.prompt.iter_mut().enumerate() {
+            segment.source = splitmix64(splitmix64(splitmix64(seed, 6), index as u64), part as u64);
         }
     }
     plan
 }
 
-/// Share of the prompt tokens that a cache without an end would find, in whole blocks and in order of arrival.
+/// Share of the prompt tokens that an infinite cache would find, in whole blocks and in order of arrival.
 ///
 /// # Panics
 /// When a block has no positions.
 #[must_use]
-pub fn ideal_hit_rate<'a>(plan: impl IntoIterator<Item = &'a Planned>, block_size: usize) -> Option<f64> {
+pub fn ideal_hit_rate<'a>(
+    plan: impl IntoIterator<Item = &'a PlannedRequest>,
+    block_size: usize,
+) -> Option<f64> {
     let mut seen = std::collections::HashSet::new();
     let (mut found, mut all) = (0_usize, 0_usize);
     for request in plan {
@@ -671,21 +685,21 @@ pub fn ideal_hit_rate<'a>(plan: impl IntoIterator<Item = &'a Planned>, block_siz
         let length = request.prompt_len();
         all += length;
         // What is cached under one adapter is of no use to another.
-        let mut chain = request.adapter.map_or(0, |adapter| mix(u64::from(adapter), 10));
+        let mut chain = request.adapter.map_or(0, |adapter| splitmix64(u64::from(adapter), 10));
         let mut still_found = true;
-        let mut stretches = request.prompt.iter();
-        let (mut current, mut offset) = (stretches.next().copied(), 0_usize);
+        let mut segments = request.prompt.iter();
+        let (mut current, mut offset) = (segments.next().copied(), 0_usize);
         // The last token is always computed.
         for block in 0..length / block_size {
             let mut left = block_size;
             while left > 0 {
                 let part = current.expect("a block lies within the prompt");
                 let here = left.min(part.tokens as usize - offset);
-                chain = mix(mix(mix(chain, part.source), offset as u64), here as u64);
+                chain = splitmix64(splitmix64(splitmix64(chain, part.source), offset as u64), here as u64);
                 left -= here;
                 offset += here;
                 if offset == part.tokens as usize {
-                    (current, offset) = (stretches.next().copied(), 0);
+                    (current, offset) = (segments.next().copied(), 0);
                 }
             }
             still_found &= !seen.insert(chain);

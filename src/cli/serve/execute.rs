@@ -9,20 +9,20 @@ use anyhow::Context;
 use clap::parser::ValueSource;
 use clap::{ArgMatches, CommandFactory, Parser};
 
-use super::live::Live;
+use super::live::LiveProgress;
 use super::{Args, one_engine};
 use crate::cli::axes::parse_dtypes;
 use crate::cli::run::command_line;
-use crate::cli::{Cli, Command, Outcome, claim_folder, give_up, prepare_folder, print, say};
+use crate::cli::{Cli, Command, Outcome, give_up, lock_folder, prepare_folder, print, say};
 use crate::engine;
 use crate::serve::cold::{self, ColdConfig};
 use crate::serve::isolated::{self, Job};
-use crate::serve::memory::{Memory, ServePlan};
-use crate::serve::{Ending, Finished, ServeConfig, ServeError, ServeObserver, alone};
+use crate::serve::memory::{ServeCheckpoint, ServePlan};
+use crate::serve::{Completion, Finished, ServeConfig, ServeError, ServeObserver, alone};
 use crate::weights::{self, OpenModel};
 use crate::worker::interrupt::Interrupts;
-use crate::worker::journal::{self, Found, Header, Journal};
-use crate::worker::workers::Launch;
+use crate::worker::journal::{self, Header, Journal, ReopenedJournal};
+use crate::worker::workers::WorkerCommand;
 use hbmark_core::result::as_map;
 use hbmark_core::result::serving::{ServeReport, Validity};
 use hbmark_report::analysis::explain_serving;
@@ -37,7 +37,7 @@ struct Ready {
     config: ServeConfig,
     model: OpenModel,
     job: Job,
-    memory: Memory,
+    checkpoint: ServeCheckpoint,
 }
 
 pub(super) fn execute(args: Args) -> anyhow::Result<Outcome> {
@@ -51,21 +51,21 @@ pub(super) fn execute(args: Args) -> anyhow::Result<Outcome> {
         Some(folder) => resume(&args, &folder)?,
         None => start(args)?,
     };
-    let Ready { args, config, model, job, mut memory } = ready;
+    let Ready { args, config, model, job, mut checkpoint } = ready;
     // Before any other thread is started.
     crate::engine::threads::limit(config.threads);
     let interrupts = Interrupts::listen().context("cannot listen for Ctrl-C")?;
-    let mut live = Live::new();
+    let mut live = LiveProgress::new();
     let finished = if args.isolated() {
         // The worker opens it for itself.
         drop(model);
-        let launch = Launch::this_program(Duration::from_secs(u64::from(args.hang_after)))?;
-        isolated::serve(&launch, &job, &interrupts, &mut memory, &mut live)
+        let launch = WorkerCommand::this_program(Duration::from_secs(u64::from(args.hang_after)))?;
+        isolated::serve(&launch, &job, &interrupts, &mut checkpoint, &mut live)
     } else {
-        alone::serve(&config, &model, &job.command, &interrupts, &mut memory, &mut live)
+        alone::serve(&config, &model, &job.command, &interrupts, &mut checkpoint, &mut live)
     };
     live.finish();
-    let journal = memory.into_journal();
+    let journal = checkpoint.into_journal();
     let Finished { report, lost, ending } = match finished {
         Ok(finished) => finished,
         Err(error) => {
@@ -74,16 +74,16 @@ pub(super) fn execute(args: Args) -> anyhow::Result<Outcome> {
         }
     };
     let printed = conclude(&report, &args)?;
-    if ending == Ending::Whole {
+    if ending == Completion::Whole {
         journal.map_or(Ok(()), Journal::finish)?;
     } else if let Some(folder) = &args.out {
         say(&format!("it ended early; go on with `hbmark serve --resume {}`", folder.display()));
     }
     printed?;
     Ok(match ending {
-        Ending::Stopped(signal) => Outcome::Stopped(signal),
-        Ending::Whole if lost == 0 => judge(&report),
-        Ending::Whole | Ending::Early => Outcome::SomeCellsFailed,
+        Completion::Stopped(signal) => Outcome::Stopped(signal),
+        Completion::Whole if lost == 0 => judge(&report),
+        Completion::Whole | Completion::Early => Outcome::SomeCellsFailed,
     })
 }
 
@@ -101,8 +101,8 @@ fn simulate(args: &Args) -> anyhow::Result<Outcome> {
     let config = args.config()?;
     let model = open(args)?;
     // Kept until the result is saved.
-    let _claim = config.out.as_deref().map(claim_folder).transpose()?;
-    let mut live = Live::new();
+    let _claim = config.out.as_deref().map(lock_folder).transpose()?;
+    let mut live = LiveProgress::new();
     let report = crate::serve::serve(&config, &model, &command_line(), &mut live);
     live.finish();
     let report = report?;
@@ -121,21 +121,21 @@ fn open(args: &Args) -> anyhow::Result<OpenModel> {
 fn start(args: Args) -> anyhow::Result<Ready> {
     let (config, model) = (args.config()?, open(&args)?);
     let job = Job { arguments: std::env::args_os().skip(1).collect(), command: command_line() };
-    let memory = match &config.out {
+    let checkpoint = match &config.out {
         Some(folder) => {
             prepare_folder(folder, 0)?;
             let plan = plan(&config, &model, job.arguments.clone());
             let header = Header::new(&job.command, plan)?;
-            Memory::journaled(Journal::create(folder, &header)?, Vec::new())
+            ServeCheckpoint::journaled(Journal::create(folder, &header)?, Vec::new())
         }
-        None => Memory::default(),
+        None => ServeCheckpoint::default(),
     };
-    Ok(Ready { args, config, model, job, memory })
+    Ok(Ready { args, config, model, job, checkpoint })
 }
 
 /// A benchmark from where it ended.
 fn resume(given: &Args, folder: &Path) -> anyhow::Result<Ready> {
-    let Found { journal, header: Header { command, plan: was, .. }, entries, notice } =
+    let ReopenedJournal { journal, header: Header { command, plan: was, .. }, entries, notice } =
         Journal::reopen::<ServePlan, _>(folder)?;
     if let Some(notice) = notice {
         say(&notice);
@@ -155,9 +155,9 @@ fn resume(given: &Args, folder: &Path) -> anyhow::Result<Ready> {
         journal::same(folder, key, &was.to_string(), &is)?;
     }
     journal::same(folder, "the model", &was.model_hash, &is.model_hash)?;
-    let memory = Memory::journaled(journal, entries);
-    say(&format!("going on after {} points of `{command}`", memory.points()));
-    Ok(Ready { args, config, model, job: Job { arguments: was.arguments, command }, memory })
+    let checkpoint = ServeCheckpoint::journaled(journal, entries);
+    say(&format!("going on after {} points of `{command}`", checkpoint.points()));
+    Ok(Ready { args, config, model, job: Job { arguments: was.arguments, command }, checkpoint })
 }
 
 fn plan(config: &ServeConfig, model: &OpenModel, arguments: Vec<OsString>) -> ServePlan {
@@ -222,11 +222,11 @@ fn cold(args: &Args, launches: u32) -> anyhow::Result<Outcome> {
         return Ok(Outcome::Complete);
     }
     // Kept until the result is saved.
-    let _claim = args.out.as_deref().map(claim_folder).transpose()?;
+    let _claim = args.out.as_deref().map(lock_folder).transpose()?;
     let program = std::env::current_exe().context("cannot find this program, to launch it again")?;
     let mut arguments: Vec<std::ffi::OsString> = std::env::args_os().skip(1).collect();
     arguments.push("--cold-child".into());
-    let mut live = Live::new();
+    let mut live = LiveProgress::new();
     let report = cold::measure(&config, &open()?, &command_line(), (&program, &arguments), &mut live);
     live.finish();
     conclude(&report?, args)??;
@@ -241,7 +241,7 @@ fn conclude(report: &ServeReport, args: &Args) -> anyhow::Result<anyhow::Result<
 }
 
 /// Serves as a worker.
-pub(in crate::cli) fn work() -> Result<(), crate::worker::child::WorkerEnd> {
+pub(in crate::cli) fn work() -> Result<(), crate::worker::child::WorkerExit> {
     crate::serve::worker::work(|job, observer| {
         report_of(job, observer).map_err(|error| crate::cli::one_line(&error))
     })
@@ -265,7 +265,7 @@ fn save(report: &ServeReport, folder: &Path) -> anyhow::Result<PathBuf> {
         (Format::Md, "serve.md"),
         (Format::Html, "report.html"),
     ] {
-        crate::machine::files::write_whole(
+        crate::machine::files::write_atomic(
             &folder.join(name),
             &serving::render_any(report, &findings, format)?,
         )?;

@@ -9,7 +9,7 @@ use hbmark_core::input::plain;
 use hbmark_traffic::run::Progress;
 
 /// Elapsed, running, waiting, tokens per second and KV use, on stderr; nothing when piped.
-pub(super) struct Live {
+pub(super) struct LiveProgress {
     bar: ProgressBar,
     stage: String,
     shown: Instant,
@@ -17,7 +17,7 @@ pub(super) struct Live {
     before: (f64, usize),
 }
 
-impl Live {
+impl LiveProgress {
     pub(super) fn new() -> Self {
         let bar = ProgressBar::with_draw_target(Some(1), ProgressDrawTarget::stderr());
         let style = ProgressStyle::with_template("{elapsed_precise} {bar:24} {pos:>4}/{len} {msg}")
@@ -36,7 +36,7 @@ impl Live {
 /// A terminal is told so often: drawing takes time that the loop would lack.
 const REFRESH: Duration = Duration::from_millis(250);
 
-impl ServeObserver for Live {
+impl ServeObserver for LiveProgress {
     fn stage(&mut self, what: &str) {
         self.stage = plain(what);
         self.before = (0.0, 0);

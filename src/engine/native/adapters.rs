@@ -1,11 +1,11 @@
 //! Low-rank adapters beside the weights: packed, by layer and by the fused linear layer they add to.
 //!
-//! Enters: [`Adapter`]s. Leaves: [`LowRank`] matrices of a device, and in a step what they add. An adapter of rank r costs a step r numbers
+//! Enters: [`Adapter`]s. Leaves: [`LoraWeights`] matrices of a device, and in a step what they add. An adapter of rank r costs a step r numbers
 //! per input and output of each layer it adds to, once for all its rows; rows of several adapters in one step each get their own. It
 //! knows no device and no file. The scale is part of `B`, as it is packed.
 
-use super::forward::Widths;
-use super::operations::{Arrangement, Operations, Part};
+use super::forward::ModelWidths;
+use super::operations::{FusedLayout, LinearPart, Operations};
 use super::rows::Rows;
 use crate::engine::EngineError;
 use crate::weights::{Adapter, Packing, StoredMatrix};
@@ -14,19 +14,19 @@ use hbmark_core::units::Bytes;
 
 /// A fused linear layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Site {
+pub enum LoraSite {
     Qkv,
     Output,
     GateUp,
     Down,
 }
 
-impl Site {
+impl LoraSite {
     /// All of them, in the order of a layer.
     pub const ALL: [Self; 4] = [Self::Qkv, Self::Output, Self::GateUp, Self::Down];
 
     /// Its parts, and where the outputs of each begin.
-    fn parts(self, widths: &Widths) -> impl Iterator<Item = (Target, usize)> {
+    fn parts(self, widths: &ModelWidths) -> impl Iterator<Item = (Target, usize)> {
         let (query, kv) = (widths.attention.query_width(), widths.attention.kv_width());
         let parts: &[(Target, usize)] = match self {
             Self::Qkv => &[(Target::QProj, 0), (Target::KProj, query), (Target::VProj, query + kv)],
@@ -40,7 +40,7 @@ impl Site {
     }
 
     /// Outputs of all parts.
-    fn width(self, widths: &Widths) -> usize {
+    fn width(self, widths: &ModelWidths) -> usize {
         match self {
             Self::Qkv => widths.attention.query_width() + 2 * widths.attention.kv_width(),
             Self::Output | Self::Down => widths.hidden,
@@ -51,7 +51,7 @@ impl Site {
 
 /// What one adapter adds to one fused layer.
 #[derive(Debug)]
-pub struct LowRank<O: Operations + ?Sized> {
+pub struct LoraWeights<O: Operations + ?Sized> {
     /// `A` of each part, `[rank, inputs]`.
     pub a: O::Linear,
     /// `B` of each part with the scale in it, `[outputs, rank]`.
@@ -62,7 +62,7 @@ pub struct LowRank<O: Operations + ?Sized> {
 }
 
 /// The adapters of a layer, per site in order of loading; `None` where an adapter adds nothing.
-type LayerAdapters<O> = [Vec<Option<LowRank<O>>>; 4];
+type LayerAdapters<O> = [Vec<Option<LoraWeights<O>>>; 4];
 
 /// All adapters of a model.
 #[derive(Debug)]
@@ -91,15 +91,15 @@ impl<O: Operations> Adapters<O> {
     pub fn take(
         &mut self,
         operations: &mut O,
-        widths: &Widths,
+        widths: &ModelWidths,
         adapter: &Adapter,
         packing: Packing,
     ) -> Result<(usize, Bytes), EngineError> {
         let mut bytes = Bytes(0);
         let mut packed = Vec::with_capacity(self.layers.len());
         for layer in 0..self.layers.len() {
-            let mut sites: [Option<LowRank<O>>; 4] = Default::default();
-            for site in Site::ALL {
+            let mut sites: [Option<LoraWeights<O>>; 4] = Default::default();
+            for site in LoraSite::ALL {
                 let (mut a, mut b, mut outputs) = (Vec::new(), Vec::new(), Vec::new());
                 for (target, first) in site.parts(widths) {
                     let Some(low) = adapter.at(layer, target) else { continue };
@@ -110,14 +110,14 @@ impl<O: Operations> Adapters<O> {
                     let (down, up) =
                         (matrix(adapter.rank, &low.a), matrix(scaled.len() / adapter.rank, &scaled));
                     bytes = bytes + down.bytes() + up.bytes();
-                    a.push(Part { matrix: down, bias: None });
-                    b.push(Part { matrix: up, bias: None });
+                    a.push(LinearPart { matrix: down, bias: None });
+                    b.push(LinearPart { matrix: up, bias: None });
                     outputs.push(first);
                 }
                 if !outputs.is_empty() {
-                    sites[site as usize] = Some(LowRank {
-                        a: operations.linear(a, Arrangement::Stacked)?,
-                        b: operations.linear(b, Arrangement::Stacked)?,
+                    sites[site as usize] = Some(LoraWeights {
+                        a: operations.linear(a, FusedLayout::Stacked)?,
+                        b: operations.linear(b, FusedLayout::Stacked)?,
                         outputs,
                         rank: adapter.rank,
                     });
@@ -143,15 +143,15 @@ impl<O: Operations> Adapters<O> {
         &self,
         operations: &mut O,
         rows: &Rows,
-        (layer, site): (usize, Site),
-        widths: &Widths,
+        (layer, site): (usize, LoraSite),
+        widths: &ModelWidths,
         norm: Option<(&O::Vector, f32)>,
         input: &O::Buffer,
     ) -> Result<(), EngineError> {
         if rows.adapters.is_empty() {
             return Ok(());
         }
-        operations.low_rank(rows, &self.layers[layer][site as usize], site.width(widths), norm, input)
+        operations.lora(rows, &self.layers[layer][site as usize], site.width(widths), norm, input)
     }
 }
 

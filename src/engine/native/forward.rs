@@ -4,8 +4,8 @@
 //! It is written against the dimensions as data and calls [`Operations`]; it knows neither CPU nor CUDA, neither files nor time.
 //! Prefill, chunked prefill and decode are the same call.
 
-use super::adapters::{Adapters, Site};
-use super::operations::{AttentionShape, AttentionWeights, Begun, Embedding, Operation, Operations};
+use super::adapters::{Adapters, LoraSite};
+use super::operations::{AttentionShape, AttentionWeights, Embedding, Operation, Operations, StepLaunch};
 use super::rope::RopeTable;
 use super::rows::Rows;
 use crate::engine::EngineError;
@@ -36,14 +36,14 @@ pub struct ModelWeights<O: Operations> {
 
 /// The widths of a model's activations.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Widths {
+pub struct ModelWidths {
     pub hidden: usize,
     pub ffn: usize,
     pub vocab: usize,
     pub attention: AttentionShape,
 }
 
-impl Widths {
+impl ModelWidths {
     /// The widths of an architecture.
     #[must_use]
     pub fn of(architecture: &Architecture) -> Self {
@@ -69,7 +69,12 @@ struct Activations<O: Operations> {
 }
 
 impl<O: Operations> Activations<O> {
-    fn new(operations: &mut O, widths: &Widths, rows: usize, sequences: usize) -> Result<Self, EngineError> {
+    fn new(
+        operations: &mut O,
+        widths: &ModelWidths,
+        rows: usize,
+        sequences: usize,
+    ) -> Result<Self, EngineError> {
         let query = widths.attention.query_width();
         Ok(Self {
             rows,
@@ -86,7 +91,7 @@ impl<O: Operations> Activations<O> {
 /// A model and what its steps need beside the KV pool.
 #[derive(Debug)]
 pub struct Forward<O: Operations> {
-    widths: Widths,
+    widths: ModelWidths,
     weights: ModelWeights<O>,
     /// Low-rank additions to the layers.
     adapters: Adapters<O>,
@@ -99,7 +104,7 @@ pub struct Forward<O: Operations> {
 impl<O: Operations> Forward<O> {
     /// A forward over packed weights.
     #[must_use]
-    pub fn new(widths: Widths, weights: ModelWeights<O>, rope: RopeTable) -> Self {
+    pub fn new(widths: ModelWidths, weights: ModelWeights<O>, rope: RopeTable) -> Self {
         let adapters = Adapters::new(weights.layers.len());
         Self { widths, weights, adapters, rope, activations: None, next: Vec::new(), sequences: 0 }
     }
@@ -123,13 +128,13 @@ impl<O: Operations> Forward<O> {
         pool: &mut O::Pool,
         done: &mut dyn FnMut(&mut O, Operation),
     ) -> Result<(), EngineError> {
-        self.make_room(operations, rows)?;
+        self.ensure_capacity(operations, rows)?;
         let Self { widths, weights, adapters, rope, activations, next, sequences } = self;
         let act = activations.as_mut().expect("room was made above");
         let (shape, eps) = (&widths.attention, widths.attention.norm_eps);
 
         *sequences = rows.served();
-        if operations.begin(rows, rope, pool)? == Begun::Whole {
+        if operations.begin(rows, rope, pool)? == StepLaunch::WholeGraph {
             return Ok(());
         }
         let embedding =
@@ -138,7 +143,7 @@ impl<O: Operations> Forward<O> {
         done(operations, Operation::Embed);
         for (index, layer) in weights.layers.iter().enumerate() {
             let normed = Some((&layer.attention.norm, eps));
-            adapters.add(operations, rows, (index, Site::Qkv), widths, normed, &act.hidden)?;
+            adapters.add(operations, rows, (index, LoraSite::Qkv), widths, normed, &act.hidden)?;
             operations.norm_qkv(
                 rows,
                 shape,
@@ -152,20 +157,20 @@ impl<O: Operations> Forward<O> {
             done(operations, Operation::NormQkv);
             operations.attention(rows, shape, layer.window, index, &act.query, pool, &mut act.attended)?;
             done(operations, Operation::Attention);
-            adapters.add(operations, rows, (index, Site::Output), widths, None, &act.attended)?;
+            adapters.add(operations, rows, (index, LoraSite::Output), widths, None, &act.attended)?;
             operations.project_add(rows, &layer.output, &act.attended, &mut act.hidden)?;
             done(operations, Operation::Output);
             adapters.add(
                 operations,
                 rows,
-                (index, Site::GateUp),
+                (index, LoraSite::GateUp),
                 widths,
                 Some((&layer.norm, eps)),
                 &act.hidden,
             )?;
             operations.norm_gate_up(rows, &layer.norm, eps, &layer.gate_up, &act.hidden, &mut act.inner)?;
             done(operations, Operation::GateUp);
-            adapters.add(operations, rows, (index, Site::Down), widths, None, &act.inner)?;
+            adapters.add(operations, rows, (index, LoraSite::Down), widths, None, &act.inner)?;
             operations.project_add(rows, &layer.down, &act.inner, &mut act.hidden)?;
             done(operations, Operation::Down);
         }
@@ -179,7 +184,7 @@ impl<O: Operations> Forward<O> {
     /// # Errors
     /// When no step ran or the device fails.
     pub fn logits(&self, operations: &mut O) -> Result<Vec<Vec<f32>>, EngineError> {
-        let activations = self.activations.as_ref().ok_or(EngineError::NothingRan)?;
+        let activations = self.activations.as_ref().ok_or(EngineError::NoStepRun)?;
         operations.read(&activations.logits, self.sequences)
     }
 
@@ -189,11 +194,11 @@ impl<O: Operations> Forward<O> {
     /// When no step ran or the device fails.
     pub fn next_tokens(&mut self, operations: &mut O) -> Result<&[u32], EngineError> {
         operations.await_next(&mut self.next)?;
-        if self.next.is_empty() { Err(EngineError::NothingRan) } else { Ok(&self.next) }
+        if self.next.is_empty() { Err(EngineError::NoStepRun) } else { Ok(&self.next) }
     }
 
     /// Activations and angles for a step of this size; they only grow, so a steady decode finds them there.
-    fn make_room(&mut self, operations: &mut O, rows: &Rows) -> Result<(), EngineError> {
+    fn ensure_capacity(&mut self, operations: &mut O, rows: &Rows) -> Result<(), EngineError> {
         let positions = rows.sequences.iter().map(super::rows::SequenceRows::positions_after).max();
         self.rope.extend_to(positions.unwrap_or(0));
         let (need_rows, need_sequences) = (rows.len(), rows.sequences.len());

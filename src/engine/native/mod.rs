@@ -21,11 +21,11 @@ mod weights;
 use std::collections::HashMap;
 
 use cpu::CpuOperations;
-use forward::{Forward, Widths};
+use forward::{Forward, ModelWidths};
 use operations::{Operation, Operations, PoolShape};
 use rope::RopeTable;
 use rows::Rows;
-use tables::Tables;
+use tables::BlockTables;
 
 use super::{
     AdapterId, DeviceChoice, DeviceOptions, EngineError, MemoryUse, OperationTime, SequenceId, Session,
@@ -193,7 +193,7 @@ pub struct NativeSession<O: Operations> {
     forward: Forward<O>,
     pool: O::Pool,
     pool_shape: PoolShape,
-    tables: Tables,
+    tables: BlockTables,
     rows: Rows,
     architecture: Architecture,
     inventory: Inventory,
@@ -254,10 +254,10 @@ impl<O: Operations> NativeSession<O> {
         };
         let pool = operations.pool(pool_shape)?;
         Ok(Self {
-            forward: Forward::new(Widths::of(a), weights, rope),
+            forward: Forward::new(ModelWidths::of(a), weights, rope),
             pool,
             pool_shape,
-            tables: Tables::new(block_size),
+            tables: BlockTables::new(block_size),
             rows: Rows::new(block_size),
             capabilities: capabilities(&architecture, &operations.device_name()),
             timeline: operations.timeline(),
@@ -317,7 +317,7 @@ impl<O: Operations> NativeSession<O> {
         }
         if !self.adapted.is_empty() {
             let adapted = &self.adapted;
-            self.rows.adapt(batch.sequences.iter().map(|step| adapted.get(&step.sequence).copied()));
+            self.rows.set_adapters(batch.sequences.iter().map(|step| adapted.get(&step.sequence).copied()));
         }
         self.rows.pad(self.operations.padded(&self.rows), self.tables.spare());
         self.operations.reserve(&mut self.pool, self.tables.blocks() + self.rows.padding.min(1))
@@ -341,7 +341,7 @@ impl<O: Operations> Session for NativeSession<O> {
     fn step(&mut self, batch: &StepBatch) -> Result<(), EngineError> {
         self.prepare(batch)?;
         self.forward.step(&mut self.operations, &self.rows, &mut self.pool, &mut |_, _| {})?;
-        self.moved = Some(self.operations.take_moved());
+        self.moved = Some(self.operations.take_bytes_moved());
         Ok(())
     }
 
@@ -363,7 +363,7 @@ impl<O: Operations> Session for NativeSession<O> {
     }
 
     fn load_adapter(&mut self, adapter: &Adapter) -> Result<(AdapterId, Bytes), EngineError> {
-        if !self.operations.has_low_rank() {
+        if !self.operations.supports_lora() {
             return refuse(
                 format!("LoRA adapters on {}", self.operations.device_name()),
                 "only its operations on a CPU add them; choose --device cpu",
@@ -371,13 +371,13 @@ impl<O: Operations> Session for NativeSession<O> {
         }
         // As precise as K and V: plain floats stay what they are, quantised weights get 16 bits beside them.
         let packing = Packing::of(self.pool_shape.dtype, 0).unwrap_or(Packing::Bf16);
-        let widths = Widths::of(&self.architecture);
+        let widths = ModelWidths::of(&self.architecture);
         let (number, bytes) =
             self.forward.adapters().take(&mut self.operations, &widths, adapter, packing)?;
         Ok((AdapterId(number), bytes))
     }
 
-    fn adapt(&mut self, sequence: SequenceId, adapter: Option<AdapterId>) -> Result<(), EngineError> {
+    fn set_adapter(&mut self, sequence: SequenceId, adapter: Option<AdapterId>) -> Result<(), EngineError> {
         match adapter {
             Some(AdapterId(number)) if number >= self.forward.adapters().count() => {
                 refuse(format!("adapter {number}"), format!("{} are loaded", self.forward.adapters().count()))
@@ -397,7 +397,7 @@ impl<O: Operations> Session for NativeSession<O> {
         MemoryUse { weights: self.inventory.total_bytes(), peak: None }
     }
 
-    fn moved(&self) -> Option<Bytes> {
+    fn bytes_moved(&self) -> Option<Bytes> {
         self.moved
     }
 
@@ -412,21 +412,21 @@ impl<O: Operations> Session for NativeSession<O> {
                 bytes: Bytes(0),
             })
             .collect();
-        self.operations.take_moved();
+        self.operations.take_bytes_moved();
         self.timeline.drain()?;
         self.timeline.mark()?;
         let Self { operations, forward, timeline, rows, pool, .. } = self;
         let mut ends = Vec::with_capacity(Operation::ALL.len() * self.architecture.layers);
         let mut marked = Ok(());
         // A whole step at once has no operations to time.
-        operations.run_whole(false);
+        operations.allow_whole_graph(false);
         let stepped = forward.step(operations, rows, pool, &mut |operations, operation| {
-            ends.push((operation, operations.take_moved()));
+            ends.push((operation, operations.take_bytes_moved()));
             if let Err(error) = timeline.mark() {
                 marked = Err(error);
             }
         });
-        operations.run_whole(true);
+        operations.allow_whole_graph(true);
         stepped.and(marked)?;
         let marks = timeline.drain()?;
         for ((operation, bytes), gap) in ends.into_iter().zip(marks.windows(2)) {
@@ -438,7 +438,7 @@ impl<O: Operations> Session for NativeSession<O> {
         Ok(times)
     }
 
-    fn warm_pool(&mut self, blocks: usize) -> Result<(), EngineError> {
+    fn preallocate_blocks(&mut self, blocks: usize) -> Result<(), EngineError> {
         self.operations.reserve(&mut self.pool, blocks)
     }
 

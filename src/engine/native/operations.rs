@@ -8,7 +8,7 @@
 //! weights are multiplied in: bf16 for bf16 and fp8 weights, 8-bit groups of 32 for integer weights, f32 otherwise. Every implementation
 //! does the same, so that they can be compared closely.
 
-use super::adapters::LowRank;
+use super::adapters::LoraWeights;
 use super::rope::RopeTable;
 use super::rows::Rows;
 use crate::engine::timeline::MonotonicTimeline;
@@ -83,14 +83,14 @@ impl AttentionShape {
 
 /// Output rows of a linear layer and the bias that is added to them.
 #[derive(Debug, Clone)]
-pub struct Part {
+pub struct LinearPart {
     pub matrix: StoredMatrix,
     pub bias: Option<Vec<f32>>,
 }
 
 /// How the parts of a fused linear layer lie beside each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Arrangement {
+pub enum FusedLayout {
     /// One after another.
     Stacked,
     /// Tiles of rows in turn, so that whoever has a tile of the first has the same tile of the second: gate, up.
@@ -151,11 +151,11 @@ impl PoolShape {
 
 /// How a step goes on after its beginning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Begun {
+pub enum StepLaunch {
     /// Operation by operation.
-    Stepwise,
+    PerOperation,
     /// It is enqueued already, all of it.
-    Whole,
+    WholeGraph,
 }
 
 /// A device's side of the native forward. Every operation is enqueued or done when it returns; none waits for a device.
@@ -175,7 +175,7 @@ pub trait Operations: std::fmt::Debug {
     ///
     /// # Errors
     /// When memory runs out.
-    fn linear(&mut self, parts: Vec<Part>, arrangement: Arrangement) -> Result<Self::Linear, EngineError>;
+    fn linear(&mut self, parts: Vec<LinearPart>, layout: FusedLayout) -> Result<Self::Linear, EngineError>;
     /// Keeps a vector.
     ///
     /// # Errors
@@ -208,13 +208,13 @@ pub trait Operations: std::fmt::Debug {
     fn fill_blocks(&mut self, pool: &mut Self::Pool, blocks: &[u32], seed: u64) -> Result<(), EngineError>;
 
     /// Takes the rows of the next step to the device, with the angles of their positions and the places of their blocks. Gives
-    /// [`Begun::Whole`] where the device ran the whole step at once, as it was recorded before.
+    /// [`StepLaunch::WholeGraph`] where the device ran the whole step at once, as it was recorded before.
     ///
     /// # Errors
     /// When the device fails.
-    fn begin(&mut self, rows: &Rows, rope: &RopeTable, pool: &Self::Pool) -> Result<Begun, EngineError>;
-    /// Whether [`low_rank`](Self::low_rank) is there.
-    fn has_low_rank(&self) -> bool {
+    fn begin(&mut self, rows: &Rows, rope: &RopeTable, pool: &Self::Pool) -> Result<StepLaunch, EngineError>;
+    /// Whether [`lora`](Self::lora) is there.
+    fn supports_lora(&self) -> bool {
         false
     }
     /// Computes what the adapters of the step add to the next linear layer, `delta[row] = B · (A · norm(input[row]))` for the rows of
@@ -222,10 +222,10 @@ pub trait Operations: std::fmt::Debug {
     ///
     /// # Errors
     /// When the device has no such operation, memory runs out, or it fails.
-    fn low_rank(
+    fn lora(
         &mut self,
         _rows: &Rows,
-        _adapters: &[Option<LowRank<Self>>],
+        _adapters: &[Option<LoraWeights<Self>>],
         _width: usize,
         _norm: Option<(&Self::Vector, f32)>,
         _input: &Self::Buffer,
@@ -247,7 +247,7 @@ pub trait Operations: std::fmt::Debug {
         rows.len()
     }
     /// Whether steps may be run whole. While they may not, every operation is enqueued by itself and can be timed.
-    fn run_whole(&mut self, _allowed: bool) {}
+    fn allow_whole_graph(&mut self, _allowed: bool) {}
     /// `hidden[row] = table[token of row]`.
     ///
     /// # Errors
@@ -350,5 +350,5 @@ pub trait Operations: std::fmt::Debug {
     /// When the device fails.
     fn read(&mut self, buffer: &Self::Buffer, rows: usize) -> Result<Vec<Vec<f32>>, EngineError>;
     /// Bytes read and written by the operations since this was last asked, counted where they ran; activations are not.
-    fn take_moved(&mut self) -> Bytes;
+    fn take_bytes_moved(&mut self) -> Bytes;
 }

@@ -9,11 +9,11 @@ use std::ops::Range;
 
 use half::{bf16, f16};
 
-use super::adapters::LowRank;
+use super::adapters::LoraWeights;
 use super::noise;
 use super::operations::{
-    ACTIVATION_GROUP, Arrangement, AttentionShape, AttentionWeights, Begun, Embedding, Operations, Part,
-    PoolShape,
+    ACTIVATION_GROUP, AttentionShape, AttentionWeights, Embedding, FusedLayout, LinearPart, Operations,
+    PoolShape, StepLaunch,
 };
 use super::rope::{RopeTable, rotate};
 use super::rows::{Rows, SequenceRows};
@@ -86,9 +86,9 @@ impl Oracle {
     }
 
     /// `W · input + b` of all parts one after another, for each input.
-    fn multiply(&mut self, parts: &[Part], inputs: &[Vec<f32>]) -> Vec<Vec<f64>> {
+    fn multiply(&mut self, parts: &[LinearPart], inputs: &[Vec<f32>]) -> Vec<Vec<f64>> {
         let mut outputs = vec![Vec::new(); inputs.len()];
-        for Part { matrix, bias } in parts {
+        for LinearPart { matrix, bias } in parts {
             let inputs: Vec<Vec<f64>> = inputs.iter().map(|input| as_multiplied(input, matrix)).collect();
             let mut weights = vec![0.0; matrix.columns];
             for row in 0..matrix.rows {
@@ -104,7 +104,7 @@ impl Oracle {
     }
 
     /// As [`Self::multiply`], with what adapters add.
-    fn multiply_adapted(&mut self, parts: &[Part], inputs: &[Vec<f32>]) -> Vec<Vec<f64>> {
+    fn multiply_adapted(&mut self, parts: &[LinearPart], inputs: &[Vec<f32>]) -> Vec<Vec<f64>> {
         let delta = self.delta.take();
         let mut outputs = self.multiply(parts, inputs);
         for (output, delta) in outputs.iter_mut().zip(delta.iter().flatten()) {
@@ -127,13 +127,17 @@ impl Oracle {
 }
 
 impl Operations for Oracle {
-    type Linear = Vec<Part>;
+    type Linear = Vec<LinearPart>;
     type Vector = Vec<f32>;
     type Table = StoredMatrix;
     type Buffer = PlainBuffer;
     type Pool = PlainPool;
 
-    fn linear(&mut self, parts: Vec<Part>, _arrangement: Arrangement) -> Result<Vec<Part>, EngineError> {
+    fn linear(
+        &mut self,
+        parts: Vec<LinearPart>,
+        _arrangement: FusedLayout,
+    ) -> Result<Vec<LinearPart>, EngineError> {
         Ok(parts)
     }
 
@@ -184,18 +188,18 @@ impl Operations for Oracle {
         Ok(())
     }
 
-    fn begin(&mut self, _: &Rows, _: &RopeTable, _: &Self::Pool) -> Result<Begun, EngineError> {
-        Ok(Begun::Stepwise)
+    fn begin(&mut self, _: &Rows, _: &RopeTable, _: &Self::Pool) -> Result<StepLaunch, EngineError> {
+        Ok(StepLaunch::PerOperation)
     }
 
-    fn has_low_rank(&self) -> bool {
+    fn supports_lora(&self) -> bool {
         true
     }
 
-    fn low_rank(
+    fn lora(
         &mut self,
         rows: &Rows,
-        adapters: &[Option<LowRank<Self>>],
+        adapters: &[Option<LoraWeights<Self>>],
         width: usize,
         norm: Option<(&Vec<f32>, f32)>,
         input: &PlainBuffer,
@@ -337,7 +341,7 @@ impl Operations for Oracle {
     fn project_add(
         &mut self,
         rows: &Rows,
-        weights: &Vec<Part>,
+        weights: &Vec<LinearPart>,
         input: &PlainBuffer,
         hidden: &mut PlainBuffer,
     ) -> Result<(), EngineError> {
@@ -355,7 +359,7 @@ impl Operations for Oracle {
         rows: &Rows,
         norm: &Vec<f32>,
         norm_eps: f32,
-        weights: &Vec<Part>,
+        weights: &Vec<LinearPart>,
         hidden: &PlainBuffer,
         out: &mut PlainBuffer,
     ) -> Result<(), EngineError> {
@@ -374,7 +378,7 @@ impl Operations for Oracle {
         rows: &Rows,
         norm: &Vec<f32>,
         norm_eps: f32,
-        head: &Vec<Part>,
+        head: &Vec<LinearPart>,
         hidden: &PlainBuffer,
         logits: &mut PlainBuffer,
         next: &mut Vec<u32>,
@@ -396,7 +400,7 @@ impl Operations for Oracle {
         Ok((0..rows).map(|row| buffer.row(row).to_vec()).collect())
     }
 
-    fn take_moved(&mut self) -> Bytes {
+    fn take_bytes_moved(&mut self) -> Bytes {
         Bytes(std::mem::take(&mut self.moved))
     }
 }

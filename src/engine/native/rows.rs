@@ -92,7 +92,7 @@ impl Rows {
     }
 
     /// Says which adapter each sequence has, in order of the sequences; those of a step are served together, whatever their order.
-    pub fn adapt(&mut self, adapters: impl Iterator<Item = Option<usize>>) {
+    pub fn set_adapters(&mut self, adapters: impl Iterator<Item = Option<usize>>) {
         self.adapters.clear();
         self.adapted.clear();
         self.order.clear();
@@ -172,11 +172,11 @@ mod tests {
         for tokens in [2, 1, 1, 3] {
             rows.push(&vec![0; tokens], 0, &[0]);
         }
-        rows.adapt([Some(5), None, Some(2), Some(5)].into_iter());
+        rows.set_adapters([Some(5), None, Some(2), Some(5)].into_iter());
         assert_eq!(rows.adapted, [3, 0, 1, 4, 5, 6]);
         let of = |adapter, rows| AdaptedRows { adapter, rows };
         assert_eq!(rows.adapters, [of(2, 0..1), of(5, 1..6)]);
-        rows.adapt(std::iter::repeat_n(None, 4));
+        rows.set_adapters(std::iter::repeat_n(None, 4));
         assert!(rows.adapters.is_empty() && rows.adapted.is_empty());
     }
 

@@ -9,9 +9,9 @@ use crate::engine::{EngineError, SequenceId, SequenceStep};
 
 /// Block tables of the sequences of a session.
 #[derive(Debug)]
-pub struct Tables {
+pub struct BlockTables {
     block_size: usize,
-    sequences: HashMap<SequenceId, Owned>,
+    sequences: HashMap<SequenceId, OwnedBlocks>,
     /// Released blocks, to be used again.
     free: Vec<u32>,
     /// Blocks ever handed out, by this or by the caller.
@@ -22,12 +22,12 @@ pub struct Tables {
 
 /// The blocks of one sequence, and how far it is filled.
 #[derive(Debug, Default)]
-struct Owned {
+struct OwnedBlocks {
     blocks: Vec<u32>,
     positions: usize,
 }
 
-impl Tables {
+impl BlockTables {
     /// No sequences yet.
     #[must_use]
     pub fn new(block_size: usize) -> Self {

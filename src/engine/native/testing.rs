@@ -7,7 +7,7 @@
 pub mod sample;
 pub mod scenario;
 
-use super::forward::{Forward, ModelWeights, Widths};
+use super::forward::{Forward, ModelWeights, ModelWidths};
 use super::operations::{Embedding, Operation, Operations, PoolShape};
 use super::rope::RopeTable;
 use super::rows::Rows;
@@ -101,7 +101,7 @@ pub fn forward_of<O: Operations>(
     tensors: impl IntoIterator<Item = (String, crate::weights::StoredTensor)>,
 ) -> Result<Forward<O>, EngineError> {
     let weights = weights::assemble(operations, architecture, tensors)?;
-    Ok(Forward::new(Widths::of(architecture), weights, RopeTable::new(architecture)?))
+    Ok(Forward::new(ModelWidths::of(architecture), weights, RopeTable::new(architecture)?))
 }
 
 /// A sample on a device, with a pool.
@@ -136,7 +136,7 @@ impl<O: Operations> Runner<O> {
     ) -> Result<Self, EngineError> {
         let forward = forward_of(&mut operations, &sample.architecture, tensors)?;
         let pool = pool_of(&mut operations, sample, scenario, &scenario.filled)?;
-        operations.take_moved();
+        operations.take_bytes_moved();
         let spare = u32::try_from(scenario.blocks).unwrap_or(u32::MAX);
         Ok(Self { operations, forward, pool, spare, rows: Rows::default() })
     }
@@ -151,7 +151,7 @@ impl<O: Operations> Runner<O> {
         adapter: &crate::weights::Adapter,
     ) -> Result<usize, EngineError> {
         let packing = Packing::of(super::kv_dtype(sample.dtype), 0).unwrap_or(Packing::Bf16);
-        let widths = Widths::of(&sample.architecture);
+        let widths = ModelWidths::of(&sample.architecture);
         Ok(self.forward.adapters().take(&mut self.operations, &widths, adapter, packing)?.0)
     }
 
@@ -329,7 +329,7 @@ pub fn operations_alone<O: Operations>(
     sample: &Sample,
     scenario: &Scenario,
 ) -> Result<Outputs, EngineError> {
-    let widths = Widths::of(&sample.architecture);
+    let widths = ModelWidths::of(&sample.architecture);
     let (shape, eps) = (&widths.attention, widths.attention.norm_eps);
     let model: ModelWeights<O> = weights::assemble(operations, &sample.architecture, sample.tensors())?;
     let layer = &model.layers[0];

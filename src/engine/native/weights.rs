@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 
 use super::forward::{LayerWeights, ModelWeights};
-use super::operations::{Arrangement, AttentionWeights, Operations, Part};
+use super::operations::{AttentionWeights, FusedLayout, LinearPart, Operations};
 use crate::engine::{EngineError, failure};
 use crate::weights::{OpenModel, Packing, StoredMatrix, StoredTensor};
 use hbmark_core::model::{Architecture, Dtype, Inventory};
@@ -111,16 +111,16 @@ impl<'a, O: Operations> Assembly<'a, O> {
             attention: AttentionWeights {
                 norm: operations.vector(norm)?,
                 qkv: operations
-                    .linear(qkv.into(), Arrangement::Heads { head_dim: self.architecture.head_dim })?,
+                    .linear(qkv.into(), FusedLayout::Heads { head_dim: self.architecture.head_dim })?,
                 head_norms,
             },
-            output: operations.linear(vec![self.part(&attention("o_proj"))], Arrangement::Stacked)?,
+            output: operations.linear(vec![self.part(&attention("o_proj"))], FusedLayout::Stacked)?,
             norm: operations.vector(self.vector(&format!("{prefix}.post_attention_layernorm.weight")))?,
             gate_up: operations.linear(
                 ["gate_proj", "up_proj"].map(|name| self.part(&mlp(name))).into(),
-                Arrangement::Interleaved,
+                FusedLayout::Interleaved,
             )?,
-            down: operations.linear(vec![self.part(&mlp("down_proj"))], Arrangement::Stacked)?,
+            down: operations.linear(vec![self.part(&mlp("down_proj"))], FusedLayout::Stacked)?,
             window: self.architecture.window(index),
         };
         self.layers.push(layer);
@@ -138,18 +138,18 @@ impl<'a, O: Operations> Assembly<'a, O> {
         Ok(ModelWeights {
             table,
             norm: operations.vector(self.vector(&format!("{MODEL}.norm.weight")))?,
-            head: operations.linear(vec![Part { matrix: head, bias: None }], Arrangement::Stacked)?,
+            head: operations.linear(vec![LinearPart { matrix: head, bias: None }], FusedLayout::Stacked)?,
             layers: self.layers,
         })
     }
 
     /// A linear layer with its bias, where it has one.
-    fn part(&mut self, name: &str) -> Part {
+    fn part(&mut self, name: &str) -> LinearPart {
         let bias = match self.waiting.remove(&format!("{name}.bias")) {
             Some(StoredTensor::Vector(bias)) => Some(bias),
             _ => None,
         };
-        Part { matrix: self.matrix(&format!("{name}.weight")), bias }
+        LinearPart { matrix: self.matrix(&format!("{name}.weight")), bias }
     }
 
     fn matrix(&mut self, name: &str) -> StoredMatrix {

@@ -26,7 +26,7 @@ pub use family::{Limits, StockModel, limits};
 
 /// How candle's forward is run; each way is an engine by its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Way {
+pub enum StockVariant {
     /// As everybody runs it.
     Eager,
     /// The same, with the freed pages of the memory pool kept between synchronisations: a labelled deviation.
@@ -35,7 +35,7 @@ pub enum Way {
     Replayed,
 }
 
-impl Way {
+impl StockVariant {
     /// All of them.
     pub const ALL: [Self; 3] = [Self::Eager, Self::KeptPool, Self::Replayed];
 
@@ -52,7 +52,7 @@ impl Way {
     /// The way of an engine, where it is candle's.
     #[must_use]
     pub fn of(engine: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|way| way.name() == engine)
+        Self::ALL.into_iter().find(|variant| variant.name() == engine)
     }
 
     /// Checks that a device has it.
@@ -142,7 +142,7 @@ impl StockSession {
         blank: StockModel,
         backend: Backend,
     ) -> Self {
-        let capabilities = capabilities(Way::Eager, limits, &backend.name);
+        let capabilities = capabilities(StockVariant::Eager, limits, &backend.name);
         Self {
             backend,
             architecture,
@@ -157,8 +157,8 @@ impl StockSession {
 
     /// The same session under the name of another way to run it.
     #[must_use]
-    pub fn named(mut self, way: Way) -> Self {
-        way.name().clone_into(&mut self.capabilities.engine);
+    pub fn named(mut self, variant: StockVariant) -> Self {
+        variant.name().clone_into(&mut self.capabilities.engine);
         self
     }
 
@@ -271,12 +271,12 @@ impl Session for StockSession {
     }
 
     fn logits(&mut self) -> Result<Vec<Vec<f32>>, EngineError> {
-        let (logits, _) = self.last.as_ref().ok_or(EngineError::NothingRan)?;
+        let (logits, _) = self.last.as_ref().ok_or(EngineError::NoStepRun)?;
         logits.to_vec2().map_err(|e| of_candle(&self.backend.name, &e))
     }
 
     fn next_tokens(&mut self) -> Result<Vec<u32>, EngineError> {
-        let (_, greedy) = self.last.as_ref().ok_or(EngineError::NothingRan)?;
+        let (_, greedy) = self.last.as_ref().ok_or(EngineError::NoStepRun)?;
         greedy.to_vec1().map_err(|e| of_candle(&self.backend.name, &e))
     }
 
@@ -298,9 +298,9 @@ impl Session for StockSession {
 
 /// What candle's models can do within the limits of an architecture.
 #[must_use]
-pub fn capabilities(way: Way, limits: Limits, device: &str) -> Capabilities {
+pub fn capabilities(variant: StockVariant, limits: Limits, device: &str) -> Capabilities {
     Capabilities {
-        engine: way.name().into(),
+        engine: variant.name().into(),
         device: device.into(),
         max_batch: 4096,
         max_positions: limits.max_positions,
@@ -308,7 +308,7 @@ pub fn capabilities(way: Way, limits: Limits, device: &str) -> Capabilities {
         ragged: Ragged::Uniform,
         paged: false,
         prefix_sharing: false,
-        graphs: way == Way::Replayed,
+        graphs: variant == StockVariant::Replayed,
     }
 }
 
@@ -348,12 +348,12 @@ mod tests {
 
     #[test]
     fn each_way_is_an_engine_and_only_the_eager_one_runs_on_a_cpu() {
-        for way in Way::ALL {
-            assert_eq!(Way::of(way.name()), Some(way));
-            assert!(way.check(DeviceChoice::Cuda(0)).is_ok());
-            assert_eq!(way.check(DeviceChoice::Cpu).is_ok(), way == Way::Eager);
+        for variant in StockVariant::ALL {
+            assert_eq!(StockVariant::of(variant.name()), Some(variant));
+            assert!(variant.check(DeviceChoice::Cuda(0)).is_ok());
+            assert_eq!(variant.check(DeviceChoice::Cpu).is_ok(), variant == StockVariant::Eager);
         }
-        assert_eq!(Way::of("native"), None);
+        assert_eq!(StockVariant::of("native"), None);
     }
 
     #[test]

@@ -12,11 +12,11 @@ use cudarc::driver::{CudaGraph, CudaStream, sys};
 
 use super::{StockModel, StockSession, greedy};
 use crate::engine::failure::of_candle;
-use crate::engine::replay::Recordable;
+use crate::engine::replay::CapturableSession;
 use crate::engine::{EngineError, StepBatch, cuda};
 
 /// A recorded step.
-pub struct Recording {
+pub struct CapturedStep {
     graph: CudaGraph,
     stream: Arc<CudaStream>,
     /// What the graph reads.
@@ -27,23 +27,23 @@ pub struct Recording {
     greedy: Tensor,
 }
 
-impl std::fmt::Debug for Recording {
+impl std::fmt::Debug for CapturedStep {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Recording").field("logits", &self.logits.shape()).finish_non_exhaustive()
     }
 }
 
-impl Drop for Recording {
+impl Drop for CapturedStep {
     fn drop(&mut self) {
         // A graph and its memory must not go while it runs. A device that failed has nothing left to wait for.
         let _ = self.stream.synchronize();
     }
 }
 
-impl Recordable for StockSession {
-    type Recording = Recording;
+impl CapturableSession for StockSession {
+    type CapturedStep = CapturedStep;
 
-    fn record(&mut self, batch: &StepBatch) -> Result<Recording, EngineError> {
+    fn record(&mut self, batch: &StepBatch) -> Result<CapturedStep, EngineError> {
         let (tokens, position) = self.check(batch)?;
         let name = self.backend.name.clone();
         let failed = |error: candle_core::Error| of_candle(&name, &error);
@@ -88,10 +88,10 @@ impl Recordable for StockSession {
         })?;
         graph.upload().map_err(|error| cuda::failed(&name, error))?;
         let (logits, greedy) = outputs;
-        Ok(Recording { graph, stream, _input: input, _cache: cache, logits, greedy })
+        Ok(CapturedStep { graph, stream, _input: input, _cache: cache, logits, greedy })
     }
 
-    fn replay(&mut self, recording: &Recording) -> Result<(), EngineError> {
+    fn replay(&mut self, recording: &CapturedStep) -> Result<(), EngineError> {
         recording.graph.launch().map_err(|error| cuda::failed(&self.backend.name, error))?;
         self.last = Some((recording.logits.clone(), recording.greedy.clone()));
         Ok(())

@@ -10,7 +10,7 @@ use candle_core::{DType, Tensor};
 
 use super::device::{DeviceProbe, Extent, SPINS, memory_of, read};
 use super::{ProbeError, last_half, spread};
-use crate::engine::native::cuda::device::{Device, Launch};
+use crate::engine::native::cuda::device::{Device, KernelLaunch};
 use crate::engine::native::cuda::driver::{Direction, Driver, DriverMemory};
 use crate::engine::{Backend, DeviceChoice, DeviceOptions};
 use crate::measure::canary::Canary;
@@ -123,7 +123,7 @@ fn products(backend: &mut Backend, dtype: DType, size: usize, seconds: f64) -> c
 /// Reads a gigabyte of the device's memory, which lies outside the pool that candle allocates from.
 struct CudaCanary {
     probe: DeviceProbe<Driver>,
-    read: Launch,
+    read: KernelLaunch,
     /// What the launch points to.
     _buffers: [DriverMemory; 2],
 }

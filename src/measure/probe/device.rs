@@ -6,7 +6,7 @@
 use std::time::Instant;
 
 use super::{ProbeError, spread};
-use crate::engine::native::cuda::device::{Argument, Device, Launch};
+use crate::engine::native::cuda::device::{Argument, Device, KernelLaunch};
 use crate::engine::{EngineError, Timeline};
 use crate::measure::known_answers::Check;
 use hbmark_core::result::{Ceilings, GpuCeilings, Spread};
@@ -85,7 +85,7 @@ impl<D: Device> DeviceProbe<D> {
     ///
     /// # Errors
     /// When the device fails.
-    pub fn time(&mut self, runs: usize, launch: &Launch) -> Result<Vec<f64>, EngineError> {
+    pub fn time(&mut self, runs: usize, launch: &KernelLaunch) -> Result<Vec<f64>, EngineError> {
         for run in 0..=runs {
             self.timeline.mark()?;
             self.device.launch(launch)?;
@@ -103,7 +103,7 @@ impl<D: Device> DeviceProbe<D> {
         &mut self,
         extent: &Extent,
         bytes: f64,
-        launch: impl Fn(u32) -> Launch,
+        launch: impl Fn(u32) -> KernelLaunch,
     ) -> Result<(Spread, u32), ProbeError> {
         let mut best: Option<(Spread, u32)> = None;
         for &per in extent.blocks_per_multiprocessor {
@@ -168,11 +168,11 @@ impl<D: Device> DeviceProbe<D> {
         let mut times = Vec::with_capacity(NODES.len());
         for nodes in NODES {
             self.device.launch(&empty())?;
-            self.device.begin_recording()?;
+            self.device.begin_capture()?;
             for _ in 0..nodes {
                 self.device.launch(&empty())?;
             }
-            let graph = self.device.end_recording()?;
+            let graph = self.device.end_capture()?;
             self.device.replay(&graph)?;
             self.timeline.drain()?;
             for _ in 0..runs {
@@ -297,7 +297,7 @@ impl<D: Device> DeviceProbe<D> {
                 clippy::cast_sign_loss,
                 reason = "the spins are small and positive"
             )]
-            let spin = Launch {
+            let spin = KernelLaunch {
                 kernel: "spin".into(),
                 grid: [1; 3],
                 threads: 1,
@@ -339,24 +339,24 @@ pub fn memory_of<D: Device>(memory: &D::Memory) -> Memory {
     Memory { address: D::address(memory), bytes: D::bytes(memory) }
 }
 
-fn launch(kernel: &str, blocks: u32, arguments: Vec<Argument>) -> Launch {
-    Launch { kernel: kernel.into(), grid: [blocks, 1, 1], threads: BLOCK, shared_bytes: 0, arguments }
+fn launch(kernel: &str, blocks: u32, arguments: Vec<Argument>) -> KernelLaunch {
+    KernelLaunch { kernel: kernel.into(), grid: [blocks, 1, 1], threads: BLOCK, shared_bytes: 0, arguments }
 }
 
 /// Fills memory with the pattern.
 #[must_use]
-pub fn write(to: &Memory, blocks: u32) -> Launch {
+pub fn write(to: &Memory, blocks: u32) -> KernelLaunch {
     launch("write_pattern", blocks, vec![to.address(), to.vectors()])
 }
 
 /// Reads memory, and adds its words to the one at `sum`.
 #[must_use]
-pub fn read(from: &Memory, sum: &Memory, blocks: u32) -> Launch {
+pub fn read(from: &Memory, sum: &Memory, blocks: u32) -> KernelLaunch {
     launch("read_u4", blocks, vec![from.address(), sum.address(), from.vectors()])
 }
 
-fn empty() -> Launch {
-    Launch { kernel: "empty".into(), grid: [1; 3], threads: 32, shared_bytes: 0, arguments: Vec::new() }
+fn empty() -> KernelLaunch {
+    KernelLaunch { kernel: "empty".into(), grid: [1; 3], threads: 32, shared_bytes: 0, arguments: Vec::new() }
 }
 
 /// A word of the pattern.

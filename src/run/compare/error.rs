@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::Series;
+use super::EngineVariant;
 use hbmark_core::result::{Report, ReportError};
 
 /// A comparison that cannot be made, with what to do.
@@ -15,7 +15,7 @@ pub enum CompareError {
     #[error(
         "A runs {a} and B runs {b}: it is open which to hold against which; name one engine and dtype a side"
     )]
-    Series { a: String, b: String },
+    EngineMismatch { a: String, b: String },
     #[error("A is {a} and B is {b}: times of different models cannot be compared")]
     Models { a: String, b: String },
     #[error("{path} is a prediction; nothing in it was measured")]
@@ -46,8 +46,10 @@ impl CompareError {
         Self::Models { a: line(a), b: line(b) }
     }
 
-    pub(super) fn series(a: &[Series], b: &[Series]) -> Self {
-        let list = |series: &[Series]| series.iter().map(Series::to_string).collect::<Vec<_>>().join(" and ");
-        Self::Series { a: list(a), b: list(b) }
+    pub(super) fn series(a: &[EngineVariant], b: &[EngineVariant]) -> Self {
+        let list = |series: &[EngineVariant]| {
+            series.iter().map(EngineVariant::to_string).collect::<Vec<_>>().join(" and ")
+        };
+        Self::EngineMismatch { a: list(a), b: list(b) }
     }
 }

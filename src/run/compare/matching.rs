@@ -1,18 +1,18 @@
 //! Which cell of B stands against which of A, and the time each stands for.
 
-use super::{CompareError, Place, Series};
+use super::{CompareError, ComparedCell, EngineVariant};
 use hbmark_core::result::{CellResult, Phase, Report, Status, accepted, judged_times};
 use hbmark_core::stats;
 
 /// One step of a grid, whoever runs it.
-pub type Step = (Phase, usize, usize);
+pub type GridStep = (Phase, usize, usize);
 
 /// The engines and dtypes of a result, in the order of its cells.
 #[must_use]
-pub fn series_of(report: &Report) -> Vec<Series> {
+pub fn series_of(report: &Report) -> Vec<EngineVariant> {
     let mut known = Vec::new();
     for cell in &report.cells {
-        let series = Series { engine: cell.engine.clone(), dtype: cell.dtype };
+        let series = EngineVariant { engine: cell.engine.clone(), dtype: cell.dtype };
         if !known.contains(&series) {
             known.push(series);
         }
@@ -27,12 +27,13 @@ pub fn series_of(report: &Report) -> Vec<Series> {
 /// # Errors
 /// When it is open which series stands against which, or a side lacks a step of the other.
 pub fn places(
-    (series_a, steps_a): (&[Series], &[Step]),
-    (series_b, steps_b): (&[Series], &[Step]),
-) -> Result<Vec<Place>, CompareError> {
+    (series_a, steps_a): (&[EngineVariant], &[GridStep]),
+    (series_b, steps_b): (&[EngineVariant], &[GridStep]),
+) -> Result<Vec<ComparedCell>, CompareError> {
     let pairs = pair_up(series_a, series_b).ok_or_else(|| CompareError::series(series_a, series_b))?;
-    let lacks = |here: &[Step], there: &[Step]| here.iter().find(|step| !there.contains(step)).copied();
-    let grid = |side, other, (phase, batch, context): Step| CompareError::Grid {
+    let lacks =
+        |here: &[GridStep], there: &[GridStep]| here.iter().find(|step| !there.contains(step)).copied();
+    let grid = |side, other, (phase, batch, context): GridStep| CompareError::Grid {
         side,
         other,
         id: format!("{phase:?} b{batch} c{context}").to_lowercase(),
@@ -43,7 +44,7 @@ pub fn places(
     if let Some(step) = lacks(steps_b, steps_a) {
         return Err(grid('B', 'A', step));
     }
-    let place = |(a, b): &(Series, Series), (phase, batch, context): Step| Place {
+    let place = |(a, b): &(EngineVariant, EngineVariant), (phase, batch, context): GridStep| ComparedCell {
         phase,
         batch,
         context,
@@ -53,27 +54,27 @@ pub fn places(
     Ok(pairs.iter().flat_map(|pair| steps_a.iter().map(move |step| place(pair, *step))).collect())
 }
 
-fn pair_up(a: &[Series], b: &[Series]) -> Option<Vec<(Series, Series)>> {
+fn pair_up(a: &[EngineVariant], b: &[EngineVariant]) -> Option<Vec<(EngineVariant, EngineVariant)>> {
     if let ([a], [b]) = (a, b) {
         return Some(vec![(a.clone(), b.clone())]);
     }
-    let partner = |series: &Series, same: &dyn Fn(&Series, &Series) -> bool| {
+    let partner = |series: &EngineVariant, same: &dyn Fn(&EngineVariant, &EngineVariant) -> bool| {
         let mut found = b.iter().filter(|other| same(series, other));
         let first = found.next().cloned();
         first.filter(|_| found.next().is_none())
     };
-    let all = |same: &dyn Fn(&Series, &Series) -> bool| -> Option<Vec<(Series, Series)>> {
-        let pairs: Option<Vec<(Series, Series)>> =
+    let all = |same: &dyn Fn(&EngineVariant, &EngineVariant) -> bool| -> Option<Vec<(EngineVariant, EngineVariant)>> {
+        let pairs: Option<Vec<(EngineVariant, EngineVariant)>> =
             a.iter().map(|series| Some((series.clone(), partner(series, same)?))).collect();
         let pairs = pairs?;
-        let taken = |series: &Series| pairs.iter().filter(|(_, other)| other == series).count() == 1;
+        let taken = |series: &EngineVariant| pairs.iter().filter(|(_, other)| other == series).count() == 1;
         (pairs.len() == b.len() && b.iter().all(taken)).then_some(pairs)
     };
     all(&|one, other| one == other).or_else(|| all(&|one, other| one.engine == other.engine))
 }
 
 /// The steps of a result, in order.
-pub(super) fn steps_of(report: &Report) -> Vec<Step> {
+pub(super) fn steps_of(report: &Report) -> Vec<GridStep> {
     let mut steps = Vec::new();
     for cell in &report.cells {
         let step = (cell.phase, cell.batch, cell.context);

@@ -1,6 +1,6 @@
 //! Comparisons: two configurations in paired rounds, or two saved results side by side.
 //!
-//! Enters: a [`Plan`] and something that runs a side once, or two read results. Leaves: a [`Comparison`]. A side runs in a process of its
+//! Enters: a [`ComparisonPlan`] and something that runs a side once, or two read results. Leaves: a [`Comparison`]. A side runs in a process of its
 //! own every time, so that what a process happens to get (its place in memory, above all) is part of the spread and not of the
 //! effect; which side goes first is drawn anew each round.
 
@@ -15,8 +15,8 @@ use rand_chacha::ChaCha8Rng;
 use crate::machine::clock::now_utc;
 use hbmark_core::result::Report;
 use hbmark_core::result::comparison::{
-    Arm, COMPARISON_VERSION, CellComparison, Comparison, ComparisonKind, Difference, Floor, Method, Pair,
-    Place, Series, Settings,
+    Arm, COMPARISON_VERSION, CellComparison, ComparedCell, Comparison, ComparisonKind, Difference,
+    EngineVariant, Floor, Method, Pair, Settings,
 };
 use hbmark_report::analysis::compare::{Findings, judge};
 
@@ -29,7 +29,7 @@ pub use saved::saved;
 pub const DEFAULT_ROUNDS: usize = 12;
 
 /// Rounds below which nothing is said: one difference has no spread.
-const LEAST_ROUNDS: usize = 2;
+const MIN_ROUNDS: usize = 2;
 
 /// A side of a comparison.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,12 +51,12 @@ impl Side {
 
 /// A live comparison, checked.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Plan {
+pub struct ComparisonPlan {
     /// The sides as they were given.
     pub a: String,
     pub b: String,
     pub command: String,
-    pub places: Vec<Place>,
+    pub places: Vec<ComparedCell>,
     pub rounds: usize,
     /// Of the order within rounds.
     pub seed: u64,
@@ -91,7 +91,7 @@ pub struct Compared {
 /// When a side gives no result in its first launch, or results are not those of the plan. A launch that fails later is a lost round.
 /// When it is stopped before a second round.
 pub fn live(
-    plan: &Plan,
+    plan: &ComparisonPlan,
     runner: &mut dyn Runner,
     watcher: &mut dyn Watcher,
 ) -> Result<Compared, CompareError> {
@@ -111,14 +111,9 @@ pub fn live(
     let taken = if rounds.stopped.is_none() { rounds.take(plan, Against::Other)? } else { Taken::default() };
     let count = taken.order.len();
     if let Some(signal) = rounds.stopped
-        && count < LEAST_ROUNDS
+        && count < MIN_ROUNDS
     {
-        return Err(CompareError::Stopped {
-            signal,
-            rounds: count,
-            wanted: plan.rounds,
-            least: LEAST_ROUNDS,
-        });
+        return Err(CompareError::Stopped { signal, rounds: count, wanted: plan.rounds, least: MIN_ROUNDS });
     }
     let found = judge(&taken.pairs, floor_found.as_ref(), &plan.settings);
     let Rounds { first: [a, b], lost, stopped, .. } = rounds;
@@ -127,8 +122,8 @@ pub fn live(
         return Err(CompareError::models(&a, &b));
     }
     // Against itself, A stands on both sides.
-    let twin = |place: &Place| Place { b: place.a.clone(), ..place.clone() };
-    let twins: Vec<Place> = plan.places.iter().map(twin).collect();
+    let twin = |place: &ComparedCell| ComparedCell { b: place.a.clone(), ..place.clone() };
+    let twins: Vec<ComparedCell> = plan.places.iter().map(twin).collect();
     let mut remarks = lost;
     remarks.extend(stopped.map(|signal| {
         format!(
@@ -198,7 +193,7 @@ struct Rounds<'a> {
 }
 
 impl Rounds<'_> {
-    fn take(&mut self, plan: &Plan, against: Against) -> Result<Taken, CompareError> {
+    fn take(&mut self, plan: &ComparisonPlan, against: Against) -> Result<Taken, CompareError> {
         let mut taken =
             Taken { pairs: vec![Vec::new(); plan.places.len()], order: Vec::with_capacity(plan.rounds) };
         for round in 1..=plan.rounds {
@@ -232,7 +227,7 @@ impl Rounds<'_> {
     /// Runs one side and puts its medians into the round.
     fn launch(
         &mut self,
-        plan: &Plan,
+        plan: &ComparisonPlan,
         side: Side,
         second_slot: bool,
         title: &str,
@@ -268,7 +263,7 @@ impl Rounds<'_> {
     }
 }
 
-fn cells(places: &[Place], pairs: Vec<Vec<Pair>>, found: Findings) -> Vec<CellComparison> {
+fn cells(places: &[ComparedCell], pairs: Vec<Vec<Pair>>, found: Findings) -> Vec<CellComparison> {
     let together = places.iter().zip(pairs).zip(found.cells);
     together.map(|((place, pairs), effect)| CellComparison { place: place.clone(), pairs, effect }).collect()
 }
@@ -316,11 +311,11 @@ fn differences(a: &Report, b: &Report) -> Vec<Difference> {
 }
 
 /// A remark where the sides generate different tokens at one dtype: they may then not do the same work.
-fn tokens_differ(places: &[Place], a: &Report, b: &Report) -> Option<String> {
+fn tokens_differ(places: &[ComparedCell], a: &Report, b: &Report) -> Option<String> {
     let hash = |report: &Report, id: &str| -> Option<String> {
         report.cells.iter().find(|cell| cell.id == id)?.quality.as_ref()?.token_hash.clone()
     };
-    let differ = |place: &&Place| {
+    let differ = |place: &&ComparedCell| {
         let hashes = hash(a, &place.id_of_a()).zip(hash(b, &place.id_of_b()));
         place.a.dtype == place.b.dtype && hashes.is_some_and(|(a, b)| a != b)
     };

@@ -115,7 +115,7 @@ impl Runner for Processes {
             return Err(CompareError::Launch {
                 side: side.letter(),
                 launch: launch.to_owned(),
-                ended: ended(status),
+                ended: exit_description(status),
                 message: last_line(&said),
             });
         }
@@ -151,7 +151,7 @@ fn read(folder: &Path) -> Result<Report, CompareError> {
     Ok(saved::read(&folder.join("result.json"))?)
 }
 
-fn ended(status: ExitStatus) -> String {
+fn exit_description(status: ExitStatus) -> String {
     status.to_string()
 }
 

@@ -5,8 +5,8 @@ use std::path::Path;
 use super::matching::{self, places, series_of, steps_of};
 use super::{CompareError, arm, differences, machine_line, model_line};
 use hbmark_core::result::comparison::{
-    COMPARISON_VERSION, CellComparison, Comparison, ComparisonKind, Effect, Method, Pair, Place, Ruling,
-    Settings,
+    COMPARISON_VERSION, CellComparison, ComparedCell, Comparison, ComparisonKind, ComparisonVerdict, Effect,
+    Method, Pair, Settings,
 };
 use hbmark_core::result::{CellResult, Report, ReportKind, block_means, judged_times, saved};
 use hbmark_core::stats;
@@ -70,7 +70,7 @@ fn read(path: &Path) -> Result<Report, CompareError> {
 
 /// One process a side is one unit a side: there is a ratio, and the spread within each process, but no test.
 fn compare(
-    place: Place,
+    place: ComparedCell,
     a: &CellResult,
     b: &CellResult,
     settings: &Settings,
@@ -102,7 +102,7 @@ fn compare(
         p_holm: None,
         minimum_detectable: None,
         floor: None,
-        verdict: Ruling::Inconclusive,
+        verdict: ComparisonVerdict::Inconclusive,
         reason: "one process a side shows a ratio and not its cause".into(),
     };
     CellComparison { place, pairs: vec![pair], effect }

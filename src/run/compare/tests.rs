@@ -2,14 +2,14 @@
 
 use super::*;
 use hbmark_core::model::{Dtype, test_shapes};
-use hbmark_core::result::comparison::Ruling;
+use hbmark_core::result::comparison::ComparisonVerdict;
 use hbmark_core::result::{Block, CellResult, Phase, Status};
 use hbmark_report::samples;
 
 const ROUNDS: usize = 12;
 
-fn series(engine: &str, dtype: Dtype) -> Series {
-    Series { engine: engine.into(), dtype }
+fn series(engine: &str, dtype: Dtype) -> EngineVariant {
+    EngineVariant { engine: engine.into(), dtype }
 }
 
 /// A result of one decode cell a batch, whose steps take `ns` and a little more.
@@ -32,10 +32,10 @@ fn result(dtype: Dtype, ns: f64) -> Report {
     Report { cells: vec![cell(1), cell(4)], ..samples::report() }
 }
 
-fn plan(aa: bool) -> Plan {
+fn plan(aa: bool) -> ComparisonPlan {
     let steps = [(Phase::Decode, 1, 64), (Phase::Decode, 4, 64)];
     let sides = [[series("native", Dtype::Bf16)], [series("native", Dtype::Int8)]];
-    Plan {
+    ComparisonPlan {
         a: "dtype=bf16".into(),
         b: "dtype=int8".into(),
         command: "hbmark compare".into(),
@@ -99,7 +99,7 @@ impl Watcher for Quiet {
     }
 }
 
-fn compare(plan: &Plan, machine: &mut Machine) -> Result<Comparison, CompareError> {
+fn compare(plan: &ComparisonPlan, machine: &mut Machine) -> Result<Comparison, CompareError> {
     live(plan, machine, &mut Quiet(Vec::new())).map(|compared| compared.comparison)
 }
 
@@ -108,11 +108,11 @@ fn a_faster_side_is_found_on_a_machine_that_drifts() {
     let mut machine = Machine::new(0.95);
     let found = compare(&plan(false), &mut machine).unwrap();
     for cell in &found.cells {
-        assert_eq!(cell.effect.verdict, Ruling::Faster, "{cell:?}");
+        assert_eq!(cell.effect.verdict, ComparisonVerdict::Faster, "{cell:?}");
         assert!((cell.effect.ratio.unwrap() - 0.95).abs() < 0.002, "{cell:?}");
         assert_eq!(cell.pairs.len(), ROUNDS);
     }
-    assert_eq!(found.overall.as_ref().unwrap().verdict, Ruling::Faster);
+    assert_eq!(found.overall.as_ref().unwrap().verdict, ComparisonVerdict::Faster);
     assert_eq!(machine.launches.len(), 2 * ROUNDS);
     // The median of the accepted steps, and not of those rejected.
     assert!(found.cells[0].pairs[0].a_ns.unwrap() > 1e7);
@@ -128,14 +128,14 @@ fn each_round_has_both_sides_in_an_order_that_the_seed_draws() {
     assert!(found.order.contains(&"AB".to_owned()) && found.order.contains(&"BA".to_owned()));
     let again = compare(&plan(false), &mut Machine::new(1.0)).unwrap();
     assert_eq!(again.order, found.order);
-    let other = Plan { seed: 43, ..plan(false) };
+    let other = ComparisonPlan { seed: 43, ..plan(false) };
     assert_ne!(compare(&other, &mut Machine::new(1.0)).unwrap().order, found.order);
 }
 
 #[test]
 fn the_same_thing_twice_is_equivalent_and_never_different() {
     let found = compare(&plan(false), &mut Machine::new(1.0)).unwrap();
-    assert!(found.cells.iter().all(|cell| cell.effect.verdict == Ruling::Equivalent), "{found:?}");
+    assert!(found.cells.iter().all(|cell| cell.effect.verdict == ComparisonVerdict::Equivalent), "{found:?}");
 }
 
 #[test]
@@ -152,11 +152,11 @@ fn a_against_itself_comes_first_and_its_floor_silences_smaller_effects() {
     assert!(edge > 0.0 && edge < 0.12, "{edge}");
     for cell in &found.cells {
         let size = cell.effect.ratio.unwrap().ln().abs().exp_m1();
-        let called = matches!(cell.effect.verdict, Ruling::Faster | Ruling::Slower);
+        let called = matches!(cell.effect.verdict, ComparisonVerdict::Faster | ComparisonVerdict::Slower);
         assert!(!called || size > cell.effect.floor.unwrap(), "{cell:?}");
     }
     let clear = compare(&plan(true), &mut Machine::new(1.05)).unwrap();
-    assert!(clear.cells.iter().all(|cell| cell.effect.verdict == Ruling::Slower), "{clear:?}");
+    assert!(clear.cells.iter().all(|cell| cell.effect.verdict == ComparisonVerdict::Slower), "{clear:?}");
 }
 
 #[test]
@@ -179,8 +179,11 @@ fn a_cell_with_wrong_outputs_has_no_time_and_says_why() {
         }
     };
     let found = compare(&plan(false), &mut Machine { breaks, ..Machine::new(0.5) }).unwrap();
-    assert_eq!(found.cells[0].effect.verdict, Ruling::Faster);
-    assert_eq!((found.cells[1].effect.ratio, found.cells[1].effect.verdict), (None, Ruling::Inconclusive));
+    assert_eq!(found.cells[0].effect.verdict, ComparisonVerdict::Faster);
+    assert_eq!(
+        (found.cells[1].effect.ratio, found.cells[1].effect.verdict),
+        (None, ComparisonVerdict::Inconclusive)
+    );
     assert_eq!(found.overall, None);
     assert!(found.remarks[0].contains("outputs are wrong"), "{:?}", found.remarks);
 }
@@ -201,7 +204,7 @@ fn series_pair_up_where_it_is_clear_how() {
     let steps = [(Phase::Prefill, 1, 8)];
     let [stock, native, quantised] =
         [series("stock", Dtype::F32), series("native", Dtype::Bf16), series("native", Dtype::Int8)];
-    let pairs = |a: &[Series], b: &[Series]| -> Option<Vec<(String, String)>> {
+    let pairs = |a: &[EngineVariant], b: &[EngineVariant]| -> Option<Vec<(String, String)>> {
         let found = places((a, &steps), (b, &steps)).ok()?;
         Some(found.iter().map(|p| (p.a.to_string(), p.b.to_string())).collect())
     };

@@ -11,8 +11,8 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use super::faults::grid;
-use super::serve::{self, Load};
-use super::step::{self, World, decode};
+use super::serve::{self, ServeScenario};
+use super::step::{self, RunScenario, decode};
 use super::{Check, Record, label};
 use hbmark_core::model::Dtype;
 use hbmark_core::units::{Bytes, Nanos};
@@ -81,11 +81,11 @@ const HEALTHY: &str = "memory_bound_decode";
 
 /// One random fault of a run, with the words that are true of it.
 #[expect(clippy::too_many_lines, reason = "a table: one entry a plant")]
-fn step_fault(random: &mut ChaCha8Rng) -> (World, Truth) {
-    use step::Fault;
+fn step_fault(random: &mut ChaCha8Rng) -> (RunScenario, Truth) {
+    use step::StepFault as Fault;
     let seed = random.random();
     let noise = severity(random, 0.001, 0.02);
-    let on = |faults: Vec<Fault>| World::new(seed, faults).with_noise(noise);
+    let on = |faults: Vec<Fault>| RunScenario::new(seed, faults).with_noise(noise);
     let truth = |planted, right: &[&'static str]| Truth { planted, right: right.to_vec() };
     // A healthy word stays true where the fault leaves bytes most of the step.
     let with = |planted, named, mild: bool| {
@@ -207,12 +207,12 @@ pub fn of_runs(record: &mut Record<'_>) {
 }
 
 /// One random fault of a serving system, with the words that are true of it.
-fn serving_fault(random: &mut ChaCha8Rng) -> (Load, Truth) {
-    use serve::Fault;
+fn serving_fault(random: &mut ChaCha8Rng) -> (ServeScenario, Truth) {
+    use serve::ServeFault as Fault;
     let seed = random.random_range(1..1_u64 << 30);
     let rate = random.random_range(40.0..110.0);
     let on = |faults: Vec<Fault>| {
-        let mut load = Load::new(seed, faults).at(rate).of(300);
+        let mut load = ServeScenario::new(seed, faults).at(rate).of(300);
         load.noise = 0.03;
         load
     };
@@ -293,7 +293,7 @@ pub fn of_serving(record: &mut Record<'_>) {
 
 /// Pairs of faults that both speak: either name is right, no third one is.
 pub fn of_pairs(record: &mut Record<'_>) {
-    use step::Fault;
+    use step::StepFault as Fault;
     let mut random = ChaCha8Rng::seed_from_u64(7_003);
     let mut confusion = Confusion::default();
     for _ in 0..PAIRS {
@@ -308,7 +308,7 @@ pub fn of_pairs(record: &mut Record<'_>) {
         ];
         let first = random.random_range(0..kinds.len());
         let second = (first + random.random_range(1..kinds.len())) % kinds.len();
-        let world = World::new(seed, vec![kinds[first].1.clone(), kinds[second].1.clone()]).profiled();
+        let world = RunScenario::new(seed, vec![kinds[first].1.clone(), kinds[second].1.clone()]).profiled();
         let truth = Truth { planted: "a pair", right: vec![kinds[first].0, kinds[second].0] };
         match world.explain() {
             Ok(findings) => confusion.enter(&truth, label(&findings)),

@@ -1,6 +1,6 @@
 //! The table of planted faults, row by row: each is planted, detected and named, with the figure that shows it.
 
-use super::step::{Fault, World, decode};
+use super::step::{RunScenario, StepFault, decode};
 use super::{Check, Record, label, names, serve};
 use crate::engine::EngineError;
 use hbmark_core::model::Dtype;
@@ -18,14 +18,14 @@ struct Seen {
 }
 
 impl Seen {
-    fn of(world: &World) -> Result<Self, EngineError> {
+    fn of(world: &RunScenario) -> Result<Self, EngineError> {
         let report = world.run()?;
         let findings = hbmark_report::analysis::explain(&report);
         Ok(Self { report, findings })
     }
 
-    fn faulty(faults: Vec<Fault>) -> Result<Self, EngineError> {
-        Self::of(&World::new(SEED, faults))
+    fn faulty(faults: Vec<StepFault>) -> Result<Self, EngineError> {
+        Self::of(&RunScenario::new(SEED, faults))
     }
 
     fn cell(&self) -> &CellResult {
@@ -79,9 +79,9 @@ pub fn planted(record: &mut Record<'_>) {
         ("a device clock 2 % fast", || clock(1.02)),
         ("a device clock 2 % slow", || clock(0.98)),
         ("an engine that skips its steps", skipped),
-        ("an engine that loses a token", || outputs(Fault::LostToken)),
-        ("tokens that change", || outputs(Fault::OtherTokens(60))),
-        ("logits that are no numbers", || outputs(Fault::NotANumber)),
+        ("an engine that loses a token", || outputs(StepFault::LostToken)),
+        ("tokens that change", || outputs(StepFault::OtherTokens(60))),
+        ("logits that are no numbers", || outputs(StepFault::NotANumber)),
         ("an output that ends early", || Ok(serve::early_end())),
         ("a stall of 1.4 s", || Ok(serve::long_stall())),
     ];
@@ -102,7 +102,7 @@ fn nothing() -> Shown {
 /// D flat, G larger by the delay within the larger of a tenth and 5 us.
 fn host_delay(delay_us: f64) -> Shown {
     let delay = delay_us * US;
-    let (base, seen) = (Seen::faulty(Vec::new())?, Seen::faulty(vec![Fault::HostDelay(Nanos(delay))])?);
+    let (base, seen) = (Seen::faulty(Vec::new())?, Seen::faulty(vec![StepFault::HostDelay(Nanos(delay))])?);
     let (flat, added) = (seen.device() / base.device(), seen.wait() - base.wait());
     let near = (added - delay).abs() <= (0.1 * delay).max(5.0 * US);
     let passed = seen.label() == "host_bound" && (flat - 1.0).abs() < 0.01 && near;
@@ -111,7 +111,7 @@ fn host_delay(delay_us: f64) -> Shown {
 
 fn hidden_delay() -> Shown {
     let base = Seen::faulty(Vec::new())?;
-    let seen = Seen::faulty(vec![Fault::HiddenDelay(Nanos(50.0 * US))])?;
+    let seen = Seen::faulty(vec![StepFault::HiddenDelay(Nanos(50.0 * US))])?;
     let added = seen.wait() - base.wait();
     let passed = seen.label() == base.label() && !names(&seen.findings, "host_bound") && added.abs() < US;
     Ok((passed, format!("{}: G {} more", seen.label(), Nanos(added))))
@@ -119,8 +119,8 @@ fn hidden_delay() -> Shown {
 
 fn spin() -> Shown {
     let per_layer = 20.0 * US;
-    let base = Seen::of(&World::new(SEED, Vec::new()).profiled())?;
-    let seen = Seen::of(&World::new(SEED, vec![Fault::Spin(Nanos(per_layer))]).profiled())?;
+    let base = Seen::of(&RunScenario::new(SEED, Vec::new()).profiled())?;
+    let seen = Seen::of(&RunScenario::new(SEED, vec![StepFault::Spin(Nanos(per_layer))]).profiled())?;
     let layers = seen.report.model.architecture.layers as f64;
     let added = seen.device() - base.device();
     let near = (added / (per_layer * layers) - 1.0).abs() < 0.05;
@@ -129,8 +129,8 @@ fn spin() -> Shown {
 }
 
 fn hog() -> Shown {
-    let seen = Seen::faulty(vec![Fault::Hog(0.06)])?;
-    let near = Seen::faulty(vec![Fault::Hog(0.005)])?;
+    let seen = Seen::faulty(vec![StepFault::Hog(0.06)])?;
+    let near = Seen::faulty(vec![StepFault::Hog(0.005)])?;
     let passed = seen.label() == "degraded" && !names(&near.findings, "degraded");
     let evidence = seen.findings.first().and_then(|f| f.evidence.first().cloned()).unwrap_or_default();
     Ok((passed, format!("{}: {evidence}; a loss of 0.5 % is {}", seen.label(), near.label())))
@@ -143,12 +143,12 @@ pub(super) fn grid() -> Vec<hbmark_core::result::Cell> {
 
 fn kv_twice() -> Shown {
     let fit = |faults| -> Result<(Seen, Option<FittedModel>), EngineError> {
-        let seen = Seen::of(&World::new(SEED, faults).with_cells(grid()))?;
+        let seen = Seen::of(&RunScenario::new(SEED, faults).with_cells(grid()))?;
         let fit = seen.report.fits.first().cloned();
         Ok((seen, fit))
     };
     let (base, plain) = fit(Vec::new())?;
-    let (seen, twice) = fit(vec![Fault::KvTimes(2.0)])?;
+    let (seen, twice) = fit(vec![StepFault::KvTimes(2.0)])?;
     let Some((plain, twice)) = plain.zip(twice) else { return Ok((false, "no fit".into())) };
     let Some((a, b)) = plain.kv_bytes_per_s.zip(twice.kv_bytes_per_s) else {
         return Ok((false, "no slope".into()));
@@ -160,7 +160,7 @@ fn kv_twice() -> Shown {
 }
 
 fn weights(loaded: Dtype, rule: &str) -> Shown {
-    let seen = Seen::faulty(vec![Fault::WeightsAs(loaded)])?;
+    let seen = Seen::faulty(vec![StepFault::WeightsAs(loaded)])?;
     // Named before timing: there is no block.
     let untimed = seen.cell().blocks.is_empty() && seen.cell().status == Status::Invalid;
     Ok((seen.label() == rule && untimed, format!("{rule}: {}", seen.reason())))
@@ -168,15 +168,15 @@ fn weights(loaded: Dtype, rule: &str) -> Shown {
 
 /// Strides move whole lines for a part of each: three times the bytes.
 fn strided(counted: bool, rule: &str) -> Shown {
-    let seen = Seen::faulty(vec![Fault::Copies { times: 3.0, counted }])?;
-    let near = Seen::faulty(vec![Fault::Copies { times: 1.1, counted }])?;
+    let seen = Seen::faulty(vec![StepFault::Copies { times: 3.0, counted }])?;
+    let near = Seen::faulty(vec![StepFault::Copies { times: 1.1, counted }])?;
     let passed = seen.label() == rule && near.label() == "memory_bound_decode";
     Ok((passed, format!("{}: {} a step; 1.1 times is {}", seen.label(), Nanos(seen.device()), near.label())))
 }
 
 fn stress() -> Shown {
     let base = Seen::faulty(Vec::new())?;
-    let seen = Seen::faulty(vec![Fault::HostTail { share: 0.1, time: Nanos(40.0 * US) }])?;
+    let seen = Seen::faulty(vec![StepFault::HostTail { share: 0.1, time: Nanos(40.0 * US) }])?;
     let flat = seen.device() / base.device();
     let passed = seen.label() == "host_jitter" && (flat - 1.0).abs() < 0.01;
     let evidence = seen.findings.first().and_then(|f| f.evidence.first().cloned()).unwrap_or_default();
@@ -184,8 +184,8 @@ fn stress() -> Shown {
 }
 
 fn leak() -> Shown {
-    let seen = Seen::faulty(vec![Fault::Leak(Bytes(1 << 20))])?;
-    let near = Seen::faulty(vec![Fault::Leak(Bytes(1 << 10))])?;
+    let seen = Seen::faulty(vec![StepFault::Leak(Bytes(1 << 20))])?;
+    let near = Seen::faulty(vec![StepFault::Leak(Bytes(1 << 10))])?;
     let steps: usize = seen.cell().blocks.iter().map(|b| b.step_ns.len()).sum();
     let passed = seen.label() == "memory_leak" && steps <= 200 && !names(&near.findings, "memory_leak");
     Ok((passed, format!("{} within {steps} sampled steps; 1 KiB a step is {}", seen.label(), near.label())))
@@ -193,15 +193,15 @@ fn leak() -> Shown {
 
 fn kv_leak() -> Shown {
     let cells = || vec![decode(4, 512)];
-    let seen = Seen::of(&World::new(SEED, vec![Fault::KvLeak]).with_cells(cells()))?;
+    let seen = Seen::of(&RunScenario::new(SEED, vec![StepFault::KvLeak]).with_cells(cells()))?;
     // Memory is watched and nothing is kept.
-    let near = Seen::of(&World::new(SEED, vec![Fault::Leak(Bytes(0))]).with_cells(cells()))?;
+    let near = Seen::of(&RunScenario::new(SEED, vec![StepFault::Leak(Bytes(0))]).with_cells(cells()))?;
     let evidence = seen.findings.first().and_then(|f| f.evidence.first().cloned()).unwrap_or_default();
     Ok((seen.label() == "kv_leak" && !names(&near.findings, "kv_leak"), evidence))
 }
 
 fn wrong_stream() -> Shown {
-    let seen = Seen::faulty(vec![Fault::MarksElsewhere])?;
+    let seen = Seen::faulty(vec![StepFault::MarksElsewhere])?;
     let passed = seen.label() == "marks_elsewhere" && seen.cell().status == Status::Invalid;
     let block = seen.cell().blocks.first();
     let off = block.map_or(0.0, |b| b.step_ns.iter().sum::<f64>() / b.wall_ns - 1.0);
@@ -212,21 +212,21 @@ fn wrong_stream() -> Shown {
 }
 
 fn clock(rate: f64) -> Shown {
-    let world = |rate| World::new(SEED, vec![Fault::ClockRate(rate)]).with_blocks_of(0.1);
+    let world = |rate| RunScenario::new(SEED, vec![StepFault::ClockRate(rate)]).with_blocks_of(0.1);
     let (seen, near) = (Seen::of(&world(rate))?, Seen::of(&world(1.0 + (rate - 1.0) / 10.0))?);
     let passed = seen.label() == "clocks_disagree" && near.label() == "memory_bound_decode";
     Ok((passed, format!("INVALID: {}; a tenth of it is {}", seen.reason(), near.label())))
 }
 
 fn skipped() -> Shown {
-    let seen = Seen::faulty(vec![Fault::Skips(0.1)])?;
-    let near = Seen::faulty(vec![Fault::Skips(0.95)])?;
+    let seen = Seen::faulty(vec![StepFault::Skips(0.1)])?;
+    let near = Seen::faulty(vec![StepFault::Skips(0.95)])?;
     let passed = seen.label() == "impossible_time" && near.label() == "memory_bound_decode";
     Ok((passed, format!("INVALID: {}", seen.reason())))
 }
 
-fn outputs(fault: Fault) -> Shown {
-    let seen = Seen::of(&World::new(SEED, vec![fault]).with_cells(vec![decode(2, 64)]))?;
+fn outputs(fault: StepFault) -> Shown {
+    let seen = Seen::of(&RunScenario::new(SEED, vec![fault]).with_cells(vec![decode(2, 64)]))?;
     let invalid = seen.cell().status == Status::Invalid;
     Ok((seen.label() == "wrong_outputs" && invalid, format!("INVALID: {}", seen.reason())))
 }

@@ -3,8 +3,8 @@
 //! Enters: nothing. Leaves: a check per rule. A rule without a plant is a failure, too: nobody would know whether it ever speaks.
 
 use super::faults::grid;
-use super::serve::{self, Load};
-use super::step::{World, decode};
+use super::serve::{self, ServeScenario};
+use super::step::{RunScenario, decode};
 use super::{Check, Record, names};
 use crate::engine::EngineError;
 use hbmark_core::model::Dtype;
@@ -18,9 +18,9 @@ const MS: f64 = 1e6;
 
 /// What is run.
 enum Scene {
-    Run(World),
+    Run(RunScenario),
     /// Points of one result.
-    Serve(Vec<Load>, Option<Cost>),
+    Serve(Vec<ServeScenario>, Option<Cost>),
 }
 
 impl Scene {
@@ -28,7 +28,7 @@ impl Scene {
         match self {
             Self::Run(world) => world.explain(),
             Self::Serve(loads, cost) => {
-                let points = loads.iter().map(Load::point).collect();
+                let points = loads.iter().map(ServeScenario::point).collect();
                 Ok(hbmark_report::analysis::explain_serving(&serve::report(points), *cost))
             }
         }
@@ -94,11 +94,11 @@ fn tried(plant: &Plant) -> Result<(bool, String), EngineError> {
 
 #[expect(clippy::too_many_lines, reason = "a table: one entry a plant")]
 fn of_runs() -> Vec<Plant> {
-    use super::step::Fault::{
+    use super::step::StepFault::{
         Cache, ClockRate, Copies, Drifts, Flat, Hog, HostDelay, HostTail, KvLeak, KvTimes, Leak, LostToken,
         MarksElsewhere, NoisyCanary, OtherTokens, Peak, PowerCap, Rejected, Skips, Spin, Wanders, WeightsAs,
     };
-    let world = |faults: Vec<super::step::Fault>| World::new(SEED, faults);
+    let world = |faults: Vec<super::step::StepFault>| RunScenario::new(SEED, faults);
     let run = |faults| Scene::Run(world(faults));
     let on = |cells: Vec<Cell>, faults| Scene::Run(world(faults).with_cells(cells));
     let profiled = |faults| Scene::Run(world(faults).profiled());
@@ -227,12 +227,12 @@ fn of_runs() -> Vec<Plant> {
 
 #[expect(clippy::too_many_lines, reason = "a table: one entry a plant")]
 fn of_serving() -> Vec<Plant> {
-    use super::serve::Fault::{
+    use super::serve::ServeFault::{
         Breaks, Bursts, Cold, Crowd, EndsEarly, Foreign, Host, LateInjector, LongPrompts, LostBlocks,
         OtherLengths, Pool, Prefixes, Sequences, Stall, Unchunked,
     };
-    let load = |faults: Vec<super::serve::Fault>| Load::new(SEED, faults);
-    let one = |load: Load| Scene::Serve(vec![load], None);
+    let load = |faults: Vec<super::serve::ServeFault>| ServeScenario::new(SEED, faults);
+    let one = |load: ServeScenario| Scene::Serve(vec![load], None);
     let served = |faults| one(load(faults));
     let clean = || served(vec![]);
     let ms = |time: f64| Nanos(time * MS);

@@ -11,9 +11,9 @@ use hbmark_traffic::arrivals::deadlines;
 use hbmark_traffic::clock::Clock;
 use hbmark_traffic::execute::{Executor, Phases, StepFailure};
 use hbmark_traffic::latency::summarise;
-use hbmark_traffic::run::{Loop, Run, Traffic, run};
+use hbmark_traffic::run::{LoadMode, Run, Traffic, run};
 use hbmark_traffic::scheduler::Scheduler;
-use hbmark_traffic::workload::{Planned, Stretch};
+use hbmark_traffic::workload::{PlannedRequest, PromptSegment};
 
 const SECOND: f64 = 1e9;
 
@@ -32,18 +32,18 @@ impl<F: FnMut() -> f64> Executor for Server<F> {
     ) -> Result<Phases, StepFailure> {
         let time = (self.service)();
         self.clock.advance(Nanos(time));
-        tokens.extend(scheduler.batch().parts.iter().map(|_| 0));
+        tokens.extend(scheduler.batch().scheduled.iter().map(|_| 0));
         Ok(Phases { device: time, ..Phases::default() })
     }
 }
 
 /// Requests of one prompt and one output token.
-pub(super) fn single_tokens(arrivals: Arrivals, rate: f64, count: usize, seed: u64) -> Vec<Planned> {
+pub(super) fn single_tokens(arrivals: Arrivals, rate: f64, count: usize, seed: u64) -> Vec<PlannedRequest> {
     deadlines(arrivals, None, rate, count, seed)
         .into_iter()
-        .map(|arrival| Planned {
+        .map(|arrival| PlannedRequest {
             arrival,
-            prompt: vec![Stretch { source: 1, tokens: 1 }],
+            prompt: vec![PromptSegment { source: 1, tokens: 1 }],
             output_len: 1,
             priority: 0,
             tenant: 0,
@@ -58,10 +58,10 @@ fn serve(rate: f64, count: usize, seed: u64, service: impl FnMut() -> f64) -> Op
     let plan = single_tokens(Arrivals::Poisson, rate, count, seed);
     let traffic = Traffic {
         plan: &plan,
-        kind: Loop::Open,
+        kind: LoadMode::Open,
         measured: 0..count,
         vocab: 1_000,
-        alphabet: Vec::new(),
+        prompt_vocab: Vec::new(),
         stop_tokens: Vec::new(),
         constrained_stops: Vec::new(),
         time_limit: None,

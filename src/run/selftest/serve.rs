@@ -1,13 +1,13 @@
 //! A serving benchmark of a scripted device: the real loop, scheduler and summary on a virtual clock, with faults planted where they arise.
 //!
-//! Enters: a [`Load`] with [`Fault`]s. Leaves: a [`Point`], a [`ServeReport`] of points, and their findings.
+//! Enters: a [`ServeScenario`] with [`ServeFault`]s. Leaves: a [`Point`], a [`ServeReport`] of points, and their findings.
 
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution, StandardNormal};
 
 use super::label;
-use crate::engine::scripted::{Outcome, ScriptedSession, StepInfo};
+use crate::engine::scripted::{ScriptedSession, StepInfo, StepOutcome};
 use crate::engine::{DeviceChoice, EngineError};
 use crate::serve::execute::SessionExecutor;
 use hbmark_core::model::{Dtype, presets};
@@ -21,10 +21,10 @@ use hbmark_report::analysis::explain_serving;
 use hbmark_traffic::arrivals::deadlines;
 use hbmark_traffic::clock::{Clock, VirtualClock};
 use hbmark_traffic::latency::summarise;
-use hbmark_traffic::run::{Loop, Traffic, run_over};
+use hbmark_traffic::run::{LoadMode, Traffic, run_with_scheduler};
 use hbmark_traffic::sampler::{Sampler, Sampling};
 use hbmark_traffic::scheduler::Scheduler;
-use hbmark_traffic::workload::{Planned, Stretch, ideal_hit_rate};
+use hbmark_traffic::workload::{PlannedRequest, PromptSegment, ideal_hit_rate};
 
 const MS: f64 = 1e6;
 /// What a step takes, and each of its tokens more.
@@ -36,7 +36,7 @@ const OUTPUT: usize = 32;
 
 /// One fault of a serving system, or of the harness, with its severity.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Fault {
+pub enum ServeFault {
     /// The host takes so long after each step.
     Host(Nanos),
     /// A pool of so few blocks.
@@ -73,19 +73,19 @@ pub enum Fault {
 
 /// A load to offer.
 #[derive(Debug, Clone)]
-pub struct Load {
+pub struct ServeScenario {
     pub rate: f64,
     pub requests: usize,
     pub warmup: usize,
     pub noise: f64,
     pub seed: u64,
     pub slo: &'static str,
-    pub faults: Vec<Fault>,
+    pub faults: Vec<ServeFault>,
 }
 
-impl Load {
+impl ServeScenario {
     /// A load that the scripted system bears easily.
-    pub fn new(seed: u64, faults: Vec<Fault>) -> Self {
+    pub fn new(seed: u64, faults: Vec<ServeFault>) -> Self {
         Self { rate: 60.0, requests: 400, warmup: 60, noise: 0.02, seed, slo: "", faults }
     }
 
@@ -104,40 +104,44 @@ impl Load {
         self
     }
 
-    fn find<T>(&self, of: impl Fn(&Fault) -> Option<T>) -> Option<T> {
+    fn find<T>(&self, of: impl Fn(&ServeFault) -> Option<T>) -> Option<T> {
         self.faults.iter().find_map(of)
     }
 
     fn scheduler(&self) -> SchedulerConfig {
-        let shares = |f: &Fault| matches!(f, Fault::Prefixes { .. } | Fault::Bursts { .. }).then_some(());
+        let shares = |f: &ServeFault| {
+            matches!(f, ServeFault::Prefixes { .. } | ServeFault::Bursts { .. }).then_some(())
+        };
         SchedulerConfig {
             max_num_seqs: self
-                .find(|f| if let Fault::Sequences(n) = f { Some(*n) } else { None })
+                .find(|f| if let ServeFault::Sequences(n) = f { Some(*n) } else { None })
                 .unwrap_or(16),
             max_num_batched_tokens: 8192,
             block_size: 16,
-            num_blocks: self.find(|f| if let Fault::Pool(n) = f { Some(*n) } else { None }).unwrap_or(8192),
+            num_blocks: self
+                .find(|f| if let ServeFault::Pool(n) = f { Some(*n) } else { None })
+                .unwrap_or(8192),
             max_model_len: 32_768,
             enable_prefix_caching: self.find(shares).is_some(),
-            enable_chunked_prefill: !self.faults.contains(&Fault::Unchunked),
+            enable_chunked_prefill: !self.faults.contains(&ServeFault::Unchunked),
             scheduling: Policy::Fcfs,
             max_waiting: None,
             max_loras: None,
         }
     }
 
-    fn plan(&self) -> Vec<Planned> {
+    fn plan(&self) -> Vec<PlannedRequest> {
         let count = self.warmup + self.requests + self.requests / 2 + 16;
         let moments = deadlines(Arrivals::Poisson, None, self.rate, count, self.seed);
         let mut random = ChaCha8Rng::seed_from_u64(self.seed ^ 0x9a7);
         let own = |index: usize| self.seed.wrapping_mul(1 << 20) + index as u64;
-        let mut plan: Vec<Planned> = moments
+        let mut plan: Vec<PlannedRequest> = moments
             .into_iter()
             .enumerate()
             .map(|(index, arrival)| {
-                let mut planned = Planned {
+                let mut planned = PlannedRequest {
                     arrival,
-                    prompt: vec![Stretch { source: own(index), tokens: random.random_range(96..160) }],
+                    prompt: vec![PromptSegment { source: own(index), tokens: random.random_range(96..160) }],
                     output_len: OUTPUT,
                     priority: 0,
                     tenant: 0,
@@ -146,19 +150,19 @@ impl Load {
                 };
                 for fault in &self.faults {
                     match fault {
-                        Fault::LongPrompts { every, tokens } if index % every == every / 2 => {
+                        ServeFault::LongPrompts { every, tokens } if index % every == every / 2 => {
                             planned.prompt[0].tokens = *tokens;
                         }
-                        Fault::Prefixes { groups, tokens } => {
+                        ServeFault::Prefixes { groups, tokens } => {
                             let source = (1 << 50) + random.random_range(0..*groups);
-                            planned.prompt.insert(0, Stretch { source, tokens: *tokens });
+                            planned.prompt.insert(0, PromptSegment { source, tokens: *tokens });
                         }
-                        Fault::Bursts { size, tokens } => {
+                        ServeFault::Bursts { size, tokens } => {
                             let burst = index / size;
                             planned.arrival = Nanos(burst as f64 * *size as f64 / self.rate * 1e9);
                             planned.prompt[0].tokens = 16;
                             let source = (1 << 50) + own(burst);
-                            planned.prompt.insert(0, Stretch { source, tokens: *tokens });
+                            planned.prompt.insert(0, PromptSegment { source, tokens: *tokens });
                         }
                         _ => {}
                     }
@@ -166,7 +170,7 @@ impl Load {
                 planned
             })
             .collect();
-        if let Some(size) = self.find(|f| if let Fault::Crowd(n) = f { Some(*n) } else { None }) {
+        if let Some(size) = self.find(|f| if let ServeFault::Crowd(n) = f { Some(*n) } else { None }) {
             let last = self.warmup + self.requests - 1;
             let together = Nanos(plan[last].arrival.0 - 10.0 * MS);
             plan[last - size..last].iter_mut().for_each(|planned| planned.arrival = together);
@@ -174,7 +178,7 @@ impl Load {
         plan
     }
 
-    fn script(&self, clock: &VirtualClock) -> impl FnMut(StepInfo) -> Outcome + 'static {
+    fn script(&self, clock: &VirtualClock) -> impl FnMut(StepInfo) -> StepOutcome + 'static {
         let (load, clock) = (self.clone(), clock.clone());
         let mut random = ChaCha8Rng::seed_from_u64(self.seed ^ 0x5c1);
         let mut stalled = false;
@@ -185,21 +189,21 @@ impl Load {
             let mut host = 0.0;
             for fault in &load.faults {
                 match fault {
-                    Fault::Host(time) => host += time.0,
-                    Fault::Cold { until, times } if clock.now().0 < until.0 => device *= times,
-                    Fault::Stall { at, time } if !stalled && clock.now().0 >= at.0 => {
+                    ServeFault::Host(time) => host += time.0,
+                    ServeFault::Cold { until, times } if clock.now().0 < until.0 => device *= times,
+                    ServeFault::Stall { at, time } if !stalled && clock.now().0 >= at.0 => {
                         stalled = true;
                         device += time.0;
                     }
-                    Fault::Breaks { at, times } if (*at..at + times).contains(&info.index) => {
+                    ServeFault::Breaks { at, times } if (*at..at + times).contains(&info.index) => {
                         let error =
                             EngineError::Device { device: "scripted".into(), detail: "planted".into() };
-                        return Outcome::Fails(error);
+                        return StepOutcome::Fails(error);
                     }
                     _ => {}
                 }
             }
-            Outcome::Takes { device: Nanos(device), host: Nanos(host) }
+            StepOutcome::Takes { device: Nanos(device), host: Nanos(host) }
         }
     }
 
@@ -210,27 +214,28 @@ impl Load {
     pub fn point(&self) -> Point {
         let plan = self.plan();
         let config = self.scheduler();
-        let warmup = if self.find(|f| matches!(f, Fault::Cold { .. }).then_some(())).is_some() {
+        let warmup = if self.find(|f| matches!(f, ServeFault::Cold { .. }).then_some(())).is_some() {
             0
         } else {
             self.warmup
         };
         let measured = warmup..warmup + self.requests;
-        let stop_tokens = self.find(|f| if let Fault::EndsEarly(n) = f { Some(*n) } else { None });
+        let stop_tokens = self.find(|f| if let ServeFault::EndsEarly(n) = f { Some(*n) } else { None });
         let stop_tokens = stop_tokens.map_or_else(Vec::new, |n| (0..49_152).step_by(n as usize).collect());
         let traffic = |plan| Traffic {
             plan,
-            kind: Loop::Open,
+            kind: LoadMode::Open,
             measured: measured.clone(),
             vocab: VOCAB,
-            alphabet: Vec::new(),
+            prompt_vocab: Vec::new(),
             stop_tokens: stop_tokens.clone(),
             constrained_stops: Vec::new(),
             time_limit: Some(Nanos(600e9)),
             keep_outputs: false,
         };
-        let lost = self.find(|f| if let Fault::LostBlocks(n) = f { Some(*n) } else { None }).unwrap_or(0);
-        let scheduler = Scheduler::new(config.clone()).with_lost_blocks(lost);
+        let lost =
+            self.find(|f| if let ServeFault::LostBlocks(n) = f { Some(*n) } else { None }).unwrap_or(0);
+        let scheduler = Scheduler::new(config.clone()).with_leaked_blocks(lost);
         let clock = VirtualClock::default();
         let architecture = presets::find("SmolLM2-135M").expect("a shipped shape").architecture;
         let inventory = architecture.inventory(Dtype::Bf16);
@@ -238,20 +243,22 @@ impl Load {
         let mut session = ScriptedSession::new(architecture, inventory, &clock, script);
         let mut executor = SessionExecutor::new(&mut session, Sampler::new(Sampling::GREEDY));
         let late =
-            self.find(|f| if let Fault::LateInjector(t) = f { Some(t.0) } else { None }).unwrap_or(0.0);
+            self.find(|f| if let ServeFault::LateInjector(t) = f { Some(t.0) } else { None }).unwrap_or(0.0);
         let mut clock = LateClock { clock, late };
-        let run = run_over(&traffic(&plan), scheduler, &mut executor, &mut clock, None, &mut |_| {})
-            .expect("without a tokenizer nothing can fail");
+        let run =
+            run_with_scheduler(&traffic(&plan), scheduler, &mut executor, &mut clock, None, &mut |_| {})
+                .expect("without a tokenizer nothing can fail");
         let slo: Slo =
             if self.slo.is_empty() { Slo::default() } else { self.slo.parse().expect("written here") };
         let mut booked = plan.clone();
-        if self.faults.contains(&Fault::OtherLengths) {
+        if self.faults.contains(&ServeFault::OtherLengths) {
             for planned in &mut booked {
                 planned.output_len += 1;
             }
         }
         let mut result = summarise(&run, &traffic(&booked), &slo);
-        result.foreign_cores = self.find(|f| if let Fault::Foreign(cores) = f { Some(*cores) } else { None });
+        result.foreign_cores =
+            self.find(|f| if let ServeFault::Foreign(cores) = f { Some(*cores) } else { None });
         Point {
             label: format!("rate {}", self.rate),
             offered: Offered::Rate(self.rate),
@@ -349,16 +356,16 @@ fn result(point: &Point) -> &ServeResult {
 
 /// Blocks that nobody holds, and none.
 pub fn block_leak() -> Shown {
-    let findings = Load::new(3, vec![Fault::LostBlocks(3)]).explain();
-    let clean = Load::new(3, Vec::new()).explain();
+    let findings = ServeScenario::new(3, vec![ServeFault::LostBlocks(3)]).explain();
+    let clean = ServeScenario::new(3, Vec::new()).explain();
     let evidence = findings.first().and_then(|f| f.evidence.first().cloned()).unwrap_or_default();
     (label(&findings) == "kv_block_leak" && label(&clean) == "keeps_up", format!("INVALID: {evidence}"))
 }
 
 /// An engine that meets its end token early makes another load.
 pub fn early_end() -> Shown {
-    let findings = Load::new(4, vec![Fault::EndsEarly(16)]).explain();
-    let forced = Load::new(4, vec![Fault::OtherLengths]).explain();
+    let findings = ServeScenario::new(4, vec![ServeFault::EndsEarly(16)]).explain();
+    let forced = ServeScenario::new(4, vec![ServeFault::OtherLengths]).explain();
     let found = findings.iter().find(|f| f.rule == "early_end");
     let evidence = found.and_then(|f| f.evidence.first().cloned()).unwrap_or_default();
     let passed = found.is_some() && label(&forced) == "wrong_token_count";
@@ -372,29 +379,35 @@ pub fn long_stall() -> Shown {
     let plan = super::queues::single_tokens(Arrivals::Constant, 100.0, COUNT, 0);
     let traffic = Traffic {
         plan: &plan,
-        kind: Loop::Open,
+        kind: LoadMode::Open,
         measured: 0..COUNT,
         vocab: VOCAB,
-        alphabet: Vec::new(),
+        prompt_vocab: Vec::new(),
         stop_tokens: Vec::new(),
         constrained_stops: Vec::new(),
         time_limit: None,
         keep_outputs: false,
     };
-    let mut load = Load::new(0, Vec::new());
+    let mut load = ServeScenario::new(0, Vec::new());
     load.rate = 100.0;
     let config = SchedulerConfig { max_num_seqs: 256, ..load.scheduler() };
     let clock = VirtualClock::default();
     let architecture = presets::find("SmolLM2-135M").expect("a shipped shape").architecture;
     let inventory = architecture.inventory(Dtype::Bf16);
-    let script = |info: StepInfo| Outcome::Takes {
+    let script = |info: StepInfo| StepOutcome::Takes {
         device: Nanos(if info.index == COUNT / 2 { 1.4e9 } else { 1e6 }),
         host: Nanos(0.0),
     };
     let mut session = ScriptedSession::new(architecture, inventory, &clock, Box::new(script));
     let mut executor = SessionExecutor::new(&mut session, Sampler::new(Sampling::GREEDY));
-    let run =
-        run_over(&traffic, Scheduler::new(config), &mut executor, &mut clock.clone(), None, &mut |_| {});
+    let run = run_with_scheduler(
+        &traffic,
+        Scheduler::new(config),
+        &mut executor,
+        &mut clock.clone(),
+        None,
+        &mut |_| {},
+    );
     let Ok(run) = run else { return (false, "the loop failed".into()) };
     let mut point = load.point();
     point.result = Some(summarise(&run, &traffic, &Slo::default()));

@@ -1,6 +1,6 @@
 //! A step benchmark of a scripted device: the real path from weights to findings, with faults planted where they would arise.
 //!
-//! Enters: a [`World`]: cells, noise and [`Fault`]s. Leaves: a judged [`Report`], made as a run makes one: the weights are audited, the
+//! Enters: a [`RunScenario`]: cells, noise and [`StepFault`]s. Leaves: a judged [`Report`], made as a run makes one: the weights are audited, the
 //! outputs checked, the protocol runs, operations are profiled, cells are judged. Nothing is written into the report by hand.
 
 use std::cell::Cell as Shared;
@@ -10,12 +10,12 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution, StandardNormal};
 
-use crate::engine::scripted::{Outcome, ScriptedSession, StepInfo};
+use crate::engine::scripted::{ScriptedSession, StepInfo, StepOutcome};
 use crate::engine::{DeviceChoice, EngineError, OperationTime, Session};
-use crate::measure::protocol::{self, Protocol, Testimony, Witness};
+use crate::measure::protocol::{self, BlockContext, Monitor, Protocol};
 use crate::measure::{audit, operations, quality};
 use crate::run::plan;
-use crate::run::rig::{Opened, Planned};
+use crate::run::rig::{CostedCell, Opened};
 use hbmark_core::ledger::{Ledger, StepCost};
 use hbmark_core::model::{Architecture, Dtype, presets};
 use hbmark_core::result::{
@@ -35,7 +35,7 @@ const LAST_CACHE: Bytes = Bytes(32_000_000);
 
 /// One fault, with its severity.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Fault {
+pub enum StepFault {
     /// The host takes so long between steps.
     HostDelay(Nanos),
     /// ... and works ahead of the device, so that it costs nothing while the device has work.
@@ -91,12 +91,12 @@ pub enum Fault {
 
 /// A benchmark to run.
 #[derive(Debug, Clone)]
-pub struct World {
+pub struct RunScenario {
     pub cells: Vec<Cell>,
     pub protocol: Protocol,
     /// Relative deviation of single steps.
     pub noise: f64,
-    pub faults: Vec<Fault>,
+    pub faults: Vec<StepFault>,
     pub profiled: bool,
 }
 
@@ -105,9 +105,9 @@ pub fn decode(batch: usize, context: usize) -> Cell {
     Cell { phase: Phase::Decode, engine: "scripted".into(), dtype: Dtype::Bf16, batch, context }
 }
 
-impl World {
+impl RunScenario {
     /// One decode cell, sampled by few steps, with these faults.
-    pub fn new(seed: u64, faults: Vec<Fault>) -> Self {
+    pub fn new(seed: u64, faults: Vec<StepFault>) -> Self {
         let protocol = Protocol {
             warmup_min_seconds: 0.0,
             warmup_max_seconds: 0.1,
@@ -163,11 +163,11 @@ impl World {
         let mut session = session;
         let checked = quality::gate(&mut session, Dtype::Bf16, self.protocol.seed, None)?;
         let opened = self.opened(&session, checked);
-        let mut witness = Observer::new(self, hogged);
-        let keep_resident = !self.faults.contains(&Fault::KvLeak);
+        let mut monitor = Observer::new(self, hogged);
+        let keep_resident = !self.faults.contains(&StepFault::KvLeak);
         let observe = &mut |_: protocol::Event<'_>| {};
         let (measured, _) =
-            protocol::run(&mut session, &self.cells, &self.protocol, &mut witness, keep_resident, observe);
+            protocol::run(&mut session, &self.cells, &self.protocol, &mut monitor, keep_resident, observe);
         for (index, (planned, measured)) in opened.cells.iter().zip(measured).enumerate() {
             let mut rows = Vec::new();
             if self.profiled {
@@ -188,7 +188,7 @@ impl World {
         Ok(hbmark_report::analysis::explain(&self.run()?))
     }
 
-    fn find<T>(&self, of: impl Fn(&Fault) -> Option<T>) -> Option<T> {
+    fn find<T>(&self, of: impl Fn(&StepFault) -> Option<T>) -> Option<T> {
         self.faults.iter().find_map(of)
     }
 
@@ -198,18 +198,18 @@ impl World {
         clock: &VirtualClock,
         hogged: Rc<Shared<f64>>,
     ) -> ScriptedSession {
-        let loaded = self.find(|f| if let Fault::WeightsAs(dtype) = f { Some(*dtype) } else { None });
+        let loaded = self.find(|f| if let StepFault::WeightsAs(dtype) = f { Some(*dtype) } else { None });
         let inventory = architecture.inventory(loaded.unwrap_or(Dtype::Bf16));
         let script = Device::new(self, architecture, hogged).script();
         let mut session = ScriptedSession::new(architecture.clone(), inventory, clock, script);
         for fault in &self.faults {
             session = match fault {
-                Fault::Leak(per_step) => session.with_leak(*per_step),
-                Fault::KvLeak => session.with_kv_leak().with_leak(Bytes(0)),
-                Fault::MarksElsewhere => session.with_marks_elsewhere(),
-                Fault::ClockRate(rate) => session.with_clock_rate(*rate),
-                Fault::LostToken => session.with_lost_token(),
-                Fault::Copies { times, counted: true } => {
+                StepFault::Leak(per_step) => session.with_leak(*per_step),
+                StepFault::KvLeak => session.with_kv_leak().with_leak(Bytes(0)),
+                StepFault::MarksElsewhere => session.with_marks_elsewhere(),
+                StepFault::ClockRate(rate) => session.with_clock_rate(*rate),
+                StepFault::LostToken => session.with_lost_token(),
+                StepFault::Copies { times, counted: true } => {
                     let ideal = self.ideal(architecture).bytes.ideal().as_f64();
                     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a size")]
                     let moved = Bytes((ideal * times) as u64);
@@ -226,7 +226,8 @@ impl World {
                 time: Nanos(ideal.bytes.ideal().as_f64() / BANDWIDTH * 1e9 / REACHED),
                 bytes: ideal.bytes.ideal(),
             }];
-            if let Some(per_layer) = self.find(|f| if let Fault::Spin(t) = f { Some(t.0) } else { None }) {
+            if let Some(per_layer) = self.find(|f| if let StepFault::Spin(t) = f { Some(t.0) } else { None })
+            {
                 operations.push(OperationTime {
                     operation: "spin",
                     calls: architecture.layers,
@@ -242,7 +243,7 @@ impl World {
     /// The cells, costed by the tensors that are there.
     fn opened(&self, session: &ScriptedSession, quality: Quality) -> Opened {
         let ledger = Ledger::new(session.architecture(), session.inventory(), session.kv_dtype());
-        let planned = |cell: &Cell| Planned {
+        let planned = |cell: &Cell| CostedCell {
             cost: plan::cost(&ledger, cell, DeviceChoice::Cpu),
             needs: plan::needed(&ledger, cell, DeviceChoice::Cpu),
             obstacle: None,
@@ -271,7 +272,7 @@ impl World {
         let spread = |median: f64| Spread { median, low: median * 0.99, high: median * 1.01 };
         let inventory = architecture.inventory(Dtype::Bf16);
         let peak = self.peak();
-        let cache = self.find(|f| if let Fault::Cache(bytes) = f { Some(*bytes) } else { None });
+        let cache = self.find(|f| if let StepFault::Cache(bytes) = f { Some(*bytes) } else { None });
         Report {
             schema_version: SCHEMA_VERSION,
             kind: ReportKind::Run,
@@ -314,7 +315,7 @@ impl World {
     }
 
     fn peak(&self) -> f64 {
-        self.find(|f| if let Fault::Peak(peak) = f { Some(*peak) } else { None }).unwrap_or(PEAK)
+        self.find(|f| if let StepFault::Peak(peak) = f { Some(*peak) } else { None }).unwrap_or(PEAK)
     }
 }
 
@@ -334,7 +335,7 @@ fn cost(ledger: &Ledger, phase: Phase, batch: usize, context: usize) -> StepCost
 
 /// The device and the host of a world, step by step.
 struct Device {
-    world: World,
+    world: RunScenario,
     ledger: Ledger,
     hogged: Rc<Shared<f64>>,
     random: ChaCha8Rng,
@@ -346,7 +347,7 @@ struct Device {
 }
 
 impl Device {
-    fn new(world: &World, architecture: &Architecture, hogged: Rc<Shared<f64>>) -> Self {
+    fn new(world: &RunScenario, architecture: &Architecture, hogged: Rc<Shared<f64>>) -> Self {
         Self {
             ledger: Ledger::new(architecture, &architecture.inventory(Dtype::Bf16), Dtype::Bf16),
             random: ChaCha8Rng::seed_from_u64(world.protocol.seed ^ 0x5eed),
@@ -378,8 +379,8 @@ impl Device {
         let mut bytes = cost.bytes.ideal().as_f64();
         for fault in &self.world.faults {
             match fault {
-                Fault::KvTimes(times) => bytes += (times - 1.0) * cost.bytes.kv_read.as_f64(),
-                Fault::Copies { times, .. } => bytes *= times,
+                StepFault::KvTimes(times) => bytes += (times - 1.0) * cost.bytes.kv_read.as_f64(),
+                StepFault::Copies { times, .. } => bytes *= times,
                 _ => {}
             }
         }
@@ -388,7 +389,7 @@ impl Device {
         time
     }
 
-    fn step(&mut self, info: StepInfo) -> Outcome {
+    fn step(&mut self, info: StepInfo) -> StepOutcome {
         let normal: f64 = StandardNormal.sample(&mut self.random);
         let mut device =
             self.floor(info) * (1.0 + self.world.noise * normal.clamp(-4.0, 4.0)) * self.hogged.get();
@@ -396,38 +397,40 @@ impl Device {
         let mut ahead = false;
         for fault in &self.world.faults {
             match fault {
-                Fault::HostDelay(time) => host += time.0,
-                Fault::HiddenDelay(time) => (host, ahead) = (host + time.0, true),
-                Fault::Spin(per_layer) => device += per_layer.0 * self.layers,
-                Fault::HostTail { share, time } if self.random.random_bool(*share) => host += time.0,
-                Fault::Skips(share) => device *= share,
-                Fault::Wanders(deviation) => {
+                StepFault::HostDelay(time) => host += time.0,
+                StepFault::HiddenDelay(time) => (host, ahead) = (host + time.0, true),
+                StepFault::Spin(per_layer) => device += per_layer.0 * self.layers,
+                StepFault::HostTail { share, time } if self.random.random_bool(*share) => host += time.0,
+                StepFault::Skips(share) => device *= share,
+                StepFault::Wanders(deviation) => {
                     if info.index.is_multiple_of(self.world.protocol.block_min_steps) {
                         let level: f64 = StandardNormal.sample(&mut self.random);
                         self.wandered = (1.0 + deviation * level).max(0.2);
                     }
                     device *= self.wandered;
                 }
-                Fault::Drifts(share) => device *= 1.0 + share * info.index as f64,
-                Fault::Flat(time) => device = time.0 * (1.0 + self.world.noise * normal.clamp(-4.0, 4.0)),
+                StepFault::Drifts(share) => device *= 1.0 + share * info.index as f64,
+                StepFault::Flat(time) => device = time.0 * (1.0 + self.world.noise * normal.clamp(-4.0, 4.0)),
                 _ => {}
             }
         }
         let (device, host) = (Nanos(device), Nanos(host));
         for fault in &self.world.faults {
             match fault {
-                Fault::OtherTokens(from) if info.index >= *from => return Outcome::WrongTokens { device },
-                Fault::NotANumber => return Outcome::NotANumber { device },
+                StepFault::OtherTokens(from) if info.index >= *from => {
+                    return StepOutcome::WrongTokens { device };
+                }
+                StepFault::NotANumber => return StepOutcome::NotANumber { device },
                 _ => {}
             }
         }
-        if ahead { Outcome::Ahead { device, host } } else { Outcome::Takes { device, host } }
+        if ahead { StepOutcome::Ahead { device, host } } else { StepOutcome::Takes { device, host } }
     }
 }
 
 /// What is seen beside the blocks.
 struct Observer {
-    faults: Vec<Fault>,
+    faults: Vec<StepFault>,
     random: ChaCha8Rng,
     hogged: Rc<Shared<f64>>,
     blocks: usize,
@@ -439,16 +442,16 @@ const BEFORE_THE_HOG: usize = 3;
 const QUIET_CANARY: f64 = 0.001;
 
 impl Observer {
-    fn new(world: &World, hogged: Rc<Shared<f64>>) -> Self {
+    fn new(world: &RunScenario, hogged: Rc<Shared<f64>>) -> Self {
         let random = ChaCha8Rng::seed_from_u64(world.protocol.seed ^ 0xca);
         Self { faults: world.faults.clone(), random, hogged, blocks: 0 }
     }
 }
 
-impl Witness for Observer {
+impl Monitor for Observer {
     fn before_block(&mut self) {
         for fault in &self.faults {
-            if let Fault::Hog(share) = fault
+            if let StepFault::Hog(share) = fault
                 && self.blocks >= BEFORE_THE_HOG
             {
                 self.hogged.set(1.0 / (1.0 - share));
@@ -457,19 +460,19 @@ impl Witness for Observer {
         self.blocks += 1;
     }
 
-    fn after_block(&mut self, _wall_seconds: f64) -> Testimony {
+    fn after_block(&mut self, _wall_seconds: f64) -> BlockContext {
         let normal: f64 = StandardNormal.sample(&mut self.random);
-        let mut seen = Testimony {
+        let mut seen = BlockContext {
             canary_ratio: Some(self.hogged.get() * (1.0 + QUIET_CANARY * normal)),
-            ..Testimony::default()
+            ..BlockContext::default()
         };
         for fault in &self.faults {
             match fault {
-                Fault::NoisyCanary(deviation) => seen.canary_ratio = Some(1.0 + deviation * normal),
-                Fault::Rejected { cause, share } if self.random.random_bool(*share) => {
+                StepFault::NoisyCanary(deviation) => seen.canary_ratio = Some(1.0 + deviation * normal),
+                StepFault::Rejected { cause, share } if self.random.random_bool(*share) => {
                     seen.reject = Some((*cause).to_owned());
                 }
-                Fault::PowerCap(share) if self.random.random_bool(*share) => {
+                StepFault::PowerCap(share) if self.random.random_bool(*share) => {
                     seen.conditions.push("power capped".into());
                     seen.telemetry =
                         Some(BlockTelemetry { power_watts: Some(700.0), ..BlockTelemetry::default() });

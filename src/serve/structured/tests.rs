@@ -22,7 +22,7 @@ fn file(text: &str) -> tempfile::NamedTempFile {
 
 /// What a model of random logits generates under a grammar.
 fn generated(
-    masks: &Masks,
+    masks: &GrammarCompiler,
     grammar: &Grammar,
     how: Sampling,
     tokenizer: &Tokenizer,
@@ -34,9 +34,12 @@ fn generated(
     let mut tokens = Vec::new();
     for position in 0..2_000 {
         let mut logits: Vec<f32> = (0..300_u64)
-            .map(|i| (hbmark_traffic::workload::mix(request as u64 * 7_919 + position, i) >> 44) as f32 / 1e5)
+            .map(|i| {
+                (hbmark_traffic::workload::splitmix64(request as u64 * 7_919 + position, i) >> 44) as f32
+                    / 1e5
+            })
             .collect();
-        constraints.compute(request).unwrap();
+        constraints.compute_mask(request).unwrap();
         constraints.apply(&mut logits);
         let token = sampler.sample(&logits, request, usize::try_from(position).unwrap());
         assert!(logits[token as usize].is_finite(), "a token that was allowed");
@@ -63,7 +66,7 @@ const SCHEMA: &str = r##"{"type": "object", "properties": {
 #[test]
 fn outputs_under_a_schema_satisfy_it_greedy_or_sampled() {
     let tokenizer = byte_level();
-    let masks = Masks::new(&tokenizer, 300, &[]).unwrap();
+    let masks = GrammarCompiler::new(&tokenizer, 300, &[]).unwrap();
     let schema = file(SCHEMA);
     let grammar: Grammar = format!("json-schema:{}", schema.path().display()).parse().unwrap();
     let validator = jsonschema::validator_for(&serde_json::from_str(SCHEMA).unwrap()).unwrap();
@@ -82,7 +85,7 @@ fn outputs_under_a_schema_satisfy_it_greedy_or_sampled() {
 #[test]
 fn outputs_under_a_regular_expression_or_a_grammar_match_it() {
     let tokenizer = byte_level();
-    let masks = Masks::new(&tokenizer, 300, &[]).unwrap();
+    let masks = GrammarCompiler::new(&tokenizer, 300, &[]).unwrap();
     let grammar: Grammar = "regex:[0-9]{3}-[a-c]+x".parse().unwrap();
     let text = generated(&masks, &grammar, WARM, &tokenizer, 1);
     let (digits, rest) = text.split_once('-').unwrap();
@@ -98,7 +101,7 @@ fn outputs_under_a_regular_expression_or_a_grammar_match_it() {
 
 #[test]
 fn only_constrained_requests_are_held() {
-    let masks = Masks::new(&byte_level(), 300, &[]).unwrap();
+    let masks = GrammarCompiler::new(&byte_level(), 300, &[]).unwrap();
     let compiled = masks.compile(&"regex:a".parse().unwrap()).unwrap();
     let constraints = Constraints::new(&compiled, vec![true, false]);
     assert!(constraints.holds(0) && !constraints.holds(1) && !constraints.holds(2));
@@ -108,11 +111,11 @@ fn only_constrained_requests_are_held() {
 fn a_metaspace_vocabulary_is_read_as_text_with_spaces() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models/llama-gqa");
     let tokenizer = Tokenizer::open(&path).unwrap();
-    let masks = Masks::new(&tokenizer, 211, &[2]).unwrap();
+    let masks = GrammarCompiler::new(&tokenizer, 211, &[2]).unwrap();
     let compiled = masks.compile(&"regex:( every| step)+ at".parse().unwrap()).unwrap();
     assert_eq!(compiled.ends(), [2]);
     let mut constraints = Constraints::new(&compiled, vec![true]);
-    constraints.compute(0).unwrap();
+    constraints.compute_mask(0).unwrap();
     let mut logits = vec![0.0; 211];
     constraints.apply(&mut logits);
     let allowed: Vec<u32> = (0..211).filter(|t| logits[*t as usize].is_finite()).collect();
@@ -128,7 +131,7 @@ fn what_is_no_grammar_or_no_vocabulary_is_refused_by_name() {
         assert!(error.contains("json-schema:FILE, regex:RE or grammar:FILE"), "{error}");
     }
     let tokenizer = byte_level();
-    let masks = Masks::new(&tokenizer, 300, &[]).unwrap();
+    let masks = GrammarCompiler::new(&tokenizer, 300, &[]).unwrap();
     let refused = |grammar: &str, message: &str| {
         let error = masks.compile(&grammar.parse().unwrap()).unwrap_err().to_string();
         assert!(error.contains(message), "{error}");
@@ -143,7 +146,7 @@ fn what_is_no_grammar_or_no_vocabulary_is_refused_by_name() {
     refused(&format!("json-schema:{}", broken.path().display()), "is not JSON");
     refused(&format!("grammar:{}", lark.path().display()), "cannot be compiled");
     refused(&format!("grammar:{}", binary.path().display()), "is not text");
-    let error = Masks::new(&tokenizer, 100, &[]).unwrap_err().to_string();
+    let error = GrammarCompiler::new(&tokenizer, 100, &[]).unwrap_err().to_string();
     assert!(error.contains("263 tokens and the model 100 logits"), "{error}");
 }
 
@@ -155,7 +158,7 @@ fn hostile_vocabularies_are_errors_and_not_panics() {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("tokenizer.json"), document.to_string()).unwrap();
         let tokenizer = Tokenizer::open(folder.path()).unwrap();
-        Masks::new(&tokenizer, 400, &[]).map(|_| ()).unwrap_err().to_string()
+        GrammarCompiler::new(&tokenizer, 400, &[]).map(|_| ()).unwrap_err().to_string()
     };
     let fallback = json!({ "type": "Sequence", "decoders": [{ "type": "ByteFallback" }] });
     let error = with(&|d| {

@@ -57,10 +57,10 @@ fn gguf_name(name: &str) -> Option<String> {
 
 /// Where the tensors of a file are, by the file's names.
 #[derive(Debug)]
-pub(super) struct Places(HashMap<String, Place>);
+pub(super) struct TensorLocations(HashMap<String, TensorLocation>);
 
 #[derive(Debug)]
-struct Place {
+struct TensorLocation {
     storage: &'static str,
     shape: Vec<usize>,
     /// Offset in the file.
@@ -68,9 +68,9 @@ struct Place {
     bytes: u64,
 }
 
-impl Places {
+impl TensorLocations {
     pub(super) fn new(header: &Header) -> Self {
-        let place = |tensor: &super::header::TensorEntry| Place {
+        let place = |tensor: &super::header::TensorEntry| TensorLocation {
             storage: tensor.storage,
             shape: tensor.shape.clone(),
             offset: header.data_start + tensor.offset,
@@ -142,7 +142,7 @@ impl GgufModel {
         Ok(vector)
     }
 
-    fn place(&self, info: &TensorInfo) -> Result<&Place, WeightsError> {
+    fn place(&self, info: &TensorInfo) -> Result<&TensorLocation, WeightsError> {
         let name = gguf_name(&info.name).unwrap_or_else(|| info.name.clone());
         let path = || self.path().to_path_buf();
         match self.places.0.get(&name) {
@@ -210,7 +210,7 @@ impl GgufModel {
     }
 }
 
-impl Place {
+impl TensorLocation {
     /// Reads the tensor in bands of whole rows; `take` gets the first row of each and its bytes.
     fn bands(
         &self,

@@ -31,7 +31,7 @@ pub(super) struct Vetted {
 
 /// Why a tokenizer is not handed on.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Suspicion {
+pub(super) enum VetError {
     #[error("byte {at} is not UTF-8")]
     NotText { at: usize },
     #[error("{0}")]
@@ -70,30 +70,30 @@ struct Added {
     content: String,
 }
 
-pub(super) fn look_over(bytes: &[u8]) -> Result<Vetted, Suspicion> {
-    let text = std::str::from_utf8(bytes).map_err(|error| Suspicion::NotText { at: error.valid_up_to() })?;
+pub(super) fn check_tokenizer(bytes: &[u8]) -> Result<Vetted, VetError> {
+    let text = std::str::from_utf8(bytes).map_err(|error| VetError::NotText { at: error.valid_up_to() })?;
     let outline: Outline = json::from_str(text, BUDGET)?;
     if outline.added_tokens.iter().flatten().any(|token| token.content.is_empty()) {
-        return Err(Suspicion::EmptyToken);
+        return Err(VetError::EmptyToken);
     }
     let bytes = outline.added_tokens.iter().flatten().map(|token| token.content.len()).sum();
     if bytes > MAX_ADDED_BYTES {
-        return Err(Suspicion::AddedTokens { bytes });
+        return Err(VetError::AddedTokens { bytes });
     }
     let mut patterns = Vec::new();
     for part in [&outline.normalizer, &outline.pre_tokenizer, &outline.post_processor, &outline.decoder] {
         gather(part, &mut patterns)?;
     }
     if patterns.len() > MAX_PATTERNS {
-        return Err(Suspicion::Patterns { count: patterns.len() });
+        return Err(VetError::Patterns { count: patterns.len() });
     }
     let mut linear = true;
     for pattern in patterns {
         if pattern.len() > MAX_PATTERN {
-            return Err(Suspicion::LongPattern { bytes: pattern.len() });
+            return Err(VetError::LongPattern { bytes: pattern.len() });
         }
         if repetitions(pattern) > MAX_REPETITIONS {
-            return Err(Suspicion::Repetitions);
+            return Err(VetError::Repetitions);
         }
         linear &= is_linear(pattern);
     }
@@ -101,11 +101,11 @@ pub(super) fn look_over(bytes: &[u8]) -> Result<Vetted, Suspicion> {
 }
 
 /// Every regular expression of a part. The depth of the tree is that of the JSON, which has an end.
-fn gather<'a>(part: &'a Value, patterns: &mut Vec<&'a str>) -> Result<(), Suspicion> {
+fn gather<'a>(part: &'a Value, patterns: &mut Vec<&'a str>) -> Result<(), VetError> {
     match part {
         Value::Object(map) => {
             if map.get("type").and_then(Value::as_str) == Some("Precompiled") {
-                return Err(Suspicion::Unchecked { kind: "Precompiled" });
+                return Err(VetError::Unchecked { kind: "Precompiled" });
             }
             patterns.extend(map.get("Regex").and_then(Value::as_str));
             map.values().try_for_each(|value| gather(value, patterns))
@@ -142,11 +142,11 @@ fn is_linear(pattern: &str) -> bool {
 mod tests {
     use super::*;
 
-    fn vetted(pattern: &str) -> Result<Vetted, Suspicion> {
+    fn vetted(pattern: &str) -> Result<Vetted, VetError> {
         let file = serde_json::json!({"pre_tokenizer": {"type": "Sequence", "pretokenizers": [
             {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": false}
         ]}});
-        look_over(file.to_string().as_bytes())
+        check_tokenizer(file.to_string().as_bytes())
     }
 
     #[test]
@@ -174,7 +174,7 @@ mod tests {
         assert!(refused("(?:(?:(?=a){1000}){1000}){1000}").contains("multiply to more than 10000"));
         assert!(refused(&"a".repeat(MAX_PATTERN + 1)).contains("has 8193 bytes"));
         assert!(vetted(r"\p{N}{1,3}\x{41}a{,5}").is_ok());
-        let refused = |json: &str| look_over(json.as_bytes()).unwrap_err().to_string();
+        let refused = |json: &str| check_tokenizer(json.as_bytes()).unwrap_err().to_string();
         assert!(
             refused(r#"{"normalizer": {"type": "Precompiled", "precompiled_charsmap": "////////"}}"#)
                 .contains("Precompiled")
@@ -184,6 +184,6 @@ mod tests {
         assert!(refused(&long).contains("have 262145 bytes"));
         let many = r#"{"Regex": "a"},"#.repeat(MAX_PATTERNS + 1);
         assert!(refused(&format!("{{\"decoder\": [{many} 0]}}")).contains("65 patterns"));
-        assert!(look_over(b"\xff").unwrap_err().to_string().contains("byte 0"));
+        assert!(check_tokenizer(b"\xff").unwrap_err().to_string().contains("byte 0"));
     }
 }

@@ -107,14 +107,14 @@ pub fn each<'de, T: Deserialize<'de>>(
 }
 
 /// Room of a growing collection, doubled when it is full.
-struct Room<'b> {
+struct CollectionBudget<'b> {
     budget: &'b Budget,
     each: usize,
     held: usize,
     capacity: usize,
 }
 
-impl<'b> Room<'b> {
+impl<'b> CollectionBudget<'b> {
     fn new(budget: &'b Budget) -> Self {
         Self { budget, each: 0, held: 0, capacity: 0 }
     }
@@ -142,7 +142,7 @@ struct Metered<'b, T> {
 macro_rules! forward {
     ($($method:ident($($argument:ident: $kind:ty),*);)*) => {$(
         fn $method<V: Visitor<'de>>(self $(, $argument: $kind)*, visitor: V) -> Result<V::Value, D::Error> {
-            self.inner.$method($($argument,)* Watching { inner: visitor, budget: self.budget, keys: None })
+            self.inner.$method($($argument,)* BudgetedVisitor { inner: visitor, budget: self.budget, keys: None })
         }
     )*};
 }
@@ -172,7 +172,7 @@ impl<'de, D: Deserializer<'de>> Deserializer<'de> for Metered<'_, D> {
 }
 
 /// A visitor that pays for what it is shown.
-struct Watching<'b, 'k, V> {
+struct BudgetedVisitor<'b, 'k, V> {
     inner: V,
     budget: &'b Budget,
     /// The keys of the object so far, where this is one of them.
@@ -205,7 +205,7 @@ impl Drop for Keys<'_> {
     }
 }
 
-impl<V> Watching<'_, '_, V> {
+impl<V> BudgetedVisitor<'_, '_, V> {
     fn text<E: serde::de::Error>(&mut self, text: &str) -> Result<(), E> {
         self.budget.charge(text.len() + ALLOCATION_BYTES).map_err(E::custom)?;
         self.keys.as_mut().map_or(Ok(()), |keys| keys.insert(text))
@@ -220,7 +220,7 @@ macro_rules! show {
     )*};
 }
 
-impl<'de, V: Visitor<'de>> Visitor<'de> for Watching<'_, '_, V> {
+impl<'de, V: Visitor<'de>> Visitor<'de> for BudgetedVisitor<'_, '_, V> {
     type Value = V::Value;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -265,12 +265,17 @@ impl<'de, V: Visitor<'de>> Visitor<'de> for Watching<'_, '_, V> {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, access: A) -> Result<V::Value, A::Error> {
-        self.inner.visit_seq(List { inner: access, room: Room::new(self.budget) })
+        self.inner.visit_seq(List { inner: access, room: CollectionBudget::new(self.budget) })
     }
 
     fn visit_map<A: MapAccess<'de>>(self, access: A) -> Result<V::Value, A::Error> {
         let keys = Keys { seen: HashSet::new(), budget: self.budget, charged: 0 };
-        self.inner.visit_map(Object { inner: access, room: Room::new(self.budget), key_bytes: 0, keys })
+        self.inner.visit_map(Object {
+            inner: access,
+            room: CollectionBudget::new(self.budget),
+            key_bytes: 0,
+            keys,
+        })
     }
 
     fn visit_enum<A: EnumAccess<'de>>(self, access: A) -> Result<V::Value, A::Error> {
@@ -279,13 +284,13 @@ impl<'de, V: Visitor<'de>> Visitor<'de> for Watching<'_, '_, V> {
 }
 
 /// A seed whose deserialiser pays.
-struct Paying<'b, 'k, S> {
+struct BudgetedSeed<'b, 'k, S> {
     inner: S,
     budget: &'b Budget,
     keys: Option<&'k mut Keys<'b>>,
 }
 
-impl<'de, S: DeserializeSeed<'de>> DeserializeSeed<'de> for Paying<'_, '_, S> {
+impl<'de, S: DeserializeSeed<'de>> DeserializeSeed<'de> for BudgetedSeed<'_, '_, S> {
     type Value = S::Value;
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<S::Value, D::Error> {
@@ -307,7 +312,7 @@ impl<'de, D: Deserializer<'de>> Deserializer<'de> for Key<'_, '_, D> {
 
     fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, D::Error> {
         let budget = self.keys.budget;
-        self.inner.deserialize_any(Watching { inner: visitor, budget, keys: Some(self.keys) })
+        self.inner.deserialize_any(BudgetedVisitor { inner: visitor, budget, keys: Some(self.keys) })
     }
 
     fn deserialize_newtype_struct<V: Visitor<'de>>(
@@ -326,7 +331,7 @@ impl<'de, D: Deserializer<'de>> Deserializer<'de> for Key<'_, '_, D> {
 
 struct List<'b, A> {
     inner: A,
-    room: Room<'b>,
+    room: CollectionBudget<'b>,
 }
 
 impl<'de, A: SeqAccess<'de>> SeqAccess<'de> for List<'_, A> {
@@ -334,7 +339,7 @@ impl<'de, A: SeqAccess<'de>> SeqAccess<'de> for List<'_, A> {
 
     fn next_element_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<Option<S::Value>, A::Error> {
         let budget = self.room.budget;
-        let element = self.inner.next_element_seed(Paying { inner: seed, budget, keys: None })?;
+        let element = self.inner.next_element_seed(BudgetedSeed { inner: seed, budget, keys: None })?;
         if element.is_some() {
             self.room.take(size_of::<S::Value>())?;
         }
@@ -344,7 +349,7 @@ impl<'de, A: SeqAccess<'de>> SeqAccess<'de> for List<'_, A> {
 
 struct Object<'b, A> {
     inner: A,
-    room: Room<'b>,
+    room: CollectionBudget<'b>,
     /// Size of the last key in memory.
     key_bytes: usize,
     keys: Keys<'b>,
@@ -358,7 +363,7 @@ impl<'de, A: MapAccess<'de>> MapAccess<'de> for Object<'_, A> {
         self.key_bytes = size_of::<S::Value>();
         let keys = (self.key_bytes >= KEPT_KEY_BYTES).then_some(&mut self.keys);
         match keys {
-            Some(keys) => self.inner.next_key_seed(Paying { inner: seed, budget, keys: Some(keys) }),
+            Some(keys) => self.inner.next_key_seed(BudgetedSeed { inner: seed, budget, keys: Some(keys) }),
             None => self.inner.next_key_seed(seed),
         }
     }
@@ -367,7 +372,7 @@ impl<'de, A: MapAccess<'de>> MapAccess<'de> for Object<'_, A> {
         if self.key_bytes >= KEPT_KEY_BYTES {
             self.room.take(self.key_bytes + size_of::<S::Value>() + ENTRY_BYTES)?;
         }
-        self.inner.next_value_seed(Paying { inner: seed, budget: self.room.budget, keys: None })
+        self.inner.next_value_seed(BudgetedSeed { inner: seed, budget: self.room.budget, keys: None })
     }
 }
 
@@ -389,11 +394,11 @@ impl<'de, A: VariantAccess<'de>> VariantAccess<'de> for Metered<'_, A> {
     }
 
     fn newtype_variant_seed<S: DeserializeSeed<'de>>(self, seed: S) -> Result<S::Value, A::Error> {
-        self.inner.newtype_variant_seed(Paying { inner: seed, budget: self.budget, keys: None })
+        self.inner.newtype_variant_seed(BudgetedSeed { inner: seed, budget: self.budget, keys: None })
     }
 
     fn tuple_variant<V: Visitor<'de>>(self, len: usize, visitor: V) -> Result<V::Value, A::Error> {
-        self.inner.tuple_variant(len, Watching { inner: visitor, budget: self.budget, keys: None })
+        self.inner.tuple_variant(len, BudgetedVisitor { inner: visitor, budget: self.budget, keys: None })
     }
 
     fn struct_variant<V: Visitor<'de>>(
@@ -401,7 +406,7 @@ impl<'de, A: VariantAccess<'de>> VariantAccess<'de> for Metered<'_, A> {
         fields: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, A::Error> {
-        self.inner.struct_variant(fields, Watching { inner: visitor, budget: self.budget, keys: None })
+        self.inner.struct_variant(fields, BudgetedVisitor { inner: visitor, budget: self.budget, keys: None })
     }
 }
 

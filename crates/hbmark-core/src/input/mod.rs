@@ -12,7 +12,7 @@ use std::path::Path;
 
 /// Why a file was not read. The path is left to the reader's own error.
 #[derive(Debug, thiserror::Error)]
-pub enum Refused {
+pub enum InputError {
     #[error(transparent)]
     Io(#[from] io::Error),
     #[error("it is {found}, not a regular file")]
@@ -27,7 +27,7 @@ pub enum Refused {
 ///
 /// # Errors
 /// When it cannot be opened, or is something else than a regular file.
-pub fn open(path: &Path) -> Result<(File, u64), Refused> {
+pub fn open(path: &Path) -> Result<(File, u64), InputError> {
     // Asked before opening: opening a pipe would wait for its writer, and opening a device may do something.
     regular(&std::fs::metadata(path)?)?;
     // The path may be swapped for a pipe in between: do not wait for its writer, and look again.
@@ -41,7 +41,7 @@ pub fn open(path: &Path) -> Result<(File, u64), Refused> {
 ///
 /// # Errors
 /// When it cannot be opened, or is something else than a regular file.
-pub fn open_own(path: &Path, create: bool) -> Result<File, Refused> {
+pub fn open_own(path: &Path, create: bool) -> Result<File, InputError> {
     match std::fs::symlink_metadata(path) {
         Ok(metadata) => regular(&metadata)?,
         Err(error) if create && error.kind() == io::ErrorKind::NotFound => {}
@@ -55,23 +55,23 @@ pub fn open_own(path: &Path, create: bool) -> Result<File, Refused> {
     Ok(file)
 }
 
-fn regular(metadata: &std::fs::Metadata) -> Result<(), Refused> {
+fn regular(metadata: &std::fs::Metadata) -> Result<(), InputError> {
     let found = match metadata.file_type() {
         kind if kind.is_file() => return Ok(()),
         kind if kind.is_dir() => "a folder",
         kind if kind.is_symlink() => "a link",
         _ => "a pipe, socket or device",
     };
-    Err(Refused::NotRegular { found })
+    Err(InputError::NotRegular { found })
 }
 
 /// The bytes of a regular file of at most `limit` bytes. One that grows meanwhile is cut at the size it had; one that shrinks is an error.
 ///
 /// # Errors
-/// [`Refused`], before memory is taken where the file is too large.
-pub fn read(path: &Path, limit: u64) -> Result<Vec<u8>, Refused> {
+/// [`InputError`], before memory is taken where the file is too large.
+pub fn read(path: &Path, limit: u64) -> Result<Vec<u8>, InputError> {
     let (file, size) = open(path)?;
-    let too_large = || Refused::TooLarge { size, limit };
+    let too_large = || InputError::TooLarge { size, limit };
     if size > limit {
         return Err(too_large());
     }
@@ -84,9 +84,9 @@ pub fn read(path: &Path, limit: u64) -> Result<Vec<u8>, Refused> {
 ///
 /// # Errors
 /// As [`read`], and when it is not UTF-8.
-pub fn read_text(path: &Path, limit: u64) -> Result<String, Refused> {
+pub fn read_text(path: &Path, limit: u64) -> Result<String, InputError> {
     String::from_utf8(read(path, limit)?)
-        .map_err(|error| Refused::NotText { at: error.utf8_error().valid_up_to() })
+        .map_err(|error| InputError::NotText { at: error.utf8_error().valid_up_to() })
 }
 
 #[cfg(test)]

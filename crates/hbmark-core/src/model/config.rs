@@ -22,7 +22,7 @@ use super::{
     Architecture, Biases, Dtype, Family, ModelError, deepseek_v3, llama, mistral, mixtral, qwen2, qwen3,
     qwen3_moe,
 };
-use crate::input::{self, Refused};
+use crate::input::{self, InputError};
 
 pub(super) use fields::Fields;
 pub(super) use windows::Windows;
@@ -79,10 +79,10 @@ pub fn read_config(path: &Path) -> Result<Architecture, ModelError> {
     let text = input::read_text(path, limits::CONFIG_BYTES).map_err(|refused| {
         let path = path.to_owned();
         match refused {
-            Refused::NotRegular { .. } => ModelError::NotAFile { path },
-            Refused::TooLarge { size, limit } => ModelError::ConfigTooLarge { path, found: size, limit },
-            Refused::Io(source) => ModelError::Read { path, source },
-            other @ Refused::NotText { .. } => ModelError::Read { path, source: io::Error::other(other) },
+            InputError::NotRegular { .. } => ModelError::NotAFile { path },
+            InputError::TooLarge { size, limit } => ModelError::ConfigTooLarge { path, found: size, limit },
+            InputError::Io(source) => ModelError::Read { path, source },
+            other @ InputError::NotText { .. } => ModelError::Read { path, source: io::Error::other(other) },
         }
     })?;
     parse_config(&text, path)

@@ -18,7 +18,7 @@ pub const MAX_TENSORS: usize = 200_000;
 const MAX_DIMENSIONS: usize = 8;
 /// Names in use are under 150 bytes; ggml ends them at 64.
 const MAX_NAME_BYTES: usize = 1_024;
-/// Characters of a stranger's text that an error repeats.
+/// Characters of untrusted text that an error repeats.
 const TEXT_SHOWN: usize = 200;
 
 /// Why a safetensors header or index cannot be trusted.

@@ -42,7 +42,7 @@ impl Architecture {
     /// *Shapes*: linear layers are `[out, in]`; an int4 tensor keeps its logical shape while its bytes are the packed ones.
     #[must_use]
     pub fn inventory(&self, dtype: Dtype) -> Inventory {
-        let format = Format::new(self, dtype);
+        let format = StorageFormat::new(self, dtype);
         // At once: a list that grows by doubling takes twice its memory.
         let most = self.tensors_at_most().min(limits::TENSORS) * format.tensors_of_a_matrix();
         let tensors = Vec::with_capacity(most);
@@ -225,13 +225,13 @@ enum Matrices {
 
 /// How a whole checkpoint is stored.
 #[derive(Debug, Clone, Copy)]
-struct Format {
+struct StorageFormat {
     matrices: Matrices,
     /// Everything that is not a linear layer.
     float: Float,
 }
 
-impl Format {
+impl StorageFormat {
     fn new(architecture: &Architecture, dtype: Dtype) -> Self {
         let (matrices, float) = match dtype {
             Dtype::F32 => (Matrices::Plain, Float::F32),
@@ -264,7 +264,7 @@ fn stored_in_blocks(architecture: &Architecture) -> bool {
 
 /// The growing list, and the layer it is in.
 struct List {
-    format: Format,
+    format: StorageFormat,
     layer: Option<usize>,
     tensors: Vec<TensorInfo>,
 }

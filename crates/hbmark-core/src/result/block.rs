@@ -25,7 +25,7 @@ pub struct Block {
     /// From the first mark of the timeline to the last: an independent clock over the same block. Null in files that had none.
     #[serde(default)]
     pub timeline_ns: Option<f64>,
-    /// In use after the block: what the device says, or on a CPU the resident set, without the witness's own.
+    /// In use after the block: what the device says, or on a CPU the resident set, without the monitor's own.
     #[serde(default)]
     pub memory_bytes: Option<Bytes>,
     /// The canary beside this block over the session's canary: 1.02 is 2 % slow.

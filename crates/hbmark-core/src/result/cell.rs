@@ -339,7 +339,7 @@ pub struct Measured {
     pub merge: usize,
     /// Greedy tokens of the cell, the same in every step of a pinned cell.
     pub tokens: Vec<u32>,
-    /// Peak memory over the cell's visits, without the witness's own: of the pool on a GPU, of the whole process on a CPU.
+    /// Peak memory over the cell's visits, without the monitor's own: of the pool on a GPU, of the whole process on a CPU.
     pub peak_memory: Option<Bytes>,
     /// Bytes a step of the cell really moved, where the engine counts them.
     pub moved: Option<Bytes>,

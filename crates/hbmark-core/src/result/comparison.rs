@@ -11,7 +11,7 @@ use crate::model::Dtype;
 /// What is said of B beside A.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Ruling {
+pub enum ComparisonVerdict {
     /// B takes less time.
     Faster,
     /// B takes more time.
@@ -22,7 +22,7 @@ pub enum Ruling {
     Inconclusive,
 }
 
-impl Ruling {
+impl ComparisonVerdict {
     /// The word in every format.
     #[must_use]
     pub fn word(self) -> &'static str {
@@ -60,12 +60,12 @@ impl Settings {
 
 /// What ran on one side of a cell.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct Series {
+pub struct EngineVariant {
     pub engine: String,
     pub dtype: Dtype,
 }
 
-impl std::fmt::Display for Series {
+impl std::fmt::Display for EngineVariant {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} {}", self.engine, self.dtype)
     }
@@ -73,15 +73,15 @@ impl std::fmt::Display for Series {
 
 /// A cell of both sides: the same step, whoever runs it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Place {
+pub struct ComparedCell {
     pub phase: Phase,
     pub batch: usize,
     pub context: usize,
-    pub a: Series,
-    pub b: Series,
+    pub a: EngineVariant,
+    pub b: EngineVariant,
 }
 
-impl Place {
+impl ComparedCell {
     /// The name of the cell in A's result.
     #[must_use]
     pub fn id_of_a(&self) -> String {
@@ -133,7 +133,7 @@ pub struct Effect {
     pub minimum_detectable: Option<f64>,
     /// The relative difference that A against itself did not rule out; null where it was not measured.
     pub floor: Option<f64>,
-    pub verdict: Ruling,
+    pub verdict: ComparisonVerdict,
     pub reason: String,
 }
 
@@ -165,7 +165,7 @@ pub struct Arm {
     /// The command line of its (first) process.
     pub command: String,
     pub started_at: Option<String>,
-    pub series: Vec<Series>,
+    pub series: Vec<EngineVariant>,
     pub config: BTreeMap<String, serde_json::Value>,
 }
 
@@ -181,7 +181,7 @@ pub struct Difference {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CellComparison {
     #[serde(flatten)]
-    pub place: Place,
+    pub place: ComparedCell,
     /// In the order of the rounds; saved results have one.
     pub pairs: Vec<Pair>,
     #[serde(flatten)]

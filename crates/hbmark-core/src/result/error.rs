@@ -12,7 +12,7 @@ pub enum ReportError {
     #[error(
         "the result says {what} is {found}, and no run has that ({wanted}); it was not written by hbmark, or edited since"
     )]
-    Unbelievable { what: String, found: String, wanted: &'static str },
+    ImpossibleValue { what: String, found: String, wanted: &'static str },
     #[error("{path} holds {size} bytes, and a result is at most {limit}; is it a result of hbmark?")]
     TooLarge { path: PathBuf, size: u64, limit: u64 },
     #[error("{path} is not a result of hbmark: {source}")]

@@ -47,7 +47,7 @@ fn no_more_than(counts: &[(&str, usize, usize)]) -> Result<(), ReportError> {
 }
 
 fn model(model: &ModelSummary) -> Result<(), ReportError> {
-    model.architecture.check().map_err(|problem| ReportError::Unbelievable {
+    model.architecture.check().map_err(|problem| ReportError::ImpossibleValue {
         what: format!("the model's {}", problem.what),
         found: problem.found,
         wanted: problem.wanted,
@@ -118,14 +118,14 @@ fn cell(cell: &CellResult) -> Result<(), ReportError> {
     check("the number of operations", cell.operations.len(), &(0..=MAX_ROWS))?;
     check("the number of blocks", cell.blocks.len(), &(0..=MAX_BLOCKS))?;
     if !FLOPS.contains(&cell.flops) {
-        return Err(unbelievable(named("flops"), &cell.flops, "0 to 1e30"));
+        return Err(impossible_value(named("flops"), &cell.flops, "0 to 1e30"));
     }
     let bytes = &cell.bytes;
     let moved = [bytes.weights, bytes.kv_read, bytes.kv_write, bytes.other];
     let kept = [bytes.as_implemented, cell.memory_predicted_bytes, cell.memory_peak_bytes];
     for count in moved.into_iter().chain(kept.into_iter().flatten()) {
         if count.0 > MAX_BYTES {
-            return Err(unbelievable(named("bytes"), &count.0, "at most 2^60"));
+            return Err(impossible_value(named("bytes"), &count.0, "at most 2^60"));
         }
     }
     cell.blocks.iter().try_for_each(|b| block(b, cell.phase, &named))
@@ -139,11 +139,11 @@ pub fn check_blocks(blocks: &[Block], phase: Phase, id: &str) -> Result<(), Repo
 
 fn block(block: &Block, phase: Phase, named: &dyn Fn(&str) -> String) -> Result<(), ReportError> {
     if let Some(time) = block.step_ns.iter().chain(&block.interval_ns).find(|ns| !STEP_NS.contains(ns)) {
-        return Err(unbelievable(named("a step"), time, "0 to 1e18 ns"));
+        return Err(impossible_value(named("a step"), time, "0 to 1e18 ns"));
     }
     let times = if phase == Phase::Decode { block.interval_ns.len() } else { block.step_ns.len() };
     if block.rejected.is_none() && (block.step_ns.is_empty() || times == 0) {
-        return Err(unbelievable(named("the length of a block that counts"), &0, "at least one step"));
+        return Err(impossible_value(named("the length of a block that counts"), &0, "at least one step"));
     }
     Ok(())
 }
@@ -152,11 +152,11 @@ fn within(what: &str, found: usize, range: &RangeInclusive<usize>) -> Result<(),
     if range.contains(&found) {
         return Ok(());
     }
-    Err(unbelievable(what.to_owned(), &found, "far less"))
+    Err(impossible_value(what.to_owned(), &found, "far less"))
 }
 
-fn unbelievable(what: String, found: &dyn std::fmt::Display, wanted: &'static str) -> ReportError {
-    ReportError::Unbelievable { what, found: found.to_string(), wanted }
+fn impossible_value(what: String, found: &dyn std::fmt::Display, wanted: &'static str) -> ReportError {
+    ReportError::ImpossibleValue { what, found: found.to_string(), wanted }
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use std::path::Path;
 use serde::Deserialize;
 
 use super::{Report, ReportError, SCHEMA_VERSION, limits};
-use crate::input::{self, Refused};
+use crate::input::{self, InputError};
 
 /// A saved result larger than this is not one of ours.
 const MAX_BYTES: u64 = 256 << 20;
@@ -49,8 +49,8 @@ pub(super) struct Saved {
 impl Saved {
     pub(super) fn open(path: &Path) -> Result<Self, ReportError> {
         let (file, size) = input::open(path).map_err(|refused| match refused {
-            Refused::NotRegular { found } => ReportError::NotRegular { path: path.to_path_buf(), found },
-            Refused::Io(source) => ReportError::Read { path: path.to_path_buf(), source },
+            InputError::NotRegular { found } => ReportError::NotRegular { path: path.to_path_buf(), found },
+            InputError::Io(source) => ReportError::Read { path: path.to_path_buf(), source },
             other => ReportError::Read { path: path.to_path_buf(), source: std::io::Error::other(other) },
         })?;
         if size > MAX_BYTES {

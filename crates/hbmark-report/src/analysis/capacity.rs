@@ -10,12 +10,12 @@
 mod rates;
 mod sums;
 
-use rates::{Accepted, Rates, Seen, objectives, observed, rates};
+use rates::{Accepted, ObservedPercentile, Rates, objectives, observed, rates};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use sums::{Sums, cost, instances, kv_memory, one_instance};
+use sums::{CapacityArithmetic, cost, instances, kv_memory, one_instance};
 
-use hbmark_core::result::serving::{KEEPS_UP, ServeKind, ServeReport, ServeResult, Slo};
+use hbmark_core::result::serving::{NOT_SATURATED, ServeKind, ServeReport, ServeResult, Slo};
 use hbmark_core::units::Nanos;
 
 /// Below so many requests a point decides about little.
@@ -57,7 +57,7 @@ pub struct Question {
 
 /// One line of the arithmetic.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-pub struct Line {
+pub struct ArithmeticLine {
     /// `one instance`, `instances`, `cost`, `KV memory`.
     pub part: String,
     pub what: String,
@@ -71,7 +71,7 @@ pub struct Line {
 
 /// One rate and what became of it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-pub struct Tried {
+pub struct TriedRate {
     pub rate: f64,
     /// Runs at it, each with a seed of its own.
     pub runs: usize,
@@ -81,7 +81,7 @@ pub struct Tried {
 
 /// How near a limit the accepted point is.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-pub struct Nearness {
+pub struct LimitUsage {
     pub what: String,
     /// Of one; above one it is broken.
     pub used: f64,
@@ -107,11 +107,11 @@ pub struct Capacity {
     pub cost_per_accepted_request: Option<f64>,
     /// Share of the KV pool that stays free at the context and concurrency asked for; negative where it does not fit.
     pub kv_headroom: f64,
-    pub lines: Vec<Line>,
-    pub tried: Vec<Tried>,
+    pub lines: Vec<ArithmeticLine>,
+    pub tried: Vec<TriedRate>,
     pub breaks_first: String,
     /// The nearest first.
-    pub nearness: Vec<Nearness>,
+    pub nearness: Vec<LimitUsage>,
     pub assumptions: Vec<String>,
     /// What limits trust in all of it.
     pub caveats: Vec<String>,
@@ -152,7 +152,7 @@ pub fn capacity(report: &ServeReport, question: &Question) -> Result<Capacity, C
     let slo = objectives(report, question)?;
     let rates = rates(report, &slo)?;
     let accepted = rates.accepted()?;
-    let mut sums = Sums { lines: Vec::new(), part: "" };
+    let mut sums = CapacityArithmetic { lines: Vec::new(), part: "" };
     let rate = one_instance(&mut sums, question, &accepted);
     let noun = noun(report);
     let (instances, gpus) = instances(&mut sums, question, rate, noun);
@@ -195,18 +195,18 @@ pub fn capacity(report: &ServeReport, question: &Question) -> Result<Capacity, C
     })
 }
 
-fn nearness(accepted: &Accepted<'_>, slo: &Slo) -> Vec<Nearness> {
+fn nearness(accepted: &Accepted<'_>, slo: &Slo) -> Vec<LimitUsage> {
     let (point, result) = accepted.longest();
-    let mut near: Vec<Nearness> = slo
+    let mut near: Vec<LimitUsage> = slo
         .clauses
         .iter()
         .filter_map(|clause| {
-            let Seen::Value(value) = observed(result, clause) else { return None };
+            let ObservedPercentile::Value(value) = observed(result, clause) else { return None };
             let detail = format!("{} of {}", Nanos(value), Nanos(clause.limit_ns));
-            Some(Nearness { what: clause.to_string(), used: value / clause.limit_ns, detail })
+            Some(LimitUsage { what: clause.to_string(), used: value / clause.limit_ns, detail })
         })
         .collect();
-    near.push(Nearness {
+    near.push(LimitUsage {
         what: "KV blocks".into(),
         used: result.max_kv_use,
         detail: format!(
@@ -216,7 +216,7 @@ fn nearness(accepted: &Accepted<'_>, slo: &Slo) -> Vec<Nearness> {
         ),
     });
     let seats = point.scheduler.max_num_seqs.max(1) as f64;
-    near.push(Nearness {
+    near.push(LimitUsage {
         what: "sequences at once".into(),
         used: result.mean_running / seats,
         detail: format!("{} of {seats} on average", number(result.mean_running)),
@@ -288,9 +288,9 @@ fn caveats(
             result.measured
         ));
     }
-    let undecided = |r: &ServeResult| r.gates.iter().any(|g| g.name == KEEPS_UP && g.passed.is_none());
+    let undecided = |r: &ServeResult| r.gates.iter().any(|g| g.name == NOT_SATURATED && g.passed.is_none());
     if accepted.runs.iter().any(|(_, r)| undecided(r))
-        || result.measured < hbmark_core::result::serving::ENOUGH
+        || result.measured < hbmark_core::result::serving::MIN_REQUESTS
     {
         all.push("whether it keeps up at that rate was not decided: the run was too short".into());
     }

@@ -3,7 +3,7 @@
 //! Enters: a [`Report`], or a [`ForeignResult`]. Leaves: a [`Checklist`]. What a result does not say counts against it where trust hangs on
 //! it: a benchmark that does not name its hardware cannot be repeated, however good it was. Pure.
 
-use Outcome::{Failed, Inapplicable, NotSaid, Passed};
+use CheckOutcome::{Failed, Inapplicable, NotSaid, Passed};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -22,7 +22,7 @@ const SHORT_TOKENS: f64 = 16.0;
 /// The answer to one question.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
-pub enum Outcome {
+pub enum CheckOutcome {
     Passed,
     Failed,
     /// The result does not say.
@@ -31,7 +31,7 @@ pub enum Outcome {
     Inapplicable,
 }
 
-impl Outcome {
+impl CheckOutcome {
     /// The word for a table.
     #[must_use]
     pub fn word(self) -> &'static str {
@@ -48,7 +48,7 @@ impl Outcome {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Check {
     pub question: String,
-    pub outcome: Outcome,
+    pub outcome: CheckOutcome,
     /// Whether the result is invalid without it.
     pub essential: bool,
     pub evidence: String,
@@ -67,30 +67,33 @@ pub struct Checklist {
 
 impl Checklist {
     fn new(subject: String, checks: Vec<Check>) -> Self {
-        let bad =
-            |check: &Check| check.essential && matches!(check.outcome, Outcome::Failed | Outcome::NotSaid);
+        let bad = |check: &Check| {
+            check.essential && matches!(check.outcome, CheckOutcome::Failed | CheckOutcome::NotSaid)
+        };
         Self { subject, valid: !checks.iter().any(bad), checks }
     }
 
     /// Why the result is invalid: the essential questions it does not pass.
     pub fn reasons(&self) -> impl Iterator<Item = &Check> {
-        self.checks.iter().filter(|c| c.essential && matches!(c.outcome, Outcome::Failed | Outcome::NotSaid))
+        self.checks
+            .iter()
+            .filter(|c| c.essential && matches!(c.outcome, CheckOutcome::Failed | CheckOutcome::NotSaid))
     }
 }
 
 /// A question being answered.
-fn ask(question: &str, essential: bool, (outcome, evidence, next): (Outcome, String, &str)) -> Check {
+fn ask(question: &str, essential: bool, (outcome, evidence, next): (CheckOutcome, String, &str)) -> Check {
     let next = if matches!(outcome, Passed | Inapplicable) { String::new() } else { next.to_owned() };
     Check { question: question.to_owned(), outcome, essential, evidence, next }
 }
 
 /// Passed or failed, with one sentence for both.
-fn decide(passed: bool, evidence: String, next: &str) -> (Outcome, String, &str) {
+fn decide(passed: bool, evidence: String, next: &str) -> (CheckOutcome, String, &str) {
     (if passed { Passed } else { Failed }, evidence, next)
 }
 
 /// Said or not.
-fn said<'a>(what: Option<String>, missing: &str, next: &'a str) -> (Outcome, String, &'a str) {
+fn said<'a>(what: Option<String>, missing: &str, next: &'a str) -> (CheckOutcome, String, &'a str) {
     match what {
         Some(evidence) => (Passed, evidence, next),
         None => (NotSaid, missing.to_owned(), next),
@@ -121,7 +124,7 @@ pub fn of_report(report: &Report) -> Checklist {
     Checklist::new(subject, checks)
 }
 
-type Answer = (Outcome, String, &'static str);
+type Answer = (CheckOutcome, String, &'static str);
 
 fn measured(report: &Report) -> Answer {
     let real = report.kind == ReportKind::Run;

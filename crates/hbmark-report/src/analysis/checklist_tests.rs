@@ -87,7 +87,7 @@ fn serving(setup: Setup, p99: bool) -> ForeignResult {
     ForeignResult { source: "f.json".to_owned(), format: ForeignFormat::VllmServe, rows: vec![row] }
 }
 
-fn outcome(list: &Checklist, question: &str) -> Outcome {
+fn outcome(list: &Checklist, question: &str) -> CheckOutcome {
     list.checks.iter().find(|c| c.question == question).unwrap_or_else(|| panic!("{question}")).outcome
 }
 

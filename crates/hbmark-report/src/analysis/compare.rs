@@ -7,7 +7,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use hbmark_core::result::comparison::{Effect, Pair, Ruling, Settings};
+use hbmark_core::result::comparison::{ComparisonVerdict, Effect, Pair, Settings};
 use hbmark_core::stats;
 
 /// The effects of a comparison.
@@ -32,7 +32,7 @@ pub fn judge(cells: &[Vec<Pair>], floor: Option<&Findings>, settings: &Settings)
     let corrected: Vec<Option<f64>> =
         tests.iter().map(|test| test.as_ref().and_then(|_| corrected.next())).collect();
     let effects = cells.iter().enumerate().map(|(index, rounds)| {
-        let found = Found {
+        let found = PairedStatistics {
             differences: &differences[index],
             test: tests[index],
             p_holm: corrected[index],
@@ -77,7 +77,7 @@ fn overall(cells: &[Vec<Pair>], floor: Option<&Findings>, settings: &Settings) -
         return None;
     }
     let test = test(&differences, settings);
-    let found = Found {
+    let found = PairedStatistics {
         differences: &differences,
         test,
         p_holm: test.map(|test| test.p),
@@ -94,7 +94,7 @@ fn furthest(effect: &Effect) -> f64 {
 }
 
 /// What a verdict is made of.
-struct Found<'a> {
+struct PairedStatistics<'a> {
     differences: &'a [f64],
     test: Option<stats::SignFlip>,
     p_holm: Option<f64>,
@@ -104,7 +104,7 @@ struct Found<'a> {
     floor: Option<f64>,
 }
 
-impl Found<'_> {
+impl PairedStatistics<'_> {
     fn effect(&self, settings: &Settings) -> Effect {
         let ratios: Vec<f64> = self.differences.iter().map(|d| d.exp()).collect();
         let interval = stats::t_interval_log(&ratios, settings.confidence);
@@ -123,28 +123,31 @@ impl Found<'_> {
             p_holm: self.p_holm,
             minimum_detectable: minimum.map(f64::exp_m1),
             floor: self.floor.filter(|floor| floor.is_finite()),
-            verdict: Ruling::Inconclusive,
+            verdict: ComparisonVerdict::Inconclusive,
             reason: String::new(),
         };
         (effect.verdict, effect.reason) = self.rule(&effect, level, settings);
         effect
     }
 
-    fn rule(&self, effect: &Effect, level: f64, settings: &Settings) -> (Ruling, String) {
+    fn rule(&self, effect: &Effect, level: f64, settings: &Settings) -> (ComparisonVerdict, String) {
         let (Some(ratio), Some(low), Some(high), Some(p)) =
             (effect.ratio, effect.low, effect.high, effect.p_holm)
         else {
-            return (Ruling::Inconclusive, format!("{} usable rounds; at least 2 are needed", effect.rounds));
+            return (
+                ComparisonVerdict::Inconclusive,
+                format!("{} usable rounds; at least 2 are needed", effect.rounds),
+            );
         };
         let edge = settings.margin.ln_1p();
         if low.ln() >= -edge && high.ln() <= edge {
             let reason = format!("the whole interval lies within ±{}", percent(settings.margin));
-            return (Ruling::Equivalent, reason);
+            return (ComparisonVerdict::Equivalent, reason);
         }
         // A verdict never contradicts the interval beside it.
         let shown = p <= settings.alpha && (low > 1.0 || high < 1.0);
         if !shown {
-            return (Ruling::Inconclusive, self.not_shown(effect, level));
+            return (ComparisonVerdict::Inconclusive, self.not_shown(effect, level));
         }
         let size = ratio.ln().abs().exp_m1();
         if let Some(floor) = self.floor.filter(|floor| size <= *floor) {
@@ -156,12 +159,12 @@ impl Found<'_> {
             } else {
                 "what A against itself leaves open here could not be measured".into()
             };
-            return (Ruling::Inconclusive, reason);
+            return (ComparisonVerdict::Inconclusive, reason);
         }
         if ratio < 1.0 {
-            (Ruling::Faster, format!("B takes {} less time", percent(1.0 - ratio)))
+            (ComparisonVerdict::Faster, format!("B takes {} less time", percent(1.0 - ratio)))
         } else {
-            (Ruling::Slower, format!("B takes {} more time", percent(ratio - 1.0)))
+            (ComparisonVerdict::Slower, format!("B takes {} more time", percent(ratio - 1.0)))
         }
     }
 
@@ -229,8 +232,8 @@ mod tests {
         let mut found = 0;
         for _ in 0..1_000 {
             let effect = one(rounds(&mut random, 0.02, 0.015, ROUNDS), &settings());
-            assert_ne!(effect.verdict, Ruling::Faster);
-            found += usize::from(effect.verdict == Ruling::Slower);
+            assert_ne!(effect.verdict, ComparisonVerdict::Faster);
+            found += usize::from(effect.verdict == ComparisonVerdict::Slower);
         }
         assert!(found >= 900, "{found} of 1,000");
     }
@@ -241,7 +244,8 @@ mod tests {
         let mut wrong = 0;
         for _ in 0..1_000 {
             let cells: Vec<Vec<Pair>> = (0..8).map(|_| rounds(&mut random, 0.0, 0.03, ROUNDS)).collect();
-            let different = |e: &Effect| matches!(e.verdict, Ruling::Faster | Ruling::Slower);
+            let different =
+                |e: &Effect| matches!(e.verdict, ComparisonVerdict::Faster | ComparisonVerdict::Slower);
             wrong += usize::from(judge(&cells, None, &settings()).cells.iter().any(different));
         }
         assert!(wrong <= 66, "{wrong} of 1,000 comparisons call one of 8 cells different");
@@ -253,7 +257,10 @@ mod tests {
         let effect = one(rounds(&mut random, 0.5, 0.001, ROUNDS), &settings());
         assert!((effect.ratio.unwrap() - 1.5).abs() < 0.003, "{effect:?}");
         assert!((effect.b_ns.unwrap() / effect.a_ns.unwrap() - effect.ratio.unwrap()).abs() < 1e-9);
-        assert_eq!((effect.verdict, effect.rounds, effect.p_exact), (Ruling::Slower, ROUNDS, Some(true)));
+        assert_eq!(
+            (effect.verdict, effect.rounds, effect.p_exact),
+            (ComparisonVerdict::Slower, ROUNDS, Some(true))
+        );
     }
 
     #[test]
@@ -262,12 +269,12 @@ mod tests {
             of_ratios(&(0..12).map(|i| center + if i % 2 == 0 { half } else { -half }).collect::<Vec<_>>())
         };
         for (given, verdict, reason) in [
-            (spread(0.9, 0.01), Ruling::Faster, "% less time"),
-            (spread(1.1, 0.01), Ruling::Slower, "% more time"),
-            (spread(1.0, 0.002), Ruling::Equivalent, "the whole interval lies within ±1.00 %"),
-            (spread(1.0, 0.05), Ruling::Inconclusive, "would mostly have been found"),
-            (of_ratios(&[1.5, 1.5, 1.6]), Ruling::Inconclusive, "3 rounds cannot show one"),
-            (of_ratios(&[1.5]), Ruling::Inconclusive, "1 usable rounds"),
+            (spread(0.9, 0.01), ComparisonVerdict::Faster, "% less time"),
+            (spread(1.1, 0.01), ComparisonVerdict::Slower, "% more time"),
+            (spread(1.0, 0.002), ComparisonVerdict::Equivalent, "the whole interval lies within ±1.00 %"),
+            (spread(1.0, 0.05), ComparisonVerdict::Inconclusive, "would mostly have been found"),
+            (of_ratios(&[1.5, 1.5, 1.6]), ComparisonVerdict::Inconclusive, "3 rounds cannot show one"),
+            (of_ratios(&[1.5]), ComparisonVerdict::Inconclusive, "1 usable rounds"),
         ] {
             let effect = one(given, &settings());
             assert_eq!(effect.verdict, verdict, "{effect:?}");
@@ -279,22 +286,22 @@ mod tests {
     fn a_difference_wholly_within_the_margin_is_equivalent_however_small_its_p() {
         let effect = one(of_ratios(&[1.004; 12]), &settings());
         assert!(effect.p.unwrap() < 0.001);
-        assert_eq!(effect.verdict, Ruling::Equivalent);
+        assert_eq!(effect.verdict, ComparisonVerdict::Equivalent);
     }
 
     #[test]
     fn an_effect_that_a_against_itself_leaves_open_is_never_called() {
         let b = [of_ratios(&[1.02, 1.021, 1.022].repeat(4))];
-        assert_eq!(judge(&b, None, &settings()).cells[0].verdict, Ruling::Slower);
+        assert_eq!(judge(&b, None, &settings()).cells[0].verdict, ComparisonVerdict::Slower);
         let restless: Vec<f64> = (0..12).map(|i| if i % 2 == 0 { 1.06 } else { 0.95 }).collect();
         let floor = judge(&[of_ratios(&restless)], None, &settings());
         let held = judge(&b, Some(&floor), &settings()).cells.remove(0);
-        assert_eq!(held.verdict, Ruling::Inconclusive);
+        assert_eq!(held.verdict, ComparisonVerdict::Inconclusive);
         assert!(held.reason.contains("A against itself"), "{}", held.reason);
         let steady = judge(&[of_ratios(&[0.999, 1.001, 1.0, 1.0])], None, &settings());
-        assert_eq!(judge(&b, Some(&steady), &settings()).cells[0].verdict, Ruling::Slower);
+        assert_eq!(judge(&b, Some(&steady), &settings()).cells[0].verdict, ComparisonVerdict::Slower);
         let lost = judge(&[vec![Pair::default(); 4]], None, &settings());
-        assert_eq!(judge(&b, Some(&lost), &settings()).cells[0].verdict, Ruling::Inconclusive);
+        assert_eq!(judge(&b, Some(&lost), &settings()).cells[0].verdict, ComparisonVerdict::Inconclusive);
     }
 
     #[test]
@@ -308,7 +315,7 @@ mod tests {
         let found = judge(&[of_ratios(&[1.1; 12]), of_ratios(&[1.3; 12])], None, &settings());
         let overall = found.overall.unwrap();
         assert!((overall.ratio.unwrap() - (1.1f64 * 1.3).sqrt()).abs() < 1e-12);
-        assert_eq!((overall.verdict, overall.rounds), (Ruling::Slower, 12));
+        assert_eq!((overall.verdict, overall.rounds), (ComparisonVerdict::Slower, 12));
     }
 
     proptest! {
@@ -322,8 +329,8 @@ mod tests {
             prop_assert!((one_way.ratio.unwrap() * other_way.ratio.unwrap() - 1.0).abs() < 1e-9);
             prop_assert!((one_way.p.unwrap() - other_way.p.unwrap()).abs() < 1e-12);
             let expected = match one_way.verdict {
-                Ruling::Faster => Ruling::Slower,
-                Ruling::Slower => Ruling::Faster,
+                ComparisonVerdict::Faster => ComparisonVerdict::Slower,
+                ComparisonVerdict::Slower => ComparisonVerdict::Faster,
                 same => same,
             };
             prop_assert_eq!(other_way.verdict, expected);
@@ -336,10 +343,10 @@ mod tests {
             let effect = one(of_ratios(&ratios), &settings());
             let (low, high) = (effect.low.unwrap(), effect.high.unwrap());
             match effect.verdict {
-                Ruling::Faster => prop_assert!(high < 1.0),
-                Ruling::Slower => prop_assert!(low > 1.0),
-                Ruling::Equivalent => prop_assert!(low >= 1.0 / 1.01 - 1e-12 && high <= 1.01 + 1e-12),
-                Ruling::Inconclusive => {}
+                ComparisonVerdict::Faster => prop_assert!(high < 1.0),
+                ComparisonVerdict::Slower => prop_assert!(low > 1.0),
+                ComparisonVerdict::Equivalent => prop_assert!(low >= 1.0 / 1.01 - 1e-12 && high <= 1.01 + 1e-12),
+                ComparisonVerdict::Inconclusive => {}
             }
         }
     }

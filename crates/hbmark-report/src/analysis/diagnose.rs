@@ -31,9 +31,9 @@ const NOISY_STEPS: f64 = 0.1;
 const OFTEN: f64 = 0.25;
 
 /// The evidence in one cell, if the rule speaks of it.
-type Look = fn(&Case<'_>, &CellResult) -> Option<String>;
+type Detector = fn(&Case<'_>, &CellResult) -> Option<String>;
 
-const RULES: &[Rule<Look>] = &[
+const RULES: &[Rule<Detector>] = &[
     Rule {
         name: "wrong_outputs",
         kind: Kind::Trust,
@@ -42,7 +42,7 @@ const RULES: &[Rule<Look>] = &[
         regime: "an engine that computes something else, whose time means nothing",
         next: "hbmark logits with this engine beside the reference",
         response: "do not use these times; report the engine, the dtype and the model's hash",
-        look: wrong_outputs,
+        detect: wrong_outputs,
     },
     Rule {
         name: "wrong_size_weights",
@@ -52,7 +52,7 @@ const RULES: &[Rule<Look>] = &[
         regime: "another model, another storage, or weights that were not all loaded",
         next: "hbmark predict with the same model and dtype; compare the weights column",
         response: "check --model, --revision and --dtype against what was loaded",
-        look: wrong_size_weights,
+        detect: wrong_size_weights,
     },
     Rule {
         name: "wrong_storage",
@@ -62,7 +62,7 @@ const RULES: &[Rule<Look>] = &[
         regime: "other arithmetic under the same name",
         next: "hbmark verify, and hbmark logits beside a reference",
         response: "check --dtype and what the checkpoint holds; do not compare these times with others",
-        look: |_, cell| symptoms::wrong_storage(cell),
+        detect: |_, cell| symptoms::wrong_storage(cell),
     },
     Rule {
         name: "clocks_disagree",
@@ -72,7 +72,7 @@ const RULES: &[Rule<Look>] = &[
         regime: "a timeline that cannot be trusted: a clock at another rate, or marks that are not where the steps are",
         next: "hbmark verify on this device: the timer rows",
         response: "use no time of this run; report the driver and the device",
-        look: |_, cell| symptoms::clocks_disagree(cell),
+        detect: |_, cell| symptoms::clocks_disagree(cell),
     },
     Rule {
         name: "marks_elsewhere",
@@ -82,7 +82,7 @@ const RULES: &[Rule<Look>] = &[
         regime: "marks on another stream than the work",
         next: "hbmark verify --device cuda: spins of a known length",
         response: "put the marks on the stream that runs the steps; intervals of the host are right, spans are not",
-        look: |_, cell| symptoms::unseen_work(cell),
+        detect: |_, cell| symptoms::unseen_work(cell),
     },
     Rule {
         name: "impossible_time",
@@ -92,7 +92,7 @@ const RULES: &[Rule<Look>] = &[
         regime: "a step that did not do its work: empty, cached, or of another size; or a wrong ceiling",
         next: "hbmark logits with this engine, then hbmark ceiling on the idle machine",
         response: "do not use these times",
-        look: |_, cell| symptoms::impossible(cell),
+        detect: |_, cell| symptoms::impossible(cell),
     },
     Rule {
         name: "memory_leak",
@@ -102,7 +102,7 @@ const RULES: &[Rule<Look>] = &[
         regime: "a leak",
         next: "the same cell for twice as long: the growth should double",
         response: "find what is allocated per step and not freed; a long run will end out of memory",
-        look: |_, cell| symptoms::leak(cell),
+        detect: |_, cell| symptoms::leak(cell),
     },
     Rule {
         name: "kv_leak",
@@ -112,7 +112,7 @@ const RULES: &[Rule<Look>] = &[
         regime: "sequences that are released keep their cache",
         next: "the same cell alone, with more visits: the growth should follow them",
         response: "free the blocks of a released sequence",
-        look: |_, cell| symptoms::kv_leak(cell),
+        detect: |_, cell| symptoms::kv_leak(cell),
     },
     Rule {
         name: "cold_cache_artefact",
@@ -122,7 +122,7 @@ const RULES: &[Rule<Look>] = &[
         regime: "partly served from the cache: neither a memory nor a cache measurement",
         next: "the same cell with a larger model, or a batch and context whose KV is several caches",
         response: "read no bandwidth from this cell; a real model of this size would share the cache with others",
-        look: cache_artefact,
+        detect: cache_artefact,
     },
     Rule {
         name: "throttled",
@@ -132,7 +132,7 @@ const RULES: &[Rule<Look>] = &[
         regime: "throttled: clocks fell for heat or current",
         next: "hbmark doctor, then the same cells after five idle minutes",
         response: "mend the cooling or the supply; times taken meanwhile are of a slower device",
-        look: throttled,
+        detect: throttled,
     },
     Rule {
         name: "power_capped",
@@ -142,7 +142,7 @@ const RULES: &[Rule<Look>] = &[
         regime: "power-capped: the clock is what the limit leaves",
         next: "the same cells with the power limit raised, or with clocks locked below the cap",
         response: "report the limit beside the result; prefill suffers more than decode",
-        look: power_capped,
+        detect: power_capped,
     },
     Rule {
         name: "foreign_load",
@@ -152,7 +152,7 @@ const RULES: &[Rule<Look>] = &[
         regime: "disturbed: cores, memory bandwidth or the GPU were shared",
         next: "hbmark doctor until it names no other process, then the same cells",
         response: "stop the other work, or pin it to other cores; on a virtual machine ask for dedicated ones",
-        look: foreign_load,
+        detect: foreign_load,
     },
     Rule {
         name: "degraded",
@@ -162,7 +162,7 @@ const RULES: &[Rule<Look>] = &[
         regime: "degraded: something took memory bandwidth away",
         next: "hbmark doctor until it names no other process, then hbmark ceiling",
         response: "find who uses the memory; on a shared machine compare by paired rounds only",
-        look: |_, cell| symptoms::degraded(cell, OFTEN),
+        detect: |_, cell| symptoms::degraded(cell, OFTEN),
     },
     Rule {
         name: "host_jitter",
@@ -172,7 +172,7 @@ const RULES: &[Rule<Look>] = &[
         regime: "a host that is taken away: other threads on its cores, or a sleeping governor",
         next: "the same cell with the process pinned to idle cores",
         response: "pin the host thread, stop what shares its cores; read the device span and not the interval",
-        look: |_, cell| believed(cell).then(|| symptoms::host_jitter(cell))?,
+        detect: |_, cell| is_believable(cell).then(|| symptoms::host_jitter(cell))?,
     },
     Rule {
         name: "noisy_machine",
@@ -182,7 +182,7 @@ const RULES: &[Rule<Look>] = &[
         regime: "a noisy machine: shared caches or bandwidth, frequency changes, or a neighbour nobody sees from here",
         next: "hbmark verify, which measures the noise of known work",
         response: "compare only with paired rounds, and only differences above the noise",
-        look: noisy,
+        detect: noisy,
     },
     Rule {
         name: "not_converged",
@@ -192,7 +192,7 @@ const RULES: &[Rule<Look>] = &[
         regime: "not converged: too few blocks for this machine's noise",
         next: "the same cell alone with the full protocol",
         response: "use the interval and not the middle; do not rank it against others",
-        look: not_converged,
+        detect: not_converged,
     },
     Rule {
         name: "host_bound",
@@ -202,7 +202,7 @@ const RULES: &[Rule<Look>] = &[
         regime: "host-bound: launches, sampling or bookkeeping between steps",
         next: "the same cell with the next step enqueued before the last is read: the wait should vanish and the span stay",
         response: "work ahead of the device, capture the step in a graph, or raise the batch to share the cost",
-        look: host_bound,
+        detect: host_bound,
     },
     Rule {
         name: "extra_kernel",
@@ -212,7 +212,7 @@ const RULES: &[Rule<Look>] = &[
         regime: "an extra kernel, or one that is badly launched",
         next: "the same cell without that operation: the step should lose its time",
         response: "fuse it into its neighbour or take it out",
-        look: |_, cell| timed(cell).and_then(|_| symptoms::extra_kernel(cell)),
+        detect: |_, cell| timed(cell).and_then(|_| symptoms::extra_kernel(cell)),
     },
     Rule {
         name: "memory_bound_decode",
@@ -222,7 +222,7 @@ const RULES: &[Rule<Look>] = &[
         regime: "memory-bound decode",
         next: "the same cell with half the bytes (int8, q8_0): the time should fall with them",
         response: "fewer bytes a token: quantise weights or KV, or raise the batch to share the weights",
-        look: memory_bound,
+        detect: memory_bound,
     },
     Rule {
         name: "compute_bound_prefill",
@@ -232,7 +232,7 @@ const RULES: &[Rule<Look>] = &[
         regime: "compute-bound prefill",
         next: "half the prompt: the time should halve, or fall faster where attention dominates",
         response: "a faster matrix format (fp8, int8 activations), or cache the prefix; bandwidth will not help",
-        look: compute_bound_prefill,
+        detect: compute_bound_prefill,
     },
     Rule {
         name: "compute_bound_decode",
@@ -242,7 +242,7 @@ const RULES: &[Rule<Look>] = &[
         regime: "compute-bound decode: past the crossover",
         next: "half the batch: the step should get shorter, tokens per second hardly less",
         response: "a larger batch no longer raises throughput; add devices or a faster matrix format",
-        look: compute_bound_decode,
+        detect: compute_bound_decode,
     },
     Rule {
         name: "launch_bound",
@@ -252,7 +252,7 @@ const RULES: &[Rule<Look>] = &[
         regime: "launch-bound: each operation costs its start",
         next: "the same cells as a replayed graph or with fused operations; --show-ops names what is slow",
         response: "capture the step in a graph, fuse operations, or raise the batch to share the cost",
-        look: launch_bound,
+        detect: launch_bound,
     },
     Rule {
         name: "engine_moves_more",
@@ -262,7 +262,7 @@ const RULES: &[Rule<Look>] = &[
         regime: "memory-bound by copies: the KV cache is concatenated, repeated or cast",
         next: "half the context: the time should fall with the copied bytes",
         response: "an engine that writes the cache in place and reads each KV head once",
-        look: moves_more,
+        detect: moves_more,
     },
 ];
 
@@ -275,7 +275,7 @@ const KV_COSTS: Rule<fn(&Report, &FittedModel) -> Option<String>> = Rule {
     regime: "the cache is read more than once, or at a fraction of the bandwidth",
     next: "--show-ops at the longest context: attention should be far from the ceiling and the other operations near it",
     response: "an attention kernel that reads each byte of the cache once for all its query heads",
-    look: symptoms::kv_costs,
+    detect: symptoms::kv_costs,
 };
 
 /// The names of all rules about a run.
@@ -319,24 +319,24 @@ pub fn explain(report: &Report) -> Vec<Finding> {
     let case = Case::new(report);
     let mut findings: Vec<Finding> = Vec::new();
     for rule in RULES {
-        let look = |cell: &CellResult| Some((cell.id.clone(), (rule.look)(&case, cell)?));
-        let found: Vec<(String, String)> = report.cells.iter().filter_map(look).collect();
+        let detect = |cell: &CellResult| Some((cell.id.clone(), (rule.detect)(&case, cell)?));
+        let found: Vec<(String, String)> = report.cells.iter().filter_map(detect).collect();
         if !found.is_empty() {
             findings.push(rule.finding(&found));
         }
     }
-    let fits: Vec<String> = report.fits.iter().filter_map(|fit| (KV_COSTS.look)(report, fit)).collect();
+    let fits: Vec<String> = report.fits.iter().filter_map(|fit| (KV_COSTS.detect)(report, fit)).collect();
     if !fits.is_empty() {
         findings.push(KV_COSTS.finding_of_all(fits));
     }
     findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
     let explained = |cell: &CellResult| {
-        RULES.iter().any(|rule| rule.kind == Kind::Regime && (rule.look)(&case, cell).is_some())
+        RULES.iter().any(|rule| rule.kind == Kind::Regime && (rule.detect)(&case, cell).is_some())
     };
     let rest: Vec<&CellResult> = report
         .cells
         .iter()
-        .filter(|cell| timed(cell).is_some() && believed(cell) && !explained(cell))
+        .filter(|cell| timed(cell).is_some() && is_believable(cell) && !explained(cell))
         .collect();
     if !rest.is_empty() {
         findings.push(unexplained(report, &rest));
@@ -380,7 +380,7 @@ fn timed(cell: &CellResult) -> Option<f64> {
 }
 
 /// Whether a time may be read for a regime at all.
-fn believed(cell: &CellResult) -> bool {
+fn is_believable(cell: &CellResult) -> bool {
     matches!(cell.status, Status::Ok | Status::NotConverged)
 }
 
@@ -390,12 +390,12 @@ fn floor(cell: &CellResult) -> Option<f64> {
 
 /// The share of the time that the floor explains, of a cell whose time may be read.
 fn explained(cell: &CellResult) -> Option<f64> {
-    Some(floor(cell)? / timed(cell).filter(|_| believed(cell))?)
+    Some(floor(cell)? / timed(cell).filter(|_| is_believable(cell))?)
 }
 
 /// Share of memory traffic in the time: against the measured ceiling, otherwise the data sheet.
 fn memory_share(cell: &CellResult) -> Option<(f64, &'static str)> {
-    timed(cell).filter(|_| believed(cell))?;
+    timed(cell).filter(|_| is_believable(cell))?;
     match (cell.fraction_of_ceiling, cell.fraction_of_datasheet) {
         (Some(share), _) => Some((share, "the measured read ceiling")),
         (None, Some(share)) => Some((share, "the data sheet")),
@@ -605,7 +605,7 @@ fn smaller_batch<'a>(report: &'a Report, cell: &CellResult) -> Option<&'a CellRe
         (other.phase, &other.engine, other.dtype, other.context)
             == (cell.phase, &cell.engine, cell.dtype, cell.context)
             && other.batch < cell.batch
-            && believed(other)
+            && is_believable(other)
             && timed(other).is_some()
     };
     report.cells.iter().filter(alike).min_by_key(|other| other.batch)

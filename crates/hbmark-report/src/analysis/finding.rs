@@ -17,7 +17,7 @@ pub(super) enum Kind {
 }
 
 /// A finding to be made, and the function that finds its evidence.
-pub(super) struct Rule<Look> {
+pub(super) struct Rule<Detector> {
     pub name: &'static str,
     pub kind: Kind,
     pub severity: Severity,
@@ -25,10 +25,10 @@ pub(super) struct Rule<Look> {
     pub regime: &'static str,
     pub next: &'static str,
     pub response: &'static str,
-    pub look: Look,
+    pub detect: Detector,
 }
 
-impl<Look> Rule<Look> {
+impl<Detector> Rule<Detector> {
     /// The rule's finding about cells, each with what was found in it.
     pub fn finding(&self, found: &[(String, String)]) -> Finding {
         Finding {

@@ -90,7 +90,7 @@ impl<'a> Measured<'a> {
     }
 
     /// A predicted cell: it has floors and no rung of its own.
-    fn promised(cell: &'a CellResult, report: &Report) -> Option<Self> {
+    fn from_prediction(cell: &'a CellResult, report: &Report) -> Option<Self> {
         let time_ns = cell.predicted_ns.filter(|_| cell.status == Status::Predicted)?;
         Self::timed(cell, report, RungKind::of_engine(&cell.engine), time_ns, (time_ns, time_ns))
     }
@@ -180,7 +180,7 @@ pub fn with_external(report: &Report, id: &str, externals: &[CellResult]) -> Res
     let cells = report.cells.iter().filter(|cell| place(cell) == place(home));
     let (mut measured, mut missing) = (Vec::new(), Vec::new());
     for cell in cells {
-        match Measured::new(cell, report).or_else(|| Measured::promised(cell, report)) {
+        match Measured::new(cell, report).or_else(|| Measured::from_prediction(cell, report)) {
             Some(known) => measured.push(known),
             None => missing.push(cell),
         }
@@ -239,7 +239,7 @@ fn build(
     report: &Report,
     place: (usize, usize),
 ) -> Ladder {
-    let mut climb = Climb { rungs: Vec::new(), level: 0.0, place };
+    let mut climb = LadderBuilder { rungs: Vec::new(), level: 0.0, place };
     let floored = || selection.iter().filter(|m| m.floor.is_some());
     // The ladder stands on the floor of its own cell; what another batch or context of an imported result costs is a rung of its own.
     let ours = floored().filter(|m| m.kind != RungKind::External);
@@ -274,7 +274,7 @@ fn build(
         phase: selection[0].cell.phase,
         batch: place.0,
         context: place.1,
-        story: story::tell(selection, lowest, missing, report, launches, place),
+        story: story::summarize(selection, lowest, missing, report, launches, place),
         rungs: climb.rungs,
     }
 }
@@ -292,7 +292,7 @@ pub(super) fn differ(a: f64, b: f64) -> bool {
 }
 
 /// A ladder as far as it is built.
-struct Climb {
+struct LadderBuilder {
     rungs: Vec<Rung>,
     /// What all rungs so far add up to.
     level: f64,
@@ -305,7 +305,7 @@ pub(super) fn elsewhere(cell: &CellResult, place: (usize, usize)) -> Option<Stri
     ((cell.batch, cell.context) != place).then(|| format!("b{} c{}", cell.batch, cell.context))
 }
 
-impl Climb {
+impl LadderBuilder {
     fn floor(&mut self, cell: &CellResult, floor: KnownFloor, adds: f64) {
         self.push(floor.kind, None, cell, floor.time_ns, adds);
     }

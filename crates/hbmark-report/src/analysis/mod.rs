@@ -17,7 +17,7 @@ mod story;
 mod symptoms;
 mod targets;
 
-pub use checklist::{Check, Checklist, Outcome, of_foreign, of_report};
+pub use checklist::{Check, CheckOutcome, Checklist, of_foreign, of_report};
 pub use diagnose::{explain, rule_names};
 pub use ladder::{LadderError, ladders, with_external};
 pub use serving::{Cost, explain_serving, serving_rule_names};

@@ -7,8 +7,8 @@
 use super::finding::{Kind, Rule, UNEXPLAINED};
 use super::targets;
 use hbmark_core::result::serving::{
-    Gate, INJECTION_LAG, KEEPS_UP, KV_BOOKS, Offered, Point, Quantiles, Quantity, ServeReport, ServeResult,
-    Validity,
+    Gate, INJECTION_LAG, KV_ACCOUNTING, NOT_SATURATED, Offered, Point, Quantiles, Quantity, ServeReport,
+    ServeResult, Validity,
 };
 use hbmark_core::result::{Finding, Limits, Severity};
 use hbmark_core::stats;
@@ -47,9 +47,9 @@ const MOSTLY_WAITING: f64 = 0.5;
 const FULL_BATCH: f64 = 0.9;
 
 /// The evidence in one point, if the rule speaks of it.
-type Look = fn(&ServeReport, &Point, &ServeResult) -> Option<String>;
+type Detector = fn(&ServeReport, &Point, &ServeResult) -> Option<String>;
 
-const RULES: &[Rule<Look>] = &[
+const RULES: &[Rule<Detector>] = &[
     Rule {
         name: "injector_late",
         kind: Kind::Trust,
@@ -58,7 +58,7 @@ const RULES: &[Rule<Look>] = &[
         regime: "the harness is at fault: its own loop came late",
         next: "the same load on an idle machine, or at half of the rate",
         response: "believe no latency of this point; give the loop a core of its own",
-        look: |_, _, result| failed(result, INJECTION_LAG),
+        detect: |_, _, result| failed(result, INJECTION_LAG),
     },
     Rule {
         name: "foreign_load",
@@ -68,7 +68,7 @@ const RULES: &[Rule<Look>] = &[
         regime: "disturbed: cores were shared, and the latencies are the other work's, too",
         next: "hbmark doctor until it names no other process, then the same point",
         response: "stop the other work, or pin it to other cores",
-        look: |_, _, result| {
+        detect: |_, _, result| {
             let cores = result.foreign_cores.filter(|cores| *cores > Limits::default().foreign_cores)?;
             Some(format!("other processes kept {cores:.1} cores busy over the run"))
         },
@@ -81,7 +81,7 @@ const RULES: &[Rule<Look>] = &[
         regime: "a failing engine: what it was serving counts as never done",
         next: "the same point with fewer sequences at a time (--max-num-seqs)",
         response: "mend the failure first; latencies around it are of a smaller load",
-        look: |_, _, result| failed(result, "engine"),
+        detect: |_, _, result| failed(result, "engine"),
     },
     Rule {
         name: "kv_block_leak",
@@ -91,7 +91,7 @@ const RULES: &[Rule<Look>] = &[
         regime: "a leak of KV blocks: the pool shrinks while it runs",
         next: "the same point for twice as long: more blocks should be missing",
         response: "find the path on which a finished or preempted request keeps its blocks",
-        look: |_, _, result| failed(result, KV_BOOKS),
+        detect: |_, _, result| failed(result, KV_ACCOUNTING),
     },
     Rule {
         name: "wrong_token_count",
@@ -101,7 +101,7 @@ const RULES: &[Rule<Look>] = &[
         regime: "an engine or a loop that does other work than was asked for",
         next: "hbmark verify",
         response: "use no figure of this point",
-        look: |_, _, result| failed(result, "token count"),
+        detect: |_, _, result| failed(result, "token count"),
     },
     Rule {
         name: "host_bound_step",
@@ -111,7 +111,7 @@ const RULES: &[Rule<Look>] = &[
         regime: "host-bound: scheduling, building, launching and sampling hold the device up",
         next: "the same point with twice the model or half the sequences: the host's part should stay",
         response: "overlap the host's work with the step, or make fewer and larger steps",
-        look: |_, _, result| host_bound(result),
+        detect: |_, _, result| host_bound(result),
     },
     Rule {
         name: "kv_pressure",
@@ -121,7 +121,7 @@ const RULES: &[Rule<Look>] = &[
         regime: "KV pressure: requests are preempted and computed again, or wait for blocks",
         next: "the same point with more blocks (--num-gpu-blocks-override, --gpu-memory-utilization): preemptions should end",
         response: "more memory for the cache, a smaller KV dtype, or fewer sequences at a time",
-        look: kv_pressure,
+        detect: kv_pressure,
     },
     Rule {
         name: "prefix_evicted",
@@ -131,7 +131,7 @@ const RULES: &[Rule<Look>] = &[
         regime: "prefix cache evicted: it is smaller than what is shared",
         next: "the same point with more blocks: the hit rate should approach the ideal one",
         response: "more blocks, or route requests of one prefix to one instance",
-        look: |_, point, result| prefix_missed(point, result, true),
+        detect: |_, point, result| prefix_missed(point, result, true),
     },
     Rule {
         name: "prefix_not_hit",
@@ -141,7 +141,7 @@ const RULES: &[Rule<Look>] = &[
         regime: "prefix cache not hit, though nothing was evicted: the same prefix is being computed by several at once, or blocks are too large",
         next: "the same requests at a lower rate, or with smaller blocks (--block-size)",
         response: "let the first request of a prefix finish its prefill before the others start",
-        look: |_, point, result| prefix_missed(point, result, false),
+        detect: |_, point, result| prefix_missed(point, result, false),
     },
     Rule {
         name: "cold_cache_artefact",
@@ -151,7 +151,7 @@ const RULES: &[Rule<Look>] = &[
         regime: "cold start: they paid for what later ones found warm",
         next: "the same point with a longer --warmup: the difference should vanish",
         response: "warm up longer, or report the cold start as a figure of its own",
-        look: |_, _, result| cold_start(result),
+        detect: |_, _, result| cold_start(result),
     },
     Rule {
         name: "tail_failure",
@@ -161,7 +161,7 @@ const RULES: &[Rule<Look>] = &[
         regime: "tail failure: single steps stall",
         next: "the same point with the host's activity recorded (hbmark doctor): what runs when a step stalls",
         response: "find the stall (garbage collection, a page fault, another process, a clock change); percentiles below it are sound",
-        look: |_, _, result| tail(result),
+        detect: |_, _, result| tail(result),
     },
     Rule {
         name: "long_prompts_block",
@@ -171,7 +171,7 @@ const RULES: &[Rule<Look>] = &[
         regime: "queueing interference of long prompts: head-of-line blocking",
         next: "the same requests without the long ones, or with the other setting of chunked prefill",
         response: "see the evidence",
-        look: long_prompts,
+        detect: long_prompts,
     },
     Rule {
         name: "scheduler_saturation",
@@ -181,7 +181,7 @@ const RULES: &[Rule<Look>] = &[
         regime: "scheduler saturation: the queue grows as long as one measures",
         next: "a sweep below this rate, or hbmark serve --find-max-rate with an objective",
         response: "fewer requests an instance, or more instances; latencies of this point mean nothing",
-        look: saturated,
+        detect: saturated,
     },
     Rule {
         name: "queueing",
@@ -191,7 +191,7 @@ const RULES: &[Rule<Look>] = &[
         regime: "queueing: the system keeps up and is near the load it can take",
         next: "the same point at half of the rate: the wait should fall by more than half",
         response: "keep some distance to saturation; a burst will cost more than its share",
-        look: |_, _, result| queueing(result, true),
+        detect: |_, _, result| queueing(result, true),
     },
     Rule {
         name: "keeps_up",
@@ -201,7 +201,7 @@ const RULES: &[Rule<Look>] = &[
         regime: "the system keeps up",
         next: "twice the rate, to see how far it is from its limit",
         response: "latency is now a matter of the step: hbmark run says where its time goes",
-        look: |_, _, result| queueing(result, false),
+        detect: |_, _, result| queueing(result, false),
     },
     Rule {
         name: "too_few_requests",
@@ -211,7 +211,7 @@ const RULES: &[Rule<Look>] = &[
         regime: "a p99 of so few is the largest value by another name, and is not given",
         next: "the same point with --requests 1000 or more",
         response: "claim no p99, and judge objectives at percentiles that the sample carries",
-        look: |_, _, result| too_few(result),
+        detect: |_, _, result| too_few(result),
     },
     Rule {
         name: "not_judged",
@@ -221,7 +221,7 @@ const RULES: &[Rule<Look>] = &[
         regime: "too short to tell growth of the queue from chance",
         next: "the same point for ten times as long",
         response: "do not read its latencies as those of a steady system",
-        look: |_, _, result| undecided(result),
+        detect: |_, _, result| undecided(result),
     },
     Rule {
         name: "early_end",
@@ -231,7 +231,7 @@ const RULES: &[Rule<Look>] = &[
         regime: "the model ends early: the load is another one than its name says",
         next: "the same point with forced lengths (without --stop-at-eos)",
         response: "state the lengths that were made; compare only with runs that made the same",
-        look: |_, _, result| early_end(result),
+        detect: |_, _, result| early_end(result),
     },
 ];
 
@@ -257,7 +257,7 @@ pub fn explain_serving(report: &ServeReport, cost: Option<Cost>) -> Vec<Finding>
     for rule in RULES {
         let found: Vec<(String, String)> = points
             .iter()
-            .filter_map(|(point, result)| Some((point.label.clone(), (rule.look)(report, point, result)?)))
+            .filter_map(|(point, result)| Some((point.label.clone(), (rule.detect)(report, point, result)?)))
             .collect();
         if found.is_empty() {
             continue;
@@ -273,7 +273,7 @@ pub fn explain_serving(report: &ServeReport, cost: Option<Cost>) -> Vec<Finding>
     findings.extend(first);
     findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
     let explained = |point: &Point, result: &ServeResult| {
-        RULES.iter().any(|rule| rule.kind == Kind::Regime && (rule.look)(report, point, result).is_some())
+        RULES.iter().any(|rule| rule.kind == Kind::Regime && (rule.detect)(report, point, result).is_some())
     };
     let rest: Vec<(&Point, &ServeResult)> = points
         .into_iter()
@@ -546,7 +546,7 @@ fn too_few(result: &ServeResult) -> Option<String> {
 }
 
 fn undecided(result: &ServeResult) -> Option<String> {
-    gate(result, KEEPS_UP)
+    gate(result, NOT_SATURATED)
         .filter(|gate| gate.passed.is_none() && result.validity == Validity::Valid)
         .map(|gate| gate.detail.clone())
 }

@@ -10,7 +10,7 @@ use hbmark_core::ledger::{CACHE_MARGIN, CEILING_TOLERANCE};
 use hbmark_core::result::{Bound, CellResult, LaunchCost, Phase, Report, RungKind, Status, TimeScale};
 
 /// Tells a ladder. `lowest` is the cell whose floor the ladder stands on.
-pub(super) fn tell(
+pub(super) fn summarize(
     selection: &[Measured<'_>],
     lowest: Option<&Measured<'_>>,
     missing: &[&CellResult],

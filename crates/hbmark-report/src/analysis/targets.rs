@@ -16,14 +16,14 @@ pub(super) const COST: &str = "cost_of_tokens";
 
 /// What was asked of the system.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Target {
+enum ServingTarget {
     Ttft,
     Tpot,
     Throughput,
     Cost,
 }
 
-impl Target {
+impl ServingTarget {
     fn name(self) -> &'static str {
         match self {
             Self::Ttft => "TTFT",
@@ -67,12 +67,12 @@ fn load(point: &Point) -> Option<f64> {
 }
 
 /// What failed at a point, the one that is furthest beyond its limit first.
-fn failures(result: &ServeResult) -> Vec<(Target, String)> {
-    let mut failed: Vec<(f64, Target, String)> = Vec::new();
+fn failures(result: &ServeResult) -> Vec<(ServingTarget, String)> {
+    let mut failed: Vec<(f64, ServingTarget, String)> = Vec::new();
     for clause in result.slo.iter().filter(|c| c.met == Some(false)) {
         let target = match clause.clause.metric {
-            SloMetric::Tpot => Target::Tpot,
-            SloMetric::Ttft | SloMetric::Queue | SloMetric::E2e => Target::Ttft,
+            SloMetric::Tpot => ServingTarget::Tpot,
+            SloMetric::Ttft | SloMetric::Queue | SloMetric::E2e => ServingTarget::Ttft,
         };
         // Refused where the system does not keep up: then throughput is what failed.
         if let Some(observed) = clause.observed {
@@ -85,13 +85,13 @@ fn failures(result: &ServeResult) -> Vec<(Target, String)> {
         }
     }
     failed.sort_by(|a, b| b.0.total_cmp(&a.0));
-    let mut said: Vec<(Target, String)> =
+    let mut said: Vec<(ServingTarget, String)> =
         failed.into_iter().map(|(_, target, words)| (target, words)).collect();
     if result.validity == Validity::Saturated {
         let offered = result.offered_per_s.unwrap_or(0.0);
         let words = format!("{offered:.3} per second were offered and {:.3} served", result.served_per_s);
         // A system that does not keep up fails every promise about waiting: throughput is the cause.
-        said.insert(0, (Target::Throughput, words));
+        said.insert(0, (ServingTarget::Throughput, words));
     }
     said
 }
@@ -119,7 +119,7 @@ pub(super) fn cost(
     cost: Option<Cost>,
 ) -> Option<Finding> {
     let cost = cost?;
-    if first.is_some_and(|finding| finding.regime.starts_with(Target::Cost.name())) {
+    if first.is_some_and(|finding| finding.regime.starts_with(ServingTarget::Cost.name())) {
         return None;
     }
     let within = points.iter().filter(|(_, result)| {
@@ -136,7 +136,7 @@ pub(super) fn cost(
     } else {
         ("output tokens cost more than they may", "the cost is over its limit", Severity::Note)
     };
-    let (response, next) = Target::Cost.branch();
+    let (response, next) = ServingTarget::Cost.branch();
     Some(Finding {
         rule: COST.to_owned(),
         severity,
@@ -193,7 +193,10 @@ pub(super) fn first_failure(
                     point.label
                 ));
             }
-            (Target::Cost, within.last().map(|(_, point, _)| point.label.clone()).into_iter().collect())
+            (
+                ServingTarget::Cost,
+                within.last().map(|(_, point, _)| point.label.clone()).into_iter().collect(),
+            )
         }
         (None, None) => return None,
     };

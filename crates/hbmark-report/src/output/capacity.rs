@@ -5,7 +5,7 @@
 use super::foreign::{Draw, Markdown, Plain, delimited};
 use super::table::Column;
 use super::{OutputError, TextFormat};
-use crate::analysis::capacity::{Capacity, Line, number};
+use crate::analysis::capacity::{ArithmeticLine, Capacity, number};
 use hbmark_core::input::plain;
 
 /// Prints a capacity.
@@ -31,7 +31,7 @@ fn text<T>(title: &str, rows: &[T], of: &dyn Fn(&T) -> String) -> Column {
     Column { title: title.to_owned(), right: false, cells: rows.iter().map(|row| plain(&of(row))).collect() }
 }
 
-fn arithmetic(lines: &[&Line]) -> Vec<Column> {
+fn arithmetic(lines: &[&ArithmeticLine]) -> Vec<Column> {
     vec![
         text("", lines, &|l| l.what.clone()),
         text("formula", lines, &|l| l.formula.clone()),
@@ -69,7 +69,7 @@ fn spelled(capacity: &Capacity, draw: &dyn Draw) -> String {
         }
     }
     for part in parts {
-        let lines: Vec<&Line> = capacity.lines.iter().filter(|l| l.part == part).collect();
+        let lines: Vec<&ArithmeticLine> = capacity.lines.iter().filter(|l| l.part == part).collect();
         out.push('\n');
         out.push_str(&draw.heading(part));
         out.push_str(&draw.table(&arithmetic(&lines)));

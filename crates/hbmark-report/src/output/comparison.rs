@@ -6,7 +6,6 @@
 use std::fmt::Write;
 
 use owo_colors::Style;
-use serde::{Deserialize, Serialize};
 
 use super::csv::harmless;
 use super::markdown::{escape, rows};
@@ -17,7 +16,9 @@ use super::text::column;
 use super::{OutputError, TextFormat};
 use crate::analysis::compare::percent;
 use hbmark_core::input::plain;
-use hbmark_core::result::comparison::{Arm, CellComparison, Comparison, Effect, Method, Place, Ruling};
+use hbmark_core::result::comparison::{
+    Arm, CellComparison, ComparedCell, Comparison, ComparisonVerdict, Effect, Method,
+};
 
 /// Prints a comparison in a format; `color` is for the table on a terminal.
 ///
@@ -34,7 +35,7 @@ pub fn render(comparison: &Comparison, format: TextFormat, color: bool) -> Resul
 
 /// One row of a table: a cell, or all of them together.
 struct Row<'a> {
-    place: Option<&'a Place>,
+    place: Option<&'a ComparedCell>,
     effect: &'a Effect,
 }
 
@@ -55,7 +56,7 @@ fn columns(rows: &[Row<'_>]) -> Vec<Column> {
         right: true,
         cells: column(unit, &rows.iter().map(|row| of(row.effect)).collect::<Vec<_>>()),
     };
-    let placed = |row: &Row<'_>, of: &dyn Fn(&Place) -> String| row.place.map_or_else(String::new, of);
+    let placed = |row: &Row<'_>, of: &dyn Fn(&ComparedCell) -> String| row.place.map_or_else(String::new, of);
     let small = |value: Option<f64>| value.map_or_else(|| "-".into(), percent);
     let p = |value: Option<f64>| match value {
         Some(p) if p < 0.0001 => "< 0.0001".to_owned(),
@@ -155,10 +156,10 @@ fn terminal(comparison: &Comparison, color: bool) -> String {
         let _ = writeln!(text, "{}", paint.strong(&lines.next().unwrap_or_default()));
         for (line, row) in lines.zip(found) {
             let style = match row.effect.verdict {
-                Ruling::Faster => Style::new().green(),
-                Ruling::Slower => Style::new().red(),
-                Ruling::Equivalent => Style::new(),
-                Ruling::Inconclusive => Style::new().dimmed(),
+                ComparisonVerdict::Faster => Style::new().green(),
+                ComparisonVerdict::Slower => Style::new().red(),
+                ComparisonVerdict::Equivalent => Style::new(),
+                ComparisonVerdict::Inconclusive => Style::new().dimmed(),
             };
             let _ = writeln!(text, "{}", paint.with(&line, style));
         }

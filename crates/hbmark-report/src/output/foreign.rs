@@ -9,7 +9,7 @@ use super::terminal::aligned;
 use super::text::column;
 use crate::analysis::import::alias::{self, Shape};
 use crate::analysis::import::{
-    ForeignFormat, ForeignRow, Imported, Metric, Place, Placement, Rate, Statistic,
+    ForeignFormat, ForeignRow, Imported, Metric, Placement, Rate, RooflinePlacement, Statistic,
 };
 use crate::output::OutputError;
 use hbmark_core::input::plain;
@@ -153,7 +153,7 @@ fn section(text: &mut String, imported: &Imported, draw: &dyn Draw) {
         let said: Vec<String> = constants.iter().map(|(title, value)| format!("{title} {value}")).collect();
         text.push_str(&draw.item(&format!("the file says: {}", said.join(" · "))));
     }
-    if let Some(line) = unsaid(&result.rows) {
+    if let Some(line) = missing_fields(&result.rows) {
         text.push_str(&draw.item(&line));
     }
     text.push('\n');
@@ -172,7 +172,7 @@ fn section(text: &mut String, imported: &Imported, draw: &dyn Draw) {
     list(
         "taken for granted on the roofline",
         grouped(imported, |_, place| match place {
-            Place::Placed(p) => p.assumptions.clone(),
+            RooflinePlacement::Placed(p) => p.assumptions.clone(),
             _ => Vec::new(),
         }),
     );
@@ -186,17 +186,17 @@ fn section(text: &mut String, imported: &Imported, draw: &dyn Draw) {
 fn row_remarks(imported: &Imported) -> Vec<String> {
     let mut lines = grouped(imported, |row, _| row.remarks.clone());
     lines.extend(grouped(imported, |_, place| match place {
-        Place::NoDecode(why) => vec![format!("not on the roofline: {why}")],
-        Place::Placed(p) => {
+        RooflinePlacement::NoDecode(why) => vec![format!("not on the roofline: {why}")],
+        RooflinePlacement::Placed(p) => {
             p.cell.reason.iter().map(|r| format!("INVALID: {r}")).chain(p.cell.flags.clone()).collect()
         }
-        Place::Asks(_) => Vec::new(),
+        RooflinePlacement::Asks(_) => Vec::new(),
     }));
     lines
 }
 
 /// A sentence that several rows share, once.
-fn grouped(imported: &Imported, of: impl Fn(&ForeignRow, &Place) -> Vec<String>) -> Vec<String> {
+fn grouped(imported: &Imported, of: impl Fn(&ForeignRow, &RooflinePlacement) -> Vec<String>) -> Vec<String> {
     let rows = &imported.result.rows;
     let mut sentences: Vec<(String, Vec<&str>)> = Vec::new();
     for (row, place) in rows.iter().zip(&imported.places) {
@@ -244,7 +244,7 @@ fn reads(alias: &alias::Alias, key: &str) -> bool {
 }
 
 /// What a reader would want to know and no row says.
-fn unsaid(rows: &[ForeignRow]) -> Option<String> {
+fn missing_fields(rows: &[ForeignRow]) -> Option<String> {
     type Said = fn(&ForeignRow) -> bool;
     let wanted: [(&str, Said); 9] = [
         ("model", |r| r.setup.model.is_some()),
@@ -345,9 +345,9 @@ fn offered(rate: Rate) -> String {
     }
 }
 
-fn placed_columns(places: &[Place]) -> Vec<Column> {
-    let pick = |place: &Place, of: &dyn Fn(&Placement) -> Option<f64>| match place {
-        Place::Placed(placement) => of(placement),
+fn placed_columns(places: &[RooflinePlacement]) -> Vec<Column> {
+    let pick = |place: &RooflinePlacement, of: &dyn Fn(&Placement) -> Option<f64>| match place {
+        RooflinePlacement::Placed(placement) => of(placement),
         _ => None,
     };
     let number = |title: &str, unit, of: &dyn Fn(&Placement) -> Option<f64>| Column {
@@ -358,7 +358,10 @@ fn placed_columns(places: &[Place]) -> Vec<Column> {
     let word = |title: &str, of: &dyn Fn(&Placement) -> String| Column {
         title: title.to_owned(),
         right: false,
-        cells: places.iter().map(|p| if let Place::Placed(p) = p { of(p) } else { "-".to_owned() }).collect(),
+        cells: places
+            .iter()
+            .map(|p| if let RooflinePlacement::Placed(p) = p { of(p) } else { "-".to_owned() })
+            .collect(),
     };
     vec![
         word("at", &|p| format!("b{} c{}", p.cell.batch, p.cell.context)),
@@ -405,7 +408,7 @@ fn csv(imported: &[Imported]) -> Result<String, OutputError> {
         for (row, place) in one.result.rows.iter().zip(&one.places) {
             for value in &row.values {
                 let cell = match place {
-                    Place::Placed(p) if p.time == *value => Some(&p.cell),
+                    RooflinePlacement::Placed(p) if p.time == *value => Some(&p.cell),
                     _ => None,
                 };
                 let s = &row.setup;

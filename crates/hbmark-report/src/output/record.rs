@@ -399,7 +399,7 @@ pub fn of_comparison(comparison: &Comparison) -> String {
         format!("{name}: {} ({}; {})", e.verdict.word(), ratio(e), e.reason)
     };
     let decided = |e: &hbmark_core::result::comparison::Effect| {
-        e.verdict != hbmark_core::result::comparison::Ruling::Inconclusive
+        e.verdict != hbmark_core::result::comparison::ComparisonVerdict::Inconclusive
     };
     let all: Vec<(String, &hbmark_core::result::comparison::Effect)> = comparison
         .overall

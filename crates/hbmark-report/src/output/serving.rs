@@ -10,8 +10,8 @@ use super::{Format, TextFormat};
 use crate::output::OutputError;
 use hbmark_core::input::plain;
 use hbmark_core::result::serving::{
-    Breakdown, ColdPhase, ColdStart, KEEPS_UP, Offered, Point, Quantiles, Quantity, Residual, RowVerdict,
-    Search, ServeKind, ServeReport, ServeResult, Validity,
+    Breakdown, ColdPhase, ColdStart, NOT_SATURATED, Offered, Point, Quantiles, Quantity, Residual,
+    RowVerdict, Search, ServeKind, ServeReport, ServeResult, Validity,
 };
 use hbmark_core::result::{Finding, Limits};
 use hbmark_core::units::Nanos;
@@ -296,7 +296,7 @@ pub(super) fn remarks(point: &Point) -> Vec<String> {
         result
             .gates
             .iter()
-            .filter(|gate| gate.name == KEEPS_UP && gate.passed.is_none())
+            .filter(|gate| gate.name == NOT_SATURATED && gate.passed.is_none())
             .map(|gate| format!("whether it keeps up is open: {}", gate.detail)),
     );
     if result.unfinished > 0 {

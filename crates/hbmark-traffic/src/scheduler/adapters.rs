@@ -22,7 +22,7 @@ impl AdapterUse {
     }
 
     /// Makes room for an adapter, so that no step does.
-    pub(super) fn know(&mut self, adapter: Option<u32>) {
+    pub(super) fn register(&mut self, adapter: Option<u32>) {
         let count = adapter.map_or(0, |adapter| adapter as usize + 1);
         self.running.resize(self.running.len().max(count), 0);
         self.seen.resize(self.seen.len().max(count), 0);

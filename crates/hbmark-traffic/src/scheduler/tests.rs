@@ -23,8 +23,8 @@ fn config() -> SchedulerConfig {
     }
 }
 
-fn ask(key: usize, prompt: Vec<u32>, output_len: usize) -> Submission {
-    Submission { key, prompt, output_len, stop_tokens: Vec::new(), priority: 0, adapter: None }
+fn ask(key: usize, prompt: Vec<u32>, output_len: usize) -> Request {
+    Request { key, prompt, output_len, stop_tokens: Vec::new(), priority: 0, adapter: None }
 }
 
 /// A token as it is cached: what an adapter makes of it.
@@ -57,20 +57,20 @@ struct PagedModel {
 
 impl PagedModel {
     fn run(&mut self, scheduler: &Scheduler) -> Vec<u32> {
-        let parts = &scheduler.batch().parts;
-        for part in parts {
-            let table = scheduler.block_table(part);
-            for (offset, token) in scheduler.tokens(part).iter().enumerate() {
-                let position = part.start + offset;
+        let scheduled = &scheduler.batch().scheduled;
+        for seq in scheduled {
+            let table = scheduler.block_table(seq);
+            for (offset, token) in scheduler.tokens(seq).iter().enumerate() {
+                let position = seq.start + offset;
                 let at = table[position / self.size] as usize * self.size + position % self.size;
-                self.slots[at] = Some(cached(*token, part.adapter));
+                self.slots[at] = Some(cached(*token, seq.adapter));
             }
         }
-        parts
+        scheduled
             .iter()
-            .map(|part| {
-                let table = scheduler.block_table(part);
-                let sequence: Vec<u32> = (0..part.start + part.tokens)
+            .map(|seq| {
+                let table = scheduler.block_table(seq);
+                let sequence: Vec<u32> = (0..seq.start + seq.tokens)
                     .map(|p| {
                         self.slots[table[p / self.size] as usize * self.size + p % self.size]
                             .expect("a position that is read was written")
@@ -113,11 +113,10 @@ impl History {
         }
     }
 
-    fn arrive(&mut self, submission: Submission) {
-        let (key, kept) =
-            (submission.key, (submission.prompt.clone(), submission.output_len, submission.adapter));
+    fn arrive(&mut self, request: Request) {
+        let (key, kept) = (request.key, (request.prompt.clone(), request.output_len, request.adapter));
         let expected = Scheduler::check(self.scheduler.config(), kept.0.len(), kept.1);
-        match self.scheduler.admit(submission) {
+        match self.scheduler.add_request(request) {
             Ok(_) => {
                 assert_eq!(expected, Ok(()));
                 self.prompts.insert(key, kept);
@@ -134,23 +133,23 @@ impl History {
         let config = self.scheduler.config().clone();
         let had_work = self.scheduler.has_work();
         let batch = self.scheduler.next_batch().clone();
-        assert_eq!(batch.parts.is_empty(), !had_work, "work that can be done is done: {batch:?}");
-        if batch.parts.is_empty() {
+        assert_eq!(batch.scheduled.is_empty(), !had_work, "work that can be done is done: {batch:?}");
+        if batch.scheduled.is_empty() {
             return false;
         }
         assert!(batch.token_count() <= config.max_num_batched_tokens, "budget of tokens");
         assert!(self.scheduler.load().running <= config.max_num_seqs, "budget of sequences");
-        assert!(batch.parts.len() <= self.scheduler.load().running);
-        let distinct: HashSet<u32> = batch.parts.iter().filter_map(|part| part.adapter).collect();
+        assert!(batch.scheduled.len() <= self.scheduler.load().running);
+        let distinct: HashSet<u32> = batch.scheduled.iter().filter_map(|seq| seq.adapter).collect();
         assert_eq!(batch.adapters, distinct.len(), "adapters are counted once");
         assert!(config.max_loras.is_none_or(|most| distinct.len() <= most), "budget of adapters");
         self.check_blocks(&batch);
-        for part in &batch.parts {
-            if !self.first_scheduled.contains(&part.key) {
-                self.first_scheduled.push(part.key);
+        for seq in &batch.scheduled {
+            if !self.first_scheduled.contains(&seq.key) {
+                self.first_scheduled.push(seq.key);
             }
             if !config.enable_chunked_prefill {
-                assert!(part.produces, "without chunking every part computes all there is");
+                assert!(seq.produces_token, "without chunking every part computes all there is");
             }
         }
         let tokens = self.engine.run(&self.scheduler);
@@ -170,16 +169,12 @@ impl History {
     fn check_blocks(&self, batch: &Batch) {
         let size = self.scheduler.config().block_size;
         let mut written = HashSet::new();
-        for part in &batch.parts {
-            let table = self.scheduler.block_table(part);
-            assert!(table.len() * size >= part.start + part.tokens, "the table covers the part");
-            for block in &table[part.start / size..(part.start + part.tokens).div_ceil(size)] {
+        for seq in &batch.scheduled {
+            let table = self.scheduler.block_table(seq);
+            assert!(table.len() * size >= seq.start + seq.tokens, "the table covers the part");
+            for block in &table[seq.start / size..(seq.start + seq.tokens).div_ceil(size)] {
                 assert!(written.insert(*block), "block {block} is written by two");
-                assert_eq!(
-                    self.scheduler.pool.references(*block),
-                    1,
-                    "a block that is written has one owner"
-                );
+                assert_eq!(self.scheduler.pool.ref_count(*block), 1, "a block that is written has one owner");
             }
         }
         let mut references: HashMap<u32, u32> = HashMap::new();
@@ -188,9 +183,9 @@ impl History {
                 *references.entry(*block).or_default() += 1;
             }
         }
-        assert_eq!(self.scheduler.pool.used(), references.len());
+        assert_eq!(self.scheduler.pool.num_used_blocks(), references.len());
         for (block, count) in references {
-            assert_eq!(self.scheduler.pool.references(block), count);
+            assert_eq!(self.scheduler.pool.ref_count(block), count);
         }
     }
 
@@ -216,12 +211,12 @@ impl History {
         }
         let load = self.scheduler.load();
         assert_eq!((load.running, load.waiting, load.used_blocks), (0, 0, 0), "all is given back");
-        assert_eq!(self.scheduler.pool.free(), self.scheduler.pool.total());
+        assert_eq!(self.scheduler.pool.num_free_blocks(), self.scheduler.pool.num_blocks());
     }
 }
 
 /// A short random history; few token values and shared stems make prefixes meet.
-fn random_history(random: &mut ChaCha8Rng, fault: Option<Fault>) -> History {
+fn random_history(random: &mut ChaCha8Rng, fault: Option<SchedulerBug>) -> History {
     let block_size = random.random_range(1..=4);
     let config = SchedulerConfig {
         max_num_seqs: random.random_range(1..=5),
@@ -248,7 +243,7 @@ fn random_history(random: &mut ChaCha8Rng, fault: Option<Fault>) -> History {
             .collect::<Vec<u32>>();
         let priority = random.random_range(-1..=1);
         let adapter = (adapters > 0 && random.random_bool(0.8)).then(|| random.random_range(0..adapters));
-        history.arrive(Submission { priority, adapter, ..ask(key, prompt, random.random_range(0..=8)) });
+        history.arrive(Request { priority, adapter, ..ask(key, prompt, random.random_range(0..=8)) });
         for _ in 0..random.random_range(0..4) {
             history.step();
         }
@@ -264,7 +259,7 @@ fn a_hundred_thousand_random_histories_keep_every_promise() {
         let mut history = random_history(&mut random, None);
         history.drain();
         preemptions += history.scheduler.preemptions();
-        let counts = history.scheduler.cache_counts();
+        let counts = history.scheduler.cache_stats();
         hits += counts.hit_tokens;
         evictions += counts.evictions;
         collisions += counts.collisions;
@@ -278,14 +273,14 @@ fn a_hundred_thousand_random_histories_keep_every_promise() {
 #[test]
 fn every_planted_fault_is_seen_within_a_thousand_histories() {
     let faults = [
-        Fault::SharesUncounted,
-        Fault::BelievesHashes,
-        Fault::LeaksBlocks,
-        Fault::LosesPreempted,
-        Fault::ExceedsBudget,
-        Fault::PassesQueue,
-        Fault::ForgetsAdapters,
-        Fault::ExceedsAdapters,
+        SchedulerBug::SkipsRefcount,
+        SchedulerBug::TrustsHashes,
+        SchedulerBug::LeaksBlocks,
+        SchedulerBug::LosesPreempted,
+        SchedulerBug::ExceedsBudget,
+        SchedulerBug::BreaksOrder,
+        SchedulerBug::ForgetsAdapters,
+        SchedulerBug::ExceedsAdapters,
     ];
     let seen = faults.map(|fault| {
         let mut random = ChaCha8Rng::seed_from_u64(99);
@@ -303,9 +298,9 @@ fn every_planted_fault_is_seen_within_a_thousand_histories() {
 fn a_request_whose_adapter_has_no_place_waits_and_nobody_passes_it() {
     let mut scheduler = Scheduler::new(SchedulerConfig { max_loras: Some(1), ..config() });
     for (key, adapter) in [(0, Some(0)), (1, Some(1)), (2, Some(0)), (3, None)] {
-        scheduler.admit(Submission { adapter, ..ask(key, vec![1], 2) }).unwrap();
+        scheduler.add_request(Request { adapter, ..ask(key, vec![1], 2) }).unwrap();
     }
-    let keys = |batch: &Batch| batch.parts.iter().map(|p| p.key).collect::<Vec<_>>();
+    let keys = |batch: &Batch| batch.scheduled.iter().map(|p| p.key).collect::<Vec<_>>();
     assert_eq!(keys(scheduler.next_batch()), [0]);
     scheduler.complete(&[0]);
     assert_eq!(keys(scheduler.next_batch()), [0]);
@@ -339,10 +334,10 @@ proptest! {
 #[test]
 fn prefill_is_cut_to_the_budget_and_mixed_with_decode() {
     let mut scheduler = Scheduler::new(SchedulerConfig { max_num_batched_tokens: 6, ..config() });
-    scheduler.admit(ask(0, vec![1; 4], 3)).unwrap();
-    scheduler.admit(ask(1, vec![2; 9], 1)).unwrap();
+    scheduler.add_request(ask(0, vec![1; 4], 3)).unwrap();
+    scheduler.add_request(ask(1, vec![2; 9], 1)).unwrap();
     let shape = |batch: &Batch| {
-        batch.parts.iter().map(|p| (p.key, p.start, p.tokens, p.produces)).collect::<Vec<_>>()
+        batch.scheduled.iter().map(|p| (p.key, p.start, p.tokens, p.produces_token)).collect::<Vec<_>>()
     };
     assert_eq!(shape(scheduler.next_batch()), [(0, 0, 4, true), (1, 0, 2, false)]);
     scheduler.complete(&[0, 0]);
@@ -356,14 +351,14 @@ fn prefill_is_cut_to_the_budget_and_mixed_with_decode() {
 #[test]
 fn the_second_of_two_equal_prompts_computes_only_what_is_not_cached() {
     let mut scheduler = Scheduler::new(config());
-    scheduler.admit(ask(0, vec![3; 12], 1)).unwrap();
-    assert_eq!(scheduler.next_batch().parts[0].tokens, 12);
+    scheduler.add_request(ask(0, vec![3; 12], 1)).unwrap();
+    assert_eq!(scheduler.next_batch().scheduled[0].tokens, 12);
     scheduler.complete(&[0]);
-    scheduler.admit(ask(1, vec![3; 12], 1)).unwrap();
-    let part = scheduler.next_batch().parts[0];
+    scheduler.add_request(ask(1, vec![3; 12], 1)).unwrap();
+    let seq = scheduler.next_batch().scheduled[0];
     // Twelve tokens are three blocks; the last is computed again, because its logits are needed.
-    assert_eq!((part.start, part.tokens), (8, 4));
-    assert_eq!(scheduler.cache_counts().hit_tokens, 8);
+    assert_eq!((seq.start, seq.tokens), (8, 4));
+    assert_eq!(scheduler.cache_stats().hit_tokens, 8);
 }
 
 #[test]
@@ -378,9 +373,9 @@ fn under_priority_the_lowest_number_goes_first_and_yields_last() {
     };
     let mut scheduler = Scheduler::new(priority);
     for (key, priority) in [(0, 5), (1, 1), (2, 3)] {
-        scheduler.admit(Submission { priority, ..ask(key, vec![1], 4) }).unwrap();
+        scheduler.add_request(Request { priority, ..ask(key, vec![1], 4) }).unwrap();
     }
-    let keys = |batch: &Batch| batch.parts.iter().map(|p| p.key).collect::<Vec<_>>();
+    let keys = |batch: &Batch| batch.scheduled.iter().map(|p| p.key).collect::<Vec<_>>();
     assert_eq!(keys(scheduler.next_batch()), [1, 2]);
     scheduler.complete(&[0, 0]);
     assert_eq!(keys(scheduler.next_batch()), [1, 2]);
@@ -394,23 +389,23 @@ fn under_priority_the_lowest_number_goes_first_and_yields_last() {
 fn what_can_never_be_served_is_rejected_by_name() {
     let small = SchedulerConfig { num_blocks: 4, enable_chunked_prefill: false, ..config() };
     let check = |prompt, output| Scheduler::check(&small, prompt, output);
-    assert_eq!(check(0, 1), Err(Reject::EmptyPrompt));
-    assert_eq!(check(1, 0), Err(Reject::EmptyOutput));
-    assert_eq!(check(64, 1), Err(Reject::ExceedsContext));
-    assert_eq!(check(usize::MAX, usize::MAX), Err(Reject::ExceedsContext));
-    assert_eq!(check(16, 2), Err(Reject::ExceedsPool));
+    assert_eq!(check(0, 1), Err(RejectReason::EmptyPrompt));
+    assert_eq!(check(1, 0), Err(RejectReason::EmptyOutput));
+    assert_eq!(check(64, 1), Err(RejectReason::ExceedsContext));
+    assert_eq!(check(usize::MAX, usize::MAX), Err(RejectReason::ExceedsContext));
+    assert_eq!(check(16, 2), Err(RejectReason::ExceedsPool));
     assert_eq!(check(16, 1), Ok(()));
     let wide = SchedulerConfig { num_blocks: 16, ..small.clone() };
-    assert_eq!(Scheduler::check(&wide, 17, 1), Err(Reject::ExceedsBudget));
+    assert_eq!(Scheduler::check(&wide, 17, 1), Err(RejectReason::ExceedsBudget));
     let mut scheduler = Scheduler::new(SchedulerConfig { max_waiting: Some(1), ..config() });
-    scheduler.admit(ask(0, vec![1], 1)).unwrap();
-    assert_eq!(scheduler.admit(ask(1, vec![1], 1)), Err(Reject::QueueFull));
+    scheduler.add_request(ask(0, vec![1], 1)).unwrap();
+    assert_eq!(scheduler.add_request(ask(1, vec![1], 1)), Err(RejectReason::QueueFull));
 }
 
 #[test]
 fn a_stop_token_ends_an_output_early() {
     let mut scheduler = Scheduler::new(config());
-    scheduler.admit(Submission { stop_tokens: vec![9], ..ask(0, vec![1], 5) }).unwrap();
+    scheduler.add_request(Request { stop_tokens: vec![9], ..ask(0, vec![1], 5) }).unwrap();
     scheduler.next_batch();
     assert!(!scheduler.complete(&[8])[0].finished);
     scheduler.next_batch();
@@ -421,11 +416,11 @@ fn a_stop_token_ends_an_output_early() {
 #[test]
 fn a_failed_step_drops_its_requests_and_keeps_the_others() {
     let mut scheduler = Scheduler::new(SchedulerConfig { max_num_seqs: 1, ..config() });
-    scheduler.admit(ask(0, vec![1], 2)).unwrap();
-    scheduler.admit(ask(1, vec![1], 2)).unwrap();
+    scheduler.add_request(ask(0, vec![1], 2)).unwrap();
+    scheduler.add_request(ask(1, vec![1], 2)).unwrap();
     scheduler.next_batch();
-    assert_eq!(scheduler.abandon(), [0]);
+    assert_eq!(scheduler.abort_batch(), [0]);
     assert_eq!(scheduler.load().used_blocks, 0);
     let batch = scheduler.next_batch();
-    assert_eq!((batch.parts[0].key, batch.dropped.len()), (1, 1));
+    assert_eq!((batch.scheduled[0].key, batch.dropped.len()), (1, 1));
 }

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use super::*;
 use hbmark_core::stats::mean;
 
-fn plan(workload: &Workload, count: usize, seed: u64) -> Vec<Planned> {
+fn plan(workload: &Workload, count: usize, seed: u64) -> Vec<PlannedRequest> {
     workload.plan(Some(10.0), Arrivals::Poisson, None, count, seed)
 }
 
@@ -20,11 +20,13 @@ fn named_workloads_have_the_means_they_claim() {
         ("batch", 1024.0, 1024.0),
     ] {
         let plan = plan(&Workload::named(name).unwrap(), 20_000, 1);
-        let of = |f: &dyn Fn(&Planned) -> usize| mean(&plan.iter().map(|p| f(p) as f64).collect::<Vec<_>>());
+        let of = |f: &dyn Fn(&PlannedRequest) -> usize| {
+            mean(&plan.iter().map(|p| f(p) as f64).collect::<Vec<_>>())
+        };
         assert!(
-            (of(&Planned::prompt_len) / input - 1.0).abs() < 0.03,
+            (of(&PlannedRequest::prompt_len) / input - 1.0).abs() < 0.03,
             "{name}: {}",
-            of(&Planned::prompt_len)
+            of(&PlannedRequest::prompt_len)
         );
         assert!((of(&|p| p.output_len) / output - 1.0).abs() < 0.03, "{name}");
     }
@@ -98,11 +100,11 @@ fn a_hot_tenant_bursts_alone_and_keeps_its_share() {
     .checked()
     .unwrap();
     let plan = plan(&workload, 24_000, 2);
-    let share = |of: &dyn Fn(&&Planned) -> bool, within: u16| {
+    let share = |of: &dyn Fn(&&PlannedRequest) -> bool, within: u16| {
         let all = plan.iter().filter(|p| p.tenant == within).count();
         plan.iter().filter(|p| p.tenant == within).filter(of).count() as f64 / all as f64
     };
-    let hot = |p: &&Planned| p.arrival.seconds() % 60.0 < 10.0;
+    let hot = |p: &&PlannedRequest| p.arrival.seconds() % 60.0 < 10.0;
     // Five times the rate for a sixth of the time is five sixths of the requests; of the other tenant's it is a sixth.
     assert!((share(&hot, 0) - 5.0 / 6.0).abs() < 0.03, "{}", share(&hot, 0));
     assert!((share(&hot, 1) - 1.0 / 6.0).abs() < 0.03, "{}", share(&hot, 1));
@@ -130,7 +132,7 @@ fn a_tree_of_prefixes_is_shared_from_the_root_down() {
 
 #[test]
 fn tiled_contexts_come_again_only_after_all_others() {
-    let tiling = Some(Tiling { contexts: 5, tokens: 64 });
+    let tiling = Some(ContextRotation { contexts: 5, tokens: 64 });
     let workload = Workload { tiling, ..Workload::fixed(4, 1).unwrap() }.checked().unwrap();
     let plan = plan(&workload, 20, 1);
     for (index, request) in plan.iter().enumerate() {
@@ -152,8 +154,11 @@ fn empirical_lengths_are_drawn_from_the_list_and_nothing_else() {
 
 #[test]
 fn an_adapter_hides_what_another_has_cached() {
-    let request =
-        |adapter| Planned { prompt: vec![Stretch { source: 1, tokens: 9 }], adapter, ..Planned::default() };
+    let request = |adapter| PlannedRequest {
+        prompt: vec![PromptSegment { source: 1, tokens: 9 }],
+        adapter,
+        ..PlannedRequest::default()
+    };
     assert_eq!(ideal_hit_rate(&[request(Some(0)), request(Some(0))], 4), Some(8.0 / 18.0));
     assert_eq!(ideal_hit_rate(&[request(Some(0)), request(Some(1)), request(None)], 4), Some(0.0));
 }
@@ -162,7 +167,8 @@ fn an_adapter_hides_what_another_has_cached() {
 fn the_cold_twin_has_the_same_lengths_and_nothing_in_common() {
     let warm = plan(&Workload::named("rag").unwrap(), 50, 1);
     let cold = without_sharing(&warm, 1);
-    let shape = |plan: &[Planned]| plan.iter().map(|p| (p.prompt_len(), p.output_len)).collect::<Vec<_>>();
+    let shape =
+        |plan: &[PlannedRequest]| plan.iter().map(|p| (p.prompt_len(), p.output_len)).collect::<Vec<_>>();
     assert_eq!(shape(&warm), shape(&cold));
     assert!(ideal_hit_rate(&warm, 16).unwrap() > 0.05);
     assert_eq!(ideal_hit_rate(&cold, 16), Some(0.0));
@@ -170,14 +176,14 @@ fn the_cold_twin_has_the_same_lengths_and_nothing_in_common() {
 
 #[test]
 fn the_ideal_hit_rate_counts_whole_blocks_of_what_came_before() {
-    let request = |stretches: &[(u64, u32)]| Planned {
+    let request = |segments: &[(u64, u32)]| PlannedRequest {
         arrival: Nanos(0.0),
-        prompt: stretches
+        prompt: segments
             .iter()
-            .map(|(source, tokens)| Stretch { source: *source, tokens: *tokens })
+            .map(|(source, tokens)| PromptSegment { source: *source, tokens: *tokens })
             .collect(),
         output_len: 1,
-        ..Planned::default()
+        ..PlannedRequest::default()
     };
     // 10 shared tokens are two whole blocks of 4; the third holds two of them and differs.
     let plan = [request(&[(1, 10), (2, 6)]), request(&[(1, 10), (3, 6)])];

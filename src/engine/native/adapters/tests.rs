@@ -35,7 +35,7 @@ const MIXED: [Option<usize>; 5] = [Some(0), Some(2), None, Some(0), Some(1)];
 
 fn with(rows: &Rows, adapters: &[Option<usize>]) -> Rows {
     let mut rows = rows.clone();
-    rows.adapt(adapters.iter().copied());
+    rows.set_adapters(adapters.iter().copied());
     rows
 }
 
@@ -158,7 +158,7 @@ fn bytes_moved_are_those_of_the_adapters_in_the_batch_once_each() {
     let mut runner = runner(Oracle::new(), &sample, &scenario);
     let mut moved = |adapters: &[Option<usize>]| {
         runner.step(&with(&scenario.steps[0], adapters)).unwrap();
-        runner.operations().take_moved().0
+        runner.operations().take_bytes_moved().0
     };
     let without = moved(&[None; 5]);
     let [first, second, _] = adapters(&sample).map(|adapter| adapter.bytes(32).0);
@@ -179,6 +179,6 @@ fn operations_without_low_rank_products_refuse_by_name() {
     let error = session.load_adapter(&adapters(&sample)[0]).unwrap_err();
     assert!(matches!(error, EngineError::Unsupported { .. }));
     assert!(error.to_string().contains("choose --engine native --device cpu"), "{error}");
-    assert!(session.adapt(crate::engine::SequenceId(0), Some(AdapterId(0))).is_err());
-    assert!(session.adapt(crate::engine::SequenceId(0), None).is_ok());
+    assert!(session.set_adapter(crate::engine::SequenceId(0), Some(AdapterId(0))).is_err());
+    assert!(session.set_adapter(crate::engine::SequenceId(0), None).is_ok());
 }

@@ -2,7 +2,7 @@
 //!
 //! Enters: queries `[rows, heads · head_dim]`, a [`CachePool`]. Leaves: attended values of the same shape. A unit of work is a head of K and V of one
 //! sequence, some rows of queries (all query heads that share the head of K and V together, so that it is read once for them), and
-//! a stretch of positions. A few rows over a long context are split into stretches, whose parts are merged behind a barrier. Positions are taken
+//! a KV split of positions. A few rows over a long context are split into KV splits, whose parts are merged behind a barrier. Positions are taken
 //! in chunks at fixed places, so that neither threads nor the way a prompt was cut into steps change what is added to what.
 #![expect(unsafe_code, reason = "kernels read queries and the cache through pointers")]
 
@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use super::cache::{CachePool, Element};
 use super::simd::{InstructionSet, LANES, Simd, dispatch, exp, nth, prefetch};
-use super::team::{Scattered, Worker};
+use super::team::{DisjointSlice, Worker};
 use crate::engine::native::operations::AttentionShape;
 use crate::engine::native::rows::{Rows, SequenceRows};
 
@@ -18,40 +18,40 @@ use crate::engine::native::rows::{Rows, SequenceRows};
 const CHUNK: usize = 256;
 
 /// Queries (rows × heads of a group) that pass over a chunk together.
-const MOST_QUERIES: usize = 16;
+const MAX_QUERIES: usize = 16;
 
-/// Positions of a stretch, where a sequence is split; a multiple of the chunk.
-const STRETCH: usize = 256;
+/// Positions of a KV split, where a sequence is split; a multiple of the chunk.
+const KV_SPLIT_POSITIONS: usize = 256;
 
 /// Queries of an inner tile.
 const TILE: usize = 4;
 
 /// What one unit does.
 #[derive(Debug, Clone, Copy)]
-struct Unit {
+struct WorkUnit {
     sequence: usize,
     head: usize,
     /// First row, and number of rows.
     first_row: usize,
     rows: usize,
-    stretch: usize,
+    kv_split: usize,
 }
 
-/// How one sequence is cut into units; units of a sequence are numbered head by head, rows by rows, stretch by stretch.
+/// How one sequence is cut into units; units of a sequence are numbered head by head, rows by rows, KV split by KV split.
 #[derive(Debug, Clone, Copy)]
-struct Cut {
+struct SequenceSplit {
     first_unit: usize,
     /// Parts that await merging, before this sequence.
     first_part: usize,
     rows_per_unit: usize,
     row_tiles: usize,
-    stretches: usize,
+    kv_splits: usize,
 }
 
 /// The plan of a step's attention, kept between layers and steps.
 #[derive(Debug, Default)]
 pub struct AttentionPlan {
-    cuts: Vec<Cut>,
+    cuts: Vec<SequenceSplit>,
     units: usize,
     parts: usize,
     /// Per part: values, largest score and sum of weights of each query head.
@@ -64,31 +64,32 @@ pub struct AttentionPlan {
 /// What the members of a team write to during one operation.
 #[derive(Debug, Clone, Copy)]
 pub struct Workspace {
-    partial: Scattered<f32>,
-    scratch: Scattered<Scratch>,
+    partial: DisjointSlice<f32>,
+    scratch: DisjointSlice<Scratch>,
 }
 
 impl AttentionPlan {
     /// Cuts a step into units.
     pub fn make(&mut self, rows: &Rows, shape: &AttentionShape, members: usize) {
         let group = shape.group();
-        let rows_per_unit = (MOST_QUERIES / group).max(1);
+        let rows_per_unit = (MAX_QUERIES / group).max(1);
         self.cuts.clear();
         (self.units, self.parts) = (0, 0);
         for sequence in &rows.sequences {
             let row_tiles = sequence.rows.len().div_ceil(rows_per_unit);
             // Many rows make units enough.
-            let stretches = if row_tiles == 1 { sequence.positions_after().div_ceil(STRETCH) } else { 1 };
-            self.cuts.push(Cut {
+            let kv_splits =
+                if row_tiles == 1 { sequence.positions_after().div_ceil(KV_SPLIT_POSITIONS) } else { 1 };
+            self.cuts.push(SequenceSplit {
                 first_unit: self.units,
                 first_part: self.parts,
                 rows_per_unit,
                 row_tiles,
-                stretches,
+                kv_splits,
             });
-            self.units += shape.kv_heads * row_tiles * stretches;
-            if stretches > 1 {
-                self.parts += sequence.rows.len() * shape.heads * stretches;
+            self.units += shape.kv_heads * row_tiles * kv_splits;
+            if kv_splits > 1 {
+                self.parts += sequence.rows.len() * shape.heads * kv_splits;
             }
         }
         self.part_width = shape.head_dim.next_multiple_of(LANES) + 2;
@@ -102,20 +103,20 @@ impl AttentionPlan {
         }
     }
 
-    fn unit(&self, rows: &Rows, index: usize) -> (Unit, Cut) {
+    fn unit(&self, rows: &Rows, index: usize) -> (WorkUnit, SequenceSplit) {
         let sequence = self.cuts.partition_point(|cut| cut.first_unit <= index) - 1;
         let cut = self.cuts[sequence];
         let within = index - cut.first_unit;
-        let (stretch, rest) = (within % cut.stretches, within / cut.stretches);
+        let (kv_split, rest) = (within % cut.kv_splits, within / cut.kv_splits);
         let (tile, head) = (rest % cut.row_tiles, rest / cut.row_tiles);
         let of_sequence = &rows.sequences[sequence].rows;
         let first_row = of_sequence.start + tile * cut.rows_per_unit;
-        let unit = Unit {
+        let unit = WorkUnit {
             sequence,
             head,
             first_row,
             rows: cut.rows_per_unit.min(of_sequence.end - first_row),
-            stretch,
+            kv_split,
         };
         (unit, cut)
     }
@@ -152,7 +153,7 @@ pub struct Attention<'a> {
     pub layer: usize,
     pub query: &'a [f32],
     pub pool: &'a CachePool,
-    pub out: Scattered<f32>,
+    pub out: DisjointSlice<f32>,
 }
 
 impl AttentionPlan {
@@ -171,7 +172,7 @@ impl AttentionPlan {
         let partial = workspace.partial;
         // SAFETY: each member takes its own.
         let scratch = unsafe { &mut workspace.scratch.part(worker.index..worker.index + 1)[0] };
-        worker.share(phase, self.units, |index| {
+        worker.parallel_for(phase, self.units, |index| {
             let (unit, cut) = self.unit(work.rows, index);
             // SAFETY: units do not overlap in what they write.
             unsafe { self.attend::<E>(set, work, unit, cut, partial, scratch) };
@@ -180,7 +181,7 @@ impl AttentionPlan {
             return;
         }
         worker.barrier();
-        worker.share(phase + 1, work.rows.len() * work.shape.heads, |index| {
+        worker.parallel_for(phase + 1, work.rows.len() * work.shape.heads, |index| {
             let (row, head) = (index / work.shape.heads, index % work.shape.heads);
             // SAFETY: behind the barrier parts are only read; each query's output belongs to one unit.
             unsafe { self.merge(work, row, head, partial) };
@@ -190,24 +191,24 @@ impl AttentionPlan {
     /// Takes the memory that members write to out of the plan, for the length of a job.
     pub fn lend(&mut self) -> (&Self, Workspace) {
         let workspace = Workspace {
-            partial: Scattered::new(&mut self.partial),
-            scratch: Scattered::new(&mut self.scratch),
+            partial: DisjointSlice::new(&mut self.partial),
+            scratch: DisjointSlice::new(&mut self.scratch),
         };
         (self, workspace)
     }
 
-    /// Where the part of a query head and stretch lies.
+    /// Where the part of a query head and KV split lies.
     fn part(
         &self,
-        cut: &Cut,
+        cut: &SequenceSplit,
         sequence: &SequenceRows,
         shape: &AttentionShape,
         row: usize,
         head: usize,
-        stretch: usize,
+        kv_split: usize,
     ) -> Range<usize> {
         let index =
-            cut.first_part + ((row - sequence.rows.start) * shape.heads + head) * cut.stretches + stretch;
+            cut.first_part + ((row - sequence.rows.start) * shape.heads + head) * cut.kv_splits + kv_split;
         index * self.part_width..(index + 1) * self.part_width
     }
 
@@ -215,9 +216,9 @@ impl AttentionPlan {
         &self,
         set: InstructionSet,
         work: &Attention<'_>,
-        unit: Unit,
-        cut: Cut,
-        partial: Scattered<f32>,
+        unit: WorkUnit,
+        cut: SequenceSplit,
+        partial: DisjointSlice<f32>,
         scratch: &mut Scratch,
     ) {
         let shape = work.shape;
@@ -243,15 +244,15 @@ impl AttentionPlan {
         let position = |row: usize| work.rows.positions[row] as usize;
         let last = position(unit.first_row + unit.rows - 1);
         let reach = |position: usize| work.window.map_or(0, |w| (position + 1).saturating_sub(w));
-        let mut stretch = reach(position(unit.first_row))..last + 1;
-        if cut.stretches > 1 {
-            stretch =
-                stretch.start.max(unit.stretch * STRETCH)..stretch.end.min((unit.stretch + 1) * STRETCH);
+        let mut kv_split = reach(position(unit.first_row))..last + 1;
+        if cut.kv_splits > 1 {
+            kv_split = kv_split.start.max(unit.kv_split * KV_SPLIT_POSITIONS)
+                ..kv_split.end.min((unit.kv_split + 1) * KV_SPLIT_POSITIONS);
         }
         let table = work.rows.table(sequence);
-        let first_chunk = stretch.start / CHUNK;
-        for chunk in first_chunk..stretch.end.div_ceil(CHUNK).max(first_chunk) {
-            let seen = stretch.start.max(chunk * CHUNK)..stretch.end.min((chunk + 1) * CHUNK);
+        let first_chunk = kv_split.start / CHUNK;
+        for chunk in first_chunk..kv_split.end.div_ceil(CHUNK).max(first_chunk) {
+            let seen = kv_split.start.max(chunk * CHUNK)..kv_split.end.min((chunk + 1) * CHUNK);
             if seen.is_empty() {
                 continue;
             }
@@ -281,7 +282,7 @@ impl AttentionPlan {
                     let (low, high) = (reach(own), own + 1);
                     let visible = low.clamp(seen.start, seen.end) - chunk * CHUNK
                         ..high.clamp(seen.start, seen.end) - chunk * CHUNK;
-                    soften(
+                    online_softmax(
                         set,
                         &mut scored[i * CHUNK..(i + 1) * CHUNK],
                         visible,
@@ -290,14 +291,14 @@ impl AttentionPlan {
                         &mut running[i * stride..(i + 1) * stride],
                     );
                 }
-                weigh(set, &values, local, stride, scored, running);
+                accumulate_pv(set, &values, local, stride, scored, running);
             }
         }
         for i in 0..count {
             let (row, head) = (unit.first_row + i / group, unit.head * group + i % group);
             let values = &running[i * stride..(i + 1) * stride];
-            if cut.stretches > 1 {
-                let range = self.part(&cut, sequence, shape, row, head, unit.stretch);
+            if cut.kv_splits > 1 {
+                let range = self.part(&cut, sequence, shape, row, head, unit.kv_split);
                 // SAFETY: the part belongs to this unit alone.
                 let part = unsafe { partial.part(range) };
                 part[..stride].copy_from_slice(values);
@@ -314,11 +315,11 @@ impl AttentionPlan {
         }
     }
 
-    /// Joins the stretches of one query.
-    unsafe fn merge(&self, work: &Attention<'_>, row: usize, head: usize, partial: Scattered<f32>) {
+    /// Joins the KV splits of one query.
+    unsafe fn merge(&self, work: &Attention<'_>, row: usize, head: usize, partial: DisjointSlice<f32>) {
         let owner = work.rows.owners[row] as usize;
         let (sequence, cut, shape) = (&work.rows.sequences[owner], self.cuts[owner], work.shape);
-        if cut.stretches == 1 {
+        if cut.kv_splits == 1 {
             return;
         }
         let dim = shape.head_dim;
@@ -326,13 +327,13 @@ impl AttentionPlan {
         let at = row * shape.query_width() + head * dim;
         // SAFETY: behind the barrier nobody writes parts; the output of this row and head belongs to this unit alone.
         let (parts, out) = unsafe { (partial.whole(), work.out.part(at..at + dim)) };
-        let part = |stretch| &parts[self.part(&cut, sequence, shape, row, head, stretch)];
-        let largest = (0..cut.stretches).map(|s| part(s)[stride]).fold(f32::NEG_INFINITY, f32::max);
+        let part = |kv_split| &parts[self.part(&cut, sequence, shape, row, head, kv_split)];
+        let largest = (0..cut.kv_splits).map(|s| part(s)[stride]).fold(f32::NEG_INFINITY, f32::max);
         let mut sum = 0.0;
         out.fill(0.0);
-        for stretch in 0..cut.stretches {
-            let part = part(stretch);
-            // A stretch that the window hides has seen nothing.
+        for kv_split in 0..cut.kv_splits {
+            let part = part(kv_split);
+            // A KV split that the window hides has seen nothing.
             if part[stride] == f32::NEG_INFINITY {
                 continue;
             }
@@ -356,7 +357,7 @@ const ROWS_AHEAD: usize = 24;
 
 /// `scores[q][position] = q · k` over the tiles of a chunk.
 #[inline(always)]
-unsafe fn scores_of<S: Simd, E: Element>(
+unsafe fn qk_scores_chunk<S: Simd, E: Element>(
     keys: &[*const E; CHUNK / LANES],
     tiles: Range<usize>,
     dim: usize,
@@ -372,10 +373,10 @@ unsafe fn scores_of<S: Simd, E: Element>(
             // SAFETY: `done` queries of `dim` elements and as many chunks of scores are left; the tile has `dim` × 16 keys.
             unsafe {
                 match done {
-                    1 => scores_tile::<S, E, 1>(keys[tile], ahead, dim, query, score),
-                    2 => scores_tile::<S, E, 2>(keys[tile], ahead, dim, query, score),
-                    3 => scores_tile::<S, E, 3>(keys[tile], ahead, dim, query, score),
-                    _ => scores_tile::<S, E, TILE>(keys[tile], ahead, dim, query, score),
+                    1 => qk_scores_tile::<S, E, 1>(keys[tile], ahead, dim, query, score),
+                    2 => qk_scores_tile::<S, E, 2>(keys[tile], ahead, dim, query, score),
+                    3 => qk_scores_tile::<S, E, 3>(keys[tile], ahead, dim, query, score),
+                    _ => qk_scores_tile::<S, E, TILE>(keys[tile], ahead, dim, query, score),
                 }
                 query = query.add(done * dim);
                 score = score.add(if done < left { done * CHUNK } else { 0 });
@@ -391,11 +392,11 @@ dispatch! {
         dim: usize,
         queries: &[f32],
         scores: &mut [f32],
-    ) = scores_of
+    ) = qk_scores_chunk
 }
 
 #[inline(always)]
-unsafe fn scores_tile<S: Simd, E: Element, const Q: usize>(
+unsafe fn qk_scores_tile<S: Simd, E: Element, const Q: usize>(
     keys: *const E,
     ahead: *const E,
     dim: usize,
@@ -421,7 +422,7 @@ unsafe fn scores_tile<S: Simd, E: Element, const Q: usize>(
 /// One chunk of a running softmax: scores become weights relative to the largest score so far, and what was summed under a
 /// smaller one is scaled down.
 #[inline(always)]
-unsafe fn soften_chunk<S: Simd>(
+unsafe fn online_softmax_chunk<S: Simd>(
     scores: &mut [f32],
     visible: Range<usize>,
     largest: &mut f32,
@@ -467,8 +468,8 @@ unsafe fn soften_chunk<S: Simd>(
     }
 }
 dispatch! {
-    fn soften(scores: &mut [f32], visible: Range<usize>, largest: &mut f32, sum: &mut f32, values: &mut [f32]) =
-        soften_chunk
+    fn online_softmax(scores: &mut [f32], visible: Range<usize>, largest: &mut f32, sum: &mut f32, values: &mut [f32]) =
+        online_softmax_chunk
 }
 
 #[inline(always)]
@@ -481,7 +482,7 @@ unsafe fn across<S: Simd>(vector: S::Floats) -> [f32; LANES] {
 
 /// `values[q] += Σ weights[q][position] · v[position]` over positions of a chunk.
 #[inline(always)]
-unsafe fn weighed<S: Simd, E: Element>(
+unsafe fn accumulate_pv_chunk<S: Simd, E: Element>(
     rows: &[*const E; CHUNK / LANES],
     positions: Range<usize>,
     stride: usize,
@@ -495,10 +496,10 @@ unsafe fn weighed<S: Simd, E: Element>(
         // SAFETY: `done` chunks of weights and rows of values are left.
         unsafe {
             match done {
-                1 => weighed_tile::<S, E, 1>(rows, positions.clone(), stride, weight, value),
-                2 => weighed_tile::<S, E, 2>(rows, positions.clone(), stride, weight, value),
-                3 => weighed_tile::<S, E, 3>(rows, positions.clone(), stride, weight, value),
-                _ => weighed_tile::<S, E, TILE>(rows, positions.clone(), stride, weight, value),
+                1 => accumulate_pv_tile::<S, E, 1>(rows, positions.clone(), stride, weight, value),
+                2 => accumulate_pv_tile::<S, E, 2>(rows, positions.clone(), stride, weight, value),
+                3 => accumulate_pv_tile::<S, E, 3>(rows, positions.clone(), stride, weight, value),
+                _ => accumulate_pv_tile::<S, E, TILE>(rows, positions.clone(), stride, weight, value),
             }
             weight = weight.add(done * CHUNK);
             value = value.add(done * stride);
@@ -507,20 +508,20 @@ unsafe fn weighed<S: Simd, E: Element>(
     }
 }
 dispatch! {
-    fn weigh[E: Element][E](
+    fn accumulate_pv[E: Element][E](
         rows: &[*const E; CHUNK / LANES],
         positions: Range<usize>,
         stride: usize,
         weights: &[f32],
         values: &mut [f32],
-    ) = weighed
+    ) = accumulate_pv_chunk
 }
 
 /// Vectors of V that a tile takes at a time.
 const VECTORS: usize = 4;
 
 #[inline(always)]
-unsafe fn weighed_tile<S: Simd, E: Element, const Q: usize>(
+unsafe fn accumulate_pv_tile<S: Simd, E: Element, const Q: usize>(
     rows: &[*const E; CHUNK / LANES],
     positions: Range<usize>,
     stride: usize,
@@ -533,10 +534,10 @@ unsafe fn weighed_tile<S: Simd, E: Element, const Q: usize>(
         // SAFETY: `left` vectors of every row and value are left.
         unsafe {
             if left >= VECTORS {
-                weighed_block::<S, E, Q, VECTORS>(rows, positions.clone(), stride, at, weights, values);
+                accumulate_pv_block::<S, E, Q, VECTORS>(rows, positions.clone(), stride, at, weights, values);
                 at += VECTORS * LANES;
             } else {
-                weighed_block::<S, E, Q, 1>(rows, positions.clone(), stride, at, weights, values);
+                accumulate_pv_block::<S, E, Q, 1>(rows, positions.clone(), stride, at, weights, values);
                 at += LANES;
             }
         }
@@ -544,7 +545,7 @@ unsafe fn weighed_tile<S: Simd, E: Element, const Q: usize>(
 }
 
 #[inline(always)]
-unsafe fn weighed_block<S: Simd, E: Element, const Q: usize, const V: usize>(
+unsafe fn accumulate_pv_block<S: Simd, E: Element, const Q: usize, const V: usize>(
     rows: &[*const E; CHUNK / LANES],
     positions: Range<usize>,
     stride: usize,
@@ -585,7 +586,7 @@ unsafe fn weighed_block<S: Simd, E: Element, const Q: usize, const V: usize>(
 #[must_use]
 pub fn bytes_read(work: &Attention<'_>) -> usize {
     let shape = work.shape;
-    let rows_per_unit = (MOST_QUERIES / shape.group()).max(1);
+    let rows_per_unit = (MAX_QUERIES / shape.group()).max(1);
     let mut positions = 0;
     for sequence in &work.rows.sequences {
         for first in (0..sequence.rows.len()).step_by(rows_per_unit) {

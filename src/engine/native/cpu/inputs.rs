@@ -1,6 +1,6 @@
 //! Activations rounded and packed for the products of a linear layer.
 //!
-//! Enters: rows of f32, a norm where the layer has one. Leaves: [`Inputs`]: the rows in the precision that the weights are
+//! Enters: rows of f32, a norm where the layer has one. Leaves: [`PackedActivations`]: the rows in the precision that the weights are
 //! multiplied in, kept between steps so that a steady decode allocates nothing.
 #![expect(
     unsafe_code,
@@ -13,11 +13,11 @@
 
 use super::matrix::{GROUP, Precision};
 use super::simd::{InstructionSet, LANES, Simd, dispatch};
-use super::team::Scattered;
+use super::team::DisjointSlice;
 
 /// The packed rows of one operation.
 #[derive(Debug, Default)]
-pub struct Inputs {
+pub struct PackedActivations {
     /// Words of all rows: f32 bits, pairs of bf16, or quads of bytes.
     words: Vec<u32>,
     /// One scale per group of 32 columns of a row, for quads.
@@ -71,13 +71,13 @@ pub struct InputRow {
 /// Where members write packed rows.
 #[derive(Debug, Clone, Copy)]
 pub struct InputWriter {
-    words: Scattered<u32>,
-    scales: Scattered<f32>,
-    sums: Scattered<i32>,
+    words: DisjointSlice<u32>,
+    scales: DisjointSlice<f32>,
+    sums: DisjointSlice<i32>,
     shape: InputShape,
 }
 
-impl Inputs {
+impl PackedActivations {
     /// Makes room for rows of a shape and lends it to a team.
     pub fn writer(&mut self, shape: InputShape) -> InputWriter {
         let grow = |have: usize, need: usize| need.max(have);
@@ -86,9 +86,9 @@ impl Inputs {
         self.sums.resize(grow(self.sums.len(), shape.rows * shape.groups()), 0);
         self.shape = shape;
         InputWriter {
-            words: Scattered::new(&mut self.words),
-            scales: Scattered::new(&mut self.scales),
-            sums: Scattered::new(&mut self.sums),
+            words: DisjointSlice::new(&mut self.words),
+            scales: DisjointSlice::new(&mut self.scales),
+            sums: DisjointSlice::new(&mut self.sums),
             shape,
         }
     }

@@ -1,6 +1,6 @@
 //! Linear layers: panels of weights times packed rows.
 //!
-//! Enters: a [`PackedMatrix`] (or several, fused), [`super::inputs::Inputs`]. Leaves: for each row and panel sixteen sums, handed to whoever finishes the
+//! Enters: a [`PackedMatrix`] (or several, fused), [`super::inputs::PackedActivations`]. Leaves: for each row and panel sixteen sums, handed to whoever finishes the
 //! operation. Weights are read once per step for all rows: a unit of work is a few panels, which stay in the second cache while all
 //! rows pass over them. The order of the sums depends on nothing but the columns, so neither the number of threads nor the
 //! other rows of a batch change a result.
@@ -9,13 +9,13 @@
 #![expect(unsafe_code, reason = "kernels read packed weights and rows through pointers")]
 
 use super::inputs::{InputRow, InputWriter};
-use super::matrix::{Format, GROUP, HEADER, PackedMatrix, Precision};
+use super::matrix::{GROUP, HEADER, PackedFormat, PackedMatrix, Precision};
 use super::simd::{InstructionSet, LANES, Simd, dispatch, nth};
 use super::team::Worker;
 
 /// The most panels and rows of a tile.
-const MOST_PANELS: usize = 4;
-const MOST_ROWS: usize = 8;
+const MAX_PANELS: usize = 4;
+const MAX_ROWS: usize = 8;
 
 /// Rows up to which a tile is four panels wide; beyond it is two, for the sake of registers.
 const FEW_ROWS: usize = 4;
@@ -34,7 +34,7 @@ pub struct FusedMatrix {
 
 /// Where a panel stands: its part, and its first row there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PanelPlace {
+pub struct PanelPosition {
     pub part: usize,
     pub panel: usize,
 }
@@ -55,15 +55,15 @@ impl FusedMatrix {
 
     /// The place of the n-th panel in the order in which panels are done.
     #[must_use]
-    pub fn place(&self, index: usize) -> PanelPlace {
+    pub fn place(&self, index: usize) -> PanelPosition {
         if self.interleaved {
             let parts = self.parts.len();
-            return PanelPlace { part: index % parts, panel: index / parts };
+            return PanelPosition { part: index % parts, panel: index / parts };
         }
         let mut panel = index;
         for (part, matrix) in self.parts.iter().enumerate() {
             if panel < matrix.panels() {
-                return PanelPlace { part, panel };
+                return PanelPosition { part, panel };
             }
             panel -= matrix.panels();
         }
@@ -92,16 +92,16 @@ pub unsafe fn multiply(
     mut finish: impl FnMut(usize, usize, &[[f32; LANES]]),
 ) {
     let panels = matrix.panels();
-    let wide = panels >= MOST_PANELS * UNITS_PER_MEMBER * worker.count;
-    let per_unit = if wide { MOST_PANELS } else { 2 };
-    worker.share(phase, panels.div_ceil(per_unit), |unit| {
+    let wide = panels >= MAX_PANELS * UNITS_PER_MEMBER * worker.count;
+    let per_unit = if wide { MAX_PANELS } else { 2 };
+    worker.parallel_for(phase, panels.div_ceil(per_unit), |unit| {
         let first = unit * per_unit;
         let end = (first + per_unit).min(panels);
         let few =
             if matrix.parts[0].format.precision() == Precision::Quads { FEW_ROWS / 2 } else { FEW_ROWS };
-        if rows <= few && per_unit == MOST_PANELS {
+        if rows <= few && per_unit == MAX_PANELS {
             // SAFETY: the caller's promise.
-            unsafe { strip::<MOST_PANELS>(set, matrix, first, end, inputs, 0..rows, &mut finish) };
+            unsafe { strip::<MAX_PANELS>(set, matrix, first, end, inputs, 0..rows, &mut finish) };
         } else {
             for first in (first..end).step_by(2) {
                 // SAFETY: the caller's promise.
@@ -143,7 +143,7 @@ unsafe fn strip<const P: usize>(
     while start < end {
         let (lead, _) = matrix.panel(start);
         // Integer tiles keep a second set of sums, so they are half as large.
-        let most_rows = if lead.format.precision() == Precision::Quads { MOST_ROWS / 2 } else { MOST_ROWS };
+        let most_rows = if lead.format.precision() == Precision::Quads { MAX_ROWS / 2 } else { MAX_ROWS };
         // Parts may be stored differently: a tile is of one format and width.
         let count = (start..end.min(start + P))
             .take_while(|&index| matrix.panel(index).0.format == lead.format)
@@ -154,7 +154,7 @@ unsafe fn strip<const P: usize>(
         let mut row = rows.start;
         while row < rows.end {
             let left = (rows.end - row).min(most_rows);
-            let mut sums = [[[0.0f32; LANES]; MOST_PANELS]; MOST_ROWS];
+            let mut sums = [[[0.0f32; LANES]; MAX_PANELS]; MAX_ROWS];
             let out = sums.as_mut_ptr();
             // Likewise a tile that lacks rows does its last one again.
             let at = |i: usize| inputs.row(row + i.min(left - 1));
@@ -183,19 +183,19 @@ unsafe fn tile<const P: usize, const B: usize>(
     matrix: &PackedMatrix,
     weights: &[*const u8; P],
     rows: &[InputRow; B],
-    out: *mut [[f32; LANES]; MOST_PANELS],
+    out: *mut [[f32; LANES]; MAX_PANELS],
 ) {
     let columns = matrix.padded_columns();
     // SAFETY: the caller's promise.
     unsafe {
         match matrix.format {
-            Format::F32 => tile_f32::<P, B>(set, columns, weights, rows, out),
-            Format::F16 => tile_f16::<P, B>(set, columns, weights, rows, out),
-            Format::Bf16 => tile_bf16::<P, B>(set, columns, weights, rows, out),
-            Format::Int8 => tile_int8::<P, B>(set, columns, weights, rows, out),
-            Format::Q8_0 => tile_q8_0::<P, B>(set, columns, weights, rows, out),
-            Format::Q4_0 => tile_q4_0::<P, B>(set, columns, weights, rows, out),
-            Format::Int4 { group } => tile_int4::<P, B>(set, columns, group, weights, rows, out),
+            PackedFormat::F32 => tile_f32::<P, B>(set, columns, weights, rows, out),
+            PackedFormat::F16 => tile_f16::<P, B>(set, columns, weights, rows, out),
+            PackedFormat::Bf16 => tile_bf16::<P, B>(set, columns, weights, rows, out),
+            PackedFormat::Int8 => tile_int8::<P, B>(set, columns, weights, rows, out),
+            PackedFormat::Q8_0 => tile_q8_0::<P, B>(set, columns, weights, rows, out),
+            PackedFormat::Q4_0 => tile_q4_0::<P, B>(set, columns, weights, rows, out),
+            PackedFormat::Int4 { group } => tile_int4::<P, B>(set, columns, group, weights, rows, out),
         }
     }
 }
@@ -203,7 +203,7 @@ unsafe fn tile<const P: usize, const B: usize>(
 #[inline(always)]
 unsafe fn store_all<S: Simd, const P: usize, const B: usize>(
     sums: [[S::Floats; P]; B],
-    out: *mut [[f32; LANES]; MOST_PANELS],
+    out: *mut [[f32; LANES]; MAX_PANELS],
 ) {
     for (row, sums) in sums.iter().enumerate() {
         for (panel, sum) in sums.iter().enumerate() {
@@ -218,7 +218,7 @@ unsafe fn f32_tile<S: Simd, const P: usize, const B: usize>(
     columns: usize,
     weights: &[*const u8; P],
     rows: &[InputRow; B],
-    out: *mut [[f32; LANES]; MOST_PANELS],
+    out: *mut [[f32; LANES]; MAX_PANELS],
 ) {
     // SAFETY: `columns` values of sixteen rows lie in every panel, `columns` words in every row.
     unsafe {
@@ -241,7 +241,7 @@ dispatch! {
         columns: usize,
         weights: &[*const u8; P],
         rows: &[InputRow; B],
-        out: *mut [[f32; LANES]; MOST_PANELS],
+        out: *mut [[f32; LANES]; MAX_PANELS],
     ) = f32_tile
 }
 
@@ -250,7 +250,7 @@ unsafe fn f16_tile<S: Simd, const P: usize, const B: usize>(
     columns: usize,
     weights: &[*const u8; P],
     rows: &[InputRow; B],
-    out: *mut [[f32; LANES]; MOST_PANELS],
+    out: *mut [[f32; LANES]; MAX_PANELS],
 ) {
     // SAFETY: `columns` values of sixteen rows lie in every panel, `columns` words in every row.
     unsafe {
@@ -273,7 +273,7 @@ dispatch! {
         columns: usize,
         weights: &[*const u8; P],
         rows: &[InputRow; B],
-        out: *mut [[f32; LANES]; MOST_PANELS],
+        out: *mut [[f32; LANES]; MAX_PANELS],
     ) = f16_tile
 }
 
@@ -282,7 +282,7 @@ unsafe fn bf16_tile<S: Simd, const P: usize, const B: usize>(
     columns: usize,
     weights: &[*const u8; P],
     rows: &[InputRow; B],
-    out: *mut [[f32; LANES]; MOST_PANELS],
+    out: *mut [[f32; LANES]; MAX_PANELS],
 ) {
     // SAFETY: `columns / 2` pairs of sixteen rows lie in every panel, as many words in every row.
     unsafe {
@@ -304,7 +304,7 @@ dispatch! {
         columns: usize,
         weights: &[*const u8; P],
         rows: &[InputRow; B],
-        out: *mut [[f32; LANES]; MOST_PANELS],
+        out: *mut [[f32; LANES]; MAX_PANELS],
     ) = bf16_tile
 }
 
@@ -378,7 +378,7 @@ unsafe fn int8_tile<S: Simd, const P: usize, const B: usize>(
     columns: usize,
     weights: &[*const u8; P],
     rows: &[InputRow; B],
-    out: *mut [[f32; LANES]; MOST_PANELS],
+    out: *mut [[f32; LANES]; MAX_PANELS],
 ) {
     // SAFETY: `columns` bytes of sixteen rows and sixteen scales lie in every panel; rows have a scale per group.
     unsafe {
@@ -405,7 +405,7 @@ dispatch! {
         columns: usize,
         weights: &[*const u8; P],
         rows: &[InputRow; B],
-        out: *mut [[f32; LANES]; MOST_PANELS],
+        out: *mut [[f32; LANES]; MAX_PANELS],
     ) = int8_tile
 }
 
@@ -434,7 +434,7 @@ unsafe fn q8_0_tile<S: Simd, const P: usize, const B: usize>(
     columns: usize,
     weights: &[*const u8; P],
     rows: &[InputRow; B],
-    out: *mut [[f32; LANES]; MOST_PANELS],
+    out: *mut [[f32; LANES]; MAX_PANELS],
 ) {
     // SAFETY: a block of every panel is a header of two times sixteen scales and two groups of bytes.
     unsafe {
@@ -455,7 +455,7 @@ dispatch! {
         columns: usize,
         weights: &[*const u8; P],
         rows: &[InputRow; B],
-        out: *mut [[f32; LANES]; MOST_PANELS],
+        out: *mut [[f32; LANES]; MAX_PANELS],
     ) = q8_0_tile
 }
 
@@ -464,7 +464,7 @@ unsafe fn q4_0_tile<S: Simd, const P: usize, const B: usize>(
     columns: usize,
     weights: &[*const u8; P],
     rows: &[InputRow; B],
-    out: *mut [[f32; LANES]; MOST_PANELS],
+    out: *mut [[f32; LANES]; MAX_PANELS],
 ) {
     // SAFETY: a block of every panel is a header of two times sixteen scales and two groups of half bytes.
     unsafe {
@@ -485,7 +485,7 @@ dispatch! {
         columns: usize,
         weights: &[*const u8; P],
         rows: &[InputRow; B],
-        out: *mut [[f32; LANES]; MOST_PANELS],
+        out: *mut [[f32; LANES]; MAX_PANELS],
     ) = q4_0_tile
 }
 
@@ -495,7 +495,7 @@ unsafe fn int4_tile<S: Simd, const P: usize, const B: usize>(
     weight_group: usize,
     weights: &[*const u8; P],
     rows: &[InputRow; B],
-    out: *mut [[f32; LANES]; MOST_PANELS],
+    out: *mut [[f32; LANES]; MAX_PANELS],
 ) {
     // SAFETY: a block of every panel is a header of sixteen scales and sixteen zeros and one group of half bytes.
     unsafe {
@@ -527,6 +527,6 @@ dispatch! {
         group: usize,
         weights: &[*const u8; P],
         rows: &[InputRow; B],
-        out: *mut [[f32; LANES]; MOST_PANELS],
+        out: *mut [[f32; LANES]; MAX_PANELS],
     ) = int4_tile
 }

@@ -31,7 +31,7 @@ pub const HEADER: usize = 64;
 
 /// How a packed matrix is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Format {
+pub enum PackedFormat {
     F32,
     F16,
     Bf16,
@@ -41,7 +41,7 @@ pub enum Format {
     Int4 { group: usize },
 }
 
-impl Format {
+impl PackedFormat {
     /// The packed format of stored data.
     fn of(data: &StoredData) -> Result<Self, EngineError> {
         Ok(match data {
@@ -121,7 +121,7 @@ pub enum Precision {
 pub struct PackedMatrix {
     pub rows: usize,
     pub columns: usize,
-    pub format: Format,
+    pub format: PackedFormat,
     pub panel_bytes: usize,
     region: Region,
 }
@@ -137,9 +137,9 @@ impl PackedMatrix {
         stored: &StoredMatrix,
         touch: impl FnOnce(&mut [u8], usize),
     ) -> Result<Self, EngineError> {
-        let format = Format::of(&stored.data)?;
+        let format = PackedFormat::of(&stored.data)?;
         let blocks = stored.columns.div_ceil(format.block_columns());
-        let tail = if format == Format::Int8 { 4 * LANES } else { 0 };
+        let tail = if format == PackedFormat::Int8 { 4 * LANES } else { 0 };
         let panel_bytes = blocks * format.block_bytes() + tail;
         let panels = stored.rows.div_ceil(LANES);
         let mut region = arena.take(panels * panel_bytes).map_err(|error| EngineError::OutOfMemory {
@@ -189,22 +189,22 @@ impl PackedMatrix {
             let block = &panel[column / block_columns * block_bytes..];
             let within = column % block_columns;
             *out = match format {
-                Format::F32 => f32::from_le_bytes(at(block, 4 * lane)),
-                Format::F16 => f16::from_le_bytes(at(block, 2 * lane)).to_f32(),
-                Format::Bf16 => half::bf16::from_le_bytes(at(block, 4 * lane + 2 * within)).to_f32(),
-                Format::Int8 => {
+                PackedFormat::F32 => f32::from_le_bytes(at(block, 4 * lane)),
+                PackedFormat::F16 => f16::from_le_bytes(at(block, 2 * lane)).to_f32(),
+                PackedFormat::Bf16 => half::bf16::from_le_bytes(at(block, 4 * lane + 2 * within)).to_f32(),
+                PackedFormat::Int8 => {
                     let scale = f32::from_le_bytes(at(&panel[panel.len() - 4 * LANES..], 4 * lane));
                     (f32::from(block[quad(within, lane)]) - 128.0) * scale
                 }
-                Format::Q8_0 => {
+                PackedFormat::Q8_0 => {
                     let scale = header(block, within / GROUP, lane);
                     (f32::from(block[HEADER + quad(within, lane)]) - 128.0) * scale
                 }
-                Format::Q4_0 => {
+                PackedFormat::Q4_0 => {
                     let scale = header(block, within / GROUP, lane);
                     (f32::from(nibble(&block[HEADER..], within, lane)) - 8.0) * scale
                 }
-                Format::Int4 { .. } => {
+                PackedFormat::Int4 { .. } => {
                     let (scale, zero) = (header(block, 0, lane), header(block, 1, lane));
                     (f32::from(nibble(&block[HEADER..], within, lane)) - zero) * scale
                 }
@@ -237,7 +237,7 @@ fn at<const N: usize>(bytes: &[u8], index: usize) -> [u8; N] {
 }
 
 /// Writes one row into its lane of a zeroed panel.
-fn pack_row(stored: &StoredMatrix, row: usize, lane: usize, format: Format, panel: &mut [u8]) {
+fn pack_row(stored: &StoredMatrix, row: usize, lane: usize, format: PackedFormat, panel: &mut [u8]) {
     let columns = stored.columns;
     let (block_columns, block_bytes) = (format.block_columns(), format.block_bytes());
     let plain = |panel: &mut [u8], column: usize, bytes: &[u8]| {

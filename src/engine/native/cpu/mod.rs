@@ -13,7 +13,7 @@ mod attention;
 mod cache;
 mod inputs;
 mod linear;
-mod low_rank;
+mod lora;
 mod matrix;
 mod pages;
 pub mod simd;
@@ -21,16 +21,16 @@ pub mod team;
 
 use attention::{Attention, AttentionPlan};
 use cache::with_element;
-use inputs::{InputShape, Inputs};
-use low_rank::Delta;
+use inputs::{InputShape, PackedActivations};
+use lora::LoraDelta;
 use matrix::PackedMatrix;
 use pages::Arena;
 use simd::{LANES, Simd, dispatch, exp};
-use team::{Scattered, Team, Worker, owned};
+use team::{DisjointSlice, Team, Worker, owned};
 
-use super::adapters::LowRank;
+use super::adapters::LoraWeights;
 use super::operations::{
-    Arrangement, AttentionShape, AttentionWeights, Begun, Embedding, Operations, Part, PoolShape,
+    AttentionShape, AttentionWeights, Embedding, FusedLayout, LinearPart, Operations, PoolShape, StepLaunch,
 };
 use super::rope::{RopeTable, rotate};
 use super::rows::Rows;
@@ -66,7 +66,7 @@ pub struct CpuOperations {
     team: Team,
     arena: Arena,
     set: InstructionSet,
-    inputs: Inputs,
+    inputs: PackedActivations,
     plan: AttentionPlan,
     /// The plan is of an earlier step's rows.
     plan_stale: bool,
@@ -75,7 +75,7 @@ pub struct CpuOperations {
     /// Largest logit and its index, per sequence and panel of the head.
     largest: Vec<(f32, u32)>,
     /// What adapters add to the next linear layer.
-    delta: Delta,
+    delta: LoraDelta,
     moved: u64,
 }
 
@@ -105,12 +105,12 @@ impl CpuOperations {
             team,
             arena: Arena::default(),
             set,
-            inputs: Inputs::default(),
+            inputs: PackedActivations::default(),
             plan: AttentionPlan::default(),
             plan_stale: true,
             projected: Vec::new(),
             largest: Vec::new(),
-            delta: Delta::default(),
+            delta: LoraDelta::default(),
             moved: 0,
         })
     }
@@ -149,7 +149,7 @@ pub fn product_rates(
     let mut noise = vec![0.0; size * size];
     super::noise::fill(1, 0, 0, false, &mut noise);
     let matrix = StoredMatrix::from_f32_rows(size, size, &noise, packing);
-    let weights = operations.linear(vec![Part { matrix, bias: None }], Arrangement::Stacked)?;
+    let weights = operations.linear(vec![LinearPart { matrix, bias: None }], FusedLayout::Stacked)?;
     let mut rows = Rows::new(size.next_multiple_of(LANES));
     rows.push(&vec![0; size], 0, &[0]);
     let input = CpuBuffer { width: size, values: noise };
@@ -166,12 +166,12 @@ pub fn product_rates(
 }
 
 /// Rows of a panel that exist.
-fn valid_rows(weights: &FusedMatrix, place: linear::PanelPlace) -> usize {
+fn valid_rows(weights: &FusedMatrix, place: linear::PanelPosition) -> usize {
     LANES.min(weights.parts[place.part].rows - place.panel * LANES)
 }
 
 /// Bias of a panel's rows, where the part has one.
-fn bias_of(weights: &FusedMatrix, place: linear::PanelPlace) -> &[f32] {
+fn bias_of(weights: &FusedMatrix, place: linear::PanelPosition) -> &[f32] {
     weights.biases[place.part].as_deref().map_or(&[], |bias| {
         let first = place.panel * LANES;
         &bias[first..(first + LANES).min(bias.len())]
@@ -201,14 +201,14 @@ impl Operations for CpuOperations {
     type Buffer = CpuBuffer;
     type Pool = CachePool;
 
-    fn linear(&mut self, parts: Vec<Part>, arrangement: Arrangement) -> Result<FusedMatrix, EngineError> {
-        let interleaved = arrangement == Arrangement::Interleaved;
+    fn linear(&mut self, parts: Vec<LinearPart>, layout: FusedLayout) -> Result<FusedMatrix, EngineError> {
+        let interleaved = layout == FusedLayout::Interleaved;
         let mut fused = FusedMatrix { parts: Vec::new(), biases: Vec::new(), interleaved };
         for part in parts {
             let team = &mut self.team;
             let packed = PackedMatrix::new(&mut self.arena, &part.matrix, |bytes, panel_bytes| {
                 let panels = bytes.len() / panel_bytes.max(1);
-                let bytes = Scattered::new(bytes);
+                let bytes = DisjointSlice::new(bytes);
                 team.run(&|worker: &Worker<'_>| {
                     let own = owned(worker.index, worker.count, panels);
                     // SAFETY: members own different panels.
@@ -260,7 +260,7 @@ impl Operations for CpuOperations {
             // Each member its part, so that the memory lies near all of them.
             let pool = &*pool;
             self.team.run(&|worker: &Worker<'_>| {
-                worker.share(PREPARE, pool.pages(&new), |page| pool.touch(&new, page));
+                worker.parallel_for(PREPARE, pool.pages(&new), |page| pool.touch(&new, page));
             });
         }
         Ok(())
@@ -272,7 +272,7 @@ impl Operations for CpuOperations {
         self.team.run(&|worker: &Worker<'_>| {
             let mut keys = vec![0.0; shape.block_elements()];
             let mut values = vec![0.0; shape.block_elements()];
-            worker.share(PREPARE, blocks.len() * shape.layers, |unit| {
+            worker.parallel_for(PREPARE, blocks.len() * shape.layers, |unit| {
                 let (block, layer) = (blocks[unit / shape.layers], unit % shape.layers);
                 super::noise::fill(seed, layer, block, false, &mut keys);
                 super::noise::fill(seed, layer, block, true, &mut values);
@@ -289,19 +289,19 @@ impl Operations for CpuOperations {
         Ok(())
     }
 
-    fn begin(&mut self, _: &Rows, _: &RopeTable, _: &Self::Pool) -> Result<Begun, EngineError> {
+    fn begin(&mut self, _: &Rows, _: &RopeTable, _: &Self::Pool) -> Result<StepLaunch, EngineError> {
         self.plan_stale = true;
-        Ok(Begun::Stepwise)
+        Ok(StepLaunch::PerOperation)
     }
 
-    fn has_low_rank(&self) -> bool {
+    fn supports_lora(&self) -> bool {
         true
     }
 
-    fn low_rank(
+    fn lora(
         &mut self,
         rows: &Rows,
-        adapters: &[Option<LowRank<Self>>],
+        adapters: &[Option<LoraWeights<Self>>],
         width: usize,
         norm: Option<(&Vec<f32>, f32)>,
         input: &CpuBuffer,
@@ -317,10 +317,10 @@ impl Operations for CpuOperations {
         hidden: &mut CpuBuffer,
     ) -> Result<(), EngineError> {
         let width = hidden.width;
-        let out = Scattered::new(&mut hidden.values);
+        let out = DisjointSlice::new(&mut hidden.values);
         let embedding = &embedding;
         self.team.run(&|worker: &Worker<'_>| {
-            worker.share(PREPARE, rows.len(), |row| {
+            worker.parallel_for(PREPARE, rows.len(), |row| {
                 // SAFETY: members have different rows.
                 let out = unsafe { out.part(row * width..(row + 1) * width) };
                 let token = rows.tokens[row] as usize;
@@ -356,15 +356,15 @@ impl Operations for CpuOperations {
         if self.projected.len() < count * width {
             self.projected.resize(count * width, 0.0);
         }
-        let projected = Scattered::new(&mut self.projected);
+        let projected = DisjointSlice::new(&mut self.projected);
         let delta = self.delta.take();
         let writer = self.inputs.writer(Self::input_shape(matrix, count));
-        let query_out = Scattered::new(&mut query.values);
+        let query_out = DisjointSlice::new(&mut query.values);
         let pool = &*pool;
         let offsets = [0, shape.query_width(), shape.query_width() + shape.kv_width()];
         self.team.run(&|worker: &Worker<'_>| {
             let norm = Some((weights.norm.as_slice(), shape.norm_eps));
-            worker.share(PREPARE, count, |row| {
+            worker.parallel_for(PREPARE, count, |row| {
                 // SAFETY: members have different rows; the set is this processor's.
                 unsafe { writer.pack(set, row, hidden.row(row), norm) };
             });
@@ -386,7 +386,7 @@ impl Operations for CpuOperations {
             // SAFETY: the rows were packed before the barrier, for this matrix.
             unsafe { linear::multiply(set, worker, MULTIPLY, matrix, &writer, count, store) };
             worker.barrier();
-            worker.share(FINISH, count * shape.kv_heads, |unit| {
+            worker.parallel_for(FINISH, count * shape.kv_heads, |unit| {
                 let (row, head) = (unit / shape.kv_heads, unit % shape.kv_heads);
                 let finish = FinishHead { rows, shape, weights, rope, layer, pool, row, head };
                 // SAFETY: behind the barrier every head belongs to one unit.
@@ -430,7 +430,7 @@ impl Operations for CpuOperations {
             layer,
             query: &query.values,
             pool,
-            out: Scattered::new(&mut out.values),
+            out: DisjointSlice::new(&mut out.values),
         };
         self.team.run(&|worker: &Worker<'_>| {
             with_element!(pool.shape.dtype, E => {
@@ -452,9 +452,9 @@ impl Operations for CpuOperations {
         let (set, count, width) = (self.set, rows.len(), hidden.width);
         let delta = self.delta.take();
         let writer = self.inputs.writer(Self::input_shape(weights, count));
-        let out = Scattered::new(&mut hidden.values);
+        let out = DisjointSlice::new(&mut hidden.values);
         self.team.run(&|worker: &Worker<'_>| {
-            worker.share(PREPARE, count, |row| {
+            worker.parallel_for(PREPARE, count, |row| {
                 // SAFETY: members have different rows; the set is this processor's.
                 unsafe { writer.pack(set, row, input.row(row), None) };
             });
@@ -489,9 +489,9 @@ impl Operations for CpuOperations {
         let (set, count, width) = (self.set, rows.len(), out.width);
         let delta = self.delta.take();
         let writer = self.inputs.writer(Self::input_shape(weights, count));
-        let out = Scattered::new(&mut out.values);
+        let out = DisjointSlice::new(&mut out.values);
         self.team.run(&|worker: &Worker<'_>| {
-            worker.share(PREPARE, count, |row| {
+            worker.parallel_for(PREPARE, count, |row| {
                 // SAFETY: members have different rows; the set is this processor's.
                 unsafe { writer.pack(set, row, hidden.row(row), Some((norm, norm_eps))) };
             });
@@ -535,11 +535,11 @@ impl Operations for CpuOperations {
         let panels = head.panels();
         self.largest.clear();
         self.largest.resize(count * panels, (f32::NEG_INFINITY, 0));
-        let largest = Scattered::new(&mut self.largest);
+        let largest = DisjointSlice::new(&mut self.largest);
         let writer = self.inputs.writer(Self::input_shape(head, count));
-        let out = Scattered::new(&mut logits.values);
+        let out = DisjointSlice::new(&mut logits.values);
         self.team.run(&|worker: &Worker<'_>| {
-            worker.share(PREPARE, count, |sequence| {
+            worker.parallel_for(PREPARE, count, |sequence| {
                 let last = rows.sequences[sequence].rows.end - 1;
                 // SAFETY: members have different rows; the set is this processor's.
                 unsafe { writer.pack(set, sequence, hidden.row(last), Some((norm, norm_eps))) };
@@ -574,7 +574,7 @@ impl Operations for CpuOperations {
         Ok((0..rows).map(|row| buffer.row(row).to_vec()).collect())
     }
 
-    fn take_moved(&mut self) -> Bytes {
+    fn take_bytes_moved(&mut self) -> Bytes {
         Bytes(std::mem::take(&mut self.moved))
     }
 }

@@ -105,7 +105,7 @@ impl Worker<'_> {
     }
 
     /// Does units `0..units` together with the other members, each once.
-    pub fn share(&self, phase: usize, units: usize, mut unit: impl FnMut(usize)) {
+    pub fn parallel_for(&self, phase: usize, units: usize, mut unit: impl FnMut(usize)) {
         for offset in 0..self.count {
             let owner = (self.index + offset) % self.count;
             let range = owned(owner, self.count, units);
@@ -311,26 +311,26 @@ fn pin(processor: usize) {
 
 /// A slice that members write at places that do not overlap.
 #[derive(Debug)]
-pub struct Scattered<T> {
+pub struct DisjointSlice<T> {
     start: *mut T,
     len: usize,
 }
 
 // A copy is a second handle on the same promise, whatever the elements are.
-impl<T> Clone for Scattered<T> {
+impl<T> Clone for DisjointSlice<T> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<T> Copy for Scattered<T> {}
+impl<T> Copy for DisjointSlice<T> {}
 
-// SAFETY: a `Scattered` is a promise, kept at each call of `part`, that no two members touch the same element.
-unsafe impl<T: Send> Send for Scattered<T> {}
+// SAFETY: a `DisjointSlice` is a promise, kept at each call of `part`, that no two members touch the same element.
+unsafe impl<T: Send> Send for DisjointSlice<T> {}
 // SAFETY: as above.
-unsafe impl<T: Send> Sync for Scattered<T> {}
+unsafe impl<T: Send> Sync for DisjointSlice<T> {}
 
-impl<T> Scattered<T> {
+impl<T> DisjointSlice<T> {
     /// Lends a slice out for the length of a job.
     pub fn new(slice: &mut [T]) -> Self {
         Self { start: slice.as_mut_ptr(), len: slice.len() }
@@ -376,12 +376,12 @@ mod tests {
                 let first: Vec<AtomicU64> = (0..units).map(|_| AtomicU64::new(0)).collect();
                 let second: Vec<AtomicU64> = (0..units).map(|_| AtomicU64::new(0)).collect();
                 team.run(&|worker| {
-                    worker.share(0, units, |unit| {
+                    worker.parallel_for(0, units, |unit| {
                         first[unit].fetch_add(1, Ordering::Relaxed);
                     });
                     worker.barrier();
                     // Behind the barrier all of the first phase is there.
-                    worker.share(1, units, |unit| {
+                    worker.parallel_for(1, units, |unit| {
                         let all: u64 = first.iter().map(|f| f.load(Ordering::Relaxed)).sum();
                         second[unit].fetch_add(all, Ordering::Relaxed);
                     });

@@ -4,8 +4,8 @@
 
 use Argument::{Address, F32, I32, U64};
 
-use super::device::{Argument, Device, Launch};
-use super::kernels::{Floats, Tuning, size, word, wrong};
+use super::device::{Argument, Device, KernelLaunch};
+use super::kernels::{DeviceTensor, Tuning, launch_mismatch, size, word};
 use super::step::{Pool, StepState};
 use crate::engine::EngineError;
 use crate::engine::native::operations::{AttentionShape, PoolShape};
@@ -18,7 +18,7 @@ const WARPS: usize = 4;
 const SHARED_HEADS: [usize; 4] = [1, 2, 4, 8];
 
 /// The widest head of the attention kernels.
-pub const MOST_HEAD_DIM: usize = 256;
+pub const MAX_HEAD_DIM: usize = 256;
 
 /// Queries of a block, positions of a tile, and widths of a head (`prefill_attention.cu`).
 const QUERIES: usize = 64;
@@ -27,7 +27,7 @@ const PREFILL_DIMS: [usize; 2] = [64, 128];
 
 /// How decode attention is cut, by shape and window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct AttentionCut {
+pub struct KvSplitPlan {
     /// Query heads that share a load.
     pub together: usize,
     /// Loads of the same K and V by one row.
@@ -36,7 +36,7 @@ pub struct AttentionCut {
     pub splits: usize,
 }
 
-impl AttentionCut {
+impl KvSplitPlan {
     /// Enough blocks to fill the device twice, but no split shorter than the tuning says; `longest` positions are the most that a row sees.
     #[must_use]
     pub fn new<D: Device>(
@@ -49,7 +49,7 @@ impl AttentionCut {
         let together = SHARED_HEADS.into_iter().find(|heads| *heads >= shape.group()).unwrap_or(8);
         let chunks = shape.group().div_ceil(together);
         let wanted = (2 * device.multiprocessors() as usize).div_ceil(rows * shape.kv_heads * chunks);
-        let splits = wanted.next_power_of_two().min(longest.div_ceil(tuning.least_split).next_power_of_two());
+        let splits = wanted.next_power_of_two().min(longest.div_ceil(tuning.min_split).next_power_of_two());
         Self { together, chunks, splits }
     }
 }
@@ -60,12 +60,12 @@ pub struct DecodeAttention<'a, D: Device> {
     pub rows: usize,
     pub shape: AttentionShape,
     pub window: Option<usize>,
-    pub cut: AttentionCut,
-    pub query: &'a Floats<D>,
+    pub cut: KvSplitPlan,
+    pub query: &'a DeviceTensor<D>,
     pub step: &'a StepState<D>,
     pub pool: &'a Pool<D>,
     pub layer: usize,
-    pub out: &'a Floats<D>,
+    pub out: &'a DeviceTensor<D>,
     /// `[rows, heads, splits, head_dim]` f32.
     pub partial: u64,
     /// `[rows, heads, splits]` pairs of f32.
@@ -85,21 +85,21 @@ impl<D: Device> DecodeAttention<'_, D> {
         let dim = shape.head_dim;
         if query.width != shape.query_width() || out.width != query.width || query.rows.min(out.rows) < *rows
         {
-            return wrong(
+            return launch_mismatch(
                 device,
                 "decode_attention",
                 format!("{rows} rows of {} to {}", query.width, out.width),
             );
         }
-        if !dim.is_multiple_of(8) || dim > MOST_HEAD_DIM || pool.shape.head_dim != dim {
-            return wrong(device, "decode_attention", format!("heads of {dim}"));
+        if !dim.is_multiple_of(8) || dim > MAX_HEAD_DIM || pool.shape.head_dim != dim {
+            return launch_mismatch(device, "decode_attention", format!("heads of {dim}"));
         }
         let (dtype, known_dim) = match pool.shape.dtype {
             Dtype::F32 => ("f32", 0),
             Dtype::F16 => ("f16", if matches!(dim, 64 | 128) { dim } else { 0 }),
             _ => ("bf16", if matches!(dim, 64 | 128) { dim } else { 0 }),
         };
-        device.launch(&Launch {
+        device.launch(&KernelLaunch {
             kernel: format!("decode_attention_{dtype}_g{}_d{known_dim}", cut.together),
             grid: [word(cut.splits), word(shape.kv_heads * cut.chunks), word(*rows)],
             threads: THREADS,
@@ -120,14 +120,14 @@ impl<D: Device> DecodeAttention<'_, D> {
                 size(dim),
                 size(pool.block_shift() as usize),
                 window_argument(*window),
-                size(tuning.least_split),
+                size(tuning.min_split),
                 F32(1.0 / (dim as f32).sqrt()),
             ],
         })
     }
 }
 
-impl AttentionCut {
+impl KvSplitPlan {
     /// Bytes of K and V that single rows read.
     #[must_use]
     pub fn bytes(&self, rows: &Rows, window: Option<usize>, pool: &PoolShape) -> u64 {
@@ -147,11 +147,11 @@ fn position_bytes(pool: &PoolShape) -> usize {
 pub struct PrefillAttention<'a, D: Device> {
     pub shape: AttentionShape,
     pub window: Option<usize>,
-    pub query: &'a Floats<D>,
+    pub query: &'a DeviceTensor<D>,
     pub step: &'a StepState<D>,
     pub pool: &'a Pool<D>,
     pub layer: usize,
-    pub out: &'a Floats<D>,
+    pub out: &'a DeviceTensor<D>,
 }
 
 impl<D: Device> PrefillAttention<'_, D> {
@@ -160,7 +160,7 @@ impl<D: Device> PrefillAttention<'_, D> {
     pub fn fits(rows: &Rows, pool: &PoolShape, tuning: Tuning) -> bool {
         let most = rows.sequences.iter().map(|sequence| sequence.rows.len()).max().unwrap_or(0);
         let kernel = pool.head_dim <= PREFILL_DIMS[1] && pool.dtype != Dtype::F32;
-        kernel && most >= tuning.least_prefill
+        kernel && most >= tuning.min_prefill_rows
     }
 
     /// Enqueues it; bytes of K and V.
@@ -175,16 +175,16 @@ impl<D: Device> PrefillAttention<'_, D> {
             || query.rows.min(out.rows) < rows.len()
         {
             let what = format!("{} rows of {} to {}", rows.len(), query.width, out.width);
-            return wrong(device, "prefill_attention", what);
+            return launch_mismatch(device, "prefill_attention", what);
         }
         let Some(known_dim) = PREFILL_DIMS.into_iter().find(|known| *known >= dim && dim.is_multiple_of(8))
         else {
-            return wrong(device, "prefill_attention", format!("heads of {dim}"));
+            return launch_mismatch(device, "prefill_attention", format!("heads of {dim}"));
         };
         let dtype = if pool.shape.dtype == Dtype::F16 { "f16" } else { "bf16" };
         let tiles =
             rows.sequences.iter().map(|s| (s.rows.len() * group).div_ceil(QUERIES)).max().unwrap_or(0);
-        device.launch(&Launch {
+        device.launch(&KernelLaunch {
             kernel: format!("prefill_attention_{dtype}_d{known_dim}"),
             grid: [word(tiles), word(shape.kv_heads), word(rows.sequences.len())],
             threads: THREADS,

@@ -3,7 +3,7 @@
 //! Enters: addresses, kernels by name, arguments. Leaves: work in order on one stream. Two things are devices: a GPU through its driver,
 //! and [`super::emulated`], which runs the same kernels on the host. A device knows no operation and no model.
 
-use super::matrix::Format;
+use super::matrix::KernelFormat;
 use crate::engine::{EngineError, Timeline};
 
 /// One argument of a kernel, by value.
@@ -18,7 +18,7 @@ pub enum Argument {
 
 /// A kernel with its arguments.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Launch {
+pub struct KernelLaunch {
     /// The symbol, as in `kernels/*.cu`.
     pub kernel: String,
     pub grid: [u32; 3],
@@ -30,9 +30,9 @@ pub struct Launch {
 
 /// A product of rows with a matrix, of 16-bit floats with f32 sums: `out[row][o] = Σ_k weights[o][k] · inputs[row][k] + bias[o]`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Product {
+pub struct Gemm {
     /// Of inputs and weights: bf16 or f16.
-    pub format: Format,
+    pub format: KernelFormat,
     pub rows: usize,
     pub outputs: usize,
     /// Of a row of inputs and a row of weights as they lie in memory, padding included.
@@ -45,7 +45,7 @@ pub struct Product {
 
 /// Where the sides of a product lie, each row behind the last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Operands {
+pub struct GemmOperands {
     pub inputs: u64,
     pub weights: u64,
     /// 0 for none.
@@ -92,22 +92,22 @@ pub trait Device: std::fmt::Debug {
     ///
     /// # Errors
     /// When the device refuses.
-    fn launch(&mut self, launch: &Launch) -> Result<(), EngineError>;
+    fn launch(&mut self, launch: &KernelLaunch) -> Result<(), EngineError>;
     /// Enqueues a product as the library of the device makes it, or records it.
     ///
     /// # Errors
     /// When the library has no such product, or the device refuses.
-    fn multiply(&mut self, product: &Product, operands: &Operands) -> Result<(), EngineError>;
+    fn multiply(&mut self, product: &Gemm, operands: &GemmOperands) -> Result<(), EngineError>;
     /// From here on launches are recorded and not run.
     ///
     /// # Errors
     /// When the device refuses.
-    fn begin_recording(&mut self) -> Result<(), EngineError>;
+    fn begin_capture(&mut self) -> Result<(), EngineError>;
     /// What was recorded.
     ///
     /// # Errors
     /// When nothing was being recorded, or the device refuses.
-    fn end_recording(&mut self) -> Result<Self::Graph, EngineError>;
+    fn end_capture(&mut self) -> Result<Self::Graph, EngineError>;
     /// Enqueues what was recorded.
     ///
     /// # Errors

@@ -17,8 +17,8 @@ use cudarc::driver::{
 };
 use cudarc::nvrtc::Ptx;
 
-use super::device::{Argument, Device, Launch, Operands, Product};
-use super::library::Library;
+use super::device::{Argument, Device, Gemm, GemmOperands, KernelLaunch};
+use super::library::CublasLt;
 use crate::engine::cuda::{self, EventTimeline};
 use crate::engine::{EngineError, Timeline};
 use hbmark_core::units::{Bytes, Nanos};
@@ -83,7 +83,7 @@ pub struct Driver {
     dependent_launch: bool,
     recording: bool,
     /// Opened by the first product.
-    products: Rc<RefCell<Option<Library>>>,
+    products: Rc<RefCell<Option<CublasLt>>>,
 }
 
 impl Driver {
@@ -288,7 +288,7 @@ impl Device for Driver {
         self.synchronise()
     }
 
-    fn launch(&mut self, launch: &Launch) -> Result<(), EngineError> {
+    fn launch(&mut self, launch: &KernelLaunch) -> Result<(), EngineError> {
         let function = self.function(&launch.kernel, launch.shared_bytes)?;
         self.context.bind_to_thread().map_err(|error| self.failed(error))?;
         let mut arguments: Vec<*mut c_void> = launch
@@ -327,23 +327,23 @@ impl Device for Driver {
         .map_err(|error| self.failed(error))
     }
 
-    fn multiply(&mut self, product: &Product, operands: &Operands) -> Result<(), EngineError> {
+    fn multiply(&mut self, product: &Gemm, operands: &GemmOperands) -> Result<(), EngineError> {
         self.context.bind_to_thread().map_err(|error| self.failed(error))?;
         let mut library = self.products.borrow_mut();
         if library.is_none() {
-            *library = Some(Library::open(&self.stream, &self.name)?);
+            *library = Some(CublasLt::open(&self.stream, &self.name)?);
         }
         library.as_mut().map_or(Ok(()), |library| library.multiply(product, operands, self.recording))
     }
 
-    fn begin_recording(&mut self) -> Result<(), EngineError> {
+    fn begin_capture(&mut self) -> Result<(), EngineError> {
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         self.stream.begin_capture(mode).map_err(|error| self.failed(error))?;
         self.recording = true;
         Ok(())
     }
 
-    fn end_recording(&mut self) -> Result<DriverGraph, EngineError> {
+    fn end_capture(&mut self) -> Result<DriverGraph, EngineError> {
         self.recording = false;
         let graph =
             self.stream.end_capture(sys::CUgraphInstantiate_flags(0)).map_err(|error| self.failed(error))?;

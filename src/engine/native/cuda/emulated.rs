@@ -11,8 +11,8 @@ use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ptr::NonNull;
 
-use super::device::{Argument, Device, Launch, Operands, Product};
-use super::matrix::Format;
+use super::device::{Argument, Device, Gemm, GemmOperands, KernelLaunch};
+use super::matrix::KernelFormat;
 use crate::engine::timeline::MonotonicTimeline;
 use crate::engine::{EngineError, Timeline};
 
@@ -112,9 +112,9 @@ impl Drop for EmulatedMemory {
 
 /// What a graph is made of.
 #[derive(Debug, Clone)]
-pub enum Work {
-    Launch(Launch),
-    Product(Product, Operands),
+pub enum GraphNode {
+    KernelLaunch(KernelLaunch),
+    Gemm(Gemm, GemmOperands),
 }
 
 /// The emulated device.
@@ -123,7 +123,7 @@ pub struct Emulated {
     random: u64,
     /// As [`Device::multiprocessors`].
     pub multiprocessors: u32,
-    recording: Option<Vec<Work>>,
+    recording: Option<Vec<GraphNode>>,
     /// Kernels run so far.
     pub launches: usize,
     /// Graphs replayed so far.
@@ -141,7 +141,7 @@ impl Emulated {
         EngineError::Device { device: NAME.into(), detail: detail.into() }
     }
 
-    fn run(&mut self, launch: &Launch) -> Result<(), EngineError> {
+    fn run(&mut self, launch: &KernelLaunch) -> Result<(), EngineError> {
         for argument in &launch.arguments {
             if let Argument::Address(address @ 1..) = argument
                 && !holds(*address, 1)
@@ -188,25 +188,25 @@ impl Emulated {
         Err(Self::failed(format!("{}: {text}", launch.kernel)))
     }
 
-    fn record_or_do(&mut self, work: Work) -> Result<(), EngineError> {
+    fn capture_or_run(&mut self, work: GraphNode) -> Result<(), EngineError> {
         let Some(recorded) = &mut self.recording else { return self.work(&work) };
         recorded.push(work);
         Ok(())
     }
 
-    fn work(&mut self, work: &Work) -> Result<(), EngineError> {
+    fn work(&mut self, work: &GraphNode) -> Result<(), EngineError> {
         match work {
-            Work::Launch(launch) => self.run(launch),
-            Work::Product(product, operands) => Self::product(product, operands),
+            GraphNode::KernelLaunch(launch) => self.run(launch),
+            GraphNode::Gemm(product, operands) => Self::product(product, operands),
         }
     }
 
     /// A product, term by term.
-    fn product(product: &Product, operands: &Operands) -> Result<(), EngineError> {
-        let Product { format, rows, outputs, columns, bias, accumulate } = *product;
+    fn product(product: &Gemm, operands: &GemmOperands) -> Result<(), EngineError> {
+        let Gemm { format, rows, outputs, columns, bias, accumulate } = *product;
         let widen: fn(u16) -> f32 = match format {
-            Format::Bf16 => |bits| half::bf16::from_bits(bits).to_f32(),
-            Format::F16 => |bits| half::f16::from_bits(bits).to_f32(),
+            KernelFormat::Bf16 => |bits| half::bf16::from_bits(bits).to_f32(),
+            KernelFormat::F16 => |bits| half::f16::from_bits(bits).to_f32(),
             _ => return Err(Self::failed(format!("no product of {}", format.name()))),
         };
         let sides = [
@@ -251,7 +251,7 @@ impl Emulated {
 
 impl Device for Emulated {
     type Memory = EmulatedMemory;
-    type Graph = Vec<Work>;
+    type Graph = Vec<GraphNode>;
 
     fn name(&self) -> &str {
         NAME
@@ -302,24 +302,24 @@ impl Device for Emulated {
         Ok(())
     }
 
-    fn launch(&mut self, launch: &Launch) -> Result<(), EngineError> {
-        self.record_or_do(Work::Launch(launch.clone()))
+    fn launch(&mut self, launch: &KernelLaunch) -> Result<(), EngineError> {
+        self.capture_or_run(GraphNode::KernelLaunch(launch.clone()))
     }
 
-    fn multiply(&mut self, product: &Product, operands: &Operands) -> Result<(), EngineError> {
-        self.record_or_do(Work::Product(*product, *operands))
+    fn multiply(&mut self, product: &Gemm, operands: &GemmOperands) -> Result<(), EngineError> {
+        self.capture_or_run(GraphNode::Gemm(*product, *operands))
     }
 
-    fn begin_recording(&mut self) -> Result<(), EngineError> {
+    fn begin_capture(&mut self) -> Result<(), EngineError> {
         self.recording = Some(Vec::new());
         Ok(())
     }
 
-    fn end_recording(&mut self) -> Result<Vec<Work>, EngineError> {
+    fn end_capture(&mut self) -> Result<Vec<GraphNode>, EngineError> {
         self.recording.take().ok_or_else(|| Self::failed("no graph is being recorded"))
     }
 
-    fn replay(&mut self, graph: &Vec<Work>) -> Result<(), EngineError> {
+    fn replay(&mut self, graph: &Vec<GraphNode>) -> Result<(), EngineError> {
         self.replays += 1;
         graph.iter().try_for_each(|work| self.work(work))
     }

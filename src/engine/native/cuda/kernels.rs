@@ -1,14 +1,14 @@
 //! The kernels as typed launches: shapes, formats and alignment are checked, and the bytes that must move are counted.
 //!
-//! Enters: device memory with its shapes. Leaves: a [`Launch`] on a device, and the bytes of weights and KV that it reads and writes. The formulas
+//! Enters: device memory with its shapes. Leaves: a [`KernelLaunch`] on a device, and the bytes of weights and KV that it reads and writes. The formulas
 //! of the kernels, and what their arguments mean, are in the sources under `kernels/`. Nothing here knows what a model is.
 
 use Argument::{Address, F32, I32, U64};
 
-use super::device::{Argument, Device, Launch};
-use super::matrix::{Format, Matrix};
+use super::device::{Argument, Device, KernelLaunch};
+use super::matrix::{KernelFormat, Matrix};
 use super::step::{Pool, StepState};
-use super::tiled::{self, Prepare, Room};
+use super::tiled::{self, Prepare, TiledWorkspace};
 use crate::engine::EngineError;
 use crate::engine::native::operations::AttentionShape;
 use hbmark_core::model::Dtype;
@@ -26,7 +26,7 @@ const BLOCKS_PER_MULTIPROCESSOR: usize = 4;
 
 /// Activations `[rows, width]` f32, or a vector where there is one row.
 #[derive(Debug)]
-pub struct Floats<D: Device> {
+pub struct DeviceTensor<D: Device> {
     pub memory: D::Memory,
     pub rows: usize,
     pub width: usize,
@@ -38,23 +38,33 @@ pub struct Tuning {
     /// Shared memory for inputs of a streaming product: what a block has without asking, less what it uses otherwise.
     pub input_bytes: usize,
     /// Positions of a split of attention, at least.
-    pub least_split: usize,
+    pub min_split: usize,
     /// Rows from which a product goes to the tensor cores, where the format allows.
-    pub least_tiled: usize,
+    pub min_tiled_rows: usize,
     /// And rows from which the device's library makes it.
-    pub least_library: usize,
+    pub min_library_rows: usize,
     /// Rows of a sequence from which attention goes to the tensor cores, where heads and cache allow.
-    pub least_prefill: usize,
+    pub min_prefill_rows: usize,
 }
 
 impl Default for Tuning {
     fn default() -> Self {
-        Self { input_bytes: 40 << 10, least_split: 256, least_tiled: 5, least_library: 65, least_prefill: 8 }
+        Self {
+            input_bytes: 40 << 10,
+            min_split: 256,
+            min_tiled_rows: 5,
+            min_library_rows: 65,
+            min_prefill_rows: 8,
+        }
     }
 }
 
 /// A launch that would not fit its kernel: a fault of this program.
-pub(super) fn wrong<T>(device: &impl Device, kernel: &str, mut detail: String) -> Result<T, EngineError> {
+pub(super) fn launch_mismatch<T>(
+    device: &impl Device,
+    kernel: &str,
+    mut detail: String,
+) -> Result<T, EngineError> {
     detail.insert_str(0, &format!("kernel {kernel}: "));
     Err(EngineError::Device { device: device.name().into(), detail })
 }
@@ -73,7 +83,7 @@ fn optional<D: Device>(memory: Option<&D::Memory>) -> Argument {
 }
 
 /// How a streaming product is cut.
-struct Streaming {
+struct StreamingGemv {
     rows_at_once: usize,
     grid: [u32; 3],
     shared_bytes: u32,
@@ -82,18 +92,18 @@ struct Streaming {
     passes: usize,
 }
 
-impl Streaming {
+impl StreamingGemv {
     fn new<D: Device>(device: &D, weights: &Matrix<D>, rows: usize, tuning: Tuning) -> Self {
         // Four rows beside fp8 would spill on sm_80, so there are no such kernels.
-        let most = if weights.format == Format::Fp8 { 2 } else { 4 };
+        let most = if weights.format == KernelFormat::Fp8 { 2 } else { 4 };
         let rows_at_once =
             ROWS_AT_ONCE.into_iter().find(|at_once| *at_once >= rows.min(most)).unwrap_or(most);
         let passes = rows.div_ceil(rows_at_once);
         // Bytes of 32 inputs.
         let input = match weights.format {
-            Format::Bf16 | Format::Fp8 => 64,
-            Format::F16 | Format::F32 => 128,
-            Format::Int8 => 32 + 4,
+            KernelFormat::Bf16 | KernelFormat::Fp8 => 64,
+            KernelFormat::F16 | KernelFormat::F32 => 128,
+            KernelFormat::Int8 => 32 + 4,
         };
         let whole = weights.vectors * weights.format.columns();
         let step = STEP * weights.format.columns();
@@ -110,8 +120,8 @@ impl Streaming {
         }
     }
 
-    fn launch(&self, operation: &str, format: Format, arguments: Vec<Argument>) -> Launch {
-        Launch {
+    fn launch(&self, operation: &str, format: KernelFormat, arguments: Vec<Argument>) -> KernelLaunch {
+        KernelLaunch {
             kernel: format!("{operation}_{}_m{}", format.name(), self.rows_at_once),
             grid: self.grid,
             threads: THREADS,
@@ -127,7 +137,7 @@ pub struct Embed<'a, D: Device> {
     pub rows: usize,
     pub table: &'a Matrix<D>,
     pub step: &'a StepState<D>,
-    pub hidden: &'a Floats<D>,
+    pub hidden: &'a DeviceTensor<D>,
 }
 
 impl<D: Device> Embed<'_, D> {
@@ -138,13 +148,13 @@ impl<D: Device> Embed<'_, D> {
     pub fn launch(&self, device: &mut D) -> Result<u64, EngineError> {
         let Self { rows, table, step, hidden } = self;
         if hidden.width != table.columns || hidden.rows < *rows {
-            return wrong(
+            return launch_mismatch(
                 device,
                 "embed",
                 format!("{} × {} for {rows} × {}", hidden.rows, hidden.width, table.columns),
             );
         }
-        device.launch(&Launch {
+        device.launch(&KernelLaunch {
             kernel: format!("embed_{}", table.format.name()),
             grid: [word(*rows), 1, 1],
             threads: THREADS,
@@ -166,11 +176,11 @@ impl<D: Device> Embed<'_, D> {
 #[derive(Debug)]
 pub struct ProjectAdd<'a, D: Device> {
     pub rows: usize,
-    pub input: &'a Floats<D>,
+    pub input: &'a DeviceTensor<D>,
     pub weights: &'a Matrix<D>,
-    pub hidden: &'a Floats<D>,
+    pub hidden: &'a DeviceTensor<D>,
     /// Room for a product on tensor cores; `None` streams.
-    pub room: Option<Room>,
+    pub workspace: Option<TiledWorkspace>,
 }
 
 impl<D: Device> ProjectAdd<'_, D> {
@@ -179,7 +189,7 @@ impl<D: Device> ProjectAdd<'_, D> {
     /// # Errors
     /// When the shapes do not fit or the device refuses.
     pub fn launch(&self, device: &mut D, tuning: Tuning) -> Result<u64, EngineError> {
-        let Self { rows, input, weights, hidden, room } = self;
+        let Self { rows, input, weights, hidden, workspace } = self;
         if (input.width, hidden.width) != (weights.columns, weights.outputs)
             || input.rows.min(hidden.rows) < *rows
         {
@@ -187,9 +197,9 @@ impl<D: Device> ProjectAdd<'_, D> {
                 "{rows} rows of {} to {}, {} × {}",
                 input.width, hidden.width, weights.outputs, weights.columns
             );
-            return wrong(device, "project_add", what);
+            return launch_mismatch(device, "project_add", what);
         }
-        if let Some(Room { prepared, by_library }) = *room {
+        if let Some(TiledWorkspace { prepared, by_library }) = *workspace {
             Prepare { rows: *rows, input, row_of: 0, norm: None }.launch(device, weights, prepared)?;
             let hidden = D::address(&hidden.memory);
             if by_library {
@@ -197,7 +207,7 @@ impl<D: Device> ProjectAdd<'_, D> {
             }
             return tiled::multiply(device, "project_add", *rows, weights, prepared, vec![Address(hidden)]);
         }
-        let cut = Streaming::new(device, weights, *rows, tuning);
+        let cut = StreamingGemv::new(device, weights, *rows, tuning);
         device.launch(&cut.launch(
             "project_add",
             weights.format,
@@ -222,15 +232,15 @@ impl<D: Device> ProjectAdd<'_, D> {
 #[derive(Debug)]
 pub struct GateUp<'a, D: Device> {
     pub rows: usize,
-    pub hidden: &'a Floats<D>,
-    pub norm: &'a Floats<D>,
+    pub hidden: &'a DeviceTensor<D>,
+    pub norm: &'a DeviceTensor<D>,
     pub norm_eps: f32,
     pub weights: &'a Matrix<D>,
-    pub out: &'a Floats<D>,
+    pub out: &'a DeviceTensor<D>,
     /// `[rows, outputs]` f32, for a product of the device's library.
     pub sums: u64,
     /// Room for a product on tensor cores; `None` streams.
-    pub room: Option<Room>,
+    pub workspace: Option<TiledWorkspace>,
 }
 
 impl<D: Device> GateUp<'_, D> {
@@ -239,7 +249,7 @@ impl<D: Device> GateUp<'_, D> {
     /// # Errors
     /// When the shapes do not fit or the device refuses.
     pub fn launch(&self, device: &mut D, tuning: Tuning) -> Result<u64, EngineError> {
-        let Self { rows, hidden, norm, norm_eps, weights, out, sums, room } = self;
+        let Self { rows, hidden, norm, norm_eps, weights, out, sums, workspace } = self;
         let widths = (hidden.width, norm.width, 2 * out.width);
         if widths != (weights.columns, weights.columns, weights.outputs) || hidden.rows.min(out.rows) < *rows
         {
@@ -247,9 +257,9 @@ impl<D: Device> GateUp<'_, D> {
                 "{rows} rows of {} to {}, {} × {}",
                 hidden.width, out.width, weights.outputs, weights.columns
             );
-            return wrong(device, "gate_up", what);
+            return launch_mismatch(device, "gate_up", what);
         }
-        if let Some(Room { prepared, by_library }) = *room {
+        if let Some(TiledWorkspace { prepared, by_library }) = *workspace {
             let norm_and_eps = Some((*norm, *norm_eps));
             Prepare { rows: *rows, input: hidden, row_of: 0, norm: norm_and_eps }
                 .launch(device, weights, prepared)?;
@@ -259,7 +269,7 @@ impl<D: Device> GateUp<'_, D> {
                 return Ok(bytes + 4 * norm.width as u64);
             }
             let bytes = tiled::multiply_by_library(device, *rows, weights, prepared, *sums, false)?;
-            device.launch(&Launch {
+            device.launch(&KernelLaunch {
                 kernel: "finish_gate_up".into(),
                 grid: [word(out.width.div_ceil(THREADS as usize)), word(*rows), 1],
                 threads: THREADS,
@@ -268,7 +278,7 @@ impl<D: Device> GateUp<'_, D> {
             })?;
             return Ok(bytes + 4 * norm.width as u64);
         }
-        let cut = Streaming::new(device, weights, *rows, tuning);
+        let cut = StreamingGemv::new(device, weights, *rows, tuning);
         device.launch(&cut.launch(
             "gate_up",
             weights.format,
@@ -295,12 +305,12 @@ impl<D: Device> GateUp<'_, D> {
 #[derive(Debug)]
 pub struct Head<'a, D: Device> {
     pub sequences: usize,
-    pub hidden: &'a Floats<D>,
-    pub norm: &'a Floats<D>,
+    pub hidden: &'a DeviceTensor<D>,
+    pub norm: &'a DeviceTensor<D>,
     pub norm_eps: f32,
     pub weights: &'a Matrix<D>,
     pub step: &'a StepState<D>,
-    pub logits: &'a Floats<D>,
+    pub logits: &'a DeviceTensor<D>,
     /// 8 bytes per sequence, [`Self::NO_LOGIT`] before the first launch.
     pub best: u64,
     /// 4 bytes per sequence, zeros before the first launch.
@@ -308,7 +318,7 @@ pub struct Head<'a, D: Device> {
     /// 4 bytes per sequence.
     pub next: u64,
     /// Room for a product on tensor cores; `None` streams.
-    pub room: Option<Room>,
+    pub workspace: Option<TiledWorkspace>,
 }
 
 impl<D: Device> Head<'_, D> {
@@ -320,7 +330,7 @@ impl<D: Device> Head<'_, D> {
     /// # Errors
     /// When the shapes do not fit or the device refuses.
     pub fn launch(&self, device: &mut D, tuning: Tuning) -> Result<u64, EngineError> {
-        let Self { sequences, hidden, norm, norm_eps, weights, step, logits, best, arrived, next, room } =
+        let Self { sequences, hidden, norm, norm_eps, weights, step, logits, best, arrived, next, workspace } =
             self;
         let widths = (hidden.width, norm.width, logits.width);
         if widths != (weights.columns, weights.columns, weights.outputs) || logits.rows < *sequences {
@@ -328,9 +338,9 @@ impl<D: Device> Head<'_, D> {
                 "{sequences} rows of {} to {}, {} × {}",
                 hidden.width, logits.width, weights.outputs, weights.columns
             );
-            return wrong(device, "head", what);
+            return launch_mismatch(device, "head", what);
         }
-        if let Some(Room { prepared, by_library }) = *room {
+        if let Some(TiledWorkspace { prepared, by_library }) = *workspace {
             let prepare = Prepare {
                 rows: *sequences,
                 input: hidden,
@@ -345,7 +355,7 @@ impl<D: Device> Head<'_, D> {
             } else {
                 tiled::multiply(device, "head", *sequences, weights, prepared, vec![logits])?
             };
-            device.launch(&Launch {
+            device.launch(&KernelLaunch {
                 kernel: "first_largest".into(),
                 grid: [word(*sequences), 1, 1],
                 threads: 1024,
@@ -354,7 +364,7 @@ impl<D: Device> Head<'_, D> {
             })?;
             return Ok(bytes + 4 * norm.width as u64);
         }
-        let cut = Streaming::new(device, weights, *sequences, tuning);
+        let cut = StreamingGemv::new(device, weights, *sequences, tuning);
         device.launch(&cut.launch(
             "head",
             weights.format,
@@ -385,20 +395,20 @@ impl<D: Device> Head<'_, D> {
 pub struct NormQkv<'a, D: Device> {
     pub rows: usize,
     pub shape: AttentionShape,
-    pub hidden: &'a Floats<D>,
-    pub norm: &'a Floats<D>,
+    pub hidden: &'a DeviceTensor<D>,
+    pub norm: &'a DeviceTensor<D>,
     pub weights: &'a Matrix<D>,
-    pub head_norms: Option<(&'a Floats<D>, &'a Floats<D>)>,
+    pub head_norms: Option<(&'a DeviceTensor<D>, &'a DeviceTensor<D>)>,
     pub step: &'a StepState<D>,
     pub pool: &'a Pool<D>,
     pub layer: usize,
-    pub query: &'a Floats<D>,
+    pub query: &'a DeviceTensor<D>,
     /// `[rows, outputs]` f32.
     pub projected: u64,
     /// A word per head and row, zeros before the first launch.
     pub arrived: u64,
     /// Room for a product on tensor cores; `None` streams.
-    pub room: Option<Room>,
+    pub workspace: Option<TiledWorkspace>,
 }
 
 impl<D: Device> NormQkv<'_, D> {
@@ -420,7 +430,7 @@ impl<D: Device> NormQkv<'_, D> {
             query,
             projected,
             arrived,
-            room,
+            workspace,
         } = self;
         let outputs = shape.query_width() + 2 * shape.kv_width();
         let widths = (hidden.width, norm.width, query.width, weights.outputs);
@@ -431,16 +441,16 @@ impl<D: Device> NormQkv<'_, D> {
                 "{rows} rows of {} to {outputs}, {} × {}",
                 hidden.width, weights.outputs, weights.columns
             );
-            return wrong(device, "norm_qkv", what);
+            return launch_mismatch(device, "norm_qkv", what);
         }
         if pool.shape.dtype != cache_dtype(weights.format) || pool.shape.head_dim != shape.head_dim {
             let what = format!("{} weights with a {} cache", weights.format.name(), pool.shape.dtype);
-            return wrong(device, "norm_qkv", what);
+            return launch_mismatch(device, "norm_qkv", what);
         }
-        if let Some(room) = *room {
-            return self.launch_on_tensor_cores(device, room);
+        if let Some(workspace) = *workspace {
+            return self.launch_on_tensor_cores(device, workspace);
         }
-        let cut = Streaming::new(device, weights, *rows, tuning);
+        let cut = StreamingGemv::new(device, weights, *rows, tuning);
         let (cosines, sines) = step.angles();
         device.launch(&cut.launch(
             "norm_qkv",
@@ -485,8 +495,8 @@ impl<D: Device> NormQkv<'_, D> {
         (4 * norms + written) as u64
     }
 
-    fn launch_on_tensor_cores(&self, device: &mut D, room: Room) -> Result<u64, EngineError> {
-        let Room { prepared, by_library } = room;
+    fn launch_on_tensor_cores(&self, device: &mut D, workspace: TiledWorkspace) -> Result<u64, EngineError> {
+        let TiledWorkspace { prepared, by_library } = workspace;
         let Self { rows, shape, weights, head_norms, step, pool, .. } = self;
         let norm = Some((self.norm, shape.norm_eps));
         Prepare { rows: *rows, input: self.hidden, row_of: 0, norm }.launch(device, weights, prepared)?;
@@ -517,7 +527,7 @@ impl<D: Device> NormQkv<'_, D> {
         if by_library || head_norms.is_some() {
             let mut arguments = heads;
             arguments.push(size(weights.outputs));
-            device.launch(&Launch {
+            device.launch(&KernelLaunch {
                 kernel: format!("finish_heads_{}", cache_dtype(weights.format)),
                 grid: [word((shape.heads + 2 * shape.kv_heads).div_ceil(WARPS)), word(*rows), 1],
                 threads: THREADS,
@@ -530,10 +540,10 @@ impl<D: Device> NormQkv<'_, D> {
 }
 
 /// What the cache of a model keeps, by the format of its weights.
-fn cache_dtype(format: Format) -> Dtype {
+fn cache_dtype(format: KernelFormat) -> Dtype {
     match format {
-        Format::Bf16 | Format::Int8 | Format::Fp8 => Dtype::Bf16,
-        Format::F16 => Dtype::F16,
-        Format::F32 => Dtype::F32,
+        KernelFormat::Bf16 | KernelFormat::Int8 | KernelFormat::Fp8 => Dtype::Bf16,
+        KernelFormat::F16 => Dtype::F16,
+        KernelFormat::F32 => Dtype::F32,
     }
 }

@@ -1,6 +1,6 @@
 //! Products by the GPU's library (cublasLt), with the algorithm that was fastest when it was tried.
 //!
-//! Enters: a [`Product`] and where its sides lie. Leaves: one matmul on the driver's stream, which can be recorded. Rows of activations and of
+//! Enters: a [`Gemm`] and where its sides lie. Leaves: one matmul on the driver's stream, which can be recorded. Rows of activations and of
 //! weights are one behind another, which cublasLt, whose matrices go by columns, sees as `sums = weightsᵀ · inputs`. The first product of a
 //! shape tries what the heuristics suggest on the sides at hand, into memory of its own, and is not recorded; shapes with as many rows up to
 //! the next power of two take over its choice. The workspace is one for all and never moves: recorded products keep pointing to it.
@@ -18,8 +18,8 @@ use cudarc::cublaslt::result::{self, CublasError};
 use cudarc::cublaslt::sys;
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
 
-use super::device::{Operands, Product};
-use super::matrix::Format;
+use super::device::{Gemm, GemmOperands};
+use super::matrix::KernelFormat;
 use crate::engine::cuda::{self, EventTimeline};
 use crate::engine::{EngineError, Timeline};
 use hbmark_core::stats::median;
@@ -31,12 +31,12 @@ const CANDIDATES: i32 = 8;
 const RUNS: usize = 5;
 
 /// Something of cublasLt that is destroyed when dropped.
-struct Owned<T: Copy> {
+struct CublasHandle<T: Copy> {
     raw: T,
     destroy: unsafe fn(T) -> Result<(), CublasError>,
 }
 
-impl<T: Copy> Drop for Owned<T> {
+impl<T: Copy> Drop for CublasHandle<T> {
     fn drop(&mut self) {
         // SAFETY: made by the matching function, and destroyed only here. A failure would leave it to the end of the process.
         let _ = unsafe { (self.destroy)(self.raw) };
@@ -44,33 +44,33 @@ impl<T: Copy> Drop for Owned<T> {
 }
 
 /// A shape that can be multiplied.
-struct Plan {
-    description: Owned<sys::cublasLtMatmulDesc_t>,
-    weights: Owned<sys::cublasLtMatrixLayout_t>,
-    inputs: Owned<sys::cublasLtMatrixLayout_t>,
-    sums: Owned<sys::cublasLtMatrixLayout_t>,
+struct MatmulPlan {
+    description: CublasHandle<sys::cublasLtMatmulDesc_t>,
+    weights: CublasHandle<sys::cublasLtMatrixLayout_t>,
+    inputs: CublasHandle<sys::cublasLtMatrixLayout_t>,
+    sums: CublasHandle<sys::cublasLtMatrixLayout_t>,
     algorithm: sys::cublasLtMatmulAlgo_t,
 }
 
 /// cublasLt on one stream.
-pub(super) struct Library {
+pub(super) struct CublasLt {
     name: String,
     stream: Arc<CudaStream>,
     // Before what it made: fields are dropped in order.
-    plans: HashMap<Product, Plan>,
+    plans: HashMap<Gemm, MatmulPlan>,
     /// The choice for so many rows or fewer.
-    tried: HashMap<Product, sys::cublasLtMatmulAlgo_t>,
+    tried: HashMap<Gemm, sys::cublasLtMatmulAlgo_t>,
     workspace: CudaSlice<u8>,
-    handle: Owned<sys::cublasLtHandle_t>,
+    handle: CublasHandle<sys::cublasLtHandle_t>,
 }
 
-impl Debug for Library {
+impl Debug for CublasLt {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         f.debug_struct("Library").field("plans", &self.plans.len()).finish_non_exhaustive()
     }
 }
 
-impl Library {
+impl CublasLt {
     /// Opens the library and takes its workspace.
     pub fn open(stream: &Arc<CudaStream>, name: &str) -> Result<Self, EngineError> {
         let failed = |error| failed(name, "cublasLtCreate", error);
@@ -84,15 +84,15 @@ impl Library {
             plans: HashMap::new(),
             tried: HashMap::new(),
             workspace,
-            handle: Owned { raw, destroy: result::destroy_handle },
+            handle: CublasHandle { raw, destroy: result::destroy_handle },
         })
     }
 
     /// Enqueues a product. While a graph is recorded nothing can be tried.
     pub fn multiply(
         &mut self,
-        product: &Product,
-        operands: &Operands,
+        product: &Gemm,
+        operands: &GemmOperands,
         recording: bool,
     ) -> Result<(), EngineError> {
         if !self.plans.contains_key(product) {
@@ -102,7 +102,7 @@ impl Library {
         self.run(product, &self.plans[product], operands)
     }
 
-    fn run(&self, product: &Product, plan: &Plan, operands: &Operands) -> Result<(), EngineError> {
+    fn run(&self, product: &Gemm, plan: &MatmulPlan, operands: &GemmOperands) -> Result<(), EngineError> {
         let (one, beta) = (1.0_f32, if product.accumulate { 1.0_f32 } else { 0.0 });
         if product.bias {
             let attribute = sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER;
@@ -134,9 +134,14 @@ impl Library {
         .map_err(|error| self.failed("cublasLtMatmul", error))
     }
 
-    fn plan(&mut self, product: &Product, operands: &Operands, recording: bool) -> Result<Plan, EngineError> {
+    fn plan(
+        &mut self,
+        product: &Gemm,
+        operands: &GemmOperands,
+        recording: bool,
+    ) -> Result<MatmulPlan, EngineError> {
         let mut plan = self.undecided(product)?;
-        let like = Product { rows: product.rows.next_power_of_two(), ..*product };
+        let like = Gemm { rows: product.rows.next_power_of_two(), ..*product };
         if let Some(tried) = self.tried.get(&like)
             && self.takes(&plan, tried)
         {
@@ -157,16 +162,16 @@ impl Library {
     }
 
     /// Everything of a plan but its algorithm.
-    fn undecided(&self, product: &Product) -> Result<Plan, EngineError> {
+    fn undecided(&self, product: &Gemm) -> Result<MatmulPlan, EngineError> {
         use sys::cublasLtMatmulDescAttributes_t as Attribute;
-        let values = if product.format == Format::F16 {
+        let values = if product.format == KernelFormat::F16 {
             sys::cudaDataType_t::CUDA_R_16F
         } else {
             sys::cudaDataType_t::CUDA_R_16BF
         };
         let f32 = sys::cudaDataType_t::CUDA_R_32F;
         let description = result::create_matmul_desc(sys::cublasComputeType_t::CUBLAS_COMPUTE_32F, f32);
-        let description = Owned {
+        let description = CublasHandle {
             raw: description.map_err(|error| self.failed("cublasLtMatmulDescCreate", error))?,
             destroy: result::destroy_matmul_desc,
         };
@@ -181,9 +186,9 @@ impl Library {
             let stride = i64::try_from(rows).unwrap_or(i64::MAX);
             let raw = result::create_matrix_layout(dtype, rows as u64, columns as u64, stride);
             let raw = raw.map_err(|error| self.failed("cublasLtMatrixLayoutCreate", error))?;
-            Ok::<_, EngineError>(Owned { raw, destroy: result::destroy_matrix_layout })
+            Ok::<_, EngineError>(CublasHandle { raw, destroy: result::destroy_matrix_layout })
         };
-        Ok(Plan {
+        Ok(MatmulPlan {
             weights: layout(values, product.columns, product.outputs)?,
             inputs: layout(values, product.columns, product.rows)?,
             sums: layout(f32, product.outputs, product.rows)?,
@@ -194,7 +199,7 @@ impl Library {
 
     fn describe<T>(
         &self,
-        description: &Owned<sys::cublasLtMatmulDesc_t>,
+        description: &CublasHandle<sys::cublasLtMatmulDesc_t>,
         attribute: sys::cublasLtMatmulDescAttributes_t,
         value: &T,
     ) -> Result<(), EngineError> {
@@ -207,7 +212,7 @@ impl Library {
     }
 
     /// Whether a choice for another number of rows does for this plan.
-    fn takes(&self, plan: &Plan, algorithm: &sys::cublasLtMatmulAlgo_t) -> bool {
+    fn takes(&self, plan: &MatmulPlan, algorithm: &sys::cublasLtMatmulAlgo_t) -> bool {
         let mut found = std::mem::MaybeUninit::<sys::cublasLtMatmulHeuristicResult_t>::zeroed();
         // SAFETY: all of them live; the result is written where the call succeeds, and zeros are one, too.
         unsafe {
@@ -226,9 +231,9 @@ impl Library {
     }
 
     /// What the heuristics suggest, the best first.
-    fn candidates(&self, plan: &Plan) -> Result<Vec<sys::cublasLtMatmulAlgo_t>, EngineError> {
+    fn candidates(&self, plan: &MatmulPlan) -> Result<Vec<sys::cublasLtMatmulAlgo_t>, EngineError> {
         let preference = result::create_matmul_pref();
-        let preference = Owned {
+        let preference = CublasHandle {
             raw: preference.map_err(|error| self.failed("cublasLtMatmulPreferenceCreate", error))?,
             destroy: result::destroy_matmul_pref,
         };
@@ -272,14 +277,14 @@ impl Library {
     /// The candidate with the shortest median time, its sums in memory of their own.
     fn fastest(
         &self,
-        product: &Product,
-        plan: &mut Plan,
-        operands: &Operands,
+        product: &Gemm,
+        plan: &mut MatmulPlan,
+        operands: &GemmOperands,
         candidates: &[sys::cublasLtMatmulAlgo_t],
     ) -> Result<sys::cublasLtMatmulAlgo_t, EngineError> {
         let sums = self.stream.alloc_zeros::<f32>(product.rows * product.outputs);
         let sums = sums.map_err(|error| cuda::failed(&self.name, error))?;
-        let operands = Operands { out: sums.device_ptr(&self.stream).0, ..*operands };
+        let operands = GemmOperands { out: sums.device_ptr(&self.stream).0, ..*operands };
         let mut timeline = EventTimeline::new(Arc::clone(&self.stream), &self.name);
         let mut best = (f64::INFINITY, candidates[0]);
         for candidate in candidates {

@@ -5,7 +5,7 @@
 
 use super::device::Device;
 use crate::engine::EngineError;
-use crate::engine::native::operations::{Arrangement, Part};
+use crate::engine::native::operations::{FusedLayout, LinearPart};
 use crate::weights::{Packing, StoredData, StoredMatrix};
 
 /// Bytes of a load.
@@ -16,7 +16,7 @@ const E4M3_BELOW_F16: f32 = 256.0;
 
 /// What the elements of a matrix are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Format {
+pub enum KernelFormat {
     Bf16,
     F16,
     F32,
@@ -26,7 +26,7 @@ pub enum Format {
     Fp8,
 }
 
-impl Format {
+impl KernelFormat {
     /// The format of a stored matrix, where kernels have it.
     fn of(packing: Packing) -> Option<Self> {
         match packing {
@@ -74,7 +74,7 @@ impl Format {
 /// A matrix `[outputs, columns]` on a device.
 #[derive(Debug)]
 pub struct Matrix<D: Device> {
-    pub format: Format,
+    pub format: KernelFormat,
     pub outputs: usize,
     pub columns: usize,
     /// 16-byte vectors of a row.
@@ -89,15 +89,15 @@ impl<D: Device> Matrix<D> {
     ///
     /// # Errors
     /// When a part is in a format that no kernel streams, parts differ, or memory runs out.
-    pub fn new(device: &mut D, parts: &[Part], arrangement: Arrangement) -> Result<Self, EngineError> {
+    pub fn new(device: &mut D, parts: &[LinearPart], layout: FusedLayout) -> Result<Self, EngineError> {
         let first = &parts[0].matrix;
-        let Some(format) = Format::of(first.packing()) else {
+        let Some(format) = KernelFormat::of(first.packing()) else {
             return super::super::refuse(
                 format!("{} weights on {}", first.storage(), device.name()),
                 super::super::KERNEL_FORMATS,
             );
         };
-        for Part { matrix, .. } in parts {
+        for LinearPart { matrix, .. } in parts {
             if (matrix.packing(), matrix.columns) != (first.packing(), first.columns) {
                 return super::super::refuse(
                     format!("{} beside {} in one fused layer", first.storage(), matrix.storage()),
@@ -105,7 +105,7 @@ impl<D: Device> Matrix<D> {
                 );
             }
         }
-        let order = order(parts, arrangement);
+        let order = order(parts, layout);
         let vectors = format.vectors(first.columns);
         let mut bytes = vec![0; order.len() * vectors * VECTOR];
         for (&(part, row), out) in order.iter().zip(bytes.chunks_exact_mut(vectors * VECTOR)) {
@@ -113,7 +113,7 @@ impl<D: Device> Matrix<D> {
         }
         let data = device.allocate(bytes.len())?;
         device.upload(&data, 0, &bytes)?;
-        let scales = matches!(format, Format::Int8 | Format::Fp8)
+        let scales = matches!(format, KernelFormat::Int8 | KernelFormat::Fp8)
             .then(|| {
                 let scales: Vec<f32> =
                     order.iter().map(|&(part, row)| row_scale(&parts[part].matrix, row)).collect();
@@ -152,15 +152,15 @@ pub fn floats<D: Device>(device: &mut D, values: &[f32]) -> Result<D::Memory, En
 }
 
 /// Part and row of each output, in the order in which they lie.
-fn order(parts: &[Part], arrangement: Arrangement) -> Vec<(usize, usize)> {
+fn order(parts: &[LinearPart], layout: FusedLayout) -> Vec<(usize, usize)> {
     let stacked =
         parts.iter().enumerate().flat_map(|(part, p)| (0..p.matrix.rows).map(move |row| (part, row)));
-    match arrangement {
-        Arrangement::Stacked => stacked.collect(),
-        Arrangement::Interleaved => {
+    match layout {
+        FusedLayout::Stacked => stacked.collect(),
+        FusedLayout::Interleaved => {
             (0..parts[0].matrix.rows).flat_map(|row| (0..parts.len()).map(move |part| (part, row))).collect()
         }
-        Arrangement::Heads { head_dim } => {
+        FusedLayout::Heads { head_dim } => {
             let plain: Vec<_> = stacked.collect();
             let halves = |head: &[(usize, usize)]| {
                 let (first, second) = head.split_at(head_dim / 2);

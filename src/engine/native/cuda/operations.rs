@@ -7,15 +7,15 @@
 
 use std::collections::HashMap;
 
-use super::attention::{AttentionCut, DecodeAttention, MOST_HEAD_DIM, PrefillAttention};
+use super::attention::{DecodeAttention, KvSplitPlan, MAX_HEAD_DIM, PrefillAttention};
 use super::device::Device;
-use super::kernels::{Embed, Floats, GateUp, Head, NormQkv, ProjectAdd, Tuning};
+use super::kernels::{DeviceTensor, Embed, GateUp, Head, NormQkv, ProjectAdd, Tuning};
 use super::matrix::{Matrix, floats};
 use super::step::{Pool, Scratch, StepState};
-use super::tiled::{self, Room};
+use super::tiled::{self, TiledWorkspace};
 use crate::engine::native::noise;
 use crate::engine::native::operations::{
-    Arrangement, AttentionShape, AttentionWeights, Begun, Embedding, Operations, Part, PoolShape,
+    AttentionShape, AttentionWeights, Embedding, FusedLayout, LinearPart, Operations, PoolShape, StepLaunch,
 };
 use crate::engine::native::rope::RopeTable;
 use crate::engine::native::rows::Rows;
@@ -46,18 +46,18 @@ struct StepKey {
 
 /// What is known of steps of a key.
 #[derive(Debug)]
-enum Known<D: Device> {
+enum GraphState<D: Device> {
     /// One ran, so the scratch is there.
     Ran,
-    Recorded(Recorded<D>),
+    Captured(CapturedGraph<D>),
 }
 
 #[derive(Debug)]
-struct Recorded<D: Device> {
+struct CapturedGraph<D: Device> {
     graph: D::Graph,
     /// Bytes of everything but attention, which depends on positions.
     bytes: u64,
-    attentions: Vec<(AttentionCut, Option<usize>)>,
+    attentions: Vec<(KvSplitPlan, Option<usize>)>,
 }
 
 /// How the step that began goes on.
@@ -104,14 +104,14 @@ pub struct CudaOperations<D: Device> {
     tuning: Tuning,
     step: StepState<D>,
     workspace: Workspace<D>,
-    known: HashMap<StepKey, Known<D>>,
+    known: HashMap<StepKey, GraphState<D>>,
     /// Rows that every linear layer takes at once.
     at_once: usize,
     mode: Mode,
     may_record: bool,
     moved: u64,
     attention_moved: u64,
-    attentions: Vec<(AttentionCut, Option<usize>)>,
+    attentions: Vec<(KvSplitPlan, Option<usize>)>,
     sequences: usize,
     replays: usize,
 }
@@ -163,22 +163,26 @@ impl<D: Device> CudaOperations<D> {
 
     /// Only steps of single tokens come again and again; `longest` is what their positions reach.
     fn key(&self, rows: &Rows) -> Option<StepKey> {
-        let longest = longest(rows).div_ceil(self.tuning.least_split).next_power_of_two();
+        let longest = longest(rows).div_ceil(self.tuning.min_split).next_power_of_two();
         (self.may_record && is_decode(rows)).then_some(StepKey { rows: rows.len(), splits: longest })
     }
 
     /// Room for a product on tensor cores, where there are enough rows for one.
-    fn room(&mut self, rows: usize, weights: &Matrix<D>) -> Result<Option<Room>, EngineError> {
-        if rows < self.tuning.least_tiled || !tiled::fits(weights.format) {
+    fn tiled_workspace(
+        &mut self,
+        rows: usize,
+        weights: &Matrix<D>,
+    ) -> Result<Option<TiledWorkspace>, EngineError> {
+        if rows < self.tuning.min_tiled_rows || !tiled::fits(weights.format) {
             return Ok(None);
         }
         self.grow(|space| &mut space.prepared, tiled::prepared_bytes(weights, rows), &[])?;
-        let by_library = rows >= self.tuning.least_library && tiled::library_has(weights.format);
-        Ok(Some(Room { prepared: self.workspace.prepared.address(), by_library }))
+        let by_library = rows >= self.tuning.min_library_rows && tiled::library_has(weights.format);
+        Ok(Some(TiledWorkspace { prepared: self.workspace.prepared.address(), by_library }))
     }
 
     /// Room for sums that a kernel behind the product finishes.
-    fn room_for_sums(&mut self, rows: usize, outputs: usize) -> Result<u64, EngineError> {
+    fn sums_workspace(&mut self, rows: usize, outputs: usize) -> Result<u64, EngineError> {
         self.grow(|space| &mut space.projected, 4 * rows * outputs, &[])?;
         Ok(self.workspace.projected.address())
     }
@@ -197,13 +201,13 @@ impl<D: Device> CudaOperations<D> {
         grown.map(drop)
     }
 
-    fn finish_recording(&mut self, key: StepKey) -> Result<(), EngineError> {
-        let graph = self.device.end_recording()?;
+    fn finish_capture(&mut self, key: StepKey) -> Result<(), EngineError> {
+        let graph = self.device.end_capture()?;
         let attentions = std::mem::take(&mut self.attentions);
         let bytes = self.moved - self.attention_moved;
         self.device.replay(&graph)?;
         self.replays += 1;
-        self.known.insert(key, Known::Recorded(Recorded { graph, bytes, attentions }));
+        self.known.insert(key, GraphState::Captured(CapturedGraph { graph, bytes, attentions }));
         Ok(())
     }
 }
@@ -220,31 +224,31 @@ fn longest(rows: &Rows) -> usize {
 
 impl<D: Device> Operations for CudaOperations<D> {
     type Linear = Matrix<D>;
-    type Vector = Floats<D>;
+    type Vector = DeviceTensor<D>;
     type Table = Matrix<D>;
-    type Buffer = Floats<D>;
+    type Buffer = DeviceTensor<D>;
     type Pool = Pool<D>;
 
-    fn linear(&mut self, parts: Vec<Part>, arrangement: Arrangement) -> Result<Matrix<D>, EngineError> {
-        let matrix = Matrix::new(&mut self.device, &parts, arrangement)?;
+    fn linear(&mut self, parts: Vec<LinearPart>, layout: FusedLayout) -> Result<Matrix<D>, EngineError> {
+        let matrix = Matrix::new(&mut self.device, &parts, layout)?;
         if !tiled::fits(matrix.format) {
             self.at_once = STREAMED_AT_ONCE;
         }
         Ok(matrix)
     }
 
-    fn vector(&mut self, values: Vec<f32>) -> Result<Floats<D>, EngineError> {
-        Ok(Floats { memory: floats(&mut self.device, &values)?, rows: 1, width: values.len() })
+    fn vector(&mut self, values: Vec<f32>) -> Result<DeviceTensor<D>, EngineError> {
+        Ok(DeviceTensor { memory: floats(&mut self.device, &values)?, rows: 1, width: values.len() })
     }
 
     fn table(&mut self, matrix: StoredMatrix) -> Result<Matrix<D>, EngineError> {
-        Matrix::new(&mut self.device, &[Part { matrix, bias: None }], Arrangement::Stacked)
+        Matrix::new(&mut self.device, &[LinearPart { matrix, bias: None }], FusedLayout::Stacked)
     }
 
-    fn buffer(&mut self, rows: usize, width: usize) -> Result<Floats<D>, EngineError> {
+    fn buffer(&mut self, rows: usize, width: usize) -> Result<DeviceTensor<D>, EngineError> {
         // What was recorded may point to the buffer that this one replaces.
         self.known.clear();
-        Ok(Floats { memory: self.device.allocate(4 * rows * width)?, rows, width })
+        Ok(DeviceTensor { memory: self.device.allocate(4 * rows * width)?, rows, width })
     }
 
     fn pool(&mut self, shape: PoolShape) -> Result<Pool<D>, EngineError> {
@@ -254,7 +258,7 @@ impl<D: Device> Operations for CudaOperations<D> {
                 "a power of two is needed",
             );
         }
-        if !shape.head_dim.is_multiple_of(8) || shape.head_dim > MOST_HEAD_DIM {
+        if !shape.head_dim.is_multiple_of(8) || shape.head_dim > MAX_HEAD_DIM {
             return super::super::refuse(
                 format!("heads of {} on {}", shape.head_dim, self.device.name()),
                 "a multiple of 8 up to 256 is needed",
@@ -284,10 +288,10 @@ impl<D: Device> Operations for CudaOperations<D> {
         Ok(())
     }
 
-    fn begin(&mut self, rows: &Rows, rope: &RopeTable, pool: &Pool<D>) -> Result<Begun, EngineError> {
+    fn begin(&mut self, rows: &Rows, rope: &RopeTable, pool: &Pool<D>) -> Result<StepLaunch, EngineError> {
         if let Mode::Recording(_) = std::mem::replace(&mut self.mode, Mode::Plain) {
             // A step failed while it was recorded.
-            self.device.end_recording()?;
+            self.device.end_capture()?;
         }
         let moved = self.step.set(&mut self.device, rows, rope, pool);
         if !matches!(moved, Ok(false)) {
@@ -297,31 +301,31 @@ impl<D: Device> Operations for CudaOperations<D> {
         self.sequences = rows.served();
         self.attentions.clear();
         (self.moved, self.attention_moved) = (0, 0);
-        let Some(key) = self.key(rows) else { return Ok(Begun::Stepwise) };
+        let Some(key) = self.key(rows) else { return Ok(StepLaunch::PerOperation) };
         match self.known.get(&key) {
-            None => Ok(Begun::Stepwise),
-            Some(Known::Ran) => {
+            None => Ok(StepLaunch::PerOperation),
+            Some(GraphState::Ran) => {
                 self.mode = Mode::Recording(key);
-                self.device.begin_recording()?;
-                Ok(Begun::Stepwise)
+                self.device.begin_capture()?;
+                Ok(StepLaunch::PerOperation)
             }
-            Some(Known::Recorded(recorded)) => {
+            Some(GraphState::Captured(recorded)) => {
                 self.device.replay(&recorded.graph)?;
                 self.replays += 1;
                 let attentions = recorded.attentions.iter();
                 let read: u64 = attentions.map(|(cut, window)| cut.bytes(rows, *window, &pool.shape)).sum();
                 self.moved = recorded.bytes + read;
-                Ok(Begun::Whole)
+                Ok(StepLaunch::WholeGraph)
             }
         }
     }
 
     fn end(&mut self, rows: &Rows) -> Result<(), EngineError> {
         match std::mem::replace(&mut self.mode, Mode::Plain) {
-            Mode::Recording(key) => self.finish_recording(key),
+            Mode::Recording(key) => self.finish_capture(key),
             Mode::Plain => {
                 if let Some(key) = self.key(rows) {
-                    self.known.insert(key, Known::Ran);
+                    self.known.insert(key, GraphState::Ran);
                 }
                 Ok(())
             }
@@ -332,7 +336,7 @@ impl<D: Device> Operations for CudaOperations<D> {
         if is_decode(rows) { padded(rows.len(), self.at_once) } else { rows.len() }
     }
 
-    fn run_whole(&mut self, allowed: bool) {
+    fn allow_whole_graph(&mut self, allowed: bool) {
         self.may_record = allowed;
     }
 
@@ -340,7 +344,7 @@ impl<D: Device> Operations for CudaOperations<D> {
         &mut self,
         rows: &Rows,
         embedding: Embedding<'_, Self>,
-        hidden: &mut Floats<D>,
+        hidden: &mut DeviceTensor<D>,
     ) -> Result<(), EngineError> {
         let (Embedding::Table(table) | Embedding::Head(table)) = embedding;
         self.moved += Embed { rows: rows.len(), table, step: &self.step, hidden }.launch(&mut self.device)?;
@@ -354,14 +358,14 @@ impl<D: Device> Operations for CudaOperations<D> {
         weights: &AttentionWeights<Self>,
         _rope: &RopeTable,
         layer: usize,
-        hidden: &Floats<D>,
+        hidden: &DeviceTensor<D>,
         pool: &mut Pool<D>,
-        query: &mut Floats<D>,
+        query: &mut DeviceTensor<D>,
     ) -> Result<(), EngineError> {
-        let room = self.room(rows.len(), &weights.qkv)?;
+        let workspace = self.tiled_workspace(rows.len(), &weights.qkv)?;
         let heads = shape.heads + 2 * shape.kv_heads;
-        if weights.head_norms.is_some() || room.is_some_and(|room| room.by_library) {
-            self.room_for_sums(rows.len(), heads * shape.head_dim)?;
+        if weights.head_norms.is_some() || workspace.is_some_and(|workspace| workspace.by_library) {
+            self.sums_workspace(rows.len(), heads * shape.head_dim)?;
         }
         if weights.head_norms.is_some() {
             self.grow(|space| &mut space.heads_arrived, 4 * rows.len() * heads, &[0])?;
@@ -379,7 +383,7 @@ impl<D: Device> Operations for CudaOperations<D> {
             query,
             projected: self.workspace.projected.address(),
             arrived: self.workspace.heads_arrived.address(),
-            room,
+            workspace,
         };
         self.moved += kernel.launch(&mut self.device, self.tuning)?;
         Ok(())
@@ -391,9 +395,9 @@ impl<D: Device> Operations for CudaOperations<D> {
         shape: &AttentionShape,
         window: Option<usize>,
         layer: usize,
-        query: &Floats<D>,
+        query: &DeviceTensor<D>,
         pool: &Pool<D>,
-        out: &mut Floats<D>,
+        out: &mut DeviceTensor<D>,
     ) -> Result<(), EngineError> {
         if PrefillAttention::<D>::fits(rows, &pool.shape, self.tuning) {
             let kernel =
@@ -402,10 +406,9 @@ impl<D: Device> Operations for CudaOperations<D> {
             return Ok(());
         }
         // Not what this step's positions reach, but the most of any step that a graph of this one will serve.
-        let reach =
-            longest(rows).div_ceil(self.tuning.least_split).next_power_of_two() * self.tuning.least_split;
+        let reach = longest(rows).div_ceil(self.tuning.min_split).next_power_of_two() * self.tuning.min_split;
         let longest = reach.min(window.unwrap_or(usize::MAX));
-        let cut = AttentionCut::new(&self.device, shape, rows.len(), longest, self.tuning);
+        let cut = KvSplitPlan::new(&self.device, shape, rows.len(), longest, self.tuning);
         let parts = rows.len() * shape.heads * cut.splits;
         self.grow(|space| &mut space.partial, 4 * parts * shape.head_dim, &[])?;
         self.grow(|space| &mut space.statistics, 8 * parts, &[])?;
@@ -437,11 +440,11 @@ impl<D: Device> Operations for CudaOperations<D> {
         &mut self,
         rows: &Rows,
         weights: &Matrix<D>,
-        input: &Floats<D>,
-        hidden: &mut Floats<D>,
+        input: &DeviceTensor<D>,
+        hidden: &mut DeviceTensor<D>,
     ) -> Result<(), EngineError> {
-        let room = self.room(rows.len(), weights)?;
-        let kernel = ProjectAdd { rows: rows.len(), input, weights, hidden, room };
+        let workspace = self.tiled_workspace(rows.len(), weights)?;
+        let kernel = ProjectAdd { rows: rows.len(), input, weights, hidden, workspace };
         self.moved += kernel.launch(&mut self.device, self.tuning)?;
         Ok(())
     }
@@ -449,16 +452,16 @@ impl<D: Device> Operations for CudaOperations<D> {
     fn norm_gate_up(
         &mut self,
         rows: &Rows,
-        norm: &Floats<D>,
+        norm: &DeviceTensor<D>,
         norm_eps: f32,
         weights: &Matrix<D>,
-        hidden: &Floats<D>,
-        out: &mut Floats<D>,
+        hidden: &DeviceTensor<D>,
+        out: &mut DeviceTensor<D>,
     ) -> Result<(), EngineError> {
-        let room = self.room(rows.len(), weights)?;
-        let by_library = room.is_some_and(|room| room.by_library);
-        let sums = if by_library { self.room_for_sums(rows.len(), weights.outputs)? } else { 0 };
-        let kernel = GateUp { rows: rows.len(), hidden, norm, norm_eps, weights, out, sums, room };
+        let workspace = self.tiled_workspace(rows.len(), weights)?;
+        let by_library = workspace.is_some_and(|workspace| workspace.by_library);
+        let sums = if by_library { self.sums_workspace(rows.len(), weights.outputs)? } else { 0 };
+        let kernel = GateUp { rows: rows.len(), hidden, norm, norm_eps, weights, out, sums, workspace };
         self.moved += kernel.launch(&mut self.device, self.tuning)?;
         Ok(())
     }
@@ -466,15 +469,15 @@ impl<D: Device> Operations for CudaOperations<D> {
     fn head(
         &mut self,
         rows: &Rows,
-        norm: &Floats<D>,
+        norm: &DeviceTensor<D>,
         norm_eps: f32,
         head: &Matrix<D>,
-        hidden: &Floats<D>,
-        logits: &mut Floats<D>,
+        hidden: &DeviceTensor<D>,
+        logits: &mut DeviceTensor<D>,
         _next: &mut Vec<u32>,
     ) -> Result<(), EngineError> {
         let sequences = rows.sequences.len();
-        let room = self.room(sequences, head)?;
+        let workspace = self.tiled_workspace(sequences, head)?;
         self.grow(|space| &mut space.best, 8 * sequences, &Head::<D>::NO_LOGIT.to_le_bytes())?;
         self.grow(|space| &mut space.logits_arrived, 4 * sequences, &[0])?;
         self.grow(|space| &mut space.next, 4 * sequences, &[])?;
@@ -490,7 +493,7 @@ impl<D: Device> Operations for CudaOperations<D> {
             best: space.best.address(),
             arrived: space.logits_arrived.address(),
             next: space.next.address(),
-            room,
+            workspace,
         };
         self.moved += kernel.launch(&mut self.device, self.tuning)?;
         Ok(())
@@ -514,14 +517,14 @@ impl<D: Device> Operations for CudaOperations<D> {
         self.device.timeline()
     }
 
-    fn read(&mut self, buffer: &Floats<D>, rows: usize) -> Result<Vec<Vec<f32>>, EngineError> {
+    fn read(&mut self, buffer: &DeviceTensor<D>, rows: usize) -> Result<Vec<Vec<f32>>, EngineError> {
         let mut bytes = vec![0; 4 * rows * buffer.width];
         self.device.download(&buffer.memory, 0, &mut bytes)?;
         let values: Vec<f32> = bytes.as_chunks().0.iter().map(|word| f32::from_le_bytes(*word)).collect();
         Ok(values.chunks_exact(buffer.width.max(1)).map(<[f32]>::to_vec).collect())
     }
 
-    fn take_moved(&mut self) -> Bytes {
+    fn take_bytes_moved(&mut self) -> Bytes {
         self.attention_moved = 0;
         Bytes(std::mem::take(&mut self.moved))
     }

@@ -16,8 +16,8 @@ mod operations;
 #[cfg(hbmark_emulated)]
 const SMALL: super::kernels::Tuning = super::kernels::Tuning {
     input_bytes: 4 << 10,
-    least_split: 16,
-    least_tiled: 5,
-    least_library: usize::MAX,
-    least_prefill: usize::MAX,
+    min_split: 16,
+    min_tiled_rows: 5,
+    min_library_rows: usize::MAX,
+    min_prefill_rows: usize::MAX,
 };

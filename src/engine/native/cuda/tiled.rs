@@ -2,13 +2,13 @@
 //!
 //! Enters: rows and a matrix. Leaves: launches of `prepare_rows.cu`, and of `tiled_layers.cu` or the device's library. Kernels of ours, which
 //! finish an operation in the product itself, take a decode batch and read a matrix once per tile of rows; of 16-bit floats, from
-//! [`Tuning::least_library`](super::kernels::Tuning) rows on, the library's product is faster than theirs, and a kernel behind it finishes.
+//! [`Tuning::min_library_rows`](super::kernels::Tuning) rows on, the library's product is faster than theirs, and a kernel behind it finishes.
 
 use Argument::{Address, F32};
 
-use super::device::{Argument, Device, Launch, Operands, Product};
-use super::kernels::{Floats, size, word, wrong};
-use super::matrix::{Format, Matrix, VECTOR};
+use super::device::{Argument, Device, Gemm, GemmOperands, KernelLaunch};
+use super::kernels::{DeviceTensor, launch_mismatch, size, word};
+use super::matrix::{KernelFormat, Matrix, VECTOR};
 use crate::engine::EngineError;
 
 /// Threads of a block of `prepare_rows.cu`.
@@ -59,12 +59,12 @@ struct Inputs {
 
 impl Inputs {
     /// Of formats that tensor cores take.
-    fn of(format: Format) -> Option<Self> {
+    fn of(format: KernelFormat) -> Option<Self> {
         match format {
-            Format::Bf16 | Format::F16 => Some(Self { per_vector: 1, grouped: false }),
-            Format::Int8 => Some(Self { per_vector: 1, grouped: true }),
-            Format::Fp8 => Some(Self { per_vector: 2, grouped: false }),
-            Format::F32 => None,
+            KernelFormat::Bf16 | KernelFormat::F16 => Some(Self { per_vector: 1, grouped: false }),
+            KernelFormat::Int8 => Some(Self { per_vector: 1, grouped: true }),
+            KernelFormat::Fp8 => Some(Self { per_vector: 2, grouped: false }),
+            KernelFormat::F32 => None,
         }
     }
 
@@ -81,14 +81,14 @@ impl Inputs {
 
 /// Whether a matrix can be multiplied on tensor cores.
 #[must_use]
-pub fn fits(format: Format) -> bool {
+pub fn fits(format: KernelFormat) -> bool {
     Inputs::of(format).is_some()
 }
 
 /// Whether the device's library has the product: it knows neither scales of groups nor 8-bit floats beside bf16.
 #[must_use]
-pub fn library_has(format: Format) -> bool {
-    matches!(format, Format::Bf16 | Format::F16)
+pub fn library_has(format: KernelFormat) -> bool {
+    matches!(format, KernelFormat::Bf16 | KernelFormat::F16)
 }
 
 /// Bytes of the prepared rows of a product; none where there is no such product.
@@ -99,7 +99,7 @@ pub fn prepared_bytes<D: Device>(weights: &Matrix<D>, rows: usize) -> usize {
 
 /// How a product goes to the tensor cores, and the memory it needs there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Room {
+pub struct TiledWorkspace {
     /// The rows as tensor cores take them.
     pub prepared: u64,
     /// Whether the device's library makes it, or kernels of ours.
@@ -110,10 +110,10 @@ pub struct Room {
 #[derive(Debug)]
 pub struct Prepare<'a, D: Device> {
     pub rows: usize,
-    pub input: &'a Floats<D>,
+    pub input: &'a DeviceTensor<D>,
     /// Which rows, `[rows]` words; 0 for all of them in order.
     pub row_of: u64,
-    pub norm: Option<(&'a Floats<D>, f32)>,
+    pub norm: Option<(&'a DeviceTensor<D>, f32)>,
 }
 
 impl<D: Device> Prepare<'_, D> {
@@ -122,7 +122,7 @@ impl<D: Device> Prepare<'_, D> {
     /// # Errors
     /// When the device refuses.
     pub fn launch(&self, device: &mut D, weights: &Matrix<D>, prepared: u64) -> Result<(), EngineError> {
-        device.launch(&Launch {
+        device.launch(&KernelLaunch {
             kernel: format!("prepare_rows_{}", weights.format.name()),
             grid: [word(self.rows), 1, 1],
             threads: THREADS,
@@ -153,7 +153,7 @@ pub fn multiply_by_library<D: Device>(
     out: u64,
     accumulate: bool,
 ) -> Result<u64, EngineError> {
-    let product = Product {
+    let product = Gemm {
         format: weights.format,
         rows,
         outputs: weights.outputs,
@@ -162,7 +162,7 @@ pub fn multiply_by_library<D: Device>(
         accumulate,
     };
     let bias = weights.bias.as_ref().map_or(0, D::address);
-    let operands = Operands { inputs: prepared, weights: D::address(&weights.data), bias, out };
+    let operands = GemmOperands { inputs: prepared, weights: D::address(&weights.data), bias, out };
     device.multiply(&product, &operands)?;
     Ok(weights.bytes())
 }
@@ -180,7 +180,7 @@ pub fn multiply<D: Device>(
     mut arguments: Vec<Argument>,
 ) -> Result<u64, EngineError> {
     let Some(inputs) = Inputs::of(weights.format) else {
-        return wrong(device, operation, format!("{} on tensor cores", weights.format.name()));
+        return launch_mismatch(device, operation, format!("{} on tensor cores", weights.format.name()));
     };
     let tiling = Tiling::of(rows);
     let passes = rows.div_ceil(tiling.rows);
@@ -193,7 +193,7 @@ pub fn multiply<D: Device>(
         size(weights.outputs),
         size(weights.vectors),
     ]);
-    device.launch(&Launch {
+    device.launch(&KernelLaunch {
         kernel: format!("tiled_{operation}_{}_t{}", weights.format.name(), tiling.rows),
         grid: [word(weights.outputs.div_ceil(tiling.outputs)), word(passes), 1],
         threads: tiling.warps * 32,

@@ -9,8 +9,8 @@ use crate::measure::quality::relative_error;
 use crate::weights::Packing;
 use hbmark_core::model::{Rope, RopeScaling, test_shapes};
 
-fn part(rows: usize, columns: usize, values: &[f32], packing: Packing) -> Part {
-    Part { matrix: StoredMatrix::from_f32_rows(rows, columns, values, packing), bias: None }
+fn part(rows: usize, columns: usize, values: &[f32], packing: Packing) -> LinearPart {
+    LinearPart { matrix: StoredMatrix::from_f32_rows(rows, columns, values, packing), bias: None }
 }
 
 fn buffer(rows: &[&[f32]]) -> PlainBuffer {
@@ -40,8 +40,8 @@ fn a_linear_layer_multiplies_adds_its_bias_and_adds_to_what_is_there() {
     let input = buffer(&[&[1.0, -1.0], &[2.0, 0.25]]);
     oracle.project_add(&rows(0, 2, &[0]), &vec![layer], &input, &mut hidden).unwrap();
     assert_eq!(hidden.values, [10.0 - 1.0 + 0.5, 20.0 - 1.0 - 0.5, 2.5 + 0.5, 7.0 - 0.5]);
-    assert_eq!(oracle.take_moved(), Bytes(4 * 4 + 2 * 4));
-    assert_eq!(oracle.take_moved(), Bytes(0));
+    assert_eq!(oracle.take_bytes_moved(), Bytes(4 * 4 + 2 * 4));
+    assert_eq!(oracle.take_bytes_moved(), Bytes(0));
 }
 
 #[test]
@@ -120,14 +120,14 @@ fn queries_and_keys_turn_by_their_position_and_values_do_not() {
     assert_close(&pool.layers[1][0][place.clone()], &turned);
     assert_eq!(pool.layers[1][1][place.clone()], [1.0, -1.0]);
     assert!(pool.layers[0][0].iter().all(|x| x.is_nan()), "the other layer was not written");
-    assert_eq!(oracle.take_moved(), Bytes(4 * 2 + 3 * 16 + 16));
+    assert_eq!(oracle.take_bytes_moved(), Bytes(4 * 2 + 3 * 16 + 16));
 
     // Norms over heads come before the rotation.
     let norms = Some((vec![3.0, 3.0], vec![0.5, 0.5]));
     oracle.norm_qkv(&rows, &shape, &attention(norms), &rope, 1, &hidden, &mut pool, &mut query).unwrap();
     assert_close(&query.values, &turned.map(|x| 3.0 * x));
     assert_close(&pool.layers[1][0][place.clone()], &turned.map(|x| 0.5 * x));
-    assert_eq!(oracle.take_moved(), Bytes(4 * 2 + 3 * 16 + 16 + 4 * 4));
+    assert_eq!(oracle.take_bytes_moved(), Bytes(4 * 2 + 3 * 16 + 16 + 4 * 4));
 }
 
 #[test]
@@ -164,7 +164,7 @@ fn attention_is_causal_and_looks_no_further_than_its_window() {
         let mut out = buffer(&[&[0.0; 2], &[0.0; 2]]);
         // The rows at positions 1 and 2, whose keys are weighted 1 : 2 : 5.
         oracle.attention(&rows(1, 2, &[1]), &shape, window, 1, &queries, &pool, &mut out).unwrap();
-        (out.values, oracle.take_moved())
+        (out.values, oracle.take_bytes_moved())
     };
     let (all, read_all) = attend(None);
     assert_close(&all, &[5.0 / 3.0, 50.0 / 3.0, 20.0 / 8.0, 200.0 / 8.0]);

@@ -61,7 +61,7 @@ fn the_oracle_gives_the_same_bits_over_shuffled_blocks_and_over_one_stretch() {
         for (paged, contiguous) in paged.steps.iter().zip(&contiguous.steps) {
             assert_eq!(a.step(paged).unwrap(), b.step(contiguous).unwrap(), "{}", sample.label());
             assert_eq!(a.next_tokens().unwrap(), b.next_tokens().unwrap());
-            assert_eq!(a.operations().take_moved(), b.operations().take_moved());
+            assert_eq!(a.operations().take_bytes_moved(), b.operations().take_bytes_moved());
         }
     }
 }
@@ -105,7 +105,7 @@ fn the_oracle_moves_what_the_ledger_says() {
         let own = ledger.kv_bytes_per_token().0 * batch as u64;
         let rows = if a.tied_head { 4 * batch * a.hidden_size } else { 0 };
         let ideal = ledger.decode(batch, context).bytes.ideal().0;
-        let moved = runner.operations().take_moved().0;
+        let moved = runner.operations().take_bytes_moved().0;
         assert_eq!(moved, ideal + own + rows as u64, "{}", sample.label());
     }
 }

@@ -99,10 +99,10 @@ pub fn on_a_device<D: Device + 'static>(
     record: &mut Record<'_>,
 ) {
     known(open, known_bytes, record);
-    let no_tensor_cores = Tuning { least_tiled: usize::MAX, least_prefill: usize::MAX, ..tuning };
+    let no_tensor_cores = Tuning { min_tiled_rows: usize::MAX, min_prefill_rows: usize::MAX, ..tuning };
     let streaming = |_: usize| Ok(CudaOperations::with_tuning(open()?, no_tensor_cores));
     let tiled = |_: usize| Ok(CudaOperations::with_tuning(open()?, tuning));
-    let by_library = Tuning { least_library: 1, least_tiled: 1, ..tuning };
+    let by_library = Tuning { min_library_rows: 1, min_tiled_rows: 1, ..tuning };
     let library = |_: usize| Ok(CudaOperations::with_tuning(open()?, by_library));
     let streaming = Side { name: "streamed", make: &streaming as &Make<'_, _>, bounds: STREAMING };
     let tiled = Side { name: "tensor cores", make: &tiled as &Make<'_, _>, bounds: TENSOR_CORES };

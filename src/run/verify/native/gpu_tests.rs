@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::engine::Timeline;
-use crate::engine::native::cuda::device::{Launch, Operands, Product};
-use crate::engine::native::cuda::emulated::{Emulated, EmulatedMemory, Work};
+use crate::engine::native::cuda::device::{Gemm, GemmOperands, KernelLaunch};
+use crate::engine::native::cuda::emulated::{Emulated, EmulatedMemory, GraphNode};
 use crate::engine::native::testing::scenario::Script;
 use crate::run::verify::native::graphs;
 
@@ -30,10 +30,10 @@ const LITTLE: Extent = Extent {
 /// Splits of 16 positions and little shared memory: the paths of long contexts and wide layers, on tiny models.
 const SMALL: Tuning = Tuning {
     input_bytes: 4 << 10,
-    least_split: 16,
-    least_tiled: 5,
-    least_library: usize::MAX,
-    least_prefill: 8,
+    min_split: 16,
+    min_tiled_rows: 5,
+    min_library_rows: usize::MAX,
+    min_prefill_rows: 8,
 };
 
 #[test]
@@ -59,7 +59,7 @@ struct Faulty {
 
 impl Device for Faulty {
     type Memory = EmulatedMemory;
-    type Graph = Vec<Work>;
+    type Graph = Vec<GraphNode>;
 
     fn name(&self) -> &'static str {
         "faulty"
@@ -94,24 +94,24 @@ impl Device for Faulty {
         }
         Ok(())
     }
-    fn launch(&mut self, launch: &Launch) -> Result<(), EngineError> {
+    fn launch(&mut self, launch: &KernelLaunch) -> Result<(), EngineError> {
         self.device.launch(launch)
     }
-    fn multiply(&mut self, product: &Product, operands: &Operands) -> Result<(), EngineError> {
+    fn multiply(&mut self, product: &Gemm, operands: &GemmOperands) -> Result<(), EngineError> {
         self.device.multiply(product, operands)
     }
-    fn begin_recording(&mut self) -> Result<(), EngineError> {
-        self.device.begin_recording()
+    fn begin_capture(&mut self) -> Result<(), EngineError> {
+        self.device.begin_capture()
     }
-    fn end_recording(&mut self) -> Result<Vec<Work>, EngineError> {
-        let mut graph = self.device.end_recording()?;
+    fn end_capture(&mut self) -> Result<Vec<GraphNode>, EngineError> {
+        let mut graph = self.device.end_capture()?;
         // The next token of the last step stays what it was.
         if self.forgets {
             graph.truncate(graph.len() - 2);
         }
         Ok(graph)
     }
-    fn replay(&mut self, graph: &Vec<Work>) -> Result<(), EngineError> {
+    fn replay(&mut self, graph: &Vec<GraphNode>) -> Result<(), EngineError> {
         self.device.replay(graph)
     }
     fn synchronise(&mut self) -> Result<(), EngineError> {

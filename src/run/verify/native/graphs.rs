@@ -32,7 +32,7 @@ pub fn as_eager<D: Device>(
     });
     over("graph = eager", "the same bits", cases, |sample, scenario| {
         let mut eager = Runner::new(make(THREADS)?, sample, scenario)?;
-        eager.operations().run_whole(false);
+        eager.operations().allow_whole_graph(false);
         let mut graph = Runner::new(make(THREADS)?, sample, scenario)?;
         let mut different = 0.0f64;
         for _ in 0..TIMES {

@@ -157,7 +157,7 @@ fn counted_model() -> OpenModel {
 /// The bytes of one decode step at a depth.
 fn decode_bytes(session: &mut dyn Session, depth: usize) -> Result<Bytes, EngineError> {
     session.step(&StepBatch::uniform(SequenceId(0), &[vec![1]], depth))?;
-    let moved = session.moved().ok_or(EngineError::NothingRan)?;
+    let moved = session.bytes_moved().ok_or(EngineError::NoStepRun)?;
     session.release(SequenceId(0));
     Ok(moved)
 }

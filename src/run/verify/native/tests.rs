@@ -3,7 +3,7 @@
 use super::operations::against_the_oracle;
 use super::*;
 use crate::engine::native::operations::{
-    Arrangement, AttentionShape, AttentionWeights, Begun, Embedding, Operations, Part, PoolShape,
+    AttentionShape, AttentionWeights, Embedding, FusedLayout, LinearPart, Operations, PoolShape, StepLaunch,
 };
 use crate::engine::native::oracle::{Oracle, PlainBuffer, PlainPool};
 use crate::engine::native::rope::RopeTable;
@@ -60,14 +60,18 @@ impl Faulty {
 }
 
 impl Operations for Faulty {
-    type Linear = Vec<Part>;
+    type Linear = Vec<LinearPart>;
     type Vector = Vec<f32>;
     type Table = StoredMatrix;
     type Buffer = PlainBuffer;
     type Pool = PlainPool;
 
-    fn linear(&mut self, parts: Vec<Part>, arrangement: Arrangement) -> Result<Vec<Part>, EngineError> {
-        self.oracle.linear(parts, arrangement)
+    fn linear(
+        &mut self,
+        parts: Vec<LinearPart>,
+        layout: FusedLayout,
+    ) -> Result<Vec<LinearPart>, EngineError> {
+        self.oracle.linear(parts, layout)
     }
     fn vector(&mut self, values: Vec<f32>) -> Result<Vec<f32>, EngineError> {
         self.oracle.vector(values)
@@ -87,7 +91,7 @@ impl Operations for Faulty {
     fn fill_blocks(&mut self, pool: &mut PlainPool, blocks: &[u32], seed: u64) -> Result<(), EngineError> {
         self.oracle.fill_blocks(pool, blocks, seed)
     }
-    fn begin(&mut self, rows: &Rows, rope: &RopeTable, pool: &PlainPool) -> Result<Begun, EngineError> {
+    fn begin(&mut self, rows: &Rows, rope: &RopeTable, pool: &PlainPool) -> Result<StepLaunch, EngineError> {
         self.begun |= (self.when)(rows);
         self.oracle.begin(rows, rope, pool)
     }
@@ -147,7 +151,7 @@ impl Operations for Faulty {
     fn project_add(
         &mut self,
         rows: &Rows,
-        weights: &Vec<Part>,
+        weights: &Vec<LinearPart>,
         input: &PlainBuffer,
         hidden: &mut PlainBuffer,
     ) -> Result<(), EngineError> {
@@ -162,7 +166,7 @@ impl Operations for Faulty {
         rows: &Rows,
         norm: &Vec<f32>,
         norm_eps: f32,
-        weights: &Vec<Part>,
+        weights: &Vec<LinearPart>,
         hidden: &PlainBuffer,
         out: &mut PlainBuffer,
     ) -> Result<(), EngineError> {
@@ -175,7 +179,7 @@ impl Operations for Faulty {
         rows: &Rows,
         norm: &Vec<f32>,
         norm_eps: f32,
-        head: &Vec<Part>,
+        head: &Vec<LinearPart>,
         hidden: &PlainBuffer,
         logits: &mut PlainBuffer,
         next: &mut Vec<u32>,
@@ -188,8 +192,8 @@ impl Operations for Faulty {
         self.oracle.read(buffer, rows)
     }
 
-    fn take_moved(&mut self) -> Bytes {
-        let Bytes(moved) = self.oracle.take_moved();
+    fn take_bytes_moved(&mut self) -> Bytes {
+        let Bytes(moved) = self.oracle.take_bytes_moved();
         Bytes(if self.fault == Fault::Bytes && self.begun { moved + moved / 50 } else { moved })
     }
 }

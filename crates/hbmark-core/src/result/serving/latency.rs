@@ -232,10 +232,10 @@ pub struct ServeResult {
 }
 
 /// The name of the gate that tells a run that keeps up from one that does not.
-pub const KEEPS_UP: &str = "keeps up";
+pub const NOT_SATURATED: &str = "keeps up";
 
 /// The name of the gate that counts KV blocks.
-pub const KV_BOOKS: &str = "KV books";
+pub const KV_ACCOUNTING: &str = "KV books";
 
 /// The name of the gate that looks at what the engine computes.
 pub const OUTPUTS: &str = "outputs";
@@ -244,7 +244,7 @@ pub const OUTPUTS: &str = "outputs";
 pub const INJECTION_LAG: &str = "injection lag";
 
 /// Below so many measured requests trends, rates and Little's law are not judged.
-pub const ENOUGH: usize = 100;
+pub const MIN_REQUESTS: usize = 100;
 
 impl ServeResult {
     /// A check of the run; one that fails makes the point INVALID.
@@ -257,7 +257,7 @@ impl ServeResult {
     }
 
     /// Takes in what the engine computed last; what is no number is no output, however fast it came.
-    pub fn holds_outputs(&mut self, are_numbers: bool) {
+    pub fn check_outputs(&mut self, are_numbers: bool) {
         if !are_numbers {
             self.gate(OUTPUTS, Some(false), "outputs are wrong: logits are not finite numbers".to_owned());
         }

@@ -29,8 +29,8 @@ pub use cold::{ColdPhase, ColdStart, Launch};
 pub use evidence::{Evidence, LongPrompts, Stalls, Start};
 pub use extras::{AdapterSummary, LoraSummary, StructuredSummary};
 pub use latency::{
-    Breakdown, ClauseResult, ENOUGH, Gate, INJECTION_LAG, Infinite, KEEPS_UP, KV_BOOKS, LEVELS, Level,
-    OUTPUTS, Quantiles, Quantity, ServeResult, Validity,
+    Breakdown, ClauseResult, Gate, INJECTION_LAG, Infinite, KV_ACCOUNTING, LEVELS, Level, MIN_REQUESTS,
+    NOT_SATURATED, OUTPUTS, Quantiles, Quantity, ServeResult, Validity,
 };
 pub use matrix::{Row, RowVerdict};
 pub use point::{Offered, Point, StructuredCost};

@@ -53,7 +53,7 @@ pub struct Point {
     pub mean_prompt_tokens: f64,
     pub mean_output_tokens: f64,
     pub scheduler: SchedulerConfig,
-    /// Of a cache without an end.
+    /// Of an infinite cache.
     pub ideal_hit_rate: Option<f64>,
     /// Null for a point that was not run; the reason says why.
     pub result: Option<ServeResult>,

@@ -1,6 +1,6 @@
 //! What a result says of each rate that was tried: whether every objective held there, and which rate is accepted.
 
-use super::{CapacityError, Question, Tried, number};
+use super::{CapacityError, Question, TriedRate, number};
 use hbmark_core::result::serving::{
     Clause, LEVELS, Offered, Point, Quantity, Search, ServeReport, ServeResult, Slo, SloMetric, Validity,
 };
@@ -28,7 +28,7 @@ pub(super) fn objectives(report: &ServeReport, question: &Question) -> Result<Sl
 }
 
 /// What a result has of the percentile of a clause.
-pub(super) enum Seen {
+pub(super) enum ObservedPercentile {
     Value(f64),
     /// The sample cannot carry it.
     TooFew,
@@ -36,13 +36,13 @@ pub(super) enum Seen {
     NotKept,
 }
 
-impl From<Option<Quantity>> for Seen {
+impl From<Option<Quantity>> for ObservedPercentile {
     fn from(quantity: Option<Quantity>) -> Self {
         quantity.map_or(Self::TooFew, |q| Self::Value(q.value()))
     }
 }
 
-pub(super) fn observed(result: &ServeResult, clause: &Clause) -> Seen {
+pub(super) fn observed(result: &ServeResult, clause: &Clause) -> ObservedPercentile {
     let near = |p: f64| (p - clause.percentile).abs() < 1e-9;
     let judged = result.slo.iter().find(|c| c.clause.metric == clause.metric && near(c.clause.percentile));
     if let Some(judged) = judged {
@@ -55,7 +55,7 @@ pub(super) fn observed(result: &ServeResult, clause: &Clause) -> Seen {
         SloMetric::Queue => &result.queue_ns,
     };
     let known = LEVELS.into_iter().find(|(p, _)| near(*p));
-    known.map_or(Seen::NotKept, |(_, of)| quantiles.as_ref().and_then(of).into())
+    known.map_or(ObservedPercentile::NotKept, |(_, of)| quantiles.as_ref().and_then(of).into())
 }
 
 /// Whether a run met the objectives, and what decided.
@@ -67,16 +67,18 @@ pub(super) fn judge(result: &ServeResult, slo: &Slo) -> Result<(bool, String), C
     }
     for clause in &slo.clauses {
         match observed(result, clause) {
-            Seen::NotKept => return Err(CapacityError::UnknownPercentile { clause: clause.to_string() }),
-            Seen::Value(value) if value <= clause.limit_ns => {}
-            Seen::Value(value) if value.is_infinite() => {
+            ObservedPercentile::NotKept => {
+                return Err(CapacityError::UnknownPercentile { clause: clause.to_string() });
+            }
+            ObservedPercentile::Value(value) if value <= clause.limit_ns => {}
+            ObservedPercentile::Value(value) if value.is_infinite() => {
                 return Ok((
                     false,
                     format!("{clause}: infinite, requests that never finished are among them"),
                 ));
             }
-            Seen::Value(value) => return Ok((false, format!("{clause}: {}", Nanos(value)))),
-            Seen::TooFew => {
+            ObservedPercentile::Value(value) => return Ok((false, format!("{clause}: {}", Nanos(value)))),
+            ObservedPercentile::TooFew => {
                 let few = format!("{clause}: {} requests are too few for that percentile", result.measured);
                 return Ok((false, few));
             }
@@ -87,7 +89,7 @@ pub(super) fn judge(result: &ServeResult, slo: &Slo) -> Result<(bool, String), C
 
 /// The runs at one rate.
 pub(super) struct Group<'a> {
-    pub(super) tried: Tried,
+    pub(super) tried: TriedRate,
     pub(super) runs: Vec<(&'a Point, &'a ServeResult)>,
 }
 
@@ -123,7 +125,10 @@ pub(super) fn rates<'a>(report: &'a ServeReport, slo: &Slo) -> Result<Rates<'a>,
                 group.runs.push((point, result));
             }
             None => {
-                groups.push(Group { tried: Tried { rate, runs: 1, held, why }, runs: vec![(point, result)] });
+                groups.push(Group {
+                    tried: TriedRate { rate, runs: 1, held, why },
+                    runs: vec![(point, result)],
+                });
             }
         }
     }

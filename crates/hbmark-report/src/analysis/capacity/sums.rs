@@ -1,19 +1,19 @@
 //! The arithmetic from an accepted rate to instances, money and memory, line by line as it is done.
 
 use super::rates::Accepted;
-use super::{Line, Question, SECONDS_PER_HOUR, money, number, percent};
+use super::{ArithmeticLine, Question, SECONDS_PER_HOUR, money, number, percent};
 use hbmark_core::ledger::Ledger;
 use hbmark_core::model::Dtype;
 use hbmark_core::result::serving::{ServeReport, ServeResult, Slo};
 use hbmark_core::units::Bytes;
 
 /// The arithmetic as it is done.
-pub(super) struct Sums {
-    pub(super) lines: Vec<Line>,
+pub(super) struct CapacityArithmetic {
+    pub(super) lines: Vec<ArithmeticLine>,
     pub(super) part: &'static str,
 }
 
-impl Sums {
+impl CapacityArithmetic {
     pub(super) fn line(
         &mut self,
         what: &str,
@@ -23,12 +23,23 @@ impl Sums {
         result: String,
     ) -> f64 {
         let part = self.part.to_owned();
-        self.lines.push(Line { part, what: what.into(), formula: formula.into(), values, result, value });
+        self.lines.push(ArithmeticLine {
+            part,
+            what: what.into(),
+            formula: formula.into(),
+            values,
+            result,
+            value,
+        });
         value
     }
 }
 
-pub(super) fn one_instance(sums: &mut Sums, question: &Question, accepted: &Accepted<'_>) -> f64 {
+pub(super) fn one_instance(
+    sums: &mut CapacityArithmetic,
+    question: &Question,
+    accepted: &Accepted<'_>,
+) -> f64 {
     sums.part = "one instance";
     let realised = accepted.mean(|r| r.offered_per_s).unwrap_or(accepted.rate);
     let rate = accepted.rate.min(realised);
@@ -57,7 +68,12 @@ pub(super) fn whole(value: f64) -> u64 {
     count
 }
 
-pub(super) fn instances(sums: &mut Sums, question: &Question, rate: f64, noun: &str) -> (u64, u64) {
+pub(super) fn instances(
+    sums: &mut CapacityArithmetic,
+    question: &Question,
+    rate: f64,
+    noun: &str,
+) -> (u64, u64) {
     sums.part = "instances";
     let usable = rate * (1.0 - question.headroom);
     let count = whole(question.target_rate / usable);
@@ -101,7 +117,7 @@ pub(super) struct Cost {
 }
 
 pub(super) fn cost(
-    sums: &mut Sums,
+    sums: &mut CapacityArithmetic,
     question: &Question,
     accepted: &Accepted<'_>,
     gpus: u64,
@@ -211,7 +227,7 @@ pub(super) fn accepted_share(question: &Question, result: &ServeResult) -> f64 {
 }
 
 pub(super) fn kv_memory(
-    sums: &mut Sums,
+    sums: &mut CapacityArithmetic,
     report: &ServeReport,
     question: &Question,
     accepted: &Accepted<'_>,

@@ -51,7 +51,7 @@ fn near(found: f64, wanted: f64) {
 }
 
 #[track_caller]
-fn line<'a>(capacity: &'a Capacity, what: &str) -> &'a Line {
+fn line<'a>(capacity: &'a Capacity, what: &str) -> &'a ArithmeticLine {
     capacity.lines.iter().find(|l| l.what == what).unwrap_or_else(|| panic!("no line {what}"))
 }
 

@@ -1,7 +1,7 @@
 //! Results of other programs, mapped by meaning.
 //!
 //! Enters: a file of vLLM, SGLang, llama.cpp, AIPerf, GuideLLM, inference-perf, optimum-benchmark or TensorRT-LLM. Leaves: [`ForeignResult`]s, plain data
-//! in which one word means one thing, whatever the file calls it; the words are in [`alias`]. A file is a stranger's: its size is
+//! in which one word means one thing, whatever the file calls it; the words are in [`alias`]. A file is untrusted: its size is
 //! looked at before it is read, counts are capped, text loses its control characters, and a field of the wrong kind is an error that
 //! names it. What a file does not say stays `None`; nothing is guessed from names of files or folders. It knows no engine and no device.
 
@@ -28,17 +28,17 @@ use document::Document;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use hbmark_core::input::{self, Refused, plain};
+use hbmark_core::input::{self, InputError, plain};
 use hbmark_core::model::Dtype;
 
 pub use alias::{Alias, Metric, Statistic};
-pub use placement::{Given, Imported, Missing, Place, Placement, place};
+pub use placement::{Imported, Missing, Placement, RooflinePlacement, UserOverrides, place};
 
 /// A summary takes kilobytes; a detailed export of a long run a few dozen megabytes.
 const MAX_BYTES: u64 = 64 << 20;
 /// More rows than this come from a log, and nobody reads them as a table.
 const MAX_ROWS: usize = 10_000;
-/// Characters of a stranger's text that are kept.
+/// Characters of untrusted text that are kept.
 const MAX_TEXT: usize = 160;
 
 /// Which program and mode wrote a result.
@@ -314,10 +314,10 @@ pub fn read(path: &Path) -> Result<Vec<ForeignResult>, ImportError> {
     let name = path.file_name().map_or_else(|| path.to_string_lossy(), std::ffi::OsStr::to_string_lossy);
     let name = clipped(&name);
     let text = input::read_text(path, MAX_BYTES).map_err(|refused| match refused {
-        Refused::Io(source) => ImportError::Read { path: owned(), source },
-        Refused::NotRegular { .. } => ImportError::NotAFile { path: owned() },
-        Refused::TooLarge { size, limit } => ImportError::TooLarge { path: owned(), size, limit },
-        Refused::NotText { at } => ImportError::NotText { file: name.clone(), at },
+        InputError::Io(source) => ImportError::Read { path: owned(), source },
+        InputError::NotRegular { .. } => ImportError::NotAFile { path: owned() },
+        InputError::TooLarge { size, limit } => ImportError::TooLarge { path: owned(), size, limit },
+        InputError::NotText { at } => ImportError::NotText { file: name.clone(), at },
     })?;
     parse(&name, text)
 }
@@ -369,7 +369,7 @@ fn recognise(document: &Document) -> Result<Vec<ForeignResult>, ImportError> {
     })
 }
 
-/// A stranger's text: without control characters, and not longer than a line.
+/// Untrusted text: without control characters, and not longer than a line.
 fn clipped(text: &str) -> String {
     let text = plain(text.trim());
     match text.char_indices().nth(MAX_TEXT) {

@@ -21,7 +21,7 @@ const SIZE_TOLERANCE: f64 = 0.05;
 
 /// What a person says beyond the file; it goes before what the file says, but for weights whose size the file states.
 #[derive(Debug, Clone, Default)]
-pub struct Given<'a> {
+pub struct UserOverrides<'a> {
     pub model: Option<&'a Architecture>,
     pub gpu: Option<&'a DeviceSpec>,
     pub gpus: Option<u64>,
@@ -57,7 +57,7 @@ pub struct Placement {
 /// Where a row stands.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
-pub enum Place {
+pub enum RooflinePlacement {
     Placed(Box<Placement>),
     /// Something has to be said first.
     Asks(Vec<Missing>),
@@ -70,13 +70,13 @@ pub enum Place {
 pub struct Imported {
     pub result: ForeignResult,
     /// One a row.
-    pub places: Vec<Place>,
+    pub places: Vec<RooflinePlacement>,
 }
 
 impl Imported {
     /// Places every row of a result.
     #[must_use]
-    pub fn new(result: ForeignResult, given: &Given<'_>) -> Self {
+    pub fn new(result: ForeignResult, given: &UserOverrides<'_>) -> Self {
         let places = result.rows.iter().map(|row| place(row, result.format, given)).collect();
         Self { result, places }
     }
@@ -86,7 +86,7 @@ impl Imported {
     pub fn missing(&self) -> Vec<&Missing> {
         let mut asked: Vec<&Missing> = Vec::new();
         for place in &self.places {
-            let Place::Asks(missing) = place else { continue };
+            let RooflinePlacement::Asks(missing) = place else { continue };
             asked.extend(
                 missing
                     .iter()
@@ -100,12 +100,12 @@ impl Imported {
 
 /// Holds a row's decode step against the floor of its batch and context.
 #[must_use]
-pub fn place(row: &ForeignRow, format: ForeignFormat, given: &Given<'_>) -> Place {
+pub fn place(row: &ForeignRow, format: ForeignFormat, given: &UserOverrides<'_>) -> RooflinePlacement {
     let time = match decode_time(row) {
         Ok(time) => time,
-        Err(why) => return Place::NoDecode(why),
+        Err(why) => return RooflinePlacement::NoDecode(why),
     };
-    let mut words = Words::default();
+    let mut words = PlacementNotes::default();
     if time.metric == Metric::Itl {
         words.assume("the gap between tokens (ITL) is taken for TPOT, which the file lacks".to_owned());
     }
@@ -118,7 +118,7 @@ pub fn place(row: &ForeignRow, format: ForeignFormat, given: &Given<'_>) -> Plac
     let (Some(model), Some((device, gpus)), Some(dtype), Some(batch), Some(context)) =
         (model, device, storage, batch, context)
     else {
-        return Place::Asks(words.missing);
+        return RooflinePlacement::Asks(words.missing);
     };
     let kv = words.cache(setup, given, dtype);
     let cost = words.cost(setup, &model, dtype, kv, batch, context);
@@ -140,7 +140,7 @@ pub fn place(row: &ForeignRow, format: ForeignFormat, given: &Given<'_>) -> Plac
         ));
     }
     let device = device.name.clone();
-    Place::Placed(Box::new(Placement {
+    RooflinePlacement::Placed(Box::new(Placement {
         cell,
         device,
         gpus,
@@ -175,12 +175,12 @@ fn decode_time(row: &ForeignRow) -> Result<&Value, String> {
 }
 
 #[derive(Default)]
-struct Words {
+struct PlacementNotes {
     missing: Vec<Missing>,
     assumptions: Vec<String>,
 }
 
-impl Words {
+impl PlacementNotes {
     fn assume(&mut self, what: String) {
         self.assumptions.push(what);
     }
@@ -190,7 +190,7 @@ impl Words {
         None
     }
 
-    fn model<'a>(&mut self, setup: &Setup, given: &Given<'a>) -> Option<Cow<'a, Architecture>> {
+    fn model<'a>(&mut self, setup: &Setup, given: &UserOverrides<'a>) -> Option<Cow<'a, Architecture>> {
         if let Some(architecture) = given.model {
             return Some(Cow::Borrowed(architecture));
         }
@@ -213,7 +213,7 @@ impl Words {
     }
 
     /// The data sheet of all GPUs together.
-    fn device(&mut self, setup: &Setup, given: &Given<'_>) -> Option<(DeviceSpec, u64)> {
+    fn device(&mut self, setup: &Setup, given: &UserOverrides<'_>) -> Option<(DeviceSpec, u64)> {
         let one = match (given.gpu, setup.gpu.as_deref()) {
             (Some(spec), named) => {
                 self.other_device(spec, named, setup.cpu.as_deref());
@@ -268,7 +268,7 @@ impl Words {
         }
     }
 
-    fn storage(&mut self, setup: &Setup, given: &Given<'_>) -> Option<Dtype> {
+    fn storage(&mut self, setup: &Setup, given: &UserOverrides<'_>) -> Option<Dtype> {
         // Weights of a stated size are those, whatever was meant.
         if let (Some(said), Some(stored), Some(bytes)) = (given.dtype, &setup.stored_as, setup.weight_bytes)
             && said != setup.dtype.unwrap_or(Dtype::Gguf)
@@ -296,7 +296,7 @@ impl Words {
         }
     }
 
-    fn batch(&mut self, row: &ForeignRow, given: &Given<'_>) -> Option<usize> {
+    fn batch(&mut self, row: &ForeignRow, given: &UserOverrides<'_>) -> Option<usize> {
         let whole = |batch: u64| usize::try_from(batch).ok().filter(|b| *b >= 1);
         if let Some(stated) = given.batch.or(row.setup.batch) {
             return whole(stated);
@@ -323,7 +323,7 @@ impl Words {
         Some(found.round().clamp(1.0, 1e6) as usize)
     }
 
-    fn context(&mut self, setup: &Setup, given: &Given<'_>) -> Option<usize> {
+    fn context(&mut self, setup: &Setup, given: &UserOverrides<'_>) -> Option<usize> {
         if let Some(stated) = given.context {
             return usize::try_from(stated).ok();
         }
@@ -334,7 +334,7 @@ impl Words {
         Some(context.round().clamp(0.0, 1e8) as usize)
     }
 
-    fn cache(&mut self, setup: &Setup, given: &Given<'_>, weights: Dtype) -> Dtype {
+    fn cache(&mut self, setup: &Setup, given: &UserOverrides<'_>, weights: Dtype) -> Dtype {
         given.kv_dtype.or(setup.kv_dtype).unwrap_or_else(|| {
             let kv = weights.of_cache();
             self.assume(format!("KV cache in {kv}: the file does not say (--kv-dtype)"));

@@ -220,14 +220,16 @@ fn optimum_and_trtllm_say_more_than_others() {
 #[test]
 fn a_decode_stands_on_the_roofline_of_its_own_batch_and_context() {
     let architecture = test_shapes::llama_3_1_8b();
-    let given = Given {
+    let given = UserOverrides {
         model: Some(&architecture),
         gpu: Some(devices::find("h100-pcie").unwrap()),
         dtype: Some(Dtype::Bf16),
-        ..Given::default()
+        ..UserOverrides::default()
     };
     let result = one("vllm-serve-2025-03-detailed.json");
-    let Place::Placed(placed) = place(&result.rows[0], result.format, &given) else { panic!("not placed") };
+    let RooflinePlacement::Placed(placed) = place(&result.rows[0], result.format, &given) else {
+        panic!("not placed")
+    };
     assert_eq!(
         (placed.cell.batch, placed.cell.context),
         (1, 1023),
@@ -246,14 +248,16 @@ fn a_decode_stands_on_the_roofline_of_its_own_batch_and_context() {
 #[test]
 fn what_is_missing_is_asked_for_and_not_guessed() {
     let result = one("vllm-serve-2025-03-detailed.json");
-    let imported = Imported::new(result, &Given::default());
+    let imported = Imported::new(result, &UserOverrides::default());
     let flags: Vec<&str> = imported.missing().iter().map(|m| m.flag.as_str()).collect();
     assert_eq!(flags, ["--model", "--gpu", "--dtype"]);
     assert!(imported.missing()[0].hint.contains("Llama-3.1-8B"), "{:?}", imported.missing());
     // A GPU that could be two products is asked for by naming both.
     let mut row = one("optimum-benchmark.json").rows.remove(0);
     row.setup.gpu = Some("A100".to_owned());
-    let Place::Asks(missing) = place(&row, ForeignFormat::OptimumBenchmark, &Given::default()) else {
+    let RooflinePlacement::Asks(missing) =
+        place(&row, ForeignFormat::OptimumBenchmark, &UserOverrides::default())
+    else {
         panic!()
     };
     let gpu = missing.iter().find(|m| m.flag == "--gpu").unwrap();
@@ -277,7 +281,9 @@ fn speculative_steps_and_missing_decodes_stay_off_the_roofline() {
         ("vllm-latency.json", "no decode"),
     ] {
         let result = one(name);
-        let Place::NoDecode(said) = place(&result.rows[0], result.format, &Given::default()) else {
+        let RooflinePlacement::NoDecode(said) =
+            place(&result.rows[0], result.format, &UserOverrides::default())
+        else {
             panic!("{name}")
         };
         assert!(said.contains(why), "{name}: {said}");
@@ -287,10 +293,15 @@ fn speculative_steps_and_missing_decodes_stay_off_the_roofline() {
 #[test]
 fn weights_of_another_size_and_times_beyond_the_device_are_said() {
     let architecture = test_shapes::llama_3_1_8b();
-    let given =
-        Given { model: Some(&architecture), gpu: Some(devices::find("l4").unwrap()), ..Given::default() };
+    let given = UserOverrides {
+        model: Some(&architecture),
+        gpu: Some(devices::find("l4").unwrap()),
+        ..UserOverrides::default()
+    };
     let result = one("llama-bench-q8_0.json");
-    let Place::Placed(placed) = place(&result.rows[1], result.format, &given) else { panic!("not placed") };
+    let RooflinePlacement::Placed(placed) = place(&result.rows[1], result.format, &given) else {
+        panic!("not placed")
+    };
     assert!(
         placed.assumptions.iter().any(|a| a.contains("one of the two is not what ran")),
         "{:?}",
@@ -303,10 +314,15 @@ fn weights_of_another_size_and_times_beyond_the_device_are_said() {
 #[test]
 fn a_mixture_of_formats_is_placed_by_the_size_its_file_states() {
     let architecture = test_shapes::llama_3_1_8b();
-    let given =
-        Given { model: Some(&architecture), gpu: Some(devices::find("4090").unwrap()), ..Given::default() };
+    let given = UserOverrides {
+        model: Some(&architecture),
+        gpu: Some(devices::find("4090").unwrap()),
+        ..UserOverrides::default()
+    };
     let result = one("llama-bench.json");
-    let Place::Placed(placed) = place(&result.rows[1], result.format, &given) else { panic!("not placed") };
+    let RooflinePlacement::Placed(placed) = place(&result.rows[1], result.format, &given) else {
+        panic!("not placed")
+    };
     assert_eq!(placed.cell.dtype, Dtype::Gguf);
     let weights = placed.cell.bytes.weights.0;
     assert!((4_000_000_000..4_677_120_000).contains(&weights), "all but the token table: {weights}");
@@ -315,14 +331,16 @@ fn a_mixture_of_formats_is_placed_by_the_size_its_file_states() {
 #[test]
 fn a_stated_size_of_weights_goes_before_the_dtype_that_was_given() {
     let architecture = test_shapes::llama_3_1_8b();
-    let given = Given {
+    let given = UserOverrides {
         model: Some(&architecture),
         gpu: Some(devices::find("4090").unwrap()),
         dtype: Some(Dtype::Bf16),
-        ..Given::default()
+        ..UserOverrides::default()
     };
     let result = one("llama-bench.json");
-    let Place::Placed(placed) = place(&result.rows[1], result.format, &given) else { panic!("not placed") };
+    let RooflinePlacement::Placed(placed) = place(&result.rows[1], result.format, &given) else {
+        panic!("not placed")
+    };
     assert_eq!(placed.cell.dtype, Dtype::Gguf);
     assert!(placed.cell.bytes.weights.0 < 4_677_120_000, "{}", placed.cell.bytes.weights);
     let said = placed.assumptions.join("; ");
@@ -336,8 +354,10 @@ fn a_device_that_the_file_contradicts_is_said() {
     let mut said = |named: &str, given: &str| {
         row.setup.gpu = Some(named.to_owned());
         let gpu = Some(devices::find(given).unwrap());
-        let given = Given { model: Some(&architecture), gpu, ..Given::default() };
-        let Place::Placed(placed) = place(&row, ForeignFormat::LlamaBench, &given) else { panic!("{named}") };
+        let given = UserOverrides { model: Some(&architecture), gpu, ..UserOverrides::default() };
+        let RooflinePlacement::Placed(placed) = place(&row, ForeignFormat::LlamaBench, &given) else {
+            panic!("{named}")
+        };
         placed.assumptions.iter().find(|a| a.contains("the file names")).cloned()
     };
     assert_eq!(
@@ -411,7 +431,7 @@ fn a_field_of_another_kind_is_an_error_or_ignored_and_never_a_panic() {
                     Err(error) => assert!(error.to_string().contains(name.as_str())),
                     Ok(results) => {
                         for result in results {
-                            let _ = Imported::new(result, &Given::default());
+                            let _ = Imported::new(result, &UserOverrides::default());
                         }
                     }
                 }

@@ -1,7 +1,7 @@
 use std::path::Path;
 
 use super::*;
-use crate::analysis::import::{self, Given};
+use crate::analysis::import::{self, UserOverrides};
 use crate::analysis::{of_foreign, with_external};
 use crate::output::findings::{render_checklists, render_ladder};
 use crate::samples;
@@ -9,13 +9,13 @@ use hbmark_core::ledger::devices;
 use hbmark_core::model::{Dtype, test_shapes};
 use hbmark_core::result::{Report, ReportKind};
 
-fn imported(names: &[&str], given: &Given<'_>) -> Vec<Imported> {
+fn imported(names: &[&str], given: &UserOverrides<'_>) -> Vec<Imported> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/foreign");
     let results = names.iter().flat_map(|name| import::read(&folder.join(name)).unwrap());
     results.map(|result| Imported::new(result, given)).collect()
 }
 
-fn table(names: &[&str], given: &Given<'_>) -> String {
+fn table(names: &[&str], given: &UserOverrides<'_>) -> String {
     render(&imported(names, given), TextFormat::Table).unwrap()
 }
 
@@ -32,7 +32,7 @@ fn every_server_benchmark_prints_what_it_says_and_asks_for_the_rest() {
             "guidellm.json",
             "trtllm-bench-streaming.json",
         ],
-        &Given::default()
+        &UserOverrides::default()
     ));
 }
 
@@ -40,19 +40,19 @@ fn every_server_benchmark_prints_what_it_says_and_asks_for_the_rest() {
 fn every_step_benchmark_prints_what_it_says_and_asks_for_the_rest() {
     insta::assert_snapshot!(table(
         &["sglang-one-batch.jsonl", "llama-bench.json", "llama-cpp-page.md", "optimum-benchmark.json"],
-        &Given::default()
+        &UserOverrides::default()
     ));
 }
 
 #[test]
 fn with_what_was_missing_the_rows_stand_on_the_roofline() {
     let architecture = test_shapes::llama_3_1_8b();
-    let given = Given {
+    let given = UserOverrides {
         model: Some(&architecture),
         gpu: Some(devices::find("h100-pcie").unwrap()),
         dtype: Some(Dtype::Bf16),
         gpus: Some(1),
-        ..Given::default()
+        ..UserOverrides::default()
     };
     let names = ["vllm-serve-2025-03-detailed.json", "sglang-one-batch.jsonl"];
     insta::assert_snapshot!(table(&names, &given));
@@ -74,7 +74,7 @@ fn the_dictionary_prints_in_every_format() {
 
 #[test]
 fn a_spreadsheet_runs_nothing_a_stranger_wrote() {
-    let mut one = imported(&["vllm-serve-0.25.json"], &Given::default());
+    let mut one = imported(&["vllm-serve-0.25.json"], &UserOverrides::default());
     one[0].result.rows[0].setup.model = Some("=cmd()".to_owned());
     one[0].result.rows[0].label = "@x".to_owned();
     let csv = render(&one, TextFormat::Csv).unwrap();
@@ -84,7 +84,8 @@ fn a_spreadsheet_runs_nothing_a_stranger_wrote() {
 #[test]
 fn foreign_checklists_mostly_say_what_is_missing() {
     let names = ["vllm-serve-2025-03-detailed.json", "llama-bench-q8_0.json"];
-    let lists: Vec<_> = imported(&names, &Given::default()).iter().map(|i| of_foreign(&i.result)).collect();
+    let lists: Vec<_> =
+        imported(&names, &UserOverrides::default()).iter().map(|i| of_foreign(&i.result)).collect();
     insta::assert_snapshot!(render_checklists(&lists, TextFormat::Table).unwrap());
 }
 
@@ -92,10 +93,14 @@ fn foreign_checklists_mostly_say_what_is_missing() {
 fn an_external_server_stands_above_a_predicted_cell() {
     let architecture = test_shapes::llama_3_1_8b();
     let device = devices::find("h100-pcie").unwrap();
-    let given =
-        Given { model: Some(&architecture), gpu: Some(device), dtype: Some(Dtype::Bf16), ..Given::default() };
+    let given = UserOverrides {
+        model: Some(&architecture),
+        gpu: Some(device),
+        dtype: Some(Dtype::Bf16),
+        ..UserOverrides::default()
+    };
     let external = imported(&["vllm-serve-2025-03-detailed.json"], &given);
-    let Place::Placed(placed) = &external[0].places[0] else { panic!("not placed") };
+    let RooflinePlacement::Placed(placed) = &external[0].places[0] else { panic!("not placed") };
     let prediction = hbmark_core::ledger::predict(&hbmark_core::ledger::Request {
         architecture: &architecture,
         inventory: &architecture.inventory(Dtype::Bf16),
@@ -123,7 +128,7 @@ fn an_external_server_stands_above_a_predicted_cell() {
 #[test]
 fn every_column_names_its_statistic_and_tails_stand_beside_the_middle() {
     let heading = |name: &str| {
-        let text = table(&[name], &Given::default());
+        let text = table(&[name], &UserOverrides::default());
         text.lines().find(|line| line.starts_with("row ")).unwrap().to_owned()
     };
     let served = heading("vllm-serve-0.25.json");

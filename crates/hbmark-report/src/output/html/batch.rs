@@ -5,7 +5,7 @@
 use super::axis::{Axis, Measure};
 use super::chart::{Chart, Key, Line, Point, Rule, Shape, Span};
 use super::figure::{Figure, Panel, numbers, words};
-use super::palette::{Palette, Timed, believed, timed};
+use super::palette::{Palette, Timed, is_believable, timed};
 use crate::output::table::{Column, status_word};
 use hbmark_core::model::Dtype;
 use hbmark_core::result::{Phase, Report, ReportKind};
@@ -143,7 +143,7 @@ fn chart(
         let places: Vec<(f64, f64)> = group
             .cells
             .iter()
-            .filter(|t| believed(t.cell))
+            .filter(|t| is_believable(t.cell))
             .filter_map(|t| Some((t.cell.batch as f64, value(t)?)))
             .collect();
         lines.push(Line { class: class.clone(), points: places, label: None });
@@ -155,8 +155,8 @@ fn chart(
         points.extend(group.cells.iter().filter_map(|t| {
             let y = value(t)?;
             Some(Point {
-                class: if believed(t.cell) { colour.clone() } else { "bad".into() },
-                shape: if believed(t.cell) { Shape::Circle } else { Shape::Cross },
+                class: if is_believable(t.cell) { colour.clone() } else { "bad".into() },
+                shape: if is_believable(t.cell) { Shape::Circle } else { Shape::Cross },
                 x: t.cell.batch as f64,
                 y,
                 spread: t.interval_ns.filter(|_| measure == Measure::Time),

@@ -7,7 +7,7 @@ use std::fmt::Write;
 use super::axis::{Axis, Measure};
 use super::chart::{Chart, Key, Label, Line, Point, Shape, Span};
 use super::figure::{Figure, Panel, numbers, words};
-use super::palette::{Palette, Timed, believed, numbered, timed};
+use super::palette::{Palette, Timed, is_believable, numbered, timed};
 use crate::output::table::{Column, status_word};
 use crate::output::terminal::fit_line;
 use hbmark_core::result::{FittedModel, Phase, Report, ReportKind, Status};
@@ -87,8 +87,8 @@ fn chart(index: usize, of: &[Timed<'_>], fit: Option<&FittedModel>) -> Option<Ch
         }
     }
     let points = of.iter().map(|t| Point {
-        class: if believed(t.cell) { class(t.cell.batch) } else { "bad".into() },
-        shape: if believed(t.cell) { Shape::Circle } else { Shape::Cross },
+        class: if is_believable(t.cell) { class(t.cell.batch) } else { "bad".into() },
+        shape: if is_believable(t.cell) { Shape::Circle } else { Shape::Cross },
         x: t.cell.context as f64,
         y: t.time_ns,
         spread: t.interval_ns,

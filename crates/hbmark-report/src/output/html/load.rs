@@ -16,7 +16,7 @@ use hbmark_core::result::serving::{
 const WIDE: f64 = 12.0;
 
 /// Name, colour and value of a line.
-type Series = (&'static str, &'static str, fn(&ServeResult) -> Option<f64>);
+type PlotSeries = (&'static str, &'static str, fn(&ServeResult) -> Option<f64>);
 
 /// A percentile that is drawn.
 struct Level {
@@ -33,13 +33,13 @@ const LEVELS: [Level; 3] = [
 ];
 
 /// One point of the curve.
-struct Place<'a> {
+struct CurvePoint<'a> {
     x: f64,
     point: &'a Point,
     result: &'a ServeResult,
 }
 
-impl Place<'_> {
+impl CurvePoint<'_> {
     /// Whether a level of a metric is crossed out: no figure of the point is believed, or it missed this level's objective. An objective at
     /// a percentile that is not drawn crosses out all that are.
     fn missed(&self, metric: SloMetric, percentile: f64) -> bool {
@@ -76,12 +76,12 @@ fn same(a: f64, b: f64) -> bool {
 pub fn figure(report: &ServeReport) -> Figure {
     let figure = Figure::new("load", "Latency and throughput against load");
     let swept = report.swept.as_deref().unwrap_or("rate");
-    let places: Vec<Place<'_>> = report
+    let places: Vec<CurvePoint<'_>> = report
         .points
         .iter()
         .filter_map(|point| {
             let result = point.result.as_ref()?;
-            Some(Place { x: place(point, result, swept)?, point, result })
+            Some(CurvePoint { x: place(point, result, swept)?, point, result })
         })
         .collect();
     let mut xs: Vec<f64> = places.iter().map(|p| p.x).collect();
@@ -161,7 +161,7 @@ fn finite(quantity: Option<Quantity>) -> Option<f64> {
 }
 
 /// What decided about a point.
-fn told(place: &Place<'_>) -> String {
+fn told(place: &CurvePoint<'_>) -> String {
     let failed = place.result.slo.iter().filter(|c| c.met == Some(false)).map(|c: &ClauseResult| {
         format!(
             "\nNOT met: {}{}",
@@ -182,13 +182,13 @@ fn latency(
     title: &str,
     metric: SloMetric,
     of: fn(&ServeResult) -> Option<&Quantiles>,
-    places: &[Place<'_>],
+    places: &[CurvePoint<'_>],
     x: &Axis,
     report: &ServeReport,
 ) -> Option<Chart> {
     let (mut lines, mut points, mut keys) = (Vec::new(), Vec::new(), Vec::new());
     for Level { name: level, class, percentile, of: value } in LEVELS {
-        let seen: Vec<(&Place<'_>, f64)> =
+        let seen: Vec<(&CurvePoint<'_>, f64)> =
             places.iter().filter_map(|p| Some((p, finite(value(of(p.result)?))?))).collect();
         if seen.is_empty() {
             continue;
@@ -244,7 +244,7 @@ fn latency(
 }
 
 /// The objectives about a metric, each once.
-fn clauses(places: &[Place<'_>], metric: SloMetric) -> Vec<Clause> {
+fn clauses(places: &[CurvePoint<'_>], metric: SloMetric) -> Vec<Clause> {
     let mut clauses: Vec<Clause> = Vec::new();
     for clause in places.iter().flat_map(|p| &p.result.slo).map(|c| c.clause) {
         if clause.metric == metric && !clauses.contains(&clause) {
@@ -259,12 +259,12 @@ fn found(report: &ServeReport) -> Vec<Rule> {
     rate.map(|x| Rule { x, class: "crossing".into(), label: String::new() }).into_iter().collect()
 }
 
-fn throughput(swept: &str, places: &[Place<'_>], x: &Axis, report: &ServeReport) -> Option<Chart> {
-    let series: [Series; 2] =
+fn throughput(swept: &str, places: &[CurvePoint<'_>], x: &Axis, report: &ServeReport) -> Option<Chart> {
+    let series: [PlotSeries; 2] =
         [("served", "c0", |r| Some(r.served_per_s)), ("goodput", "c2", |r| r.goodput_per_s)];
     let (mut lines, mut points, mut keys) = (Vec::new(), Vec::new(), Vec::new());
     for (name, class, value) in series {
-        let mut seen: Vec<(&Place<'_>, f64)> =
+        let mut seen: Vec<(&CurvePoint<'_>, f64)> =
             places.iter().filter_map(|p| Some((p, value(p.result).filter(|v| v.is_finite())?))).collect();
         seen.sort_by(|a, b| a.0.x.total_cmp(&b.0.x));
         if seen.is_empty() {

@@ -71,7 +71,7 @@ pub fn timed(report: &Report) -> impl Iterator<Item = Timed<'_>> {
 
 /// Whether a cell's time may be believed.
 #[must_use]
-pub fn believed(cell: &CellResult) -> bool {
+pub fn is_believable(cell: &CellResult) -> bool {
     cell.status != Status::Invalid
 }
 

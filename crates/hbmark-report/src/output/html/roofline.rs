@@ -8,7 +8,7 @@ use std::fmt::Write;
 use super::axis::{Axis, Measure};
 use super::chart::{Chart, Key, Label, Line, Point, Shape, Span};
 use super::figure::{Figure, Panel, numbers, words};
-use super::palette::{Palette, Timed, believed, phase_word, timed};
+use super::palette::{Palette, Timed, is_believable, phase_word, timed};
 use crate::output::External;
 use crate::output::table::{bound_word, status_word};
 use hbmark_core::ledger::Roof;
@@ -165,7 +165,7 @@ fn roofs(ceilings: &[Ceiling], x: &Axis, y: &Axis) -> Vec<Line> {
 
 fn shape(dot: &Dot<'_>) -> Shape {
     match dot.timed.cell.phase {
-        _ if !believed(dot.timed.cell) => Shape::Cross,
+        _ if !is_believable(dot.timed.cell) => Shape::Cross,
         _ if dot.imported.is_some() => Shape::Triangle,
         Phase::Decode => Shape::Circle,
         Phase::Prefill => Shape::Square,
@@ -189,7 +189,7 @@ fn point(dot: &Dot<'_>, palette: &Palette) -> Point {
     if let Some(fraction) = cell.predicted_ns.map(|floor| floor / dot.timed.time_ns) {
         let _ = write!(hover, "\n{} of the roof", Measure::Share.show(fraction));
     }
-    let class = if believed(cell) { colour(dot, palette) } else { "bad".to_owned() };
+    let class = if is_believable(cell) { colour(dot, palette) } else { "bad".to_owned() };
     Point { class, shape: shape(dot), x: dot.intensity, y: dot.flops_per_s, spread: None, hover }
 }
 
@@ -205,7 +205,7 @@ fn keys(dots: &[Dot<'_>], ceilings: &[Ceiling], palette: &Palette) -> Vec<Key> {
     let mut keys: Vec<Key> = Vec::new();
     for dot in dots {
         let cell = dot.timed.cell;
-        let key = if believed(cell) {
+        let key = if is_believable(cell) {
             Key {
                 class: colour(dot, palette),
                 shape: Some(shape(dot)),

@@ -1,6 +1,6 @@
 //! The emulation finds what is wrong: tested with kernels that are wrong on purpose.
 
-use super::super::device::{Argument, Device, Launch};
+use super::super::device::{Argument, Device, KernelLaunch};
 use super::super::emulated::{Barrier, Emulated, EmulatedMemory};
 use crate::engine::EngineError;
 
@@ -8,7 +8,7 @@ const WORDS: usize = 128;
 
 fn run(seed: u64, kernel: &str, memories: &[&EmulatedMemory], blocks: u32) -> Result<Emulated, EngineError> {
     let mut device = Emulated::new(seed);
-    device.launch(&Launch {
+    device.launch(&KernelLaunch {
         kernel: kernel.into(),
         grid: [blocks, 1, 1],
         threads: u32::try_from(WORDS).unwrap(),
@@ -77,7 +77,8 @@ fn arguments_that_are_not_the_kernels_are_refused() {
     let mut device = Emulated::new(0);
     let to = device.allocate(16).unwrap();
     let refused = |kernel: &str, arguments: Vec<Argument>| {
-        let launch = Launch { kernel: kernel.into(), grid: [1; 3], threads: 32, shared_bytes: 0, arguments };
+        let launch =
+            KernelLaunch { kernel: kernel.into(), grid: [1; 3], threads: 32, shared_bytes: 0, arguments };
         Emulated::new(0).launch(&launch).unwrap_err().to_string()
     };
     let address = Argument::Address(Emulated::address(&to));
@@ -91,9 +92,9 @@ fn arguments_that_are_not_the_kernels_are_refused() {
 fn nothing_is_allocated_or_copied_while_a_graph_is_recorded() {
     let mut device = Emulated::new(0);
     let to = device.allocate(16).unwrap();
-    device.begin_recording().unwrap();
+    device.begin_capture().unwrap();
     assert!(device.allocate(16).is_err());
     assert!(device.upload(&to, 0, &[0; 16]).is_err());
-    assert!(device.end_recording().is_ok());
-    assert!(device.end_recording().is_err());
+    assert!(device.end_capture().is_ok());
+    assert!(device.end_capture().is_err());
 }

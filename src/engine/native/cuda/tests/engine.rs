@@ -145,7 +145,11 @@ fn a_steady_decode_is_recorded_once_and_replayed_bit_for_bit() {
     for expected in [0, 1, 2, 3] {
         session.step(&step).unwrap();
         assert_eq!(session.operations.device().replays, expected);
-        seen.push((session.logits().unwrap(), session.next_tokens().unwrap(), session.moved().unwrap()));
+        seen.push((
+            session.logits().unwrap(),
+            session.next_tokens().unwrap(),
+            session.bytes_moved().unwrap(),
+        ));
     }
     assert!(seen.iter().all(|one| *one == seen[0]), "eager, recorded and replayed steps differ");
     // A pinned step copies nothing to the device.
@@ -218,7 +222,7 @@ fn a_profile_names_every_operation_and_counts_the_bytes_of_a_step() {
     for _ in 0..3 {
         session.step(&step).unwrap();
     }
-    let moved = session.moved().unwrap();
+    let moved = session.bytes_moved().unwrap();
     let profile = session.profile(&step).unwrap();
     assert_eq!(profile.iter().map(|operation| operation.bytes.0).sum::<u64>(), moved.0);
     assert!(profile.iter().all(|operation| operation.calls > 0));

@@ -8,7 +8,9 @@ use super::super::emulated::{Barrier, Emulated};
 use super::super::kernels::Tuning;
 use super::super::operations::CudaOperations;
 use super::SMALL;
-use crate::engine::native::operations::{Arrangement, Embedding, Operation, Operations, Part, PoolShape};
+use crate::engine::native::operations::{
+    Embedding, FusedLayout, LinearPart, Operation, Operations, PoolShape,
+};
 use crate::engine::native::oracle::Oracle;
 use crate::engine::native::rope::RopeTable;
 use crate::engine::native::rows::Rows;
@@ -57,7 +59,7 @@ fn every_operation_equals_the_oracle() {
             for error in errors_with(tuning) {
                 assert!(error.worst <= F16_ROWS_TOLERANCE, "{error:?}, {}", sample.label());
             }
-            tuning.least_tiled = usize::MAX;
+            tuning.min_tiled_rows = usize::MAX;
         }
         for error in errors_with(tuning) {
             assert!(error.passed(&sample), "{error:?}, {}", sample.label());
@@ -84,7 +86,7 @@ fn attention_on_tensor_cores_equals_attention_over_single_rows() {
     let mut compared = 0;
     for sample in samples.take(7) {
         let scenario = scenario_of(&sample, &ragged(sample.seed));
-        let mut tiled = emulated(sample.seed, Tuning { least_prefill: 1, ..SMALL });
+        let mut tiled = emulated(sample.seed, Tuning { min_prefill_rows: 1, ..SMALL });
         let mut single = emulated(sample.seed, SMALL);
         let errors = operation_errors(&mut tiled, &mut single, &sample, &scenario).unwrap();
         for error in errors.into_iter().filter(|error| error.operation == Operation::Attention) {
@@ -100,7 +102,7 @@ fn products_on_tensor_cores_equal_the_oracle_at_every_tiling() {
     let tolerances = [(Dtype::Bf16, 1e-5), (Dtype::F16, 1e-3), (Dtype::Int8, 1e-5), (Dtype::Fp8, 1e-5)];
     for (dtype, tolerance) in tolerances {
         for rows in [1, 5, 16, 17, 33, 65, 130] {
-            let tuning = Tuning { least_tiled: 1, ..SMALL };
+            let tuning = Tuning { min_tiled_rows: 1, ..SMALL };
             let found = projection(&mut emulated(7, tuning), dtype, rows, 700);
             let error = worst(&found, &projection(&mut Oracle::new(), dtype, rows, 700));
             assert!(error <= tolerance, "{rows} rows of {dtype}: {error:.1e}");
@@ -112,7 +114,7 @@ fn products_on_tensor_cores_equal_the_oracle_at_every_tiling() {
 fn products_of_the_library_equal_the_oracle() {
     for (dtype, tolerance) in [(Dtype::Bf16, 1e-5), (Dtype::F16, 1e-3)] {
         for rows in [1, 7, 70] {
-            let tuning = Tuning { least_tiled: 1, least_library: 1, ..SMALL };
+            let tuning = Tuning { min_tiled_rows: 1, min_library_rows: 1, ..SMALL };
             let found = projection(&mut emulated(7, tuning), dtype, rows, 700);
             let error = worst(&found, &projection(&mut Oracle::new(), dtype, rows, 700));
             assert!(error <= tolerance, "{rows} rows of {dtype}: {error:.1e}");
@@ -126,8 +128,8 @@ fn operations_around_products_of_the_library_equal_those_with_kernels_of_our_own
     let mut compared = 0;
     for sample in samples.take(8) {
         let scenario = scenario_of(&sample, &ragged(sample.seed));
-        let ours = Tuning { least_tiled: 1, ..SMALL };
-        let mut library = emulated(sample.seed, Tuning { least_library: 1, ..ours });
+        let ours = Tuning { min_tiled_rows: 1, ..SMALL };
+        let mut library = emulated(sample.seed, Tuning { min_library_rows: 1, ..ours });
         let errors = operation_errors(&mut library, &mut emulated(sample.seed, ours), &sample, &scenario);
         // Their sums are added up in another order; K and V are rounded behind them.
         for error in errors.unwrap() {
@@ -162,7 +164,7 @@ fn projection<O: Operations>(operations: &mut O, dtype: Dtype, rows: usize, colu
     let packing = Packing::of(dtype, 32).unwrap();
     let matrix = StoredMatrix::from_f32_rows(OUTPUTS, columns, &noise(0, OUTPUTS * columns), packing);
     let weights = operations
-        .linear(vec![Part { matrix, bias: Some(noise(1, OUTPUTS)) }], Arrangement::Stacked)
+        .linear(vec![LinearPart { matrix, bias: Some(noise(1, OUTPUTS)) }], FusedLayout::Stacked)
         .unwrap();
     operations.begin(&step, &rope, &pool).unwrap();
     let mut filled = |stream: usize, width: usize| {
@@ -235,7 +237,7 @@ fn ways_to_use_the_kernels() -> Vec<Right> {
             errors.is_some_and(|errors| {
                 errors.iter().all(|error| {
                     let on_tensor_cores =
-                        error.operation == Operation::Attention && tuning.least_prefill == 1;
+                        error.operation == Operation::Attention && tuning.min_prefill_rows == 1;
                     let allowed = operation_tolerance(error.operation, &sample);
                     error.worst <= if on_tensor_cores { PREFILL_TOLERANCE } else { allowed }
                 })
@@ -248,7 +250,7 @@ fn ways_to_use_the_kernels() -> Vec<Right> {
         small(Dtype::F32, little),
         small(Dtype::Int8, little),
         small(Dtype::Bf16, little),
-        small(Dtype::Bf16, Tuning { least_prefill: 1, least_tiled: 1, ..little }),
+        small(Dtype::Bf16, Tuning { min_prefill_rows: 1, min_tiled_rows: 1, ..little }),
     ]
 }
 

@@ -1,17 +1,17 @@
 //! What adapters add to a linear layer: `B · (A · x)` for the rows of each adapter of a step.
 //!
-//! Enters: activations, the adapters' packed matrices, which rows are whose. Leaves: a [`Delta`] of all outputs of the next linear layer, which
+//! Enters: activations, the adapters' packed matrices, which rows are whose. Leaves: a [`LoraDelta`] of all outputs of the next linear layer, which
 //! that layer's own operation adds as it finishes its sums. One job of the team: rows are packed, `A` makes a few numbers of each,
 //! these are packed, `B` makes outputs of them. A matrix is read once for all rows of its adapter; the sums of a row depend on nothing but
 //! its adapter and its input, so neither other rows nor the number of threads change a result.
 #![expect(unsafe_code, reason = "members write shared buffers at places that do not overlap")]
 
-use super::super::adapters::LowRank;
-use super::inputs::{InputShape, Inputs};
+use super::super::adapters::LoraWeights;
+use super::inputs::{InputShape, PackedActivations};
 use super::linear::{self, FusedMatrix};
 use super::matrix::PackedMatrix;
 use super::simd::LANES;
-use super::team::{Scattered, Worker};
+use super::team::{DisjointSlice, Worker};
 use super::{CpuBuffer, CpuOperations, Rows, valid_rows};
 
 /// Phases of the job's shared work.
@@ -22,7 +22,7 @@ const UP: usize = 3;
 
 /// What is added to the rows of the next linear layer, kept from step to step.
 #[derive(Debug, Default)]
-pub(super) struct Delta {
+pub(super) struct LoraDelta {
     /// `[rows, width]`, zeros where nothing is added.
     values: Vec<f32>,
     width: usize,
@@ -30,7 +30,7 @@ pub(super) struct Delta {
     ready: bool,
     /// `A · x`, `[parts, adapted rows, rank]`.
     inner: Vec<f32>,
-    packed: Inputs,
+    packed: PackedActivations,
 }
 
 /// A delta to add; of no width where there is none.
@@ -40,7 +40,7 @@ pub(super) struct Added<'a> {
     width: usize,
 }
 
-impl Delta {
+impl LoraDelta {
     /// What the layer that asks is to add.
     pub(super) fn take(&mut self) -> Added<'_> {
         let width = if std::mem::take(&mut self.ready) { self.width } else { 0 };
@@ -71,9 +71,9 @@ struct Extent {
 /// Unit `unit` of the panels of all adapters of a step, one adapter after the other.
 fn nth_panel<'a>(
     mut unit: usize,
-    groups: impl Iterator<Item = (&'a LowRank<CpuOperations>, std::ops::Range<usize>)>,
-    matrix: fn(&LowRank<CpuOperations>) -> &FusedMatrix,
-) -> (&'a LowRank<CpuOperations>, std::ops::Range<usize>, usize) {
+    groups: impl Iterator<Item = (&'a LoraWeights<CpuOperations>, std::ops::Range<usize>)>,
+    matrix: fn(&LoraWeights<CpuOperations>) -> &FusedMatrix,
+) -> (&'a LoraWeights<CpuOperations>, std::ops::Range<usize>, usize) {
     for (low, rows) in groups {
         let panels = matrix(low).panels();
         if unit < panels {
@@ -89,7 +89,7 @@ impl CpuOperations {
     pub(super) fn compute_delta(
         &mut self,
         rows: &Rows,
-        adapters: &[Option<LowRank<Self>>],
+        adapters: &[Option<LoraWeights<Self>>],
         width: usize,
         norm: Option<(&Vec<f32>, f32)>,
         input: &CpuBuffer,
@@ -110,7 +110,7 @@ impl CpuOperations {
         let Some((first, _)) = groups().next() else { return };
         let (set, count, slots) = (self.set, rows.len(), rows.adapted.len());
         let outer = self.inputs.writer(Self::input_shape(&first.a, slots));
-        let Delta { values, inner, packed, .. } = &mut self.delta;
+        let LoraDelta { values, inner, packed, .. } = &mut self.delta;
         // Buffers only grow, so a steady decode finds them there.
         values.resize(values.len().max(count * width), 0.0);
         inner.resize(inner.len().max(extent.parts * slots * extent.rank), 0.0);
@@ -121,11 +121,11 @@ impl CpuOperations {
             columns: extent.rank,
             padded: extent.padded,
         });
-        let values = Scattered::new(values);
-        let inner = Scattered::new(inner);
+        let values = DisjointSlice::new(values);
+        let inner = DisjointSlice::new(inner);
         let norm = norm.map(|(weights, eps)| (weights.as_slice(), eps));
         self.team.run(&|worker: &Worker<'_>| {
-            worker.share(PREPARE, count.max(slots).max(inner_rows), |unit| {
+            worker.parallel_for(PREPARE, count.max(slots).max(inner_rows), |unit| {
                 // SAFETY: members have different units; each buffer has one part per unit. The set is this processor's.
                 unsafe {
                     if unit < count {
@@ -141,7 +141,7 @@ impl CpuOperations {
                 }
             });
             worker.barrier();
-            worker.share(DOWN, down_panels, |unit| {
+            worker.parallel_for(DOWN, down_panels, |unit| {
                 let (low, own, panel) = nth_panel(unit, groups(), |low| &low.a);
                 let place = low.a.place(panel);
                 let valid = valid_rows(&low.a, place);
@@ -154,7 +154,7 @@ impl CpuOperations {
                 unsafe { linear::multiply_panel(set, &low.a, panel, &outer, own, store) };
             });
             worker.barrier();
-            worker.share(PACK, inner_rows, |unit| {
+            worker.parallel_for(PACK, inner_rows, |unit| {
                 // SAFETY: behind the barrier nobody writes the sums; members have different rows.
                 unsafe {
                     let row = &inner.whole()[unit * extent.rank..(unit + 1) * extent.rank];
@@ -162,7 +162,7 @@ impl CpuOperations {
                 }
             });
             worker.barrier();
-            worker.share(UP, up_panels, |unit| {
+            worker.parallel_for(UP, up_panels, |unit| {
                 let (low, own, panel) = nth_panel(unit, groups(), |low| &low.b);
                 let place = low.b.place(panel);
                 let (valid, first) = (valid_rows(&low.b, place), place.part * slots);

@@ -1,13 +1,13 @@
-//! The real witness: telemetry and a canary beside each block.
+//! The real monitor: telemetry and a canary beside each block.
 //!
-//! Enters: a device. Leaves: a [`Witness`] for the protocol. It sees the machine and never the times of the block it judges.
+//! Enters: a device. Leaves: a [`Monitor`] for the protocol. It sees the machine and never the times of the block it judges.
 
 use std::collections::VecDeque;
 
 use super::canary::{Baseline, Canary};
 use super::ceilings;
 use super::probe::ProbeError;
-use super::protocol::{SharedLoad, Testimony, Witness};
+use super::protocol::{BlockContext, Monitor, WindowLoad};
 use crate::engine::DeviceChoice;
 use crate::machine::nvml::Gpu;
 use crate::machine::telemetry::{HostTelemetry, NvmlTelemetry, Telemetry, judge};
@@ -29,7 +29,7 @@ const CPU_TOLERANCE: (f64, f64) = (0.10, 0.25);
 const SHIFT: f64 = 4.0 / 3.0;
 
 /// Telemetry and a canary.
-struct DeviceWitness {
+struct DeviceMonitor {
     telemetry: Box<dyn Telemetry>,
     canary: Box<dyn Canary>,
     /// `None` when the canary could not be timed; then it says nothing.
@@ -39,11 +39,11 @@ struct DeviceWitness {
     recent: Option<VecDeque<f64>>,
 }
 
-/// The witness of a device. Its canary learns its usual time here, so call it on the machine as the run will find it.
+/// The monitor of a device. Its canary learns its usual time here, so call it on the machine as the run will find it.
 ///
 /// # Errors
 /// When the canary's buffer cannot be had.
-pub fn of_device(device: DeviceChoice) -> Result<Box<dyn Witness>, ProbeError> {
+pub fn of_device(device: DeviceChoice) -> Result<Box<dyn Monitor>, ProbeError> {
     let host = HostTelemetry::new();
     let telemetry: Box<dyn Telemetry> = match device.gpu().and_then(Gpu::of_cuda_ordinal) {
         Some(gpu) => Box::new(NvmlTelemetry::new(gpu, host)),
@@ -52,25 +52,25 @@ pub fn of_device(device: DeviceChoice) -> Result<Box<dyn Witness>, ProbeError> {
     let mut canary = ceilings::canary(device)?;
     let baseline = canary.baseline(BASELINE_RUNS);
     let recent = device.gpu().is_none().then(VecDeque::new);
-    Ok(Box::new(DeviceWitness { telemetry, canary, baseline, limits: Limits::default(), recent }))
+    Ok(Box::new(DeviceMonitor { telemetry, canary, baseline, limits: Limits::default(), recent }))
 }
 
-impl DeviceWitness {
-    fn shared_load(&mut self, last: bool) -> Option<SharedLoad> {
+impl DeviceMonitor {
+    fn window_load(&mut self, last: bool) -> Option<WindowLoad> {
         let load = self.telemetry.load(last)?;
-        Some(SharedLoad { load, reject: load.reject(&self.limits) })
+        Some(WindowLoad { load, reject: load.reject(&self.limits) })
     }
 }
 
-impl Witness for DeviceWitness {
+impl Monitor for DeviceMonitor {
     fn before_block(&mut self) {
         self.telemetry.before_block();
     }
 
-    fn after_block(&mut self, _wall_seconds: f64) -> Testimony {
+    fn after_block(&mut self, _wall_seconds: f64) -> BlockContext {
         // The telemetry closes its window before the canary works, which would count as load.
         let telemetry = self.telemetry.after_block();
-        let load = self.shared_load(false);
+        let load = self.window_load(false);
         let judgement = judge(&telemetry);
         let seconds = self.canary.run();
         let mut conditions = judgement.conditions;
@@ -81,11 +81,11 @@ impl Witness for DeviceWitness {
             }
             None => baseline.ratio(seconds),
         });
-        Testimony { telemetry: Some(telemetry), canary_ratio, reject: judgement.reject, conditions, load }
+        BlockContext { telemetry: Some(telemetry), canary_ratio, reject: judgement.reject, conditions, load }
     }
 
-    fn after_visit(&mut self) -> Option<SharedLoad> {
-        self.shared_load(true)
+    fn after_visit(&mut self) -> Option<WindowLoad> {
+        self.window_load(true)
     }
 
     fn canary_tolerance(&self, wanted: f64) -> f64 {
@@ -93,7 +93,7 @@ impl Witness for DeviceWitness {
         if self.recent.is_some() { own.clamp(CPU_TOLERANCE.0, CPU_TOLERANCE.1) } else { own }
     }
 
-    fn held_memory(&self) -> Bytes {
+    fn resident_overhead(&self) -> Bytes {
         self.canary.host_memory()
     }
 }
