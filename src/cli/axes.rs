@@ -1,11 +1,12 @@
 //! Flags that several subcommands share.
 
+pub use crate::run::config::parse_dtypes;
+
 use clap::Args;
 
 use crate::engine::DeviceChoice;
-use crate::engine::device::UnknownDevice;
+use crate::machine::device::UnknownDevice;
 use crate::run::config;
-use hbmark_core::model::Dtype;
 
 /// Which model, on which device.
 #[derive(Debug, Clone, Args)]
@@ -37,21 +38,4 @@ impl DeviceArgs {
     pub fn choice(&self) -> Result<DeviceChoice, UnknownDevice> {
         self.device.as_deref().map_or_else(|| Ok(DeviceChoice::default_of_build()), str::parse)
     }
-}
-
-/// Reads a comma-separated list of dtypes.
-pub fn parse_dtypes(flag: &str, given: &str) -> Result<Vec<Dtype>, config::ConfigError> {
-    given
-        .split(',')
-        .map(|name| {
-            <Dtype as clap::ValueEnum>::from_str(name.trim(), true).map_err(|_| config::ConfigError::List {
-                flag: flag.to_owned(),
-                given: given.to_owned(),
-                problem: format!(
-                    "`{}` is not one of f32, bf16, f16, int8, fp8, int4, q8_0, q4_0, gguf",
-                    name.trim()
-                ),
-            })
-        })
-        .collect()
 }

@@ -16,7 +16,7 @@ use std::time::Instant;
 use candle_core::{CudaDevice, Device};
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError, result, sys};
 
-use super::device::{Backend, CudaIdentity, DeviceOptions};
+use super::device::{Backend, DeviceOptions};
 use super::failure::{self, of_candle};
 use super::{EngineError, Mark, Timeline, TimelineKind};
 use hbmark_core::units::{Bytes, Nanos};
@@ -58,26 +58,6 @@ pub(super) fn require(index: u32, name: &str) -> Result<(), EngineError> {
         return Err(EngineError::NoCudaDevice { asked: name.to_owned(), detail });
     }
     Ok(())
-}
-
-/// What the driver knows a device by.
-pub(super) fn identity(index: u32) -> CudaIdentity {
-    let device = i32::try_from(index).ok().filter(|_| result::init().is_ok());
-    let Some(device) = device.and_then(|index| result::device::get(index).ok()) else {
-        return CudaIdentity::default();
-    };
-    // `c_char` is signed on some machines and unsigned on others.
-    let bytes = |uuid: sys::CUuuid| uuid.bytes.map(|byte| byte.to_ne_bytes()[0]);
-    CudaIdentity { uuid: result::device::get_uuid(device).ok().map(bytes), pci_bus_id: pci_bus_id(device) }
-}
-
-fn pci_bus_id(device: sys::CUdevice) -> Option<String> {
-    // Domain, bus, device, function: 13 characters and a zero.
-    let mut text = [0u8; 32];
-    // SAFETY: the driver writes a zero-terminated string of at most the 32 bytes it is told of; the device came from the driver.
-    unsafe { sys::cuDeviceGetPCIBusId(text.as_mut_ptr().cast(), 32, device) }.result().ok()?;
-    let text = std::ffi::CStr::from_bytes_until_nul(&text).ok()?;
-    text.to_str().ok().map(str::to_owned)
 }
 
 /// What a driver error means to a run.

@@ -8,74 +8,8 @@ use serde::{Deserialize, Serialize};
 
 use super::EngineError;
 use super::timeline::{MonotonicTimeline, Timeline};
+use crate::machine::device::DeviceChoice;
 use hbmark_core::units::Bytes;
-
-/// Where a run happens.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(into = "String", try_from = "String")]
-pub enum DeviceChoice {
-    Cpu,
-    Cuda(u32),
-}
-
-/// A device name that cannot be read.
-#[derive(Debug, thiserror::Error, PartialEq, Eq)]
-#[error("--device `{given}`: wanted cpu, cuda or cuda:N")]
-pub struct UnknownDevice {
-    pub given: String,
-}
-
-impl std::fmt::Display for DeviceChoice {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Cpu => f.write_str("cpu"),
-            Self::Cuda(index) => write!(f, "cuda:{index}"),
-        }
-    }
-}
-
-impl From<DeviceChoice> for String {
-    fn from(choice: DeviceChoice) -> Self {
-        choice.to_string()
-    }
-}
-
-impl TryFrom<String> for DeviceChoice {
-    type Error = UnknownDevice;
-    fn try_from(given: String) -> Result<Self, UnknownDevice> {
-        given.parse()
-    }
-}
-
-impl std::str::FromStr for DeviceChoice {
-    type Err = UnknownDevice;
-    fn from_str(given: &str) -> Result<Self, UnknownDevice> {
-        let wrong = || UnknownDevice { given: given.to_owned() };
-        match given.split_once(':') {
-            None if given == "cpu" => Ok(Self::Cpu),
-            None if given == "cuda" => Ok(Self::Cuda(0)),
-            Some(("cuda", index)) => index.parse().map(Self::Cuda).map_err(|_| wrong()),
-            _ => Err(wrong()),
-        }
-    }
-}
-
-impl DeviceChoice {
-    /// The device used when none is named: a GPU where the build has CUDA, the CPU otherwise.
-    #[must_use]
-    pub fn default_of_build() -> Self {
-        if cfg!(feature = "cuda") { Self::Cuda(0) } else { Self::Cpu }
-    }
-
-    /// The GPU's index, for telemetry.
-    #[must_use]
-    pub fn gpu(self) -> Option<u32> {
-        match self {
-            Self::Cpu => None,
-            Self::Cuda(index) => Some(index),
-        }
-    }
-}
 
 /// Options that change what a device gives.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -87,28 +21,6 @@ pub struct DeviceOptions {
     pub threads: Option<usize>,
     /// Positions of a block of the native engine's KV; its own choice where none is given.
     pub block_size: Option<usize>,
-}
-
-/// What CUDA says a device is, beside the number that it gives it. What it does not say is `None`.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct CudaIdentity {
-    pub uuid: Option<[u8; 16]>,
-    /// `0000:65:00.0`.
-    pub pci_bus_id: Option<String>,
-}
-
-impl CudaIdentity {
-    /// Asks the driver, and opens no context; a build without CUDA knows nothing.
-    #[must_use]
-    pub fn of_ordinal(index: u32) -> Self {
-        #[cfg(feature = "cuda")]
-        return super::cuda::identity(index);
-        #[cfg(not(feature = "cuda"))]
-        {
-            let _ = index;
-            Self::default()
-        }
-    }
 }
 
 /// Reads the peak of device memory since it was last read.
@@ -162,15 +74,6 @@ impl Backend {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn devices_are_read_strictly() {
-        assert_eq!("cuda:3".parse(), Ok(DeviceChoice::Cuda(3)));
-        assert_eq!("cpu".parse(), Ok(DeviceChoice::Cpu));
-        for wrong in ["gpu", "cuda:", "cuda:x", "cpu:0", ""] {
-            assert!(wrong.parse::<DeviceChoice>().is_err(), "{wrong}");
-        }
-    }
 
     #[cfg(not(feature = "cuda"))]
     #[test]

@@ -25,7 +25,8 @@ use hbmark_core::model::{Architecture, Dtype, Inventory};
 use hbmark_core::result::Capabilities;
 use hbmark_core::units::{Bytes, Nanos};
 
-pub use device::{Backend, DeviceChoice, DeviceOptions};
+pub use crate::machine::device::DeviceChoice;
+pub use device::{Backend, DeviceOptions};
 pub use open::{capabilities, default_dtype, kv_dtype, open, open_reference};
 pub use timeline::{Mark, Timeline, TimelineKind};
 

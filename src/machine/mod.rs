@@ -4,6 +4,7 @@
 
 mod cgroup;
 pub mod clock;
+pub mod device;
 pub mod doctor;
 pub mod environment;
 pub mod files;

@@ -14,7 +14,7 @@ use nvml_wrapper::enum_wrappers::device::{Clock, PerformancePolicy, TemperatureS
 use nvml_wrapper::error::{Bits, NvmlError};
 use nvml_wrapper::{Device, Nvml, cuda_driver_version_major, cuda_driver_version_minor};
 
-use crate::engine::device::CudaIdentity;
+use crate::machine::device::CudaIdentity;
 use hbmark_core::result::{GpuEnvironment, GpuMatch};
 use hbmark_core::units::Bytes;
 

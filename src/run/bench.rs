@@ -258,7 +258,7 @@ fn config_from(get: &dyn Fn(&str) -> Option<String>) -> anyhow::Result<RunConfig
         .collect::<anyhow::Result<Vec<Phase>>>()
         .context("HBMARK_PHASE takes prefill, decode or both")?;
     let dtypes: Vec<Dtype> = match get("HBMARK_DTYPE").filter(|v| !v.is_empty()) {
-        Some(given) => crate::cli::axes::parse_dtypes("dtype", &given)?,
+        Some(given) => crate::run::config::parse_dtypes("dtype", &given)?,
         None => Vec::new(),
     };
     let (batches, contexts) = config::default_grid(device);

@@ -167,6 +167,26 @@ pub struct RunConfig {
     pub out: Option<PathBuf>,
 }
 
+/// Reads a comma-separated list of dtypes.
+///
+/// # Errors
+/// [`ConfigError::List`], naming the one that is none.
+pub fn parse_dtypes(flag: &str, given: &str) -> Result<Vec<Dtype>, ConfigError> {
+    given
+        .split(',')
+        .map(|name| {
+            <Dtype as clap::ValueEnum>::from_str(name.trim(), true).map_err(|_| ConfigError::List {
+                flag: flag.to_owned(),
+                given: given.to_owned(),
+                problem: format!(
+                    "`{}` is not one of f32, bf16, f16, int8, fp8, int4, q8_0, q4_0, gguf",
+                    name.trim()
+                ),
+            })
+        })
+        .collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use crate::engine::EngineError;
-use crate::engine::device::DeviceChoice;
 use crate::engine::scripted::{Script, ScriptedSession, StepInfo, StepOutcome};
+use crate::machine::device::DeviceChoice;
 use crate::measure::protocol::{self, BlockContext, Monitor, Protocol};
 use crate::serve::{Mode, SchedulerOptions, ServeConfig, ServeObserver, VirtualSource, serve};
 use hbmark_core::ledger::{Ledger, StepShape};

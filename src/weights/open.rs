@@ -16,7 +16,7 @@ use super::stored::StoredTensor;
 use super::tokenizer::Tokenizer;
 use super::weights::WeightsError;
 use super::{stream, synthetic};
-use crate::engine::DeviceChoice;
+use crate::machine::device::DeviceChoice;
 use crate::weights::OpenError;
 use hbmark_core::model::{Architecture, Dtype, Inventory, ModelError, model_hash, presets, read_config};
 use hbmark_core::result::ModelSummary;

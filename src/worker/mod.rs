@@ -4,7 +4,7 @@
 //! exit code, a silence. Beside it the journal, to go on after a kill, and the faults that tests plant. What the job is, is not known here.
 
 pub mod child;
-pub mod fault;
+pub(crate) mod fault;
 pub mod interrupt;
 pub mod journal;
 pub mod wire;
