@@ -60,12 +60,12 @@ fn compare(session: &mut dyn Session, reference: &Reference, tolerance: f64) -> 
         session.step(&StepBatch::uniform(sequence, std::slice::from_ref(&case.tokens), 0)).unwrap();
         let error = relative_error(&session.logits().unwrap()[0], &case.logits);
         assert!(error <= tolerance, "{} tokens: logits are {error:.1e} off", case.tokens.len());
-        let mut generated = vec![session.next_tokens().unwrap()[0]];
+        let mut generated = vec![session.greedy_tokens().unwrap()[0]];
         while generated.len() < case.greedy.len() {
             let position = case.tokens.len() + generated.len() - 1;
             let last = generated[generated.len() - 1];
             session.step(&StepBatch::uniform(sequence, &[vec![last]], position)).unwrap();
-            generated.push(session.next_tokens().unwrap()[0]);
+            generated.push(session.greedy_tokens().unwrap()[0]);
         }
         assert_eq!(generated, case.greedy, "{} tokens", case.tokens.len());
         session.release(sequence);
@@ -203,7 +203,7 @@ fn a_pinned_step_gives_the_same_logits_every_time() {
         session.step(&step).unwrap();
         assert_eq!(session.logits().unwrap(), first);
     }
-    assert_eq!(session.next_tokens().unwrap(), [case.greedy[1]]);
+    assert_eq!(session.greedy_tokens().unwrap(), [case.greedy[1]]);
 }
 
 #[test]

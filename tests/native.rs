@@ -57,12 +57,12 @@ fn every_fixture_model_equals_transformers() {
                 folder.display(),
                 case.tokens.len()
             );
-            let mut generated = vec![session.next_tokens().unwrap()[0]];
+            let mut generated = vec![session.greedy_tokens().unwrap()[0]];
             while generated.len() < case.greedy.len() {
                 let position = case.tokens.len() + generated.len() - 1;
                 let last = generated[generated.len() - 1];
                 session.step(&StepBatch::uniform(sequence, &[vec![last]], position)).unwrap();
-                generated.push(session.next_tokens().unwrap()[0]);
+                generated.push(session.greedy_tokens().unwrap()[0]);
             }
             assert_eq!(generated, case.greedy, "{}", folder.display());
         }
@@ -189,7 +189,7 @@ fn every_byte_of_a_decode_is_counted_and_the_sum_is_near_the_ideal() {
             &mut |_, _| {},
         )
         .unwrap();
-        assert!(session.fill_kv(SequenceId(0), 500, 1).unwrap());
+        session.synthetic_kv().unwrap().fill_kv(SequenceId(0), 500, 1).unwrap();
         session.step(&StepBatch::uniform(SequenceId(0), &[vec![1]], 500)).unwrap();
         let ledger = Ledger::new(session.architecture(), session.inventory(), session.kv_dtype());
         let ideal = ledger.step(StepShape::decode(1, 500)).bytes.ideal().as_f64();
@@ -197,6 +197,8 @@ fn every_byte_of_a_decode_is_counted_and_the_sum_is_near_the_ideal() {
         let moved = counted.as_f64();
         assert!(moved >= ideal * 0.999 && moved <= ideal * 1.01, "{dtype}: moved {moved}, ideal {ideal}");
         let profiled: u64 = session
+            .profiler()
+            .unwrap()
             .profile(&StepBatch::uniform(SequenceId(0), &[vec![1]], 500))
             .unwrap()
             .iter()

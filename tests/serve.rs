@@ -60,11 +60,11 @@ fn one_at_a_time(session: &mut dyn Session, plan: &[PlannedRequest]) -> Vec<Vec<
         let prompt = request.tokens(vocab);
         let mut position = prompt.len();
         session.step(&StepBatch::uniform(sequence, &[prompt], 0)).unwrap();
-        let mut output = session.next_tokens().unwrap();
+        let mut output = session.greedy_tokens().unwrap();
         while output.len() < request.output_len {
             let last = output[output.len() - 1];
             session.step(&StepBatch::uniform(sequence, &[vec![last]], position)).unwrap();
-            output.extend(session.next_tokens().unwrap());
+            output.extend(session.greedy_tokens().unwrap());
             position += 1;
         }
         session.release(sequence);
@@ -607,7 +607,7 @@ fn a_peft_adapter_gives_the_tokens_of_its_merged_model_whatever_it_is_served_bes
     for config in [knobs(), chunked, cached, tight, two] {
         let mut session = open("native", "llama-gqa");
         for adapter in [&adapter, &other] {
-            session.load_adapter(adapter).unwrap();
+            session.lora().unwrap().load_adapter(adapter).unwrap();
         }
         let run = served(session.as_mut(), &mixed, config);
         for (index, output) in run.outputs.iter().enumerate() {

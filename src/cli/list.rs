@@ -2,6 +2,7 @@
 
 use clap::Args as ClapArgs;
 use comfy_table::{CellAlignment, Table, presets as looks};
+use hbmark_core::result::EngineKind;
 use serde::Serialize;
 
 use super::{Outcome, print, print_json};
@@ -112,7 +113,7 @@ fn engines_of(preset: &presets::Preset) -> Vec<&'static str> {
         let dtype = engine::default_dtype(engine, &model, DeviceChoice::Cpu);
         engine::capabilities(engine, &model, dtype, DeviceChoice::Cpu).is_ok()
     };
-    [stock::StockVariant::Eager.name(), native::NAME].into_iter().filter(runs).collect()
+    [EngineKind::Stock.name(), native::NAME].into_iter().filter(runs).collect()
 }
 
 pub fn devices(args: &DevicesArgs) -> anyhow::Result<Outcome> {

@@ -106,12 +106,12 @@ fn prefill(session: &mut dyn Session, tokens: &[u32]) -> anyhow::Result<Vec<f32>
 
 /// Continues the sequence that [`prefill`] left behind.
 fn generate(session: &mut dyn Session, tokens: &[u32], count: usize) -> anyhow::Result<Vec<u32>> {
-    let mut generated = vec![session.next_tokens()?[0]];
+    let mut generated = vec![session.greedy_tokens()?[0]];
     while generated.len() < count {
         let last = *generated.last().expect("it starts with one");
         let position = tokens.len() + generated.len() - 1;
         session.step(&StepBatch::uniform(SequenceId(0), &[vec![last]], position))?;
-        generated.push(session.next_tokens()?[0]);
+        generated.push(session.greedy_tokens()?[0]);
     }
     Ok(generated)
 }

@@ -17,6 +17,7 @@ pub mod stock;
 pub mod threads;
 pub mod timeline;
 
+use hbmark_core::result::EngineKind;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -120,21 +121,23 @@ pub trait Session {
     /// # Errors
     /// When no step ran or the device fails.
     fn logits(&mut self) -> Result<Vec<Vec<f32>>, EngineError>;
-    /// Waits for the last step and returns the greedy next token of each sequence.
+    /// Waits for the last step and appends the greedy next token of each sequence to the caller's buffer: nothing is allocated while a
+    /// step is timed.
     ///
     /// # Errors
     /// When no step ran or the device fails.
-    fn next_tokens(&mut self) -> Result<Vec<u32>, EngineError>;
-    /// Marks on the stream the steps run on.
-    fn timeline(&mut self) -> &mut dyn Timeline;
-    /// Gives a sequence a KV cache of so many positions filled with random values, without computing it; `false` where the
-    /// engine cannot. A decode step over it moves the same bytes as one over a real prefill.
+    fn next_tokens(&mut self, tokens: &mut Vec<u32>) -> Result<(), EngineError>;
+    /// The same in a buffer of its own, for whoever is not timed.
     ///
     /// # Errors
-    /// When memory runs out or the device fails.
-    fn fill_kv(&mut self, _sequence: SequenceId, _positions: usize, _seed: u64) -> Result<bool, EngineError> {
-        Ok(false)
+    /// As [`next_tokens`](Self::next_tokens).
+    fn greedy_tokens(&mut self) -> Result<Vec<u32>, EngineError> {
+        let mut tokens = Vec::new();
+        self.next_tokens(&mut tokens)?;
+        Ok(tokens)
     }
+    /// Marks on the stream the steps run on.
+    fn timeline(&mut self) -> &mut dyn Timeline;
     /// Takes memory for so many KV blocks and touches it, so that no step of a run is the first to: the system finds and zeroes a page
     /// when it is first written, for milliseconds. Nothing to do where the cache is allocated whole or grows with a sequence.
     ///
@@ -145,38 +148,67 @@ pub trait Session {
     }
     /// Forgets a sequence and frees its KV.
     fn release(&mut self, sequence: SequenceId);
-    /// Takes a low-rank adapter into the device's memory, beside those it has; returns its name and the bytes of its matrices as stored.
-    ///
-    /// # Errors
-    /// When the engine adds no adapters, or memory runs out.
-    fn load_adapter(&mut self, _adapter: &Adapter) -> Result<(AdapterId, Bytes), EngineError> {
-        Err(no_adapters(&self.capabilities().engine, &self.capabilities().device))
-    }
-    /// Serves a sequence with an adapter (or with none) from its next step to its release. What is cached of a sequence was computed with
-    /// its adapter, so it is chosen before the first step.
-    ///
-    /// # Errors
-    /// When there is no such adapter.
-    fn set_adapter(&mut self, _sequence: SequenceId, adapter: Option<AdapterId>) -> Result<(), EngineError> {
-        match adapter {
-            None => Ok(()),
-            Some(_) => Err(no_adapters(&self.capabilities().engine, &self.capabilities().device)),
-        }
-    }
     /// What is held on the device; reading it resets the peak.
     fn memory(&mut self) -> MemoryUse;
     /// Bytes the last step really moved, counted where its operations ran; `None` where the engine does not count.
     fn bytes_moved(&self) -> Option<Bytes> {
         None
     }
-    /// One step, timed operation by operation; slower than a step, and never mixed with its times. Empty where the engine
-    /// cannot tell its operations apart.
+    /// Low-rank adapters beside the weights, where the engine adds them.
+    fn lora(&mut self) -> Option<&mut dyn LoraSession> {
+        None
+    }
+    /// KV without a prefill, where the engine can make it.
+    fn synthetic_kv(&mut self) -> Option<&mut dyn SyntheticKv> {
+        None
+    }
+    /// Steps timed operation by operation, where the engine can tell its operations apart.
+    fn profiler(&mut self) -> Option<&mut dyn StepProfiler> {
+        None
+    }
+}
+
+/// What an engine that adds low-rank adapters (LoRA) can do beside stepping.
+pub trait LoraSession {
+    /// Takes an adapter into the device's memory, beside those it has; returns its name and the bytes of its matrices as stored.
     ///
     /// # Errors
-    /// As [`step`](Self::step).
-    fn profile(&mut self, _batch: &StepBatch) -> Result<Vec<OperationTime>, EngineError> {
-        Ok(Vec::new())
-    }
+    /// When memory runs out.
+    fn load_adapter(&mut self, adapter: &Adapter) -> Result<(AdapterId, Bytes), EngineError>;
+    /// Serves a sequence with an adapter (or with none) from its next step to its release. What is cached of a sequence was computed with
+    /// its adapter, so it is chosen before the first step.
+    ///
+    /// # Errors
+    /// When there is no such adapter.
+    fn set_adapter(&mut self, sequence: SequenceId, adapter: Option<AdapterId>) -> Result<(), EngineError>;
+}
+
+/// What an engine can do that fills its KV cache without computing it.
+pub trait SyntheticKv {
+    /// Gives a sequence a KV cache of so many positions filled with random values. A decode step over it moves the same bytes as one over
+    /// a real prefill.
+    ///
+    /// # Errors
+    /// When memory runs out or the device fails.
+    fn fill_kv(&mut self, sequence: SequenceId, positions: usize, seed: u64) -> Result<(), EngineError>;
+}
+
+/// What an engine can do that times the operations of a step.
+pub trait StepProfiler {
+    /// One step, timed operation by operation; slower than a step, and never mixed with its times.
+    ///
+    /// # Errors
+    /// As [`Session::step`].
+    fn profile(&mut self, batch: &StepBatch) -> Result<Vec<OperationTime>, EngineError>;
+}
+
+/// The adapters of a session.
+///
+/// # Errors
+/// [`EngineError::Unsupported`] where the engine adds none.
+pub fn lora(session: &mut dyn Session) -> Result<&mut dyn LoraSession, EngineError> {
+    let (engine, device) = (session.capabilities().engine.clone(), session.capabilities().device.clone());
+    session.lora().ok_or_else(|| no_adapters(&engine, &device))
 }
 
 fn no_adapters(engine: &str, device: &str) -> EngineError {
@@ -192,7 +224,7 @@ fn no_adapters(engine: &str, device: &str) -> EngineError {
 /// # Errors
 /// [`EngineError::Unsupported`] where it does not.
 pub fn check_adapters(engine: &str, device: DeviceChoice) -> Result<(), EngineError> {
-    if engine == native::NAME && device == DeviceChoice::Cpu {
+    if EngineKind::of(engine) == Some(EngineKind::Native) && device == DeviceChoice::Cpu {
         return Ok(());
     }
     Err(no_adapters(engine, &device.to_string()))

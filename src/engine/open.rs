@@ -2,11 +2,11 @@
 //!
 //! Enters: a name, an opened model, a dtype and a device. Leaves: a [`Session`], or what the engine cannot do. One arm per engine.
 
-use super::stock::{self, StockSession, StockVariant};
+use super::stock::{self, StockSession};
 use super::{Backend, DeviceChoice, DeviceOptions, EngineError, Session, failure, native};
 use crate::weights::{OpenModel, Weights};
 use hbmark_core::model::Dtype;
-use hbmark_core::result::Capabilities;
+use hbmark_core::result::{Capabilities, EngineKind};
 use hbmark_core::units::Bytes;
 
 /// Loads a model's weights and opens an engine over them; `loaded` is told after each tensor how many bytes of how many have
@@ -29,11 +29,11 @@ pub fn open(
         done = done + bytes;
         loaded(done, total);
     };
-    if engine == native::NAME {
+    let kind = known(engine)?;
+    if kind == EngineKind::Native {
         return native::open(model, dtype, device, options, &mut tensor_loaded);
     }
-    let variant = StockVariant::of(engine).unwrap_or(StockVariant::Eager);
-    let keep_memory_pool = options.keep_memory_pool || variant == StockVariant::KeptPool;
+    let keep_memory_pool = options.keep_memory_pool || kind == EngineKind::StockPool;
     let backend = Backend::open(device, DeviceOptions { keep_memory_pool, ..options })?;
     let weights = model.load(dtype, &backend.device, &mut tensor_loaded);
     let session = match weights.map_err(|error| failure::of_loading(&backend.name, error))? {
@@ -45,10 +45,10 @@ pub fn open(
         }
     };
     #[cfg(feature = "cuda")]
-    if variant == StockVariant::Replayed {
-        return Ok(Box::new(super::replay::Replayed::new(session, variant.name())));
+    if kind == EngineKind::StockGraph {
+        return Ok(Box::new(super::replay::Replayed::new(session, kind.name())));
     }
-    Ok(Box::new(session.named(variant)))
+    Ok(Box::new(session.named(kind)))
 }
 
 /// What an engine could do with a model, without loading it.
@@ -61,34 +61,34 @@ pub fn capabilities(
     dtype: Dtype,
     device: DeviceChoice,
 ) -> Result<Capabilities, EngineError> {
-    if let Some(variant) = StockVariant::of(engine) {
-        variant.check(device)?;
-        if !model.is_gguf() {
-            stock::candle_dtype(dtype)?;
-        }
-        let limits = stock::limits(&model.architecture, model.is_gguf())?;
-        return Ok(stock::capabilities(variant, limits, &device.to_string()));
+    let (kind, on_host) = (known(engine)?, device == DeviceChoice::Cpu);
+    if kind == EngineKind::Native {
+        native::check(&model.architecture, dtype)?;
+        native::check_device(&model.architecture, dtype, device)?;
+        return Ok(native::capabilities(&model.architecture, &device.to_string(), on_host));
     }
-    match engine {
-        native::NAME => {
-            native::check(&model.architecture, dtype)?;
-            native::check_device(&model.architecture, dtype, device)?;
-            Ok(native::capabilities(&model.architecture, &device.to_string()))
-        }
-        other => Err(EngineError::Unsupported {
-            engine: other.into(),
-            what: "anything".into(),
-            why: "it is not in this build".into(),
-        }),
+    stock::check_device(kind, device)?;
+    if !model.is_gguf() {
+        stock::candle_dtype(dtype)?;
     }
+    let limits = stock::limits(&model.architecture, model.is_gguf())?;
+    Ok(stock::capabilities(kind, limits, &device.to_string(), on_host))
+}
+
+fn known(engine: &str) -> Result<EngineKind, EngineError> {
+    EngineKind::of(engine).ok_or_else(|| EngineError::Unsupported {
+        engine: engine.into(),
+        what: "anything".into(),
+        why: "it is not in this build".into(),
+    })
 }
 
 /// The dtype that is sensible for an engine where none is asked for: the native engine streams bf16 on a CPU, where candle's
 /// products are fastest in f32.
 #[must_use]
 pub fn default_dtype(engine: &str, model: &OpenModel, device: DeviceChoice) -> Dtype {
-    match (engine, device) {
-        (native::NAME, DeviceChoice::Cpu) if !model.is_gguf() => Dtype::Bf16,
+    match (EngineKind::of(engine), device) {
+        (Some(EngineKind::Native), DeviceChoice::Cpu) if !model.is_gguf() => Dtype::Bf16,
         _ => model.default_dtype(device),
     }
 }
@@ -96,7 +96,11 @@ pub fn default_dtype(engine: &str, model: &OpenModel, device: DeviceChoice) -> D
 /// The storage of the KV cache that goes with a dtype of weights in an engine.
 #[must_use]
 pub fn kv_dtype(engine: &str, model: &OpenModel, dtype: Dtype) -> Dtype {
-    if engine == native::NAME { native::kv_dtype(dtype) } else { model.kv_dtype(dtype) }
+    if EngineKind::of(engine) == Some(EngineKind::Native) {
+        native::kv_dtype(dtype)
+    } else {
+        model.kv_dtype(dtype)
+    }
 }
 
 /// Opens what an engine's outputs are held against: the same weights multiplied in f32. `None` where there is no such thing.
@@ -115,15 +119,17 @@ pub fn open_reference(
     loaded: &mut dyn FnMut(Bytes, Bytes),
 ) -> Result<Option<Box<dyn Session>>, EngineError> {
     match dtype {
-        Dtype::F32 if StockVariant::of(engine).is_some() => Ok(None),
+        Dtype::F32 if EngineKind::of(engine).is_some_and(EngineKind::is_stock) => Ok(None),
         Dtype::F32 | Dtype::Bf16 | Dtype::F16 if !model.is_gguf() => {
-            open("stock", model, Dtype::F32, device, options, loaded).map(Some).or_else(|error| match error {
-                // What candle does not run as its authors meant it is no reference.
-                EngineError::Unsupported { .. } => Ok(None),
-                other => Err(other),
-            })
+            open(EngineKind::Stock.name(), model, Dtype::F32, device, options, loaded).map(Some).or_else(
+                |error| match error {
+                    // What candle does not run as its authors meant it is no reference.
+                    EngineError::Unsupported { .. } => Ok(None),
+                    other => Err(other),
+                },
+            )
         }
-        _ if engine == native::NAME => {
+        _ if EngineKind::of(engine) == Some(EngineKind::Native) => {
             Ok(Some(Box::new(native::open_dequantised(model, dtype, options.threads, &mut |_| {})?)))
         }
         _ => Ok(None),

@@ -5,6 +5,7 @@
 //! gates and prefills run as they always do. The difference between both sessions is the cost of launches, because the kernels are the same.
 //! It knows no device; a step that cannot be recorded, or that gives something else when replayed, is an error that says why.
 
+use crate::engine::{StepProfiler, SyntheticKv};
 use std::collections::HashMap;
 
 use super::{EngineError, MemoryUse, OperationTime, SequenceId, Session, StepBatch, Timeline};
@@ -58,10 +59,10 @@ impl<S: CapturableSession> Replayed<S> {
 
     /// Records the step that just ran, and replays it once: what it gives must be what it gave.
     fn record(&mut self, batch: &StepBatch) -> Result<S::CapturedStep, EngineError> {
-        let (eager, tokens) = (self.session.logits()?, self.session.next_tokens()?);
+        let (eager, tokens) = (self.session.logits()?, self.session.greedy_tokens()?);
         let recording = self.session.record(batch).map_err(|error| self.not_replayed(error))?;
         self.session.replay(&recording)?;
-        let (replayed, then) = (self.session.logits()?, self.session.next_tokens()?);
+        let (replayed, then) = (self.session.logits()?, self.session.greedy_tokens()?);
         let off = difference(&replayed, &eager);
         if off > MAX_RELATIVE_DIFFERENCE || then != tokens {
             let changed = tokens.iter().zip(&then).filter(|(a, b)| a != b).count();
@@ -137,15 +138,11 @@ impl<S: CapturableSession> Session for Replayed<S> {
     fn logits(&mut self) -> Result<Vec<Vec<f32>>, EngineError> {
         self.session.logits()
     }
-    fn next_tokens(&mut self) -> Result<Vec<u32>, EngineError> {
-        self.session.next_tokens()
+    fn next_tokens(&mut self, tokens: &mut Vec<u32>) -> Result<(), EngineError> {
+        self.session.next_tokens(tokens)
     }
     fn timeline(&mut self) -> &mut dyn Timeline {
         self.session.timeline()
-    }
-    fn fill_kv(&mut self, sequence: SequenceId, positions: usize, seed: u64) -> Result<bool, EngineError> {
-        self.forget(sequence);
-        self.session.fill_kv(sequence, positions, seed)
     }
     fn release(&mut self, sequence: SequenceId) {
         self.forget(sequence);
@@ -154,11 +151,21 @@ impl<S: CapturableSession> Session for Replayed<S> {
     fn memory(&mut self) -> MemoryUse {
         self.session.memory()
     }
+    fn synthetic_kv(&mut self) -> Option<&mut dyn SyntheticKv> {
+        self.session.synthetic_kv().is_some().then_some(self as &mut dyn SyntheticKv)
+    }
+    fn profiler(&mut self) -> Option<&mut dyn StepProfiler> {
+        self.session.profiler()
+    }
     fn bytes_moved(&self) -> Option<Bytes> {
         self.session.bytes_moved()
     }
-    fn profile(&mut self, batch: &StepBatch) -> Result<Vec<OperationTime>, EngineError> {
-        self.session.profile(batch)
+}
+
+impl<S: CapturableSession> SyntheticKv for Replayed<S> {
+    fn fill_kv(&mut self, sequence: SequenceId, positions: usize, seed: u64) -> Result<(), EngineError> {
+        self.forget(sequence);
+        self.session.synthetic_kv().map_or(Ok(()), |kv| kv.fill_kv(sequence, positions, seed))
     }
 }
 

@@ -4,6 +4,7 @@
 //! whose hour passes in milliseconds. Every rule above the waist (stopping, rejection, retries, scheduling, diagnosis) is
 //! tested by planting a fault here and asking for its name. It computes no model: tokens are a hash of what went in.
 
+use crate::engine::StepProfiler;
 use std::collections::BTreeMap;
 
 use super::replay::CapturableSession;
@@ -136,6 +137,7 @@ impl ScriptedSession {
             paged: true,
             prefix_sharing: true,
             graphs: false,
+            host_memory: false,
         };
         Self {
             clock: clock.clone(),
@@ -333,7 +335,7 @@ impl Session for ScriptedSession {
         let vocab = self.architecture.vocab_size;
         let nan = self.nan;
         Ok(self
-            .next_tokens()?
+            .greedy_tokens()?
             .into_iter()
             .map(|token| {
                 let mut row = vec![0.0; vocab];
@@ -343,10 +345,11 @@ impl Session for ScriptedSession {
             .collect())
     }
 
-    fn next_tokens(&mut self) -> Result<Vec<u32>, EngineError> {
+    fn next_tokens(&mut self, tokens: &mut Vec<u32>) -> Result<(), EngineError> {
         let host = std::mem::take(&mut self.host_debt);
         self.clock.advance(host);
-        self.tokens.clone().ok_or(EngineError::NoStepRun)
+        tokens.extend_from_slice(self.tokens.as_ref().ok_or(EngineError::NoStepRun)?);
+        Ok(())
     }
 
     fn timeline(&mut self) -> &mut dyn Timeline {
@@ -366,6 +369,12 @@ impl Session for ScriptedSession {
     fn bytes_moved(&self) -> Option<Bytes> {
         self.moved.filter(|_| self.steps > 0)
     }
+    fn profiler(&mut self) -> Option<&mut dyn StepProfiler> {
+        Some(self)
+    }
+}
+
+impl StepProfiler for ScriptedSession {
     fn profile(&mut self, batch: &StepBatch) -> Result<Vec<OperationTime>, EngineError> {
         self.step(batch)?;
         self.profiles += 1;

@@ -31,6 +31,8 @@ pub enum TimelineKind {
 pub trait Timeline {
     /// What the times are made of.
     fn kind(&self) -> TimelineKind;
+    /// Makes room for so many marks, so that setting one allocates nothing.
+    fn reserve(&mut self, _marks: usize) {}
     /// Sets a mark behind everything enqueued so far, without waiting.
     ///
     /// # Errors
@@ -62,6 +64,9 @@ impl Default for MonotonicTimeline {
 impl Timeline for MonotonicTimeline {
     fn kind(&self) -> TimelineKind {
         TimelineKind::MonotonicClock
+    }
+    fn reserve(&mut self, marks: usize) {
+        self.marks.reserve(marks);
     }
     fn mark(&mut self) -> Result<Mark, EngineError> {
         self.marks.push(self.host_now());

@@ -93,10 +93,9 @@ impl CellInput {
 
     /// Random K and V for every sequence; `false` where the engine has no such thing.
     fn fill_synthetically(&self, session: &mut dyn Session) -> Result<bool, EngineError> {
+        let Some(kv) = session.synthetic_kv() else { return Ok(false) };
         for step in &self.step.sequences {
-            if !session.fill_kv(step.sequence, self.context, self.seed)? {
-                return Ok(false);
-            }
+            kv.fill_kv(step.sequence, self.context, self.seed)?;
         }
         Ok(true)
     }
@@ -126,7 +125,7 @@ impl CellInput {
         }
         if self.context > 0 {
             // Waits, so that nothing of the fill is left on the stream when timing starts.
-            session.next_tokens()?;
+            session.greedy_tokens()?;
         }
         self.filled = true;
         Ok(())
@@ -180,7 +179,7 @@ pub fn warm_up(
     loop {
         let before = session.timeline().host_now();
         session.step(&input.step)?;
-        session.next_tokens()?;
+        session.greedy_tokens()?;
         let now = session.timeline().host_now();
         times.push((now.0 - before.0) / 1e9);
         stepped();
@@ -212,7 +211,10 @@ pub fn take_block(
     steps: usize,
     tokens: &mut Vec<u32>,
 ) -> Result<Block, BlockError> {
+    // Everything that the timed steps write into is there before the clock starts.
     let mut interval_ns = Vec::with_capacity(steps);
+    let mut now = Vec::with_capacity(input.step.sequences.len());
+    session.timeline().reserve(2 * steps);
     // The clocks start here: everything enqueued before has been waited for.
     let start = session.timeline().host_now();
     let mut last_end = start;
@@ -220,7 +222,8 @@ pub fn take_block(
         session.timeline().mark()?;
         session.step(&input.step)?;
         session.timeline().mark()?;
-        let now = session.next_tokens()?;
+        now.clear();
+        session.next_tokens(&mut now)?;
         let end = session.timeline().host_now();
         interval_ns.push(end.0 - last_end.0);
         last_end = end;

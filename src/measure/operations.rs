@@ -34,17 +34,17 @@ fn profiles(
     session: &mut dyn Session,
     input: &mut CellInput,
 ) -> Result<Vec<Vec<OperationTime>>, EngineError> {
+    if session.profiler().is_none() {
+        return Ok(Vec::new());
+    }
     input.fill(session)?;
     // One whole step first: the profile is of a warm one.
     session.step(input.step())?;
-    session.next_tokens()?;
+    session.greedy_tokens()?;
     let mut profiles = Vec::with_capacity(PROFILES);
     for _ in 0..PROFILES {
-        let profile = session.profile(input.step())?;
-        if profile.is_empty() {
-            break;
-        }
-        profiles.push(joined(profile));
+        let Some(profiler) = session.profiler() else { break };
+        profiles.push(joined(profiler.profile(input.step())?));
     }
     Ok(profiles)
 }

@@ -284,7 +284,7 @@ fn memory_in_use(
     monitor: &dyn Monitor,
     peak: &mut Option<Bytes>,
 ) -> Option<Bytes> {
-    if session.capabilities().device == "cpu" {
+    if session.capabilities().host_memory {
         let now = memory::resident().now?;
         return Some(Bytes(now.0.saturating_sub(monitor.resident_overhead().0)));
     }
@@ -296,7 +296,7 @@ fn memory_in_use(
 /// The most memory in use since the last call: the device's own count, or on a CPU the resident set of this process less what the
 /// monitor holds of it, where the system lets its high-water mark be reset.
 fn peak_memory(session: &mut dyn Session, monitor: &dyn Monitor) -> Option<Bytes> {
-    if session.capabilities().device != "cpu" {
+    if !session.capabilities().host_memory {
         return session.memory().peak;
     }
     let resident = memory::resident();

@@ -10,7 +10,6 @@ use std::time::Duration;
 
 use anyhow::Context;
 
-use crate::engine::stock::StockVariant;
 use crate::engine::{DeviceChoice, DeviceOptions};
 use crate::measure::protocol::{Depth, Protocol};
 use crate::run::config::{self, RunConfig};
@@ -20,6 +19,7 @@ use crate::weights::OpenModel;
 use crate::worker::interrupt::Interrupts;
 use crate::worker::workers::WorkerCommand;
 use hbmark_core::model::Dtype;
+use hbmark_core::result::EngineKind;
 use hbmark_core::result::{
     Block, Cell, KvFill, Measured, Phase, Report, Status, accepted, block_means, judged_times,
 };
@@ -92,11 +92,11 @@ impl Bench {
         config: &RunConfig,
         model: &OpenModel,
     ) -> anyhow::Result<Self> {
-        let runs = |variant: StockVariant| config.engines.iter().any(|engine| engine == variant.name());
-        if runs(StockVariant::KeptPool) && (runs(StockVariant::Eager) || runs(StockVariant::Replayed)) {
+        let runs = |variant: EngineKind| config.engines.iter().any(|engine| engine == variant.name());
+        if runs(EngineKind::StockPool) && (runs(EngineKind::Stock) || runs(EngineKind::StockGraph)) {
             anyhow::bail!(
                 "{} sets the one memory pool of a process, and all engines of a bench are in one; name it alone, or use `hbmark run`",
-                StockVariant::KeptPool.name()
+                EngineKind::StockPool.name()
             );
         }
         let mut report = crate::run::begin(worker.as_mut(), config, model, "cargo bench", &mut Stages)?;
@@ -108,7 +108,7 @@ impl Bench {
             let Some(loaded) = loaded else { continue };
             protocol.canary_tolerance = protocol.canary_tolerance.max(loaded.canary_tolerance);
             let mut possible = loaded.skip_unsupported(&mut report);
-            if StockVariant::of(&series.engine) == Some(StockVariant::Replayed) {
+            if EngineKind::of(&series.engine) == Some(EngineKind::StockGraph) {
                 possible = loaded.skip_unreplayable(worker.as_mut(), &series, possible, &mut report)?;
             }
             cells.extend(possible.into_iter().map(|cell| (opened.len(), cell)));

@@ -7,10 +7,10 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use crate::engine::stock::StockVariant;
 use crate::engine::{DeviceChoice, DeviceOptions};
 use crate::measure::protocol::Depth;
 use hbmark_core::model::Dtype;
+use hbmark_core::result::EngineKind;
 use hbmark_core::result::limits::AXIS_CAP;
 use hbmark_core::result::{KvFill, Phase};
 
@@ -35,8 +35,8 @@ pub fn default_engines() -> &'static str {
 /// The engines of a run: on a GPU `stock` brings its replay, so that what it spends on launches is known.
 #[must_use]
 pub fn with_replay(mut engines: Vec<String>, device: DeviceChoice) -> Vec<String> {
-    let replay = StockVariant::Replayed.name();
-    let stock = engines.iter().position(|engine| engine == StockVariant::Eager.name());
+    let replay = EngineKind::StockGraph.name();
+    let stock = engines.iter().position(|engine| engine == EngineKind::Stock.name());
     if let (Some(stock), DeviceChoice::Cuda(_)) = (stock, device)
         && !engines.iter().any(|engine| engine == replay)
     {
@@ -59,9 +59,6 @@ pub enum ConfigError {
     Engine { given: String, known: String },
 }
 
-/// The engines of this build.
-pub const ENGINES: &[&str] = &["stock", "native", "stock-graph", "stock-pool"];
-
 /// Checks a list of engine names.
 ///
 /// # Errors
@@ -71,10 +68,13 @@ pub fn parse_engines(given: &str) -> Result<Vec<String>, ConfigError> {
         .split(',')
         .map(|name| {
             let name = name.trim();
-            if ENGINES.contains(&name) {
+            if EngineKind::of(name).is_some() {
                 Ok(name.to_owned())
             } else {
-                Err(ConfigError::Engine { given: name.to_owned(), known: ENGINES.join(", ") })
+                Err(ConfigError::Engine {
+                    given: name.to_owned(),
+                    known: EngineKind::ALL.map(EngineKind::name).join(", "),
+                })
             }
         })
         .collect()

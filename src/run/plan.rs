@@ -4,15 +4,15 @@
 //! run is a cell with the reason why, and what a cell's step costs by its shape. It runs nothing.
 
 use crate::engine::DeviceChoice;
-use crate::engine::stock::StockVariant;
 use hbmark_core::ledger::{Ledger, StepCost, StepShape, StockBackend};
 use hbmark_core::model::Dtype;
+use hbmark_core::result::EngineKind;
 use hbmark_core::result::{Capabilities, Cell, Phase};
 use hbmark_core::units::Bytes;
 
 /// Whether an engine times steps of one kind alone: a prefill hides its launches behind its kernels, so it is not replayed.
 fn only_decodes(engine: &str) -> bool {
-    StockVariant::of(engine) == Some(StockVariant::Replayed)
+    EngineKind::of(engine) == Some(EngineKind::StockGraph)
 }
 
 /// The cells of one engine and dtype: phases outermost, then batch, then context. Of several phases an engine has those that it can.
@@ -89,7 +89,7 @@ fn stock_backend(device: DeviceChoice) -> StockBackend {
 #[must_use]
 pub fn cost(ledger: &Ledger, cell: &Cell, device: DeviceChoice) -> StepCost {
     let mut cost = ledger.step(shape(cell));
-    if StockVariant::of(&cell.engine).is_some() {
+    if EngineKind::of(&cell.engine).is_some_and(EngineKind::is_stock) {
         cost.bytes.as_implemented = ledger.stock_bytes(shape(cell), stock_backend(device));
     }
     cost
@@ -99,7 +99,7 @@ pub fn cost(ledger: &Ledger, cell: &Cell, device: DeviceChoice) -> StepCost {
 #[must_use]
 pub fn needed(ledger: &Ledger, cell: &Cell, device: DeviceChoice) -> Bytes {
     let stock = || ledger.stock_memory(shape(cell), stock_backend(device));
-    let known = StockVariant::of(&cell.engine).and_then(|_| stock());
+    let known = EngineKind::of(&cell.engine).filter(|kind| kind.is_stock()).and_then(|_| stock());
     known.unwrap_or_else(|| ledger.memory(shape(cell)))
 }
 
@@ -119,6 +119,7 @@ mod tests {
             paged: false,
             prefix_sharing: false,
             graphs: false,
+            host_memory: true,
         }
     }
 

@@ -133,7 +133,8 @@ pub fn adapter_time(
         for adapted in [false, true] {
             for index in 0..batch {
                 let sequence = SequenceId(bench.next + index as u64);
-                bench.session.set_adapter(sequence, adapted.then_some(AdapterId(index)))?;
+                crate::engine::lora(bench.session)?
+                    .set_adapter(sequence, adapted.then_some(AdapterId(index)))?;
             }
             let time = bench.shape(Shape::Decode(batch, context))?;
             if round > 0 {
@@ -219,7 +220,7 @@ impl Shapes<'_> {
     fn once(&mut self, batch: &StepBatch) -> Result<f64, EngineError> {
         let begin = self.clock.now().0;
         self.session.step(batch)?;
-        self.session.next_tokens()?;
+        self.session.greedy_tokens()?;
         Ok(self.clock.now().0 - begin)
     }
 

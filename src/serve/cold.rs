@@ -105,7 +105,7 @@ pub fn child<E: From<ColdError>>(
     let prompt = prompt.tokens(session.architecture().vocab_size);
     let mut step = |tokens: Vec<u32>, at: usize| {
         session.step(&StepBatch::uniform(SequenceId(0), &[tokens], at))?;
-        session.next_tokens()
+        session.greedy_tokens()
     };
     let first = step(prompt, 0).map_err(ColdError::from)?;
     over(4)?;

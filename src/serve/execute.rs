@@ -3,6 +3,7 @@
 //! Enters: a [`Scheduler`] with a batch in flight. Leaves: one token per part, and how long each phase of the host's work took.
 
 use super::structured::{ConstraintCounts, Constraints};
+use crate::engine::lora;
 use crate::engine::{AdapterId, EngineError, SequenceId, SequenceStep, Session, StepBatch};
 use hbmark_core::result::Ragged;
 use hbmark_traffic::clock::Clock;
@@ -67,7 +68,7 @@ impl<'a> SessionExecutor<'a> {
             });
             step.sequence = SequenceId(seq.sequence);
             if seq.is_first_step && seq.adapter.is_some() {
-                self.session
+                lora(self.session)?
                     .set_adapter(step.sequence, seq.adapter.map(|number| AdapterId(number as usize)))?;
             }
             step.start_position = seq.start;
@@ -98,7 +99,7 @@ impl<'a> SessionExecutor<'a> {
         };
         let constrained = self.constraints.as_ref().is_some_and(|c| scheduled.iter().any(|seq| held(seq, c)));
         if self.sampler.is_greedy() && !constrained {
-            tokens.extend(self.session.next_tokens()?);
+            self.session.next_tokens(tokens)?;
             phases.sample += clock.now().0 - begin;
             return Ok(());
         }

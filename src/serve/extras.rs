@@ -127,7 +127,7 @@ impl Adapters {
     /// Takes them into a session, one after the other.
     pub(super) fn load(mut self, session: &mut dyn Session) -> Result<LoraSummary, ServeError> {
         for (adapter, summary) in self.loaded.iter().zip(&mut self.summary.adapters) {
-            let (taken, memory_ns) = timed(|| session.load_adapter(adapter));
+            let (taken, memory_ns) = timed(|| engine::lora(session)?.load_adapter(adapter));
             summary.bytes = taken?.1;
             summary.memory_ns = Some(memory_ns);
         }

@@ -208,6 +208,7 @@ mod tests {
             paged: true,
             prefix_sharing: true,
             graphs: true,
+            host_memory: false,
         }
     }
 

@@ -4,6 +4,7 @@
 //! `hang`, `device` or `oom`; WHERE the name of a cell or a point, `begin` or `load`; STEPS how many of its steps go well before (0);
 //! WORKERS how many of the first workers suffer it (all). Leaves: the fault, and a warning in the result that it was planted.
 
+use crate::engine::{LoraSession, StepProfiler, SyntheticKv};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
@@ -160,23 +161,14 @@ impl Session for FaultInjectingSession {
     fn logits(&mut self) -> Result<Vec<Vec<f32>>, EngineError> {
         self.session.logits()
     }
-    fn next_tokens(&mut self) -> Result<Vec<u32>, EngineError> {
-        self.session.next_tokens()
+    fn next_tokens(&mut self, tokens: &mut Vec<u32>) -> Result<(), EngineError> {
+        self.session.next_tokens(tokens)
     }
     fn timeline(&mut self) -> &mut dyn Timeline {
         self.session.timeline()
     }
-    fn fill_kv(&mut self, sequence: SequenceId, positions: usize, seed: u64) -> Result<bool, EngineError> {
-        self.session.fill_kv(sequence, positions, seed)
-    }
     fn preallocate_blocks(&mut self, blocks: usize) -> Result<(), EngineError> {
         self.session.preallocate_blocks(blocks)
-    }
-    fn load_adapter(&mut self, adapter: &Adapter) -> Result<(AdapterId, Bytes), EngineError> {
-        self.session.load_adapter(adapter)
-    }
-    fn set_adapter(&mut self, sequence: SequenceId, adapter: Option<AdapterId>) -> Result<(), EngineError> {
-        self.session.set_adapter(sequence, adapter)
     }
     fn release(&mut self, sequence: SequenceId) {
         self.session.release(sequence);
@@ -184,11 +176,17 @@ impl Session for FaultInjectingSession {
     fn memory(&mut self) -> MemoryUse {
         self.session.memory()
     }
+    fn lora(&mut self) -> Option<&mut dyn LoraSession> {
+        self.session.lora()
+    }
+    fn synthetic_kv(&mut self) -> Option<&mut dyn SyntheticKv> {
+        self.session.synthetic_kv()
+    }
+    fn profiler(&mut self) -> Option<&mut dyn StepProfiler> {
+        self.session.profiler()
+    }
     fn bytes_moved(&self) -> Option<Bytes> {
         self.session.bytes_moved()
-    }
-    fn profile(&mut self, batch: &StepBatch) -> Result<Vec<OperationTime>, EngineError> {
-        self.session.profile(batch)
     }
 }
 

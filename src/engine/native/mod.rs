@@ -18,6 +18,7 @@ mod tables;
 pub mod testing;
 mod weights;
 
+use crate::engine::{LoraSession, StepProfiler, SyntheticKv};
 use std::collections::HashMap;
 
 use cpu::CpuOperations;
@@ -80,7 +81,7 @@ pub fn check(architecture: &Architecture, dtype: Dtype) -> Result<(), EngineErro
 
 /// What the engine can do with an architecture.
 #[must_use]
-pub fn capabilities(architecture: &Architecture, device: &str) -> Capabilities {
+pub fn capabilities(architecture: &Architecture, device: &str, host_memory: bool) -> Capabilities {
     Capabilities {
         engine: NAME.into(),
         device: device.into(),
@@ -90,7 +91,8 @@ pub fn capabilities(architecture: &Architecture, device: &str) -> Capabilities {
         ragged: Ragged::Fused,
         paged: true,
         prefix_sharing: true,
-        graphs: device != "cpu",
+        graphs: !host_memory,
+        host_memory,
     }
 }
 
@@ -259,7 +261,7 @@ impl<O: Operations> NativeSession<O> {
             pool_shape,
             tables: BlockTables::new(block_size),
             rows: Rows::new(block_size),
-            capabilities: capabilities(&architecture, &operations.device_name()),
+            capabilities: capabilities(&architecture, &operations.device_name(), operations.in_host_memory()),
             timeline: operations.timeline(),
             architecture,
             inventory,
@@ -349,8 +351,9 @@ impl<O: Operations> Session for NativeSession<O> {
         self.forward.logits(&mut self.operations)
     }
 
-    fn next_tokens(&mut self) -> Result<Vec<u32>, EngineError> {
-        self.forward.next_tokens(&mut self.operations).map(<[u32]>::to_vec)
+    fn next_tokens(&mut self, tokens: &mut Vec<u32>) -> Result<(), EngineError> {
+        tokens.extend_from_slice(self.forward.next_tokens(&mut self.operations)?);
+        Ok(())
     }
 
     fn timeline(&mut self) -> &mut dyn Timeline {
@@ -362,13 +365,31 @@ impl<O: Operations> Session for NativeSession<O> {
         self.adapted.remove(&sequence);
     }
 
+    fn lora(&mut self) -> Option<&mut dyn LoraSession> {
+        self.operations.supports_lora().then_some(self as &mut dyn LoraSession)
+    }
+    fn synthetic_kv(&mut self) -> Option<&mut dyn SyntheticKv> {
+        Some(self)
+    }
+    fn profiler(&mut self) -> Option<&mut dyn StepProfiler> {
+        Some(self)
+    }
+
+    fn memory(&mut self) -> MemoryUse {
+        MemoryUse { weights: self.inventory.total_bytes(), peak: None }
+    }
+
+    fn bytes_moved(&self) -> Option<Bytes> {
+        self.moved
+    }
+
+    fn preallocate_blocks(&mut self, blocks: usize) -> Result<(), EngineError> {
+        self.operations.reserve(&mut self.pool, blocks)
+    }
+}
+
+impl<O: Operations> LoraSession for NativeSession<O> {
     fn load_adapter(&mut self, adapter: &Adapter) -> Result<(AdapterId, Bytes), EngineError> {
-        if !self.operations.supports_lora() {
-            return refuse(
-                format!("LoRA adapters on {}", self.operations.device_name()),
-                "only its operations on a CPU add them; choose --device cpu",
-            );
-        }
         // As precise as K and V: plain floats stay what they are, quantised weights get 16 bits beside them.
         let packing = Packing::of(self.pool_shape.dtype, 0).unwrap_or(Packing::Bf16);
         let widths = ModelWidths::of(&self.architecture);
@@ -392,15 +413,18 @@ impl<O: Operations> Session for NativeSession<O> {
             }
         }
     }
+}
 
-    fn memory(&mut self) -> MemoryUse {
-        MemoryUse { weights: self.inventory.total_bytes(), peak: None }
+impl<O: Operations> SyntheticKv for NativeSession<O> {
+    fn fill_kv(&mut self, sequence: SequenceId, positions: usize, seed: u64) -> Result<(), EngineError> {
+        let table = self.tables.extend(sequence, positions)?.to_vec();
+        self.operations.reserve(&mut self.pool, self.tables.blocks())?;
+        self.operations.fill_blocks(&mut self.pool, &table, seed)?;
+        Ok(())
     }
+}
 
-    fn bytes_moved(&self) -> Option<Bytes> {
-        self.moved
-    }
-
+impl<O: Operations> StepProfiler for NativeSession<O> {
     fn profile(&mut self, batch: &StepBatch) -> Result<Vec<OperationTime>, EngineError> {
         self.prepare(batch)?;
         let mut times: Vec<OperationTime> = Operation::ALL
@@ -436,16 +460,5 @@ impl<O: Operations> Session for NativeSession<O> {
             row.bytes = row.bytes + bytes;
         }
         Ok(times)
-    }
-
-    fn preallocate_blocks(&mut self, blocks: usize) -> Result<(), EngineError> {
-        self.operations.reserve(&mut self.pool, blocks)
-    }
-
-    fn fill_kv(&mut self, sequence: SequenceId, positions: usize, seed: u64) -> Result<bool, EngineError> {
-        let table = self.tables.extend(sequence, positions)?.to_vec();
-        self.operations.reserve(&mut self.pool, self.tables.blocks())?;
-        self.operations.fill_blocks(&mut self.pool, &table, seed)?;
-        Ok(true)
     }
 }

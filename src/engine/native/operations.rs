@@ -340,6 +340,10 @@ pub trait Operations: std::fmt::Debug {
     fn device_name(&self) -> String {
         "cpu".into()
     }
+    /// Whether its buffers lie in the memory of this process.
+    fn in_host_memory(&self) -> bool {
+        true
+    }
     /// Marks in the order of the operations.
     fn timeline(&self) -> Box<dyn Timeline> {
         Box::new(MonotonicTimeline::default())

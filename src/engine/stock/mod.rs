@@ -13,6 +13,7 @@ mod family;
 #[cfg(feature = "cuda")]
 mod recorded;
 
+use hbmark_core::result::EngineKind;
 use std::collections::{BTreeMap, HashMap};
 
 use candle_core::{D, DType, Tensor};
@@ -24,53 +25,21 @@ use hbmark_core::result::{Capabilities, Ragged};
 
 pub use family::{Limits, StockModel, limits};
 
-/// How candle's forward is run; each way is an engine by its name.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum StockVariant {
-    /// As everybody runs it.
-    Eager,
-    /// The same, with the freed pages of the memory pool kept between synchronisations: a labelled deviation.
-    KeptPool,
-    /// The same kernels replayed from a recording.
-    Replayed,
-}
-
-impl StockVariant {
-    /// All of them.
-    pub const ALL: [Self; 3] = [Self::Eager, Self::KeptPool, Self::Replayed];
-
-    /// The engine's name on the command line and in results.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Eager => "stock",
-            Self::KeptPool => "stock-pool",
-            Self::Replayed => "stock-graph",
-        }
-    }
-
-    /// The way of an engine, where it is candle's.
-    #[must_use]
-    pub fn of(engine: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|variant| variant.name() == engine)
-    }
-
-    /// Checks that a device has it.
-    ///
-    /// # Errors
-    /// [`EngineError::Unsupported`] on a CPU, where there are no launches and no pool.
-    pub fn check(self, device: DeviceChoice) -> Result<(), EngineError> {
-        let why = match (self, device) {
-            (Self::Eager, _) | (_, DeviceChoice::Cuda(_)) => return Ok(()),
-            (Self::KeptPool, DeviceChoice::Cpu) => "memory pools are a GPU's; run `stock`",
-            (Self::Replayed, DeviceChoice::Cpu) => "launches are a GPU's; run `stock`",
-        };
-        Err(EngineError::Unsupported {
-            engine: self.name().into(),
-            what: "steps on a CPU".into(),
-            why: why.into(),
-        })
-    }
+/// Checks that a device has one of candle's engines.
+///
+/// # Errors
+/// [`EngineError::Unsupported`] on a CPU, where there are no launches and no pool.
+pub fn check_device(kind: EngineKind, device: DeviceChoice) -> Result<(), EngineError> {
+    let why = match (kind, device) {
+        (EngineKind::Stock | EngineKind::Native, _) | (_, DeviceChoice::Cuda(_)) => return Ok(()),
+        (EngineKind::StockPool, DeviceChoice::Cpu) => "memory pools are a GPU's; run `stock`",
+        (EngineKind::StockGraph, DeviceChoice::Cpu) => "launches are a GPU's; run `stock`",
+    };
+    Err(EngineError::Unsupported {
+        engine: kind.name().into(),
+        what: "steps on a CPU".into(),
+        why: why.into(),
+    })
 }
 
 /// The KV of sequences that advance together, now and before their last step.
@@ -142,7 +111,7 @@ impl StockSession {
         blank: StockModel,
         backend: Backend,
     ) -> Self {
-        let capabilities = capabilities(StockVariant::Eager, limits, &backend.name);
+        let capabilities = capabilities(EngineKind::Stock, limits, &backend.name, backend.device.is_cpu());
         Self {
             backend,
             architecture,
@@ -157,7 +126,7 @@ impl StockSession {
 
     /// The same session under the name of another way to run it.
     #[must_use]
-    pub fn named(mut self, variant: StockVariant) -> Self {
+    pub fn named(mut self, variant: EngineKind) -> Self {
         variant.name().clone_into(&mut self.capabilities.engine);
         self
     }
@@ -275,9 +244,11 @@ impl Session for StockSession {
         logits.to_vec2().map_err(|e| of_candle(&self.backend.name, &e))
     }
 
-    fn next_tokens(&mut self) -> Result<Vec<u32>, EngineError> {
+    fn next_tokens(&mut self, tokens: &mut Vec<u32>) -> Result<(), EngineError> {
         let (_, greedy) = self.last.as_ref().ok_or(EngineError::NoStepRun)?;
-        greedy.to_vec1().map_err(|e| of_candle(&self.backend.name, &e))
+        // candle gives a tensor's values in a vector of its own: that is how people read its tokens.
+        tokens.extend(greedy.to_vec1::<u32>().map_err(|e| of_candle(&self.backend.name, &e))?);
+        Ok(())
     }
 
     fn timeline(&mut self) -> &mut dyn Timeline {
@@ -298,7 +269,7 @@ impl Session for StockSession {
 
 /// What candle's models can do within the limits of an architecture.
 #[must_use]
-pub fn capabilities(variant: StockVariant, limits: Limits, device: &str) -> Capabilities {
+pub fn capabilities(variant: EngineKind, limits: Limits, device: &str, host_memory: bool) -> Capabilities {
     Capabilities {
         engine: variant.name().into(),
         device: device.into(),
@@ -308,7 +279,8 @@ pub fn capabilities(variant: StockVariant, limits: Limits, device: &str) -> Capa
         ragged: Ragged::Uniform,
         paged: false,
         prefix_sharing: false,
-        graphs: variant == StockVariant::Replayed,
+        graphs: variant == EngineKind::StockGraph,
+        host_memory,
     }
 }
 
@@ -348,12 +320,11 @@ mod tests {
 
     #[test]
     fn each_way_is_an_engine_and_only_the_eager_one_runs_on_a_cpu() {
-        for variant in StockVariant::ALL {
-            assert_eq!(StockVariant::of(variant.name()), Some(variant));
-            assert!(variant.check(DeviceChoice::Cuda(0)).is_ok());
-            assert_eq!(variant.check(DeviceChoice::Cpu).is_ok(), variant == StockVariant::Eager);
+        for variant in EngineKind::ALL.into_iter().filter(|kind| kind.is_stock()) {
+            assert_eq!(EngineKind::of(variant.name()), Some(variant));
+            assert!(check_device(variant, DeviceChoice::Cuda(0)).is_ok());
+            assert_eq!(check_device(variant, DeviceChoice::Cpu).is_ok(), variant == EngineKind::Stock);
         }
-        assert_eq!(StockVariant::of("native"), None);
     }
 
     #[test]

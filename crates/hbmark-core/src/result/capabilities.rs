@@ -28,4 +28,48 @@ pub struct Capabilities {
     pub paged: bool,
     pub prefix_sharing: bool,
     pub graphs: bool,
+    /// Weights and KV lie in the memory of this process: its resident set is what the engine uses.
+    #[serde(default)]
+    pub host_memory: bool,
+}
+
+/// The engines of the program. Planning, opening, help and the ladder read this list; a name that is not in it is another program's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EngineKind {
+    /// candle's own forward, as everybody runs it.
+    Stock,
+    /// Our own kernels.
+    Native,
+    /// candle's kernels, replayed from a captured graph.
+    StockGraph,
+    /// candle's forward with the freed pages of the memory pool kept between synchronisations: a labelled deviation.
+    StockPool,
+}
+
+impl EngineKind {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Stock, Self::Native, Self::StockGraph, Self::StockPool];
+
+    /// The name on the command line and in results.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Stock => "stock",
+            Self::Native => "native",
+            Self::StockGraph => "stock-graph",
+            Self::StockPool => "stock-pool",
+        }
+    }
+
+    /// The engine of a name.
+    #[must_use]
+    pub fn of(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.name() == name)
+    }
+
+    /// Whether it is candle's forward, whichever way it is run.
+    #[must_use]
+    pub fn is_stock(self) -> bool {
+        self != Self::Native
+    }
 }

@@ -3,6 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::EngineKind;
 use super::cell::{Phase, Status};
 use crate::model::Dtype;
 use crate::units::Bytes;
@@ -33,12 +34,12 @@ impl RungKind {
     /// The rung of an engine.
     #[must_use]
     pub fn of_engine(engine: &str) -> Self {
-        match engine {
-            "native" => Self::Native,
-            "stock" => Self::Stock,
-            "stock-graph" => Self::StockGraph,
-            "stock-pool" => Self::StockPool,
-            _ => Self::Other,
+        match EngineKind::of(engine) {
+            Some(EngineKind::Native) => Self::Native,
+            Some(EngineKind::Stock) => Self::Stock,
+            Some(EngineKind::StockGraph) => Self::StockGraph,
+            Some(EngineKind::StockPool) => Self::StockPool,
+            None => Self::Other,
         }
     }
 }

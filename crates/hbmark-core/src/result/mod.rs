@@ -18,7 +18,7 @@ pub mod saved;
 pub mod serving;
 
 pub use block::{Block, BlockTelemetry, accepted, block_means, judged_times};
-pub use capabilities::{Capabilities, Ragged};
+pub use capabilities::{Capabilities, EngineKind, Ragged};
 pub use ceilings::{Ceilings, DeviceSpec, GpuCeilings, Spread};
 pub use cell::{
     Bound, Cell, CellName, CellResult, Measured, NoCellName, OperationRow, Phase, Quality, Status, StepBytes,

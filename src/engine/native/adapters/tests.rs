@@ -176,9 +176,9 @@ fn operations_without_low_rank_products_refuse_by_name() {
         Box::new(|_| unreachable!("nothing is run")),
     );
     let sample = Sample::of_dtype(Dtype::F32, 1);
-    let error = session.load_adapter(&adapters(&sample)[0]).unwrap_err();
+    let error = session.lora().unwrap().load_adapter(&adapters(&sample)[0]).unwrap_err();
     assert!(matches!(error, EngineError::Unsupported { .. }));
     assert!(error.to_string().contains("choose --engine native --device cpu"), "{error}");
-    assert!(session.set_adapter(crate::engine::SequenceId(0), Some(AdapterId(0))).is_err());
-    assert!(session.set_adapter(crate::engine::SequenceId(0), None).is_ok());
+    assert!(session.lora().unwrap().set_adapter(crate::engine::SequenceId(0), Some(AdapterId(0))).is_err());
+    assert!(session.lora().unwrap().set_adapter(crate::engine::SequenceId(0), None).is_ok());
 }

@@ -512,6 +512,9 @@ impl<D: Device> Operations for CudaOperations<D> {
     fn device_name(&self) -> String {
         self.device.name().into()
     }
+    fn in_host_memory(&self) -> bool {
+        false
+    }
 
     fn timeline(&self) -> Box<dyn Timeline> {
         self.device.timeline()

@@ -131,7 +131,7 @@ fn continued(session: &mut dyn Session, steps: usize) -> Result<Vec<u32>, Engine
         let count = brings.len();
         session.step(&StepBatch::uniform(SequenceId(0), &[brings], start))?;
         start += count;
-        brings = session.next_tokens()?;
+        brings = session.greedy_tokens()?;
         tokens.push(brings[0]);
     }
     Ok(tokens)
@@ -172,7 +172,11 @@ pub fn against_the_ledger<O: Operations>(
     let ledger = Ledger::new(session.architecture(), session.inventory(), session.kv_dtype());
     let (mut furthest, mut detail) = (-1.0, String::new());
     for &depth in depths {
-        session.fill_kv(SequenceId(0), depth, SEED)?;
+        session.synthetic_kv().expect("the native engine fills its cache").fill_kv(
+            SequenceId(0),
+            depth,
+            SEED,
+        )?;
         let found = decode_bytes(&mut session, depth)?;
         let ideal = ledger.step(StepShape::decode(1, depth)).bytes.ideal();
         let off = found.as_f64() / ideal.as_f64() - 1.0;
@@ -200,7 +204,11 @@ pub fn filled_as_prefilled<O: Operations>(
         let prompt = (0..4099).cycle().take(depth).collect();
         prefilled.step(&StepBatch::uniform(SequenceId(0), &[prompt], 0))?;
         let wanted = decode_bytes(&mut prefilled, depth)?;
-        filled.fill_kv(SequenceId(0), depth, SEED)?;
+        filled.synthetic_kv().expect("the native engine fills its cache").fill_kv(
+            SequenceId(0),
+            depth,
+            SEED,
+        )?;
         let found = decode_bytes(&mut filled, depth)?;
         if found != wanted {
             return Ok((
