@@ -34,6 +34,14 @@ fn emulate_kernels() {
     let lines: Vec<String> =
         includes.map(|path| format!("#include \"{}\"", root.join(path).display())).collect();
     let file = out.join("emulated_kernels.cpp");
+    let library = "hbmark_emulated_kernels";
+    if is_current(&out.join(format!("lib{library}.a"))) {
+        println!("cargo::rustc-link-search=native={}", out.display());
+        println!("cargo::rustc-link-lib=static={library}");
+        println!("cargo::rustc-link-lib=stdc++");
+        println!("cargo::rustc-cfg=hbmark_emulated");
+        return;
+    }
     std::fs::write(&file, lines.join("\n")).expect("OUT_DIR can be written");
     let built = cc::Build::new()
         .cpp(true)
@@ -44,7 +52,7 @@ fn emulate_kernels() {
         .flags(["-fno-strict-aliasing", "-Wno-unknown-pragmas", "-Wno-maybe-uninitialized"])
         .cargo_warnings(false)
         .file(&file)
-        .try_compile("hbmark_emulated_kernels");
+        .try_compile(library);
     match built {
         Ok(()) => println!("cargo::rustc-cfg=hbmark_emulated"),
         // A machine whose compiler cannot is no reason to stop; where everything is checked, it is.
@@ -55,6 +63,21 @@ fn emulate_kernels() {
             println!("cargo::warning=the CUDA kernels do not compile as C++ here: their tests are skipped");
         }
     }
+}
+
+/// Whether a product is younger than every file under `kernels/` and than this program: an edit in `src` compiles no kernel.
+fn is_current(product: &Path) -> bool {
+    let age = |path: &Path| std::fs::metadata(path).and_then(|metadata| metadata.modified()).ok();
+    let Some(made) = age(product) else { return false };
+    let mut inputs = vec![PathBuf::from("build.rs")];
+    let mut folders = vec![PathBuf::from("kernels")];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).expect("kernels/ is part of the crate").flatten() {
+            let path = entry.path();
+            if path.is_dir() { folders.push(path) } else { inputs.push(path) }
+        }
+    }
+    inputs.iter().all(|input| age(input).is_some_and(|changed| changed < made))
 }
 
 /// The kernel files of a folder, in order.
@@ -81,13 +104,14 @@ fn output(command: &mut Command) -> Option<String> {
 
 /// The short commit, marked when tracked files differ from it. Without a repository there is none.
 fn git_revision() -> Option<String> {
-    let git = |arguments: &[&str]| output(Command::new("git").args(arguments));
+    // Without the lock, `status` does not rewrite the index, which is watched below: the next build would start from nothing.
+    let git = |arguments: &[&str]| output(Command::new("git").arg("--no-optional-locks").args(arguments));
     let folder = PathBuf::from(git(&["rev-parse", "--git-dir"])?);
     for name in ["HEAD", "index"] {
         println!("cargo::rerun-if-changed={}", folder.join(name).display());
     }
     // An edit that is not staged changes none of git's files, and must still be told.
-    for name in ["src", "kernels", "models", "Cargo.toml", "Cargo.lock"] {
+    for name in ["src", "crates", "kernels", "models", "Cargo.toml", "Cargo.lock"] {
         println!("cargo::rerun-if-changed={name}");
     }
     let commit = git(&["rev-parse", "--short=12", "HEAD"])?;
@@ -106,9 +130,16 @@ fn compile_kernels() {
     };
     let out = PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
     let architectures = std::env::var("HBMARK_CUDA_ARCHS").unwrap_or(ARCHITECTURES.into());
+    // Products are kept per architectures: those of others are no help.
+    let stamp = out.join("architectures");
+    let same = std::fs::read_to_string(&stamp).is_ok_and(|last| last == architectures);
     for source in sources("kernels") {
-        compile(&nvcc, &source, &out, &architectures);
+        let name = source.file_stem().expect("a source has a name");
+        if !(same && is_current(&out.join(name).with_extension("ptxas"))) {
+            compile(&nvcc, &source, &out, &architectures);
+        }
     }
+    std::fs::write(&stamp, &architectures).expect("OUT_DIR can be written");
 }
 
 fn find_nvcc() -> Option<PathBuf> {

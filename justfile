@@ -4,9 +4,9 @@ default: check test
 
 # Formatting, lints and docs, as CI runs them.
 check:
-    cargo fmt --check
-    cargo clippy --all-targets -- -D warnings
-    RUSTDOCFLAGS="-D warnings" cargo doc --no-deps
+    cargo fmt --all --check
+    cargo clippy --workspace --all-targets -- -D warnings
+    RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps
 
 # All tests: no GPU, no network.
 test:

@@ -58,7 +58,7 @@ fn count(text: &str) -> Counts {
 
 fn in_source() -> BTreeMap<String, Counts> {
     let mut files = vec![root().join("build.rs")];
-    for folder in ["src", "tests", "benches", "fuzz"] {
+    for folder in ["src", "crates", "tests", "benches", "fuzz"] {
         sources(&root().join(folder), &mut files);
     }
     let named = |path: PathBuf| path.strip_prefix(root()).unwrap().to_string_lossy().into_owned();
