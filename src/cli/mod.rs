@@ -154,30 +154,10 @@ pub fn dispatch(cli: Cli) -> anyhow::Result<Outcome> {
     }
 }
 
-/// Characters of an error that are shown. A parser may quote a name from an untrusted file, however long.
-const LONGEST_ERROR: usize = 4_000;
-
 /// An error and its causes on one line, without characters that do something to a terminal; of a long one its beginning and its end.
 #[must_use]
 pub fn one_line(error: &anyhow::Error) -> String {
-    let mut parts: Vec<String> = Vec::new();
-    for cause in error.chain() {
-        let text = cause.to_string();
-        // Wrappers made with `transparent` repeat their cause.
-        if parts.last().is_none_or(|last| !last.ends_with(&text)) {
-            parts.push(text);
-        }
-    }
-    let line = parts.join(": ").replace(hbmark_core::input::acts, " ");
-    let count = line.chars().count();
-    if count <= LONGEST_ERROR {
-        return line;
-    }
-    // What failed stands first, what to do about it last.
-    let half = LONGEST_ERROR / 2;
-    let (begin, end): (String, String) =
-        (line.chars().take(half).collect(), line.chars().skip(count - half).collect());
-    format!("{begin} [... {} characters ...] {end}", count - LONGEST_ERROR)
+    hbmark_core::input::one_line(&**error)
 }
 
 /// Says something to a person on stderr, on one line and as plain text: paths and commands come from strangers. Nobody may be listening,

@@ -89,6 +89,34 @@ pub fn read_text(path: &Path, limit: u64) -> Result<String, InputError> {
         .map_err(|error| InputError::NotText { at: error.utf8_error().valid_up_to() })
 }
 
+/// Characters of an error that are shown. A parser may quote a name from an untrusted file, however long.
+const LONGEST_ERROR: usize = 4_000;
+
+/// An error and its causes on one line, without characters that do something to a terminal; of a long one its beginning and its end.
+#[must_use]
+pub fn one_line(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut parts: Vec<String> = Vec::new();
+    let mut next = Some(error);
+    while let Some(cause) = next {
+        let text = cause.to_string();
+        // Wrappers made with `transparent` repeat their cause.
+        if parts.last().is_none_or(|last| !last.ends_with(&text)) {
+            parts.push(text);
+        }
+        next = cause.source();
+    }
+    let line = parts.join(": ").replace(acts, " ");
+    let count = line.chars().count();
+    if count <= LONGEST_ERROR {
+        return line;
+    }
+    // What failed stands first, what to do about it last.
+    let half = LONGEST_ERROR / 2;
+    let (begin, end): (String, String) =
+        (line.chars().take(half).collect(), line.chars().skip(count - half).collect());
+    format!("{begin} [... {} characters ...] {end}", count - LONGEST_ERROR)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
