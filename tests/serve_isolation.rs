@@ -56,7 +56,7 @@ fn costs_one_point(fault: &str, arguments: &[&str], reason: &[&str]) {
         assert_eq!((&point["not_run"], &point["result"]["served"]), (&Value::Null, &10.into()), "{fault}");
     }
     assert_eq!((lost["label"].as_str(), &lost["result"]), (Some(VICTIM), &Value::Null), "{fault}");
-    let said = lost["not_run"].as_str().unwrap();
+    let said = lost["not_run"]["message"].as_str().unwrap();
     for part in reason {
         assert!(said.contains(part), "{fault}: {said}");
     }

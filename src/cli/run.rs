@@ -286,7 +286,7 @@ fn finish<R: DeviceWorker>(args: &Args, ready: Ready, mut worker: R) -> anyhow::
 fn judge(report: &Report) -> anyhow::Result<Outcome> {
     // Cells that cannot run are results beside others that can; alone they are bad input.
     if !report.cells.is_empty() && report.cells.iter().all(|cell| cell.status == Status::Skipped) {
-        let reason = report.cells[0].reason.clone().unwrap_or_default();
+        let reason = hbmark_core::result::cause::joined(report.cells[0].reason.as_slice());
         anyhow::bail!("no cell of this grid can run: {}: {reason}", report.cells[0].id);
     }
     let bad = |status| matches!(status, Status::Invalid | Status::Failed | Status::Oom | Status::Disturbed);

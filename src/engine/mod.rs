@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::weights::Adapter;
 use hbmark_core::model::{Architecture, Dtype, Inventory};
-use hbmark_core::result::Capabilities;
+use hbmark_core::result::{Capabilities, Cause};
 use hbmark_core::units::{Bytes, Nanos};
 
 pub use crate::machine::device::DeviceChoice;
@@ -260,6 +260,26 @@ pub enum EngineError {
 }
 
 impl EngineError {
+    /// The same as data, for a result.
+    #[must_use]
+    pub fn cause(&self) -> Cause {
+        match self {
+            Self::OutOfMemory { device, detail } => {
+                Cause::OutOfMemory { device: device.clone(), detail: detail.clone(), during: None }
+            }
+            Self::Unsupported { engine, what, why } => {
+                Cause::Unsupported { engine: engine.clone(), what: what.clone(), why: why.clone() }
+            }
+            Self::NotReplayed { engine, why } => {
+                Cause::NotReplayed { engine: engine.clone(), why: why.clone() }
+            }
+            Self::Device { device, detail } => {
+                Cause::DeviceFailed { device: device.clone(), detail: detail.clone() }
+            }
+            other => Cause::EngineFailed { detail: other.to_string() },
+        }
+    }
+
     /// Whether nothing that the device does afterwards can be trusted.
     #[must_use]
     pub fn is_sticky(&self) -> bool {

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use super::environment::frequency_mhz;
 use super::nvml::{Gpu, GpuSample, Throttle, ThrottleBits};
 use super::root::Root;
-use hbmark_core::result::{BlockTelemetry, Limits};
+use hbmark_core::result::{BlockTelemetry, Cause, Limits};
 
 /// The shortest time over which CPU load is judged: 20 ticks of 10 ms.
 pub const LOAD_WINDOW: Duration = Duration::from_millis(200);
@@ -216,17 +216,14 @@ impl CpuLoad {
         }
     }
 
-    /// The cause for which its blocks are thrown away.
+    /// The cause for which its blocks are thrown away; of two the load, and the blocks' telemetry has both.
     #[must_use]
-    pub fn reject(&self, limits: &Limits) -> Option<String> {
-        let mut causes: Vec<String> = Vec::new();
-        if let Some(cores) = self.foreign_cores.filter(|cores| *cores > limits.foreign_cores) {
-            causes.push(format!("foreign load: {cores:.1} cores busy with other processes"));
-        }
-        if let Some(cores) = self.steal_cores.filter(|cores| *cores > limits.steal_cores) {
-            causes.push(format!("steal: the hypervisor took {cores:.1} cores"));
-        }
-        (!causes.is_empty()).then(|| causes.join("; "))
+    pub fn reject(&self, limits: &Limits) -> Option<Cause> {
+        let foreign = self.foreign_cores.filter(|cores| *cores > limits.foreign_cores);
+        let steal = || self.steal_cores.filter(|cores| *cores > limits.steal_cores);
+        foreign
+            .map(|cores| Cause::ForeignLoad { cores })
+            .or_else(|| steal().map(|cores| Cause::CpuSteal { cores }))
     }
 }
 
@@ -365,54 +362,47 @@ pub fn gpu_block(before: &GpuSample, after: &GpuSample, host: &BlockTelemetry) -
 }
 
 /// Whether a block counts, and what is to be known about it.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct TelemetryVerdict {
     /// The cause for which the block is thrown away and measured again.
-    pub reject: Option<String>,
+    pub reject: Option<Cause>,
     /// What held during the block but does not invalidate it.
-    pub conditions: Vec<String>,
+    pub conditions: Vec<Cause>,
 }
 
 /// Judges a block by what the telemetry saw during it, and by nothing else; [`CpuLoad::reject`] judges what is told of several together.
 #[must_use]
 pub fn judge(block: &BlockTelemetry) -> TelemetryVerdict {
-    let mut causes: Vec<String> = Vec::new();
-    let mut conditions: Vec<String> = Vec::new();
-    for name in &block.throttle_reasons {
-        match effect(name) {
-            ConditionEffect::Reject(cause) => causes.push(cause.to_owned()),
-            ConditionEffect::Condition(condition) => conditions.push(condition),
-        }
+    let (slowed, others): (Vec<String>, Vec<String>) =
+        block.throttle_reasons.iter().cloned().partition(|name| slows(name));
+    let mut conditions: Vec<Cause> = others.into_iter().map(condition).collect();
+    if let Some(processes) = block.gpu_other_processes.filter(|others| *others > 0) {
+        conditions.push(Cause::GpuShared { processes });
     }
-    if let Some(others) = block.gpu_other_processes.filter(|others| *others > 0) {
-        conditions.push(format!("{others} other processes on the GPU"));
+    TelemetryVerdict {
+        reject: (!slowed.is_empty()).then_some(Cause::Throttled { reasons: slowed }),
+        conditions,
     }
-    TelemetryVerdict { reject: (!causes.is_empty()).then(|| causes.join("; ")), conditions }
 }
 
-enum ConditionEffect {
-    Reject(&'static str),
-    Condition(String),
+/// Whether a throttle reason means that the device ran slower than its own clocks, and so rejects a block.
+fn slows(name: &str) -> bool {
+    matches!(
+        Throttle::parse(name),
+        Some(
+            Throttle::HwSlowdown
+                | Throttle::HwThermal
+                | Throttle::HwPowerBrake
+                | Throttle::SwThermal
+                | Throttle::ThermalViolation
+        )
+    )
 }
 
-fn effect(name: &str) -> ConditionEffect {
-    let condition = |text: &str| ConditionEffect::Condition(text.to_owned());
-    match Throttle::parse(name) {
-        Some(Throttle::HwSlowdown) => ConditionEffect::Reject("hardware slowdown"),
-        Some(Throttle::HwThermal) => ConditionEffect::Reject("hardware thermal slowdown"),
-        Some(Throttle::HwPowerBrake) => ConditionEffect::Reject("hardware power brake"),
-        Some(Throttle::SwThermal) => ConditionEffect::Reject("software thermal slowdown"),
-        Some(Throttle::ThermalViolation) => {
-            ConditionEffect::Reject("thermal slowdown between two looks at the clocks")
-        }
-        Some(Throttle::SwPowerCap) => condition("power capped"),
-        Some(Throttle::GpuIdle) => condition("GPU idle"),
-        Some(Throttle::ApplicationClocks) => condition("clocks pinned by the application clock setting"),
-        Some(Throttle::DisplayClocks) => condition("clocks limited by the display setting"),
-        Some(Throttle::SyncBoost) => condition("clocks held by another GPU of the sync boost group"),
-        Some(Throttle::BoardLimit) => condition("board limit reached"),
-        Some(Throttle::Unknown(bit)) => ConditionEffect::Condition(format!("unknown throttle bit 0x{bit:x}")),
-        None => ConditionEffect::Condition(format!("unknown throttle reason `{name}`")),
+fn condition(reason: String) -> Cause {
+    match Throttle::parse(&reason) {
+        Some(Throttle::SwPowerCap) => Cause::PowerCapped,
+        _ => Cause::ClockEvent { reason },
     }
 }
 
@@ -426,30 +416,32 @@ mod tests {
         gpu_block(&GpuSample::default(), &sample, &BlockTelemetry::default())
     }
 
-    fn verdict(block: &BlockTelemetry) -> (Option<String>, Vec<String>) {
+    fn verdict(block: &BlockTelemetry) -> (Option<Cause>, Vec<Cause>) {
         let judgement = judge(block);
         (judgement.reject, judgement.conditions)
     }
 
     #[test]
     fn thermal_and_hardware_slowdowns_reject_and_are_named() {
-        for (bit, cause) in [
-            (0x8, "hardware slowdown"),
-            (0x20, "software thermal slowdown"),
-            (0x40, "hardware thermal slowdown"),
-            (0x80, "hardware power brake"),
-        ] {
-            assert_eq!(verdict(&throttled(bit)), (Some(cause.to_owned()), vec![]));
+        let throttled_by = |reasons: &[&str]| {
+            Some(Cause::Throttled { reasons: reasons.iter().map(ToString::to_string).collect() })
+        };
+        for (bit, reason) in
+            [(0x8, "hw_slowdown"), (0x20, "sw_thermal"), (0x40, "hw_thermal"), (0x80, "hw_power_brake")]
+        {
+            assert_eq!(verdict(&throttled(bit)), (throttled_by(&[reason]), vec![]));
         }
-        let both = verdict(&throttled(0x48)).0.unwrap();
-        assert_eq!(both, "hardware slowdown; hardware thermal slowdown");
+        assert_eq!(verdict(&throttled(0x48)).0, throttled_by(&["hw_slowdown", "hw_thermal"]));
     }
 
     #[test]
     fn power_cap_idle_and_unknown_bits_are_conditions() {
-        assert_eq!(verdict(&throttled(0x4)), (None, vec!["power capped".to_owned()]));
-        assert_eq!(verdict(&throttled(0x1)), (None, vec!["GPU idle".to_owned()]));
-        assert_eq!(verdict(&throttled(0x4000)), (None, vec!["unknown throttle bit 0x4000".to_owned()]));
+        assert_eq!(verdict(&throttled(0x4)), (None, vec![Cause::PowerCapped]));
+        assert_eq!(verdict(&throttled(0x1)), (None, vec![Cause::ClockEvent { reason: "gpu_idle".into() }]));
+        assert_eq!(
+            verdict(&throttled(0x4000)),
+            (None, vec![Cause::ClockEvent { reason: "unknown_0x4000".into() }])
+        );
         assert_eq!(verdict(&throttled(0)), (None, vec![]));
     }
 
@@ -469,9 +461,9 @@ mod tests {
             (block.energy_joules, block.minor_faults, block.gpu_other_processes),
             (Some(2.5), Some(3), Some(0))
         );
-        assert!(verdict(&block).0.unwrap().starts_with("thermal slowdown"));
+        assert_eq!(verdict(&block).0, Some(Cause::Throttled { reasons: vec!["thermal_violation".into()] }));
         let capped = gpu_block(&at(1, 5), &at(1, 6), &BlockTelemetry::default());
-        assert_eq!(verdict(&capped), (None, vec!["power capped".to_owned()]));
+        assert_eq!(verdict(&capped), (None, vec![Cause::PowerCapped]));
     }
 
     #[test]
@@ -486,10 +478,9 @@ mod tests {
         let cause = |foreign_cores, steal_cores| {
             CpuLoad { blocks: 1, foreign_cores, steal_cores }.reject(&Limits::default())
         };
-        let foreign = "foreign load: 0.7 cores busy with other processes";
-        assert_eq!(cause(Some(0.7), None).as_deref(), Some(foreign));
+        assert_eq!(cause(Some(0.7), Some(0.5)), Some(Cause::ForeignLoad { cores: 0.7 }));
         assert_eq!(cause(Some(0.2), Some(0.1)), None);
-        assert!(cause(None, Some(0.5)).unwrap().starts_with("steal"));
+        assert_eq!(cause(None, Some(0.5)), Some(Cause::CpuSteal { cores: 0.5 }));
         assert_eq!(cause(None, None), None, "what is unknown rejects nothing");
         let patient = Limits { foreign_cores: f64::INFINITY, steal_cores: 0.1 };
         assert_eq!(CpuLoad { foreign_cores: Some(3.0), ..CpuLoad::default() }.reject(&patient), None);

@@ -10,9 +10,8 @@ use rand_chacha::ChaCha8Rng;
 
 use super::protocol::Protocol;
 use crate::engine::{EngineError, SequenceId, Session, StepBatch};
-use hbmark_core::result::{Block, Cell, KvFill, Phase};
+use hbmark_core::result::{Block, Cause, Cell, KvFill, Phase};
 use hbmark_core::stats;
-use hbmark_core::units::Nanos;
 
 /// Sequence ids of one cell start here times its index, so cells can be resident side by side.
 const SEQUENCES_PER_CELL: u64 = 1 << 20;
@@ -31,16 +30,8 @@ const CLOCK_SLACK_NS: f64 = 200_000.0;
 pub enum BlockError {
     #[error(transparent)]
     Engine(#[from] EngineError),
-    #[error("identical steps gave different tokens: sequence {sequence} first {first}, then {then}")]
-    TokensChanged { sequence: usize, first: u32, then: u32 },
-    #[error(
-        "the engine gave {found} tokens for {wanted} sequences: it did not do the step that was asked for"
-    )]
-    TokenCount { wanted: usize, found: usize },
-    #[error(
-        "the device timeline says the block took {timeline}, the host's clock {host}; times on this machine cannot be trusted"
-    )]
-    ClocksDisagree { timeline: Nanos, host: Nanos },
+    #[error(transparent)]
+    Untrusted(Cause),
 }
 
 /// The tokens of a cell and where they go.
@@ -243,7 +234,7 @@ pub fn take_block(
         ..Block::default()
     };
     if !clocks_agree(&block, spanned) {
-        return Err(BlockError::ClocksDisagree { timeline: Nanos(spanned), host: Nanos(wall_ns) });
+        return Err(BlockError::Untrusted(Cause::ClocksDisagree { timeline_ns: spanned, host_ns: wall_ns }));
     }
     Ok(block)
 }
@@ -259,7 +250,7 @@ fn clocks_agree(block: &Block, spanned: f64) -> bool {
 
 fn check_tokens(now: &[u32], wanted: usize, first: &mut Vec<u32>) -> Result<(), BlockError> {
     if now.len() != wanted {
-        return Err(BlockError::TokenCount { wanted, found: now.len() });
+        return Err(BlockError::Untrusted(Cause::TokenCount { wanted, found: now.len() }));
     }
     if first.is_empty() {
         now.clone_into(first);
@@ -267,7 +258,8 @@ fn check_tokens(now: &[u32], wanted: usize, first: &mut Vec<u32>) -> Result<(), 
     match first.iter().zip(now).position(|(a, b)| a != b) {
         None => Ok(()),
         Some(sequence) => {
-            Err(BlockError::TokensChanged { sequence, first: first[sequence], then: now[sequence] })
+            let (first, then) = (first[sequence], now[sequence]);
+            Err(BlockError::Untrusted(Cause::TokensChanged { sequence, first, then }))
         }
     }
 }

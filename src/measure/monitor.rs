@@ -11,7 +11,7 @@ use super::protocol::{BlockContext, Monitor, WindowLoad};
 use crate::engine::DeviceChoice;
 use crate::machine::nvml::Gpu;
 use crate::machine::telemetry::{HostTelemetry, NvmlTelemetry, Telemetry, judge};
-use hbmark_core::result::Limits;
+use hbmark_core::result::{Cause, Limits};
 use hbmark_core::stats;
 use hbmark_core::units::Bytes;
 
@@ -111,19 +111,8 @@ fn against_recent(recent: &mut VecDeque<f64>, baseline: f64, seconds: f64) -> f6
 }
 
 /// What to say when the machine's memory is no longer what it was when the ceilings were measured.
-fn shifted(ratio: f64) -> Option<String> {
-    let sentence = |what: &str| {
-        format!(
-            "read bandwidth beside the blocks {what} since the ceilings were measured: read `% ceiling` with that in mind"
-        )
-    };
-    if ratio > SHIFT {
-        Some(sentence("fell by a quarter or more"))
-    } else if ratio < 1.0 / SHIFT {
-        Some(sentence("rose by a third or more"))
-    } else {
-        None
-    }
+fn shifted(ratio: f64) -> Option<Cause> {
+    (ratio > SHIFT || ratio < 1.0 / SHIFT).then_some(Cause::BandwidthShifted { ratio })
 }
 
 #[cfg(test)]
@@ -145,8 +134,8 @@ mod tests {
 
     #[test]
     fn a_lasting_shift_is_said() {
-        assert!(shifted(1.5).is_some_and(|s| s.contains("fell")));
-        assert!(shifted(0.5).is_some_and(|s| s.contains("rose")));
+        assert_eq!(shifted(1.5), Some(Cause::BandwidthShifted { ratio: 1.5 }));
+        assert_eq!(shifted(0.5), Some(Cause::BandwidthShifted { ratio: 0.5 }));
         assert_eq!(shifted(1.1), None);
     }
 }

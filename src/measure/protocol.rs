@@ -13,8 +13,8 @@ use super::visit::{CellEnd, CellInputs, Reference, Visit, Visited};
 use crate::engine::Session;
 use crate::machine::telemetry::CpuLoad;
 use hbmark_core::result::{
-    Block, BlockTelemetry, Cell, KvFill, Measured, Phase, ProtocolSummary, Status, accepted, block_means,
-    judged_times,
+    Block, BlockTelemetry, Cause, Cell, KvFill, Measured, Phase, ProtocolSummary, Status, accepted,
+    block_means, judged_times,
 };
 use hbmark_core::stats::{self, CONFIDENCE};
 use hbmark_core::units::Bytes;
@@ -144,9 +144,9 @@ pub struct BlockContext {
     /// The canary over the session's own canary; 1.02 is 2 % slow.
     pub canary_ratio: Option<f64>,
     /// The recorded cause for which the block does not count.
-    pub reject: Option<String>,
+    pub reject: Option<Cause>,
     /// What does not reject but must be known.
-    pub conditions: Vec<String>,
+    pub conditions: Vec<Cause>,
     /// What is said now of this block and of some before it together.
     pub load: Option<WindowLoad>,
 }
@@ -156,7 +156,7 @@ pub struct BlockContext {
 pub struct WindowLoad {
     pub load: CpuLoad,
     /// The cause for which none of them counts.
-    pub reject: Option<String>,
+    pub reject: Option<Cause>,
 }
 
 impl WindowLoad {
@@ -182,8 +182,8 @@ impl BlockContext {
     pub fn apply_to(self, block: &mut Block, canary_tolerance: f64) {
         block.canary_ratio = self.canary_ratio;
         block.rejected = self.reject.or_else(|| {
-            let off = self.canary_ratio? - 1.0;
-            (off.abs() > canary_tolerance).then(|| format!("canary {:+.1} % off", off * 100.0))
+            let ratio = self.canary_ratio?;
+            ((ratio - 1.0).abs() > canary_tolerance).then_some(Cause::Canary { ratio })
         });
         block.conditions = self.conditions;
         block.telemetry = self.telemetry;
@@ -245,8 +245,7 @@ pub trait Visitor {
     ///
     /// # Errors
     /// As [`visit`](Self::visit).
-    fn measure_reference(&mut self, reference: &Reference)
-    -> Result<Result<Option<f64>, String>, Self::Halt>;
+    fn measure_reference(&mut self, reference: &Reference) -> Result<Result<Option<f64>, Cause>, Self::Halt>;
     /// Frees the KV of a cell.
     ///
     /// # Errors
@@ -301,7 +300,7 @@ impl State {
     }
 
     /// Takes in what a visit brought. `Some` when the visit was lost and should be made again, with the reason.
-    fn absorb(&mut self, visited: Visited, protocol: &Protocol, can_restart: bool) -> Option<String> {
+    fn absorb(&mut self, visited: Visited, protocol: &Protocol, can_restart: bool) -> Option<Cause> {
         if let Some(CellEnd { reason, fault: Some(fault), .. }) = &visited.end
             && fault.is_retryable()
             && can_restart
@@ -320,11 +319,7 @@ impl State {
         self.steps = visited.steps.or(self.steps);
         if let (Some(drift), None) = (visited.unsteady, &measured.reason) {
             measured.status = Status::NoSteadyState;
-            measured.reason = Some(format!(
-                "still drifting {:+.1} % after {:.1} s of warm-up",
-                drift * 100.0,
-                protocol.warmup_max_seconds
-            ));
+            measured.reason = Some(Cause::StillDrifting { drift, warmup_s: protocol.warmup_max_seconds });
         }
         if let Some(end) = visited.end {
             self.finish(end.status, end.reason);
@@ -332,7 +327,7 @@ impl State {
         None
     }
 
-    fn finish(&mut self, status: Status, reason: String) {
+    fn finish(&mut self, status: Status, reason: Cause) {
         self.finished = true;
         self.measured.status = status;
         self.measured.reason = Some(reason);
@@ -342,7 +337,7 @@ impl State {
     fn cut_short(&mut self) {
         if !self.finished {
             let blocks = self.accepted();
-            self.finish(Status::Incomplete, format!("the run was stopped after {blocks} of its blocks"));
+            self.finish(Status::Incomplete, Cause::RunStopped { blocks });
         }
     }
 }
@@ -380,10 +375,7 @@ impl Visitor for InProcess<'_> {
     fn visit(&mut self, visit: &Visit) -> Result<Visited, Self::Halt> {
         Ok(self.inputs.visit(self.session, self.monitor, self.protocol, visit, &mut |_| {}))
     }
-    fn measure_reference(
-        &mut self,
-        reference: &Reference,
-    ) -> Result<Result<Option<f64>, String>, Self::Halt> {
+    fn measure_reference(&mut self, reference: &Reference) -> Result<Result<Option<f64>, Cause>, Self::Halt> {
         Ok(Ok(self.inputs.measure_reference(self.session, self.protocol, reference, &mut |_| {})))
     }
     fn release(&mut self, index: usize) -> Result<(), Self::Halt> {
@@ -493,13 +485,13 @@ fn look(state: &mut State, protocol: &Protocol, target: usize) {
         if measured.status == Status::Ok {
             measured.status = Status::NotConverged;
             measured.reason = Some(match half_width {
-                Some(w) => format!(
-                    "95 % interval is ±{:.1} % after {} blocks in {sampled:.0} s, wanted ±{:.0} %",
-                    w * 100.0,
-                    means.len(),
-                    protocol.target_half_width * 100.0
-                ),
-                None => format!("{} blocks are too few for an interval", means.len()),
+                Some(half_width) => Cause::IntervalTooWide {
+                    half_width,
+                    wanted: protocol.target_half_width,
+                    blocks: means.len(),
+                    sampled_s: sampled,
+                },
+                None => Cause::TooFewBlocks { blocks: means.len() },
             });
         }
     }

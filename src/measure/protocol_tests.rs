@@ -4,6 +4,7 @@ use super::*;
 use crate::engine::replay::Replayed;
 use crate::engine::scripted::{Script, ScriptedSession, StepInfo, StepOutcome};
 use hbmark_core::model::{Dtype, test_shapes};
+use hbmark_core::result::Cause;
 use hbmark_core::units::Nanos;
 use hbmark_traffic::clock::VirtualClock;
 
@@ -92,8 +93,11 @@ fn a_noisy_device_is_said_not_to_have_converged() {
     });
     let measured = measure(&mut session, &[decode(1, 16)], &Protocol::full(7), &mut NoopMonitor);
     assert_eq!(measured[0].status, Status::NotConverged, "{:?}", measured[0].reason);
-    let reason = measured[0].reason.as_deref().unwrap();
-    assert!(reason.starts_with("95 % interval is ±") && reason.ends_with("wanted ±1 %"), "{reason}");
+    let reason = &measured[0].reason;
+    assert!(
+        matches!(reason, Some(Cause::IntervalTooWide { half_width, wanted: 0.01, .. }) if *half_width > 0.01),
+        "{reason:?}"
+    );
 }
 
 #[test]
@@ -103,7 +107,7 @@ fn a_trend_that_never_ends_is_no_steady_state() {
     let measured = measure(&mut session, &[decode(1, 16)], &Protocol::full(7), &mut NoopMonitor);
     assert_eq!(measured[0].status, Status::NoSteadyState);
     assert!(
-        measured[0].reason.as_deref().unwrap().starts_with("still drifting +"),
+        matches!(measured[0].reason, Some(Cause::StillDrifting { drift, .. }) if drift > 0.0),
         "{:?}",
         measured[0].reason
     );
@@ -120,22 +124,21 @@ impl<F: FnMut(usize) -> BlockContext> Monitor for Planted<F> {
     }
 }
 
+fn throttled() -> Cause {
+    Cause::Throttled { reasons: vec!["hw_thermal".to_owned()] }
+}
+
 #[test]
 fn a_throttled_block_is_kept_with_its_cause_and_retried() {
     let clock = VirtualClock::default();
     let mut session = session(&clock, |_| takes(10.0));
-    let mut monitor = Planted(
-        |block| BlockContext {
-            reject: (block == 4).then(|| "hardware thermal slowdown".to_owned()),
-            ..BlockContext::default()
-        },
-        0,
-    );
+    let mut monitor =
+        Planted(|block| BlockContext { reject: (block == 4).then(throttled), ..BlockContext::default() }, 0);
     let measured = measure(&mut session, &[decode(1, 16)], &Protocol::full(7), &mut monitor);
     assert_eq!(measured[0].status, Status::Ok);
     let rejected: Vec<&Block> = measured[0].blocks.iter().filter(|b| b.rejected.is_some()).collect();
     assert_eq!(rejected.len(), 1);
-    assert_eq!(rejected[0].rejected.as_deref(), Some("hardware thermal slowdown"));
+    assert_eq!(rejected[0].rejected, Some(throttled()));
     assert_eq!(accepted(&measured[0].blocks).count(), 10);
 }
 
@@ -151,8 +154,8 @@ fn a_block_whose_canary_is_off_is_rejected_and_says_by_how_much() {
         0,
     );
     let measured = measure(&mut session, &[decode(1, 16)], &Protocol::full(7), &mut monitor);
-    let causes: Vec<&str> = measured[0].blocks.iter().filter_map(|b| b.rejected.as_deref()).collect();
-    assert_eq!(causes, ["canary +2.3 % off"]);
+    let causes: Vec<Cause> = measured[0].blocks.iter().filter_map(|b| b.rejected.clone()).collect();
+    assert_eq!(causes, [Cause::Canary { ratio: 1.023 }]);
 }
 
 #[test]
@@ -162,7 +165,7 @@ fn a_cell_that_stays_disturbed_is_given_up_and_the_others_go_on() {
     let cells = [decode(1, 16), decode(2, 16)];
     let mut monitor = Planted(
         |block| BlockContext {
-            reject: (block < 4).then(|| "foreign load: 0.8 cores".to_owned()),
+            reject: (block < 4).then_some(Cause::ForeignLoad { cores: 0.8 }),
             ..BlockContext::default()
         },
         0,
@@ -172,8 +175,8 @@ fn a_cell_that_stays_disturbed_is_given_up_and_the_others_go_on() {
     assert!(statuses.contains(&Status::Disturbed) && statuses.contains(&Status::Ok), "{statuses:?}");
     let given_up = measured.iter().find(|m| m.status == Status::Disturbed).unwrap();
     assert_eq!(
-        given_up.reason.as_deref(),
-        Some("4 blocks in a row rejected; the last: foreign load: 0.8 cores")
+        given_up.reason,
+        Some(Cause::RejectedInARow { blocks: 4, last: Box::new(Cause::ForeignLoad { cores: 0.8 }) })
     );
 }
 
@@ -190,7 +193,7 @@ impl Together {
         let (blocks, busy) = (std::mem::take(&mut self.open), (self.busy)(self.told));
         self.told += 1;
         let load = CpuLoad { blocks, foreign_cores: Some(if busy { 1.0 } else { 0.0 }), steal_cores: None };
-        WindowLoad { load, reject: busy.then(|| "foreign load".to_owned()) }
+        WindowLoad { load, reject: busy.then_some(Cause::ForeignLoad { cores: 1.0 }) }
     }
 }
 
@@ -230,7 +233,8 @@ fn blocks_that_are_judged_together_fall_together() {
     assert_eq!(accepted(&last.blocks).count(), 10);
     let always = measured(3, |_| true);
     assert_eq!((always.status, rejected(&always)), (Status::Disturbed, vec![0, 1, 2, 3, 4, 5]));
-    assert_eq!(always.reason.as_deref(), Some("6 blocks in a row rejected; the last: foreign load"));
+    let last = Box::new(Cause::ForeignLoad { cores: 1.0 });
+    assert_eq!(always.reason, Some(Cause::RejectedInARow { blocks: 6, last }));
 }
 
 #[test]
@@ -259,7 +263,8 @@ fn out_of_memory_ends_one_cell_as_oom() {
     let measured =
         measure(&mut session, &[decode(8, 16), decode(1, 16)], &Protocol::full(7), &mut NoopMonitor);
     assert_eq!(measured[0].status, Status::Oom);
-    assert_eq!(measured[0].reason.as_deref(), Some("out of memory on cuda:0: wanted 9 GB, 2 GB free"));
+    let said = measured[0].reason.as_ref().map(ToString::to_string);
+    assert_eq!(said.as_deref(), Some("out of memory on cuda:0: wanted 9 GB, 2 GB free"));
     assert_eq!(measured[1].status, Status::Ok);
 }
 
@@ -289,7 +294,7 @@ fn identical_steps_with_other_tokens_are_invalid() {
     });
     let measured = measure(&mut session, &[decode(1, 16)], &Protocol::full(7), &mut NoopMonitor);
     assert_eq!(measured[0].status, Status::Invalid);
-    assert!(measured[0].reason.as_deref().unwrap().starts_with("identical steps gave different tokens"));
+    assert!(matches!(measured[0].reason, Some(Cause::TokensChanged { .. })), "{:?}", measured[0].reason);
 }
 
 #[test]
@@ -298,7 +303,7 @@ fn a_device_clock_that_runs_fast_is_invalid() {
     let mut session = session(&clock, |_| takes(10.0)).with_clock_rate(1.03);
     let measured = measure(&mut session, &[decode(1, 16)], &Protocol::full(7), &mut NoopMonitor);
     assert_eq!(measured[0].status, Status::Invalid);
-    assert!(measured[0].reason.as_deref().unwrap().contains("host's clock"), "{:?}", measured[0].reason);
+    assert!(matches!(measured[0].reason, Some(Cause::ClocksDisagree { .. })), "{:?}", measured[0].reason);
 }
 
 #[test]
@@ -310,7 +315,7 @@ fn a_device_clock_that_runs_slow_is_invalid_and_one_a_little_off_is_not() {
     };
     let slow = with_rate(0.95);
     assert_eq!(slow.status, Status::Invalid);
-    assert!(slow.reason.as_deref().unwrap().contains("host's clock"), "{:?}", slow.reason);
+    assert!(matches!(slow.reason, Some(Cause::ClocksDisagree { .. })), "{:?}", slow.reason);
     let near = with_rate(0.998);
     assert_eq!(near.status, Status::Ok, "{:?}", near.reason);
     let block = &near.blocks[0];
@@ -331,7 +336,7 @@ fn an_engine_that_answers_for_fewer_sequences_is_invalid() {
     let mut session = session(&clock, |_| takes(10.0)).with_lost_token();
     let measured = measure(&mut session, &[decode(4, 16)], &Protocol::full(7), &mut NoopMonitor);
     assert_eq!(measured[0].status, Status::Invalid);
-    assert!(measured[0].reason.as_deref().unwrap().starts_with("the engine gave 3 tokens for 4 sequences"));
+    assert_eq!(measured[0].reason, Some(Cause::TokenCount { wanted: 4, found: 3 }));
 }
 
 #[test]
@@ -403,7 +408,7 @@ fn a_smoke_run_takes_every_cell_once() {
 #[test]
 fn merged_block_means_weigh_every_step_alike_and_leave_rejected_blocks_out() {
     let block = |steps: &[f64]| Block { step_ns: steps.to_vec(), ..Block::default() };
-    let rejected = Block { rejected: Some("canary".into()), ..block(&[100.0]) };
+    let rejected = Block { rejected: Some(Cause::Canary { ratio: 1.1 }), ..block(&[100.0]) };
     let blocks = [block(&[1.0, 1.0, 1.0]), rejected, block(&[5.0]), block(&[7.0])];
     assert_eq!(block_means(&blocks, 1, |b| &b.step_ns), [1.0, 5.0, 7.0]);
     assert_eq!(
@@ -444,5 +449,5 @@ fn a_cell_whose_step_cannot_be_replayed_says_why_and_the_others_go_on() {
     let statuses: Vec<Status> = measured.iter().map(|m| m.status).collect();
     assert!(statuses.contains(&Status::Ok) && statuses.contains(&Status::Skipped), "{measured:?}");
     let reason = measured.iter().find_map(|m| m.reason.clone()).unwrap();
-    assert!(reason.starts_with("stock-graph cannot replay this step: "), "{reason}");
+    assert!(matches!(&reason, Cause::NotReplayed { engine, .. } if engine == "stock-graph"), "{reason}");
 }

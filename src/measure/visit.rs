@@ -11,7 +11,7 @@ use super::block::{BlockError, CellInput, WarmupResult, take_block, warm_up};
 use super::protocol::{Monitor, Protocol};
 use crate::engine::{EngineError, Session};
 use crate::machine::memory;
-use hbmark_core::result::{Block, Cell, Phase, Status, judged_times};
+use hbmark_core::result::{Block, Cause, Cell, Phase, Status, judged_times};
 use hbmark_core::units::Bytes;
 
 /// What is wanted of a visit.
@@ -52,7 +52,7 @@ pub struct Visited {
 impl Visited {
     /// A visit from which nobody came back.
     #[must_use]
-    pub fn lost(reason: String) -> Self {
+    pub fn lost(reason: Cause) -> Self {
         Self {
             end: Some(CellEnd { status: Status::Failed, reason, fault: Some(VisitFault::Lost) }),
             ..Self::default()
@@ -70,7 +70,7 @@ impl Visited {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CellEnd {
     pub status: Status,
-    pub reason: String,
+    pub reason: Cause,
     /// What the session suffered, where it suffered.
     pub fault: Option<VisitFault>,
 }
@@ -243,9 +243,10 @@ fn sample(
         };
         taken -= shared.map_or(0, |shared| shared.apply_to(&mut visited.blocks));
         let in_a_row = visited.blocks.iter().rev().take_while(|block| block.rejected.is_some()).count();
-        if in_a_row > protocol.max_retries {
-            let cause = visited.blocks.last().and_then(|block| block.rejected.clone()).unwrap_or_default();
-            let reason = format!("{in_a_row} blocks in a row rejected; the last: {cause}");
+        if in_a_row > protocol.max_retries
+            && let Some(last) = visited.blocks.last().and_then(|block| block.rejected.clone())
+        {
+            let reason = Cause::RejectedInARow { blocks: in_a_row, last: Box::new(last) };
             visited.end = Some(CellEnd { status: Status::Disturbed, reason, fault: None });
             return Ok(());
         }
@@ -271,11 +272,13 @@ fn end_of(error: &BlockError) -> CellEnd {
         BlockError::Engine(EngineError::NotReplayed { .. }) => (Status::Skipped, None),
         BlockError::Engine(EngineError::Device { .. }) => (Status::Failed, Some(VisitFault::Device)),
         BlockError::Engine(_) => (Status::Failed, None),
-        BlockError::TokensChanged { .. }
-        | BlockError::TokenCount { .. }
-        | BlockError::ClocksDisagree { .. } => (Status::Invalid, None),
+        BlockError::Untrusted(_) => (Status::Invalid, None),
     };
-    CellEnd { status, reason: error.to_string(), fault }
+    let reason = match error {
+        BlockError::Engine(error) => error.cause(),
+        BlockError::Untrusted(cause) => cause.clone(),
+    };
+    CellEnd { status, reason, fault }
 }
 
 /// What is in use now, or on a device the most since the last reading; a reading there is entered in the visit's peak, which it resets.

@@ -21,7 +21,7 @@ use crate::worker::workers::WorkerCommand;
 use hbmark_core::model::Dtype;
 use hbmark_core::result::EngineKind;
 use hbmark_core::result::{
-    Block, Cell, KvFill, Measured, Phase, Report, Status, accepted, block_means, judged_times,
+    Block, Cause, Cell, KvFill, Measured, Phase, Report, Status, accepted, block_means, judged_times,
 };
 use hbmark_core::stats::{self, CONFIDENCE};
 use hbmark_core::units::Bytes;
@@ -115,7 +115,8 @@ impl Bench {
             opened.push((series.number, loaded));
         }
         if cells.is_empty() {
-            let reason = report.cells.iter().find_map(|cell| cell.reason.clone()).unwrap_or_default();
+            let reason = report.cells.iter().find_map(|cell| cell.reason.as_ref());
+            let reason = reason.map_or_else(String::new, ToString::to_string);
             anyhow::bail!("no cell of this grid can run: {reason}");
         }
         report.protocol = Some(protocol.summary());
@@ -182,9 +183,8 @@ impl Bench {
         };
         let sample = match self.worker.execute(&request, &mut NoopObserver) {
             Ok(DeviceResponse::Sampled(sample)) => sample,
-            Ok(DeviceResponse::Lost { reason } | DeviceResponse::Refused { reason }) => {
-                panic!("{}: {reason}", planned.cell.id())
-            }
+            Ok(DeviceResponse::Lost { reason }) => panic!("{}: {reason}", planned.cell.id()),
+            Ok(DeviceResponse::Refused { reason }) => panic!("{}: {reason}", planned.cell.id()),
             Ok(other) => panic!("{}: answered with {other:?}", planned.cell.id()),
             Err(error) => panic!("{}: {error}", planned.cell.id()),
         };
@@ -225,22 +225,23 @@ impl Bench {
 }
 
 /// Whether criterion's samples are good for a verdict.
-fn status_of(cell: &Cell, blocks: &[Block]) -> (Status, Option<String>) {
+fn status_of(cell: &Cell, blocks: &[Block]) -> (Status, Option<Cause>) {
     let good = accepted(blocks).count();
-    if good < blocks.len().div_ceil(2) {
-        let causes = blocks.iter().rev().find_map(|b| b.rejected.clone()).unwrap_or_default();
-        let reason =
-            format!("{} of {} samples rejected; the last: {causes}", blocks.len() - good, blocks.len());
-        return (Status::Disturbed, Some(reason));
+    if good < blocks.len().div_ceil(2)
+        && let Some(last) = blocks.iter().rev().find_map(|b| b.rejected.clone())
+    {
+        let (blocks, rejected) = (blocks.len(), blocks.len() - good);
+        return (Status::Disturbed, Some(Cause::MostRejected { rejected, blocks, last: Box::new(last) }));
     }
     let means = block_means(blocks, 1, |b| judged_times(cell.phase, b));
     match stats::t_interval_log(&means, CONFIDENCE).map(|i| i.relative_half_width()) {
         Some(width) if width <= HALF_WIDTH => (Status::Ok, None),
-        Some(width) => {
-            let reason = format!("95 % interval is ±{:.1} % after {good} samples", width * 100.0);
-            (Status::NotConverged, Some(reason))
+        Some(half_width) => {
+            let sampled_s = blocks.iter().map(|b| b.wall_ns / 1e9).sum();
+            let wide = Cause::IntervalTooWide { half_width, wanted: HALF_WIDTH, blocks: good, sampled_s };
+            (Status::NotConverged, Some(wide))
         }
-        None => (Status::NotConverged, Some("too few samples for an interval".into())),
+        None => (Status::NotConverged, Some(Cause::TooFewBlocks { blocks: good })),
     }
 }
 

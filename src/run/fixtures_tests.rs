@@ -14,7 +14,7 @@ use hbmark_core::model::Dtype;
 use hbmark_core::result::comparison::Comparison;
 use hbmark_core::result::serving::{Arrivals, Offered, SCHEMA_VERSION, ServeReport};
 use hbmark_core::result::{
-    BlockTelemetry, Ceilings, Cell, CellResult, ColdRow, Environment, ModelSummary, Phase, Report,
+    BlockTelemetry, Cause, Ceilings, Cell, CellResult, ColdRow, Environment, ModelSummary, Phase, Report,
     ReportKind, Spread, Status,
 };
 use hbmark_core::units::{Bytes, Nanos, rfc3339};
@@ -39,8 +39,8 @@ impl Monitor for Planted {
         BlockContext {
             telemetry: Some(BlockTelemetry { energy_joules: Some(2.0), ..BlockTelemetry::default() }),
             canary_ratio: Some(1.0),
-            reject: disturbed.then(|| "foreign load: 0.8 cores busy with other processes".to_owned()),
-            conditions: vec!["power capped".to_owned()],
+            reject: disturbed.then_some(Cause::ForeignLoad { cores: 0.8 }),
+            conditions: vec![Cause::PowerCapped],
             load: None,
         }
     }
@@ -101,7 +101,11 @@ fn scripted() -> Report {
         .collect();
     let beyond = cell(Phase::Decode, 1, 9000);
     let cost = ledger.decode(1, 9000);
-    let reason = Some("needs 9001 positions, the limit is 8192 (the model's limit)".to_owned());
+    let reason = Some(Cause::ExceedsContext {
+        positions: 9001,
+        limit: 8192,
+        limited_by: Some("the model's limit".to_owned()),
+    });
     results.push(judge::unmeasured(&beyond, Dtype::Bf16, &cost, Status::Skipped, reason));
     let mut report = Report {
         schema_version: SCHEMA_VERSION,

@@ -70,9 +70,8 @@ impl<R: DeviceWorker> JournaledWorker<R> {
         let Some(was) = begun else { return Ok(()) };
         match self.worker.execute(&DeviceRequest::Identify, observer)? {
             DeviceResponse::Identified(is) => Ok(same_machine(self.journal.folder(), &was, &is)?),
-            DeviceResponse::Refused { reason } | DeviceResponse::Lost { reason } => {
-                Err(RunError::Refused { reason })
-            }
+            DeviceResponse::Refused { reason } => Err(RunError::Refused { reason }),
+            DeviceResponse::Lost { reason } => Err(RunError::Refused { reason: reason.to_string() }),
             _ => Ok(()),
         }
     }

@@ -23,7 +23,7 @@ use crate::weights::OpenModel;
 use crate::worker::interrupt::Interrupts;
 use hbmark_core::ledger::Ledger;
 use hbmark_core::model::Dtype;
-use hbmark_core::result::{ColdRow, Quality, Status};
+use hbmark_core::result::{Cause, ColdRow, Quality, Status};
 use hbmark_core::units::{Bytes, Nanos};
 
 /// The share of available memory that weights, KV and activations may take together, in percent.
@@ -142,7 +142,7 @@ impl InProcessWorker {
         };
         engine::capabilities(engine, model, dtype, config.device).map_err(|error| match error {
             unable @ EngineError::Unsupported { .. } if another_can() => {
-                OpenFailure::Unavailable { status: Status::Skipped, reason: unable.to_string() }
+                OpenFailure::Unavailable { status: Status::Skipped, reason: unable.cause() }
             }
             other => other.into(),
         })?;
@@ -153,10 +153,9 @@ impl InProcessWorker {
         }
         let begin = Instant::now();
         let session = load(config, model, engine, dtype, observer).map_err(|error| match error {
-            full @ EngineError::OutOfMemory { .. } => OpenFailure::Unavailable {
-                status: Status::Oom,
-                reason: format!("while loading weights: {full}"),
-            },
+            EngineError::OutOfMemory { device, detail } => {
+                OpenFailure::out_of_memory(device, detail, "loading weights")
+            }
             other => other.into(),
         })?;
         let mut session = match &self.wrap {
@@ -165,7 +164,7 @@ impl InProcessWorker {
         };
         // Before anything is timed.
         if let Err(fault) = audit::weights(session.inventory(), &model.inventory(dtype)) {
-            return Err(OpenFailure::Unavailable { status: Status::Invalid, reason: fault.to_string() });
+            return Err(OpenFailure::Unavailable { status: Status::Invalid, reason: fault });
         }
         let cold =
             if reopen { Vec::new() } else { cold(session.as_mut(), engine, dtype, begin.elapsed().into()) };
@@ -192,18 +191,25 @@ impl InProcessWorker {
 
 /// Why a series is not open.
 enum OpenFailure {
-    Unavailable { status: Status, reason: String },
-    Lost { reason: String },
+    Unavailable { status: Status, reason: Cause },
+    Lost { reason: Cause },
     Refused(RunError),
+}
+
+impl OpenFailure {
+    fn out_of_memory(device: String, detail: String, during: &str) -> Self {
+        let reason = Cause::OutOfMemory { device, detail, during: Some(during.to_owned()) };
+        Self::Unavailable { status: Status::Oom, reason }
+    }
 }
 
 impl From<EngineError> for OpenFailure {
     fn from(error: EngineError) -> Self {
         match error {
-            full @ EngineError::OutOfMemory { .. } => {
-                Self::Unavailable { status: Status::Oom, reason: format!("while checking outputs: {full}") }
+            EngineError::OutOfMemory { device, detail } => {
+                Self::out_of_memory(device, detail, "checking outputs")
             }
-            fault @ EngineError::Device { .. } => Self::Lost { reason: fault.to_string() },
+            fault @ EngineError::Device { .. } => Self::Lost { reason: fault.cause() },
             other => Self::Refused(other.into()),
         }
     }
@@ -375,11 +381,13 @@ fn usable(available: Bytes) -> Bytes {
 }
 
 /// Why not even the weights fit, if they do not.
-fn too_large(device: DeviceChoice, ledger: &Ledger) -> Option<String> {
+fn too_large(device: DeviceChoice, ledger: &Ledger) -> Option<Cause> {
     let available = memory::available(memory_of(device))?;
     let need = ledger.resident_weights();
-    (need > usable(available)).then(|| {
-        format!("weights need {need}, {available} is available (at most {MEMORY_PERCENT} % is used)")
+    (need > usable(available)).then_some(Cause::WeightsDoNotFit {
+        needed_bytes: need,
+        available_bytes: available,
+        usable_percent: MEMORY_PERCENT,
     })
 }
 

@@ -34,7 +34,7 @@ use crate::worker::workers::WorkerError;
 use crate::{engine, measure};
 use hbmark_core::ledger::devices;
 use hbmark_core::model::Dtype;
-use hbmark_core::result::{Report, ReportKind, SCHEMA_VERSION, Status, as_map};
+use hbmark_core::result::{Cause, Report, ReportKind, SCHEMA_VERSION, Status, as_map};
 use hbmark_core::units::Bytes;
 use hbmark_report::analysis::judge;
 
@@ -123,7 +123,7 @@ pub fn benchmark(
     let mut stopped = None;
     for series in series::all(config, model) {
         if stopped.is_some() {
-            series.lose(config, model, &mut report, (Status::Incomplete, series::NOT_REACHED));
+            series.lose(config, model, &mut report, (Status::Incomplete, &Cause::NotReached));
         } else {
             stopped = series::run(worker, config, model, &series, &mut report, observer)?;
         }
@@ -161,7 +161,7 @@ pub(super) fn begin(
 ) -> Result<Report, RunError> {
     let begun = match series::execute_with_retry(worker, &DeviceRequest::Probe, observer)? {
         DeviceResponse::Probed(begun) => begun,
-        DeviceResponse::Lost { reason } => return Err(RunError::Refused { reason }),
+        DeviceResponse::Lost { reason } => return Err(RunError::Refused { reason: reason.to_string() }),
         _ => {
             return Err(RunError::Refused {
                 reason: "the ceilings were asked for and something else came".into(),

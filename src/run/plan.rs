@@ -6,8 +6,7 @@
 use crate::engine::DeviceChoice;
 use hbmark_core::ledger::{Ledger, StepCost, StepShape, StockBackend};
 use hbmark_core::model::Dtype;
-use hbmark_core::result::EngineKind;
-use hbmark_core::result::{Capabilities, Cell, Phase};
+use hbmark_core::result::{Capabilities, Cause, Cell, EngineKind, Phase};
 use hbmark_core::units::Bytes;
 
 /// Whether an engine times steps of one kind alone: a prefill hides its launches behind its kernels, so it is not replayed.
@@ -45,28 +44,25 @@ pub fn obstacle(
     capabilities: &Capabilities,
     predicted: Bytes,
     available: Option<Bytes>,
-) -> Option<String> {
+) -> Option<Cause> {
     if cell.phase == Phase::Prefill && only_decodes(&cell.engine) {
-        return Some(format!("{} replays decode steps alone; a prefill hides its launches", cell.engine));
+        return Some(Cause::DecodeOnly { engine: cell.engine.clone() });
     }
     if cell.batch > capabilities.max_batch {
-        return Some(format!(
-            "batch {} is above the engine's limit of {}",
-            cell.batch, capabilities.max_batch
-        ));
+        return Some(Cause::BatchAboveLimit { batch: cell.batch, limit: capabilities.max_batch });
     }
     if cell.positions() > capabilities.max_positions {
         let why = capabilities.max_positions_reason.as_deref().unwrap_or("the model's limit");
-        return Some(format!(
-            "needs {} positions, the limit is {} ({why})",
-            cell.positions(),
-            capabilities.max_positions
-        ));
+        return Some(Cause::ExceedsContext {
+            positions: cell.positions(),
+            limit: capabilities.max_positions,
+            limited_by: Some(why.to_owned()),
+        });
     }
     if let Some(available) = available
         && predicted > available
     {
-        return Some(format!("needs {predicted} of memory, {available} is available"));
+        return Some(Cause::NotEnoughMemory { needed_bytes: predicted, available_bytes: available });
     }
     None
 }
@@ -142,7 +138,7 @@ mod tests {
         assert_eq!(phases("stock-graph", &both), [Phase::Decode]);
         assert_eq!(phases("stock-graph", &both[..1]), [Phase::Prefill]);
         let cell = Cell { phase: Phase::Prefill, engine: "stock-graph".into(), ..decode(1, 8) };
-        let reason = obstacle(&cell, &capabilities(), Bytes(0), None).unwrap();
+        let reason = obstacle(&cell, &capabilities(), Bytes(0), None).unwrap().to_string();
         assert_eq!(reason, "stock-graph replays decode steps alone; a prefill hides its launches");
     }
 
@@ -151,11 +147,12 @@ mod tests {
         let free = Some(Bytes(1_000_000_000));
         let need = Bytes(1_000);
         assert_eq!(obstacle(&decode(1, 1023), &capabilities(), need, free), None);
-        let reason = obstacle(&decode(1, 1024), &capabilities(), need, free).unwrap();
+        let reason = obstacle(&decode(1, 1024), &capabilities(), need, free).unwrap().to_string();
         assert_eq!(reason, "needs 1025 positions, the limit is 1024 (sliding window of 1024)");
-        let reason = obstacle(&decode(16, 1), &capabilities(), need, free).unwrap();
+        let reason = obstacle(&decode(16, 1), &capabilities(), need, free).unwrap().to_string();
         assert_eq!(reason, "batch 16 is above the engine's limit of 8");
-        let reason = obstacle(&decode(1, 1), &capabilities(), Bytes(2_000_000_000), free).unwrap();
+        let reason =
+            obstacle(&decode(1, 1), &capabilities(), Bytes(2_000_000_000), free).unwrap().to_string();
         assert_eq!(reason, "needs 2.00 GB of memory, 1.00 GB is available");
     }
 }

@@ -18,7 +18,9 @@ use crate::measure::visit::{CellEnd, Reference, Visit, Visited};
 use crate::run::{Observer, RunError};
 use hbmark_core::ledger::StepCost;
 use hbmark_core::model::Dtype;
-use hbmark_core::result::{Block, Ceilings, Cell, ColdRow, Environment, OperationRow, Quality, Status};
+use hbmark_core::result::{
+    Block, Cause, Ceilings, Cell, ColdRow, Environment, OperationRow, Quality, Status,
+};
 use hbmark_core::units::Bytes;
 
 /// What is asked of whoever owns the device.
@@ -118,7 +120,7 @@ pub enum DeviceResponse {
     /// The series cannot be had: its cells end like this.
     Unavailable {
         status: Status,
-        reason: String,
+        reason: Cause,
     },
     Visited(Box<Visited>),
     ReferenceMeasured {
@@ -140,7 +142,7 @@ pub enum DeviceResponse {
     },
     /// Whoever owned the device is gone.
     Lost {
-        reason: String,
+        reason: Cause,
     },
 }
 
@@ -186,7 +188,7 @@ pub struct CostedCell {
     pub cost: StepCost,
     pub needs: Bytes,
     /// Why it cannot run.
-    pub obstacle: Option<String>,
+    pub obstacle: Option<Cause>,
 }
 
 /// A block, the tokens it gave and the bytes it moved.

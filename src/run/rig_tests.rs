@@ -11,7 +11,7 @@ use crate::run::rig::{DeviceRequest, DeviceResponse, DeviceWorker, MachineInfo, 
 use crate::run::{Observer, RunError};
 use crate::weights::OpenModel;
 use hbmark_core::model::{Dtype, test_shapes};
-use hbmark_core::result::{Environment, KvFill, Phase, Quality};
+use hbmark_core::result::{Cause, Environment, KvFill, Phase, Quality};
 use hbmark_traffic::clock::VirtualClock;
 
 /// A small model by its name.
@@ -138,9 +138,9 @@ impl DeviceWorker for Scripted {
             self.asked += 1;
             match (self.lose)(self.asked, request) {
                 None => {}
-                Some(Ok(reason)) => {
+                Some(Ok(detail)) => {
                     self.live.clear();
-                    return Ok(DeviceResponse::Lost { reason });
+                    return Ok(DeviceResponse::Lost { reason: Cause::WorkerLost { detail } });
                 }
                 Some(Err(signal)) => return Err(RunError::Interrupted { signal }),
             }
@@ -218,7 +218,8 @@ mod claims {
         let report = run(&mut worker, &config).report;
         let statuses: Vec<Status> = report.cells.iter().map(|cell| cell.status).collect();
         assert_eq!(statuses, [Status::Ok, Status::Failed, Status::Ok]);
-        assert_eq!(report.cells[1].reason.as_deref(), Some("the worker exited with code 3"));
+        let lost = Cause::WorkerLost { detail: "the worker exited with code 3".into() };
+        assert_eq!(report.cells[1].reason, Some(lost));
     }
 
     #[test]
@@ -243,7 +244,8 @@ mod claims {
         let report = run(&mut Scripted::new(&config, make), &config).report;
         assert_eq!(report.cells[0].status, Status::Ok, "{:?}", report.cells[0].reason);
         assert_eq!(report.cells[1].status, Status::Failed);
-        assert_eq!(report.cells[1].reason.as_deref(), Some("cuda:0 failed: illegal address"));
+        let failed = Cause::DeviceFailed { device: "cuda:0".into(), detail: "illegal address".into() };
+        assert_eq!(report.cells[1].reason, Some(failed));
     }
 
     #[test]
@@ -307,7 +309,9 @@ mod claims {
         let possible = opened.skip_unreplayable(&mut worker, series, cells, &mut report).unwrap();
         assert_eq!(possible.iter().map(|planned| planned.cell.batch).collect::<Vec<_>>(), [1]);
         let lost = |index: usize| (report.cells[index].status, report.cells[index].reason.clone().unwrap());
-        assert_eq!(lost(0), (Status::Skipped, "native cannot replay this step: it copies".into()));
-        assert_eq!(lost(1), (Status::Failed, "the worker was killed by signal 9".into()));
+        let copies = Cause::NotReplayed { engine: "native".into(), why: "it copies".into() };
+        assert_eq!(lost(0), (Status::Skipped, copies));
+        let killed = Cause::WorkerLost { detail: "the worker was killed by signal 9".into() };
+        assert_eq!(lost(1), (Status::Failed, killed));
     }
 }

@@ -17,7 +17,7 @@ use crate::weights::OpenModel;
 use hbmark_core::ledger::{Floor, Ledger, Roof};
 use hbmark_core::model::Dtype;
 use hbmark_core::result::{
-    Ceilings, Cell, CellResult, Crossover, Measured, OperationRow, Quality, Report, Status,
+    Cause, Ceilings, Cell, CellResult, Crossover, Measured, OperationRow, Quality, Report, Status,
 };
 use hbmark_report::analysis::judge;
 
@@ -56,13 +56,13 @@ impl EngineRun {
         config: &RunConfig,
         model: &OpenModel,
         report: &mut Report,
-        (status, reason): (Status, &str),
+        (status, reason): (Status, &Cause),
     ) {
         let kv_dtype = engine::kv_dtype(&self.engine, model, self.dtype);
         let ledger = Ledger::new(&model.architecture, &model.inventory(self.dtype), kv_dtype);
         for cell in self.cells(config) {
             let cost = plan::cost(&ledger, &cell, config.device);
-            let mut lost = judge::unmeasured(&cell, kv_dtype, &cost, status, Some(reason.to_owned()));
+            let mut lost = judge::unmeasured(&cell, kv_dtype, &cost, status, Some(reason.clone()));
             lost.memory_predicted_bytes = Some(plan::needed(&ledger, &cell, config.device));
             report.cells.push(lost);
         }
@@ -171,7 +171,10 @@ impl Opened {
         result.memory_peak_bytes = peak;
         if !self.quality.passed && result.step_ns.is_some() {
             result.status = Status::Invalid;
-            result.reason = Some(wrong_outputs(&self.quality));
+            result.reason = Some(Cause::WrongOutputs {
+                check: self.quality.check.clone(),
+                max_relative_error: self.quality.max_relative_error,
+            });
         }
         result.quality = Some(Quality { token_hash: hash, ..self.quality.clone() });
         result
@@ -192,7 +195,7 @@ pub fn run(
         Ok(Some(opened)) => opened,
         Ok(None) => return Ok(None),
         Err(RunError::Interrupted { signal }) => {
-            series.lose(config, model, report, (Status::Incomplete, NOT_REACHED));
+            series.lose(config, model, report, (Status::Incomplete, &Cause::NotReached));
             return Ok(Some(signal));
         }
         Err(error) => return Err(error),
@@ -249,9 +252,6 @@ pub fn run(
     Ok(signal)
 }
 
-/// What is said of cells that a stopped run never came to.
-pub const NOT_REACHED: &str = "the run was stopped before it came to this cell";
-
 /// Visits made by a rig.
 struct Visits<'a, 'o> {
     worker: &'a mut dyn DeviceWorker,
@@ -286,7 +286,7 @@ impl Visitor for Visits<'_, '_> {
         }
     }
 
-    fn measure_reference(&mut self, reference: &Reference) -> Result<Result<Option<f64>, String>, RunError> {
+    fn measure_reference(&mut self, reference: &Reference) -> Result<Result<Option<f64>, Cause>, RunError> {
         let request = DeviceRequest::MeasureReference { series: self.series, reference: reference.clone() };
         match self.execute(&request)? {
             DeviceResponse::ReferenceMeasured { mean_ns } => Ok(Ok(mean_ns)),
@@ -353,9 +353,10 @@ fn break_down(
                 break;
             }
             DeviceResponse::Profiled { rows: found, error: None } => rows[index] = found,
-            DeviceResponse::Profiled { error: Some(reason), .. }
-            | DeviceResponse::Lost { reason }
-            | DeviceResponse::Refused { reason } => {
+            DeviceResponse::Lost { reason } => {
+                warnings.push(format!("{}: no time per operation: {reason}", measured.cell.id()));
+            }
+            DeviceResponse::Profiled { error: Some(reason), .. } | DeviceResponse::Refused { reason } => {
                 warnings.push(format!("{}: no time per operation: {reason}", measured.cell.id()));
             }
             _ => return Err(unexpected(&request)),
@@ -422,13 +423,6 @@ pub fn crossovers(config: &RunConfig, model: &OpenModel, report: &Report) -> Vec
     let roof = Roof::measured(ceilings, dtype);
     let memory = report.environment.device_memory();
     hbmark_core::ledger::crossovers(&ledger, &roof, memory, &config.batches, &config.contexts)
-}
-
-fn wrong_outputs(quality: &Quality) -> String {
-    match quality.max_relative_error {
-        Some(error) => format!("outputs are wrong: {} is {error:.1e} off", quality.check),
-        None => format!("outputs are wrong: {}", quality.check),
-    }
 }
 
 /// A warning when the reference cell drifted over the run.

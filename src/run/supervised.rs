@@ -13,6 +13,7 @@ use crate::run::{Observer, RunError};
 use crate::worker::interrupt::Interrupts;
 use crate::worker::wire::{SupervisorMessage, WorkerMessage};
 use crate::worker::workers::{WorkerCommand, WorkerError, WorkerEvent, Workers, check_same_version};
+use hbmark_core::result::Cause;
 use hbmark_core::units::Bytes;
 
 /// A step may take so many times what is predicted before its worker is given up: candle's slowest products are about fifty times above
@@ -76,9 +77,10 @@ impl SubprocessWorker {
             }
             match self.exchange(&request, observer)? {
                 response @ DeviceResponse::Opened(_) => self.note(&request, &response),
-                DeviceResponse::Lost { reason }
-                | DeviceResponse::Unavailable { reason, .. }
-                | DeviceResponse::Refused { reason } => {
+                DeviceResponse::Refused { reason } => {
+                    return Ok(Some(format!("{reason} (a new worker for the cells that are left)")));
+                }
+                DeviceResponse::Lost { reason } | DeviceResponse::Unavailable { reason, .. } => {
                     return Ok(Some(format!("{reason} (a new worker for the cells that are left)")));
                 }
                 _ => return Err(WorkerError::UnexpectedResponse { doing: request.description() }.into()),
@@ -113,7 +115,7 @@ impl SubprocessWorker {
         )? {
             Ok(WorkerMessage::Response(response)) => Ok(*response),
             Ok(_) => Err(WorkerError::UnexpectedResponse { doing: request.description() }.into()),
-            Err(reason) => Ok(DeviceResponse::Lost { reason }),
+            Err(detail) => Ok(DeviceResponse::Lost { reason: Cause::WorkerLost { detail } }),
         }
     }
 
@@ -186,16 +188,16 @@ impl DeviceWorker for SubprocessWorker {
             return Ok(DeviceResponse::Done);
         }
         if self.consecutive_failures >= MAX_CONSECUTIVE_FAILURES {
-            let reason = format!(
+            let detail = format!(
                 "{} workers in a row were lost before anything was loaded again",
                 self.consecutive_failures
             );
-            return Ok(DeviceResponse::Lost { reason });
+            return Ok(DeviceResponse::Lost { reason: Cause::WorkerLost { detail } });
         }
-        if let Some(reason) = self.ready(observer)? {
+        if let Some(detail) = self.ready(observer)? {
             self.consecutive_failures += 1;
             self.workers.kill();
-            return Ok(DeviceResponse::Lost { reason });
+            return Ok(DeviceResponse::Lost { reason: Cause::WorkerLost { detail } });
         }
         self.consecutive_failures = 0;
         let response = self.exchange(request, observer)?;

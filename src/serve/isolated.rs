@@ -21,6 +21,7 @@ use super::{Completion, Finished, ServeError, ServeObserver};
 use crate::worker::interrupt::Interrupts;
 use crate::worker::wire::{SupervisorMessage, WorkerMessage};
 use crate::worker::workers::{WorkerCommand, WorkerError, WorkerEvent, Workers, check_same_version};
+use hbmark_core::result::Cause;
 use hbmark_core::result::serving::{Point, ServeReport};
 use hbmark_core::units::Bytes;
 use hbmark_traffic::run::Progress;
@@ -295,7 +296,7 @@ impl Supervisor<'_> {
         };
         if self.retried.as_ref() == Some(&asked) {
             if point.result.is_none() {
-                point.not_run = Some(reason);
+                point.not_run = Some(Cause::WorkerLost { detail: reason });
             }
             self.checkpoint.record(CheckpointEntry::Point(Box::new(RecordedPoint {
                 asked,

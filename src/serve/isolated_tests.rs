@@ -1,5 +1,6 @@
 //! What a supervisor makes of its workers, played by a script that says what a test wants and keeps what it was told.
 
+use hbmark_core::result::Cause;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
@@ -135,7 +136,7 @@ fn a_point_that_costs_two_workers_is_given_up_and_every_worker_knows_what_was_an
     assert_eq!((told.len(), &told[0]), (2, &*first));
     assert_eq!((&told[1].asked, &told[1].point.result), (&asked(1), &None));
     let reason = "the worker exited with code 3 while measuring rate 4";
-    assert_eq!(told[1].point.not_run.as_deref(), Some(reason));
+    assert_eq!(told[1].point.not_run, Some(Cause::WorkerLost { detail: reason.into() }));
 }
 
 #[test]
@@ -210,7 +211,7 @@ fn silence_while_steps_run_is_measured_by_them_and_elsewhere_allowed_for_longer(
     std::fs::write(played.0.path().join("last"), line(&last)).unwrap();
     assert_eq!(played.serve().unwrap().lost, 1);
     let reason = "no answer while measuring rate 2: silent for 0.5 s, where the longest step should take 0.001 s; the worker was killed";
-    assert_eq!(played.told(2)[0].point.not_run.as_deref(), Some(reason));
+    assert_eq!(played.told(2)[0].point.not_run, Some(Cause::WorkerLost { detail: reason.into() }));
 }
 
 #[test]

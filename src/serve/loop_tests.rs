@@ -1,5 +1,6 @@
 //! Queues whose answers are known, on a scripted engine: the loop and its arithmetic against theory.
 
+use hbmark_core::result::Cause;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution, Exp1};
@@ -8,7 +9,7 @@ use crate::engine::EngineError;
 use crate::engine::scripted::{ScriptedSession, StepInfo, StepOutcome};
 use crate::serve::execute::SessionExecutor;
 use hbmark_core::model::{Dtype, test_shapes};
-use hbmark_core::result::serving::{Arrivals, Policy, SchedulerConfig, ServeResult, Slo, Validity};
+use hbmark_core::result::serving::{Arrivals, GateName, Policy, SchedulerConfig, ServeResult, Slo, Validity};
 use hbmark_core::units::Nanos;
 use hbmark_traffic::arrivals::deadlines;
 use hbmark_traffic::clock::VirtualClock;
@@ -265,7 +266,7 @@ fn a_short_overload_of_a_full_batch_is_called_saturated() {
         let traffic = Traffic { measured: 200..500, ..traffic(&plan, LoadMode::Open) };
         let seen = summarise(&run, &traffic, &Slo::default());
         // Where it is not called, the report says that nobody can tell.
-        let undecided = seen.gates.iter().any(|g| g.name == "keeps up" && g.passed.is_none());
+        let undecided = seen.gates.iter().any(|g| g.name == GateName::KeepsUp && g.passed.is_none());
         assert!(undecided || seen.validity == Validity::Saturated, "{:?}", seen.gates);
         called += usize::from(seen.validity == Validity::Saturated);
     }
@@ -309,7 +310,12 @@ fn an_engine_that_fails_once_fails_only_what_it_was_serving() {
     let seen = result(&run, &plan, "");
     assert_eq!((seen.served, seen.rejected["engine_failed"]), (9, 1));
     assert_eq!(seen.validity, Validity::Invalid);
-    assert!(seen.reasons[0].contains("planted"), "{:?}", seen.reasons);
+    let gate = GateName::Engine;
+    assert!(
+        matches!(&seen.reasons[0], Cause::GateFailed { gate: of, detail } if *of == gate && detail.contains("planted")),
+        "{:?}",
+        seen.reasons
+    );
 }
 
 #[test]

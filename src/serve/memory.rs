@@ -9,8 +9,9 @@ use std::ffi::OsString;
 use serde::{Deserialize, Serialize};
 
 use super::known::{EngineRecord, RecordedPoint, ReplayQueue};
-use super::{ServeError, interrupted};
+use super::{ServeError, signal_name};
 use crate::worker::journal::{Journal, JournaledPlan};
+use hbmark_core::result::Cause;
 use hbmark_core::result::serving::{Point, ServeReport};
 
 /// What a serving benchmark is to do.
@@ -126,13 +127,14 @@ impl ServeCheckpoint {
     /// What a signal leaves: what was measured, and the point that it hit.
     pub(super) fn stopped(&self, signal: i32, hit: Option<Point>) -> Result<ServeReport, ServeError> {
         let mut report = self.partial_report().ok_or(ServeError::Interrupted { signal })?;
-        let by = interrupted(signal);
+        let by = signal_name(signal);
         let measured = self.answered.len();
-        report
-            .points
-            .extend(hit.map(|point| Point { not_run: Some(format!("{by} while it was measured")), ..point }));
+        report.points.extend(hit.map(|point| {
+            let not_run = Some(Cause::Interrupted { signal: by.to_owned() });
+            Point { not_run, ..point }
+        }));
         report.warnings.push(format!(
-            "the benchmark was {by} after {measured} points: what would have followed is missing"
+            "the benchmark was stopped by {by} after {measured} points: what would have followed is missing"
         ));
         Ok(report)
     }

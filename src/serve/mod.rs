@@ -218,7 +218,7 @@ pub enum ServeError {
     EngineMismatch { known: Option<usize>, asked: Option<usize> },
     #[error("cannot go on with what was measured before: {what} differs: it was {was}, this is {is}")]
     MachineMismatch { what: &'static str, was: String, is: String },
-    #[error("{} before anything was measured", interrupted(*signal))]
+    #[error("stopped by {} before anything was measured", signal_name(*signal))]
     Interrupted { signal: i32 },
     #[error(transparent)]
     Journal(#[from] JournalError),
@@ -245,9 +245,8 @@ pub struct Finished {
 }
 
 /// What a signal did, as a part of a sentence.
-fn interrupted(signal: i32) -> String {
-    let name = signal_hook::low_level::signal_name(signal).unwrap_or("a signal");
-    format!("stopped by {name}")
+fn signal_name(signal: i32) -> &'static str {
+    signal_hook::low_level::signal_name(signal).unwrap_or("a signal")
 }
 
 /// Runs a serving benchmark.

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use super::stage::ServingContext;
 use super::{Mode, ServeConfig, ServeError, ServeObserver};
 use crate::serve::point::ServingEngine;
+use hbmark_core::result::Cause;
 use hbmark_core::result::serving::{Offered, Point, Row, ServeReport, ServeResult};
 use hbmark_traffic::matrix::{check, workload};
 use hbmark_traffic::point::{PointSpec, TrafficSource};
@@ -194,7 +195,7 @@ fn sweep(
     report: &mut ServeReport,
     observer: &mut dyn ServeObserver,
 ) -> Result<(), ServeError> {
-    let mut stopped: Option<String> = None;
+    let mut stopped: Option<Cause> = None;
     for (index, value) in values.iter().enumerate() {
         // Prompts differ between points, or the second would find the first in the cache.
         let mut spec =
@@ -220,7 +221,7 @@ fn sweep(
             let (met, why) = verdict(result);
             // More load cannot help; of other variables every value is a question of its own.
             if !met && matches!(variable, "rate" | "concurrency") {
-                stopped = Some(format!("the sweep ended at {variable} {value}: {why}"));
+                stopped = Some(Cause::SweepEnded { variable: variable.into(), value: *value, why });
             }
         }
         report.points.push(point);

@@ -2,7 +2,8 @@
 
 use super::*;
 use crate::run::fixtures_tests::{config as serving_config, report_of, report_told};
-use hbmark_core::result::serving::{NOT_SATURATED, Validity};
+use hbmark_core::result::Cause;
+use hbmark_core::result::serving::{GateName, Validity};
 use hbmark_report::analysis::explain_serving;
 use hbmark_report::output::Format;
 use hbmark_report::output::serving::render_any;
@@ -35,7 +36,10 @@ impl ServeObserver for RecordingObserver {
         }
         if self.loses.is_some_and(|label| spec.label.contains(label)) {
             let (plan, measured) = spec.plan()?;
-            return Ok(Some(Point { not_run: Some(REASON.into()), ..spec.without_result(&plan, &measured) }));
+            return Ok(Some(Point {
+                not_run: Some(Cause::WorkerLost { detail: REASON.into() }),
+                ..spec.without_result(&plan, &measured)
+            }));
         }
         Ok(None)
     }
@@ -88,7 +92,7 @@ fn a_lost_point_of_a_sweep_costs_no_other() {
     );
     let has: Vec<bool> = report.points.iter().map(|point| point.result.is_some()).collect();
     assert_eq!(has, [true, false, true]);
-    assert_eq!(report.points[1].not_run.as_deref(), Some(REASON));
+    assert_eq!(report.points[1].not_run, Some(Cause::WorkerLost { detail: REASON.into() }));
 }
 
 #[test]
@@ -242,7 +246,7 @@ fn what_a_full_queue_turned_away_was_not_completed() {
         .unwrap()
     };
     let result = crowded(8);
-    let gate = result.gates.iter().find(|gate| gate.name == NOT_SATURATED).unwrap();
+    let gate = result.gates.iter().find(|gate| gate.name == GateName::KeepsUp).unwrap();
     let shed: usize = result.rejected.values().sum();
     assert!(shed > 200, "{:?}", result.rejected);
     assert_eq!((result.validity, gate.passed), (Validity::Saturated, Some(false)), "{}", gate.detail);
@@ -295,7 +299,7 @@ fn a_time_limit_changes_no_rate() {
     });
     let result = point.result.unwrap();
     assert!((result.offered_per_s.unwrap() / 10.0 - 1.0).abs() < 0.02, "{:?}", result.offered_per_s);
-    let gate = result.gates.iter().find(|gate| gate.name == "realised rate").unwrap();
+    let gate = result.gates.iter().find(|gate| gate.name == GateName::RealisedRate).unwrap();
     assert_eq!(gate.passed, Some(true), "{}", gate.detail);
     assert!(gate.detail.contains("1000 were planned, and the run ended before"), "{}", gate.detail);
 }

@@ -75,11 +75,11 @@ pub fn refused(output: &Output, parts: &[&str]) {
     }
 }
 
-/// Status and reason of every cell, by its name.
+/// Status and the reason's words of every cell, by its name.
 pub fn statuses(report: &Value) -> Vec<(String, String, String)> {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let cells = report["cells"].as_array().unwrap().iter();
-    cells.map(|cell| (text(&cell["id"]), text(&cell["status"]), text(&cell["reason"]))).collect()
+    cells.map(|cell| (text(&cell["id"]), text(&cell["status"]), text(&cell["reason"]["message"]))).collect()
 }
 
 /// What does not depend on time: name, status, bytes and tokens of every cell.

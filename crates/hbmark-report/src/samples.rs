@@ -4,10 +4,9 @@ use std::collections::BTreeMap;
 
 use hbmark_core::ledger::{Ledger, StepShape};
 use hbmark_core::model::{Dtype, test_shapes};
-use hbmark_core::result::serving::SCHEMA_VERSION;
 use hbmark_core::result::{
-    Block, BlockTelemetry, Ceilings, CellResult, Crossover, Environment, KvFill, ModelSummary, Phase,
-    ProtocolSummary, Report, ReportKind, Spread, Status,
+    Block, BlockTelemetry, Cause, Ceilings, CellResult, Crossover, Environment, KvFill, ModelSummary, Phase,
+    ProtocolSummary, Report, ReportKind, SCHEMA_VERSION, Spread, Status,
 };
 use hbmark_core::units::Bytes;
 
@@ -105,7 +104,7 @@ fn cell(
             timeline_ns: Some(time * 3.0),
             memory_bytes: None,
             canary_ratio: Some(1.0 + 0.01 * f64::from(i)),
-            rejected: (i == 1).then(|| "foreign load: 0.8 cores busy with other processes".to_owned()),
+            rejected: (i == 1).then_some(Cause::ForeignLoad { cores: 0.8 }),
             conditions: Vec::new(),
             telemetry: Some(BlockTelemetry {
                 sm_clock_mhz: Some(1980.0),

@@ -6,9 +6,9 @@
 use super::latency::{Window, queue, ttft};
 use super::run::{LoadMode, Record, RequestOutcome, Run, StepLog, Traffic};
 use super::scheduler::RejectReason;
+use hbmark_core::result::Cause;
 use hbmark_core::result::serving::{
-    ClauseResult, Gate, INJECTION_LAG, KV_ACCOUNTING, MIN_REQUESTS, NOT_SATURATED, ServeResult, SloMetric,
-    Validity,
+    ClauseResult, Gate, GateName, MIN_REQUESTS, ServeResult, SloMetric, Validity,
 };
 use hbmark_core::stats::{mean, percentile, trend};
 
@@ -70,7 +70,7 @@ pub(super) fn gates(
     let allowed = LAG_FLOOR_NS.max(LAG_SHARE * middle);
     let lag = percentile(&lags, 0.99);
     result.gate(
-        INJECTION_LAG,
+        GateName::InjectionLag,
         (!lags.is_empty()).then_some(lag <= allowed),
         format!(
             "99 % of the requests were queued within {} of when they could be; {} is allowed",
@@ -89,7 +89,7 @@ pub(super) fn gates(
             String::new()
         };
         result.gate(
-            "realised rate",
+            GateName::RealisedRate,
             (due >= MIN_REQUESTS).then_some((share - 1.0).abs() <= RATE_TOLERANCE),
             format!("{queued} of {due} planned requests were sent, at {offered:.3} per second{planned}"),
         );
@@ -108,7 +108,7 @@ pub(super) fn gates(
         // The ends of a window cut stays in two; a window must be much longer than one for the law to hold in it.
         let long = (window.to - window.from) > 20.0 * mean(&stays);
         result.gate(
-            "Little's law",
+            GateName::LittlesLaw,
             (enough && long && product > 0.0).then_some((seen / product - 1.0).abs() <= LITTLE_TOLERANCE),
             if stays.is_empty() {
                 "no request was served".to_owned()
@@ -123,7 +123,7 @@ pub(super) fn gates(
     let lost = |s: &StepLog| s.load.used_blocks.saturating_sub(s.load.held_blocks);
     if let Some(most) = run.steps.iter().map(lost).max().filter(|lost| *lost > 0) {
         result.gate(
-            KV_ACCOUNTING,
+            GateName::KvAccounting,
             Some(false),
             format!("{most} KV blocks are in use that no running request holds"),
         );
@@ -137,10 +137,10 @@ pub(super) fn gates(
     if traffic.stop_tokens.is_empty() && short > 0 {
         let detail =
             format!("{short} of {} requests made another number of tokens than was forced", records.len());
-        result.gate("token count", Some(false), detail);
+        result.gate(GateName::TokenCount, Some(false), detail);
     }
     if let Some(failure) = &run.failure {
-        result.gate("engine", Some(false), format!("the engine failed: {failure}"));
+        result.gate(GateName::Engine, Some(false), format!("the engine failed: {failure}"));
     }
 }
 
@@ -163,9 +163,7 @@ pub(super) fn saturation(
 ) {
     let mut reasons = Vec::new();
     if infinite && records.len() > 1 {
-        reasons.push(
-            "all requests arrive at once: throughput is the result, and how long one waits depends on how many there are".to_owned(),
-        );
+        reasons.push(Cause::AllAtOnce);
     }
     if traffic.kind == LoadMode::Open && !infinite && records.len() >= MIN_REQUESTS {
         let (before, after) = (population_at(run, window.from), population_at(run, window.to));
@@ -197,8 +195,8 @@ pub(super) fn saturation(
         let beyond_chance =
             growth > noise.max(10.0) || shed as f64 > (1.0 - MIN_COMPLETED_SHARE) * offered as f64;
         if behind && beyond_chance {
-            reasons
-                .push(format!("{balance}; below {:.0} % it does not keep up", MIN_COMPLETED_SHARE * 100.0));
+            let detail = format!("{balance}; below {:.0} % it does not keep up", MIN_COMPLETED_SHARE * 100.0);
+            reasons.push(Cause::GateFailed { gate: GateName::KeepsUp, detail });
         }
         let detail = if behind && !beyond_chance {
             format!("{balance}; so few requests cannot tell that from chance, a longer run can")
@@ -206,14 +204,11 @@ pub(super) fn saturation(
             balance
         };
         let passed = if behind { beyond_chance.then_some(false) } else { Some(true) };
-        result.gates.push(Gate { name: NOT_SATURATED.into(), passed, detail });
+        result.gates.push(Gate { name: GateName::KeepsUp, passed, detail });
         let waits: Vec<f64> = bins(records.iter().map(ttft), records.len());
         let depths: Vec<f64> = bins(records.iter().map(queue), records.len());
         if rises(&waits) && rises(&depths) {
-            reasons.push(
-                "queue time and TTFT both rise from the start of the window to its end: they depend on how long one measures"
-                    .to_owned(),
-            );
+            reasons.push(Cause::LatenciesRise);
         }
     }
     if reasons.is_empty() {

@@ -7,7 +7,8 @@
 use std::collections::BTreeMap;
 
 use super::workload::{SharedPrefix, Workload, WorkloadError};
-use hbmark_core::result::serving::{Gate, NOT_SATURATED, Quantiles, Row, RowVerdict, ServeResult, Validity};
+use hbmark_core::result::cause::joined;
+use hbmark_core::result::serving::{Gate, GateName, Quantiles, Row, RowVerdict, ServeResult, Validity};
 
 /// Requests of the row; `scale` multiplies lengths.
 ///
@@ -98,8 +99,8 @@ fn judge(
             );
             (times.map(|t| t && tokens), rates)
         }
-        Row::D => match (result.validity, result.gates.iter().find(|gate| gate.name == NOT_SATURATED)) {
-            (Validity::Saturated, _) => (Some(true), result.reasons.join("; ")),
+        Row::D => match (result.validity, result.gates.iter().find(|gate| gate.name == GateName::KeepsUp)) {
+            (Validity::Saturated, _) => (Some(true), joined(&result.reasons)),
             (_, Some(Gate { passed: Some(true), .. })) => (Some(false), "it kept up".to_owned()),
             (_, gate) => {
                 (None, gate.map_or("nobody can say whether it kept up".into(), |g| g.detail.clone()))
@@ -141,7 +142,7 @@ mod tests {
 
     #[test]
     fn what_nobody_can_judge_refutes_nothing() {
-        let gate = |passed| Gate { name: NOT_SATURATED.into(), passed, detail: "86 % were completed".into() };
+        let gate = |passed| Gate { name: GateName::KeepsUp, passed, detail: "86 % were completed".into() };
         let report: ServeReport =
             serde_json::from_str(include_str!("../../../fuzz/seeds/serve.json")).unwrap();
         let any = report.points[0].result.clone().unwrap();

@@ -5,6 +5,7 @@
 //! agree: the upper 95 % bound (Student's t over seeds) of every objective's percentile is within its limit. Percentiles of one queue
 //! are so correlated that an interval from a single run would say nothing.
 
+use hbmark_core::result::cause::joined;
 use hbmark_core::result::serving::{Attempt, Point, Search, ServeResult, Slo, Validity};
 use hbmark_core::stats::t_interval_log;
 
@@ -26,8 +27,8 @@ pub struct SearchConfig {
 #[must_use]
 pub fn verdict(result: &ServeResult) -> (bool, String) {
     match result.validity {
-        Validity::Saturated => (false, format!("saturated: {}", result.reasons.join("; "))),
-        Validity::Invalid => (false, format!("invalid: {}", result.reasons.join("; "))),
+        Validity::Saturated => (false, format!("saturated: {}", joined(&result.reasons))),
+        Validity::Invalid => (false, format!("invalid: {}", joined(&result.reasons))),
         Validity::Valid => {
             let failed = result.slo.iter().find(|c| c.met != Some(true));
             failed.map_or_else(
@@ -100,7 +101,7 @@ pub fn find_max_rate<E>(
         let mut point = measure(rate, seed, longer)?;
         point.label = format!("{stage} {rate:.3}/s");
         let result = point.result.clone();
-        let not_run = || point.not_run.clone().unwrap_or_else(|| "not run".to_owned());
+        let not_run = || point.not_run.as_ref().map_or_else(|| "not run".to_owned(), ToString::to_string);
         let (met, why) = result.as_ref().map_or_else(|| (false, not_run()), verdict);
         search.attempts.push(Attempt { stage: stage.into(), rate, seed, met, why });
         points.push(point);

@@ -3,7 +3,7 @@
 use super::*;
 use hbmark_core::model::{Dtype, test_shapes};
 use hbmark_core::result::comparison::ComparisonVerdict;
-use hbmark_core::result::{Block, CellResult, Phase, Status};
+use hbmark_core::result::{Block, Cause, CellResult, Phase, Status};
 use hbmark_report::samples;
 
 const ROUNDS: usize = 12;
@@ -21,8 +21,11 @@ fn result(dtype: Dtype, ns: f64) -> Report {
             interval_ns: vec![time, time * 1.001, time * 3.0],
             ..Block::default()
         };
-        let rejected =
-            Block { interval_ns: vec![1.0; 9], rejected: Some("throttled".into()), ..block.clone() };
+        let rejected = Block {
+            interval_ns: vec![1.0; 9],
+            rejected: Some(Cause::Canary { ratio: 1.1 }),
+            ..block.clone()
+        };
         CellResult {
             status: Status::Ok,
             blocks: vec![rejected, block],
@@ -175,7 +178,7 @@ fn a_cell_with_wrong_outputs_has_no_time_and_says_why() {
     let breaks = |_: usize, report: &mut Report| {
         if report.cells[1].dtype == Dtype::Int8 {
             report.cells[1].status = Status::Invalid;
-            report.cells[1].reason = Some("outputs are wrong".into());
+            report.cells[1].reason = Some(Cause::other("outputs are wrong"));
         }
     };
     let found = compare(&plan(false), &mut Machine { breaks, ..Machine::new(0.5) }).unwrap();

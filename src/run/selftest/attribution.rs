@@ -15,6 +15,7 @@ use super::serve::{self, ServeScenario};
 use super::step::{self, RunScenario, decode};
 use super::{Check, Record, label};
 use hbmark_core::model::Dtype;
+use hbmark_core::result::Cause;
 use hbmark_core::units::{Bytes, Nanos};
 
 /// Plants of each sort.
@@ -170,12 +171,12 @@ fn step_fault(random: &mut ChaCha8Rng) -> (RunScenario, Truth) {
         }
         17 => {
             let share = random.random_range(0.02..0.9);
-            let cause = "hardware power brake";
+            let cause = Cause::Throttled { reasons: vec!["hw_power_brake".into()] };
             (on(vec![Fault::Rejected { cause, share }]), with("throttled", "throttled", share < 0.5))
         }
         18 => {
             let share = random.random_range(0.02..0.9);
-            let cause = "foreign load: 1.2 cores busy with other processes";
+            let cause = Cause::ForeignLoad { cores: 1.2 };
             (on(vec![Fault::Rejected { cause, share }]), with("foreign load", "foreign_load", share < 0.5))
         }
         19 => {
@@ -301,7 +302,13 @@ pub fn of_pairs(record: &mut Record<'_>) {
         let kinds: [(&'static str, Fault); 6] = [
             ("host_bound", Fault::HostDelay(Nanos(severity(&mut random, 60.0, 1_000.0) * US))),
             ("memory_leak", Fault::Leak(Bytes(1 << 20))),
-            ("throttled", Fault::Rejected { cause: "hardware thermal slowdown", share: 0.4 }),
+            (
+                "throttled",
+                Fault::Rejected {
+                    cause: Cause::Throttled { reasons: vec!["hw_thermal".into()] },
+                    share: 0.4,
+                },
+            ),
             ("engine_moves_more", Fault::Copies { times: severity(&mut random, 2.0, 5.0), counted: true }),
             ("extra_kernel", Fault::Spin(Nanos(severity(&mut random, 3.0, 50.0) * US))),
             ("power_capped", Fault::PowerCap(1.0)),

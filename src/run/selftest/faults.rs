@@ -46,8 +46,8 @@ impl Seen {
         label(&self.findings)
     }
 
-    fn reason(&self) -> &str {
-        self.cell().reason.as_deref().unwrap_or("no reason")
+    fn reason(&self) -> String {
+        self.cell().reason.as_ref().map_or_else(|| "no reason".to_owned(), ToString::to_string)
     }
 }
 

@@ -8,7 +8,7 @@ use super::step::{RunScenario, decode};
 use super::{Check, Record, names};
 use crate::engine::EngineError;
 use hbmark_core::model::Dtype;
-use hbmark_core::result::{Cell, Finding, Phase};
+use hbmark_core::result::{Cause, Cell, Finding, Phase};
 use hbmark_core::units::{Bytes, Nanos};
 use hbmark_report::analysis::Cost;
 
@@ -105,9 +105,8 @@ fn of_runs() -> Vec<Plant> {
     let long_blocks = |faults| Scene::Run(world(faults).with_blocks_of(0.1));
     let prefill = || vec![Cell { phase: Phase::Prefill, ..decode(1, 2048) }];
     let batches = || vec![decode(1, 4096), decode(4, 4096)];
-    let rejected = |cause, share| Rejected { cause, share };
-    let heat = "hardware thermal slowdown";
-    let load = "foreign load: 0.7 cores busy with other processes";
+    let heat = |share| Rejected { cause: Cause::Throttled { reasons: vec!["hw_thermal".into()] }, share };
+    let load = |share| Rejected { cause: Cause::ForeignLoad { cores: 0.7 }, share };
     let us = |time: f64| Nanos(time * US);
     vec![
         plant(
@@ -155,14 +154,9 @@ fn of_runs() -> Vec<Plant> {
             run(vec![Cache(Bytes(80_000_000))]),
             "under 3 times",
         ),
-        plant(
-            "throttled",
-            run(vec![rejected(heat, 0.3)]),
-            run(vec![rejected(load, 0.3)]),
-            "thermal slowdown",
-        ),
+        plant("throttled", run(vec![heat(0.3)]), run(vec![load(0.3)]), "thermal slowdown"),
         plant("power_capped", run(vec![PowerCap(1.0)]), run(vec![PowerCap(0.05)]), "700 W"),
-        plant("foreign_load", run(vec![rejected(load, 0.3)]), run(vec![rejected(heat, 0.3)]), "0.7 cores"),
+        plant("foreign_load", run(vec![load(0.3)]), run(vec![heat(0.3)]), "0.7 cores"),
         plant("degraded", run(vec![Hog(0.06)]), run(vec![Hog(0.005)]), "6 % longer"),
         plant(
             "host_jitter",

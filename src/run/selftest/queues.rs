@@ -5,7 +5,7 @@ use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution, Exp1};
 
 use super::{Check, Record};
-use hbmark_core::result::serving::{Arrivals, Policy, SchedulerConfig, ServeResult, Slo};
+use hbmark_core::result::serving::{Arrivals, GateName, Policy, SchedulerConfig, ServeResult, Slo};
 use hbmark_core::units::Nanos;
 use hbmark_traffic::arrivals::deadlines;
 use hbmark_traffic::clock::Clock;
@@ -104,7 +104,7 @@ pub fn known(record: &mut Record<'_>) {
         near(record, &format!("mean wait of M/M/1 at {rho}"), mean_wait(&run), wanted, 0.02);
         let p99 = result.e2e_ns.as_ref().and_then(|q| q.p99).map_or(f64::NAN, |q| q.value() / SECOND);
         near(record, &format!("p99 in the system of M/M/1 at {rho}"), p99, 100_f64.ln() / (1.0 - rho), 0.03);
-        let gate = result.gates.iter().find(|gate| gate.name == "Little's law");
+        let gate = result.gates.iter().find(|gate| gate.name == GateName::LittlesLaw);
         let passed = gate.is_some_and(|gate| gate.passed == Some(true));
         let detail = gate.map_or("no gate".to_owned(), |gate| gate.detail.clone());
         record(Check::new("queue", format!("Little's law of M/M/1 at {rho}"), passed, detail));

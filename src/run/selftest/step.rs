@@ -19,8 +19,8 @@ use crate::run::rig::{CostedCell, Opened};
 use hbmark_core::ledger::{Ledger, StepCost};
 use hbmark_core::model::{Architecture, Dtype, presets};
 use hbmark_core::result::{
-    BlockTelemetry, Ceilings, Cell, CellResult, Environment, Finding, ModelSummary, Phase, Quality, Report,
-    ReportKind, SCHEMA_VERSION, Spread, Status,
+    BlockTelemetry, Cause, Ceilings, Cell, CellResult, Environment, Finding, ModelSummary, Phase, Quality,
+    Report, ReportKind, SCHEMA_VERSION, Spread, Status,
 };
 use hbmark_core::units::{Bytes, Nanos};
 use hbmark_report::analysis::judge;
@@ -74,7 +74,7 @@ pub enum StepFault {
     Drifts(f64),
     /// Blocks are rejected for a cause, this share of them.
     Rejected {
-        cause: &'static str,
+        cause: Cause,
         share: f64,
     },
     /// The canary varies both ways by this relative deviation.
@@ -155,7 +155,7 @@ impl RunScenario {
             let ledger = Ledger::new(&architecture, &wanted, Dtype::Bf16);
             for cell in &self.cells {
                 let cost = cost(&ledger, cell.phase, cell.batch, cell.context);
-                let reason = Some(fault.to_string());
+                let reason = Some(fault.clone());
                 report.cells.push(judge::unmeasured(cell, Dtype::Bf16, &cost, Status::Invalid, reason));
             }
             return Ok(report);
@@ -470,10 +470,10 @@ impl Monitor for Observer {
             match fault {
                 StepFault::NoisyCanary(deviation) => seen.canary_ratio = Some(1.0 + deviation * normal),
                 StepFault::Rejected { cause, share } if self.random.random_bool(*share) => {
-                    seen.reject = Some((*cause).to_owned());
+                    seen.reject = Some(cause.clone());
                 }
                 StepFault::PowerCap(share) if self.random.random_bool(*share) => {
-                    seen.conditions.push("power capped".into());
+                    seen.conditions.push(Cause::PowerCapped);
                     seen.telemetry =
                         Some(BlockTelemetry { power_watts: Some(700.0), ..BlockTelemetry::default() });
                 }

@@ -7,7 +7,7 @@ use super::crossover::{MEMORY_USE, crossovers};
 use super::step::{Ledger, StepShape};
 use super::verdict::{Floor, Roof};
 use crate::model::{Architecture, Dtype, Inventory, model_hash};
-use crate::result::{CellResult, Crossover, DeviceSpec, ModelSummary, Phase, Status};
+use crate::result::{Cause, CellResult, Crossover, DeviceSpec, ModelSummary, Phase, Status};
 use crate::units::Nanos;
 
 /// The engine named in predicted cells: one that moves what it must and nothing more.
@@ -96,9 +96,9 @@ fn predict_cell(request: &Request<'_>, ledger: &Ledger, roof: &Roof, shape: Step
     let limit = request.architecture.max_positions;
     if shape.batch == 0 || positions > limit {
         let reason = if shape.batch == 0 {
-            "a step needs at least one sequence".to_owned()
+            Cause::EmptyBatch
         } else {
-            format!("needs {positions} positions and the model has {limit}")
+            Cause::ExceedsContext { positions, limit, limited_by: None }
         };
         return CellResult { status: Status::Skipped, reason: Some(reason), ..blank(request, shape) };
     }
@@ -108,11 +108,11 @@ fn predict_cell(request: &Request<'_>, ledger: &Ledger, roof: &Roof, shape: Step
     let memory = ledger.memory(shape);
     let mut flags = Vec::new();
     if memory.as_f64() > request.device.memory_bytes.as_f64() * MEMORY_USE {
-        flags.push(format!(
-            "does not fit: needs {memory}, {:.0} % of the device's {} may be used",
-            MEMORY_USE * 100.0,
-            request.device.memory_bytes
-        ));
+        flags.push(Cause::DoesNotFit {
+            needed_bytes: memory,
+            device_bytes: request.device.memory_bytes,
+            usable_share: MEMORY_USE,
+        });
     }
     CellResult {
         tokens_per_s: tokens_per_second(shape, time),
@@ -197,13 +197,14 @@ mod tests {
         let prediction = predict(&request(&architecture, &inventory, "a100-40-sxm"));
         let beyond = cell(&prediction, "decode/ideal/bf16/b1/c8192");
         assert_eq!(beyond.status, Status::Skipped);
-        assert_eq!(beyond.reason.as_deref(), Some("needs 8193 positions and the model has 8192"));
+        let limit = Cause::ExceedsContext { positions: 8193, limit: 8192, limited_by: None };
+        assert_eq!(beyond.reason, Some(limit));
         assert_eq!(beyond.predicted_ns, None);
         assert_eq!(cell(&prediction, "prefill/ideal/bf16/b1/c8192").status, Status::Predicted);
         // 13.5 GB of weights, 32 · 8192 · 524,288 B = 137.4 GB of KV, 32 · 8192 · (2·11,008 + 2·4096) · 2 B = 15.8 GB of
         // activations.
         let full = cell(&prediction, "prefill/ideal/bf16/b32/c8192");
-        assert!(full.flags[0].starts_with("does not fit: needs 167 GB"), "{:?}", full.flags);
+        assert!(full.flags[0].to_string().starts_with("does not fit: needs 167 GB"), "{:?}", full.flags);
         assert!(cell(&prediction, "decode/ideal/bf16/b1/c512").flags.is_empty());
     }
 

@@ -6,7 +6,7 @@
 
 use super::step::StepCost;
 use crate::model::Dtype;
-use crate::result::{Bound, Ceilings, CellResult, DeviceSpec, Status};
+use crate::result::{Bound, Cause, Ceilings, CellResult, DeviceSpec, Status};
 use crate::units::{Bytes, BytesPerSecond, FlopsPerSecond, Nanos};
 
 /// Below this share of the time, the higher floor does not explain a step, and the bound is [`Bound::Overhead`].
@@ -121,9 +121,9 @@ pub struct Verdict {
     pub mfu_dtype: Option<String>,
     pub bound: Option<Bound>,
     /// Why the time cannot be believed, if it cannot.
-    pub invalid: Option<String>,
+    pub invalid: Option<Cause>,
     /// What limits the reading of the fractions without making the time wrong.
-    pub flags: Vec<String>,
+    pub flags: Vec<Cause>,
 }
 
 impl Verdict {
@@ -153,14 +153,14 @@ impl Verdict {
             verdict.predicted_datasheet = Some(floor.time());
             verdict.fraction_of_datasheet = Some(floor.memory.0 / measured.0);
         }
-        verdict.use_peak(cost, measured, measured_roof.as_ref(), sheet_roof.as_ref());
+        let peak_promised = verdict.use_peak(cost, measured, measured_roof.as_ref(), sheet_roof.as_ref());
         if let Some(roof) = measured_roof.as_ref().or(sheet_roof.as_ref()) {
             verdict.name_bound(cost, measured, roof, weights);
         }
         let cache = ceilings
             .and_then(|ceilings| ceilings.last_cache_bytes)
             .or_else(|| datasheet.and_then(|spec| spec.l2_bytes));
-        verdict.check_belief(ideal, cache);
+        verdict.check_belief(ideal, cache, peak_promised);
         verdict
     }
 
@@ -183,15 +183,23 @@ impl Verdict {
         }
     }
 
-    fn use_peak(&mut self, cost: &StepCost, measured: Nanos, ceiling: Option<&Roof>, sheet: Option<&Roof>) {
+    /// Whether the peak is the data sheet's, which no step can beat.
+    fn use_peak(
+        &mut self,
+        cost: &StepCost,
+        measured: Nanos,
+        ceiling: Option<&Roof>,
+        sheet: Option<&Roof>,
+    ) -> bool {
         let peak_of = |roof: Option<&Roof>| roof.and_then(|roof| roof.peak.clone());
-        let (peak, source) = match (peak_of(sheet), peak_of(ceiling)) {
-            (Some(peak), _) => (peak, "data sheet"),
-            (None, Some(peak)) => (peak, "measured"),
-            (None, None) => return,
+        let (peak, source, promised) = match (peak_of(sheet), peak_of(ceiling)) {
+            (Some(peak), _) => (peak, "data sheet", true),
+            (None, Some(peak)) => (peak, "measured", false),
+            (None, None) => return false,
         };
         self.mfu = Some(cost.flops.per(measured).0 / peak.rate.0);
         self.mfu_dtype = Some(format!("{} ({source})", peak.dtype));
+        promised
     }
 
     fn name_bound(&mut self, cost: &StepCost, measured: Nanos, roof: &Roof, weights: Dtype) {
@@ -199,65 +207,46 @@ impl Verdict {
         let explained = floor.time().0 / measured.0;
         self.bound = Some(if explained < EXPLAINED_SHARE { Bound::Overhead } else { floor.bound() });
         if floor.compute.is_none() {
-            self.flags
-                .push(format!("no matrix-product peak known for {weights}: only the memory floor is held"));
+            self.flags.push(Cause::PeakUnknown { dtype: weights });
         }
         if let Some(moved) = cost.bytes.as_implemented
             && explained < EXPLAINED_SHARE
         {
             let share = moved.at(roof.bandwidth).0 / measured.0;
             if share >= EXPLAINED_SHARE {
-                self.flags.push(format!(
-                    "the bytes this engine moves explain {:.0} % of the step, the bytes it must move {:.0} %",
-                    share * 100.0,
-                    floor.memory.0 / measured.0 * 100.0
-                ));
+                let ideal_share = floor.memory.0 / measured.0;
+                self.flags.push(Cause::EngineTraffic { moved_share: share, ideal_share });
             }
         }
     }
 
-    fn check_belief(&mut self, ideal: Bytes, cache: Option<Bytes>) {
+    fn check_belief(&mut self, ideal: Bytes, cache: Option<Bytes>, peak_promised: bool) {
         let fits_cache = cache.is_some_and(|cache| ideal <= cache);
         if let Some(cache) = cache
             && ideal.0 < CACHE_MARGIN.saturating_mul(cache.0)
         {
-            self.flags.push(format!(
-                "working set of {ideal} is under {CACHE_MARGIN}x the last cache ({cache}): it is partly served from there"
-            ));
+            let margin = CACHE_MARGIN;
+            self.flags.push(Cause::WorkingSetInCache { bytes: ideal, cache_bytes: cache, margin });
         }
         match self.fraction_of_datasheet {
-            Some(fraction) if fraction > 1.0 && fits_cache => {
-                self.flags
-                    .push(format!("{:.0} % of the data sheet's bandwidth, from the cache", fraction * 100.0));
-            }
-            Some(fraction) if fraction > 1.0 => {
-                self.invalid = Some(format!(
-                    "{:.1} % of the data sheet's bandwidth: no step can move {ideal} that fast, so the timing or the data \
-                     sheet row is wrong",
-                    fraction * 100.0
-                ));
+            Some(share) if share > 1.0 && fits_cache => self.flags.push(Cause::CacheBandwidth { share }),
+            Some(share) if share > 1.0 => {
+                self.invalid = Some(Cause::AboveDatasheetBandwidth { share, bytes: ideal });
             }
             _ => {}
         }
-        if let Some(mfu) = self.mfu.filter(|&mfu| mfu > 1.0)
+        if let Some(share) = self.mfu.filter(|&mfu| mfu > 1.0 && peak_promised)
             && self.invalid.is_none()
-            && self.mfu_dtype.as_ref().is_some_and(|dtype| dtype.ends_with("(data sheet)"))
         {
-            self.invalid = Some(format!(
-                "{:.1} % of the data sheet's dense peak: no step computes that fast, so the timing or the data sheet row is \
-                 wrong",
-                mfu * 100.0
-            ));
+            self.invalid = Some(Cause::AboveDatasheetPeak { share });
         }
-        if let Some(fraction) = self.fraction_of_ceiling.filter(|&fraction| fraction > CEILING_TOLERANCE)
+        if let Some(share) = self.fraction_of_ceiling.filter(|&share| share > CEILING_TOLERANCE)
             && !fits_cache
         {
-            let text = format!("{:.0} % of the measured read ceiling", fraction * 100.0);
-            if fraction > CEILING_IMPOSSIBLE && self.invalid.is_none() {
-                self.invalid =
-                    Some(format!("{text}: either the step did not do its work or the probe was disturbed"));
+            if share > CEILING_IMPOSSIBLE && self.invalid.is_none() {
+                self.invalid = Some(Cause::AboveReadCeiling { share });
             } else {
-                self.flags.push(format!("{text}: the probe read slower than this step"));
+                self.flags.push(Cause::ReadCeilingLow { share });
             }
         }
     }
@@ -327,7 +316,7 @@ mod tests {
         assert_eq!(Floor::new(&cost(10, 1e9), &roof).bound(), Bound::Memory);
         let verdict = Verdict::new(&cost(10, 0.1), Nanos(2e7), Dtype::F16, None, Some(&sheet()));
         assert_eq!((verdict.mfu, verdict.bound), (None, Some(Bound::Memory)));
-        assert!(verdict.flags[0].contains("no matrix-product peak known for f16"));
+        assert_eq!(verdict.flags, [Cause::PeakUnknown { dtype: Dtype::F16 }]);
         // Weight-only formats multiply at 16 bits, and fp8 falls back to it.
         for weights in [Dtype::Int4, Dtype::Int8, Dtype::Q8_0, Dtype::Q4_0, Dtype::Gguf, Dtype::Fp8] {
             assert_eq!(Roof::datasheet(&sheet(), weights).peak.map(|p| p.dtype), Some("bf16"));
@@ -361,7 +350,7 @@ mod tests {
         let verdict = Verdict::new(&moved, Nanos(2.6e7), Dtype::Bf16, Some(&ceilings()), None);
         assert_eq!(verdict.bound, Some(Bound::Overhead));
         assert!(
-            verdict.flags[0].starts_with("the bytes this engine moves explain 96 %"),
+            matches!(verdict.flags[0], Cause::EngineTraffic { moved_share, .. } if (moved_share - 0.96).abs() < 0.005),
             "{:?}",
             verdict.flags
         );
@@ -371,7 +360,8 @@ mod tests {
     fn faster_than_the_data_sheet_is_invalid_unless_the_set_fits_the_cache() {
         let verdict =
             Verdict::new(&cost(10, 0.1), Nanos(9e6), Dtype::Bf16, Some(&ceilings()), Some(&sheet()));
-        assert!(verdict.invalid.expect("too fast").contains("111.1 % of the data sheet"));
+        let invalid = verdict.invalid.expect("too fast");
+        assert!(matches!(invalid, Cause::AboveDatasheetBandwidth { share, .. } if share > 1.1), "{invalid}");
         let small = StepCost {
             bytes: StepBytes { weights: Bytes(40_000_000), ..StepBytes::default() },
             flops: Flops(1e6),
@@ -379,14 +369,17 @@ mod tests {
         };
         let verdict = Verdict::new(&small, Nanos(2e4), Dtype::Bf16, Some(&ceilings()), Some(&sheet()));
         assert_eq!(verdict.invalid, None);
-        assert!(verdict.flags[0].contains("under 3x the last cache"), "{:?}", verdict.flags);
-        assert!(verdict.flags[1].contains("from the cache"), "{:?}", verdict.flags);
+        let flags = verdict.flags.as_slice();
+        assert!(
+            matches!(flags, [Cause::WorkingSetInCache { .. }, Cause::CacheBandwidth { .. }, ..]),
+            "{flags:?}"
+        );
     }
 
     #[test]
     fn more_arithmetic_than_the_dense_peak_is_invalid() {
         let verdict = Verdict::new(&cost(1, 10.0), Nanos(9e7), Dtype::Bf16, None, Some(&sheet()));
-        assert!(verdict.invalid.expect("too fast").contains("dense peak"));
+        assert!(matches!(verdict.invalid, Some(Cause::AboveDatasheetPeak { .. })), "{:?}", verdict.invalid);
     }
 
     #[test]

@@ -5,6 +5,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::cause::Cause;
 use super::cell::Phase;
 use crate::stats;
 use crate::units::Bytes;
@@ -31,9 +32,9 @@ pub struct Block {
     /// The canary beside this block over the session's canary: 1.02 is 2 % slow.
     pub canary_ratio: Option<f64>,
     /// Why the block does not count, if it does not. Never a value.
-    pub rejected: Option<String>,
-    /// Conditions that do not reject: `sw_power_cap`, `load 0.4 cores`.
-    pub conditions: Vec<String>,
+    pub rejected: Option<Cause>,
+    /// What held during the block and does not reject it.
+    pub conditions: Vec<Cause>,
     pub telemetry: Option<BlockTelemetry>,
 }
 

@@ -4,6 +4,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::block::Block;
+use super::cause::Cause;
 use crate::input::plain;
 use crate::model::Dtype;
 use crate::units::Bytes;
@@ -159,7 +160,7 @@ pub struct CellResult {
     pub batch: usize,
     pub context: usize,
     pub status: Status,
-    pub reason: Option<String>,
+    pub reason: Option<Cause>,
     /// Device span of a step (D).
     pub step_ns: Option<TimeSummary>,
     /// Interval between step ends (I), decode only: the typical time per output token of a steady decode.
@@ -201,8 +202,8 @@ pub struct CellResult {
     pub energy_per_token_joules: Option<f64>,
     /// Expected and observed distinct experts per layer, for mixtures of experts.
     pub distinct_experts: Option<f64>,
-    /// Flags that do not invalidate: `working set under 3x last cache`, `power capped`...
-    pub flags: Vec<String>,
+    /// What limits the reading of the numbers and does not invalidate them.
+    pub flags: Vec<Cause>,
     /// Consecutive accepted blocks that count as one in the interval; above 1 after autocorrelation was seen.
     pub block_merge: usize,
     pub blocks: Vec<Block>,
@@ -333,7 +334,7 @@ impl Cell {
 pub struct Measured {
     pub cell: Cell,
     pub status: Status,
-    pub reason: Option<String>,
+    pub reason: Option<Cause>,
     pub blocks: Vec<Block>,
     /// Consecutive accepted blocks that count as one in the interval; 2 or 4 after autocorrelation was seen.
     pub merge: usize,
@@ -344,9 +345,3 @@ pub struct Measured {
     /// Bytes a step of the cell really moved, where the engine counts them.
     pub moved: Option<Bytes>,
 }
-
-/// How the message of weights of another size begins.
-pub const WRONG_SIZE: &str = "weights of another size";
-
-/// How the message of weights in another storage begins.
-pub const WRONG_STORAGE: &str = "weights in another storage";

@@ -5,6 +5,7 @@
 
 mod block;
 mod capabilities;
+pub mod cause;
 mod ceilings;
 mod cell;
 pub mod comparison;
@@ -19,16 +20,17 @@ pub mod serving;
 
 pub use block::{Block, BlockTelemetry, accepted, block_means, judged_times};
 pub use capabilities::{Capabilities, EngineKind, Ragged};
+pub use cause::Cause;
 pub use ceilings::{Ceilings, DeviceSpec, GpuCeilings, Spread};
 pub use cell::{
     Bound, Cell, CellName, CellResult, Measured, NoCellName, OperationRow, Phase, Quality, Status, StepBytes,
-    TimeSummary, WRONG_SIZE, WRONG_STORAGE, cell_id,
+    TimeSummary, cell_id,
 };
 pub use environment::{BuildEnvironment, CpuEnvironment, Environment, GpuEnvironment, GpuMatch, Limits};
 pub use error::ReportError;
 pub use finding::{Finding, Severity};
 pub use ladder::{Ladder, LaunchCost, Rung, RungKind, TimeScale};
 pub use report::{
-    ColdRow, Crossover, FittedModel, KvFill, ModelSummary, ProtocolSummary, Report, ReportKind,
-    SCHEMA_VERSION, as_map,
+    ColdRow, Crossover, FittedModel, KvFill, ModelSummary, OLDEST_SCHEMA_VERSION, ProtocolSummary, Report,
+    ReportKind, SCHEMA_VERSION, as_map,
 };

@@ -14,7 +14,11 @@ use crate::model::{Architecture, Dtype};
 use crate::units::Bytes;
 
 /// Version of the JSON result; raised when a field changes its meaning or goes away.
-pub const SCHEMA_VERSION: u32 = 1;
+/// Version 1 had sentences where causes are now; they are read as [`Cause::Other`](super::Cause::Other).
+pub const SCHEMA_VERSION: u32 = 2;
+
+/// The oldest version that is still read.
+pub const OLDEST_SCHEMA_VERSION: u32 = 1;
 
 /// Where a report's numbers come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]

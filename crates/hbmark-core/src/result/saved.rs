@@ -6,7 +6,7 @@ use std::path::Path;
 
 use serde::Deserialize;
 
-use super::{Report, ReportError, SCHEMA_VERSION, limits};
+use super::{OLDEST_SCHEMA_VERSION, Report, ReportError, SCHEMA_VERSION, limits};
 use crate::input::{self, InputError};
 
 /// A saved result larger than this is not one of ours.
@@ -89,7 +89,7 @@ struct Version {
 /// The version is asked first: a newer schema may lack fields, and the version is the better message.
 fn of_this_version(version: Version) -> Result<(), ReportError> {
     match version.schema_version {
-        Some(SCHEMA_VERSION) => Ok(()),
+        Some(OLDEST_SCHEMA_VERSION..=SCHEMA_VERSION) => Ok(()),
         found => Err(ReportError::Version { found, supported: SCHEMA_VERSION }),
     }
 }

@@ -15,7 +15,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use sums::{CapacityArithmetic, cost, instances, kv_memory, one_instance};
 
-use hbmark_core::result::serving::{NOT_SATURATED, ServeKind, ServeReport, ServeResult, Slo};
+use hbmark_core::result::serving::{GateName, ServeKind, ServeReport, ServeResult, Slo};
 use hbmark_core::units::Nanos;
 
 /// Below so many requests a point decides about little.
@@ -288,7 +288,8 @@ fn caveats(
             result.measured
         ));
     }
-    let undecided = |r: &ServeResult| r.gates.iter().any(|g| g.name == NOT_SATURATED && g.passed.is_none());
+    let undecided =
+        |r: &ServeResult| r.gates.iter().any(|g| g.name == GateName::KeepsUp && g.passed.is_none());
     if accepted.runs.iter().any(|(_, r)| undecided(r))
         || result.measured < hbmark_core::result::serving::MIN_REQUESTS
     {

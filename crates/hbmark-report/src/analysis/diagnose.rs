@@ -12,7 +12,9 @@ use super::finding::{Kind, Rule, UNEXPLAINED};
 use super::symptoms;
 use hbmark_core::ledger::{CACHE_MARGIN, Ledger, StepShape};
 use hbmark_core::model::Dtype;
-use hbmark_core::result::{Block, Bound, CellResult, Finding, FittedModel, Phase, Report, Severity, Status};
+use hbmark_core::result::{
+    Block, Bound, Cause, CellResult, Finding, FittedModel, Phase, Report, Severity, Status,
+};
 use hbmark_core::units::{Bytes, BytesPerSecond, Nanos};
 
 /// Share of a step that the bytes at the ceiling must explain before it is called memory-bound. Above the half at which a cell's bound
@@ -455,19 +457,15 @@ fn under(cell: &CellResult, is: impl Fn(&Block) -> bool) -> (usize, Option<&Bloc
 }
 
 fn throttled(_: &Case<'_>, cell: &CellResult) -> Option<String> {
-    let slowed = |block: &Block| {
-        let cause = block.rejected.as_deref().unwrap_or_default();
-        cause.contains("slowdown") || cause.contains("power brake")
-    };
-    let (count, last) = under(cell, slowed);
-    let cause = last?.rejected.as_deref().unwrap_or_default();
+    let (count, last) = under(cell, |block| matches!(block.rejected, Some(Cause::Throttled { .. })));
+    let cause = last?.rejected.as_ref()?;
     let heat = last?.telemetry.as_ref().and_then(|t| t.temperature_celsius);
     let heat = heat.map_or_else(String::new, |c| format!(" at {c:.0} °C"));
     Some(format!("{count} of {} blocks rejected, the last for {cause}{heat}", cell.blocks.len()))
 }
 
 fn power_capped(_: &Case<'_>, cell: &CellResult) -> Option<String> {
-    let (count, last) = under(cell, |block| block.conditions.iter().any(|c| c.starts_with("power capped")));
+    let (count, last) = under(cell, |block| block.conditions.contains(&Cause::PowerCapped));
     let telemetry = last?.telemetry.as_ref();
     if (count as f64) < OFTEN * cell.blocks.len() as f64 {
         return None;
@@ -479,13 +477,13 @@ fn power_capped(_: &Case<'_>, cell: &CellResult) -> Option<String> {
 
 fn foreign_load(_: &Case<'_>, cell: &CellResult) -> Option<String> {
     let foreign = |block: &Block| {
-        let cause = block.rejected.as_deref().unwrap_or_default();
         let beside = block.telemetry.as_ref().and_then(|t| t.gpu_other_processes).unwrap_or(0);
-        cause.contains("foreign load") || cause.contains("steal") || beside > 0
+        matches!(block.rejected, Some(Cause::ForeignLoad { .. } | Cause::CpuSteal { .. })) || beside > 0
     };
     let (count, last) = under(cell, foreign);
     let last = last?;
-    let what = last.rejected.clone().unwrap_or_else(|| "another process on the GPU".to_owned());
+    let what =
+        last.rejected.as_ref().map_or_else(|| "another process on the GPU".to_owned(), ToString::to_string);
     Some(format!("{count} of {} blocks, the last: {what}", cell.blocks.len()))
 }
 
@@ -494,9 +492,8 @@ fn noisy(report: &Case<'_>, cell: &CellResult) -> Option<String> {
     if symptoms::degraded(cell, OFTEN).is_some() {
         return None;
     }
-    let (count, last) =
-        under(cell, |block| block.rejected.as_deref().is_some_and(|cause| cause.starts_with("canary")));
-    if let Some(cause) = last.and_then(|block| block.rejected.as_deref())
+    let (count, last) = under(cell, |block| matches!(block.rejected, Some(Cause::Canary { .. })));
+    if let Some(cause) = last.and_then(|block| block.rejected.as_ref())
         && count as f64 >= OFTEN * cell.blocks.len() as f64
     {
         evidence.push(format!("{count} of {} blocks rejected, the last: {cause}", cell.blocks.len()));
@@ -521,7 +518,7 @@ fn noisy(report: &Case<'_>, cell: &CellResult) -> Option<String> {
 
 fn not_converged(_: &Case<'_>, cell: &CellResult) -> Option<String> {
     matches!(cell.status, Status::NotConverged | Status::NoSteadyState)
-        .then(|| cell.reason.clone().unwrap_or_else(|| "no reason was kept".to_owned()))
+        .then(|| cell.reason.as_ref().map_or_else(|| "no reason was kept".to_owned(), ToString::to_string))
 }
 
 fn memory_bound(report: &Case<'_>, cell: &CellResult) -> Option<String> {

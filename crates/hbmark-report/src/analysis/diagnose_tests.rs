@@ -3,7 +3,7 @@
 use super::*;
 use crate::analysis::judge;
 use crate::samples;
-use hbmark_core::result::{BlockTelemetry, Quality, Spread, StepBytes};
+use hbmark_core::result::{BlockTelemetry, Cause, Quality, Spread, StepBytes};
 use hbmark_core::units::Flops;
 
 const MS: f64 = 1e6;
@@ -193,35 +193,42 @@ fn disturbed(blocks: usize, plant: impl Fn(&mut Block)) -> Vec<String> {
     found(&judged(vec![cell]))
 }
 
-fn rejected(cause: &'static str) -> impl Fn(&mut Block) {
-    move |block| block.rejected = Some(cause.to_owned())
+fn rejected(cause: Cause) -> impl Fn(&mut Block) {
+    move |block| block.rejected = Some(cause.clone())
+}
+
+fn throttled(reason: &str) -> Cause {
+    Cause::Throttled { reasons: vec![reason.to_owned()] }
 }
 
 #[test]
 fn throttling_load_and_a_noisy_canary_are_told_apart() {
     let named = |rule: &str| vec![rule.to_owned(), "memory_bound_decode".to_owned()];
-    assert_eq!(disturbed(3, rejected("hardware thermal slowdown")), named("throttled"));
-    assert_eq!(disturbed(1, rejected("hardware power brake")), named("throttled"));
-    let load = "foreign load: 0.7 cores busy with other processes";
-    assert_eq!(disturbed(2, rejected(load)), named("foreign_load"));
-    assert_eq!(disturbed(2, rejected("steal: the hypervisor took 0.5 cores")), named("foreign_load"));
+    assert_eq!(disturbed(3, rejected(throttled("hw_thermal"))), named("throttled"));
+    assert_eq!(disturbed(1, rejected(throttled("hw_power_brake"))), named("throttled"));
+    assert_eq!(disturbed(2, rejected(Cause::ForeignLoad { cores: 0.7 })), named("foreign_load"));
+    assert_eq!(disturbed(2, rejected(Cause::CpuSteal { cores: 0.5 })), named("foreign_load"));
     let beside = |block: &mut Block| {
         block.telemetry = Some(BlockTelemetry { gpu_other_processes: Some(1), ..BlockTelemetry::default() });
     };
     assert_eq!(disturbed(10, beside), named("foreign_load"));
-    assert_eq!(disturbed(4, rejected("canary +3.1 % off")), named("noisy_machine"));
+    assert_eq!(disturbed(4, rejected(Cause::Canary { ratio: 1.031 })), named("noisy_machine"));
     let slow = |block: &mut Block| {
-        block.rejected = Some("canary +9.0 % off".to_owned());
+        block.rejected = Some(Cause::Canary { ratio: 1.09 });
         block.canary_ratio = Some(1.09);
     };
     assert_eq!(disturbed(4, slow), named("degraded"));
-    assert_eq!(disturbed(1, rejected("canary +3.1 % off")), ["memory_bound_decode"], "once in ten is chance");
+    assert_eq!(
+        disturbed(1, rejected(Cause::Canary { ratio: 1.031 })),
+        ["memory_bound_decode"],
+        "once in ten is chance"
+    );
 }
 
 #[test]
 fn a_power_cap_that_holds_is_named_with_its_watts() {
     let capped = |block: &mut Block| {
-        block.conditions = vec!["power capped".to_owned()];
+        block.conditions = vec![Cause::PowerCapped];
         block.telemetry = Some(BlockTelemetry {
             power_watts: Some(350.0),
             sm_clock_mhz: Some(1410.0),
@@ -284,7 +291,8 @@ fn weights_of_another_size_are_a_problem_before_all_else() {
 fn wrong_outputs_and_wide_intervals_are_said_with_their_reasons() {
     let mut cell = decode(0.9);
     cell.status = Status::NotConverged;
-    cell.reason = Some("95 % interval is ±3.1 % after 40 blocks in 12 s, wanted ±1 %".to_owned());
+    cell.reason =
+        Some(Cause::IntervalTooWide { half_width: 0.031, wanted: 0.01, blocks: 40, sampled_s: 12.0 });
     cell.quality = Some(Quality {
         passed: false,
         check: "logits against f32 reference".to_owned(),
@@ -303,7 +311,7 @@ fn findings_print_for_a_person() {
     slow.id = "decode/native/bf16/b1/c256".to_owned();
     slow.context = 256;
     let mut hot = decode(0.9);
-    hot.blocks.iter_mut().take(3).for_each(rejected("hardware thermal slowdown"));
+    hot.blocks.iter_mut().take(3).for_each(rejected(throttled("hw_thermal")));
     let findings = explain(&judged(vec![hot, slow]));
     let printed = |format| crate::output::findings::render(&findings, format).unwrap();
     insta::assert_snapshot!(printed(crate::output::TextFormat::Table));

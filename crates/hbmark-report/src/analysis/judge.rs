@@ -8,7 +8,7 @@ use hbmark_core::ledger::fit::{Estimate, Solution};
 use hbmark_core::ledger::{FitPoint, Floor, Roof, StepCost, Verdict};
 use hbmark_core::model::Dtype;
 use hbmark_core::result::{
-    Ceilings, Cell, CellResult, DeviceSpec, FittedModel, LaunchCost, Measured, Phase, Report, Status,
+    Cause, Ceilings, Cell, CellResult, DeviceSpec, FittedModel, LaunchCost, Measured, Phase, Report, Status,
     TimeSummary, accepted, block_means, judged_times,
 };
 use hbmark_core::stats::{self, CONFIDENCE};
@@ -21,7 +21,7 @@ pub fn unmeasured(
     kv_dtype: Dtype,
     cost: &StepCost,
     status: Status,
-    reason: Option<String>,
+    reason: Option<Cause>,
 ) -> CellResult {
     CellResult {
         kv_dtype,
@@ -121,25 +121,17 @@ fn judge(cell: &mut CellResult, ceilings: Option<&Ceilings>, datasheet: Option<&
     }
 }
 
-/// How the reason begins where the marks of the timeline did not see the step.
-pub const UNSEEN_WORK: &str = "the device timeline did not see the work";
-
 /// A decode whose interval is possible and whose device span is not: its marks stand on a stream that does not do the work.
 fn unseen_work(
     cell: &CellResult,
     cost: &StepCost,
     ceilings: Option<&Ceilings>,
     datasheet: Option<&DeviceSpec>,
-) -> Option<String> {
+) -> Option<Cause> {
     let span = cell.step_ns.as_ref().filter(|_| cell.phase == Phase::Decode)?.median;
     let of_span = Verdict::new(cost, Nanos(span), cell.dtype, ceilings, datasheet);
     of_span.invalid?;
-    Some(format!(
-        "{UNSEEN_WORK}: it says {} a step, the host's clock {}, and {} have to be moved; its marks are not on the stream that runs it",
-        Nanos(span),
-        Nanos(cell.tpot_ns?),
-        cost.bytes.ideal()
-    ))
+    Some(Cause::WorkUnseen { timeline_ns: span, host_ns: cell.tpot_ns?, bytes: cost.bytes.ideal() })
 }
 
 /// The measured decode steps of each engine and dtype, regressed on KV bytes and batch.

@@ -7,8 +7,7 @@
 use super::finding::{Kind, Rule, UNEXPLAINED};
 use super::targets;
 use hbmark_core::result::serving::{
-    Gate, INJECTION_LAG, KV_ACCOUNTING, NOT_SATURATED, Offered, Point, Quantiles, Quantity, ServeReport,
-    ServeResult, Validity,
+    Gate, GateName, Offered, Point, Quantiles, Quantity, ServeReport, ServeResult, Validity,
 };
 use hbmark_core::result::{Finding, Limits, Severity};
 use hbmark_core::stats;
@@ -58,7 +57,7 @@ const RULES: &[Rule<Detector>] = &[
         regime: "the harness is at fault: its own loop came late",
         next: "the same load on an idle machine, or at half of the rate",
         response: "believe no latency of this point; give the loop a core of its own",
-        detect: |_, _, result| failed(result, INJECTION_LAG),
+        detect: |_, _, result| failed(result, GateName::InjectionLag),
     },
     Rule {
         name: "foreign_load",
@@ -81,7 +80,7 @@ const RULES: &[Rule<Detector>] = &[
         regime: "a failing engine: what it was serving counts as never done",
         next: "the same point with fewer sequences at a time (--max-num-seqs)",
         response: "mend the failure first; latencies around it are of a smaller load",
-        detect: |_, _, result| failed(result, "engine"),
+        detect: |_, _, result| failed(result, GateName::Engine),
     },
     Rule {
         name: "kv_block_leak",
@@ -91,7 +90,7 @@ const RULES: &[Rule<Detector>] = &[
         regime: "a leak of KV blocks: the pool shrinks while it runs",
         next: "the same point for twice as long: more blocks should be missing",
         response: "find the path on which a finished or preempted request keeps its blocks",
-        detect: |_, _, result| failed(result, KV_ACCOUNTING),
+        detect: |_, _, result| failed(result, GateName::KvAccounting),
     },
     Rule {
         name: "wrong_token_count",
@@ -101,7 +100,7 @@ const RULES: &[Rule<Detector>] = &[
         regime: "an engine or a loop that does other work than was asked for",
         next: "hbmark verify",
         response: "use no figure of this point",
-        detect: |_, _, result| failed(result, "token count"),
+        detect: |_, _, result| failed(result, GateName::TokenCount),
     },
     Rule {
         name: "host_bound_step",
@@ -348,11 +347,11 @@ fn believable(result: &ServeResult) -> bool {
     result.validity != Validity::Invalid
 }
 
-fn gate<'a>(result: &'a ServeResult, name: &str) -> Option<&'a Gate> {
+fn gate<'a>(result: &'a ServeResult, name: GateName) -> Option<&'a Gate> {
     result.gates.iter().find(|gate| gate.name == name)
 }
 
-fn failed(result: &ServeResult, name: &str) -> Option<String> {
+fn failed(result: &ServeResult, name: GateName) -> Option<String> {
     gate(result, name).filter(|gate| gate.passed == Some(false)).map(|gate| gate.detail.clone())
 }
 
@@ -546,7 +545,7 @@ fn too_few(result: &ServeResult) -> Option<String> {
 }
 
 fn undecided(result: &ServeResult) -> Option<String> {
-    gate(result, NOT_SATURATED)
+    gate(result, GateName::KeepsUp)
         .filter(|gate| gate.passed.is_none() && result.validity == Validity::Valid)
         .map(|gate| gate.detail.clone())
 }

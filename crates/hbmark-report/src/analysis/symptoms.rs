@@ -3,10 +3,7 @@
 //! Enters: a judged cell or a whole [`Report`]. Leaves: evidence in words with numbers, or nothing. The rules that speak of it stand in
 //! [`super::diagnose`]. Pure.
 
-use crate::analysis::judge::UNSEEN_WORK;
-use hbmark_core::result::{
-    Block, Bound, CellResult, FittedModel, Phase, Report, Status, WRONG_SIZE, WRONG_STORAGE,
-};
+use hbmark_core::result::{Block, Bound, Cause, CellResult, FittedModel, Phase, Report, Status};
 use hbmark_core::stats;
 use hbmark_core::units::{Bytes, BytesPerSecond, Nanos};
 
@@ -169,7 +166,7 @@ pub(super) fn degraded(cell: &CellResult, often: f64) -> Option<String> {
     let off: Vec<f64> = cell
         .blocks
         .iter()
-        .filter(|block| block.rejected.as_deref().is_some_and(|cause| cause.starts_with("canary")))
+        .filter(|block| matches!(block.rejected, Some(Cause::Canary { .. })))
         .filter_map(|block| block.canary_ratio)
         .collect();
     let slow = off.iter().filter(|ratio| **ratio >= DEGRADED).count();
@@ -184,38 +181,43 @@ pub(super) fn degraded(cell: &CellResult, often: f64) -> Option<String> {
     ))
 }
 
-/// What an invalid cell's reason says, where it begins so.
-fn invalid_because(cell: &CellResult, begins: &[&str]) -> Option<String> {
+/// What an invalid cell's reason says, where it is one of these.
+fn invalid_because(cell: &CellResult, is: impl Fn(&Cause) -> bool) -> Option<String> {
     let reason = cell.reason.as_ref().filter(|_| cell.status == Status::Invalid)?;
-    begins.iter().any(|words| reason.starts_with(words)).then(|| reason.clone())
+    is(reason).then(|| reason.to_string())
 }
 
 pub(super) fn wrong_size(cell: &CellResult) -> Option<String> {
-    invalid_because(cell, &[WRONG_SIZE])
+    invalid_because(cell, |cause| matches!(cause, Cause::WeightsSize { .. }))
 }
 
 pub(super) fn wrong_storage(cell: &CellResult) -> Option<String> {
-    invalid_because(cell, &[WRONG_STORAGE])
+    invalid_because(cell, |cause| matches!(cause, Cause::WeightsStorage { .. }))
 }
 
 pub(super) fn unseen_work(cell: &CellResult) -> Option<String> {
-    invalid_because(cell, &[UNSEEN_WORK])
+    invalid_because(cell, |cause| matches!(cause, Cause::WorkUnseen { .. }))
 }
 
 pub(super) fn wrong_tokens(cell: &CellResult) -> Option<String> {
-    invalid_because(cell, &["identical steps gave different tokens", "the engine gave"])
+    invalid_because(cell, |cause| matches!(cause, Cause::TokensChanged { .. } | Cause::TokenCount { .. }))
 }
 
 pub(super) fn clocks_disagree(cell: &CellResult) -> Option<String> {
-    invalid_because(cell, &["the device timeline says the block took"])
+    invalid_because(cell, |cause| matches!(cause, Cause::ClocksDisagree { .. }))
 }
 
 /// A time that no memory allows: the step did not do its work.
 pub(super) fn impossible(cell: &CellResult) -> Option<String> {
-    let reason = cell.reason.as_ref().filter(|_| cell.status == Status::Invalid)?;
-    let beyond =
-        ["of the data sheet's bandwidth", "of the measured read ceiling", "of the data sheet's dense peak"];
-    (beyond.iter().any(|words| reason.contains(words)) && unseen_work(cell).is_none()).then(|| reason.clone())
+    invalid_because(cell, |cause| {
+        matches!(
+            cause,
+            Cause::AboveDatasheetBandwidth { .. }
+                | Cause::AboveDatasheetPeak { .. }
+                | Cause::AboveReadCeiling { .. }
+                | Cause::ImportMismatch { .. }
+        )
+    })
 }
 
 /// A fit whose cache costs far more a byte than its weights do, while the weights themselves are read as they should be.

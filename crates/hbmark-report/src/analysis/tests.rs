@@ -7,7 +7,9 @@ use crate::analysis::judge;
 use crate::samples;
 use hbmark_core::model::Dtype;
 use hbmark_core::result::RungKind::{self, Ceiling, Native, Stock};
-use hbmark_core::result::{CellResult, Ladder, Phase, Report, Status, StepBytes, TimeScale, TimeSummary};
+use hbmark_core::result::{
+    Cause, CellResult, Ladder, Phase, Report, Status, StepBytes, TimeScale, TimeSummary,
+};
 use hbmark_core::units::Bytes;
 
 const MS: f64 = 1e6;
@@ -246,7 +248,7 @@ fn there_is_no_launch_cost_without_both_at_one_dtype_and_place() {
     assert_eq!(without(|cell| cell.status = Status::Invalid), (None, None));
     let lost = without(|cell| {
         cell.status = Status::Skipped;
-        cell.reason = Some("stock-graph cannot replay this step: a copy".into());
+        cell.reason = Some(Cause::NotReplayed { engine: "stock-graph".into(), why: "a copy".into() });
         cell.tpot_ns = None;
     });
     assert_eq!(lost, (None, None));

@@ -151,7 +151,7 @@ mod tests {
     use crate::output::{Format, render};
     use crate::samples;
     use hbmark_core::model::Dtype;
-    use hbmark_core::result::{StepBytes, TimeSummary};
+    use hbmark_core::result::{Cause, StepBytes, TimeSummary};
 
     fn cell(phase: Phase, engine: &str, dtype: Dtype, milliseconds: f64) -> CellResult {
         let size = if dtype == Dtype::F32 { 2 } else { 1 };
@@ -197,12 +197,20 @@ mod tests {
         };
         let lost = CellResult {
             status: Status::Invalid,
-            reason: Some("outputs are wrong: logits are 2.0e-1 off".into()),
+            reason: Some(Cause::WrongOutputs {
+                check: "logits against f32 reference".into(),
+                max_relative_error: Some(0.2),
+            }),
             ..cell(Phase::Prefill, "native", Dtype::Bf16, 1.0)
         };
         let noisy = CellResult {
             status: Status::NotConverged,
-            reason: Some("95 % interval is ±3.1 % after 40 blocks in 12 s, wanted ±1 %".into()),
+            reason: Some(Cause::IntervalTooWide {
+                half_width: 0.031,
+                wanted: 0.01,
+                blocks: 40,
+                sampled_s: 12.0,
+            }),
             ..cell(Phase::Decode, "stock", Dtype::F32, 163.0)
         };
         let cells = vec![cell(Phase::Prefill, "stock", Dtype::F32, 310.0), noisy, lost, decode];

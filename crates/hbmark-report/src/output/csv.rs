@@ -5,6 +5,7 @@ use super::table::{bound_word, status_word};
 use crate::output::OutputError;
 use hbmark_core::input::plain;
 use hbmark_core::result::Report;
+use hbmark_core::result::cause::joined;
 
 /// Text that a spreadsheet will not run as a formula.
 pub(super) fn harmless(text: &str) -> String {
@@ -32,7 +33,7 @@ pub fn render(report: &Report) -> Result<String, OutputError> {
             cell.batch.to_string(),
             cell.context.to_string(),
             status_word(cell.status).to_owned(),
-            harmless(cell.reason.as_deref().unwrap_or_default()),
+            harmless(&joined(cell.reason.as_slice())),
             cell.bound.map_or("", bound_word).to_owned(),
         ];
         // A number that was not measured is an empty field, never 0.

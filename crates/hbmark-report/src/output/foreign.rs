@@ -187,9 +187,13 @@ fn row_remarks(imported: &Imported) -> Vec<String> {
     let mut lines = grouped(imported, |row, _| row.remarks.clone());
     lines.extend(grouped(imported, |_, place| match place {
         RooflinePlacement::NoDecode(why) => vec![format!("not on the roofline: {why}")],
-        RooflinePlacement::Placed(p) => {
-            p.cell.reason.iter().map(|r| format!("INVALID: {r}")).chain(p.cell.flags.clone()).collect()
-        }
+        RooflinePlacement::Placed(p) => p
+            .cell
+            .reason
+            .iter()
+            .map(|r| format!("INVALID: {r}"))
+            .chain(p.cell.flags.iter().map(ToString::to_string))
+            .collect(),
         RooflinePlacement::Asks(_) => Vec::new(),
     }));
     lines

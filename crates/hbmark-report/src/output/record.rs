@@ -14,6 +14,7 @@ use super::terminal::{device_line, protocol_text};
 use crate::analysis::capacity::{Capacity, number};
 use crate::analysis::compare::percent;
 use hbmark_core::input::plain;
+use hbmark_core::result::cause::joined;
 use hbmark_core::result::comparison::{Comparison, Method};
 use hbmark_core::result::serving::{Point, ServeKind, ServeReport, Validity};
 use hbmark_core::result::{Environment, Report, ReportKind, Status};
@@ -262,7 +263,7 @@ fn accepted_lines(report: &ServeReport, accepted: Option<&Point>, planned: Optio
 fn rejection(point: &Point) -> String {
     // The word stands before the reason already.
     let mut why: Vec<String> = match &point.not_run {
-        Some(reason) => vec![reason.clone()],
+        Some(reason) => vec![reason.to_string()],
         None => remarks(point),
     };
     if let Some(result) = &point.result {
@@ -270,7 +271,7 @@ fn rejection(point: &Point) -> String {
             let seen = c.observed.map_or("refused".into(), |q| Nanos(q.value()).to_string());
             format!("{} NOT met, {seen}", c.clause)
         });
-        why = result.reasons.iter().cloned().chain(missed).collect();
+        why = result.reasons.iter().map(ToString::to_string).chain(missed).collect();
     }
     let word = match validity(point) {
         "ok" => String::new(),
@@ -289,8 +290,8 @@ fn serving_end(report: &ServeReport) -> Vec<String> {
         if !search.note.is_empty() {
             lines.push(search.note.clone());
         }
-    } else if let Some(reason) = report.points.iter().find_map(|p| p.not_run.clone()) {
-        lines.push(reason);
+    } else if let Some(reason) = report.points.iter().find_map(|p| p.not_run.as_ref()) {
+        lines.push(reason.to_string());
     } else if report.swept.is_some() {
         lines.push("every value that was asked for was run".into());
     } else if report.cold_start.is_none() {
@@ -315,7 +316,7 @@ pub fn of_run(report: &Report) -> String {
     page.section(
         "Rejected",
         rejected.map(|c| {
-            let why = c.reason.clone().unwrap_or_else(|| c.flags.join("; "));
+            let why = c.reason.as_ref().map_or_else(|| joined(&c.flags), ToString::to_string);
             format!("{} {}: {why}", c.id, status_word(c.status)).trim_end_matches(": ").to_owned()
         }),
     );

@@ -9,9 +9,10 @@ use super::table::Column;
 use super::{Format, TextFormat};
 use crate::output::OutputError;
 use hbmark_core::input::plain;
+use hbmark_core::result::cause::joined;
 use hbmark_core::result::serving::{
-    Breakdown, ColdPhase, ColdStart, NOT_SATURATED, Offered, Point, Quantiles, Quantity, Residual,
-    RowVerdict, Search, ServeKind, ServeReport, ServeResult, Validity,
+    Breakdown, ColdPhase, ColdStart, GateName, Offered, Point, Quantiles, Quantity, Residual, RowVerdict,
+    Search, ServeKind, ServeReport, ServeResult, Validity,
 };
 use hbmark_core::result::{Finding, Limits};
 use hbmark_core::units::Nanos;
@@ -154,10 +155,8 @@ fn csv(report: &ServeReport) -> Result<String, OutputError> {
     let predicted = METRICS.iter().filter(|m| m.time).map(|m| format!("predicted_{}", m.key));
     writer.write_record(names.iter().map(ToString::to_string).chain(metrics).chain(predicted))?;
     for point in &report.points {
-        let reasons = point
-            .result
-            .as_ref()
-            .map_or_else(|| point.not_run.clone().unwrap_or_default(), |r| r.reasons.join("; "));
+        let reasons =
+            point.result.as_ref().map_or_else(|| joined(point.not_run.as_slice()), |r| joined(&r.reasons));
         let mut row = vec![
             super::csv::harmless(&point.label),
             validity(point).to_owned(),
@@ -296,7 +295,7 @@ pub(super) fn remarks(point: &Point) -> Vec<String> {
         result
             .gates
             .iter()
-            .filter(|gate| gate.name == NOT_SATURATED && gate.passed.is_none())
+            .filter(|gate| gate.name == GateName::KeepsUp && gate.passed.is_none())
             .map(|gate| format!("whether it keeps up is open: {}", gate.detail)),
     );
     if result.unfinished > 0 {
@@ -420,10 +419,10 @@ pub(super) fn head(report: &ServeReport) -> Vec<String> {
     lines
 }
 
-/// What one point says in full: tables are drawn by the caller.
+/// What one point says beside its gates: tables are drawn by the caller.
 pub(super) fn point_lines(point: &Point) -> Vec<String> {
     let Some(r) = &point.result else { return Vec::new() };
-    let mut lines = vec![
+    vec![
         format!(
             "{} · {} measured after {} warm-up, {} behind them · prompts {:.0} and outputs {:.0} tokens on average",
             offered(point),
@@ -455,16 +454,19 @@ pub(super) fn point_lines(point: &Point) -> Vec<String> {
             r.preemptions
         ),
         breakdown_line(&r.breakdown),
-    ];
-    for gate in &r.gates {
+    ]
+}
+
+/// What a point's gates say.
+fn gate_lines(point: &Point) -> impl Iterator<Item = String> {
+    point.result.iter().flat_map(|result| &result.gates).map(|gate| {
         let verdict = match gate.passed {
             Some(true) => "ok",
             Some(false) => "FAILED",
             None => "not judged",
         };
-        lines.push(format!("gate {}: {verdict}: {}", gate.name, gate.detail));
-    }
-    lines
+        format!("gate {}: {verdict}: {}", gate.name, gate.detail)
+    })
 }
 
 pub(super) fn search_lines(search: &Search) -> Vec<String> {
@@ -527,7 +529,7 @@ fn table(report: &ServeReport) -> String {
     if let Some(cold) = &report.cold_start {
         text.push_str(&aligned(&cold_grid(cold)));
     } else if let [point] = report.points.as_slice() {
-        for line in point_lines(point) {
+        for line in point_lines(point).into_iter().chain(gate_lines(point)) {
             let _ = writeln!(text, "{}", plain(&line));
         }
         text.push('\n');
@@ -572,7 +574,11 @@ fn markdown(report: &ServeReport) -> String {
         text.push('\n');
     }
     for point in &report.points {
-        let lines = if report.points.len() == 1 { point_lines(point) } else { Vec::new() };
+        let lines = if report.points.len() == 1 {
+            point_lines(point).into_iter().chain(gate_lines(point)).collect()
+        } else {
+            Vec::new()
+        };
         for line in lines.into_iter().chain(remarks(point)) {
             let _ = writeln!(text, "- {}: {}", escape(&point.label), escape(&line));
         }

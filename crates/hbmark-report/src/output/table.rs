@@ -102,22 +102,28 @@ pub fn remarks(cells: &[CellResult]) -> Vec<String> {
     let mut remarks = Vec::new();
     for cell in cells {
         if let Some(reason) = &cell.reason {
-            remarks.push(format!("{}: {}: {}", plain(&cell.id), status_word(cell.status), plain(reason)));
+            remarks.push(format!(
+                "{}: {}: {}",
+                plain(&cell.id),
+                status_word(cell.status),
+                plain(&reason.to_string())
+            ));
         }
         let rejected = cell.blocks.iter().filter(|b| b.rejected.is_some()).count();
         if rejected > 0 && cell.status != Status::Disturbed {
-            let last = cell.blocks.iter().rev().find_map(|b| b.rejected.as_deref()).unwrap_or_default();
+            let last = cell.blocks.iter().rev().find_map(|b| b.rejected.as_ref());
             remarks.push(format!(
                 "{}: {rejected} of {} blocks rejected; the last: {}",
                 plain(&cell.id),
                 cell.blocks.len(),
-                plain(last)
+                last.map_or_else(String::new, |cause| plain(&cause.to_string()))
             ));
         }
     }
-    remarks.extend(shared(cells, |cell| cell.flags.clone()));
+    remarks.extend(shared(cells, |cell| cell.flags.iter().map(ToString::to_string).collect()));
     remarks.extend(shared(cells, |cell| {
-        let mut conditions: Vec<String> = cell.blocks.iter().flat_map(|b| b.conditions.clone()).collect();
+        let mut conditions: Vec<String> =
+            cell.blocks.iter().flat_map(|b| &b.conditions).map(ToString::to_string).collect();
         conditions.sort();
         conditions.dedup();
         conditions

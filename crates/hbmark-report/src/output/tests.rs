@@ -3,6 +3,7 @@
 use super::*;
 use crate::analysis::judge;
 use crate::samples;
+use hbmark_core::result::Cause;
 
 fn report() -> Report {
     samples::saved("run-scripted")
@@ -26,7 +27,7 @@ fn csv_has_raw_numbers_with_units_in_the_heading_and_empty_fields_for_null() {
 #[test]
 fn csv_does_not_run_formulas() {
     let mut report = report();
-    report.cells[0].reason = Some("=HYPERLINK(\"evil\")".into());
+    report.cells[0].reason = Some(Cause::other("=HYPERLINK(\"evil\")"));
     let text = render(&report, Format::Csv, false).unwrap();
     assert!(text.contains("'=HYPERLINK"), "{text}");
 }

@@ -1,6 +1,7 @@
 //! The latencies, rates and gates of one point of load.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -9,6 +10,7 @@ use super::evidence::Evidence;
 use super::requests::Requests;
 use super::slo::Clause;
 use super::timeline::Timeline;
+use crate::result::Cause;
 use crate::stats::{honest_percentile, mean};
 
 /// A number that may be infinite; JSON has no number for that, and it must not become null.
@@ -116,10 +118,53 @@ pub struct ClauseResult {
     pub met: Option<bool>,
 }
 
+/// Which check of the run it is. The aliases are the names of schema version 1.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum GateName {
+    /// Requests were queued when they were due: the harness itself was in time.
+    #[serde(alias = "injection lag")]
+    InjectionLag,
+    /// As many requests were sent as were planned.
+    #[serde(alias = "realised rate")]
+    RealisedRate,
+    /// Requests in the system are rate × time in system.
+    #[serde(alias = "Little's law")]
+    LittlesLaw,
+    /// Every KV block in use is held by a running request.
+    #[serde(alias = "KV books")]
+    KvAccounting,
+    /// Every request made as many tokens as was forced.
+    #[serde(alias = "token count")]
+    TokenCount,
+    /// The engine did not fail.
+    Engine,
+    /// What the engine computes are numbers.
+    Outputs,
+    /// A run that keeps up, told from one that is saturated.
+    #[serde(alias = "keeps up")]
+    KeepsUp,
+}
+
+impl fmt::Display for GateName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::InjectionLag => "injection lag",
+            Self::RealisedRate => "realised rate",
+            Self::LittlesLaw => "Little's law",
+            Self::KvAccounting => "KV books",
+            Self::TokenCount => "token count",
+            Self::Engine => "engine",
+            Self::Outputs => "outputs",
+            Self::KeepsUp => "keeps up",
+        })
+    }
+}
+
 /// A check of the run itself.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Gate {
-    pub name: String,
+    pub name: GateName,
     /// Null where there was too little to judge.
     pub passed: Option<bool>,
     pub detail: String,
@@ -163,7 +208,7 @@ pub struct Breakdown {
 pub struct ServeResult {
     pub validity: Validity,
     /// Why it is not valid.
-    pub reasons: Vec<String>,
+    pub reasons: Vec<Cause>,
     pub gates: Vec<Gate>,
     /// Requests whose times count: all of them, served or not.
     pub measured: usize,
@@ -231,35 +276,27 @@ pub struct ServeResult {
     pub evidence: Option<Evidence>,
 }
 
-/// The name of the gate that tells a run that keeps up from one that does not.
-pub const NOT_SATURATED: &str = "keeps up";
-
-/// The name of the gate that counts KV blocks.
-pub const KV_ACCOUNTING: &str = "KV books";
-
-/// The name of the gate that looks at what the engine computes.
-pub const OUTPUTS: &str = "outputs";
-
-/// The name of the gate that watches the harness itself.
-pub const INJECTION_LAG: &str = "injection lag";
-
 /// Below so many measured requests trends, rates and Little's law are not judged.
 pub const MIN_REQUESTS: usize = 100;
 
 impl ServeResult {
     /// A check of the run; one that fails makes the point INVALID.
-    pub fn gate(&mut self, name: &str, passed: Option<bool>, detail: String) {
+    pub fn gate(&mut self, name: GateName, passed: Option<bool>, detail: String) {
         if passed == Some(false) {
             self.validity = Validity::Invalid;
-            self.reasons.push(detail.clone());
+            self.reasons.push(Cause::GateFailed { gate: name, detail: detail.clone() });
         }
-        self.gates.push(Gate { name: name.into(), passed, detail });
+        self.gates.push(Gate { name, passed, detail });
     }
 
     /// Takes in what the engine computed last; what is no number is no output, however fast it came.
     pub fn check_outputs(&mut self, are_numbers: bool) {
         if !are_numbers {
-            self.gate(OUTPUTS, Some(false), "outputs are wrong: logits are not finite numbers".to_owned());
+            self.gate(
+                GateName::Outputs,
+                Some(false),
+                "outputs are wrong: logits are not finite numbers".to_owned(),
+            );
         }
     }
 }

@@ -29,8 +29,8 @@ pub use cold::{ColdPhase, ColdStart, Launch};
 pub use evidence::{Evidence, LongPrompts, Stalls, Start};
 pub use extras::{AdapterSummary, LoraSummary, StructuredSummary};
 pub use latency::{
-    Breakdown, ClauseResult, Gate, INJECTION_LAG, Infinite, KV_ACCOUNTING, LEVELS, Level, MIN_REQUESTS,
-    NOT_SATURATED, OUTPUTS, Quantiles, Quantity, ServeResult, Validity,
+    Breakdown, ClauseResult, Gate, GateName, Infinite, LEVELS, Level, MIN_REQUESTS, Quantiles, Quantity,
+    ServeResult, Validity,
 };
 pub use matrix::{Row, RowVerdict};
 pub use point::{Offered, Point, StructuredCost};
@@ -41,8 +41,11 @@ pub use search::{Attempt, Search};
 pub use slo::{Clause, Slo, SloError, SloMetric, parse_span};
 pub use timeline::{SPANS, Span, Timeline};
 
-/// Version of the JSON result of `serve`.
-pub const SCHEMA_VERSION: u32 = 1;
+/// Version of the JSON result of `serve`. Version 1 had sentences where causes are now.
+pub const SCHEMA_VERSION: u32 = 2;
+
+/// The oldest version that is still read.
+const OLDEST_SCHEMA_VERSION: u32 = 1;
 
 /// Tells a serving result from others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -114,7 +117,7 @@ pub fn read(path: &std::path::Path) -> Result<Option<ServeReport>, ReportError> 
     let file = super::saved::Saved::open(path)?;
     let Ok(head) = file.read::<Head>() else { return Ok(None) };
     let _: ServeKind = head.kind;
-    if head.schema_version != Some(SCHEMA_VERSION) {
+    if !matches!(head.schema_version, Some(OLDEST_SCHEMA_VERSION..=SCHEMA_VERSION)) {
         return Err(ReportError::Version { found: head.schema_version, supported: SCHEMA_VERSION });
     }
     let report = file.read().map_err(|source| ReportError::Malformed { path: path.to_path_buf(), source })?;

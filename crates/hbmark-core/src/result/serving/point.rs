@@ -8,6 +8,7 @@ use super::arrivals::Arrivals;
 use super::latency::ServeResult;
 use super::residuals::Residuals;
 use super::scheduler::SchedulerConfig;
+use crate::result::Cause;
 
 /// How much is offered.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -57,7 +58,7 @@ pub struct Point {
     pub ideal_hit_rate: Option<f64>,
     /// Null for a point that was not run; the reason says why.
     pub result: Option<ServeResult>,
-    pub not_run: Option<String>,
+    pub not_run: Option<Cause>,
     /// The same point on a virtual clock, with step times taken from this engine just before and just after.
     pub predicted: Option<ServeResult>,
     #[serde(default)]

@@ -1,6 +1,7 @@
 //! What a result says of each rate that was tried: whether every objective held there, and which rate is accepted.
 
 use super::{CapacityError, Question, TriedRate, number};
+use hbmark_core::result::cause::joined;
 use hbmark_core::result::serving::{
     Clause, LEVELS, Offered, Point, Quantity, Search, ServeReport, ServeResult, Slo, SloMetric, Validity,
 };
@@ -61,8 +62,8 @@ pub(super) fn observed(result: &ServeResult, clause: &Clause) -> ObservedPercent
 /// Whether a run met the objectives, and what decided.
 pub(super) fn judge(result: &ServeResult, slo: &Slo) -> Result<(bool, String), CapacityError> {
     match result.validity {
-        Validity::Saturated => return Ok((false, format!("saturated: {}", result.reasons.join("; ")))),
-        Validity::Invalid => return Ok((false, format!("invalid: {}", result.reasons.join("; ")))),
+        Validity::Saturated => return Ok((false, format!("saturated: {}", joined(&result.reasons)))),
+        Validity::Invalid => return Ok((false, format!("invalid: {}", joined(&result.reasons)))),
         Validity::Valid => {}
     }
     for clause in &slo.clauses {
@@ -150,7 +151,9 @@ pub(super) fn rates<'a>(report: &'a ServeReport, slo: &Slo) -> Result<Rates<'a>,
     }
     let tried = |rate: f64| groups.iter().any(|g| (g.tried.rate / rate - 1.0).abs() < 1e-9);
     let unknown = report.points.iter().filter_map(|point| match (point.offered, &point.not_run) {
-        (Offered::Rate(rate), Some(reason)) if !point.cold && !tried(rate) => Some((rate, reason.clone())),
+        (Offered::Rate(rate), Some(reason)) if !point.cold && !tried(rate) => {
+            Some((rate, reason.to_string()))
+        }
         _ => None,
     });
     let unknown = unknown.min_by(|a, b| a.0.total_cmp(&b.0));

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::output::serving::tests::sweep;
+use hbmark_core::result::Cause;
 use hbmark_core::result::serving::{Offered, Search, Validity};
 
 /// Rates 2 and 8 held, 64 did not, 128 was not run; round numbers everywhere the arithmetic looks.
@@ -81,7 +82,8 @@ fn no_rate_above_a_lost_one_is_accepted() {
     let lost = |index: usize| {
         let mut report = swept();
         report.points[index].result = None;
-        report.points[index].not_run = Some("the worker was killed by signal 9".into());
+        report.points[index].not_run =
+            Some(Cause::WorkerLost { detail: "the worker was killed by signal 9".into() });
         capacity(&report, &question())
     };
     near(lost(1).unwrap().rate_per_instance, 2.0);
@@ -206,7 +208,7 @@ fn results_that_cannot_carry_it_are_refused_with_what_they_lack() {
     let mut saturated = swept();
     for point in &mut saturated.points {
         let Some(result) = &mut point.result else { continue };
-        (result.validity, result.reasons) = (Validity::Saturated, vec!["planted".into()]);
+        (result.validity, result.reasons) = (Validity::Saturated, vec![Cause::other("planted")]);
     }
     let error = refused(&saturated).to_string();
     assert!(error.contains("2/s saturated: planted; 8/s saturated: planted"), "{error}");

@@ -13,7 +13,7 @@ use super::{ForeignFormat, ForeignResult, ForeignRow, Metric, Setup, Value};
 use hbmark_core::ledger::devices::{self, DeviceError};
 use hbmark_core::ledger::{Ledger, Verdict};
 use hbmark_core::model::{Architecture, Dtype, ModelError, presets};
-use hbmark_core::result::{CellResult, DeviceSpec, Phase, Status};
+use hbmark_core::result::{Cause, CellResult, DeviceSpec, Phase, Status};
 use hbmark_core::units::{Bytes, Nanos};
 
 /// Weights whose stated size is further off than this are not those of the shape and storage named.
@@ -134,11 +134,7 @@ pub fn place(row: &ForeignRow, format: ForeignFormat, given: &UserOverrides<'_>)
         ..CellResult::blank(Phase::Decode, engine, dtype, batch, context)
     };
     Verdict::new(&cost, Nanos(time.value), dtype, None, Some(&device)).record(&mut cell);
-    if let Some(reason) = cell.reason.take() {
-        cell.reason = Some(format!(
-            "{reason}; or the model, the storage, the batch or the number of GPUs is not that of the run"
-        ));
-    }
+    cell.reason = cell.reason.map(|reason| Cause::ImportMismatch { impossible: Box::new(reason) });
     let device = device.name.clone();
     RooflinePlacement::Placed(Box::new(Placement {
         cell,

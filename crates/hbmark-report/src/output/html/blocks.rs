@@ -9,6 +9,7 @@ use super::axis::{Axis, Measure};
 use super::chart::{Chart, Key, Line, Point, Shape, Span};
 use super::figure::{Figure, Panel, numbers, words};
 use super::palette::{Palette, timed};
+use hbmark_core::result::cause::joined;
 use hbmark_core::result::{Block, CellResult, Phase, Report};
 
 /// Rows of the table behind the plot; the file holds all.
@@ -140,8 +141,8 @@ fn table(taken: &[Taken<'_>]) -> (String, Vec<crate::output::table::Column>) {
         numbers("mean", of(&|t| Measure::Time.show(t.mean_ns))),
         numbers("of the cell's", of(&|t| t.ratio.map_or("-".into(), |r| Measure::Share.show(r)))),
         numbers("canary", of(&|t| t.block.canary_ratio.map_or("-".into(), |r| Measure::Share.show(r)))),
-        words("rejected", of(&|t| t.block.rejected.clone().unwrap_or_default())),
-        words("conditions", of(&|t| t.block.conditions.join("; "))),
+        words("rejected", of(&|t| joined(t.block.rejected.as_slice()))),
+        words("conditions", of(&|t| joined(&t.block.conditions))),
     ];
     (caption, columns)
 }

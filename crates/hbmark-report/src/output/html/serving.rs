@@ -120,7 +120,7 @@ fn findings(report: &ServeReport, found: &[Finding]) -> Node {
     let searched = report.search.iter().flat_map(search_lines).collect();
     let matrix = report.matrix.iter().map(matrix_lines).collect();
     let single = match report.points.as_slice() {
-        [point] => point_lines(point).into_iter().filter(|l| !l.starts_with("gate ")).collect(),
+        [point] => point_lines(point),
         _ => Vec::new(),
     };
     el("section")
@@ -168,7 +168,7 @@ fn gates(report: &ServeReport) -> Node {
     };
     let shown = [
         words("point", all.iter().map(|(p, _)| p.label.clone()).collect()),
-        words("gate", all.iter().map(|(_, g)| g.name.clone()).collect()),
+        words("gate", all.iter().map(|(_, g)| g.name.to_string()).collect()),
         words("", all.iter().map(|(_, g)| verdict(g.passed).to_owned()).collect()),
         words("because", all.iter().map(|(_, g)| g.detail.clone()).collect()),
     ];

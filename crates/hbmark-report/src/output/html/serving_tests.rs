@@ -7,7 +7,7 @@ use crate::output::serving::tests::{single, sweep};
 use hbmark_core::result::serving::{
     ColdPhase, ColdStart, Launch, Quantity, Search, ServeReport, SloMetric, Span, Validity,
 };
-use hbmark_core::result::{Finding, Severity};
+use hbmark_core::result::{Cause, Finding, Severity};
 use hbmark_core::units::Nanos;
 
 /// The anchors of the plots.
@@ -47,10 +47,9 @@ pub(super) fn hostile() -> ServeReport {
     report.config.insert(text(), serde_json::Value::String(text()));
     for point in &mut report.points {
         point.label = text();
-        point.not_run = Some(text());
+        point.not_run = Some(Cause::other(text()));
         if let Some(result) = &mut point.result {
-            result.reasons = vec![text()];
-            result.gates[0].name = text();
+            result.reasons = vec![Cause::other(text())];
             result.gates[0].detail = text();
             result.rejected.insert(text(), 1);
         }
@@ -108,7 +107,7 @@ fn a_saturated_point_has_no_latency_and_stands_at_the_edge() {
     let mut report = sweep();
     let result = report.points[1].result.as_mut().unwrap();
     result.validity = Validity::Saturated;
-    result.reasons = vec!["planted saturation".into()];
+    result.reasons = vec![Cause::other("planted saturation")];
     (result.ttft_ns, result.e2e_ns, result.queue_ns) = (None, None, None);
     let page = well_formed(&render_serving(&report, &[]));
     let marks = texts(&page, "#load svg.wide .mark:has(.cross) > title");

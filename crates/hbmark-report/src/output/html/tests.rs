@@ -6,7 +6,7 @@ use super::render;
 use crate::output::External;
 use crate::samples;
 use hbmark_core::model::Dtype;
-use hbmark_core::result::{CellResult, Phase, Report};
+use hbmark_core::result::{Cause, CellResult, Phase, Report};
 
 /// A name that would run a program in a page that does not escape.
 pub(super) const HOSTILE: &str = "</script><img src=x onerror=alert(1)>";
@@ -49,10 +49,10 @@ pub(super) fn hostile() -> Report {
         if cell.engine == "stock" {
             cell.engine = text();
         }
-        cell.reason = Some(text());
-        cell.flags = vec![text()];
-        cell.blocks[1].rejected = Some(text());
-        cell.blocks[2].conditions = vec![text()];
+        cell.reason = Some(Cause::other(text()));
+        cell.flags = vec![Cause::other(text())];
+        cell.blocks[1].rejected = Some(Cause::other(text()));
+        cell.blocks[2].conditions = vec![Cause::other(text())];
     }
     report.crossovers[0].explanation = text();
     for ladder in &mut report.ladders {

@@ -4,6 +4,7 @@ use super::*;
 use crate::analysis::capacity::{Prices, Question, capacity};
 use crate::output::serving::tests::{single, sweep};
 use crate::samples;
+use hbmark_core::result::Cause;
 
 #[test]
 fn a_sweep_is_recorded_with_what_held_what_failed_and_what_it_costs() {
@@ -51,7 +52,7 @@ fn a_run_is_recorded_with_its_cells_and_why_it_ended() {
     let mut run = samples::measured();
     run.cells.truncate(4);
     run.cells[1].status = Status::NotConverged;
-    run.cells[1].reason = Some("±3.0 % after 40 blocks".into());
+    run.cells[1].reason = Some(Cause::other("±3.0 % after 40 blocks"));
     run.ladders.truncate(1);
     insta::assert_snapshot!(of_run(&run));
 }

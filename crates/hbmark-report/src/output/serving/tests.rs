@@ -63,7 +63,7 @@ fn the_published_schema_is_the_one_of_the_types() {
 fn a_row_whose_keeping_up_nobody_can_judge_says_so() {
     let mut sweep = sweep();
     let result = sweep.points[0].result.as_mut().unwrap();
-    let gate = result.gates.iter_mut().find(|gate| gate.name == NOT_SATURATED).unwrap();
+    let gate = result.gates.iter_mut().find(|gate| gate.name == GateName::KeepsUp).unwrap();
     (gate.passed, gate.detail) = (None, "planted".into());
     let text = render(&sweep, TextFormat::Table).unwrap();
     assert!(text.contains("whether it keeps up is open: planted"), "{text}");

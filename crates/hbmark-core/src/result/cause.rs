@@ -1,0 +1,346 @@
+//! Why a block does not count, a cell is invalid or was skipped, a point was not run: data with a stable code, and its words.
+//!
+//! Enters: whatever decided, with its numbers. Leaves: an object with the code, the numbers and the words for a person
+//! (`{"code": "foreign_load", "cores": 0.9, "message": "foreign load: ..."}`). Rules match on variants; the words stand here and nowhere else,
+//! are written anew from the numbers, and are never read back. `docs/causes.md` has the table of codes.
+//!
+//! Results of schema version 1 hold a plain sentence in these places. It is kept as [`Cause::Other`], of which no rule makes anything. A code
+//! that nobody knows is refused, as an unknown status is: what cannot be judged is not read as if it were harmless.
+
+use std::fmt;
+
+use schemars::{JsonSchema, Schema};
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{MapAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use super::serving::GateName;
+use crate::model::Dtype;
+use crate::units::{Bytes, Nanos};
+
+/// A cause: a stable code with its numbers, and as text the sentence for a person.
+#[derive(Debug, Clone, PartialEq, thiserror::Error, Serialize, Deserialize, JsonSchema)]
+#[serde(remote = "Self", tag = "code", rename_all = "snake_case")]
+#[schemars(transform = with_message)]
+pub enum Cause {
+    /// The GPU slowed itself down. NVML's names of the reasons, without their prefix.
+    #[error("{}", reasons.iter().map(|reason| clock_event(reason)).collect::<Vec<_>>().join("; "))]
+    Throttled { reasons: Vec<String> },
+    /// Other processes kept CPU cores busy.
+    #[error("foreign load: {cores:.1} cores busy with other processes")]
+    ForeignLoad { cores: f64 },
+    /// The hypervisor gave CPU cores to others.
+    #[error("steal: the hypervisor took {cores:.1} cores")]
+    CpuSteal { cores: f64 },
+    /// A read of fixed bytes beside the block, over its usual time, was off.
+    #[error("canary {:+.1} % off", (ratio - 1.0) * 100.0)]
+    Canary {
+        #[serde(deserialize_with = "or_infinite")]
+        ratio: f64,
+    },
+    /// The power limit held the clocks back.
+    #[error("power capped")]
+    PowerCapped,
+    /// Anything else that NVML says of the clocks, by its name without the prefix.
+    #[error("{}", clock_event(reason))]
+    ClockEvent { reason: String },
+    /// Other processes have a context on the GPU.
+    #[error("{processes} other processes on the GPU")]
+    GpuShared { processes: usize },
+    /// The canary's time over the one when the ceilings were measured is far from 1.
+    #[error(
+        "read bandwidth beside the blocks {} since the ceilings were measured: read `% ceiling` with that in mind",
+        if *ratio > 1.0 { "fell by a quarter or more" } else { "rose by a third or more" }
+    )]
+    BandwidthShifted {
+        #[serde(deserialize_with = "or_infinite")]
+        ratio: f64,
+    },
+
+    /// Retries of a block ran out.
+    #[error("{blocks} blocks in a row rejected; the last: {last}")]
+    RejectedInARow { blocks: usize, last: Box<Cause> },
+    /// Most of another sampler's blocks were rejected.
+    #[error("{rejected} of {blocks} samples rejected; the last: {last}")]
+    MostRejected { rejected: usize, blocks: usize, last: Box<Cause> },
+    /// Warm-up never became steady.
+    #[error("still drifting {:+.1} % after {warmup_s:.1} s of warm-up", drift * 100.0)]
+    StillDrifting {
+        #[serde(deserialize_with = "or_infinite")]
+        drift: f64,
+        warmup_s: f64,
+    },
+    /// Half-widths are relative to the mean.
+    #[error(
+        "95 % interval is ±{:.1} % after {blocks} blocks in {sampled_s:.0} s, wanted ±{:.0} %",
+        half_width * 100.0, wanted * 100.0
+    )]
+    IntervalTooWide {
+        #[serde(deserialize_with = "or_infinite")]
+        half_width: f64,
+        wanted: f64,
+        blocks: usize,
+        sampled_s: f64,
+    },
+    #[error("{blocks} blocks are too few for an interval")]
+    TooFewBlocks { blocks: usize },
+    /// A signal ended the run while the cell was measured.
+    #[error("the run was stopped after {blocks} of its blocks")]
+    RunStopped { blocks: usize },
+    #[error("the run was stopped before it came to this cell")]
+    NotReached,
+
+    #[error("identical steps gave different tokens: sequence {sequence} first {first}, then {then}")]
+    TokensChanged { sequence: usize, first: u32, then: u32 },
+    #[error(
+        "the engine gave {found} tokens for {wanted} sequences: it did not do the step that was asked for"
+    )]
+    TokenCount { wanted: usize, found: usize },
+    #[error(
+        "the device timeline says the block took {}, the host's clock {}; times on this machine cannot be trusted",
+        Nanos(*timeline_ns), Nanos(*host_ns)
+    )]
+    ClocksDisagree { timeline_ns: f64, host_ns: f64 },
+    /// The span between the marks is shorter than the step's bytes allow; the interval on the host's clock is not.
+    #[error(
+        "the device timeline did not see the work: it says {} a step, the host's clock {}, and {bytes} have to be moved; its marks \
+         are not on the stream that runs it",
+        Nanos(*timeline_ns), Nanos(*host_ns)
+    )]
+    WorkUnseen { timeline_ns: f64, host_ns: f64, bytes: Bytes },
+    /// Logits or tokens differ from the reference.
+    #[error(
+        "outputs are wrong: {check}{}",
+        max_relative_error.map_or_else(String::new, |error| format!(" is {error:.1e} off"))
+    )]
+    WrongOutputs { check: String, max_relative_error: Option<f64> },
+    #[error(
+        "weights of another size: matrices of {found_bytes} were loaded where {wanted_bytes} were asked for, {:.2} times; \
+         check --model, --revision and --dtype",
+        found_bytes.as_f64() / wanted_bytes.as_f64()
+    )]
+    WeightsSize { found_bytes: Bytes, wanted_bytes: Bytes },
+    #[error(
+        "weights in another storage: {bytes} of the matrices are {found} where {wanted} was asked for; check --dtype and what the \
+         checkpoint holds"
+    )]
+    WeightsStorage { bytes: Bytes, found: String, wanted: String },
+
+    /// `share` of the bandwidth; no step can move its bytes that fast.
+    #[error(
+        "{:.1} % of the data sheet's bandwidth: no step can move {bytes} that fast, so the timing or the data sheet row is wrong",
+        share * 100.0
+    )]
+    AboveDatasheetBandwidth {
+        #[serde(deserialize_with = "or_infinite")]
+        share: f64,
+        bytes: Bytes,
+    },
+    #[error(
+        "{:.1} % of the data sheet's dense peak: no step computes that fast, so the timing or the data sheet row is wrong",
+        share * 100.0
+    )]
+    AboveDatasheetPeak {
+        #[serde(deserialize_with = "or_infinite")]
+        share: f64,
+    },
+    /// Beyond what noise of the ceiling explains.
+    #[error(
+        "{:.0} % of the measured read ceiling: either the step did not do its work or the probe was disturbed",
+        share * 100.0
+    )]
+    AboveReadCeiling {
+        #[serde(deserialize_with = "or_infinite")]
+        share: f64,
+    },
+    /// A time of another program's run is impossible for the model it was placed under.
+    #[error(
+        "{impossible}; or the model, the storage, the batch or the number of GPUs is not that of the run"
+    )]
+    ImportMismatch { impossible: Box<Cause> },
+
+    /// Slightly more than the ceiling: the step is believed.
+    #[error("{:.0} % of the measured read ceiling: the probe read slower than this step", share * 100.0)]
+    ReadCeilingLow {
+        #[serde(deserialize_with = "or_infinite")]
+        share: f64,
+    },
+    #[error("no matrix-product peak known for {dtype}: only the memory floor is held")]
+    PeakUnknown { dtype: Dtype },
+    /// Shares of the step's time.
+    #[error(
+        "the bytes this engine moves explain {:.0} % of the step, the bytes it must move {:.0} %",
+        moved_share * 100.0, ideal_share * 100.0
+    )]
+    EngineTraffic { moved_share: f64, ideal_share: f64 },
+    #[error(
+        "working set of {bytes} is under {margin}x the last cache ({cache_bytes}): it is partly served from there"
+    )]
+    WorkingSetInCache { bytes: Bytes, cache_bytes: Bytes, margin: u64 },
+    #[error("{:.0} % of the data sheet's bandwidth, from the cache", share * 100.0)]
+    CacheBandwidth {
+        #[serde(deserialize_with = "or_infinite")]
+        share: f64,
+    },
+    #[error(
+        "does not fit: needs {needed_bytes}, {:.0} % of the device's {device_bytes} may be used", usable_share * 100.0
+    )]
+    DoesNotFit { needed_bytes: Bytes, device_bytes: Bytes, usable_share: f64 },
+
+    #[error("a step needs at least one sequence")]
+    EmptyBatch,
+    #[error("{engine} replays decode steps alone; a prefill hides its launches")]
+    DecodeOnly { engine: String },
+    #[error("batch {batch} is above the engine's limit of {limit}")]
+    BatchAboveLimit { batch: usize, limit: usize },
+    /// `limited_by` says what sets the limit, where it is not the model alone.
+    #[error("{}", exceeds_context(*positions, *limit, limited_by.as_deref()))]
+    ExceedsContext { positions: usize, limit: usize, limited_by: Option<String> },
+    #[error("needs {needed_bytes} of memory, {available_bytes} is available")]
+    NotEnoughMemory { needed_bytes: Bytes, available_bytes: Bytes },
+    /// `usable_percent` of what is available may be used.
+    #[error(
+        "weights need {needed_bytes}, {available_bytes} is available (at most {usable_percent} % is used)"
+    )]
+    WeightsDoNotFit { needed_bytes: Bytes, available_bytes: Bytes, usable_percent: u64 },
+    #[error("the {engine} engine does not run {what}: {why}")]
+    Unsupported { engine: String, what: String, why: String },
+    #[error("{engine} cannot replay this step: {why}")]
+    NotReplayed { engine: String, why: String },
+    /// `during` is what was done before any step.
+    #[error(
+        "{}out of memory on {device}: {detail}",
+        during.as_ref().map_or_else(String::new, |during| format!("while {during}: "))
+    )]
+    OutOfMemory { device: String, detail: String, during: Option<String> },
+    #[error("{device} failed: {detail}")]
+    DeviceFailed { device: String, detail: String },
+    /// Any other error of an engine.
+    #[error("{detail}")]
+    EngineFailed { detail: String },
+    /// The process that held the device died, or did not answer.
+    #[error("{detail}")]
+    WorkerLost { detail: String },
+
+    /// A check of the run did not pass.
+    #[error("{detail}")]
+    GateFailed { gate: GateName, detail: String },
+    #[error(
+        "all requests arrive at once: throughput is the result, and how long one waits depends on how many there are"
+    )]
+    AllAtOnce,
+    #[error(
+        "queue time and TTFT both rise from the start of the window to its end: they depend on how long one measures"
+    )]
+    LatenciesRise,
+    /// A lower value of the swept variable missed an objective already.
+    #[error("the sweep ended at {variable} {value}: {why}")]
+    SweepEnded { variable: String, value: f64, why: String },
+    #[error("stopped by {signal} while it was measured")]
+    Interrupted { signal: String },
+
+    /// A sentence of a file of schema version 1, or of another program.
+    #[error("{message}")]
+    Other {
+        #[serde(skip_serializing)]
+        message: String,
+    },
+}
+
+impl Cause {
+    /// A sentence that no rule makes anything of.
+    #[must_use]
+    pub fn other(message: impl Into<String>) -> Self {
+        Self::Other { message: message.into() }
+    }
+}
+
+/// Causes one after the other, for a person.
+#[must_use]
+pub fn joined(causes: &[Cause]) -> String {
+    causes.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+}
+
+/// NVML's clock event reasons in words. Source: nvml.h, nvmlClocksEventReasons.
+fn clock_event(reason: &str) -> String {
+    let known = match reason {
+        "hw_slowdown" => "hardware slowdown",
+        "hw_thermal" => "hardware thermal slowdown",
+        "hw_power_brake" => "hardware power brake",
+        "sw_thermal" => "software thermal slowdown",
+        "thermal_violation" => "thermal slowdown between two looks at the clocks",
+        "sw_power_cap" => "power capped",
+        "gpu_idle" => "GPU idle",
+        "application_clocks" => "clocks pinned by the application clock setting",
+        "display_clocks" => "clocks limited by the display setting",
+        "sync_boost" => "clocks held by another GPU of the sync boost group",
+        "board_limit" => "board limit reached",
+        unknown => {
+            return match unknown.strip_prefix("unknown_") {
+                Some(bit) => format!("unknown throttle bit {bit}"),
+                None => format!("unknown throttle reason `{unknown}`"),
+            };
+        }
+    };
+    known.to_owned()
+}
+
+fn exceeds_context(positions: usize, limit: usize, limited_by: Option<&str>) -> String {
+    match limited_by {
+        Some(by) => format!("needs {positions} positions, the limit is {limit} ({by})"),
+        None => format!("needs {positions} positions and the model has {limit}"),
+    }
+}
+
+/// JSON has no infinity: a share of a step that took no time is written as null.
+fn or_infinite<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+    Ok(Option::<f64>::deserialize(deserializer)?.unwrap_or(f64::INFINITY))
+}
+
+/// Every cause is written with its words.
+fn with_message(schema: &mut Schema) {
+    for cause in schema.get_mut("oneOf").and_then(|causes| causes.as_array_mut()).into_iter().flatten() {
+        cause["properties"]["message"] = serde_json::json!({ "type": "string" });
+        if let Some(required) = cause["required"].as_array_mut()
+            && !required.contains(&"message".into())
+        {
+            required.push("message".into());
+        }
+    }
+}
+
+impl Serialize for Cause {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        #[derive(Serialize)]
+        struct Written<'a> {
+            // The derived one, which has no words.
+            #[serde(flatten, serialize_with = "Cause::serialize")]
+            cause: &'a Cause,
+            message: String,
+        }
+        serde::Serialize::serialize(&Written { cause: self, message: self.to_string() }, serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for Cause {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Saved;
+        impl<'de> Visitor<'de> for Saved {
+            type Value = Cause;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a cause with its code, or a sentence")
+            }
+            fn visit_str<E>(self, sentence: &str) -> Result<Cause, E> {
+                Ok(Cause::other(sentence))
+            }
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Cause, A::Error> {
+                Cause::deserialize(MapAccessDeserializer::new(map))
+            }
+        }
+        deserializer.deserialize_any(Saved)
+    }
+}
+
+#[cfg(test)]
+#[path = "cause_tests.rs"]
+mod tests;
