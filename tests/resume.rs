@@ -248,7 +248,18 @@ fn a_folder_in_which_a_run_writes_is_no_other_subcommands() {
     compare.args(["compare", "threads=1", "threads=2", "--protocol", "smoke", "--both"]);
     compare.arg(format!("model={model} device=cpu engine=native batch=1 context=8 phase=decode"));
     let mut cold = hbmark();
-    cold.args(["serve", "--cold", "2", "--engine", "native", "--device", "cpu", "--model", &model]);
+    cold.args([
+        "serve",
+        "cold",
+        "--launches",
+        "2",
+        "--engine",
+        "native",
+        "--device",
+        "cpu",
+        "--model",
+        &model,
+    ]);
     let mut commands = [virtually(), compare, cold];
     for command in &mut commands {
         refused(&command.args(out).output().unwrap(), &["another run is writing into this folder"]);

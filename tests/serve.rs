@@ -165,7 +165,7 @@ fn refused(arguments: &[&str], message: &str) {
 const H100: [&str; 5] = ["--virtual", "--gpu", "h100-sxm", "--model", "Llama-3.1-8B"];
 
 fn virtual_json(arguments: &[&str]) -> serde_json::Value {
-    let all: Vec<&str> = H100.iter().chain(arguments).copied().chain(["--format", "json"]).collect();
+    let all = [arguments, &H100, &["--format", "json"]].concat();
     let output = hbmark(&all).assert().code(0);
     let found: serde_json::Value = serde_json::from_slice(&output.get_output().stdout).unwrap();
     let schema = hbmark_core::result::serving::schema();
@@ -179,16 +179,31 @@ fn virtual_json(arguments: &[&str]) -> serde_json::Value {
 fn bad_input_is_refused_before_anything_runs() {
     refused(&["--slo", "ttft=1s"], "has no percentile such as _p95");
     refused(&["--rate", "0"], "is not a rate above 1e-6");
-    refused(&["--rate", "fast"], "`fast` is not a number or `inf`");
+    refused(&["--rate", "fast"], "fast is not a rate above 1e-6");
     refused(&["--arrivals", "uniform"], "wanted poisson, gamma:CV");
-    refused(&["--arrivals", "closed"], "needs --concurrency");
     refused(&["--burst", "9x1s"], "there is no `/`");
     refused(&["--workload", "chatty"], "neither a file nor one of chat, code");
     refused(&["--trace", "/no/such/file"], "cannot read the trace");
     refused(&["--requests", "0"], "is not between 1 and");
-    refused(&["--sweep", "rate"], "has no `=`");
-    refused(&["--sweep", "rate=1,2", "--sweep", "max-num-seqs=8,16"], "one variable at a time");
-    refused(&["--max-num-seqs", "0"], "at least 1 is needed");
+    refused(&["sweep", "rate"], "has no `=`");
+    refused(&["sweep", "rate=1,2", "max-num-seqs=8,16"], "unexpected argument 'max-num-seqs=8,16'");
+    refused(&["sweep", "rate=1,2", "--rate", "3"], "chooses the load itself; leave out --rate");
+    refused(&["sweep", "--requests", "3"], "<VARIABLE=VALUES>");
+    refused(&["search"], "--slo <SLO>");
+    refused(&["search", "--slo", "ttft_p95=1s", "--concurrency", "3"], "unexpected argument '--concurrency'");
+    refused(&["--rate", "3", "--concurrency", "3"], "cannot be used with");
+    refused(&["--prefix-share", "0.5"], "--prefix-tokens");
+    refused(&["--gpu", "h100-sxm"], "--virtual");
+    refused(&["--workload", "chat", "--trace", "x"], "cannot be used with");
+    for (old, new) in [
+        ("--sweep", "sweep VARIABLE=VALUES"),
+        ("--find-max-rate", "search --slo"),
+        ("--matrix", "matrix"),
+        ("--cold", "cold --launches"),
+    ] {
+        refused(&[old], &format!("write `hbmark serve {new}"));
+    }
+    refused(&["--max-num-seqs", "0"], "0 is not between 1 and");
     refused(&["--slo", "fast"], "--slo");
     refused(&["--slo", "ttft_p95=quick"], "--slo");
     refused(&["--duration", "1h"], "--rate");
@@ -204,8 +219,7 @@ fn bad_input_is_refused_before_anything_runs() {
         &["--input-len", "100000", "--output-len", "1"],
         "no request can be served: prompt and output are longer",
     );
-    with(&["--sweep", "warp=1,2"], "the variables are rate, concurrency");
-    with(&["--find-max-rate"], "--find-max-rate needs --slo");
+    refused(&[&["sweep", "warp=1,2"][..], &on].concat(), "the variables are rate, concurrency");
     with(&["--slo", "ttft_p99=1s", "--requests", "50"], "needs at least 1000 requests");
     with(&["--block-size", "10"], "a multiple of 16");
 }
@@ -256,7 +270,7 @@ fn adapters_grammars_and_tokenizers_that_cannot_be_are_refused_before_weights_ar
     with(&["--enable-lora", "--lora-modules", "x=/no/such"], "cannot read /no/such");
     with(&["--enable-lora", "--lora-rank", "64"], "--lora-rank 64 is above --max-lora-rank 16");
     with(&["--enable-lora", "--lora-assignment", "random"], "wanted round-robin, uniform, tenant or zipf:S");
-    with(&["--enable-lora", "--max-loras", "0"], "at least 1 is needed");
+    with(&["--enable-lora", "--max-loras", "0"], "0 is not between 1 and");
     let adapter = format!("x={}", fixture("adapters/llama-gqa-r4").display());
     with(
         &["--enable-lora", "--lora-modules", &adapter, "--max-lora-rank", "2", "--lora-rank", "2"],
@@ -294,10 +308,8 @@ fn prompts_beyond_the_context_are_rejected_by_name_and_counted() {
 fn a_sweep_past_saturation_is_explained_with_its_edge_and_its_cost() {
     let out = tempfile::tempdir().unwrap();
     let folder = out.path().to_str().unwrap();
-    let mut arguments = vec!["serve"];
-    arguments.extend(H100);
-    arguments.extend(["--workload", "chat", "--sweep", "rate=4,200", "--requests", "300", "--out", folder]);
-    Command::cargo_bin("hbmark").unwrap().args(arguments).assert().success();
+    let sweep = ["sweep", "rate=4,200", "--workload", "chat", "--requests", "300", "--out", folder];
+    hbmark(&[&sweep[..], &H100].concat()).assert().success();
     let result = out.path().join("serve.json");
     let explain =
         |more: &[&str]| Command::cargo_bin("hbmark").unwrap().arg("explain").arg(&result).args(more).assert();
@@ -343,14 +355,14 @@ fn a_mooncake_trace_finds_the_prefixes_it_recorded() {
 #[test]
 fn a_sweep_to_saturation_keeps_the_points_it_did_not_run() {
     let found = virtual_json(&[
+        "sweep",
+        "rate=10..2560*4",
         "--input-len",
         "512",
         "--output-len",
         "128",
         "--requests",
         "300",
-        "--sweep",
-        "rate=10..2560*4",
         "--slo",
         "ttft_p95=1s",
     ]);
@@ -367,13 +379,13 @@ fn a_sweep_to_saturation_keeps_the_points_it_did_not_run() {
 #[test]
 fn the_highest_rate_is_found_confirmed_and_held() {
     let found = virtual_json(&[
+        "search",
         "--input-len",
         "512",
         "--output-len",
         "64",
         "--requests",
         "400",
-        "--find-max-rate",
         "--slo",
         "ttft_p95=200ms,tpot_p95=30ms",
     ]);
@@ -389,7 +401,7 @@ fn the_highest_rate_is_found_confirmed_and_held() {
 
 #[test]
 fn the_matrix_states_and_checks_its_hypotheses() {
-    let found = virtual_json(&["--matrix", "--requests", "300"]);
+    let found = virtual_json(&["matrix", "--requests", "300"]);
     let rows = found["matrix"].as_array().unwrap();
     assert_eq!(rows.len(), 7);
     for row in rows {
@@ -471,8 +483,9 @@ fn a_real_run_has_every_line_and_a_prediction_beside_it() {
 fn a_cold_start_is_phases_of_processes() {
     let model = fixture("models/llama-gqa");
     let on = ["--model", model.to_str().unwrap(), "--dtype", "f32", "--threads", "1"];
-    let cold = ["--cold", "3", "--cold-prompt-tokens", "8"];
-    let with = |more: &[&'static str]| [on.as_slice(), &cold, more].concat();
+    let with = |more: &[&'static str]| {
+        [&["cold", "--launches", "3", "--prompt-tokens", "8"][..], &on, more].concat()
+    };
     let output = hbmark(&with(&["--format", "json"])).assert().code(0);
     let found: serde_json::Value = serde_json::from_slice(&output.get_output().stdout).unwrap();
     assert_eq!(found["kind"], "serve_cold");
@@ -485,20 +498,16 @@ fn a_cold_start_is_phases_of_processes() {
     hbmark(&with(&[])).assert().code(0).stdout(contains("launch to first token"));
     let csv = hbmark(&with(&["--format", "csv"])).assert().code(0);
     assert_eq!(String::from_utf8_lossy(&csv.get_output().stdout).lines().count(), 1 + 3 * 7);
-    refused(&with(&["--rate", "3"]), "cannot be used with");
-    refused(
-        &[on.as_slice(), &["--cold", "--cold-prompt-tokens", "100000"]].concat(),
-        "do not fit the model's context",
-    );
+    refused(&with(&["--rate", "3"]), "unexpected argument '--rate'");
+    refused(&[&["cold", "--prompt-tokens", "100000"][..], &on].concat(), "do not fit the model's context");
 }
 
 #[test]
 fn a_saved_sweep_becomes_a_plan_a_record_and_a_page() {
     let out = tempfile::tempdir().unwrap();
     let sweep =
-        ["--requests", "300", "--sweep", "rate=4,16,4000", "--slo", "ttft_p95=500ms,tpot_p95=20ms", "--out"];
-    let arguments: Vec<&str> =
-        H100.iter().chain(&sweep).copied().chain([out.path().to_str().unwrap()]).collect();
+        ["sweep", "rate=4,16,4000", "--requests", "300", "--slo", "ttft_p95=500ms,tpot_p95=20ms", "--out"];
+    let arguments: Vec<&str> = [&sweep[..], &[out.path().to_str().unwrap()], &H100].concat();
     hbmark(&arguments).assert().code(0);
     let saved = out.path().join("serve.json");
     let on = |command: &str, more: &[&str]| {
@@ -530,7 +539,7 @@ fn a_saved_sweep_becomes_a_plan_a_record_and_a_page() {
         "## Rejected",
         "## Why it ended there",
         "## To run it again",
-        "--sweep rate=4,16,4000",
+        "serve sweep rate=4,16,4000",
     ] {
         assert!(text.contains(part), "{part}: {text}");
     }

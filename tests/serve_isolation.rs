@@ -11,16 +11,19 @@ use std::process::{Command, Output};
 use runs::{hbmark, hung, names, report, runs as is_alive, signal, stderr, until};
 use serde_json::Value;
 
-const SWEEP: [&str; 2] = ["--sweep", "rate=100,200,400"];
+const SWEEP: [&str; 2] = ["sweep", "rate=100,200,400"];
 /// Where it does not matter: timing steps of an engine takes longer than everything else here.
-const QUICK: [&str; 3] = ["--sweep", "rate=100,200,400", "--no-predict"];
+const QUICK: [&str; 3] = ["sweep", "rate=100,200,400", "--no-predict"];
 const VICTIM: &str = "rate 200";
 
 /// A small load on a tiny model, as JSON on stdout.
 fn serve(more: &[&str]) -> Command {
     let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models/qwen3");
     let mut command = hbmark();
-    command.args(["serve", "--engine", "native", "--device", "cpu", "--dtype", "f32", "--model"]).arg(model);
+    // A mode is named first.
+    let (mode, more) = more.split_at(usize::from(!more[0].starts_with("--")));
+    command.arg("serve").args(mode);
+    command.args(["--engine", "native", "--device", "cpu", "--dtype", "f32", "--model"]).arg(model);
     command.args(["--requests", "10", "--input-len", "8", "--output-len", "4", "--threads", "2"]);
     command.args(["--num-gpu-blocks-override", "64", "--format", "json"]).args(more);
     command
@@ -126,7 +129,7 @@ fn a_worker_lost_while_loading_is_replaced_once_and_then_it_is_an_error() {
 
 #[test]
 fn modes_that_need_a_lost_point_end_in_words() {
-    let search = ["--find-max-rate", "--rate", "100", "--slo", "ttft_p50=1s", "--no-predict"];
+    let search = ["search", "--rate", "100", "--slo", "ttft_p50=1s", "--no-predict"];
     let output = suffering("kill@rate 100.000", &search);
     assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
     let found = report(&output);
@@ -213,7 +216,7 @@ fn a_cold_start_and_a_virtual_run_have_no_worker_to_suffer() {
     let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models/qwen3");
     let mut command = hbmark();
     command
-        .args(["serve", "--cold", "1", "--cold-prompt-tokens", "4", "--device", "cpu", "--model"])
+        .args(["serve", "cold", "--launches", "1", "--prompt-tokens", "4", "--device", "cpu", "--model"])
         .arg(model);
     let cold = command.env("HBMARK_PLANT_FAULT", "kill@load").output().unwrap();
     assert_eq!(cold.status.code(), Some(0), "{}", stderr(&cold));
@@ -237,7 +240,7 @@ fn a_cold_start_and_a_virtual_run_have_no_worker_to_suffer() {
 
 #[test]
 fn what_is_refused_is_refused_as_ever() {
-    let output = serve(&["--sweep", "colour=1,2"]).output().unwrap();
+    let output = serve(&["sweep", "colour=1,2"]).output().unwrap();
     assert_eq!(output.status.code(), Some(2));
     assert!(stderr(&output).contains("error: a sweep over colour is not known"), "{}", stderr(&output));
     let output = suffering("burn@load", &["--rate", "100"]);

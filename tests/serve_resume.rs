@@ -23,6 +23,8 @@ fn sweep_of(requests: &str, more: &[&str]) -> Command {
     let mut command = hbmark();
     command.args([
         "serve",
+        "sweep",
+        "rate=100,200,400",
         "--engine",
         "native",
         "--device",
@@ -42,7 +44,7 @@ fn sweep_of(requests: &str, more: &[&str]) -> Command {
         "--threads",
         "2",
     ]);
-    command.args(["--num-gpu-blocks-override", "64", "--sweep", "rate=100,200,400", "--format", "json"]);
+    command.args(["--num-gpu-blocks-override", "64", "--format", "json"]);
     command.args(more);
     command
 }
@@ -87,7 +89,7 @@ fn a_killed_sweep_goes_on_with_the_points_that_it_had() {
     for how in [&[][..], &["--no-isolation"]] {
         let folder = killed();
         let output = resume(folder.path(), how);
-        assert!(stderr(&output).contains("going on after 1 points of `hbmark serve"), "{}", stderr(&output));
+        assert!(stderr(&output).contains("` after 1 measured points"), "{}", stderr(&output));
         is_whole(&output);
         assert_eq!(names(folder.path()), RESULTS, "a whole result needs no journal");
         refused(&resume(folder.path(), &[]), &["holds no unfinished run", "journal.jsonl"]);
@@ -113,7 +115,7 @@ fn a_signal_saves_what_there_is_and_names_what_it_hit() {
         assert!(warnings.contains(&format!("stopped by SIG{name} after 1 points")), "{warnings}");
         let mut words = String::new();
         said.read_to_string(&mut words).unwrap();
-        assert!(words.contains("go on with `hbmark serve --resume"), "{words}");
+        assert!(words.contains("resume with `hbmark serve --resume"), "{words}");
         until("the worker's end", || (!is_alive(worker)).then_some(()));
         is_whole(&resume(folder.path(), &[]));
         assert_eq!(names(folder.path()), RESULTS);

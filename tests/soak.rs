@@ -188,7 +188,7 @@ impl Soak {
     fn serve(&mut self) {
         let (folder, temporary) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let (load, points) =
-            self.pick(&[(["--rate", "inf"], 1), (["--rate", "200"], 1), (["--sweep", "rate=50,400"], 2)]);
+            self.pick(&[(["--rate", "inf"], 1), (["--rate", "200"], 1), (["sweep", "rate=50,400"], 2)]);
         let engine = self.pick(&["stock", "native"]);
         let caching = self.pick(&["true", "false"]);
         let scheduling = self.pick(&["fcfs", "priority"]);
@@ -196,6 +196,8 @@ impl Soak {
         let seed = self.lot.random_range(0..1000_u32).to_string();
         let arguments: Vec<String> = [
             "serve",
+            load[0],
+            load[1],
             "--model",
             &self.model.clone(),
             "--engine",
@@ -204,8 +206,6 @@ impl Soak {
             "cpu",
             "--dtype",
             "f32",
-            load[0],
-            load[1],
             "--requests",
             "40",
             "--input-len",

@@ -11,7 +11,7 @@ use hbmark_report::output::{TextFormat, findings};
 
 #[derive(Debug, ClapArgs)]
 #[command(
-    after_help = "Examples:\n  hbmark run --out results/1b && hbmark explain results/1b/result.json\n  hbmark serve --sweep rate=1,2,4,8 --slo ttft_p95=1s --out results/s && hbmark explain results/s/serve.json"
+    after_help = "Examples:\n  hbmark run --out results/1b && hbmark explain results/1b/result.json\n  hbmark serve sweep rate=1,2,4,8 --slo ttft_p95=1s --out results/s && hbmark explain results/s/serve.json"
 )]
 pub struct Args {
     /// A result.json written by `run --out`, or a serve.json written by `serve --out`.

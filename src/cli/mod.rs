@@ -28,6 +28,7 @@ mod verify;
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
+use clap::error::{ContextKind, ContextValue};
 use clap::{Parser, Subcommand};
 
 use crate::worker::journal::{FolderLock, Journal};
@@ -132,7 +133,7 @@ pub fn work() -> std::process::ExitCode {
 pub fn dispatch(cli: Cli) -> anyhow::Result<Outcome> {
     match cli.command {
         Command::Run(args) => run::execute(&args),
-        Command::Serve(args) => serve::execute(*args),
+        Command::Serve(args) => serve::execute(&args),
         Command::Compare(args) => compare::execute(&args),
         Command::Capacity(args) => capacity::execute(&args),
         Command::Record(args) => record::execute(&args),
@@ -178,7 +179,15 @@ pub fn say_error(error: &anyhow::Error) {
 /// # Errors
 /// The exit code, where there is nothing to do but to end.
 pub fn parse() -> Result<Cli, std::process::ExitCode> {
-    Cli::try_parse().map_err(|error| {
+    Cli::try_parse().map_err(|mut error| {
+        if let Some(ContextValue::String(flag)) = error.get(ContextKind::InvalidArg)
+            && let Some(tip) = serve::moved(flag)
+        {
+            for guess in [ContextKind::SuggestedArg, ContextKind::Usage] {
+                error.remove(guess);
+            }
+            error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
+        }
         if !error.use_stderr() {
             // Help and version, which quote nobody.
             error.exit();

@@ -257,7 +257,7 @@ fn search(
 ) -> Result<(), ServeError> {
     if config.slo.clauses.is_empty() {
         return Err(ServeError::Needs {
-            what: "--find-max-rate",
+            what: "a search",
             needs: "--slo, as in --slo ttft_p95=1s,tpot_p95=40ms",
         });
     }

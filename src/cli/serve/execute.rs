@@ -9,17 +9,16 @@ use anyhow::Context;
 use clap::parser::ValueSource;
 use clap::{ArgMatches, CommandFactory, Parser};
 
+use super::flags::{OutputArgs, ServingArgs, WorkerArgs};
 use super::live::LiveProgress;
-use super::{Args, one_engine};
-use crate::cli::axes::parse_dtypes;
+use super::{Args, Asked, Mode};
 use crate::cli::run::command_line;
 use crate::cli::{Cli, Command, Outcome, give_up, lock_folder, prepare_folder, print, say};
 use crate::engine;
-use crate::serve::cold::{self, ColdConfig};
 use crate::serve::isolated::{self, Job};
 use crate::serve::memory::{ServeCheckpoint, ServePlan};
 use crate::serve::{Completion, Finished, ServeConfig, ServeError, ServeObserver, alone};
-use crate::weights::{self, OpenModel};
+use crate::weights::OpenModel;
 use crate::worker::interrupt::Interrupts;
 use crate::worker::journal::{self, Header, Journal, ReopenedJournal};
 use crate::worker::workers::WorkerCommand;
@@ -33,33 +32,37 @@ const FREE: [&str; 4] = ["resume", "format", "no_isolation", "hang_after"];
 
 /// A benchmark that is about to start, or to go on.
 struct Ready {
-    args: Args,
+    isolated: bool,
+    worker: WorkerArgs,
+    output: OutputArgs,
     config: ServeConfig,
     model: OpenModel,
     job: Job,
     checkpoint: ServeCheckpoint,
 }
 
-pub(super) fn execute(args: Args) -> anyhow::Result<Outcome> {
-    if let Some(launches) = args.cold {
-        return cold(&args, launches);
-    }
-    if args.simulate {
-        return simulate(&args);
-    }
-    let ready = match args.resume.clone() {
-        Some(folder) => resume(&args, &folder)?,
-        None => start(args)?,
+/// Runs it.
+pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
+    let ready = match (&args.mode, &args.point.resume) {
+        (Some(Mode::Cold(cold)), _) => return cold.execute(),
+        (None, Some(folder)) => resume(&args.point.load.serving, folder)?,
+        _ => {
+            let asked = args.asked()?;
+            if asked.serving.clock.simulate {
+                return simulate(&asked);
+            }
+            start(asked)?
+        }
     };
-    let Ready { args, config, model, job, mut checkpoint } = ready;
+    let Ready { isolated, worker, output, config, model, job, mut checkpoint } = ready;
     // Before any other thread is started.
     crate::engine::threads::limit(config.threads);
     let interrupts = Interrupts::listen().context("cannot listen for Ctrl-C")?;
     let mut live = LiveProgress::new();
-    let finished = if args.isolated() {
+    let finished = if isolated {
         // The worker opens it for itself.
         drop(model);
-        let launch = WorkerCommand::this_program(Duration::from_secs(u64::from(args.hang_after)))?;
+        let launch = WorkerCommand::this_program(Duration::from_secs(u64::from(worker.hang_after)))?;
         isolated::serve(&launch, &job, &interrupts, &mut checkpoint, &mut live)
     } else {
         alone::serve(&config, &model, &job.command, &interrupts, &mut checkpoint, &mut live)
@@ -73,11 +76,11 @@ pub(super) fn execute(args: Args) -> anyhow::Result<Outcome> {
             return give_up(journal, signal, error.into());
         }
     };
-    let printed = conclude(&report, &args)?;
+    let printed = conclude(&report, &output)?;
     if ending == Completion::Whole {
         journal.map_or(Ok(()), Journal::finish)?;
-    } else if let Some(folder) = &args.out {
-        say(&format!("it ended early; go on with `hbmark serve --resume {}`", folder.display()));
+    } else if let Some(folder) = &output.out {
+        say(&format!("stopped early; resume with `hbmark serve --resume {}`", folder.display()));
     }
     printed?;
     Ok(match ending {
@@ -97,67 +100,63 @@ fn judge(report: &ServeReport) -> Outcome {
 }
 
 /// A virtual clock: nothing to isolate, and soon done again.
-fn simulate(args: &Args) -> anyhow::Result<Outcome> {
-    let config = args.config()?;
-    let model = open(args)?;
+fn simulate(Asked { serving, config, .. }: &Asked<'_>) -> anyhow::Result<Outcome> {
+    let model = serving.open()?;
     // Kept until the result is saved.
     let _claim = config.out.as_deref().map(lock_folder).transpose()?;
     let mut live = LiveProgress::new();
-    let report = crate::serve::serve(&config, &model, &command_line(), &mut live);
+    let report = crate::serve::serve(config, &model, &command_line(), &mut live);
     live.finish();
     let report = report?;
-    conclude(&report, args)??;
+    conclude(&report, &serving.output)??;
     Ok(judge(&report))
 }
 
-fn open(args: &Args) -> anyhow::Result<OpenModel> {
-    if args.simulate {
-        return Ok(weights::open_shape(&args.model.model, args.model.revision.as_deref())?);
-    }
-    Ok(weights::open(&args.model.model, args.model.revision.as_deref(), args.model.seed)?)
+/// What is asked for, in a process of `worker`.
+fn ready(asked: Asked<'_>, worker: WorkerArgs, output: OutputArgs, job: Job) -> anyhow::Result<Ready> {
+    let Asked { serving, workload, config } = asked;
+    // What only this process can read no other one reads again.
+    let own = |path: &Path| path.starts_with("/dev") || path.starts_with("/proc/self");
+    let isolated = !worker.no_isolation && !serving.files().chain(workload.map(Path::new)).any(own);
+    let config = ServeConfig { out: output.out.clone(), ..config };
+    let model = serving.open()?;
+    Ok(Ready { isolated, worker, output, config, model, job, checkpoint: ServeCheckpoint::default() })
 }
 
 /// A benchmark from its beginning.
-fn start(args: Args) -> anyhow::Result<Ready> {
-    let (config, model) = (args.config()?, open(&args)?);
+fn start(asked: Asked<'_>) -> anyhow::Result<Ready> {
     let job = Job { arguments: std::env::args_os().skip(1).collect(), command: command_line() };
-    let checkpoint = match &config.out {
-        Some(folder) => {
-            prepare_folder(folder, 0)?;
-            let plan = plan(&config, &model, job.arguments.clone());
-            let header = Header::new(&job.command, plan)?;
-            ServeCheckpoint::journaled(Journal::create(folder, &header)?, Vec::new())
-        }
-        None => ServeCheckpoint::default(),
-    };
-    Ok(Ready { args, config, model, job, checkpoint })
+    let (worker, output) = (asked.serving.worker, asked.serving.output.clone());
+    let mut ready = ready(asked, worker, output, job)?;
+    if let Some(folder) = &ready.config.out {
+        prepare_folder(folder, 0)?;
+        let plan = plan(&ready.config, &ready.model, ready.job.arguments.clone());
+        let header = Header::new(&ready.job.command, plan)?;
+        ready.checkpoint = ServeCheckpoint::journaled(Journal::create(folder, &header)?, Vec::new());
+    }
+    Ok(ready)
 }
 
 /// A benchmark from where it ended.
-fn resume(given: &Args, folder: &Path) -> anyhow::Result<Ready> {
+fn resume(given: &ServingArgs, folder: &Path) -> anyhow::Result<Ready> {
     let ReopenedJournal { journal, header: Header { command, plan: was, .. }, entries, notice } =
         Journal::reopen::<ServePlan, _>(folder)?;
     if let Some(notice) = notice {
         say(&notice);
     }
     same_settings(&was.arguments, folder)?;
-    let args = Args {
-        format: given.format,
-        no_isolation: given.no_isolation,
-        hang_after: given.hang_after,
-        out: Some(folder.to_owned()),
-        ..parse(&was.arguments)?
-    };
-    let (config, model) = (args.config()?, open(&args)?);
-    let is = plan(&config, &model, was.arguments.clone());
+    let output = OutputArgs { out: Some(folder.to_owned()), ..given.output.clone() };
+    let job = Job { arguments: was.arguments.clone(), command };
+    let mut ready = ready(parse(&was.arguments)?.asked()?, given.worker, output, job)?;
+    let is = plan(&ready.config, &ready.model, was.arguments);
     for (key, was) in was.config.iter().filter(|(key, _)| *key != "out") {
         let is = is.config.get(key).map_or_else(String::new, ToString::to_string);
         journal::same(folder, key, &was.to_string(), &is)?;
     }
     journal::same(folder, "the model", &was.model_hash, &is.model_hash)?;
-    let checkpoint = ServeCheckpoint::journaled(journal, entries);
-    say(&format!("going on after {} points of `{command}`", checkpoint.points()));
-    Ok(Ready { args, config, model, job: Job { arguments: was.arguments, command }, checkpoint })
+    ready.checkpoint = ServeCheckpoint::journaled(journal, entries);
+    say(&format!("resuming `{}` after {} measured points", ready.job.command, ready.checkpoint.points()));
+    Ok(ready)
 }
 
 fn plan(config: &ServeConfig, model: &OpenModel, arguments: Vec<OsString>) -> ServePlan {
@@ -170,17 +169,21 @@ fn plan(config: &ServeConfig, model: &OpenModel, arguments: Vec<OsString>) -> Se
 /// Holds the settings that are given again on the command line against those of a benchmark.
 fn same_settings(was: &[OsString], folder: &Path) -> anyhow::Result<()> {
     let program = std::iter::once(OsString::from("hbmark"));
-    let was = Cli::command().try_get_matches_from(program.chain(was.iter().cloned()))?;
-    let is = Cli::command().get_matches();
-    let (Some(was), Some(is)) = (was.subcommand_matches("serve"), is.subcommand_matches("serve")) else {
+    let cli = Cli::command();
+    let was = cli.clone().try_get_matches_from(program.chain(was.iter().cloned()))?;
+    let is = cli.clone().get_matches();
+    let (Some(was), Some(is), Some(serve)) =
+        (was.subcommand_matches("serve"), is.subcommand_matches("serve"), cli.find_subcommand("serve"))
+    else {
         return Ok(());
     };
+    let was = was.subcommand().map_or(was, |(_, mode)| mode);
     let text = |matches: &ArgMatches, id: &str| {
         let values = matches.try_get_raw(id).ok().flatten().into_iter().flatten();
         let values: Vec<_> = values.map(|value| value.to_string_lossy()).collect();
         if values.is_empty() { "none".to_owned() } else { values.join(" ") }
     };
-    for id in is.ids().map(clap::Id::as_str).filter(|id| !FREE.contains(id)) {
+    for id in serve.get_arguments().map(|flag| flag.get_id().as_str()).filter(|id| !FREE.contains(id)) {
         if is.value_source(id) == Some(ValueSource::CommandLine) {
             let what = format!("--{}", id.replace('_', "-"));
             journal::same(folder, &what, &text(was, id), &text(is, id))?;
@@ -198,45 +201,10 @@ fn parse(arguments: &[OsString]) -> anyhow::Result<Args> {
     }
 }
 
-/// `--cold`: this process launches others of itself, or is one of them.
-fn cold(args: &Args, launches: u32) -> anyhow::Result<Outcome> {
-    one_engine(&args.engine)?;
-    anyhow::ensure!(args.cold_prompt_tokens > 0, "--cold-prompt-tokens 0: at least 1 is needed");
-    let config = ColdConfig {
-        engine: args.engine.clone(),
-        device: args.device.choice()?,
-        dtype: args.dtype.as_deref().map(|d| parse_dtypes("dtype", d)).transpose()?.map(|d| d[0]),
-        threads: args.device.threads.map(|t| t as usize),
-        prompt_tokens: args.cold_prompt_tokens as usize,
-        launches: launches as usize,
-        seed: args.model.seed,
-        note: args.note.clone(),
-        hypothesis: args.hypothesis.clone(),
-    };
-    crate::engine::threads::limit(config.threads);
-    let open = || -> anyhow::Result<crate::weights::OpenModel> {
-        Ok(crate::weights::open(&args.model.model, args.model.revision.as_deref(), args.model.seed)?)
-    };
-    if args.cold_child {
-        cold::child(&config, open, &mut std::io::stdout())?;
-        return Ok(Outcome::Complete);
-    }
-    // Kept until the result is saved.
-    let _claim = args.out.as_deref().map(lock_folder).transpose()?;
-    let program = std::env::current_exe().context("cannot find this program, to launch it again")?;
-    let mut arguments: Vec<std::ffi::OsString> = std::env::args_os().skip(1).collect();
-    arguments.push("--cold-child".into());
-    let mut live = LiveProgress::new();
-    let report = cold::measure(&config, &open()?, &command_line(), (&program, &arguments), &mut live);
-    live.finish();
-    conclude(&report?, args)??;
-    Ok(Outcome::Complete)
-}
-
 /// Saves a result where that was asked for, and prints it; the inner result is that of the printing.
-fn conclude(report: &ServeReport, args: &Args) -> anyhow::Result<anyhow::Result<()>> {
-    let saved = args.out.as_ref().map(|folder| save(report, folder));
-    let text = serving::render_any(report, &explain_serving(report, None), args.format)?;
+pub(super) fn conclude(report: &ServeReport, output: &OutputArgs) -> anyhow::Result<anyhow::Result<()>> {
+    let saved = output.out.as_ref().map(|folder| save(report, folder));
+    let text = serving::render_any(report, &explain_serving(report, None), output.format)?;
     crate::cli::conclude(print(&text), saved)
 }
 
@@ -250,9 +218,9 @@ pub(in crate::cli) fn work() -> Result<(), crate::worker::child::WorkerExit> {
 /// The report of a job: what these arguments mean, done in this process.
 fn report_of(job: &Job, observer: &mut dyn ServeObserver) -> anyhow::Result<ServeReport> {
     let args = parse(&job.arguments)?;
-    let config = args.config()?;
+    let Asked { serving, config, .. } = args.asked()?;
     crate::engine::threads::limit(config.threads);
-    let model = crate::weights::open(&args.model.model, args.model.revision.as_deref(), args.model.seed)?;
+    let model = serving.open()?;
     Ok(crate::serve::serve(&config, &model, &job.command, observer)?)
 }
 

@@ -120,16 +120,16 @@ pub struct Capacity {
 /// Why a result cannot carry the question.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum CapacityError {
-    #[error("a cold start serves no traffic: ask a result of `hbmark serve --sweep rate=... --slo ...`")]
+    #[error("a cold start serves no traffic: ask a result of `hbmark serve sweep rate=... --slo ...`")]
     ColdStart,
     #[error(
-        "the rows of the matrix are different workloads, so no rate of theirs is a capacity: run `hbmark serve --sweep rate=... --slo ...`"
+        "the rows of the matrix are different workloads, so no rate of theirs is a capacity: run `hbmark serve sweep rate=... --slo ...`"
     )]
     Matrix,
-    #[error("the result sweeps {variable}, not the load: run `hbmark serve --sweep rate=... --slo ...`")]
+    #[error("the result sweeps {variable}, not the load: run `hbmark serve sweep rate=... --slo ...`")]
     OtherSweep { variable: String },
     #[error(
-        "no point of the result has an open-loop rate: a closed loop, or all requests at once, hides how long independent users wait; run `hbmark serve --sweep rate=... --slo ...`"
+        "no point of the result has an open-loop rate: a closed loop, or all requests at once, hides how long independent users wait; run `hbmark serve sweep rate=... --slo ...`"
     )]
     NoRate,
     #[error(
@@ -278,7 +278,7 @@ fn caveats(
     if rates.confirmed.is_none() && accepted.runs.len() == 1 {
         all.push(
             "a single run decided: percentiles of one queue are correlated, and other seeds may differ; \
-             `hbmark serve --find-max-rate` asks fresh ones"
+             `hbmark serve search` asks fresh ones"
                 .into(),
         );
     }

@@ -178,7 +178,7 @@ const RULES: &[Rule<Detector>] = &[
         severity: Severity::Warn,
         symptom: "requests come faster than they are served",
         regime: "scheduler saturation: the queue grows as long as one measures",
-        next: "a sweep below this rate, or hbmark serve --find-max-rate with an objective",
+        next: "a sweep below this rate, or hbmark serve search with an objective",
         response: "fewer requests an instance, or more instances; latencies of this point mean nothing",
         detect: saturated,
     },

@@ -52,7 +52,7 @@ impl ServingTarget {
             ),
             Self::Cost => (
                 "tokens per hour of the device: a higher load within the objectives, a cheaper device, fewer bytes a token",
-                "the highest rate under the objectives (--find-max-rate), and its tokens per second",
+                "the highest rate under the objectives (hbmark serve search), and its tokens per second",
             ),
         }
     }

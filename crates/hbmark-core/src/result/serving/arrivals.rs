@@ -21,7 +21,7 @@ pub enum Arrivals {
 /// An arrival process that cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ArrivalsError {
-    #[error("--arrivals `{given}`: wanted poisson, gamma:CV (as gamma:2), constant or closed")]
+    #[error("--arrivals `{given}`: wanted poisson, gamma:CV (as gamma:2) or constant")]
     Process { given: String },
     #[error("--arrivals `{given}`: a coefficient of variation lies between 0.05 and 20")]
     Variation { given: String },

@@ -93,7 +93,7 @@ pub fn figure(report: &ServeReport) -> Figure {
     }
     if xs.len() < 2 {
         return figure
-            .absent("One load alone; a sweep (--sweep rate=1..32*2 --slo ttft_p95=1s) draws the curve.");
+            .absent("One load alone; a sweep (hbmark serve sweep rate=1..32*2 --slo ttft_p95=1s) draws the curve.");
     }
     let Some(axis) = axis(swept, &xs) else {
         return figure.absent("The loads of this result cannot be drawn.");

@@ -123,7 +123,7 @@ fn one_point_says_what_a_curve_needs_and_an_old_result_that_it_has_no_timeline()
     let mut one = single();
     one.points[0].result.as_mut().unwrap().timeline = None;
     let page = well_formed(&render_serving(&one, &[]));
-    assert!(texts(&page, "#load .absent")[0].contains("--sweep rate="));
+    assert!(texts(&page, "#load .absent")[0].contains("serve sweep rate="));
     assert!(texts(&page, "#timeline .absent")[0].contains("before timelines were kept"));
     assert_eq!(count(&page, "#latency svg.wide"), 1);
 }

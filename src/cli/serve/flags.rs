@@ -1,0 +1,449 @@
+//! The flags that modes of `hbmark serve` share, in groups.
+
+use std::fmt::Display;
+use std::ops::RangeInclusive;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::str::FromStr;
+
+use clap::{ArgAction, Args};
+
+use super::lora::LoraArgs;
+use crate::cli::axes::{DeviceArgs, ModelArgs, parse_dtypes};
+use crate::run::config::{self, ConfigError};
+use crate::serve::structured::{Grammar, StructuredError};
+use crate::serve::{Mode, SchedulerOptions, ServeConfig, VirtualSource};
+use crate::weights::{self, OpenModel};
+use hbmark_core::ledger::devices;
+use hbmark_core::model::Dtype;
+use hbmark_core::result::saved;
+use hbmark_core::result::serving::{Arrivals, Offered, Policy, Slo, parse_span};
+use hbmark_core::units::Nanos;
+use hbmark_report::output::Format;
+use hbmark_traffic::arrivals::Burst;
+use hbmark_traffic::point::TrafficSource;
+use hbmark_traffic::sampler::Sampling;
+use hbmark_traffic::trace;
+use hbmark_traffic::workload::{SharedPrefix, Structured, Workload};
+
+/// Requests that are measured when nothing is said.
+const DEFAULT_REQUESTS: usize = 100;
+/// Beyond this a number of requests is a typing error.
+const MAX_REQUESTS: usize = 10_000_000;
+/// Beyond this a number of sequences, tokens or blocks is one.
+const MAX_COUNT: usize = 1_000_000_000;
+
+/// Reads a number within bounds, both of them allowed.
+pub(super) fn within<T>(
+    bounds: RangeInclusive<T>,
+) -> impl Fn(&str) -> Result<T, String> + Clone + Send + Sync + 'static
+where
+    T: FromStr<Err: Display> + PartialOrd + Display + Clone + Send + Sync + 'static,
+{
+    move |given| {
+        let value: T = given.parse().map_err(|problem: T::Err| problem.to_string())?;
+        if bounds.contains(&value) {
+            return Ok(value);
+        }
+        Err(format!("{given} is not between {} and {}", bounds.start(), bounds.end()))
+    }
+}
+
+/// Reads requests per second.
+pub(super) fn rate(given: &str) -> Result<Offered, String> {
+    if given == "inf" {
+        return Ok(Offered::AtOnce);
+    }
+    let wrong = || {
+        format!("{given} is not a rate above 1e-6 and below 1e9 requests per second, or `inf` (all at once)")
+    };
+    let rate = given.parse().ok().filter(|rate| *rate > 1e-6 && *rate < 1e9);
+    rate.map(Offered::Rate).ok_or_else(wrong)
+}
+
+fn one_engine(given: &str) -> anyhow::Result<String> {
+    let engines = config::parse_engines(given)?;
+    anyhow::ensure!(engines.len() == 1, "traffic is served by one engine at a time");
+    Ok(given.to_owned())
+}
+
+fn dtype(given: &str) -> Result<Dtype, ConfigError> {
+    Ok(parse_dtypes("dtype", given)?[0])
+}
+
+fn grammar(given: &str) -> Result<String, StructuredError> {
+    given.parse::<Grammar>().map(|_| given.to_owned())
+}
+
+/// A model on an engine.
+#[derive(Debug, Args)]
+pub(super) struct EngineArgs {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// The engine: native or stock.
+    #[arg(long, env = "HBMARK_ENGINE", default_value = "native", value_parser = one_engine)]
+    pub engine: String,
+    #[command(flatten)]
+    pub device: DeviceArgs,
+    /// Dtype of the weights [default: the engine's for the device].
+    #[arg(long, env = "HBMARK_DTYPE", value_parser = dtype)]
+    pub dtype: Option<Dtype>,
+}
+
+impl EngineArgs {
+    pub fn threads(&self) -> Option<usize> {
+        self.device.threads.map(|threads| threads as usize)
+    }
+
+    pub fn open(&self) -> anyhow::Result<OpenModel> {
+        let ModelArgs { model, revision, seed } = &self.model;
+        Ok(weights::open(model, revision.as_deref(), *seed)?)
+    }
+}
+
+/// What becomes of the result.
+#[derive(Debug, Clone, Args)]
+pub(super) struct OutputArgs {
+    /// Write serve.json, serve.csv, serve.md and report.html into this folder; until then a journal of the measured points.
+    #[arg(long, value_name = "DIR")]
+    pub out: Option<PathBuf>,
+    /// What to print on stdout.
+    #[arg(long, value_enum, default_value = "table")]
+    pub format: Format,
+    /// A note to keep with the result.
+    #[arg(long)]
+    pub note: Option<String>,
+    /// What you expect to see; kept with the result.
+    #[arg(long)]
+    pub hypothesis: Option<String>,
+}
+
+/// The process that measures.
+#[derive(Debug, Clone, Copy, Args)]
+pub(super) struct WorkerArgs {
+    /// Measure in this process, not in a worker: for profilers and debuggers. A crash then ends everything.
+    #[arg(long, env = "HBMARK_NO_ISOLATION", value_parser = clap::builder::FalseyValueParser::new())]
+    pub no_isolation: bool,
+    /// Worker timeout, added to 10x the expected longest step.
+    #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = clap::value_parser!(u32).range(1..))]
+    pub hang_after: u32,
+}
+
+/// Where no engine runs.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Virtual clock")]
+#[group(requires = "simulate")]
+pub(super) struct VirtualArgs {
+    /// Run the scheduler on a virtual clock: step times from --gpu's data sheet or --from a saved run.
+    #[arg(long = "virtual", conflicts_with_all = ["structured", "tokenizer"])]
+    pub simulate: bool,
+    /// A GPU of the datasheet table (`hbmark devices`).
+    #[arg(long, default_value = "h100-sxm", conflicts_with = "from")]
+    gpu: String,
+    /// A result.json of `hbmark run` of the same model.
+    #[arg(long, value_name = "FILE")]
+    from: Option<PathBuf>,
+}
+
+impl VirtualArgs {
+    fn source(&self) -> anyhow::Result<Option<VirtualSource>> {
+        Ok(match &self.from {
+            _ if !self.simulate => None,
+            Some(path) => Some(VirtualSource::Saved(Box::new(saved::read(path)?))),
+            None => Some(VirtualSource::Datasheet(Box::new(devices::find(&self.gpu)?.clone()))),
+        })
+    }
+}
+
+/// vLLM's knobs under vLLM's names.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Scheduler")]
+struct SchedulerArgs {
+    /// Maximum sequences per step [default: 256, CPU: 32].
+    #[arg(long, value_parser = within(1..=MAX_COUNT))]
+    max_num_seqs: Option<usize>,
+    /// Maximum tokens per step [default: 2048, CPU: 512].
+    #[arg(long, value_parser = within(1..=MAX_COUNT))]
+    max_num_batched_tokens: Option<usize>,
+    /// Fraction of GPU memory for weights and KV [default: 0.9]; on a CPU, fraction of free memory for KV [default: 0.25].
+    #[arg(long, value_parser = within(1e-6..=1.0))]
+    gpu_memory_utilization: Option<f64>,
+    /// Number of KV blocks, instead of what fits.
+    #[arg(long, value_parser = within(1..=MAX_COUNT))]
+    num_gpu_blocks_override: Option<usize>,
+    /// Tokens per KV block [default: the engine's 64; on a virtual GPU 16].
+    #[arg(long, value_parser = within(1..=MAX_COUNT))]
+    block_size: Option<usize>,
+    /// Maximum length of prompt and output together [default: the model's].
+    #[arg(long, value_parser = within(1..=MAX_COUNT))]
+    max_model_len: Option<usize>,
+    /// Enable automatic prefix caching [default: true].
+    #[arg(long, num_args = 0..=1, default_missing_value = "true", action = ArgAction::Set)]
+    enable_prefix_caching: Option<bool>,
+    /// Split long prefills across steps (chunked prefill) [default: true].
+    #[arg(long, num_args = 0..=1, default_missing_value = "true", action = ArgAction::Set)]
+    enable_chunked_prefill: Option<bool>,
+    /// Scheduling policy.
+    #[arg(long, value_enum, default_value = "fcfs")]
+    scheduling: Policy,
+    /// Maximum queue length; further requests are rejected.
+    #[arg(long)]
+    max_waiting: Option<usize>,
+}
+
+/// How outputs are chosen.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Sampling")]
+struct SamplingArgs {
+    /// Sampling temperature; 0 is greedy.
+    #[arg(long, default_value = "0", value_parser = within(0.0..=1e6_f32))]
+    temperature: f32,
+    /// Top-k sampling; 0 disables.
+    #[arg(long, default_value_t = 0)]
+    top_k: usize,
+    /// Top-p (nucleus) sampling.
+    #[arg(long, default_value = "1", value_parser = within(1e-6..=1.0_f32))]
+    top_p: f32,
+    /// End outputs at the model's end-of-sequence token instead of at their planned length.
+    #[arg(long)]
+    stop_at_eos: bool,
+    /// Constrain outputs: json-schema:FILE, regex:RE or grammar:FILE (Lark). Also measures a baseline without it.
+    #[arg(long, value_name = "GRAMMAR", value_parser = grammar)]
+    structured: Option<String>,
+    /// Fraction of requests constrained by --structured.
+    #[arg(long, default_value = "1", requires = "structured", value_parser = within(0.0..=1.0))]
+    structured_share: f64,
+    /// A tokenizer.json or its folder, for a model without one or instead of its own: text is then encoded and decoded.
+    #[arg(long, value_name = "PATH")]
+    tokenizer: Option<PathBuf>,
+}
+
+/// What every mode takes that serves traffic.
+#[derive(Debug, Args)]
+pub(super) struct ServingArgs {
+    #[command(flatten)]
+    pub engine: EngineArgs,
+    /// Number of measured requests [default: 100].
+    #[arg(long, visible_alias = "num-prompts", value_parser = within(1..=MAX_REQUESTS), help_heading = "Workload")]
+    requests: Option<usize>,
+    /// Warm-up requests before measurement [default: 10 %, at least twice the mean concurrency].
+    #[arg(long, value_parser = within(0..=MAX_REQUESTS), help_heading = "Workload")]
+    warmup_requests: Option<usize>,
+    /// Recorded traffic (formats: `hbmark serve --help`).
+    #[arg(long, value_name = "FILE", group = "source", help_heading = "Workload")]
+    trace: Option<PathBuf>,
+    /// Multiply the times of a trace: 0.5 is twice the recorded rate. --rate sets the mean rate instead.
+    #[arg(long, default_value = "1", requires = "trace", value_parser = within(1e-9..=1e9), help_heading = "Workload")]
+    time_scale: f64,
+    /// Time limit (30s, 10m); unfinished requests count as failed.
+    #[arg(long, value_parser = parse_span, help_heading = "Workload")]
+    time_limit: Option<Nanos>,
+    #[command(flatten)]
+    scheduler: SchedulerArgs,
+    #[command(flatten)]
+    sampling: SamplingArgs,
+    #[command(flatten)]
+    lora: LoraArgs,
+    #[command(flatten)]
+    pub clock: VirtualArgs,
+    /// Do not time the engine's steps first, and predict nothing.
+    #[arg(long)]
+    no_predict: bool,
+    #[command(flatten)]
+    pub worker: WorkerArgs,
+    #[command(flatten)]
+    pub output: OutputArgs,
+}
+
+impl ServingArgs {
+    /// The files that are read while traffic is made.
+    pub fn files(&self) -> impl Iterator<Item = &Path> {
+        [&self.trace, &self.sampling.tokenizer].into_iter().flatten().map(PathBuf::as_path)
+    }
+
+    pub fn open(&self) -> anyhow::Result<OpenModel> {
+        if self.clock.simulate {
+            let ModelArgs { model, revision, .. } = &self.engine.model;
+            return Ok(weights::open_shape(model, revision.as_deref())?);
+        }
+        self.engine.open()
+    }
+
+    /// A benchmark of chat or recorded traffic; `requests` where another flag says how many.
+    pub fn config(&self, mode: Mode, requests: Option<usize>) -> anyhow::Result<ServeConfig> {
+        let requests = requests.or(self.requests).unwrap_or(DEFAULT_REQUESTS);
+        let (source, offered) = match &self.trace {
+            Some(path) => {
+                // Warm-up before and load behind the measured ones.
+                let trace = trace::read(path, Some(2 * requests + 10_000))?;
+                (TrafficSource::Trace(Rc::new(trace), self.time_scale), Offered::AsRecorded)
+            }
+            None => (TrafficSource::Workload(Workload::open("chat")?), Offered::Rate(1.0)),
+        };
+        let (engine, knobs, sampling) = (&self.engine, &self.scheduler, &self.sampling);
+        Ok(ServeConfig {
+            engine: engine.engine.clone(),
+            device: engine.device.choice()?,
+            dtype: engine.dtype,
+            threads: engine.threads(),
+            virtual_source: self.clock.source()?,
+            source,
+            offered,
+            arrivals: Arrivals::Poisson,
+            burst: None,
+            requests,
+            warmup: self.warmup_requests,
+            cold_twin: false,
+            knobs: SchedulerOptions {
+                max_num_seqs: knobs.max_num_seqs,
+                max_num_batched_tokens: knobs.max_num_batched_tokens,
+                gpu_memory_utilization: knobs.gpu_memory_utilization,
+                num_gpu_blocks_override: knobs.num_gpu_blocks_override,
+                block_size: knobs.block_size,
+                max_model_len: knobs.max_model_len,
+                enable_prefix_caching: knobs.enable_prefix_caching,
+                enable_chunked_prefill: knobs.enable_chunked_prefill,
+                scheduling: knobs.scheduling,
+                max_waiting: knobs.max_waiting,
+                max_loras: self.lora.max_loras,
+            },
+            sampling: Sampling {
+                temperature: sampling.temperature,
+                top_k: sampling.top_k,
+                top_p: sampling.top_p,
+                seed: engine.model.seed,
+            },
+            stop_at_eos: sampling.stop_at_eos,
+            slo: Slo::default(),
+            time_limit_s: self.time_limit.map(Nanos::seconds),
+            mode,
+            predict: !self.no_predict && !self.clock.simulate,
+            tokenizer: sampling.tokenizer.clone(),
+            lora: self.lora.config()?,
+            structured: sampling
+                .structured
+                .clone()
+                .map(|grammar| Structured { grammar, share: sampling.structured_share }),
+            seed: engine.model.seed,
+            note: self.output.note.clone(),
+            hypothesis: self.output.hypothesis.clone(),
+            out: self.output.out.clone(),
+        })
+    }
+}
+
+/// A beginning that prompts share.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Workload")]
+#[group(requires = "prefix_tokens")]
+struct PrefixArgs {
+    /// Shared prefix length in tokens; also measures a baseline without prefix reuse.
+    #[arg(long, conflicts_with = "trace")]
+    prefix_tokens: Option<usize>,
+    /// Fraction of requests that use the shared prefix.
+    #[arg(long, default_value_t = 1.0)]
+    prefix_share: f64,
+    /// Number of distinct shared prefixes.
+    #[arg(long, default_value_t = 1)]
+    prefix_groups: usize,
+}
+
+/// What requests ask for, and how they arrive.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Workload")]
+pub(super) struct WorkloadArgs {
+    /// chat, code, long-context-qa, summarization, rag, agents, batch, or a TOML file [default: chat].
+    #[arg(long, group = "source")]
+    pub workload: Option<String>,
+    /// Prompt length in tokens, the same for every request.
+    #[arg(long, requires = "output_len", group = "source")]
+    input_len: Option<usize>,
+    /// Output length in tokens, the same for every request.
+    #[arg(long, requires = "input_len")]
+    output_len: Option<usize>,
+    #[command(flatten)]
+    prefix: PrefixArgs,
+    /// Arrival process: poisson, gamma:CV or constant [default: poisson; a trace has its own].
+    #[arg(long, conflicts_with = "trace", help_heading = "Load")]
+    arrivals: Option<Arrivals>,
+    /// FACTORxON/PERIOD, as in 4x10s/60s: four times the rate for 10 s of every 60 s, at the same mean.
+    #[arg(long, conflicts_with = "trace", help_heading = "Load")]
+    burst: Option<Burst>,
+}
+
+impl WorkloadArgs {
+    /// That benchmark, of this workload.
+    pub fn of(&self, mut config: ServeConfig) -> anyhow::Result<ServeConfig> {
+        if let TrafficSource::Workload(traffic) = &mut config.source {
+            *traffic = match (self.input_len, self.output_len) {
+                (Some(input), Some(output)) => Workload::fixed(input, output)?,
+                _ => Workload::open(self.workload.as_deref().unwrap_or("chat"))?,
+            };
+            if let PrefixArgs { prefix_tokens: Some(tokens), prefix_share: share, prefix_groups: groups } =
+                self.prefix
+            {
+                let prefix = Some(SharedPrefix { tokens, share, groups });
+                *traffic = Workload { prefix, ..traffic.clone() }.checked()?;
+                config.cold_twin = true;
+            }
+        }
+        config.arrivals = self.arrivals.unwrap_or_default();
+        config.burst = self.burst;
+        Ok(config)
+    }
+}
+
+/// A workload under a load.
+#[derive(Debug, Args)]
+pub(super) struct LoadArgs {
+    #[command(flatten)]
+    pub serving: ServingArgs,
+    #[command(flatten)]
+    pub workload: WorkloadArgs,
+    /// Requests per second, or `inf`: all at once [default: 1; for a trace, as recorded].
+    #[arg(long, visible_alias = "request-rate", value_parser = rate, help_heading = "Load")]
+    pub rate: Option<Offered>,
+    /// Closed loop with this many concurrent requests.
+    #[arg(
+        long,
+        visible_alias = "max-concurrency",
+        conflicts_with_all = ["rate", "burst"],
+        value_parser = within(1..=1_000_000_usize),
+        help_heading = "Load"
+    )]
+    pub concurrency: Option<usize>,
+    /// Measurement duration (60s, 10m, 1h) at --rate, instead of --requests.
+    #[arg(long, requires = "rate", conflicts_with = "requests", value_parser = parse_span, help_heading = "Load")]
+    duration: Option<Nanos>,
+    /// Objectives: ttft_p95=1s,tpot_p95=40ms,e2e_p99=15s.
+    #[arg(long, help_heading = "Load")]
+    slo: Option<Slo>,
+}
+
+impl LoadArgs {
+    pub fn config(&self, mode: Mode) -> anyhow::Result<ServeConfig> {
+        let requests = self.duration.map(|span| self.requests(span)).transpose()?;
+        let mut config = self.workload.of(self.serving.config(mode, requests)?)?;
+        config.offered = self.concurrency.map(Offered::Concurrency).or(self.rate).unwrap_or(config.offered);
+        config.slo = self.slo.clone().unwrap_or_default();
+        Ok(config)
+    }
+
+    /// As many as arrive in this time.
+    fn requests(&self, span: Nanos) -> anyhow::Result<usize> {
+        let Some(Offered::Rate(rate)) = self.rate else {
+            anyhow::bail!("--duration needs a --rate that is a number")
+        };
+        let count = (span.seconds() * rate).ceil();
+        anyhow::ensure!(
+            count <= MAX_REQUESTS as f64,
+            "--duration at that rate is {count} requests, above {MAX_REQUESTS}; give a shorter one"
+        );
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "bounded above, and positive"
+        )]
+        Ok(count as usize)
+    }
+}
