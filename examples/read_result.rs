@@ -9,7 +9,10 @@ fn main() -> anyhow::Result<()> {
     let path = std::env::args().nth(1).unwrap_or("fuzz/seeds/result.json".into());
     for cell in saved::read(path.as_ref())?.cells {
         let time = cell.step_ns.and_then(|summary| summary.typical);
-        println!("{}: {:?} ns, {:?}, {:?} of the ceiling", cell.id, time, cell.status, cell.fraction_of_ceiling);
+        println!(
+            "{}: {:?} ns, {:?}, {:?} of the ceiling",
+            cell.id, time, cell.status, cell.fraction_of_ceiling
+        );
     }
     Ok(())
 }

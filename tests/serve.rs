@@ -371,7 +371,10 @@ fn a_sweep_to_saturation_keeps_the_points_it_did_not_run() {
     assert_eq!(points[0]["result"]["slo_met"], true);
     let last = points.last().unwrap();
     assert!(last["result"].is_null());
-    assert_eq!((&last["not_run"]["code"], &last["not_run"]["variable"]), (&"sweep_ended".into(), &"rate".into()));
+    assert_eq!(
+        (&last["not_run"]["code"], &last["not_run"]["variable"]),
+        (&"sweep_ended".into(), &"rate".into())
+    );
     let seeds: std::collections::HashSet<u64> = points.iter().map(|p| p["seed"].as_u64().unwrap()).collect();
     assert_eq!(seeds.len(), 5, "no point meets the prompts of another");
 }

@@ -6,7 +6,7 @@ use hbmark_core::result::EngineKind;
 use serde::Serialize;
 
 use super::{Outcome, print, print_json};
-use crate::engine::{self, DeviceChoice, native, stock};
+use crate::engine::{self, DeviceChoice, native};
 use crate::weights::OpenModel;
 use hbmark_core::ledger::devices;
 use hbmark_core::model::{Dtype, presets};

@@ -8,7 +8,7 @@
 use crate::engine::{StepProfiler, SyntheticKv};
 use std::collections::HashMap;
 
-use super::{EngineError, MemoryUse, OperationTime, SequenceId, Session, StepBatch, Timeline};
+use super::{EngineError, MemoryUse, SequenceId, Session, StepBatch, Timeline};
 use hbmark_core::model::{Architecture, Dtype, Inventory};
 use hbmark_core::result::Capabilities;
 use hbmark_core::units::Bytes;

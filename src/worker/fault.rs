@@ -8,10 +8,7 @@ use crate::engine::{LoraSession, StepProfiler, SyntheticKv};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use crate::engine::{
-    AdapterId, EngineError, MemoryUse, OperationTime, SequenceId, Session, StepBatch, Timeline,
-};
-use crate::weights::Adapter;
+use crate::engine::{EngineError, MemoryUse, SequenceId, Session, StepBatch, Timeline};
 use hbmark_core::model::{Architecture, Dtype, Inventory};
 use hbmark_core::result::Capabilities;
 use hbmark_core::units::Bytes;

@@ -92,8 +92,9 @@ pub fn figure(report: &ServeReport) -> Figure {
             .absent("The rows of the matrix are different workloads, so there is no curve through them.");
     }
     if xs.len() < 2 {
-        return figure
-            .absent("One load alone; a sweep (hbmark serve sweep rate=1..32*2 --slo ttft_p95=1s) draws the curve.");
+        return figure.absent(
+            "One load alone; a sweep (hbmark serve sweep rate=1..32*2 --slo ttft_p95=1s) draws the curve.",
+        );
     }
     let Some(axis) = axis(swept, &xs) else {
         return figure.absent("The loads of this result cannot be drawn.");
