@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Context;
@@ -13,7 +13,7 @@ use super::live::LiveProgress;
 use super::{Args, one_engine};
 use crate::cli::axes::parse_dtypes;
 use crate::cli::run::command_line;
-use crate::cli::{Cli, Command, Outcome, give_up, lock_folder, prepare_folder, print, say};
+use crate::cli::{Cli, Command, Outcome, give_up, lock_folder, prepare_folder, print_result, save, say};
 use crate::engine;
 use crate::serve::cold::{self, ColdConfig};
 use crate::serve::isolated::{self, Job};
@@ -25,8 +25,6 @@ use crate::worker::journal::{self, Header, Journal, ReopenedJournal};
 use crate::worker::workers::WorkerCommand;
 use hbmark_core::result::as_map;
 use hbmark_core::result::serving::{ServeReport, Validity};
-use hbmark_report::analysis::explain_serving;
-use hbmark_report::output::{Format, serving};
 
 /// Settings of this program and not of what is measured: they may change when a benchmark goes on.
 const FREE: [&str; 4] = ["resume", "format", "no_isolation", "hang_after"];
@@ -235,9 +233,8 @@ fn cold(args: &Args, launches: u32) -> anyhow::Result<Outcome> {
 
 /// Saves a result where that was asked for, and prints it; the inner result is that of the printing.
 fn conclude(report: &ServeReport, args: &Args) -> anyhow::Result<anyhow::Result<()>> {
-    let saved = args.out.as_ref().map(|folder| save(report, folder));
-    let text = serving::render_any(report, &explain_serving(report, None), args.format)?;
-    crate::cli::conclude(print(&text), saved)
+    let saved = args.out.as_ref().map(|folder| save(report, "serve", folder));
+    crate::cli::conclude(print_result(report, args.format), saved)
 }
 
 /// Serves as a worker.
@@ -254,21 +251,4 @@ fn report_of(job: &Job, observer: &mut dyn ServeObserver) -> anyhow::Result<Serv
     crate::engine::threads::limit(config.threads);
     let model = crate::weights::open(&args.model.model, args.model.revision.as_deref(), args.model.seed)?;
     Ok(crate::serve::serve(&config, &model, &job.command, observer)?)
-}
-
-/// Writes the result in every format but the terminal's and returns the path of the first.
-fn save(report: &ServeReport, folder: &Path) -> anyhow::Result<PathBuf> {
-    let findings = explain_serving(report, None);
-    for (format, name) in [
-        (Format::Json, "serve.json"),
-        (Format::Csv, "serve.csv"),
-        (Format::Md, "serve.md"),
-        (Format::Html, "report.html"),
-    ] {
-        crate::machine::files::write_atomic(
-            &folder.join(name),
-            &serving::render_any(report, &findings, format)?,
-        )?;
-    }
-    Ok(folder.join("serve.json"))
 }
