@@ -27,7 +27,7 @@ use mutate::{Random, mutate};
 use hbmark::weights::tokenizer::Tokenizer;
 use hbmark_core::model::Dtype;
 use hbmark_report::analysis::import;
-use hbmark_report::output::{Format, TextFormat, findings};
+use hbmark_report::output::{Format, render};
 use hbmark_traffic::trace;
 use hbmark_traffic::workload::Workload;
 
@@ -401,7 +401,7 @@ fn a_hostile_name_is_harmless_where_a_file_or_a_model_is_named() {
     let result =
         hbmark::run::predict::report(&opened, &question, &format!("hbmark predict --model {name}")).unwrap();
     for format in [Format::Table, Format::Csv, Format::Md, Format::Html] {
-        let text = hbmark_report::output::render(&result, format, false).unwrap();
+        let text = render(&result, format, false).unwrap();
         harmless(&text);
         assert!(!text.contains("<img") || format != Format::Html);
         if format == Format::Csv {
@@ -450,7 +450,7 @@ fn findings_of_a_mixture_of_many_experts_are_said_without_listing_its_tensors_fo
     let watch = watched("findings");
     watch.send("two thousand cells".to_owned()).unwrap();
     let found = hbmark_report::analysis::explain(&report);
-    harmless(&findings::render(&found, TextFormat::Table).unwrap());
+    harmless(&render(found.as_slice(), Format::Table, false).unwrap());
 }
 
 #[test]

@@ -13,7 +13,7 @@ use hbmark_core::model::Dtype;
 use hbmark_core::result::Phase;
 use hbmark_core::result::serving::Arrivals;
 use hbmark_report::analysis::import;
-use hbmark_report::output::{Format, TextFormat, capacity, findings, foreign, record, serving};
+use hbmark_report::output::{Format, markdown, record, render};
 use hbmark_traffic::trace;
 use hbmark_traffic::workload::{Workload, plan_trace};
 
@@ -336,16 +336,16 @@ priority = 2
     )]
 }
 
-const TEXT_FORMATS: [TextFormat; 4] = [TextFormat::Table, TextFormat::Json, TextFormat::Csv, TextFormat::Md];
+const TEXT_FORMATS: [Format; 4] = [Format::Table, Format::Json, Format::Csv, Format::Md];
 
 /// A text as it is printed in a format. JSON is for programs, and its own escapes keep control characters out.
-fn printed(text: &str, format: TextFormat) {
+fn printed(text: &str, format: Format) {
     match format {
-        TextFormat::Json => assert!(!text.contains(|c: char| c.is_control()
+        Format::Json => assert!(!text.contains(|c: char| c.is_control()
             && c != '\n'
             && c != '\u{7f}'
             && !('\u{80}'..='\u{9f}').contains(&c))),
-        TextFormat::Csv => {
+        Format::Csv => {
             harmless_csv(text);
             harmless(text);
         }
@@ -364,8 +364,11 @@ fn foreign(bytes: &[u8], _: &Path) -> bool {
     let given = import::UserOverrides { gpu, dtype: Some(Dtype::Bf16), ..import::UserOverrides::default() };
     let imported: Vec<_> = results.into_iter().map(|result| import::Imported::new(result, &given)).collect();
     for format in TEXT_FORMATS {
-        printed(&foreign::render(&imported, format).expect("an imported result can be printed"), format);
-        printed(&findings::render_checklists(&lists, format).expect("a checklist can be printed"), format);
+        printed(
+            &render(imported.as_slice(), format, false).expect("an imported result can be printed"),
+            format,
+        );
+        printed(&render(lists.as_slice(), format, false).expect("a checklist can be printed"), format);
     }
     true
 }
@@ -382,26 +385,16 @@ fn result(bytes: &[u8], _: &Path) -> bool {
     };
     hbmark_report::analysis::judge::recompute(&mut report);
     for format in TEXT_FORMATS {
-        let whole = match format {
-            TextFormat::Table => Format::Table,
-            TextFormat::Json => Format::Json,
-            TextFormat::Csv => Format::Csv,
-            TextFormat::Md => Format::Md,
-        };
-        printed(
-            &hbmark_report::output::render(&report, whole, false).expect("a result can be printed"),
-            format,
-        );
-        let found = findings::render(&hbmark_report::analysis::explain(&report), format)
-            .expect("findings can be printed");
-        printed(&found, format);
+        printed(&render(&report, format, false).expect("a result can be printed"), format);
+        let found = hbmark_report::analysis::explain(&report);
+        printed(&render(found.as_slice(), format, false).expect("findings can be printed"), format);
         let list = [hbmark_report::analysis::of_report(&report)];
-        printed(&findings::render_checklists(&list, format).expect("a checklist can be printed"), format);
+        printed(&render(list.as_slice(), format, false).expect("a checklist can be printed"), format);
         for ladder in &report.ladders {
-            printed(&findings::render_ladder(ladder, format).expect("a ladder can be printed"), format);
+            printed(&render(ladder, format, false).expect("a ladder can be printed"), format);
         }
     }
-    let page = hbmark_report::output::render(&report, Format::Html, false).expect("a page can be drawn");
+    let page = render(&report, Format::Html, false).expect("a page can be drawn");
     assert!(!page.contains("<img"), "a name became an element");
     true
 }
@@ -416,16 +409,15 @@ fn serve_result(bytes: &[u8], scratch: &Path) -> bool {
     match hbmark_core::result::serving::read(&path) {
         Ok(Some(report)) => {
             for format in TEXT_FORMATS {
-                printed(&serving::render(&report, format).expect("a result can be printed"), format);
+                printed(&render(&report, format, false).expect("a result can be printed"), format);
             }
-            let found = hbmark_report::analysis::explain_serving(&report, None);
-            let page = serving::render_any(&report, &found, Format::Html).expect("a page can be drawn");
+            let page = render(&report, Format::Html, false).expect("a page can be drawn");
             assert!(!page.contains("<img"), "a name became an element");
             let planned = hbmark_report::analysis::capacity::capacity(&report, &question());
-            harmless(&record::of_serving(&report, planned.as_ref().ok()));
+            harmless(&markdown(&record::of_serving(&report, planned.as_ref().ok())));
             if let Ok(planned) = planned {
                 for format in TEXT_FORMATS {
-                    printed(&capacity::render(&planned, format).expect("a plan can be printed"), format);
+                    printed(&render(&planned, format, false).expect("a plan can be printed"), format);
                 }
             }
             true

@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, ensure};
 use clap::Args as ClapArgs;
 
-use super::{Outcome, print};
+use super::{Outcome, print_result};
 use hbmark_core::result::serving::{ServeReport, Slo};
 use hbmark_report::analysis::capacity::{self, Prices, Question};
-use hbmark_report::output::{TextFormat, capacity as shown};
+use hbmark_report::output::Format;
 
 #[derive(Debug, ClapArgs)]
 #[command(
@@ -39,7 +39,7 @@ pub struct Args {
     prices: PriceArgs,
     /// What to print on stdout.
     #[arg(long, value_enum, default_value = "table")]
-    format: TextFormat,
+    format: Format,
 }
 
 /// What things cost; shared with `hbmark record`.
@@ -129,6 +129,6 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
     let report = serving_result(&args.file)?;
     let answer = capacity::capacity(&report, &question)
         .with_context(|| format!("{} cannot say what an instance carries", args.file.display()))?;
-    print(&shown::render(&answer, args.format)?)?;
+    print_result(&answer, args.format)?;
     Ok(Outcome::Complete)
 }

@@ -4,10 +4,10 @@ use std::path::{Path, PathBuf};
 
 use clap::Args as ClapArgs;
 
-use super::{Outcome, print};
+use super::{Outcome, print_result};
 use hbmark_core::result::{ReportError, saved};
 use hbmark_report::analysis::{Checklist, import};
-use hbmark_report::output::{TextFormat, findings};
+use hbmark_report::output::Format;
 
 #[derive(Debug, ClapArgs)]
 #[command(
@@ -19,7 +19,7 @@ pub struct Args {
     files: Vec<PathBuf>,
     /// What to print on stdout.
     #[arg(long, value_enum, default_value = "table")]
-    format: TextFormat,
+    format: Format,
 }
 
 pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
@@ -27,7 +27,7 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
     for file in &args.files {
         lists.extend(of_file(file)?);
     }
-    print(&findings::render_checklists(&lists, args.format)?)?;
+    print_result(lists.as_slice(), args.format)?;
     Ok(if lists.iter().all(|list| list.valid) { Outcome::Complete } else { Outcome::SomeCellsFailed })
 }
 

@@ -8,7 +8,7 @@ use clap::{Args as ClapArgs, FromArgMatches};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::run::{self, command_line};
-use super::{Outcome, conclude, lock_folder, prepare_folder, print, say, stdout_color};
+use super::{Outcome, conclude, lock_folder, prepare_folder, print_result, save, say};
 use crate::run::compare::{
     self, CompareError, Compared, ComparisonPlan, DEFAULT_ROUNDS, Launcher, Processes, Watcher,
 };
@@ -18,8 +18,7 @@ use crate::worker::interrupt::Interrupts;
 use crate::worker::journal::FolderLock;
 use hbmark_core::result::Phase;
 use hbmark_core::result::comparison::{Comparison, ComparisonVerdict, Effect, EngineVariant, Settings};
-use hbmark_report::output::TextFormat;
-use hbmark_report::output::comparison::render;
+use hbmark_report::output::Format;
 
 /// The settings a side may have: flags of `hbmark run`, by the same names.
 const KEYS: &[&str] =
@@ -59,12 +58,12 @@ pub struct Args {
     /// Seed of the order within rounds, and of both sides' weights and prompts.
     #[arg(long, env = "HBMARK_SEED", default_value_t = 42)]
     seed: u64,
-    /// Keep comparison.json, comparison.csv, comparison.md and the result of every process in this folder.
+    /// Keep comparison.json, comparison.csv, comparison.md, report.html and the result of every process in this folder.
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
     /// What to print on stdout.
     #[arg(long, value_enum, default_value = "table")]
-    format: TextFormat,
+    format: Format,
 }
 
 /// How much of the protocol each process runs.
@@ -154,21 +153,9 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
             saved.display()
         ),
     };
-    let saved = args.out.as_ref().map(|folder| save(&ran.comparison, folder));
-    conclude(print(&render(&ran.comparison, args.format, stdout_color())?), saved)??;
+    let saved = args.out.as_ref().map(|folder| save(&ran.comparison, "comparison", folder));
+    conclude(print_result(&ran.comparison, args.format), saved)??;
     Ok(ran.stopped.map_or_else(|| outcome(&ran.comparison, &args.fail_on), Outcome::Stopped))
-}
-
-/// Writes a comparison in every format but the terminal's and returns the path of the first.
-fn save(comparison: &Comparison, folder: &Path) -> anyhow::Result<PathBuf> {
-    for (format, name) in [
-        (TextFormat::Json, "comparison.json"),
-        (TextFormat::Csv, "comparison.csv"),
-        (TextFormat::Md, "comparison.md"),
-    ] {
-        crate::machine::files::write_atomic(&folder.join(name), &render(comparison, format, false)?)?;
-    }
-    Ok(folder.join("comparison.json"))
 }
 
 /// 1 where a gate closes, or a cell has no time to compare.

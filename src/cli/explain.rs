@@ -4,10 +4,10 @@ use std::path::PathBuf;
 
 use clap::Args as ClapArgs;
 
-use super::{Outcome, print};
+use super::{Outcome, print_result};
 use hbmark_core::result::saved;
 use hbmark_report::analysis::Cost;
-use hbmark_report::output::{TextFormat, findings};
+use hbmark_report::output::Format;
 
 #[derive(Debug, ClapArgs)]
 #[command(
@@ -24,7 +24,7 @@ pub struct Args {
     max_cost_per_million: Option<f64>,
     /// What to print on stdout.
     #[arg(long, value_enum, default_value = "table")]
-    format: TextFormat,
+    format: Format,
 }
 
 fn positive(text: &str) -> Result<f64, String> {
@@ -50,7 +50,7 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
         hbmark_report::analysis::judge::recompute(&mut report);
         hbmark_report::analysis::explain(&report)
     };
-    print(&findings::render(&found, args.format)?)?;
+    print_result(found.as_slice(), args.format)?;
     Ok(Outcome::Complete)
 }
 

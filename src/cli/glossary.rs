@@ -2,22 +2,18 @@
 
 use clap::Args as ClapArgs;
 
-use super::{Outcome, print, print_json};
-use hbmark_report::output::glossary;
+use super::{Outcome, print_result};
+use hbmark_report::output::{Format, Glossary};
 
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "Example:\n  hbmark glossary")]
 pub struct Args {
     /// text, md or json.
-    #[arg(long, default_value = "text", value_parser = ["text", "md", "json"])]
-    format: String,
+    #[arg(long, value_enum, default_value = "table")]
+    format: Format,
 }
 
 pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
-    match args.format.as_str() {
-        "json" => print_json(&glossary::entries())?,
-        "md" => print(&glossary::markdown())?,
-        _ => print(&glossary::text())?,
-    }
+    print_result(&Glossary, args.format)?;
     Ok(Outcome::Complete)
 }

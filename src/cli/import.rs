@@ -4,12 +4,12 @@ use std::path::PathBuf;
 
 use clap::Args as ClapArgs;
 
-use super::{Outcome, print};
+use super::{Outcome, print_result};
 use crate::weights::{self, OpenModel};
 use hbmark_core::ledger::devices;
 use hbmark_core::model::Dtype;
 use hbmark_report::analysis::import::{self, ForeignFormat, Imported, UserOverrides};
-use hbmark_report::output::{TextFormat, foreign};
+use hbmark_report::output::{Aliases, Format};
 
 #[derive(Debug, ClapArgs)]
 #[command(
@@ -29,7 +29,7 @@ pub struct Args {
     of: Option<ForeignFormat>,
     /// What to print on stdout.
     #[arg(long, value_enum, default_value = "table")]
-    format: TextFormat,
+    format: Format,
 }
 
 /// What a foreign file may not say; a flag goes before the file.
@@ -91,10 +91,9 @@ impl OverrideArgs {
 
 pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
     if args.aliases {
-        print(&foreign::render_aliases(args.format, args.of))?;
+        print_result(&Aliases(args.of), args.format)?;
         return Ok(Outcome::Complete);
     }
-    let imported = args.said.import(&args.files)?;
-    print(&foreign::render(&imported, args.format)?)?;
+    print_result(args.said.import(&args.files)?.as_slice(), args.format)?;
     Ok(Outcome::Complete)
 }

@@ -7,14 +7,14 @@ use clap::Args as ClapArgs;
 
 use super::import::OverrideArgs;
 use super::run::command_line;
-use super::{Outcome, print};
+use super::{Outcome, print_result};
 use crate::weights;
 use hbmark_core::ledger::devices;
 use hbmark_core::model::presets;
 use hbmark_core::result::{CellName, CellResult, DeviceSpec, Report, saved};
 use hbmark_report::analysis::import::{self, Placement, RooflinePlacement, UserOverrides};
 use hbmark_report::analysis::with_external;
-use hbmark_report::output::{TextFormat, findings};
+use hbmark_report::output::Format;
 
 #[derive(Debug, ClapArgs)]
 #[command(
@@ -40,7 +40,7 @@ pub struct Args {
     said: OverrideArgs,
     /// What to print on stdout.
     #[arg(long, value_enum, default_value = "table")]
-    format: TextFormat,
+    format: Format,
 }
 
 pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
@@ -68,7 +68,7 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
         let id = report.cells.first().map(|c| c.id.clone()).unwrap_or_default();
         with_external(&report, &id, &[external.cell])?
     };
-    print(&findings::render_ladder(&ladder, args.format)?)?;
+    print_result(&ladder, args.format)?;
     Ok(Outcome::Complete)
 }
 

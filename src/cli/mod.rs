@@ -33,7 +33,7 @@ use clap::{Parser, Subcommand};
 
 use crate::worker::journal::{FolderLock, Journal};
 use hbmark_core::units::Bytes;
-use hbmark_report::output::Format;
+use hbmark_report::output::{Format, Kind, render};
 
 /// Times LLM prefill and decode steps in-process and holds them against the memory roofline.
 #[derive(Debug, Parser)]
@@ -267,23 +267,20 @@ fn lock_folder(folder: &Path) -> anyhow::Result<FolderLock> {
     Ok(FolderLock::take(folder)?)
 }
 
-/// Writes a report as `result.json`, `result.csv`, `result.md` and `report.html` into a folder, and returns the path of the first.
+/// Prints a result on stdout.
+fn print_result<K: Kind + ?Sized>(result: &K, format: Format) -> anyhow::Result<()> {
+    print(&render(result, format, stdout_color())?)
+}
+
+/// Writes a result into a folder in every format but the terminal's, named after what it is about, and returns the path of the first.
 ///
 /// # Errors
 /// When the folder cannot be written.
-pub fn save(report: &hbmark_core::result::Report, folder: &Path) -> anyhow::Result<PathBuf> {
+pub fn save<K: Kind>(result: &K, stem: &str, folder: &Path) -> anyhow::Result<PathBuf> {
     std::fs::create_dir_all(folder)?;
-    let json = folder.join("result.json");
-    for (format, name) in [
-        (Format::Json, "result.json"),
-        (Format::Csv, "result.csv"),
-        (Format::Md, "result.md"),
-        (Format::Html, "report.html"),
-    ] {
-        crate::machine::files::write_atomic(
-            &folder.join(name),
-            &hbmark_report::output::render(report, format, false)?,
-        )?;
+    for format in Format::SAVED {
+        let text = render(result, format, false)?;
+        crate::machine::files::write_atomic(&folder.join(format.file_name(stem)), &text)?;
     }
-    Ok(json)
+    Ok(folder.join(Format::Json.file_name(stem)))
 }

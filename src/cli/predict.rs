@@ -4,13 +4,13 @@ use clap::Args as ClapArgs;
 
 use super::axes::parse_dtypes;
 use super::run::command_line;
-use super::{Outcome, print, stdout_color};
+use super::{Outcome, print_result};
 use crate::run::config::{DEFAULT_MODEL, parse_axis};
 use crate::weights;
 use hbmark_core::ledger::devices;
 use hbmark_core::model::Dtype;
 use hbmark_core::result::Phase;
-use hbmark_report::output::{Format, render};
+use hbmark_report::output::Format;
 
 #[derive(Debug, ClapArgs)]
 #[command(
@@ -62,6 +62,6 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
         contexts: parse_axis("context", &args.context)?,
     };
     let report = crate::run::predict::report(&model, &question, &command_line())?;
-    print(&render(&report, args.format, stdout_color())?)?;
+    print_result(&report, args.format)?;
     Ok(Outcome::Complete)
 }

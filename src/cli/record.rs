@@ -10,7 +10,7 @@ use super::{Outcome, print};
 use hbmark_core::result::saved;
 use hbmark_core::result::serving::ServeReport;
 use hbmark_report::analysis::capacity::{Capacity, capacity};
-use hbmark_report::output::record;
+use hbmark_report::output::{document::Document, markdown, record};
 
 #[derive(Debug, ClapArgs)]
 #[command(
@@ -36,7 +36,7 @@ pub struct Args {
 }
 
 pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
-    let text = of_file(args, &args.file)?;
+    let text = markdown(&of_file(args, &args.file)?);
     match &args.output {
         Some(path) => crate::machine::files::write_atomic(path, &text)?,
         None => print(&text)?,
@@ -44,7 +44,7 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
     Ok(Outcome::Complete)
 }
 
-fn of_file(args: &Args, file: &Path) -> anyhow::Result<String> {
+fn of_file(args: &Args, file: &Path) -> anyhow::Result<Document> {
     if let Some(report) = hbmark_core::result::serving::read(file)? {
         let planned = plan(args, &report).with_context(|| format!("{} carries no plan", file.display()))?;
         return Ok(record::of_serving(&report, planned.as_ref()));

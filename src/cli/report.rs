@@ -7,10 +7,10 @@ use clap::Args as ClapArgs;
 
 use super::import::OverrideArgs;
 use super::ladder::{device_of, same_machine};
-use super::{Outcome, print, stdout_color};
+use super::{Outcome, print, print_result};
 use hbmark_core::result::{Report, saved};
 use hbmark_report::analysis::import::{self, RooflinePlacement};
-use hbmark_report::output::{External, Format, page, render, serving};
+use hbmark_report::output::{External, Format, page};
 
 #[derive(Debug, ClapArgs)]
 #[command(
@@ -44,11 +44,7 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
     );
     if let Some(report) = hbmark_core::result::serving::read(&args.file)? {
         ensure!(args.external.is_empty(), "a serving result has no roofline for --external to stand on");
-        print(&serving::render_any(
-            &report,
-            &hbmark_report::analysis::explain_serving(&report, None),
-            args.format,
-        )?)?;
+        print_result(&report, args.format)?;
         return Ok(Outcome::Complete);
     }
     let mut report = saved::read(&args.file)?;
@@ -58,7 +54,7 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
         report.warnings.push(UNSIGNED.to_owned());
     }
     if args.external.is_empty() {
-        print(&render(&report, args.format, stdout_color())?)?;
+        print_result(&report, args.format)?;
     } else {
         print(&page(&report, &externals(args, &report)?))?;
     }

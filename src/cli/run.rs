@@ -10,7 +10,7 @@ use clap::parser::ValueSource;
 
 use super::axes::{DeviceArgs, ModelArgs, parse_dtypes};
 use super::progress::Progress;
-use super::{Outcome, conclude, give_up, prepare_folder, print, save, say, stdout_color};
+use super::{Outcome, conclude, give_up, prepare_folder, print, print_result, save, say};
 use crate::engine::DeviceOptions;
 use crate::measure::protocol::Depth;
 use crate::run::config::{self, RunConfig};
@@ -22,7 +22,7 @@ use crate::worker::interrupt::Interrupts;
 use crate::worker::journal::{self, Header, Journal, ReopenedJournal};
 use crate::worker::workers::WorkerCommand;
 use hbmark_core::result::{KvFill, Phase, Report, Status, as_map};
-use hbmark_report::output::{Format, render};
+use hbmark_report::output::Format;
 
 #[derive(Debug, ClapArgs)]
 #[command(
@@ -266,8 +266,8 @@ fn finish<R: DeviceWorker>(args: &Args, ready: Ready, mut worker: R) -> anyhow::
             return give_up(journal, signal, error.into());
         }
     };
-    let saved = config.out.as_ref().map(|folder| save(&report, folder));
-    let printed = conclude(print(&render(&report, args.format, stdout_color())?), saved)?;
+    let saved = config.out.as_ref().map(|folder| save(&report, "result", folder));
+    let printed = conclude(print_result(&report, args.format), saved)?;
     if let Some(signal) = stopped {
         if let Some(folder) = &config.out {
             say(&format!("stopped; go on with `hbmark run --resume {}`", folder.display()));

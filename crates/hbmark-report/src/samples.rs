@@ -158,3 +158,15 @@ pub fn saved<T: serde::de::DeserializeOwned>(name: &str) -> T {
     let text = std::fs::read_to_string(format!("{folder}/{name}.json")).expect("a fixture of that name");
     serde_json::from_str(&text).expect("a result as the program saves it")
 }
+
+/// One point of load on the virtual clock.
+#[must_use]
+pub fn single() -> hbmark_core::result::serving::ServeReport {
+    saved("serve-single")
+}
+
+/// A sweep over the rate on the virtual clock.
+#[must_use]
+pub fn sweep() -> hbmark_core::result::serving::ServeReport {
+    saved("serve-sweep")
+}

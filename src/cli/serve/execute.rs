@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Context;
@@ -13,7 +13,7 @@ use super::flags::{OutputArgs, ServingArgs, WorkerArgs};
 use super::live::LiveProgress;
 use super::{Args, Asked, Mode};
 use crate::cli::run::command_line;
-use crate::cli::{Cli, Command, Outcome, give_up, lock_folder, prepare_folder, print, say};
+use crate::cli::{Cli, Command, Outcome, give_up, lock_folder, prepare_folder, print_result, save, say};
 use crate::engine;
 use crate::serve::isolated::{self, Job};
 use crate::serve::memory::{ServeCheckpoint, ServePlan};
@@ -24,8 +24,6 @@ use crate::worker::journal::{self, Header, Journal, ReopenedJournal};
 use crate::worker::workers::WorkerCommand;
 use hbmark_core::result::as_map;
 use hbmark_core::result::serving::{ServeReport, Validity};
-use hbmark_report::analysis::explain_serving;
-use hbmark_report::output::{Format, serving};
 
 /// Settings of this program and not of what is measured: they may change when a benchmark goes on.
 const FREE: [&str; 4] = ["resume", "format", "no_isolation", "hang_after"];
@@ -204,8 +202,7 @@ fn parse(arguments: &[OsString]) -> anyhow::Result<Args> {
 /// Saves a result where that was asked for, and prints it; the inner result is that of the printing.
 pub(super) fn conclude(report: &ServeReport, output: &OutputArgs) -> anyhow::Result<anyhow::Result<()>> {
     let saved = output.out.as_ref().map(|folder| save(report, folder));
-    let text = serving::render_any(report, &explain_serving(report, None), output.format)?;
-    crate::cli::conclude(print(&text), saved)
+    crate::cli::conclude(print_result(report, output.format), saved)
 }
 
 /// Serves as a worker.
@@ -222,21 +219,4 @@ fn report_of(job: &Job, observer: &mut dyn ServeObserver) -> anyhow::Result<Serv
     crate::engine::threads::limit(config.threads);
     let model = serving.open()?;
     Ok(crate::serve::serve(&config, &model, &job.command, observer)?)
-}
-
-/// Writes the result in every format but the terminal's and returns the path of the first.
-fn save(report: &ServeReport, folder: &Path) -> anyhow::Result<PathBuf> {
-    let findings = explain_serving(report, None);
-    for (format, name) in [
-        (Format::Json, "serve.json"),
-        (Format::Csv, "serve.csv"),
-        (Format::Md, "serve.md"),
-        (Format::Html, "report.html"),
-    ] {
-        crate::machine::files::write_atomic(
-            &folder.join(name),
-            &serving::render_any(report, &findings, format)?,
-        )?;
-    }
-    Ok(folder.join("serve.json"))
 }

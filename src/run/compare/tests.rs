@@ -240,13 +240,12 @@ fn grids_that_differ_are_refused_with_the_step_that_is_missing() {
 
 #[test]
 fn every_format_prints_what_was_found() {
-    use hbmark_report::output::TextFormat;
-    use hbmark_report::output::comparison::render;
+    use hbmark_report::output::{Format, render};
     let found = compare(&plan(true), &mut Machine::new(0.95)).unwrap();
     let mut found = Comparison { started_at: None, machine: "cpu".into(), ..found };
     found.remarks = vec!["a remark | with a bar".into()];
-    insta::assert_snapshot!("comparison_table", render(&found, TextFormat::Table, false).unwrap());
-    let csv = render(&found, TextFormat::Csv, false).unwrap();
+    insta::assert_snapshot!("comparison_table", render(&found, Format::Table, false).unwrap());
+    let csv = render(&found, Format::Csv, false).unwrap();
     let rows: Vec<&str> = csv.lines().collect();
     assert!(
         rows[0]
@@ -255,8 +254,8 @@ fn every_format_prints_what_was_found() {
     assert!(rows[1].starts_with("a_against_a,decode,1,64,native,bf16,native,bf16,12,"), "{}", rows[1]);
     assert!(rows[4].starts_with("b_against_a,decode,1,64,native,bf16,native,int8,12,"), "{}", rows[4]);
     assert!(rows[6].starts_with("b_against_a,all,,,,,,,12,,,0.95") && rows.len() == 7, "{csv}");
-    insta::assert_snapshot!("comparison_md", render(&found, TextFormat::Md, false).unwrap());
-    let json = render(&found, TextFormat::Json, false).unwrap();
+    insta::assert_snapshot!("comparison_md", render(&found, Format::Md, false).unwrap());
+    let json = render(&found, Format::Json, false).unwrap();
     let again: Comparison = serde_json::from_str(&json).unwrap();
     assert_eq!(again, found);
 }

@@ -1,7 +1,7 @@
 //! Questions that pass, fail and go unanswered.
 
 use super::*;
-use crate::output::{TextFormat, findings};
+use crate::output::{Format, render};
 use crate::samples;
 use hbmark_core::model::Dtype;
 use hbmark_core::result::{Quality, StepBytes, TimeSummary};
@@ -76,7 +76,7 @@ fn lesser_questions_are_said_and_do_not_invalidate() {
         list.checks.iter().filter(|c| c.outcome == Failed).map(|c| c.question.as_str()).collect();
     assert!(list.valid);
     assert_eq!(said, ["a sweep, not one point", "memory headroom", "working set beyond the caches"]);
-    insta::assert_snapshot!(findings::render_checklists(&[list], TextFormat::Table).unwrap());
+    insta::assert_snapshot!(render([list].as_slice(), Format::Table, false).unwrap());
 }
 
 fn serving(setup: Setup, p99: bool) -> ForeignResult {

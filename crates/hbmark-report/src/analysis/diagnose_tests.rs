@@ -313,10 +313,10 @@ fn findings_print_for_a_person() {
     let mut hot = decode(0.9);
     hot.blocks.iter_mut().take(3).for_each(rejected(throttled("hw_thermal")));
     let findings = explain(&judged(vec![hot, slow]));
-    let printed = |format| crate::output::findings::render(&findings, format).unwrap();
-    insta::assert_snapshot!(printed(crate::output::TextFormat::Table));
-    assert!(printed(crate::output::TextFormat::Md).contains("**throttled"));
-    assert!(printed(crate::output::TextFormat::Csv).starts_with("rule,severity"));
+    let printed = |format| crate::output::render(&*findings, format, false).unwrap();
+    insta::assert_snapshot!(printed(crate::output::Format::Table));
+    assert!(printed(crate::output::Format::Md).contains("**throttled"));
+    assert!(printed(crate::output::Format::Csv).starts_with("rule,severity"));
 }
 
 #[test]

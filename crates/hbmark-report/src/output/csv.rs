@@ -1,45 +1,65 @@
-//! The cells of a report as CSV: one row a cell, raw numbers, the unit in the heading.
+//! A document for a spreadsheet: one row a thing, raw numbers, the unit in the heading.
+//!
+//! Enters: a [`Document`]. Leaves: its sheet as CSV, or where it has none its tables one after the other. A number that is not known is an
+//! empty field, never 0.
 
-use super::metrics::METRICS;
-use super::table::{bound_word, status_word};
+use super::document::{Block, Cells, Column, Document, Value};
 use crate::output::OutputError;
 use hbmark_core::input::plain;
-use hbmark_core::result::Report;
-use hbmark_core::result::cause::joined;
 
-/// Text that a spreadsheet will not run as a formula.
-pub(super) fn harmless(text: &str) -> String {
-    let text = plain(text);
-    if text.starts_with(['=', '+', '-', '@']) { format!("'{text}") } else { text }
-}
-
-/// Draws a report.
+/// Draws a document.
 ///
 /// # Errors
 /// Never on a buffer in memory; the signature is the writer's.
-pub fn render(report: &Report) -> Result<String, OutputError> {
-    let mut writer = csv::Writer::from_writer(Vec::new());
-    let names =
-        ["id", "phase", "engine", "dtype", "kv_dtype", "batch", "context", "status", "reason", "bound"];
-    let metrics = METRICS.iter().map(|m| format!("{}{}", m.key, m.unit.suffix()));
-    writer.write_record(names.iter().map(ToString::to_string).chain(metrics))?;
-    for cell in &report.cells {
-        let mut record = vec![
-            harmless(&cell.id),
-            format!("{:?}", cell.phase).to_lowercase(),
-            harmless(&cell.engine),
-            cell.dtype.to_string(),
-            cell.kv_dtype.to_string(),
-            cell.batch.to_string(),
-            cell.context.to_string(),
-            status_word(cell.status).to_owned(),
-            harmless(&joined(cell.reason.as_slice())),
-            cell.bound.map_or("", bound_word).to_owned(),
-        ];
-        // A number that was not measured is an empty field, never 0.
-        record.extend(METRICS.iter().map(|m| (m.value)(cell).map_or_else(String::new, |v| v.to_string())));
-        writer.write_record(record)?;
+pub fn render(document: &Document) -> Result<String, OutputError> {
+    if let Some(sheet) = &document.sheet {
+        let titles = sheet.iter().map(|column| match column.cells {
+            Cells::Measured { unit, .. } => format!("{}{}", column.title, unit.suffix()),
+            _ => column.title.clone(),
+        });
+        return write(titles, &sheet.iter().map(fields).collect::<Vec<_>>());
+    }
+    let mut text = String::new();
+    for block in &document.blocks {
+        if let Block::Table(table) = block {
+            let told = || table.columns.iter().filter(|column| !column.is_drawing());
+            let shown = told().map(|column| column.shown().iter().map(|cell| harmless(cell)).collect());
+            text += &write(told().map(|column| column.title.clone()), &shown.collect::<Vec<_>>())?;
+        }
+    }
+    Ok(text)
+}
+
+fn write(titles: impl Iterator<Item = String>, columns: &[Vec<String>]) -> Result<String, OutputError> {
+    let mut writer = ::csv::Writer::from_writer(Vec::new());
+    writer.write_record(titles.map(|title| harmless(&title)))?;
+    for row in 0..columns.first().map_or(0, Vec::len) {
+        writer.write_record(columns.iter().map(|column| column[row].as_str()))?;
     }
     let bytes = writer.into_inner().map_err(|e| OutputError::Csv(e.into_error().into()))?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+fn fields(column: &Column) -> Vec<String> {
+    match &column.cells {
+        Cells::Words(cells) | Cells::Numbers(cells) | Cells::Bars(cells) => {
+            cells.iter().map(|cell| harmless(cell)).collect()
+        }
+        Cells::Measured { values, .. } => values.iter().map(field).collect(),
+    }
+}
+
+fn field(value: &Value) -> String {
+    match value {
+        Value::Null | Value::Word(_) => String::new(),
+        Value::Finite(value) => value.to_string(),
+        Value::AtLeast(value) => format!("≥ {value}"),
+        Value::Infinite => "infinite".to_owned(),
+    }
+}
+
+/// Text that a spreadsheet will not run as a formula.
+fn harmless(text: &str) -> String {
+    let text = plain(text);
+    if text.starts_with(['=', '+', '-', '@']) { format!("'{text}") } else { text }
 }

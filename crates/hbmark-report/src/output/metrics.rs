@@ -1,12 +1,14 @@
-//! The table of metrics: every number a tabular format shows about a cell.
+//! The tables of metrics: every number a tabular format shows about a cell of a run or a point of load.
 //!
-//! Enters: a [`CellResult`]. Leaves: one value per row of [`METRICS`]. To add a metric is to add a row here; the terminal, CSV and
-//! Markdown follow. It formats nothing but units.
+//! Enters: a [`CellResult`] or a [`ServeResult`]. Leaves: one column per row of [`METRICS`] or [`SERVING`]. To add a metric is to add a row
+//! here; every format follows. It formats nothing.
 
 use Better::{Higher, Lower, Neither};
 use Shown::{Files, Table};
 use Unit::{Bytes, BytesPerSecond, Count, Flops, Fraction, Joules, Nanoseconds, PerSecond};
 
+use super::document::{Column, Value, measured};
+use hbmark_core::result::serving::{Quantity, ServeResult};
 use hbmark_core::result::{CellResult, Phase, StepBytes};
 
 /// What a metric is measured in; decides how a table scales it.
@@ -56,9 +58,9 @@ pub enum Shown {
     Files,
 }
 
-/// One number about a cell.
+/// One number about a thing.
 #[derive(Debug, Clone, Copy)]
-pub struct Metric {
+pub struct Metric<T, V = f64> {
     /// The name in files, without the unit.
     pub key: &'static str,
     /// The heading of a table.
@@ -66,18 +68,42 @@ pub struct Metric {
     pub unit: Unit,
     pub better: Better,
     pub shown: Shown,
-    pub value: fn(&CellResult) -> Option<f64>,
+    pub value: fn(&T) -> Option<V>,
 }
 
-const fn row(
+const fn row<T, V>(
     key: &'static str,
     title: &'static str,
     unit: Unit,
     better: Better,
     shown: Shown,
-    value: fn(&CellResult) -> Option<f64>,
-) -> Metric {
+    value: fn(&T) -> Option<V>,
+) -> Metric<T, V> {
     Metric { key, title, unit, better, shown, value }
+}
+
+impl<T, V: Into<Value>> Metric<T, V> {
+    /// A column of it for a reader; a thing that is not there has none.
+    #[must_use]
+    pub fn column<'a>(&self, things: impl IntoIterator<Item = Option<&'a T>>) -> Column
+    where
+        T: 'a,
+    {
+        measured(
+            self.title,
+            self.unit,
+            things.into_iter().map(|thing| Value::from(thing.and_then(self.value))),
+        )
+    }
+
+    /// The same under its name in files.
+    #[must_use]
+    pub fn field<'a>(&self, things: impl IntoIterator<Item = Option<&'a T>>) -> Column
+    where
+        T: 'a,
+    {
+        Column { title: self.key.to_owned(), ..self.column(things) }
+    }
 }
 
 /// The bytes of a step. A cell that was never costed has none; no step moves nothing.
@@ -90,8 +116,8 @@ fn bandwidth_matters(cell: &CellResult) -> bool {
     cell.phase == Phase::Decode
 }
 
-/// Every metric, in the order of columns.
-pub const METRICS: &[Metric] = &[
+/// Every metric of a cell, in the order of columns.
+pub const METRICS: &[Metric<CellResult>] = &[
     row("step", "step", Nanoseconds, Lower, Table, |c| {
         let step = c.step_ns.as_ref()?;
         Some(step.typical.unwrap_or(step.median))
@@ -147,6 +173,42 @@ pub const METRICS: &[Metric] = &[
     row("distinct_experts", "experts", Count, Neither, Table, |c| c.distinct_experts),
 ];
 
+/// Every number of a point of load, in the order of columns.
+pub const SERVING: &[Metric<ServeResult, Quantity>] = &[
+    row("offered", "offered/s", PerSecond, Neither, Table, |r| r.offered_per_s.map(Quantity::from)),
+    row("served", "served/s", PerSecond, Higher, Table, |r| Some(r.served_per_s.into())),
+    row("prompt_tokens", "prompt tok/s", PerSecond, Higher, Table, |r| Some(r.prompt_tokens_per_s.into())),
+    row("output_tokens", "output tok/s", PerSecond, Higher, Table, |r| Some(r.output_tokens_per_s.into())),
+    row("goodput", "goodput/s", PerSecond, Higher, Table, |r| r.goodput_per_s.map(Quantity::from)),
+    row("ttft_p50", "TTFT p50", Nanoseconds, Lower, Table, |r| r.ttft_ns.as_ref()?.p50),
+    row("ttft_p95", "TTFT p95", Nanoseconds, Lower, Table, |r| r.ttft_ns.as_ref()?.p95),
+    row("ttft_p99", "TTFT p99", Nanoseconds, Lower, Files, |r| r.ttft_ns.as_ref()?.p99),
+    row("tpot_p50", "TPOT p50", Nanoseconds, Lower, Table, |r| r.tpot_ns.as_ref()?.p50),
+    row("tpot_p95", "TPOT p95", Nanoseconds, Lower, Table, |r| r.tpot_ns.as_ref()?.p95),
+    row("tpot_p99", "TPOT p99", Nanoseconds, Lower, Files, |r| r.tpot_ns.as_ref()?.p99),
+    row("itl_p50", "ITL p50", Nanoseconds, Lower, Files, |r| r.itl_ns.as_ref()?.p50),
+    row("itl_p99", "ITL p99", Nanoseconds, Lower, Files, |r| r.itl_ns.as_ref()?.p99),
+    row("e2e_p50", "E2E p50", Nanoseconds, Lower, Table, |r| r.e2e_ns.as_ref()?.p50),
+    row("e2e_p95", "E2E p95", Nanoseconds, Lower, Files, |r| r.e2e_ns.as_ref()?.p95),
+    row("e2e_p99", "E2E p99", Nanoseconds, Lower, Files, |r| r.e2e_ns.as_ref()?.p99),
+    row("queue_p50", "queue p50", Nanoseconds, Lower, Table, |r| r.queue_ns.as_ref()?.p50),
+    row("queue_p95", "queue p95", Nanoseconds, Lower, Files, |r| r.queue_ns.as_ref()?.p95),
+    row("injection_lag_max", "lag max", Nanoseconds, Lower, Files, |r| r.injection_lag_ns.max),
+    row("mean_batch", "batch", Count, Neither, Table, |r| Some(r.mean_batch.into())),
+    row("mean_waiting", "waiting", Count, Lower, Files, |r| Some(r.mean_waiting.into())),
+    row("mean_kv_use", "KV use", Fraction, Neither, Table, |r| Some(r.mean_kv_use.into())),
+    row("max_kv_use", "KV max", Fraction, Neither, Files, |r| Some(r.max_kv_use.into())),
+    row("prefix_hit_rate", "hits", Fraction, Higher, Table, |r| r.prefix_hit_rate.map(Quantity::from)),
+    row("mean_adapters", "adapters", Count, Neither, Table, |r| r.mean_adapters.map(Quantity::from)),
+    row("preemptions", "preempted", Count, Lower, Table, |r| Some((r.preemptions as f64).into())),
+    row("median_step", "step", Nanoseconds, Lower, Files, |r| r.median_step_ns.map(Quantity::from)),
+    row("median_schedule", "schedule", Nanoseconds, Lower, Files, |r| {
+        r.median_schedule_ns.map(Quantity::from)
+    }),
+    row("measured", "measured", Count, Neither, Files, |r| Some((r.measured as f64).into())),
+    row("served", "served", Count, Higher, Files, |r| Some((r.served as f64).into())),
+];
+
 /// Half of the interval's width, relative: of TPOT for decode, of the step for prefill.
 fn half_width(cell: &CellResult) -> Option<f64> {
     let (low, high) = match cell.phase {
@@ -164,12 +226,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_are_unique_and_carry_no_unit() {
-        let mut keys: Vec<&str> = METRICS.iter().map(|m| m.key).collect();
-        keys.sort_unstable();
-        let count = keys.len();
-        keys.dedup();
-        assert_eq!(keys.len(), count);
-        assert!(keys.iter().all(|k| !k.ends_with("_ns") && !k.ends_with("_bytes")));
+    fn names_in_files_are_unique_and_keys_carry_no_unit() {
+        let cells: Vec<(&str, Unit)> = METRICS.iter().map(|m| (m.key, m.unit)).collect();
+        let points: Vec<(&str, Unit)> = SERVING.iter().map(|m| (m.key, m.unit)).collect();
+        for keys in [cells, points] {
+            assert!(keys.iter().all(|(k, _)| !k.ends_with("_ns") && !k.ends_with("_bytes")));
+            let names = keys.iter().map(|(key, unit)| format!("{key}{}", unit.suffix()));
+            assert_eq!(names.collect::<std::collections::BTreeSet<_>>().len(), keys.len());
+        }
     }
 }

@@ -1,25 +1,23 @@
-//! The formats of a result.
+//! The formats of a result, and what there is to print.
 //!
 //! Enters: a result as plain data, and what the analysis says of it. Leaves: text: a table for a terminal, CSV, Markdown, or one HTML page
 //! that loads nothing. What is null is a dash or an empty field, never 0.
+//!
+//! A kind of result is one file of [`kinds`] that makes it a [`Document`]; a format is one module that draws any document. Neither knows
+//! the other, and a command knows [`render`] alone.
 
-mod breakdown;
-pub mod capacity;
-pub mod comparison;
 mod csv;
-pub mod findings;
-pub mod foreign;
-pub mod glossary;
+pub mod document;
 mod html;
+pub mod kinds;
 mod markdown;
 pub mod metrics;
-pub mod record;
-pub mod serving;
-mod table;
 mod terminal;
 mod text;
 
-use hbmark_core::result::{CellResult, Report, saved};
+use document::Document;
+use hbmark_core::result::{CellResult, Report};
+pub use kinds::{Aliases, Glossary, record};
 
 /// Another program's decode, to stand beside the cells of a report on its roofline.
 #[derive(Debug, Clone, PartialEq)]
@@ -29,27 +27,15 @@ pub struct External {
     pub cell: CellResult,
 }
 
-/// How everything is printed that has no page of its own.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub enum TextFormat {
-    /// For a person at a terminal.
-    Table,
-    /// Everything.
-    Json,
-    /// One row a thing.
-    Csv,
-    /// For an issue or a pull request.
-    Md,
-}
-
-/// How a report is printed.
+/// How a result is printed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Format {
     /// For a person at a terminal.
+    #[value(alias = "text")]
     Table,
     /// Everything, raw samples included.
     Json,
-    /// One row a cell.
+    /// One row a thing.
     Csv,
     /// For an issue or a pull request.
     Md,
@@ -58,16 +44,36 @@ pub enum Format {
 }
 
 impl Format {
-    /// The same without pages.
+    /// The formats that are saved in files, in the order of writing.
+    pub const SAVED: [Self; 4] = [Self::Json, Self::Csv, Self::Md, Self::Html];
+
+    /// The name of a file of this format; `stem` says what it is about.
     #[must_use]
-    pub fn as_text(self) -> Option<TextFormat> {
+    pub fn file_name(self, stem: &str) -> String {
         match self {
-            Self::Table => Some(TextFormat::Table),
-            Self::Json => Some(TextFormat::Json),
-            Self::Csv => Some(TextFormat::Csv),
-            Self::Md => Some(TextFormat::Md),
-            Self::Html => None,
+            Self::Table => format!("{stem}.txt"),
+            Self::Json => format!("{stem}.json"),
+            Self::Csv => format!("{stem}.csv"),
+            Self::Md => format!("{stem}.md"),
+            Self::Html => "report.html".to_owned(),
         }
+    }
+}
+
+/// Something that can be printed in every format.
+pub trait Kind {
+    /// What there is to say of it.
+    fn document(&self) -> Document;
+
+    /// The thing itself, to be read back.
+    ///
+    /// # Errors
+    /// When it cannot be serialised.
+    fn json(&self) -> Result<String, OutputError>;
+
+    /// A page for a browser; kinds with plots have one of their own.
+    fn page(&self) -> String {
+        html::of_document(&self.document())
     }
 }
 
@@ -80,24 +86,30 @@ pub enum OutputError {
     Csv(#[from] ::csv::Error),
 }
 
-/// Prints a report in a format; `color` is for the table on a terminal.
+/// Prints a result in a format; `color` is for the table on a terminal.
 ///
 /// # Errors
 /// When a format's writer fails.
-pub fn render(report: &Report, format: Format, color: bool) -> Result<String, OutputError> {
+pub fn render<K: Kind + ?Sized>(result: &K, format: Format, color: bool) -> Result<String, OutputError> {
     match format {
-        Format::Table => Ok(terminal::render(report, color)),
-        Format::Json => Ok(saved::write(report)?),
-        Format::Csv => csv::render(report),
-        Format::Md => Ok(markdown::render(report)),
-        Format::Html => Ok(html::render(report, &[])),
+        Format::Table => Ok(terminal::render(&result.document(), color)),
+        Format::Json => result.json(),
+        Format::Csv => csv::render(&result.document()),
+        Format::Md => Ok(markdown(&result.document())),
+        Format::Html => Ok(result.page()),
     }
+}
+
+/// Draws a document that is no result, as Markdown.
+#[must_use]
+pub fn markdown(document: &Document) -> String {
+    markdown::render(document)
 }
 
 /// Draws a report as a page, with other programs' decodes on its roofline.
 #[must_use]
 pub fn page(report: &Report, externals: &[External]) -> String {
-    html::render(report, externals)
+    html::of_run(report, externals)
 }
 
 #[cfg(test)]

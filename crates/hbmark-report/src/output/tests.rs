@@ -3,7 +3,7 @@
 use super::*;
 use crate::analysis::judge;
 use crate::samples;
-use hbmark_core::result::Cause;
+use hbmark_core::result::{Cause, saved};
 
 fn report() -> Report {
     samples::saved("run-scripted")
@@ -82,4 +82,40 @@ fn the_shipped_schema_is_current_and_a_report_follows_it() {
 fn a_prediction_says_that_nothing_was_measured() {
     let report: Report = samples::saved("predict-h200");
     insta::assert_snapshot!(render(&report, Format::Table, false).unwrap());
+}
+
+#[test]
+fn a_result_without_plots_is_a_page_of_its_tables_on_which_strangers_write_no_markup() {
+    let mut found: hbmark_core::result::comparison::Comparison = samples::saved("comparison");
+    found.model = "<img src=x onerror=alert(1)>\u{1b}[31m".into();
+    let page = render(&found, Format::Html, false).unwrap();
+    assert!(page.contains("&lt;img") && !page.contains("<img") && !page.contains('\u{1b}'), "{page}");
+    assert!(page.contains(">B/A<") && page.contains(&found.cells[0].effect.reason), "{page}");
+}
+
+#[test]
+fn every_word_is_defined_in_every_format() {
+    for format in [Format::Table, Format::Json, Format::Csv, Format::Md, Format::Html] {
+        let text = render(&Glossary, format, false).unwrap();
+        assert!(text.contains("host bubble G") && text.contains("goodput"), "{format:?}: {text}");
+    }
+}
+
+#[test]
+fn numbers_of_a_table_are_text_for_a_reader_and_raw_in_a_sheet() {
+    use document::{Value, measured, words};
+    let columns = || {
+        let times = [Value::Finite(1.5e6), Value::AtLeast(2e6), Value::Infinite, Value::Null];
+        let names = ["=a", "b|", "c\u{1b}", "d"].map(str::to_owned);
+        vec![words("of", names), measured("t", metrics::Unit::Nanoseconds, times)]
+    };
+    let mut shown = Document::new("title");
+    shown.table(columns());
+    assert_eq!(
+        terminal::render(&shown, false),
+        "title\nof          t\n=a    1.50 ms\nb|  ≥ 2.00 ms\nc\u{fffd}          ∞\nd           -\n"
+    );
+    assert!(markdown(&shown).ends_with("| b\\| | ≥ 2.00 ms |\n| c\u{fffd} | ∞ |\n| d | - |\n"));
+    shown.sheet = Some(columns());
+    assert_eq!(csv::render(&shown).unwrap(), "of,t_ns\n'=a,1500000\nb|,≥ 2000000\nc\u{fffd},infinite\nd,\n");
 }

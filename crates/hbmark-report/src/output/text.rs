@@ -1,12 +1,17 @@
-//! Text that strangers wrote, made harmless, and numbers made readable; shared by the formats.
+//! Numbers made readable; shared by the formats.
 
+use super::document::Value;
 use super::metrics::Unit;
 use hbmark_core::units::{Bytes, BytesPerSecond, Flops, Nanos};
 
 /// A column of values in one unit and with one number of digits, so that they can be compared at a glance.
 #[must_use]
-pub fn column(unit: Unit, values: &[Option<f64>]) -> Vec<String> {
-    let present = || values.iter().flatten().copied().filter(|v| v.is_finite());
+pub fn column(unit: Unit, values: &[Value]) -> Vec<String> {
+    let known = |value: &Value| match value {
+        Value::Finite(value) | Value::AtLeast(value) => Some(*value).filter(|v| v.is_finite()),
+        Value::Null | Value::Infinite | Value::Word(_) => None,
+    };
+    let present = || values.iter().filter_map(known);
     let smallest = present().filter(|v| *v != 0.0).fold(f64::INFINITY, |m, v| m.min(v.abs()));
     let (scale, suffix) = scale(unit, smallest);
     let decimals = match unit {
@@ -20,11 +25,29 @@ pub fn column(unit: Unit, values: &[Option<f64>]) -> Vec<String> {
             _ => usize::from(!smallest.is_finite()) * 2,
         },
     };
-    let show = |value: &Option<f64>| match value {
-        Some(v) if v.is_finite() => format!("{:.decimals$}{suffix}", v / scale),
-        _ => "-".to_owned(),
-    };
-    values.iter().map(show).collect()
+    values.iter().map(|value| written(*value, |v| format!("{:.decimals$}{suffix}", v / scale))).collect()
+}
+
+/// A value among others that are not to be compared with it.
+#[must_use]
+pub fn alone(unit: Unit, value: Value) -> String {
+    written(value, |value| match unit {
+        Unit::Nanoseconds => Nanos(value).to_string(),
+        _ if value.abs() >= 100.0 => format!("{value:.0}"),
+        _ if value.abs() >= 1.0 || value == 0.0 => format!("{value:.2}"),
+        _ => format!("{value:.3}"),
+    })
+}
+
+/// A value with what is known of it.
+fn written(value: Value, show: impl Fn(f64) -> String) -> String {
+    match value {
+        Value::Finite(value) if value.is_finite() => show(value),
+        Value::AtLeast(value) if value.is_finite() => format!("≥ {}", show(value)),
+        Value::Null | Value::Finite(_) | Value::AtLeast(_) => "-".to_owned(),
+        Value::Infinite => "∞".to_owned(),
+        Value::Word(word) => word.to_owned(),
+    }
 }
 
 /// The largest step of a unit in which the smallest value is still at least one.
@@ -54,7 +77,7 @@ pub fn single(unit: Unit, value: f64) -> String {
         Unit::BytesPerSecond => BytesPerSecond(value).to_string(),
         Unit::Flops => Flops(value).to_string(),
         Unit::Fraction | Unit::PerSecond | Unit::Joules | Unit::Count => {
-            column(unit, &[Some(value)]).swap_remove(0)
+            column(unit, &[value.into()]).swap_remove(0)
         }
     }
 }
@@ -66,6 +89,9 @@ mod tests {
 
     #[test]
     fn a_column_has_one_unit_and_one_number_of_digits() {
+        let column = |unit, values: &[Option<f64>]| {
+            super::column(unit, &values.iter().map(|value| (*value).into()).collect::<Vec<_>>())
+        };
         let shown = column(Unit::Nanoseconds, &[Some(13_303_641.0), Some(133_036_410.0), None]);
         assert_eq!(shown, ["13.3 ms", "133.0 ms", "-"]);
         assert_eq!(column(Unit::Fraction, &[Some(0.269), Some(0.9)]), ["26.9 %", "90.0 %"]);

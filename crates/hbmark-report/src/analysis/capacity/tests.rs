@@ -1,7 +1,7 @@
 //! Every number checked against one computed by hand.
 
 use super::*;
-use crate::output::serving::tests::sweep;
+use crate::samples::sweep;
 use hbmark_core::result::Cause;
 use hbmark_core::result::serving::{Offered, Search, Validity};
 
@@ -221,7 +221,7 @@ fn results_that_cannot_carry_it_are_refused_with_what_they_lack() {
     let mut closed = swept();
     closed.points.iter_mut().for_each(|p| p.offered = Offered::Concurrency(4));
     assert_eq!(refused(&closed), CapacityError::NoRate);
-    let at_once = crate::output::serving::tests::single();
+    let at_once = crate::samples::single();
     assert!(capacity(&at_once, &question()).is_ok(), "one rate is a result, if a thin one");
 }
 

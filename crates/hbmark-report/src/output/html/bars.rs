@@ -35,13 +35,10 @@ pub fn loop_time(points: &[&Point]) -> Figure {
         let per_step = |ns: f64| Measure::Time.show(ns / b.steps.max(1) as f64);
         let shown = named(b);
         let columns = vec![
-            words("part", shown.iter().map(|(name, _)| (*name).to_owned()).collect()),
-            numbers("time", shown.iter().map(|(_, ns)| Measure::Time.show(*ns)).collect()),
-            numbers(
-                "share",
-                shown.iter().map(|(_, ns)| Measure::Share.show(ns / b.wall_ns.max(1.0))).collect(),
-            ),
-            numbers("per step", shown.iter().map(|(_, ns)| per_step(*ns)).collect()),
+            words("part", shown.iter().map(|(name, _)| (*name).to_owned())),
+            numbers("time", shown.iter().map(|(_, ns)| Measure::Time.show(*ns))),
+            numbers("share", shown.iter().map(|(_, ns)| Measure::Share.show(ns / b.wall_ns.max(1.0)))),
+            numbers("per step", shown.iter().map(|(_, ns)| per_step(*ns))),
         ];
         (plain(&point.label), columns)
     });
@@ -115,10 +112,7 @@ pub fn cold(cold: &ColdStart) -> Figure {
                 "Each launch is a process of its own; the last bar is all of them together.".into(),
             ],
             panels: vec![panel],
-            tables: vec![(
-                String::new(),
-                crate::output::serving::columns(&crate::output::serving::cold_grid(cold)),
-            )],
+            tables: vec![(String::new(), crate::output::kinds::serving::cold_columns(cold))],
             ..figure
         },
         None => figure.absent("No launch was timed."),

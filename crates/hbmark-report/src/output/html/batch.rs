@@ -6,7 +6,8 @@ use super::axis::{Axis, Measure};
 use super::chart::{Chart, Key, Line, Point, Rule, Shape, Span};
 use super::figure::{Figure, Panel, numbers, words};
 use super::palette::{Palette, Timed, is_believable, timed};
-use crate::output::table::{Column, status_word};
+use crate::output::document::Column;
+use crate::output::kinds::run::status_word;
 use hbmark_core::model::Dtype;
 use hbmark_core::result::{Phase, Report, ReportKind};
 

@@ -125,7 +125,7 @@ fn point(taken: &Taken<'_>, palette: &Palette) -> Option<Point> {
     Some(Point { class, shape, x: taken.block.at_ns, y: ratio, spread: None, hover })
 }
 
-fn table(taken: &[Taken<'_>]) -> (String, Vec<crate::output::table::Column>) {
+fn table(taken: &[Taken<'_>]) -> (String, Vec<crate::output::document::Column>) {
     let rows = &taken[..taken.len().min(ROWS)];
     let of = |show: &dyn Fn(&Taken<'_>) -> String| rows.iter().map(show).collect::<Vec<_>>();
     let caption = if rows.len() < taken.len() {

@@ -13,7 +13,7 @@ use base64::engine::general_purpose::STANDARD;
 use scraper::{Html, Selector};
 use sha2::{Digest, Sha256};
 
-use super::{render, render_serving};
+use super::{of_run as render, of_serving as render_serving};
 use crate::samples;
 
 const PROBE: &str = include_str!("browser_probe.js");
@@ -144,7 +144,7 @@ fn a_hostile_result_runs_nothing_in_a_browser() {
 #[test]
 fn the_page_of_a_sweep_works_in_a_browser_on_a_desk_and_on_a_phone() {
     let Some(browser) = browser() else { return };
-    let report = crate::output::serving::tests::sweep();
+    let report = crate::samples::sweep();
     let page = render_serving(&report, &[]);
     for (width, seen_class) in [(1280, "wide"), (390, "narrow")] {
         let seen = open(&browser, &page, width);

@@ -8,8 +8,9 @@ use super::axis::{Axis, Measure};
 use super::chart::{Chart, Key, Label, Line, Point, Shape, Span};
 use super::figure::{Figure, Panel, numbers, words};
 use super::palette::{Palette, Timed, is_believable, numbered, timed};
-use crate::output::table::{Column, status_word};
-use crate::output::terminal::fit_line;
+use crate::output::document::Column;
+use crate::output::kinds::run::fit_line;
+use crate::output::kinds::run::status_word;
 use hbmark_core::result::{FittedModel, Phase, Report, ReportKind, Status};
 use hbmark_core::units::BytesPerSecond;
 

@@ -4,7 +4,8 @@
 
 use super::chart::Chart;
 use super::node::{Node, el};
-use crate::output::table::Column;
+use crate::output::document::Column;
+pub use crate::output::document::{numbers, words};
 
 /// One drawing, for a desk and for a phone.
 pub type Drawings = Vec<Node>;
@@ -102,17 +103,21 @@ fn panel(panel: Panel) -> Node {
         .children(closing)
 }
 
-/// Columns of text as a table that scrolls in itself where it is too wide.
+/// Columns as a table that scrolls in itself where it is too wide; drawings of characters are left out.
 #[must_use]
 pub fn table(caption: &str, columns: &[Column]) -> Node {
-    let class = |column: &Column| if column.right { "number" } else { "word" };
+    let columns: Vec<&Column> = columns.iter().filter(|column| !column.is_drawing()).collect();
+    let class = |column: &Column| if column.right() { "number" } else { "word" };
     let heading = |c: &Column| el("th").attr("scope", "col").class(class(c)).text(c.title.as_str());
-    let head = el("thead").child(el("tr").children(columns.iter().map(heading)));
-    let rows = columns.first().map_or(0, |c| c.cells.len());
+    let head = el("thead").child(el("tr").children(columns.iter().map(|column| heading(column))));
+    let shown: Vec<(&str, Vec<String>)> = columns.iter().map(|c| (class(c), c.shown())).collect();
     let row = |i: usize| {
-        let cell = |c: &Column| el("td").class(class(c)).text(c.cells.get(i).map_or("", String::as_str));
-        el("tr").children(columns.iter().map(cell))
+        let cell = |(class, cells): &(&str, Vec<String>)| {
+            el("td").class(*class).text(cells.get(i).map_or("", String::as_str))
+        };
+        el("tr").children(shown.iter().map(cell))
     };
+    let rows = shown.first().map_or(0, |(_, cells)| cells.len());
     let mut table = el("table");
     if !caption.is_empty() {
         table = table.child(el("caption").text(caption));
@@ -120,16 +125,4 @@ pub fn table(caption: &str, columns: &[Column]) -> Node {
     let table = table.child(head).child(el("tbody").children((0..rows).map(row)));
     // A region that scrolls must be reachable with the keyboard.
     el("div").class("scroll").attr("tabindex", "0").child(table)
-}
-
-/// A column of words.
-#[must_use]
-pub fn words(title: &str, cells: Vec<String>) -> Column {
-    Column { title: title.to_owned(), right: false, cells }
-}
-
-/// A column of numbers.
-#[must_use]
-pub fn numbers(title: &str, cells: Vec<String>) -> Column {
-    Column { title: title.to_owned(), right: true, cells }
 }

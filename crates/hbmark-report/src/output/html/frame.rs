@@ -75,7 +75,7 @@ pub fn group(title: &str, class: &str, lines: Vec<String>) -> Option<Node> {
 /// Names and values as a table of two columns.
 #[must_use]
 pub fn pairs(title: &str, pairs: Vec<(String, String)>) -> Node {
-    let (names, values) = pairs.into_iter().unzip();
+    let (names, values): (Vec<String>, Vec<String>) = pairs.into_iter().unzip();
     let group = el("details").child(el("summary").text(title));
     group.child(table("", &[words("name", names), words("value", values)]))
 }

@@ -6,7 +6,7 @@
 use super::axis::{Axis, Measure};
 use super::chart::{Chart, Key, Label, Line, Point as Mark, Rule, Shape, Span};
 use super::figure::{Figure, Panel};
-use crate::output::serving::{columns, curve, validity};
+use crate::output::kinds::serving::{curve, validity};
 use hbmark_core::input::plain;
 use hbmark_core::result::serving::{
     Clause, ClauseResult, Offered, Point, Quantiles, Quantity, ServeReport, ServeResult, SloMetric, Validity,
@@ -123,7 +123,7 @@ pub fn figure(report: &ServeReport) -> Figure {
     Figure {
         caption,
         panels: charts.into_iter().flatten().map(|chart| Panel::of(&chart)).collect(),
-        tables: vec![(String::new(), columns(&curve(&report.points)))],
+        tables: vec![(String::new(), curve(&report.points))],
         ..figure
     }
 }

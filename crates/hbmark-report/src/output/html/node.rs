@@ -5,6 +5,8 @@
 
 use std::fmt::Write;
 
+use hbmark_core::input::acts;
+
 /// One element.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Node {
@@ -119,8 +121,7 @@ fn escape(out: &mut String, text: &str) {
             '"' => out.push_str("&quot;"),
             '\'' => out.push_str("&#39;"),
             '\n' | '\t' => out.push(c),
-            '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => out.push('\u{fffd}'),
-            c if c.is_control() => out.push('\u{fffd}'),
+            c if acts(c) => out.push('\u{fffd}'),
             c => out.push(c),
         }
     }

@@ -2,15 +2,18 @@
 //!
 //! Enters: a report. Leaves: one HTML document.
 
-use super::figure::{table, words};
+use super::figure::table;
 use super::frame::{self, flat, pairs, plain_value};
 use super::node::{Node, el};
 use super::palette::Palette;
 use super::{batch, blocks, context, roofline, telemetry, waterfall};
+use crate::output::document::facts;
+use crate::output::kinds::run::{
+    cold, crossover_line, device_line, fit_line, of_cells, protocol_text, remarks,
+};
 use crate::output::metrics::Unit;
-use crate::output::terminal::{crossover_value, device_line, fit_line, protocol_text};
 use crate::output::text::single;
-use crate::output::{External, breakdown, table as cells};
+use crate::output::{External, kinds};
 use hbmark_core::result::{Phase, Report, ReportKind, Status};
 use hbmark_core::units::{BytesPerSecond, FlopsPerSecond};
 
@@ -34,7 +37,7 @@ pub fn document(report: &Report, externals: &[External]) -> String {
         .child(all_cells(report))
         .children(operations(report))
         .children(over_time.into_iter().flatten())
-        .children(cold(report))
+        .children(once_per_process(report))
         .child(reproduce(report))
         .child(machine(report));
     frame::document(&report.model.name, "result.json", main)
@@ -93,11 +96,10 @@ fn findings(report: &Report) -> Node {
     let (decode, prefill): (Vec<_>, Vec<_>) = report.ladders.iter().partition(|l| l.phase == Phase::Decode);
     let stories = decode.into_iter().chain(prefill).map(|ladder| ladder.story.clone()).collect();
     let fits = report.fits.iter().map(fit_line).collect();
-    let crossovers =
-        report.crossovers.iter().map(|c| format!("{}: {}", crossover_value(c), c.explanation)).collect();
+    let crossovers = report.crossovers.iter().map(crossover_line).collect();
     let groups: [(&str, &str, Vec<String>); 5] = [
         ("About this machine and this run", "warning", report.warnings.clone()),
-        ("About these cells", "warning", cells::remarks(&report.cells)),
+        ("About these cells", "warning", remarks(&report.cells)),
         ("Where the time goes", "", stories),
         ("Fitted over the grid", "", fits),
         ("Crossovers", "", crossovers),
@@ -110,20 +112,21 @@ fn all_cells(report: &Report) -> Node {
     if report.cells.is_empty() {
         return section.child(el("p").class("absent").text("This result has no cells."));
     }
-    let shown = cells::of_cells(&report.cells);
-    let same: Vec<String> = shown.constants.iter().map(|(title, value)| format!("{title} {value}")).collect();
-    let same = (!same.is_empty()).then(|| el("p").text(format!("In all cells: {}.", same.join(" · "))));
-    section.children(same).child(table("", &shown.columns))
+    let (constants, columns) = of_cells(&report.cells);
+    let same = (!constants.is_empty()).then(|| el("p").text(format!("In all cells: {}.", facts(&constants))));
+    section.children(same).child(table("", &columns))
 }
 
 fn operations(report: &Report) -> Option<Node> {
-    let tables = breakdown::operations(report);
+    let tables = kinds::operations(report);
     if tables.is_empty() {
         return None;
     }
     let section = el("section").attr("id", "operations").child(el("h2").text("Operations of a step"));
     let count = tables.len();
-    let each = tables.into_iter().flat_map(|t| [table(&t.title, &t.columns), el("p").text(t.closing)]);
+    let each = tables.into_iter().flat_map(|t| {
+        [table(&t.title.unwrap_or_default(), &t.columns), el("p").text(t.closing.unwrap_or_default())]
+    });
     let fold = el("details").child(el("summary").text(match count {
         1 => "One step, operation by operation".to_owned(),
         many => format!("{many} steps, operation by operation"),
@@ -135,21 +138,12 @@ fn operations(report: &Report) -> Option<Node> {
     )
 }
 
-fn cold(report: &Report) -> Option<Node> {
+fn once_per_process(report: &Report) -> Option<Node> {
     if report.cold.is_empty() {
         return None;
     }
-    let of = |show: &dyn Fn(&hbmark_core::result::ColdRow) -> String| {
-        report.cold.iter().map(show).collect::<Vec<_>>()
-    };
-    let columns = [
-        words("what", of(&|row| row.what.clone())),
-        words("engine", of(&|row| row.engine.clone())),
-        words("dtype", of(&|row| row.dtype.to_string())),
-        super::figure::numbers("time", of(&|row| single(Unit::Nanoseconds, row.time_ns))),
-    ];
     let section = el("section").attr("id", "cold").child(el("h2").text("Cold, once per process"));
-    Some(section.child(table("", &columns)))
+    Some(section.child(table("", &cold(report))))
 }
 
 fn reproduce(report: &Report) -> Node {

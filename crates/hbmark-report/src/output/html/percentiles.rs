@@ -6,7 +6,7 @@
 use super::axis::{Axis, Measure};
 use super::chart::{Chart, Key, Line, Point as Mark, Shape, Span};
 use super::figure::{Figure, Panel};
-use crate::output::serving::{columns, latencies};
+use crate::output::kinds::serving::latencies;
 use hbmark_core::input::plain;
 use hbmark_core::result::serving::{LEVELS, Point, Quantiles, Quantity, ServeResult, SloMetric};
 use hbmark_core::stats::needed;
@@ -46,7 +46,7 @@ pub fn figure(points: &[&Point]) -> Figure {
         return figure.absent("No point of load was run, so there are no latencies.");
     }
     let panels: Vec<Panel> = known.iter().filter_map(|(point, result)| panel(point, result)).collect();
-    let tables = known.iter().map(|(p, r)| (plain(&p.label), columns(&latencies(r)))).collect();
+    let tables = known.iter().map(|(p, r)| (plain(&p.label), latencies("", r))).collect();
     if panels.is_empty() {
         return Figure { tables, ..figure }.absent("Every percentile of this result is refused or infinite.");
     }

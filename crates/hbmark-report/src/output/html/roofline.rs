@@ -10,7 +10,7 @@ use super::chart::{Chart, Key, Label, Line, Point, Shape, Span};
 use super::figure::{Figure, Panel, numbers, words};
 use super::palette::{Palette, Timed, is_believable, phase_word, timed};
 use crate::output::External;
-use crate::output::table::{bound_word, status_word};
+use crate::output::kinds::run::{bound_word, status_word};
 use hbmark_core::ledger::Roof;
 use hbmark_core::model::Dtype;
 use hbmark_core::result::{Phase, Report, ReportKind};
@@ -230,7 +230,7 @@ fn keys(dots: &[Dot<'_>], ceilings: &[Ceiling], palette: &Palette) -> Vec<Key> {
     keys
 }
 
-fn table(dots: &[Dot<'_>]) -> (String, Vec<crate::output::table::Column>) {
+fn table(dots: &[Dot<'_>]) -> (String, Vec<crate::output::document::Column>) {
     let of = |show: &dyn Fn(&Dot<'_>) -> String| dots.iter().map(show).collect::<Vec<_>>();
     let share = |d: &Dot<'_>| {
         d.timed.cell.predicted_ns.map_or("-".to_owned(), |floor| Measure::Share.show(floor / d.timed.time_ns))

@@ -7,8 +7,8 @@ use super::figure::{numbers, table, words};
 use super::frame::{self, flat, pairs, plain_value};
 use super::node::{Node, el};
 use super::{bars, load, percentiles, steps};
-use crate::output::serving::{
-    columns, curve, head, matrix_lines, point_lines, remarks, search_lines, validity,
+use crate::output::kinds::serving::{
+    curve, head, matrix_lines, point_lines, remarks, search_lines, validity,
 };
 use hbmark_core::result::serving::{Point, ServeKind, ServeReport, Validity};
 use hbmark_core::result::{Finding, Severity};
@@ -147,7 +147,7 @@ fn all_points(report: &ServeReport) -> Node {
     el("section")
         .attr("id", "points")
         .child(el("h2").text("Every point"))
-        .child(table("", &columns(&curve(&report.points))))
+        .child(table("", &curve(&report.points)))
 }
 
 fn gates(report: &ServeReport) -> Node {
@@ -167,10 +167,10 @@ fn gates(report: &ServeReport) -> Node {
         None => "not judged",
     };
     let shown = [
-        words("point", all.iter().map(|(p, _)| p.label.clone()).collect()),
-        words("gate", all.iter().map(|(_, g)| g.name.to_string()).collect()),
-        words("", all.iter().map(|(_, g)| verdict(g.passed).to_owned()).collect()),
-        words("because", all.iter().map(|(_, g)| g.detail.clone()).collect()),
+        words("point", all.iter().map(|(p, _)| p.label.clone())),
+        words("gate", all.iter().map(|(_, g)| g.name.to_string())),
+        words("", all.iter().map(|(_, g)| verdict(g.passed).to_owned())),
+        words("because", all.iter().map(|(_, g)| g.detail.clone())),
     ];
     section
         .child(el("p").text(
@@ -197,8 +197,8 @@ fn reproduce(report: &ServeReport) -> Node {
     }
     if !report.points.is_empty() {
         let seeds = vec![
-            words("point", report.points.iter().map(|p| p.label.clone()).collect()),
-            numbers("seed", report.points.iter().map(|p| p.seed.to_string()).collect()),
+            words("point", report.points.iter().map(|p| p.label.clone())),
+            numbers("seed", report.points.iter().map(|p| p.seed.to_string())),
         ];
         section = section.child(el("details").child(el("summary").text("Seeds")).child(table("", &seeds)));
     }

@@ -1,9 +1,9 @@
 //! The page of serving results from the virtual clock, which never change: the right values in the right plots, and nothing a stranger
 //! wrote becomes markup.
 
-use super::render_serving;
+use super::of_serving as render_serving;
 use super::tests::{HOSTILE, count, texts, well_formed};
-use crate::output::serving::tests::{single, sweep};
+use crate::samples::{single, sweep};
 use hbmark_core::result::serving::{
     ColdPhase, ColdStart, Launch, Quantity, Search, ServeReport, SloMetric, Span, Validity,
 };
@@ -242,7 +242,7 @@ fn objectives_look_alike_whatever_they_are_about() {
 fn every_mark_has_a_colour_in_the_style_sheet() {
     let style = include_str!("style.css");
     let page = well_formed(&render_serving(&missing(SloMetric::Ttft, Some(f64::INFINITY)), &[]));
-    let measured = well_formed(&super::render(&crate::samples::measured(), &[]));
+    let measured = well_formed(&super::of_run(&crate::samples::measured(), &[]));
     for kind in ["point", "cross", "line", "bar"] {
         for page in [&page, &measured] {
             for element in page.select(&scraper::Selector::parse(&format!("svg .{kind}")).unwrap()) {

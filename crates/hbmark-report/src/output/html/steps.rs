@@ -5,7 +5,7 @@
 use super::axis::{Axis, Measure};
 use super::chart::{Chart, Key, Line, Point as Mark, Rule, Shape, Span};
 use super::figure::{Figure, Panel, numbers};
-use crate::output::table::Column;
+use crate::output::document::Column;
 use hbmark_core::input::plain;
 use hbmark_core::result::serving::{Point, Span as TimelineSpan, Timeline};
 

@@ -103,12 +103,12 @@ pub fn figure(taken: &[Taken<'_>]) -> Figure {
     let told: Vec<&Taken<'_>> =
         taken.iter().filter(|t| seen.iter().any(|q| value(q, t).is_some())).take(400).collect();
     let mut columns = vec![
-        numbers("at", told.iter().map(|t| format!("{:.2} s", t.seconds)).collect()),
-        words("cell", told.iter().map(|t| t.cell.id.clone()).collect()),
+        numbers("at", told.iter().map(|t| format!("{:.2} s", t.seconds))),
+        words("cell", told.iter().map(|t| t.cell.id.clone())),
     ];
     columns.extend(seen.iter().map(|q| {
         let show = |t: &&Taken<'_>| value(q, t).map_or("-".to_owned(), |v| q.measure.show(v));
-        numbers(q.title, told.iter().map(show).collect())
+        numbers(q.title, told.iter().map(show))
     }));
     Figure { caption, panels, tables: vec![(String::new(), columns)], ..figure }
 }

@@ -2,7 +2,7 @@
 
 use scraper::{Html, Selector};
 
-use super::render;
+use super::of_run as render;
 use crate::output::External;
 use crate::samples;
 use hbmark_core::model::Dtype;

@@ -7,8 +7,8 @@ use super::chart::{Size, canvas, fitted, label, text_width};
 use super::figure::{Figure, Panel};
 use super::node::{Node, el};
 use super::palette::{Palette, phase_word};
-use crate::output::breakdown;
-use crate::output::table::status_word;
+use crate::output::kinds;
+use crate::output::kinds::run::status_word;
 use hbmark_core::result::{Ladder, Phase, Report, RungKind, Status};
 
 /// Height of a rung with the gap below it, and of the line its name takes above it on a phone, where beside it there is no room.
@@ -29,11 +29,11 @@ pub fn figure(report: &Report, palette: &Palette) -> Figure {
     if panels.is_empty() {
         return figure.absent("No cell of this result was measured, so there is no ladder.");
     }
-    let all = breakdown::all_ladders(report);
-    let tables = order.iter().filter_map(|&i| all.get(i)).map(|table| {
-        let told = table.columns.iter().filter(|c| !c.title.is_empty()).cloned().collect();
-        (table.title.clone(), told)
-    });
+    let all = kinds::all_ladders(report);
+    let tables = order
+        .iter()
+        .filter_map(|&i| all.get(i))
+        .map(|table| (table.title.clone().unwrap_or_default(), table.columns.clone()));
     Figure {
         caption: vec![
             "Each bar begins where the one above it ends; together they are the time of the slowest engine. Grey is what memory and \

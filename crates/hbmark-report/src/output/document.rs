@@ -1,0 +1,250 @@
+//! What there is to say of a result, before any format draws it: headings, lines, lists, names with values, and tables of typed columns.
+//!
+//! Enters: text and numbers from the kinds of results. Leaves: plain data. It knows no format and no kind of result; every format draws
+//! every document, so a format is one file and a kind of result another.
+
+use super::metrics::Unit;
+use super::text;
+use hbmark_core::result::serving::Quantity;
+
+/// All of it, in the order of reading.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Document {
+    pub title: String,
+    /// Stands alone, so its headings begin at the top; else it is put into a page of others.
+    pub page: bool,
+    pub blocks: Vec<Block>,
+    /// Raw numbers for a spreadsheet; without them it gets the tables.
+    pub sheet: Option<Vec<Column>>,
+}
+
+/// A part of a document.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Block {
+    Heading(String),
+    /// What stands above tables.
+    Lines(Vec<Line>),
+    List(Vec<String>),
+    KeyValues(Vec<(String, String)>),
+    Table(Table),
+    /// To be copied as it is.
+    Shell(String),
+}
+
+/// One line.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Line {
+    Said(Tone, String),
+    /// The command behind the result: for those who were not at the terminal.
+    Command(String),
+}
+
+impl Line {
+    #[must_use]
+    pub fn plain(text: impl Into<String>) -> Self {
+        Self::Said(Tone::Plain, text.into())
+    }
+}
+
+/// How loud something is where there is colour.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Tone {
+    Plain,
+    Faint,
+    Good,
+    Warning,
+    Bad,
+}
+
+/// Columns of one length.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Table {
+    /// Of a small table beside others.
+    pub title: Option<String>,
+    pub columns: Vec<Column>,
+    /// One a row, or none at all.
+    pub tones: Vec<Tone>,
+    /// What the table says, in a line.
+    pub closing: Option<String>,
+}
+
+/// One column.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Column {
+    pub title: String,
+    pub cells: Cells,
+}
+
+/// What a column holds.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Cells {
+    Words(Vec<String>),
+    /// Numbers that are written already; they stand to the right.
+    Numbers(Vec<String>),
+    /// Drawn with characters, for where these have one width.
+    Bars(Vec<String>),
+    Measured {
+        unit: Unit,
+        /// In one scale and with one number of digits; else each in its own.
+        alike: bool,
+        values: Vec<Value>,
+    },
+}
+
+/// A number as far as it is known.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Value {
+    Null,
+    Finite(f64),
+    Infinite,
+    /// The sample carries no more.
+    AtLeast(f64),
+    /// Why there is none.
+    Word(&'static str),
+}
+
+impl From<f64> for Value {
+    fn from(value: f64) -> Self {
+        if value.is_infinite() { Self::Infinite } else { Self::Finite(value) }
+    }
+}
+
+impl From<Quantity> for Value {
+    fn from(quantity: Quantity) -> Self {
+        quantity.value().into()
+    }
+}
+
+impl<T: Into<Self>> From<Option<T>> for Value {
+    fn from(value: Option<T>) -> Self {
+        value.map_or(Self::Null, Into::into)
+    }
+}
+
+/// A column of words.
+#[must_use]
+pub fn words(title: impl Into<String>, cells: impl IntoIterator<Item = String>) -> Column {
+    Column { title: title.into(), cells: Cells::Words(cells.into_iter().collect()) }
+}
+
+/// A column of numbers that are written already.
+#[must_use]
+pub fn numbers(title: impl Into<String>, cells: impl IntoIterator<Item = String>) -> Column {
+    Column { title: title.into(), cells: Cells::Numbers(cells.into_iter().collect()) }
+}
+
+/// A column of values in one scale.
+pub fn measured<V: Into<Value>>(
+    title: impl Into<String>,
+    unit: Unit,
+    values: impl IntoIterator<Item = V>,
+) -> Column {
+    let values = values.into_iter().map(Into::into).collect();
+    Column { title: title.into(), cells: Cells::Measured { unit, alike: true, values } }
+}
+
+impl Column {
+    /// The same with each value in its own scale.
+    #[must_use]
+    pub fn each_alone(mut self) -> Self {
+        if let Cells::Measured { alike, .. } = &mut self.cells {
+            *alike = false;
+        }
+        self
+    }
+
+    /// Numbers stand to the right.
+    #[must_use]
+    pub fn right(&self) -> bool {
+        matches!(self.cells, Cells::Numbers(_) | Cells::Measured { .. })
+    }
+
+    #[must_use]
+    pub fn is_drawing(&self) -> bool {
+        matches!(self.cells, Cells::Bars(_))
+    }
+
+    /// The cells for a reader.
+    #[must_use]
+    pub fn shown(&self) -> Vec<String> {
+        match &self.cells {
+            Cells::Words(cells) | Cells::Numbers(cells) | Cells::Bars(cells) => cells.clone(),
+            Cells::Measured { unit, alike: true, values } => text::column(*unit, values),
+            Cells::Measured { unit, alike: false, values } => {
+                values.iter().map(|value| text::alone(*unit, *value)).collect()
+            }
+        }
+    }
+
+    /// Whether no row has anything to show.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        match &self.cells {
+            Cells::Measured { values, .. } => values.iter().all(|value| *value == Value::Null),
+            Cells::Words(cells) | Cells::Numbers(cells) | Cells::Bars(cells) => {
+                cells.iter().all(|cell| cell == "-")
+            }
+        }
+    }
+}
+
+/// Takes out the columns that hold one value in every row and that `may_go`; leaves their titles and values, and the other columns.
+#[must_use]
+pub fn split_constants(
+    columns: Vec<Column>,
+    may_go: impl Fn(&Column) -> bool,
+) -> (Vec<(String, String)>, Vec<Column>) {
+    let same = |column: &Column| column.shown().windows(2).all(|pair| pair[0] == pair[1]);
+    let (constant, varying): (Vec<Column>, Vec<Column>) =
+        columns.into_iter().partition(|column| same(column) && may_go(column));
+    let told = constant.into_iter().filter(|column| !column.is_empty());
+    let told = told.filter_map(|column| Some((column.shown().pop()?, column.title)));
+    (told.map(|(value, title)| (title, value)).collect(), varying)
+}
+
+/// Titles and values in one line.
+#[must_use]
+pub fn facts(pairs: &[(String, String)]) -> String {
+    let told: Vec<String> = pairs.iter().map(|(title, value)| format!("{title} {value}")).collect();
+    told.join(" · ")
+}
+
+impl Document {
+    #[must_use]
+    pub fn new(title: impl Into<String>) -> Self {
+        Self { title: title.into(), ..Self::default() }
+    }
+
+    pub fn heading(&mut self, title: impl Into<String>) {
+        self.blocks.push(Block::Heading(title.into()));
+    }
+
+    /// Lines; nothing where there are none.
+    pub fn lines(&mut self, lines: impl IntoIterator<Item = Line>) {
+        let lines: Vec<Line> = lines.into_iter().collect();
+        if !lines.is_empty() {
+            self.blocks.push(Block::Lines(lines));
+        }
+    }
+
+    /// A list; nothing where it is empty.
+    pub fn list(&mut self, items: impl IntoIterator<Item = String>) {
+        let items: Vec<String> = items.into_iter().collect();
+        if !items.is_empty() {
+            self.blocks.push(Block::List(items));
+        }
+    }
+
+    /// A list under a heading; neither where it is empty.
+    pub fn section(&mut self, title: &str, items: impl IntoIterator<Item = String>) {
+        let mut items = items.into_iter().peekable();
+        if items.peek().is_some() {
+            self.heading(title);
+            self.list(items);
+        }
+    }
+
+    pub fn table(&mut self, columns: Vec<Column>) {
+        self.blocks.push(Block::Table(Table { columns, ..Table::default() }));
+    }
+}

@@ -1,0 +1,37 @@
+//! Checklists: every question of a result with its answer, and the verdict.
+//!
+//! Enters: what [`crate::analysis`] decided. Leaves: a document.
+
+use crate::analysis::{Check, Checklist};
+use crate::output::document::{Document, words};
+use crate::output::{Kind, OutputError};
+
+impl Kind for [Checklist] {
+    fn document(&self) -> Document {
+        let mut document = Document::default();
+        for list in self {
+            let verdict = if list.valid { "VALID" } else { "INVALID" };
+            document.heading(format!("{verdict} · {}", list.subject));
+            let column =
+                |title: &str, of: &dyn Fn(&Check) -> String| words(title, list.checks.iter().map(of));
+            document.table(vec![
+                column("", &|c| c.outcome.word().to_owned()),
+                column("question", &|c| format!("{}{}", c.question, if c.essential { " *" } else { "" })),
+                column("answer", &|c| c.evidence.clone()),
+                column("next", &|c| c.next.clone()),
+            ]);
+            let reasons: Vec<String> =
+                list.reasons().map(|c| format!("{} ({})", c.question, c.outcome.word())).collect();
+            document.list([if reasons.is_empty() {
+                "every question marked * is answered".to_owned()
+            } else {
+                format!("INVALID because of the questions marked *: {}", reasons.join(", "))
+            }]);
+        }
+        document
+    }
+
+    fn json(&self) -> Result<String, OutputError> {
+        Ok(serde_json::to_string_pretty(self)?)
+    }
+}

@@ -1,0 +1,172 @@
+//! The result of a comparison.
+//!
+//! Enters: what was compared, run and judged. Leaves: a document. It decides nothing: verdicts are those of [`crate::analysis::compare`].
+
+use crate::analysis::compare::percent;
+use crate::output::document::{Block, Column, Document, Line, Table, Tone, measured, numbers, words};
+use crate::output::metrics::Unit;
+use crate::output::{Kind, OutputError};
+use hbmark_core::result::comparison::{
+    Arm, CellComparison, ComparedCell, Comparison, ComparisonVerdict, Effect, Method,
+};
+
+impl Kind for Comparison {
+    fn document(&self) -> Document {
+        let mut document = Document::new(self.model.as_str());
+        let told = header(self).into_iter().map(Line::plain);
+        document.lines(told.chain([Line::Command(self.command.clone())]));
+        let found = table_rows(&self.cells, self.overall.as_ref());
+        let floor = self.floor.as_ref().map(|floor| table_rows(&floor.cells, floor.overall.as_ref()));
+        if let Some(floor) = &floor {
+            document.heading("A against A: the floor of this machine");
+            document.blocks.push(table(floor));
+            document.heading("B against A");
+        }
+        document.blocks.push(table(&found));
+        document.section("about these rounds", self.remarks.iter().cloned());
+        document.section("what this cannot prove", self.limits.iter().cloned());
+        let floor = floor.into_iter().flatten().map(|row| ("a_against_a", row));
+        document.sheet =
+            Some(sheet(&floor.chain(found.into_iter().map(|row| ("b_against_a", row))).collect::<Vec<_>>()));
+        document
+    }
+
+    fn json(&self) -> Result<String, OutputError> {
+        Ok(serde_json::to_string_pretty(self)?)
+    }
+}
+
+/// One row of a table: a cell, or all of them together.
+struct Row<'a> {
+    place: Option<&'a ComparedCell>,
+    effect: &'a Effect,
+}
+
+fn table_rows<'a>(cells: &'a [CellComparison], overall: Option<&'a Effect>) -> Vec<Row<'a>> {
+    let each = cells.iter().map(|cell| Row { place: Some(&cell.place), effect: &cell.effect });
+    each.chain(overall.map(|effect| Row { place: None, effect })).collect()
+}
+
+fn table(rows: &[Row<'_>]) -> Block {
+    let tones = rows.iter().map(|row| match row.effect.verdict {
+        ComparisonVerdict::Faster => Tone::Good,
+        ComparisonVerdict::Slower => Tone::Bad,
+        ComparisonVerdict::Equivalent => Tone::Plain,
+        ComparisonVerdict::Inconclusive => Tone::Faint,
+    });
+    Block::Table(Table { columns: columns(rows), tones: tones.collect(), ..Table::default() })
+}
+
+/// The columns of a table; those of the test are there where one was made.
+fn columns(rows: &[Row<'_>]) -> Vec<Column> {
+    let text = |title: &str, of: &dyn Fn(&Row<'_>) -> String| words(title, rows.iter().map(of));
+    let written =
+        |title: &str, of: &dyn Fn(&Effect) -> String| numbers(title, rows.iter().map(|row| of(row.effect)));
+    let time = |title: &str, of: &dyn Fn(&Effect) -> Option<f64>| {
+        measured(title, Unit::Nanoseconds, rows.iter().map(|row| of(row.effect)))
+    };
+    let placed = |row: &Row<'_>, of: &dyn Fn(&ComparedCell) -> String| row.place.map_or_else(String::new, of);
+    let small = |value: Option<f64>| value.map_or_else(|| "-".into(), percent);
+    let p = |value: Option<f64>| match value {
+        Some(p) if p < 0.0001 => "< 0.0001".to_owned(),
+        Some(p) => format!("{p:.4}"),
+        None => "-".to_owned(),
+    };
+    let ratio = |value: Option<f64>| value.map_or_else(|| "-".into(), |value| format!("{value:.4}"));
+    let mut columns = vec![
+        text("cell", &|row| match row.place {
+            Some(place) => format!("{:?} b{} c{}", place.phase, place.batch, place.context).to_lowercase(),
+            None => "all cells".into(),
+        }),
+        text("A", &|row| placed(row, &|place| place.a.to_string())),
+        text("B", &|row| placed(row, &|place| place.b.to_string())),
+        time("A time", &|effect| effect.a_ns),
+        time("B time", &|effect| effect.b_ns),
+        written("B/A", &|effect| ratio(effect.ratio)),
+        text("95 % interval", &|row| match (row.effect.low, row.effect.high) {
+            (Some(low), Some(high)) => format!("{low:.4} to {high:.4}"),
+            _ => "-".into(),
+        }),
+    ];
+    if rows.iter().any(|row| row.effect.p.is_some()) {
+        columns.push(written("p", &|effect| p(effect.p)));
+        columns.push(written("p (Holm)", &|effect| p(effect.p_holm)));
+        columns.push(written("detectable", &|effect| small(effect.minimum_detectable)));
+    }
+    if rows.iter().any(|row| row.effect.floor.is_some()) {
+        columns.push(written("A/A floor", &|effect| small(effect.floor)));
+    }
+    columns.push(text("verdict", &|row| row.effect.verdict.word().into()));
+    columns.push(text("because", &|row| row.effect.reason.clone()));
+    columns
+}
+
+/// Raw numbers, one row a cell and one for all cells; A against itself is marked in the first column.
+fn sheet(rows: &[(&str, Row<'_>)]) -> Vec<Column> {
+    let place = |title: &str, of: &dyn Fn(&ComparedCell) -> String| {
+        words(title, rows.iter().map(|(_, row)| row.place.map_or_else(String::new, of)))
+    };
+    let number = |title: &str, unit: Unit, of: &dyn Fn(&Effect) -> Option<f64>| {
+        measured(title, unit, rows.iter().map(|(_, row)| of(row.effect)))
+    };
+    let phase =
+        |row: &Row<'_>| row.place.map_or("all".to_owned(), |p| format!("{:?}", p.phase).to_lowercase());
+    vec![
+        words("of", rows.iter().map(|(of, _)| (*of).to_owned())),
+        words("phase", rows.iter().map(|(_, row)| phase(row))),
+        place("batch", &|place| place.batch.to_string()),
+        place("context", &|place| place.context.to_string()),
+        place("a_engine", &|place| place.a.engine.clone()),
+        place("a_dtype", &|place| place.a.dtype.to_string()),
+        place("b_engine", &|place| place.b.engine.clone()),
+        place("b_dtype", &|place| place.b.dtype.to_string()),
+        number("rounds", Unit::Count, &|e| Some(e.rounds as f64)),
+        number("a", Unit::Nanoseconds, &|e| e.a_ns),
+        number("b", Unit::Nanoseconds, &|e| e.b_ns),
+        number("ratio", Unit::Count, &|e| e.ratio),
+        number("low", Unit::Count, &|e| e.low),
+        number("high", Unit::Count, &|e| e.high),
+        number("p", Unit::Count, &|e| e.p),
+        number("p_holm", Unit::Count, &|e| e.p_holm),
+        number("minimum_detectable", Unit::Count, &|e| e.minimum_detectable),
+        number("floor", Unit::Count, &|e| e.floor),
+        words("verdict", rows.iter().map(|(_, row)| row.effect.verdict.word().to_owned())),
+        words("reason", rows.iter().map(|(_, row)| row.effect.reason.clone())),
+    ]
+}
+
+/// What was compared, how, line by line and without markup.
+fn header(comparison: &Comparison) -> Vec<String> {
+    let side = |letter: char, arm: &Arm| format!("{letter}: {}", arm.given);
+    let mut lines = vec![comparison.machine.clone(), side('A', &comparison.a), side('B', &comparison.b)];
+    if comparison.differences.is_empty() {
+        lines.push("the configurations do not differ".into());
+    } else {
+        let each = comparison.differences.iter().map(|d| {
+            let text = |value: &serde_json::Value| match value {
+                serde_json::Value::Null => "default".to_owned(),
+                other => other.to_string().replace('"', ""),
+            };
+            format!("{} {} in A, {} in B", d.key, text(&d.a), text(&d.b))
+        });
+        lines.push(format!("they differ in: {}", each.collect::<Vec<_>>().join("; ")));
+    }
+    let protocol = comparison.protocol.as_deref().unwrap_or("unknown");
+    lines.push(match comparison.method {
+        Method::PairedRounds => format!(
+            "{} rounds, a fresh process a side, in random order (seed {}: {}), {} protocol in each",
+            comparison.rounds.unwrap_or_default(),
+            comparison.seed.unwrap_or_default(),
+            comparison.order.join(" "),
+            protocol
+        ),
+        Method::SavedResults => {
+            format!("two saved results, {protocol} protocol: no rounds, no test")
+        }
+    });
+    lines.push(format!(
+        "ratios are B's time over A's; equivalent within ±{}; p by sign flips, corrected over the cells",
+        percent(comparison.settings.margin)
+    ));
+    lines
+}

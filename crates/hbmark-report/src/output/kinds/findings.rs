@@ -1,0 +1,55 @@
+//! Findings, the worst first: what is wrong or right, the evidence, and what to do.
+//!
+//! Enters: what [`crate::analysis`] decided. Leaves: a document.
+
+use crate::output::document::{Block, Document, words};
+use crate::output::{Kind, OutputError};
+use hbmark_core::result::{Finding, Severity};
+
+/// Evidence of one rule that is printed; a file for machines has it all.
+const MAX_EVIDENCE: usize = 4;
+
+impl Kind for [Finding] {
+    fn document(&self) -> Document {
+        let mut document = Document::default();
+        if self.is_empty() {
+            document.list(["no cell was measured, so there is nothing to explain".to_owned()]);
+        }
+        for finding in self {
+            document.heading(format!("{} ({})", finding.regime, word(finding.severity)));
+            let mut told = vec![("symptom", finding.symptom.clone())];
+            told.extend(finding.evidence.iter().take(MAX_EVIDENCE).map(|e| ("evidence", e.clone())));
+            if let Some(more) = finding.evidence.len().checked_sub(MAX_EVIDENCE).filter(|more| *more > 0) {
+                told.push(("", format!("and {more} more cells")));
+            }
+            told.push(("measure", finding.next.clone()));
+            told.push(("do first", finding.response.clone()));
+            let told = told.into_iter().map(|(key, value)| (key.to_owned(), value));
+            document.blocks.push(Block::KeyValues(told.collect()));
+        }
+        let column = |title: &str, of: &dyn Fn(&Finding) -> String| words(title, self.iter().map(of));
+        document.sheet = Some(vec![
+            column("rule", &|f| f.rule.clone()),
+            column("severity", &|f| word(f.severity).to_owned()),
+            column("regime", &|f| f.regime.clone()),
+            column("symptom", &|f| f.symptom.clone()),
+            column("evidence", &|f| f.evidence.join("; ")),
+            column("next", &|f| f.next.clone()),
+            column("response", &|f| f.response.clone()),
+        ]);
+        document
+    }
+
+    fn json(&self) -> Result<String, OutputError> {
+        Ok(serde_json::to_string_pretty(self)?)
+    }
+}
+
+fn word(severity: Severity) -> &'static str {
+    match severity {
+        Severity::Ok => "as it should be",
+        Severity::Note => "note",
+        Severity::Warn => "warning",
+        Severity::Problem => "problem",
+    }
+}

@@ -1,0 +1,339 @@
+//! Imported results: the mapped rows, where they stand on the roofline, and what was not said; and the dictionary they were mapped by.
+//!
+//! Enters: [`Imported`]s. Leaves: documents. What the numbers mean was decided in [`crate::analysis::import`].
+
+use super::run::{bound_word, status_word};
+use crate::analysis::import::alias::{self, Alias, Shape};
+use crate::analysis::import::{
+    ForeignFormat, ForeignRow, Imported, Metric, Rate, RooflinePlacement, Statistic, Value,
+};
+use crate::output::document::{Block, Column, Document, facts, measured, numbers, split_constants, words};
+use crate::output::metrics::Unit;
+use crate::output::{Kind, OutputError};
+use hbmark_core::result::{CellResult, Status};
+
+/// Metrics that a table shows, each by its middle, which the heading names; files for machines have every statistic.
+const SHOWN: &[Metric] = &[
+    Metric::PrefillStep,
+    Metric::Ttft,
+    Metric::DecodeStep,
+    Metric::Tpot,
+    Metric::TpotWithFirst,
+    Metric::Itl,
+    Metric::E2e,
+    Metric::InputThroughput,
+    Metric::OutputThroughput,
+    Metric::TotalThroughput,
+    Metric::RequestThroughput,
+];
+
+/// Metrics whose tail a table shows beside the middle.
+const TAILS: &[Metric] = &[Metric::Ttft, Metric::Tpot, Metric::Itl];
+const P99: Statistic = Statistic::Percentile(990);
+
+impl Kind for [Imported] {
+    fn document(&self) -> Document {
+        let mut document = Document::default();
+        for one in self {
+            section(&mut document, one);
+        }
+        document.sheet = Some(sheet(self));
+        document
+    }
+
+    fn json(&self) -> Result<String, OutputError> {
+        Ok(serde_json::to_string_pretty(self)?)
+    }
+}
+
+/// What foreign keys mean, of all formats or one.
+#[derive(Debug, Clone, Copy)]
+pub struct Aliases(pub Option<ForeignFormat>);
+
+impl Aliases {
+    fn lines(self) -> Vec<&'static Alias> {
+        let formats = ForeignFormat::ALL.iter().filter(|f| self.0.is_none_or(|only| only == **f));
+        formats.flat_map(|format| alias::of(*format)).collect()
+    }
+}
+
+impl Kind for Aliases {
+    fn document(&self) -> Document {
+        let lines = self.lines();
+        let text =
+            |title: &str, of: &dyn Fn(&Alias) -> String| words(title, lines.iter().map(|line| of(line)));
+        let mut document = Document::default();
+        document.table(vec![
+            text("format", &|a| a.format.name().to_owned()),
+            text("foreign key", &|a| {
+                if a.shape == Shape::Group { format!("{}.{{stat}}", a.key) } else { a.key.to_owned() }
+            }),
+            text("is our", &|a| a.metric.title().to_owned()),
+            text("unit", &|a| a.unit.word().to_owned()),
+            text("computed as", &|a| a.conversion.to_owned()),
+            text("mind", &|a| a.caveat.to_owned()),
+        ]);
+        document
+    }
+
+    fn json(&self) -> Result<String, OutputError> {
+        let row = |a: &Alias| {
+            serde_json::json!({
+                "format": a.format, "key": a.key, "metric": a.metric, "unit": a.unit.word(),
+                "conversion": a.conversion, "caveat": a.caveat,
+            })
+        };
+        Ok(serde_json::Value::Array(self.lines().into_iter().map(row).collect()).to_string())
+    }
+}
+
+fn section(document: &mut Document, imported: &Imported) {
+    let result = &imported.result;
+    let rows = result.rows.len();
+    let count = if rows == 1 { "1 row".to_owned() } else { format!("{rows} rows") };
+    document.heading(format!("{} · {} · {count}", result.source, result.format.name()));
+    let (constants, columns) = columns(imported);
+    let said = (!constants.is_empty()).then(|| format!("the file says: {}", facts(&constants)));
+    document.list(said.into_iter().chain(missing_fields(&result.rows)));
+    document.table(columns);
+    document.section("about these rows", row_remarks(imported));
+    document.section("words that mean something else there", caveats(imported));
+    document.section(
+        "taken for granted on the roofline",
+        grouped(imported, |_, place| match place {
+            RooflinePlacement::Placed(p) => p.assumptions.clone(),
+            _ => Vec::new(),
+        }),
+    );
+    let missing = imported.missing();
+    if !missing.is_empty() {
+        document.heading("to hold the decode rows against the roofline, say");
+        let asked = missing.iter().map(|m| (m.flag.clone(), m.hint.clone()));
+        document.blocks.push(Block::KeyValues(asked.collect()));
+    }
+}
+
+fn row_remarks(imported: &Imported) -> Vec<String> {
+    let mut lines = grouped(imported, |row, _| row.remarks.clone());
+    lines.extend(grouped(imported, |_, place| match place {
+        RooflinePlacement::NoDecode(why) => vec![format!("not on the roofline: {why}")],
+        RooflinePlacement::Placed(p) => {
+            p.cell.reason.iter().map(|r| format!("INVALID: {r}")).chain(p.cell.flags.iter().map(ToString::to_string)).collect()
+        }
+        RooflinePlacement::Asks(_) => Vec::new(),
+    }));
+    lines
+}
+
+/// A sentence that several rows share, once.
+fn grouped(imported: &Imported, of: impl Fn(&ForeignRow, &RooflinePlacement) -> Vec<String>) -> Vec<String> {
+    let rows = &imported.result.rows;
+    let mut sentences: Vec<(String, Vec<&str>)> = Vec::new();
+    for (row, place) in rows.iter().zip(&imported.places) {
+        for sentence in of(row, place) {
+            match sentences.iter_mut().find(|(known, _)| *known == sentence) {
+                Some((_, labels)) => labels.push(&row.label),
+                None => sentences.push((sentence, vec![&row.label])),
+            }
+        }
+    }
+    sentences
+        .into_iter()
+        .map(|(sentence, labels)| match labels.as_slice() {
+            all if all.len() == rows.len() => sentence,
+            [one] => format!("{one}: {sentence}"),
+            many => format!("{} rows ({} ...): {sentence}", many.len(), many[0]),
+        })
+        .collect()
+}
+
+/// The caveats of the aliases that were used.
+fn caveats(imported: &Imported) -> Vec<String> {
+    let used = |alias: &&alias::Alias| {
+        !alias.caveat.is_empty()
+            && imported
+                .result
+                .rows
+                .iter()
+                .flat_map(|r| &r.values)
+                .any(|v| v.metric == alias.metric && reads(alias, &v.key))
+    };
+    let line =
+        |alias: &alias::Alias| format!("{} is our {}: {}", alias.key, alias.metric.title(), alias.caveat);
+    alias::of(imported.result.format).filter(used).map(line).collect()
+}
+
+/// Whether a value's key is one that an alias reads.
+fn reads(alias: &alias::Alias, key: &str) -> bool {
+    let stem = alias.key.trim_start_matches("{stat}");
+    let stem = stem.split(' ').next().filter(|_| alias.shape == Shape::Computed).unwrap_or(stem);
+    match alias.shape {
+        Shape::Suffix => key.ends_with(stem),
+        _ => key.starts_with(stem),
+    }
+}
+
+/// What a reader would want to know and no row says.
+fn missing_fields(rows: &[ForeignRow]) -> Option<String> {
+    type Said = fn(&ForeignRow) -> bool;
+    let wanted: [(&str, Said); 9] = [
+        ("model", |r| r.setup.model.is_some()),
+        ("storage of the weights", |r| r.setup.stored_as.is_some()),
+        ("GPU", |r| r.setup.gpu.is_some() || r.setup.cpu.is_some()),
+        ("number of GPUs", |r| r.setup.gpus.is_some()),
+        ("batch or concurrency", |r| {
+            r.setup.batch.is_some() || r.setup.max_concurrency.is_some() || r.setup.concurrency.is_some()
+        }),
+        ("lengths", |r| r.setup.input_tokens.is_some()),
+        ("engine version", |r| r.setup.engine_version.is_some()),
+        ("warm-up", |r| r.setup.warmup.is_some()),
+        ("seed", |r| r.setup.seed.is_some()),
+    ];
+    let missing: Vec<&str> =
+        wanted.into_iter().filter(|(_, said)| !rows.iter().any(said)).map(|(name, _)| name).collect();
+    (!missing.is_empty()).then(|| format!("the file does not say: {}", missing.join(", ")))
+}
+
+/// What is the same in every row, by title, and the columns that vary.
+fn columns(imported: &Imported) -> (Vec<(String, String)>, Vec<Column>) {
+    type Said<'a> = &'a dyn Fn(&ForeignRow) -> Option<String>;
+    let rows = &imported.result.rows;
+    let cells =
+        |of: Said<'_>| rows.iter().map(|row| of(row).unwrap_or_else(|| "-".to_owned())).collect::<Vec<_>>();
+    let text = |title: &str, of: Said<'_>| words(title, cells(of));
+    let count = |title: &str, of: Said<'_>| numbers(title, cells(of));
+    let tokens =
+        |n: Option<f64>| n.map(|n| if n.fract() == 0.0 { format!("{n:.0}") } else { format!("{n:.1}") });
+    let said = vec![
+        text("engine", &|r| r.setup.engine.clone()),
+        text("version", &|r| r.setup.engine_version.clone()),
+        text("model", &|r| r.setup.model.clone()),
+        text("stored as", &|r| r.setup.stored_as.clone()),
+        text("KV", &|r| r.setup.kv_dtype.map(|d| d.to_string())),
+        text("GPU", &|r| r.setup.gpu.clone()),
+        text("CPU", &|r| r.setup.cpu.clone()),
+        count("GPUs", &|r| r.setup.gpus.map(|n| n.to_string())),
+        count("batch", &|r| r.setup.batch.map(|n| n.to_string())),
+        count("limit", &|r| r.setup.max_concurrency.map(|n| n.to_string())),
+        count("offered", &|r| r.setup.request_rate.map(offered)),
+        count("at once", &|r| tokens(r.setup.concurrency)),
+        count("depth", &|r| r.setup.depth.map(|n| n.to_string())),
+        count("in", &|r| tokens(r.setup.input_tokens)),
+        count("out", &|r| tokens(r.setup.output_tokens)),
+    ];
+    let long =
+        |c: &Column| matches!(c.title.as_str(), "engine" | "version" | "model" | "stored as" | "GPU" | "CPU");
+    // With one row only long words go above the table; numbers stay beside those they explain.
+    let (constants, varying) = split_constants(said, |c| rows.len() > 1 || long(c) || c.is_empty());
+    let mut columns = vec![text("row", &|r| Some(r.label.clone()))];
+    columns.extend(varying);
+    for metric in SHOWN {
+        let unit = if metric.is_time() { Unit::Nanoseconds } else { Unit::PerSecond };
+        let middles = rows.iter().map(|r| r.center(*metric).map(|v| v.value));
+        columns.push(measured(headed(*metric, rows), unit, middles));
+        if TAILS.contains(metric) {
+            let tails = rows.iter().map(|r| r.value(*metric, P99));
+            columns.push(measured(format!("{} {P99}", metric.title()), unit, tails));
+        }
+    }
+    columns.extend(placed_columns(&imported.places));
+    columns.retain(|c| c.title == "row" || !c.is_empty());
+    (constants, columns)
+}
+
+/// The heading of a metric's middle, with the statistics that it is in these rows; a figure that stands alone in its file has no name.
+fn headed(metric: Metric, rows: &[ForeignRow]) -> String {
+    let mut words: Vec<String> = Vec::new();
+    for value in rows.iter().filter_map(|row| row.center(metric)) {
+        let word = value.statistic.to_string();
+        if value.statistic != Statistic::Single && !words.contains(&word) {
+            words.push(word);
+        }
+    }
+    if words.is_empty() {
+        metric.title().to_owned()
+    } else {
+        format!("{} {}", metric.title(), words.join("/"))
+    }
+}
+
+fn offered(rate: Rate) -> String {
+    match rate {
+        Rate::PerSecond(rate) => format!("{rate}/s"),
+        Rate::Unlimited => "all at once".to_owned(),
+    }
+}
+
+fn placed_columns(places: &[RooflinePlacement]) -> Vec<Column> {
+    let decode = |place: &RooflinePlacement| match place {
+        RooflinePlacement::Placed(placement) => Some(placement.cell.clone()),
+        _ => None,
+    };
+    let cells: Vec<Option<CellResult>> = places.iter().map(decode).collect();
+    let number = |title: &str, unit, of: &dyn Fn(&CellResult) -> Option<f64>| {
+        measured(title, unit, cells.iter().map(|cell| of(cell.as_ref()?)))
+    };
+    let word = |title: &str, of: &dyn Fn(&CellResult) -> String| {
+        words(title, cells.iter().map(|cell| cell.as_ref().map_or_else(|| "-".to_owned(), of)))
+    };
+    vec![
+        word("at", &|cell| format!("b{} c{}", cell.batch, cell.context)),
+        number("floor", Unit::Nanoseconds, &|cell| cell.predicted_datasheet_ns),
+        number("achieved", Unit::BytesPerSecond, &|cell| cell.achieved_bytes_per_s),
+        number("% sheet", Unit::Fraction, &|cell| cell.fraction_of_datasheet),
+        word("bound", &|cell| cell.bound.map_or("-", bound_word).to_owned()),
+        word("validity", &|cell| {
+            if cell.status == Status::Ok { "-".to_owned() } else { status_word(cell.status).to_owned() }
+        }),
+    ]
+}
+
+/// One row a number, which is what a spreadsheet can pivot.
+fn sheet(imported: &[Imported]) -> Vec<Column> {
+    struct Number<'a>(&'a Imported, &'a ForeignRow, &'a RooflinePlacement, &'a Value);
+    let mut all = Vec::new();
+    for one in imported {
+        for (row, place) in one.result.rows.iter().zip(&one.places) {
+            all.extend(row.values.iter().map(|value| Number(one, row, place, value)));
+        }
+    }
+    let text = |title: &str, of: &dyn Fn(&Number<'_>) -> String| words(title, all.iter().map(of));
+    let said = |title: &str, of: &dyn Fn(&ForeignRow) -> Option<String>| {
+        words(title, all.iter().map(|number| of(number.1).unwrap_or_default()))
+    };
+    let placed = |title: &str, unit: Unit, of: &dyn Fn(&CellResult) -> Option<f64>| {
+        let cell = |number: &Number<'_>| match number.2 {
+            RooflinePlacement::Placed(p) if p.time == *number.3 => of(&p.cell),
+            _ => None,
+        };
+        measured(title, unit, all.iter().map(cell))
+    };
+    vec![
+        text("source", &|n| n.0.result.source.clone()),
+        text("format", &|n| n.0.result.format.name().to_owned()),
+        text("row", &|n| n.1.label.clone()),
+        said("engine", &|r| r.setup.engine.clone()),
+        said("model", &|r| r.setup.model.clone()),
+        said("stored_as", &|r| r.setup.stored_as.clone()),
+        said("gpu", &|r| r.setup.gpu.clone()),
+        said("gpus", &|r| r.setup.gpus.map(|n| n.to_string())),
+        said("batch", &|r| r.setup.batch.map(|n| n.to_string())),
+        said("max_concurrency", &|r| r.setup.max_concurrency.map(|n| n.to_string())),
+        said("depth", &|r| r.setup.depth.map(|n| n.to_string())),
+        said("input_tokens", &|r| r.setup.input_tokens.map(|n| n.to_string())),
+        said("output_tokens", &|r| r.setup.output_tokens.map(|n| n.to_string())),
+        text("metric", &|n| n.3.metric.title().to_owned()),
+        text("statistic", &|n| n.3.statistic.to_string()),
+        measured("value", Unit::Count, all.iter().map(|n| n.3.value)),
+        text("unit", &|n| if n.3.metric.is_time() { "ns" } else { "1/s" }.to_owned()),
+        text("key", &|n| n.3.key.clone()),
+        placed("placed_batch", Unit::Count, &|cell| Some(cell.batch as f64)),
+        placed("placed_context", Unit::Count, &|cell| Some(cell.context as f64)),
+        placed("floor", Unit::Nanoseconds, &|cell| cell.predicted_datasheet_ns),
+        placed("achieved", Unit::BytesPerSecond, &|cell| cell.achieved_bytes_per_s),
+        placed("fraction_of_datasheet", Unit::Fraction, &|cell| cell.fraction_of_datasheet),
+    ]
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,148 @@
+use std::path::Path;
+
+use super::*;
+use crate::analysis::import::{self, UserOverrides};
+use crate::analysis::{of_foreign, with_external};
+use crate::output::{Format, render};
+use crate::samples;
+use hbmark_core::ledger::devices;
+use hbmark_core::model::{Dtype, test_shapes};
+use hbmark_core::result::{Report, ReportKind};
+
+fn imported(names: &[&str], given: &UserOverrides<'_>) -> Vec<Imported> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/foreign");
+    let results = names.iter().flat_map(|name| import::read(&folder.join(name)).unwrap());
+    results.map(|result| Imported::new(result, given)).collect()
+}
+
+fn table(names: &[&str], given: &UserOverrides<'_>) -> String {
+    render(&*imported(names, given), Format::Table, false).unwrap()
+}
+
+#[test]
+fn every_server_benchmark_prints_what_it_says_and_asks_for_the_rest() {
+    insta::assert_snapshot!(table(
+        &[
+            "vllm-serve-0.25.json",
+            "vllm-serve-appended.json",
+            "vllm-serve-all-failed.json",
+            "vllm-table.json",
+            "sglang-serving-2024.jsonl",
+            "aiperf.json",
+            "guidellm.json",
+            "trtllm-bench-streaming.json",
+        ],
+        &UserOverrides::default()
+    ));
+}
+
+#[test]
+fn every_step_benchmark_prints_what_it_says_and_asks_for_the_rest() {
+    insta::assert_snapshot!(table(
+        &["sglang-one-batch.jsonl", "llama-bench.json", "llama-cpp-page.md", "optimum-benchmark.json"],
+        &UserOverrides::default()
+    ));
+}
+
+#[test]
+fn with_what_was_missing_the_rows_stand_on_the_roofline() {
+    let architecture = test_shapes::llama_3_1_8b();
+    let given = UserOverrides {
+        model: Some(&architecture),
+        gpu: Some(devices::find("h100-pcie").unwrap()),
+        dtype: Some(Dtype::Bf16),
+        gpus: Some(1),
+        ..UserOverrides::default()
+    };
+    let names = ["vllm-serve-2025-03-detailed.json", "sglang-one-batch.jsonl"];
+    insta::assert_snapshot!(table(&names, &given));
+    insta::assert_snapshot!(
+        "placed_markdown",
+        render(&*imported(&names, &given), Format::Md, false).unwrap()
+    );
+    insta::assert_snapshot!("placed_csv", render(&*imported(&names, &given), Format::Csv, false).unwrap());
+    let json: Vec<Imported> =
+        serde_json::from_str(&render(&*imported(&names, &given), Format::Json, false).unwrap()).unwrap();
+    assert_eq!(json, imported(&names, &given), "JSON reads back as it was");
+}
+
+#[test]
+fn the_dictionary_prints_in_every_format() {
+    insta::assert_snapshot!(render(&Aliases(None), Format::Table, false).unwrap());
+    assert!(render(&Aliases(None), Format::Csv, false).unwrap().lines().count() > 60);
+    assert!(
+        render(&Aliases(Some(ForeignFormat::Aiperf)), Format::Md, false)
+            .unwrap()
+            .contains("called ITL there")
+    );
+    let json: serde_json::Value =
+        serde_json::from_str(&render(&Aliases(None), Format::Json, false).unwrap()).unwrap();
+    assert_eq!(json[0]["format"], "vllm-serve");
+}
+
+#[test]
+fn a_spreadsheet_runs_nothing_a_stranger_wrote() {
+    let mut one = imported(&["vllm-serve-0.25.json"], &UserOverrides::default());
+    one[0].result.rows[0].setup.model = Some("=cmd()".to_owned());
+    one[0].result.rows[0].label = "@x".to_owned();
+    let csv = render(&*one, Format::Csv, false).unwrap();
+    assert!(csv.contains("'=cmd()") && csv.contains("'@x") && !csv.contains(",=cmd"), "{csv}");
+}
+
+#[test]
+fn foreign_checklists_mostly_say_what_is_missing() {
+    let names = ["vllm-serve-2025-03-detailed.json", "llama-bench-q8_0.json"];
+    let lists: Vec<_> =
+        imported(&names, &UserOverrides::default()).iter().map(|i| of_foreign(&i.result)).collect();
+    insta::assert_snapshot!(render(&*lists, Format::Table, false).unwrap());
+}
+
+#[test]
+fn an_external_server_stands_above_a_predicted_cell() {
+    let architecture = test_shapes::llama_3_1_8b();
+    let device = devices::find("h100-pcie").unwrap();
+    let given = UserOverrides {
+        model: Some(&architecture),
+        gpu: Some(device),
+        dtype: Some(Dtype::Bf16),
+        ..UserOverrides::default()
+    };
+    let external = imported(&["vllm-serve-2025-03-detailed.json"], &given);
+    let RooflinePlacement::Placed(placed) = &external[0].places[0] else { panic!("not placed") };
+    let prediction = hbmark_core::ledger::predict(&hbmark_core::ledger::Request {
+        architecture: &architecture,
+        inventory: &architecture.inventory(Dtype::Bf16),
+        name: "Llama-3.1-8B",
+        weights: Dtype::Bf16,
+        kv: Dtype::Bf16,
+        device,
+        batches: &[1],
+        contexts: &[512],
+        phases: &[hbmark_core::result::Phase::Decode],
+    });
+    let report = Report {
+        kind: ReportKind::Predict,
+        ceilings: None,
+        datasheet: Some(device.clone()),
+        cells: prediction.cells,
+        ..samples::report()
+    };
+    let cell = std::slice::from_ref(&placed.cell);
+    let ladder = with_external(&report, "decode/ideal/bf16/b1/c512", cell).unwrap();
+    insta::assert_snapshot!(render(&ladder, Format::Table, false).unwrap());
+    assert!(with_external(&report, "decode/ideal/bf16/b2/c512", cell).is_err());
+}
+
+#[test]
+fn every_column_names_its_statistic_and_tails_stand_beside_the_middle() {
+    let heading = |name: &str| {
+        let text = table(&[name], &UserOverrides::default());
+        text.lines().find(|line| line.starts_with("row ")).unwrap().to_owned()
+    };
+    let served = heading("vllm-serve-0.25.json");
+    for title in ["TTFT median", "TTFT p99", "TPOT median", "TPOT p99", "ITL median", "ITL p99"] {
+        assert!(served.contains(title), "{title}: {served}");
+    }
+    let bench = heading("llama-bench.md");
+    assert!(bench.contains("in tok/s mean") && bench.contains("prefill step mean"), "{bench}");
+}

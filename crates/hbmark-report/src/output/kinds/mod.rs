@@ -1,0 +1,16 @@
+//! The kinds of results: each file makes one of them a [`Document`](super::document::Document), which every format draws.
+
+mod breakdown;
+mod capacity;
+mod checklist;
+mod comparison;
+mod findings;
+mod foreign;
+mod glossary;
+pub mod record;
+pub(super) mod run;
+pub(super) mod serving;
+
+pub(super) use breakdown::{all_ladders, operations};
+pub use foreign::Aliases;
+pub use glossary::Glossary;

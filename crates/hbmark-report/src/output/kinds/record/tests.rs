@@ -1,0 +1,80 @@
+//! Records of each kind of result, as a reader gets them.
+
+use super::*;
+use crate::analysis::capacity::{Prices, Question, capacity};
+use crate::output::markdown;
+use crate::samples::{self, single, sweep};
+use hbmark_core::result::Cause;
+
+#[test]
+fn a_sweep_is_recorded_with_what_held_what_failed_and_what_it_costs() {
+    let question = Question {
+        target_rate: 100.0,
+        mean_rate: None,
+        slo: None,
+        headroom: 0.2,
+        gpus_per_instance: 1,
+        prices: Some(Prices {
+            currency: "$".into(),
+            gpu_hour: 2.5,
+            input_per_million: None,
+            output_per_million: None,
+        }),
+        context: None,
+        concurrency: None,
+    };
+    let mut sweep = sweep();
+    // What a build writes of itself changes with every commit.
+    sweep.config.clear();
+    let planned = capacity(&sweep, &question).unwrap();
+    insta::assert_snapshot!(markdown(&of_serving(&sweep, Some(&planned))));
+}
+
+#[test]
+fn a_single_load_is_recorded_without_a_plan() {
+    let mut single = single();
+    single.config.clear();
+    let text = markdown(&of_serving(&single, None));
+    for part in [
+        "# Decision record: serving Llama-3.1-8B",
+        "PREDICTED on a virtual clock",
+        "## Percentiles of rate 4",
+        "hbmark serve --virtual",
+        "seeds: 7",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    assert!(!text.contains("## Cost"));
+}
+
+#[test]
+fn a_run_is_recorded_with_its_cells_and_why_it_ended() {
+    let mut run = samples::measured();
+    run.cells.truncate(4);
+    run.cells[1].status = Status::NotConverged;
+    run.cells[1].reason = Some(Cause::other("±3.0 % after 40 blocks"));
+    run.ladders.truncate(1);
+    insta::assert_snapshot!(markdown(&of_run(&run)));
+}
+
+#[test]
+fn a_comparison_is_recorded_with_what_was_decided() {
+    let mut found: Comparison = crate::samples::saved("comparison");
+    (found.a.given, found.b.given) = ("a.json".into(), "b.json".into());
+    found.started_at = None;
+    found.machine = "cpu".into();
+    insta::assert_snapshot!(markdown(&of_comparison(&found)));
+}
+
+#[test]
+fn what_strangers_wrote_stays_text() {
+    let mut hostile = sweep();
+    hostile.model.name = "# <img src=x> | `x`\n\n## fake".into();
+    hostile.command = "hbmark\n~~~~~~\n# fake".into();
+    let text = markdown(&of_serving(&hostile, None));
+    assert!(
+        !text.replace("\\<", "").contains('<') && !text.contains("\n# fake") && !text.contains("\n## fake"),
+        "{text}"
+    );
+    assert_eq!(text.lines().filter(|l| l.starts_with("~~~")).count(), 2);
+}

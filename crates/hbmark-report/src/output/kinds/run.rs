@@ -1,0 +1,321 @@
+//! A report of cells: what was run on what, one table, where the time went, and what limits trust in it.
+//!
+//! Enters: a [`Report`]. Leaves: its document, and the sentences that its page says too. Columns that are the same in every row are taken
+//! out of the table, so that a reader sees what differs.
+
+use std::fmt::Write;
+
+use super::breakdown;
+use crate::output::document::{
+    Block, Column, Document, Line, Table, Tone, facts, measured, numbers, split_constants, words,
+};
+use crate::output::metrics::{METRICS, Shown, Unit};
+use crate::output::{Kind, OutputError, html};
+use hbmark_core::result::cause::joined;
+use hbmark_core::result::{Bound, CellResult, Report, ReportKind, Status, saved};
+use hbmark_core::units::{BytesPerSecond, FlopsPerSecond, Nanos};
+
+/// Columns that stay even when all rows agree.
+const ALWAYS: &[&str] = &["batch", "context", "step", "TPOT", "validity"];
+
+impl Kind for Report {
+    fn document(&self) -> Document {
+        let model = &self.model;
+        let mut document = Document::new(format!(
+            "{} · {} · {:.3} B parameters · {} of weights",
+            model.name,
+            model.source,
+            model.parameters as f64 / 1e9,
+            model.weight_bytes
+        ));
+        document.lines(header(self));
+        let (constants, columns) = of_cells(&self.cells);
+        if !constants.is_empty() {
+            document.lines([Line::Said(Tone::Faint, format!("all cells: {}", facts(&constants)))]);
+        }
+        let tones = self.cells.iter().map(|cell| tone(cell.status)).collect();
+        document.blocks.push(Block::Table(Table { columns, tones, ..Table::default() }));
+        for (title, tables) in [
+            ("ladders: where the time of a step goes", breakdown::ladders(self)),
+            ("operations: an untimed pass of its own", breakdown::operations(self)),
+        ] {
+            if !tables.is_empty() {
+                document.heading(title);
+                document.blocks.extend(tables.into_iter().map(Block::Table));
+            }
+        }
+        document.section("about these cells", remarks(&self.cells));
+        document.section("fitted over the grid", self.fits.iter().map(fit_line));
+        document.section("crossovers", self.crossovers.iter().map(crossover_line));
+        if !self.cold.is_empty() {
+            document.heading("cold (once per process)");
+            document.table(cold(self));
+        }
+        document.section("this machine, this run", self.warnings.iter().cloned());
+        document.sheet = Some(sheet(&self.cells));
+        document
+    }
+
+    fn json(&self) -> Result<String, OutputError> {
+        Ok(saved::write(self)?)
+    }
+
+    fn page(&self) -> String {
+        html::of_run(self, &[])
+    }
+}
+
+fn tone(status: Status) -> Tone {
+    match status {
+        Status::Ok | Status::Predicted => Tone::Plain,
+        Status::Skipped => Tone::Faint,
+        Status::NotConverged | Status::NoSteadyState | Status::Disturbed | Status::Incomplete => {
+            Tone::Warning
+        }
+        Status::Invalid | Status::Oom | Status::Failed => Tone::Bad,
+    }
+}
+
+fn header(report: &Report) -> Vec<Line> {
+    let mut lines: Vec<Line> = device_line(report).into_iter().map(Line::plain).collect();
+    if let Some(c) = &report.ceilings {
+        let gemm: Vec<String> = c
+            .gemm_flops_per_s
+            .iter()
+            .map(|(dtype, peak)| format!("{dtype} {}", FlopsPerSecond(peak.median)))
+            .collect();
+        lines.push(Line::plain(format!(
+            "ceilings measured now: read {} ({} to {}), GEMM {} · {}",
+            BytesPerSecond(c.read_bytes_per_s.median),
+            BytesPerSecond(c.read_bytes_per_s.low),
+            BytesPerSecond(c.read_bytes_per_s.high),
+            gemm.join(", "),
+            c.read_configuration
+        )));
+    }
+    if let Some(sheet) = &report.datasheet {
+        lines.push(Line::plain(format!(
+            "data sheet: {} · {} · {:.0} GiB · {}",
+            sheet.product,
+            BytesPerSecond(sheet.bandwidth_bytes_per_s),
+            sheet.memory_bytes.as_f64() / f64::from(1 << 30),
+            sheet.source
+        )));
+    }
+    lines.extend(
+        protocol_text(report)
+            .map(|(line, loud)| Line::Said(if loud { Tone::Warning } else { Tone::Plain }, line)),
+    );
+    let said = [("note", &report.note), ("hypothesis", &report.hypothesis)];
+    let said = said.into_iter().filter_map(|(title, value)| Some(format!("{title}: {}", value.as_ref()?)));
+    lines.extend(said.map(Line::plain));
+    lines.push(Line::Command(report.command.clone()));
+    lines
+}
+
+/// What the run was on and by which program; `None` for a prediction.
+pub fn device_line(report: &Report) -> Option<String> {
+    if report.kind == ReportKind::Predict {
+        return None;
+    }
+    let environment = &report.environment;
+    let device = report.capabilities.first().map_or("cpu", |c| c.device.as_str());
+    let product = match (&environment.gpu, device.starts_with("cuda")) {
+        (Some(gpu), true) => gpu.name.clone(),
+        _ => environment.cpu.model.clone(),
+    };
+    let cores = environment.cpu.usable_cores;
+    Some(format!(
+        "{} · {} · {cores} cores · candle {} · hbmark {}{}",
+        device,
+        product.unwrap_or_else(|| "unknown product".into()),
+        environment.build.candle,
+        environment.build.version,
+        environment.build.git_revision.as_ref().map_or_else(String::new, |r| format!(" ({r})"))
+    ))
+}
+
+/// The protocol in a line, and whether it must catch the eye: everything but the full one.
+pub fn protocol_text(report: &Report) -> Option<(String, bool)> {
+    if report.kind == ReportKind::Predict {
+        return Some(("predicted from the data sheet; nothing was measured".to_owned(), true));
+    }
+    let p = report.protocol.as_ref()?;
+    Some(match p.name.as_str() {
+        "full" => {
+            let line = format!(
+                "protocol full: {} to {} blocks until ±{:.0} %, {} visits in random order, seed {}",
+                p.min_blocks,
+                p.max_blocks,
+                p.target_half_width * 100.0,
+                p.visits,
+                p.seed
+            );
+            (line, false)
+        }
+        "smoke" => (format!("SMOKE run: every cell once; the times mean nothing · seed {}", p.seed), true),
+        name => {
+            let name = name.to_uppercase();
+            (format!("{name} protocol: shortened, not comparable with full runs · seed {}", p.seed), true)
+        }
+    })
+}
+
+/// The word for a status.
+#[must_use]
+pub fn status_word(status: Status) -> &'static str {
+    match status {
+        Status::Ok => "ok",
+        Status::Invalid => "INVALID",
+        Status::NotConverged => "not converged",
+        Status::NoSteadyState => "no steady state",
+        Status::Disturbed => "disturbed",
+        Status::Skipped => "skipped",
+        Status::Oom => "oom",
+        Status::Failed => "failed",
+        Status::Incomplete => "incomplete",
+        Status::Predicted => "predicted",
+    }
+}
+
+/// The word for a bound.
+#[must_use]
+pub fn bound_word(bound: Bound) -> &'static str {
+    match bound {
+        Bound::Memory => "memory",
+        Bound::Compute => "compute",
+        Bound::Overhead => "overhead",
+    }
+}
+
+/// The table of cells: what is the same in every row, by title, and the columns that vary.
+#[must_use]
+pub fn of_cells(cells: &[CellResult]) -> (Vec<(String, String)>, Vec<Column>) {
+    let mut columns = vec![
+        words("phase", cells.iter().map(|c| format!("{:?}", c.phase).to_lowercase())),
+        words("engine", cells.iter().map(|c| c.engine.clone())),
+        words("dtype", cells.iter().map(|c| c.dtype.to_string())),
+        words("KV dtype", cells.iter().map(|c| c.kv_dtype.to_string())),
+        numbers("batch", cells.iter().map(|c| c.batch.to_string())),
+        numbers("context", cells.iter().map(|c| c.context.to_string())),
+    ];
+    let shown = METRICS.iter().filter(|m| m.shown == Shown::Table);
+    columns.extend(shown.map(|m| m.column(cells.iter().map(Some))).filter(|column| !column.is_empty()));
+    columns.push(words("bound", cells.iter().map(|c| c.bound.map_or("-", bound_word).to_owned())));
+    columns.push(words("validity", cells.iter().map(|c| status_word(c.status).to_owned())));
+    split_constants(columns, |c| cells.len() > 1 && !ALWAYS.contains(&c.title.as_str()))
+}
+
+/// Every number of every cell.
+fn sheet(cells: &[CellResult]) -> Vec<Column> {
+    let mut columns = vec![
+        words("id", cells.iter().map(|c| c.id.clone())),
+        words("phase", cells.iter().map(|c| format!("{:?}", c.phase).to_lowercase())),
+        words("engine", cells.iter().map(|c| c.engine.clone())),
+        words("dtype", cells.iter().map(|c| c.dtype.to_string())),
+        words("kv_dtype", cells.iter().map(|c| c.kv_dtype.to_string())),
+        numbers("batch", cells.iter().map(|c| c.batch.to_string())),
+        numbers("context", cells.iter().map(|c| c.context.to_string())),
+        words("status", cells.iter().map(|c| status_word(c.status).to_owned())),
+        words("reason", cells.iter().map(|c| joined(c.reason.as_slice()))),
+        words("bound", cells.iter().map(|c| c.bound.map_or("", bound_word).to_owned())),
+    ];
+    columns.extend(METRICS.iter().map(|m| m.field(cells.iter().map(Some))));
+    columns
+}
+
+/// What was timed once per process.
+#[must_use]
+pub fn cold(report: &Report) -> Vec<Column> {
+    let rows = &report.cold;
+    vec![
+        words("what", rows.iter().map(|row| row.what.clone())),
+        words("engine", rows.iter().map(|row| row.engine.clone())),
+        words("dtype", rows.iter().map(|row| row.dtype.to_string())),
+        measured("time", Unit::Nanoseconds, rows.iter().map(|row| row.time_ns)).each_alone(),
+    ]
+}
+
+/// Sentences about the cells that are not simply ok: what became of them and why, and their flags.
+#[must_use]
+pub fn remarks(cells: &[CellResult]) -> Vec<String> {
+    let mut remarks = Vec::new();
+    for cell in cells {
+        if let Some(reason) = &cell.reason {
+            remarks.push(format!("{}: {}: {}", cell.id, status_word(cell.status), reason));
+        }
+        let rejected = cell.blocks.iter().filter(|b| b.rejected.is_some()).count();
+        if rejected > 0 && cell.status != Status::Disturbed {
+            let last = cell.blocks.iter().rev().find_map(|b| b.rejected.as_ref());
+            remarks.push(format!(
+                "{}: {rejected} of {} blocks rejected; the last: {}",
+                cell.id,
+                cell.blocks.len(),
+                joined(last.map_or(&[], std::slice::from_ref))
+            ));
+        }
+    }
+    remarks.extend(shared(cells, |cell| cell.flags.iter().map(ToString::to_string).collect()));
+    remarks.extend(shared(cells, |cell| {
+        let mut conditions: Vec<String> = cell.blocks.iter().flat_map(|b| &b.conditions).map(ToString::to_string).collect();
+        conditions.sort();
+        conditions.dedup();
+        conditions
+    }));
+    remarks
+}
+
+/// A sentence said of several cells, once, with how many of them it is said of.
+fn shared(cells: &[CellResult], of: impl Fn(&CellResult) -> Vec<String>) -> Vec<String> {
+    let mut sentences: Vec<(String, Vec<&str>)> = Vec::new();
+    for cell in cells {
+        for sentence in of(cell) {
+            match sentences.iter_mut().find(|(known, _)| *known == sentence) {
+                Some((_, ids)) => ids.push(&cell.id),
+                None => sentences.push((sentence, vec![&cell.id])),
+            }
+        }
+    }
+    sentences
+        .into_iter()
+        .map(|(sentence, ids)| match ids.as_slice() {
+            [one] => format!("{one}: {sentence}"),
+            many if many.len() == cells.len() => format!("every cell: {sentence}"),
+            many => format!("{} cells ({} ...): {sentence}", many.len(), many[0]),
+        })
+        .collect()
+}
+
+/// A crossover as a sentence: its name, its value, and what it says.
+#[must_use]
+pub fn crossover_line(crossover: &hbmark_core::result::Crossover) -> String {
+    let name = crossover.what.replace('_', " ");
+    let value = crossover.value.map_or("none".to_owned(), |value| format!("{value:.0} {}", crossover.unit));
+    format!("{name} {value}: {}", crossover.explanation)
+}
+
+/// A fitted model as a sentence.
+pub fn fit_line(fit: &hbmark_core::result::FittedModel) -> String {
+    let range = |low: f64, high: f64| format!("{} to {}", Nanos(low), Nanos(high));
+    let mut line = format!(
+        "{} {}: fixed {} ({})",
+        fit.engine,
+        fit.dtype,
+        Nanos(fit.intercept_ns),
+        range(fit.intercept_ci_ns[0], fit.intercept_ci_ns[1])
+    );
+    if let Some(predicted) = fit.predicted_intercept_ns {
+        let _ = write!(line, ", weights alone predict {}", Nanos(predicted));
+    }
+    if let Some(bandwidth) = fit.kv_bytes_per_s {
+        let _ = write!(line, "; KV at {}", BytesPerSecond(bandwidth));
+        if let Some([low, high]) = fit.kv_bytes_per_s_ci {
+            let _ = write!(line, " ({} to {})", BytesPerSecond(low), BytesPerSecond(high));
+        }
+    }
+    if let Some(each) = fit.per_sequence_ns {
+        let _ = write!(line, "; {} per sequence", Nanos(each));
+    }
+    let _ = write!(line, "; r² {:.3} over {} cells", fit.r_squared, fit.cells);
+    line
+}

@@ -1,0 +1,436 @@
+//! A serving result: points of load, one or many, a cold start, a search for the highest rate.
+//!
+//! Enters: points of load with their results. Leaves: the document, and the tables and sentences that the page shows too. What is null is
+//! shown as a dash, what is infinite as such, and a percentile that the sample cannot carry as the largest value with a `≥`.
+
+use crate::analysis::explain_serving;
+use crate::output::document::{Column, Document, Line, Value, measured, numbers, words};
+use crate::output::metrics::{SERVING, Shown, Unit};
+use crate::output::{Kind, OutputError, html, text};
+use hbmark_core::result::cause::joined;
+use hbmark_core::result::Limits;
+use hbmark_core::result::serving::{
+    Breakdown, ColdPhase, ColdStart, GateName, Offered, Point, Quantiles, Quantity, Residual,
+    RowVerdict, Search, ServeKind, ServeReport, ServeResult, Validity,
+};
+use hbmark_core::units::Nanos;
+
+impl Kind for ServeReport {
+    fn document(&self) -> Document {
+        let mut head = head(self).into_iter();
+        let mut document = Document::new(head.next().unwrap_or_default());
+        document.lines(head.map(Line::plain).chain([Line::Command(self.command.clone())]));
+        match (&self.cold_start, self.points.as_slice()) {
+            (Some(cold), _) => document.table(cold_columns(cold)),
+            (None, [point]) => {
+                document.lines(point_lines(point).into_iter().map(Line::plain));
+                if let Some(result) = &point.result {
+                    document.table(latencies(&point.label, result));
+                }
+            }
+            (None, points) => document.table(curve(points)),
+        }
+        let many = self.points.len() > 1;
+        let named = |point: &Point| {
+            let label = point.label.clone();
+            let name = move |r: String| if many { format!("{label}: {r}") } else { r };
+            remarks(point).into_iter().map(name).collect::<Vec<_>>()
+        };
+        let said = self.points.iter().flat_map(named).chain(self.search.iter().flat_map(search_lines));
+        document.list(said.chain(self.matrix.iter().map(matrix_lines)).chain(self.warnings.iter().cloned()));
+        document.sheet = Some(self.cold_start.as_ref().map_or_else(|| sheet(&self.points), cold_sheet));
+        document
+    }
+
+    fn json(&self) -> Result<String, OutputError> {
+        Ok(serde_json::to_string_pretty(self)?)
+    }
+
+    fn page(&self) -> String {
+        html::of_serving(self, &explain_serving(self, None))
+    }
+}
+
+/// The points side by side; columns in which nobody has anything are left out.
+#[must_use]
+pub fn curve(points: &[Point]) -> Vec<Column> {
+    let shown = SERVING.iter().filter(|metric| metric.shown == Shown::Table);
+    let mut columns = vec![words("point", points.iter().map(|point| point.label.clone()))];
+    let measured = shown.map(|metric| metric.column(points.iter().map(|p| p.result.as_ref())).each_alone());
+    columns.extend(measured.filter(|column| !column.is_empty()));
+    columns.push(numbers("validity", points.iter().map(|point| validity(point).to_owned())));
+    columns
+}
+
+/// Every number of every point, and of what was predicted its times.
+fn sheet(points: &[Point]) -> Vec<Column> {
+    let reasons = |point: &Point| match &point.result {
+        Some(result) => joined(&result.reasons),
+        None => joined(point.not_run.as_slice()),
+    };
+    let mut columns = vec![
+        words("label", points.iter().map(|point| point.label.clone())),
+        words("validity", points.iter().map(|point| validity(point).to_owned())),
+        words("reasons", points.iter().map(reasons)),
+        numbers("seed", points.iter().map(|point| point.seed.to_string())),
+        words("cold", points.iter().map(|point| point.cold.to_string())),
+    ];
+    columns.extend(SERVING.iter().map(|metric| metric.field(points.iter().map(|p| p.result.as_ref()))));
+    columns.extend(SERVING.iter().filter(|metric| metric.unit == Unit::Nanoseconds).map(|metric| {
+        let field = metric.field(points.iter().map(|p| p.predicted.as_ref()));
+        Column { title: format!("predicted_{}", field.title), ..field }
+    }));
+    columns
+}
+
+/// The latencies of one point, under its name.
+#[must_use]
+pub fn latencies(name: &str, result: &ServeResult) -> Vec<Column> {
+    let all: [(&str, Option<&Quantiles>); 6] = [
+        ("TTFT", result.ttft_ns.as_ref()),
+        ("TPOT", result.tpot_ns.as_ref()),
+        ("ITL", result.itl_ns.as_ref()),
+        ("E2E", result.e2e_ns.as_ref()),
+        ("queue", result.queue_ns.as_ref()),
+        ("injection lag", Some(&result.injection_lag_ns)),
+    ];
+    let column = |title: &str, unit: Unit, of: &dyn Fn(&Quantiles) -> Value| {
+        measured(title, unit, all.iter().map(|(_, q)| q.map_or(Value::Word("refused"), of)))
+    };
+    let percentile = |title: &str, of: fn(&Quantiles) -> Option<Quantity>| {
+        let at = |q: &Quantiles| match (of(q), q.max) {
+            // Below the number of values that a percentile needs, the largest seen is all that can be said.
+            (None, Some(Quantity::Finite(max))) => Value::AtLeast(max),
+            (None, most) => most.into(),
+            (Some(value), _) => value.into(),
+        };
+        column(title, Unit::Nanoseconds, &at).each_alone()
+    };
+    vec![
+        words(name, all.iter().map(|(name, _)| (*name).to_owned())),
+        percentile("p50", |q| q.p50),
+        percentile("p75", |q| q.p75),
+        percentile("p90", |q| q.p90),
+        percentile("p95", |q| q.p95),
+        percentile("p99", |q| q.p99),
+        percentile("p99.9", |q| q.p99_9),
+        column("max", Unit::Nanoseconds, &|q| q.max.into()).each_alone(),
+        column("n", Unit::Count, &|q| Value::Finite(q.n as f64)),
+        column("infinite", Unit::Count, &|q| Value::Finite(q.infinite as f64)),
+    ]
+}
+
+/// Phases of a cold start, and the launches they were taken from.
+#[must_use]
+pub fn cold_columns(cold: &ColdStart) -> Vec<Column> {
+    let phases = || cold.phases.iter().chain([&cold.to_first_token]);
+    let time = |title: &str, of: fn(&ColdPhase) -> f64| {
+        measured(title, Unit::Nanoseconds, phases().map(of)).each_alone()
+    };
+    vec![
+        words("phase", phases().map(|phase| phase.name.clone())),
+        time("median", |phase| phase.median_ns),
+        time("min", |phase| phase.min_ns),
+        time("max", |phase| phase.max_ns),
+        time("first launch", |phase| phase.first_launch_ns),
+        words("holds", phases().map(|phase| phase.holds.clone())),
+    ]
+}
+
+/// One row per phase and launch, so that a launch is the unit of whatever is computed from it.
+fn cold_sheet(cold: &ColdStart) -> Vec<Column> {
+    let rows: Vec<(usize, &str, f64)> = (1..)
+        .zip(&cold.launches)
+        .flat_map(|(number, launch)| {
+            let times = cold.phases.iter().zip(&launch.phases_ns).map(|(p, ns)| (p.name.as_str(), *ns));
+            let whole = (cold.to_first_token.name.as_str(), launch.to_first_token_ns);
+            times.chain([whole]).map(move |(name, ns)| (number, name, ns)).collect::<Vec<_>>()
+        })
+        .collect();
+    vec![
+        numbers("launch", rows.iter().map(|(number, ..)| number.to_string())),
+        words("phase", rows.iter().map(|(_, name, _)| (*name).to_owned())),
+        measured("time", Unit::Nanoseconds, rows.iter().map(|(.., ns)| *ns)),
+    ]
+}
+
+pub fn validity(point: &Point) -> &'static str {
+    match point.result.as_ref().map(|r| r.validity) {
+        None => "not run",
+        Some(Validity::Valid) => "ok",
+        Some(Validity::Saturated) => "SATURATED",
+        Some(Validity::Invalid) => "INVALID",
+    }
+}
+
+/// Where the loop's time went, as shares of the wall clock.
+fn breakdown_line(b: &Breakdown) -> String {
+    let parts = [
+        ("enqueue", b.enqueue_ns),
+        ("schedule", b.schedule_ns),
+        ("build", b.build_ns),
+        ("launch", b.launch_ns),
+        ("device", b.device_ns),
+        ("sample", b.sample_ns),
+        ("mask", b.mask_ns),
+        ("mask apply", b.mask_apply_ns),
+        ("detokenize", b.detokenize_ns),
+        ("other", b.other_ns),
+        ("idle", b.idle_ns),
+    ];
+    let share = |ns: f64| format!("{:.2} %", if b.wall_ns > 0.0 { ns / b.wall_ns * 100.0 } else { 0.0 });
+    let per_step = |ns: f64| Nanos(ns / b.steps.max(1) as f64);
+    // On a virtual clock only the device takes time.
+    let told: Vec<String> = parts
+        .iter()
+        .filter(|(_, ns)| *ns > 0.0)
+        .map(|(name, ns)| match *name {
+            "idle" => format!("idle {}", share(*ns)),
+            name => format!("{name} {} ({})", share(*ns), per_step(*ns)),
+        })
+        .collect();
+    format!(
+        "{} steps in {}: {} (share of the run, time per step)",
+        b.steps,
+        Nanos(b.wall_ns),
+        told.join(" · ")
+    )
+}
+
+fn offered(point: &Point) -> String {
+    match point.offered {
+        Offered::Rate(rate) => match point.arrivals {
+            Some(arrivals) => format!("{rate} requests per second, {arrivals} arrivals, open loop"),
+            None => format!("{rate} requests per second, arrivals as recorded but scaled to that, open loop"),
+        },
+        Offered::AtOnce => "all requests at once".to_owned(),
+        Offered::Concurrency(n) => format!(
+            "closed loop of {n}: the load waits for the system, so what an independent user would wait is hidden"
+        ),
+        Offered::AsRecorded => "arrivals as recorded, open loop".to_owned(),
+    }
+}
+
+/// Sentences about a point.
+pub fn remarks(point: &Point) -> Vec<String> {
+    let mut said = Vec::new();
+    if let Some(reason) = &point.not_run {
+        said.push(format!("not run: {reason}"));
+    }
+    let Some(result) = &point.result else { return said };
+    said.extend(result.reasons.iter().map(|r| format!("{}: {r}", validity(point))));
+    // Beside latencies that are shown, a reader must know that they may depend on how long one measured.
+    said.extend(
+        result
+            .gates
+            .iter()
+            .filter(|gate| gate.name == GateName::KeepsUp && gate.passed.is_none())
+            .map(|gate| format!("whether it keeps up is open: {}", gate.detail)),
+    );
+    if result.unfinished > 0 {
+        said.push(format!("{} of {} measured requests never finished", result.unfinished, result.measured));
+    }
+    for (reason, count) in &result.rejected {
+        said.push(format!("{count} of {} measured requests were rejected: {reason}", result.measured));
+    }
+    if result.tpot_clause_dropped > 0 && !result.slo.is_empty() {
+        said.push(format!(
+            "{} requests have no TPOT, and their TPOT clause was dropped",
+            result.tpot_clause_dropped
+        ));
+    }
+    for clause in &result.slo {
+        let verdict = match clause.met {
+            Some(true) => "met",
+            Some(false) => "NOT met",
+            None => "unknown",
+        };
+        said.push(format!(
+            "{}: {verdict}, {}",
+            clause.clause,
+            text::alone(Unit::Nanoseconds, clause.observed.into())
+        ));
+    }
+    if let (Some(seen), Some(ideal)) = (result.prefix_hit_rate, point.ideal_hit_rate)
+        && ideal.max(seen) >= 0.001
+    {
+        said.push(format!(
+            "prefix cache: {:.1} % of the prompt tokens found, {:.1} % by a cache without an end, {} evictions",
+            seen * 100.0,
+            ideal * 100.0,
+            result.prefix_evictions
+        ));
+    }
+    let limit = Limits::default().foreign_cores;
+    said.extend(result.foreign_cores.filter(|cores| *cores > limit).map(|cores| {
+        format!("disturbed: other processes kept {cores:.1} cores busy over the run; its latencies are theirs, too")
+    }));
+    said.extend(apart::remarks(point, result));
+    if let Some(predicted) = &point.predicted {
+        let pair = |of: fn(&ServeResult) -> Option<&Quantiles>| {
+            let p50 = |r| of(r).and_then(|q| q.p50).map(Quantity::value);
+            match (p50(predicted), p50(result)) {
+                (Some(p), Some(m)) if p.is_finite() && m.is_finite() => {
+                    format!("{} against {} ({:+.1} %)", Nanos(p), Nanos(m), (p / m - 1.0) * 100.0)
+                }
+                _ => "unknown".to_owned(),
+            }
+        };
+        said.push(format!(
+            "predicted against measured medians: TTFT {}, TPOT {}, E2E {}",
+            pair(|r| r.ttft_ns.as_ref()),
+            pair(|r| r.tpot_ns.as_ref()),
+            pair(|r| r.e2e_ns.as_ref())
+        ));
+        // A prediction from steps cannot be closer than the steps are to themselves.
+        said.extend(point.drift.filter(|drift| !(0.95..=1.05).contains(drift)).map(|drift| {
+            format!(
+                "the engine's own steps took {:+.1} % more time after the run than before it; the prediction goes by their mean",
+                (drift - 1.0) * 100.0
+            )
+        }));
+        let off = |residual: &Residual| !(0.95..=1.05).contains(&residual.total_ratio);
+        if let Some(residuals) = point.residuals.as_ref().filter(|r| r.kinds().any(|(_, kind)| off(&kind))) {
+            let kinds: Vec<String> = residuals
+                .kinds()
+                .map(|(kind, r)| {
+                    format!("{kind} {:+.1} % ({} steps)", (r.total_ratio - 1.0) * 100.0, r.steps)
+                })
+                .collect();
+            said.push(format!(
+                "steps of the run over what the model of steps makes of them: {}",
+                kinds.join(", ")
+            ));
+        }
+    }
+    said
+}
+
+/// The lines above all tables.
+pub fn head(report: &ServeReport) -> Vec<String> {
+    let model = &report.model;
+    let engine = match (&report.capabilities, &report.datasheet) {
+        (Some(c), _) => {
+            format!("{} engine on {} ({:?} batches)", c.engine, c.device, c.ragged).to_lowercase()
+        }
+        (None, Some(sheet)) => format!("VIRTUAL: nothing was measured · {}", sheet.product),
+        (None, None) if report.kind == ServeKind::ServeCold => {
+            "a process per launch, one after the other".to_owned()
+        }
+        (None, None) => "VIRTUAL: nothing was measured".to_owned(),
+    };
+    let mut lines = vec![
+        format!(
+            "{} · {} · {} · {:.3} B parameters",
+            model.name,
+            model.source,
+            report.dtype,
+            model.parameters as f64 / 1e9
+        ),
+        engine,
+    ];
+    if let Some(told) = &report.step_model {
+        lines.push(format!("step times: {told}"));
+    }
+    lines.extend(apart::head(report));
+    lines.push(format!("workload: {} ({})", report.workload.name, report.workload.source));
+    if let Some(point) = report.points.first() {
+        let s = &point.scheduler;
+        lines.push(format!(
+            "{} sequences and {} tokens a step · {} KV blocks of {} · prefix caching {} · chunked prefill {} · {}",
+            s.max_num_seqs,
+            s.max_num_batched_tokens,
+            s.num_blocks,
+            s.block_size,
+            if s.enable_prefix_caching { "on" } else { "off" },
+            if s.enable_chunked_prefill { "on" } else { "off" },
+            format!("{:?}", s.scheduling).to_lowercase()
+        ));
+    }
+    lines.extend(report.hypothesis.iter().map(|h| format!("hypothesis: {h}")));
+    lines.extend(report.note.iter().map(|n| format!("note: {n}")));
+    lines
+}
+
+/// What one point says in full: tables are drawn by the caller.
+pub fn point_lines(point: &Point) -> Vec<String> {
+    let Some(r) = &point.result else { return Vec::new() };
+    let mut lines = vec![
+        format!(
+            "{} · {} measured after {} warm-up, {} behind them · prompts {:.0} and outputs {:.0} tokens on average",
+            offered(point),
+            r.measured,
+            r.warmup_requests,
+            r.cooldown_requests,
+            point.mean_prompt_tokens,
+            point.mean_output_tokens
+        ),
+        format!(
+            "served {:.3} requests/s, prompt {:.1} tok/s, output {:.1} tok/s over {:.1} s{}",
+            r.served_per_s,
+            r.prompt_tokens_per_s,
+            r.output_tokens_per_s,
+            r.window_s,
+            r.goodput_per_s.map_or_else(String::new, |g| format!(
+                " · goodput {g:.3} requests/s ({:.1} % of the requests)",
+                r.goodput_share.unwrap_or_default() * 100.0
+            ))
+        ),
+        format!(
+            "running {:.1}, waiting {:.1} on average · {:.1} sequences and {:.1} tokens a step · KV {:.1} % (most {:.1} %) · {} preemptions",
+            r.mean_running,
+            r.mean_waiting,
+            r.mean_batch,
+            r.mean_step_tokens,
+            r.mean_kv_use * 100.0,
+            r.max_kv_use * 100.0,
+            r.preemptions
+        ),
+        breakdown_line(&r.breakdown),
+    ];
+    for gate in &r.gates {
+        let verdict = match gate.passed {
+            Some(true) => "ok",
+            Some(false) => "FAILED",
+            None => "not judged",
+        };
+        lines.push(format!("gate {}: {verdict}: {}", gate.name, gate.detail));
+    }
+    lines
+}
+
+pub fn search_lines(search: &Search) -> Vec<String> {
+    let objectives: Vec<String> = search.slo.clauses.iter().map(ToString::to_string).collect();
+    let mut lines = vec![match search.max_rate {
+        Some(rate) => format!(
+            "highest rate under {}: {rate:.3} requests per second, confirmed by fresh seeds; a longer run at it {}",
+            objectives.join(", "),
+            match search.sustained {
+                Some(true) => "held",
+                Some(false) => "did NOT hold",
+                None => "was not made",
+            }
+        ),
+        None => format!("no rate found under {}", objectives.join(", ")),
+    }];
+    if !search.note.is_empty() {
+        lines.push(search.note.clone());
+    }
+    lines.extend(search.attempts.iter().map(|a| {
+        format!("{} {:.3}/s: {} ({})", a.stage, a.rate, if a.met { "held" } else { "failed" }, a.why)
+    }));
+    lines
+}
+
+pub fn matrix_lines(row: &RowVerdict) -> String {
+    let verdict = match row.held {
+        Some(true) => "held",
+        Some(false) => "REFUTED",
+        None => "not known",
+    };
+    format!("{}: expected {}; {verdict}: {}", row.title, row.hypothesis, row.seen)
+}
+
+mod apart;
+#[cfg(test)]
+mod tests;

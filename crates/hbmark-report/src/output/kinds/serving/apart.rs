@@ -1,0 +1,99 @@
+//! What a serving result says of things that are benchmarked apart: adapters, grammars, text.
+
+use hbmark_core::result::serving::{Point, ServeReport, ServeResult};
+use hbmark_core::units::{Bytes, Nanos};
+
+/// Adapters listed one by one.
+const LISTED: usize = 8;
+
+/// Lines above all tables: what was loaded and compiled, and how long that took.
+pub(super) fn head(report: &ServeReport) -> Vec<String> {
+    let mut lines = Vec::new();
+    if let Some(lora) = &report.lora {
+        let most = lora.max_loras.map_or_else(|| "all".to_owned(), |most| most.to_string());
+        lines.push(format!(
+            "{} LoRA adapters, {most} of them at once, of rank {} at most",
+            lora.adapters.len(),
+            lora.max_lora_rank
+        ));
+        for adapter in lora.adapters.iter().take(LISTED) {
+            let disk = adapter.disk_ns.map_or_else(
+                || "not read from disk".to_owned(),
+                |ns| format!("from disk into memory in {}", Nanos(ns)),
+            );
+            let memory = adapter
+                .memory_ns
+                .map_or_else(String::new, |ns| format!(", from memory into the engine in {}", Nanos(ns)));
+            let targets: Vec<&str> = adapter.targets.iter().map(|target| target.name()).collect();
+            lines.push(format!(
+                "adapter {}: rank {} on {}, {}; {disk}{memory}",
+                adapter.name,
+                adapter.rank,
+                targets.join(" "),
+                adapter.bytes
+            ));
+        }
+        if lora.adapters.len() > LISTED {
+            lines.push(format!("and {} adapters more", lora.adapters.len() - LISTED));
+        }
+    }
+    if let Some(structured) = &report.structured {
+        lines.push(format!(
+            "structured output: {} for {:.0} % of the requests; vocabulary prepared in {}, grammar compiled in {}",
+            structured.grammar,
+            structured.share * 100.0,
+            Nanos(structured.vocabulary_ns),
+            Nanos(structured.compile_ns)
+        ));
+    }
+    lines
+}
+
+/// Sentences about a point.
+pub(super) fn remarks(point: &Point, result: &ServeResult) -> Vec<String> {
+    let mut said = Vec::new();
+    if let Some(cost) = &point.adapters {
+        said.push(format!(
+            "adapters: {:.2} different ones in a step ({:.2} expected of {}, {}); they add {} to the weights a step reads, {:.2} %",
+            cost.mean_in_batch,
+            cost.expected_in_batch,
+            cost.adapters,
+            cost.assignment,
+            bytes(cost.added_bytes_per_step),
+            cost.added_share_of_weights * 100.0
+        ));
+        if let (Some(measured), Some(predicted)) = (cost.measured_tpot_ratio, cost.predicted_tpot_ratio) {
+            said.push(format!(
+                "adapters: median TPOT is {measured:.3} times that without them; bytes alone would make it {predicted:.3} times"
+            ));
+        }
+    }
+    if let Some(cost) = &point.structured {
+        said.push(format!(
+            "structured output: {} outputs begun under the grammar, {} came to its end, the others were cut at their planned length",
+            cost.started, cost.complete
+        ));
+        if let (Some(mask), Some(apply), Some(allowed)) =
+            (cost.mask_ns_per_token, cost.mask_apply_ns_per_token, cost.mean_allowed)
+        {
+            said.push(format!(
+                "structured output: a mask takes {} and its application {} per token, over {} tokens; {allowed:.0} tokens were allowed on \
+                 average",
+                Nanos(mask),
+                Nanos(apply),
+                cost.tokens
+            ));
+        }
+    }
+    if let Some(ratio) = result.encoded_per_asked.filter(|ratio| (ratio - 1.0).abs() > 0.01) {
+        said.push(format!(
+            "the texts of the prompts encode to {ratio:.2} tokens for each token asked for; what is run has the length asked for"
+        ));
+    }
+    said
+}
+
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a mean of counts of bytes")]
+fn bytes(mean: f64) -> Bytes {
+    Bytes(mean.max(0.0).round() as u64)
+}
