@@ -103,6 +103,7 @@ impl EngineArgs {
 
 /// What becomes of the result.
 #[derive(Debug, Clone, Args)]
+#[command(next_help_heading = None)]
 pub(super) struct OutputArgs {
     /// Write serve.json, serve.csv, serve.md and report.html into this folder; until then a journal of the measured points.
     #[arg(long, value_name = "DIR")]
@@ -120,6 +121,7 @@ pub(super) struct OutputArgs {
 
 /// The process that measures.
 #[derive(Debug, Clone, Copy, Args)]
+#[command(next_help_heading = None)]
 pub(super) struct WorkerArgs {
     /// Measure in this process, not in a worker: for profilers and debuggers. A crash then ends everything.
     #[arg(long, env = "HBMARK_NO_ISOLATION", value_parser = clap::builder::FalseyValueParser::new())]
@@ -247,7 +249,7 @@ pub(super) struct ServingArgs {
     #[command(flatten)]
     pub clock: VirtualArgs,
     /// Do not time the engine's steps first, and predict nothing.
-    #[arg(long)]
+    #[arg(long, help_heading = None)]
     no_predict: bool,
     #[command(flatten)]
     pub worker: WorkerArgs,
@@ -336,6 +338,7 @@ impl ServingArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Workload")]
 #[group(requires = "prefix_tokens")]
+#[expect(clippy::struct_field_names, reason = "the names of the flags")]
 struct PrefixArgs {
     /// Shared prefix length in tokens; also measures a baseline without prefix reuse.
     #[arg(long, conflicts_with = "trace")]

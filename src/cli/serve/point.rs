@@ -15,7 +15,7 @@ pub(super) struct PointArgs {
     #[arg(long, conflicts_with = "concurrency", help_heading = "Load")]
     compare_loops: bool,
     /// Resume the unfinished benchmark of any mode in this folder (same settings, machine and binary).
-    #[arg(long, value_name = "DIR", conflicts_with_all = ["out", "simulate"])]
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["out", "simulate"], help_heading = None)]
     pub resume: Option<PathBuf>,
 }
 
