@@ -4,7 +4,6 @@ use super::*;
 use crate::run::fixtures_tests::{config as serving_config, report_of, report_told};
 use hbmark_core::result::Cause;
 use hbmark_core::result::serving::{GateName, Validity};
-use hbmark_report::analysis::explain_serving;
 use hbmark_report::output::{Format, render};
 use hbmark_traffic::trace::{Trace, TraceRequest};
 use hbmark_traffic::workload::Workload;

@@ -201,7 +201,7 @@ fn parse(arguments: &[OsString]) -> anyhow::Result<Args> {
 
 /// Saves a result where that was asked for, and prints it; the inner result is that of the printing.
 pub(super) fn conclude(report: &ServeReport, output: &OutputArgs) -> anyhow::Result<anyhow::Result<()>> {
-    let saved = output.out.as_ref().map(|folder| save(report, folder));
+    let saved = output.out.as_ref().map(|folder| save(report, "serve", folder));
     crate::cli::conclude(print_result(report, output.format), saved)
 }
 
