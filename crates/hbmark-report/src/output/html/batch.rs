@@ -25,7 +25,7 @@ pub fn figure(report: &Report, palette: &Palette) -> Figure {
         [] => return figure.absent("No decode cell of this result has a time."),
         [one] => {
             return figure.absent(format!(
-                "Decode stands at batch {one} alone; two batches or more (--batch 1,4) show what batching gives."
+                "Only batch {one} was measured; run with two or more (--batch 1,4) to see batch scaling."
             ));
         }
         _ => {}

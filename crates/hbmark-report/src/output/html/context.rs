@@ -25,7 +25,7 @@ pub fn figure(report: &Report, palette: &Palette) -> Figure {
         [] => return figure.absent("No decode cell of this result has a time."),
         [one] => {
             return figure.absent(format!(
-                "Decode stands at context {one} alone; two contexts or more (--context 128,512) show what the KV costs."
+                "Only context {one} was measured; run with two or more (--context 128,512) to see KV-cache cost."
             ));
         }
         _ => {}

@@ -53,7 +53,7 @@ impl CurvePoint<'_> {
 
     /// Why a metric has no height here, if it has none.
     fn without_height(&self, metric: SloMetric, quantiles: Option<&Quantiles>) -> Option<String> {
-        let Some(quantiles) = quantiles else { return Some("refused".to_owned()) };
+        let Some(quantiles) = quantiles else { return Some("not reported (saturated)".to_owned()) };
         let infinite = |quantity: Option<Quantity>| quantity.is_some_and(|q| q.value().is_infinite());
         let mut names: Vec<String> =
             LEVELS.iter().filter(|l| infinite((l.of)(quantiles))).map(|l| l.name.to_owned()).collect();
@@ -226,7 +226,11 @@ fn latency(
         Some(Mark { class: "bad".into(), shape: Shape::Cross, x: p.x, y: y.high(), spread: None, hover })
     }));
     if points.iter().any(|p| p.shape == Shape::Cross) {
-        keys.push(Key { class: "bad".into(), shape: Some(Shape::Cross), text: "missed or refused".into() });
+        keys.push(Key {
+            class: "bad".into(),
+            shape: Some(Shape::Cross),
+            text: "SLO missed or not reported".into(),
+        });
     }
     if !clauses.is_empty() {
         keys.push(Key { class: "goal".into(), shape: None, text: "objective".into() });

@@ -48,7 +48,8 @@ pub fn figure(points: &[&Point]) -> Figure {
     let panels: Vec<Panel> = known.iter().filter_map(|(point, result)| panel(point, result)).collect();
     let tables = known.iter().map(|(p, r)| (plain(&p.label), latencies("", r))).collect();
     if panels.is_empty() {
-        return Figure { tables, ..figure }.absent("Every percentile of this result is refused or infinite.");
+        return Figure { tables, ..figure }
+            .absent("No percentile available: the run is saturated or requests failed.");
     }
     let mut caption = vec![
         "Percentiles are nearest-rank over all measured requests, the failed ones included as infinite; latencies count from the \
@@ -57,7 +58,7 @@ pub fn figure(points: &[&Point]) -> Figure {
     ];
     if known.iter().any(|(_, r)| r.ttft_ns.is_none()) {
         caption.push(
-            "Of a saturated point TTFT, E2E and queue time are refused: they say how long one waited to stop.".into(),
+            "TTFT, E2E and queue-time percentiles are not reported for saturated points: they depend on run length.".into(),
         );
     }
     Figure { caption, panels, tables, open_panels: 2, ..figure }

@@ -69,9 +69,7 @@ pub fn figure(report: &Report, palette: &Palette, externals: &[External]) -> Fig
         ReportKind::Run => {
             "The distance of a point from the roof above it is what kernels, copies and launches cost"
         }
-        ReportKind::Predict => {
-            "Predicted points stand on the roof of their dtype: nothing was measured that would hold them below it"
-        }
+        ReportKind::Predict => "Predicted points lie on the roofline of their dtype; nothing was measured",
     };
     let mut caption = vec![format!(
         "Under the slope memory is the limit, under the level arithmetic. {distance}; both axes are logarithmic."

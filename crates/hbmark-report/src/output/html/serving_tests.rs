@@ -112,10 +112,12 @@ fn a_saturated_point_has_no_latency_and_stands_at_the_edge() {
     let page = well_formed(&render_serving(&report, &[]));
     let marks = texts(&page, "#load svg.wide .mark:has(.cross) > title");
     assert!(
-        marks.iter().any(|m| m.starts_with("TTFT is refused") && m.contains("SATURATED: planted saturation")),
+        marks
+            .iter()
+            .any(|m| m.starts_with("TTFT is not reported") && m.contains("SATURATED: planted saturation")),
         "{marks:?}"
     );
-    assert!(texts(&page, "#latency figcaption").concat().contains("are refused"));
+    assert!(texts(&page, "#latency figcaption").concat().contains("are not reported"));
 }
 
 #[test]

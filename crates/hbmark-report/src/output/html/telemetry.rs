@@ -82,9 +82,7 @@ pub fn figure(taken: &[Taken<'_>]) -> Figure {
     let seen: Vec<&Quantity> =
         QUANTITIES.iter().filter(|q| taken.iter().any(|t| value(q, t).is_some())).collect();
     if seen.is_empty() {
-        return figure.absent(
-            "This machine told nothing about its clocks, power, temperature or load during the run.",
-        );
+        return figure.absent("No clock, power, temperature or load telemetry was available.");
     }
     let charts = seen.iter().filter_map(|quantity| {
         let of = |t: &Taken<'_>| value(quantity, t);

@@ -185,8 +185,8 @@ fn one_batch_and_one_context_are_told_what_they_lack() {
     report.cells.retain(|c| c.batch == 1 && c.context == 128);
     crate::analysis::judge::recompute(&mut report);
     let page = parsed(&report);
-    assert!(texts(&page, "#context .absent")[0].contains("context 128 alone"));
-    assert!(texts(&page, "#batch .absent")[0].contains("batch 1 alone"));
+    assert!(texts(&page, "#context .absent")[0].contains("Only context 128 was measured"));
+    assert!(texts(&page, "#batch .absent")[0].contains("Only batch 1 was measured"));
     assert_eq!(count(&page, "#roofline svg"), 2);
 }
 

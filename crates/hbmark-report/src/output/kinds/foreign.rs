@@ -93,13 +93,13 @@ fn section(document: &mut Document, imported: &Imported) {
     let count = if rows == 1 { "1 row".to_owned() } else { format!("{rows} rows") };
     document.heading(format!("{} · {} · {count}", result.source, result.format.name()));
     let (constants, columns) = columns(imported);
-    let said = (!constants.is_empty()).then(|| format!("the file says: {}", facts(&constants)));
+    let said = (!constants.is_empty()).then(|| format!("reported in file: {}", facts(&constants)));
     document.list(said.into_iter().chain(missing_fields(&result.rows)));
     document.table(columns);
     document.section("about these rows", row_remarks(imported));
     document.section("words that mean something else there", caveats(imported));
     document.section(
-        "taken for granted on the roofline",
+        "assumptions",
         grouped(imported, |_, place| match place {
             RooflinePlacement::Placed(p) => p.assumptions.clone(),
             _ => Vec::new(),
@@ -117,9 +117,13 @@ fn row_remarks(imported: &Imported) -> Vec<String> {
     let mut lines = grouped(imported, |row, _| row.remarks.clone());
     lines.extend(grouped(imported, |_, place| match place {
         RooflinePlacement::NoDecode(why) => vec![format!("not on the roofline: {why}")],
-        RooflinePlacement::Placed(p) => {
-            p.cell.reason.iter().map(|r| format!("INVALID: {r}")).chain(p.cell.flags.iter().map(ToString::to_string)).collect()
-        }
+        RooflinePlacement::Placed(p) => p
+            .cell
+            .reason
+            .iter()
+            .map(|r| format!("INVALID: {r}"))
+            .chain(p.cell.flags.iter().map(ToString::to_string))
+            .collect(),
         RooflinePlacement::Asks(_) => Vec::new(),
     }));
     lines
@@ -191,7 +195,7 @@ fn missing_fields(rows: &[ForeignRow]) -> Option<String> {
     ];
     let missing: Vec<&str> =
         wanted.into_iter().filter(|(_, said)| !rows.iter().any(said)).map(|(name, _)| name).collect();
-    (!missing.is_empty()).then(|| format!("the file does not say: {}", missing.join(", ")))
+    (!missing.is_empty()).then(|| format!("not reported in file: {}", missing.join(", ")))
 }
 
 /// What is the same in every row, by title, and the columns that vary.
@@ -216,7 +220,7 @@ fn columns(imported: &Imported) -> (Vec<(String, String)>, Vec<Column>) {
         count("batch", &|r| r.setup.batch.map(|n| n.to_string())),
         count("limit", &|r| r.setup.max_concurrency.map(|n| n.to_string())),
         count("offered", &|r| r.setup.request_rate.map(offered)),
-        count("at once", &|r| tokens(r.setup.concurrency)),
+        count("concurrency", &|r| tokens(r.setup.concurrency)),
         count("depth", &|r| r.setup.depth.map(|n| n.to_string())),
         count("in", &|r| tokens(r.setup.input_tokens)),
         count("out", &|r| tokens(r.setup.output_tokens)),
@@ -260,7 +264,7 @@ fn headed(metric: Metric, rows: &[ForeignRow]) -> String {
 fn offered(rate: Rate) -> String {
     match rate {
         Rate::PerSecond(rate) => format!("{rate}/s"),
-        Rate::Unlimited => "all at once".to_owned(),
+        Rate::Unlimited => "inf (all at time 0)".to_owned(),
     }
 }
 

@@ -18,8 +18,8 @@ const fn entry(term: &'static str, formula: &'static str, meaning: &'static str)
 }
 
 const ENTRIES: &[Entry] = &[
-    entry("prefill", "", "the step that reads a prompt: many tokens per sequence, an empty cache before it"),
-    entry("decode", "", "the step that makes one token per sequence on top of a cache"),
+    entry("prefill", "", "a step that processes a whole prompt into an empty KV cache"),
+    entry("decode", "", "a step that generates one token per sequence using the KV cache"),
     entry("context", "", "decode: positions in the KV cache before the step; prefill: tokens of the prompt"),
     entry(
         "pinned context",
@@ -34,14 +34,14 @@ const ENTRIES: &[Entry] = &[
     entry(
         "interval I",
         "step end(i) − step end(i−1)",
-        "what a client sees between tokens of a steady decode",
+        "time between step ends; equals TPOT in steady decode",
     ),
     entry(
         "TPOT",
-        "I, typical",
+        "geometric mean of I",
         "time per output token: the geometric mean of block means of I, with its 95 % interval",
     ),
-    entry("host bubble G", "I − D", "time in which the device waited for the host"),
+    entry("host bubble G", "I − D", "device idle time per step while it waits for the host"),
     entry(
         "launch cost",
         "TPOT eager − TPOT replayed",
@@ -63,34 +63,34 @@ const ENTRIES: &[Entry] = &[
         "Σ 2·min(context, window)·kv_heads·head_dim·size",
         "bytes of cache a step reads and writes, over sequences and layers",
     ),
-    entry("ideal bytes", "weights + KV + other", "what the step must move"),
-    entry(
-        "moved",
-        "",
-        "bytes as implemented: what this engine's code really moves, copies and casts included",
-    ),
+    entry("ideal bytes", "weights + KV + other", "bytes a step must read or write at minimum"),
+    entry("moved", "", "bytes this implementation reads and writes, including copies and casts"),
     entry("ceiling", "", "read bandwidth measured in the same run by our own read-only probe"),
     entry("data sheet", "", "the vendor's bandwidth and dense peaks, each row with its source"),
     entry(
         "predicted",
         "max(bytes / bandwidth, FLOPs / peak)",
-        "the floor of a step by the measured ceilings; by the data sheet in `predict`",
+        "roofline lower bound of a step, from measured ceilings; from the data sheet in `predict`",
     ),
     entry(
         "floor",
         "",
-        "the least time a step can take: by the data sheet's bandwidth and peak, or by those measured in this run",
+        "roofline lower bound on step time, from datasheet or measured bandwidth and peak FLOPS",
     ),
-    entry("rung", "", "one time on a ladder: a floor, or an engine's TPOT (decode) or step (prefill)"),
+    entry(
+        "rung",
+        "",
+        "one row of a time breakdown: a lower bound, or a measured TPOT (decode) or step time (prefill)",
+    ),
     entry(
         "ladder",
         "data sheet → ceiling → native → stock",
-        "the rungs of one phase, batch and context, from what the device promises to what was measured",
+        "time breakdown for one (phase, batch, context): from datasheet lower bound to measured time",
     ),
     entry(
         "adds",
         "Σ adds = time of the last rung",
-        "what a rung adds to those above it; a floor at a second dtype adds what it is over the first floor, and the rung after it the rest",
+        "time added over the previous row; a second dtype's lower bound is counted against the first dtype's, and the next row holds the remainder",
     ),
     entry(
         "share",
@@ -100,12 +100,12 @@ const ENTRIES: &[Entry] = &[
     entry(
         "operation",
         "",
-        "a part of a step that was timed apart, in an extra pass whose times never reach a step's",
+        "one fused operation, timed in a separate profiling pass; not included in step times",
     ),
     entry(
         "% ceiling (MBU)",
         "ideal bytes / (time · bandwidth)",
-        "share of the ceiling that useful bytes reach; above the data sheet it is invalid unless the set fits the cache",
+        "memory bandwidth utilisation; above 100 % of the data sheet the result is invalid, unless the working set fits in cache",
     ),
     entry(
         "MFU",
@@ -120,9 +120,9 @@ const ENTRIES: &[Entry] = &[
     entry(
         "canary",
         "",
-        "a read of fixed bytes beside each block; if it is slow, so is the machine, and the block is rejected",
+        "a fixed-size memory read next to each block; if it slows down, the block is rejected",
     ),
-    entry("round", "", "of a comparison: one fresh process of A and one of B, in random order; its unit"),
+    entry("round", "", "comparison sample: one fresh process each of A and B, in random order"),
     entry(
         "B/A",
         "exp(mean ln(B/A))",
@@ -131,22 +131,18 @@ const ENTRIES: &[Entry] = &[
     entry(
         "p, p (Holm)",
         "share of sign patterns with |Σ ln(B/A)| at least that seen",
-        "the chance of such a difference if A and B were the same; corrected for the number of cells",
+        "p-value if A equals B; Holm-corrected over cells",
     ),
     entry(
         "detectable",
         "(t(1 − α/2) + t(0.8))·sd/√rounds",
-        "the difference that so many rounds of this spread find eight times of ten, at the corrected level",
+        "minimum detectable effect at 80 % power and the corrected significance level",
     ),
-    entry(
-        "A/A floor",
-        "",
-        "the end further from 1 of the interval of A against itself: no smaller effect is called",
-    ),
+    entry("A/A floor", "", "larger bound of the A/A interval; smaller effects are reported INCONCLUSIVE"),
     entry(
         "FASTER, SLOWER",
         "",
-        "of B: corrected p at most 0.05, an interval without 1, an effect beyond the A/A floor",
+        "B versus A: corrected p <= 0.05, interval excludes 1, effect exceeds the A/A floor",
     ),
     entry("EQUIVALENT", "", "both ends of the interval lie within the margin, 1 % unless asked otherwise"),
     entry("INCONCLUSIVE", "", "neither a difference nor its absence was shown"),
@@ -154,14 +150,14 @@ const ENTRIES: &[Entry] = &[
     entry(
         "not converged",
         "",
-        "measured; the interval did not reach its target, and the reason says what was reached",
+        "measured, but the confidence interval is wider than the target; the reason gives the width",
     ),
-    entry("no steady state", "", "measured; the warm-up never stopped drifting"),
+    entry("no steady state", "", "measured, but warm-up did not reach a steady state"),
     entry("disturbed", "", "blocks were rejected for recorded causes until retries ran out"),
-    entry("INVALID", "", "measured, and not to be trusted; the reason says why"),
+    entry("INVALID", "", "measured but not valid; see the reason"),
     entry("skipped", "", "not run; the reason says why, with the numbers"),
-    entry("oom", "", "an allocation failed on the device; the rest went on"),
-    entry("incomplete", "", "the run was stopped before the cell was done; what it has by then is shown"),
+    entry("oom", "", "device out of memory for this cell; other cells continued"),
+    entry("incomplete", "", "run stopped before the cell finished; partial data shown"),
     entry(
         "fixed (fit)",
         "step = fixed + KV/bandwidth + batch·each",
@@ -170,12 +166,12 @@ const ENTRIES: &[Entry] = &[
     entry(
         "queue time",
         "q − s",
-        "from the scheduled arrival to the first step that holds the request; the wait after a preemption is kept apart",
+        "from scheduled arrival to first scheduling; preemption wait reported separately",
     ),
     entry(
         "injection lag",
         "enqueue − max(s, end of the step that ran at s)",
-        "what the harness itself added to a wait: waking late, queueing others first. A gate, never subtracted",
+        "delay added by the load generator; checked by a gate, never subtracted",
     ),
     entry(
         "request TPOT",
@@ -185,7 +181,7 @@ const ENTRIES: &[Entry] = &[
     entry(
         "goodput",
         "requests completed in the window that met every objective / window",
-        "never more than are served; a request without a TPOT is judged without that clause; how many is said",
+        "rate of requests that met every SLO; a request without TPOT skips the TPOT clause, and the count is reported",
     ),
     entry(
         "window",
@@ -201,8 +197,8 @@ const ENTRIES: &[Entry] = &[
     entry(
         "SATURATED",
         "",
-        "fewer than 98 % of the offered requests were completed and more than chance piled up, or queue time and TTFT both rise; percentiles \
-         of waiting are refused, because they depend on how long one measured",
+        "completed/offered < 0.98 with a growing backlog, or queue time and TTFT both increasing; latency percentiles \
+         are not reported (saturated), because they depend on run length",
     ),
     entry(
         "Little's law",
@@ -212,7 +208,7 @@ const ENTRIES: &[Entry] = &[
     entry(
         "prefix hit rate",
         "tokens found / tokens looked up",
-        "of prompts when they first start; ideal: by a cache without an end, in order of arrival",
+        "of prompts at first scheduling; ideal: with an infinite cache, in arrival order",
     ),
     entry("GB, GiB", "10⁹, 2³⁰", "bandwidth and traffic are decimal, memory capacity is binary"),
 ];

@@ -260,7 +260,7 @@ fn rejection(point: &Point) -> String {
     };
     if let Some(result) = &point.result {
         let missed = result.slo.iter().filter(|c| c.met == Some(false)).map(|c| {
-            let seen = c.observed.map_or("refused".into(), |q| Nanos(q.value()).to_string());
+            let seen = c.observed.map_or("not reported".into(), |q| Nanos(q.value()).to_string());
             format!("{} NOT met, {seen}", c.clause)
         });
         why = result.reasons.iter().map(ToString::to_string).chain(missed).collect();

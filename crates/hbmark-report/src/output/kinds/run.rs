@@ -257,7 +257,8 @@ pub fn remarks(cells: &[CellResult]) -> Vec<String> {
     }
     remarks.extend(shared(cells, |cell| cell.flags.iter().map(ToString::to_string).collect()));
     remarks.extend(shared(cells, |cell| {
-        let mut conditions: Vec<String> = cell.blocks.iter().flat_map(|b| &b.conditions).map(ToString::to_string).collect();
+        let mut conditions: Vec<String> =
+            cell.blocks.iter().flat_map(|b| &b.conditions).map(ToString::to_string).collect();
         conditions.sort();
         conditions.dedup();
         conditions

@@ -7,11 +7,11 @@ use crate::analysis::explain_serving;
 use crate::output::document::{Column, Document, Line, Value, measured, numbers, words};
 use crate::output::metrics::{SERVING, Shown, Unit};
 use crate::output::{Kind, OutputError, html, text};
-use hbmark_core::result::cause::joined;
 use hbmark_core::result::Limits;
+use hbmark_core::result::cause::joined;
 use hbmark_core::result::serving::{
-    Breakdown, ColdPhase, ColdStart, GateName, Offered, Point, Quantiles, Quantity, Residual,
-    RowVerdict, Search, ServeKind, ServeReport, ServeResult, Validity,
+    Breakdown, ColdPhase, ColdStart, GateName, Offered, Point, Quantiles, Quantity, Residual, RowVerdict,
+    Search, ServeKind, ServeReport, ServeResult, Validity,
 };
 use hbmark_core::units::Nanos;
 
@@ -95,7 +95,7 @@ pub fn latencies(name: &str, result: &ServeResult) -> Vec<Column> {
         ("injection lag", Some(&result.injection_lag_ns)),
     ];
     let column = |title: &str, unit: Unit, of: &dyn Fn(&Quantiles) -> Value| {
-        measured(title, unit, all.iter().map(|(_, q)| q.map_or(Value::Word("refused"), of)))
+        measured(title, unit, all.iter().map(|(_, q)| q.map_or(Value::Word("not reported"), of)))
     };
     let percentile = |title: &str, of: fn(&Quantiles) -> Option<Quantity>| {
         let at = |q: &Quantiles| match (of(q), q.max) {
@@ -203,7 +203,7 @@ fn offered(point: &Point) -> String {
             Some(arrivals) => format!("{rate} requests per second, {arrivals} arrivals, open loop"),
             None => format!("{rate} requests per second, arrivals as recorded but scaled to that, open loop"),
         },
-        Offered::AtOnce => "all requests at once".to_owned(),
+        Offered::AtOnce => "all requests at time 0 (rate inf)".to_owned(),
         Offered::Concurrency(n) => format!(
             "closed loop of {n}: the load waits for the system, so what an independent user would wait is hidden"
         ),
@@ -225,7 +225,7 @@ pub fn remarks(point: &Point) -> Vec<String> {
             .gates
             .iter()
             .filter(|gate| gate.name == GateName::KeepsUp && gate.passed.is_none())
-            .map(|gate| format!("whether it keeps up is open: {}", gate.detail)),
+            .map(|gate| format!("saturation undetermined: {}", gate.detail)),
     );
     if result.unfinished > 0 {
         said.push(format!("{} of {} measured requests never finished", result.unfinished, result.measured));
@@ -255,7 +255,7 @@ pub fn remarks(point: &Point) -> Vec<String> {
         && ideal.max(seen) >= 0.001
     {
         said.push(format!(
-            "prefix cache: {:.1} % of the prompt tokens found, {:.1} % by a cache without an end, {} evictions",
+            "prefix cache: hit rate {:.1} % (infinite cache: {:.1} %), {} evictions",
             seen * 100.0,
             ideal * 100.0,
             result.prefix_evictions
@@ -330,7 +330,7 @@ pub fn head(report: &ServeReport) -> Vec<String> {
         engine,
     ];
     if let Some(told) = &report.step_model {
-        lines.push(format!("step times: {told}"));
+        lines.push(format!("step time model: {told}"));
     }
     lines.extend(apart::head(report));
     lines.push(format!("workload: {} ({})", report.workload.name, report.workload.source));

@@ -18,12 +18,12 @@ pub(super) fn head(report: &ServeReport) -> Vec<String> {
         ));
         for adapter in lora.adapters.iter().take(LISTED) {
             let disk = adapter.disk_ns.map_or_else(
-                || "not read from disk".to_owned(),
-                |ns| format!("from disk into memory in {}", Nanos(ns)),
+                || "synthetic (not read from disk)".to_owned(),
+                |ns| format!("loaded from disk in {}", Nanos(ns)),
             );
             let memory = adapter
                 .memory_ns
-                .map_or_else(String::new, |ns| format!(", from memory into the engine in {}", Nanos(ns)));
+                .map_or_else(String::new, |ns| format!(", copied to the engine in {}", Nanos(ns)));
             let targets: Vec<&str> = adapter.targets.iter().map(|target| target.name()).collect();
             lines.push(format!(
                 "adapter {}: rank {} on {}, {}; {disk}{memory}",
