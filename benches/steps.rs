@@ -142,7 +142,7 @@ fn print_table(bench: Bench) {
         Err(error) => anstream::eprintln!("error: {error}"),
     }
     if let Some(folder) = out
-        && let Err(error) = hbmark::cli::save(&report, &folder)
+        && let Err(error) = hbmark::cli::save(&report, "result", &folder)
     {
         anstream::eprintln!("error: {}", hbmark::cli::one_line(&error));
     }
