@@ -60,7 +60,7 @@ fn imports(text: &str, own: &str) -> Vec<(String, String, usize)> {
             match rest.strip_prefix('{') {
                 // `use crate::{a::X, b}`: rustfmt keeps short trees on a line.
                 Some(tree) => {
-                    found.extend(tree.split(',').map(|item| (name.clone(), word(item.trim()), index + 1)))
+                    found.extend(tree.split(',').map(|item| (name.clone(), word(item.trim()), index + 1)));
                 }
                 None => found.push((name.clone(), word(rest), index + 1)),
             }

@@ -30,9 +30,9 @@ fn a_steady_step_of_256_sequences_allocates_nothing() {
     }
     let tokens = [1; 256];
     let mut step = || {
-        let scheduled = scheduler.next_batch().scheduled.len();
-        scheduler.complete(&tokens[..scheduled]);
-        scheduled
+        let entries = scheduler.next_batch().scheduled.len();
+        scheduler.complete(&tokens[..entries]);
+        entries
     };
     // Prefills, and the first blocks of outputs.
     for _ in 0..100 {

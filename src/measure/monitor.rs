@@ -112,7 +112,7 @@ fn against_recent(recent: &mut VecDeque<f64>, baseline: f64, seconds: f64) -> f6
 
 /// What to say when the machine's memory is no longer what it was when the ceilings were measured.
 fn shifted(ratio: f64) -> Option<Cause> {
-    (ratio > SHIFT || ratio < 1.0 / SHIFT).then_some(Cause::BandwidthShifted { ratio })
+    (!(1.0 / SHIFT..=SHIFT).contains(&ratio)).then_some(Cause::BandwidthShifted { ratio })
 }
 
 #[cfg(test)]

@@ -43,8 +43,8 @@ fn profiles(
     session.greedy_tokens()?;
     let mut profiles = Vec::with_capacity(PROFILES);
     for _ in 0..PROFILES {
-        let Some(profiler) = session.profiler() else { break };
-        profiles.push(joined(profiler.profile(input.step())?));
+        let Some(timer) = session.profiler() else { break };
+        profiles.push(joined(timer.profile(input.step())?));
     }
     Ok(profiles)
 }

@@ -93,18 +93,18 @@ impl<'a> SessionExecutor<'a> {
         phases: &mut Phases,
     ) -> Result<(), EngineError> {
         let begin = clock.now().0;
-        let scheduled = &scheduler.batch().scheduled[range];
+        let entries = &scheduler.batch().scheduled[range];
         let held = |seq: &hbmark_traffic::scheduler::ScheduledSequence, c: &Constraints<'_>| {
             seq.produces_token && c.holds(seq.key)
         };
-        let constrained = self.constraints.as_ref().is_some_and(|c| scheduled.iter().any(|seq| held(seq, c)));
+        let constrained = self.constraints.as_ref().is_some_and(|c| entries.iter().any(|seq| held(seq, c)));
         if self.sampler.is_greedy() && !constrained {
             self.session.next_tokens(tokens)?;
             phases.sample += clock.now().0 - begin;
             return Ok(());
         }
         let mut masked = 0.0;
-        for (seq, mut logits) in scheduled.iter().zip(self.session.logits()?) {
+        for (seq, mut logits) in entries.iter().zip(self.session.logits()?) {
             // A token is a function of seed, request and position, whatever it was batched with.
             let position = seq.start + seq.tokens;
             let Some(constraints) = self.constraints.as_mut().filter(|c| held(seq, c)) else {
@@ -156,12 +156,12 @@ impl<'a> SessionExecutor<'a> {
             device: inside + (waited - launched),
             ..Phases::default()
         };
-        let (before, scheduled) = (tokens.len(), range.len());
+        let (before, entries) = (tokens.len(), range.len());
         self.sample_tokens(scheduler, range, clock, tokens, &mut phases)?;
-        if tokens.len() - before != scheduled {
+        if tokens.len() - before != entries {
             return Err(EngineError::Device {
                 device: self.session.capabilities().device.clone(),
-                detail: format!("{} tokens came for {scheduled} sequences", tokens.len() - before),
+                detail: format!("{} tokens came for {entries} sequences", tokens.len() - before),
             });
         }
         Ok(phases)
@@ -178,12 +178,12 @@ impl Executor for SessionExecutor<'_> {
         for sequence in &scheduler.batch().dropped {
             self.session.release(SequenceId(*sequence));
         }
-        let scheduled = scheduler.batch().scheduled.len();
+        let entries = scheduler.batch().scheduled.len();
         if self.ragged == Ragged::Fused {
-            return Ok(self.step(scheduler, 0..scheduled, clock, tokens)?);
+            return Ok(self.step(scheduler, 0..entries, clock, tokens)?);
         }
         let mut all = Phases::default();
-        for index in 0..scheduled {
+        for index in 0..entries {
             all += self.step(scheduler, index..index + 1, clock, tokens)?;
         }
         Ok(all)

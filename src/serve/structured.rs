@@ -19,8 +19,8 @@ use llguidance::toktrie::{
 use llguidance::{Matcher, ParserFactory};
 use serde_json::{Value, json};
 
+use crate::weights::loading::SizedFile;
 use crate::weights::tokenizer::Tokenizer;
-use crate::weights::weights::SizedFile;
 
 /// A schema or a grammar is a few pages of text.
 const MAX_FILE: u64 = 1 << 20;

@@ -13,8 +13,8 @@ use rand_distr::{Distribution, StandardNormal};
 use serde::Deserialize;
 use serde_json::Value;
 
+use super::loading::{SizedFile, WeightsError};
 use super::safetensors::TensorFile;
-use super::weights::{SizedFile, WeightsError};
 use hbmark_core::model::{Architecture, Target};
 use hbmark_core::units::Bytes;
 

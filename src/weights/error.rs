@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use super::hub::HubError;
+use super::loading::WeightsError;
 use super::tokenizer::TokenizerError;
-use super::weights::WeightsError;
 use hbmark_core::model::{Dtype, ModelError};
 
 /// Why a model could not be opened, or its weights loaded.

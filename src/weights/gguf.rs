@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use blocks::TensorLocations;
 use candle_core::quantized::gguf_file::Content;
 
-use super::weights::{SizedFile, WeightsError};
+use super::loading::{SizedFile, WeightsError};
 use hbmark_core::model::gguf::{self as header, GgufError};
 use hbmark_core::model::{Architecture, Inventory, Role, TensorInfo};
 use hbmark_core::units::Bytes;

@@ -12,8 +12,8 @@ use std::{fmt, fs, io};
 use hf_hub::api::sync::{Api, ApiBuilder, ApiError, ApiRepo};
 use hf_hub::{Cache, Repo, RepoType};
 
+use super::loading::{WeightsError, is_plain_file_name};
 use super::safetensors::{INDEX, SINGLE, ShardIndex};
-use super::weights::{WeightsError, is_plain_file_name};
 
 const CONFIG: &str = "config.json";
 const TOKENIZER: &str = "tokenizer.json";

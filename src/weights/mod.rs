@@ -7,16 +7,16 @@ pub mod adapter;
 mod error;
 pub mod gguf;
 pub mod hub;
+pub mod loading;
 mod open;
 pub mod safetensors;
 pub mod stored;
 mod stream;
 pub mod synthetic;
 pub mod tokenizer;
-pub mod weights;
 
 pub use adapter::{Adapter, AdapterError};
 pub use error::OpenError;
+pub use loading::{LoadedWeights, WeightsError};
 pub use open::{OpenModel, Weights, open, open_shape};
 pub use stored::{Packing, StoredData, StoredMatrix, StoredTensor};
-pub use weights::{LoadedWeights, WeightsError};

@@ -11,10 +11,10 @@ use candle_core::{Device, Tensor};
 
 use super::gguf::GgufModel;
 use super::hub::HubConfig;
+use super::loading::WeightsError;
 use super::safetensors::Checkpoint;
 use super::stored::StoredTensor;
 use super::tokenizer::Tokenizer;
-use super::weights::WeightsError;
 use super::{stream, synthetic};
 use crate::machine::device::DeviceChoice;
 use crate::weights::OpenError;

@@ -13,8 +13,8 @@ use std::path::{Path, PathBuf};
 use candle_core::{DType, Device, Tensor};
 use half::{bf16, f16};
 
+use super::loading::{LoadedWeights, SizedFile, WeightsError, is_plain_file_name, plain_dtype};
 use super::stored::PlainFloat;
-use super::weights::{LoadedWeights, SizedFile, WeightsError, is_plain_file_name, plain_dtype};
 use hbmark_core::model::safetensors::{
     MAX_HEADER_BYTES, MAX_SHARDS, SafetensorsError, StoredTensor, parse_header, parse_index, shortened,
 };

@@ -10,10 +10,10 @@ use candle_core::DType;
 use half::{bf16, f16};
 
 use super::gguf::GgufModel;
+use super::loading::{WeightsError, plain_dtype};
 use super::safetensors::{Checkpoint, Source};
 use super::stored::{Packing, PlainFloat, StoredMatrix, StoredTensor};
 use super::synthetic::HostGenerator;
-use super::weights::{WeightsError, plain_dtype};
 use crate::weights::OpenError;
 use hbmark_core::model::{Architecture, Dtype, Inventory, Role, TensorInfo};
 use hbmark_core::units::Bytes;

@@ -14,8 +14,8 @@ use rand_chacha::ChaCha8Rng;
 use sha2::{Digest, Sha256};
 use statrs::distribution::{ContinuousCDF, Normal};
 
+use super::loading::{WeightsError, plain_dtype};
 use super::stored::PlainFloat;
-use super::weights::{WeightsError, plain_dtype};
 use hbmark_core::model::{Dtype, Inventory, Role, TensorInfo};
 use hbmark_core::units::Bytes;
 

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Once, mpsc};
 use std::time::Duration;
 
-use super::weights::{SizedFile, WeightsError};
+use super::loading::{SizedFile, WeightsError};
 
 const FILE: &str = "tokenizer.json";
 /// The largest in use (vocabularies of 250,000 with merges) are near 35 MB.

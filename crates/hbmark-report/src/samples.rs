@@ -11,6 +11,7 @@ use hbmark_core::result::{
 use hbmark_core::units::Bytes;
 
 /// A run on a machine that reads 10 GB/s, multiplies 1 TFLOP/s in bf16 and half of that in f32, and has 32 MB of cache.
+#[must_use]
 pub fn report() -> Report {
     let spread = |median: f64| Spread { median, low: median * 0.99, high: median * 1.01 };
     let architecture = test_shapes::llama_3_2_1b();
@@ -57,6 +58,7 @@ pub fn report() -> Report {
 
 /// The same machine with a grid measured on it: both engines, both phases, two batches, three contexts, five blocks a cell. Native takes
 /// 1.1 times its memory floor and stock three times; in each cell the second block was rejected.
+#[must_use]
 pub fn measured() -> Report {
     let mut report = report();
     let grid = [1, 4].into_iter().flat_map(|batch| [128, 512, 1024].map(|context| (batch, context)));

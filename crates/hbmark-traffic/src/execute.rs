@@ -88,13 +88,13 @@ impl Executor for PredictedExecutor {
         _clock: &mut dyn Clock,
         tokens: &mut Vec<u32>,
     ) -> Result<Phases, StepFailure> {
-        let scheduled = &scheduler.batch().scheduled;
+        let batch = &scheduler.batch().scheduled;
         let time =
-            self.model.step(scheduled.iter().map(|seq| RaggedPart { cached: seq.start, tokens: seq.tokens }));
+            self.model.step(batch.iter().map(|seq| RaggedPart { cached: seq.start, tokens: seq.tokens }));
         let time = Nanos(time.0 + self.adapter.0 * scheduler.batch().adapters as f64);
         self.clock.advance(time);
         // No model ran: tokens that differ between requests, so that they share no prefix by accident.
-        tokens.extend(scheduled.iter().map(|seq| u32::try_from(seq.key & 0xffff).unwrap_or(0)));
+        tokens.extend(batch.iter().map(|seq| u32::try_from(seq.key & 0xffff).unwrap_or(0)));
         Ok(Phases { device: Nanos(time.0).0, ..Phases::default() })
     }
 }

@@ -82,6 +82,7 @@ pub struct PointSpec {
 
 impl PointSpec {
     /// Requests behind the measured ones, to keep the system loaded until those are done.
+    #[must_use]
     pub fn cooldown(&self) -> usize {
         match self.offered {
             Offered::AtOnce => 0,
@@ -89,6 +90,7 @@ impl PointSpec {
         }
     }
 
+    #[must_use]
     pub fn warmup(&self) -> usize {
         if self.offered == Offered::AtOnce { 0 } else { self.warmup }
     }
@@ -147,6 +149,9 @@ impl PointSpec {
     }
 
     /// Checks what can be checked before anything runs.
+    ///
+    /// # Errors
+    /// When no request can be served, or there are too few for an objective.
     pub fn check(&self, plan: &[PlannedRequest], measured: usize) -> Result<(), PlanError> {
         let knobs = &self.scheduler;
         let of = |p: &PlannedRequest| Scheduler::check(knobs, p.prompt_len(), p.output_len);
@@ -185,6 +190,7 @@ impl PointSpec {
     }
 
     /// What an infinite cache would find, over the requests that ran: what is rejected or never sent is looked up nowhere.
+    #[must_use]
     pub fn ideal_hit_rate(&self, plan: &[PlannedRequest], run: &Run) -> Option<f64> {
         let ran = plan.iter().zip(&run.records).filter(|(_, record)| record.started.is_some());
         let rate = || ideal_hit_rate(ran.map(|(planned, _)| planned), self.scheduler.block_size);
@@ -192,12 +198,14 @@ impl PointSpec {
     }
 
     /// Blocks that the plan could ever fill, prefixes counted as often as they are sent.
+    #[must_use]
     pub fn blocks_of(&self, plan: &[PlannedRequest]) -> usize {
         let knobs = &self.scheduler;
         let of = |p: &PlannedRequest| (p.prompt_len() + p.output_len).div_ceil(knobs.block_size);
         plan.iter().map(of).sum::<usize>().min(knobs.num_blocks)
     }
 
+    #[must_use]
     pub fn traffic<'a>(
         &self,
         plan: &'a [PlannedRequest],
@@ -222,6 +230,7 @@ impl PointSpec {
     }
 
     /// What one more adapter adds to a step.
+    #[must_use]
     pub fn adapter_time(&self) -> Nanos {
         self.adapters.as_ref().map_or(Nanos(0.0), |adapters| adapters.time_each)
     }

@@ -141,6 +141,7 @@ impl Calibration {
     }
 
     /// The time of a step whose sequences run in one pass, in nanoseconds.
+    #[must_use]
     pub fn fused(&self, shape: &Mixture) -> f64 {
         let Mixture { decodes, positions, queries, pairs } = *shape;
         let context = self.ns_per_decode_position * (positions - decodes * self.base_context);

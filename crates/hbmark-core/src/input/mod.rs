@@ -117,6 +117,23 @@ pub fn one_line(error: &(dyn std::error::Error + 'static)) -> String {
     format!("{begin} [... {} characters ...] {end}", count - LONGEST_ERROR)
 }
 
+/// A user's string that does nothing but stand there: model names, notes and reasons may come from anywhere.
+#[must_use]
+pub fn plain(text: &str) -> String {
+    text.chars().map(|c| if acts(c) { '\u{fffd}' } else { c }).collect()
+}
+
+/// Whether a character does something to what is around it: moves a cursor, colours, ends a line, or turns the direction of reading, by
+/// which one name can look like another.
+#[must_use]
+pub fn acts(c: char) -> bool {
+    c.is_control()
+        || matches!(
+            c,
+            '\u{200e}' | '\u{200f}' | '\u{2028}' | '\u{2029}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}'
+        )
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -142,21 +159,4 @@ mod tests {
         std::fs::write(&path, b"ab\xffc").unwrap();
         assert_eq!(read_text(&path, 64).unwrap_err().to_string(), "it is not UTF-8 text from byte 2 on");
     }
-}
-
-/// A user's string that does nothing but stand there: model names, notes and reasons may come from anywhere.
-#[must_use]
-pub fn plain(text: &str) -> String {
-    text.chars().map(|c| if acts(c) { '\u{fffd}' } else { c }).collect()
-}
-
-/// Whether a character does something to what is around it: moves a cursor, colours, ends a line, or turns the direction of reading, by
-/// which one name can look like another.
-#[must_use]
-pub fn acts(c: char) -> bool {
-    c.is_control()
-        || matches!(
-            c,
-            '\u{200e}' | '\u{200f}' | '\u{2028}' | '\u{2029}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}'
-        )
 }

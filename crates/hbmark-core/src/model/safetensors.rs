@@ -91,6 +91,9 @@ pub struct StoredTensor {
 }
 
 /// Parses a header and checks it against the number of data bytes behind it.
+///
+/// # Errors
+/// [`SafetensorsError`], with what cannot be trusted.
 pub fn parse_header(
     header: &[u8],
     data_start: u64,
@@ -123,6 +126,10 @@ pub fn parse_header(
     Ok(tensors)
 }
 
+/// Parses an index of shards: the file of every tensor.
+///
+/// # Errors
+/// [`SafetensorsError`], with what cannot be trusted.
 pub fn parse_index(bytes: &[u8]) -> Result<Vec<(String, String)>, SafetensorsError> {
     #[derive(serde::Deserialize)]
     struct Index {
@@ -137,6 +144,7 @@ fn parse_json<'de, T: Deserialize<'de>>(bytes: &'de [u8]) -> Result<T, Safetenso
 }
 
 /// The beginning of a text that a stranger chose the length of.
+#[must_use]
 pub fn shortened(text: &str) -> String {
     text.chars().take(TEXT_SHOWN).collect()
 }

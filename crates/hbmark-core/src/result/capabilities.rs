@@ -17,6 +17,7 @@ pub enum Ragged {
 
 /// What an engine can do; checked when planning and printed in the report.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a question of its own")]
 pub struct Capabilities {
     pub engine: String,
     pub device: String,

@@ -132,6 +132,9 @@ fn cell(cell: &CellResult) -> Result<(), ReportError> {
 }
 
 /// The same of blocks that a visit brought, as a journal tells it.
+///
+/// # Errors
+/// [`ReportError::Unbelievable`], with the first value that is none.
 pub fn check_blocks(blocks: &[Block], phase: Phase, id: &str) -> Result<(), ReportError> {
     let named = |what: &str| format!("{what} of {}", crate::input::plain(id));
     blocks.iter().try_for_each(|b| block(b, phase, &named))
@@ -158,6 +161,9 @@ fn within(what: &str, found: usize, range: &RangeInclusive<usize>) -> Result<(),
 fn impossible_value(what: String, found: &dyn std::fmt::Display, wanted: &'static str) -> ReportError {
     ReportError::ImpossibleValue { what, found: found.to_string(), wanted }
 }
+
+/// The largest number an axis takes; beyond it a typing error is likelier than a wish.
+pub const AXIS_CAP: usize = 1 << 27;
 
 #[cfg(test)]
 mod tests {
@@ -202,6 +208,3 @@ mod tests {
         );
     }
 }
-
-/// The largest number an axis takes; beyond it a typing error is likelier than a wish.
-pub const AXIS_CAP: usize = 1 << 27;

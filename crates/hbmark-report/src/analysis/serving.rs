@@ -347,7 +347,7 @@ fn believable(result: &ServeResult) -> bool {
     result.validity != Validity::Invalid
 }
 
-fn gate<'a>(result: &'a ServeResult, name: GateName) -> Option<&'a Gate> {
+fn gate(result: &ServeResult, name: GateName) -> Option<&Gate> {
     result.gates.iter().find(|gate| gate.name == name)
 }
 

@@ -57,8 +57,8 @@ struct PagedModel {
 
 impl PagedModel {
     fn run(&mut self, scheduler: &Scheduler) -> Vec<u32> {
-        let scheduled = &scheduler.batch().scheduled;
-        for seq in scheduled {
+        let batch = &scheduler.batch().scheduled;
+        for seq in batch {
             let table = scheduler.block_table(seq);
             for (offset, token) in scheduler.tokens(seq).iter().enumerate() {
                 let position = seq.start + offset;
@@ -66,7 +66,7 @@ impl PagedModel {
                 self.slots[at] = Some(cached(*token, seq.adapter));
             }
         }
-        scheduled
+        batch
             .iter()
             .map(|seq| {
                 let table = scheduler.block_table(seq);

@@ -14,6 +14,9 @@ const MAX_POSITIONS: usize = 1 << 30;
 const DEFAULT_THETA: f64 = 10_000.0;
 
 /// Reads the dimensions of a llama, qwen2 or qwen3 file.
+///
+/// # Errors
+/// When the metadata lacks a dimension, or says something that is not supported.
 pub fn architecture(header: &Header) -> Result<Architecture, GgufError> {
     let name = text(header, "general.architecture")?.ok_or_else(|| missing("general.architecture"))?;
     let family = match name {
@@ -135,6 +138,7 @@ fn rope_scaling(header: &Header, architecture: &str) -> Result<RopeScaling, Gguf
 }
 
 /// Every tensor of a dense model: name, shape, role, layer.
+#[must_use]
 pub fn expected_tensors(architecture: &Architecture) -> Vec<(String, Vec<usize>, Role, Option<usize>)> {
     let Architecture { hidden_size: hidden, vocab_size: vocab, ffn_size: ffn, head_dim, .. } = *architecture;
     let (q, kv) = (architecture.heads * head_dim, architecture.kv_heads * head_dim);

@@ -442,6 +442,7 @@ impl<R: Read> Cursor<R> {
 }
 
 /// The block format of a type code, where candle can compute with it.
+#[must_use]
 pub fn block_type(code: u32) -> Option<BlockType> {
     BLOCK_TYPES.iter().find(|(known, ..)| *known == code).map(|&(_, name, elements, bytes)| BlockType {
         name,
