@@ -21,11 +21,11 @@ fn serve(more: &[&str]) -> Command {
     let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models/qwen3");
     let mut command = hbmark();
     // A mode is named first.
-    let (mode, more) = more.split_at(usize::from(!more[0].starts_with("--")));
-    command.arg("serve").args(mode);
+    let (named, flags) = more.split_at(usize::from(!more[0].starts_with("--")));
+    command.arg("serve").args(named);
     command.args(["--engine", "native", "--device", "cpu", "--dtype", "f32", "--model"]).arg(model);
     command.args(["--requests", "10", "--input-len", "8", "--output-len", "4", "--threads", "2"]);
-    command.args(["--num-gpu-blocks-override", "64", "--format", "json"]).args(more);
+    command.args(["--num-gpu-blocks-override", "64", "--format", "json"]).args(flags);
     command
 }
 
