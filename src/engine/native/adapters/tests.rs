@@ -168,17 +168,15 @@ fn bytes_moved_are_those_of_the_adapters_in_the_batch_once_each() {
 
 #[test]
 fn operations_without_low_rank_products_refuse_by_name() {
-    use crate::engine::{AdapterId, EngineError, Session};
+    use crate::engine::{EngineError, Session};
     let mut session = crate::engine::scripted::ScriptedSession::new(
         hbmark_core::model::test_shapes::smollm2_135m(),
         hbmark_core::model::test_shapes::smollm2_135m().inventory(Dtype::Bf16),
         &hbmark_traffic::clock::VirtualClock::default(),
         Box::new(|_| unreachable!("nothing is run")),
     );
-    let sample = Sample::of_dtype(Dtype::F32, 1);
-    let error = session.lora().unwrap().load_adapter(&adapters(&sample)[0]).unwrap_err();
-    assert!(matches!(error, EngineError::Unsupported { .. }));
-    assert!(error.to_string().contains("choose --engine native --device cpu"), "{error}");
-    assert!(session.lora().unwrap().set_adapter(crate::engine::SequenceId(0), Some(AdapterId(0))).is_err());
-    assert!(session.lora().unwrap().set_adapter(crate::engine::SequenceId(0), None).is_ok());
+    assert!(session.lora().is_none());
+    let refused = crate::engine::lora(&mut session).map(|_| ()).unwrap_err();
+    assert!(matches!(refused, EngineError::Unsupported { .. }));
+    assert!(refused.to_string().contains("choose --engine native --device cpu"), "{refused}");
 }
