@@ -389,7 +389,7 @@ fn an_import_maps_asks_and_places() {
         .args(["import", &file])
         .assert()
         .success()
-        .stdout(contains("TPOT").and(contains("--gpu      the file names no GPU")));
+        .stdout(contains("TPOT").and(contains("the file names no GPU")));
     hbmark()
         .args(["import", &file, "--model", "Llama-3.1-8B", "--gpu", "h100-pcie", "--dtype", "bf16"])
         .assert()
