@@ -70,10 +70,13 @@ fn imports(text: &str, own: &str) -> Vec<(String, String, usize)> {
     found
 }
 
+/// What each room of a crate imports.
+type Graph = BTreeMap<(String, String), BTreeSet<String>>;
+
 /// Rooms with what they import, and every import that points down the table.
-fn read(rows: &[(String, String)]) -> (BTreeMap<(String, String), BTreeSet<String>>, Vec<String>) {
+fn read(rows: &[(String, String)]) -> (Graph, Vec<String>) {
     let rank = |name: &str, room: &str| rows.iter().position(|(c, r)| c == name && (r == room || r == "*"));
-    let mut graph: BTreeMap<(String, String), BTreeSet<String>> = BTreeMap::new();
+    let mut graph = Graph::new();
     let mut wrong = Vec::new();
     let crates: BTreeSet<&str> = rows.iter().map(|(name, _)| name.as_str()).collect();
     for name in crates {

@@ -71,11 +71,10 @@ impl Backend {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(feature = "cuda")))]
 mod tests {
     use super::*;
 
-    #[cfg(not(feature = "cuda"))]
     #[test]
     fn a_cpu_build_says_how_to_get_cuda() {
         let error = Backend::open(DeviceChoice::Cuda(0), DeviceOptions::default()).unwrap_err();

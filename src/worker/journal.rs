@@ -4,7 +4,7 @@
 //! `HASH JSON`, where HASH is the sha256 over the hash of the line before and the JSON: no byte can change, and no line go missing from
 //! the middle, unnoticed. A line is synced before anything goes on. What a killed process leaves is therefore a prefix: whole lines, and
 //! at most the beginning of one more, which is dropped with a notice. The hashes are no signature: who wants to forge a journal can. What
-//! the entries mean is not known here: [`run`] keeps visits of cells, [`crate::serve::memory`] openings and points.
+//! the entries mean is not known here: a run keeps visits of cells, a serve openings and points.
 
 use std::fs::File;
 use std::io::{Read, Write};

@@ -134,7 +134,7 @@ fn cell(cell: &CellResult) -> Result<(), ReportError> {
 /// The same of blocks that a visit brought, as a journal tells it.
 ///
 /// # Errors
-/// [`ReportError::Unbelievable`], with the first value that is none.
+/// [`ReportError::ImpossibleValue`], with the first value that is none.
 pub fn check_blocks(blocks: &[Block], phase: Phase, id: &str) -> Result<(), ReportError> {
     let named = |what: &str| format!("{what} of {}", crate::input::plain(id));
     blocks.iter().try_for_each(|b| block(b, phase, &named))
