@@ -2,7 +2,6 @@
 
 use clap::Args as ClapArgs;
 use comfy_table::{CellAlignment, Table, presets as looks};
-use hbmark_core::result::EngineKind;
 use serde::Serialize;
 
 use super::{Outcome, print, print_json};
@@ -10,6 +9,7 @@ use crate::engine::{self, DeviceChoice, native};
 use crate::weights::OpenModel;
 use hbmark_core::ledger::devices;
 use hbmark_core::model::{Dtype, presets};
+use hbmark_core::result::EngineKind;
 use hbmark_core::units::{Bytes, BytesPerSecond, FlopsPerSecond};
 
 #[derive(Debug, ClapArgs)]

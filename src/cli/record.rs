@@ -10,7 +10,8 @@ use super::{Outcome, print};
 use hbmark_core::result::saved;
 use hbmark_core::result::serving::ServeReport;
 use hbmark_report::analysis::capacity::{Capacity, capacity};
-use hbmark_report::output::{document::Document, markdown, record};
+use hbmark_report::output::document::Document;
+use hbmark_report::output::{markdown, record};
 
 #[derive(Debug, ClapArgs)]
 #[command(

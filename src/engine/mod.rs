@@ -17,13 +17,12 @@ pub mod stock;
 pub mod threads;
 pub mod timeline;
 
-use hbmark_core::result::EngineKind;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::weights::Adapter;
 use hbmark_core::model::{Architecture, Dtype, Inventory};
-use hbmark_core::result::{Capabilities, Cause};
+use hbmark_core::result::{Capabilities, Cause, EngineKind};
 use hbmark_core::units::{Bytes, Nanos};
 
 pub use crate::machine::device::DeviceChoice;

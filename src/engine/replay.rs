@@ -5,10 +5,10 @@
 //! gates and prefills run as they always do. The difference between both sessions is the cost of launches, because the kernels are the same.
 //! It knows no device; a step that cannot be recorded, or that gives something else when replayed, is an error that says why.
 
-use crate::engine::{StepProfiler, SyntheticKv};
 use std::collections::HashMap;
 
 use super::{EngineError, MemoryUse, SequenceId, Session, StepBatch, Timeline};
+use crate::engine::{StepProfiler, SyntheticKv};
 use hbmark_core::model::{Architecture, Dtype, Inventory};
 use hbmark_core::result::Capabilities;
 use hbmark_core::units::Bytes;

@@ -4,13 +4,13 @@
 //! whose hour passes in milliseconds. Every rule above the waist (stopping, rejection, retries, scheduling, diagnosis) is
 //! tested by planting a fault here and asking for its name. It computes no model: tokens are a hash of what went in.
 
-use crate::engine::StepProfiler;
 use std::collections::BTreeMap;
 
 use super::replay::CapturableSession;
 use super::{
     EngineError, Mark, MemoryUse, OperationTime, SequenceId, Session, StepBatch, Timeline, TimelineKind,
 };
+use crate::engine::StepProfiler;
 use hbmark_core::model::{Architecture, Dtype, Inventory};
 use hbmark_core::result::{Capabilities, Ragged};
 use hbmark_core::units::{Bytes, Nanos};

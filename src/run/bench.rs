@@ -19,9 +19,9 @@ use crate::weights::OpenModel;
 use crate::worker::interrupt::Interrupts;
 use crate::worker::workers::WorkerCommand;
 use hbmark_core::model::Dtype;
-use hbmark_core::result::EngineKind;
 use hbmark_core::result::{
-    Block, Cause, Cell, KvFill, Measured, Phase, Report, Status, accepted, block_means, judged_times,
+    Block, Cause, Cell, EngineKind, KvFill, Measured, Phase, Report, Status, accepted, block_means,
+    judged_times,
 };
 use hbmark_core::stats::{self, CONFIDENCE};
 use hbmark_core::units::Bytes;

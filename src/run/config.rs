@@ -10,9 +10,8 @@ use serde::{Deserialize, Serialize};
 use crate::engine::{DeviceChoice, DeviceOptions};
 use crate::measure::protocol::Depth;
 use hbmark_core::model::Dtype;
-use hbmark_core::result::EngineKind;
 use hbmark_core::result::limits::AXIS_CAP;
-use hbmark_core::result::{KvFill, Phase};
+use hbmark_core::result::{EngineKind, KvFill, Phase};
 
 /// The model that runs when none is named: small enough for a laptop, real enough to be worth timing.
 pub const DEFAULT_MODEL: &str = "SmolLM2-135M";

@@ -3,8 +3,7 @@
 //! Enters: a [`Scheduler`] with a batch in flight. Leaves: one token per part, and how long each phase of the host's work took.
 
 use super::structured::{ConstraintCounts, Constraints};
-use crate::engine::lora;
-use crate::engine::{AdapterId, EngineError, SequenceId, SequenceStep, Session, StepBatch};
+use crate::engine::{AdapterId, EngineError, SequenceId, SequenceStep, Session, StepBatch, lora};
 use hbmark_core::result::Ragged;
 use hbmark_traffic::clock::Clock;
 use hbmark_traffic::execute::{Executor, Phases, StepFailure};

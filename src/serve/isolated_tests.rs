@@ -1,6 +1,5 @@
 //! What a supervisor makes of its workers, played by a script that says what a test wants and keeps what it was told.
 
-use hbmark_core::result::Cause;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
@@ -12,6 +11,7 @@ use crate::serve::Mode;
 use crate::serve::memory::ServePlan;
 use crate::worker::journal::{Header, Journal};
 use crate::worker::wire::Program;
+use hbmark_core::result::Cause;
 use hbmark_traffic::run::Progress;
 
 struct Unheard;

@@ -1,6 +1,5 @@
 //! Queues whose answers are known, on a scripted engine: the loop and its arithmetic against theory.
 
-use hbmark_core::result::Cause;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution, Exp1};
@@ -9,6 +8,7 @@ use crate::engine::EngineError;
 use crate::engine::scripted::{ScriptedSession, StepInfo, StepOutcome};
 use crate::serve::execute::SessionExecutor;
 use hbmark_core::model::{Dtype, test_shapes};
+use hbmark_core::result::Cause;
 use hbmark_core::result::serving::{Arrivals, GateName, Policy, SchedulerConfig, ServeResult, Slo, Validity};
 use hbmark_core::units::Nanos;
 use hbmark_traffic::arrivals::deadlines;

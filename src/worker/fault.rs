@@ -4,11 +4,12 @@
 //! `hang`, `device` or `oom`; WHERE the name of a cell or a point, `begin` or `load`; STEPS how many of its steps go well before (0);
 //! WORKERS how many of the first workers suffer it (all). Leaves: the fault, and a warning in the result that it was planted.
 
-use crate::engine::{LoraSession, StepProfiler, SyntheticKv};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use crate::engine::{EngineError, MemoryUse, SequenceId, Session, StepBatch, Timeline};
+use crate::engine::{
+    EngineError, LoraSession, MemoryUse, SequenceId, Session, StepBatch, StepProfiler, SyntheticKv, Timeline,
+};
 use hbmark_core::model::{Architecture, Dtype, Inventory};
 use hbmark_core::result::Capabilities;
 use hbmark_core::units::Bytes;

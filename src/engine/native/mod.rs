@@ -18,7 +18,6 @@ mod tables;
 pub mod testing;
 mod weights;
 
-use crate::engine::{LoraSession, StepProfiler, SyntheticKv};
 use std::collections::HashMap;
 
 use cpu::CpuOperations;
@@ -32,6 +31,7 @@ use super::{
     AdapterId, DeviceChoice, DeviceOptions, EngineError, MemoryUse, OperationTime, SequenceId, Session,
     StepBatch, Timeline,
 };
+use crate::engine::{LoraSession, StepProfiler, SyntheticKv};
 use crate::weights::{Adapter, OpenModel, Packing, StoredTensor};
 use hbmark_core::model::{Architecture, Dtype, Family, Inventory, RopeScaling};
 use hbmark_core::result::{Capabilities, Ragged};

@@ -13,7 +13,6 @@ mod family;
 #[cfg(feature = "cuda")]
 mod recorded;
 
-use hbmark_core::result::EngineKind;
 use std::collections::{BTreeMap, HashMap};
 
 use candle_core::{D, DType, Tensor};
@@ -21,7 +20,7 @@ use candle_core::{D, DType, Tensor};
 use super::failure::of_candle;
 use super::{Backend, DeviceChoice, EngineError, MemoryUse, SequenceId, Session, StepBatch, Timeline};
 use hbmark_core::model::{Architecture, Dtype, Inventory};
-use hbmark_core::result::{Capabilities, Ragged};
+use hbmark_core::result::{Capabilities, EngineKind, Ragged};
 
 pub use family::{Limits, StockModel, limits};
 

@@ -16,7 +16,9 @@ mod terminal;
 mod text;
 
 use document::Document;
+
 use hbmark_core::result::{CellResult, Report};
+
 pub use kinds::{Aliases, Glossary, record};
 
 /// Another program's decode, to stand beside the cells of a report on its roofline.

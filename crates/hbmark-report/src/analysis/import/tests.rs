@@ -2,13 +2,13 @@
 
 mod records;
 
-use hbmark_core::result::Cause;
 use std::path::{Path, PathBuf};
 
 use super::alias::Statistic::{Mean, Median, Single};
 use super::*;
 use hbmark_core::ledger::devices;
 use hbmark_core::model::test_shapes;
+use hbmark_core::result::Cause;
 
 fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/foreign").join(name)

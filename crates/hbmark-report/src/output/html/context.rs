@@ -9,8 +9,7 @@ use super::chart::{Chart, Key, Label, Line, Point, Shape, Span};
 use super::figure::{Figure, Panel, numbers, words};
 use super::palette::{Palette, Timed, is_believable, numbered, timed};
 use crate::output::document::Column;
-use crate::output::kinds::run::fit_line;
-use crate::output::kinds::run::status_word;
+use crate::output::kinds::run::{fit_line, status_word};
 use hbmark_core::result::{FittedModel, Phase, Report, ReportKind, Status};
 use hbmark_core::units::BytesPerSecond;
 

@@ -5,6 +5,7 @@
 use super::chart::Chart;
 use super::node::{Node, el};
 use crate::output::document::Column;
+
 pub use crate::output::document::{numbers, words};
 
 /// One drawing, for a desk and for a phone.

@@ -24,11 +24,12 @@ mod steps;
 mod telemetry;
 mod waterfall;
 
+use node::{Node, el};
+
 use super::External;
 use super::document::{Block, Document, Line};
 use hbmark_core::result::serving::ServeReport;
 use hbmark_core::result::{Finding, Report};
-use node::{Node, el};
 
 /// Draws a report, with other programs' decodes on its roofline.
 #[must_use]
