@@ -16,9 +16,9 @@ use hbmark::engine::native::cpu::CpuOperations;
 use hbmark::engine::native::operations::{
     AttentionShape, AttentionWeights, Embedding, FusedLayout, LinearPart, Operation, Operations, PoolShape,
 };
+use hbmark::engine::native::ragged_batch::Rows;
 use hbmark::engine::native::rope::RopeTable;
-use hbmark::engine::native::rows::Rows;
-use hbmark::engine::native::{DEFAULT_BLOCK_SIZE, kv_dtype, noise};
+use hbmark::engine::native::{DEFAULT_BLOCK_SIZE, kv_dtype, random_kv};
 use hbmark::measure::probe::last_cache;
 use hbmark::run::config::parse_axis;
 use hbmark::weights::{self, Packing, StoredMatrix};
@@ -38,7 +38,7 @@ fn variable(key: &str, default: &str) -> String {
 /// Random weights of one part; copies are the same values at different places.
 fn part(rows: usize, columns: usize, packing: Packing) -> LinearPart {
     let mut values = vec![0.0; rows * columns];
-    noise::fill(1, rows, 0, false, &mut values);
+    random_kv::fill(1, rows, 0, false, &mut values);
     values.iter_mut().for_each(|v| *v *= 0.02);
     LinearPart { matrix: StoredMatrix::from_f32_rows(rows, columns, &values, packing), bias: None }
 }

@@ -1,7 +1,7 @@
 //! hbmark times LLM prefill and decode steps in-process and holds them against the memory roofline.
 //!
 //! The rooms, lowest first; each uses those above it in this list and the crates below, never the other way round
-//! (`ARCHITECTURE.md` has the table, `tests/architecture.rs` holds it):
+//! (`ARCHITECTURE.md` has the table, `tests/it/architecture.rs` holds it):
 //!
 //! | module | what it holds |
 //! |---|---|

@@ -1,16 +1,50 @@
-//! A steady decode of the native engine allocates nothing and leaves no thread behind.
+//! What runs inside a timed interval allocates nothing: a decode of the native engine, a block of timed steps, a step of the scheduler.
 //!
-//! In a file of its own: the allocator that counts is the whole process's, so nothing else may run beside it, and its tests take turns.
+//! In a binary of its own: the allocator that counts is the whole process's, so its tests take turns.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
+#![expect(unsafe_code, reason = "a global allocator that counts is unsafe to declare")]
 
-mod counting;
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use hbmark::engine::{self, DeviceChoice, DeviceOptions, SequenceId, Session, StepBatch};
 use hbmark::measure::block::{CellInput, take_block};
 use hbmark::weights::Adapter;
 use hbmark_core::model::{Dtype, Target};
+use hbmark_core::result::serving::{Policy, SchedulerConfig};
 use hbmark_core::result::{Cell, Phase};
+use hbmark_traffic::scheduler::{Request, Scheduler};
+
+struct Counting;
+
+static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: every call is passed on to the system's allocator unchanged.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller's contract.
+        unsafe { System.alloc(layout) }
+    }
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: the caller's contract.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller's contract.
+        unsafe { System.realloc(pointer, layout, size) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// Allocations of this process so far.
+fn allocations() -> usize {
+    ALLOCATIONS.load(Ordering::Relaxed)
+}
 
 /// Tests of this file, one at a time.
 static TURN: std::sync::Mutex<()> = std::sync::Mutex::new(());
@@ -39,11 +73,11 @@ fn a_steady_decode_allocates_nothing_and_a_session_takes_its_threads_with_it() {
         // The first decode may make room for the threads' own scratch.
         session.step(&decodes[0]).unwrap();
         session.step(&decodes[0]).unwrap();
-        let counted = counting::allocations();
+        let counted = allocations();
         for decode in &decodes {
             session.step(decode).unwrap();
         }
-        assert_eq!(counting::allocations() - counted, 0, "{dtype}");
+        assert_eq!(allocations() - counted, 0, "{dtype}");
         for index in 0..2 {
             let adapter = Adapter::synthetic(&model.architecture, "x", 4, &Target::ALL, index);
             let id = session.lora().unwrap().load_adapter(&adapter).unwrap().0;
@@ -51,11 +85,11 @@ fn a_steady_decode_allocates_nothing_and_a_session_takes_its_threads_with_it() {
         }
         session.step(&decodes[0]).unwrap();
         session.step(&decodes[0]).unwrap();
-        let counted = counting::allocations();
+        let counted = allocations();
         for decode in &decodes {
             session.step(decode).unwrap();
         }
-        assert_eq!(counting::allocations() - counted, 0, "{dtype} with adapters");
+        assert_eq!(allocations() - counted, 0, "{dtype} with adapters");
         drop(session);
         assert_eq!(threads(), before);
     }
@@ -63,10 +97,10 @@ fn a_steady_decode_allocates_nothing_and_a_session_takes_its_threads_with_it() {
 
 /// Allocations of a whole block of so many timed steps, with what comes before and after the clock.
 fn of_a_block(session: &mut dyn Session, input: &CellInput, steps: usize) -> usize {
-    let counted = counting::allocations();
+    let counted = allocations();
     let mut tokens = Vec::new();
     take_block(session, input, steps, &mut tokens).unwrap();
-    counting::allocations() - counted
+    allocations() - counted
 }
 
 #[test]
@@ -86,4 +120,44 @@ fn more_timed_steps_allocate_no_more() {
     let (few, many) =
         (of_a_block(session.as_mut(), &input, 16), of_a_block(session.as_mut(), &input, 16_000));
     assert_eq!(few, many, "allocations of 16 steps and of 16,000");
+}
+
+#[test]
+fn a_steady_step_of_256_sequences_allocates_nothing() {
+    let _turn = TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let mut scheduler = Scheduler::new(SchedulerConfig {
+        max_num_seqs: 256,
+        max_num_batched_tokens: 2048,
+        block_size: 16,
+        num_blocks: 65_536,
+        max_model_len: 4096,
+        enable_prefix_caching: true,
+        enable_chunked_prefill: true,
+        scheduling: Policy::Fcfs,
+        max_waiting: None,
+        max_loras: Some(3),
+    });
+    for key in 0..256_usize {
+        let prompt = (0..100).map(|i| u32::try_from(key * 100 + i).unwrap()).collect();
+        let adapter = u32::try_from(key % 4).ok().filter(|adapter| *adapter < 3);
+        let request =
+            Request { key, prompt, output_len: 1000, stop_tokens: Vec::new(), priority: 0, adapter };
+        scheduler.add_request(request).unwrap();
+    }
+    let tokens = [1; 256];
+    let mut step = || {
+        let entries = scheduler.next_batch().scheduled.len();
+        scheduler.complete(&tokens[..entries]);
+        entries
+    };
+    // Prefills, and the first blocks of outputs.
+    for _ in 0..100 {
+        step();
+    }
+    let before = allocations();
+    // New blocks are taken and cached meanwhile.
+    for _ in 0..200 {
+        assert_eq!(step(), 256);
+    }
+    assert_eq!(allocations() - before, 0);
 }

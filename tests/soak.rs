@@ -5,6 +5,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
+#[path = "it/runs.rs"]
 mod runs;
 
 use std::path::Path;
@@ -28,8 +29,8 @@ use hbmark_core::result::serving::{Arrivals, Offered, Policy, Slo};
 use hbmark_core::result::{KvFill, Phase};
 use hbmark_core::stats;
 use hbmark_traffic::point::TrafficSource;
-use hbmark_traffic::run::Progress;
 use hbmark_traffic::sampler::Sampling;
+use hbmark_traffic::serving_loop::Progress;
 use hbmark_traffic::workload::Workload;
 
 /// By which processes of a turn are known, wherever they went.

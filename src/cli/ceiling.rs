@@ -3,7 +3,7 @@
 use clap::Args as ClapArgs;
 use serde::Serialize;
 
-use super::axes::DeviceArgs;
+use super::shared_args::DeviceArgs;
 use super::{Outcome, print, print_json};
 use crate::machine::environment;
 use crate::measure::ceilings;

@@ -14,8 +14,8 @@ use crate::run::compare::{
 };
 use crate::run::config::RunConfig;
 use crate::weights::OpenModel;
-use crate::worker::interrupt::Interrupts;
 use crate::worker::journal::FolderLock;
+use crate::worker::signals::Interrupts;
 use hbmark_core::result::Phase;
 use hbmark_core::result::comparison::{Comparison, ComparisonVerdict, Effect, EngineVariant, Settings};
 use hbmark_report::output::Format;

@@ -4,8 +4,8 @@ use anyhow::Context;
 use clap::Args as ClapArgs;
 use serde::Serialize;
 
-use super::axes::{DeviceArgs, ModelArgs, parse_dtypes};
 use super::progress::Progress;
+use super::shared_args::{DeviceArgs, ModelArgs, parse_dtypes};
 use super::{Outcome, print, print_json};
 use crate::engine::{DeviceOptions, SequenceId, Session, StepBatch};
 use crate::run::Observer;

@@ -2,8 +2,8 @@
 
 use clap::Args as ClapArgs;
 
-use super::axes::parse_dtypes;
 use super::run::command_line;
+use super::shared_args::parse_dtypes;
 use super::{Outcome, print_result};
 use crate::run::config::{DEFAULT_MODEL, parse_axis};
 use crate::weights;

@@ -39,7 +39,7 @@ pub struct Args {
 pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
     let text = markdown(&of_file(args, &args.file)?);
     match &args.output {
-        Some(path) => crate::machine::files::write_atomic(path, &text)?,
+        Some(path) => crate::machine::atomic_file::write_atomic(path, &text)?,
         None => print(&text)?,
     }
     Ok(Outcome::Complete)

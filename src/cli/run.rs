@@ -8,19 +8,19 @@ use anyhow::Context;
 use clap::Args as ClapArgs;
 use clap::parser::ValueSource;
 
-use super::axes::{DeviceArgs, ModelArgs, parse_dtypes};
 use super::progress::Progress;
+use super::shared_args::{DeviceArgs, ModelArgs, parse_dtypes};
 use super::{Outcome, conclude, give_up, prepare_folder, print, print_result, save, say};
 use crate::engine::DeviceOptions;
 use crate::measure::protocol::Depth;
 use crate::run::config::{self, RunConfig};
+use crate::run::device_worker::DeviceWorker;
 use crate::run::journal::{JournaledWorker, RecordedExchange, RunPlan};
-use crate::run::rig::DeviceWorker;
 use crate::run::{Finished, InProcessWorker, RunError, SubprocessWorker};
 use crate::weights::OpenModel;
-use crate::worker::interrupt::Interrupts;
 use crate::worker::journal::{self, Header, Journal, ReopenedJournal};
-use crate::worker::workers::WorkerCommand;
+use crate::worker::signals::Interrupts;
+use crate::worker::spawn::WorkerCommand;
 use hbmark_core::result::{KvFill, Phase, Report, Status, as_map};
 use hbmark_report::output::Format;
 

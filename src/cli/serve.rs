@@ -1,12 +1,12 @@
 //! `hbmark serve`: a mode of it per file, and the flags that they share.
 
 mod cold;
-mod execute;
+mod finish;
 mod flags;
-mod live;
 mod lora;
 mod matrix;
 mod point;
+mod progress;
 mod search;
 mod sweep;
 
@@ -15,7 +15,7 @@ use flags::ServingArgs;
 
 use crate::serve::ServeConfig;
 
-pub(super) use execute::{execute, work};
+pub(super) use finish::{execute, work};
 
 #[derive(Debug, ClapArgs)]
 #[command(

@@ -6,7 +6,7 @@ use anyhow::Context;
 use clap::Args as ClapArgs;
 use serde::Serialize;
 
-use super::axes::DeviceArgs;
+use super::shared_args::DeviceArgs;
 use super::{Outcome, print};
 use crate::machine::environment;
 use crate::run::verify::Check;
@@ -54,7 +54,7 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
             std::fs::create_dir_all(folder)
                 .with_context(|| format!("cannot create the folder of {}", file.display()))?;
         }
-        crate::machine::files::check_writable(file)?;
+        crate::machine::atomic_file::check_writable(file)?;
     }
     let json = args.format == "json";
     let mut broken = None;
@@ -90,7 +90,7 @@ impl Kept<'_> {
     fn save(&self, file: &Path) -> anyhow::Result<()> {
         let as_json = file.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("json"));
         let text = if as_json { serde_json::to_string_pretty(self)? } else { self.text() };
-        Ok(crate::machine::files::write_atomic(file, &text)?)
+        Ok(crate::machine::atomic_file::write_atomic(file, &text)?)
     }
 
     fn text(&self) -> String {

@@ -17,7 +17,7 @@ use candle_core::{CudaDevice, Device};
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError, result, sys};
 
 use super::device::{Backend, DeviceOptions};
-use super::failure::{self, of_candle};
+use super::error_mapping::{self, of_candle};
 use super::{EngineError, Mark, Timeline, TimelineKind};
 use hbmark_core::units::{Bytes, Nanos};
 
@@ -62,7 +62,7 @@ pub(super) fn require(index: u32, name: &str) -> Result<(), EngineError> {
 
 /// What a driver error means to a run.
 pub(crate) fn failed(device: &str, error: DriverError) -> EngineError {
-    failure::of_driver(device, error.0 as u32, describe(error))
+    error_mapping::of_driver(device, error.0 as u32, describe(error))
 }
 
 /// A driver error in words.

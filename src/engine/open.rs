@@ -3,7 +3,7 @@
 //! Enters: a name, an opened model, a dtype and a device. Leaves: a [`Session`], or what the engine cannot do. One arm per engine.
 
 use super::stock::{self, StockSession};
-use super::{Backend, DeviceChoice, DeviceOptions, EngineError, Session, failure, native};
+use super::{Backend, DeviceChoice, DeviceOptions, EngineError, Session, error_mapping, native};
 use crate::weights::{OpenModel, Weights};
 use hbmark_core::model::Dtype;
 use hbmark_core::result::{Capabilities, EngineKind};
@@ -36,7 +36,7 @@ pub fn open(
     let keep_memory_pool = options.keep_memory_pool || kind == EngineKind::StockPool;
     let backend = Backend::open(device, DeviceOptions { keep_memory_pool, ..options })?;
     let weights = model.load(dtype, &backend.device, &mut tensor_loaded);
-    let session = match weights.map_err(|error| failure::of_loading(&backend.name, error))? {
+    let session = match weights.map_err(|error| error_mapping::of_loading(&backend.name, error))? {
         Weights::Tensors { tensors, inventory } => {
             StockSession::new(model.architecture.clone(), tensors, inventory, dtype, backend)?
         }

@@ -4,7 +4,7 @@
 //! over all enclosing groups. In a container the path in /proc/self/cgroup may not exist below the mount; the levels that
 //! do exist are then the ones that count.
 
-use super::root::Root;
+use super::system_files::Root;
 use hbmark_core::units::Bytes;
 
 /// Version 1 writes "no limit" as the largest page-aligned i64; anything near it means the same.
@@ -117,7 +117,7 @@ fn cores(quota: i64, period: i64) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::machine::root::fake_root;
+    use crate::machine::system_files::fake_root;
 
     #[test]
     fn version_1_limits_are_read_and_its_no_limit_is_none() {

@@ -12,7 +12,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::nvml::{self, Throttle};
-use super::root::Root;
+use super::system_files::Root;
 use super::telemetry::{HostTelemetry, LOAD_WINDOW, Telemetry};
 use hbmark_core::result::{CpuEnvironment, Environment, GpuEnvironment, GpuMatch, Limits, Severity};
 use hbmark_core::units::Bytes;

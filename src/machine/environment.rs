@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 
 use super::cgroup::Cgroup;
-use super::root::Root;
+use super::system_files::Root;
 use hbmark_core::result::{BuildEnvironment, CpuEnvironment, Environment};
 use hbmark_core::units::Bytes;
 
@@ -280,7 +280,7 @@ fn container(root: &Root) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::machine::root::fake_root;
+    use crate::machine::system_files::fake_root;
 
     const CPUINFO: &str = "processor\t: 0\nmodel name\t: AMD EPYC 9B45\ncpu MHz\t\t: 2600.0\n\
         flags\t\t: fpu sse2 avx2 f16c hypervisor avx512f avx512_bf16 avx512_vnni\n\n\

@@ -5,7 +5,7 @@
 
 use super::cgroup::Cgroup;
 use super::environment::kibibytes;
-use super::root::Root;
+use super::system_files::Root;
 use hbmark_core::units::Bytes;
 
 /// Where the memory is.
@@ -74,7 +74,7 @@ fn reset_peak_at(root: &Root) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::machine::root::fake_root;
+    use crate::machine::system_files::fake_root;
 
     #[test]
     fn the_control_group_can_leave_less_than_the_kernel() {

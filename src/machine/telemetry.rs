@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use super::environment::frequency_mhz;
 use super::nvml::{Gpu, GpuSample, Throttle, ThrottleBits};
-use super::root::Root;
+use super::system_files::Root;
 use hbmark_core::result::{BlockTelemetry, Cause, Limits};
 
 /// The shortest time over which CPU load is judged: 20 ticks of 10 ms.
@@ -409,7 +409,7 @@ fn condition(reason: String) -> Cause {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::machine::root::fake_root;
+    use crate::machine::system_files::fake_root;
 
     fn throttled(bits: u64) -> BlockTelemetry {
         let sample = GpuSample { throttle: Some(ThrottleBits(bits)), ..GpuSample::default() };

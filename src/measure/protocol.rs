@@ -532,7 +532,6 @@ fn visit_reference<V: Visitor>(
 #[cfg(test)]
 use crate::engine::EngineError;
 #[cfg(test)]
-#[path = "protocol_tests.rs"]
 mod tests;
 
 /// How much of the protocol runs.

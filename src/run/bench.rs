@@ -13,11 +13,11 @@ use anyhow::Context;
 use crate::engine::{DeviceChoice, DeviceOptions};
 use crate::measure::protocol::{Depth, Protocol};
 use crate::run::config::{self, RunConfig};
-use crate::run::rig::{CostedCell, DeviceRequest, DeviceResponse, DeviceWorker, Opened};
-use crate::run::{InProcessWorker, NoopObserver, Observer, SubprocessWorker, series};
+use crate::run::device_worker::{CostedCell, DeviceRequest, DeviceResponse, DeviceWorker, Opened};
+use crate::run::{InProcessWorker, NoopObserver, Observer, SubprocessWorker, engine_run};
 use crate::weights::OpenModel;
-use crate::worker::interrupt::Interrupts;
-use crate::worker::workers::WorkerCommand;
+use crate::worker::signals::Interrupts;
+use crate::worker::spawn::WorkerCommand;
 use hbmark_core::model::Dtype;
 use hbmark_core::result::{
     Block, Cause, Cell, EngineKind, KvFill, Measured, Phase, Report, Status, accepted, block_means,
@@ -102,8 +102,8 @@ impl Bench {
         let mut report = crate::run::begin(worker.as_mut(), config, model, "cargo bench", &mut Stages)?;
         let mut protocol = Protocol { name: "criterion", looks: &[SAMPLES], ..Protocol::quick(config.seed) };
         let (mut opened, mut cells) = (Vec::new(), Vec::new());
-        for series in series::all(config, model) {
-            let loaded = series::open(worker.as_mut(), config, model, &series, &mut report, &mut Stages)?;
+        for series in engine_run::all(config, model) {
+            let loaded = engine_run::open(worker.as_mut(), config, model, &series, &mut report, &mut Stages)?;
             // Its cells are in the report, with the reason.
             let Some(loaded) = loaded else { continue };
             protocol.canary_tolerance = protocol.canary_tolerance.max(loaded.canary_tolerance);

@@ -9,7 +9,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use crate::run::config::RunConfig;
-use crate::run::rig::{DeviceRequest, DeviceResponse, DeviceWorker};
+use crate::run::device_worker::{DeviceRequest, DeviceResponse, DeviceWorker};
 use crate::run::{Observer, RunError};
 use crate::worker::journal::{Journal, JournalError, JournaledPlan, same};
 use hbmark_core::result::Environment;
@@ -145,5 +145,4 @@ struct RecordedExchangeRef<'a> {
 }
 
 #[cfg(test)]
-#[path = "journal_tests.rs"]
 mod tests;

@@ -3,9 +3,9 @@
 //! Enters: a [`PointSpec`] and a [`ServingEngine`]. Leaves: a [`Point`]. A sweep, a search and a matrix are lists of points.
 
 use super::calibrate::calibrate;
-use super::execute::SessionExecutor;
-use super::structured::{CompiledGrammar, ConstraintCounts, Constraints};
-use super::text::TextPipeline;
+use super::detokenizer::TextPipeline;
+use super::executor::SessionExecutor;
+use super::structured_output::{CompiledGrammar, ConstraintCounts, Constraints};
 use crate::engine::{EngineError, Session};
 use crate::machine::telemetry::{HostTelemetry, Telemetry};
 use crate::serve::clock::HostClock;
@@ -14,8 +14,8 @@ use hbmark_core::result::serving::{Point, ServeResult, StructuredCost};
 use hbmark_traffic::latency::summarise;
 use hbmark_traffic::point::{PlanError, PointSpec, simulate};
 use hbmark_traffic::residuals::residuals;
-use hbmark_traffic::run::{Progress, RunError, TextPath, run};
 use hbmark_traffic::sampler::Sampler;
+use hbmark_traffic::serving_loop::{Progress, RunError, TextPath, run};
 use hbmark_traffic::step_model::StepModel;
 use hbmark_traffic::workload::PlannedRequest;
 

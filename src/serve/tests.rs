@@ -1,7 +1,9 @@
 //! What is known is not measured again, and what is lost ends in words. On the virtual clock, whose times are exact.
 
+mod serving_loop;
+
 use super::*;
-use crate::run::fixtures_tests::{config as serving_config, report_of, report_told};
+use crate::run::tests::{config as serving_config, report_of, report_told};
 use hbmark_core::result::Cause;
 use hbmark_core::result::serving::{GateName, Validity};
 use hbmark_report::output::{Format, render};

@@ -13,7 +13,7 @@ use super::gguf::GgufModel;
 use super::hub::HubConfig;
 use super::loading::WeightsError;
 use super::safetensors::Checkpoint;
-use super::stored::StoredTensor;
+use super::stored_matrix::StoredTensor;
 use super::tokenizer::Tokenizer;
 use super::{stream, synthetic};
 use crate::machine::device::DeviceChoice;

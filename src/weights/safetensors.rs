@@ -14,7 +14,7 @@ use candle_core::{DType, Device, Tensor};
 use half::{bf16, f16};
 
 use super::loading::{LoadedWeights, SizedFile, WeightsError, is_plain_file_name, plain_dtype};
-use super::stored::PlainFloat;
+use super::stored_matrix::PlainFloat;
 use hbmark_core::model::safetensors::{
     MAX_HEADER_BYTES, MAX_SHARDS, SafetensorsError, StoredTensor, parse_header, parse_index, shortened,
 };

@@ -12,7 +12,7 @@ use half::{bf16, f16};
 use super::gguf::GgufModel;
 use super::loading::{WeightsError, plain_dtype};
 use super::safetensors::{Checkpoint, Source};
-use super::stored::{Packing, PlainFloat, StoredMatrix, StoredTensor};
+use super::stored_matrix::{Packing, PlainFloat, StoredMatrix, StoredTensor};
 use super::synthetic::HostGenerator;
 use crate::weights::OpenError;
 use hbmark_core::model::{Architecture, Dtype, Inventory, Role, TensorInfo};

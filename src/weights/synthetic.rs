@@ -15,7 +15,7 @@ use sha2::{Digest, Sha256};
 use statrs::distribution::{ContinuousCDF, Normal};
 
 use super::loading::{WeightsError, plain_dtype};
-use super::stored::PlainFloat;
+use super::stored_matrix::PlainFloat;
 use hbmark_core::model::{Dtype, Inventory, Role, TensorInfo};
 use hbmark_core::units::Bytes;
 

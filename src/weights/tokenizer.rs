@@ -6,7 +6,7 @@
 //! A `tokenizer.json` carries regular expressions of its author's. They are looked over before the tokenizers crate sees them: what could
 //! grow without bounds is refused, and what could run without bounds is run beside a clock.
 
-mod vet;
+mod validate;
 
 use std::borrow::Borrow;
 use std::cell::Cell;
@@ -85,7 +85,7 @@ impl Tokenizer {
     fn read(file: &SizedFile) -> Result<Self, TokenizerError> {
         let path = file.path().to_path_buf();
         let bytes = file.read_all(MAX_BYTES)?;
-        let vetted = vet::check_tokenizer(&bytes).map_err(|problem| TokenizerError::Invalid {
+        let vetted = validate::check_tokenizer(&bytes).map_err(|problem| TokenizerError::Invalid {
             path: path.clone(),
             problem: problem.to_string(),
         })?;

@@ -4,7 +4,7 @@ use std::io::BufReader;
 
 use serde::de::DeserializeOwned;
 
-use super::wire::{self, Program, SupervisorMessage, WorkerMessage};
+use super::messages::{self, Program, SupervisorMessage, WorkerMessage};
 
 /// The hidden subcommand that starts a worker.
 pub const WORKER_ARGUMENT: &str = "__worker";
@@ -49,14 +49,14 @@ pub(crate) struct Handshake<C> {
 pub(crate) fn handshake<C: DeserializeOwned>() -> Result<Option<Handshake<C>>, WorkerExit> {
     let (mut input, mut out) = (BufReader::new(std::io::stdin()), take_stdout()?);
     let Ok(Some(SupervisorMessage::<C, ()>::Hello { program, parent, workers, config })) =
-        wire::read(&mut input)
+        messages::read(&mut input)
     else {
         return Err(WorkerExit::NotAWorker);
     };
     if !exit_with_parent(parent) {
         return Ok(None);
     }
-    wire::write(&mut out, &WorkerMessage::<()>::Hello { program: Program::this() })?;
+    messages::write(&mut out, &WorkerMessage::<()>::Hello { program: Program::this() })?;
     Ok((program == Program::this()).then_some(Handshake { input, out, config, workers }))
 }
 

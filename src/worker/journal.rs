@@ -14,7 +14,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use crate::machine::{environment, files};
+use crate::machine::{atomic_file, environment};
 use hbmark_core::input::{self, InputError};
 use hbmark_core::result::ReportError;
 
@@ -198,7 +198,7 @@ impl Journal {
     pub fn create<P: JournaledPlan>(folder: &Path, header: &Header<P>) -> Result<Self, JournalError> {
         let mut journal = Self::create_empty(folder, P::SUBCOMMAND)?;
         journal.append(header)?;
-        files::sync_folder(folder);
+        atomic_file::sync_folder(folder);
         Ok(journal)
     }
 
@@ -214,7 +214,7 @@ impl Journal {
             return Err(JournalError::Unfinished { folder, path, subcommand, lines });
         }
         journal.cut(0)?;
-        files::sweep(folder);
+        atomic_file::sweep(folder);
         Ok(journal)
     }
 
@@ -253,7 +253,7 @@ impl Journal {
             format!("{}: {torn} bytes at the end are an unfinished line and were dropped", path.display())
         });
         journal.cut(journal.length)?;
-        files::sweep(folder);
+        atomic_file::sweep(folder);
         Ok(ReopenedJournal { journal, header, entries, notice })
     }
 
@@ -360,7 +360,7 @@ impl Journal {
     /// When the folder cannot be written.
     pub fn finish(self) -> Result<(), JournalError> {
         std::fs::remove_file(&self.path).map_err(|source| self.write_error(source))?;
-        files::sync_folder(&self.folder);
+        atomic_file::sync_folder(&self.folder);
         Ok(())
     }
 }

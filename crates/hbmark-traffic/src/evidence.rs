@@ -3,7 +3,7 @@
 //! Enters: records and steps. Leaves: an [`Evidence`]: whom long prompts kept waiting, steps that stalled and who met them, what the first
 //! requests paid, and how long the outputs were against the plan. Numbers only: their meaning is decided elsewhere.
 
-use super::run::{Record, RequestOutcome, Run, StepLog, Traffic};
+use super::serving_loop::{Record, RequestOutcome, Run, StepLog, Traffic};
 use hbmark_core::result::serving::{Evidence, LongPrompts, Stalls, Start};
 use hbmark_core::stats::{median, percentile};
 

@@ -4,8 +4,8 @@
 //! one measures are taken out of it.
 
 use super::latency::{Window, queue, ttft};
-use super::run::{LoadMode, Record, RequestOutcome, Run, StepLog, Traffic};
 use super::scheduler::RejectReason;
+use super::serving_loop::{LoadMode, Record, RequestOutcome, Run, StepLog, Traffic};
 use hbmark_core::result::Cause;
 use hbmark_core::result::serving::{
     ClauseResult, Gate, GateName, MIN_REQUESTS, ServeResult, SloMetric, Validity,

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 use super::evidence::evidence;
 use super::gates::{due, gates, saturation};
-use super::run::{LoadMode, Record, RequestOutcome, Run, StepLog, Traffic};
+use super::serving_loop::{LoadMode, Record, RequestOutcome, Run, StepLog, Traffic};
 use crate::requests::columns;
 use crate::timeline::timeline;
 use hbmark_core::result::serving::{

@@ -7,24 +7,24 @@
 //! Workload | Trace → Planned (arrivals, prompts) → run: Scheduler × Executor × Clock → Run (records, steps) → ServeResult
 //! ```
 //!
-//! Engines stand behind [`execute::Executor`], time behind [`clock::Clock`]; nothing here knows a device, a flag or a report.
+//! Engines stand behind [`executor::Executor`], time behind [`clock::Clock`]; nothing here knows a device, a flag or a report.
 
 pub mod adapters;
 pub mod arrivals;
 pub mod block_pool;
 pub mod clock;
 pub mod evidence;
-pub mod execute;
+pub mod executor;
 pub mod gates;
 pub mod latency;
 pub mod matrix;
 pub mod point;
 pub mod requests;
 pub mod residuals;
-pub mod run;
 pub mod sampler;
 pub mod scheduler;
 pub mod search;
+pub mod serving_loop;
 pub mod step_model;
 pub mod timeline;
 pub mod trace;

@@ -3,7 +3,7 @@
 //! Enters: the records of a run. Leaves: plain columns, from which whoever doubts a percentile of TTFT, TPOT, E2E or queue time computes
 //! it again, and judges other objectives than those of the run.
 
-use super::run::{Record, RequestOutcome};
+use super::serving_loop::{Record, RequestOutcome};
 use hbmark_core::result::serving::Requests;
 use hbmark_core::units::Nanos;
 

@@ -3,7 +3,7 @@
 //! Enters: what each step was and took, and a [`Calibration`]. Leaves: by which factor the steps were longer than the model says, by kind. A
 //! prediction that misses while its steps are right is a matter of queueing; one whose steps are wrong cannot be right but by luck.
 
-use super::run::StepLog;
+use super::serving_loop::StepLog;
 use super::step_model::Calibration;
 use hbmark_core::result::serving::{Residual, Residuals};
 use hbmark_core::stats::median;
@@ -52,7 +52,7 @@ pub fn residuals(steps: &[StepLog], model: &Calibration, adapter: Nanos) -> Opti
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::execute::Phases;
+    use crate::executor::Phases;
     use crate::step_model::Mixture;
 
     fn model() -> Calibration {

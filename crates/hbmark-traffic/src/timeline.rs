@@ -4,7 +4,7 @@
 //! spans. Loads are averages over the span's time, idle time included, so that their mean over the window is that of the result; tokens and
 //! steps count where the step ends.
 
-use super::run::StepLog;
+use super::serving_loop::StepLog;
 use hbmark_core::result::serving::{SPANS, Span, Timeline};
 
 /// Thousandths: more digits than that are noise, and take most of the room.

@@ -5,9 +5,9 @@ use std::ffi::OsString;
 use anyhow::Context;
 use clap::Args;
 
-use super::execute::conclude;
+use super::finish::conclude;
 use super::flags::{EngineArgs, OutputArgs, within};
-use super::live::LiveProgress;
+use super::progress::LiveProgress;
 use crate::cli::run::command_line;
 use crate::cli::{Outcome, lock_folder};
 use crate::serve::cold::{self, ColdConfig};

@@ -9,9 +9,9 @@ use std::str::FromStr;
 use clap::{ArgAction, Args};
 
 use super::lora::LoraArgs;
-use crate::cli::axes::{DeviceArgs, ModelArgs, parse_dtypes};
+use crate::cli::shared_args::{DeviceArgs, ModelArgs, parse_dtypes};
 use crate::run::config::{self, ConfigError};
-use crate::serve::structured::{Grammar, StructuredError};
+use crate::serve::structured_output::{Grammar, StructuredError};
 use crate::serve::{Mode, SchedulerOptions, ServeConfig, VirtualSource};
 use crate::weights::{self, OpenModel};
 use hbmark_core::ledger::devices;

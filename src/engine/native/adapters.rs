@@ -6,7 +6,7 @@
 
 use super::forward::ModelWidths;
 use super::operations::{FusedLayout, LinearPart, Operations};
-use super::rows::Rows;
+use super::ragged_batch::Rows;
 use crate::engine::EngineError;
 use crate::weights::{Adapter, Packing, StoredMatrix};
 use hbmark_core::model::Target;

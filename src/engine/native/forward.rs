@@ -6,8 +6,8 @@
 
 use super::adapters::{Adapters, LoraSite};
 use super::operations::{AttentionShape, AttentionWeights, Embedding, Operation, Operations, StepLaunch};
+use super::ragged_batch::Rows;
 use super::rope::RopeTable;
-use super::rows::Rows;
 use crate::engine::EngineError;
 use hbmark_core::model::Architecture;
 
@@ -199,7 +199,7 @@ impl<O: Operations> Forward<O> {
 
     /// Activations and angles for a step of this size; they only grow, so a steady decode finds them there.
     fn ensure_capacity(&mut self, operations: &mut O, rows: &Rows) -> Result<(), EngineError> {
-        let positions = rows.sequences.iter().map(super::rows::SequenceRows::positions_after).max();
+        let positions = rows.sequences.iter().map(super::ragged_batch::SequenceRows::positions_after).max();
         self.rope.extend_to(positions.unwrap_or(0));
         let (need_rows, need_sequences) = (rows.len(), rows.sequences.len());
         let (have_rows, have_sequences) = self.activations.as_ref().map_or((0, 0), |a| (a.rows, a.sequences));

@@ -9,8 +9,8 @@
 //! does the same, so that they can be compared closely.
 
 use super::adapters::LoraWeights;
+use super::ragged_batch::Rows;
 use super::rope::RopeTable;
-use super::rows::Rows;
 use crate::engine::timeline::MonotonicTimeline;
 use crate::engine::{EngineError, Timeline};
 use crate::weights::StoredMatrix;

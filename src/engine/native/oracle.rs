@@ -10,13 +10,13 @@ use std::ops::Range;
 use half::{bf16, f16};
 
 use super::adapters::LoraWeights;
-use super::noise;
 use super::operations::{
     ACTIVATION_GROUP, AttentionShape, AttentionWeights, Embedding, FusedLayout, LinearPart, Operations,
     PoolShape, StepLaunch,
 };
+use super::ragged_batch::{Rows, SequenceRows};
+use super::random_kv;
 use super::rope::{RopeTable, rotate};
-use super::rows::{Rows, SequenceRows};
 use crate::engine::EngineError;
 use crate::weights::{StoredData, StoredMatrix};
 use hbmark_core::model::Dtype;
@@ -178,7 +178,7 @@ impl Operations for Oracle {
             for (cache, values) in caches.iter_mut().zip([false, true]) {
                 for &block in blocks {
                     let out = &mut cache[block as usize * elements..(block as usize + 1) * elements];
-                    noise::fill(seed, layer, block, values, out);
+                    random_kv::fill(seed, layer, block, values, out);
                     for x in out {
                         *x = rounded(*x, dtype);
                     }

@@ -9,9 +9,9 @@ pub mod scenario;
 
 use super::forward::{Forward, ModelWeights, ModelWidths};
 use super::operations::{Embedding, Operation, Operations, PoolShape};
+use super::ragged_batch::Rows;
 use super::rope::RopeTable;
-use super::rows::Rows;
-use super::{noise, weights};
+use super::{random_kv, weights};
 use crate::engine::EngineError;
 use crate::measure::quality::relative_error;
 use crate::weights::{Packing, StoredMatrix};
@@ -310,7 +310,7 @@ fn activations<O: Operations>(
     stream: usize,
 ) -> Result<O::Buffer, EngineError> {
     let mut values = vec![0.0; rows.len() * width];
-    noise::fill(0, stream, 0, false, &mut values);
+    random_kv::fill(0, stream, 0, false, &mut values);
     let table = operations.table(StoredMatrix::from_f32_rows(rows.len(), width, &values, Packing::F32))?;
     let mut buffer = operations.buffer(rows.len(), width)?;
     let numbered = Rows { tokens: (0..).take(rows.len()).collect(), ..rows.clone() };

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 
 use super::forward::{LayerWeights, ModelWeights};
 use super::operations::{AttentionWeights, FusedLayout, LinearPart, Operations};
-use crate::engine::{EngineError, failure};
+use crate::engine::{EngineError, error_mapping};
 use crate::weights::{OpenModel, Packing, StoredMatrix, StoredTensor};
 use hbmark_core::model::{Architecture, Dtype, Inventory};
 use hbmark_core::units::Bytes;
@@ -40,7 +40,7 @@ pub fn load<O: Operations>(
         return Err(error);
     }
     // Whatever the device, tensors pass through the host.
-    let inventory = streamed.map_err(|error| failure::of_loading("cpu", error))?;
+    let inventory = streamed.map_err(|error| error_mapping::of_loading("cpu", error))?;
     Ok((assembly.finish(operations)?, inventory))
 }
 

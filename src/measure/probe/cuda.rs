@@ -14,7 +14,7 @@ use crate::engine::native::cuda::device::{Device, KernelLaunch};
 use crate::engine::native::cuda::driver::{Direction, Driver, DriverMemory};
 use crate::engine::{Backend, DeviceChoice, DeviceOptions};
 use crate::measure::canary::Canary;
-use crate::measure::known_answers::Check;
+use crate::measure::timer_checks::Check;
 use hbmark_core::result::{Ceilings, GpuCeilings, Spread};
 use hbmark_core::units::{Bytes, Nanos};
 

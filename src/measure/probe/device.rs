@@ -8,7 +8,7 @@ use std::time::Instant;
 use super::{ProbeError, spread};
 use crate::engine::native::cuda::device::{Argument, Device, KernelLaunch};
 use crate::engine::{EngineError, Timeline};
-use crate::measure::known_answers::Check;
+use crate::measure::timer_checks::Check;
 use hbmark_core::result::{Ceilings, GpuCeilings, Spread};
 use hbmark_core::units::{Bytes, Nanos};
 
@@ -386,7 +386,7 @@ mod tests {
     #[cfg(hbmark_emulated)]
     mod emulated {
         use super::*;
-        use crate::engine::native::cuda::emulated::Emulated;
+        use crate::engine::native::cuda::emulator::Emulated;
 
         #[test]
         fn every_probe_sees_the_bytes_it_should() {

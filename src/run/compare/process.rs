@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::{CompareError, Runner, Side};
 use crate::worker::child::LAUNCHED_BY;
-use crate::worker::interrupt::Interrupts;
+use crate::worker::signals::Interrupts;
 use hbmark_core::result::{Report, saved};
 
 /// The arguments of `run` for each side, and where results go.

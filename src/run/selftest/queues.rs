@@ -9,10 +9,10 @@ use hbmark_core::result::serving::{Arrivals, GateName, Policy, SchedulerConfig, 
 use hbmark_core::units::Nanos;
 use hbmark_traffic::arrivals::deadlines;
 use hbmark_traffic::clock::Clock;
-use hbmark_traffic::execute::{Executor, Phases, StepFailure};
+use hbmark_traffic::executor::{Executor, Phases, StepFailure};
 use hbmark_traffic::latency::summarise;
-use hbmark_traffic::run::{LoadMode, Run, Traffic, run};
 use hbmark_traffic::scheduler::Scheduler;
+use hbmark_traffic::serving_loop::{LoadMode, Run, Traffic, run};
 use hbmark_traffic::workload::{PlannedRequest, PromptSegment};
 
 const SECOND: f64 = 1e9;

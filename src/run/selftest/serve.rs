@@ -9,7 +9,7 @@ use rand_distr::{Distribution, StandardNormal};
 use super::label;
 use crate::engine::scripted::{ScriptedSession, StepInfo, StepOutcome};
 use crate::engine::{DeviceChoice, EngineError};
-use crate::serve::execute::SessionExecutor;
+use crate::serve::executor::SessionExecutor;
 use hbmark_core::model::{Dtype, presets};
 use hbmark_core::result::serving::{
     Arrivals, Offered, Point, Policy, SCHEMA_VERSION, SchedulerConfig, ServeKind, ServeReport, ServeResult,
@@ -21,9 +21,9 @@ use hbmark_report::analysis::explain_serving;
 use hbmark_traffic::arrivals::deadlines;
 use hbmark_traffic::clock::{Clock, VirtualClock};
 use hbmark_traffic::latency::summarise;
-use hbmark_traffic::run::{LoadMode, Traffic, run_with_scheduler};
 use hbmark_traffic::sampler::{Sampler, Sampling};
 use hbmark_traffic::scheduler::Scheduler;
+use hbmark_traffic::serving_loop::{LoadMode, Traffic, run_with_scheduler};
 use hbmark_traffic::workload::{PlannedRequest, PromptSegment, ideal_hit_rate};
 
 const MS: f64 = 1e6;

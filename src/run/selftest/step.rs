@@ -13,9 +13,9 @@ use rand_distr::{Distribution, StandardNormal};
 use crate::engine::scripted::{ScriptedSession, StepInfo, StepOutcome};
 use crate::engine::{DeviceChoice, EngineError, OperationTime, Session};
 use crate::measure::protocol::{self, BlockContext, Monitor, Protocol};
-use crate::measure::{audit, operations, quality};
+use crate::measure::{operations, quality, weight_check};
+use crate::run::device_worker::{CostedCell, Opened};
 use crate::run::plan;
-use crate::run::rig::{CostedCell, Opened};
 use hbmark_core::ledger::{Ledger, StepCost};
 use hbmark_core::model::{Architecture, Dtype, presets};
 use hbmark_core::result::{
@@ -151,7 +151,7 @@ impl RunScenario {
         let mut report = self.blank(&architecture);
         let session = self.session(&architecture, &clock, Rc::clone(&hogged));
         let wanted = architecture.inventory(Dtype::Bf16);
-        if let Err(fault) = audit::weights(session.inventory(), &wanted) {
+        if let Err(fault) = weight_check::weights(session.inventory(), &wanted) {
             let ledger = Ledger::new(&architecture, &wanted, Dtype::Bf16);
             for cell in &self.cells {
                 let cost = cost(&ledger, cell.phase, cell.batch, cell.context);

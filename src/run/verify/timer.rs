@@ -4,14 +4,14 @@ use super::outputs::{FAMILIES, small_model, small_session};
 use super::{Check, Record};
 use crate::engine::{DeviceChoice, EngineError, Session};
 use crate::measure::block::{CellInput, take_block};
-use crate::measure::known_answers;
+use crate::measure::timer_checks;
 use hbmark_core::model::Dtype;
 use hbmark_core::result::{Cell, Phase};
 use hbmark_core::units::Nanos;
 
 /// Known answers of the host's clock, and on a GPU of CUDA events around spin kernels.
 pub fn clocks(device: DeviceChoice, record: &mut Record<'_>) {
-    let mut known = |result: Result<Vec<known_answers::Check>, String>| match result {
+    let mut known = |result: Result<Vec<timer_checks::Check>, String>| match result {
         Ok(answers) => {
             for answer in answers {
                 let show = |value: f64| match answer.name.strip_suffix("(ns)") {
@@ -25,7 +25,7 @@ pub fn clocks(device: DeviceChoice, record: &mut Record<'_>) {
         }
         Err(error) => record(Check::failed("timer", "known answers", error)),
     };
-    known(known_answers::check_clocks().map_err(|e| e.to_string()));
+    known(timer_checks::check_clocks().map_err(|e| e.to_string()));
     #[cfg(feature = "cuda")]
     if let DeviceChoice::Cuda(index) = device {
         known(crate::measure::probe::cuda::check_spins(index).map_err(|e| e.to_string()));

@@ -16,7 +16,7 @@ use half::{bf16, f16};
 use super::header::{GgufError, Header};
 use super::{GgufModel, bad_file};
 use crate::weights::loading::{SizedFile, WeightsError};
-use crate::weights::stored::{BLOCK, Packing, StoredData, StoredMatrix};
+use crate::weights::stored_matrix::{BLOCK, Packing, StoredData, StoredMatrix};
 use hbmark_core::model::{Family, TensorInfo};
 
 /// Bytes read at once: large enough for full disk speed, small beside any model.

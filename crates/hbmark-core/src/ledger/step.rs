@@ -375,3 +375,6 @@ fn causal_pairs(tokens: usize, window: Option<usize>) -> f64 {
         _ => triangle(tokens),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -342,5 +342,4 @@ impl<'de> Deserialize<'de> for Cause {
 }
 
 #[cfg(test)]
-#[path = "cause_tests.rs"]
 mod tests;

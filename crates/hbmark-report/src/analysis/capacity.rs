@@ -7,13 +7,13 @@
 //! The rate of one instance is the highest at which every objective held, with every lower rate that was tried holding, too. It is never
 //! extrapolated beyond what was run.
 
+mod arithmetic;
 mod rates;
-mod sums;
 
+use arithmetic::{CapacityArithmetic, cost, instances, kv_memory, one_instance};
 use rates::{Accepted, ObservedPercentile, Rates, objectives, observed, rates};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use sums::{CapacityArithmetic, cost, instances, kv_memory, one_instance};
 
 use hbmark_core::result::serving::{GateName, ServeKind, ServeReport, ServeResult, Slo};
 use hbmark_core::units::Nanos;

@@ -509,5 +509,4 @@ fn counted(count: usize, what: &str) -> String {
 }
 
 #[cfg(test)]
-#[path = "checklist_tests.rs"]
 mod tests;

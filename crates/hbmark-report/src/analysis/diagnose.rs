@@ -8,8 +8,8 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::rc::Rc;
 
+use super::evidence;
 use super::finding::{Kind, Rule, UNEXPLAINED};
-use super::symptoms;
 use hbmark_core::ledger::{CACHE_MARGIN, Ledger, StepShape};
 use hbmark_core::model::Dtype;
 use hbmark_core::result::{
@@ -64,7 +64,7 @@ const RULES: &[Rule<Detector>] = &[
         regime: "other arithmetic under the same name",
         next: "hbmark verify, and hbmark logits beside a reference",
         response: "check --dtype and what the checkpoint holds; do not compare these times with others",
-        detect: |_, cell| symptoms::wrong_storage(cell),
+        detect: |_, cell| evidence::wrong_storage(cell),
     },
     Rule {
         name: "clocks_disagree",
@@ -74,7 +74,7 @@ const RULES: &[Rule<Detector>] = &[
         regime: "a timeline that cannot be trusted: a clock at another rate, or marks that are not where the steps are",
         next: "hbmark verify on this device: the timer rows",
         response: "use no time of this run; report the driver and the device",
-        detect: |_, cell| symptoms::clocks_disagree(cell),
+        detect: |_, cell| evidence::clocks_disagree(cell),
     },
     Rule {
         name: "marks_elsewhere",
@@ -84,7 +84,7 @@ const RULES: &[Rule<Detector>] = &[
         regime: "marks on another stream than the work",
         next: "hbmark verify --device cuda: spins of a known length",
         response: "put the marks on the stream that runs the steps; intervals of the host are right, spans are not",
-        detect: |_, cell| symptoms::unseen_work(cell),
+        detect: |_, cell| evidence::unseen_work(cell),
     },
     Rule {
         name: "impossible_time",
@@ -94,7 +94,7 @@ const RULES: &[Rule<Detector>] = &[
         regime: "a step that did not do its work: empty, cached, or of another size; or a wrong ceiling",
         next: "hbmark logits with this engine, then hbmark ceiling on the idle machine",
         response: "do not use these times",
-        detect: |_, cell| symptoms::impossible(cell),
+        detect: |_, cell| evidence::impossible(cell),
     },
     Rule {
         name: "memory_leak",
@@ -104,7 +104,7 @@ const RULES: &[Rule<Detector>] = &[
         regime: "a leak",
         next: "the same cell for twice as long: the growth should double",
         response: "find what is allocated per step and not freed; a long run will end out of memory",
-        detect: |_, cell| symptoms::leak(cell),
+        detect: |_, cell| evidence::leak(cell),
     },
     Rule {
         name: "kv_leak",
@@ -114,7 +114,7 @@ const RULES: &[Rule<Detector>] = &[
         regime: "sequences that are released keep their cache",
         next: "the same cell alone, with more visits: the growth should follow them",
         response: "free the blocks of a released sequence",
-        detect: |_, cell| symptoms::kv_leak(cell),
+        detect: |_, cell| evidence::kv_leak(cell),
     },
     Rule {
         name: "cold_cache_artefact",
@@ -164,7 +164,7 @@ const RULES: &[Rule<Detector>] = &[
         regime: "degraded: something took memory bandwidth away",
         next: "hbmark doctor until it names no other process, then hbmark ceiling",
         response: "find who uses the memory; on a shared machine compare by paired rounds only",
-        detect: |_, cell| symptoms::degraded(cell, OFTEN),
+        detect: |_, cell| evidence::degraded(cell, OFTEN),
     },
     Rule {
         name: "host_jitter",
@@ -174,7 +174,7 @@ const RULES: &[Rule<Detector>] = &[
         regime: "a host that is taken away: other threads on its cores, or a sleeping governor",
         next: "the same cell with the process pinned to idle cores",
         response: "pin the host thread, stop what shares its cores; read the device span and not the interval",
-        detect: |_, cell| is_believable(cell).then(|| symptoms::host_jitter(cell))?,
+        detect: |_, cell| is_believable(cell).then(|| evidence::host_jitter(cell))?,
     },
     Rule {
         name: "noisy_machine",
@@ -214,7 +214,7 @@ const RULES: &[Rule<Detector>] = &[
         regime: "an extra kernel, or one that is badly launched",
         next: "the same cell without that operation: the step should lose its time",
         response: "fuse it into its neighbour or take it out",
-        detect: |_, cell| timed(cell).and_then(|_| symptoms::extra_kernel(cell)),
+        detect: |_, cell| timed(cell).and_then(|_| evidence::extra_kernel(cell)),
     },
     Rule {
         name: "memory_bound_decode",
@@ -277,7 +277,7 @@ const KV_COSTS: Rule<fn(&Report, &FittedModel) -> Option<String>> = Rule {
     regime: "the cache is read more than once, or at a fraction of the bandwidth",
     next: "--show-ops at the longest context: attention should be far from the ceiling and the other operations near it",
     response: "an attention kernel that reads each byte of the cache once for all its query heads",
-    detect: symptoms::kv_costs,
+    detect: evidence::kv_costs,
 };
 
 /// The names of all rules about a run.
@@ -413,7 +413,7 @@ fn working_set_is_small(report: &Report, cell: &CellResult) -> Option<(Bytes, By
 }
 
 fn wrong_outputs(_: &Case<'_>, cell: &CellResult) -> Option<String> {
-    if let Some(reason) = symptoms::wrong_tokens(cell) {
+    if let Some(reason) = evidence::wrong_tokens(cell) {
         return Some(reason);
     }
     let quality = cell.quality.as_ref().filter(|q| !q.passed)?;
@@ -423,7 +423,7 @@ fn wrong_outputs(_: &Case<'_>, cell: &CellResult) -> Option<String> {
 }
 
 fn wrong_size_weights(report: &Case<'_>, cell: &CellResult) -> Option<String> {
-    if let Some(reason) = symptoms::wrong_size(cell) {
+    if let Some(reason) = evidence::wrong_size(cell) {
         return Some(reason);
     }
     // A GGUF file's mixture has no size of its own, and a quantised checkpoint is not made from a dtype alone.
@@ -489,7 +489,7 @@ fn foreign_load(_: &Case<'_>, cell: &CellResult) -> Option<String> {
 
 fn noisy(report: &Case<'_>, cell: &CellResult) -> Option<String> {
     let mut evidence = Vec::new();
-    if symptoms::degraded(cell, OFTEN).is_some() {
+    if evidence::degraded(cell, OFTEN).is_some() {
         return None;
     }
     let (count, last) = under(cell, |block| matches!(block.rejected, Some(Cause::Canary { .. })));
@@ -525,7 +525,7 @@ fn memory_bound(report: &Case<'_>, cell: &CellResult) -> Option<String> {
     if cell.phase != Phase::Decode
         || cell.bound != Some(Bound::Memory)
         || working_set_is_small(report, cell).is_some()
-        || symptoms::host_waits(cell).is_some()
+        || evidence::host_waits(cell).is_some()
     {
         return None;
     }
@@ -551,7 +551,7 @@ fn compute_bound_decode(_: &Case<'_>, cell: &CellResult) -> Option<String> {
 }
 
 fn compute_bound(cell: &CellResult, phase: Phase) -> Option<String> {
-    if cell.phase != phase || cell.bound != Some(Bound::Compute) || symptoms::host_waits(cell).is_some() {
+    if cell.phase != phase || cell.bound != Some(Bound::Compute) || evidence::host_waits(cell).is_some() {
         return None;
     }
     let share = explained(cell).filter(|share| (EXPLAINED..=1.1).contains(share))?;
@@ -570,7 +570,7 @@ fn launch_bound(report: &Case<'_>, cell: &CellResult) -> Option<String> {
         return None;
     }
     let (time, share) = (timed(cell)?, explained(cell)?);
-    if symptoms::host_waits(cell).is_some() {
+    if evidence::host_waits(cell).is_some() {
         return None;
     }
     let smaller = smaller_batch(report, cell).filter(|smaller| {
@@ -593,7 +593,7 @@ fn launch_bound(report: &Case<'_>, cell: &CellResult) -> Option<String> {
 fn host_bound(_: &Case<'_>, cell: &CellResult) -> Option<String> {
     let share =
         explained(cell).map_or_else(String::new, |s| format!("; its floor explains {:.0} %", s * 100.0));
-    symptoms::host_waits(cell).map(|waits| format!("{waits}{share}"))
+    evidence::host_waits(cell).map(|waits| format!("{waits}{share}"))
 }
 
 /// The same cell at a smaller batch, the smallest.
@@ -635,5 +635,4 @@ fn moves_more(report: &Case<'_>, cell: &CellResult) -> Option<String> {
 }
 
 #[cfg(test)]
-#[path = "diagnose_tests.rs"]
 mod tests;

@@ -6,7 +6,7 @@
 //! What the rungs add sums to the time of the last one. Where two engines run different dtypes, their difference has two parts: what
 //! the other dtype's bytes cost at the ceiling, a floor of its own, and what is left for kernels and data movement.
 
-use super::story;
+use super::ladder_summary;
 use hbmark_core::ledger::{Floor, Roof, StepCost};
 use hbmark_core::model::Dtype;
 use hbmark_core::result::{Bound, CellResult, Ladder, LaunchCost, Phase, Report, Rung, RungKind, Status};
@@ -274,7 +274,7 @@ fn build(
         phase: selection[0].cell.phase,
         batch: place.0,
         context: place.1,
-        story: story::summarize(selection, lowest, missing, report, launches, place),
+        story: ladder_summary::summarize(selection, lowest, missing, report, launches, place),
         rungs: climb.rungs,
     }
 }

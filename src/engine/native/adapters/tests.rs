@@ -3,7 +3,7 @@
 use crate::engine::native::cpu::CpuOperations;
 use crate::engine::native::operations::Operations;
 use crate::engine::native::oracle::Oracle;
-use crate::engine::native::rows::Rows;
+use crate::engine::native::ragged_batch::Rows;
 use crate::engine::native::testing::{Runner, Sample, Scenario, scenario, step_tolerance, worst};
 use crate::weights::{Adapter, Packing, StoredMatrix, StoredTensor};
 use hbmark_core::model::{Dtype, Target};

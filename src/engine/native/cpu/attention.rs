@@ -10,9 +10,9 @@ use std::ops::Range;
 
 use super::cache::{CachePool, Element};
 use super::simd::{InstructionSet, LANES, Simd, dispatch, exp, nth, prefetch};
-use super::team::{DisjointSlice, Worker};
+use super::thread_team::{DisjointSlice, Worker};
 use crate::engine::native::operations::AttentionShape;
-use crate::engine::native::rows::{Rows, SequenceRows};
+use crate::engine::native::ragged_batch::{Rows, SequenceRows};
 
 /// Positions whose scores are kept at a time; a multiple of the lanes.
 const CHUNK: usize = 256;

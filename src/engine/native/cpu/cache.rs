@@ -11,7 +11,7 @@ use std::ops::Range;
 
 use half::{bf16, f16};
 
-use super::pages::Pages;
+use super::huge_pages::Pages;
 use super::simd::{LANES, Simd};
 use crate::engine::EngineError;
 use crate::engine::native::operations::PoolShape;

@@ -1,6 +1,6 @@
 //! Linear layers: panels of weights times packed rows.
 //!
-//! Enters: a [`PackedMatrix`] (or several, fused), [`super::inputs::PackedActivations`]. Leaves: for each row and panel sixteen sums, handed to whoever finishes the
+//! Enters: a [`PackedMatrix`] (or several, fused), [`super::packed_activations::PackedActivations`]. Leaves: for each row and panel sixteen sums, handed to whoever finishes the
 //! operation. Weights are read once per step for all rows: a unit of work is a few panels, which stay in the second cache while all
 //! rows pass over them. The order of the sums depends on nothing but the columns, so neither the number of threads nor the
 //! other rows of a batch change a result.
@@ -8,10 +8,10 @@
 //! The inner tile is P panels × B rows: P · B running sums, P loads of weights and B of activations per step along the columns.
 #![expect(unsafe_code, reason = "kernels read packed weights and rows through pointers")]
 
-use super::inputs::{InputRow, InputWriter};
-use super::matrix::{GROUP, HEADER, PackedFormat, PackedMatrix, Precision};
+use super::packed_activations::{InputRow, InputWriter};
+use super::packed_matrix::{GROUP, HEADER, PackedFormat, PackedMatrix, Precision};
 use super::simd::{InstructionSet, LANES, Simd, dispatch, nth};
-use super::team::Worker;
+use super::thread_team::Worker;
 
 /// The most panels and rows of a tile.
 const MAX_PANELS: usize = 4;

@@ -7,11 +7,11 @@
 #![expect(unsafe_code, reason = "members write shared buffers at places that do not overlap")]
 
 use super::super::adapters::LoraWeights;
-use super::inputs::{InputShape, PackedActivations};
 use super::linear::{self, FusedMatrix};
-use super::matrix::PackedMatrix;
+use super::packed_activations::{InputShape, PackedActivations};
+use super::packed_matrix::PackedMatrix;
 use super::simd::LANES;
-use super::team::{DisjointSlice, Worker};
+use super::thread_team::{DisjointSlice, Worker};
 use super::{CpuBuffer, CpuOperations, Rows, valid_rows};
 
 /// Phases of the job's shared work.

@@ -9,7 +9,7 @@ use super::kernels::{DeviceTensor, Tuning, launch_mismatch, size, word};
 use super::step::{Pool, StepState};
 use crate::engine::EngineError;
 use crate::engine::native::operations::{AttentionShape, PoolShape};
-use crate::engine::native::rows::Rows;
+use crate::engine::native::ragged_batch::Rows;
 use hbmark_core::model::Dtype;
 
 /// Threads of a block, its warps, and query heads that can share a load (`decode_attention.cu`).

@@ -1,9 +1,9 @@
 //! What the native engine asks of a GPU, and nothing more.
 //!
 //! Enters: addresses, kernels by name, arguments. Leaves: work in order on one stream. Two things are devices: a GPU through its driver,
-//! and [`super::emulated`], which runs the same kernels on the host. A device knows no operation and no model.
+//! and [`super::emulator`], which runs the same kernels on the host. A device knows no operation and no model.
 
-use super::matrix::KernelFormat;
+use super::device_matrix::KernelFormat;
 use crate::engine::{EngineError, Timeline};
 
 /// One argument of a kernel, by value.

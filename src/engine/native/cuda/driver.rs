@@ -17,8 +17,8 @@ use cudarc::driver::{
 };
 use cudarc::nvrtc::Ptx;
 
+use super::cublaslt::CublasLt;
 use super::device::{Argument, Device, Gemm, GemmOperands, KernelLaunch};
-use super::library::CublasLt;
 use crate::engine::cuda::{self, EventTimeline};
 use crate::engine::{EngineError, Timeline};
 use hbmark_core::units::{Bytes, Nanos};

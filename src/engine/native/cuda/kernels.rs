@@ -6,9 +6,9 @@
 use Argument::{Address, F32, I32, U64};
 
 use super::device::{Argument, Device, KernelLaunch};
-use super::matrix::{KernelFormat, Matrix};
+use super::device_matrix::{KernelFormat, Matrix};
 use super::step::{Pool, StepState};
-use super::tiled::{self, Prepare, TiledWorkspace};
+use super::tensor_core_linear::{self, Prepare, TiledWorkspace};
 use crate::engine::EngineError;
 use crate::engine::native::operations::AttentionShape;
 use hbmark_core::model::Dtype;
@@ -203,9 +203,18 @@ impl<D: Device> ProjectAdd<'_, D> {
             Prepare { rows: *rows, input, row_of: 0, norm: None }.launch(device, weights, prepared)?;
             let hidden = D::address(&hidden.memory);
             if by_library {
-                return tiled::multiply_by_library(device, *rows, weights, prepared, hidden, true);
+                return tensor_core_linear::multiply_by_library(
+                    device, *rows, weights, prepared, hidden, true,
+                );
             }
-            return tiled::multiply(device, "project_add", *rows, weights, prepared, vec![Address(hidden)]);
+            return tensor_core_linear::multiply(
+                device,
+                "project_add",
+                *rows,
+                weights,
+                prepared,
+                vec![Address(hidden)],
+            );
         }
         let cut = StreamingGemv::new(device, weights, *rows, tuning);
         device.launch(&cut.launch(
@@ -265,10 +274,18 @@ impl<D: Device> GateUp<'_, D> {
                 .launch(device, weights, prepared)?;
             let out_address = Address(D::address(&out.memory));
             if !by_library {
-                let bytes = tiled::multiply(device, "gate_up", *rows, weights, prepared, vec![out_address])?;
+                let bytes = tensor_core_linear::multiply(
+                    device,
+                    "gate_up",
+                    *rows,
+                    weights,
+                    prepared,
+                    vec![out_address],
+                )?;
                 return Ok(bytes + 4 * norm.width as u64);
             }
-            let bytes = tiled::multiply_by_library(device, *rows, weights, prepared, *sums, false)?;
+            let bytes =
+                tensor_core_linear::multiply_by_library(device, *rows, weights, prepared, *sums, false)?;
             device.launch(&KernelLaunch {
                 kernel: "finish_gate_up".into(),
                 grid: [word(out.width.div_ceil(THREADS as usize)), word(*rows), 1],
@@ -351,9 +368,11 @@ impl<D: Device> Head<'_, D> {
             let sums_at = D::address(&logits.memory);
             let logits = Address(sums_at);
             let bytes = if by_library {
-                tiled::multiply_by_library(device, *sequences, weights, prepared, sums_at, false)?
+                tensor_core_linear::multiply_by_library(
+                    device, *sequences, weights, prepared, sums_at, false,
+                )?
             } else {
-                tiled::multiply(device, "head", *sequences, weights, prepared, vec![logits])?
+                tensor_core_linear::multiply(device, "head", *sequences, weights, prepared, vec![logits])?
             };
             device.launch(&KernelLaunch {
                 kernel: "first_largest".into(),
@@ -520,9 +539,9 @@ impl<D: Device> NormQkv<'_, D> {
             size(pool.block_shift() as usize),
         ];
         let bytes = if by_library {
-            tiled::multiply_by_library(device, *rows, weights, prepared, self.projected, false)?
+            tensor_core_linear::multiply_by_library(device, *rows, weights, prepared, self.projected, false)?
         } else {
-            tiled::multiply(device, "qkv", *rows, weights, prepared, heads.clone())?
+            tensor_core_linear::multiply(device, "qkv", *rows, weights, prepared, heads.clone())?
         };
         if by_library || head_norms.is_some() {
             let mut arguments = heads;

@@ -9,16 +9,16 @@ use std::collections::HashMap;
 
 use super::attention::{DecodeAttention, KvSplitPlan, MAX_HEAD_DIM, PrefillAttention};
 use super::device::Device;
+use super::device_matrix::{Matrix, floats};
 use super::kernels::{DeviceTensor, Embed, GateUp, Head, NormQkv, ProjectAdd, Tuning};
-use super::matrix::{Matrix, floats};
 use super::step::{Pool, Scratch, StepState};
-use super::tiled::{self, TiledWorkspace};
-use crate::engine::native::noise;
+use super::tensor_core_linear::{self, TiledWorkspace};
 use crate::engine::native::operations::{
     AttentionShape, AttentionWeights, Embedding, FusedLayout, LinearPart, Operations, PoolShape, StepLaunch,
 };
+use crate::engine::native::ragged_batch::Rows;
+use crate::engine::native::random_kv;
 use crate::engine::native::rope::RopeTable;
-use crate::engine::native::rows::Rows;
 use crate::engine::{EngineError, Timeline};
 use crate::weights::StoredMatrix;
 use hbmark_core::model::Dtype;
@@ -173,11 +173,12 @@ impl<D: Device> CudaOperations<D> {
         rows: usize,
         weights: &Matrix<D>,
     ) -> Result<Option<TiledWorkspace>, EngineError> {
-        if rows < self.tuning.min_tiled_rows || !tiled::fits(weights.format) {
+        if rows < self.tuning.min_tiled_rows || !tensor_core_linear::fits(weights.format) {
             return Ok(None);
         }
-        self.grow(|space| &mut space.prepared, tiled::prepared_bytes(weights, rows), &[])?;
-        let by_library = rows >= self.tuning.min_library_rows && tiled::library_has(weights.format);
+        self.grow(|space| &mut space.prepared, tensor_core_linear::prepared_bytes(weights, rows), &[])?;
+        let by_library =
+            rows >= self.tuning.min_library_rows && tensor_core_linear::library_has(weights.format);
         Ok(Some(TiledWorkspace { prepared: self.workspace.prepared.address(), by_library }))
     }
 
@@ -231,7 +232,7 @@ impl<D: Device> Operations for CudaOperations<D> {
 
     fn linear(&mut self, parts: Vec<LinearPart>, layout: FusedLayout) -> Result<Matrix<D>, EngineError> {
         let matrix = Matrix::new(&mut self.device, &parts, layout)?;
-        if !tiled::fits(matrix.format) {
+        if !tensor_core_linear::fits(matrix.format) {
             self.at_once = STREAMED_AT_ONCE;
         }
         Ok(matrix)
@@ -278,7 +279,7 @@ impl<D: Device> Operations for CudaOperations<D> {
             for layer in 0..pool.shape.layers {
                 bytes.clear();
                 for values in [false, true] {
-                    noise::fill(seed, layer, block, values, &mut elements);
+                    random_kv::fill(seed, layer, block, values, &mut elements);
                     narrow_into(&elements, pool.shape.dtype, &mut bytes);
                 }
                 let (memory, offset) = pool.place(block as usize, layer);

@@ -4,11 +4,11 @@
 //! recorded graph serves every step of as many rows. Only what differs from what lies there already is copied: a pinned step copies nothing.
 
 use super::device::Device;
-use super::matrix::floats;
+use super::device_matrix::floats;
 use crate::engine::EngineError;
 use crate::engine::native::operations::PoolShape;
+use crate::engine::native::ragged_batch::Rows;
 use crate::engine::native::rope::RopeTable;
-use crate::engine::native::rows::Rows;
 
 /// Bytes of blocks that are allocated together, at least.
 const SLAB_BYTES: u64 = 64 << 20;

@@ -7,7 +7,7 @@ use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use crate::engine::native::noise;
+use crate::engine::native::random_kv;
 use crate::weights::{Packing, StoredMatrix, StoredTensor};
 use hbmark_core::model::{
     Architecture, Biases, Dtype, Family, Quantization, Role, Rope, RopeScaling, TensorInfo,
@@ -69,7 +69,7 @@ impl Sample {
     fn tensor(&self, index: usize, info: &TensorInfo) -> Option<StoredTensor> {
         let around = |mean: f32, deviation: f32| {
             let mut values = vec![0.0; info.shape.iter().product()];
-            noise::fill(self.seed, index, 0, false, &mut values);
+            random_kv::fill(self.seed, index, 0, false, &mut values);
             for value in &mut values {
                 *value = value.mul_add(deviation, mean);
             }

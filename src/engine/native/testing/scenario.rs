@@ -8,7 +8,7 @@ use rand::seq::{IndexedRandom, SliceRandom};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use crate::engine::native::rows::{Rows, SequenceRows};
+use crate::engine::native::ragged_batch::{Rows, SequenceRows};
 
 /// Lengths beside the edges of blocks of 16 to 128 positions, and the smallest.
 pub const EDGES: [usize; 13] = [1, 2, 15, 16, 17, 31, 33, 63, 64, 65, 127, 128, 129];

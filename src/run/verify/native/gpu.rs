@@ -143,5 +143,4 @@ fn known<D: Device>(open: &dyn Fn() -> Result<D, EngineError>, bytes: usize, rec
 }
 
 #[cfg(all(test, hbmark_emulated))]
-#[path = "gpu_tests.rs"]
 mod tests;

@@ -6,8 +6,8 @@ use crate::engine::native::operations::{
     AttentionShape, AttentionWeights, Embedding, FusedLayout, LinearPart, Operations, PoolShape, StepLaunch,
 };
 use crate::engine::native::oracle::{Oracle, PlainBuffer, PlainPool};
+use crate::engine::native::ragged_batch::Rows;
 use crate::engine::native::rope::RopeTable;
-use crate::engine::native::rows::Rows;
 use crate::run::verify::outputs::{FAMILIES, small_model};
 use crate::weights::{OpenModel, StoredMatrix};
 use hbmark_core::model::Dtype;

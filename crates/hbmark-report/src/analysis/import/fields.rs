@@ -5,7 +5,7 @@
 
 use serde_json::{Map, Value as Json};
 
-use super::alias::{self, Alias, ForeignUnit, Metric, Shape, Statistic};
+use super::metric_keys::{self, Alias, ForeignUnit, Metric, Shape, Statistic};
 use super::{ForeignFormat, ImportError, Rate, Value, clipped};
 
 /// The largest count that is believed; also keeps products of two counts within 64 bits.
@@ -138,7 +138,7 @@ impl<'a> Fields<'a> {
     /// What the dictionary finds in this record: the values, and remarks about what is no measurement.
     pub fn values(&self, format: ForeignFormat) -> Result<(Vec<Value>, Vec<String>), ImportError> {
         let mut found = Found::default();
-        for alias in alias::of(format) {
+        for alias in metric_keys::of(format) {
             self.follow(alias, &mut found)?;
         }
         let mut remarks = Vec::new();

@@ -4,7 +4,7 @@ mod records;
 
 use std::path::{Path, PathBuf};
 
-use super::alias::Statistic::{Mean, Median, Single};
+use super::metric_keys::Statistic::{Mean, Median, Single};
 use super::*;
 use hbmark_core::ledger::devices;
 use hbmark_core::model::test_shapes;

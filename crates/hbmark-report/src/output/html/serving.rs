@@ -6,7 +6,7 @@
 use super::figure::{numbers, table, words};
 use super::frame::{self, flat, pairs, plain_value};
 use super::node::{Node, el};
-use super::{bars, load, percentiles, steps};
+use super::{bars, latency_vs_load, percentiles, steps};
 use crate::output::kinds::serving::{
     curve, head, matrix_lines, point_lines, remarks, search_lines, validity,
 };
@@ -33,7 +33,7 @@ pub fn document(report: &ServeReport, found: &[Finding]) -> String {
             ))
         });
         main = main
-            .child(load::figure(report).render())
+            .child(latency_vs_load::figure(report).render())
             .children(note)
             .child(percentiles::figure(&drawn).render())
             .child(steps::figure(&drawn).render())
@@ -218,3 +218,6 @@ fn machine(report: &ServeReport) -> Node {
     }
     section
 }
+
+#[cfg(test)]
+pub(super) mod tests;

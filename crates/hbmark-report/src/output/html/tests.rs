@@ -1,5 +1,7 @@
 //! The page over results made by hand: well formed, the right values in the right plots, and nothing a stranger wrote becomes markup.
 
+mod browser;
+
 use scraper::{Html, Selector};
 
 use super::of_run as render;

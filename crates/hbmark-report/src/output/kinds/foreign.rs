@@ -3,7 +3,7 @@
 //! Enters: [`Imported`]s. Leaves: documents. What the numbers mean was decided in [`crate::analysis::import`].
 
 use super::run::{bound_word, status_word};
-use crate::analysis::import::alias::{self, Alias, Shape};
+use crate::analysis::import::metric_keys::{self, Alias, Shape};
 use crate::analysis::import::{
     ForeignFormat, ForeignRow, Imported, Metric, Rate, RooflinePlacement, Statistic, Value,
 };
@@ -53,7 +53,7 @@ pub struct Aliases(pub Option<ForeignFormat>);
 impl Aliases {
     fn lines(self) -> Vec<&'static Alias> {
         let formats = ForeignFormat::ALL.iter().filter(|f| self.0.is_none_or(|only| only == **f));
-        formats.flat_map(|format| alias::of(*format)).collect()
+        formats.flat_map(|format| metric_keys::of(*format)).collect()
     }
 }
 
@@ -153,7 +153,7 @@ fn grouped(imported: &Imported, of: impl Fn(&ForeignRow, &RooflinePlacement) -> 
 
 /// The caveats of the aliases that were used.
 fn caveats(imported: &Imported) -> Vec<String> {
-    let used = |alias: &&alias::Alias| {
+    let used = |alias: &&metric_keys::Alias| {
         !alias.caveat.is_empty()
             && imported
                 .result
@@ -162,13 +162,14 @@ fn caveats(imported: &Imported) -> Vec<String> {
                 .flat_map(|r| &r.values)
                 .any(|v| v.metric == alias.metric && reads(alias, &v.key))
     };
-    let line =
-        |alias: &alias::Alias| format!("{} is our {}: {}", alias.key, alias.metric.title(), alias.caveat);
-    alias::of(imported.result.format).filter(used).map(line).collect()
+    let line = |alias: &metric_keys::Alias| {
+        format!("{} is our {}: {}", alias.key, alias.metric.title(), alias.caveat)
+    };
+    metric_keys::of(imported.result.format).filter(used).map(line).collect()
 }
 
 /// Whether a value's key is one that an alias reads.
-fn reads(alias: &alias::Alias, key: &str) -> bool {
+fn reads(alias: &metric_keys::Alias, key: &str) -> bool {
     let stem = alias.key.trim_start_matches("{stat}");
     let stem = stem.split(' ').next().filter(|_| alias.shape == Shape::Computed).unwrap_or(stem);
     match alias.shape {

@@ -265,7 +265,7 @@ pub fn remarks(point: &Point) -> Vec<String> {
     said.extend(result.foreign_cores.filter(|cores| *cores > limit).map(|cores| {
         format!("disturbed: other processes kept {cores:.1} cores busy over the run; its latencies are theirs, too")
     }));
-    said.extend(apart::remarks(point, result));
+    said.extend(adapters_and_grammar::remarks(point, result));
     if let Some(predicted) = &point.predicted {
         let pair = |of: fn(&ServeResult) -> Option<&Quantiles>| {
             let p50 = |r| of(r).and_then(|q| q.p50).map(Quantity::value);
@@ -332,7 +332,7 @@ pub fn head(report: &ServeReport) -> Vec<String> {
     if let Some(told) = &report.step_model {
         lines.push(format!("step time model: {told}"));
     }
-    lines.extend(apart::head(report));
+    lines.extend(adapters_and_grammar::head(report));
     lines.push(format!("workload: {} ({})", report.workload.name, report.workload.source));
     if let Some(point) = report.points.first() {
         let s = &point.scheduler;
@@ -431,6 +431,6 @@ pub fn matrix_lines(row: &RowVerdict) -> String {
     format!("{}: expected {}; {verdict}: {}", row.title, row.hypothesis, row.seen)
 }
 
-mod apart;
+mod adapters_and_grammar;
 #[cfg(test)]
 mod tests;

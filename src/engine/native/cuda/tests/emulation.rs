@@ -1,7 +1,7 @@
 //! The emulation finds what is wrong: tested with kernels that are wrong on purpose.
 
 use super::super::device::{Argument, Device, KernelLaunch};
-use super::super::emulated::{Barrier, Emulated, EmulatedMemory};
+use super::super::emulator::{Barrier, Emulated, EmulatedMemory};
 use crate::engine::EngineError;
 
 const WORDS: usize = 128;

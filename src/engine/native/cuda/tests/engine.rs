@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::super::emulated::Emulated;
+use super::super::emulator::Emulated;
 use super::super::operations::CudaOperations;
 use super::SMALL;
 use crate::engine::native::NativeSession;

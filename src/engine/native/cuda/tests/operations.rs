@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::rc::Rc;
 
-use super::super::emulated::{Barrier, Emulated};
+use super::super::emulator::{Barrier, Emulated};
 use super::super::kernels::Tuning;
 use super::super::operations::CudaOperations;
 use super::SMALL;
@@ -12,14 +12,14 @@ use crate::engine::native::operations::{
     Embedding, FusedLayout, LinearPart, Operation, Operations, PoolShape,
 };
 use crate::engine::native::oracle::Oracle;
+use crate::engine::native::ragged_batch::Rows;
 use crate::engine::native::rope::RopeTable;
-use crate::engine::native::rows::Rows;
 use crate::engine::native::testing::scenario::{Script, ragged};
 use crate::engine::native::testing::{
     OperationError, Sample, Scenario, operation_errors, operation_tolerance, same_scenario, step_tolerance,
     worst,
 };
-use crate::engine::native::{kv_dtype, noise};
+use crate::engine::native::{kv_dtype, random_kv};
 use crate::weights::{Packing, StoredMatrix};
 use hbmark_core::model::Dtype;
 
@@ -158,7 +158,7 @@ fn projection<O: Operations>(operations: &mut O, dtype: Dtype, rows: usize, colu
     }
     let noise = |stream: usize, count: usize| {
         let mut values = vec![0.0; count];
-        noise::fill(3, stream, 0, false, &mut values);
+        random_kv::fill(3, stream, 0, false, &mut values);
         values
     };
     let packing = Packing::of(dtype, 32).unwrap();

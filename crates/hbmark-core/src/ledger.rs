@@ -1,0 +1,19 @@
+//! Bytes and FLOPs of a step, the ceilings of a device, and what the two predict.
+//!
+//! Enters: an architecture, its tensor inventory, a batch and a context; bandwidths and peaks. Leaves: a ledger, a
+//! predicted time with its bound, and fractions of the ceilings. Pure: it sees plain data and never a device.
+
+pub mod crossover;
+pub mod devices;
+pub mod fit;
+pub mod predict;
+pub mod step;
+pub mod stock;
+pub mod verdict;
+
+pub use crossover::crossovers;
+pub use fit::{FitPoint, fit};
+pub use predict::{Prediction, Request, predict};
+pub use step::{Ledger, RaggedPart, StepCost, StepShape, expected_distinct_adapters};
+pub use stock::StockBackend;
+pub use verdict::{CACHE_MARGIN, CEILING_TOLERANCE, Floor, Roof, Verdict};

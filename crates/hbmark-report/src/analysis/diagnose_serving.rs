@@ -1,0 +1,566 @@
+//! Findings about a serving result: what its points say alone, and what a sweep says together.
+//!
+//! Enters: a [`ServeReport`], and what the reader will pay. Leaves: [`Finding`]s, as for a run. A rule is one row of [`RULES`]: a
+//! function from a point to evidence or to nothing. A cause stands before its consequence: a queue that grows because blocks ran out is
+//! KV pressure first and saturation second. A point that was measured and that no rule of a regime speaks of is unexplained. Pure.
+
+use super::finding::{Kind, Rule, UNEXPLAINED};
+use super::first_limit;
+use hbmark_core::result::serving::{
+    Gate, GateName, Offered, Point, Quantiles, Quantity, ServeReport, ServeResult, Validity,
+};
+use hbmark_core::result::{Finding, Limits, Severity};
+use hbmark_core::stats;
+use hbmark_core::units::Nanos;
+
+/// Share of the busy time that the host may take before a step is called host-bound.
+const HOST_SHARE: f64 = 0.2;
+/// How much longer short requests wait beside long prompts before these are blamed, and how many there must be of each.
+const BLOCKED: f64 = 2.0;
+const FEW: usize = 10;
+/// Of that wait, the share that must have passed in steps that computed long prompts.
+const IN_LONG_STEPS: f64 = 0.5;
+/// How much longer the first requests wait, and their steps take, before a start is called cold.
+const COLD: f64 = 1.5;
+/// How much smaller the share of found prompt tokens must be at the start.
+const COLD_HITS: f64 = 0.2;
+/// Share of preempted requests from which the cache is too small.
+const PREEMPTED: f64 = 0.01;
+/// Of the level at which one more request does not fit, the share that the mean must reach.
+const FULL: f64 = 0.8;
+/// A workload that shares less than this shares nothing worth finding, and a cache that finds less than this share of the ideal misses.
+const WORTH_FINDING: f64 = 0.1;
+const FOUND: f64 = 0.7;
+/// p99 over p50 of the TTFT from which a tail is long, and the share of the slowest that must have met a stall.
+const LONG_TAIL: f64 = 5.0;
+const IN_STALLS: f64 = 0.5;
+/// Stalls beyond this share of the steps are no tail but how the engine is.
+const RARE: f64 = 0.05;
+/// Requests behind a p99 that is more than the largest value.
+const P99: f64 = 0.99;
+/// Outputs shorter than this share of the plan are another workload.
+const AS_PLANNED: f64 = 0.9;
+/// Share of the TTFT spent in the queue beyond which waiting is the larger part.
+const MOSTLY_WAITING: f64 = 0.5;
+/// Sequences over their limit from which a batch is full.
+const FULL_BATCH: f64 = 0.9;
+
+/// The evidence in one point, if the rule speaks of it.
+type Detector = fn(&ServeReport, &Point, &ServeResult) -> Option<String>;
+
+const RULES: &[Rule<Detector>] = &[
+    Rule {
+        name: "injector_late",
+        kind: Kind::Trust,
+        severity: Severity::Problem,
+        symptom: "requests were queued later than they could be",
+        regime: "the harness is at fault: its own loop came late",
+        next: "the same load on an idle machine, or at half of the rate",
+        response: "believe no latency of this point; give the loop a core of its own",
+        detect: |_, _, result| failed(result, GateName::InjectionLag),
+    },
+    Rule {
+        name: "foreign_load",
+        kind: Kind::Trust,
+        severity: Severity::Problem,
+        symptom: "other work ran beside the requests",
+        regime: "disturbed: cores were shared, and the latencies are the other work's, too",
+        next: "hbmark doctor until it names no other process, then the same point",
+        response: "stop the other work, or pin it to other cores",
+        detect: |_, _, result| {
+            let cores = result.foreign_cores.filter(|cores| *cores > Limits::default().foreign_cores)?;
+            Some(format!("other processes kept {cores:.1} cores busy over the run"))
+        },
+    },
+    Rule {
+        name: "engine_failed",
+        kind: Kind::Trust,
+        severity: Severity::Problem,
+        symptom: "the engine failed while it served",
+        regime: "a failing engine: what it was serving counts as never done",
+        next: "the same point with fewer sequences at a time (--max-num-seqs)",
+        response: "mend the failure first; latencies around it are of a smaller load",
+        detect: |_, _, result| failed(result, GateName::Engine),
+    },
+    Rule {
+        name: "kv_block_leak",
+        kind: Kind::Trust,
+        severity: Severity::Problem,
+        symptom: "blocks of the KV pool are in use and nobody holds them",
+        regime: "a leak of KV blocks: the pool shrinks while it runs",
+        next: "the same point for twice as long: more blocks should be missing",
+        response: "find the path on which a finished or preempted request keeps its blocks",
+        detect: |_, _, result| failed(result, GateName::KvAccounting),
+    },
+    Rule {
+        name: "wrong_token_count",
+        kind: Kind::Trust,
+        severity: Severity::Problem,
+        symptom: "outputs of a forced length have another one",
+        regime: "an engine or a loop that does other work than was asked for",
+        next: "hbmark verify",
+        response: "use no figure of this point",
+        detect: |_, _, result| failed(result, GateName::TokenCount),
+    },
+    Rule {
+        name: "host_bound_step",
+        kind: Kind::Regime,
+        severity: Severity::Warn,
+        symptom: "a good part of each step is the host's work",
+        regime: "host-bound: scheduling, building, launching and sampling hold the device up",
+        next: "the same point with twice the model or half the sequences: the host's part should stay",
+        response: "overlap the host's work with the step, or make fewer and larger steps",
+        detect: |_, _, result| host_bound(result),
+    },
+    Rule {
+        name: "kv_pressure",
+        kind: Kind::Regime,
+        severity: Severity::Warn,
+        symptom: "the KV pool is full",
+        regime: "KV pressure: requests are preempted and computed again, or wait for blocks",
+        next: "the same point with more blocks (--num-gpu-blocks-override, --gpu-memory-utilization): preemptions should end",
+        response: "more memory for the cache, a smaller KV dtype, or fewer sequences at a time",
+        detect: kv_pressure,
+    },
+    Rule {
+        name: "prefix_evicted",
+        kind: Kind::Regime,
+        severity: Severity::Warn,
+        symptom: "prompts share beginnings that were in the cache and are not any more",
+        regime: "prefix cache evicted: it is smaller than what is shared",
+        next: "the same point with more blocks: the hit rate should approach the ideal one",
+        response: "more blocks, or route requests of one prefix to one instance",
+        detect: |_, point, result| prefix_missed(point, result, true),
+    },
+    Rule {
+        name: "prefix_not_hit",
+        kind: Kind::Regime,
+        severity: Severity::Warn,
+        symptom: "prompts share beginnings and the cache does not find them",
+        regime: "prefix cache not hit, though nothing was evicted: the same prefix is being computed by several at once, or blocks are too large",
+        next: "the same requests at a lower rate, or with smaller blocks (--block-size)",
+        response: "let the first request of a prefix finish its prefill before the others start",
+        detect: |_, point, result| prefix_missed(point, result, false),
+    },
+    Rule {
+        name: "cold_cache_artefact",
+        kind: Kind::Regime,
+        severity: Severity::Warn,
+        symptom: "the first measured requests were slower than the others",
+        regime: "cold start: they paid for what later ones found warm",
+        next: "the same point with a longer --warmup: the difference should vanish",
+        response: "warm up longer, or report the cold start as a figure of its own",
+        detect: |_, _, result| cold_start(result),
+    },
+    Rule {
+        name: "tail_failure",
+        kind: Kind::Regime,
+        severity: Severity::Warn,
+        symptom: "a few requests are many times slower than the others, and most of them met a stalled step",
+        regime: "tail failure: single steps stall",
+        next: "the same point with the host's activity recorded (hbmark doctor): what runs when a step stalls",
+        response: "find the stall (garbage collection, a page fault, another process, a clock change); percentiles below it are sound",
+        detect: |_, _, result| tail(result),
+    },
+    Rule {
+        name: "long_prompts_block",
+        kind: Kind::Regime,
+        severity: Severity::Warn,
+        symptom: "short requests wait while a long prompt is computed",
+        regime: "queueing interference of long prompts: head-of-line blocking",
+        next: "the same requests without the long ones, or with the other setting of chunked prefill",
+        response: "see the evidence",
+        detect: long_prompts,
+    },
+    Rule {
+        name: "scheduler_saturation",
+        kind: Kind::Regime,
+        severity: Severity::Warn,
+        symptom: "requests come faster than they are served",
+        regime: "scheduler saturation: the queue grows as long as one measures",
+        next: "a sweep below this rate, or hbmark serve search with an objective",
+        response: "fewer requests an instance, or more instances; latencies of this point mean nothing",
+        detect: saturated,
+    },
+    Rule {
+        name: "queueing",
+        kind: Kind::Regime,
+        severity: Severity::Note,
+        symptom: "most of the time to the first token is spent in the queue",
+        regime: "queueing: the system keeps up and is near the load it can take",
+        next: "the same point at half of the rate: the wait should fall by more than half",
+        response: "keep some distance to saturation; a burst will cost more than its share",
+        detect: |_, _, result| queueing(result, true),
+    },
+    Rule {
+        name: "keeps_up",
+        kind: Kind::Regime,
+        severity: Severity::Ok,
+        symptom: "requests hardly wait, and steps make up their latency",
+        regime: "the system keeps up",
+        next: "twice the rate, to see how far it is from its limit",
+        response: "latency is now a matter of the step: hbmark run says where its time goes",
+        detect: |_, _, result| queueing(result, false),
+    },
+    Rule {
+        name: "too_few_requests",
+        kind: Kind::Trust,
+        severity: Severity::Note,
+        symptom: "there are too few requests for a tail",
+        regime: "a p99 of so few is the largest value by another name, and is not given",
+        next: "the same point with --requests 1000 or more",
+        response: "claim no p99, and judge objectives at percentiles that the sample carries",
+        detect: |_, _, result| too_few(result),
+    },
+    Rule {
+        name: "not_judged",
+        kind: Kind::Trust,
+        severity: Severity::Note,
+        symptom: "nobody can tell whether the system keeps up",
+        regime: "too short to tell growth of the queue from chance",
+        next: "the same point for ten times as long",
+        response: "do not read its latencies as those of a steady system",
+        detect: |_, _, result| undecided(result),
+    },
+    Rule {
+        name: "early_end",
+        kind: Kind::Trust,
+        severity: Severity::Note,
+        symptom: "outputs are shorter than the workload plans",
+        regime: "the model ends early: the load is another one than its name says",
+        next: "the same point with forced lengths (without --stop-at-eos)",
+        response: "state the lengths that were made; compare only with runs that made the same",
+        detect: |_, _, result| early_end(result),
+    },
+];
+
+/// What a reader will pay, where it should be held against.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Cost {
+    pub price_per_hour: f64,
+    pub limit_per_million_output_tokens: f64,
+}
+
+/// The names of all rules about serving.
+#[must_use]
+pub fn serving_rule_names() -> Vec<&'static str> {
+    RULES
+        .iter()
+        .map(|rule| rule.name)
+        .chain([first_limit::FIRST_TARGET, first_limit::COST, UNEXPLAINED])
+        .collect()
+}
+
+/// Everything the rules find about a serving result, what is wrong before what is merely so.
+#[must_use]
+pub fn explain_serving(report: &ServeReport, cost: Option<Cost>) -> Vec<Finding> {
+    let points: Vec<(&Point, &ServeResult)> =
+        report.points.iter().filter_map(|point| Some((point, point.result.as_ref()?))).collect();
+    let mut findings: Vec<Finding> = Vec::new();
+    for rule in RULES {
+        let found: Vec<(String, String)> = points
+            .iter()
+            .filter_map(|(point, result)| Some((point.label.clone(), (rule.detect)(report, point, result)?)))
+            .collect();
+        if found.is_empty() {
+            continue;
+        }
+        let mut finding = rule.finding(&found);
+        if rule.name == "scheduler_saturation" {
+            finding.evidence.splice(0..0, edge(&points));
+        }
+        findings.push(finding);
+    }
+    let first = first_limit::first_failure(report, &points, cost);
+    findings.extend(first_limit::cost(&points, first.as_ref(), cost));
+    findings.extend(first);
+    findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
+    let explained = |point: &Point, result: &ServeResult| {
+        RULES.iter().any(|rule| rule.kind == Kind::Regime && (rule.detect)(report, point, result).is_some())
+    };
+    let rest: Vec<(&Point, &ServeResult)> = points
+        .into_iter()
+        .filter(|(point, result)| result.validity != Validity::Invalid && !explained(point, result))
+        .collect();
+    if !rest.is_empty() {
+        findings.push(unexplained(&rest));
+    }
+    findings
+}
+
+fn unexplained(points: &[(&Point, &ServeResult)]) -> Finding {
+    let evidence = |(point, result): &(&Point, &ServeResult)| {
+        let p50 = |q: Option<&Quantiles>| {
+            q.and_then(|q| q.p50).map_or("not known".to_owned(), |v| Nanos(v.value()).to_string())
+        };
+        format!(
+            "{}: TTFT p50 {}, TPOT p50 {}, {:.2} requests per second served",
+            point.label,
+            p50(result.ttft_ns.as_ref()),
+            p50(result.tpot_ns.as_ref()),
+            result.served_per_s
+        )
+    };
+    Finding {
+        rule: UNEXPLAINED.to_owned(),
+        severity: Severity::Note,
+        symptom: "no rule fits what was measured".to_owned(),
+        regime: UNEXPLAINED.to_owned(),
+        evidence: points.iter().map(evidence).collect(),
+        next: "the same load at half and at twice the rate, to see what grows".to_owned(),
+        response: "none before the next measurement: a guess would cost more than it saves".to_owned(),
+        cells: points.iter().map(|(point, _)| point.label.clone()).collect(),
+    }
+}
+
+/// The rate of an open loop that names one.
+pub(super) fn rate(point: &Point) -> Option<f64> {
+    if let Offered::Rate(rate) = point.offered { Some(rate) } else { None }
+}
+
+/// The last rate that kept up and the first that did not, where points differ in their rate.
+fn edge(points: &[(&Point, &ServeResult)]) -> Option<String> {
+    let rates = |wanted: fn(Validity) -> bool| {
+        points
+            .iter()
+            .filter(move |(_, result)| wanted(result.validity))
+            .filter_map(|(point, result)| Some((rate(point)?, result.served_per_s)))
+    };
+    let (first_not, served) = rates(|v| v == Validity::Saturated).min_by(|a, b| a.0.total_cmp(&b.0))?;
+    let kept = rates(|v| v == Validity::Valid)
+        .filter(|(rate, _)| *rate < first_not)
+        .max_by(|a, b| a.0.total_cmp(&b.0));
+    Some(match kept {
+        Some((last, _)) => format!(
+            "the last rate that kept up is {last:.3} per second, the first that did not {first_not:.3}, which was served {served:.3} per \
+             second"
+        ),
+        None => format!(
+            "no rate below {first_not:.3} per second was seen to keep up; it was served {served:.3} per second"
+        ),
+    })
+}
+
+/// Whether latencies of a point may be read: it is valid, and the harness was in time.
+fn readable(result: &ServeResult) -> bool {
+    result.validity == Validity::Valid
+}
+
+/// Whether where its time went may be read: however the queue grew, but not when the measurement itself is wrong.
+fn believable(result: &ServeResult) -> bool {
+    result.validity != Validity::Invalid
+}
+
+fn gate(result: &ServeResult, name: GateName) -> Option<&Gate> {
+    result.gates.iter().find(|gate| gate.name == name)
+}
+
+fn failed(result: &ServeResult, name: GateName) -> Option<String> {
+    gate(result, name).filter(|gate| gate.passed == Some(false)).map(|gate| gate.detail.clone())
+}
+
+fn value(quantity: Option<Quantity>) -> Option<f64> {
+    quantity.map(Quantity::value).filter(|value| value.is_finite())
+}
+
+fn host_bound(result: &ServeResult) -> Option<String> {
+    let b = &result.breakdown;
+    let busy = b.wall_ns - b.idle_ns;
+    let parts = [
+        ("enqueue", b.enqueue_ns),
+        ("schedule", b.schedule_ns),
+        ("build", b.build_ns),
+        ("launch", b.launch_ns),
+        ("sample", b.sample_ns),
+        ("detokenize", b.detokenize_ns),
+    ];
+    let host: f64 = parts.iter().map(|(_, time)| time).sum();
+    if !believable(result) || busy <= 0.0 || host < HOST_SHARE * busy {
+        return None;
+    }
+    let (most, time) = parts.iter().max_by(|a, b| a.1.total_cmp(&b.1))?;
+    Some(format!(
+        "of the busy time {:.0} % is the host's, {most} {:.0} %; a step has {} of it",
+        host / busy * 100.0,
+        time / busy * 100.0,
+        Nanos(host / b.steps.max(1) as f64)
+    ))
+}
+
+fn kv_pressure(_: &ServeReport, point: &Point, result: &ServeResult) -> Option<String> {
+    let evidence = result.evidence.as_ref().filter(|_| believable(result))?;
+    let share = evidence.preempted_requests as f64 / result.measured.max(1) as f64;
+    // A pool without room for one more, beside a batch with room: it is blocks that requests wait for.
+    let tokens = point.mean_prompt_tokens + point.mean_output_tokens;
+    let one_more = tokens / point.scheduler.block_size as f64 / point.scheduler.num_blocks as f64;
+    let full = (1.0 - one_more).max(0.0);
+    let waits = result.mean_waiting >= 1.0
+        && result.max_kv_use >= full
+        && result.mean_kv_use >= FULL * full
+        && result.mean_running < FULL_BATCH * point.scheduler.max_num_seqs as f64;
+    (share >= PREEMPTED || waits).then(|| {
+        format!(
+            "{} of {} requests were preempted, {:.1} % of their time was spent waiting to go on; the pool of {} blocks was {:.0} % full on \
+             average and {:.0} % at most",
+            evidence.preempted_requests,
+            result.measured,
+            evidence.preempted_share * 100.0,
+            point.scheduler.num_blocks,
+            result.mean_kv_use * 100.0,
+            result.max_kv_use * 100.0
+        )
+    })
+}
+
+fn prefix_missed(point: &Point, result: &ServeResult, evicted: bool) -> Option<String> {
+    let ideal = point.ideal_hit_rate.filter(|ideal| *ideal >= WORTH_FINDING && believable(result))?;
+    let seen = result.prefix_hit_rate?;
+    // Where a pool is so full that requests are preempted, its being full is the cause.
+    let preempted = result.evidence.as_ref().is_some_and(|e| e.preempted_requests > 0);
+    (seen < FOUND * ideal && (result.prefix_evictions > 0) == evicted && !preempted).then(|| {
+        format!(
+            "{:.1} % of the prompt tokens were found, {:.1} % could be; {} cached blocks were evicted",
+            seen * 100.0,
+            ideal * 100.0,
+            result.prefix_evictions
+        )
+    })
+}
+
+fn cold_start(result: &ServeResult) -> Option<String> {
+    let start = result.evidence.as_ref()?.start.filter(|_| readable(result))?;
+    let (first, rest) = (start.ttft_p50_first_ns?, start.ttft_p50_rest_ns?);
+    let slow_steps = start.step_ratio.filter(|ratio| *ratio >= COLD);
+    let misses = start.hit_share_rest - start.hit_share_first >= COLD_HITS;
+    (first >= COLD * rest && (slow_steps.is_some() || misses)).then(|| {
+        let why = slow_steps.map_or_else(
+            || {
+                format!(
+                    "they found {:.0} % of their prompts in the cache, later ones {:.0} %",
+                    start.hit_share_first * 100.0,
+                    start.hit_share_rest * 100.0
+                )
+            },
+            |ratio| format!("their steps took {ratio:.1} times as long as later ones of their size"),
+        );
+        format!(
+            "TTFT p50 of the first {} requests is {}, of the others {}: {why}",
+            start.first,
+            Nanos(first),
+            Nanos(rest)
+        )
+    })
+}
+
+/// p99 of the TTFT, or its largest value where there are too few requests for one.
+fn tail(result: &ServeResult) -> Option<String> {
+    let stalls = result.evidence.as_ref()?.stalls;
+    let ttft = result.ttft_ns.as_ref().filter(|_| readable(result))?;
+    let (p50, high) = (value(ttft.p50)?, value(ttft.p99).or(value(ttft.max))?);
+    let word = if ttft.p99.is_some() { "p99" } else { "the largest" };
+    let met = stalls.slowest_in_stalls as f64 >= IN_STALLS * stalls.slowest as f64;
+    let rare = (stalls.count as f64) <= RARE * result.breakdown.steps as f64;
+    (high >= LONG_TAIL * p50 && stalls.count > 0 && stalls.slowest > 0 && met && rare).then(|| {
+        format!(
+            "TTFT {word} is {}, {:.0} times p50 ({}); {} of {} steps stalled, the longest for {}, and {} of the {} slowest requests met one",
+            Nanos(high),
+            high / p50,
+            Nanos(p50),
+            stalls.count,
+            result.breakdown.steps,
+            Nanos(stalls.longest_ns),
+            stalls.slowest_in_stalls,
+            stalls.slowest
+        )
+    })
+}
+
+fn long_prompts(_: &ServeReport, point: &Point, result: &ServeResult) -> Option<String> {
+    let long = result.evidence.as_ref()?.long_prompts.filter(|_| believable(result))?;
+    let (beside, alone) = (long.ttft_p50_beside_ns?, long.ttft_p50_alone_ns?);
+    let enough = long.beside >= FEW && long.alone >= FEW;
+    if !enough || beside < BLOCKED * alone || long.share_in_long_steps < IN_LONG_STEPS {
+        return None;
+    }
+    let chunked = if point.scheduler.enable_chunked_prefill {
+        format!(
+            "chunked prefill is on with {} tokens a step: a smaller --max-num-batched-tokens, or priorities, let short ones pass",
+            point.scheduler.max_num_batched_tokens
+        )
+    } else {
+        "chunked prefill is off: turn it on".to_owned()
+    };
+    Some(format!(
+        "TTFT p50 of short requests is {} where a prompt of {} tokens or more was computed meanwhile ({} of them) and {} where not ({}); {:.0} % \
+         of that wait passed in such steps; {chunked}",
+        Nanos(beside),
+        long.from_tokens,
+        long.beside,
+        Nanos(alone),
+        long.alone,
+        long.share_in_long_steps * 100.0
+    ))
+}
+
+fn saturated(_: &ServeReport, point: &Point, result: &ServeResult) -> Option<String> {
+    if result.validity != Validity::Saturated || point.offered == Offered::AtOnce {
+        return None;
+    }
+    let batch = point.scheduler.max_num_seqs;
+    let full = if result.mean_running <= 0.0 {
+        "no step ended while they came, so that this point says nothing of the engine's speed".to_owned()
+    } else if result.mean_running >= FULL_BATCH * batch as f64 {
+        format!("the batch is full: {:.1} of {batch} sequences ran", result.mean_running)
+    } else {
+        format!("{:.1} of {batch} sequences ran: the engine's own speed is the limit", result.mean_running)
+    };
+    let offered = result
+        .offered_per_s
+        .map_or_else(String::new, |rate| format!("{rate:.3} per second were offered and "));
+    Some(format!(
+        "{offered}{:.3} per second served, {:.1} waited on average; {full}",
+        result.served_per_s,
+        result.mean_waiting.max(0.0)
+    ))
+}
+
+/// A point that keeps up: with most of the TTFT in the queue, or with little.
+fn queueing(result: &ServeResult, mostly: bool) -> Option<String> {
+    if !readable(result) || undecided(result).is_some() {
+        return None;
+    }
+    let wait = value(result.queue_ns.as_ref()?.p50)?;
+    let ttft = value(result.ttft_ns.as_ref()?.p50).filter(|ttft| *ttft > 0.0)?;
+    ((wait / ttft >= MOSTLY_WAITING) == mostly).then(|| {
+        format!(
+            "of a TTFT p50 of {} {} are spent in the queue; {:.1} requests ran and {:.1} waited on average",
+            Nanos(ttft),
+            Nanos(wait),
+            result.mean_running,
+            result.mean_waiting
+        )
+    })
+}
+
+fn too_few(result: &ServeResult) -> Option<String> {
+    let needed = stats::needed(P99);
+    (result.measured < needed && believable(result))
+        .then(|| format!("{} requests were measured, a p99 needs {needed}", result.measured))
+}
+
+fn undecided(result: &ServeResult) -> Option<String> {
+    gate(result, GateName::KeepsUp)
+        .filter(|gate| gate.passed.is_none() && result.validity == Validity::Valid)
+        .map(|gate| gate.detail.clone())
+}
+
+fn early_end(result: &ServeResult) -> Option<String> {
+    let evidence = result.evidence.as_ref().filter(|_| believable(result))?;
+    let (made, planned) = (evidence.output_tokens, evidence.planned_output_tokens);
+    (planned > 0 && (made as f64) < AS_PLANNED * planned as f64).then(|| {
+        format!(
+            "{made} output tokens were made of {planned} planned, {:.0} %",
+            made as f64 / planned as f64 * 100.0
+        )
+    })
+}

@@ -1,0 +1,228 @@
+//! Which target fails first as the load grows, and which branch to follow from there.
+//!
+//! Enters: the points of a serving result in order of their load, with objectives, and what the reader will pay. Leaves: one [`Finding`],
+//! or none where the load was not varied. Targets are the time to the first token, the time per output token, throughput, and cost.
+//! Pure.
+
+use super::diagnose_serving::{Cost, rate};
+use hbmark_core::result::serving::{Offered, Point, ServeReport, ServeResult, SloMetric, Validity};
+use hbmark_core::result::{Finding, Severity};
+use hbmark_core::units::Nanos;
+
+/// The name of the rule.
+pub(super) const FIRST_TARGET: &str = "first_target_failed";
+/// The name of the answer where the cost alone is asked for, or holds.
+pub(super) const COST: &str = "cost_of_tokens";
+
+/// What was asked of the system.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ServingTarget {
+    Ttft,
+    Tpot,
+    Throughput,
+    Cost,
+}
+
+impl ServingTarget {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Ttft => "TTFT",
+            Self::Tpot => "TPOT",
+            Self::Throughput => "throughput",
+            Self::Cost => "cost",
+        }
+    }
+
+    /// What to try, and what would confirm it.
+    fn branch(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Ttft => (
+                "the queue and the prefill: more sequences or tokens a step (--max-num-seqs, --max-num-batched-tokens), prefix caching, \
+                 a faster prefill; after that more instances",
+                "queue p50 beside TTFT p50 at that rate: the larger of wait and prefill is the one to mend",
+            ),
+            Self::Tpot => (
+                "the decode step: a smaller batch (--max-num-seqs), fewer prefill tokens a step (--max-num-batched-tokens), fewer bytes (int8, \
+                 q8_0, a smaller KV dtype)",
+                "hbmark run at the batch and context of that rate: bytes, launches or the host",
+            ),
+            Self::Throughput => (
+                "capacity: a larger batch where memory allows, cheaper steps, or another instance",
+                "a sweep of --max-num-seqs at that rate: served per second should rise with it or be the engine's limit",
+            ),
+            Self::Cost => (
+                "tokens per hour of the device: a higher load within the objectives, a cheaper device, fewer bytes a token",
+                "the highest rate under the objectives (hbmark serve search), and its tokens per second",
+            ),
+        }
+    }
+}
+
+/// The load of a point that a sweep orders.
+fn load(point: &Point) -> Option<f64> {
+    match point.offered {
+        Offered::Concurrency(n) => Some(n as f64),
+        _ => rate(point),
+    }
+}
+
+/// What failed at a point, the one that is furthest beyond its limit first.
+fn failures(result: &ServeResult) -> Vec<(ServingTarget, String)> {
+    let mut failed: Vec<(f64, ServingTarget, String)> = Vec::new();
+    for clause in result.slo.iter().filter(|c| c.met == Some(false)) {
+        let target = match clause.clause.metric {
+            SloMetric::Tpot => ServingTarget::Tpot,
+            SloMetric::Ttft | SloMetric::Queue | SloMetric::E2e => ServingTarget::Ttft,
+        };
+        // Refused where the system does not keep up: then throughput is what failed.
+        if let Some(observed) = clause.observed {
+            let seen = observed.value();
+            failed.push((
+                seen / clause.clause.limit_ns,
+                target,
+                format!("{} was {}", clause.clause, Nanos(seen)),
+            ));
+        }
+    }
+    failed.sort_by(|a, b| b.0.total_cmp(&a.0));
+    let mut said: Vec<(ServingTarget, String)> =
+        failed.into_iter().map(|(_, target, words)| (target, words)).collect();
+    if result.validity == Validity::Saturated {
+        let offered = result.offered_per_s.unwrap_or(0.0);
+        let words = format!("{offered:.3} per second were offered and {:.3} served", result.served_per_s);
+        // A system that does not keep up fails every promise about waiting: throughput is the cause.
+        said.insert(0, (ServingTarget::Throughput, words));
+    }
+    said
+}
+
+fn cost_per_million(result: &ServeResult, cost: Cost) -> f64 {
+    cost.price_per_hour / (result.output_tokens_per_s * 3600.0) * 1e6
+}
+
+/// The points that say something, the smallest load first.
+fn by_load<'a>(points: &[(&'a Point, &'a ServeResult)]) -> Vec<(f64, &'a Point, &'a ServeResult)> {
+    let mut swept: Vec<(f64, &Point, &ServeResult)> = points
+        .iter()
+        .filter(|(_, result)| result.validity != Validity::Invalid)
+        .filter_map(|(point, result)| Some((load(point)?, *point, *result)))
+        .collect();
+    swept.sort_by(|a, b| a.0.total_cmp(&b.0));
+    swept
+}
+
+/// What a million output tokens cost, where a limit was given: the least of the points within every other target. `None` where
+/// [`first_failure`] already says that it is too much.
+pub(super) fn cost(
+    points: &[(&Point, &ServeResult)],
+    first: Option<&Finding>,
+    cost: Option<Cost>,
+) -> Option<Finding> {
+    let cost = cost?;
+    if first.is_some_and(|finding| finding.regime.starts_with(ServingTarget::Cost.name())) {
+        return None;
+    }
+    let within = points.iter().filter(|(_, result)| {
+        result.validity != Validity::Invalid
+            && result.output_tokens_per_s > 0.0
+            && failures(result).is_empty()
+    });
+    let (point, result) =
+        within.min_by(|a, b| cost_per_million(a.1, cost).total_cmp(&cost_per_million(b.1, cost))).copied()?;
+    let (least, limit) = (cost_per_million(result, cost), cost.limit_per_million_output_tokens);
+    let holds = least <= limit;
+    let (symptom, regime, severity) = if holds {
+        ("output tokens cost no more than they may", "the cost is within its limit", Severity::Ok)
+    } else {
+        ("output tokens cost more than they may", "the cost is over its limit", Severity::Note)
+    };
+    let (response, next) = ServingTarget::Cost.branch();
+    Some(Finding {
+        rule: COST.to_owned(),
+        severity,
+        symptom: symptom.to_owned(),
+        regime: regime.to_owned(),
+        evidence: vec![format!(
+            "{}: a million output tokens cost {least:.2} and may cost {limit}: {:.1} tokens per second at {:.2} per hour",
+            point.label, result.output_tokens_per_s, cost.price_per_hour
+        )],
+        next: next.to_owned(),
+        response: if holds { "none: there is room".to_owned() } else { response.to_owned() },
+        cells: vec![point.label.clone()],
+    })
+}
+
+/// The first target that fails as the load grows.
+pub(super) fn first_failure(
+    report: &ServeReport,
+    points: &[(&Point, &ServeResult)],
+    cost: Option<Cost>,
+) -> Option<Finding> {
+    let swept = by_load(points);
+    let asked = cost.is_some() || swept.iter().any(|(.., result)| !result.slo.is_empty());
+    let varied = swept.first()?.0 < swept.last()?.0;
+    // A matrix has another workload in every row: its rates are no sweep.
+    if !asked || !varied || !report.matrix.is_empty() {
+        return None;
+    }
+    let at = swept.iter().position(|(.., result)| !failures(result).is_empty());
+    let within = &swept[..at.unwrap_or(swept.len())];
+    let too_dear = cost.and_then(|cost| dear(within, cost));
+    let mut evidence = Vec::new();
+    let (target, cells) = match (at, &too_dear) {
+        (Some(at), None) => {
+            let (load, point, result) = &swept[at];
+            let all = failures(result);
+            let before = within.last().map_or_else(
+                || "no smaller load was within every target".to_owned(),
+                |(last, ..)| format!("{last:.3} was within every target"),
+            );
+            evidence.push(format!("at {load:.3}: {}; {before}", all[0].1));
+            evidence
+                .extend(all[1..].iter().map(|(target, words)| format!("then {}: {words}", target.name())));
+            (all[0].0, vec![point.label.clone()])
+        }
+        (at, Some(words)) => {
+            evidence.push(words.clone());
+            if let Some(at) = at {
+                let (load, point, result) = &swept[at];
+                let (target, said) = &failures(result)[0];
+                evidence.push(format!(
+                    "{} ends the load at {load:.3} ({}): {said}",
+                    target.name(),
+                    point.label
+                ));
+            }
+            (
+                ServingTarget::Cost,
+                within.last().map(|(_, point, _)| point.label.clone()).into_iter().collect(),
+            )
+        }
+        (None, None) => return None,
+    };
+    let (response, next) = target.branch();
+    Some(Finding {
+        rule: FIRST_TARGET.to_owned(),
+        severity: Severity::Note,
+        symptom: format!("{} is the first target that fails as the load grows", target.name()),
+        regime: format!("{} fails first", target.name()),
+        evidence,
+        next: next.to_owned(),
+        response: response.to_owned(),
+        cells,
+    })
+}
+
+/// Whether no load within the other targets is cheap enough, and by how much.
+fn dear(within: &[(f64, &Point, &ServeResult)], cost: Cost) -> Option<String> {
+    let (load, _, result) = within.last()?;
+    let least = cost_per_million(result, cost);
+    let limit = cost.limit_per_million_output_tokens;
+    (least > limit).then(|| {
+        format!(
+            "at {load:.3}, the most within the other targets, a million output tokens cost {least:.2} and may cost {limit}: {:.1} tokens per \
+             second at {:.2} per hour",
+            result.output_tokens_per_s, cost.price_per_hour
+        )
+    })
+}

@@ -1,0 +1,516 @@
+//! The loop: arrivals, the scheduler, the engine, and the times of everything.
+//!
+//! Enters: planned requests, a scheduler's knobs, an [`Executor`] and a [`Clock`]. Leaves: a [`Record`] per request and a [`StepLog`] per
+//! step; nothing is summarised here. One thread: what is due is queued, a batch is made and run, its tokens are read.
+//!
+//! Arrivals never wait for the engine: their times were fixed before the start, and every latency counts from the *scheduled* arrival,
+//! however late the loop came to it. A request due while a step runs is queued when the step ends, as a server's engine loop sees its
+//! input queue, and that wait is part of its queue time. *Injection lag* is what the loop adds beyond that (waking late, queueing others
+//! first): it is the harness's own fault, and a gate.
+//!
+//! Requests before the measured ones warm the system up; requests behind them keep it loaded until the last measured one is done, and
+//! the loop ends there.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+
+use serde::{Deserialize, Serialize};
+
+use super::clock::Clock;
+use super::executor::{Executor, Phases};
+use super::scheduler::{EmittedToken, RejectReason, Request, Scheduler, SchedulerLoad};
+use super::step_model::Mixture;
+use super::workload::PlannedRequest;
+use crate::executor::StepFailure;
+use hbmark_core::ledger::RaggedPart;
+use hbmark_core::result::serving::SchedulerConfig;
+use hbmark_core::units::Nanos;
+
+/// When a request is sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LoadMode {
+    /// At its scheduled time, whatever the system does.
+    Open,
+    /// When one of so many finishes: the load adapts to the system, and waiting is hidden.
+    Closed { concurrency: usize },
+}
+
+/// What is sent.
+#[derive(Debug, Clone)]
+pub struct Traffic<'a> {
+    pub plan: &'a [PlannedRequest],
+    pub kind: LoadMode,
+    /// The requests whose times count.
+    pub measured: Range<usize>,
+    pub vocab: usize,
+    /// The tokens that prompts are made of; all of the vocabulary where it is empty.
+    pub prompt_vocab: Vec<u32>,
+    /// Tokens that end an output early; empty where lengths are forced.
+    pub stop_tokens: Vec<u32>,
+    /// Tokens that end a constrained output: its grammar allows one of them when it is complete.
+    pub constrained_stops: Vec<u32>,
+    /// After so long the run ends, and what is not done counts as never done.
+    pub time_limit: Option<Nanos>,
+    /// Keep every output token, for comparisons.
+    pub keep_outputs: bool,
+}
+
+impl Traffic<'_> {
+    /// The tokens of a request's prompt.
+    #[must_use]
+    pub fn prompt(&self, request: &PlannedRequest) -> Vec<u32> {
+        if self.prompt_vocab.is_empty() {
+            return request.tokens(self.vocab);
+        }
+        let mut tokens = request.tokens(self.prompt_vocab.len());
+        for token in &mut tokens {
+            *token = self.prompt_vocab[*token as usize];
+        }
+        tokens
+    }
+}
+
+/// What became of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RequestOutcome {
+    /// Not done when the run ended.
+    Unfinished,
+    Served,
+    Rejected(RejectReason),
+}
+
+/// Times of one request, since the start of the run.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Record {
+    /// Scheduled (`s`); in a closed loop the moment its predecessor finished.
+    pub arrival: Nanos,
+    pub enqueued: Option<Nanos>,
+    /// What the harness added to the wait.
+    pub lag: Nanos,
+    /// First scheduled (`q`).
+    pub started: Option<Nanos>,
+    pub first_token: Option<Nanos>,
+    pub last_token: Option<Nanos>,
+    pub prompt_tokens: usize,
+    pub output_tokens: usize,
+    pub preemptions: usize,
+    /// Time between being preempted and being scheduled again.
+    pub preempted_wait: Nanos,
+    /// Prompt tokens found in the cache when it was first scheduled.
+    pub cached_tokens: usize,
+    pub outcome: RequestOutcome,
+}
+
+/// One step.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct StepLog {
+    /// When the batch was begun, and when its tokens were there.
+    pub begin: f64,
+    pub end: f64,
+    pub prompt_tokens: usize,
+    pub output_tokens: usize,
+    /// Different adapters in the batch.
+    pub adapters: usize,
+    /// The longest prompt of which the step computed a part.
+    pub longest_prompt: usize,
+    pub mixture: Mixture,
+    /// While the step ran.
+    pub load: SchedulerLoad,
+    pub schedule: f64,
+    pub phases: Phases,
+    /// Text of the step's tokens.
+    pub detokenize: f64,
+}
+
+/// Everything that happened.
+#[derive(Debug, Clone, Default)]
+pub struct Run {
+    pub records: Vec<Record>,
+    pub steps: Vec<StepLog>,
+    /// Gaps between tokens of measured requests, in nanoseconds, with the gap across a preemption among them.
+    pub gaps: Vec<f64>,
+    /// (time, requests in the system from then on).
+    pub population: Vec<(f64, usize)>,
+    /// Waiting for arrivals with nothing to do.
+    pub idle: f64,
+    /// Queueing arrivals, prompts encoded.
+    pub enqueue: f64,
+    /// Tokens that the texts of the prompts encoded to, and tokens that were asked for; 0 without a tokenizer.
+    pub encoded_tokens: usize,
+    pub asked_tokens: usize,
+    pub end: f64,
+    pub preemptions: u64,
+    pub cache: super::block_pool::CacheStats,
+    /// The engine's error that ended or marred the run.
+    pub failure: Option<String>,
+    /// It was the device that failed, and not one step: nothing it does afterwards can be trusted.
+    pub device_unusable: bool,
+    pub outputs: Vec<Vec<u32>>,
+    /// The plan ended before the last measured request was done: the load fell meanwhile.
+    pub plan_exhausted: bool,
+}
+
+/// How far a run is.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Progress {
+    pub elapsed: Nanos,
+    pub done: usize,
+    pub total: usize,
+    pub load: SchedulerLoad,
+    pub output_tokens: usize,
+}
+
+/// Why a run could not go on.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    #[error(transparent)]
+    Text(#[from] TextError),
+}
+
+/// What a tokenizer says of a text that it cannot read.
+pub type TextError = Box<dyn std::error::Error + Send + Sync>;
+
+/// Text in the path of a request: what a server does with a tokenizer between the socket and the engine.
+pub trait TextPath {
+    /// Encodes the prompt of a request, as a server would on arrival; returns its tokens.
+    ///
+    /// # Errors
+    /// When the tokenizer cannot encode it.
+    fn encode(&self, request: usize) -> Result<usize, TextError>;
+    /// Takes in a token of a request's output and decodes the text that is whole by now.
+    ///
+    /// # Errors
+    /// When the tokenizer cannot decode.
+    fn push(&mut self, request: usize, token: u32, finished: bool) -> Result<(), TextError>;
+}
+
+/// Whoever observes hears of a long wait so often.
+const HEARTBEAT: f64 = 0.5e9;
+
+/// Steps that may fail one after the other before the engine is given up.
+const MAX_CONSECUTIVE_STEP_FAILURES: usize = 3;
+
+/// Serves the traffic.
+///
+/// # Errors
+/// When the tokenizer fails. An engine that fails is a result.
+pub fn run(
+    traffic: &Traffic<'_>,
+    config: SchedulerConfig,
+    executor: &mut dyn Executor,
+    clock: &mut dyn Clock,
+    text: Option<&mut dyn TextPath>,
+    observe: &mut dyn FnMut(Progress),
+) -> Result<Run, RunError> {
+    run_with_scheduler(traffic, Scheduler::new(config), executor, clock, text, observe)
+}
+
+/// Serves the traffic with a scheduler that is there already.
+///
+/// # Errors
+/// As [`run`].
+pub fn run_with_scheduler(
+    traffic: &Traffic<'_>,
+    scheduler: Scheduler,
+    executor: &mut dyn Executor,
+    clock: &mut dyn Clock,
+    text: Option<&mut dyn TextPath>,
+    observe: &mut dyn FnMut(Progress),
+) -> Result<Run, RunError> {
+    // Real time must not be spent making prompts; virtual time passes only in steps.
+    let prompts = if clock.is_virtual() {
+        Vec::new()
+    } else {
+        traffic.plan.iter().map(|request| traffic.prompt(request)).collect()
+    };
+    let mut server = Server {
+        traffic,
+        scheduler,
+        text,
+        prompts,
+        origin: clock.now().0,
+        next: 0,
+        openings: match traffic.kind {
+            LoadMode::Open => VecDeque::new(),
+            LoadMode::Closed { concurrency } => vec![0.0; concurrency].into(),
+        },
+        in_system: 0,
+        left: traffic.measured.len(),
+        boundary: 0.0,
+        preempted_at: vec![None; traffic.plan.len()],
+        run: Run {
+            records: traffic.plan.iter().map(blank).collect(),
+            outputs: if traffic.keep_outputs { vec![Vec::new(); traffic.plan.len()] } else { Vec::new() },
+            ..Run::default()
+        },
+        output_tokens: 0,
+        emitted: Vec::new(),
+    };
+    let mut tokens = Vec::new();
+    let mut failures = 0;
+    let mut rounds = 0_u64;
+    loop {
+        server.enqueue_due(clock)?;
+        let now = server.now(clock);
+        rounds += 1;
+        if rounds.is_multiple_of(64) || !clock.is_virtual() {
+            observe(server.progress(now));
+        }
+        if server.left == 0 || traffic.time_limit.is_some_and(|limit| now > limit.0) {
+            break;
+        }
+        if !server.scheduler.has_work() {
+            let Some(moment) = server.next_arrival() else { break };
+            server.wait(moment, clock, observe);
+            server.run.idle += server.now(clock) - now;
+            continue;
+        }
+        server.run.plan_exhausted |= server.next == traffic.plan.len();
+        match server.step(executor, clock, &mut tokens)? {
+            Ok(()) => failures = 0,
+            Err(error) => {
+                failures += 1;
+                server.run.failure = Some(error.message);
+                server.run.device_unusable |= error.device_unusable;
+                if failures == MAX_CONSECUTIVE_STEP_FAILURES {
+                    break;
+                }
+            }
+        }
+    }
+    server.run.end = server.now(clock);
+    server.run.preemptions = server.scheduler.preemptions();
+    server.run.cache = server.scheduler.cache_stats();
+    observe(server.progress(server.run.end));
+    Ok(server.run)
+}
+
+fn blank(request: &PlannedRequest) -> Record {
+    Record {
+        arrival: request.arrival,
+        enqueued: None,
+        lag: Nanos(0.0),
+        started: None,
+        first_token: None,
+        last_token: None,
+        prompt_tokens: request.prompt_len(),
+        output_tokens: 0,
+        preemptions: 0,
+        preempted_wait: Nanos(0.0),
+        cached_tokens: 0,
+        outcome: RequestOutcome::Unfinished,
+    }
+}
+
+/// The state of a run.
+struct Server<'a, 't> {
+    traffic: &'a Traffic<'a>,
+    scheduler: Scheduler,
+    text: Option<&'t mut dyn TextPath>,
+    prompts: Vec<Vec<u32>>,
+    origin: f64,
+    /// The next request of the plan.
+    next: usize,
+    /// Closed loop: when places became free.
+    openings: VecDeque<f64>,
+    in_system: usize,
+    /// Measured requests that are not settled.
+    left: usize,
+    /// End of the last step: nothing could be queued before.
+    boundary: f64,
+    preempted_at: Vec<Option<f64>>,
+    run: Run,
+    output_tokens: usize,
+    /// Tokens of the last step; kept for its buffer.
+    emitted: Vec<EmittedToken>,
+}
+
+impl Server<'_, '_> {
+    fn now(&self, clock: &dyn Clock) -> f64 {
+        clock.now().0 - self.origin
+    }
+
+    fn next_arrival(&self) -> Option<f64> {
+        let planned = self.traffic.plan.get(self.next)?;
+        match self.traffic.kind {
+            LoadMode::Open => Some(planned.arrival.0),
+            LoadMode::Closed { .. } => self.openings.front().copied(),
+        }
+    }
+
+    /// Waits with nothing to do. The last stretch is never shorter than a heartbeat, so that telling an observer delays no arrival.
+    fn wait(&self, moment: f64, clock: &mut dyn Clock, observe: &mut dyn FnMut(Progress)) {
+        while !clock.is_virtual() && moment - self.now(clock) > 2.0 * HEARTBEAT {
+            clock.wait_until(Nanos(clock.now().0 + HEARTBEAT));
+            observe(self.progress(self.now(clock)));
+        }
+        clock.wait_until(Nanos(moment + self.origin));
+    }
+
+    /// Queues every request whose time has come.
+    fn enqueue_due(&mut self, clock: &dyn Clock) -> Result<(), TextError> {
+        loop {
+            let begin = self.now(clock);
+            let Some(arrival) = self.next_arrival().filter(|arrival| *arrival <= begin) else {
+                return Ok(());
+            };
+            let key = self.next;
+            self.next += 1;
+            self.openings.pop_front();
+            if let Some(text) = &self.text {
+                self.run.encoded_tokens += text.encode(key)?;
+                self.run.asked_tokens += self.run.records[key].prompt_tokens;
+            }
+            let planned = &self.traffic.plan[key];
+            let prompt = match self.prompts.get_mut(key) {
+                Some(prompt) => std::mem::take(prompt),
+                None => self.traffic.prompt(planned),
+            };
+            let admitted = self.scheduler.add_request(Request {
+                key,
+                prompt,
+                output_len: planned.output_len,
+                stop_tokens: if planned.constrained {
+                    self.traffic.constrained_stops.clone()
+                } else {
+                    self.traffic.stop_tokens.clone()
+                },
+                priority: planned.priority,
+                adapter: planned.adapter,
+            });
+            let now = self.now(clock);
+            let record = &mut self.run.records[key];
+            record.arrival = Nanos(arrival);
+            record.enqueued = Some(Nanos(now));
+            record.lag = Nanos((begin - arrival.max(self.boundary)).max(0.0));
+            self.run.enqueue += now - begin;
+            match admitted {
+                Ok(_) => {
+                    self.in_system += 1;
+                    self.run.population.push((now, self.in_system));
+                }
+                Err(reject) => self.finish_request(key, RequestOutcome::Rejected(reject), now),
+            }
+        }
+    }
+
+    fn finish_request(&mut self, key: usize, outcome: RequestOutcome, now: f64) {
+        self.run.records[key].outcome = outcome;
+        if self.traffic.measured.contains(&key) {
+            self.left -= 1;
+        }
+        if matches!(self.traffic.kind, LoadMode::Closed { .. }) {
+            self.openings.push_back(now);
+        }
+    }
+
+    fn leave(&mut self, key: usize, outcome: RequestOutcome, now: f64) {
+        self.in_system -= 1;
+        self.run.population.push((now, self.in_system));
+        self.finish_request(key, outcome, now);
+    }
+
+    fn step(
+        &mut self,
+        executor: &mut dyn Executor,
+        clock: &mut dyn Clock,
+        tokens: &mut Vec<u32>,
+    ) -> Result<Result<(), StepFailure>, TextError> {
+        let begin = self.now(clock);
+        self.scheduler.next_batch();
+        let scheduled = self.now(clock);
+        let mut log = StepLog { begin, load: self.scheduler.load(), ..StepLog::default() };
+        log.schedule = scheduled - begin;
+        self.record_batch(begin, &mut log);
+        tokens.clear();
+        match executor.run(&self.scheduler, clock, tokens) {
+            Ok(phases) => log.phases = phases,
+            Err(error) => {
+                let now = self.now(clock);
+                self.boundary = now;
+                for key in self.scheduler.abort_batch() {
+                    self.leave(key, RequestOutcome::Rejected(RejectReason::EngineFailed), now);
+                }
+                return Ok(Err(error));
+            }
+        }
+        let end = self.now(clock);
+        let mut emitted = std::mem::take(&mut self.emitted);
+        emitted.clear();
+        emitted.extend_from_slice(self.scheduler.complete(tokens));
+        let completed = self.now(clock);
+        log.schedule += completed - end;
+        log.end = end;
+        log.output_tokens = emitted.len();
+        self.output_tokens += emitted.len();
+        for token in &emitted {
+            self.record_token(token.key, token.token, end);
+            if token.finished {
+                self.leave(token.key, RequestOutcome::Served, end);
+            }
+        }
+        if let Some(text) = &mut self.text {
+            let before = clock.now().0;
+            for token in &emitted {
+                text.push(token.key, token.token, token.finished)?;
+            }
+            log.detokenize = clock.now().0 - before;
+        }
+        self.emitted = emitted;
+        self.boundary = self.now(clock);
+        self.run.steps.push(log);
+        Ok(Ok(()))
+    }
+
+    /// Times of what the batch starts, goes on with and takes back.
+    fn record_batch(&mut self, now: f64, log: &mut StepLog) {
+        let batch = self.scheduler.batch();
+        log.adapters = batch.adapters;
+        for key in &batch.preempted {
+            self.preempted_at[*key] = Some(now);
+            self.run.records[*key].preemptions += 1;
+        }
+        for seq in &batch.scheduled {
+            log.mixture.add(RaggedPart { cached: seq.start, tokens: seq.tokens });
+            let record = &mut self.run.records[seq.key];
+            let prompt = record.prompt_tokens.saturating_sub(seq.start).min(seq.tokens);
+            log.prompt_tokens += prompt;
+            if prompt > 0 {
+                log.longest_prompt = log.longest_prompt.max(record.prompt_tokens);
+            }
+            if seq.is_first_step {
+                if record.started.is_none() {
+                    record.cached_tokens = seq.start;
+                }
+                record.started.get_or_insert(Nanos(now));
+                if let Some(at) = self.preempted_at[seq.key].take() {
+                    record.preempted_wait.0 += now - at;
+                }
+            }
+        }
+    }
+
+    fn record_token(&mut self, key: usize, token: u32, now: f64) {
+        let record = &mut self.run.records[key];
+        record.output_tokens += 1;
+        record.first_token.get_or_insert(Nanos(now));
+        if let Some(last) = record.last_token.replace(Nanos(now))
+            && self.traffic.measured.contains(&key)
+        {
+            self.run.gaps.push(now - last.0);
+        }
+        if let Some(output) = self.run.outputs.get_mut(key) {
+            output.push(token);
+        }
+    }
+
+    fn progress(&self, now: f64) -> Progress {
+        Progress {
+            elapsed: Nanos(now),
+            done: self.traffic.measured.len() - self.left,
+            total: self.traffic.measured.len(),
+            load: self.scheduler.load(),
+            output_tokens: self.output_tokens,
+        }
+    }
+}

@@ -1,0 +1,299 @@
+//! The narrow waist: everything that runs a model meets here.
+//!
+//! Enters: a [`StepBatch`] (which tokens of which sequences, at which positions). Leaves: logits, next tokens, and
+//! time marks on the stream that ran the step. Whoever is above (the step benchmark, the scheduler) and whoever is
+//! below (candle, our own kernels, the scripted device) see only these types. An engine knows no protocol, no statistics
+//! and no report.
+
+#[cfg(feature = "cuda")]
+pub mod cuda;
+pub mod device;
+pub mod error_mapping;
+pub mod native;
+mod open;
+pub mod replay;
+pub mod scripted;
+pub mod stock;
+pub mod threads;
+pub mod timeline;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::weights::Adapter;
+use hbmark_core::model::{Architecture, Dtype, Inventory};
+use hbmark_core::result::{Capabilities, Cause, EngineKind};
+use hbmark_core::units::{Bytes, Nanos};
+
+pub use crate::machine::device::DeviceChoice;
+pub use device::{Backend, DeviceOptions};
+pub use open::{capabilities, default_dtype, kv_dtype, open, open_reference};
+pub use timeline::{Mark, Timeline, TimelineKind};
+
+/// Names a sequence for as long as a session keeps its KV.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct SequenceId(pub u64);
+
+/// A low-rank adapter of a session, by the order in which it was loaded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct AdapterId(pub usize);
+
+/// What one step does to one sequence.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SequenceStep {
+    pub sequence: SequenceId,
+    /// Prefill brings many tokens, decode one, chunked prefill some.
+    pub tokens: Vec<u32>,
+    /// Position of the first token. A position below the sequence's length rewrites from there: the KV behind it is
+    /// forgotten. That is how a decode is pinned at one context.
+    pub start_position: usize,
+    /// Blocks of the paged KV pool in order; empty for engines that keep their own cache.
+    pub block_table: Vec<u32>,
+}
+
+/// A ragged set of sequences that advance together.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct StepBatch {
+    pub sequences: Vec<SequenceStep>,
+}
+
+impl StepBatch {
+    /// The batch in which consecutive sequences, from `first` on, each bring their tokens at the same position.
+    #[must_use]
+    pub fn uniform(first: SequenceId, tokens: &[Vec<u32>], start_position: usize) -> Self {
+        Self {
+            sequences: tokens
+                .iter()
+                .enumerate()
+                .map(|(index, tokens)| SequenceStep {
+                    sequence: SequenceId(first.0 + index as u64),
+                    tokens: tokens.clone(),
+                    start_position,
+                    block_table: Vec::new(),
+                })
+                .collect(),
+        }
+    }
+
+    /// Tokens of all sequences together.
+    #[must_use]
+    pub fn token_count(&self) -> usize {
+        self.sequences.iter().map(|s| s.tokens.len()).sum()
+    }
+}
+
+/// Memory a session holds on its device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+pub struct MemoryUse {
+    pub weights: Bytes,
+    /// The most that was in use since the session (or the last reset) began, where the device can say.
+    pub peak: Option<Bytes>,
+}
+
+/// One operation of a step, all its calls together.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct OperationTime {
+    pub operation: &'static str,
+    pub calls: usize,
+    pub time: Nanos,
+    /// Counted where the operation ran.
+    pub bytes: Bytes,
+}
+
+/// A loaded model that can be stepped.
+pub trait Session {
+    /// What this session can do.
+    fn capabilities(&self) -> &Capabilities;
+    /// The model's dimensions.
+    fn architecture(&self) -> &Architecture;
+    /// The tensors as loaded: the source of the byte ledger.
+    fn inventory(&self) -> &Inventory;
+    /// Storage of the KV cache.
+    fn kv_dtype(&self) -> Dtype;
+    /// Runs or enqueues one step and does not wait for it.
+    ///
+    /// # Errors
+    /// When the batch is outside the capabilities, when memory runs out, or when the device fails.
+    fn step(&mut self, batch: &StepBatch) -> Result<(), EngineError>;
+    /// Waits for the last step and returns the last-position logits of each sequence, f32, `[batch, vocab]`.
+    ///
+    /// # Errors
+    /// When no step ran or the device fails.
+    fn logits(&mut self) -> Result<Vec<Vec<f32>>, EngineError>;
+    /// Waits for the last step and appends the greedy next token of each sequence to the caller's buffer: nothing is allocated while a
+    /// step is timed.
+    ///
+    /// # Errors
+    /// When no step ran or the device fails.
+    fn next_tokens(&mut self, tokens: &mut Vec<u32>) -> Result<(), EngineError>;
+    /// The same in a buffer of its own, for whoever is not timed.
+    ///
+    /// # Errors
+    /// As [`next_tokens`](Self::next_tokens).
+    fn greedy_tokens(&mut self) -> Result<Vec<u32>, EngineError> {
+        let mut tokens = Vec::new();
+        self.next_tokens(&mut tokens)?;
+        Ok(tokens)
+    }
+    /// Marks on the stream the steps run on.
+    fn timeline(&mut self) -> &mut dyn Timeline;
+    /// Takes memory for so many KV blocks and touches it, so that no step of a run is the first to: the system finds and zeroes a page
+    /// when it is first written, for milliseconds. Nothing to do where the cache is allocated whole or grows with a sequence.
+    ///
+    /// # Errors
+    /// When memory runs out.
+    fn preallocate_blocks(&mut self, _blocks: usize) -> Result<(), EngineError> {
+        Ok(())
+    }
+    /// Forgets a sequence and frees its KV.
+    fn release(&mut self, sequence: SequenceId);
+    /// What is held on the device; reading it resets the peak.
+    fn memory(&mut self) -> MemoryUse;
+    /// Bytes the last step really moved, counted where its operations ran; `None` where the engine does not count.
+    fn bytes_moved(&self) -> Option<Bytes> {
+        None
+    }
+    /// Low-rank adapters beside the weights, where the engine adds them.
+    fn lora(&mut self) -> Option<&mut dyn LoraSession> {
+        None
+    }
+    /// KV without a prefill, where the engine can make it.
+    fn synthetic_kv(&mut self) -> Option<&mut dyn SyntheticKv> {
+        None
+    }
+    /// Steps timed operation by operation, where the engine can tell its operations apart.
+    fn profiler(&mut self) -> Option<&mut dyn StepProfiler> {
+        None
+    }
+}
+
+/// What an engine that adds low-rank adapters (LoRA) can do beside stepping.
+pub trait LoraSession {
+    /// Takes an adapter into the device's memory, beside those it has; returns its name and the bytes of its matrices as stored.
+    ///
+    /// # Errors
+    /// When memory runs out.
+    fn load_adapter(&mut self, adapter: &Adapter) -> Result<(AdapterId, Bytes), EngineError>;
+    /// Serves a sequence with an adapter (or with none) from its next step to its release. What is cached of a sequence was computed with
+    /// its adapter, so it is chosen before the first step.
+    ///
+    /// # Errors
+    /// When there is no such adapter.
+    fn set_adapter(&mut self, sequence: SequenceId, adapter: Option<AdapterId>) -> Result<(), EngineError>;
+}
+
+/// What an engine can do that fills its KV cache without computing it.
+pub trait SyntheticKv {
+    /// Gives a sequence a KV cache of so many positions filled with random values. A decode step over it moves the same bytes as one over
+    /// a real prefill.
+    ///
+    /// # Errors
+    /// When memory runs out or the device fails.
+    fn fill_kv(&mut self, sequence: SequenceId, positions: usize, seed: u64) -> Result<(), EngineError>;
+}
+
+/// What an engine can do that times the operations of a step.
+pub trait StepProfiler {
+    /// One step, timed operation by operation; slower than a step, and never mixed with its times.
+    ///
+    /// # Errors
+    /// As [`Session::step`].
+    fn profile(&mut self, batch: &StepBatch) -> Result<Vec<OperationTime>, EngineError>;
+}
+
+/// The adapters of a session.
+///
+/// # Errors
+/// [`EngineError::Unsupported`] where the engine adds none.
+pub fn lora(session: &mut dyn Session) -> Result<&mut dyn LoraSession, EngineError> {
+    let (engine, device) = (session.capabilities().engine.clone(), session.capabilities().device.clone());
+    session.lora().ok_or_else(|| no_adapters(&engine, &device))
+}
+
+fn no_adapters(engine: &str, device: &str) -> EngineError {
+    EngineError::Unsupported {
+        engine: engine.into(),
+        what: format!("LoRA adapters on {device}"),
+        why: "only the native engine on a CPU adds them; choose --engine native --device cpu".into(),
+    }
+}
+
+/// Checks, before anything is loaded, that an engine adds low-rank adapters on a device.
+///
+/// # Errors
+/// [`EngineError::Unsupported`] where it does not.
+pub fn check_adapters(engine: &str, device: DeviceChoice) -> Result<(), EngineError> {
+    if EngineKind::of(engine) == Some(EngineKind::Native) && device == DeviceChoice::Cpu {
+        return Ok(());
+    }
+    Err(no_adapters(engine, &device.to_string()))
+}
+
+/// Why an engine could not open or step.
+#[derive(Debug, thiserror::Error)]
+pub enum EngineError {
+    #[error("out of memory on {device}: {detail}")]
+    OutOfMemory { device: String, detail: String },
+    #[error("the {engine} engine does not run {what}: {why}")]
+    Unsupported { engine: String, what: String, why: String },
+    #[error("{engine} cannot replay this step: {why}")]
+    NotReplayed { engine: String, why: String },
+    #[error("the grammar of request {request} cannot go on: {detail}")]
+    Grammar { request: usize, detail: String },
+    #[error("no step has run yet, so there is nothing to read")]
+    NoStepRun,
+    #[error("{device} failed: {detail}")]
+    Device { device: String, detail: String },
+    #[error(
+        "this build has no CUDA support, so `--device {asked}` cannot be used; rebuild with `--features cuda` \
+         on a machine with the CUDA toolkit (README, section GPU nodes)"
+    )]
+    NotBuiltForCuda { asked: String },
+    #[error(
+        "no CUDA device {asked}: {detail}; check that the NVIDIA driver is loaded (`nvidia-smi`) or use `--device cpu`"
+    )]
+    NoCudaDevice { asked: String, detail: String },
+    /// Boxed, so that the errors of every step stay small.
+    #[error(transparent)]
+    Model(Box<crate::weights::OpenError>),
+}
+
+impl EngineError {
+    /// The same as data, for a result.
+    #[must_use]
+    pub fn cause(&self) -> Cause {
+        match self {
+            Self::OutOfMemory { device, detail } => {
+                Cause::OutOfMemory { device: device.clone(), detail: detail.clone(), during: None }
+            }
+            Self::Unsupported { engine, what, why } => {
+                Cause::Unsupported { engine: engine.clone(), what: what.clone(), why: why.clone() }
+            }
+            Self::NotReplayed { engine, why } => {
+                Cause::NotReplayed { engine: engine.clone(), why: why.clone() }
+            }
+            Self::Device { device, detail } => {
+                Cause::DeviceFailed { device: device.clone(), detail: detail.clone() }
+            }
+            other => Cause::EngineFailed { detail: other.to_string() },
+        }
+    }
+
+    /// Whether nothing that the device does afterwards can be trusted.
+    #[must_use]
+    pub fn is_sticky(&self) -> bool {
+        matches!(self, Self::OutOfMemory { .. } | Self::Device { .. })
+    }
+}
+
+impl From<EngineError> for hbmark_traffic::executor::StepFailure {
+    fn from(error: EngineError) -> Self {
+        Self { message: error.to_string(), device_unusable: error.is_sticky() }
+    }
+}
+
+impl From<crate::weights::OpenError> for EngineError {
+    fn from(error: crate::weights::OpenError) -> Self {
+        Self::Model(Box::new(error))
+    }
+}

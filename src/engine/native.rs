@@ -1,0 +1,464 @@
+//! The native engine: our own forward over a paged KV pool, fused operations, ragged batches.
+//!
+//! Enters: a model and a device's [`Operations`]. Leaves: a [`Session`]. Where stock shows what people get, native shows what the
+//! memory could give. [`forward`] is written once; [`cpu`] is the fast side on the host, [`oracle`] the plain one that
+//! everything is held against.
+
+pub mod adapters;
+mod block_tables;
+pub mod cpu;
+#[cfg(any(test, feature = "cuda"))]
+pub mod cuda;
+pub mod forward;
+pub mod operations;
+pub mod oracle;
+pub mod ragged_batch;
+pub mod random_kv;
+pub mod rope;
+pub mod testing;
+mod weights;
+
+use std::collections::HashMap;
+
+use block_tables::BlockTables;
+use cpu::CpuOperations;
+use forward::{Forward, ModelWidths};
+use operations::{Operation, Operations, PoolShape};
+use ragged_batch::Rows;
+use rope::RopeTable;
+
+use super::{
+    AdapterId, DeviceChoice, DeviceOptions, EngineError, MemoryUse, OperationTime, SequenceId, Session,
+    StepBatch, Timeline,
+};
+use crate::engine::{LoraSession, StepProfiler, SyntheticKv};
+use crate::weights::{Adapter, OpenModel, Packing, StoredTensor};
+use hbmark_core::model::{Architecture, Dtype, Family, Inventory, RopeScaling};
+use hbmark_core::result::{Capabilities, Ragged};
+use hbmark_core::units::{Bytes, Nanos};
+
+/// The name on the command line and in results.
+pub const NAME: &str = "native";
+
+/// Positions in a block where nothing else is asked for: 64 positions of one head are one stretch of 8 KB and more.
+pub const DEFAULT_BLOCK_SIZE: usize = 64;
+
+/// The most sequences in a step.
+const MAX_BATCH: usize = 4096;
+
+fn refuse<T>(what: impl Into<String>, why: impl Into<String>) -> Result<T, EngineError> {
+    Err(EngineError::Unsupported { engine: NAME.into(), what: what.into(), why: why.into() })
+}
+
+/// Checks that the native forward runs an architecture as its authors meant it.
+///
+/// # Errors
+/// [`EngineError::Unsupported`], naming what it does not do.
+pub fn check(architecture: &Architecture, dtype: Dtype) -> Result<(), EngineError> {
+    let a = architecture;
+    if !matches!(a.family, Family::Llama | Family::Mistral | Family::Qwen2 | Family::Qwen3) {
+        return refuse(
+            format!("the {:?} family", a.family),
+            "it has llama, mistral, qwen2 and qwen3; `hbmark predict` knows more",
+        );
+    }
+    if a.experts.is_some() || a.latent.is_some() {
+        return refuse("experts or latent attention", "its layers are dense, with K and V per head");
+    }
+    if let Some(quantization) = &a.quantization
+        && dtype != Dtype::Gguf
+    {
+        return refuse(
+            format!("`{}` quantised safetensors", quantization.method),
+            "it quantises plain weights itself (--dtype int8, q8_0, q4_0, int4) or reads a GGUF file",
+        );
+    }
+    if matches!(a.rope.scaling, RopeScaling::Yarn { .. }) {
+        return refuse("YaRN rope scaling", "it has none, linear and llama3");
+    }
+    Ok(())
+}
+
+/// What the engine can do with an architecture.
+#[must_use]
+pub fn capabilities(architecture: &Architecture, device: &str, host_memory: bool) -> Capabilities {
+    Capabilities {
+        engine: NAME.into(),
+        device: device.into(),
+        max_batch: MAX_BATCH,
+        max_positions: architecture.max_positions,
+        max_positions_reason: None,
+        ragged: Ragged::Fused,
+        paged: true,
+        prefix_sharing: true,
+        graphs: !host_memory,
+        host_memory,
+    }
+}
+
+/// The storage of the KV cache that goes with a dtype of weights.
+#[must_use]
+pub fn kv_dtype(dtype: Dtype) -> Dtype {
+    match dtype {
+        Dtype::F32 | Dtype::F16 => dtype,
+        _ => Dtype::Bf16,
+    }
+}
+
+/// What the kernels of a GPU multiply with.
+const KERNEL_FORMATS: &str = "its kernels stream bf16, f16, f32, int8 and fp8";
+
+/// Checks that the kernels of a device have what the forward of an architecture needs.
+///
+/// # Errors
+/// [`EngineError::Unsupported`], naming what they do not do.
+pub fn check_device(
+    architecture: &Architecture,
+    dtype: Dtype,
+    device: DeviceChoice,
+) -> Result<(), EngineError> {
+    if device == DeviceChoice::Cpu {
+        return if dtype == Dtype::Fp8 {
+            refuse(
+                "dtype fp8 on a CPU",
+                "its kernels for fp8 are a GPU's; choose f32, bf16, f16, int8, q8_0, q4_0 or int4",
+            )
+        } else {
+            Ok(())
+        };
+    }
+    if !matches!(dtype, Dtype::F32 | Dtype::Bf16 | Dtype::F16 | Dtype::Int8 | Dtype::Fp8) {
+        return refuse(format!("dtype {dtype} on {device}"), KERNEL_FORMATS);
+    }
+    if !architecture.head_dim.is_multiple_of(8) || architecture.head_dim > 256 {
+        return refuse(
+            format!("heads of {} on {device}", architecture.head_dim),
+            "a multiple of 8 up to 256 is needed",
+        );
+    }
+    Ok(())
+}
+
+/// Loads a model onto a device.
+///
+/// # Errors
+/// When the model is not one the engine runs there, this build has no such device, or the weights cannot be loaded.
+pub fn open(
+    model: &OpenModel,
+    dtype: Dtype,
+    device: DeviceChoice,
+    options: DeviceOptions,
+    loaded: &mut dyn FnMut(Bytes),
+) -> Result<Box<dyn Session>, EngineError> {
+    check(&model.architecture, dtype)?;
+    check_device(&model.architecture, dtype, device)?;
+    let block_size = options.block_size.unwrap_or(DEFAULT_BLOCK_SIZE);
+    match device {
+        DeviceChoice::Cpu => {
+            let operations = CpuOperations::new(options.threads.unwrap_or_else(usable_threads))?;
+            Ok(Box::new(NativeSession::load(operations, model, dtype, block_size, loaded)?))
+        }
+        #[cfg(feature = "cuda")]
+        DeviceChoice::Cuda(index) => {
+            let operations = cuda::CudaOperations::new(cuda::driver::Driver::open(index)?);
+            Ok(Box::new(NativeSession::load(operations, model, dtype, block_size, loaded)?))
+        }
+        #[cfg(not(feature = "cuda"))]
+        DeviceChoice::Cuda(_) => Err(EngineError::NotBuiltForCuda { asked: device.to_string() }),
+    }
+}
+
+/// Loads quantised weights dequantised to f32: the reference of their quality.
+///
+/// # Errors
+/// As [`open`].
+pub fn open_dequantised(
+    model: &OpenModel,
+    dtype: Dtype,
+    threads: Option<usize>,
+    loaded: &mut dyn FnMut(Bytes),
+) -> Result<NativeSession<CpuOperations>, EngineError> {
+    check(&model.architecture, dtype)?;
+    let operations = CpuOperations::new(threads.unwrap_or_else(usable_threads))?;
+    let each = weights::dequantised;
+    NativeSession::assemble(operations, model, (dtype, Dtype::F32), DEFAULT_BLOCK_SIZE, each, loaded)
+}
+
+/// The processors this process may run on.
+fn usable_threads() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// A loaded model on a device.
+pub struct NativeSession<O: Operations> {
+    operations: O,
+    forward: Forward<O>,
+    pool: O::Pool,
+    pool_shape: PoolShape,
+    tables: BlockTables,
+    rows: Rows,
+    architecture: Architecture,
+    inventory: Inventory,
+    capabilities: Capabilities,
+    timeline: Box<dyn Timeline>,
+    moved: Option<Bytes>,
+    /// The adapters of the sequences that have one.
+    adapted: HashMap<SequenceId, usize>,
+}
+
+impl<O: Operations> std::fmt::Debug for NativeSession<O> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("NativeSession").field("operations", &self.operations).finish_non_exhaustive()
+    }
+}
+
+impl<O: Operations> NativeSession<O> {
+    /// Loads a model through a device's operations.
+    ///
+    /// # Errors
+    /// When the weights cannot be loaded or memory runs out.
+    pub fn load(
+        operations: O,
+        model: &OpenModel,
+        dtype: Dtype,
+        block_size: usize,
+        loaded: &mut dyn FnMut(Bytes),
+    ) -> Result<Self, EngineError> {
+        Self::assemble(
+            operations,
+            model,
+            (dtype, kv_dtype(dtype)),
+            block_size,
+            std::convert::identity,
+            loaded,
+        )
+    }
+
+    /// As [`Self::load`], with every tensor passed through `each` before it is packed.
+    fn assemble(
+        mut operations: O,
+        model: &OpenModel,
+        (dtype, kv_dtype): (Dtype, Dtype),
+        block_size: usize,
+        each: fn(StoredTensor) -> StoredTensor,
+        loaded: &mut dyn FnMut(Bytes),
+    ) -> Result<Self, EngineError> {
+        let architecture = model.architecture.clone();
+        let rope = RopeTable::new(&architecture)?;
+        let (weights, inventory) = weights::load(&mut operations, model, dtype, each, loaded)?;
+        let a = &architecture;
+        let pool_shape = PoolShape {
+            layers: a.layers,
+            kv_heads: a.kv_heads,
+            head_dim: a.head_dim,
+            block_size,
+            dtype: kv_dtype,
+        };
+        let pool = operations.pool(pool_shape)?;
+        Ok(Self {
+            forward: Forward::new(ModelWidths::of(a), weights, rope),
+            pool,
+            pool_shape,
+            tables: BlockTables::new(block_size),
+            rows: Rows::new(block_size),
+            capabilities: capabilities(&architecture, &operations.device_name(), operations.in_host_memory()),
+            timeline: operations.timeline(),
+            architecture,
+            inventory,
+            operations,
+            moved: None,
+            adapted: HashMap::new(),
+        })
+    }
+
+    /// The shape of the KV pool.
+    #[must_use]
+    pub fn pool_shape(&self) -> PoolShape {
+        self.pool_shape
+    }
+
+    fn check_batch(&self, batch: &StepBatch) -> Result<(), EngineError> {
+        if batch.sequences.is_empty() {
+            return refuse("an empty batch", "a step needs at least one sequence");
+        }
+        if batch.sequences.len() > self.capabilities.max_batch {
+            return refuse(
+                format!("a batch of {}", batch.sequences.len()),
+                format!("the limit is {}", self.capabilities.max_batch),
+            );
+        }
+        for step in &batch.sequences {
+            if step.tokens.is_empty() {
+                return refuse("a step without tokens", "every sequence must bring one");
+            }
+            if let Some(token) = step.tokens.iter().find(|t| **t as usize >= self.architecture.vocab_size) {
+                return refuse(
+                    format!("token {token}"),
+                    format!("the vocabulary ends at {}", self.architecture.vocab_size),
+                );
+            }
+            let end = step.start_position + step.tokens.len();
+            if end > self.capabilities.max_positions {
+                return refuse(
+                    format!("position {end}"),
+                    format!("the limit is {}", self.capabilities.max_positions),
+                );
+            }
+        }
+        Ok(())
+    }
+
+    /// Lays the batch flat and makes room for its KV.
+    fn prepare(&mut self, batch: &StepBatch) -> Result<(), EngineError> {
+        self.check_batch(batch)?;
+        self.rows.clear();
+        for step in &batch.sequences {
+            let end = step.start_position + step.tokens.len();
+            let table = self.tables.table(step, end)?;
+            self.rows.push(&step.tokens, step.start_position, table);
+        }
+        if !self.adapted.is_empty() {
+            let adapted = &self.adapted;
+            self.rows.set_adapters(batch.sequences.iter().map(|step| adapted.get(&step.sequence).copied()));
+        }
+        self.rows.pad(self.operations.padded(&self.rows), self.tables.spare());
+        self.operations.reserve(&mut self.pool, self.tables.blocks() + self.rows.padding.min(1))
+    }
+}
+
+impl<O: Operations> Session for NativeSession<O> {
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+    fn architecture(&self) -> &Architecture {
+        &self.architecture
+    }
+    fn inventory(&self) -> &Inventory {
+        &self.inventory
+    }
+    fn kv_dtype(&self) -> Dtype {
+        self.pool_shape.dtype
+    }
+
+    fn step(&mut self, batch: &StepBatch) -> Result<(), EngineError> {
+        self.prepare(batch)?;
+        self.forward.step(&mut self.operations, &self.rows, &mut self.pool, &mut |_, _| {})?;
+        self.moved = Some(self.operations.take_bytes_moved());
+        Ok(())
+    }
+
+    fn logits(&mut self) -> Result<Vec<Vec<f32>>, EngineError> {
+        self.forward.logits(&mut self.operations)
+    }
+
+    fn next_tokens(&mut self, tokens: &mut Vec<u32>) -> Result<(), EngineError> {
+        tokens.extend_from_slice(self.forward.next_tokens(&mut self.operations)?);
+        Ok(())
+    }
+
+    fn timeline(&mut self) -> &mut dyn Timeline {
+        &mut *self.timeline
+    }
+
+    fn release(&mut self, sequence: SequenceId) {
+        self.tables.release(sequence);
+        self.adapted.remove(&sequence);
+    }
+
+    fn lora(&mut self) -> Option<&mut dyn LoraSession> {
+        self.operations.supports_lora().then_some(self as &mut dyn LoraSession)
+    }
+    fn synthetic_kv(&mut self) -> Option<&mut dyn SyntheticKv> {
+        Some(self)
+    }
+    fn profiler(&mut self) -> Option<&mut dyn StepProfiler> {
+        Some(self)
+    }
+
+    fn memory(&mut self) -> MemoryUse {
+        MemoryUse { weights: self.inventory.total_bytes(), peak: None }
+    }
+
+    fn bytes_moved(&self) -> Option<Bytes> {
+        self.moved
+    }
+
+    fn preallocate_blocks(&mut self, blocks: usize) -> Result<(), EngineError> {
+        self.operations.reserve(&mut self.pool, blocks)
+    }
+}
+
+impl<O: Operations> LoraSession for NativeSession<O> {
+    fn load_adapter(&mut self, adapter: &Adapter) -> Result<(AdapterId, Bytes), EngineError> {
+        // As precise as K and V: plain floats stay what they are, quantised weights get 16 bits beside them.
+        let packing = Packing::of(self.pool_shape.dtype, 0).unwrap_or(Packing::Bf16);
+        let widths = ModelWidths::of(&self.architecture);
+        let (number, bytes) =
+            self.forward.adapters().take(&mut self.operations, &widths, adapter, packing)?;
+        Ok((AdapterId(number), bytes))
+    }
+
+    fn set_adapter(&mut self, sequence: SequenceId, adapter: Option<AdapterId>) -> Result<(), EngineError> {
+        match adapter {
+            Some(AdapterId(number)) if number >= self.forward.adapters().count() => {
+                refuse(format!("adapter {number}"), format!("{} are loaded", self.forward.adapters().count()))
+            }
+            Some(AdapterId(number)) => {
+                self.adapted.insert(sequence, number);
+                Ok(())
+            }
+            None => {
+                self.adapted.remove(&sequence);
+                Ok(())
+            }
+        }
+    }
+}
+
+impl<O: Operations> SyntheticKv for NativeSession<O> {
+    fn fill_kv(&mut self, sequence: SequenceId, positions: usize, seed: u64) -> Result<(), EngineError> {
+        let table = self.tables.extend(sequence, positions)?.to_vec();
+        self.operations.reserve(&mut self.pool, self.tables.blocks())?;
+        self.operations.fill_blocks(&mut self.pool, &table, seed)?;
+        Ok(())
+    }
+}
+
+impl<O: Operations> StepProfiler for NativeSession<O> {
+    fn profile(&mut self, batch: &StepBatch) -> Result<Vec<OperationTime>, EngineError> {
+        self.prepare(batch)?;
+        let mut times: Vec<OperationTime> = Operation::ALL
+            .iter()
+            .map(|operation| OperationTime {
+                operation: operation.name(),
+                calls: 0,
+                time: Nanos(0.0),
+                bytes: Bytes(0),
+            })
+            .collect();
+        self.operations.take_bytes_moved();
+        self.timeline.drain()?;
+        self.timeline.mark()?;
+        let Self { operations, forward, timeline, rows, pool, .. } = self;
+        let mut ends = Vec::with_capacity(Operation::ALL.len() * self.architecture.layers);
+        let mut marked = Ok(());
+        // A whole step at once has no operations to time.
+        operations.allow_whole_graph(false);
+        let stepped = forward.step(operations, rows, pool, &mut |operations, operation| {
+            ends.push((operation, operations.take_bytes_moved()));
+            if let Err(error) = timeline.mark() {
+                marked = Err(error);
+            }
+        });
+        operations.allow_whole_graph(true);
+        stepped.and(marked)?;
+        let marks = timeline.drain()?;
+        for ((operation, bytes), gap) in ends.into_iter().zip(marks.windows(2)) {
+            let row = &mut times[operation as usize];
+            row.calls += 1;
+            row.time = Nanos(row.time.0 + gap[1].0 - gap[0].0);
+            row.bytes = row.bytes + bytes;
+        }
+        Ok(times)
+    }
+}

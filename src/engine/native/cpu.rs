@@ -1,0 +1,636 @@
+//! The native engine's operations on a CPU: threads, SIMD, packed weights, one pass over the weights per step.
+//!
+//! Enters: what [`Operations`] says. Leaves: the same, as fast as memory gives the weights. Each operation is one job of the
+//! [`team`]: rows are normed and rounded by all members (`inputs`), a barrier, panels of weights are streamed (`linear`), and
+//! whoever has the sums of a panel finishes them: adds, activates, stores.
+#![expect(unsafe_code, reason = "members write shared buffers at places that do not overlap")]
+#![expect(
+    clippy::inline_always,
+    reason = "a kernel gets its instruction set from the function it is inlined into; left to itself it would have none"
+)]
+
+mod attention;
+mod cache;
+mod huge_pages;
+mod linear;
+mod lora;
+mod packed_activations;
+mod packed_matrix;
+pub mod simd;
+pub mod thread_team;
+
+use attention::{Attention, AttentionPlan};
+use cache::with_element;
+use huge_pages::Arena;
+use lora::LoraDelta;
+use packed_activations::{InputShape, PackedActivations};
+use packed_matrix::PackedMatrix;
+use simd::{LANES, Simd, dispatch, exp};
+use thread_team::{DisjointSlice, Team, Worker, owned};
+
+use super::adapters::LoraWeights;
+use super::operations::{
+    AttentionShape, AttentionWeights, Embedding, FusedLayout, LinearPart, Operations, PoolShape, StepLaunch,
+};
+use super::ragged_batch::Rows;
+use super::rope::{RopeTable, rotate};
+use crate::engine::EngineError;
+use crate::weights::{Packing, StoredMatrix};
+use hbmark_core::units::Bytes;
+
+pub use cache::CachePool;
+pub use linear::FusedMatrix;
+pub use simd::InstructionSet;
+
+/// Phases of a job's shared work.
+const PREPARE: usize = 0;
+const MULTIPLY: usize = 1;
+const FINISH: usize = 2;
+
+/// Activations, `[rows, width]`.
+#[derive(Debug)]
+pub struct CpuBuffer {
+    width: usize,
+    values: Vec<f32>,
+}
+
+impl CpuBuffer {
+    fn row(&self, row: usize) -> &[f32] {
+        &self.values[row * self.width..(row + 1) * self.width]
+    }
+}
+
+/// The CPU's side of the native forward.
+#[derive(Debug)]
+pub struct CpuOperations {
+    team: Team,
+    arena: Arena,
+    set: InstructionSet,
+    inputs: PackedActivations,
+    plan: AttentionPlan,
+    /// The plan is of an earlier step's rows.
+    plan_stale: bool,
+    /// Q, K and V of the rows before they are normed, turned and stored.
+    projected: Vec<f32>,
+    /// Largest logit and its index, per sequence and panel of the head.
+    largest: Vec<(f32, u32)>,
+    /// What adapters add to the next linear layer.
+    delta: LoraDelta,
+    moved: u64,
+}
+
+impl CpuOperations {
+    /// A team of so many threads with the fastest kernels of this processor.
+    ///
+    /// # Errors
+    /// When the system gives no threads.
+    pub fn new(threads: usize) -> Result<Self, EngineError> {
+        Self::with_set(threads, InstructionSet::best())
+    }
+
+    /// As [`Self::new`] with the kernels of an available instruction set.
+    ///
+    /// # Errors
+    /// When the system gives no threads.
+    ///
+    /// # Panics
+    /// When this processor does not have the set.
+    pub fn with_set(threads: usize, set: InstructionSet) -> Result<Self, EngineError> {
+        assert!(InstructionSet::available().contains(&set), "an instruction set of this processor");
+        let team = Team::new(threads).map_err(|error| EngineError::Device {
+            device: "cpu".into(),
+            detail: format!("cannot start {threads} threads: {error}"),
+        })?;
+        Ok(Self {
+            team,
+            arena: Arena::default(),
+            set,
+            inputs: PackedActivations::default(),
+            plan: AttentionPlan::default(),
+            plan_stale: true,
+            projected: Vec::new(),
+            largest: Vec::new(),
+            delta: LoraDelta::default(),
+            moved: 0,
+        })
+    }
+
+    /// The kernels in use.
+    #[must_use]
+    pub fn instruction_set(&self) -> InstructionSet {
+        self.set
+    }
+
+    /// Threads, the caller included.
+    #[must_use]
+    pub fn threads(&self) -> usize {
+        self.team.members()
+    }
+
+    fn input_shape(weights: &FusedMatrix, rows: usize) -> InputShape {
+        let widest = weights.parts.iter().map(PackedMatrix::padded_columns).max().unwrap_or(0);
+        let first = &weights.parts[0];
+        InputShape { precision: first.format.precision(), rows, columns: first.columns, padded: widest }
+    }
+}
+
+/// The rate of a product of `[rows, columns]` activations with a square matrix of that width in one of the native formats, in FLOPs per
+/// second, a few times over: what the prefill of the native engine can reach at its best on this processor.
+///
+/// # Errors
+/// When the system gives no threads or no memory.
+pub fn product_rates(
+    threads: usize,
+    packing: Packing,
+    size: usize,
+    count: usize,
+) -> Result<Vec<f64>, EngineError> {
+    let mut operations = CpuOperations::new(threads)?;
+    let mut noise = vec![0.0; size * size];
+    super::random_kv::fill(1, 0, 0, false, &mut noise);
+    let matrix = StoredMatrix::from_f32_rows(size, size, &noise, packing);
+    let weights = operations.linear(vec![LinearPart { matrix, bias: None }], FusedLayout::Stacked)?;
+    let mut rows = Rows::new(size.next_multiple_of(LANES));
+    rows.push(&vec![0; size], 0, &[0]);
+    let input = CpuBuffer { width: size, values: noise };
+    let mut output = operations.buffer(size, size)?;
+    operations.project_add(&rows, &weights, &input, &mut output)?;
+    let flops = 2.0 * (size as f64).powi(3);
+    (0..count)
+        .map(|_| {
+            let begin = std::time::Instant::now();
+            operations.project_add(&rows, &weights, &input, &mut output)?;
+            Ok(flops / begin.elapsed().as_secs_f64())
+        })
+        .collect()
+}
+
+/// Rows of a panel that exist.
+fn valid_rows(weights: &FusedMatrix, place: linear::PanelPosition) -> usize {
+    LANES.min(weights.parts[place.part].rows - place.panel * LANES)
+}
+
+/// Bias of a panel's rows, where the part has one.
+fn bias_of(weights: &FusedMatrix, place: linear::PanelPosition) -> &[f32] {
+    weights.biases[place.part].as_deref().map_or(&[], |bias| {
+        let first = place.panel * LANES;
+        &bias[first..(first + LANES).min(bias.len())]
+    })
+}
+
+#[inline(always)]
+unsafe fn gated<S: Simd>(gate: &[f32; LANES], up: &[f32; LANES], out: &mut [f32; LANES]) {
+    // SAFETY: sixteen elements each; the caller dispatched on an available set.
+    unsafe {
+        let minus_gate = S::mul(S::load(gate.as_ptr()), S::splat(-1.0));
+        S::store(out.as_mut_ptr(), exp::<S>(minus_gate));
+    }
+    for ((out, gate), up) in out.iter_mut().zip(gate).zip(up) {
+        *out = gate / (1.0 + *out) * up;
+    }
+}
+dispatch! {
+    /// `silu(gate) ∘ up`.
+    fn silu_times(gate: &[f32; LANES], up: &[f32; LANES], out: &mut [f32; LANES]) = gated
+}
+
+impl Operations for CpuOperations {
+    type Linear = FusedMatrix;
+    type Vector = Vec<f32>;
+    type Table = StoredMatrix;
+    type Buffer = CpuBuffer;
+    type Pool = CachePool;
+
+    fn linear(&mut self, parts: Vec<LinearPart>, layout: FusedLayout) -> Result<FusedMatrix, EngineError> {
+        let interleaved = layout == FusedLayout::Interleaved;
+        let mut fused = FusedMatrix { parts: Vec::new(), biases: Vec::new(), interleaved };
+        for part in parts {
+            let team = &mut self.team;
+            let packed = PackedMatrix::new(&mut self.arena, &part.matrix, |bytes, panel_bytes| {
+                let panels = bytes.len() / panel_bytes.max(1);
+                let bytes = DisjointSlice::new(bytes);
+                team.run(&|worker: &Worker<'_>| {
+                    let own = owned(worker.index, worker.count, panels);
+                    // SAFETY: members own different panels.
+                    unsafe { bytes.part(own.start * panel_bytes..own.end * panel_bytes) }.fill(0);
+                });
+            })?;
+            if let Some(first) = fused.parts.first() {
+                let same = |a: &PackedMatrix| a.format.precision() == packed.format.precision();
+                if !same(first) || (interleaved && (first.format, first.rows) != (packed.format, packed.rows))
+                {
+                    return Err(EngineError::Unsupported {
+                        engine: "native".into(),
+                        what: format!("{:?} beside {:?} in one fused layer", first.format, packed.format),
+                        why: "the matrices of a fused layer must meet activations of one precision".into(),
+                    });
+                }
+            }
+            fused.parts.push(packed);
+            fused.biases.push(part.bias);
+        }
+        Ok(fused)
+    }
+
+    fn vector(&mut self, values: Vec<f32>) -> Result<Vec<f32>, EngineError> {
+        Ok(values)
+    }
+
+    fn table(&mut self, matrix: StoredMatrix) -> Result<StoredMatrix, EngineError> {
+        Ok(matrix)
+    }
+
+    fn buffer(&mut self, rows: usize, width: usize) -> Result<CpuBuffer, EngineError> {
+        let mut values = Vec::new();
+        values.try_reserve_exact(rows * width).map_err(|_| EngineError::OutOfMemory {
+            device: "cpu".into(),
+            detail: format!("activations of {rows} × {width}"),
+        })?;
+        values.resize(rows * width, 0.0);
+        Ok(CpuBuffer { width, values })
+    }
+
+    fn pool(&mut self, shape: PoolShape) -> Result<CachePool, EngineError> {
+        CachePool::new(shape)
+    }
+
+    fn reserve(&mut self, pool: &mut CachePool, blocks: usize) -> Result<(), EngineError> {
+        let new = pool.reserve(blocks)?;
+        if !new.is_empty() {
+            // Each member its part, so that the memory lies near all of them.
+            let pool = &*pool;
+            self.team.run(&|worker: &Worker<'_>| {
+                worker.parallel_for(PREPARE, pool.pages(&new), |page| pool.touch(&new, page));
+            });
+        }
+        Ok(())
+    }
+
+    fn fill_blocks(&mut self, pool: &mut CachePool, blocks: &[u32], seed: u64) -> Result<(), EngineError> {
+        let shape = pool.shape;
+        let pool = &*pool;
+        self.team.run(&|worker: &Worker<'_>| {
+            let mut keys = vec![0.0; shape.block_elements()];
+            let mut values = vec![0.0; shape.block_elements()];
+            worker.parallel_for(PREPARE, blocks.len() * shape.layers, |unit| {
+                let (block, layer) = (blocks[unit / shape.layers], unit % shape.layers);
+                super::random_kv::fill(seed, layer, block, false, &mut keys);
+                super::random_kv::fill(seed, layer, block, true, &mut values);
+                let rows = keys.chunks_exact(shape.head_dim).zip(values.chunks_exact(shape.head_dim));
+                for (index, (key, value)) in rows.enumerate() {
+                    let (head, slot) = (index / shape.block_size, index % shape.block_size);
+                    with_element!(shape.dtype, E => {
+                        // SAFETY: members have different blocks or layers, and `E` is the pool's dtype.
+                        unsafe { pool.write::<E>(layer, (block as usize, slot), head, key, value) };
+                    });
+                }
+            });
+        });
+        Ok(())
+    }
+
+    fn begin(&mut self, _: &Rows, _: &RopeTable, _: &Self::Pool) -> Result<StepLaunch, EngineError> {
+        self.plan_stale = true;
+        Ok(StepLaunch::PerOperation)
+    }
+
+    fn supports_lora(&self) -> bool {
+        true
+    }
+
+    fn lora(
+        &mut self,
+        rows: &Rows,
+        adapters: &[Option<LoraWeights<Self>>],
+        width: usize,
+        norm: Option<(&Vec<f32>, f32)>,
+        input: &CpuBuffer,
+    ) -> Result<(), EngineError> {
+        self.compute_delta(rows, adapters, width, norm, input);
+        Ok(())
+    }
+
+    fn embed(
+        &mut self,
+        rows: &Rows,
+        embedding: Embedding<'_, Self>,
+        hidden: &mut CpuBuffer,
+    ) -> Result<(), EngineError> {
+        let width = hidden.width;
+        let out = DisjointSlice::new(&mut hidden.values);
+        let embedding = &embedding;
+        self.team.run(&|worker: &Worker<'_>| {
+            worker.parallel_for(PREPARE, rows.len(), |row| {
+                // SAFETY: members have different rows.
+                let out = unsafe { out.part(row * width..(row + 1) * width) };
+                let token = rows.tokens[row] as usize;
+                match embedding {
+                    Embedding::Table(table) => table.row(token, out),
+                    Embedding::Head(head) => head.parts[0].row(token, out),
+                }
+            });
+        });
+        let row_bytes = match embedding {
+            Embedding::Table(table) => table.bytes().0 / table.rows.max(1) as u64,
+            // A row's values are spread over its panel.
+            Embedding::Head(head) => head.parts[0].panel_bytes as u64,
+        };
+        self.moved += rows.len() as u64 * row_bytes;
+        Ok(())
+    }
+
+    fn norm_qkv(
+        &mut self,
+        rows: &Rows,
+        shape: &AttentionShape,
+        weights: &AttentionWeights<Self>,
+        rope: &RopeTable,
+        layer: usize,
+        hidden: &CpuBuffer,
+        pool: &mut CachePool,
+        query: &mut CpuBuffer,
+    ) -> Result<(), EngineError> {
+        let (set, count) = (self.set, rows.len());
+        let matrix = &weights.qkv;
+        let width = shape.query_width() + 2 * shape.kv_width();
+        if self.projected.len() < count * width {
+            self.projected.resize(count * width, 0.0);
+        }
+        let projected = DisjointSlice::new(&mut self.projected);
+        let delta = self.delta.take();
+        let writer = self.inputs.writer(Self::input_shape(matrix, count));
+        let query_out = DisjointSlice::new(&mut query.values);
+        let pool = &*pool;
+        let offsets = [0, shape.query_width(), shape.query_width() + shape.kv_width()];
+        self.team.run(&|worker: &Worker<'_>| {
+            let norm = Some((weights.norm.as_slice(), shape.norm_eps));
+            worker.parallel_for(PREPARE, count, |row| {
+                // SAFETY: members have different rows; the set is this processor's.
+                unsafe { writer.pack(set, row, hidden.row(row), norm) };
+            });
+            worker.barrier();
+            let store = |first: usize, row: usize, sums: &[[f32; LANES]]| {
+                for (i, sums) in sums.iter().enumerate() {
+                    let place = matrix.place(first + i);
+                    let valid = valid_rows(matrix, place);
+                    let at = row * width + offsets[place.part] + place.panel * LANES;
+                    // SAFETY: members have different panels.
+                    let out = unsafe { projected.part(at..at + valid) };
+                    out.copy_from_slice(&sums[..valid]);
+                    for (out, bias) in out.iter_mut().zip(bias_of(matrix, place)) {
+                        *out += bias;
+                    }
+                    delta.add(row, offsets[place.part] + place.panel * LANES, out);
+                }
+            };
+            // SAFETY: the rows were packed before the barrier, for this matrix.
+            unsafe { linear::multiply(set, worker, MULTIPLY, matrix, &writer, count, store) };
+            worker.barrier();
+            worker.parallel_for(FINISH, count * shape.kv_heads, |unit| {
+                let (row, head) = (unit / shape.kv_heads, unit % shape.kv_heads);
+                let finish = FinishHead { rows, shape, weights, rope, layer, pool, row, head };
+                // SAFETY: behind the barrier every head belongs to one unit.
+                unsafe {
+                    let start = row * width;
+                    let queries = shape.group() * shape.head_dim;
+                    let q = projected.part(start + head * queries..start + (head + 1) * queries);
+                    let at = |offset: usize| start + offset + head * shape.head_dim;
+                    let k = projected.part(at(offsets[1])..at(offsets[1]) + shape.head_dim);
+                    let v = projected.part(at(offsets[2])..at(offsets[2]) + shape.head_dim);
+                    let out = row * shape.query_width() + head * queries;
+                    finish.run(q, k, v, query_out.part(out..out + queries));
+                }
+            });
+        });
+        let norms = hidden.width + weights.head_norms.as_ref().map_or(0, |_| 2 * shape.head_dim);
+        let written = 2 * count * shape.kv_width() * pool.shape.element_bytes();
+        self.moved += (matrix.bytes() + 4 * norms + written) as u64;
+        Ok(())
+    }
+
+    fn attention(
+        &mut self,
+        rows: &Rows,
+        shape: &AttentionShape,
+        window: Option<usize>,
+        layer: usize,
+        query: &CpuBuffer,
+        pool: &CachePool,
+        out: &mut CpuBuffer,
+    ) -> Result<(), EngineError> {
+        let set = self.set;
+        if std::mem::take(&mut self.plan_stale) {
+            self.plan.make(rows, shape, self.team.members());
+        }
+        let (plan, workspace) = self.plan.lend();
+        let work = Attention {
+            rows,
+            shape,
+            window,
+            layer,
+            query: &query.values,
+            pool,
+            out: DisjointSlice::new(&mut out.values),
+        };
+        self.team.run(&|worker: &Worker<'_>| {
+            with_element!(pool.shape.dtype, E => {
+                // SAFETY: all members run this with the same arguments, and `E` is the pool's dtype.
+                unsafe { plan.run::<E>(set, worker, PREPARE, &work, workspace) };
+            });
+        });
+        self.moved += attention::bytes_read(&work) as u64;
+        Ok(())
+    }
+
+    fn project_add(
+        &mut self,
+        rows: &Rows,
+        weights: &FusedMatrix,
+        input: &CpuBuffer,
+        hidden: &mut CpuBuffer,
+    ) -> Result<(), EngineError> {
+        let (set, count, width) = (self.set, rows.len(), hidden.width);
+        let delta = self.delta.take();
+        let writer = self.inputs.writer(Self::input_shape(weights, count));
+        let out = DisjointSlice::new(&mut hidden.values);
+        self.team.run(&|worker: &Worker<'_>| {
+            worker.parallel_for(PREPARE, count, |row| {
+                // SAFETY: members have different rows; the set is this processor's.
+                unsafe { writer.pack(set, row, input.row(row), None) };
+            });
+            worker.barrier();
+            let add = |first: usize, row: usize, sums: &[[f32; LANES]]| {
+                for (i, sums) in sums.iter().enumerate() {
+                    let place = weights.place(first + i);
+                    let at = row * width + place.panel * LANES;
+                    // SAFETY: members have different panels.
+                    let out = unsafe { out.part(at..at + valid_rows(weights, place)) };
+                    out.iter_mut().zip(sums).for_each(|(out, sum)| *out += sum);
+                    out.iter_mut().zip(bias_of(weights, place)).for_each(|(out, bias)| *out += bias);
+                    delta.add(row, place.panel * LANES, out);
+                }
+            };
+            // SAFETY: the rows were packed before the barrier, for this matrix.
+            unsafe { linear::multiply(set, worker, MULTIPLY, weights, &writer, count, add) };
+        });
+        self.moved += weights.bytes() as u64;
+        Ok(())
+    }
+
+    fn norm_gate_up(
+        &mut self,
+        rows: &Rows,
+        norm: &Vec<f32>,
+        norm_eps: f32,
+        weights: &FusedMatrix,
+        hidden: &CpuBuffer,
+        out: &mut CpuBuffer,
+    ) -> Result<(), EngineError> {
+        let (set, count, width) = (self.set, rows.len(), out.width);
+        let delta = self.delta.take();
+        let writer = self.inputs.writer(Self::input_shape(weights, count));
+        let out = DisjointSlice::new(&mut out.values);
+        self.team.run(&|worker: &Worker<'_>| {
+            worker.parallel_for(PREPARE, count, |row| {
+                // SAFETY: members have different rows; the set is this processor's.
+                unsafe { writer.pack(set, row, hidden.row(row), Some((norm, norm_eps))) };
+            });
+            worker.barrier();
+            let activate = |first: usize, row: usize, sums: &[[f32; LANES]]| {
+                let (pairs, _) = sums.as_chunks::<2>();
+                for (i, [gate, up]) in pairs.iter().enumerate() {
+                    let (of_gate, of_up) = (weights.place(first + 2 * i), weights.place(first + 2 * i + 1));
+                    let (mut gate, mut up, mut product) = (*gate, *up, [0.0; LANES]);
+                    gate.iter_mut().zip(bias_of(weights, of_gate)).for_each(|(g, bias)| *g += bias);
+                    up.iter_mut().zip(bias_of(weights, of_up)).for_each(|(u, bias)| *u += bias);
+                    let valid = valid_rows(weights, of_gate);
+                    let first = of_gate.panel * LANES;
+                    delta.add(row, first, &mut gate[..valid]);
+                    delta.add(row, width + first, &mut up[..valid]);
+                    // SAFETY: the set is this processor's.
+                    unsafe { silu_times(set, &gate, &up, &mut product) };
+                    let at = row * width + first;
+                    // SAFETY: members have different panels.
+                    unsafe { out.part(at..at + valid) }.copy_from_slice(&product[..valid]);
+                }
+            };
+            // SAFETY: the rows were packed before the barrier, for this matrix.
+            unsafe { linear::multiply(set, worker, MULTIPLY, weights, &writer, count, activate) };
+        });
+        self.moved += (weights.bytes() + 4 * norm.len()) as u64;
+        Ok(())
+    }
+
+    fn head(
+        &mut self,
+        rows: &Rows,
+        norm: &Vec<f32>,
+        norm_eps: f32,
+        head: &FusedMatrix,
+        hidden: &CpuBuffer,
+        logits: &mut CpuBuffer,
+        next: &mut Vec<u32>,
+    ) -> Result<(), EngineError> {
+        let (set, count, width) = (self.set, rows.sequences.len(), logits.width);
+        let panels = head.panels();
+        self.largest.clear();
+        self.largest.resize(count * panels, (f32::NEG_INFINITY, 0));
+        let largest = DisjointSlice::new(&mut self.largest);
+        let writer = self.inputs.writer(Self::input_shape(head, count));
+        let out = DisjointSlice::new(&mut logits.values);
+        self.team.run(&|worker: &Worker<'_>| {
+            worker.parallel_for(PREPARE, count, |sequence| {
+                let last = rows.sequences[sequence].rows.end - 1;
+                // SAFETY: members have different rows; the set is this processor's.
+                unsafe { writer.pack(set, sequence, hidden.row(last), Some((norm, norm_eps))) };
+            });
+            worker.barrier();
+            let keep = |first: usize, sequence: usize, sums: &[[f32; LANES]]| {
+                for (i, sums) in sums.iter().enumerate() {
+                    let place = head.place(first + i);
+                    let at = place.panel * LANES;
+                    let sums = &sums[..valid_rows(head, place)];
+                    let start = sequence * width + at;
+                    let slot = sequence * panels + place.panel;
+                    // SAFETY: members have different panels.
+                    unsafe {
+                        out.part(start..start + sums.len()).copy_from_slice(sums);
+                        largest.part(slot..slot + 1)[0] = first_largest(sums, at);
+                    }
+                }
+            };
+            // SAFETY: the rows were packed before the barrier, for this matrix.
+            unsafe { linear::multiply(set, worker, MULTIPLY, head, &writer, count, keep) };
+        });
+        next.clear();
+        next.extend(self.largest.chunks_exact(panels).map(|panels| {
+            panels.iter().fold((f32::NEG_INFINITY, 0), |best, one| if one.0 > best.0 { *one } else { best }).1
+        }));
+        self.moved += (head.bytes() + 4 * norm.len()) as u64;
+        Ok(())
+    }
+
+    fn read(&mut self, buffer: &CpuBuffer, rows: usize) -> Result<Vec<Vec<f32>>, EngineError> {
+        Ok((0..rows).map(|row| buffer.row(row).to_vec()).collect())
+    }
+
+    fn take_bytes_moved(&mut self) -> Bytes {
+        Bytes(std::mem::take(&mut self.moved))
+    }
+}
+
+/// The largest of the sums and its row, the first where several are.
+fn first_largest(sums: &[f32], first_row: usize) -> (f32, u32) {
+    let mut best = (f32::NEG_INFINITY, first_row);
+    for (i, sum) in sums.iter().enumerate() {
+        if *sum > best.0 {
+            best = (*sum, first_row + i);
+        }
+    }
+    (best.0, u32::try_from(best.1).expect("a vocabulary fits 32 bits"))
+}
+
+/// One head of K and V of one row, with the query heads that share it.
+struct FinishHead<'a> {
+    rows: &'a Rows,
+    shape: &'a AttentionShape,
+    weights: &'a AttentionWeights<CpuOperations>,
+    rope: &'a RopeTable,
+    layer: usize,
+    pool: &'a CachePool,
+    row: usize,
+    head: usize,
+}
+
+impl FinishHead<'_> {
+    /// Norms, turns and stores.
+    ///
+    /// # Safety
+    /// No other member has this row and head.
+    unsafe fn run(&self, queries: &mut [f32], key: &mut [f32], value: &[f32], out: &mut [f32]) {
+        let dim = self.shape.head_dim;
+        let (cosines, sines) = self.rope.at(self.rows.positions[self.row] as usize);
+        for query in queries.chunks_exact_mut(dim) {
+            if let Some((norm, _)) = &self.weights.head_norms {
+                norm_head(query, norm, self.shape.norm_eps);
+            }
+            rotate(query, cosines, sines);
+        }
+        out.copy_from_slice(queries);
+        if let Some((_, norm)) = &self.weights.head_norms {
+            norm_head(key, norm, self.shape.norm_eps);
+        }
+        rotate(key, cosines, sines);
+        let slot = self.rows.slot(self.row);
+        with_element!(self.pool.shape.dtype, E => {
+            // SAFETY: `E` is the pool's dtype; the slot and head are this unit's.
+            unsafe { self.pool.write::<E>(self.layer, slot, self.head, key, value) };
+        });
+    }
+}
+
+fn norm_head(head: &mut [f32], norm: &[f32], eps: f32) {
+    let mean = head.iter().map(|x| x * x).sum::<f32>() / head.len() as f32;
+    let factor = 1.0 / (mean + eps).sqrt();
+    head.iter_mut().zip(norm).for_each(|(x, weight)| *x = *x * factor * weight);
+}

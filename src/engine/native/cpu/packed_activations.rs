@@ -1,0 +1,284 @@
+//! Activations rounded and packed for the products of a linear layer.
+//!
+//! Enters: rows of f32, a norm where the layer has one. Leaves: [`PackedActivations`]: the rows in the precision that the weights are
+//! multiplied in, kept between steps so that a steady decode allocates nothing.
+#![expect(
+    unsafe_code,
+    reason = "members write rows of shared buffers; kernels are compiled per instruction set"
+)]
+#![expect(
+    clippy::extra_unused_type_parameters,
+    reason = "these kernels are plain loops, compiled once per instruction set"
+)]
+
+use super::packed_matrix::{GROUP, Precision};
+use super::simd::{InstructionSet, LANES, Simd, dispatch};
+use super::thread_team::DisjointSlice;
+
+/// The packed rows of one operation.
+#[derive(Debug, Default)]
+pub struct PackedActivations {
+    /// Words of all rows: f32 bits, pairs of bf16, or quads of bytes.
+    words: Vec<u32>,
+    /// One scale per group of 32 columns of a row, for quads.
+    scales: Vec<f32>,
+    /// Sum of the bytes of each group, for the offsets of unsigned weights.
+    sums: Vec<i32>,
+    pub shape: InputShape,
+}
+
+/// How rows are packed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct InputShape {
+    pub precision: Precision,
+    pub rows: usize,
+    pub columns: usize,
+    /// Columns with padding.
+    pub padded: usize,
+}
+
+impl Default for InputShape {
+    fn default() -> Self {
+        Self { precision: Precision::Floats, rows: 0, columns: 0, padded: 0 }
+    }
+}
+
+impl InputShape {
+    fn words(&self) -> usize {
+        match self.precision {
+            Precision::Floats => self.padded,
+            Precision::Pairs => self.padded / 2,
+            Precision::Quads => self.padded / 4,
+        }
+    }
+
+    fn groups(&self) -> usize {
+        match self.precision {
+            Precision::Quads => self.padded / GROUP,
+            Precision::Floats | Precision::Pairs => 0,
+        }
+    }
+}
+
+/// One packed row, as kernels take it.
+#[derive(Debug, Clone, Copy)]
+pub struct InputRow {
+    pub words: *const u32,
+    pub scales: *const f32,
+    pub sums: *const i32,
+}
+
+/// Where members write packed rows.
+#[derive(Debug, Clone, Copy)]
+pub struct InputWriter {
+    words: DisjointSlice<u32>,
+    scales: DisjointSlice<f32>,
+    sums: DisjointSlice<i32>,
+    shape: InputShape,
+}
+
+impl PackedActivations {
+    /// Makes room for rows of a shape and lends it to a team.
+    pub fn writer(&mut self, shape: InputShape) -> InputWriter {
+        let grow = |have: usize, need: usize| need.max(have);
+        self.words.resize(grow(self.words.len(), shape.rows * shape.words()), 0);
+        self.scales.resize(grow(self.scales.len(), shape.rows * shape.groups()), 0.0);
+        self.sums.resize(grow(self.sums.len(), shape.rows * shape.groups()), 0);
+        self.shape = shape;
+        InputWriter {
+            words: DisjointSlice::new(&mut self.words),
+            scales: DisjointSlice::new(&mut self.scales),
+            sums: DisjointSlice::new(&mut self.sums),
+            shape,
+        }
+    }
+}
+
+impl InputWriter {
+    /// Packs one row, normed first where a norm is given: `x / rms(x) ∘ norm`.
+    ///
+    /// # Safety
+    /// The buffers behind the writer are still borrowed, no other member has this row, and the set is available.
+    ///
+    /// # Panics
+    /// When the row is not within the shape.
+    pub unsafe fn pack(&self, set: InstructionSet, row: usize, values: &[f32], norm: Option<(&[f32], f32)>) {
+        let shape = self.shape;
+        assert!(
+            row < shape.rows && values.len() == shape.columns,
+            "a row of the shape that was made room for"
+        );
+        assert!(norm.is_none_or(|(weights, _)| weights.len() == values.len()), "a norm as wide as its row");
+        // SAFETY: rows do not overlap, and no other member has this one.
+        let (words, scales, sums) = unsafe {
+            (
+                self.words.part(row * shape.words()..(row + 1) * shape.words()),
+                self.scales.part(row * shape.groups()..(row + 1) * shape.groups()),
+                self.sums.part(row * shape.groups()..(row + 1) * shape.groups()),
+            )
+        };
+        // SAFETY: the set is available.
+        unsafe {
+            match shape.precision {
+                Precision::Floats => pack_floats(set, values, norm, words),
+                Precision::Pairs => pack_pairs(set, values, norm, words),
+                Precision::Quads => pack_quads(set, values, norm, words, scales, sums),
+            }
+        }
+    }
+
+    /// A packed row. Its pointers hold as long as the borrow behind the writer.
+    ///
+    /// # Panics
+    /// When the row is not within the shape.
+    #[must_use]
+    pub fn row(&self, row: usize) -> InputRow {
+        assert!(row < self.shape.rows, "a row of the shape that was made room for");
+        // SAFETY: behind the barrier nobody writes; only pointers are taken here.
+        unsafe {
+            InputRow {
+                words: self.words.whole()[row * self.shape.words()..].as_ptr(),
+                scales: self.scales.whole()[row * self.shape.groups()..].as_ptr(),
+                sums: self.sums.whole()[row * self.shape.groups()..].as_ptr(),
+            }
+        }
+    }
+}
+
+/// `1 / rms`, from sixteen running sums.
+#[inline(always)]
+fn inverse_rms(values: &[f32], eps: f32) -> f32 {
+    let mut sums = [0.0f32; LANES];
+    let (chunks, rest) = values.as_chunks::<LANES>();
+    for chunk in chunks {
+        for (sum, value) in sums.iter_mut().zip(chunk) {
+            *sum += value * value;
+        }
+    }
+    for (sum, value) in sums.iter_mut().zip(rest) {
+        *sum += value * value;
+    }
+    let mean = sums.iter().sum::<f32>() / values.len() as f32;
+    1.0 / (mean + eps).sqrt()
+}
+
+/// Calls `each` with sixteen normed values at a time, the last ones padded with zeros.
+#[inline(always)]
+fn in_lanes(values: &[f32], norm: Option<(&[f32], f32)>, mut each: impl FnMut(usize, &[f32; LANES])) {
+    let (weights, factor) = match norm {
+        Some((weights, eps)) => (weights, inverse_rms(values, eps)),
+        None => (values, 1.0),
+    };
+    let mut lanes = [0.0f32; LANES];
+    for (index, (chunk, weights)) in values.chunks(LANES).zip(weights.chunks(LANES)).enumerate() {
+        if chunk.len() < LANES {
+            lanes = [0.0; LANES];
+        }
+        if norm.is_some() {
+            for ((lane, value), weight) in lanes.iter_mut().zip(chunk).zip(weights) {
+                *lane = value * factor * weight;
+            }
+        } else {
+            lanes[..chunk.len()].copy_from_slice(chunk);
+        }
+        each(index * LANES, &lanes);
+    }
+}
+
+#[inline(always)]
+unsafe fn floats<S: Simd>(values: &[f32], norm: Option<(&[f32], f32)>, words: &mut [u32]) {
+    in_lanes(values, norm, |at, lanes| {
+        for (word, value) in words[at..].iter_mut().zip(lanes) {
+            *word = value.to_bits();
+        }
+    });
+}
+dispatch! { fn pack_floats(values: &[f32], norm: Option<(&[f32], f32)>, words: &mut [u32]) = floats }
+
+/// To the nearest bf16, ties to even. Arithmetic makes no NaN that the addition would carry into infinity.
+#[inline(always)]
+#[must_use]
+pub fn bf16_bits(value: f32) -> u32 {
+    let bits = value.to_bits();
+    bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16
+}
+
+#[inline(always)]
+unsafe fn bf16_pairs<S: Simd>(values: &[f32], norm: Option<(&[f32], f32)>, words: &mut [u32]) {
+    in_lanes(values, norm, |at, lanes| {
+        let (pairs, _) = lanes.as_chunks::<2>();
+        for (word, [first, second]) in words[at / 2..].iter_mut().zip(pairs) {
+            *word = bf16_bits(*first) | bf16_bits(*second) << 16;
+        }
+    });
+}
+dispatch! { fn pack_pairs(values: &[f32], norm: Option<(&[f32], f32)>, words: &mut [u32]) = bf16_pairs }
+
+#[inline(always)]
+unsafe fn byte_quads<S: Simd>(
+    values: &[f32],
+    norm: Option<(&[f32], f32)>,
+    words: &mut [u32],
+    scales: &mut [f32],
+    sums: &mut [i32],
+) {
+    let mut group = [0.0f32; GROUP];
+    let groups = scales.len();
+    let mut finish = |index: usize, group: &mut [f32; GROUP]| {
+        // Plain loops over whole arrays, each of which becomes a few vector instructions.
+        let mut largest = [0.0f32; LANES];
+        let mut poison = [0.0f32; LANES];
+        for half in group.as_chunks::<LANES>().0 {
+            for ((largest, poison), value) in largest.iter_mut().zip(&mut poison).zip(half) {
+                *largest = largest.max(value.abs());
+                *poison += value * 0.0;
+            }
+        }
+        let scale = largest.iter().fold(0.0f32, |most, v| most.max(*v)) / 127.0;
+        let inverse = if scale > 0.0 { 1.0 / scale } else { 0.0 };
+        let mut quants = [0i32; GROUP];
+        for (quant, value) in quants.iter_mut().zip(&*group) {
+            let rounded = (value * inverse).round_ties_even();
+            // A conversion that saturates costs a compare for NaN as well: 0 is as good, the scale is NaN then.
+            let bounded = if rounded.abs() <= 127.0 { rounded } else { 127.0f32.copysign(rounded) };
+            // SAFETY: within ±127, and a NaN became a bound.
+            *quant = unsafe { bounded.to_int_unchecked() };
+        }
+        #[expect(clippy::cast_possible_truncation, reason = "within ±127 by the choice of the scale")]
+        let bytes = quants.map(|quant| (quant as i8).cast_unsigned());
+        for (word, quad) in words[index * GROUP / 4..].iter_mut().zip(bytes.as_chunks::<4>().0) {
+            *word = u32::from_le_bytes(*quad);
+        }
+        // A value that is not finite must not vanish in the rounding: 0 · x is then NaN.
+        scales[index] = scale + poison.iter().sum::<f32>();
+        sums[index] = quants.iter().sum();
+        *group = [0.0; GROUP];
+    };
+    let mut open = false;
+    in_lanes(values, norm, |at, lanes| {
+        let half = at % GROUP;
+        group[half..half + LANES].copy_from_slice(lanes);
+        open = half == 0;
+        if !open {
+            finish(at / GROUP, &mut group);
+        }
+    });
+    let mut done = values.len().next_multiple_of(LANES) / GROUP;
+    if open {
+        finish(done, &mut group);
+        done += 1;
+    }
+    // Padding up to the block of the weights.
+    for index in done..groups {
+        finish(index, &mut group);
+    }
+}
+dispatch! {
+    fn pack_quads(
+        values: &[f32],
+        norm: Option<(&[f32], f32)>,
+        words: &mut [u32],
+        scales: &mut [f32],
+        sums: &mut [i32],
+    ) = byte_quads
+}

@@ -1,0 +1,315 @@
+//! Weights packed for streaming.
+//!
+//! Enters: a row-major [`StoredMatrix`]. Leaves: a [`PackedMatrix`]: panels of sixteen rows, each one contiguous stream, in which sixteen
+//! neighbouring values belong to sixteen rows. A step reads every panel once from its first byte to its last, and a vector register
+//! holds one value of each row, so that nothing is ever summed across lanes. The same panels serve decode, batches and prefill.
+//!
+//! | format | a panel is, over its columns |
+//! |---|---|
+//! | f32, f16 | columns × 16 values |
+//! | bf16 | pairs of columns × 16 pairs |
+//! | int8 | quads of columns × 16 quads of (q + 128); then 16 scales, f32 |
+//! | q8_0 | per 64 columns: 2 × 16 scales, f16; 16 × 16 quads of (q + 128) |
+//! | q4_0 | per 64 columns: 2 × 16 scales, f16; 8 × 16 × 4 bytes: columns 0–3 of each 8 in the low halves, 4–7 in the high |
+//! | int4 | per group: 16 scales and 16 zeros, f16; then as q4_0 |
+
+use half::f16;
+
+use super::huge_pages::{Arena, Region};
+use super::simd::LANES;
+use crate::engine::EngineError;
+use crate::weights::{StoredData, StoredMatrix};
+
+/// Columns of integer weights that meet one scale of the activations.
+pub const GROUP: usize = crate::engine::native::operations::ACTIVATION_GROUP;
+
+/// Columns between two headers of q8_0 and q4_0: two groups, so that every load is aligned.
+const Q_BLOCK: usize = 2 * GROUP;
+
+/// Bytes of a header: 32 values of f16.
+pub const HEADER: usize = 64;
+
+/// How a packed matrix is stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PackedFormat {
+    F32,
+    F16,
+    Bf16,
+    Int8,
+    Q8_0,
+    Q4_0,
+    Int4 { group: usize },
+}
+
+impl PackedFormat {
+    /// The packed format of stored data.
+    fn of(data: &StoredData) -> Result<Self, EngineError> {
+        Ok(match data {
+            StoredData::F32(_) => Self::F32,
+            StoredData::F16(_) => Self::F16,
+            StoredData::Bf16(_) => Self::Bf16,
+            StoredData::Int8 { .. } => Self::Int8,
+            StoredData::Fp8 { .. } => {
+                return Err(EngineError::Unsupported {
+                    engine: "native".into(),
+                    what: "fp8 weights on a CPU".into(),
+                    why: "its kernels for fp8 are a GPU's".into(),
+                });
+            }
+            StoredData::Q8_0 { .. } => Self::Q8_0,
+            StoredData::Q4_0 { .. } => Self::Q4_0,
+            StoredData::Int4 { group, .. } if group.is_multiple_of(GROUP) && *group > 0 => {
+                Self::Int4 { group: *group }
+            }
+            StoredData::Int4 { group, .. } => {
+                return Err(EngineError::Unsupported {
+                    engine: "native".into(),
+                    what: format!("int4 in groups of {group}"),
+                    why: format!("groups must be a multiple of {GROUP}"),
+                });
+            }
+        })
+    }
+
+    /// Columns that are packed together; a row is padded with zeros to a multiple.
+    fn block_columns(self) -> usize {
+        match self {
+            Self::F32 | Self::F16 => 1,
+            Self::Bf16 => 2,
+            Self::Int8 => GROUP,
+            Self::Q8_0 | Self::Q4_0 => Q_BLOCK,
+            Self::Int4 { group } => group,
+        }
+    }
+
+    /// Bytes of one block of columns of a panel.
+    fn block_bytes(self) -> usize {
+        let columns = self.block_columns();
+        match self {
+            Self::F32 | Self::Bf16 => 4 * LANES,
+            Self::F16 => 2 * LANES,
+            Self::Int8 => columns * LANES,
+            Self::Q8_0 => HEADER + columns * LANES,
+            Self::Q4_0 | Self::Int4 { .. } => HEADER + columns * LANES / 2,
+        }
+    }
+
+    /// What activations are rounded to before they meet these weights.
+    #[must_use]
+    pub fn precision(self) -> Precision {
+        match self {
+            Self::F32 | Self::F16 => Precision::Floats,
+            Self::Bf16 => Precision::Pairs,
+            Self::Int8 | Self::Q8_0 | Self::Q4_0 | Self::Int4 { .. } => Precision::Quads,
+        }
+    }
+}
+
+/// What activations are rounded to before a product.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Precision {
+    /// Not at all: f32.
+    Floats,
+    /// bf16, two to a word.
+    Pairs,
+    /// Groups of 32 signed bytes with a scale, four to a word.
+    Quads,
+}
+
+/// A matrix `[rows, columns]` in panels of sixteen rows.
+#[derive(Debug)]
+pub struct PackedMatrix {
+    pub rows: usize,
+    pub columns: usize,
+    pub format: PackedFormat,
+    pub panel_bytes: usize,
+    region: Region,
+}
+
+impl PackedMatrix {
+    /// Packs a stored matrix. `touch` is called with the memory and the bytes of a panel before anything is written, so that each
+    /// thread can touch the panels it will read.
+    ///
+    /// # Errors
+    /// When memory runs out, or the groups of the matrix cannot be streamed.
+    pub fn new(
+        arena: &mut Arena,
+        stored: &StoredMatrix,
+        touch: impl FnOnce(&mut [u8], usize),
+    ) -> Result<Self, EngineError> {
+        let format = PackedFormat::of(&stored.data)?;
+        let blocks = stored.columns.div_ceil(format.block_columns());
+        let tail = if format == PackedFormat::Int8 { 4 * LANES } else { 0 };
+        let panel_bytes = blocks * format.block_bytes() + tail;
+        let panels = stored.rows.div_ceil(LANES);
+        let mut region = arena.take(panels * panel_bytes).map_err(|error| EngineError::OutOfMemory {
+            device: "cpu".into(),
+            detail: format!("{} bytes of weights: {error}", panels * panel_bytes),
+        })?;
+        let bytes = region.bytes_mut();
+        touch(bytes, panel_bytes);
+        for (panel, bytes) in bytes.chunks_exact_mut(panel_bytes.max(1)).enumerate() {
+            for lane in 0..LANES.min(stored.rows - panel * LANES) {
+                pack_row(stored, panel * LANES + lane, lane, format, bytes);
+            }
+        }
+        Ok(Self { rows: stored.rows, columns: stored.columns, format, panel_bytes, region })
+    }
+
+    /// Panels of sixteen rows, the last one padded.
+    #[must_use]
+    pub fn panels(&self) -> usize {
+        self.rows.div_ceil(LANES)
+    }
+
+    /// The bytes of a panel.
+    #[must_use]
+    pub fn panel(&self, panel: usize) -> &[u8] {
+        &self.region.bytes()[panel * self.panel_bytes..(panel + 1) * self.panel_bytes]
+    }
+
+    /// Bytes that one pass over the matrix reads.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.panels() * self.panel_bytes
+    }
+
+    /// Columns with padding: what a packed row of activations must have.
+    #[must_use]
+    pub fn padded_columns(&self) -> usize {
+        self.columns.next_multiple_of(self.format.block_columns())
+    }
+
+    /// Unpacks a row into `out`, as f32.
+    pub fn row(&self, row: usize, out: &mut [f32]) {
+        let (panel, lane) = (self.panel(row / LANES), row % LANES);
+        let format = self.format;
+        let (block_columns, block_bytes) = (format.block_columns(), format.block_bytes());
+        for (column, out) in out.iter_mut().enumerate().take(self.columns) {
+            let block = &panel[column / block_columns * block_bytes..];
+            let within = column % block_columns;
+            *out = match format {
+                PackedFormat::F32 => f32::from_le_bytes(at(block, 4 * lane)),
+                PackedFormat::F16 => f16::from_le_bytes(at(block, 2 * lane)).to_f32(),
+                PackedFormat::Bf16 => half::bf16::from_le_bytes(at(block, 4 * lane + 2 * within)).to_f32(),
+                PackedFormat::Int8 => {
+                    let scale = f32::from_le_bytes(at(&panel[panel.len() - 4 * LANES..], 4 * lane));
+                    (f32::from(block[quad(within, lane)]) - 128.0) * scale
+                }
+                PackedFormat::Q8_0 => {
+                    let scale = header(block, within / GROUP, lane);
+                    (f32::from(block[HEADER + quad(within, lane)]) - 128.0) * scale
+                }
+                PackedFormat::Q4_0 => {
+                    let scale = header(block, within / GROUP, lane);
+                    (f32::from(nibble(&block[HEADER..], within, lane)) - 8.0) * scale
+                }
+                PackedFormat::Int4 { .. } => {
+                    let (scale, zero) = (header(block, 0, lane), header(block, 1, lane));
+                    (f32::from(nibble(&block[HEADER..], within, lane)) - zero) * scale
+                }
+            };
+        }
+    }
+}
+
+/// Where a column's byte lies among quads of sixteen rows.
+fn quad(column: usize, lane: usize) -> usize {
+    column / 4 * 4 * LANES + 4 * lane + column % 4
+}
+
+/// Where a column's half byte lies, and whether it is the high one.
+fn half_byte(column: usize, lane: usize) -> (usize, bool) {
+    (column / 8 * 4 * LANES + 4 * lane + column % 4, column % 8 >= 4)
+}
+
+fn nibble(bytes: &[u8], column: usize, lane: usize) -> u8 {
+    let (index, high) = half_byte(column, lane);
+    if high { bytes[index] >> 4 } else { bytes[index] & 15 }
+}
+
+fn header(block: &[u8], index: usize, lane: usize) -> f32 {
+    f16::from_le_bytes(at(block, 2 * (index * LANES + lane))).to_f32()
+}
+
+fn at<const N: usize>(bytes: &[u8], index: usize) -> [u8; N] {
+    *bytes[index..].first_chunk().expect("the panel is as long as its format says")
+}
+
+/// Writes one row into its lane of a zeroed panel.
+fn pack_row(stored: &StoredMatrix, row: usize, lane: usize, format: PackedFormat, panel: &mut [u8]) {
+    let columns = stored.columns;
+    let (block_columns, block_bytes) = (format.block_columns(), format.block_bytes());
+    let plain = |panel: &mut [u8], column: usize, bytes: &[u8]| {
+        let at = column / block_columns * block_bytes
+            + block_columns * bytes.len() * lane
+            + bytes.len() * (column % block_columns);
+        panel[at..at + bytes.len()].copy_from_slice(bytes);
+    };
+    let scales = |panel: &mut [u8], values: &[f16], group: usize, slot_of: &dyn Fn(usize) -> usize| {
+        for (index, scale) in values.iter().enumerate() {
+            let block = index * group / block_columns * block_bytes;
+            let at = block + 2 * (slot_of(index) * LANES + lane);
+            panel[at..at + 2].copy_from_slice(&scale.to_le_bytes());
+        }
+    };
+    let own = row * columns..(row + 1) * columns;
+    match &stored.data {
+        StoredData::F32(values) => {
+            values[own].iter().enumerate().for_each(|(c, v)| plain(panel, c, &v.to_le_bytes()));
+        }
+        StoredData::F16(values) => {
+            values[own].iter().enumerate().for_each(|(c, v)| plain(panel, c, &v.to_le_bytes()));
+        }
+        StoredData::Bf16(values) => {
+            values[own].iter().enumerate().for_each(|(c, v)| plain(panel, c, &v.to_le_bytes()));
+        }
+        StoredData::Int8 { quants, scales: row_scales } => {
+            pack_quads(&quants[own], lane, panel, block_columns, block_bytes, 0);
+            let at = panel.len() - 4 * LANES + 4 * lane;
+            panel[at..at + 4].copy_from_slice(&row_scales[row].to_f32().to_le_bytes());
+        }
+        StoredData::Fp8 { .. } => unreachable!("a matrix of fp8 has no packed format"),
+        StoredData::Q8_0 { quants, scales: all } => {
+            let groups = columns.div_ceil(GROUP);
+            let padded = groups * GROUP;
+            let quants = &quants[row * padded..(row + 1) * padded];
+            pack_quads(quants, lane, panel, block_columns, block_bytes, HEADER);
+            scales(panel, &all[row * groups..(row + 1) * groups], GROUP, &|index| index % 2);
+        }
+        StoredData::Q4_0 { nibbles, scales: all } => {
+            let groups = columns.div_ceil(GROUP);
+            let half_row = groups * GROUP / 2;
+            let nibbles = &nibbles[row * half_row..(row + 1) * half_row];
+            pack_nibbles(nibbles, lane, panel, block_columns, block_bytes);
+            scales(panel, &all[row * groups..(row + 1) * groups], GROUP, &|index| index % 2);
+        }
+        StoredData::Int4 { nibbles, scales: all, zeros, group } => {
+            let groups = columns.div_ceil(*group);
+            let half_row = groups * group / 2;
+            let nibbles = &nibbles[row * half_row..(row + 1) * half_row];
+            pack_nibbles(nibbles, lane, panel, block_columns, block_bytes);
+            scales(panel, &all[row * groups..(row + 1) * groups], *group, &|_| 0);
+            scales(panel, &zeros[row * groups..(row + 1) * groups], *group, &|_| 1);
+        }
+    }
+}
+
+/// Signed bytes as unsigned ones, quad by quad. A padded column stays 0, which stands for -128: its activation is 0.
+fn pack_quads(quants: &[i8], lane: usize, panel: &mut [u8], columns: usize, bytes: usize, header: usize) {
+    for (column, quant) in quants.iter().enumerate() {
+        let block = column / columns * bytes + header;
+        panel[block + quad(column % columns, lane)] = quant.cast_unsigned() ^ 0x80;
+    }
+}
+
+/// Half bytes from two columns to a byte to eight columns over a quad.
+fn pack_nibbles(nibbles: &[u8], lane: usize, panel: &mut [u8], columns: usize, bytes: usize) {
+    for column in 0..2 * nibbles.len() {
+        let value =
+            if column.is_multiple_of(2) { nibbles[column / 2] & 15 } else { nibbles[column / 2] >> 4 };
+        let (index, high) = half_byte(column % columns, lane);
+        let block = column / columns * bytes + HEADER;
+        panel[block + index] |= if high { value << 4 } else { value };
+    }
+}

@@ -1,0 +1,369 @@
+//! A device that runs the kernels on the host, compiled from the same sources, one fiber per CUDA thread.
+//!
+//! Enters: what [`Device`] says, and a seed. Leaves: the same results as a GPU up to rounding, or an error where a kernel deadlocks, is launched
+//! with arguments that are not its own or point to freed memory, or writes beside its memory. Memory is not a number until it is written. `kernels/emulation/`
+//! says what is emulated and what is not. It is for tests: it is thousands of times slower than a GPU.
+#![expect(unsafe_code, reason = "calls the emulation, which is C++, and hands it addresses")]
+
+use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::ptr::NonNull;
+
+use super::device::{Argument, Device, Gemm, GemmOperands, KernelLaunch};
+use super::device_matrix::KernelFormat;
+use crate::engine::timeline::MonotonicTimeline;
+use crate::engine::{EngineError, Timeline};
+
+unsafe extern "C" {
+    fn hbmark_emulated_launch(
+        name: *const c_char,
+        grid: *const u32,
+        threads: u32,
+        shared_bytes: usize,
+        arguments: *const *const c_void,
+        kinds: *const *const c_char,
+        count: u32,
+        seed: u64,
+        error: *mut c_char,
+        error_bytes: usize,
+    ) -> c_int;
+    fn hbmark_emulated_without_barrier(file: *const c_char, line: c_int);
+    fn hbmark_emulated_barrier(index: usize, file: *mut c_char, file_bytes: usize) -> c_int;
+}
+
+/// The name in errors.
+const NAME: &str = "emulated";
+
+/// What surrounds an allocation, and what fills it until it is written: not a number in f32, f16 and bf16.
+const POISON: u8 = 0xff;
+const GUARD: usize = 256;
+
+thread_local! {
+    /// Allocations of this host thread that are not freed: their addresses and sizes.
+    static LIVE: RefCell<BTreeMap<u64, usize>> = const { RefCell::new(BTreeMap::new()) };
+}
+
+/// Whether so many bytes from an address on lie in one allocation that is not freed.
+fn holds(address: u64, bytes: usize) -> bool {
+    LIVE.with_borrow(|live| {
+        let below = live.range(..=address).next_back();
+        below.is_some_and(|(start, size)| address + bytes as u64 <= start + *size as u64)
+    })
+}
+
+/// An allocation between two guards.
+#[derive(Debug)]
+pub struct EmulatedMemory {
+    start: NonNull<u8>,
+    bytes: usize,
+}
+
+impl EmulatedMemory {
+    fn layout(bytes: usize) -> Layout {
+        Layout::from_size_align(bytes + 2 * GUARD, GUARD)
+            .expect("a test's memory is far below the address space")
+    }
+
+    fn new(bytes: usize) -> Self {
+        let layout = Self::layout(bytes);
+        // SAFETY: the size is not zero: there are guards.
+        let start = unsafe { alloc(layout) };
+        let Some(start) = NonNull::new(start) else { handle_alloc_error(layout) };
+        // SAFETY: as many bytes were allocated.
+        unsafe { start.as_ptr().write_bytes(POISON, layout.size()) };
+        let memory = Self { start, bytes };
+        LIVE.with_borrow_mut(|live| live.insert(memory.address() as u64, bytes));
+        memory
+    }
+
+    fn address(&self) -> *mut u8 {
+        // SAFETY: behind the first guard.
+        unsafe { self.start.as_ptr().add(GUARD) }
+    }
+
+    /// Whether nobody wrote beside it.
+    fn is_sound(&self) -> bool {
+        // SAFETY: both guards are part of the allocation.
+        let guards = unsafe {
+            [
+                std::slice::from_raw_parts(self.start.as_ptr(), GUARD),
+                std::slice::from_raw_parts(self.start.as_ptr().add(GUARD + self.bytes), GUARD),
+            ]
+        };
+        guards.iter().all(|guard| guard.iter().all(|byte| *byte == POISON))
+    }
+}
+
+impl Drop for EmulatedMemory {
+    fn drop(&mut self) {
+        let sound = self.is_sound();
+        LIVE.with_borrow_mut(|live| live.remove(&(self.address() as u64)));
+        // SAFETY: allocated with this layout.
+        unsafe { dealloc(self.start.as_ptr(), Self::layout(self.bytes)) };
+        assert!(
+            sound || std::thread::panicking(),
+            "a kernel wrote beside an allocation of {} bytes",
+            self.bytes
+        );
+    }
+}
+
+/// What a graph is made of.
+#[derive(Debug, Clone)]
+pub enum GraphNode {
+    KernelLaunch(KernelLaunch),
+    Gemm(Gemm, GemmOperands),
+}
+
+/// The emulated device.
+#[derive(Debug)]
+pub struct Emulated {
+    random: u64,
+    /// As [`Device::multiprocessors`].
+    pub multiprocessors: u32,
+    recording: Option<Vec<GraphNode>>,
+    /// Kernels run so far.
+    pub launches: usize,
+    /// Graphs replayed so far.
+    pub replays: usize,
+}
+
+impl Emulated {
+    /// A device whose threads and blocks are scheduled by a seed.
+    #[must_use]
+    pub fn new(seed: u64) -> Self {
+        Self { random: seed, multiprocessors: 2, recording: None, launches: 0, replays: 0 }
+    }
+
+    fn failed(detail: impl Into<String>) -> EngineError {
+        EngineError::Device { device: NAME.into(), detail: detail.into() }
+    }
+
+    fn run(&mut self, launch: &KernelLaunch) -> Result<(), EngineError> {
+        for argument in &launch.arguments {
+            if let Argument::Address(address @ 1..) = argument
+                && !holds(*address, 1)
+            {
+                return Err(Self::failed(format!("{}: an argument points to freed memory", launch.kernel)));
+            }
+        }
+        let name = CString::new(launch.kernel.as_str()).expect("a symbol has no zero");
+        let (arguments, kinds): (Vec<*const c_void>, Vec<*const c_char>) = launch
+            .arguments
+            .iter()
+            .map(|argument| match argument {
+                Argument::Address(value) => ((&raw const *value).cast::<c_void>(), c"p8".as_ptr()),
+                Argument::U64(value) => ((&raw const *value).cast(), c"u8".as_ptr()),
+                Argument::I32(value) => ((&raw const *value).cast(), c"u4".as_ptr()),
+                Argument::F32(value) => ((&raw const *value).cast(), c"f4".as_ptr()),
+            })
+            .unzip();
+        self.random =
+            self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.launches += 1;
+        let mut error = [0u8; 256];
+        let count = u32::try_from(arguments.len()).expect("a kernel has few arguments");
+        // SAFETY: the emulation checks number and kinds of the arguments against the kernel's signature; whether addresses and sizes fit each
+        // other is what the typed wrappers check, and guards around allocations notice. Strings are zero-terminated.
+        let status = unsafe {
+            hbmark_emulated_launch(
+                name.as_ptr(),
+                launch.grid.as_ptr(),
+                launch.threads,
+                launch.shared_bytes as usize,
+                arguments.as_ptr(),
+                kinds.as_ptr(),
+                count,
+                self.random,
+                error.as_mut_ptr().cast(),
+                error.len(),
+            )
+        };
+        if status == 0 {
+            return Ok(());
+        }
+        let text = CStr::from_bytes_until_nul(&error).map(CStr::to_string_lossy).unwrap_or_default();
+        Err(Self::failed(format!("{}: {text}", launch.kernel)))
+    }
+
+    fn capture_or_run(&mut self, work: GraphNode) -> Result<(), EngineError> {
+        let Some(recorded) = &mut self.recording else { return self.work(&work) };
+        recorded.push(work);
+        Ok(())
+    }
+
+    fn work(&mut self, work: &GraphNode) -> Result<(), EngineError> {
+        match work {
+            GraphNode::KernelLaunch(launch) => self.run(launch),
+            GraphNode::Gemm(product, operands) => Self::product(product, operands),
+        }
+    }
+
+    /// A product, term by term.
+    fn product(product: &Gemm, operands: &GemmOperands) -> Result<(), EngineError> {
+        let Gemm { format, rows, outputs, columns, bias, accumulate } = *product;
+        let widen: fn(u16) -> f32 = match format {
+            KernelFormat::Bf16 => |bits| half::bf16::from_bits(bits).to_f32(),
+            KernelFormat::F16 => |bits| half::f16::from_bits(bits).to_f32(),
+            _ => return Err(Self::failed(format!("no product of {}", format.name()))),
+        };
+        let sides = [
+            (operands.inputs, 2 * rows * columns),
+            (operands.weights, 2 * outputs * columns),
+            (operands.out, 4 * rows * outputs),
+            (operands.bias, if bias { 4 * outputs } else { 0 }),
+        ];
+        if sides.iter().any(|(address, bytes)| *bytes > 0 && !holds(*address, *bytes)) {
+            return Err(Self::failed("a side of a product reaches beyond its memory"));
+        }
+        // SAFETY: all of it lies in allocations that are alive, checked above, and nobody else uses them meanwhile; out is no other side.
+        let (inputs, weights, out, bias) = unsafe {
+            let halves = |address: u64, count| std::slice::from_raw_parts(address as *const u16, count);
+            let out = std::slice::from_raw_parts_mut(operands.out as *mut f32, rows * outputs);
+            let bias = bias.then(|| std::slice::from_raw_parts(operands.bias as *const f32, outputs));
+            (halves(operands.inputs, rows * columns), halves(operands.weights, outputs * columns), out, bias)
+        };
+        for (input, sums) in inputs.chunks_exact(columns).zip(out.chunks_exact_mut(outputs)) {
+            for (o, (sum, row)) in sums.iter_mut().zip(weights.chunks_exact(columns)).enumerate() {
+                let before = if accumulate { *sum } else { 0.0 };
+                let dot: f32 = row.iter().zip(input).map(|(w, x)| widen(*w) * widen(*x)).sum();
+                *sum = before + dot + bias.map_or(0.0, |bias| bias[o]);
+            }
+        }
+        Ok(())
+    }
+
+    fn check(memory: &EmulatedMemory, offset: usize, bytes: usize) -> Result<(), EngineError> {
+        if offset + bytes > memory.bytes {
+            return Err(Self::failed(format!("a copy of {bytes} bytes at {offset} of {}", memory.bytes)));
+        }
+        if !memory.is_sound() {
+            return Err(Self::failed(format!(
+                "a kernel wrote beside an allocation of {} bytes",
+                memory.bytes
+            )));
+        }
+        Ok(())
+    }
+}
+
+impl Device for Emulated {
+    type Memory = EmulatedMemory;
+    type Graph = Vec<GraphNode>;
+
+    fn name(&self) -> &str {
+        NAME
+    }
+
+    fn multiprocessors(&self) -> u32 {
+        self.multiprocessors
+    }
+
+    fn timeline(&self) -> Box<dyn Timeline> {
+        Box::new(MonotonicTimeline::default())
+    }
+
+    fn allocate(&mut self, bytes: usize) -> Result<EmulatedMemory, EngineError> {
+        if self.recording.is_some() {
+            return Err(Self::failed(format!("an allocation of {bytes} bytes while a graph is recorded")));
+        }
+        Ok(EmulatedMemory::new(bytes))
+    }
+
+    fn address(memory: &EmulatedMemory) -> u64 {
+        memory.address() as u64
+    }
+
+    fn bytes(memory: &EmulatedMemory) -> usize {
+        memory.bytes
+    }
+
+    fn upload(&mut self, to: &EmulatedMemory, offset: usize, source: &[u8]) -> Result<(), EngineError> {
+        if self.recording.is_some() {
+            return Err(Self::failed("a copy to the device while a graph is recorded"));
+        }
+        Self::check(to, offset, source.len())?;
+        // SAFETY: the range lies within the allocation, which `source` cannot be part of.
+        unsafe { to.address().add(offset).copy_from_nonoverlapping(source.as_ptr(), source.len()) };
+        Ok(())
+    }
+
+    fn download(
+        &mut self,
+        from: &EmulatedMemory,
+        offset: usize,
+        target: &mut [u8],
+    ) -> Result<(), EngineError> {
+        Self::check(from, offset, target.len())?;
+        // SAFETY: the range lies within the allocation, which `target` cannot be part of.
+        unsafe { target.as_mut_ptr().copy_from_nonoverlapping(from.address().add(offset), target.len()) };
+        Ok(())
+    }
+
+    fn launch(&mut self, launch: &KernelLaunch) -> Result<(), EngineError> {
+        self.capture_or_run(GraphNode::KernelLaunch(launch.clone()))
+    }
+
+    fn multiply(&mut self, product: &Gemm, operands: &GemmOperands) -> Result<(), EngineError> {
+        self.capture_or_run(GraphNode::Gemm(*product, *operands))
+    }
+
+    fn begin_capture(&mut self) -> Result<(), EngineError> {
+        self.recording = Some(Vec::new());
+        Ok(())
+    }
+
+    fn end_capture(&mut self) -> Result<Vec<GraphNode>, EngineError> {
+        self.recording.take().ok_or_else(|| Self::failed("no graph is being recorded"))
+    }
+
+    fn replay(&mut self, graph: &Vec<GraphNode>) -> Result<(), EngineError> {
+        self.replays += 1;
+        graph.iter().try_for_each(|work| self.work(work))
+    }
+
+    fn synchronise(&mut self) -> Result<(), EngineError> {
+        Ok(())
+    }
+}
+
+/// A `__syncthreads` in the sources.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Barrier {
+    pub file: CString,
+    pub line: i32,
+}
+
+impl std::fmt::Display for Barrier {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let file = self.file.to_string_lossy();
+        write!(f, "{}:{}", file.rsplit('/').next().unwrap_or_default(), self.line)
+    }
+}
+
+impl Barrier {
+    /// Those that launches of this host thread have met so far.
+    #[must_use]
+    pub fn met() -> Vec<Self> {
+        let mut met = Vec::new();
+        loop {
+            let mut file = [0u8; 1024];
+            // SAFETY: the emulation writes a zero-terminated string of at most the bytes it is told of.
+            let line = unsafe { hbmark_emulated_barrier(met.len(), file.as_mut_ptr().cast(), file.len()) };
+            let Some(file) = CStr::from_bytes_until_nul(&file).ok().filter(|_| line > 0) else { return met };
+            met.push(Self { file: file.to_owned(), line });
+        }
+    }
+
+    /// Runs something on this host thread as if the barrier were not in the sources.
+    pub fn without<T>(&self, run: impl FnOnce() -> T) -> T {
+        // SAFETY: a zero-terminated string, copied by the callee; both calls.
+        unsafe { hbmark_emulated_without_barrier(self.file.as_ptr(), self.line) };
+        let result = run();
+        // SAFETY: as above.
+        unsafe { hbmark_emulated_without_barrier(c"".as_ptr(), 0) };
+        result
+    }
+}

@@ -1,0 +1,204 @@
+//! The linear layers on tensor cores, for more rows than are worth streaming the weights for.
+//!
+//! Enters: rows and a matrix. Leaves: launches of `prepare_rows.cu`, and of `tiled_layers.cu` or the device's library. Kernels of ours, which
+//! finish an operation in the product itself, take a decode batch and read a matrix once per tile of rows; of 16-bit floats, from
+//! [`Tuning::min_library_rows`](super::kernels::Tuning) rows on, the library's product is faster than theirs, and a kernel behind it finishes.
+
+use Argument::{Address, F32};
+
+use super::device::{Argument, Device, Gemm, GemmOperands, KernelLaunch};
+use super::device_matrix::{KernelFormat, Matrix, VECTOR};
+use super::kernels::{DeviceTensor, launch_mismatch, size, word};
+use crate::engine::EngineError;
+
+/// Threads of a block of `prepare_rows.cu`.
+const THREADS: u32 = 256;
+
+/// One of the tilings of `tiled.cuh`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Tiling {
+    rows: usize,
+    outputs: usize,
+    warps: u32,
+    stages: usize,
+}
+
+const TILINGS: [Tiling; 4] = [
+    Tiling { rows: 16, outputs: 32, warps: 4, stages: 6 },
+    Tiling { rows: 32, outputs: 32, warps: 4, stages: 6 },
+    Tiling { rows: 64, outputs: 32, warps: 4, stages: 6 },
+    Tiling { rows: 128, outputs: 128, warps: 8, stages: 3 },
+];
+
+impl Tiling {
+    /// The smallest that takes all rows at once, or the largest.
+    fn of(rows: usize) -> Self {
+        TILINGS.into_iter().find(|tiling| tiling.rows >= rows).unwrap_or(TILINGS[3])
+    }
+
+    /// Shared memory: stages of 128 bytes of each output, and of the inputs that meet them.
+    fn shared_bytes(self, inputs: Inputs) -> usize {
+        let scales = if inputs.grouped { VECTOR } else { 0 };
+        self.stages
+            * (self.outputs * STAGE_VECTORS * VECTOR
+                + self.rows * (inputs.vectors(STAGE_VECTORS) * VECTOR + scales))
+    }
+}
+
+/// Vectors of a row of weights in a stage.
+const STAGE_VECTORS: usize = 8;
+
+/// How rows are prepared for a format (`tiled.cuh`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Inputs {
+    /// Vectors of inputs that meet one of weights.
+    per_vector: usize,
+    /// Whether a scale comes with every 32 columns.
+    grouped: bool,
+}
+
+impl Inputs {
+    /// Of formats that tensor cores take.
+    fn of(format: KernelFormat) -> Option<Self> {
+        match format {
+            KernelFormat::Bf16 | KernelFormat::F16 => Some(Self { per_vector: 1, grouped: false }),
+            KernelFormat::Int8 => Some(Self { per_vector: 1, grouped: true }),
+            KernelFormat::Fp8 => Some(Self { per_vector: 2, grouped: false }),
+            KernelFormat::F32 => None,
+        }
+    }
+
+    fn vectors(self, of_weights: usize) -> usize {
+        self.per_vector * of_weights
+    }
+
+    /// Bytes of a prepared row; scales are whole vectors, one a stage.
+    fn row_bytes(self, of_weights: usize) -> usize {
+        let scales = if self.grouped { of_weights.div_ceil(STAGE_VECTORS) } else { 0 };
+        (self.vectors(of_weights) + scales) * VECTOR
+    }
+}
+
+/// Whether a matrix can be multiplied on tensor cores.
+#[must_use]
+pub fn fits(format: KernelFormat) -> bool {
+    Inputs::of(format).is_some()
+}
+
+/// Whether the device's library has the product: it knows neither scales of groups nor 8-bit floats beside bf16.
+#[must_use]
+pub fn library_has(format: KernelFormat) -> bool {
+    matches!(format, KernelFormat::Bf16 | KernelFormat::F16)
+}
+
+/// Bytes of the prepared rows of a product; none where there is no such product.
+#[must_use]
+pub fn prepared_bytes<D: Device>(weights: &Matrix<D>, rows: usize) -> usize {
+    Inputs::of(weights.format).map_or(0, |inputs| rows * inputs.row_bytes(weights.vectors))
+}
+
+/// How a product goes to the tensor cores, and the memory it needs there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TiledWorkspace {
+    /// The rows as tensor cores take them.
+    pub prepared: u64,
+    /// Whether the device's library makes it, or kernels of ours.
+    pub by_library: bool,
+}
+
+/// Rows, picked, normed and rounded.
+#[derive(Debug)]
+pub struct Prepare<'a, D: Device> {
+    pub rows: usize,
+    pub input: &'a DeviceTensor<D>,
+    /// Which rows, `[rows]` words; 0 for all of them in order.
+    pub row_of: u64,
+    pub norm: Option<(&'a DeviceTensor<D>, f32)>,
+}
+
+impl<D: Device> Prepare<'_, D> {
+    /// Enqueues it; the result is at `prepared`.
+    ///
+    /// # Errors
+    /// When the device refuses.
+    pub fn launch(&self, device: &mut D, weights: &Matrix<D>, prepared: u64) -> Result<(), EngineError> {
+        device.launch(&KernelLaunch {
+            kernel: format!("prepare_rows_{}", weights.format.name()),
+            grid: [word(self.rows), 1, 1],
+            threads: THREADS,
+            shared_bytes: 0,
+            arguments: vec![
+                Address(D::address(&self.input.memory)),
+                Address(self.row_of),
+                Address(self.norm.map_or(0, |(norm, _)| D::address(&norm.memory))),
+                F32(self.norm.map_or(0.0, |(_, eps)| eps)),
+                Address(prepared),
+                size(self.rows),
+                size(weights.columns),
+                size(weights.vectors),
+            ],
+        })
+    }
+}
+
+/// Enqueues the library's product of prepared rows to `out`; bytes of weights.
+///
+/// # Errors
+/// When the device refuses.
+pub fn multiply_by_library<D: Device>(
+    device: &mut D,
+    rows: usize,
+    weights: &Matrix<D>,
+    prepared: u64,
+    out: u64,
+    accumulate: bool,
+) -> Result<u64, EngineError> {
+    let product = Gemm {
+        format: weights.format,
+        rows,
+        outputs: weights.outputs,
+        columns: weights.vectors * weights.format.columns(),
+        bias: weights.bias.is_some(),
+        accumulate,
+    };
+    let bias = weights.bias.as_ref().map_or(0, D::address);
+    let operands = GemmOperands { inputs: prepared, weights: D::address(&weights.data), bias, out };
+    device.multiply(&product, &operands)?;
+    Ok(weights.bytes())
+}
+
+/// Enqueues a tiled product of prepared rows, with the arguments of its operation first; bytes of weights.
+///
+/// # Errors
+/// When the device refuses.
+pub fn multiply<D: Device>(
+    device: &mut D,
+    operation: &str,
+    rows: usize,
+    weights: &Matrix<D>,
+    prepared: u64,
+    mut arguments: Vec<Argument>,
+) -> Result<u64, EngineError> {
+    let Some(inputs) = Inputs::of(weights.format) else {
+        return launch_mismatch(device, operation, format!("{} on tensor cores", weights.format.name()));
+    };
+    let tiling = Tiling::of(rows);
+    let passes = rows.div_ceil(tiling.rows);
+    arguments.extend([
+        Address(prepared),
+        Address(D::address(&weights.data)),
+        Address(weights.scales.as_ref().map_or(0, D::address)),
+        Address(weights.bias.as_ref().map_or(0, D::address)),
+        size(rows),
+        size(weights.outputs),
+        size(weights.vectors),
+    ]);
+    device.launch(&KernelLaunch {
+        kernel: format!("tiled_{operation}_{}_t{}", weights.format.name(), tiling.rows),
+        grid: [word(weights.outputs.div_ceil(tiling.outputs)), word(passes), 1],
+        threads: tiling.warps * 32,
+        shared_bytes: word(tiling.shared_bytes(inputs)),
+        arguments,
+    })?;
+    Ok(passes as u64 * weights.bytes())
+}

@@ -1,0 +1,338 @@
+//! The stock engine: candle-transformers' forward as everybody runs it.
+//!
+//! Enters: an architecture, loaded tensors and a device. Leaves: a [`Session`] whose steps are candle's own kernels in
+//! candle's own order. A step is the forward plus the greedy argmax, which a decoder needs before it can go on.
+//!
+//! Sequences advance in groups: the sequences of one batch share one candle cache and must bring as many tokens at the
+//! same position ([`Ragged::Uniform`]). Each group keeps the cache as it was before its last step, so a step that starts
+//! at that position again runs on a clone of it. A clone copies handles and no tensor, so a pinned decode costs what an
+//! ordinary one does; it holds one more copy of the KV. The clone must not be of a cache fresh from a prefill, which candle
+//! rearranges in its first decode step: whoever pins a decode brings the last position by a decode step.
+
+#[cfg(feature = "cuda")]
+mod captured_graph;
+mod family;
+
+use std::collections::{BTreeMap, HashMap};
+
+use candle_core::{D, DType, Tensor};
+
+use super::error_mapping::of_candle;
+use super::{Backend, DeviceChoice, EngineError, MemoryUse, SequenceId, Session, StepBatch, Timeline};
+use hbmark_core::model::{Architecture, Dtype, Inventory};
+use hbmark_core::result::{Capabilities, EngineKind, Ragged};
+
+pub use family::{Limits, StockModel, limits};
+
+/// Checks that a device has one of candle's engines.
+///
+/// # Errors
+/// [`EngineError::Unsupported`] on a CPU, where there are no launches and no pool.
+pub fn check_device(kind: EngineKind, device: DeviceChoice) -> Result<(), EngineError> {
+    let why = match (kind, device) {
+        (EngineKind::Stock | EngineKind::Native, _) | (_, DeviceChoice::Cuda(_)) => return Ok(()),
+        (EngineKind::StockPool, DeviceChoice::Cpu) => "memory pools are a GPU's; run `stock`",
+        (EngineKind::StockGraph, DeviceChoice::Cpu) => "launches are a GPU's; run `stock`",
+    };
+    Err(EngineError::Unsupported {
+        engine: kind.name().into(),
+        what: "steps on a CPU".into(),
+        why: why.into(),
+    })
+}
+
+/// The KV of sequences that advance together, now and before their last step.
+#[derive(Debug)]
+struct Group {
+    sequences: Vec<SequenceId>,
+    before: (usize, StockModel),
+    now: (usize, StockModel),
+}
+
+/// candle's model, loaded.
+#[derive(Debug)]
+pub struct StockSession {
+    backend: Backend,
+    architecture: Architecture,
+    inventory: Inventory,
+    capabilities: Capabilities,
+    kv_dtype: Dtype,
+    /// The model with an empty cache: where every group starts.
+    blank: StockModel,
+    /// Keyed by the first sequence of the group.
+    groups: BTreeMap<SequenceId, Group>,
+    /// Logits and greedy tokens of the last step.
+    last: Option<(Tensor, Tensor)>,
+}
+
+impl StockSession {
+    /// Hands loaded tensors to candle.
+    ///
+    /// # Errors
+    /// When candle cannot run the architecture, or the device fails.
+    pub fn new(
+        architecture: Architecture,
+        tensors: HashMap<String, Tensor>,
+        inventory: Inventory,
+        dtype: Dtype,
+        backend: Backend,
+    ) -> Result<Self, EngineError> {
+        let limits = limits(&architecture, false)?;
+        let candle_dtype = candle_dtype(dtype)?;
+        let blank = StockModel::build(&architecture, tensors, candle_dtype, &backend.device)
+            .map_err(|e| of_candle(&backend.name, &e))?;
+        Ok(Self::assemble(architecture, inventory, dtype, limits, blank, backend))
+    }
+
+    /// Opens a validated GGUF file through candle's quantised models.
+    ///
+    /// # Errors
+    /// When candle cannot run the architecture, or the device fails.
+    pub fn from_gguf(
+        architecture: Architecture,
+        content: candle_core::quantized::gguf_file::Content,
+        file: &mut std::fs::File,
+        inventory: Inventory,
+        backend: Backend,
+    ) -> Result<Self, EngineError> {
+        let limits = limits(&architecture, true)?;
+        let blank = StockModel::build_gguf(&architecture, content, file, &backend.device)
+            .map_err(|e| of_candle(&backend.name, &e))?;
+        // candle's quantised models compute, and so keep K and V, in f32.
+        Ok(Self::assemble(architecture, inventory, Dtype::F32, limits, blank, backend))
+    }
+
+    fn assemble(
+        architecture: Architecture,
+        inventory: Inventory,
+        kv_dtype: Dtype,
+        limits: Limits,
+        blank: StockModel,
+        backend: Backend,
+    ) -> Self {
+        let capabilities = capabilities(EngineKind::Stock, limits, &backend.name, backend.device.is_cpu());
+        Self {
+            backend,
+            architecture,
+            inventory,
+            capabilities,
+            kv_dtype,
+            blank,
+            groups: BTreeMap::new(),
+            last: None,
+        }
+    }
+
+    /// The same session under the name of another way to run it.
+    #[must_use]
+    pub fn named(mut self, variant: EngineKind) -> Self {
+        variant.name().clone_into(&mut self.capabilities.engine);
+        self
+    }
+
+    fn refuse<T>(what: String, why: String) -> Result<T, EngineError> {
+        Err(EngineError::Unsupported { engine: "stock".into(), what, why })
+    }
+
+    /// Checks that a batch is uniform and inside the limits; returns tokens per sequence and the position.
+    fn check(&self, batch: &StepBatch) -> Result<(usize, usize), EngineError> {
+        let Some(first) = batch.sequences.first() else {
+            return Self::refuse("an empty batch".into(), "a step needs at least one sequence".into());
+        };
+        let (tokens, position) = (first.tokens.len(), first.start_position);
+        if tokens == 0 {
+            return Self::refuse("a step without tokens".into(), "every sequence must bring one".into());
+        }
+        for other in &batch.sequences {
+            if other.tokens.len() != tokens || other.start_position != position {
+                return Self::refuse(
+                    "a ragged batch".into(),
+                    format!(
+                        "sequence {} brings {} tokens at {}, sequence {} {} at {}; candle's cache has one offset",
+                        first.sequence.0,
+                        tokens,
+                        position,
+                        other.sequence.0,
+                        other.tokens.len(),
+                        other.start_position
+                    ),
+                );
+            }
+            if let Some(&token) = other.tokens.iter().find(|&&t| t as usize >= self.architecture.vocab_size) {
+                return Self::refuse(
+                    format!("token {token}"),
+                    format!("the vocabulary ends at {}", self.architecture.vocab_size),
+                );
+            }
+        }
+        if position + tokens > self.capabilities.max_positions {
+            return Self::refuse(
+                format!("position {}", position + tokens),
+                format!("the limit is {}", self.capabilities.max_positions),
+            );
+        }
+        Ok((tokens, position))
+    }
+
+    /// Brings the group of a batch to the wanted position: blank, continued, or rewound by one step.
+    fn group_at(&mut self, batch: &StepBatch, position: usize) -> Result<&mut Group, EngineError> {
+        let key = batch.sequences[0].sequence;
+        if position == 0 {
+            let sequences = batch.sequences.iter().map(|s| s.sequence).collect();
+            let blank = || (0, self.blank.clone());
+            self.groups.insert(key, Group { sequences, before: blank(), now: blank() });
+        }
+        let Some(group) = self.groups.get_mut(&key) else {
+            return Self::refuse(
+                format!("a step at position {position} of unknown sequence {}", key.0),
+                "a sequence starts at position 0".into(),
+            );
+        };
+        if !group.sequences.iter().eq(batch.sequences.iter().map(|s| &s.sequence)) {
+            return Self::refuse(
+                "sequences from different groups in one step".into(),
+                "sequences that were prefilled together must go on together".into(),
+            );
+        }
+        if group.now.0 == position {
+            group.before = group.now.clone();
+        } else if group.before.0 == position {
+            group.now = group.before.clone();
+        } else {
+            return Self::refuse(
+                format!("a step at position {position}"),
+                format!("the cache holds {} positions and can go back to {}", group.now.0, group.before.0),
+            );
+        }
+        Ok(group)
+    }
+}
+
+impl Session for StockSession {
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+    fn architecture(&self) -> &Architecture {
+        &self.architecture
+    }
+    fn inventory(&self) -> &Inventory {
+        &self.inventory
+    }
+    fn kv_dtype(&self) -> Dtype {
+        self.kv_dtype
+    }
+
+    fn step(&mut self, batch: &StepBatch) -> Result<(), EngineError> {
+        let (tokens, position) = self.check(batch)?;
+        // The last step's logits go before the next step allocates, as in a decoding loop.
+        self.last = None;
+        let name = self.backend.name.clone();
+        let failed = |e: candle_core::Error| of_candle(&name, &e);
+        let flat: Vec<u32> = batch.sequences.iter().flat_map(|s| s.tokens.iter().copied()).collect();
+        let input =
+            Tensor::from_vec(flat, (batch.sequences.len(), tokens), &self.backend.device).map_err(failed)?;
+        let group = self.group_at(batch, position)?;
+        let outputs = greedy(&mut group.now.1, &input, position).map_err(failed)?;
+        group.now.0 = position + tokens;
+        self.last = Some(outputs);
+        Ok(())
+    }
+
+    fn logits(&mut self) -> Result<Vec<Vec<f32>>, EngineError> {
+        let (logits, _) = self.last.as_ref().ok_or(EngineError::NoStepRun)?;
+        logits.to_vec2().map_err(|e| of_candle(&self.backend.name, &e))
+    }
+
+    fn next_tokens(&mut self, tokens: &mut Vec<u32>) -> Result<(), EngineError> {
+        let (_, greedy) = self.last.as_ref().ok_or(EngineError::NoStepRun)?;
+        // candle gives a tensor's values in a vector of its own: that is how people read its tokens.
+        tokens.extend(greedy.to_vec1::<u32>().map_err(|e| of_candle(&self.backend.name, &e))?);
+        Ok(())
+    }
+
+    fn timeline(&mut self) -> &mut dyn Timeline {
+        self.backend.timeline.as_mut()
+    }
+
+    fn release(&mut self, sequence: SequenceId) {
+        self.groups.retain(|_, group| !group.sequences.contains(&sequence));
+    }
+
+    fn memory(&mut self) -> MemoryUse {
+        MemoryUse {
+            weights: self.inventory.total_bytes(),
+            peak: self.backend.peak_memory.as_mut().and_then(|read| read()),
+        }
+    }
+}
+
+/// What candle's models can do within the limits of an architecture.
+#[must_use]
+pub fn capabilities(variant: EngineKind, limits: Limits, device: &str, host_memory: bool) -> Capabilities {
+    Capabilities {
+        engine: variant.name().into(),
+        device: device.into(),
+        max_batch: 4096,
+        max_positions: limits.max_positions,
+        max_positions_reason: limits.reason,
+        ragged: Ragged::Uniform,
+        paged: false,
+        prefix_sharing: false,
+        graphs: variant == EngineKind::StockGraph,
+        host_memory,
+    }
+}
+
+/// A step as a decoder needs it: logits of the last position, f32, and the greedy token of each sequence.
+fn greedy(model: &mut StockModel, tokens: &Tensor, position: usize) -> candle_core::Result<(Tensor, Tensor)> {
+    let logits = model.forward(tokens, position)?;
+    let greedy = logits.argmax(D::Minus1)?;
+    Ok((logits, greedy))
+}
+
+/// The candle dtype of a plain float dtype.
+///
+/// # Errors
+/// [`EngineError::Unsupported`] for storage formats candle's float models do not have.
+pub fn candle_dtype(dtype: Dtype) -> Result<DType, EngineError> {
+    match dtype {
+        Dtype::F32 => Ok(DType::F32),
+        Dtype::Bf16 => Ok(DType::BF16),
+        Dtype::F16 => Ok(DType::F16),
+        Dtype::Int8 | Dtype::Int4 | Dtype::Q8_0 | Dtype::Q4_0 => {
+            Err(unsupported(dtype, format!("{FLOATS_ONLY}; the native engine runs {dtype}")))
+        }
+        Dtype::Fp8 | Dtype::Gguf => Err(unsupported(dtype, FLOATS_ONLY.into())),
+    }
+}
+
+const FLOATS_ONLY: &str =
+    "candle's float models run f32, bf16 and f16; its quantised ones take their weights from a GGUF file";
+
+fn unsupported(dtype: Dtype, why: String) -> EngineError {
+    EngineError::Unsupported { engine: "stock".into(), what: format!("dtype {dtype}"), why }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_way_is_an_engine_and_only_the_eager_one_runs_on_a_cpu() {
+        for variant in EngineKind::ALL.into_iter().filter(|kind| kind.is_stock()) {
+            assert_eq!(EngineKind::of(variant.name()), Some(variant));
+            assert!(check_device(variant, DeviceChoice::Cuda(0)).is_ok());
+            assert_eq!(check_device(variant, DeviceChoice::Cpu).is_ok(), variant == EngineKind::Stock);
+        }
+    }
+
+    #[test]
+    fn a_packed_dtype_is_refused_with_the_engine_that_runs_it() {
+        for dtype in [Dtype::Int8, Dtype::Int4, Dtype::Q8_0, Dtype::Q4_0] {
+            let error = candle_dtype(dtype).unwrap_err().to_string();
+            assert!(error.contains(&format!("dtype {dtype}")), "{error}");
+            assert!(error.ends_with(&format!("the native engine runs {dtype}")), "{error}");
+        }
+        assert!(!candle_dtype(Dtype::Fp8).unwrap_err().to_string().contains("native"));
+    }
+}

@@ -1,0 +1,211 @@
+//! The whole stories: a step benchmark, a prediction, a comparison, the checks of the ruler.
+//!
+//! Enters: a validated configuration. Leaves: a result as plain data. Data flows one way, and [`benchmark`] is the first of them:
+//!
+//! ```text
+//! RunConfig → Plan (ordered cells) → Rig (a worker: Session loads weights) → measured samples
+//!           → Ledger (bytes, FLOPs) × Ceilings → Verdict → Report
+//! ```
+
+pub mod bench;
+pub mod child;
+pub mod compare;
+pub mod config;
+pub mod device_worker;
+mod engine_run;
+mod in_process;
+pub mod journal;
+pub mod plan;
+pub mod predict;
+pub mod selftest;
+mod subprocess;
+pub mod verify;
+
+pub use in_process::InProcessWorker;
+pub use subprocess::SubprocessWorker;
+
+use config::RunConfig;
+use device_worker::{DeviceRequest, DeviceResponse, DeviceWorker, MachineInfo};
+
+use crate::measure::protocol::{Depth, Event, Protocol};
+use crate::weights::OpenModel;
+use crate::worker::journal::JournalError;
+use crate::worker::spawn::WorkerError;
+use crate::{engine, measure};
+use hbmark_core::ledger::devices;
+use hbmark_core::model::Dtype;
+use hbmark_core::result::{Cause, Report, ReportKind, SCHEMA_VERSION, Status, as_map};
+use hbmark_core::units::Bytes;
+use hbmark_report::analysis::judge;
+
+/// Is told how a run goes on.
+pub trait Observer {
+    /// A stage outside the cells: loading, probing.
+    fn stage(&mut self, what: &str);
+    /// While weights load: so many bytes of so many have come. Called once a tensor; the last call may fall short of the total, or
+    /// pass it, where an engine stores some tensors otherwise than planned.
+    fn loaded(&mut self, _done: Bytes, _total: Bytes) {}
+    /// Something happened to a cell.
+    fn event(&mut self, event: Event<'_>);
+    /// For so many seconds nothing more may be heard, if all goes as predicted.
+    fn busy(&mut self, _seconds: f64) {}
+}
+
+/// Is told nothing.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct NoopObserver;
+
+impl Observer for NoopObserver {
+    fn stage(&mut self, _what: &str) {}
+    fn event(&mut self, _event: Event<'_>) {}
+}
+
+/// Why a run could not start, or had to end. A cell that fails is a result and not an error.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    #[error(transparent)]
+    Engine(#[from] engine::EngineError),
+    #[error(transparent)]
+    Probe(#[from] measure::probe::ProbeError),
+    #[error("{reason}")]
+    Refused { reason: String },
+    #[error("stopped by signal {signal} before anything was measured")]
+    Interrupted { signal: i32 },
+    #[error(transparent)]
+    Worker(#[from] WorkerError),
+    #[error(transparent)]
+    Journal(#[from] JournalError),
+}
+
+impl RunConfig {
+    /// The dtypes of an engine's cells: those asked for, or the one that is sensible for the model on the device.
+    #[must_use]
+    pub fn dtypes_for(&self, engine: &str, model: &OpenModel) -> Vec<Dtype> {
+        if self.dtypes.is_empty() {
+            vec![engine::default_dtype(engine, model, self.device)]
+        } else {
+            self.dtypes.clone()
+        }
+    }
+
+    /// The protocol of the run.
+    #[must_use]
+    pub fn protocol(&self) -> Protocol {
+        let protocol = match self.depth {
+            Depth::Full => Protocol::full(self.seed),
+            Depth::Quick => Protocol::quick(self.seed),
+            Depth::Smoke => Protocol::smoke(self.seed),
+        };
+        Protocol { kv: self.kv, ..protocol }
+    }
+}
+
+/// A run that came to an end.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Finished {
+    pub report: Report,
+    /// The signal that stopped it early; the cells that it cost are incomplete.
+    pub stopped: Option<i32>,
+}
+
+/// Runs a step benchmark: the machine, its ceilings, then every engine and dtype over its cells, judged and put together.
+///
+/// # Errors
+/// When the device cannot be opened or probed, or the model cannot be loaded at all; when the run was stopped before it had anything.
+pub fn benchmark(
+    worker: &mut dyn DeviceWorker,
+    config: &RunConfig,
+    model: &OpenModel,
+    command: &str,
+    observer: &mut dyn Observer,
+) -> Result<Finished, RunError> {
+    let mut report = begin(worker, config, model, command, observer)?;
+    let mut stopped = None;
+    for series in engine_run::all(config, model) {
+        if stopped.is_some() {
+            series.lose(config, model, &mut report, (Status::Incomplete, &Cause::NotReached));
+        } else {
+            stopped = engine_run::run(worker, config, model, &series, &mut report, observer)?;
+        }
+    }
+    report.crossovers = engine_run::crossovers(config, model, &report);
+    conclude(&mut report);
+    if stopped.is_some() {
+        let open = report.cells.iter().filter(|cell| cell.status == Status::Incomplete).count();
+        let warning = format!("the run was stopped: {open} of {} cells are incomplete", report.cells.len());
+        report.warnings.insert(0, warning);
+    }
+    Ok(Finished { report, stopped })
+}
+
+/// The names of all cells of a run, in order.
+#[must_use]
+pub fn planned(config: &RunConfig, model: &OpenModel) -> Vec<String> {
+    let cells = engine_run::all(config, model).into_iter().flat_map(|series| series.cells(config));
+    cells.map(|cell| cell.id()).collect()
+}
+
+/// The hash of a model's dimensions and tensors at the first dtype of a run.
+#[must_use]
+pub fn model_hash(config: &RunConfig, model: &OpenModel) -> String {
+    model.summary(config.dtypes_for(&config.engines[0], model)[0]).hash
+}
+
+/// A report with everything but cells: the machine, its ceilings, the model.
+pub(super) fn begin(
+    worker: &mut dyn DeviceWorker,
+    config: &RunConfig,
+    model: &OpenModel,
+    command: &str,
+    observer: &mut dyn Observer,
+) -> Result<Report, RunError> {
+    let begun = match engine_run::execute_with_retry(worker, &DeviceRequest::Probe, observer)? {
+        DeviceResponse::Probed(begun) => begun,
+        DeviceResponse::Lost { reason } => return Err(RunError::Refused { reason: reason.to_string() }),
+        _ => {
+            return Err(RunError::Refused {
+                reason: "the ceilings were asked for and something else came".into(),
+            });
+        }
+    };
+    let MachineInfo { started_at, environment, ceilings, warnings } = *begun;
+    let product = environment.gpu.as_ref().and_then(|gpu| gpu.name.as_deref());
+    let datasheet = product.and_then(|name| devices::find(name).ok()).cloned();
+    Ok(Report {
+        schema_version: SCHEMA_VERSION,
+        kind: ReportKind::Run,
+        command: command.to_owned(),
+        started_at: Some(started_at),
+        note: config.note.clone(),
+        hypothesis: config.hypothesis.clone(),
+        environment,
+        config: as_map(config),
+        model: model.summary(config.dtypes_for(&config.engines[0], model)[0]),
+        capabilities: Vec::new(),
+        protocol: Some(config.protocol().summary()),
+        ceilings,
+        datasheet,
+        cells: Vec::new(),
+        cold: Vec::new(),
+        ladders: Vec::new(),
+        fits: Vec::new(),
+        crossovers: Vec::new(),
+        warnings,
+    })
+}
+
+/// Adds what is computed over all cells.
+pub(super) fn conclude(report: &mut Report) {
+    judge::recompute(report);
+}
+
+/// The plan of a run as text: which cells would run, which would be skipped and why, and what each needs.
+///
+/// # Errors
+/// When the engine cannot run the model at all.
+pub fn dry_run(config: &RunConfig, model: &OpenModel) -> Result<String, RunError> {
+    engine_run::dry_run(config, model)
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

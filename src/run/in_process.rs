@@ -1,0 +1,446 @@
+//! The rig of this process: it opens the device and holds the sessions.
+//!
+//! Enters: requests. Leaves: answers, made of what the engines, probes and the monitor say. A worker is a process around this; a run
+//! without isolation uses it directly. It draws up no schedule and judges nothing.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::time::Instant;
+
+use crate::engine::{self, DeviceChoice, EngineError, SequenceId, Session, StepBatch};
+use crate::machine::environment;
+use crate::machine::memory::{self, MemoryOf};
+use crate::measure::block::{BlockError, take_block};
+use crate::measure::protocol::{Depth, Monitor, NoopMonitor, Protocol};
+use crate::measure::visit::{CellInputs, trial_step};
+use crate::measure::{self, monitor, operations, quality, weight_check};
+use crate::run::config::RunConfig;
+use crate::run::device_worker::{
+    CostedCell, DeviceRequest, DeviceResponse, DeviceWorker, MachineInfo, OpenEngines, Opened, SampledBlock,
+};
+use crate::run::{Observer, RunError, plan};
+use crate::weights::OpenModel;
+use crate::worker::signals::Interrupts;
+use hbmark_core::ledger::Ledger;
+use hbmark_core::model::Dtype;
+use hbmark_core::result::{Cause, ColdRow, Quality, Status};
+use hbmark_core::units::{Bytes, Nanos};
+
+/// The share of available memory that weights, KV and activations may take together, in percent.
+pub(crate) const MEMORY_PERCENT: u64 = 90;
+
+/// A reference in f32 is loaded for the quality gate when it takes at most this share of the available memory.
+const REFERENCE_SHARE: f64 = 0.5;
+
+/// Wraps every session that is opened; a worker that plants faults puts them here.
+pub(super) type SessionWrapper = Box<dyn Fn(Box<dyn Session>) -> Box<dyn Session>>;
+
+/// The device, in this process.
+pub struct InProcessWorker {
+    config: RunConfig,
+    model: Rc<OpenModel>,
+    live: BTreeMap<usize, LoadedEngine>,
+    open: OpenEngines,
+    /// Told to stop between two requests.
+    stop: Option<Interrupts>,
+    wrap: Option<SessionWrapper>,
+}
+
+impl std::fmt::Debug for InProcessWorker {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("InProcessWorker").field("open", &self.open).finish_non_exhaustive()
+    }
+}
+
+impl InProcessWorker {
+    /// A rig over this process's devices.
+    #[must_use]
+    pub fn new(config: &RunConfig, model: Rc<OpenModel>) -> Self {
+        let (live, open) = (BTreeMap::new(), OpenEngines::default());
+        Self { config: config.clone(), model, live, open, stop: None, wrap: None }
+    }
+
+    /// The same, which ends between two requests when the user wants it to.
+    #[must_use]
+    pub fn with_interrupts(self, interrupts: Interrupts) -> Self {
+        Self { stop: Some(interrupts), ..self }
+    }
+
+    /// Wraps every session that is opened from now on.
+    pub(super) fn wrap(&mut self, wrap: SessionWrapper) {
+        self.wrap = Some(wrap);
+    }
+
+    fn handle(
+        &mut self,
+        request: &DeviceRequest,
+        observer: &mut dyn Observer,
+    ) -> Result<DeviceResponse, RunError> {
+        match request {
+            DeviceRequest::Identify => {
+                Ok(DeviceResponse::Identified(Box::new(environment::collect(self.config.device.gpu()))))
+            }
+            DeviceRequest::Probe => self.begin(observer),
+            DeviceRequest::Open { series, engine, dtype, reopen } => {
+                self.live.remove(series);
+                let opened = self.open(engine, *dtype, *reopen, observer);
+                match opened {
+                    Ok((live, opened)) => {
+                        self.live.insert(*series, live);
+                        Ok(DeviceResponse::Opened(Box::new(opened)))
+                    }
+                    Err(OpenFailure::Unavailable { status, reason }) => {
+                        Ok(DeviceResponse::Unavailable { status, reason })
+                    }
+                    Err(OpenFailure::Lost { reason }) => Ok(DeviceResponse::Lost { reason }),
+                    Err(OpenFailure::Refused(error)) => Err(error),
+                }
+            }
+            DeviceRequest::Close { series } => {
+                self.live.remove(series);
+                Ok(DeviceResponse::Done)
+            }
+            DeviceRequest::Visit { series, .. }
+            | DeviceRequest::MeasureReference { series, .. }
+            | DeviceRequest::Profile { series, .. }
+            | DeviceRequest::TrialStep { series, .. }
+            | DeviceRequest::Sample { series, .. }
+            | DeviceRequest::Release { series, .. } => match self.live.get_mut(series) {
+                Some(live) => Ok(live.handle(request, observer)),
+                None if !request.measures() => Ok(DeviceResponse::Done),
+                None => Ok(DeviceResponse::Refused { reason: format!("series {series} is not open") }),
+            },
+        }
+    }
+
+    fn begin(&mut self, observer: &mut dyn Observer) -> Result<DeviceResponse, RunError> {
+        let config = &self.config;
+        let started_at = crate::machine::clock::now_utc();
+        let environment = environment::collect(config.device.gpu());
+        observer.stage("looking at this machine");
+        let warnings = crate::machine::doctor::distortions(&environment);
+        observer.stage("measuring this device's ceilings");
+        let ceilings = measure::ceilings::measure(config.device, config.depth, config.threads)?;
+        Ok(DeviceResponse::Probed(Box::new(MachineInfo { started_at, environment, ceilings, warnings })))
+    }
+
+    /// Loads one engine at one dtype, checks its outputs and takes its cold rows.
+    fn open(
+        &mut self,
+        engine: &str,
+        dtype: Dtype,
+        reopen: bool,
+        observer: &mut dyn Observer,
+    ) -> Result<(LoadedEngine, Opened), OpenFailure> {
+        let (config, model) = (&self.config, &*self.model);
+        // What no engine of the plan can do at all is an error of the plan, whatever else is wrong; beside one that can, cells say so.
+        let another_can = || {
+            config.engines.iter().filter(|other| *other != engine).any(|other| {
+                let dtype = engine::default_dtype(other, model, config.device);
+                engine::capabilities(other, model, dtype, config.device).is_ok()
+            })
+        };
+        engine::capabilities(engine, model, dtype, config.device).map_err(|error| match error {
+            unable @ EngineError::Unsupported { .. } if another_can() => {
+                OpenFailure::Unavailable { status: Status::Skipped, reason: unable.cause() }
+            }
+            other => other.into(),
+        })?;
+        let kv_dtype = engine::kv_dtype(engine, model, dtype);
+        let planned = Ledger::new(&model.architecture, &model.inventory(dtype), kv_dtype);
+        if let Some(reason) = too_large(config.device, &planned) {
+            return Err(OpenFailure::Unavailable { status: Status::Skipped, reason });
+        }
+        let begin = Instant::now();
+        let session = load(config, model, engine, dtype, observer).map_err(|error| match error {
+            EngineError::OutOfMemory { device, detail } => {
+                OpenFailure::out_of_memory(device, detail, "loading weights")
+            }
+            other => other.into(),
+        })?;
+        let mut session = match &self.wrap {
+            Some(wrap) => wrap(session),
+            None => session,
+        };
+        // Before anything is timed.
+        if let Err(fault) = weight_check::weights(session.inventory(), &model.inventory(dtype)) {
+            return Err(OpenFailure::Unavailable { status: Status::Invalid, reason: fault });
+        }
+        let cold =
+            if reopen { Vec::new() } else { cold(session.as_mut(), engine, dtype, begin.elapsed().into()) };
+        let quality = if reopen {
+            Quality {
+                passed: true,
+                check: "checked before".into(),
+                max_relative_error: None,
+                token_hash: None,
+            }
+        } else {
+            gate(config, model, engine, dtype, session.as_mut(), observer)?
+        };
+        let available = memory::available(memory_of(config.device));
+        let monitor: Box<dyn Monitor> = match config.depth {
+            Depth::Smoke => Box::new(NoopMonitor),
+            Depth::Full | Depth::Quick => monitor::of_device(config.device).map_err(RunError::from)?,
+        };
+        let live = LoadedEngine::new(session, monitor, config.protocol());
+        let opened = live.opened(config, (engine, dtype), quality, cold, available);
+        Ok((live, opened))
+    }
+}
+
+/// Why a series is not open.
+enum OpenFailure {
+    Unavailable { status: Status, reason: Cause },
+    Lost { reason: Cause },
+    Refused(RunError),
+}
+
+impl OpenFailure {
+    fn out_of_memory(device: String, detail: String, during: &str) -> Self {
+        let reason = Cause::OutOfMemory { device, detail, during: Some(during.to_owned()) };
+        Self::Unavailable { status: Status::Oom, reason }
+    }
+}
+
+impl From<EngineError> for OpenFailure {
+    fn from(error: EngineError) -> Self {
+        match error {
+            EngineError::OutOfMemory { device, detail } => {
+                Self::out_of_memory(device, detail, "checking outputs")
+            }
+            fault @ EngineError::Device { .. } => Self::Lost { reason: fault.cause() },
+            other => Self::Refused(other.into()),
+        }
+    }
+}
+
+impl From<RunError> for OpenFailure {
+    fn from(error: RunError) -> Self {
+        Self::Refused(error)
+    }
+}
+
+impl DeviceWorker for InProcessWorker {
+    fn execute(
+        &mut self,
+        request: &DeviceRequest,
+        observer: &mut dyn Observer,
+    ) -> Result<DeviceResponse, RunError> {
+        if let Some(signal) = self.stop.as_ref().and_then(Interrupts::signal) {
+            return Err(RunError::Interrupted { signal });
+        }
+        // What was opened by a run before this one.
+        if request.measures() {
+            for open in self.open.reopen() {
+                if let DeviceRequest::Open { series, .. } = &open
+                    && !self.live.contains_key(series)
+                {
+                    self.handle(&open, observer)?;
+                }
+            }
+        }
+        let response = self.handle(request, observer)?;
+        self.open.note(request, &response);
+        Ok(response)
+    }
+
+    fn restore(&mut self, request: &DeviceRequest, response: &DeviceResponse) {
+        self.open.note(request, response);
+    }
+}
+
+/// A loaded engine, the inputs of its cells and what watches them.
+pub(crate) struct LoadedEngine {
+    session: Box<dyn Session>,
+    monitor: Box<dyn Monitor>,
+    protocol: Protocol,
+    inputs: CellInputs,
+    /// Tokens of the cells that are sampled, by their place.
+    tokens: BTreeMap<usize, Vec<u32>>,
+}
+
+impl LoadedEngine {
+    pub(crate) fn new(session: Box<dyn Session>, monitor: Box<dyn Monitor>, protocol: Protocol) -> Self {
+        Self { session, monitor, protocol, inputs: CellInputs::default(), tokens: BTreeMap::new() }
+    }
+
+    /// What is said of it when it is opened.
+    pub(crate) fn opened(
+        &self,
+        config: &RunConfig,
+        (engine, dtype): (&str, Dtype),
+        quality: Quality,
+        cold: Vec<ColdRow>,
+        available: Option<Bytes>,
+    ) -> Opened {
+        // From here on bytes are those of the tensors really loaded.
+        let session = &self.session;
+        let ledger = Ledger::new(session.architecture(), session.inventory(), session.kv_dtype());
+        let added = |needs: Bytes| Bytes(needs.0.saturating_sub(ledger.resident_weights().0));
+        let cells: Vec<CostedCell> =
+            plan::cells(engine, dtype, &config.phases, &config.batches, &config.contexts)
+                .into_iter()
+                .map(|cell| {
+                    let needs = plan::needed(&ledger, &cell, config.device);
+                    let room = available.map(usable);
+                    let obstacle = plan::obstacle(&cell, session.capabilities(), added(needs), room);
+                    CostedCell { cost: plan::cost(&ledger, &cell, config.device), needs, obstacle, cell }
+                })
+                .collect();
+        let possible = cells.iter().filter(|planned| planned.obstacle.is_none());
+        let together: Bytes = possible.map(|planned| added(planned.needs)).sum();
+        Opened {
+            capabilities: session.capabilities().clone(),
+            kv_dtype: session.kv_dtype(),
+            quality,
+            cold,
+            cells,
+            all_fit: available.is_some_and(|free| together.0 < usable(free).0 / 2),
+            canary_tolerance: self.monitor.canary_tolerance(self.protocol.canary_tolerance),
+        }
+    }
+
+    /// Carries out an order about a cell.
+    pub(crate) fn handle(&mut self, request: &DeviceRequest, observer: &mut dyn Observer) -> DeviceResponse {
+        let Self { session, monitor, protocol, inputs, tokens } = self;
+        let session = session.as_mut();
+        let mut busy = |seconds: f64| observer.busy(seconds);
+        match request {
+            DeviceRequest::Visit { visit, .. } => {
+                let visited = inputs.visit(session, monitor.as_mut(), protocol, visit, &mut busy);
+                DeviceResponse::Visited(Box::new(visited))
+            }
+            DeviceRequest::MeasureReference { reference, .. } => DeviceResponse::ReferenceMeasured {
+                mean_ns: inputs.measure_reference(session, protocol, reference, &mut busy),
+            },
+            DeviceRequest::Profile { index, cell, .. } => {
+                let (rows, error) = match operations::of_cell(session, cell, *index, protocol.seed) {
+                    Ok(rows) => (rows, None),
+                    Err(error) => (Vec::new(), Some(error.to_string())),
+                };
+                DeviceResponse::Profiled { rows, error }
+            }
+            DeviceRequest::TrialStep { cell, .. } => {
+                DeviceResponse::TrialStepped { end: trial_step(session, cell, protocol) }
+            }
+            DeviceRequest::Sample { index, cell, steps, canary_tolerance, .. } => {
+                let tokens = tokens.entry(*index).or_default();
+                let input = inputs.of(session, protocol, *index, cell);
+                // One cell's KV at a time: the sampler visits them one after another.
+                let taken = input.fill(session).map_err(BlockError::from).and_then(|()| {
+                    monitor.before_block();
+                    take_block(session, input, *steps, tokens)
+                });
+                match taken {
+                    Ok(mut block) => {
+                        monitor.after_block(block.wall_ns / 1e9).apply_to(&mut block, *canary_tolerance);
+                        let sample =
+                            SampledBlock { block, tokens: tokens.clone(), moved: session.bytes_moved() };
+                        DeviceResponse::Sampled(Box::new(sample))
+                    }
+                    Err(error) => DeviceResponse::Refused { reason: error.to_string() },
+                }
+            }
+            DeviceRequest::Release { index, .. } => {
+                inputs.release(session, *index);
+                DeviceResponse::Done
+            }
+            DeviceRequest::Identify
+            | DeviceRequest::Probe
+            | DeviceRequest::Open { .. }
+            | DeviceRequest::Close { .. } => DeviceResponse::Done,
+        }
+    }
+}
+
+/// Opens an engine, and tells the observer how far its weights have come.
+fn load(
+    config: &RunConfig,
+    model: &OpenModel,
+    engine: &str,
+    dtype: Dtype,
+    observer: &mut dyn Observer,
+) -> Result<Box<dyn Session>, EngineError> {
+    observer.stage(&format!("loading {} as {dtype}", model.name));
+    let mut loaded = |done, total| observer.loaded(done, total);
+    engine::open(engine, model, dtype, config.device, config.device_options, &mut loaded)
+}
+
+/// Where the memory of a device is.
+pub(crate) fn memory_of(device: DeviceChoice) -> MemoryOf {
+    match device {
+        DeviceChoice::Cpu => MemoryOf::Host,
+        DeviceChoice::Cuda(index) => MemoryOf::Gpu(index),
+    }
+}
+
+/// What of the available memory may be used.
+fn usable(available: Bytes) -> Bytes {
+    Bytes(available.0 / 100 * MEMORY_PERCENT)
+}
+
+/// Why not even the weights fit, if they do not.
+fn too_large(device: DeviceChoice, ledger: &Ledger) -> Option<Cause> {
+    let available = memory::available(memory_of(device))?;
+    let need = ledger.resident_weights();
+    (need > usable(available)).then_some(Cause::WeightsDoNotFit {
+        needed_bytes: need,
+        available_bytes: available,
+        usable_percent: MEMORY_PERCENT,
+    })
+}
+
+/// The cold rows: each happens once per process, so each is its own row and never mixed with warm steps.
+fn cold(session: &mut dyn Session, engine: &str, dtype: Dtype, load: Nanos) -> Vec<ColdRow> {
+    let sequence = SequenceId(u64::MAX / 4);
+    let row = |what: &str, time: Nanos| ColdRow {
+        what: what.into(),
+        engine: engine.into(),
+        dtype,
+        time_ns: time.0,
+    };
+    let mut rows = vec![row("open device and load weights", load)];
+    let prompt = vec![1u32; 16.min(session.capabilities().max_positions.saturating_sub(1)).max(1)];
+    let steps =
+        [("first prefill of 16 tokens", prompt.clone(), 0), ("first decode step", vec![1], prompt.len())];
+    for (what, tokens, position) in steps {
+        let begin = Instant::now();
+        let stepped = session
+            .step(&StepBatch::uniform(sequence, &[tokens], position))
+            .and_then(|()| session.greedy_tokens());
+        if stepped.is_ok() {
+            rows.push(row(what, begin.elapsed().into()));
+        }
+    }
+    session.release(sequence);
+    rows
+}
+
+/// The quality gate, against an f32 reference on the same device where one fits beside the session.
+fn gate(
+    config: &RunConfig,
+    model: &OpenModel,
+    engine: &str,
+    dtype: Dtype,
+    session: &mut dyn Session,
+    observer: &mut dyn Observer,
+) -> Result<Quality, EngineError> {
+    let reference_bytes = model.inventory(Dtype::F32).total_bytes();
+    let room = memory::available(memory_of(config.device))
+        .is_some_and(|free| reference_bytes.as_f64() < free.as_f64() * REFERENCE_SHARE);
+    let mut reference = if room && config.depth != Depth::Smoke {
+        let (device, options) = (config.device, config.device_options);
+        observer.stage("loading the f32 reference");
+        let mut loaded = |done, total| observer.loaded(done, total);
+        engine::open_reference(engine, model, dtype, device, options, &mut loaded)?
+    } else {
+        None
+    };
+    observer.stage("checking outputs");
+    let reference: Option<&mut dyn Session> = match &mut reference {
+        Some(session) => Some(session.as_mut()),
+        None => None,
+    };
+    quality::gate(session, dtype, config.seed, reference)
+}

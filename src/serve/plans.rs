@@ -1,0 +1,360 @@
+//! One point, a sweep, a search, the matrix: which points are measured, and in which order.
+
+use std::collections::BTreeMap;
+
+use super::context::ServingContext;
+use super::{Mode, ServeConfig, ServeError, ServeObserver};
+use crate::serve::point::ServingEngine;
+use hbmark_core::result::Cause;
+use hbmark_core::result::serving::{Offered, Point, Row, ServeReport, ServeResult};
+use hbmark_traffic::matrix::{check, workload};
+use hbmark_traffic::point::{PointSpec, TrafficSource};
+use hbmark_traffic::search::{SearchConfig, find_max_rate, verdict};
+use hbmark_traffic::workload::{SharedPrefix, Workload, splitmix64};
+
+/// Fills the report with points.
+pub(super) fn run(
+    config: &ServeConfig,
+    mut stage: ServingContext<'_>,
+    report: &mut ServeReport,
+    observer: &mut dyn ServeObserver,
+) -> Result<(), ServeError> {
+    let at = &mut stage;
+    match &config.mode {
+        Mode::Single => single(config, at, report, observer),
+        Mode::Sweep { variable, values } => sweep(config, stage, variable, values, report, observer),
+        Mode::FindMaxRate { seeds, precision } => search(config, at, *seeds, *precision, report, observer),
+        Mode::Matrix { scale } => matrix(config, at, *scale, report, observer),
+        Mode::CompareLoops => compare(config, at, report, observer),
+    }
+}
+
+/// The one door to a measured point.
+fn measure(
+    stage: &mut ServingContext<'_>,
+    spec: &PointSpec,
+    observer: &mut dyn ServeObserver,
+) -> Result<Point, ServeError> {
+    let mut spec = spec.clone();
+    stage.settle(&mut spec);
+    if let Some(known) = observer.recall(&spec, stage.longest_step(&spec))? {
+        return Ok(known);
+    }
+    observer.stage(&spec.label);
+    let point = stage.engine.measure(&spec, &mut |progress| observer.progress(progress));
+    observer.measured(&point, stage.engine.fault())?;
+    Ok(point?)
+}
+
+/// What a load is called.
+fn label(offered: Offered) -> String {
+    match offered {
+        Offered::Rate(rate) => format!("rate {rate}"),
+        Offered::AtOnce => "at once".into(),
+        Offered::Concurrency(n) => format!("concurrency {n}"),
+        Offered::AsRecorded => "as recorded".into(),
+    }
+}
+
+fn single(
+    config: &ServeConfig,
+    stage: &mut ServingContext<'_>,
+    report: &mut ServeReport,
+    observer: &mut dyn ServeObserver,
+) -> Result<(), ServeError> {
+    let mut spec = stage.spec(&label(config.offered), config.offered, config.seed);
+    baselines_without(stage, &spec, report, observer)?;
+    if config.cold_twin {
+        // The cold one first: it leaves nothing behind that the warm one could find.
+        let cold = PointSpec { label: format!("{} cold", spec.label), cold: true, ..spec.clone() };
+        report.points.push(measure(stage, &cold, observer)?);
+        spec.label.push_str(" warm");
+    }
+    let mut point = measure(stage, &spec, observer)?;
+    let plain = report.points.iter().find(|p| p.label.ends_with(NO_ADAPTERS)).and_then(|p| p.result.as_ref());
+    if let (Some(cost), Some(own), Some(plain)) = (&mut point.adapters, &point.result, plain) {
+        cost.against(own, plain);
+    }
+    report.points.push(point);
+    Ok(())
+}
+
+/// What a row is called that is there to be held against.
+const NO_ADAPTERS: &str = "without adapters";
+const NO_GRAMMAR: &str = "without grammar";
+
+/// The same load without adapters and without a grammar, as rows of their own.
+fn baselines_without(
+    stage: &mut ServingContext<'_>,
+    spec: &PointSpec,
+    report: &mut ServeReport,
+    observer: &mut dyn ServeObserver,
+) -> Result<(), ServeError> {
+    if spec.adapters.is_some() {
+        let label = format!("{} {NO_ADAPTERS}", spec.label);
+        let plain = PointSpec { label, adapters: None, ..spec.clone() };
+        report.points.push(measure(stage, &plain, observer)?);
+    }
+    if spec.constrained.is_some() {
+        let label = format!("{} {NO_GRAMMAR}", spec.label);
+        let plain = PointSpec { label, constrained: None, ..spec.clone() };
+        report.points.push(measure(stage, &plain, observer)?);
+    }
+    Ok(())
+}
+
+/// Changes the one variable of a sweep.
+fn vary(spec: &mut PointSpec, variable: &str, value: f64) -> Result<(), ServeError> {
+    let fail = |problem: String| Err(ServeError::Sweep { variable: variable.to_owned(), problem });
+    let workload =
+        |spec: &mut PointSpec, change: &dyn Fn(&Workload) -> Result<Workload, ServeError>| match &spec.source
+        {
+            TrafficSource::Workload(w) => {
+                spec.source = TrafficSource::Workload(change(w)?);
+                Ok(())
+            }
+            TrafficSource::Trace(..) => fail("changes what a trace has recorded".into()),
+        };
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "checked to be whole and small"
+    )]
+    let count = value as usize;
+    if !matches!(variable, "rate" | "prefix-share") && (value.fract() != 0.0 || !(1.0..=1e9).contains(&value))
+    {
+        return fail(format!("takes whole numbers from 1 on, not {value}"));
+    }
+    match variable {
+        "rate" => spec.offered = Offered::Rate(value),
+        "concurrency" => spec.offered = Offered::Concurrency(count),
+        "max-num-seqs" => spec.scheduler.max_num_seqs = count,
+        "max-num-batched-tokens" => spec.scheduler.max_num_batched_tokens = count,
+        "num-gpu-blocks-override" => spec.scheduler.num_blocks = count,
+        "block-size" => {
+            // The same memory, cut another way.
+            let positions = spec.scheduler.num_blocks * spec.scheduler.block_size;
+            spec.scheduler.block_size = count;
+            spec.scheduler.num_blocks = positions / count;
+        }
+        "input-len" => {
+            let change = |w: &Workload| {
+                let input = Workload::fixed(count, 1)?.input;
+                Ok(Workload { input, ..w.clone() })
+            };
+            return workload(spec, &change);
+        }
+        "output-len" => {
+            let change = |w: &Workload| {
+                let output = Workload::fixed(1, count)?.output;
+                Ok(Workload { output, ..w.clone() })
+            };
+            return workload(spec, &change);
+        }
+        "prefix-share" => {
+            let change = |w: &Workload| {
+                let Some(prefix) = w.prefix else {
+                    return Err(ServeError::Sweep {
+                        variable: "prefix-share".into(),
+                        problem: "needs --prefix-tokens".into(),
+                    });
+                };
+                let prefix = Some(SharedPrefix { share: value, ..prefix });
+                Ok(Workload { prefix, ..w.clone() }.checked()?)
+            };
+            return workload(spec, &change);
+        }
+        other => {
+            return fail(format!(
+                "is not known; the variables are {} (`{other}` is none of them)",
+                VARIABLES.join(", ")
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// What a sweep can vary.
+pub const VARIABLES: &[&str] = &[
+    "rate",
+    "concurrency",
+    "max-num-seqs",
+    "max-num-batched-tokens",
+    "num-gpu-blocks-override",
+    "block-size",
+    "input-len",
+    "output-len",
+    "prefix-share",
+];
+
+fn sweep(
+    config: &ServeConfig,
+    mut stage: ServingContext<'_>,
+    variable: &str,
+    values: &[f64],
+    report: &mut ServeReport,
+    observer: &mut dyn ServeObserver,
+) -> Result<(), ServeError> {
+    let mut stopped: Option<Cause> = None;
+    for (index, value) in values.iter().enumerate() {
+        // Prompts differ between points, or the second would find the first in the cache.
+        let mut spec =
+            stage.spec(&format!("{variable} {value}"), config.offered, splitmix64(config.seed, index as u64));
+        vary(&mut spec, variable, *value)?;
+        if let Some(reason) = &stopped {
+            let (plan, measured) = spec.plan()?;
+            report
+                .points
+                .push(Point { not_run: Some(reason.clone()), ..spec.without_result(&plan, &measured) });
+            continue;
+        }
+        if variable == "block-size" {
+            stage = stage.with_block_size(spec.scheduler.block_size, observer)?;
+            spec.scheduler.num_blocks = stage.scheduler.num_blocks.max(1);
+            spec.scheduler.block_size = stage.scheduler.block_size;
+            if matches!(stage.engine, ServingEngine::Virtual { .. }) {
+                vary(&mut spec, variable, *value)?;
+            }
+        }
+        let point = measure(&mut stage, &spec, observer)?;
+        if let Some(result) = point.result.as_ref().filter(|_| !config.slo.clauses.is_empty()) {
+            let (met, why) = verdict(result);
+            // More load cannot help; of other variables every value is a question of its own.
+            if !met && matches!(variable, "rate" | "concurrency") {
+                stopped = Some(Cause::SweepEnded { variable: variable.into(), value: *value, why });
+            }
+        }
+        report.points.push(point);
+    }
+    Ok(())
+}
+
+/// Requests per second that a workload gets when all requests are there at once, by the virtual clock.
+fn capacity(stage: &ServingContext<'_>, spec: &PointSpec) -> Result<f64, ServeError> {
+    let model = stage.step_model.clone().ok_or(ServeError::Needs {
+        what: "choosing rates",
+        needs: "a prediction of the engine's steps: leave out --no-predict",
+    })?;
+    let vocab = stage.model.architecture.vocab_size;
+    let at_once = PointSpec {
+        offered: Offered::AtOnce,
+        requests: (4 * spec.scheduler.max_num_seqs).clamp(64, 512),
+        slo: hbmark_core::result::serving::Slo::default(),
+        time_limit: None,
+        ..spec.clone()
+    };
+    let point = ServingEngine::Virtual { model, vocab }.measure(&at_once, &mut |_| {})?;
+    Ok(point.result.map_or(1.0, |r| r.served_per_s).max(1e-6))
+}
+
+fn search(
+    config: &ServeConfig,
+    stage: &mut ServingContext<'_>,
+    seeds: usize,
+    precision: f64,
+    report: &mut ServeReport,
+    observer: &mut dyn ServeObserver,
+) -> Result<(), ServeError> {
+    if config.slo.clauses.is_empty() {
+        return Err(ServeError::Needs {
+            what: "a search",
+            needs: "--slo, as in --slo ttft_p95=1s,tpot_p95=40ms",
+        });
+    }
+    let start = if let Offered::Rate(rate) = config.offered {
+        rate
+    } else {
+        // Half of what the virtual clock says the engine can do.
+        let spec = stage.spec("capacity", Offered::AtOnce, config.seed);
+        capacity(stage, &spec)? / 2.0
+    };
+    let search = SearchConfig { start, lowest: start / 256.0, highest: start * 256.0, precision, seeds };
+    let mut points = Vec::new();
+    let slo = config.slo.clone();
+    let found = find_max_rate(&search, &slo, config.seed, &mut points, |rate, seed, longer| {
+        let mut spec = stage.spec(&format!("rate {rate:.3}"), Offered::Rate(rate), seed);
+        if longer {
+            spec.requests *= 3;
+        }
+        measure(stage, &spec, observer)
+    })?;
+    report.points.append(&mut points);
+    report.search = Some(found);
+    Ok(())
+}
+
+fn matrix(
+    config: &ServeConfig,
+    stage: &mut ServingContext<'_>,
+    scale: f64,
+    report: &mut ServeReport,
+    observer: &mut dyn ServeObserver,
+) -> Result<(), ServeError> {
+    let mut results: BTreeMap<Row, (ServeResult, Option<f64>)> = BTreeMap::new();
+    let mut warm_rate = None;
+    for (index, row) in Row::ALL.into_iter().enumerate() {
+        let mut spec = stage.spec(row.title(), Offered::AtOnce, splitmix64(config.seed, index as u64));
+        let recorded = matches!(spec.source, TrafficSource::Trace(..)) && row == Row::F;
+        if !recorded {
+            spec.source = TrafficSource::Workload(workload(row, spec.scheduler.max_model_len, scale)?);
+        }
+        spec.cold = row == Row::ECold;
+        spec.slo = hbmark_core::result::serving::Slo::default();
+        let mut rate = capacity(stage, &spec)? * row.utilisation();
+        // The twins are asked at one rate, which both can take: the cold one's, measured without sharing.
+        if row == Row::E {
+            let cold = PointSpec { cold: true, ..spec.clone() };
+            rate = capacity(stage, &cold)? * row.utilisation();
+            warm_rate = Some((rate, spec.seed));
+        }
+        if let (Row::ECold, Some((warm, seed))) = (row, warm_rate) {
+            (rate, spec.seed) = (warm, seed);
+        }
+        spec.offered = Offered::Rate(rate);
+        let point = measure(stage, &spec, observer)?;
+        if let Some(result) = &point.result {
+            results.insert(row, (result.clone(), point.ideal_hit_rate));
+        }
+        report.points.push(point);
+    }
+    report.matrix = Row::ALL.into_iter().map(|row| check(row, &results)).collect();
+    Ok(())
+}
+
+fn compare(
+    config: &ServeConfig,
+    stage: &mut ServingContext<'_>,
+    report: &mut ServeReport,
+    observer: &mut dyn ServeObserver,
+) -> Result<(), ServeError> {
+    let Offered::Rate(rate) = config.offered else {
+        return Err(ServeError::Needs {
+            what: "--compare-loops",
+            needs: "--rate, the load of the open loop",
+        });
+    };
+    let open = stage.spec(&format!("open, rate {rate}"), config.offered, config.seed);
+    let open = measure(stage, &open, observer)?;
+    let Some(result) = &open.result else {
+        report.points.push(open);
+        report.warnings.push(
+            "the closed loop was not run: how many requests it holds at a time is what the open loop had in the system, and that was lost"
+                .into(),
+        );
+        return Ok(());
+    };
+    // As many at a time as the open loop had in the system on average.
+    let inside = result.mean_running + result.mean_waiting;
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a small positive mean")]
+    let concurrency = inside.round().max(1.0) as usize;
+    report.points.push(open);
+    let offered = Offered::Concurrency(concurrency);
+    let closed = stage.spec(&format!("closed, {concurrency} at a time"), offered, splitmix64(config.seed, 1));
+    report.points.push(measure(stage, &closed, observer)?);
+    report.warnings.push(
+        "the closed loop sends a request when another is done: when the engine is slow it sends less, and the requests that would have \
+         waited are never asked"
+            .into(),
+    );
+    Ok(())
+}

@@ -1,0 +1,22 @@
+//! Weights: where they come from, and their bytes.
+//!
+//! Enters: a name, a Hugging Face folder, a hub id or a GGUF file. Leaves: an [`OpenModel`] with validated dimensions and, on request, its
+//! tensors on a device. It knows nothing of steps, timing or reports.
+
+pub mod adapter;
+mod error;
+pub mod gguf;
+pub mod hub;
+pub mod loading;
+mod open;
+pub mod safetensors;
+pub mod stored_matrix;
+mod stream;
+pub mod synthetic;
+pub mod tokenizer;
+
+pub use adapter::{Adapter, AdapterError};
+pub use error::OpenError;
+pub use loading::{LoadedWeights, WeightsError};
+pub use open::{OpenModel, Weights, open, open_shape};
+pub use stored_matrix::{Packing, StoredData, StoredMatrix, StoredTensor};

@@ -1,0 +1,154 @@
+//! Imports point up the table of `ARCHITECTURE.md` only: a room uses the rooms in the rows above its own.
+//!
+//! What the table calls `*` is a crate whose modules have no order among themselves. Tests may look anywhere: files with `test` in their
+//! path, and what stands behind the first `mod tests` of a file, are not read.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// The rows of the table, uppermost first: crate and room.
+fn table(text: &str) -> Vec<(String, String)> {
+    let rows = text.lines().skip_while(|line| !line.starts_with("| crate | room |")).skip(2);
+    let cells = rows.take_while(|line| line.starts_with('|')).map(|line| {
+        let mut cells = line.split('|').skip(1).map(|cell| cell.trim().to_owned());
+        (cells.next().unwrap(), cells.next().unwrap())
+    });
+    cells.collect()
+}
+
+/// The folder of a crate's source.
+fn source(name: &str) -> PathBuf {
+    if name == "hbmark" { root().join("src") } else { root().join("crates").join(name).join("src") }
+}
+
+fn files(folder: &Path, found: &mut Vec<PathBuf>) {
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            files(&path, found);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            found.push(path);
+        }
+    }
+}
+
+/// What a program text imports of the workspace: crate and room, with the line. A use tree in braces is one import per first segment.
+fn imports(text: &str, own: &str) -> Vec<(String, String, usize)> {
+    let mut found = Vec::new();
+    for (index, line) in text.lines().enumerate() {
+        let code = line.split("//").next().unwrap();
+        for (at, prefix) in ["crate::", "hbmark_core::", "hbmark_traffic::", "hbmark_report::", "hbmark::"]
+            .iter()
+            .flat_map(|prefix| code.match_indices(prefix))
+        {
+            let before = code[..at].chars().next_back();
+            if before.is_some_and(|c| c.is_alphanumeric() || c == '_' || c == ':' || c == '$') {
+                continue;
+            }
+            let name = prefix.trim_end_matches("::").replace('_', "-");
+            let name = if name == "crate" { own.to_owned() } else { name };
+            let rest = &code[at + prefix.len()..];
+            let word = |text: &str| -> String {
+                text.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect()
+            };
+            match rest.strip_prefix('{') {
+                // `use crate::{a::X, b}`: rustfmt keeps short trees on a line.
+                Some(tree) => {
+                    found.extend(tree.split(',').map(|item| (name.clone(), word(item.trim()), index + 1)));
+                }
+                None => found.push((name.clone(), word(rest), index + 1)),
+            }
+        }
+    }
+    found.retain(|(_, room, _)| !room.is_empty());
+    found
+}
+
+/// What each room of a crate imports.
+type Graph = BTreeMap<(String, String), BTreeSet<String>>;
+
+/// Rooms with what they import, and every import that points down the table.
+fn read(rows: &[(String, String)]) -> (Graph, Vec<String>) {
+    let rank = |name: &str, room: &str| rows.iter().position(|(c, r)| c == name && (r == room || r == "*"));
+    let mut graph = Graph::new();
+    let mut wrong = Vec::new();
+    let crates: BTreeSet<&str> = rows.iter().map(|(name, _)| name.as_str()).collect();
+    for name in crates {
+        let folder = source(name);
+        let mut found = Vec::new();
+        files(&folder, &mut found);
+        for path in found {
+            let relative = path.strip_prefix(&folder).unwrap().to_string_lossy().into_owned();
+            if relative.contains("test") || matches!(relative.as_str(), "lib.rs" | "main.rs") {
+                continue;
+            }
+            let room = relative.split('/').next().unwrap().trim_end_matches(".rs").to_owned();
+            let Some(here) = rank(name, &room) else {
+                wrong.push(format!(
+                    "{name}/src/{relative}: the room `{room}` is not in the table of ARCHITECTURE.md"
+                ));
+                continue;
+            };
+            let text = std::fs::read_to_string(&path).unwrap();
+            let text = text.split("\nmod tests {").next().unwrap();
+            for (other, target, line) in imports(text, name) {
+                // What is no room is an item of a crate's root.
+                let Some(there) = rank(&other, &target) else { continue };
+                let star = rows[here].1 == "*" && other == name;
+                if (other.as_str(), &target) == (name, &room) || star {
+                    continue;
+                }
+                graph
+                    .entry((name.to_owned(), room.clone()))
+                    .or_default()
+                    .insert(format!("{other}::{target}"));
+                if there > here {
+                    wrong.push(format!(
+                        "{name}/src/{relative}:{line}: `{room}` imports {other}::{target}, which is below it"
+                    ));
+                }
+            }
+        }
+    }
+    (graph, wrong)
+}
+
+#[test]
+fn no_import_points_down_the_table() {
+    let rows = table(&std::fs::read_to_string(root().join("ARCHITECTURE.md")).unwrap());
+    assert!(rows.len() > 15, "the table of ARCHITECTURE.md was not found");
+    let (graph, wrong) = read(&rows);
+    for ((name, room), imports) in &graph {
+        println!(
+            "{name:<15} {room:<16} {}",
+            imports.iter().map(String::as_str).collect::<Vec<_>>().join(" ")
+        );
+    }
+    assert!(graph.len() > 12, "hardly anything was read");
+    assert!(wrong.is_empty(), "imports that point down the table:\n{}", wrong.join("\n"));
+}
+
+#[test]
+fn every_room_of_the_table_exists_and_no_other_does() {
+    let rows = table(&std::fs::read_to_string(root().join("ARCHITECTURE.md")).unwrap());
+    for (name, room) in rows.iter().filter(|(_, room)| room != "*") {
+        let folder = source(name);
+        assert!(
+            folder.join(room).is_dir() || folder.join(format!("{room}.rs")).is_file(),
+            "{name} has no room {room}"
+        );
+    }
+}
+
+#[test]
+fn an_import_is_found_in_every_form() {
+    let text = "use crate::cli::axes;\nlet x = crate::run::plan();\nuse hbmark_core::{result::Cell, units::Nanos};\n// crate::serve\nuse other_crate::cli;";
+    let found = imports(text, "hbmark");
+    let names: Vec<String> =
+        found.iter().map(|(name, room, line)| format!("{name}::{room}@{line}")).collect();
+    assert_eq!(names, ["hbmark::cli@1", "hbmark::run@2", "hbmark-core::result@3", "hbmark-core::units@3"]);
+}

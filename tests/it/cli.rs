@@ -1,0 +1,484 @@
+//! The program as a person meets it: exit codes, messages, formats. Times are never compared.
+
+use std::path::{Path, PathBuf};
+
+use assert_cmd::Command;
+use predicates::prelude::PredicateBooleanExt;
+use predicates::str::contains;
+
+fn hbmark() -> Command {
+    let mut command = Command::cargo_bin("hbmark").unwrap();
+    for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("HBMARK_")) {
+        command.env_remove(name);
+    }
+    // No test may reach a network.
+    command.env("HF_HUB_OFFLINE", "1").env("NO_COLOR", "1");
+    command
+}
+
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models").join(name)
+}
+
+fn path(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+/// A copy of a fixture folder that a test may break.
+fn copy_of(name: &str) -> tempfile::TempDir {
+    let copy = tempfile::tempdir().unwrap();
+    for entry in std::fs::read_dir(fixture(name)).unwrap() {
+        let entry = entry.unwrap();
+        std::fs::copy(entry.path(), copy.path().join(entry.file_name())).unwrap();
+    }
+    copy
+}
+
+/// Bad input: exit code 2, the message on stderr, nothing on stdout.
+fn refused(arguments: &[&str], message: &str) {
+    hbmark().args(arguments).assert().code(2).stdout("").stderr(contains(message));
+}
+
+#[test]
+fn an_unknown_model_is_named_with_suggestions() {
+    refused(&["run", "--model", "Llama-3.2-1C"], "Llama-3.2-1B");
+    refused(&["predict", "--model", "./no/such/folder"], "does not exist");
+}
+
+#[test]
+fn a_hub_id_without_a_network_says_so() {
+    let cache = tempfile::tempdir().unwrap();
+    hbmark()
+        .args(["logits", "--model", "org/name", "--tokens", "1"])
+        .env("HF_HOME", cache.path())
+        .assert()
+        .code(2)
+        .stderr(contains("org/name").and(contains("HF_HUB_OFFLINE")));
+}
+
+#[test]
+fn a_folder_without_a_config_is_refused() {
+    let empty = tempfile::tempdir().unwrap();
+    refused(&["run", "--model", path(empty.path())], "config.json");
+}
+
+#[test]
+fn lists_batches_and_contexts_are_checked_before_anything_runs() {
+    refused(&["run", "--batch", "0"], "--batch `0`: 0 is not allowed");
+    refused(&["run", "--context", "8..1"], "runs backwards");
+    refused(&["run", "--dtype", "f8"], "`f8` is not one of");
+    refused(
+        &["run", "--engine", "warp"],
+        "`warp` is unknown; this build has: stock, native, stock-graph, stock-pool",
+    );
+    refused(&["run", "--device", "tpu"], "wanted cpu, cuda or cuda:N");
+    refused(&["predict", "--gpu", "voodoo2"], "voodoo2");
+}
+
+#[cfg(not(feature = "cuda"))]
+#[test]
+fn a_cpu_build_asked_for_cuda_says_how_to_get_it() {
+    refused(&["run", "--device", "cuda", "--smoke"], "--features cuda");
+    let model = fixture("qwen3");
+    for command in [&["run", "--smoke"][..], &["logits", "--tokens", "1"]] {
+        let native = ["--model", path(&model), "--device", "cuda", "--engine", "native"];
+        hbmark().args(command).args(native).assert().code(2).stdout("").stderr(contains("cuda"));
+    }
+}
+
+#[test]
+fn a_dtype_that_native_has_not_is_refused_with_those_it_has() {
+    let model = fixture("qwen3");
+    for command in [&["run", "--smoke"][..], &["logits", "--tokens", "1"]] {
+        hbmark()
+            .args(command)
+            .args(["--model", path(&model), "--engine", "native", "--dtype", "fp8", "--device", "cpu"])
+            .assert()
+            .code(2)
+            .stdout("")
+            .stderr(contains("fp8").and(contains("bf16, f16, int8, q8_0, q4_0 or int4")));
+    }
+    refused(
+        &["logits", "--tokens", "1", "--engine", "warp"],
+        "`warp` is unknown; this build has: stock, native, stock-graph, stock-pool",
+    );
+}
+
+#[test]
+fn an_unwritable_output_folder_is_found_before_the_run() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let inside = file.path().join("results");
+    refused(&["run", "--smoke", "--out", path(&inside)], "cannot create the output folder");
+}
+
+#[test]
+fn a_truncated_checkpoint_is_refused() {
+    let copy = copy_of("llama-gqa");
+    let weights = copy.path().join("model.safetensors");
+    let bytes = std::fs::read(&weights).unwrap();
+    std::fs::write(&weights, &bytes[..bytes.len() / 2]).unwrap();
+    refused(&["run", "--model", path(copy.path())], "model.safetensors");
+}
+
+#[test]
+fn a_shard_outside_its_folder_is_refused() {
+    let copy = copy_of("llama-sharded");
+    let index = copy.path().join("model.safetensors.index.json");
+    let text = std::fs::read_to_string(&index).unwrap();
+    std::fs::write(&index, text.replace("model-00001", "../model-00001")).unwrap();
+    refused(&["run", "--model", path(copy.path())], "../model-00001");
+}
+
+#[test]
+fn a_config_that_lies_about_a_shape_is_refused_with_both_shapes() {
+    let copy = copy_of("llama-gqa");
+    let config = copy.path().join("config.json");
+    let text = std::fs::read_to_string(&config).unwrap();
+    let changed = text.replace("\"intermediate_size\": 112", "\"intermediate_size\": 128");
+    assert_ne!(text, changed);
+    std::fs::write(&config, changed).unwrap();
+    hbmark()
+        .args(["run", "--model", path(copy.path())])
+        .assert()
+        .code(2)
+        .stderr(contains("112").and(contains("128")));
+}
+
+#[test]
+fn an_unsupported_architecture_is_named_with_the_supported_ones() {
+    let copy = copy_of("llama-gqa");
+    let config = copy.path().join("config.json");
+    let text = std::fs::read_to_string(&config).unwrap();
+    let text = text.replace("LlamaForCausalLM", "RwkvForCausalLM").replace("\"llama\"", "\"rwkv\"");
+    std::fs::write(&config, text).unwrap();
+    hbmark()
+        .args(["run", "--model", path(copy.path())])
+        .assert()
+        .code(2)
+        .stderr(contains("RwkvForCausalLM").and(contains("LlamaForCausalLM")));
+}
+
+#[test]
+fn an_engine_that_lacks_the_family_says_so() {
+    refused(&["run", "--model", "Mixtral-8x7B", "--smoke"], "the stock engine does not run");
+}
+
+#[test]
+fn a_context_beyond_the_models_limit_is_a_skipped_cell_and_the_others_run() {
+    let output = hbmark()
+        .args(["run", "--smoke", "--format", "json", "--phase", "decode"])
+        .args(["--model", path(&fixture("llama-gqa")), "--batch", "1", "--context", "8,100000"])
+        .assert()
+        .code(0);
+    let report: serde_json::Value = serde_json::from_slice(&output.get_output().stdout).unwrap();
+    let statuses: Vec<(u64, &str)> = report["cells"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|c| (c["context"].as_u64().unwrap(), c["status"].as_str().unwrap()))
+        .collect();
+    assert!(statuses.contains(&(8, "ok")), "{statuses:?}");
+    assert!(statuses.contains(&(100_000, "skipped")), "{statuses:?}");
+}
+
+#[test]
+fn a_grid_of_which_nothing_can_run_is_bad_input() {
+    let model = fixture("llama-gqa");
+    hbmark()
+        .args(["run", "--smoke", "--model", path(&model), "--batch", "1", "--context", "100000"])
+        .assert()
+        .code(2)
+        .stderr(contains("no cell of this grid can run").and(contains("the limit is")));
+}
+
+#[test]
+fn a_smoke_run_says_what_it_is_and_saves_a_result_that_can_be_read_again() {
+    let out = tempfile::tempdir().unwrap();
+    hbmark()
+        .args(["run", "--smoke", "--model", path(&fixture("qwen3")), "--batch", "1,2", "--context", "4,8"])
+        .args(["--note", "=1+1", "--hypothesis", "it runs", "--out", path(out.path())])
+        .assert()
+        .code(0)
+        .stdout(contains("SMOKE run").and(contains("hypothesis: it runs")));
+    for name in ["result.json", "result.csv", "result.md", "report.html"] {
+        assert!(out.path().join(name).exists(), "{name}");
+    }
+    let saved = out.path().join("result.json");
+    let again = hbmark().args(["report", path(&saved), "--format", "json"]).assert().code(0);
+    let read = |bytes: &[u8]| -> serde_json::Value { serde_json::from_slice(bytes).unwrap() };
+    assert_eq!(read(&again.get_output().stdout), read(&std::fs::read(&saved).unwrap()));
+    hbmark().args(["report", path(&saved)]).assert().code(0).stdout(contains("SMOKE run"));
+}
+
+#[test]
+fn operations_are_asked_for_and_an_engine_without_them_says_so() {
+    hbmark()
+        .args(["run", "--smoke", "--model", path(&fixture("qwen3")), "--engine", "stock", "--show-ops"])
+        .args(["--batch", "1", "--context", "4", "--phase", "decode"])
+        .assert()
+        .code(0)
+        .stdout(contains("the stock engine cannot time its operations apart"));
+}
+
+#[test]
+fn a_file_that_is_no_result_is_refused() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), "{\"schema_version\": 99}").unwrap();
+    refused(&["report", path(file.path())], "schema version 99");
+    std::fs::write(file.path(), "not json").unwrap();
+    refused(&["report", path(file.path())], "is not a result of hbmark");
+}
+
+#[test]
+fn logits_have_the_documented_shape() {
+    let output = hbmark()
+        .args(["logits", "--model", path(&fixture("llama-gqa")), "--tokens", "1,2,3"])
+        .args(["--greedy", "4", "--format", "json"])
+        .assert()
+        .code(0);
+    let found: serde_json::Value = serde_json::from_slice(&output.get_output().stdout).unwrap();
+    assert_eq!(found["engine"], "stock");
+    assert_eq!(found["dtype"], "f32");
+    assert_eq!(found["tokens"], serde_json::json!([1, 2, 3]));
+    assert_eq!(found["generated"].as_array().unwrap().len(), 4);
+    assert!(found["logits"].as_array().unwrap().iter().all(serde_json::Value::is_f64));
+    refused(&["logits", "--model", path(&fixture("llama-gqa")), "--tokens", "1,x"], "`x` is not a token id");
+    refused(&["logits", "--model", path(&fixture("llama-gqa")), "--tokens", "99999"], "token 99999");
+}
+
+/// The result of `hbmark logits` on a fixture.
+fn logits(model: &str, engine: &str, dtype: &str) -> serde_json::Value {
+    let output = hbmark()
+        .args(["logits", "--model", path(&fixture(model)), "--tokens", "5,17,42,7,99,3", "--greedy", "8"])
+        .args(["--engine", engine, "--dtype", dtype, "--device", "cpu", "--format", "json"])
+        .assert()
+        .code(0);
+    serde_json::from_slice(&output.get_output().stdout).unwrap()
+}
+
+/// The largest difference of two results' logits, relative to the largest of the second.
+fn difference(found: &serde_json::Value, reference: &serde_json::Value) -> f64 {
+    let row = |result: &serde_json::Value| -> Vec<f64> {
+        result["logits"].as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect()
+    };
+    let (found, reference) = (row(found), row(reference));
+    assert_eq!(found.len(), reference.len());
+    let largest = reference.iter().fold(0.0f64, |largest, x| largest.max(x.abs()));
+    found.iter().zip(&reference).fold(0.0, |worst, (a, b)| f64::max(worst, (a - b).abs())) / largest
+}
+
+#[test]
+fn both_engines_print_the_same_logits_and_tokens_in_f32() {
+    for model in ["llama-llama3-rope", "qwen3"] {
+        let (native, stock) = (logits(model, "native", "f32"), logits(model, "stock", "f32"));
+        assert_eq!((&native["engine"], &native["dtype"]), (&"native".into(), &"f32".into()));
+        let error = difference(&native, &stock);
+        assert!(error <= 1e-4, "{model}: {error:.1e} off");
+        assert_eq!(native["generated"], stock["generated"], "{model}");
+    }
+}
+
+#[test]
+fn native_prints_logits_near_f32_in_every_dtype() {
+    let reference = logits("llama-gqa", "native", "f32");
+    // Of 4 bits in groups over a model this small, only the order of size can be asked.
+    let bounds =
+        [("bf16", 6e-2), ("f16", 1e-2), ("int8", 1e-1), ("q8_0", 1e-1), ("q4_0", 0.5), ("int4", 0.7)];
+    for (dtype, bound) in bounds {
+        let found = logits("llama-gqa", "native", dtype);
+        assert_eq!(found["dtype"], dtype);
+        let error = difference(&found, &reference);
+        assert!(error > 0.0 && error <= bound, "{dtype}: {error:.1e} off");
+    }
+}
+
+#[test]
+fn both_engines_side_by_side_print_the_ladder() {
+    for model in ["qwen3", "llama-q8_0.gguf"] {
+        hbmark()
+            .args(["run", "--smoke", "--engine", "stock,native", "--device", "cpu", "--model"])
+            .args([path(&fixture(model)), "--batch", "1", "--context", "8", "--phase", "decode"])
+            .assert()
+            .code(0)
+            .stdout(contains("ladders: where the time of a step goes").and(contains("native takes")));
+    }
+}
+
+#[test]
+fn a_prompt_as_text_goes_through_the_models_tokenizer() {
+    hbmark()
+        .args(["logits", "--model", path(&fixture("llama-gqa")), "--prompt", "the"])
+        .assert()
+        .code(0)
+        .stdout(contains("logit"));
+    refused(&["logits", "--model", "SmolLM2-135M", "--prompt", "the"], "has no tokenizer");
+}
+
+#[test]
+fn a_prediction_has_the_cells_of_a_run() {
+    let output = hbmark()
+        .args(["predict", "--model", "Llama-3.1-8B", "--gpu", "h200", "--format", "json"])
+        .args(["--batch", "1", "--context", "512", "--phase", "decode"])
+        .assert()
+        .code(0);
+    let report: serde_json::Value = serde_json::from_slice(&output.get_output().stdout).unwrap();
+    let cell = &report["cells"][0];
+    assert_eq!(cell["status"], "predicted");
+    // 15.01 GB of weights as the step reads them, 512 positions of 131,072 B read and one written.
+    assert_eq!(cell["bytes"]["kv_read"], 512 * 131_072);
+    assert_eq!(cell["bytes"]["kv_write"], 131_072);
+    for key in ["id", "phase", "engine", "dtype", "batch", "context", "predicted_ns", "flops", "bound"] {
+        assert!(!cell[key].is_null(), "{key}");
+    }
+}
+
+#[test]
+fn every_subcommand_explains_itself_with_an_example() {
+    for name in [
+        "run",
+        "serve",
+        "compare",
+        "predict",
+        "ceiling",
+        "logits",
+        "verify",
+        "selftest",
+        "report",
+        "models",
+        "devices",
+        "doctor",
+        "glossary",
+        "completions",
+        "import",
+        "ladder",
+        "explain",
+        "checklist",
+        "capacity",
+        "record",
+    ] {
+        hbmark().args([name, "--help"]).assert().code(0).stdout(contains("Example"));
+    }
+    for mode in ["sweep", "search", "matrix", "cold"] {
+        hbmark().args(["serve", mode, "--help"]).assert().code(0).stdout(contains("Example"));
+    }
+    hbmark().args(["completions", "bash"]).assert().code(0).stdout(contains("hbmark"));
+    hbmark().arg("glossary").assert().code(0).stdout(contains("TPOT"));
+    hbmark().arg("models").assert().code(0).stdout(contains("SmolLM2-135M"));
+    hbmark().arg("devices").assert().code(0).stdout(contains("h200"));
+}
+
+#[test]
+fn a_dry_run_prints_the_plan_and_measures_nothing() {
+    hbmark()
+        .args(["run", "--dry-run", "--batch", "1,2", "--context", "128"])
+        .assert()
+        .code(0)
+        .stdout(contains("decode/stock/f32/b2/c128").and(contains("run")));
+}
+
+fn foreign(name: &str) -> String {
+    path(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/foreign").join(name)).to_owned()
+}
+
+#[test]
+fn an_import_maps_asks_and_places() {
+    let file = foreign("vllm-serve-2025-03-detailed.json");
+    hbmark()
+        .args(["import", &file])
+        .assert()
+        .success()
+        .stdout(contains("TPOT").and(contains("the file names no GPU")));
+    hbmark()
+        .args(["import", &file, "--model", "Llama-3.1-8B", "--gpu", "h100-pcie", "--dtype", "bf16"])
+        .assert()
+        .success()
+        .stdout(contains("1.44 TB/s").and(contains("names no GPU").not()));
+    hbmark().args(["import", "--aliases"]).assert().success().stdout(contains("called ITL there"));
+    refused(&["import"], "FILES");
+    refused(&["import", &foreign("README.md")], "no result this program knows");
+}
+
+#[test]
+fn a_ladder_takes_an_external_rung_on_a_prediction() {
+    let file = foreign("vllm-serve-2025-03-detailed.json");
+    let said = ["--model", "Llama-3.1-8B", "--gpu", "h100-pcie", "--dtype", "bf16"];
+    let cell = ["ladder", "--cell", "decode/ideal/bf16/b1/c1024", "--external", &file];
+    hbmark()
+        .args(cell)
+        .args(said)
+        .assert()
+        .success()
+        .stdout(contains("data sheet").and(contains("vllm (external")).or(contains("external (external")));
+    refused(&cell, "--gpu (the file names no GPU)");
+    refused(&["ladder", "--cell", "decode/b1", "--external", &file], "`decode/b1` is no cell");
+    refused(
+        &["ladder", "--cell", "decode/ideal/bf16/b1/c1024", "--external", &file, "--row", "zz"],
+        "no row with `zz`",
+    );
+}
+
+#[test]
+fn a_foreign_checklist_is_invalid_with_exit_code_1() {
+    hbmark()
+        .args(["checklist", &foreign("vllm-serve-0.25.json")])
+        .assert()
+        .code(1)
+        .stdout(contains("INVALID because of the questions marked *").and(contains("hardware named")));
+    refused(
+        &["explain", &foreign("vllm-serve-0.25.json")],
+        "is not a result of hbmark; results of other programs are read by `hbmark import",
+    );
+}
+
+#[test]
+fn a_saved_result_says_that_nothing_proves_who_took_its_samples() {
+    let seed = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/seeds/result-full.json");
+    for format in ["table", "md", "html"] {
+        hbmark()
+            .args(["report", path(&seed), "--format", format])
+            .assert()
+            .code(0)
+            .stdout(contains("nothing proves who took them"));
+    }
+}
+
+#[test]
+fn a_pipe_in_the_place_of_a_result_is_refused_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let pipe = folder.path().join("result.json");
+    assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    for command in ["report", "explain", "checklist", "import"] {
+        refused(&[command, path(&pipe)], "regular file");
+    }
+}
+
+#[test]
+fn numbers_that_mean_nothing_are_refused_before_anything_is_served() {
+    let model = fixture("qwen3");
+    let serve = ["serve", "--virtual", "--gpu", "h100-sxm", "--model", path(&model)];
+    let with = |more: &[&str], message: &str| refused(&[&serve[..], more].concat(), message);
+    for scale in ["nan", "inf", "-1", "0"] {
+        with(&["--trace", "none.csv", &format!("--time-scale={scale}")], "is not between");
+    }
+    with(&["--warmup-requests=18446744073709551615"], "18446744073709551615 is not between 0 and 10000000");
+    with(&["--rate", "1e308"], "1e308 is not a rate");
+    with(&["--rate", "1e-300"], "1e-300 is not a rate");
+}
+
+#[test]
+fn an_output_that_is_a_device_or_a_link_is_written_and_stays_what_it_is() {
+    let folder = tempfile::tempdir().unwrap();
+    let seed = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/seeds/result.json");
+    let (real, link, null) =
+        (folder.path().join("real"), folder.path().join("link"), folder.path().join("null"));
+    std::os::unix::fs::symlink("real", &link).unwrap();
+    std::os::unix::fs::symlink("/dev/null", &null).unwrap();
+    for output in [&link, &null] {
+        hbmark().args(["record", path(&seed), "--output", path(output)]).assert().code(0);
+        assert!(output.symlink_metadata().unwrap().file_type().is_symlink());
+    }
+    assert!(std::fs::read_to_string(&real).unwrap().contains("hbmark"));
+    let missing = folder.path().join("none/decision.md");
+    let said = format!("error: cannot write {}: its folder takes no new file: No such file", path(&missing));
+    refused(&["record", path(&seed), "--output", path(&missing)], &said);
+}

@@ -1,0 +1,261 @@
+//! The stock engine's logits equal those of Hugging Face transformers, on tiny random models that it saved
+//! (`tests/fixtures/README.md` says how).
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+use candle_core::{Device, Tensor};
+use serde::Deserialize;
+
+use hbmark::engine::stock::StockSession;
+use hbmark::engine::{
+    self, Backend, DeviceChoice, DeviceOptions, EngineError, SequenceId, Session, StepBatch,
+};
+use hbmark::measure::quality::relative_error;
+use hbmark::weights::StoredTensor;
+use hbmark_core::model::Dtype;
+
+/// f32 against f32: only the order of sums differs.
+const F32_TOLERANCE: f64 = 1e-4;
+
+/// candle multiplies quantised weights with activations that it quantises to 8 bits; the reference keeps activations in f32.
+const GGUF_TOLERANCE: f64 = 6e-2;
+
+#[derive(Deserialize)]
+struct Reference {
+    cases: Vec<Case>,
+}
+
+#[derive(Deserialize)]
+struct Case {
+    tokens: Vec<u32>,
+    logits: Vec<f32>,
+    greedy: Vec<u32>,
+}
+
+fn fixtures() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models")
+}
+
+fn reference(path: &Path) -> Reference {
+    serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
+}
+
+fn open(path: &Path, dtype: Dtype) -> Box<dyn Session> {
+    let model = hbmark::weights::open(path.to_str().unwrap(), None, 0).unwrap();
+    engine::open("stock", &model, dtype, DeviceChoice::Cpu, DeviceOptions::default(), &mut |_, _| {}).unwrap()
+}
+
+/// Prefill logits and greedy continuation against the reference, for each case the engine's limits allow.
+fn compare(session: &mut dyn Session, reference: &Reference, tolerance: f64) -> usize {
+    let mut compared = 0;
+    for case in &reference.cases {
+        let sequence = SequenceId(case.tokens.len() as u64);
+        let needed = case.tokens.len() + case.greedy.len();
+        if needed > session.capabilities().max_positions {
+            continue;
+        }
+        session.step(&StepBatch::uniform(sequence, std::slice::from_ref(&case.tokens), 0)).unwrap();
+        let error = relative_error(&session.logits().unwrap()[0], &case.logits);
+        assert!(error <= tolerance, "{} tokens: logits are {error:.1e} off", case.tokens.len());
+        let mut generated = vec![session.greedy_tokens().unwrap()[0]];
+        while generated.len() < case.greedy.len() {
+            let position = case.tokens.len() + generated.len() - 1;
+            let last = generated[generated.len() - 1];
+            session.step(&StepBatch::uniform(sequence, &[vec![last]], position)).unwrap();
+            generated.push(session.greedy_tokens().unwrap()[0]);
+        }
+        assert_eq!(generated, case.greedy, "{} tokens", case.tokens.len());
+        session.release(sequence);
+        compared += 1;
+    }
+    compared
+}
+
+fn folder_equals_transformers(name: &str, cases: usize) {
+    let folder = fixtures().join(name);
+    let mut session = open(&folder, Dtype::F32);
+    let compared = compare(session.as_mut(), &reference(&folder.join("reference.json")), F32_TOLERANCE);
+    assert_eq!(compared, cases);
+}
+
+macro_rules! equal_transformers {
+    ($($test:ident: $folder:literal;)*) => {$(
+        #[test]
+        fn $test() {
+            folder_equals_transformers($folder, 3);
+        }
+    )*};
+}
+
+equal_transformers! {
+    llama_with_grouped_queries: "llama-gqa";
+    llama_with_a_tied_head: "llama-tied";
+    llama_with_a_head_per_query: "llama-mha";
+    llama_with_llama3_rope: "llama-llama3-rope";
+    llama_with_linear_rope: "llama-linear-rope";
+    llama_in_shards: "llama-sharded";
+    llama_stored_in_bf16: "llama-bf16";
+    mistral_with_its_own_head_dim: "mistral";
+    qwen2_with_biases: "qwen2";
+    qwen2_with_a_tied_head: "qwen2-tied";
+    qwen3_with_qk_norm: "qwen3";
+    qwen3_with_a_tied_head: "qwen3-tied";
+}
+
+#[test]
+fn mistral_beyond_its_window_is_refused_and_within_it_is_right() {
+    let folder = fixtures().join("mistral-window");
+    let mut session = open(&folder, Dtype::F32);
+    assert_eq!(session.capabilities().max_positions, 8);
+    let reference = reference(&folder.join("reference.json"));
+    let short = &reference.cases[0];
+    let prompt = std::slice::from_ref(&short.tokens);
+    session.step(&StepBatch::uniform(SequenceId(0), prompt, 0)).unwrap();
+    assert!(relative_error(&session.logits().unwrap()[0], &short.logits) <= F32_TOLERANCE);
+    let long = std::slice::from_ref(&reference.cases[1].tokens);
+    let error = session.step(&StepBatch::uniform(SequenceId(1), long, 0)).unwrap_err();
+    assert!(matches!(error, EngineError::Unsupported { .. }), "{error}");
+}
+
+#[test]
+fn gguf_llama_follows_its_dequantised_weights() {
+    let mut session = open(&fixtures().join("llama-q8_0.gguf"), Dtype::Gguf);
+    let reference = reference(&fixtures().join("llama-q8_0.reference.json"));
+    assert_eq!(compare(session.as_mut(), &reference, GGUF_TOLERANCE), 3);
+}
+
+/// Streamed to the names and the row order of a checkpoint, the file is an f32 model like any other: a wrong order of rows in
+/// Q or K would be far outside the tolerance of f32.
+#[test]
+fn streamed_gguf_weights_are_the_checkpoint_they_were_converted_from() {
+    for name in ["llama-q8_0", "qwen3-q8_0"] {
+        let path = fixtures().join(format!("{name}.gguf"));
+        let model = hbmark::weights::open(path.to_str().unwrap(), None, 0).unwrap();
+        let mut tensors = HashMap::new();
+        let mut keep = |name: &str, tensor: StoredTensor| {
+            tensors.insert(name.to_owned(), as_candle(&tensor));
+            Ok(())
+        };
+        model.stream(Dtype::Gguf, &mut keep).unwrap();
+        let backend = Backend::open(DeviceChoice::Cpu, DeviceOptions::default()).unwrap();
+        let inventory = model.architecture.inventory(Dtype::F32);
+        let mut session =
+            StockSession::new(model.architecture.clone(), tensors, inventory, Dtype::F32, backend).unwrap();
+        let reference = reference(&fixtures().join(format!("{name}.reference.json")));
+        assert_eq!(compare(&mut session, &reference, F32_TOLERANCE), 3, "{name}");
+    }
+}
+
+fn as_candle(tensor: &StoredTensor) -> Tensor {
+    match tensor {
+        StoredTensor::Vector(values) => Tensor::from_slice(values, values.len(), &Device::Cpu).unwrap(),
+        StoredTensor::Matrix(matrix) => {
+            let mut values = vec![0.0; matrix.rows * matrix.columns];
+            for (row, out) in values.chunks_mut(matrix.columns).enumerate() {
+                matrix.row(row, out);
+            }
+            Tensor::from_vec(values, (matrix.rows, matrix.columns), &Device::Cpu).unwrap()
+        }
+    }
+}
+
+#[test]
+fn gguf_qwen3_follows_its_dequantised_weights() {
+    let mut session = open(&fixtures().join("qwen3-q8_0.gguf"), Dtype::Gguf);
+    let reference = reference(&fixtures().join("qwen3-q8_0.reference.json"));
+    assert_eq!(compare(session.as_mut(), &reference, GGUF_TOLERANCE), 3);
+}
+
+#[test]
+fn a_batch_gives_each_sequence_what_it_gets_alone() {
+    let folder = fixtures().join("llama-gqa");
+    let reference = reference(&folder.join("reference.json"));
+    let tokens = &reference.cases[1].tokens;
+    let other: Vec<u32> = tokens.iter().rev().copied().collect();
+    let mut session = open(&folder, Dtype::F32);
+    let alone: Vec<Vec<f32>> = [tokens, &other]
+        .map(|prompt| {
+            session.step(&StepBatch::uniform(SequenceId(9), std::slice::from_ref(prompt), 0)).unwrap();
+            session.logits().unwrap().swap_remove(0)
+        })
+        .into();
+    session.step(&StepBatch::uniform(SequenceId(0), &[tokens.clone(), other.clone()], 0)).unwrap();
+    let together = session.logits().unwrap();
+    for (together, alone) in together.iter().zip(&alone) {
+        assert!(relative_error(together, alone) <= F32_TOLERANCE);
+    }
+}
+
+#[test]
+fn a_pinned_step_gives_the_same_logits_every_time() {
+    let folder = fixtures().join("qwen3");
+    let reference = reference(&folder.join("reference.json"));
+    let case = &reference.cases[1];
+    let mut session = open(&folder, Dtype::F32);
+    session.step(&StepBatch::uniform(SequenceId(0), std::slice::from_ref(&case.tokens), 0)).unwrap();
+    let step = StepBatch::uniform(SequenceId(0), &[vec![case.greedy[0]]], case.tokens.len());
+    session.step(&step).unwrap();
+    let first = session.logits().unwrap();
+    for _ in 0..3 {
+        session.step(&step).unwrap();
+        assert_eq!(session.logits().unwrap(), first);
+    }
+    assert_eq!(session.greedy_tokens().unwrap(), [case.greedy[1]]);
+}
+
+#[test]
+fn both_spellings_of_a_config_mean_the_same() {
+    let mut compared = 0;
+    for entry in std::fs::read_dir(fixtures()).unwrap() {
+        let old = entry.unwrap().path().join("config.v4.json");
+        if old.exists() {
+            let new = old.with_file_name("config.json");
+            let (mut old, mut new) = (
+                hbmark_core::model::read_config(&old).unwrap(),
+                hbmark_core::model::read_config(&new).unwrap(),
+            );
+            // The two generations write the end of sequence differently; no step reads it.
+            old.eos_tokens.clear();
+            new.eos_tokens.clear();
+            assert_eq!(old, new);
+            compared += 1;
+        }
+    }
+    assert_eq!(compared, 7);
+}
+
+#[test]
+fn a_tokenizer_of_another_vocabulary_is_refused_and_both_sizes_named() {
+    let copy = tempfile::tempdir().unwrap();
+    let source = fixtures().join("llama-tied");
+    for (from, to) in [
+        ("config.json", "config.json"),
+        ("model.safetensors", "model.safetensors"),
+        ("tokenizer-wrong-vocab.json", "tokenizer.json"),
+    ] {
+        std::fs::copy(source.join(from), copy.path().join(to)).unwrap();
+    }
+    let error = hbmark::weights::open(copy.path().to_str().unwrap(), None, 0).unwrap_err().to_string();
+    assert!(error.contains("262") && error.contains("199"), "{error}");
+}
+
+#[test]
+fn the_tensors_of_a_folder_weigh_what_they_do_on_disk() {
+    for name in ["llama-gqa", "llama-bf16", "llama-sharded", "qwen2-tied"] {
+        let folder = fixtures().join(name);
+        let on_disk: u64 = std::fs::read_dir(&folder)
+            .unwrap()
+            .map(|entry| entry.unwrap().path())
+            .filter(|path| path.extension().is_some_and(|e| e == "safetensors"))
+            .map(|path| {
+                let bytes = std::fs::read(path).unwrap();
+                let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+                tensors.tensors().iter().map(|(_, view)| view.data().len() as u64).sum::<u64>()
+            })
+            .sum();
+        let dtype = if name == "llama-bf16" { Dtype::Bf16 } else { Dtype::F32 };
+        let session = open(&folder, dtype);
+        assert_eq!(session.inventory().total_bytes().0, on_disk, "{name}");
+    }
+}
