@@ -39,7 +39,9 @@ fn variable(key: &str, default: &str) -> String {
 fn part(rows: usize, columns: usize, packing: Packing) -> LinearPart {
     let mut values = vec![0.0; rows * columns];
     random_kv::fill(1, rows, 0, false, &mut values);
-    values.iter_mut().for_each(|v| *v *= 0.02);
+    for value in &mut values {
+        *value *= 0.02;
+    }
     LinearPart { matrix: StoredMatrix::from_f32_rows(rows, columns, &values, packing), bias: None }
 }
 
@@ -225,7 +227,7 @@ fn main() {
         .measurement_time(Duration::from_secs(1))
         .without_plots()
         .configure_from_args();
-    let model = model::open(&variable("HBMARK_MODEL", "SmolLM2-135M"), None, 42).unwrap();
+    let model = weights::open(&variable("HBMARK_MODEL", "SmolLM2-135M"), None, 42).unwrap();
     let batches = parse_axis("batch", &variable("HBMARK_BATCH", "1,8")).unwrap();
     let contexts = parse_axis("context", &variable("HBMARK_CONTEXT", "1024")).unwrap();
     let formats = variable("HBMARK_DTYPE", "bf16,q8_0,q4_0");

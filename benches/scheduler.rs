@@ -39,8 +39,8 @@ fn decoding() -> Scheduler {
 }
 
 fn step(scheduler: &mut Scheduler, tokens: &[u32]) {
-    let scheduled = scheduler.next_batch().scheduled.len();
-    scheduler.complete(&tokens[..scheduled]);
+    let entries = scheduler.next_batch().scheduled.len();
+    scheduler.complete(&tokens[..entries]);
 }
 
 /// Steps of one iteration; the throughput criterion prints is in steps.
