@@ -25,7 +25,7 @@ bench *args:
 smoke:
     cargo run -- run --smoke
 
-# Look for an input that panics, hangs or takes memory: `just fuzz`, `just fuzz gguf 3600`. No nightly compiler needed.
+# Look for an input that panics, hangs or takes too much memory: `just fuzz`, `just fuzz gguf 3600`. Runs on stable.
 fuzz target="all" seconds="60" seed="1":
     CARGO_TARGET_DIR=target cargo run --manifest-path fuzz/Cargo.toml --bin drive -- {{target}} {{seconds}} {{seed}}
 

@@ -1,28 +1,30 @@
-//! Files of strangers: whatever is in them, nothing panics, nothing hangs, and memory stays within 64 MiB and the file's size.
+//! Untrusted files: whatever is in them, nothing panics, nothing hangs, and memory stays within 64 MiB and the file's size.
 //!
-//! Each door of the program is tried with real files, with shapes that were made to hurt it, with every truncation and every flipped byte
-//! of the small ones, and with seeded mutations: a short, repeatable run of what `just fuzz` does for hours. The functions are the same.
-//! In a file of its own, because the allocator that counts is the whole process's.
+//! Each fuzz target runs on real files, on hand-made hostile inputs, on every truncation and every flipped byte of the small ones, and on
+//! seeded mutations: a short, repeatable form of `just fuzz` with the same functions. A file of its own, because the counting allocator is
+//! the whole process's.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
-#[path = "../fuzz/src/doors.rs"]
-mod doors;
-#[path = "../fuzz/src/meter.rs"]
-mod meter;
+#[path = "../fuzz/src/allocator.rs"]
+mod allocator;
+#[path = "../fuzz/src/inputs.rs"]
+mod inputs;
 #[path = "../fuzz/src/mutate.rs"]
 mod mutate;
-#[path = "../fuzz/src/shapes.rs"]
-mod shapes;
+#[path = "../fuzz/src/targets.rs"]
+mod targets;
+#[path = "../fuzz/src/weights.rs"]
+mod weights;
 
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use doors::{ALLOWANCE, FuzzTarget, door, fixture, harmless, harmless_csv};
-use meter::{Metered, peak_of};
+use allocator::{CountingAllocator, peak_of};
 use mutate::{Random, mutate};
+use targets::{ALLOWANCE, FuzzTarget, fixture, harmless, harmless_csv, seed_file};
 
 use hbmark::weights::tokenizer::Tokenizer;
 use hbmark_core::model::Dtype;
@@ -32,28 +34,28 @@ use hbmark_traffic::trace;
 use hbmark_traffic::workload::Workload;
 
 #[global_allocator]
-static ALLOCATOR: Metered = Metered;
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
-/// A safety net, not a measurement: nothing here takes a hundredth of it.
+/// A watchdog, not a measurement: nothing here takes a hundredth of it.
 const TIMEOUT: Duration = Duration::from_mins(2);
 
-/// One meter, so one test at a time.
+/// The allocator counts for the whole process: one measured test at a time.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Ends the process when an input takes too long, and says which.
-fn watched(door: &'static str) -> Sender<String> {
+fn watched(target: &'static str) -> Sender<String> {
     let (sender, receiver) = channel::<String>();
     std::thread::spawn(move || {
-        let mut last = String::from("nothing yet");
+        let mut last = String::from("the start");
         loop {
             match receiver.recv_timeout(TIMEOUT) {
                 Ok(next) => last = next,
                 Err(std::sync::mpsc::RecvTimeoutError::Disconnected) => return,
                 Err(std::sync::mpsc::RecvTimeoutError::Timeout) => {
-                    eprintln!("{door}: `{last}` hangs");
+                    eprintln!("{target}: `{last}` hangs");
                     std::process::abort();
                 }
             }
@@ -63,49 +65,50 @@ fn watched(door: &'static str) -> Sender<String> {
 }
 
 struct Trial {
-    door: &'static FuzzTarget,
+    target: &'static FuzzTarget,
     scratch: tempfile::TempDir,
     watch: Sender<String>,
 }
 
 impl Trial {
     fn new(name: &str) -> Self {
-        let door = door(name).unwrap();
-        let trial = Self { door, scratch: tempfile::tempdir().unwrap(), watch: watched(door.name) };
-        // What is read once for all, such as the shards beside an index, is not an input's.
-        let _ = (door.open)(b"", trial.scratch.path());
+        let target =
+            targets::TARGETS.iter().chain(weights::TARGETS).find(|target| target.name == name).unwrap();
+        let trial = Self { target, scratch: tempfile::tempdir().unwrap(), watch: watched(target.name) };
+        // What is read once for all inputs, such as the shards beside an index, is not counted.
+        let _ = (target.run)(b"", trial.scratch.path());
         trial
     }
 
     fn attempt(&self, name: &str, bytes: &[u8]) -> bool {
         self.watch.send(name.to_owned()).unwrap();
-        let (let_in, peak) = peak_of(|| (self.door.open)(bytes, self.scratch.path()));
-        let limit = ALLOWANCE + self.door.per_byte * bytes.len();
+        let (accepted, peak) = peak_of(|| (self.target.run)(bytes, self.scratch.path()));
+        let limit = ALLOWANCE + self.target.per_byte * bytes.len();
         assert!(
             peak <= limit,
             "{} `{name}`: {peak} bytes of memory for {} bytes",
-            self.door.name,
+            self.target.name,
             bytes.len()
         );
-        let_in
+        accepted
     }
 }
 
-/// Everything about one door; `mutations` are counted, so that the run is the same everywhere.
+/// Every test of one target; `mutations` are counted, not timed, so that the run is the same everywhere.
 fn withstands(name: &str, mutations: usize, steps: usize) {
     let _alone = alone();
     let trial = Trial::new(name);
-    let seeds = (trial.door.seeds)();
+    let seeds = (trial.target.seeds)();
     for seed in &seeds {
         assert!(trial.attempt(&seed.name, &seed.bytes), "the real file {} is refused", seed.name);
     }
-    let shapes = shapes::of(name);
-    for shape in &shapes {
-        trial.attempt(&shape.name, &shape.bytes);
+    let hostile = inputs::of(name);
+    for input in &hostile {
+        trial.attempt(&input.name, &input.bytes);
     }
     // The smallest real file, cut everywhere and with every byte flipped; long ones in steps.
     let smallest = seeds.iter().min_by_key(|seed| seed.bytes.len()).unwrap();
-    let reach = smallest.bytes.len().min(trial.door.head);
+    let reach = smallest.bytes.len().min(trial.target.head);
     for at in (0..reach).step_by(reach.div_ceil(steps)) {
         trial.attempt(&format!("{} cut at {at}", smallest.name), &smallest.bytes[..at]);
         let mut flipped = smallest.bytes.clone();
@@ -113,12 +116,12 @@ fn withstands(name: &str, mutations: usize, steps: usize) {
         trial.attempt(&format!("{} flipped at {at}", smallest.name), &flipped);
     }
     let small = |bytes: &&[u8]| bytes.len() < 1 << 17;
-    let mut corpus: Vec<&[u8]> = shapes.iter().map(|s| s.bytes.as_slice()).filter(small).collect();
+    let mut corpus: Vec<&[u8]> = hostile.iter().map(|s| s.bytes.as_slice()).filter(small).collect();
     corpus.extend(seeds.iter().cycle().take(2 * corpus.len()).map(|s| s.bytes.as_slice()).filter(small));
     let mut random = Random::new(0x0b5e_55ed);
     for index in 0..mutations {
         let input = corpus[random.below(corpus.len())];
-        let mutated = mutate(input, &corpus, trial.door.head, &mut random);
+        let mutated = mutate(input, &corpus, trial.target.head, &mut random);
         trial.attempt(&format!("mutation {index}"), &mutated);
     }
 }
@@ -194,7 +197,7 @@ fn weights_that_shrink_while_they_are_read_are_an_error_and_no_signal() {
     let whole = std::fs::read(&weights).unwrap();
     let file = std::fs::File::options().write(true).open(&weights).unwrap();
     let model = opened(folder.path()).unwrap();
-    // The loader opens and checks the file anew; after that it shrinks under its hands, at every tensor in turn.
+    // The loader opens and checks the file again; then the file shrinks while it is read, at each tensor in turn.
     for tensor in 0..20 {
         std::fs::write(&weights, &whole).unwrap();
         let mut seen = 0;
@@ -255,7 +258,7 @@ fn a_shard_that_leaves_its_folder_is_refused() {
     assert!(error.contains("outside the model's folder"), "{error}");
 }
 
-/// A pipe nobody writes to.
+/// A pipe without a writer.
 fn pipe(path: &Path) {
     let _ = std::fs::remove_file(path);
     assert!(std::process::Command::new("mkfifo").arg(path).status().unwrap().success());
@@ -293,7 +296,7 @@ fn a_pipe_in_the_place_of_any_file_is_refused_without_waiting() {
     refused(hbmark_core::result::saved::read(&path).unwrap_err().to_string());
     refused(hbmark_core::result::serving::read(&path).unwrap_err().to_string());
     refused(import::read(&path).unwrap_err().to_string());
-    // A device gives for ever, or does something when it is opened.
+    // A device may be endless, or act when it is opened.
     let zero = Path::new("/dev/zero");
     refused(hbmark_core::result::saved::read(zero).unwrap_err().to_string());
     refused(trace::read(zero, None).unwrap_err().to_string());
@@ -306,18 +309,18 @@ fn a_pathological_regex_of_a_tokenizer_does_not_hang() {
     let watch = watched("tokenizer");
     for pattern in ["(a+)+(?=!!)", "(?:a|a)*(?=b)", "a*a*a*a*a*a*a*(?=b)", "(?=(a+))\\1\\1b|(?<=x)a"] {
         watch.send(pattern.to_owned()).unwrap();
-        std::fs::write(folder.path().join("tokenizer.json"), shapes::split_by(pattern)).unwrap();
+        std::fs::write(folder.path().join("tokenizer.json"), inputs::split_by(pattern)).unwrap();
         let tokenizer = Tokenizer::open(folder.path()).unwrap();
-        // An answer or an error: the engine gives up by itself after a million steps, or is given up on.
+        // A result or an error: the regex engine has a limit of a million steps.
         let _ = tokenizer.encode(&"a".repeat(200));
     }
 }
 
-/// Text that does something to a terminal, a spreadsheet or a browser.
+/// Text that a terminal, a spreadsheet or a browser would act on.
 const HOSTILE: &str =
     "=cmd()|'</script><img src=x onerror=alert(1)>\u{1b}[2J\u{9b}31m\u{202e}\u{7}\r\n`*_[a](b)";
 
-/// The document with each of its texts replaced in turn, where it is still a document.
+/// The document with each of its strings replaced in turn.
 fn with_each_text_hostile(document: &serde_json::Value) -> Vec<(String, String)> {
     fn texts(value: &serde_json::Value, at: &str, found: &mut Vec<String>) {
         match value {
@@ -353,14 +356,14 @@ fn every_text_of_a_result_is_harmless_in_every_format() {
     for (name, least) in [("result", 40), ("serve_result", 10)] {
         let trial = Trial::new(name);
         let mut tried = 0;
-        for seed in (trial.door.seeds)() {
+        for seed in (trial.target.seeds)() {
             let document = serde_json::from_slice(&seed.bytes).unwrap();
             for (place, text) in with_each_text_hostile(&document) {
-                // The door itself asserts that what is printed does nothing; see `doors::harmless`.
+                // The target itself asserts that the output is harmless; see `targets::harmless`.
                 tried += usize::from(trial.attempt(&place, text.as_bytes()));
             }
         }
-        assert!(tried >= least, "{name}: only {tried} texts may be anything");
+        assert!(tried >= least, "{name}: only {tried} strings were accepted");
     }
 }
 
@@ -369,13 +372,13 @@ fn every_text_of_a_foreign_result_is_harmless_in_every_format() {
     let _alone = alone();
     let trial = Trial::new("foreign");
     let mut tried = 0;
-    for seed in (trial.door.seeds)() {
+    for seed in (trial.target.seeds)() {
         let Ok(document) = serde_json::from_slice(&seed.bytes) else { continue };
         for (place, text) in with_each_text_hostile(&document) {
             tried += usize::from(trial.attempt(&format!("{} {place}", seed.name), text.as_bytes()));
         }
     }
-    assert!(tried >= 30, "only {tried} texts may be anything");
+    assert!(tried >= 30, "only {tried} strings were accepted");
 }
 
 #[test]
@@ -387,7 +390,7 @@ fn a_hostile_name_is_harmless_where_a_file_or_a_model_is_named() {
     for file in ["config.json", "model.safetensors"] {
         std::fs::copy(fixture("models/llama-bf16").join(file), model.join(file)).unwrap();
     }
-    // Named by its folder, it stands in the report's head, in its source and in its command.
+    // The name of its folder is in the report's header, source and command.
     let opened = opened(&model).unwrap();
     let gpu = hbmark_core::ledger::devices::find("l4").unwrap().clone();
     let question = hbmark::run::predict::Question {
@@ -408,7 +411,7 @@ fn a_hostile_name_is_harmless_where_a_file_or_a_model_is_named() {
             harmless_csv(&text);
         }
     }
-    // And in what is said when a file of that name is refused.
+    // And in the error when a file of that name is refused.
     std::fs::write(model.join("config.json"), "{").unwrap();
     harmless(&hbmark::cli::one_line(&anyhow::Error::new(
         hbmark::weights::open(model.to_str().unwrap(), None, 0).unwrap_err(),
@@ -417,7 +420,7 @@ fn a_hostile_name_is_harmless_where_a_file_or_a_model_is_named() {
 
 #[test]
 fn an_edited_number_is_recomputed_from_the_raw_samples() {
-    let seed = (door("result").unwrap().seeds)().into_iter().find(|seed| seed.name.contains("full")).unwrap();
+    let seed = seed_file("result-full.json");
     let text = String::from_utf8(seed.bytes).unwrap();
     let judged = |text: &str| {
         let mut report = hbmark_core::result::saved::parse(text).unwrap();
@@ -442,7 +445,7 @@ fn an_edited_number_is_recomputed_from_the_raw_samples() {
 
 #[test]
 fn findings_of_a_mixture_of_many_experts_are_said_without_listing_its_tensors_for_each_cell() {
-    let seed = (door("result").unwrap().seeds)().into_iter().find(|seed| seed.name.contains("full")).unwrap();
+    let seed = seed_file("result-full.json");
     let mut report = hbmark_core::result::saved::parse(std::str::from_utf8(&seed.bytes).unwrap()).unwrap();
     report.model.architecture = hbmark_core::model::presets::find("DeepSeek-V3").unwrap().architecture;
     let cell = report.cells[2].clone();
@@ -456,8 +459,7 @@ fn findings_of_a_mixture_of_many_experts_are_said_without_listing_its_tensors_fo
 #[test]
 fn a_serving_result_with_numbers_that_no_run_has_is_not_believed() {
     let _alone = alone();
-    let seed =
-        (door("serve_result").unwrap().seeds)().into_iter().find(|seed| seed.name.contains("sweep")).unwrap();
+    let seed = seed_file("serve-sweep.json");
     let whole: serde_json::Value = serde_json::from_slice(&seed.bytes).unwrap();
     let file = tempfile::NamedTempFile::new().unwrap();
     let mut places = vec![("/model/architecture/layers".to_owned(), 30_000_000)];

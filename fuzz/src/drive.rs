@@ -1,8 +1,8 @@
-//! A fuzzer that needs no nightly compiler: blind mutations of the seeds, with a meter on memory and a watch on time.
+//! A fuzzer for stable Rust: blind mutations of the seeds, with limits on memory and time.
 //!
-//! `cargo run --release --bin drive -- NAME|all SECONDS [SEED]`. An input that panics, takes too much memory or too long is saved under
-//! `fuzz/found/` and ends the run with status 1. It stops as soon as the file named in `FUZZ_STOP_FILE` exists.
-//! `drive corpus NAME DIR` writes what mutations begin from to a folder, for fuzzers that want one.
+//! `cargo run --bin drive -- NAME|all SECONDS [SEED]`. An input that panics, takes too much memory or too long is saved under
+//! `fuzz/found/`, and the exit status is not 0. The run stops as soon as the file named in `FUZZ_STOP_FILE` exists.
+//! `drive corpus NAME DIR` writes the initial corpus to a folder, for other fuzzers.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -10,28 +10,28 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use hbmark_fuzz::doors::{ALLOWANCE, FUZZ_TARGETS, FuzzTarget};
-use hbmark_fuzz::meter::{Metered, peak_of};
+use hbmark_fuzz::allocator::{CountingAllocator, peak_of};
+use hbmark_fuzz::inputs;
 use hbmark_fuzz::mutate::{Random, mutate};
-use hbmark_fuzz::shapes;
+use hbmark_fuzz::targets::{ALLOWANCE, FuzzTarget};
 
 #[global_allocator]
-static ALLOCATOR: Metered = Metered;
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
-/// One input may take so long: a hundred times what the slowest seed takes.
+/// The longest time of one input: a hundred times that of the slowest seed.
 const TIMEOUT: Duration = Duration::from_secs(30);
-/// Inputs of one door before the next has its turn.
+/// Time of one target before the next has its turn.
 const TURN: Duration = Duration::from_secs(20);
 
-/// What is being tried, for the watch.
-static UNDER_WAY: Mutex<Option<(&'static str, Vec<u8>)>> = Mutex::new(None);
-/// Inputs tried, for the watch to see progress.
+/// The input under test, for the watchdog.
+static CURRENT: Mutex<Option<(&'static str, Vec<u8>)>> = Mutex::new(None);
+/// Inputs tried, so that the watchdog sees progress.
 static TRIED: AtomicU64 = AtomicU64::new(0);
 
 #[derive(Debug, Default, Clone, Copy)]
 struct Tally {
     tried: u64,
-    let_in: u64,
+    accepted: u64,
     peak: usize,
     slowest: Duration,
 }
@@ -44,38 +44,39 @@ fn main() {
         return write_corpus(name, Path::new(folder));
     }
     let [name, seconds, rest @ ..] = arguments.as_slice() else { usage() };
-    let doors: Vec<&'static FuzzTarget> = FUZZ_TARGETS.iter().filter(|door| name == "all" || door.name == name).collect();
-    let (Ok(seconds), false) = (seconds.parse(), doors.is_empty()) else { usage() };
+    let targets: Vec<&FuzzTarget> =
+        hbmark_fuzz::all().filter(|target| name == "all" || target.name == name).collect();
+    let (Ok(seconds), false) = (seconds.parse(), targets.is_empty()) else { usage() };
     let seed = rest.first().and_then(|seed| seed.parse().ok()).unwrap_or(1);
-    std::thread::spawn(watch);
-    let scratch = tempfile::tempdir().expect("a folder for scratch");
+    std::thread::spawn(watchdog);
+    let scratch = tempfile::tempdir().expect("a scratch folder");
     let stop = std::env::var_os("FUZZ_STOP_FILE").map(PathBuf::from);
     let end = Instant::now() + Duration::from_secs(seconds);
     let mut random = Random::new(seed);
-    let mut tallies = vec![Tally::default(); doors.len()];
-    let corpora: Vec<Vec<Vec<u8>>> = doors.iter().map(|door| corpus(door)).collect();
+    let mut tallies = vec![Tally::default(); targets.len()];
+    let corpora: Vec<Vec<Vec<u8>>> = targets.iter().map(|target| corpus(target)).collect();
     let mut failed = false;
     'all: loop {
-        for ((door, corpus), tally) in doors.iter().zip(&corpora).zip(&mut tallies) {
+        for ((target, corpus), tally) in targets.iter().zip(&corpora).zip(&mut tallies) {
             let turn = end.min(Instant::now() + TURN);
             while Instant::now() < turn {
                 if Instant::now() >= end || stop.as_ref().is_some_and(|file| file.exists()) {
                     break 'all;
                 }
-                let input = next(corpus, door, &mut random);
-                failed |= !attempt(door, input, scratch.path(), tally);
+                let input = next(corpus, target, &mut random);
+                failed |= !attempt(target, input, scratch.path(), tally);
             }
         }
         if Instant::now() >= end {
             break;
         }
     }
-    println!("{:<14} {:>10} {:>10} {:>10} {:>10}", "door", "tried", "let in", "peak MiB", "slowest");
-    for (door, tally) in doors.iter().zip(&tallies) {
-        let Tally { tried, let_in, peak, slowest } = tally;
+    println!("{:<14} {:>10} {:>10} {:>10} {:>10}", "target", "tried", "accepted", "peak MiB", "slowest");
+    for (target, tally) in targets.iter().zip(&tallies) {
+        let Tally { tried, accepted, peak, slowest } = tally;
         println!(
-            "{:<14} {tried:>10} {let_in:>10} {:>10} {:>8} ms",
-            door.name,
+            "{:<14} {tried:>10} {accepted:>10} {:>10} {:>8} ms",
+            target.name,
             peak >> 20,
             slowest.as_millis()
         );
@@ -84,7 +85,7 @@ fn main() {
 }
 
 fn usage() -> ! {
-    let names: Vec<&str> = FUZZ_TARGETS.iter().map(|door| door.name).collect();
+    let names: Vec<&str> = hbmark_fuzz::all().map(|target| target.name).collect();
     eprintln!(
         "drive NAME SECONDS [SEED] or drive corpus NAME DIR; NAME is all or one of {}",
         names.join(", ")
@@ -94,8 +95,8 @@ fn usage() -> ! {
 
 /// Each input once, in a file of its own.
 fn write_corpus(name: &str, folder: &Path) {
-    let Some(door) = FUZZ_TARGETS.iter().find(|door| door.name == name) else { usage() };
-    let inputs: BTreeSet<Vec<u8>> = corpus(door).into_iter().collect();
+    let Some(target) = hbmark_fuzz::all().find(|target| target.name == name) else { usage() };
+    let inputs: BTreeSet<Vec<u8>> = corpus(target).into_iter().collect();
     std::fs::create_dir_all(folder).expect("a folder for the corpus");
     for (index, input) in inputs.iter().enumerate() {
         std::fs::write(folder.join(format!("{index:05}")), input).expect("room for the corpus");
@@ -103,68 +104,68 @@ fn write_corpus(name: &str, folder: &Path) {
     println!("{} inputs of {name} in {}", inputs.len(), folder.display());
 }
 
-/// What mutations begin from: seeds more often than shapes, which are refused early.
-fn corpus(door: &FuzzTarget) -> Vec<Vec<u8>> {
-    let seeds: Vec<Vec<u8>> = (door.seeds)().into_iter().map(|seed| seed.bytes).collect();
-    let shapes =
-        shapes::of(door.name).into_iter().map(|seed| seed.bytes).filter(|bytes| bytes.len() < 1 << 17);
-    let mut corpus: Vec<Vec<u8>> = shapes.collect();
+/// The inputs to mutate: seeds more often than hostile inputs, which are refused early.
+fn corpus(target: &FuzzTarget) -> Vec<Vec<u8>> {
+    let seeds: Vec<Vec<u8>> = (target.seeds)().into_iter().map(|seed| seed.bytes).collect();
+    let hostile =
+        inputs::of(target.name).into_iter().map(|input| input.bytes).filter(|bytes| bytes.len() < 1 << 17);
+    let mut corpus: Vec<Vec<u8>> = hostile.collect();
     let times = 1 + 3 * corpus.len() / seeds.len().max(1);
     corpus.extend(seeds.iter().cycle().take(seeds.len() * times).cloned());
     corpus
 }
 
-fn next(corpus: &[Vec<u8>], door: &FuzzTarget, random: &mut Random) -> Vec<u8> {
+fn next(corpus: &[Vec<u8>], target: &FuzzTarget, random: &mut Random) -> Vec<u8> {
     let others: Vec<&[u8]> = corpus.iter().map(Vec::as_slice).collect();
     let input = &corpus[random.below(corpus.len())];
-    mutate(input, &others, door.head, random)
+    mutate(input, &others, target.head, random)
 }
 
-/// Tries one input; false when it did harm.
-fn attempt(door: &'static FuzzTarget, input: Vec<u8>, scratch: &Path, tally: &mut Tally) -> bool {
-    *lock() = Some((door.name, input.clone()));
+/// Tries one input; false when it failed.
+fn attempt(target: &'static FuzzTarget, input: Vec<u8>, scratch: &Path, tally: &mut Tally) -> bool {
+    *lock() = Some((target.name, input.clone()));
     let begin = Instant::now();
-    let open = || std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| (door.open)(&input, scratch)));
-    let (outcome, peak) = peak_of(open);
+    let run = || std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| (target.run)(&input, scratch)));
+    let (outcome, peak) = peak_of(run);
     let took = begin.elapsed();
     TRIED.fetch_add(1, Ordering::Relaxed);
     *lock() = None;
     tally.tried += 1;
     tally.slowest = tally.slowest.max(took);
-    let limit = ALLOWANCE + input.len() * door.per_byte;
+    let limit = ALLOWANCE + input.len() * target.per_byte;
     match outcome {
-        Ok(let_in) => {
-            tally.let_in += u64::from(let_in);
+        Ok(accepted) => {
+            tally.accepted += u64::from(accepted);
             tally.peak = tally.peak.max(peak);
             if peak > limit {
-                save(door.name, "memory", &input);
-                eprintln!("{}: {} MiB for {} bytes", door.name, peak >> 20, input.len());
+                save(target.name, "memory", &input);
+                eprintln!("{}: {} MiB for {} bytes", target.name, peak >> 20, input.len());
             }
             peak <= limit
         }
         Err(_) => {
-            save(door.name, "panic", &input);
+            save(target.name, "panic", &input);
             false
         }
     }
 }
 
 fn lock() -> std::sync::MutexGuard<'static, Option<(&'static str, Vec<u8>)>> {
-    UNDER_WAY.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    CURRENT.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-fn save(door: &str, what: &str, input: &[u8]) {
+fn save(target: &str, what: &str, input: &[u8]) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("found");
     let name = input.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3)
     });
-    let path = folder.join(format!("{door}-{what}-{name:016x}"));
+    let path = folder.join(format!("{target}-{what}-{name:016x}"));
     let saved = std::fs::create_dir_all(&folder).and_then(|()| std::fs::write(&path, input));
-    eprintln!("{door}: {what}: {} ({saved:?})", path.display());
+    eprintln!("{target}: {what}: {} ({saved:?})", path.display());
 }
 
 /// Ends the process when one input takes too long.
-fn watch() {
+fn watchdog() {
     let mut last = (u64::MAX, Instant::now());
     loop {
         std::thread::sleep(Duration::from_secs(1));
@@ -172,9 +173,9 @@ fn watch() {
         if tried != last.0 {
             last = (tried, Instant::now());
         } else if last.1.elapsed() > TIMEOUT
-            && let Some((door, input)) = lock().as_ref()
+            && let Some((target, input)) = lock().as_ref()
         {
-            save(door, "hang", input);
+            save(target, "hang", input);
             std::process::exit(3);
         }
     }

@@ -1,8 +1,6 @@
-//! Seeded mutations of bytes that mean something: lengths, counts, digits, names, brackets.
-//!
-//! Enters: inputs, and a seed. Leaves: another input, the same one for the same seed. It knows no format.
+//! Seeded mutations of structured bytes: lengths, counts, digits, names, brackets; the same for the same seed.
 
-/// Little numbers from a seed. *Source*: SplitMix64 (Steele, Lea, Flood 2014).
+/// Pseudorandom numbers from a seed. *Source*: SplitMix64 (Steele, Lea, Flood 2014).
 #[derive(Debug, Clone)]
 pub struct Random(u64);
 
@@ -25,7 +23,7 @@ impl Random {
     }
 }
 
-/// Whole numbers at the edges of what is added, multiplied and allocated.
+/// Integers at the edges of sums, products and allocations.
 const EDGES: [u64; 16] = [
     0,
     1,
@@ -45,7 +43,7 @@ const EDGES: [u64; 16] = [
     u64::MAX,
 ];
 
-/// What stands in the place of a number in a text.
+/// Replacements for a number in text.
 const NUMBERS: [&str; 20] = [
     "0",
     "-0",
@@ -69,7 +67,7 @@ const NUMBERS: [&str; 20] = [
     "Infinity",
 ];
 
-/// What stands in the place of anything else.
+/// Replacements for any other value.
 const WORDS: [&str; 24] = [
     "null",
     "true",
@@ -97,7 +95,7 @@ const WORDS: [&str; 24] = [
     "e",
 ];
 
-/// One to four changes of an input; `others` lend parts.
+/// Changes an input one to four times; parts of `others` are spliced in.
 pub fn mutate(input: &[u8], others: &[&[u8]], head: usize, random: &mut Random) -> Vec<u8> {
     let mut bytes = input.to_vec();
     for _ in 0..=random.below(4) {
@@ -153,7 +151,7 @@ fn once(bytes: &mut Vec<u8>, others: &[&[u8]], head: usize, random: &mut Random)
     }
 }
 
-/// Puts another number in the place of the next one.
+/// Replaces the next number.
 fn replace_number(bytes: &mut Vec<u8>, from: usize, random: &mut Random) {
     let is_number = |byte: &u8| byte.is_ascii_digit() || matches!(byte, b'.' | b'-' | b'+' | b'e' | b'E');
     let Some(start) = bytes[from..].iter().position(u8::is_ascii_digit).map(|offset| from + offset) else {
@@ -164,7 +162,7 @@ fn replace_number(bytes: &mut Vec<u8>, from: usize, random: &mut Random) {
     bytes.splice(start..end, NUMBERS[random.below(NUMBERS.len())].bytes());
 }
 
-/// Puts a word in the place of what stands between two marks of structure.
+/// Replaces the text between two structural characters.
 fn replace_value(bytes: &mut Vec<u8>, from: usize, random: &mut Random) {
     let is_mark = |byte: &u8| matches!(byte, b',' | b':' | b'[' | b']' | b'{' | b'}' | b'=' | b'\n' | b'|');
     let Some(start) = bytes[from..].iter().position(is_mark).map(|offset| from + offset + 1) else { return };

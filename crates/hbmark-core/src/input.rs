@@ -1,7 +1,7 @@
-//! Where bytes of strangers come in: files that are no traps, and JSON that cannot grow beyond a budget.
+//! Untrusted input: regular files of limited size, and JSON within a memory budget.
 //!
-//! Enters: a path and a limit, or a text and a budget. Leaves: bytes of a regular file of known size, or values whose memory was counted
-//! before it was taken. It knows no format: what the bytes mean, and which of them are believed, is each reader's own business.
+//! Enters: a path and a limit, or a text and a budget. Leaves: bytes of a regular file of known size, or values whose memory was charged
+//! before it was allocated. Validation of the content is left to each reader.
 
 pub mod json;
 
@@ -28,16 +28,16 @@ pub enum InputError {
 /// # Errors
 /// When it cannot be opened, or is something else than a regular file.
 pub fn open(path: &Path) -> Result<(File, u64), InputError> {
-    // Asked before opening: opening a pipe would wait for its writer, and opening a device may do something.
+    // Checked before opening: opening a pipe would block until it has a writer, and opening a device may have effects.
     regular(&std::fs::metadata(path)?)?;
-    // The path may be swapped for a pipe in between: do not wait for its writer, and look again.
+    // The path may be swapped for a pipe in between: do not block, and check again.
     let file = File::options().read(true).custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC).open(path)?;
     let metadata = file.metadata()?;
     regular(&metadata)?;
     Ok((file, metadata.len()))
 }
 
-/// Opens a regular file of our own to go on with, or makes it. A link is refused, too: what is written must not end up in another file.
+/// Opens one of our own files for writing, or creates it. Symbolic links are refused too: writes must not end up in another file.
 ///
 /// # Errors
 /// When it cannot be opened, or is something else than a regular file.
@@ -65,7 +65,7 @@ fn regular(metadata: &std::fs::Metadata) -> Result<(), InputError> {
     Err(InputError::NotRegular { found })
 }
 
-/// The bytes of a regular file of at most `limit` bytes. One that grows meanwhile is cut at the size it had; one that shrinks is an error.
+/// The bytes of a regular file of at most `limit` bytes. One that grows while it is read is cut at its first size; one that shrinks is an error.
 ///
 /// # Errors
 /// [`InputError`], before memory is taken where the file is too large.
@@ -92,7 +92,7 @@ pub fn read_text(path: &Path, limit: u64) -> Result<String, InputError> {
 /// Characters of an error that are shown. A parser may quote a name from an untrusted file, however long.
 const LONGEST_ERROR: usize = 4_000;
 
-/// An error and its causes on one line, without characters that do something to a terminal; of a long one its beginning and its end.
+/// An error and its causes on one line, without control characters; of a long one its beginning and its end.
 #[must_use]
 pub fn one_line(error: &(dyn std::error::Error + 'static)) -> String {
     let mut parts: Vec<String> = Vec::new();
@@ -110,21 +110,21 @@ pub fn one_line(error: &(dyn std::error::Error + 'static)) -> String {
     if count <= LONGEST_ERROR {
         return line;
     }
-    // What failed stands first, what to do about it last.
+    // The failure is at the beginning, the advice at the end.
     let half = LONGEST_ERROR / 2;
     let (begin, end): (String, String) =
         (line.chars().take(half).collect(), line.chars().skip(count - half).collect());
     format!("{begin} [... {} characters ...] {end}", count - LONGEST_ERROR)
 }
 
-/// A user's string that does nothing but stand there: model names, notes and reasons may come from anywhere.
+/// Untrusted text without characters that a terminal acts on: model names, notes and reasons may come from anywhere.
 #[must_use]
 pub fn plain(text: &str) -> String {
     text.chars().map(|c| if acts(c) { '\u{fffd}' } else { c }).collect()
 }
 
-/// Whether a character does something to what is around it: moves a cursor, colours, ends a line, or turns the direction of reading, by
-/// which one name can look like another.
+/// Whether a character affects the text around it: control characters, line separators, and bidirectional marks, which make one name look
+/// like another.
 #[must_use]
 pub fn acts(c: char) -> bool {
     c.is_control()

@@ -1,7 +1,7 @@
-//! Bytes and FLOPs of a step, the ceilings of a device, and what the two predict.
+//! Bytes and FLOPs of a step, the ceilings of a device, and the predicted floors.
 //!
 //! Enters: an architecture, its tensor inventory, a batch and a context; bandwidths and peaks. Leaves: a ledger, a
-//! predicted time with its bound, and fractions of the ceilings. Pure: it sees plain data and never a device.
+//! predicted time with its bound, and fractions of the ceilings. Plain data only, no device.
 
 pub mod crossover;
 pub mod devices;

@@ -1,13 +1,13 @@
 //! The plain data of hbmark, and the arithmetic on it.
 //!
-//! Nothing here starts a thread, reads a clock or knows a device. Everything above (engines, protocol, traffic, reports) speaks in these
-//! types, and each of them can be used without any of that: a fuzz target or a notebook reads a result with this crate alone.
+//! Nothing here starts a thread, reads a clock or uses a device. Engines, protocol, traffic and reports share these types, and a fuzz
+//! target or a notebook can read a result with this crate alone.
 //!
 //! | module | what it holds |
 //! |---|---|
 //! | [`units`] | quantities with their unit in the type |
 //! | [`stats`] | samples → summary |
-//! | [`input`] | files and JSON of strangers, bounded before they are believed |
+//! | [`input`] | untrusted files and JSON, read within bounds |
 //! | [`model`] | dimensions as data, tensor inventories, the headers of safetensors and GGUF files |
 //! | [`result`] | every saved file as plain data: read, validated |
 //! | [`ledger`] | bytes and FLOPs of a step, floors, predictions |

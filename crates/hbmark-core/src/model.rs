@@ -1,7 +1,6 @@
 //! Models as data: their dimensions, their tensors, and the headers of files that hold them.
 //!
-//! Enters: a config, a GGUF header or the name of a shipped shape. Leaves: a validated [`Architecture`] and an [`Inventory`]. It knows
-//! no weights, steps or reports.
+//! Enters: a config, a GGUF header or the name of a shipped shape. Leaves: a validated [`Architecture`] and an [`Inventory`].
 
 pub mod adapter;
 pub mod architecture;

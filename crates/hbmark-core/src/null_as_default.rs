@@ -1,7 +1,7 @@
-//! Numbers that files give as null where they are not known, and never as 0.
+//! Unknown numbers are null in files, never 0.
 //!
-//! Enters and leaves: a value whose type's default means "not known" in memory, because no machine has no cores and no step moves nothing.
-//! For `#[serde(with = "null_as_default")]`. A file of an earlier version may say 0, which is read as the same.
+//! Enters and leaves: a value whose default means "unknown" in memory, because no machine has 0 cores and no step moves 0 bytes.
+//! For `#[serde(with = "null_as_default")]`. A 0 in files of earlier versions means the same.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 

@@ -1,6 +1,6 @@
 //! Every saved file as plain data: read, validated, written.
 //!
-//! Enters: bytes of a file, or numbers of whoever measured. Leaves: a [`Report`], a [`serving::ServeReport`] or a
+//! Enters: bytes of a file, or measurements. Leaves: a [`Report`], a [`serving::ServeReport`] or a
 //! [`comparison::Comparison`]. null is not 0: what was not measured stays null. Nothing here prints.
 
 mod block;

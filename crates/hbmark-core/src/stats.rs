@@ -1,6 +1,6 @@
-//! Statistics of timed samples. Pure: plain numbers in, plain numbers out; it imports nothing of the rest.
+//! Statistics of timed samples.
 //!
-//! Percentiles are nearest-rank, and one that the sample cannot carry is `None` rather than the largest value seen. Intervals come
+//! Percentiles are nearest-rank, and `None` where the sample is too small. Intervals come
 //! from block means on a log scale (Student's t) or from order statistics; both assume independent inputs, which is why steps
 //! are blocked before they come here. Paired differences are tested by flipping their signs.
 

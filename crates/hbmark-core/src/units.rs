@@ -2,7 +2,7 @@
 //!
 //! Enters: numbers from clocks, ledgers and data sheets. Leaves: newtypes that print themselves.
 //! GB is 10^9 bytes and GiB is 2^30 bytes; the two are never mixed: bandwidth and traffic are decimal,
-//! memory capacity is binary. This module knows nothing of models, devices or reports.
+//! memory capacity is binary.
 
 use std::fmt;
 
@@ -88,7 +88,7 @@ impl Flops {
 
 impl std::ops::Add for Bytes {
     type Output = Self;
-    /// Stops at the largest count: what an untrusted file says may be anything, and a sum of it is only shown.
+    /// Saturates: counts of an untrusted file may be anything, and their sum is only shown.
     fn add(self, other: Self) -> Self {
         Self(self.0.saturating_add(other.0))
     }

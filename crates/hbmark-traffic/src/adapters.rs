@@ -1,7 +1,7 @@
-//! Adapters as traffic: which request is served with which, and what that costs a step by the ledger.
+//! LoRA adapters in traffic: the assignment of requests to adapters, and its cost per step by the ledger.
 //!
-//! Enters: how many adapters there are, how requests choose among them, what one weighs. Leaves: planned requests with their adapter, and
-//! [`AdapterCost`]: the adapters that meet in a batch, expected and seen, and the bytes they add to a step. It knows no engine and no matrix.
+//! Enters: the number of adapters, how requests choose among them, their size. Leaves: planned requests with their adapter, and
+//! [`AdapterCost`]: distinct adapters per batch, expected and observed, and the bytes they add to a step.
 
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -15,21 +15,21 @@ use hbmark_core::units::{Bytes, Nanos};
 /// The adapters of a point.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct AdapterMix {
-    /// How many there are.
+    /// Number of adapters.
     pub count: usize,
     pub assignment: Assignment,
-    /// Share of the requests that have one.
+    /// Share of the requests with an adapter.
     pub share: f64,
-    /// What a step reads of one, on average over all of them.
+    /// Bytes that a step reads of one adapter, on average over all.
     pub bytes_each: Bytes,
-    /// What a step of one token reads of the weights.
+    /// Bytes of weights that a step of one token reads.
     pub weight_bytes: Bytes,
-    /// What one more adapter in a batch takes, for the virtual clock.
+    /// Time of one more adapter in a batch, for the virtual clock.
     pub time_each: Nanos,
 }
 
 impl AdapterMix {
-    /// Gives every request its adapter, or none.
+    /// Assigns an adapter, or none, to every request.
     pub fn assign(&self, plan: &mut [PlannedRequest], seed: u64) {
         let mut random = ChaCha8Rng::seed_from_u64(splitmix64(seed, 20));
         let weights: Vec<f64> = match self.assignment {
@@ -64,7 +64,7 @@ impl AdapterMix {
         }
     }
 
-    /// What adapters were and cost at a point.
+    /// The adapters of a point and their cost.
     #[must_use]
     pub fn cost(&self, plan: &[PlannedRequest], result: &ServeResult) -> AdapterCost {
         let mut counts = vec![0_usize; self.count];

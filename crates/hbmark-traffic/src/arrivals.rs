@@ -1,7 +1,7 @@
 //! When requests arrive: absolute deadlines, drawn from the seed before the clock starts.
 //!
 //! Enters: a process, a mean rate, a count. Leaves: ascending times since the start. Sleeping *until* a deadline instead of *for* a gap
-//! is what keeps the offered rate when the loop is late; nothing here waits.
+//! keeps the offered rate when the loop is late; nothing here waits.
 
 use std::str::FromStr;
 
@@ -46,14 +46,14 @@ impl FromStr for Burst {
 }
 
 impl Burst {
-    /// The time at which the modulated process has had as many arrivals as the steady one at `steady`.
+    /// The time at which the modulated process has as many arrivals as the steady one at `steady`.
     fn warp(&self, steady: f64) -> f64 {
         let (periods, rest) = ((steady / self.period_ns).floor(), steady % self.period_ns);
         let in_burst = self.factor * self.on_ns;
         let within = if rest < in_burst {
             rest / self.factor
         } else {
-            // Between bursts the rate is what is left of the mean.
+            // Between bursts the rate makes up for them, so that the mean holds.
             let off = (self.period_ns - in_burst) / (self.period_ns - self.on_ns);
             self.on_ns + (rest - in_burst) / off
         };

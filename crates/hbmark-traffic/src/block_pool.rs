@@ -1,21 +1,20 @@
-//! The paged KV pool: which blocks are in use, by how many, and which of them hold a prefix that can be used again.
+//! The paged KV block pool: reference counts and a prefix cache.
 //!
-//! Enters: requests for blocks, and the tokens of blocks that have been computed. Leaves: block numbers. It holds no KV and knows no
-//! engine, no request and no clock.
+//! Enters: allocations, and the tokens of computed blocks. Leaves: block numbers. The pool holds no KV itself.
 //!
-//! A full block is named by a *chain*: a number that stands for one sequence of tokens from position 0 on, given when the block is
-//! first cached and never given again. A block is found by the hash of (chain of the block before, own tokens), and a find counts
-//! only if both are really equal. So a hit is a hit on an identical prefix, by induction, whatever the hash function does.
+//! A full block is identified by a [`PrefixId`]: a number for one sequence of tokens from position 0 on, assigned when the block is first
+//! cached and never reused. A block is looked up by the hash of (prefix of the block before, own tokens), and a hit counts only if both
+//! are equal. So a hit is on an identical prefix, by induction, whatever the hash function does.
 //!
-//! A block that nobody refers to stays cached until its place is needed; the one unused for longest goes first. A sequence gives
-//! its blocks back from the end, so that a prefix outlives what follows it.
+//! An unreferenced block stays cached until it is evicted, least recently used first. A sequence frees its blocks from the end, so that a
+//! prefix is evicted after its continuations.
 //!
-//! Books are kept of blocks that were taken at least once, and of no others: a pool may be as large as a device's memory allows, and most
-//! runs touch little of it.
+//! Only blocks that were ever allocated take memory here: a pool may be as large as a device's memory allows, and most runs use little
+//! of it.
 
 use std::collections::HashMap;
 
-/// Names the tokens from position 0 to the end of a cached block.
+/// Identifies the tokens from position 0 to the end of a cached block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PrefixId(u64);
 
@@ -23,7 +22,7 @@ impl PrefixId {
     /// The empty prefix.
     pub const ROOT: Self = Self(0);
 
-    /// The empty prefix of an adapter's sequences: what they cache is no other's. Chains are counted from below, these from above.
+    /// The empty prefix of an adapter's sequences: adapters share no blocks. Other ids count up from 1, these down from the top.
     #[must_use]
     pub fn of(adapter: Option<u32>) -> Self {
         adapter.map_or(Self::ROOT, |adapter| Self(u64::MAX - u64::from(adapter)))
@@ -37,19 +36,18 @@ const NONE: u32 = u32::MAX;
 #[derive(Debug, Clone, Copy)]
 struct Block {
     ref_count: u32,
-    /// What it is cached as.
     cached: Option<Cached>,
-    /// Neighbours in the list of blocks nobody refers to; among those without content only the one after counts.
+    /// Neighbours in the list of unreferenced blocks.
     before: u32,
     after: u32,
 }
 
-/// Blocks whose books have room from the start, so that a run that touches no more of them allocates nothing: 4 million positions at 16 each.
+/// Blocks to reserve memory for, so that most runs allocate nothing while they are timed: 4 million positions at 16 per block.
 const PREALLOCATED_BLOCKS: usize = 1 << 18;
-/// The same of the tokens of cached blocks.
+/// The same for the tokens of cached blocks.
 const PREALLOCATED_TOKENS: usize = 1 << 24;
 
-/// What a cached block holds; its tokens are in [`BlockPool::tokens`].
+/// The content of a cached block; its tokens are in [`BlockPool::tokens`].
 #[derive(Debug, Clone, Copy)]
 struct Cached {
     key: u64,
@@ -57,19 +55,19 @@ struct Cached {
     prefix: PrefixId,
 }
 
-/// How the cache has fared.
+/// Counters of the prefix cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CacheStats {
     /// Tokens of prompts that were looked up, and those of them that were found.
     pub queried_tokens: u64,
     pub hit_tokens: u64,
-    /// Cached blocks whose place was taken.
+    /// Cached blocks that were evicted.
     pub evictions: u64,
     /// Blocks not cached because another prefix had the same hash.
     pub collisions: u64,
 }
 
-/// What tests plant in a scheduler, to see that they would see it.
+/// Bugs that tests plant in a scheduler, to prove that they detect them.
 #[cfg(test)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum SchedulerBug {
@@ -77,17 +75,17 @@ pub(super) enum SchedulerBug {
     SkipsRefcount,
     /// Equal hashes are taken for equal prefixes.
     TrustsHashes,
-    /// A block that nobody refers to is not free.
+    /// An unreferenced block is not freed.
     LeaksBlocks,
     /// A preempted request does not return to the queue.
     LosesPreempted,
-    /// A step takes a token more than it may.
+    /// A step takes one token more than its budget.
     ExceedsBudget,
-    /// Who came last starts first.
+    /// The last request starts first.
     BreaksOrder,
     /// Prefixes are shared whatever the adapter.
     ForgetsAdapters,
-    /// One adapter more than may runs at once.
+    /// One adapter too many runs at once.
     ExceedsAdapters,
 }
 
@@ -96,20 +94,18 @@ pub(super) enum SchedulerBug {
 pub struct BlockPool {
     block_size: usize,
     total: usize,
-    /// Those that were ever taken: the blocks below some number. The others are free and without content.
+    /// The blocks that were ever allocated, from 0 on. The others are free and without content.
     blocks: Vec<Block>,
     /// The tokens of cached blocks, `block_size` per block.
     tokens: Vec<u32>,
-    /// The last that was given back without content: taken first.
-    empty: u32,
-    /// First and last of the list of cached blocks nobody refers to: taken when there is no other, the first of them first.
+    /// First and last of the list of unreferenced blocks: those without content, then the cached ones, least recently used first.
     first: u32,
     last: u32,
     free: usize,
     index: Option<HashMap<u64, u32>>,
     next_prefix_id: u64,
     counts: CacheStats,
-    /// Bits of a hash that count; fewer in tests, so that prefixes collide.
+    /// The bits of a hash in use; fewer in tests, so that prefixes collide.
     mask: u64,
     #[cfg(test)]
     pub(super) fault: Option<SchedulerBug>,
@@ -132,7 +128,6 @@ impl BlockPool {
             total: blocks,
             blocks: Vec::with_capacity(room),
             tokens: Vec::with_capacity(room_tokens),
-            empty: NONE,
             first: NONE,
             last: NONE,
             free: blocks,
@@ -145,7 +140,7 @@ impl BlockPool {
         }
     }
 
-    /// Keeps so few bits of a hash that different prefixes meet.
+    /// Keeps so few bits of a hash that different prefixes collide.
     #[cfg(test)]
     pub(super) fn with_hash_bits(mut self, bits: u32) -> Self {
         self.mask = (1 << bits) - 1;
@@ -164,19 +159,19 @@ impl BlockPool {
         self.total
     }
 
-    /// Blocks nobody refers to, cached ones among them.
+    /// Unreferenced blocks, cached ones included.
     #[must_use]
     pub fn num_free_blocks(&self) -> usize {
         self.free
     }
 
-    /// Blocks somebody refers to.
+    /// Referenced blocks.
     #[must_use]
     pub fn num_used_blocks(&self) -> usize {
         self.total - self.free
     }
 
-    /// How many refer to a block.
+    /// References to a block.
     ///
     /// # Panics
     /// When there is no such block.
@@ -186,35 +181,34 @@ impl BlockPool {
         self.blocks.get(block as usize).map_or(0, |block| block.ref_count)
     }
 
-    /// How the cache has fared so far.
+    /// The counters of the prefix cache.
     #[must_use]
     pub fn counts(&self) -> CacheStats {
         self.counts
     }
 
-    /// Whether prefixes are kept.
+    /// Whether the pool caches prefixes.
     #[must_use]
     pub fn caches_prefixes(&self) -> bool {
         self.index.is_some()
     }
 
-    /// Blocks that so many positions need.
+    /// Blocks for a number of positions.
     #[must_use]
     pub fn blocks_for(&self, positions: usize) -> usize {
         positions.div_ceil(self.block_size)
     }
 
-    /// Takes a block for new content, or `None` when every block is in use. The oldest cached block makes room.
+    /// Takes a block for new content, or `None` when every block is in use: one without content, or else the least recently used.
     pub fn allocate(&mut self) -> Option<u32> {
-        let block = if self.empty != NONE {
-            self.pop_empty()
-        } else if self.blocks.len() < self.total {
+        let no_empty_block = self.blocks.get(self.first as usize).is_none_or(|first| first.cached.is_some());
+        let block = if no_empty_block && self.blocks.len() < self.total {
             self.allocate_new()
         } else if self.first != NONE {
-            let oldest = self.first;
-            self.unlink(oldest);
-            self.evict(oldest);
-            oldest
+            let first = self.first;
+            self.unlink(first);
+            self.evict(first);
+            first
         } else {
             return None;
         };
@@ -222,7 +216,7 @@ impl BlockPool {
         Some(block)
     }
 
-    /// The first block that was never taken.
+    /// The first block that was never allocated.
     fn allocate_new(&mut self) -> u32 {
         let block = u32::try_from(self.blocks.len()).expect("fewer than 2^32 blocks");
         self.blocks.push(Block { ref_count: 0, cached: None, before: NONE, after: NONE });
@@ -233,10 +227,10 @@ impl BlockPool {
         block
     }
 
-    /// Gives back one reference. A block that nobody refers to is kept behind all others if it is cached, and before them if not.
+    /// Drops one reference. An unreferenced block goes to the end of the list if it is cached, and to the front if not.
     ///
     /// # Panics
-    /// When nobody refers to the block.
+    /// When the block is unreferenced.
     pub fn free(&mut self, block: u32) {
         let entry = &mut self.blocks[block as usize];
         assert!(entry.ref_count > 0, "block {block} was given back more often than taken");
@@ -246,16 +240,13 @@ impl BlockPool {
             return;
         }
         if entry.ref_count == 0 {
-            if entry.cached.is_some() {
-                self.push_last(block);
-            } else {
-                self.push_empty(block);
-            }
+            let is_cached = entry.cached.is_some();
+            self.link(block, is_cached);
         }
     }
 
-    /// The longest cached prefix of `tokens` behind the empty one `root` in whole blocks: appends its blocks to `found` without taking them, and returns the
-    /// chain of the last.
+    /// The longest cached prefix of `tokens` under `root` in whole blocks: appends its blocks to `found` without taking references, and
+    /// returns the id of the last.
     ///
     /// # Panics
     /// Never: what is in the index is cached.
@@ -301,8 +292,8 @@ impl BlockPool {
         }
     }
 
-    /// Caches a block that has just become full and computed, behind the prefix `parent`; returns the chain that ends with it. Where
-    /// the same prefix is cached already, its chain is returned and this block stays uncached.
+    /// Caches a block that has just been filled, after the prefix `parent`; returns the prefix that ends with it. Where the same prefix is
+    /// cached already, its id is returned and this block stays uncached.
     ///
     /// # Panics
     /// Never: what is in the index is cached.
@@ -317,7 +308,7 @@ impl BlockPool {
             if cached.parent == parent && self.tokens_of(other) == tokens {
                 return cached.prefix;
             }
-            // The place is another prefix's. This one gets a chain, so that nothing behind it is taken for something else.
+            // The slot belongs to another prefix. A new id keeps the continuations of the two apart.
             self.counts.collisions += 1;
             return self.new_prefix_id();
         }
@@ -329,7 +320,7 @@ impl BlockPool {
         prefix
     }
 
-    /// How many of these blocks nobody refers to: taking them costs that many free blocks.
+    /// How many of these blocks are unreferenced: taking them costs that many free blocks.
     #[must_use]
     pub fn unreferenced(&self, blocks: &[u32]) -> usize {
         blocks.iter().filter(|b| self.blocks[**b as usize].ref_count == 0).count()
@@ -345,7 +336,7 @@ impl BlockPool {
         &self.tokens[start..start + self.block_size]
     }
 
-    /// A hash of a block behind a prefix. Its quality decides about hits that are missed, never about hits that are wrong.
+    /// A hash of a block after a prefix. Collisions cost hits, never correctness.
     fn key(&self, parent: PrefixId, tokens: &[u32]) -> u64 {
         // The multiplier is 2^64 over the golden ratio, odd.
         const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
@@ -360,11 +351,11 @@ impl BlockPool {
     fn evict(&mut self, block: u32) {
         if let Some(cached) = self.blocks[block as usize].cached.take() {
             self.counts.evictions += 1;
-            self.index.as_mut().expect("only a cache caches").remove(&cached.key);
+            self.index.as_mut().expect("only a caching pool has cached blocks").remove(&cached.key);
         }
     }
 
-    /// Takes a cached block out of the list of those nobody refers to.
+    /// Takes a block out of the list of unreferenced blocks.
     fn unlink(&mut self, block: u32) {
         let Block { before, after, .. } = self.blocks[block as usize];
         match before {
@@ -378,28 +369,19 @@ impl BlockPool {
         self.free -= 1;
     }
 
-    fn pop_empty(&mut self) -> u32 {
-        let block = self.empty;
-        self.empty = self.blocks[block as usize].after;
-        self.free -= 1;
-        block
-    }
-
-    fn push_empty(&mut self, block: u32) {
-        self.blocks[block as usize].after = self.empty;
-        self.empty = block;
-        self.free += 1;
-    }
-
-    fn push_last(&mut self, block: u32) {
-        let before = self.last;
+    /// Puts a block at one end of the list of unreferenced blocks.
+    fn link(&mut self, block: u32, at_end: bool) {
+        let (before, after) = if at_end { (self.last, NONE) } else { (NONE, self.first) };
         let entry = &mut self.blocks[block as usize];
-        (entry.before, entry.after) = (before, NONE);
+        (entry.before, entry.after) = (before, after);
         match before {
             NONE => self.first = block,
             before => self.blocks[before as usize].after = block,
         }
-        self.last = block;
+        match after {
+            NONE => self.last = block,
+            after => self.blocks[after as usize].before = block,
+        }
         self.free += 1;
     }
 }
@@ -445,7 +427,7 @@ mod tests {
     }
 
     #[test]
-    fn the_prefix_unused_for_longest_makes_room_and_its_end_goes_first() {
+    fn the_least_recently_used_prefix_is_evicted_from_its_end() {
         let mut pool = BlockPool::new(4, 1, true);
         let old = cached(&mut pool, &[1, 2]);
         let new = cached(&mut pool, &[7, 8]);
@@ -473,7 +455,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shared_block_is_free_when_the_last_gives_it_back() {
+    fn a_shared_block_is_free_after_its_last_reference() {
         let mut pool = BlockPool::new(2, 1, true);
         let blocks = cached(&mut pool, &[5]);
         pool.incref(&blocks);
@@ -566,7 +548,7 @@ mod tests {
                         listed.free(block);
                     }
                 } else if let Some(&block) = found(&pool, &[random.random_range(0..=content)]).first() {
-                    // Somebody finds what nobody uses.
+                    // A hit on an unreferenced block.
                     pool.incref(&[block]);
                     listed.free.retain(|free| *free != block);
                     taken.push((block, content));
@@ -590,7 +572,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "more often than taken")]
-    fn giving_back_twice_is_a_bug() {
+    fn freeing_twice_is_a_bug() {
         let mut pool = BlockPool::new(1, 1, false);
         let block = pool.allocate().unwrap();
         pool.free(block);

@@ -1,4 +1,4 @@
-//! The time of a serving loop: given from outside, or virtual.
+//! The clock of a serving loop: real or virtual.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -9,9 +9,9 @@ use hbmark_core::units::Nanos;
 pub trait Clock {
     /// Time since some fixed moment.
     fn now(&self) -> Nanos;
-    /// Lets time pass until a moment; returns at once when it has passed.
+    /// Waits until a moment; returns at once when it has passed.
     fn wait_until(&mut self, moment: Nanos);
-    /// Whether waiting costs nobody anything.
+    /// Whether waiting takes no real time.
     fn is_virtual(&self) -> bool;
 }
 
@@ -30,7 +30,7 @@ impl Clock for VirtualClock {
     }
 }
 
-/// A clock that moves only when told to; clones share it.
+/// A clock that advances only on request; clones share it.
 #[derive(Debug, Clone, Default)]
 pub struct VirtualClock(Rc<Cell<f64>>);
 
@@ -40,7 +40,7 @@ impl VirtualClock {
     pub fn now(&self) -> Nanos {
         Nanos(self.0.get())
     }
-    /// Lets time pass.
+    /// Advances the time.
     pub fn advance(&self, span: Nanos) {
         self.0.set(self.0.get() + span.0);
     }

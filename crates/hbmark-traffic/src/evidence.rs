@@ -1,22 +1,22 @@
-//! What a diagnosis needs of a run beyond its latencies, and what a saved result would otherwise have forgotten.
+//! What a diagnosis needs of a run beyond its latencies.
 //!
-//! Enters: records and steps. Leaves: an [`Evidence`]: whom long prompts kept waiting, steps that stalled and who met them, what the first
-//! requests paid, and how long the outputs were against the plan. Numbers only: their meaning is decided elsewhere.
+//! Enters: records and steps. Leaves: an [`Evidence`]: requests delayed by long prompts, stalled steps and the requests they delayed,
+//! warm-up effects on the first requests, and output lengths against the plan. Numbers only; `hbmark_report::analysis` interprets them.
 
 use super::serving_loop::{Record, RequestOutcome, Run, StepLog, Traffic};
 use hbmark_core::result::serving::{Evidence, LongPrompts, Stalls, Start};
 use hbmark_core::stats::{median, percentile};
 
-/// Prompts at least so many times the median are long.
+/// Prompts of at least this many times the median are long.
 const LONG: usize = 4;
-/// A step this many times longer than others of its size stalled.
+/// A step this many times longer than others of its size is a stall.
 const STALL: f64 = 5.0;
-/// Steps of a size from which their median says what such a step takes.
+/// Steps of a size needed for a typical time of that size.
 const MIN_STEPS: usize = 5;
-/// Below so many measured requests a first part is nobody.
+/// Measured requests needed to compare the first part with the rest.
 const MIN_REQUESTS: usize = 50;
 
-/// Looks at a run.
+/// Collects the evidence of a run.
 #[must_use]
 pub fn evidence(run: &Run, traffic: &Traffic<'_>) -> Evidence {
     let records = &run.records[traffic.measured.clone()];
@@ -89,7 +89,7 @@ fn long_prompts(records: &[Record], steps: &[StepLog]) -> Option<LongPrompts> {
     })
 }
 
-/// What a step of a size usually takes: medians over sizes that differ by less than two times.
+/// The typical time of a step by size: medians over sizes that differ by less than a factor of two.
 struct TypicalStepTimes(Vec<Option<f64>>);
 
 fn size(step: &StepLog) -> usize {

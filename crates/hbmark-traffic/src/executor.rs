@@ -1,6 +1,6 @@
-//! From the scheduler's batch to tokens: whoever runs a step, and a prediction of how long one would take.
+//! Executors: from the scheduler's batch to tokens, on an engine or by a model of step times.
 //!
-//! Enters: a [`Scheduler`] with a batch in flight. Leaves: one token per part, and how long each phase of the host's work took.
+//! Enters: a [`Scheduler`] with a batch in flight. Leaves: one token per sequence, and the time of each phase of the host's work.
 
 use crate::clock::{Clock, VirtualClock};
 use crate::scheduler::Scheduler;
@@ -11,24 +11,24 @@ use hbmark_core::units::Nanos;
 /// Why a step gave no tokens.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StepFailure {
-    /// What the engine said.
+    /// The engine's error.
     pub message: String,
-    /// Nothing that the device does afterwards can be trusted.
+    /// The device failed: nothing it does afterwards is reliable.
     pub device_unusable: bool,
 }
 
-/// Where the host's time of a step went, in nanoseconds.
+/// The host's time of a step by phase, in nanoseconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Phases {
     /// Filling the engine's batch from the scheduler's.
     pub build: f64,
-    /// Handing it over: on a GPU the enqueueing, on a CPU the part of the call that is not the step itself.
+    /// Launching: on a GPU the enqueueing, on a CPU the part of the call that is not the step itself.
     pub launch: f64,
     /// The step: on a CPU its own time, on a GPU the wait for it.
     pub device: f64,
-    /// Choosing tokens.
+    /// Sampling.
     pub sample: f64,
-    /// Finding the tokens that grammars allow, and forbidding the others.
+    /// Computing and applying the masks of grammars.
     pub mask: f64,
     pub mask_apply: f64,
 }
@@ -46,7 +46,7 @@ impl std::ops::AddAssign for Phases {
 
 /// Runs batches.
 pub trait Executor {
-    /// Runs the batch in flight and leaves one token per part in `tokens`.
+    /// Runs the batch in flight and leaves one token per sequence in `tokens`.
     ///
     /// # Errors
     /// When the engine fails.
@@ -58,23 +58,23 @@ pub trait Executor {
     ) -> Result<Phases, StepFailure>;
 }
 
-/// Steps that take as long as a model of them says and compute nothing.
+/// Simulated steps: each takes the time that a model predicts, and computes nothing.
 #[derive(Debug)]
 pub struct PredictedExecutor {
     model: StepModel,
     clock: VirtualClock,
-    /// What one more adapter in a batch takes.
+    /// Time of one more adapter in a batch.
     adapter: Nanos,
 }
 
 impl PredictedExecutor {
-    /// Lets predicted time pass on a clock.
+    /// An executor that advances a clock by predicted times.
     #[must_use]
     pub fn new(model: StepModel, clock: &VirtualClock) -> Self {
         Self { model, clock: clock.clone(), adapter: Nanos(0.0) }
     }
 
-    /// Lets every different adapter of a batch take so long.
+    /// Adds a time for every distinct adapter of a batch.
     #[must_use]
     pub fn with_adapter_time(self, adapter: Nanos) -> Self {
         Self { adapter, ..self }
@@ -93,7 +93,7 @@ impl Executor for PredictedExecutor {
             self.model.step(batch.iter().map(|seq| RaggedPart { cached: seq.start, tokens: seq.tokens }));
         let time = Nanos(time.0 + self.adapter.0 * scheduler.batch().adapters as f64);
         self.clock.advance(time);
-        // No model ran: tokens that differ between requests, so that they share no prefix by accident.
+        // Made-up tokens that differ between requests, so that they share no prefix by accident.
         tokens.extend(batch.iter().map(|seq| u32::try_from(seq.key & 0xffff).unwrap_or(0)));
         Ok(Phases { device: Nanos(time.0).0, ..Phases::default() })
     }

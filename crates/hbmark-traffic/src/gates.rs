@@ -1,7 +1,7 @@
-//! Whether a point can be believed: checks of the run itself, and whether the system kept up.
+//! The validity of a point: checks of the run itself, and whether the system is saturated.
 //!
-//! Enters: a run, and its result so far. Leaves: the result with its gates, its validity and reasons; latencies that depend on how long
-//! one measures are taken out of it.
+//! Enters: a run, and its result so far. Leaves: the result with its gates, its validity and reasons; latencies that only reflect the
+//! length of a saturated run are removed.
 
 use super::latency::{Window, queue, ttft};
 use super::scheduler::RejectReason;
@@ -12,21 +12,22 @@ use hbmark_core::result::serving::{
 };
 use hbmark_core::stats::{mean, percentile, trend};
 
-/// p99 of the injection lag may be this, or this share of the median TTFT, whichever is more.
+/// Largest p99 of the injection lag: this, or this share of the median TTFT, whichever is more.
 const LAG_FLOOR_NS: f64 = 1e6;
 const LAG_SHARE: f64 = 0.05;
 /// Completed over offered below this is saturation.
 const MIN_COMPLETED_SHARE: f64 = 0.98;
-/// The in-system mean may differ from rate × time in system by this.
+/// Largest relative error of Little's law: mean requests in the system against rate × time in system.
 const LITTLE_TOLERANCE: f64 = 0.1;
-/// The rate of arrivals may differ from the plan's by this.
+/// Largest relative error of the arrival rate against the plan.
 const RATE_TOLERANCE: f64 = 0.02;
 
-/// Measured requests that were due while the run went on: all of them, but where a time limit or a failure ended it before.
+/// Measured requests that were due during the run: all, unless a time limit or a failure ended it early.
 pub(super) fn due<'a>(records: &'a [Record], window: &Window) -> impl Iterator<Item = &'a Record> {
     let end = window.to;
     records.iter().filter(move |r| r.arrival.0 <= end)
 }
+
 /// Requests in the system at a moment.
 fn population_at(run: &Run, moment: f64) -> usize {
     let at = run.population.partition_point(|(time, _)| *time <= moment);
@@ -60,12 +61,12 @@ pub(super) fn gates(
     window: &Window,
 ) {
     let ms = |ns: f64| format!("{:.3} ms", ns / 1e6);
-    // The largest lag stands for p99 where there are too few requests for one.
+    // With too few requests for a p99 this is the largest lag.
     let mut lags: Vec<f64> = records.iter().filter(|r| r.enqueued.is_some()).map(|r| r.lag.0).collect();
     lags.sort_by(f64::total_cmp);
     let mut waits: Vec<f64> = records.iter().map(ttft).collect();
     waits.sort_by(f64::total_cmp);
-    // Where most requests were rejected the median is infinite, and must not excuse any lag.
+    // Where most requests were rejected the median is infinite, and must not allow any lag.
     let middle = Some(percentile(&waits, 0.5)).filter(|wait| wait.is_finite()).unwrap_or(0.0);
     let allowed = LAG_FLOOR_NS.max(LAG_SHARE * middle);
     let lag = percentile(&lags, 0.99);
@@ -105,7 +106,7 @@ pub(super) fn gates(
         let product = stays.len() as f64 / (window.to - window.from) * mean(&stays);
         let seen = mean_population(run, window);
         let enough = all_served && records.len() >= 10 * MIN_REQUESTS;
-        // The ends of a window cut stays in two; a window must be much longer than one for the law to hold in it.
+        // The ends of a window cut requests in two: the law holds only in a window much longer than a request.
         let long = (window.to - window.from) > 20.0 * mean(&stays);
         result.gate(
             GateName::LittlesLaw,
@@ -119,7 +120,7 @@ pub(super) fn gates(
             },
         );
     }
-    // Books are said only where they do not balance.
+    // This gate appears only when it fails.
     let lost = |s: &StepLog| s.load.used_blocks.saturating_sub(s.load.held_blocks);
     if let Some(most) = run.steps.iter().map(lost).max().filter(|lost| *lost > 0) {
         result.gate(
@@ -147,7 +148,7 @@ pub(super) fn gates(
 /// Bins over which trends are judged.
 const BINS: usize = 10;
 
-/// Whether a series at least doubles over the run, beyond chance.
+/// Whether a series significantly grows to at least double over the run.
 fn rises(values: &[f64]) -> bool {
     trend(values).is_some_and(|t| t.significant && t.relative_change > 1.0)
 }
@@ -168,14 +169,14 @@ pub(super) fn saturation(
     if traffic.kind == LoadMode::Open && !infinite && records.len() >= MIN_REQUESTS {
         let (before, after) = (population_at(run, window.from), population_at(run, window.to));
         let growth = after as f64 - before as f64;
-        // What the queue had no room for was offered as well; what no system of this size could serve was not.
+        // Requests rejected by a full queue count as offered; those that never fit do not.
         let possible = |r: &&Record| !matches!(r.outcome, RequestOutcome::Rejected(reason) if reason != RejectReason::QueueFull);
         let offered = due(records, window).filter(possible).count().max(1);
         let shed =
             records.iter().filter(|r| r.outcome == RequestOutcome::Rejected(RejectReason::QueueFull)).count();
         let completed = 1.0 - (growth + shed as f64) / offered as f64;
-        // A stable queue goes up and down too: only growth beyond its own size counts, and less of it where every part of the
-        // window holds more than the one before.
+        // A stable queue fluctuates too: only growth beyond its own size counts, or less where every part of the window holds more
+        // than the one before.
         let spread = ((before + after) as f64).sqrt();
         let parts = (0..BINS).map(|part| {
             let width = (window.to - window.from) / BINS as f64;
@@ -219,7 +220,7 @@ pub(super) fn saturation(
     }
     result.reasons.append(&mut reasons);
     (result.ttft_ns, result.e2e_ns, result.queue_ns) = (None, None, None);
-    // A system that does not keep up meets no promise about waiting, however short the run.
+    // A saturated system meets no latency objective, however short the run.
     if !infinite {
         let waiting = |c: &ClauseResult| c.clause.metric != SloMetric::Tpot;
         for clause in result.slo.iter_mut().filter(|c| waiting(c)) {
@@ -232,7 +233,7 @@ pub(super) fn saturation(
     }
 }
 
-/// Means of consecutive parts; what is infinite counts as the largest finite value.
+/// Means of consecutive parts; infinite values count as the largest finite one.
 fn bins(values: impl Iterator<Item = f64>, count: usize) -> Vec<f64> {
     let values: Vec<f64> = values.collect();
     let most = values.iter().copied().filter(|v| v.is_finite()).fold(0.0, f64::max);

@@ -1,9 +1,9 @@
-//! What a run says: latencies under the honesty rules, throughput, goodput, and whether any of it can be believed.
+//! The result of a run: latencies, throughput, goodput, and validity.
 //!
 //! Enters: a [`Run`]. Leaves: a [`ServeResult`]. The definitions are those of the glossary. In short: every latency counts from the
-//! scheduled arrival; a request that failed or never finished is infinitely slow and stays in the percentiles; what does not exist (the
-//! TPOT of one token) is null and never 0; a percentile that the sample cannot carry is null, and the largest value is shown as its
-//! bound; and the percentiles of a saturated run are refused, because they say how long one waited to stop.
+//! scheduled arrival; a request that failed or never finished is infinitely slow and stays in the percentiles; a quantity that does not
+//! exist (the TPOT of one token) is null and never 0; a percentile with too few samples is null, and the largest value is shown as its
+//! bound; and the percentiles of a saturated run are not reported, because they depend on the length of the run.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,7 @@ use hbmark_core::result::serving::{
 };
 use hbmark_core::stats::{honest_percentile, percentile};
 
-/// A measured request, as the definitions see it.
+/// The quantities of a measured request.
 pub(super) fn ttft(record: &Record) -> f64 {
     match (record.outcome, record.first_token) {
         (RequestOutcome::Rejected(_), _) | (_, None) => f64::INFINITY,
@@ -32,7 +32,7 @@ fn e2e(record: &Record) -> f64 {
     }
 }
 
-/// `None` for an output of one token; infinite for one that never came to its end.
+/// `None` for an output of one token; infinite for one that never finished.
 fn tpot(record: &Record) -> Option<f64> {
     match (record.outcome, record.first_token, record.last_token) {
         (RequestOutcome::Served, Some(first), Some(last)) if record.output_tokens > 1 => {
@@ -63,7 +63,7 @@ pub fn summarise(run: &Run, traffic: &Traffic<'_>, slo: &Slo) -> ServeResult {
     let window = Window::new(run, traffic, records);
     let steps: Vec<&StepLog> = run.steps.iter().filter(|s| window.holds(s.end)).collect();
     let per_s = |count: f64| if window.seconds() > 0.0 { count / window.seconds() } else { 0.0 };
-    // Whatever comes to its end in the window, whenever it came: as many as the system gets done.
+    // All requests that finish in the window, whenever they arrived: the throughput of the system.
     let completed = || {
         let all = run.records.iter();
         all.filter(|r| r.outcome == RequestOutcome::Served && r.last_token.is_some_and(|t| window.holds(t.0)))
@@ -136,7 +136,7 @@ pub fn summarise(run: &Run, traffic: &Traffic<'_>, slo: &Slo) -> ServeResult {
     result
 }
 
-/// Whether every objective was met; one that was not decides, whatever is unknown.
+/// Whether every objective was met: false if any failed, otherwise unknown if any is unknown.
 fn all_met(clauses: &[ClauseResult]) -> Option<bool> {
     let known = |met: bool| clauses.iter().filter(|c| c.met == Some(met)).count();
     match (known(false), known(true)) {
@@ -173,7 +173,7 @@ impl Window {
 }
 
 fn meets(record: &Record, slo: &Slo) -> bool {
-    // A quantity that does not exist breaks no promise.
+    // A quantity that does not exist violates no objective.
     record.outcome == RequestOutcome::Served
         && slo.clauses.iter().all(|c| metric(record, c.metric).is_none_or(|value| value <= c.limit_ns))
 }
@@ -204,7 +204,7 @@ fn kv_use(step: &StepLog) -> f64 {
 }
 
 fn over_time(steps: &[&StepLog], window: &Window, of: impl Fn(&StepLog) -> f64) -> f64 {
-    // From 0 on: the sum of nothing is -0.
+    // From 0 on: an empty float sum is -0.
     let busy = steps.iter().fold(0.0, |sum, s| sum + of(s) * (s.end - s.begin.max(window.from)));
     if window.seconds() > 0.0 { busy / (window.seconds() * 1e9) } else { 0.0 }
 }

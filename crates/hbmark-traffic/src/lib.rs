@@ -1,13 +1,13 @@
-//! Traffic and scheduling: what is sent, when, in which batches, and how long each request took.
+//! Traffic and scheduling: requests, arrivals, batches, and latencies.
 //!
-//! Enters: a workload or a trace, a rate, the scheduler's settings, and whoever runs a step. Leaves: a
+//! Enters: a workload or a trace, a rate, the scheduler's settings, and an executor of steps. Leaves: a
 //! [`ServeResult`](hbmark_core::result::serving::ServeResult) per point of load.
 //!
 //! ```text
 //! Workload | Trace → Planned (arrivals, prompts) → run: Scheduler × Executor × Clock → Run (records, steps) → ServeResult
 //! ```
 //!
-//! Engines stand behind [`executor::Executor`], time behind [`clock::Clock`]; nothing here knows a device, a flag or a report.
+//! Engines are behind [`executor::Executor`], time behind [`clock::Clock`].
 
 pub mod adapters;
 pub mod arrivals;

@@ -1,8 +1,8 @@
-//! The six standard rows: each a question with its hypothesis stated before the run and checked after it.
+//! The six standard workloads, each with a hypothesis stated before the run and checked after it.
 //!
 //! Enters: the model's context, and the capacity (requests per second) that the virtual clock finds for a row. Leaves: what to run, and
-//! afterwards a [`RowVerdict`]. Lengths are cut to the model's context; rates are shares of the row's own capacity, so that a laptop and
-//! a data-centre GPU are asked the same question.
+//! afterwards a [`RowVerdict`]. Lengths are cut to the model's context; rates are shares of the row's own capacity, so that rows compare
+//! across a laptop and a data-centre GPU.
 
 use std::collections::BTreeMap;
 
@@ -21,7 +21,7 @@ pub fn workload(row: Row, context: usize, scale: f64) -> Result<Workload, Worklo
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a small positive count")]
     let scaled = |tokens: usize| ((tokens as f64 * scale).round() as usize).max(2);
     let within = |context: usize, input: usize, output: usize| {
-        // The shape is kept when the context is short.
+        // Proportions are kept when the context is short.
         let (input, output) = (scaled(input), scaled(output));
         let fit = (context as f64 / (input + output) as f64).min(1.0);
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a share of a count")]
@@ -56,7 +56,7 @@ pub fn workload(row: Row, context: usize, scale: f64) -> Result<Workload, Worklo
     }
 }
 
-/// Checks the hypothesis against what was seen.
+/// Checks the hypothesis against the results.
 #[must_use]
 pub fn check(row: Row, results: &BTreeMap<Row, (ServeResult, Option<f64>)>) -> RowVerdict {
     let (held, seen) = match results.get(&row) {

@@ -1,6 +1,6 @@
 //! One point of load: what to send and how to schedule it.
 //!
-//! Enters: a [`PointSpec`]. Leaves: planned requests, and what a model of the steps makes of them on a virtual clock.
+//! Enters: a [`PointSpec`]. Leaves: planned requests, and their simulation on a virtual clock.
 
 use serde::Serialize;
 
@@ -39,16 +39,16 @@ pub enum PlanError {
     TooFewForSlo { clause: String, needed: usize, requests: usize },
 }
 
-/// What is sent.
+/// The source of requests.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-#[expect(clippy::large_enum_variant, reason = "there is one to a point, and nobody keeps many")]
+#[expect(clippy::large_enum_variant, reason = "one per point, never many at once")]
 pub enum TrafficSource {
     Workload(Workload),
-    /// Times are multiplied by the factor, where no rate is asked for.
+    /// Times are multiplied by the factor, unless a rate is given.
     Trace(#[serde(serialize_with = "whole")] std::rc::Rc<Trace>, f64),
 }
 
-/// A trace as what it holds.
+/// A trace by its content.
 fn whole<S: serde::Serializer>(trace: &std::rc::Rc<Trace>, serializer: S) -> Result<S::Ok, S::Error> {
     Trace::serialize(trace, serializer)
 }
@@ -63,25 +63,25 @@ pub struct PointSpec {
     pub burst: Option<Burst>,
     /// Requests whose times count.
     pub requests: usize,
-    /// Requests in front of them.
+    /// Warm-up requests before them.
     pub warmup: usize,
     pub scheduler: SchedulerConfig,
     pub sampling: Sampling,
     /// End an output at a stop token instead of at its planned length.
     pub stop_at_eos: bool,
     pub seed: u64,
-    /// Nothing is shared between prompts: the baseline without reuse.
+    /// Share nothing between prompts: the baseline without prefix reuse.
     pub cold: bool,
     pub slo: Slo,
     pub time_limit: Option<Nanos>,
-    /// The adapters that requests have; `None` for none.
+    /// The adapters of the requests; `None` for none.
     pub adapters: Option<AdapterMix>,
-    /// Share of the requests whose outputs are held to the engine's grammar.
+    /// Share of the requests whose outputs are constrained by the engine's grammar.
     pub constrained: Option<f64>,
 }
 
 impl PointSpec {
-    /// Requests behind the measured ones, to keep the system loaded until those are done.
+    /// Requests after the measured ones, to keep the system loaded until those are done.
     #[must_use]
     pub fn cooldown(&self) -> usize {
         match self.offered {
@@ -95,7 +95,7 @@ impl PointSpec {
         if self.offered == Offered::AtOnce { 0 } else { self.warmup }
     }
 
-    /// Plans every request, and says which of them count.
+    /// Plans every request, and the range of those that count.
     ///
     /// # Errors
     /// When a trace has too few.
@@ -112,7 +112,7 @@ impl PointSpec {
                 if have <= warmup {
                     return Err(PlanError::TraceTooShort { have, warmup });
                 }
-                // The mean rate asked for, over the requests that count: a trace is not as busy everywhere.
+                // The given mean rate holds over the requests that count: the rate of a trace varies.
                 let (first, last) = (warmup, (warmup + self.requests).min(have) - 1);
                 let at = |index: usize| trace.requests[index].arrival.seconds();
                 let span = at(last) - at(first);
@@ -138,7 +138,7 @@ impl PointSpec {
         }
         if let Some(share) = self.constrained {
             for (index, request) in plan.iter_mut().enumerate() {
-                // 53 bits are what a float between 0 and 1 holds.
+                // A float in [0, 1) has 53 bits.
                 let drawn =
                     (splitmix64(splitmix64(self.seed, 21), index as u64) >> 11) as f64 / (1_u64 << 53) as f64;
                 request.constrained = drawn < share;
@@ -189,7 +189,7 @@ impl PointSpec {
         Ok(())
     }
 
-    /// What an infinite cache would find, over the requests that ran: what is rejected or never sent is looked up nowhere.
+    /// The hit rate of an infinite cache, over the requests that ran: rejected and unsent ones are never looked up.
     #[must_use]
     pub fn ideal_hit_rate(&self, plan: &[PlannedRequest], run: &Run) -> Option<f64> {
         let ran = plan.iter().zip(&run.records).filter(|(_, record)| record.started.is_some());
@@ -197,7 +197,7 @@ impl PointSpec {
         self.scheduler.enable_prefix_caching.then(rate).flatten()
     }
 
-    /// Blocks that the plan could ever fill, prefixes counted as often as they are sent.
+    /// Blocks that the plan fills at most, without prefix reuse.
     #[must_use]
     pub fn blocks_of(&self, plan: &[PlannedRequest]) -> usize {
         let knobs = &self.scheduler;
@@ -229,7 +229,7 @@ impl PointSpec {
         }
     }
 
-    /// What one more adapter adds to a step.
+    /// Time of one more adapter in a step.
     #[must_use]
     pub fn adapter_time(&self) -> Nanos {
         self.adapters.as_ref().map_or(Nanos(0.0), |adapters| adapters.time_each)
@@ -263,7 +263,7 @@ impl PointSpec {
     }
 }
 
-/// The point on a virtual clock.
+/// Simulates the point on a virtual clock.
 ///
 /// # Errors
 /// When the run cannot go on.

@@ -1,16 +1,16 @@
 //! The raw samples of a point: every measured request, column by column.
 //!
-//! Enters: the records of a run. Leaves: plain columns, from which whoever doubts a percentile of TTFT, TPOT, E2E or queue time computes
-//! it again, and judges other objectives than those of the run.
+//! Enters: the records of a run. Leaves: plain columns, from which percentiles of TTFT, TPOT, E2E and queue time can be recomputed, and
+//! other objectives judged.
 
 use super::serving_loop::{Record, RequestOutcome};
 use hbmark_core::result::serving::Requests;
 use hbmark_core::units::Nanos;
 
-/// Requests beyond which a point keeps no columns: a result should open in an editor.
+/// A point with more requests keeps no columns: a result should open in an editor.
 const MAX_REQUESTS: usize = 100_000;
 
-/// Columns of records; `None` of more than a result should hold.
+/// Columns of records; `None` for more than a result should hold.
 #[must_use]
 pub fn columns(records: &[Record]) -> Option<Requests> {
     if records.len() > MAX_REQUESTS {

@@ -1,7 +1,7 @@
-//! The steps of a run against the model of them.
+//! The steps of a run against the step-time model.
 //!
-//! Enters: what each step was and took, and a [`Calibration`]. Leaves: by which factor the steps were longer than the model says, by kind. A
-//! prediction that misses while its steps are right is a matter of queueing; one whose steps are wrong cannot be right but by luck.
+//! Enters: the log of steps, and a [`Calibration`]. Leaves: the ratio of measured to predicted time, by kind of step. It tells errors of
+//! the step-time model from errors of the queueing model.
 
 use super::serving_loop::StepLog;
 use super::step_model::Calibration;
@@ -9,10 +9,10 @@ use hbmark_core::result::serving::{Residual, Residuals};
 use hbmark_core::stats::median;
 use hbmark_core::units::Nanos;
 
-/// So few steps of a kind say nothing of it.
+/// Steps of a kind needed for a residual.
 const MIN_STEPS: usize = 10;
 
-/// Holds each step against the model. Of an engine that runs one sequence after the other, a step's log does not say enough.
+/// Compares each step with the model; `None` for an engine that runs one sequence after the other, whose log has too little detail.
 #[must_use]
 pub fn residuals(steps: &[StepLog], model: &Calibration, adapter: Nanos) -> Option<Residuals> {
     if model.looped {

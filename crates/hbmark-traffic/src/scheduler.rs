@@ -1,14 +1,14 @@
-//! Continuous batching as a state machine: which tokens of which requests the next step runs.
+//! A continuous-batching scheduler: which tokens of which requests the next step runs.
 //!
 //! Enters: requests ([`add_request`](Scheduler::add_request)) and the tokens a step produced ([`complete`](Scheduler::complete)). Leaves: the next
-//! [`Batch`] with block tables, and what became of each request. It owns no clock and no model: time passes and tokens are computed
-//! elsewhere, so the same machine serves a real engine and a virtual one.
+//! [`Batch`] with block tables, and the output tokens. It owns no clock and no model, so the same scheduler serves a real engine and a
+//! simulated one.
 //!
-//! The policy is vLLM's, under its knobs: a step first serves what runs, in order of rank, then admits what waits while the budget of
-//! tokens, the number of sequences and the blocks allow. When blocks run out, the running request of the lowest rank is preempted:
-//! it gives back its blocks, returns to the queue and computes its tokens again (from whatever prefix is still cached). Rank is
-//! arrival, or priority and then arrival. Because the lowest rank always yields and a request that could not run alone is refused at
-//! admission, the highest rank always advances: nothing starves under first come, first served.
+//! The policy and the option names are vLLM's: a step first schedules running requests, in order of rank, then admits waiting ones
+//! while the token budget, the number of sequences and the blocks allow. When blocks run out, the running request of the lowest rank is
+//! preempted: it frees its blocks, returns to the queue and is recomputed (from whatever prefix is still cached). Rank is arrival, or
+//! priority and then arrival. Because the lowest rank is preempted first and a request that could not run alone is rejected on
+//! arrival, the highest rank always advances: nothing starves under first come, first served.
 
 mod adapters;
 
@@ -25,20 +25,20 @@ use super::block_pool::SchedulerBug;
 /// A request as the scheduler sees it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Request {
-    /// The caller's name for it.
+    /// The caller's id.
     pub key: usize,
     pub prompt: Vec<u32>,
     /// Tokens to generate.
     pub output_len: usize,
     /// Tokens that end the output early; empty where the length is forced.
     pub stop_tokens: Vec<u32>,
-    /// Lower goes first under [`Policy::Priority`].
+    /// Lower is served first under [`Policy::Priority`].
     pub priority: i32,
-    /// The adapter it is served with; prefixes are shared among requests of one adapter only.
+    /// Its LoRA adapter; only requests of the same adapter share prefixes.
     pub adapter: Option<u32>,
 }
 
-/// Why a request is not served. A reject is a result, with a name, and is counted.
+/// Why a request is not served. Rejects are results and are counted by reason.
 #[derive(
     Debug,
     Clone,
@@ -75,17 +75,17 @@ pub enum RejectReason {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Slot(u32);
 
-/// The part of a step that is one request's.
+/// One request's part of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ScheduledSequence {
     pub slot: Slot,
     pub key: usize,
-    /// Unique to this run of the request: another after a preemption.
+    /// Unique to this run of the request: a new id after a preemption.
     pub sequence: u64,
     /// Position of the first token.
     pub start: usize,
     pub tokens: usize,
-    /// Whether the step computes the last known token, so that the next one comes out.
+    /// Whether the step computes the last known token, and so produces the next one.
     pub produces_token: bool,
     /// Whether this is the request's first step since it arrived or was preempted.
     pub is_first_step: bool,
@@ -101,19 +101,19 @@ pub struct Batch {
     pub dropped: Vec<u64>,
     /// Requests preempted to make this batch.
     pub preempted: Vec<usize>,
-    /// Different adapters among the parts.
+    /// Distinct adapters in the batch.
     pub adapters: usize,
 }
 
 impl Batch {
-    /// Tokens of all parts.
+    /// Tokens of all sequences.
     #[must_use]
     pub fn token_count(&self) -> usize {
         self.scheduled.iter().map(|seq| seq.tokens).sum()
     }
 }
 
-/// A token that became available.
+/// An output token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EmittedToken {
     pub key: usize,
@@ -123,14 +123,14 @@ pub struct EmittedToken {
     pub finished: bool,
 }
 
-/// How much is where.
+/// The load of a scheduler.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
 pub struct SchedulerLoad {
     pub running: usize,
     pub waiting: usize,
     pub used_blocks: usize,
     pub total_blocks: usize,
-    /// Entries in the block tables of what runs: a shared block counts for each. More used than this are lost.
+    /// Entries in the block tables of running requests; a shared block counts for each. More used blocks than this are leaked.
     pub held_blocks: usize,
 }
 
@@ -147,7 +147,7 @@ struct RequestState {
     computed: usize,
     sequence: u64,
     blocks: Vec<u32>,
-    /// Leading blocks that the cache was told of, and the chain they end with.
+    /// Leading blocks that are cached, and the prefix they end with.
     cached_blocks: usize,
     prefix: PrefixId,
     started: bool,
@@ -157,7 +157,7 @@ struct RequestState {
 /// Priority, then order of admission.
 type Rank = (i32, u64);
 
-/// The state machine.
+/// The scheduler.
 #[derive(Debug)]
 pub struct Scheduler {
     config: SchedulerConfig,
@@ -184,7 +184,7 @@ impl Scheduler {
     /// A scheduler without requests.
     ///
     /// # Panics
-    /// When a knob that counts is 0.
+    /// When a limit is 0.
     #[must_use]
     pub fn new(config: SchedulerConfig) -> Self {
         assert!(
@@ -215,7 +215,7 @@ impl Scheduler {
         }
     }
 
-    /// Plants a leak, for checks of the books: so many blocks are taken and nobody holds them.
+    /// Plants a leak for tests of the KV accounting: blocks that are allocated and never freed.
     #[must_use]
     pub fn with_leaked_blocks(mut self, count: usize) -> Self {
         for _ in 0..count {
@@ -224,7 +224,7 @@ impl Scheduler {
         self
     }
 
-    /// The knobs.
+    /// The configuration.
     #[must_use]
     pub fn config(&self) -> &SchedulerConfig {
         &self.config
@@ -256,10 +256,10 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Takes a request into the queue.
+    /// Adds a request to the queue.
     ///
     /// # Errors
-    /// The named reason for which it will not be served.
+    /// The reason for its rejection.
     ///
     /// # Panics
     /// With 2^32 requests at once.
@@ -300,7 +300,7 @@ impl Scheduler {
         Ok(Slot(slot))
     }
 
-    /// Chooses the next step. An empty batch means that there is nothing to do.
+    /// Schedules the next step. An empty batch means that there is nothing to do.
     ///
     /// # Panics
     /// When the last batch was not completed.
@@ -333,7 +333,7 @@ impl Scheduler {
             let tokens = (request.tokens.len() - request.computed).min(*budget);
             let positions = request.computed + tokens;
             if !self.ensure_blocks(slot, positions) {
-                // It was the last and gave way itself.
+                // It had the lowest rank and was preempted itself.
                 break;
             }
             self.push_scheduled(slot, tokens);
@@ -342,8 +342,8 @@ impl Scheduler {
         }
     }
 
-    /// Sees to it that a running request has blocks for so many positions, at the cost of those ranked behind it. `false` when it had
-    /// to be preempted itself.
+    /// Gives a running request blocks for a number of positions, and preempts requests of lower rank where needed. `false` when it had to
+    /// be preempted itself.
     fn ensure_blocks(&mut self, slot: u32, positions: usize) -> bool {
         loop {
             if self.extend(slot, positions) {
@@ -394,7 +394,7 @@ impl Scheduler {
             self.sequences += 1;
             let sequence = self.sequences;
             let request = self.request_mut(slot);
-            // What a preempted request finds again of its own is no hit on anybody's prefix.
+            // A preempted request that hits its own blocks does not count as a cache hit.
             if request.sequence == 0 {
                 self.pool.record_lookup(whole, hit);
             }
@@ -431,7 +431,7 @@ impl Scheduler {
         self.batch.scheduled.push(seq);
     }
 
-    /// Takes blocks until a request has room for so many positions; takes none when they are too few.
+    /// Allocates blocks for a number of positions of a request; none when there are too few.
     fn extend(&mut self, slot: u32, positions: usize) -> bool {
         let needed = self.pool.blocks_for(positions);
         let request = self.requests[slot as usize].as_mut().expect("a scheduled request exists");
@@ -468,7 +468,7 @@ impl Scheduler {
         PrefixId::of(adapter)
     }
 
-    /// Gives back a request's blocks, from the end, and forgets what was computed.
+    /// Frees a request's blocks, from the end, and resets its progress.
     fn free(&mut self, slot: u32) {
         let root = self.root(self.request(slot).adapter);
         let request = self.requests[slot as usize].as_mut().expect("a scheduled request exists");
@@ -482,14 +482,14 @@ impl Scheduler {
         self.adapters.end(request.adapter);
     }
 
-    /// Takes in what a step produced: one token per part of the batch, in its order. The token of a part that
-    /// [`produces_token`](ScheduledSequence::produces_token) none is ignored.
+    /// Takes the output of a step: one token per sequence of the batch, in its order. It is ignored where
+    /// [`produces_token`](ScheduledSequence::produces_token) is false.
     ///
     /// # Panics
-    /// When there is no batch, or not one token per part.
+    /// When there is no batch, or not one token per sequence.
     pub fn complete(&mut self, tokens: &[u32]) -> &[EmittedToken] {
         assert!(self.in_flight, "there is a batch to complete");
-        assert_eq!(tokens.len(), self.batch.scheduled.len(), "one token per part");
+        assert_eq!(tokens.len(), self.batch.scheduled.len(), "one token per sequence");
         self.in_flight = false;
         self.emitted.clear();
         let scheduled = std::mem::take(&mut self.batch.scheduled);
@@ -525,7 +525,7 @@ impl Scheduler {
         }
     }
 
-    /// Ends the batch in flight without results and drops every request in it: what happens when the engine fails. Returns their keys.
+    /// Ends the batch in flight after a failure of the engine, and drops every request in it. Returns their keys.
     pub fn abort_batch(&mut self) -> Vec<usize> {
         self.in_flight = false;
         let slots: Vec<Slot> = self.batch.scheduled.iter().map(|seq| seq.slot).collect();
@@ -548,19 +548,19 @@ impl Scheduler {
         self.vacant.push(slot.0);
     }
 
-    /// The tokens of a part of the batch in flight.
+    /// The tokens of a sequence of the batch in flight.
     #[must_use]
     pub fn tokens(&self, seq: &ScheduledSequence) -> &[u32] {
         &self.request(seq.slot.0).tokens[seq.start..seq.start + seq.tokens]
     }
 
-    /// The block table of a part of the batch in flight.
+    /// The block table of a sequence of the batch in flight.
     #[must_use]
     pub fn block_table(&self, seq: &ScheduledSequence) -> &[u32] {
         &self.request(seq.slot.0).blocks
     }
 
-    /// The batch handed out last.
+    /// The last batch.
     #[must_use]
     pub fn batch(&self) -> &Batch {
         &self.batch
@@ -572,7 +572,7 @@ impl Scheduler {
         !self.running.is_empty() || !self.waiting.is_empty()
     }
 
-    /// How much is where.
+    /// The current load.
     #[must_use]
     pub fn load(&self) -> SchedulerLoad {
         SchedulerLoad {
@@ -590,7 +590,7 @@ impl Scheduler {
         self.preemptions
     }
 
-    /// How the prefix cache has fared.
+    /// The counters of the prefix cache.
     #[must_use]
     pub fn cache_stats(&self) -> CacheStats {
         self.pool.counts()

@@ -1,9 +1,9 @@
 //! The highest rate that still meets the objectives: bracket, bisect, confirm.
 //!
 //! Enters: a way to measure a point at a rate with a seed, and the objectives. Leaves: a [`Search`] with every step that was taken. A
-//! single run decides about a step of the search, because the search corrects itself; the answer is believed only when fresh seeds
+//! single run decides each step of the search, because the search corrects itself; the final rate counts only when fresh seeds
 //! agree: the upper 95 % bound (Student's t over seeds) of every objective's percentile is within its limit. Percentiles of one queue
-//! are so correlated that an interval from a single run would say nothing.
+//! are too correlated for an interval from a single run.
 
 use hbmark_core::result::cause::joined;
 use hbmark_core::result::serving::{Attempt, Point, Search, ServeResult, Slo, Validity};
@@ -147,7 +147,7 @@ pub fn find_max_rate<E>(
     } else {
         search.note = format!("the highest rate tried, {:.3} per second, still holds", config.highest);
     }
-    // Chance favours the last rate that passed: fresh seeds and a longer run decide, and the rate gives way until both agree.
+    // The last rate that passed may have passed by chance: lower it until fresh seeds and a longer run agree.
     for _ in 0..8 {
         let mut results = Vec::new();
         for _ in 0..config.seeds.max(1) {

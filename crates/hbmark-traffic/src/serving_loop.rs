@@ -1,15 +1,15 @@
-//! The loop: arrivals, the scheduler, the engine, and the times of everything.
+//! The serving loop: arrivals, scheduler and engine, with timestamps.
 //!
-//! Enters: planned requests, a scheduler's knobs, an [`Executor`] and a [`Clock`]. Leaves: a [`Record`] per request and a [`StepLog`] per
+//! Enters: planned requests, a scheduler's configuration, an [`Executor`] and a [`Clock`]. Leaves: a [`Record`] per request and a [`StepLog`] per
 //! step; nothing is summarised here. One thread: what is due is queued, a batch is made and run, its tokens are read.
 //!
 //! Arrivals never wait for the engine: their times were fixed before the start, and every latency counts from the *scheduled* arrival,
 //! however late the loop came to it. A request due while a step runs is queued when the step ends, as a server's engine loop sees its
 //! input queue, and that wait is part of its queue time. *Injection lag* is what the loop adds beyond that (waking late, queueing others
-//! first): it is the harness's own fault, and a gate.
+//! first): an error of the harness, checked by a gate.
 //!
-//! Requests before the measured ones warm the system up; requests behind them keep it loaded until the last measured one is done, and
-//! the loop ends there.
+//! Requests before the measured ones warm the system up; requests after them keep it loaded until the last measured one is done, and the
+//! loop ends there.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -31,7 +31,7 @@ use hbmark_core::units::Nanos;
 pub enum LoadMode {
     /// At its scheduled time, whatever the system does.
     Open,
-    /// When one of so many finishes: the load adapts to the system, and waiting is hidden.
+    /// When another finishes, at a fixed concurrency: the load adapts to the system, and queueing is hidden.
     Closed { concurrency: usize },
 }
 
@@ -43,13 +43,13 @@ pub struct Traffic<'a> {
     /// The requests whose times count.
     pub measured: Range<usize>,
     pub vocab: usize,
-    /// The tokens that prompts are made of; all of the vocabulary where it is empty.
+    /// The tokens that prompts are drawn from; empty for the whole vocabulary.
     pub prompt_vocab: Vec<u32>,
     /// Tokens that end an output early; empty where lengths are forced.
     pub stop_tokens: Vec<u32>,
     /// Tokens that end a constrained output: its grammar allows one of them when it is complete.
     pub constrained_stops: Vec<u32>,
-    /// After so long the run ends, and what is not done counts as never done.
+    /// The run ends after this time; unfinished requests count as never finished.
     pub time_limit: Option<Nanos>,
     /// Keep every output token, for comparisons.
     pub keep_outputs: bool,
@@ -70,7 +70,7 @@ impl Traffic<'_> {
     }
 }
 
-/// What became of a request.
+/// The outcome of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RequestOutcome {
     /// Not done when the run ended.
@@ -85,7 +85,7 @@ pub struct Record {
     /// Scheduled (`s`); in a closed loop the moment its predecessor finished.
     pub arrival: Nanos,
     pub enqueued: Option<Nanos>,
-    /// What the harness added to the wait.
+    /// The wait added by the harness.
     pub lag: Nanos,
     /// First scheduled (`q`).
     pub started: Option<Nanos>,
@@ -104,12 +104,12 @@ pub struct Record {
 /// One step.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct StepLog {
-    /// When the batch was begun, and when its tokens were there.
+    /// When the batch was scheduled, and when its tokens were available.
     pub begin: f64,
     pub end: f64,
     pub prompt_tokens: usize,
     pub output_tokens: usize,
-    /// Different adapters in the batch.
+    /// Distinct adapters in the batch.
     pub adapters: usize,
     /// The longest prompt of which the step computed a part.
     pub longest_prompt: usize,
@@ -141,16 +141,16 @@ pub struct Run {
     pub end: f64,
     pub preemptions: u64,
     pub cache: super::block_pool::CacheStats,
-    /// The engine's error that ended or marred the run.
+    /// The engine's error, if one ended or invalidated the run.
     pub failure: Option<String>,
-    /// It was the device that failed, and not one step: nothing it does afterwards can be trusted.
+    /// The device failed, not just one step: nothing it does afterwards is reliable.
     pub device_unusable: bool,
     pub outputs: Vec<Vec<u32>>,
-    /// The plan ended before the last measured request was done: the load fell meanwhile.
+    /// The plan ended before the last measured request finished: the load dropped towards the end.
     pub plan_exhausted: bool,
 }
 
-/// How far a run is.
+/// The progress of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Progress {
     pub elapsed: Nanos,
@@ -167,7 +167,7 @@ pub enum RunError {
     Text(#[from] TextError),
 }
 
-/// What a tokenizer says of a text that it cannot read.
+/// An error of a tokenizer.
 pub type TextError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Text in the path of a request: what a server does with a tokenizer between the socket and the engine.
@@ -177,17 +177,17 @@ pub trait TextPath {
     /// # Errors
     /// When the tokenizer cannot encode it.
     fn encode(&self, request: usize) -> Result<usize, TextError>;
-    /// Takes in a token of a request's output and decodes the text that is whole by now.
+    /// Takes a token of a request's output and decodes the text that is complete by now.
     ///
     /// # Errors
     /// When the tokenizer cannot decode.
     fn push(&mut self, request: usize, token: u32, finished: bool) -> Result<(), TextError>;
 }
 
-/// Whoever observes hears of a long wait so often.
+/// How often an observer is notified during a long wait.
 const HEARTBEAT: f64 = 0.5e9;
 
-/// Steps that may fail one after the other before the engine is given up.
+/// Consecutive failed steps after which the run ends.
 const MAX_CONSECUTIVE_STEP_FAILURES: usize = 3;
 
 /// Serves the traffic.
@@ -205,7 +205,7 @@ pub fn run(
     run_with_scheduler(traffic, Scheduler::new(config), executor, clock, text, observe)
 }
 
-/// Serves the traffic with a scheduler that is there already.
+/// Serves the traffic with an existing scheduler.
 ///
 /// # Errors
 /// As [`run`].
@@ -217,7 +217,7 @@ pub fn run_with_scheduler(
     text: Option<&mut dyn TextPath>,
     observe: &mut dyn FnMut(Progress),
 ) -> Result<Run, RunError> {
-    // Real time must not be spent making prompts; virtual time passes only in steps.
+    // On a real clock prompts are made in advance; virtual time passes only in steps.
     let prompts = if clock.is_virtual() {
         Vec::new()
     } else {
@@ -311,10 +311,10 @@ struct Server<'a, 't> {
     origin: f64,
     /// The next request of the plan.
     next: usize,
-    /// Closed loop: when places became free.
+    /// Closed loop: when slots became free.
     openings: VecDeque<f64>,
     in_system: usize,
-    /// Measured requests that are not settled.
+    /// Measured requests without an outcome.
     left: usize,
     /// End of the last step: nothing could be queued before.
     boundary: f64,
@@ -338,7 +338,7 @@ impl Server<'_, '_> {
         }
     }
 
-    /// Waits with nothing to do. The last stretch is never shorter than a heartbeat, so that telling an observer delays no arrival.
+    /// Waits with nothing to do. The last wait is never shorter than a heartbeat, so that notifying an observer delays no arrival.
     fn wait(&self, moment: f64, clock: &mut dyn Clock, observe: &mut dyn FnMut(Progress)) {
         while !clock.is_virtual() && moment - self.now(clock) > 2.0 * HEARTBEAT {
             clock.wait_until(Nanos(clock.now().0 + HEARTBEAT));
@@ -347,7 +347,7 @@ impl Server<'_, '_> {
         clock.wait_until(Nanos(moment + self.origin));
     }
 
-    /// Queues every request whose time has come.
+    /// Queues every request that is due.
     fn enqueue_due(&mut self, clock: &dyn Clock) -> Result<(), TextError> {
         loop {
             let begin = self.now(clock);
@@ -462,7 +462,7 @@ impl Server<'_, '_> {
         Ok(Ok(()))
     }
 
-    /// Times of what the batch starts, goes on with and takes back.
+    /// Timestamps of requests that the batch starts, continues and preempts.
     fn record_batch(&mut self, now: f64, log: &mut StepLog) {
         let batch = self.scheduler.batch();
         log.adapters = batch.adapters;

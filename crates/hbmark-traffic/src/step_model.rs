@@ -1,8 +1,8 @@
-//! How long a step of any mixture would take, for a virtual clock.
+//! Models of step times, for a virtual clock.
 //!
-//! Enters: what each sequence brings and has. Leaves: a time. Three models, from the least to the most informed:
+//! Enters: new tokens and cached positions of each sequence. Leaves: a time. Three models, from the least to the most informed:
 //!
-//! - *floor*: the ledger's bytes and FLOPs under a roof; what no engine beats.
+//! - *floor*: the ledger's bytes and FLOPs under a roof, a lower bound.
 //! - *fitted*: a saved run's decode fit (fixed + KV bytes / bandwidth + per sequence) and the FLOP rate its prefills reached.
 //! - *calibrated*: a few steps of this very engine, timed before the run; interpolated over tokens, linear in cached positions.
 
@@ -23,7 +23,7 @@ pub enum StepModel {
     Calibrated(Calibration),
 }
 
-/// What a saved run says about steps.
+/// Step times fitted to a saved run.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Fitted {
     pub fixed_ns: f64,
@@ -34,7 +34,7 @@ pub struct Fitted {
     pub prefill_flops_per_ns: f64,
 }
 
-/// Steps of this engine, timed.
+/// Timed steps of this engine.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Calibration {
     /// One sequence after the other: the times of a step's parts add.
@@ -49,7 +49,7 @@ pub struct Calibration {
     pub ns_per_decode_position: f64,
     /// Time of one more (query, cached position) pair of a later chunk of a prefill.
     pub ns_per_prefill_pair: f64,
-    /// Time of a step that decodes and prefills over what the lines above make of it: operators change their ways where shapes mix.
+    /// Time of a step that decodes and prefills over the sum predicted above: kernels behave differently on mixed shapes.
     #[serde(default = "one")]
     pub mixed: f64,
 }
@@ -58,10 +58,10 @@ fn one() -> f64 {
     1.0
 }
 
-/// What of a step's mixture its time depends on.
+/// The properties of a step that its time depends on.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Mixture {
-    /// Sequences that bring one token, and the positions they have in the cache, together.
+    /// Sequences with one new token, and the sum of their cached positions.
     pub decodes: f64,
     pub positions: f64,
     /// Tokens of prompts, and their (query, cached position) pairs.
@@ -88,7 +88,7 @@ impl Mixture {
     }
 }
 
-/// A line through the points, on both sides extended by its last piece; never below zero.
+/// Linear interpolation, extrapolated by the first and last piece; never below zero.
 fn interpolate(points: &[(f64, f64)], x: f64) -> f64 {
     match points {
         [] => 0.0,
@@ -102,7 +102,7 @@ fn interpolate(points: &[(f64, f64)], x: f64) -> f64 {
 }
 
 impl Calibration {
-    /// What lies halfway between this and a later one: steps of a run that happened between the two.
+    /// Halfway between this and a later one: for a run between the two.
     #[must_use]
     pub fn halfway(&self, after: &Self) -> Self {
         let line = |before: &[(f64, f64)], after: &[(f64, f64)]| {
@@ -119,7 +119,7 @@ impl Calibration {
         }
     }
 
-    /// By which factor steps were longer in a later one: the geometric mean over its shapes.
+    /// The ratio of step times in a later one: the geometric mean over its shapes.
     #[must_use]
     pub fn drift(&self, after: &Self) -> Option<f64> {
         let lines = [(&self.prefill, &after.prefill), (&self.decode, &after.decode)];
@@ -148,8 +148,8 @@ impl Calibration {
         let time = if queries == 0.0 {
             interpolate(&self.decode, decodes) + context
         } else {
-            // Rows are rows to the matrix products, whoever brings them; a decode's own share beyond that (its head, its cache at the base
-            // context) is what its step takes over a prefill of as many tokens.
+            // Matrix products see only rows, of prefill and decode alike; a decode's further cost (its head, its cache at the base context)
+            // is its step's time over that of a prefill of as many tokens.
             let extra = (interpolate(&self.decode, decodes) - interpolate(&self.prefill, decodes)).max(0.0);
             let extra = if decodes > 0.0 { extra } else { 0.0 };
             let mixed = if decodes > 0.0 { self.mixed } else { 1.0 };
@@ -173,7 +173,7 @@ impl StepModel {
                 // Weights are read once for both, while the products of a prefill run.
                 let fixed = fit.fixed_ns.max(arithmetic);
                 let time = fixed + fit.ns_per_kv_byte * kv + fit.ns_per_sequence * sequences;
-                // The run is a file, and a clock that stands still or runs backwards would never come to an end. A NaN is neither.
+                // The run is an untrusted file: a clock that stands still or runs backwards would never end, and a NaN is neither.
                 #[expect(clippy::manual_clamp, reason = "clamp keeps a NaN, and this makes it the shortest")]
                 let bounded = time.max(SHORTEST_NS).min(LONGEST_NS);
                 Nanos(bounded)
@@ -182,7 +182,7 @@ impl StepModel {
         }
     }
 
-    /// The time of reading so many more bytes in a step, by the bandwidth that the model knows; 0 where it knows none.
+    /// The time of reading more bytes in a step, by the bandwidth of the model; 0 where it has none.
     #[must_use]
     pub fn read_time(&self, bytes: hbmark_core::units::Bytes) -> Nanos {
         match self {
@@ -192,7 +192,7 @@ impl StepModel {
         }
     }
 
-    /// What it is, for a report.
+    /// A description for reports.
     #[must_use]
     pub fn describe(&self) -> String {
         match self {

@@ -1,4 +1,4 @@
-//! The steps of a run over time, in a bounded number of spans: what a plot needs and a saved result can afford.
+//! The steps of a run over time, in a bounded number of spans, for plots.
 //!
 //! Enters: the [`StepLog`]s of a run and the window over which its rates are taken. Leaves: a [`Timeline`] of at most [`SPANS`] equal
 //! spans. Loads are averages over the span's time, idle time included, so that their mean over the window is that of the result; tokens and
@@ -7,7 +7,7 @@
 use super::serving_loop::StepLog;
 use hbmark_core::result::serving::{SPANS, Span, Timeline};
 
-/// Thousandths: more digits than that are noise, and take most of the room.
+/// Thousandths: more digits are noise, and take space.
 fn short(value: f64) -> f64 {
     (value * 1e3).round() / 1e3
 }
@@ -53,7 +53,7 @@ pub fn timeline(steps: &[StepLog], end: f64, window: (f64, f64)) -> Option<Timel
     })
 }
 
-/// The span of a moment.
+/// The span that contains a moment.
 fn place(moment: f64, span_ns: f64) -> usize {
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped to the spans")]
     let index = (moment / span_ns).clamp(0.0, (SPANS - 1) as f64) as usize;

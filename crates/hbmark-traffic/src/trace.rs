@@ -1,7 +1,7 @@
 //! Recorded traffic: arrival times, lengths and prefix classes of real services.
 //!
-//! Enters: a file from a stranger. Leaves: [`TraceRequest`]s in order of arrival, or an error that names the line. Four formats are
-//! told apart by their first line:
+//! Enters: an untrusted file. Leaves: [`TraceRequest`]s in order of arrival, or an error with the line number. The first line decides
+//! among four formats:
 //!
 //! | format | line |
 //! |---|---|
@@ -10,8 +10,8 @@
 //! | Mooncake | `{"timestamp": 0, "input_length": 6758, "output_length": 500, "hash_ids": [0, 1, ...]}`, milliseconds, blocks of 512 tokens |
 //! | hbmark | `{"arrival_s": 0.5, "input_tokens": 300, "output_tokens": 20, "prefix_ids": [7], "prefix_block": 256, "priority": 0}`, the last three optional |
 //!
-//! Only times, lengths and prefix classes are read: a trace with text in it is not kept. Rows with a length of 0 (BurstGPT's failed
-//! requests) are left out and counted. Everything is bounded before it is believed.
+//! Only times, lengths and prefix classes are read; text is never kept. Rows with a length of 0 (BurstGPT's failed requests) are left out
+//! and counted. Every number is checked against a bound.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
@@ -27,7 +27,7 @@ const MAX_BYTES: u64 = 1 << 30;
 const MAX_REQUESTS: usize = 5_000_000;
 /// Memory that a trace may take beyond the size of its file.
 const MEMORY: usize = 56 << 20;
-/// Tokens of one request; ten times the longest context on offer.
+/// Tokens of one request; ten times the longest context of any model.
 const MAX_TOKENS: u64 = 10_000_000;
 /// Bytes of one line.
 const MAX_LINE: usize = 1 << 20;
@@ -87,7 +87,7 @@ pub enum TraceError {
 /// Reads a trace; at most `limit` requests of it.
 ///
 /// # Errors
-/// When the file cannot be read or a line cannot be believed; the line is named.
+/// When the file cannot be read, or a line is invalid.
 pub fn read(path: &Path, limit: Option<usize>) -> Result<Trace, TraceError> {
     let unreadable = |source| TraceError::Read { path: path.to_path_buf(), source };
     let (file, bytes) = input::open(path).map_err(|refused| match refused {
@@ -97,11 +97,11 @@ pub fn read(path: &Path, limit: Option<usize>) -> Result<Trace, TraceError> {
     if bytes > MAX_BYTES {
         return Err(TraceError::TooLarge { path: path.to_path_buf(), bytes });
     }
-    // A file that grows meanwhile is cut, not followed.
+    // A file that grows while it is read is cut at its first size.
     parse(BufReader::with_capacity(1 << 16, file.take(bytes)), bytes, path, limit)
 }
 
-/// How a line becomes a request: its time in nanoseconds on the trace's own scale, and the rest.
+/// Parses a line; its time is in nanoseconds on the trace's own scale.
 type Reader = fn(&str) -> Result<TraceRequest, String>;
 
 /// The format of a trace, its reader, and whether the first line is a heading.
@@ -117,7 +117,7 @@ fn recognise(first: &str) -> Option<(&'static str, Reader, bool)> {
     })
 }
 
-/// Reads a trace of `bytes` bytes line by line; what is kept of it is at most a fixed amount beyond that size.
+/// Reads a trace of `bytes` bytes line by line; memory is at most a fixed amount beyond that size.
 fn parse(input: impl BufRead, bytes: u64, path: &Path, limit: Option<usize>) -> Result<Trace, TraceError> {
     let path = || path.to_path_buf();
     let mut lines = Lines { input, number: 0, buffer: Vec::new() };
@@ -168,7 +168,7 @@ fn parse(input: impl BufRead, bytes: u64, path: &Path, limit: Option<usize>) -> 
     let (Some((format, _)), Some(first)) = (form, requests.kept.first()) else {
         return Err(TraceError::Empty { path: path() });
     };
-    // Times count from the first request that is kept.
+    // Times are relative to the first kept request.
     let start = first.arrival.0;
     for request in &mut requests.kept {
         request.arrival.0 -= start;
@@ -180,16 +180,16 @@ fn start_of(line: &str) -> String {
     line.chars().take(60).map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 
-/// The lines of a file, none of them longer than [`MAX_LINE`].
+/// The lines of a file, each of at most [`MAX_LINE`] bytes.
 struct Lines<R> {
     input: R,
-    /// Of the line read last, from 1.
+    /// Number of the last line read, from 1.
     number: usize,
     buffer: Vec<u8>,
 }
 
 impl<R: BufRead> Lines<R> {
-    /// Where the next line lies in the buffer, without its end; none at the end of the file.
+    /// The next line as a range of the buffer, without its line end; none at the end of the file.
     fn next(&mut self, path: &dyn Fn() -> PathBuf) -> Result<Option<std::ops::Range<usize>>, TraceError> {
         self.buffer.clear();
         let most = MAX_LINE as u64 + 1;
@@ -210,7 +210,7 @@ impl<R: BufRead> Lines<R> {
     }
 }
 
-/// The requests of a trace, and the memory that may still go into them.
+/// The requests of a trace, and the memory left for more.
 struct TraceBuffer {
     kept: Vec<TraceRequest>,
     left: usize,
@@ -230,7 +230,7 @@ impl TraceBuffer {
             return false;
         };
         self.left = left;
-        // An eighth at a time: doubling would ask for twice what is needed.
+        // Grows by an eighth: doubling would take twice the memory needed.
         self.kept.reserve_exact(more);
         self.kept.push(request);
         true

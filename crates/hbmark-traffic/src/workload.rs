@@ -1,11 +1,11 @@
-//! What requests look like: lengths, shared prefixes, turns, tenants.
+//! Workloads: lengths, shared prefixes, conversations, tenants.
 //!
-//! Enters: a name, a file, lengths, or a trace, and the seed. Leaves: [`PlannedRequest`]s with absolute arrival times, all of them made
-//! before the clock starts. A prompt is kept as a few [`PromptSegment`]s of seeded tokens, so that equal prefixes are equal by construction,
-//! different requests differ, and an hour of traffic fits in memory. It knows no engine and no clock.
+//! Enters: a name, a file, lengths, or a trace, and the seed. Leaves: [`PlannedRequest`]s with absolute arrival times, all planned before
+//! the clock starts. A prompt is kept as a few [`PromptSegment`]s of seeded tokens, so that equal prefixes are equal by construction,
+//! different requests differ, and an hour of traffic fits in memory.
 //!
-//! The prompt length drawn is the prompt length sent, in tokens. Seeds reach the tokens, so that another seed or another point of a sweep
-//! never meets the cache of the last one.
+//! The prompt length drawn is the prompt length sent, in tokens. Tokens depend on the seed, so that another seed or another point of a
+//! sweep never hits the prefix cache of the last one.
 
 use std::path::{Path, PathBuf};
 
@@ -18,29 +18,29 @@ use serde::{Deserialize, Serialize};
 use super::arrivals::{Burst, deadlines};
 use super::trace::Trace;
 use hbmark_core::input::{self, InputError};
-use hbmark_core::result::serving::Arrivals;
+use hbmark_core::result::serving::{Arrivals, ArrivalsError};
 use hbmark_core::units::Nanos;
 
-/// Part of a prompt: the first `tokens` tokens of an endless seeded text.
+/// Part of a prompt: the first `tokens` tokens of an infinite seeded text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct PromptSegment {
     pub source: u64,
     pub tokens: u32,
 }
 
-/// One request, planned.
+/// One planned request.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct PlannedRequest {
     /// Scheduled arrival since the start; 0 in a closed loop, whose arrivals are completions.
     pub arrival: Nanos,
     pub prompt: Vec<PromptSegment>,
     pub output_len: usize,
-    /// Lower goes first where the scheduler looks at it.
+    /// Lower is served first under the priority policy.
     pub priority: i32,
     pub tenant: u16,
-    /// The adapter it is served with.
+    /// Its LoRA adapter.
     pub adapter: Option<u32>,
-    /// Its output is held to a grammar.
+    /// Its output is constrained by a grammar.
     pub constrained: bool,
 }
 
@@ -104,45 +104,44 @@ pub enum Lengths {
 /// The longest length a workload may draw.
 const MAX_TOKENS: usize = 10_000_000;
 
+/// `Ok` where a condition holds, otherwise the problem.
+fn require<P: Into<String>>(holds: bool, problem: impl FnOnce() -> P) -> Result<(), String> {
+    if holds { Ok(()) } else { Err(problem().into()) }
+}
+
 impl Lengths {
-    /// What is wrong with it, if anything.
     fn check(&self) -> Result<(), String> {
         let within = |tokens: usize| (1..=MAX_TOKENS).contains(&tokens);
         match self {
-            Self::Fixed { tokens } if !within(*tokens) => {
-                Err(format!("a length of {tokens} is not between 1 and {MAX_TOKENS}"))
+            Self::Fixed { tokens } => {
+                require(within(*tokens), || format!("a length of {tokens} is not between 1 and {MAX_TOKENS}"))
             }
             Self::Lognormal { mean, cv, min, max } => {
-                if !(within(*min) && within(*max) && min <= max) {
-                    Err(format!("lengths from {min} to {max} are no range between 1 and {MAX_TOKENS}"))
-                } else if !(*mean >= *min as f64 && *mean <= *max as f64) {
-                    Err(format!("a mean of {mean} is not between {min} and {max}"))
-                } else if !(*cv > 0.0 && *cv <= 10.0) {
-                    Err(format!("a coefficient of variation of {cv} is not above 0 and at most 10"))
-                } else {
-                    Ok(())
-                }
+                require(within(*min) && within(*max) && min <= max, || {
+                    format!("lengths from {min} to {max} are no range between 1 and {MAX_TOKENS}")
+                })?;
+                require(*mean >= *min as f64 && *mean <= *max as f64, || {
+                    format!("a mean of {mean} is not between {min} and {max}")
+                })?;
+                require(*cv > 0.0 && *cv <= 10.0, || {
+                    format!("a coefficient of variation of {cv} is not above 0 and at most 10")
+                })
             }
             Self::Histogram { buckets } => {
                 let good = |(from, to, weight): &(usize, usize, f64)| {
                     within(*from) && within(*to) && from <= to && (0.0..=MAX_SHARE).contains(weight)
                 };
-                if buckets.len() > 10_000 || !buckets.iter().all(good) {
-                    Err("a bucket is [from, to, weight] with 1 ≤ from ≤ to and a weight of at least 0".into())
-                } else if buckets.iter().map(|b| b.2).sum::<f64>() <= 0.0 {
-                    Err("a histogram needs a bucket with weight".into())
-                } else {
-                    Ok(())
-                }
+                require(
+                    buckets.len() <= 10_000 && buckets.iter().all(good),
+                    || "a bucket is [from, to, weight] with 1 ≤ from ≤ to and a weight of at least 0",
+                )?;
+                require(buckets.iter().any(|b| b.2 > 0.0), || "a histogram needs a bucket with weight")
             }
             Self::Empirical { tokens } => {
-                if tokens.is_empty() || !tokens.iter().all(|t| within(*t)) {
-                    Err(format!("empirical lengths are a list of numbers between 1 and {MAX_TOKENS}"))
-                } else {
-                    Ok(())
-                }
+                require(!tokens.is_empty() && tokens.iter().all(|t| within(*t)), || {
+                    format!("empirical lengths are a list of numbers between 1 and {MAX_TOKENS}")
+                })
             }
-            Self::Fixed { .. } => Ok(()),
         }
     }
 
@@ -163,17 +162,7 @@ impl Lengths {
                 tokens
             }
             Self::Histogram { buckets } => {
-                let total: f64 = buckets.iter().map(|b| b.2).sum();
-                let mut at = random.random_range(0.0..total);
-                let mut chosen = buckets.iter().filter(|b| b.2 > 0.0);
-                let mut bucket = chosen.next().expect("checked when it was read");
-                for next in chosen {
-                    if at < bucket.2 {
-                        break;
-                    }
-                    at -= bucket.2;
-                    bucket = next;
-                }
+                let bucket = buckets[draw_weighted(buckets.iter().map(|b| b.2), random)];
                 random.random_range(bucket.0..=bucket.1)
             }
             Self::Empirical { tokens } => tokens[random.random_range(0..tokens.len())],
@@ -181,7 +170,21 @@ impl Lengths {
     }
 }
 
-/// A beginning that some requests share, in front of their own prompt.
+/// Draws an index with a probability proportional to its weight.
+fn draw_weighted(weights: impl Iterator<Item = f64> + Clone, random: &mut ChaCha8Rng) -> usize {
+    let mut at = random.random_range(0.0..weights.clone().sum());
+    let mut chosen = 0;
+    for (index, weight) in weights.enumerate().filter(|(_, weight)| *weight > 0.0) {
+        chosen = index;
+        if at < weight {
+            break;
+        }
+        at -= weight;
+    }
+    chosen
+}
+
+/// A prefix that some requests share, in front of their own prompt.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SharedPrefix {
@@ -197,7 +200,7 @@ fn one() -> usize {
     1
 }
 
-/// A level of a tree below a shared prefix: each node has so many children, and a request goes down one of them.
+/// A level of a tree below a shared prefix: each node has `ways` children, and a request takes one of them.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Branch {
@@ -205,8 +208,8 @@ pub struct Branch {
     pub ways: usize,
 }
 
-/// Contexts that requests visit in turn, each again after all others. Once they together are larger than the KV pool, every one has been
-/// evicted when it comes again, whatever the size of the pool beyond them: the cache works and finds nothing.
+/// Contexts that requests use in rotation. Once they are together larger than the KV pool, each has been evicted before it is used again:
+/// the worst case of an LRU prefix cache.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ContextRotation {
@@ -214,7 +217,7 @@ pub struct ContextRotation {
     pub tokens: usize,
 }
 
-/// Outputs that are held to a grammar.
+/// Outputs that are constrained by a grammar.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Structured {
@@ -229,7 +232,7 @@ fn whole() -> f64 {
     1.0
 }
 
-/// Conversations: each turn's prompt is everything before it, answers included, and something new.
+/// Conversations: each turn's prompt is all earlier prompts and outputs, and something new.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Conversation {
@@ -238,7 +241,7 @@ pub struct Conversation {
     pub think_s: f64,
 }
 
-/// Somebody who sends a share of the requests.
+/// A source of a share of the requests.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Tenant {
@@ -246,28 +249,23 @@ pub struct Tenant {
     pub share: f64,
     #[serde(default)]
     pub priority: i32,
-    /// When this tenant alone is hot: `4x10s/60s`, as in `--burst`. Its requests then come by a process of their own.
+    /// Bursts of this tenant alone: `4x10s/60s`, as in `--burst`. Its requests then have an arrival process of their own.
     #[serde(default)]
     pub burst: Option<String>,
 }
 
 impl Tenant {
-    fn shape(&self) -> Option<Result<Burst, String>> {
-        Some(
-            self.burst
-                .as_ref()?
-                .parse()
-                .map_err(|error: hbmark_core::result::serving::ArrivalsError| error.to_string()),
-        )
+    fn burst(&self) -> Option<Result<Burst, ArrivalsError>> {
+        Some(self.burst.as_ref()?.parse())
     }
 }
 
-/// A workload: everything about requests but when they come.
+/// A workload: everything about requests except their arrival times.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Workload {
     pub name: String,
-    /// Where the figures are from.
+    /// The source of its figures.
     #[serde(default)]
     pub source: String,
     pub input: Lengths,
@@ -278,7 +276,7 @@ pub struct Workload {
     pub session: Option<Conversation>,
     #[serde(default)]
     pub tenants: Vec<Tenant>,
-    /// What follows a shared prefix, from the root down.
+    /// The tree that follows a shared prefix, from the root down.
     #[serde(default)]
     pub branches: Vec<Branch>,
     #[serde(default)]
@@ -304,15 +302,15 @@ pub enum WorkloadError {
 
 /// A workload file is a page of text.
 const MAX_FILE: u64 = 512 << 10;
-/// Weights and shares are relative; beyond this their sum is no number.
+/// Weights and shares are relative; above this their sum may overflow.
 const MAX_SHARE: f64 = 1e12;
 
-/// The workloads with a name.
+/// The named workloads.
 pub const NAMES: &[&str] = &["chat", "code", "long-context-qa", "summarization", "rag", "agents", "batch"];
 
 impl Workload {
-    /// A workload of a name. Means are those in common use for these classes; the spread (coefficient of variation 1, as wide as production
-    /// traces of chat are) and the cuts are ours.
+    /// A named workload. Means are those in common use for these classes; the spread (coefficient of variation 1, as in production traces of
+    /// chat) and the limits are ours.
     #[must_use]
     pub fn named(name: &str) -> Option<Self> {
         let spread = |mean: usize, cv: f64| Lengths::Lognormal {
@@ -420,75 +418,58 @@ impl Workload {
         }
     }
 
-    /// The workload, if every number in it is one that can be drawn.
+    /// The workload, if every number in it is valid.
     ///
     /// # Errors
-    /// [`WorkloadError::Invalid`], saying which is not.
+    /// [`WorkloadError::Invalid`], with the problem.
     pub fn checked(self) -> Result<Self, WorkloadError> {
-        let problem = self
-            .input
-            .check()
-            .err()
-            .map(|p| format!("input: {p}"))
-            .or_else(|| self.output.check().err().map(|p| format!("output: {p}")))
-            .or_else(|| {
-                let prefix = self.prefix?;
-                let good = (1..=MAX_TOKENS).contains(&prefix.tokens)
-                    && (0.0..=1.0).contains(&prefix.share)
-                    && (1..=1_000_000).contains(&prefix.groups);
-                (!good).then(|| {
-                    "prefix: tokens and groups are at least 1, and the share lies between 0 and 1".to_owned()
-                })
-            })
-            .or_else(|| {
-                let session = self.session?;
-                let good = (1..=1_000).contains(&session.turns)
-                    && session.think_s.is_finite()
-                    && (0.0..=86_400.0).contains(&session.think_s);
-                (!good).then(|| "session: 1 to 1000 turns, thinking of 0 to 86400 s".to_owned())
-            })
-            .or_else(|| {
-                let good = self.tenants.iter().all(|t| t.share > 0.0 && t.share <= MAX_SHARE);
-                (!good || self.tenants.len() > 1_000)
-                    .then(|| "tenants: at most 1000, each with a share above 0".to_owned())
-            })
-            .or_else(|| {
-                let burst = |t: &Tenant| Some(format!("tenant {}: {}", t.name, t.shape()?.err()?));
-                self.tenants.iter().find_map(burst)
-            })
-            .or_else(|| self.check_shared());
-        match problem {
-            Some(problem) => Err(WorkloadError::Invalid { name: self.name, problem }),
-            None => Ok(self),
+        match self.check() {
+            Ok(()) => Ok(self),
+            Err(problem) => Err(WorkloadError::Invalid { name: self.name, problem }),
         }
     }
 
-    /// What is wrong with what prompts share, if anything.
-    fn check_shared(&self) -> Option<String> {
+    fn check(&self) -> Result<(), String> {
         let counts = |tokens: usize, ways: usize| {
             (1..=MAX_TOKENS).contains(&tokens) && (1..=1_000_000).contains(&ways)
         };
-        if self.branches.len() > 16 || !self.branches.iter().all(|b| counts(b.tokens, b.ways)) {
-            return Some("branches: at most 16 levels, each with at least 1 token and 1 way".to_owned());
+        let is_share = |share: f64| (0.0..=1.0).contains(&share);
+        self.input.check().map_err(|problem| format!("input: {problem}"))?;
+        self.output.check().map_err(|problem| format!("output: {problem}"))?;
+        require(
+            self.prefix.is_none_or(|p| counts(p.tokens, p.groups) && is_share(p.share)),
+            || "prefix: tokens and groups are at least 1, and the share lies between 0 and 1",
+        )?;
+        let session =
+            |s: Conversation| (1..=1_000).contains(&s.turns) && (0.0..=86_400.0).contains(&s.think_s);
+        require(self.session.is_none_or(session), || "session: 1 to 1000 turns, thinking of 0 to 86400 s")?;
+        let shares = self.tenants.iter().all(|t| t.share > 0.0 && t.share <= MAX_SHARE);
+        require(
+            shares && self.tenants.len() <= 1_000,
+            || "tenants: at most 1000, each with a share above 0",
+        )?;
+        for tenant in &self.tenants {
+            tenant.burst().transpose().map_err(|error| format!("tenant {}: {error}", tenant.name))?;
         }
-        if !self.branches.is_empty() && self.prefix.is_none() {
-            return Some("branches: they follow a [prefix], and there is none".to_owned());
-        }
-        if self.tiling.is_some_and(|t| !counts(t.tokens, t.contexts)) {
-            return Some("tiling: at least 1 context of at least 1 token".to_owned());
-        }
-        if self.tiling.is_some() && (self.prefix.is_some() || self.session.is_some()) {
-            return Some(
-                "tiling: contexts come in turn, so it goes with no prefix and no session".to_owned(),
-            );
-        }
-        let share = self.structured.as_ref().map(|s| s.share);
-        share
-            .filter(|share| !(0.0..=1.0).contains(share))
-            .map(|share| format!("structured: a share of {share} is not between 0 and 1"))
+        let branches = self.branches.len() <= 16 && self.branches.iter().all(|b| counts(b.tokens, b.ways));
+        require(branches, || "branches: at most 16 levels, each with at least 1 token and 1 way")?;
+        require(
+            self.branches.is_empty() || self.prefix.is_some(),
+            || "branches: they follow a [prefix], and there is none",
+        )?;
+        require(
+            self.tiling.is_none_or(|t| counts(t.tokens, t.contexts)),
+            || "tiling: at least 1 context of at least 1 token",
+        )?;
+        require(
+            self.tiling.is_none() || (self.prefix.is_none() && self.session.is_none()),
+            || "tiling: contexts come in turn, so it goes with no prefix and no session",
+        )?;
+        let share = self.structured.as_ref().map_or(1.0, |structured| structured.share);
+        require(is_share(share), || format!("structured: a share of {share} is not between 0 and 1"))
     }
 
-    /// Plans `count` requests at a mean rate per second; `None` sends all at once (or, in a closed loop, one per completion).
+    /// Plans `count` requests at a mean rate per second; without a rate all at once (or, in a closed loop, one per completion).
     #[must_use]
     pub fn plan(
         &self,
@@ -530,7 +511,7 @@ impl Workload {
             let mut node = splitmix64(splitmix64(seed, 2), group);
             history.push(segment(node, prefix.tokens));
             for branch in &self.branches {
-                // A child is named by all that is above it.
+                // The seed of a child depends on all nodes above it.
                 node = splitmix64(splitmix64(node, 1), random.random_range(0..branch.ways) as u64);
                 history.push(segment(node, branch.tokens));
             }
@@ -541,12 +522,10 @@ impl Workload {
                 tiling.tokens,
             ));
         }
-        let (tenant, priority) = match tenant {
-            Some(tenant) => {
-                (u16::try_from(tenant).expect("at most 1000 tenants"), self.tenants[tenant].priority)
-            }
-            None => self.draw_tenant(random),
-        };
+        let weights = self.tenants.iter().map(|tenant| tenant.share);
+        let tenant = tenant.or_else(|| (!self.tenants.is_empty()).then(|| draw_weighted(weights, random)));
+        let priority = tenant.map_or(0, |tenant| self.tenants[tenant].priority);
+        let tenant = u16::try_from(tenant.unwrap_or(0)).expect("at most 1000 tenants");
         let mut arrival = start;
         for turn in 0..self.session.map_or(1, |session| session.turns) as u64 {
             let own = splitmix64(splitmix64(splitmix64(seed, 3), index), turn);
@@ -561,7 +540,7 @@ impl Workload {
                 tenant,
                 ..PlannedRequest::default()
             });
-            // What will really be generated is not known yet; a text of that length stands for it.
+            // The real output is not known yet; a text of the same length stands in for it.
             history.push(segment(splitmix64(own, 1), output_len));
             let gap: f64 = Exp1.sample(random);
             if let Some(session) = self.session
@@ -572,8 +551,8 @@ impl Workload {
         }
     }
 
-    /// When sessions begin, and whose they are where that decides when: a tenant that is hot has a process of its own, and shares keep
-    /// their meaning as shares of the mean rate.
+    /// Start times of sessions, with their tenant where a tenant has bursts of its own: then each tenant has its own arrival process, at its
+    /// share of the mean rate.
     fn starts(
         &self,
         rate: f64,
@@ -589,8 +568,8 @@ impl Workload {
         let total: f64 = self.tenants.iter().map(|t| t.share).sum();
         let mut starts: Vec<(Nanos, Option<usize>)> = Vec::new();
         for (index, tenant) in self.tenants.iter().enumerate() {
-            let own = tenant.shape().map(|shape| shape.expect("checked when it was read"));
-            // As many of each as there could be in all; those too late are dropped below.
+            let own = tenant.burst().map(|burst| burst.expect("checked when it was read"));
+            // Any tenant could have all sessions; surplus ones are dropped below.
             let times = deadlines(
                 process,
                 own.or(burst),
@@ -603,23 +582,6 @@ impl Workload {
         starts.sort_by(|a, b| a.0.0.total_cmp(&b.0.0));
         starts.truncate(sessions);
         starts
-    }
-
-    fn draw_tenant(&self, random: &mut ChaCha8Rng) -> (u16, i32) {
-        let total: f64 = self.tenants.iter().map(|t| t.share).sum();
-        if total <= 0.0 {
-            return (0, 0);
-        }
-        let mut at = random.random_range(0.0..total);
-        let mut chosen = 0;
-        for (index, tenant) in self.tenants.iter().enumerate() {
-            chosen = index;
-            if at < tenant.share {
-                break;
-            }
-            at -= tenant.share;
-        }
-        (u16::try_from(chosen).expect("at most 1000 tenants"), self.tenants[chosen].priority)
     }
 }
 
@@ -657,7 +619,7 @@ pub fn plan_trace(trace: &Trace, time_scale: f64, seed: u64) -> Vec<PlannedReque
         .collect()
 }
 
-/// The baseline without reuse of a plan: the same arrivals and lengths, and no stretch that two requests share.
+/// The baseline without prefix reuse: the same arrivals and lengths, and no segment that two requests share.
 #[must_use]
 pub fn without_sharing(plan: &[PlannedRequest], seed: u64) -> Vec<PlannedRequest> {
     let mut plan = plan.to_vec();
@@ -669,7 +631,7 @@ pub fn without_sharing(plan: &[PlannedRequest], seed: u64) -> Vec<PlannedRequest
     plan
 }
 
-/// Share of the prompt tokens that an infinite cache would find, in whole blocks and in order of arrival.
+/// Share of the prompt tokens that hit an infinite prefix cache, in whole blocks and in order of arrival.
 ///
 /// # Panics
 /// When a block has no positions.
@@ -681,10 +643,10 @@ pub fn ideal_hit_rate<'a>(
     let mut seen = std::collections::HashSet::new();
     let (mut found, mut all) = (0_usize, 0_usize);
     for request in plan {
-        // Stretches are equal by construction, so a block is named by what of which stretches it holds.
+        // Equal segments have equal sources, so a block is identified by the parts of segments it holds.
         let length = request.prompt_len();
         all += length;
-        // What is cached under one adapter is of no use to another.
+        // Adapters share no prefixes.
         let mut chain = request.adapter.map_or(0, |adapter| splitmix64(u64::from(adapter), 10));
         let mut still_found = true;
         let mut segments = request.prompt.iter();

@@ -1,27 +1,29 @@
-//! JSON whose values are paid for from a budget of memory, and whose objects hold no key twice.
+//! JSON read within a memory budget, and without duplicate keys.
 //!
-//! Enters: a text, or a reader, and a budget in bytes. Leaves: any [`Deserialize`] type, or an error of serde_json's. The deserialiser is
-//! wrapped, so that every list, object and text is charged with the size of what it becomes (which serde tells by the type) before it
-//! grows; `[0,0,0...` costs two bytes a value in the file and 72 in a [`serde_json::Value`], and that is what a cap on the file alone
-//! would miss. Depth is serde_json's own limit of 128.
+//! Enters: a text, or a reader, and a budget in bytes. Leaves: any [`Deserialize`] type, or an error of serde_json. A cap on the file
+//! alone is not enough: `[0,0,0...` is two bytes a value in the file and 72 in a [`serde_json::Value`]. So the deserializer is wrapped, and
+//! every list, map and string is charged with its size in memory (serde gives the type) before it grows. Depth is limited to 128 by
+//! serde_json.
 
 use std::cell::Cell;
 use std::collections::HashSet;
 use std::fmt;
-use std::io::Read;
+use std::io::{BufReader, Read};
+use std::marker::PhantomData;
 
 use serde::Deserialize;
 use serde::de::{
-    DeserializeSeed, Deserializer, EnumAccess, Error as _, MapAccess, SeqAccess, VariantAccess, Visitor,
+    DeserializeSeed, Deserializer, EnumAccess, Error, IntoDeserializer as _, MapAccess, SeqAccess,
+    VariantAccess, Visitor,
 };
 
-/// What a collection has room for when it first takes something. *Source*: `RawVec` of the standard library, for elements of up to 1 KiB.
+/// Elements that a collection allocates room for at first. *Source*: `RawVec` of the standard library, for elements of up to 1 KiB.
 const FIRST_CAPACITY: usize = 4;
 /// Bookkeeping of an entry in a map beside key and value: its hash, its place in the index.
 const ENTRY_BYTES: usize = 24;
 /// Bookkeeping of an allocation.
 const ALLOCATION_BYTES: usize = 16;
-/// A key is a field's number in a struct, and a text in a map: only the latter is kept.
+/// A struct's keys are read as field numbers, a map's as strings: only those of at least this size are kept.
 const KEPT_KEY_BYTES: usize = size_of::<String>();
 
 /// Memory that may still be taken.
@@ -38,7 +40,7 @@ impl Budget {
         Self { whole: bytes, left: Cell::new(bytes) }
     }
 
-    /// Pays for memory before it is taken.
+    /// Charges memory before it is allocated.
     ///
     /// # Errors
     /// When less than that is left.
@@ -48,8 +50,8 @@ impl Budget {
         Ok(())
     }
 
-    fn refund(&self, bytes: usize) {
-        self.left.set(self.left.get().saturating_add(bytes));
+    fn charge_text<E: Error>(&self, text: &str) -> Result<(), E> {
+        self.charge(text.len() + ALLOCATION_BYTES).map_err(E::custom)
     }
 }
 
@@ -63,13 +65,9 @@ pub struct Exhausted {
 /// Reads one JSON document, to its end.
 ///
 /// # Errors
-/// When it is no JSON of this type, repeats a key, or is more than `budget` bytes in memory.
+/// When it is no JSON of this type, repeats a key, or takes more than `budget` bytes in memory.
 pub fn from_str<'de, T: Deserialize<'de>>(text: &'de str, budget: usize) -> Result<T, serde_json::Error> {
-    let budget = Budget::new(budget);
-    let mut inner = serde_json::Deserializer::from_str(text);
-    let value = T::deserialize(Metered { inner: &mut inner, budget: &budget })?;
-    inner.end()?;
-    Ok(value)
+    document(serde_json::Deserializer::from_str(text), budget)
 }
 
 /// As [`from_str`], without the text in memory.
@@ -80,9 +78,14 @@ pub fn from_reader<T: for<'de> Deserialize<'de>>(
     reader: impl Read,
     budget: usize,
 ) -> Result<T, serde_json::Error> {
-    let budget = Budget::new(budget);
-    let mut inner = serde_json::Deserializer::from_reader(std::io::BufReader::with_capacity(1 << 16, reader));
-    let value = T::deserialize(Metered { inner: &mut inner, budget: &budget })?;
+    document(serde_json::Deserializer::from_reader(BufReader::with_capacity(1 << 16, reader)), budget)
+}
+
+fn document<'de, R: serde_json::de::Read<'de>, T: Deserialize<'de>>(
+    mut inner: serde_json::Deserializer<R>,
+    budget: usize,
+) -> Result<T, serde_json::Error> {
+    let value = T::deserialize(Metered { inner: &mut inner, budget: &Budget::new(budget) })?;
     inner.end()?;
     Ok(value)
 }
@@ -100,40 +103,13 @@ pub fn each<'de, T: Deserialize<'de>>(
     let mut inner = serde_json::Deserializer::from_str(text);
     while inner.end().is_err() {
         take(T::deserialize(Metered { inner: &mut inner, budget: &budget })?);
-        // A list's own elements are charged; the document is an element of the caller's list.
+        // The elements of a list are charged with it; the document is an element of the caller's list.
         budget.charge(2 * size_of::<T>()).map_err(serde_json::Error::custom)?;
     }
     Ok(())
 }
 
-/// Room of a growing collection, doubled when it is full.
-struct CollectionBudget<'b> {
-    budget: &'b Budget,
-    each: usize,
-    held: usize,
-    capacity: usize,
-}
-
-impl<'b> CollectionBudget<'b> {
-    fn new(budget: &'b Budget) -> Self {
-        Self { budget, each: 0, held: 0, capacity: 0 }
-    }
-
-    fn take<E: serde::de::Error>(&mut self, each: usize) -> Result<(), E> {
-        self.each = self.each.max(each);
-        if self.held == self.capacity {
-            let capacity = (2 * self.capacity).max(FIRST_CAPACITY);
-            let grown = (capacity - self.capacity).saturating_mul(self.each);
-            let fixed = if self.capacity == 0 && each > 0 { ALLOCATION_BYTES } else { 0 };
-            self.budget.charge(grown.saturating_add(fixed)).map_err(E::custom)?;
-            self.capacity = capacity;
-        }
-        self.held += 1;
-        Ok(())
-    }
-}
-
-/// A deserialiser, or a part of one, that pays.
+/// A deserializer, visitor, seed or enum of serde that charges a budget.
 struct Metered<'b, T> {
     inner: T,
     budget: &'b Budget,
@@ -142,7 +118,7 @@ struct Metered<'b, T> {
 macro_rules! forward {
     ($($method:ident($($argument:ident: $kind:ty),*);)*) => {$(
         fn $method<V: Visitor<'de>>(self $(, $argument: $kind)*, visitor: V) -> Result<V::Value, D::Error> {
-            self.inner.$method($($argument,)* BudgetedVisitor { inner: visitor, budget: self.budget, keys: None })
+            self.inner.$method($($argument,)* Metered { inner: visitor, budget: self.budget })
         }
     )*};
 }
@@ -171,88 +147,41 @@ impl<'de, D: Deserializer<'de>> Deserializer<'de> for Metered<'_, D> {
     }
 }
 
-/// A visitor that pays for what it is shown.
-struct BudgetedVisitor<'b, 'k, V> {
-    inner: V,
-    budget: &'b Budget,
-    /// The keys of the object so far, where this is one of them.
-    keys: Option<&'k mut Keys<'b>>,
-}
-
-/// The keys of one object.
-struct Keys<'b> {
-    seen: HashSet<String>,
-    budget: &'b Budget,
-    charged: usize,
-}
-
-impl Keys<'_> {
-    fn insert<E: serde::de::Error>(&mut self, key: &str) -> Result<(), E> {
-        let cost = key.len() + 2 * size_of::<String>() + ALLOCATION_BYTES;
-        self.budget.charge(cost).map_err(E::custom)?;
-        self.charged += cost;
-        if self.seen.insert(key.to_owned()) {
-            return Ok(());
-        }
-        let shown: String = key.chars().take(80).collect();
-        Err(E::custom(format_args!("the key {shown:?} appears twice in one object")))
-    }
-}
-
-impl Drop for Keys<'_> {
-    fn drop(&mut self) {
-        self.budget.refund(self.charged);
-    }
-}
-
-impl<V> BudgetedVisitor<'_, '_, V> {
-    fn text<E: serde::de::Error>(&mut self, text: &str) -> Result<(), E> {
-        self.budget.charge(text.len() + ALLOCATION_BYTES).map_err(E::custom)?;
-        self.keys.as_mut().map_or(Ok(()), |keys| keys.insert(text))
-    }
-}
-
-macro_rules! show {
+macro_rules! visit {
     ($($method:ident($kind:ty);)*) => {$(
-        fn $method<E: serde::de::Error>(self, value: $kind) -> Result<V::Value, E> {
+        fn $method<E: Error>(self, value: $kind) -> Result<V::Value, E> {
             self.inner.$method(value)
         }
     )*};
 }
 
-impl<'de, V: Visitor<'de>> Visitor<'de> for BudgetedVisitor<'_, '_, V> {
+impl<'de, V: Visitor<'de>> Visitor<'de> for Metered<'_, V> {
     type Value = V::Value;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.inner.expecting(f)
     }
 
-    show! {
-        visit_bool(bool); visit_i8(i8); visit_i16(i16); visit_i32(i32); visit_i64(i64); visit_i128(i128); visit_u8(u8);
-        visit_u16(u16); visit_u32(u32); visit_u64(u64); visit_u128(u128); visit_f32(f32); visit_f64(f64); visit_char(char);
-        visit_bytes(&[u8]); visit_borrowed_bytes(&'de [u8]); visit_byte_buf(Vec<u8>);
+    visit! {
+        visit_bool(bool); visit_i64(i64); visit_i128(i128); visit_u64(u64); visit_u128(u128); visit_f64(f64);
+        visit_bytes(&[u8]); visit_borrowed_bytes(&'de [u8]);
     }
 
-    fn visit_str<E: serde::de::Error>(mut self, text: &str) -> Result<V::Value, E> {
-        self.text(text)?;
+    fn visit_str<E: Error>(self, text: &str) -> Result<V::Value, E> {
+        self.budget.charge_text(text)?;
         self.inner.visit_str(text)
     }
 
-    fn visit_borrowed_str<E: serde::de::Error>(mut self, text: &'de str) -> Result<V::Value, E> {
-        self.text(text)?;
+    fn visit_borrowed_str<E: Error>(self, text: &'de str) -> Result<V::Value, E> {
+        self.budget.charge_text(text)?;
         self.inner.visit_borrowed_str(text)
     }
 
-    fn visit_string<E: serde::de::Error>(mut self, text: String) -> Result<V::Value, E> {
-        self.text(&text)?;
-        self.inner.visit_string(text)
-    }
-
-    fn visit_none<E: serde::de::Error>(self) -> Result<V::Value, E> {
+    fn visit_none<E: Error>(self) -> Result<V::Value, E> {
         self.inner.visit_none()
     }
 
-    fn visit_unit<E: serde::de::Error>(self) -> Result<V::Value, E> {
+    fn visit_unit<E: Error>(self) -> Result<V::Value, E> {
         self.inner.visit_unit()
     }
 
@@ -265,17 +194,11 @@ impl<'de, V: Visitor<'de>> Visitor<'de> for BudgetedVisitor<'_, '_, V> {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, access: A) -> Result<V::Value, A::Error> {
-        self.inner.visit_seq(List { inner: access, room: CollectionBudget::new(self.budget) })
+        self.inner.visit_seq(Collection::new(access, self.budget))
     }
 
     fn visit_map<A: MapAccess<'de>>(self, access: A) -> Result<V::Value, A::Error> {
-        let keys = Keys { seen: HashSet::new(), budget: self.budget, charged: 0 };
-        self.inner.visit_map(Object {
-            inner: access,
-            room: CollectionBudget::new(self.budget),
-            key_bytes: 0,
-            keys,
-        })
+        self.inner.visit_map(Collection::new(access, self.budget))
     }
 
     fn visit_enum<A: EnumAccess<'de>>(self, access: A) -> Result<V::Value, A::Error> {
@@ -283,96 +206,11 @@ impl<'de, V: Visitor<'de>> Visitor<'de> for BudgetedVisitor<'_, '_, V> {
     }
 }
 
-/// A seed whose deserialiser pays.
-struct BudgetedSeed<'b, 'k, S> {
-    inner: S,
-    budget: &'b Budget,
-    keys: Option<&'k mut Keys<'b>>,
-}
-
-impl<'de, S: DeserializeSeed<'de>> DeserializeSeed<'de> for BudgetedSeed<'_, '_, S> {
+impl<'de, S: DeserializeSeed<'de>> DeserializeSeed<'de> for Metered<'_, S> {
     type Value = S::Value;
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<S::Value, D::Error> {
-        match self.keys {
-            None => self.inner.deserialize(Metered { inner: deserializer, budget: self.budget }),
-            Some(keys) => self.inner.deserialize(Key { inner: deserializer, keys }),
-        }
-    }
-}
-
-/// The key of an object: a text whatever it is asked for.
-struct Key<'b, 'k, D> {
-    inner: D,
-    keys: &'k mut Keys<'b>,
-}
-
-impl<'de, D: Deserializer<'de>> Deserializer<'de> for Key<'_, '_, D> {
-    type Error = D::Error;
-
-    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, D::Error> {
-        let budget = self.keys.budget;
-        self.inner.deserialize_any(BudgetedVisitor { inner: visitor, budget, keys: Some(self.keys) })
-    }
-
-    fn deserialize_newtype_struct<V: Visitor<'de>>(
-        self,
-        _: &'static str,
-        visitor: V,
-    ) -> Result<V::Value, D::Error> {
-        visitor.visit_newtype_struct(self)
-    }
-
-    serde::forward_to_deserialize_any! {
-        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf option unit unit_struct
-        seq tuple tuple_struct map struct enum identifier ignored_any
-    }
-}
-
-struct List<'b, A> {
-    inner: A,
-    room: CollectionBudget<'b>,
-}
-
-impl<'de, A: SeqAccess<'de>> SeqAccess<'de> for List<'_, A> {
-    type Error = A::Error;
-
-    fn next_element_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<Option<S::Value>, A::Error> {
-        let budget = self.room.budget;
-        let element = self.inner.next_element_seed(BudgetedSeed { inner: seed, budget, keys: None })?;
-        if element.is_some() {
-            self.room.take(size_of::<S::Value>())?;
-        }
-        Ok(element)
-    }
-}
-
-struct Object<'b, A> {
-    inner: A,
-    room: CollectionBudget<'b>,
-    /// Size of the last key in memory.
-    key_bytes: usize,
-    keys: Keys<'b>,
-}
-
-impl<'de, A: MapAccess<'de>> MapAccess<'de> for Object<'_, A> {
-    type Error = A::Error;
-
-    fn next_key_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<Option<S::Value>, A::Error> {
-        let budget = self.room.budget;
-        self.key_bytes = size_of::<S::Value>();
-        let keys = (self.key_bytes >= KEPT_KEY_BYTES).then_some(&mut self.keys);
-        match keys {
-            Some(keys) => self.inner.next_key_seed(BudgetedSeed { inner: seed, budget, keys: Some(keys) }),
-            None => self.inner.next_key_seed(seed),
-        }
-    }
-
-    fn next_value_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<S::Value, A::Error> {
-        if self.key_bytes >= KEPT_KEY_BYTES {
-            self.room.take(self.key_bytes + size_of::<S::Value>() + ENTRY_BYTES)?;
-        }
-        self.inner.next_value_seed(BudgetedSeed { inner: seed, budget: self.room.budget, keys: None })
+        self.inner.deserialize(Metered { inner: deserializer, budget: self.budget })
     }
 }
 
@@ -394,11 +232,11 @@ impl<'de, A: VariantAccess<'de>> VariantAccess<'de> for Metered<'_, A> {
     }
 
     fn newtype_variant_seed<S: DeserializeSeed<'de>>(self, seed: S) -> Result<S::Value, A::Error> {
-        self.inner.newtype_variant_seed(BudgetedSeed { inner: seed, budget: self.budget, keys: None })
+        self.inner.newtype_variant_seed(Metered { inner: seed, budget: self.budget })
     }
 
     fn tuple_variant<V: Visitor<'de>>(self, len: usize, visitor: V) -> Result<V::Value, A::Error> {
-        self.inner.tuple_variant(len, BudgetedVisitor { inner: visitor, budget: self.budget, keys: None })
+        self.inner.tuple_variant(len, Metered { inner: visitor, budget: self.budget })
     }
 
     fn struct_variant<V: Visitor<'de>>(
@@ -406,7 +244,90 @@ impl<'de, A: VariantAccess<'de>> VariantAccess<'de> for Metered<'_, A> {
         fields: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, A::Error> {
-        self.inner.struct_variant(fields, BudgetedVisitor { inner: visitor, budget: self.budget, keys: None })
+        self.inner.struct_variant(fields, Metered { inner: visitor, budget: self.budget })
+    }
+}
+
+/// A list or an object, whose growth is charged.
+struct Collection<'b, A> {
+    inner: A,
+    budget: &'b Budget,
+    held: usize,
+    capacity: usize,
+    /// Size of the last key in memory.
+    key_bytes: usize,
+    /// The keys so far, and what they cost: refunded at the end.
+    keys: HashSet<String>,
+    keys_charged: usize,
+}
+
+impl<'b, A> Collection<'b, A> {
+    fn new(inner: A, budget: &'b Budget) -> Self {
+        Self { inner, budget, held: 0, capacity: 0, key_bytes: 0, keys: HashSet::new(), keys_charged: 0 }
+    }
+
+    /// Charges one more element; the capacity doubles when it is full.
+    fn grow<E: Error>(&mut self, element_bytes: usize) -> Result<(), E> {
+        if self.held == self.capacity {
+            let capacity = (2 * self.capacity).max(FIRST_CAPACITY);
+            let grown = (capacity - self.capacity).saturating_mul(element_bytes);
+            let fixed = if self.capacity == 0 && element_bytes > 0 { ALLOCATION_BYTES } else { 0 };
+            self.budget.charge(grown.saturating_add(fixed)).map_err(E::custom)?;
+            self.capacity = capacity;
+        }
+        self.held += 1;
+        Ok(())
+    }
+
+    fn insert_key<E: Error>(&mut self, key: &str) -> Result<(), E> {
+        let cost = key.len() + 2 * size_of::<String>() + ALLOCATION_BYTES;
+        self.budget.charge(cost).map_err(E::custom)?;
+        self.keys_charged += cost;
+        if self.keys.insert(key.to_owned()) {
+            return Ok(());
+        }
+        let shown: String = key.chars().take(80).collect();
+        Err(E::custom(format_args!("the key {shown:?} appears twice in one object")))
+    }
+}
+
+impl<A> Drop for Collection<'_, A> {
+    fn drop(&mut self) {
+        self.budget.left.set(self.budget.left.get().saturating_add(self.keys_charged));
+    }
+}
+
+impl<'de, A: SeqAccess<'de>> SeqAccess<'de> for Collection<'_, A> {
+    type Error = A::Error;
+
+    fn next_element_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<Option<S::Value>, A::Error> {
+        let element = self.inner.next_element_seed(Metered { inner: seed, budget: self.budget })?;
+        if element.is_some() {
+            self.grow(size_of::<S::Value>())?;
+        }
+        Ok(element)
+    }
+}
+
+impl<'de, A: MapAccess<'de>> MapAccess<'de> for Collection<'_, A> {
+    type Error = A::Error;
+
+    fn next_key_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<Option<S::Value>, A::Error> {
+        self.key_bytes = size_of::<S::Value>();
+        if self.key_bytes < KEPT_KEY_BYTES {
+            return self.inner.next_key_seed(seed);
+        }
+        let text = Metered { inner: PhantomData::<String>, budget: self.budget };
+        let Some(key) = self.inner.next_key_seed(text)? else { return Ok(None) };
+        self.insert_key(&key)?;
+        seed.deserialize(key.into_deserializer()).map(Some)
+    }
+
+    fn next_value_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<S::Value, A::Error> {
+        if self.key_bytes >= KEPT_KEY_BYTES {
+            self.grow(self.key_bytes + size_of::<S::Value>() + ENTRY_BYTES)?;
+        }
+        self.inner.next_value_seed(Metered { inner: seed, budget: self.budget })
     }
 }
 
@@ -470,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_passed_over_costs_nothing() {
+    fn ignored_values_cost_nothing() {
         #[derive(Debug, Deserialize)]
         struct Head {
             version: u32,

@@ -2,7 +2,7 @@
 //! and what fits in memory.
 //!
 //! Enters: a [`Ledger`], a [`Roof`], a memory size. Leaves: numbers, and [`Crossover`] rows that explain them. All are found
-//! by search on the ledger itself, so that windows, experts and tied tables count; the textbook figure stands beside.
+//! by search on the ledger itself, so that windows, experts and tied tables count; the textbook figure is given too.
 
 use super::step::{Ledger, StepShape};
 use super::verdict::{Floor, Roof};

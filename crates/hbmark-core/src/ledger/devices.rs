@@ -1,7 +1,7 @@
-//! The data-sheet table: what each product promises.
+//! The data-sheet table.
 //!
-//! Enters: `models/devices.toml`, built into the program. Leaves: the [`DeviceSpec`] for a name as a person types it or as
-//! NVML reports it. It asks no device anything.
+//! Enters: `models/devices.toml`, built into the program. Leaves: the [`DeviceSpec`] for a name as a user types it or as NVML
+//! reports it.
 
 use std::sync::OnceLock;
 
@@ -68,7 +68,7 @@ pub fn find(name: &str) -> Result<&'static DeviceSpec, DeviceError> {
     }
 }
 
-/// Product names by which drivers and people know a row besides its own two.
+/// Other product names of a row, as drivers and users write them.
 fn by_alias(asked: &str) -> Option<&'static DeviceSpec> {
     let row = match asked {
         "h100sxm5" | "nvidiah100sxm5" | "h100sxm580gb" => "h100-sxm",

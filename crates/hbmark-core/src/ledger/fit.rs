@@ -1,8 +1,8 @@
-//! The measured step as a line: what weights and fixed costs take, what a KV byte takes, what a sequence takes.
+//! Linear regression of the measured step: fixed cost with weights, cost per KV byte, cost per sequence.
 //!
 //! Enters: measured steps with their batch and KV bytes, and a least-squares solver (the statistics live elsewhere). Leaves:
-//! a [`FittedModel`]. The slope over KV bytes is the inverse of the bandwidth that the KV really gets; the intercept is
-//! weights plus fixed overhead, to be held against the prediction for the weights alone.
+//! a [`FittedModel`]. The slope over KV bytes is the inverse of the effective KV bandwidth; the intercept is weights plus fixed
+//! overhead, to compare with the prediction for the weights alone.
 
 use crate::model::Dtype;
 use crate::result::FittedModel;
@@ -33,7 +33,7 @@ pub struct Solution {
 
 /// KV bytes enter the design in this unit, so that its columns are of like size and the solver stays well conditioned.
 const KV_UNIT: f64 = 1e6;
-/// Columns closer to parallel than this (as 1 − cos²) cannot be told apart.
+/// Columns closer to parallel than this (as 1 − cos²) are collinear.
 const COLLINEAR: f64 = 1e-6;
 
 /// Regresses the step on KV bytes and batch: `step = fixed + kv_bytes / bandwidth + per_sequence · batch`.

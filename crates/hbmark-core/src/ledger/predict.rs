@@ -1,7 +1,7 @@
-//! What a data sheet promises for a model: `hbmark predict`, without a device.
+//! Predictions from a data sheet: `hbmark predict`, without a device.
 //!
 //! Enters: dimensions, storage, a [`DeviceSpec`], and the axes of the grid. Leaves: predicted cells, crossovers, what fits in
-//! memory, and a summary of the model. Nothing here was measured, and every cell says so.
+//! memory, and a summary of the model. Every cell has the status `predicted`.
 
 use super::crossover::{MEMORY_USE, crossovers};
 use super::step::{Ledger, StepShape};
@@ -10,7 +10,7 @@ use crate::model::{Architecture, Dtype, Inventory, model_hash};
 use crate::result::{Cause, CellResult, Crossover, DeviceSpec, ModelSummary, Phase, Status};
 use crate::units::Nanos;
 
-/// The engine named in predicted cells: one that moves what it must and nothing more.
+/// The engine named in predicted cells: it moves the minimum of bytes.
 pub const IDEAL_ENGINE: &str = "ideal";
 
 /// What to predict.
@@ -129,7 +129,7 @@ fn predict_cell(request: &Request<'_>, ledger: &Ledger, roof: &Roof, shape: Step
     }
 }
 
-/// A predicted cell in which nothing is said yet.
+/// An empty predicted cell.
 fn blank(request: &Request<'_>, shape: StepShape) -> CellResult {
     let cell = CellResult::blank(shape.phase, IDEAL_ENGINE, request.weights, shape.batch, shape.context);
     CellResult { kv_dtype: request.kv, ..cell }

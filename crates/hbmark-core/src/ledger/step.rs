@@ -1,8 +1,8 @@
-//! Bytes and FLOPs that one step must move and do.
+//! The minimal bytes and FLOPs of one step.
 //!
 //! Enters: an [`Architecture`], the [`Inventory`] of the tensors actually loaded, and the storage of the KV cache. Leaves:
-//! a [`StepCost`] per phase, batch and context, and the memory a step needs. It knows no device and no time; what candle's
-//! own forward moves on top is in [`super::stock`].
+//! a [`StepCost`] per phase, batch and context, and the memory a step needs. What candle's own forward moves on top is in
+//! [`super::stock`].
 //!
 //! What is counted, and what is not:
 //!
@@ -49,7 +49,7 @@ impl StepShape {
         Self { phase: Phase::Prefill, batch, context: tokens }
     }
 
-    /// Tokens each sequence brings.
+    /// New tokens of each sequence.
     #[must_use]
     pub fn queries(&self) -> usize {
         match self.phase {
@@ -68,7 +68,7 @@ impl StepShape {
     }
 }
 
-/// What one sequence brings to a step, and what it has.
+/// New tokens and cached positions of one sequence in a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RaggedPart {
     /// Positions in the cache before the step.
@@ -289,7 +289,7 @@ impl Ledger {
         if self.kv_dtype == Dtype::F32 { 4 } else { 2 }
     }
 
-    /// Weights read when `tokens` tokens are routed, and the distinct experts they meet per layer.
+    /// Weights read when `tokens` tokens are routed, and the distinct experts per layer.
     fn weights(&self, tokens: usize) -> (Bytes, Option<f64>) {
         let Some(experts) = &self.architecture.experts else {
             return (Bytes(self.shared_bytes + self.expert_bytes), None);
@@ -350,7 +350,7 @@ fn kv_bits(dtype: Dtype) -> (u128, u128) {
     }
 }
 
-/// Distinct experts met by `tokens` tokens that each draw `per_token` of `count` uniformly: `E·(1 − (1 − k/E)^tokens)`.
+/// Distinct experts of `tokens` tokens that each draw `per_token` of `count` uniformly: `E·(1 − (1 − k/E)^tokens)`.
 #[must_use]
 pub fn expected_distinct_experts(count: usize, per_token: usize, tokens: usize) -> f64 {
     if count == 0 {
@@ -360,8 +360,8 @@ pub fn expected_distinct_experts(count: usize, per_token: usize, tokens: usize) 
     count as f64 * (1.0 - missed.powf(tokens as f64))
 }
 
-/// Different adapters among `batch` requests that each have adapter i with probability `shares[i]`: `Σ (1 − (1 − share)^batch)`. What the
-/// shares lack to one has none.
+/// Different adapters among `batch` requests that each have adapter i with probability `shares[i]`: `Σ (1 − (1 − share)^batch)`. The rest
+/// of the requests has none.
 #[must_use]
 pub fn expected_distinct_adapters(shares: &[f64], batch: f64) -> f64 {
     shares.iter().map(|share| 1.0 - (1.0 - share).max(0.0).powf(batch)).sum()

@@ -1,7 +1,7 @@
-//! What candle's own forward moves and holds, beyond what the step must.
+//! The traffic and memory of candle's own forward, beyond the minimum.
 //!
 //! Enters: a [`Ledger`] and a step. Leaves: the *as implemented* bytes and the peak memory of candle-transformers 0.11.1.
-//! Without this column the hardware gets the blame for the code. Counted are the operations whose size grows with the
+//! It separates the cost of the code from that of the hardware. Counted are the operations whose size grows with the
 //! context, read line by line from `models/{llama,mistral,qwen2,qwen3}.rs`; the activations of the one new token are not.
 //!
 //! Notation, per cached position, layer and sequence: `s` bytes per element, `e = kv_heads · head_dim` elements of K (and as

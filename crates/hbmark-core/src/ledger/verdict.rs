@@ -1,8 +1,7 @@
-//! What a device predicts for a step, and what a measured step says about it.
+//! The floor of a step on a device, and the verdict on a measured step.
 //!
 //! Enters: a [`StepCost`], and a [`Roof`] made from measured ceilings or from a data sheet; for a verdict also the time that
-//! was measured. Leaves: a floor with its bound, fractions of the ceilings, and the reasons for which a time cannot be
-//! believed. It measures nothing.
+//! was measured. Leaves: a floor with its bound, fractions of the ceilings, and the causes that make a time invalid.
 
 use super::step::StepCost;
 use crate::model::Dtype;
@@ -108,7 +107,7 @@ impl Floor {
     }
 }
 
-/// What a measured step says.
+/// The verdict on a measured step.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Verdict {
     pub predicted: Option<Nanos>,
@@ -120,14 +119,14 @@ pub struct Verdict {
     /// The peak behind `mfu` and where it is from: `bf16 (data sheet)`.
     pub mfu_dtype: Option<String>,
     pub bound: Option<Bound>,
-    /// Why the time cannot be believed, if it cannot.
+    /// Why the time is invalid, if it is.
     pub invalid: Option<Cause>,
     /// What limits the reading of the fractions without making the time wrong.
     pub flags: Vec<Cause>,
 }
 
 impl Verdict {
-    /// Holds a measured step of a model stored as `weights` against what is known of its device.
+    /// Judges a measured step of a model stored as `weights` against the roofs of its device.
     ///
     /// The bound is judged against the measured ceilings where there are any, otherwise the data sheet. MFU is against the
     /// data sheet's dense peak where it names one, otherwise the measured one.
@@ -164,7 +163,7 @@ impl Verdict {
         verdict
     }
 
-    /// Writes the verdict into the cell it is about. A cell that was good becomes invalid when its time cannot be believed.
+    /// Writes the verdict into the cell it is about. A good cell becomes invalid when its time is.
     pub fn record(self, cell: &mut CellResult) {
         cell.predicted_ns = self.predicted.map(|time| time.0);
         cell.predicted_datasheet_ns = self.predicted_datasheet.map(|time| time.0);

@@ -2,7 +2,7 @@
 //!
 //! Enters: a `config.json`, GGUF metadata or a shape from `models/` (read by the family files beside this one).
 //! Leaves: [`Architecture`], which everything else derives from: the tensor inventory, the byte ledger, memory
-//! predictions, the stock engine's configuration and the native forward. It knows no file format and no device.
+//! predictions, the stock engine's configuration and the native forward.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -206,7 +206,7 @@ impl Dtype {
         }
     }
 
-    /// The storage of a KV cache beside weights of this dtype where none is said: the same for floats, bf16 where they are quantised.
+    /// The default KV cache dtype for weights of this dtype: the same for floats, bf16 where they are quantised.
     #[must_use]
     pub fn of_cache(self) -> Self {
         match self {

@@ -1,13 +1,12 @@
-//! Dimensions that can be computed with, wherever they come from.
+//! Bounds on dimensions from untrusted files.
 //!
-//! Enters: an [`Architecture`], of a config or of a saved result that anybody may have edited. Leaves: nothing, or the dimension that no
-//! model has. Each is several times the largest published one; together they keep the list of tensors within megabytes and every product
-//! far from overflow.
+//! Enters: an [`Architecture`] of a config or a saved result. Leaves: nothing, or the dimension out of bounds. Each bound is several times
+//! the largest published dimension; together they keep the list of tensors within megabytes and every product far from overflow.
 
 use super::config::limits;
 use super::{Architecture, Experts};
 
-/// A dimension that no model has.
+/// A dimension out of bounds.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{what} is {found}; want {wanted}")]
 pub struct OutOfBounds {
@@ -17,7 +16,7 @@ pub struct OutOfBounds {
 }
 
 impl Architecture {
-    /// Checks every dimension against the largest that is believed, and their products.
+    /// Checks every dimension, and their products, against the bounds.
     ///
     /// # Errors
     /// [`OutOfBounds`] with the first that is not.

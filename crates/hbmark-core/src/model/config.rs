@@ -1,11 +1,10 @@
 //! From the text of a `config.json` to a validated [`Architecture`].
 //!
 //! Enters: a Hugging Face config, as `transformers` 4 or 5 writes it. Leaves: an [`Architecture`] whose dimensions are bounded
-//! and agree with one another, or a [`ModelError`] that names file, key, found and wanted value. It knows no tensor and no
-//! device.
+//! and agree with one another, or a [`ModelError`] that names file, key, found and wanted value.
 //!
-//! What would change a number is honoured or refused by name; a default is taken only where `transformers` itself has one
-//! for that family and every reader agrees on it. Keys that touch training or generation only are not looked at.
+//! Keys that change a result are applied or refused by name; a default is taken only where `transformers` itself has one
+//! for that family and every reader agrees on it. Keys for training or generation only are ignored.
 
 mod fields;
 mod quantization;
@@ -27,7 +26,7 @@ use crate::input::{self, InputError};
 pub(super) use fields::Fields;
 pub(super) use windows::Windows;
 
-/// Bounds on what a config may say; each is several times the largest published model, and far from overflow.
+/// Bounds on a config; each is several times the largest published model, and far from overflow.
 pub(super) mod limits {
     use std::ops::RangeInclusive;
 
@@ -110,8 +109,8 @@ pub fn parse_config(text: &str, path: &Path) -> Result<Architecture, ModelError>
     Ok(architecture)
 }
 
-/// Python writes `NaN` and `Infinity` bare, which JSON does not have. Quoted, they are harmless in keys nobody reads and
-/// a wrong type in the others.
+/// Python writes `NaN` and `Infinity` bare, which JSON does not have. Quoted, they are harmless in ignored keys and a
+/// wrong type in the others.
 fn quote_python_floats(text: &str) -> Cow<'_, str> {
     const WORDS: [&str; 3] = ["-Infinity", "Infinity", "NaN"];
     if !WORDS.iter().any(|word| text.contains(word)) {

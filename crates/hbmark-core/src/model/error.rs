@@ -1,6 +1,6 @@
 //! Why a model could not be opened.
 //!
-//! Every variant carries the path and the values it speaks of, so that a message can be acted on without a debugger.
+//! Every variant carries the path and the offending values.
 
 use std::path::PathBuf;
 
@@ -8,7 +8,7 @@ use std::path::PathBuf;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ModelError {
-    /// A path that leads nowhere.
+    /// The path does not exist.
     #[error(
         "{path} does not exist; --model takes a name (`hbmark models`), a folder, a hub id or a GGUF file"
     )]
@@ -22,7 +22,7 @@ pub enum ModelError {
     #[error("{path} is not a regular file; give the path of a config.json")]
     NotAFile { path: PathBuf },
 
-    /// No config is this long; something else was named.
+    /// Too long for a config: probably another file.
     #[error("{path} holds {found} bytes, and a config is at most {limit}; is it really a config.json?")]
     ConfigTooLarge { path: PathBuf, found: u64, limit: u64 },
 
@@ -42,7 +42,7 @@ pub enum ModelError {
     #[error("{path}: `{key}` = {found} is not supported; supported: {supported}")]
     UnsupportedValue { path: PathBuf, key: String, found: String, supported: String },
 
-    /// The model is of a family hbmark does not know.
+    /// The model family is not supported.
     #[error("{path}: architecture {found} is not supported; supported: {supported}")]
     UnsupportedArchitecture { path: PathBuf, found: String, supported: String },
 

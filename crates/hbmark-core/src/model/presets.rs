@@ -74,7 +74,7 @@ pub fn find(name: &str) -> Option<Preset> {
         })
 }
 
-/// The error for a name that nothing answers to, with the nearest shipped names.
+/// The error for an unknown name, with the nearest shipped names.
 #[must_use]
 pub fn unknown(name: &str) -> ModelError {
     let wanted = tail(name).to_lowercase();
@@ -95,7 +95,7 @@ fn hub_id(text: &str) -> String {
     document["_model"].as_str().unwrap_or_default().to_owned()
 }
 
-/// Whether a person who writes `asked` means this shape: its name, its hub id, or its name under the same owner.
+/// Whether `asked` names this shape: its name, its hub id, or its name under the same owner.
 fn is_called(name: &str, hub_id: &str, asked: &str) -> bool {
     let owner = hub_id.split('/').next().unwrap_or_default();
     [name, hub_id, tail(hub_id)].iter().any(|known| known.eq_ignore_ascii_case(asked))

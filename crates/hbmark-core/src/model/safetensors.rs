@@ -1,7 +1,7 @@
 //! The JSON parts of a checkpoint: a shard's header and the index of shards, parsed and checked.
 //!
-//! Enters: bytes of a stranger, and the number of data bytes that follow them. Leaves: tensors whose places cover the data
-//! exactly, or a [`SafetensorsError`]. Nothing here grows with a number the file merely claims. It opens no file.
+//! Enters: untrusted bytes, and the number of data bytes that follow them. Leaves: tensors whose ranges cover the data exactly, or
+//! a [`SafetensorsError`]. No allocation is sized by a number from the file.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -21,7 +21,7 @@ const MAX_NAME_BYTES: usize = 1_024;
 /// Characters of untrusted text that an error repeats.
 const TEXT_SHOWN: usize = 200;
 
-/// Why a safetensors header or index cannot be trusted.
+/// Why a safetensors header or index is invalid.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SafetensorsError {
     #[error("the file is {size} bytes, too short for a safetensors header")]
@@ -143,7 +143,7 @@ fn parse_json<'de, T: Deserialize<'de>>(bytes: &'de [u8]) -> Result<T, Safetenso
         .map_err(|error| SafetensorsError::BadJson { problem: shortened(&error.to_string()) })
 }
 
-/// The beginning of a text that a stranger chose the length of.
+/// The beginning of an untrusted text.
 #[must_use]
 pub fn shortened(text: &str) -> String {
     text.chars().take(TEXT_SHOWN).collect()

@@ -2,7 +2,7 @@
 //!
 //! Enters: an [`Architecture`] and a storage [`Dtype`]. Leaves: an [`Inventory`] whose names and `[out, in]` shapes are those
 //! of the published checkpoints of the family, so that synthetic weights, file validation and the byte ledger agree with a
-//! downloaded folder. It reads no file and knows no step.
+//! downloaded folder.
 //!
 //! What each dtype stores:
 //!
@@ -17,7 +17,7 @@
 //!
 //! Quantised checkpoints leave embedding and head at 16 bits, and so does this list. The group of int4 is the config's
 //! `group_size` where it names one, otherwise 32. The mixture of formats of a real GGUF file is known only from its header;
-//! `q8_0` throughout is what a generated list stands for. A multi-token-prediction layer (`DeepSeek`-V3's layer 61) is
+//! a generated list uses `q8_0` throughout. A multi-token-prediction layer (`DeepSeek`-V3's layer 61) is
 //! left out: a plain decode step never reads it.
 
 use sha2::{Digest, Sha256};

@@ -26,19 +26,19 @@ pub struct Block {
     /// From the first mark of the timeline to the last: an independent clock over the same block. Null in files that had none.
     #[serde(default)]
     pub timeline_ns: Option<f64>,
-    /// In use after the block: what the device says, or on a CPU the resident set, without the monitor's own.
+    /// Memory in use after the block: of the device, or on a CPU the resident set without the monitor's own.
     #[serde(default)]
     pub memory_bytes: Option<Bytes>,
     /// The canary beside this block over the session's canary: 1.02 is 2 % slow.
     pub canary_ratio: Option<f64>,
     /// Why the block does not count, if it does not. Never a value.
     pub rejected: Option<Cause>,
-    /// What held during the block and does not reject it.
+    /// Conditions during the block that do not reject it.
     pub conditions: Vec<Cause>,
     pub telemetry: Option<BlockTelemetry>,
 }
 
-/// What the telemetry saw during a block.
+/// Telemetry of a block.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct BlockTelemetry {
     pub sm_clock_mhz: Option<f64>,

@@ -1,4 +1,4 @@
-//! What an engine can do, as planning checks it and results state it.
+//! The capabilities of an engine, for planning and for results.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -37,7 +37,7 @@ pub struct Capabilities {
 /// The engines of the program. Planning, opening, help and the ladder read this list; a name that is not in it is another program's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EngineKind {
-    /// candle's own forward, as everybody runs it.
+    /// candle's own forward, unmodified.
     Stock,
     /// Our own kernels.
     Native,

@@ -1,11 +1,11 @@
-//! Why a block does not count, a cell is invalid or was skipped, a point was not run: data with a stable code, and its words.
+//! Causes: why a block does not count, a cell is invalid or was skipped, a point was not run.
 //!
-//! Enters: whatever decided, with its numbers. Leaves: an object with the code, the numbers and the words for a person
-//! (`{"code": "foreign_load", "cores": 0.9, "message": "foreign load: ..."}`). Rules match on variants; the words stand here and nowhere else,
-//! are written anew from the numbers, and are never read back. `docs/causes.md` has the table of codes.
+//! In files a cause is an object with a stable code, its numbers and a message
+//! (`{"code": "foreign_load", "cores": 0.9, "message": "foreign load: ..."}`). Rules match on variants; messages are formatted here from the
+//! numbers, and never read back. `docs/causes.md` has the table of codes.
 //!
-//! Results of schema version 1 hold a plain sentence in these places. It is kept as [`Cause::Other`], of which no rule makes anything. A code
-//! that nobody knows is refused, as an unknown status is: what cannot be judged is not read as if it were harmless.
+//! Results of schema version 1 have a plain sentence instead. It is kept as [`Cause::Other`], which no rule matches. An unknown code is
+//! refused, as an unknown status is.
 
 use std::fmt;
 
@@ -41,7 +41,7 @@ pub enum Cause {
     /// The power limit held the clocks back.
     #[error("power capped")]
     PowerCapped,
-    /// Anything else that NVML says of the clocks, by its name without the prefix.
+    /// Any other clock event reason of NVML, by its name without the prefix.
     #[error("{}", clock_event(reason))]
     ClockEvent { reason: String },
     /// Other processes have a context on the GPU.
@@ -159,7 +159,7 @@ pub enum Cause {
     )]
     ImportMismatch { impossible: Box<Cause> },
 
-    /// Slightly more than the ceiling: the step is believed.
+    /// Slightly above the ceiling: the step counts.
     #[error("{:.0} % of the measured read ceiling: the probe read slower than this step", share * 100.0)]
     ReadCeilingLow {
         #[serde(deserialize_with = "or_infinite")]
@@ -193,7 +193,7 @@ pub enum Cause {
     DecodeOnly { engine: String },
     #[error("batch {batch} is above the engine's limit of {limit}")]
     BatchAboveLimit { batch: usize, limit: usize },
-    /// `limited_by` says what sets the limit, where it is not the model alone.
+    /// `limited_by` is what sets the limit, where it is not the model alone.
     #[error("{}", exceeds_context(*positions, *limit, limited_by.as_deref()))]
     ExceedsContext { positions: usize, limit: usize, limited_by: Option<String> },
     #[error("needs {needed_bytes} of memory, {available_bytes} is available")]
@@ -218,7 +218,7 @@ pub enum Cause {
     /// Any other error of an engine.
     #[error("{detail}")]
     EngineFailed { detail: String },
-    /// The process that held the device died, or did not answer.
+    /// The process that held the device died, or did not respond.
     #[error("{detail}")]
     WorkerLost { detail: String },
 
@@ -248,7 +248,7 @@ pub enum Cause {
 }
 
 impl Cause {
-    /// A sentence that no rule makes anything of.
+    /// A sentence that no rule matches.
     #[must_use]
     pub fn other(message: impl Into<String>) -> Self {
         Self::Other { message: message.into() }

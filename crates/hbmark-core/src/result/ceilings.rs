@@ -1,7 +1,7 @@
-//! What a device can give: measured in this session, and promised by its data sheet.
+//! The ceilings of a device: measured in this session, and of its data sheet.
 //!
 //! Enters: figures from the probe (`measure::probe`) and rows of `models/devices.toml`. Leaves: the denominators of every
-//! percentage in a report. Knows nothing of models.
+//! percentage in a report.
 
 use std::collections::BTreeMap;
 
@@ -33,7 +33,7 @@ pub struct Ceilings {
     pub launch_ns: Option<Spread>,
     /// Bytes the bandwidth probes walked; must be well beyond the last cache.
     pub working_set_bytes: Bytes,
-    /// Last-level cache (L2 on a GPU, L3 on a CPU), where the system tells.
+    /// Last-level cache (L2 on a GPU, L3 on a CPU), where the system reports it.
     pub last_cache_bytes: Option<Bytes>,
     /// Threads, or the winning grid and unroll, of the read probe.
     pub read_configuration: String,

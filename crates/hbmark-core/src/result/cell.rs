@@ -30,21 +30,21 @@ pub enum Phase {
     Decode,
 }
 
-/// What became of a cell.
+/// The status of a cell.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Status {
     /// Measured, and every gate passed.
     Ok,
-    /// Measured, and not to be trusted; the reason says why. Still shown.
+    /// Measured, but invalid, for the given reason. Still shown.
     Invalid,
-    /// Measured; the interval did not reach its target. The reason says what was reached.
+    /// Measured; the interval did not reach its target. The reason has the width reached.
     NotConverged,
     /// Warm-up never became steady.
     NoSteadyState,
     /// Every retry of a block was throttled or disturbed.
     Disturbed,
-    /// Not run; the reason says why.
+    /// Not run, for the given reason.
     Skipped,
     /// An allocation failed on the device.
     Oom,
@@ -66,7 +66,7 @@ pub enum Bound {
     Overhead,
 }
 
-/// Statistics of one timed quantity, in nanoseconds. Percentiles are nearest-rank; null where n is too small to say.
+/// Statistics of one timed quantity, in nanoseconds. Percentiles are nearest-rank; null where n is too small.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct TimeSummary {
     /// The time that the cell stands for: the geometric mean over blocks, which `ci_low` and `ci_high` are about.
@@ -123,7 +123,7 @@ impl StepBytes {
     }
 }
 
-/// Are the outputs right? A cell whose tokens are wrong has no ranked timing.
+/// The check of outputs. A cell whose tokens are wrong has no ranked timing.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Quality {
     pub passed: bool,
@@ -256,7 +256,7 @@ impl std::str::FromStr for CellName {
 }
 
 impl CellResult {
-    /// A cell of which nothing is known but where it stands on the grid.
+    /// An empty cell at a place of the grid.
     #[must_use]
     pub fn blank(phase: Phase, engine: &str, dtype: Dtype, batch: usize, context: usize) -> Self {
         Self {

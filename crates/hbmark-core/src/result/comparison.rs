@@ -8,7 +8,7 @@ use super::ReportError;
 use super::cell::{Phase, cell_id};
 use crate::model::Dtype;
 
-/// What is said of B beside A.
+/// The verdict on B against A.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ComparisonVerdict {
@@ -71,7 +71,7 @@ impl std::fmt::Display for EngineVariant {
     }
 }
 
-/// A cell of both sides: the same step, whoever runs it.
+/// A cell of both sides: the same step, on whichever engine.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ComparedCell {
     pub phase: Phase,
@@ -153,7 +153,7 @@ pub enum ComparisonKind {
 pub enum Method {
     /// Fresh processes in pairs, in random order.
     PairedRounds,
-    /// Two results that were there already.
+    /// Two saved results.
     SavedResults,
 }
 
@@ -225,10 +225,10 @@ pub struct Comparison {
     pub limits: Vec<String>,
 }
 
-/// Reads a saved comparison; `None` where the file is a result of another kind (or none, which its own reader says better).
+/// Reads a saved comparison; `None` where the file is of another kind, or no result at all, which its own reader reports.
 ///
 /// # Errors
-/// When the file cannot be read, or says that it is a comparison and is not one of this version, or holds numbers that no run has.
+/// When the file cannot be read, or is a comparison of another version, or holds impossible values.
 pub fn read(path: &std::path::Path) -> Result<Option<Comparison>, ReportError> {
     #[derive(Deserialize)]
     struct Head {

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::units::Bytes;
 
-/// Everything about the machine and the build that a stranger needs to judge or repeat a result.
+/// Everything about the machine and the build that is needed to judge or repeat a result.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Environment {
     pub hostname: Option<String>,
@@ -43,12 +43,12 @@ pub struct CpuEnvironment {
     pub hypervisor: Option<String>,
 }
 
-/// The GPU, as NVML tells it.
+/// The GPU, as NVML reports it.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct GpuEnvironment {
     /// NVML's number.
     pub index: u32,
-    /// What says that this is the GPU that CUDA used.
+    /// The evidence that this is the GPU that CUDA used.
     pub matched_by: Option<GpuMatch>,
     pub name: Option<String>,
     pub uuid: Option<String>,
@@ -84,7 +84,7 @@ pub struct BuildEnvironment {
     pub rustc: Option<String>,
 }
 
-/// What a block may suffer before it is rejected.
+/// Limits of disturbance above which a block is rejected.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Limits {
     /// Cores busy with other processes.
@@ -100,7 +100,7 @@ impl Default for Limits {
     }
 }
 
-/// What says that NVML's GPU is the one that CUDA uses.
+/// The evidence that NVML's GPU is the one that CUDA uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum GpuMatch {

@@ -1,4 +1,4 @@
-//! What a diagnosis found, with its evidence.
+//! Findings of a diagnosis, with their evidence.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

@@ -8,7 +8,7 @@ use super::cell::{Phase, Status};
 use crate::model::Dtype;
 use crate::units::Bytes;
 
-/// What stands on a rung, from the floor up: that order is the ladder's.
+/// The kind of a rung, in the order of the ladder, from the floor up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum RungKind {
@@ -120,7 +120,7 @@ impl Ladder {
     }
 }
 
-/// One unit and one number of decimals for times that stand beside each other.
+/// One unit and one number of decimals for times shown together.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct TimeScale {
     nanoseconds: f64,

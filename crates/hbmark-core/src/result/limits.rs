@@ -1,8 +1,8 @@
-//! What a saved result may claim before anything is computed from it.
+//! Bounds on the values of a saved result.
 //!
-//! Enters: a [`Report`], a [`ServeReport`] or a [`Comparison`] as read from a file that anybody may have edited. Leaves: nothing, or the first claim that no run makes. Beyond
-//! these bounds products overflow, averages are over nothing, and a page would be drawn for hours; within them every number may still be
-//! a lie, and is only a number.
+//! Enters: a [`Report`], a [`ServeReport`] or a [`Comparison`] from an untrusted file. Leaves: nothing, or the first impossible value. Beyond
+//! these bounds products overflow, averages are over nothing, and a page would take hours to draw; within them a number may still be
+//! false, but is safe to compute with.
 
 use std::ops::RangeInclusive;
 
@@ -23,13 +23,13 @@ const MAX_BYTES: u64 = 1 << 60;
 /// Rows of what a person reads: warnings, cold starts, operations.
 const MAX_ROWS: usize = 10_000;
 const MAX_BLOCKS: usize = 1_000_000;
-/// Points of a sweep, and spans of a timeline: beyond these nobody looks.
+/// Points of a sweep, and spans of a timeline.
 const MAX_POINTS: usize = 10_000;
 const MAX_SPANS: usize = 10_000;
-/// What is counted is counted one by one: a double holds it exactly, and thousands of them can be added.
+/// Counts: a double holds them exactly, and thousands of them can be added.
 const MAX_COUNT: usize = 1 << 53;
 
-/// Checks everything that later arithmetic takes for granted.
+/// Checks everything that later arithmetic assumes.
 pub(crate) fn check(report: &Report) -> Result<(), ReportError> {
     model(&report.model)?;
     no_more_than(&[
@@ -41,7 +41,7 @@ pub(crate) fn check(report: &Report) -> Result<(), ReportError> {
     report.cells.iter().try_for_each(cell)
 }
 
-/// Holds counts, each with its name, against the most that there may be.
+/// Checks counts, each with its name, against a maximum.
 fn no_more_than(counts: &[(&str, usize, usize)]) -> Result<(), ReportError> {
     counts.iter().try_for_each(|(what, count, most)| within(what, *count, &(0..=*most)))
 }
@@ -131,10 +131,10 @@ fn cell(cell: &CellResult) -> Result<(), ReportError> {
     cell.blocks.iter().try_for_each(|b| block(b, cell.phase, &named))
 }
 
-/// The same of blocks that a visit brought, as a journal tells it.
+/// The same for the blocks of a visit in a journal.
 ///
 /// # Errors
-/// [`ReportError::ImpossibleValue`], with the first value that is none.
+/// [`ReportError::ImpossibleValue`], with the first of them.
 pub fn check_blocks(blocks: &[Block], phase: Phase, id: &str) -> Result<(), ReportError> {
     let named = |what: &str| format!("{what} of {}", crate::input::plain(id));
     blocks.iter().try_for_each(|b| block(b, phase, &named))

@@ -76,7 +76,7 @@ pub struct ModelSummary {
 /// The protocol as it was applied.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct ProtocolSummary {
-    /// `full`, `quick` or `smoke`: nothing short is dressed up as the full protocol.
+    /// `full`, `quick` or `smoke`.
     pub name: String,
     pub seed: u64,
     pub warmup_min_seconds: f64,
@@ -92,7 +92,7 @@ pub struct ProtocolSummary {
     pub cell_max_seconds: f64,
     /// A block whose canary is further off than this is rejected, relative.
     pub canary_tolerance: f64,
-    /// How the context of decode cells came about, in engines that can do both.
+    /// How the context of decode cells was filled, in engines that can do both.
     #[serde(default)]
     pub kv: KvFill,
 }

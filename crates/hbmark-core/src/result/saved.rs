@@ -1,4 +1,4 @@
-//! Reports as JSON: written whole, read back with suspicion.
+//! Reports as JSON files, untrusted when they are read back.
 
 use std::fs::File;
 use std::io::Read as _;
@@ -9,7 +9,7 @@ use serde::Deserialize;
 use super::{OLDEST_SCHEMA_VERSION, Report, ReportError, SCHEMA_VERSION, limits};
 use crate::input::{self, InputError};
 
-/// A saved result larger than this is not one of ours.
+/// The largest saved result that is read.
 const MAX_BYTES: u64 = 256 << 20;
 /// Memory for the values of a result, beside the size of its file.
 const BUDGET: usize = 48 << 20;
@@ -26,12 +26,12 @@ pub fn write(report: &Report) -> Result<String, serde_json::Error> {
 ///
 /// # Errors
 /// When the file is no regular file, cannot be read, is too large, is no JSON, is of another schema version, lacks a field, or holds
-/// numbers that no run has.
+/// impossible values.
 pub fn read(path: &Path) -> Result<Report, ReportError> {
     let malformed = |source| ReportError::Malformed { path: path.to_path_buf(), source };
     let file = Saved::open(path)?;
     of_this_version(file.read().map_err(malformed)?).map_err(|error| match error {
-        // Every result of ours says its version: this is somebody else's.
+        // Every result of ours has a version: this is another program's.
         ReportError::Version { found: None, .. } => ReportError::NotOurs { path: path.to_path_buf() },
         other => other,
     })?;
@@ -40,7 +40,7 @@ pub fn read(path: &Path) -> Result<Report, ReportError> {
     Ok(report)
 }
 
-/// The file of a saved result, of a size that one of ours can have. It is read as a stream, so that memory holds its values alone.
+/// The file of a saved result, at most [`MAX_BYTES`] long. It is read as a stream, so that memory holds its values alone.
 pub(super) struct Saved {
     file: File,
     size: u64,
@@ -86,7 +86,7 @@ struct Version {
     schema_version: Option<u32>,
 }
 
-/// The version is asked first: a newer schema may lack fields, and the version is the better message.
+/// The version is checked first: a newer schema may lack fields, and the version is the better error.
 fn of_this_version(version: Version) -> Result<(), ReportError> {
     match version.schema_version {
         Some(OLDEST_SCHEMA_VERSION..=SCHEMA_VERSION) => Ok(()),

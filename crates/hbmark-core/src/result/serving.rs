@@ -1,4 +1,4 @@
-//! The result of serving: points of load with everything that was found at them.
+//! The result of serving: points of load with their measurements.
 
 mod adapters;
 mod arrivals;
@@ -47,13 +47,13 @@ pub const SCHEMA_VERSION: u32 = 2;
 /// The oldest version that is still read.
 const OLDEST_SCHEMA_VERSION: u32 = 1;
 
-/// Tells a serving result from others.
+/// The kind of a serving result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ServeKind {
     /// Measured on an engine.
     Serve,
-    /// The scheduler was real, time was not.
+    /// Simulated: the real scheduler on a virtual clock.
     ServeVirtual,
     /// Launches of a process, up to their first tokens.
     ServeCold,
@@ -83,7 +83,7 @@ pub struct ServeReport {
     pub datasheet: Option<DeviceSpec>,
     pub ceilings: Option<Ceilings>,
     pub workload: WorkloadSummary,
-    /// Where the virtual clock's step times are from.
+    /// The source of the virtual clock's step times.
     pub step_model: Option<String>,
     /// The variable of a sweep: `rate`, `max-num-seqs`.
     pub swept: Option<String>,
@@ -104,10 +104,10 @@ pub fn schema() -> serde_json::Value {
     schemars::schema_for!(ServeReport).to_value()
 }
 
-/// Reads a saved serving result; `None` where the file is a result of another kind (or none, which its own reader says better).
+/// Reads a saved serving result; `None` where the file is of another kind, or no result at all, which its own reader reports.
 ///
 /// # Errors
-/// When the file cannot be read, or says that it is a serving result and is not one of this version, or holds numbers that no run has.
+/// When the file cannot be read, or is a serving result of another version, or holds impossible values.
 pub fn read(path: &std::path::Path) -> Result<Option<ServeReport>, ReportError> {
     #[derive(Deserialize)]
     struct Head {

@@ -47,7 +47,7 @@ pub fn median(values: &[f64]) -> f64 {
     percentile(&sorted, 0.5)
 }
 
-/// Values needed before a percentile is more than the largest value by another name.
+/// Values needed before a percentile differs from the maximum.
 ///
 /// *Source*: p99 and p99.9 are held to 1,000 and 10,000, so that ten values lie beyond them; p90 and p95 to the number
 /// of values whose maximum exceeds the percentile with 95 % confidence (0.9^29 and 0.95^59 are below 0.05).
@@ -62,7 +62,7 @@ pub fn needed(p: f64) -> usize {
     }
 }
 
-/// A percentile of ascending values, or `None` where the sample is too small to say.
+/// A percentile of ascending values, or `None` where the sample is too small.
 #[must_use]
 pub fn honest_percentile(sorted: &[f64], p: f64) -> Option<f64> {
     (sorted.len() >= needed(p)).then(|| percentile(sorted, p))

@@ -1,6 +1,6 @@
 //! Typed access to the keys of a JSON object, with errors that name file, key, found value and wanted value.
 //!
-//! Enters: a parsed JSON object. Leaves: numbers in range, or a [`ModelError`]. It knows nothing of models. A null is an absent
+//! Enters: a parsed JSON object. Leaves: numbers in range, or a [`ModelError`]. A null is an absent
 //! key everywhere, as in `transformers`; where the two differ, ask [`Fields::is_absent`].
 
 use std::ops::RangeInclusive;

@@ -1,7 +1,7 @@
 //! Rotary base and scaling, in the spellings of `transformers` 4 and 5.
 //!
 //! 4 writes `rope_theta` beside `rope_scaling` (whose kind is `rope_type`, earlier `type`); 5 writes one `rope_parameters`. A key
-//! that this reader does not know inside either object is refused by name: it would change every logit.
+//! unknown to this reader inside either object is refused by name: it would change every logit.
 
 use serde_json::{Value, json};
 

@@ -9,7 +9,7 @@ use crate::model::ModelError;
 /// Which layers a family's `sliding_window` binds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::model) enum Windows {
-    /// The family has none; a window in its config is somebody else's and is refused.
+    /// The family has none: a window in its config is refused.
     Never,
     /// Every layer, whenever the key is not null; `required` where `transformers` would take 4096 for an absent key.
     Everywhere { required: bool },

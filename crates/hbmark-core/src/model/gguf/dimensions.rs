@@ -16,7 +16,7 @@ const DEFAULT_THETA: f64 = 10_000.0;
 /// Reads the dimensions of a llama, qwen2 or qwen3 file.
 ///
 /// # Errors
-/// When the metadata lacks a dimension, or says something that is not supported.
+/// When the metadata lacks a dimension, or has a value that is not supported.
 pub fn architecture(header: &Header) -> Result<Architecture, GgufError> {
     let name = text(header, "general.architecture")?.ok_or_else(|| missing("general.architecture"))?;
     let family = match name {

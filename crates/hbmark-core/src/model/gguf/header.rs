@@ -1,8 +1,8 @@
-//! The header of a GGUF file, read with every length checked before it is believed.
+//! The header of a GGUF file; every length is checked before it is used.
 //!
 //! Enters: a reader and the size of its file. Leaves: a [`Header`] in which each tensor lies inside the file, or a
 //! [`GgufError`]. Memory stays within a few megabytes of what is kept: arrays (the tokenizer's lists) are walked and counted,
-//! not stored. It knows no model.
+//! not stored.
 //!
 //! *Source* of the layout and the type codes: the GGUF specification of the ggml project (`docs/gguf.md`, `ggml.h`).
 
@@ -31,7 +31,7 @@ const MAX_HEADER_BYTES: u64 = 256 << 20;
 /// `GGML_MAX_DIMS`.
 const MAX_DIMENSIONS: u32 = 4;
 
-/// Why a GGUF file cannot be trusted or understood.
+/// Why a GGUF file is invalid or not supported.
 #[derive(Debug, thiserror::Error)]
 pub enum GgufError {
     #[error("not a GGUF file: it begins with {magic:02x?}")]
@@ -259,7 +259,7 @@ fn check_places(tensors: &[TensorEntry], data: u64) -> Result<(), GgufError> {
     Ok(())
 }
 
-/// A reader that knows where it is and never asks for more than the file has left.
+/// A reader that tracks its position and never reads beyond the end of the file.
 struct Cursor<R> {
     reader: R,
     at: u64,

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::latency::ServeResult;
 use crate::units::Bytes;
 
-/// What adapters were and cost at a point.
+/// The adapters of a point and their cost.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct AdapterCost {
     /// How many are loaded.
@@ -31,7 +31,7 @@ pub struct AdapterCost {
 }
 
 impl AdapterCost {
-    /// Holds the point against its twin without adapters.
+    /// Compares the point with the baseline without adapters.
     pub fn against(&mut self, own: &ServeResult, without: &ServeResult) {
         let median = |r: &ServeResult| r.tpot_ns.as_ref()?.p50.map(super::latency::Quantity::value);
         self.predicted_tpot_ratio = Some(1.0 + self.added_share_of_weights);

@@ -112,9 +112,9 @@ impl Quantiles {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct ClauseResult {
     pub clause: Clause,
-    /// The percentile, where the sample can carry it.
+    /// The percentile, where the sample is large enough.
     pub observed: Option<Quantity>,
-    /// Null where it cannot.
+    /// Null where it is too small.
     pub met: Option<bool>,
 }
 
@@ -141,7 +141,7 @@ pub enum GateName {
     Engine,
     /// What the engine computes are numbers.
     Outputs,
-    /// A run that keeps up, told from one that is saturated.
+    /// The system is not saturated.
     #[serde(alias = "keeps up")]
     KeepsUp,
 }
@@ -170,7 +170,7 @@ pub struct Gate {
     pub detail: String,
 }
 
-/// Whether a point can be believed.
+/// The validity of a point.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Validity {
@@ -190,7 +190,7 @@ pub struct Breakdown {
     pub launch_ns: f64,
     pub device_ns: f64,
     pub sample_ns: f64,
-    /// Finding the tokens that grammars allow, and forbidding the others.
+    /// Computing and applying the masks of grammars.
     #[serde(default)]
     pub mask_ns: f64,
     #[serde(default)]
@@ -218,7 +218,7 @@ pub struct ServeResult {
     pub rejected: BTreeMap<String, usize>,
     pub warmup_requests: usize,
     pub cooldown_requests: usize,
-    /// CPU cores that other processes kept busy over the run; nobody looks where time is virtual.
+    /// CPU cores that other processes kept busy over the run; not measured where time is virtual.
     #[serde(default)]
     pub foreign_cores: Option<f64>,
     /// The span over which rates are taken.
@@ -237,7 +237,7 @@ pub struct ServeResult {
     pub slo: Vec<ClauseResult>,
     /// Null where a percentile is missing.
     pub slo_met: Option<bool>,
-    /// Null where percentiles are refused.
+    /// Null where percentiles are not reported.
     pub ttft_ns: Option<Quantiles>,
     pub tpot_ns: Option<Quantiles>,
     pub itl_ns: Option<Quantiles>,
@@ -264,7 +264,7 @@ pub struct ServeResult {
     #[serde(default)]
     pub encoded_per_asked: Option<f64>,
     pub breakdown: Breakdown,
-    /// What happened when; null for a prediction beside a measurement, and in results of before.
+    /// The timeline; null for a prediction beside a measurement, and in results of before.
     #[serde(default)]
     pub timeline: Option<Timeline>,
     /// Every measured request; null for a prediction beside a measurement, for more of them than a file should hold, and in results of
@@ -289,7 +289,7 @@ impl ServeResult {
         self.gates.push(Gate { name, passed, detail });
     }
 
-    /// Takes in what the engine computed last; what is no number is no output, however fast it came.
+    /// Checks the last output of the engine: it must be finite.
     pub fn check_outputs(&mut self, are_numbers: bool) {
         if !are_numbers {
             self.gate(

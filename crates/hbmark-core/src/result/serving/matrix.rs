@@ -16,13 +16,13 @@ pub enum Row {
     F,
 }
 
-/// What became of a hypothesis.
+/// The verdict on a hypothesis.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct RowVerdict {
     pub row: Row,
     pub title: String,
     pub hypothesis: String,
-    /// Null where the run could not tell.
+    /// Null where the run could not decide.
     pub held: Option<bool>,
     pub seen: String,
 }

@@ -24,7 +24,7 @@ pub enum Offered {
     AsRecorded,
 }
 
-/// What holding outputs to a grammar took.
+/// The cost of constraining outputs to a grammar.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct StructuredCost {
     pub grammar: String,
@@ -42,7 +42,7 @@ pub struct StructuredCost {
     pub mask_apply_ns_per_token: Option<f64>,
 }
 
-/// A point and what it gave.
+/// A point and its result.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Point {
     pub label: String,
@@ -56,7 +56,7 @@ pub struct Point {
     pub scheduler: SchedulerConfig,
     /// Of an infinite cache.
     pub ideal_hit_rate: Option<f64>,
-    /// Null for a point that was not run; the reason says why.
+    /// Null for a point that was not run, for the given reason.
     pub result: Option<ServeResult>,
     pub not_run: Option<Cause>,
     /// The same point on a virtual clock, with step times taken from this engine just before and just after.
@@ -65,7 +65,7 @@ pub struct Point {
     pub adapters: Option<AdapterCost>,
     #[serde(default)]
     pub structured: Option<StructuredCost>,
-    /// By which factor those steps were longer after the point than before: what the machine itself did meanwhile.
+    /// The ratio of those step times after the point to before: the drift of the machine.
     #[serde(default)]
     pub drift: Option<f64>,
     /// The steps of the run against the model of them that the prediction goes by.

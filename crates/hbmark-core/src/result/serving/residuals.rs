@@ -1,4 +1,4 @@
-//! The steps of a run against the model of them.
+//! The steps of a run against the step-time model.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -7,9 +7,9 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Residual {
     pub steps: usize,
-    /// Their time over what the model makes of it: the median over the steps.
+    /// Measured over predicted time: the median over the steps.
     pub median_ratio: f64,
-    /// And that of all of them together.
+    /// The same for the sum of all steps.
     pub total_ratio: f64,
 }
 
@@ -18,7 +18,7 @@ pub struct Residual {
 pub struct Residuals {
     /// Decodes alone.
     pub decode: Option<Residual>,
-    /// Decodes behind a step that prefilled.
+    /// Decodes right after a prefill.
     pub decode_behind_prefill: Option<Residual>,
     /// Prefills alone.
     pub prefill: Option<Residual>,

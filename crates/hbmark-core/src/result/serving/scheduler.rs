@@ -1,6 +1,6 @@
 //! The scheduler's settings.
 
-/// Who goes first.
+/// The scheduling policy.
 #[derive(
     Debug,
     Clone,
@@ -22,7 +22,7 @@ pub enum Policy {
     Priority,
 }
 
-/// The knobs, by vLLM's names.
+/// The configuration, by vLLM's names.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 pub struct SchedulerConfig {
     /// Sequences that run at once.
@@ -40,8 +40,8 @@ pub struct SchedulerConfig {
     pub scheduling: Policy,
     /// Requests that may wait; more are rejected. `None` admits all.
     pub max_waiting: Option<usize>,
-    /// Different adapters that run at once; `None` is all there are. The next in rank waits for a place and nobody passes it, so that a rare
-    /// adapter is not starved by common ones.
+    /// Different adapters that run at once; `None` is all there are. The next request in rank waits for a slot and is not overtaken, so that a
+    /// rare adapter is not starved by common ones.
     #[serde(default)]
     pub max_loras: Option<usize>,
 }

@@ -1,15 +1,13 @@
-//! Every door by which untrusted bytes come in, as a function of bytes.
+//! Every reader of untrusted bytes as a function of bytes; those that load weights or a tokenizer are in [`weights`](crate::weights).
 //!
-//! Enters: bytes, and a folder to put them in where a reader wants a file. Leaves: whether they were let in. Behind each door everything is
-//! done that the program would do next: weights are loaded, results judged and printed in every format. The tests, the fuzz targets and
-//! the driver share these functions; what they assert holds for any bytes whatever.
+//! Enters: bytes, and a scratch folder for readers that want a file. Leaves: whether the reader accepted them. After each reader the
+//! next stages of the program run too: configs are predicted, results judged and printed in every format. The tests, the fuzz targets
+//! and the driver share these functions; their assertions hold for any input.
 
 use std::path::{Path, PathBuf};
 
-use hbmark::weights::OpenModel;
-use hbmark::weights::tokenizer::Tokenizer;
-use hbmark_core::ledger::devices;
-use hbmark_core::model::Dtype;
+use hbmark_core::ledger::{Request, devices, predict};
+use hbmark_core::model::{Architecture, Dtype};
 use hbmark_core::result::Phase;
 use hbmark_core::result::serving::Arrivals;
 use hbmark_report::analysis::import;
@@ -17,22 +15,23 @@ use hbmark_report::output::{Format, markdown, record, render};
 use hbmark_traffic::trace;
 use hbmark_traffic::workload::{Workload, plan_trace};
 
-/// One reader of foreign bytes.
+/// One reader of untrusted bytes.
 #[derive(Debug, Clone, Copy)]
 pub struct FuzzTarget {
     pub name: &'static str,
     /// Memory that may be taken for each byte of the input, beside [`ALLOWANCE`].
     pub per_byte: usize,
-    /// Where mutations begin to matter little: the weights behind a header.
+    /// Only this many leading bytes are mutated: behind a header there are only weights.
     pub head: usize,
-    pub open: fn(&[u8], &Path) -> bool,
+    /// Reads the bytes, and says whether they were accepted.
+    pub run: fn(&[u8], &Path) -> bool,
     pub seeds: fn() -> Vec<Seed>,
 }
 
-/// Memory that any door may take beside its input.
+/// Memory that any target may take beside its input.
 pub const ALLOWANCE: usize = 64 << 20;
 
-/// Something to begin from.
+/// A named input.
 #[derive(Debug, Clone)]
 pub struct Seed {
     pub name: String,
@@ -45,33 +44,27 @@ impl Seed {
     }
 }
 
-pub const FUZZ_TARGETS: &[FuzzTarget] = &[
-    FuzzTarget { name: "safetensors", per_byte: 1, head: 4_096, open: safetensors, seeds: safetensors_seeds },
-    FuzzTarget { name: "index", per_byte: 1, head: usize::MAX, open: index, seeds: index_seeds },
-    FuzzTarget { name: "gguf", per_byte: 1, head: 4_096, open: gguf, seeds: gguf_seeds },
-    FuzzTarget { name: "config", per_byte: 1, head: usize::MAX, open: config, seeds: config_seeds },
-    // The tokenizers crate builds its tables as it likes: twice the vocabulary, its merges, an automaton of the added tokens.
-    FuzzTarget { name: "tokenizer", per_byte: 32, head: usize::MAX, open: tokenizer, seeds: tokenizer_seeds },
-    FuzzTarget { name: "trace", per_byte: 1, head: usize::MAX, open: trace, seeds: trace_seeds },
-    FuzzTarget { name: "workload", per_byte: 1, head: usize::MAX, open: workload, seeds: workload_seeds },
-    FuzzTarget { name: "foreign", per_byte: 1, head: usize::MAX, open: foreign, seeds: foreign_seeds },
-    FuzzTarget { name: "result", per_byte: 1, head: usize::MAX, open: result, seeds: result_seeds },
-    FuzzTarget {
-        name: "serve_result",
-        per_byte: 1,
-        head: usize::MAX,
-        open: serve_result,
-        seeds: serve_seeds,
-    },
+/// The targets that need no engine.
+pub const TARGETS: &[FuzzTarget] = &[
+    text_target("config", config, config_seeds),
+    text_target("trace", trace, trace_seeds),
+    text_target("workload", workload, workload_seeds),
+    text_target("foreign", foreign, foreign_seeds),
+    text_target("result", result, result_seeds),
+    text_target("serve_result", serve_result, serve_seeds),
 ];
 
-/// The door of a name.
-pub fn door(name: &str) -> Option<&'static FuzzTarget> {
-    FUZZ_TARGETS.iter().find(|door| door.name == name)
+/// A target whose whole input is mutated, and which may hold as much as its input.
+pub const fn text_target(
+    name: &'static str,
+    run: fn(&[u8], &Path) -> bool,
+    seeds: fn() -> Vec<Seed>,
+) -> FuzzTarget {
+    FuzzTarget { name, per_byte: 1, head: usize::MAX, run, seeds }
 }
 
 fn root() -> PathBuf {
-    // Of the repository, whichever crate this is compiled in.
+    // The repository, whichever crate this is compiled in.
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     if here.join("tests/fixtures").is_dir() { here.to_path_buf() } else { here.join("..") }
 }
@@ -80,15 +73,15 @@ pub fn fixture(name: &str) -> PathBuf {
     root().join("tests/fixtures").join(name)
 }
 
-fn bytes_of(path: &Path) -> Vec<u8> {
+pub fn bytes_of(path: &Path) -> Vec<u8> {
     std::fs::read(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-fn seed_file(name: &str) -> Seed {
+pub fn seed_file(name: &str) -> Seed {
     Seed::new(name, bytes_of(&root().join("fuzz/seeds").join(name)))
 }
 
-fn all_of(folder: &Path) -> Vec<Seed> {
+pub fn all_of(folder: &Path) -> Vec<Seed> {
     let mut seeds: Vec<Seed> = std::fs::read_dir(folder)
         .unwrap_or_else(|error| panic!("{}: {error}", folder.display()))
         .filter_map(|entry| entry.ok().map(|entry| entry.path()))
@@ -99,32 +92,32 @@ fn all_of(folder: &Path) -> Vec<Seed> {
     seeds
 }
 
-/// A folder below the scratch that holds these files, put there once.
-fn prepared(scratch: &Path, name: &str, files: &[(&str, PathBuf)]) -> PathBuf {
+/// A folder inside the scratch folder with copies of these files, made once.
+pub fn prepared(scratch: &Path, name: &str, files: &[(&str, PathBuf)]) -> PathBuf {
     let folder = scratch.join(name);
     if !folder.is_dir() {
-        std::fs::create_dir_all(&folder).expect("the scratch is writable");
+        std::fs::create_dir_all(&folder).expect("the scratch folder is writable");
         for (name, from) in files {
-            std::fs::write(folder.join(name), bytes_of(from)).expect("the scratch is writable");
+            std::fs::write(folder.join(name), bytes_of(from)).expect("the scratch folder is writable");
         }
     }
     folder
 }
 
-fn put(path: &Path, bytes: &[u8]) {
-    std::fs::write(path, bytes).expect("the scratch is writable");
+pub fn put(path: &Path, bytes: &[u8]) {
+    std::fs::write(path, bytes).expect("the scratch folder is writable");
 }
 
 /// An error as the program would print it: one line of plain text.
-fn refused(error: impl std::error::Error + Send + Sync + 'static) -> bool {
-    let line = hbmark::cli::one_line(&anyhow::Error::new(error));
+pub fn refused(error: impl std::error::Error + 'static) -> bool {
+    let line = hbmark_core::input::one_line(&error);
     assert!(!line.is_empty() && !line.contains('\n'), "{line:?}");
     assert!(line.len() < 16 << 10, "an error of {} bytes", line.len());
     harmless(&line);
     false
 }
 
-/// Text that does nothing to a terminal but stand there.
+/// Fails on characters that a terminal would act on.
 pub fn harmless(text: &str) {
     let acts = |c: &char| {
         (c.is_control() && *c != '\n')
@@ -132,11 +125,11 @@ pub fn harmless(text: &str) {
     };
     if let Some(at) = text.char_indices().find(|(_, c)| acts(c)) {
         let start = text[..at.0].char_indices().rev().nth(60).map_or(0, |(start, _)| start);
-        panic!("{:?} reaches the terminal behind {:?}", at.1, &text[start..at.0]);
+        panic!("{:?} reaches the terminal after {:?}", at.1, &text[start..at.0]);
     }
 }
 
-/// CSV whose cells no spreadsheet runs.
+/// Fails on CSV cells that a spreadsheet would run as a formula.
 pub fn harmless_csv(text: &str) {
     let mut reader = csv::ReaderBuilder::new().flexible(true).has_headers(false).from_reader(text.as_bytes());
     for record in reader.records() {
@@ -148,59 +141,6 @@ pub fn harmless_csv(text: &str) {
     }
 }
 
-/// Weights that were let in are loaded as every engine loads them.
-fn load(model: &OpenModel) -> bool {
-    let device = candle_core::Device::Cpu;
-    let dtype = if model.is_gguf() { Dtype::Gguf } else { Dtype::F32 };
-    let loaded = model.load(dtype, &device, &mut |_| {});
-    let streamed = model.stream(if model.is_gguf() { Dtype::Gguf } else { Dtype::Q8_0 }, &mut |_, _| Ok(()));
-    loaded.is_ok() && streamed.is_ok()
-}
-
-fn open_model(path: &Path) -> bool {
-    let path = path.to_str().expect("a scratch path is text");
-    match hbmark::weights::open(path, None, 0) {
-        Ok(model) => load(&model),
-        Err(error) => refused(error),
-    }
-}
-
-fn safetensors(bytes: &[u8], scratch: &Path) -> bool {
-    let config = fixture("models/llama-bf16/config.json");
-    let folder = prepared(scratch, "safetensors", &[("config.json", config)]);
-    put(&folder.join("model.safetensors"), bytes);
-    open_model(&folder)
-}
-
-fn safetensors_seeds() -> Vec<Seed> {
-    vec![Seed::new("llama-bf16", bytes_of(&fixture("models/llama-bf16/model.safetensors")))]
-}
-
-fn index(bytes: &[u8], scratch: &Path) -> bool {
-    let of = |name: &str| fixture("models/llama-sharded").join(name);
-    let shards = [1, 2, 3].map(|n| format!("model-0000{n}-of-00003.safetensors"));
-    let mut files: Vec<(&str, PathBuf)> = shards.iter().map(|name| (name.as_str(), of(name))).collect();
-    files.push(("config.json", of("config.json")));
-    let folder = prepared(scratch, "index", &files);
-    put(&folder.join("model.safetensors.index.json"), bytes);
-    open_model(&folder)
-}
-
-fn index_seeds() -> Vec<Seed> {
-    vec![Seed::new("llama-sharded", bytes_of(&fixture("models/llama-sharded/model.safetensors.index.json")))]
-}
-
-fn gguf(bytes: &[u8], scratch: &Path) -> bool {
-    let path = scratch.join("model.gguf");
-    put(&path, bytes);
-    open_model(&path)
-}
-
-fn gguf_seeds() -> Vec<Seed> {
-    let of = |name: &str| Seed::new(name, bytes_of(&fixture("models").join(name)));
-    vec![of("llama-q8_0.gguf"), of("qwen3-q8_0.gguf")]
-}
-
 fn config(bytes: &[u8], _: &Path) -> bool {
     let Ok(text) = std::str::from_utf8(bytes) else { return false };
     if bytes.len() > 4 << 20 {
@@ -210,63 +150,35 @@ fn config(bytes: &[u8], _: &Path) -> bool {
     match hbmark_core::model::parse_config(text, Path::new("config.json")) {
         Ok(architecture) => {
             architecture.check().expect("a config that was read is within bounds");
-            let model = OpenModel::synthetic("a config", architecture, 0);
-            corners(&model);
+            predict_extremes(&architecture);
             true
         }
         Err(error) => refused(error),
     }
 }
 
-/// The smallest and the largest step that can be asked for.
-fn corners(model: &OpenModel) {
-    let Ok(device) = devices::find("h100-sxm") else { return };
-    let question = hbmark::run::predict::Question {
-        device: device.clone(),
-        dtypes: vec![Dtype::Fp8, Dtype::Int4],
-        kv_dtype: Some(Dtype::F32),
-        phases: vec![Phase::Prefill, Phase::Decode],
-        batches: vec![1, 1 << 27],
-        contexts: vec![1, 1 << 27],
-    };
-    let report =
-        hbmark::run::predict::report(model, &question, "hbmark predict").expect("formats of every model");
-    assert_eq!(report.cells.len(), 16);
+/// Predicts the smallest and the largest step that can be asked for.
+fn predict_extremes(architecture: &Architecture) {
+    for weights in [Dtype::Fp8, Dtype::Int4] {
+        let prediction = predict(&Request {
+            architecture,
+            inventory: &architecture.inventory(weights),
+            name: "a config",
+            weights,
+            kv: Dtype::F32,
+            device: devices::find("h100-sxm").expect("it is in the table"),
+            batches: &[1, 1 << 27],
+            contexts: &[1, 1 << 27],
+            phases: &[Phase::Prefill, Phase::Decode],
+        });
+        assert_eq!(prediction.cells.len(), 8);
+    }
 }
 
 fn config_seeds() -> Vec<Seed> {
     let mut seeds = all_of(&fixture("configs"));
     seeds.push(Seed::new("tiny", bytes_of(&fixture("models/llama-bf16/config.json"))));
     seeds
-}
-
-fn tokenizer(bytes: &[u8], scratch: &Path) -> bool {
-    let folder = prepared(scratch, "tokenizer", &[]);
-    put(&folder.join("tokenizer.json"), bytes);
-    match Tokenizer::open(&folder) {
-        Ok(tokenizer) => {
-            for text in [
-                "",
-                "a memory wall\n\n  é 一 123456",
-                "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa!",
-                "\u{301}\u{0}\r\n",
-            ] {
-                if let Ok(tokens) = tokenizer.encode(text) {
-                    let _ = tokenizer.decode(&tokens);
-                }
-            }
-            let _ = tokenizer.decode(&[0, 1, u32::MAX]);
-            if let Err(error) = tokenizer.check_vocab(1) {
-                refused(error);
-            }
-            true
-        }
-        Err(error) => refused(error),
-    }
-}
-
-fn tokenizer_seeds() -> Vec<Seed> {
-    vec![seed_file("tokenizer-words.json"), seed_file("tokenizer-bpe.json")]
 }
 
 fn trace(bytes: &[u8], scratch: &Path) -> bool {
@@ -295,7 +207,7 @@ fn trace_seeds() -> Vec<Seed> {
     let mut seeds = all_of(&fixture("traces"));
     let line = r#"{"arrival_s": 0.5, "input_tokens": 300, "output_tokens": 20, "prefix_ids": [7], "prefix_block": 256, "priority": 2}"#;
     seeds.push(Seed::new("hbmark.jsonl", format!("{line}\n{}\n", line.replace("0.5", "0.75"))));
-    // A few lines are enough to begin from.
+    // A few lines are enough.
     for seed in &mut seeds {
         let end = seed.bytes.iter().enumerate().filter(|(_, byte)| **byte == b'\n').nth(12).map(|(at, _)| at);
         seed.bytes.truncate(end.unwrap_or(usize::MAX));
@@ -306,7 +218,7 @@ fn trace_seeds() -> Vec<Seed> {
 fn workload(bytes: &[u8], scratch: &Path) -> bool {
     let path = scratch.join("workload.toml");
     put(&path, bytes);
-    match Workload::open(path.to_str().expect("a scratch path is text")) {
+    match Workload::open(path.to_str().expect("a scratch path is UTF-8")) {
         Ok(workload) => {
             let plan = workload.plan(Some(10.0), Arrivals::Poisson, None, 40, 7);
             assert!(plan.len() <= 40 && plan.iter().all(|request| request.output_len > 0));
@@ -338,8 +250,8 @@ priority = 2
 
 const TEXT_FORMATS: [Format; 4] = [Format::Table, Format::Json, Format::Csv, Format::Md];
 
-/// A text as it is printed in a format. JSON is for programs, and its own escapes keep control characters out.
-fn printed(text: &str, format: Format) {
+/// Checks printed output. JSON is for programs, and its own escapes keep control characters out.
+fn check_printed(text: &str, format: Format) {
     match format {
         Format::Json => assert!(!text.contains(|c: char| c.is_control()
             && c != '\n'
@@ -364,11 +276,11 @@ fn foreign(bytes: &[u8], _: &Path) -> bool {
     let given = import::UserOverrides { gpu, dtype: Some(Dtype::Bf16), ..import::UserOverrides::default() };
     let imported: Vec<_> = results.into_iter().map(|result| import::Imported::new(result, &given)).collect();
     for format in TEXT_FORMATS {
-        printed(
+        check_printed(
             &render(imported.as_slice(), format, false).expect("an imported result can be printed"),
             format,
         );
-        printed(&render(lists.as_slice(), format, false).expect("a checklist can be printed"), format);
+        check_printed(&render(lists.as_slice(), format, false).expect("a checklist can be printed"), format);
     }
     true
 }
@@ -385,13 +297,13 @@ fn result(bytes: &[u8], _: &Path) -> bool {
     };
     hbmark_report::analysis::judge::recompute(&mut report);
     for format in TEXT_FORMATS {
-        printed(&render(&report, format, false).expect("a result can be printed"), format);
+        check_printed(&render(&report, format, false).expect("a result can be printed"), format);
         let found = hbmark_report::analysis::explain(&report);
-        printed(&render(found.as_slice(), format, false).expect("findings can be printed"), format);
+        check_printed(&render(found.as_slice(), format, false).expect("findings can be printed"), format);
         let list = [hbmark_report::analysis::of_report(&report)];
-        printed(&render(list.as_slice(), format, false).expect("a checklist can be printed"), format);
+        check_printed(&render(list.as_slice(), format, false).expect("a checklist can be printed"), format);
         for ladder in &report.ladders {
-            printed(&render(ladder, format, false).expect("a ladder can be printed"), format);
+            check_printed(&render(ladder, format, false).expect("a ladder can be printed"), format);
         }
     }
     let page = render(&report, Format::Html, false).expect("a page can be drawn");
@@ -409,15 +321,15 @@ fn serve_result(bytes: &[u8], scratch: &Path) -> bool {
     match hbmark_core::result::serving::read(&path) {
         Ok(Some(report)) => {
             for format in TEXT_FORMATS {
-                printed(&render(&report, format, false).expect("a result can be printed"), format);
+                check_printed(&render(&report, format, false).expect("a result can be printed"), format);
             }
             let page = render(&report, Format::Html, false).expect("a page can be drawn");
             assert!(!page.contains("<img"), "a name became an element");
-            let planned = hbmark_report::analysis::capacity::capacity(&report, &question());
-            harmless(&markdown(&record::of_serving(&report, planned.as_ref().ok())));
-            if let Ok(planned) = planned {
+            let plan = hbmark_report::analysis::capacity::capacity(&report, &capacity_question());
+            harmless(&markdown(&record::of_serving(&report, plan.as_ref().ok())));
+            if let Ok(plan) = plan {
                 for format in TEXT_FORMATS {
-                    printed(&render(&planned, format, false).expect("a plan can be printed"), format);
+                    check_printed(&render(&plan, format, false).expect("a plan can be printed"), format);
                 }
             }
             true
@@ -427,8 +339,8 @@ fn serve_result(bytes: &[u8], scratch: &Path) -> bool {
     }
 }
 
-/// How many instances three requests a second need.
-fn question() -> hbmark_report::analysis::capacity::Question {
+/// How many instances serve three requests per second.
+fn capacity_question() -> hbmark_report::analysis::capacity::Question {
     hbmark_report::analysis::capacity::Question {
         target_rate: 3.0,
         mean_rate: None,

@@ -1,16 +1,17 @@
-//! Inputs that were made to hurt, named after what they attack.
+//! Hand-made hostile inputs for each target, which must refuse or survive them.
 //!
-//! Enters: nothing. Leaves: for each door bytes that it must refuse, or survive. The shapes are those of published faults of other readers
-//! (overflows of sizes, offsets beyond the file, dimensions of zero, headers of a hundred thousand tensors, names that leave a folder) and of
-//! our own mistakes, kept as tests.
+//! They repeat published vulnerabilities of other readers (integer overflow of sizes, offsets beyond the file, dimensions of zero, headers
+//! of a hundred thousand tensors, path traversal) and bugs of our own.
 
 use std::collections::BTreeMap;
 
-use crate::doors::{Seed, fixture};
+use serde_json::{Value, json};
 
-/// Everything made to hurt one door.
-pub fn of(door: &str) -> Vec<Seed> {
-    match door {
+use crate::targets::{Seed, all_of, fixture, seed_file};
+
+/// The hostile inputs of a target.
+pub fn of(target: &str) -> Vec<Seed> {
+    match target {
         "safetensors" => safetensors(),
         "index" => index(),
         "gguf" => gguf(),
@@ -27,6 +28,19 @@ pub fn of(door: &str) -> Vec<Seed> {
 
 fn seeds<B: Into<Vec<u8>>, const N: usize>(list: [(&str, B); N]) -> Vec<Seed> {
     list.into_iter().map(|(name, bytes)| Seed::new(name, bytes)).collect()
+}
+
+/// A JSON file of the fixtures.
+fn json_fixture(name: &str) -> Value {
+    let text = std::fs::read_to_string(fixture(name)).expect("the fixture is there");
+    serde_json::from_str(&text).expect("the fixture is JSON")
+}
+
+/// The document with another value at a JSON pointer.
+fn replaced(document: &Value, path: &str, value: impl Into<Value>) -> String {
+    let mut changed = document.clone();
+    *changed.pointer_mut(path).unwrap_or_else(|| panic!("the document has no {path}")) = value.into();
+    changed.to_string()
 }
 
 /// A header in front of `data` bytes of zeros.
@@ -82,7 +96,7 @@ fn safetensors() -> Vec<Seed> {
 }
 
 fn index() -> Vec<Seed> {
-    let to = |shard: &str| format!(r#"{{"weight_map":{{"lm_head.weight":{}}}}}"#, serde_json::json!(shard));
+    let to = |shard: &str| format!(r#"{{"weight_map":{{"lm_head.weight":{}}}}}"#, json!(shard));
     let many: Vec<String> = (0..100_000).map(|i| format!(r#""{i:x}":"{i:x}.safetensors""#)).collect();
     seeds([
         ("parent-folder", to("../llama-bf16/model.safetensors")),
@@ -234,21 +248,9 @@ fn gguf() -> Vec<Seed> {
     ])
 }
 
-fn tiny_config() -> serde_json::Value {
-    let text =
-        std::fs::read_to_string(fixture("models/llama-bf16/config.json")).expect("the fixture is there");
-    serde_json::from_str(&text).expect("the fixture is JSON")
-}
-
 fn config() -> Vec<Seed> {
-    let with = |changes: &[(&str, serde_json::Value)]| {
-        let mut config = tiny_config();
-        for (key, value) in changes {
-            config[*key] = value.clone();
-        }
-        config.to_string()
-    };
-    let huge = serde_json::json!(u64::MAX);
+    let tiny = json_fixture("models/llama-bf16/config.json");
+    let with = |changes: Value| merged(tiny.clone(), changes);
     let numbers = [
         "hidden_size",
         "intermediate_size",
@@ -259,106 +261,90 @@ fn config() -> Vec<Seed> {
         "vocab_size",
         "max_position_embeddings",
     ];
+    let million_in_each: serde_json::Map<_, _> =
+        numbers.iter().map(|&key| (key.to_owned(), json!(1 << 20))).collect();
+    let groups: serde_json::Map<_, _> =
+        (0..1000).map(|i| (i.to_string(), json!({"weights": {"num_bits": 4}}))).collect();
+    let quantized = |config: Value| with(json!({"quantization_config": config}));
     let mut seeds = seeds([
         ("empty", String::new()),
         ("list", "[]".to_owned()),
         ("deep", "[".repeat(100_000)),
         ("deep-object", "{\"a\":".repeat(100_000)),
-        ("duplicate-key", format!("{{\"hidden_size\":64,{}", &tiny_config().to_string()[1..])),
+        ("duplicate-key", format!("{{\"hidden_size\":64,{}", &tiny.to_string()[1..])),
         ("four-megabytes-of-lists", format!("{{\"a\":[{}0]}}", "[0],".repeat(1 << 20))),
         ("four-megabytes-of-numbers", format!("[{}0]", "0,".repeat((2 << 20) - 4))),
         ("bare-nan", "{\"rms_norm_eps\": NaN, \"x\": -Infinity}".to_owned()),
-        ("billion-parameters-in-each", with(&numbers.map(|key| (key, serde_json::json!(1 << 20))))),
-        ("million-tokens-of-end", with(&[("eos_token_id", serde_json::json!(vec![1; 100_000]))])),
+        ("million-in-each", with(million_in_each.into())),
+        ("hundred-thousand-end-tokens", with(json!({"eos_token_id": vec![1; 100_000]}))),
         (
             "window-per-layer",
-            with(&[
-                ("sliding_window", huge.clone()),
-                ("layer_types", serde_json::json!(vec!["sliding"; 10_000])),
-            ]),
+            with(json!({"sliding_window": u64::MAX, "layer_types": vec!["sliding"; 10_000]})),
         ),
-        ("escape-in-a-value", with(&[("hidden_act", serde_json::json!("\u{1b}[31m\u{202e}silu"))])),
+        ("escape-in-a-value", with(json!({"hidden_act": "\u{1b}[31m\u{202e}silu"}))),
+        ("group-of-zero", quantized(json!({"quant_method": "gptq", "bits": 4, "group_size": 0}))),
         (
-            "group-of-zero",
-            with(&[(
-                "quantization_config",
-                serde_json::json!({"quant_method": "gptq", "bits": 4, "group_size": 0}),
-            )]),
+            "thousand-groups",
+            quantized(json!({"quant_method": "compressed-tensors", "config_groups": groups})),
         ),
-        (
-            "groups-by-the-thousand",
-            with(&[(
-                "quantization_config",
-                serde_json::json!({"quant_method": "compressed-tensors", "config_groups":
-            (0..1000).map(|i| (i.to_string(), serde_json::json!({"weights": {"num_bits": 4}}))).collect::<serde_json::Map<_, _>>()}),
-            )]),
-        ),
-        ("experts-times-layers", mixtral(65_536, 4_096)),
-        ("experts-of-every-layer", mixtral(384, 61)),
-        ("as-many-tensors-as-are-read", mixtral(329, 100)),
-        ("latent-of-everything", deepseek()),
+        ("experts-times-layers", mixtral(&tiny, 65_536, 4_096)),
+        ("experts-of-every-layer", mixtral(&tiny, 384, 61)),
+        ("as-many-tensors-as-are-read", mixtral(&tiny, 329, 100)),
+        ("large-latent-dimensions", deepseek()),
     ]);
     for key in numbers {
         for (what, value) in [
-            ("zero", serde_json::json!(0)),
-            ("minus-one", serde_json::json!(-1)),
-            ("huge", huge.clone()),
-            ("float", serde_json::json!(1e300)),
-            ("text", serde_json::json!("64")),
+            ("zero", json!(0)),
+            ("minus-one", json!(-1)),
+            ("huge", json!(u64::MAX)),
+            ("float", json!(1e300)),
+            ("text", json!("64")),
         ] {
-            seeds.push(Seed::new(format!("{key}-{what}"), with(&[(key, value)])));
+            seeds.push(Seed::new(format!("{key}-{what}"), replaced(&tiny, &format!("/{key}"), value)));
         }
     }
     for (what, value) in [("infinite", 1e308), ("zero", 0.0), ("negative", -1.0)] {
-        let rope = serde_json::json!({"rope_theta": value, "rope_type": "linear", "factor": value});
-        seeds.push(Seed::new(
-            format!("rope-{what}"),
-            with(&[("rope_parameters", rope), ("rms_norm_eps", serde_json::json!(value))]),
-        ));
+        let rope = json!({"rope_theta": value, "rope_type": "linear", "factor": value});
+        let config = with(json!({"rope_parameters": rope, "rms_norm_eps": value}));
+        seeds.push(Seed::new(format!("rope-{what}"), config));
     }
     seeds
 }
 
-fn mixtral(experts: usize, layers: usize) -> String {
-    let mut config = tiny_config();
-    config["model_type"] = "mixtral".into();
-    config["architectures"] = serde_json::json!(["MixtralForCausalLM"]);
-    config["num_local_experts"] = experts.into();
-    config["num_experts_per_tok"] = 2.into();
-    config["num_hidden_layers"] = layers.into();
-    config["hidden_size"] = 2.into();
-    config["intermediate_size"] = 1.into();
-    config["sliding_window"] = serde_json::Value::Null;
-    config.to_string()
+/// The object with the keys of another added or replaced.
+fn merged(mut object: Value, changes: Value) -> String {
+    let Value::Object(changes) = changes else { panic!("changes are an object") };
+    object.as_object_mut().expect("a config is an object").extend(changes);
+    object.to_string()
+}
+
+fn mixtral(tiny: &Value, experts: usize, layers: usize) -> String {
+    let changes = json!({
+        "model_type": "mixtral", "architectures": ["MixtralForCausalLM"], "num_local_experts": experts, "num_experts_per_tok": 2,
+        "num_hidden_layers": layers, "hidden_size": 2, "intermediate_size": 1, "sliding_window": null
+    });
+    merged(tiny.clone(), changes)
 }
 
 fn deepseek() -> String {
-    let text = std::fs::read_to_string(fixture("configs/deepseek-v3.json")).expect("the fixture is there");
-    let mut config: serde_json::Value = serde_json::from_str(&text).expect("the fixture is JSON");
-    for key in [
-        "q_lora_rank",
-        "kv_lora_rank",
-        "qk_nope_head_dim",
-        "qk_rope_head_dim",
-        "v_head_dim",
-        "n_shared_experts",
-    ] {
-        config[key] = 8_192.into();
-    }
-    config.to_string()
+    let changes = json!({
+        "q_lora_rank": 8_192, "kv_lora_rank": 8_192, "qk_nope_head_dim": 8_192, "qk_rope_head_dim": 8_192, "v_head_dim": 8_192,
+        "n_shared_experts": 8_192
+    });
+    merged(json_fixture("configs/deepseek-v3.json"), changes)
 }
 
 /// A tokenizer whose pre-tokenizer splits by a pattern.
 pub fn split_by(pattern: &str) -> String {
-    let mut file = words();
-    file["pre_tokenizer"] = serde_json::json!(
-        {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": false}
-    );
-    file.to_string()
+    replaced(&words(), "/pre_tokenizer", split(pattern))
 }
 
-fn words() -> serde_json::Value {
-    serde_json::json!({
+fn split(pattern: &str) -> Value {
+    json!({"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": false})
+}
+
+fn words() -> Value {
+    json!({
         "version": "1.0", "truncation": null, "padding": null, "normalizer": null, "added_tokens": [], "post_processor": null,
         "decoder": null, "pre_tokenizer": {"type": "Whitespace"},
         "model": {"type": "WordLevel", "vocab": {"a": 0, "memory": 1, "[unk]": 2}, "unk_token": "[unk]"}
@@ -366,21 +352,25 @@ fn words() -> serde_json::Value {
 }
 
 fn tokenizer() -> Vec<Seed> {
-    let with = |key: &str, value: serde_json::Value| {
-        let mut file = words();
-        file[key] = value;
-        file.to_string()
-    };
-    let charsmap = |bytes: &str| {
-        with("normalizer", serde_json::json!({"type": "Precompiled", "precompiled_charsmap": bytes}))
-    };
-    let token = |id: u64, content: &str| {
-        serde_json::json!({
+    let with = |key: &str, value: Value| replaced(&words(), &format!("/{key}"), value);
+    let charsmap =
+        |bytes: &str| with("normalizer", json!({"type": "Precompiled", "precompiled_charsmap": bytes}));
+    let added = |id: u32, content: &str| {
+        let token = json!({
             "id": id, "content": content, "single_word": false, "lstrip": true, "rstrip": true, "normalized": true, "special": false
-        })
+        });
+        with("added_tokens", json!([token]))
     };
-    let unigram = serde_json::json!({"type": "Unigram", "unk_id": 99, "vocab": [["a", -1.0], ["b", -2.0]], "byte_fallback": true});
-    let bpe = serde_json::json!({"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": ["a b", "x y"]});
+    let unigram =
+        json!({"type": "Unigram", "unk_id": 99, "vocab": [["a", -1.0], ["b", -2.0]], "byte_fallback": true});
+    let bpe = json!({"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": ["a b", "x y"]});
+    let splits = json!({"type": "Sequence", "pretokenizers": vec![split("(?=a)a+"); 1000]});
+    let padding = json!({
+        "strategy": {"Fixed": 1_000_000_000_000_000_000_u64}, "direction": "Right", "pad_to_multiple_of": 0, "pad_id": 0,
+        "pad_type_id": 0, "pad_token": "a"
+    });
+    let truncation = json!({"direction": "Right", "max_length": 0, "strategy": "LongestFirst", "stride": 9});
+    let strip = json!({"type": "Strip", "content": "a", "start": u64::MAX, "stop": u64::MAX});
     seeds([
         ("empty", String::new()),
         ("deep", "[".repeat(100_000)),
@@ -391,52 +381,20 @@ fn tokenizer() -> Vec<Seed> {
         ("large-repetition", split_by("(?:\\p{L}{1000}){10}")),
         ("pattern-of-megabytes", split_by(&"a|".repeat(1 << 20))),
         ("pattern-unclosed", split_by("(((((")),
-        ("pattern-of-nothing", split_by("")),
+        ("pattern-empty", split_by("")),
         ("pattern-of-brackets", split_by(&"(".repeat(8_000))),
-        (
-            "thousand-patterns",
-            with(
-                "pre_tokenizer",
-                serde_json::json!({"type": "Sequence", "pretokenizers":
-            vec![serde_json::json!({"type": "Split", "pattern": {"Regex": "(?=a)a+"}, "behavior": "Isolated", "invert": false}); 1000]}),
-            ),
-        ),
+        ("thousand-patterns", with("pre_tokenizer", splits)),
         ("trie-of-gigabytes", charsmap("/////wAAAAA=")),
         ("trie-out-of-bounds", charsmap("BAAAAP////8=")),
-        (
-            "padding-of-exabytes",
-            with(
-                "padding",
-                serde_json::json!({"strategy": {"Fixed": 1_000_000_000_000_000_000_u64}, "direction": "Right",
-            "pad_to_multiple_of": 0, "pad_id": 0, "pad_type_id": 0, "pad_token": "a"}),
-            ),
-        ),
-        (
-            "truncation-of-zero",
-            with(
-                "truncation",
-                serde_json::json!({"direction": "Right", "max_length": 0, "strategy": "LongestFirst", "stride": 9}),
-            ),
-        ),
-        ("added-token-of-nothing", with("added_tokens", serde_json::json!([token(3, "")]))),
-        (
-            "added-token-of-a-megabyte",
-            with("added_tokens", serde_json::json!([token(3, &"x".repeat(1 << 20))])),
-        ),
-        (
-            "added-token-beyond-everything",
-            with("added_tokens", serde_json::json!([token(u64::from(u32::MAX), "z")])),
-        ),
-        ("escape-in-a-token", with("added_tokens", serde_json::json!([token(7, "\u{1b}[31m\u{202e}")]))),
-        ("unigram-unknown-beyond", with("model", unigram)),
+        ("padding-of-exabytes", with("padding", padding)),
+        ("truncation-of-zero", with("truncation", truncation)),
+        ("added-token-empty", added(3, "")),
+        ("added-token-of-a-megabyte", added(3, &"x".repeat(1 << 20))),
+        ("added-token-of-the-largest-id", added(u32::MAX, "z")),
+        ("escape-in-a-token", added(7, "\u{1b}[31m\u{202e}")),
+        ("unigram-unknown-out-of-range", with("model", unigram)),
         ("merge-of-unknown-tokens", with("model", bpe)),
-        (
-            "strip-more-than-there-is",
-            with(
-                "decoder",
-                serde_json::json!({"type": "Strip", "content": "a", "start": u64::MAX, "stop": u64::MAX}),
-            ),
-        ),
+        ("strip-more-than-there-is", with("decoder", strip)),
         ("duplicate-key", r#"{"model":{},"model":{}}"#.to_owned()),
     ])
 }
@@ -485,61 +443,34 @@ fn trace() -> Vec<Seed> {
 fn workload() -> Vec<Seed> {
     let with =
         |more: &str| format!("name = \"x\"\noutput = {{ distribution = \"fixed\", tokens = 3 }}\n{more}\n");
-    let fixed = "input = { distribution = \"fixed\", tokens = 3 }";
+    let input = |distribution: &str, rest: &str| {
+        with(&format!("input = {{ distribution = \"{distribution}\", {rest} }}"))
+    };
+    let histogram = |buckets: &str| input("histogram", &format!("buckets = [{buckets}]"));
+    let fixed = |more: &str| with(&format!("input = {{ distribution = \"fixed\", tokens = 3 }}\n{more}"));
+    let tenant = |share: &str| format!("[[tenants]]\nname = \"a\"\nshare = {share}\n");
+    let empirical = format!("tokens = [{}1]", "1,".repeat(200_000));
     seeds([
         ("empty", String::new()),
-        ("length-of-zero", with("input = { distribution = \"fixed\", tokens = 0 }")),
-        ("length-beyond", with("input = { distribution = \"fixed\", tokens = 9223372036854775807 }")),
-        ("negative-length", with("input = { distribution = \"fixed\", tokens = -1 }")),
-        (
-            "weights-that-sum-to-infinity",
-            with("input = { distribution = \"histogram\", buckets = [[1, 2, 1e308], [3, 4, 1e308]] }"),
-        ),
-        ("weights-of-nan", with("input = { distribution = \"histogram\", buckets = [[1, 2, nan]] }")),
-        (
-            "weights-of-nothing",
-            with("input = { distribution = \"histogram\", buckets = [[1, 2, 0.0], [1, 2, -0.0]] }"),
-        ),
-        (
-            "weights-below-sight",
-            with("input = { distribution = \"histogram\", buckets = [[1, 2, 5e-324], [1, 2, 5e-324]] }"),
-        ),
-        ("no-buckets", with("input = { distribution = \"histogram\", buckets = [] }")),
-        ("bucket-runs-backwards", with("input = { distribution = \"histogram\", buckets = [[9, 2, 1.0]] }")),
-        (
-            "spread-of-nan",
-            with("input = { distribution = \"lognormal\", mean = nan, cv = nan, min = 1, max = 2 }"),
-        ),
-        (
-            "spread-beyond",
-            with("input = { distribution = \"lognormal\", mean = 5.0, cv = 1e308, min = 1, max = 20 }"),
-        ),
-        ("nothing-to-draw-from", with("input = { distribution = \"empirical\", tokens = [] }")),
-        (
-            "hundred-thousand-lengths",
-            with(&format!(
-                "input = {{ distribution = \"empirical\", tokens = [{}1] }}",
-                "1,".repeat(200_000)
-            )),
-        ),
-        (
-            "tenants-that-sum-to-infinity",
-            with(&format!("{fixed}\n{}", "[[tenants]]\nname = \"a\"\nshare = 1e308\n".repeat(3))),
-        ),
-        ("tenants-of-infinity", with(&format!("{fixed}\n[[tenants]]\nname = \"a\"\nshare = inf\n"))),
-        (
-            "two-thousand-tenants",
-            with(&format!("{fixed}\n{}", "[[tenants]]\nname = \"a\"\nshare = 1.0\n".repeat(2_000))),
-        ),
-        ("thinking-for-ever", with(&format!("{fixed}\nsession = {{ turns = 3, think_s = inf }}"))),
-        (
-            "turns-beyond",
-            with(&format!("{fixed}\nsession = {{ turns = 9223372036854775807, think_s = 1.0 }}")),
-        ),
-        (
-            "prefix-of-everything",
-            with(&format!("{fixed}\nprefix = {{ tokens = 9223372036854775807, share = 2.0, groups = 0 }}")),
-        ),
+        ("length-zero", input("fixed", "tokens = 0")),
+        ("length-max", input("fixed", "tokens = 9223372036854775807")),
+        ("length-negative", input("fixed", "tokens = -1")),
+        ("weights-that-sum-to-infinity", histogram("[1, 2, 1e308], [3, 4, 1e308]")),
+        ("weight-nan", histogram("[1, 2, nan]")),
+        ("weights-zero", histogram("[1, 2, 0.0], [1, 2, -0.0]")),
+        ("weights-denormal", histogram("[1, 2, 5e-324], [1, 2, 5e-324]")),
+        ("no-buckets", histogram("")),
+        ("bucket-backwards", histogram("[9, 2, 1.0]")),
+        ("spread-nan", input("lognormal", "mean = nan, cv = nan, min = 1, max = 2")),
+        ("spread-huge", input("lognormal", "mean = 5.0, cv = 1e308, min = 1, max = 20")),
+        ("no-lengths", input("empirical", "tokens = []")),
+        ("two-hundred-thousand-lengths", input("empirical", &empirical)),
+        ("tenants-that-sum-to-infinity", fixed(&tenant("1e308").repeat(3))),
+        ("tenant-infinite", fixed(&tenant("inf"))),
+        ("two-thousand-tenants", fixed(&tenant("1.0").repeat(2_000))),
+        ("think-time-infinite", fixed("session = { turns = 3, think_s = inf }")),
+        ("turns-max", fixed("session = { turns = 9223372036854775807, think_s = 1.0 }")),
+        ("prefix-max", fixed("prefix = { tokens = 9223372036854775807, share = 2.0, groups = 0 }")),
         ("deep", format!("a = {}", "[".repeat(100_000))),
         ("deep-tables", format!("a = {}", "{ a = ".repeat(50_000))),
         ("deep-keys", format!("{}a = 1", "a.".repeat(100_000))),
@@ -549,159 +480,114 @@ fn workload() -> Vec<Seed> {
 }
 
 fn foreign() -> Vec<Seed> {
-    let vllm =
-        std::fs::read_to_string(fixture("foreign/vllm-serve-0.25.json")).expect("the fixture is there");
-    let record: serde_json::Value = serde_json::from_str(&vllm).expect("the fixture is JSON");
-    let with = |key: &str, value: serde_json::Value| {
-        let mut record = record.clone();
-        record[key] = value;
-        record.to_string()
-    };
+    let record = json_fixture("foreign/vllm-serve-0.25.json");
+    let vllm = record.to_string();
+    let with = |key: &str, value: Value| replaced(&record, &format!("/{key}"), value);
     let name = "</script><img src=x onerror=1>\u{1b}[31m\u{202e}|`=1+1";
-    seeds([
+    let mut seeds = seeds([
         ("empty", String::new()),
         ("deep", "[".repeat(100_000)),
         ("four-million-numbers", format!("[{}0]", "0,".repeat(4_000_000))),
         ("million-lists", format!("[{}0]", "[0],".repeat(1_000_000))),
         ("million-objects", "{}\n".repeat(1_000_000)),
         ("million-small-objects", format!("[{}0]", "{\"\":0},".repeat(1_000_000))),
-        ("hundred-thousand-records", format!("{vllm}\n").repeat(12_000)),
-        ("duplicate-key", format!("{{\"duration\": 1, {}", &record.to_string()[1..])),
-        ("name-of-everything", with("model_id", serde_json::json!(name))),
-        ("name-of-a-megabyte", with("model_id", serde_json::json!("n".repeat(1 << 20)))),
-        ("negative-duration", with("duration", serde_json::json!(-1))),
-        ("infinite-rate", with("request_rate", serde_json::json!("inf"))),
-        ("count-of-everything", with("completed", serde_json::json!(1e300))),
-        ("text-for-a-number", with("mean_tpot_ms", serde_json::json!("fast"))),
-        ("time-of-ages", with("mean_tpot_ms", serde_json::json!(1e300))),
-        ("time-below-sight", with("mean_tpot_ms", serde_json::json!(5e-324))),
-        ("list-for-a-number", with("mean_tpot_ms", serde_json::json!([1, 2]))),
-        ("columns-by-the-million", ",".repeat(2_000_000)),
-        ("rows-by-the-million", format!("a,b\n{}", "1,2\n".repeat(1_000_000))),
-        ("tables-by-the-million", "|a|\n|-|\n".repeat(500_000)),
-        ("inserts-by-the-million", "INSERT INTO t (a) VALUES (1);".repeat(100_000)),
+        ("twelve-thousand-records", format!("{vllm}\n").repeat(12_000)),
+        ("duplicate-key", format!("{{\"duration\": 1, {}", &vllm[1..])),
+        ("hostile-name", with("model_id", json!(name))),
+        ("name-of-a-megabyte", with("model_id", json!("n".repeat(1 << 20)))),
+        ("negative-duration", with("duration", json!(-1))),
+        ("infinite-rate", with("request_rate", json!("inf"))),
+        ("count-huge", with("completed", json!(1e300))),
+        ("text-for-a-number", with("mean_tpot_ms", json!("fast"))),
+        ("time-huge", with("mean_tpot_ms", json!(1e300))),
+        ("time-denormal", with("mean_tpot_ms", json!(5e-324))),
+        ("list-for-a-number", with("mean_tpot_ms", json!([1, 2]))),
+        ("two-million-columns", ",".repeat(2_000_000)),
+        ("million-rows", format!("a,b\n{}", "1,2\n".repeat(1_000_000))),
+        ("half-a-million-tables", "|a|\n|-|\n".repeat(500_000)),
+        ("hundred-thousand-inserts", "INSERT INTO t (a) VALUES (1);".repeat(100_000)),
         ("quote-never-closed", "INSERT INTO t (a) VALUES ('".to_owned() + &"'a".repeat(100_000)),
-        ("empty-lines-by-the-million", "a,b\n\n".repeat(300_000)),
+        ("empty-lines", "a,b\n\n".repeat(300_000)),
         ("byte-order-marks", "\u{feff}".repeat(100_000)),
         ("infinity-unfinished", "[Infinit".to_owned()),
         ("escape-unfinished", "[\"\\".to_owned()),
-    ])
-    .into_iter()
-    .chain(
-        crate::doors::door("foreign")
-            .into_iter()
-            .flat_map(|door| (door.seeds)())
-            .flat_map(counts_at_their_end),
-    )
-    .collect()
+    ]);
+    seeds.extend(all_of(&fixture("foreign")).into_iter().flat_map(counts_at_their_limit));
+    seeds
 }
 
-/// A text with one whole number after another at the most that 64 bits hold, and one more; of a long text its first numbers.
-fn counts_at_their_end(seed: Seed) -> Vec<Seed> {
+/// A text with one whole number after another at the largest of 64 bits, and one more; of a long text its first numbers.
+fn counts_at_their_limit(seed: Seed) -> Vec<Seed> {
     const NUMBERS: usize = 48;
-    const ENDS: [&str; 2] = ["18446744073709551615", "18446744073709551616"];
+    const LIMITS: [&str; 2] = ["18446744073709551615", "18446744073709551616"];
     let Ok(text) = String::from_utf8(seed.bytes) else { return Vec::new() };
     let digit = |at: usize| text.as_bytes().get(at).is_some_and(u8::is_ascii_digit);
-    let begins = (0..text.len()).filter(|&at| digit(at) && !at.checked_sub(1).is_some_and(digit));
-    let ends = |begin: usize| {
-        let end = (begin..text.len()).find(|&at| !digit(at)).unwrap_or(text.len());
-        ENDS.map(|most| (begin, [&text[..begin], most, &text[end..]].concat()))
-    };
-    begins
-        .take(NUMBERS)
-        .flat_map(ends)
-        .map(|(at, changed)| {
-            Seed::new(format!("{} with a count at its end at byte {at}", seed.name), changed)
+    let starts = (0..text.len()).filter(|&at| digit(at) && !at.checked_sub(1).is_some_and(digit));
+    let at_limit = |start: usize| {
+        let end = (start..text.len()).find(|&at| !digit(at)).unwrap_or(text.len());
+        LIMITS.map(|limit| {
+            let changed = [&text[..start], limit, &text[end..]].concat();
+            Seed::new(format!("{} with {limit} at byte {start}", seed.name), changed)
         })
-        .collect()
+    };
+    starts.take(NUMBERS).flat_map(at_limit).collect()
 }
 
 fn result() -> Vec<Seed> {
-    let text = crate::doors::door("result").map(|door| (door.seeds)()).unwrap_or_default();
-    let full =
-        text.into_iter().find(|seed| seed.name.contains("full")).map(|seed| seed.bytes).unwrap_or_default();
-    let full: serde_json::Value = serde_json::from_slice(&full).expect("the seed is JSON");
-    let with = |path: &str, value: serde_json::Value| {
-        let mut changed = full.clone();
-        *changed.pointer_mut(path).unwrap_or_else(|| panic!("the seed has {path}")) = value;
-        changed.to_string()
+    let full: Value = serde_json::from_slice(&seed_file("result-full.json").bytes).expect("the seed is JSON");
+    let with = |path: &str, value: Value| replaced(&full, path, value);
+    let experts = json!({
+        "count": 65_536, "per_token": 8, "ffn_size": 1, "shared_count": 0, "shared_ffn_size": 0, "dense_layers": []
+    });
+    let no_bytes = json!({"weights": 0, "kv_read": 0, "kv_write": 0, "other": 0, "as_implemented": null});
+    let block = |field: &str, value: Value| with(&format!("/cells/2/blocks/0/{field}"), value);
+    let ceiling = |median: f64, low: f64, high: f64| {
+        with("/ceilings/read_bytes_per_s", json!({"median": median, "low": low, "high": high}))
     };
-    let huge = serde_json::json!(u64::MAX);
-    let cells = |count: usize| serde_json::json!(vec![full["cells"][0].clone(); count]);
-    let numbers = |count: usize| serde_json::json!(vec![0; count]);
-    let experts = serde_json::json!({"count": 65_536, "per_token": 8, "ffn_size": 1, "shared_count": 0, "shared_ffn_size": 0, "dense_layers": []});
-    seeds([
+    let mut seeds = seeds([
         ("empty", String::new()),
         ("only-a-version", "{\"schema_version\": 1}".to_owned()),
         ("another-version", "{\"schema_version\": 4294967295}".to_owned()),
         ("deep", format!("{{\"schema_version\": 1, \"config\": {}", "[".repeat(100_000))),
         ("duplicate-version", "{\"schema_version\": 1, \"schema_version\": 1}".to_owned()),
-        ("twenty-thousand-cells", with("/cells", cells(20_000))),
-        ("batch-of-everything", with("/cells/0/batch", huge.clone())),
-        ("context-of-everything", with("/cells/0/context", huge.clone())),
-        ("bytes-of-everything", with("/cells/2/bytes/weights", huge.clone())),
-        (
-            "bytes-of-nothing",
-            with(
-                "/cells/2/bytes",
-                serde_json::json!({"weights": 0, "kv_read": 0, "kv_write": 0, "other": 0, "as_implemented": null}),
-            ),
-        ),
-        ("flops-of-everything", with("/cells/0/flops", serde_json::json!(1e308))),
-        ("negative-flops", with("/cells/0/flops", serde_json::json!(-1e308))),
-        ("block-without-steps", with("/cells/2/blocks/0/step_ns", serde_json::json!([]))),
-        ("block-without-intervals", with("/cells/2/blocks/0/interval_ns", serde_json::json!([]))),
-        ("steps-of-nothing", with("/cells/2/blocks/0/step_ns", numbers(3))),
-        ("steps-of-ages", with("/cells/2/blocks/0/step_ns", serde_json::json!([1e308, 1e308]))),
-        ("negative-steps", with("/cells/2/blocks/0/interval_ns", serde_json::json!([-1.0]))),
-        ("hundred-thousand-steps", with("/cells/2/blocks/0/step_ns", numbers(100_000))),
-        ("merge-of-nothing", with("/cells/2/block_merge", serde_json::json!(0))),
-        ("merge-of-everything", with("/cells/2/block_merge", huge.clone())),
-        ("layers-of-everything", with("/model/architecture/layers", huge.clone())),
-        ("heads-of-nothing", with("/model/architecture/kv_heads", serde_json::json!(0))),
+        ("twenty-thousand-cells", with("/cells", json!(vec![full["cells"][0].clone(); 20_000]))),
+        ("prefill-batch-max", with("/cells/0/batch", json!(u64::MAX))),
+        ("prefill-context-max", with("/cells/0/context", json!(u64::MAX))),
+        ("bytes-zero", with("/cells/2/bytes", no_bytes)),
+        ("flops-huge", with("/cells/0/flops", json!(1e308))),
+        ("flops-negative", with("/cells/0/flops", json!(-1e308))),
+        ("block-without-steps", block("step_ns", json!([]))),
+        ("block-without-intervals", block("interval_ns", json!([]))),
+        ("steps-zero", block("step_ns", json!([0, 0, 0]))),
+        ("steps-huge", block("step_ns", json!([1e308, 1e308]))),
+        ("steps-negative", block("interval_ns", json!([-1.0]))),
+        ("hundred-thousand-steps", block("step_ns", json!(vec![0; 100_000]))),
         ("experts-times-layers", with("/model/architecture/experts", experts)),
-        ("windows-of-another-model", with("/model/architecture/windows", serde_json::json!([1]))),
-        (
-            "ceiling-of-nothing",
-            with("/ceilings/read_bytes_per_s", serde_json::json!({"median": 0.0, "low": 0.0, "high": 0.0})),
-        ),
-        (
-            "ceiling-of-everything",
-            with(
-                "/ceilings/read_bytes_per_s",
-                serde_json::json!({"median": 1e308, "low": -1e308, "high": 1e308}),
-            ),
-        ),
-        ("cache-of-everything", with("/ceilings/last_cache_bytes", huge.clone())),
-        ("data-sheet-of-nothing", with("/datasheet/bandwidth_bytes_per_s", serde_json::json!(0.0))),
-        ("memory-of-everything", with("/datasheet/memory_bytes", huge.clone())),
-        ("parameters-of-everything", with("/model/weight_bytes", huge)),
-        (
-            "telemetry-of-everything",
-            with("/cells/2/blocks/0/telemetry/power_watts", serde_json::json!(1e308)),
-        ),
-        ("start-of-ages", with("/cells/2/blocks/0/at_ns", serde_json::json!(1e308))),
-        ("start-before-time", with("/cells/2/blocks/1/at_ns", serde_json::json!(-1e308))),
-    ])
-    .into_iter()
-    .chain(extremes(&full))
-    .collect()
+        ("windows-of-another-model", with("/model/architecture/windows", json!([1]))),
+        ("ceiling-zero", ceiling(0.0, 0.0, 0.0)),
+        ("ceiling-huge", ceiling(1e308, -1e308, 1e308)),
+        ("telemetry-huge", block("telemetry/power_watts", json!(1e308))),
+        ("start-huge", block("at_ns", json!(1e308))),
+        ("start-negative", with("/cells/2/blocks/1/at_ns", json!(-1e308))),
+    ]);
+    seeds.extend(extremes(&full));
+    seeds
 }
 
-/// Every number of a document at both of its ends, one at a time; of the elements of a list the last that differ from those before.
-fn extremes(whole: &serde_json::Value) -> Vec<Seed> {
-    fn numbers(value: &serde_json::Value, path: &str, kind: &str, found: &mut BTreeMap<String, String>) {
+/// The document with each of its numbers at 0 and at the largest of 64 bits, one at a time; of a list's elements only the last counts.
+fn extremes(whole: &Value) -> Vec<Seed> {
+    fn numbers(value: &Value, path: &str, kind: &str, found: &mut BTreeMap<String, String>) {
         match value {
-            serde_json::Value::Number(_) => {
+            Value::Number(_) => {
                 found.insert(kind.to_owned(), path.to_owned());
             }
-            serde_json::Value::Object(map) => {
+            Value::Object(map) => {
                 for (key, value) in map {
                     let key = key.replace('~', "~0").replace('/', "~1");
                     numbers(value, &format!("{path}/{key}"), &format!("{kind}/{key}"), found);
                 }
             }
-            serde_json::Value::Array(values) => {
+            Value::Array(values) => {
                 for (index, value) in values.iter().enumerate() {
                     numbers(value, &format!("{path}/{index}"), &format!("{kind}/*"), found);
                 }
@@ -711,43 +597,24 @@ fn extremes(whole: &serde_json::Value) -> Vec<Seed> {
     }
     let mut found = BTreeMap::new();
     numbers(whole, "", "", &mut found);
-    let ends = [("nothing", serde_json::json!(0)), ("everything", serde_json::json!(u64::MAX))];
-    found
-        .into_iter()
-        .flat_map(|(kind, path)| {
-            ends.clone().map(|(name, end)| (format!("{name} at {kind}"), path.clone(), end))
-        })
-        .map(|(name, path, end)| {
-            let mut changed = whole.clone();
-            *changed.pointer_mut(&path).expect("the path was found in it") = end;
-            Seed::new(name, changed.to_string())
-        })
-        .collect()
+    let changed = |(kind, path): (&String, &String)| {
+        [0, u64::MAX].map(|end| Seed::new(format!("{end} at {kind}"), replaced(whole, path, end)))
+    };
+    found.iter().flat_map(changed).collect()
 }
 
 fn serve_result() -> Vec<Seed> {
-    let bytes = crate::doors::door("serve_result").map(|door| (door.seeds)()).unwrap_or_default();
-    let whole: serde_json::Value = serde_json::from_slice(&bytes[0].bytes).expect("the seed is JSON");
-    let with = |path: &str, value: serde_json::Value| {
-        let mut changed = whole.clone();
-        *changed.pointer_mut(path).unwrap_or_else(|| panic!("the seed has {path}")) = value;
-        changed.to_string()
-    };
-    seeds([
+    let whole: Value = serde_json::from_slice(&seed_file("serve.json").bytes).expect("the seed is JSON");
+    let with = |path: &str, value: Value| replaced(&whole, path, value);
+    let mut seeds = seeds([
         ("empty", String::new()),
         ("only-a-kind", "{\"kind\": \"serve\"}".to_owned()),
         ("deep", format!("{{\"kind\": \"serve\", \"points\": {}", "[".repeat(100_000))),
-        (
-            "points-by-the-thousand",
-            with("/points", serde_json::json!(vec![whole["points"][0].clone(); 2_000])),
-        ),
-        ("no-points", with("/points", serde_json::json!([]))),
-        ("times-of-ages", with("/points/0/result/window_s", serde_json::json!(1e308))),
-        ("counts-of-everything", with("/points/0/result/measured", serde_json::json!(u64::MAX))),
-        ("preemptions-of-everything", with("/points/0/result/preemptions", serde_json::json!(u64::MAX))),
-        ("reasons-by-the-thousand", with("/points/0/result/reasons", serde_json::json!(vec!["x"; 50_000]))),
-    ])
-    .into_iter()
-    .chain(extremes(&whole))
-    .collect()
+        ("two-thousand-points", with("/points", json!(vec![whole["points"][0].clone(); 2_000]))),
+        ("no-points", with("/points", json!([]))),
+        ("window-huge", with("/points/0/result/window_s", json!(1e308))),
+        ("fifty-thousand-reasons", with("/points/0/result/reasons", json!(vec!["x"; 50_000]))),
+    ]);
+    seeds.extend(extremes(&whole));
+    seeds
 }

@@ -1,38 +1,38 @@
-//! An allocator that knows how much is taken, and the most that ever was.
+//! A global allocator that counts the memory in use, and its peak.
 //!
-//! One process, one meter: what is measured runs alone.
+//! The counters are the process's: whatever is measured must run alone.
 
 #![allow(unsafe_code, reason = "a global allocator is unsafe to declare")]
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-static NOW: AtomicUsize = AtomicUsize::new(0);
+static IN_USE: AtomicUsize = AtomicUsize::new(0);
 static PEAK: AtomicUsize = AtomicUsize::new(0);
 
-/// The system's allocator with a meter.
+/// The system's allocator with counters.
 #[derive(Debug)]
-pub struct Metered;
+pub struct CountingAllocator;
 
 /// A single allocation above this is refused, as a small machine would refuse it.
 const LARGEST: usize = 4 << 30;
 
-fn taken(size: usize) {
-    let now = NOW.fetch_add(size, Ordering::Relaxed) + size;
+fn count_allocated(size: usize) {
+    let now = IN_USE.fetch_add(size, Ordering::Relaxed) + size;
     PEAK.fetch_max(now, Ordering::Relaxed);
 }
 
-fn given_back(size: usize) {
-    NOW.fetch_sub(size, Ordering::Relaxed);
+fn count_freed(size: usize) {
+    IN_USE.fetch_sub(size, Ordering::Relaxed);
 }
 
-// SAFETY: every call is passed on to the system's allocator unchanged, or answered with null, which the contract allows.
-unsafe impl GlobalAlloc for Metered {
+// SAFETY: every call is forwarded to the system's allocator unchanged, or returns null, which the contract allows.
+unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         if layout.size() > LARGEST {
             return std::ptr::null_mut();
         }
-        taken(layout.size());
+        count_allocated(layout.size());
         // SAFETY: the caller's contract.
         unsafe { System.alloc(layout) }
     }
@@ -41,13 +41,13 @@ unsafe impl GlobalAlloc for Metered {
         if layout.size() > LARGEST {
             return std::ptr::null_mut();
         }
-        taken(layout.size());
+        count_allocated(layout.size());
         // SAFETY: the caller's contract.
         unsafe { System.alloc_zeroed(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        given_back(layout.size());
+        count_freed(layout.size());
         // SAFETY: the caller's contract.
         unsafe { System.dealloc(pointer, layout) }
     }
@@ -58,18 +58,18 @@ unsafe impl GlobalAlloc for Metered {
         }
         // Large blocks are moved by the system without a copy.
         if size > layout.size() {
-            taken(size - layout.size());
+            count_allocated(size - layout.size());
         } else {
-            given_back(layout.size() - size);
+            count_freed(layout.size() - size);
         }
         // SAFETY: the caller's contract.
         unsafe { System.realloc(pointer, layout, size) }
     }
 }
 
-/// Runs something and returns the most memory it held at once beyond what was held before.
+/// Runs something and returns its result with the peak of memory in use beyond that before.
 pub fn peak_of<T>(work: impl FnOnce() -> T) -> (T, usize) {
-    let before = NOW.load(Ordering::Relaxed);
+    let before = IN_USE.load(Ordering::Relaxed);
     PEAK.store(before, Ordering::Relaxed);
     let done = work();
     (done, PEAK.load(Ordering::Relaxed).saturating_sub(before))
