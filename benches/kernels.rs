@@ -19,7 +19,7 @@ use hbmark::engine::native::operations::{
 use hbmark::engine::native::ragged_batch::Rows;
 use hbmark::engine::native::rope::RopeTable;
 use hbmark::engine::native::{DEFAULT_BLOCK_SIZE, kv_dtype, random_kv};
-use hbmark::measure::probe::last_cache;
+use hbmark::machine::environment::last_cache;
 use hbmark::run::config::parse_axis;
 use hbmark::weights::{self, Packing, StoredMatrix};
 use hbmark_core::model::{Architecture, Dtype};

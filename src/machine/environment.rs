@@ -76,7 +76,7 @@ fn cpu_from_root(root: &Root) -> CpuEnvironment {
         features: cpu_features(&cpuinfo),
         governor: governor(root),
         frequency_mhz: frequency_mhz(root),
-        last_cache_bytes: last_cache(root),
+        last_cache_bytes: last_cache_of(root),
         memory_bytes: kibibytes(&meminfo, "MemTotal"),
         memory_available_bytes: kibibytes(&meminfo, "MemAvailable"),
         memory_limit_bytes: cgroup.memory_limit(root),
@@ -204,8 +204,14 @@ fn governor(root: &Root) -> Option<String> {
     (!governors.is_empty()).then(|| governors.join(", "))
 }
 
+/// The last-level cache of this machine.
+#[must_use]
+pub fn last_cache() -> Option<Bytes> {
+    last_cache_of(&Root::system())
+}
+
 /// The highest cache level, summed over its instances, because a working set is spread over all of them.
-fn last_cache(root: &Root) -> Option<Bytes> {
+fn last_cache_of(root: &Root) -> Option<Bytes> {
     let mut instances: BTreeMap<(u32, String), u64> = BTreeMap::new();
     for cpu in root.numbered("sys/devices/system/cpu", "cpu") {
         for index in root.numbered(&format!("{cpu}/cache"), "index") {

@@ -3,9 +3,9 @@
 //! Enters: a [`Canary`]. Leaves: its time as a ratio to the session's [`Baseline`], and how noisy the canary itself is, so
 //! that the protocol rejects a block for a change of the machine and not for the canary's own jitter. It decides nothing.
 
-use super::probe::cpu::{Pass, with_team};
-use super::probe::cpu_kernels::{HugePageBuffer, InstructionSet};
+use super::probe::cpu::{Pass, instruction_sets, with_team};
 use super::probe::{ProbeError, usable_cores};
+use crate::engine::native::cpu::huge_pages::Pages;
 use hbmark_core::units::Bytes;
 
 /// Fixed work whose time should never change.
@@ -72,7 +72,7 @@ impl Baseline {
 /// Reads a fixed buffer with all usable cores: the memory that decode depends on, a few milliseconds at a time.
 #[derive(Debug)]
 pub struct CpuCanary {
-    buffer: HugePageBuffer,
+    buffer: Pages,
     bytes: Bytes,
     cores: Vec<usize>,
     pass: Pass,
@@ -92,10 +92,9 @@ impl CpuCanary {
     pub fn new(bytes: Bytes) -> Result<Self, ProbeError> {
         let cores = usable_cores()?;
         let size = usize::try_from(bytes.0).unwrap_or(usize::MAX);
-        let mut buffer = HugePageBuffer::new(size).map_err(|source| ProbeError::Memory { bytes, source })?;
-        with_team(&cores, buffer.words_mut(), |time| time(Pass::Touch))?;
-        let set = InstructionSet::available().first().copied().unwrap_or(InstructionSet::Portable);
-        Ok(Self { buffer, bytes, cores, pass: Pass::Read { set, streams: 1 } })
+        let mut buffer = Pages::new(size).map_err(|source| ProbeError::Memory { bytes, source })?;
+        with_team(&cores, buffer.floats_mut(), |time| time(Pass::Touch))?;
+        Ok(Self { buffer, bytes, cores, pass: Pass::Read { set: instruction_sets()[0], streams: 1 } })
     }
 }
 
@@ -103,7 +102,7 @@ impl Canary for CpuCanary {
     fn run(&mut self) -> f64 {
         let mut seconds = f64::NAN;
         let pass = self.pass;
-        let team = with_team(&self.cores, self.buffer.words_mut(), |time| {
+        let team = with_team(&self.cores, self.buffer.floats_mut(), |time| {
             time(Pass::Empty);
             // Threads of the work just measured may still be going to sleep: the fastest pass is the one beside which they were
             // not. A machine that is slow is slow in all of them.

@@ -1,7 +1,7 @@
-//! What this machine can give, measured now: the denominators of every percentage.
+//! Measured ceilings of this machine: the denominators of every percentage.
 //!
-//! Enters: [`ProbeConfig`] (which thread counts, how much memory, how long). Leaves: [`Ceilings`](hbmark_core::result::Ceilings). One file per device
-//! kind; none of them knows of models or of what the ceilings will be compared with.
+//! Enters: [`ProbeConfig`] (thread counts, working set, time limit). Leaves: [`Ceilings`](hbmark_core::result::Ceilings). One file per
+//! device kind.
 
 pub mod cpu;
 pub mod cpu_kernels;
@@ -17,6 +17,10 @@ use hbmark_core::units::Bytes;
 
 pub use cpu::measure_cpu;
 
+use crate::engine::native::cpu::thread_team::allowed_processors;
+use crate::machine::environment::last_cache;
+use crate::machine::memory::{MemoryOf, available};
+
 /// How to probe.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ProbeConfig {
@@ -24,16 +28,16 @@ pub struct ProbeConfig {
     pub threads: Vec<usize>,
     /// Bytes each bandwidth pass moves; well beyond the last cache.
     pub working_set: Bytes,
-    /// Passes of every kernel, behind one that is not counted.
+    /// Timed passes of every kernel, after one warm-up pass.
     pub repetitions: usize,
-    /// Time after which no further pass is begun once each kernel has [`MIN_REPETITIONS`]; shared among the parts of the
-    /// probe. Soft: the passes that cannot be left out are made however long they take.
+    /// Time after which no further pass is started once each kernel has [`MIN_REPETITIONS`]; shared among the parts of the
+    /// probe. A soft limit: the minimum number of passes is always made.
     pub seconds_cap: f64,
     /// Edges of the square matrix products tried in f32.
     pub gemm_sizes: Vec<usize>,
 }
 
-/// Fewer than this and a median says nothing.
+/// The fewest passes a median is taken of.
 pub const MIN_REPETITIONS: usize = 3;
 
 const MIB: u64 = 1 << 20;
@@ -43,12 +47,12 @@ impl ProbeConfig {
     /// For `hbmark ceiling`: about 15 seconds.
     ///
     /// # Errors
-    /// When the system does not tell which cores may be used.
+    /// When the system does not say which cores may be used.
     pub fn full() -> Result<Self, ProbeError> {
         let cores = usable_cores()?.len();
         Ok(Self {
             threads: thread_counts(cores),
-            working_set: working_set(last_cache(), memory_available()),
+            working_set: working_set(last_cache(), available(MemoryOf::Host)),
             repetitions: 15,
             seconds_cap: 15.0,
             gemm_sizes: vec![512, 1024, 2048],
@@ -58,7 +62,7 @@ impl ProbeConfig {
     /// At the start of every run: about 3 seconds, all cores or half of them.
     ///
     /// # Errors
-    /// When the system does not tell which cores may be used.
+    /// When the system does not say which cores may be used.
     pub fn quick() -> Result<Self, ProbeError> {
         let cores = usable_cores()?.len();
         let mut threads = vec![cores.div_ceil(2), cores];
@@ -84,7 +88,7 @@ impl ProbeConfig {
     }
 }
 
-/// A probe that could not be made.
+/// Why a probe failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ProbeError {
     #[error("cannot read which cores this process may use: {source}")]
@@ -99,6 +103,8 @@ pub enum ProbeError {
     WorkingSet { bytes: Bytes },
     #[error("cannot map {bytes} for the bandwidth probe: {source}; ask for a smaller working set")]
     Memory { bytes: Bytes, source: io::Error },
+    #[error("cannot start {threads} probe threads: {source}")]
+    Start { threads: usize, source: io::Error },
     #[error("cannot pin a probe thread to core {core}: {source}")]
     Pin { core: usize, source: io::Error },
     #[error("the {dtype} matrix product of size {size} failed: {source}")]
@@ -114,9 +120,9 @@ pub enum ProbeError {
 /// The cores this process may use, by number.
 ///
 /// # Errors
-/// When the system does not tell.
+/// When the system does not say.
 pub fn usable_cores() -> Result<Vec<usize>, ProbeError> {
-    cpu_kernels::usable_cores().map_err(|source| ProbeError::Cores { source })
+    allowed_processors().map_err(|source| ProbeError::Cores { source })
 }
 
 /// All counts up to eight; beyond, powers of two, three quarters of the cores, and all of them.
@@ -133,7 +139,7 @@ pub fn thread_counts(cores: usize) -> Vec<usize> {
     counts
 }
 
-/// Eight times the last cache and at least 1 GiB, but no more than a quarter of the memory that is free.
+/// Eight times the last-level cache and at least 1 GiB, but no more than a quarter of the available memory.
 #[must_use]
 pub fn working_set(last_cache: Option<Bytes>, available: Option<Bytes>) -> Bytes {
     let wanted = last_cache.map_or(GIB, |cache| cache.0.saturating_mul(8).max(GIB));
@@ -141,33 +147,7 @@ pub fn working_set(last_cache: Option<Bytes>, available: Option<Bytes>) -> Bytes
     Bytes((bytes / (2 * MIB) * (2 * MIB)).max(2 * MIB))
 }
 
-/// The largest cache of the first core, where the system tells.
-#[must_use]
-pub fn last_cache() -> Option<Bytes> {
-    let caches = std::fs::read_dir("/sys/devices/system/cpu/cpu0/cache").ok()?;
-    caches
-        .filter_map(|cache| std::fs::read_to_string(cache.ok()?.path().join("size")).ok())
-        .filter_map(|size| parse_cache_size(&size))
-        .max()
-}
-
-fn parse_cache_size(text: &str) -> Option<Bytes> {
-    let text = text.trim();
-    let (digits, scale) = match text.chars().last()? {
-        'K' => (&text[..text.len() - 1], 1 << 10),
-        'M' => (&text[..text.len() - 1], MIB),
-        'G' => (&text[..text.len() - 1], GIB),
-        _ => (text, 1),
-    };
-    digits.parse::<u64>().ok()?.checked_mul(scale).map(Bytes)
-}
-
-fn memory_available() -> Option<Bytes> {
-    use procfs::Current;
-    procfs::Meminfo::current().ok()?.mem_available.map(Bytes)
-}
-
-/// The later half of what was sampled, where a clock that came down under load has settled.
+/// The second half of the samples, where a clock that came down under load has settled.
 #[cfg(any(test, feature = "cuda"))]
 pub(crate) fn last_half(samples: &[f64]) -> &[f64] {
     &samples[samples.len() / 2..]
@@ -205,14 +185,6 @@ mod tests {
         assert_eq!(thread_counts(1), [1]);
         assert_eq!(thread_counts(3), [1, 2, 3]);
         assert_eq!(thread_counts(24), [1, 2, 4, 8, 16, 18, 24]);
-    }
-
-    #[test]
-    fn a_cache_size_is_read_with_its_unit() {
-        assert_eq!(parse_cache_size("32768K\n"), Some(Bytes(32 * MIB)));
-        assert_eq!(parse_cache_size("1M"), Some(Bytes(MIB)));
-        assert_eq!(parse_cache_size("K"), None);
-        assert_eq!(parse_cache_size(""), None);
     }
 
     #[test]

@@ -1,20 +1,19 @@
-//! Clocks put to questions with known answers.
+//! Checks of clocks against intervals of known length.
 //!
-//! Enters: a timeline and a second clock that is not derived from it. Leaves: one [`Check`] each, passed or not. They
-//! depend on the machine and so belong to `hbmark verify`, never to the tests of the program.
+//! Enters: a timeline and a second clock that is not derived from it. Leaves: one [`Check`] each, passed or failed. The outcome
+//! depends on the machine, so these run in `hbmark verify` and not in the tests of the program.
 
-use std::io;
 use std::time::Instant;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::probe::cpu_kernels::raw_clock;
 use crate::engine::EngineError;
 use crate::engine::timeline::{MonotonicTimeline, Timeline};
+use crate::machine::clock::raw_monotonic;
 use hbmark_core::units::Nanos;
 
-/// A question and what came of it. *Units*: nanoseconds, except for counts, as the name says.
+/// One comparison and its result. *Units*: nanoseconds, except for counts, as the name says.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Check {
     pub name: String,
@@ -33,15 +32,6 @@ impl Check {
     }
 }
 
-/// A clock that could not be read.
-#[derive(Debug, thiserror::Error)]
-pub enum KnownAnswerError {
-    #[error("cannot read the raw monotonic clock: {0}")]
-    Clock(#[from] io::Error),
-    #[error("cannot mark the timeline: {0}")]
-    Timeline(#[from] EngineError),
-}
-
 /// Spans to spin for: from the shortest sample worth having to a long decode step.
 const SPINS: [Nanos; 6] = [Nanos(5e4), Nanos(2e5), Nanos(1e6), Nanos(2e6), Nanos(5e6), Nanos(1e7)];
 /// Tries of each spin: the shortest counts, for an interruption can only lengthen a spin.
@@ -58,33 +48,31 @@ const CROSS_CHECK_BOUND: f64 = 1e-3;
 /// All clock checks on the host's own clocks; about half a second.
 ///
 /// # Errors
-/// When a clock cannot be read.
-pub fn check_clocks() -> Result<Vec<Check>, KnownAnswerError> {
+/// When the timeline cannot be marked.
+pub fn check_clocks() -> Result<Vec<Check>, EngineError> {
     let mut timeline = MonotonicTimeline::default();
-    let mut raw = || raw_clock().map_err(KnownAnswerError::from);
-    let mut checks = check_spins(&mut timeline, &mut raw)?;
+    let mut checks = check_spins(&mut timeline, &mut raw_monotonic)?;
     checks.extend(check_readings((0..READINGS).map(|_| timeline.host_now())));
     let origin = Instant::now();
-    checks.push(check_against(&mut || Ok(origin.elapsed().into()), &mut raw)?);
+    checks.push(check_against(&mut || origin.elapsed().into(), &mut raw_monotonic));
     Ok(checks)
 }
 
 /// A second clock.
-type Clock<'a> = dyn FnMut() -> Result<Nanos, KnownAnswerError> + 'a;
+type Clock<'a> = dyn FnMut() -> Nanos + 'a;
 
-/// Spins by `clock` for known spans between two marks, and wants the timeline to tell the same: within 0.5 % or 2 µs,
-/// whichever is more.
+/// Spins by `clock` for known spans between two marks of the timeline, which must agree within 0.5 % or 2 µs, whichever is more.
 ///
 /// # Errors
-/// When a clock cannot be read.
-pub fn check_spins(timeline: &mut dyn Timeline, clock: &mut Clock) -> Result<Vec<Check>, KnownAnswerError> {
+/// When the timeline cannot be marked.
+pub fn check_spins(timeline: &mut dyn Timeline, clock: &mut Clock) -> Result<Vec<Check>, EngineError> {
     let mut checks = Vec::with_capacity(SPINS.len());
     for span in SPINS {
         let mut shortest = f64::INFINITY;
         for _ in 0..TRIES {
             timeline.mark()?;
-            let begin = clock()?.0;
-            while clock()?.0 - begin < span.0 {
+            let begin = clock().0;
+            while clock().0 - begin < span.0 {
                 std::hint::spin_loop();
             }
             timeline.mark()?;
@@ -97,7 +85,7 @@ pub fn check_spins(timeline: &mut dyn Timeline, clock: &mut Clock) -> Result<Vec
     Ok(checks)
 }
 
-/// Wants consecutive readings never to go back, and their smallest step to be at most a microsecond.
+/// Consecutive readings must never go back, and their smallest step must be at most a microsecond.
 #[must_use]
 pub fn check_readings(readings: impl Iterator<Item = Nanos>) -> Vec<Check> {
     let mut backwards = 0u32;
@@ -120,19 +108,16 @@ pub fn check_readings(readings: impl Iterator<Item = Nanos>) -> Vec<Check> {
     ]
 }
 
-/// Runs two clocks side by side for 50 ms, and wants them to agree to a thousandth in the best of three tries.
-///
-/// # Errors
-/// When a clock cannot be read.
-pub fn check_against(clock: &mut Clock, reference: &mut Clock) -> Result<Check, KnownAnswerError> {
+/// Runs two clocks side by side for 50 ms; they must agree to a thousandth in the best of three tries.
+pub fn check_against(clock: &mut Clock, reference: &mut Clock) -> Check {
     let mut best: Option<Check> = None;
     for _ in 0..3 {
-        let (begin, reference_begin) = (clock()?.0, reference()?.0);
-        while reference()?.0 - reference_begin < CROSS_CHECK.0 {
+        let (begin, reference_begin) = (clock().0, reference().0);
+        while reference().0 - reference_begin < CROSS_CHECK.0 {
             std::hint::spin_loop();
         }
-        let found = clock()?.0 - begin;
-        let wanted = reference()?.0 - reference_begin;
+        let found = clock().0 - begin;
+        let wanted = reference().0 - reference_begin;
         let check =
             Check::within("monotonic against raw clock (ns)", wanted, found, CROSS_CHECK_BOUND * wanted);
         let off = |check: &Check| (check.found - check.wanted).abs();
@@ -140,8 +125,7 @@ pub fn check_against(clock: &mut Clock, reference: &mut Clock) -> Result<Check, 
             best = Some(check);
         }
     }
-    Ok(best
-        .unwrap_or_else(|| Check::within("monotonic against raw clock (ns)", CROSS_CHECK.0, f64::NAN, 0.0)))
+    best.unwrap_or_else(|| Check::within("monotonic against raw clock (ns)", CROSS_CHECK.0, f64::NAN, 0.0))
 }
 
 #[cfg(test)]
@@ -176,10 +160,10 @@ mod tests {
     }
 
     /// Advances virtual time by 100 ns per reading.
-    fn ticking(time: &Cell<f64>) -> impl FnMut() -> Result<Nanos, KnownAnswerError> {
+    fn ticking(time: &Cell<f64>) -> impl FnMut() -> Nanos {
         || {
             time.set(time.get() + 100.0);
-            Ok(Nanos(time.get()))
+            Nanos(time.get())
         }
     }
 
@@ -217,8 +201,8 @@ mod tests {
     fn clocks_that_drift_apart_are_found() {
         let agree = |rate: f64| {
             let time = Cell::new(0.0);
-            let mut clock = || Ok(Nanos(time.get() * rate));
-            check_against(&mut clock, &mut ticking(&time)).unwrap().passed
+            let mut clock = || Nanos(time.get() * rate);
+            check_against(&mut clock, &mut ticking(&time)).passed
         };
         assert!(agree(1.0) && agree(1.0004));
         assert!(!agree(1.002) && !agree(0.998));

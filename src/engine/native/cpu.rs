@@ -11,7 +11,7 @@
 
 mod attention;
 mod cache;
-mod huge_pages;
+pub mod huge_pages;
 mod linear;
 mod lora;
 mod packed_activations;

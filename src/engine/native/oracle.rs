@@ -1,8 +1,8 @@
-//! The plain implementation of the operations: one thread, every sum in f64, nothing clever.
+//! The reference implementation of the operations: one thread, every sum in f64, no optimisation.
 //!
-//! Enters: what [`Operations`] says. Leaves: the same, slowly, and as close to exact arithmetic as the formats allow: it is what
-//! every other implementation is held against. It rounds where the trait says that everybody rounds (inputs of linear layers, K and V
-//! in the pool) and where activations are kept between operations (f32), and nowhere else. It knows no threads, no SIMD
+//! Enters: what [`Operations`] says. Leaves: the same, slowly, and as close to exact arithmetic as the formats allow: every other
+//! implementation is compared with it. It rounds where the trait says that all implementations round (inputs of linear layers, K and V
+//! in the pool) and where activations are kept between operations (f32), and nowhere else. There are no threads, no SIMD
 //! and no packed layout: weights stay as they are stored and are widened row by row when they are used.
 
 use std::ops::Range;
@@ -28,6 +28,35 @@ pub struct Oracle {
     moved: u64,
     /// What adapters add to the rows of the next linear layer.
     delta: Option<Vec<Vec<f64>>>,
+    fault: Option<PlantedFault>,
+}
+
+/// What an oracle computes wrong, for tests of the checks that compare with it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// The next token of the vocabulary is embedded.
+    Embed,
+    /// The norm of this operation has too large an ε.
+    NormQkv,
+    GateUp,
+    Head,
+    /// A row attends to its own position only.
+    Attention,
+    /// The residual is added twice.
+    Residual,
+    /// Every fiftieth byte is counted twice, from the first faulty step on.
+    Bytes,
+}
+
+#[derive(Debug)]
+struct PlantedFault {
+    fault: Fault,
+    /// The steps that are faulty.
+    when: fn(&Rows) -> bool,
+    /// The current step is one.
+    now: bool,
+    /// One has begun.
+    begun: bool,
 }
 
 /// Activations, `[rows, width]`.
@@ -49,7 +78,7 @@ impl PlainBuffer {
 
 /// K and V, `[blocks, kv_heads, block_size, head_dim]` per layer, as f32 that the pool's dtype can hold.
 ///
-/// What was never written is not a number, so that reading it shows.
+/// Positions never written hold NaN, so that reading one shows.
 #[derive(Debug)]
 pub struct PlainPool {
     shape: PoolShape,
@@ -83,6 +112,20 @@ impl Oracle {
     #[must_use]
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// An oracle with a fault in the steps that `when` picks.
+    #[must_use]
+    pub fn with_fault(fault: Fault, when: fn(&Rows) -> bool) -> Self {
+        Self { fault: Some(PlantedFault { fault, when, now: false, begun: false }), ..Self::default() }
+    }
+
+    fn is_faulty(&self, fault: Fault) -> bool {
+        self.fault.as_ref().is_some_and(|planted| planted.fault == fault && planted.now)
+    }
+
+    fn eps(&self, fault: Fault, eps: f32) -> f32 {
+        if self.is_faulty(fault) { 0.1 } else { eps }
     }
 
     /// `W · input + b` of all parts one after another, for each input.
@@ -188,7 +231,11 @@ impl Operations for Oracle {
         Ok(())
     }
 
-    fn begin(&mut self, _: &Rows, _: &RopeTable, _: &Self::Pool) -> Result<StepLaunch, EngineError> {
+    fn begin(&mut self, rows: &Rows, _: &RopeTable, _: &Self::Pool) -> Result<StepLaunch, EngineError> {
+        if let Some(planted) = &mut self.fault {
+            planted.now = (planted.when)(rows);
+            planted.begun |= planted.now;
+        }
         Ok(StepLaunch::PerOperation)
     }
 
@@ -242,8 +289,9 @@ impl Operations for Oracle {
             Embedding::Table(table) => table,
             Embedding::Head(head) => &head[0].matrix,
         };
+        let shift = usize::from(self.is_faulty(Fault::Embed));
         for (row, &token) in rows.tokens.iter().enumerate() {
-            table.row(token as usize, hidden.row_mut(row));
+            table.row((token as usize + shift) % table.rows, hidden.row_mut(row));
         }
         self.moved += rows.len() as u64 * (table.bytes().0 / table.rows.max(1) as u64);
         Ok(())
@@ -260,7 +308,8 @@ impl Operations for Oracle {
         pool: &mut PlainPool,
         query: &mut PlainBuffer,
     ) -> Result<(), EngineError> {
-        let inputs = self.norm(hidden, 0..rows.len(), &weights.norm, shape.norm_eps);
+        let eps = self.eps(Fault::NormQkv, shape.norm_eps);
+        let inputs = self.norm(hidden, 0..rows.len(), &weights.norm, eps);
         let projected = self.multiply_adapted(&weights.qkv, &inputs);
         let head_norms = weights.head_norms.as_ref();
         for (row, projected) in projected.iter().enumerate() {
@@ -305,6 +354,7 @@ impl Operations for Oracle {
         out: &mut PlainBuffer,
     ) -> Result<(), EngineError> {
         let dim = shape.head_dim;
+        let window = if self.is_faulty(Fault::Attention) { Some(1) } else { window };
         let [keys, values] = &pool.layers[layer];
         for sequence in &rows.sequences {
             let table = rows.table(sequence);
@@ -346,9 +396,10 @@ impl Operations for Oracle {
         hidden: &mut PlainBuffer,
     ) -> Result<(), EngineError> {
         let inputs: Vec<Vec<f32>> = (0..rows.len()).map(|row| input.row(row).to_vec()).collect();
+        let times = if self.is_faulty(Fault::Residual) { 2.0 } else { 1.0 };
         for (row, output) in self.multiply_adapted(weights, &inputs).iter().enumerate() {
             for (hidden, output) in hidden.row_mut(row).iter_mut().zip(output) {
-                *hidden = to_f32(f64::from(*hidden) + output);
+                *hidden = to_f32(f64::from(*hidden) + times * output);
             }
         }
         Ok(())
@@ -363,7 +414,7 @@ impl Operations for Oracle {
         hidden: &PlainBuffer,
         out: &mut PlainBuffer,
     ) -> Result<(), EngineError> {
-        let inputs = self.norm(hidden, 0..rows.len(), norm, norm_eps);
+        let inputs = self.norm(hidden, 0..rows.len(), norm, self.eps(Fault::GateUp, norm_eps));
         for (row, output) in self.multiply_adapted(weights, &inputs).iter().enumerate() {
             let (gate, up) = output.split_at(weights[0].matrix.rows);
             for ((out, gate), up) in out.row_mut(row).iter_mut().zip(gate).zip(up) {
@@ -384,7 +435,7 @@ impl Operations for Oracle {
         next: &mut Vec<u32>,
     ) -> Result<(), EngineError> {
         let last_rows = rows.sequences.iter().map(|sequence| sequence.rows.end - 1);
-        let inputs = self.norm(hidden, last_rows, norm, norm_eps);
+        let inputs = self.norm(hidden, last_rows, norm, self.eps(Fault::Head, norm_eps));
         next.clear();
         for (sequence, output) in self.multiply(head, &inputs).iter().enumerate() {
             let logits = logits.row_mut(sequence);
@@ -401,21 +452,23 @@ impl Operations for Oracle {
     }
 
     fn take_bytes_moved(&mut self) -> Bytes {
-        Bytes(std::mem::take(&mut self.moved))
+        let moved = std::mem::take(&mut self.moved);
+        let twice = self.fault.as_ref().is_some_and(|planted| planted.fault == Fault::Bytes && planted.begun);
+        Bytes(if twice { moved + moved / 50 } else { moved })
     }
 }
 
-/// The positions that a token sees.
+/// The positions that a token attends to.
 fn attended(position: usize, window: Option<usize>) -> Range<usize> {
     window.map_or(0, |window| (position + 1).saturating_sub(window))..position + 1
 }
 
-/// Positions that one or more rows of a sequence see.
+/// Positions that one or more rows of a sequence attend to.
 fn positions_read(sequence: &SequenceRows, window: Option<usize>) -> usize {
     sequence.positions_after() - attended(sequence.start_position, window).start
 }
 
-/// An input as it meets the weights of a matrix.
+/// An input as it is multiplied with the weights of a matrix.
 fn as_multiplied(input: &[f32], matrix: &StoredMatrix) -> Vec<f64> {
     match matrix.data {
         StoredData::F32(_) | StoredData::F16(_) => input.iter().map(|&x| x.into()).collect(),
@@ -429,7 +482,7 @@ fn as_multiplied(input: &[f32], matrix: &StoredMatrix) -> Vec<f64> {
     }
 }
 
-/// A group of activations in 8 bits: whole multiples, −127 to 127, of a scale. Both are found in f32, as everywhere.
+/// A group of activations in 8 bits: whole multiples, −127 to 127, of a scale. Both are computed in f32, as in every implementation.
 fn in_bytes(group: &[f32]) -> impl Iterator<Item = f64> {
     let scale = group.iter().fold(0.0f32, |largest, x| largest.max(x.abs())) / 127.0;
     let inverse = if scale > 0.0 { 1.0 / scale } else { 0.0 };

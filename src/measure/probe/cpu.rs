@@ -1,22 +1,25 @@
 //! The ceilings of a CPU: memory bandwidth over threads and kernels, the matrix product of the stock engine, and the time
-//! to wake a team of threads.
+//! to start a pass on a team of threads.
 //!
-//! Enters: [`ProbeConfig`]. Leaves: [`Ceilings`] and the winning configuration. Each thread is pinned, touches its own part
-//! first, starts with the others at a barrier and stamps its own start and end; a pass lasts from the first start to the
-//! last end, so waking the threads is not in it. Kernels take turns within a repetition, so that a machine whose speed
-//! drifts is unfair to none of them.
+//! Enters: [`ProbeConfig`]. Leaves: [`Ceilings`] and the winning configuration. Threads, memory and SIMD are those of the native engine.
+//! Each thread is pinned, touches its own part first, starts with the others at a barrier and stamps its own start and end; a pass
+//! lasts from the first start to the last end, without waking the threads. Kernels alternate within a repetition, so that a drift of the
+//! machine's speed affects all of them alike.
 
 use std::collections::BTreeMap;
 use std::hint::black_box;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Barrier, Mutex};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use candle_core::{DType, Device, Tensor};
 
-use super::cpu_kernels::{self, HugePageBuffer, InstructionSet, Stores};
+use super::cpu_kernels::{self, Stores};
 use super::{MIN_REPETITIONS, ProbeConfig, ProbeError, spread};
-use crate::engine::native::cpu as native;
+use crate::engine::native::cpu::huge_pages::Pages;
+use crate::engine::native::cpu::thread_team::{Team, Worker, pin};
+use crate::engine::native::cpu::{self as native, InstructionSet};
+use crate::machine::environment::last_cache;
 use crate::weights::Packing;
 use hbmark_core::result::{Ceilings, Spread};
 
@@ -44,11 +47,11 @@ pub(crate) enum Pass {
 }
 
 impl Pass {
-    fn run(self, part: &mut [f64]) {
+    fn run(self, part: &mut [f32]) {
         match self {
             Self::Empty => {}
             // Neither zero nor constant: such pages can be merged or compressed by the system below.
-            Self::Touch => part.iter_mut().enumerate().for_each(|(i, word)| *word = (i + 1) as f64),
+            Self::Touch => part.iter_mut().enumerate().for_each(|(i, word)| *word = (i + 1) as f32),
             Self::Read { set, streams } => {
                 black_box(cpu_kernels::read(set, streams, black_box(part)));
             }
@@ -74,7 +77,7 @@ impl Pass {
             Self::Copy { .. } => words / 2 * 2,
             Self::Triad { .. } => words / 3 * 3,
         };
-        (moved * size_of::<f64>()) as u64
+        (moved * size_of::<f32>()) as u64
     }
 
     fn name(self, threads: usize) -> String {
@@ -90,8 +93,8 @@ impl Pass {
 }
 
 /// Cuts the words into one part per thread, whole cache lines each but for the last, which takes what is left.
-fn partition(words: &mut [f64], threads: usize) -> Vec<&mut [f64]> {
-    const LINE: usize = 64 / size_of::<f64>();
+fn partition(words: &mut [f32], threads: usize) -> Vec<&mut [f32]> {
+    const LINE: usize = 64 / size_of::<f32>();
     let each = words.len() / threads / LINE * LINE;
     let mut parts = Vec::with_capacity(threads);
     let mut rest = words;
@@ -109,122 +112,82 @@ fn partition(words: &mut [f64], threads: usize) -> Vec<&mut [f64]> {
 pub(crate) struct PassTime {
     /// First start to last end of the threads.
     pub(crate) inside: f64,
-    /// From the caller's signal until the caller knows that all have ended.
+    /// From the call until all threads have ended, waking them included.
     pub(crate) outside: f64,
 }
 
-struct Stage {
-    gate: Barrier,
-    /// The pass to run next; none ends the threads.
-    next: Mutex<Option<Pass>>,
-    origin: Instant,
-    first_start: AtomicU64,
-    last_end: AtomicU64,
-    /// Core number of the first thread that could not be pinned, and why.
-    unpinned: Mutex<Option<(usize, std::io::Error)>>,
-    ready: AtomicUsize,
+fn time(team: &mut Team, parts: &[Mutex<&mut [f32]>], pass: Pass) -> PassTime {
+    let origin = Instant::now();
+    let now = || u64::try_from(origin.elapsed().as_nanos()).unwrap_or(u64::MAX);
+    let (first_start, last_end) = (AtomicU64::new(u64::MAX), AtomicU64::new(0));
+    team.run(&|worker: &Worker<'_>| {
+        let mut part = lock(&parts[worker.index]);
+        worker.barrier();
+        first_start.fetch_min(now(), Ordering::Relaxed);
+        pass.run(&mut part);
+        last_end.fetch_max(now(), Ordering::Relaxed);
+    });
+    let outside = origin.elapsed().as_secs_f64();
+    let inside = last_end.into_inner() - first_start.into_inner();
+    PassTime { inside: inside as f64 / 1e9, outside }
 }
 
-impl Stage {
-    fn now(&self) -> u64 {
-        u64::try_from(self.origin.elapsed().as_nanos()).unwrap_or(u64::MAX)
-    }
-
-    fn current(&self) -> Option<Pass> {
-        *self.next.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
-    }
-
-    fn set(&self, pass: Option<Pass>) {
-        *self.next.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = pass;
-    }
-
-    fn work(&self, core: usize, part: &mut [f64]) {
-        if let Err(error) = cpu_kernels::pin_to(core) {
-            self.unpinned
-                .lock()
-                .unwrap_or_else(std::sync::PoisonError::into_inner)
-                .get_or_insert((core, error));
-        }
-        self.ready.fetch_add(1, Ordering::Release);
-        loop {
-            self.gate.wait();
-            let Some(pass) = self.current() else { return };
-            self.first_start.fetch_min(self.now(), Ordering::Relaxed);
-            pass.run(part);
-            self.last_end.fetch_max(self.now(), Ordering::Relaxed);
-            self.gate.wait();
-        }
-    }
-
-    fn time(&self, pass: Pass) -> PassTime {
-        self.set(Some(pass));
-        self.first_start.store(u64::MAX, Ordering::Relaxed);
-        self.last_end.store(0, Ordering::Relaxed);
-        let signal = Instant::now();
-        self.gate.wait();
-        self.gate.wait();
-        let outside = signal.elapsed().as_secs_f64();
-        let inside = self.last_end.load(Ordering::Relaxed) - self.first_start.load(Ordering::Relaxed);
-        PassTime { inside: inside as f64 / 1e9, outside }
-    }
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Runs `script` with a team of threads, one pinned to each of `cores`, each owning its part of `words`. `script` gets a
-/// function that runs one pass and tells how long it took.
+/// function that runs one pass and returns how long it took.
 ///
 /// # Errors
-/// The first thread that could not be pinned, found after the script has run.
-pub(crate) fn with_team<R>(
+/// When the system gives no threads, or the first thread that could not be pinned.
+pub(crate) fn with_team<R: Send>(
     cores: &[usize],
-    words: &mut [f64],
-    script: impl FnOnce(&mut dyn FnMut(Pass) -> PassTime) -> R,
+    words: &mut [f32],
+    script: impl FnOnce(&mut dyn FnMut(Pass) -> PassTime) -> R + Send,
 ) -> Result<R, ProbeError> {
-    let stage = Stage {
-        gate: Barrier::new(cores.len() + 1),
-        next: Mutex::new(None),
-        origin: Instant::now(),
-        first_start: AtomicU64::new(u64::MAX),
-        last_end: AtomicU64::new(0),
-        unpinned: Mutex::new(None),
-        ready: AtomicUsize::new(0),
+    let run = || {
+        let mut team =
+            Team::new(cores.len()).map_err(|source| ProbeError::Start { threads: cores.len(), source })?;
+        let unpinned = Mutex::new(None);
+        team.run(&|worker: &Worker<'_>| {
+            let core = cores[worker.index];
+            if let Err(source) = pin(core) {
+                lock(&unpinned).get_or_insert(ProbeError::Pin { core, source });
+            }
+        });
+        if let Some(error) = unpinned.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            return Err(error);
+        }
+        let parts: Vec<_> = partition(words, cores.len()).into_iter().map(Mutex::new).collect();
+        Ok(script(&mut |pass| time(&mut team, &parts, pass)))
     };
-    let result = std::thread::scope(|scope| {
-        for (core, part) in cores.iter().zip(partition(words, cores.len())) {
-            let stage = &stage;
-            scope.spawn(move || stage.work(*core, part));
-        }
-        while stage.ready.load(Ordering::Acquire) < cores.len() {
-            std::thread::yield_now();
-        }
-        let result = script(&mut |pass| stage.time(pass));
-        stage.set(None);
-        stage.gate.wait();
-        result
-    });
-    match stage.unpinned.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner) {
-        Some((core, source)) => Err(ProbeError::Pin { core, source }),
-        None => Ok(result),
-    }
+    // The first member is the calling thread: one of its own, so that the caller's affinity stays as it is.
+    std::thread::scope(|scope| scope.spawn(run).join())
+        .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}
+
+/// The sets with vectors of their own width, widest first: the products of the others do not matter to memory.
+pub(crate) fn instruction_sets() -> Vec<InstructionSet> {
+    InstructionSet::available().into_iter().filter(|set| *set != InstructionSet::Avx512).collect()
 }
 
 /// Every pass worth trying on this processor.
 fn candidates(sets: &[InstructionSet]) -> Vec<Pass> {
-    let widest = sets.first().copied().unwrap_or(InstructionSet::Portable);
     let mut passes = Vec::new();
-    for set in sets.iter().copied() {
-        let streams: &[usize] = if set == InstructionSet::Portable { &[1] } else { &[1, 4, 8] };
-        // Plain code is a fallback, not a rival of the vectors.
-        if set == widest || set != InstructionSet::Portable {
-            passes.extend(streams.iter().map(|streams| Pass::Read { set, streams: *streams }));
+    for (index, set) in sets.iter().copied().enumerate() {
+        match set {
+            InstructionSet::Portable if index == 0 => passes.push(Pass::Read { set, streams: 1 }),
+            // A fallback where there are no vectors.
+            InstructionSet::Portable => {}
+            _ => passes.extend([1, 4, 8].map(|streams| Pass::Read { set, streams })),
         }
     }
-    let stores: &[Stores] = match widest {
-        InstructionSet::Portable => &[Stores::Normal],
-        _ => &[Stores::Normal, Stores::NonTemporal],
-    };
-    for stores in stores.iter().copied() {
-        passes.push(Pass::Copy { set: widest, stores });
-        passes.push(Pass::Triad { set: widest, stores });
+    let set = sets[0];
+    for stores in [Stores::Normal, Stores::NonTemporal] {
+        if set != InstructionSet::Portable || stores == Stores::Normal {
+            passes.extend([Pass::Copy { set, stores }, Pass::Triad { set, stores }]);
+        }
     }
     passes
 }
@@ -255,16 +218,16 @@ pub fn measure_cpu(config: &ProbeConfig) -> Result<Ceilings, ProbeError> {
     config.check(cores.len())?;
     // Two thirds of the time belong to memory, the figure that everything else is divided by.
     let share = 2.0 / 3.0 * config.seconds_cap / config.threads.len() as f64;
-    let passes = candidates(&InstructionSet::available());
+    let passes = candidates(&instruction_sets());
     let mut trials = Vec::new();
     let mut wakes = Vec::new();
     for threads in config.threads.iter().copied() {
         // A fresh buffer per team, so that every part is first touched by the thread that will walk it.
         let words = words_in(config);
-        let mut buffer = HugePageBuffer::new(words.saturating_mul(size_of::<f64>()))
+        let mut buffer = Pages::new(words.saturating_mul(size_of::<f32>()))
             .map_err(|source| ProbeError::Memory { bytes: config.working_set, source })?;
         let begin = Instant::now();
-        let (rates, wake) = with_team(&cores[..threads], &mut buffer.words_mut()[..words], |time| {
+        let (rates, wake) = with_team(&cores[..threads], &mut buffer.floats_mut()[..words], |time| {
             let end = begin + Duration::from_secs_f64(share.max(0.0));
             time(Pass::Touch);
             let rates = rates_of(&passes, config, threads, end, time);
@@ -285,14 +248,14 @@ pub fn measure_cpu(config: &ProbeConfig) -> Result<Ceilings, ProbeError> {
         gemm_flops_per_s: matrix_products(config)?,
         launch_ns: wake.and_then(|(_, times)| spread(times)),
         working_set_bytes: config.working_set,
-        last_cache_bytes: super::last_cache(),
+        last_cache_bytes: last_cache(),
         read_configuration: winner.pass.name(winner.threads),
         gpu: None,
     })
 }
 
 fn words_in(config: &ProbeConfig) -> usize {
-    usize::try_from(config.working_set.0).unwrap_or(usize::MAX) / size_of::<f64>()
+    usize::try_from(config.working_set.0).unwrap_or(usize::MAX) / size_of::<f32>()
 }
 
 /// Runs the passes in turns until the repetitions or the time are used up.
@@ -398,7 +361,7 @@ mod tests {
     #[test]
     fn parts_cover_every_word_once() {
         for (len, threads) in [(0, 1), (1, 3), (64, 2), (1_000, 7), (4_096, 4)] {
-            let mut words: Vec<f64> = vec![0.0; len];
+            let mut words: Vec<f32> = vec![0.0; len];
             let parts = partition(&mut words, threads);
             assert_eq!(parts.len(), threads);
             for part in parts {
@@ -407,7 +370,7 @@ mod tests {
                 }
             }
             assert!(
-                words.iter().all(|word| (*word - 1.0).abs() < f64::EPSILON),
+                words.iter().all(|word| (*word - 1.0).abs() < f32::EPSILON),
                 "{len} words, {threads} threads"
             );
         }
@@ -415,7 +378,7 @@ mod tests {
 
     #[test]
     fn a_team_runs_each_pass_on_every_part() {
-        let core = cpu_kernels::usable_cores().unwrap()[0];
+        let core = super::super::usable_cores().unwrap()[0];
         let mut words = vec![0.0; 4_003];
         with_team(&[core, core, core], &mut words, |time| {
             time(Pass::Touch);
@@ -423,7 +386,7 @@ mod tests {
         })
         .unwrap();
         assert!(words.iter().all(|word| *word >= 1.0));
-        assert!((words[0] - 1.0).abs() < f64::EPSILON);
+        assert!((words[0] - 1.0).abs() < f32::EPSILON);
     }
 
     #[test]
@@ -435,16 +398,16 @@ mod tests {
     #[test]
     fn copy_and_triad_count_every_stream() {
         let set = InstructionSet::Portable;
-        assert_eq!(Pass::Read { set, streams: 1 }.bytes(10), 80);
-        assert_eq!(Pass::Copy { set, stores: Stores::Normal }.bytes(11), 80);
-        assert_eq!(Pass::Triad { set, stores: Stores::Normal }.bytes(11), 72);
+        assert_eq!(Pass::Read { set, streams: 1 }.bytes(10), 40);
+        assert_eq!(Pass::Copy { set, stores: Stores::Normal }.bytes(11), 40);
+        assert_eq!(Pass::Triad { set, stores: Stores::Normal }.bytes(11), 36);
         assert_eq!(Pass::Empty.bytes(10), 0);
     }
 
     #[test]
     fn the_best_median_wins_not_the_best_single_pass() {
         let trial = |streams, rates: &[f64]| Trial {
-            pass: Pass::Read { set: InstructionSet::Avx512, streams },
+            pass: Pass::Read { set: InstructionSet::Avx512Base, streams },
             threads: 2,
             rates: rates.to_vec(),
         };

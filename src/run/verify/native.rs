@@ -127,20 +127,24 @@ const WHOLE: Extent = Extent {
     depths: &[63, 64, 65, 500],
 };
 
-/// Everything, with the kernels of this processor.
+/// All checks with the kernels of this processor.
 pub fn on_the_cpu(record: &mut Record<'_>) {
+    on_the_cpu_over(&WHOLE, record);
+}
+
+fn on_the_cpu_over(extent: &Extent, record: &mut Record<'_>) {
     let sets = InstructionSet::available();
     let makers: Vec<_> =
         sets.iter().map(|&set| (set.name(), move |threads| CpuOperations::with_set(threads, set))).collect();
     let sides: Vec<Side<'_, CpuOperations>> =
         makers.iter().map(|(name, make)| Side { name, make, bounds: PLAIN }).collect();
     let best = Side { name: "cpu", make: &CpuOperations::new, bounds: PLAIN };
-    operations::against_the_oracle(&CPU, &sides, &WHOLE, record);
-    steps::against_the_oracle(&CPU, best, &WHOLE, record);
-    steps::however_they_are_cut(&CPU, best, &WHOLE, record);
-    record(steps::threads(&CPU, best, &WHOLE));
-    models::against_stock(&CPU, best.make, WHOLE.greedy, record);
-    models::bytes(&CPU, best.make, WHOLE.depths, record);
+    operations::against_the_oracle(&CPU, &sides, extent, record);
+    steps::against_the_oracle(&CPU, best, extent, record);
+    steps::however_they_are_cut(&CPU, best, extent, record);
+    record(steps::threads(&CPU, best, extent));
+    models::against_stock(&CPU, best.make, extent.greedy, record);
+    models::bytes(&CPU, best.make, extent.depths, record);
 }
 
 /// Of all that a check compares, what comes nearest to its bound or goes furthest beyond it.

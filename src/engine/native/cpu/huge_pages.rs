@@ -1,8 +1,7 @@
-//! Memory for weights and KV: zeroed, aligned to huge pages where the system gives them, returned when dropped.
+//! Memory for weights, KV and the bandwidth probe: zeroed, aligned to huge pages where the system gives them, unmapped when dropped.
 //!
-//! Enters: a number of bytes. Leaves: [`Pages`], whose pages are not there until they are touched, so that the thread that will read them
-//! can be the first to touch them; or a [`Region`] of an [`Arena`], for things smaller than a huge page that are read one after
-//! another. It knows nothing of what is kept in it.
+//! Enters: a number of bytes. Leaves: [`Pages`], which the system allocates on first touch, so that the thread that will read them can touch
+//! them first; or a [`Region`] of an [`Arena`], for data smaller than a huge page that is read in order.
 #![expect(unsafe_code, reason = "mmap, madvise and typed views of the mapping")]
 
 use std::ops::Range;
@@ -32,7 +31,11 @@ impl Pages {
     /// # Errors
     /// When the system has none.
     pub fn new(bytes: usize) -> std::io::Result<Self> {
-        let bytes = bytes.max(1).next_multiple_of(4096);
+        let bytes = bytes
+            .max(1)
+            .checked_next_multiple_of(4096)
+            .filter(|bytes| *bytes < isize::MAX as usize - HUGE_PAGE)
+            .ok_or(std::io::ErrorKind::OutOfMemory)?;
         // Small mappings gain nothing from huge pages and would waste most of one.
         let huge = bytes >= HUGE_PAGE;
         let mapped = if huge { bytes + HUGE_PAGE } else { bytes };
@@ -66,6 +69,12 @@ impl Pages {
     #[must_use]
     pub fn as_ptr(&self) -> *const u8 {
         self.start.as_ptr()
+    }
+
+    /// All of the memory as f32, zero until written.
+    pub fn floats_mut(&mut self) -> &mut [f32] {
+        // SAFETY: page-aligned memory of the mapping, zeroed by the system; `&mut self` makes the slice the only one.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr().cast(), self.bytes / size_of::<f32>()) }
     }
 }
 
@@ -171,6 +180,10 @@ mod tests {
             assert!(region.bytes().iter().all(|b| *b == 0));
             *region.bytes_mut().last_mut().unwrap() = 7;
             assert_eq!(region.bytes().last(), Some(&7));
+            let mut pages = Pages::new(bytes).unwrap();
+            pages.floats_mut().fill(1.0);
+            assert_eq!(pages.floats_mut().len(), bytes.next_multiple_of(4096) / 4);
         }
+        assert!(Pages::new(usize::MAX).is_err());
     }
 }

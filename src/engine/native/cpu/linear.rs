@@ -1,13 +1,16 @@
 //! Linear layers: panels of weights times packed rows.
 //!
-//! Enters: a [`PackedMatrix`] (or several, fused), [`super::packed_activations::PackedActivations`]. Leaves: for each row and panel sixteen sums, handed to whoever finishes the
-//! operation. Weights are read once per step for all rows: a unit of work is a few panels, which stay in the second cache while all
-//! rows pass over them. The order of the sums depends on nothing but the columns, so neither the number of threads nor the
-//! other rows of a batch change a result.
+//! Enters: a [`PackedMatrix`] (or several, fused) and [`PackedActivations`](super::packed_activations::PackedActivations). Leaves: sixteen sums
+//! for each row and panel, passed to a closure that finishes the operation. Weights are read once per step for all rows: a unit of work
+//! is a few panels, which stay in the L2 cache while all rows are multiplied with them. The order of the sums depends on the columns
+//! only, so neither the number of threads nor the other rows of a batch change a result.
 //!
 //! The inner tile is P panels × B rows: P · B running sums, P loads of weights and B of activations per step along the columns.
 #![expect(unsafe_code, reason = "kernels read packed weights and rows through pointers")]
 
+use half::f16;
+
+use super::cache::Element;
 use super::packed_activations::{InputRow, InputWriter};
 use super::packed_matrix::{GROUP, HEADER, PackedFormat, PackedMatrix, Precision};
 use super::simd::{InstructionSet, LANES, Simd, dispatch, nth};
@@ -162,10 +165,10 @@ unsafe fn strip<const P: usize>(
             // room for the largest tile.
             unsafe {
                 match left {
-                    1 => tile::<P, 1>(set, lead, &weights, &std::array::from_fn(at), out),
-                    2 => tile::<P, 2>(set, lead, &weights, &std::array::from_fn(at), out),
-                    3..=FEW_ROWS => tile::<P, 4>(set, lead, &weights, &std::array::from_fn(at), out),
-                    _ => tile::<P, 8>(set, lead, &weights, &std::array::from_fn(at), out),
+                    1 => tile::<P, 1>(set, lead, &weights, at, out),
+                    2 => tile::<P, 2>(set, lead, &weights, at, out),
+                    3..=FEW_ROWS => tile::<P, 4>(set, lead, &weights, at, out),
+                    _ => tile::<P, 8>(set, lead, &weights, at, out),
                 }
             }
             for (i, sums) in sums.iter().enumerate().take(left) {
@@ -177,55 +180,63 @@ unsafe fn strip<const P: usize>(
     }
 }
 
-/// One tile in the format of its panels.
+/// P panels × B rows over all columns.
+#[derive(Clone, Copy)]
+struct Tile<'a, const P: usize, const B: usize> {
+    columns: usize,
+    weights: &'a [*const u8; P],
+    rows: &'a [InputRow; B],
+    /// Sums, `[row][panel]`.
+    out: *mut [[f32; LANES]; MAX_PANELS],
+}
+
+/// One tile by the kernel of its format.
+///
+/// # Safety
+/// The set is available; panels are as long as the format says, rows are packed for it, and `out` has room for B rows.
 unsafe fn tile<const P: usize, const B: usize>(
     set: InstructionSet,
     matrix: &PackedMatrix,
     weights: &[*const u8; P],
-    rows: &[InputRow; B],
+    row: impl Fn(usize) -> InputRow,
     out: *mut [[f32; LANES]; MAX_PANELS],
 ) {
-    let columns = matrix.padded_columns();
+    let tile = Tile { columns: matrix.padded_columns(), weights, rows: &std::array::from_fn(row), out };
     // SAFETY: the caller's promise.
     unsafe {
         match matrix.format {
-            PackedFormat::F32 => tile_f32::<P, B>(set, columns, weights, rows, out),
-            PackedFormat::F16 => tile_f16::<P, B>(set, columns, weights, rows, out),
-            PackedFormat::Bf16 => tile_bf16::<P, B>(set, columns, weights, rows, out),
-            PackedFormat::Int8 => tile_int8::<P, B>(set, columns, weights, rows, out),
-            PackedFormat::Q8_0 => tile_q8_0::<P, B>(set, columns, weights, rows, out),
-            PackedFormat::Q4_0 => tile_q4_0::<P, B>(set, columns, weights, rows, out),
-            PackedFormat::Int4 { group } => tile_int4::<P, B>(set, columns, group, weights, rows, out),
+            PackedFormat::F32 => tile_floats::<f32, P, B>(set, tile),
+            PackedFormat::F16 => tile_floats::<f16, P, B>(set, tile),
+            PackedFormat::Bf16 => tile_bf16::<P, B>(set, tile),
+            PackedFormat::Int8 => tile_int8::<P, B>(set, tile),
+            PackedFormat::Q8_0 => tile_q8_0::<P, B>(set, tile),
+            PackedFormat::Q4_0 => tile_q4_0::<P, B>(set, tile),
+            PackedFormat::Int4 { group } => tile_int4::<P, B>(set, tile, group),
+        }
+    }
+}
+
+impl<const P: usize, const B: usize> Tile<'_, P, B> {
+    #[inline(always)]
+    unsafe fn store<S: Simd>(self, sums: [[S::Floats; P]; B]) {
+        for (row, sums) in sums.iter().enumerate() {
+            for (panel, sum) in sums.iter().enumerate() {
+                // SAFETY: a tile is at most MAX_PANELS × MAX_ROWS.
+                unsafe { S::store((*self.out.add(row))[panel].as_mut_ptr(), *sum) };
+            }
         }
     }
 }
 
 #[inline(always)]
-unsafe fn store_all<S: Simd, const P: usize, const B: usize>(
-    sums: [[S::Floats; P]; B],
-    out: *mut [[f32; LANES]; MAX_PANELS],
-) {
-    for (row, sums) in sums.iter().enumerate() {
-        for (panel, sum) in sums.iter().enumerate() {
-            // SAFETY: a tile is at most MOST_PANELS × MOST_ROWS.
-            unsafe { S::store((*out.add(row))[panel].as_mut_ptr(), *sum) };
-        }
-    }
-}
-
-#[inline(always)]
-unsafe fn f32_tile<S: Simd, const P: usize, const B: usize>(
-    columns: usize,
-    weights: &[*const u8; P],
-    rows: &[InputRow; B],
-    out: *mut [[f32; LANES]; MAX_PANELS],
-) {
+unsafe fn float_tile<S: Simd, E: Element, const P: usize, const B: usize>(tile: Tile<'_, P, B>) {
+    let Tile { columns, weights, rows, .. } = tile;
     // SAFETY: `columns` values of sixteen rows lie in every panel, `columns` words in every row.
     unsafe {
         let mut sums = [[S::zero(); P]; B];
         for column in 0..columns {
             let w: [S::Floats; P] =
-                std::array::from_fn(|p| S::load(nth(weights[p], column, 4 * LANES).cast()));
+                std::array::from_fn(|p| E::load::<S>(nth(weights[p].cast(), column, LANES)));
             for (sums, row) in sums.iter_mut().zip(rows) {
                 let x = S::splat(f32::from_bits(*row.words.add(column)));
                 for (sum, w) in sums.iter_mut().zip(w) {
@@ -233,57 +244,14 @@ unsafe fn f32_tile<S: Simd, const P: usize, const B: usize>(
                 }
             }
         }
-        store_all::<S, P, B>(sums, out);
+        tile.store::<S>(sums);
     }
 }
-dispatch! {
-    fn tile_f32[const P: usize, const B: usize][P, B](
-        columns: usize,
-        weights: &[*const u8; P],
-        rows: &[InputRow; B],
-        out: *mut [[f32; LANES]; MAX_PANELS],
-    ) = f32_tile
-}
+dispatch! { fn tile_floats[E: Element, const P: usize, const B: usize][E, P, B](tile: Tile<'_, P, B>) = float_tile }
 
 #[inline(always)]
-unsafe fn f16_tile<S: Simd, const P: usize, const B: usize>(
-    columns: usize,
-    weights: &[*const u8; P],
-    rows: &[InputRow; B],
-    out: *mut [[f32; LANES]; MAX_PANELS],
-) {
-    // SAFETY: `columns` values of sixteen rows lie in every panel, `columns` words in every row.
-    unsafe {
-        let mut sums = [[S::zero(); P]; B];
-        for column in 0..columns {
-            let w: [S::Floats; P] =
-                std::array::from_fn(|p| S::load_f16(nth(weights[p], column, 2 * LANES).cast()));
-            for (sums, row) in sums.iter_mut().zip(rows) {
-                let x = S::splat(f32::from_bits(*row.words.add(column)));
-                for (sum, w) in sums.iter_mut().zip(w) {
-                    *sum = S::mul_add(w, x, *sum);
-                }
-            }
-        }
-        store_all::<S, P, B>(sums, out);
-    }
-}
-dispatch! {
-    fn tile_f16[const P: usize, const B: usize][P, B](
-        columns: usize,
-        weights: &[*const u8; P],
-        rows: &[InputRow; B],
-        out: *mut [[f32; LANES]; MAX_PANELS],
-    ) = f16_tile
-}
-
-#[inline(always)]
-unsafe fn bf16_tile<S: Simd, const P: usize, const B: usize>(
-    columns: usize,
-    weights: &[*const u8; P],
-    rows: &[InputRow; B],
-    out: *mut [[f32; LANES]; MAX_PANELS],
-) {
+unsafe fn bf16_tile<S: Simd, const P: usize, const B: usize>(tile: Tile<'_, P, B>) {
+    let Tile { columns, weights, rows, .. } = tile;
     // SAFETY: `columns / 2` pairs of sixteen rows lie in every panel, as many words in every row.
     unsafe {
         let mut sums = [[S::zero(); P]; B];
@@ -296,17 +264,10 @@ unsafe fn bf16_tile<S: Simd, const P: usize, const B: usize>(
                 }
             }
         }
-        store_all::<S, P, B>(sums, out);
+        tile.store::<S>(sums);
     }
 }
-dispatch! {
-    fn tile_bf16[const P: usize, const B: usize][P, B](
-        columns: usize,
-        weights: &[*const u8; P],
-        rows: &[InputRow; B],
-        out: *mut [[f32; LANES]; MAX_PANELS],
-    ) = bf16_tile
-}
+dispatch! { fn tile_bf16[const P: usize, const B: usize][P, B](tile: Tile<'_, P, B>) = bf16_tile }
 
 /// What unsigned bytes of 8-bit weights are above the signed ones.
 const BYTE_OFFSET: i32 = 128;
@@ -374,12 +335,8 @@ unsafe fn nibbles_group<S: Simd, const P: usize, const B: usize>(
 }
 
 #[inline(always)]
-unsafe fn int8_tile<S: Simd, const P: usize, const B: usize>(
-    columns: usize,
-    weights: &[*const u8; P],
-    rows: &[InputRow; B],
-    out: *mut [[f32; LANES]; MAX_PANELS],
-) {
+unsafe fn int8_tile<S: Simd, const P: usize, const B: usize>(tile: Tile<'_, P, B>) {
+    let Tile { columns, weights, rows, .. } = tile;
     // SAFETY: `columns` bytes of sixteen rows and sixteen scales lie in every panel; rows have a scale per group.
     unsafe {
         let mut sums = [[S::zero(); P]; B];
@@ -397,17 +354,10 @@ unsafe fn int8_tile<S: Simd, const P: usize, const B: usize>(
                 *sum = S::mul(*sum, S::load(weights.add(columns * LANES).cast()));
             }
         }
-        store_all::<S, P, B>(sums, out);
+        tile.store::<S>(sums);
     }
 }
-dispatch! {
-    fn tile_int8[const P: usize, const B: usize][P, B](
-        columns: usize,
-        weights: &[*const u8; P],
-        rows: &[InputRow; B],
-        out: *mut [[f32; LANES]; MAX_PANELS],
-    ) = int8_tile
-}
+dispatch! { fn tile_int8[const P: usize, const B: usize][P, B](tile: Tile<'_, P, B>) = int8_tile }
 
 /// Adds the products of a group, scaled on both sides.
 #[inline(always)]
@@ -430,12 +380,8 @@ unsafe fn add_scaled<S: Simd, const P: usize, const B: usize>(
 }
 
 #[inline(always)]
-unsafe fn q8_0_tile<S: Simd, const P: usize, const B: usize>(
-    columns: usize,
-    weights: &[*const u8; P],
-    rows: &[InputRow; B],
-    out: *mut [[f32; LANES]; MAX_PANELS],
-) {
+unsafe fn q8_0_tile<S: Simd, const P: usize, const B: usize>(tile: Tile<'_, P, B>) {
+    let Tile { columns, weights, rows, .. } = tile;
     // SAFETY: a block of every panel is a header of two times sixteen scales and two groups of bytes.
     unsafe {
         let mut sums = [[S::zero(); P]; B];
@@ -447,25 +393,14 @@ unsafe fn q8_0_tile<S: Simd, const P: usize, const B: usize>(
             let products = bytes_group::<S, P, B>(weights, at, rows, group);
             add_scaled::<S, P, B>(&mut sums, products, &scales, rows, group);
         }
-        store_all::<S, P, B>(sums, out);
+        tile.store::<S>(sums);
     }
 }
-dispatch! {
-    fn tile_q8_0[const P: usize, const B: usize][P, B](
-        columns: usize,
-        weights: &[*const u8; P],
-        rows: &[InputRow; B],
-        out: *mut [[f32; LANES]; MAX_PANELS],
-    ) = q8_0_tile
-}
+dispatch! { fn tile_q8_0[const P: usize, const B: usize][P, B](tile: Tile<'_, P, B>) = q8_0_tile }
 
 #[inline(always)]
-unsafe fn q4_0_tile<S: Simd, const P: usize, const B: usize>(
-    columns: usize,
-    weights: &[*const u8; P],
-    rows: &[InputRow; B],
-    out: *mut [[f32; LANES]; MAX_PANELS],
-) {
+unsafe fn q4_0_tile<S: Simd, const P: usize, const B: usize>(tile: Tile<'_, P, B>) {
+    let Tile { columns, weights, rows, .. } = tile;
     // SAFETY: a block of every panel is a header of two times sixteen scales and two groups of half bytes.
     unsafe {
         let mut sums = [[S::zero(); P]; B];
@@ -477,26 +412,14 @@ unsafe fn q4_0_tile<S: Simd, const P: usize, const B: usize>(
             let products = nibbles_group::<S, P, B>(weights, at, rows, group, NIBBLE_OFFSET);
             add_scaled::<S, P, B>(&mut sums, products, &scales, rows, group);
         }
-        store_all::<S, P, B>(sums, out);
+        tile.store::<S>(sums);
     }
 }
-dispatch! {
-    fn tile_q4_0[const P: usize, const B: usize][P, B](
-        columns: usize,
-        weights: &[*const u8; P],
-        rows: &[InputRow; B],
-        out: *mut [[f32; LANES]; MAX_PANELS],
-    ) = q4_0_tile
-}
+dispatch! { fn tile_q4_0[const P: usize, const B: usize][P, B](tile: Tile<'_, P, B>) = q4_0_tile }
 
 #[inline(always)]
-unsafe fn int4_tile<S: Simd, const P: usize, const B: usize>(
-    columns: usize,
-    weight_group: usize,
-    weights: &[*const u8; P],
-    rows: &[InputRow; B],
-    out: *mut [[f32; LANES]; MAX_PANELS],
-) {
+unsafe fn int4_tile<S: Simd, const P: usize, const B: usize>(tile: Tile<'_, P, B>, weight_group: usize) {
+    let Tile { columns, weights, rows, .. } = tile;
     // SAFETY: a block of every panel is a header of sixteen scales and sixteen zeros and one group of half bytes.
     unsafe {
         let mut sums = [[S::zero(); P]; B];
@@ -518,15 +441,7 @@ unsafe fn int4_tile<S: Simd, const P: usize, const B: usize>(
                 }
             }
         }
-        store_all::<S, P, B>(sums, out);
+        tile.store::<S>(sums);
     }
 }
-dispatch! {
-    fn tile_int4[const P: usize, const B: usize][P, B](
-        columns: usize,
-        group: usize,
-        weights: &[*const u8; P],
-        rows: &[InputRow; B],
-        out: *mut [[f32; LANES]; MAX_PANELS],
-    ) = int4_tile
-}
+dispatch! { fn tile_int4[const P: usize, const B: usize][P, B](tile: Tile<'_, P, B>, group: usize) = int4_tile }

@@ -37,6 +37,9 @@ pub trait Simd: Copy + Send + Sync + 'static {
     unsafe fn splat(value: f32) -> Self::Floats;
     unsafe fn load(from: *const f32) -> Self::Floats;
     unsafe fn store(to: *mut f32, value: Self::Floats);
+    /// A store past the caches where the set has one. `to` must be aligned to 64 bytes; [`store_fence`] must follow before another thread
+    /// reads it.
+    unsafe fn store_streaming(to: *mut f32, value: Self::Floats);
     /// Sixteen bf16, widened.
     unsafe fn load_bf16(from: *const u16) -> Self::Floats;
     /// Sixteen f16, widened.
@@ -52,6 +55,8 @@ pub trait Simd: Copy + Send + Sync + 'static {
     unsafe fn load_packed(from: *const u8) -> Self::Packed;
     /// The same four bytes in every lane.
     unsafe fn splat_packed(value: u32) -> Self::Packed;
+    /// Per lane: `a + b` of 32-bit integers, wrapping.
+    unsafe fn add_packed(a: Self::Packed, b: Self::Packed) -> Self::Packed;
     /// Per lane: `sum + a₀·b₀ + a₁·b₁` over a pair of bf16.
     unsafe fn dot_pairs(sum: Self::Floats, a: Self::Packed, b: Self::Packed) -> Self::Floats;
     /// Per lane: `sum + Σ a·b` over four bytes, `a` unsigned, `b` signed.
@@ -84,6 +89,16 @@ pub fn prefetch<T>(address: *const T) {
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = address;
+}
+
+/// Orders streaming stores before all later stores of this thread.
+#[inline(always)]
+pub fn store_fence() {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a fence has no operands, and SSE belongs to the baseline.
+    unsafe {
+        std::arch::x86_64::_mm_sfence();
+    }
 }
 
 /// `e^x` within ±87, and its value there beyond: within 4 units in the last place.
@@ -150,8 +165,10 @@ impl InstructionSet {
         Self::available()[0]
     }
 
+    /// Whether this processor can run it.
     #[cfg(target_arch = "x86_64")]
-    fn is_available(self) -> bool {
+    #[must_use]
+    pub fn is_available(self) -> bool {
         use std::arch::is_x86_feature_detected as has;
         let base = || has!("avx512f") && has!("avx512bw") && has!("avx512vl") && has!("avx512dq");
         match self {
@@ -162,8 +179,10 @@ impl InstructionSet {
         }
     }
 
+    /// Whether this processor can run it.
     #[cfg(not(target_arch = "x86_64"))]
-    fn is_available(self) -> bool {
+    #[must_use]
+    pub fn is_available(self) -> bool {
         self == Self::Portable
     }
 
@@ -228,7 +247,7 @@ macro_rules! dispatch {
         }
     };
 }
-pub(super) use dispatch;
+pub(crate) use dispatch;
 
 #[cfg(test)]
 #[expect(

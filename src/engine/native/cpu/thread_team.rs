@@ -4,15 +4,15 @@
 //! spin for the next job for a while and park when none comes. The caller is a member too. Within a job, work is shared out in
 //! units: each member has a contiguous range of its own (whose memory it touched first), and takes from others when that is
 //! done, so that a core that is held up does not hold up the step. Which member does a unit never changes a result.
-#![expect(
-    unsafe_code,
-    reason = "a job borrowed from the caller is shared with the members; thread affinity is a system call"
-)]
+#![expect(unsafe_code, reason = "a job borrowed from the caller is shared with the members")]
 
 use std::cell::UnsafeCell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
+
+#[cfg(target_os = "linux")]
+use rustix::thread::CpuSet;
 
 /// Phases of one job that share out work; each has its own counters.
 pub const PHASES: usize = 4;
@@ -160,13 +160,13 @@ impl Team {
             stop: AtomicBool::new(false),
             job: UnsafeCell::new(None),
         });
-        let processors = allowed_processors();
+        let processors = allowed_processors().unwrap_or_default();
         let mut team = Self { shared, threads: Vec::with_capacity(members - 1) };
         for index in 1..members {
             let shared = Arc::clone(&team.shared);
             let processor = (members <= processors.len()).then(|| processors[index]);
             let thread = std::thread::Builder::new()
-                .name(format!("native-{index}"))
+                .name(format!("cpu-{index}"))
                 .spawn(move || member(&shared, index, processor))?;
             team.threads.push(thread);
         }
@@ -232,7 +232,8 @@ impl Drop for Team {
 /// The life of a member that is not the caller.
 fn member(shared: &Shared, index: usize, processor: Option<usize>) {
     if let Some(processor) = processor {
-        pin(processor);
+        // A system that refuses leaves it unbound: slower, not wrong.
+        let _ = pin(processor);
     }
     let mut seen = 0;
     loop {
@@ -276,37 +277,37 @@ fn next_epoch(shared: &Shared, seen: usize) -> usize {
     }
 }
 
-/// The processors this process may run on, in order.
-fn allowed_processors() -> Vec<usize> {
+/// The processors this process may run on, in order; none where the system has no such list.
+///
+/// # Errors
+/// What the system said.
+pub fn allowed_processors() -> std::io::Result<Vec<usize>> {
     #[cfg(target_os = "linux")]
     {
-        // SAFETY: an all-zero set is a valid empty set, and the call writes no more than its size.
-        let set = unsafe {
-            let mut set: libc::cpu_set_t = std::mem::zeroed();
-            if libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &raw mut set) != 0 {
-                return Vec::new();
-            }
-            set
-        };
-        let limit = usize::try_from(libc::CPU_SETSIZE).unwrap_or(0);
-        // SAFETY: the index is below the size of the set.
-        (0..limit).filter(|&processor| unsafe { libc::CPU_ISSET(processor, &set) }).collect()
+        let set = rustix::thread::sched_getaffinity(None)?;
+        Ok((0..CpuSet::MAX_CPU).filter(|processor| set.is_set(*processor)).collect())
     }
     #[cfg(not(target_os = "linux"))]
-    Vec::new()
+    Ok(Vec::new())
 }
 
-/// Binds this thread to a processor. A system that refuses leaves it unbound: slower, not wrong.
-fn pin(processor: usize) {
+/// Binds this thread to a processor.
+///
+/// # Errors
+/// What the system said.
+pub fn pin(processor: usize) -> std::io::Result<()> {
     #[cfg(target_os = "linux")]
-    // SAFETY: the set is valid, and the call reads no more than its size.
-    unsafe {
-        let mut set: libc::cpu_set_t = std::mem::zeroed();
-        libc::CPU_SET(processor, &mut set);
-        let _ = libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set);
+    {
+        if processor >= CpuSet::MAX_CPU {
+            return Err(std::io::ErrorKind::InvalidInput.into());
+        }
+        let mut set = CpuSet::new();
+        set.set(processor);
+        rustix::thread::sched_setaffinity(None, &set)?;
     }
     #[cfg(not(target_os = "linux"))]
     let _ = processor;
+    Ok(())
 }
 
 /// A slice that members write at places that do not overlap.
@@ -406,6 +407,12 @@ mod tests {
         assert_eq!(total.load(Ordering::Relaxed), 9);
         drop(team);
         assert_eq!(shared.strong_count(), 0, "every member has returned and dropped its share");
+    }
+
+    #[test]
+    fn a_processor_beyond_the_set_is_refused() {
+        assert!(pin(usize::MAX).is_err());
+        assert!(!allowed_processors().unwrap().is_empty());
     }
 
     #[test]

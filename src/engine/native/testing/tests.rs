@@ -1,9 +1,10 @@
-//! The oracle against itself over everything that must not matter, and the CPU's operations against the oracle.
+//! The oracle against itself: the same steps split otherwise, and over other blocks.
+//!
+//! The CPU's operations are compared with the oracle by the checks of `run::verify::native`, which its tests run.
 
 use super::sample::DTYPES;
-use super::scenario::{BLOCK_SIZES, Script, decode, ragged};
+use super::scenario::{BLOCK_SIZES, Script, ragged};
 use super::*;
-use crate::engine::native::cpu::{CpuOperations, InstructionSet};
 use crate::engine::native::oracle::Oracle;
 use hbmark_core::ledger::Ledger;
 
@@ -107,93 +108,5 @@ fn the_oracle_moves_what_the_ledger_says() {
         let ideal = ledger.decode(batch, context).bytes.ideal().0;
         let moved = runner.operations().take_bytes_moved().0;
         assert_eq!(moved, ideal + own + rows as u64, "{}", sample.label());
-    }
-}
-
-#[test]
-fn every_operation_of_the_cpu_equals_the_oracle() {
-    for seed in 0..28 {
-        let sample = Sample::random(seed);
-        let scenario = scenario_of(&sample, &ragged(seed));
-        for set in InstructionSet::available() {
-            let mut cpu = CpuOperations::with_set(2, set).unwrap();
-            for error in operation_errors(&mut cpu, &mut Oracle::new(), &sample, &scenario).unwrap() {
-                assert!(error.passed(&sample), "{error:?} with {set:?}, {}", sample.label());
-            }
-        }
-    }
-}
-
-#[test]
-fn whole_steps_of_the_cpu_equal_the_oracle() {
-    for seed in 28..56 {
-        let sample = Sample::random(seed);
-        let scenario = scenario_of(&sample, &ragged(seed));
-        let cpu = CpuOperations::new(3).unwrap();
-        let error = same_scenario(cpu, Oracle::new(), &sample, &scenario).unwrap();
-        assert!(error <= step_tolerance(&sample), "{error:.1e} off, {}", sample.label());
-    }
-}
-
-#[test]
-fn large_batches_of_the_cpu_equal_the_oracle() {
-    for (seed, batch) in (100..).zip([1, 2, 3, 4, 5, 8, 16, 17, 33, 64, 65, 129]) {
-        let sample = Sample::random(seed);
-        let scenario = scenario_of(&sample, &decode(batch, seed));
-        let cpu = CpuOperations::new(2).unwrap();
-        let error = same_scenario(cpu, Oracle::new(), &sample, &scenario).unwrap();
-        assert!(error <= step_tolerance(&sample), "batch {batch}: {error:.1e} off, {}", sample.label());
-    }
-}
-
-#[test]
-fn the_cpu_gives_the_same_logits_ragged_looped_and_chunked() {
-    for (seed, tokens) in (56..84).zip((1..20).cycle()) {
-        let sample = Sample::random(seed);
-        let scenario = scenario_of(&sample, &ragged(seed));
-        for chunk in [usize::MAX, tokens] {
-            let [whole, in_pieces] = [(); 2].map(|()| CpuOperations::new(2).unwrap());
-            let error = same_in_pieces(whole, in_pieces, &sample, &scenario, chunk).unwrap();
-            assert!(
-                error <= step_tolerance(&sample),
-                "chunks of {chunk}: {error:.1e} off, {}",
-                sample.label()
-            );
-        }
-    }
-}
-
-#[test]
-fn results_of_the_cpu_do_not_depend_on_the_number_of_threads() {
-    for seed in 84..98 {
-        let sample = Sample::random(seed);
-        let scenario = scenario_of(&sample, &ragged(seed));
-        let mut runners = [1, 2, 5]
-            .map(|threads| Runner::new(CpuOperations::new(threads).unwrap(), &sample, &scenario).unwrap());
-        for rows in &scenario.steps {
-            let [one, two, five] = runners.each_mut().map(|runner| runner.step(rows).unwrap());
-            assert_eq!(one, two, "{}", sample.label());
-            assert_eq!(one, five, "{}", sample.label());
-        }
-    }
-}
-
-#[test]
-fn long_contexts_of_the_cpu_equal_the_oracle_on_any_number_of_threads() {
-    let cached = [700, 2049, 63, 1023, 256, 1];
-    for (seed, left_out) in (200..216).zip((0..5).cycle()) {
-        let sample = Sample::random(seed);
-        let script = |&cached: &usize| Script { cached, brings: vec![1 + left_out % 3] };
-        let scripts: Vec<Script> = cached[left_out..].iter().map(script).collect();
-        let scenario = scenario_of(&sample, &scripts);
-        let mut oracle = Runner::new(Oracle::new(), &sample, &scenario).unwrap();
-        let reference = oracle.step(&scenario.steps[0]).unwrap();
-        let [one, four] = [1, 4].map(|threads| {
-            let cpu = CpuOperations::new(threads).unwrap();
-            Runner::new(cpu, &sample, &scenario).unwrap().step(&scenario.steps[0]).unwrap()
-        });
-        assert_eq!(one, four, "{}", sample.label());
-        let error = worst(&one, &reference);
-        assert!(error <= step_tolerance(&sample), "{error:.1e} off, {}", sample.label());
     }
 }

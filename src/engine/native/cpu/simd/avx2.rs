@@ -7,7 +7,7 @@ use std::arch::x86_64::{
     _mm256_cvtph_ps, _mm256_cvtps_epi32, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_loadu_si256,
     _mm256_madd_epi16, _mm256_max_ps, _mm256_mul_ps, _mm256_round_ps, _mm256_set1_epi8, _mm256_set1_epi32,
     _mm256_set1_ps, _mm256_setzero_ps, _mm256_slli_epi16, _mm256_slli_epi32, _mm256_srai_epi16,
-    _mm256_srli_epi16, _mm256_storeu_ps, _mm256_sub_ps,
+    _mm256_srli_epi16, _mm256_storeu_ps, _mm256_stream_ps, _mm256_sub_ps,
 };
 
 use super::Simd;
@@ -53,6 +53,14 @@ impl Simd for Avx2 {
         unsafe {
             _mm256_storeu_ps(to, value[0]);
             _mm256_storeu_ps(to.add(8), value[1]);
+        }
+    }
+    #[inline(always)]
+    unsafe fn store_streaming(to: *mut f32, value: Self::Floats) {
+        // SAFETY: above.
+        unsafe {
+            _mm256_stream_ps(to, value[0]);
+            _mm256_stream_ps(to.add(8), value[1]);
         }
     }
     #[inline(always)]
@@ -112,6 +120,11 @@ impl Simd for Avx2 {
     unsafe fn splat_packed(value: u32) -> Self::Packed {
         // SAFETY: above.
         unsafe { [_mm256_set1_epi32(value.cast_signed()); 2] }
+    }
+    #[inline(always)]
+    unsafe fn add_packed(a: Self::Packed, b: Self::Packed) -> Self::Packed {
+        // SAFETY: above.
+        unsafe { [_mm256_add_epi32(a[0], b[0]), _mm256_add_epi32(a[1], b[1])] }
     }
     #[inline(always)]
     unsafe fn dot_pairs(sum: Self::Floats, a: Self::Packed, b: Self::Packed) -> Self::Floats {

@@ -8,7 +8,7 @@ use std::arch::x86_64::{
     _mm512_loadu_ps, _mm512_loadu_si512, _mm512_madd_epi16, _mm512_max_ps, _mm512_mul_ps,
     _mm512_roundscale_ps, _mm512_scalef_ps, _mm512_set1_epi8, _mm512_set1_epi32, _mm512_set1_ps,
     _mm512_setzero_ps, _mm512_slli_epi32, _mm512_srai_epi16, _mm512_srli_epi16, _mm512_storeu_ps,
-    _mm512_sub_ps,
+    _mm512_stream_ps, _mm512_sub_ps,
 };
 
 use super::Simd;
@@ -46,6 +46,11 @@ macro_rules! shared_by_both {
         unsafe fn store(to: *mut f32, value: __m512) {
             // SAFETY: the trait's contract.
             unsafe { _mm512_storeu_ps(to, value) }
+        }
+        #[inline(always)]
+        unsafe fn store_streaming(to: *mut f32, value: __m512) {
+            // SAFETY: the trait's contract.
+            unsafe { _mm512_stream_ps(to, value) }
         }
         #[inline(always)]
         unsafe fn load_bf16(from: *const u16) -> __m512 {
@@ -97,6 +102,11 @@ macro_rules! shared_by_both {
         unsafe fn splat_packed(value: u32) -> __m512i {
             // SAFETY: the trait's contract.
             unsafe { _mm512_set1_epi32(value.cast_signed()) }
+        }
+        #[inline(always)]
+        unsafe fn add_packed(a: __m512i, b: __m512i) -> __m512i {
+            // SAFETY: the trait's contract.
+            unsafe { _mm512_add_epi32(a, b) }
         }
         #[inline(always)]
         unsafe fn low_halves(value: __m512i) -> __m512i {

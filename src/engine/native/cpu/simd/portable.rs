@@ -55,6 +55,11 @@ impl Simd for Portable {
         unsafe { to.cast::<[f32; LANES]>().write_unaligned(value) }
     }
     #[inline(always)]
+    unsafe fn store_streaming(to: *mut f32, value: Self::Floats) {
+        // SAFETY: the caller's promise.
+        unsafe { Self::store(to, value) }
+    }
+    #[inline(always)]
     unsafe fn load_bf16(from: *const u16) -> Self::Floats {
         // SAFETY: valid for sixteen elements.
         each(unsafe { from.cast::<[u16; LANES]>().read_unaligned() }, |bits| bf16::from_bits(bits).to_f32())
@@ -96,6 +101,10 @@ impl Simd for Portable {
     #[inline(always)]
     unsafe fn splat_packed(value: u32) -> Self::Packed {
         [value; LANES]
+    }
+    #[inline(always)]
+    unsafe fn add_packed(a: Self::Packed, b: Self::Packed) -> Self::Packed {
+        both(a, b, u32::wrapping_add)
     }
     #[inline(always)]
     unsafe fn dot_pairs(sum: Self::Floats, a: Self::Packed, b: Self::Packed) -> Self::Floats {
