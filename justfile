@@ -13,7 +13,7 @@ check:
 test:
     cargo test
 
-# Review changed snapshots.
+# Rewrite what tests compare with (snapshots, saved results, schemas, counts of unsafe code), to be read as a diff.
 snap:
     INSTA_UPDATE=always cargo test
 

@@ -178,19 +178,19 @@ fn comparison() -> Comparison {
     found
 }
 
-/// Holds a result against its fixture; `UPDATE_FIXTURES=1` writes it anew.
+/// Holds a result against its fixture; `INSTA_UPDATE=always` writes it.
 fn current(name: &str, result: &impl Serialize) {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/results");
     let path = format!("{folder}/{name}.json");
     let text = serde_json::to_string_pretty(result).unwrap() + "\n";
-    if std::env::var_os("UPDATE_FIXTURES").is_some() {
+    if std::env::var_os("INSTA_UPDATE").is_some_and(|v| v == "always") {
         std::fs::create_dir_all(folder).unwrap();
         std::fs::write(&path, &text).unwrap();
     }
     let saved = std::fs::read_to_string(&path).unwrap();
     assert!(
         saved == text,
-        "{path} is not what the program makes: run the test with UPDATE_FIXTURES=1 and read the diff"
+        "{path} is not what the program makes: run the test with INSTA_UPDATE=always and read the diff"
     );
 }
 

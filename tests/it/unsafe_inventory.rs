@@ -1,6 +1,6 @@
 //! `docs/unsafe.md` lists every file with unsafe code, and how much of it; a file that is not listed, or has more or less, fails here.
 //!
-//! `UPDATE_UNSAFE=1 cargo test --test it unsafe_inventory` writes the counts anew; why a file needs it and what is checked is for a person.
+//! `INSTA_UPDATE=always cargo test --test it unsafe_inventory` writes the counts anew; why a file needs it and what is checked is for a person.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -82,7 +82,7 @@ fn the_inventory_of_unsafe_code_is_that_of_the_source() {
     let page = root().join("docs/unsafe.md");
     let text = std::fs::read_to_string(&page).unwrap();
     let source = in_source();
-    if std::env::var_os("UPDATE_UNSAFE").is_some() {
+    if std::env::var_os("INSTA_UPDATE").is_some_and(|v| v == "always") {
         let rows: Vec<_> = text.lines().filter_map(row).collect();
         let head: Vec<&str> = text.lines().take_while(|line| row(line).is_none()).collect();
         let tail: Vec<&str> = text.lines().skip(head.len() + rows.len()).collect();
@@ -99,7 +99,7 @@ fn the_inventory_of_unsafe_code_is_that_of_the_source() {
     }
     let listed: BTreeMap<String, Counts> = text.lines().filter_map(row).map(|(f, c, _)| (f, c)).collect();
     for (file, counts) in &source {
-        assert_eq!(listed.get(file), Some(counts), "docs/unsafe.md on {file}; UPDATE_UNSAFE=1 counts anew");
+        assert_eq!(listed.get(file), Some(counts), "docs/unsafe.md on {file}; INSTA_UPDATE=always writes the counts");
     }
     for file in listed.keys() {
         assert!(source.contains_key(file), "docs/unsafe.md lists {file}, which has none");
