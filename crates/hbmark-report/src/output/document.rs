@@ -1,9 +1,10 @@
-//! What there is to say of a result, before any format draws it: headings, lines, lists, names with values, and tables of typed columns.
+//! The content of a result before a format draws it: headings, lines, lists, names with values, tables of typed columns, and plots.
 //!
-//! Enters: text and numbers from the kinds of results. Leaves: plain data. It knows no format and no kind of result; every format draws
+//! Enters: text and numbers from the kinds of results. Leaves: plain data. It imports no format and no kind of result; every format draws
 //! every document, so a format is one file and a kind of result another.
 
 use super::metrics::Unit;
+use super::plot::Plot;
 use super::text;
 use hbmark_core::result::serving::Quantity;
 
@@ -21,21 +22,47 @@ pub struct Document {
 /// A part of a document.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Block {
-    Heading(String),
-    /// What stands above tables.
+    Heading {
+        title: String,
+        /// For links into a page.
+        anchor: Option<&'static str>,
+    },
     Lines(Vec<Line>),
-    List(Vec<String>),
+    List(List),
     KeyValues(Vec<(String, String)>),
     Table(Table),
+    /// Drawn where there are drawings; elsewhere its tables.
+    Plot(Plot),
+    /// Folded away where that is possible.
+    Fold {
+        title: String,
+        blocks: Vec<Block>,
+    },
     /// To be copied as it is.
     Shell(String),
+}
+
+impl Block {
+    /// Why there is nothing to show.
+    #[must_use]
+    pub fn absent(why: impl Into<String>) -> Self {
+        Self::Lines(vec![Line::Said(Tone::Faint, why.into())])
+    }
+}
+
+/// Items, and what they are about where there are several lists below a heading.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct List {
+    pub title: Option<String>,
+    pub tone: Tone,
+    pub items: Vec<String>,
 }
 
 /// One line.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Line {
     Said(Tone, String),
-    /// The command behind the result: for those who were not at the terminal.
+    /// The command behind the result, for readers of a saved report.
     Command(String),
 }
 
@@ -47,8 +74,9 @@ impl Line {
 }
 
 /// How loud something is where there is colour.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Tone {
+    #[default]
     Plain,
     Faint,
     Good,
@@ -59,13 +87,26 @@ pub enum Tone {
 /// Columns of one length.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Table {
-    /// Of a small table beside others.
+    /// For one of several tables below a heading.
     pub title: Option<String>,
     pub columns: Vec<Column>,
     /// One a row, or none at all.
     pub tones: Vec<Tone>,
     /// What the table says, in a line.
     pub closing: Option<String>,
+}
+
+impl From<Vec<Column>> for Table {
+    fn from(columns: Vec<Column>) -> Self {
+        Self { columns, ..Self::default() }
+    }
+}
+
+impl Table {
+    #[must_use]
+    pub fn titled(title: impl Into<String>, columns: Vec<Column>) -> Self {
+        Self { title: Some(title.into()), ..columns.into() }
+    }
 }
 
 /// One column.
@@ -216,7 +257,12 @@ impl Document {
     }
 
     pub fn heading(&mut self, title: impl Into<String>) {
-        self.blocks.push(Block::Heading(title.into()));
+        self.blocks.push(Block::Heading { title: title.into(), anchor: None });
+    }
+
+    /// A heading that can be linked to.
+    pub fn anchored(&mut self, anchor: &'static str, title: impl Into<String>) {
+        self.blocks.push(Block::Heading { title: title.into(), anchor: Some(anchor) });
     }
 
     /// Lines; nothing where there are none.
@@ -229,9 +275,17 @@ impl Document {
 
     /// A list; nothing where it is empty.
     pub fn list(&mut self, items: impl IntoIterator<Item = String>) {
-        let items: Vec<String> = items.into_iter().collect();
-        if !items.is_empty() {
-            self.blocks.push(Block::List(items));
+        self.push_list(List { items: items.into_iter().collect(), ..List::default() });
+    }
+
+    /// A list with a title of its own; neither where it is empty.
+    pub fn titled_list(&mut self, title: &str, tone: Tone, items: impl IntoIterator<Item = String>) {
+        self.push_list(List { title: Some(title.to_owned()), tone, items: items.into_iter().collect() });
+    }
+
+    fn push_list(&mut self, list: List) {
+        if !list.items.is_empty() {
+            self.blocks.push(Block::List(list));
         }
     }
 
@@ -245,6 +299,6 @@ impl Document {
     }
 
     pub fn table(&mut self, columns: Vec<Column>) {
-        self.blocks.push(Block::Table(Table { columns, ..Table::default() }));
+        self.blocks.push(Block::Table(columns.into()));
     }
 }

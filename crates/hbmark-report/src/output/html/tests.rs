@@ -1,11 +1,11 @@
 //! The page over results made by hand: well formed, the right values in the right plots, and nothing a stranger wrote becomes markup.
 
 mod browser;
+mod serving;
 
 use scraper::{Html, Selector};
 
-use super::of_run as render;
-use crate::output::External;
+use crate::output::{External, page as render};
 use crate::samples;
 use hbmark_core::model::Dtype;
 use hbmark_core::result::{Cause, CellResult, Phase, Report};

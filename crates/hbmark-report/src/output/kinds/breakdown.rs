@@ -3,7 +3,7 @@
 //! Enters: a [`Report`] or a [`Ladder`]. Leaves: tables. What the numbers mean was decided in [`crate::analysis`] and where they were
 //! measured.
 
-use super::run::status_word;
+use super::run::{phase_word, status_word};
 use crate::output::document::{Block, Cells, Column, Document, Table, measured, numbers, words};
 use crate::output::metrics::Unit;
 use crate::output::{Kind, OutputError};
@@ -32,26 +32,13 @@ pub fn ladders(report: &Report) -> Vec<Table> {
     report.ladders.iter().filter(|_| compares).map(of_ladder).collect()
 }
 
-/// Every ladder, for a format that draws them.
-#[must_use]
-pub fn all_ladders(report: &Report) -> Vec<Table> {
-    report.ladders.iter().map(of_ladder).collect()
-}
-
 /// The steps that were broken down per operation.
 #[must_use]
 pub fn operations(report: &Report) -> Vec<Table> {
     report.cells.iter().filter(|cell| !cell.operations.is_empty()).map(of_operations).collect()
 }
 
-fn phase_word(phase: Phase) -> &'static str {
-    match phase {
-        Phase::Prefill => "prefill",
-        Phase::Decode => "decode",
-    }
-}
-
-fn of_ladder(ladder: &Ladder) -> Table {
+pub fn of_ladder(ladder: &Ladder) -> Table {
     let (scale, rungs) = (ladder.scale(), &ladder.rungs);
     let time = match ladder.phase {
         Phase::Prefill => "step",

@@ -13,8 +13,8 @@ use base64::engine::general_purpose::STANDARD;
 use scraper::{Html, Selector};
 use sha2::{Digest, Sha256};
 
-use crate::output::html::serving::tests::{hostile, hostile_findings};
-use crate::output::html::{of_run as render, of_serving as render_serving};
+use super::serving::{hostile, hostile_findings, render_serving};
+use crate::output::page as render;
 use crate::samples;
 
 const PROBE: &str = include_str!("../browser_probe.js");

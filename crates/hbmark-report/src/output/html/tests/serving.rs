@@ -1,8 +1,9 @@
 //! The page of serving results from the virtual clock, which never change: the right values in the right plots, and nothing a stranger
 //! wrote becomes markup.
 
-use crate::output::html::of_serving as render_serving;
-use crate::output::html::tests::{HOSTILE, count, texts, well_formed};
+use super::{HOSTILE, count, texts, well_formed};
+use crate::output::html::render;
+use crate::output::kinds::serving::page::page;
 use crate::samples::{single, sweep};
 use hbmark_core::result::serving::{
     ColdPhase, ColdStart, Launch, Quantity, Search, ServeReport, SloMetric, Span, Validity,
@@ -26,12 +27,12 @@ fn finding(text: &str) -> Finding {
     }
 }
 
-pub(in crate::output::html) fn hostile_findings() -> Vec<Finding> {
+pub(super) fn hostile_findings() -> Vec<Finding> {
     vec![finding(HOSTILE)]
 }
 
 /// A sweep in which every text a file can carry is hostile.
-pub(in crate::output::html) fn hostile() -> ServeReport {
+pub(super) fn hostile() -> ServeReport {
     let mut report = sweep();
     let text = || HOSTILE.to_owned();
     report.model.name = text();
@@ -55,6 +56,10 @@ pub(in crate::output::html) fn hostile() -> ServeReport {
         }
     }
     report
+}
+
+pub(super) fn render_serving(report: &ServeReport, findings: &[Finding]) -> String {
+    render(&page(report, findings))
 }
 
 #[test]
@@ -244,7 +249,7 @@ fn objectives_look_alike_whatever_they_are_about() {
 fn every_mark_has_a_colour_in_the_style_sheet() {
     let style = include_str!("../style.css");
     let page = well_formed(&render_serving(&missing(SloMetric::Ttft, Some(f64::INFINITY)), &[]));
-    let measured = well_formed(&crate::output::html::of_run(&crate::samples::measured(), &[]));
+    let measured = well_formed(&crate::output::page(&crate::samples::measured(), &[]));
     for kind in ["point", "cross", "line", "bar"] {
         for page in [&page, &measured] {
             for element in page.select(&scraper::Selector::parse(&format!("svg .{kind}")).unwrap()) {
