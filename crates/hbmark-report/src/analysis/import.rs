@@ -1,9 +1,9 @@
 //! Results of other programs, mapped by meaning.
 //!
-//! Enters: a file of vLLM, SGLang, llama.cpp, AIPerf, GuideLLM, inference-perf, optimum-benchmark or TensorRT-LLM. Leaves: [`ForeignResult`]s, plain data
-//! in which one word means one thing, whatever the file calls it; the words are in [`metric_keys`]. A file is untrusted: its size is
-//! looked at before it is read, counts are capped, text loses its control characters, and a field of the wrong kind is an error that
-//! names it. What a file does not say stays `None`; nothing is guessed from names of files or folders. It knows no engine and no device.
+//! Enters: a file of vLLM, SGLang, llama.cpp, AIPerf, GuideLLM, inference-perf, optimum-benchmark or TensorRT-LLM. Leaves:
+//! [`ForeignResult`]s, plain data with one name per metric, whatever the file calls it; [`metric_keys`] maps the names. A file is untrusted:
+//! its size is checked before it is read, counts are capped, text loses its control characters, and a field of the wrong kind is an error
+//! that names it. What a file does not say stays `None`; nothing is guessed from names of files or folders.
 
 mod aiperf;
 mod document;
@@ -376,6 +376,12 @@ fn clipped(text: &str) -> String {
         Some((end, _)) => format!("{}…", &text[..end]),
         None => text,
     }
+}
+
+/// A remark where requests failed.
+fn failures(failed: Option<u64>) -> Option<String> {
+    let failed = failed.filter(|failed| *failed > 0)?;
+    Some(format!("{failed} requests failed: the figures leave them out, which flatters the tail"))
 }
 
 /// The storage a foreign word means, where this program has it.

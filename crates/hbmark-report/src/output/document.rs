@@ -238,16 +238,28 @@ pub fn split_constants(
     let same = |column: &Column| column.shown().windows(2).all(|pair| pair[0] == pair[1]);
     let (constant, varying): (Vec<Column>, Vec<Column>) =
         columns.into_iter().partition(|column| same(column) && may_go(column));
-    let told = constant.into_iter().filter(|column| !column.is_empty());
-    let told = told.filter_map(|column| Some((column.shown().pop()?, column.title)));
-    (told.map(|(value, title)| (title, value)).collect(), varying)
+    let known = constant.into_iter().filter(|column| !column.is_empty());
+    (known.filter_map(|column| Some((column.title.clone(), column.shown().pop()?))).collect(), varying)
+}
+
+/// Each line once, with the names of all the things it belongs to.
+pub fn grouped<'a>(lines: impl IntoIterator<Item = (&'a str, Vec<String>)>) -> Vec<(String, Vec<&'a str>)> {
+    let mut groups: Vec<(String, Vec<&str>)> = Vec::new();
+    for (name, line) in lines.into_iter().flat_map(|(name, lines)| lines.into_iter().map(move |l| (name, l)))
+    {
+        match groups.iter_mut().find(|(known, _)| *known == line) {
+            Some((_, names)) => names.push(name),
+            None => groups.push((line, vec![name])),
+        }
+    }
+    groups
 }
 
 /// Titles and values in one line.
 #[must_use]
 pub fn facts(pairs: &[(String, String)]) -> String {
-    let told: Vec<String> = pairs.iter().map(|(title, value)| format!("{title} {value}")).collect();
-    told.join(" · ")
+    let facts: Vec<String> = pairs.iter().map(|(title, value)| format!("{title} {value}")).collect();
+    facts.join(" · ")
 }
 
 impl Document {

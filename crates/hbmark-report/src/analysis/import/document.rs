@@ -1,11 +1,12 @@
-//! The text of a foreign file as records and tables, before anybody asks whose it is.
+//! The text of a foreign file as records and tables, whichever program wrote it.
 //!
 //! Enters: text. Leaves: JSON documents (one, several, or a list; YAML is read as what it would be in JSON), or tables of CSV, SQL or
-//! Markdown. Memory is counted before it is taken: short text can be many values. It knows no format.
+//! Markdown. Memory is counted before it is allocated: short text can be many values.
 
 use serde_json::{Map, Value as Json};
 
-use super::{ImportError, MAX_ROWS, clipped};
+use super::fields::Fields;
+use super::{ForeignFormat, ForeignResult, ForeignRow, ImportError, MAX_ROWS, clipped};
 use hbmark_core::input::json;
 
 /// Memory for the values of a file, beside its text: half a million numbers of a detailed export.
@@ -74,6 +75,17 @@ impl Document {
             return None;
         }
         documents.iter().map(Json::as_object).collect()
+    }
+
+    /// A result with a row for each record.
+    pub fn result<'a>(
+        &self,
+        format: ForeignFormat,
+        records: impl IntoIterator<Item = &'a Map<String, Json>>,
+        row: impl Fn(&Fields<'_>) -> Result<ForeignRow, ImportError>,
+    ) -> Result<Vec<ForeignResult>, ImportError> {
+        let rows = records.into_iter().enumerate().map(|(i, map)| row(&Fields::new(&self.file, i, map)));
+        Ok(vec![ForeignResult { source: self.file.clone(), format, rows: rows.collect::<Result<_, _>>()? }])
     }
 
     /// The tables that have these columns.

@@ -15,12 +15,7 @@ const POWER: &str = "GPU Power Usage (W)";
 
 pub(super) fn read(document: &Document) -> Option<Result<Vec<ForeignResult>, ImportError>> {
     let table = document.tables_with(REQUESTS).next()?;
-    let rows =
-        table.rows.iter().enumerate().map(|(i, map)| row(document, &Fields::new(&document.file, i, map)));
-    Some(
-        rows.collect::<Result<_, _>>()
-            .map(|rows| vec![ForeignResult { source: document.file.clone(), format: FORMAT, rows }]),
-    )
+    Some(document.result(FORMAT, &table.rows, |fields| row(document, fields)))
 }
 
 fn row(document: &Document, fields: &Fields<'_>) -> Result<ForeignRow, ImportError> {

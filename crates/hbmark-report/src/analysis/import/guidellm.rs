@@ -64,10 +64,7 @@ fn row(document: &Document, index: usize, benchmark: &Json) -> Result<ForeignRow
     let rate = strategy.map(|s| s.number("rate")).transpose()?.flatten();
     let streams = strategy.map(|s| s.count("streams")).transpose()?.flatten();
     let failed = fields.count("request_totals.errored")?;
-    if let Some(failed) = failed.filter(|failed| *failed > 0) {
-        remarks
-            .push(format!("{failed} requests failed: the figures leave them out, which flatters the tail"));
-    }
+    remarks.extend(super::failures(failed));
     let setup = Setup {
         model: fields.text("worker.backend_model")?,
         max_concurrency: streams.or_else(|| (kind == "synchronous").then_some(1)),

@@ -4,7 +4,6 @@
 //! that a test means the same in each; the Markdown table has rates alone, and its units are in the cells. A page of both programs gives
 //! two results.
 
-use serde_json::{Map, Value as Json};
 
 use super::document::{Body, Document, Table};
 use super::fields::Fields;
@@ -19,14 +18,11 @@ pub(super) fn read(document: &Document) -> Option<Result<Vec<ForeignResult>, Imp
     let result = |format, rows: Result<Vec<ForeignRow>, ImportError>| {
         rows.map(|rows| ForeignResult { source: document.file.clone(), format, rows })
     };
-    let each = |records: &[&Map<String, Json>], row: fn(&Fields<'_>) -> Result<ForeignRow, ImportError>| {
-        records.iter().enumerate().map(|(i, map)| row(&Fields::new(&document.file, i, map))).collect()
-    };
     if let Some(records) = document.objects_with(&["n_prompt", "n_gen", "avg_ns"]) {
-        return Some(result(BENCH, each(&records, bench)).map(|r| vec![r]));
+        return Some(document.result(BENCH, records, bench));
     }
     if let Some(records) = document.objects_with(&["pp", "tg", "pl", "t_tg"]) {
-        return Some(result(BATCHED, each(&records, batched)).map(|r| vec![r]));
+        return Some(document.result(BATCHED, records, batched));
     }
     let Body::Tables(_) = &document.body else { return None };
     let rows_of = |titles: &[&str], row: fn(&Fields<'_>, &Table) -> Result<ForeignRow, ImportError>| {

@@ -15,11 +15,7 @@ pub(super) fn read(document: &Document) -> Option<Result<Vec<ForeignResult>, Imp
     let alone = || document.objects_with(&["prefill", "decode", "per_token"]);
     let page = from_markdown(document);
     let records = whole.or_else(alone).or_else(|| Some(vec![page.as_ref()?]))?;
-    let rows = records.iter().enumerate().map(|(i, map)| row(&Fields::new(&document.file, i, map)));
-    Some(
-        rows.collect::<Result<_, _>>()
-            .map(|rows| vec![ForeignResult { source: document.file.clone(), format: FORMAT, rows }]),
-    )
+    Some(document.result(FORMAT, records, row))
 }
 
 /// The page of tables as the object of the JSON report: `# prefill:` and `## latency:` become keys.

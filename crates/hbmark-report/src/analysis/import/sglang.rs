@@ -16,14 +16,9 @@ pub(super) fn read(document: &Document) -> Option<Result<Vec<ForeignResult>, Imp
         (&["run_name", "batch_size", "input_len", "output_len"], ForeignFormat::SglangOneBatch, one_batch),
         (&["dataset_name", "random_input_len", "completed"], ForeignFormat::SglangServing, serving),
     ];
-    modes.into_iter().find_map(|(keys, format, row)| {
-        let records = document.objects_with(keys)?;
-        let rows = records.iter().enumerate().map(|(i, map)| row(&Fields::new(&document.file, i, map)));
-        Some(
-            rows.collect::<Result<_, _>>()
-                .map(|rows| vec![ForeignResult { source: document.file.clone(), format, rows }]),
-        )
-    })
+    modes
+        .into_iter()
+        .find_map(|(keys, format, row)| Some(document.result(format, document.objects_with(keys)?, row)))
 }
 
 fn one_batch(fields: &Fields<'_>) -> Result<ForeignRow, ImportError> {
@@ -34,18 +29,10 @@ fn one_batch(fields: &Fields<'_>) -> Result<ForeignRow, ImportError> {
     if let Some(rate) = fields.number("output_throughput")?.filter(|rate| *rate > 0.0) {
         let key = "output_throughput".to_owned();
         let value = batch as f64 / rate * 1e9;
-        values.push(Value {
-            metric: Metric::DecodeStep,
-            statistic: Statistic::Mean,
-            value,
-            key: key.clone(),
-        });
-        values.push(Value {
-            metric: Metric::OutputThroughput,
-            statistic: Statistic::Single,
-            value: rate,
-            key,
-        });
+        values.extend([
+            Value { metric: Metric::DecodeStep, statistic: Statistic::Mean, value, key: key.clone() },
+            Value { metric: Metric::OutputThroughput, statistic: Statistic::Single, value: rate, key },
+        ]);
     } else if !over_a_server && fields.get("median_decode_latency").is_none() {
         remarks.push("no decode step was timed: output_len is 1 or the run ended early".to_owned());
     }

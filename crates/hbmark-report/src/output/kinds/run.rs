@@ -18,7 +18,7 @@ pub use page::page;
 
 use super::breakdown;
 use crate::output::document::{
-    Block, Column, Document, Line, Table, Tone, facts, measured, numbers, split_constants, words,
+    Block, Column, Document, Line, Table, Tone, facts, grouped, measured, numbers, split_constants, words,
 };
 use crate::output::metrics::{METRICS, Shown, Unit};
 use crate::output::{Kind, OutputError};
@@ -292,25 +292,15 @@ pub fn remarks(cells: &[CellResult]) -> Vec<String> {
     remarks
 }
 
-/// A sentence said of several cells, once, with how many of them it is said of.
+/// A line that several cells share, once.
 fn shared(cells: &[CellResult], of: impl Fn(&CellResult) -> Vec<String>) -> Vec<String> {
-    let mut sentences: Vec<(String, Vec<&str>)> = Vec::new();
-    for cell in cells {
-        for sentence in of(cell) {
-            match sentences.iter_mut().find(|(known, _)| *known == sentence) {
-                Some((_, ids)) => ids.push(&cell.id),
-                None => sentences.push((sentence, vec![&cell.id])),
-            }
-        }
-    }
-    sentences
-        .into_iter()
-        .map(|(sentence, ids)| match ids.as_slice() {
-            [one] => format!("{one}: {sentence}"),
-            many if many.len() == cells.len() => format!("every cell: {sentence}"),
-            many => format!("{} cells ({} ...): {sentence}", many.len(), many[0]),
-        })
-        .collect()
+    let groups = grouped(cells.iter().map(|cell| (cell.id.as_str(), of(cell))));
+    let named = |(line, ids): (String, Vec<&str>)| match ids.as_slice() {
+        [one] => format!("{one}: {line}"),
+        many if many.len() == cells.len() => format!("every cell: {line}"),
+        many => format!("{} cells ({} ...): {line}", many.len(), many[0]),
+    };
+    groups.into_iter().map(named).collect()
 }
 
 /// A crossover as a sentence: its name, its value, and what it says.
