@@ -1,7 +1,7 @@
-//! The page of serving results from the virtual clock, which never change: the right values in the right plots, and nothing a stranger
-//! wrote becomes markup.
+//! The page of serving results from the virtual clock, which never change: the right values in the right plots, and no foreign
+//! text becomes markup.
 
-use super::{HOSTILE, count, texts, well_formed};
+use super::{HOSTILE, count, every_plot_is_whole, texts, well_formed};
 use crate::output::html::render;
 use crate::output::kinds::serving::page::page;
 use crate::samples::{single, sweep};
@@ -65,13 +65,7 @@ pub(super) fn render_serving(report: &ServeReport, findings: &[Finding]) -> Stri
 #[test]
 fn the_page_has_every_plot_for_a_desk_and_a_phone_with_a_table_behind_each() {
     let page = well_formed(&render_serving(&sweep(), &[]));
-    for plot in PLOTS {
-        let (wide, narrow) =
-            (count(&page, &format!("#{plot} svg.wide")), count(&page, &format!("#{plot} svg.narrow")));
-        assert!(wide > 0 && wide == narrow, "{plot}: {wide} and {narrow}");
-        assert!(count(&page, &format!("#{plot} details table")) > 0, "{plot} has a table behind it");
-        assert_eq!(count(&page, &format!("#{plot} button[data-save=png]")), wide);
-    }
+    every_plot_is_whole(&page, &PLOTS);
     assert_eq!(count(&page, "#load svg.wide"), 4, "TTFT, TPOT, E2E, throughput");
     assert_eq!(count(&page, "#timeline svg.wide"), 4 * 3, "four strips for each point that was run");
 }
@@ -201,7 +195,7 @@ fn missing(metric: SloMetric, observed: Option<f64>) -> ServeReport {
     report
 }
 
-/// What the crosses of a plot of the load say of the second point.
+/// The hover texts of the second point's crosses in a plot over load.
 fn crosses(page: &scraper::Html, plot: &str) -> Vec<String> {
     let marks = texts(page, &format!("#load svg.wide[data-name=load-{plot}] .mark:has(.cross) > title"));
     marks.into_iter().filter(|m| m.contains("rate 8")).collect()
@@ -281,7 +275,7 @@ fn throughput_stands_over_what_was_really_offered_beside_a_straight_line() {
     let drawn = polylines(&report);
     let offered = drawn.iter().find(|(class, _)| class == "line level").unwrap();
     assert_eq!(offered.1.len(), 2, "from the origin to the edge");
-    // A point that serves all that comes stands on that line when twice as much comes, too.
+    // A point that serves everything offered stays on that line at twice the load.
     let served = |lines: &[(String, Vec<(f64, f64)>)]| {
         lines.iter().find(|(class, _)| class == "line c0").unwrap().1[0].0
     };
