@@ -1,6 +1,6 @@
 //! The formats of a result, and what there is to print.
 //!
-//! Enters: a result as plain data, and what the analysis says of it. Leaves: text: a table for a terminal, CSV, Markdown, or one HTML page
+//! Enters: a result as plain data, and its analysis. Leaves: text: a table for a terminal, CSV, Markdown, or one HTML page
 //! that loads nothing. What is null is a dash or an empty field, never 0.
 //!
 //! A kind of result is one file of [`kinds`] that makes it a [`Document`]; a format is one module that draws any document. Neither imports
@@ -22,7 +22,7 @@ use hbmark_core::result::{CellResult, Report};
 
 pub use kinds::{Aliases, Glossary, record};
 
-/// Another program's decode, to stand beside the cells of a report on its roofline.
+/// Another program's decode, to be drawn beside the cells of a report on its roofline.
 #[derive(Debug, Clone, PartialEq)]
 pub struct External {
     /// What the file calls the row.
@@ -50,7 +50,7 @@ impl Format {
     /// The formats that are saved in files, in the order of writing.
     pub const SAVED: [Self; 4] = [Self::Json, Self::Csv, Self::Md, Self::Html];
 
-    /// The name of a file of this format; `stem` says what it is about.
+    /// The name of a file of this format; `stem` is its subject.
     #[must_use]
     pub fn file_name(self, stem: &str) -> String {
         match self {

@@ -92,7 +92,7 @@ pub struct Table {
     pub columns: Vec<Column>,
     /// One a row, or none at all.
     pub tones: Vec<Tone>,
-    /// What the table says, in a line.
+    /// A line that sums it up.
     pub closing: Option<String>,
 }
 
@@ -120,13 +120,13 @@ pub struct Column {
 #[derive(Debug, Clone, PartialEq)]
 pub enum Cells {
     Words(Vec<String>),
-    /// Numbers that are written already; they stand to the right.
+    /// Formatted numbers, aligned to the right.
     Numbers(Vec<String>),
-    /// Drawn with characters, for where these have one width.
+    /// Drawn with characters, for fonts of one width.
     Bars(Vec<String>),
     Measured {
         unit: Unit,
-        /// In one scale and with one number of digits; else each in its own.
+        /// In one scale and with one number of digits; otherwise each in its own.
         alike: bool,
         values: Vec<Value>,
     },
@@ -138,7 +138,7 @@ pub enum Value {
     Null,
     Finite(f64),
     Infinite,
-    /// The sample carries no more.
+    /// A lower bound: the sample is too small for more.
     AtLeast(f64),
     /// Why there is none.
     Word(&'static str),
@@ -162,13 +162,13 @@ impl<T: Into<Self>> From<Option<T>> for Value {
     }
 }
 
-/// A column of words.
+/// A column of text.
 #[must_use]
 pub fn words(title: impl Into<String>, cells: impl IntoIterator<Item = String>) -> Column {
     Column { title: title.into(), cells: Cells::Words(cells.into_iter().collect()) }
 }
 
-/// A column of numbers that are written already.
+/// A column of formatted numbers.
 #[must_use]
 pub fn numbers(title: impl Into<String>, cells: impl IntoIterator<Item = String>) -> Column {
     Column { title: title.into(), cells: Cells::Numbers(cells.into_iter().collect()) }
@@ -194,7 +194,7 @@ impl Column {
         self
     }
 
-    /// Numbers stand to the right.
+    /// Whether it is aligned to the right.
     #[must_use]
     pub fn right(&self) -> bool {
         matches!(self.cells, Cells::Numbers(_) | Cells::Measured { .. })

@@ -115,7 +115,7 @@ pub struct Bars {
     pub title: String,
     pub axis: Axis,
     pub bars: Vec<Bar>,
-    /// What they say together.
+    /// A line that sums them up.
     pub closing: Option<String>,
 }
 

@@ -1,7 +1,7 @@
 //! AIPerf and its forerunner GenAI-Perf: the aggregate export as JSON or CSV; [`records`] reads single requests.
 //!
-//! Enters: a document. Leaves: one row a file. The unit stands beside each number and is obeyed: early files count in nanoseconds and
-//! write numbers as text. The engine behind the endpoint is not said.
+//! Enters: a document. Leaves: one row per file. Each number has its unit beside it: early files count in nanoseconds and write numbers as
+//! text. The engine behind the endpoint is not reported.
 
 mod records;
 
@@ -85,7 +85,7 @@ fn row(fields: &Fields<'_>) -> Result<ForeignRow, ImportError> {
     Ok(ForeignRow { label, setup, values, remarks })
 }
 
-/// What the configuration says, under the keys of three generations of the program.
+/// The configuration, under the keys of three generations of the program.
 fn describe(config: &Fields<'_>, setup: &mut Setup) -> Result<(), ImportError> {
     let first = |list: Option<&Json>| list.and_then(|l| l.get(0)).cloned();
     let named = first(config.get("endpoint.model_names"))

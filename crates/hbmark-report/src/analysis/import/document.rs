@@ -97,7 +97,7 @@ impl Document {
         tables.iter().filter(|table| titles.iter().all(|title| table.titles.iter().any(|t| t == title)))
     }
 
-    /// What a person would see of it, for the message that nobody knows it.
+    /// A description for the message that no reader matches.
     pub fn describe(&self) -> String {
         let listed = |keys: Vec<&String>| {
             let shown: Vec<String> = keys.iter().take(6).map(|k| format!("`{}`", clipped(k))).collect();
@@ -132,7 +132,7 @@ fn is_yaml(text: &str) -> bool {
 }
 
 /// A YAML document without anchors, which no result needs and with which a short text would be a large one. Every beginning of one is one,
-/// too: that its last line ends is all that says that a number was not cut off.
+/// too: only the end of its last line shows that a number was not cut off.
 fn yaml(file: &str, text: &str) -> Result<Json, ImportError> {
     if !text.ends_with('\n') {
         return Err(ImportError::CutOff { file: file.to_owned() });
@@ -272,7 +272,7 @@ fn markdown(file: &str, text: &str) -> Result<Vec<Table>, ImportError> {
             let title = line.trim_start_matches('#');
             let level = line.len() - title.len();
             headings.retain(|(above, _)| *above < level);
-            // Markdown knows six.
+            // Markdown has six.
             if level <= 6 {
                 headings.push((level, clipped(title)));
             }

@@ -10,7 +10,7 @@ use super::{ForeignFormat, ForeignResult, ForeignRow, ImportError, Setup};
 const FORMAT: ForeignFormat = ForeignFormat::GenaiPerfAnalyze;
 const REQUESTS: &[&str] = &["Config Name", "Request Throughput (requests/sec)"];
 const GPUS: &[&str] = &["Config Name", "GPU"];
-/// What is told of the GPUs, by the end of the title.
+/// Columns about the GPUs, by the end of the title.
 const POWER: &str = "GPU Power Usage (W)";
 
 pub(super) fn read(document: &Document) -> Option<Result<Vec<ForeignResult>, ImportError>> {

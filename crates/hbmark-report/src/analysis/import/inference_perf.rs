@@ -27,7 +27,7 @@ fn row(fields: &Fields<'_>) -> Result<ForeignRow, ImportError> {
     }
     let rate = fields.rate("load_summary.requested_rate")?;
     let server = fields.get("successes.latency").is_none();
-    // It stands behind the latencies, and YAML that was cut off is whole to its reader.
+    // It comes after the latencies, and truncated YAML still parses.
     if !server && fields.get("successes.throughput").is_none() {
         return Err(fields.missing("successes.throughput", FORMAT));
     }

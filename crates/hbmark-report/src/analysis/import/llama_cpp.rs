@@ -4,7 +4,6 @@
 //! that a test means the same in each; the Markdown table has rates alone, and its units are in the cells. A page of both programs gives
 //! two results.
 
-
 use super::document::{Body, Document, Table};
 use super::fields::Fields;
 use super::{
@@ -57,7 +56,7 @@ fn bench(fields: &Fields<'_>) -> Result<ForeignRow, ImportError> {
         times.push((Statistic::Min, samples.iter().copied().fold(f64::INFINITY, f64::min), "samples_ns"));
         times.push((Statistic::Max, samples.iter().copied().fold(0.0, f64::max), "samples_ns"));
     }
-    // With one repetition the spread is 0, which says nothing.
+    // With one repetition the spread is 0, which is no measurement.
     if let Some(spread) = fields.number("stddev_ns")?.filter(|spread| *spread > 0.0) {
         times.push((Statistic::StandardDeviation, spread, "stddev_ns"));
     }
@@ -110,7 +109,7 @@ fn bench_setup(
         cpu: fields.text("cpu_info")?,
         batch: Some(1),
         repetitions: (samples > 0).then_some(samples as u64),
-        // llama-bench runs every test once before it times it, unless told not to, and does not write which.
+        // llama-bench runs every test once before it times it, unless switched off, and does not record which.
         date: fields.text("test_time")?,
         ..test.lengths()
     })

@@ -89,7 +89,7 @@ pub enum Statistic {
 }
 
 impl Statistic {
-    /// The statistic that a foreign word means: `avg`, `p99`, GuideLLM's `p999`...
+    /// The statistic of a foreign name: `avg`, `p99`, GuideLLM's `p999`...
     #[must_use]
     pub fn parse(word: &str) -> Option<Self> {
         match word {
@@ -157,7 +157,7 @@ pub enum Shape {
     Group,
     /// One number.
     One(Statistic),
-    /// Computed from several keys, as the conversion says; its reader does it.
+    /// Computed by its reader from several keys, as the conversion shows.
     Computed,
 }
 
@@ -173,7 +173,7 @@ pub enum ForeignUnit {
 }
 
 impl ForeignUnit {
-    /// What a number is multiplied with to become nanoseconds, or per second; `None` where the file has to say.
+    /// The factor to nanoseconds, or to per second; `None` where the file gives the unit.
     #[must_use]
     pub fn scale(self) -> Option<f64> {
         match self {
@@ -184,7 +184,7 @@ impl ForeignUnit {
         }
     }
 
-    /// The word for the table of aliases.
+    /// Its name in the table of aliases.
     #[must_use]
     pub fn word(self) -> &'static str {
         match self {

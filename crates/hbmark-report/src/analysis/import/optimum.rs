@@ -1,6 +1,6 @@
 //! optimum-benchmark: `benchmark.json` (configuration and report), `benchmark_report.json` and `benchmark_report.md` (report alone).
 //!
-//! Enters: a document. Leaves: one row. The report alone says neither batch nor lengths nor machine.
+//! Enters: a document. Leaves: one row. The report alone has neither batch nor lengths nor machine.
 
 use serde_json::{Map, Value as Json};
 

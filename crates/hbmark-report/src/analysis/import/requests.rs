@@ -27,7 +27,7 @@ pub(super) fn group(mut values: Vec<f64>, unit: &str) -> Option<Json> {
     Some(Json::Object(group))
 }
 
-/// A figure that stands alone, with its unit.
+/// A single value with its unit.
 pub(super) fn single(value: f64, unit: &str) -> Json {
     serde_json::json!({ "unit": unit, "avg": value })
 }

@@ -1,6 +1,6 @@
 //! SGLang: `bench_one_batch`, `bench_one_batch_server` and `bench_serving`.
 //!
-//! Enters: a document. Leaves: rows, one a run. Newer servers put their whole configuration beside the figures; model, storage and
+//! Enters: a document. Leaves: one row per run. Newer servers put their whole configuration beside the figures; model, storage and
 //! tensor parallelism are taken from there.
 
 use super::document::Document;
@@ -86,7 +86,7 @@ fn server(info: &Fields<'_>, setup: &mut Setup, remarks: &mut Vec<String>) -> Re
     setup.model = info.text("model_path")?;
     setup.gpus = info.count("tp_size")?.filter(|n| *n > 0);
     setup.engine_version = info.text("version")?;
-    // `auto` is whatever the checkpoint has, which is not said.
+    // `auto` is whatever the checkpoint has, which is not reported.
     setup.stored_as = info.text("quantization")?.or(info.text("dtype")?).filter(|word| word != "auto");
     setup.dtype = setup.stored_as.as_deref().and_then(dtype_of);
     setup.kv_dtype = info.text("kv_cache_dtype")?.as_deref().and_then(dtype_of);

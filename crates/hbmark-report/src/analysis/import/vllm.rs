@@ -1,7 +1,7 @@
 //! vLLM: `bench serve` (also `benchmark_serving.py` and `bench sweep`), `bench latency`, `bench throughput`, and the table of its CI.
 //!
-//! Enters: a document. Leaves: rows, one a run. The file says nothing of GPU, storage or version, so neither does the row. SGLang's
-//! `bench_serving` grew from the same script; what only it writes keeps the two apart.
+//! Enters: a document. Leaves: one row per run. The file reports no GPU, storage or version, so the row has none. SGLang's
+//! `bench_serving` grew from the same script; fields that only it writes tell the two apart.
 
 use serde_json::Value as Json;
 
@@ -25,7 +25,7 @@ pub(super) fn read(document: &Document) -> Option<Result<Vec<ForeignResult>, Imp
 fn serve(fields: &Fields<'_>) -> Result<ForeignRow, ImportError> {
     let (values, mut remarks) = fields.values(ForeignFormat::VllmServe)?;
     let mut setup = requests(fields, ForeignFormat::VllmServe)?;
-    // `openai` is a protocol that any server speaks, so it names none.
+    // `openai` is a protocol that any server has, so it names none.
     setup.engine = fields.text("backend")?.filter(|b| b != "openai" && b != "openai-chat");
     setup.model = fields.text("model_id")?;
     setup.date = fields.text("date")?;

@@ -1,6 +1,6 @@
-//! What a vLLM engine says of itself: its log of single requests, its counters over time, and its Prometheus page.
+//! A vLLM engine's own metrics: its log of single requests, its counters over time, and its Prometheus page.
 //!
-//! Enters: a document. Leaves: one row a file. Times are the engine's own: neither client nor network is in them. The Prometheus page counts
+//! Enters: a document. Leaves: one row per file. Times are the engine's own: neither client nor network is in them. The Prometheus page counts
 //! from the server's start, warm-up included, and has means alone.
 
 use serde_json::{Map, Value as Json};

@@ -54,7 +54,7 @@ fn draw_at(bars: &Bars, class: &'static str, width: f64) -> Node {
             .child(label(0.0, baseline, "key", &fitted(&bar.name, name_width + 4.0)))
             .child(el("g").class("mark").child(el("title").text(bar.hover.as_str())).child(drawn))
             .child(value(&bar.value, from, to, left, right, y + 15.0));
-        // Where the next bar goes on from this one.
+        // The next bar begins where this one ends.
         if bars.bars.get(i + 1).is_some_and(|next| next.from.total_cmp(&bar.to).is_eq()) {
             drawing = drawing.child(vertical("link", x(bar.to), y + ROW - GAP, above + row));
         }

@@ -71,7 +71,7 @@ pub fn fitted(text: &str, width: f64) -> String {
     text.chars().take(letters - 1).chain(['…']).collect()
 }
 
-/// The outermost element of a drawing: its size, its name for those who cannot see it, its title.
+/// The outermost element of a drawing: its size, its accessible name, its title.
 #[must_use]
 pub fn canvas(size: Size, name: &str, title: &str) -> Node {
     let view = format!("0 0 {} {}", pixel(size.width), pixel(size.height));
@@ -151,10 +151,10 @@ fn apart(mut wanted: Vec<f64>, low: f64, high: f64) -> Vec<f64> {
 
 /// Half of a mark, with some air.
 const MARK: f64 = 7.0;
-/// How high the letters of a name stand over its baseline.
+/// Height of a label's letters over its baseline.
 const TALL: f64 = 10.0;
 
-/// The baseline of a level line's name that begins at a place: above the line, or below it where marks stand above.
+/// The baseline of a level line's label that begins at a place: above the line, or below it where there are marks above.
 fn beside((x, y): (f64, f64), width: f64, marks: &[(f64, f64)]) -> f64 {
     let covered = |baseline: f64| {
         let across = |at: f64| (x - MARK..=x + width + MARK).contains(&at);
@@ -165,14 +165,14 @@ fn beside((x, y): (f64, f64), width: f64, marks: &[(f64, f64)]) -> f64 {
     if covered(above) && !covered(below) { below } else { above }
 }
 
-/// Where on a line its name has its middle: where no mark stands on the side that it takes, as near to the line's own middle as may be.
+/// The middle of a label along a line: as near to the line's own middle as marks on that side allow.
 fn along(from: (f64, f64), to: (f64, f64), width: f64, marks: &[(f64, f64)]) -> (f64, f64) {
     let (dx, dy) = (to.0 - from.0, to.1 - from.1);
     let length = dx.hypot(dy).max(f64::MIN_POSITIVE);
     let at = |share: f64| (from.0 + dx * share, from.1 + dy * share);
     let free = |share: &f64| {
         let middle = at(*share);
-        // Off the line, positive above it, and on along it. What stands on the line itself is below the name.
+        // Off the line, positive above it, and on along it. What is on the line itself is below the label.
         marks.iter().all(|(x, y)| {
             let (right, down) = (x - middle.0, y - middle.1);
             let (on, above) = ((right * dx + down * dy) / length, (right * dy - down * dx) / length);
@@ -210,7 +210,7 @@ impl Chart {
         drawing = drawing.children(self.frame(area, &y_ticks));
         drawing = drawing.children(self.rules(area));
         let (drawn, above) = self.lines(area);
-        // Names stand over marks, and where they can beside them.
+        // Labels are drawn over marks, and beside them where there is room.
         drawing
             .children(drawn)
             .children(self.marks.iter().filter_map(|mark| self.mark(area, mark)))
@@ -252,7 +252,7 @@ impl Chart {
         for tick in self.x.ticks(columns) {
             let x = area.x(tick.place);
             nodes.push(segment("grid", (x, area.top), (x, area.bottom())));
-            // A label at the edge would stand outside the drawing.
+            // A label at the edge would be outside the drawing.
             let half = text_width(&tick.label) / 2.0;
             let x = x.min(area.right() + 14.0 - half);
             nodes.push(label(x, area.bottom() + 17.0, "tick middle", &tick.label));

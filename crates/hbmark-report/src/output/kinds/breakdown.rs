@@ -1,7 +1,6 @@
 //! Small tables under the cells: the ladder of a place on the grid, the operations of a step.
 //!
-//! Enters: a [`Report`] or a [`Ladder`]. Leaves: tables. What the numbers mean was decided in [`crate::analysis`] and where they were
-//! measured.
+//! Enters: a [`Report`] or a [`Ladder`]. Leaves: tables.
 
 use super::run::{phase_word, status_word};
 use crate::output::document::{Block, Cells, Column, Document, Table, measured, numbers, words};
@@ -25,7 +24,7 @@ impl Kind for Ladder {
     }
 }
 
-/// The ladders of a report that compares engines; with one engine the cells' own columns say the same.
+/// The ladders of a report that compares engines; with one engine the cells' own columns have the same numbers.
 #[must_use]
 pub fn ladders(report: &Report) -> Vec<Table> {
     let compares = report.cells.iter().any(|cell| cell.engine != report.cells[0].engine);

@@ -1,6 +1,4 @@
-//! Imported results: the mapped rows, where they stand on the roofline, and what was not said; and the dictionary they were mapped by.
-//!
-//! Enters: [`Imported`]s. Leaves: documents. What the numbers mean was decided in [`crate::analysis::import`].
+//! Imported results: the mapped rows, their places on the roofline, and what was not reported; and the aliases they were mapped by.
 
 use super::run::{bound_word, status_word};
 use crate::analysis::import::metric_keys::{self, Alias, Shape};
@@ -48,7 +46,7 @@ impl Kind for [Imported] {
     }
 }
 
-/// What foreign keys mean, of all formats or one.
+/// The table of foreign keys, of all formats or one.
 #[derive(Debug, Clone, Copy)]
 pub struct Aliases(pub Option<ForeignFormat>);
 
@@ -170,7 +168,7 @@ fn reads(alias: &metric_keys::Alias, key: &str) -> bool {
     }
 }
 
-/// What a reader would want to know and no row says.
+/// What no row reports.
 fn missing_fields(rows: &[ForeignRow]) -> Option<String> {
     type Said = fn(&ForeignRow) -> bool;
     let wanted: [(&str, Said); 9] = [
@@ -238,7 +236,7 @@ fn columns(imported: &Imported) -> (Vec<(String, String)>, Vec<Column>) {
     (constants, columns)
 }
 
-/// The heading of a metric's middle, with the statistics that it is in these rows; a figure that stands alone in its file has no name.
+/// The heading of a metric's middle, with the statistics that it is in these rows; a single value has none.
 fn headed(metric: Metric, rows: &[ForeignRow]) -> String {
     let mut words: Vec<String> = Vec::new();
     for value in rows.iter().filter_map(|row| row.center(metric)) {

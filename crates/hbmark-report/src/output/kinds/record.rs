@@ -1,5 +1,5 @@
-//! A decision record: one short Markdown page that says what was asked, what was accepted and rejected and why, why it ended, and how a
-//! stranger runs it again.
+//! A decision record: one short Markdown page with the question, what was accepted and rejected and why, why it ended, and how to run it
+//! again.
 //!
 //! Enters: a result of `run`, `serve` or `compare`, and for traffic what was planned with it. Leaves: a document. It decides nothing:
 //! statuses, verdicts and reasons are those of the result.
@@ -39,7 +39,7 @@ impl Page {
         self.0.section(title, lines);
     }
 
-    /// What a stranger needs.
+    /// How to run it again.
     fn rerun(
         mut self,
         command: &str,
@@ -253,7 +253,7 @@ fn accepted_lines(report: &ServeReport, accepted: Option<&Point>, planned: Optio
 }
 
 fn rejection(point: &Point) -> String {
-    // The word stands before the reason already.
+    // The verdict is before the reason already.
     let mut why: Vec<String> = match &point.not_run {
         Some(reason) => vec![reason.to_string()],
         None => remarks(point),

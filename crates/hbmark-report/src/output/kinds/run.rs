@@ -1,6 +1,6 @@
 //! A report of cells: what was run on what, one table, where the time went, and what limits trust in it.
 //!
-//! Enters: a [`Report`]. Leaves: its document, and the sentences that its page says too. Columns that are the same in every row are taken
+//! Enters: a [`Report`]. Leaves: its document, and the page with plots. Columns that are the same in every row are taken
 //! out of the table, so that a reader sees what differs.
 
 mod batch;
@@ -262,7 +262,7 @@ pub fn cold(report: &Report) -> Vec<Column> {
     ]
 }
 
-/// Sentences about the cells that are not simply ok: what became of them and why, and their flags.
+/// Sentences about the cells that are not simply ok: their status and why, and their flags.
 #[must_use]
 pub fn remarks(cells: &[CellResult]) -> Vec<String> {
     let mut remarks = Vec::new();
@@ -303,7 +303,7 @@ fn shared(cells: &[CellResult], of: impl Fn(&CellResult) -> Vec<String>) -> Vec<
     groups.into_iter().map(named).collect()
 }
 
-/// A crossover as a sentence: its name, its value, and what it says.
+/// A crossover as a sentence: its name, its value, and its explanation.
 #[must_use]
 pub fn crossover_line(crossover: &hbmark_core::result::Crossover) -> String {
     let name = crossover.what.replace('_', " ");

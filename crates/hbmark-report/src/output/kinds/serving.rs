@@ -99,7 +99,7 @@ pub fn latencies(name: &str, result: &ServeResult) -> Vec<Column> {
     };
     let percentile = |title: &str, of: fn(&Quantiles) -> Option<Quantity>| {
         let at = |q: &Quantiles| match (of(q), q.max) {
-            // Below the number of values that a percentile needs, the largest seen is all that can be said.
+            // Below the number of values that a percentile needs, the largest seen is all that is known.
             (None, Some(Quantity::Finite(max))) => Value::AtLeast(max),
             (None, most) => most.into(),
             (Some(value), _) => value.into(),
@@ -222,7 +222,7 @@ pub fn remarks(point: &Point) -> Vec<String> {
     }
     let Some(result) = &point.result else { return said };
     said.extend(result.reasons.iter().map(|r| format!("{}: {r}", validity(point))));
-    // Beside latencies that are shown, a reader must know that they may depend on how long one measured.
+    // The latencies are shown, so warn that they may depend on the length of the run.
     said.extend(
         result
             .gates
@@ -346,7 +346,7 @@ pub fn head(report: &ServeReport) -> Vec<String> {
     lines
 }
 
-/// What one point says in full: tables are drawn by the caller.
+/// One point in full, but for its tables.
 pub fn point_lines(point: &Point) -> Vec<String> {
     let Some(r) = &point.result else { return Vec::new() };
     let mut lines = vec![

@@ -1,7 +1,7 @@
 //! AIPerf's records of single requests (`profile_export.jsonl`), and the telemetry of the GPUs beside them (`gpu_telemetry_export.jsonl`).
 //!
 //! Enters: a document. Leaves: one row with the figures that AIPerf's own summary would have, computed from the records; of telemetry, one
-//! row that names the GPUs and says what they did. Records of the warm-up, cancelled requests and errors are left out and counted.
+//! row that names the GPUs and has their telemetry. Records of the warm-up, cancelled requests and errors are left out and counted.
 
 use serde_json::{Map, Value as Json};
 

@@ -55,7 +55,7 @@ pub fn plot(report: &Report, palette: &Palette) -> Block {
     Block::Plot(Plot::new(drawings, caption, vec![table(report, &decode).into()]))
 }
 
-/// What the fit says of a cell: the line at its own bytes and batch.
+/// The fitted time of a cell, at its own bytes and batch.
 fn fitted_ns(fit: &FittedModel, timed: &Timed<'_>) -> f64 {
     let kv = fit.kv_bytes_per_s.map_or(0.0, |rate| timed.cell.bytes.kv_read.as_f64() / rate * 1e9);
     fit.intercept_ns + kv + fit.per_sequence_ns.unwrap_or(0.0) * timed.cell.batch as f64

@@ -87,7 +87,7 @@ fn header(report: &Report) -> Vec<Line> {
     lines.into_iter().map(Line::plain).chain(notes(report)).chain(protocol_line(report)).collect()
 }
 
-/// What the numbers say together, the worst first.
+/// What was found, the worst first.
 fn findings(page: &mut Document, report: &Report) {
     page.anchored("findings", "Findings");
     let measured = report.cells.iter().filter(|c| c.step_ns.is_some()).count();

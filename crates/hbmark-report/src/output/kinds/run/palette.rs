@@ -43,7 +43,7 @@ pub fn numbered(index: usize) -> String {
     format!("c{}", index % COLOURS)
 }
 
-/// A cell with the time it stands for: TPOT for decode, the step for prefill; of a prediction its floor.
+/// A cell with its typical time: TPOT for decode, the step for prefill; of a prediction its floor.
 #[derive(Debug, Clone, Copy)]
 pub struct Timed<'a> {
     pub cell: &'a CellResult,

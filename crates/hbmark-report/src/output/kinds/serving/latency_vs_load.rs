@@ -12,7 +12,7 @@ use hbmark_core::result::serving::{
     Clause, ClauseResult, Offered, Point, Quantiles, Quantity, ServeReport, ServeResult, SloMetric, Validity,
 };
 
-/// Loads further apart than this factor stand on a logarithmic axis.
+/// Loads further apart than this factor are on a logarithmic axis.
 const WIDE: f64 = 12.0;
 
 /// Name, colour and value of a line.
@@ -40,7 +40,7 @@ struct CurvePoint<'a> {
 }
 
 impl CurvePoint<'_> {
-    /// Whether a level of a metric is crossed out: no figure of the point is believed, or it missed this level's objective. An objective at
+    /// Whether a level of a metric is crossed out: the point is invalid, or it missed this level's objective. An objective at
     /// a percentile that is not drawn crosses out all that are.
     fn missed(&self, metric: SloMetric, percentile: f64) -> bool {
         let drawn = |p: f64| LEVELS.iter().any(|level| same(level.percentile, p));

@@ -108,7 +108,7 @@ fn line(finding: &Finding) -> String {
     )
 }
 
-/// What the numbers say, the worst first.
+/// What was found, the worst first.
 fn findings(page: &mut Document, report: &ServeReport, found: &[Finding]) {
     page.anchored("findings", "Findings");
     let results = || report.points.iter().filter_map(|p| p.result.as_ref());

@@ -103,7 +103,7 @@ fn chart(strip: &Strip, point: &Point, line: &Timeline) -> Option<Chart> {
     })
 }
 
-/// The values of a quantity at the middles of the spans, apart where spans between them have none: nothing goes on while all is idle.
+/// The values of a quantity at the middles of the spans, broken where spans between them have none, as when idle.
 fn unbroken(quantity: &Quantity, line: &Timeline) -> Vec<Run> {
     let mut runs: Vec<Run> = vec![Run::new()];
     for (at, span) in line.at() {
