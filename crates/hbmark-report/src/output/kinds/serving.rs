@@ -181,6 +181,11 @@ fn loop_parts(b: &Breakdown) -> Vec<(&'static str, f64)> {
     parts.into_iter().filter(|(_, ns)| ns.is_finite() && *ns > 0.0).collect()
 }
 
+/// Whether a point is valid and missed no objective.
+pub fn held(point: &Point) -> bool {
+    point.result.as_ref().is_some_and(|r| r.validity == Validity::Valid && r.slo_met != Some(false))
+}
+
 /// Where the loop's time went, as shares of the wall clock.
 fn breakdown_line(b: &Breakdown) -> String {
     let share = |ns: f64| format!("{:.2} %", if b.wall_ns > 0.0 { ns / b.wall_ns * 100.0 } else { 0.0 });

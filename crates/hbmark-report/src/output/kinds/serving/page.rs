@@ -1,7 +1,7 @@
 //! The page of a serving result: what was found, latency over load, the run over time, and what it takes to run it again. Of many points a
 //! few are drawn in full; all are in the tables and on the curve.
 
-use super::{curve, head, latency_vs_load, percentiles, timeline, times};
+use super::{curve, head, held, latency_vs_load, percentiles, timeline, times};
 use super::{matrix_lines, point_lines, remarks, search_lines, verdict};
 use crate::output::document::{Block, Document, Line, Tone, numbers, words};
 use crate::output::kinds::provenance::{self, flat, pairs};
@@ -60,11 +60,6 @@ pub fn page(report: &ServeReport, found: &[Finding]) -> Document {
         &report.capabilities,
     );
     page
-}
-
-/// Whether a point is valid and missed no objective.
-fn held(point: &Point) -> bool {
-    point.result.as_ref().is_some_and(|r| r.validity == Validity::Valid && r.slo_met != Some(false))
 }
 
 /// The points that are drawn in full: all of a few; of many the last that held, the first that did not, and the ends.
