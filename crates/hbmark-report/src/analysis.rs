@@ -1,8 +1,8 @@
-//! What the cells of a report say together.
+//! Analysis of results.
 //!
 //! Enters: a [`Report`](hbmark_core::result::Report) with judged cells, a serving result, and results of other programs. Leaves: [`Ladder`](hbmark_core::result::Ladder)s, which go back into
-//! the report as plain data, [`Finding`](hbmark_core::result::Finding)s and [`Checklist`]s. Pure: it measures nothing, knows no engine but by name, and is computed
-//! anew from a saved file.
+//! the report as plain data, [`Finding`](hbmark_core::result::Finding)s and [`Checklist`]s. Pure: it measures nothing and
+//! can be computed again from a saved file.
 
 pub mod capacity;
 mod checklist;

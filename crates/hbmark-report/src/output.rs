@@ -1,10 +1,10 @@
 //! The formats of a result, and what there is to print.
 //!
-//! Enters: a result as plain data, and what the analysis says of it. Leaves: text: a table for a terminal, CSV, Markdown, or one HTML page
+//! Enters: a result as plain data, and its analysis. Leaves: text: a table for a terminal, CSV, Markdown, or one HTML page
 //! that loads nothing. What is null is a dash or an empty field, never 0.
 //!
-//! A kind of result is one file of [`kinds`] that makes it a [`Document`]; a format is one module that draws any document. Neither knows
-//! the other, and a command knows [`render`] alone.
+//! A kind of result is one file of [`kinds`] that makes it a [`Document`]; a format is one module that draws any document. Neither imports
+//! the other, and a command calls [`render`].
 
 mod csv;
 pub mod document;
@@ -12,6 +12,7 @@ mod html;
 pub mod kinds;
 mod markdown;
 pub mod metrics;
+pub mod plot;
 mod terminal;
 mod text;
 
@@ -21,7 +22,7 @@ use hbmark_core::result::{CellResult, Report};
 
 pub use kinds::{Aliases, Glossary, record};
 
-/// Another program's decode, to stand beside the cells of a report on its roofline.
+/// Another program's decode, to be drawn beside the cells of a report on its roofline.
 #[derive(Debug, Clone, PartialEq)]
 pub struct External {
     /// What the file calls the row.
@@ -37,7 +38,7 @@ pub enum Format {
     Table,
     /// Everything, raw samples included.
     Json,
-    /// One row a thing.
+    /// One row per thing.
     Csv,
     /// For an issue or a pull request.
     Md,
@@ -49,7 +50,7 @@ impl Format {
     /// The formats that are saved in files, in the order of writing.
     pub const SAVED: [Self; 4] = [Self::Json, Self::Csv, Self::Md, Self::Html];
 
-    /// The name of a file of this format; `stem` says what it is about.
+    /// The name of a file of this format; `stem` is its subject.
     #[must_use]
     pub fn file_name(self, stem: &str) -> String {
         match self {
@@ -64,18 +65,18 @@ impl Format {
 
 /// Something that can be printed in every format.
 pub trait Kind {
-    /// What there is to say of it.
+    /// Its content for a reader.
     fn document(&self) -> Document;
 
-    /// The thing itself, to be read back.
+    /// All its data, to be read back.
     ///
     /// # Errors
     /// When it cannot be serialised.
     fn json(&self) -> Result<String, OutputError>;
 
-    /// A page for a browser; kinds with plots have one of their own.
-    fn page(&self) -> String {
-        html::of_document(&self.document())
+    /// Its content for a page: kinds with plots have more there.
+    fn page(&self) -> Document {
+        self.document()
     }
 }
 
@@ -98,20 +99,20 @@ pub fn render<K: Kind + ?Sized>(result: &K, format: Format, color: bool) -> Resu
         Format::Json => result.json(),
         Format::Csv => csv::render(&result.document()),
         Format::Md => Ok(markdown(&result.document())),
-        Format::Html => Ok(result.page()),
+        Format::Html => Ok(html::render(&result.page())),
     }
 }
 
-/// Draws a document that is no result, as Markdown.
+/// Draws a document as Markdown.
 #[must_use]
 pub fn markdown(document: &Document) -> String {
     markdown::render(document)
 }
 
-/// Draws a report as a page, with other programs' decodes on its roofline.
+/// Draws a report as an HTML page, with other programs' decodes on its roofline.
 #[must_use]
 pub fn page(report: &Report, externals: &[External]) -> String {
-    html::of_run(report, externals)
+    html::render(&kinds::run::page(report, externals))
 }
 
 #[cfg(test)]

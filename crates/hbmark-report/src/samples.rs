@@ -1,4 +1,4 @@
-//! A report made by hand, for tests of what is said about cells: a machine of round numbers, and no cells yet.
+//! Reports made by hand, for tests: a machine of round numbers, with or without cells.
 
 use std::collections::BTreeMap;
 

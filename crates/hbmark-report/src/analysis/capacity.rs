@@ -1,8 +1,7 @@
 //! How many instances a rate needs, what they cost, and what would break first.
 //!
-//! Enters: a serving result that tried several rates, and a [`Question`]. Leaves: a [`Capacity`], in which every number stands beside its
-//! formula and the values put into it, or a refusal that says what the result lacks. Pure: it measures nothing and knows no prices but
-//! those it is told.
+//! Enters: a serving result that tried several rates, and a [`Question`]. Leaves: a [`Capacity`], in which every number has its formula and
+//! inputs beside it, or an error that names what the result lacks. Pure: it measures nothing, and prices are given.
 //!
 //! The rate of one instance is the highest at which every objective held, with every lower rate that was tried holding, too. It is never
 //! extrapolated beyond what was run.
@@ -41,7 +40,7 @@ pub struct Prices {
 pub struct Question {
     /// Requests per second at the busiest.
     pub target_rate: f64,
-    /// Requests per second over the time that is paid for; the target where nothing else is said.
+    /// Requests per second over the time that is paid for; the target where nothing else is given.
     pub mean_rate: Option<f64>,
     /// `None`: the objectives that the result was run with.
     pub slo: Option<Slo>,
@@ -88,7 +87,7 @@ pub struct LimitUsage {
     pub detail: String,
 }
 
-/// The answer.
+/// The plan.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Capacity {
     pub model: String,
@@ -105,7 +104,7 @@ pub struct Capacity {
     pub cost_per_million_input_tokens: Option<f64>,
     pub cost_per_million_output_tokens: Option<f64>,
     pub cost_per_accepted_request: Option<f64>,
-    /// Share of the KV pool that stays free at the context and concurrency asked for; negative where it does not fit.
+    /// Share of the KV pool that stays free at the context and concurrency of the question; negative where it does not fit.
     pub kv_headroom: f64,
     pub lines: Vec<ArithmeticLine>,
     pub tried: Vec<TriedRate>,

@@ -1,7 +1,7 @@
-//! Does a result deserve trust: the questions a reviewer asks, each answered by the result itself.
+//! The validity checklist: the questions a reviewer asks, each answered from the result itself.
 //!
-//! Enters: a [`Report`], or a [`ForeignResult`]. Leaves: a [`Checklist`]. What a result does not say counts against it where trust hangs on
-//! it: a benchmark that does not name its hardware cannot be repeated, however good it was. Pure.
+//! Enters: a [`Report`], or a [`ForeignResult`]. Leaves: a [`Checklist`]. What a result does not report counts against it
+//! where it is essential: a benchmark that does not name its hardware cannot be repeated, however good it was. Pure.
 
 use CheckOutcome::{Failed, Inapplicable, NotSaid, Passed};
 use schemars::JsonSchema;
@@ -16,7 +16,7 @@ const HEADROOM: f64 = 0.95;
 const P99_REQUESTS: u64 = 1_000;
 /// Seconds of load below which a serving benchmark has hardly left its start.
 const SHORT_SECONDS: f64 = 60.0;
-/// Tokens below which prompts and answers are not those of people.
+/// Tokens below which prompts and outputs are not those of people.
 const SHORT_TOKENS: f64 = 16.0;
 
 /// The answer to one question.
@@ -25,7 +25,7 @@ const SHORT_TOKENS: f64 = 16.0;
 pub enum CheckOutcome {
     Passed,
     Failed,
-    /// The result does not say.
+    /// Not reported in the result.
     NotSaid,
     /// The question does not apply to this kind of benchmark.
     Inapplicable,
@@ -277,7 +277,7 @@ fn caches(report: &Report, cells: &[&CellResult]) -> Answer {
     )
 }
 
-/// Checks a result of another program: mostly what it does not say.
+/// Checks a result of another program: mostly what it does not report.
 #[must_use]
 pub fn of_foreign(result: &ForeignResult) -> Checklist {
     let (rows, format) = (&result.rows, result.format);

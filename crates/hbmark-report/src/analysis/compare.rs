@@ -1,7 +1,7 @@
 //! Is B faster than A? From paired times to a verdict.
 //!
 //! Enters: the times of each round, one per side, and the settings of the decision. Leaves: an [`Effect`] per cell and one over all
-//! cells. Pure: it runs nothing, and knows neither files nor processes.
+//! cells. Pure: it runs nothing.
 //!
 //! The unit is a round: one fresh process a side. Everything is decided on d = ln(B/A) of a round's medians; ratios are geometric means.
 
@@ -100,7 +100,7 @@ struct PairedStatistics<'a> {
     p_holm: Option<f64>,
     /// Tests in the family.
     tests: usize,
-    /// What A against itself left open, if that was asked for; infinite where it could not be measured.
+    /// The interval of A against A, if that was run; infinite where it could not be measured.
     floor: Option<f64>,
 }
 

@@ -1,8 +1,8 @@
-//! Findings in plain words: which regime a measured cell is in, what disturbed it, and what to do first.
+//! Findings: which regime a measured cell is in, what disturbed it, and what to do first.
 //!
 //! Enters: a judged [`Report`]. Leaves: [`Finding`]s, each with its evidence in numbers and the measurement that would confirm or refute
-//! it. A rule is one row of [`RULES`]: a function from evidence to a finding or to nothing. A cell no rule of a regime speaks of is
-//! called unexplained, which is better than a wrong word. Pure.
+//! it. A rule is one row of [`RULES`]: a function from evidence to a finding or to nothing. A cell that matches no regime is called
+//! unexplained, which is better than a wrong name. Pure.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -18,7 +18,7 @@ use hbmark_core::result::{
 use hbmark_core::units::{Bytes, BytesPerSecond, Nanos};
 
 /// Share of a step that the bytes at the ceiling must explain before it is called memory-bound. Above the half at which a cell's bound
-/// changes its name: between the two the other part is nearly as large, and no word fits.
+/// changes its name: between the two the other part is nearly as large, and neither name fits.
 const EXPLAINED: f64 = 0.6;
 /// Growth of a step over a doubling or more of its batch that is still "the same time".
 const FLAT: f64 = 1.1;
@@ -32,7 +32,7 @@ const NOISY_STEPS: f64 = 0.1;
 /// Share of a cell's blocks under a condition from which it characterises the cell.
 const OFTEN: f64 = 0.25;
 
-/// The evidence in one cell, if the rule speaks of it.
+/// The evidence in one cell, if the rule matches.
 type Detector = fn(&Case<'_>, &CellResult) -> Option<String>;
 
 const RULES: &[Rule<Detector>] = &[
@@ -286,7 +286,7 @@ pub fn rule_names() -> Vec<&'static str> {
     RULES.iter().map(|rule| rule.name).chain([KV_COSTS.name, UNEXPLAINED]).collect()
 }
 
-/// A report under the rules, with the ledgers they ask for: a mixture of experts lists tens of thousands of tensors, and has many cells.
+/// A report under the rules, with the ledgers they need: a mixture of experts lists tens of thousands of tensors, and has many cells.
 struct Case<'a> {
     report: &'a Report,
     ledgers: RefCell<HashMap<(Dtype, Dtype), Rc<Ledger>>>,
@@ -372,7 +372,7 @@ fn unexplained(report: &Report, cells: &[&CellResult]) -> Finding {
     }
 }
 
-/// The time a cell stands for.
+/// The typical time of a cell.
 fn timed(cell: &CellResult) -> Option<f64> {
     let time = match cell.phase {
         Phase::Decode => cell.tpot_ns,
@@ -531,7 +531,7 @@ fn memory_bound(report: &Case<'_>, cell: &CellResult) -> Option<String> {
     }
     let (share, roof) = memory_share(cell)?;
     let rate = BytesPerSecond(cell.achieved_bytes_per_s?);
-    // Far above the ceiling the ledger or the ceiling is wrong, and the word would be too.
+    // Far above the ceiling the ledger or the ceiling is wrong, and the name would be too.
     (EXPLAINED..=1.1).contains(&share).then(|| {
         format!(
             "{} in {}: {rate}, {:.0} % of {roof}",
@@ -575,7 +575,7 @@ fn launch_bound(report: &Case<'_>, cell: &CellResult) -> Option<String> {
     }
     let smaller = smaller_batch(report, cell).filter(|smaller| {
         let growth = |of: fn(&CellResult) -> Option<f64>| Some(of(cell)? / of(smaller)?);
-        // Where the work does not grow either, a flat time says nothing.
+        // Where the work does not grow either, a flat time is no evidence.
         cell.batch >= 2 * smaller.batch
             && growth(floor).is_some_and(|g| g >= GROWN)
             && growth(timed).is_some_and(|g| g < FLAT)
@@ -621,7 +621,7 @@ fn copied_share(cell: &CellResult) -> Option<f64> {
 
 fn moves_more(report: &Case<'_>, cell: &CellResult) -> Option<String> {
     let share = copied_share(cell).filter(|_| copies_explain(cell))?;
-    // A step that its necessary bytes explain needs no other word.
+    // A step that its necessary bytes explain needs no other name.
     if memory_bound(report, cell).is_some() || compute_bound(cell, cell.phase).is_some() {
         return None;
     }

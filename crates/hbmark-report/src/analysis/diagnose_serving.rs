@@ -1,8 +1,8 @@
-//! Findings about a serving result: what its points say alone, and what a sweep says together.
+//! Findings about a serving result: about each point, and about a sweep as a whole.
 //!
-//! Enters: a [`ServeReport`], and what the reader will pay. Leaves: [`Finding`]s, as for a run. A rule is one row of [`RULES`]: a
-//! function from a point to evidence or to nothing. A cause stands before its consequence: a queue that grows because blocks ran out is
-//! KV pressure first and saturation second. A point that was measured and that no rule of a regime speaks of is unexplained. Pure.
+//! Enters: a [`ServeReport`], and what the user will pay. Leaves: [`Finding`]s, as for a run. A rule is one row of [`RULES`]: a
+//! function from a point to evidence or to nothing. A cause comes before its consequence: a queue that grows because blocks ran out is
+//! KV pressure first and saturation second. A measured point that matches no regime is unexplained. Pure.
 
 use super::finding::{Kind, Rule, UNEXPLAINED};
 use super::first_limit;
@@ -45,7 +45,7 @@ const MOSTLY_WAITING: f64 = 0.5;
 /// Sequences over their limit from which a batch is full.
 const FULL_BATCH: f64 = 0.9;
 
-/// The evidence in one point, if the rule speaks of it.
+/// The evidence in one point, if the rule matches.
 type Detector = fn(&ServeReport, &Point, &ServeResult) -> Option<String>;
 
 const RULES: &[Rule<Detector>] = &[

@@ -1,7 +1,7 @@
 //! What a cell's blocks, operations and fits show beyond its times: waiting, growth of memory, operations that move nothing.
 //!
-//! Enters: a judged cell or a whole [`Report`]. Leaves: evidence in words with numbers, or nothing. The rules that speak of it stand in
-//! [`super::diagnose`]. Pure.
+//! Enters: a judged cell or a whole [`Report`]. Leaves: evidence as text with numbers, or nothing. The rules that use it are
+//! in [`super::diagnose`]. Pure.
 
 use hbmark_core::result::{Block, Bound, Cause, CellResult, FittedModel, Phase, Report, Status};
 use hbmark_core::stats;
@@ -181,7 +181,7 @@ pub(super) fn degraded(cell: &CellResult, often: f64) -> Option<String> {
     ))
 }
 
-/// What an invalid cell's reason says, where it is one of these.
+/// An invalid cell's reason as text, where it is one of these.
 fn invalid_because(cell: &CellResult, is: impl Fn(&Cause) -> bool) -> Option<String> {
     let reason = cell.reason.as_ref().filter(|_| cell.status == Status::Invalid)?;
     is(reason).then(|| reason.to_string())

@@ -1,18 +1,16 @@
-//! What a rule says, and the rule that says it.
-//!
-//! Enters: nothing. Leaves: the words of [`Finding`]s. What a rule looks at is its own business: cells of a run, points of a serve, a fit.
+//! Rules and the [`Finding`]s they make. What a rule examines is up to it: cells of a run, points of a serving result, a fit.
 
 use hbmark_core::result::{Finding, Severity};
 
-/// The name of having no name.
+/// The regime where no rule applies.
 pub(super) const UNEXPLAINED: &str = "unexplained";
 
 /// What kind of statement a rule makes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// Says where the time goes: one of them, or the cell is unexplained.
+    /// Where the time goes; a cell without one is unexplained.
     Regime,
-    /// Says what limits trust.
+    /// What limits trust.
     Trust,
 }
 

@@ -11,10 +11,10 @@ use hbmark_core::units::Nanos;
 
 /// The name of the rule.
 pub(super) const FIRST_TARGET: &str = "first_target_failed";
-/// The name of the answer where the cost alone is asked for, or holds.
+/// The rule's name where cost is the only target, or holds.
 pub(super) const COST: &str = "cost_of_tokens";
 
-/// What was asked of the system.
+/// A target of the system.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ServingTarget {
     Ttft,
@@ -100,7 +100,7 @@ fn cost_per_million(result: &ServeResult, cost: Cost) -> f64 {
     cost.price_per_hour / (result.output_tokens_per_s * 3600.0) * 1e6
 }
 
-/// The points that say something, the smallest load first.
+/// The points with usable results, the smallest load first.
 fn by_load<'a>(points: &[(&'a Point, &'a ServeResult)]) -> Vec<(f64, &'a Point, &'a ServeResult)> {
     let mut swept: Vec<(f64, &Point, &ServeResult)> = points
         .iter()
@@ -112,7 +112,7 @@ fn by_load<'a>(points: &[(&'a Point, &'a ServeResult)]) -> Vec<(f64, &'a Point, 
 }
 
 /// What a million output tokens cost, where a limit was given: the least of the points within every other target. `None` where
-/// [`first_failure`] already says that it is too much.
+/// [`first_failure`] already reports it.
 pub(super) fn cost(
     points: &[(&Point, &ServeResult)],
     first: Option<&Finding>,

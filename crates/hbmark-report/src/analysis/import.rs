@@ -1,9 +1,9 @@
 //! Results of other programs, mapped by meaning.
 //!
-//! Enters: a file of vLLM, SGLang, llama.cpp, AIPerf, GuideLLM, inference-perf, optimum-benchmark or TensorRT-LLM. Leaves: [`ForeignResult`]s, plain data
-//! in which one word means one thing, whatever the file calls it; the words are in [`metric_keys`]. A file is untrusted: its size is
-//! looked at before it is read, counts are capped, text loses its control characters, and a field of the wrong kind is an error that
-//! names it. What a file does not say stays `None`; nothing is guessed from names of files or folders. It knows no engine and no device.
+//! Enters: a file of vLLM, SGLang, llama.cpp, AIPerf, GuideLLM, inference-perf, optimum-benchmark or TensorRT-LLM. Leaves:
+//! [`ForeignResult`]s, plain data with one name per metric, whatever the file calls it; [`metric_keys`] maps the names. A file is untrusted:
+//! its size is checked before it is read, counts are capped, text loses its control characters, and a field of the wrong kind is an error
+//! that names it. What a file does not report stays `None`; nothing is guessed from names of files or folders.
 
 mod aiperf;
 mod document;
@@ -36,7 +36,7 @@ pub use placement::{Imported, Missing, Placement, RooflinePlacement, UserOverrid
 
 /// A summary takes kilobytes; a detailed export of a long run a few dozen megabytes.
 const MAX_BYTES: u64 = 64 << 20;
-/// More rows than this come from a log, and nobody reads them as a table.
+/// More rows than this come from a log, not a summary.
 const MAX_ROWS: usize = 10_000;
 /// Characters of untrusted text that are kept.
 const MAX_TEXT: usize = 160;
@@ -158,7 +158,7 @@ pub struct ForeignRow {
     pub remarks: Vec<String>,
 }
 
-/// The conditions of a row; `None` where the file does not say.
+/// The conditions of a row; `None` where the file does not report them.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Setup {
     /// The program whose steps were timed.
@@ -221,7 +221,7 @@ pub enum Rate {
     Unlimited,
 }
 
-/// One number of a file, in our words and our unit: nanoseconds for times, per second for rates.
+/// One number of a file as our metric in our unit: nanoseconds for times, per second for rates.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Value {
     pub metric: Metric,
@@ -378,7 +378,13 @@ fn clipped(text: &str) -> String {
     }
 }
 
-/// The storage a foreign word means, where this program has it.
+/// A remark where requests failed.
+fn failures(failed: Option<u64>) -> Option<String> {
+    let failed = failed.filter(|failed| *failed > 0)?;
+    Some(format!("{failed} requests failed: the figures leave them out, which flatters the tail"))
+}
+
+/// The dtype of a foreign name, where this program has it.
 fn dtype_of(word: &str) -> Option<Dtype> {
     let known = [
         (&["f32", "fp32", "float32", "float", "all f32", "torch.float32"][..], Dtype::F32),

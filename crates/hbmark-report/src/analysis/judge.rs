@@ -86,9 +86,9 @@ fn judge(cell: &mut CellResult, ceilings: Option<&Ceilings>, datasheet: Option<&
     let spans: Vec<f64> = accepted(&cell.blocks).flat_map(|b| &b.step_ns).copied().collect();
     let span_means = block_means(&cell.blocks, cell.block_merge, |b| &b.step_ns);
     cell.step_ns = Some(summarise(&spans, &span_means, accepted(&cell.blocks).count()));
-    // Of a prefill there is none of these, whatever the file says.
+    // A prefill has none of these, whatever the file holds.
     (cell.tpot_ns, cell.tpot_ci_low_ns, cell.tpot_ci_high_ns, cell.host_bubble_ns) = (None, None, None, None);
-    // The time the cell stands for: the interval between step ends for decode, the device span for prefill.
+    // The cell's typical time: the interval between step ends for decode, the device span for prefill.
     let typical = stats::t_interval_log(&means, CONFIDENCE);
     let center = stats::geometric_mean(&means);
     if cell.phase == Phase::Decode {
@@ -110,7 +110,7 @@ fn judge(cell: &mut CellResult, ceilings: Option<&Ceilings>, datasheet: Option<&
         .collect();
     cell.energy_per_step_joules = (!energies.is_empty()).then(|| stats::median(&energies));
     cell.energy_per_token_joules = cell.energy_per_step_joules.map(|joules| joules / tokens as f64);
-    // Flags are said anew each time the cell is judged.
+    // Flags are computed again each time the cell is judged.
     cell.flags.clear();
     Verdict::new(&cost, Nanos(center), cell.dtype, ceilings, datasheet).record(cell);
     if let Some(reason) = unseen_work(cell, &cost, ceilings, datasheet)
@@ -121,7 +121,7 @@ fn judge(cell: &mut CellResult, ceilings: Option<&Ceilings>, datasheet: Option<&
     }
 }
 
-/// A decode whose interval is possible and whose device span is not: its marks stand on a stream that does not do the work.
+/// A decode whose interval is possible and whose device span is not: its marks are on a stream that does not do the work.
 fn unseen_work(
     cell: &CellResult,
     cost: &StepCost,

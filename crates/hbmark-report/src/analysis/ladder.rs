@@ -139,7 +139,7 @@ impl<'a> Measured<'a> {
 
 /// The ladders of every phase, batch and context at which something was measured, in the order of the cells.
 ///
-/// An engine measured at several dtypes stands on several ladders: one per dtype, on which every engine is at that dtype if it ran it,
+/// An engine measured at several dtypes is on several ladders: one per dtype, on which every engine is at that dtype if it ran it,
 /// and otherwise at the one of its own with the fewest bytes.
 #[must_use]
 pub fn ladders(report: &Report) -> Vec<Ladder> {
@@ -241,7 +241,7 @@ fn build(
 ) -> Ladder {
     let mut climb = LadderBuilder { rungs: Vec::new(), level: 0.0, place };
     let floored = || selection.iter().filter(|m| m.floor.is_some());
-    // The ladder stands on the floor of its own cell; what another batch or context of an imported result costs is a rung of its own.
+    // The ladder begins at the floor of its own cell; what another batch or context of an imported result costs is a rung of its own.
     let ours = floored().filter(|m| m.kind != RungKind::External);
     let lowest = ours.min_by(|a, b| floor_time(a).total_cmp(&floor_time(b)));
     let lowest = lowest.or_else(|| floored().min_by(|a, b| floor_time(a).total_cmp(&floor_time(b))));
@@ -283,7 +283,7 @@ fn floor_time(measured: &Measured<'_>) -> f64 {
     measured.floor.map_or(f64::INFINITY, |floor| floor.time_ns)
 }
 
-/// Floors nearer than this stand on one rung: a context of 1023 instead of 1024 is no step.
+/// Floors nearer than this are one rung: a context of 1023 instead of 1024 is no step.
 const NEAR: f64 = 0.02;
 
 /// Whether two floors are of different steps, and not nearly the same.
@@ -300,7 +300,7 @@ struct LadderBuilder {
     place: (usize, usize),
 }
 
-/// The batch and context of a cell that stands on a ladder of another place.
+/// The batch and context of a cell on the ladder of another place.
 pub(super) fn elsewhere(cell: &CellResult, place: (usize, usize)) -> Option<String> {
     ((cell.batch, cell.context) != place).then(|| format!("b{} c{}", cell.batch, cell.context))
 }

@@ -1,7 +1,7 @@
-//! The one line under a ladder: where the time of a step went, in plain words.
+//! The line below a ladder: where the time of a step went.
 //!
-//! Enters: the measured cells of a ladder with their floors, and the cells that have no rung. Leaves: a sentence. It hides nothing: what
-//! contradicts the model (a step under its floor, kernels that lose more than candle's) is said.
+//! Enters: the measured cells of a ladder with their floors, and the cells that have no rung. Leaves: a sentence, which also names
+//! what contradicts the model (a step below its floor, kernels that lose more than candle's).
 
 use std::fmt::Write;
 
@@ -9,7 +9,7 @@ use super::ladder::{KnownFloor, Measured, differ, elsewhere};
 use hbmark_core::ledger::{CACHE_MARGIN, CEILING_TOLERANCE};
 use hbmark_core::result::{Bound, CellResult, LaunchCost, Phase, Report, RungKind, Status, TimeScale};
 
-/// Tells a ladder. `lowest` is the cell whose floor the ladder stands on.
+/// Summarizes a ladder. `lowest` is the cell whose floor is its lowest rung.
 pub(super) fn summarize(
     selection: &[Measured<'_>],
     lowest: Option<&Measured<'_>>,
@@ -173,7 +173,7 @@ impl Words {
         format!("; {share:.1} % of stock is launches ({eager} eager less {replayed} replayed)")
     }
 
-    /// Every engine over its own floor, and who is slower.
+    /// Every engine over its own floor, and which is slower.
     fn apart(&self, selection: &[Measured<'_>]) -> String {
         let each: Vec<String> = selection
             .iter()

@@ -1,4 +1,4 @@
-//! Every case a ladder must tell, from cells made by hand: 51.4 ms is what the bytes of bf16 take at the ceiling.
+//! Every case of a ladder, from cells made by hand: 51.4 ms is what the bytes of bf16 take at the ceiling.
 
 use proptest::prelude::*;
 

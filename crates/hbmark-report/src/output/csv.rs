@@ -1,9 +1,9 @@
-//! A document for a spreadsheet: one row a thing, raw numbers, the unit in the heading.
+//! A document for a spreadsheet: one row per thing, raw numbers, the unit in the heading.
 //!
 //! Enters: a [`Document`]. Leaves: its sheet as CSV, or where it has none its tables one after the other. A number that is not known is an
 //! empty field, never 0.
 
-use super::document::{Block, Cells, Column, Document, Value};
+use super::document::{Block, Cells, Column, Document, Table, Value};
 use crate::output::OutputError;
 use hbmark_core::input::plain;
 
@@ -20,14 +20,21 @@ pub fn render(document: &Document) -> Result<String, OutputError> {
         return write(titles, &sheet.iter().map(fields).collect::<Vec<_>>());
     }
     let mut text = String::new();
-    for block in &document.blocks {
-        if let Block::Table(table) = block {
-            let told = || table.columns.iter().filter(|column| !column.is_drawing());
-            let shown = told().map(|column| column.shown().iter().map(|cell| harmless(cell)).collect());
-            text += &write(told().map(|column| column.title.clone()), &shown.collect::<Vec<_>>())?;
-        }
+    for table in document.blocks.iter().flat_map(tables) {
+        let columns = || table.columns.iter().filter(|column| !column.is_drawing());
+        let shown = columns().map(|column| column.shown().iter().map(|cell| harmless(cell)).collect());
+        text += &write(columns().map(|column| column.title.clone()), &shown.collect::<Vec<_>>())?;
     }
     Ok(text)
+}
+
+fn tables(block: &Block) -> Vec<&Table> {
+    match block {
+        Block::Table(table) => vec![table],
+        Block::Plot(plot) => plot.tables.iter().collect(),
+        Block::Fold { blocks, .. } => blocks.iter().flat_map(tables).collect(),
+        _ => Vec::new(),
+    }
 }
 
 fn write(titles: impl Iterator<Item = String>, columns: &[Vec<String>]) -> Result<String, OutputError> {

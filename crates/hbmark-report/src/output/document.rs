@@ -1,9 +1,10 @@
-//! What there is to say of a result, before any format draws it: headings, lines, lists, names with values, and tables of typed columns.
+//! The content of a result before a format draws it: headings, lines, lists, names with values, tables of typed columns, and plots.
 //!
-//! Enters: text and numbers from the kinds of results. Leaves: plain data. It knows no format and no kind of result; every format draws
+//! Enters: text and numbers from the kinds of results. Leaves: plain data. It imports no format and no kind of result; every format draws
 //! every document, so a format is one file and a kind of result another.
 
 use super::metrics::Unit;
+use super::plot::Plot;
 use super::text;
 use hbmark_core::result::serving::Quantity;
 
@@ -21,21 +22,47 @@ pub struct Document {
 /// A part of a document.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Block {
-    Heading(String),
-    /// What stands above tables.
+    Heading {
+        title: String,
+        /// For links into a page.
+        anchor: Option<&'static str>,
+    },
     Lines(Vec<Line>),
-    List(Vec<String>),
+    List(List),
     KeyValues(Vec<(String, String)>),
     Table(Table),
+    /// Drawn where there are drawings; elsewhere its tables.
+    Plot(Plot),
+    /// Folded away where that is possible.
+    Fold {
+        title: String,
+        blocks: Vec<Block>,
+    },
     /// To be copied as it is.
     Shell(String),
+}
+
+impl Block {
+    /// Why there is nothing to show.
+    #[must_use]
+    pub fn absent(why: impl Into<String>) -> Self {
+        Self::Lines(vec![Line::Said(Tone::Faint, why.into())])
+    }
+}
+
+/// Items, and what they are about where there are several lists below a heading.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct List {
+    pub title: Option<String>,
+    pub tone: Tone,
+    pub items: Vec<String>,
 }
 
 /// One line.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Line {
     Said(Tone, String),
-    /// The command behind the result: for those who were not at the terminal.
+    /// The command behind the result, for readers of a saved report.
     Command(String),
 }
 
@@ -47,8 +74,9 @@ impl Line {
 }
 
 /// How loud something is where there is colour.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Tone {
+    #[default]
     Plain,
     Faint,
     Good,
@@ -59,13 +87,26 @@ pub enum Tone {
 /// Columns of one length.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Table {
-    /// Of a small table beside others.
+    /// For one of several tables below a heading.
     pub title: Option<String>,
     pub columns: Vec<Column>,
     /// One a row, or none at all.
     pub tones: Vec<Tone>,
-    /// What the table says, in a line.
+    /// A line that sums it up.
     pub closing: Option<String>,
+}
+
+impl From<Vec<Column>> for Table {
+    fn from(columns: Vec<Column>) -> Self {
+        Self { columns, ..Self::default() }
+    }
+}
+
+impl Table {
+    #[must_use]
+    pub fn titled(title: impl Into<String>, columns: Vec<Column>) -> Self {
+        Self { title: Some(title.into()), ..columns.into() }
+    }
 }
 
 /// One column.
@@ -79,13 +120,13 @@ pub struct Column {
 #[derive(Debug, Clone, PartialEq)]
 pub enum Cells {
     Words(Vec<String>),
-    /// Numbers that are written already; they stand to the right.
+    /// Formatted numbers, aligned to the right.
     Numbers(Vec<String>),
-    /// Drawn with characters, for where these have one width.
+    /// Drawn with characters, for fonts of one width.
     Bars(Vec<String>),
     Measured {
         unit: Unit,
-        /// In one scale and with one number of digits; else each in its own.
+        /// In one scale and with one number of digits; otherwise each in its own.
         alike: bool,
         values: Vec<Value>,
     },
@@ -97,7 +138,7 @@ pub enum Value {
     Null,
     Finite(f64),
     Infinite,
-    /// The sample carries no more.
+    /// A lower bound: the sample is too small for more.
     AtLeast(f64),
     /// Why there is none.
     Word(&'static str),
@@ -121,13 +162,13 @@ impl<T: Into<Self>> From<Option<T>> for Value {
     }
 }
 
-/// A column of words.
+/// A column of text.
 #[must_use]
 pub fn words(title: impl Into<String>, cells: impl IntoIterator<Item = String>) -> Column {
     Column { title: title.into(), cells: Cells::Words(cells.into_iter().collect()) }
 }
 
-/// A column of numbers that are written already.
+/// A column of formatted numbers.
 #[must_use]
 pub fn numbers(title: impl Into<String>, cells: impl IntoIterator<Item = String>) -> Column {
     Column { title: title.into(), cells: Cells::Numbers(cells.into_iter().collect()) }
@@ -153,7 +194,7 @@ impl Column {
         self
     }
 
-    /// Numbers stand to the right.
+    /// Whether it is aligned to the right.
     #[must_use]
     pub fn right(&self) -> bool {
         matches!(self.cells, Cells::Numbers(_) | Cells::Measured { .. })
@@ -197,16 +238,28 @@ pub fn split_constants(
     let same = |column: &Column| column.shown().windows(2).all(|pair| pair[0] == pair[1]);
     let (constant, varying): (Vec<Column>, Vec<Column>) =
         columns.into_iter().partition(|column| same(column) && may_go(column));
-    let told = constant.into_iter().filter(|column| !column.is_empty());
-    let told = told.filter_map(|column| Some((column.shown().pop()?, column.title)));
-    (told.map(|(value, title)| (title, value)).collect(), varying)
+    let known = constant.into_iter().filter(|column| !column.is_empty());
+    (known.filter_map(|column| Some((column.title.clone(), column.shown().pop()?))).collect(), varying)
+}
+
+/// Each line once, with the names of all the things it belongs to.
+pub fn grouped<'a>(lines: impl IntoIterator<Item = (&'a str, Vec<String>)>) -> Vec<(String, Vec<&'a str>)> {
+    let mut groups: Vec<(String, Vec<&str>)> = Vec::new();
+    for (name, line) in lines.into_iter().flat_map(|(name, lines)| lines.into_iter().map(move |l| (name, l)))
+    {
+        match groups.iter_mut().find(|(known, _)| *known == line) {
+            Some((_, names)) => names.push(name),
+            None => groups.push((line, vec![name])),
+        }
+    }
+    groups
 }
 
 /// Titles and values in one line.
 #[must_use]
 pub fn facts(pairs: &[(String, String)]) -> String {
-    let told: Vec<String> = pairs.iter().map(|(title, value)| format!("{title} {value}")).collect();
-    told.join(" · ")
+    let facts: Vec<String> = pairs.iter().map(|(title, value)| format!("{title} {value}")).collect();
+    facts.join(" · ")
 }
 
 impl Document {
@@ -216,7 +269,12 @@ impl Document {
     }
 
     pub fn heading(&mut self, title: impl Into<String>) {
-        self.blocks.push(Block::Heading(title.into()));
+        self.blocks.push(Block::Heading { title: title.into(), anchor: None });
+    }
+
+    /// A heading that can be linked to.
+    pub fn anchored(&mut self, anchor: &'static str, title: impl Into<String>) {
+        self.blocks.push(Block::Heading { title: title.into(), anchor: Some(anchor) });
     }
 
     /// Lines; nothing where there are none.
@@ -229,9 +287,17 @@ impl Document {
 
     /// A list; nothing where it is empty.
     pub fn list(&mut self, items: impl IntoIterator<Item = String>) {
-        let items: Vec<String> = items.into_iter().collect();
-        if !items.is_empty() {
-            self.blocks.push(Block::List(items));
+        self.push_list(List { items: items.into_iter().collect(), ..List::default() });
+    }
+
+    /// A list with a title of its own; neither where it is empty.
+    pub fn titled_list(&mut self, title: &str, tone: Tone, items: impl IntoIterator<Item = String>) {
+        self.push_list(List { title: Some(title.to_owned()), tone, items: items.into_iter().collect() });
+    }
+
+    fn push_list(&mut self, list: List) {
+        if !list.items.is_empty() {
+            self.blocks.push(Block::List(list));
         }
     }
 
@@ -245,6 +311,6 @@ impl Document {
     }
 
     pub fn table(&mut self, columns: Vec<Column>) {
-        self.blocks.push(Block::Table(Table { columns, ..Table::default() }));
+        self.blocks.push(Block::Table(columns.into()));
     }
 }

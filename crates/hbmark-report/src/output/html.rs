@@ -1,86 +1,131 @@
-//! A report as one HTML page that a browser shows without a network: findings, plots, tables, and how to run it again.
+//! A document as one HTML page that a browser shows without a network.
 //!
-//! Enters: a [`Report`] or a [`ServeReport`], which have plots, or any [`Document`]. Leaves: a page. [`node`] is markup that escapes everything by construction; [`axis`],
-//! [`chart`] and [`figure`] are the parts of a plot; each plot has a file of its own and decides only what to show; [`page`] and
-//! [`serving`] put them in order within the [`frame`] that every page has. Nothing is computed here that the other formats do not have,
-//! and nothing is measured.
+//! Enters: a [`Document`]. Leaves: a page. [`node`] is markup that escapes everything by construction, [`chart`] and [`bars`] draw plots as
+//! SVG, [`frame`] is the page around them.
 
-mod axis;
 mod bars;
-mod batch;
-mod blocks;
 mod chart;
-mod context;
-mod figure;
 mod frame;
-mod latency_vs_load;
 mod node;
-mod page;
-mod palette;
-mod percentiles;
-mod roofline;
-mod serving;
-mod steps;
-mod telemetry;
-mod waterfall;
 
+use super::document::{Block, Column, Document, Line, List, Table, Tone};
+use super::plot::{Drawing, Plot, Span};
 use node::{Node, el};
 
-use super::External;
-use super::document::{Block, Document, Line};
-use hbmark_core::result::serving::ServeReport;
-use hbmark_core::result::{Finding, Report};
+/// Items of a titled list that are not folded away.
+const OPEN_ITEMS: usize = 5;
 
-/// Draws a report, with other programs' decodes on its roofline.
+/// Draws a document. Each heading begins a section; the lines before the first are its header.
 #[must_use]
-pub fn of_run(report: &Report, externals: &[External]) -> String {
-    page::document(report, externals)
-}
-
-/// Draws a serving result, with what was found in it.
-#[must_use]
-pub fn of_serving(report: &ServeReport, findings: &[Finding]) -> String {
-    serving::document(report, findings)
-}
-
-/// Draws a document that has no plots.
-#[must_use]
-pub fn of_document(document: &Document) -> String {
+pub fn render(document: &Document) -> String {
+    let title = (!document.title.is_empty()).then(|| el("h1").text(document.title.as_str()));
+    let opening = document.blocks.iter().take_while(|block| matches!(block, Block::Lines(_))).count();
+    let (header, rest) = document.blocks.split_at(opening);
     let mut main = el("main");
-    if !document.title.is_empty() {
-        main = main.child(el("header").child(el("h1").text(document.title.as_str())));
+    if title.is_some() || opening > 0 {
+        main = main.child(el("header").children(title).children(header.iter().flat_map(draw)));
     }
-    for block in &document.blocks {
-        main = main.children(drawn(block));
+    for blocks in rest.chunk_by(|_, next| !matches!(next, Block::Heading { .. })) {
+        let mut section = el("section");
+        if let Some(Block::Heading { anchor: Some(anchor), .. }) = blocks.first() {
+            section = section.attr("id", *anchor);
+        }
+        main = main.child(section.children(blocks.iter().flat_map(draw)));
     }
-    let name = if document.title.is_empty() { "report" } else { &document.title };
-    frame::document(name, "the JSON of the result", main)
+    frame::page(if document.title.is_empty() { "report" } else { &document.title }, main)
 }
 
-fn drawn(block: &Block) -> Vec<Node> {
-    let code = |text: &str| el("pre").attr("tabindex", "0").child(el("code").text(text));
+fn draw(block: &Block) -> Vec<Node> {
     match block {
-        Block::Heading(title) => vec![el("h2").text(title.as_str())],
-        Block::Lines(lines) => lines
-            .iter()
-            .map(|line| match line {
-                Line::Said(_, text) => el("p").class("identity").text(text.as_str()),
-                Line::Command(command) => code(command),
-            })
-            .collect(),
-        Block::List(items) => {
-            vec![el("ul").children(items.iter().map(|item| el("li").text(item.as_str())))]
-        }
+        Block::Heading { title, .. } => vec![el("h2").text(title.as_str())],
+        Block::Lines(lines) => lines.iter().map(line).collect(),
+        Block::List(list) => items(list),
         Block::KeyValues(pairs) => {
             vec![el("ul").children(pairs.iter().map(|(key, value)| el("li").text(format!("{key}: {value}"))))]
         }
-        Block::Table(table) => {
-            let caption = table.title.as_deref().unwrap_or_default();
-            let closing = table.closing.iter().map(|closing| el("p").text(closing.as_str()));
-            std::iter::once(figure::table(caption, &table.columns)).chain(closing).collect()
+        Block::Table(shown) => {
+            let closing = shown.closing.iter().map(|closing| el("p").text(closing.as_str()));
+            std::iter::once(table(shown)).chain(closing).collect()
         }
+        Block::Plot(plot) => vec![figure(plot)],
+        Block::Fold { title, blocks } => vec![fold(title.as_str(), blocks.iter().flat_map(draw))],
         Block::Shell(command) => vec![code(command)],
     }
+}
+
+fn line(line: &Line) -> Node {
+    match line {
+        Line::Said(Tone::Plain, text) => el("p").text(text.as_str()),
+        Line::Said(Tone::Faint, text) => el("p").class("absent").text(text.as_str()),
+        Line::Said(_, text) => el("p").class("notice").text(text.as_str()),
+        Line::Command(command) => code(command),
+    }
+}
+
+fn code(text: &str) -> Node {
+    el("pre").attr("tabindex", "0").child(el("code").text(text))
+}
+
+fn fold(title: impl Into<String>, nodes: impl IntoIterator<Item = Node>) -> Node {
+    el("details").child(el("summary").text(title)).children(nodes)
+}
+
+/// A list; the end of a long one with a title is folded away.
+fn items(list: &List) -> Vec<Node> {
+    let bullets = |items: &[String]| el("ul").children(items.iter().map(|item| el("li").text(item.as_str())));
+    let Some(title) = &list.title else { return vec![bullets(&list.items)] };
+    let (shown, more) = list.items.split_at(list.items.len().min(OPEN_ITEMS));
+    let more = (!more.is_empty()).then(|| fold(format!("{} more", more.len()), [bullets(more)]));
+    let class = if list.tone == Tone::Warning { "findings warning" } else { "findings" };
+    let title = el("h3").text(title.as_str());
+    vec![el("div").class(class).child(title).child(bullets(shown)).children(more)]
+}
+
+/// A table that scrolls in itself where it is too wide; bars made of characters are left out.
+fn table(table: &Table) -> Node {
+    let columns: Vec<&Column> = table.columns.iter().filter(|column| !column.is_drawing()).collect();
+    let class = |column: &Column| if column.right() { "number" } else { "word" };
+    let heading = |c: &&Column| el("th").attr("scope", "col").class(class(c)).text(c.title.as_str());
+    let head = el("thead").child(el("tr").children(columns.iter().map(heading)));
+    let shown: Vec<(&str, Vec<String>)> = columns.iter().map(|c| (class(c), c.shown())).collect();
+    let row = |i: usize| {
+        let cell = |(class, cells): &(&str, Vec<String>)| {
+            el("td").class(*class).text(cells.get(i).map_or("", String::as_str))
+        };
+        el("tr").children(shown.iter().map(cell))
+    };
+    let rows = shown.first().map_or(0, |(_, cells)| cells.len());
+    let caption = table.title.iter().map(|title| el("caption").text(title.as_str()));
+    let body = el("tbody").children((0..rows).map(row));
+    // A region that scrolls must be reachable with the keyboard.
+    let scroll = el("div").class("scroll").attr("tabindex", "0");
+    scroll.child(el("table").children(caption).child(head).child(body))
+}
+
+/// Drawings with the buttons that save them, the caption, and the values as tables.
+fn figure(plot: &Plot) -> Node {
+    let panels = |drawings: &[Drawing]| el("div").class("panels").children(drawings.iter().map(panel));
+    let (shown, more) = plot.drawings.split_at(plot.drawings.len().min(plot.open));
+    let more = (!more.is_empty()).then(|| fold(format!("{} more", more.len()), [panels(more)]));
+    let caption = el("figcaption").children(plot.caption.iter().map(|line| el("p").text(line.as_str())));
+    let tables =
+        (!plot.tables.is_empty()).then(|| fold("The values as a table", plot.tables.iter().map(table)));
+    el("figure").child(panels(shown)).children(more).child(caption).children(tables)
+}
+
+fn panel(drawing: &Drawing) -> Node {
+    let (drawn, half, closing) = match drawing {
+        Drawing::Chart(chart) => (chart.draw(), chart.span == Span::Half, None),
+        Drawing::Bars(bars) => (bars::draw(bars), true, bars.closing.as_ref()),
+    };
+    let button = |kind: &'static str, label: &'static str| {
+        el("button").attr("type", "button").attr("data-save", kind).text(label)
+    };
+    el("div")
+        .class(if half { "panel half" } else { "panel" })
+        .children(drawn)
+        .child(el("div").class("save").child(button("svg", "Save SVG")).child(button("png", "Save PNG")))
+        .children(closing.map(|text| el("p").class("closing").text(text.as_str())))
 }
 
 #[cfg(test)]

@@ -7,10 +7,10 @@ mod comparison;
 mod findings;
 mod foreign;
 mod glossary;
+mod provenance;
 pub mod record;
 pub(super) mod run;
 pub(super) mod serving;
 
-pub(super) use breakdown::{all_ladders, operations};
 pub use foreign::Aliases;
 pub use glossary::Glossary;

@@ -1,10 +1,10 @@
 //! A document as Markdown, for an issue or a pull request.
 //!
-//! Enters: a [`Document`]. Leaves: blocks with an empty line between them. Whatever strangers wrote stays text.
+//! Enters: a [`Document`]. Leaves: blocks with an empty line between them. Foreign text cannot become markup.
 
 use std::fmt::Write;
 
-use super::document::{Block, Column, Document, Line, Table};
+use super::document::{Block, Column, Document, Line, List, Table};
 use hbmark_core::input::plain;
 
 /// Draws a document.
@@ -22,8 +22,8 @@ pub fn render(document: &Document) -> String {
 fn draw(block: &Block, page: bool) -> String {
     let item = |text: String| format!("- {text}\n");
     match block {
-        Block::Heading(title) if page => format!("## {}\n", escape(title)),
-        Block::Heading(title) => format!("**{}**\n", escape(title)),
+        Block::Heading { title, .. } if page => format!("## {}\n", escape(title)),
+        Block::Heading { title, .. } => strong(title),
         Block::Lines(lines) => lines
             .iter()
             .map(|line| match line {
@@ -31,19 +31,30 @@ fn draw(block: &Block, page: bool) -> String {
                 Line::Command(command) => item(format!("command: `{}`", plain(command).replace('`', "'"))),
             })
             .collect(),
-        Block::List(items) => items.iter().map(|text| item(escape(text))).collect(),
+        Block::List(List { title, items, .. }) => {
+            let title = title.iter().map(|title| strong(title) + "\n");
+            title.chain(items.iter().map(|text| item(escape(text)))).collect()
+        }
         Block::KeyValues(pairs) => {
             pairs.iter().map(|(key, value)| item(format!("{}: {}", escape(key), escape(value)))).collect()
         }
         Block::Table(table) => draw_table(table),
+        Block::Plot(plot) => plot.tables.iter().map(draw_table).collect::<Vec<_>>().join("\n"),
+        Block::Fold { title, blocks } => {
+            let parts = std::iter::once(strong(title)).chain(blocks.iter().map(|block| draw(block, page)));
+            parts.collect::<Vec<_>>().join("\n")
+        }
         // A fence longer than any the command could hold.
         Block::Shell(command) => format!("~~~~~~sh\n{}\n~~~~~~\n", plain(command)),
     }
 }
 
+fn strong(text: &str) -> String {
+    format!("**{}**\n", escape(text))
+}
+
 fn draw_table(table: &Table) -> String {
-    let mut text =
-        table.title.as_ref().map_or_else(String::new, |title| format!("**{}**\n\n", escape(title)));
+    let mut text = table.title.as_ref().map_or_else(String::new, |title| strong(title) + "\n");
     // Bars are drawn with spaces, which Markdown folds.
     let columns: Vec<&Column> = table.columns.iter().filter(|column| !column.is_drawing()).collect();
     let titles: Vec<String> = columns.iter().map(|column| escape(&column.title)).collect();

@@ -83,7 +83,7 @@ const fn row<T, V>(
 }
 
 impl<T, V: Into<Value>> Metric<T, V> {
-    /// A column of it for a reader; a thing that is not there has none.
+    /// A column of it for a reader; empty where there is no result.
     #[must_use]
     pub fn column<'a>(&self, things: impl IntoIterator<Item = Option<&'a T>>) -> Column
     where
@@ -111,7 +111,7 @@ fn moved(cell: &CellResult) -> Option<&StepBytes> {
     (cell.bytes.ideal().0 > 0).then_some(&cell.bytes)
 }
 
-/// The achieved bandwidth says something about a step that moves memory; a prefill is told by its FLOPs.
+/// Achieved bandwidth describes a step that is limited by memory; for a prefill it is FLOPs.
 fn bandwidth_matters(cell: &CellResult) -> bool {
     cell.phase == Phase::Decode
 }

@@ -1,12 +1,12 @@
 //! A document for a person at a terminal: aligned columns, and colour where that is wanted.
 //!
-//! Enters: a [`Document`] and whether to colour. Leaves: text; without colour it is the same text. Whatever strangers wrote moves no cursor.
+//! Enters: a [`Document`] and whether to colour. Leaves: text; without colour it is the same text. Foreign text cannot move the cursor.
 
 use std::fmt::Write;
 
 use owo_colors::{OwoColorize, Style};
 
-use super::document::{Block, Column, Document, Line, Table, Tone};
+use super::document::{Block, Column, Document, Line, List, Table, Tone};
 use hbmark_core::input::plain;
 
 /// Draws a document.
@@ -19,13 +19,13 @@ pub fn render(document: &Document, color: bool) -> String {
     }
     let mut follows = !document.title.is_empty();
     for block in &document.blocks {
-        let heading = matches!(block, Block::Heading(_));
-        // What a heading is over follows it without a gap.
+        let heading = matches!(block, Block::Heading { .. });
+        // No gap between a heading and what is below it.
         if !text.is_empty() && (heading || !follows) {
             text.push('\n');
         }
         follows = heading;
-        draw(&mut text, block, &paint);
+        let _ = draw(&mut text, block, &paint);
     }
     text
 }
@@ -53,18 +53,17 @@ impl Paint {
     }
 }
 
-fn draw(text: &mut String, block: &Block, paint: &Paint) {
-    let _ = match block {
-        Block::Heading(title) => writeln!(text, "{}", paint.strong(&plain(title))),
-        Block::Lines(lines) => {
-            for line in lines {
-                if let Line::Said(tone, line) = line {
-                    let _ = writeln!(text, "{}", paint.toned(&plain(line), *tone));
-                }
-            }
-            Ok(())
+fn draw(text: &mut String, block: &Block, paint: &Paint) -> std::fmt::Result {
+    match block {
+        Block::Heading { title, .. } => writeln!(text, "{}", paint.strong(&plain(title))),
+        Block::Lines(lines) => lines.iter().try_for_each(|line| match line {
+            Line::Said(tone, line) => writeln!(text, "{}", paint.toned(&plain(line), *tone)),
+            Line::Command(_) => Ok(()),
+        }),
+        Block::List(List { title, items, .. }) => {
+            title.iter().try_for_each(|title| writeln!(text, "{}", paint.strong(&plain(title))))?;
+            items.iter().try_for_each(|item| writeln!(text, "  {}", plain(item)))
         }
-        Block::List(items) => items.iter().try_for_each(|item| writeln!(text, "  {}", plain(item))),
         Block::KeyValues(pairs) => {
             let width = pairs.iter().map(|(key, _)| key.chars().count()).max().unwrap_or(0);
             pairs.iter().try_for_each(|(key, value)| {
@@ -73,8 +72,13 @@ fn draw(text: &mut String, block: &Block, paint: &Paint) {
             })
         }
         Block::Table(table) => draw_table(text, table, paint),
+        Block::Plot(plot) => plot.tables.iter().try_for_each(|table| draw_table(text, table, paint)),
+        Block::Fold { title, blocks } => {
+            writeln!(text, "{}", paint.strong(&plain(title)))?;
+            blocks.iter().try_for_each(|block| draw(text, block, paint))
+        }
         Block::Shell(command) => writeln!(text, "  {}", plain(command)),
-    };
+    }
 }
 
 fn draw_table(text: &mut String, table: &Table, paint: &Paint) -> std::fmt::Result {

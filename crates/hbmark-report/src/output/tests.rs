@@ -119,3 +119,12 @@ fn numbers_of_a_table_are_text_for_a_reader_and_raw_in_a_sheet() {
     shown.sheet = Some(columns());
     assert_eq!(csv::render(&shown).unwrap(), "of,t_ns\n'=a,1500000\nb|,≥ 2000000\nc\u{fffd},infinite\nd,\n");
 }
+
+#[test]
+fn a_plot_is_its_tables_where_there_are_no_drawings() {
+    let shown = Kind::page(&samples::sweep());
+    for text in [terminal::render(&shown, false), markdown(&shown), csv::render(&shown).unwrap()] {
+        assert!(text.contains("longest step") && text.contains("injection lag"), "{text}");
+        assert!(!text.contains('<') && !text.contains("polyline"), "{text}");
+    }
+}

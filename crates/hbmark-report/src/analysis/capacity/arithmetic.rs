@@ -61,7 +61,7 @@ pub(super) fn one_instance(
     rate
 }
 
-/// Whole instances; a product such as 3 · 0.1 may lie a rounding error above the whole number it stands for.
+/// Whole instances; a product such as 3 · 0.1 may be a rounding error above the whole number it means.
 pub(super) fn whole(value: f64) -> u64 {
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped")]
     let count = (value - 1e-9).ceil().clamp(1.0, 1e15) as u64;

@@ -1,4 +1,4 @@
-//! What a result says of each rate that was tried: whether every objective held there, and which rate is accepted.
+//! The rates that were tried: whether every objective held at each, and which rate is accepted.
 
 use super::{CapacityError, Question, TriedRate, number};
 use hbmark_core::result::cause::joined;
@@ -111,7 +111,7 @@ pub(super) struct Accepted<'a> {
 
 pub(super) fn rates<'a>(report: &'a ServeReport, slo: &Slo) -> Result<Rates<'a>, CapacityError> {
     let mut groups: Vec<Group<'a>> = Vec::new();
-    // Of twins the warm one is the service; the cold one says what it would be without its cache.
+    // Of a pair the warm point is the service; the cold one is the baseline without its cache.
     let warm = report.points.iter().filter(|p| !p.cold);
     for point in warm {
         let (Offered::Rate(rate), Some(result)) = (point.offered, &point.result) else { continue };
@@ -140,7 +140,7 @@ pub(super) fn rates<'a>(report: &'a ServeReport, slo: &Slo) -> Result<Rates<'a>,
     let same = |search: &&Search| search.slo == *slo && search.confirmed;
     let confirmed = report.search.as_ref().filter(same).and_then(|s| s.max_rate);
     if let Some(rate) = confirmed {
-        // Fresh seeds were asked there; a single run of the bracket or the bisection no longer decides.
+        // Fresh seeds were run there; a single run of the bracket or the bisection no longer decides.
         for group in groups.iter_mut().filter(|g| g.tried.rate <= rate * (1.0 + 1e-9)) {
             if !group.tried.held {
                 group.tried.held = true;

@@ -1,7 +1,7 @@
 //! AIPerf and its forerunner GenAI-Perf: the aggregate export as JSON or CSV; [`records`] reads single requests.
 //!
-//! Enters: a document. Leaves: one row a file. The unit stands beside each number and is obeyed: early files count in nanoseconds and
-//! write numbers as text. The engine behind the endpoint is not said.
+//! Enters: a document. Leaves: one row per file. Each number has its unit beside it: early files count in nanoseconds and write numbers as
+//! text. The engine behind the endpoint is not reported.
 
 mod records;
 
@@ -14,16 +14,10 @@ use super::{ForeignFormat, ForeignResult, ForeignRow, ImportError, Setup};
 const FORMAT: ForeignFormat = ForeignFormat::Aiperf;
 
 pub(super) fn read(document: &Document) -> Option<Result<Vec<ForeignResult>, ImportError>> {
-    let result = |rows| vec![ForeignResult { source: document.file.clone(), format: FORMAT, rows }];
     if let Some(records) = document.objects_with(&["request_latency", "request_throughput", "input_config"]) {
-        let rows = records.iter().enumerate().map(|(i, map)| row(&Fields::new(&document.file, i, map)));
-        return Some(rows.collect::<Result<_, _>>().map(result));
+        return Some(document.result(FORMAT, records, row));
     }
-    if let Some(read) = records::read(document) {
-        return Some(read);
-    }
-    let map = from_csv(document)?;
-    Some(row(&Fields::new(&document.file, 0, &map)).map(|row| result(vec![row])))
+    records::read(document).or_else(|| Some(document.result(FORMAT, [&from_csv(document)?], row)))
 }
 
 /// The stacked tables of the CSV export as the object of the JSON export: titles with units become keys and units.
@@ -66,10 +60,7 @@ fn row(fields: &Fields<'_>) -> Result<ForeignRow, ImportError> {
     let config = config.as_ref();
     let completed = total("request_count")?;
     let failed = total("error_request_count")?;
-    if let Some(failed) = failed.filter(|failed| *failed > 0) {
-        remarks
-            .push(format!("{failed} requests failed: the figures leave them out, which flatters the tail"));
-    }
+    remarks.extend(super::failures(failed));
     let mut setup = Setup {
         input_tokens: mean(["input_sequence_length", "num_input_token"])?,
         output_tokens: mean(["output_sequence_length", "num_output_token"])?,
@@ -94,7 +85,7 @@ fn row(fields: &Fields<'_>) -> Result<ForeignRow, ImportError> {
     Ok(ForeignRow { label, setup, values, remarks })
 }
 
-/// What the configuration says, under the keys of three generations of the program.
+/// The configuration, under the keys of three generations of the program.
 fn describe(config: &Fields<'_>, setup: &mut Setup) -> Result<(), ImportError> {
     let first = |list: Option<&Json>| list.and_then(|l| l.get(0)).cloned();
     let named = first(config.get("endpoint.model_names"))

@@ -1,11 +1,12 @@
-//! The text of a foreign file as records and tables, before anybody asks whose it is.
+//! The text of a foreign file as records and tables, whichever program wrote it.
 //!
 //! Enters: text. Leaves: JSON documents (one, several, or a list; YAML is read as what it would be in JSON), or tables of CSV, SQL or
-//! Markdown. Memory is counted before it is taken: short text can be many values. It knows no format.
+//! Markdown. Memory is counted before it is allocated: short text can be many values.
 
 use serde_json::{Map, Value as Json};
 
-use super::{ImportError, MAX_ROWS, clipped};
+use super::fields::Fields;
+use super::{ForeignFormat, ForeignResult, ForeignRow, ImportError, MAX_ROWS, clipped};
 use hbmark_core::input::json;
 
 /// Memory for the values of a file, beside its text: half a million numbers of a detailed export.
@@ -76,6 +77,17 @@ impl Document {
         documents.iter().map(Json::as_object).collect()
     }
 
+    /// A result with a row for each record.
+    pub fn result<'a>(
+        &self,
+        format: ForeignFormat,
+        records: impl IntoIterator<Item = &'a Map<String, Json>>,
+        row: impl Fn(&Fields<'_>) -> Result<ForeignRow, ImportError>,
+    ) -> Result<Vec<ForeignResult>, ImportError> {
+        let rows = records.into_iter().enumerate().map(|(i, map)| row(&Fields::new(&self.file, i, map)));
+        Ok(vec![ForeignResult { source: self.file.clone(), format, rows: rows.collect::<Result<_, _>>()? }])
+    }
+
     /// The tables that have these columns.
     pub fn tables_with<'a>(&'a self, titles: &'a [&str]) -> impl Iterator<Item = &'a Table> {
         let tables = match &self.body {
@@ -85,7 +97,7 @@ impl Document {
         tables.iter().filter(|table| titles.iter().all(|title| table.titles.iter().any(|t| t == title)))
     }
 
-    /// What a person would see of it, for the message that nobody knows it.
+    /// A description for the message that no reader matches.
     pub fn describe(&self) -> String {
         let listed = |keys: Vec<&String>| {
             let shown: Vec<String> = keys.iter().take(6).map(|k| format!("`{}`", clipped(k))).collect();
@@ -120,7 +132,7 @@ fn is_yaml(text: &str) -> bool {
 }
 
 /// A YAML document without anchors, which no result needs and with which a short text would be a large one. Every beginning of one is one,
-/// too: that its last line ends is all that says that a number was not cut off.
+/// too: only the end of its last line shows that a number was not cut off.
 fn yaml(file: &str, text: &str) -> Result<Json, ImportError> {
     if !text.ends_with('\n') {
         return Err(ImportError::CutOff { file: file.to_owned() });
@@ -260,7 +272,7 @@ fn markdown(file: &str, text: &str) -> Result<Vec<Table>, ImportError> {
             let title = line.trim_start_matches('#');
             let level = line.len() - title.len();
             headings.retain(|(above, _)| *above < level);
-            // Markdown knows six.
+            // Markdown has six.
             if level <= 6 {
                 headings.push((level, clipped(title)));
             }

@@ -1,6 +1,6 @@
 //! Typed access to the fields of a record, with errors that name the field.
 //!
-//! Enters: a JSON object of unknown make and the dictionary. Leaves: numbers in our units and harmless text. A missing or null field is
+//! Enters: an untrusted JSON object and the aliases. Leaves: numbers in our units and harmless text. A missing or null field is
 //! `None`; a field of the wrong kind is an error. Numbers may be text, as CSV and early GenAI-Perf have them.
 
 use serde_json::{Map, Value as Json};
@@ -8,9 +8,9 @@ use serde_json::{Map, Value as Json};
 use super::metric_keys::{self, Alias, ForeignUnit, Metric, Shape, Statistic};
 use super::{ForeignFormat, ImportError, Rate, Value, clipped};
 
-/// The largest count that is believed; also keeps products of two counts within 64 bits.
+/// The largest count that is accepted; also keeps products of two counts within 64 bits.
 const MAX_COUNT: f64 = 1e15;
-/// The longest time and the highest rate that are believed: a year, and far above any memory.
+/// The longest time and the highest rate that are accepted: a year, and far above any memory.
 const MAX_NANOSECONDS: f64 = 3.2e16;
 const MAX_RATE: f64 = 1e12;
 /// Values of one row.
@@ -115,7 +115,7 @@ impl<'a> Fields<'a> {
         ImportError::MissingField { file: self.file.to_owned(), record: self.record, field, format }
     }
 
-    /// Text without control characters, clipped; empty text and the word None are none.
+    /// Text without control characters, clipped; empty text and `None` are none.
     pub fn text(&self, path: &str) -> Result<Option<String>, ImportError> {
         let Some(value) = self.get(path) else { return Ok(None) };
         let text = match value {
@@ -135,7 +135,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// What the dictionary finds in this record: the values, and remarks about what is no measurement.
+    /// The values that the aliases find in this record, and remarks about what is no measurement.
     pub fn values(&self, format: ForeignFormat) -> Result<(Vec<Value>, Vec<String>), ImportError> {
         let mut found = Found::default();
         for alias in metric_keys::of(format) {

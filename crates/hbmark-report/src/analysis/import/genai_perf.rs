@@ -10,17 +10,12 @@ use super::{ForeignFormat, ForeignResult, ForeignRow, ImportError, Setup};
 const FORMAT: ForeignFormat = ForeignFormat::GenaiPerfAnalyze;
 const REQUESTS: &[&str] = &["Config Name", "Request Throughput (requests/sec)"];
 const GPUS: &[&str] = &["Config Name", "GPU"];
-/// What is told of the GPUs, by the end of the title.
+/// Columns about the GPUs, by the end of the title.
 const POWER: &str = "GPU Power Usage (W)";
 
 pub(super) fn read(document: &Document) -> Option<Result<Vec<ForeignResult>, ImportError>> {
     let table = document.tables_with(REQUESTS).next()?;
-    let rows =
-        table.rows.iter().enumerate().map(|(i, map)| row(document, &Fields::new(&document.file, i, map)));
-    Some(
-        rows.collect::<Result<_, _>>()
-            .map(|rows| vec![ForeignResult { source: document.file.clone(), format: FORMAT, rows }]),
-    )
+    Some(document.result(FORMAT, &table.rows, |fields| row(document, fields)))
 }
 
 fn row(document: &Document, fields: &Fields<'_>) -> Result<ForeignRow, ImportError> {

@@ -1,6 +1,6 @@
 //! GuideLLM: the benchmarks of a run as JSON.
 //!
-//! Enters: a document. Leaves: one row a benchmark (a strategy or a rate of a sweep). Figures are those of the successful requests. Its
+//! Enters: a document. Leaves: one row per benchmark (a strategy or a rate of a sweep). Figures are those of the successful requests. Its
 //! `inter_token_latency_ms` is our TPOT, and its `time_per_output_token_ms` is not. Its token rates are distributions over moments of unlike
 //! length, of which neither mean nor median is tokens over time; those are computed from requests and their tokens.
 
@@ -34,7 +34,7 @@ fn row(document: &Document, index: usize, benchmark: &Json) -> Result<ForeignRow
     let map = benchmark.as_object().ok_or_else(nothing)?;
     let fields = Fields::new(&document.file, index, map);
     let metrics = fields.object("metrics").ok_or_else(|| fields.missing("metrics", FORMAT))?;
-    // Every metric has its figures once per outcome of the request; the dictionary speaks of successful ones.
+    // Every metric has its figures once per outcome of the request; the aliases are for successful ones.
     let successful: serde_json::Map<String, Json> = metrics
         .map
         .iter()
@@ -64,10 +64,7 @@ fn row(document: &Document, index: usize, benchmark: &Json) -> Result<ForeignRow
     let rate = strategy.map(|s| s.number("rate")).transpose()?.flatten();
     let streams = strategy.map(|s| s.count("streams")).transpose()?.flatten();
     let failed = fields.count("request_totals.errored")?;
-    if let Some(failed) = failed.filter(|failed| *failed > 0) {
-        remarks
-            .push(format!("{failed} requests failed: the figures leave them out, which flatters the tail"));
-    }
+    remarks.extend(super::failures(failed));
     let setup = Setup {
         model: fields.text("worker.backend_model")?,
         max_concurrency: streams.or_else(|| (kind == "synchronous").then_some(1)),

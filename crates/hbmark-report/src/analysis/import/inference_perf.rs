@@ -13,20 +13,13 @@ const LATE_S: f64 = 0.1;
 
 pub(super) fn read(document: &Document) -> Option<Result<Vec<ForeignResult>, ImportError>> {
     let records = document.objects_with(&["load_summary", "successes", "failures"])?;
-    let rows = records.iter().enumerate().map(|(i, map)| row(&Fields::new(&document.file, i, map)));
-    Some(
-        rows.collect::<Result<_, _>>()
-            .map(|rows| vec![ForeignResult { source: document.file.clone(), format: FORMAT, rows }]),
-    )
+    Some(document.result(FORMAT, records, row))
 }
 
 fn row(fields: &Fields<'_>) -> Result<ForeignRow, ImportError> {
     let (values, mut remarks) = fields.values(FORMAT)?;
     let failed = fields.count("failures.count")?;
-    if let Some(failed) = failed.filter(|failed| *failed > 0) {
-        remarks
-            .push(format!("{failed} requests failed: the figures leave them out, which flatters the tail"));
-    }
+    remarks.extend(super::failures(failed));
     if let Some(late) = fields.late("load_summary.schedule_delay.p99", LATE_S) {
         remarks.push(format!(
             "1 % of the requests were sent {late:.2} s late or more: times count from sending, so waiting before it is hidden"
@@ -34,7 +27,7 @@ fn row(fields: &Fields<'_>) -> Result<ForeignRow, ImportError> {
     }
     let rate = fields.rate("load_summary.requested_rate")?;
     let server = fields.get("successes.latency").is_none();
-    // It stands behind the latencies, and YAML that was cut off is whole to its reader.
+    // It comes after the latencies, and truncated YAML still parses.
     if !server && fields.get("successes.throughput").is_none() {
         return Err(fields.missing("successes.throughput", FORMAT));
     }

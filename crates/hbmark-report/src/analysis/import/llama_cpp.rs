@@ -4,8 +4,6 @@
 //! that a test means the same in each; the Markdown table has rates alone, and its units are in the cells. A page of both programs gives
 //! two results.
 
-use serde_json::{Map, Value as Json};
-
 use super::document::{Body, Document, Table};
 use super::fields::Fields;
 use super::{
@@ -19,14 +17,11 @@ pub(super) fn read(document: &Document) -> Option<Result<Vec<ForeignResult>, Imp
     let result = |format, rows: Result<Vec<ForeignRow>, ImportError>| {
         rows.map(|rows| ForeignResult { source: document.file.clone(), format, rows })
     };
-    let each = |records: &[&Map<String, Json>], row: fn(&Fields<'_>) -> Result<ForeignRow, ImportError>| {
-        records.iter().enumerate().map(|(i, map)| row(&Fields::new(&document.file, i, map))).collect()
-    };
     if let Some(records) = document.objects_with(&["n_prompt", "n_gen", "avg_ns"]) {
-        return Some(result(BENCH, each(&records, bench)).map(|r| vec![r]));
+        return Some(document.result(BENCH, records, bench));
     }
     if let Some(records) = document.objects_with(&["pp", "tg", "pl", "t_tg"]) {
-        return Some(result(BATCHED, each(&records, batched)).map(|r| vec![r]));
+        return Some(document.result(BATCHED, records, batched));
     }
     let Body::Tables(_) = &document.body else { return None };
     let rows_of = |titles: &[&str], row: fn(&Fields<'_>, &Table) -> Result<ForeignRow, ImportError>| {
@@ -61,7 +56,7 @@ fn bench(fields: &Fields<'_>) -> Result<ForeignRow, ImportError> {
         times.push((Statistic::Min, samples.iter().copied().fold(f64::INFINITY, f64::min), "samples_ns"));
         times.push((Statistic::Max, samples.iter().copied().fold(0.0, f64::max), "samples_ns"));
     }
-    // With one repetition the spread is 0, which says nothing.
+    // With one repetition the spread is 0, which is no measurement.
     if let Some(spread) = fields.number("stddev_ns")?.filter(|spread| *spread > 0.0) {
         times.push((Statistic::StandardDeviation, spread, "stddev_ns"));
     }
@@ -114,7 +109,7 @@ fn bench_setup(
         cpu: fields.text("cpu_info")?,
         batch: Some(1),
         repetitions: (samples > 0).then_some(samples as u64),
-        // llama-bench runs every test once before it times it, unless told not to, and does not write which.
+        // llama-bench runs every test once before it times it, unless switched off, and does not record which.
         date: fields.text("test_time")?,
         ..test.lengths()
     })

@@ -1,21 +1,21 @@
-//! The dictionary: which foreign key means which of our metrics, in which unit, and what to mind.
+//! Foreign keys: to which of our metrics each belongs, in which unit, and how its definition differs.
 //!
-//! Enters: nothing. Leaves: [`ALIASES`], which the readers map by and which `hbmark import --aliases` prints: what is printed is what is
-//! applied. Names collide between programs (AIPerf's `inter_token_latency` is our TPOT), so a key means something only beside its
-//! format.
+//! Enters: the table `metric_keys.txt`. Leaves: [`Alias`]es, which the readers map by and which `hbmark import --aliases` prints. Names
+//! collide between programs (AIPerf's `inter_token_latency` is our TPOT), so a key has a meaning only within its format.
 
 use std::fmt;
+use std::sync::LazyLock;
 
 use ForeignUnit::{InFile, Milliseconds, Nanoseconds, PerSecond, Seconds};
 use Shape::{Computed, Group, One, Suffix};
-use Statistic::{Mean, Median, Single};
+use clap::ValueEnum;
 use schemars::JsonSchema;
+use serde::de::value::{Error as ValueError, StrDeserializer};
 use serde::{Deserialize, Serialize};
-use {ForeignFormat as F, Metric as M};
 
 use super::ForeignFormat;
 
-/// What was measured, in our words.
+/// What was measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Metric {
@@ -84,12 +84,12 @@ pub enum Statistic {
     StandardDeviation,
     Min,
     Max,
-    /// The only figure there is.
+    /// The only value there is.
     Single,
 }
 
 impl Statistic {
-    /// The statistic that a foreign word means: `avg`, `p99`, GuideLLM's `p999`...
+    /// The statistic of a foreign name: `avg`, `p99`, GuideLLM's `p999`...
     #[must_use]
     pub fn parse(word: &str) -> Option<Self> {
         match word {
@@ -148,7 +148,7 @@ impl TryFrom<String> for Statistic {
     }
 }
 
-/// Where the statistics of a metric stand in a file.
+/// How a file holds the statistics of a metric.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Shape {
     /// One key each: `{stat}_tpot_ms`; the alias has what follows the statistic.
@@ -157,7 +157,7 @@ pub enum Shape {
     Group,
     /// One number.
     One(Statistic),
-    /// Computed from several keys, as the conversion says; its reader does it.
+    /// Computed by its reader from several keys, as the conversion shows.
     Computed,
 }
 
@@ -168,12 +168,12 @@ pub enum ForeignUnit {
     Milliseconds,
     Nanoseconds,
     PerSecond,
-    /// Stands beside the number.
+    /// Given beside the number.
     InFile,
 }
 
 impl ForeignUnit {
-    /// What a number is multiplied with to become nanoseconds, or per second; `None` where the file has to say.
+    /// The factor to nanoseconds, or to per second; `None` where the file gives the unit.
     #[must_use]
     pub fn scale(self) -> Option<f64> {
         match self {
@@ -184,7 +184,7 @@ impl ForeignUnit {
         }
     }
 
-    /// The word for the table of aliases.
+    /// Its name in the table of aliases.
     #[must_use]
     pub fn word(self) -> &'static str {
         match self {
@@ -197,7 +197,7 @@ impl ForeignUnit {
     }
 }
 
-/// One line of the dictionary.
+/// One row of the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Alias {
     pub format: ForeignFormat,
@@ -208,25 +208,13 @@ pub struct Alias {
     pub unit: ForeignUnit,
     /// How the number becomes ours, where that is more than a unit.
     pub conversion: &'static str,
-    /// What to mind; empty where name and meaning agree with ours.
+    /// How the definition differs from ours; empty where it does not.
     pub caveat: &'static str,
 }
 
-/// The lines of one format.
+/// The aliases of one format.
 pub fn of(format: ForeignFormat) -> impl Iterator<Item = &'static Alias> {
     ALIASES.iter().filter(move |alias| alias.format == format)
-}
-
-const fn row(
-    format: ForeignFormat,
-    key: &'static str,
-    metric: Metric,
-    shape: Shape,
-    unit: ForeignUnit,
-    conversion: &'static str,
-    caveat: &'static str,
-) -> Alias {
-    Alias { format, key, metric, shape, unit, conversion, caveat }
 }
 
 const CLIENT: &str = "timed by the client: network and HTTP are in it";
@@ -235,518 +223,43 @@ const CHUNKS: &str =
 const SENT: &str = "from sending the request, not from its scheduled arrival: a late client hides queueing";
 const ENGINE: &str = "the engine's own clock: client and network are not in it";
 
-/// Every alias.
-pub const ALIASES: &[Alias] = &[
-    row(F::VllmServe, "{stat}_tpot_ms", M::Tpot, Suffix, Milliseconds, "", CLIENT),
-    row(F::VllmServe, "{stat}_itl_ms", M::Itl, Suffix, Milliseconds, "", CHUNKS),
-    row(F::VllmServe, "{stat}_ttft_ms", M::Ttft, Suffix, Milliseconds, "", SENT),
-    row(F::VllmServe, "{stat}_e2el_ms", M::E2e, Suffix, Milliseconds, "", SENT),
-    row(F::VllmServe, "{stat}_latency_ms", M::E2e, Suffix, Milliseconds, "", "the name of 2024 for e2el"),
-    row(F::VllmServe, "output_throughput", M::OutputThroughput, One(Single), PerSecond, "", ""),
-    row(F::VllmServe, "input_throughput", M::InputThroughput, One(Single), PerSecond, "", ""),
-    row(F::VllmServe, "total_token_throughput", M::TotalThroughput, One(Single), PerSecond, "", ""),
-    row(F::VllmServe, "request_throughput", M::RequestThroughput, One(Single), PerSecond, "", ""),
-    row(
-        F::VllmServe,
-        "request_goodput",
-        M::Goodput,
-        One(Single),
-        PerSecond,
-        "",
-        "older files write `request_goodput:`",
-    ),
-    row(F::VllmSummary, "{stat} TPOT (ms)", M::Tpot, Suffix, Milliseconds, "", CLIENT),
-    row(F::VllmSummary, "{stat} ITL (ms)", M::Itl, Suffix, Milliseconds, "", CHUNKS),
-    row(F::VllmSummary, "{stat} TTFT (ms)", M::Ttft, Suffix, Milliseconds, "", SENT),
-    row(F::VllmSummary, "Tput (req/s)", M::RequestThroughput, One(Single), PerSecond, "", ""),
-    row(F::VllmSummary, "Output Tput (tok/s)", M::OutputThroughput, One(Single), PerSecond, "", ""),
-    row(F::VllmSummary, "Total Tput (tok/s)", M::TotalThroughput, One(Single), PerSecond, "", ""),
-    row(
-        F::VllmLatency,
-        "avg_latency",
-        M::E2e,
-        One(Mean),
-        Seconds,
-        "",
-        "a whole batch: one prefill and all its decode steps; the file says neither batch nor lengths",
-    ),
-    row(
-        F::VllmLatency,
-        "percentiles",
-        M::E2e,
-        Group,
-        Seconds,
-        "",
-        "keys are bare percents: `50` is the median",
-    ),
-    row(F::VllmThroughput, "requests_per_second", M::RequestThroughput, One(Single), PerSecond, "", ""),
-    row(
-        F::VllmThroughput,
-        "tokens_per_second",
-        M::TotalThroughput,
-        One(Single),
-        PerSecond,
-        "",
-        "prompt and output tokens together, not output alone",
-    ),
-    row(F::VllmEngine, "ttft", M::Ttft, Group, InFile, "first_token_ts − queued_ts", ENGINE),
-    row(
-        F::VllmEngine,
-        "tpot",
-        M::Tpot,
-        Group,
-        InFile,
-        "(last_token_ts − first_token_ts) / (output_toks − 1)",
-        ENGINE,
-    ),
-    row(
-        F::VllmEngine,
-        "itl",
-        M::Itl,
-        Group,
-        InFile,
-        "",
-        "of the Prometheus page: sum / count of vllm:inter_token_latency_seconds (older: time_per_output_token_seconds)",
-    ),
-    row(F::VllmEngine, "e2e", M::E2e, Group, InFile, "last_token_ts − queued_ts", ENGINE),
-    row(
-        F::VllmEngine,
-        "output_rate",
-        M::OutputThroughput,
-        One(Mean),
-        InFile,
-        "",
-        "tokens over the time from the first request to the last token, or the mean of gen_throughput",
-    ),
-    row(
-        F::VllmEngine,
-        "input_rate",
-        M::InputThroughput,
-        One(Mean),
-        InFile,
-        "",
-        "as output_rate, of prompt tokens",
-    ),
-    row(F::VllmEngine, "request_rate", M::RequestThroughput, One(Single), InFile, "", ""),
-    row(
-        F::SglangOneBatch,
-        "prefill_latency",
-        M::PrefillStep,
-        One(Single),
-        Seconds,
-        "",
-        "one repetition after a warm-up",
-    ),
-    row(
-        F::SglangOneBatch,
-        "median_decode_latency",
-        M::DecodeStep,
-        One(Median),
-        Seconds,
-        "",
-        "the median over a growing context",
-    ),
-    row(F::SglangOneBatch, "prefill_throughput", M::InputThroughput, One(Single), PerSecond, "", ""),
-    row(F::SglangOneBatch, "median_decode_throughput", M::OutputThroughput, One(Median), PerSecond, "", ""),
-    row(
-        F::SglangOneBatch,
-        "output_throughput",
-        M::DecodeStep,
-        Computed,
-        PerSecond,
-        "batch_size / output_throughput",
-        "of bench_one_batch_server: (latency − ttft) / output_len, the server's work in it",
-    ),
-    row(
-        F::SglangOneBatch,
-        "last_ttft",
-        M::Ttft,
-        One(Single),
-        Seconds,
-        "",
-        "of the last request of the batch",
-    ),
-    row(F::SglangOneBatch, "total_latency", M::E2e, One(Single), Seconds, "", "of the whole batch"),
-    row(F::SglangOneBatch, "latency", M::E2e, One(Single), Seconds, "", "of the whole batch"),
-    row(
-        F::SglangOneBatch,
-        "overall_throughput",
-        M::TotalThroughput,
-        One(Single),
-        PerSecond,
-        "",
-        "prompt and output tokens together",
-    ),
-    row(F::SglangServing, "{stat}_tpot_ms", M::Tpot, Suffix, Milliseconds, "", CLIENT),
-    row(F::SglangServing, "{stat}_itl_ms", M::Itl, Suffix, Milliseconds, "", CHUNKS),
-    row(F::SglangServing, "{stat}_ttft_ms", M::Ttft, Suffix, Milliseconds, "", SENT),
-    row(F::SglangServing, "{stat}_e2e_latency_ms", M::E2e, Suffix, Milliseconds, "", SENT),
-    row(F::SglangServing, "output_throughput", M::OutputThroughput, One(Single), PerSecond, "", ""),
-    row(F::SglangServing, "input_throughput", M::InputThroughput, One(Single), PerSecond, "", ""),
-    row(F::SglangServing, "total_throughput", M::TotalThroughput, One(Single), PerSecond, "", ""),
-    row(F::SglangServing, "request_throughput", M::RequestThroughput, One(Single), PerSecond, "", ""),
-    row(
-        F::LlamaBench,
-        "avg_ns (n_gen > 0)",
-        M::DecodeStep,
-        Computed,
-        Nanoseconds,
-        "avg_ns / n_gen",
-        "the mean over a context that grows by n_gen; batch 1; no sampling",
-    ),
-    row(
-        F::LlamaBench,
-        "samples_ns (n_gen > 0)",
-        M::DecodeStep,
-        Computed,
-        Nanoseconds,
-        "median(samples_ns) / n_gen",
-        "each sample is a whole test of n_gen tokens",
-    ),
-    row(
-        F::LlamaBench,
-        "avg_ns (n_prompt > 0)",
-        M::PrefillStep,
-        Computed,
-        Nanoseconds,
-        "",
-        "in pieces of n_ubatch tokens; logits of the last position",
-    ),
-    row(
-        F::LlamaBench,
-        "avg_ns (both > 0)",
-        M::E2e,
-        Computed,
-        Nanoseconds,
-        "",
-        "a prompt and its tokens together",
-    ),
-    row(F::LlamaBench, "avg_ts (n_gen > 0)", M::OutputThroughput, Computed, PerSecond, "", ""),
-    row(F::LlamaBench, "avg_ts (n_prompt > 0)", M::InputThroughput, Computed, PerSecond, "", ""),
-    row(
-        F::LlamaBench,
-        "t/s (tgN)",
-        M::DecodeStep,
-        Computed,
-        PerSecond,
-        "1 / t/s",
-        "the Markdown table has rates alone: the inverse of a mean rate is a little under the mean time",
-    ),
-    row(
-        F::LlamaBench,
-        "t/s (ppN)",
-        M::PrefillStep,
-        Computed,
-        PerSecond,
-        "N / t/s",
-        "from the mean rate, as for tgN",
-    ),
-    row(
-        F::LlamaBatchedBench,
-        "t_tg",
-        M::DecodeStep,
-        Computed,
-        Seconds,
-        "t_tg / tg",
-        "one run, no repetitions; the mean over a context that grows by tg",
-    ),
-    row(
-        F::LlamaBatchedBench,
-        "t_pp",
-        M::PrefillStep,
-        One(Single),
-        Seconds,
-        "",
-        "one run; with a shared prompt only one is computed",
-    ),
-    row(
-        F::LlamaBatchedBench,
-        "speed_tg",
-        M::OutputThroughput,
-        One(Single),
-        PerSecond,
-        "",
-        "of all sequences",
-    ),
-    row(F::LlamaBatchedBench, "speed_pp", M::InputThroughput, One(Single), PerSecond, "", "of all sequences"),
-    row(
-        F::Aiperf,
-        "inter_token_latency",
-        M::Tpot,
-        Group,
-        InFile,
-        "",
-        "called ITL there; it is one number per request, so our TPOT",
-    ),
-    row(
-        F::Aiperf,
-        "inter_chunk_latency",
-        M::Itl,
-        Group,
-        InFile,
-        "",
-        "called ICL there; the gaps, so our ITL",
-    ),
-    row(F::Aiperf, "time_to_first_token", M::Ttft, Group, InFile, "", SENT),
-    row(F::Aiperf, "request_latency", M::E2e, Group, InFile, "", SENT),
-    row(F::Aiperf, "output_token_throughput", M::OutputThroughput, One(Mean), InFile, "", ""),
-    row(F::Aiperf, "request_throughput", M::RequestThroughput, One(Single), InFile, "", ""),
-    row(F::Aiperf, "goodput", M::Goodput, One(Single), InFile, "", ""),
-    row(
-        F::AiperfRecords,
-        "inter_token_latency",
-        M::Tpot,
-        Group,
-        InFile,
-        "statistics over the records",
-        "called ITL there; it is one number per request, so our TPOT",
-    ),
-    row(
-        F::AiperfRecords,
-        "inter_chunk_latency",
-        M::Itl,
-        Group,
-        InFile,
-        "statistics over the gaps of all records",
-        "called ICL there; the gaps, so our ITL",
-    ),
-    row(F::AiperfRecords, "time_to_first_token", M::Ttft, Group, InFile, "statistics over the records", SENT),
-    row(F::AiperfRecords, "request_latency", M::E2e, Group, InFile, "statistics over the records", SENT),
-    row(
-        F::AiperfRecords,
-        "output_token_throughput",
-        M::OutputThroughput,
-        One(Mean),
-        InFile,
-        "Σ output tokens / (last end − first start)",
-        "",
-    ),
-    row(
-        F::AiperfRecords,
-        "request_throughput",
-        M::RequestThroughput,
-        One(Single),
-        InFile,
-        "records / (last end − first start)",
-        "",
-    ),
-    row(
-        F::GenaiPerfAnalyze,
-        "{stat} Inter Token Latency (ms)",
-        M::Tpot,
-        Suffix,
-        Milliseconds,
-        "",
-        "called ITL there; one number per request, so our TPOT; one percentile alone",
-    ),
-    row(F::GenaiPerfAnalyze, "{stat} Time To First Token (ms)", M::Ttft, Suffix, Milliseconds, "", SENT),
-    row(F::GenaiPerfAnalyze, "{stat} Request Latency (ms)", M::E2e, Suffix, Milliseconds, "", SENT),
-    row(
-        F::GenaiPerfAnalyze,
-        "{stat} Output Token Throughput (tokens/sec)",
-        M::OutputThroughput,
-        Suffix,
-        PerSecond,
-        "",
-        "",
-    ),
-    row(
-        F::GenaiPerfAnalyze,
-        "Request Throughput (requests/sec)",
-        M::RequestThroughput,
-        One(Single),
-        PerSecond,
-        "",
-        "",
-    ),
-    row(F::InferencePerf, "successes.latency.time_per_output_token", M::Tpot, Group, Seconds, "", CLIENT),
-    row(
-        F::InferencePerf,
-        "successes.latency.normalized_time_per_output_token",
-        M::TpotWithFirst,
-        Group,
-        Seconds,
-        "",
-        "the whole request over its output tokens",
-    ),
-    row(F::InferencePerf, "successes.latency.inter_token_latency", M::Itl, Group, Seconds, "", CHUNKS),
-    row(F::InferencePerf, "successes.latency.time_to_first_token", M::Ttft, Group, Seconds, "", SENT),
-    row(F::InferencePerf, "successes.latency.request_latency", M::E2e, Group, Seconds, "", SENT),
-    row(
-        F::InferencePerf,
-        "successes.throughput.output_tokens_per_sec",
-        M::OutputThroughput,
-        One(Single),
-        PerSecond,
-        "",
-        "",
-    ),
-    row(
-        F::InferencePerf,
-        "successes.throughput.input_tokens_per_sec",
-        M::InputThroughput,
-        One(Single),
-        PerSecond,
-        "",
-        "",
-    ),
-    row(
-        F::InferencePerf,
-        "successes.throughput.total_tokens_per_sec",
-        M::TotalThroughput,
-        One(Single),
-        PerSecond,
-        "",
-        "prompt and output tokens together",
-    ),
-    row(
-        F::InferencePerf,
-        "successes.throughput.requests_per_sec",
-        M::RequestThroughput,
-        One(Single),
-        PerSecond,
-        "",
-        "",
-    ),
-    row(
-        F::InferencePerf,
-        "successes.time_per_output_token",
-        M::Itl,
-        Group,
-        Seconds,
-        "",
-        "of the server's metrics: a histogram of gaps, so our ITL, although the client's figure of that name is TPOT",
-    ),
-    row(F::InferencePerf, "successes.time_to_first_token", M::Ttft, Group, Seconds, "", ENGINE),
-    row(F::InferencePerf, "successes.request_latency", M::E2e, Group, Seconds, "", ENGINE),
-    row(
-        F::InferencePerf,
-        "successes.rate",
-        M::RequestThroughput,
-        One(Mean),
-        PerSecond,
-        "",
-        "of the server's metrics",
-    ),
-    row(
-        F::InferencePerf,
-        "successes.output_len.rate",
-        M::OutputThroughput,
-        One(Mean),
-        PerSecond,
-        "",
-        "of the server's metrics",
-    ),
-    row(
-        F::InferencePerf,
-        "successes.prompt_len.rate",
-        M::InputThroughput,
-        One(Mean),
-        PerSecond,
-        "",
-        "of the server's metrics",
-    ),
-    row(
-        F::Guidellm,
-        "inter_token_latency_ms",
-        M::Tpot,
-        Group,
-        Milliseconds,
-        "",
-        "called ITL there; (last − first) / (tokens − 1) per request, so our TPOT",
-    ),
-    row(
-        F::Guidellm,
-        "time_per_output_token_ms",
-        M::TpotWithFirst,
-        Group,
-        Milliseconds,
-        "",
-        "called TPOT there; the first token's wait is spread over all tokens",
-    ),
-    row(F::Guidellm, "time_to_first_token_ms", M::Ttft, Group, Milliseconds, "", CLIENT),
-    row(F::Guidellm, "request_latency", M::E2e, Group, Seconds, "", CLIENT),
-    row(
-        F::Guidellm,
-        "output_tokens_per_second",
-        M::OutputThroughput,
-        Group,
-        PerSecond,
-        "",
-        "over moments of unlike length, so that no figure of it is tokens over time",
-    ),
-    row(
-        F::Guidellm,
-        "requests_per_second × tokens",
-        M::OutputThroughput,
-        Computed,
-        PerSecond,
-        "mean requests_per_second × mean tokens of a request",
-        "",
-    ),
-    row(
-        F::Guidellm,
-        "tokens_per_second",
-        M::TotalThroughput,
-        Group,
-        PerSecond,
-        "",
-        "prompt and output tokens together, over moments of unlike length",
-    ),
-    row(F::Guidellm, "requests_per_second", M::RequestThroughput, Group, PerSecond, "", ""),
-    row(F::OptimumBenchmark, "per_token.latency", M::DecodeStep, Group, Seconds, "", "Python's loop in it"),
-    row(F::OptimumBenchmark, "prefill.latency", M::PrefillStep, Group, Seconds, "", "Python's loop in it"),
-    row(
-        F::OptimumBenchmark,
-        "decode.throughput.value",
-        M::OutputThroughput,
-        One(Mean),
-        PerSecond,
-        "",
-        "of all sequences of the batch",
-    ),
-    row(
-        F::TrtllmBench,
-        "streaming_metrics.tpot_percentiles",
-        M::Tpot,
-        Group,
-        Milliseconds,
-        "",
-        "older versions report it only with --streaming",
-    ),
-    row(F::TrtllmBench, "streaming_metrics.ttft_percentiles", M::Ttft, Group, Milliseconds, "", ""),
-    row(F::TrtllmBench, "performance.request_latency_percentiles_ms", M::E2e, Group, Milliseconds, "", ""),
-    row(
-        F::TrtllmBench,
-        "performance.system_output_throughput_tok_s",
-        M::OutputThroughput,
-        One(Single),
-        PerSecond,
-        "",
-        "",
-    ),
-    row(
-        F::TrtllmBench,
-        "performance.system_total_throughput_tok_s",
-        M::TotalThroughput,
-        One(Single),
-        PerSecond,
-        "",
-        "prompt and output tokens together",
-    ),
-    row(
-        F::TrtllmBench,
-        "performance.request_throughput_req_s",
-        M::RequestThroughput,
-        One(Single),
-        PerSecond,
-        "",
-        "",
-    ),
-];
+/// One row of the file per line, cells between bars, comments behind `#`.
+static ALIASES: LazyLock<Vec<Alias>> = LazyLock::new(|| {
+    let rows = include_str!("metric_keys.txt").lines().filter(|line| !line.starts_with('#'));
+    rows.map(|line| alias(line).unwrap_or_else(|| panic!("not an alias: {line}"))).collect()
+});
+
+fn alias(line: &'static str) -> Option<Alias> {
+    let mut cells = line.split('|').map(str::trim);
+    let mut next = || cells.next();
+    Some(Alias {
+        format: ForeignFormat::from_str(next()?, false).ok()?,
+        key: next()?,
+        metric: Metric::deserialize(StrDeserializer::<ValueError>::new(next()?)).ok()?,
+        shape: match next()? {
+            "suffix" => Suffix,
+            "group" => Group,
+            "computed" => Computed,
+            statistic => One(Statistic::parse(statistic)?),
+        },
+        unit: {
+            let word = next()?;
+            [Seconds, Milliseconds, Nanoseconds, PerSecond, InFile].into_iter().find(|u| u.word() == word)?
+        },
+        conversion: next()?,
+        caveat: match next()? {
+            "CLIENT" => CLIENT,
+            "CHUNKS" => CHUNKS,
+            "SENT" => SENT,
+            "ENGINE" => ENGINE,
+            text => text,
+        },
+    })
+}
 
 #[cfg(test)]
 mod tests {
+    use super::Statistic::{Mean, Median, Single};
     use super::*;
 
     #[test]

@@ -1,6 +1,6 @@
 //! optimum-benchmark: `benchmark.json` (configuration and report), `benchmark_report.json` and `benchmark_report.md` (report alone).
 //!
-//! Enters: a document. Leaves: one row. The report alone says neither batch nor lengths nor machine.
+//! Enters: a document. Leaves: one row. The report alone has neither batch nor lengths nor machine.
 
 use serde_json::{Map, Value as Json};
 
@@ -15,11 +15,7 @@ pub(super) fn read(document: &Document) -> Option<Result<Vec<ForeignResult>, Imp
     let alone = || document.objects_with(&["prefill", "decode", "per_token"]);
     let page = from_markdown(document);
     let records = whole.or_else(alone).or_else(|| Some(vec![page.as_ref()?]))?;
-    let rows = records.iter().enumerate().map(|(i, map)| row(&Fields::new(&document.file, i, map)));
-    Some(
-        rows.collect::<Result<_, _>>()
-            .map(|rows| vec![ForeignResult { source: document.file.clone(), format: FORMAT, rows }]),
-    )
+    Some(document.result(FORMAT, records, row))
 }
 
 /// The page of tables as the object of the JSON report: `# prefill:` and `## latency:` become keys.

@@ -19,7 +19,7 @@ use hbmark_core::units::{Bytes, Nanos};
 /// Weights whose stated size is further off than this are not those of the shape and storage named.
 const SIZE_TOLERANCE: f64 = 0.05;
 
-/// What a person says beyond the file; it goes before what the file says, but for weights whose size the file states.
+/// What the user gives beyond the file; it overrides the file, except for weights whose size the file states.
 #[derive(Debug, Clone, Default)]
 pub struct UserOverrides<'a> {
     pub model: Option<&'a Architecture>,
@@ -31,16 +31,16 @@ pub struct UserOverrides<'a> {
     pub context: Option<u64>,
 }
 
-/// One thing the roofline needs and the file does not say.
+/// One thing the roofline needs and the file does not report.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Missing {
     /// With its dashes.
     pub flag: String,
-    /// What the file says instead, and what to write.
+    /// What the file has instead, and what to write.
     pub hint: String,
 }
 
-/// A row that stands on the roofline.
+/// A row placed on the roofline.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Placement {
     /// Judged against the data sheet, as one of our own cells would be.
@@ -54,14 +54,14 @@ pub struct Placement {
     pub assumptions: Vec<String>,
 }
 
-/// Where a row stands.
+/// Where a row is on the roofline, or why it is not.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum RooflinePlacement {
     Placed(Box<Placement>),
-    /// Something has to be said first.
+    /// Something has to be given first.
     Asks(Vec<Missing>),
-    /// No decode step was timed, or none that a roofline knows.
+    /// No decode step was timed, or none that a roofline has.
     NoDecode(String),
 }
 
@@ -81,7 +81,7 @@ impl Imported {
         Self { result, places }
     }
 
-    /// What is asked for, each flag once.
+    /// What is missing, each flag once.
     #[must_use]
     pub fn missing(&self) -> Vec<&Missing> {
         let mut asked: Vec<&Missing> = Vec::new();
@@ -105,23 +105,23 @@ pub fn place(row: &ForeignRow, format: ForeignFormat, given: &UserOverrides<'_>)
         Ok(time) => time,
         Err(why) => return RooflinePlacement::NoDecode(why),
     };
-    let mut words = PlacementNotes::default();
+    let mut notes = PlacementNotes::default();
     if time.metric == Metric::Itl {
-        words.assume("the gap between tokens (ITL) is taken for TPOT, which the file lacks".to_owned());
+        notes.assume("the gap between tokens (ITL) is taken for TPOT, which the file lacks".to_owned());
     }
     let setup = &row.setup;
-    let model = words.model(setup, given);
-    let device = words.device(setup, given);
-    let storage = words.storage(setup, given);
-    let batch = words.batch(row, given);
-    let context = words.context(setup, given);
+    let model = notes.model(setup, given);
+    let device = notes.device(setup, given);
+    let storage = notes.storage(setup, given);
+    let batch = notes.batch(row, given);
+    let context = notes.context(setup, given);
     let (Some(model), Some((device, gpus)), Some(dtype), Some(batch), Some(context)) =
         (model, device, storage, batch, context)
     else {
-        return RooflinePlacement::Asks(words.missing);
+        return RooflinePlacement::Asks(notes.missing);
     };
-    let kv = words.cache(setup, given, dtype);
-    let cost = words.cost(setup, &model, dtype, kv, batch, context);
+    let kv = notes.cache(setup, given, dtype);
+    let cost = notes.cost(setup, &model, dtype, kv, batch, context);
     let engine = setup.engine.as_deref().or(format.engine()).unwrap_or("external");
     let mut cell = CellResult {
         kv_dtype: kv,
@@ -141,7 +141,7 @@ pub fn place(row: &ForeignRow, format: ForeignFormat, given: &UserOverrides<'_>)
         device,
         gpus,
         time: time.clone(),
-        assumptions: words.assumptions,
+        assumptions: notes.assumptions,
     }))
 }
 
@@ -231,21 +231,16 @@ impl PlacementNotes {
             self.assume("one GPU: the file does not say how many (--gpus)".to_owned());
             1
         });
-        let times = gpus.max(1);
-        let mut all = one.clone();
-        all.bandwidth_bytes_per_s *= times as f64;
-        all.memory_bytes = Bytes(all.memory_bytes.0.saturating_mul(times));
-        all.l2_bytes = all.l2_bytes.map(|cache| Bytes(cache.0.saturating_mul(times)));
-        all.dense_flops_per_s.values_mut().for_each(|peak| *peak *= times as f64);
-        if times > 1 {
+        let gpus = gpus.max(1);
+        if gpus > 1 {
             self.assume(format!(
-                "the bandwidth of {times} GPUs together; what they send each other is not in the floor"
+                "the bandwidth of {gpus} GPUs together; what they send each other is not in the floor"
             ));
         }
-        Some((all, times))
+        Some((times(one, gpus), gpus))
     }
 
-    /// Says where the file names another device than was given.
+    /// Notes that the file names another device than was given.
     fn other_device(&mut self, given: &DeviceSpec, named: Option<&str>, cpu: Option<&str>) {
         let named = match (named, cpu) {
             (Some(named), _) => named,
@@ -265,7 +260,7 @@ impl PlacementNotes {
     }
 
     fn storage(&mut self, setup: &Setup, given: &UserOverrides<'_>) -> Option<Dtype> {
-        // Weights of a stated size are those, whatever was meant.
+        // A stated size of weights decides, whatever was given.
         if let (Some(said), Some(stored), Some(bytes)) = (given.dtype, &setup.stored_as, setup.weight_bytes)
             && said != setup.dtype.unwrap_or(Dtype::Gguf)
         {
@@ -347,7 +342,7 @@ impl PlacementNotes {
         batch: usize,
         context: usize,
     ) -> hbmark_core::ledger::StepCost {
-        // Of a mixture of block formats the shape tells which share of the bytes a step reads, and the file how many there are.
+        // Of a mixture of block formats the shape gives the share of the bytes a step reads, and the file how many there are.
         let shares = if dtype == Dtype::Gguf { Dtype::Q4_0 } else { dtype };
         let ledger = Ledger::new(model, &model.inventory(shares), kv);
         let mut cost = ledger.decode(batch, context);

@@ -1,7 +1,7 @@
 //! Many values of one latency as the figures a summary has.
 //!
-//! Enters: the values of single requests. Leaves: an object of statistics as summaries write it, so that the dictionary reads both alike. A
-//! percentile that so few values cannot carry is left out; the largest is there.
+//! Enters: the values of single requests. Leaves: an object of statistics as summaries write it, so that the aliases read both alike. A
+//! percentile that needs more values is left out; the largest value is there.
 
 use serde_json::{Map, Value as Json};
 
@@ -27,7 +27,12 @@ pub(super) fn group(mut values: Vec<f64>, unit: &str) -> Option<Json> {
     Some(Json::Object(group))
 }
 
-/// A figure that stands alone, with its unit.
+/// The mean; `None` of no values.
+pub(super) fn known_mean(values: &[f64]) -> Option<f64> {
+    (!values.is_empty()).then(|| mean(values))
+}
+
+/// A single value with its unit.
 pub(super) fn single(value: f64, unit: &str) -> Json {
     serde_json::json!({ "unit": unit, "avg": value })
 }

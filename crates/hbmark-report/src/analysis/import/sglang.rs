@@ -1,6 +1,6 @@
 //! SGLang: `bench_one_batch`, `bench_one_batch_server` and `bench_serving`.
 //!
-//! Enters: a document. Leaves: rows, one a run. Newer servers put their whole configuration beside the figures; model, storage and
+//! Enters: a document. Leaves: one row per run. Newer servers put their whole configuration beside the figures; model, storage and
 //! tensor parallelism are taken from there.
 
 use super::document::Document;
@@ -16,14 +16,9 @@ pub(super) fn read(document: &Document) -> Option<Result<Vec<ForeignResult>, Imp
         (&["run_name", "batch_size", "input_len", "output_len"], ForeignFormat::SglangOneBatch, one_batch),
         (&["dataset_name", "random_input_len", "completed"], ForeignFormat::SglangServing, serving),
     ];
-    modes.into_iter().find_map(|(keys, format, row)| {
-        let records = document.objects_with(keys)?;
-        let rows = records.iter().enumerate().map(|(i, map)| row(&Fields::new(&document.file, i, map)));
-        Some(
-            rows.collect::<Result<_, _>>()
-                .map(|rows| vec![ForeignResult { source: document.file.clone(), format, rows }]),
-        )
-    })
+    modes
+        .into_iter()
+        .find_map(|(keys, format, row)| Some(document.result(format, document.objects_with(keys)?, row)))
 }
 
 fn one_batch(fields: &Fields<'_>) -> Result<ForeignRow, ImportError> {
@@ -34,18 +29,10 @@ fn one_batch(fields: &Fields<'_>) -> Result<ForeignRow, ImportError> {
     if let Some(rate) = fields.number("output_throughput")?.filter(|rate| *rate > 0.0) {
         let key = "output_throughput".to_owned();
         let value = batch as f64 / rate * 1e9;
-        values.push(Value {
-            metric: Metric::DecodeStep,
-            statistic: Statistic::Mean,
-            value,
-            key: key.clone(),
-        });
-        values.push(Value {
-            metric: Metric::OutputThroughput,
-            statistic: Statistic::Single,
-            value: rate,
-            key,
-        });
+        values.extend([
+            Value { metric: Metric::DecodeStep, statistic: Statistic::Mean, value, key: key.clone() },
+            Value { metric: Metric::OutputThroughput, statistic: Statistic::Single, value: rate, key },
+        ]);
     } else if !over_a_server && fields.get("median_decode_latency").is_none() {
         remarks.push("no decode step was timed: output_len is 1 or the run ended early".to_owned());
     }
@@ -99,7 +86,7 @@ fn server(info: &Fields<'_>, setup: &mut Setup, remarks: &mut Vec<String>) -> Re
     setup.model = info.text("model_path")?;
     setup.gpus = info.count("tp_size")?.filter(|n| *n > 0);
     setup.engine_version = info.text("version")?;
-    // `auto` is whatever the checkpoint has, which is not said.
+    // `auto` is whatever the checkpoint has, which is not reported.
     setup.stored_as = info.text("quantization")?.or(info.text("dtype")?).filter(|word| word != "auto");
     setup.dtype = setup.stored_as.as_deref().and_then(dtype_of);
     setup.kv_dtype = info.text("kv_cache_dtype")?.as_deref().and_then(dtype_of);

@@ -1,4 +1,4 @@
-//! Values checked by hand against the files, one file of each format and version, and what strangers may do to a file.
+//! Values checked by hand against the files, one file of each format and version, and malformed and hostile files.
 
 mod records;
 
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use super::metric_keys::Statistic::{Mean, Median, Single};
 use super::*;
 use hbmark_core::ledger::devices;
-use hbmark_core::model::test_shapes;
+use hbmark_core::model::{Architecture, test_shapes};
 use hbmark_core::result::Cause;
 
 fn fixture(name: &str) -> PathBuf {
@@ -31,6 +31,21 @@ fn all_fixtures() -> Vec<String> {
     names.sort();
     assert!(names.len() > 20);
     names
+}
+
+/// A model on a device.
+fn on<'a>(model: &'a Architecture, gpu: &str, dtype: Option<Dtype>) -> UserOverrides<'a> {
+    let gpu = Some(devices::find(gpu).unwrap());
+    UserOverrides { model: Some(model), gpu, dtype, ..UserOverrides::default() }
+}
+
+/// Where a row stands on the roofline, or the test fails.
+#[track_caller]
+fn placed(row: &ForeignRow, format: ForeignFormat, given: &UserOverrides<'_>) -> Placement {
+    match place(row, format, given) {
+        RooflinePlacement::Placed(placed) => *placed,
+        other => panic!("{other:?}"),
+    }
 }
 
 /// A value of a row, or the test fails with its name.
@@ -221,16 +236,9 @@ fn optimum_and_trtllm_say_more_than_others() {
 #[test]
 fn a_decode_stands_on_the_roofline_of_its_own_batch_and_context() {
     let architecture = test_shapes::llama_3_1_8b();
-    let given = UserOverrides {
-        model: Some(&architecture),
-        gpu: Some(devices::find("h100-pcie").unwrap()),
-        dtype: Some(Dtype::Bf16),
-        ..UserOverrides::default()
-    };
+    let given = on(&architecture, "h100-pcie", Some(Dtype::Bf16));
     let result = one("vllm-serve-2025-03-detailed.json");
-    let RooflinePlacement::Placed(placed) = place(&result.rows[0], result.format, &given) else {
-        panic!("not placed")
-    };
+    let placed = placed(&result.rows[0], result.format, &given);
     assert_eq!(
         (placed.cell.batch, placed.cell.context),
         (1, 1023),
@@ -294,15 +302,9 @@ fn speculative_steps_and_missing_decodes_stay_off_the_roofline() {
 #[test]
 fn weights_of_another_size_and_times_beyond_the_device_are_said() {
     let architecture = test_shapes::llama_3_1_8b();
-    let given = UserOverrides {
-        model: Some(&architecture),
-        gpu: Some(devices::find("l4").unwrap()),
-        ..UserOverrides::default()
-    };
+    let given = on(&architecture, "l4", None);
     let result = one("llama-bench-q8_0.json");
-    let RooflinePlacement::Placed(placed) = place(&result.rows[1], result.format, &given) else {
-        panic!("not placed")
-    };
+    let placed = placed(&result.rows[1], result.format, &given);
     assert!(
         placed.assumptions.iter().any(|a| a.contains("one of the two is not what ran")),
         "{:?}",
@@ -315,15 +317,9 @@ fn weights_of_another_size_and_times_beyond_the_device_are_said() {
 #[test]
 fn a_mixture_of_formats_is_placed_by_the_size_its_file_states() {
     let architecture = test_shapes::llama_3_1_8b();
-    let given = UserOverrides {
-        model: Some(&architecture),
-        gpu: Some(devices::find("4090").unwrap()),
-        ..UserOverrides::default()
-    };
+    let given = on(&architecture, "4090", None);
     let result = one("llama-bench.json");
-    let RooflinePlacement::Placed(placed) = place(&result.rows[1], result.format, &given) else {
-        panic!("not placed")
-    };
+    let placed = placed(&result.rows[1], result.format, &given);
     assert_eq!(placed.cell.dtype, Dtype::Gguf);
     let weights = placed.cell.bytes.weights.0;
     assert!((4_000_000_000..4_677_120_000).contains(&weights), "all but the token table: {weights}");
@@ -332,16 +328,9 @@ fn a_mixture_of_formats_is_placed_by_the_size_its_file_states() {
 #[test]
 fn a_stated_size_of_weights_goes_before_the_dtype_that_was_given() {
     let architecture = test_shapes::llama_3_1_8b();
-    let given = UserOverrides {
-        model: Some(&architecture),
-        gpu: Some(devices::find("4090").unwrap()),
-        dtype: Some(Dtype::Bf16),
-        ..UserOverrides::default()
-    };
+    let given = on(&architecture, "4090", Some(Dtype::Bf16));
     let result = one("llama-bench.json");
-    let RooflinePlacement::Placed(placed) = place(&result.rows[1], result.format, &given) else {
-        panic!("not placed")
-    };
+    let placed = placed(&result.rows[1], result.format, &given);
     assert_eq!(placed.cell.dtype, Dtype::Gguf);
     assert!(placed.cell.bytes.weights.0 < 4_677_120_000, "{}", placed.cell.bytes.weights);
     let said = placed.assumptions.join("; ");
@@ -354,11 +343,7 @@ fn a_device_that_the_file_contradicts_is_said() {
     let mut row = one("llama-bench.json").rows.remove(1);
     let mut said = |named: &str, given: &str| {
         row.setup.gpu = Some(named.to_owned());
-        let gpu = Some(devices::find(given).unwrap());
-        let given = UserOverrides { model: Some(&architecture), gpu, ..UserOverrides::default() };
-        let RooflinePlacement::Placed(placed) = place(&row, ForeignFormat::LlamaBench, &given) else {
-            panic!("{named}")
-        };
+        let placed = placed(&row, ForeignFormat::LlamaBench, &on(&architecture, given, None));
         placed.assumptions.iter().find(|a| a.contains("the file names")).cloned()
     };
     assert_eq!(

@@ -11,11 +11,7 @@ const FORMAT: ForeignFormat = ForeignFormat::TrtllmBench;
 
 pub(super) fn read(document: &Document) -> Option<Result<Vec<ForeignResult>, ImportError>> {
     let records = document.objects_with(&["engine", "world_info", "performance"])?;
-    let rows = records.iter().enumerate().map(|(i, map)| row(&Fields::new(&document.file, i, map)));
-    Some(
-        rows.collect::<Result<_, _>>()
-            .map(|rows| vec![ForeignResult { source: document.file.clone(), format: FORMAT, rows }]),
-    )
+    Some(document.result(FORMAT, records, row))
 }
 
 fn row(fields: &Fields<'_>) -> Result<ForeignRow, ImportError> {

@@ -1,10 +1,10 @@
 //! Files that lie beside results and are none: what each is, and what to do with it.
 //!
-//! Enters: a document that no reader knows. Leaves: words for the message, or nothing where it is a stranger to this program.
+//! Enters: a document that no reader matches. Leaves: text for the message, or nothing for an unknown format.
 
 use super::document::Document;
 
-/// Keys of JSON that tell what a file is, and what to say.
+/// Keys of JSON that identify a file, and the message.
 const OBJECTS: &[(&[&str], &str)] = &[
     (
         &["backend", "scenario", "launcher"],

@@ -1,9 +1,9 @@
 //! vLLM: `bench serve` (also `benchmark_serving.py` and `bench sweep`), `bench latency`, `bench throughput`, and the table of its CI.
 //!
-//! Enters: a document. Leaves: rows, one a run. The file says nothing of GPU, storage or version, so neither does the row. SGLang's
-//! `bench_serving` grew from the same script; what only it writes keeps the two apart.
+//! Enters: a document. Leaves: one row per run. The file reports no GPU, storage or version, so the row has none. SGLang's
+//! `bench_serving` grew from the same script; fields that only it writes tell the two apart.
 
-use serde_json::{Map, Value as Json};
+use serde_json::Value as Json;
 
 use super::document::Document;
 use super::fields::Fields;
@@ -17,26 +17,15 @@ pub(super) fn read(document: &Document) -> Option<Result<Vec<ForeignResult>, Imp
         (&["avg_latency", "percentiles"], ForeignFormat::VllmLatency, latency),
         (&["elapsed_time", "num_requests", "requests_per_second"], ForeignFormat::VllmThroughput, throughput),
     ];
-    modes.into_iter().find_map(|(keys, format, row)| {
-        let records = document.objects_with(keys)?;
-        Some(rows(document, &records, format, row))
-    })
-}
-
-fn rows(
-    document: &Document,
-    records: &[&Map<String, Json>],
-    format: ForeignFormat,
-    row: fn(&Fields<'_>) -> Result<ForeignRow, ImportError>,
-) -> Result<Vec<ForeignResult>, ImportError> {
-    let rows = records.iter().enumerate().map(|(i, map)| row(&Fields::new(&document.file, i, map)));
-    Ok(vec![ForeignResult { source: document.file.clone(), format, rows: rows.collect::<Result<_, _>>()? }])
+    modes
+        .into_iter()
+        .find_map(|(keys, format, row)| Some(document.result(format, document.objects_with(keys)?, row)))
 }
 
 fn serve(fields: &Fields<'_>) -> Result<ForeignRow, ImportError> {
     let (values, mut remarks) = fields.values(ForeignFormat::VllmServe)?;
     let mut setup = requests(fields, ForeignFormat::VllmServe)?;
-    // `openai` is a protocol that any server speaks, so it names none.
+    // `openai` is a protocol that any server has, so it names none.
     setup.engine = fields.text("backend")?.filter(|b| b != "openai" && b != "openai-chat");
     setup.model = fields.text("model_id")?;
     setup.date = fields.text("date")?;

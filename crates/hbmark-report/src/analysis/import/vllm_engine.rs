@@ -1,13 +1,13 @@
-//! What a vLLM engine says of itself: its log of single requests, its counters over time, and its Prometheus page.
+//! A vLLM engine's own metrics: its log of single requests, its counters over time, and its Prometheus page.
 //!
-//! Enters: a document. Leaves: one row a file. Times are the engine's own: neither client nor network is in them. The Prometheus page counts
+//! Enters: a document. Leaves: one row per file. Times are the engine's own: neither client nor network is in them. The Prometheus page counts
 //! from the server's start, warm-up included, and has means alone.
 
 use serde_json::{Map, Value as Json};
 
 use super::document::{Body, Document};
 use super::fields::Fields;
-use super::requests::{Reach, between, group, single};
+use super::requests::{Reach, between, group, known_mean, single};
 use super::{ForeignFormat, ForeignResult, ForeignRow, ImportError, Setup};
 
 const FORMAT: ForeignFormat = ForeignFormat::VllmEngine;
@@ -63,11 +63,10 @@ fn requests(document: &Document, records: &[&Map<String, Json>]) -> Result<Forei
         "computed here from {} records; the engine's own times, client and network not in them",
         records.len()
     ));
-    let mean = |values: &[f64]| (!values.is_empty()).then(|| hbmark_core::stats::mean(values));
     let setup = Setup {
         engine: Some("vllm".into()),
-        input_tokens: mean(&prompts),
-        output_tokens: mean(&outputs),
+        input_tokens: known_mean(&prompts),
+        output_tokens: known_mean(&outputs),
         requests: Some(records.len() as u64),
         completed: Some(outputs.len() as u64),
         duration_s: reach.length(),
@@ -91,9 +90,7 @@ fn counters(document: &Document, rows: &[Map<String, Json>]) -> Result<ForeignRo
     }
     let mut map = Map::new();
     for (key, values) in [("output_rate", &output), ("input_rate", &input)] {
-        if !values.is_empty() {
-            map.insert(key.to_owned(), single(hbmark_core::stats::mean(values), "tokens/s"));
-        }
+        map.extend(known_mean(values).map(|mean| (key.to_owned(), single(mean, "tokens/s"))));
     }
     let (values, mut remarks) = Fields::new(&document.file, 0, &map).values(FORMAT)?;
     remarks.push(format!(
@@ -106,7 +103,7 @@ fn counters(document: &Document, rows: &[Map<String, Json>]) -> Result<ForeignRo
     }
     let setup = Setup {
         engine: Some("vllm".into()),
-        concurrency: (!running.is_empty()).then(|| hbmark_core::stats::mean(&running)),
+        concurrency: known_mean(&running),
         duration_s: reach.length(),
         ..Setup::default()
     };

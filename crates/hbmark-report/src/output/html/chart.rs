@@ -1,10 +1,11 @@
-//! A plot of points and lines over two axes, as SVG.
+//! A chart as SVG.
 //!
-//! Enters: a [`Chart`], plain data. Leaves: one drawing per [`Size`], so that a phone gets type of the same size as a desk. Colours are
-//! classes of the page's style sheet. What lies off the axes is not drawn.
+//! Enters: a [`Chart`]. Leaves: one drawing per [`Size`], so that a phone gets type of the same size as a desk. Styles are classes of the
+//! page's style sheet.
 
-use super::axis::{Axis, Tick};
 use super::node::{Node, el, pixel};
+use crate::output::plot::axis::Tick;
+use crate::output::plot::{Chart, Label, Mark, Shape, Span};
 
 /// Height of a line of small type.
 const LINE: f64 = 17.0;
@@ -19,101 +20,14 @@ pub struct Size {
     pub height: f64,
 }
 
-/// How much of the page's width a plot takes where there is room.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Span {
-    Full,
-    Half,
-    /// Full width, low: one of several under each other.
-    Strip,
-}
-
-impl Span {
-    /// The drawing for a desk and the one for a phone.
-    #[must_use]
-    pub fn sizes(self) -> [Size; 2] {
-        let (width, height, narrow) = match self {
-            Self::Full => (960.0, 400.0, 330.0),
-            Self::Half => (470.0, 300.0, 280.0),
-            Self::Strip => (960.0, 190.0, 190.0),
-        };
-        [Size { class: "wide", width, height }, Size { class: "narrow", width: 350.0, height: narrow }]
-    }
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Shape {
-    Circle,
-    Square,
-    Cross,
-    /// At least this.
-    Triangle,
-    /// A limit: a short level line.
-    Limit,
-}
-
-/// Where a line says its name.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Label {
-    /// To the right of its end, outside the plot.
-    Beyond,
-    /// Above its end.
-    Above,
-    /// Above its beginning.
-    Begin,
-    /// Along its first segment.
-    Along,
-}
-
-#[derive(Debug, Clone, PartialEq)]
-pub struct Line {
-    /// Classes of the style sheet: `c0`, `dashed`...
-    pub class: String,
-    pub points: Vec<(f64, f64)>,
-    pub label: Option<(Label, String)>,
-}
-
-#[derive(Debug, Clone, PartialEq)]
-pub struct Point {
-    pub class: String,
-    pub shape: Shape,
-    pub x: f64,
-    pub y: f64,
-    /// Low and high end of its interval.
-    pub spread: Option<(f64, f64)>,
-    /// What it says when it is pointed at.
-    pub hover: String,
-}
-
-/// A vertical line with a name: a place on the x axis.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Rule {
-    pub x: f64,
-    pub class: String,
-    pub label: String,
-}
-
-/// One entry of the legend.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Key {
-    pub class: String,
-    /// A line where there is no shape.
-    pub shape: Option<Shape>,
-    pub text: String,
-}
-
-#[derive(Debug, Clone, PartialEq)]
-pub struct Chart {
-    /// For files that are saved: letters, digits and dashes.
-    pub name: String,
-    pub title: String,
-    pub x: Axis,
-    pub y: Axis,
-    pub lines: Vec<Line>,
-    pub points: Vec<Point>,
-    pub rules: Vec<Rule>,
-    pub keys: Vec<Key>,
-    pub span: Span,
+/// The drawing for a desk and the one for a phone.
+fn sizes(span: Span) -> [Size; 2] {
+    let (width, height, narrow) = match span {
+        Span::Full => (960.0, 400.0, 330.0),
+        Span::Half => (470.0, 300.0, 280.0),
+        Span::Strip => (960.0, 190.0, 190.0),
+    };
+    [Size { class: "wide", width, height }, Size { class: "narrow", width: 350.0, height: narrow }]
 }
 
 /// The box inside the axes.
@@ -157,7 +71,7 @@ pub fn fitted(text: &str, width: f64) -> String {
     text.chars().take(letters - 1).chain(['…']).collect()
 }
 
-/// The outermost element of a drawing: its size, its name for those who cannot see it, its title.
+/// The outermost element of a drawing: its size, its accessible name, its title.
 #[must_use]
 pub fn canvas(size: Size, name: &str, title: &str) -> Node {
     let view = format!("0 0 {} {}", pixel(size.width), pixel(size.height));
@@ -237,10 +151,10 @@ fn apart(mut wanted: Vec<f64>, low: f64, high: f64) -> Vec<f64> {
 
 /// Half of a mark, with some air.
 const MARK: f64 = 7.0;
-/// How high the letters of a name stand over its baseline.
+/// Height of a label's letters over its baseline.
 const TALL: f64 = 10.0;
 
-/// The baseline of a level line's name that begins at a place: above the line, or below it where marks stand above.
+/// The baseline of a level line's label that begins at a place: above the line, or below it where there are marks above.
 fn beside((x, y): (f64, f64), width: f64, marks: &[(f64, f64)]) -> f64 {
     let covered = |baseline: f64| {
         let across = |at: f64| (x - MARK..=x + width + MARK).contains(&at);
@@ -251,14 +165,14 @@ fn beside((x, y): (f64, f64), width: f64, marks: &[(f64, f64)]) -> f64 {
     if covered(above) && !covered(below) { below } else { above }
 }
 
-/// Where on a line its name has its middle: where no mark stands on the side that it takes, as near to the line's own middle as may be.
+/// The middle of a label along a line: as near to the line's own middle as marks on that side allow.
 fn along(from: (f64, f64), to: (f64, f64), width: f64, marks: &[(f64, f64)]) -> (f64, f64) {
     let (dx, dy) = (to.0 - from.0, to.1 - from.1);
     let length = dx.hypot(dy).max(f64::MIN_POSITIVE);
     let at = |share: f64| (from.0 + dx * share, from.1 + dy * share);
     let free = |share: &f64| {
         let middle = at(*share);
-        // Off the line, positive above it, and on along it. What stands on the line itself is below the name.
+        // Off the line, positive above it, and on along it. What is on the line itself is below the label.
         marks.iter().all(|(x, y)| {
             let (right, down) = (x - middle.0, y - middle.1);
             let (on, above) = ((right * dx + down * dy) / length, (right * dy - down * dx) / length);
@@ -274,7 +188,7 @@ impl Chart {
     /// Both drawings.
     #[must_use]
     pub fn draw(&self) -> Vec<Node> {
-        self.span.sizes().into_iter().map(|size| self.draw_at(size)).collect()
+        sizes(self.span).into_iter().map(|size| self.draw_at(size)).collect()
     }
 
     fn draw_at(&self, size: Size) -> Node {
@@ -296,17 +210,17 @@ impl Chart {
         drawing = drawing.children(self.frame(area, &y_ticks));
         drawing = drawing.children(self.rules(area));
         let (drawn, above) = self.lines(area);
-        // Names stand over marks, and where they can beside them.
+        // Labels are drawn over marks, and beside them where there is room.
         drawing
             .children(drawn)
-            .children(self.points.iter().filter_map(|point| self.point(area, point)))
+            .children(self.marks.iter().filter_map(|mark| self.mark(area, mark)))
             .children(above)
     }
 
     /// The legend below the title, and how high it is.
     fn legend(&self, width: f64) -> (Vec<Node>, f64) {
         let (mut nodes, mut x, mut row) = (Vec::new(), 0.0, 0.0);
-        for key in &self.keys {
+        for key in &self.legend {
             let text = fitted(&key.text, width - 24.0);
             let wide = text_width(&text) + 34.0;
             if x > 0.0 && x + wide - 14.0 > width {
@@ -314,13 +228,13 @@ impl Chart {
             }
             let y = 35.0 + row * LINE;
             nodes.push(match key.shape {
-                Some(mark) => shape(mark, &key.class, x + 7.0, y - 4.0),
-                None => segment(&format!("line {}", key.class), (x, y - 4.0), (x + 16.0, y - 4.0)),
+                Some(mark) => shape(mark, &key.style, x + 7.0, y - 4.0),
+                None => segment(&format!("line {}", key.style), (x, y - 4.0), (x + 16.0, y - 4.0)),
             });
             nodes.push(label(x + 21.0, y, "key", &text));
             x += wide;
         }
-        let rows = if self.keys.is_empty() { 0.0 } else { row + 1.0 };
+        let rows = if self.legend.is_empty() { 0.0 } else { row + 1.0 };
         (nodes, rows * LINE + if rows > 0.0 { 4.0 } else { 0.0 })
     }
 
@@ -338,7 +252,7 @@ impl Chart {
         for tick in self.x.ticks(columns) {
             let x = area.x(tick.place);
             nodes.push(segment("grid", (x, area.top), (x, area.bottom())));
-            // A label at the edge would stand outside the drawing.
+            // A label at the edge would be outside the drawing.
             let half = text_width(&tick.label) / 2.0;
             let x = x.min(area.right() + 14.0 - half);
             nodes.push(label(x, area.bottom() + 17.0, "tick middle", &tick.label));
@@ -355,7 +269,7 @@ impl Chart {
         let mut row = 0.0;
         for (place, rule) in known {
             let x = area.x(place);
-            nodes.push(segment(&format!("rule {}", rule.class), (x, area.top), (x, area.bottom())));
+            nodes.push(segment(&format!("rule {}", rule.style), (x, area.top), (x, area.bottom())));
             if rule.label.is_empty() {
                 continue;
             }
@@ -374,9 +288,9 @@ impl Chart {
     /// The lines, and apart from them their names.
     fn lines(&self, area: Area) -> (Vec<Node>, Vec<Node>) {
         let (mut nodes, mut names) = (Vec::new(), Vec::new());
-        let marks = self.marks(area);
-        // Labels at the ends of lines: text, class, where it wants to be.
-        let mut ends: Vec<(&str, &str, Label, (f64, f64))> = Vec::new();
+        let marks: Vec<(f64, f64)> = self.marks.iter().filter_map(|mark| self.place(area, mark)).collect();
+        // Labels at the ends of lines: text, and the place it belongs to.
+        let mut ends: Vec<(&str, Label, (f64, f64))> = Vec::new();
         for line in &self.lines {
             let places: Vec<(f64, f64)> = line
                 .points
@@ -386,7 +300,7 @@ impl Chart {
             let [first, second, ..] = places.as_slice() else { continue };
             let drawn: Vec<String> =
                 places.iter().map(|(x, y)| format!("{},{}", pixel(*x), pixel(*y))).collect();
-            nodes.push(el("polyline").class(format!("line {}", line.class)).attr("points", drawn.join(" ")));
+            nodes.push(el("polyline").class(format!("line {}", line.style)).attr("points", drawn.join(" ")));
             match &line.label {
                 Some((Label::Along, text)) => {
                     let (x, y) = along(*first, *second, text_width(text), &marks);
@@ -396,20 +310,20 @@ impl Chart {
                 }
                 Some((side, text)) => {
                     let end = if *side == Label::Begin { first } else { places.last().unwrap_or(first) };
-                    ends.push((text, &line.class, *side, *end));
+                    ends.push((text, *side, *end));
                 }
                 None => {}
             }
         }
-        let heights = ends.iter().map(|(text, _, side, (x, y))| match side {
+        let heights = ends.iter().map(|(text, side, (x, y))| match side {
             Label::Beyond => y + 4.0,
             Label::Begin => beside((x + 4.0, *y), text_width(text), &marks),
             _ => beside((x - 2.0 - text_width(text), *y), text_width(text), &marks),
         });
         let heights = apart(heights.collect(), area.top + 4.0, area.bottom());
-        for ((text, class, side, (x, _)), y) in ends.into_iter().zip(heights) {
+        for ((text, side, (x, _)), y) in ends.into_iter().zip(heights) {
             names.push(match side {
-                Label::Beyond => label(x + 8.0, y, &format!("key text-{class}"), text),
+                Label::Beyond => label(x + 8.0, y, "key", text),
                 Label::Begin => label(x + 4.0, y, "key", text),
                 _ => label(x - 2.0, y, "key end", text),
             });
@@ -417,52 +331,39 @@ impl Chart {
         (nodes, names)
     }
 
-    /// Where the marks are.
-    fn marks(&self, area: Area) -> Vec<(f64, f64)> {
-        let at = |point: &Point| Some((area.x(self.x.place(point.x)?), area.y(self.y.place(point.y)?)));
-        self.points.iter().filter_map(at).collect()
+    /// Where a mark is drawn, if it is on both axes.
+    fn place(&self, area: Area, mark: &Mark) -> Option<(f64, f64)> {
+        Some((area.x(self.x.place(mark.x)?), area.y(self.y.place(mark.y)?)))
     }
 
-    fn point(&self, area: Area, point: &Point) -> Option<Node> {
-        let (x, y) = (area.x(self.x.place(point.x)?), area.y(self.y.place(point.y)?));
-        let mut mark = el("g").class("mark").child(el("title").text(point.hover.as_str()));
-        if let Some((low, high)) = point.spread
+    fn mark(&self, area: Area, mark: &Mark) -> Option<Node> {
+        let (x, y) = self.place(area, mark)?;
+        let mut drawn = el("g").class("mark").child(el("title").text(mark.hover.as_str()));
+        if let Some((low, high)) = mark.spread
             && let (Some(low), Some(high)) = (self.y.place(low), self.y.place(high))
         {
-            let class = format!("whisker {}", point.class);
-            mark = mark.child(segment(&class, (x, area.y(low)), (x, area.y(high))));
+            let class = format!("whisker {}", mark.style);
+            drawn = drawn.child(segment(&class, (x, area.y(low)), (x, area.y(high))));
         }
-        Some(mark.child(shape(point.shape, &point.class, x, y)))
+        Some(drawn.child(shape(mark.shape, &mark.style, x, y)))
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::axis::Measure;
     use super::*;
+    use crate::output::plot::Line;
+    use crate::output::plot::axis::{Axis, Measure};
 
     fn chart() -> Chart {
+        let x = Axis::from_zero("context", Measure::Count, [100.0]).unwrap();
+        let y = Axis::from_zero("TPOT", Measure::Time, [5e6]).unwrap();
+        let line = Line::new("c0", vec![(0.0, 1e6), (100.0, 5e6)]);
+        let mark = Mark::new("c0", Shape::Circle, (50.0, 2e6), "2.00 ms".into());
         Chart {
-            name: "x".into(),
-            title: "a title".into(),
-            x: Axis::from_zero("context", Measure::Count, [100.0]).unwrap(),
-            y: Axis::from_zero("TPOT", Measure::Time, [5e6]).unwrap(),
-            lines: vec![Line {
-                class: "c0".into(),
-                points: vec![(0.0, 1e6), (100.0, 5e6)],
-                label: Some((Label::Beyond, "batch 1".into())),
-            }],
-            points: vec![Point {
-                class: "c0".into(),
-                shape: Shape::Circle,
-                x: 50.0,
-                y: 2e6,
-                spread: Some((1.9e6, 2.1e6)),
-                hover: "2.00 ms".into(),
-            }],
-            rules: Vec::new(),
-            keys: Vec::new(),
-            span: Span::Full,
+            lines: vec![Line { label: Some((Label::Beyond, "batch 1".into())), ..line }],
+            marks: vec![Mark { spread: Some((1.9e6, 2.1e6)), ..mark }],
+            ..Chart::new("x", "a title", Span::Full, x, y)
         }
     }
 
@@ -480,8 +381,8 @@ mod tests {
     #[test]
     fn points_off_the_axes_are_left_out() {
         let mut off = chart();
-        off.points[0].x = 1e9;
-        off.points.push(Point { y: f64::NAN, ..off.points[0].clone() });
+        off.marks[0].x = 1e9;
+        off.marks.push(Mark { y: f64::NAN, ..off.marks[0].clone() });
         assert!(off.draw().iter().all(|d| !d.render().contains("mark")));
     }
 

@@ -1,6 +1,6 @@
 //! A tree of markup that escapes everything by construction.
 //!
-//! Enters: names of elements and attributes from this program, text from anybody. Leaves: HTML, or SVG inside it. Only a `&'static str`
+//! Enters: names of elements and attributes from this program, untrusted text. Leaves: HTML, or SVG inside it. Only a `&'static str`
 //! can be written as it is, so nothing that came with a result can open an element, close a script or add an attribute.
 
 use std::fmt::Write;

@@ -1,11 +1,11 @@
-//! The page over results made by hand: well formed, the right values in the right plots, and nothing a stranger wrote becomes markup.
+//! The page over results made by hand: well formed, the right values in the right plots, and no foreign text becomes markup.
 
 mod browser;
+mod serving;
 
 use scraper::{Html, Selector};
 
-use super::of_run as render;
-use crate::output::External;
+use crate::output::{External, page as render};
 use crate::samples;
 use hbmark_core::model::Dtype;
 use hbmark_core::result::{Cause, CellResult, Phase, Report};
@@ -64,16 +64,21 @@ pub(super) fn hostile() -> Report {
     report
 }
 
+/// Each plot has a drawing for a desk and one for a phone, buttons to save it, and a table.
+pub(super) fn every_plot_is_whole(page: &Html, plots: &[&str]) {
+    for plot in plots {
+        let (wide, narrow) =
+            (count(page, &format!("#{plot} svg.wide")), count(page, &format!("#{plot} svg.narrow")));
+        assert!(wide > 0 && wide == narrow, "{plot}: {wide} and {narrow}");
+        assert!(count(page, &format!("#{plot} details table")) > 0, "{plot} has a table behind it");
+        assert_eq!(count(page, &format!("#{plot} button[data-save=png]")), wide);
+    }
+}
+
 #[test]
 fn the_page_is_well_formed_and_has_every_plot_for_a_desk_and_a_phone() {
     let page = parsed(&samples::measured());
-    for plot in PLOTS {
-        let (wide, narrow) =
-            (count(&page, &format!("#{plot} svg.wide")), count(&page, &format!("#{plot} svg.narrow")));
-        assert!(wide > 0 && wide == narrow, "{plot}: {wide} and {narrow}");
-        assert!(count(&page, &format!("#{plot} details table")) > 0, "{plot} has a table behind it");
-        assert_eq!(count(&page, &format!("#{plot} button[data-save=png]")), wide);
-    }
+    every_plot_is_whole(&page, &PLOTS);
     assert_eq!(count(&page, "#ladder svg.wide"), 12, "a ladder for each of 2 phases, 2 batches, 3 contexts");
     assert_eq!(count(&page, "#batch svg.wide"), 2);
     assert_eq!(count(&page, "#context svg.wide"), 2, "one for each engine");

@@ -1,9 +1,8 @@
 //! Small tables under the cells: the ladder of a place on the grid, the operations of a step.
 //!
-//! Enters: a [`Report`] or a [`Ladder`]. Leaves: tables. What the numbers mean was decided in [`crate::analysis`] and where they were
-//! measured.
+//! Enters: a [`Report`] or a [`Ladder`]. Leaves: tables.
 
-use super::run::status_word;
+use super::run::{phase_word, status_word};
 use crate::output::document::{Block, Cells, Column, Document, Table, measured, numbers, words};
 use crate::output::metrics::Unit;
 use crate::output::{Kind, OutputError};
@@ -25,17 +24,11 @@ impl Kind for Ladder {
     }
 }
 
-/// The ladders of a report that compares engines; with one engine the cells' own columns say the same.
+/// The ladders of a report that compares engines; with one engine the cells' own columns have the same numbers.
 #[must_use]
 pub fn ladders(report: &Report) -> Vec<Table> {
     let compares = report.cells.iter().any(|cell| cell.engine != report.cells[0].engine);
     report.ladders.iter().filter(|_| compares).map(of_ladder).collect()
-}
-
-/// Every ladder, for a format that draws them.
-#[must_use]
-pub fn all_ladders(report: &Report) -> Vec<Table> {
-    report.ladders.iter().map(of_ladder).collect()
 }
 
 /// The steps that were broken down per operation.
@@ -44,14 +37,7 @@ pub fn operations(report: &Report) -> Vec<Table> {
     report.cells.iter().filter(|cell| !cell.operations.is_empty()).map(of_operations).collect()
 }
 
-fn phase_word(phase: Phase) -> &'static str {
-    match phase {
-        Phase::Prefill => "prefill",
-        Phase::Decode => "decode",
-    }
-}
-
-fn of_ladder(ladder: &Ladder) -> Table {
+pub fn of_ladder(ladder: &Ladder) -> Table {
     let (scale, rungs) = (ladder.scale(), &ladder.rungs);
     let time = match ladder.phase {
         Phase::Prefill => "step",

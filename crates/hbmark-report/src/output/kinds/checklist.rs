@@ -1,6 +1,4 @@
 //! Checklists: every question of a result with its answer, and the verdict.
-//!
-//! Enters: what [`crate::analysis`] decided. Leaves: a document.
 
 use crate::analysis::{Check, Checklist};
 use crate::output::document::{Document, words};

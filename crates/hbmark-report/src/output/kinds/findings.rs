@@ -1,6 +1,4 @@
 //! Findings, the worst first: what is wrong or right, the evidence, and what to do.
-//!
-//! Enters: what [`crate::analysis`] decided. Leaves: a document.
 
 use crate::output::document::{Block, Document, words};
 use crate::output::{Kind, OutputError};

@@ -1,13 +1,13 @@
-//! Imported results: the mapped rows, where they stand on the roofline, and what was not said; and the dictionary they were mapped by.
-//!
-//! Enters: [`Imported`]s. Leaves: documents. What the numbers mean was decided in [`crate::analysis::import`].
+//! Imported results: the mapped rows, their places on the roofline, and what was not reported; and the aliases they were mapped by.
 
 use super::run::{bound_word, status_word};
 use crate::analysis::import::metric_keys::{self, Alias, Shape};
 use crate::analysis::import::{
     ForeignFormat, ForeignRow, Imported, Metric, Rate, RooflinePlacement, Statistic, Value,
 };
-use crate::output::document::{Block, Column, Document, facts, measured, numbers, split_constants, words};
+use crate::output::document::{
+    Block, Column, Document, facts, grouped, measured, numbers, split_constants, words,
+};
 use crate::output::metrics::Unit;
 use crate::output::{Kind, OutputError};
 use hbmark_core::result::{CellResult, Status};
@@ -46,7 +46,7 @@ impl Kind for [Imported] {
     }
 }
 
-/// What foreign keys mean, of all formats or one.
+/// The table of foreign keys, of all formats or one.
 #[derive(Debug, Clone, Copy)]
 pub struct Aliases(pub Option<ForeignFormat>);
 
@@ -100,7 +100,7 @@ fn section(document: &mut Document, imported: &Imported) {
     document.section("words that mean something else there", caveats(imported));
     document.section(
         "assumptions",
-        grouped(imported, |_, place| match place {
+        shared(imported, |_, place| match place {
             RooflinePlacement::Placed(p) => p.assumptions.clone(),
             _ => Vec::new(),
         }),
@@ -114,8 +114,8 @@ fn section(document: &mut Document, imported: &Imported) {
 }
 
 fn row_remarks(imported: &Imported) -> Vec<String> {
-    let mut lines = grouped(imported, |row, _| row.remarks.clone());
-    lines.extend(grouped(imported, |_, place| match place {
+    let mut lines = shared(imported, |row, _| row.remarks.clone());
+    lines.extend(shared(imported, |_, place| match place {
         RooflinePlacement::NoDecode(why) => vec![format!("not on the roofline: {why}")],
         RooflinePlacement::Placed(p) => p
             .cell
@@ -129,26 +129,16 @@ fn row_remarks(imported: &Imported) -> Vec<String> {
     lines
 }
 
-/// A sentence that several rows share, once.
-fn grouped(imported: &Imported, of: impl Fn(&ForeignRow, &RooflinePlacement) -> Vec<String>) -> Vec<String> {
+/// A line that several rows share, once.
+fn shared(imported: &Imported, of: impl Fn(&ForeignRow, &RooflinePlacement) -> Vec<String>) -> Vec<String> {
     let rows = &imported.result.rows;
-    let mut sentences: Vec<(String, Vec<&str>)> = Vec::new();
-    for (row, place) in rows.iter().zip(&imported.places) {
-        for sentence in of(row, place) {
-            match sentences.iter_mut().find(|(known, _)| *known == sentence) {
-                Some((_, labels)) => labels.push(&row.label),
-                None => sentences.push((sentence, vec![&row.label])),
-            }
-        }
-    }
-    sentences
-        .into_iter()
-        .map(|(sentence, labels)| match labels.as_slice() {
-            all if all.len() == rows.len() => sentence,
-            [one] => format!("{one}: {sentence}"),
-            many => format!("{} rows ({} ...): {sentence}", many.len(), many[0]),
-        })
-        .collect()
+    let lines = rows.iter().zip(&imported.places).map(|(row, place)| (row.label.as_str(), of(row, place)));
+    let named = |(line, labels): (String, Vec<&str>)| match labels.as_slice() {
+        all if all.len() == rows.len() => line,
+        [one] => format!("{one}: {line}"),
+        many => format!("{} rows ({} ...): {line}", many.len(), many[0]),
+    };
+    grouped(lines).into_iter().map(named).collect()
 }
 
 /// The caveats of the aliases that were used.
@@ -178,7 +168,7 @@ fn reads(alias: &metric_keys::Alias, key: &str) -> bool {
     }
 }
 
-/// What a reader would want to know and no row says.
+/// What no row reports.
 fn missing_fields(rows: &[ForeignRow]) -> Option<String> {
     type Said = fn(&ForeignRow) -> bool;
     let wanted: [(&str, Said); 9] = [
@@ -246,7 +236,7 @@ fn columns(imported: &Imported) -> (Vec<(String, String)>, Vec<Column>) {
     (constants, columns)
 }
 
-/// The heading of a metric's middle, with the statistics that it is in these rows; a figure that stands alone in its file has no name.
+/// The heading of a metric's middle, with the statistics that it is in these rows; a single value has none.
 fn headed(metric: Metric, rows: &[ForeignRow]) -> String {
     let mut words: Vec<String> = Vec::new();
     for value in rows.iter().filter_map(|row| row.center(metric)) {

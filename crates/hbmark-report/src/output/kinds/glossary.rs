@@ -1,4 +1,4 @@
-//! Every word of a report, defined once.
+//! Every term of a report, defined once.
 
 use serde::Serialize;
 

@@ -1,5 +1,5 @@
-//! A decision record: one short Markdown page that says what was asked, what was accepted and rejected and why, why it ended, and how a
-//! stranger runs it again.
+//! A decision record: one short Markdown page with the question, what was accepted and rejected and why, why it ended, and how to run it
+//! again.
 //!
 //! Enters: a result of `run`, `serve` or `compare`, and for traffic what was planned with it. Leaves: a document. It decides nothing:
 //! statuses, verdicts and reasons are those of the result.
@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 
 use super::run::{device_line, protocol_text, status_word};
-use super::serving::{latencies, remarks, validity};
+use super::serving::{held, latencies, remarks, validity};
 use crate::analysis::capacity::{Capacity, number};
 use crate::analysis::compare::percent;
 use crate::output::document::{Block, Column, Document, Value, measured, numbers, words};
@@ -39,7 +39,7 @@ impl Page {
         self.0.section(title, lines);
     }
 
-    /// What a stranger needs.
+    /// How to run it again.
     fn rerun(
         mut self,
         command: &str,
@@ -111,9 +111,6 @@ fn remarks_of_a_person(note: Option<&String>, hypothesis: Option<&String>) -> Ve
 pub fn of_serving(report: &ServeReport, planned: Option<&Capacity>) -> Document {
     let mut page = Page::new(format!("Decision record: serving {}", report.model.name));
     page.section("Target", serving_target(report, planned));
-    let held = |p: &&Point| {
-        p.result.as_ref().is_some_and(|r| r.validity == Validity::Valid && r.slo_met != Some(false))
-    };
     let accepted = accepted(report, planned);
     page.section("Accepted", accepted_lines(report, accepted, planned));
     let rejected = report.points.iter().filter(|p| !held(p));
@@ -188,16 +185,13 @@ fn serving_target(report: &ServeReport, planned: Option<&Capacity>) -> Vec<Strin
 
 /// The point that a reader may build on: the one a plan used, the one a search confirmed, or the last that held.
 fn accepted<'a>(report: &'a ServeReport, planned: Option<&Capacity>) -> Option<&'a Point> {
-    let held = |p: &&Point| {
-        p.result.as_ref().is_some_and(|r| r.validity == Validity::Valid && r.slo_met != Some(false))
-    };
     let rate = |p: &Point| match p.offered {
         Offered::Rate(rate) => Some(rate),
         _ => None,
     };
     let tried = planned.and_then(|c| c.tried.iter().take_while(|t| t.held).last()).map(|t| t.rate);
     let wanted = tried.or_else(|| report.search.as_ref().and_then(|s| s.max_rate));
-    let mut held_points = report.points.iter().filter(held);
+    let mut held_points = report.points.iter().filter(|point| held(point));
     match wanted {
         Some(wanted) => held_points
             .filter(|p| rate(p).is_some_and(|r| (r / wanted - 1.0).abs() < 1e-9))
@@ -253,7 +247,7 @@ fn accepted_lines(report: &ServeReport, accepted: Option<&Point>, planned: Optio
 }
 
 fn rejection(point: &Point) -> String {
-    // The word stands before the reason already.
+    // The verdict is before the reason already.
     let mut why: Vec<String> = match &point.not_run {
         Some(reason) => vec![reason.to_string()],
         None => remarks(point),
@@ -265,10 +259,8 @@ fn rejection(point: &Point) -> String {
         });
         why = result.reasons.iter().map(ToString::to_string).chain(missed).collect();
     }
-    let word = match validity(point) {
-        "ok" => String::new(),
-        word => format!(" {word}"),
-    };
+    let valid = point.result.as_ref().is_some_and(|r| r.validity == Validity::Valid);
+    let word = if valid { String::new() } else { format!(" {}", validity(point)) };
     format!("{}{word}: {}", point.label, why.join("; "))
 }
 

@@ -1,18 +1,29 @@
 //! A report of cells: what was run on what, one table, where the time went, and what limits trust in it.
 //!
-//! Enters: a [`Report`]. Leaves: its document, and the sentences that its page says too. Columns that are the same in every row are taken
+//! Enters: a [`Report`]. Leaves: its document, and the page with plots. Columns that are the same in every row are taken
 //! out of the table, so that a reader sees what differs.
+
+mod batch;
+mod blocks;
+mod context;
+mod page;
+mod palette;
+mod roofline;
+mod telemetry;
+mod waterfall;
 
 use std::fmt::Write;
 
+pub use page::page;
+
 use super::breakdown;
 use crate::output::document::{
-    Block, Column, Document, Line, Table, Tone, facts, measured, numbers, split_constants, words,
+    Block, Column, Document, Line, Table, Tone, facts, grouped, measured, numbers, split_constants, words,
 };
 use crate::output::metrics::{METRICS, Shown, Unit};
-use crate::output::{Kind, OutputError, html};
+use crate::output::{Kind, OutputError};
 use hbmark_core::result::cause::joined;
-use hbmark_core::result::{Bound, CellResult, Report, ReportKind, Status, saved};
+use hbmark_core::result::{Bound, CellResult, Phase, Report, ReportKind, Status, saved};
 use hbmark_core::units::{BytesPerSecond, FlopsPerSecond, Nanos};
 
 /// Columns that stay even when all rows agree.
@@ -60,8 +71,8 @@ impl Kind for Report {
         Ok(saved::write(self)?)
     }
 
-    fn page(&self) -> String {
-        html::of_run(self, &[])
+    fn page(&self) -> Document {
+        page::page(self, &[])
     }
 }
 
@@ -102,15 +113,21 @@ fn header(report: &Report) -> Vec<Line> {
             sheet.source
         )));
     }
-    lines.extend(
-        protocol_text(report)
-            .map(|(line, loud)| Line::Said(if loud { Tone::Warning } else { Tone::Plain }, line)),
-    );
-    let said = [("note", &report.note), ("hypothesis", &report.hypothesis)];
-    let said = said.into_iter().filter_map(|(title, value)| Some(format!("{title}: {}", value.as_ref()?)));
-    lines.extend(said.map(Line::plain));
+    lines.extend(protocol_line(report));
+    lines.extend(notes(report));
     lines.push(Line::Command(report.command.clone()));
     lines
+}
+
+fn protocol_line(report: &Report) -> Option<Line> {
+    let (text, loud) = protocol_text(report)?;
+    Some(Line::Said(if loud { Tone::Warning } else { Tone::Plain }, text))
+}
+
+/// The user's note and hypothesis.
+fn notes(report: &Report) -> impl Iterator<Item = Line> {
+    let notes = [("note", &report.note), ("hypothesis", &report.hypothesis)];
+    notes.into_iter().filter_map(|(title, value)| Some(Line::plain(format!("{title}: {}", value.as_ref()?))))
 }
 
 /// What the run was on and by which program; `None` for a prediction.
@@ -178,6 +195,15 @@ pub fn status_word(status: Status) -> &'static str {
     }
 }
 
+/// The word for a phase.
+#[must_use]
+pub fn phase_word(phase: Phase) -> &'static str {
+    match phase {
+        Phase::Prefill => "prefill",
+        Phase::Decode => "decode",
+    }
+}
+
 /// The word for a bound.
 #[must_use]
 pub fn bound_word(bound: Bound) -> &'static str {
@@ -192,7 +218,7 @@ pub fn bound_word(bound: Bound) -> &'static str {
 #[must_use]
 pub fn of_cells(cells: &[CellResult]) -> (Vec<(String, String)>, Vec<Column>) {
     let mut columns = vec![
-        words("phase", cells.iter().map(|c| format!("{:?}", c.phase).to_lowercase())),
+        words("phase", cells.iter().map(|c| phase_word(c.phase).to_owned())),
         words("engine", cells.iter().map(|c| c.engine.clone())),
         words("dtype", cells.iter().map(|c| c.dtype.to_string())),
         words("KV dtype", cells.iter().map(|c| c.kv_dtype.to_string())),
@@ -210,7 +236,7 @@ pub fn of_cells(cells: &[CellResult]) -> (Vec<(String, String)>, Vec<Column>) {
 fn sheet(cells: &[CellResult]) -> Vec<Column> {
     let mut columns = vec![
         words("id", cells.iter().map(|c| c.id.clone())),
-        words("phase", cells.iter().map(|c| format!("{:?}", c.phase).to_lowercase())),
+        words("phase", cells.iter().map(|c| phase_word(c.phase).to_owned())),
         words("engine", cells.iter().map(|c| c.engine.clone())),
         words("dtype", cells.iter().map(|c| c.dtype.to_string())),
         words("kv_dtype", cells.iter().map(|c| c.kv_dtype.to_string())),
@@ -236,7 +262,7 @@ pub fn cold(report: &Report) -> Vec<Column> {
     ]
 }
 
-/// Sentences about the cells that are not simply ok: what became of them and why, and their flags.
+/// Sentences about the cells that are not simply ok: their status and why, and their flags.
 #[must_use]
 pub fn remarks(cells: &[CellResult]) -> Vec<String> {
     let mut remarks = Vec::new();
@@ -266,28 +292,18 @@ pub fn remarks(cells: &[CellResult]) -> Vec<String> {
     remarks
 }
 
-/// A sentence said of several cells, once, with how many of them it is said of.
+/// A line that several cells share, once.
 fn shared(cells: &[CellResult], of: impl Fn(&CellResult) -> Vec<String>) -> Vec<String> {
-    let mut sentences: Vec<(String, Vec<&str>)> = Vec::new();
-    for cell in cells {
-        for sentence in of(cell) {
-            match sentences.iter_mut().find(|(known, _)| *known == sentence) {
-                Some((_, ids)) => ids.push(&cell.id),
-                None => sentences.push((sentence, vec![&cell.id])),
-            }
-        }
-    }
-    sentences
-        .into_iter()
-        .map(|(sentence, ids)| match ids.as_slice() {
-            [one] => format!("{one}: {sentence}"),
-            many if many.len() == cells.len() => format!("every cell: {sentence}"),
-            many => format!("{} cells ({} ...): {sentence}", many.len(), many[0]),
-        })
-        .collect()
+    let groups = grouped(cells.iter().map(|cell| (cell.id.as_str(), of(cell))));
+    let named = |(line, ids): (String, Vec<&str>)| match ids.as_slice() {
+        [one] => format!("{one}: {line}"),
+        many if many.len() == cells.len() => format!("every cell: {line}"),
+        many => format!("{} cells ({} ...): {line}", many.len(), many[0]),
+    };
+    groups.into_iter().map(named).collect()
 }
 
-/// A crossover as a sentence: its name, its value, and what it says.
+/// A crossover as a sentence: its name, its value, and its explanation.
 #[must_use]
 pub fn crossover_line(crossover: &hbmark_core::result::Crossover) -> String {
     let name = crossover.what.replace('_', " ");

@@ -1,12 +1,12 @@
 //! A serving result: points of load, one or many, a cold start, a search for the highest rate.
 //!
-//! Enters: points of load with their results. Leaves: the document, and the tables and sentences that the page shows too. What is null is
-//! shown as a dash, what is infinite as such, and a percentile that the sample cannot carry as the largest value with a `≥`.
+//! Enters: points of load with their results. Leaves: the document, and the page with plots. What is null is shown as a dash, what is infinite
+//! as such, and a percentile that the sample is too small for as the largest value with a `≥`.
 
 use crate::analysis::explain_serving;
 use crate::output::document::{Column, Document, Line, Value, measured, numbers, words};
 use crate::output::metrics::{SERVING, Shown, Unit};
-use crate::output::{Kind, OutputError, html, text};
+use crate::output::{Kind, OutputError, text};
 use hbmark_core::result::Limits;
 use hbmark_core::result::cause::joined;
 use hbmark_core::result::serving::{
@@ -46,12 +46,12 @@ impl Kind for ServeReport {
         Ok(serde_json::to_string_pretty(self)?)
     }
 
-    fn page(&self) -> String {
-        html::of_serving(self, &explain_serving(self, None))
+    fn page(&self) -> Document {
+        page::page(self, &explain_serving(self, None))
     }
 }
 
-/// The points side by side; columns in which nobody has anything are left out.
+/// The points side by side, without empty columns.
 #[must_use]
 pub fn curve(points: &[Point]) -> Vec<Column> {
     let shown = SERVING.iter().filter(|metric| metric.shown == Shown::Table);
@@ -99,7 +99,7 @@ pub fn latencies(name: &str, result: &ServeResult) -> Vec<Column> {
     };
     let percentile = |title: &str, of: fn(&Quantiles) -> Option<Quantity>| {
         let at = |q: &Quantiles| match (of(q), q.max) {
-            // Below the number of values that a percentile needs, the largest seen is all that can be said.
+            // Below the number of values that a percentile needs, the largest seen is all that is known.
             (None, Some(Quantity::Finite(max))) => Value::AtLeast(max),
             (None, most) => most.into(),
             (Some(value), _) => value.into(),
@@ -163,8 +163,8 @@ pub fn validity(point: &Point) -> &'static str {
     }
 }
 
-/// Where the loop's time went, as shares of the wall clock.
-fn breakdown_line(b: &Breakdown) -> String {
+/// The parts of the loop that took time, in its order. On a virtual clock only the device takes time.
+fn loop_parts(b: &Breakdown) -> Vec<(&'static str, f64)> {
     let parts = [
         ("enqueue", b.enqueue_ns),
         ("schedule", b.schedule_ns),
@@ -178,22 +178,30 @@ fn breakdown_line(b: &Breakdown) -> String {
         ("other", b.other_ns),
         ("idle", b.idle_ns),
     ];
+    parts.into_iter().filter(|(_, ns)| ns.is_finite() && *ns > 0.0).collect()
+}
+
+/// Whether a point is valid and missed no objective.
+pub fn held(point: &Point) -> bool {
+    point.result.as_ref().is_some_and(|r| r.validity == Validity::Valid && r.slo_met != Some(false))
+}
+
+/// Where the loop's time went, as shares of the wall clock.
+fn breakdown_line(b: &Breakdown) -> String {
     let share = |ns: f64| format!("{:.2} %", if b.wall_ns > 0.0 { ns / b.wall_ns * 100.0 } else { 0.0 });
     let per_step = |ns: f64| Nanos(ns / b.steps.max(1) as f64);
-    // On a virtual clock only the device takes time.
-    let told: Vec<String> = parts
-        .iter()
-        .filter(|(_, ns)| *ns > 0.0)
-        .map(|(name, ns)| match *name {
-            "idle" => format!("idle {}", share(*ns)),
-            name => format!("{name} {} ({})", share(*ns), per_step(*ns)),
+    let parts: Vec<String> = loop_parts(b)
+        .into_iter()
+        .map(|(name, ns)| match name {
+            "idle" => format!("idle {}", share(ns)),
+            name => format!("{name} {} ({})", share(ns), per_step(ns)),
         })
         .collect();
     format!(
         "{} steps in {}: {} (share of the run, time per step)",
         b.steps,
         Nanos(b.wall_ns),
-        told.join(" · ")
+        parts.join(" · ")
     )
 }
 
@@ -219,7 +227,7 @@ pub fn remarks(point: &Point) -> Vec<String> {
     }
     let Some(result) = &point.result else { return said };
     said.extend(result.reasons.iter().map(|r| format!("{}: {r}", validity(point))));
-    // Beside latencies that are shown, a reader must know that they may depend on how long one measured.
+    // The latencies are shown, so warn that they may depend on the length of the run.
     said.extend(
         result
             .gates
@@ -239,18 +247,9 @@ pub fn remarks(point: &Point) -> Vec<String> {
             result.tpot_clause_dropped
         ));
     }
-    for clause in &result.slo {
-        let verdict = match clause.met {
-            Some(true) => "met",
-            Some(false) => "NOT met",
-            None => "unknown",
-        };
-        said.push(format!(
-            "{}: {verdict}, {}",
-            clause.clause,
-            text::alone(Unit::Nanoseconds, clause.observed.into())
-        ));
-    }
+    said.extend(result.slo.iter().map(|c| {
+        format!("{}: {}, {}", c.clause, met(c.met), text::alone(Unit::Nanoseconds, c.observed.into()))
+    }));
     if let (Some(seen), Some(ideal)) = (result.prefix_hit_rate, point.ideal_hit_rate)
         && ideal.max(seen) >= 0.001
     {
@@ -352,7 +351,7 @@ pub fn head(report: &ServeReport) -> Vec<String> {
     lines
 }
 
-/// What one point says in full: tables are drawn by the caller.
+/// One point in full, but for its tables.
 pub fn point_lines(point: &Point) -> Vec<String> {
     let Some(r) = &point.result else { return Vec::new() };
     let mut lines = vec![
@@ -388,15 +387,31 @@ pub fn point_lines(point: &Point) -> Vec<String> {
         ),
         breakdown_line(&r.breakdown),
     ];
-    for gate in &r.gates {
-        let verdict = match gate.passed {
-            Some(true) => "ok",
-            Some(false) => "FAILED",
-            None => "not judged",
-        };
-        lines.push(format!("gate {}: {verdict}: {}", gate.name, gate.detail));
-    }
+    lines.extend(r.gates.iter().map(|g| format!("gate {}: {}: {}", g.name, verdict(g.passed), g.detail)));
     lines
+}
+
+/// The word for a gate's verdict.
+fn verdict(passed: Option<bool>) -> &'static str {
+    match passed {
+        Some(true) => "ok",
+        Some(false) => "FAILED",
+        None => "not judged",
+    }
+}
+
+/// The word for a clause's verdict.
+fn met(met: Option<bool>) -> &'static str {
+    match met {
+        Some(true) => "met",
+        Some(false) => "NOT met",
+        None => "unknown",
+    }
+}
+
+/// A value that can be drawn on a logarithmic axis.
+fn finite(quantity: Option<Quantity>) -> Option<f64> {
+    quantity.map(Quantity::value).filter(|v| v.is_finite() && *v > 0.0)
 }
 
 pub fn search_lines(search: &Search) -> Vec<String> {
@@ -432,5 +447,11 @@ pub fn matrix_lines(row: &RowVerdict) -> String {
 }
 
 mod adapters_and_grammar;
+mod latency_vs_load;
+pub mod page;
+mod percentiles;
+mod timeline;
+mod times;
+
 #[cfg(test)]
 mod tests;

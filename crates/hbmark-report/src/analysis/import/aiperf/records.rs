@@ -1,14 +1,14 @@
 //! AIPerf's records of single requests (`profile_export.jsonl`), and the telemetry of the GPUs beside them (`gpu_telemetry_export.jsonl`).
 //!
 //! Enters: a document. Leaves: one row with the figures that AIPerf's own summary would have, computed from the records; of telemetry, one
-//! row that names the GPUs and says what they did. Records of the warm-up, cancelled requests and errors are left out and counted.
+//! row that names the GPUs and has their telemetry. Records of the warm-up, cancelled requests and errors are left out and counted.
 
 use serde_json::{Map, Value as Json};
 
 use super::super::document::Document;
 use super::super::fields::Fields;
-use super::super::requests::{Reach, group, single};
-use super::super::{ForeignFormat, ForeignResult, ForeignRow, ImportError, Setup};
+use super::super::requests::{Reach, group, known_mean, single};
+use super::super::{ForeignFormat, ForeignResult, ForeignRow, ImportError, Setup, failures};
 
 const FORMAT: ForeignFormat = ForeignFormat::AiperfRecords;
 /// Gaps between chunks that are kept.
@@ -71,17 +71,13 @@ fn requests(document: &Document, records: &[&Map<String, Json>]) -> Result<Forei
     }
     let (values, mut remarks) = Fields::new(&document.file, 0, &map).values(FORMAT)?;
     remarks.push(format!("computed here from {completed} records of single requests"));
-    if failed > 0 {
-        remarks
-            .push(format!("{failed} requests failed: the figures leave them out, which flatters the tail"));
-    }
+    remarks.extend(failures(Some(failed)));
     if left_out > 0 {
         remarks.push(format!("{left_out} records of the warm-up or of cancelled requests are left out"));
     }
-    let mean = |values: &[f64]| (!values.is_empty()).then(|| hbmark_core::stats::mean(values));
     let setup = Setup {
-        input_tokens: mean(&prompts),
-        output_tokens: mean(&outputs),
+        input_tokens: known_mean(&prompts),
+        output_tokens: known_mean(&outputs),
         requests: Some(records.len() as u64),
         completed: Some(completed),
         failed: Some(failed),
@@ -150,12 +146,8 @@ fn telemetry(document: &Document, records: &[&Map<String, Json>]) -> Result<Fore
     for ((_, name, unit), values) in WATCHED.iter().zip(&seen) {
         let (low, high) =
             values.iter().fold((f64::INFINITY, 0.0), |(l, h): (f64, f64), v| (l.min(*v), h.max(*v)));
-        if !values.is_empty() {
-            remarks.push(format!(
-                "{name} {low:.1} to {high:.1} {unit}, mean {:.1}",
-                hbmark_core::stats::mean(values)
-            ));
-        }
+        let mean = known_mean(values);
+        remarks.extend(mean.map(|mean| format!("{name} {low:.1} to {high:.1} {unit}, mean {mean:.1}")));
     }
     if held_back.length().is_some() && cards.len() == 1 {
         remarks.push("the power limit held the clocks back during the run".into());

@@ -1,4 +1,4 @@
-//! Formats that hold single requests, sweeps or what a server says of itself.
+//! Formats that hold single requests, sweeps or a server's own metrics.
 
 use super::*;
 

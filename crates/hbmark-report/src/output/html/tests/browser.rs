@@ -1,5 +1,5 @@
 //! The page in a real browser, where there is one: `chromium` on PATH, or the program that `HBMARK_CHROMIUM` names. Without one each test
-//! says on stderr that it was skipped.
+//! writes on stderr that it was skipped.
 //!
 //! The browser gets the page with one more script, admitted by its hash like the page's own, which looks at the page from inside and
 //! writes what it saw where `--dump-dom` shows it. That script is in the test alone.
@@ -13,8 +13,8 @@ use base64::engine::general_purpose::STANDARD;
 use scraper::{Html, Selector};
 use sha2::{Digest, Sha256};
 
-use crate::output::html::serving::tests::{hostile, hostile_findings};
-use crate::output::html::{of_run as render, of_serving as render_serving};
+use super::serving::{hostile, hostile_findings, render_serving};
+use crate::output::page as render;
 use crate::samples;
 
 const PROBE: &str = include_str!("../browser_probe.js");
@@ -25,7 +25,7 @@ fn browser() -> Option<PathBuf> {
     let found =
         || std::env::split_paths(&path).map(|folder| folder.join("chromium")).find(|file| file.is_file());
     let Some(browser) = named.or_else(found) else { return skipped("no chromium on PATH") };
-    // One that cannot show a line of text here (no fonts, no shared memory) says nothing about the page.
+    // One that cannot show a line of text here (no fonts, no shared memory) cannot test the page.
     let profile = tempfile::tempdir().unwrap();
     let shown = headless(&browser, profile.path()).arg("data:text/html,<p>it works").output();
     match shown {

@@ -1,4 +1,4 @@
-//! What a serving result says of things that are benchmarked apart: adapters, grammars, text.
+//! The lines of a serving result about adapters, grammars and text.
 
 use hbmark_core::result::serving::{Point, ServeReport, ServeResult};
 use hbmark_core::units::{Bytes, Nanos};

@@ -1,18 +1,18 @@
 //! Latency and throughput against load: the curve of a sweep or a search, with the objectives as lines.
 //!
-//! Enters: points of one workload. Leaves: TTFT, TPOT and throughput over the rate that was offered (or over whatever was swept). A
-//! percentile that missed its own objective is a cross; what has no height, because it is refused or infinite, is a cross at the upper edge.
+//! TTFT, TPOT, E2E and throughput over the offered rate or another swept variable. A percentile that missed its own objective is a cross; one
+//! that is not reported or infinite is a cross at the upper edge.
 
-use super::axis::{Axis, Measure};
-use super::chart::{Chart, Key, Label, Line, Point as Mark, Rule, Shape, Span};
-use super::figure::{Figure, Panel};
-use crate::output::kinds::serving::{curve, validity};
+use super::{curve, finite, validity};
+use crate::output::document::Block;
+use crate::output::plot::axis::{Axis, Measure};
+use crate::output::plot::{Chart, Drawing, Key, Label, Line, Mark, Plot, Rule, Shape, Span};
 use hbmark_core::input::plain;
 use hbmark_core::result::serving::{
     Clause, ClauseResult, Offered, Point, Quantiles, Quantity, ServeReport, ServeResult, SloMetric, Validity,
 };
 
-/// Loads further apart than this factor stand on a logarithmic axis.
+/// Loads further apart than this factor are on a logarithmic axis.
 const WIDE: f64 = 12.0;
 
 /// Name, colour and value of a line.
@@ -21,15 +21,15 @@ type PlotSeries = (&'static str, &'static str, fn(&ServeResult) -> Option<f64>);
 /// A percentile that is drawn.
 struct Level {
     name: &'static str,
-    class: &'static str,
+    style: &'static str,
     percentile: f64,
     of: fn(&Quantiles) -> Option<Quantity>,
 }
 
 const LEVELS: [Level; 3] = [
-    Level { name: "p50", class: "c0", percentile: 0.5, of: |q| q.p50 },
-    Level { name: "p95", class: "c1", percentile: 0.95, of: |q| q.p95 },
-    Level { name: "p99", class: "c3", percentile: 0.99, of: |q| q.p99 },
+    Level { name: "p50", style: "c0", percentile: 0.5, of: |q| q.p50 },
+    Level { name: "p95", style: "c1", percentile: 0.95, of: |q| q.p95 },
+    Level { name: "p99", style: "c3", percentile: 0.99, of: |q| q.p99 },
 ];
 
 /// One point of the curve.
@@ -40,7 +40,7 @@ struct CurvePoint<'a> {
 }
 
 impl CurvePoint<'_> {
-    /// Whether a level of a metric is crossed out: no figure of the point is believed, or it missed this level's objective. An objective at
+    /// Whether a level of a metric is crossed out: the point is invalid, or it missed this level's objective. An objective at
     /// a percentile that is not drawn crosses out all that are.
     fn missed(&self, metric: SloMetric, percentile: f64) -> bool {
         let drawn = |p: f64| LEVELS.iter().any(|level| same(level.percentile, p));
@@ -72,9 +72,7 @@ fn same(a: f64, b: f64) -> bool {
     (a - b).abs() < 1e-9
 }
 
-#[must_use]
-pub fn figure(report: &ServeReport) -> Figure {
-    let figure = Figure::new("load", "Latency and throughput against load");
+pub fn plot(report: &ServeReport) -> Block {
     let swept = report.swept.as_deref().unwrap_or("rate");
     let places: Vec<CurvePoint<'_>> = report
         .points
@@ -88,16 +86,17 @@ pub fn figure(report: &ServeReport) -> Figure {
     xs.sort_by(f64::total_cmp);
     xs.dedup();
     if !report.matrix.is_empty() {
-        return figure
-            .absent("The rows of the matrix are different workloads, so there is no curve through them.");
+        return Block::absent(
+            "The rows of the matrix are different workloads, so there is no curve through them.",
+        );
     }
     if xs.len() < 2 {
-        return figure.absent(
+        return Block::absent(
             "One load alone; a sweep (hbmark serve sweep rate=1..32*2 --slo ttft_p95=1s) draws the curve.",
         );
     }
     let Some(axis) = axis(swept, &xs) else {
-        return figure.absent("The loads of this result cannot be drawn.");
+        return Block::absent("The loads of this result cannot be drawn.");
     };
     let charts = [
         latency("ttft", "TTFT", SloMetric::Ttft, |r| r.ttft_ns.as_ref(), &places, &axis, report),
@@ -120,15 +119,12 @@ pub fn figure(report: &ServeReport) -> Figure {
             "The vertical line is the highest rate that fresh seeds and a longer run confirmed: {rate:.3} per second asked for."
         )
     }));
-    Figure {
-        caption,
-        panels: charts.into_iter().flatten().map(|chart| Panel::of(&chart)).collect(),
-        tables: vec![(String::new(), curve(&report.points))],
-        ..figure
-    }
+    let drawings = charts.into_iter().flatten().map(Drawing::Chart).collect();
+    Block::Plot(Plot::new(drawings, caption, vec![curve(&report.points).into()]))
 }
 
-/// Where a point stands on the axis of what was swept: a rate where it really was, which chance makes another than was asked for.
+/// A point's place on the axis of the swept variable: for a rate the one that was really offered, which chance makes another than the one
+/// asked for.
 fn place(point: &Point, result: &ServeResult, swept: &str) -> Option<f64> {
     let value = match (swept, point.offered) {
         ("rate", Offered::Rate(rate)) => {
@@ -157,12 +153,8 @@ fn axis(swept: &str, xs: &[f64]) -> Option<Axis> {
     }
 }
 
-fn finite(quantity: Option<Quantity>) -> Option<f64> {
-    quantity.map(Quantity::value).filter(|v| v.is_finite() && *v > 0.0)
-}
-
-/// What decided about a point.
-fn told(place: &CurvePoint<'_>) -> String {
+/// The point's name and why it is not valid or missed an objective.
+fn verdict(place: &CurvePoint<'_>) -> String {
     let failed = place.result.slo.iter().filter(|c| c.met == Some(false)).map(|c: &ClauseResult| {
         format!(
             "\nNOT met: {}{}",
@@ -187,64 +179,52 @@ fn latency(
     x: &Axis,
     report: &ServeReport,
 ) -> Option<Chart> {
-    let (mut lines, mut points, mut keys) = (Vec::new(), Vec::new(), Vec::new());
-    for Level { name: level, class, percentile, of: value } in LEVELS {
-        let seen: Vec<(&CurvePoint<'_>, f64)> =
+    let (mut lines, mut marks, mut legend) = (Vec::new(), Vec::new(), Vec::new());
+    for Level { name: level, style, percentile, of: value } in LEVELS {
+        let mut seen: Vec<(&CurvePoint<'_>, f64)> =
             places.iter().filter_map(|p| Some((p, finite(value(of(p.result)?))?))).collect();
         if seen.is_empty() {
             continue;
         }
-        keys.push(Key { class: class.into(), shape: Some(Shape::Circle), text: level.into() });
+        seen.sort_by(|a, b| a.0.x.total_cmp(&b.0.x));
+        legend.push(Key::mark(style, Shape::Circle, level));
         if report.search.is_none() {
-            let mut line: Vec<(f64, f64)> = seen.iter().map(|(p, v)| (p.x, *v)).collect();
-            line.sort_by(|a, b| a.0.total_cmp(&b.0));
-            lines.push(Line { class: class.into(), points: line, label: None });
+            lines.push(Line::new(style, seen.iter().map(|(p, v)| (p.x, *v)).collect()));
         }
-        points.extend(seen.into_iter().map(|(p, v)| {
+        marks.extend(seen.into_iter().map(|(p, v)| {
             let missed = p.missed(metric, percentile);
-            Mark {
-                class: if missed { "bad".into() } else { class.into() },
-                shape: if missed { Shape::Cross } else { Shape::Circle },
-                x: p.x,
-                y: v,
-                spread: None,
-                hover: format!("{title} {level} {}\n{}", Measure::Time.show(v), told(p)),
-            }
+            let (style, shape) = if missed { ("bad", Shape::Cross) } else { (style, Shape::Circle) };
+            let hover = format!("{title} {level} {}\n{}", Measure::Time.show(v), verdict(p));
+            Mark::new(style, shape, (p.x, v), hover)
         }));
     }
     let clauses = clauses(places, metric);
-    let heights = points.iter().map(|p| p.y).chain(clauses.iter().map(|c| c.limit_ns));
+    let heights = marks.iter().map(|mark| mark.y).chain(clauses.iter().map(|c| c.limit_ns));
     let y = Axis::log(title, Measure::Time, heights, 1.5)?;
-    lines.extend(clauses.iter().map(|clause| Line {
-        class: "goal".into(),
-        points: vec![(x.low().max(f64::MIN_POSITIVE), clause.limit_ns), (x.high(), clause.limit_ns)],
-        label: Some((Label::Begin, clause.to_string())),
+    lines.extend(clauses.iter().map(|clause| {
+        let points = [x.low().max(f64::MIN_POSITIVE), x.high()].map(|x| (x, clause.limit_ns));
+        let label = Some((Label::Begin, clause.to_string()));
+        Line { label, ..Line::new("goal", points.to_vec()) }
     }));
-    points.extend(places.iter().filter_map(|p| {
+    marks.extend(places.iter().filter_map(|p| {
         let why = p.without_height(metric, of(p.result))?;
-        let hover = format!("{title} is {why}\n{}", told(p));
-        Some(Mark { class: "bad".into(), shape: Shape::Cross, x: p.x, y: y.high(), spread: None, hover })
+        let hover = format!("{title} is {why}\n{}", verdict(p));
+        Some(Mark::new("bad", Shape::Cross, (p.x, y.high()), hover))
     }));
-    if points.iter().any(|p| p.shape == Shape::Cross) {
-        keys.push(Key {
-            class: "bad".into(),
-            shape: Some(Shape::Cross),
-            text: "SLO missed or not reported".into(),
-        });
+    if marks.iter().any(|mark| mark.shape == Shape::Cross) {
+        legend.push(Key::mark("bad", Shape::Cross, "SLO missed or not reported"));
     }
     if !clauses.is_empty() {
-        keys.push(Key { class: "goal".into(), shape: None, text: "objective".into() });
+        legend.push(Key::line("goal", "objective"));
     }
+    let rate = report.search.as_ref().and_then(|s| s.max_rate);
+    let rules = rate.map(|x| Rule { x, style: "crossing".into(), label: String::new() });
     Some(Chart {
-        name: format!("load-{name}"),
-        title: format!("{title} against load"),
-        x: x.clone(),
-        y,
         lines,
-        points,
-        rules: found(report),
-        keys,
-        span: Span::Half,
+        marks,
+        rules: rules.into_iter().collect(),
+        legend,
+        ..Chart::new(format!("load-{name}"), format!("{title} against load"), Span::Half, x.clone(), y)
     })
 }
 
@@ -259,56 +239,41 @@ fn clauses(places: &[CurvePoint<'_>], metric: SloMetric) -> Vec<Clause> {
     clauses
 }
 
-fn found(report: &ServeReport) -> Vec<Rule> {
-    let rate = report.search.as_ref().and_then(|s| s.max_rate);
-    rate.map(|x| Rule { x, class: "crossing".into(), label: String::new() }).into_iter().collect()
-}
-
 fn throughput(swept: &str, places: &[CurvePoint<'_>], x: &Axis, report: &ServeReport) -> Option<Chart> {
     let series: [PlotSeries; 2] =
         [("served", "c0", |r| Some(r.served_per_s)), ("goodput", "c2", |r| r.goodput_per_s)];
-    let (mut lines, mut points, mut keys) = (Vec::new(), Vec::new(), Vec::new());
-    for (name, class, value) in series {
+    let (mut lines, mut marks, mut legend) = (Vec::new(), Vec::new(), Vec::new());
+    for (name, style, value) in series {
         let mut seen: Vec<(&CurvePoint<'_>, f64)> =
             places.iter().filter_map(|p| Some((p, value(p.result).filter(|v| v.is_finite())?))).collect();
         seen.sort_by(|a, b| a.0.x.total_cmp(&b.0.x));
         if seen.is_empty() {
             continue;
         }
-        keys.push(Key { class: class.into(), shape: Some(Shape::Circle), text: name.into() });
+        legend.push(Key::mark(style, Shape::Circle, name));
         if report.search.is_none() {
-            let points = seen.iter().map(|(p, v)| (p.x, *v)).collect();
-            lines.push(Line { class: class.into(), points, label: None });
+            lines.push(Line::new(style, seen.iter().map(|(p, v)| (p.x, *v)).collect()));
         }
-        points.extend(seen.into_iter().map(|(p, v)| Mark {
-            class: class.into(),
-            shape: Shape::Circle,
-            x: p.x,
-            y: v,
-            spread: None,
-            hover: format!("{name} {v:.3} requests per second\n{}", told(p)),
+        marks.extend(seen.into_iter().map(|(p, v)| {
+            let hover = format!("{name} {v:.3} requests per second\n{}", verdict(p));
+            Mark::new(style, Shape::Circle, (p.x, v), hover)
         }));
     }
-    let y = Axis::from_zero("requests per second", Measure::RequestsPerSecond, points.iter().map(|p| p.y))?;
+    let y = Axis::from_zero("requests per second", Measure::RequestsPerSecond, marks.iter().map(|m| m.y))?;
     // Both axes of a rate begin at zero and are even, so that what is offered is a straight line, as far as the plot shows it.
     let x = if swept == "rate" {
         let x = Axis::from_zero(&x.label, x.measure, places.iter().map(|p| p.x))?;
         let reach = x.high().min(y.high());
-        lines.push(Line { class: "level".into(), points: vec![(0.0, 0.0), (reach, reach)], label: None });
-        keys.push(Key { class: "level".into(), shape: None, text: "as offered".into() });
+        lines.push(Line::new("level", vec![(0.0, 0.0), (reach, reach)]));
+        legend.push(Key::line("level", "as offered"));
         x
     } else {
         x.clone()
     };
     Some(Chart {
-        name: "load-throughput".into(),
-        title: "Throughput against load".into(),
-        x,
-        y,
         lines,
-        points,
-        rules: Vec::new(),
-        keys,
-        span: Span::Half,
+        marks,
+        legend,
+        ..Chart::new("load-throughput", "Throughput against load", Span::Half, x, y)
     })
 }

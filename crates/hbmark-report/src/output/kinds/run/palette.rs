@@ -1,11 +1,10 @@
-//! Which colour stands for which engine and dtype, the same in every plot, and which cells have a time to plot.
-//!
-//! Enters: a report. Leaves: class names of the style sheet, and the cells with their typical time.
+//! The colour of each engine and dtype, the same in every plot, and the cells that have a time to plot.
 
+use crate::output::plot::Shape;
 use hbmark_core::model::Dtype;
 use hbmark_core::result::{CellResult, Phase, Report, Status};
 
-/// Colours there are before they repeat.
+/// Distinct colours.
 const COLOURS: usize = 6;
 
 /// The engines and dtypes of a report in the order of its cells.
@@ -32,7 +31,7 @@ impl Palette {
 
     /// The colour of an engine at a dtype.
     #[must_use]
-    pub fn class(&self, engine: &str, dtype: Dtype) -> String {
+    pub fn style(&self, engine: &str, dtype: Dtype) -> String {
         let index = self.series.iter().position(|(e, d)| e == engine && *d == dtype).unwrap_or(0);
         numbered(index)
     }
@@ -44,7 +43,7 @@ pub fn numbered(index: usize) -> String {
     format!("c{}", index % COLOURS)
 }
 
-/// A cell with the time it stands for: TPOT for decode, the step for prefill; of a prediction its floor.
+/// A cell with its typical time: TPOT for decode, the step for prefill; of a prediction its floor.
 #[derive(Debug, Clone, Copy)]
 pub struct Timed<'a> {
     pub cell: &'a CellResult,
@@ -69,17 +68,13 @@ pub fn timed(report: &Report) -> impl Iterator<Item = Timed<'_>> {
     })
 }
 
-/// Whether a cell's time may be believed.
+/// The style and shape of a cell's mark: a cross where its time cannot be trusted.
 #[must_use]
-pub fn is_believable(cell: &CellResult) -> bool {
-    cell.status != Status::Invalid
+pub fn look(cell: &CellResult, style: String, shape: Shape) -> (String, Shape) {
+    if is_invalid(cell) { ("bad".to_owned(), Shape::Cross) } else { (style, shape) }
 }
 
-/// `decode`, `prefill`.
 #[must_use]
-pub fn phase_word(phase: Phase) -> &'static str {
-    match phase {
-        Phase::Prefill => "prefill",
-        Phase::Decode => "decode",
-    }
+pub fn is_invalid(cell: &CellResult) -> bool {
+    cell.status == Status::Invalid
 }

@@ -1,30 +1,25 @@
-//! TPOT and throughput of decode against batch, and the batch from which arithmetic is the limit.
-//!
-//! Enters: decode cells and the crossovers of a report. Leaves: two plots side by side, both axes logarithmic.
+//! TPOT and throughput of decode against batch, and the batch from which arithmetic is the limit. Two charts, all axes logarithmic.
 
-use super::axis::{Axis, Measure};
-use super::chart::{Chart, Key, Line, Point, Rule, Shape, Span};
-use super::figure::{Figure, Panel, numbers, words};
-use super::palette::{Palette, Timed, is_believable, timed};
-use crate::output::document::Column;
-use crate::output::kinds::run::status_word;
+use super::palette::{Palette, Timed, is_invalid, look, timed};
+use super::status_word;
+use crate::output::document::{Block, Column, numbers, words};
+use crate::output::plot::axis::{Axis, Measure};
+use crate::output::plot::{Chart, Drawing, Key, Line, Mark, Plot, Rule, Shape, Span};
 use hbmark_core::model::Dtype;
 use hbmark_core::result::{Phase, Report, ReportKind};
 
-/// A crossover further from the measured batches than this factor is told, not drawn.
+/// A crossover further from the measured batches than this factor is in the caption only.
 const FAR: f64 = 64.0;
 
-#[must_use]
-pub fn figure(report: &Report, palette: &Palette) -> Figure {
-    let figure = Figure::new("batch", "TPOT and throughput against batch");
+pub fn plot(report: &Report, palette: &Palette) -> Block {
     let decode: Vec<Timed<'_>> = timed(report).filter(|t| t.cell.phase == Phase::Decode).collect();
     let mut batches: Vec<f64> = decode.iter().map(|t| t.cell.batch as f64).collect();
     batches.sort_by(f64::total_cmp);
     batches.dedup();
     match batches.as_slice() {
-        [] => return figure.absent("No decode cell of this result has a time."),
+        [] => return Block::absent("No decode cell of this result has a time."),
         [one] => {
-            return figure.absent(format!(
+            return Block::absent(format!(
                 "Only batch {one} was measured; run with two or more (--batch 1,4) to see batch scaling."
             ));
         }
@@ -35,30 +30,26 @@ pub fn figure(report: &Report, palette: &Palette) -> Figure {
     let crossings = crossings(report, most * FAR);
     let mut ticks = batches.clone();
     ticks.extend(crossings.first());
-    let tpot = |t: &Timed<'_>| Some(t.time_ns);
-    let rate = |t: &Timed<'_>| t.cell.tokens_per_s;
-    let charts = [
-        chart(
-            "tpot-batch",
-            "TPOT against batch",
-            "TPOT",
-            Measure::Time,
-            &tpot,
-            &groups,
-            &ticks,
-            &crossings,
-            palette,
-        ),
+    let x = Axis::log_at("batch (sequences in a step)", Measure::Count, &ticks);
+    let rules = crossings.first().map(|&batch| Rule {
+        x: batch,
+        style: "crossing".into(),
+        label: format!("compute-bound from {batch:.0}"),
+    });
+    let chart = |name: &str, title: &str, y_label: &str, measure, value: Value| {
+        let (lines, marks, legend) = series(&groups, palette, measure, value);
+        let y = Axis::log(y_label, measure, marks.iter().map(|mark| mark.y), 1.3)?;
+        let chart = Chart::new(name, title, Span::Half, x.clone()?, y);
+        Some(Drawing::Chart(Chart { lines, marks, legend, rules: rules.iter().cloned().collect(), ..chart }))
+    };
+    let drawings = [
+        chart("tpot-batch", "TPOT against batch", "TPOT", Measure::Time, |t| Some(t.time_ns)),
         chart(
             "throughput-batch",
             "Throughput against batch",
             "output tokens, whole batch",
             Measure::TokensPerSecond,
-            &rate,
-            &groups,
-            &ticks,
-            &crossings,
-            palette,
+            |t| t.cell.tokens_per_s,
         ),
     ];
     let mut caption: Vec<String> = Vec::new();
@@ -79,8 +70,7 @@ pub fn figure(report: &Report, palette: &Palette) -> Figure {
         ReportKind::Predict => "points are predicted floors, and nothing was measured",
     };
     caption.push(format!("Both axes are logarithmic. Contexts after the first are dashed; {points}."));
-    let panels = charts.into_iter().flatten().map(|chart| Panel::of(&chart)).collect();
-    Figure { caption, panels, tables: vec![(String::new(), table(&decode))], ..figure }
+    Block::Plot(Plot::new(drawings.into_iter().flatten().collect(), caption, vec![table(&decode).into()]))
 }
 
 /// The batches from which decode computes longer than it reads, shortest context first, each once.
@@ -124,64 +114,32 @@ fn groups<'a>(decode: &[Timed<'a>]) -> Vec<Group<'a>> {
     groups
 }
 
-#[expect(clippy::too_many_arguments, reason = "what differs between the two plots, and what they share")]
-fn chart(
-    name: &str,
-    title: &str,
-    y_label: &str,
-    measure: Measure,
-    value: &dyn Fn(&Timed<'_>) -> Option<f64>,
+type Value = fn(&Timed<'_>) -> Option<f64>;
+
+/// A line and its marks for each group.
+fn series(
     groups: &[Group<'_>],
-    ticks: &[f64],
-    crossings: &[f64],
     palette: &Palette,
-) -> Option<Chart> {
-    let (mut lines, mut points, mut keys) = (Vec::new(), Vec::new(), Vec::new());
+    measure: Measure,
+    value: Value,
+) -> (Vec<Line>, Vec<Mark>, Vec<Key>) {
+    let (mut lines, mut marks, mut legend) = (Vec::new(), Vec::new(), Vec::new());
     for group in groups {
-        let colour = palette.class(group.engine, group.dtype);
-        let dash = ["", " dashed", " dotted"][group.rank.min(2)];
-        let class = format!("{colour}{dash}");
-        let places: Vec<(f64, f64)> = group
-            .cells
-            .iter()
-            .filter(|t| is_believable(t.cell))
-            .filter_map(|t| Some((t.cell.batch as f64, value(t)?)))
-            .collect();
-        lines.push(Line { class: class.clone(), points: places, label: None });
-        keys.push(Key {
-            class,
-            shape: None,
-            text: format!("{} {} context {}", group.engine, group.dtype, group.context),
-        });
-        points.extend(group.cells.iter().filter_map(|t| {
+        let colour = palette.style(group.engine, group.dtype);
+        let style = format!("{colour}{}", ["", " dashed", " dotted"][group.rank.min(2)]);
+        let valid = group.cells.iter().filter(|t| !is_invalid(t.cell));
+        let points = valid.filter_map(|t| Some((t.cell.batch as f64, value(t)?))).collect();
+        lines.push(Line::new(style.as_str(), points));
+        legend.push(Key::line(style, format!("{} {} context {}", group.engine, group.dtype, group.context)));
+        marks.extend(group.cells.iter().filter_map(|t| {
             let y = value(t)?;
-            Some(Point {
-                class: if is_believable(t.cell) { colour.clone() } else { "bad".into() },
-                shape: if is_believable(t.cell) { Shape::Circle } else { Shape::Cross },
-                x: t.cell.batch as f64,
-                y,
-                spread: t.interval_ns.filter(|_| measure == Measure::Time),
-                hover: format!("{}\n{}", t.cell.id, measure.show(y)),
-            })
+            let (style, shape) = look(t.cell, colour.clone(), Shape::Circle);
+            let spread = t.interval_ns.filter(|_| measure == Measure::Time);
+            let hover = format!("{}\n{}", t.cell.id, measure.show(y));
+            Some(Mark { spread, ..Mark::new(style, shape, (t.cell.batch as f64, y), hover) })
         }));
     }
-    let ys: Vec<f64> = points.iter().map(|p| p.y).collect();
-    let rules = crossings.iter().take(1).map(|&batch| Rule {
-        x: batch,
-        class: "crossing".into(),
-        label: format!("compute-bound from {batch:.0}"),
-    });
-    Some(Chart {
-        name: name.into(),
-        title: title.into(),
-        x: Axis::log_at("batch (sequences in a step)", Measure::Count, ticks)?,
-        y: Axis::log(y_label, measure, ys, 1.3)?,
-        lines,
-        points,
-        rules: rules.collect(),
-        keys,
-        span: Span::Half,
-    })
+    (lines, marks, legend)
 }
 
 fn table(decode: &[Timed<'_>]) -> Vec<Column> {

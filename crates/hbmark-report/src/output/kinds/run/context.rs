@@ -1,36 +1,32 @@
-//! TPOT against context: what every position in the KV cache costs, and the line fitted through it.
-//!
-//! Enters: decode cells and the fits of a report. Leaves: one plot per engine and dtype, with the slope as the bandwidth the KV gets.
+//! TPOT against context: what each position in the KV cache costs, and the fitted line. One chart per engine and dtype, with the slope as the
+//! bandwidth of KV reads.
 
 use std::fmt::Write;
 
-use super::axis::{Axis, Measure};
-use super::chart::{Chart, Key, Label, Line, Point, Shape, Span};
-use super::figure::{Figure, Panel, numbers, words};
-use super::palette::{Palette, Timed, is_believable, numbered, timed};
-use crate::output::document::Column;
-use crate::output::kinds::run::{fit_line, status_word};
+use super::palette::{Palette, Timed, look, numbered, timed};
+use super::{fit_line, status_word};
+use crate::output::document::{Block, Column, numbers, words};
+use crate::output::plot::axis::{Axis, Measure};
+use crate::output::plot::{Chart, Drawing, Key, Label, Line, Mark, Plot, Shape, Span};
 use hbmark_core::result::{FittedModel, Phase, Report, ReportKind, Status};
 use hbmark_core::units::BytesPerSecond;
 
-#[must_use]
-pub fn figure(report: &Report, palette: &Palette) -> Figure {
-    let figure = Figure::new("context", "TPOT against context");
+pub fn plot(report: &Report, palette: &Palette) -> Block {
     let decode: Vec<Timed<'_>> = timed(report).filter(|t| t.cell.phase == Phase::Decode).collect();
     let mut contexts: Vec<usize> = decode.iter().map(|t| t.cell.context).collect();
     contexts.sort_unstable();
     contexts.dedup();
     match contexts.as_slice() {
-        [] => return figure.absent("No decode cell of this result has a time."),
+        [] => return Block::absent("No decode cell of this result has a time."),
         [one] => {
-            return figure.absent(format!(
+            return Block::absent(format!(
                 "Only context {one} was measured; run with two or more (--context 128,512) to see KV-cache cost."
             ));
         }
         _ => {}
     }
     let mut caption: Vec<String> = Vec::new();
-    let panels = palette
+    let drawings = palette
         .series()
         .enumerate()
         .filter_map(|(index, (engine, dtype))| {
@@ -45,7 +41,7 @@ pub fn figure(report: &Report, palette: &Palette) -> Figure {
                     "{engine} {dtype}: no line, too few cells for a fit (two more than it has coefficients)"
                 )),
             });
-            Some(Panel::of(&chart))
+            Some(Drawing::Chart(chart))
         })
         .collect();
     caption.push(match report.kind {
@@ -56,10 +52,10 @@ pub fn figure(report: &Report, palette: &Palette) -> Figure {
         }
         ReportKind::Predict => "The floor of the data sheet, predicted at each point and joined.".into(),
     });
-    Figure { caption, panels, tables: vec![(String::new(), table(report, &decode))], ..figure }
+    Block::Plot(Plot::new(drawings, caption, vec![table(report, &decode).into()]))
 }
 
-/// What the fit says of a cell: the line at its own bytes and batch.
+/// The fitted time of a cell, at its own bytes and batch.
 fn fitted_ns(fit: &FittedModel, timed: &Timed<'_>) -> f64 {
     let kv = fit.kv_bytes_per_s.map_or(0.0, |rate| timed.cell.bytes.kv_read.as_f64() / rate * 1e9);
     fit.intercept_ns + kv + fit.per_sequence_ns.unwrap_or(0.0) * timed.cell.batch as f64
@@ -70,7 +66,7 @@ fn chart(index: usize, of: &[Timed<'_>], fit: Option<&FittedModel>) -> Option<Ch
     let mut batches: Vec<usize> = of.iter().map(|t| t.cell.batch).collect();
     batches.sort_unstable();
     batches.dedup();
-    let class = |batch: usize| numbered(batches.iter().position(|b| *b == batch).unwrap_or(0));
+    let style = |batch: usize| numbered(batches.iter().position(|b| *b == batch).unwrap_or(0));
     let fitted = fit.iter().flat_map(|fit| of.iter().map(move |t| fitted_ns(fit, t)));
     let times = of.iter().flat_map(|t| [Some(t.time_ns), t.interval_ns.map(|i| i.1)]).flatten().chain(fitted);
     let mut lines = Vec::new();
@@ -83,16 +79,13 @@ fn chart(index: usize, of: &[Timed<'_>], fit: Option<&FittedModel>) -> Option<Ch
             let height = |t: &Timed<'_>| fit.map_or(t.time_ns, |fit| fitted_ns(fit, t));
             let points = here.iter().map(|t| (t.cell.context as f64, height(t))).collect();
             let label = Some((Label::Beyond, format!("b{batch}")));
-            lines.push(Line { class: class(batch), points, label });
+            lines.push(Line { label, ..Line::new(style(batch), points) });
         }
     }
-    let points = of.iter().map(|t| Point {
-        class: if is_believable(t.cell) { class(t.cell.batch) } else { "bad".into() },
-        shape: if is_believable(t.cell) { Shape::Circle } else { Shape::Cross },
-        x: t.cell.context as f64,
-        y: t.time_ns,
-        spread: t.interval_ns,
-        hover: hover(t, fit),
+    let marks = of.iter().map(|t| {
+        let (style, shape) = look(t.cell, style(t.cell.batch), Shape::Circle);
+        let place = (t.cell.context as f64, t.time_ns);
+        Mark { spread: t.interval_ns, ..Mark::new(style, shape, place, hover(t, fit)) }
     });
     let slope = fit.and_then(|fit| fit.kv_bytes_per_s);
     let title = match slope {
@@ -100,23 +93,15 @@ fn chart(index: usize, of: &[Timed<'_>], fit: Option<&FittedModel>) -> Option<Ch
         None if fit.is_some() => format!("{} {}: no slope over the KV", first.engine, first.dtype),
         None => format!("{} {}", first.engine, first.dtype),
     };
+    let contexts = of.iter().map(|t| t.cell.context as f64);
+    let x = Axis::from_zero("context (positions in the KV cache)", Measure::Count, contexts)?;
+    let y = Axis::from_zero("TPOT", Measure::Time, times)?;
+    let key = |&batch: &usize| Key::mark(style(batch), Shape::Circle, format!("batch {batch}"));
     Some(Chart {
-        name: format!("tpot-context-{index}"),
-        title,
-        x: Axis::from_zero(
-            "context (positions in the KV cache)",
-            Measure::Count,
-            of.iter().map(|t| t.cell.context as f64),
-        )?,
-        y: Axis::from_zero("TPOT", Measure::Time, times)?,
         lines,
-        points: points.collect(),
-        rules: Vec::new(),
-        keys: batches
-            .iter()
-            .map(|&b| Key { class: class(b), shape: Some(Shape::Circle), text: format!("batch {b}") })
-            .collect(),
-        span: Span::Half,
+        marks: marks.collect(),
+        legend: batches.iter().map(key).collect(),
+        ..Chart::new(format!("tpot-context-{index}"), title, Span::Half, x, y)
     })
 }
 

@@ -1,24 +1,22 @@
-//! The blocks of the run over time: was the machine steady, and what was rejected.
-//!
-//! Enters: the raw blocks of every cell. Leaves: one plot, each block's mean over the time its cell stands for, so that all cells share an
-//! axis. Rejected blocks are crosses with their cause.
+//! The blocks of a run over time: whether the machine was steady, and what was rejected. Each block's mean is relative to the time of its
+//! cell, so that all cells share an axis; rejected blocks are crosses with their cause.
 
 use std::fmt::Write;
 
-use super::axis::{Axis, Measure};
-use super::chart::{Chart, Key, Line, Point, Shape, Span};
-use super::figure::{Figure, Panel, numbers, words};
 use super::palette::{Palette, timed};
+use crate::output::document::{Block, Table, numbers, words};
+use crate::output::plot::axis::{Axis, Measure};
+use crate::output::plot::{Chart, Drawing, Key, Line, Mark, Plot, Shape, Span};
 use hbmark_core::result::cause::joined;
-use hbmark_core::result::{Block, CellResult, Phase, Report};
+use hbmark_core::result::{self, CellResult, Phase, Report};
 
-/// Rows of the table behind the plot; the file holds all.
+/// Rows of the table; the file has all.
 const ROWS: usize = 400;
 
 /// One block beside the time of its cell.
 pub struct Taken<'a> {
     pub cell: &'a CellResult,
-    pub block: &'a Block,
+    pub block: &'a result::Block,
     pub seconds: f64,
     pub mean_ns: f64,
     /// Mean over the cell's time; `None` where no block of the cell was accepted.
@@ -48,11 +46,9 @@ pub fn taken(report: &Report) -> Vec<Taken<'_>> {
     all
 }
 
-#[must_use]
-pub fn figure(palette: &Palette, taken: &[Taken<'_>]) -> Figure {
-    let figure = Figure::new("blocks", "Blocks over the run");
+pub fn plot(palette: &Palette, taken: &[Taken<'_>]) -> Block {
     if taken.is_empty() {
-        return figure.absent("This result holds no blocks of samples.");
+        return Block::absent("This result holds no blocks of samples.");
     }
     let shown: Vec<&Taken<'_>> = taken.iter().filter(|t| t.ratio.is_some()).collect();
     let axes = Axis::from_zero("since the run began", Measure::Time, shown.iter().map(|t| t.block.at_ns))
@@ -62,34 +58,18 @@ pub fn figure(palette: &Palette, taken: &[Taken<'_>]) -> Figure {
             shown.iter().filter_map(|t| t.ratio).chain([1.0]),
         ));
     let Some((x, y)) = axes else {
-        return figure.absent("Every block was rejected, so no cell has a time to hold its blocks against.");
+        return Block::absent("Every block was rejected, so no cell has a time to hold its blocks against.");
     };
-    let mut keys: Vec<Key> = palette
-        .series()
-        .map(|(engine, dtype)| Key {
-            class: palette.class(engine, dtype),
-            shape: Some(Shape::Circle),
-            text: format!("{engine} {dtype}"),
-        })
-        .collect();
+    let key =
+        |(engine, dtype)| Key::mark(palette.style(engine, dtype), Shape::Circle, format!("{engine} {dtype}"));
     let rejected = taken.iter().filter(|t| t.block.rejected.is_some()).count();
-    if rejected > 0 {
-        keys.push(Key { class: "bad".into(), shape: Some(Shape::Cross), text: "rejected".into() });
-    }
+    let crosses = (rejected > 0).then(|| Key::mark("bad", Shape::Cross, "rejected"));
+    let title = format!("{} blocks, {rejected} rejected", taken.len());
     let chart = Chart {
-        name: "blocks".into(),
-        title: format!("{} blocks, {rejected} rejected", taken.len()),
-        lines: vec![Line {
-            class: "level".into(),
-            points: vec![(x.low(), 1.0), (x.high(), 1.0)],
-            label: None,
-        }],
-        points: shown.iter().filter_map(|t| point(t, palette)).collect(),
-        rules: Vec::new(),
-        keys,
-        span: Span::Full,
-        x,
-        y,
+        lines: vec![Line::new("level", vec![(x.low(), 1.0), (x.high(), 1.0)])],
+        marks: shown.iter().filter_map(|t| mark(t, palette)).collect(),
+        legend: palette.series().map(key).chain(crosses).collect(),
+        ..Chart::new("blocks", title, Span::Full, x, y)
     };
     let mut caption = vec![
         "Cells are visited several times in random order. A block is rejected only for a recorded cause, never for being slow.".to_owned(),
@@ -100,12 +80,10 @@ pub fn figure(palette: &Palette, taken: &[Taken<'_>]) -> Figure {
             taken.len() - shown.len()
         ));
     }
-    let tables = vec![table(taken)];
-    let panels = vec![Panel::of(&chart)];
-    Figure { caption, panels, tables, ..figure }
+    Block::Plot(Plot::new(vec![Drawing::Chart(chart)], caption, vec![table(taken)]))
 }
 
-fn point(taken: &Taken<'_>, palette: &Palette) -> Option<Point> {
+fn mark(taken: &Taken<'_>, palette: &Palette) -> Option<Mark> {
     let (cell, ratio) = (taken.cell, taken.ratio?);
     let mut hover = format!(
         "{}\n{} ({})\n{:.1} s into the run, visit {}",
@@ -118,21 +96,18 @@ fn point(taken: &Taken<'_>, palette: &Palette) -> Option<Point> {
     if let Some(cause) = &taken.block.rejected {
         let _ = write!(hover, "\nrejected: {cause}");
     }
-    let (class, shape) = match taken.block.rejected {
+    let (style, shape) = match taken.block.rejected {
         Some(_) => ("bad".to_owned(), Shape::Cross),
-        None => (format!("{} small", palette.class(&cell.engine, cell.dtype)), Shape::Circle),
+        None => (format!("{} small", palette.style(&cell.engine, cell.dtype)), Shape::Circle),
     };
-    Some(Point { class, shape, x: taken.block.at_ns, y: ratio, spread: None, hover })
+    Some(Mark::new(style, shape, (taken.block.at_ns, ratio), hover))
 }
 
-fn table(taken: &[Taken<'_>]) -> (String, Vec<crate::output::document::Column>) {
+fn table(taken: &[Taken<'_>]) -> Table {
     let rows = &taken[..taken.len().min(ROWS)];
     let of = |show: &dyn Fn(&Taken<'_>) -> String| rows.iter().map(show).collect::<Vec<_>>();
-    let caption = if rows.len() < taken.len() {
-        format!("The first {ROWS} of {} blocks; the rest are in result.json.", taken.len())
-    } else {
-        String::new()
-    };
+    let left_out = rows.len() < taken.len();
+    let title = || format!("The first {ROWS} of {} blocks; the rest are in result.json.", taken.len());
     let columns = vec![
         numbers("at", of(&|t| format!("{:.2} s", t.seconds))),
         words("cell", of(&|t| t.cell.id.clone())),
@@ -144,5 +119,5 @@ fn table(taken: &[Taken<'_>]) -> (String, Vec<crate::output::document::Column>) 
         words("rejected", of(&|t| joined(t.block.rejected.as_slice()))),
         words("conditions", of(&|t| joined(&t.block.conditions))),
     ];
-    (caption, columns)
+    Table { title: left_out.then(title), ..columns.into() }
 }

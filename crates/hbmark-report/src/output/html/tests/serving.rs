@@ -1,8 +1,9 @@
-//! The page of serving results from the virtual clock, which never change: the right values in the right plots, and nothing a stranger
-//! wrote becomes markup.
+//! The page of serving results from the virtual clock, which never change: the right values in the right plots, and no foreign
+//! text becomes markup.
 
-use crate::output::html::of_serving as render_serving;
-use crate::output::html::tests::{HOSTILE, count, texts, well_formed};
+use super::{HOSTILE, count, every_plot_is_whole, texts, well_formed};
+use crate::output::html::render;
+use crate::output::kinds::serving::page::page;
 use crate::samples::{single, sweep};
 use hbmark_core::result::serving::{
     ColdPhase, ColdStart, Launch, Quantity, Search, ServeReport, SloMetric, Span, Validity,
@@ -26,12 +27,12 @@ fn finding(text: &str) -> Finding {
     }
 }
 
-pub(in crate::output::html) fn hostile_findings() -> Vec<Finding> {
+pub(super) fn hostile_findings() -> Vec<Finding> {
     vec![finding(HOSTILE)]
 }
 
 /// A sweep in which every text a file can carry is hostile.
-pub(in crate::output::html) fn hostile() -> ServeReport {
+pub(super) fn hostile() -> ServeReport {
     let mut report = sweep();
     let text = || HOSTILE.to_owned();
     report.model.name = text();
@@ -57,16 +58,14 @@ pub(in crate::output::html) fn hostile() -> ServeReport {
     report
 }
 
+pub(super) fn render_serving(report: &ServeReport, findings: &[Finding]) -> String {
+    render(&page(report, findings))
+}
+
 #[test]
 fn the_page_has_every_plot_for_a_desk_and_a_phone_with_a_table_behind_each() {
     let page = well_formed(&render_serving(&sweep(), &[]));
-    for plot in PLOTS {
-        let (wide, narrow) =
-            (count(&page, &format!("#{plot} svg.wide")), count(&page, &format!("#{plot} svg.narrow")));
-        assert!(wide > 0 && wide == narrow, "{plot}: {wide} and {narrow}");
-        assert!(count(&page, &format!("#{plot} details table")) > 0, "{plot} has a table behind it");
-        assert_eq!(count(&page, &format!("#{plot} button[data-save=png]")), wide);
-    }
+    every_plot_is_whole(&page, &PLOTS);
     assert_eq!(count(&page, "#load svg.wide"), 4, "TTFT, TPOT, E2E, throughput");
     assert_eq!(count(&page, "#timeline svg.wide"), 4 * 3, "four strips for each point that was run");
 }
@@ -196,7 +195,7 @@ fn missing(metric: SloMetric, observed: Option<f64>) -> ServeReport {
     report
 }
 
-/// What the crosses of a plot of the load say of the second point.
+/// The hover texts of the second point's crosses in a plot over load.
 fn crosses(page: &scraper::Html, plot: &str) -> Vec<String> {
     let marks = texts(page, &format!("#load svg.wide[data-name=load-{plot}] .mark:has(.cross) > title"));
     marks.into_iter().filter(|m| m.contains("rate 8")).collect()
@@ -244,7 +243,7 @@ fn objectives_look_alike_whatever_they_are_about() {
 fn every_mark_has_a_colour_in_the_style_sheet() {
     let style = include_str!("../style.css");
     let page = well_formed(&render_serving(&missing(SloMetric::Ttft, Some(f64::INFINITY)), &[]));
-    let measured = well_formed(&crate::output::html::of_run(&crate::samples::measured(), &[]));
+    let measured = well_formed(&crate::output::page(&crate::samples::measured(), &[]));
     for kind in ["point", "cross", "line", "bar"] {
         for page in [&page, &measured] {
             for element in page.select(&scraper::Selector::parse(&format!("svg .{kind}")).unwrap()) {
@@ -276,7 +275,7 @@ fn throughput_stands_over_what_was_really_offered_beside_a_straight_line() {
     let drawn = polylines(&report);
     let offered = drawn.iter().find(|(class, _)| class == "line level").unwrap();
     assert_eq!(offered.1.len(), 2, "from the origin to the edge");
-    // A point that serves all that comes stands on that line when twice as much comes, too.
+    // A point that serves everything offered stays on that line at twice the load.
     let served = |lines: &[(String, Vec<(f64, f64)>)]| {
         lines.iter().find(|(class, _)| class == "line c0").unwrap().1[0].0
     };

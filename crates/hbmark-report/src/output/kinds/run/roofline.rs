@@ -1,16 +1,14 @@
-//! The roofline: how much arithmetic a step does per byte it must move, against how fast it does it, under what memory and arithmetic allow.
-//!
-//! Enters: a report. Leaves: a log-log plot with a point per measured cell, under the ceilings measured in the run and, dashed, those of
-//! the data sheet.
+//! The roofline: FLOP/s of each cell over its arithmetic intensity, below the ceilings measured in the run and, dashed, those of the data
+//! sheet.
 
 use std::fmt::Write;
 
-use super::axis::{Axis, Measure};
-use super::chart::{Chart, Key, Label, Line, Point, Shape, Span};
-use super::figure::{Figure, Panel, numbers, words};
-use super::palette::{Palette, Timed, is_believable, phase_word, timed};
+use super::palette::{Palette, Timed, is_invalid, look, timed};
+use super::{bound_word, phase_word, status_word};
 use crate::output::External;
-use crate::output::kinds::run::{bound_word, status_word};
+use crate::output::document::{Block, Column, numbers, words};
+use crate::output::plot::axis::{Axis, Measure};
+use crate::output::plot::{Chart, Drawing, Key, Label, Line, Mark, Plot, Shape, Span};
 use hbmark_core::ledger::Roof;
 use hbmark_core::model::Dtype;
 use hbmark_core::result::{Phase, Report, ReportKind};
@@ -21,7 +19,7 @@ struct Dot<'a> {
     /// FLOP per byte.
     intensity: f64,
     flops_per_s: f64,
-    /// What its file calls it, where another program made it.
+    /// The label of an imported row.
     imported: Option<&'a str>,
 }
 
@@ -32,17 +30,16 @@ struct Ceiling {
     measured: bool,
 }
 
-#[must_use]
-pub fn figure(report: &Report, palette: &Palette, externals: &[External]) -> Figure {
-    let figure = Figure::new("roofline", "Roofline");
+pub fn plot(report: &Report, palette: &Palette, externals: &[External]) -> Block {
     let imported = externals.iter().filter_map(|e| {
         let time_ns = e.cell.tpot_ns.filter(|t| t.is_finite() && *t > 0.0)?;
         dot(Timed { cell: &e.cell, time_ns, interval_ns: None }, Some(&e.label))
     });
     let dots: Vec<Dot<'_>> = timed(report).filter_map(|timed| dot(timed, None)).chain(imported).collect();
     if dots.is_empty() {
-        return figure
-            .absent("No cell of this result has a time, so there is no point to hold against the roof.");
+        return Block::absent(
+            "No cell of this result has a time, so there is no point to hold against the roof.",
+        );
     }
     let ceilings = ceilings(report, &dots);
     let ridges = || ceilings.iter().filter_map(|c| Some(c.peak?.1 / c.bandwidth));
@@ -52,18 +49,13 @@ pub fn figure(report: &Report, palette: &Palette, externals: &[External]) -> Fig
     let axes = Axis::log("intensity (FLOP per byte to be moved)", Measure::FlopsPerByte, xs, 1.8)
         .zip(Axis::log("arithmetic rate", Measure::FlopsPerSecond, ys, 1.8));
     let Some((x, y)) = axes else {
-        return figure.absent("The rates of this result cannot be drawn.");
+        return Block::absent("The rates of this result cannot be drawn.");
     };
     let chart = Chart {
-        name: "roofline".into(),
-        title: format!("Roofline of {}", report.model.name),
         lines: roofs(&ceilings, &x, &y),
-        points: dots.iter().map(|dot| point(dot, palette)).collect(),
-        rules: Vec::new(),
-        keys: keys(&dots, &ceilings, palette),
-        span: Span::Full,
-        x,
-        y,
+        marks: dots.iter().map(|dot| mark(dot, palette)).collect(),
+        legend: legend(&dots, &ceilings, palette),
+        ..Chart::new("roofline", format!("Roofline of {}", report.model.name), Span::Full, x, y)
     };
     let distance = match report.kind {
         ReportKind::Run => {
@@ -87,7 +79,7 @@ pub fn figure(report: &Report, palette: &Palette, externals: &[External]) -> Fig
                 .into(),
         );
     }
-    Figure { caption, panels: vec![Panel::of(&chart)], tables: vec![table(&dots)], ..figure }
+    Block::Plot(Plot::new(vec![Drawing::Chart(chart)], caption, vec![table(&dots).into()]))
 }
 
 fn dot<'a>(timed: Timed<'a>, imported: Option<&'a str>) -> Option<Dot<'a>> {
@@ -129,7 +121,7 @@ fn ceilings(report: &Report, dots: &[Dot<'_>]) -> Vec<Ceiling> {
 fn roofs(ceilings: &[Ceiling], x: &Axis, y: &Axis) -> Vec<Line> {
     let mut lines: Vec<Line> = Vec::new();
     for measured in [true, false] {
-        let class = if measured { "roof" } else { "roof dashed" };
+        let style = if measured { "roof" } else { "roof dashed" };
         let of_kind = || ceilings.iter().filter(|c| c.measured == measured);
         // The slope is one for all dtypes, up to the highest level.
         if let Some(first) = of_kind().next() {
@@ -137,40 +129,38 @@ fn roofs(ceilings: &[Ceiling], x: &Axis, y: &Axis) -> Vec<Line> {
             let top = if top > 0.0 && of_kind().all(|c| c.peak.is_some()) { top } else { y.high() };
             let from = x.low().max(y.low() / first.bandwidth);
             let to = x.high().min(top / first.bandwidth);
-            let says = format!(
+            let text = format!(
                 "{} {}",
                 if measured { "read" } else { "data sheet" },
                 BytesPerSecond(first.bandwidth)
             );
-            lines.push(Line {
-                class: class.into(),
-                points: vec![(from, from * first.bandwidth), (to, to * first.bandwidth)],
-                label: (to > from * 2.0).then_some((Label::Along, says)),
-            });
+            let label = (to > from * 2.0).then_some((Label::Along, text));
+            let points = [from, to].map(|x| (x, x * first.bandwidth));
+            lines.push(Line { label, ..Line::new(style, points.to_vec()) });
         }
         for ceiling in of_kind() {
             let Some((dtype, rate)) = ceiling.peak else { continue };
             let source = if measured { "" } else { "data sheet " };
-            lines.push(Line {
-                class: class.into(),
-                points: vec![(rate / ceiling.bandwidth, rate), (x.high(), rate)],
-                label: Some((Label::Above, format!("{source}{dtype} {}", FlopsPerSecond(rate)))),
-            });
+            let label = Some((Label::Above, format!("{source}{dtype} {}", FlopsPerSecond(rate))));
+            let points = vec![(rate / ceiling.bandwidth, rate), (x.high(), rate)];
+            lines.push(Line { label, ..Line::new(style, points) });
         }
     }
     lines
 }
 
-fn shape(dot: &Dot<'_>) -> Shape {
-    match dot.timed.cell.phase {
-        _ if !is_believable(dot.timed.cell) => Shape::Cross,
-        _ if dot.imported.is_some() => Shape::Triangle,
-        Phase::Decode => Shape::Circle,
-        Phase::Prefill => Shape::Square,
-    }
+/// The style and shape of a dot's mark. The last colour of a page is that of other programs.
+fn mark_look(dot: &Dot<'_>, palette: &Palette) -> (String, Shape) {
+    let cell = dot.timed.cell;
+    let (style, shape) = match (dot.imported, cell.phase) {
+        (Some(_), _) => ("c5".to_owned(), Shape::Triangle),
+        (None, Phase::Decode) => (palette.style(&cell.engine, cell.dtype), Shape::Circle),
+        (None, Phase::Prefill) => (palette.style(&cell.engine, cell.dtype), Shape::Square),
+    };
+    look(cell, style, shape)
 }
 
-fn point(dot: &Dot<'_>, palette: &Palette) -> Point {
+fn mark(dot: &Dot<'_>, palette: &Palette) -> Mark {
     let cell = dot.timed.cell;
     let name = match dot.imported {
         Some(label) => {
@@ -187,53 +177,37 @@ fn point(dot: &Dot<'_>, palette: &Palette) -> Point {
     if let Some(fraction) = cell.predicted_ns.map(|floor| floor / dot.timed.time_ns) {
         let _ = write!(hover, "\n{} of the roof", Measure::Share.show(fraction));
     }
-    let class = if is_believable(cell) { colour(dot, palette) } else { "bad".to_owned() };
-    Point { class, shape: shape(dot), x: dot.intensity, y: dot.flops_per_s, spread: None, hover }
+    let (style, shape) = mark_look(dot, palette);
+    Mark::new(style, shape, (dot.intensity, dot.flops_per_s), hover)
 }
 
-/// The last colour of the page is that of other programs.
-fn colour(dot: &Dot<'_>, palette: &Palette) -> String {
-    match dot.imported {
-        Some(_) => "c5".to_owned(),
-        None => palette.class(&dot.timed.cell.engine, dot.timed.cell.dtype),
-    }
-}
-
-fn keys(dots: &[Dot<'_>], ceilings: &[Ceiling], palette: &Palette) -> Vec<Key> {
+fn legend(dots: &[Dot<'_>], ceilings: &[Ceiling], palette: &Palette) -> Vec<Key> {
     let mut keys: Vec<Key> = Vec::new();
     for dot in dots {
         let cell = dot.timed.cell;
-        let key = if is_believable(cell) {
-            Key {
-                class: colour(dot, palette),
-                shape: Some(shape(dot)),
-                text: match dot.imported {
-                    Some(_) => format!("{} (imported)", cell.engine),
-                    None => format!("{} {} {}", phase_word(cell.phase), cell.engine, cell.dtype),
-                },
-            }
-        } else {
-            Key { class: "bad".into(), shape: Some(Shape::Cross), text: "INVALID".into() }
+        let text = match dot.imported {
+            _ if is_invalid(cell) => "INVALID".to_owned(),
+            Some(_) => format!("{} (imported)", cell.engine),
+            None => format!("{} {} {}", phase_word(cell.phase), cell.engine, cell.dtype),
         };
+        let (style, shape) = mark_look(dot, palette);
+        let key = Key::mark(style, shape, text);
         if !keys.contains(&key) {
             keys.push(key);
         }
     }
-    for (measured, text) in [(true, "ceiling measured in this run"), (false, "data sheet")] {
-        if ceilings.iter().any(|c| c.measured == measured) {
-            let class = if measured { "roof" } else { "roof dashed" };
-            keys.push(Key { class: class.into(), shape: None, text: text.into() });
-        }
-    }
+    let roofs = [(true, "roof", "ceiling measured in this run"), (false, "roof dashed", "data sheet")];
+    let known = roofs.into_iter().filter(|roof| ceilings.iter().any(|c| c.measured == roof.0));
+    keys.extend(known.map(|(_, style, text)| Key::line(style, text)));
     keys
 }
 
-fn table(dots: &[Dot<'_>]) -> (String, Vec<crate::output::document::Column>) {
+fn table(dots: &[Dot<'_>]) -> Vec<Column> {
     let of = |show: &dyn Fn(&Dot<'_>) -> String| dots.iter().map(show).collect::<Vec<_>>();
     let share = |d: &Dot<'_>| {
         d.timed.cell.predicted_ns.map_or("-".to_owned(), |floor| Measure::Share.show(floor / d.timed.time_ns))
     };
-    let columns = vec![
+    vec![
         words("cell", of(&|d| d.imported.map_or_else(|| d.timed.cell.id.clone(), str::to_owned))),
         numbers("time", of(&|d| Measure::Time.show(d.timed.time_ns))),
         numbers("intensity", of(&|d| Measure::FlopsPerByte.show(d.intensity))),
@@ -241,6 +215,5 @@ fn table(dots: &[Dot<'_>]) -> (String, Vec<crate::output::document::Column>) {
         numbers("of the roof", of(&share)),
         words("bound", of(&|d| d.timed.cell.bound.map_or("-", bound_word).to_owned())),
         words("validity", of(&|d| status_word(d.timed.cell.status).to_owned())),
-    ];
-    (String::new(), columns)
+    ]
 }

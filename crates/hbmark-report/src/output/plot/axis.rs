@@ -1,7 +1,7 @@
 //! From a quantity to a place along an axis, and the ticks that name places.
 //!
-//! Enters: the values to be shown and what they are measured in. Leaves: places between 0 and 1, and ticks with their unit. It knows no
-//! pixels but the number of ticks there is room for.
+//! Enters: the values to be shown and what they are measured in. Leaves: places between 0 and 1, and ticks with their unit. It has no
+//! pixels, only the number of ticks there is room for.
 
 /// What an axis measures; decides how its ticks are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -174,7 +174,7 @@ impl Axis {
         self.high
     }
 
-    /// Where a value stands, from 0 to 1; `None` where it is not on the axis.
+    /// The place of a value, from 0 to 1; `None` where it is not on the axis.
     #[must_use]
     pub fn place(&self, value: f64) -> Option<f64> {
         let place = match self.spacing {

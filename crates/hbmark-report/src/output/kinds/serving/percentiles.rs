@@ -1,0 +1,116 @@
+//! Latencies by percentile: the middle and the tail of every latency of a point of load, with its objectives.
+//!
+//! A chart per point: time over the percentile, both logarithmic, the percentile by 1 / (1 − p). A percentile that the sample is too small
+//! for is drawn as a lower bound, the largest value seen.
+
+use super::{finite, latencies, met};
+use crate::output::document::{Block, Table};
+use crate::output::plot::axis::{Axis, Measure};
+use crate::output::plot::{Chart, Drawing, Key, Line, Mark, Plot, Shape, Span};
+use hbmark_core::input::plain;
+use hbmark_core::result::serving::{LEVELS, Point, Quantiles, ServeResult, SloMetric};
+use hbmark_core::stats::needed;
+
+/// A latency, and its colour in every plot.
+struct Latency {
+    name: &'static str,
+    style: &'static str,
+    of: fn(&ServeResult) -> Option<&Quantiles>,
+    objective: Option<SloMetric>,
+}
+
+/// The latencies of a request and of a token.
+const LATENCIES: &[Latency] = &[
+    Latency { name: "TTFT", style: "c0", of: |r| r.ttft_ns.as_ref(), objective: Some(SloMetric::Ttft) },
+    Latency { name: "TPOT", style: "c1", of: |r| r.tpot_ns.as_ref(), objective: Some(SloMetric::Tpot) },
+    Latency { name: "ITL", style: "c2", of: |r| r.itl_ns.as_ref(), objective: None },
+    Latency { name: "E2E", style: "c3", of: |r| r.e2e_ns.as_ref(), objective: Some(SloMetric::E2e) },
+    Latency { name: "queue", style: "c4", of: |r| r.queue_ns.as_ref(), objective: Some(SloMetric::Queue) },
+];
+
+/// The place of a percentile on its axis.
+fn tail(p: f64) -> f64 {
+    1.0 / (1.0 - p)
+}
+
+pub fn plot(points: &[&Point]) -> Block {
+    let known: Vec<(&Point, &ServeResult)> =
+        points.iter().filter_map(|p| Some((*p, p.result.as_ref()?))).collect();
+    if known.is_empty() {
+        return Block::absent("No point of load was run, so there are no latencies.");
+    }
+    let drawings: Vec<Drawing> = known.iter().filter_map(|(point, result)| chart(point, result)).collect();
+    if drawings.is_empty() {
+        return Block::absent("No percentile available: the run is saturated or requests failed.");
+    }
+    let tables = known.iter().map(|(p, r)| Table::titled(plain(&p.label), latencies("", r)));
+    let mut caption = vec![
+        "Percentiles are nearest-rank over all measured requests, the failed ones included as infinite; latencies count from the \
+         scheduled arrival. A triangle is a percentile that needs more values than there are: it is at least the largest one seen."
+            .to_owned(),
+    ];
+    if known.iter().any(|(_, r)| r.ttft_ns.is_none()) {
+        caption.push(
+            "TTFT, E2E and queue-time percentiles are not reported for saturated points: they depend on run length.".into(),
+        );
+    }
+    Block::Plot(Plot { open: 2, ..Plot::new(drawings, caption, tables.collect()) })
+}
+
+fn chart(point: &Point, result: &ServeResult) -> Option<Drawing> {
+    let (mut lines, mut marks, mut legend, mut bounded) = (Vec::new(), Vec::new(), Vec::new(), false);
+    let mut levels = vec![tail(0.5)];
+    for latency in LATENCIES {
+        let Some(quantiles) = (latency.of)(result) else { continue };
+        let (mut sure, mut open) = (Vec::new(), Vec::new());
+        for (p, value) in LEVELS {
+            let name = format!("{} {}", latency.name, Measure::Tail.show(tail(p)));
+            match (value(quantiles), finite(quantiles.max)) {
+                (Some(value), _) => {
+                    let Some(ns) = finite(Some(value)) else { continue };
+                    sure.push((tail(p), ns));
+                    let hover = format!("{name}\n{}\n{} values", Measure::Time.show(ns), quantiles.n);
+                    marks.push(Mark::new(latency.style, Shape::Circle, (tail(p), ns), hover));
+                }
+                (None, Some(max)) => {
+                    let said = Measure::Time.show(max);
+                    let hover = format!(
+                        "{name}\n≥ {said}, the largest seen\n{} values; {} are needed",
+                        quantiles.n,
+                        needed(p)
+                    );
+                    open.push((tail(p), max));
+                    marks.push(Mark::new(latency.style, Shape::Triangle, (tail(p), max), hover));
+                    bounded = true;
+                }
+                (None, None) => continue,
+            }
+            levels.push(tail(p));
+        }
+        if sure.is_empty() && open.is_empty() {
+            continue;
+        }
+        legend.push(Key::line(latency.style, latency.name));
+        if let (Some(last), false) = (sure.last(), open.is_empty()) {
+            let reach = std::iter::once(*last).chain(open).collect();
+            lines.push(Line::new(format!("{} dotted", latency.style), reach));
+        }
+        lines.push(Line::new(latency.style, sure));
+    }
+    if bounded {
+        legend.push(Key::mark("floor", Shape::Triangle, "at least"));
+    }
+    for clause in &result.slo {
+        if !LATENCIES.iter().any(|l| l.objective == Some(clause.clause.metric)) {
+            continue;
+        }
+        let place = (tail(clause.clause.percentile), clause.clause.limit_ns);
+        let text = format!("objective {}", clause.clause);
+        marks.push(Mark::new("goal", Shape::Limit, place, format!("{text}\n{}", met(clause.met))));
+        legend.push(Key::mark("goal", Shape::Limit, text));
+    }
+    let x = Axis::log_at("percentile", Measure::Tail, &levels)?;
+    let y = Axis::log("time", Measure::Time, marks.iter().map(|mark| mark.y), 1.4)?;
+    let title = format!("Latency percentiles at {}", plain(&point.label));
+    Some(Drawing::Chart(Chart { lines, marks, legend, ..Chart::new("latency", title, Span::Full, x, y) }))
+}
