@@ -2,7 +2,7 @@
 //!
 //! Enters: a [`PointSpec`]. Leaves: planned requests, and what a model of the steps makes of them on a virtual clock.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::adapters::AdapterMix;
 use crate::arrivals::Burst;
@@ -40,21 +40,17 @@ pub enum PlanError {
 }
 
 /// What is sent.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-#[expect(clippy::large_enum_variant, reason = "there is one to a point, and nobody keeps many")]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[expect(clippy::large_enum_variant, reason = "there is one to a point")]
 pub enum TrafficSource {
     Workload(Workload),
-    /// Times are multiplied by the factor, where no rate is asked for.
-    Trace(#[serde(serialize_with = "whole")] std::rc::Rc<Trace>, f64),
-}
-
-/// A trace as what it holds.
-fn whole<S: serde::Serializer>(trace: &std::rc::Rc<Trace>, serializer: S) -> Result<S::Ok, S::Error> {
-    Trace::serialize(trace, serializer)
+    /// Times are multiplied by the factor, where no rate is asked for. The trace itself is not serialised.
+    Trace(#[serde(skip)] std::rc::Rc<Trace>, f64),
 }
 
 /// What to measure.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct PointSpec {
     pub label: String,
     pub source: TrafficSource,
