@@ -3,6 +3,7 @@
 //! Enters: arguments. Leaves: calls into the library and printed results. Nothing is computed here. Data goes to stdout,
 //! progress and warnings to stderr. Exit codes: 0 complete, 1 some cells failed or are invalid, 2 bad input, 130 stopped by Ctrl-C.
 
+mod benchmark;
 mod capacity;
 mod ceiling;
 mod checklist;
@@ -31,7 +32,9 @@ use std::path::{Path, PathBuf};
 use clap::error::{ContextKind, ContextValue};
 use clap::{Parser, Subcommand};
 
-use crate::worker::journal::{FolderLock, Journal};
+use crate::serve::serving_job::ServeJob;
+use crate::worker::job::Job;
+use crate::worker::journal::FolderLock;
 use hbmark_core::units::Bytes;
 use hbmark_report::output::{Format, Kind, render};
 
@@ -113,11 +116,11 @@ impl From<Outcome> for std::process::ExitCode {
     }
 }
 
-/// Works for a supervisor, as a program that was started with [`crate::worker::child::WORKER_ARGUMENT`].
+/// Executes the requests of a supervisor, as a program that was started with [`crate::worker::child::WORKER_ARGUMENT`].
 #[must_use]
 pub fn work() -> std::process::ExitCode {
-    let serves = std::env::args_os().nth(2).is_some_and(|kind| kind == crate::serve::subprocess::KIND);
-    match if serves { serve::work() } else { crate::run::child::serve() } {
+    let serves = std::env::args_os().nth(2).is_some_and(|kind| kind == ServeJob::KIND);
+    match if serves { serve::work() } else { crate::run::in_process::work() } {
         Ok(()) => std::process::ExitCode::SUCCESS,
         Err(error) => {
             say_error(&error.into());
@@ -161,20 +164,19 @@ pub fn one_line(error: &anyhow::Error) -> String {
     hbmark_core::input::one_line(&**error)
 }
 
-/// Says something to a person on stderr, on one line and as plain text: paths and commands come from strangers. Nobody may be listening,
-/// and what was said is then lost, and nothing else.
+/// Prints a line to stderr as plain text: paths and commands are untrusted. A closed or full stderr is ignored.
 pub fn say(line: &str) {
     let mut text = hbmark_core::input::plain(line);
     text.push('\n');
     let _ = std::io::stderr().write_all(text.as_bytes());
 }
 
-/// Says why it ends.
+/// Prints an error to stderr.
 pub fn say_error(error: &anyhow::Error) {
     say(&format!("error: {}", one_line(error)));
 }
 
-/// The arguments of this process; what is wrong with them is said as plain text, because it quotes them.
+/// The arguments of this process; an error is printed as plain text, because it quotes them.
 ///
 /// # Errors
 /// The exit code, where there is nothing to do but to end.
@@ -189,7 +191,7 @@ pub fn parse() -> Result<Cli, std::process::ExitCode> {
             error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
         }
         if !error.use_stderr() {
-            // Help and version, which quote nobody.
+            // Help and version, which quote no argument.
             error.exit();
         }
         let text = error.render().to_string();
@@ -212,7 +214,7 @@ fn print(text: &str) -> anyhow::Result<()> {
     }
 }
 
-/// Ends with a result that was saved where that was asked for, and then printed: whoever reads stdout may have stopped reading.
+/// Reports where a result was saved, if it was. It is saved before errors of printing count: stdout may be closed.
 ///
 /// The inner result is that of the printing. What is saved is complete without it, and what cannot be saved is printed all the same.
 fn conclude(
@@ -222,16 +224,6 @@ fn conclude(
     let Some(path) = saved.transpose()? else { return Ok(printed) };
     say(&format!("saved {}", path.display()));
     Ok(printed.map_err(|error| error.context(format!("saved {}, but not printed", path.display()))))
-}
-
-/// Ends without a result: a journal that nobody could go on with goes, and a signal is no error of the input.
-fn give_up(journal: Option<Journal>, signal: Option<i32>, error: anyhow::Error) -> anyhow::Result<Outcome> {
-    if let Some(journal) = journal.filter(|journal| !journal.has_measurements()) {
-        journal.finish()?;
-    }
-    let Some(signal) = signal else { return Err(error) };
-    say(&error.to_string());
-    Ok(Outcome::Stopped(signal))
 }
 
 /// Whether stdout may carry colour: a terminal, and `NO_COLOR` unset.
@@ -261,7 +253,7 @@ fn prepare_folder(folder: &Path, cells: usize) -> anyhow::Result<()> {
     Ok(crate::machine::atomic_file::check_free_space(folder, Bytes(MIN_FREE_BYTES.saturating_add(of_cells)))?)
 }
 
-/// As [`prepare_folder`], and nobody else writes into it for as long as the claim is kept.
+/// As [`prepare_folder`], and locks it for as long as the lock is kept.
 fn lock_folder(folder: &Path) -> anyhow::Result<FolderLock> {
     prepare_folder(folder, 0)?;
     Ok(FolderLock::take(folder)?)

@@ -3,62 +3,37 @@
 //! Enters: a validated configuration. Leaves: a result as plain data. Data flows one way, and [`benchmark`] is the first of them:
 //!
 //! ```text
-//! RunConfig → Plan (ordered cells) → Rig (a worker: Session loads weights) → measured samples
+//! RunConfig → Plan (ordered cells) → Worker (Session loads weights) → measured samples
 //!           → Ledger (bytes, FLOPs) × Ceilings → Verdict → Report
 //! ```
 
 pub mod bench;
-pub mod child;
 pub mod compare;
 pub mod config;
 pub mod device_worker;
 mod engine_run;
-mod in_process;
+pub mod in_process;
 pub mod journal;
 pub mod plan;
 pub mod predict;
 pub mod selftest;
-mod subprocess;
 pub mod verify;
 
-pub use in_process::InProcessWorker;
-pub use subprocess::SubprocessWorker;
+pub use in_process::LocalDevice;
 
 use config::RunConfig;
-use device_worker::{DeviceRequest, DeviceResponse, DeviceWorker, MachineInfo};
+use device_worker::{DeviceJob, DeviceRequest, DeviceResponse, MachineInfo};
 
-use crate::measure::protocol::{Depth, Event, Protocol};
+use crate::measure::protocol::{Depth, Protocol};
 use crate::weights::OpenModel;
 use crate::worker::journal::JournalError;
 use crate::worker::spawn::WorkerError;
+use crate::worker::{Observer, Worker};
 use crate::{engine, measure};
 use hbmark_core::ledger::devices;
 use hbmark_core::model::Dtype;
 use hbmark_core::result::{Cause, Report, ReportKind, SCHEMA_VERSION, Status, as_map};
-use hbmark_core::units::Bytes;
 use hbmark_report::analysis::judge;
-
-/// Is told how a run goes on.
-pub trait Observer {
-    /// A stage outside the cells: loading, probing.
-    fn stage(&mut self, what: &str);
-    /// While weights load: so many bytes of so many have come. Called once a tensor; the last call may fall short of the total, or
-    /// pass it, where an engine stores some tensors otherwise than planned.
-    fn loaded(&mut self, _done: Bytes, _total: Bytes) {}
-    /// Something happened to a cell.
-    fn event(&mut self, event: Event<'_>);
-    /// For so many seconds nothing more may be heard, if all goes as predicted.
-    fn busy(&mut self, _seconds: f64) {}
-}
-
-/// Is told nothing.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct NoopObserver;
-
-impl Observer for NoopObserver {
-    fn stage(&mut self, _what: &str) {}
-    fn event(&mut self, _event: Event<'_>) {}
-}
 
 /// Why a run could not start, or had to end. A cell that fails is a result and not an error.
 #[derive(Debug, thiserror::Error)]
@@ -69,12 +44,18 @@ pub enum RunError {
     Probe(#[from] measure::probe::ProbeError),
     #[error("{reason}")]
     Refused { reason: String },
-    #[error("stopped by signal {signal} before anything was measured")]
-    Interrupted { signal: i32 },
     #[error(transparent)]
     Worker(#[from] WorkerError),
     #[error(transparent)]
     Journal(#[from] JournalError),
+}
+
+impl RunError {
+    /// The signal that ended the run, if one did.
+    #[must_use]
+    pub fn signal(&self) -> Option<i32> {
+        if let Self::Worker(error) = self { error.signal() } else { None }
+    }
 }
 
 impl RunConfig {
@@ -100,7 +81,7 @@ impl RunConfig {
     }
 }
 
-/// A run that came to an end.
+/// A run that ended.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Finished {
     pub report: Report,
@@ -113,7 +94,7 @@ pub struct Finished {
 /// # Errors
 /// When the device cannot be opened or probed, or the model cannot be loaded at all; when the run was stopped before it had anything.
 pub fn benchmark(
-    worker: &mut dyn DeviceWorker,
+    worker: &mut dyn Worker<DeviceJob>,
     config: &RunConfig,
     model: &OpenModel,
     command: &str,
@@ -153,7 +134,7 @@ pub fn model_hash(config: &RunConfig, model: &OpenModel) -> String {
 
 /// A report with everything but cells: the machine, its ceilings, the model.
 pub(super) fn begin(
-    worker: &mut dyn DeviceWorker,
+    worker: &mut dyn Worker<DeviceJob>,
     config: &RunConfig,
     model: &OpenModel,
     command: &str,
@@ -164,7 +145,7 @@ pub(super) fn begin(
         DeviceResponse::Lost { reason } => return Err(RunError::Refused { reason: reason.to_string() }),
         _ => {
             return Err(RunError::Refused {
-                reason: "the ceilings were asked for and something else came".into(),
+                reason: "the response to a request for the ceilings is another one".into(),
             });
         }
     };

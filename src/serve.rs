@@ -5,8 +5,6 @@
 
 pub mod adapters_and_grammar;
 pub mod calibrate;
-pub mod checkpoint;
-pub mod child;
 pub mod clock;
 pub mod cold;
 mod context;
@@ -15,10 +13,9 @@ pub mod executor;
 pub mod in_process;
 mod plans;
 pub mod point;
-mod recorded_points;
 mod scheduler_options;
+pub mod serving_job;
 pub mod structured_output;
-pub mod subprocess;
 #[cfg(test)]
 mod tests;
 
@@ -27,31 +24,30 @@ use std::path::PathBuf;
 use context::ServingContext;
 use serde::Serialize;
 
-use crate::engine::{self, DeviceChoice, Session};
-use crate::machine::clock::now_utc;
-use crate::machine::doctor;
-use crate::serve::point::{PointError, ServingEngine};
+use crate::engine::{self, DeviceChoice};
+use crate::serve::point::PointError;
 use crate::serve::structured_output::StructuredError;
 use crate::weights::tokenizer::TokenizerError;
 use crate::weights::{AdapterError, OpenModel};
 use crate::worker::journal::JournalError;
-use crate::worker::spawn::WorkerError;
+use crate::worker::spawn::{WorkerError, signal_name};
+use crate::worker::{Observer, Worker};
 use hbmark_core::model::Dtype;
 use hbmark_core::result::serving::{
     Arrivals, MIN_REQUESTS, Offered, Point, SCHEMA_VERSION, ServeKind, ServeReport, Slo, WorkloadSummary,
 };
-use hbmark_core::result::{DeviceSpec, Report, as_map};
-use hbmark_core::units::{Bytes, Nanos};
+use hbmark_core::result::{Cause, DeviceSpec, Report, as_map};
+use hbmark_core::units::Bytes;
 use hbmark_traffic::arrivals::Burst;
-use hbmark_traffic::point::{PointSpec, TrafficSource};
+use hbmark_traffic::point::TrafficSource;
 use hbmark_traffic::sampler::Sampling;
-use hbmark_traffic::serving_loop::Progress;
 use hbmark_traffic::step_model::StepModel;
 use hbmark_traffic::workload::{Structured, WorkloadError};
 
 pub use adapters_and_grammar::LoraConfig;
-pub use recorded_points::{EngineRecord, PointKey, RecordedPoint};
+pub use in_process::LocalEngine;
 pub use scheduler_options::SchedulerOptions;
+use serving_job::ServeJob;
 
 /// What makes the time of a step where no engine runs.
 #[derive(Debug, Clone)]
@@ -117,57 +113,6 @@ pub struct ServeConfig {
     pub out: Option<PathBuf>,
 }
 
-/// Is told how a serving benchmark goes on, and may know parts of it from before.
-pub trait ServeObserver {
-    /// A stage outside the points, or the next point.
-    fn stage(&mut self, what: &str);
-    /// How far the point is.
-    fn progress(&mut self, progress: Progress);
-    /// Nothing to tell, and all is well.
-    fn alive(&mut self) {}
-    /// While weights load: so many bytes of so many have come.
-    fn loaded(&mut self, _done: Bytes, _total: Bytes) {}
-    /// A session was opened; what is given back is served with.
-    fn session(&mut self, session: Box<dyn Session>) -> Box<dyn Session> {
-        session
-    }
-    /// An engine is loaded and timed. What is given back is gone by: the same, or what an earlier process found.
-    ///
-    /// # Errors
-    /// When an earlier process found another engine.
-    fn opened(&mut self, found: EngineRecord) -> Result<EngineRecord, ServeError> {
-        Ok(found)
-    }
-    /// Everything but the points is known.
-    ///
-    /// # Errors
-    /// When it cannot be kept.
-    fn begun(&mut self, _report: &ServeReport) -> Result<(), ServeError> {
-        Ok(())
-    }
-    /// A point is about to be measured, whose longest step should take so long; what is known of it is not measured again.
-    ///
-    /// # Errors
-    /// When another point is known in its place, or it cannot be planned.
-    fn recall(&mut self, _spec: &PointSpec, _longest: Option<Nanos>) -> Result<Option<Point>, ServeError> {
-        Ok(None)
-    }
-    /// A point was measured; `fault` says why nothing that the device does from here on can be trusted.
-    ///
-    /// # Errors
-    /// When the benchmark must not go on with this device.
-    fn measured(
-        &mut self,
-        _point: &Result<Point, PointError>,
-        _fault: Option<&str>,
-    ) -> Result<(), ServeError> {
-        Ok(())
-    }
-}
-
-/// The stage in which weights are loaded.
-pub(crate) const LOADING: &str = "loading weights";
-
 /// Why a serving benchmark could not run.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
@@ -205,24 +150,16 @@ pub enum ServeError {
     #[error("{reason}")]
     Refused { reason: String },
     #[error(
-        "an earlier process had measured {known} where this one is asked for {asked}: the model, a trace or another file changed \
-         meanwhile; start again"
+        "a worker was asked for {asked} and found {found}: a trace or another file changed meanwhile; start again"
     )]
-    PointMismatch { known: String, asked: String },
-    #[error(
-        "an earlier process had loaded the engine with blocks of {known:?} where this one is asked for {asked:?}: something changed \
-         meanwhile; start again"
-    )]
-    EngineMismatch { known: Option<usize>, asked: Option<usize> },
-    #[error("cannot go on with what was measured before: {what} differs: it was {was}, this is {is}")]
-    MachineMismatch { what: &'static str, was: String, is: String },
-    #[error("stopped by {} before anything was measured", signal_name(*signal))]
-    Interrupted { signal: i32 },
+    PointMismatch { asked: String, found: String },
+    #[error("{reason}, and so was lost the one before it")]
+    GaveUp { reason: String },
     #[error(transparent)]
     Journal(#[from] JournalError),
 }
 
-/// How a benchmark came to its end.
+/// How a benchmark ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Completion {
     /// By itself.
@@ -233,7 +170,7 @@ pub enum Completion {
     Stopped(i32),
 }
 
-/// A benchmark that came to an end.
+/// A benchmark that ended.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Finished {
     pub report: ServeReport,
@@ -242,37 +179,90 @@ pub struct Finished {
     pub ending: Completion,
 }
 
-/// What a signal did, as a part of a sentence.
-fn signal_name(signal: i32) -> &'static str {
-    signal_hook::low_level::signal_name(signal).unwrap_or("a signal")
+impl ServeError {
+    /// The signal that ended the benchmark, if one did.
+    #[must_use]
+    pub fn signal(&self) -> Option<i32> {
+        if let Self::Worker(error) = self { error.signal() } else { None }
+    }
 }
 
 /// Runs a serving benchmark.
 ///
 /// # Errors
-/// When the engine cannot be opened, or a point cannot be run at all.
-pub fn serve(
+/// When the engine cannot be opened, when a point cannot be run at all, and when nothing was measured before a signal came or workers
+/// were lost one after another.
+pub fn benchmark(
+    worker: &mut dyn Worker<ServeJob>,
     config: &ServeConfig,
     model: &OpenModel,
     command: &str,
-    observer: &mut dyn ServeObserver,
-) -> Result<ServeReport, ServeError> {
-    let stage = ServingContext::open(config, model, observer)?;
+    observer: &mut dyn Observer,
+) -> Result<Finished, ServeError> {
+    let mut stage = ServingContext::open(worker, config, model, observer)?;
     let mut report = begin(config, model, command, &stage);
-    observer.begun(&report)?;
-    plans::run(config, stage, &mut report, observer)?;
-    if report.points.iter().filter_map(|point| point.result.as_ref()).any(|r| r.measured < MIN_REQUESTS) {
+    let mut ending = Completion::Whole;
+    if let Err(error) = plans::run(config, &mut stage, &mut report, observer) {
+        ending = end_early(&mut stage, &mut report, error)?;
+    } else if report
+        .points
+        .iter()
+        .filter_map(|point| point.result.as_ref())
+        .any(|r| r.measured < MIN_REQUESTS)
+    {
         report.warnings.push(format!(
             "fewer than {MIN_REQUESTS} requests were measured: saturation and the realised rate are not judged"
         ));
     }
-    Ok(report)
+    report.warnings.splice(0..0, std::mem::take(&mut stage.worker.warnings));
+    if let Some(after) = stage.timed_anew_after() {
+        report.warnings.push(format!(
+            "the engine was loaded and its steps were timed anew for points after {after}; rates and warm-ups go by the first times"
+        ));
+    }
+    Ok(Finished { report, lost: stage.lost, ending })
+}
+
+/// The report of the points so far, where there are any; otherwise the error.
+fn end_early(
+    stage: &mut ServingContext<'_>,
+    report: &mut ServeReport,
+    error: ServeError,
+) -> Result<Completion, ServeError> {
+    let measured = stage.measured.len();
+    if measured == 0 {
+        return Err(error);
+    }
+    let ending = match (error.signal(), &error) {
+        (Some(signal), _) => {
+            let by = signal_name(signal);
+            report.warnings.push(format!(
+                "the benchmark was stopped by {by} after {measured} points: what would have followed is missing"
+            ));
+            stage.measured.extend(stage.interrupted.take().map(|point| {
+                let not_run = Some(Cause::Interrupted { signal: by.to_owned() });
+                Point { not_run, ..point }
+            }));
+            Completion::Stopped(signal)
+        }
+        (None, ServeError::GaveUp { reason }) => {
+            let warning = format!(
+                "the benchmark ended early: {reason}, and so was lost the worker before it; here is what was measured before"
+            );
+            report.warnings.insert(0, warning);
+            Completion::Early
+        }
+        _ => return Err(error),
+    };
+    report.points = std::mem::take(&mut stage.measured);
+    Ok(ending)
 }
 
 fn begin(config: &ServeConfig, model: &OpenModel, command: &str, stage: &ServingContext<'_>) -> ServeReport {
-    let live = stage.capabilities.is_some();
-    let mut warnings = if live { doctor::distortions(&stage.environment) } else { Vec::new() };
-    if let Some(c) = &stage.capabilities {
+    let engine = &stage.engine;
+    let live = engine.capabilities.is_some();
+    let mut warnings = engine.warnings.clone();
+    if let Some(c) = &engine.capabilities {
         if c.ragged != hbmark_core::result::Ragged::Fused {
             warnings.push(format!(
                 "the {} engine takes one sequence at a time here: a batch of n is n passes over the weights, so nothing is gained by \
@@ -280,7 +270,7 @@ fn begin(config: &ServeConfig, model: &OpenModel, command: &str, stage: &Serving
                 c.engine
             ));
         }
-        if matches!(&stage.engine, ServingEngine::Live { tokenizer: None, .. }) {
+        if !engine.has_tokenizer {
             warnings.push(
                 "the model has no tokenizer: encoding prompts and decoding outputs take no time here (--tokenizer PATH gives it one)".into(),
             );
@@ -307,14 +297,14 @@ fn begin(config: &ServeConfig, model: &OpenModel, command: &str, stage: &Serving
         schema_version: SCHEMA_VERSION,
         kind: if live { ServeKind::Serve } else { ServeKind::ServeVirtual },
         command: command.to_owned(),
-        started_at: live.then(now_utc),
+        started_at: engine.started_at.clone(),
         note: config.note.clone(),
         hypothesis: config.hypothesis.clone(),
-        environment: stage.environment.clone(),
+        environment: engine.environment.clone(),
         config: as_map(config),
         model: model.summary(stage.dtype),
         dtype: stage.dtype,
-        capabilities: stage.capabilities.clone(),
+        capabilities: engine.capabilities.clone(),
         datasheet: match &config.virtual_source {
             Some(VirtualSource::Datasheet(sheet)) => Some((**sheet).clone()),
             _ => None,
@@ -330,8 +320,8 @@ fn begin(config: &ServeConfig, model: &OpenModel, command: &str, stage: &Serving
         search: None,
         matrix: Vec::new(),
         cold_start: None,
-        lora: stage.lora.as_ref().map(|(summary, _)| summary.clone()),
-        structured: stage.structured.clone(),
+        lora: engine.lora.as_ref().map(|(summary, _)| summary.clone()),
+        structured: engine.structured.clone(),
         warnings,
     }
 }

@@ -1,11 +1,20 @@
-//! Child processes that own the device: one layer for every kind of job.
+//! Jobs of requests and responses: in this process or in a child process that owns the device, observed, recorded and resumed.
 //!
-//! Enters: a configuration and orders of any type that serialises. Leaves: the answers of a worker process, or how it ended: a signal, an
-//! exit code, a silence. Beside it the journal, to go on after a kill, and the faults that tests plant. What the job is, is not known here.
+//! Enters: a [`Job`](job::Job) with its requests. Leaves: the responses of a worker, or how it was lost: a signal, an exit code, a silence.
+//! Beside it the journal, to resume after a kill, and planted faults for tests. What the job measures is not known here.
 
 pub mod child;
 pub(crate) mod fault_injection;
+pub mod job;
 pub mod journal;
+pub mod journaled;
 pub mod messages;
+pub mod observer;
 pub mod signals;
 pub mod spawn;
+pub mod supervisor;
+
+pub use job::{InProcess, Worker};
+pub use journaled::JournaledWorker;
+pub use observer::{NoopObserver, Observer};
+pub use supervisor::Supervisor;

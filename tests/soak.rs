@@ -21,16 +21,16 @@ use runs::{RESULTS, children, clean, names, program, report, runs as is_alive, s
 use hbmark::engine::{DeviceChoice, DeviceOptions};
 use hbmark::measure::protocol::Depth;
 use hbmark::run::config::RunConfig;
-use hbmark::run::{InProcessWorker, NoopObserver, benchmark};
-use hbmark::serve::{Mode, SchedulerOptions, ServeConfig, ServeObserver};
+use hbmark::run::{LocalDevice, benchmark};
+use hbmark::serve::{LocalEngine, Mode, SchedulerOptions, ServeConfig};
 use hbmark::weights::OpenModel;
+use hbmark::worker::{InProcess, NoopObserver};
 use hbmark_core::model::Dtype;
 use hbmark_core::result::serving::{Arrivals, Offered, Policy, Slo};
 use hbmark_core::result::{KvFill, Phase};
 use hbmark_core::stats;
 use hbmark_traffic::point::TrafficSource;
 use hbmark_traffic::sampler::Sampling;
-use hbmark_traffic::serving_loop::Progress;
 use hbmark_traffic::workload::Workload;
 
 /// By which processes of a turn are known, wherever they went.
@@ -300,7 +300,7 @@ impl Soak {
             hypothesis: None,
             out: None,
         };
-        let mut worker = InProcessWorker::new(&config, Rc::clone(model));
+        let mut worker = InProcess::new(LocalDevice::new(&config, Rc::clone(model)));
         let finished = benchmark(&mut worker, &config, model, "soak", &mut NoopObserver).unwrap();
         assert_eq!(finished.report.cells.len(), 8);
         let config = ServeConfig {
@@ -335,16 +335,11 @@ impl Soak {
             hypothesis: None,
             out: None,
         };
-        let report = hbmark::serve::serve(&config, model, "soak", &mut Unheard).unwrap();
+        let mut worker = InProcess::new(LocalEngine::new(&config, Rc::clone(model)));
+        let report =
+            hbmark::serve::benchmark(&mut worker, &config, model, "soak", &mut NoopObserver).unwrap().report;
         assert_eq!(report.points[0].result.as_ref().unwrap().served, 30);
     }
-}
-
-struct Unheard;
-
-impl ServeObserver for Unheard {
-    fn stage(&mut self, _what: &str) {}
-    fn progress(&mut self, _progress: Progress) {}
 }
 
 /// Resident memory of this process.

@@ -7,7 +7,8 @@ use anyhow::Context;
 use clap::{Args as ClapArgs, FromArgMatches};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use super::run::{self, command_line};
+use super::benchmark::command_line;
+use super::run;
 use super::{Outcome, conclude, lock_folder, prepare_folder, print_result, save, say};
 use crate::run::compare::{
     self, CompareError, Compared, ComparisonPlan, DEFAULT_ROUNDS, Launcher, Processes, Watcher,

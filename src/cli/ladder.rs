@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use anyhow::{Context, bail, ensure};
 use clap::Args as ClapArgs;
 
+use super::benchmark::command_line;
 use super::import::OverrideArgs;
-use super::run::command_line;
 use super::{Outcome, print_result};
 use crate::weights;
 use hbmark_core::ledger::devices;

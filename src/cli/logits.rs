@@ -8,7 +8,7 @@ use super::progress::Progress;
 use super::shared_args::{DeviceArgs, ModelArgs, parse_dtypes};
 use super::{Outcome, print, print_json};
 use crate::engine::{DeviceOptions, SequenceId, Session, StepBatch};
-use crate::run::Observer;
+use crate::worker::Observer;
 
 #[derive(Debug, ClapArgs)]
 #[command(

@@ -2,7 +2,7 @@
 
 use clap::Args as ClapArgs;
 
-use super::run::command_line;
+use super::benchmark::command_line;
 use super::shared_args::parse_dtypes;
 use super::{Outcome, print_result};
 use crate::run::config::{DEFAULT_MODEL, parse_axis};

@@ -1,29 +1,37 @@
 //! Progress on stderr: a bar on a terminal, nothing when piped.
 
+use std::time::{Duration, Instant};
+
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use crate::measure::protocol::Event;
+use crate::worker::Observer;
 use hbmark_core::input::plain;
 use hbmark_core::units::Bytes;
 
-/// What is shown while a run goes on.
+/// What is shown while a benchmark runs.
 #[derive(Debug)]
 pub struct Progress {
     bar: ProgressBar,
-    /// Whether the bar counts bytes of weights now, and not visits of cells.
+    /// Whether the bar counts bytes of weights now, and not visits or requests.
     loading: bool,
+    stage: String,
+    /// When the details behind the stage were formatted last.
+    detailed: Instant,
 }
 
-const CELLS: &str = "{elapsed_precise} {bar:24} {pos:>3}/{len} {msg}";
+const COUNTING: &str = "{elapsed_precise} {bar:24} {pos:>4}/{len} {msg}";
 const LOADING: &str = "{elapsed_precise} {bar:24} {decimal_bytes}/{decimal_total_bytes} {msg}";
+
+/// Details are formatted no more often than this: without a worker, the measured loop does it.
+const REFRESH: Duration = Duration::from_millis(200);
 
 impl Progress {
     /// A bar on stderr, hidden unless that is a terminal.
     pub fn new() -> Self {
         let bar = ProgressBar::with_draw_target(Some(1), ProgressDrawTarget::stderr());
-        bar.set_style(style(CELLS));
-        bar.enable_steady_tick(std::time::Duration::from_millis(250));
-        Self { bar, loading: false }
+        bar.set_style(style(COUNTING));
+        bar.enable_steady_tick(Duration::from_millis(250));
+        Self { bar, loading: false, stage: String::new(), detailed: Instant::now() }
     }
 
     /// Clears the bar.
@@ -33,7 +41,7 @@ impl Progress {
 
     /// Lets the bar count from 0 again.
     fn count(&mut self, loading: bool, length: u64) {
-        self.bar.set_style(style(if loading { LOADING } else { CELLS }));
+        self.bar.set_style(style(if loading { LOADING } else { COUNTING }));
         self.bar.set_length(length);
         self.bar.set_position(0);
         self.loading = loading;
@@ -44,15 +52,16 @@ fn style(template: &str) -> ProgressStyle {
     ProgressStyle::with_template(template).expect("the templates are constants").progress_chars("━╸ ")
 }
 
-impl crate::run::Observer for Progress {
+impl Observer for Progress {
     fn stage(&mut self, what: &str) {
         if self.loading {
             self.count(false, 1);
         }
-        self.bar.set_message(plain(what));
+        self.stage = plain(what);
+        self.bar.set_message(self.stage.clone());
     }
 
-    // indicatif draws at most twenty times a second, however often it is told.
+    // indicatif draws at most twenty times a second, however often it is called.
     fn loaded(&mut self, done: Bytes, total: Bytes) {
         if !self.loading {
             self.count(true, total.0);
@@ -60,18 +69,18 @@ impl crate::run::Observer for Progress {
         self.bar.set_position(done.0.min(total.0));
     }
 
-    fn event(&mut self, event: Event<'_>) {
-        match event {
-            Event::Round { round, rounds, open } => {
-                self.bar.set_length((open * (rounds - round)) as u64);
-                self.bar.set_position(0);
+    fn progress(&mut self, done: usize, total: usize, details: &mut dyn FnMut() -> String) {
+        if self.bar.is_hidden() {
+            return;
+        }
+        self.bar.set_length(total as u64);
+        self.bar.set_position(done as u64);
+        if self.detailed.elapsed() >= REFRESH {
+            self.detailed = Instant::now();
+            let details = details();
+            if !details.is_empty() {
+                self.bar.set_message(format!("{} · {}", self.stage, plain(&details)));
             }
-            Event::Visiting { cell, accepted, wanted } => {
-                let id = plain(&cell.id());
-                self.bar.set_message(format!("{id} ({accepted} of {wanted} blocks)"));
-                self.bar.inc(1);
-            }
-            Event::Finished { .. } => {}
         }
     }
 }

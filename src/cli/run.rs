@@ -2,27 +2,22 @@
 
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
-use std::time::Duration;
 
-use anyhow::Context;
 use clap::Args as ClapArgs;
 use clap::parser::ValueSource;
 
-use super::progress::Progress;
-use super::shared_args::{DeviceArgs, ModelArgs, parse_dtypes};
-use super::{Outcome, conclude, give_up, prepare_folder, print, print_result, save, say};
+use super::benchmark::{FREE, Resumable, WorkerArgs, arguments_of, command_line, give_up, reopen};
+use super::shared_args::{DeviceArgs, ModelArgs, OutputArgs, parse_dtypes};
+use super::{Outcome, conclude, prepare_folder, print, print_result, save, say};
 use crate::engine::DeviceOptions;
 use crate::measure::protocol::Depth;
 use crate::run::config::{self, RunConfig};
-use crate::run::device_worker::DeviceWorker;
-use crate::run::journal::{JournaledWorker, RecordedExchange, RunPlan};
-use crate::run::{Finished, InProcessWorker, RunError, SubprocessWorker};
+use crate::run::device_worker::DeviceJob;
+use crate::run::journal::RunPlan;
+use crate::run::{Finished, LocalDevice};
 use crate::weights::OpenModel;
-use crate::worker::journal::{self, Header, Journal, ReopenedJournal};
-use crate::worker::signals::Interrupts;
-use crate::worker::spawn::WorkerCommand;
+use crate::worker::journal::{self, Header, Journal};
 use hbmark_core::result::{KvFill, Phase, Report, Status, as_map};
-use hbmark_report::output::Format;
 
 #[derive(Debug, ClapArgs)]
 #[command(
@@ -72,28 +67,13 @@ pub struct Args {
     /// How the context of decode cells is filled, where the engine can do both.
     #[arg(long, value_enum, default_value = "synthetic")]
     kv: KvFill,
-    /// Write result.json, result.csv, result.md and report.html into this folder, and until they are there a journal of what was
-    /// measured.
-    #[arg(long, value_name = "DIR")]
-    out: Option<PathBuf>,
-    /// Go on with the run that ended early in this folder, with its settings, on the same machine and with the same program.
+    #[command(flatten)]
+    output: OutputArgs,
+    /// Resume the unfinished run in this folder (same settings, machine and binary).
     #[arg(long, value_name = "DIR", conflicts_with_all = ["out", "dry_run"])]
     resume: Option<PathBuf>,
-    /// Measure in this process and not in a worker of its own: for profilers and debuggers. A crash then ends the run.
-    #[arg(long, env = "HBMARK_NO_ISOLATION", value_parser = clap::builder::FalseyValueParser::new())]
-    no_isolation: bool,
-    /// How long a worker may be silent, on top of a hundred times what is predicted, before it is given up as hung.
-    #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = clap::value_parser!(u32).range(1..))]
-    hang_after: u32,
-    /// What to print on stdout.
-    #[arg(long, value_enum, default_value = "table")]
-    format: Format,
-    /// Kept with the result.
-    #[arg(long)]
-    note: Option<String>,
-    /// What you expect to see; kept with the result.
-    #[arg(long)]
-    hypothesis: Option<String>,
+    #[command(flatten)]
+    worker: WorkerArgs,
 }
 
 impl Args {
@@ -130,9 +110,9 @@ impl Args {
             },
             show_ops: self.show_ops,
             kv: self.kv,
-            note: self.note.clone(),
-            hypothesis: self.hypothesis.clone(),
-            out: self.out.clone(),
+            note: self.output.note.clone(),
+            hypothesis: self.output.hypothesis.clone(),
+            out: self.output.out.clone(),
         })
     }
 
@@ -147,15 +127,12 @@ impl Args {
     }
 }
 
-/// Settings of this program and not of what is measured: they may change when a run goes on.
-const FREE: [&str; 4] = ["resume", "format", "no_isolation", "hang_after"];
-
-/// A run that is about to start, or to go on.
+/// A run that is about to start, or to be resumed.
 struct Ready {
     config: RunConfig,
     model: Rc<OpenModel>,
     command: String,
-    journal: Option<(Journal, Vec<RecordedExchange>)>,
+    journal: Resumable<DeviceJob>,
 }
 
 pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
@@ -171,14 +148,7 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
     };
     // Before any other thread is started.
     crate::engine::threads::limit(ready.config.threads);
-    let interrupts = Interrupts::listen().context("cannot listen for Ctrl-C")?;
-    let (config, model) = (ready.config.clone(), ready.model.clone());
-    if args.no_isolation {
-        finish(args, ready, InProcessWorker::new(&config, model).with_interrupts(interrupts))
-    } else {
-        let launch = WorkerCommand::this_program(Duration::from_secs(u64::from(args.hang_after)))?;
-        finish(args, ready, SubprocessWorker::new(launch, &config, interrupts))
-    }
+    finish(args, ready)
 }
 
 fn open(config: &RunConfig) -> anyhow::Result<OpenModel> {
@@ -202,13 +172,9 @@ fn start(args: &Args) -> anyhow::Result<Ready> {
     Ok(Ready { config, model, command, journal })
 }
 
-/// A run from where it ended.
+/// A run that ended early.
 fn resume(args: &Args, folder: &Path) -> anyhow::Result<Ready> {
-    let ReopenedJournal { journal, header: Header { command, plan, .. }, entries: steps, notice } =
-        Journal::reopen::<RunPlan, RecordedExchange>(folder)?;
-    if let Some(notice) = notice {
-        say(&notice);
-    }
+    let (journal, Header { command, plan, .. }, steps) = reopen::<RunPlan, DeviceJob>(folder)?;
     same_settings(args, folder, &plan.config)?;
     let config = RunConfig { out: Some(folder.to_owned()), ..plan.config };
     let model = Rc::new(open(&config)?);
@@ -219,10 +185,9 @@ fn resume(args: &Args, folder: &Path) -> anyhow::Result<Ready> {
     Ok(Ready { config, model, command, journal: Some((journal, steps)) })
 }
 
-/// Holds the settings that were given on the command line or by environment against those of a run.
+/// Compares the settings given on the command line or by environment with those of a run.
 fn same_settings(args: &Args, folder: &Path, was: &RunConfig) -> anyhow::Result<()> {
-    let matches = <super::Cli as clap::CommandFactory>::command().get_matches();
-    let Some(given) = matches.subcommand_matches("run") else { return Ok(()) };
+    let Some(given) = arguments_of("run") else { return Ok(()) };
     let (was, is) = (as_map(was), as_map(&args.with_replay()?));
     for id in given.ids().map(clap::Id::as_str) {
         let chosen = given.value_source(id).is_some_and(|source| source != ValueSource::DefaultValue);
@@ -244,30 +209,20 @@ fn same_settings(args: &Args, folder: &Path, was: &RunConfig) -> anyhow::Result<
     Ok(())
 }
 
-/// Runs on a rig, prints and saves.
-fn finish<R: DeviceWorker>(args: &Args, ready: Ready, mut worker: R) -> anyhow::Result<Outcome> {
+/// Runs, prints and saves.
+fn finish(args: &Args, ready: Ready) -> anyhow::Result<Outcome> {
     let Ready { config, model, command, journal } = ready;
-    let mut progress = Progress::new();
-    let (finished, journal) = match journal {
-        None => (crate::run::benchmark(&mut worker, &config, &model, &command, &mut progress), None),
-        Some((journal, steps)) => {
-            let mut worker = JournaledWorker::new(worker, journal, steps);
-            let finished = worker
-                .check_machine(&mut progress)
-                .and_then(|()| crate::run::benchmark(&mut worker, &config, &model, &command, &mut progress));
-            (finished, Some(worker.into_journal()))
-        }
-    };
-    progress.finish();
+    let isolation = (!args.worker.no_isolation).then(|| (args.worker, config.clone()));
+    let handler = LocalDevice::new(&config, model.clone());
+    let (finished, journal) = super::benchmark::execute(isolation, handler, journal, |worker, progress| {
+        crate::run::benchmark(worker, &config, &model, &command, progress)
+    })?;
     let Finished { report, stopped } = match finished {
         Ok(finished) => finished,
-        Err(error) => {
-            let signal = if let RunError::Interrupted { signal } = error { Some(signal) } else { None };
-            return give_up(journal, signal, error.into());
-        }
+        Err(error) => return give_up(journal, error.signal(), error.into()),
     };
     let saved = config.out.as_ref().map(|folder| save(&report, "result", folder));
-    let printed = conclude(print_result(&report, args.format), saved)?;
+    let printed = conclude(print_result(&report, args.output.format), saved)?;
     if let Some(signal) = stopped {
         if let Some(folder) = &config.out {
             say(&format!("stopped; go on with `hbmark run --resume {}`", folder.display()));
@@ -292,11 +247,4 @@ fn judge(report: &Report) -> anyhow::Result<Outcome> {
     let bad = |status| matches!(status, Status::Invalid | Status::Failed | Status::Oom | Status::Disturbed);
     let failed = report.cells.iter().any(|cell| bad(cell.status));
     Ok(if failed { Outcome::SomeCellsFailed } else { Outcome::Complete })
-}
-
-/// The command line as typed.
-pub fn command_line() -> String {
-    let quote = |arg: String| if arg.contains(' ') { format!("'{arg}'") } else { arg };
-    let program = std::iter::once("hbmark".to_owned());
-    program.chain(std::env::args().skip(1)).map(quote).collect::<Vec<_>>().join(" ")
 }

@@ -6,7 +6,6 @@ mod flags;
 mod lora;
 mod matrix;
 mod point;
-mod progress;
 mod search;
 mod sweep;
 

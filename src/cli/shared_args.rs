@@ -2,11 +2,14 @@
 
 pub use crate::run::config::parse_dtypes;
 
+use std::path::PathBuf;
+
 use clap::Args;
 
 use crate::engine::DeviceChoice;
 use crate::machine::device::UnknownDevice;
 use crate::run::config;
+use hbmark_report::output::Format;
 
 /// Which model, on which device.
 #[derive(Debug, Clone, Args)]
@@ -38,4 +41,22 @@ impl DeviceArgs {
     pub fn choice(&self) -> Result<DeviceChoice, UnknownDevice> {
         self.device.as_deref().map_or_else(|| Ok(DeviceChoice::default_of_build()), str::parse)
     }
+}
+
+/// What becomes of the result.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = None)]
+pub struct OutputArgs {
+    /// Write the result as JSON, CSV, Markdown and HTML into this folder; until then a journal of what was measured.
+    #[arg(long, value_name = "DIR")]
+    pub out: Option<PathBuf>,
+    /// What to print on stdout.
+    #[arg(long, value_enum, default_value = "table")]
+    pub format: Format,
+    /// A note to keep with the result.
+    #[arg(long)]
+    pub note: Option<String>,
+    /// What you expect to see; kept with the result.
+    #[arg(long)]
+    pub hypothesis: Option<String>,
 }

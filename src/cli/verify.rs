@@ -66,7 +66,7 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
     });
     let failed = checks.iter().filter(|c| !c.passed).count();
     let kept = Kept {
-        command: super::run::command_line(),
+        command: super::benchmark::command_line(),
         finished_at: crate::machine::clock::now_utc(),
         device: device.to_string(),
         passed: checks.len() - failed,

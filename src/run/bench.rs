@@ -1,4 +1,4 @@
-//! The step benchmark with somebody else's sampler: criterion asks for samples, this module takes them.
+//! The step benchmark with criterion's sampler: criterion asks for samples, this module takes them.
 //!
 //! Enters: a configuration from the environment. Leaves: a time per sample for criterion, and at the end a [`Report`] over the very
 //! samples criterion saw. It shares the worker, the blocks, the gate and the judgement with `hbmark run`, and leaves warm-up,
@@ -13,11 +13,12 @@ use anyhow::Context;
 use crate::engine::{DeviceChoice, DeviceOptions};
 use crate::measure::protocol::{Depth, Protocol};
 use crate::run::config::{self, RunConfig};
-use crate::run::device_worker::{CostedCell, DeviceRequest, DeviceResponse, DeviceWorker, Opened};
-use crate::run::{InProcessWorker, NoopObserver, Observer, SubprocessWorker, engine_run};
+use crate::run::device_worker::{CostedCell, DeviceJob, DeviceRequest, DeviceResponse, Opened};
+use crate::run::{LocalDevice, engine_run};
 use crate::weights::OpenModel;
 use crate::worker::signals::Interrupts;
 use crate::worker::spawn::WorkerCommand;
+use crate::worker::{InProcess, NoopObserver, Observer, Supervisor, Worker};
 use hbmark_core::model::Dtype;
 use hbmark_core::result::{
     Block, Cause, Cell, EngineKind, KvFill, Measured, Phase, Report, Status, accepted, block_means,
@@ -29,7 +30,7 @@ use hbmark_core::units::Bytes;
 /// Samples criterion is asked for; the last so many blocks of a cell are the measured ones, those before were its warm-up.
 pub const SAMPLES: usize = 10;
 
-/// How long a worker may be silent: criterion decides how many steps a sample has, and nobody predicts them.
+/// How long a worker may be silent: criterion decides how many steps a sample has, and they are not predicted.
 const TIMEOUT: Duration = Duration::from_mins(10);
 
 /// An interval wider than this is said not to have converged.
@@ -38,7 +39,7 @@ const HALF_WIDTH: f64 = 0.05;
 /// A loaded model, its cells, and the samples taken so far.
 pub struct Bench {
     report: Report,
-    worker: Box<dyn DeviceWorker>,
+    worker: Box<dyn Worker<DeviceJob>>,
     /// One per engine and dtype, with its number.
     opened: Vec<(usize, Opened)>,
     protocol: Protocol,
@@ -63,7 +64,6 @@ impl Observer for Stages {
     fn stage(&mut self, what: &str) {
         anstream::eprintln!("hbmark: {what}");
     }
-    fn event(&mut self, _event: crate::measure::protocol::Event<'_>) {}
 }
 
 impl Bench {
@@ -75,20 +75,17 @@ impl Bench {
         let config = config_from(&|key| std::env::var(key).ok())?;
         let model = Rc::new(crate::weights::open(&config.model, None, config.seed)?);
         let alone = std::env::var_os("HBMARK_NO_ISOLATION").is_some_and(|value| !value.is_empty());
-        let worker: Box<dyn DeviceWorker> = if alone {
-            Box::new(InProcessWorker::new(&config, model.clone()))
+        let worker: Box<dyn Worker<DeviceJob>> = if alone {
+            Box::new(InProcess::new(LocalDevice::new(&config, model.clone())))
         } else {
-            Box::new(SubprocessWorker::new(
-                WorkerCommand::this_program(TIMEOUT)?,
-                &config,
-                Interrupts::default(),
-            ))
+            let launch = WorkerCommand::this_program(TIMEOUT)?;
+            Box::new(Supervisor::new(launch, config.clone(), Interrupts::default()))
         };
         Self::open(worker, &config, &model)
     }
 
     fn open(
-        mut worker: Box<dyn DeviceWorker>,
+        mut worker: Box<dyn Worker<DeviceJob>>,
         config: &RunConfig,
         model: &OpenModel,
     ) -> anyhow::Result<Self> {
@@ -170,7 +167,7 @@ impl Bench {
     /// Takes one sample of `steps` steps and returns its device time in nanoseconds.
     ///
     /// # Panics
-    /// When the engine or its worker fails: criterion has no other way to be told.
+    /// When the engine or its worker fails: criterion takes no error.
     pub fn sample(&mut self, cell: usize, steps: u64) -> f64 {
         let steps = usize::try_from(steps).unwrap_or(usize::MAX);
         let (opened, planned) = &self.cells[cell];

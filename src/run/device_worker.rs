@@ -1,37 +1,32 @@
-//! Whoever owns the device: this process, or a child of it that may die.
+//! The requests of a step benchmark to the worker that owns the device, and their responses.
 //!
-//! Enters: a [`DeviceRequest`]. Leaves: its [`DeviceResponse`], plain data. The schedule, the judgement and the report stand on this side and touch no
-//! device; engines, probes and monitors stand on the other. An answer may be [`DeviceResponse::Lost`]: whoever owned the device is gone, and a
-//! fresh one stands behind the next order.
-//!
-//! ```text
-//! schedule → Journaled (what was answered before) → Supervised → pipes → worker → Local → sessions, monitor, probes
-//!                                                └─────── `--no-isolation` ──────┘
-//! ```
-//!
-//! A worker does nothing unasked, so what the parent does between two requests (reading an answer, writing it to the journal) never
-//! runs beside a timed block.
+//! Enters: a [`DeviceRequest`]. Leaves: its [`DeviceResponse`], plain data. Schedule, judgement and report stand on this side and touch no
+//! device; engines, probes and monitors stand on the other. A response may be [`DeviceResponse::Lost`]: the worker is gone, and another
+//! one executes the next request.
 
 use serde::{Deserialize, Serialize};
 
 use crate::measure::visit::{CellEnd, Reference, Visit, Visited};
-use crate::run::{Observer, RunError};
+use crate::run::RunError;
+use crate::run::config::RunConfig;
+use crate::worker::job::{Effect, Job, RequestKind};
 use hbmark_core::ledger::StepCost;
 use hbmark_core::model::Dtype;
+use hbmark_core::result::limits::check_blocks;
 use hbmark_core::result::{
-    Block, Cause, Ceilings, Cell, ColdRow, Environment, OperationRow, Quality, Status,
+    Block, Cause, Ceilings, Cell, ColdRow, Environment, OperationRow, Quality, ReportError, Status,
 };
 use hbmark_core::units::Bytes;
 
-/// What is asked of whoever owns the device.
+/// A request to the worker that owns the device.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DeviceRequest {
-    /// Say which machine this is.
+    /// Name the machine.
     Identify,
-    /// Say which machine this is, and measure its ceilings.
+    /// Name the machine, and measure its ceilings.
     Probe,
-    /// Load an engine at a dtype and check its outputs; `reopen` after it was lost, when both was done before.
+    /// Load an engine at a dtype and check its outputs; `reopen` in another worker, when both was done before.
     Open {
         series: usize,
         engine: String,
@@ -52,12 +47,12 @@ pub enum DeviceRequest {
         index: usize,
         cell: Cell,
     },
-    /// Fill a cell and step it twice, untimed: for whoever cannot be told while steps are timed.
+    /// Fill a cell and step it twice, untimed: for a sampler that cannot skip a cell while it times steps.
     TrialStep {
         series: usize,
         cell: Cell,
     },
-    /// One monitored block for somebody else's sampler.
+    /// One monitored block for another program's sampler.
     Sample {
         series: usize,
         index: usize,
@@ -76,41 +71,7 @@ pub enum DeviceRequest {
     },
 }
 
-impl DeviceRequest {
-    /// The order as a person would say it: "measuring decode/stock/f32/b1/c8".
-    #[must_use]
-    pub fn description(&self) -> String {
-        match self {
-            Self::Identify => "looking at the machine".into(),
-            Self::Probe => "measuring the ceilings".into(),
-            Self::Open { engine, dtype, .. } => format!("loading and checking {engine} as {dtype}"),
-            Self::Visit { visit, .. } => {
-                format!("measuring {} in round {}", visit.cell.id(), visit.round + 1)
-            }
-            Self::MeasureReference { reference, .. } => {
-                format!("repeating the reference cell {}", reference.cell.id())
-            }
-            Self::Profile { cell, .. } => format!("timing the operations of {}", cell.id()),
-            Self::TrialStep { cell, .. } => format!("trying {}", cell.id()),
-            Self::Sample { cell, .. } => format!("sampling {}", cell.id()),
-            Self::Release { .. } | Self::Close { .. } => "freeing memory".into(),
-        }
-    }
-
-    /// Whether it measures a cell of the plan.
-    #[must_use]
-    pub fn is_cell_visit(&self) -> bool {
-        matches!(self, Self::Visit { .. })
-    }
-
-    /// Whether the answer holds something that a later run cannot know without measuring.
-    #[must_use]
-    pub fn measures(&self) -> bool {
-        !matches!(self, Self::Identify | Self::Release { .. } | Self::Close { .. })
-    }
-}
-
-/// What is answered.
+/// The response to a request.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DeviceResponse {
@@ -136,26 +97,14 @@ pub enum DeviceResponse {
     },
     Sampled(Box<SampledBlock>),
     Done,
-    /// The order cannot be carried out by anybody: the run ends.
+    /// No worker can execute the request: the run ends.
     Refused {
         reason: String,
     },
-    /// Whoever owned the device is gone.
+    /// The worker is gone.
     Lost {
         reason: Cause,
     },
-}
-
-impl DeviceResponse {
-    /// Whether whoever gave it can no longer be trusted with the device, although it answered.
-    pub(super) fn is_sticky(&self) -> bool {
-        match self {
-            Self::Unavailable { status, .. } => *status == Status::Oom,
-            Self::Visited(visited) => visited.is_sticky(),
-            Self::TrialStepped { end } => end.as_ref().is_some_and(|end| end.fault.is_some()),
-            _ => false,
-        }
-    }
 }
 
 /// The machine and what it can do.
@@ -199,57 +148,130 @@ pub struct SampledBlock {
     pub moved: Option<Bytes>,
 }
 
-/// Carries out requests.
-pub trait DeviceWorker {
-    /// Carries out an order; `observer` is told how it goes on.
-    ///
-    /// # Errors
-    /// When the run must end: it was interrupted, no worker can be started, or nothing can be written any more.
-    fn execute(
-        &mut self,
-        request: &DeviceRequest,
-        observer: &mut dyn Observer,
-    ) -> Result<DeviceResponse, RunError>;
+/// A step benchmark.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DeviceJob;
 
-    /// Learns of an order that another rig carried out before: what it opened is to be opened again when it is needed.
-    fn restore(&mut self, request: &DeviceRequest, response: &DeviceResponse);
+impl Job for DeviceJob {
+    type Config = RunConfig;
+    type Request = DeviceRequest;
+    type Response = DeviceResponse;
+    type Error = RunError;
 
-    /// Whether a fresh device stands behind the next order after [`DeviceResponse::Lost`] or a fault.
-    fn can_restart(&self) -> bool {
-        false
-    }
-}
+    const KIND: &'static str = "run";
+    /// candle's slowest products are about fifty times above their floor.
+    const STEP_TIMEOUT_FACTOR: f64 = 100.0;
+    const IDENTIFY: DeviceRequest = DeviceRequest::Identify;
+    const DONE: DeviceResponse = DeviceResponse::Done;
 
-/// The series that are open, in the order in which they were opened.
-#[derive(Debug, Clone, Default)]
-pub(super) struct OpenEngines(Vec<(usize, String, Dtype)>);
-
-impl OpenEngines {
-    pub(super) fn note(&mut self, request: &DeviceRequest, response: &DeviceResponse) {
-        match (request, response) {
-            (DeviceRequest::Open { series, engine, dtype, .. }, DeviceResponse::Opened(_)) => {
-                self.0.retain(|(known, ..)| known != series);
-                self.0.push((*series, engine.clone(), *dtype));
-            }
-            (DeviceRequest::Close { series }, _) => self.0.retain(|(known, ..)| known != series),
-            _ => {}
+    fn kind(request: &DeviceRequest) -> RequestKind {
+        match request {
+            DeviceRequest::Identify => RequestKind::Identify,
+            DeviceRequest::Visit { .. } => RequestKind::Measure,
+            DeviceRequest::Release { .. } | DeviceRequest::Close { .. } => RequestKind::Free,
+            _ => RequestKind::Prepare,
         }
     }
 
-    /// Whether the series that an order opens is open.
-    pub(super) fn holds(&self, request: &DeviceRequest) -> bool {
-        matches!(request, DeviceRequest::Open { series, .. } if self.0.iter().any(|(known, ..)| known == series))
+    fn description(request: &DeviceRequest) -> String {
+        match request {
+            DeviceRequest::Identify => "identifying the machine".into(),
+            DeviceRequest::Probe => "measuring the ceilings".into(),
+            DeviceRequest::Open { engine, dtype, .. } => format!("loading and checking {engine} as {dtype}"),
+            DeviceRequest::Visit { visit, .. } => {
+                format!("measuring {} in round {}", visit.cell.id(), visit.round + 1)
+            }
+            DeviceRequest::MeasureReference { reference, .. } => {
+                format!("repeating the reference cell {}", reference.cell.id())
+            }
+            DeviceRequest::Profile { cell, .. } => format!("timing the operations of {}", cell.id()),
+            DeviceRequest::TrialStep { cell, .. } => format!("trying {}", cell.id()),
+            DeviceRequest::Sample { cell, .. } => format!("sampling {}", cell.id()),
+            DeviceRequest::Release { .. } | DeviceRequest::Close { .. } => "freeing memory".into(),
+        }
     }
 
-    /// Orders that open all of it again.
-    pub(super) fn reopen(&self) -> Vec<DeviceRequest> {
-        let open = |(series, engine, dtype): &(usize, String, Dtype)| DeviceRequest::Open {
-            series: *series,
-            engine: engine.clone(),
-            dtype: *dtype,
-            reopen: true,
-        };
-        self.0.iter().map(open).collect()
+    fn effect(request: &DeviceRequest, response: &DeviceResponse) -> Option<Effect<DeviceRequest>> {
+        match (request, response) {
+            (DeviceRequest::Open { series, engine, dtype, .. }, DeviceResponse::Opened(_)) => {
+                let (series, engine, dtype) = (*series, engine.clone(), *dtype);
+                let reopen = DeviceRequest::Open { series, engine, dtype, reopen: true };
+                Some(Effect::Opened { key: series, reopen })
+            }
+            (DeviceRequest::Close { series }, _) => Some(Effect::Closed { key: *series }),
+            _ => None,
+        }
+    }
+
+    fn lost(reason: Cause, _executing: bool) -> DeviceResponse {
+        DeviceResponse::Lost { reason }
+    }
+
+    fn refused(reason: String) -> DeviceResponse {
+        DeviceResponse::Refused { reason }
+    }
+
+    fn failure(response: &DeviceResponse) -> Option<String> {
+        match response {
+            DeviceResponse::Lost { reason } | DeviceResponse::Unavailable { reason, .. } => {
+                Some(reason.to_string())
+            }
+            DeviceResponse::Refused { reason } => Some(reason.clone()),
+            _ => None,
+        }
+    }
+
+    fn is_recorded(response: &DeviceResponse) -> bool {
+        // A refusal is no measurement: a resumed run asks again.
+        !matches!(response, DeviceResponse::Refused { .. })
+    }
+
+    fn is_sticky(response: &DeviceResponse) -> bool {
+        match response {
+            DeviceResponse::Lost { .. } => true,
+            DeviceResponse::Unavailable { status, .. } => *status == Status::Oom,
+            DeviceResponse::Visited(visited) => visited.is_sticky(),
+            DeviceResponse::TrialStepped { end } => end.as_ref().is_some_and(|end| end.fault.is_some()),
+            _ => false,
+        }
+    }
+
+    fn environment(response: &DeviceResponse) -> Option<&Environment> {
+        match response {
+            DeviceResponse::Identified(environment) => Some(environment),
+            DeviceResponse::Probed(machine) => Some(&machine.environment),
+            _ => None,
+        }
+    }
+
+    fn validate(request: &DeviceRequest, response: &DeviceResponse) -> Result<(), ReportError> {
+        match (request, response) {
+            (DeviceRequest::Visit { visit, .. }, DeviceResponse::Visited(visited)) => {
+                check_blocks(&visited.blocks, visit.cell.phase, &visit.cell.id())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn warn(response: &mut DeviceResponse, warning: String) {
+        if let DeviceResponse::Probed(machine) = response {
+            machine.warnings.push(warning);
+        }
+    }
+
+    fn fault_places(request: &DeviceRequest) -> &'static [&'static str] {
+        match request {
+            DeviceRequest::Probe => &["begin"],
+            DeviceRequest::Open { .. } => &["load"],
+            _ => &[],
+        }
+    }
+
+    fn fault_site(request: &DeviceRequest) -> String {
+        match request {
+            DeviceRequest::Visit { visit, .. } => visit.cell.id(),
+            _ => String::new(),
+        }
     }
 }
 

@@ -1,19 +1,21 @@
 //! One engine at one dtype: open, schedule, judge.
 //!
-//! Enters: a configuration, an opened model, a [`DeviceWorker`] that owns the device, and a [`Report`] in the making. Leaves: its cells,
-//! capabilities and cold rows. It touches no device itself: everything measured comes as an answer of the rig.
+//! Enters: a configuration, an opened model, a [`Worker`] that owns the device, and a [`Report`] in the making. Leaves: its cells,
+//! capabilities and cold rows. It touches no device itself: everything measured is a response of the worker.
 
 use std::cell::RefCell;
 
 use crate::engine::{self, EngineError};
 use crate::machine::memory;
-use crate::measure::protocol::{self, Protocol, Visitor};
+use crate::measure::protocol::{self, Event, Protocol, Visitor};
 use crate::measure::quality;
 use crate::measure::visit::{Reference, Visit, Visited};
 use crate::run::config::RunConfig;
-use crate::run::device_worker::{CostedCell, DeviceRequest, DeviceResponse, DeviceWorker, Opened};
-use crate::run::{Observer, RunError, plan};
+use crate::run::device_worker::{CostedCell, DeviceJob, DeviceRequest, DeviceResponse, Opened};
+use crate::run::{RunError, plan};
 use crate::weights::OpenModel;
+use crate::worker::job::Job;
+use crate::worker::{NoopObserver, Observer, Worker};
 use hbmark_core::ledger::{Floor, Ledger, Roof};
 use hbmark_core::model::Dtype;
 use hbmark_core::result::{
@@ -69,9 +71,9 @@ impl EngineRun {
     }
 }
 
-/// Asks once more where a rig comes back fresh from a loss.
+/// Executes a request, and once more where a worker was lost and can be restarted.
 pub fn execute_with_retry(
-    worker: &mut dyn DeviceWorker,
+    worker: &mut dyn Worker<DeviceJob>,
     request: &DeviceRequest,
     observer: &mut dyn Observer,
 ) -> Result<DeviceResponse, RunError> {
@@ -85,9 +87,9 @@ pub fn execute_with_retry(
     }
 }
 
-/// Opens a series. `None` when it cannot be had: its cells are then in the report, with the reason.
+/// Opens a series. `None` when it cannot be opened: its cells are then in the report, with the reason.
 pub fn open(
-    worker: &mut dyn DeviceWorker,
+    worker: &mut dyn Worker<DeviceJob>,
     config: &RunConfig,
     model: &OpenModel,
     series: &EngineRun,
@@ -104,7 +106,11 @@ pub fn open(
         }
         DeviceResponse::Unavailable { status, reason } => (status, reason),
         DeviceResponse::Lost { reason } => (Status::Failed, reason),
-        _ => return Err(RunError::Refused { reason: "a series was opened and something else came".into() }),
+        _ => {
+            return Err(RunError::Refused {
+                reason: "the response to the opening of an engine is another one".into(),
+            });
+        }
     };
     series.lose(config, model, report, (lost.0, &lost.1));
     Ok(None)
@@ -124,14 +130,14 @@ impl Opened {
         possible
     }
 
-    /// Puts the cells whose steps cannot be replayed into the report, with the reason, and returns the others. For whoever cannot be
-    /// told while steps are timed.
+    /// Puts the cells whose steps cannot be replayed into the report, with the reason, and returns the others. For a sampler that cannot
+    /// skip a cell while it times steps.
     ///
     /// # Errors
-    /// When the run must end: it was interrupted, or the rig cannot do what it is asked.
+    /// When the run must end: it was interrupted, or no worker can execute a request.
     pub fn skip_unreplayable(
         &self,
-        worker: &mut dyn DeviceWorker,
+        worker: &mut dyn Worker<DeviceJob>,
         series: &EngineRun,
         planned: Vec<CostedCell>,
         report: &mut Report,
@@ -139,8 +145,7 @@ impl Opened {
         let mut possible = Vec::with_capacity(planned.len());
         for planned in planned {
             let request = DeviceRequest::TrialStep { series: series.number, cell: planned.cell.clone() };
-            let (status, reason) = match execute_with_retry(worker, &request, &mut crate::run::NoopObserver)?
-            {
+            let (status, reason) = match execute_with_retry(worker, &request, &mut NoopObserver)? {
                 DeviceResponse::TrialStepped { end: None } => {
                     possible.push(planned);
                     continue;
@@ -184,7 +189,7 @@ impl Opened {
 /// Measures all cells of a series into the report. The signal that stopped it, if one did: the report then holds what was measured
 /// by then.
 pub fn run(
-    worker: &mut dyn DeviceWorker,
+    worker: &mut dyn Worker<DeviceJob>,
     config: &RunConfig,
     model: &OpenModel,
     series: &EngineRun,
@@ -194,11 +199,11 @@ pub fn run(
     let opened = match open(worker, config, model, series, report, observer) {
         Ok(Some(opened)) => opened,
         Ok(None) => return Ok(None),
-        Err(RunError::Interrupted { signal }) => {
+        Err(error) => {
+            let signal = error.signal().ok_or(error)?;
             series.lose(config, model, report, (Status::Incomplete, &Cause::NotReached));
             return Ok(Some(signal));
         }
-        Err(error) => return Err(error),
     };
     let planned = opened.skip_unsupported(report);
     let cells: Vec<Cell> = planned.iter().map(|planned| planned.cell.clone()).collect();
@@ -211,7 +216,7 @@ pub fn run(
     }
     let protocol = Protocol { canary_tolerance, ..config.protocol() };
     report.protocol = Some(protocol.summary());
-    // The schedule tells where it is, and the rig what it does: both to the same observer.
+    // The schedule and the worker report to the same observer.
     let shared = RefCell::new(observer);
     let mut visits = Visits {
         worker,
@@ -221,26 +226,27 @@ pub fn run(
         observer: &shared,
         clock: SessionClock::default(),
     };
-    let (sampled, halt) = protocol::schedule(&mut visits, &cells, &protocol, opened.all_fit, &mut |event| {
-        shared.borrow_mut().event(event);
-    });
+    let (mut done, mut total) = (0, 0);
+    let (sampled, halt) =
+        protocol::schedule(&mut visits, &cells, &protocol, opened.all_fit, &mut |event| match event {
+            Event::Round { round, rounds, open } => (done, total) = (0, open * (rounds - round)),
+            Event::Visiting { cell, accepted, wanted } => {
+                done += 1;
+                let mut message = || format!("{} ({accepted} of {wanted} blocks)", cell.id());
+                shared.borrow_mut().progress(done, total, &mut message);
+            }
+            Event::Finished { .. } => {}
+        });
     let observer = shared.into_inner();
-    let mut signal = match halt {
-        None => None,
-        Some(RunError::Interrupted { signal }) => Some(signal),
-        Some(error) => return Err(error),
-    };
+    let mut signal = halt.map(|error| error.signal().ok_or(error)).transpose()?;
     report.warnings.extend(drift(&sampled.reference));
     report.warnings.extend(sampled.repeated);
     let mut operations = vec![Vec::new(); cells.len()];
     if config.show_ops && signal.is_none() {
         observer.stage("timing operations apart");
         let warnings = &mut report.warnings;
-        match break_down(worker, series.number, &sampled.measured, &mut operations, warnings, observer) {
-            Ok(()) => {}
-            Err(RunError::Interrupted { signal: stopped }) => signal = Some(stopped),
-            Err(error) => return Err(error),
-        }
+        let timed = break_down(worker, series.number, &sampled.measured, &mut operations, warnings, observer);
+        signal = timed.err().map(|error| error.signal().ok_or(error)).transpose()?;
     }
     for ((planned, measured), operations) in planned.iter().zip(sampled.measured).zip(operations) {
         let result = opened.judge(planned, measured, report);
@@ -252,9 +258,9 @@ pub fn run(
     Ok(signal)
 }
 
-/// Visits made by a rig.
+/// Visits made by a worker.
 struct Visits<'a, 'o> {
-    worker: &'a mut dyn DeviceWorker,
+    worker: &'a mut dyn Worker<DeviceJob>,
     series: usize,
     planned: &'a [CostedCell],
     ceilings: Option<Ceilings>,
@@ -311,7 +317,9 @@ impl Visitor for Visits<'_, '_> {
 }
 
 fn unexpected(request: &DeviceRequest) -> RunError {
-    RunError::Refused { reason: format!("the answer is not to what was asked: {}", request.description()) }
+    RunError::Refused {
+        reason: format!("the response is to another request than {}", DeviceJob::description(request)),
+    }
 }
 
 /// Puts the blocks of several sessions on one time line: the clock of a session that replaces a lost one begins at 0 again.
@@ -336,7 +344,7 @@ impl SessionClock {
 /// Steps of the measured cells broken down per operation, into `rows` in their order; nothing for an engine that cannot tell its
 /// operations apart. A cell that cannot be profiled is a warning.
 fn break_down(
-    worker: &mut dyn DeviceWorker,
+    worker: &mut dyn Worker<DeviceJob>,
     series: usize,
     measured: &[Measured],
     rows: &mut [Vec<OperationRow>],
@@ -446,7 +454,6 @@ mod tests {
     use crate::engine::DeviceChoice;
     use crate::engine::OperationTime;
     use crate::engine::scripted::{ScriptedSession, StepOutcome};
-    use crate::run::NoopObserver;
     use crate::run::device_worker::tests::{Scripted, config, model};
     use hbmark_core::ledger::StockBackend;
     use hbmark_core::units::{Bytes, Nanos};

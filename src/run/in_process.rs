@@ -1,7 +1,7 @@
-//! The rig of this process: it opens the device and holds the sessions.
+//! Executes the requests of a step benchmark: opens the device and holds the sessions.
 //!
-//! Enters: requests. Leaves: answers, made of what the engines, probes and the monitor say. A worker is a process around this; a run
-//! without isolation uses it directly. It draws up no schedule and judges nothing.
+//! Enters: requests. Leaves: responses, made of what engines, probes and the monitor measure. A worker process executes them here, and so
+//! does a run without isolation. There is no schedule and no judgement here.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -16,11 +16,14 @@ use crate::measure::visit::{CellInputs, trial_step};
 use crate::measure::{self, monitor, operations, quality, weight_check};
 use crate::run::config::RunConfig;
 use crate::run::device_worker::{
-    CostedCell, DeviceRequest, DeviceResponse, DeviceWorker, MachineInfo, OpenEngines, Opened, SampledBlock,
+    CostedCell, DeviceJob, DeviceRequest, DeviceResponse, MachineInfo, Opened, SampledBlock,
 };
-use crate::run::{Observer, RunError, plan};
+use crate::run::{RunError, plan};
 use crate::weights::OpenModel;
-use crate::worker::signals::Interrupts;
+use crate::worker::Observer;
+use crate::worker::child::WorkerExit;
+use crate::worker::fault_injection::SessionWrapper;
+use crate::worker::job::Handler;
 use hbmark_core::ledger::Ledger;
 use hbmark_core::model::Dtype;
 use hbmark_core::result::{Cause, ColdRow, Quality, Status};
@@ -32,42 +35,36 @@ pub(crate) const MEMORY_PERCENT: u64 = 90;
 /// A reference in f32 is loaded for the quality gate when it takes at most this share of the available memory.
 const REFERENCE_SHARE: f64 = 0.5;
 
-/// Wraps every session that is opened; a worker that plants faults puts them here.
-pub(super) type SessionWrapper = Box<dyn Fn(Box<dyn Session>) -> Box<dyn Session>>;
-
-/// The device, in this process.
-pub struct InProcessWorker {
+/// The devices of this process.
+pub struct LocalDevice {
     config: RunConfig,
     model: Rc<OpenModel>,
     live: BTreeMap<usize, LoadedEngine>,
-    open: OpenEngines,
-    /// Told to stop between two requests.
-    stop: Option<Interrupts>,
     wrap: Option<SessionWrapper>,
 }
 
-impl std::fmt::Debug for InProcessWorker {
+impl std::fmt::Debug for LocalDevice {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("InProcessWorker").field("open", &self.open).finish_non_exhaustive()
+        f.debug_struct("LocalDevice").field("open", &self.live.keys()).finish_non_exhaustive()
     }
 }
 
-impl InProcessWorker {
-    /// A rig over this process's devices.
-    #[must_use]
-    pub fn new(config: &RunConfig, model: Rc<OpenModel>) -> Self {
-        let (live, open) = (BTreeMap::new(), OpenEngines::default());
-        Self { config: config.clone(), model, live, open, stop: None, wrap: None }
-    }
+/// Executes requests as a child process, until stdin ends.
+///
+/// # Errors
+/// When it was not started by a supervisor, or the pipes break.
+pub fn work() -> Result<(), WorkerExit> {
+    crate::worker::child::work(|config: &RunConfig| {
+        crate::engine::threads::limit(config.threads);
+        let model = crate::weights::open(&config.model, config.revision.as_deref(), config.seed);
+        model.map(|model| LocalDevice::new(config, model.into())).map_err(|error| error.to_string())
+    })
+}
 
-    /// The same, which ends between two requests when the user wants it to.
-    #[must_use]
-    pub fn with_interrupts(self, interrupts: Interrupts) -> Self {
-        Self { stop: Some(interrupts), ..self }
-    }
+impl Handler for LocalDevice {
+    type Job = DeviceJob;
 
-    /// Wraps every session that is opened from now on.
-    pub(super) fn wrap(&mut self, wrap: SessionWrapper) {
+    fn wrap_sessions(&mut self, wrap: SessionWrapper) {
         self.wrap = Some(wrap);
     }
 
@@ -107,17 +104,24 @@ impl InProcessWorker {
             | DeviceRequest::Sample { series, .. }
             | DeviceRequest::Release { series, .. } => match self.live.get_mut(series) {
                 Some(live) => Ok(live.handle(request, observer)),
-                None if !request.measures() => Ok(DeviceResponse::Done),
+                None if matches!(request, DeviceRequest::Release { .. }) => Ok(DeviceResponse::Done),
                 None => Ok(DeviceResponse::Refused { reason: format!("series {series} is not open") }),
             },
         }
+    }
+}
+
+impl LocalDevice {
+    #[must_use]
+    pub fn new(config: &RunConfig, model: Rc<OpenModel>) -> Self {
+        Self { config: config.clone(), model, live: BTreeMap::new(), wrap: None }
     }
 
     fn begin(&mut self, observer: &mut dyn Observer) -> Result<DeviceResponse, RunError> {
         let config = &self.config;
         let started_at = crate::machine::clock::now_utc();
         let environment = environment::collect(config.device.gpu());
-        observer.stage("looking at this machine");
+        observer.stage("identifying this machine");
         let warnings = crate::machine::doctor::distortions(&environment);
         observer.stage("measuring this device's ceilings");
         let ceilings = measure::ceilings::measure(config.device, config.depth, config.threads)?;
@@ -221,35 +225,6 @@ impl From<RunError> for OpenFailure {
     }
 }
 
-impl DeviceWorker for InProcessWorker {
-    fn execute(
-        &mut self,
-        request: &DeviceRequest,
-        observer: &mut dyn Observer,
-    ) -> Result<DeviceResponse, RunError> {
-        if let Some(signal) = self.stop.as_ref().and_then(Interrupts::signal) {
-            return Err(RunError::Interrupted { signal });
-        }
-        // What was opened by a run before this one.
-        if request.measures() {
-            for open in self.open.reopen() {
-                if let DeviceRequest::Open { series, .. } = &open
-                    && !self.live.contains_key(series)
-                {
-                    self.handle(&open, observer)?;
-                }
-            }
-        }
-        let response = self.handle(request, observer)?;
-        self.open.note(request, &response);
-        Ok(response)
-    }
-
-    fn restore(&mut self, request: &DeviceRequest, response: &DeviceResponse) {
-        self.open.note(request, response);
-    }
-}
-
 /// A loaded engine, the inputs of its cells and what watches them.
 pub(crate) struct LoadedEngine {
     session: Box<dyn Session>,
@@ -265,7 +240,7 @@ impl LoadedEngine {
         Self { session, monitor, protocol, inputs: CellInputs::default(), tokens: BTreeMap::new() }
     }
 
-    /// What is said of it when it is opened.
+    /// What the plan needs to know of it.
     pub(crate) fn opened(
         &self,
         config: &RunConfig,
@@ -301,11 +276,11 @@ impl LoadedEngine {
         }
     }
 
-    /// Carries out an order about a cell.
+    /// Executes a request about a cell.
     pub(crate) fn handle(&mut self, request: &DeviceRequest, observer: &mut dyn Observer) -> DeviceResponse {
         let Self { session, monitor, protocol, inputs, tokens } = self;
         let session = session.as_mut();
-        let mut busy = |seconds: f64| observer.busy(seconds);
+        let mut busy = |seconds: f64| observer.busy(Some(seconds));
         match request {
             DeviceRequest::Visit { visit, .. } => {
                 let visited = inputs.visit(session, monitor.as_mut(), protocol, visit, &mut busy);
@@ -354,7 +329,7 @@ impl LoadedEngine {
     }
 }
 
-/// Opens an engine, and tells the observer how far its weights have come.
+/// Opens an engine, and reports how far its weights have come.
 fn load(
     config: &RunConfig,
     model: &OpenModel,

@@ -8,7 +8,10 @@ use crate::engine::EngineError;
 use crate::engine::scripted::{Script, ScriptedSession, StepInfo, StepOutcome};
 use crate::machine::device::DeviceChoice;
 use crate::measure::protocol::{self, BlockContext, Monitor, Protocol};
-use crate::serve::{Mode, SchedulerOptions, ServeConfig, ServeObserver, VirtualSource, serve};
+use crate::serve::serving_job::ServeJob;
+use crate::serve::{LocalEngine, Mode, SchedulerOptions, ServeConfig, VirtualSource, benchmark};
+use crate::weights::OpenModel;
+use crate::worker::{InProcess, NoopObserver, Worker};
 use hbmark_core::ledger::{Ledger, StepShape};
 use hbmark_core::model::Dtype;
 use hbmark_core::result::comparison::Comparison;
@@ -23,7 +26,6 @@ use hbmark_report::samples;
 use hbmark_traffic::clock::VirtualClock;
 use hbmark_traffic::point::TrafficSource;
 use hbmark_traffic::sampler::Sampling;
-use hbmark_traffic::serving_loop::Progress;
 use hbmark_traffic::workload::Workload;
 
 /// Rejects every block of the batch-2 cell and the third of the others.
@@ -205,20 +207,8 @@ fn the_saved_results_are_what_the_program_makes() {
     current("comparison", &comparison());
 }
 
-struct NoopObserver;
-
-impl ServeObserver for NoopObserver {
-    fn stage(&mut self, _what: &str) {}
-    fn progress(&mut self, _progress: Progress) {}
-}
-
 pub(crate) fn report(mode: Mode, rate: f64) -> ServeReport {
-    report_told(mode, rate, &mut NoopObserver)
-}
-
-/// The same with somebody who is told, and may know.
-pub(crate) fn report_told(mode: Mode, rate: f64, observer: &mut dyn ServeObserver) -> ServeReport {
-    report_of(&ServeConfig { mode, offered: Offered::Rate(rate), ..config() }, observer)
+    report_of(&ServeConfig { mode, offered: Offered::Rate(rate), ..config() })
 }
 
 /// A point of retrieval-augmented traffic on a virtual clock.
@@ -255,9 +245,22 @@ pub(crate) fn config() -> ServeConfig {
     }
 }
 
-pub(crate) fn report_of(config: &ServeConfig, observer: &mut dyn ServeObserver) -> ServeReport {
-    let model = crate::weights::open("Llama-3.1-8B", None, 7).unwrap();
-    let mut report = serve(config, &model, "hbmark serve --virtual", observer).unwrap();
+pub(crate) fn model() -> OpenModel {
+    crate::weights::open("Llama-3.1-8B", None, 7).unwrap()
+}
+
+/// The virtual clock of a configuration.
+pub(crate) fn worker(config: &ServeConfig) -> InProcess<LocalEngine> {
+    InProcess::new(LocalEngine::new(config, model().into()))
+}
+
+pub(crate) fn report_of(config: &ServeConfig) -> ServeReport {
+    report_by(config, &mut worker(config))
+}
+
+pub(crate) fn report_by(config: &ServeConfig, worker: &mut dyn Worker<ServeJob>) -> ServeReport {
+    let command = "hbmark serve --virtual";
+    let mut report = benchmark(worker, config, &model(), command, &mut NoopObserver).unwrap().report;
     report.environment = Environment::default();
     report
 }

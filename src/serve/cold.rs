@@ -12,11 +12,11 @@ use std::time::Instant;
 
 use serde::Serialize;
 
-use super::ServeObserver;
 use crate::engine::{self, DeviceChoice, DeviceOptions, SequenceId, StepBatch};
 use crate::machine::clock::now_utc;
 use crate::machine::{doctor, environment};
 use crate::weights::OpenModel;
+use crate::worker::Observer;
 use crate::worker::child::LAUNCHED_BY;
 use hbmark_core::model::Dtype;
 use hbmark_core::result::as_map;
@@ -128,7 +128,7 @@ pub fn measure(
     model: &OpenModel,
     command: &str,
     (program, arguments): (&Path, &[std::ffi::OsString]),
-    observer: &mut dyn ServeObserver,
+    observer: &mut dyn Observer,
 ) -> Result<ServeReport, ColdError> {
     let context = model.architecture.max_positions;
     if config.prompt_tokens >= context {

@@ -1,112 +1,326 @@
-//! A serving benchmark in this very process, which keeps what it learns as a supervisor would.
+//! Executes the requests of a serving benchmark: loads the engine, times its steps, measures points.
 //!
-//! Enters: what a [`super::serve`] needs, and what is known from before. Leaves: the report, or as much of it as there was when a signal
-//! came. A signal is heeded between two points.
+//! Enters: requests. Leaves: responses. A worker process executes them here, and so do a benchmark without isolation and a virtual clock.
+//! Which points there are is not decided here.
 
-use super::checkpoint::{CheckpointEntry, ServeCheckpoint};
-use super::recorded_points::{EngineRecord, PointKey, RecordedPoint, ReplayQueue};
-use super::{Completion, Finished, ServeConfig, ServeError, ServeObserver};
-use crate::engine::Session;
-use crate::serve::point::PointError;
+use std::rc::Rc;
+
+use super::scheduler_options::KvMemoryBudget;
+use super::serving_job::{EngineRecord, PointKey, PointRequest, ServeJob, ServeRequest, ServeResponse};
+use super::{SchedulerOptions, ServeConfig, ServeError, VirtualSource, adapters_and_grammar};
+use crate::engine::{self, DeviceOptions};
+use crate::machine::clock::now_utc;
+use crate::machine::{doctor, environment};
+use crate::serve::calibrate::{adapter_time, calibrate};
+use crate::serve::clock::HostClock;
+use crate::serve::point::ServingEngine;
 use crate::weights::OpenModel;
-use crate::worker::signals::Interrupts;
-use hbmark_core::result::serving::{Point, ServeReport};
-use hbmark_core::units::{Bytes, Nanos};
-use hbmark_traffic::point::PointSpec;
+use crate::worker::Observer;
+use crate::worker::fault_injection::SessionWrapper;
+use crate::worker::job::Handler;
+use hbmark_core::ledger::{Ledger, Roof};
+use hbmark_core::model::Dtype;
+use hbmark_core::result::{Environment, Report};
+use hbmark_core::units::Nanos;
+use hbmark_traffic::point::TrafficSource;
 use hbmark_traffic::serving_loop::Progress;
+use hbmark_traffic::step_model::{Fitted, StepModel};
 
-/// Runs a serving benchmark in this process.
-///
-/// # Errors
-/// As [`super::serve`], and when a signal comes before anything was measured.
-pub fn serve(
+/// The engine of this process, or a model of one.
+pub struct LocalEngine {
+    config: ServeConfig,
+    model: Rc<OpenModel>,
+    engine: Option<ServingEngine>,
+    wrap: Option<SessionWrapper>,
+}
+
+impl std::fmt::Debug for LocalEngine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("LocalEngine").field("engine", &self.engine).finish_non_exhaustive()
+    }
+}
+
+impl Handler for LocalEngine {
+    type Job = ServeJob;
+
+    fn wrap_sessions(&mut self, wrap: SessionWrapper) {
+        self.wrap = Some(wrap);
+    }
+
+    fn handle(
+        &mut self,
+        request: &ServeRequest,
+        observer: &mut dyn Observer,
+    ) -> Result<ServeResponse, ServeError> {
+        match request {
+            ServeRequest::Identify => {
+                Ok(ServeResponse::Identified(Box::new(environment::collect(self.config.device.gpu()))))
+            }
+            ServeRequest::Open { block_size } => {
+                // The old weights go before the new ones come.
+                self.engine = None;
+                let (engine, record) = match &self.config.virtual_source {
+                    Some(source) => self.open_virtual(source)?,
+                    None => self.open_live(*block_size, observer)?,
+                };
+                self.engine = Some(engine);
+                Ok(ServeResponse::Opened(Box::new(record)))
+            }
+            ServeRequest::Measure(asked) => self.measure(asked, observer),
+        }
+    }
+}
+
+impl LocalEngine {
+    #[must_use]
+    pub fn new(config: &ServeConfig, model: Rc<OpenModel>) -> Self {
+        Self { config: config.clone(), model, engine: None, wrap: None }
+    }
+
+    fn measure(
+        &mut self,
+        asked: &PointRequest,
+        observer: &mut dyn Observer,
+    ) -> Result<ServeResponse, ServeError> {
+        let mut spec = asked.spec.clone();
+        if let (TrafficSource::Trace(trace, _), TrafficSource::Trace(own, _)) =
+            (&mut spec.source, &self.config.source)
+        {
+            trace.clone_from(own);
+        }
+        let found = PointKey::of(asked.key.ordinal, &spec);
+        if found != asked.key {
+            return Err(ServeError::PointMismatch { asked: asked.key.to_string(), found: found.to_string() });
+        }
+        let Some(engine) = &mut self.engine else {
+            return Err(ServeError::Refused { reason: "no engine is open".into() });
+        };
+        let longest = asked.longest.map(Nanos::seconds);
+        let mut before = None;
+        let point = engine.measure(&spec, &mut |progress| {
+            observer.progress(progress.done, progress.total, &mut || describe(progress, &mut before));
+            // After the last request the engine is timed again, and a virtual clock runs.
+            observer.busy(longest.filter(|_| progress.done < progress.total));
+        });
+        match (point, engine.fault().map(str::to_owned)) {
+            (Ok(point), fault) => Ok(ServeResponse::Measured { point: Some(Box::new(point)), fault }),
+            (Err(_), fault @ Some(_)) => Ok(ServeResponse::Measured { point: None, fault }),
+            (Err(error), None) => Err(error.into()),
+        }
+    }
+
+    fn open_virtual(&self, source: &VirtualSource) -> Result<(ServingEngine, EngineRecord), ServeError> {
+        let (config, model) = (&self.config, &*self.model);
+        if config.asked_structure().is_some() {
+            return Err(ServeError::Needs {
+                what: "structured output",
+                needs: "an engine that generates: leave out --virtual",
+            });
+        }
+        let ledger = virtual_ledger(config, model);
+        let step_model = virtual_step_model(config, model, source)?;
+        let room = match source {
+            VirtualSource::Datasheet(sheet) => KvMemoryBudget::Gpu(Some(sheet.memory_bytes)),
+            VirtualSource::Saved(saved) => {
+                KvMemoryBudget::of(&saved.environment, saved.environment.gpu.is_some())
+            }
+        };
+        let scheduler = config.knobs.for_budget(room, &ledger)?;
+        let vocab = model.architecture.vocab_size;
+        let lora = match &config.lora {
+            None => None,
+            Some(asked) => {
+                let adapters = adapters_and_grammar::Adapters::open(
+                    asked,
+                    &model.architecture,
+                    scheduler.max_loras,
+                    config.seed,
+                    true,
+                )?;
+                let mut mix = adapters_and_grammar::traffic(
+                    asked,
+                    &adapters.summary,
+                    ledger.decode(1, 0).bytes.weights,
+                    Nanos(0.0),
+                );
+                mix.time_each = step_model.read_time(mix.bytes_each);
+                Some((adapters.summary, mix))
+            }
+        };
+        let record = EngineRecord {
+            started_at: None,
+            // A prediction says nothing of the machine it was computed on.
+            environment: Environment { build: environment::this_binary(), ..Environment::default() },
+            capabilities: None,
+            has_tokenizer: false,
+            scheduler,
+            calibration: None,
+            lora,
+            structured: None,
+            warnings: Vec::new(),
+        };
+        Ok((ServingEngine::Virtual { model: step_model, vocab }, record))
+    }
+
+    fn open_live(
+        &self,
+        block_size: Option<usize>,
+        observer: &mut dyn Observer,
+    ) -> Result<(ServingEngine, EngineRecord), ServeError> {
+        let (config, model) = (&self.config, &*self.model);
+        let device = config.device;
+        adapters_and_grammar::check_engine(config.lora.as_ref(), &config.engine, device)?;
+        let tokenizer = adapters_and_grammar::tokenizer(config.tokenizer.as_ref(), model)?;
+        let architecture = &model.architecture;
+        let (grammar, structured) = match config.asked_structure() {
+            None => (None, None),
+            Some(asked) => {
+                observer.stage("compiling the grammar");
+                let (grammar, summary) =
+                    adapters_and_grammar::grammar(asked, tokenizer.as_deref(), architecture)?;
+                (Some(grammar), Some(summary))
+            }
+        };
+        let max_loras = config.knobs.max_loras;
+        let adapters = config
+            .lora
+            .as_ref()
+            .map(|asked| {
+                adapters_and_grammar::Adapters::open(asked, architecture, max_loras, config.seed, false)
+            })
+            .transpose()?;
+        let environment = environment::collect(device.gpu());
+        let dtype = config.dtype.unwrap_or_else(|| engine::default_dtype(&config.engine, model, device));
+        let options = DeviceOptions { threads: config.threads, block_size, ..DeviceOptions::default() };
+        let started_at = Some(now_utc());
+        observer.stage("loading weights");
+        let session = engine::open(&config.engine, model, dtype, device, options, &mut |done, total| {
+            observer.loaded(done, total);
+        })?;
+        let mut session = match &self.wrap {
+            Some(wrap) => wrap(session),
+            None => session,
+        };
+        let capabilities = session.capabilities().clone();
+        let ledger = Ledger::new(&model.architecture, session.inventory(), session.kv_dtype());
+        let loaded = adapters.map(|adapters| adapters.load(session.as_mut())).transpose()?;
+        let knobs = SchedulerOptions { block_size, ..config.knobs.clone() };
+        let scheduler = knobs.for_engine(
+            &capabilities,
+            KvMemoryBudget::of(&environment, device.gpu().is_some()),
+            &ledger,
+        )?;
+        let calibration = if config.predict {
+            observer.stage("timing steps of this engine, to predict with");
+            let clock = HostClock::default();
+            Some(calibrate(session.as_mut(), &scheduler, &clock, &mut || observer.busy(None))?)
+        } else {
+            None
+        };
+        let lora = match (&config.lora, loaded) {
+            (Some(asked), Some(summary)) => {
+                let count = summary.adapters.len();
+                let time = if config.predict {
+                    observer.stage("timing adapters, to predict with");
+                    adapter_time(session.as_mut(), &scheduler, &HostClock::default(), count)?
+                } else {
+                    Nanos(0.0)
+                };
+                let mix =
+                    adapters_and_grammar::traffic(asked, &summary, ledger.decode(1, 0).bytes.weights, time);
+                Some((summary, mix))
+            }
+            _ => None,
+        };
+        let record = EngineRecord {
+            started_at,
+            warnings: doctor::distortions(&environment),
+            environment,
+            capabilities: Some(capabilities),
+            has_tokenizer: tokenizer.is_some(),
+            scheduler,
+            calibration: calibration.clone(),
+            lora,
+            structured,
+        };
+        let model = calibration.map(StepModel::Calibrated);
+        Ok((ServingEngine::Live { session, tokenizer, model, grammar, fault: None }, record))
+    }
+}
+
+/// The state of a point, with the output tokens per second since `before`: seconds and tokens.
+fn describe(progress: Progress, before: &mut Option<(f64, usize)>) -> String {
+    let (now, load) = (progress.elapsed.seconds(), progress.load);
+    let (then, tokens) = before.replace((now, progress.output_tokens)).unwrap_or_default();
+    let rate =
+        if now > then { progress.output_tokens.saturating_sub(tokens) as f64 / (now - then) } else { 0.0 };
+    format!(
+        "{now:.1} s · running {} · waiting {} · {rate:.1} tok/s · KV {:.0} %",
+        load.running,
+        load.waiting,
+        load.used_blocks as f64 / load.total_blocks.max(1) as f64 * 100.0
+    )
+}
+
+/// The dtype of a virtual clock's weights.
+fn virtual_dtype(config: &ServeConfig) -> Dtype {
+    config.dtype.unwrap_or(Dtype::Bf16)
+}
+
+fn virtual_ledger(config: &ServeConfig, model: &OpenModel) -> Ledger {
+    let dtype = virtual_dtype(config);
+    Ledger::new(&model.architecture, &model.inventory(dtype), model.kv_dtype(dtype))
+}
+
+/// Step times of a virtual clock.
+pub(super) fn virtual_step_model(
     config: &ServeConfig,
     model: &OpenModel,
-    command: &str,
-    interrupts: &Interrupts,
-    checkpoint: &mut ServeCheckpoint,
-    observer: &mut dyn ServeObserver,
-) -> Result<Finished, ServeError> {
-    let past = checkpoint.past();
-    let mut keeper = CheckpointingObserver { observer, checkpoint, past, interrupts, asked: None };
-    let (report, ending) = match super::serve(config, model, command, &mut keeper) {
-        Ok(report) => (report, Completion::Whole),
-        Err(ServeError::Interrupted { signal }) => {
-            (checkpoint.stopped(signal, None)?, Completion::Stopped(signal))
-        }
-        Err(error) => return Err(error),
-    };
-    Ok(Finished { report: checkpoint.complete(report, false), lost: checkpoint.lost(), ending })
+    source: &VirtualSource,
+) -> Result<StepModel, ServeError> {
+    let dtype = virtual_dtype(config);
+    let ledger = Box::new(virtual_ledger(config, model));
+    Ok(match source {
+        VirtualSource::Datasheet(sheet) => StepModel::Floor { ledger, roof: Roof::datasheet(sheet, dtype) },
+        VirtualSource::Saved(saved) => StepModel::Fitted { fit: fitted(saved, model, dtype)?, ledger },
+    })
 }
 
-/// Passes on what it hears, and keeps it.
-struct CheckpointingObserver<'a> {
-    observer: &'a mut dyn ServeObserver,
-    checkpoint: &'a mut ServeCheckpoint,
-    past: ReplayQueue,
-    interrupts: &'a Interrupts,
-    /// The point that is being measured.
-    asked: Option<PointKey>,
-}
-
-impl CheckpointingObserver<'_> {
-    fn check_interrupt(&self) -> Result<(), ServeError> {
-        self.interrupts.signal().map_or(Ok(()), |signal| Err(ServeError::Interrupted { signal }))
+/// The step model of a saved run of the same model.
+fn fitted(saved: &Report, model: &OpenModel, dtype: Dtype) -> Result<Fitted, ServeError> {
+    let asked_hash = hbmark_core::model::model_hash(&model.architecture, &model.inventory(dtype));
+    if saved.model.architecture != model.architecture {
+        return Err(ServeError::OtherModel {
+            saved: saved.model.name.clone(),
+            saved_hash: saved.model.hash.chars().take(12).collect(),
+            asked: model.name.clone(),
+            asked_hash: asked_hash.chars().take(12).collect(),
+        });
     }
-}
-
-impl ServeObserver for CheckpointingObserver<'_> {
-    fn stage(&mut self, what: &str) {
-        self.observer.stage(what);
+    let fit = saved.fits.iter().find(|fit| fit.dtype == dtype).or_else(|| saved.fits.first());
+    let fit = fit.ok_or(ServeError::NoFit {
+        what: "fit of its decode steps",
+        needed: "several batches and contexts",
+    })?;
+    let mut rates: Vec<f64> = saved
+        .cells
+        .iter()
+        .filter(|c| {
+            c.phase == hbmark_core::result::Phase::Prefill && c.engine == fit.engine && c.dtype == fit.dtype
+        })
+        .filter_map(|c| Some(c.flops / c.step_ns.as_ref()?.median))
+        .collect();
+    rates.sort_by(f64::total_cmp);
+    if rates.is_empty() {
+        return Err(ServeError::NoFit {
+            what: "prefill of that engine and dtype",
+            needed: "--phase prefill,decode",
+        });
     }
-
-    fn progress(&mut self, progress: Progress) {
-        self.observer.progress(progress);
-    }
-
-    fn alive(&mut self) {
-        self.observer.alive();
-    }
-
-    fn loaded(&mut self, done: Bytes, total: Bytes) {
-        self.observer.loaded(done, total);
-    }
-
-    fn session(&mut self, session: Box<dyn Session>) -> Box<dyn Session> {
-        self.observer.session(session)
-    }
-
-    fn opened(&mut self, found: EngineRecord) -> Result<EngineRecord, ServeError> {
-        self.check_interrupt()?;
-        if let Some(known) = self.past.opening(&found)? {
-            return Ok(known);
-        }
-        self.checkpoint.record(CheckpointEntry::Opened(Box::new(found.clone())))?;
-        Ok(found)
-    }
-
-    fn begun(&mut self, report: &ServeReport) -> Result<(), ServeError> {
-        self.checkpoint.record(CheckpointEntry::Begun(Box::new(report.clone())))
-    }
-
-    fn recall(&mut self, spec: &PointSpec, _longest: Option<Nanos>) -> Result<Option<Point>, ServeError> {
-        self.check_interrupt()?;
-        let (asked, known) = self.past.point(spec)?;
-        self.asked = known.is_none().then_some(asked);
-        Ok(known)
-    }
-
-    fn measured(
-        &mut self,
-        point: &Result<Point, PointError>,
-        _fault: Option<&str>,
-    ) -> Result<(), ServeError> {
-        // A benchmark that ends by its point says why itself.
-        let (Some(asked), Ok(point)) = (self.asked.take(), point) else { return Ok(()) };
-        self.checkpoint.record(CheckpointEntry::Point(Box::new(RecordedPoint {
-            asked,
-            point: point.clone(),
-            lost: false,
-        })))
-    }
+    Ok(Fitted {
+        fixed_ns: fit.intercept_ns.max(1.0),
+        ns_per_kv_byte: fit.kv_bytes_per_s.map_or(0.0, |rate| 1e9 / rate),
+        ns_per_sequence: fit.per_sequence_ns.unwrap_or(0.0).max(0.0),
+        prefill_flops_per_ns: hbmark_core::stats::percentile(&rates, 0.5),
+    })
 }

@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 
 use super::context::ServingContext;
-use super::{Mode, ServeConfig, ServeError, ServeObserver};
+use super::{Mode, ServeConfig, ServeError};
 use crate::serve::point::ServingEngine;
+use crate::worker::Observer;
 use hbmark_core::result::Cause;
 use hbmark_core::result::serving::{Offered, Point, Row, ServeReport, ServeResult};
 use hbmark_traffic::matrix::{check, workload};
@@ -15,35 +16,17 @@ use hbmark_traffic::workload::{SharedPrefix, Workload, splitmix64};
 /// Fills the report with points.
 pub(super) fn run(
     config: &ServeConfig,
-    mut stage: ServingContext<'_>,
-    report: &mut ServeReport,
-    observer: &mut dyn ServeObserver,
-) -> Result<(), ServeError> {
-    let at = &mut stage;
-    match &config.mode {
-        Mode::Single => single(config, at, report, observer),
-        Mode::Sweep { variable, values } => sweep(config, stage, variable, values, report, observer),
-        Mode::FindMaxRate { seeds, precision } => search(config, at, *seeds, *precision, report, observer),
-        Mode::Matrix { scale } => matrix(config, at, *scale, report, observer),
-        Mode::CompareLoops => compare(config, at, report, observer),
-    }
-}
-
-/// The one door to a measured point.
-fn measure(
     stage: &mut ServingContext<'_>,
-    spec: &PointSpec,
-    observer: &mut dyn ServeObserver,
-) -> Result<Point, ServeError> {
-    let mut spec = spec.clone();
-    stage.settle(&mut spec);
-    if let Some(known) = observer.recall(&spec, stage.longest_step(&spec))? {
-        return Ok(known);
+    report: &mut ServeReport,
+    observer: &mut dyn Observer,
+) -> Result<(), ServeError> {
+    match &config.mode {
+        Mode::Single => single(config, stage, report, observer),
+        Mode::Sweep { variable, values } => sweep(config, stage, variable, values, report, observer),
+        Mode::FindMaxRate { seeds, precision } => search(config, stage, *seeds, *precision, report, observer),
+        Mode::Matrix { scale } => matrix(config, stage, *scale, report, observer),
+        Mode::CompareLoops => compare(config, stage, report, observer),
     }
-    observer.stage(&spec.label);
-    let point = stage.engine.measure(&spec, &mut |progress| observer.progress(progress));
-    observer.measured(&point, stage.engine.fault())?;
-    Ok(point?)
 }
 
 /// What a load is called.
@@ -60,17 +43,17 @@ fn single(
     config: &ServeConfig,
     stage: &mut ServingContext<'_>,
     report: &mut ServeReport,
-    observer: &mut dyn ServeObserver,
+    observer: &mut dyn Observer,
 ) -> Result<(), ServeError> {
     let mut spec = stage.spec(&label(config.offered), config.offered, config.seed);
     baselines_without(stage, &spec, report, observer)?;
     if config.cold_twin {
         // The cold one first: it leaves nothing behind that the warm one could find.
         let cold = PointSpec { label: format!("{} cold", spec.label), cold: true, ..spec.clone() };
-        report.points.push(measure(stage, &cold, observer)?);
+        report.points.push(stage.measure(&cold, observer)?);
         spec.label.push_str(" warm");
     }
-    let mut point = measure(stage, &spec, observer)?;
+    let mut point = stage.measure(&spec, observer)?;
     let plain = report.points.iter().find(|p| p.label.ends_with(NO_ADAPTERS)).and_then(|p| p.result.as_ref());
     if let (Some(cost), Some(own), Some(plain)) = (&mut point.adapters, &point.result, plain) {
         cost.against(own, plain);
@@ -79,7 +62,7 @@ fn single(
     Ok(())
 }
 
-/// What a row is called that is there to be held against.
+/// Labels of baselines.
 const NO_ADAPTERS: &str = "without adapters";
 const NO_GRAMMAR: &str = "without grammar";
 
@@ -88,17 +71,17 @@ fn baselines_without(
     stage: &mut ServingContext<'_>,
     spec: &PointSpec,
     report: &mut ServeReport,
-    observer: &mut dyn ServeObserver,
+    observer: &mut dyn Observer,
 ) -> Result<(), ServeError> {
     if spec.adapters.is_some() {
         let label = format!("{} {NO_ADAPTERS}", spec.label);
         let plain = PointSpec { label, adapters: None, ..spec.clone() };
-        report.points.push(measure(stage, &plain, observer)?);
+        report.points.push(stage.measure(&plain, observer)?);
     }
     if spec.constrained.is_some() {
         let label = format!("{} {NO_GRAMMAR}", spec.label);
         let plain = PointSpec { label, constrained: None, ..spec.clone() };
-        report.points.push(measure(stage, &plain, observer)?);
+        report.points.push(stage.measure(&plain, observer)?);
     }
     Ok(())
 }
@@ -189,15 +172,15 @@ pub const VARIABLES: &[&str] = &[
 
 fn sweep(
     config: &ServeConfig,
-    mut stage: ServingContext<'_>,
+    stage: &mut ServingContext<'_>,
     variable: &str,
     values: &[f64],
     report: &mut ServeReport,
-    observer: &mut dyn ServeObserver,
+    observer: &mut dyn Observer,
 ) -> Result<(), ServeError> {
     let mut stopped: Option<Cause> = None;
     for (index, value) in values.iter().enumerate() {
-        // Prompts differ between points, or the second would find the first in the cache.
+        // Prompts differ between points, or the second would find those of the first in the cache.
         let mut spec =
             stage.spec(&format!("{variable} {value}"), config.offered, splitmix64(config.seed, index as u64));
         vary(&mut spec, variable, *value)?;
@@ -209,14 +192,14 @@ fn sweep(
             continue;
         }
         if variable == "block-size" {
-            stage = stage.with_block_size(spec.scheduler.block_size, observer)?;
-            spec.scheduler.num_blocks = stage.scheduler.num_blocks.max(1);
-            spec.scheduler.block_size = stage.scheduler.block_size;
-            if matches!(stage.engine, ServingEngine::Virtual { .. }) {
+            stage.set_block_size(spec.scheduler.block_size, observer)?;
+            spec.scheduler.num_blocks = stage.engine.scheduler.num_blocks.max(1);
+            spec.scheduler.block_size = stage.engine.scheduler.block_size;
+            if config.virtual_source.is_some() {
                 vary(&mut spec, variable, *value)?;
             }
         }
-        let point = measure(&mut stage, &spec, observer)?;
+        let point = stage.measure(&spec, observer)?;
         if let Some(result) = point.result.as_ref().filter(|_| !config.slo.clauses.is_empty()) {
             let (met, why) = verdict(result);
             // More load cannot help; of other variables every value is a question of its own.
@@ -253,7 +236,7 @@ fn search(
     seeds: usize,
     precision: f64,
     report: &mut ServeReport,
-    observer: &mut dyn ServeObserver,
+    observer: &mut dyn Observer,
 ) -> Result<(), ServeError> {
     if config.slo.clauses.is_empty() {
         return Err(ServeError::Needs {
@@ -276,7 +259,7 @@ fn search(
         if longer {
             spec.requests *= 3;
         }
-        measure(stage, &spec, observer)
+        stage.measure(&spec, observer)
     })?;
     report.points.append(&mut points);
     report.search = Some(found);
@@ -288,7 +271,7 @@ fn matrix(
     stage: &mut ServingContext<'_>,
     scale: f64,
     report: &mut ServeReport,
-    observer: &mut dyn ServeObserver,
+    observer: &mut dyn Observer,
 ) -> Result<(), ServeError> {
     let mut results: BTreeMap<Row, (ServeResult, Option<f64>)> = BTreeMap::new();
     let mut warm_rate = None;
@@ -311,7 +294,7 @@ fn matrix(
             (rate, spec.seed) = (warm, seed);
         }
         spec.offered = Offered::Rate(rate);
-        let point = measure(stage, &spec, observer)?;
+        let point = stage.measure(&spec, observer)?;
         if let Some(result) = &point.result {
             results.insert(row, (result.clone(), point.ideal_hit_rate));
         }
@@ -325,7 +308,7 @@ fn compare(
     config: &ServeConfig,
     stage: &mut ServingContext<'_>,
     report: &mut ServeReport,
-    observer: &mut dyn ServeObserver,
+    observer: &mut dyn Observer,
 ) -> Result<(), ServeError> {
     let Offered::Rate(rate) = config.offered else {
         return Err(ServeError::Needs {
@@ -334,7 +317,7 @@ fn compare(
         });
     };
     let open = stage.spec(&format!("open, rate {rate}"), config.offered, config.seed);
-    let open = measure(stage, &open, observer)?;
+    let open = stage.measure(&open, observer)?;
     let Some(result) = &open.result else {
         report.points.push(open);
         report.warnings.push(
@@ -350,7 +333,7 @@ fn compare(
     report.points.push(open);
     let offered = Offered::Concurrency(concurrency);
     let closed = stage.spec(&format!("closed, {concurrency} at a time"), offered, splitmix64(config.seed, 1));
-    report.points.push(measure(stage, &closed, observer)?);
+    report.points.push(stage.measure(&closed, observer)?);
     report.warnings.push(
         "the closed loop sends a request when another is done: when the engine is slow it sends less, and the requests that would have \
          waited are never asked"

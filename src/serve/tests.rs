@@ -2,54 +2,79 @@
 
 mod serving_loop;
 
+use super::serving_job::{PointKey, ServeRequest, ServeResponse};
 use super::*;
-use crate::run::tests::{config as serving_config, report_of, report_told};
-use hbmark_core::result::Cause;
+use crate::run::tests::{config as serving_config, report_by, report_of, worker};
+use crate::worker::journal::{Header, Journal};
+use crate::worker::journaled::EntryOf;
+use crate::worker::{InProcess, JournaledWorker, NoopObserver};
 use hbmark_core::result::serving::{GateName, Validity};
+use hbmark_core::units::Nanos;
 use hbmark_report::output::{Format, render};
+use hbmark_traffic::point::PointSpec;
 use hbmark_traffic::trace::{Trace, TraceRequest};
 use hbmark_traffic::workload::Workload;
 
-/// Knows points, keeps those that are measured, and loses some.
-#[derive(Default)]
-struct RecordingObserver {
-    known: std::collections::VecDeque<(PointKey, Point)>,
-    kept: Vec<(PointKey, Point)>,
-    asked: Vec<PointKey>,
+type Entry = EntryOf<ServeJob>;
+
+/// A virtual clock whose exchanges are kept, and which is lost in some points.
+struct Recorded {
+    worker: InProcess<LocalEngine>,
+    kept: std::rc::Rc<std::cell::RefCell<Vec<Entry>>>,
     /// A point with this in its label is lost.
     loses: Option<&'static str>,
 }
 
 const REASON: &str = "the worker was killed by signal 9 while measuring it";
 
-impl ServeObserver for RecordingObserver {
-    fn stage(&mut self, _what: &str) {}
-    fn progress(&mut self, _progress: Progress) {}
-
-    fn recall(&mut self, spec: &PointSpec, longest: Option<Nanos>) -> Result<Option<Point>, ServeError> {
-        assert!(longest.unwrap().0 > 0.0);
-        let asked = PointKey::of(self.asked.len(), spec);
-        self.asked.push(asked.clone());
-        if let Some((known, point)) = self.known.pop_front() {
-            assert_eq!(known, asked);
-            return Ok(Some(point));
+impl Worker<ServeJob> for Recorded {
+    fn execute(
+        &mut self,
+        request: &ServeRequest,
+        observer: &mut dyn Observer,
+    ) -> Result<ServeResponse, ServeError> {
+        if let ServeRequest::Measure(asked) = request {
+            assert!(asked.longest.unwrap().0 > 0.0);
+            if self.loses.is_some_and(|label| asked.key.label.contains(label)) {
+                let reason = Cause::WorkerLost { detail: REASON.into() };
+                return Ok(ServeResponse::Lost { reason, executing: true });
+            }
         }
-        if self.loses.is_some_and(|label| spec.label.contains(label)) {
-            let (plan, measured) = spec.plan()?;
-            return Ok(Some(Point {
-                not_run: Some(Cause::WorkerLost { detail: REASON.into() }),
-                ..spec.without_result(&plan, &measured)
-            }));
-        }
-        Ok(None)
+        let response = self.worker.execute(request, observer)?;
+        self.kept.borrow_mut().push(Entry { request: request.clone(), response: response.clone() });
+        Ok(response)
     }
 
-    fn measured(&mut self, point: &Result<Point, PointError>, fault: Option<&str>) -> Result<(), ServeError> {
-        assert_eq!(fault, None);
-        let asked = self.asked.last().unwrap().clone();
-        self.kept.push((asked, point.as_ref().unwrap().clone()));
-        Ok(())
+    fn restore(&mut self, request: &ServeRequest, response: &ServeResponse) {
+        self.worker.restore(request, response);
     }
+}
+
+fn config(mode: Mode) -> ServeConfig {
+    ServeConfig { mode, offered: Offered::Rate(4.0), ..serving_config() }
+}
+
+/// A report, and the exchanges that were not known.
+pub(super) fn resumed(config: &ServeConfig, known: Vec<Entry>) -> (Result<Finished, ServeError>, Vec<Entry>) {
+    let folder = tempfile::tempdir().unwrap();
+    let plan = serving_job::ServePlan {
+        arguments: Vec::new(),
+        config: std::collections::BTreeMap::new(),
+        model_hash: String::new(),
+    };
+    let journal = Journal::create(folder.path(), &Header::new("hbmark serve", plan).unwrap()).unwrap();
+    let kept = std::rc::Rc::default();
+    let inner = Recorded { worker: worker(config), kept: std::rc::Rc::clone(&kept), loses: None };
+    let mut worker = JournaledWorker::new(Box::new(inner), journal, known);
+    let model = crate::run::tests::model();
+    let finished = benchmark(&mut worker, config, &model, "hbmark serve --virtual", &mut NoopObserver);
+    (finished, kept.take())
+}
+
+fn losing(mode: Mode, label: &'static str) -> ServeReport {
+    let config = config(mode);
+    let inner = worker(&config);
+    report_by(&config, &mut Recorded { worker: inner, kept: std::rc::Rc::default(), loses: Some(label) })
 }
 
 fn modes() -> [Mode; 5] {
@@ -65,31 +90,48 @@ fn modes() -> [Mode; 5] {
 #[test]
 fn every_mode_goes_on_over_known_points_as_if_it_had_measured_them() {
     for mode in modes() {
-        let mut first = RecordingObserver::default();
-        let whole = report_told(mode.clone(), 4.0, &mut first);
-        assert!(!first.kept.is_empty());
-        for known in [first.kept.len() / 2, first.kept.len()] {
+        let config = config(mode.clone());
+        let (whole, first) = resumed(&config, Vec::new());
+        assert!(first.len() > 1);
+        for known in [first.len() / 2, first.len()] {
             // Through a pipe, as between two processes.
-            let text = serde_json::to_string(&first.kept[..known]).unwrap();
-            let mut second = RecordingObserver {
-                known: serde_json::from_str(&text).unwrap(),
-                ..RecordingObserver::default()
-            };
-            assert_eq!(report_told(mode.clone(), 4.0, &mut second), whole, "{mode:?}, {known} known");
-            assert_eq!(second.kept.len(), first.kept.len() - known);
-            assert_eq!(second.asked, first.asked);
+            let text = serde_json::to_string(&first[..known]).unwrap();
+            let (again, second) = resumed(&config, serde_json::from_str(&text).unwrap());
+            assert_eq!(again.unwrap(), *whole.as_ref().unwrap(), "{mode:?}, {known} known");
+            assert_eq!(second.len(), first.len() - known);
         }
     }
 }
 
 #[test]
+fn another_point_in_the_place_of_a_known_one_is_refused() {
+    let sweep = |values: &[f64]| config(Mode::Sweep { variable: "rate".into(), values: values.to_vec() });
+    let (_, first) = resumed(&sweep(&[2.0, 4.0]), Vec::new());
+    let (refused, _) = resumed(&sweep(&[3.0, 4.0]), first);
+    let refused = refused.unwrap_err().to_string();
+    assert!(refused.contains("goes on with `rate 2` (point 1, seed"), "{refused}");
+    assert!(refused.contains("the plan with `rate 3` (point 1, seed"), "{refused}");
+}
+
+#[test]
+fn a_point_whose_trace_changed_meanwhile_is_refused() {
+    let config = config(Mode::Single);
+    let (_, mut exchanges) = resumed(&config, Vec::new());
+    let Entry { request: ServeRequest::Measure(asked), .. } = &mut exchanges[1] else { unreachable!() };
+    asked.spec.seed += 1;
+    let mut worker = worker(&config);
+    worker.execute(&exchanges[0].request, &mut NoopObserver).unwrap();
+    let error = worker.execute(&exchanges[1].request, &mut NoopObserver).unwrap_err().to_string();
+    assert!(
+        error.contains("was asked for `rate 4` (point 1") && error.contains("changed meanwhile"),
+        "{error}"
+    );
+}
+
+#[test]
 fn a_lost_point_of_a_sweep_costs_no_other() {
     let mode = Mode::Sweep { variable: "rate".into(), values: vec![2.0, 4.0, 8.0] };
-    let report = report_told(
-        mode,
-        4.0,
-        &mut RecordingObserver { loses: Some("rate 4"), ..RecordingObserver::default() },
-    );
+    let report = losing(mode, "rate 4");
     let has: Vec<bool> = report.points.iter().map(|point| point.result.is_some()).collect();
     assert_eq!(has, [true, false, true]);
     assert_eq!(report.points[1].not_run, Some(Cause::WorkerLost { detail: REASON.into() }));
@@ -99,11 +141,7 @@ fn a_lost_point_of_a_sweep_costs_no_other() {
 fn a_search_that_loses_a_point_ends_in_words_and_claims_no_rate() {
     let mode = Mode::FindMaxRate { seeds: 2, precision: 0.2 };
     // The second rate that is tried: the first one held.
-    let lost = report_told(
-        mode.clone(),
-        4.0,
-        &mut RecordingObserver { loses: Some("rate 8"), ..RecordingObserver::default() },
-    );
+    let lost = losing(mode.clone(), "rate 8");
     let search = lost.search.unwrap();
     assert_eq!((search.max_rate, search.confirmed), (None, false));
     assert_eq!(
@@ -116,21 +154,13 @@ fn a_search_that_loses_a_point_ends_in_words_and_claims_no_rate() {
     assert_eq!(search.attempts.last().unwrap().why, REASON);
     assert_eq!((lost.points.len(), lost.points[1].label.as_str()), (2, "bracket 8.000/s"));
     // And the very first.
-    let lost = report_told(
-        mode,
-        4.0,
-        &mut RecordingObserver { loses: Some("rate"), ..RecordingObserver::default() },
-    );
+    let lost = losing(mode, "rate");
     assert!(lost.search.unwrap().note.ends_with("no rate had held before"));
 }
 
 #[test]
 fn a_closed_loop_is_not_compared_with_an_open_one_that_was_lost() {
-    let report = report_told(
-        Mode::CompareLoops,
-        4.0,
-        &mut RecordingObserver { loses: Some("open"), ..RecordingObserver::default() },
-    );
+    let report = losing(Mode::CompareLoops, "open");
     assert_eq!(report.points.len(), 1);
     assert!(report.warnings.iter().any(|warning| warning.contains("the closed loop was not run")));
 }
@@ -139,11 +169,7 @@ fn a_closed_loop_is_not_compared_with_an_open_one_that_was_lost() {
 fn every_lost_point_can_be_shown_and_explained() {
     let some = [(Mode::Matrix { scale: 1.0 }, "refix"), (modes()[1].clone(), "rate 8")];
     for (mode, loses) in modes().into_iter().map(|mode| (mode, "")).chain(some) {
-        let report = report_told(
-            mode.clone(),
-            4.0,
-            &mut RecordingObserver { loses: Some(loses), ..RecordingObserver::default() },
-        );
+        let report = losing(mode.clone(), loses);
         assert!(
             report.points.iter().any(|point| point.result.is_none()),
             "{mode:?} loses none with `{loses}`"
@@ -157,8 +183,7 @@ fn every_lost_point_can_be_shown_and_explained() {
 
 #[test]
 fn a_point_is_known_by_all_that_was_asked() {
-    let mut keeper = RecordingObserver::default();
-    report_told(Mode::Single, 4.0, &mut keeper);
+    let scheduler = report_of(&config(Mode::Single)).points[0].scheduler.clone();
     let spec = || PointSpec {
         label: "rate 4".into(),
         source: TrafficSource::Workload(Workload::fixed(8, 4).unwrap()),
@@ -167,7 +192,7 @@ fn a_point_is_known_by_all_that_was_asked() {
         burst: None,
         requests: 10,
         warmup: 4,
-        scheduler: keeper.kept[0].1.scheduler.clone(),
+        scheduler: scheduler.clone(),
         sampling: Sampling::GREEDY,
         stop_at_eos: false,
         seed: 7,
@@ -216,7 +241,7 @@ fn point(change: impl FnOnce(&mut ServeConfig)) -> Point {
         ..serving_config()
     };
     change(&mut config);
-    report_of(&config, &mut RecordingObserver::default()).points.remove(0)
+    report_of(&config).points.remove(0)
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Faults planted into a worker, so that what protects a run can be tested on a machine that is well.
+//! Faults planted into a worker, to test the isolation of a run on a healthy machine.
 //!
 //! Enters: the environment variable [`VARIABLE`], read by workers only, as `KIND@WHERE[:STEPS[:WORKERS]]`. KIND is `abort`, `kill`, `exit=N`,
 //! `hang`, `device` or `oom`; WHERE the name of a cell or a point, `begin` or `load`; STEPS how many of its steps go well before (0);
@@ -69,7 +69,7 @@ impl InjectedFault {
         parts.next().is_none().then(|| Self { text: text.to_owned(), kind, place, steps, workers })
     }
 
-    /// The fault, where the worker that comes after so many others suffers it.
+    /// The fault, where the worker after so many others suffers it.
     pub fn for_worker(self, before: usize) -> Option<Self> {
         (before < self.workers).then_some(self)
     }
@@ -86,7 +86,7 @@ impl InjectedFault {
         }
     }
 
-    /// Strikes; comes back only with an error that an engine could have.
+    /// Strikes; returns only with an error that an engine could have.
     fn trigger(&self) -> EngineError {
         anstream::eprintln!("{}", self.warning());
         let device = "planted".to_owned();
@@ -120,12 +120,15 @@ pub struct FaultSite {
 }
 
 impl FaultSite {
-    /// A visit of a cell or a point begins.
+    /// A visit of a cell or a point begins; an empty name for anything else.
     pub fn enter(&self, place: &str) {
         self.place.replace(place.to_owned());
         self.steps.set(0);
     }
 }
+
+/// Wraps a session when it is opened.
+pub type SessionWrapper = Box<dyn Fn(Box<dyn Session>) -> Box<dyn Session>>;
 
 /// A session that suffers a planted fault.
 pub struct FaultInjectingSession {

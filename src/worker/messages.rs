@@ -9,15 +9,15 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 /// Raised when a message changes its meaning.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
-/// A longer line is no message of ours: the blocks of one visit, or all points of a serving result, are a few megabytes at the most.
+/// A longer line is no message of ours: the blocks of one visit, or one point of a serving result, are a few megabytes at the most.
 const MAX_LINE: u64 = 256 << 20;
 
-/// From the supervisor to the worker: what all of its work is about, and orders.
+/// From the supervisor to the worker: the configuration of the job, and requests.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum SupervisorMessage<C, O> {
+pub enum SupervisorMessage<C, Q> {
     /// The first message. `parent` is the process that must be alive, `workers` how many there were before.
     Hello {
         program: Program,
@@ -25,13 +25,13 @@ pub enum SupervisorMessage<C, O> {
         workers: usize,
         config: Box<C>,
     },
-    Request(Box<O>),
+    Request(Q),
 }
 
-/// From the worker to the supervisor: signs of life, and answers.
+/// From the worker to the supervisor: progress, and responses.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum WorkerMessage<A> {
+pub enum WorkerMessage<R> {
     Hello {
         program: Program,
     },
@@ -42,14 +42,19 @@ pub enum WorkerMessage<A> {
         done: u64,
         total: u64,
     },
-    /// For so many seconds nothing more may be heard.
-    Busy {
-        seconds: f64,
+    Progress {
+        done: usize,
+        total: usize,
+        message: String,
     },
-    Response(Box<A>),
+    /// The next message is predicted within so many seconds, where that can be predicted.
+    Busy {
+        seconds: Option<f64>,
+    },
+    Response(Box<R>),
 }
 
-/// Which program speaks.
+/// Which program sends a message.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Program {
     wire: u32,
@@ -73,7 +78,7 @@ impl std::fmt::Display for Program {
     }
 }
 
-/// Writes a message and hands it over at once.
+/// Writes a message and flushes it.
 ///
 /// # Errors
 /// When the pipe is broken.
@@ -109,12 +114,12 @@ mod tests {
         let word = WorkerMessage::Response(Box::new("a \n line break".into()));
         let mut pipe = Vec::new();
         write(&mut pipe, &word).unwrap();
-        write(&mut pipe, &WorkerMessage::Busy { seconds: 0.1 + 0.2 }).unwrap();
+        write(&mut pipe, &WorkerMessage::Busy { seconds: Some(0.1 + 0.2) }).unwrap();
         let mut input = &pipe[..];
         assert_eq!(read::<WorkerMessage>(&mut input).unwrap(), Some(word));
         assert_eq!(
             read::<WorkerMessage>(&mut input).unwrap(),
-            Some(WorkerMessage::Busy { seconds: 0.1 + 0.2 })
+            Some(WorkerMessage::Busy { seconds: Some(0.1 + 0.2) })
         );
         assert_eq!(read::<WorkerMessage>(&mut input).unwrap(), None);
         let mut half = &pipe[..pipe.len() - 1];

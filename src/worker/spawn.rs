@@ -1,7 +1,7 @@
-//! Processes of this very program that work for it, one at a time.
+//! Child processes of this very program, one at a time.
 //!
-//! Enters: how to start one, and messages for it. Leaves: its words, or how it ended. It knows neither what the messages mean nor when a
-//! silence is too long: that is for whoever supervises.
+//! Enters: how to start one, and messages for it. Leaves: its messages, or how it ended. What the messages mean and when a silence is too
+//! long is for the supervisor to say.
 
 use std::io::BufReader;
 use std::path::PathBuf;
@@ -15,14 +15,14 @@ use serde::de::DeserializeOwned;
 use super::messages::{self, Program, SupervisorMessage, WorkerMessage};
 use crate::worker::child::WORKER_ARGUMENT;
 
-/// A worker that was told to end is killed after this time.
+/// A worker that was asked to end is killed after this time.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How to start a worker.
 #[derive(Debug, Clone)]
 pub struct WorkerCommand {
     pub program: PathBuf,
-    /// How long a worker may be silent beyond what is predicted.
+    /// How long a worker may be silent on top of what is predicted.
     pub timeout: Duration,
 }
 
@@ -48,6 +48,24 @@ pub enum WorkerError {
     VersionMismatch { worker: String, this: String },
     #[error("the worker answered something else than it was asked: {doing}")]
     UnexpectedResponse { doing: String },
+    #[error("{reason}")]
+    Refused { reason: String },
+    /// `executing` says whether a request was being executed.
+    #[error("stopped by {} before anything was measured", signal_name(*signal))]
+    Interrupted { signal: i32, executing: bool },
+}
+
+impl WorkerError {
+    /// The signal that ended it, if one did.
+    #[must_use]
+    pub fn signal(&self) -> Option<i32> {
+        if let Self::Interrupted { signal, .. } = self { Some(*signal) } else { None }
+    }
+}
+
+/// A signal's name.
+pub(crate) fn signal_name(signal: i32) -> &'static str {
+    signal_hook::low_level::signal_name(signal).unwrap_or("a signal")
 }
 
 /// What a supervisor wakes up for.
@@ -73,14 +91,14 @@ enum QueuedEvent<A> {
 struct Worker {
     number: usize,
     child: Child,
-    calls: Option<ChildStdin>,
+    input: Option<ChildStdin>,
 }
 
 /// The worker that there is, if there is one, and the place of the next.
 pub(crate) struct Workers<A> {
     program: PathBuf,
     /// What follows [`WORKER_ARGUMENT`].
-    kind: Option<&'static str>,
+    kind: &'static str,
     worker: Option<Worker>,
     started: usize,
     events: Receiver<QueuedEvent<A>>,
@@ -88,12 +106,12 @@ pub(crate) struct Workers<A> {
 }
 
 impl<A: DeserializeOwned + Send + 'static> Workers<A> {
-    pub(crate) fn new(program: PathBuf, kind: Option<&'static str>) -> Self {
+    pub(crate) fn new(program: PathBuf, kind: &'static str) -> Self {
         let (sender, events) = channel();
         Self { program, kind, worker: None, started: 0, events, sender }
     }
 
-    /// Makes [`Self::next_event`] hear of a signal.
+    /// Makes a signal an event of [`Self::next_event`].
     pub(crate) fn interrupt_sender(&self) -> impl Fn(i32) + Send + 'static {
         let tell = self.sender.clone();
         move |signal| {
@@ -116,7 +134,7 @@ impl<A: DeserializeOwned + Send + 'static> Workers<A> {
         use std::os::unix::process::CommandExt;
         let mut child = Command::new(&self.program)
             .arg(WORKER_ARGUMENT)
-            .args(self.kind)
+            .arg(self.kind)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             // Ctrl-C at a terminal is for the supervisor alone.
@@ -125,12 +143,12 @@ impl<A: DeserializeOwned + Send + 'static> Workers<A> {
             .map_err(|source| WorkerError::Start { program: self.program.clone(), source })?;
         let number = self.started;
         self.started += 1;
-        let (calls, words) = (child.stdin.take(), child.stdout.take());
+        let (input, output) = (child.stdin.take(), child.stdout.take());
         let sender = self.sender.clone();
-        if let Some(words) = words {
-            std::thread::spawn(move || listen(number, BufReader::new(words), &sender));
+        if let Some(output) = output {
+            std::thread::spawn(move || listen(number, BufReader::new(output), &sender));
         }
-        self.worker = Some(Worker { number, child, calls });
+        self.worker = Some(Worker { number, child, input });
         Ok(())
     }
 
@@ -146,8 +164,8 @@ impl<A: DeserializeOwned + Send + 'static> Workers<A> {
 
     /// Sends a message. A worker that is gone is found by [`Self::next_event`], where its pipe ends.
     pub(crate) fn send(&mut self, message: &impl Serialize) {
-        if let Some(calls) = self.worker.as_mut().and_then(|worker| worker.calls.as_mut()) {
-            let _ = messages::write(calls, message);
+        if let Some(input) = self.worker.as_mut().and_then(|worker| worker.input.as_mut()) {
+            let _ = messages::write(input, message);
         }
     }
 
@@ -158,8 +176,8 @@ impl<A: DeserializeOwned + Send + 'static> Workers<A> {
         loop {
             let slept = Instant::now();
             match self.events.recv_timeout(waiting.slice()) {
-                Ok(QueuedEvent::Message(of, word)) if Some(of) == number => {
-                    return WorkerEvent::Message(*word);
+                Ok(QueuedEvent::Message(of, message)) if Some(of) == number => {
+                    return WorkerEvent::Message(*message);
                 }
                 Ok(QueuedEvent::Closed(of, broken)) if Some(of) == number => {
                     let broken = broken
@@ -184,7 +202,7 @@ impl<A: DeserializeOwned + Send + 'static> Workers<A> {
             match worker.child.try_wait() {
                 Ok(None) if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(2)),
                 Ok(None) => {
-                    // It closed its pipe and lives on: of no use to anybody.
+                    // It closed its pipe and runs on: nothing can be asked of it any more.
                     let _ = worker.child.kill();
                     break worker.child.wait();
                 }
@@ -194,25 +212,25 @@ impl<A: DeserializeOwned + Send + 'static> Workers<A> {
         };
         match status {
             Ok(status) => exit_description(status),
-            Err(error) => format!("ended, nobody knows how ({error}),"),
+            Err(error) => format!("ended in an unknown way ({error})"),
         }
     }
 
-    /// Lets an idle worker end by itself: profilers and CUDA write their last words then.
+    /// Lets an idle worker end by itself: profilers and CUDA write their output then.
     pub(crate) fn shut_down(&mut self) {
         let Some(worker) = &mut self.worker else { return };
-        worker.calls = None;
+        worker.input = None;
         let deadline = Instant::now() + SHUTDOWN_TIMEOUT;
         while matches!(self.next_event(deadline), WorkerEvent::Message(_)) {}
         self.kill();
     }
 }
 
-/// What is left of a silence that is borne. A process that is stopped (SIGSTOP, a laptop that sleeps) hears nothing while words pile up
-/// in the pipe: of a slice of waiting that took longer than it was to take, the rest was not waited by anybody and does not count.
+/// What is left of an allowed silence. A process that is stopped (SIGSTOP, a laptop that sleeps) reads nothing while messages pile up in
+/// the pipe: of a slice of waiting that took longer than planned, the rest does not count.
 struct IdleTimer {
     left: Duration,
-    /// Whether the last look at the pipe is still to come.
+    /// Whether the last poll of the pipe is still to come.
     spare: bool,
 }
 
@@ -259,9 +277,9 @@ impl<A> Drop for Workers<A> {
     }
 }
 
-/// Checks the first word of a worker: another program would mean other things by the same words.
-pub(crate) fn check_same_version<A>(word: &WorkerMessage<A>) -> Result<(), WorkerError> {
-    match word {
+/// Checks the first message of a worker: another version may mean other things by the same messages.
+pub(crate) fn check_same_version<A>(message: &WorkerMessage<A>) -> Result<(), WorkerError> {
+    match message {
         WorkerMessage::Hello { program } if *program == Program::this() => Ok(()),
         WorkerMessage::Hello { program } => {
             let (worker, this) = (program.to_string(), Program::this().to_string());
@@ -271,16 +289,16 @@ pub(crate) fn check_same_version<A>(word: &WorkerMessage<A>) -> Result<(), Worke
     }
 }
 
-/// Passes a worker's words on until its pipe ends.
+/// Passes a worker's messages on until its pipe ends.
 fn listen<A: DeserializeOwned>(
     number: usize,
-    mut words: impl std::io::BufRead,
+    mut output: impl std::io::BufRead,
     sender: &Sender<QueuedEvent<A>>,
 ) {
     let broken = loop {
-        match messages::read(&mut words) {
-            Ok(Some(word)) => {
-                if sender.send(QueuedEvent::Message(number, Box::new(word))).is_err() {
+        match messages::read(&mut output) {
+            Ok(Some(message)) => {
+                if sender.send(QueuedEvent::Message(number, Box::new(message))).is_err() {
                     return;
                 }
             }
@@ -334,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn a_deadline_that_passed_while_nobody_looked_leaves_a_last_look() {
+    fn a_deadline_that_passed_unpolled_leaves_a_last_poll() {
         assert_eq!(waits(0, Duration::ZERO), FINAL_POLL);
         assert!(!IdleTimer::until(Instant::now()).is_over());
     }

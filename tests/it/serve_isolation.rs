@@ -72,8 +72,7 @@ fn a_worker_that_dies_costs_one_point_and_is_named() {
 
 #[test]
 fn a_worker_that_hangs_costs_one_point_and_says_for_how_long_it_was_silent() {
-    let reason =
-        ["no answer while measuring rate 200", "silent for", "the longest step should take", "was killed"];
+    let reason = ["no answer while measuring rate 200", "silent for", "are predicted", "was killed"];
     costs_one_point("hang", &["--hang-after", "1"], &reason);
 }
 

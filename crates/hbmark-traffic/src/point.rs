@@ -2,7 +2,7 @@
 //!
 //! Enters: a [`PointSpec`]. Leaves: planned requests, and their simulation on a virtual clock.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::adapters::AdapterMix;
 use crate::arrivals::Burst;
@@ -40,21 +40,17 @@ pub enum PlanError {
 }
 
 /// The source of requests.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 #[expect(clippy::large_enum_variant, reason = "one per point, never many at once")]
 pub enum TrafficSource {
     Workload(Workload),
-    /// Times are multiplied by the factor, unless a rate is given.
-    Trace(#[serde(serialize_with = "whole")] std::rc::Rc<Trace>, f64),
-}
-
-/// A trace by its content.
-fn whole<S: serde::Serializer>(trace: &std::rc::Rc<Trace>, serializer: S) -> Result<S::Ok, S::Error> {
-    Trace::serialize(trace, serializer)
+    /// Times are multiplied by the factor, where no rate is asked for. The trace itself is not serialised.
+    Trace(#[serde(skip)] std::rc::Rc<Trace>, f64),
 }
 
 /// What to measure.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct PointSpec {
     pub label: String,
     pub source: TrafficSource,

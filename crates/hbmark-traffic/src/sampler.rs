@@ -3,12 +3,12 @@
 //! Enters: the logits of one position. Leaves: a token that is a function of the logits, the seed, the request and the position alone,
 //! so that an output does not depend on what it was batched with.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::workload::splitmix64;
 
 /// How tokens are chosen.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Sampling {
     /// 0 is greedy.
     pub temperature: f32,

@@ -53,7 +53,7 @@ pub struct TraceRequest {
 }
 
 /// A trace as read.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Trace {
     pub format: &'static str,
     pub requests: Vec<TraceRequest>,

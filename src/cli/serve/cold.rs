@@ -6,9 +6,10 @@ use anyhow::Context;
 use clap::Args;
 
 use super::finish::conclude;
-use super::flags::{EngineArgs, OutputArgs, within};
-use super::progress::LiveProgress;
-use crate::cli::run::command_line;
+use super::flags::{EngineArgs, within};
+use crate::cli::benchmark::command_line;
+use crate::cli::progress::Progress;
+use crate::cli::shared_args::OutputArgs;
 use crate::cli::{Outcome, lock_folder};
 use crate::serve::cold::{self, ColdConfig};
 
@@ -54,10 +55,10 @@ impl ColdArgs {
         let program = std::env::current_exe().context("cannot find this program, to launch it again")?;
         let mut arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
         arguments.push("--child".into());
-        let mut live = LiveProgress::new();
+        let mut progress = Progress::new();
         let report =
-            cold::measure(&config, &engine.open()?, &command_line(), (&program, &arguments), &mut live);
-        live.finish();
+            cold::measure(&config, &engine.open()?, &command_line(), (&program, &arguments), &mut progress);
+        progress.finish();
         conclude(&report?, output)??;
         Ok(Outcome::Complete)
     }

@@ -3,40 +3,36 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::Path;
-use std::time::Duration;
+use std::rc::Rc;
 
-use anyhow::Context;
 use clap::parser::ValueSource;
 use clap::{ArgMatches, CommandFactory, Parser};
 
-use super::flags::{OutputArgs, ServingArgs, WorkerArgs};
-use super::progress::LiveProgress;
+use super::flags::ServingArgs;
 use super::{Args, Asked, Mode};
-use crate::cli::run::command_line;
-use crate::cli::{Cli, Command, Outcome, give_up, lock_folder, prepare_folder, print_result, save, say};
+use crate::cli::benchmark::{self, FREE, Resumable, WorkerArgs, arguments_of, command_line, give_up, reopen};
+use crate::cli::progress::Progress;
+use crate::cli::shared_args::OutputArgs;
+use crate::cli::{Cli, Command, Outcome, lock_folder, prepare_folder, print_result, save, say};
 use crate::engine;
-use crate::serve::checkpoint::{ServeCheckpoint, ServePlan};
-use crate::serve::subprocess::{self, Job};
-use crate::serve::{Completion, Finished, ServeConfig, ServeError, ServeObserver, in_process};
+use crate::serve::serving_job::{ServeJob, ServePlan, ServeResponse};
+use crate::serve::{Completion, Finished, LocalEngine, ServeConfig};
 use crate::weights::OpenModel;
-use crate::worker::journal::{self, Header, Journal, ReopenedJournal};
-use crate::worker::signals::Interrupts;
-use crate::worker::spawn::WorkerCommand;
+use crate::worker::InProcess;
+use crate::worker::child::WorkerExit;
+use crate::worker::journal::{self, Header, Journal};
 use hbmark_core::result::as_map;
 use hbmark_core::result::serving::{ServeReport, Validity};
 
-/// Settings of this program and not of what is measured: they may change when a benchmark goes on.
-const FREE: [&str; 4] = ["resume", "format", "no_isolation", "hang_after"];
-
-/// A benchmark that is about to start, or to go on.
+/// A benchmark that is about to start, or to be resumed.
 struct Ready {
-    isolated: bool,
-    worker: WorkerArgs,
+    isolation: Option<WorkerArgs>,
     output: OutputArgs,
     config: ServeConfig,
-    model: OpenModel,
-    job: Job,
-    checkpoint: ServeCheckpoint,
+    model: Rc<OpenModel>,
+    arguments: Vec<OsString>,
+    command: String,
+    journal: Resumable<ServeJob>,
 }
 
 /// Runs it.
@@ -52,27 +48,17 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
             start(asked)?
         }
     };
-    let Ready { isolated, worker, output, config, model, job, mut checkpoint } = ready;
+    let Ready { isolation, output, config, model, arguments, command, journal } = ready;
     // Before any other thread is started.
     crate::engine::threads::limit(config.threads);
-    let interrupts = Interrupts::listen().context("cannot listen for Ctrl-C")?;
-    let mut live = LiveProgress::new();
-    let finished = if isolated {
-        // The worker opens it for itself.
-        drop(model);
-        let launch = WorkerCommand::this_program(Duration::from_secs(u64::from(worker.hang_after)))?;
-        subprocess::serve(&launch, &job, &interrupts, &mut checkpoint, &mut live)
-    } else {
-        in_process::serve(&config, &model, &job.command, &interrupts, &mut checkpoint, &mut live)
-    };
-    live.finish();
-    let journal = checkpoint.into_journal();
+    let handler = LocalEngine::new(&config, model.clone());
+    let isolation = isolation.map(|worker| (worker, arguments));
+    let (finished, journal) = benchmark::execute(isolation, handler, journal, |worker, progress| {
+        crate::serve::benchmark(worker, &config, &model, &command, progress)
+    })?;
     let Finished { report, lost, ending } = match finished {
         Ok(finished) => finished,
-        Err(error) => {
-            let signal = if let ServeError::Interrupted { signal } = error { Some(signal) } else { None };
-            return give_up(journal, signal, error.into());
-        }
+        Err(error) => return give_up(journal, error.signal(), error.into()),
     };
     let printed = conclude(&report, &output)?;
     if ending == Completion::Whole {
@@ -97,63 +83,73 @@ fn judge(report: &ServeReport) -> Outcome {
     Outcome::Complete
 }
 
-/// A virtual clock: nothing to isolate, and soon done again.
+/// A virtual clock: nothing to isolate, and quickly repeated.
 fn simulate(Asked { serving, config, .. }: &Asked<'_>) -> anyhow::Result<Outcome> {
-    let model = serving.open()?;
+    let model = Rc::new(serving.open()?);
     // Kept until the result is saved.
-    let _claim = config.out.as_deref().map(lock_folder).transpose()?;
-    let mut live = LiveProgress::new();
-    let report = crate::serve::serve(config, &model, &command_line(), &mut live);
-    live.finish();
-    let report = report?;
+    let _lock = config.out.as_deref().map(lock_folder).transpose()?;
+    let mut worker = InProcess::new(LocalEngine::new(config, model.clone()));
+    let mut progress = Progress::new();
+    let finished = crate::serve::benchmark(&mut worker, config, &model, &command_line(), &mut progress);
+    progress.finish();
+    let report = finished?.report;
     conclude(&report, &serving.output)??;
     Ok(judge(&report))
 }
 
-/// What is asked for, in a process of `worker`.
-fn ready(asked: Asked<'_>, worker: WorkerArgs, output: OutputArgs, job: Job) -> anyhow::Result<Ready> {
-    let Asked { serving, workload, config } = asked;
-    // What only this process can read no other one reads again.
+/// What is asked for, before its journal.
+fn ready(
+    Asked { serving, workload, config }: Asked<'_>,
+    worker: WorkerArgs,
+    output: OutputArgs,
+    (arguments, command): (Vec<OsString>, String),
+) -> anyhow::Result<Ready> {
+    // Files that another process cannot read again.
     let own = |path: &Path| path.starts_with("/dev") || path.starts_with("/proc/self");
     let isolated = !worker.no_isolation && !serving.files().chain(workload.map(Path::new)).any(own);
     let config = ServeConfig { out: output.out.clone(), ..config };
-    let model = serving.open()?;
-    Ok(Ready { isolated, worker, output, config, model, job, checkpoint: ServeCheckpoint::default() })
+    let model = Rc::new(serving.open()?);
+    Ok(Ready {
+        isolation: isolated.then_some(worker),
+        output,
+        config,
+        model,
+        arguments,
+        command,
+        journal: None,
+    })
 }
 
 /// A benchmark from its beginning.
 fn start(asked: Asked<'_>) -> anyhow::Result<Ready> {
-    let job = Job { arguments: std::env::args_os().skip(1).collect(), command: command_line() };
     let (worker, output) = (asked.serving.worker, asked.serving.output.clone());
-    let mut ready = ready(asked, worker, output, job)?;
+    let mut ready = ready(asked, worker, output, (std::env::args_os().skip(1).collect(), command_line()))?;
     if let Some(folder) = &ready.config.out {
         prepare_folder(folder, 0)?;
-        let plan = plan(&ready.config, &ready.model, ready.job.arguments.clone());
-        let header = Header::new(&ready.job.command, plan)?;
-        ready.checkpoint = ServeCheckpoint::journaled(Journal::create(folder, &header)?, Vec::new());
+        let plan = plan(&ready.config, &ready.model, ready.arguments.clone());
+        let header = Header::new(&ready.command, plan)?;
+        ready.journal = Some((Journal::create(folder, &header)?, Vec::new()));
     }
     Ok(ready)
 }
 
-/// A benchmark from where it ended.
+/// A benchmark that ended early.
 fn resume(given: &ServingArgs, folder: &Path) -> anyhow::Result<Ready> {
-    let ReopenedJournal { journal, header: Header { command, plan: was, .. }, entries, notice } =
-        Journal::reopen::<ServePlan, _>(folder)?;
-    if let Some(notice) = notice {
-        say(&notice);
-    }
+    let (journal, Header { command, plan: was, .. }, entries) = reopen::<ServePlan, ServeJob>(folder)?;
     same_settings(&was.arguments, folder)?;
     let output = OutputArgs { out: Some(folder.to_owned()), ..given.output.clone() };
-    let job = Job { arguments: was.arguments.clone(), command };
-    let mut ready = ready(parse(&was.arguments)?.asked()?, given.worker, output, job)?;
+    let asked = parse(&was.arguments)?;
+    let mut ready = ready(asked.asked()?, given.worker, output, (was.arguments.clone(), command))?;
     let is = plan(&ready.config, &ready.model, was.arguments);
     for (key, was) in was.config.iter().filter(|(key, _)| *key != "out") {
         let is = is.config.get(key).map_or_else(String::new, ToString::to_string);
         journal::same(folder, key, &was.to_string(), &is)?;
     }
     journal::same(folder, "the model", &was.model_hash, &is.model_hash)?;
-    ready.checkpoint = ServeCheckpoint::journaled(journal, entries);
-    say(&format!("resuming `{}` after {} measured points", ready.job.command, ready.checkpoint.points()));
+    let points =
+        entries.iter().filter(|entry| matches!(entry.response, ServeResponse::Measured { .. })).count();
+    say(&format!("resuming `{}` after {points} measured points", ready.command));
+    ready.journal = Some((journal, entries));
     Ok(ready)
 }
 
@@ -164,14 +160,13 @@ fn plan(config: &ServeConfig, model: &OpenModel, arguments: Vec<OsString>) -> Se
     ServePlan { arguments, config, model_hash }
 }
 
-/// Holds the settings that are given again on the command line against those of a benchmark.
+/// Compares the settings that are given again on the command line with those of a benchmark.
 fn same_settings(was: &[OsString], folder: &Path) -> anyhow::Result<()> {
     let program = std::iter::once(OsString::from("hbmark"));
     let cli = Cli::command();
     let was = cli.clone().try_get_matches_from(program.chain(was.iter().cloned()))?;
-    let is = cli.clone().get_matches();
     let (Some(was), Some(is), Some(serve)) =
-        (was.subcommand_matches("serve"), is.subcommand_matches("serve"), cli.find_subcommand("serve"))
+        (was.subcommand_matches("serve"), arguments_of("serve"), cli.find_subcommand("serve"))
     else {
         return Ok(());
     };
@@ -184,7 +179,7 @@ fn same_settings(was: &[OsString], folder: &Path) -> anyhow::Result<()> {
     for id in serve.get_arguments().map(|flag| flag.get_id().as_str()).filter(|id| !FREE.contains(id)) {
         if is.value_source(id) == Some(ValueSource::CommandLine) {
             let what = format!("--{}", id.replace('_', "-"));
-            journal::same(folder, &what, &text(was, id), &text(is, id))?;
+            journal::same(folder, &what, &text(was, id), &text(&is, id))?;
         }
     }
     Ok(())
@@ -205,18 +200,17 @@ pub(super) fn conclude(report: &ServeReport, output: &OutputArgs) -> anyhow::Res
     crate::cli::conclude(print_result(report, output.format), saved)
 }
 
-/// Serves as a worker.
-pub(in crate::cli) fn work() -> Result<(), crate::worker::child::WorkerExit> {
-    crate::serve::child::work(|job, observer| {
-        report_of(job, observer).map_err(|error| crate::cli::one_line(&error))
+/// Executes the requests of a supervisor.
+pub(in crate::cli) fn work() -> Result<(), WorkerExit> {
+    crate::worker::child::work(|arguments: &Vec<OsString>| {
+        handler(arguments).map_err(|error| crate::cli::one_line(&error))
     })
 }
 
-/// The report of a job: what these arguments mean, done in this process.
-fn report_of(job: &Job, observer: &mut dyn ServeObserver) -> anyhow::Result<ServeReport> {
-    let args = parse(&job.arguments)?;
+/// The engine that these arguments mean, in this process.
+fn handler(arguments: &[OsString]) -> anyhow::Result<LocalEngine> {
+    let args = parse(arguments)?;
     let Asked { serving, config, .. } = args.asked()?;
     crate::engine::threads::limit(config.threads);
-    let model = serving.open()?;
-    Ok(crate::serve::serve(&config, &model, &job.command, observer)?)
+    Ok(LocalEngine::new(&config, Rc::new(serving.open()?)))
 }

@@ -9,7 +9,8 @@ use std::str::FromStr;
 use clap::{ArgAction, Args};
 
 use super::lora::LoraArgs;
-use crate::cli::shared_args::{DeviceArgs, ModelArgs, parse_dtypes};
+use crate::cli::benchmark::WorkerArgs;
+use crate::cli::shared_args::{DeviceArgs, ModelArgs, OutputArgs, parse_dtypes};
 use crate::run::config::{self, ConfigError};
 use crate::serve::structured_output::{Grammar, StructuredError};
 use crate::serve::{Mode, SchedulerOptions, ServeConfig, VirtualSource};
@@ -19,7 +20,6 @@ use hbmark_core::model::Dtype;
 use hbmark_core::result::saved;
 use hbmark_core::result::serving::{Arrivals, Offered, Policy, Slo, parse_span};
 use hbmark_core::units::Nanos;
-use hbmark_report::output::Format;
 use hbmark_traffic::arrivals::Burst;
 use hbmark_traffic::point::TrafficSource;
 use hbmark_traffic::sampler::Sampling;
@@ -99,36 +99,6 @@ impl EngineArgs {
         let ModelArgs { model, revision, seed } = &self.model;
         Ok(weights::open(model, revision.as_deref(), *seed)?)
     }
-}
-
-/// What becomes of the result.
-#[derive(Debug, Clone, Args)]
-#[command(next_help_heading = None)]
-pub(super) struct OutputArgs {
-    /// Write serve.json, serve.csv, serve.md and report.html into this folder; until then a journal of the measured points.
-    #[arg(long, value_name = "DIR")]
-    pub out: Option<PathBuf>,
-    /// What to print on stdout.
-    #[arg(long, value_enum, default_value = "table")]
-    pub format: Format,
-    /// A note to keep with the result.
-    #[arg(long)]
-    pub note: Option<String>,
-    /// What you expect to see; kept with the result.
-    #[arg(long)]
-    pub hypothesis: Option<String>,
-}
-
-/// The process that measures.
-#[derive(Debug, Clone, Copy, Args)]
-#[command(next_help_heading = None)]
-pub(super) struct WorkerArgs {
-    /// Measure in this process, not in a worker: for profilers and debuggers. A crash then ends everything.
-    #[arg(long, env = "HBMARK_NO_ISOLATION", value_parser = clap::builder::FalseyValueParser::new())]
-    pub no_isolation: bool,
-    /// Worker timeout, added to 10x the expected longest step.
-    #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = clap::value_parser!(u32).range(1..))]
-    pub hang_after: u32,
 }
 
 /// Where no engine runs.

@@ -1,15 +1,18 @@
-//! A rig over scripted sessions, for whoever stands on this side of the waist.
+//! A worker over scripted sessions, for tests of plans.
 
 use std::collections::BTreeMap;
 
 use crate::engine::scripted::{Script, ScriptedSession};
 use crate::engine::{DeviceChoice, DeviceOptions};
 use crate::measure::protocol::{Depth, NoopMonitor};
+use crate::run::RunError;
 use crate::run::config::RunConfig;
-use crate::run::device_worker::{DeviceRequest, DeviceResponse, DeviceWorker, MachineInfo, OpenEngines};
+use crate::run::device_worker::{DeviceJob, DeviceRequest, DeviceResponse, MachineInfo};
 use crate::run::in_process::LoadedEngine;
-use crate::run::{Observer, RunError};
 use crate::weights::OpenModel;
+use crate::worker::job::{Job, OpenRequests};
+use crate::worker::spawn::WorkerError;
+use crate::worker::{NoopObserver, Observer, Worker};
 use hbmark_core::model::{Dtype, test_shapes};
 use hbmark_core::result::{Cause, Environment, KvFill, Phase, Quality};
 use hbmark_traffic::clock::VirtualClock;
@@ -61,7 +64,7 @@ pub(crate) struct Scripted {
     config: RunConfig,
     make: Box<dyn Fn() -> ScriptedSession>,
     live: BTreeMap<usize, LoadedEngine>,
-    open: OpenEngines,
+    open: OpenRequests<DeviceJob>,
     lose: Lose,
     asked: usize,
 }
@@ -72,7 +75,7 @@ impl Scripted {
             config: config.clone(),
             make: Box::new(make),
             live: BTreeMap::new(),
-            open: OpenEngines::default(),
+            open: OpenRequests::default(),
             lose: Box::new(|_, _| None),
             asked: 0,
         }
@@ -96,7 +99,7 @@ impl Scripted {
     }
 
     fn handle(&mut self, request: &DeviceRequest, observer: &mut dyn Observer) -> DeviceResponse {
-        for reopen in self.open.reopen() {
+        for reopen in self.open.missing(&OpenRequests::default()) {
             if let DeviceRequest::Open { series, .. } = &reopen
                 && !self.live.contains_key(series)
             {
@@ -128,13 +131,13 @@ impl Scripted {
     }
 }
 
-impl DeviceWorker for Scripted {
+impl Worker<DeviceJob> for Scripted {
     fn execute(
         &mut self,
         request: &DeviceRequest,
         observer: &mut dyn Observer,
     ) -> Result<DeviceResponse, RunError> {
-        if request.measures() {
+        if DeviceJob::kind(request).is_recorded() {
             self.asked += 1;
             match (self.lose)(self.asked, request) {
                 None => {}
@@ -142,12 +145,12 @@ impl DeviceWorker for Scripted {
                     self.live.clear();
                     return Ok(DeviceResponse::Lost { reason: Cause::WorkerLost { detail } });
                 }
-                Some(Err(signal)) => return Err(RunError::Interrupted { signal }),
+                Some(Err(signal)) => return Err(WorkerError::Interrupted { signal, executing: true }.into()),
             }
         }
         let response = self.handle(request, observer);
         self.open.note(request, &response);
-        if response.is_sticky() {
+        if DeviceJob::is_sticky(&response) {
             self.live.clear();
         }
         Ok(response)
@@ -175,8 +178,8 @@ pub(crate) fn steady(milliseconds: f64) -> impl Fn() -> ScriptedSession {
     }
 }
 
-fn run(worker: &mut dyn DeviceWorker, config: &RunConfig) -> crate::run::Finished {
-    crate::run::benchmark(worker, config, &model(), "hbmark run", &mut crate::run::NoopObserver).unwrap()
+fn run(worker: &mut dyn Worker<DeviceJob>, config: &RunConfig) -> crate::run::Finished {
+    crate::run::benchmark(worker, config, &model(), "hbmark run", &mut NoopObserver).unwrap()
 }
 
 mod claims {
@@ -299,17 +302,9 @@ mod claims {
             last.then(|| Ok("the worker was killed by signal 9".into()))
         });
         let mut report =
-            crate::run::begin(&mut worker, &config, &model, "hbmark run", &mut crate::run::NoopObserver)
-                .unwrap();
+            crate::run::begin(&mut worker, &config, &model, "hbmark run", &mut NoopObserver).unwrap();
         let series = &engine_run::all(&config, &model)[0];
-        let opened = engine_run::open(
-            &mut worker,
-            &config,
-            &model,
-            series,
-            &mut report,
-            &mut crate::run::NoopObserver,
-        );
+        let opened = engine_run::open(&mut worker, &config, &model, series, &mut report, &mut NoopObserver);
         let opened = opened.unwrap().unwrap();
         let cells = opened.skip_unsupported(&mut report);
         let possible = opened.skip_unreplayable(&mut worker, series, cells, &mut report).unwrap();

@@ -3,10 +3,14 @@
 use super::*;
 use crate::run::config::RunConfig;
 use crate::run::device_worker::tests::{Scripted, config, model, steady};
-use crate::run::device_worker::{DeviceRequest, DeviceWorker};
-use crate::run::{Finished, NoopObserver, RunError};
+use crate::run::device_worker::{DeviceJob, DeviceRequest};
+use crate::run::{Finished, RunError};
+use crate::worker::job::Job;
 use crate::worker::journal::*;
+use crate::worker::journaled::{EntryOf, same_machine};
+use crate::worker::{JournaledWorker, NoopObserver, Worker};
 use hbmark_core::result::{CellResult, Report, Status};
+use std::path::Path;
 
 fn settings() -> RunConfig {
     config("native", &[1, 2], &[64])
@@ -18,7 +22,7 @@ fn header() -> Header<RunPlan> {
     Header::new("hbmark run", RunPlan { config, model_hash, cells }).unwrap()
 }
 
-fn reopen(folder: &Path) -> Result<ReopenedJournal<RunPlan, RecordedExchange>, JournalError> {
+fn reopen(folder: &Path) -> Result<ReopenedJournal<RunPlan, EntryOf<DeviceJob>>, JournalError> {
     Journal::reopen(folder)
 }
 
@@ -26,7 +30,7 @@ fn rig() -> Scripted {
     Scripted::new(&settings(), steady(10.0))
 }
 
-fn run(worker: &mut dyn DeviceWorker) -> Result<Finished, RunError> {
+fn run(worker: &mut dyn Worker<DeviceJob>) -> Result<Finished, RunError> {
     crate::run::benchmark(worker, &settings(), &model(), "hbmark run", &mut NoopObserver)
 }
 
@@ -34,7 +38,7 @@ fn run(worker: &mut dyn DeviceWorker) -> Result<Finished, RunError> {
 fn whole() -> (Vec<u8>, Report) {
     let folder = tempfile::tempdir().unwrap();
     let journal = Journal::create(folder.path(), &header()).unwrap();
-    let finished = run(&mut JournaledWorker::new(rig(), journal, Vec::new())).unwrap();
+    let finished = run(&mut JournaledWorker::new(Box::new(rig()), journal, Vec::new())).unwrap();
     (std::fs::read(folder.path().join(FILE)).unwrap(), finished.report)
 }
 
@@ -71,7 +75,7 @@ fn a_run_killed_at_any_line_goes_on_to_the_same_result() {
         let folder = folder(&bytes[..end]);
         let found = reopen(folder.path()).unwrap();
         assert_eq!((found.entries.len(), found.notice), (lines, None));
-        let mut journaled = JournaledWorker::new(rig(), found.journal, found.entries);
+        let mut journaled = JournaledWorker::new(Box::new(rig()), found.journal, found.entries);
         journaled.check_machine(&mut NoopObserver).unwrap();
         let finished = run(&mut journaled).unwrap();
         assert_eq!(cells(&finished.report), cells(&uninterrupted), "after {lines} lines");
@@ -88,8 +92,8 @@ fn a_whole_journal_is_a_whole_result_without_measuring() {
     let (bytes, uninterrupted) = whole();
     let folder = folder(&bytes);
     let found = reopen(folder.path()).unwrap();
-    let idle = rig().losing(|_, request| panic!("{} was measured again", request.description()));
-    let finished = run(&mut JournaledWorker::new(idle, found.journal, found.entries)).unwrap();
+    let idle = rig().losing(|_, request| panic!("{} was measured again", DeviceJob::description(request)));
+    let finished = run(&mut JournaledWorker::new(Box::new(idle), found.journal, found.entries)).unwrap();
     assert_eq!(cells(&finished.report), cells(&uninterrupted));
     assert_eq!(finished.report.cells[0].blocks, uninterrupted.cells[0].blocks, "to the nanosecond");
 }
@@ -168,14 +172,14 @@ fn a_stopped_run_goes_on_and_a_finished_one_leaves_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let journal = Journal::create(folder.path(), &header()).unwrap();
     let stopping = rig().losing(|asked, _| (asked == 5).then_some(Err(2)));
-    let mut journaled = JournaledWorker::new(stopping, journal, Vec::new());
+    let mut journaled = JournaledWorker::new(Box::new(stopping), journal, Vec::new());
     let stopped = run(&mut journaled).unwrap();
     assert_eq!(stopped.stopped, Some(2));
     assert!(stopped.report.cells.iter().any(|cell| cell.status == Status::Incomplete));
     drop(journaled);
     let found = reopen(folder.path()).unwrap();
     assert_eq!(found.entries.len(), 4);
-    let mut journaled = JournaledWorker::new(rig(), found.journal, found.entries);
+    let mut journaled = JournaledWorker::new(Box::new(rig()), found.journal, found.entries);
     assert_eq!(cells(&run(&mut journaled).unwrap().report), cells(&whole().1));
     journaled.into_journal().finish().unwrap();
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
@@ -189,7 +193,7 @@ fn a_loss_is_remembered_across_runs() {
     let losing = move || rig().losing(move |_, request| second_cell(request).then(|| Ok("gone".into())));
     let folder = tempfile::tempdir().unwrap();
     let journal = Journal::create(folder.path(), &header()).unwrap();
-    let mut journaled = JournaledWorker::new(losing(), journal, Vec::new());
+    let mut journaled = JournaledWorker::new(Box::new(losing()), journal, Vec::new());
     let lost = run(&mut journaled).unwrap().report;
     assert_eq!(lost.cells[1].status, Status::Failed);
     drop(journaled);
@@ -197,7 +201,8 @@ fn a_loss_is_remembered_across_runs() {
     for end in ends(&bytes) {
         let folder = self::folder(&bytes[..end]);
         let found = reopen(folder.path()).unwrap();
-        let report = run(&mut JournaledWorker::new(losing(), found.journal, found.entries)).unwrap().report;
+        let report =
+            run(&mut JournaledWorker::new(Box::new(losing()), found.journal, found.entries)).unwrap().report;
         assert_eq!(cells(&report), cells(&lost));
     }
 }
@@ -259,7 +264,8 @@ fn a_journal_of_another_plan_is_not_gone_on_with() {
     let folder = folder(&bytes);
     let found = reopen(folder.path()).unwrap();
     let other = RunConfig { depth: crate::measure::protocol::Depth::Quick, ..settings() };
-    let mut worker = JournaledWorker::new(Scripted::new(&other, steady(10.0)), found.journal, found.entries);
+    let mut worker =
+        JournaledWorker::new(Box::new(Scripted::new(&other, steady(10.0))), found.journal, found.entries);
     let error = crate::run::benchmark(&mut worker, &other, &model(), "hbmark run", &mut NoopObserver)
         .unwrap_err()
         .to_string();
@@ -314,7 +320,9 @@ fn a_forged_block_without_steps_is_refused_and_nothing_is_divided_by_it() {
         _ => None,
     });
     visited.unwrap().blocks[0].step_ns.clear();
-    let error = run(&mut JournaledWorker::new(rig(), found.journal, found.entries)).unwrap_err().to_string();
+    let error = run(&mut JournaledWorker::new(Box::new(rig()), found.journal, found.entries))
+        .unwrap_err()
+        .to_string();
     assert!(error.contains("journal.jsonl holds what no run measures"), "{error}");
     assert!(error.contains("the length of a block that counts of "), "{error}");
 }
