@@ -38,7 +38,7 @@ impl CheckOutcome {
         match self {
             Self::Passed => "ok",
             Self::Failed => "FAILED",
-            Self::NotSaid => "not said",
+            Self::NotSaid => "not reported",
             Self::Inapplicable => "-",
         }
     }
@@ -93,7 +93,7 @@ fn decide(passed: bool, evidence: String, next: &str) -> (CheckOutcome, String, 
 }
 
 /// Said or not.
-fn said<'a>(what: Option<String>, missing: &str, next: &'a str) -> (CheckOutcome, String, &'a str) {
+fn reported<'a>(what: Option<String>, missing: &str, next: &'a str) -> (CheckOutcome, String, &'a str) {
     match what {
         Some(evidence) => (Passed, evidence, next),
         None => (NotSaid, missing.to_owned(), next),
@@ -216,7 +216,7 @@ fn sweep(cells: &[&CellResult]) -> Answer {
 fn hardware(report: &Report) -> Answer {
     let environment = &report.environment;
     let gpu = environment.gpu.as_ref().and_then(|gpu| gpu.name.clone());
-    said(
+    reported(
         gpu.or_else(|| environment.cpu.model.clone()),
         "neither CPU nor GPU is named",
         "run with this version of hbmark",
@@ -229,7 +229,7 @@ fn software(report: &Report) -> Answer {
         let revision = build.git_revision.as_deref().unwrap_or("unknown revision");
         format!("hbmark {} ({revision}), candle {}", build.version, build.candle)
     });
-    said(what, "no version was kept", "run with this version of hbmark")
+    reported(what, "no version was kept", "run with this version of hbmark")
 }
 
 fn storage(cells: &[&CellResult]) -> Answer {
@@ -241,7 +241,7 @@ fn storage(cells: &[&CellResult]) -> Answer {
         }
     }
     let what = (!kinds.is_empty()).then(|| format!("{}, cell by cell", kinds.join("; ")));
-    said(what, "no cell", "hbmark run")
+    reported(what, "no cell", "hbmark run")
 }
 
 fn headroom(report: &Report, cells: &[&CellResult]) -> Answer {
@@ -379,7 +379,11 @@ fn each(
     let stated: Vec<String> = rows.iter().filter_map(|row| of(&row.setup)).collect();
     match stated.first() {
         Some(first) if stated.len() == rows.len() => (Passed, first.clone(), next),
-        _ => (NotSaid, format!("{what}: said of {} of {}", stated.len(), counted(rows.len(), "row")), next),
+        _ => (
+            NotSaid,
+            format!("{what}: reported for {} of {}", stated.len(), counted(rows.len(), "row")),
+            next,
+        ),
     }
 }
 
@@ -391,7 +395,7 @@ fn foreign_warm_up(rows: &[ForeignRow], format: ForeignFormat) -> Answer {
         (Some(count), _) => (Passed, format!("at least {count} before sampling"), NEXT),
         (None, ForeignFormat::LlamaBench) => (
             NotSaid,
-            "llama-bench warms up unless it is told not to, and does not write which".to_owned(),
+            "llama-bench warms up unless that is switched off, and does not record which".to_owned(),
             NEXT,
         ),
         (None, _) => (NotSaid, "the file does not say".to_owned(), NEXT),
@@ -405,14 +409,14 @@ fn foreign_samples(rows: &[ForeignRow], served: bool) -> Answer {
             rows.iter().any(|row| row.values.iter().any(|v| v.statistic == Statistic::Percentile(990)));
         let Some(least) = rows.iter().filter_map(|row| row.setup.completed.or(row.setup.requests)).min()
         else {
-            return (NotSaid, "the number of requests is not said".to_owned(), NEXT);
+            return (NotSaid, "the number of requests is not reported".to_owned(), NEXT);
         };
         let enough = !claims_tail || least >= P99_REQUESTS;
         let claim = if claims_tail { "a p99 is claimed of" } else { "no p99 is claimed of" };
         return decide(enough, format!("{claim} {least} requests"), NEXT);
     }
     let Some(least) = rows.iter().filter_map(|row| row.setup.repetitions).min() else {
-        return (NotSaid, "the number of repetitions is not said".to_owned(), NEXT);
+        return (NotSaid, "the number of repetitions is not reported".to_owned(), NEXT);
     };
     decide(least >= 3, format!("at least {least} repetitions"), NEXT)
 }
@@ -463,7 +467,7 @@ fn open_loop(rows: &[ForeignRow]) -> Answer {
     let limited = rows.iter().any(|row| row.setup.max_concurrency.is_some());
     match rates.iter().find(|rate| matches!(rate, Rate::PerSecond(_))) {
         _ if rates.is_empty() && !limited => {
-            (NotSaid, "neither rate nor concurrency is said".to_owned(), NEXT)
+            (NotSaid, "neither rate nor concurrency is reported".to_owned(), NEXT)
         }
         Some(_) if limited => (
             Failed,
@@ -485,7 +489,7 @@ fn open_loop(rows: &[ForeignRow]) -> Answer {
 
 fn duration(rows: &[ForeignRow]) -> Answer {
     let Some(least) = rows.iter().filter_map(|row| row.setup.duration_s).reduce(f64::min) else {
-        return (NotSaid, "the duration is not said".to_owned(), "record it");
+        return (NotSaid, "the duration is not reported".to_owned(), "record it");
     };
     decide(
         least >= SHORT_SECONDS,
@@ -498,7 +502,7 @@ fn lengths(rows: &[ForeignRow]) -> Answer {
     const NEXT: &str = "prompts and answers as long as those to be served";
     let known: Vec<f64> = rows.iter().filter_map(|row| row.setup.output_tokens).collect();
     let Some(shortest) = known.iter().copied().reduce(f64::min) else {
-        return (NotSaid, "lengths are not said".to_owned(), NEXT);
+        return (NotSaid, "lengths are not reported".to_owned(), NEXT);
     };
     decide(shortest >= SHORT_TOKENS, format!("at least {shortest:.0} tokens made"), NEXT)
 }

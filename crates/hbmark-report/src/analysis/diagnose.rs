@@ -181,7 +181,7 @@ const RULES: &[Rule<Detector>] = &[
         kind: Kind::Trust,
         severity: Severity::Warn,
         symptom: "the same work takes different times",
-        regime: "a noisy machine: shared caches or bandwidth, frequency changes, or a neighbour nobody sees from here",
+        regime: "a noisy machine: shared caches or bandwidth, frequency changes, or a neighbour that is not visible from here",
         next: "hbmark verify, which measures the noise of known work",
         response: "compare only with paired rounds, and only differences above the noise",
         detect: noisy,

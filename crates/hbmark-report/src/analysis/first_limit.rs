@@ -85,15 +85,15 @@ fn failures(result: &ServeResult) -> Vec<(ServingTarget, String)> {
         }
     }
     failed.sort_by(|a, b| b.0.total_cmp(&a.0));
-    let mut said: Vec<(ServingTarget, String)> =
+    let mut failed: Vec<(ServingTarget, String)> =
         failed.into_iter().map(|(_, target, words)| (target, words)).collect();
     if result.validity == Validity::Saturated {
         let offered = result.offered_per_s.unwrap_or(0.0);
         let words = format!("{offered:.3} per second were offered and {:.3} served", result.served_per_s);
         // A system that does not keep up fails every promise about waiting: throughput is the cause.
-        said.insert(0, (ServingTarget::Throughput, words));
+        failed.insert(0, (ServingTarget::Throughput, words));
     }
-    said
+    failed
 }
 
 fn cost_per_million(result: &ServeResult, cost: Cost) -> f64 {
@@ -186,9 +186,9 @@ pub(super) fn first_failure(
             evidence.push(words.clone());
             if let Some(at) = at {
                 let (load, point, result) = &swept[at];
-                let (target, said) = &failures(result)[0];
+                let (target, failed) = &failures(result)[0];
                 evidence.push(format!(
-                    "{} ends the load at {load:.3} ({}): {said}",
+                    "{} ends the load at {load:.3} ({}): {failed}",
                     target.name(),
                     point.label
                 ));

@@ -87,7 +87,9 @@ fn describe(config: &Fields<'_>, setup: &mut Setup, remarks: &mut Vec<String>) -
     match names.as_slice() {
         [one] => setup.gpu = Some(super::clipped(one)),
         [] => {}
-        _ => remarks.push("GPUs of several products are listed, and which ran is not said".to_owned()),
+        _ => {
+            remarks.push("GPUs of several products are listed, and which one ran is not reported".to_owned());
+        }
     }
     Ok(())
 }

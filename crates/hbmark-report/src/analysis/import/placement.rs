@@ -261,19 +261,19 @@ impl PlacementNotes {
 
     fn storage(&mut self, setup: &Setup, given: &UserOverrides<'_>) -> Option<Dtype> {
         // A stated size of weights decides, whatever was given.
-        if let (Some(said), Some(stored), Some(bytes)) = (given.dtype, &setup.stored_as, setup.weight_bytes)
-            && said != setup.dtype.unwrap_or(Dtype::Gguf)
+        if let (Some(wanted), Some(stored), Some(bytes)) = (given.dtype, &setup.stored_as, setup.weight_bytes)
+            && wanted != setup.dtype.unwrap_or(Dtype::Gguf)
         {
             self.assume(format!(
-                "the weights as the file has them, {} of {stored}, and not in {said} as given",
+                "the weights as the file has them, {} of {stored}, and not in {wanted} as given",
                 Bytes(bytes)
             ));
             return Some(setup.dtype.unwrap_or(Dtype::Gguf));
         }
-        if let (Some(said), Some(stored)) = (given.dtype, setup.dtype)
-            && said != stored
+        if let (Some(wanted), Some(stored)) = (given.dtype, setup.dtype)
+            && wanted != stored
         {
-            self.assume(format!("{said} as given, although the file says {stored}"));
+            self.assume(format!("{wanted} as given, although the file says {stored}"));
         }
         if let Some(dtype) = given.dtype.or(setup.dtype) {
             return Some(dtype);

@@ -115,7 +115,7 @@ fn plots_hold_the_values_of_the_result() {
         texts(&page, "#context svg text.title")
     );
     assert!(
-        texts(&page, "#telemetry figcaption").concat().contains("Not told by this machine: memory clock")
+        texts(&page, "#telemetry figcaption").concat().contains("Not reported by this machine: memory clock")
     );
     let findings = texts(&page, "#findings").concat();
     assert!(findings.contains("load average 1.15") && findings.contains("our kernels' loss"), "{findings}");
@@ -222,6 +222,6 @@ fn a_prediction_draws_what_it_has_and_leaves_out_what_it_cannot_have() {
     // Two dtypes, batches and contexts; a context beyond the model has no time.
     assert_eq!((marks("roofline"), marks("context"), marks("batch")), (16, 8, 16));
     assert_eq!(count(&page, "#context svg.wide polyline"), 4, "a line for each dtype and batch");
-    let said = texts(&page, "figcaption").concat();
-    assert!(said.contains("nothing was measured") && !said.contains("intervals"), "{said}");
+    let captions = texts(&page, "figcaption").concat();
+    assert!(captions.contains("nothing was measured") && !captions.contains("intervals"), "{captions}");
 }

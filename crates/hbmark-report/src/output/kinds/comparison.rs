@@ -13,8 +13,8 @@ use hbmark_core::result::comparison::{
 impl Kind for Comparison {
     fn document(&self) -> Document {
         let mut document = Document::new(self.model.as_str());
-        let told = header(self).into_iter().map(Line::plain);
-        document.lines(told.chain([Line::Command(self.command.clone())]));
+        let lines = header(self).into_iter().map(Line::plain);
+        document.lines(lines.chain([Line::Command(self.command.clone())]));
         let found = table_rows(&self.cells, self.overall.as_ref());
         let floor = self.floor.as_ref().map(|floor| table_rows(&floor.cells, floor.overall.as_ref()));
         if let Some(floor) = &floor {

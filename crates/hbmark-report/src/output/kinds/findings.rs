@@ -15,15 +15,15 @@ impl Kind for [Finding] {
         }
         for finding in self {
             document.heading(format!("{} ({})", finding.regime, word(finding.severity)));
-            let mut told = vec![("symptom", finding.symptom.clone())];
-            told.extend(finding.evidence.iter().take(MAX_EVIDENCE).map(|e| ("evidence", e.clone())));
+            let mut pairs = vec![("symptom", finding.symptom.clone())];
+            pairs.extend(finding.evidence.iter().take(MAX_EVIDENCE).map(|e| ("evidence", e.clone())));
             if let Some(more) = finding.evidence.len().checked_sub(MAX_EVIDENCE).filter(|more| *more > 0) {
-                told.push(("", format!("and {more} more cells")));
+                pairs.push(("", format!("and {more} more cells")));
             }
-            told.push(("measure", finding.next.clone()));
-            told.push(("do first", finding.response.clone()));
-            let told = told.into_iter().map(|(key, value)| (key.to_owned(), value));
-            document.blocks.push(Block::KeyValues(told.collect()));
+            pairs.push(("measure", finding.next.clone()));
+            pairs.push(("do first", finding.response.clone()));
+            let pairs = pairs.into_iter().map(|(key, value)| (key.to_owned(), value));
+            document.blocks.push(Block::KeyValues(pairs.collect()));
         }
         let column = |title: &str, of: &dyn Fn(&Finding) -> String| words(title, self.iter().map(of));
         document.sheet = Some(vec![

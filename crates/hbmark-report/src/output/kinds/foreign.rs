@@ -93,8 +93,8 @@ fn section(document: &mut Document, imported: &Imported) {
     let count = if rows == 1 { "1 row".to_owned() } else { format!("{rows} rows") };
     document.heading(format!("{} · {} · {count}", result.source, result.format.name()));
     let (constants, columns) = columns(imported);
-    let said = (!constants.is_empty()).then(|| format!("reported in file: {}", facts(&constants)));
-    document.list(said.into_iter().chain(missing_fields(&result.rows)));
+    let reported = (!constants.is_empty()).then(|| format!("reported in file: {}", facts(&constants)));
+    document.list(reported.into_iter().chain(missing_fields(&result.rows)));
     document.table(columns);
     document.section("about these rows", row_remarks(imported));
     document.section("words that mean something else there", caveats(imported));
@@ -170,8 +170,8 @@ fn reads(alias: &metric_keys::Alias, key: &str) -> bool {
 
 /// What no row reports.
 fn missing_fields(rows: &[ForeignRow]) -> Option<String> {
-    type Said = fn(&ForeignRow) -> bool;
-    let wanted: [(&str, Said); 9] = [
+    type Reported = fn(&ForeignRow) -> bool;
+    let wanted: [(&str, Reported); 9] = [
         ("model", |r| r.setup.model.is_some()),
         ("storage of the weights", |r| r.setup.stored_as.is_some()),
         ("GPU", |r| r.setup.gpu.is_some() || r.setup.cpu.is_some()),
@@ -185,7 +185,7 @@ fn missing_fields(rows: &[ForeignRow]) -> Option<String> {
         ("seed", |r| r.setup.seed.is_some()),
     ];
     let missing: Vec<&str> =
-        wanted.into_iter().filter(|(_, said)| !rows.iter().any(said)).map(|(name, _)| name).collect();
+        wanted.into_iter().filter(|(_, reported)| !rows.iter().any(reported)).map(|(name, _)| name).collect();
     (!missing.is_empty()).then(|| format!("not reported in file: {}", missing.join(", ")))
 }
 
@@ -199,7 +199,7 @@ fn columns(imported: &Imported) -> (Vec<(String, String)>, Vec<Column>) {
     let count = |title: &str, of: Said<'_>| numbers(title, cells(of));
     let tokens =
         |n: Option<f64>| n.map(|n| if n.fract() == 0.0 { format!("{n:.0}") } else { format!("{n:.1}") });
-    let said = vec![
+    let setup = vec![
         text("engine", &|r| r.setup.engine.clone()),
         text("version", &|r| r.setup.engine_version.clone()),
         text("model", &|r| r.setup.model.clone()),
@@ -219,7 +219,7 @@ fn columns(imported: &Imported) -> (Vec<(String, String)>, Vec<Column>) {
     let long =
         |c: &Column| matches!(c.title.as_str(), "engine" | "version" | "model" | "stored as" | "GPU" | "CPU");
     // With one row only long words go above the table; numbers stay beside those they explain.
-    let (constants, varying) = split_constants(said, |c| rows.len() > 1 || long(c) || c.is_empty());
+    let (constants, varying) = split_constants(setup, |c| rows.len() > 1 || long(c) || c.is_empty());
     let mut columns = vec![text("row", &|r| Some(r.label.clone()))];
     columns.extend(varying);
     for metric in SHOWN {
@@ -293,7 +293,7 @@ fn sheet(imported: &[Imported]) -> Vec<Column> {
         }
     }
     let text = |title: &str, of: &dyn Fn(&Number<'_>) -> String| words(title, all.iter().map(of));
-    let said = |title: &str, of: &dyn Fn(&ForeignRow) -> Option<String>| {
+    let setup = |title: &str, of: &dyn Fn(&ForeignRow) -> Option<String>| {
         words(title, all.iter().map(|number| of(number.1).unwrap_or_default()))
     };
     let placed = |title: &str, unit: Unit, of: &dyn Fn(&CellResult) -> Option<f64>| {
@@ -307,16 +307,16 @@ fn sheet(imported: &[Imported]) -> Vec<Column> {
         text("source", &|n| n.0.result.source.clone()),
         text("format", &|n| n.0.result.format.name().to_owned()),
         text("row", &|n| n.1.label.clone()),
-        said("engine", &|r| r.setup.engine.clone()),
-        said("model", &|r| r.setup.model.clone()),
-        said("stored_as", &|r| r.setup.stored_as.clone()),
-        said("gpu", &|r| r.setup.gpu.clone()),
-        said("gpus", &|r| r.setup.gpus.map(|n| n.to_string())),
-        said("batch", &|r| r.setup.batch.map(|n| n.to_string())),
-        said("max_concurrency", &|r| r.setup.max_concurrency.map(|n| n.to_string())),
-        said("depth", &|r| r.setup.depth.map(|n| n.to_string())),
-        said("input_tokens", &|r| r.setup.input_tokens.map(|n| n.to_string())),
-        said("output_tokens", &|r| r.setup.output_tokens.map(|n| n.to_string())),
+        setup("engine", &|r| r.setup.engine.clone()),
+        setup("model", &|r| r.setup.model.clone()),
+        setup("stored_as", &|r| r.setup.stored_as.clone()),
+        setup("gpu", &|r| r.setup.gpu.clone()),
+        setup("gpus", &|r| r.setup.gpus.map(|n| n.to_string())),
+        setup("batch", &|r| r.setup.batch.map(|n| n.to_string())),
+        setup("max_concurrency", &|r| r.setup.max_concurrency.map(|n| n.to_string())),
+        setup("depth", &|r| r.setup.depth.map(|n| n.to_string())),
+        setup("input_tokens", &|r| r.setup.input_tokens.map(|n| n.to_string())),
+        setup("output_tokens", &|r| r.setup.output_tokens.map(|n| n.to_string())),
         text("metric", &|n| n.3.metric.title().to_owned()),
         text("statistic", &|n| n.3.statistic.to_string()),
         measured("value", Unit::Count, all.iter().map(|n| n.3.value)),

@@ -48,13 +48,13 @@ impl Page {
     ) -> Document {
         self.0.heading("To run it again");
         self.0.blocks.push(Block::Shell(command.to_owned()));
-        let told: Vec<String> = config
+        let settings: Vec<String> = config
             .iter()
             .filter(|(_, value)| !value.is_null())
             .map(|(key, value)| format!("{key}={}", shown(value)))
             .collect();
-        if !told.is_empty() {
-            facts.push(format!("configuration: {}", told.join(", ")));
+        if !settings.is_empty() {
+            facts.push(format!("configuration: {}", settings.join(", ")));
         }
         self.0.list(facts);
         self.0
@@ -313,12 +313,12 @@ pub fn of_run(report: &Report) -> Document {
     page.section("Mind", report.warnings.iter().cloned());
     page.section("Why it ended there", run_end(report));
     let model = &report.model;
-    let mut told = vec![format!("model {} ({}), hash {}", model.name, model.source, model.hash)];
-    told.extend(device_line(report));
-    told.extend(facts(&report.environment));
-    told.extend(report.protocol.as_ref().map(|p| format!("seed {}", p.seed)));
-    told.extend(report.started_at.iter().map(|at| format!("started {at}")));
-    page.rerun(&report.command, told, &report.config)
+    let mut lines = vec![format!("model {} ({}), hash {}", model.name, model.source, model.hash)];
+    lines.extend(device_line(report));
+    lines.extend(facts(&report.environment));
+    lines.extend(report.protocol.as_ref().map(|p| format!("seed {}", p.seed)));
+    lines.extend(report.started_at.iter().map(|at| format!("started {at}")));
+    page.rerun(&report.command, lines, &report.config)
 }
 
 fn cell_columns(cells: &[&CellResult]) -> Vec<Column> {
@@ -402,18 +402,18 @@ pub fn of_comparison(comparison: &Comparison) -> Document {
         (Method::SavedResults, _) => "two results that were there already; nothing was run".to_owned(),
     };
     page.section("Why it ended there", [end]);
-    let mut told = vec![format!("model {}", comparison.model), format!("machine {}", comparison.machine)];
-    told.extend(comparison.seed.map(|seed| format!("seed {seed}")));
-    told.extend(comparison.protocol.iter().map(|p| format!("protocol of every process: {p}")));
-    told.push(format!("A ran {}", comparison.a.command));
-    told.push(format!("B ran {}", comparison.b.command));
-    told.extend(comparison.started_at.iter().map(|at| format!("started {at}")));
+    let mut lines = vec![format!("model {}", comparison.model), format!("machine {}", comparison.machine)];
+    lines.extend(comparison.seed.map(|seed| format!("seed {seed}")));
+    lines.extend(comparison.protocol.iter().map(|p| format!("protocol of every process: {p}")));
+    lines.push(format!("A ran {}", comparison.a.command));
+    lines.push(format!("B ran {}", comparison.b.command));
+    lines.extend(comparison.started_at.iter().map(|at| format!("started {at}")));
     let config: BTreeMap<String, serde_json::Value> =
         [("a", &comparison.a.config), ("b", &comparison.b.config)]
             .into_iter()
             .flat_map(|(side, config)| config.iter().map(move |(k, v)| (format!("{side}.{k}"), v.clone())))
             .collect();
-    page.rerun(&comparison.command, told, &config)
+    page.rerun(&comparison.command, lines, &config)
 }
 
 #[cfg(test)]

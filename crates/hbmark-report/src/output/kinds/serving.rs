@@ -36,8 +36,8 @@ impl Kind for ServeReport {
             let name = move |r: String| if many { format!("{label}: {r}") } else { r };
             remarks(point).into_iter().map(name).collect::<Vec<_>>()
         };
-        let said = self.points.iter().flat_map(named).chain(self.search.iter().flat_map(search_lines));
-        document.list(said.chain(self.matrix.iter().map(matrix_lines)).chain(self.warnings.iter().cloned()));
+        let lines = self.points.iter().flat_map(named).chain(self.search.iter().flat_map(search_lines));
+        document.list(lines.chain(self.matrix.iter().map(matrix_lines)).chain(self.warnings.iter().cloned()));
         document.sheet = Some(self.cold_start.as_ref().map_or_else(|| sheet(&self.points), cold_sheet));
         document
     }
@@ -221,14 +221,14 @@ fn offered(point: &Point) -> String {
 
 /// Sentences about a point.
 pub fn remarks(point: &Point) -> Vec<String> {
-    let mut said = Vec::new();
+    let mut lines = Vec::new();
     if let Some(reason) = &point.not_run {
-        said.push(format!("not run: {reason}"));
+        lines.push(format!("not run: {reason}"));
     }
-    let Some(result) = &point.result else { return said };
-    said.extend(result.reasons.iter().map(|r| format!("{}: {r}", validity(point))));
+    let Some(result) = &point.result else { return lines };
+    lines.extend(result.reasons.iter().map(|r| format!("{}: {r}", validity(point))));
     // The latencies are shown, so warn that they may depend on the length of the run.
-    said.extend(
+    lines.extend(
         result
             .gates
             .iter()
@@ -236,24 +236,24 @@ pub fn remarks(point: &Point) -> Vec<String> {
             .map(|gate| format!("saturation undetermined: {}", gate.detail)),
     );
     if result.unfinished > 0 {
-        said.push(format!("{} of {} measured requests never finished", result.unfinished, result.measured));
+        lines.push(format!("{} of {} measured requests never finished", result.unfinished, result.measured));
     }
     for (reason, count) in &result.rejected {
-        said.push(format!("{count} of {} measured requests were rejected: {reason}", result.measured));
+        lines.push(format!("{count} of {} measured requests were rejected: {reason}", result.measured));
     }
     if result.tpot_clause_dropped > 0 && !result.slo.is_empty() {
-        said.push(format!(
+        lines.push(format!(
             "{} requests have no TPOT, and their TPOT clause was dropped",
             result.tpot_clause_dropped
         ));
     }
-    said.extend(result.slo.iter().map(|c| {
+    lines.extend(result.slo.iter().map(|c| {
         format!("{}: {}, {}", c.clause, met(c.met), text::alone(Unit::Nanoseconds, c.observed.into()))
     }));
     if let (Some(seen), Some(ideal)) = (result.prefix_hit_rate, point.ideal_hit_rate)
         && ideal.max(seen) >= 0.001
     {
-        said.push(format!(
+        lines.push(format!(
             "prefix cache: hit rate {:.1} % (infinite cache: {:.1} %), {} evictions",
             seen * 100.0,
             ideal * 100.0,
@@ -261,10 +261,10 @@ pub fn remarks(point: &Point) -> Vec<String> {
         ));
     }
     let limit = Limits::default().foreign_cores;
-    said.extend(result.foreign_cores.filter(|cores| *cores > limit).map(|cores| {
+    lines.extend(result.foreign_cores.filter(|cores| *cores > limit).map(|cores| {
         format!("disturbed: other processes kept {cores:.1} cores busy over the run; its latencies are theirs, too")
     }));
-    said.extend(adapters_and_grammar::remarks(point, result));
+    lines.extend(adapters_and_grammar::remarks(point, result));
     if let Some(predicted) = &point.predicted {
         let pair = |of: fn(&ServeResult) -> Option<&Quantiles>| {
             let p50 = |r| of(r).and_then(|q| q.p50).map(Quantity::value);
@@ -275,14 +275,14 @@ pub fn remarks(point: &Point) -> Vec<String> {
                 _ => "unknown".to_owned(),
             }
         };
-        said.push(format!(
+        lines.push(format!(
             "predicted against measured medians: TTFT {}, TPOT {}, E2E {}",
             pair(|r| r.ttft_ns.as_ref()),
             pair(|r| r.tpot_ns.as_ref()),
             pair(|r| r.e2e_ns.as_ref())
         ));
         // A prediction from steps cannot be closer than the steps are to themselves.
-        said.extend(point.drift.filter(|drift| !(0.95..=1.05).contains(drift)).map(|drift| {
+        lines.extend(point.drift.filter(|drift| !(0.95..=1.05).contains(drift)).map(|drift| {
             format!(
                 "the engine's own steps took {:+.1} % more time after the run than before it; the prediction goes by their mean",
                 (drift - 1.0) * 100.0
@@ -296,13 +296,13 @@ pub fn remarks(point: &Point) -> Vec<String> {
                     format!("{kind} {:+.1} % ({} steps)", (r.total_ratio - 1.0) * 100.0, r.steps)
                 })
                 .collect();
-            said.push(format!(
+            lines.push(format!(
                 "steps of the run over what the model of steps makes of them: {}",
                 kinds.join(", ")
             ));
         }
     }
-    said
+    lines
 }
 
 /// The lines above all tables.
@@ -328,9 +328,7 @@ pub fn head(report: &ServeReport) -> Vec<String> {
         ),
         engine,
     ];
-    if let Some(told) = &report.step_model {
-        lines.push(format!("step time model: {told}"));
-    }
+    lines.extend(report.step_model.iter().map(|model| format!("step time model: {model}")));
     lines.extend(adapters_and_grammar::head(report));
     lines.push(format!("workload: {} ({})", report.workload.name, report.workload.source));
     if let Some(point) = report.points.first() {

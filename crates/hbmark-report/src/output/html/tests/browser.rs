@@ -88,9 +88,9 @@ fn open(browser: &Path, page: &str, width: u32) -> Seen {
         .unwrap();
     let log = String::from_utf8_lossy(&output.stderr).into_owned();
     let dom = Html::parse_document(&String::from_utf8_lossy(&output.stdout));
-    let told: String = dom.select(&Selector::parse("pre").unwrap()).flat_map(|e| e.text()).collect();
-    let inside = serde_json::from_str(&told)
-        .unwrap_or_else(|e| panic!("{e}: the page told {told:?}; the browser {log}"));
+    let written: String = dom.select(&Selector::parse("pre").unwrap()).flat_map(|e| e.text()).collect();
+    let inside = serde_json::from_str(&written)
+        .unwrap_or_else(|e| panic!("{e}: the page wrote {written:?}; the browser {log}"));
     let complaints = log.lines().filter(|line| line.contains("CONSOLE")).map(str::to_owned).collect();
     Seen { inside, complaints }
 }

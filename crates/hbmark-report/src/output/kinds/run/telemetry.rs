@@ -65,7 +65,7 @@ pub fn plot(taken: &[Taken<'_>]) -> Block {
         caption.push("Vertical lines are rejected blocks.".to_owned());
     }
     if !missing.is_empty() {
-        caption.push(format!("Not told by this machine: {}.", missing.join(", ")));
+        caption.push(format!("Not reported by this machine: {}.", missing.join(", ")));
     }
     let rows: Vec<&Taken<'_>> =
         taken.iter().filter(|t| seen.iter().any(|q| value(q, t).is_some())).take(ROWS).collect();

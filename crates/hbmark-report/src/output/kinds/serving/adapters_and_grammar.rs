@@ -51,9 +51,9 @@ pub(super) fn head(report: &ServeReport) -> Vec<String> {
 
 /// Sentences about a point.
 pub(super) fn remarks(point: &Point, result: &ServeResult) -> Vec<String> {
-    let mut said = Vec::new();
+    let mut lines = Vec::new();
     if let Some(cost) = &point.adapters {
-        said.push(format!(
+        lines.push(format!(
             "adapters: {:.2} different ones in a step ({:.2} expected of {}, {}); they add {} to the weights a step reads, {:.2} %",
             cost.mean_in_batch,
             cost.expected_in_batch,
@@ -63,20 +63,20 @@ pub(super) fn remarks(point: &Point, result: &ServeResult) -> Vec<String> {
             cost.added_share_of_weights * 100.0
         ));
         if let (Some(measured), Some(predicted)) = (cost.measured_tpot_ratio, cost.predicted_tpot_ratio) {
-            said.push(format!(
+            lines.push(format!(
                 "adapters: median TPOT is {measured:.3} times that without them; bytes alone would make it {predicted:.3} times"
             ));
         }
     }
     if let Some(cost) = &point.structured {
-        said.push(format!(
+        lines.push(format!(
             "structured output: {} outputs begun under the grammar, {} came to its end, the others were cut at their planned length",
             cost.started, cost.complete
         ));
         if let (Some(mask), Some(apply), Some(allowed)) =
             (cost.mask_ns_per_token, cost.mask_apply_ns_per_token, cost.mean_allowed)
         {
-            said.push(format!(
+            lines.push(format!(
                 "structured output: a mask takes {} and its application {} per token, over {} tokens; {allowed:.0} tokens were allowed on \
                  average",
                 Nanos(mask),
@@ -86,11 +86,11 @@ pub(super) fn remarks(point: &Point, result: &ServeResult) -> Vec<String> {
         }
     }
     if let Some(ratio) = result.encoded_per_asked.filter(|ratio| (ratio - 1.0).abs() > 0.01) {
-        said.push(format!(
+        lines.push(format!(
             "the texts of the prompts encode to {ratio:.2} tokens for each token asked for; what is run has the length asked for"
         ));
     }
-    said
+    lines
 }
 
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a mean of counts of bytes")]

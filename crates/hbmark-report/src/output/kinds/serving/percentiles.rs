@@ -73,9 +73,9 @@ fn chart(point: &Point, result: &ServeResult) -> Option<Drawing> {
                     marks.push(Mark::new(latency.style, Shape::Circle, (tail(p), ns), hover));
                 }
                 (None, Some(max)) => {
-                    let said = Measure::Time.show(max);
+                    let shown = Measure::Time.show(max);
                     let hover = format!(
-                        "{name}\n≥ {said}, the largest seen\n{} values; {} are needed",
+                        "{name}\n≥ {shown}, the largest seen\n{} values; {} are needed",
                         quantiles.n,
                         needed(p)
                     );
