@@ -13,11 +13,11 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use crate::machine::clock::now_utc;
-use hbmark_core::result::Report;
 use hbmark_core::result::comparison::{
     Arm, COMPARISON_VERSION, CellComparison, ComparedCell, Comparison, ComparisonKind, Difference,
     EngineVariant, Floor, Method, Pair, Settings,
 };
+use hbmark_core::result::{Capabilities, Report};
 use hbmark_report::analysis::compare::{Findings, judge};
 
 pub use error::CompareError;
@@ -286,7 +286,7 @@ fn model_line(a: &Report, b: &Report) -> String {
 fn machine_line(report: &Report) -> String {
     let environment = &report.environment;
     let gpu = environment.gpu.as_ref().and_then(|gpu| gpu.name.clone());
-    let gpu = gpu.filter(|_| report.capabilities.iter().any(|c| c.device.starts_with("cuda")));
+    let gpu = gpu.filter(|_| report.capabilities.iter().any(Capabilities::on_gpu));
     let product = gpu.or_else(|| environment.cpu.model.clone()).unwrap_or_else(|| "unknown product".into());
     let revision = environment.build.git_revision.as_ref().map_or_else(String::new, |r| format!(" ({r})"));
     let cores = environment.cpu.usable_cores;

@@ -99,7 +99,11 @@ fn the_inventory_of_unsafe_code_is_that_of_the_source() {
     }
     let listed: BTreeMap<String, Counts> = text.lines().filter_map(row).map(|(f, c, _)| (f, c)).collect();
     for (file, counts) in &source {
-        assert_eq!(listed.get(file), Some(counts), "docs/unsafe.md on {file}; INSTA_UPDATE=always writes the counts");
+        assert_eq!(
+            listed.get(file),
+            Some(counts),
+            "docs/unsafe.md on {file}; INSTA_UPDATE=always writes the counts"
+        );
     }
     for file in listed.keys() {
         assert!(source.contains_key(file), "docs/unsafe.md lists {file}, which has none");

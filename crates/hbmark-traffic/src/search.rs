@@ -6,7 +6,7 @@
 //! are too correlated for an interval from a single run.
 
 use hbmark_core::result::cause::joined;
-use hbmark_core::result::serving::{Attempt, Point, Search, ServeResult, Slo, Validity};
+use hbmark_core::result::serving::{Attempt, Point, Search, SearchStage, ServeResult, Slo, Validity};
 use hbmark_core::stats::t_interval_log;
 
 /// How to search.
@@ -92,7 +92,7 @@ pub fn find_max_rate<E>(
 ) -> Result<Search, E> {
     let mut search = Search { slo: slo.clone(), ..Search::default() };
     let mut seed = first_seed;
-    let mut run = |stage: &str,
+    let mut run = |stage: SearchStage,
                    rate: f64,
                    longer: bool,
                    search: &mut Search|
@@ -103,7 +103,7 @@ pub fn find_max_rate<E>(
         let result = point.result.clone();
         let not_run = || point.not_run.as_ref().map_or_else(|| "not run".to_owned(), ToString::to_string);
         let (met, why) = result.as_ref().map_or_else(|| (false, not_run()), verdict);
-        search.attempts.push(Attempt { stage: stage.into(), rate, seed, met, why });
+        search.attempts.push(Attempt { stage, rate, seed, met, why });
         points.push(point);
         Ok(result.map(|result| (met, result)))
     };
@@ -111,7 +111,7 @@ pub fn find_max_rate<E>(
     let (mut good, mut bad) = (None, None);
     // Twice or half until both sides are known.
     while good.is_none() || bad.is_none() {
-        let Some((met, _)) = run("bracket", rate, false, &mut search)? else {
+        let Some((met, _)) = run(SearchStage::Bracket, rate, false, &mut search)? else {
             return Ok(search.ended_early(good));
         };
         if met {
@@ -135,7 +135,7 @@ pub fn find_max_rate<E>(
     if let Some(mut high) = bad {
         while high / low > 1.0 + config.precision {
             let middle = (low * high).sqrt();
-            let Some((met, _)) = run("bisect", middle, false, &mut search)? else {
+            let Some((met, _)) = run(SearchStage::Bisect, middle, false, &mut search)? else {
                 return Ok(search.ended_early(Some(low)));
             };
             if met {
@@ -151,16 +151,16 @@ pub fn find_max_rate<E>(
     for _ in 0..8 {
         let mut results = Vec::new();
         for _ in 0..config.seeds.max(1) {
-            let Some((_, result)) = run("confirm", low, false, &mut search)? else {
+            let Some((_, result)) = run(SearchStage::Confirm, low, false, &mut search)? else {
                 return Ok(search.ended_early(Some(low)));
             };
             results.push(result);
         }
         let (met, why) = agree(&results);
-        search.attempts.push(Attempt { stage: "agree".into(), rate: low, seed: 0, met, why });
+        search.attempts.push(Attempt { stage: SearchStage::Agree, rate: low, seed: 0, met, why });
         // A short run cannot show a queue that grows slowly.
         if met {
-            let Some((held, _)) = run("sustain", low, true, &mut search)? else {
+            let Some((held, _)) = run(SearchStage::Sustain, low, true, &mut search)? else {
                 return Ok(search.ended_early(Some(low)));
             };
             if held {

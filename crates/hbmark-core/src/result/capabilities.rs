@@ -34,6 +34,14 @@ pub struct Capabilities {
     pub host_memory: bool,
 }
 
+impl Capabilities {
+    /// Whether its steps run on a GPU.
+    #[must_use]
+    pub fn on_gpu(&self) -> bool {
+        self.device.starts_with("cuda")
+    }
+}
+
 /// The engines of the program. Planning, opening, help and the ladder read this list; a name that is not in it is another program's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EngineKind {

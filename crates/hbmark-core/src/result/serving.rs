@@ -37,7 +37,7 @@ pub use point::{Offered, Point, StructuredCost};
 pub use requests::Requests;
 pub use residuals::{Residual, Residuals};
 pub use scheduler::{Policy, SchedulerConfig};
-pub use search::{Attempt, Search};
+pub use search::{Attempt, Search, SearchStage};
 pub use slo::{Clause, Slo, SloError, SloMetric, parse_span};
 pub use timeline::{SPANS, Span, Timeline};
 

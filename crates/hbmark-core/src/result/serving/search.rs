@@ -1,15 +1,44 @@
 //! A search for the highest rate.
 
+use std::fmt;
+
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::slo::Slo;
 
+/// What a step of the search is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum SearchStage {
+    /// Doubling or halving until a rate that holds and one that fails are known.
+    Bracket,
+    /// Between the two.
+    Bisect,
+    /// The rate found, with a fresh seed.
+    Confirm,
+    /// The fresh seeds together.
+    Agree,
+    /// A longer run at the rate found.
+    Sustain,
+}
+
+impl fmt::Display for SearchStage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Bracket => "bracket",
+            Self::Bisect => "bisect",
+            Self::Confirm => "confirm",
+            Self::Agree => "agree",
+            Self::Sustain => "sustain",
+        })
+    }
+}
+
 /// A step of the search.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Attempt {
-    /// `bracket`, `bisect`, `confirm`, `sustain`.
-    pub stage: String,
+    pub stage: SearchStage,
     pub rate: f64,
     pub seed: u64,
     pub met: bool,
@@ -34,10 +63,7 @@ impl Search {
     /// Ends at a point that has no result: whether its rate holds is not known, and a search that took it for either would mislead.
     #[must_use]
     pub fn ended_early(mut self, held: Option<f64>) -> Self {
-        let (stage, rate, why) = self
-            .attempts
-            .last()
-            .map_or(("", 0.0, ""), |last| (last.stage.as_str(), last.rate, last.why.as_str()));
+        let Some(Attempt { stage, rate, why, .. }) = self.attempts.last() else { return self };
         let held = held.map_or_else(
             || "no rate had held before".to_owned(),
             |rate| format!("{rate:.3} per second had held in a single run and is not confirmed"),

@@ -23,7 +23,7 @@ use crate::output::document::{
 use crate::output::metrics::{METRICS, Shown, Unit};
 use crate::output::{Kind, OutputError};
 use hbmark_core::result::cause::joined;
-use hbmark_core::result::{Bound, CellResult, Phase, Report, ReportKind, Status, saved};
+use hbmark_core::result::{Bound, Capabilities, CellResult, Phase, Report, ReportKind, Status, saved};
 use hbmark_core::units::{BytesPerSecond, FlopsPerSecond, Nanos};
 
 /// Columns that stay even when all rows agree.
@@ -137,7 +137,7 @@ pub fn device_line(report: &Report) -> Option<String> {
     }
     let environment = &report.environment;
     let device = report.capabilities.first().map_or("cpu", |c| c.device.as_str());
-    let product = match (&environment.gpu, device.starts_with("cuda")) {
+    let product = match (&environment.gpu, report.capabilities.first().is_some_and(Capabilities::on_gpu)) {
         (Some(gpu), true) => gpu.name.clone(),
         _ => environment.cpu.model.clone(),
     };
