@@ -1,7 +1,7 @@
 //! The native engine's operations on a CPU: threads, SIMD, packed weights, one pass over the weights per step.
 //!
 //! Enters: what [`Operations`] says. Leaves: the same, as fast as memory gives the weights. Each operation is one job of the
-//! [`thread_team`]: rows are normed and rounded by all members ([`packed_activations`]), a barrier, panels of weights are streamed ([`linear`]), and
+//! [`thread_team`]: rows are normed and rounded by all members (`packed_activations`), a barrier, panels of weights are streamed (`linear`), and
 //! the member that has the sums of a panel finishes them: adds, activates, stores.
 #![expect(unsafe_code, reason = "members write shared buffers at places that do not overlap")]
 #![expect(
