@@ -1,7 +1,7 @@
 //! Every operation of the native engine by itself, on a CPU, over the shape of one layer.
 //!
-//! An operation is given fresh weights (or a fresh stretch of the cache) at every call, rotating over several copies that together are
-//! three times the last cache, because in a step nothing of a layer is still cached when its turn comes. The throughput is the
+//! Every call uses other weights (or another part of the KV cache), rotating over copies that together are three times the last cache,
+//! because in a step nothing of a layer is still cached when it runs. The throughput is the
 //! bytes the operation counted itself.
 //!
 //! `HBMARK_MODEL` names the shape, `HBMARK_BATCH` the rows, `HBMARK_CONTEXT` the positions attended to, `HBMARK_DTYPE` the formats.
@@ -45,7 +45,7 @@ fn part(rows: usize, columns: usize, packing: Packing) -> LinearPart {
     LinearPart { matrix: StoredMatrix::from_f32_rows(rows, columns, &values, packing), bias: None }
 }
 
-/// One layer's shape, and what the operations need beside their weights.
+/// One layer's shape, and the other arguments of the operations.
 struct Layer {
     operations: CpuOperations,
     architecture: Architecture,
@@ -61,7 +61,7 @@ struct Layer {
 }
 
 impl Layer {
-    /// Rows of sequences that stand at `context`, in blocks from `first_block` on.
+    /// Rows of sequences at `context`, in blocks from `first_block` on.
     fn new(architecture: &Architecture, dtype: Dtype, batch: usize, context: usize) -> Self {
         let a = architecture;
         let threads = std::thread::available_parallelism().map_or(1, usize::from);

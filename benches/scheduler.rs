@@ -1,4 +1,4 @@
-//! What the scheduler itself costs per step, with no engine below it: 256 sequences that decode, and prefills mixed in.
+//! The time of the scheduler itself per step, without an engine: 256 sequences that decode, and prefills mixed in.
 
 use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
 
@@ -25,7 +25,7 @@ fn request(key: usize, output_len: usize) -> Request {
     Request { key, prompt, output_len, stop_tokens: Vec::new(), priority: 0, adapter: None }
 }
 
-/// 256 sequences that have their prompts behind them.
+/// 256 sequences after their prefill.
 fn decoding() -> Scheduler {
     let mut scheduler = Scheduler::new(config());
     for key in 0..256 {

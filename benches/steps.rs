@@ -1,6 +1,6 @@
 //! The main job under criterion: prefill and decode steps over batch × context, then one table.
 //!
-//! criterion does the sampling, filtering and baselines; the times it is given are those of our own timeline (CUDA events on a
+//! criterion does the sampling, filtering and baselines; its times come from our own timeline (CUDA events on a
 //! GPU, the monotonic clock on a CPU), and its throughput is the bytes a step must move. What it collected is then judged
 //! like any other result and printed as one table.
 //!
@@ -131,7 +131,7 @@ fn main() -> std::process::ExitCode {
     std::process::ExitCode::SUCCESS
 }
 
-/// One table over everything criterion measured, and the result as files where `HBMARK_OUT` asks for them.
+/// One table over everything criterion measured, and the result as files where `HBMARK_OUT` is set.
 fn print_table(bench: Bench) {
     let out = bench.out().map(std::path::Path::to_owned);
     let report = bench.report();

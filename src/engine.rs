@@ -1,9 +1,8 @@
-//! The narrow waist: everything that runs a model meets here.
+//! The engine interface: every program part that runs a model uses these types.
 //!
 //! Enters: a [`StepBatch`] (which tokens of which sequences, at which positions). Leaves: logits, next tokens, and
-//! time marks on the stream that ran the step. Whoever is above (the step benchmark, the scheduler) and whoever is
-//! below (candle, our own kernels, the scripted device) see only these types. An engine knows no protocol, no statistics
-//! and no report.
+//! time marks on the stream that ran the step. The step benchmark and the scheduler are above it; candle, our own kernels and the
+//! scripted device implement it.
 
 #[cfg(feature = "cuda")]
 pub mod cuda;
@@ -30,7 +29,7 @@ pub use device::{Backend, DeviceOptions};
 pub use open::{capabilities, default_dtype, kv_dtype, open, open_reference};
 pub use timeline::{Mark, Timeline, TimelineKind};
 
-/// Names a sequence for as long as a session keeps its KV.
+/// Identifies a sequence while a session keeps its KV.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct SequenceId(pub u64);
 
@@ -42,10 +41,10 @@ pub struct AdapterId(pub usize);
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SequenceStep {
     pub sequence: SequenceId,
-    /// Prefill brings many tokens, decode one, chunked prefill some.
+    /// All of the prompt in a prefill, one token in a decode, a chunk in a chunked prefill.
     pub tokens: Vec<u32>,
-    /// Position of the first token. A position below the sequence's length rewrites from there: the KV behind it is
-    /// forgotten. That is how a decode is pinned at one context.
+    /// Position of the first token. A position below the sequence's length rewrites from there and drops the KV
+    /// after it; so a decode is pinned at one context.
     pub start_position: usize,
     /// Blocks of the paged KV pool in order; empty for engines that keep their own cache.
     pub block_table: Vec<u32>,
@@ -58,7 +57,7 @@ pub struct StepBatch {
 }
 
 impl StepBatch {
-    /// The batch in which consecutive sequences, from `first` on, each bring their tokens at the same position.
+    /// The batch of consecutive sequences, from `first` on, whose tokens start at the same position.
     #[must_use]
     pub fn uniform(first: SequenceId, tokens: &[Vec<u32>], start_position: usize) -> Self {
         Self {
@@ -86,7 +85,7 @@ impl StepBatch {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 pub struct MemoryUse {
     pub weights: Bytes,
-    /// The most that was in use since the session (or the last reset) began, where the device can say.
+    /// The peak since the session began or the last reset, where the device reports it.
     pub peak: Option<Bytes>,
 }
 
@@ -126,7 +125,7 @@ pub trait Session {
     /// # Errors
     /// When no step ran or the device fails.
     fn next_tokens(&mut self, tokens: &mut Vec<u32>) -> Result<(), EngineError>;
-    /// The same in a buffer of its own, for whoever is not timed.
+    /// The same in a new buffer, outside of timed code.
     ///
     /// # Errors
     /// As [`next_tokens`](Self::next_tokens).
@@ -137,8 +136,8 @@ pub trait Session {
     }
     /// Marks on the stream the steps run on.
     fn timeline(&mut self) -> &mut dyn Timeline;
-    /// Takes memory for so many KV blocks and touches it, so that no step of a run is the first to: the system finds and zeroes a page
-    /// when it is first written, for milliseconds. Nothing to do where the cache is allocated whole or grows with a sequence.
+    /// Allocates and touches memory for so many KV blocks, so that no step has to: the system finds and zeroes a page when it is first
+    /// written, which takes milliseconds. Nothing to do where the cache is allocated whole or grows with a sequence.
     ///
     /// # Errors
     /// When memory runs out.
@@ -149,11 +148,11 @@ pub trait Session {
     fn release(&mut self, sequence: SequenceId);
     /// What is held on the device; reading it resets the peak.
     fn memory(&mut self) -> MemoryUse;
-    /// Bytes the last step really moved, counted where its operations ran; `None` where the engine does not count.
+    /// Bytes the last step moved, counted by its operations; `None` where the engine does not count.
     fn bytes_moved(&self) -> Option<Bytes> {
         None
     }
-    /// Low-rank adapters beside the weights, where the engine adds them.
+    /// LoRA adapters, where the engine supports them.
     fn lora(&mut self) -> Option<&mut dyn LoraSession> {
         None
     }
@@ -161,28 +160,28 @@ pub trait Session {
     fn synthetic_kv(&mut self) -> Option<&mut dyn SyntheticKv> {
         None
     }
-    /// Steps timed operation by operation, where the engine can tell its operations apart.
+    /// Steps timed operation by operation, where the engine supports it.
     fn profiler(&mut self) -> Option<&mut dyn StepProfiler> {
         None
     }
 }
 
-/// What an engine that adds low-rank adapters (LoRA) can do beside stepping.
+/// LoRA adapters of an engine.
 pub trait LoraSession {
-    /// Takes an adapter into the device's memory, beside those it has; returns its name and the bytes of its matrices as stored.
+    /// Loads an adapter into the device's memory; returns its id and the bytes of its matrices as stored.
     ///
     /// # Errors
     /// When memory runs out.
     fn load_adapter(&mut self, adapter: &Adapter) -> Result<(AdapterId, Bytes), EngineError>;
-    /// Serves a sequence with an adapter (or with none) from its next step to its release. What is cached of a sequence was computed with
-    /// its adapter, so it is chosen before the first step.
+    /// Runs a sequence with an adapter (or with none) from its next step to its release. The KV of a sequence is computed with its adapter,
+    /// so it is chosen before the first step.
     ///
     /// # Errors
     /// When there is no such adapter.
     fn set_adapter(&mut self, sequence: SequenceId, adapter: Option<AdapterId>) -> Result<(), EngineError>;
 }
 
-/// What an engine can do that fills its KV cache without computing it.
+/// A KV cache that is filled without a prefill.
 pub trait SyntheticKv {
     /// Gives a sequence a KV cache of so many positions filled with random values. A decode step over it moves the same bytes as one over
     /// a real prefill.
@@ -192,7 +191,7 @@ pub trait SyntheticKv {
     fn fill_kv(&mut self, sequence: SequenceId, positions: usize, seed: u64) -> Result<(), EngineError>;
 }
 
-/// What an engine can do that times the operations of a step.
+/// Times the operations of a step.
 pub trait StepProfiler {
     /// One step, timed operation by operation; slower than a step, and never mixed with its times.
     ///
@@ -204,7 +203,7 @@ pub trait StepProfiler {
 /// The adapters of a session.
 ///
 /// # Errors
-/// [`EngineError::Unsupported`] where the engine adds none.
+/// [`EngineError::Unsupported`] where the engine has none.
 pub fn lora(session: &mut dyn Session) -> Result<&mut dyn LoraSession, EngineError> {
     let (engine, device) = (session.capabilities().engine.clone(), session.capabilities().device.clone());
     session.lora().ok_or_else(|| no_adapters(&engine, &device))
@@ -218,7 +217,7 @@ fn no_adapters(engine: &str, device: &str) -> EngineError {
     }
 }
 
-/// Checks, before anything is loaded, that an engine adds low-rank adapters on a device.
+/// Checks, before anything is loaded, that an engine supports LoRA adapters on a device.
 ///
 /// # Errors
 /// [`EngineError::Unsupported`] where it does not.
@@ -279,7 +278,7 @@ impl EngineError {
         }
     }
 
-    /// Whether nothing that the device does afterwards can be trusted.
+    /// Whether the device is unusable after this error.
     #[must_use]
     pub fn is_sticky(&self) -> bool {
         matches!(self, Self::OutOfMemory { .. } | Self::Device { .. })

@@ -1,6 +1,6 @@
 //! The machine a result comes from: processor, memory, GPU, other load, and files.
 //!
-//! Enters: procfs, sysfs, NVML. Leaves: plain data, with `None` for what cannot be read. It knows no model and no engine.
+//! Enters: procfs, sysfs, NVML. Leaves: plain data, with `None` for what cannot be read.
 
 pub mod atomic_file;
 mod cgroup;

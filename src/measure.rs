@@ -1,7 +1,7 @@
-//! Measuring: the protocol over a session, the probes of a device's ceilings, telemetry beside the blocks.
+//! Measuring: the protocol over a session, the probes of a device's ceilings, telemetry around the blocks.
 //!
-//! Enters: a session and ordered cells. Leaves: raw samples with the conditions they were taken under. It computes no
-//! statistic beyond what its stopping rule asks of [`hbmark_core::stats`], and prints nothing.
+//! Enters: a session and ordered cells. Leaves: raw samples with the conditions they were taken under. The only statistics are
+//! those of the stopping rule.
 
 pub mod block;
 pub mod canary;

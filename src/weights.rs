@@ -1,7 +1,7 @@
 //! Weights: where they come from, and their bytes.
 //!
 //! Enters: a name, a Hugging Face folder, a hub id or a GGUF file. Leaves: an [`OpenModel`] with validated dimensions and, on request, its
-//! tensors on a device. It knows nothing of steps, timing or reports.
+//! tensors on a device.
 
 pub mod adapter;
 mod error;

@@ -1,7 +1,7 @@
 //! The CUDA device of an engine: candle's device on its own stream, and a timeline of events on that stream.
 //!
 //! Enters: a device index. Leaves: a [`Backend`]. All work of a session goes to one stream from one thread, so marks between steps
-//! are ordered with them. It knows no model.
+//! are ordered with them.
 //!
 //! The build links against the driver's library, so a binary with the `cuda` feature starts only where `libcuda.so.1` is found.
 

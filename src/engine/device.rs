@@ -1,7 +1,6 @@
 //! Devices: which one, and the stream and clock an engine gets on it.
 //!
 //! Enters: a [`DeviceChoice`]. Leaves: a [`Backend`] with candle's device, the timeline of its stream and a way to read peak memory.
-//! It knows no model.
 
 use candle_core::Device;
 use serde::{Deserialize, Serialize};

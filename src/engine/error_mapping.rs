@@ -1,7 +1,7 @@
-//! What a failure of a device, of candle or of loading means to a run.
+//! Maps failures of a device, of candle and of loading to engine errors.
 //!
-//! Enters: a CUDA driver's error code, a candle error, an [`OpenError`]. Leaves: the [`EngineError`] that the protocol tells apart: no
-//! memory ends one cell, no device ends the run before it starts, anything else is a fault. It calls no driver, so every build tests it.
+//! Enters: a CUDA driver's error code, a candle error, an [`OpenError`]. Leaves: the [`EngineError`] that the protocol distinguishes: out
+//! of memory ends one cell, a missing device ends the run before it starts, anything else is a fault. It calls no driver, so every build tests it.
 
 use super::EngineError;
 use crate::weights::{OpenError, WeightsError};

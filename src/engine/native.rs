@@ -1,8 +1,8 @@
 //! The native engine: our own forward over a paged KV pool, fused operations, ragged batches.
 //!
-//! Enters: a model and a device's [`Operations`]. Leaves: a [`Session`]. Where stock shows what people get, native shows what the
-//! memory could give. [`forward`] is written once; [`cpu`] is the fast side on the host, [`oracle`] the plain one that
-//! everything is held against.
+//! Enters: a model and a device's [`Operations`]. Leaves: a [`Session`]. The stock engine shows what users of candle get, the native one
+//! what memory bandwidth allows. [`forward`] is written once; [`cpu`] is the fast implementation on the host, [`oracle`] the reference
+//! that all others are compared with.
 
 pub mod adapters;
 mod block_tables;
@@ -40,7 +40,7 @@ use hbmark_core::units::{Bytes, Nanos};
 /// The name on the command line and in results.
 pub const NAME: &str = "native";
 
-/// Positions in a block where nothing else is asked for: 64 positions of one head are one stretch of 8 KB and more.
+/// Default positions in a block: 64 positions of one head are 8 KB and more of contiguous memory.
 pub const DEFAULT_BLOCK_SIZE: usize = 64;
 
 /// The most sequences in a step.
@@ -50,10 +50,10 @@ fn refuse<T>(what: impl Into<String>, why: impl Into<String>) -> Result<T, Engin
     Err(EngineError::Unsupported { engine: NAME.into(), what: what.into(), why: why.into() })
 }
 
-/// Checks that the native forward runs an architecture as its authors meant it.
+/// Checks that the native forward runs an architecture as published.
 ///
 /// # Errors
-/// [`EngineError::Unsupported`], naming what it does not do.
+/// [`EngineError::Unsupported`], naming what is missing.
 pub fn check(architecture: &Architecture, dtype: Dtype) -> Result<(), EngineError> {
     let a = architecture;
     if !matches!(a.family, Family::Llama | Family::Mistral | Family::Qwen2 | Family::Qwen3) {
@@ -111,7 +111,7 @@ const KERNEL_FORMATS: &str = "its kernels stream bf16, f16, f32, int8 and fp8";
 /// Checks that the kernels of a device have what the forward of an architecture needs.
 ///
 /// # Errors
-/// [`EngineError::Unsupported`], naming what they do not do.
+/// [`EngineError::Unsupported`], naming what is missing.
 pub fn check_device(
     architecture: &Architecture,
     dtype: Dtype,
@@ -308,7 +308,7 @@ impl<O: Operations> NativeSession<O> {
         Ok(())
     }
 
-    /// Lays the batch flat and makes room for its KV.
+    /// Flattens the batch into rows and allocates its KV blocks.
     fn prepare(&mut self, batch: &StepBatch) -> Result<(), EngineError> {
         self.check_batch(batch)?;
         self.rows.clear();
@@ -390,7 +390,7 @@ impl<O: Operations> Session for NativeSession<O> {
 
 impl<O: Operations> LoraSession for NativeSession<O> {
     fn load_adapter(&mut self, adapter: &Adapter) -> Result<(AdapterId, Bytes), EngineError> {
-        // As precise as K and V: plain floats stay what they are, quantised weights get 16 bits beside them.
+        // As precise as K and V: plain floats keep their dtype, adapters of quantised weights are 16-bit.
         let packing = Packing::of(self.pool_shape.dtype, 0).unwrap_or(Packing::Bf16);
         let widths = ModelWidths::of(&self.architecture);
         let (number, bytes) =
@@ -442,7 +442,7 @@ impl<O: Operations> StepProfiler for NativeSession<O> {
         let Self { operations, forward, timeline, rows, pool, .. } = self;
         let mut ends = Vec::with_capacity(Operation::ALL.len() * self.architecture.layers);
         let mut marked = Ok(());
-        // A whole step at once has no operations to time.
+        // A step launched as one graph has no operations to time.
         operations.allow_whole_graph(false);
         let stepped = forward.step(operations, rows, pool, &mut |operations, operation| {
             ends.push((operation, operations.take_bytes_moved()));

@@ -9,8 +9,8 @@ use hbmark_core::model::Dtype;
 use hbmark_core::result::{Capabilities, EngineKind};
 use hbmark_core::units::Bytes;
 
-/// Loads a model's weights and opens an engine over them; `loaded` is told after each tensor how many bytes of how many have
-/// come.
+/// Loads a model's weights and opens an engine over them; `loaded` is called after each tensor with the bytes loaded so far and in
+/// total.
 ///
 /// # Errors
 /// When the engine does not run the model, the device cannot be opened, or the weights cannot be read.
@@ -22,14 +22,14 @@ pub fn open(
     options: DeviceOptions,
     loaded: &mut dyn FnMut(Bytes, Bytes),
 ) -> Result<Box<dyn Session>, EngineError> {
+    let kind = known(engine)?;
     // Refused before anything is loaded.
-    capabilities(engine, model, dtype, device)?;
+    capabilities_of(kind, model, dtype, device)?;
     let (mut done, total) = (Bytes(0), model.inventory(dtype).total_bytes());
     let mut tensor_loaded = |bytes| {
         done = done + bytes;
         loaded(done, total);
     };
-    let kind = known(engine)?;
     if kind == EngineKind::Native {
         return native::open(model, dtype, device, options, &mut tensor_loaded);
     }
@@ -61,7 +61,16 @@ pub fn capabilities(
     dtype: Dtype,
     device: DeviceChoice,
 ) -> Result<Capabilities, EngineError> {
-    let (kind, on_host) = (known(engine)?, device == DeviceChoice::Cpu);
+    capabilities_of(known(engine)?, model, dtype, device)
+}
+
+fn capabilities_of(
+    kind: EngineKind,
+    model: &OpenModel,
+    dtype: Dtype,
+    device: DeviceChoice,
+) -> Result<Capabilities, EngineError> {
+    let on_host = device == DeviceChoice::Cpu;
     if kind == EngineKind::Native {
         native::check(&model.architecture, dtype)?;
         native::check_device(&model.architecture, dtype, device)?;
@@ -103,10 +112,10 @@ pub fn kv_dtype(engine: &str, model: &OpenModel, dtype: Dtype) -> Dtype {
     }
 }
 
-/// Opens what an engine's outputs are held against: the same weights multiplied in f32. `None` where there is no such thing.
+/// Opens the reference of an engine's outputs: the same weights multiplied in f32. `None` where there is none.
 ///
-/// Plain floats are held against candle, another program. Quantised weights are held against the native forward in f32 over the
-/// dequantised weights, so that only the kernels and the rounding of activations differ.
+/// Plain floats are compared with candle. Quantised weights are compared with the native forward in f32 over the dequantised weights,
+/// so that only the kernels and the rounding of activations differ.
 ///
 /// # Errors
 /// As [`open`].
@@ -118,18 +127,19 @@ pub fn open_reference(
     options: DeviceOptions,
     loaded: &mut dyn FnMut(Bytes, Bytes),
 ) -> Result<Option<Box<dyn Session>>, EngineError> {
+    let kind = known(engine)?;
     match dtype {
-        Dtype::F32 if EngineKind::of(engine).is_some_and(EngineKind::is_stock) => Ok(None),
+        Dtype::F32 if kind.is_stock() => Ok(None),
         Dtype::F32 | Dtype::Bf16 | Dtype::F16 if !model.is_gguf() => {
             open(EngineKind::Stock.name(), model, Dtype::F32, device, options, loaded).map(Some).or_else(
                 |error| match error {
-                    // What candle does not run as its authors meant it is no reference.
+                    // A model that candle does not run as published is no reference.
                     EngineError::Unsupported { .. } => Ok(None),
                     other => Err(other),
                 },
             )
         }
-        _ if EngineKind::of(engine) == Some(EngineKind::Native) => {
+        _ if kind == EngineKind::Native => {
             Ok(Some(Box::new(native::open_dequantised(model, dtype, options.threads, &mut |_| {})?)))
         }
         _ => Ok(None),

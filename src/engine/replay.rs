@@ -1,9 +1,9 @@
 //! Steps replayed from a recording in place of kernels launched one by one.
 //!
-//! Enters: a session that can record a step. Leaves: a [`Session`] of its own, for which a step that comes twice in a row is recorded, held against what
+//! Enters: a session that can record a step. Leaves: a [`Session`] that records a step that comes twice in a row, compares it with what
 //! it gave eagerly, and from then on replayed for as long as it stays the same. That is what a pinned decode does, and nothing else does: fills,
 //! gates and prefills run as they always do. The difference between both sessions is the cost of launches, because the kernels are the same.
-//! It knows no device; a step that cannot be recorded, or that gives something else when replayed, is an error that says why.
+//! A step that cannot be recorded, or that gives another result when replayed, is an error that says why.
 
 use std::collections::HashMap;
 
@@ -13,7 +13,7 @@ use hbmark_core::model::{Architecture, Dtype, Inventory};
 use hbmark_core::result::Capabilities;
 use hbmark_core::units::Bytes;
 
-/// Largest difference between logits replayed and eager, relative to the largest of a sequence. The kernels are the same, so they should be the same bits;
+/// Largest difference between logits replayed and eager, relative to the largest of a sequence. The kernels are the same, so the bits should be the same;
 /// a library may choose another algorithm while it is recorded, whose sums have another order.
 ///
 /// *Source*: one step of bf16 is 2⁻⁸ of a value; a sum in another order is a few of f32's.
@@ -21,23 +21,23 @@ const MAX_RELATIVE_DIFFERENCE: f64 = 5e-3;
 
 /// A session whose steps can be recorded.
 pub trait CapturableSession: Session {
-    /// A recorded step, with whatever it reads and writes.
+    /// A recorded step, with the memory it reads and writes.
     type CapturedStep: std::fmt::Debug;
 
     /// Records the step that ran last, and does not run it.
     ///
     /// # Errors
-    /// When it cannot be recorded; the session goes on as if nothing had been asked.
+    /// When it cannot be recorded; the session stays as it was.
     fn record(&mut self, batch: &StepBatch) -> Result<Self::CapturedStep, EngineError>;
 
-    /// Enqueues what was recorded. Its logits and tokens are then the session's.
+    /// Enqueues a recorded step. Its logits and tokens are then the session's.
     ///
     /// # Errors
     /// When the device fails.
     fn replay(&mut self, recording: &Self::CapturedStep) -> Result<(), EngineError>;
 }
 
-/// A session that replays the steps that come again.
+/// A session that replays repeated steps.
 #[derive(Debug)]
 pub struct Replayed<S: CapturableSession> {
     session: S,
@@ -57,7 +57,7 @@ impl<S: CapturableSession> Replayed<S> {
         Self { session, capabilities, last: None, recordings: HashMap::new() }
     }
 
-    /// Records the step that just ran, and replays it once: what it gives must be what it gave.
+    /// Records the step that just ran, and replays it once: the results must be the same.
     fn record(&mut self, batch: &StepBatch) -> Result<S::CapturedStep, EngineError> {
         let (eager, tokens) = (self.session.logits()?, self.session.greedy_tokens()?);
         let recording = self.session.record(batch).map_err(|error| self.not_replayed(error))?;
@@ -77,7 +77,7 @@ impl<S: CapturableSession> Replayed<S> {
         Ok(recording)
     }
 
-    /// What failed while it was recorded; memory that ran out is still that.
+    /// Maps an error of recording; out of memory stays out of memory.
     fn not_replayed(&self, error: EngineError) -> EngineError {
         match error {
             full @ EngineError::OutOfMemory { .. } => full,

@@ -16,7 +16,7 @@ use hbmark_core::result::{Capabilities, Ragged};
 use hbmark_core::units::{Bytes, Nanos};
 use hbmark_traffic::clock::VirtualClock;
 
-/// What the script is told about a step.
+/// A step as the script gets it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StepInfo {
     /// Steps run before this one.
@@ -37,14 +37,14 @@ pub enum StepOutcome {
     WrongTokens { device: Nanos },
     /// As `Takes`, with logits that are not numbers.
     NotANumber { device: Nanos },
-    /// The engine reports a fault.
+    /// The engine returns an error.
     Fails(EngineError),
 }
 
 /// The script.
 pub type Script = Box<dyn FnMut(StepInfo) -> StepOutcome>;
 
-/// What a profiled step says; told how many were profiled before it.
+/// The operations of a profiled step; called with the number of steps profiled before it.
 pub type Profiler = Box<dyn FnMut(usize) -> Vec<OperationTime>>;
 
 /// What a replayed step does; without one a step cannot be recorded.
@@ -69,16 +69,16 @@ pub struct ScriptedSession {
     profiles: usize,
     replay: Option<Replay>,
     faults: Faults,
-    /// Positions of KV that nobody names any more.
+    /// Positions of KV of released sequences.
     leaked_positions: usize,
 }
 
-/// Faults of the engine itself, beside the script.
+/// Faults of the engine itself, in addition to the script.
 #[derive(Debug, Clone, Copy, Default)]
 struct Faults {
-    /// Device time passes when tokens are read, and no mark sees it.
+    /// Device time passes when tokens are read, after all marks.
     marks_elsewhere: bool,
-    /// Memory use is said, and grows by so much a step.
+    /// Memory use is reported, and grows by so much a step.
     leak_per_step: Option<Bytes>,
     /// A released sequence keeps its KV.
     keeps_kv: bool,
@@ -160,14 +160,14 @@ impl ScriptedSession {
         }
     }
 
-    /// Plants marks on a stream that does no work: they see nothing of the step.
+    /// Plants marks on another stream, which do not cover the step.
     #[must_use]
     pub fn with_marks_elsewhere(mut self) -> Self {
         self.faults.marks_elsewhere = true;
         self
     }
 
-    /// Lets the device say what memory is in use, and plants a leak of so much a step.
+    /// Reports memory in use, and plants a leak of so much a step.
     #[must_use]
     pub fn with_leak(mut self, per_step: Bytes) -> Self {
         self.faults.leak_per_step = Some(per_step);
@@ -181,7 +181,7 @@ impl ScriptedSession {
         self
     }
 
-    /// Plants an engine that answers for one sequence fewer than it was asked for.
+    /// Plants an engine that returns a token fewer than the batch has sequences.
     #[must_use]
     pub fn with_lost_token(mut self) -> Self {
         self.faults.loses_a_token = true;
@@ -194,7 +194,7 @@ impl ScriptedSession {
         (held * self.architecture.layers * self.architecture.kv_elements_per_token_and_layer() * 2) as u64
     }
 
-    /// Lets steps be recorded: replayed, they do what this says.
+    /// Makes steps recordable; this is the script of replayed ones.
     #[must_use]
     pub fn with_replay(mut self, replay: impl FnMut() -> StepOutcome + 'static) -> Self {
         self.replay = Some(Box::new(replay));
@@ -208,21 +208,21 @@ impl ScriptedSession {
         self
     }
 
-    /// Lets every step say that it moved so many bytes.
+    /// Makes every step report so many bytes moved.
     #[must_use]
     pub fn with_moved(mut self, bytes: Bytes) -> Self {
         self.moved = Some(bytes);
         self
     }
 
-    /// Lets a step be timed operation by operation.
+    /// Makes steps profilable, operation by operation.
     #[must_use]
     pub fn with_profiler(mut self, profiler: impl FnMut(usize) -> Vec<OperationTime> + 'static) -> Self {
         self.profiler = Box::new(profiler);
         self
     }
 
-    /// Lets time pass and makes up tokens.
+    /// Advances the clock and generates tokens.
     fn apply_outcome(
         &mut self,
         batch: &StepBatch,
@@ -247,7 +247,7 @@ impl ScriptedSession {
                 .iter()
                 .take(answered)
                 .map(|s| {
-                    // Of the last token and its position: the same however a prompt is cut.
+                    // From the last token and its position only, so that chunks of a prompt change nothing.
                     let last = s.tokens.last().map_or(0, |&t| t as usize);
                     let position = s.start_position + s.tokens.len();
                     let token = (last * 31 + position * 17 + salt) % self.architecture.vocab_size;
@@ -288,7 +288,7 @@ impl CapturableSession for ScriptedSession {
 
     fn replay(&mut self, recording: &StepBatch) -> Result<(), EngineError> {
         let outcome = self.replay.as_mut().ok_or(EngineError::NoStepRun)?();
-        // A step that is replayed is the step it was: only a planted fault gives it an index of its own.
+        // A replayed step has the index of the recorded one, unless a fault is planted.
         self.apply_outcome(recording, self.steps, outcome)
     }
 }
@@ -317,7 +317,7 @@ impl Session for ScriptedSession {
         self.steps += 1;
         for sequence in &batch.sequences {
             let length = self.lengths.entry(sequence.sequence).or_insert(0);
-            // Whoever brings block tables keeps the books of the cache: a prefix may be another sequence's.
+            // A caller with block tables manages the cache: a prefix may be another sequence's.
             if sequence.start_position > *length && sequence.block_table.is_empty() {
                 return Err(EngineError::Unsupported {
                     engine: "scripted".into(),

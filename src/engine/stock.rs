@@ -1,4 +1,4 @@
-//! The stock engine: candle-transformers' forward as everybody runs it.
+//! The stock engine: candle-transformers' forward, unchanged.
 //!
 //! Enters: an architecture, loaded tensors and a device. Leaves: a [`Session`] whose steps are candle's own kernels in
 //! candle's own order. A step is the forward plus the greedy argmax, which a decoder needs before it can go on.
@@ -7,7 +7,7 @@
 //! same position ([`Ragged::Uniform`]). Each group keeps the cache as it was before its last step, so a step that starts
 //! at that position again runs on a clone of it. A clone copies handles and no tensor, so a pinned decode costs what an
 //! ordinary one does; it holds one more copy of the KV. The clone must not be of a cache fresh from a prefill, which candle
-//! rearranges in its first decode step: whoever pins a decode brings the last position by a decode step.
+//! rearranges in its first decode step: so a pinned decode fills the last position by a decode step.
 
 #[cfg(feature = "cuda")]
 mod captured_graph;
@@ -57,7 +57,7 @@ pub struct StockSession {
     inventory: Inventory,
     capabilities: Capabilities,
     kv_dtype: Dtype,
-    /// The model with an empty cache: where every group starts.
+    /// The model with an empty cache, from which every group starts.
     blank: StockModel,
     /// Keyed by the first sequence of the group.
     groups: BTreeMap<SequenceId, Group>,
@@ -66,7 +66,7 @@ pub struct StockSession {
 }
 
 impl StockSession {
-    /// Hands loaded tensors to candle.
+    /// Passes loaded tensors to candle.
     ///
     /// # Errors
     /// When candle cannot run the architecture, or the device fails.
@@ -123,7 +123,7 @@ impl StockSession {
         }
     }
 
-    /// The same session under the name of another way to run it.
+    /// The same session under the name of another variant.
     #[must_use]
     pub fn named(mut self, variant: EngineKind) -> Self {
         variant.name().clone_into(&mut self.capabilities.engine);
@@ -174,7 +174,7 @@ impl StockSession {
         Ok((tokens, position))
     }
 
-    /// Brings the group of a batch to the wanted position: blank, continued, or rewound by one step.
+    /// The group of a batch at the wanted position: empty, continued, or rewound by one step.
     fn group_at(&mut self, batch: &StepBatch, position: usize) -> Result<&mut Group, EngineError> {
         let key = batch.sequences[0].sequence;
         if position == 0 {
@@ -224,7 +224,7 @@ impl Session for StockSession {
 
     fn step(&mut self, batch: &StepBatch) -> Result<(), EngineError> {
         let (tokens, position) = self.check(batch)?;
-        // The last step's logits go before the next step allocates, as in a decoding loop.
+        // The last step's logits are freed before the next step allocates, as in a decoding loop.
         self.last = None;
         let name = self.backend.name.clone();
         let failed = |e: candle_core::Error| of_candle(&name, &e);
@@ -245,7 +245,7 @@ impl Session for StockSession {
 
     fn next_tokens(&mut self, tokens: &mut Vec<u32>) -> Result<(), EngineError> {
         let (_, greedy) = self.last.as_ref().ok_or(EngineError::NoStepRun)?;
-        // candle gives a tensor's values in a vector of its own: that is how people read its tokens.
+        // candle returns a tensor's values in a new vector, as its users read tokens.
         tokens.extend(greedy.to_vec1::<u32>().map_err(|e| of_candle(&self.backend.name, &e))?);
         Ok(())
     }

@@ -2,8 +2,8 @@
 //!
 //! Enters: requests for a mark between enqueued steps. Leaves: the times of all marks, read later in one go, so that
 //! reading never disturbs what is timed. On a GPU a mark is a CUDA event, on a CPU a reading of the monotonic clock, in
-//! the scripted engine a reading of the virtual clock. It sits beside the engines because each engine owns its stream;
-//! the protocol above only sees the trait.
+//! the scripted engine a reading of the virtual clock. Each engine owns its stream, and so its timeline;
+//! the protocol uses the trait.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -15,7 +15,7 @@ use hbmark_core::units::Nanos;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Mark(pub usize);
 
-/// What a timeline's times are made of.
+/// The clock of a timeline.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum TimelineKind {
@@ -29,16 +29,16 @@ pub enum TimelineKind {
 
 /// Marks on a stream or a clock.
 pub trait Timeline {
-    /// What the times are made of.
+    /// The clock.
     fn kind(&self) -> TimelineKind;
-    /// Makes room for so many marks, so that setting one allocates nothing.
+    /// Reserves so many marks, so that setting one allocates nothing.
     fn reserve(&mut self, _marks: usize) {}
-    /// Sets a mark behind everything enqueued so far, without waiting.
+    /// Sets a mark after everything enqueued so far, without waiting.
     ///
     /// # Errors
     /// When the device fails.
     fn mark(&mut self) -> Result<Mark, EngineError>;
-    /// Waits for the device and returns the time of every mark since the last call, relative to the first; then forgets
+    /// Waits for the device and returns the time of every mark since the last call, relative to the first; then removes
     /// them all.
     ///
     /// # Errors

@@ -1,7 +1,7 @@
 //! Files that are written whole or not at all.
 //!
 //! Enters: a path and its text. Leaves: the file, synced, under its name; or the old one untouched. A link stays, and what it leads to
-//! is written; a pipe or a terminal is written into, and never replaced. It knows no format.
+//! is written; a pipe or a terminal is written into, and never replaced.
 
 use std::fs::File;
 use std::io::Write;
@@ -104,14 +104,14 @@ enum WriteTarget {
     Stream,
 }
 
-/// Links that lead to one another are given up after as many as Linux follows (`path_resolution(7)`).
+/// Symbolic links are followed as often as Linux does (`path_resolution(7)`).
 const MAX_SYMLINKS: usize = 40;
 
 fn target(path: &Path) -> Result<WriteTarget, FileError> {
     let failed = |source| FileError::Write { path: path.to_owned(), source };
     let mut file = path.to_owned();
     for _ in 0..MAX_SYMLINKS {
-        // Streams of this process: a redirection that is a file goes on where it is, instead of becoming another file.
+        // Streams of this process: a file that output is redirected to is appended to, and not replaced.
         if ["/dev/fd", "/dev/stdout", "/dev/stderr", "/proc"].iter().any(|own| file.starts_with(own)) {
             return Ok(WriteTarget::Stream);
         }
@@ -163,14 +163,14 @@ fn replace(path: &Path, file: &Path, text: &str) -> Result<(), FileError> {
     Ok(())
 }
 
-/// An error without the name of a file that nobody asked for, which the library that made it adds.
+/// An error without the path of the temporary file, which `tempfile` adds.
 fn without_temp_path(error: std::io::Error) -> std::io::Error {
     if error.raw_os_error().is_some() { error } else { error.kind().into() }
 }
 
 /// Syncs a folder's entries, where the file system can.
 pub fn sync_folder(folder: &Path) {
-    // A file system that cannot has nothing to be told.
+    // Some file systems cannot sync a folder.
     let _ = File::open(folder).and_then(|folder| folder.sync_all());
 }
 
@@ -180,7 +180,7 @@ fn remember(path: Option<PathBuf>) {
 
 /// Removes the unfinished file of this process, for an exit without destructors.
 pub fn remove_unfinished() {
-    // Held by a writer that will never come back: then there is nothing to be done.
+    // A writer that was interrupted may hold the lock: then the file stays.
     if let Ok(mut unfinished) = UNFINISHED.try_lock()
         && let Some(path) = unfinished.take()
     {
@@ -188,7 +188,7 @@ pub fn remove_unfinished() {
     }
 }
 
-/// Removes what killed processes left in a folder that nobody else writes into.
+/// Removes what killed processes left in a folder of this program.
 pub fn sweep(folder: &Path) {
     let Ok(entries) = std::fs::read_dir(folder) else { return };
     for entry in entries.flatten() {

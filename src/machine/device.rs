@@ -72,7 +72,7 @@ pub struct CudaIdentity {
 }
 
 impl CudaIdentity {
-    /// Asks the driver, and opens no context; a build without CUDA knows nothing.
+    /// Queries the driver without opening a context; a build without CUDA finds none.
     #[must_use]
     pub fn of_ordinal(index: u32) -> Self {
         #[cfg(feature = "cuda")]
@@ -99,7 +99,7 @@ mod driver {
 
     use super::CudaIdentity;
 
-    /// What the driver knows a device by.
+    /// The driver's PCI address of a device.
     pub(super) fn identity(index: u32) -> CudaIdentity {
         let device = i32::try_from(index).ok().filter(|_| result::init().is_ok());
         let Some(device) = device.and_then(|index| result::device::get(index).ok()) else {
@@ -116,7 +116,7 @@ mod driver {
     fn pci_bus_id(device: sys::CUdevice) -> Option<String> {
         // Domain, bus, device, function: 13 characters and a zero.
         let mut text = [0u8; 32];
-        // SAFETY: the driver writes a zero-terminated string of at most the 32 bytes it is told of; the device came from the driver.
+        // SAFETY: the driver writes a zero-terminated string of at most the 32 bytes passed; the device came from the driver.
         unsafe { sys::cuDeviceGetPCIBusId(text.as_mut_ptr().cast(), 32, device) }.result().ok()?;
         let text = std::ffi::CStr::from_bytes_until_nul(&text).ok()?;
         text.to_str().ok().map(str::to_owned)

@@ -1,6 +1,6 @@
-//! What stands between this machine and a good measurement.
+//! What on this machine disturbs a measurement.
 //!
-//! Enters: an [`Environment`] and a few [`Probes`]. Leaves: findings with their severity and what to do, as data, as lines,
+//! Enters: an [`Environment`] and a few [`Probes`]. Leaves: findings with their severity and advice, as data, as lines,
 //! as JSON. [`examine`] is pure, so every finding is tested by planting its cause. It repairs nothing.
 
 use std::fmt::Write as _;
@@ -27,7 +27,7 @@ pub struct Finding {
     pub advice: Option<String>,
 }
 
-/// What the doctor wants to know beyond the environment.
+/// What the doctor reads beside the environment.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Probes {
     /// GPUs that NVML counts; `None` when NVML cannot be opened.
@@ -80,7 +80,7 @@ fn is_true(value: &str) -> bool {
     matches!(value.to_ascii_lowercase().as_str(), "1" | "true" | "yes" | "on")
 }
 
-/// Everything there is to say about a machine, in a fixed order.
+/// All findings about a machine, in a fixed order.
 #[must_use]
 pub fn examine(environment: &Environment, probes: &Probes) -> Vec<Finding> {
     let mut findings = Findings::default();
@@ -128,8 +128,16 @@ impl Findings {
         self.push(Severity::Ok, what, detail, None);
     }
 
-    fn add(&mut self, severity: Severity, what: &str, detail: impl Into<String>, advice: &str) {
-        self.push(severity, what, detail, Some(advice));
+    fn note(&mut self, what: &str, detail: impl Into<String>, advice: &str) {
+        self.push(Severity::Note, what, detail, Some(advice));
+    }
+
+    fn warn(&mut self, what: &str, detail: impl Into<String>, advice: &str) {
+        self.push(Severity::Warn, what, detail, Some(advice));
+    }
+
+    fn problem(&mut self, what: &str, detail: impl Into<String>, advice: &str) {
+        self.push(Severity::Problem, what, detail, Some(advice));
     }
 
     fn push(&mut self, severity: Severity, what: &str, detail: impl Into<String>, advice: Option<&str>) {
@@ -145,7 +153,7 @@ impl Findings {
         let build = &environment.build;
         if build.profile == "debug" {
             let advice = "build with `cargo build --release` before trusting any time";
-            self.add(Severity::Warn, "build", format!("hbmark {} is a debug build", build.version), advice);
+            self.warn("build", format!("hbmark {} is a debug build", build.version), advice);
         } else {
             let cuda = if build.cuda { "with CUDA" } else { "without CUDA" };
             self.ok("build", format!("hbmark {}, {} build {cuda}", build.version, build.profile));
@@ -158,7 +166,7 @@ impl Findings {
         if cpu.usable_cores <= 2 {
             let advice =
                 "keep everything else off this machine: any background task lands on a measured core";
-            self.add(Severity::Note, "cores", cores, advice);
+            self.note("cores", cores, advice);
         } else {
             self.ok("cores", cores);
         }
@@ -167,24 +175,19 @@ impl Findings {
             self.ok("simd", cpu.features.join(" "));
         } else {
             let advice = "CPU times will be bound by arithmetic, not by memory; use another machine";
-            self.add(Severity::Warn, "simd", "neither avx2 nor neon was found", advice);
+            self.warn("simd", "neither avx2 nor neon was found", advice);
         }
 
         match cpu.governor.as_deref() {
             Some("performance") => self.ok("governor", "performance"),
             Some(governor) => {
                 let advice = "`cpupower frequency-set -g performance`, as root on the host";
-                self.add(
-                    Severity::Warn,
-                    "governor",
-                    format!("{governor}: the clock follows the load"),
-                    advice,
-                );
+                self.warn("governor", format!("{governor}: the clock follows the load"), advice);
             }
             None => {
                 let advice =
                     "inside a guest the host decides; ask its owner, and compare only runs of one machine";
-                self.add(Severity::Note, "governor", "not visible here", advice);
+                self.note("governor", "not visible here", advice);
             }
         }
 
@@ -192,38 +195,28 @@ impl Findings {
             let detail = format!("the control group allows {quota:.1} of {} cores", cpu.logical_cores);
             let advice =
                 "use no more threads than that, or steps stall until the next period; better, lift the quota";
-            self.add(Severity::Warn, "cpu quota", detail, advice);
+            self.warn("cpu quota", detail, advice);
         }
         if let Some(nodes) = cpu.numa_nodes.filter(|nodes| *nodes > 1) {
             let advice = "`numactl --cpunodebind=0 --membind=0` holds threads and weights on one node";
-            self.add(Severity::Note, "numa", format!("{nodes} memory nodes"), advice);
+            self.note("numa", format!("{nodes} memory nodes"), advice);
         }
     }
 
     fn neighbours(&mut self, environment: &Environment, probes: &Probes) {
         let limits = Limits::default();
-        // The load average remembers a minute; what is running now is known better by the probe.
+        // The load average covers a minute; the probe shows what is running now.
         match (probes.foreign_cores, environment.cpu.load_1m) {
             (Some(cores), _) if cores > limits.foreign_cores => {
                 let detail = format!("{cores:.1} cores busy with other processes");
-                self.add(
-                    Severity::Warn,
-                    "other load",
-                    detail,
-                    "stop them: blocks measured beside them are rejected",
-                );
+                self.warn("other load", detail, "stop them: blocks measured beside them are rejected");
             }
             (_, Some(load)) if load > 0.3 => {
                 let detail = format!("load average {load:.2} over the last minute");
-                self.add(
-                    Severity::Warn,
-                    "other load",
-                    detail,
-                    "wait for it to fall below 0.3, or find what runs",
-                );
+                self.warn("other load", detail, "wait for it to fall below 0.3, or find what runs");
             }
             (None, None) => {
-                self.add(Severity::Note, "other load", "cannot be read", "make sure that nothing else runs");
+                self.note("other load", "cannot be read", "make sure that nothing else runs");
             }
             _ => self.ok("other load", "nothing else is busy"),
         }
@@ -232,18 +225,18 @@ impl Findings {
         match (&environment.cpu.hypervisor, stolen) {
             (_, Some(cores)) => {
                 let advice = "other guests take this host's time; use a dedicated host";
-                self.add(Severity::Warn, "steal", format!("the hypervisor took {cores:.1} cores"), advice);
+                self.warn("steal", format!("the hypervisor took {cores:.1} cores"), advice);
             }
             (Some(name), None) => {
                 let advice =
                     "neighbours can share caches and memory bandwidth unseen; repeat at another hour";
-                self.add(Severity::Note, "hypervisor", format!("guest of a hypervisor ({name})"), advice);
+                self.note("hypervisor", format!("guest of a hypervisor ({name})"), advice);
             }
             (None, None) => self.ok("hypervisor", "none seen"),
         }
         if let Some(container) = &environment.container {
             let advice = "processes outside of the container are not listed, but disturb all the same";
-            self.add(Severity::Note, "container", container.clone(), advice);
+            self.note("container", container.clone(), advice);
         }
     }
 
@@ -256,12 +249,12 @@ impl Findings {
             cpu.memory_limit_bytes.filter(|limit| cpu.memory_bytes.is_none_or(|all| *limit < all))
         {
             let advice = "a cell beyond it is killed by the kernel, so such cells are skipped";
-            self.add(Severity::Note, "memory limit", format!("the control group allows {limit}"), advice);
+            self.note("memory limit", format!("the control group allows {limit}"), advice);
         }
         if cpu.transparent_huge_pages.as_deref() == Some("never") {
             let advice = "`echo madvise > /sys/kernel/mm/transparent_hugepage/enabled`, as root";
             let detail = "never: small pages cost bandwidth on large weights";
-            self.add(Severity::Note, "huge pages", detail, advice);
+            self.note("huge pages", detail, advice);
         }
     }
 
@@ -272,16 +265,16 @@ impl Findings {
                 let detail = "the NVIDIA driver is loaded, but NVML cannot be opened";
                 let advice = "install the libnvidia-ml that matches the driver; in a container ask for the `utility` \
                               capability (NVIDIA_DRIVER_CAPABILITIES)";
-                self.add(Severity::Problem, "nvml", detail, advice);
+                self.problem("nvml", detail, advice);
             }
             (None | Some(0), _) if built => {
                 let advice = "load the NVIDIA driver (`nvidia-smi` must list a GPU) or use `--device cpu`";
-                self.add(Severity::Problem, "gpu", "built with CUDA, but no NVIDIA GPU was found", advice);
+                self.problem("gpu", "built with CUDA, but no NVIDIA GPU was found", advice);
             }
             (None | Some(0), _) => self.ok("gpu", "none; this build measures the CPU"),
             (Some(gpus), _) if !built => {
                 let advice = "rebuild with `--features cuda` to measure it";
-                self.add(Severity::Warn, "gpu", format!("{gpus} found, but this build has no CUDA"), advice);
+                self.warn("gpu", format!("{gpus} found, but this build has no CUDA"), advice);
             }
             (Some(gpus), _) => self.chosen_gpu(environment.gpu.as_ref(), gpus),
         }
@@ -295,7 +288,7 @@ impl Findings {
         } else {
             let advice = "look at CUDA_VISIBLE_DEVICES and at the number in `--device cuda:N`";
             let detail = format!("NVML counts {gpus}, but not the one asked for");
-            self.add(Severity::Problem, "gpu", detail, advice);
+            self.problem("gpu", detail, advice);
         }
     }
 
@@ -305,7 +298,7 @@ impl Findings {
             let detail =
                 "CUDA and NVML were matched by number alone: name, memory and clocks may be another GPU's";
             let advice = "set CUDA_DEVICE_ORDER=PCI_BUS_ID, which makes both number alike";
-            self.add(Severity::Warn, "gpu identity", detail, advice);
+            self.warn("gpu identity", detail, advice);
         }
     }
 
@@ -333,7 +326,7 @@ impl Findings {
                 _ => (Severity::Note, "compare only with runs under the same condition"),
             };
             held = true;
-            self.add(severity, "gpu throttle", name.clone(), advice);
+            self.push(severity, "gpu throttle", name.clone(), Some(advice));
         }
         if !held {
             self.ok("gpu throttle", "nothing holds the clocks down");
@@ -341,7 +334,7 @@ impl Findings {
         // Data-center parts slow down from about 85 °C; at 80 before the first step there is no room left.
         if let Some(degrees) = gpu.temperature_celsius.filter(|degrees| *degrees >= 80.0) {
             let advice = "let it cool before measuring";
-            self.add(Severity::Warn, "gpu temperature", format!("{degrees:.0} °C before any work"), advice);
+            self.warn("gpu temperature", format!("{degrees:.0} °C before any work"), advice);
         }
     }
 
@@ -351,38 +344,38 @@ impl Findings {
             Some(false) => {
                 let advice =
                     "bandwidth is a little higher without; compare only with runs that have it off too";
-                self.add(Severity::Note, "gpu ecc", "off", advice);
+                self.note("gpu ecc", "off", advice);
             }
             None => {}
         }
         if gpu.mig == Some(true) {
             let advice = "a slice has a part of the bandwidth; data-sheet numbers are those of the whole GPU";
-            self.add(Severity::Warn, "gpu mig", "on", advice);
+            self.warn("gpu mig", "on", advice);
         }
         if gpu.mps == Some(true) {
             let advice = "stop the MPS clients, or measure elsewhere";
-            self.add(Severity::Warn, "gpu mps", "other clients share the GPU through MPS", advice);
+            self.warn("gpu mps", "other clients share the GPU through MPS", advice);
         }
         if gpu.persistence == Some(false) {
             let advice =
                 "`nvidia-smi -pm 1`, as root: otherwise the driver unloads between runs and cold rows suffer";
-            self.add(Severity::Note, "gpu persistence", "off", advice);
+            self.note("gpu persistence", "off", advice);
         }
         if let Some(others) = gpu.other_processes.filter(|others| *others > 0) {
             let advice = "stop them; `nvidia-smi` lists them";
-            self.add(Severity::Warn, "gpu processes", format!("{others} with a context on this GPU"), advice);
+            self.warn("gpu processes", format!("{others} with a context on this GPU"), advice);
         }
         // An idle driver keeps up to about 1 GB for itself on large parts.
         if let Some(used) = gpu.memory_used_bytes.filter(|used| used.0 > 2_000_000_000) {
-            let advice = "somebody holds memory, perhaps from outside of this container";
-            self.add(Severity::Warn, "gpu memory", format!("{used} in use before any work"), advice);
+            let advice = "another process holds memory, perhaps outside this container";
+            self.warn("gpu memory", format!("{used} in use before any work"), advice);
         }
     }
 
     fn hub(&mut self, probes: &Probes) {
         let Some(cache) = &probes.hub_cache else {
             let advice = "set HF_HOME to a folder with room for the weights";
-            self.add(Severity::Note, "hub cache", "neither HF_HOME nor HOME is set", advice);
+            self.note("hub cache", "neither HF_HOME nor HOME is set", advice);
             return;
         };
         let place = cache.display();
@@ -392,12 +385,7 @@ impl Findings {
             (false, false) => self.ok("hub cache", format!("{place}; made at the first download")),
             (false, true) => {
                 let advice = "unset HF_HUB_OFFLINE, or name a local folder as the model";
-                self.add(
-                    Severity::Warn,
-                    "hub cache",
-                    format!("{place} does not exist, and HF_HUB_OFFLINE is set"),
-                    advice,
-                );
+                self.warn("hub cache", format!("{place} does not exist, and HF_HUB_OFFLINE is set"), advice);
             }
         }
     }
@@ -435,7 +423,7 @@ fn label(severity: Severity) -> &'static str {
     }
 }
 
-/// Names come from firmware and from environment variables: no control byte of theirs reaches a terminal.
+/// Names come from firmware and from environment variables: no control byte may reach a terminal.
 fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }

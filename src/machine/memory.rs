@@ -1,6 +1,6 @@
 //! How much memory a device still has.
 //!
-//! Enters: /proc, the control groups, NVML. Leaves: bytes that can be allocated now, or `None` where nobody can say.
+//! Enters: /proc, the control groups, NVML. Leaves: bytes that can be allocated now, or `None` where unknown.
 //! Planning uses it to skip cells that cannot fit; it is no promise.
 
 use super::cgroup::Cgroup;

@@ -1,10 +1,10 @@
-//! The GPU as NVML sees it.
+//! The GPU according to NVML.
 //!
-//! Enters: libnvidia-ml, loaded when first asked for. Leaves: [`GpuEnvironment`], throttle reasons, samples of clocks and
+//! Enters: libnvidia-ml, loaded on first use. Leaves: [`GpuEnvironment`], throttle reasons, samples of clocks and
 //! power. Without the library or the driver everything here is `None`. It sets nothing and holds no CUDA context.
 //!
-//! CUDA and NVML number GPUs apart: CUDA_VISIBLE_DEVICES hides and reorders, and CUDA by default puts the fastest first. A GPU is
-//! therefore matched by what CUDA says it is ([`CudaIdentity`]), and by its number only where CUDA does not tell: [`select`] then
+//! CUDA and NVML number GPUs differently: CUDA_VISIBLE_DEVICES hides and reorders, and CUDA by default puts the fastest first. A GPU is
+//! therefore matched by CUDA's identity of it ([`CudaIdentity`]), and by its number only where CUDA gives none: [`select`] then
 //! undoes CUDA_VISIBLE_DEVICES, the order cannot be undone, and [`GpuMatch::Number`] says so.
 
 use std::fmt;
@@ -28,7 +28,7 @@ pub enum GpuSelector {
     PciBusId(String),
 }
 
-/// The names to try at NVML for what CUDA knows, the surest first. A MIG device shows its own UUID, whose sixteen bytes do not say
+/// The NVML identifiers of a CUDA device, the most specific first. A MIG device shows its own UUID, whose sixteen bytes do not say
 /// that it is one.
 #[must_use]
 pub fn selectors(identity: &CudaIdentity) -> Vec<(GpuSelector, GpuMatch)> {
@@ -171,7 +171,7 @@ impl Gpu {
         let nvml = open_library()?;
         let index = match selector {
             GpuSelector::Index(index) => nvml.device_by_index(*index).ok().map(|_| *index),
-            // MIG devices have no index of their own: what can be told of them is told of their parent.
+            // MIG devices have no index of their own: their parent is read instead.
             GpuSelector::Uuid(uuid) => nvml.device_by_uuid(uuid.as_str()).ok().and_then(|device| {
                 device.mig_parent_device().and_then(|parent| parent.index()).or_else(|_| device.index()).ok()
             }),

@@ -1,7 +1,7 @@
 //! The file tree that /proc and /sys are read from.
 //!
 //! Enters: a folder that looks like `/`. Leaves: the text of its files, or nothing. Tests plant a machine in a temporary
-//! folder and pass that instead. It knows no meaning of any file.
+//! folder and pass that instead.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,13 +1,13 @@
 //! What the machine did while a block was measured.
 //!
 //! Enters: /proc and /sys, or NVML, read just before and just after a block, outside its timing. Leaves: a
-//! [`BlockTelemetry`] and, from it alone, a [`TelemetryVerdict`]. It never sees the times measured in the block, so no block can be
+//! [`BlockTelemetry`] and, from it alone, a [`TelemetryVerdict`]. It does not get the times measured in the block, so no block can be
 //! rejected for being slow.
 //!
-//! The kernel counts CPU time in ticks, mostly of 10 ms. Load is therefore told over windows of at least [`LOAD_WINDOW`]: shorter blocks
-//! wait until enough of them have passed, and the answer is of all of them. Where no more will come, a shorter time has to do. A tick may
-//! fall on either side of a window's edge on each core that we keep busy, so one tick per such core is given to us: foreign load is
-//! understated by at most that, and never invented.
+//! The kernel counts CPU time in ticks, mostly of 10 ms. Load is therefore measured over windows of at least [`LOAD_WINDOW`]: short
+//! blocks are judged together when enough of them have passed; at the end of a visit a shorter window must do. A tick may
+//! fall on either side of a window's edge on each core that this process keeps busy, so one tick per such core is counted as our own:
+//! foreign load is understated by at most that, and never overstated.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -26,19 +26,19 @@ const LAST_WINDOW: Duration = Duration::from_millis(50);
 /// A pause between blocks after which a new window begins.
 const LONG_PAUSE: Duration = Duration::from_millis(500);
 
-/// Watches the machine beside the blocks.
+/// Observes the machine around the blocks.
 pub trait Telemetry {
     /// Called before the clock of a block starts.
     fn before_block(&mut self);
     /// Called after the clock of a block has stopped.
     fn after_block(&mut self) -> BlockTelemetry;
-    /// The load over the blocks since it was told last, where they are long enough together to tell it. `last`: no more will follow.
+    /// The load over the blocks since the last report, once they are long enough together. `last`: no more blocks follow.
     fn load(&mut self, _last: bool) -> Option<CpuLoad> {
         None
     }
 }
 
-/// Cores that were busy with something else than this process, over some blocks.
+/// Cores that other processes kept busy, over some blocks.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct CpuLoad {
     /// The last so many blocks.
@@ -47,7 +47,7 @@ pub struct CpuLoad {
     pub steal_cores: Option<f64>,
 }
 
-/// Sees nothing.
+/// Reads nothing.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct NullTelemetry;
 
@@ -58,7 +58,7 @@ impl Telemetry for NullTelemetry {
     }
 }
 
-/// Answers what it was told to, block by block, and nothing afterwards.
+/// Returns queued telemetry, block by block, and nothing afterwards.
 #[derive(Debug, Clone, Default)]
 pub struct ScriptedTelemetry {
     pub queue: VecDeque<BlockTelemetry>,
@@ -102,7 +102,7 @@ pub struct HostTelemetry {
     window: Option<Window>,
 }
 
-/// Blocks whose load was not told yet.
+/// Blocks whose load was not reported yet.
 #[derive(Debug)]
 struct Window {
     from: HostReading,
@@ -125,7 +125,7 @@ impl HostTelemetry {
     }
 
     fn begin(&mut self, now: HostReading) {
-        // A window that was left open over a long pause says nothing about the blocks behind the pause.
+        // A window over a long pause does not describe the blocks after the pause.
         let left = |window: &Window| now.at.saturating_sub(window.to.at) > LONG_PAUSE;
         if self.window.as_ref().is_none_or(left) {
             self.window = Some(Window { from: now.clone(), to: now.clone(), blocks: 0 });
@@ -329,14 +329,14 @@ impl Telemetry for NvmlTelemetry {
     }
 }
 
-/// What two looks at a GPU say about the block between them, added to what the host says.
+/// The telemetry of a block from two samples of a GPU around it, added to the host's.
 #[must_use]
 pub fn gpu_block(before: &GpuSample, after: &GpuSample, host: &BlockTelemetry) -> BlockTelemetry {
-    // Before a block the GPU may rightly have been idle.
+    // Before a block the GPU may have been idle.
     let idle = ThrottleBits(1);
     let sampled = before.throttle.unwrap_or_default().0 & !idle.0 | after.throttle.unwrap_or_default().0;
     let mut reasons = ThrottleBits(sampled).reasons();
-    // The counters catch what fell between the two looks.
+    // The counters catch what fell between the two samples.
     let violations = [
         (before.thermal_violation, after.thermal_violation, Throttle::ThermalViolation),
         (before.power_violation, after.power_violation, Throttle::SwPowerCap),
@@ -355,7 +355,7 @@ pub fn gpu_block(before: &GpuSample, after: &GpuSample, host: &BlockTelemetry) -
         throttle_reasons: reasons.iter().map(ToString::to_string).collect(),
         energy_joules: advance(before.energy_millijoules, after.energy_millijoules)
             .map(|millijoules| millijoules as f64 / 1e3),
-        // We hold a context ourselves, under whatever number the list knows us; an empty list means it tells nothing.
+        // One of them is this process, under whatever id; an empty list means that the driver reports none.
         gpu_other_processes: after.processes.and_then(|processes| processes.checked_sub(1)),
         ..host.clone()
     }
@@ -370,7 +370,7 @@ pub struct TelemetryVerdict {
     pub conditions: Vec<Cause>,
 }
 
-/// Judges a block by what the telemetry saw during it, and by nothing else; [`CpuLoad::reject`] judges what is told of several together.
+/// Judges a block by its telemetry only; [`CpuLoad::reject`] judges several blocks together.
 #[must_use]
 pub fn judge(block: &BlockTelemetry) -> TelemetryVerdict {
     let (slowed, others): (Vec<String>, Vec<String>) =
@@ -502,7 +502,7 @@ mod tests {
         HostTelemetry { ticks_per_second: 100.0, ..HostTelemetry::at(root) }
     }
 
-    /// Blocks from one reading to another; the load as it was told behind each.
+    /// Blocks from one reading to another; the load reported after each.
     fn told(host: &mut HostTelemetry, blocks: &[(HostReading, HostReading)]) -> Vec<Option<CpuLoad>> {
         let block = |(from, to): &(HostReading, HostReading)| {
             host.begin(from.clone());

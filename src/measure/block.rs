@@ -1,7 +1,7 @@
 //! One block of steps: fill the context, warm up, and time steps back to back.
 //!
 //! Enters: a session and a cell's input. Leaves: the device span and the interval of every step, cross-checked against the host's
-//! clock. It knows nothing of cells' order, stopping or rejection.
+//! clock. The order of cells, stopping and rejection are decided elsewhere.
 //!
 //! A decode is pinned: every step rewrites the same position, so all steps of a cell read the same KV.
 
@@ -13,7 +13,7 @@ use crate::engine::{EngineError, SequenceId, Session, StepBatch};
 use hbmark_core::result::{Block, Cause, Cell, KvFill, Phase};
 use hbmark_core::stats;
 
-/// Sequence ids of one cell start here times its index, so cells can be resident side by side.
+/// Sequence ids of a cell start at this times its index, so several cells can be resident at once.
 const SEQUENCES_PER_CELL: u64 = 1 << 20;
 
 /// Attention scores of one fill step are kept below this many elements; filling is not timed.
@@ -25,7 +25,7 @@ const CLOCK_TOLERANCE: f64 = 0.01;
 /// What a synchronise may add at the ends of a block.
 const CLOCK_SLACK_NS: f64 = 200_000.0;
 
-/// Why a block could not be taken or cannot be trusted.
+/// Why a block could not be taken or is not valid.
 #[derive(Debug, thiserror::Error)]
 pub enum BlockError {
     #[error(transparent)]
@@ -43,7 +43,7 @@ pub struct CellInput {
     prompts: Vec<Vec<u32>>,
     seed: u64,
     kv: KvFill,
-    /// The batch that is timed, again and again.
+    /// The batch that is timed repeatedly.
     step: StepBatch,
     filled: bool,
 }
@@ -82,7 +82,7 @@ impl CellInput {
         Self { kv, ..self }
     }
 
-    /// Random K and V for every sequence; `false` where the engine has no such thing.
+    /// Random K and V for every sequence; `false` where the engine cannot fill its cache.
     fn fill_synthetically(&self, session: &mut dyn Session) -> Result<bool, EngineError> {
         let Some(kv) = session.synthetic_kv() else { return Ok(false) };
         for step in &self.step.sequences {
@@ -91,8 +91,8 @@ impl CellInput {
         Ok(true)
     }
 
-    /// Brings the KV of a decode cell to its context: with random values where that is wanted and the engine can, else by a prefill
-    /// in chunks that keep the attention scores small. Not timed.
+    /// Fills the KV cache of a decode cell up to its context: with random values where that is asked for and the engine can, else by a
+    /// prefill in chunks that keep the attention scores small. Not timed.
     ///
     /// # Errors
     /// When the engine fails.
@@ -106,7 +106,7 @@ impl CellInput {
         }
         let scores_per_token = self.prompts.len() * session.architecture().heads * self.context.max(1);
         let chunk = (FILL_SCORE_ELEMENTS / scores_per_token.max(1)).clamp(1, 512);
-        // The last position comes by a decode step: candle's first decode after a prefill rearranges the cache, and a pinned step
+        // The last position is filled by a decode step: candle's first decode after a prefill rearranges the cache, and a pinned step
         // that started from the prefill's cache would pay for that every time.
         let prefilled = self.context.saturating_sub(1);
         let chunks = (0..prefilled).step_by(chunk).map(|start| start..(start + chunk).min(prefilled));
@@ -122,7 +122,7 @@ impl CellInput {
         Ok(())
     }
 
-    /// The step that is timed, again and again.
+    /// The step that is timed repeatedly.
     #[must_use]
     pub fn step(&self) -> &StepBatch {
         &self.step
@@ -147,7 +147,7 @@ pub struct WarmupResult {
 }
 
 /// Runs steps until the device is busy long enough and the last steps show no trend; `whole` is the first visit's warm-up, later
-/// ones only wake the cell again. `stepped` is called after every step, outside of its time.
+/// ones are shorter. `stepped` is called after every step, outside of its time.
 ///
 /// # Errors
 /// When the engine fails.

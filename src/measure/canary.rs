@@ -1,7 +1,7 @@
-//! A small fixed piece of work, repeated between the blocks of a measurement to tell whether the machine is still the same.
+//! A small fixed piece of work, repeated between the blocks of a measurement to detect changes of the machine.
 //!
-//! Enters: a [`Canary`]. Leaves: its time as a ratio to the session's [`Baseline`], and how noisy the canary itself is, so
-//! that the protocol rejects a block for a change of the machine and not for the canary's own jitter. It decides nothing.
+//! Enters: a [`Canary`]. Leaves: its time as a ratio to the session's [`Baseline`], and the canary's own noise, so
+//! that the protocol rejects a block for a change of the machine and not for the canary's jitter.
 
 use super::probe::cpu::{Pass, instruction_sets, with_team};
 use super::probe::{ProbeError, usable_cores};
@@ -18,8 +18,7 @@ pub trait Canary {
         Bytes(0)
     }
 
-    /// Runs it `runs` times, behind one run that is not counted, to learn its usual time and noise. None of fewer than two
-    /// usable times.
+    /// Its median time and noise over `runs` runs, after one warm-up run. None of fewer than two usable times.
     fn baseline(&mut self, runs: usize) -> Option<Baseline> {
         self.run();
         let seconds: Vec<f64> = (0..runs).map(|_| self.run()).collect();
@@ -27,7 +26,7 @@ pub trait Canary {
     }
 }
 
-/// What a canary took when the session began.
+/// The canary's time when the session began.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Baseline {
     pub median_seconds: f64,
@@ -37,7 +36,7 @@ pub struct Baseline {
 }
 
 impl Baseline {
-    /// Below this a deviation is never held against a block, however quiet the canary.
+    /// A smaller deviation never rejects a block, however quiet the canary.
     pub const MIN_TOLERANCE: f64 = 0.01;
     /// Standard deviations a run may lie off: about one false alarm in 16,000 were the noise normal.
     pub const TOLERATED_DEVIATIONS: f64 = 4.0;
@@ -104,8 +103,8 @@ impl Canary for CpuCanary {
         let pass = self.pass;
         let team = with_team(&self.cores, self.buffer.floats_mut(), |time| {
             time(Pass::Empty);
-            // Threads of the work just measured may still be going to sleep: the fastest pass is the one beside which they were
-            // not. A machine that is slow is slow in all of them.
+            // Threads of the work just measured may still be spinning: the fastest pass is one without them. A slow machine is slow in
+            // all passes.
             seconds = (0..PASSES).map(|_| time(pass).inside).fold(f64::INFINITY, f64::min);
         });
         // Cores taken away during the session leave a thread unpinned: its time would not be comparable.

@@ -1,4 +1,4 @@
-//! The ceilings of the chosen device, and the canary that watches it.
+//! The ceilings of the chosen device, and its canary.
 //!
 //! Enters: a device and how thorough to be. Leaves: [`Ceilings`] from the probe of that device. One arm per kind of device.
 
@@ -46,7 +46,7 @@ fn limited(config: ProbeConfig, threads: Option<usize>) -> ProbeConfig {
 /// The canary of a device.
 ///
 /// # Errors
-/// When its buffer cannot be had.
+/// When its buffer cannot be allocated.
 pub fn canary(device: DeviceChoice) -> Result<Box<dyn Canary>, ProbeError> {
     match device {
         DeviceChoice::Cpu => Ok(Box::new(CpuCanary::new(CpuCanary::USUAL_SIZE)?)),

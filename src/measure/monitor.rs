@@ -1,6 +1,6 @@
-//! The real monitor: telemetry and a canary beside each block.
+//! The monitor of a real device: telemetry and a canary around each block.
 //!
-//! Enters: a device. Leaves: a [`Monitor`] for the protocol. It sees the machine and never the times of the block it judges.
+//! Enters: a device. Leaves: a [`Monitor`] for the protocol. It reads the machine's state and never the times of a block's steps.
 
 use std::collections::VecDeque;
 
@@ -15,34 +15,34 @@ use hbmark_core::result::{Cause, Limits};
 use hbmark_core::stats;
 use hbmark_core::units::Bytes;
 
-/// Canary runs from which its usual time and its own noise are learned.
+/// Canary runs that give its baseline and its own noise.
 const BASELINE_RUNS: usize = 25;
 
-/// On a CPU the canary is held against the median of its last runs: on shared hosts memory bandwidth moves for minutes at a time,
-/// and only a sudden change says that a block differs from its neighbours.
+/// On a CPU the canary is compared with the median of its last runs: on shared hosts memory bandwidth shifts for minutes at a time,
+/// and only a sudden change shows that a block differs from its neighbours.
 const CPU_WINDOW: usize = 5;
 
-/// What a CPU's canary may be off: cores share their memory with whatever else the host runs.
+/// The tolerance of a CPU's canary: cores share memory bandwidth with other work of the host.
 const CPU_TOLERANCE: (f64, f64) = (0.10, 0.25);
 
-/// A lasting shift of the canary beyond this share of its first usual time is said of the block.
+/// A lasting shift of the canary beyond this share of its baseline is reported with the block.
 const SHIFT: f64 = 4.0 / 3.0;
 
 /// Telemetry and a canary.
 struct DeviceMonitor {
     telemetry: Box<dyn Telemetry>,
     canary: Box<dyn Canary>,
-    /// `None` when the canary could not be timed; then it says nothing.
+    /// `None` when the canary could not be timed.
     baseline: Option<Baseline>,
     limits: Limits,
-    /// The last canary times of a CPU; a GPU is held against its baseline alone.
+    /// The last canary times of a CPU; on a GPU they are compared with the baseline only.
     recent: Option<VecDeque<f64>>,
 }
 
-/// The monitor of a device. Its canary learns its usual time here, so call it on the machine as the run will find it.
+/// The monitor of a device. The canary's baseline is measured here, so call it under the conditions of the run.
 ///
 /// # Errors
-/// When the canary's buffer cannot be had.
+/// When the canary's buffer cannot be allocated.
 pub fn of_device(device: DeviceChoice) -> Result<Box<dyn Monitor>, ProbeError> {
     let host = HostTelemetry::new();
     let telemetry: Box<dyn Telemetry> = match device.gpu().and_then(Gpu::of_cuda_ordinal) {
@@ -68,7 +68,7 @@ impl Monitor for DeviceMonitor {
     }
 
     fn after_block(&mut self, _wall_seconds: f64) -> BlockContext {
-        // The telemetry closes its window before the canary works, which would count as load.
+        // The telemetry closes its window before the canary runs, which would count as load.
         let telemetry = self.telemetry.after_block();
         let load = self.window_load(false);
         let judgement = judge(&telemetry);
@@ -98,7 +98,7 @@ impl Monitor for DeviceMonitor {
     }
 }
 
-/// A canary time over the median of the last ones, which it then joins. The first is held against the baseline.
+/// A canary time over the median of the last ones, to which it is added. The first is compared with the baseline.
 fn against_recent(recent: &mut VecDeque<f64>, baseline: f64, seconds: f64) -> f64 {
     let usual = if recent.is_empty() { baseline } else { stats::median(recent.make_contiguous()) };
     if seconds.is_finite() {
@@ -110,7 +110,7 @@ fn against_recent(recent: &mut VecDeque<f64>, baseline: f64, seconds: f64) -> f6
     seconds / usual
 }
 
-/// What to say when the machine's memory is no longer what it was when the ceilings were measured.
+/// The warning when the machine's memory bandwidth has shifted since the ceilings were measured.
 fn shifted(ratio: f64) -> Option<Cause> {
     (!(1.0 / SHIFT..=SHIFT).contains(&ratio)).then_some(Cause::BandwidthShifted { ratio })
 }
@@ -126,7 +126,7 @@ mod tests {
             times.iter().map(|&t| against_recent(&mut recent, 1.0, t)).collect()
         };
         assert_eq!(ratios(&[1.0, 1.0, 2.0, 1.0]), [1.0, 1.0, 2.0, 1.0]);
-        // Three blocks at the new level, and the median of five has moved: fewer than the retries of a block.
+        // After three blocks at the new level the median of five has moved: fewer than the retries of a block.
         assert_eq!(ratios(&[2.0, 2.0, 2.0]), [2.0, 2.0, 1.0]);
         assert!(against_recent(&mut recent, 1.0, f64::NAN).is_nan());
         assert_eq!(recent.len(), CPU_WINDOW);

@@ -1,7 +1,7 @@
 //! A step of a cell, broken down per operation.
 //!
 //! Enters: a session and a cell that was measured. Leaves: the median time of each operation over a few steps, with its calls
-//! and bytes. It is a pass of its own, after the measurement: timing operations apart costs time, so none of it reaches a block.
+//! and bytes. It runs after the measurement: timing operations one by one adds time, which must not enter a block.
 
 use super::block::CellInput;
 use crate::engine::{EngineError, OperationTime, Session};
@@ -12,7 +12,7 @@ use hbmark_core::units::Nanos;
 /// Profiled steps over which the median is taken.
 const PROFILES: usize = 5;
 
-/// Fills the cell's context, profiles its step and frees its KV. Empty where the engine cannot tell its operations apart.
+/// Fills the cell's context, profiles its step and frees its KV. Empty where the engine cannot time its operations one by one.
 ///
 /// `index` and `seed` are the cell's own in the run, so that the tokens are those that were timed.
 ///
@@ -38,7 +38,7 @@ fn profiles(
         return Ok(Vec::new());
     }
     input.fill(session)?;
-    // One whole step first: the profile is of a warm one.
+    // One whole step first, so that the profiled steps are warm.
     session.step(input.step())?;
     session.greedy_tokens()?;
     let mut profiles = Vec::with_capacity(PROFILES);

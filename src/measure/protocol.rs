@@ -1,8 +1,8 @@
 //! The measurement protocol: warm up, sample in blocks, interleave cells, stop by rule.
 //!
-//! Enters: cells, and a [`Visitor`] that measures one of them at a time, here or in another process. Leaves: for every cell its raw
-//! blocks and what became of it. It never drops a block by its value, only for a recorded cause, and never hides one:
-//! rejected blocks stay in the result with the cause. Statistics beyond the stopping rule are made elsewhere.
+//! Enters: cells, and a [`Visitor`] that measures one of them at a time, in this process or another. Leaves: the raw blocks and the
+//! status of every cell. A block is rejected for a recorded cause only, never for its time, and rejected blocks stay in the
+//! result with their cause. Statistics beyond the stopping rule are computed elsewhere.
 
 use rand::SeedableRng;
 use rand::seq::SliceRandom;
@@ -19,33 +19,32 @@ use hbmark_core::result::{
 use hbmark_core::stats::{self, CONFIDENCE};
 use hbmark_core::units::Bytes;
 
-/// The numbers of the protocol. [`Protocol::full`] is the one results are published with.
+/// The parameters of the protocol. Results are published with [`Protocol::full`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct Protocol {
     pub name: &'static str,
     pub seed: u64,
     pub warmup_min_seconds: f64,
     pub warmup_min_steps: usize,
-    /// Without a steady state by then, the cell says so.
+    /// After this the cell is sampled without a steady state, and its status says so.
     pub warmup_max_seconds: f64,
     /// Decode steps in a block. A prefill block has at least one step.
     pub block_min_steps: usize,
     pub block_min_seconds: f64,
-    /// Accepted blocks after which the stopping rule looks; the last one is where sampling ends.
+    /// Numbers of accepted blocks at which the stopping rule is evaluated; sampling ends at the last.
     pub looks: &'static [usize],
     /// Visits over which the blocks up to the first look are spread.
     pub visits: usize,
     pub target_half_width: f64,
-    /// Sampling time after which a cell is not looked at again once the first look is behind it: a slow cell then says what
-    /// interval it reached.
+    /// Sampling time after which the first look that follows is the cell's last: a slow cell then reports the interval it reached.
     pub cell_max_seconds: f64,
-    /// Retries of a rejected block before the cell is given up as disturbed.
+    /// Rejected blocks in a row after which the cell ends as disturbed.
     pub max_retries: usize,
     /// Lag-1 autocorrelation of block means above which the block is doubled.
     pub autocorrelation_limit: f64,
     /// A canary further off than this rejects the block.
     pub canary_tolerance: f64,
-    /// How the context of a decode cell comes about.
+    /// How the context of a decode cell is filled.
     pub kv: KvFill,
 }
 
@@ -72,7 +71,7 @@ impl Protocol {
         }
     }
 
-    /// A shortened protocol for a first look; labelled as such wherever its numbers appear.
+    /// A shortened protocol; its numbers are labelled as such wherever they appear.
     #[must_use]
     pub fn quick(seed: u64) -> Self {
         Self {
@@ -90,7 +89,7 @@ impl Protocol {
         }
     }
 
-    /// Every cell exactly once, to see that everything runs. Its times mean nothing.
+    /// Every cell exactly once, to test that everything runs. Its times mean nothing.
     #[must_use]
     pub fn smoke(seed: u64) -> Self {
         Self {
@@ -137,7 +136,7 @@ impl Protocol {
     }
 }
 
-/// What was seen beside a block.
+/// What the monitor measured around a block.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct BlockContext {
     pub telemetry: Option<BlockTelemetry>,
@@ -145,22 +144,22 @@ pub struct BlockContext {
     pub canary_ratio: Option<f64>,
     /// The recorded cause for which the block does not count.
     pub reject: Option<Cause>,
-    /// What does not reject but must be known.
+    /// Conditions that are reported and do not reject.
     pub conditions: Vec<Cause>,
-    /// What is said now of this block and of some before it together.
+    /// The load over this block and some before it, where it became known.
     pub load: Option<WindowLoad>,
 }
 
-/// The load over the last blocks together: too short to be judged one by one, they stand and fall together.
+/// The load over the last blocks together, which are too short to be judged one by one.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct WindowLoad {
     pub load: CpuLoad,
-    /// The cause for which none of them counts.
+    /// The cause that rejects all of them.
     pub reject: Option<Cause>,
 }
 
 impl WindowLoad {
-    /// Writes it into the blocks that it is about; how many of them no longer count.
+    /// Writes it into its blocks; returns how many accepted ones it rejected.
     pub fn apply_to(&self, blocks: &mut [Block]) -> usize {
         let first = blocks.len().saturating_sub(self.load.blocks);
         let mut lost = 0;
@@ -178,7 +177,7 @@ impl WindowLoad {
 }
 
 impl BlockContext {
-    /// Writes what was seen into the block it is about, and rejects the block where there is a cause.
+    /// Writes it into its block, and rejects the block where there is a cause.
     pub fn apply_to(self, block: &mut Block, canary_tolerance: f64) {
         block.canary_ratio = self.canary_ratio;
         block.rejected = self.reject.or_else(|| {
@@ -190,17 +189,17 @@ impl BlockContext {
     }
 }
 
-/// Watches the machine beside each block.
+/// Observes the machine around each block.
 pub trait Monitor {
     /// Called right before a block.
     fn before_block(&mut self);
     /// Called right after it; `wall_seconds` is how long the block took.
     fn after_block(&mut self, wall_seconds: f64) -> BlockContext;
-    /// Called behind the last block of a visit: what is still to be said of the last ones.
+    /// Called after the last block of a visit: the load over blocks that was not reported yet.
     fn after_visit(&mut self) -> Option<WindowLoad> {
         None
     }
-    /// The tolerance the canary can bear here: the protocol's own, or more where the canary itself is noisier.
+    /// The tolerance of the canary here: the protocol's, or more where the canary itself is noisier.
     fn canary_tolerance(&self, wanted: f64) -> f64 {
         wanted
     }
@@ -210,7 +209,7 @@ pub trait Monitor {
     }
 }
 
-/// Sees nothing: for smoke runs and for tests of other things.
+/// Observes nothing: for smoke runs and tests.
 #[derive(Debug, Default)]
 pub struct NoopMonitor;
 
@@ -221,7 +220,7 @@ impl Monitor for NoopMonitor {
     }
 }
 
-/// Something a progress display may show.
+/// Progress.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Event<'a> {
     /// A round begins, with so many cells still open.
@@ -232,9 +231,9 @@ pub enum Event<'a> {
     Finished { cell: &'a Cell, status: Status },
 }
 
-/// Where visits are made: in this process, or in one that may be lost and replaced.
+/// Makes visits: in this process, or in one that may be lost and replaced.
 pub trait Visitor {
-    /// What ends the whole schedule.
+    /// An error that ends the whole schedule.
     type Halt;
     /// Visits a cell.
     ///
@@ -251,23 +250,23 @@ pub trait Visitor {
     /// # Errors
     /// As [`visit`](Self::visit).
     fn release(&mut self, index: usize) -> Result<(), Self::Halt>;
-    /// A step of a cell by the roofline.
+    /// The roofline's time of a step of a cell.
     fn predicted_ns(&self, _cell: &Cell) -> Option<f64> {
         None
     }
-    /// Whether a fresh session stands behind the next visit after a fault.
+    /// Whether a visit after a fault gets a fresh session.
     fn can_restart(&self) -> bool {
         false
     }
 }
 
-/// What the schedule brought.
+/// The result of a schedule.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Sampled {
     pub measured: Vec<Measured>,
-    /// The reference cell's mean step, in nanoseconds, once a round: its drift is the machine's.
+    /// The reference cell's mean step, in nanoseconds, once a round; its drift is the machine's.
     pub reference: Vec<f64>,
-    /// Visits that were lost and repeated, in words.
+    /// Messages about visits that were lost and repeated.
     pub repeated: Vec<String>,
 }
 
@@ -276,7 +275,7 @@ struct State {
     /// Steps in a block, known after the first warm-up.
     steps: Option<usize>,
     finished: bool,
-    /// Whether a visit was lost already: the next loss ends the cell.
+    /// A visit was lost before: the next loss ends the cell.
     retried: bool,
 }
 
@@ -299,7 +298,7 @@ impl State {
         accepted(&self.measured.blocks).count()
     }
 
-    /// Takes in what a visit brought. `Some` when the visit was lost and should be made again, with the reason.
+    /// Adds the result of a visit. `Some` with the reason when the visit was lost and must be repeated.
     fn absorb(&mut self, visited: Visited, protocol: &Protocol, can_restart: bool) -> Option<Cause> {
         if let Some(CellEnd { reason, fault: Some(fault), .. }) = &visited.end
             && fault.is_retryable()
@@ -333,7 +332,7 @@ impl State {
         self.measured.reason = Some(reason);
     }
 
-    /// What became of a cell whose schedule was cut short.
+    /// Ends a cell whose schedule was cut short.
     fn cut_short(&mut self) {
         if !self.finished {
             let blocks = self.accepted();
@@ -344,8 +343,8 @@ impl State {
 
 /// Runs the protocol over the cells of one session, in this process.
 ///
-/// `keep_resident` says whether the KV of all cells fits at once; otherwise it is filled anew for each visit. The second
-/// result holds the reference cell's mean step, in nanoseconds, once per round: its drift is the machine's.
+/// With `keep_resident` the KV of all cells stays allocated; without, it is filled anew for each visit. The second result holds the
+/// reference cell's mean step, in nanoseconds, once per round; its drift is the machine's.
 pub fn run(
     session: &mut dyn Session,
     cells: &[Cell],
@@ -362,7 +361,7 @@ pub fn run(
     }
 }
 
-/// Visits of a session that is at hand.
+/// Visits of a session in this process.
 struct InProcess<'a> {
     session: &'a mut dyn Session,
     monitor: &'a mut dyn Monitor,
@@ -384,10 +383,10 @@ impl Visitor for InProcess<'_> {
     }
 }
 
-/// The protocol over visits, wherever they are made. What it does next depends on the seed and on what the visits before brought, and on
-/// nothing else: fed the same visits again, it asks for the same ones.
+/// The protocol over visits. The next visit depends only on the seed and on the results of the visits before, so that a run is resumed
+/// from its saved visits.
 ///
-/// A cut short schedule gives what it has, and why it was cut.
+/// A schedule that was cut short returns what it has, with the reason.
 pub fn schedule<V: Visitor>(
     visitor: &mut V,
     cells: &[Cell],
@@ -462,7 +461,7 @@ fn rounds<V: Visitor>(
     Ok(())
 }
 
-/// The stopping rule, looked at only at the protocol's looks.
+/// The stopping rule, evaluated at the protocol's looks only.
 fn look(state: &mut State, protocol: &Protocol, target: usize) {
     let measured = &mut state.measured;
     let phase = measured.cell.phase;
@@ -534,7 +533,7 @@ use crate::engine::EngineError;
 #[cfg(test)]
 mod tests;
 
-/// How much of the protocol runs.
+/// Which of the protocols runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Depth {

@@ -1,7 +1,7 @@
-//! The quality gate: are the outputs right, before any time is taken?
+//! The quality gate: checks outputs before anything is timed.
 //!
-//! Enters: a session, and where one can be had a second session with the same weights in f32. Leaves: a [`Quality`], or the
-//! reason why the timings of this session must not be ranked. It times nothing.
+//! Enters: a session, and where there is one a second session with the same weights in f32. Leaves: a [`Quality`], or the
+//! reason why the timings of this session must not be ranked.
 
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;

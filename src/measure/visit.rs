@@ -1,7 +1,7 @@
 //! One visit of one cell: fill, warm up, take blocks.
 //!
-//! Enters: a session, a monitor and a [`Visit`] that says which cell and how many blocks are wanted. Leaves: a [`Visited`], plain data
-//! that can cross a process boundary or lie in a file. It knows no other cell, no order and no stopping rule.
+//! Enters: a session, a monitor and a [`Visit`]: which cell, and how many blocks. Leaves: a [`Visited`], plain data that can be sent
+//! between processes or saved. The order of cells and the stopping rule are in [`protocol`](super::protocol).
 
 use std::collections::BTreeMap;
 
@@ -14,28 +14,28 @@ use crate::machine::memory;
 use hbmark_core::result::{Block, Cause, Cell, Phase, Status, judged_times};
 use hbmark_core::units::Bytes;
 
-/// What is wanted of a visit.
+/// A request for a visit.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Visit {
-    /// The cell's place in the run, from which its tokens are drawn.
+    /// The cell's index in the run; it seeds its tokens.
     pub index: usize,
     pub cell: Cell,
     pub round: usize,
     /// Accepted blocks to take.
     pub wanted: usize,
-    /// Steps in a block, once a first visit has found them.
+    /// Steps in a block; none before the first visit has determined them.
     pub steps: Option<usize>,
-    /// The cell's greedy tokens, once a first block has shown them.
+    /// The cell's greedy tokens; empty before its first block.
     pub tokens: Vec<u32>,
-    /// A step by the roofline: from it a supervisor learns how long silence may last.
+    /// The roofline's time of a step, from which the supervisor's timeout follows.
     pub predicted_ns: Option<f64>,
     /// A canary further off than this rejects a block.
     pub canary_tolerance: f64,
-    /// Leave the cell's KV where it is for the next visit.
+    /// Keep the cell's KV for the next visit.
     pub keep: bool,
 }
 
-/// What a visit brought.
+/// The result of a visit.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Visited {
     pub blocks: Vec<Block>,
@@ -45,12 +45,12 @@ pub struct Visited {
     pub peak_memory: Option<Bytes>,
     /// Relative drift of a warm-up that never became steady.
     pub unsteady: Option<f64>,
-    /// Why nothing more can be had of the cell.
+    /// Why the cell ended early.
     pub end: Option<CellEnd>,
 }
 
 impl Visited {
-    /// A visit from which nobody came back.
+    /// A visit whose process was lost.
     #[must_use]
     pub fn lost(reason: Cause) -> Self {
         Self {
@@ -59,7 +59,7 @@ impl Visited {
         }
     }
 
-    /// Whether the session that made it can no longer be trusted.
+    /// Whether the session must be replaced before the next visit.
     #[must_use]
     pub fn is_sticky(&self) -> bool {
         self.end.as_ref().is_some_and(|end| end.fault.is_some())
@@ -71,31 +71,31 @@ impl Visited {
 pub struct CellEnd {
     pub status: Status,
     pub reason: Cause,
-    /// What the session suffered, where it suffered.
+    /// What may have damaged the session.
     pub fault: Option<VisitFault>,
 }
 
-/// What may have happened to a session beyond the cell that was being measured.
+/// A fault that may affect later cells of the session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum VisitFault {
-    /// An allocation failed: the pool may be in pieces.
+    /// An allocation failed: the pool may be fragmented.
     OutOfMemory,
     /// The device failed. After most of CUDA's errors every later call of the process fails too.
     Device,
-    /// The process that held the session is gone, or does not answer.
+    /// The process that held the session ended or does not respond.
     Lost,
 }
 
 impl VisitFault {
-    /// Whether the same cell may succeed in a fresh process; what does not fit will not fit there either.
+    /// Whether the same cell may succeed in a fresh process; a cell out of memory would be out of memory again.
     #[must_use]
     pub fn is_retryable(self) -> bool {
         matches!(self, Self::Device | Self::Lost)
     }
 }
 
-/// A block of the reference cell that no monitor watches.
+/// A block of the reference cell, without a monitor.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Reference {
     pub index: usize,
@@ -105,10 +105,10 @@ pub struct Reference {
     pub keep: bool,
 }
 
-/// Is told, outside of what is timed, for how many seconds nothing more may be heard if all goes as predicted.
+/// Called outside of the timed part with the predicted seconds until its next call, for the supervisor's timeout.
 pub type Busy<'a> = &'a mut dyn FnMut(f64);
 
-/// The inputs of a session's cells, and which of them were warmed up in it.
+/// The inputs of a session's cells, and which of them were warmed up.
 #[derive(Debug, Default)]
 pub struct CellInputs {
     inputs: BTreeMap<usize, CellInput>,
@@ -116,7 +116,7 @@ pub struct CellInputs {
 }
 
 impl CellInputs {
-    /// The input of a cell, made when it is first asked for.
+    /// The input of a cell, made on first use.
     pub fn of(
         &mut self,
         session: &dyn Session,
@@ -161,7 +161,7 @@ impl CellInputs {
         visited
     }
 
-    /// The mean step of one unmonitored block, in nanoseconds; `None` where it cannot be had.
+    /// The mean step of one unmonitored block, in nanoseconds; `None` when it fails.
     pub fn measure_reference(
         &mut self,
         session: &mut dyn Session,
@@ -184,9 +184,9 @@ impl CellInputs {
     }
 }
 
-/// Fills a cell and steps it twice, which is when an engine that replays records; frees it again. How it ended, if it did.
+/// Fills a cell, steps it twice (an engine that replays records the second step) and frees it. The error, if any.
 pub fn trial_step(session: &mut dyn Session, cell: &Cell, protocol: &Protocol) -> Option<CellEnd> {
-    // An input of its own: the cell may have no place in the run.
+    // Not from the run's inputs: the cell may not be part of the run.
     let vocab = session.architecture().vocab_size;
     let mut input = CellInput::new(cell, 0, protocol.seed, vocab).filled_by(protocol.kv);
     let twice = input.fill(session).and_then(|()| {
@@ -201,7 +201,7 @@ fn seconds(predicted_ns: Option<f64>) -> f64 {
     predicted_ns.unwrap_or(0.0) / 1e9
 }
 
-/// Fills, warms up and takes blocks until the visit has what it wants or a reason to stop.
+/// Fills, warms up and takes blocks until the visit has enough of them or must stop.
 #[expect(clippy::too_many_arguments, reason = "the parts of a session, which are borrowed apart")]
 fn sample(
     session: &mut dyn Session,
@@ -225,17 +225,17 @@ fn sample(
             busy(expected.max(warm.step_seconds) * steps as f64);
             monitor.before_block();
             let block = take_block(session, input, steps, &mut visited.tokens)?;
-            let mut testimony = monitor.after_block(block.wall_ns / 1e9);
+            let mut context = monitor.after_block(block.wall_ns / 1e9);
             visited.moved = session.bytes_moved();
             let memory_bytes = memory_in_use(session, monitor, &mut visited.peak_memory);
             let mut block = Block { visit: visit.round, memory_bytes, ..block };
-            let shared = testimony.load.take();
-            testimony.apply_to(&mut block, visit.canary_tolerance);
+            let shared = context.load.take();
+            context.apply_to(&mut block, visit.canary_tolerance);
             taken += usize::from(block.rejected.is_none());
             visited.blocks.push(block);
             shared
         } else {
-            // What the last blocks had to bear may still cost them.
+            // The load over the last blocks may still reject them.
             match monitor.after_visit() {
                 Some(shared) => Some(shared),
                 None => return Ok(()),
@@ -255,7 +255,7 @@ fn sample(
 
 /// Steps in a block, from the first warm-up on.
 fn steps_of(phase: Phase, warm: &WarmupResult, protocol: &Protocol) -> usize {
-    // A hair less, so that 100 ms of 0.5 ms steps are 200 and not 201.
+    // Slightly less, so that 100 ms of 0.5 ms steps are 200 and not 201.
     let by_time = (protocol.block_min_seconds / warm.step_seconds.max(1e-9) - 1e-6).ceil();
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "bounded just here")]
     let by_time = by_time.clamp(1.0, 100_000.0) as usize;
@@ -265,7 +265,7 @@ fn steps_of(phase: Phase, warm: &WarmupResult, protocol: &Protocol) -> usize {
     }
 }
 
-/// What a fault means to its cell and to the session.
+/// The status of a cell after an error, and the fault of its session.
 fn end_of(error: &BlockError) -> CellEnd {
     let (status, fault) = match error {
         BlockError::Engine(EngineError::OutOfMemory { .. }) => (Status::Oom, Some(VisitFault::OutOfMemory)),
@@ -281,7 +281,7 @@ fn end_of(error: &BlockError) -> CellEnd {
     CellEnd { status, reason, fault }
 }
 
-/// What is in use now, or on a device the most since the last reading; a reading there is entered in the visit's peak, which it resets.
+/// Memory in use now; on a device the peak since the last reading, which resets it and is also counted in the visit's peak.
 fn memory_in_use(
     session: &mut dyn Session,
     monitor: &dyn Monitor,

@@ -1,8 +1,8 @@
-//! Are the weights that were loaded those that were asked for? Said before anything is timed.
+//! Whether the weights that were loaded are those that were asked for, checked before anything is timed.
 //!
-//! Enters: the tensors as a session says it holds them, and as the model lists them in the dtype asked for. Leaves: nothing, or the first
-//! thing that is wrong. A time of f32 weights under the name of bf16 is twice too long, and one of f16 under that name is of other
-//! arithmetic with no byte out of place: neither shows in the time alone. It reads no weights and times nothing.
+//! Enters: the tensors as a session reports them, and as the model lists them in the dtype asked for. Leaves: nothing, or the first
+//! difference. The time of f32 weights labelled bf16 is twice too long, and f16 labelled bf16 has the same bytes and other
+//! arithmetic: neither shows in the time alone. No weights are read.
 
 use hbmark_core::model::{Inventory, Role};
 use hbmark_core::result::Cause;
@@ -10,10 +10,10 @@ use hbmark_core::units::Bytes;
 
 /// How far the bytes of matrices may be from those listed: padding and scales stay far below.
 const SIZE_TOLERANCE: f64 = 0.05;
-/// Share of the matrices' bytes that may be stored in a way nobody asked for.
+/// Share of the matrices' bytes that may be stored in another dtype.
 const MAX_OTHER_STORAGE_SHARE: f64 = 0.05;
 
-/// Holds the loaded tensors against the listed ones.
+/// Compares the loaded tensors with the listed ones.
 ///
 /// # Errors
 /// When sizes or storage differ by more than padding does.

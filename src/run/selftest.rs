@@ -1,9 +1,16 @@
-//! `hbmark selftest` as data: is the harness itself to be believed?
+//! `hbmark selftest` as data: checks of the harness itself.
 //!
-//! Enters: nothing. Leaves: named checks that passed or failed. Faults are planted on the scripted device, on a virtual clock, and the
-//! whole path from there to a finding has to name them, and must not name what is not there: measured by the protocol, judged, explained.
-//! Beside them stand known answers: intervals, comparisons and queues whose truth is computed elsewhere. No device and no network is
-//! touched and no wall-clock time is read, so the same build gives the same rows everywhere. `hbmark verify` asks the same of a real device.
+//! Enters: nothing. Leaves: named checks that passed or failed. Faults are planted on the scripted device, on a virtual clock; the
+//! protocol, the judgement and the explanation must name them, and must not name faults that were not planted. Intervals, comparisons
+//! and queues are compared with results known from theory. No device, network or wall-clock time is used, so one build gives the
+//! same rows on every machine. `hbmark verify` checks a real device.
+
+/// What the first fault of a kind holds, if there is one.
+macro_rules! planted {
+    ($faults:expr, $fault:pat => $value:expr) => {
+        $faults.iter().find_map(|fault| if let $fault = fault { Some($value) } else { None })
+    };
+}
 
 mod attribution;
 mod faults;
@@ -15,12 +22,13 @@ mod step;
 
 pub use crate::run::verify::Check;
 
-use hbmark_core::result::{Finding, Severity};
+use hbmark_core::model::{Architecture, Dtype, presets};
+use hbmark_core::result::{Finding, ModelSummary, Severity};
 
 /// Takes a check when it is done.
 type Record<'a> = dyn FnMut(Check) + 'a;
 
-/// Runs every check; `tell` hears of each as it is done.
+/// Runs every check; `tell` is called with each as it is done.
 pub fn selftest(tell: &mut dyn FnMut(&Check)) -> Vec<Check> {
     let mut checks = Vec::new();
     let mut record = |check: Check| {
@@ -38,14 +46,38 @@ pub fn selftest(tell: &mut dyn FnMut(&Check)) -> Vec<Check> {
     checks
 }
 
-/// Findings that say how far a result carries and name no cause.
+/// The model of every scripted benchmark: small enough that a step is short, larger than the scripted cache.
+const MODEL: &str = "SmolLM2-135M";
+
+fn architecture() -> Architecture {
+    presets::find(MODEL).expect("a shipped shape").architecture
+}
+
+fn model() -> ModelSummary {
+    let inventory = architecture().inventory(Dtype::Bf16);
+    ModelSummary {
+        name: MODEL.into(),
+        source: "scripted".into(),
+        hash: String::new(),
+        parameters: inventory.parameters(),
+        weight_bytes: inventory.total_bytes(),
+        architecture: architecture(),
+    }
+}
+
+/// Findings that limit what a result can be used for, and name no cause.
 const ADVICE: &[&str] = &["too_few_requests", "not_judged", "first_target_failed", "cost_of_tokens"];
 
-/// The rule that names the cause: the first finding that is not mere advice.
+/// The rule that names the cause: the first finding that is not advice.
 fn label(findings: &[Finding]) -> &str {
     let cause =
         |finding: &&Finding| finding.severity >= Severity::Warn || !ADVICE.contains(&finding.rule.as_str());
     findings.iter().find(cause).map_or("nothing", |finding| finding.rule.as_str())
+}
+
+/// The first figure of the first finding.
+fn evidence(findings: &[Finding]) -> String {
+    findings.first().and_then(|finding| finding.evidence.first().cloned()).unwrap_or_default()
 }
 
 fn names(findings: &[Finding], rule: &str) -> bool {

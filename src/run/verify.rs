@@ -40,7 +40,7 @@ impl Check {
 /// Takes a check when it is done.
 type Record<'a> = dyn FnMut(Check) + 'a;
 
-/// Runs every check; `tell` hears of each as it is done.
+/// Runs every check; `tell` is called with each as it is done.
 pub fn verify(device: DeviceChoice, tell: &mut dyn FnMut(&Check)) -> Vec<Check> {
     let mut checks = Vec::new();
     let mut record = |check: Check| {

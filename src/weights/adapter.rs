@@ -1,9 +1,9 @@
 //! LoRA adapters: low-rank additions `scale · B · A` to the linear layers of a model.
 //!
 //! Enters: a folder as PEFT writes it (`adapter_config.json`, `adapter_model.safetensors`), or a rank and a seed; and the
-//! [`Architecture`] it is for. Leaves: an [`Adapter`], every matrix of the shape that the model's layers need. A folder is a
-//! stranger's: sizes are checked before anything is allocated, and what would be computed otherwise than its makers meant (DoRA, biases,
-//! ranks by pattern) is refused by name. It knows no engine.
+//! [`Architecture`] it is for. Leaves: an [`Adapter`], every matrix of the shape that the model's layers need. A folder is
+//! untrusted: sizes are checked before anything is allocated, and what would be computed differently from PEFT (DoRA, biases,
+//! ranks by pattern) is refused by name.
 
 use std::path::{Path, PathBuf};
 
@@ -85,7 +85,7 @@ impl Adapter {
     /// random weights give.
     ///
     /// # Panics
-    /// Never: seven targets are seven places.
+    /// Never: there are as many places as targets.
     #[must_use]
     pub fn synthetic(
         architecture: &Architecture,
@@ -266,7 +266,7 @@ struct Config {
     rest: serde_json::Map<String, Value>,
 }
 
-/// Keys that change what is computed, what they must be then, and in words.
+/// Keys that change what is computed, the supported values, and a description.
 const PLAIN: [(&str, &str); 8] = [
     ("use_dora", "false"),
     ("use_qalora", "false"),

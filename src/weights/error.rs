@@ -11,11 +11,11 @@ use hbmark_core::model::{Dtype, ModelError};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
-    /// Its dimensions cannot be read or believed.
+    /// Its dimensions cannot be read or are not plausible.
     #[error(transparent)]
     Model(#[from] ModelError),
 
-    /// The hub did not give the model.
+    /// The model could not be fetched from the hub.
     #[error(transparent)]
     Hub(#[from] HubError),
 
@@ -37,7 +37,7 @@ pub enum OpenError {
     )]
     NotGguf { name: String },
 
-    /// The weights cannot be had.
+    /// The weights cannot be loaded.
     #[error(transparent)]
     Weights(#[from] WeightsError),
 }

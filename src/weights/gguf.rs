@@ -1,8 +1,8 @@
 //! Models in GGUF files: dimensions from the metadata, tensors in ggml's block formats.
 //!
 //! Enters: a path. Leaves: a [`GgufModel`] whose header was checked against the file and whose tensors were checked
-//! against its own dimensions; only then is the file handed to candle, whose reader believes more than ours does.
-//! The Hugging Face names of tensors are unknown here: a GGUF file has its own.
+//! against its own dimensions; only then is the file passed to candle, whose reader checks less.
+//! Tensors have their GGUF names here, not those of Hugging Face.
 
 mod blocks;
 
@@ -18,18 +18,18 @@ use hbmark_core::model::gguf::{self as header, GgufError};
 use hbmark_core::model::{Architecture, Inventory, Role, TensorInfo};
 use hbmark_core::units::Bytes;
 
-/// Frequencies of Llama 3's rotary scaling, stored as a tensor where the metadata has no word for them.
+/// Frequencies of Llama 3's rotary scaling, stored as a tensor because the metadata has no key for them.
 const ROPE_FREQS: &str = "rope_freqs.weight";
 const NAMES_SHOWN: usize = 5;
 
-/// A GGUF file that can be trusted.
+/// A validated GGUF file.
 #[derive(Debug)]
 pub struct GgufModel {
     pub architecture: Architecture,
     /// Every tensor by its GGUF name, with the bytes of its blocks.
     pub inventory: Inventory,
-    /// The file scales its rotary frequencies by a table (Llama 3.1 and later). The parameters of that scaling cannot be
-    /// told from the file, so `architecture.rope.scaling` is `None`, and a forward that ignores the table is wrong beyond
+    /// The file scales its rotary frequencies by a table (Llama 3.1 and later). The parameters of that scaling are not
+    /// in the file, so `architecture.rope.scaling` is `None`, and a forward that ignores the table is wrong beyond
     /// the original context length.
     pub has_rope_freqs: bool,
     /// Where each tensor lies in the file.
@@ -78,7 +78,7 @@ fn bad_file(path: &Path, problem: GgufError) -> WeightsError {
     WeightsError::Gguf { path: path.to_path_buf(), problem: Box::new(problem) }
 }
 
-/// Holds the tensors of the file against those that its dimensions imply.
+/// Compares the tensors of the file with those that its dimensions imply.
 fn check_tensors(
     path: &Path,
     tensors: &[header::TensorEntry],

@@ -1,9 +1,9 @@
-//! Models by hub id: the local cache first, the network only when it must.
+//! Models by hub id: from the local cache, and from the network only when they are not there.
 //!
 //! Enters: an id (`org/name`), a revision and a [`HubConfig`]. Leaves: the folder of a snapshot in the hub cache that holds
 //! `config.json` and safetensors, where other tools find it too. A complete snapshot is used as it is, without asking
-//! whether the hub has a newer one. What a server says is not trusted with paths: commits, tags and file names are checked
-//! before they become part of one. It does not look into the files.
+//! whether the hub has a newer one. Paths from a server are not trusted: commits, tags and file names are checked
+//! before they become part of one. The files are not read.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -26,7 +26,7 @@ const MAX_REVISION_BYTES: usize = 255;
 /// A reference file holds one commit hash of 40 characters.
 const MAX_REF_BYTES: u64 = 256;
 
-/// Why a model could not be had from the hub.
+/// Why a model could not be fetched from the hub.
 #[derive(Debug, thiserror::Error)]
 pub enum HubError {
     #[error(
@@ -77,7 +77,7 @@ pub struct HubConfig {
     pub offline: bool,
 }
 
-/// How much of a model is wanted.
+/// Which files of a model to fetch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Parts {
     Config,
@@ -169,7 +169,7 @@ impl HubConfig {
         self.download(id, revision, progress, parts)
     }
 
-    /// The snapshot of a revision if it is complete; else what is missing, in words.
+    /// The snapshot of a revision if it is complete; else a message about what is missing.
     fn cached(&self, id: &str, revision: &str, parts: Parts) -> Result<PathBuf, String> {
         let entry = self.cache.join(entry_name(id));
         let snapshots = entry.join("snapshots");
@@ -306,7 +306,7 @@ impl Fetch<'_> {
         let cache_error = |error| HubError::Cache { path: path.clone(), error };
         let received = fs::metadata(&path).map_err(cache_error)?.len();
         if received != expected {
-            // A short blob would pass for the whole file from now on.
+            // A truncated blob would be taken for the whole file from now on.
             fs::remove_file(path.canonicalize().map_err(cache_error)?).map_err(cache_error)?;
             fs::remove_file(&path).map_err(cache_error)?;
             let (id, file) = (self.id.to_owned(), name.to_owned());
@@ -316,7 +316,7 @@ impl Fetch<'_> {
     }
 }
 
-/// What went wrong, in the words of somebody who wants the model.
+/// The error as a user of the model needs it.
 fn failed(id: &str, revision: &str, file: &str, error: &ApiError) -> HubError {
     let (id, file) = (id.to_owned(), file.to_owned());
     match status(error) {

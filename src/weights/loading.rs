@@ -1,9 +1,9 @@
 //! What every source of weights shares: the result, the errors, and the guarded way to open and read a file.
 //!
-//! Enters: paths from strangers and requests for a dtype. Leaves: [`LoadedWeights`], or a [`WeightsError`] with the file,
+//! Enters: untrusted paths and a dtype. Leaves: [`LoadedWeights`], or a [`WeightsError`] with the file,
 //! the tensor and the numbers in it. Model files are hostile input: a file is opened only when it is a regular file inside
 //! the folder it was asked from, read by position and length, and never mapped, so one that shrinks while it is read is an
-//! error and not a signal. This module knows no file format.
+//! error and not a signal.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -30,7 +30,7 @@ pub struct LoadedWeights {
     pub loaded: Inventory,
 }
 
-/// Why weights could not be found, trusted or loaded.
+/// Why weights could not be found, validated or loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum WeightsError {
     #[error("cannot read {}: {error}", path.display())]

@@ -226,7 +226,7 @@ impl OpenModel {
         }
     }
 
-    /// Loads the weights onto a device, and tells `loaded` the bytes of each tensor there. candle's own reader of GGUF files tells
+    /// Loads the weights onto a device, and calls `loaded` with the bytes of each tensor. candle's own reader of GGUF files tells
     /// nothing.
     ///
     /// # Errors

@@ -2,7 +2,7 @@
 //!
 //! Enters: a folder and the [`Inventory`] its config implies. Leaves: a [`Checkpoint`] whose every byte is accounted for,
 //! and from it [`LoadedWeights`]. The headers are read here, by size and position, and checked against the size of the file
-//! before anything is allocated for a tensor. It knows tensor names only through the expected inventory.
+//! before anything is allocated for a tensor. Tensor names come from the expected inventory.
 //!
 //! *Source* of the layout: the format page of the safetensors project (u64 header length, JSON header, then the data; no
 //! holes, no overlap, header at most 100 MB).
@@ -24,7 +24,7 @@ use hbmark_core::units::Bytes;
 pub(crate) const SINGLE: &str = "model.safetensors";
 pub(crate) const INDEX: &str = "model.safetensors.index.json";
 const MAX_INDEX_BYTES: u64 = 64 << 20;
-/// Bytes read at once: large enough for full disk speed, small beside any model.
+/// Bytes read at once: large enough for full disk speed, small compared with any model.
 const CHUNK_BYTES: usize = 4 << 20;
 /// Names listed in an error before "and N more".
 const NAMES_SHOWN: usize = 5;
@@ -40,7 +40,7 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// Opens the weights of a folder and holds them against the inventory that its config implies.
+    /// Opens the weights of a folder and compares them with the inventory that its config implies.
     ///
     /// Rotary tables (`rotary_emb.inv_freq`), and a stored `lm_head.weight` that the config ties to the embedding, are
     /// tolerated as [`Role::Unused`]; any other unknown tensor is refused by name.
@@ -120,7 +120,7 @@ impl Checkpoint {
 
     /// Reads the tensors onto a device, converted to `wanted` where the file stores another float.
     ///
-    /// One tensor at a time passes through host memory, in chunks of 4 MiB; `progress` is told its bytes when it is on the device.
+    /// One tensor at a time passes through host memory, in chunks of 4 MiB; `progress` is called with its bytes when it is on the device.
     ///
     /// # Errors
     /// When `wanted` is not a plain float, when a tensor is stored in a format that is not one, when a file shrank since it
@@ -160,7 +160,7 @@ impl Checkpoint {
         }
     }
 
-    /// The tensors to load, in the order of the expected inventory, each to be read when it is wanted.
+    /// The tensors to load, in the order of the expected inventory, each read on demand.
     pub(crate) fn sources(&self) -> impl Iterator<Item = Source<'_>> {
         self.wanted.iter().map(|(shard, stored)| Source { shard: &self.shards[*shard], stored })
     }
@@ -180,7 +180,7 @@ pub(crate) struct TensorFile {
 }
 
 impl TensorFile {
-    /// Opens a file of a folder; its header is held against its size before anything is believed.
+    /// Opens a file of a folder; its header is checked against its size before it is used.
     pub(crate) fn open(folder: &Path, name: &str) -> Result<Self, WeightsError> {
         let shard = SizedFile::open_within(folder, name)?;
         let stored = read_shard(&shard)?;
@@ -292,7 +292,7 @@ fn bad_file(path: &Path, problem: SafetensorsError) -> WeightsError {
     WeightsError::Safetensors { path: path.to_path_buf(), problem: Box::new(problem) }
 }
 
-/// Whether something, even a broken link, is there.
+/// Whether the path exists, even as a broken link.
 fn exists(path: &Path) -> bool {
     path.symlink_metadata().is_ok()
 }

@@ -2,7 +2,7 @@
 //!
 //! Enters: rows of floats, or a matrix in another of these formats. Leaves: a [`StoredMatrix`]: values and scales in
 //! separate arrays, each of them a whole number of elements per row, so that a thread takes rows without looking at those
-//! before. It knows no file, no model and no engine; an engine may lay the arrays out again.
+//! before. An engine may lay the arrays out again.
 
 mod e4m3;
 mod pack;

@@ -1,8 +1,7 @@
 //! Tensors handed over one at a time, so that an engine can lay a model out without a second copy of it in memory.
 //!
 //! Enters: an [`Architecture`], a storage [`Dtype`] and where the weights are. Leaves: each tensor through a sink, in the order
-//! of the architecture's inventory, and the inventory of what was handed over. It knows no engine and no layout
-//! beyond [`StoredMatrix`].
+//! of the architecture's inventory, and the inventory of what was handed over.
 
 use std::path::Path;
 
@@ -46,7 +45,7 @@ fn seeded<T: PlainFloat>(
     plan.deliver(|info| Ok(plan.tensor(info, generator.values(info)?)), sink)
 }
 
-/// Streams a checkpoint, each tensor read when its turn has come.
+/// Streams a checkpoint, each tensor read when it is passed on.
 pub(super) fn from_folder(
     architecture: &Architecture,
     dtype: Dtype,

@@ -2,7 +2,7 @@
 //!
 //! Enters: the expected [`Inventory`], a plain float dtype and a seed. Leaves: the tensors by name. Values are random
 //! normal and never zeros, because zeros draw less power and let the clock rise. A value depends only on the seed, the
-//! tensor's name and its position: not on the order of tensors or the number of threads. It reads no file.
+//! tensor's name and its position: not on the order of tensors or the number of threads.
 
 use std::collections::HashMap;
 use std::num::NonZeroUsize;
@@ -29,7 +29,7 @@ const QUANTILES: u32 = 1 << 16;
 /// Draws taken from the generator together: 4 KiB stay in the first cache.
 const DRAWS_AT_ONCE: usize = 2_048;
 
-/// Makes every tensor of the inventory that a step reads, and tells `progress` the bytes of each.
+/// Makes every tensor of the inventory that a step reads, and calls `progress` with the bytes of each.
 ///
 /// Matrices, embeddings and biases are N(0, 0.02²), norms N(1, 0.02²). On the CPU the values are made straight in `dtype`
 /// by all cores. On other devices candle's own generator fills each tensor on the device in f32 and converts it, which
@@ -65,7 +65,7 @@ fn generate_on(
     }
 }
 
-/// Makes the tensors that a step reads one after another, and tells `progress` the bytes of each.
+/// Makes the tensors that a step reads one after another, and calls `progress` with the bytes of each.
 fn each(
     expected: &Inventory,
     progress: &mut dyn FnMut(Bytes),

@@ -1,7 +1,7 @@
-//! The tokenizer of a model: `tokenizer.json`, held against the model's vocabulary.
+//! The tokenizer of a model: `tokenizer.json`, checked against the model's vocabulary.
 //!
 //! Enters: a folder. Leaves: a [`Tokenizer`] that turns text into token ids and back. A token id is an index into the
-//! embedding table, so one beyond its rows is an error here and not a read out of bounds on a device. It knows no weights.
+//! embedding table, so one beyond its rows is an error here and not a read out of bounds on a device.
 //!
 //! A `tokenizer.json` carries regular expressions of its author's. They are looked over before the tokenizers crate sees them: what could
 //! grow without bounds is refused, and what could run without bounds is run beside a clock.
@@ -252,7 +252,7 @@ fn unpanicked<T>(work: impl FnOnce() -> T) -> Result<T, String> {
     done.map_err(|_| "it is not consistent: an assertion of the tokenizers crate failed".to_owned())
 }
 
-/// The beginning of a text that a stranger chose the length of.
+/// The beginning of a text of untrusted length.
 fn shortened(text: &str) -> String {
     text.chars().take(200).collect()
 }
@@ -323,7 +323,7 @@ mod tests {
         let tokenizer = Tokenizer::open(folder.path()).unwrap();
         assert!(!tokenizer.linear);
         let text = "x".repeat(40);
-        // It gives up or is given up on; either way there is an answer.
+        // It fails or times out; either way there is a result.
         let _ = tokenizer.encode(&text);
     }
 

@@ -1,8 +1,8 @@
-//! Low-rank adapters beside the weights: packed, by layer and by the fused linear layer they add to.
+//! LoRA adapters, packed by layer and by the fused linear layer they add to.
 //!
 //! Enters: [`Adapter`]s. Leaves: [`LoraWeights`] matrices of a device, and in a step what they add. An adapter of rank r costs a step r numbers
-//! per input and output of each layer it adds to, once for all its rows; rows of several adapters in one step each get their own. It
-//! knows no device and no file. The scale is part of `B`, as it is packed.
+//! per input and output of each layer it adds to, once for all its rows; rows of several adapters in one step each get their own. The
+//! scale is multiplied into `B` when it is packed.
 
 use super::forward::ModelWidths;
 use super::operations::{FusedLayout, LinearPart, Operations};
@@ -72,13 +72,13 @@ pub struct Adapters<O: Operations> {
 }
 
 impl<O: Operations> Adapters<O> {
-    /// None yet, of a model of so many layers.
+    /// No adapters, of a model of so many layers.
     #[must_use]
     pub fn new(layers: usize) -> Self {
         Self { layers: (0..layers).map(|_| Default::default()).collect(), bytes: Vec::new() }
     }
 
-    /// How many were taken in.
+    /// Number of adapters.
     #[must_use]
     pub fn count(&self) -> usize {
         self.bytes.len()
@@ -125,7 +125,7 @@ impl<O: Operations> Adapters<O> {
             }
             packed.push(sites);
         }
-        // Only a whole adapter is kept.
+        // An adapter is kept only when all of it was packed.
         for (layer, sites) in self.layers.iter_mut().zip(packed) {
             for (all, one) in layer.iter_mut().zip(sites) {
                 all.push(one);
@@ -135,7 +135,7 @@ impl<O: Operations> Adapters<O> {
         Ok((self.bytes.len() - 1, bytes))
     }
 
-    /// Before a linear layer: what the adapters of the step add to it.
+    /// Before a linear layer: computes what the adapters of the step add to it.
     ///
     /// # Errors
     /// When the device fails or has no such operation.

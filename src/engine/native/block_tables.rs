@@ -1,6 +1,6 @@
 //! Which blocks of the pool belong to which sequence, for callers that keep no tables of their own.
 //!
-//! Enters: sequences and the positions they need. Leaves: block tables. A scheduler that brings its own tables is obeyed; a
+//! Enters: sequences and the positions they need. Leaves: block tables. A scheduler's own tables are used as given; a
 //! session serves one kind of caller or the other, because both number the same blocks.
 
 use std::collections::HashMap;
@@ -14,9 +14,9 @@ pub struct BlockTables {
     sequences: HashMap<SequenceId, OwnedBlocks>,
     /// Released blocks, to be used again.
     free: Vec<u32>,
-    /// Blocks ever handed out, by this or by the caller.
+    /// Blocks ever used, by this or by the caller.
     blocks: usize,
-    /// A caller's tables were seen.
+    /// The caller passes tables.
     foreign: bool,
 }
 
@@ -40,7 +40,7 @@ impl BlockTables {
         self.blocks
     }
 
-    /// A block that no sequence has had. Whoever gets it later fills it before reading it, so until then anything may be in it.
+    /// A block that no sequence has had. A sequence that gets it later fills it before reading it, so it may hold anything until then.
     #[must_use]
     pub fn spare(&self) -> u32 {
         u32::try_from(self.blocks).expect("memory ends before 2^32 blocks")
@@ -62,13 +62,13 @@ impl BlockTables {
             );
         }
         self.extend(step.sequence, end)?;
-        // A step back forgets what lies behind it.
+        // A step at an earlier position drops what follows it.
         let owned = self.sequences.get_mut(&step.sequence).expect("extended above");
         owned.positions = end;
         Ok(&owned.blocks)
     }
 
-    /// Sees to it that a sequence has blocks for so many positions, and counts them as filled.
+    /// Gives a sequence blocks for so many positions, and counts them as filled.
     ///
     /// # Errors
     /// When the caller keeps its own tables.

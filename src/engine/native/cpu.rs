@@ -1,8 +1,8 @@
 //! The native engine's operations on a CPU: threads, SIMD, packed weights, one pass over the weights per step.
 //!
 //! Enters: what [`Operations`] says. Leaves: the same, as fast as memory gives the weights. Each operation is one job of the
-//! [`team`]: rows are normed and rounded by all members (`inputs`), a barrier, panels of weights are streamed (`linear`), and
-//! whoever has the sums of a panel finishes them: adds, activates, stores.
+//! [`thread_team`]: rows are normed and rounded by all members (`packed_activations`), a barrier, panels of weights are streamed (`linear`), and
+//! the member that has the sums of a panel finishes them: adds, activates, stores.
 #![expect(unsafe_code, reason = "members write shared buffers at places that do not overlap")]
 #![expect(
     clippy::inline_always,
@@ -60,7 +60,7 @@ impl CpuBuffer {
     }
 }
 
-/// The CPU's side of the native forward.
+/// The native forward's operations on a CPU.
 #[derive(Debug)]
 pub struct CpuOperations {
     team: Team,
@@ -68,9 +68,9 @@ pub struct CpuOperations {
     set: InstructionSet,
     inputs: PackedActivations,
     plan: AttentionPlan,
-    /// The plan is of an earlier step's rows.
+    /// The plan belongs to an earlier step.
     plan_stale: bool,
-    /// Q, K and V of the rows before they are normed, turned and stored.
+    /// Q, K and V of the rows before norm, RoPE and store.
     projected: Vec<f32>,
     /// Largest logit and its index, per sequence and panel of the head.
     largest: Vec<(f32, u32)>,
@@ -135,7 +135,7 @@ impl CpuOperations {
 }
 
 /// The rate of a product of `[rows, columns]` activations with a square matrix of that width in one of the native formats, in FLOPs per
-/// second, a few times over: what the prefill of the native engine can reach at its best on this processor.
+/// second, measured a few times: the upper bound of the native engine's prefill on this processor.
 ///
 /// # Errors
 /// When the system gives no threads or no memory.
@@ -257,7 +257,7 @@ impl Operations for CpuOperations {
     fn reserve(&mut self, pool: &mut CachePool, blocks: usize) -> Result<(), EngineError> {
         let new = pool.reserve(blocks)?;
         if !new.is_empty() {
-            // Each member its part, so that the memory lies near all of them.
+            // Each member touches its own part, so that the memory is local to it.
             let pool = &*pool;
             self.team.run(&|worker: &Worker<'_>| {
                 worker.parallel_for(PREPARE, pool.pages(&new), |page| pool.touch(&new, page));
@@ -332,7 +332,7 @@ impl Operations for CpuOperations {
         });
         let row_bytes = match embedding {
             Embedding::Table(table) => table.bytes().0 / table.rows.max(1) as u64,
-            // A row's values are spread over its panel.
+            // A row's values are spread over its whole panel.
             Embedding::Head(head) => head.parts[0].panel_bytes as u64,
         };
         self.moved += rows.len() as u64 * row_bytes;
@@ -603,7 +603,7 @@ struct FinishHead<'a> {
 }
 
 impl FinishHead<'_> {
-    /// Norms, turns and stores.
+    /// Norm, RoPE and store.
     ///
     /// # Safety
     /// No other member has this row and head.

@@ -1,7 +1,7 @@
 //! The forward of a decoder-only transformer, once.
 //!
 //! Enters: [`ModelWeights`], the [`Rows`] of a ragged step, a paged KV pool. Leaves: logits and the greedy next token of every sequence.
-//! It is written against the dimensions as data and calls [`Operations`]; it knows neither CPU nor CUDA, neither files nor time.
+//! It depends on the model's dimensions and on [`Operations`] only, so CPU and CUDA share it.
 //! Prefill, chunked prefill and decode are the same call.
 
 use super::adapters::{Adapters, LoraSite};
@@ -20,14 +20,14 @@ pub struct LayerWeights<O: Operations> {
     /// Gate and up interleaved.
     pub gate_up: O::Linear,
     pub down: O::Linear,
-    /// Positions a token looks back on, itself included; `None` for all.
+    /// Positions a token attends to, itself included; `None` for all.
     pub window: Option<usize>,
 }
 
 /// A whole model, packed for a device.
 #[derive(Debug)]
 pub struct ModelWeights<O: Operations> {
-    /// `None` when the head doubles as the table.
+    /// `None` when the head is also the table.
     pub table: Option<O::Table>,
     pub layers: Vec<LayerWeights<O>>,
     pub norm: O::Vector,
@@ -88,12 +88,12 @@ impl<O: Operations> Activations<O> {
     }
 }
 
-/// A model and what its steps need beside the KV pool.
+/// A model and the state of its steps, without the KV pool.
 #[derive(Debug)]
 pub struct Forward<O: Operations> {
     widths: ModelWidths,
     weights: ModelWeights<O>,
-    /// Low-rank additions to the layers.
+    /// LoRA adapters of the layers.
     adapters: Adapters<O>,
     rope: RopeTable,
     activations: Option<Activations<O>>,
@@ -109,18 +109,18 @@ impl<O: Operations> Forward<O> {
         Self { widths, weights, adapters, rope, activations: None, next: Vec::new(), sequences: 0 }
     }
 
-    /// Low-rank additions, to take in more.
+    /// The LoRA adapters.
     pub fn adapters(&mut self) -> &mut Adapters<O> {
         &mut self.adapters
     }
 
-    /// One step. `done` is told after each operation was enqueued, and may ask the device about it.
+    /// One step. `done` is called after each operation was enqueued, and may query the device.
     ///
     /// # Errors
     /// When memory runs out or the device fails.
     ///
     /// # Panics
-    /// Never in practice: room for the activations is made first.
+    /// Never: the activations are allocated first.
     pub fn step(
         &mut self,
         operations: &mut O,
@@ -204,7 +204,7 @@ impl<O: Operations> Forward<O> {
         let (need_rows, need_sequences) = (rows.len(), rows.sequences.len());
         let (have_rows, have_sequences) = self.activations.as_ref().map_or((0, 0), |a| (a.rows, a.sequences));
         if need_rows > have_rows || need_sequences > have_sequences {
-            // The old ones go first: beside a long prefill there is no room for both.
+            // The old ones are freed first: a long prefill leaves no room for both.
             self.activations = None;
             let (rows, sequences) = (need_rows.max(have_rows), need_sequences.max(have_sequences));
             self.activations = Some(Activations::new(operations, &self.widths, rows, sequences)?);

@@ -88,23 +88,23 @@ pub struct LinearPart {
     pub bias: Option<Vec<f32>>,
 }
 
-/// How the parts of a fused linear layer lie beside each other.
+/// How the parts of a fused linear layer are arranged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FusedLayout {
     /// One after another.
     Stacked,
-    /// Tiles of rows in turn, so that whoever has a tile of the first has the same tile of the second: gate, up.
+    /// Tiles of rows alternate, so that one unit of work has the same tile of both: gate, up.
     Interleaved,
-    /// One after another, in heads whose halves turn together: Q, K, V.
+    /// One after another, in heads whose halves are rotated together: Q, K, V.
     Heads { head_dim: usize },
 }
 
 /// Where the rows of the embedding come from.
 #[derive(Debug)]
 pub enum Embedding<'a, O: Operations + ?Sized> {
-    /// A table of its own.
+    /// A separate table.
     Table(&'a O::Table),
-    /// The head doubles as the table.
+    /// The head is also the table.
     Head(&'a O::Linear),
 }
 
@@ -149,16 +149,16 @@ impl PoolShape {
     }
 }
 
-/// How a step goes on after its beginning.
+/// How a step continues after `begin`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StepLaunch {
     /// Operation by operation.
     PerOperation,
-    /// It is enqueued already, all of it.
+    /// The whole step is enqueued already.
     WholeGraph,
 }
 
-/// A device's side of the native forward. Every operation is enqueued or done when it returns; none waits for a device.
+/// The native forward's operations on a device. Every operation is enqueued or done when it returns; none waits for a device.
 pub trait Operations: std::fmt::Debug {
     /// A fused linear layer, packed for streaming.
     type Linear: std::fmt::Debug;
@@ -196,7 +196,7 @@ pub trait Operations: std::fmt::Debug {
     /// # Errors
     /// When the device cannot keep such a pool.
     fn pool(&mut self, shape: PoolShape) -> Result<Self::Pool, EngineError>;
-    /// Sees to it that blocks `0..blocks` exist.
+    /// Allocates blocks `0..blocks`.
     ///
     /// # Errors
     /// When memory runs out.
@@ -207,13 +207,13 @@ pub trait Operations: std::fmt::Debug {
     /// When the device fails.
     fn fill_blocks(&mut self, pool: &mut Self::Pool, blocks: &[u32], seed: u64) -> Result<(), EngineError>;
 
-    /// Takes the rows of the next step to the device, with the angles of their positions and the places of their blocks. Gives
-    /// [`StepLaunch::WholeGraph`] where the device ran the whole step at once, as it was recorded before.
+    /// Copies the rows of the next step to the device, with the angles of their positions and the places of their blocks. Returns
+    /// [`StepLaunch::WholeGraph`] where the device launched the whole step as a recorded graph.
     ///
     /// # Errors
     /// When the device fails.
     fn begin(&mut self, rows: &Rows, rope: &RopeTable, pool: &Self::Pool) -> Result<StepLaunch, EngineError>;
-    /// Whether [`lora`](Self::lora) is there.
+    /// Whether [`lora`](Self::lora) is implemented.
     fn supports_lora(&self) -> bool {
         false
     }
@@ -242,11 +242,11 @@ pub trait Operations: std::fmt::Debug {
     fn end(&mut self, _rows: &Rows) -> Result<(), EngineError> {
         Ok(())
     }
-    /// The rows as which a step of these is run: more than they are where steps of nearby sizes share what the device keeps of them.
+    /// The number of rows with padding, where steps of nearby sizes share a recorded graph.
     fn padded(&self, rows: &Rows) -> usize {
         rows.len()
     }
-    /// Whether steps may be run whole. While they may not, every operation is enqueued by itself and can be timed.
+    /// Whether steps may be launched as one graph. While they may not, every operation is enqueued by itself and can be timed.
     fn allow_whole_graph(&mut self, _allowed: bool) {}
     /// `hidden[row] = table[token of row]`.
     ///
@@ -329,7 +329,7 @@ pub trait Operations: std::fmt::Debug {
         next: &mut Vec<u32>,
     ) -> Result<(), EngineError>;
 
-    /// Waits, and gives the largest entries of the last head where [`Self::head`] could not give them without waiting.
+    /// Waits, and returns the largest entries of the last head where [`Self::head`] could not give them without waiting.
     ///
     /// # Errors
     /// When the device fails.
@@ -353,6 +353,6 @@ pub trait Operations: std::fmt::Debug {
     /// # Errors
     /// When the device fails.
     fn read(&mut self, buffer: &Self::Buffer, rows: usize) -> Result<Vec<Vec<f32>>, EngineError>;
-    /// Bytes read and written by the operations since this was last asked, counted where they ran; activations are not.
+    /// Bytes read and written by the operations since the last call, counted where they ran; activations are not.
     fn take_bytes_moved(&mut self) -> Bytes;
 }

@@ -108,7 +108,7 @@ impl PlainPool {
 }
 
 impl Oracle {
-    /// An oracle that has moved nothing yet.
+    /// An oracle with its byte count at zero.
     #[must_use]
     pub fn new() -> Self {
         Self::default()

@@ -49,11 +49,11 @@ pub struct Rows {
     pub block_size: usize,
     /// Adapters of the step, each once; empty where no row has one.
     pub adapters: Vec<AdaptedRows>,
-    /// Rows that have an adapter, those of one adapter beside each other.
+    /// Rows that have an adapter, grouped by adapter.
     pub adapted: Vec<usize>,
-    /// Sequences at the end that stand for nobody: see [`pad`](Self::pad).
+    /// Padding sequences at the end: see [`pad`](Self::pad).
     pub padding: usize,
-    /// (adapter, row), kept for its memory.
+    /// (adapter, row); kept to reuse its memory.
     pub(super) order: Vec<(usize, usize)>,
 }
 
@@ -64,7 +64,7 @@ impl Rows {
         Self { block_size, ..Self::default() }
     }
 
-    /// Forgets all sequences and keeps the memory.
+    /// Removes all sequences and keeps the memory.
     pub fn clear(&mut self) {
         self.tokens.clear();
         self.positions.clear();
@@ -76,7 +76,7 @@ impl Rows {
         self.padding = 0;
     }
 
-    /// Makes as many rows of it, with sequences of one token at their first position. Their K and V go to `block`, which must be nobody's; all of
+    /// Pads to as many rows, with sequences of one token at their first position. Their K and V go to `block`, which no sequence may use; all of
     /// them write the same there.
     pub fn pad(&mut self, rows: usize, block: u32) {
         while self.len() < rows {
@@ -85,13 +85,13 @@ impl Rows {
         }
     }
 
-    /// Sequences that somebody brought.
+    /// Sequences without the padding.
     #[must_use]
     pub fn served(&self) -> usize {
         self.sequences.len() - self.padding
     }
 
-    /// Says which adapter each sequence has, in order of the sequences; those of a step are served together, whatever their order.
+    /// Sets the adapter of each sequence, in order of the sequences; rows of one adapter are grouped, whatever their order.
     pub fn set_adapters(&mut self, adapters: impl Iterator<Item = Option<usize>>) {
         self.adapters.clear();
         self.adapted.clear();
@@ -112,7 +112,7 @@ impl Rows {
         }
     }
 
-    /// Adds a sequence that brings `tokens` at `start_position`; `table` holds its blocks in order.
+    /// Adds a sequence with `tokens` at `start_position`; `table` holds its blocks in order.
     ///
     /// # Panics
     /// When the table is too short for the positions: the session checks that first.
@@ -157,7 +157,7 @@ impl Rows {
     }
 }
 
-/// Rows, positions and blocks are far below 2^32: memory ends first.
+/// Rows, positions and blocks are far below 2^32: memory runs out first.
 fn index(value: usize) -> u32 {
     u32::try_from(value).expect("an index of rows, positions or sequences fits 32 bits")
 }

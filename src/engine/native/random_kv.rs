@@ -14,7 +14,7 @@ use crate::weights::synthetic::standard_quantile;
 /// Draws taken from the generator together: 4 KiB stay in the first cache.
 const DRAWS_AT_ONCE: usize = 2_048;
 
-/// Sets these streams apart from any other use of the generator with the same seed.
+/// Separates these streams from other uses of the generator with the same seed.
 const DOMAIN: &[u8; 11] = b"hbmark kv 1";
 
 /// The standard normal distribution as 65,536 equally likely values: a draw is one look-up.

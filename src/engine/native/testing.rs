@@ -1,8 +1,8 @@
-//! What holds one implementation of the operations against another.
+//! Compares one implementation of the operations with another.
 //!
 //! Enters: two implementations, a random small model ([`sample`]) and ragged steps ([`scenario`]). Leaves: how far apart their outputs are:
-//! of each operation alone, of whole steps, and of the same steps cut otherwise. It knows no device; tests and `hbmark
-//! verify` bring one and the [`Oracle`](super::oracle::Oracle).
+//! of each operation alone, of whole steps, and of the same steps split otherwise. Tests and `hbmark verify`
+//! pass a device and the [`Oracle`](super::oracle::Oracle).
 
 pub mod sample;
 pub mod scenario;

@@ -15,7 +15,7 @@ use hbmark_core::units::Bytes;
 /// The prefix of everything but the head.
 const MODEL: &str = "model";
 
-/// Loads and packs a model; every tensor passes through `each` first, and `loaded` is told the bytes of each that has come.
+/// Loads and packs a model; every tensor passes through `each` first, and `loaded` is called with the bytes of each.
 ///
 /// # Errors
 /// When the weights cannot be read, or memory runs out.
@@ -29,7 +29,7 @@ pub fn load<O: Operations>(
     let mut assembly = Assembly::new(&model.architecture);
     let mut failed = None;
     let streamed = model.stream(dtype, &mut |name, tensor| {
-        // The stream's sink speaks the model's errors; one of the engine is kept aside, and the rest of the stream dropped.
+        // The stream's sink returns the model's errors; an engine error is kept here, and the rest of the stream dropped.
         if failed.is_none() {
             loaded(tensor.bytes());
             failed = assembly.take(operations, name, each(tensor)).err();

@@ -1,7 +1,7 @@
 //! candle-transformers' models behind one enum.
 //!
-//! Enters: an [`Architecture`] and tensors. Leaves: [`StockModel`], whose `forward` is candle's own, untouched. What a family
-//! of candle 0.11 cannot do, or does differently from the checkpoint's authors, is refused here by name, before candle sees it.
+//! Enters: an [`Architecture`] and tensors. Leaves: [`StockModel`], whose `forward` is candle's, unchanged. What a family
+//! of candle 0.11 cannot do, or does differently from the published model, is refused here by name, before candle runs it.
 
 use std::collections::HashMap;
 

@@ -1,6 +1,6 @@
 //! The ceilings of a GPU: what [`DeviceProbe`] measures, matrix products in bursts and sustained, the link to the host; and the canary.
 //!
-//! Enters: a device index. Leaves: [`Ceilings`]. It opens a stream of its own on the device's primary context, beside candle's; nothing
+//! Enters: a device index. Leaves: [`Ceilings`]. It opens its own stream on the device's primary context, which candle uses too; nothing
 //! else runs on the device while it measures.
 
 use std::collections::BTreeMap;
@@ -31,7 +31,7 @@ const CACHED_PASSES: usize = 32;
 /// What is copied between host and device at a time: long enough that the start of a copy vanishes.
 const LINK_BYTES: usize = 256 << 20;
 
-/// Products in a row between two looks at the clock.
+/// Products between two readings of the clock.
 const BURST: usize = 10;
 
 /// Measures the ceilings of a GPU.

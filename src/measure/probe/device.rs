@@ -1,7 +1,7 @@
 //! Probes of a device through the engine's narrow [`Device`]: bandwidths, launches, spins of known length.
 //!
-//! Enters: a device, and how much of its memory to walk. Leaves: rates and times, after the data that the kernels saw was checked. A GPU and the
-//! emulated device run the same code; of the emulated one only the data means something.
+//! Enters: a device, and how much of its memory to walk. Leaves: rates and times, after the data that the kernels read was checked. A GPU and the
+//! emulated device run the same code; times of the emulated one mean nothing.
 
 use std::time::Instant;
 
@@ -150,7 +150,7 @@ impl<D: Device> DeviceProbe<D> {
         }
     }
 
-    /// From the launch of an empty kernel until the host knows that it has ended, nanoseconds.
+    /// From the launch of an empty kernel until the host has synchronised with it, nanoseconds.
     fn launch_latency(&mut self) -> Result<Option<Spread>, EngineError> {
         let empty = empty();
         let mut nanoseconds = Vec::with_capacity(LAUNCHES);

@@ -1,7 +1,7 @@
-//! The table of planted faults, row by row: each is planted, detected and named, with the figure that shows it.
+//! Planted faults: each must be detected and named, and the row shows the figure that proves it.
 
 use super::step::{RunScenario, StepFault, decode};
-use super::{Check, Record, label, names, serve};
+use super::{Check, Record, evidence, label, names, serve};
 use crate::engine::EngineError;
 use hbmark_core::model::Dtype;
 use hbmark_core::result::{CellResult, Finding, FittedModel, Report, Status};
@@ -132,7 +132,7 @@ fn hog() -> Shown {
     let seen = Seen::faulty(vec![StepFault::Hog(0.06)])?;
     let near = Seen::faulty(vec![StepFault::Hog(0.005)])?;
     let passed = seen.label() == "degraded" && !names(&near.findings, "degraded");
-    let evidence = seen.findings.first().and_then(|f| f.evidence.first().cloned()).unwrap_or_default();
+    let evidence = evidence(&seen.findings);
     Ok((passed, format!("{}: {evidence}; a loss of 0.5 % is {}", seen.label(), near.label())))
 }
 
@@ -179,8 +179,7 @@ fn stress() -> Shown {
     let seen = Seen::faulty(vec![StepFault::HostTail { share: 0.1, time: Nanos(40.0 * US) }])?;
     let flat = seen.device() / base.device();
     let passed = seen.label() == "host_jitter" && (flat - 1.0).abs() < 0.01;
-    let evidence = seen.findings.first().and_then(|f| f.evidence.first().cloned()).unwrap_or_default();
-    Ok((passed, format!("D {:+.2} %; {evidence}", (flat - 1.0) * 100.0)))
+    Ok((passed, format!("D {:+.2} %; {}", (flat - 1.0) * 100.0, evidence(&seen.findings))))
 }
 
 fn leak() -> Shown {
@@ -196,8 +195,7 @@ fn kv_leak() -> Shown {
     let seen = Seen::of(&RunScenario::new(SEED, vec![StepFault::KvLeak]).with_cells(cells()))?;
     // Memory is watched and nothing is kept.
     let near = Seen::of(&RunScenario::new(SEED, vec![StepFault::Leak(Bytes(0))]).with_cells(cells()))?;
-    let evidence = seen.findings.first().and_then(|f| f.evidence.first().cloned()).unwrap_or_default();
-    Ok((seen.label() == "kv_leak" && !names(&near.findings, "kv_leak"), evidence))
+    Ok((seen.label() == "kv_leak" && !names(&near.findings, "kv_leak"), evidence(&seen.findings)))
 }
 
 fn wrong_stream() -> Shown {

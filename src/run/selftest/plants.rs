@@ -1,6 +1,6 @@
 //! For every rule a fault that it must name, and a near miss that it must not.
 //!
-//! Enters: nothing. Leaves: a check per rule. A rule without a plant is a failure, too: nobody would know whether it ever speaks.
+//! Enters: nothing. Leaves: a check per rule. A rule without a plant fails, too: it might never fire.
 
 use super::faults::grid;
 use super::serve::{self, ServeScenario};

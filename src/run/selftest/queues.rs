@@ -1,18 +1,19 @@
-//! Queues whose waits are known: the serving loop on scripted service times, against theory.
+//! Queues with known waiting times: the serving loop on scripted service times, against theory.
 
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution, Exp1};
 
+use super::serve::{ServeScenario, traffic};
 use super::{Check, Record};
-use hbmark_core::result::serving::{Arrivals, GateName, Policy, SchedulerConfig, ServeResult, Slo};
+use hbmark_core::result::serving::{Arrivals, GateName, SchedulerConfig, ServeResult, Slo};
 use hbmark_core::units::Nanos;
 use hbmark_traffic::arrivals::deadlines;
-use hbmark_traffic::clock::Clock;
+use hbmark_traffic::clock::{Clock, VirtualClock};
 use hbmark_traffic::executor::{Executor, Phases, StepFailure};
 use hbmark_traffic::latency::summarise;
 use hbmark_traffic::scheduler::Scheduler;
-use hbmark_traffic::serving_loop::{LoadMode, Run, Traffic, run};
+use hbmark_traffic::serving_loop::{Run, run};
 use hbmark_traffic::workload::{PlannedRequest, PromptSegment};
 
 const SECOND: f64 = 1e9;
@@ -20,7 +21,7 @@ const SECOND: f64 = 1e9;
 /// One server whose service times are drawn: a request is one step.
 struct Server<F: FnMut() -> f64> {
     service: F,
-    clock: hbmark_traffic::clock::VirtualClock,
+    clock: VirtualClock,
 }
 
 impl<F: FnMut() -> f64> Executor for Server<F> {
@@ -56,30 +57,9 @@ pub(super) fn single_tokens(arrivals: Arrivals, rate: f64, count: usize, seed: u
 /// Serves so many requests of one token, one at a time, at a rate per second.
 fn serve(rate: f64, count: usize, seed: u64, service: impl FnMut() -> f64) -> Option<(Run, ServeResult)> {
     let plan = single_tokens(Arrivals::Poisson, rate, count, seed);
-    let traffic = Traffic {
-        plan: &plan,
-        kind: LoadMode::Open,
-        measured: 0..count,
-        vocab: 1_000,
-        prompt_vocab: Vec::new(),
-        stop_tokens: Vec::new(),
-        constrained_stops: Vec::new(),
-        time_limit: None,
-        keep_outputs: false,
-    };
-    let config = SchedulerConfig {
-        max_num_seqs: 1,
-        max_num_batched_tokens: 16,
-        block_size: 16,
-        num_blocks: 16,
-        max_model_len: 16,
-        enable_prefix_caching: false,
-        enable_chunked_prefill: true,
-        scheduling: Policy::Fcfs,
-        max_waiting: None,
-        max_loras: None,
-    };
-    let clock = hbmark_traffic::clock::VirtualClock::default();
+    let traffic = traffic(&plan, 0..count);
+    let config = SchedulerConfig { max_num_seqs: 1, ..ServeScenario::new(seed, Vec::new()).scheduler() };
+    let clock = VirtualClock::default();
     let mut server = Server { service, clock: clock.clone() };
     let run = run(&traffic, config, &mut server, &mut clock.clone(), None, &mut |_| {}).ok()?;
     let result = summarise(&run, &traffic, &Slo::default());

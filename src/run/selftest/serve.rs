@@ -2,21 +2,23 @@
 //!
 //! Enters: a [`ServeScenario`] with [`ServeFault`]s. Leaves: a [`Point`], a [`ServeReport`] of points, and their findings.
 
+use std::ops::Range;
+
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution, StandardNormal};
 
-use super::label;
+use super::{architecture, evidence, label};
 use crate::engine::scripted::{ScriptedSession, StepInfo, StepOutcome};
 use crate::engine::{DeviceChoice, EngineError};
 use crate::serve::executor::SessionExecutor;
-use hbmark_core::model::{Dtype, presets};
+use hbmark_core::model::Dtype;
 use hbmark_core::result::serving::{
-    Arrivals, Offered, Point, Policy, SCHEMA_VERSION, SchedulerConfig, ServeKind, ServeReport, ServeResult,
-    Slo, WorkloadSummary,
+    Arrivals, Offered, Point, Policy, SCHEMA_VERSION, SchedulerConfig, ServeKind, ServeReport, Slo,
+    WorkloadSummary,
 };
-use hbmark_core::result::{Environment, Finding, ModelSummary};
-use hbmark_core::units::{Bytes, Nanos};
+use hbmark_core::result::{Environment, Finding};
+use hbmark_core::units::Nanos;
 use hbmark_report::analysis::explain_serving;
 use hbmark_traffic::arrivals::deadlines;
 use hbmark_traffic::clock::{Clock, VirtualClock};
@@ -57,18 +59,20 @@ pub enum ServeFault {
     Prefixes { groups: u64, tokens: u32 },
     /// So many requests of one prefix come at the same moment.
     Bursts { size: usize, tokens: u32 },
-    /// The loop wakes so much too late.
+    /// The loop wakes late by so much.
     LateInjector(Nanos),
     /// The engine fails at this step, so often.
     Breaks { at: usize, times: usize },
-    /// Blocks nobody holds.
+    /// Blocks that no request holds.
     LostBlocks(usize),
     /// Other processes keep so many cores busy.
     Foreign(f64),
-    /// The books plan another output than was asked for.
+    /// The plan has other output lengths than were requested.
     OtherLengths,
     /// Of the vocabulary, one token in so many ends an output.
     EndsEarly(u32),
+    /// Requests have one token of prompt and one of output, and arrive evenly.
+    SingleTokens,
 }
 
 /// A load to offer.
@@ -84,7 +88,7 @@ pub struct ServeScenario {
 }
 
 impl ServeScenario {
-    /// A load that the scripted system bears easily.
+    /// A load well below the capacity of the scripted system.
     pub fn new(seed: u64, faults: Vec<ServeFault>) -> Self {
         Self { rate: 60.0, requests: 400, warmup: 60, noise: 0.02, seed, slo: "", faults }
     }
@@ -104,25 +108,15 @@ impl ServeScenario {
         self
     }
 
-    fn find<T>(&self, of: impl Fn(&ServeFault) -> Option<T>) -> Option<T> {
-        self.faults.iter().find_map(of)
-    }
-
-    fn scheduler(&self) -> SchedulerConfig {
-        let shares = |f: &ServeFault| {
-            matches!(f, ServeFault::Prefixes { .. } | ServeFault::Bursts { .. }).then_some(())
-        };
+    pub(super) fn scheduler(&self) -> SchedulerConfig {
         SchedulerConfig {
-            max_num_seqs: self
-                .find(|f| if let ServeFault::Sequences(n) = f { Some(*n) } else { None })
-                .unwrap_or(16),
+            max_num_seqs: planted!(self.faults, ServeFault::Sequences(n) => *n).unwrap_or(16),
             max_num_batched_tokens: 8192,
             block_size: 16,
-            num_blocks: self
-                .find(|f| if let ServeFault::Pool(n) = f { Some(*n) } else { None })
-                .unwrap_or(8192),
+            num_blocks: planted!(self.faults, ServeFault::Pool(n) => *n).unwrap_or(8192),
             max_model_len: 32_768,
-            enable_prefix_caching: self.find(shares).is_some(),
+            enable_prefix_caching:
+                planted!(self.faults, ServeFault::Prefixes { .. } | ServeFault::Bursts { .. } => ()).is_some(),
             enable_chunked_prefill: !self.faults.contains(&ServeFault::Unchunked),
             scheduling: Policy::Fcfs,
             max_waiting: None,
@@ -131,6 +125,9 @@ impl ServeScenario {
     }
 
     fn plan(&self) -> Vec<PlannedRequest> {
+        if self.faults.contains(&ServeFault::SingleTokens) {
+            return super::queues::single_tokens(Arrivals::Constant, self.rate, self.requests, self.seed);
+        }
         let count = self.warmup + self.requests + self.requests / 2 + 16;
         let moments = deadlines(Arrivals::Poisson, None, self.rate, count, self.seed);
         let mut random = ChaCha8Rng::seed_from_u64(self.seed ^ 0x9a7);
@@ -170,7 +167,7 @@ impl ServeScenario {
                 planned
             })
             .collect();
-        if let Some(size) = self.find(|f| if let ServeFault::Crowd(n) = f { Some(*n) } else { None }) {
+        if let Some(size) = planted!(self.faults, ServeFault::Crowd(n) => *n) {
             let last = self.warmup + self.requests - 1;
             let together = Nanos(plan[last].arrival.0 - 10.0 * MS);
             plan[last - size..last].iter_mut().for_each(|planned| planned.arrival = together);
@@ -214,36 +211,24 @@ impl ServeScenario {
     pub fn point(&self) -> Point {
         let plan = self.plan();
         let config = self.scheduler();
-        let warmup = if self.find(|f| matches!(f, ServeFault::Cold { .. }).then_some(())).is_some() {
-            0
-        } else {
-            self.warmup
-        };
+        let warmup =
+            if planted!(self.faults, ServeFault::Cold { .. } => ()).is_some() { 0 } else { self.warmup };
         let measured = warmup..warmup + self.requests;
-        let stop_tokens = self.find(|f| if let ServeFault::EndsEarly(n) = f { Some(*n) } else { None });
+        let stop_tokens = planted!(self.faults, ServeFault::EndsEarly(n) => *n);
         let stop_tokens = stop_tokens.map_or_else(Vec::new, |n| (0..49_152).step_by(n as usize).collect());
         let traffic = |plan| Traffic {
-            plan,
-            kind: LoadMode::Open,
-            measured: measured.clone(),
-            vocab: VOCAB,
-            prompt_vocab: Vec::new(),
             stop_tokens: stop_tokens.clone(),
-            constrained_stops: Vec::new(),
             time_limit: Some(Nanos(600e9)),
-            keep_outputs: false,
+            ..traffic(plan, measured.clone())
         };
-        let lost =
-            self.find(|f| if let ServeFault::LostBlocks(n) = f { Some(*n) } else { None }).unwrap_or(0);
+        let lost = planted!(self.faults, ServeFault::LostBlocks(n) => *n).unwrap_or(0);
         let scheduler = Scheduler::new(config.clone()).with_leaked_blocks(lost);
         let clock = VirtualClock::default();
-        let architecture = presets::find("SmolLM2-135M").expect("a shipped shape").architecture;
-        let inventory = architecture.inventory(Dtype::Bf16);
+        let inventory = architecture().inventory(Dtype::Bf16);
         let script = Box::new(self.script(&clock));
-        let mut session = ScriptedSession::new(architecture, inventory, &clock, script);
+        let mut session = ScriptedSession::new(architecture(), inventory, &clock, script);
         let mut executor = SessionExecutor::new(&mut session, Sampler::new(Sampling::GREEDY));
-        let late =
-            self.find(|f| if let ServeFault::LateInjector(t) = f { Some(t.0) } else { None }).unwrap_or(0.0);
+        let late = planted!(self.faults, ServeFault::LateInjector(t) => t.0).unwrap_or(0.0);
         let mut clock = LateClock { clock, late };
         let run =
             run_with_scheduler(&traffic(&plan), scheduler, &mut executor, &mut clock, None, &mut |_| {})
@@ -257,8 +242,7 @@ impl ServeScenario {
             }
         }
         let mut result = summarise(&run, &traffic(&booked), &slo);
-        result.foreign_cores =
-            self.find(|f| if let ServeFault::Foreign(cores) = f { Some(*cores) } else { None });
+        result.foreign_cores = planted!(self.faults, ServeFault::Foreign(cores) => *cores);
         Point {
             label: format!("rate {}", self.rate),
             offered: Offered::Rate(self.rate),
@@ -288,7 +272,22 @@ impl ServeScenario {
     }
 }
 
-/// A clock that wakes its sleeper late.
+/// Requests that arrive on their own schedule, with forced output lengths.
+pub(super) fn traffic(plan: &[PlannedRequest], measured: Range<usize>) -> Traffic<'_> {
+    Traffic {
+        plan,
+        kind: LoadMode::Open,
+        measured,
+        vocab: VOCAB,
+        prompt_vocab: Vec::new(),
+        stop_tokens: Vec::new(),
+        constrained_stops: Vec::new(),
+        time_limit: None,
+        keep_outputs: false,
+    }
+}
+
+/// A clock that wakes late.
 struct LateClock {
     clock: VirtualClock,
     late: f64,
@@ -307,9 +306,8 @@ impl Clock for LateClock {
     }
 }
 
-/// A saved result of these points, read back as a person's is.
+/// A saved result of these points, as read back from a file.
 pub fn report(points: Vec<Point>) -> ServeReport {
-    let architecture = presets::find("SmolLM2-135M").expect("a shipped shape").architecture;
     let saved = ServeReport {
         lora: None,
         structured: None,
@@ -321,14 +319,7 @@ pub fn report(points: Vec<Point>) -> ServeReport {
         hypothesis: None,
         environment: Environment::default(),
         config: std::collections::BTreeMap::new(),
-        model: ModelSummary {
-            name: "SmolLM2-135M".into(),
-            source: "scripted".into(),
-            hash: String::new(),
-            parameters: 0,
-            weight_bytes: Bytes(0),
-            architecture,
-        },
+        model: super::model(),
         dtype: Dtype::Bf16,
         capabilities: None,
         datasheet: None,
@@ -350,68 +341,34 @@ pub fn report(points: Vec<Point>) -> ServeReport {
 /// A verdict and its figures.
 type Shown = (bool, String);
 
-fn result(point: &Point) -> &ServeResult {
-    point.result.as_ref().expect("the point was run")
-}
-
-/// Blocks that nobody holds, and none.
+/// Leaked blocks, and none.
 pub fn block_leak() -> Shown {
     let findings = ServeScenario::new(3, vec![ServeFault::LostBlocks(3)]).explain();
     let clean = ServeScenario::new(3, Vec::new()).explain();
-    let evidence = findings.first().and_then(|f| f.evidence.first().cloned()).unwrap_or_default();
-    (label(&findings) == "kv_block_leak" && label(&clean) == "keeps_up", format!("INVALID: {evidence}"))
+    let passed = label(&findings) == "kv_block_leak" && label(&clean) == "keeps_up";
+    (passed, format!("INVALID: {}", evidence(&findings)))
 }
 
-/// An engine that meets its end token early makes another load.
+/// An engine that ends outputs early serves another load than was planned.
 pub fn early_end() -> Shown {
     let findings = ServeScenario::new(4, vec![ServeFault::EndsEarly(16)]).explain();
     let forced = ServeScenario::new(4, vec![ServeFault::OtherLengths]).explain();
-    let found = findings.iter().find(|f| f.rule == "early_end");
-    let evidence = found.and_then(|f| f.evidence.first().cloned()).unwrap_or_default();
-    let passed = found.is_some() && label(&forced) == "wrong_token_count";
-    (passed, format!("{evidence}; a forced length that is missed is {}", label(&forced)))
+    let found: Vec<Finding> = findings.into_iter().filter(|f| f.rule == "early_end").collect();
+    let passed = !found.is_empty() && label(&forced) == "wrong_token_count";
+    (passed, format!("{}; a forced length that is missed is {}", evidence(&found), label(&forced)))
 }
 
 /// One token a request and a request every 10 ms: after a stall of 1.4 s, 140 requests wait 1.4 s less 10 ms each. Of ten thousand a
 /// hundred lie above p99, and the one at it waits 0.4 s, from the scheduled arrival.
 pub fn long_stall() -> Shown {
-    const COUNT: usize = 10_000;
-    let plan = super::queues::single_tokens(Arrivals::Constant, 100.0, COUNT, 0);
-    let traffic = Traffic {
-        plan: &plan,
-        kind: LoadMode::Open,
-        measured: 0..COUNT,
-        vocab: VOCAB,
-        prompt_vocab: Vec::new(),
-        stop_tokens: Vec::new(),
-        constrained_stops: Vec::new(),
-        time_limit: None,
-        keep_outputs: false,
-    };
-    let mut load = ServeScenario::new(0, Vec::new());
-    load.rate = 100.0;
-    let config = SchedulerConfig { max_num_seqs: 256, ..load.scheduler() };
-    let clock = VirtualClock::default();
-    let architecture = presets::find("SmolLM2-135M").expect("a shipped shape").architecture;
-    let inventory = architecture.inventory(Dtype::Bf16);
-    let script = |info: StepInfo| StepOutcome::Takes {
-        device: Nanos(if info.index == COUNT / 2 { 1.4e9 } else { 1e6 }),
-        host: Nanos(0.0),
-    };
-    let mut session = ScriptedSession::new(architecture, inventory, &clock, Box::new(script));
-    let mut executor = SessionExecutor::new(&mut session, Sampler::new(Sampling::GREEDY));
-    let run = run_with_scheduler(
-        &traffic,
-        Scheduler::new(config),
-        &mut executor,
-        &mut clock.clone(),
-        None,
-        &mut |_| {},
-    );
-    let Ok(run) = run else { return (false, "the loop failed".into()) };
-    let mut point = load.point();
-    point.result = Some(summarise(&run, &traffic, &Slo::default()));
-    let p99 = result(&point).ttft_ns.as_ref().and_then(|q| q.p99).map_or(f64::NAN, |q| q.value() / 1e9);
+    let stall = ServeFault::Stall { at: Nanos(50e9), time: Nanos(1.4e9) };
+    let mut load = ServeScenario::new(0, vec![ServeFault::SingleTokens, ServeFault::Sequences(256), stall])
+        .at(100.0)
+        .of(10_000);
+    (load.warmup, load.noise) = (0, 0.0);
+    let point = load.point();
+    let ttft = point.result.as_ref().and_then(|result| result.ttft_ns.as_ref());
+    let p99 = ttft.and_then(|q| q.p99).map_or(f64::NAN, |q| q.value() / 1e9);
     let findings = explain_serving(&report(vec![point]), None);
     let passed = (p99 / 0.4 - 1.0).abs() <= 0.05 && label(&findings) == "tail_failure";
     (passed, format!("{}: p99 of TTFT {p99:.4} s, the arithmetic says 0.4 s", label(&findings)))

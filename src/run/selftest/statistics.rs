@@ -1,4 +1,4 @@
-//! Intervals and comparisons against truths that are known because they were made: synthetic runs through the code of the protocol.
+//! Intervals and comparisons on synthetic runs whose true mean is known, through the code of the protocol.
 
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -18,7 +18,7 @@ const STEPS: usize = 200;
 #[derive(Clone, Copy)]
 enum Noise {
     Independent,
-    /// Each step remembers this share of the last.
+    /// Each step keeps this share of the last one's deviation.
     Ar1(f64),
     /// A slow step now and then: this share of them takes so many times longer.
     Bimodal {

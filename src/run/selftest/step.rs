@@ -10,6 +10,7 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution, StandardNormal};
 
+use super::architecture;
 use crate::engine::scripted::{ScriptedSession, StepInfo, StepOutcome};
 use crate::engine::{DeviceChoice, EngineError, OperationTime, Session};
 use crate::measure::protocol::{self, BlockContext, Monitor, Protocol};
@@ -17,10 +18,10 @@ use crate::measure::{operations, quality, weight_check};
 use crate::run::device_worker::{CostedCell, Opened};
 use crate::run::plan;
 use hbmark_core::ledger::{Ledger, StepCost};
-use hbmark_core::model::{Architecture, Dtype, presets};
+use hbmark_core::model::{Architecture, Dtype};
 use hbmark_core::result::{
-    BlockTelemetry, Cause, Ceilings, Cell, CellResult, Environment, Finding, ModelSummary, Phase, Quality,
-    Report, ReportKind, SCHEMA_VERSION, Spread, Status,
+    BlockTelemetry, Cause, Ceilings, Cell, CellResult, Environment, Finding, Phase, Quality, Report,
+    ReportKind, SCHEMA_VERSION, Spread, Status,
 };
 use hbmark_core::units::{Bytes, Nanos};
 use hbmark_report::analysis::judge;
@@ -148,7 +149,7 @@ impl RunScenario {
         let architecture = architecture();
         let clock = VirtualClock::default();
         let hogged = Rc::new(Shared::new(1.0));
-        let mut report = self.blank(&architecture);
+        let mut report = self.blank();
         let session = self.session(&architecture, &clock, Rc::clone(&hogged));
         let wanted = architecture.inventory(Dtype::Bf16);
         if let Err(fault) = weight_check::weights(session.inventory(), &wanted) {
@@ -188,17 +189,13 @@ impl RunScenario {
         Ok(hbmark_report::analysis::explain(&self.run()?))
     }
 
-    fn find<T>(&self, of: impl Fn(&StepFault) -> Option<T>) -> Option<T> {
-        self.faults.iter().find_map(of)
-    }
-
     fn session(
         &self,
         architecture: &Architecture,
         clock: &VirtualClock,
         hogged: Rc<Shared<f64>>,
     ) -> ScriptedSession {
-        let loaded = self.find(|f| if let StepFault::WeightsAs(dtype) = f { Some(*dtype) } else { None });
+        let loaded = planted!(self.faults, StepFault::WeightsAs(dtype) => *dtype);
         let inventory = architecture.inventory(loaded.unwrap_or(Dtype::Bf16));
         let script = Device::new(self, architecture, hogged).script();
         let mut session = ScriptedSession::new(architecture.clone(), inventory, clock, script);
@@ -226,8 +223,7 @@ impl RunScenario {
                 time: Nanos(ideal.bytes.ideal().as_f64() / BANDWIDTH * 1e9 / REACHED),
                 bytes: ideal.bytes.ideal(),
             }];
-            if let Some(per_layer) = self.find(|f| if let StepFault::Spin(t) = f { Some(t.0) } else { None })
-            {
+            if let Some(per_layer) = planted!(self.faults, StepFault::Spin(t) => t.0) {
                 operations.push(OperationTime {
                     operation: "spin",
                     calls: architecture.layers,
@@ -268,11 +264,10 @@ impl RunScenario {
     }
 
     /// A report of a machine of round numbers, without cells.
-    fn blank(&self, architecture: &Architecture) -> Report {
+    fn blank(&self) -> Report {
         let spread = |median: f64| Spread { median, low: median * 0.99, high: median * 1.01 };
-        let inventory = architecture.inventory(Dtype::Bf16);
         let peak = self.peak();
-        let cache = self.find(|f| if let StepFault::Cache(bytes) = f { Some(*bytes) } else { None });
+        let cache = planted!(self.faults, StepFault::Cache(bytes) => *bytes);
         Report {
             schema_version: SCHEMA_VERSION,
             kind: ReportKind::Run,
@@ -282,14 +277,7 @@ impl RunScenario {
             hypothesis: None,
             environment: Environment::default(),
             config: std::collections::BTreeMap::new(),
-            model: ModelSummary {
-                name: MODEL.into(),
-                source: "scripted".into(),
-                hash: String::new(),
-                parameters: inventory.parameters(),
-                weight_bytes: inventory.total_bytes(),
-                architecture: architecture.clone(),
-            },
+            model: super::model(),
             capabilities: Vec::new(),
             protocol: Some(self.protocol.summary()),
             ceilings: Some(Ceilings {
@@ -315,15 +303,8 @@ impl RunScenario {
     }
 
     fn peak(&self) -> f64 {
-        self.find(|f| if let StepFault::Peak(peak) = f { Some(*peak) } else { None }).unwrap_or(PEAK)
+        planted!(self.faults, StepFault::Peak(peak) => *peak).unwrap_or(PEAK)
     }
-}
-
-/// The model of every scripted benchmark: small enough that a step is short, larger than the scripted cache.
-const MODEL: &str = "SmolLM2-135M";
-
-fn architecture() -> Architecture {
-    presets::find(MODEL).expect("a shipped shape").architecture
 }
 
 fn cost(ledger: &Ledger, phase: Phase, batch: usize, context: usize) -> StepCost {

@@ -1,7 +1,7 @@
 //! Checks of the native engine: operations, steps, recorded steps, whole models, and the bytes they move.
 //!
-//! Enters: a way to make operations. Leaves: checks in six areas. Operations and steps of random small models are held against the oracle
-//! ([`operations`], [`steps`]) and, where a device records steps, against themselves ([`graphs`]); small models of every family against the
+//! Enters: a way to make operations. Leaves: checks in six areas. Operations and steps of random small models are compared with the oracle
+//! ([`operations`], [`steps`]) and, where a device records steps, with unrecorded ones ([`graphs`]); small models of every family with the
 //! stock engine and the byte ledger ([`models`]). One list of checks serves every device: `cargo test` runs that of a GPU on the emulated one, over
 //! fewer seeds ([`Extent`]), so that little is left for a GPU to find.
 
@@ -35,9 +35,9 @@ type Make<'a, O> = dyn Fn(usize) -> Result<O, EngineError> + 'a;
 /// What a kind of device runs.
 #[derive(Debug, Clone, Copy)]
 struct Kind {
-    /// Dtypes of weights that are held against stock in f32.
+    /// Dtypes of weights that are compared with stock in f32.
     plain: &'static [Dtype],
-    /// Dtypes that are held against their own dequantised weights, which candle has not.
+    /// Dtypes that are compared with their own dequantised weights, as candle lacks them.
     quantised: &'static [Dtype],
     /// The sample of a seed, in a dtype or in the seed's own; `None` where the device has no kernels for it.
     draw: fn(Option<Dtype>, u64) -> Option<Sample>,
@@ -58,13 +58,13 @@ impl Kind {
     }
 }
 
-/// How far a way to compute may lie from another.
+/// Tolerances between two ways to compute.
 #[derive(Debug, Clone, Copy)]
 struct Bounds {
     operation: fn(Operation, &Sample) -> f64,
     median: fn(Operation, &Sample) -> f64,
     step: fn(&Sample) -> f64,
-    /// Between the same tokens cut otherwise.
+    /// Between the same tokens split otherwise.
     cut: fn(&Sample) -> f64,
 }
 
@@ -72,7 +72,7 @@ struct Bounds {
 const PLAIN: Bounds =
     Bounds { operation: operation_tolerance, median: median_tolerance, step: step_tolerance, cut: |_| 0.0 };
 
-/// A way to make operations, by its name.
+/// A named way to make operations.
 struct Side<'a, O> {
     name: &'a str,
     make: &'a Make<'a, O>,
@@ -147,7 +147,7 @@ fn on_the_cpu_over(extent: &Extent, record: &mut Record<'_>) {
     models::bytes(&CPU, best.make, extent.depths, record);
 }
 
-/// Of all that a check compares, what comes nearest to its bound or goes furthest beyond it.
+/// Of all comparisons of a check, the one nearest to its bound or furthest beyond it.
 #[derive(Debug, Clone, Default)]
 struct Nearest {
     compared: usize,

@@ -1,4 +1,4 @@
-//! Checks of time: clocks against known answers, and a timed block against the host's wall time.
+//! Checks of time: clocks against intervals of known length, and a timed block against the host's wall time.
 
 use super::outputs::{FAMILIES, small_model, small_session};
 use super::{Check, Record};
@@ -9,7 +9,7 @@ use hbmark_core::model::Dtype;
 use hbmark_core::result::{Cell, Phase};
 use hbmark_core::units::Nanos;
 
-/// Known answers of the host's clock, and on a GPU of CUDA events around spin kernels.
+/// The host's clock, and on a GPU CUDA events around spin kernels of known length.
 pub fn clocks(device: DeviceChoice, record: &mut Record<'_>) {
     let mut known = |result: Result<Vec<timer_checks::Check>, String>| match result {
         Ok(answers) => {

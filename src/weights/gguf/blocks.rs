@@ -19,7 +19,7 @@ use crate::weights::loading::{SizedFile, WeightsError};
 use crate::weights::stored_matrix::{BLOCK, Packing, StoredData, StoredMatrix};
 use hbmark_core::model::{Family, TensorInfo};
 
-/// Bytes read at once: large enough for full disk speed, small beside any model.
+/// Bytes read at once: large enough for full disk speed, small compared with any model.
 const BAND_BYTES: usize = 4 << 20;
 
 /// Tensors outside the layers: checkpoint's name, file's name.

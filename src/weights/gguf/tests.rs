@@ -1,4 +1,4 @@
-//! Claims about [`GgufModel`]: dimensions and bytes are those of the file, and every known way to lie in a header is refused.
+//! Claims about [`GgufModel`]: dimensions and bytes are those of the file, and every known inconsistency of a header is refused.
 
 use std::fs;
 
@@ -12,7 +12,7 @@ use hbmark_core::model::{Biases, Dtype, Family, RopeScaling};
 const HIDDEN: u64 = 32;
 const VOCAB: u64 = 64;
 
-/// A GGUF file written field by field, so that any field can lie.
+/// A GGUF file written field by field, so that any field can be wrong.
 #[derive(Clone)]
 struct Writer {
     tensor_count: Option<u64>,
@@ -232,7 +232,7 @@ fn rotary_scaling_is_read_and_a_frequency_table_is_flagged() {
     assert_eq!(model.inventory.bytes_of(Role::Unused), Bytes(16));
 }
 
-/// Each case plants one lie in a valid file and expects it to be named.
+/// Each case plants one wrong field in a valid file and expects it to be named.
 #[test]
 fn every_lie_in_a_header_is_named() {
     type Lie = fn(&mut Writer);

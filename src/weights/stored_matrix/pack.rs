@@ -12,7 +12,7 @@ use half::{bf16, f16};
 
 use super::{BLOCK, Packing, StoredData, StoredMatrix, e4m3};
 
-/// Below this many elements threads cost more than they give.
+/// Below this many elements one thread is faster than several.
 const ELEMENTS_PER_THREAD: usize = 1 << 17;
 
 impl StoredMatrix {

@@ -133,7 +133,7 @@ fn repetitions(pattern: &str) -> u64 {
         .fold(1, |product, count| product.saturating_mul(count.max(1)))
 }
 
-/// Whether a pattern is one of the regex crate's, which knows no backtracking.
+/// Whether a pattern is one of the regex crate's, which does not backtrack.
 fn is_linear(pattern: &str) -> bool {
     regex::Regex::new(&pattern.replace(HARMLESS_LOOKAHEAD, r"\s+")).is_ok()
 }

@@ -2,8 +2,8 @@
 //!
 //! Enters: queries `[rows, heads · head_dim]`, a [`CachePool`]. Leaves: attended values of the same shape. A unit of work is a head of K and V of one
 //! sequence, some rows of queries (all query heads that share the head of K and V together, so that it is read once for them), and
-//! a KV split of positions. A few rows over a long context are split into KV splits, whose parts are merged behind a barrier. Positions are taken
-//! in chunks at fixed places, so that neither threads nor the way a prompt was cut into steps change what is added to what.
+//! a KV split of positions. A few rows over a long context are split into KV splits, whose parts are merged after a barrier. Positions are taken
+//! in chunks at fixed places, so that neither threads nor the chunks of a prefill change the order of the sums.
 #![expect(unsafe_code, reason = "kernels read queries and the cache through pointers")]
 
 use std::ops::Range;
@@ -57,7 +57,7 @@ pub struct AttentionPlan {
     /// Per part: values, largest score and sum of weights of each query head.
     partial: Vec<f32>,
     part_width: usize,
-    /// One per member, made here so that a steady decode allocates nothing whoever does what.
+    /// One per member, allocated here so that a steady decode allocates nothing.
     scratch: Vec<Scratch>,
 }
 
@@ -325,7 +325,7 @@ impl AttentionPlan {
         let dim = shape.head_dim;
         let stride = self.part_width - 2;
         let at = row * shape.query_width() + head * dim;
-        // SAFETY: behind the barrier nobody writes parts; the output of this row and head belongs to this unit alone.
+        // SAFETY: after the barrier no member writes parts; the output of this row and head belongs to this unit alone.
         let (parts, out) = unsafe { (partial.whole(), work.out.part(at..at + dim)) };
         let part = |kv_split| &parts[self.part(&cut, sequence, shape, row, head, kv_split)];
         let largest = (0..cut.kv_splits).map(|s| part(s)[stride]).fold(f32::NEG_INFINITY, f32::max);

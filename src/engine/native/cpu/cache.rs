@@ -160,7 +160,7 @@ impl CachePool {
     pub fn touch(&self, slabs: &Range<usize>, page: usize) {
         let slab = &self.slabs[slabs.start + page / self.pages_per_slab()];
         let offset = page % self.pages_per_slab() * PAGE;
-        // SAFETY: the offset lies within the slab, whose bytes are zero and in no block that anybody reads or writes yet.
+        // SAFETY: the offset lies within the slab, whose bytes are zero and in no block that is read or written yet.
         unsafe { slab.as_ptr().cast_mut().add(offset).write_volatile(0) };
     }
 
@@ -198,7 +198,7 @@ impl CachePool {
     /// Writes K and V of one head at a slot.
     ///
     /// # Safety
-    /// `E` is the pool's dtype, nobody else reads or writes this slot and head meanwhile.
+    /// `E` is the pool's dtype, nothing else reads or writes this slot and head meanwhile.
     ///
     /// # Panics
     /// When the slices are not as long as a head, or the block was never reserved.
@@ -219,7 +219,7 @@ impl CachePool {
         let values = self.values::<E>(layer, block, head);
         let tile = slot / LANES * dim * LANES + slot % LANES;
         for (d, (key, value)) in key.iter().zip(value).enumerate() {
-            // SAFETY: within the head's part of the block, which nobody else touches.
+            // SAFETY: within the head's part of the block, which nothing else touches.
             unsafe {
                 keys.add(tile + d * LANES).write(E::narrow(*key));
                 values.add(slot * self.value_stride + d).write(E::narrow(*value));

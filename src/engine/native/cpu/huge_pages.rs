@@ -78,13 +78,13 @@ impl Pages {
     }
 }
 
-/// Bytes of a slab of an arena; pages of it that nobody touches cost nothing.
+/// Bytes of a slab of an arena; pages of it that are never touched cost nothing.
 const SLAB: usize = 256 << 20;
 
 /// Regions start at a multiple of this: two cache lines, which some processors fetch together.
 const REGION_ALIGNMENT: usize = 128;
 
-/// Hands out neighbouring regions of large mappings, in the order in which they are asked for.
+/// Allocates neighbouring regions of large mappings, in the order of the calls.
 ///
 /// The matrices of a small model are smaller than a huge page, and each in a mapping of its own would lie in ordinary pages, whose
 /// translations cost more time than the bytes.
@@ -116,7 +116,7 @@ impl Arena {
     }
 }
 
-/// A part of a slab that nobody else has.
+/// A part of a slab with one owner.
 #[derive(Debug)]
 pub struct Region {
     slab: Arc<Pages>,

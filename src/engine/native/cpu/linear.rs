@@ -31,7 +31,7 @@ const UNITS_PER_MEMBER: usize = 8;
 pub struct FusedMatrix {
     pub parts: Vec<PackedMatrix>,
     pub biases: Vec<Option<Vec<f32>>>,
-    /// Panels of the parts in turn instead of one part after another.
+    /// Panels of the parts alternate instead of one part after another.
     pub interleaved: bool,
 }
 

@@ -1,8 +1,8 @@
 //! What adapters add to a linear layer: `B · (A · x)` for the rows of each adapter of a step.
 //!
-//! Enters: activations, the adapters' packed matrices, which rows are whose. Leaves: a [`LoraDelta`] of all outputs of the next linear layer, which
+//! Enters: activations, the adapters' packed matrices, the adapter of each row. Leaves: a [`LoraDelta`] of all outputs of the next linear layer, which
 //! that layer's own operation adds as it finishes its sums. One job of the team: rows are packed, `A` makes a few numbers of each,
-//! these are packed, `B` makes outputs of them. A matrix is read once for all rows of its adapter; the sums of a row depend on nothing but
+//! these are packed, `B` makes outputs of them. A matrix is read once for all rows of its adapter; the sums of a row depend only on
 //! its adapter and its input, so neither other rows nor the number of threads change a result.
 #![expect(unsafe_code, reason = "members write shared buffers at places that do not overlap")]
 
@@ -41,7 +41,7 @@ pub(super) struct Added<'a> {
 }
 
 impl LoraDelta {
-    /// What the layer that asks is to add.
+    /// What the next layer adds.
     pub(super) fn take(&mut self) -> Added<'_> {
         let width = if std::mem::take(&mut self.ready) { self.width } else { 0 };
         Added { values: &self.values, width }
@@ -155,7 +155,7 @@ impl CpuOperations {
             });
             worker.barrier();
             worker.parallel_for(PACK, inner_rows, |unit| {
-                // SAFETY: behind the barrier nobody writes the sums; members have different rows.
+                // SAFETY: after the barrier no member writes the sums; members have different rows.
                 unsafe {
                     let row = &inner.whole()[unit * extent.rank..(unit + 1) * extent.rank];
                     packed.pack(set, unit, row, None);

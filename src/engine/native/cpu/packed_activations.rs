@@ -134,7 +134,7 @@ impl InputWriter {
     #[must_use]
     pub fn row(&self, row: usize) -> InputRow {
         assert!(row < self.shape.rows, "a row of the shape that was made room for");
-        // SAFETY: behind the barrier nobody writes; only pointers are taken here.
+        // SAFETY: after the barrier no member writes; only pointers are taken here.
         unsafe {
             InputRow {
                 words: self.words.whole()[row * self.shape.words()..].as_ptr(),

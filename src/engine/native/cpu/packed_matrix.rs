@@ -20,7 +20,7 @@ use super::simd::LANES;
 use crate::engine::EngineError;
 use crate::weights::{StoredData, StoredMatrix};
 
-/// Columns of integer weights that meet one scale of the activations.
+/// Columns of integer weights that share one scale of the activations.
 pub const GROUP: usize = crate::engine::native::operations::ACTIVATION_GROUP;
 
 /// Columns between two headers of q8_0 and q4_0: two groups, so that every load is aligned.
@@ -94,7 +94,7 @@ impl PackedFormat {
         }
     }
 
-    /// What activations are rounded to before they meet these weights.
+    /// The precision that activations are rounded to for these weights.
     #[must_use]
     pub fn precision(self) -> Precision {
         match self {

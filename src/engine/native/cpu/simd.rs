@@ -1,4 +1,4 @@
-//! Sixteen lanes: what the kernels are written in.
+//! A SIMD abstraction of sixteen lanes for the CPU kernels.
 //!
 //! A kernel is written once, generic over [`Simd`], and compiled for each instruction set inside a function that enables its
 //! features (`dispatch!`). A panel of weights has sixteen rows, a tile of the cache sixteen positions, so
@@ -71,7 +71,7 @@ pub trait Simd: Copy + Send + Sync + 'static {
 
 /// The address of an element `index · stride` elements on.
 ///
-/// Overflow checks are on in release builds, for the sake of code that reads files; in an inner loop one check per load is felt, and
+/// Overflow checks are on in release builds for code that reads files; in an inner loop a check per load costs time, and
 /// an offset within an allocation cannot overflow.
 #[inline(always)]
 #[must_use]
@@ -79,7 +79,7 @@ pub fn nth<T>(from: *const T, index: usize, stride: usize) -> *const T {
     from.wrapping_add(index.wrapping_mul(stride))
 }
 
-/// Asks for the cache line at an address that will be read soon; any address is allowed.
+/// Prefetches the cache line at an address; any address is allowed.
 #[inline(always)]
 pub fn prefetch<T>(address: *const T) {
     #[cfg(target_arch = "x86_64")]

@@ -1,9 +1,9 @@
 //! A persistent team of pinned threads.
 //!
-//! Enters: a job, a function of the worker that runs it. Leaves: when the job is done by all. No thread is spawned per operation: members
-//! spin for the next job for a while and park when none comes. The caller is a member too. Within a job, work is shared out in
-//! units: each member has a contiguous range of its own (whose memory it touched first), and takes from others when that is
-//! done, so that a core that is held up does not hold up the step. Which member does a unit never changes a result.
+//! Enters: a job, a function of the worker that runs it. Leaves: nothing, when all members are done with it. No thread is spawned per operation: members
+//! spin for the next job for a while and park when none comes. The caller is a member too. Work of a job is divided into
+//! units: each member has a contiguous range of its own (whose memory it touched first), and takes units of others when that is
+//! done, so that a slow core does not delay the step. Results do not depend on which member does a unit.
 #![expect(unsafe_code, reason = "a job borrowed from the caller is shared with the members")]
 
 use std::cell::UnsafeCell;
@@ -14,13 +14,13 @@ use std::thread::JoinHandle;
 #[cfg(target_os = "linux")]
 use rustix::thread::CpuSet;
 
-/// Phases of one job that share out work; each has its own counters.
+/// Phases of one job with shared work; each has its own counters.
 pub const PHASES: usize = 4;
 
 /// Turns of a spinning member before it parks: some hundred microseconds, well beyond the time between two operations.
 const SPINS_BEFORE_PARKING: u32 = 20_000;
 
-/// Turns of a waiting member before it lets others run: a member may have lost its core.
+/// Turns of a waiting member before it yields: the member it waits for may have lost its core.
 const SPINS_BEFORE_YIELDING: u32 = 4_000;
 
 /// A counter on a cache line of its own.
@@ -30,10 +30,10 @@ struct Counter(AtomicUsize);
 
 type Job<'a> = dyn Fn(&Worker<'_>) + Sync + 'a;
 
-/// What the members share.
+/// State shared by the members.
 struct Shared {
     members: usize,
-    /// Number of the current job; a change is the starting shot.
+    /// Number of the current job; a change starts it.
     epoch: Counter,
     /// Members still at the current job.
     busy: Counter,
@@ -110,7 +110,7 @@ impl Worker<'_> {
             let owner = (self.index + offset) % self.count;
             let range = owned(owner, self.count, units);
             let taken = &self.shared.taken[owner][phase].0;
-            // Looked at before it is added to: a range that is done is not written again by everybody.
+            // Read before it is added to, so that members do not write the counter of a finished range again.
             while taken.load(Ordering::Relaxed) < range.len() {
                 let next = taken.fetch_add(1, Ordering::Relaxed);
                 if next >= range.len() {
@@ -200,8 +200,8 @@ impl Team {
         // SAFETY: no member runs: `busy` is 0 at the end of every job, and `&mut self` excludes a second caller.
         unsafe { *shared.job.get() = Some(pointer) };
         shared.busy.0.store(count - 1, Ordering::Relaxed);
-        // Sequentially consistent with the member's `parked` increment and its last look at `epoch`: either it sees the new epoch, or
-        // this sees it parked.
+        // Sequentially consistent with the member's `parked` increment and its last load of `epoch`: either it reads the new epoch, or
+        // this reads it as parked.
         shared.epoch.0.fetch_add(1, Ordering::SeqCst);
         if shared.parked.0.load(Ordering::SeqCst) > 0 {
             self.threads.iter().for_each(|thread| thread.thread().unpark());
@@ -210,7 +210,7 @@ impl Team {
             job(&Worker { index: 0, count, shared });
         }));
         if own.is_err() {
-            // The others may wait at a barrier that nobody comes to: there is no way on.
+            // The others may wait at a barrier for this one: nothing can continue.
             std::process::abort();
         }
         spin_until(|| shared.busy.0.load(Ordering::Acquire) == 0);
@@ -223,13 +223,13 @@ impl Drop for Team {
         self.shared.epoch.0.fetch_add(1, Ordering::SeqCst);
         for thread in self.threads.drain(..) {
             thread.thread().unpark();
-            // A member that panicked has said so already.
+            // A member that panicked has printed its message.
             let _ = thread.join();
         }
     }
 }
 
-/// The life of a member that is not the caller.
+/// The loop of a member that is not the caller.
 fn member(shared: &Shared, index: usize, processor: Option<usize>) {
     if let Some(processor) = processor {
         // A system that refuses leaves it unbound: slower, not wrong.
@@ -247,7 +247,7 @@ fn member(shared: &Shared, index: usize, processor: Option<usize>) {
         if let Some(job) = job {
             let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| job(&worker)));
             if done.is_err() {
-                // As above: others may wait for this one at a barrier.
+                // As in `run`: others may wait for this one at a barrier.
                 std::process::abort();
             }
         }
@@ -317,7 +317,7 @@ pub struct DisjointSlice<T> {
     len: usize,
 }
 
-// A copy is a second handle on the same promise, whatever the elements are.
+// Copies are further handles under the same contract, whatever the elements are.
 impl<T> Clone for DisjointSlice<T> {
     fn clone(&self) -> Self {
         *self
@@ -326,13 +326,13 @@ impl<T> Clone for DisjointSlice<T> {
 
 impl<T> Copy for DisjointSlice<T> {}
 
-// SAFETY: a `DisjointSlice` is a promise, kept at each call of `part`, that no two members touch the same element.
+// SAFETY: by the contract of `part`, no two members touch the same element.
 unsafe impl<T: Send> Send for DisjointSlice<T> {}
 // SAFETY: as above.
 unsafe impl<T: Send> Sync for DisjointSlice<T> {}
 
 impl<T> DisjointSlice<T> {
-    /// Lends a slice out for the length of a job.
+    /// Wraps a slice for the duration of a job.
     pub fn new(slice: &mut [T]) -> Self {
         Self { start: slice.as_mut_ptr(), len: slice.len() }
     }
@@ -352,13 +352,13 @@ impl<T> DisjointSlice<T> {
         unsafe { std::slice::from_raw_parts_mut(self.start.add(range.start), range.len()) }
     }
 
-    /// The whole slice, after a barrier behind which nobody writes it.
+    /// The whole slice, after a barrier after which it is not written.
     ///
     /// # Safety
     /// No part may be written while this is alive.
     #[must_use]
     pub unsafe fn whole(&self) -> &[T] {
-        // SAFETY: the slice lives as long as the job; nobody writes by the caller's promise.
+        // SAFETY: the slice lives as long as the job; it is not written, by the caller's promise.
         unsafe { std::slice::from_raw_parts(self.start, self.len) }
     }
 }
@@ -381,7 +381,7 @@ mod tests {
                         first[unit].fetch_add(1, Ordering::Relaxed);
                     });
                     worker.barrier();
-                    // Behind the barrier all of the first phase is there.
+                    // After the barrier all of the first phase is visible.
                     worker.parallel_for(1, units, |unit| {
                         let all: u64 = first.iter().map(|f| f.load(Ordering::Relaxed)).sum();
                         second[unit].fetch_add(all, Ordering::Relaxed);

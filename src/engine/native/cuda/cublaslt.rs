@@ -1,9 +1,9 @@
 //! Products by the GPU's library (cublasLt), with the algorithm that was fastest when it was tried.
 //!
 //! Enters: a [`Gemm`] and where its sides lie. Leaves: one matmul on the driver's stream, which can be recorded. Rows of activations and of
-//! weights are one behind another, which cublasLt, whose matrices go by columns, sees as `sums = weightsᵀ · inputs`. The first product of a
-//! shape tries what the heuristics suggest on the sides at hand, into memory of its own, and is not recorded; shapes with as many rows up to
-//! the next power of two take over its choice. The workspace is one for all and never moves: recorded products keep pointing to it.
+//! weights are row-major, which column-major cublasLt reads as `sums = weightsᵀ · inputs`. The first product of a
+//! shape times what the heuristics suggest on its operands, into scratch memory, and is not recorded; shapes with as many rows up to
+//! the next power of two reuse its choice. One workspace is shared and never moves, because recorded products point to it.
 #![expect(
     unsafe_code,
     reason = "cublasLt is called by its C interface: the safe one of cudarc has no f32 sums of 16-bit floats"

@@ -1,7 +1,7 @@
-//! What the native engine asks of a GPU, and nothing more.
+//! What the native engine needs of a GPU.
 //!
 //! Enters: addresses, kernels by name, arguments. Leaves: work in order on one stream. Two things are devices: a GPU through its driver,
-//! and [`super::emulator`], which runs the same kernels on the host. A device knows no operation and no model.
+//! and [`super::emulator`], which runs the same kernels on the host.
 
 use super::device_matrix::KernelFormat;
 use crate::engine::{EngineError, Timeline};

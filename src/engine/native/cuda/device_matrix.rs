@@ -1,7 +1,7 @@
 //! Weights as the kernels stream them.
 //!
-//! Enters: the parts of a linear layer as they are stored. Leaves: a [`Matrix`] on the device: one row of outputs after another, padded with zeros to
-//! whole 16-byte vectors, and rows that one warp needs together beside each other. It knows no kernel.
+//! Enters: the parts of a linear layer as they are stored. Leaves: a [`Matrix`] on the device: row-major, padded with zeros to
+//! whole 16-byte vectors, and rows that one warp needs together next to each other.
 
 use super::device::Device;
 use crate::engine::EngineError;

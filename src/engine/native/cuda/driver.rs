@@ -1,8 +1,8 @@
 //! A GPU through its driver.
 //!
-//! Enters: what [`Device`] says. Leaves: the same on one stream of the device's primary context, beside candle's. Every kernel asks for programmatic dependent
-//! launch where the GPU has it (9.0 and up): a kernel starts while the last one ends, and waits for it before it reads what it left; recorded
-//! graphs keep those edges. It knows no operation.
+//! Enters: what [`Device`] says. Leaves: the same on one stream of the device's primary context, which candle uses too. Kernels use programmatic dependent
+//! launch where the GPU has it (9.0 and up): a kernel starts while the previous one ends, and waits for it before it reads its results;
+//! recorded graphs keep those edges.
 #![expect(unsafe_code, reason = "launching kernels by name with arguments by value has no safe form")]
 
 use std::cell::RefCell;
@@ -121,7 +121,7 @@ impl Driver {
         })
     }
 
-    /// Memory that nobody uses.
+    /// Free memory.
     ///
     /// # Errors
     /// When the device fails.
@@ -129,7 +129,7 @@ impl Driver {
         self.context.mem_get_info().map(|(free, _)| Bytes(free as u64)).map_err(|error| self.failed(error))
     }
 
-    /// The size of the second cache, where the driver tells.
+    /// The size of the L2 cache, where the driver reports it.
     #[must_use]
     pub fn cache_bytes(&self) -> Option<Bytes> {
         let attribute = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE;
@@ -144,7 +144,7 @@ impl Driver {
         self.context.bind_to_thread().map_err(|error| self.failed(error))?;
         // SAFETY: the context is bound.
         let address = unsafe { result::malloc_sync(bytes) }.map_err(|error| self.failed(error))?;
-        // SAFETY: the pointer is an allocation of so many bytes that nobody else owns, and any bytes are valid. The slice frees it in stream
+        // SAFETY: the pointer is an allocation of so many bytes with no other owner, and any bytes are valid. The slice frees it in stream
         // order, which the driver allows for cuMemAlloc too (CUDA programming guide, stream-ordered memory allocator).
         let slice = unsafe { self.stream.upgrade_device_ptr::<u8>(address, bytes) };
         Ok(DriverMemory { slice, address })

@@ -1,8 +1,8 @@
 //! A device that runs the kernels on the host, compiled from the same sources, one fiber per CUDA thread.
 //!
 //! Enters: what [`Device`] says, and a seed. Leaves: the same results as a GPU up to rounding, or an error where a kernel deadlocks, is launched
-//! with arguments that are not its own or point to freed memory, or writes beside its memory. Memory is not a number until it is written. `kernels/emulation/`
-//! says what is emulated and what is not. It is for tests: it is thousands of times slower than a GPU.
+//! with wrong arguments or pointers to freed memory, or writes out of bounds. Unwritten memory holds NaN. `kernels/emulation/`
+//! documents what is emulated. For tests only: it is thousands of times slower than a GPU.
 #![expect(unsafe_code, reason = "calls the emulation, which is C++, and hands it addresses")]
 
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
@@ -83,7 +83,7 @@ impl EmulatedMemory {
         unsafe { self.start.as_ptr().add(GUARD) }
     }
 
-    /// Whether nobody wrote beside it.
+    /// Whether its guard bytes are intact.
     fn is_sound(&self) -> bool {
         // SAFETY: both guards are part of the allocation.
         let guards = unsafe {
@@ -218,7 +218,7 @@ impl Emulated {
         if sides.iter().any(|(address, bytes)| *bytes > 0 && !holds(*address, *bytes)) {
             return Err(Self::failed("a side of a product reaches beyond its memory"));
         }
-        // SAFETY: all of it lies in allocations that are alive, checked above, and nobody else uses them meanwhile; out is no other side.
+        // SAFETY: all of it lies in allocations that are alive, checked above, and nothing else uses them meanwhile; out is no other side.
         let (inputs, weights, out, bias) = unsafe {
             let halves = |address: u64, count| std::slice::from_raw_parts(address as *const u16, count);
             let out = std::slice::from_raw_parts_mut(operands.out as *mut f32, rows * outputs);
@@ -350,7 +350,7 @@ impl Barrier {
         let mut met = Vec::new();
         loop {
             let mut file = [0u8; 1024];
-            // SAFETY: the emulation writes a zero-terminated string of at most the bytes it is told of.
+            // SAFETY: the emulation writes a zero-terminated string of at most the length passed.
             let line = unsafe { hbmark_emulated_barrier(met.len(), file.as_mut_ptr().cast(), file.len()) };
             let Some(file) = CStr::from_bytes_until_nul(&file).ok().filter(|_| line > 0) else { return met };
             met.push(Self { file: file.to_owned(), line });

@@ -1,7 +1,7 @@
 //! The kernels as typed launches: shapes, formats and alignment are checked, and the bytes that must move are counted.
 //!
 //! Enters: device memory with its shapes. Leaves: a [`KernelLaunch`] on a device, and the bytes of weights and KV that it reads and writes. The formulas
-//! of the kernels, and what their arguments mean, are in the sources under `kernels/`. Nothing here knows what a model is.
+//! of the kernels, and what their arguments mean, are in the sources under `kernels/`.
 
 use Argument::{Address, F32, I32, U64};
 
@@ -82,53 +82,40 @@ fn optional<D: Device>(memory: Option<&D::Memory>) -> Argument {
     Address(memory.map_or(0, D::address))
 }
 
-/// How a streaming product is cut.
-struct StreamingGemv {
-    rows_at_once: usize,
-    grid: [u32; 3],
-    shared_bytes: u32,
-    chunk: usize,
-    /// Times that the matrix is read.
-    passes: usize,
-}
-
-impl StreamingGemv {
-    fn new<D: Device>(device: &D, weights: &Matrix<D>, rows: usize, tuning: Tuning) -> Self {
-        // Four rows beside fp8 would spill on sm_80, so there are no such kernels.
-        let most = if weights.format == KernelFormat::Fp8 { 2 } else { 4 };
-        let rows_at_once =
-            ROWS_AT_ONCE.into_iter().find(|at_once| *at_once >= rows.min(most)).unwrap_or(most);
-        let passes = rows.div_ceil(rows_at_once);
-        // Bytes of 32 inputs.
-        let input = match weights.format {
-            KernelFormat::Bf16 | KernelFormat::Fp8 => 64,
-            KernelFormat::F16 | KernelFormat::F32 => 128,
-            KernelFormat::Int8 => 32 + 4,
-        };
-        let whole = weights.vectors * weights.format.columns();
-        let step = STEP * weights.format.columns();
-        let fits = tuning.input_bytes * 32 / (rows_at_once * input);
-        let chunk = if whole <= fits { whole } else { (fits / step * step).max(step) };
-        let pairs = weights.outputs.div_ceil(2);
-        let blocks = pairs.div_ceil(WARPS).min(device.multiprocessors() as usize * BLOCKS_PER_MULTIPROCESSOR);
-        Self {
-            rows_at_once,
-            grid: [word(blocks), word(passes), 1],
-            shared_bytes: word((rows_at_once * chunk * input).div_ceil(32)),
-            chunk,
-            passes,
-        }
-    }
-
-    fn launch(&self, operation: &str, format: KernelFormat, arguments: Vec<Argument>) -> KernelLaunch {
-        KernelLaunch {
-            kernel: format!("{operation}_{}_m{}", format.name(), self.rows_at_once),
-            grid: self.grid,
-            threads: THREADS,
-            shared_bytes: self.shared_bytes,
-            arguments,
-        }
-    }
+/// Enqueues a streaming product: `arguments`, then the sizes that every such kernel takes. Returns the bytes of weights read.
+fn stream<D: Device>(
+    device: &mut D,
+    operation: &str,
+    weights: &Matrix<D>,
+    rows: usize,
+    tuning: Tuning,
+    mut arguments: Vec<Argument>,
+) -> Result<u64, EngineError> {
+    // Four rows with fp8 would spill on sm_80, so there are no such kernels.
+    let most = if weights.format == KernelFormat::Fp8 { 2 } else { 4 };
+    let rows_at_once = ROWS_AT_ONCE.into_iter().find(|at_once| *at_once >= rows.min(most)).unwrap_or(most);
+    let passes = rows.div_ceil(rows_at_once);
+    // Bytes of 32 inputs.
+    let input = match weights.format {
+        KernelFormat::Bf16 | KernelFormat::Fp8 => 64,
+        KernelFormat::F16 | KernelFormat::F32 => 128,
+        KernelFormat::Int8 => 32 + 4,
+    };
+    let whole = weights.vectors * weights.format.columns();
+    let step = STEP * weights.format.columns();
+    let fits = tuning.input_bytes * 32 / (rows_at_once * input);
+    let chunk = if whole <= fits { whole } else { (fits / step * step).max(step) };
+    let pairs = weights.outputs.div_ceil(2);
+    let blocks = pairs.div_ceil(WARPS).min(device.multiprocessors() as usize * BLOCKS_PER_MULTIPROCESSOR);
+    arguments.extend([rows, weights.columns, weights.outputs, weights.vectors, chunk].map(size));
+    device.launch(&KernelLaunch {
+        kernel: format!("{operation}_{}_m{rows_at_once}", weights.format.name()),
+        grid: [word(blocks), word(passes), 1],
+        threads: THREADS,
+        shared_bytes: word((rows_at_once * chunk * input).div_ceil(32)),
+        arguments,
+    })?;
+    Ok(passes as u64 * weights.bytes())
 }
 
 /// `hidden[row] = table[tokens[row]]`.
@@ -216,24 +203,14 @@ impl<D: Device> ProjectAdd<'_, D> {
                 vec![Address(hidden)],
             );
         }
-        let cut = StreamingGemv::new(device, weights, *rows, tuning);
-        device.launch(&cut.launch(
-            "project_add",
-            weights.format,
-            vec![
-                Address(D::address(&input.memory)),
-                Address(D::address(&weights.data)),
-                optional::<D>(weights.scales.as_ref()),
-                optional::<D>(weights.bias.as_ref()),
-                Address(D::address(&hidden.memory)),
-                size(*rows),
-                size(weights.columns),
-                size(weights.outputs),
-                size(weights.vectors),
-                size(cut.chunk),
-            ],
-        ))?;
-        Ok(cut.passes as u64 * weights.bytes())
+        let arguments = vec![
+            Address(D::address(&input.memory)),
+            Address(D::address(&weights.data)),
+            optional::<D>(weights.scales.as_ref()),
+            optional::<D>(weights.bias.as_ref()),
+            Address(D::address(&hidden.memory)),
+        ];
+        stream(device, "project_add", weights, *rows, tuning, arguments)
     }
 }
 
@@ -295,26 +272,16 @@ impl<D: Device> GateUp<'_, D> {
             })?;
             return Ok(bytes + 4 * norm.width as u64);
         }
-        let cut = StreamingGemv::new(device, weights, *rows, tuning);
-        device.launch(&cut.launch(
-            "gate_up",
-            weights.format,
-            vec![
-                Address(D::address(&hidden.memory)),
-                Address(D::address(&norm.memory)),
-                F32(*norm_eps),
-                Address(D::address(&weights.data)),
-                optional::<D>(weights.scales.as_ref()),
-                optional::<D>(weights.bias.as_ref()),
-                Address(D::address(&out.memory)),
-                size(*rows),
-                size(weights.columns),
-                size(weights.outputs),
-                size(weights.vectors),
-                size(cut.chunk),
-            ],
-        ))?;
-        Ok(cut.passes as u64 * weights.bytes() + 4 * norm.width as u64)
+        let arguments = vec![
+            Address(D::address(&hidden.memory)),
+            Address(D::address(&norm.memory)),
+            F32(*norm_eps),
+            Address(D::address(&weights.data)),
+            optional::<D>(weights.scales.as_ref()),
+            optional::<D>(weights.bias.as_ref()),
+            Address(D::address(&out.memory)),
+        ];
+        Ok(stream(device, "gate_up", weights, *rows, tuning, arguments)? + 4 * norm.width as u64)
     }
 }
 
@@ -383,29 +350,19 @@ impl<D: Device> Head<'_, D> {
             })?;
             return Ok(bytes + 4 * norm.width as u64);
         }
-        let cut = StreamingGemv::new(device, weights, *sequences, tuning);
-        device.launch(&cut.launch(
-            "head",
-            weights.format,
-            vec![
-                Address(D::address(&hidden.memory)),
-                Address(step.last_rows()),
-                Address(D::address(&norm.memory)),
-                F32(*norm_eps),
-                Address(D::address(&weights.data)),
-                optional::<D>(weights.scales.as_ref()),
-                Address(D::address(&logits.memory)),
-                Address(*best),
-                Address(*arrived),
-                Address(*next),
-                size(*sequences),
-                size(weights.columns),
-                size(weights.outputs),
-                size(weights.vectors),
-                size(cut.chunk),
-            ],
-        ))?;
-        Ok(cut.passes as u64 * weights.bytes() + 4 * norm.width as u64)
+        let arguments = vec![
+            Address(D::address(&hidden.memory)),
+            Address(step.last_rows()),
+            Address(D::address(&norm.memory)),
+            F32(*norm_eps),
+            Address(D::address(&weights.data)),
+            optional::<D>(weights.scales.as_ref()),
+            Address(D::address(&logits.memory)),
+            Address(*best),
+            Address(*arrived),
+            Address(*next),
+        ];
+        Ok(stream(device, "head", weights, *sequences, tuning, arguments)? + 4 * norm.width as u64)
     }
 }
 
@@ -469,42 +426,32 @@ impl<D: Device> NormQkv<'_, D> {
         if let Some(workspace) = *workspace {
             return self.launch_on_tensor_cores(device, workspace);
         }
-        let cut = StreamingGemv::new(device, weights, *rows, tuning);
         let (cosines, sines) = step.angles();
-        device.launch(&cut.launch(
-            "norm_qkv",
-            weights.format,
-            vec![
-                Address(D::address(&hidden.memory)),
-                Address(D::address(&norm.memory)),
-                F32(shape.norm_eps),
-                Address(D::address(&weights.data)),
-                optional::<D>(weights.scales.as_ref()),
-                optional::<D>(weights.bias.as_ref()),
-                optional::<D>(head_norms.map(|(query, _)| &query.memory)),
-                optional::<D>(head_norms.map(|(_, key)| &key.memory)),
-                Address(cosines),
-                Address(sines),
-                Address(step.positions()),
-                Address(step.tables()),
-                Address(step.starts()),
-                Address(D::address(&query.memory)),
-                Address(*projected),
-                Address(*arrived),
-                U64(pool.layer_bytes() as u64),
-                size(*layer),
-                size(shape.heads),
-                size(shape.kv_heads),
-                size(shape.head_dim),
-                size(pool.block_shift() as usize),
-                size(*rows),
-                size(weights.columns),
-                size(weights.outputs),
-                size(weights.vectors),
-                size(cut.chunk),
-            ],
-        ))?;
-        Ok(cut.passes as u64 * weights.bytes() + self.extra_bytes())
+        let arguments = vec![
+            Address(D::address(&hidden.memory)),
+            Address(D::address(&norm.memory)),
+            F32(shape.norm_eps),
+            Address(D::address(&weights.data)),
+            optional::<D>(weights.scales.as_ref()),
+            optional::<D>(weights.bias.as_ref()),
+            optional::<D>(head_norms.map(|(query, _)| &query.memory)),
+            optional::<D>(head_norms.map(|(_, key)| &key.memory)),
+            Address(cosines),
+            Address(sines),
+            Address(step.positions()),
+            Address(step.tables()),
+            Address(step.starts()),
+            Address(D::address(&query.memory)),
+            Address(*projected),
+            Address(*arrived),
+            U64(pool.layer_bytes() as u64),
+            size(*layer),
+            size(shape.heads),
+            size(shape.kv_heads),
+            size(shape.head_dim),
+            size(pool.block_shift() as usize),
+        ];
+        Ok(stream(device, "norm_qkv", weights, *rows, tuning, arguments)? + self.extra_bytes())
     }
 
     /// Bytes of norms, and of K and V written.

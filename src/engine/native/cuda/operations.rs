@@ -1,9 +1,9 @@
-//! [`Operations`] over a [`Device`]: each is one kernel, and a decode step that comes again is one graph.
+//! [`Operations`] over a [`Device`]: each is one kernel, and a repeated decode step is one graph.
 //!
 //! Enters: packed weights, activations, the rows of a step. Leaves: work enqueued on the device. The first decode step of a size runs kernel by kernel,
-//! which makes all scratch that it needs; the second is recorded; from then on such a step is one replay, whatever its tokens, positions and
-//! blocks, because those lie on the device ([`StepState`]). Sizes are few: a decode step is padded to the next of them ([`padded`]), and what its
-//! longest context asks of attention is rounded up to a power of two. Whatever moves in memory voids what was recorded.
+//! which allocates all scratch memory; the second is recorded; later ones of that size are one replay, whatever their tokens, positions and
+//! blocks, because those are in device memory ([`StepState`]). Sizes are few: a decode step is padded to the next of them ([`padded`]), and what its
+//! longest context needs in attention is rounded up to a power of two. Any reallocation invalidates the recorded graphs.
 
 use std::collections::HashMap;
 
@@ -60,7 +60,7 @@ struct CapturedGraph<D: Device> {
     attentions: Vec<(KvSplitPlan, Option<usize>)>,
 }
 
-/// How the step that began goes on.
+/// How the current step continues.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Mode {
     Plain,

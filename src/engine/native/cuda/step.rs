@@ -1,7 +1,7 @@
-//! What of a step changes from one to the next, and lies on the device.
+//! The data of a step on the device: tokens, positions, block tables.
 //!
 //! Enters: [`Rows`], the angles of their positions, the places of blocks. Leaves: addresses that stay the same while sizes do, so that one
-//! recorded graph serves every step of as many rows. Only what differs from what lies there already is copied: a pinned step copies nothing.
+//! recorded graph serves every step of as many rows. Only differences from the previous step are copied: a pinned step copies nothing.
 
 use super::device::Device;
 use super::device_matrix::floats;

@@ -1,8 +1,8 @@
-//! The linear layers on tensor cores, for more rows than are worth streaming the weights for.
+//! The linear layers on tensor cores, for batches too large for the streaming kernels.
 //!
-//! Enters: rows and a matrix. Leaves: launches of `prepare_rows.cu`, and of `tiled_layers.cu` or the device's library. Kernels of ours, which
-//! finish an operation in the product itself, take a decode batch and read a matrix once per tile of rows; of 16-bit floats, from
-//! [`Tuning::min_library_rows`](super::kernels::Tuning) rows on, the library's product is faster than theirs, and a kernel behind it finishes.
+//! Enters: rows and a matrix. Leaves: launches of `prepare_rows.cu`, and of `tiled_layers.cu` or the device's library. Our own kernels, which
+//! finish an operation in the product itself, take a decode batch and read a matrix once per tile of rows; for 16-bit floats, from
+//! [`Tuning::min_library_rows`](super::kernels::Tuning) rows on, the library's product is faster, and a kernel after it finishes.
 
 use Argument::{Address, F32};
 
@@ -85,7 +85,7 @@ pub fn fits(format: KernelFormat) -> bool {
     Inputs::of(format).is_some()
 }
 
-/// Whether the device's library has the product: it knows neither scales of groups nor 8-bit floats beside bf16.
+/// Whether the device's library has the product: it has neither group scales nor 8-bit floats with bf16 activations.
 #[must_use]
 pub fn library_has(format: KernelFormat) -> bool {
     matches!(format, KernelFormat::Bf16 | KernelFormat::F16)

@@ -113,7 +113,7 @@ impl Sample {
 fn architecture(seed: u64, random: &mut ChaCha8Rng) -> Architecture {
     let family = pick(&[Family::Llama, Family::Mistral, Family::Qwen2, Family::Qwen3], random);
     let head_dim = nth(&HEAD_DIMS, seed);
-    // A new order of groups every sixteen seeds, so that each meets each width of a head.
+    // A new order of groups every sixteen seeds, so that each is paired with each width of a head.
     let group = nth(&GROUPS, 5 * (seed % 16) + seed / 16);
     let kv_heads = random.random_range(1..=(WIDE_QUERIES / (group * head_dim)).clamp(1, 4));
     let layers = random.random_range(1..=3);

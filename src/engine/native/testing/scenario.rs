@@ -14,7 +14,7 @@ use crate::engine::native::ragged_batch::{Rows, SequenceRows};
 pub const EDGES: [usize; 13] = [1, 2, 15, 16, 17, 31, 33, 63, 64, 65, 127, 128, 129];
 /// Sizes of blocks.
 pub const BLOCK_SIZES: [usize; 4] = [16, 32, 64, 128];
-/// Blocks of the pool that belong to nobody.
+/// Unused blocks of the pool.
 const SPARE_BLOCKS: usize = 3;
 
 /// What one sequence does.

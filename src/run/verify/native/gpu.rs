@@ -1,4 +1,4 @@
-//! The checks of a device of kernels: a GPU, or the emulated device in tests.
+//! The checks of a device that runs the CUDA kernels: a GPU, or the emulated device in tests.
 //!
 //! Enters: a way to open the device. Leaves: the same checks as a CPU's, once for each kind of
 //! product (kernels that stream weights, kernels of the tensor cores, the device's library), with the bounds of each, and what only such a device has: recorded steps, known bytes, a timeline of its own.

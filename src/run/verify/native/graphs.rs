@@ -1,7 +1,7 @@
 //! Recorded steps against the same steps kernel by kernel, bit for bit.
 //!
-//! A graph holds addresses and sizes. What it must not hold are tokens, positions and blocks: two steps of a batch run in turn, four times, so that
-//! they are eager, then recorded, then replayed, and nothing that one leaves can pass for what the other should have left.
+//! A graph may hold addresses and sizes, and must not hold tokens, positions and blocks: two steps of a batch alternate, four times, so that
+//! they are eager, then recorded, then replayed, and stale results of one cannot pass for results of the other.
 
 use std::ops::Range;
 

@@ -1,7 +1,7 @@
 //! Every operation by itself against the oracle, on inputs that are the same to the bit.
 //!
 //! Sixteen seeds in a row have all widths of heads (64, 80, 96, 128 and 256 among them) and all groups of 1 to 16 query heads; rows,
-//! columns and vocabularies are multiples of nothing. Half of the steps mix prefill, chunks and decode beside the edges of
+//! columns and vocabularies have odd sizes. Half of the steps mix prefill, chunks and decode beside the edges of
 //! blocks, half decode batches of 1 to 129.
 
 use super::{Extent, Kind, Nearest, Side, THREADS};

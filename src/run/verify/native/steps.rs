@@ -1,4 +1,4 @@
-//! Whole steps of random small models: against the oracle, and against themselves however a step is cut.
+//! Whole steps of random small models: against the oracle, and against themselves with the step split otherwise.
 
 use super::{Extent, Kind, Nearest, Side, THREADS, checked};
 use crate::engine::EngineError;
@@ -14,7 +14,7 @@ pub const AREA: &str = "native steps";
 const DEPTHS: [usize; 6] = [700, 2049, 63, 1023, 256, 1];
 /// Numbers of threads that must give the same bits; more than a small machine has, and odd.
 const TEAMS: [usize; 3] = [1, 2, 5];
-/// What may differ between computations that must not know of each other.
+/// The tolerance where the bits must be the same.
 const SAME: f64 = 0.0;
 /// Tokens of a chunk: of no block's size.
 const CHUNK: usize = 7;
@@ -49,7 +49,7 @@ pub fn against_the_oracle<O: Operations>(
     record(over(name("contexts of 1 to 2049".to_owned()), "the oracle's", long, same));
 }
 
-/// The same steps cut otherwise, and over other blocks.
+/// The same steps split otherwise, and over other blocks.
 pub fn however_they_are_cut<O: Operations>(
     kind: &Kind,
     side: Side<'_, O>,
@@ -81,7 +81,7 @@ pub fn in_pieces<O: Operations>(
 
 /// Prefill and decode over shuffled blocks of 16 against one block for each sequence.
 pub fn paged<O: Operations>(kind: &Kind, side: Side<'_, O>, extent: &Extent) -> Check {
-    // What lies in a cache of noise depends on its blocks, so these begin with none.
+    // The content of a synthetic cache depends on its blocks, so these begin with none.
     let scripts = extent.prompts.map(|brings| Script { cached: 0, brings: brings.to_vec() });
     let cases = extent.cut.clone().filter_map(|seed| {
         let sample = (kind.draw)(None, seed)?;

@@ -1,4 +1,4 @@
-//! The emulation finds what is wrong: tested with kernels that are wrong on purpose.
+//! The emulation detects errors: tested with kernels that contain them on purpose.
 
 use super::super::device::{Argument, Device, KernelLaunch};
 use super::super::emulator::{Barrier, Emulated, EmulatedMemory};
