@@ -62,7 +62,7 @@ pub fn execute<H: Handler + 'static, T>(
     Ok(finished)
 }
 
-/// Reopens the journal of a benchmark that ended early, and says what was dropped from it.
+/// Reopens the journal of a benchmark that ended early, and prints what was dropped from it.
 pub fn reopen<P: JournaledPlan, J: Job>(
     folder: &Path,
 ) -> anyhow::Result<(Journal, Header<P>, Vec<EntryOf<J>>)> {
