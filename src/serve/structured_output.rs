@@ -2,7 +2,8 @@
 //!
 //! Enters: a JSON schema, a regular expression or a Lark grammar, and a tokenizer. Leaves: a [`CompiledGrammar`] grammar, and from it
 //! [`Constraints`], which follow each constrained request: a mask over the vocabulary before a token is chosen, and the token after. The
-//! end of the grammar is a mask of nothing but the end-of-sequence token. Callers time it. Compiling is done once per grammar, as servers do that keep compiled grammars; what a request begins with is a copy.
+//! end of the grammar is a mask of nothing but the end-of-sequence token. Callers time it. Compiling is done once per grammar, as servers
+//! do that keep compiled grammars; what a request begins with is a copy.
 //!
 //! The matching is llguidance's.
 
