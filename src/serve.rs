@@ -1,7 +1,7 @@
 //! `hbmark serve` as data: the one place where the serving loop meets a model, an engine and a machine.
 //!
 //! Enters: a [`ServeConfig`] and an opened model. Leaves: a [`ServeReport`]: one point, a sweep, a search or the matrix, on a real engine
-//! or on a virtual clock. Everything below it is told what it needs and knows nothing of the rest.
+//! or on a virtual clock.
 
 pub mod adapters_and_grammar;
 pub mod calibrate;
@@ -90,7 +90,7 @@ pub struct ServeConfig {
     pub arrivals: Arrivals,
     pub burst: Option<Burst>,
     pub requests: usize,
-    /// `None`: a tenth of the requests, and at least twice as many as the virtual clock says are in the system at a time.
+    /// `None`: a tenth of the requests, and at least twice as many as are in the system at a time on the virtual clock.
     pub warmup: Option<usize>,
     /// Measure the baseline without reuse, too.
     pub cold_twin: bool,

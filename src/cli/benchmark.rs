@@ -33,13 +33,16 @@ pub const FREE: [&str; 4] = ["resume", "format", "no_isolation", "hang_after"];
 /// A journal and what it held.
 pub type Resumable<J> = Option<(Journal, Vec<EntryOf<J>>)>;
 
+/// The result of a plan, and its journal.
+pub type Executed<J, T> = (Result<T, <J as Job>::Error>, Option<Journal>);
+
 /// Executes the plan of a job, on a worker in a process of its own where `isolation` holds its configuration. Leaves the journal.
 pub fn execute<H: Handler + 'static, T>(
     isolation: Option<(WorkerArgs, <H::Job as Job>::Config)>,
     handler: H,
     journal: Resumable<H::Job>,
     plan: impl FnOnce(&mut dyn Worker<H::Job>, &mut Progress) -> Result<T, <H::Job as Job>::Error>,
-) -> anyhow::Result<(Result<T, <H::Job as Job>::Error>, Option<Journal>)> {
+) -> anyhow::Result<Executed<H::Job, T>> {
     let interrupts = Interrupts::listen().context("cannot listen for Ctrl-C")?;
     let mut worker: Box<dyn Worker<H::Job>> = match isolation {
         Some((args, config)) => {
@@ -62,7 +65,7 @@ pub fn execute<H: Handler + 'static, T>(
     Ok(finished)
 }
 
-/// Reopens the journal of a benchmark that ended early, and says what was dropped from it.
+/// Reopens the journal of a benchmark that ended early, and prints what was dropped from it.
 pub fn reopen<P: JournaledPlan, J: Job>(
     folder: &Path,
 ) -> anyhow::Result<(Journal, Header<P>, Vec<EntryOf<J>>)> {

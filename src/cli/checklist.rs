@@ -31,14 +31,14 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
     Ok(if lists.iter().all(|list| list.valid) { Outcome::Complete } else { Outcome::SomeCellsFailed })
 }
 
-/// A file of our own if it says so, a foreign one otherwise.
+/// A file of our own if it has our schema, a foreign one otherwise.
 fn of_file(file: &Path) -> anyhow::Result<Vec<Checklist>> {
     match saved::read(file) {
         Ok(mut report) => {
             hbmark_report::analysis::judge::recompute(&mut report);
             Ok(vec![hbmark_report::analysis::of_report(&report)])
         }
-        // No schema version of ours, or no JSON at all: another program's, or nobody's.
+        // No schema version of ours, or no JSON at all: another program's.
         Err(ReportError::NotOurs { .. } | ReportError::Malformed { .. } | ReportError::Json(_)) => {
             Ok(import::read(file)?.iter().map(hbmark_report::analysis::of_foreign).collect())
         }

@@ -5,13 +5,13 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::{Args as ClapArgs, FromArgMatches};
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::benchmark::command_line;
+use super::progress::Progress;
 use super::run;
 use super::{Outcome, conclude, lock_folder, prepare_folder, print_result, save, say};
 use crate::run::compare::{
-    self, CompareError, Compared, ComparisonPlan, DEFAULT_ROUNDS, Launcher, Processes, Watcher,
+    self, CompareError, Compared, ComparisonPlan, DEFAULT_ROUNDS, Launcher, Processes,
 };
 use crate::run::config::RunConfig;
 use crate::weights::OpenModel;
@@ -174,7 +174,7 @@ fn saved_path(given: &str) -> Option<&Path> {
     (json || path.is_dir()).then_some(path)
 }
 
-/// Runs the rounds; the signal that ended them where too few are complete to say anything.
+/// Runs the rounds; the signal that ended them where too few are complete to judge.
 fn live(args: &Args, settings: Settings) -> anyhow::Result<Result<Ran, i32>> {
     let both =
         args.both.as_deref().map_or_else(|| Ok(BTreeMap::new()), |given| overrides("--both", given))?;
@@ -213,9 +213,9 @@ fn live(args: &Args, settings: Settings) -> anyhow::Result<Result<Ran, i32>> {
         aa: args.aa,
         settings,
     };
-    let mut bar = LaunchBar::new();
-    let compared = compare::live(&plan, &mut processes, &mut bar);
-    bar.0.finish_and_clear();
+    let mut progress = Progress::with_eta();
+    let compared = compare::live(&plan, &mut processes, &mut progress);
+    progress.finish();
     match compared {
         Ok(Compared { comparison, stopped }) => Ok(Ok(Ran { comparison, stopped, _claim: claim })),
         Err(error @ CompareError::Stopped { signal, .. }) => {
@@ -294,7 +294,7 @@ fn parse_run(arguments: &[String]) -> anyhow::Result<RunConfig> {
     run::Args::from_arg_matches(&matches).map_err(|error| anyhow::anyhow!(short(&error)))?.config()
 }
 
-/// The first line of what clap has to say: usage and hints are those of another command.
+/// The first line of clap's error: usage and hints are those of another command.
 fn short(error: &clap::Error) -> String {
     let text = error.to_string();
     text.lines().next().unwrap_or_default().trim_start_matches("error: ").to_owned()
@@ -355,28 +355,6 @@ fn file(whose: &str, path: &Path) -> anyhow::Result<BTreeMap<String, String>> {
         settings.insert(known_key(whose, key)?, text);
     }
     Ok(settings)
-}
-
-/// Launches on stderr: a bar on a terminal, nothing when piped.
-struct LaunchBar(ProgressBar);
-
-impl LaunchBar {
-    fn new() -> Self {
-        let bar = ProgressBar::with_draw_target(Some(1), ProgressDrawTarget::stderr());
-        let style =
-            ProgressStyle::with_template("{elapsed_precise} {bar:24} {pos:>3}/{len} {msg} ({eta} left)");
-        bar.set_style(style.expect("the template is a constant").progress_chars("━╸ "));
-        bar.enable_steady_tick(std::time::Duration::from_millis(250));
-        Self(bar)
-    }
-}
-
-impl Watcher for LaunchBar {
-    fn launch(&mut self, what: &str, done: usize, total: usize) {
-        self.0.set_length(total as u64);
-        self.0.set_position(done as u64);
-        self.0.set_message(hbmark_core::input::plain(what));
-    }
 }
 
 #[cfg(test)]

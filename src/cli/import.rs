@@ -32,7 +32,7 @@ pub struct Args {
     format: Format,
 }
 
-/// What a foreign file may not say; a flag goes before the file.
+/// What a foreign file may lack; a flag wins over the file.
 #[derive(Debug, Clone, ClapArgs)]
 pub struct OverrideArgs {
     /// The model that ran: a name (`hbmark models`), a folder with a config.json, a hub id or a GGUF file; no weights are read.

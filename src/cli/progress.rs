@@ -12,7 +12,8 @@ use hbmark_core::units::Bytes;
 #[derive(Debug)]
 pub struct Progress {
     bar: ProgressBar,
-    /// Whether the bar counts bytes of weights now, and not visits or requests.
+    /// The template of the bar, when it does not count bytes of weights.
+    counting: &'static str,
     loading: bool,
     stage: String,
     /// When the details behind the stage were formatted last.
@@ -20,6 +21,7 @@ pub struct Progress {
 }
 
 const COUNTING: &str = "{elapsed_precise} {bar:24} {pos:>4}/{len} {msg}";
+const LAUNCHES: &str = "{elapsed_precise} {bar:24} {pos:>4}/{len} {msg} ({eta} left)";
 const LOADING: &str = "{elapsed_precise} {bar:24} {decimal_bytes}/{decimal_total_bytes} {msg}";
 
 /// Details are formatted no more often than this: without a worker, the measured loop does it.
@@ -28,10 +30,19 @@ const REFRESH: Duration = Duration::from_millis(200);
 impl Progress {
     /// A bar on stderr, hidden unless that is a terminal.
     pub fn new() -> Self {
+        Self::of(COUNTING)
+    }
+
+    /// The same with the time that is left.
+    pub fn with_eta() -> Self {
+        Self::of(LAUNCHES)
+    }
+
+    fn of(counting: &'static str) -> Self {
         let bar = ProgressBar::with_draw_target(Some(1), ProgressDrawTarget::stderr());
-        bar.set_style(style(COUNTING));
+        bar.set_style(style(counting));
         bar.enable_steady_tick(Duration::from_millis(250));
-        Self { bar, loading: false, stage: String::new(), detailed: Instant::now() }
+        Self { bar, counting, loading: false, stage: String::new(), detailed: Instant::now() }
     }
 
     /// Clears the bar.
@@ -41,7 +52,7 @@ impl Progress {
 
     /// Lets the bar count from 0 again.
     fn count(&mut self, loading: bool, length: u64) {
-        self.bar.set_style(style(if loading { LOADING } else { COUNTING }));
+        self.bar.set_style(style(if loading { LOADING } else { self.counting }));
         self.bar.set_length(length);
         self.bar.set_position(0);
         self.loading = loading;

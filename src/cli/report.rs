@@ -49,7 +49,7 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
     }
     let mut report = saved::read(&args.file)?;
     hbmark_report::analysis::judge::recompute(&mut report);
-    // A person is told; what a program reads again stays what it was.
+    // For people only: formats that programs read stay as they were saved.
     if !matches!(args.format, Format::Json | Format::Csv) {
         report.warnings.push(UNSIGNED.to_owned());
     }

@@ -63,7 +63,7 @@ enum Mode {
     Cold(Box<cold::ColdArgs>),
 }
 
-/// What a command line asks to be served.
+/// A serving command line.
 struct Asked<'a> {
     serving: &'a ServingArgs,
     /// A path, where the workload is a file.

@@ -13,6 +13,7 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use crate::machine::clock::now_utc;
+use crate::worker::Observer;
 use hbmark_core::result::comparison::{
     Arm, COMPARISON_VERSION, CellComparison, ComparedCell, Comparison, ComparisonKind, Difference,
     EngineVariant, Floor, Method, Pair, Settings,
@@ -65,16 +66,10 @@ pub struct ComparisonPlan {
     pub settings: Settings,
 }
 
-/// Is told how a comparison goes on.
-pub trait Watcher {
-    /// Before each launch: how many are behind it, of how many.
-    fn launch(&mut self, what: &str, done: usize, total: usize);
-}
-
 /// Runs one side once.
 pub trait Runner {
     /// # Errors
-    /// When the side gave no result; the message says why.
+    /// When the side gave no result.
     fn run(&mut self, side: Side, launch: &str) -> Result<Report, CompareError>;
 }
 
@@ -85,7 +80,7 @@ pub struct Compared {
     pub stopped: Option<i32>,
 }
 
-/// Runs the rounds and judges them. Where somebody stops it, the rounds that are complete by then are judged.
+/// Runs the rounds and judges them. After a signal, the rounds that are complete by then are judged.
 ///
 /// # Errors
 /// When a side gives no result in its first launch, or results are not those of the plan. A launch that fails later is a lost round.
@@ -93,12 +88,12 @@ pub struct Compared {
 pub fn live(
     plan: &ComparisonPlan,
     runner: &mut dyn Runner,
-    watcher: &mut dyn Watcher,
+    observer: &mut dyn Observer,
 ) -> Result<Compared, CompareError> {
     let started_at = Some(now_utc());
     let mut rounds = Rounds {
         runner,
-        watcher,
+        observer,
         first: [None, None],
         random: ChaCha8Rng::seed_from_u64(plan.seed),
         lost: Vec::new(),
@@ -182,7 +177,7 @@ struct Taken {
 
 struct Rounds<'a> {
     runner: &'a mut dyn Runner,
-    watcher: &'a mut dyn Watcher,
+    observer: &'a mut dyn Observer,
     /// The first result of each side.
     first: [Option<Report>; 2],
     random: ChaCha8Rng,
@@ -208,7 +203,7 @@ impl Rounds<'_> {
                     Against::Other => format!("round {round}: {}", side.letter()),
                 };
                 match self.launch(plan, side, slot, &title, &mut times) {
-                    // What is begun of this round says nothing.
+                    // An incomplete round is not judged.
                     Err(CompareError::Interrupted { signal }) => {
                         self.stopped = Some(signal);
                         return Ok(taken);
@@ -233,7 +228,8 @@ impl Rounds<'_> {
         title: &str,
         times: &mut [Pair],
     ) -> Result<(), CompareError> {
-        self.watcher.launch(title, self.done, self.total);
+        self.observer.stage(title);
+        self.observer.progress(self.done, self.total, &mut String::new);
         let result = self.runner.run(side, title);
         self.done += 1;
         let known = &mut self.first[side as usize];

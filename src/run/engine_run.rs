@@ -52,7 +52,7 @@ impl EngineRun {
         plan::cells(&self.engine, self.dtype, &config.phases, &config.batches, &config.contexts)
     }
 
-    /// Enters its cells as lost, costed by what the model's files say.
+    /// Enters its cells as lost, costed by the headers of the model's files.
     pub fn lose(
         &self,
         config: &RunConfig,

@@ -137,7 +137,7 @@ impl LocalDevice {
         observer: &mut dyn Observer,
     ) -> Result<(LoadedEngine, Opened), OpenFailure> {
         let (config, model) = (&self.config, &*self.model);
-        // What no engine of the plan can do at all is an error of the plan, whatever else is wrong; beside one that can, cells say so.
+        // What no engine of the plan supports is an error of the plan; beside an engine that supports it, it is the status of a cell.
         let another_can = || {
             config.engines.iter().filter(|other| *other != engine).any(|other| {
                 let dtype = engine::default_dtype(other, model, config.device);

@@ -81,7 +81,7 @@ fn stock_backend(device: DeviceChoice) -> StockBackend {
 }
 
 /// The cost of a cell's step, with what the engine's code is known to move beside it. Only candle's was read,
-/// whichever way it is run; an engine that counts its own bytes says them after a step.
+/// whichever way it is run; an engine that counts its own bytes reports them after a step.
 #[must_use]
 pub fn cost(ledger: &Ledger, cell: &Cell, device: DeviceChoice) -> StepCost {
     let mut cost = ledger.step(shape(cell));

@@ -52,7 +52,7 @@ pub fn report(model: &OpenModel, question: &Question, command: &str) -> Result<R
         started_at: None,
         note: None,
         hypothesis: None,
-        // A prediction says nothing of the machine it was computed on.
+        // A prediction does not depend on the machine it was computed on.
         environment: Environment { build: environment::this_binary(), ..Environment::default() },
         config: std::collections::BTreeMap::new(),
         model: first.model.clone(),

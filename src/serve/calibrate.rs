@@ -17,7 +17,7 @@ use hbmark_traffic::workload::splitmix64;
 const REPEATS: usize = 5;
 /// Time after which no shape is begun.
 const BUDGET_NS: f64 = 15e9;
-/// The longest prompt and the largest batch that are timed; beyond, the last piece of the line goes on.
+/// The longest prompt and the largest batch that are timed; beyond, the last segment is extrapolated.
 const MAX_PROMPT: usize = 1024;
 const MAX_BATCH: usize = 64;
 /// Cached positions while decodes are timed, and the longer context that gives the slope.
@@ -26,7 +26,7 @@ const LONG_CONTEXT: usize = 512;
 /// Sequences of the step that gives the slope.
 const SLOPE_BATCH: usize = 4;
 
-/// Times the shapes. `between` is called before each, for whoever would take a long silence for a hang.
+/// Times the shapes. `between` is called before each, as a heartbeat.
 ///
 /// # Errors
 /// When the engine fails.

@@ -1,7 +1,7 @@
 //! A cold start: from launching a process to its first tokens, by phases.
 //!
-//! Enters: a model, and how to launch this program again. Leaves: one [`Launch`] per process. The child says when a phase is over by a
-//! line on its standard output; the parent holds the clock, which starts before the launch, so that the time of the loader and of the
+//! Enters: a model, and how to launch this program again. Leaves: one [`Launch`] per process. The child prints a line at the end of each phase;
+//! the parent holds the clock, which starts before the launch, so that the time of the loader and of the
 //! system is in it. Launches follow each other: the system's page cache is as the one before left it, and only the first may find it
 //! cold. Their unit is a process, so nothing is averaged within one.
 
@@ -69,7 +69,7 @@ pub enum ColdError {
     Pipe(#[source] std::io::Error),
 }
 
-/// The child: runs the phases and says on `out` when each is over. The model is opened by `open`, inside its phase.
+/// The child: runs the phases and prints to `out` when each is over. The model is opened by `open`, inside its phase.
 ///
 /// # Errors
 /// When a phase fails.
@@ -219,9 +219,9 @@ fn launch(index: usize, program: &Path, arguments: &[std::ffi::OsString]) -> Res
     })
 }
 
-/// Where the first token stands among the phases.
+/// The index of the first token among the phases.
 const FIRST_TOKEN: usize = 4;
-/// Bytes that a child may say; it has a line per phase, and one where it fails.
+/// Bytes that a child may print; it has a line per phase, and one where it fails.
 const MAX_CHILD_OUTPUT: u64 = 64 * 1024;
 
 /// Medians and extremes of launches, phase by phase.

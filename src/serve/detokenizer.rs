@@ -1,7 +1,7 @@
 //! Text in and out: the tokenizer inside the path of a request.
 //!
-//! Enters: token ids. Leaves: prompts as text to encode before a request is queued, and words as soon as they are whole. Only models
-//! that come with a tokenizer (or are given one) have it; without one these phases take no time, and the report says so.
+//! Enters: token ids. Leaves: prompts as text to encode before a request is queued, and text as soon as it is complete. A model
+//! without a tokenizer has none of it: these phases then take no time, and the report carries a warning.
 
 use std::collections::HashMap;
 
@@ -22,7 +22,7 @@ pub struct TextPipeline<'a> {
 #[derive(Debug, Default)]
 struct IncrementalDetokenizer {
     tokens: Vec<u32>,
-    /// Leading tokens whose text has been given out; kept because a word may look different after another.
+    /// Leading tokens whose text was emitted; kept because the text of a token depends on the ones before.
     given: usize,
 }
 

@@ -49,9 +49,9 @@ impl<'a> SessionExecutor<'a> {
         self.constraints.as_ref().map(|c| c.counts)
     }
 
-    /// Whether the logits of the last step are numbers. Read once, behind a run: greedy tokens come without them.
+    /// Whether the logits of the last step are numbers. Read once, after a run: greedy tokens come without them.
     pub fn last_logits_are_finite(&mut self) -> bool {
-        // An engine that keeps none any more, or fails now, says nothing about them.
+        // An engine that no longer has them, or fails now, is not judged.
         self.session.logits().map_or(true, |all| all.iter().flatten().all(|logit| logit.is_finite()))
     }
 

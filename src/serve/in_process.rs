@@ -149,7 +149,7 @@ impl LocalEngine {
         };
         let record = EngineRecord {
             started_at: None,
-            // A prediction says nothing of the machine it was computed on.
+            // A prediction does not depend on the machine it was computed on.
             environment: Environment { build: environment::this_binary(), ..Environment::default() },
             capabilities: None,
             has_tokenizer: false,

@@ -247,7 +247,7 @@ fn search(
     let start = if let Offered::Rate(rate) = config.offered {
         rate
     } else {
-        // Half of what the virtual clock says the engine can do.
+        // Half of the engine's capacity on the virtual clock.
         let spec = stage.spec("capacity", Offered::AtOnce, config.seed);
         capacity(stage, &spec)? / 2.0
     };

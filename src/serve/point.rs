@@ -47,7 +47,7 @@ pub enum ServingEngine {
         tokenizer: Option<Box<Tokenizer>>,
         model: Option<StepModel>,
         grammar: Option<Box<CompiledGrammar>>,
-        /// What the device suffered while a point was measured, after which it is not to be trusted.
+        /// A fault of the device while a point was measured, after which it is not to be trusted.
         fault: Option<String>,
     },
     /// A model of steps alone.
@@ -93,7 +93,7 @@ impl ServingEngine {
         }
     }
 
-    /// Measures a point; where the engine is real and its steps were timed, the virtual clock's answer stands beside it.
+    /// Measures a point; where the engine is real and its steps were timed, with the prediction of the virtual clock beside it.
     ///
     /// # Errors
     /// When the point cannot be run at all. Rejected requests and a failing engine are results.
@@ -117,7 +117,7 @@ impl ServingEngine {
                 if tokens > MAX_PREPARED {
                     return Err(PointError::TooMuch { tokens, limit: MAX_PREPARED });
                 }
-                // A prompt of tokens that the tokenizer does not have would be no text.
+                // Tokens outside the tokenizer's vocabulary have no text.
                 let known = tokenizer.as_ref().map_or(usize::MAX, |t| t.vocab_size().max(1));
                 let vocab = session.architecture().vocab_size.min(known);
                 let eos = session.architecture().eos_tokens.clone();
@@ -168,7 +168,7 @@ impl ServingEngine {
                 let counts = grammar.zip(executor.constraint_counts());
                 point.structured = counts.map(|(g, counts)| structured_cost(g, share, counts, &result));
                 point.result = Some(result);
-                // Where an output ends is the grammar's and the model's to say, so nothing is predicted of constrained ones.
+                // Grammar and model decide where an output ends, so constrained ones are not predicted.
                 let predictable = grammar.is_none() && !device_unusable;
                 if let Some(StepModel::Calibrated(before)) = model.as_mut().filter(|_| predictable) {
                     let after = calibrate(session.as_mut(), &spec.scheduler, &clock, &mut || {
@@ -180,7 +180,7 @@ impl ServingEngine {
                     let meanwhile = StepModel::Calibrated(meanwhile);
                     let predicted = simulate(&meanwhile, spec, &traffic, &mut |_| {})?;
                     let predicted = summarise(&predicted, &traffic, &spec.slo);
-                    // What the prediction looked like over time, and request by request, nobody compares.
+                    // Only aggregates are compared with a prediction.
                     point.predicted = Some(ServeResult { timeline: None, requests: None, ..predicted });
                     point.drift = before.drift(&after);
                     *before = after;

@@ -2,8 +2,8 @@
 //!
 //! Enters: a JSON schema, a regular expression or a Lark grammar, and a tokenizer. Leaves: a [`CompiledGrammar`] grammar, and from it
 //! [`Constraints`], which follow each constrained request: a mask over the vocabulary before a token is chosen, and the token after. The
-//! grammar's own end shows as a mask of nothing but the end-of-sequence token. It knows no scheduler and no clock: who calls it, times
-//! it. Compiling is done once per grammar, as servers do that keep compiled grammars; what a request begins with is a copy.
+//! end of the grammar is a mask of nothing but the end-of-sequence token. Callers time it. Compiling is done once per grammar, as servers
+//! do that keep compiled grammars; what a request begins with is a copy.
 //!
 //! The matching is llguidance's.
 
@@ -24,9 +24,9 @@ use crate::weights::tokenizer::Tokenizer;
 
 /// A schema or a grammar is a few pages of text.
 const MAX_FILE: u64 = 1 << 20;
-/// The longest token that is believed; vocabularies in use end at 256 bytes.
+/// The longest token that is accepted; vocabularies in use end at 256 bytes.
 const MAX_TOKEN_BYTES: usize = 4096;
-/// What tokenizers call the end of a sequence, where the model does not say.
+/// Usual names of the end-of-sequence token, for models without one.
 const END_OF_SEQUENCE: [&str; 5] = ["</s>", "<|endoftext|>", "<|end_of_text|>", "<|eot_id|>", "<|im_end|>"];
 
 /// What outputs are held to.
@@ -93,8 +93,8 @@ fn read(path: &Path) -> Result<String, StructuredError> {
 }
 
 impl Grammar {
-    /// Reads what it names. A schema's outputs are compact unless it says otherwise (`x-guidance`): between free whitespace and an end, a
-    /// model that knows nothing chooses whitespace for ever.
+    /// Reads what it names. A schema's outputs are compact unless it asks otherwise (`x-guidance`): an untrained model would choose free
+    /// whitespace for ever.
     fn load(&self) -> Result<TopLevelGrammar, StructuredError> {
         Ok(match self {
             Self::Regex(regex) => TopLevelGrammar::from_regex(regex),
@@ -226,7 +226,7 @@ impl GrammarCompiler {
         let parser =
             self.factory.create_parser(grammar.load()?).map_err(|error| failed(error.to_string()))?;
         let mut template = Matcher::new(Ok(parser));
-        // The first mask is part of compiling: it says whether the grammar allows anything at all.
+        // The first mask is part of compiling: it shows whether the grammar allows anything at all.
         template.compute_mask().map_err(|error| failed(error.to_string()))?;
         Ok(CompiledGrammar { grammar: grammar.clone(), template, ends: vec![self.end] })
     }
@@ -284,7 +284,7 @@ impl std::fmt::Debug for Constraints<'_> {
 }
 
 impl<'a> Constraints<'a> {
-    /// Holds those requests to a grammar for which `constrained` says so.
+    /// Constrains the requests for which `constrained` is true.
     #[must_use]
     pub fn new(compiled: &'a CompiledGrammar, constrained: Vec<bool>) -> Self {
         Self {
@@ -305,7 +305,7 @@ impl<'a> Constraints<'a> {
     /// Finds the tokens that may come next for a request.
     ///
     /// # Errors
-    /// What the matcher says.
+    /// The matcher's response.
     pub fn compute_mask(&mut self, request: usize) -> Result<(), String> {
         let counts = &mut self.counts;
         let state = self.states.entry(request).or_insert_with(|| {

@@ -1,4 +1,4 @@
-//! What is known is not measured again, and what is lost ends in words. On the virtual clock, whose times are exact.
+//! Known points are not measured again, and lost ones are named. On the virtual clock, whose times are exact.
 
 mod serving_loop;
 
@@ -275,7 +275,7 @@ fn what_a_full_queue_turned_away_was_not_completed() {
     assert!(shed > 200, "{:?}", result.rejected);
     assert_eq!((result.validity, gate.passed), (Validity::Saturated, Some(false)), "{}", gate.detail);
     assert!(gate.detail.contains(&format!("{shed} found the queue full")), "{}", gate.detail);
-    // Nobody waits here, and nobody is served.
+    // No request waits here, and none is served.
     let result = crowded(0);
     assert_eq!((result.served, result.validity), (0, Validity::Saturated));
     let said = format!("{} {} {:?}", result.mean_running, result.mean_waiting, result.gates);

@@ -76,7 +76,9 @@ pub fn work<H: Handler>(
             return Err(WorkerExit::NotAWorker);
         };
         if let Some(fault) = &fault {
-            H::Job::fault_places(&request).iter().for_each(|place| fault.trigger_at(place));
+            for place in H::Job::fault_places(&request) {
+                fault.trigger_at(place);
+            }
             site.enter(&H::Job::fault_site(&request));
         }
         (observer.shown, observer.predicted) = (None, None);

@@ -2,7 +2,7 @@
 //!
 //! Enters: the environment variable [`VARIABLE`], read by workers only, as `KIND@WHERE[:STEPS[:WORKERS]]`. KIND is `abort`, `kill`, `exit=N`,
 //! `hang`, `device` or `oom`; WHERE the name of a cell or a point, `begin` or `load`; STEPS how many of its steps go well before (0);
-//! WORKERS how many of the first workers suffer it (all). Leaves: the fault, and a warning in the result that it was planted.
+//! WORKERS in how many of the first workers it strikes (all). Leaves: the fault, and a warning in the result that it was planted.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -38,7 +38,7 @@ pub struct InjectedFault {
 }
 
 impl InjectedFault {
-    /// The fault that the environment asks for; `Err` holds a text that is none.
+    /// The fault that the environment names; `Err` where that cannot be parsed.
     pub fn from_environment() -> Result<Option<Self>, String> {
         match std::env::var(VARIABLE) {
             Ok(text) if !text.is_empty() => {
@@ -69,12 +69,12 @@ impl InjectedFault {
         parts.next().is_none().then(|| Self { text: text.to_owned(), kind, place, steps, workers })
     }
 
-    /// The fault, where the worker after so many others suffers it.
+    /// The fault, if it strikes in the worker after so many others.
     pub fn for_worker(self, before: usize) -> Option<Self> {
         (before < self.workers).then_some(self)
     }
 
-    /// What a result says of it.
+    /// The warning in a result.
     pub fn warning(&self) -> String {
         format!("a fault was planted into the workers of this run: {VARIABLE}={}", self.text)
     }
@@ -130,7 +130,7 @@ impl FaultSite {
 /// Wraps a session when it is opened.
 pub type SessionWrapper = Box<dyn Fn(Box<dyn Session>) -> Box<dyn Session>>;
 
-/// A session that suffers a planted fault.
+/// A session with a planted fault.
 pub struct FaultInjectingSession {
     pub session: Box<dyn Session>,
     pub fault: InjectedFault,

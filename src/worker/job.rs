@@ -75,7 +75,7 @@ pub trait Job: Sized + 'static {
     fn kind(request: &Self::Request) -> RequestKind;
     /// The request as part of a sentence: "measuring decode/stock/f32/b1/c8".
     fn description(request: &Self::Request) -> String;
-    /// The request as it is told apart from others.
+    /// The request with all that distinguishes it from others.
     fn identity(request: &Self::Request) -> String {
         Self::description(request)
     }

@@ -1,10 +1,9 @@
-//! What was measured, written down as it is measured, for another process to go on with.
+//! Measurements, written to disk as they are made, for another process to resume from.
 //!
-//! Enters: a [`Header`] (program, command, and what a [`JournaledPlan`] says) and then every entry as it becomes known. Leaves: a file of lines, each
-//! `HASH JSON`, where HASH is the sha256 over the hash of the line before and the JSON: no byte can change, and no line go missing from
-//! the middle, unnoticed. A line is synced before anything goes on. What a killed process leaves is therefore a prefix: whole lines, and
-//! at most the beginning of one more, which is dropped with a notice. The hashes are no signature: who wants to forge a journal can. What
-//! the entries mean is not known here: a run keeps visits of cells, a serve openings and points.
+//! Enters: a [`Header`] (program, command, and a [`JournaledPlan`]) and then every entry when it is known. Leaves: a file of lines, each
+//! `HASH JSON`, where HASH is the sha256 over the hash of the line before and the JSON: a changed byte or a line missing from the middle
+//! is detected. A line is synced before the next request. What a killed process leaves is therefore a prefix: whole lines, and at most
+//! the beginning of one more, which is dropped with a notice. The hashes are no signature: a journal can be forged.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -33,7 +32,7 @@ const BEGIN: &[u8] = b"hbmark journal";
 /// Hexadecimal digits of a line's hash.
 const HASH_DIGITS: usize = 64;
 
-/// Why a journal cannot be written or gone on with.
+/// Why a journal cannot be written or resumed.
 #[derive(Debug, thiserror::Error)]
 pub enum JournalError {
     #[error("cannot open {path}: {source}")]
@@ -87,9 +86,9 @@ fn folder_of(path: &Path) -> std::path::Display<'_> {
     path.parent().unwrap_or(path).display()
 }
 
-/// What is to be done, as far as it must be the same for a process to go on with it.
+/// The plan of a benchmark, as far as it must be the same to resume it.
 pub trait JournaledPlan: Serialize + DeserializeOwned {
-    /// The subcommand that does it.
+    /// The subcommand that executes it.
     const SUBCOMMAND: &'static str;
 }
 
@@ -166,7 +165,7 @@ pub fn same(folder: &Path, what: &str, was: &str, is: &str) -> Result<(), Journa
     Err(JournalError::Mismatch { folder, what, was: was.to_owned(), is: is.to_owned() })
 }
 
-/// A journal that is being written, and whose folder nobody else writes into.
+/// A journal that is being written, with a lock on its folder.
 #[derive(Debug)]
 pub struct Journal {
     folder: PathBuf,
@@ -202,7 +201,7 @@ impl Journal {
         Ok(journal)
     }
 
-    /// An empty journal in a folder in which no run waits to be gone on with.
+    /// An empty journal in a folder without an unfinished run.
     fn create_empty(folder: &Path, subcommand: &'static str) -> Result<Self, JournalError> {
         let mut journal = Self::lock(folder, subcommand, true)?;
         let bytes = journal.bytes()?;
@@ -263,7 +262,7 @@ impl Journal {
         &self.folder
     }
 
-    /// Writes an entry down; `measured` says that it took time to measure and is worth going on from.
+    /// Writes an entry; `measured`: it took time to measure and is worth resuming from.
     ///
     /// # Errors
     /// When the file cannot be written.
@@ -273,7 +272,7 @@ impl Journal {
         Ok(())
     }
 
-    /// Opens the journal's file and makes sure that nobody else has it.
+    /// Opens and locks the journal's file.
     fn lock(folder: &Path, subcommand: &'static str, create: bool) -> Result<Self, JournalError> {
         let path = folder.join(FILE);
         let opened = |source: std::io::Error| JournalError::Open { path: path.clone(), source };
@@ -365,7 +364,7 @@ impl Journal {
     }
 }
 
-/// A folder that nobody else writes into, for what is soon done again and keeps no journal. It is free again when this is dropped.
+/// A lock on a folder for results that are quickly made again and need no journal. It is released when this is dropped.
 #[derive(Debug)]
 pub struct FolderLock(Journal);
 
@@ -381,7 +380,7 @@ impl FolderLock {
 
 impl Drop for FolderLock {
     fn drop(&mut self) {
-        // Left behind it is an empty journal, and in nobody's way.
+        // Left behind it is an empty journal, and does no harm.
         let _ = std::fs::remove_file(&self.0.path);
     }
 }
@@ -399,7 +398,7 @@ struct EntryLine<E> {
     entry: E,
 }
 
-/// A whole line: what it says, its hash, and where it ends.
+/// A whole line: its JSON, its hash, and where it ends.
 pub(crate) struct Line<'a> {
     pub json: &'a [u8],
     hash: String,
@@ -416,7 +415,7 @@ impl Line<'_> {
         parse::<MeasuredOnly>(self.json).is_ok_and(|line| line.measured)
     }
 
-    /// Of a header: which subcommand goes on with what follows.
+    /// Of a header: which subcommand wrote it.
     fn subcommand(&self) -> Option<String> {
         #[derive(Deserialize)]
         struct SubcommandOnly {
@@ -438,7 +437,7 @@ fn has_journal_prefix(bytes: &[u8]) -> bool {
     hash.iter().all(u8::is_ascii_hexdigit) && b" {".starts_with(&rest[..rest.len().min(2)])
 }
 
-/// What a line says, in memory that its length allows: the shortest number that an entry keeps many of takes four bytes and more.
+/// Parses a line, in memory bounded by its length: the shortest number that an entry keeps many of takes four bytes and more.
 pub(crate) fn parse<T: DeserializeOwned>(json: &[u8]) -> Result<T, serde_json::Error> {
     const BUDGET: usize = 16 << 20;
     let text = std::str::from_utf8(json).map_err(serde::de::Error::custom)?;

@@ -1,7 +1,7 @@
 //! What goes over the pipes between a supervisor and its worker.
 //!
 //! Enters: typed messages. Leaves: lines of JSON, one a message, of bounded length. Both ends are the same program; the first
-//! message of each says which, so that a program that was rebuilt meanwhile is noticed.
+//! message of each says which, so that a program that was rebuilt meanwhile is detected.
 
 use std::io::{BufRead, Read, Write};
 

@@ -1,4 +1,4 @@
-//! Progress of a job, for whoever shows it or passes it on.
+//! Progress of a job, to be shown or sent on.
 
 use hbmark_core::units::Bytes;
 

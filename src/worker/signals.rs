@@ -1,6 +1,6 @@
-//! Ctrl-C and its relatives: the first asks to stop, the second ends at once.
+//! SIGINT and SIGTERM: the first asks to stop, the second ends at once.
 //!
-//! Enters: SIGINT and SIGTERM. Leaves: the signal, to whoever asks or has asked to be told. It knows no run.
+//! Enters: signals. Leaves: the first signal, polled or by a callback.
 
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,11 +10,11 @@ use signal_hook::iterator::Signals;
 
 type Callback = Box<dyn Fn(i32) + Send>;
 
-/// The user's wish to stop.
+/// The signals of this process.
 #[derive(Clone, Default)]
 pub struct Interrupts {
     signal: Arc<AtomicI32>,
-    tell: Arc<Mutex<Option<Callback>>>,
+    callback: Arc<Mutex<Option<Callback>>>,
 }
 
 impl std::fmt::Debug for Interrupts {
@@ -24,19 +24,19 @@ impl std::fmt::Debug for Interrupts {
 }
 
 impl Interrupts {
-    /// Listens from now on, for the rest of the process. A write beyond a file size limit becomes an error of that write, too.
+    /// Handles signals from now on, for the rest of the process. A write beyond a file size limit becomes an error of that write, too.
     ///
     /// # Errors
     /// When the system refuses a handler.
     pub fn listen() -> std::io::Result<Self> {
-        // With any handler installed, the write itself fails and says so.
+        // With any handler installed, the write itself returns the error.
         signal_hook::flag::register(libc::SIGXFSZ, Arc::new(AtomicBool::new(false)))?;
         let mut signals = Signals::new([SIGINT, SIGTERM])?;
         let interrupts = Self::default();
-        let heard = interrupts.clone();
+        let on_signal = interrupts.clone();
         std::thread::Builder::new().name("signals".into()).spawn(move || {
             for signal in signals.forever() {
-                heard.on_signal(signal);
+                on_signal.on_signal(signal);
             }
         })?;
         Ok(interrupts)
@@ -45,11 +45,11 @@ impl Interrupts {
     fn on_signal(&self, signal: i32) {
         if self.signal.swap(signal, Ordering::SeqCst) != 0 {
             crate::machine::atomic_file::remove_unfinished();
-            // Without destructors: whatever made the first wish take long must not hold up the second.
+            // Without destructors: what delayed the first signal must not delay the second.
             signal_hook::low_level::exit(128 + signal);
         }
-        if let Some(tell) = self.tell.lock().unwrap_or_else(PoisonError::into_inner).as_ref() {
-            tell(signal);
+        if let Some(callback) = self.callback.lock().unwrap_or_else(PoisonError::into_inner).as_ref() {
+            callback(signal);
         }
     }
 
@@ -59,8 +59,8 @@ impl Interrupts {
         Some(self.signal.load(Ordering::SeqCst)).filter(|signal| *signal != 0)
     }
 
-    /// Calls `tell` when the first signal comes.
-    pub(crate) fn on_first(&self, tell: impl Fn(i32) + Send + 'static) {
-        *self.tell.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(tell));
+    /// Calls back when the first signal comes.
+    pub(crate) fn on_first(&self, callback: impl Fn(i32) + Send + 'static) {
+        *self.callback.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(callback));
     }
 }

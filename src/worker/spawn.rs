@@ -1,7 +1,7 @@
 //! Child processes of this very program, one at a time.
 //!
 //! Enters: how to start one, and messages for it. Leaves: its messages, or how it ended. What the messages mean and when a silence is too
-//! long is for the supervisor to say.
+//! long is decided by the supervisor.
 
 use std::io::BufReader;
 use std::path::PathBuf;
@@ -30,7 +30,7 @@ impl WorkerCommand {
     /// A worker of this very program.
     ///
     /// # Errors
-    /// When the system does not say where the program is.
+    /// When the path of the program cannot be found.
     pub fn this_program(timeout: Duration) -> Result<Self, WorkerError> {
         let program = std::env::current_exe().map_err(WorkerError::UnknownExecutable)?;
         Ok(Self { program, timeout })

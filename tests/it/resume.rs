@@ -1,4 +1,4 @@
-//! Runs that end early and go on; and folders that cannot be written, or are written by somebody else.
+//! Runs that end early and are resumed; and folders that cannot be written, or are written by another process.
 
 use std::path::Path;
 use std::process::{Command, Output};

@@ -187,7 +187,7 @@ fn hanging(more: &[&str]) -> (std::process::Child, u32, BufReader<std::process::
 
 #[test]
 fn no_worker_outlives_its_supervisor_and_nothing_is_left_where_nothing_was_measured() {
-    // Not SIGINT, which whoever runs tests in the background may have it ignore.
+    // Not SIGINT, which is ignored where tests run in the background.
     for (name, code) in [("KILL", None), ("TERM", Some(143))] {
         let folder = tempfile::tempdir().unwrap();
         let (child, worker, mut said) = hanging(&["--out", folder.path().to_str().unwrap()]);

@@ -1,4 +1,4 @@
-//! What `hbmark serve` does with its arguments: starts, goes on, prints and saves.
+//! What `hbmark serve` does with its arguments: starts, resumes, prints and saves.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;

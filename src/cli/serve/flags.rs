@@ -241,7 +241,7 @@ impl ServingArgs {
         self.engine.open()
     }
 
-    /// A benchmark of chat or recorded traffic; `requests` where another flag says how many.
+    /// A benchmark of chat or recorded traffic; `requests` where another flag sets their number.
     pub fn config(&self, mode: Mode, requests: Option<usize>) -> anyhow::Result<ServeConfig> {
         let requests = requests.or(self.requests).unwrap_or(DEFAULT_REQUESTS);
         let (source, offered) = match &self.trace {

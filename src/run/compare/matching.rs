@@ -4,7 +4,7 @@ use super::{CompareError, ComparedCell, EngineVariant};
 use hbmark_core::result::{CellResult, Phase, Report, Status, accepted, judged_times};
 use hbmark_core::stats;
 
-/// One step of a grid, whoever runs it.
+/// One step of a grid, of any engine.
 pub type GridStep = (Phase, usize, usize);
 
 /// The engines and dtypes of a result, in the order of its cells.
@@ -87,8 +87,8 @@ pub(super) fn steps_of(report: &Report) -> Vec<GridStep> {
 
 /// The median over a cell's accepted steps of the time its phase is judged by, or why there is none.
 ///
-/// An interval that missed its target or a warm-up without end does not matter here: how well one process knows its own time is part
-/// of the spread between rounds.
+/// An interval that missed its target or a warm-up without end does not matter here: how precise one process is is part of the spread
+/// between rounds.
 pub(super) fn typical(cell: &CellResult) -> Result<f64, String> {
     let usable =
         matches!(cell.status, Status::Ok | Status::NotConverged | Status::NoSteadyState | Status::Disturbed);

@@ -30,16 +30,16 @@ pub struct Processes {
     running: Running,
 }
 
-/// The process of this moment, until somebody has waited for it.
+/// The running process, until it was waited for.
 type Running = Arc<Mutex<Option<Child>>>;
 
 impl Processes {
-    /// Processes of which the last is told to end when somebody wishes to stop.
+    /// Processes of which the running one is terminated by a signal to this one.
     #[must_use]
     pub fn new(launcher: Launcher, interrupts: Interrupts) -> Self {
         let running = Running::default();
-        let told = Arc::clone(&running);
-        interrupts.on_first(move |_| tell(&told));
+        let child = Arc::clone(&running);
+        interrupts.on_first(move |_| terminate(&child));
         Self { launcher, launched: 0, interrupts, running }
     }
 
@@ -47,22 +47,22 @@ impl Processes {
         self.interrupts.signal().map(|signal| CompareError::Interrupted { signal })
     }
 
-    /// Starts a process and waits for it: how it ended, and what it said.
+    /// Starts a process and waits for it: how it ended, and its stderr.
     fn wait_for(&self, command: &mut Command) -> std::io::Result<(ExitStatus, Vec<u8>)> {
         let mut child = command.spawn()?;
         let stderr = child.stderr.take();
         *lock(&self.running) = Some(child);
-        // One that came before there was anybody to tell.
+        // A signal that came before there was a child.
         if self.interrupts.signal().is_some() {
-            tell(&self.running);
+            terminate(&self.running);
         }
-        let mut said = Vec::new();
-        let read = stderr.map_or(Ok(0), |mut stderr| stderr.read_to_end(&mut said));
-        // From here on nobody can be told: another process may soon have its number.
+        let mut messages = Vec::new();
+        let read = stderr.map_or(Ok(0), |mut stderr| stderr.read_to_end(&mut messages));
+        // No signal from here on: another process may soon have its number.
         let child = lock(&self.running).take();
         let status = child.map_or_else(|| Err(std::io::ErrorKind::NotFound.into()), |mut child| child.wait());
         read?;
-        Ok((status?, said))
+        Ok((status?, messages))
     }
 }
 
@@ -70,8 +70,8 @@ fn lock(running: &Mutex<Option<Child>>) -> std::sync::MutexGuard<'_, Option<Chil
     running.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Asks the process of this moment to end.
-fn tell(running: &Mutex<Option<Child>>) {
+/// Terminates the running process.
+fn terminate(running: &Mutex<Option<Child>>) {
     if let Some(child) = lock(running).as_ref() {
         let _ = rustix::process::kill_process(
             rustix::process::Pid::from_child(child),
@@ -102,21 +102,21 @@ impl Runner for Processes {
             .stderr(Stdio::piped())
             // Ctrl-C at a terminal is for this process alone.
             .process_group(0);
-        let (status, said) = self
+        let (status, messages) = self
             .wait_for(&mut command)
             .map_err(|source| CompareError::Start { program: self.launcher.program.clone(), source })?;
-        // 1 says that some cells failed; the result is there and says which.
+        // 1: some cells failed, and the result names them.
         if !matches!(status.code(), Some(0 | 1)) {
             if let Some(stopped) = self.stopped() {
-                // Half a launch, and nothing that anybody could go on with.
+                // Half a launch, which is not resumed.
                 let _ = std::fs::remove_dir_all(&folder);
                 return Err(stopped);
             }
             return Err(CompareError::Launch {
                 side: side.letter(),
                 launch: launch.to_owned(),
-                ended: exit_description(status),
-                message: last_line(&said),
+                ended: status.to_string(),
+                message: last_line(&messages),
             });
         }
         read(&folder)
@@ -128,8 +128,7 @@ fn name(launched: usize, side: Side) -> String {
     format!("{launched:03}-{}", side.letter().to_ascii_lowercase())
 }
 
-/// Removes what the launches of an earlier comparison left in a folder, and nothing else: one that was killed left runs there that
-/// nobody goes on with.
+/// Removes what the launches of an earlier comparison left in a folder, and nothing else: a comparison is not resumed.
 ///
 /// # Errors
 /// When the folder cannot be read or written.
@@ -149,10 +148,6 @@ pub fn clear(folder: &Path) -> std::io::Result<()> {
 
 fn read(folder: &Path) -> Result<Report, CompareError> {
     Ok(saved::read(&folder.join("result.json"))?)
-}
-
-fn exit_description(status: ExitStatus) -> String {
-    status.to_string()
 }
 
 fn last_line(stderr: &[u8]) -> String {

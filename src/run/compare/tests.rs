@@ -1,6 +1,7 @@
 //! The rounds, over results made by hand.
 
 use super::*;
+use crate::worker::NoopObserver;
 use hbmark_core::model::{Dtype, test_shapes};
 use hbmark_core::result::comparison::ComparisonVerdict;
 use hbmark_core::result::{Block, Cause, CellResult, Phase, Status};
@@ -94,16 +95,20 @@ impl Runner for Machine {
     }
 }
 
-struct Quiet(Vec<String>);
+#[derive(Default)]
+struct Launches(String, Vec<String>);
 
-impl Watcher for Quiet {
-    fn launch(&mut self, what: &str, done: usize, total: usize) {
-        self.0.push(format!("{done}/{total} {what}"));
+impl Observer for Launches {
+    fn stage(&mut self, what: &str) {
+        what.clone_into(&mut self.0);
+    }
+    fn progress(&mut self, done: usize, total: usize, _message: &mut dyn FnMut() -> String) {
+        self.1.push(format!("{done}/{total} {}", self.0));
     }
 }
 
 fn compare(plan: &ComparisonPlan, machine: &mut Machine) -> Result<Comparison, CompareError> {
-    live(plan, machine, &mut Quiet(Vec::new())).map(|compared| compared.comparison)
+    live(plan, machine, &mut NoopObserver).map(|compared| compared.comparison)
 }
 
 #[test]
@@ -144,11 +149,11 @@ fn the_same_thing_twice_is_equivalent_and_never_different() {
 #[test]
 fn a_against_itself_comes_first_and_its_floor_silences_smaller_effects() {
     let mut restless = Machine { luck: 0.12, ..Machine::new(1.0) };
-    let mut quiet = Quiet(Vec::new());
-    let found = live(&plan(true), &mut restless, &mut quiet).unwrap().comparison;
+    let mut launches = Launches::default();
+    let found = live(&plan(true), &mut restless, &mut launches).unwrap().comparison;
     assert_eq!(restless.launches.len(), 4 * ROUNDS);
     assert!(restless.launches[..2 * ROUNDS].iter().all(|side| *side == Side::A));
-    assert!(quiet.0[0].starts_with("0/48 A against A, round 1"), "{}", quiet.0[0]);
+    assert!(launches.1[0].starts_with("0/48 A against A, round 1"), "{}", launches.1[0]);
     let floor = found.floor.as_ref().unwrap();
     assert_eq!(floor.cells.len(), 2);
     let edge = found.cells[0].effect.floor.unwrap();
@@ -266,7 +271,7 @@ fn what_was_stopped_is_judged_by_its_complete_rounds_and_says_so() {
     for launch in [11, 12] {
         let mut machine = Machine { stopped_at: Some(launch), ..Machine::new(0.95) };
         let Compared { comparison: found, stopped } =
-            live(&plan(false), &mut machine, &mut Quiet(Vec::new())).unwrap();
+            live(&plan(false), &mut machine, &mut NoopObserver).unwrap();
         assert_eq!((stopped, found.rounds, found.order.len()), (Some(2), Some(5), 5));
         assert!(found.cells.iter().all(|cell| cell.pairs.len() == 5 && cell.effect.rounds == 5));
         let said = found.remarks.iter().any(|remark| remark.contains("signal 2 after 5 of 12 rounds"));
@@ -279,7 +284,7 @@ fn what_was_stopped_is_judged_by_its_complete_rounds_and_says_so() {
 fn what_was_stopped_before_two_rounds_says_how_far_it_came() {
     for (aa, launch, rounds) in [(false, 1, 0), (false, 4, 1), (true, 20, 0), (true, 24 + 4, 1)] {
         let mut machine = Machine { stopped_at: Some(launch), ..Machine::new(0.95) };
-        let error = live(&plan(aa), &mut machine, &mut Quiet(Vec::new())).unwrap_err();
+        let error = live(&plan(aa), &mut machine, &mut NoopObserver).unwrap_err();
         let wanted = CompareError::Stopped { signal: 2, rounds, wanted: ROUNDS, least: 2 };
         assert_eq!(error.to_string(), wanted.to_string());
         assert_eq!(machine.launches.len(), launch);

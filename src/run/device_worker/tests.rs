@@ -56,10 +56,10 @@ fn environment() -> Environment {
     hbmark_report::samples::report().environment
 }
 
-/// Told the number of a measuring order and the order: how its worker is lost, or by which signal the run is stopped.
+/// Of a request and its number among those that measure: how its worker is lost, or by which signal the run is stopped.
 type Lose = Box<dyn FnMut(usize, &DeviceRequest) -> Option<Result<String, i32>>>;
 
-/// A rig whose sessions a test makes; it can be told to lose some requests, and comes back fresh from that.
+/// A worker over sessions of a test; it can lose some requests, and is then restarted.
 pub(crate) struct Scripted {
     config: RunConfig,
     make: Box<dyn Fn() -> ScriptedSession>,

@@ -1,4 +1,4 @@
-//! A journal tells the truth or says that it does not. Runs are those of the scripted rig, whose times are exact.
+//! A journal is complete, or its damage is detected. Runs are those of the scripted worker, whose times are exact.
 
 use super::*;
 use crate::run::config::RunConfig;

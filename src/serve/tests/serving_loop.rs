@@ -1,4 +1,4 @@
-//! Queues whose answers are known, on a scripted engine: the loop and its arithmetic against theory.
+//! Queues with known solutions, on a scripted engine: the loop and its arithmetic against theory.
 
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
@@ -265,7 +265,7 @@ fn a_short_overload_of_a_full_batch_is_called_saturated() {
         });
         let traffic = Traffic { measured: 200..500, ..traffic(&plan, LoadMode::Open) };
         let seen = summarise(&run, &traffic, &Slo::default());
-        // Where it is not called, the report says that nobody can tell.
+        // Where it is not called, the report calls it unknown.
         let undecided = seen.gates.iter().any(|g| g.name == GateName::KeepsUp && g.passed.is_none());
         assert!(undecided || seen.validity == Validity::Saturated, "{:?}", seen.gates);
         called += usize::from(seen.validity == Validity::Saturated);
