@@ -1,4 +1,4 @@
-//! The waist by itself: open an engine, prefill a prompt, decode greedily, and time a step.
+//! The engine interface by itself: open an engine, prefill a prompt, decode greedily, and time a step.
 //!
 //! `cargo run --release --example step`
 

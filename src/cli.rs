@@ -61,7 +61,7 @@ enum Command {
     Compare(compare::Args),
     /// How many instances a rate needs, what they cost and what breaks first, from a sweep of `serve`: the arithmetic line by line.
     Capacity(capacity::Args),
-    /// A short decision record of a saved result: what was asked, accepted and rejected, and how a stranger runs it again.
+    /// A short decision record of a saved result: what was asked, accepted and rejected, and how to reproduce it.
     Record(record::Args),
     /// Compute the roofline alone: any model on any GPU of the table, no device needed.
     Predict(predict::Args),

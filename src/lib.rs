@@ -7,7 +7,7 @@
 //! |---|---|
 //! | [`machine`] | the machine: NVML, telemetry, environment, doctor, memory, files |
 //! | [`weights`] | weights from files or a seed, tokenizers, adapters |
-//! | [`engine`] | the waist: `Session`, `StepBatch`; candle's own path, our kernels, a scripted device |
+//! | [`engine`] | the engine interface: `Session`, `StepBatch`; candle's own path, our kernels, a scripted device |
 //! | [`worker`] | child processes, their messages, supervision, journal |
 //! | [`measure`] | the measurement protocol, ceilings, the quality gate |
 //! | [`serve`] | a session under traffic: points, sweeps, searches |

@@ -102,7 +102,10 @@ fn one_row(args: &Args, cell: &CellName, given: &UserOverrides<'_>) -> anyhow::R
             bail!("{file} has no row with `{}`", args.row.as_deref().unwrap_or_default())
         }
         0 => {
-            bail!("no row of {file} can stand on the ladder: {}", refused[..refused.len().min(3)].join("; "))
+            bail!(
+                "no row of {file} can be compared on the ladder: {}",
+                refused[..refused.len().min(3)].join("; ")
+            )
         }
         _ => {
             let names: Vec<&str> = placed.iter().map(|(label, _)| label.as_str()).take(12).collect();

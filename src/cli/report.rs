@@ -22,7 +22,7 @@ pub struct Args {
     /// What to print on stdout.
     #[arg(long, value_enum, default_value = "table")]
     format: Format,
-    /// A result of another program, to stand on the roofline of the page (--format html).
+    /// A result of another program, drawn on the roofline of the page (--format html).
     #[arg(long, value_name = "FILE", help_heading = "Other programs")]
     external: Vec<PathBuf>,
     /// The external results ran the same model on the same device: you say so.
@@ -40,10 +40,10 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
     let page_asked = args.format == Format::Html;
     ensure!(
         args.external.is_empty() || page_asked,
-        "--external stands on the roofline of the page: add --format html (`hbmark import` prints its rows)"
+        "--external is drawn on the roofline of the page: add --format html (`hbmark import` prints its rows)"
     );
     if let Some(report) = hbmark_core::result::serving::read(&args.file)? {
-        ensure!(args.external.is_empty(), "a serving result has no roofline for --external to stand on");
+        ensure!(args.external.is_empty(), "a serving result has no roofline to draw --external on");
         print_result(&report, args.format)?;
         return Ok(Outcome::Complete);
     }
@@ -61,7 +61,7 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
     Ok(Outcome::Complete)
 }
 
-/// The rows that can stand on the roofline of the report.
+/// The rows that can be drawn on the roofline of the report.
 fn externals(args: &Args, report: &Report) -> anyhow::Result<Vec<External>> {
     let opened = args.said.model()?;
     let mut given = args.said.given(opened.as_ref())?;
@@ -102,7 +102,7 @@ fn externals(args: &Args, report: &Report) -> anyhow::Result<Vec<External>> {
         }
         if placed == 0 {
             bail!(
-                "no row of {} can stand on the roofline: {}",
+                "no row of {} can be drawn on the roofline: {}",
                 file.display(),
                 refused[..refused.len().min(3)].join("; ")
             );

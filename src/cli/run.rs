@@ -46,7 +46,7 @@ pub struct Args {
     /// Decode: positions in the KV cache. Prefill: prompt tokens [default: 128 on a CPU, 512,4096 on a GPU].
     #[arg(long, env = "HBMARK_CONTEXT")]
     context: Option<String>,
-    /// A shortened protocol; the report says so.
+    /// A shortened protocol, marked in the report.
     #[arg(long, conflicts_with = "smoke")]
     quick: bool,
     /// Run every cell exactly once; times mean nothing.

@@ -5,7 +5,7 @@
 //!
 //! CUDA and NVML number GPUs differently: CUDA_VISIBLE_DEVICES hides and reorders, and CUDA by default puts the fastest first. A GPU is
 //! therefore matched by CUDA's identity of it ([`CudaIdentity`]), and by its number only where CUDA gives none: [`select`] then
-//! undoes CUDA_VISIBLE_DEVICES, the order cannot be undone, and [`GpuMatch::Number`] says so.
+//! undoes CUDA_VISIBLE_DEVICES, the order cannot be undone, and [`GpuMatch::Number`] marks that.
 
 use std::fmt;
 

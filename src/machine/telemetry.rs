@@ -372,7 +372,7 @@ pub struct TelemetryVerdict {
 
 /// Judges a block by its telemetry only; [`CpuLoad::reject`] judges several blocks together.
 #[must_use]
-pub fn judge(block: &BlockTelemetry) -> TelemetryVerdict {
+pub fn verdict(block: &BlockTelemetry) -> TelemetryVerdict {
     let (slowed, others): (Vec<String>, Vec<String>) =
         block.throttle_reasons.iter().cloned().partition(|name| slows(name));
     let mut conditions: Vec<Cause> = others.into_iter().map(condition).collect();
@@ -417,7 +417,7 @@ mod tests {
     }
 
     fn verdict(block: &BlockTelemetry) -> (Option<Cause>, Vec<Cause>) {
-        let judgement = judge(block);
+        let judgement = super::verdict(block);
         (judgement.reject, judgement.conditions)
     }
 

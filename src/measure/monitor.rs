@@ -10,7 +10,7 @@ use super::probe::ProbeError;
 use super::protocol::{BlockContext, Monitor, WindowLoad};
 use crate::engine::DeviceChoice;
 use crate::machine::nvml::Gpu;
-use crate::machine::telemetry::{HostTelemetry, NvmlTelemetry, Telemetry, judge};
+use crate::machine::telemetry::{HostTelemetry, NvmlTelemetry, Telemetry, verdict};
 use hbmark_core::result::{Cause, Limits};
 use hbmark_core::stats;
 use hbmark_core::units::Bytes;
@@ -71,7 +71,7 @@ impl Monitor for DeviceMonitor {
         // The telemetry closes its window before the canary runs, which would count as load.
         let telemetry = self.telemetry.after_block();
         let load = self.window_load(false);
-        let judgement = judge(&telemetry);
+        let judgement = verdict(&telemetry);
         let seconds = self.canary.run();
         let mut conditions = judgement.conditions;
         let canary_ratio = self.baseline.map(|baseline| match &mut self.recent {

@@ -26,7 +26,7 @@ pub struct Protocol {
     pub seed: u64,
     pub warmup_min_seconds: f64,
     pub warmup_min_steps: usize,
-    /// After this the cell is sampled without a steady state, and its status says so.
+    /// After this the cell is sampled without a steady state, with a status of its own.
     pub warmup_max_seconds: f64,
     /// Decode steps in a block. A prefill block has at least one step.
     pub block_min_steps: usize,

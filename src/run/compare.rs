@@ -116,7 +116,7 @@ pub fn live(
     if a.model.architecture != b.model.architecture {
         return Err(CompareError::models(&a, &b));
     }
-    // Against itself, A stands on both sides.
+    // In A/A rounds both sides are A.
     let twin = |place: &ComparedCell| ComparedCell { b: place.a.clone(), ..place.clone() };
     let twins: Vec<ComparedCell> = plan.places.iter().map(twin).collect();
     let mut remarks = lost;
@@ -161,7 +161,7 @@ pub fn live(
     Ok(Compared { comparison, stopped })
 }
 
-/// What stands on the other side of a round.
+/// The other side of a round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Against {
     Itself,

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::engine::{DeviceChoice, DeviceOptions};
 use crate::measure::protocol::Depth;
 use hbmark_core::model::Dtype;
-use hbmark_core::result::limits::AXIS_CAP;
+use hbmark_core::result::validation::AXIS_CAP;
 use hbmark_core::result::{EngineKind, KvFill, Phase};
 
 /// The model that runs when none is named: small enough for a laptop, real enough to be worth timing.

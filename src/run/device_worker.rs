@@ -1,7 +1,7 @@
 //! The requests of a step benchmark to the worker that owns the device, and their responses.
 //!
-//! Enters: a [`DeviceRequest`]. Leaves: its [`DeviceResponse`], plain data. Schedule, judgement and report stand on this side and touch no
-//! device; engines, probes and monitors stand on the other. A response may be [`DeviceResponse::Lost`]: the worker is gone, and another
+//! Enters: a [`DeviceRequest`]. Leaves: its [`DeviceResponse`], plain data. Schedule, analysis and report are on this side and touch no
+//! device; engines, probes and monitors are on the other. A response may be [`DeviceResponse::Lost`]: the worker is gone, and another
 //! one executes the next request.
 
 use serde::{Deserialize, Serialize};
@@ -12,7 +12,7 @@ use crate::run::config::RunConfig;
 use crate::worker::job::{Effect, Job, RequestKind};
 use hbmark_core::ledger::StepCost;
 use hbmark_core::model::Dtype;
-use hbmark_core::result::limits::check_blocks;
+use hbmark_core::result::validation::check_blocks;
 use hbmark_core::result::{
     Block, Cause, Ceilings, Cell, ColdRow, Environment, OperationRow, Quality, ReportError, Status,
 };

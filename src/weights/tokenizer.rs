@@ -217,7 +217,7 @@ impl Tokenizer {
         let work = move || {
             let done =
                 unpanicked(|| run(&inner, owned.borrow()).map_err(|error| shortened(&error.to_string())));
-            // Nobody waits any more when it is late.
+            // The receiver is gone when this is late.
             let _ = sender.send(done.and_then(|done| done));
         };
         let thread = std::thread::Builder::new().name("tokenizer".to_owned()).spawn(work);

@@ -315,7 +315,7 @@ fn exit_description(status: ExitStatus) -> String {
     use std::os::unix::process::ExitStatusExt;
     match (status.signal(), status.code()) {
         (Some(libc::SIGKILL), _) => {
-            "was killed by signal 9 (SIGKILL; where nobody sent it, the kernel ran out of memory)".into()
+            "was killed by signal 9 (SIGKILL; if no process sent it, the kernel was out of memory)".into()
         }
         (Some(signal), _) => {
             let name = signal_hook::low_level::signal_name(signal).unwrap_or("unknown");

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-/// A program that says what it was asked, writes what it was told to write, and fails where it is told to.
+/// A stand-in program: prints its arguments, writes given files, and fails on request.
 const STAND_IN: &str = r#"#!/usr/bin/env bash
 echo "asked: $*"
 out='' previous=''

@@ -13,10 +13,10 @@ mod environment;
 mod error;
 mod finding;
 mod ladder;
-pub mod limits;
 mod report;
 pub mod saved;
 pub mod serving;
+pub mod validation;
 
 pub use block::{Block, BlockTelemetry, accepted, block_means, judged_times};
 pub use capabilities::{Capabilities, EngineKind, Ragged};

@@ -103,7 +103,7 @@ fn judge(
             (Validity::Saturated, _) => (Some(true), joined(&result.reasons)),
             (_, Some(Gate { passed: Some(true), .. })) => (Some(false), "it kept up".to_owned()),
             (_, gate) => {
-                (None, gate.map_or("nobody can say whether it kept up".into(), |g| g.detail.clone()))
+                (None, gate.map_or("it is not known whether it kept up".into(), |g| g.detail.clone()))
             }
         },
         Row::E => match (result.prefix_hit_rate, ideal) {

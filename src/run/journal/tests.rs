@@ -26,7 +26,7 @@ fn reopen(folder: &Path) -> Result<ReopenedJournal<RunPlan, EntryOf<DeviceJob>>,
     Journal::reopen(folder)
 }
 
-fn rig() -> Scripted {
+fn scripted() -> Scripted {
     Scripted::new(&settings(), steady(10.0))
 }
 
@@ -38,7 +38,7 @@ fn run(worker: &mut dyn Worker<DeviceJob>) -> Result<Finished, RunError> {
 fn whole() -> (Vec<u8>, Report) {
     let folder = tempfile::tempdir().unwrap();
     let journal = Journal::create(folder.path(), &header()).unwrap();
-    let finished = run(&mut JournaledWorker::new(Box::new(rig()), journal, Vec::new())).unwrap();
+    let finished = run(&mut JournaledWorker::new(Box::new(scripted()), journal, Vec::new())).unwrap();
     (std::fs::read(folder.path().join(FILE)).unwrap(), finished.report)
 }
 
@@ -75,7 +75,7 @@ fn a_run_killed_at_any_line_goes_on_to_the_same_result() {
         let folder = folder(&bytes[..end]);
         let found = reopen(folder.path()).unwrap();
         assert_eq!((found.entries.len(), found.notice), (lines, None));
-        let mut journaled = JournaledWorker::new(Box::new(rig()), found.journal, found.entries);
+        let mut journaled = JournaledWorker::new(Box::new(scripted()), found.journal, found.entries);
         journaled.check_machine(&mut NoopObserver).unwrap();
         let finished = run(&mut journaled).unwrap();
         assert_eq!(cells(&finished.report), cells(&uninterrupted), "after {lines} lines");
@@ -92,7 +92,8 @@ fn a_whole_journal_is_a_whole_result_without_measuring() {
     let (bytes, uninterrupted) = whole();
     let folder = folder(&bytes);
     let found = reopen(folder.path()).unwrap();
-    let idle = rig().losing(|_, request| panic!("{} was measured again", DeviceJob::description(request)));
+    let idle =
+        scripted().losing(|_, request| panic!("{} was measured again", DeviceJob::description(request)));
     let finished = run(&mut JournaledWorker::new(Box::new(idle), found.journal, found.entries)).unwrap();
     assert_eq!(cells(&finished.report), cells(&uninterrupted));
     assert_eq!(finished.report.cells[0].blocks, uninterrupted.cells[0].blocks, "to the nanosecond");
@@ -171,7 +172,7 @@ fn a_damaged_journal_is_refused_with_the_line() {
 fn a_stopped_run_goes_on_and_a_finished_one_leaves_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let journal = Journal::create(folder.path(), &header()).unwrap();
-    let stopping = rig().losing(|asked, _| (asked == 5).then_some(Err(2)));
+    let stopping = scripted().losing(|asked, _| (asked == 5).then_some(Err(2)));
     let mut journaled = JournaledWorker::new(Box::new(stopping), journal, Vec::new());
     let stopped = run(&mut journaled).unwrap();
     assert_eq!(stopped.stopped, Some(2));
@@ -179,7 +180,7 @@ fn a_stopped_run_goes_on_and_a_finished_one_leaves_nothing() {
     drop(journaled);
     let found = reopen(folder.path()).unwrap();
     assert_eq!(found.entries.len(), 4);
-    let mut journaled = JournaledWorker::new(Box::new(rig()), found.journal, found.entries);
+    let mut journaled = JournaledWorker::new(Box::new(scripted()), found.journal, found.entries);
     assert_eq!(cells(&run(&mut journaled).unwrap().report), cells(&whole().1));
     journaled.into_journal().finish().unwrap();
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
@@ -190,7 +191,7 @@ fn a_stopped_run_goes_on_and_a_finished_one_leaves_nothing() {
 #[test]
 fn a_loss_is_remembered_across_runs() {
     let second_cell = |request: &DeviceRequest| matches!(request, DeviceRequest::Visit { visit, .. } if visit.cell.batch == 2);
-    let losing = move || rig().losing(move |_, request| second_cell(request).then(|| Ok("gone".into())));
+    let losing = move || scripted().losing(move |_, request| second_cell(request).then(|| Ok("gone".into())));
     let folder = tempfile::tempdir().unwrap();
     let journal = Journal::create(folder.path(), &header()).unwrap();
     let mut journaled = JournaledWorker::new(Box::new(losing()), journal, Vec::new());
@@ -320,7 +321,7 @@ fn a_forged_block_without_steps_is_refused_and_nothing_is_divided_by_it() {
         _ => None,
     });
     visited.unwrap().blocks[0].step_ns.clear();
-    let error = run(&mut JournaledWorker::new(Box::new(rig()), found.journal, found.entries))
+    let error = run(&mut JournaledWorker::new(Box::new(scripted()), found.journal, found.entries))
         .unwrap_err()
         .to_string();
     assert!(error.contains("journal.jsonl holds what no run measures"), "{error}");

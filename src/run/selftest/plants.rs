@@ -59,7 +59,7 @@ pub fn every_rule(record: &mut Record<'_>) {
             let tried: Vec<Result<(bool, String), EngineError>> =
                 plants.iter().filter(|p| p.rule == rule).map(tried).collect();
             if tried.is_empty() {
-                record(Check::failed("rule", name, "nothing plants what it speaks of"));
+                record(Check::failed("rule", name, "no planted fault covers it"));
                 continue;
             }
             let mut passed = true;

@@ -243,6 +243,6 @@ pub fn read(path: &std::path::Path) -> Result<Option<Comparison>, ReportError> {
     }
     let comparison =
         file.read().map_err(|source| ReportError::Malformed { path: path.to_path_buf(), source })?;
-    super::limits::check_comparison(&comparison)?;
+    super::validation::check_comparison(&comparison)?;
     Ok(Some(comparison))
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use serde::Deserialize;
 
-use super::{OLDEST_SCHEMA_VERSION, Report, ReportError, SCHEMA_VERSION, limits};
+use super::{OLDEST_SCHEMA_VERSION, Report, ReportError, SCHEMA_VERSION, validation};
 use crate::input::{self, InputError};
 
 /// The largest saved result that is read.
@@ -36,7 +36,7 @@ pub fn read(path: &Path) -> Result<Report, ReportError> {
         other => other,
     })?;
     let report: Report = file.read().map_err(malformed)?;
-    limits::check(&report)?;
+    validation::check(&report)?;
     Ok(report)
 }
 
@@ -102,7 +102,7 @@ pub fn parse(text: &str) -> Result<Report, ReportError> {
     let budget = BUDGET.saturating_add(text.len());
     of_this_version(input::json::from_str(text, budget)?)?;
     let report: Report = input::json::from_str(text, budget)?;
-    limits::check(&report)?;
+    validation::check(&report)?;
     Ok(report)
 }
 

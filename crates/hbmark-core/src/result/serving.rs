@@ -121,6 +121,6 @@ pub fn read(path: &std::path::Path) -> Result<Option<ServeReport>, ReportError> 
         return Err(ReportError::Version { found: head.schema_version, supported: SCHEMA_VERSION });
     }
     let report = file.read().map_err(|source| ReportError::Malformed { path: path.to_path_buf(), source })?;
-    super::limits::check_serving(&report)?;
+    super::validation::check_serving(&report)?;
     Ok(Some(report))
 }

@@ -17,7 +17,7 @@ use hbmark_core::units::Flops;
 pub enum LadderError {
     #[error("the result has no cell `{asked}`; it has {known}")]
     NoSuchCell { asked: String, known: String },
-    #[error("`{asked}` is a prefill, and external results stand on ladders of decode cells only")]
+    #[error("`{asked}` is a prefill, and external results are compared with decode cells only")]
     NotDecode { asked: String },
 }
 

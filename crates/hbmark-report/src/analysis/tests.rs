@@ -77,7 +77,7 @@ fn a_second_dtype_splits_the_step_into_its_bytes_and_the_rest() {
          3.0 ms our kernels' loss, 56.5 ms candle's kernels and copies"
     );
     assert_eq!(ladder.rungs[2].bytes, Some(Bytes(1_035_000_000)), "a floor has the bytes that must move");
-    assert_eq!(ladder.rungs[3].bytes, None, "what nobody counted is null");
+    assert_eq!(ladder.rungs[3].bytes, None, "bytes that were not counted are null");
 }
 
 #[test]

@@ -39,7 +39,7 @@ fn on<'a>(model: &'a Architecture, gpu: &str, dtype: Option<Dtype>) -> UserOverr
     UserOverrides { model: Some(model), gpu, dtype, ..UserOverrides::default() }
 }
 
-/// Where a row stands on the roofline, or the test fails.
+/// The placement of a row on the roofline, or the test fails.
 #[track_caller]
 fn placed(row: &ForeignRow, format: ForeignFormat, given: &UserOverrides<'_>) -> Placement {
     match place(row, format, given) {

@@ -14,7 +14,7 @@ use crate::result::serving::{Point, ServeResult};
 /// As many as a grid of 100 batches and 100 contexts; the page and the comparisons look at pairs of them.
 const MAX_CELLS: usize = 10_000;
 /// The caps of `--batch` and `--context`.
-const GRID: RangeInclusive<usize> = 0..=crate::result::limits::AXIS_CAP;
+const GRID: RangeInclusive<usize> = 0..=crate::result::validation::AXIS_CAP;
 /// A step of thirty years.
 const STEP_NS: RangeInclusive<f64> = 0.0..=1e18;
 /// A zettabyte a step.
