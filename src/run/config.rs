@@ -72,7 +72,7 @@ pub fn parse_engines(given: &str) -> Result<Vec<String>, ConfigError> {
             } else {
                 Err(ConfigError::Engine {
                     given: name.to_owned(),
-                    known: EngineKind::ALL.map(EngineKind::name).join(", "),
+                    known: EngineKind::ALL.iter().map(|kind| kind.name()).collect::<Vec<_>>().join(", "),
                 })
             }
         })

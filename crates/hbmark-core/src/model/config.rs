@@ -60,7 +60,7 @@ pub(super) struct FamilySpec {
 }
 
 /// Every family hbmark reads.
-const FAMILIES: [&FamilySpec; 7] = [
+const FAMILIES: &[&FamilySpec] = &[
     &llama::SPEC,
     &mistral::SPEC,
     &qwen2::SPEC,
@@ -142,7 +142,7 @@ fn recognise(fields: &Fields) -> Result<&'static FamilySpec, ModelError> {
     let model_type = fields.text("model_type")?;
     let classes = fields.list("architectures", 16)?.unwrap_or_default();
     let class = classes.first().and_then(Value::as_str);
-    let spec = FAMILIES.into_iter().find(|spec| match (model_type, class) {
+    let spec = FAMILIES.iter().copied().find(|spec| match (model_type, class) {
         (Some(model_type), Some(class)) => spec.model_type == model_type && spec.class == class,
         (Some(model_type), None) => spec.model_type == model_type && classes.is_empty(),
         (None, Some(class)) => spec.class == class,
@@ -152,7 +152,7 @@ fn recognise(fields: &Fields) -> Result<&'static FamilySpec, ModelError> {
         return Ok(spec);
     }
     if model_type.is_none() && classes.is_empty() {
-        return Err(fields.missing("model_type", FAMILIES.map(|s| s.model_type).join(", ")));
+        return Err(fields.missing("model_type", listed(|spec| spec.model_type)));
     }
     let shown =
         classes.first().map(|c| format!("({})", c.as_str().map_or_else(|| c.to_string(), str::to_owned)));
@@ -160,8 +160,12 @@ fn recognise(fields: &Fields) -> Result<&'static FamilySpec, ModelError> {
     Err(ModelError::UnsupportedArchitecture {
         path: fields.path().to_owned(),
         found: found.join(" ").chars().take(120).collect(),
-        supported: FAMILIES.map(|s| s.class).join(", "),
+        supported: listed(|spec| spec.class),
     })
+}
+
+fn listed(name: fn(&FamilySpec) -> &'static str) -> String {
+    FAMILIES.iter().map(|spec| name(spec)).collect::<Vec<_>>().join(", ")
 }
 
 /// Refuses keys of other families that change the forward and that no supported family has, unless they change nothing.

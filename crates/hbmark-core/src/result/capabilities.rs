@@ -57,7 +57,7 @@ pub enum EngineKind {
 
 impl EngineKind {
     /// All of them.
-    pub const ALL: [Self; 4] = [Self::Stock, Self::Native, Self::StockGraph, Self::StockPool];
+    pub const ALL: &[Self] = &[Self::Stock, Self::Native, Self::StockGraph, Self::StockPool];
 
     /// The name on the command line and in results.
     #[must_use]
@@ -73,12 +73,12 @@ impl EngineKind {
     /// The engine of a name.
     #[must_use]
     pub fn of(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|kind| kind.name() == name)
+        Self::ALL.iter().copied().find(|kind| kind.name() == name)
     }
 
     /// Whether it is candle's forward, whichever way it is run.
     #[must_use]
     pub fn is_stock(self) -> bool {
-        self != Self::Native
+        matches!(self, Self::Stock | Self::StockGraph | Self::StockPool)
     }
 }
