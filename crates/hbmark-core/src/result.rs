@@ -31,6 +31,6 @@ pub use error::ReportError;
 pub use finding::{Finding, Severity};
 pub use ladder::{Ladder, LaunchCost, Rung, RungKind, TimeScale};
 pub use report::{
-    ColdRow, Crossover, FittedModel, KvFill, ModelSummary, OLDEST_SCHEMA_VERSION, ProtocolSummary, Report,
-    ReportKind, SCHEMA_VERSION, as_map,
+    ColdRow, Crossover, CrossoverKind, FittedModel, KvFill, ModelSummary, OLDEST_SCHEMA_VERSION,
+    ProtocolSummary, Report, ReportKind, SCHEMA_VERSION, as_map,
 };

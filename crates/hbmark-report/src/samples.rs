@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use hbmark_core::ledger::{Ledger, StepShape};
 use hbmark_core::model::{Dtype, test_shapes};
 use hbmark_core::result::{
-    Block, BlockTelemetry, Cause, Ceilings, CellResult, Crossover, Environment, KvFill, ModelSummary, Phase,
-    ProtocolSummary, Report, ReportKind, SCHEMA_VERSION, Spread, Status,
+    Block, BlockTelemetry, Cause, Ceilings, CellResult, Crossover, CrossoverKind, Environment, KvFill,
+    ModelSummary, Phase, ProtocolSummary, Report, ReportKind, SCHEMA_VERSION, Spread, Status,
 };
 use hbmark_core::units::Bytes;
 
@@ -71,7 +71,7 @@ pub fn measured() -> Report {
         }
     }
     report.crossovers.push(Crossover {
-        what: "compute_bound_batch".into(),
+        what: CrossoverKind::ComputeBoundBatch,
         value: Some(64.0),
         unit: "sequences".into(),
         explanation: "at context 128, batch 64 takes longer to compute than to read".into(),

@@ -1,4 +1,4 @@
-//! Where the regime changes along an axis: the batch that becomes compute-bound, the context whose KV outweighs the weights,
+//! Where the regime changes along an axis: the batch that becomes compute-bound, the context whose KV exceeds the weights,
 //! and what fits in memory.
 //!
 //! Enters: a [`Ledger`], a [`Roof`], a memory size. Leaves: numbers, and [`Crossover`] rows that explain them. All are found
@@ -6,7 +6,7 @@
 
 use super::step::{Ledger, StepShape};
 use super::verdict::{Floor, Roof};
-use crate::result::{Bound, Crossover};
+use crate::result::{Bound, Crossover, CrossoverKind};
 use crate::units::Bytes;
 
 /// The share of a device's memory that a run may fill: the rest goes to the context, the allocator and the libraries.
@@ -51,7 +51,7 @@ pub fn compute_bound_batch(ledger: &Ledger, roof: &Roof, context: usize) -> Opti
 /// The textbook figure: weights only, every one read as stored once and multiplied once per sequence:
 /// `bytes per weight / 2 · peak / bandwidth`.
 #[must_use]
-pub fn classical_compute_bound_batch(ledger: &Ledger, roof: &Roof) -> Option<f64> {
+pub fn critical_batch_size(ledger: &Ledger, roof: &Roof) -> Option<f64> {
     let peak = roof.peak.as_ref()?;
     let step = ledger.decode(1, 0);
     Some(step.bytes.weights.as_f64() / step.flops.0 * peak.rate.0 / roof.bandwidth.0)
@@ -59,7 +59,7 @@ pub fn classical_compute_bound_batch(ledger: &Ledger, roof: &Roof) -> Option<f64
 
 /// The shortest context, within the model's positions, at which a step reads more KV than weights.
 #[must_use]
-pub fn kv_outweighs_weights(ledger: &Ledger, batch: usize) -> Option<usize> {
+pub fn kv_exceeds_weights(ledger: &Ledger, batch: usize) -> Option<usize> {
     first(ledger.architecture().max_positions, |context| {
         let bytes = ledger.decode(batch, context).bytes;
         bytes.kv_read > bytes.weights
@@ -85,7 +85,7 @@ pub fn max_context_that_fits(ledger: &Ledger, batch: usize, memory: Bytes) -> Op
 }
 
 /// The rows of a report: per context the compute-bound batch and the batch that fits, per batch the context whose KV
-/// outweighs the weights and the context that fits.
+/// exceeds the weights and the context that fits.
 #[must_use]
 pub fn crossovers(
     ledger: &Ledger,
@@ -95,9 +95,9 @@ pub fn crossovers(
     contexts: &[usize],
 ) -> Vec<Crossover> {
     let mut rows = Vec::new();
-    if let (Some(batch), Some(peak)) = (classical_compute_bound_batch(ledger, roof), &roof.peak) {
+    if let (Some(batch), Some(peak)) = (critical_batch_size(ledger, roof), &roof.peak) {
         rows.push(Crossover {
-            what: "classical_compute_bound_batch".to_owned(),
+            what: CrossoverKind::CriticalBatchSize,
             value: Some(batch),
             unit: "sequences".to_owned(),
             explanation: format!(
@@ -112,15 +112,17 @@ pub fn crossovers(
     for &context in contexts {
         rows.push(compute_bound_row(ledger, roof, context));
         if let Some(memory) = memory {
-            rows.push(fit_row("max_batch_that_fits", max_batch_that_fits(ledger, context, memory), || {
-                format!("at context {context} in {}", available(memory))
-            }));
+            rows.push(fit_row(
+                CrossoverKind::MaxBatchThatFits,
+                max_batch_that_fits(ledger, context, memory),
+                || format!("at context {context} in {}", available(memory)),
+            ));
         }
     }
     for &batch in batches {
-        let value = kv_outweighs_weights(ledger, batch);
+        let value = kv_exceeds_weights(ledger, batch);
         rows.push(Crossover {
-            what: "kv_outweighs_weights_context".to_owned(),
+            what: CrossoverKind::KvExceedsWeightsContext,
             value: value.map(|context| context as f64),
             unit: "tokens".to_owned(),
             explanation: match value {
@@ -132,13 +134,17 @@ pub fn crossovers(
             },
         });
         if let Some(memory) = memory {
-            rows.push(fit_row("max_context_that_fits", max_context_that_fits(ledger, batch, memory), || {
-                format!(
-                    "at batch {batch} in {}, of at most {} positions",
-                    available(memory),
-                    ledger.architecture().max_positions
-                )
-            }));
+            rows.push(fit_row(
+                CrossoverKind::MaxContextThatFits,
+                max_context_that_fits(ledger, batch, memory),
+                || {
+                    format!(
+                        "at batch {batch} in {}, of at most {} positions",
+                        available(memory),
+                        ledger.architecture().max_positions
+                    )
+                },
+            ));
         }
     }
     rows
@@ -151,7 +157,7 @@ fn available(memory: Bytes) -> String {
 fn compute_bound_row(ledger: &Ledger, roof: &Roof, context: usize) -> Crossover {
     let value = compute_bound_batch(ledger, roof, context);
     Crossover {
-        what: "compute_bound_batch".to_owned(),
+        what: CrossoverKind::ComputeBoundBatch,
         value: value.map(|batch| batch as f64),
         unit: "sequences".to_owned(),
         explanation: match (value, &roof.peak) {
@@ -159,18 +165,18 @@ fn compute_bound_row(ledger: &Ledger, roof: &Roof, context: usize) -> Crossover 
                 format!("at context {context}, batch {batch} takes longer to compute than to read")
             }
             (None, Some(_)) => {
-                format!("at context {context} the KV of a sequence outlasts its arithmetic at any batch")
+                format!("at context {context} KV reads dominate at every batch")
             }
             (None, None) => format!("at context {context}: no matrix-product peak is known for this dtype"),
         },
     }
 }
 
-fn fit_row(what: &str, value: Option<usize>, place: impl Fn() -> String) -> Crossover {
+fn fit_row(what: CrossoverKind, value: Option<usize>, place: impl Fn() -> String) -> Crossover {
     Crossover {
-        what: what.to_owned(),
+        what,
         value: value.map(|value| value as f64),
-        unit: if what == "max_batch_that_fits" { "sequences" } else { "tokens" }.to_owned(),
+        unit: if what == CrossoverKind::MaxBatchThatFits { "sequences" } else { "tokens" }.to_owned(),
         explanation: match value {
             Some(value) => format!("{value} {}", place()),
             None => format!("does not fit {}", place()),
@@ -195,16 +201,16 @@ mod tests {
 
     /// Peak over bandwidth at 2 B and 2 FLOPs per weight: 312e12/2.039e12, 989.4e12/3.352e12, 989.5e12/4.8e12.
     #[test]
-    fn the_classical_batch_is_153_295_and_206() {
+    fn the_critical_batch_size_is_153_295_and_206() {
         let ledger = ledger(&shapes::llama_3_1_8b(), Dtype::Bf16);
         for (device, batch) in [("a100-80-sxm", 153.0), ("h100-sxm", 295.0), ("h200-sxm", 206.0)] {
-            let found = classical_compute_bound_batch(&ledger, &roof(device, Dtype::Bf16)).expect("a peak");
+            let found = critical_batch_size(&ledger, &roof(device, Dtype::Bf16)).expect("a peak");
             assert!((found - batch).abs() < 1.0, "{device}: {found}");
         }
         // int8 halves the bytes of the linear layers, not those of the head: a little more than half.
         let int8 =
             Ledger::new(&shapes::llama_3_1_8b(), &shapes::llama_3_1_8b().inventory(Dtype::Int8), Dtype::Bf16);
-        let found = classical_compute_bound_batch(&int8, &roof("h100-sxm", Dtype::Int8)).expect("a peak");
+        let found = critical_batch_size(&int8, &roof("h100-sxm", Dtype::Int8)).expect("a peak");
         assert!((295.0 / 2.0..295.0 * 0.56).contains(&found), "{found}");
     }
 
@@ -224,15 +230,15 @@ mod tests {
     }
 
     #[test]
-    fn kv_outweighs_the_weights_where_the_division_says() {
+    fn kv_exceeds_the_weights_where_the_division_says() {
         let ledger = ledger(&shapes::llama_3_1_8b(), Dtype::Bf16);
         // 15,009,849,344 / 131,072 = 114,516.06 at batch 1; 14,314.5 at batch 8.
-        assert_eq!(kv_outweighs_weights(&ledger, 1), Some(114_517));
-        assert_eq!(kv_outweighs_weights(&ledger, 8), Some(14_315));
+        assert_eq!(kv_exceeds_weights(&ledger, 1), Some(114_517));
+        assert_eq!(kv_exceeds_weights(&ledger, 8), Some(14_315));
         // A window of 4096 at batch 1 never reads 14.2 GB of KV.
         let windowed =
             Ledger::new(&shapes::mistral_7b(), &shapes::mistral_7b().inventory(Dtype::Bf16), Dtype::Bf16);
-        assert_eq!(kv_outweighs_weights(&windowed, 1), None);
+        assert_eq!(kv_exceeds_weights(&windowed, 1), None);
     }
 
     #[test]
@@ -266,11 +272,11 @@ mod tests {
         assert_eq!(
             text,
             [
-                "classical_compute_bound_batch: weights alone: 15.0 GB at 3.35 TB/s against 989 TFLOP/s (bf16)",
-                "compute_bound_batch: at context 8192 the KV of a sequence outlasts its arithmetic at any batch",
-                "max_batch_that_fits: 57 at context 8192 in 90 % of 85.9 GB",
-                "kv_outweighs_weights_context: batch 8 reads more KV than weights from context 14315",
-                "max_context_that_fits: 58406 at batch 8 in 90 % of 85.9 GB, of at most 131072 positions",
+                "critical batch size: weights alone: 15.0 GB at 3.35 TB/s against 989 TFLOP/s (bf16)",
+                "compute-bound batch: at context 8192 KV reads dominate at every batch",
+                "max batch that fits: 57 at context 8192 in 90 % of 85.9 GB",
+                "context where KV bytes exceed weight bytes: batch 8 reads more KV than weights from context 14315",
+                "max context that fits: 58406 at batch 8 in 90 % of 85.9 GB, of at most 131072 positions",
             ]
         );
     }

@@ -144,7 +144,7 @@ mod tests {
     use super::*;
     use crate::ledger::devices;
     use crate::model::test_shapes as shapes;
-    use crate::result::Bound;
+    use crate::result::{Bound, CrossoverKind};
 
     fn request<'a>(architecture: &'a Architecture, inventory: &'a Inventory, device: &str) -> Request<'a> {
         Request {
@@ -244,10 +244,10 @@ mod tests {
         let architecture = shapes::llama_3_1_8b();
         let inventory = architecture.inventory(Dtype::Bf16);
         let prediction = predict(&request(&architecture, &inventory, "h100-sxm"));
-        let count = |what: &str| prediction.crossovers.iter().filter(|row| row.what == what).count();
-        assert_eq!(count("compute_bound_batch"), 2);
-        assert_eq!(count("kv_outweighs_weights_context"), 2);
-        assert_eq!(count("max_batch_that_fits"), 2);
-        assert_eq!(count("max_context_that_fits"), 2);
+        let count = |what: CrossoverKind| prediction.crossovers.iter().filter(|row| row.what == what).count();
+        assert_eq!(count(CrossoverKind::ComputeBoundBatch), 2);
+        assert_eq!(count(CrossoverKind::KvExceedsWeightsContext), 2);
+        assert_eq!(count(CrossoverKind::MaxBatchThatFits), 2);
+        assert_eq!(count(CrossoverKind::MaxContextThatFits), 2);
     }
 }

@@ -1,6 +1,7 @@
 //! The result of a step benchmark or of a prediction.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -136,11 +137,38 @@ pub struct FittedModel {
     pub cells: usize,
 }
 
+/// Which change of regime.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum CrossoverKind {
+    /// The ridge point of the weights alone, without KV.
+    #[serde(alias = "classical_compute_bound_batch")]
+    CriticalBatchSize,
+    /// The batch from which a decode step at a context is bound by arithmetic.
+    ComputeBoundBatch,
+    /// The context from which a batch reads more KV than weights.
+    #[serde(alias = "kv_outweighs_weights_context")]
+    KvExceedsWeightsContext,
+    MaxBatchThatFits,
+    MaxContextThatFits,
+}
+
+impl fmt::Display for CrossoverKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::CriticalBatchSize => "critical batch size",
+            Self::ComputeBoundBatch => "compute-bound batch",
+            Self::KvExceedsWeightsContext => "context where KV bytes exceed weight bytes",
+            Self::MaxBatchThatFits => "max batch that fits",
+            Self::MaxContextThatFits => "max context that fits",
+        })
+    }
+}
+
 /// A place on an axis where the regime changes.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Crossover {
-    /// `compute_bound_batch`, `kv_outweighs_weights_context`, `max_batch_that_fits`, `max_context_that_fits`.
-    pub what: String,
+    pub what: CrossoverKind,
     pub value: Option<f64>,
     pub unit: String,
     pub explanation: String,

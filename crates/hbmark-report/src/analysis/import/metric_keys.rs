@@ -52,7 +52,7 @@ impl Metric {
             Self::E2e => "E2E",
             Self::OutputThroughput => "out tok/s",
             Self::InputThroughput => "in tok/s",
-            Self::TotalThroughput => "all tok/s",
+            Self::TotalThroughput => "total tok/s",
             Self::RequestThroughput => "req/s",
             Self::Goodput => "good req/s",
         }

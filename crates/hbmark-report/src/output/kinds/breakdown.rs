@@ -54,7 +54,7 @@ pub fn of_ladder(ladder: &Ladder) -> Table {
         words("rung", (0..rungs.len()).map(name)),
         words("dtype", rungs.iter().map(|r| r.dtype.to_string())),
         numbers(time, rungs.iter().map(|r| scale.show(r.time_ns))),
-        numbers("adds", rungs.iter().map(|r| scale.show(r.step_ns))),
+        numbers("incremental", rungs.iter().map(|r| scale.show(r.step_ns))),
         measured("share", Unit::Fraction, rungs.iter().map(|r| r.share)),
         measured("bytes", Unit::Bytes, rungs.iter().map(|r| r.bytes.map(Bytes::as_f64))),
         Column { title: String::new(), cells: Cells::Bars(bars(ladder)) },

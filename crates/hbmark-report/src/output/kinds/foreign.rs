@@ -97,7 +97,7 @@ fn section(document: &mut Document, imported: &Imported) {
     document.list(reported.into_iter().chain(missing_fields(&result.rows)));
     document.table(columns);
     document.section("about these rows", row_remarks(imported));
-    document.section("words that mean something else there", caveats(imported));
+    document.section("metric definitions that differ", caveats(imported));
     document.section(
         "assumptions",
         shared(imported, |_, place| match place {

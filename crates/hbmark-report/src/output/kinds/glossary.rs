@@ -68,14 +68,9 @@ const ENTRIES: &[Entry] = &[
     entry("ceiling", "", "read bandwidth measured in the same run by our own read-only probe"),
     entry("data sheet", "", "the vendor's bandwidth and dense peaks, each row with its source"),
     entry(
-        "predicted",
+        "floor",
         "max(bytes / bandwidth, FLOPs / peak)",
         "roofline lower bound of a step, from measured ceilings; from the data sheet in `predict`",
-    ),
-    entry(
-        "floor",
-        "",
-        "roofline lower bound on step time, from datasheet or measured bandwidth and peak FLOPS",
     ),
     entry(
         "rung",
@@ -88,13 +83,13 @@ const ENTRIES: &[Entry] = &[
         "time breakdown for one (phase, batch, context): from datasheet lower bound to measured time",
     ),
     entry(
-        "adds",
-        "Σ adds = time of the last rung",
+        "incremental",
+        "Σ incremental = time of the last rung",
         "time added over the previous row; a second dtype's lower bound is counted against the first dtype's, and the next row holds the remainder",
     ),
     entry(
         "share",
-        "adds / slowest measured time",
+        "incremental / slowest measured time",
         "of a ladder's rung; of an operation, its time over the sum of all",
     ),
     entry(

@@ -339,7 +339,7 @@ fn cell_columns(cells: &[&CellResult]) -> Vec<Column> {
         step("step p50", |summary| Some(summary.p50)),
         step("p90", |summary| summary.p90),
         step("p99", |summary| summary.p99),
-        time("predicted", &|cell| cell.predicted_ns.into()),
+        time("floor", &|cell| cell.predicted_ns.into()),
         numbers("n", cells.iter().map(steps)),
     ]
 }

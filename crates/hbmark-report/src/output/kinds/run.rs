@@ -306,9 +306,8 @@ fn shared(cells: &[CellResult], of: impl Fn(&CellResult) -> Vec<String>) -> Vec<
 /// A crossover as a sentence: its name, its value, and its explanation.
 #[must_use]
 pub fn crossover_line(crossover: &hbmark_core::result::Crossover) -> String {
-    let name = crossover.what.replace('_', " ");
     let value = crossover.value.map_or("none".to_owned(), |value| format!("{value:.0} {}", crossover.unit));
-    format!("{name} {value}: {}", crossover.explanation)
+    format!("{}: {value}; {}", crossover.what, crossover.explanation)
 }
 
 /// A fitted model as a sentence.

@@ -6,7 +6,7 @@ use crate::output::document::{Block, Column, numbers, words};
 use crate::output::plot::axis::{Axis, Measure};
 use crate::output::plot::{Chart, Drawing, Key, Line, Mark, Plot, Rule, Shape, Span};
 use hbmark_core::model::Dtype;
-use hbmark_core::result::{Phase, Report, ReportKind};
+use hbmark_core::result::{CrossoverKind, Phase, Report, ReportKind};
 
 /// A crossover further from the measured batches than this factor is in the caption only.
 const FAR: f64 = 64.0;
@@ -53,7 +53,7 @@ pub fn plot(report: &Report, palette: &Palette) -> Block {
         ),
     ];
     let mut caption: Vec<String> = Vec::new();
-    for crossover in report.crossovers.iter().filter(|c| c.what == "compute_bound_batch") {
+    for crossover in report.crossovers.iter().filter(|c| c.what == CrossoverKind::ComputeBoundBatch) {
         let line = match report.kind {
             ReportKind::Run => {
                 format!("{} (floors of the run's first engine and dtype)", crossover.explanation)
@@ -75,7 +75,11 @@ pub fn plot(report: &Report, palette: &Palette) -> Block {
 
 /// The batches from which decode computes longer than it reads, shortest context first, each once.
 fn crossings(report: &Report, limit: f64) -> Vec<f64> {
-    let known = report.crossovers.iter().filter(|c| c.what == "compute_bound_batch").filter_map(|c| c.value);
+    let known = report
+        .crossovers
+        .iter()
+        .filter(|c| c.what == CrossoverKind::ComputeBoundBatch)
+        .filter_map(|c| c.value);
     let mut values: Vec<f64> = known.filter(|v| v.is_finite() && *v >= 1.0 && *v <= limit).collect();
     values.dedup();
     values
