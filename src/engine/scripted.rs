@@ -1,7 +1,7 @@
 //! A device that follows a script on a virtual clock.
 //!
 //! Enters: a function from step to outcome (how long, or which fault). Leaves: a [`Session`] whose timing is exact and
-//! whose hour passes in milliseconds. Every rule above the [`Session`](super::Session) interface (stopping, rejection, retries, scheduling, diagnosis) is
+//! whose hour passes in milliseconds. Every rule above the [`Session`] interface (stopping, rejection, retries, scheduling, diagnosis) is
 //! tested by planting a fault here and asking for its name. It computes no model: tokens are a hash of what went in.
 
 use std::collections::BTreeMap;
