@@ -1,27 +1,15 @@
 //! `hbmark compare` as a person meets it: exit codes, messages, formats. Times are never compared.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use assert_cmd::Command;
 use predicates::prelude::PredicateBooleanExt;
 use predicates::str::contains;
 
+use crate::runs::{self, fixture, path};
+
 fn hbmark() -> Command {
-    let mut command = Command::cargo_bin("hbmark").unwrap();
-    for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("HBMARK_")) {
-        command.env_remove(name);
-    }
-    // No test may reach a network.
-    command.env("HF_HUB_OFFLINE", "1").env("NO_COLOR", "1");
-    command
-}
-
-fn fixture(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models").join(name)
-}
-
-fn path(path: &Path) -> &str {
-    path.to_str().unwrap()
+    Command::from_std(runs::hbmark())
 }
 
 /// What both sides of a tiny comparison share.

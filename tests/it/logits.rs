@@ -21,23 +21,24 @@ const F32_TOLERANCE: f64 = 1e-4;
 /// candle multiplies quantised weights with activations that it quantises to 8 bits; the reference keeps activations in f32.
 const GGUF_TOLERANCE: f64 = 6e-2;
 
+/// What transformers gave for a fixture.
 #[derive(Deserialize)]
-struct Reference {
-    cases: Vec<Case>,
+pub struct Reference {
+    pub cases: Vec<Case>,
 }
 
 #[derive(Deserialize)]
-struct Case {
-    tokens: Vec<u32>,
-    logits: Vec<f32>,
-    greedy: Vec<u32>,
+pub struct Case {
+    pub tokens: Vec<u32>,
+    pub logits: Vec<f32>,
+    pub greedy: Vec<u32>,
 }
 
-fn fixtures() -> PathBuf {
+pub fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models")
 }
 
-fn reference(path: &Path) -> Reference {
+pub fn reference(path: &Path) -> Reference {
     serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
 }
 

@@ -1,32 +1,16 @@
 //! The native engine gives what Hugging Face transformers and the stock engine give, however a step is cut.
 
-use std::path::{Path, PathBuf};
-
-use serde::Deserialize;
+use std::path::Path;
 
 use hbmark::engine::{self, DeviceChoice, DeviceOptions, SequenceId, SequenceStep, Session, StepBatch};
 use hbmark::measure::quality::relative_error;
 use hbmark_core::ledger::{Ledger, StepShape};
 use hbmark_core::model::Dtype;
 
+use crate::logits::{fixtures, reference};
+
 /// f32 against f32: only the order of sums differs.
 const F32_TOLERANCE: f64 = 1e-4;
-
-#[derive(Deserialize)]
-struct Reference {
-    cases: Vec<Case>,
-}
-
-#[derive(Deserialize)]
-struct Case {
-    tokens: Vec<u32>,
-    logits: Vec<f32>,
-    greedy: Vec<u32>,
-}
-
-fn fixtures() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models")
-}
 
 fn open(path: &Path, dtype: Dtype) -> Box<dyn Session> {
     let model = hbmark::weights::open(path.to_str().unwrap(), None, 0).unwrap();
@@ -42,8 +26,7 @@ fn every_fixture_model_equals_transformers() {
         if !folder.is_dir() {
             continue;
         }
-        let reference: Reference =
-            serde_json::from_str(&std::fs::read_to_string(folder.join("reference.json")).unwrap()).unwrap();
+        let reference = reference(&folder.join("reference.json"));
         let mut session = open(&folder, Dtype::F32);
         for case in &reference.cases {
             let sequence = SequenceId(case.tokens.len() as u64);
@@ -210,10 +193,7 @@ fn every_byte_of_a_decode_is_counted_and_the_sum_is_near_the_ideal() {
 fn a_gguf_file_gives_what_its_dequantised_weights_give() {
     for name in ["llama-q8_0", "qwen3-q8_0"] {
         let path = fixtures().join(format!("{name}.gguf"));
-        let reference: Reference = serde_json::from_str(
-            &std::fs::read_to_string(fixtures().join(format!("{name}.reference.json"))).unwrap(),
-        )
-        .unwrap();
+        let reference = reference(&fixtures().join(format!("{name}.reference.json")));
         let mut session = open(&path, Dtype::Gguf);
         for case in &reference.cases {
             let sequence = SequenceId(case.tokens.len() as u64);

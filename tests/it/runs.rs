@@ -30,9 +30,18 @@ pub fn hbmark() -> Command {
     clean(program())
 }
 
+/// A model of the fixtures.
+pub fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models").join(name)
+}
+
+pub fn path(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
 /// The arguments of a run of four decode cells, every one measured once.
 pub fn cells() -> Vec<String> {
-    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models/qwen3");
+    let model = fixture("qwen3");
     let arguments =
         ["run", "--smoke", "--engine", "stock", "--dtype", "f32", "--device", "cpu", "--phase", "decode"];
     let axes = ["--batch", "1,2", "--context", "4,8", "--model"];

@@ -148,11 +148,8 @@ fn an_engine_without_pages_serves_the_same_outputs_one_sequence_at_a_time() {
 }
 
 fn hbmark(arguments: &[&str]) -> Command {
-    let mut command = Command::cargo_bin("hbmark").unwrap();
-    for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("HBMARK_")) {
-        command.env_remove(name);
-    }
-    command.env("HF_HUB_OFFLINE", "1").env("NO_COLOR", "1").arg("serve").args(arguments);
+    let mut command = Command::from_std(crate::runs::hbmark());
+    command.arg("serve").args(arguments);
     command
 }
 
