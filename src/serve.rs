@@ -90,6 +90,8 @@ pub struct ServeConfig {
     pub arrivals: Arrivals,
     pub burst: Option<Burst>,
     pub requests: usize,
+    /// As many are measured where fewer decide nothing.
+    pub max_requests: usize,
     /// `None`: a tenth of the requests, and at least twice as many as are in the system at a time on the virtual clock.
     pub warmup: Option<usize>,
     /// Measure the baseline without reuse, too.

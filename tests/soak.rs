@@ -314,6 +314,7 @@ impl Soak {
             arrivals: Arrivals::Poisson,
             burst: None,
             requests: 30,
+            max_requests: 0,
             warmup: None,
             cold_twin: false,
             knobs: SchedulerOptions {

@@ -226,6 +226,7 @@ pub(crate) fn config() -> ServeConfig {
         arrivals: Arrivals::Poisson,
         burst: None,
         requests: 200,
+        max_requests: 0,
         warmup: None,
         cold_twin: false,
         knobs: SchedulerOptions::default(),

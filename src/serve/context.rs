@@ -190,6 +190,7 @@ impl<'a> ServingContext<'a> {
             arrivals: config.arrivals,
             burst: config.burst,
             requests,
+            max_requests: config.max_requests,
             warmup: config.warmup.unwrap_or_else(|| (requests / 10).clamp(4, 100)),
             scheduler: self.engine.scheduler.clone(),
             sampling: Sampling { seed, ..config.sampling },
@@ -224,6 +225,7 @@ impl<'a> ServingContext<'a> {
         let most = 4 * spec.scheduler.max_num_seqs;
         let trial = PointSpec {
             requests: (2 * spec.scheduler.max_num_seqs).max(50),
+            max_requests: 0,
             warmup: most,
             slo: Slo::default(),
             time_limit: None,

@@ -203,7 +203,7 @@ fn sweep(
         if let Some(result) = point.result.as_ref().filter(|_| !config.slo.clauses.is_empty()) {
             let (met, why) = verdict(result);
             // More load cannot help; of other variables every value is a question of its own.
-            if !met && matches!(variable, "rate" | "concurrency") {
+            if met == Some(false) && matches!(variable, "rate" | "concurrency") {
                 stopped = Some(Cause::SweepEnded { variable: variable.into(), value: *value, why });
             }
         }
@@ -221,7 +221,7 @@ fn capacity(stage: &ServingContext<'_>, spec: &PointSpec) -> Result<f64, ServeEr
     let vocab = stage.model.architecture.vocab_size;
     let at_once = PointSpec {
         offered: Offered::AtOnce,
-        requests: (4 * spec.scheduler.max_num_seqs).clamp(64, 512),
+        requests: (8 * spec.scheduler.max_num_seqs).clamp(64, 4096),
         slo: hbmark_core::result::serving::Slo::default(),
         time_limit: None,
         ..spec.clone()
@@ -251,13 +251,14 @@ fn search(
         let spec = stage.spec("capacity", Offered::AtOnce, config.seed);
         capacity(stage, &spec)? / 2.0
     };
-    let search = SearchConfig { start, lowest: start / 256.0, highest: start * 256.0, precision, seeds };
+    let search = SearchConfig { start, lowest: start / 65_536.0, highest: start * 256.0, precision, seeds };
     let mut points = Vec::new();
     let slo = config.slo.clone();
     let found = find_max_rate(&search, &slo, config.seed, &mut points, |rate, seed, longer| {
         let mut spec = stage.spec(&format!("rate {rate:.3}"), Offered::Rate(rate), seed);
         if longer {
             spec.requests *= 3;
+            spec.max_requests *= 3;
         }
         stage.measure(&spec, observer)
     })?;

@@ -191,6 +191,7 @@ fn a_point_is_known_by_all_that_was_asked() {
         arrivals: Arrivals::Poisson,
         burst: None,
         requests: 10,
+        max_requests: 0,
         warmup: 4,
         scheduler: scheduler.clone(),
         sampling: Sampling::GREEDY,

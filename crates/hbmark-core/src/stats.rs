@@ -10,12 +10,12 @@ mod regression;
 mod series;
 mod summary;
 
-pub use intervals::{Interval, order_statistic_interval, t_interval_log};
+pub use intervals::{Interval, batch_error, order_statistic_interval, t_interval_log};
 pub use paired::{
     DRAWS, EXACT_PAIRS, SignFlip, holm, least_p, minimum_detectable, sign_flip, unpaired_ratio,
 };
 pub use regression::{Coefficient, Fit, least_squares};
-pub use series::{Trend, lag1_autocorrelation, trend};
+pub use series::{Growth, Trend, growth, lag1_autocorrelation, trend};
 pub use summary::{geometric_mean, honest_percentile, mean, median, needed, percentile, sd};
 
 /// Confidence of every interval of the protocol.

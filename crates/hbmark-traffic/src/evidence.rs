@@ -19,11 +19,11 @@ const MIN_REQUESTS: usize = 50;
 /// Collects the evidence of a run.
 #[must_use]
 pub fn evidence(run: &Run, traffic: &Traffic<'_>) -> Evidence {
-    let records = &run.records[traffic.measured.clone()];
+    let records = &run.records[run.measured.clone()];
     let served = || {
         records
             .iter()
-            .zip(&traffic.plan[traffic.measured.clone()])
+            .zip(&traffic.plan[run.measured.clone()])
             .filter(|(r, _)| r.outcome == RequestOutcome::Served)
     };
     let stays: f64 = records.iter().filter_map(|r| Some(r.last_token?.0 - r.arrival.0)).sum();

@@ -3,20 +3,21 @@
 //! Enters: a run, and its result so far. Leaves: the result with its gates, its validity and reasons; latencies that only reflect the
 //! length of a saturated run are removed.
 
-use super::latency::{Window, queue, ttft};
+use super::latency::{Window, ttft};
 use super::scheduler::RejectReason;
 use super::serving_loop::{LoadMode, Record, RequestOutcome, Run, StepLog, Traffic};
+use super::stability::{CONFIDENCE, Stability, TOLERATED_GROWTH, Verdict, stability};
 use hbmark_core::result::Cause;
 use hbmark_core::result::serving::{
     ClauseResult, Gate, GateName, MIN_REQUESTS, ServeResult, SloMetric, Validity,
 };
-use hbmark_core::stats::{mean, percentile, trend};
+use hbmark_core::stats::{mean, percentile};
 
 /// Largest p99 of the injection lag: this, or this share of the median TTFT, whichever is more.
 const LAG_FLOOR_NS: f64 = 1e6;
 const LAG_SHARE: f64 = 0.05;
-/// Completed over offered below this is saturation.
-const MIN_COMPLETED_SHARE: f64 = 0.98;
+/// A full queue that turns away more than this share of the offered requests is saturation.
+const MAX_SHED_SHARE: f64 = 0.02;
 /// Largest relative error of Little's law: mean requests in the system against rate × time in system.
 const LITTLE_TOLERANCE: f64 = 0.1;
 /// Largest relative error of the arrival rate against the plan.
@@ -129,7 +130,7 @@ pub(super) fn gates(
             format!("{most} KV blocks are in use that no running request holds"),
         );
     }
-    let planned = traffic.plan[traffic.measured.clone()].iter();
+    let planned = traffic.plan[run.measured.clone()].iter();
     let short = records
         .iter()
         .zip(planned)
@@ -145,12 +146,81 @@ pub(super) fn gates(
     }
 }
 
-/// Bins over which trends are judged.
-const BINS: usize = 10;
+/// Whether a system keeps up, and on what grounds.
+pub(super) struct KeepsUp {
+    stability: Stability,
+    offered: usize,
+    /// Requests that found the queue full.
+    shed: usize,
+}
 
-/// Whether a series significantly grows to at least double over the run.
-fn rises(values: &[f64]) -> bool {
-    trend(values).is_some_and(|t| t.significant && t.relative_change > 1.0)
+/// Judges the queue over the window.
+pub(super) fn keeps_up(run: &Run, records: &[Record], window: &Window) -> KeepsUp {
+    // Requests rejected by a full queue count as offered; those that never fit do not.
+    let possible = |r: &&Record| !matches!(r.outcome, RequestOutcome::Rejected(reason) if reason != RejectReason::QueueFull);
+    let offered = due(records, window).filter(possible).count();
+    let shed = due(records, window)
+        .filter(|r| r.outcome == RequestOutcome::Rejected(RejectReason::QueueFull))
+        .count();
+    let mut changes: Vec<(f64, bool)> = run
+        .records
+        .iter()
+        .filter(|r| r.started.is_some() || r.outcome == RequestOutcome::Unfinished)
+        .flat_map(|r| [r.enqueued.map(|at| (at.0, true)), r.started.map(|at| (at.0, false))])
+        .flatten()
+        .collect();
+    changes.sort_by(|a, b| a.0.total_cmp(&b.0).then(b.1.cmp(&a.1)));
+    let mut count = 0_usize;
+    let waiting: Vec<(f64, usize)> = changes
+        .into_iter()
+        .map(|(time, came)| {
+            count = if came { count + 1 } else { count - 1 };
+            (time, count)
+        })
+        .collect();
+    KeepsUp { stability: stability(&run.population, &waiting, window, offered), offered, shed }
+}
+
+impl KeepsUp {
+    /// `None` where the run is too short to tell.
+    pub fn passed(&self) -> Option<bool> {
+        if self.shed as f64 > MAX_SHED_SHARE * self.offered as f64 {
+            return Some(false);
+        }
+        match self.stability.verdict {
+            Verdict::KeepsUp => Some(true),
+            Verdict::Saturated => Some(false),
+            Verdict::Undetermined => None,
+        }
+    }
+
+    fn detail(&self) -> String {
+        let percent = |requests: f64| format!("{:.1} %", requests / self.offered.max(1) as f64 * 100.0);
+        let growth = self.stability.growth.map_or_else(
+            || "too few requests to see a trend of the queue".to_owned(),
+            |g| {
+                format!(
+                    "requests in the system grew by {} of the {} offered ({:.1} % interval {} to {})",
+                    percent(g.change),
+                    self.offered,
+                    CONFIDENCE * 100.0,
+                    percent(g.low),
+                    percent(g.high)
+                )
+            },
+        );
+        let shed =
+            if self.shed > 0 { format!(", and {} found the queue full", self.shed) } else { String::new() };
+        let verdict = match self.passed() {
+            Some(true) => String::new(),
+            Some(false) => "; it does not keep up".to_owned(),
+            None => format!(
+                "; below {:.0} % it keeps up, and only a longer run can tell",
+                TOLERATED_GROWTH * 100.0
+            ),
+        };
+        format!("{growth}{shed}{verdict}")
+    }
 }
 
 /// Checks whether the system kept up.
@@ -167,50 +237,12 @@ pub(super) fn saturation(
         reasons.push(Cause::AllAtOnce);
     }
     if traffic.kind == LoadMode::Open && !infinite && records.len() >= MIN_REQUESTS {
-        let (before, after) = (population_at(run, window.from), population_at(run, window.to));
-        let growth = after as f64 - before as f64;
-        // Requests rejected by a full queue count as offered; those that never fit do not.
-        let possible = |r: &&Record| !matches!(r.outcome, RequestOutcome::Rejected(reason) if reason != RejectReason::QueueFull);
-        let offered = due(records, window).filter(possible).count().max(1);
-        let shed =
-            records.iter().filter(|r| r.outcome == RequestOutcome::Rejected(RejectReason::QueueFull)).count();
-        let completed = 1.0 - (growth + shed as f64) / offered as f64;
-        // A stable queue fluctuates too: only growth beyond its own size counts, or less where every part of the window holds more
-        // than the one before.
-        let spread = ((before + after) as f64).sqrt();
-        let parts = (0..BINS).map(|part| {
-            let width = (window.to - window.from) / BINS as f64;
-            let from = window.from + part as f64 * width;
-            mean_population(run, &Window { from, to: from + width })
-        });
-        let climbs =
-            trend(&parts.collect::<Vec<_>>()).is_some_and(|t| t.significant && t.relative_change > 0.0);
-        let noise = if climbs { 1.5 * spread } else { 3.0 * spread };
-        let turned_away = if shed > 0 { format!(", and {shed} found the queue full") } else { String::new() };
-        let balance = format!(
-            "{:.1} % of the offered requests were completed in the window: {before} were in the system at its start, {after} at \
-             its end{turned_away}",
-            completed * 100.0
-        );
-        let behind = completed < MIN_COMPLETED_SHARE;
-        let beyond_chance =
-            growth > noise.max(10.0) || shed as f64 > (1.0 - MIN_COMPLETED_SHARE) * offered as f64;
-        if behind && beyond_chance {
-            let detail = format!("{balance}; below {:.0} % it does not keep up", MIN_COMPLETED_SHARE * 100.0);
-            reasons.push(Cause::GateFailed { gate: GateName::KeepsUp, detail });
+        let judged = keeps_up(run, records, window);
+        let (passed, detail) = (judged.passed(), judged.detail());
+        if passed == Some(false) {
+            reasons.push(Cause::GateFailed { gate: GateName::KeepsUp, detail: detail.clone() });
         }
-        let detail = if behind && !beyond_chance {
-            format!("{balance}; so few requests cannot tell that from chance, a longer run can")
-        } else {
-            balance
-        };
-        let passed = if behind { beyond_chance.then_some(false) } else { Some(true) };
         result.gates.push(Gate { name: GateName::KeepsUp, passed, detail });
-        let waits: Vec<f64> = bins(records.iter().map(ttft), records.len());
-        let depths: Vec<f64> = bins(records.iter().map(queue), records.len());
-        if rises(&waits) && rises(&depths) {
-            reasons.push(Cause::LatenciesRise);
-        }
     }
     if reasons.is_empty() {
         return;
@@ -224,19 +256,11 @@ pub(super) fn saturation(
     if !infinite {
         let waiting = |c: &ClauseResult| c.clause.metric != SloMetric::Tpot;
         for clause in result.slo.iter_mut().filter(|c| waiting(c)) {
-            clause.observed = None;
+            (clause.observed, clause.low, clause.high) = (None, None, None);
             clause.met = Some(false);
         }
         if result.slo.iter().any(waiting) {
             result.slo_met = Some(false);
         }
     }
-}
-
-/// Means of consecutive parts; infinite values count as the largest finite one.
-fn bins(values: impl Iterator<Item = f64>, count: usize) -> Vec<f64> {
-    let values: Vec<f64> = values.collect();
-    let most = values.iter().copied().filter(|v| v.is_finite()).fold(0.0, f64::max);
-    let finite: Vec<f64> = values.into_iter().map(|v| if v.is_finite() { v } else { most }).collect();
-    finite.chunks(count.div_ceil(BINS).max(1)).map(mean).collect()
 }

@@ -8,14 +8,14 @@
 use std::collections::BTreeMap;
 
 use super::evidence::evidence;
-use super::gates::{due, gates, saturation};
+use super::gates::{due, gates, keeps_up, saturation};
 use super::serving_loop::{LoadMode, Record, RequestOutcome, Run, StepLog, Traffic};
 use crate::requests::columns;
 use crate::timeline::timeline;
 use hbmark_core::result::serving::{
     Breakdown, Clause, ClauseResult, Quantiles, Quantity, ServeResult, Slo, SloMetric, Validity,
 };
-use hbmark_core::stats::{honest_percentile, percentile};
+use hbmark_core::stats::{CONFIDENCE, batch_error, honest_percentile, percentile};
 
 /// The quantities of a measured request.
 pub(super) fn ttft(record: &Record) -> f64 {
@@ -59,7 +59,7 @@ fn metric(record: &Record, which: SloMetric) -> Option<f64> {
 /// Summarises a run.
 #[must_use]
 pub fn summarise(run: &Run, traffic: &Traffic<'_>, slo: &Slo) -> ServeResult {
-    let records = &run.records[traffic.measured.clone()];
+    let records = &run.records[run.measured.clone()];
     let window = Window::new(run, traffic, records);
     let steps: Vec<&StepLog> = run.steps.iter().filter(|s| window.holds(s.end)).collect();
     let per_s = |count: f64| if window.seconds() > 0.0 { count / window.seconds() } else { 0.0 };
@@ -74,6 +74,9 @@ pub fn summarise(run: &Run, traffic: &Traffic<'_>, slo: &Slo) -> ServeResult {
     let infinite = traffic.plan.iter().all(|p| p.arrival.0 == 0.0) && traffic.kind == LoadMode::Open;
     let offered =
         (traffic.kind == LoadMode::Open && !infinite).then(|| per_s(due(records, &window).count() as f64));
+    let of_measured =
+        |(gap, request): (&f64, &u32)| run.measured.contains(&(*request as usize)).then_some(Some(*gap));
+    let gaps = run.gaps.iter().zip(&run.gap_request).filter_map(of_measured);
     let mut result = ServeResult {
         validity: Validity::Valid,
         reasons: Vec::new(),
@@ -82,11 +85,8 @@ pub fn summarise(run: &Run, traffic: &Traffic<'_>, slo: &Slo) -> ServeResult {
         served: records.iter().filter(|r| r.outcome == RequestOutcome::Served).count(),
         unfinished: records.iter().filter(|r| r.outcome == RequestOutcome::Unfinished).count(),
         rejected: rejected(records),
-        warmup_requests: traffic.measured.start,
-        cooldown_requests: run.records[traffic.measured.end..]
-            .iter()
-            .filter(|r| r.enqueued.is_some())
-            .count(),
+        warmup_requests: run.measured.start,
+        cooldown_requests: run.records[run.measured.end..].iter().filter(|r| r.enqueued.is_some()).count(),
         foreign_cores: None,
         window_s: window.seconds(),
         offered_per_s: offered,
@@ -101,7 +101,7 @@ pub fn summarise(run: &Run, traffic: &Traffic<'_>, slo: &Slo) -> ServeResult {
         slo_met: None,
         ttft_ns: Some(Quantiles::of(records.iter().map(|r| Some(ttft(r))))),
         tpot_ns: Some(Quantiles::of(records.iter().map(tpot))),
-        itl_ns: Some(Quantiles::of(run.gaps.iter().map(|gap| Some(*gap)))),
+        itl_ns: Some(Quantiles::of(gaps)),
         e2e_ns: Some(Quantiles::of(records.iter().map(|r| Some(e2e(r))))),
         queue_ns: Some(Quantiles::of(records.iter().map(|r| Some(queue(r))))),
         injection_lag_ns: Quantiles::of(records.iter().map(|r| r.enqueued.map(|_| r.lag.0))),
@@ -136,6 +136,16 @@ pub fn summarise(run: &Run, traffic: &Traffic<'_>, slo: &Slo) -> ServeResult {
     result
 }
 
+/// Whether a run tells if the system keeps up and every objective is met, or that one of these fails.
+pub(super) fn decided(run: &Run, traffic: &Traffic<'_>, slo: &Slo) -> bool {
+    let records = &run.records[run.measured.clone()];
+    let window = Window::new(run, traffic, records);
+    let keeps_up = keeps_up(run, records, &window).passed();
+    let met: Vec<ClauseResult> = slo.clauses.iter().map(|clause| judge(records, *clause)).collect();
+    let fails = keeps_up == Some(false) || met.iter().any(|clause| clause.met == Some(false));
+    fails || keeps_up.is_some() && met.iter().all(|clause| clause.met.is_some())
+}
+
 /// Whether every objective was met: false if any failed, otherwise unknown if any is unknown.
 fn all_met(clauses: &[ClauseResult]) -> Option<bool> {
     let known = |met: bool| clauses.iter().filter(|c| c.met == Some(met)).count();
@@ -148,7 +158,7 @@ fn all_met(clauses: &[ClauseResult]) -> Option<bool> {
 
 /// The span over which rates are taken: from the first measured arrival to the last in an open loop, otherwise to the last measured end.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Window {
+pub struct Window {
     pub from: f64,
     pub to: f64,
 }
@@ -178,14 +188,40 @@ fn meets(record: &Record, slo: &Slo) -> bool {
         && slo.clauses.iter().all(|c| metric(record, c.metric).is_none_or(|value| value <= c.limit_ns))
 }
 
+/// Runs of consecutive requests over which the share of those above a percentile varies as it does by chance and by bursts.
+const BATCHES: usize = 20;
+
+/// Judges an objective by the interval of its percentile.
+///
+/// The interval is that of order statistics, but for requests that are not independent: how far the rank may be off comes from the
+/// variation, between consecutive batches of requests, of the share above the percentile (*batch means*), and is never less than for
+/// independent requests.
 fn judge(records: &[Record], clause: Clause) -> ClauseResult {
-    let mut values: Vec<f64> = records.iter().filter_map(|r| metric(r, clause.metric)).collect();
-    values.sort_by(f64::total_cmp);
-    let observed = honest_percentile(&values, clause.percentile);
+    let values: Vec<f64> = records.iter().filter_map(|r| metric(r, clause.metric)).collect();
+    let mut sorted = values.clone();
+    sorted.sort_by(f64::total_cmp);
+    let observed = honest_percentile(&sorted, clause.percentile);
+    let interval = observed.and_then(|at| {
+        let above: Vec<f64> = values.iter().map(|value| f64::from(u8::from(*value > at))).collect();
+        let spread = batch_error(&above, BATCHES, CONFIDENCE)?;
+        let rank = |p: f64| (p * sorted.len() as f64).ceil();
+        let (low, high) = (rank(clause.percentile - spread), rank(clause.percentile + spread));
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a rank in the sample")]
+        let at = |rank: f64| sorted.get((rank.max(1.0) as usize) - 1).copied();
+        // Beyond the largest value seen nothing is known.
+        Some((at(low)?, at(high).unwrap_or(f64::INFINITY)))
+    });
+    let met = interval.and_then(|(low, high)| match clause.limit_ns {
+        limit if high <= limit => Some(true),
+        limit if low > limit => Some(false),
+        _ => None,
+    });
     ClauseResult {
         clause,
         observed: observed.map(Quantity::from),
-        met: observed.map(|v| v <= clause.limit_ns),
+        low: interval.map(|(low, _)| low.into()),
+        high: interval.map(|(_, high)| high.into()),
+        met,
     }
 }
 

@@ -25,7 +25,10 @@ pub mod sampler;
 pub mod scheduler;
 pub mod search;
 pub mod serving_loop;
+pub mod stability;
 pub mod step_model;
+#[cfg(test)]
+mod test_queues;
 pub mod timeline;
 pub mod trace;
 pub mod workload;

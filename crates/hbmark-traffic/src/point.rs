@@ -10,7 +10,7 @@ use crate::clock::VirtualClock;
 use crate::executor::PredictedExecutor;
 use crate::sampler::Sampling;
 use crate::scheduler::{RejectReason, Scheduler};
-use crate::serving_loop::{LoadMode, Progress, Run, RunError, Traffic, run};
+use crate::serving_loop::{Extension, LoadMode, Progress, Run, RunError, Traffic, run};
 use crate::step_model::StepModel;
 use crate::trace::Trace;
 use crate::workload::{PlannedRequest, Workload, ideal_hit_rate, plan_trace, splitmix64, without_sharing};
@@ -59,6 +59,8 @@ pub struct PointSpec {
     pub burst: Option<Burst>,
     /// Requests whose times count.
     pub requests: usize,
+    /// As many may count where fewer decide nothing; no more than `requests` for exactly as many.
+    pub max_requests: usize,
     /// Warm-up requests before them.
     pub warmup: usize,
     pub scheduler: SchedulerConfig,
@@ -82,7 +84,15 @@ impl PointSpec {
     pub fn cooldown(&self) -> usize {
         match self.offered {
             Offered::AtOnce => 0,
-            _ => self.requests / 2 + 16,
+            _ => self.most() / 2 + 16,
+        }
+    }
+
+    /// The most requests that are measured: only arrivals at a rate can go on.
+    fn most(&self) -> usize {
+        match (&self.source, self.offered) {
+            (TrafficSource::Workload(_), Offered::Rate(_)) => self.max_requests.max(self.requests),
+            _ => self.requests,
         }
     }
 
@@ -97,7 +107,7 @@ impl PointSpec {
     /// When a trace has too few.
     pub fn plan(&self) -> Result<(Vec<PlannedRequest>, std::ops::Range<usize>), PlanError> {
         let warmup = self.warmup();
-        let count = warmup + self.requests + self.cooldown();
+        let count = warmup + self.most() + self.cooldown();
         let rate = if let Offered::Rate(rate) = self.offered { Some(rate) } else { None };
         let (mut plan, recorded) = match &self.source {
             TrafficSource::Workload(workload) => {
@@ -174,7 +184,7 @@ impl PointSpec {
         }
         for clause in &self.slo.clauses {
             let needed = hbmark_core::stats::needed(clause.percentile);
-            if measured < needed {
+            if measured.max(self.most()) < needed {
                 return Err(PlanError::TooFewForSlo {
                     clause: clause.to_string(),
                     needed,
@@ -216,6 +226,8 @@ impl PointSpec {
                 _ => LoadMode::Open,
             },
             measured,
+            extension: (self.most() > self.requests)
+                .then(|| Extension { max_requests: self.most(), slo: self.slo.clone() }),
             vocab,
             prompt_vocab: Vec::new(),
             stop_tokens: if self.stop_at_eos { eos.to_vec() } else { Vec::new() },

@@ -1,13 +1,15 @@
-//! The highest rate that still meets the objectives: bracket, bisect, confirm.
+//! The highest rate that still meets the objectives.
 //!
-//! Enters: a way to measure a point at a rate with a seed, and the objectives. Leaves: a [`Search`] with every step that was taken. A
-//! single run decides each step of the search, because the search corrects itself; the final rate counts only when fresh seeds
-//! agree: the upper 95 % bound (Student's t over seeds) of every objective's percentile is within its limit. Percentiles of one queue
-//! are too correlated for an interval from a single run.
+//! Enters: a way to measure a point at a rate with a seed, and the objectives. Leaves: a [`Search`] with every step that was taken. A rate
+//! holds where a run shows that the system keeps up and that the interval of every objective's percentile is within its limit; a run that
+//! cannot tell does not hold. The search brackets and bisects, does so again near the answer with fresh seeds, takes the median of their
+//! rates, and lowers it until a longer run holds it.
 
 use hbmark_core::result::cause::joined;
-use hbmark_core::result::serving::{Attempt, Point, Search, SearchStage, ServeResult, Slo, Validity};
-use hbmark_core::stats::t_interval_log;
+use hbmark_core::result::serving::{
+    Attempt, GateName, Point, Search, SearchStage, ServeResult, Slo, Validity,
+};
+use hbmark_core::stats::median;
 
 /// How to search.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -19,64 +21,137 @@ pub struct SearchConfig {
     pub highest: f64,
     /// Bisection ends when the bracket is this narrow, relative.
     pub precision: f64,
-    /// Fresh seeds that must agree.
+    /// How often the rate is found anew, the first time among them.
     pub seeds: usize,
 }
 
-/// Whether a run met every objective, and what decided.
+/// Whether a run met every objective, and what decided; `None` where it could not tell.
 #[must_use]
-pub fn verdict(result: &ServeResult) -> (bool, String) {
+pub fn verdict(result: &ServeResult) -> (Option<bool>, String) {
     match result.validity {
-        Validity::Saturated => (false, format!("saturated: {}", joined(&result.reasons))),
-        Validity::Invalid => (false, format!("invalid: {}", joined(&result.reasons))),
-        Validity::Valid => {
-            let failed = result.slo.iter().find(|c| c.met != Some(true));
-            failed.map_or_else(
-                || (true, "every objective was met".to_owned()),
-                |c| {
-                    let seen = c
-                        .observed
-                        .map_or("unknown".to_owned(), |q| hbmark_core::units::Nanos(q.value()).to_string());
-                    (false, format!("{}: {seen}", c.clause))
-                },
-            )
-        }
+        Validity::Saturated => return (Some(false), format!("saturated: {}", joined(&result.reasons))),
+        Validity::Invalid => return (None, format!("invalid: {}", joined(&result.reasons))),
+        Validity::Valid => {}
     }
+    let clause = |met: Option<bool>| result.slo.iter().find(|c| c.met == met);
+    if let Some(failed) = clause(Some(false)) {
+        return (Some(false), failed.to_string());
+    }
+    if let Some(gate) = result.gates.iter().find(|g| g.name == GateName::KeepsUp && g.passed.is_none()) {
+        return (None, gate.detail.clone());
+    }
+    clause(None).map_or_else(
+        || (Some(true), "every objective was met".to_owned()),
+        |open| (None, format!("{open}: the interval holds the limit")),
+    )
 }
 
-/// Confidence of the bound over seeds, two-sided: 90 % leaves 5 % above it.
-const CONFIDENCE: f64 = 0.90;
+/// Why a search has no more to do.
+enum End<E> {
+    Failed(E),
+    /// A point has no result.
+    NoResult,
+}
 
-/// Whether runs with different seeds agree that every objective holds.
-fn agree(results: &[ServeResult]) -> (bool, String) {
-    if let Some(bad) = results.iter().find(|r| r.validity != Validity::Valid) {
-        return verdict(bad);
+/// The state of a search.
+struct Walk<'a, M> {
+    config: &'a SearchConfig,
+    measure: M,
+    seed: u64,
+    points: &'a mut Vec<Point>,
+    search: Search,
+}
+
+impl<E, M: FnMut(f64, u64, bool) -> Result<Point, E>> Walk<'_, M> {
+    /// Whether a rate is shown to hold.
+    fn holds(&mut self, stage: SearchStage, rate: f64) -> Result<bool, End<E>> {
+        self.seed += 1;
+        let mut point =
+            (self.measure)(rate, self.seed, stage == SearchStage::Sustain).map_err(End::Failed)?;
+        point.label = format!("{stage} {rate:.3}/s");
+        let not_run = || point.not_run.as_ref().map_or_else(|| "not run".to_owned(), ToString::to_string);
+        let (met, why) = point.result.as_ref().map_or_else(|| (None, not_run()), verdict);
+        let lost = point.result.is_none();
+        self.search.attempts.push(Attempt { stage, rate, seed: self.seed, met, why });
+        self.points.push(point);
+        if lost { Err(End::NoResult) } else { Ok(met == Some(true)) }
     }
-    let clauses = results.first().map_or(0, |r| r.slo.len());
-    for index in 0..clauses {
-        let clause = results[0].slo[index].clause;
-        let values: Option<Vec<f64>> = results
-            .iter()
-            .map(|r| r.slo[index].observed.map(hbmark_core::result::serving::Quantity::value))
-            .collect();
-        let Some(values) = values else { return (false, format!("{clause}: unknown")) };
-        let bound = match t_interval_log(&values, CONFIDENCE) {
-            Some(interval) => interval.high,
-            // One seed, or a time of exactly zero or infinity: the worst decides.
-            None => values.iter().copied().fold(0.0, f64::max),
+
+    /// The highest rate that holds, from a rate to begin with: by ever longer steps until one holds and one does not, then halved.
+    fn highest(
+        &mut self,
+        first: SearchStage,
+        start: f64,
+        step: f64,
+        held: &mut Option<f64>,
+    ) -> Result<Option<f64>, End<E>> {
+        let SearchConfig { lowest, highest, precision, .. } = *self.config;
+        let (mut rate, mut step) = (start.clamp(lowest, highest), step);
+        let (mut good, mut bad): (Option<f64>, Option<f64>) = (None, None);
+        let (mut low, mut high) = loop {
+            if self.holds(first, rate)? {
+                (good, *held) = (Some(rate), Some(rate));
+                if rate >= highest {
+                    return Ok(good);
+                }
+            } else {
+                bad = Some(rate);
+                if rate <= lowest {
+                    return Ok(None);
+                }
+            }
+            match (good, bad) {
+                (Some(low), Some(high)) => break (low, high),
+                (Some(low), None) => rate = (low * step).min(highest),
+                _ => rate = (rate / step).max(lowest),
+            }
+            // The first step of all is large already.
+            step = if first == SearchStage::Bracket { step } else { step * step };
         };
-        if bound > clause.limit_ns {
-            return (
-                false,
-                format!(
-                    "{clause}: upper bound over {} seeds {}",
-                    values.len(),
-                    hbmark_core::units::Nanos(bound)
-                ),
-            );
+        while high / low > 1.0 + precision {
+            let middle = (low * high).sqrt();
+            let stage = if first == SearchStage::Bracket { SearchStage::Bisect } else { first };
+            if self.holds(stage, middle)? {
+                (low, *held) = (middle, Some(middle));
+            } else {
+                high = middle;
+            }
         }
+        Ok(Some(low))
     }
-    (true, format!("every objective's upper bound over {} seeds is within its limit", results.len()))
+
+    fn run(&mut self, held: &mut Option<f64>) -> Result<(), End<E>> {
+        let SearchConfig { start, lowest, highest, precision, seeds } = *self.config;
+        let Some(found) = self.highest(SearchStage::Bracket, start, 2.0, held)? else {
+            self.search.note =
+                format!("not even {lowest:.4} requests per second were shown to meet the objectives");
+            return Ok(());
+        };
+        self.search.rate_by_seed.push(found);
+        for _ in 1..seeds.max(1) {
+            let step = 1.0 + 2.0 * precision;
+            let again = self.highest(SearchStage::Confirm, found, step, held)?;
+            self.search.rate_by_seed.push(again.unwrap_or(lowest));
+        }
+        let mut rate = median(&self.search.rate_by_seed);
+        let mut step = 1.0 + precision / 2.0;
+        // A short run cannot show a queue that grows slowly.
+        while !self.holds(SearchStage::Sustain, rate)? {
+            self.search.sustained = Some(false);
+            if rate <= lowest {
+                self.search.note =
+                    format!("no rate was sustained over a longer run, down to {lowest:.4} per second");
+                return Ok(());
+            }
+            rate = (rate / step).max(lowest);
+            step *= step;
+        }
+        (self.search.max_rate, self.search.confirmed, self.search.sustained) = (Some(rate), true, Some(true));
+        if rate >= highest {
+            self.search.note = format!("the highest rate tried, {highest:.3} per second, still holds");
+        }
+        Ok(())
+    }
 }
 
 /// Searches. `measure(rate, seed, longer)` runs a point; `longer` asks for the sustained run.
@@ -88,97 +163,17 @@ pub fn find_max_rate<E>(
     slo: &Slo,
     first_seed: u64,
     points: &mut Vec<Point>,
-    mut measure: impl FnMut(f64, u64, bool) -> Result<Point, E>,
+    measure: impl FnMut(f64, u64, bool) -> Result<Point, E>,
 ) -> Result<Search, E> {
-    let mut search = Search { slo: slo.clone(), ..Search::default() };
-    let mut seed = first_seed;
-    let mut run = |stage: SearchStage,
-                   rate: f64,
-                   longer: bool,
-                   search: &mut Search|
-     -> Result<Option<(bool, ServeResult)>, E> {
-        seed += 1;
-        let mut point = measure(rate, seed, longer)?;
-        point.label = format!("{stage} {rate:.3}/s");
-        let result = point.result.clone();
-        let not_run = || point.not_run.as_ref().map_or_else(|| "not run".to_owned(), ToString::to_string);
-        let (met, why) = result.as_ref().map_or_else(|| (false, not_run()), verdict);
-        search.attempts.push(Attempt { stage, rate, seed, met, why });
-        points.push(point);
-        Ok(result.map(|result| (met, result)))
-    };
-    let mut rate = config.start.clamp(config.lowest, config.highest);
-    let (mut good, mut bad) = (None, None);
-    // Twice or half until both sides are known.
-    while good.is_none() || bad.is_none() {
-        let Some((met, _)) = run(SearchStage::Bracket, rate, false, &mut search)? else {
-            return Ok(search.ended_early(good));
-        };
-        if met {
-            good = Some(rate);
-            if rate >= config.highest {
-                break;
-            }
-            rate = (rate * 2.0).min(config.highest);
-        } else {
-            bad = Some(rate);
-            if rate <= config.lowest {
-                break;
-            }
-            rate = (rate / 2.0).max(config.lowest);
-        }
+    let search = Search { slo: slo.clone(), ..Search::default() };
+    let mut walk = Walk { config, measure, seed: first_seed, points, search };
+    let mut held = None;
+    match walk.run(&mut held) {
+        Ok(()) => Ok(walk.search),
+        Err(End::NoResult) => Ok(walk.search.ended_early(held)),
+        Err(End::Failed(error)) => Err(error),
     }
-    let Some(mut low) = good else {
-        search.note = format!("not even {:.4} requests per second meet the objectives", config.lowest);
-        return Ok(search);
-    };
-    if let Some(mut high) = bad {
-        while high / low > 1.0 + config.precision {
-            let middle = (low * high).sqrt();
-            let Some((met, _)) = run(SearchStage::Bisect, middle, false, &mut search)? else {
-                return Ok(search.ended_early(Some(low)));
-            };
-            if met {
-                low = middle;
-            } else {
-                high = middle;
-            }
-        }
-    } else {
-        search.note = format!("the highest rate tried, {:.3} per second, still holds", config.highest);
-    }
-    // The last rate that passed may have passed by chance: lower it until fresh seeds and a longer run agree.
-    for _ in 0..8 {
-        let mut results = Vec::new();
-        for _ in 0..config.seeds.max(1) {
-            let Some((_, result)) = run(SearchStage::Confirm, low, false, &mut search)? else {
-                return Ok(search.ended_early(Some(low)));
-            };
-            results.push(result);
-        }
-        let (met, why) = agree(&results);
-        search.attempts.push(Attempt { stage: SearchStage::Agree, rate: low, seed: 0, met, why });
-        // A short run cannot show a queue that grows slowly.
-        if met {
-            let Some((held, _)) = run(SearchStage::Sustain, low, true, &mut search)? else {
-                return Ok(search.ended_early(Some(low)));
-            };
-            if held {
-                search.max_rate = Some(low);
-                search.confirmed = true;
-                search.sustained = Some(true);
-                break;
-            }
-        }
-        search.sustained = met.then_some(false);
-        low /= 1.0 + config.precision;
-        if low < config.lowest {
-            break;
-        }
-    }
-    if search.max_rate.is_none() && search.note.is_empty() {
-        search.note =
-            format!("single runs held, and fresh seeds or a longer run did not, down to {low:.3} per second");
-    }
-    Ok(search)
 }
+
+#[cfg(test)]
+mod tests;

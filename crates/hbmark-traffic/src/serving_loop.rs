@@ -18,12 +18,13 @@ use serde::{Deserialize, Serialize};
 
 use super::clock::Clock;
 use super::executor::{Executor, Phases};
+use super::latency::decided;
 use super::scheduler::{EmittedToken, RejectReason, Request, Scheduler, SchedulerLoad};
 use super::step_model::Mixture;
 use super::workload::PlannedRequest;
 use crate::executor::StepFailure;
 use hbmark_core::ledger::RaggedPart;
-use hbmark_core::result::serving::SchedulerConfig;
+use hbmark_core::result::serving::{SchedulerConfig, Slo};
 use hbmark_core::units::Nanos;
 
 /// When a request is sent.
@@ -35,13 +36,23 @@ pub enum LoadMode {
     Closed { concurrency: usize },
 }
 
+/// How a run goes on while it decides neither whether the system keeps up nor whether the objectives are met: the number of measured
+/// requests is doubled.
+#[derive(Debug, Clone)]
+pub struct Extension {
+    pub max_requests: usize,
+    pub slo: Slo,
+}
+
 /// What is sent.
 #[derive(Debug, Clone)]
 pub struct Traffic<'a> {
     pub plan: &'a [PlannedRequest],
     pub kind: LoadMode,
-    /// The requests whose times count.
+    /// The requests whose times count, to begin with.
     pub measured: Range<usize>,
+    /// Measure more requests where these decide nothing.
+    pub extension: Option<Extension>,
     pub vocab: usize,
     /// The tokens that prompts are drawn from; empty for the whole vocabulary.
     pub prompt_vocab: Vec<u32>,
@@ -126,9 +137,13 @@ pub struct StepLog {
 #[derive(Debug, Clone, Default)]
 pub struct Run {
     pub records: Vec<Record>,
+    /// The requests whose times count; more than planned where the run was extended.
+    pub measured: Range<usize>,
     pub steps: Vec<StepLog>,
-    /// Gaps between tokens of measured requests, in nanoseconds, with the gap across a preemption among them.
+    /// Gaps between tokens from the first measured request on, in nanoseconds, with the gap across a preemption among them.
     pub gaps: Vec<f64>,
+    /// The request of each gap.
+    pub gap_request: Vec<u32>,
     /// (time, requests in the system from then on).
     pub population: Vec<(f64, usize)>,
     /// Waiting for arrivals with nothing to do.
@@ -221,7 +236,9 @@ pub fn run_with_scheduler(
     let prompts = if clock.is_virtual() {
         Vec::new()
     } else {
-        traffic.plan.iter().map(|request| traffic.prompt(request)).collect()
+        // A run that is extended makes the others when they arrive.
+        let ready = if traffic.extension.is_some() { 2 * traffic.measured.end } else { traffic.plan.len() };
+        traffic.plan.iter().take(ready).map(|request| traffic.prompt(request)).collect()
     };
     let mut server = Server {
         traffic,
@@ -240,6 +257,7 @@ pub fn run_with_scheduler(
         preempted_at: vec![None; traffic.plan.len()],
         run: Run {
             records: traffic.plan.iter().map(blank).collect(),
+            measured: traffic.measured.clone(),
             outputs: if traffic.keep_outputs { vec![Vec::new(); traffic.plan.len()] } else { Vec::new() },
             ..Run::default()
         },
@@ -256,7 +274,7 @@ pub fn run_with_scheduler(
         if rounds.is_multiple_of(64) || !clock.is_virtual() {
             observe(server.progress(now));
         }
-        if server.left == 0 || traffic.time_limit.is_some_and(|limit| now > limit.0) {
+        if traffic.time_limit.is_some_and(|limit| now > limit.0) || server.left == 0 && !server.extend(now) {
             break;
         }
         if !server.scheduler.has_work() {
@@ -394,9 +412,27 @@ impl Server<'_, '_> {
         }
     }
 
+    /// Goes on with more measured requests where those so far decide nothing and more are allowed.
+    fn extend(&mut self, now: f64) -> bool {
+        self.run.end = now;
+        let Some(Extension { max_requests, slo }) = &self.traffic.extension else { return false };
+        while self.left == 0 {
+            let (Range { start, end }, plan) = (self.run.measured.clone(), self.traffic.plan.len());
+            let longer = (start + (2 * (end - start)).min(*max_requests)).min(plan);
+            if longer <= end || decided(&self.run, self.traffic, slo) {
+                return false;
+            }
+            self.run.measured.end = longer;
+            // Some of them arrived and finished meanwhile.
+            let unfinished = |record: &&Record| record.outcome == RequestOutcome::Unfinished;
+            self.left = self.run.records[end..longer].iter().filter(unfinished).count();
+        }
+        true
+    }
+
     fn finish_request(&mut self, key: usize, outcome: RequestOutcome, now: f64) {
         self.run.records[key].outcome = outcome;
-        if self.traffic.measured.contains(&key) {
+        if self.run.measured.contains(&key) {
             self.left -= 1;
         }
         if matches!(self.traffic.kind, LoadMode::Closed { .. }) {
@@ -495,9 +531,10 @@ impl Server<'_, '_> {
         record.output_tokens += 1;
         record.first_token.get_or_insert(Nanos(now));
         if let Some(last) = record.last_token.replace(Nanos(now))
-            && self.traffic.measured.contains(&key)
+            && key >= self.run.measured.start
         {
             self.run.gaps.push(now - last.0);
+            self.run.gap_request.push(u32::try_from(key).expect("a number of requests"));
         }
         if let Some(output) = self.run.outputs.get_mut(key) {
             output.push(token);
@@ -507,8 +544,8 @@ impl Server<'_, '_> {
     fn progress(&self, now: f64) -> Progress {
         Progress {
             elapsed: Nanos(now),
-            done: self.traffic.measured.len() - self.left,
-            total: self.traffic.measured.len(),
+            done: self.run.measured.len() - self.left,
+            total: self.run.measured.len(),
             load: self.scheduler.load(),
             output_tokens: self.output_tokens,
         }

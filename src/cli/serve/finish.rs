@@ -76,6 +76,10 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
 
 /// How a whole benchmark ended.
 fn judge(report: &ServeReport) -> Outcome {
+    // A script that asks for a rate must not take the lack of one for success.
+    if report.search.as_ref().is_some_and(|search| search.max_rate.is_none()) {
+        return Outcome::SomeCellsFailed;
+    }
     let mut results = report.points.iter().filter_map(|point| point.result.as_ref());
     if results.any(|result| result.validity == Validity::Invalid) {
         return Outcome::SomeCellsFailed;

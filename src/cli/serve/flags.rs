@@ -26,8 +26,10 @@ use hbmark_traffic::sampler::Sampling;
 use hbmark_traffic::trace;
 use hbmark_traffic::workload::{SharedPrefix, Structured, Workload};
 
-/// Requests that are measured when nothing is said.
-const DEFAULT_REQUESTS: usize = 100;
+/// Requests that are measured when nothing is said, on an engine and on the virtual clock.
+const DEFAULT_REQUESTS: (usize, usize) = (100, 5_000);
+/// Times this an undetermined run is extended on an engine; on the virtual clock, up to this many requests.
+const EXTENSION: (usize, usize) = (16, 65_536);
 /// Beyond this a number of requests is a typing error.
 const MAX_REQUESTS: usize = 10_000_000;
 /// Beyond this a number of sequences, tokens or blocks is one.
@@ -195,9 +197,13 @@ struct SamplingArgs {
 pub(super) struct ServingArgs {
     #[command(flatten)]
     pub engine: EngineArgs,
-    /// Number of measured requests [default: 100].
+    /// Number of measured requests [default: what the percentiles of --slo need, at least 100; 5000 on the virtual clock].
     #[arg(long, visible_alias = "num-prompts", value_parser = within(1..=MAX_REQUESTS), help_heading = "Workload")]
     requests: Option<usize>,
+    /// Go on up to this many while it is undetermined whether the system keeps up or meets --slo [default: 16 x the default number,
+    /// 65536 on the virtual clock; exactly --requests where that is given, except in search and matrix].
+    #[arg(long, value_parser = within(1..=MAX_REQUESTS), help_heading = "Workload")]
+    max_requests: Option<usize>,
     /// Warm-up requests before measurement [default: 10 %, at least twice the mean concurrency].
     #[arg(long, value_parser = within(0..=MAX_REQUESTS), help_heading = "Workload")]
     warmup_requests: Option<usize>,
@@ -241,9 +247,24 @@ impl ServingArgs {
         self.engine.open()
     }
 
+    /// How many requests are measured, and how many at most.
+    fn requests(&self, mode: &Mode, given: Option<usize>, slo: &Slo) -> (usize, usize) {
+        let percentiles = slo.clauses.iter().map(|clause| hbmark_core::stats::needed(clause.percentile));
+        let needed = percentiles.max().unwrap_or(0);
+        let (default, most) = if self.clock.simulate {
+            (DEFAULT_REQUESTS.1.max(needed), EXTENSION.1)
+        } else {
+            let default = DEFAULT_REQUESTS.0.max(needed);
+            (default, EXTENSION.0 * given.unwrap_or(default))
+        };
+        let requests = given.unwrap_or(default);
+        let goes_on = given.is_none() || matches!(mode, Mode::FindMaxRate { .. } | Mode::Matrix { .. });
+        (requests, self.max_requests.unwrap_or(if goes_on { most } else { 0 }).max(requests))
+    }
+
     /// A benchmark of chat or recorded traffic; `requests` where another flag sets their number.
-    pub fn config(&self, mode: Mode, requests: Option<usize>) -> anyhow::Result<ServeConfig> {
-        let requests = requests.or(self.requests).unwrap_or(DEFAULT_REQUESTS);
+    pub fn config(&self, mode: Mode, requests: Option<usize>, slo: &Slo) -> anyhow::Result<ServeConfig> {
+        let (requests, max_requests) = self.requests(&mode, requests.or(self.requests), slo);
         let (source, offered) = match &self.trace {
             Some(path) => {
                 // Warm-up before and load behind the measured ones.
@@ -264,6 +285,7 @@ impl ServingArgs {
             arrivals: Arrivals::Poisson,
             burst: None,
             requests,
+            max_requests,
             warmup: self.warmup_requests,
             cold_twin: false,
             knobs: SchedulerOptions {
@@ -396,9 +418,10 @@ pub(super) struct LoadArgs {
 impl LoadArgs {
     pub fn config(&self, mode: Mode) -> anyhow::Result<ServeConfig> {
         let requests = self.duration.map(|span| self.requests(span)).transpose()?;
-        let mut config = self.workload.of(self.serving.config(mode, requests)?)?;
+        let slo = self.slo.clone().unwrap_or_default();
+        let mut config = self.workload.of(self.serving.config(mode, requests, &slo)?)?;
         config.offered = self.concurrency.map(Offered::Concurrency).or(self.rate).unwrap_or(config.offered);
-        config.slo = self.slo.clone().unwrap_or_default();
+        config.slo = slo;
         Ok(config)
     }
 

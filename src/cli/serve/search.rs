@@ -7,12 +7,12 @@ use crate::serve::{Mode, ServeConfig};
 use hbmark_core::result::serving::{Offered, Slo};
 
 /// The bracket is halved until it is this narrow.
-const PRECISION: f64 = 0.05;
+const PRECISION: f64 = 0.03;
 
 #[derive(Debug, Args)]
 #[command(after_help = "Example:
-  hbmark serve search --slo ttft_p95=300ms,tpot_p95=50ms --requests 100
-  hbmark serve search --virtual --gpu h100-sxm --model Llama-3.1-8B --slo ttft_p95=1s,tpot_p95=40ms --requests 5000")]
+  hbmark serve search --slo ttft_p95=300ms,tpot_p95=50ms
+  hbmark serve search --virtual --gpu h100-sxm --model Llama-3.1-8B --slo ttft_p95=1s,tpot_p95=40ms,e2e_p99=15s")]
 pub(super) struct SearchArgs {
     /// Objectives: ttft_p95=1s,tpot_p95=40ms,e2e_p99=15s.
     #[arg(long, help_heading = "Load")]
@@ -20,7 +20,7 @@ pub(super) struct SearchArgs {
     /// First rate to try, in requests per second [default: half of the predicted maximum].
     #[arg(long, visible_alias = "request-rate", value_parser = rate, help_heading = "Load")]
     rate: Option<Offered>,
-    /// Number of seeds used to confirm the rate.
+    /// Number of seeds with which the rate is found; the result is their median, with its range.
     #[arg(long, default_value = "3", value_parser = within(1..=100_usize), help_heading = "Load")]
     seeds: usize,
     #[command(flatten)]
@@ -32,7 +32,7 @@ pub(super) struct SearchArgs {
 impl SearchArgs {
     pub fn config(&self) -> anyhow::Result<ServeConfig> {
         let mode = Mode::FindMaxRate { seeds: self.seeds, precision: PRECISION };
-        let config = self.workload.of(self.serving.config(mode, None)?)?;
+        let config = self.workload.of(self.serving.config(mode, None, &self.slo)?)?;
         // Without a rate, the search chooses its own start.
         Ok(ServeConfig { slo: self.slo.clone(), offered: self.rate.unwrap_or(Offered::AtOnce), ..config })
     }

@@ -297,7 +297,7 @@ fn of_serving() -> Vec<Plant> {
         plant("queueing", one(load(vec![Sequences(1)]).at(20.0)), clean(), "spent in the queue"),
         plant("keeps_up", clean(), one(load(vec![]).at(600.0)), "spent in the queue"),
         plant("too_few_requests", clean(), one(load(vec![]).of(1000)), "400 requests"),
-        plant("not_judged", crowd(), clean(), "cannot tell that from chance"),
+        plant("not_judged", crowd(), clean(), "only a longer run can tell"),
         plant("early_end", served(vec![EndsEarly(16)]), served(vec![EndsEarly(4096)]), "planned"),
         plant(
             "first_target_failed",

@@ -278,6 +278,7 @@ pub(super) fn traffic(plan: &[PlannedRequest], measured: Range<usize>) -> Traffi
         plan,
         kind: LoadMode::Open,
         measured,
+        extension: None,
         vocab: VOCAB,
         prompt_vocab: Vec::new(),
         stop_tokens: Vec::new(),

@@ -54,6 +54,7 @@ fn traffic(plan: &[PlannedRequest], kind: LoadMode) -> Traffic<'_> {
         plan,
         kind,
         measured: 0..plan.len(),
+        extension: None,
         vocab: 1000,
         stop_tokens: Vec::new(),
         prompt_vocab: Vec::new(),

@@ -39,6 +39,21 @@ pub(super) fn t_quantile(confidence: f64, degrees: usize) -> Option<f64> {
     Some(t.inverse_cdf(0.5 + confidence / 2.0))
 }
 
+/// Half of the interval of the mean of a series whose neighbours may depend on each other, by *batch means*: the means of consecutive
+/// batches are taken for independent. Never less than if all values were; `None` for too few values.
+#[must_use]
+pub fn batch_error(values: &[f64], batches: usize, confidence: f64) -> Option<f64> {
+    let size = values.len() / batches.max(2);
+    if size < 4 {
+        return None;
+    }
+    // The remainder is shared by none: it is less than one batch.
+    let means: Vec<f64> = values.chunks_exact(size).map(mean).collect();
+    let grouped = sd(&means)? / (means.len() as f64).sqrt();
+    let independent = sd(values)? / (values.len() as f64).sqrt();
+    Some(t_quantile(confidence, means.len() - 1)? * grouped.max(independent))
+}
+
 /// A distribution-free interval of a percentile: the tightest pair of ascending values, one rank step at a time outwards from the
 /// percentile, that covers it with at least this confidence. `None` where the sample is too small for any pair.
 #[must_use]
@@ -108,6 +123,28 @@ mod tests {
             })
             .count();
         assert!((9_400..=9_600).contains(&covered), "{covered} of 10,000");
+    }
+
+    #[test]
+    fn batch_means_allow_for_bursts() {
+        let mut random = ChaCha8Rng::seed_from_u64(13);
+        // One value in twenty is high, alone or thirty at a time.
+        for (burst, covered) in [(1, 930), (30, 900)] {
+            let right = (0..1_000)
+                .filter(|_| {
+                    let mut values = Vec::new();
+                    while values.len() < 4_000 {
+                        let high = f64::from(u8::from(rand::Rng::random_bool(&mut random, 0.05)));
+                        values.extend(std::iter::repeat_n(high, burst));
+                    }
+                    let error = batch_error(&values, 20, 0.95).unwrap();
+                    (mean(&values) - 0.05).abs() <= error
+                })
+                .count();
+            assert!(right >= covered, "{right} of 1,000 with bursts of {burst}");
+        }
+        assert_eq!(batch_error(&[1.0; 79], 20, 0.95), None);
+        assert_eq!(batch_error(&[1.0; 80], 20, 0.95), Some(0.0));
     }
 
     #[test]

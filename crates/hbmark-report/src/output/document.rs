@@ -28,6 +28,8 @@ pub enum Block {
         anchor: Option<&'static str>,
     },
     Lines(Vec<Line>),
+    /// What the reader wants to know first.
+    Figures(Vec<Figure>),
     List(List),
     KeyValues(Vec<(String, String)>),
     Table(Table),
@@ -70,6 +72,25 @@ impl Line {
     #[must_use]
     pub fn plain(text: impl Into<String>) -> Self {
         Self::Said(Tone::Plain, text.into())
+    }
+}
+
+/// A number, or a verdict, to be seen at once.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Figure {
+    pub name: String,
+    pub value: String,
+    /// What it belongs to, or its range.
+    pub note: String,
+    pub tone: Tone,
+}
+
+impl Figure {
+    /// In one line.
+    #[must_use]
+    pub fn text(&self) -> String {
+        let note = if self.note.is_empty() { String::new() } else { format!(" ({})", self.note) };
+        format!("{}: {}{note}", self.name, self.value)
     }
 }
 
@@ -282,6 +303,13 @@ impl Document {
         let lines: Vec<Line> = lines.into_iter().collect();
         if !lines.is_empty() {
             self.blocks.push(Block::Lines(lines));
+        }
+    }
+
+    /// Figures; nothing where there are none.
+    pub fn figures(&mut self, figures: Vec<Figure>) {
+        if !figures.is_empty() {
+            self.blocks.push(Block::Figures(figures));
         }
     }
 

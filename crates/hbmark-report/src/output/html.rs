@@ -8,7 +8,7 @@ mod chart;
 mod frame;
 mod node;
 
-use super::document::{Block, Column, Document, Line, List, Table, Tone};
+use super::document::{Block, Column, Document, Figure, Line, List, Table, Tone};
 use super::plot::{Drawing, Plot, Span};
 use node::{Node, el};
 
@@ -19,7 +19,8 @@ const OPEN_ITEMS: usize = 5;
 #[must_use]
 pub fn render(document: &Document) -> String {
     let title = (!document.title.is_empty()).then(|| el("h1").text(document.title.as_str()));
-    let opening = document.blocks.iter().take_while(|block| matches!(block, Block::Lines(_))).count();
+    let opens = |block: &&Block| matches!(block, Block::Lines(_) | Block::Figures(_));
+    let opening = document.blocks.iter().take_while(opens).count();
     let (header, rest) = document.blocks.split_at(opening);
     let mut main = el("main");
     if title.is_some() || opening > 0 {
@@ -39,6 +40,7 @@ fn draw(block: &Block) -> Vec<Node> {
     match block {
         Block::Heading { title, .. } => vec![el("h2").text(title.as_str())],
         Block::Lines(lines) => lines.iter().map(line).collect(),
+        Block::Figures(figures) => vec![el("div").class("figures").children(figures.iter().map(headline))],
         Block::List(list) => items(list),
         Block::KeyValues(pairs) => {
             vec![el("ul").children(pairs.iter().map(|(key, value)| el("li").text(format!("{key}: {value}"))))]
@@ -51,6 +53,21 @@ fn draw(block: &Block) -> Vec<Node> {
         Block::Fold { title, blocks } => vec![fold(title.as_str(), blocks.iter().flat_map(draw))],
         Block::Shell(command) => vec![code(command)],
     }
+}
+
+fn headline(figure: &Figure) -> Node {
+    let class = match figure.tone {
+        Tone::Plain | Tone::Faint => "headline",
+        Tone::Good => "headline good",
+        Tone::Warning => "headline warning",
+        Tone::Bad => "headline bad",
+    };
+    let note = (!figure.note.is_empty()).then(|| el("p").class("note").text(figure.note.as_str()));
+    el("div")
+        .class(class)
+        .child(el("p").class("name").text(figure.name.as_str()))
+        .child(el("p").class("value").text(figure.value.as_str()))
+        .children(note)
 }
 
 fn line(line: &Line) -> Node {

@@ -7,6 +7,7 @@ mod comparison;
 mod findings;
 mod foreign;
 mod glossary;
+mod headline;
 mod provenance;
 pub mod record;
 pub(super) mod run;

@@ -35,6 +35,7 @@ fn draw(block: &Block, page: bool) -> String {
             let title = title.iter().map(|title| strong(title) + "\n");
             title.chain(items.iter().map(|text| item(escape(text)))).collect()
         }
+        Block::Figures(figures) => figures.iter().map(|figure| item(escape(&figure.text()))).collect(),
         Block::KeyValues(pairs) => {
             pairs.iter().map(|(key, value)| item(format!("{}: {}", escape(key), escape(value)))).collect()
         }

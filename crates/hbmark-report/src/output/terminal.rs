@@ -60,6 +60,9 @@ fn draw(text: &mut String, block: &Block, paint: &Paint) -> std::fmt::Result {
             Line::Said(tone, line) => writeln!(text, "{}", paint.toned(&plain(line), *tone)),
             Line::Command(_) => Ok(()),
         }),
+        Block::Figures(figures) => {
+            figures.iter().try_for_each(|f| writeln!(text, "{}", paint.toned(&plain(&f.text()), f.tone)))
+        }
         Block::List(List { title, items, .. }) => {
             title.iter().try_for_each(|title| writeln!(text, "{}", paint.strong(&plain(title))))?;
             items.iter().try_for_each(|item| writeln!(text, "  {}", plain(item)))

@@ -12,6 +12,7 @@ use super::slo::Clause;
 use super::timeline::Timeline;
 use crate::result::Cause;
 use crate::stats::{honest_percentile, mean};
+use crate::units::Nanos;
 
 /// A number that may be infinite; JSON has no number for that, and it must not become null.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -114,8 +115,35 @@ pub struct ClauseResult {
     pub clause: Clause,
     /// The percentile, where the sample is large enough.
     pub observed: Option<Quantity>,
-    /// Null where it is too small.
+    /// Its 95 % interval, which allows for requests that depend on each other; null in results of before.
+    #[serde(default)]
+    pub low: Option<Quantity>,
+    #[serde(default)]
+    pub high: Option<Quantity>,
+    /// Whether the interval is below the limit, or above it; null where the limit lies inside, or where the sample is too small.
     pub met: Option<bool>,
+}
+
+/// What was seen, and between which bounds: `ttft_p95 ≤ 1.00 s: 0.94 s (0.90 s to 0.99 s)`.
+impl fmt::Display for ClauseResult {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let time = |q: Quantity| {
+            if q.value().is_finite() { Nanos(q.value()).to_string() } else { "infinite".to_owned() }
+        };
+        match self.observed {
+            None => write!(f, "{}: unknown", self.clause),
+            Some(observed) => {
+                write!(f, "{}: {}", self.clause, time(observed))?;
+                match self.low.zip(self.high) {
+                    Some((low, high)) if high.value().is_finite() => {
+                        write!(f, " ({} to {})", time(low), time(high))
+                    }
+                    Some((low, _)) => write!(f, " ({} or more)", time(low)),
+                    None => Ok(()),
+                }
+            }
+        }
+    }
 }
 
 /// Which check of the run it is. The aliases are the names of schema version 1.

@@ -15,9 +15,9 @@ pub enum SearchStage {
     Bracket,
     /// Between the two.
     Bisect,
-    /// The rate found, with a fresh seed.
+    /// Around the rate found, with fresh seeds.
     Confirm,
-    /// The fresh seeds together.
+    /// The fresh seeds together, in results of before.
     Agree,
     /// A longer run at the rate found.
     Sustain,
@@ -41,7 +41,8 @@ pub struct Attempt {
     pub stage: SearchStage,
     pub rate: f64,
     pub seed: u64,
-    pub met: bool,
+    /// Null where the run could not tell.
+    pub met: Option<bool>,
     /// What decided.
     pub why: String,
 }
@@ -50,8 +51,11 @@ pub struct Attempt {
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
 pub struct Search {
     pub slo: Slo,
-    /// Null when not even the lowest rate holds.
+    /// The median of the rates found with different seeds, lowered until a longer run held it; null where none did.
     pub max_rate: Option<f64>,
+    /// The highest rate that held with each seed; empty in results of before.
+    #[serde(default)]
+    pub rate_by_seed: Vec<f64>,
     pub confirmed: bool,
     pub attempts: Vec<Attempt>,
     /// What a longer run at the rate found gave.
@@ -60,6 +64,14 @@ pub struct Search {
 }
 
 impl Search {
+    /// The lowest and the highest of the rates found with different seeds.
+    #[must_use]
+    pub fn range(&self) -> Option<(f64, f64)> {
+        let low = self.rate_by_seed.iter().copied().reduce(f64::min)?;
+        let high = self.rate_by_seed.iter().copied().reduce(f64::max)?;
+        Some((low, high))
+    }
+
     /// Ends at a point that has no result: whether its rate holds is not known, and a search that took it for either would mislead.
     #[must_use]
     pub fn ended_early(mut self, held: Option<f64>) -> Self {

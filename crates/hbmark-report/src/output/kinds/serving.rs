@@ -6,7 +6,7 @@
 use crate::analysis::explain_serving;
 use crate::output::document::{Column, Document, Line, Value, measured, numbers, words};
 use crate::output::metrics::{SERVING, Shown, Unit};
-use crate::output::{Kind, OutputError, text};
+use crate::output::{Kind, OutputError};
 use hbmark_core::result::Limits;
 use hbmark_core::result::cause::joined;
 use hbmark_core::result::serving::{
@@ -20,6 +20,7 @@ impl Kind for ServeReport {
         let mut head = head(self).into_iter();
         let mut document = Document::new(head.next().unwrap_or_default());
         document.lines(head.map(Line::plain).chain([Line::Command(self.command.clone())]));
+        document.lines(self.search.iter().flat_map(search_answer).map(Line::plain));
         match (&self.cold_start, self.points.as_slice()) {
             (Some(cold), _) => document.table(cold_columns(cold)),
             (None, [point]) => {
@@ -36,7 +37,9 @@ impl Kind for ServeReport {
             let name = move |r: String| if many { format!("{label}: {r}") } else { r };
             remarks(point).into_iter().map(name).collect::<Vec<_>>()
         };
-        let lines = self.points.iter().flat_map(named).chain(self.search.iter().flat_map(search_lines));
+        // The steps of a search say what decided each point.
+        let points = if self.search.is_some() { &[] } else { self.points.as_slice() };
+        let lines = points.iter().flat_map(named).chain(self.search.iter().flat_map(search_steps));
         document.list(lines.chain(self.matrix.iter().map(matrix_lines)).chain(self.warnings.iter().cloned()));
         document.sheet = Some(self.cold_start.as_ref().map_or_else(|| sheet(&self.points), cold_sheet));
         document
@@ -247,9 +250,7 @@ pub fn remarks(point: &Point) -> Vec<String> {
             result.tpot_clause_dropped
         ));
     }
-    lines.extend(result.slo.iter().map(|c| {
-        format!("{}: {}, {}", c.clause, met(c.met), text::alone(Unit::Nanoseconds, c.observed.into()))
-    }));
+    lines.extend(result.slo.iter().map(|c| format!("{}: {c}", met(c.met))));
     if let (Some(seen), Some(ideal)) = (result.prefix_hit_rate, point.ideal_hit_rate)
         && ideal.max(seen) >= 0.001
     {
@@ -403,7 +404,7 @@ fn met(met: Option<bool>) -> &'static str {
     match met {
         Some(true) => "met",
         Some(false) => "NOT met",
-        None => "unknown",
+        None => "undetermined",
     }
 }
 
@@ -412,27 +413,41 @@ fn finite(quantity: Option<Quantity>) -> Option<f64> {
     quantity.map(Quantity::value).filter(|v| v.is_finite() && *v > 0.0)
 }
 
-pub fn search_lines(search: &Search) -> Vec<String> {
+/// The rate that was found, with its range, or that there is none.
+pub fn search_answer(search: &Search) -> Vec<String> {
     let objectives: Vec<String> = search.slo.clauses.iter().map(ToString::to_string).collect();
+    let objectives = objectives.join(", ");
+    let seeds = search.rate_by_seed.len();
+    let found = search.range().filter(|_| seeds > 1);
+    let found =
+        found.map(|(low, high)| format!("{low:.3} to {high:.3} over {seeds} seeds")).unwrap_or_default();
     let mut lines = vec![match search.max_rate {
-        Some(rate) => format!(
-            "highest rate under {}: {rate:.3} requests per second, confirmed by fresh seeds; a longer run at it {}",
-            objectives.join(", "),
-            match search.sustained {
-                Some(true) => "held",
-                Some(false) => "did NOT hold",
-                None => "was not made",
-            }
-        ),
-        None => format!("no rate found under {}", objectives.join(", ")),
+        Some(rate) => {
+            let range = if found.is_empty() { String::new() } else { format!(" ({found})") };
+            let longer = match search.sustained {
+                Some(true) => "; a longer run at it held",
+                Some(false) => "; a longer run at it did NOT hold",
+                None => "",
+            };
+            format!("highest rate: {rate:.3} requests per second{range} under {objectives}{longer}")
+        }
+        None if found.is_empty() => format!("highest rate: none found under {objectives}"),
+        None => format!("highest rate: none sustained under {objectives}; shorter runs held {found}"),
     }];
-    if !search.note.is_empty() {
-        lines.push(search.note.clone());
-    }
-    lines.extend(search.attempts.iter().map(|a| {
-        format!("{} {:.3}/s: {} ({})", a.stage, a.rate, if a.met { "held" } else { "failed" }, a.why)
-    }));
+    lines.extend(Some(search.note.clone()).filter(|note| !note.is_empty()));
     lines
+}
+
+/// What was tried.
+pub fn search_steps(search: &Search) -> impl Iterator<Item = String> + '_ {
+    search.attempts.iter().map(|a| {
+        let held = match a.met {
+            Some(true) => "held",
+            Some(false) => "failed",
+            None => "undetermined",
+        };
+        format!("{} {:.3}/s: {held} ({})", a.stage, a.rate, a.why)
+    })
 }
 
 pub fn matrix_lines(row: &RowVerdict) -> String {

@@ -6,6 +6,7 @@ use super::{cold, crossover_line, device_line, fit_line, notes, of_cells, protoc
 use crate::output::External;
 use crate::output::document::{Block, Document, Line, Tone, facts};
 use crate::output::kinds::breakdown::operations;
+use crate::output::kinds::headline;
 use crate::output::kinds::provenance::{self, flat, pairs};
 use crate::output::metrics::Unit;
 use crate::output::text::single;
@@ -19,7 +20,8 @@ pub fn page(report: &Report, externals: &[External]) -> Document {
     let taken = blocks::taken(report);
     // A prediction has no measured steps to break down, no blocks and no telemetry.
     let measured = report.kind != ReportKind::Predict;
-    let mut page = Document::new(report.model.name.as_str());
+    let mut page = Document::new(headline::run_title(report));
+    page.figures(headline::run(report));
     page.lines(header(report));
     findings(&mut page, report);
     page.anchored("roofline", "Roofline");

@@ -2,8 +2,9 @@
 //! few are drawn in full; all are in the tables and on the curve.
 
 use super::{curve, head, held, latency_vs_load, percentiles, timeline, times};
-use super::{matrix_lines, point_lines, remarks, search_lines, verdict};
+use super::{matrix_lines, point_lines, remarks, search_answer, search_steps, verdict};
 use crate::output::document::{Block, Document, Line, Tone, numbers, words};
+use crate::output::kinds::headline;
 use crate::output::kinds::provenance::{self, flat, pairs};
 use hbmark_core::result::serving::{Point, ServeKind, ServeReport, Validity};
 use hbmark_core::result::{Finding, Severity};
@@ -14,7 +15,8 @@ const DRAWN: usize = 6;
 /// The page, with what was found in the result.
 #[must_use]
 pub fn page(report: &ServeReport, found: &[Finding]) -> Document {
-    let mut page = Document::new(report.model.name.as_str());
+    let mut page = Document::new(headline::serving_title(report));
+    page.figures(headline::serving(report));
     page.lines(header(report));
     findings(&mut page, report, found);
     if let Some(cold) = &report.cold_start {
@@ -105,6 +107,7 @@ fn line(finding: &Finding) -> String {
 
 /// What was found, the worst first.
 fn findings(page: &mut Document, report: &ServeReport, found: &[Finding]) {
+    page.lines(report.search.iter().flat_map(search_answer).map(Line::plain));
     page.anchored("findings", "Findings");
     let results = || report.points.iter().filter_map(|p| p.result.as_ref());
     let valid = results().filter(|r| r.validity == Validity::Valid).count();
@@ -123,7 +126,9 @@ fn findings(page: &mut Document, report: &ServeReport, found: &[Finding]) {
     };
     let many = report.points.len() > 1;
     let (mut trouble, mut notes) = (Vec::new(), Vec::new());
-    for point in &report.points {
+    // The steps of a search say what decided each of them.
+    let explained = if report.search.is_some() { &[] } else { report.points.as_slice() };
+    for point in explained {
         let name = |text: String| if many { format!("{}: {text}", point.label) } else { text };
         if held(point) { &mut notes } else { &mut trouble }.extend(remarks(point).into_iter().map(name));
     }
@@ -134,7 +139,7 @@ fn findings(page: &mut Document, report: &ServeReport, found: &[Finding]) {
     page.titled_list("What stands out", Tone::Warning, of(true));
     page.titled_list("What else was found", Tone::Plain, of(false));
     page.titled_list("Points that were rejected, and why", Tone::Warning, trouble);
-    page.titled_list("The highest rate", Tone::Plain, report.search.iter().flat_map(search_lines));
+    page.titled_list("Steps of the search", Tone::Plain, report.search.iter().flat_map(search_steps));
     page.titled_list("Hypotheses", Tone::Plain, report.matrix.iter().map(matrix_lines));
     page.titled_list("This load", Tone::Plain, single);
     page.titled_list("About these points", Tone::Plain, notes);

@@ -1,0 +1,164 @@
+use super::*;
+use crate::latency::summarise;
+use crate::test_queues::{BATCHES, Server, Service, extended, plan, run, traffic};
+use hbmark_core::result::Cause;
+use hbmark_core::result::serving::{Arrivals, Offered, ServeReport};
+
+/// A point without a result.
+fn blank(rate: f64) -> Point {
+    let report: ServeReport =
+        serde_json::from_str(include_str!("../../../../fuzz/seeds/serve.json")).unwrap();
+    Point { offered: Offered::Rate(rate), result: None, ..report.points[0].clone() }
+}
+
+fn measure(server: Server, rate: f64, slo: &Slo, sizes: (usize, usize), seed: u64) -> ServeResult {
+    let run = extended(server, rate, slo, sizes, seed);
+    let plan = plan(&run);
+    let result = summarise(&run, &traffic(&plan, &run), slo);
+    ServeResult { requests: None, timeline: None, ..result }
+}
+
+fn config(start: f64, seeds: usize) -> SearchConfig {
+    SearchConfig { start, lowest: start / 65_536.0, highest: start * 256.0, precision: 0.03, seeds }
+}
+
+fn search(server: Server, slo: &Slo, requests: usize, seed: u64) -> Search {
+    let blank = blank(1.0);
+    let mut points = Vec::new();
+    find_max_rate::<()>(&config(0.3, 3), slo, seed * 1000, &mut points, |rate, seed, longer| {
+        let times = if longer { 3 } else { 1 };
+        let sizes = (requests * times, 65_536.max(requests) * times);
+        let result = measure(server, rate, slo, sizes, seed);
+        Ok(Point { result: Some(result), ..blank.clone() })
+    })
+    .unwrap()
+}
+
+/// The rate that a run of 200,000 requests holds.
+fn reference(server: Server, slo: &Slo) -> f64 {
+    let holds = |rate: f64| {
+        let run = run(server, rate, 200_000, 99);
+        let plan = plan(&run);
+        verdict(&summarise(&run, &traffic(&plan, &run), slo)).0 == Some(true)
+    };
+    let (mut low, mut high) = (0.01, 1.5);
+    while high / low > 1.002 {
+        let middle = f64::sqrt(low * high);
+        if holds(middle) { low = middle } else { high = middle }
+    }
+    low
+}
+
+/// Four loads: one that its queue limits smoothly, two near saturation, one with heavy tails.
+fn loads() -> [(Server, Slo); 4] {
+    let slo = |text: &str| text.parse::<Slo>().unwrap();
+    [
+        (Server::Single(Service::Exponential), slo("ttft_p95=12s")),
+        (Server::Single(Service::Constant), slo("ttft_p95=20s")),
+        (Server::Single(Service::Lognormal), slo("e2e_p95=15s")),
+        (BATCHES[1], slo("e2e_p95=40s")),
+    ]
+}
+
+fn check(seeds: u64, sizes: &[usize]) {
+    for (server, slo) in loads() {
+        let held = reference(server, &slo);
+        for requests in sizes {
+            for seed in 0..seeds {
+                let found = search(server, &slo, *requests, seed);
+                let case = format!("{server:?} with {requests} requests, seed {seed}: {found:?}");
+                let rate = found.max_rate.unwrap_or_else(|| panic!("none found: {case}"));
+                assert!((rate / held - 1.0).abs() <= 0.05, "{rate} against {held}: {case}");
+                let (low, high) = found.range().unwrap();
+                assert!(low <= high && rate <= high * 1.000_001, "{case}");
+                let beyond = measure(server, rate * 1.1, &slo, (*requests, 65_536), seed + 7_777);
+                assert_eq!(verdict(&beyond).0, Some(false), "beyond it: {case}");
+            }
+            println!("{server:?}: {requests} requests, {seeds} seeds: all within 5 % of {held:.3}");
+        }
+    }
+}
+
+#[test]
+fn the_rate_found_is_that_of_a_long_run() {
+    check(1, &[1_000]);
+}
+
+#[test]
+#[ignore = "minutes"]
+fn the_rate_found_is_that_of_a_long_run_over_seeds_and_sample_sizes() {
+    check(20, &[1_000, 2_000, 5_000, 10_000, 20_000]);
+}
+
+/// A search in which rates up to a limit hold, and what it measured.
+fn scripted(config: &SearchConfig, holds: impl Fn(f64) -> Option<bool>) -> (Search, Vec<f64>) {
+    let slo: Slo = "ttft_p95=1s".parse().unwrap();
+    let valid = measure(Server::Single(Service::Constant), 0.3, &slo, (1000, 1000), 1);
+    assert_eq!(verdict(&valid).0, Some(false), "a service takes a second");
+    let (mut rates, mut points) = (Vec::new(), Vec::new());
+    let found = find_max_rate::<()>(config, &slo, 0, &mut points, |rate, _, _| {
+        rates.push(rate);
+        let mut result = valid.clone();
+        result.slo[0].met = holds(rate);
+        Ok(Point { result: Some(result), ..blank(rate) })
+    });
+    (found.unwrap(), rates)
+}
+
+#[test]
+fn a_search_goes_down_until_a_rate_holds() {
+    let (found, rates) = scripted(&config(100.0, 1), |rate| Some(rate <= 0.05));
+    let rate = found.max_rate.unwrap();
+    assert!((0.05 / 1.03..=0.05).contains(&rate), "{rate}");
+    assert!(found.confirmed && rates.len() < 25, "{rates:?}");
+}
+
+#[test]
+fn what_a_run_cannot_tell_does_not_hold() {
+    let (found, _) = scripted(&config(4.0, 2), |rate| match rate {
+        r if r <= 10.0 => Some(true),
+        r if r <= 11.0 => None,
+        _ => Some(false),
+    });
+    let rate = found.max_rate.unwrap();
+    assert!((10.0 / 1.03..=10.0).contains(&rate), "{rate}");
+    assert!(found.attempts.iter().any(|attempt| attempt.met.is_none()));
+}
+
+#[test]
+fn no_rate_is_claimed_where_none_holds() {
+    let (found, rates) = scripted(&config(1.0, 3), |_| Some(false));
+    assert_eq!((found.max_rate, found.confirmed, found.range()), (None, false, None));
+    assert!(found.note.contains("not even"), "{}", found.note);
+    assert!((rates.last().unwrap() * 65_536.0 - 1.0).abs() < 1e-9);
+    // Nor where only short runs hold.
+    let slo: Slo = "ttft_p95=1s".parse().unwrap();
+    let valid = measure(Server::Single(Service::Constant), 0.3, &slo, (1000, 1000), 1);
+    let found = find_max_rate::<()>(&config(1.0, 2), &slo, 0, &mut Vec::new(), |rate, _, longer| {
+        let mut result = valid.clone();
+        result.slo[0].met = Some(!longer && rate <= 3.0);
+        Ok(Point { result: Some(result), ..blank(rate) })
+    })
+    .unwrap();
+    assert_eq!((found.max_rate, found.sustained), (None, Some(false)));
+    assert_eq!(found.rate_by_seed.len(), 2);
+}
+
+#[test]
+fn the_highest_rate_tried_is_said_where_it_holds() {
+    let (found, rates) = scripted(&config(1.0, 1), |_| Some(true));
+    assert_eq!((found.max_rate, rates.len()), (Some(256.0), 10));
+    assert!(found.note.contains("the highest rate tried"), "{}", found.note);
+}
+
+#[test]
+fn a_search_ends_at_a_point_without_a_result() {
+    let slo: Slo = "ttft_p95=1s".parse().unwrap();
+    let found = find_max_rate::<()>(&config(1.0, 1), &slo, 0, &mut Vec::new(), |rate, _, _| {
+        let not_run = Some(Cause::WorkerLost { detail: "it was killed".into() });
+        Ok(Point { not_run, arrivals: Some(Arrivals::Poisson), ..blank(rate) })
+    })
+    .unwrap();
+    assert_eq!(found.attempts.len(), 1);
+    assert!(found.note.contains("ended early") && found.max_rate.is_none(), "{}", found.note);
+}

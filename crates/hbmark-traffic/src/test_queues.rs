@@ -1,0 +1,201 @@
+//! Queues of known utilisation, as the serving loop would record them.
+
+use hbmark_core::result::serving::Slo;
+use hbmark_core::units::Nanos;
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use rand_distr::{Distribution, Exp1, LogNormal};
+
+use crate::latency::decided;
+use crate::serving_loop::{LoadMode, Record, RequestOutcome, Run, Traffic};
+use crate::workload::PlannedRequest;
+
+/// How the time of one service is distributed; its mean is one second.
+#[derive(Debug, Clone, Copy)]
+pub enum Service {
+    Constant,
+    Exponential,
+    /// Log-normal with a squared coefficient of variation of 2.
+    Lognormal,
+    /// One in ten takes eleven times as long as the others.
+    Mixture,
+    Erlang2,
+}
+
+pub const SERVICES: [Service; 5] =
+    [Service::Constant, Service::Exponential, Service::Lognormal, Service::Mixture, Service::Erlang2];
+
+impl Service {
+    fn draw(self, random: &mut ChaCha8Rng) -> f64 {
+        let mut exponential = || -> f64 { Exp1.sample(random) };
+        match self {
+            Self::Constant => 1.0,
+            Self::Exponential => exponential(),
+            Self::Erlang2 => f64::midpoint(exponential(), exponential()),
+            Self::Lognormal => {
+                let variance = 3_f64.ln();
+                LogNormal::new(-variance / 2.0, variance.sqrt()).expect("finite").sample(random)
+            }
+            Self::Mixture => {
+                if random.random_bool(0.1) {
+                    5.5
+                } else {
+                    0.5
+                }
+            }
+        }
+    }
+}
+
+/// A server, its capacity in requests per second one.
+#[derive(Debug, Clone, Copy)]
+pub enum Server {
+    /// One request at a time.
+    Single(Service),
+    /// Continuous batching: a step of every running request takes `fixed + each × running`, a request takes about `LENGTH` steps.
+    Batch { most: usize, fixed: f64, each: f64, spread: bool },
+}
+
+pub const BATCHES: [Server; 5] = [
+    Server::Batch { most: 4, fixed: 1.0, each: 0.01, spread: false },
+    Server::Batch { most: 16, fixed: 1.0, each: 0.1, spread: true },
+    Server::Batch { most: 64, fixed: 1.0, each: 0.02, spread: false },
+    Server::Batch { most: 8, fixed: 1.0, each: 1.0, spread: true },
+    Server::Batch { most: 32, fixed: 1.0, each: 0.0, spread: false },
+];
+
+const LENGTH: f64 = 16.0;
+
+/// Arrival, start and end of requests at a rate, in seconds, first come, first served.
+fn serve(server: Server, rate: f64, count: usize, seed: u64) -> Vec<[f64; 3]> {
+    let mut random = ChaCha8Rng::seed_from_u64(seed);
+    let mut at = 0.0;
+    let arrivals: Vec<f64> = (0..count)
+        .map(|_| {
+            let gap: f64 = Exp1.sample(&mut random);
+            at += gap / rate;
+            at
+        })
+        .collect();
+    match server {
+        Server::Single(service) => {
+            let mut free = 0.0_f64;
+            let serve = |arrival: f64| {
+                let start = free.max(arrival);
+                free = start + service.draw(&mut random);
+                [arrival, start, free]
+            };
+            arrivals.into_iter().map(serve).collect()
+        }
+        Server::Batch { most, fixed, each, spread } => {
+            // So that the capacity is one.
+            let unit = most as f64 / (LENGTH * (fixed + each * most as f64));
+            let variance = 2_f64.ln();
+            let lengths = LogNormal::new(LENGTH.ln() - variance / 2.0, variance.sqrt()).expect("finite");
+            let mut left: Vec<f64> = (0..count)
+                .map(|_| if spread { lengths.sample(&mut random).round().max(1.0) } else { LENGTH })
+                .collect();
+            let mut times: Vec<[f64; 3]> =
+                arrivals.iter().map(|at| [*at, f64::INFINITY, f64::INFINITY]).collect();
+            let (mut now, mut next, mut running) = (0.0_f64, 0, Vec::new());
+            while next < count || !running.is_empty() {
+                if running.is_empty() {
+                    now = now.max(arrivals[next]);
+                }
+                while next < count && arrivals[next] <= now && running.len() < most {
+                    times[next][1] = now;
+                    running.push(next);
+                    next += 1;
+                }
+                now += (fixed + each * running.len() as f64) * unit;
+                running.retain(|key: &usize| {
+                    left[*key] -= 1.0;
+                    if left[*key] == 0.0 {
+                        times[*key][2] = now;
+                    }
+                    left[*key] > 0.0
+                });
+            }
+            times
+        }
+    }
+}
+
+/// A run of so many measured requests after a tenth as many that warm up.
+pub fn run(server: Server, rate: f64, measured: usize, seed: u64) -> Run {
+    let warmup = measured / 10;
+    let times = serve(server, rate, warmup + measured, seed);
+    let last = times[times.len() - 1][0];
+    let ns = |at: f64| Nanos(at * 1e9);
+    let records = times
+        .iter()
+        .map(|[arrival, start, end]| Record {
+            arrival: ns(*arrival),
+            enqueued: Some(ns(*arrival)),
+            lag: Nanos(0.0),
+            started: Some(ns(*start)),
+            first_token: Some(ns(*end)),
+            last_token: Some(ns(*end)),
+            prompt_tokens: 1,
+            output_tokens: 1,
+            preemptions: 0,
+            preempted_wait: Nanos(0.0),
+            cached_tokens: 0,
+            outcome: RequestOutcome::Served,
+        })
+        .collect();
+    let mut changes: Vec<(f64, bool)> =
+        times.iter().flat_map(|[arrival, _, end]| [(*arrival, true), (*end, false)]).collect();
+    changes.sort_by(|a, b| a.0.total_cmp(&b.0).then(b.1.cmp(&a.1)));
+    let mut count = 0;
+    let population = changes
+        .into_iter()
+        .map(|(at, came)| {
+            count = if came { count + 1 } else { count - 1 };
+            (at * 1e9, count)
+        })
+        .collect();
+    Run {
+        records,
+        measured: warmup..warmup + measured,
+        population,
+        end: times.iter().map(|t| t[2]).fold(last, f64::max) * 1e9,
+        ..Run::default()
+    }
+}
+
+/// What such a run was asked for.
+pub fn traffic<'a>(plan: &'a [PlannedRequest], run: &Run) -> Traffic<'a> {
+    Traffic {
+        plan,
+        kind: LoadMode::Open,
+        measured: run.measured.clone(),
+        extension: None,
+        vocab: 1,
+        prompt_vocab: Vec::new(),
+        stop_tokens: Vec::new(),
+        constrained_stops: Vec::new(),
+        time_limit: None,
+        keep_outputs: false,
+    }
+}
+
+/// The plan of a run.
+pub fn plan(run: &Run) -> Vec<PlannedRequest> {
+    let planned =
+        |r: &Record| PlannedRequest { arrival: r.arrival, output_len: 1, ..PlannedRequest::default() };
+    run.records.iter().map(planned).collect()
+}
+
+/// A run that is doubled until it is decided or has as many requests as allowed.
+pub fn extended(server: Server, rate: f64, slo: &Slo, (requests, most): (usize, usize), seed: u64) -> Run {
+    let mut measured = requests;
+    loop {
+        let run = run(server, rate, measured, seed);
+        let plan = plan(&run);
+        if measured >= most || decided(&run, &traffic(&plan, &run), slo) {
+            return run;
+        }
+        measured = (2 * measured).min(most);
+    }
+}
