@@ -99,6 +99,9 @@ pub struct Axis {
     high: f64,
 }
 
+/// Fewer ticks than this do not show what kind of axis it is.
+const FEWEST: usize = 3;
+
 /// Smallest and largest of the values that can be shown.
 fn range(values: impl IntoIterator<Item = f64>, positive: bool) -> Option<(f64, f64)> {
     // Values beyond this are not measurements, and their differences would not be finite.
@@ -187,17 +190,26 @@ impl Axis {
     /// At most about `count` ticks.
     #[must_use]
     pub fn ticks(&self, count: usize) -> Vec<Tick> {
-        let values = match &self.spacing {
-            Spacing::Linear => return self.linear_ticks(count),
-            Spacing::Log => self.log_values(count),
-            Spacing::LogAt(values) => values.clone(),
-        };
+        match &self.spacing {
+            Spacing::Linear => self.linear_ticks(count),
+            Spacing::LogAt(values) => self.apart(values, count),
+            Spacing::Log => {
+                let ticks = self.apart(&self.log_values(count), count);
+                // A short range holds few powers of ten; round steps are read better there, if not evenly spaced.
+                let linear = if ticks.len() < FEWEST { self.linear_ticks(count) } else { Vec::new() };
+                if linear.len() > ticks.len() { linear } else { ticks }
+            }
+        }
+    }
+
+    /// Those of ascending values that leave room for each other.
+    fn apart(&self, values: &[f64], count: usize) -> Vec<Tick> {
         let mut ticks: Vec<Tick> = Vec::new();
         let nearest = 0.7 / count.max(1) as f64;
         for value in values {
-            let Some(place) = self.place(value) else { continue };
+            let Some(place) = self.place(*value) else { continue };
             if ticks.last().is_none_or(|last| place - last.place >= nearest) {
-                ticks.push(Tick { place, label: self.log_label(value) });
+                ticks.push(Tick { place, label: self.log_label(*value) });
             }
         }
         ticks
@@ -294,6 +306,17 @@ mod tests {
             labels(&axis, 6),
             ["0.20 FLOP/B".replace("0.20", "0.2"), "0.5 FLOP/B".into(), "1 FLOP/B".into(), "2 FLOP/B".into()]
         );
+    }
+
+    #[test]
+    fn a_short_logarithmic_range_has_round_steps() {
+        for (low, high) in [(6e6, 8e6), (21e6, 29e6), (1.1e6, 1.9e6), (52e6, 98e6)] {
+            let axis = Axis::log("", Measure::Time, [low, high], 1.1).unwrap();
+            let shown = labels(&axis, 6);
+            assert!((3..=9).contains(&shown.len()), "{low} to {high}: {shown:?}");
+            let places: Vec<f64> = axis.ticks(6).iter().map(|tick| tick.place).collect();
+            assert!(places.windows(2).all(|pair| pair[0] < pair[1]));
+        }
     }
 
     #[test]

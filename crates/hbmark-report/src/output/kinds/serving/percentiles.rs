@@ -101,13 +101,14 @@ fn chart(point: &Point, result: &ServeResult) -> Option<Drawing> {
         legend.push(Key::mark("floor", Shape::Triangle, "at least"));
     }
     for clause in &result.slo {
-        if !LATENCIES.iter().any(|l| l.objective == Some(clause.clause.metric)) {
+        let Some(latency) = LATENCIES.iter().find(|l| l.objective == Some(clause.clause.metric)) else {
             continue;
-        }
+        };
+        let style = format!("goal {}", latency.style);
         let place = (tail(clause.clause.percentile), clause.clause.limit_ns);
         let text = format!("objective {}", clause.clause);
-        marks.push(Mark::new("goal", Shape::Limit, place, format!("{text}\n{}", met(clause.met))));
-        legend.push(Key::mark("goal", Shape::Limit, text));
+        marks.push(Mark::new(style.as_str(), Shape::Limit, place, format!("{text}\n{}", met(clause.met))));
+        legend.push(Key::mark(style, Shape::Limit, text));
     }
     let x = Axis::log_at("percentile", Measure::Tail, &levels)?;
     let y = Axis::log("time", Measure::Time, marks.iter().map(|mark| mark.y), 1.4)?;
