@@ -66,6 +66,9 @@ impl EngineWorker<'_> {
     }
 }
 
+/// Sequences that a trial on the virtual clock makes room for: more than any server has at a time, and still a moment's work.
+const MAX_TRIAL_SEQS: usize = 4096;
+
 /// The engine and everything that is known of it.
 pub(super) struct ServingContext<'a> {
     config: &'a ServeConfig,
@@ -221,9 +224,10 @@ impl<'a> ServingContext<'a> {
         else {
             return;
         };
-        let most = 4 * spec.scheduler.max_num_seqs;
+        let sequences = spec.scheduler.max_num_seqs.min(MAX_TRIAL_SEQS);
+        let most = 4 * sequences;
         let trial = PointSpec {
-            requests: (2 * spec.scheduler.max_num_seqs).max(50),
+            requests: (2 * sequences).max(50),
             warmup: most,
             slo: Slo::default(),
             time_limit: None,

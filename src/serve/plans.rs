@@ -118,7 +118,7 @@ fn vary(spec: &mut PointSpec, variable: &str, value: f64) -> Result<(), ServeErr
             // The same memory, cut another way.
             let positions = spec.scheduler.num_blocks * spec.scheduler.block_size;
             spec.scheduler.block_size = count;
-            spec.scheduler.num_blocks = positions / count;
+            spec.scheduler.num_blocks = (positions / count).max(1);
         }
         "input-len" => {
             let change = |w: &Workload| {
@@ -154,7 +154,7 @@ fn vary(spec: &mut PointSpec, variable: &str, value: f64) -> Result<(), ServeErr
             ));
         }
     }
-    Ok(())
+    spec.scheduler.check().or_else(|out| fail(format!("takes no such number: {out}")))
 }
 
 /// What a sweep can vary.
