@@ -66,8 +66,8 @@ impl EngineWorker<'_> {
     }
 }
 
-/// Sequences that a trial on the virtual clock makes room for: more than any server has at a time, and still a moment's work.
-const MAX_TRIAL_SEQS: usize = 4096;
+/// Sequences that a trial on the virtual clock makes room for: as many as servers run at a time, and a few seconds of work.
+const MAX_TRIAL_SEQS: usize = 1024;
 
 /// The engine and everything that is known of it.
 pub(super) struct ServingContext<'a> {
