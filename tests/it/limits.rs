@@ -62,10 +62,10 @@ fn companions(flag: &str) -> &'static [&'static str] {
 #[test]
 fn no_number_of_any_flag_ends_in_a_panic_or_does_not_end() {
     let folder = tempfile::tempdir().unwrap();
-    let trace: String =
+    let rows: Vec<String> =
         (0..60).map(|second| format!("{second},ChatGPT,40,10,50,Conversation log\n")).collect();
     let heading = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n";
-    std::fs::write(folder.path().join("trace.csv"), format!("{heading}{trace}")).unwrap();
+    std::fs::write(folder.path().join("trace.csv"), format!("{heading}{}", rows.concat())).unwrap();
     let sweep = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/results/serve-sweep.json");
     let model = fixture("qwen3");
     let small =

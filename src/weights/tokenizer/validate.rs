@@ -297,7 +297,7 @@ mod tests {
         let found = of(vec![prepend, mark()], replace("String", "\u{2581}", " ")).unwrap();
         assert_eq!((found.growth, found.decoded_growth), (3.0, 1.0));
         let found = of(vec![replace("Regex", r"\s+", " "), replace("Regex", " {2,}", "--")], Value::Null);
-        assert_eq!(found.unwrap().growth, 1.0);
+        assert_eq!(found.unwrap(), Vetted { cost: Some(3), growth: 1.0, decoded_growth: 1.0 });
         let doubling = || replace("String", "a", "aa");
         for bomb in [
             vec![replace("String", "a", &"a".repeat(1_000_000))],
