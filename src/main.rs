@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
+    hbmark::worker::signals::survive_file_size_limit();
     if hbmark::worker::child::is_worker_process() {
         return hbmark::cli::work();
     }

@@ -371,9 +371,23 @@ fn tokenizer() -> Vec<Seed> {
     });
     let truncation = json!({"direction": "Right", "max_length": 0, "strategy": "LongestFirst", "stride": 9});
     let strip = json!({"type": "Strip", "content": "a", "start": u64::MAX, "stop": u64::MAX});
+    let replace = |pattern: &str, content: &str| json!({"type": "Replace", "pattern": {"String": pattern}, "content": content});
+    let normalizers =
+        |steps: Vec<Value>| with("normalizer", json!({"type": "Sequence", "normalizers": steps}));
+    let optional = |groups: usize| format!("(?i){}a?{}", "(".repeat(groups), ")?".repeat(groups));
     seeds([
         ("empty", String::new()),
         ("deep", "[".repeat(100_000)),
+        ("nested-optional-groups", split_by(&optional(10))),
+        ("optional-groups-in-a-row", split_by(&format!("(?i){}", "(a?)".repeat(1_000)))),
+        ("replacement-of-a-megabyte", normalizers(vec![replace("a", &"b".repeat(1_000_000))])),
+        ("thirty-doublings", normalizers(vec![replace("a", "aa"); 30])),
+        ("two-hundred-doublings", normalizers(vec![replace("a", "aa"); 200])),
+        ("replacement-of-nothing", normalizers(vec![replace("", "a")])),
+        (
+            "doublings-of-a-decoder",
+            with("decoder", json!({"type": "Sequence", "decoders": vec![replace("m", "mm"); 40]})),
+        ),
         ("nested-quantifiers", split_by("(a+)+(?=!!)")),
         ("nested-lookaheads", split_by("(?:(?=(a+))\\1)*b|(?:a|a)*(?<=b)")),
         ("polynomial", split_by("a*a*a*a*a*a*(?=b)")),

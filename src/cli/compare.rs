@@ -187,15 +187,11 @@ fn live(args: &Args, settings: Settings) -> anyhow::Result<Result<Ran, i32>> {
     let places = compare::places((&a.series(), &a.steps()), (&b.series(), &b.steps()))?;
     let interrupts = Interrupts::listen().context("cannot listen for Ctrl-C")?;
     let claim = args.out.as_deref().map(lock_folder).transpose()?;
-    // Only without a folder of the user's; removed when this function returns.
-    let (folder, _temporary) = if let Some(out) = &args.out {
-        (out.join("processes"), None)
-    } else {
-        let temporary = tempfile::Builder::new().prefix("hbmark-compare").tempdir()?;
-        (temporary.path().to_path_buf(), Some(temporary))
-    };
-    prepare_folder(&folder, 0)?;
-    compare::clear(&folder).with_context(|| format!("cannot clear {}", folder.display()))?;
+    let folder = args.out.as_ref().map(|out| out.join("processes"));
+    if let Some(folder) = &folder {
+        prepare_folder(folder, 0)?;
+        compare::clear(folder).with_context(|| format!("cannot clear {}", folder.display()))?;
+    }
     let launcher = Launcher {
         program: std::env::current_exe().context("cannot find this very program")?,
         a: a.arguments,

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::progress::Progress;
 use super::shared_args::{DeviceArgs, ModelArgs, parse_dtypes};
-use super::{Outcome, print, print_json};
+use super::{Outcome, print, print_json, say};
 use crate::engine::{DeviceOptions, SequenceId, Session, StepBatch};
 use crate::worker::Observer;
 
@@ -76,6 +76,7 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
     let logits = prefill(session.as_mut(), &tokens)?;
     let generated =
         if args.greedy > 0 { Some(generate(session.as_mut(), &tokens, args.greedy)?) } else { None };
+    let wrong = logits.iter().filter(|logit| !logit.is_finite()).count();
     let result = Logits {
         model: model.name.clone(),
         engine: engines[0].clone(),
@@ -88,6 +89,13 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
         print_json(&result)?;
     } else {
         print(&text(&result))?;
+    }
+    if wrong > 0 {
+        say(&format!(
+            "{wrong} of {} logits are NaN or infinite: these outputs are wrong; try --dtype f32, or another copy of the weights",
+            result.last.len()
+        ));
+        return Ok(Outcome::SomeCellsFailed);
     }
     Ok(Outcome::Complete)
 }

@@ -22,7 +22,7 @@ static UNFINISHED: Mutex<Option<PathBuf>> = Mutex::new(None);
 pub enum FileError {
     #[error("cannot write {path}: its folder takes no new file: {source}")]
     Folder { path: PathBuf, source: std::io::Error },
-    #[error("cannot write {path}: {source}")]
+    #[error("cannot write {path}: {source}{}", remedy(source))]
     Write { path: PathBuf, source: std::io::Error },
     #[error(
         "cannot write {path}: it is {found}, and nothing that a file could be written over; name another file"
@@ -32,6 +32,18 @@ pub enum FileError {
         "the disk of {folder} has {free} left, and the results may take {needed}: choose another folder, or make room"
     )]
     Full { folder: PathBuf, free: Bytes, needed: Bytes },
+}
+
+/// What to do about an error of writing, where that is known.
+#[must_use]
+pub fn remedy(error: &std::io::Error) -> &'static str {
+    match error.kind() {
+        std::io::ErrorKind::FileTooLarge => "; raise the limit on file sizes (ulimit -f)",
+        std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => {
+            "; make room there, or choose another folder"
+        }
+        _ => "",
+    }
 }
 
 /// Refuses a folder whose disk has less room than that. A disk that does not say how much it has passes.

@@ -66,6 +66,9 @@ impl EngineWorker<'_> {
     }
 }
 
+/// Sequences that a trial on the virtual clock makes room for: as many as servers run at a time, and a few seconds of work.
+const MAX_TRIAL_SEQS: usize = 1024;
+
 /// The engine and everything that is known of it.
 pub(super) struct ServingContext<'a> {
     config: &'a ServeConfig,
@@ -222,9 +225,10 @@ impl<'a> ServingContext<'a> {
         else {
             return;
         };
-        let most = 4 * spec.scheduler.max_num_seqs;
+        let sequences = spec.scheduler.max_num_seqs.min(MAX_TRIAL_SEQS);
+        let most = 4 * sequences;
         let trial = PointSpec {
-            requests: (2 * spec.scheduler.max_num_seqs).max(50),
+            requests: (2 * sequences).max(50),
             max_requests: 0,
             warmup: most,
             slo: Slo::default(),

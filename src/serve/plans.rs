@@ -118,7 +118,7 @@ fn vary(spec: &mut PointSpec, variable: &str, value: f64) -> Result<(), ServeErr
             // The same memory, cut another way.
             let positions = spec.scheduler.num_blocks * spec.scheduler.block_size;
             spec.scheduler.block_size = count;
-            spec.scheduler.num_blocks = positions / count;
+            spec.scheduler.num_blocks = (positions / count).max(1);
         }
         "input-len" => {
             let change = |w: &Workload| {
@@ -154,7 +154,7 @@ fn vary(spec: &mut PointSpec, variable: &str, value: f64) -> Result<(), ServeErr
             ));
         }
     }
-    Ok(())
+    spec.scheduler.check().or_else(|out| fail(format!("takes no such number: {out}")))
 }
 
 /// What a sweep can vary.
@@ -254,7 +254,9 @@ fn search(
     let search = SearchConfig { start, lowest: start / 65_536.0, highest: start * 256.0, precision, seeds };
     let mut points = Vec::new();
     let slo = config.slo.clone();
-    let found = find_max_rate(&search, &slo, config.seed, &mut points, |rate, seed, longer| {
+    // The search counts up from its seed.
+    let first_seed = config.seed & (u64::MAX >> 1);
+    let found = find_max_rate(&search, &slo, first_seed, &mut points, |rate, seed, longer| {
         let mut spec = stage.spec(&format!("rate {rate:.3}"), Offered::Rate(rate), seed);
         if longer {
             spec.requests *= 3;

@@ -42,8 +42,6 @@ const CPU: Defaults =
 const GPU_UTILIZATION: f64 = 0.9;
 /// Share of the host's free memory that KV may take: a workstation has other things to do.
 const CPU_UTILIZATION: f64 = 0.25;
-/// Blocks beyond which a pool is a typing error.
-const MAX_BLOCKS: usize = 1 << 28;
 
 /// Where KV blocks have room.
 #[derive(Debug, Clone, Copy)]
@@ -110,7 +108,7 @@ impl SchedulerOptions {
                 .max_num_batched_tokens
                 .unwrap_or(defaults.max_num_batched_tokens.max(least)),
             block_size: self.block_size.unwrap_or(defaults.block_size),
-            num_blocks: self.num_gpu_blocks_override.unwrap_or(0).min(MAX_BLOCKS),
+            num_blocks: self.num_gpu_blocks_override.unwrap_or(0),
             max_model_len,
             enable_prefix_caching: self.enable_prefix_caching.unwrap_or(true),
             enable_chunked_prefill: chunked,
@@ -133,7 +131,8 @@ impl SchedulerOptions {
         }
         let most = config.max_num_seqs.saturating_mul(config.max_model_len.div_ceil(config.block_size));
         // A prefix cache may use whatever there is.
-        Ok(if config.enable_prefix_caching { fit } else { fit.min(most) }.min(MAX_BLOCKS))
+        Ok(if config.enable_prefix_caching { fit } else { fit.min(most) }
+            .min(SchedulerConfig::MAX_NUM_BLOCKS))
     }
 
     /// The knobs in a room for KV, beside weights and the activations of a step.

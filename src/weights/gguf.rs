@@ -56,8 +56,9 @@ impl GgufModel {
     /// The file as candle reads it.
     ///
     /// # Errors
-    /// When candle refuses what passed here, or the file changed since.
+    /// When a value is NaN or infinite, candle refuses what passed here, or the file changed since.
     pub fn into_candle(self) -> Result<(Content, File), WeightsError> {
+        self.check_values()?;
         let path = self.file.path().to_path_buf();
         let mut file = self.file.into_file();
         let refused =

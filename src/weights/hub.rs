@@ -5,15 +5,17 @@
 //! whether the hub has a newer one. Paths from a server are not trusted: commits, tags and file names are checked
 //! before they become part of one. The files are not read.
 
+mod http;
+
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::{fmt, fs, io};
 
-use hf_hub::api::sync::{Api, ApiBuilder, ApiError, ApiRepo};
-use hf_hub::{Cache, Repo, RepoType};
+use http::{HttpError, Hub, Metadata};
 
 use super::loading::{WeightsError, is_plain_file_name};
 use super::safetensors::{INDEX, SINGLE, ShardIndex};
+use hbmark_core::input;
 
 const CONFIG: &str = "config.json";
 const TOKENIZER: &str = "tokenizer.json";
@@ -25,6 +27,8 @@ const MAX_ID_BYTES: usize = 96;
 const MAX_REVISION_BYTES: usize = 255;
 /// A reference file holds one commit hash of 40 characters.
 const MAX_REF_BYTES: u64 = 256;
+/// A token has some 40 characters.
+const MAX_TOKEN_BYTES: u64 = 4 << 10;
 
 /// Why a model could not be fetched from the hub.
 #[derive(Debug, thiserror::Error)]
@@ -97,8 +101,7 @@ impl fmt::Debug for HubConfig {
 
 impl HubConfig {
     /// Reads `HF_ENDPOINT`, `HF_HUB_CACHE`, `HF_HOME`, `XDG_CACHE_HOME`, `HF_TOKEN`, `HF_TOKEN_PATH` and `HF_HUB_OFFLINE`,
-    /// with the meanings and defaults they have in the hub's Python client. (The hf-hub crate reads only the endpoint and
-    /// the home.)
+    /// with the meanings and defaults they have in the hub's Python client.
     ///
     /// # Errors
     /// When neither the environment nor the user has a place for the cache.
@@ -120,7 +123,7 @@ impl HubConfig {
         let token_file =
             set("HF_TOKEN_PATH").map(PathBuf::from).or_else(|| home.map(|home| home.join("token")));
         let token = text("HF_TOKEN")
-            .or_else(|| fs::read_to_string(token_file?).ok())
+            .or_else(|| input::read_text(&token_file?, MAX_TOKEN_BYTES).ok())
             .map(|token| token.trim().to_owned())
             .filter(|token| !token.is_empty());
         let offline = text("HF_HUB_OFFLINE")
@@ -202,27 +205,18 @@ impl HubConfig {
         // Links in the cache are made relative, which needs an absolute path to begin with.
         let cache =
             self.cache.canonicalize().map_err(|error| HubError::Cache { path: self.cache.clone(), error })?;
-        let snapshots = cache.join(entry_name(id)).join("snapshots");
-        let mut builder = ApiBuilder::from_cache(Cache::new(cache))
-            .with_token(self.token.clone())
-            .with_progress(progress)
-            .with_retries(3)
-            .with_user_agent(env!("CARGO_PKG_NAME"), env!("CARGO_PKG_VERSION"));
-        if let Some(endpoint) = &self.endpoint {
-            builder = builder.with_endpoint(endpoint.clone());
-        }
-        let repo = Repo::with_revision(id.to_owned(), RepoType::Model, revision.to_owned());
-        let api = builder.build().map_err(|error| failed(id, revision, "anything", &error))?;
-        let mut fetch = Fetch { id, revision, repo: api.repo(repo), api, snapshots, commit: None };
+        let entry = cache.join(entry_name(id));
+        let hub = Hub::new(self.endpoint.as_deref(), self.token.as_deref());
+        let mut fetch = Fetch { id, revision, hub, progress, entry, commit: None };
         if parts == Parts::Config {
             return Ok(fetch.file(CONFIG)?);
         }
 
-        let info = fetch.repo.info().map_err(|error| failed(id, revision, "the files", &error))?;
-        let files: Vec<&str> = info.siblings.iter().map(|file| file.rfilename.as_str()).collect();
-        let has = |name: &str| files.contains(&name);
+        let listed = fetch.hub.files(id, revision);
+        let files = listed.map_err(|error| failed(id, revision, "the files", &error))?;
+        let has = |name: &str| files.iter().any(|file| file == name);
         if !has(SINGLE) && !has(INDEX) {
-            let shown: Vec<_> = files.iter().take(8).copied().collect();
+            let shown: Vec<&str> = files.iter().take(8).map(String::as_str).collect();
             return Err(HubError::NoSafetensors {
                 id: id.to_owned(),
                 revision: revision.to_owned(),
@@ -272,66 +266,76 @@ fn first_missing(snapshot: &Path, parts: Parts) -> Option<String> {
 struct Fetch<'a> {
     id: &'a str,
     revision: &'a str,
-    api: Api,
-    repo: ApiRepo,
-    snapshots: PathBuf,
+    hub: Hub,
+    progress: bool,
+    /// The model's folder in the cache.
+    entry: PathBuf,
     commit: Option<String>,
 }
 
 impl Fetch<'_> {
     /// Fetches a file unless the snapshot has it, and returns the snapshot's folder.
     fn file(&mut self, name: &str) -> Result<PathBuf, HubError> {
-        let failed = |error: &ApiError| failed(self.id, self.revision, name, error);
-        let metadata = self.api.metadata(&self.repo.url(name)).map_err(|error| failed(&error))?;
-        let (commit, expected) = (metadata.commit_hash(), metadata.size() as u64);
-        // The crate joins both to paths as they come. A weak tag (`W/…`) makes a folder of one letter, which is harmless.
-        let tag = metadata.etag();
-        for (what, value) in [("the tag", tag.strip_prefix("W/").unwrap_or(tag)), ("the commit", commit)] {
+        let failed = |error: &HttpError| failed(self.id, self.revision, name, error);
+        let Metadata { commit, tag, size } =
+            self.hub.metadata(self.id, self.revision, name).map_err(|error| failed(&error))?;
+        // Both become parts of paths.
+        for (what, value) in [("the tag", &tag), ("the commit", &commit)] {
             if !is_safe_part(value) {
                 let (id, file, value) = (self.id.to_owned(), name.to_owned(), value.to_owned());
                 return Err(HubError::UnsafeAnswer { id, file, what, value });
             }
         }
-        let first = self.commit.get_or_insert_with(|| commit.to_owned());
-        if first != commit {
+        let first = self.commit.get_or_insert_with(|| commit.clone());
+        if *first != commit {
             let (id, first) = (self.id.to_owned(), first.clone());
-            return Err(HubError::Moved { id, first, then: commit.to_owned() });
+            return Err(HubError::Moved { id, first, then: commit });
         }
-        let snapshot = self.snapshots.join(commit);
+        let snapshot = self.entry.join("snapshots").join(&commit);
         let path = snapshot.join(name);
-        if fs::metadata(&path).is_ok_and(|found| found.len() == expected) {
+        if fs::metadata(&path).is_ok_and(|found| found.len() == size) {
             return Ok(snapshot);
         }
-        self.repo.download(name).map_err(|error| failed(&error))?;
-        let cache_error = |error| HubError::Cache { path: path.clone(), error };
-        let received = fs::metadata(&path).map_err(cache_error)?.len();
-        if received != expected {
-            // A truncated blob would be taken for the whole file from now on.
-            fs::remove_file(path.canonicalize().map_err(cache_error)?).map_err(cache_error)?;
-            fs::remove_file(&path).map_err(cache_error)?;
-            let (id, file) = (self.id.to_owned(), name.to_owned());
-            return Err(HubError::Incomplete { id, file, received, expected });
+        let cache = |path: &Path| {
+            let path = path.to_path_buf();
+            move |error| HubError::Cache { path, error }
+        };
+        let blobs = self.entry.join("blobs");
+        for folder in [&blobs, &snapshot] {
+            fs::create_dir_all(folder).map_err(cache(folder))?;
+        }
+        let (blob, part) = (blobs.join(&tag), blobs.join(format!("{tag}.incomplete")));
+        if !fs::metadata(&blob).is_ok_and(|found| found.len() == size) {
+            let wanted = (self.id, self.revision, name);
+            self.hub.download(wanted, &part, size, self.progress).map_err(|error| failed(&error))?;
+            let received = fs::metadata(&part).map_err(cache(&part))?.len();
+            if received != size {
+                fs::remove_file(&part).map_err(cache(&part))?;
+                let (id, file) = (self.id.to_owned(), name.to_owned());
+                return Err(HubError::Incomplete { id, file, received, expected: size });
+            }
+            fs::rename(&part, &blob).map_err(cache(&blob))?;
+        }
+        // The name may be there as a link to an older blob.
+        let _ = fs::remove_file(&path);
+        std::os::unix::fs::symlink(Path::new("../../blobs").join(&tag), &path).map_err(cache(&path))?;
+        if self.revision != commit {
+            let reference = self.entry.join("refs").join(self.revision);
+            let folder = reference.parent().unwrap_or(&self.entry);
+            fs::create_dir_all(folder).map_err(cache(folder))?;
+            fs::write(&reference, &commit).map_err(cache(&reference))?;
         }
         Ok(snapshot)
     }
 }
 
 /// The error as a user of the model needs it.
-fn failed(id: &str, revision: &str, file: &str, error: &ApiError) -> HubError {
+fn failed(id: &str, revision: &str, file: &str, error: &HttpError) -> HubError {
     let (id, file) = (id.to_owned(), file.to_owned());
-    match status(error) {
-        Some(404) => HubError::NotFound { id, revision: revision.to_owned(), file },
-        Some(status @ (401 | 403)) => HubError::Denied { id, file, status },
-        _ => HubError::Fetch { id, file, problem: error.to_string() },
-    }
-}
-
-/// The HTTP status of a refused request. The crate does not re-export the client's error type, so its text is read.
-fn status(error: &ApiError) -> Option<u16> {
     match error {
-        ApiError::RequestError(error) => error.to_string().strip_prefix("http status: ")?.parse().ok(),
-        ApiError::TooManyRetries(error) => status(error),
-        _ => None,
+        HttpError::Status(404) => HubError::NotFound { id, revision: revision.to_owned(), file },
+        HttpError::Status(status @ (401 | 403)) => HubError::Denied { id, file, status: *status },
+        _ => HubError::Fetch { id, file, problem: error.to_string() },
     }
 }
 

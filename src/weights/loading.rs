@@ -84,6 +84,12 @@ pub enum WeightsError {
         path.display()
     )]
     StoredDtype { path: PathBuf, name: String, storage: String, wanted: Dtype },
+    #[error(
+        "tensor {name} in {} has a value that is NaN or infinite as it is loaded: the file is damaged (fetch it again), or the \
+         value is too large for the dtype (choose bf16 or f32)",
+        path.display()
+    )]
+    NotFinite { path: PathBuf, name: String },
     #[error("weights cannot be {what} as {wanted}: choose f32, bf16 or f16")]
     WantedDtype { what: &'static str, wanted: Dtype },
     #[error("weights cannot be streamed as {wanted}: choose f32, bf16, f16, int8, fp8, q8_0, q4_0 or int4")]
@@ -94,6 +100,13 @@ pub enum WeightsError {
     NoDistribution { name: String, role: &'static str },
     #[error("the device refused tensor {name}: {error}")]
     Device { name: String, error: candle_core::Error },
+}
+
+impl WeightsError {
+    /// A tensor with a value that is no number.
+    pub(crate) fn not_finite(path: &Path, name: &str) -> Self {
+        Self::NotFinite { path: path.to_path_buf(), name: name.to_owned() }
+    }
 }
 
 impl From<HubError> for WeightsError {

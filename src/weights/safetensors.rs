@@ -14,7 +14,7 @@ use candle_core::{DType, Device, Tensor};
 use half::{bf16, f16};
 
 use super::loading::{LoadedWeights, SizedFile, WeightsError, is_plain_file_name, plain_dtype};
-use super::stored_matrix::PlainFloat;
+use super::stored_matrix::{PlainFloat, all_finite};
 use hbmark_core::model::safetensors::{
     MAX_HEADER_BYTES, MAX_SHARDS, SafetensorsError, StoredTensor, parse_header, parse_index, shortened,
 };
@@ -254,6 +254,11 @@ fn read_headers(folder: &Path) -> Result<Shards, WeightsError> {
             let problem = SafetensorsError::NotInShard { name: name.clone(), shard: shard.clone() };
             return Err(bad_file(&index.path, problem));
         }
+        holder.remove(name);
+    }
+    // In order of name, so that the same file gives the same message.
+    if let Some((name, shard)) = holder.into_iter().filter(|(name, _)| !is_harmless(name)).min() {
+        return Err(bad_file(&index.path, SafetensorsError::NotInIndex { name, shard: shard.to_owned() }));
     }
     Ok((shards, tensors))
 }
@@ -365,7 +370,10 @@ impl Source<'_> {
     }
 
     /// The elements of the tensor, each decoded from its `N` little-endian bytes.
-    fn read<const N: usize, T>(&self, decode: impl Fn([u8; N]) -> T) -> Result<Vec<T>, WeightsError> {
+    fn read<const N: usize, T: PlainFloat>(
+        &self,
+        decode: impl Fn([u8; N]) -> T,
+    ) -> Result<Vec<T>, WeightsError> {
         let StoredTensor { name, offset, bytes, .. } = self.stored;
         let out_of_memory = || WeightsError::OutOfMemory { name: name.clone(), bytes: *bytes };
         let total = usize::try_from(*bytes).map_err(|_| out_of_memory())?;
@@ -377,7 +385,11 @@ impl Source<'_> {
             let chunk = buffer.len().min(total - done);
             self.shard.read_at(&mut buffer[..chunk], offset + done as u64)?;
             let (words, _) = buffer[..chunk].as_chunks::<N>();
+            let first = elements.len();
             elements.extend(words.iter().map(|word| decode(*word)));
+            if !all_finite(&elements[first..]) {
+                return Err(WeightsError::not_finite(self.shard.path(), name));
+            }
             done += chunk;
         }
         Ok(elements)

@@ -356,12 +356,19 @@ fn widen<T: Copy>(out: &mut [f32], values: &[T], value: impl Fn(T) -> f32) {
     }
 }
 
+/// Whether no value is NaN or infinite. Looks at all of them: without an early end it is fast enough to go with every read.
+pub(crate) fn all_finite<T: PlainFloat>(values: &[T]) -> bool {
+    values.iter().fold(true, |all, value| all & value.is_a_number())
+}
+
 /// A plain float that a matrix can be kept in.
 pub(crate) trait PlainFloat: candle_core::WithDType {
     fn of_f32(value: f32) -> Self;
     fn of_f16(value: f16) -> Self;
     fn of_bf16(value: bf16) -> Self;
     fn widened(self) -> f32;
+    /// Neither infinite nor NaN.
+    fn is_a_number(&self) -> bool;
     /// The values as the data of a matrix.
     fn data(values: Vec<Self>) -> StoredData;
 }
@@ -378,6 +385,9 @@ impl PlainFloat for f32 {
     }
     fn widened(self) -> f32 {
         self
+    }
+    fn is_a_number(&self) -> bool {
+        self.is_finite()
     }
     fn data(values: Vec<Self>) -> StoredData {
         StoredData::F32(values)
@@ -397,6 +407,9 @@ impl PlainFloat for f16 {
     fn widened(self) -> f32 {
         self.to_f32()
     }
+    fn is_a_number(&self) -> bool {
+        self.is_finite()
+    }
     fn data(values: Vec<Self>) -> StoredData {
         StoredData::F16(values)
     }
@@ -414,6 +427,9 @@ impl PlainFloat for bf16 {
     }
     fn widened(self) -> f32 {
         self.to_f32()
+    }
+    fn is_a_number(&self) -> bool {
+        self.is_finite()
     }
     fn data(values: Vec<Self>) -> StoredData {
         StoredData::Bf16(values)

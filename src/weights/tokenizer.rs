@@ -3,27 +3,38 @@
 //! Enters: a folder. Leaves: a [`Tokenizer`] that turns text into token ids and back. A token id is an index into the
 //! embedding table, so one beyond its rows is an error here and not a read out of bounds on a device.
 //!
-//! A `tokenizer.json` carries regular expressions of its author's. They are looked over before the tokenizers crate sees them: what could
-//! grow without bounds is refused, and what could run without bounds is run beside a clock.
+//! A `tokenizer.json` carries regular expressions and replacements of its author's. They are looked over before the tokenizers crate sees
+//! them: what could grow without bounds is refused, and what could run without bounds is run beside a clock.
 
 mod validate;
 
 use std::borrow::Borrow;
 use std::cell::Cell;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Once, mpsc};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::loading::{SizedFile, WeightsError};
+use validate::Vetted;
 
 const FILE: &str = "tokenizer.json";
 /// The largest in use (vocabularies of 250,000 with merges) are near 35 MB.
 const MAX_BYTES: u64 = 64 << 20;
 /// Far above the longest prompt.
 const MAX_TEXT: usize = 16 << 20;
-/// For a text whose patterns are not known to end; a book takes a second.
-const TIMEOUT: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 10 });
+/// A text after all replacements, or one that is decoded: some thirty times that in memory.
+const MAX_GROWN: f64 = (64 << 20) as f64;
+/// The longest token in use has 256 bytes.
+const MAX_TOKEN: usize = 4 << 10;
+/// For reading a file; one of 64 MiB takes a few seconds.
+const OPENING: Duration = Duration::from_mins(1);
+/// For all that is run beside the clock together: so much, and for every call and byte as much again as a slow machine needs.
+const SPARE: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 10 });
+const PER_CALL: Duration = Duration::from_millis(1);
+const PER_BYTE: Duration = Duration::from_micros(10);
+/// Steps of a search that are run without a clock: a few seconds of them.
+const MAX_UNTIMED: u64 = 10_000_000_000;
 
 /// Words that are looked for: enough that prompts differ, few enough to be tried in a moment.
 const MAX_WORDS: usize = 4096;
@@ -58,8 +69,11 @@ impl From<WeightsError> for TokenizerError {
 pub struct Tokenizer {
     path: PathBuf,
     inner: Arc<tokenizers::Tokenizer>,
-    /// Every pattern runs in time linear in the text; the others run beside a clock.
-    linear: bool,
+    vetted: Vetted,
+    /// Bytes of the longest token.
+    longest: usize,
+    /// Nanoseconds that may still be spent beside the clock.
+    left: AtomicU64,
     /// A text took too long, and its thread may still be at it.
     stuck: AtomicBool,
 }
@@ -85,19 +99,12 @@ impl Tokenizer {
     fn read(file: &SizedFile) -> Result<Self, TokenizerError> {
         let path = file.path().to_path_buf();
         let bytes = file.read_all(MAX_BYTES)?;
-        let vetted = validate::check_tokenizer(&bytes).map_err(|problem| TokenizerError::Invalid {
-            path: path.clone(),
-            problem: problem.to_string(),
-        })?;
         let invalid = |problem| TokenizerError::Invalid { path: path.clone(), problem };
-        // The crate asserts where it should refuse.
-        let read =
-            || tokenizers::Tokenizer::from_bytes(&bytes).map_err(|error| shortened(&error.to_string()));
-        let mut inner = unpanicked(read).and_then(|read| read).map_err(invalid)?;
-        // Both are the file's wishes for training: a length in them would be filled up with memory.
-        inner.with_padding(None);
-        inner.with_truncation(None).map_err(|error| invalid(shortened(&error.to_string())))?;
-        Ok(Self { path, inner: Arc::new(inner), linear: vetted.linear, stuck: AtomicBool::new(false) })
+        let (inner, vetted, longest) = in_time(OPENING, move || parse(&bytes))
+            .unwrap_or_else(|| Err(format!("reading it takes longer than {} s", OPENING.as_secs())))
+            .map_err(invalid)?;
+        let left = AtomicU64::new(nanoseconds(SPARE));
+        Ok(Self { path, inner: Arc::new(inner), vetted, longest, left, stuck: AtomicBool::new(false) })
     }
 
     /// Checks that every id indexes a row of an embedding table of `vocab_size` rows. The table may have more rows than
@@ -163,7 +170,8 @@ impl Tokenizer {
     /// The token ids of a text, without special tokens around it.
     ///
     /// # Errors
-    /// When the text is above 16 MiB, has no tokens here, or a pattern of the tokenizer gives up on it or takes longer than ten seconds.
+    /// When the text is above 16 MiB, or 64 MiB after all replacements, when it has no tokens here, or when a pattern of the tokenizer gives
+    /// up on it or takes longer than ten seconds.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
         let failed = |problem| {
             let path = self.path.clone();
@@ -172,7 +180,15 @@ impl Tokenizer {
         if text.len() > MAX_TEXT {
             return Err(failed(format!("a text is at most {MAX_TEXT} bytes")));
         }
-        self.guarded(text, |inner, text: &str| {
+        let grown = text.len() as f64 * self.vetted.growth;
+        if grown > MAX_GROWN {
+            return Err(failed(format!(
+                "its replacements may make that {} times as long, and {} MiB are the limit; give a shorter text",
+                self.vetted.growth,
+                MAX_GROWN / f64::from(1 << 20)
+            )));
+        }
+        self.guarded(text, whole(grown), |inner, text: &str| {
             inner.encode_fast(text, false).map(|encoding| encoding.get_ids().to_vec())
         })
         .map_err(failed)
@@ -181,18 +197,36 @@ impl Tokenizer {
     /// The text of token ids, special tokens left out.
     ///
     /// # Errors
-    /// When the decoder of the tokenizer fails.
+    /// When the decoder of the tokenizer fails, or the text would be above 64 MiB.
     pub fn decode(&self, tokens: &[u32]) -> Result<String, TokenizerError> {
-        self.guarded(tokens, |inner, tokens: &[u32]| inner.decode(tokens, true)).map_err(|problem| {
-            TokenizerError::Decode { path: self.path.clone(), tokens: tokens.len(), problem }
-        })
+        let failed =
+            |problem| TokenizerError::Decode { path: self.path.clone(), tokens: tokens.len(), problem };
+        let grown = |bytes: usize| bytes as f64 * self.vetted.decoded_growth;
+        let mut bytes = tokens.len().saturating_mul(self.longest);
+        if grown(bytes) > MAX_GROWN {
+            // Most tokens are not the longest.
+            let length = |token: &u32| self.inner.id_to_token(*token).map_or(0, |name| name.len());
+            bytes = tokens.iter().map(length).sum();
+            if grown(bytes) > MAX_GROWN {
+                return Err(failed(format!(
+                    "their text may have {:.0} MiB, and {} are the limit; give fewer tokens",
+                    grown(bytes) / f64::from(1 << 20),
+                    MAX_GROWN / f64::from(1 << 20)
+                )));
+            }
+        }
+        // What most have.
+        let usual = tokens.len().saturating_mul(16).min(bytes);
+        self.guarded(tokens, whole(grown(usual)), |inner, tokens: &[u32]| inner.decode(tokens, true))
+            .map_err(failed)
     }
 
-    /// Runs the crate where its panics are errors, and beside a clock where a pattern may run for ever. Rust has no way to end a thread:
-    /// one that is late is left behind, and the tokenizer refuses everything from then on.
+    /// Runs the crate where its panics are errors, and beside a clock where it may take long. Rust has no way to end a thread: one that is
+    /// late is left behind, and the tokenizer refuses everything from then on.
     fn guarded<I, T>(
         &self,
         input: &I,
+        bytes: u64,
         run: fn(&tokenizers::Tokenizer, &I) -> tokenizers::Result<T>,
     ) -> Result<T, String>
     where
@@ -204,7 +238,9 @@ impl Tokenizer {
             unpanicked(|| run(inner, input).map_err(|error| shortened(&error.to_string())))
                 .and_then(|done| done)
         };
-        if self.linear {
+        // A search may look at all that follows, from every place.
+        let steps = self.vetted.cost.map(|cost| cost.saturating_mul(bytes).saturating_mul(bytes));
+        if steps.is_some_and(|steps| steps <= MAX_UNTIMED) {
             return plainly(&self.inner, input);
         }
         if self.stuck.load(Ordering::Relaxed) {
@@ -212,21 +248,61 @@ impl Tokenizer {
                 "an earlier text is still being worked on; a pattern of this tokenizer has no end".to_owned()
             );
         }
-        let (sender, receiver) = mpsc::sync_channel(1);
+        let more = nanoseconds(PER_CALL).saturating_add(nanoseconds(PER_BYTE).saturating_mul(bytes));
+        let left = self.left.fetch_add(more, Ordering::Relaxed).saturating_add(more);
+        let begin = Instant::now();
         let (inner, owned) = (Arc::clone(&self.inner), input.to_owned());
         let work = move || {
-            let done =
-                unpanicked(|| run(&inner, owned.borrow()).map_err(|error| shortened(&error.to_string())));
-            // The receiver is gone when this is late.
-            let _ = sender.send(done.and_then(|done| done));
+            unpanicked(|| run(&inner, owned.borrow()).map_err(|error| shortened(&error.to_string())))
+                .and_then(|done| done)
         };
-        let thread = std::thread::Builder::new().name("tokenizer".to_owned()).spawn(work);
-        thread.map_err(|error| error.to_string())?;
-        receiver.recv_timeout(TIMEOUT).unwrap_or_else(|_| {
+        let done = in_time(Duration::from_nanos(left), work);
+        let spent = nanoseconds(begin.elapsed());
+        let _ = self
+            .left
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| Some(left.saturating_sub(spent)));
+        done.unwrap_or_else(|| {
             self.stuck.store(true, Ordering::Relaxed);
-            Err(format!("a pattern of it took longer than {} s", TIMEOUT.as_secs()))
+            Err(format!("its patterns take longer than {:.0} s", Duration::from_nanos(left).as_secs_f64()))
         })
     }
+}
+
+/// The tokenizer of a file, what was found in it, and the bytes of its longest token.
+fn parse(bytes: &[u8]) -> Result<(tokenizers::Tokenizer, Vetted, usize), String> {
+    let vetted = validate::check_tokenizer(bytes).map_err(|problem| problem.to_string())?;
+    // The crate asserts where it should refuse.
+    let read = || tokenizers::Tokenizer::from_bytes(bytes).map_err(|error| shortened(&error.to_string()));
+    let mut inner = unpanicked(read).and_then(|read| read)?;
+    // Both are the file's wishes for training: a length in them would be filled up with memory.
+    inner.with_padding(None);
+    inner.with_truncation(None).map_err(|error| shortened(&error.to_string()))?;
+    let longest = inner.get_vocab(true).keys().map(String::len).max().unwrap_or(0);
+    if longest > MAX_TOKEN {
+        return Err(format!("it has a token of {longest} bytes, above the limit of {MAX_TOKEN}"));
+    }
+    Ok((inner, vetted, longest))
+}
+
+/// A count of bytes, rounded up.
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "bounded, and never negative")]
+fn whole(bytes: f64) -> u64 {
+    bytes.ceil() as u64
+}
+
+fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// The result of some work, or nothing where it takes longer; its thread is then left behind.
+fn in_time<T: Send + 'static>(time: Duration, work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+    let (sender, receiver) = mpsc::sync_channel(1);
+    let work = move || {
+        // The receiver is gone when this is late.
+        let _ = sender.send(work());
+    };
+    std::thread::Builder::new().name("tokenizer".to_owned()).spawn(work).ok()?;
+    receiver.recv_timeout(time).ok()
 }
 
 thread_local! {
@@ -321,7 +397,7 @@ mod tests {
         // Each start of a match costs the engine all its steps, and there are many starts.
         let folder = folder_with(&with_pattern(r"(?:x+x+)+(?=y)|(?=z)z"));
         let tokenizer = Tokenizer::open(folder.path()).unwrap();
-        assert!(!tokenizer.linear);
+        assert_eq!(tokenizer.vetted.cost, None);
         let text = "x".repeat(40);
         // It fails or times out; either way there is a result.
         let _ = tokenizer.encode(&text);
@@ -331,19 +407,62 @@ mod tests {
     fn a_text_that_takes_too_long_is_refused_and_so_is_the_next() {
         let tokenizer = Tokenizer::open(folder_with(&with_pattern(r"(?=y)y")).path()).unwrap();
         let run = |_: &tokenizers::Tokenizer, _: &str| -> tokenizers::Result<()> {
-            std::thread::sleep(TIMEOUT * 2);
+            std::thread::sleep(SPARE * 2);
             Ok(())
         };
-        assert_eq!(tokenizer.guarded("a", run).unwrap_err(), "a pattern of it took longer than 1 s");
+        assert_eq!(tokenizer.guarded("a", 1, run).unwrap_err(), "its patterns take longer than 1 s");
         let error = tokenizer.encode("a").unwrap_err().to_string();
         assert!(error.contains("an earlier text is still being worked on"), "{error}");
+    }
+
+    #[test]
+    fn many_slow_texts_have_no_more_time_than_one() {
+        let tokenizer = Tokenizer::open(folder_with(&with_pattern(r"(?=y)y")).path()).unwrap();
+        let run = |_: &tokenizers::Tokenizer, _: &str| -> tokenizers::Result<()> {
+            std::thread::sleep(SPARE / 5);
+            Ok(())
+        };
+        let refused = (0..10).filter(|_| tokenizer.guarded("a", 1, run).is_err()).count();
+        assert!(refused > 0, "ten times a fifth is more than there is");
+        assert!(tokenizer.encode("a").is_err(), "and so is everything after it");
+    }
+
+    #[test]
+    fn a_text_is_short_enough_for_what_the_replacements_make_of_it() {
+        let replace = r#"{"type":"Replace","pattern":{"String":"x"},"content":"CONTENT"}"#;
+        let with = |content: usize| {
+            let replace = replace.replace("CONTENT", &"y".repeat(content));
+            let text = WORDS.replace(r#""normalizer":null"#, &format!(r#""normalizer":{replace}"#));
+            Tokenizer::open(folder_with(&text).path())
+        };
+        let tokenizer = with(100).unwrap();
+        tokenizer.encode("x memory").unwrap();
+        let error = tokenizer.encode(&" ".repeat(800_000)).unwrap_err().to_string();
+        assert!(error.contains("may make that 100 times as long, and 64 MiB are the limit"), "{error}");
+        let error = with(1_000_000).unwrap_err().to_string();
+        assert!(error.contains("1.000e6 times as long, above the limit of 100"), "{error}");
+    }
+
+    #[test]
+    fn tokens_are_short_and_few_enough_to_be_decoded() {
+        let with = |length: usize| {
+            Tokenizer::open(folder_with(&WORDS.replace("memory", &"m".repeat(length))).path())
+        };
+        let tokenizer = with(MAX_TOKEN).unwrap();
+        assert_eq!(tokenizer.decode(&[0]).unwrap().len(), MAX_TOKEN);
+        let error = tokenizer.decode(&vec![0; 20_000]).unwrap_err().to_string();
+        assert!(error.contains("78 MiB, and 64 are the limit"), "{error}");
+        // Short tokens beside a long one.
+        tokenizer.decode(&vec![1; 20_000]).unwrap();
+        let error = with(MAX_TOKEN + 1).unwrap_err().to_string();
+        assert!(error.contains("a token of 4097 bytes, above the limit of 4096"), "{error}");
     }
 
     #[test]
     fn a_panic_inside_the_crate_is_an_error() {
         let tokenizer = Tokenizer::open(folder_with(WORDS).path()).unwrap();
         let run = |_: &tokenizers::Tokenizer, _: &str| -> tokenizers::Result<()> { panic!("planted") };
-        assert!(tokenizer.guarded("a", run).unwrap_err().contains("an assertion of the tokenizers crate"));
+        assert!(tokenizer.guarded("a", 1, run).unwrap_err().contains("an assertion of the tokenizers crate"));
     }
 
     #[test]

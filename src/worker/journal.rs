@@ -42,7 +42,8 @@ pub enum JournalError {
     #[error("{path} is {found} and no journal of hbmark: choose another folder, or remove it")]
     NotAJournal { path: PathBuf, found: &'static str },
     #[error(
-        "cannot write {path}: {source}; what is in it is safe: make room and go on with `hbmark {subcommand} --resume {}`",
+        "cannot write {path}: {source}{}; what is in it is safe: go on with `hbmark {subcommand} --resume {}`",
+        atomic_file::remedy(source),
         folder_of(path)
     )]
     Write { path: PathBuf, subcommand: &'static str, source: std::io::Error },

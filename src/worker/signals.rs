@@ -10,6 +10,13 @@ use signal_hook::iterator::Signals;
 
 type Callback = Box<dyn Fn(i32) + Send>;
 
+/// Makes a write beyond the limit on file sizes (`ulimit -f`) an error of that write, for the rest of the process; by default it ends the
+/// process without a word.
+pub fn survive_file_size_limit() {
+    // With any handler installed, the write itself returns the error. Without one the limit is deadly, as it was before.
+    let _ = signal_hook::flag::register(libc::SIGXFSZ, Arc::new(AtomicBool::new(false)));
+}
+
 /// The signals of this process.
 #[derive(Clone, Default)]
 pub struct Interrupts {
@@ -24,13 +31,11 @@ impl std::fmt::Debug for Interrupts {
 }
 
 impl Interrupts {
-    /// Handles signals from now on, for the rest of the process. A write beyond a file size limit becomes an error of that write, too.
+    /// Handles signals from now on, for the rest of the process.
     ///
     /// # Errors
     /// When the system refuses a handler.
     pub fn listen() -> std::io::Result<Self> {
-        // With any handler installed, the write itself returns the error.
-        signal_hook::flag::register(libc::SIGXFSZ, Arc::new(AtomicBool::new(false)))?;
         let mut signals = Signals::new([SIGINT, SIGTERM])?;
         let interrupts = Self::default();
         let on_signal = interrupts.clone();

@@ -269,3 +269,19 @@ fn a_comparison_that_cannot_be_printed_is_saved() {
     assert!(said.contains("but not printed: cannot write to stdout"), "{said}");
     assert!(out.join("comparison.json").is_file());
 }
+
+#[cfg(unix)]
+#[test]
+fn a_comparison_that_is_killed_leaves_nothing_behind() {
+    let temporary = tempfile::tempdir().unwrap();
+    let mut command = runs::hbmark();
+    command
+        .args(["compare", "threads=1", "threads=2", "--both", &tiny(), "--protocol", "smoke"])
+        .args(["--rounds", "500"])
+        .env("TMPDIR", temporary.path());
+    let mut child = runs::start(&mut command);
+    runs::until("a side that runs", || runs::children(child.id()).pop());
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert_eq!(runs::names(temporary.path()), Vec::<String>::new());
+}

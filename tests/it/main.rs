@@ -9,6 +9,7 @@ mod compare;
 #[cfg(unix)]
 mod gpu_day;
 mod isolation;
+mod limits;
 mod logits;
 mod native;
 mod resume;

@@ -910,9 +910,15 @@ fn a_model_whose_logits_are_no_numbers_has_no_valid_point() {
     let from = fixture("models/qwen3");
     std::fs::copy(from.join("config.json"), folder.path().join("config.json")).unwrap();
     let mut bytes = std::fs::read(from.join("model.safetensors")).unwrap();
-    let header = 8 + usize::try_from(u64::from_le_bytes(bytes[..8].try_into().unwrap())).unwrap();
-    // A float of ones is no number in any format.
-    bytes[header..].fill(0xff);
+    let data = 8 + usize::try_from(u64::from_le_bytes(bytes[..8].try_into().unwrap())).unwrap();
+    let header: serde_json::Value = serde_json::from_slice(&bytes[8..data]).unwrap();
+    for tensor in ["model.norm.weight", "lm_head.weight"] {
+        let at = |end: usize| {
+            data + usize::try_from(header[tensor]["data_offsets"][end].as_u64().unwrap()).unwrap()
+        };
+        // The largest numbers, near 3.4e38 in bf16 and f32: their product is none.
+        bytes[at(0)..at(1)].fill(0x7f);
+    }
     std::fs::write(folder.path().join("model.safetensors"), bytes).unwrap();
     for engine in ["native", "stock"] {
         let mut command = Command::cargo_bin("hbmark").unwrap();
@@ -930,5 +936,10 @@ fn a_model_whose_logits_are_no_numbers_has_no_valid_point() {
         ]);
         command.args(["--input-len", "8", "--output-len", "4", "--model"]).arg(folder.path());
         command.assert().code(1).stdout(contains("INVALID").and(contains("logits are not finite numbers")));
+        let mut command = Command::cargo_bin("hbmark").unwrap();
+        command
+            .args(["logits", "--tokens", "1,2", "--engine", engine, "--device", "cpu", "--model"])
+            .arg(folder.path());
+        command.assert().code(1).stderr(contains("logits are NaN or infinite: these outputs are wrong"));
     }
 }

@@ -99,8 +99,8 @@ pub fn one_line(error: &(dyn std::error::Error + 'static)) -> String {
     let mut next = Some(error);
     while let Some(cause) = next {
         let text = cause.to_string();
-        // Wrappers made with `transparent` repeat their cause.
-        if parts.last().is_none_or(|last| !last.ends_with(&text)) {
+        // Wrappers made with `transparent` repeat their cause, and some messages quote it.
+        if parts.last().is_none_or(|last| !last.contains(&text)) {
             parts.push(text);
         }
         next = cause.source();

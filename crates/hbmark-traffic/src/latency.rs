@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 use super::evidence::evidence;
 use super::gates::{due, gates, keeps_up, saturation};
 use super::serving_loop::{LoadMode, Record, RequestOutcome, Run, StepLog, Traffic};
+use crate::occupancy::{occupancy, overlap};
 use crate::requests::columns;
 use crate::timeline::timeline;
 use hbmark_core::result::serving::{
@@ -105,9 +106,9 @@ pub fn summarise(run: &Run, traffic: &Traffic<'_>, slo: &Slo) -> ServeResult {
         e2e_ns: Some(Quantiles::of(records.iter().map(|r| Some(e2e(r))))),
         queue_ns: Some(Quantiles::of(records.iter().map(|r| Some(queue(r))))),
         injection_lag_ns: Quantiles::of(records.iter().map(|r| r.enqueued.map(|_| r.lag.0))),
-        mean_running: over_time(&steps, &window, |s| s.load.running as f64),
-        mean_waiting: over_time(&steps, &window, |s| s.load.waiting as f64),
-        mean_kv_use: over_time(&steps, &window, kv_use),
+        mean_running: window.mean(occupancy(run).map(|o| (o.from, o.until, o.running as f64))),
+        mean_waiting: window.mean(occupancy(run).map(|o| (o.from, o.until, o.waiting as f64))),
+        mean_kv_use: window.mean(run.steps.iter().map(|s| (s.begin, s.end, kv_use(s)))),
         max_kv_use: run.steps.iter().map(kv_use).fold(0.0, f64::max),
         mean_batch: average(&steps, |s| s.load.running as f64),
         mean_step_tokens: average(&steps, |s| (s.prompt_tokens + s.output_tokens) as f64),
@@ -125,7 +126,7 @@ pub fn summarise(run: &Run, traffic: &Traffic<'_>, slo: &Slo) -> ServeResult {
         encoded_per_asked: (run.asked_tokens > 0)
             .then(|| run.encoded_tokens as f64 / run.asked_tokens as f64),
         breakdown: breakdown(run),
-        timeline: timeline(&run.steps, run.end, (window.from, window.to)),
+        timeline: timeline(run, (window.from, window.to)),
         requests: columns(records),
         evidence: Some(evidence(run, traffic)),
     };
@@ -179,6 +180,14 @@ impl Window {
     }
     fn holds(&self, moment: f64) -> bool {
         self.from < moment && moment <= self.to
+    }
+    /// The time average of values, each of which holds from one moment until another.
+    fn mean(&self, values: impl Iterator<Item = (f64, f64, f64)>) -> f64 {
+        // From 0 on: an empty float sum is -0.
+        let area = values.fold(0.0, |sum, (from, until, value)| {
+            sum + value * overlap((from, until), (self.from, self.to))
+        });
+        if self.seconds() > 0.0 { area / (self.to - self.from) } else { 0.0 }
     }
 }
 
@@ -237,12 +246,6 @@ fn rejected(records: &[Record]) -> BTreeMap<String, usize> {
 
 fn kv_use(step: &StepLog) -> f64 {
     step.load.used_blocks as f64 / step.load.total_blocks.max(1) as f64
-}
-
-fn over_time(steps: &[&StepLog], window: &Window, of: impl Fn(&StepLog) -> f64) -> f64 {
-    // From 0 on: an empty float sum is -0.
-    let busy = steps.iter().fold(0.0, |sum, s| sum + of(s) * (s.end - s.begin.max(window.from)));
-    if window.seconds() > 0.0 { busy / (window.seconds() * 1e9) } else { 0.0 }
 }
 
 fn average(steps: &[&StepLog], of: impl Fn(&StepLog) -> f64) -> f64 {

@@ -18,6 +18,7 @@ pub mod executor;
 pub mod gates;
 pub mod latency;
 pub mod matrix;
+pub mod occupancy;
 pub mod point;
 pub mod requests;
 pub mod residuals;

@@ -120,6 +120,8 @@ pub struct StepLog {
     pub end: f64,
     pub prompt_tokens: usize,
     pub output_tokens: usize,
+    /// Requests that were done at its end.
+    pub finished: usize,
     /// Distinct adapters in the batch.
     pub adapters: usize,
     /// The longest prompt of which the step computed a part.
@@ -478,6 +480,7 @@ impl Server<'_, '_> {
         log.schedule += completed - end;
         log.end = end;
         log.output_tokens = emitted.len();
+        log.finished = emitted.iter().filter(|token| token.finished).count();
         self.output_tokens += emitted.len();
         for token in &emitted {
             self.record_token(token.key, token.token, end);

@@ -18,7 +18,7 @@ use crate::weights::{self, OpenModel};
 use hbmark_core::ledger::devices;
 use hbmark_core::model::Dtype;
 use hbmark_core::result::saved;
-use hbmark_core::result::serving::{Arrivals, Offered, Policy, Slo, parse_span};
+use hbmark_core::result::serving::{Arrivals, Offered, Policy, SchedulerConfig, Slo, parse_span};
 use hbmark_core::units::Nanos;
 use hbmark_traffic::arrivals::Burst;
 use hbmark_traffic::point::TrafficSource;
@@ -32,7 +32,7 @@ const DEFAULT_REQUESTS: (usize, usize) = (100, 5_000);
 const EXTENSION: (usize, usize) = (16, 65_536);
 /// Beyond this a number of requests is a typing error.
 const MAX_REQUESTS: usize = 10_000_000;
-/// Beyond this a number of sequences, tokens or blocks is one.
+/// Beyond this a number of tokens or requests is one.
 const MAX_COUNT: usize = 1_000_000_000;
 
 /// Reads a number within bounds, both of them allowed.
@@ -47,7 +47,8 @@ where
         if bounds.contains(&value) {
             return Ok(value);
         }
-        Err(format!("{given} is not between {} and {}", bounds.start(), bounds.end()))
+        let (least, most) = (bounds.start(), bounds.end());
+        Err(format!("{given} is not between {least} and {most}; give a number in that range"))
     }
 }
 
@@ -134,19 +135,19 @@ impl VirtualArgs {
 #[command(next_help_heading = "Scheduler")]
 struct SchedulerArgs {
     /// Maximum sequences per step [default: 256, CPU: 32].
-    #[arg(long, value_parser = within(1..=MAX_COUNT))]
+    #[arg(long, value_parser = within(1..=SchedulerConfig::MAX_NUM_SEQS))]
     max_num_seqs: Option<usize>,
     /// Maximum tokens per step [default: 2048, CPU: 512].
-    #[arg(long, value_parser = within(1..=MAX_COUNT))]
+    #[arg(long, value_parser = within(1..=SchedulerConfig::MAX_NUM_BATCHED_TOKENS))]
     max_num_batched_tokens: Option<usize>,
     /// Fraction of GPU memory for weights and KV [default: 0.9]; on a CPU, fraction of free memory for KV [default: 0.25].
     #[arg(long, value_parser = within(1e-6..=1.0))]
     gpu_memory_utilization: Option<f64>,
     /// Number of KV blocks, instead of what fits.
-    #[arg(long, value_parser = within(1..=MAX_COUNT))]
+    #[arg(long, value_parser = within(1..=SchedulerConfig::MAX_NUM_BLOCKS))]
     num_gpu_blocks_override: Option<usize>,
     /// Tokens per KV block [default: the engine's 64; on a virtual GPU 16].
-    #[arg(long, value_parser = within(1..=MAX_COUNT))]
+    #[arg(long, value_parser = within(1..=SchedulerConfig::MAX_BLOCK_SIZE))]
     block_size: Option<usize>,
     /// Maximum length of prompt and output together [default: the model's].
     #[arg(long, value_parser = within(1..=MAX_COUNT))]
@@ -161,7 +162,7 @@ struct SchedulerArgs {
     #[arg(long, value_enum, default_value = "fcfs")]
     scheduling: Policy,
     /// Maximum queue length; further requests are rejected.
-    #[arg(long)]
+    #[arg(long, value_parser = within(1..=MAX_COUNT))]
     max_waiting: Option<usize>,
 }
 

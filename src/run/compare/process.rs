@@ -1,6 +1,7 @@
 //! A side as a fresh process of this very program.
 
-use std::io::Read;
+use std::fs::File;
+use std::io::{Read, Seek};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,8 +18,8 @@ pub struct Launcher {
     /// After `run`, without `--format` and `--out`.
     pub a: Vec<String>,
     pub b: Vec<String>,
-    /// A folder for the results of single launches.
-    pub folder: PathBuf,
+    /// A folder for the results of single launches, where they are kept.
+    pub folder: Option<PathBuf>,
 }
 
 /// Starts a process a launch.
@@ -87,29 +88,38 @@ impl Runner for Processes {
             return Err(stopped);
         }
         self.launched += 1;
-        let folder = self.launcher.folder.join(name(self.launched, side));
+        let folder = self.launcher.folder.as_ref().map(|folder| folder.join(name(self.launched, side)));
+        let program = || self.launcher.program.clone();
+        let start = |source| CompareError::Start { program: program(), source };
+        // A file without a name: whatever ends this process, nothing is left of it.
+        let mut printed = folder.is_none().then(tempfile::tempfile).transpose().map_err(start)?;
         let arguments = if side == Side::A { &self.launcher.a } else { &self.launcher.b };
         let mut command = Command::new(&self.launcher.program);
         command
             .arg("run")
             .args(arguments)
-            .args(["--format", "json", "--out"])
-            .arg(&folder)
+            .args(["--format", "json"])
             .env(LAUNCHED_BY, std::process::id().to_string())
             .stdin(Stdio::null())
-            // The same result is in the folder.
+            // Where there is a folder, the same result is in it.
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
             // Ctrl-C at a terminal is for this process alone.
             .process_group(0);
-        let (status, messages) = self
-            .wait_for(&mut command)
-            .map_err(|source| CompareError::Start { program: self.launcher.program.clone(), source })?;
+        if let Some(folder) = &folder {
+            command.arg("--out").arg(folder);
+        }
+        if let Some(printed) = &printed {
+            command.stdout(printed.try_clone().map_err(start)?);
+        }
+        let (status, messages) = self.wait_for(&mut command).map_err(start)?;
         // 1: some cells failed, and the result names them.
         if !matches!(status.code(), Some(0 | 1)) {
             if let Some(stopped) = self.stopped() {
                 // Half a launch, which is not resumed.
-                let _ = std::fs::remove_dir_all(&folder);
+                if let Some(folder) = &folder {
+                    let _ = std::fs::remove_dir_all(folder);
+                }
                 return Err(stopped);
             }
             return Err(CompareError::Launch {
@@ -119,8 +129,20 @@ impl Runner for Processes {
                 message: last_line(&messages),
             });
         }
-        read(&folder)
+        match (folder, &mut printed) {
+            (Some(folder), _) => Ok(saved::read(&folder.join("result.json"))?),
+            (None, Some(printed)) => read(printed).map_err(start)?,
+            (None, None) => unreachable!("without a folder the result is printed"),
+        }
     }
+}
+
+/// What a launch printed.
+fn read(printed: &mut File) -> std::io::Result<Result<Report, CompareError>> {
+    let mut text = String::new();
+    printed.rewind()?;
+    printed.read_to_string(&mut text)?;
+    Ok(saved::parse(&text).map_err(CompareError::from))
 }
 
 /// The folder of a launch.
@@ -144,10 +166,6 @@ pub fn clear(folder: &Path) -> std::io::Result<()> {
         }
     }
     Ok(())
-}
-
-fn read(folder: &Path) -> Result<Report, CompareError> {
-    Ok(saved::read(&folder.join("result.json"))?)
 }
 
 fn last_line(stderr: &[u8]) -> String {

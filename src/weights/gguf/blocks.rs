@@ -142,6 +142,17 @@ impl GgufModel {
         Ok(vector)
     }
 
+    /// Reads every tensor, and keeps nothing of it: for a reader that does not look at values.
+    ///
+    /// # Errors
+    /// When a value is NaN or infinite, or the file shrank since it was opened.
+    pub(super) fn check_values(&self) -> Result<(), WeightsError> {
+        self.places.0.iter().try_for_each(|(name, place)| {
+            let rows = if place.shape.len() == 2 { place.shape[0] } else { 1 };
+            place.bands(&self.file, name, rows, |_, _| Ok(()))
+        })
+    }
+
     fn place(&self, info: &TensorInfo) -> Result<&TensorLocation, WeightsError> {
         let name = gguf_name(&info.name).unwrap_or_else(|| info.name.clone());
         let path = || self.path().to_path_buf();
@@ -229,10 +240,35 @@ impl TensorLocation {
         for first in (0..rows).step_by(band_rows) {
             let bytes = &mut buffer[..band_rows.min(rows - first) * row];
             file.read_at(bytes, self.offset + (first * row) as u64)?;
+            if !is_finite(self.storage, bytes) {
+                return Err(WeightsError::not_finite(file.path(), name));
+            }
             take(first, bytes)?;
         }
         Ok(())
     }
+}
+
+/// Whether no float in blocks is NaN or infinite: everything beside them is whole numbers.
+fn is_finite(storage: &str, bytes: &[u8]) -> bool {
+    // All bits of the exponent are set in what is no number.
+    let f16 = |word: &[u8]| u16::from_le_bytes([word[0], word[1]]) & 0x7c00 != 0x7c00;
+    let bf16 = |word: &[u8]| u16::from_le_bytes([word[0], word[1]]) & 0x7f80 != 0x7f80;
+    let f32 = |word: &[u8]| bf16(&word[2..]);
+    // Where the scales of a block are, by the structs of ggml-common.h.
+    let scales = match storage {
+        "f32" => return bytes.chunks_exact(4).all(f32),
+        "bf16" => return bytes.chunks_exact(2).all(bf16),
+        "q8_k" => return bytes.chunks_exact(292).all(|block| f32(&block[..4])),
+        "f16" | "q4_0" | "q5_0" | "q8_0" => 0..2,
+        "q4_1" | "q5_1" | "q8_1" | "q4_k" | "q5_k" => 0..4,
+        "q2_k" => 80..84,
+        "q3_k" => 108..110,
+        "q6_k" => 208..210,
+        _ => return true,
+    };
+    let block = ggml_dtype(storage).map_or(1, |dtype| dtype.type_size());
+    bytes.chunks_exact(block).all(|block| block[scales.clone()].chunks_exact(2).all(f16))
 }
 
 /// What a block format is kept in.

@@ -369,3 +369,25 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_stated_vocabulary_is_at_least_one_and_no_larger_than_the_table() {
+    let with = |kind: u32, value: Vec<u8>| {
+        let mut writer = llama();
+        writer.keys.push(("llama.vocab_size", kind, value));
+        writer.bytes()
+    };
+    for (kind, value) in [
+        (5, (-1_i32).to_le_bytes().to_vec()),
+        (11, (-1_i64).to_le_bytes().to_vec()),
+        (11, i64::MIN.to_le_bytes().to_vec()),
+        (4, 0_u32.to_le_bytes().to_vec()),
+        (4, 65_u32.to_le_bytes().to_vec()),
+        (10, u64::MAX.to_le_bytes().to_vec()),
+    ] {
+        let error = refused(&with(kind, value));
+        assert!(error.contains("llama.vocab_size"), "{error}");
+    }
+    open(&with(4, 64_u32.to_le_bytes().to_vec())).unwrap();
+    open(&with(4, 60_u32.to_le_bytes().to_vec())).unwrap();
+}

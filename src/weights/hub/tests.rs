@@ -12,8 +12,18 @@ const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 /// A hub with one model, `org/tiny`, on a port of the loopback.
 struct Hub {
     endpoint: String,
-    /// Paths requested so far, each with whether a token came along.
-    requests: Arc<Mutex<Vec<(String, bool)>>>,
+    /// Requests so far.
+    requests: Arc<Mutex<Vec<Seen>>>,
+}
+
+/// A request as the server saw it.
+#[derive(Debug, Clone)]
+struct Seen {
+    path: String,
+    host: String,
+    range: Option<String>,
+    /// Whether the token came along.
+    token: bool,
 }
 
 /// How the server misbehaves.
@@ -25,6 +35,8 @@ enum Mischief {
     /// Names blobs with a path.
     TagTraversal,
     Status(u16),
+    /// Sends every request for a file to another address: the name of the port's host, or a path on the same host.
+    Redirect(&'static str),
 }
 
 impl Hub {
@@ -44,7 +56,7 @@ impl Hub {
     }
 
     fn paths(&self) -> Vec<String> {
-        self.requests.lock().unwrap().iter().map(|(path, _)| path.clone()).collect()
+        self.requests.lock().unwrap().iter().map(|seen| seen.path.clone()).collect()
     }
 }
 
@@ -52,7 +64,7 @@ fn answer(
     mut stream: TcpStream,
     files: &HashMap<&str, &str>,
     mischief: Mischief,
-    seen: &Mutex<Vec<(String, bool)>>,
+    seen: &Mutex<Vec<Seen>>,
 ) -> io::Result<()> {
     let mut reader = BufReader::new(stream.try_clone()?);
     let mut lines = Vec::new();
@@ -69,7 +81,9 @@ fn answer(
         lines.iter().filter_map(|line| line.split_once(": ")).find(|(k, _)| k.eq_ignore_ascii_case(name))
     };
     let token = header("authorization").is_some_and(|(_, value)| value == "Bearer secret");
-    seen.lock().unwrap().push((path.clone(), token));
+    let value = |name: &str| header(name).map(|(_, value)| value.to_owned());
+    let host = value("host").unwrap_or_default();
+    seen.lock().unwrap().push(Seen { path: path.clone(), host: host.clone(), range: value("range"), token });
 
     let reply = |stream: &mut TcpStream, status: u16, headers: &str, body: &str| {
         let length = body.len();
@@ -85,7 +99,15 @@ fn answer(
         let body = format!(r#"{{"sha":"{COMMIT}","siblings":[{}]}}"#, siblings.join(","));
         return reply(&mut stream, 200, "Content-Type: application/json\r\n", &body);
     }
-    let name = path.strip_prefix("/org/tiny/resolve/main/");
+    if let (Mischief::Redirect(host), Some(name)) = (mischief, path.strip_prefix("/org/tiny/resolve/main/")) {
+        let port = stream.local_addr()?.port();
+        let to = if host.is_empty() { String::new() } else { format!("http://{host}:{port}") };
+        let headers = format!(
+            "Location: {to}/elsewhere/{name}\r\nX-Linked-ETag: \"{name}\"\r\nX-Repo-Commit: {COMMIT}\r\n"
+        );
+        return reply(&mut stream, 302, &headers, "");
+    }
+    let name = path.strip_prefix("/org/tiny/resolve/main/").or_else(|| path.strip_prefix("/elsewhere/"));
     let Some((name, body)) = name.and_then(|name| files.get_key_value(name)) else {
         return reply(&mut stream, 404, "", "");
     };
@@ -117,7 +139,7 @@ fn a_model_is_fetched_once_and_then_found_without_the_network() {
     assert!(snapshot.ends_with(format!("models--org--tiny/snapshots/{COMMIT}")), "{}", snapshot.display());
     assert_eq!(fs::read_to_string(snapshot.join("model.safetensors")).unwrap(), "weights");
     assert!(!snapshot.join("README.md").exists(), "only what a run needs is fetched");
-    assert!(hub.requests.lock().unwrap().iter().all(|(_, token)| *token), "the token goes with each request");
+    assert!(hub.requests.lock().unwrap().iter().all(|seen| seen.token), "the token goes with each request");
 
     let before = hub.paths().len();
     assert_eq!(online.resolve("org/tiny", None, false).unwrap().canonicalize().unwrap(), snapshot);
@@ -179,7 +201,7 @@ fn statuses_are_told_in_words() {
         (404, "the hub does not have the files of org/tiny at main"),
         (401, "(status 401): the model is gated, private or does not exist"),
         (403, "(status 403): the model is gated, private or does not exist"),
-        (500, "cannot fetch the files of org/tiny: request error: http status: 500"),
+        (500, "cannot fetch the files of org/tiny: the answer has status 500"),
     ];
     for (status, message) in cases {
         let hub = Hub::serve(&[], Mischief::Status(status));
@@ -221,6 +243,46 @@ fn a_tag_that_is_a_path_is_refused_before_it_is_used() {
 }
 
 #[test]
+fn the_token_goes_to_the_hub_and_to_no_host_that_it_redirects_to() {
+    // The same port by another name is another host.
+    for (to, elsewhere, keeps) in [("localhost", "localhost:", false), ("", "127.0.0.1:", true)] {
+        let hub = Hub::serve(&SINGLE_FILES, Mischief::Redirect(to));
+        let cache = tempfile::tempdir().unwrap();
+        let snapshot =
+            config(cache.path(), Some(hub.endpoint.clone())).resolve("org/tiny", None, false).unwrap();
+        assert_eq!(fs::read_to_string(snapshot.join("model.safetensors")).unwrap(), "weights");
+        let seen = hub.requests.lock().unwrap().clone();
+        let (away, home): (Vec<&Seen>, Vec<&Seen>) =
+            seen.iter().partition(|request| request.path.starts_with("/elsewhere/"));
+        assert!(
+            home.iter().all(|request| request.token && request.host.starts_with("127.0.0.1:")),
+            "{seen:?}"
+        );
+        assert!(
+            away.iter().all(|request| request.token == keeps && request.host.starts_with(elsewhere)),
+            "{seen:?}"
+        );
+        // What a file is, and its bytes, of two files.
+        let ranges: Vec<&str> = away.iter().filter_map(|request| request.range.as_deref()).collect();
+        assert_eq!(ranges, ["bytes=0-0", "bytes=0-", "bytes=0-0", "bytes=0-"]);
+    }
+}
+
+#[test]
+fn a_download_goes_on_where_an_earlier_one_ended() {
+    let hub = Hub::serve(&SINGLE_FILES, Mischief::None);
+    let cache = tempfile::tempdir().unwrap();
+    let blobs = cache.path().join("models--org--tiny/blobs");
+    fs::create_dir_all(&blobs).unwrap();
+    fs::write(blobs.join("model.safetensors.incomplete"), "weig").unwrap();
+    let snapshot = config(cache.path(), Some(hub.endpoint.clone())).resolve("org/tiny", None, false).unwrap();
+    assert_eq!(fs::read_to_string(snapshot.join("model.safetensors")).unwrap(), "weights");
+    let seen = hub.requests.lock().unwrap().clone();
+    assert!(seen.iter().any(|request| request.range.as_deref() == Some("bytes=4-")), "{seen:?}");
+    assert!(!blobs.join("model.safetensors.incomplete").exists());
+}
+
+#[test]
 fn ids_and_revisions_of_another_form_are_refused() {
     let config = HubConfig { offline: true, ..config(Path::new("/nonexistent"), None) };
     for id in
@@ -258,6 +320,16 @@ fn the_environment_means_what_it_means_to_other_hub_clients() {
     assert_eq!(all.endpoint.as_deref(), Some("http://127.0.0.1:1"));
     assert_eq!(all.token.as_deref(), Some("t"));
     assert!(matches!(from(&[]), Err(HubError::NoHome)));
+}
+
+#[test]
+fn a_token_file_that_is_a_pipe_is_no_token() {
+    let home = tempfile::tempdir().unwrap();
+    let pipe = home.path().join("token");
+    assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let path = home.path().as_os_str().to_owned();
+    let config = HubConfig::from_variables(|name| (name == "HF_HOME").then(|| path.clone())).unwrap();
+    assert_eq!(config.token, None);
 }
 
 #[test]

@@ -312,6 +312,58 @@ fn an_index_cannot_lead_out_of_its_folder_or_lie_about_a_shard() {
 }
 
 #[test]
+fn a_tensor_that_the_index_leaves_out_is_refused_with_its_shard() {
+    let folder = folder();
+    write_sharded(&folder, r#"{"weight_map":{"model.norm.weight":"b.safetensors"}}"#);
+    // Only shards that the index names are looked into.
+    assert!(refused(&folder).contains("has no tensor model.embed_tokens.weight"), "{}", refused(&folder));
+    let both = [
+        ("model.embed_tokens.weight", StDtype::BF16, [4, 2].as_slice(), bf16_bytes(&EMBEDDING)),
+        ("model.norm.weight", StDtype::BF16, [2].as_slice(), bf16_bytes(&[1.0, 2.0])),
+    ];
+    write_file(&folder.path().join("b.safetensors"), &both);
+    assert_eq!(
+        refused(&folder),
+        "DIR/model.safetensors.index.json: the index does not name tensor model.embed_tokens.weight, which b.safetensors holds; \
+         one of the two is of another model or version"
+    );
+}
+
+#[test]
+fn a_value_that_is_no_number_is_refused_with_its_tensor() {
+    for (value, loads_as) in
+        [(f32::NAN, Dtype::F32), (f32::INFINITY, Dtype::Bf16), (f32::NEG_INFINITY, Dtype::F16)]
+    {
+        let folder = folder();
+        let mut embedding = EMBEDDING;
+        embedding[5] = value;
+        let tensors = [
+            ("model.embed_tokens.weight", StDtype::BF16, [4, 2].as_slice(), bf16_bytes(&embedding)),
+            ("model.norm.weight", StDtype::BF16, [2].as_slice(), bf16_bytes(&[1.0, 2.0])),
+        ];
+        write_file(&folder.path().join(SINGLE), &tensors);
+        let checkpoint = Checkpoint::open(folder.path(), &expected()).unwrap();
+        let error = checkpoint.load(loads_as, &Device::Cpu, &mut |_| {}).unwrap_err().to_string();
+        assert!(error.starts_with("tensor model.embed_tokens.weight in "), "{error}");
+        assert!(error.contains("has a value that is NaN or infinite"), "{error}");
+    }
+}
+
+#[test]
+fn a_value_beyond_the_dtype_is_refused_and_the_dtype_is_blamed() {
+    let folder = folder();
+    let tensors = [
+        ("model.embed_tokens.weight", StDtype::BF16, [4, 2].as_slice(), bf16_bytes(&EMBEDDING)),
+        ("model.norm.weight", StDtype::BF16, [2].as_slice(), bf16_bytes(&[1.0, 1e30])),
+    ];
+    write_file(&folder.path().join(SINGLE), &tensors);
+    let checkpoint = Checkpoint::open(folder.path(), &expected()).unwrap();
+    checkpoint.load(Dtype::F32, &Device::Cpu, &mut |_| {}).unwrap();
+    let error = checkpoint.load(Dtype::F16, &Device::Cpu, &mut |_| {}).unwrap_err().to_string();
+    assert!(error.contains("too large for the dtype (choose bf16 or f32)"), "{error}");
+}
+
+#[test]
 fn a_tensor_in_two_shards_is_refused() {
     let folder = folder();
     write_sharded(

@@ -52,6 +52,10 @@ pub enum SafetensorsError {
     TooManyShards { shards: usize },
     #[error("the index puts tensor {name} in {shard}, which does not hold it")]
     NotInShard { name: String, shard: String },
+    #[error(
+        "the index does not name tensor {name}, which {shard} holds; one of the two is of another model or version"
+    )]
+    NotInIndex { name: String, shard: String },
     #[error("tensor {name} is also in {other}")]
     TwiceInShards { name: String, other: String },
 }

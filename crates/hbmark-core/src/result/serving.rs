@@ -36,7 +36,7 @@ pub use matrix::{Row, RowVerdict};
 pub use point::{Offered, Point, StructuredCost};
 pub use requests::Requests;
 pub use residuals::{Residual, Residuals};
-pub use scheduler::{Policy, SchedulerConfig};
+pub use scheduler::{Policy, SchedulerConfig, SettingOutOfRange};
 pub use search::{Attempt, Search, SearchStage};
 pub use slo::{Clause, Slo, SloError, SloMetric, parse_span};
 pub use timeline::{SPANS, Span, Timeline};

@@ -1,6 +1,7 @@
 //! Claims about the order and the bits of what is read from GGUF files.
 
 use std::io::Cursor;
+use std::os::unix::fs::FileExt;
 
 use candle_core::quantized::gguf_file;
 use candle_core::{DType, Tensor};
@@ -200,4 +201,48 @@ fn a_file_that_shrank_or_lacks_a_tensor_is_an_error() {
     std::fs::File::options().write(true).open(model.path()).unwrap().set_len(1000).unwrap();
     let error = model.matrix(&info("model.layers.0.mlp.up_proj.weight", &[256, 256])).unwrap_err();
     assert!(matches!(error, WeightsError::Truncated { .. }), "{error}");
+}
+
+#[test]
+fn a_scale_that_is_no_number_is_found_in_every_format() {
+    let formats = [
+        GgmlDType::F32,
+        GgmlDType::F16,
+        GgmlDType::BF16,
+        GgmlDType::Q4_0,
+        GgmlDType::Q4_1,
+        GgmlDType::Q5_0,
+        GgmlDType::Q5_1,
+        GgmlDType::Q8_0,
+        GgmlDType::Q2K,
+        GgmlDType::Q3K,
+        GgmlDType::Q4K,
+        GgmlDType::Q5K,
+        GgmlDType::Q6K,
+    ];
+    for dtype in formats {
+        let (_folder, model, _) = written(|_| dtype);
+        model.check_values().unwrap();
+        let place = &model.places.0["blk.0.ffn_up.weight"];
+        let size = dtype.type_size() as u64;
+        // Every byte of the last block in turn: values that are numbers stay numbers, and candle says which are.
+        let at = place.offset + place.bytes - size;
+        let file = std::fs::File::options().read(true).write(true).open(model.path()).unwrap();
+        let mut found = 0;
+        for byte in 0..size - 1 {
+            let mut before = [0; 2];
+            file.read_exact_at(&mut before, at + byte).unwrap();
+            file.write_all_at(&[0xff, 0x7f], at + byte).unwrap();
+            let mut block = vec![0; dtype.type_size()];
+            file.read_exact_at(&mut block, at).unwrap();
+            let values = model.dequantised("x", place.storage, &block, &[dtype.block_size()]).unwrap();
+            let is_number = values.iter().all(|value| value.is_finite());
+            let checked = model.check_values();
+            assert_eq!(checked.is_ok(), is_number, "{dtype:?} byte {byte}: {checked:?}");
+            found += usize::from(checked.is_err());
+            file.write_all_at(&before, at + byte).unwrap();
+        }
+        assert!(found > 0, "{dtype:?}");
+        model.check_values().unwrap();
+    }
 }

@@ -64,7 +64,7 @@ pub fn architecture(header: &Header) -> Result<Architecture, GgufError> {
         kv_heads,
         head_dim,
         ffn_size: required("feed_forward_length", MAX_WIDTH)?,
-        vocab_size: vocab_size(header)?,
+        vocab_size: vocab_size(header, name)?,
         max_positions: required("context_length", MAX_POSITIONS)?,
         norm_eps: float(header, &norm_key, 0.0, 1.0)?.ok_or_else(|| missing(&norm_key))?,
         rope: Rope {
@@ -90,8 +90,8 @@ pub fn architecture(header: &Header) -> Result<Architecture, GgufError> {
     })
 }
 
-/// Rows of the embedding table; the tokenizer's list may be shorter (padding) and never longer.
-fn vocab_size(header: &Header) -> Result<usize, GgufError> {
+/// Rows of the embedding table; the tokenizer's list and the size that is stated may be less (padding) and never more.
+fn vocab_size(header: &Header, name: &str) -> Result<usize, GgufError> {
     let table = header.tensors.iter().find(|t| t.name == "token_embd.weight");
     let rows = match table.map(|t| t.shape.as_slice()) {
         Some([rows, _]) => *rows,
@@ -102,6 +102,7 @@ fn vocab_size(header: &Header) -> Result<usize, GgufError> {
             });
         }
     };
+    count(header, &format!("{name}.vocab_size"), 1, rows)?;
     match header.metadata.get("tokenizer.ggml.tokens") {
         Some(Value::Array { len }) if *len > rows as u64 => Err(GgufError::OutOfRange {
             key: "tokenizer.ggml.tokens".to_owned(),

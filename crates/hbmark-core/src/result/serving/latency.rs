@@ -272,7 +272,7 @@ pub struct ServeResult {
     pub e2e_ns: Option<Quantiles>,
     pub queue_ns: Option<Quantiles>,
     pub injection_lag_ns: Quantiles,
-    /// Time averages over the window.
+    /// Time averages over the window. A request waits from its scheduled arrival on, so that both together are rate × time in system.
     pub mean_running: f64,
     pub mean_waiting: f64,
     pub mean_kv_use: f64,

@@ -1,0 +1,155 @@
+//! Requests in the system over time.
+//!
+//! Enters: a [`Run`]. Leaves: spans of time, each with how many requests ran and how many waited in it. Spans overlap: their counts add. A
+//! request counts from its scheduled arrival, as its latencies do, until its last token: so the means over a time are its rate × time in
+//! system.
+
+use super::serving_loop::{Record, RequestOutcome, Run};
+
+/// Requests that run and wait during a span of time.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Occupancy {
+    pub from: f64,
+    pub until: f64,
+    pub running: usize,
+    pub waiting: usize,
+}
+
+/// The length of what two spans share.
+pub(super) fn overlap(a: (f64, f64), b: (f64, f64)) -> f64 {
+    (a.1.min(b.1) - a.0.max(b.0)).max(0.0)
+}
+
+/// What ran and waited during the whole run.
+pub fn occupancy(run: &Run) -> impl Iterator<Item = Occupancy> {
+    let steps = run.steps.iter().enumerate().flat_map(|(index, step)| {
+        // Behind a step, until the next one begins, is who was not done.
+        let next = run.steps.get(index + 1).map_or(run.end, |next| next.begin);
+        let load = step.load;
+        let left = load.running.saturating_sub(step.finished);
+        [
+            Occupancy { from: step.begin, until: step.end, running: load.running, waiting: load.waiting },
+            Occupancy { from: step.end, until: next, running: left, waiting: load.waiting },
+        ]
+    });
+    // The scheduler knows of a request when the step after its arrival begins.
+    let unseen = run.records.iter().filter(|record| was_admitted(record)).map(|record| {
+        let queued = record.enqueued.unwrap_or(record.arrival).0;
+        let next = run.steps.partition_point(|step| step.begin < queued);
+        let seen = run.steps.get(next).map_or(run.end, |step| step.begin);
+        Occupancy { from: record.arrival.0, until: seen, running: 0, waiting: 1 }
+    });
+    steps.chain(unseen)
+}
+
+/// Whether a request was in the queue: one that is turned away is in the system at no time.
+fn was_admitted(record: &Record) -> bool {
+    record.enqueued.is_some()
+        && (record.started.is_some() || !matches!(record.outcome, RequestOutcome::Rejected(_)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::point::{PointSpec, TrafficSource, simulate};
+    use crate::sampler::Sampling;
+    use crate::step_model::{Calibration, StepModel};
+    use crate::workload::Workload;
+    use hbmark_core::result::serving::{Arrivals, Offered, Policy, SchedulerConfig, ServeResult, Slo};
+
+    /// A prefill of n tokens takes n ms, a decode of n sequences 10 ms and n.
+    fn model() -> StepModel {
+        StepModel::Calibrated(Calibration {
+            looped: false,
+            prefill: vec![(1.0, 1e6), (101.0, 101e6)],
+            decode: vec![(1.0, 11e6), (11.0, 21e6)],
+            base_context: 0.0,
+            ns_per_decode_position: 0.0,
+            ns_per_prefill_pair: 0.0,
+            mixed: 1.0,
+        })
+    }
+
+    fn served(offered: Offered, arrivals: Arrivals, num_blocks: usize) -> (Run, ServeResult) {
+        let spec = PointSpec {
+            label: String::new(),
+            source: TrafficSource::Workload(Workload::fixed(40, 20).unwrap()),
+            offered,
+            arrivals,
+            burst: None,
+            requests: 400,
+            warmup: 20,
+            scheduler: SchedulerConfig {
+                max_num_seqs: 4,
+                max_num_batched_tokens: 64,
+                block_size: 8,
+                num_blocks,
+                max_model_len: 128,
+                enable_prefix_caching: false,
+                enable_chunked_prefill: true,
+                scheduling: Policy::Fcfs,
+                max_waiting: None,
+                max_loras: None,
+            },
+            sampling: Sampling::GREEDY,
+            stop_at_eos: false,
+            seed: 3,
+            cold: false,
+            slo: Slo::default(),
+            time_limit: None,
+            adapters: None,
+            constrained: None,
+        };
+        let (plan, measured) = spec.plan().unwrap();
+        let traffic = spec.traffic(&plan, measured, 1000, &[]);
+        let run = simulate(&model(), &spec, &traffic, &mut |_| {}).unwrap();
+        let result = crate::latency::summarise(&run, &traffic, &spec.slo);
+        (run, result)
+    }
+
+    #[test]
+    fn the_means_of_running_and_waiting_are_the_stays_of_the_requests() {
+        // Little load; load with queues; a pool that preempts.
+        for (rate, blocks, preempts) in [(0.5, 100, false), (6.0, 100, false), (6.0, 17, true)] {
+            let (run, result) = served(Offered::Rate(rate), Arrivals::Poisson, blocks);
+            assert_eq!(result.preemptions > 0, preempts);
+            let line = result.timeline.as_ref().unwrap();
+            let window = (line.window_from_ns, line.window_to_ns);
+            let stays = |until: &dyn Fn(&Record) -> Option<f64>| -> f64 {
+                let of = |r: &Record| overlap((r.arrival.0, until(r).unwrap_or(run.end)), window);
+                run.records.iter().filter(|r| r.enqueued.is_some()).map(of).sum::<f64>()
+                    / (window.1 - window.0)
+            };
+            let inside =
+                stays(&|r| r.last_token.filter(|_| r.outcome == RequestOutcome::Served).map(|t| t.0));
+            let found = result.mean_running + result.mean_waiting;
+            assert!((found / inside - 1.0).abs() < 1e-6, "{rate}/s: {found} and {inside}");
+            if !preempts {
+                let queued = stays(&|r| r.started.map(|t| t.0));
+                assert!((result.mean_waiting - queued).abs() < 1e-6, "{} and {queued}", result.mean_waiting);
+            }
+        }
+    }
+
+    #[test]
+    fn where_requests_do_not_meet_the_means_are_rate_times_time_in_system() {
+        // A prefill of 40 ms and 19 decodes of 11 ms, every 2 s.
+        let (_, result) = served(Offered::Rate(0.5), Arrivals::Constant, 100);
+        assert!((result.mean_running - 0.249 / 2.0).abs() < 1e-9, "{}", result.mean_running);
+        assert!(result.mean_waiting.abs() < 1e-9, "{}", result.mean_waiting);
+        // A closed loop is always full.
+        let (_, result) = served(Offered::Concurrency(3), Arrivals::Poisson, 100);
+        let found = result.mean_running + result.mean_waiting;
+        assert!((found - 3.0).abs() < 1e-6, "{found}");
+    }
+
+    #[test]
+    fn spans_of_a_timeline_hold_the_same_requests() {
+        let (run, result) = served(Offered::Rate(6.0), Arrivals::Poisson, 100);
+        let line = result.timeline.unwrap();
+        let everything: f64 =
+            occupancy(&run).map(|o| (o.until - o.from) * (o.running + o.waiting) as f64).sum();
+        let drawn: f64 = line.spans.iter().map(|span| (span.running + span.waiting) * line.span_ns).sum();
+        assert!((drawn / everything - 1.0).abs() < 1e-3, "{drawn} and {everything}");
+    }
+}
