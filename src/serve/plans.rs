@@ -221,7 +221,7 @@ fn capacity(stage: &ServingContext<'_>, spec: &PointSpec) -> Result<f64, ServeEr
     let vocab = stage.model.architecture.vocab_size;
     let at_once = PointSpec {
         offered: Offered::AtOnce,
-        requests: (8 * spec.scheduler.max_num_seqs).clamp(64, 4096),
+        requests: spec.scheduler.max_num_seqs.saturating_mul(8).clamp(64, 4096),
         slo: hbmark_core::result::serving::Slo::default(),
         time_limit: None,
         ..spec.clone()

@@ -51,7 +51,9 @@ impl Worker<ServeJob> for Recorded {
 }
 
 fn config(mode: Mode) -> ServeConfig {
-    ServeConfig { mode, offered: Offered::Rate(4.0), ..serving_config() }
+    // A search needs to be decided.
+    let max_requests = if matches!(mode, Mode::FindMaxRate { .. }) { 6_400 } else { 0 };
+    ServeConfig { mode, offered: Offered::Rate(4.0), max_requests, ..serving_config() }
 }
 
 /// A report, and the exchanges that were not known.

@@ -190,7 +190,7 @@ fn tokens_of_a_decode_have_the_times_of_its_steps() {
         host: Nanos(1e6),
     });
     let seen = result(&run, &plan, "ttft_p50=51ms,tpot_p50=11ms,e2e_p50=161ms");
-    assert_eq!(seen.slo_met, Some(true));
+    assert_eq!(seen.slo_met, None, "one request decides nothing");
     assert!((seen.goodput_share.unwrap() - 1.0).abs() < f64::EPSILON);
     assert!(
         (seen.ttft_ns.unwrap().p50.unwrap().value() - 51e6).abs() < 1.0,
@@ -228,7 +228,8 @@ fn one_token_has_no_tpot_and_a_reject_is_infinitely_slow() {
     assert_eq!((tpot.n, tpot.infinite, tpot.missing), (4, 4, 36));
     assert_eq!(seen.tpot_clause_dropped, 36);
     assert!((seen.goodput_share.unwrap() - 0.9).abs() < 1e-12, "a null TPOT drops its clause");
-    assert_eq!(seen.slo_met, Some(false));
+    // Four of forty are above a p95 of which two may be: by chance, perhaps.
+    assert_eq!((seen.slo[0].observed.unwrap().value(), seen.slo[0].met), (f64::INFINITY, None));
 }
 
 #[test]
@@ -256,7 +257,7 @@ fn a_short_overload_of_a_full_batch_is_called_saturated() {
     let mut called = 0;
     for seed in 0..20 {
         let mut plan: Vec<PlannedRequest> =
-            deadlines(Arrivals::Poisson, None, 1_200.0, 500, seed).into_iter().map(one_token).collect();
+            deadlines(Arrivals::Poisson, None, 1_200.0, 1_700, seed).into_iter().map(one_token).collect();
         for request in &mut plan {
             request.output_len = 16;
         }
@@ -264,7 +265,7 @@ fn a_short_overload_of_a_full_batch_is_called_saturated() {
             device: Nanos(1e6),
             host: Nanos(0.0),
         });
-        let traffic = Traffic { measured: 200..500, ..traffic(&plan, LoadMode::Open) };
+        let traffic = Traffic { measured: 200..1_700, ..traffic(&plan, LoadMode::Open) };
         let seen = summarise(&run, &traffic, &Slo::default());
         // Where it is not called, the report calls it unknown.
         let undecided = seen.gates.iter().any(|g| g.name == GateName::KeepsUp && g.passed.is_none());

@@ -43,8 +43,9 @@ pub(super) fn t_quantile(confidence: f64, degrees: usize) -> Option<f64> {
 /// batches are taken for independent. Never less than if all values were; `None` for too few values.
 #[must_use]
 pub fn batch_error(values: &[f64], batches: usize, confidence: f64) -> Option<f64> {
-    let size = values.len() / batches.max(2);
-    if size < 4 {
+    // Of a small sample fewer batches, so that each holds some values.
+    let size = (values.len() / batches.max(5)).max(4);
+    if values.len() / size < 5 {
         return None;
     }
     // The remainder is shared by none: it is less than one batch.
@@ -143,8 +144,8 @@ mod tests {
                 .count();
             assert!(right >= covered, "{right} of 1,000 with bursts of {burst}");
         }
-        assert_eq!(batch_error(&[1.0; 79], 20, 0.95), None);
-        assert_eq!(batch_error(&[1.0; 80], 20, 0.95), Some(0.0));
+        assert_eq!(batch_error(&[1.0; 19], 20, 0.95), None);
+        assert_eq!(batch_error(&[1.0; 20], 20, 0.95), Some(0.0));
     }
 
     #[test]
