@@ -27,6 +27,8 @@ pub(super) enum HttpError {
     Status(u16),
     #[error("{0}")]
     Request(#[from] Box<ureq::Error>),
+    #[error("{url:?} is not an address; check HF_ENDPOINT")]
+    Address { url: String },
     #[error("it is redirected to {to:?}, {problem}")]
     Redirect { to: String, problem: &'static str },
     #[error("the answer has no {0}")]
@@ -163,11 +165,12 @@ impl Hub {
 
     /// Follows redirects; an answer that is no success is an error.
     fn get(&self, url: &str, range: Option<&str>) -> Result<Answer, HttpError> {
-        let own = origin(&url.parse().map_err(|_| not_an_address(url))?);
+        let address = |url: &str| url.parse().map_err(|_| HttpError::Address { url: shown(url) });
+        let own = origin(&address(url)?);
         let mut url = url.to_owned();
         let (mut commit, mut tag) = (None, None);
         for _ in 0..=MAX_REDIRECTS {
-            let uri: Uri = url.parse().map_err(|_| not_an_address(&url))?;
+            let uri: Uri = address(&url)?;
             let is_own = origin(&uri) == own;
             let mut request = self.agent.get(&url);
             if let (true, Some(authorization)) = (is_own, &self.authorization) {
@@ -202,10 +205,13 @@ fn redirected(from: &Uri, location: &str) -> Result<String, HttpError> {
         // A path on the same host.
         let (scheme, authority) =
             from.scheme_str().zip(from.authority()).ok_or_else(|| fail("from nowhere"))?;
-        if to.authority().is_some() || !location.starts_with('/') {
+        if to.authority().is_some() || !location.starts_with('/') || location.starts_with("//") {
             return Err(fail("which is not an address"));
         }
         return Ok(format!("{scheme}://{authority}{location}"));
+    }
+    if !matches!(to.scheme_str(), Some("http" | "https")) {
+        return Err(fail("which is not an address"));
     }
     if from.scheme_str() == Some("https") && to.scheme_str() != Some("https") {
         return Err(fail("which is not encrypted"));
@@ -244,10 +250,6 @@ fn plain_tag(tag: &str) -> String {
 /// A revision as one component of an address: a branch may have slashes.
 fn escaped(revision: &str) -> String {
     revision.replace('/', "%2F")
-}
-
-fn not_an_address(url: &str) -> HttpError {
-    HttpError::Redirect { to: shown(url), problem: "which is not an address" }
 }
 
 fn shown(url: &str) -> String {

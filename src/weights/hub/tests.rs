@@ -37,6 +37,8 @@ enum Mischief {
     Status(u16),
     /// Sends every request for a file to another address: the name of the port's host, or a path on the same host.
     Redirect(&'static str),
+    /// Sends every request to this.
+    RedirectTo(&'static str),
 }
 
 impl Hub {
@@ -93,6 +95,9 @@ fn answer(
     };
     if let Mischief::Status(status) = mischief {
         return reply(&mut stream, status, "", "");
+    }
+    if let Mischief::RedirectTo(to) = mischief {
+        return reply(&mut stream, 302, &format!("Location: {to}\r\n"), "");
     }
     if path == "/api/models/org/tiny/revision/main" {
         let siblings: Vec<_> = files.keys().map(|name| format!(r#"{{"rfilename":"{name}"}}"#)).collect();
@@ -265,6 +270,25 @@ fn the_token_goes_to_the_hub_and_to_no_host_that_it_redirects_to() {
         // What a file is, and its bytes, of two files.
         let ranges: Vec<&str> = away.iter().filter_map(|request| request.range.as_deref()).collect();
         assert_eq!(ranges, ["bytes=0-0", "bytes=0-", "bytes=0-0", "bytes=0-"]);
+    }
+}
+
+#[test]
+fn an_address_that_is_none_is_named() {
+    let cache = tempfile::tempdir().unwrap();
+    let error =
+        config(cache.path(), Some("not an address".into())).resolve_config("org/tiny", None).unwrap_err();
+    let wanted = r#"cannot fetch config.json of org/tiny: "not an address/org/tiny/resolve/main/config.json" is not an address; check HF_ENDPOINT"#;
+    assert_eq!(error.to_string(), wanted);
+    // The first leads to another host, the others nowhere.
+    for to in ["//elsewhere", "elsewhere", "file://x", "http://[x"] {
+        let hub = Hub::serve(&SINGLE_FILES, Mischief::RedirectTo(to));
+        let error = config(cache.path(), Some(hub.endpoint)).resolve_config("org/tiny", None).unwrap_err();
+        assert!(
+            error.to_string().contains("it is redirected to ")
+                && error.to_string().contains("not an address"),
+            "{error}"
+        );
     }
 }
 
