@@ -254,9 +254,7 @@ fn search(
     let search = SearchConfig { start, lowest: start / 65_536.0, highest: start * 256.0, precision, seeds };
     let mut points = Vec::new();
     let slo = config.slo.clone();
-    // The search counts up from its seed.
-    let first_seed = config.seed & (u64::MAX >> 1);
-    let found = find_max_rate(&search, &slo, first_seed, &mut points, |rate, seed, longer| {
+    let found = find_max_rate(&search, &slo, config.seed, &mut points, |rate, seed, longer| {
         let mut spec = stage.spec(&format!("rate {rate:.3}"), Offered::Rate(rate), seed);
         if longer {
             spec.requests *= 3;

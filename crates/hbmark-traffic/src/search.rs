@@ -65,7 +65,7 @@ struct Walk<'a, M> {
 impl<E, M: FnMut(f64, u64, bool) -> Result<Point, E>> Walk<'_, M> {
     /// Whether a rate is shown to hold.
     fn holds(&mut self, stage: SearchStage, rate: f64) -> Result<bool, End<E>> {
-        self.seed += 1;
+        self.seed = self.seed.wrapping_add(1);
         let mut point =
             (self.measure)(rate, self.seed, stage == SearchStage::Sustain).map_err(End::Failed)?;
         point.label = format!("{stage} {rate:.3}/s");
