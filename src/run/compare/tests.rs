@@ -1,6 +1,8 @@
 //! The rounds, over results made by hand.
 
 use super::*;
+use rand::Rng;
+
 use crate::worker::NoopObserver;
 use hbmark_core::model::{Dtype, test_shapes};
 use hbmark_core::result::comparison::ComparisonVerdict;
