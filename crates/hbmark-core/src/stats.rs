@@ -12,8 +12,8 @@ mod summary;
 
 pub use intervals::{Interval, order_statistic_interval, t_interval_log};
 pub use paired::{
-    DRAWS, EXACT_PAIRS, OrderTest, SignFlip, balanced_order, holm, least_order_p, least_p, least_pairs,
-    minimum_detectable, minimum_detectable_of_order, order_effect, order_test, sign_flip, unpaired_ratio,
+    DRAWS, EXACT_PAIRS, OrderTest, balanced_order, least_order_p, least_pairs, minimum_detectable,
+    order_effect, order_test, unpaired_ratio,
 };
 pub use regression::{Coefficient, Fit, least_squares};
 pub use series::{Trend, lag1_autocorrelation, trend};

@@ -29,8 +29,11 @@ impl Eta {
 
     /// So much work is done at this second, and at least and at most so much is left.
     pub fn update(&mut self, second: f64, done: f64, least: f64, most: f64) {
-        if self.seen.last().is_some_and(|(_, before)| done > *before) {
-            self.seen.push((second, done));
+        match self.seen.last() {
+            Some((_, before)) if done > *before => self.seen.push((second, done)),
+            // Something else is counted.
+            Some((_, before)) if done < *before => *self = Self::from(second),
+            _ => {}
         }
         (self.least, self.most) = (least, most);
     }

@@ -1,13 +1,12 @@
 //! The rounds, over results made by hand.
 
 use super::*;
-use rand::Rng;
-
 use crate::worker::NoopObserver;
 use hbmark_core::model::{Dtype, test_shapes};
 use hbmark_core::result::comparison::ComparisonVerdict;
 use hbmark_core::result::{Block, Cause, CellResult, Phase, Status};
 use hbmark_report::samples;
+use rand::Rng;
 
 const ROUNDS: usize = 12;
 

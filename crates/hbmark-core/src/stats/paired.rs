@@ -1,10 +1,8 @@
-//! Paired comparisons: tests over the order of a pair, over the signs of differences, and the smallest effect a number of pairs can show.
+//! Paired comparisons: a test over the order within pairs, and the smallest effect a number of pairs can show.
 //!
-//! Enters: one difference per pair. Leaves: p values and effect sizes on the scale of the differences.
-//!
-//! [`sign_flip`] supposes that the sign of each difference could as well have been the other. [`order_test`] supposes only that the order
-//! within each pair was drawn, as [`balanced_order`] draws it: whatever the machine did from one launch to the next stays as it was, and
-//! the orders that could have been drawn are the distribution.
+//! Enters: for each pair the second over the first, and which of them was B. Leaves: p values and effect sizes on the scale of the
+//! differences. What is supposed is only that the order was drawn, as [`balanced_order`] draws it: whatever the machine did from one launch
+//! to the next stays as it was, and the orders that could have been drawn are the distribution.
 
 use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
@@ -22,45 +20,6 @@ pub const DRAWS: u32 = 100_000;
 
 /// Sums nearer than this share of Σ|d| count as equal: rounding must not decide whether a pattern is as extreme as the one seen.
 const TIE: f64 = 1e-12;
-
-/// The two-sided p of a sign-flip test.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct SignFlip {
-    pub p: f64,
-    /// Every pattern was counted; otherwise [`DRAWS`] of them, from a seed.
-    pub exact: bool,
-}
-
-/// Tests whether paired differences are centred on zero: the share of sign patterns whose |Σd| is at least that seen.
-///
-/// Exact up to [`EXACT_PAIRS`]. Beyond, `seed` draws patterns, the observed one counts as one of them, and p is never 0. `None` without
-/// a pair, or with a difference that is not finite.
-#[must_use]
-pub fn sign_flip(differences: &[f64], seed: u64) -> Option<SignFlip> {
-    let n = differences.len();
-    if n == 0 || differences.iter().any(|d| !d.is_finite()) {
-        return None;
-    }
-    let observed = differences.iter().sum::<f64>().abs();
-    let total: f64 = differences.iter().map(|d| d.abs()).sum();
-    let bar = observed - TIE * total;
-    if n <= EXACT_PAIRS {
-        // The first sign stays: flipping all of them gives the same |Σd|.
-        let patterns = 1u32 << (n - 1);
-        let extreme = (0..patterns).filter(|&pattern| signed_sum(differences, pattern).abs() >= bar).count();
-        return Some(SignFlip { p: extreme as f64 / f64::from(patterns), exact: true });
-    }
-    let mut random = ChaCha8Rng::seed_from_u64(seed);
-    let mut draw = || differences.iter().map(|d| if random.random::<bool>() { *d } else { -d }).sum::<f64>();
-    let extreme = (0..DRAWS).filter(|_| draw().abs() >= bar).count();
-    Some(SignFlip { p: (extreme + 1) as f64 / f64::from(DRAWS + 1), exact: false })
-}
-
-/// Σd with the signs after the first flipped where the pattern has a bit.
-fn signed_sum(differences: &[f64], pattern: u32) -> f64 {
-    let sign = |i: usize| if i > 0 && pattern >> (i - 1) & 1 == 1 { -1.0 } else { 1.0 };
-    differences.iter().enumerate().map(|(i, d)| sign(i) * d).sum()
-}
 
 /// An order for each of so many pairs, `true` where B is second: as often as first, or once more or less of an odd number.
 #[must_use]
@@ -203,45 +162,12 @@ pub fn order_effect(later: &[Option<f64>], b_second: &[bool], confidence: f64) -
     Some((Interval { center, low: center - half, high: center + half }, spread))
 }
 
-/// The least p that a number of pairs can reach, whatever they are.
-#[must_use]
-pub fn least_p(pairs: usize) -> f64 {
-    if pairs <= EXACT_PAIRS {
-        0.5f64.powi(i32::try_from(pairs).unwrap_or(i32::MAX) - 1).min(1.0)
-    } else {
-        1.0 / f64::from(DRAWS + 1)
-    }
-}
-
-/// Holm's step-down correction, in the order given: the chance that any of them is wrong stays below the level each is held against.
-#[must_use]
-pub fn holm(p: &[f64]) -> Vec<f64> {
-    let mut order: Vec<usize> = (0..p.len()).collect();
-    order.sort_by(|&a, &b| p[a].total_cmp(&p[b]));
-    let mut adjusted = vec![1.0; p.len()];
-    let mut highest = 0.0f64;
-    for (rank, &index) in order.iter().enumerate() {
-        highest = highest.max(p[index] * (p.len() - rank) as f64);
-        adjusted[index] = highest.min(1.0);
-    }
-    adjusted
-}
-
-/// The smallest mean difference that `pairs` differences of this spread show with the given power at a two-sided level, or `None`
-/// where no difference, however large, could reach the level.
+/// The smallest [effect](order_effect) that so many pairs of this spread show with the given power at a two-sided level.
 ///
 /// *Source*: (t(1 − α/2) + t(power))·sd/√n, within 1 % of the noncentral t from eight pairs at α = 0.05.
 #[must_use]
 pub fn minimum_detectable(spread: f64, pairs: usize, alpha: f64, power: f64) -> Option<f64> {
-    if pairs < 2 || least_p(pairs) > alpha {
-        return None;
-    }
-    detectable(spread, (pairs, pairs - 1), alpha, power)
-}
-
-/// The same of [`order_effect`], where two things are estimated.
-#[must_use]
-pub fn minimum_detectable_of_order(spread: f64, pairs: usize, alpha: f64, power: f64) -> Option<f64> {
+    // What being B adds, and what being second adds.
     detectable(spread, (pairs, pairs.checked_sub(2)?), alpha, power)
 }
 
@@ -278,7 +204,6 @@ pub fn unpaired_ratio(a: &[f64], b: &[f64], confidence: f64) -> Option<Interval>
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use rand_distr::{Distribution, StandardNormal};
     use serde::Deserialize;
 
     use crate::stats::t_interval_log;
@@ -286,22 +211,9 @@ mod tests {
     /// `tests/fixtures/stats/paired.json`, written by `scripts/make_stats_fixtures.py` with scipy and statsmodels.
     #[derive(Deserialize)]
     struct Reference {
-        sign_flip: Vec<SignFlipCase>,
-        holm: Vec<HolmCase>,
         t_interval_log: Vec<IntervalCase>,
         welch_log: Vec<WelchCase>,
         minimum_detectable: Vec<DetectableCase>,
-    }
-    #[derive(Deserialize)]
-    struct SignFlipCase {
-        differences: Vec<f64>,
-        p: f64,
-        exact: bool,
-    }
-    #[derive(Deserialize)]
-    struct HolmCase {
-        p: Vec<f64>,
-        adjusted: Vec<f64>,
     }
     #[derive(Deserialize)]
     struct IntervalCase {
@@ -335,27 +247,6 @@ mod tests {
     }
 
     #[test]
-    fn sign_flip_p_values_are_those_of_scipy() {
-        for case in reference().sign_flip {
-            let found = sign_flip(&case.differences, 7).unwrap();
-            assert_eq!(found.exact, case.exact, "{} pairs", case.differences.len());
-            // Two Monte Carlo estimates of one p differ by some standard errors of both.
-            let slack = if case.exact { 1e-12 } else { 5.0 * (2.0 * case.p / f64::from(DRAWS)).sqrt() };
-            assert!((found.p - case.p).abs() <= slack, "{} for {}", found.p, case.p);
-        }
-    }
-
-    #[test]
-    fn holm_is_that_of_statsmodels() {
-        for case in reference().holm {
-            for (found, wanted) in holm(&case.p).iter().zip(&case.adjusted) {
-                assert!((found - wanted).abs() < 1e-12, "{:?}: {found} for {wanted}", case.p);
-            }
-        }
-        assert!(holm(&[]).is_empty());
-    }
-
-    #[test]
     fn intervals_of_ratios_are_those_of_scipy() {
         for case in reference().t_interval_log {
             let found = t_interval_log(&case.values, 0.95).unwrap();
@@ -378,7 +269,7 @@ mod tests {
     #[test]
     fn the_smallest_detectable_effect_is_that_of_the_noncentral_t_within_a_hundredth() {
         for case in reference().minimum_detectable {
-            let found = minimum_detectable(1.0, case.pairs, case.alpha, case.power).unwrap();
+            let found = detectable(1.0, (case.pairs, case.pairs - 1), case.alpha, case.power).unwrap();
             assert!(
                 near(found, case.effect_over_sd, 0.01),
                 "{} pairs: {found} for {}",
@@ -386,27 +277,6 @@ mod tests {
                 case.effect_over_sd
             );
         }
-    }
-
-    #[test]
-    fn a_level_that_no_pattern_can_reach_has_no_detectable_effect() {
-        // Five pairs have 16 patterns up to the sign of all: 0.0625 is the least.
-        assert!((least_p(5) - 0.0625).abs() < 1e-15);
-        assert_eq!(minimum_detectable(0.01, 5, 0.05, 0.8), None);
-        assert!(minimum_detectable(0.01, 6, 0.05, 0.8).is_some());
-        assert_eq!(minimum_detectable(0.01, 9, 0.05 / 24.0, 0.8), None);
-        assert!(minimum_detectable(0.01, 10, 0.05 / 24.0, 0.8).is_some());
-    }
-
-    #[test]
-    fn pairs_that_agree_are_as_significant_as_can_be_and_ties_are_counted() {
-        assert!((sign_flip(&[0.1; 12], 0).unwrap().p - least_p(12)).abs() < 1e-15);
-        assert!((sign_flip(&[0.0; 12], 0).unwrap().p - 1.0).abs() < 1e-15);
-        // 0.1 + 0.2 is not 0.3 in floating point, and must count as it: of four patterns two reach 0.6, two 0.
-        assert!((sign_flip(&[0.1, 0.2, 0.3], 0).unwrap().p - 0.25).abs() < 1e-15);
-        assert!((sign_flip(&[0.1, 0.2, -0.3], 0).unwrap().p - 1.0).abs() < 1e-15);
-        assert_eq!(sign_flip(&[], 0), None);
-        assert_eq!(sign_flip(&[0.1, f64::NAN], 0), None);
     }
 
     #[test]
@@ -434,6 +304,15 @@ mod tests {
     }
 
     #[test]
+    fn beyond_the_exact_size_a_seed_gives_one_p_and_never_zero() {
+        let order = balanced_order(30, &mut ChaCha8Rng::seed_from_u64(2));
+        let later = [order.iter().map(|second| Some(if *second { 0.1 } else { -0.1 })).collect::<Vec<_>>()];
+        let found = order_test(&later, &order, 3)[0].unwrap();
+        assert!(!found.exact && found.p > 0.0 && found.p < 1e-4);
+        assert_eq!(Some(found), order_test(&later, &order, 3)[0]);
+    }
+
+    #[test]
     fn an_effect_of_the_order_is_told_from_an_effect_of_the_side() {
         let order = balanced_order(12, &mut ChaCha8Rng::seed_from_u64(9));
         let made = |of_b: f64, of_second: f64| -> Vec<Option<f64>> {
@@ -453,44 +332,36 @@ mod tests {
         assert_eq!(order_effect(&made(0.1, 0.0), &[true; 12], 0.95), None);
     }
 
-    #[test]
-    fn beyond_the_exact_size_a_seed_gives_one_p_and_never_zero() {
-        let differences = [0.1; 30];
-        let found = sign_flip(&differences, 3).unwrap();
-        assert!(!found.exact && found.p > 0.0);
-        assert_eq!(Some(found), sign_flip(&differences, 3));
-    }
-
-    #[test]
-    fn comparisons_of_a_thing_with_itself_reject_as_often_as_they_say() {
-        let mut random = ChaCha8Rng::seed_from_u64(20_240_612);
-        let mut rejected = 0;
-        for _ in 0..1_000 {
-            let differences: Vec<f64> =
-                (0..12).map(|_| 0.015 * Distribution::<f64>::sample(&StandardNormal, &mut random)).collect();
-            rejected += usize::from(sign_flip(&differences, 1).unwrap().p <= 0.05);
-        }
-        assert!((34..=66).contains(&rejected), "{rejected} of 1,000");
-    }
-
     proptest! {
         #[test]
-        fn p_is_a_probability_and_does_not_know_the_sign_the_scale_or_the_order(
-            differences in prop::collection::vec(-1.0f64..1.0, 1..12),
+        fn p_is_a_probability_and_does_not_know_the_side_or_the_scale(
+            later in prop::collection::vec(-1.0f64..1.0, 2..12),
             factor in 0.01f64..100.0,
+            seed in 0u64..100,
         ) {
-            let p = sign_flip(&differences, 1).unwrap().p;
-            prop_assert!(p >= least_p(differences.len()) && p <= 1.0);
-            let scaled: Vec<f64> = differences.iter().rev().map(|d| -d * factor).collect();
-            prop_assert!((sign_flip(&scaled, 1).unwrap().p - p).abs() < 1e-12);
+            let order = balanced_order(later.len(), &mut ChaCha8Rng::seed_from_u64(seed));
+            let second = order.iter().filter(|second| **second).count();
+            let test = |later: Vec<f64>, order: &[bool]| {
+                order_test(&[later.into_iter().map(Some).collect()], order, 1)[0].unwrap()
+            };
+            let found = test(later.clone(), &order);
+            prop_assert!(found.p >= least_order_p(later.len(), second) - 1e-12 && found.p <= 1.0);
+            prop_assert!((found.p - found.p_adjusted).abs() < 1e-12, "a family of one");
+            let scaled = test(later.iter().map(|d| d * factor).collect(), &order);
+            prop_assert!((scaled.p - found.p).abs() < 1e-12);
+            let exchanged: Vec<bool> = order.iter().map(|second| !second).collect();
+            prop_assert!((test(later, &exchanged).p - found.p).abs() < 1e-12);
         }
 
         #[test]
-        fn holm_never_lowers_a_p_and_keeps_their_order(p in prop::collection::vec(0.0f64..1.0, 1..30)) {
-            let adjusted = holm(&p);
-            for (i, j) in (0..p.len()).flat_map(|i| (0..p.len()).map(move |j| (i, j))) {
-                prop_assert!(adjusted[i] >= p[i] && adjusted[i] <= 1.0);
-                prop_assert!(p[i] > p[j] || adjusted[i] <= adjusted[j]);
+        fn a_family_never_lowers_a_p(
+            later in prop::collection::vec(prop::collection::vec(-1.0f64..1.0, 8), 1..6),
+        ) {
+            let order = balanced_order(8, &mut ChaCha8Rng::seed_from_u64(5));
+            let later: Vec<Vec<Option<f64>>> = later.iter().map(|of| of.iter().copied().map(Some).collect()).collect();
+            let found: Vec<OrderTest> = order_test(&later, &order, 1).into_iter().flatten().collect();
+            for test in found {
+                prop_assert!(test.p_adjusted >= test.p - 1e-12 && test.p_adjusted <= 1.0);
             }
         }
 

@@ -120,9 +120,9 @@ impl PairedStatistics<'_> {
             (!differences.is_empty()).then(|| stats::mean(&differences))
         };
         let level = settings.alpha / self.tests.max(1) as f64;
-        let minimum = estimated.filter(|_| self.least_p() <= settings.alpha).and_then(|(_, spread)| {
-            stats::minimum_detectable_of_order(spread, rounds, level, settings.power)
-        });
+        let minimum = estimated
+            .filter(|_| self.least_p() <= settings.alpha)
+            .and_then(|(_, spread)| stats::minimum_detectable(spread, rounds, level, settings.power));
         let mut effect = Effect {
             rounds,
             a_ns: None,

@@ -165,7 +165,7 @@ fn header(comparison: &Comparison) -> Vec<String> {
         }
     });
     lines.push(format!(
-        "ratios are B's time over A's; equivalent within ±{}; p by sign flips, corrected over the cells",
+        "ratios are B's time over A's; equivalent within ±{}; p over the orders that could have been drawn, for all cells together",
         percent(comparison.settings.margin)
     ));
     lines
