@@ -401,11 +401,16 @@ impl State {
         let width = stats::t_interval_log(&means, CONFIDENCE).map(|i| i.relative_half_width());
         let (least, most) = match width.filter(|_| 2 * have >= looks[0]) {
             Some(width) => {
-                let wanted = have as f64 * (width / protocol.target_half_width).powi(2);
-                let end = look(wanted.max((have + 1) as f64).min(in_time));
-                (end, end)
+                let wanted = |width: f64| have as f64 * (width / protocol.target_half_width).powi(2);
+                let end = |width: f64| look(wanted(width).max((have + 1) as f64).min(in_time));
+                (end(0.8 * width), end(1.25 * width))
             }
             None => (looks[0], look(in_time)),
+        };
+        // A first look may find neighbours that resemble each other, and double the blocks up to the next.
+        let most = match looks.get(1) {
+            Some(next) if have < looks[0] && measured.merge < 4 => most.max(2 * next),
+            _ => most,
         };
         let work = |end: usize| {
             let visits = targets.iter().filter(|target| **target > have && **target <= end).count();

@@ -9,7 +9,7 @@ const SECONDS: f64 = 2.0;
 
 /// How far the pace of the last half may lie from that of the whole, and the most work left over the least.
 const STEADY: f64 = 1.4;
-const OPEN: f64 = 1.6;
+const OPEN: f64 = 2.2;
 
 /// Work and time so far.
 #[derive(Debug, Clone, Default)]

