@@ -54,7 +54,7 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Time prefill and decode over batch × context, beside the prediction.
-    Run(run::Args),
+    Run(Box<run::Args>),
     /// Serve traffic in process: continuous batching, open-loop arrivals, objectives; or predict it on a virtual clock.
     Serve(Box<serve::Args>),
     /// Is B faster than A? Paired rounds in fresh processes, or two saved results side by side.

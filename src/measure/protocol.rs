@@ -394,10 +394,12 @@ impl State {
         let measured = &self.measured;
         let means = block_means(&measured.blocks, measured.merge, |b| judged_times(measured.cell.phase, b));
         let (looks, have) = (&protocol.looks, means.len());
-        let last = looks.last().copied().unwrap_or(1);
+        let final_look = looks.last().copied().unwrap_or(1);
         // The first look with enough blocks, or enough time.
-        let look = |wanted: f64| looks.iter().copied().find(|look| *look as f64 >= wanted).unwrap_or(last);
-        let in_time = (protocol.cell_max_seconds / self.work(protocol, 1, 0, 0).max(1e-9)).min(last as f64);
+        let look =
+            |wanted: f64| looks.iter().copied().find(|look| *look as f64 >= wanted).unwrap_or(final_look);
+        let in_time =
+            (protocol.cell_max_seconds / self.work(protocol, 1, 0, 0).max(1e-9)).min(final_look as f64);
         let width = stats::t_interval_log(&means, CONFIDENCE).map(|i| i.relative_half_width());
         let (least, most) = match width.filter(|_| 2 * have >= looks[0]) {
             Some(width) => {

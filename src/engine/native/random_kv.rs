@@ -23,6 +23,9 @@ static QUANTILES: LazyLock<Vec<f32>> = LazyLock::new(|| (0..=u16::MAX).map(stand
 /// Fills the K (or, with `values`, the V) of the sequence's n-th block in one layer.
 ///
 /// *Shapes*: `out: [kv_heads, block_size, head_dim]`.
+///
+/// # Panics
+/// Beyond 2^32 blocks, for which there is no memory.
 pub fn fill(seed: u64, layer: usize, number: usize, values: bool, out: &mut [f32]) {
     let mut key = [0; 32];
     key[..8].copy_from_slice(&seed.to_le_bytes());

@@ -101,7 +101,7 @@ pub fn read(folder: &Path, conditions: &Conditions, now: u64) -> Option<Ceilings
     let kept: Kept = serde_json::from_str(&text).ok()?;
     let age = now.checked_sub(kept.measured_at_s).filter(|age| *age <= MAX_AGE_S)?;
     let usable = kept.conditions == *conditions && kept.ceilings.doubt().is_none();
-    usable.then(|| Ceilings { age_s: Some(age as f64), ..kept.ceilings })
+    usable.then_some(Ceilings { age_s: Some(age as f64), ..kept.ceilings })
 }
 
 /// Keeps ceilings that nothing disturbed; that they cannot be kept is no error.

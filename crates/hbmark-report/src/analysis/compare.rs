@@ -300,7 +300,7 @@ mod tests {
                         }
                         Machine::SharedByCells => 0.01 * shared + 0.002 * normal(),
                         Machine::HeavyTails => {
-                            let chi = (normal().powi(2) + normal().powi(2)) / 2.0;
+                            let chi = f64::midpoint(normal().powi(2), normal().powi(2));
                             0.01 * normal() / chi.sqrt().max(1e-3)
                         }
                     };

@@ -130,10 +130,10 @@ fn parts(columns: &[Column], width: Option<usize>) -> Vec<Vec<&Column>> {
         longest.unwrap_or(0) + 2
     };
     // Half of a line is for numbers.
-    let mut named = 0;
+    let mut width_so_far = 0;
     let names = columns.iter().take_while(|column| {
-        named += wide(column);
-        !matches!(column.cells, Cells::Measured { .. } | Cells::Bars(_)) && named <= width / 2 + 2
+        width_so_far += wide(column);
+        !matches!(column.cells, Cells::Measured { .. } | Cells::Bars(_)) && width_so_far <= width / 2 + 2
     });
     let names: Vec<&Column> = names.collect();
     let begin: usize = names.iter().map(|column| wide(column)).sum();
