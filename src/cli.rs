@@ -36,7 +36,7 @@ use crate::serve::serving_job::ServeJob;
 use crate::worker::job::Job;
 use crate::worker::journal::FolderLock;
 use hbmark_core::units::Bytes;
-use hbmark_report::output::{Format, Kind, render};
+use hbmark_report::output::{Format, Kind, Screen, render};
 
 /// Times LLM prefill and decode steps in-process and holds them against the memory roofline.
 #[derive(Debug, Parser)]
@@ -54,7 +54,7 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Time prefill and decode over batch × context, beside the prediction.
-    Run(run::Args),
+    Run(Box<run::Args>),
     /// Serve traffic in process: continuous batching, open-loop arrivals, objectives; or predict it on a virtual clock.
     Serve(Box<serve::Args>),
     /// Is B faster than A? Paired rounds in fresh processes, or two saved results side by side.
@@ -261,7 +261,9 @@ fn lock_folder(folder: &Path) -> anyhow::Result<FolderLock> {
 
 /// Prints a result on stdout.
 fn print_result<K: Kind + ?Sized>(result: &K, format: Format) -> anyhow::Result<()> {
-    print(&render(result, format, stdout_color())?)
+    let terminal = Some(console::Term::stdout()).filter(console::Term::is_term);
+    let width = terminal.and_then(|terminal| terminal.size_checked()).map(|(_, columns)| columns.into());
+    print(&render(result, format, Screen { color: stdout_color(), width })?)
 }
 
 /// Writes a result into a folder in every format but the terminal's, named after what it is about, and returns the path of the first.

@@ -77,7 +77,7 @@ impl RunConfig {
             Depth::Quick => Protocol::quick(self.seed),
             Depth::Smoke => Protocol::smoke(self.seed),
         };
-        Protocol { kv: self.kv, ..protocol }
+        Protocol { kv: self.kv, ..protocol }.stopped_by(&self.stopping)
     }
 }
 

@@ -115,6 +115,9 @@ fn table(output: &Output) -> String {
         let _ = write!(text, " (last cache {cache})");
     }
     text.push_str("; copy counts both directions, triad three streams\n");
+    if let Some(cause) = c.doubt() {
+        let _ = writeln!(text, "disturbed: {cause}; nothing should rest on these ceilings");
+    }
     text
 }
 

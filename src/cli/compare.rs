@@ -40,7 +40,7 @@ pub struct Args {
     /// Settings of both sides; those of a side win.
     #[arg(long, value_name = "SETTINGS")]
     both: Option<String>,
-    /// Pairs of fresh processes; fixed in advance [default: 12].
+    /// Pairs of fresh processes, at least 7; fixed in advance [default: 12].
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..=MAX_ROUNDS))]
     rounds: Option<u64>,
     /// Measure A against A first; an effect that A against itself leaves open is never called.
@@ -94,7 +94,7 @@ impl Gate {
 }
 
 /// Reads `2%` or `2`, in percent, below 100.
-fn parse_percent(given: &str) -> Result<f64, String> {
+pub(super) fn parse_percent(given: &str) -> Result<f64, String> {
     let number = given.trim().trim_end_matches('%').trim_end();
     match number.parse::<f64>() {
         Ok(percent) if percent.is_finite() && (0.0..100.0).contains(&percent) => Ok(percent / 100.0),
@@ -184,6 +184,13 @@ fn live(args: &Args, settings: Settings) -> anyhow::Result<Result<Ran, i32>> {
         let line = |side: &Configured| format!("{} ({})", side.model.name, side.model.source_label());
         return Err(CompareError::Models { a: line(&a), b: line(&b) }.into());
     }
+    let rounds = usize::try_from(args.rounds.unwrap_or(DEFAULT_ROUNDS as u64))?;
+    let least = hbmark_core::stats::least_pairs(settings.alpha);
+    anyhow::ensure!(
+        rounds >= least || args.protocol == DepthName::Smoke,
+        "--rounds {rounds}: fewer than {least} rounds cannot show a difference at the {:.0} % level, however large; ask for {least} or more",
+        settings.alpha * 100.0
+    );
     let places = compare::places((&a.series(), &a.steps()), (&b.series(), &b.steps()))?;
     let interrupts = Interrupts::listen().context("cannot listen for Ctrl-C")?;
     let claim = args.out.as_deref().map(lock_folder).transpose()?;
@@ -204,12 +211,12 @@ fn live(args: &Args, settings: Settings) -> anyhow::Result<Result<Ran, i32>> {
         b: described(&args.b, args.both.as_deref()),
         command: command_line(),
         places,
-        rounds: usize::try_from(args.rounds.unwrap_or(DEFAULT_ROUNDS as u64))?,
+        rounds,
         seed: args.seed,
         aa: args.aa,
         settings,
     };
-    let mut progress = Progress::with_eta();
+    let mut progress = Progress::new();
     let compared = compare::live(&plan, &mut processes, &mut progress);
     progress.finish();
     match compared {
@@ -264,11 +271,11 @@ impl Configured {
     }
 
     fn steps(&self) -> Vec<(Phase, usize, usize)> {
-        let RunConfig { phases, batches, contexts, .. } = &self.config;
+        let config = &self.config;
         let mut steps = Vec::new();
-        for &phase in phases {
-            for &batch in batches {
-                steps.extend(contexts.iter().map(|&context| (phase, batch, context)));
+        for &phase in &config.phases {
+            for &batch in &config.batches {
+                steps.extend(config.contexts_of(phase).iter().map(|&context| (phase, batch, context)));
             }
         }
         steps
@@ -378,7 +385,7 @@ mod tests {
             high: None,
             p: None,
             p_exact: None,
-            p_holm: None,
+            p_adjusted: None,
             minimum_detectable: None,
             floor: None,
             verdict,

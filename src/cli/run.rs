@@ -10,7 +10,7 @@ use super::benchmark::{FREE, Resumable, WorkerArgs, arguments_of, command_line, 
 use super::shared_args::{DeviceArgs, ModelArgs, OutputArgs, parse_dtypes};
 use super::{Outcome, conclude, prepare_folder, print, print_result, save, say};
 use crate::engine::DeviceOptions;
-use crate::measure::protocol::Depth;
+use crate::measure::protocol::{Depth, Stopping};
 use crate::run::config::{self, RunConfig};
 use crate::run::device_worker::DeviceJob;
 use crate::run::journal::RunPlan;
@@ -21,7 +21,7 @@ use hbmark_core::result::{KvFill, Phase, Report, Status, as_map};
 
 #[derive(Debug, ClapArgs)]
 #[command(
-    after_help = "Examples:\n  hbmark run\n  hbmark run --model Llama-3.2-1B --batch '1..8*2' --context 128,1024 --out results/1b\n  hbmark run --device cuda --model Llama-3.1-8B --dtype bf16 --batch 1,8,32 --context 512,4096\n\nLists take commas and ranges: 1,8,32   1..64*2   128..1024+128"
+    after_help = "Examples:\n  hbmark run\n  hbmark run --model Llama-3.2-1B --batch '1..8*2' --context 128,1024 --out results/1b\n  hbmark run --device cuda --model Llama-3.1-8B --dtype bf16 --batch 1,8,32 --context 512,4096\n\nLists take commas and ranges: 1,8,32   4k,128k   1..64*2   128..1024+128\nllama-bench's -m -p -n -t -r -o are understood: -r counts blocks of steps, -o is --format."
 )]
 #[expect(clippy::struct_excessive_bools, reason = "each is a flag of its own on the command line")]
 pub struct Args {
@@ -46,6 +46,18 @@ pub struct Args {
     /// Decode: positions in the KV cache. Prefill: prompt tokens [default: 128 on a CPU, 512,4096 on a GPU].
     #[arg(long, env = "HBMARK_CONTEXT")]
     context: Option<String>,
+    /// Time prefills of prompts this long, and no other phase unless --n-gen asks for it; 0 for none.
+    #[arg(short = 'p', long, value_name = "TOKENS", conflicts_with_all = ["context", "phase"])]
+    n_prompt: Option<String>,
+    /// Time the decode step at these depths, and no other phase unless --n-prompt asks for it; 0 for none. llama-bench generates so many tokens
+    /// from an empty cache; here the cache is that deep in every step.
+    #[arg(short = 'n', long, value_name = "TOKENS", conflicts_with_all = ["context", "phase"])]
+    n_gen: Option<String>,
+    #[command(flatten)]
+    stopping: StoppingArgs,
+    /// Measure the ceilings again, where they were kept from a run of the last minutes.
+    #[arg(long)]
+    fresh_ceilings: bool,
     /// A shortened protocol, marked in the report.
     #[arg(long, conflicts_with = "smoke")]
     quick: bool,
@@ -76,6 +88,50 @@ pub struct Args {
     worker: WorkerArgs,
 }
 
+/// When to stop sampling a cell.
+#[derive(Debug, ClapArgs)]
+#[command(next_help_heading = "Stopping")]
+struct StoppingArgs {
+    /// Blocks of a cell, no more and no fewer; a block is 20 steps or more, with --quick 5 [default: 10 to 40, as the interval asks].
+    #[arg(short = 'r', long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    repetitions: Option<u32>,
+    /// Seconds of sampling a cell, at the least.
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    min_time: Option<f64>,
+    /// Half-width of the 95 % interval at which sampling ends [default: 1 %, with --quick 5 %].
+    #[arg(long, value_name = "PERCENT", value_parser = super::compare::parse_percent)]
+    max_noise: Option<f64>,
+    /// Count cells that are disturbed or do not converge; they are marked `noisy`, and no error.
+    #[arg(long)]
+    allow_noise: bool,
+}
+
+impl StoppingArgs {
+    fn stopping(&self) -> Stopping {
+        Stopping {
+            repetitions: self.repetitions.map(|blocks| blocks as usize),
+            min_seconds: self.min_time,
+            max_noise: self.max_noise,
+            allow_noise: self.allow_noise,
+        }
+    }
+}
+
+fn seconds(given: &str) -> Result<f64, String> {
+    let seconds = given.trim_end_matches('s').trim_end().parse().ok();
+    seconds
+        .filter(|s| (0.0..=3600.0).contains(s))
+        .ok_or_else(|| format!("`{given}` is not a time from 0 to 3600 s"))
+}
+
+/// A list of lengths as llama-bench has them, where 0 is none.
+fn lengths(flag: &str, given: Option<&String>) -> anyhow::Result<Option<Vec<usize>>> {
+    match given.map(String::as_str) {
+        None | Some("0") => Ok(None),
+        Some(given) => Ok(Some(config::parse_axis(flag, given)?)),
+    }
+}
+
 impl Args {
     /// The configuration that these arguments make.
     pub(super) fn config(&self) -> anyhow::Result<RunConfig> {
@@ -88,6 +144,20 @@ impl Args {
         let (batches, contexts) = config::default_grid(device);
         let mut phases = self.phase.clone();
         phases.dedup();
+        let mut contexts = config::parse_axis("context", self.context.as_deref().unwrap_or(contexts))?;
+        let mut prompts = None;
+        if self.n_prompt.is_some() || self.n_gen.is_some() {
+            prompts = lengths("n-prompt", self.n_prompt.as_ref())?;
+            let depths = lengths("n-gen", self.n_gen.as_ref())?;
+            phases.clear();
+            phases.extend(prompts.as_ref().map(|_| Phase::Prefill));
+            phases.extend(depths.as_ref().map(|_| Phase::Decode));
+            anyhow::ensure!(
+                !phases.is_empty(),
+                "-p 0 -n 0 leaves nothing to time; give one of them a length"
+            );
+            contexts = depths.or_else(|| prompts.clone()).unwrap_or_default();
+        }
         Ok(RunConfig {
             model: self.model.model.clone(),
             revision: self.model.revision.clone(),
@@ -99,10 +169,13 @@ impl Args {
             },
             phases,
             batches: config::parse_axis("batch", self.batch.as_deref().unwrap_or(batches))?,
-            contexts: config::parse_axis("context", self.context.as_deref().unwrap_or(contexts))?,
+            contexts,
+            prompts,
             seed: self.model.seed,
             threads: self.device.threads.map(|t| t as usize),
             depth,
+            stopping: self.stopping.stopping(),
+            fresh_ceilings: self.fresh_ceilings,
             device_options: DeviceOptions {
                 keep_memory_pool: self.keep_memory_pool,
                 threads: self.device.threads.map(|t| t as usize),
@@ -196,8 +269,10 @@ fn same_settings(args: &Args, folder: &Path, was: &RunConfig) -> anyhow::Result<
             "dtype" => "dtypes",
             "phase" => "phases",
             "batch" => "batches",
-            "context" => "contexts",
+            "context" | "n_gen" => "contexts",
             "quick" | "smoke" => "depth",
+            "n_prompt" => "prompts",
+            "repetitions" | "min_time" | "max_noise" | "allow_noise" => "stopping",
             "keep_memory_pool" => "device_options",
             other => other,
         };

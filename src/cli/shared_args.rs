@@ -15,7 +15,7 @@ use hbmark_report::output::Format;
 #[derive(Debug, Clone, Args)]
 pub struct ModelArgs {
     /// A name (`hbmark models`), a Hugging Face folder, a hub id (org/name) or a GGUF file.
-    #[arg(long, env = "HBMARK_MODEL", default_value = config::DEFAULT_MODEL)]
+    #[arg(short, long, env = "HBMARK_MODEL", default_value = config::DEFAULT_MODEL)]
     pub model: String,
     /// Revision of a hub id: a branch, tag or commit.
     #[arg(long)]
@@ -32,8 +32,24 @@ pub struct DeviceArgs {
     #[arg(long, env = "HBMARK_DEVICE")]
     pub device: Option<String>,
     /// Threads of a CPU engine [default: every core this process may use].
-    #[arg(long, env = "HBMARK_THREADS", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    #[arg(short, long, env = "HBMARK_THREADS", value_parser = threads)]
     pub threads: Option<u32>,
+}
+
+/// Reads a number of threads that this process has CPUs for: more of them only wait for each other.
+fn threads(given: &str) -> Result<u32, String> {
+    let cpus = crate::measure::probe::usable_cores().map_or(4096, |cores| cores.len());
+    threads_of(given, cpus)
+}
+
+fn threads_of(given: &str, cpus: usize) -> Result<u32, String> {
+    let wanted: u32 = given.parse().map_err(|_| format!("wanted a number from 1 to {cpus}"))?;
+    if wanted == 0 || wanted as usize > cpus {
+        return Err(format!(
+            "this process may use {cpus} CPUs; ask for 1 to {cpus}, or leave it out to use all"
+        ));
+    }
+    Ok(wanted)
 }
 
 impl DeviceArgs {
@@ -51,7 +67,7 @@ pub struct OutputArgs {
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
     /// What to print on stdout.
-    #[arg(long, value_enum, default_value = "table")]
+    #[arg(short = 'o', long, value_enum, default_value = "table")]
     pub format: Format,
     /// A note to keep with the result.
     #[arg(long)]
@@ -59,4 +75,18 @@ pub struct OutputArgs {
     /// What you expect to see; kept with the result.
     #[arg(long)]
     pub hypothesis: Option<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn more_threads_than_cpus_are_refused_with_the_number_there_is() {
+        assert_eq!(threads_of("2", 2), Ok(2));
+        for given in ["999", "3", "0"] {
+            assert!(threads_of(given, 2).unwrap_err().contains("may use 2 CPUs"), "{given}");
+        }
+        assert!(threads_of("two", 2).unwrap_err().contains("1 to 2"));
+    }
 }

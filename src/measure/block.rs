@@ -41,7 +41,8 @@ pub struct CellInput {
     first: SequenceId,
     context: usize,
     prompts: Vec<Vec<u32>>,
-    seed: u64,
+    /// Of the K and V of each sequence.
+    kv_seeds: Vec<u64>,
     kv: KvFill,
     /// The batch that is timed repeatedly.
     step: StepBatch,
@@ -49,11 +50,15 @@ pub struct CellInput {
 }
 
 impl CellInput {
-    /// Seeded random tokens for a cell; cells differ, so no cache can serve two.
+    /// Seeded random tokens for a cell; cells differ, so no cache can serve two. What they are depends on the seed and on the step that is timed,
+    /// and on nothing that ran before: `index` only keeps the sequences of several cells apart.
     #[must_use]
     pub fn new(cell: &Cell, index: usize, seed: u64, vocab: usize) -> Self {
         let mut random = ChaCha8Rng::seed_from_u64(seed);
-        random.set_stream(index as u64 + 1);
+        // Both are below 2^28.
+        let step =
+            (cell.context as u64) << 30 | (cell.batch as u64) << 1 | u64::from(cell.phase == Phase::Decode);
+        random.set_stream(step + 1);
         let vocab = u32::try_from(vocab).unwrap_or(u32::MAX);
         let mut draw = |count: usize| -> Vec<Vec<u32>> {
             (0..cell.batch).map(|_| (0..count).map(|_| random.random_range(0..vocab)).collect()).collect()
@@ -69,7 +74,7 @@ impl CellInput {
             first,
             context: cell.context,
             prompts,
-            seed,
+            kv_seeds: (0..cell.batch).map(|_| random.random()).collect(),
             kv: KvFill::Synthetic,
             step,
             filled: false,
@@ -85,8 +90,8 @@ impl CellInput {
     /// Random K and V for every sequence; `false` where the engine cannot fill its cache.
     fn fill_synthetically(&self, session: &mut dyn Session) -> Result<bool, EngineError> {
         let Some(kv) = session.synthetic_kv() else { return Ok(false) };
-        for step in &self.step.sequences {
-            kv.fill_kv(step.sequence, self.context, self.seed)?;
+        for (step, seed) in self.step.sequences.iter().zip(&self.kv_seeds) {
+            kv.fill_kv(step.sequence, self.context, *seed)?;
         }
         Ok(true)
     }
@@ -260,6 +265,53 @@ fn check_tokens(now: &[u32], wanted: usize, first: &mut Vec<u32>) -> Result<(), 
         Some(sequence) => {
             let (first, then) = (first[sequence], now[sequence]);
             Err(BlockError::Untrusted(Cause::TokensChanged { sequence, first, then }))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::{DeviceChoice, DeviceOptions};
+    use crate::measure::protocol::{self, NoopMonitor};
+    use hbmark_core::model::Dtype;
+
+    fn cell(engine: &str, phase: Phase, batch: usize, context: usize) -> Cell {
+        Cell { phase, engine: engine.into(), dtype: Dtype::F32, batch, context }
+    }
+
+    /// The tokens of the last of these cells, with all of them measured in one session.
+    fn tokens_of_last(cells: &[Cell], keep_resident: bool, looks: &[usize], seed: u64) -> Vec<u32> {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/models/qwen3");
+        let model = crate::weights::open(folder, None, 0).unwrap();
+        let options = DeviceOptions { threads: Some(1), ..DeviceOptions::default() };
+        let engine = &cells[0].engine;
+        let mut session =
+            crate::engine::open(engine, &model, Dtype::F32, DeviceChoice::Cpu, options, &mut |_, _| {})
+                .unwrap();
+        let protocol = Protocol { looks: looks.to_vec(), visits: 2, ..Protocol::smoke(seed) };
+        let (measured, _) =
+            protocol::run(session.as_mut(), cells, &protocol, &mut NoopMonitor, keep_resident, &mut |_| {});
+        let last = measured.last().unwrap();
+        assert_eq!(last.reason, None);
+        last.tokens.clone()
+    }
+
+    #[test]
+    fn the_tokens_of_a_cell_depend_neither_on_what_ran_before_nor_on_how_often_it_was_visited() {
+        for engine in ["native", "stock"] {
+            for phase in [Phase::Decode, Phase::Prefill] {
+                let last = || cell(engine, phase, 4, 21);
+                let alone = tokens_of_last(&[last()], true, &[1], 7);
+                assert_eq!(alone.len(), 4);
+                let others = [cell(engine, Phase::Decode, 3, 40), cell(engine, phase, 1, 5), last()];
+                for (looks, keep) in [(&[1][..], true), (&[4], true), (&[4], false)] {
+                    let found = tokens_of_last(&others, keep, looks, 7);
+                    assert_eq!(found, alone, "{engine} {phase:?} {looks:?} {keep}");
+                }
+                let reseeded = tokens_of_last(&[last()], true, &[1], 8);
+                assert_ne!(reseeded, alone, "{engine} {phase:?}: another seed asks for other tokens");
+            }
         }
     }
 }

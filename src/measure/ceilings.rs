@@ -2,13 +2,40 @@
 //!
 //! Enters: a device and how thorough to be. Leaves: [`Ceilings`] from the probe of that device. One arm per kind of device.
 
-use super::canary::{Canary, CpuCanary};
-use super::probe::{ProbeConfig, ProbeError, measure_cpu};
-use crate::engine::DeviceChoice;
-use crate::measure::protocol::Depth;
-use hbmark_core::result::Ceilings;
+mod kept;
 
-/// Measures the ceilings of a device; `None` for a smoke run, whose times mean nothing.
+use super::canary::{Canary, CpuCanary};
+use super::probe::{ProbeConfig, ProbeError, measure_cpu, usable_cores};
+use crate::engine::DeviceChoice;
+use crate::machine::telemetry::{HostTelemetry, Telemetry};
+use crate::measure::protocol::Depth;
+use hbmark_core::result::{Ceilings, Environment, Limits};
+
+/// The ceilings for a run: those kept from a run of the last minutes under the same conditions, unless `fresh` ones are asked for.
+///
+/// # Errors
+/// As [`measure`].
+pub fn for_run(
+    device: DeviceChoice,
+    depth: Depth,
+    threads: Option<usize>,
+    environment: &Environment,
+    fresh: bool,
+) -> Result<Option<Ceilings>, ProbeError> {
+    let folder = kept::folder().filter(|_| depth != Depth::Smoke);
+    let Some(folder) = folder else { return measure(device, depth, threads) };
+    let conditions = kept::Conditions::of(environment, usable_cores()?, threads, depth);
+    if !fresh && let Some(ceilings) = kept::read(&folder, &conditions, kept::now()) {
+        return Ok(Some(ceilings));
+    }
+    let measured = measure(device, depth, threads)?;
+    if let Some(ceilings) = &measured {
+        kept::write(&folder, &conditions, ceilings, kept::now());
+    }
+    Ok(measured)
+}
+
+/// Measures the ceilings of a device, and what disturbed that; `None` for a smoke run, whose times mean nothing.
 ///
 /// # Errors
 /// When the device or the system refuses.
@@ -17,6 +44,15 @@ pub fn measure(
     depth: Depth,
     threads: Option<usize>,
 ) -> Result<Option<Ceilings>, ProbeError> {
+    let mut telemetry = HostTelemetry::new();
+    telemetry.before_block();
+    let measured = probe(device, depth, threads)?;
+    telemetry.after_block();
+    let disturbed = telemetry.load(true).and_then(|load| load.reject(&Limits::default()));
+    Ok(measured.map(|ceilings| Ceilings { disturbed: disturbed.into_iter().collect(), ..ceilings }))
+}
+
+fn probe(device: DeviceChoice, depth: Depth, threads: Option<usize>) -> Result<Option<Ceilings>, ProbeError> {
     if depth == Depth::Smoke {
         return Ok(None);
     }

@@ -155,16 +155,7 @@ pub(crate) fn last_half(samples: &[f64]) -> &[f64] {
 
 /// Median, lowest and highest; none of no values.
 pub(crate) fn spread(values: &[f64]) -> Option<Spread> {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    let (low, high) = (*sorted.first()?, *sorted.last()?);
-    let middle = sorted.len() / 2;
-    let median = if sorted.len().is_multiple_of(2) {
-        f64::midpoint(sorted[middle - 1], sorted[middle])
-    } else {
-        sorted[middle]
-    };
-    Some(Spread { median, low, high })
+    Spread::of(values)
 }
 
 #[cfg(test)]

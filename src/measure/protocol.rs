@@ -32,7 +32,7 @@ pub struct Protocol {
     pub block_min_steps: usize,
     pub block_min_seconds: f64,
     /// Numbers of accepted blocks at which the stopping rule is evaluated; sampling ends at the last.
-    pub looks: &'static [usize],
+    pub looks: Vec<usize>,
     /// Visits over which the blocks up to the first look are spread.
     pub visits: usize,
     pub target_half_width: f64,
@@ -46,6 +46,20 @@ pub struct Protocol {
     pub canary_tolerance: f64,
     /// How the context of a decode cell is filled.
     pub kv: KvFill,
+    /// Count blocks whose retries ran out, with their causes as conditions, and call the cell noisy.
+    pub allow_noise: bool,
+}
+
+/// When to stop sampling a cell, where the user says so.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct Stopping {
+    /// Blocks of a cell, no more and no fewer.
+    pub repetitions: Option<usize>,
+    /// Seconds of sampling a cell, at the least.
+    pub min_seconds: Option<f64>,
+    /// Half-width of the 95 % interval, relative.
+    pub max_noise: Option<f64>,
+    pub allow_noise: bool,
 }
 
 impl Protocol {
@@ -60,7 +74,7 @@ impl Protocol {
             warmup_max_seconds: 20.0,
             block_min_steps: 20,
             block_min_seconds: 0.1,
-            looks: &[10, 15, 20, 30, 40],
+            looks: vec![10, 15, 20, 30, 40],
             visits: 3,
             target_half_width: 0.01,
             cell_max_seconds: 12.0,
@@ -68,7 +82,35 @@ impl Protocol {
             autocorrelation_limit: 0.2,
             canary_tolerance: 0.01,
             kv: KvFill::Synthetic,
+            allow_noise: false,
         }
+    }
+
+    /// The same, stopped as the user wants.
+    #[must_use]
+    pub fn stopped_by(mut self, stopping: &Stopping) -> Self {
+        let Stopping { repetitions, min_seconds, max_noise, allow_noise } = *stopping;
+        self.allow_noise = allow_noise;
+        if repetitions.is_none() && min_seconds.is_none() && max_noise.is_none() {
+            return self;
+        }
+        self.name = "custom";
+        if let Some(blocks) = repetitions {
+            self.looks = vec![blocks];
+            self.visits = self.visits.min(blocks);
+        }
+        if let Some(seconds) = min_seconds {
+            // Longer blocks, so that the first look comes no earlier.
+            self.block_min_seconds = self.block_min_seconds.max(seconds / self.looks[0] as f64);
+            self.cell_max_seconds = self.cell_max_seconds.max(seconds);
+        }
+        self.target_half_width = max_noise.unwrap_or(self.target_half_width);
+        self
+    }
+
+    /// Whether every cell is run exactly once.
+    fn is_smoke(&self) -> bool {
+        self.target_half_width.is_infinite()
     }
 
     /// A shortened protocol; its numbers are labelled as such wherever they appear.
@@ -81,7 +123,7 @@ impl Protocol {
             warmup_max_seconds: 2.0,
             block_min_steps: 5,
             block_min_seconds: 0.05,
-            looks: &[5, 10],
+            looks: vec![5, 10],
             visits: 2,
             target_half_width: 0.05,
             cell_max_seconds: 5.0,
@@ -99,7 +141,7 @@ impl Protocol {
             warmup_max_seconds: 0.0,
             block_min_steps: 1,
             block_min_seconds: 0.0,
-            looks: &[1],
+            looks: vec![1],
             visits: 1,
             target_half_width: f64::INFINITY,
             ..Self::full(seed)
@@ -225,6 +267,8 @@ impl Monitor for NoopMonitor {
 pub enum Event<'a> {
     /// A round begins, with so many cells still open.
     Round { round: usize, rounds: usize, open: usize },
+    /// Seconds of work, as the protocol plans them: done, and left at the least and at the most.
+    Left { done: f64, least: f64, most: f64 },
     /// A cell is being filled, warmed up or sampled.
     Visiting { cell: &'a Cell, accepted: usize, wanted: usize },
     /// A cell is finished.
@@ -317,13 +361,65 @@ impl State {
         }
         self.steps = visited.steps.or(self.steps);
         if let (Some(drift), None) = (visited.unsteady, &measured.reason) {
-            measured.status = Status::NoSteadyState;
+            measured.status = if protocol.allow_noise { Status::Noisy } else { Status::NoSteadyState };
             measured.reason = Some(Cause::StillDrifting { drift, warmup_s: protocol.warmup_max_seconds });
+        }
+        if let (Some(reason), Status::Ok) = (visited.noisy, measured.status) {
+            (measured.status, measured.reason) = (Status::Noisy, Some(reason));
         }
         if let Some(end) = visited.end {
             self.finish(end.status, end.reason);
         }
         None
+    }
+
+    /// Seconds that blocks and visits of this cell take: as long as its blocks took, or as the protocol wants them before it has any.
+    fn work(&self, protocol: &Protocol, blocks: usize, first_visits: usize, later_visits: usize) -> f64 {
+        let taken = &self.measured.blocks;
+        let block = if taken.is_empty() {
+            protocol.block_min_seconds
+        } else {
+            taken.iter().map(|block| block.wall_ns / 1e9).sum::<f64>() / taken.len() as f64
+        };
+        let warm_up = first_visits as f64 + 0.1 * later_visits as f64;
+        blocks as f64 * block + warm_up * protocol.warmup_min_seconds
+    }
+
+    /// Seconds of work that are left, at the least and at the most. An interval narrows with the root of the number of blocks; before
+    /// enough of them are known, the cell may end at any look.
+    fn left(&self, protocol: &Protocol, targets: &[usize]) -> (f64, f64) {
+        if self.finished {
+            return (0.0, 0.0);
+        }
+        let measured = &self.measured;
+        let means = block_means(&measured.blocks, measured.merge, |b| judged_times(measured.cell.phase, b));
+        let (looks, have) = (&protocol.looks, means.len());
+        let final_look = looks.last().copied().unwrap_or(1);
+        // The first look with enough blocks, or enough time.
+        let look =
+            |wanted: f64| looks.iter().copied().find(|look| *look as f64 >= wanted).unwrap_or(final_look);
+        let in_time =
+            (protocol.cell_max_seconds / self.work(protocol, 1, 0, 0).max(1e-9)).min(final_look as f64);
+        let width = stats::t_interval_log(&means, CONFIDENCE).map(|i| i.relative_half_width());
+        let (least, most) = match width.filter(|_| 2 * have >= looks[0]) {
+            Some(width) => {
+                let wanted = |width: f64| have as f64 * (width / protocol.target_half_width).powi(2);
+                let end = |width: f64| look(wanted(width).max((have + 1) as f64).min(in_time));
+                (end(0.8 * width), end(1.25 * width))
+            }
+            None => (looks[0], look(in_time)),
+        };
+        // A first look may find neighbours that resemble each other, and double the blocks up to the next.
+        let most = match looks.get(1) {
+            Some(next) if have < looks[0] && measured.merge < 4 => most.max(2 * next),
+            _ => most,
+        };
+        let work = |end: usize| {
+            let visits = targets.iter().filter(|target| **target > have && **target <= end).count();
+            let first = usize::from(measured.blocks.is_empty() && visits > 0);
+            self.work(protocol, (end * measured.merge).saturating_sub(self.accepted()), first, visits - first)
+        };
+        (work(least), work(most.max(least)))
     }
 
     fn finish(&mut self, status: Status, reason: Cause) {
@@ -414,6 +510,7 @@ fn rounds<V: Visitor>(
 ) -> Result<(), V::Halt> {
     let mut random = ChaCha8Rng::seed_from_u64(protocol.seed);
     let targets = protocol.targets();
+    let mut done = 0.0;
     for (round, &target) in targets.iter().enumerate() {
         let mut order: Vec<usize> = (0..states.len()).filter(|&i| !states[i].finished).collect();
         if order.is_empty() {
@@ -424,6 +521,7 @@ fn rounds<V: Visitor>(
         for index in order {
             let state = &mut states[index];
             let (accepted, wanted) = (state.accepted(), target);
+            let taken = state.measured.blocks.len();
             observe(Event::Visiting { cell: &state.measured.cell, accepted, wanted });
             while let Some(lost) = {
                 let wanted = (target * state.measured.merge).saturating_sub(state.accepted());
@@ -448,10 +546,20 @@ fn rounds<V: Visitor>(
             if !state.finished && protocol.looks.contains(&target) {
                 look(state, protocol, target);
             }
+            let first = taken == 0;
+            done += state.work(
+                protocol,
+                state.measured.blocks.len() - taken,
+                usize::from(first),
+                usize::from(!first),
+            );
             if state.finished {
                 visitor.release(index)?;
                 observe(Event::Finished { cell: &state.measured.cell, status: state.measured.status });
             }
+            let left = states.iter().map(|state| state.left(protocol, &targets));
+            let (least, most) = left.fold((0.0, 0.0), |sum, left| (sum.0 + left.0, sum.1 + left.1));
+            observe(Event::Left { done, least, most });
         }
         sampled.reference.extend(visit_reference(visitor, states, protocol)?);
     }
@@ -467,7 +575,7 @@ fn look(state: &mut State, protocol: &Protocol, target: usize) {
     let phase = measured.cell.phase;
     let sampled: f64 = measured.blocks.iter().map(|b| b.wall_ns / 1e9).sum();
     let out_of_time = sampled > protocol.cell_max_seconds;
-    let last = out_of_time || target == protocol.looks[protocol.looks.len() - 1];
+    let last = out_of_time || protocol.looks.last() == Some(&target);
     let means = block_means(&measured.blocks, measured.merge, |b| judged_times(phase, b));
     let correlated = stats::lag1_autocorrelation(&means).is_some_and(|r| r > protocol.autocorrelation_limit);
     if correlated && !last && measured.merge < 4 && protocol.looks.len() > 1 {
@@ -475,14 +583,13 @@ fn look(state: &mut State, protocol: &Protocol, target: usize) {
         return;
     }
     let half_width = stats::t_interval_log(&means, CONFIDENCE).map(|i| i.relative_half_width());
-    let reached = protocol.target_half_width.is_infinite()
-        || half_width.is_some_and(|w| w <= protocol.target_half_width);
+    let reached = protocol.is_smoke() || half_width.is_some_and(|w| w <= protocol.target_half_width);
     if reached {
         state.finished = true;
     } else if last {
         state.finished = true;
         if measured.status == Status::Ok {
-            measured.status = Status::NotConverged;
+            measured.status = if protocol.allow_noise { Status::Noisy } else { Status::NotConverged };
             measured.reason = Some(match half_width {
                 Some(half_width) => Cause::IntervalTooWide {
                     half_width,
@@ -502,7 +609,7 @@ fn visit_reference<V: Visitor>(
     states: &mut [State],
     protocol: &Protocol,
 ) -> Result<Option<f64>, V::Halt> {
-    if protocol.looks.len() == 1 {
+    if protocol.is_smoke() {
         return Ok(None);
     }
     let first = |s: &State| s.measured.cell.phase == Phase::Decode && s.steps.is_some();

@@ -43,6 +43,9 @@ pub struct Visited {
     pub tokens: Vec<u32>,
     pub moved: Option<Bytes>,
     pub peak_memory: Option<Bytes>,
+    /// Why blocks were kept that would have been rejected, where noise is allowed.
+    #[serde(default)]
+    pub noisy: Option<Cause>,
     /// Relative drift of a warm-up that never became steady.
     pub unsteady: Option<f64>,
     /// Why the cell ended early.
@@ -105,8 +108,17 @@ pub struct Reference {
     pub keep: bool,
 }
 
-/// Called outside of the timed part with the predicted seconds until its next call, for the supervisor's timeout.
-pub type Busy<'a> = &'a mut dyn FnMut(f64);
+/// What is said of a visit while it lasts, outside of the timed part.
+#[derive(Debug, Clone, Copy)]
+pub enum VisitEvent<'a> {
+    /// The next event comes within so many seconds as predicted, for the supervisor's timeout.
+    Busy(f64),
+    /// A block was rejected.
+    Rejected(&'a Cause),
+}
+
+/// Receives the events of a visit.
+pub type Told<'a> = &'a mut dyn FnMut(VisitEvent<'_>);
 
 /// The inputs of a session's cells, and which of them were warmed up.
 #[derive(Debug, Default)]
@@ -144,13 +156,13 @@ impl CellInputs {
         monitor: &mut dyn Monitor,
         protocol: &Protocol,
         visit: &Visit,
-        busy: Busy<'_>,
+        told: Told<'_>,
     ) -> Visited {
         peak_memory(session, monitor);
         let mut visited = Visited { steps: visit.steps, tokens: visit.tokens.clone(), ..Visited::default() };
         let whole = self.warmed.insert(visit.index);
         let input = self.of(session, protocol, visit.index, &visit.cell);
-        if let Err(error) = sample(session, monitor, protocol, visit, input, whole, &mut visited, busy) {
+        if let Err(error) = sample(session, monitor, protocol, visit, input, whole, &mut visited, told) {
             input.release(session);
             visited.end = Some(end_of(&error));
         }
@@ -167,11 +179,11 @@ impl CellInputs {
         session: &mut dyn Session,
         protocol: &Protocol,
         reference: &Reference,
-        busy: Busy<'_>,
+        told: Told<'_>,
     ) -> Option<f64> {
         let input = self.of(session, protocol, reference.index, &reference.cell);
         let expected = seconds(reference.predicted_ns);
-        busy(expected * (reference.cell.context + 2 * reference.steps) as f64);
+        told(VisitEvent::Busy(expected * (reference.cell.context + 2 * reference.steps) as f64));
         input.fill(session).ok()?;
         let mut tokens = Vec::new();
         take_block(session, input, reference.steps.min(5), &mut tokens).ok()?;
@@ -211,18 +223,18 @@ fn sample(
     input: &mut CellInput,
     whole: bool,
     visited: &mut Visited,
-    busy: Busy<'_>,
+    told: Told<'_>,
 ) -> Result<(), BlockError> {
     let expected = seconds(visit.predicted_ns);
-    busy(expected * visit.cell.context as f64);
+    told(VisitEvent::Busy(expected * visit.cell.context as f64));
     input.fill(session)?;
-    let warm = warm_up(session, input, protocol, whole, &mut || busy(expected))?;
+    let warm = warm_up(session, input, protocol, whole, &mut || told(VisitEvent::Busy(expected)))?;
     let steps = *visited.steps.get_or_insert_with(|| steps_of(visit.cell.phase, &warm, protocol));
     visited.unsteady = (!warm.steady).then_some(warm.drift);
     let mut taken = 0;
     loop {
         let shared = if taken < visit.wanted {
-            busy(expected.max(warm.step_seconds) * steps as f64);
+            told(VisitEvent::Busy(expected.max(warm.step_seconds) * steps as f64));
             monitor.before_block();
             let block = take_block(session, input, steps, &mut visited.tokens)?;
             let mut context = monitor.after_block(block.wall_ns / 1e9);
@@ -231,7 +243,10 @@ fn sample(
             let mut block = Block { visit: visit.round, memory_bytes, ..block };
             let shared = context.load.take();
             context.apply_to(&mut block, visit.canary_tolerance);
-            taken += usize::from(block.rejected.is_none());
+            match &block.rejected {
+                Some(cause) => told(VisitEvent::Rejected(cause)),
+                None => taken += 1,
+            }
             visited.blocks.push(block);
             shared
         } else {
@@ -241,14 +256,27 @@ fn sample(
                 None => return Ok(()),
             }
         };
-        taken -= shared.map_or(0, |shared| shared.apply_to(&mut visited.blocks));
+        if let Some(shared) = shared {
+            let lost = shared.apply_to(&mut visited.blocks);
+            taken -= lost;
+            (0..lost).for_each(|_| shared.reject.iter().for_each(|cause| told(VisitEvent::Rejected(cause))));
+        }
         let in_a_row = visited.blocks.iter().rev().take_while(|block| block.rejected.is_some()).count();
-        if in_a_row > protocol.max_retries
+        let retries = if visited.noisy.is_some() { 0 } else { protocol.max_retries };
+        if in_a_row > retries
             && let Some(last) = visited.blocks.last().and_then(|block| block.rejected.clone())
         {
             let reason = Cause::RejectedInARow { blocks: in_a_row, last: Box::new(last) };
-            visited.end = Some(CellEnd { status: Status::Disturbed, reason, fault: None });
-            return Ok(());
+            if !protocol.allow_noise {
+                visited.end = Some(CellEnd { status: Status::Disturbed, reason, fault: None });
+                return Ok(());
+            }
+            let begin = visited.blocks.len() - in_a_row;
+            for block in &mut visited.blocks[begin..] {
+                block.conditions.extend(block.rejected.take());
+            }
+            taken += in_a_row;
+            visited.noisy.get_or_insert(reason);
         }
     }
 }

@@ -97,7 +97,8 @@ impl Bench {
             );
         }
         let mut report = crate::run::begin(worker.as_mut(), config, model, "cargo bench", &mut Stages)?;
-        let mut protocol = Protocol { name: "criterion", looks: &[SAMPLES], ..Protocol::quick(config.seed) };
+        let mut protocol =
+            Protocol { name: "criterion", looks: vec![SAMPLES], ..Protocol::quick(config.seed) };
         let (mut opened, mut cells) = (Vec::new(), Vec::new());
         for series in engine_run::all(config, model) {
             let loaded = engine_run::open(worker.as_mut(), config, model, &series, &mut report, &mut Stages)?;
@@ -272,9 +273,12 @@ fn config_from(get: &dyn Fn(&str) -> Option<String>) -> anyhow::Result<RunConfig
         phases,
         batches: config::parse_axis("batch", &or("HBMARK_BATCH", batches))?,
         contexts: config::parse_axis("context", &or("HBMARK_CONTEXT", contexts))?,
+        prompts: None,
         seed: or("HBMARK_SEED", "42").parse().context("HBMARK_SEED takes a whole number")?,
         threads: None,
         depth: Depth::Quick,
+        stopping: crate::measure::protocol::Stopping::default(),
+        fresh_ceilings: false,
         device_options: DeviceOptions::default(),
         show_ops: false,
         kv: KvFill::Synthetic,

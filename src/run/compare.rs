@@ -2,23 +2,25 @@
 //!
 //! Enters: a [`ComparisonPlan`] and something that runs a side once, or two read results. Leaves: a [`Comparison`]. A side runs in a process of its
 //! own every time, so that what a process happens to get (its place in memory, above all) is part of the spread and not of the
-//! effect; which side goes first is drawn anew each round.
+//! effect; which side
+//! goes first is drawn, each as often as the other.
 
 mod error;
 mod matching;
 mod process;
 mod saved;
 
-use rand::{Rng, SeedableRng};
+use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
 use crate::machine::clock::now_utc;
 use crate::worker::Observer;
 use hbmark_core::result::comparison::{
-    Arm, COMPARISON_VERSION, CellComparison, ComparedCell, Comparison, ComparisonKind, Difference,
-    EngineVariant, Floor, Method, Pair, Settings,
+    Arm, COMPARISON_VERSION, CellComparison, ComparedCell, Comparison, ComparisonKind, ComparisonVerdict,
+    Difference, EngineVariant, Floor, Method, Pair, Settings,
 };
 use hbmark_core::result::{Capabilities, Report};
+use hbmark_core::stats;
 use hbmark_report::analysis::compare::{Findings, judge};
 
 pub use error::CompareError;
@@ -26,7 +28,7 @@ pub use matching::{places, series_of};
 pub use process::{Launcher, Processes, clear};
 pub use saved::saved;
 
-/// Rounds when none are asked for: a verdict over 24 cells needs ten, and twelve find 2 % where rounds spread by 1.5 %.
+/// Rounds when none are asked for: a verdict needs seven, and twelve find 2 % where rounds spread by 1.5 %.
 pub const DEFAULT_ROUNDS: usize = 12;
 
 /// Rounds below which nothing is said: one difference has no spread.
@@ -102,19 +104,25 @@ pub fn live(
         total: plan.rounds * if plan.aa { 4 } else { 2 },
     };
     let floor = if plan.aa { Some(rounds.take(plan, Against::Itself)?) } else { None };
-    let floor_found = floor.as_ref().map(|taken| judge(&taken.pairs, None, &plan.settings));
+    let floor_found = floor.as_ref().map(|taken| judge(&taken.pairs, &taken.b_second, None, &plan.settings));
     let taken = if rounds.stopped.is_none() { rounds.take(plan, Against::Other)? } else { Taken::default() };
-    let count = taken.order.len();
+    let count = taken.b_second.len();
     if let Some(signal) = rounds.stopped
         && count < MIN_ROUNDS
     {
         return Err(CompareError::Stopped { signal, rounds: count, wanted: plan.rounds, least: MIN_ROUNDS });
     }
-    let found = judge(&taken.pairs, floor_found.as_ref(), &plan.settings);
+    let mut found = judge(&taken.pairs, &taken.b_second, floor_found.as_ref(), &plan.settings);
     let Rounds { first: [a, b], lost, stopped, .. } = rounds;
     let (a, b) = (a.ok_or(CompareError::NoRounds)?, b.ok_or(CompareError::NoRounds)?);
     if a.model.architecture != b.model.architecture {
         return Err(CompareError::models(&a, &b));
+    }
+    if a.protocol.as_ref().is_some_and(|protocol| protocol.name == "smoke") {
+        for effect in found.cells.iter_mut().chain(&mut found.overall) {
+            effect.verdict = ComparisonVerdict::Inconclusive;
+            effect.reason = "every cell ran once a process: the times mean nothing".into();
+        }
     }
     // In A/A rounds both sides are A.
     let twin = |place: &ComparedCell| ComparedCell { b: place.a.clone(), ..place.clone() };
@@ -146,10 +154,10 @@ pub fn live(
         b: arm(&plan.b, &b),
         rounds: Some(count),
         seed: Some(plan.seed),
-        order: taken.order,
+        order: taken.order(),
         settings: plan.settings,
         floor: floor.zip(floor_found).map(|(taken, found)| Floor {
-            order: taken.order,
+            order: taken.order(),
             overall: found.overall.clone(),
             cells: cells(&twins, taken.pairs, found),
         }),
@@ -172,7 +180,14 @@ enum Against {
 #[derive(Default)]
 struct Taken {
     pairs: Vec<Vec<Pair>>,
-    order: Vec<String>,
+    b_second: Vec<bool>,
+}
+
+impl Taken {
+    /// As a reader sees it: `AB` or `BA`.
+    fn order(&self) -> Vec<String> {
+        self.b_second.iter().map(|second| if *second { "AB" } else { "BA" }.to_owned()).collect()
+    }
 }
 
 struct Rounds<'a> {
@@ -189,10 +204,10 @@ struct Rounds<'a> {
 
 impl Rounds<'_> {
     fn take(&mut self, plan: &ComparisonPlan, against: Against) -> Result<Taken, CompareError> {
-        let mut taken =
-            Taken { pairs: vec![Vec::new(); plan.places.len()], order: Vec::with_capacity(plan.rounds) };
-        for round in 1..=plan.rounds {
-            let b_first: bool = self.random.random();
+        let mut taken = Taken { pairs: vec![Vec::new(); plan.places.len()], b_second: Vec::new() };
+        let order = stats::balanced_order(plan.rounds, &mut self.random);
+        for (round, b_second) in (1..=plan.rounds).zip(order) {
+            let b_first = !b_second;
             let mut times = vec![Pair::default(); plan.places.len()];
             for slot in [b_first, !b_first] {
                 let side = if slot && against == Against::Other { Side::B } else { Side::A };
@@ -211,7 +226,7 @@ impl Rounds<'_> {
                     other => other?,
                 }
             }
-            taken.order.push(if b_first { "BA" } else { "AB" }.into());
+            taken.b_second.push(b_second);
             for (pairs, pair) in taken.pairs.iter_mut().zip(times) {
                 pairs.push(pair);
             }

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use crate::engine::{DeviceChoice, DeviceOptions};
-use crate::measure::protocol::Depth;
+use crate::measure::protocol::{Depth, Stopping};
 use hbmark_core::model::Dtype;
 use hbmark_core::result::validation::AXIS_CAP;
 use hbmark_core::result::{EngineKind, KvFill, Phase};
@@ -51,7 +51,7 @@ const AXIS_LENGTH_CAP: usize = 256;
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum ConfigError {
     #[error(
-        "--{flag} `{given}`: {problem}; write numbers with commas (1,8,32) or ranges (1..64*2, 128..1024+128)"
+        "--{flag} `{given}`: {problem}; write numbers with commas (1,8,32 or 4k,128k) or ranges (1..64*2, 128..1024+128)"
     )]
     List { flag: String, given: String, problem: String },
     #[error("--engine `{given}` is unknown; this build has: {known}")]
@@ -79,7 +79,22 @@ pub fn parse_engines(given: &str) -> Result<Vec<String>, ConfigError> {
         .collect()
 }
 
-/// Reads `1,8,32`, `1..64*2` (geometric), `128..1024+128` (arithmetic) or `1..4`; ascending order and duplicates are left alone
+/// Reads a number with an optional `k` (1,024) or `m` (1,048,576): `4k` is 4,096 tokens.
+///
+/// # Errors
+/// A text for a person.
+pub fn parse_length(given: &str) -> Result<usize, String> {
+    let text = given.trim();
+    let (digits, times) = match text.char_indices().next_back() {
+        Some((end, 'k' | 'K')) => (&text[..end], 1 << 10),
+        Some((end, 'm' | 'M')) => (&text[..end], 1 << 20),
+        _ => (text, 1),
+    };
+    let value: usize = digits.parse().map_err(|_| format!("`{text}` is not a number"))?;
+    value.checked_mul(times).ok_or_else(|| format!("{text} is above {AXIS_CAP}"))
+}
+
+/// Reads `1,8,32`, `4k,128k`, `1..64*2` (geometric), `128..1024+128` (arithmetic) or `1..4`; ascending order and duplicates are left alone
 /// and removed, respectively.
 ///
 /// # Errors
@@ -88,8 +103,7 @@ pub fn parse_axis(flag: &str, given: &str) -> Result<Vec<usize>, ConfigError> {
     let fail =
         |problem: String| ConfigError::List { flag: flag.to_owned(), given: given.to_owned(), problem };
     let number = |text: &str| -> Result<usize, ConfigError> {
-        let text = text.trim();
-        let value: usize = text.parse().map_err(|_| fail(format!("`{text}` is not a number")))?;
+        let value = parse_length(text).map_err(&fail)?;
         if value == 0 {
             return Err(fail("0 is not allowed".into()));
         }
@@ -153,9 +167,15 @@ pub struct RunConfig {
     pub phases: Vec<Phase>,
     pub batches: Vec<usize>,
     pub contexts: Vec<usize>,
+    /// Prompt lengths of prefills, where they are not the contexts.
+    pub prompts: Option<Vec<usize>>,
     pub seed: u64,
     pub threads: Option<usize>,
     pub depth: Depth,
+    /// When to stop sampling a cell.
+    pub stopping: Stopping,
+    /// Measure the ceilings, also where some were kept of a run before.
+    pub fresh_ceilings: bool,
     pub device_options: DeviceOptions,
     /// How decode contexts are filled.
     pub kv: KvFill,
@@ -164,6 +184,17 @@ pub struct RunConfig {
     pub note: Option<String>,
     pub hypothesis: Option<String>,
     pub out: Option<PathBuf>,
+}
+
+impl RunConfig {
+    /// The contexts of a phase.
+    #[must_use]
+    pub fn contexts_of(&self, phase: Phase) -> &[usize] {
+        match (phase, &self.prompts) {
+            (Phase::Prefill, Some(prompts)) => prompts,
+            _ => &self.contexts,
+        }
+    }
 }
 
 /// Reads a comma-separated list of dtypes.
@@ -196,6 +227,8 @@ mod tests {
         assert_eq!(parse_axis("batch", "1..64*2").unwrap(), [1, 2, 4, 8, 16, 32, 64]);
         assert_eq!(parse_axis("context", "128..512+128").unwrap(), [128, 256, 384, 512]);
         assert_eq!(parse_axis("batch", "1..3, 8,8").unwrap(), [1, 2, 3, 8]);
+        assert_eq!(parse_axis("context", "4k,128K,1m").unwrap(), [4_096, 131_072, 1_048_576]);
+        assert_eq!(parse_axis("context", "1k..4k*2").unwrap(), [1_024, 2_048, 4_096]);
     }
 
     #[test]
@@ -206,6 +239,10 @@ mod tests {
             ("", "there is an empty item"),
             ("a", "`a` is not a number"),
             ("-1", "`-1` is not a number"),
+            ("k", "`k` is not a number"),
+            ("4kk", "`4kk` is not a number"),
+            ("4é", "`4é` is not a number"),
+            ("99999999999999999k", "99999999999999999k is above 134217728"),
             ("8..1", "8..1 runs backwards"),
             ("1..8*1", "a factor must be at least 2"),
             ("1..100000", "more than 256 values"),

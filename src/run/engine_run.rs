@@ -49,7 +49,9 @@ pub fn all(config: &RunConfig, model: &OpenModel) -> Vec<EngineRun> {
 impl EngineRun {
     /// Its cells, in order.
     pub fn cells(&self, config: &RunConfig) -> Vec<Cell> {
-        plan::cells(&self.engine, self.dtype, &config.phases, &config.batches, &config.contexts)
+        plan::cells(&self.engine, self.dtype, &config.phases, &config.batches, |phase| {
+            config.contexts_of(phase)
+        })
     }
 
     /// Enters its cells as lost, costed by the headers of the model's files.
@@ -226,15 +228,17 @@ pub fn run(
         observer: &shared,
         clock: SessionClock::default(),
     };
+    shared.borrow_mut().stage(&format!("timing {} {}", series.engine, series.dtype));
     let (mut done, mut total) = (0, 0);
     let (sampled, halt) =
         protocol::schedule(&mut visits, &cells, &protocol, opened.all_fit, &mut |event| match event {
-            Event::Round { round, rounds, open } => (done, total) = (0, open * (rounds - round)),
+            Event::Round { round, rounds, open } => total = done + open * (rounds - round),
             Event::Visiting { cell, accepted, wanted } => {
-                done += 1;
                 let mut message = || format!("{} ({accepted} of {wanted} blocks)", cell.id());
                 shared.borrow_mut().progress(done, total, &mut message);
+                done += 1;
             }
+            Event::Left { done, least, most } => shared.borrow_mut().remaining(done, least, most),
             Event::Finished { .. } => {}
         });
     let observer = shared.into_inner();
@@ -383,7 +387,7 @@ pub fn dry_run(config: &RunConfig, model: &OpenModel) -> Result<String, RunError
         "protocol {} · {} to {} blocks over {} visits, seed {}\n",
         protocol.name,
         protocol.looks[0],
-        protocol.looks[protocol.looks.len() - 1],
+        protocol.looks.last().copied().unwrap_or(1),
         protocol.visits,
         config.seed
     );
@@ -403,7 +407,9 @@ pub fn dry_run(config: &RunConfig, model: &OpenModel) -> Result<String, RunError
                 &model.inventory(dtype),
                 engine::kv_dtype(engine, model, dtype),
             );
-            for cell in plan::cells(engine, dtype, &config.phases, &config.batches, &config.contexts) {
+            for cell in
+                plan::cells(engine, dtype, &config.phases, &config.batches, |phase| config.contexts_of(phase))
+            {
                 let need = plan::needed(&ledger, &cell, config.device);
                 let cost = plan::cost(&ledger, &cell, config.device);
                 let obstacle = plan::obstacle(&cell, &capabilities, need, available)
@@ -487,8 +493,9 @@ mod tests {
         let model = model();
         let ledger = Ledger::new(&model.architecture, &model.inventory(Dtype::Bf16), Dtype::Bf16);
         for engine in ["stock", "native"] {
-            let cell = plan::cells(engine, Dtype::Bf16, &[hbmark_core::result::Phase::Decode], &[1], &[64])
-                .remove(0);
+            let cell =
+                plan::cells(engine, Dtype::Bf16, &[hbmark_core::result::Phase::Decode], &[1], |_| &[64])
+                    .remove(0);
             let found = results(engine, false, takes).cells.remove(0);
             let known = ledger.stock_bytes(plan::shape(&cell), StockBackend::Cpu);
             let stock = engine == "stock";

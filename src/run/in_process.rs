@@ -12,7 +12,7 @@ use crate::machine::environment;
 use crate::machine::memory::{self, MemoryOf};
 use crate::measure::block::{BlockError, take_block};
 use crate::measure::protocol::{Depth, Monitor, NoopMonitor, Protocol};
-use crate::measure::visit::{CellInputs, trial_step};
+use crate::measure::visit::{CellInputs, VisitEvent, trial_step};
 use crate::measure::{self, monitor, operations, quality, weight_check};
 use crate::run::config::RunConfig;
 use crate::run::device_worker::{
@@ -124,7 +124,9 @@ impl LocalDevice {
         observer.stage("identifying this machine");
         let warnings = crate::machine::doctor::distortions(&environment);
         observer.stage("measuring this device's ceilings");
-        let ceilings = measure::ceilings::measure(config.device, config.depth, config.threads)?;
+        let (device, depth, threads) = (config.device, config.depth, config.threads);
+        let ceilings =
+            measure::ceilings::for_run(device, depth, threads, &environment, config.fresh_ceilings)?;
         Ok(DeviceResponse::Probed(Box::new(MachineInfo { started_at, environment, ceilings, warnings })))
     }
 
@@ -254,7 +256,7 @@ impl LoadedEngine {
         let ledger = Ledger::new(session.architecture(), session.inventory(), session.kv_dtype());
         let added = |needs: Bytes| Bytes(needs.0.saturating_sub(ledger.resident_weights().0));
         let cells: Vec<CostedCell> =
-            plan::cells(engine, dtype, &config.phases, &config.batches, &config.contexts)
+            plan::cells(engine, dtype, &config.phases, &config.batches, |phase| config.contexts_of(phase))
                 .into_iter()
                 .map(|cell| {
                     let needs = plan::needed(&ledger, &cell, config.device);
@@ -280,14 +282,17 @@ impl LoadedEngine {
     pub(crate) fn handle(&mut self, request: &DeviceRequest, observer: &mut dyn Observer) -> DeviceResponse {
         let Self { session, monitor, protocol, inputs, tokens } = self;
         let session = session.as_mut();
-        let mut busy = |seconds: f64| observer.busy(Some(seconds));
+        let mut told = |event: VisitEvent<'_>| match event {
+            VisitEvent::Busy(seconds) => observer.busy(Some(seconds)),
+            VisitEvent::Rejected(cause) => observer.rejected(cause),
+        };
         match request {
             DeviceRequest::Visit { visit, .. } => {
-                let visited = inputs.visit(session, monitor.as_mut(), protocol, visit, &mut busy);
+                let visited = inputs.visit(session, monitor.as_mut(), protocol, visit, &mut told);
                 DeviceResponse::Visited(Box::new(visited))
             }
             DeviceRequest::MeasureReference { reference, .. } => DeviceResponse::ReferenceMeasured {
-                mean_ns: inputs.measure_reference(session, protocol, reference, &mut busy),
+                mean_ns: inputs.measure_reference(session, protocol, reference, &mut told),
             },
             DeviceRequest::Profile { index, cell, .. } => {
                 let (rows, error) = match operations::of_cell(session, cell, *index, protocol.seed) {

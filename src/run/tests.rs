@@ -92,6 +92,8 @@ fn scripted() -> Report {
         last_cache_bytes: Some(Bytes(32 << 20)),
         read_configuration: "2 threads, avx512".into(),
         gpu: None,
+        disturbed: Vec::new(),
+        age_s: None,
     };
     let mut results: Vec<CellResult> = measured
         .into_iter()

@@ -14,6 +14,7 @@ use super::job::{Handler, InProcess, Job, Worker};
 use super::messages::{self, Program, SupervisorMessage, WorkerMessage};
 use super::observer::Observer;
 use hbmark_core::input::one_line;
+use hbmark_core::result::Cause;
 use hbmark_core::units::Bytes;
 
 /// The hidden subcommand that starts a worker.
@@ -143,6 +144,10 @@ impl Observer for ForwardingObserver {
         if self.is_due(done >= total) {
             self.send(&WorkerMessage::<()>::Progress { done, total, message: message() });
         }
+    }
+
+    fn rejected(&mut self, cause: &Cause) {
+        self.send(&WorkerMessage::<()>::Rejected { cause: cause.clone() });
     }
 
     fn busy(&mut self, seconds: Option<f64>) {

@@ -8,8 +8,10 @@ use std::io::{BufRead, Read, Write};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use hbmark_core::result::Cause;
+
 /// Raised when a message changes its meaning.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 
 /// A longer line is no message of ours: the blocks of one visit, or one point of a serving result, are a few megabytes at the most.
 const MAX_LINE: u64 = 256 << 20;
@@ -46,6 +48,10 @@ pub enum WorkerMessage<R> {
         done: usize,
         total: usize,
         message: String,
+    },
+    /// A block was rejected.
+    Rejected {
+        cause: Cause,
     },
     /// The next message is predicted within so many seconds, where that can be predicted.
     Busy {

@@ -127,6 +127,7 @@ impl<J: Job> Supervisor<J> {
                 WorkerEvent::Message(WorkerMessage::Progress { done, total, message }) => {
                     observer.progress(done, total, &mut || message.clone());
                 }
+                WorkerEvent::Message(WorkerMessage::Rejected { cause }) => observer.rejected(&cause),
                 WorkerEvent::Message(WorkerMessage::Busy { seconds }) => predicted = seconds,
                 WorkerEvent::Message(last @ (WorkerMessage::Hello { .. } | WorkerMessage::Response(_))) => {
                     return Ok(Ok(last));

@@ -22,7 +22,7 @@ fn costs_one_cell(fault: &str, arguments: &[&str], status: &str, reason: &[&str]
                 assert!(why.contains(part), "{fault}: {why}");
             }
         } else {
-            assert_eq!((found.as_str(), why.as_str()), ("ok", ""), "{fault}: {cell}");
+            assert_eq!((found.as_str(), why.as_str()), ("smoke", ""), "{fault}: {cell}");
         }
     }
     assert!(report["warnings"].to_string().contains("a fault was planted"), "{fault}");
@@ -63,7 +63,7 @@ fn a_worker_lost_once_costs_nothing_but_the_visit_and_the_result_says_so() {
         let output = run().env("HBMARK_PLANT_FAULT", format!("{fault}@{VICTIM}:1:1")).output().unwrap();
         assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
         let report = report(&output);
-        assert!(statuses(&report).iter().all(|(_, status, _)| status == "ok"));
+        assert!(statuses(&report).iter().all(|(_, status, _)| status == "smoke"));
         let warnings = report["warnings"].to_string();
         assert!(warnings.contains(VICTIM) && warnings.contains("the visit was repeated"), "{warnings}");
     }

@@ -33,7 +33,7 @@ fn a_killed_run_goes_on_to_what_an_uninterrupted_one_gives() {
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     assert!(stderr(&output).contains("going on after "), "{}", stderr(&output));
     assert_eq!(essence(&report(&output)), essence(&report(&run().output().unwrap())));
-    assert!(statuses(&report(&output)).iter().all(|(_, status, _)| status == "ok"));
+    assert!(statuses(&report(&output)).iter().all(|(_, status, _)| status == "smoke"));
     assert_eq!(names(folder.path()), RESULTS, "a whole result needs no journal");
     refused(&resume(folder.path()).output().unwrap(), &["holds no unfinished run", "journal.jsonl"]);
 }

@@ -23,8 +23,8 @@ pub use capabilities::{Capabilities, EngineKind, Ragged};
 pub use cause::Cause;
 pub use ceilings::{Ceilings, DeviceSpec, GpuCeilings, Spread};
 pub use cell::{
-    Bound, Cell, CellName, CellResult, Measured, NoCellName, OperationRow, Phase, Quality, Status, StepBytes,
-    TimeSummary, cell_id,
+    AllBlocks, Bound, Cell, CellName, CellResult, Measured, NoCellName, OperationRow, Phase, Quality, Status,
+    StepBytes, TimeSummary, cell_id,
 };
 pub use environment::{BuildEnvironment, CpuEnvironment, Environment, GpuEnvironment, GpuMatch, Limits};
 pub use error::ReportError;

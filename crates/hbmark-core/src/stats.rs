@@ -12,7 +12,8 @@ mod summary;
 
 pub use intervals::{Interval, batch_error, order_statistic_interval, t_interval_log};
 pub use paired::{
-    DRAWS, EXACT_PAIRS, SignFlip, holm, least_p, minimum_detectable, sign_flip, unpaired_ratio,
+    DRAWS, EXACT_PAIRS, OrderTest, balanced_order, least_order_p, least_pairs, minimum_detectable,
+    order_effect, order_test, unpaired_ratio,
 };
 pub use regression::{Coefficient, Fit, least_squares};
 pub use series::{Growth, Trend, growth, lag1_autocorrelation, trend};

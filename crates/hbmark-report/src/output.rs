@@ -17,6 +17,7 @@ mod terminal;
 mod text;
 
 use document::Document;
+pub use terminal::Screen;
 
 use hbmark_core::result::{CellResult, Report};
 
@@ -89,13 +90,17 @@ pub enum OutputError {
     Csv(#[from] ::csv::Error),
 }
 
-/// Prints a result in a format; `color` is for the table on a terminal.
+/// Prints a result in a format; the screen is for the table on a terminal.
 ///
 /// # Errors
 /// When a format's writer fails.
-pub fn render<K: Kind + ?Sized>(result: &K, format: Format, color: bool) -> Result<String, OutputError> {
+pub fn render<K: Kind + ?Sized>(
+    result: &K,
+    format: Format,
+    screen: impl Into<Screen>,
+) -> Result<String, OutputError> {
     match format {
-        Format::Table => Ok(terminal::render(&result.document(), color)),
+        Format::Table => Ok(terminal::render(&result.document(), screen)),
         Format::Json => result.json(),
         Format::Csv => csv::render(&result.document()),
         Format::Md => Ok(markdown(&result.document())),

@@ -45,6 +45,8 @@ pub fn report() -> Report {
             last_cache_bytes: Some(Bytes(32_000_000)),
             read_configuration: "2 threads, avx512".into(),
             gpu: None,
+            disturbed: Vec::new(),
+            age_s: None,
         }),
         datasheet: None,
         cells: Vec::new(),

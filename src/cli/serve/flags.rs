@@ -52,6 +52,11 @@ where
     }
 }
 
+/// Reads a number of tokens, such as 4096 or 4k.
+fn tokens(given: &str) -> Result<usize, String> {
+    within(1..=MAX_COUNT)(&config::parse_length(given)?.to_string())
+}
+
 /// Reads requests per second.
 pub(super) fn rate(given: &str) -> Result<Offered, String> {
     if given == "inf" {
@@ -150,7 +155,7 @@ struct SchedulerArgs {
     #[arg(long, value_parser = within(1..=SchedulerConfig::MAX_BLOCK_SIZE))]
     block_size: Option<usize>,
     /// Maximum length of prompt and output together [default: the model's].
-    #[arg(long, value_parser = within(1..=MAX_COUNT))]
+    #[arg(long, value_parser = tokens)]
     max_model_len: Option<usize>,
     /// Enable automatic prefix caching [default: true].
     #[arg(long, num_args = 0..=1, default_missing_value = "true", action = ArgAction::Set)]
@@ -352,10 +357,10 @@ pub(super) struct WorkloadArgs {
     #[arg(long, group = "source")]
     pub workload: Option<String>,
     /// Prompt length in tokens, the same for every request.
-    #[arg(long, requires = "output_len", group = "source")]
+    #[arg(long, requires = "output_len", group = "source", value_parser = config::parse_length)]
     input_len: Option<usize>,
     /// Output length in tokens, the same for every request.
-    #[arg(long, requires = "input_len")]
+    #[arg(long, requires = "input_len", value_parser = config::parse_length)]
     output_len: Option<usize>,
     #[command(flatten)]
     prefix: PrefixArgs,

@@ -273,9 +273,10 @@ impl Operations for CpuOperations {
             let mut keys = vec![0.0; shape.block_elements()];
             let mut values = vec![0.0; shape.block_elements()];
             worker.parallel_for(PREPARE, blocks.len() * shape.layers, |unit| {
-                let (block, layer) = (blocks[unit / shape.layers], unit % shape.layers);
-                super::random_kv::fill(seed, layer, block, false, &mut keys);
-                super::random_kv::fill(seed, layer, block, true, &mut values);
+                let (number, layer) = (unit / shape.layers, unit % shape.layers);
+                let block = blocks[number];
+                super::random_kv::fill(seed, layer, number, false, &mut keys);
+                super::random_kv::fill(seed, layer, number, true, &mut values);
                 let rows = keys.chunks_exact(shape.head_dim).zip(values.chunks_exact(shape.head_dim));
                 for (index, (key, value)) in rows.enumerate() {
                     let (head, slot) = (index / shape.block_size, index % shape.block_size);

@@ -201,7 +201,8 @@ pub trait Operations: std::fmt::Debug {
     /// # Errors
     /// When memory runs out.
     fn reserve(&mut self, pool: &mut Self::Pool, blocks: usize) -> Result<(), EngineError>;
-    /// Writes random normal K and V into whole blocks, as a prefill of that depth would leave them.
+    /// Writes random normal K and V into the whole blocks of a sequence, as a prefill of that depth would leave them. They depend on the
+    /// seed and on the place in the sequence, and not on which blocks of the pool these are.
     ///
     /// # Errors
     /// When the device fails.

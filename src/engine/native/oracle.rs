@@ -219,9 +219,9 @@ impl Operations for Oracle {
         let (elements, dtype) = (pool.shape.block_elements(), pool.shape.dtype);
         for (layer, caches) in pool.layers.iter_mut().enumerate() {
             for (cache, values) in caches.iter_mut().zip([false, true]) {
-                for &block in blocks {
+                for (number, &block) in blocks.iter().enumerate() {
                     let out = &mut cache[block as usize * elements..(block as usize + 1) * elements];
-                    random_kv::fill(seed, layer, block, values, out);
+                    random_kv::fill(seed, layer, number, values, out);
                     for x in out {
                         *x = rounded(*x, dtype);
                     }

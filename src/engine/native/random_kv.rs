@@ -1,6 +1,6 @@
 //! K and V from a seed: what a cache of any depth holds before anything was computed.
 //!
-//! Enters: a seed and the place of a block. Leaves: its elements, N(0, 1), and never zeros, because zeros draw less power. They
+//! Enters: a seed and the place of a block in its sequence. Leaves: its elements, N(0, 1), and never zeros, because zeros draw less power. They
 //! depend on nothing else, so every implementation of the operations can make the same cache. Nothing here knows
 //! how a pool lies in memory.
 
@@ -20,14 +20,18 @@ const DOMAIN: &[u8; 11] = b"hbmark kv 1";
 /// The standard normal distribution as 65,536 equally likely values: a draw is one look-up.
 static QUANTILES: LazyLock<Vec<f32>> = LazyLock::new(|| (0..=u16::MAX).map(standard_quantile).collect());
 
-/// Fills the K (or, with `values`, the V) of one block in one layer.
+/// Fills the K (or, with `values`, the V) of the sequence's n-th block in one layer.
 ///
 /// *Shapes*: `out: [kv_heads, block_size, head_dim]`.
-pub fn fill(seed: u64, layer: usize, block: u32, values: bool, out: &mut [f32]) {
+///
+/// # Panics
+/// Beyond 2^32 blocks, for which there is no memory.
+pub fn fill(seed: u64, layer: usize, number: usize, values: bool, out: &mut [f32]) {
     let mut key = [0; 32];
     key[..8].copy_from_slice(&seed.to_le_bytes());
     key[8..16].copy_from_slice(&(layer as u64).to_le_bytes());
-    key[16..20].copy_from_slice(&block.to_le_bytes());
+    let number = u32::try_from(number).expect("memory ends before 2^32 blocks");
+    key[16..20].copy_from_slice(&number.to_le_bytes());
     key[20] = u8::from(values);
     key[21..].copy_from_slice(DOMAIN);
     let mut generator = ChaCha8Rng::from_seed(key);
@@ -47,7 +51,7 @@ pub fn fill(seed: u64, layer: usize, block: u32, values: bool, out: &mut [f32]) 
 mod tests {
     use super::*;
 
-    fn filled(seed: u64, layer: usize, block: u32, values: bool) -> Vec<f32> {
+    fn filled(seed: u64, layer: usize, block: usize, values: bool) -> Vec<f32> {
         let mut out = vec![0.0; 5_000];
         fill(seed, layer, block, values, &mut out);
         out

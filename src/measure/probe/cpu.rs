@@ -251,6 +251,8 @@ pub fn measure_cpu(config: &ProbeConfig) -> Result<Ceilings, ProbeError> {
         last_cache_bytes: last_cache(),
         read_configuration: winner.pass.name(winner.threads),
         gpu: None,
+        disturbed: Vec::new(),
+        age_s: None,
     })
 }
 

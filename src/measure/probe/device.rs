@@ -235,6 +235,8 @@ impl<D: Device> DeviceProbe<D> {
                 graph_node_ns: self.graph_node(extent.runs)?,
                 ..GpuCeilings::default()
             }),
+            disturbed: Vec::new(),
+            age_s: None,
         })
     }
 

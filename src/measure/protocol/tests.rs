@@ -451,3 +451,136 @@ fn a_cell_whose_step_cannot_be_replayed_says_why_and_the_others_go_on() {
     let reason = measured.iter().find_map(|m| m.reason.clone()).unwrap();
     assert!(matches!(&reason, Cause::NotReplayed { engine, .. } if engine == "stock-graph"), "{reason}");
 }
+
+/// Everything is disturbed from a block on.
+struct Load {
+    from: usize,
+    block: usize,
+}
+
+impl Monitor for Load {
+    fn before_block(&mut self) {}
+    fn after_block(&mut self, _wall_seconds: f64) -> BlockContext {
+        self.block += 1;
+        let reject = (self.block > self.from).then_some(Cause::ForeignLoad { cores: 1.5 });
+        BlockContext { reject, ..BlockContext::default() }
+    }
+}
+
+#[test]
+fn noise_that_is_allowed_is_counted_and_named() {
+    for from in [0, 2, 7] {
+        let clock = VirtualClock::default();
+        let protocol =
+            |allow_noise| Protocol::full(7).stopped_by(&Stopping { allow_noise, ..Stopping::default() });
+        let measured = |allow_noise: bool| {
+            let mut session = session(&clock, |_| takes(10.0));
+            measure(&mut session, &[decode(1, 16)], &protocol(allow_noise), &mut Load { from, block: 0 })
+                .remove(0)
+        };
+        let refused = measured(false);
+        assert_eq!(refused.status, Status::Disturbed);
+        let allowed = measured(true);
+        assert_eq!(allowed.status, Status::Noisy, "{:?}", allowed.reason);
+        assert!(matches!(&allowed.reason, Some(Cause::RejectedInARow { .. })), "{:?}", allowed.reason);
+        assert!(accepted(&allowed.blocks).count() >= 10, "as many blocks as the protocol wants");
+        // Each knows what disturbed it.
+        let noisy = allowed.blocks.iter().filter(|block| !block.conditions.is_empty()).count();
+        assert!(noisy >= 10 - from && allowed.blocks.iter().all(|b| b.conditions.len() <= 1), "{noisy}");
+    }
+    // Without noise the word is ok, whatever was allowed.
+    let clock = VirtualClock::default();
+    let allowed = Protocol::full(7).stopped_by(&Stopping { allow_noise: true, ..Stopping::default() });
+    let calm = measure(&mut session(&clock, |_| takes(10.0)), &[decode(1, 16)], &allowed, &mut NoopMonitor);
+    assert_eq!((calm[0].status, allowed.name), (Status::Ok, "full"));
+    let mut random = ChaCha8Rng::seed_from_u64(4);
+    let mut wide = session(&clock, move |_| takes(10.0 * noise(&mut random, 0.9)));
+    let wide = measure(&mut wide, &[decode(1, 16)], &allowed, &mut NoopMonitor).remove(0);
+    assert_eq!(wide.status, Status::Noisy);
+    assert!(matches!(wide.reason, Some(Cause::IntervalTooWide { .. })), "{:?}", wide.reason);
+}
+
+#[test]
+fn sampling_ends_as_the_user_says() {
+    let measured = |stopping: Stopping, relative: f64| {
+        let clock = VirtualClock::default();
+        let mut random = ChaCha8Rng::seed_from_u64(2);
+        let mut session = session(&clock, move |_| takes(10.0 * noise(&mut random, relative)));
+        let protocol = Protocol::full(7).stopped_by(&stopping);
+        assert_eq!(protocol.name, "custom");
+        measure(&mut session, &[decode(1, 16)], &protocol, &mut NoopMonitor).remove(0)
+    };
+    for blocks in [1, 2, 6, 50] {
+        let cell = measured(Stopping { repetitions: Some(blocks), ..Stopping::default() }, 0.001);
+        assert_eq!(cell.blocks.len(), blocks);
+        assert_eq!(cell.status, if blocks == 1 { Status::NotConverged } else { Status::Ok }, "{blocks}");
+    }
+    let long = measured(Stopping { min_seconds: Some(30.0), ..Stopping::default() }, 0.0);
+    let sampled: f64 = long.blocks.iter().map(|block| block.wall_ns / 1e9).sum();
+    assert!((29.9..40.0).contains(&sampled), "{sampled} s");
+    let loose = measured(Stopping { max_noise: Some(0.1), ..Stopping::default() }, 0.3);
+    let strict = measured(Stopping { max_noise: Some(0.002), ..Stopping::default() }, 0.3);
+    assert_eq!((loose.status, strict.status), (Status::Ok, Status::NotConverged));
+    assert!(loose.blocks.len() < strict.blocks.len());
+}
+
+#[test]
+fn rejected_blocks_are_told_as_they_come() {
+    let clock = VirtualClock::default();
+    let mut session = session(&clock, |_| takes(10.0));
+    let (cell, protocol) = (decode(1, 16), Protocol::full(7));
+    let visit = Visit {
+        index: 0,
+        cell,
+        round: 0,
+        wanted: 3,
+        steps: None,
+        tokens: Vec::new(),
+        predicted_ns: None,
+        canary_tolerance: 0.01,
+        keep: false,
+    };
+    let mut told = Vec::new();
+    let mut monitor = Load { from: 1, block: 0 };
+    let visited = CellInputs::default().visit(&mut session, &mut monitor, &protocol, &visit, &mut |event| {
+        if let crate::measure::visit::VisitEvent::Rejected(cause) = event {
+            told.push(cause.clone());
+        }
+    });
+    assert_eq!(visited.blocks.len(), 5);
+    assert_eq!(told, vec![Cause::ForeignLoad { cores: 1.5 }; 4]);
+}
+
+#[test]
+fn work_that_is_left_is_right_within_a_factor_of_two_where_its_bounds_are_near() {
+    let mut all = 0;
+    for (relative, seed) in [(0.001, 1), (0.08, 2), (0.2, 3), (0.9, 4)] {
+        let clock = VirtualClock::default();
+        let mut random = ChaCha8Rng::seed_from_u64(seed);
+        let mut session =
+            session(&clock, move |info| takes(5.0 * info.batch as f64 * noise(&mut random, relative)));
+        let cells: Vec<Cell> = (1..=6).map(|batch| decode(batch, 64)).collect();
+        let mut told = Vec::new();
+        run(&mut session, &cells, &Protocol::full(7), &mut NoopMonitor, true, &mut |event| {
+            if let Event::Left { done, least, most } = event {
+                told.push((clock.now().seconds(), done, least, most));
+            }
+        });
+        let end = clock.now().seconds();
+        let mut said = 0;
+        for &(now, done, least, most) in &told {
+            assert!(least <= most, "{least} {most}");
+            if most > 2.2 * least || done < 0.08 * (done + most) || end - now < 1.0 {
+                continue;
+            }
+            said += 1;
+            let (found, left) = ((least * most).sqrt() * now / done, end - now);
+            assert!(
+                (left / 2.0..=left * 2.0).contains(&found),
+                "noise {relative} at {now:.1} s: {found:.1} s for {left:.1} s"
+            );
+        }
+        all += said;
+    }
+    assert!(all > 10, "said {all} times");
+}

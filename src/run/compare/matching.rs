@@ -91,7 +91,7 @@ pub(super) fn steps_of(report: &Report) -> Vec<GridStep> {
 /// between rounds.
 pub(super) fn typical(cell: &CellResult) -> Result<f64, String> {
     let usable =
-        matches!(cell.status, Status::Ok | Status::NotConverged | Status::NoSteadyState | Status::Disturbed);
+        cell.status == Status::Ok || (cell.status.is_doubtful() && cell.status != Status::Incomplete);
     let steps = times(cell);
     if usable && !steps.is_empty() {
         return Ok(stats::median(&steps));

@@ -99,7 +99,7 @@ fn compare(
         high: within.map(|i| i.high),
         p: None,
         p_exact: None,
-        p_holm: None,
+        p_adjusted: None,
         minimum_detectable: None,
         floor: None,
         verdict: ComparisonVerdict::Inconclusive,

@@ -6,6 +6,7 @@ use hbmark_core::model::{Dtype, test_shapes};
 use hbmark_core::result::comparison::ComparisonVerdict;
 use hbmark_core::result::{Block, Cause, CellResult, Phase, Status};
 use hbmark_report::samples;
+use rand::Rng;
 
 const ROUNDS: usize = 12;
 

@@ -6,7 +6,7 @@ use rand_distr::{Distribution, StandardNormal};
 
 use super::{Check, Record};
 use hbmark_core::result::{Block, block_means};
-use hbmark_core::stats::{CONFIDENCE, sign_flip, t_interval_log};
+use hbmark_core::stats::{CONFIDENCE, balanced_order, order_test, t_interval_log};
 
 const RUNS: usize = 10_000;
 /// Blocks at the first look of the protocol.
@@ -83,8 +83,9 @@ pub fn comparisons(record: &mut Record<'_>) {
                     (StandardNormal.sample(&mut random), StandardNormal.sample(&mut random));
                 0.01 * (b - a)
             };
-            let differences: Vec<f64> = (0..ROUNDS).map(|_| round()).collect();
-            sign_flip(&differences, *index as u64).is_some_and(|test| test.p <= 0.05)
+            let later: Vec<Option<f64>> = (0..ROUNDS).map(|_| Some(round())).collect();
+            let b_second = balanced_order(ROUNDS, &mut ChaCha8Rng::seed_from_u64(*index as u64));
+            order_test(&[later], &b_second, *index as u64)[0].is_some_and(|test| test.p <= 0.05)
         })
         .count();
     let share = rejected as f64 / COMPARISONS as f64 * 100.0;

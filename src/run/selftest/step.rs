@@ -288,6 +288,8 @@ impl RunScenario {
                     .into(),
                 launch_ns: None,
                 gpu: None,
+                disturbed: Vec::new(),
+                age_s: None,
                 working_set_bytes: Bytes(1 << 30),
                 last_cache_bytes: Some(cache.unwrap_or(LAST_CACHE)),
                 read_configuration: "scripted".into(),

@@ -70,6 +70,8 @@ mod tests {
             last_cache_bytes: Some(hbmark_core::units::Bytes(32 << 20)),
             read_configuration: String::new(),
             gpu: None,
+            disturbed: Vec::new(),
+            age_s: None,
         };
         let mut checks = Vec::new();
         sane(&found, &mut |check| checks.push(check));

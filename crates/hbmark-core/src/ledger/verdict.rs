@@ -175,7 +175,7 @@ impl Verdict {
         cell.bound = self.bound;
         cell.flags.extend(self.flags);
         if let Some(reason) = self.invalid
-            && matches!(cell.status, Status::Ok | Status::NotConverged)
+            && matches!(cell.status, Status::Ok | Status::NotConverged | Status::Noisy)
         {
             cell.status = Status::Invalid;
             cell.reason = Some(reason);
@@ -294,6 +294,8 @@ mod tests {
             last_cache_bytes: Some(Bytes(50_000_000)),
             read_configuration: String::new(),
             gpu: None,
+            disturbed: Vec::new(),
+            age_s: None,
         }
     }
 

@@ -16,7 +16,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::serving::GateName;
 use crate::model::Dtype;
-use crate::units::{Bytes, Nanos};
+use crate::units::{Bytes, BytesPerSecond, Nanos};
 
 /// A cause: a stable code with its numbers, and as text the sentence for a person.
 #[derive(Debug, Clone, PartialEq, thiserror::Error, Serialize, Deserialize, JsonSchema)]
@@ -56,6 +56,16 @@ pub enum Cause {
         #[serde(deserialize_with = "or_infinite")]
         ratio: f64,
     },
+
+    /// The repetitions of the read probe ranged too far.
+    #[error(
+        "the read ceiling ranged from {} to {} over its repetitions",
+        BytesPerSecond(*low_bytes_per_s), BytesPerSecond(*high_bytes_per_s)
+    )]
+    CeilingUnsteady { low_bytes_per_s: f64, high_bytes_per_s: f64 },
+    /// The cell's floor and shares rest on ceilings that were disturbed.
+    #[error("the floor and `% ceiling` rest on a ceiling that was disturbed: {cause}")]
+    CeilingDisturbed { cause: Box<Cause> },
 
     /// Retries of a block ran out.
     #[error("{blocks} blocks in a row rejected; the last: {last}")]

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::cause::Cause;
 use crate::units::Bytes;
 
 /// A measured rate: the best configuration's median, and its lowest and highest repetition.
@@ -17,6 +18,26 @@ pub struct Spread {
     pub low: f64,
     pub high: f64,
 }
+
+impl Spread {
+    /// Median, lowest and highest of the usable values; none without one.
+    #[must_use]
+    pub fn of(values: &[f64]) -> Option<Self> {
+        let mut sorted: Vec<f64> = values.iter().copied().filter(|v| v.is_finite() && *v > 0.0).collect();
+        sorted.sort_by(f64::total_cmp);
+        let (low, high) = (*sorted.first()?, *sorted.last()?);
+        let middle = sorted.len() / 2;
+        let median = if sorted.len().is_multiple_of(2) {
+            f64::midpoint(sorted[middle - 1], sorted[middle])
+        } else {
+            sorted[middle]
+        };
+        Some(Self { median, low, high })
+    }
+}
+
+/// A read ceiling whose repetitions range further than this, relative to their median, was not measured on a steady machine.
+const STEADY_RANGE: f64 = 0.25;
 
 /// Ceilings measured on the device in this session.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -40,6 +61,24 @@ pub struct Ceilings {
     /// What only the probe of a GPU measures.
     #[serde(default)]
     pub gpu: Option<GpuCeilings>,
+    /// What disturbed the probe.
+    #[serde(default)]
+    pub disturbed: Vec<Cause>,
+    /// Seconds from their measurement to this run, where they were kept from a run before.
+    #[serde(default)]
+    pub age_s: Option<f64>,
+}
+
+impl Ceilings {
+    /// Why nothing should rest on them: what disturbed the probe, or a range over its repetitions that a steady machine does not have.
+    #[must_use]
+    pub fn doubt(&self) -> Option<Cause> {
+        let Spread { median, low, high } = self.read_bytes_per_s;
+        let unsteady = (high - low) / median > STEADY_RANGE;
+        let unsteady =
+            unsteady.then_some(Cause::CeilingUnsteady { low_bytes_per_s: low, high_bytes_per_s: high });
+        self.disturbed.first().cloned().or(unsteady)
+    }
 }
 
 /// Ceilings beside the roofline's own, of a GPU.

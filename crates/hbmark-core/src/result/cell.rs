@@ -3,10 +3,12 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::block::Block;
+use super::block::{Block, judged_times};
 use super::cause::Cause;
+use super::ceilings::Spread;
 use crate::input::plain;
 use crate::model::Dtype;
+use crate::stats;
 use crate::units::Bytes;
 
 /// Prefill or decode.
@@ -44,6 +46,10 @@ pub enum Status {
     NoSteadyState,
     /// Every retry of a block was throttled or disturbed.
     Disturbed,
+    /// Disturbed or not converged, and accepted because the user allowed noise. The reason says which.
+    Noisy,
+    /// Run once to see that it runs: its time means nothing.
+    Smoke,
     /// Not run, for the given reason.
     Skipped,
     /// An allocation failed on the device.
@@ -54,6 +60,22 @@ pub enum Status {
     Incomplete,
     /// Computed, not measured.
     Predicted,
+}
+
+impl Status {
+    /// Whether the blocks cannot stand for the cell: its time is then shown with its range over all of them.
+    #[must_use]
+    pub fn is_doubtful(self) -> bool {
+        matches!(
+            self,
+            Self::NotConverged
+                | Self::NoSteadyState
+                | Self::Disturbed
+                | Self::Noisy
+                | Self::Smoke
+                | Self::Incomplete
+        )
+    }
 }
 
 /// What bounds a step.
@@ -100,6 +122,17 @@ pub struct TimeSummary {
     /// Single steps.
     pub n: usize,
     pub blocks: usize,
+}
+
+/// Median, lowest and highest of all blocks of a cell, the rejected ones too.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct AllBlocks {
+    pub step_ns: Spread,
+    /// Decode only.
+    pub tpot_ns: Option<Spread>,
+    pub tokens_per_s: Spread,
+    pub blocks: usize,
+    pub rejected: usize,
 }
 
 /// Bytes one step moves.
@@ -206,6 +239,9 @@ pub struct CellResult {
     pub flags: Vec<Cause>,
     /// Consecutive accepted blocks that count as one in the interval; above 1 after autocorrelation was seen.
     pub block_merge: usize,
+    /// What is shown of a cell whose blocks cannot stand for it; null where they can, or where there are none.
+    #[serde(default)]
+    pub all_blocks: Option<AllBlocks>,
     pub blocks: Vec<Block>,
     /// The step broken down per operation, in an untimed pass of its own; empty unless asked for.
     #[serde(default)]
@@ -295,9 +331,56 @@ impl CellResult {
             distinct_experts: None,
             flags: Vec::new(),
             block_merge: 1,
+            all_blocks: None,
             blocks: Vec::new(),
             operations: Vec::new(),
         }
+    }
+}
+
+impl CellResult {
+    /// Tokens of one step: those of the prompts, or one a sequence.
+    #[must_use]
+    pub fn tokens(&self) -> usize {
+        match self.phase {
+            Phase::Decode => self.batch,
+            Phase::Prefill => self.batch * self.context,
+        }
+    }
+
+    /// Median and range over all blocks, from the raw samples; `None` without one.
+    #[must_use]
+    pub fn over_all_blocks(&self) -> Option<AllBlocks> {
+        let spread =
+            |times: &dyn Fn(&Block) -> f64| Spread::of(&self.blocks.iter().map(times).collect::<Vec<_>>());
+        let usable = |times: &[f64]| stats::mean(times);
+        let judged = spread(&|block| usable(judged_times(self.phase, block)))?;
+        let rate = |ns: f64| self.tokens() as f64 / ns * 1e9;
+        Some(AllBlocks {
+            step_ns: spread(&|block| usable(&block.step_ns))?,
+            tpot_ns: (self.phase == Phase::Decode).then_some(judged),
+            tokens_per_s: Spread {
+                median: rate(judged.median),
+                low: rate(judged.high),
+                high: rate(judged.low),
+            },
+            blocks: self.blocks.len(),
+            rejected: self.blocks.iter().filter(|block| block.rejected.is_some()).count(),
+        })
+    }
+
+    /// The time that a reader is shown, and its interval: of all blocks where they cannot stand for the cell, and then the range.
+    #[must_use]
+    pub fn shown_time(&self) -> Option<(f64, Option<(f64, f64)>)> {
+        if let Some(all) = &self.all_blocks {
+            let judged = all.tpot_ns.unwrap_or(all.step_ns);
+            return Some((judged.median, Some((judged.low, judged.high))));
+        }
+        let step = self.step_ns.as_ref()?;
+        Some(match self.phase {
+            Phase::Decode => (self.tpot_ns?, self.tpot_ci_low_ns.zip(self.tpot_ci_high_ns)),
+            Phase::Prefill => (step.typical.unwrap_or(step.median), step.ci_low.zip(step.ci_high)),
+        })
     }
 }
 

@@ -46,7 +46,7 @@ pub struct Settings {
     pub power: f64,
     /// Relative difference below which two sides count as equivalent.
     pub margin: f64,
-    /// Of the sign patterns that are drawn where there are too many to count.
+    /// Of the orders that are drawn where there are too many to count.
     pub seed: u64,
 }
 
@@ -122,12 +122,13 @@ pub struct Effect {
     pub ratio: Option<f64>,
     pub low: Option<f64>,
     pub high: Option<f64>,
-    /// Sign-flip test, two-sided.
+    /// Two-sided, over the orders of the rounds that could have been drawn.
     pub p: Option<f64>,
-    /// Whether every sign pattern was counted.
+    /// Whether every order was counted.
     pub p_exact: Option<bool>,
-    /// Holm's correction over the cells; over all cells p itself, for that is one test.
-    pub p_holm: Option<f64>,
+    /// The same for the most extreme of all cells and their mean: one family.
+    #[serde(alias = "p_holm")]
+    pub p_adjusted: Option<f64>,
     /// The relative difference that this many rounds of this spread find with the power of the settings, at the level the least p
     /// of the family must reach. Null where no p that small exists.
     pub minimum_detectable: Option<f64>,
@@ -138,7 +139,9 @@ pub struct Effect {
 }
 
 /// Version of the JSON of a comparison; raised when a field changes its meaning or goes away.
-pub const COMPARISON_VERSION: u32 = 1;
+///
+/// Version 1 tested signs and corrected by Holm, in `p_holm`.
+pub const COMPARISON_VERSION: u32 = 2;
 
 /// What the file is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -238,7 +241,7 @@ pub fn read(path: &std::path::Path) -> Result<Option<Comparison>, ReportError> {
     let file = super::saved::Saved::open(path)?;
     let Ok(head) = file.read::<Head>() else { return Ok(None) };
     let _: ComparisonKind = head.kind;
-    if head.schema_version != Some(COMPARISON_VERSION) {
+    if !head.schema_version.is_some_and(|version| (1..=COMPARISON_VERSION).contains(&version)) {
         return Err(ReportError::Version { found: head.schema_version, supported: COMPARISON_VERSION });
     }
     let comparison =

@@ -1,8 +1,10 @@
-//! Paired comparisons: the sign-flip test, Holm's correction, and the smallest effect a number of pairs can show.
+//! Paired comparisons: a test over the order within pairs, and the smallest effect a number of pairs can show.
 //!
-//! Enters: one difference per pair. Leaves: p values and effect sizes on the scale of the differences. Pairs must be independent; that
-//! the sign of each could as well have been the other is what the test supposes where nothing differs, and what a random order makes true.
+//! Enters: for each pair the second over the first, and which of them was B. Leaves: p values and effect sizes on the scale of the
+//! differences. What is supposed is only that the order was drawn, as [`balanced_order`] draws it: whatever the machine did from one launch
+//! to the next stays as it was, and the orders that could have been drawn are the distribution.
 
+use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use statrs::distribution::ContinuousCDF;
@@ -19,80 +21,161 @@ pub const DRAWS: u32 = 100_000;
 /// Sums nearer than this share of Σ|d| count as equal: rounding must not decide whether a pattern is as extreme as the one seen.
 const TIE: f64 = 1e-12;
 
-/// The two-sided p of a sign-flip test.
+/// An order for each of so many pairs, `true` where B is second: as often as first, or once more or less of an odd number.
+#[must_use]
+pub fn balanced_order(pairs: usize, random: &mut impl Rng) -> Vec<bool> {
+    let more = pairs % 2 == 1 && random.random::<bool>();
+    let mut order: Vec<bool> = (0..pairs).map(|pair| pair < pairs / 2 + usize::from(more)).collect();
+    order.shuffle(random);
+    order
+}
+
+/// One test of several over the same pairs.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct SignFlip {
+pub struct OrderTest {
     pub p: f64,
-    /// Every pattern was counted; otherwise [`DRAWS`] of them, from a seed.
+    /// The chance that any test of the family is as extreme as this one, where none of them has an effect.
+    pub p_adjusted: f64,
+    /// Every order was counted; otherwise [`DRAWS`] of them, from a seed.
     pub exact: bool,
 }
 
-/// Tests whether paired differences are centred on zero: the share of sign patterns whose |Σd| is at least that seen.
+/// Tests, for several things measured in the same pairs, whether being B matters: the share of the orders which could have been drawn that
+/// are at least as extreme as the one that was.
 ///
-/// Exact up to [`EXACT_PAIRS`]. Beyond, `seed` draws patterns, the observed one counts as one of them, and p is never 0. `None` without
-/// a pair, or with a difference that is not finite.
+/// `later[test][pair]` is the second of the pair over the first, on a log scale, null where the pair was lost; `b_second[pair]` says which was
+/// B. What the second of a pair has of being the second is taken out. All tests see the same orders at once, so a machine that moves them
+/// together counts once: adjusted p are Westfall and Young's step-down ones. A test without a usable pair is `None`.
 #[must_use]
-pub fn sign_flip(differences: &[f64], seed: u64) -> Option<SignFlip> {
-    let n = differences.len();
-    if n == 0 || differences.iter().any(|d| !d.is_finite()) {
+pub fn order_test(later: &[Vec<Option<f64>>], b_second: &[bool], seed: u64) -> Vec<Option<OrderTest>> {
+    let tests: Vec<Option<Scaled>> = later.iter().map(|test| Scaled::of(test, b_second.len())).collect();
+    let known: Vec<&Scaled> = tests.iter().flatten().collect();
+    let observed: Vec<f64> = known.iter().map(|test| test.statistic(b_second)).collect();
+    // From the least extreme on, so that the maximum over those that are left is a running one.
+    let mut rising: Vec<usize> = (0..known.len()).collect();
+    rising.sort_by(|&a, &b| observed[a].total_cmp(&observed[b]));
+    let (mut alone, mut together, mut patterns) = (vec![0u64; known.len()], vec![0u64; known.len()], 0u64);
+    let mut count = |order: &[bool]| {
+        patterns += 1;
+        let mut most = 0.0f64;
+        for &index in &rising {
+            let found = known[index].statistic(order);
+            most = most.max(found);
+            alone[index] += u64::from(found >= observed[index] - TIE);
+            together[index] += u64::from(most >= observed[index] - TIE);
+        }
+    };
+    let second = b_second.iter().filter(|second| **second).count();
+    let exact = b_second.len() <= EXACT_PAIRS;
+    if exact {
+        every_order(b_second.len(), second, &mut count);
+    } else {
+        let mut random = ChaCha8Rng::seed_from_u64(seed);
+        let mut order = b_second.to_vec();
+        count(&order);
+        for _ in 0..DRAWS {
+            order.shuffle(&mut random);
+            count(&order);
+        }
+    }
+    let share = |count: u64| count as f64 / patterns.max(1) as f64;
+    let mut adjusted = vec![1.0; known.len()];
+    let mut highest = 0.0f64;
+    for &index in rising.iter().rev() {
+        highest = highest.max(share(together[index]));
+        adjusted[index] = highest;
+    }
+    let mut found =
+        alone.iter().zip(adjusted).map(|(&p, p_adjusted)| OrderTest { p: share(p), p_adjusted, exact });
+    tests.iter().map(|test| test.as_ref().and_then(|_| found.next())).collect()
+}
+
+/// Differences of one test without what they have in common, and scaled so that tests can be compared.
+struct Scaled(Vec<f64>);
+
+impl Scaled {
+    fn of(later: &[Option<f64>], pairs: usize) -> Option<Self> {
+        let known: Vec<f64> = later.iter().take(pairs).flatten().copied().filter(|d| d.is_finite()).collect();
+        if known.len() < 2 {
+            return None;
+        }
+        let center = mean(&known);
+        let size = known.iter().map(|d| (d - center).powi(2)).sum::<f64>().sqrt();
+        // All of them alike, up to rounding: nothing depends on the order.
+        let factor = if size > 1e-12 * (1.0 + center.abs()) { 1.0 / size } else { 0.0 };
+        let scaled = |d: &Option<f64>| d.filter(|d| d.is_finite()).map_or(0.0, |d| (d - center) * factor);
+        Some(Self(later.iter().map(scaled).collect()))
+    }
+
+    fn statistic(&self, b_second: &[bool]) -> f64 {
+        let signed = self.0.iter().zip(b_second).map(|(d, second)| if *second { *d } else { -d });
+        signed.sum::<f64>().abs()
+    }
+}
+
+/// Calls with every order of so many pairs in which B is second so many times.
+fn every_order(pairs: usize, second: usize, call: &mut impl FnMut(&[bool])) {
+    let mut order: Vec<bool> = (0..pairs).map(|pair| pair < second).collect();
+    loop {
+        call(&order);
+        // The next one: the first `true` before a `false` moves on, and those before it go back to the beginning.
+        let Some(at) = (1..pairs).find(|&i| order[i - 1] && !order[i]) else { return };
+        order.swap(at - 1, at);
+        order[..at - 1].sort_by(|a, b| b.cmp(a));
+    }
+}
+
+/// The least p that the order of so many pairs can reach, B being second in `second` of them.
+#[must_use]
+pub fn least_order_p(pairs: usize, second: usize) -> f64 {
+    let orders =
+        (0..second.min(pairs - second.min(pairs))).fold(1.0, |c, i| c * (pairs - i) as f64 / (i + 1) as f64);
+    // Half and half: the opposite order is as extreme.
+    let least = if 2 * second == pairs { 2.0 / orders } else { 1.0 / orders };
+    least.max(if pairs > EXACT_PAIRS { 1.0 / f64::from(DRAWS + 1) } else { 0.0 }).min(1.0)
+}
+
+/// The fewest pairs whose order can show anything at a level.
+#[must_use]
+pub fn least_pairs(alpha: f64) -> usize {
+    // Beyond, draws are no finer.
+    let most = 2 * EXACT_PAIRS;
+    (2..most).find(|&pairs| least_order_p(pairs, pairs / 2) <= alpha).unwrap_or(most)
+}
+
+/// What being B adds to the logarithm of a time, with its interval and the spread of one pair; what being second adds is taken out. `None`
+/// where the pairs do not tell the two apart, or nothing is left to estimate a spread from.
+#[must_use]
+pub fn order_effect(later: &[Option<f64>], b_second: &[bool], confidence: f64) -> Option<(Interval, f64)> {
+    let side = |wanted: bool| -> Vec<f64> {
+        let known = later.iter().zip(b_second).filter(|(_, second)| **second == wanted);
+        known.filter_map(|(d, _)| *d).collect()
+    };
+    let (second, first) = (side(true), side(false));
+    let pairs = second.len() + first.len();
+    if second.is_empty() || first.is_empty() || pairs < 3 {
         return None;
     }
-    let observed = differences.iter().sum::<f64>().abs();
-    let total: f64 = differences.iter().map(|d| d.abs()).sum();
-    let bar = observed - TIE * total;
-    if n <= EXACT_PAIRS {
-        // The first sign stays: flipping all of them gives the same |Σd|.
-        let patterns = 1u32 << (n - 1);
-        let extreme = (0..patterns).filter(|&pattern| signed_sum(differences, pattern).abs() >= bar).count();
-        return Some(SignFlip { p: extreme as f64 / f64::from(patterns), exact: true });
-    }
-    let mut random = ChaCha8Rng::seed_from_u64(seed);
-    let mut draw = || differences.iter().map(|d| if random.random::<bool>() { *d } else { -d }).sum::<f64>();
-    let extreme = (0..DRAWS).filter(|_| draw().abs() >= bar).count();
-    Some(SignFlip { p: (extreme + 1) as f64 / f64::from(DRAWS + 1), exact: false })
+    let center = (mean(&second) - mean(&first)) / 2.0;
+    let squares = |values: &[f64]| values.iter().map(|v| (v - mean(values)).powi(2)).sum::<f64>();
+    let spread = ((squares(&second) + squares(&first)) / (pairs - 2) as f64).sqrt();
+    let error = spread * (1.0 / second.len() as f64 + 1.0 / first.len() as f64).sqrt() / 2.0;
+    let half = t_quantile(confidence, pairs - 2)? * error;
+    Some((Interval { center, low: center - half, high: center + half }, spread))
 }
 
-/// Σd with the signs after the first flipped where the pattern has a bit.
-fn signed_sum(differences: &[f64], pattern: u32) -> f64 {
-    let sign = |i: usize| if i > 0 && pattern >> (i - 1) & 1 == 1 { -1.0 } else { 1.0 };
-    differences.iter().enumerate().map(|(i, d)| sign(i) * d).sum()
-}
-
-/// The least p that a number of pairs can reach, whatever they are.
-#[must_use]
-pub fn least_p(pairs: usize) -> f64 {
-    if pairs <= EXACT_PAIRS {
-        0.5f64.powi(i32::try_from(pairs).unwrap_or(i32::MAX) - 1).min(1.0)
-    } else {
-        1.0 / f64::from(DRAWS + 1)
-    }
-}
-
-/// Holm's step-down correction, in the order given: the chance that any of them is wrong stays below the level each is held against.
-#[must_use]
-pub fn holm(p: &[f64]) -> Vec<f64> {
-    let mut order: Vec<usize> = (0..p.len()).collect();
-    order.sort_by(|&a, &b| p[a].total_cmp(&p[b]));
-    let mut adjusted = vec![1.0; p.len()];
-    let mut highest = 0.0f64;
-    for (rank, &index) in order.iter().enumerate() {
-        highest = highest.max(p[index] * (p.len() - rank) as f64);
-        adjusted[index] = highest.min(1.0);
-    }
-    adjusted
-}
-
-/// The smallest mean difference that `pairs` differences of this spread show with the given power at a two-sided level, or `None`
-/// where no difference, however large, could reach the level.
+/// The smallest [effect](order_effect) that so many pairs of this spread show with the given power at a two-sided level.
 ///
 /// *Source*: (t(1 − α/2) + t(power))·sd/√n, within 1 % of the noncentral t from eight pairs at α = 0.05.
 #[must_use]
 pub fn minimum_detectable(spread: f64, pairs: usize, alpha: f64, power: f64) -> Option<f64> {
-    if pairs < 2 || least_p(pairs) > alpha {
-        return None;
-    }
-    let detect = t_quantile(1.0 - alpha, pairs - 1)?;
-    let reach = t_quantile(2.0 * power - 1.0, pairs - 1)?;
+    // What being B adds, and what being second adds.
+    detectable(spread, (pairs, pairs.checked_sub(2)?), alpha, power)
+}
+
+fn detectable(spread: f64, (pairs, freedom): (usize, usize), alpha: f64, power: f64) -> Option<f64> {
+    let detect = t_quantile(1.0 - alpha, freedom)?;
+    let reach = t_quantile(2.0 * power - 1.0, freedom)?;
     Some((detect + reach) * spread / (pairs as f64).sqrt())
 }
 
@@ -123,7 +206,6 @@ pub fn unpaired_ratio(a: &[f64], b: &[f64], confidence: f64) -> Option<Interval>
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use rand_distr::{Distribution, StandardNormal};
     use serde::Deserialize;
 
     use crate::stats::t_interval_log;
@@ -131,22 +213,9 @@ mod tests {
     /// `tests/fixtures/stats/paired.json`, written by `scripts/make_stats_fixtures.py` with scipy and statsmodels.
     #[derive(Deserialize)]
     struct Reference {
-        sign_flip: Vec<SignFlipCase>,
-        holm: Vec<HolmCase>,
         t_interval_log: Vec<IntervalCase>,
         welch_log: Vec<WelchCase>,
         minimum_detectable: Vec<DetectableCase>,
-    }
-    #[derive(Deserialize)]
-    struct SignFlipCase {
-        differences: Vec<f64>,
-        p: f64,
-        exact: bool,
-    }
-    #[derive(Deserialize)]
-    struct HolmCase {
-        p: Vec<f64>,
-        adjusted: Vec<f64>,
     }
     #[derive(Deserialize)]
     struct IntervalCase {
@@ -180,27 +249,6 @@ mod tests {
     }
 
     #[test]
-    fn sign_flip_p_values_are_those_of_scipy() {
-        for case in reference().sign_flip {
-            let found = sign_flip(&case.differences, 7).unwrap();
-            assert_eq!(found.exact, case.exact, "{} pairs", case.differences.len());
-            // Two Monte Carlo estimates of one p differ by some standard errors of both.
-            let slack = if case.exact { 1e-12 } else { 5.0 * (2.0 * case.p / f64::from(DRAWS)).sqrt() };
-            assert!((found.p - case.p).abs() <= slack, "{} for {}", found.p, case.p);
-        }
-    }
-
-    #[test]
-    fn holm_is_that_of_statsmodels() {
-        for case in reference().holm {
-            for (found, wanted) in holm(&case.p).iter().zip(&case.adjusted) {
-                assert!((found - wanted).abs() < 1e-12, "{:?}: {found} for {wanted}", case.p);
-            }
-        }
-        assert!(holm(&[]).is_empty());
-    }
-
-    #[test]
     fn intervals_of_ratios_are_those_of_scipy() {
         for case in reference().t_interval_log {
             let found = t_interval_log(&case.values, 0.95).unwrap();
@@ -223,7 +271,7 @@ mod tests {
     #[test]
     fn the_smallest_detectable_effect_is_that_of_the_noncentral_t_within_a_hundredth() {
         for case in reference().minimum_detectable {
-            let found = minimum_detectable(1.0, case.pairs, case.alpha, case.power).unwrap();
+            let found = detectable(1.0, (case.pairs, case.pairs - 1), case.alpha, case.power).unwrap();
             assert!(
                 near(found, case.effect_over_sd, 0.01),
                 "{} pairs: {found} for {}",
@@ -234,64 +282,88 @@ mod tests {
     }
 
     #[test]
-    fn a_level_that_no_pattern_can_reach_has_no_detectable_effect() {
-        // Five pairs have 16 patterns up to the sign of all: 0.0625 is the least.
-        assert!((least_p(5) - 0.0625).abs() < 1e-15);
-        assert_eq!(minimum_detectable(0.01, 5, 0.05, 0.8), None);
-        assert!(minimum_detectable(0.01, 6, 0.05, 0.8).is_some());
-        assert_eq!(minimum_detectable(0.01, 9, 0.05 / 24.0, 0.8), None);
-        assert!(minimum_detectable(0.01, 10, 0.05 / 24.0, 0.8).is_some());
-    }
-
-    #[test]
-    fn pairs_that_agree_are_as_significant_as_can_be_and_ties_are_counted() {
-        assert!((sign_flip(&[0.1; 12], 0).unwrap().p - least_p(12)).abs() < 1e-15);
-        assert!((sign_flip(&[0.0; 12], 0).unwrap().p - 1.0).abs() < 1e-15);
-        // 0.1 + 0.2 is not 0.3 in floating point, and must count as it: of four patterns two reach 0.6, two 0.
-        assert!((sign_flip(&[0.1, 0.2, 0.3], 0).unwrap().p - 0.25).abs() < 1e-15);
-        assert!((sign_flip(&[0.1, 0.2, -0.3], 0).unwrap().p - 1.0).abs() < 1e-15);
-        assert_eq!(sign_flip(&[], 0), None);
-        assert_eq!(sign_flip(&[0.1, f64::NAN], 0), None);
+    fn every_order_comes_once_and_half_of_them_have_b_second() {
+        for (pairs, second, wanted) in [(2, 1, 2), (7, 3, 35), (7, 4, 35), (12, 6, 924), (5, 0, 1), (5, 5, 1)]
+        {
+            let mut seen = std::collections::BTreeSet::new();
+            every_order(pairs, second, &mut |order| {
+                assert_eq!(order.iter().filter(|second| **second).count(), second);
+                assert!(seen.insert(order.to_vec()), "{order:?} twice");
+            });
+            assert_eq!(seen.len(), wanted);
+        }
+        assert!((least_order_p(12, 6) - 1.0 / 462.0).abs() < 1e-12);
+        assert!(
+            (least_order_p(7, 3) - 1.0 / 35.0).abs() < 1e-12
+                && (least_order_p(7, 4) - 1.0 / 35.0).abs() < 1e-12
+        );
+        assert_eq!((least_pairs(0.05), least_pairs(0.01)), (7, 9));
+        let mut random = ChaCha8Rng::seed_from_u64(1);
+        for pairs in 2..40 {
+            let second = balanced_order(pairs, &mut random).iter().filter(|second| **second).count();
+            assert!(second == pairs / 2 || second == pairs.div_ceil(2));
+        }
     }
 
     #[test]
     fn beyond_the_exact_size_a_seed_gives_one_p_and_never_zero() {
-        let differences = [0.1; 30];
-        let found = sign_flip(&differences, 3).unwrap();
-        assert!(!found.exact && found.p > 0.0);
-        assert_eq!(Some(found), sign_flip(&differences, 3));
+        let order = balanced_order(30, &mut ChaCha8Rng::seed_from_u64(2));
+        let later = [order.iter().map(|second| Some(if *second { 0.1 } else { -0.1 })).collect::<Vec<_>>()];
+        let found = order_test(&later, &order, 3)[0].unwrap();
+        assert!(!found.exact && found.p > 0.0 && found.p < 1e-4);
+        assert_eq!(Some(found), order_test(&later, &order, 3)[0]);
     }
 
     #[test]
-    fn comparisons_of_a_thing_with_itself_reject_as_often_as_they_say() {
-        let mut random = ChaCha8Rng::seed_from_u64(20_240_612);
-        let mut rejected = 0;
-        for _ in 0..1_000 {
-            let differences: Vec<f64> =
-                (0..12).map(|_| 0.015 * Distribution::<f64>::sample(&StandardNormal, &mut random)).collect();
-            rejected += usize::from(sign_flip(&differences, 1).unwrap().p <= 0.05);
-        }
-        assert!((34..=66).contains(&rejected), "{rejected} of 1,000");
+    fn an_effect_of_the_order_is_told_from_an_effect_of_the_side() {
+        let order = balanced_order(12, &mut ChaCha8Rng::seed_from_u64(9));
+        let made = |of_b: f64, of_second: f64| -> Vec<Option<f64>> {
+            order.iter().map(|second| Some(of_second + if *second { of_b } else { -of_b })).collect()
+        };
+        let test = |later: Vec<Option<f64>>| order_test(&[later], &order, 1)[0].unwrap();
+        assert!((test(made(0.1, 0.3)).p - least_order_p(12, 6)).abs() < 1e-12);
+        assert!((test(made(0.0, 0.3)).p - 1.0).abs() < 1e-12);
+        let (effect, spread) = order_effect(&made(0.1, 0.3), &order, 0.95).unwrap();
+        assert!((effect.center - 0.1).abs() < 1e-12 && spread < 1e-12);
+        // A lost pair takes nothing away but itself.
+        let mut lost = made(0.1, 0.3);
+        lost[4] = None;
+        assert!((order_effect(&lost, &order, 0.95).unwrap().0.center - 0.1).abs() < 1e-12);
+        assert!(test(lost).p <= 0.01);
+        assert_eq!(order_test(&[vec![None; 12]], &order, 1), [None]);
+        assert_eq!(order_effect(&made(0.1, 0.0), &[true; 12], 0.95), None);
     }
 
     proptest! {
         #[test]
-        fn p_is_a_probability_and_does_not_know_the_sign_the_scale_or_the_order(
-            differences in prop::collection::vec(-1.0f64..1.0, 1..12),
+        fn p_is_a_probability_and_does_not_know_the_side_or_the_scale(
+            later in prop::collection::vec(-1.0f64..1.0, 2..12),
             factor in 0.01f64..100.0,
+            seed in 0u64..100,
         ) {
-            let p = sign_flip(&differences, 1).unwrap().p;
-            prop_assert!(p >= least_p(differences.len()) && p <= 1.0);
-            let scaled: Vec<f64> = differences.iter().rev().map(|d| -d * factor).collect();
-            prop_assert!((sign_flip(&scaled, 1).unwrap().p - p).abs() < 1e-12);
+            let order = balanced_order(later.len(), &mut ChaCha8Rng::seed_from_u64(seed));
+            let second = order.iter().filter(|second| **second).count();
+            let test = |later: Vec<f64>, order: &[bool]| {
+                order_test(&[later.into_iter().map(Some).collect()], order, 1)[0].unwrap()
+            };
+            let found = test(later.clone(), &order);
+            prop_assert!(found.p >= least_order_p(later.len(), second) - 1e-12 && found.p <= 1.0);
+            prop_assert!((found.p - found.p_adjusted).abs() < 1e-12, "a family of one");
+            let scaled = test(later.iter().map(|d| d * factor).collect(), &order);
+            prop_assert!((scaled.p - found.p).abs() < 1e-12);
+            let exchanged: Vec<bool> = order.iter().map(|second| !second).collect();
+            prop_assert!((test(later, &exchanged).p - found.p).abs() < 1e-12);
         }
 
         #[test]
-        fn holm_never_lowers_a_p_and_keeps_their_order(p in prop::collection::vec(0.0f64..1.0, 1..30)) {
-            let adjusted = holm(&p);
-            for (i, j) in (0..p.len()).flat_map(|i| (0..p.len()).map(move |j| (i, j))) {
-                prop_assert!(adjusted[i] >= p[i] && adjusted[i] <= 1.0);
-                prop_assert!(p[i] > p[j] || adjusted[i] <= adjusted[j]);
+        fn a_family_never_lowers_a_p(
+            later in prop::collection::vec(prop::collection::vec(-1.0f64..1.0, 8), 1..6),
+        ) {
+            let order = balanced_order(8, &mut ChaCha8Rng::seed_from_u64(5));
+            let later: Vec<Vec<Option<f64>>> = later.iter().map(|of| of.iter().copied().map(Some).collect()).collect();
+            let found: Vec<OrderTest> = order_test(&later, &order, 1).into_iter().flatten().collect();
+            for test in found {
+                prop_assert!(test.p_adjusted >= test.p - 1e-12 && test.p_adjusted <= 1.0);
             }
         }
 

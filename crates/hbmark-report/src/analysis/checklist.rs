@@ -163,8 +163,8 @@ fn samples(report: &Report, cells: &[&CellResult]) -> Answer {
 
 fn undisturbed(cells: &[&CellResult]) -> Answer {
     let bad = |status| {
-        use Status::{Disturbed, Failed, Incomplete, Invalid, Oom};
-        matches!(status, Disturbed | Invalid | Failed | Oom | Incomplete)
+        use Status::{Disturbed, Failed, Incomplete, Invalid, Noisy, Oom, Smoke};
+        matches!(status, Disturbed | Noisy | Smoke | Invalid | Failed | Oom | Incomplete)
     };
     let lost: Vec<&str> = cells.iter().filter(|cell| bad(cell.status)).map(|cell| cell.id.as_str()).collect();
     let evidence = match lost.as_slice() {

@@ -383,7 +383,7 @@ fn timed(cell: &CellResult) -> Option<f64> {
 
 /// Whether a time may be read for a regime at all.
 fn is_believable(cell: &CellResult) -> bool {
-    matches!(cell.status, Status::Ok | Status::NotConverged)
+    matches!(cell.status, Status::Ok | Status::NotConverged | Status::Noisy)
 }
 
 fn floor(cell: &CellResult) -> Option<f64> {

@@ -53,8 +53,17 @@ pub fn measured(
 /// Recomputes every judged number of a saved report from its raw blocks.
 pub fn recompute(report: &mut Report) {
     let (ceilings, datasheet) = (report.ceilings.clone(), report.datasheet.clone());
+    let smoke = report.protocol.as_ref().is_some_and(|protocol| protocol.name == "smoke");
     for cell in &mut report.cells {
+        // What ran once is judged as what ran, and never called good.
+        if cell.status == Status::Smoke {
+            cell.status = Status::Ok;
+        }
         judge(cell, ceilings.as_ref(), datasheet.as_ref());
+        if smoke && cell.status == Status::Ok {
+            cell.status = Status::Smoke;
+        }
+        cell.all_blocks = cell.status.is_doubtful().then(|| cell.over_all_blocks()).flatten();
     }
     let launches: Vec<Option<LaunchCost>> =
         report.cells.iter().map(|cell| launch_cost(cell, &report.cells)).collect();
@@ -79,6 +88,15 @@ fn judge(cell: &mut CellResult, ceilings: Option<&Ceilings>, datasheet: Option<&
         let at_ceiling = |c: &Ceilings| row.bytes.as_f64() / c.read_bytes_per_s.median * 1e9;
         row.fraction_of_ceiling = ceilings.filter(|_| row.time_ns > 0.0).map(|c| at_ceiling(c) / row.time_ns);
     }
+    if cell.blocks.is_empty() {
+        return;
+    }
+    // Flags are computed again each time the cell is judged.
+    cell.flags.clear();
+    cell.flags.extend(
+        ceilings.and_then(Ceilings::doubt).map(|cause| Cause::CeilingDisturbed { cause: Box::new(cause) }),
+    );
+    cell.all_blocks = cell.status.is_doubtful().then(|| cell.over_all_blocks()).flatten();
     if accepted(&cell.blocks).next().is_none() {
         return;
     }
@@ -100,21 +118,16 @@ fn judge(cell: &mut CellResult, ceilings: Option<&Ceilings>, datasheet: Option<&
             .collect();
         cell.host_bubble_ns = Some(stats::median(&bubbles));
     }
-    let tokens = match cell.phase {
-        Phase::Decode => cell.batch,
-        Phase::Prefill => cell.batch * cell.context,
-    };
+    let tokens = cell.tokens();
     cell.tokens_per_s = Some(tokens as f64 / Nanos(center).seconds());
     let energies: Vec<f64> = accepted(&cell.blocks)
         .filter_map(|b| Some(b.telemetry.as_ref()?.energy_joules? / b.step_ns.len() as f64))
         .collect();
     cell.energy_per_step_joules = (!energies.is_empty()).then(|| stats::median(&energies));
     cell.energy_per_token_joules = cell.energy_per_step_joules.map(|joules| joules / tokens as f64);
-    // Flags are computed again each time the cell is judged.
-    cell.flags.clear();
     Verdict::new(&cost, Nanos(center), cell.dtype, ceilings, datasheet).record(cell);
     if let Some(reason) = unseen_work(cell, &cost, ceilings, datasheet)
-        && matches!(cell.status, Status::Ok | Status::NotConverged)
+        && matches!(cell.status, Status::Ok | Status::NotConverged | Status::Noisy)
     {
         cell.status = Status::Invalid;
         cell.reason = Some(reason);

@@ -46,7 +46,7 @@ fn trusted_tpot(cell: &CellResult) -> Option<f64> {
 }
 
 fn is_trusted(status: Status) -> bool {
-    matches!(status, Status::Ok | Status::NotConverged | Status::NoSteadyState | Status::Disturbed)
+    status == Status::Ok || (status.is_doubtful() && status != Status::Incomplete)
 }
 
 /// A floor with what bounds it and where it is from.

@@ -61,6 +61,7 @@ fn field(value: &Value) -> String {
         Value::Null | Value::Word(_) => String::new(),
         Value::Finite(value) => value.to_string(),
         Value::AtLeast(value) => format!("≥ {value}"),
+        Value::Doubtful(spread) => spread.median.to_string(),
         Value::Infinite => "infinite".to_owned(),
     }
 }

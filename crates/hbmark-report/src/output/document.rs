@@ -6,6 +6,7 @@
 use super::metrics::Unit;
 use super::plot::Plot;
 use super::text;
+use hbmark_core::result::Spread;
 use hbmark_core::result::serving::Quantity;
 
 /// All of it, in the order of reading.
@@ -161,6 +162,8 @@ pub enum Value {
     Infinite,
     /// A lower bound: the sample is too small for more.
     AtLeast(f64),
+    /// A median with its range, which nothing should rest on.
+    Doubtful(Spread),
     /// Why there is none.
     Word(&'static str),
 }

@@ -9,7 +9,7 @@ use Unit::{Bytes, BytesPerSecond, Count, Flops, Fraction, Joules, Nanoseconds, P
 
 use super::document::{Column, Value, measured};
 use hbmark_core::result::serving::{Quantity, ServeResult};
-use hbmark_core::result::{CellResult, Phase, StepBytes};
+use hbmark_core::result::{CellResult, Phase, Spread, StepBytes};
 
 /// What a metric is measured in; decides how a table scales it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -82,6 +82,23 @@ const fn row<T, V>(
     Metric { key, title, unit, better, shown, value }
 }
 
+impl Metric<CellResult> {
+    /// A column for a reader, in which a cell whose blocks cannot stand for it has median and range over all of them.
+    #[must_use]
+    pub fn of_cells(&self, cells: &[CellResult]) -> Column {
+        let value = |cell: &CellResult| {
+            let range = cell.all_blocks.as_ref().and_then(|all| match self.key {
+                "step" => Some(all.step_ns),
+                "tpot" => all.tpot_ns,
+                "tokens" => Some(all.tokens_per_s),
+                _ => None,
+            });
+            range.map_or_else(|| Value::from((self.value)(cell)), Value::Doubtful)
+        };
+        measured(self.title, self.unit, cells.iter().map(value))
+    }
+}
+
 impl<T, V: Into<Value>> Metric<T, V> {
     /// A column of it for a reader; empty where there is no result.
     #[must_use]
@@ -118,9 +135,9 @@ fn bandwidth_matters(cell: &CellResult) -> bool {
 
 /// Every metric of a cell, in the order of columns.
 pub const METRICS: &[Metric<CellResult>] = &[
-    row("step", "step", Nanoseconds, Lower, Table, |c| {
-        let step = c.step_ns.as_ref()?;
-        Some(step.typical.unwrap_or(step.median))
+    row("step", "step", Nanoseconds, Lower, Table, |c| match &c.all_blocks {
+        Some(all) => Some(all.step_ns.median),
+        None => c.step_ns.as_ref().map(|step| step.typical.unwrap_or(step.median)),
     }),
     row("step_median", "median", Nanoseconds, Lower, Files, |c| Some(c.step_ns.as_ref()?.median)),
     row("step_p50", "p50", Nanoseconds, Lower, Files, |c| Some(c.step_ns.as_ref()?.p50)),
@@ -135,7 +152,10 @@ pub const METRICS: &[Metric<CellResult>] = &[
     row("step_ci_low", "ci low", Nanoseconds, Neither, Files, |c| c.step_ns.as_ref()?.ci_low),
     row("step_ci_high", "ci high", Nanoseconds, Neither, Files, |c| c.step_ns.as_ref()?.ci_high),
     row("steps", "n", Count, Neither, Files, |c| Some(c.step_ns.as_ref()?.n as f64)),
-    row("tpot", "TPOT", Nanoseconds, Lower, Table, |c| c.tpot_ns),
+    row("tpot", "TPOT", Nanoseconds, Lower, Table, |c| match &c.all_blocks {
+        Some(all) => all.tpot_ns.map(|tpot| tpot.median),
+        None => c.tpot_ns,
+    }),
     row("interval_half_width", "±", Fraction, Lower, Table, half_width),
     row("host_bubble", "bubble", Nanoseconds, Lower, Files, |c| c.host_bubble_ns),
     row("launch_cost", "launches", Nanoseconds, Lower, Files, |c| c.launch_cost_ns),
@@ -161,7 +181,17 @@ pub const METRICS: &[Metric<CellResult>] = &[
         c.fraction_of_datasheet.filter(|_| bandwidth_matters(c))
     }),
     row("mfu", "MFU", Fraction, Higher, Table, |c| c.mfu.filter(|_| !bandwidth_matters(c))),
-    row("tokens", "tok/s", PerSecond, Higher, Table, |c| c.tokens_per_s),
+    row("tokens", "tok/s", PerSecond, Higher, Table, |c| match &c.all_blocks {
+        Some(all) => Some(all.tokens_per_s.median),
+        None => c.tokens_per_s,
+    }),
+    row("all_blocks_low", "lowest block", Nanoseconds, Lower, Files, |c| Some(judged(c)?.low)),
+    row("all_blocks_high", "highest block", Nanoseconds, Lower, Files, |c| Some(judged(c)?.high)),
+    row("blocks", "blocks", Count, Neither, Files, |c| Some(c.blocks.len() as f64).filter(|n| *n > 0.0)),
+    row("blocks_rejected", "rejected", Count, Neither, Files, |c| {
+        let rejected = c.blocks.iter().filter(|block| block.rejected.is_some()).count();
+        (!c.blocks.is_empty()).then_some(rejected as f64)
+    }),
     row("memory_predicted", "memory predicted", Bytes, Neither, Files, |c| {
         Some(c.memory_predicted_bytes?.as_f64())
     }),
@@ -206,6 +236,12 @@ pub const SERVING: &[Metric<ServeResult, Quantity>] = &[
     row("measured", "measured", Count, Neither, Files, |r| Some((r.measured as f64).into())),
     row("served", "served", Count, Higher, Files, |r| Some((r.served as f64).into())),
 ];
+
+/// The time of all blocks that the phase is judged by.
+fn judged(cell: &CellResult) -> Option<Spread> {
+    let all = cell.all_blocks.as_ref()?;
+    Some(all.tpot_ns.unwrap_or(all.step_ns))
+}
 
 /// Half of the interval's width, relative: of TPOT for decode, of the step for prefill.
 fn half_width(cell: &CellResult) -> Option<f64> {

@@ -6,13 +6,28 @@ use std::fmt::Write;
 
 use owo_colors::{OwoColorize, Style};
 
-use super::document::{Block, Column, Document, Line, List, Table, Tone};
+use super::document::{Block, Cells, Column, Document, Line, List, Table, Tone};
 use hbmark_core::input::plain;
+
+/// Where a document is shown.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Screen {
+    pub color: bool,
+    /// Characters in a line; a wider table is drawn in parts. Unlimited where it is not known.
+    pub width: Option<usize>,
+}
+
+impl From<bool> for Screen {
+    /// Of any width; with colour or without.
+    fn from(color: bool) -> Self {
+        Self { color, width: None }
+    }
+}
 
 /// Draws a document.
 #[must_use]
-pub fn render(document: &Document, color: bool) -> String {
-    let paint = Paint(color);
+pub fn render(document: &Document, screen: impl Into<Screen>) -> String {
+    let paint = Paint(screen.into());
     let mut text = String::new();
     if !document.title.is_empty() {
         let _ = writeln!(text, "{}", paint.strong(&plain(&document.title)));
@@ -30,12 +45,12 @@ pub fn render(document: &Document, color: bool) -> String {
     text
 }
 
-/// Colour, or not.
-struct Paint(bool);
+/// Colour, or not, and the width.
+struct Paint(Screen);
 
 impl Paint {
     fn with(&self, text: &str, style: Style) -> String {
-        if self.0 { text.style(style).to_string() } else { text.to_owned() }
+        if self.0.color { text.style(style).to_string() } else { text.to_owned() }
     }
 
     fn strong(&self, text: &str) -> String {
@@ -90,17 +105,57 @@ fn draw_table(text: &mut String, table: &Table, paint: &Paint) -> std::fmt::Resu
     if let Some(title) = &table.title {
         writeln!(text, "{indent}{}", paint.strong(&plain(title)))?;
     }
-    let mut lines = aligned(&table.columns).into_iter();
-    writeln!(text, "{indent}{}", paint.strong(&lines.next().unwrap_or_default()))?;
-    for (index, line) in lines.enumerate() {
-        let tone = table.tones.get(index).copied().unwrap_or(Tone::Plain);
-        writeln!(text, "{indent}{}", paint.toned(&line, tone))?;
+    for (part, columns) in
+        parts(&table.columns, paint.0.width.map(|width| width.saturating_sub(indent.len())))
+            .iter()
+            .enumerate()
+    {
+        if part > 0 {
+            writeln!(text)?;
+        }
+        let mut lines = aligned(columns).into_iter();
+        writeln!(text, "{indent}{}", paint.strong(&lines.next().unwrap_or_default()))?;
+        for (index, line) in lines.enumerate() {
+            let tone = table.tones.get(index).copied().unwrap_or(Tone::Plain);
+            writeln!(text, "{indent}{}", paint.toned(&line, tone))?;
+        }
     }
     table.closing.iter().try_for_each(|closing| writeln!(text, "{indent}{}", plain(closing)))
 }
 
+/// The columns of a table in parts that are no wider than a line; each part begins with the columns that name a row.
+fn parts(columns: &[Column], width: Option<usize>) -> Vec<Vec<&Column>> {
+    let Some(width) = width else { return vec![columns.iter().collect()] };
+    let wide = |column: &Column| {
+        let cells = column.shown();
+        let longest =
+            std::iter::once(&column.title).chain(&cells).map(|cell| plain(cell).chars().count()).max();
+        longest.unwrap_or(0) + 2
+    };
+    // Half of a line is for numbers.
+    let mut width_so_far = 0;
+    let names = columns.iter().take_while(|column| {
+        width_so_far += wide(column);
+        !matches!(column.cells, Cells::Measured { .. } | Cells::Bars(_)) && width_so_far <= width / 2 + 2
+    });
+    let names: Vec<&Column> = names.collect();
+    let begin: usize = names.iter().map(|column| wide(column)).sum();
+    let mut parts: Vec<Vec<&Column>> = Vec::new();
+    let mut taken = usize::MAX;
+    for column in &columns[names.len()..] {
+        let needs = wide(column);
+        if taken.saturating_add(needs) > width + 2 {
+            parts.push(names.clone());
+            taken = begin;
+        }
+        taken += needs;
+        parts.last_mut().expect("the first column begins a part").push(column);
+    }
+    if parts.is_empty() { vec![names] } else { parts }
+}
+
 /// Columns as lines, the titles first.
-fn aligned(columns: &[Column]) -> Vec<String> {
+fn aligned(columns: &[&Column]) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for (index, column) in columns.iter().enumerate() {
         let cells: Vec<String> =

@@ -3,7 +3,7 @@
 use super::*;
 use crate::analysis::judge;
 use crate::samples;
-use hbmark_core::result::{Cause, saved};
+use hbmark_core::result::{Cause, Phase, Status, saved};
 
 fn report() -> Report {
     samples::saved("run-scripted")
@@ -44,6 +44,116 @@ fn recomputing_a_report_changes_nothing() {
     let mut again = report.clone();
     judge::recompute(&mut again);
     assert!(again == report);
+}
+
+/// A run beside load: one cell without an accepted block, one that did not converge, ceilings that were disturbed.
+fn beside_load() -> Report {
+    let mut report = samples::measured();
+    report.cells.truncate(4);
+    let load = || Cause::ForeignLoad { cores: 1.4 };
+    let cell = &mut report.cells[2];
+    cell.blocks.iter_mut().for_each(|block| block.rejected = Some(load()));
+    cell.status = Status::Disturbed;
+    cell.reason = Some(Cause::RejectedInARow { blocks: 5, last: Box::new(load()) });
+    // A file of before has no numbers of it.
+    (cell.step_ns, cell.tpot_ns, cell.tokens_per_s, cell.all_blocks) = (None, None, None, None);
+    let wide = &mut report.cells[3];
+    wide.status = Status::NotConverged;
+    wide.reason = Some(Cause::IntervalTooWide { half_width: 0.3, wanted: 0.01, blocks: 5, sampled_s: 2.0 });
+    report.ceilings.as_mut().unwrap().disturbed = vec![load()];
+    report
+}
+
+/// The same as `hbmark report` reads it from a file of a version that kept the samples alone.
+fn read_again(report: &Report) -> Report {
+    let mut json: serde_json::Value =
+        serde_json::from_str(&render(report, Format::Json, false).unwrap()).unwrap();
+    for cell in json["cells"].as_array_mut().unwrap() {
+        cell.as_object_mut().unwrap().remove("all_blocks");
+    }
+    let mut report = saved::parse(&json.to_string()).unwrap();
+    judge::recompute(&mut report);
+    report
+}
+
+#[test]
+fn a_disturbed_cell_has_its_median_and_range_in_every_format_and_so_has_one_of_an_old_file() {
+    let report = read_again(&beside_load());
+    let all = report.cells[2].all_blocks.clone().unwrap();
+    assert_eq!((all.blocks, all.rejected), (5, 5));
+    assert!(all.tpot_ns.is_some() == (report.cells[2].phase == Phase::Decode));
+    assert!(report.cells[2].step_ns.is_none(), "no block was accepted");
+    assert!(all.step_ns.low < all.step_ns.high && all.tokens_per_s.low < all.tokens_per_s.high);
+    for format in [Format::Table, Format::Md, Format::Html] {
+        let text = render(&report, format, false).unwrap().replace('\\', "");
+        // The step alone of a disturbed prefill, in milliseconds.
+        let [median, low, high] = [all.step_ns.median, all.step_ns.low, all.step_ns.high].map(|ns| ns / 1e6);
+        let ranges = || text.split('[').skip(1).filter_map(|part| part.split(']').next());
+        let numbers = |part: &str| -> Vec<f64> {
+            part.split([' ', ',']).filter_map(|word| word.parse().ok()).collect()
+        };
+        let near = |found: f64, wanted: f64| (found / wanted - 1.0).abs() < 0.01;
+        let has = |part: &str| matches!(numbers(part)[..], [a, b, c] if near(a, median) && near(b, low) && near(c, high));
+        assert!(ranges().any(has), "{format:?} {median} {low} {high}: {text}");
+        for said in ["disturbed", "not converged", "the ceilings were disturbed", "1.4 cores busy"] {
+            assert!(text.contains(said), "{format:?}: {said}: {text}");
+        }
+        assert!(text.contains("rest on a ceiling that was disturbed"), "{format:?}: {text}");
+    }
+    let csv = render(&report, Format::Csv, false).unwrap();
+    let mut rows = ::csv::Reader::from_reader(csv.as_bytes());
+    let titles = rows.headers().unwrap().clone();
+    let row = rows.records().nth(2).unwrap().unwrap();
+    let field = |name: &str| row[titles.iter().position(|title| title == name).unwrap()].to_owned();
+    assert_eq!(field("status"), "disturbed");
+    assert_eq!(field("step_ns"), all.step_ns.median.to_string());
+    assert_eq!(field("tokens_per_s"), all.tokens_per_s.median.to_string());
+    assert_eq!(field("blocks_rejected"), "5");
+    assert!(!field("all_blocks_low_ns").is_empty() && !field("all_blocks_high_ns").is_empty());
+    let json = render(&report, Format::Json, false).unwrap();
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert!(json["cells"][2]["all_blocks"]["tokens_per_s"]["median"].is_number());
+    // On a terminal it is grey.
+    let colored = render(&report, Format::Table, true).unwrap();
+    assert!(
+        colored.lines().any(|line| line.starts_with("\u{1b}[2m") && line.contains("disturbed")),
+        "{colored}"
+    );
+    // And a faint mark in every plot.
+    let page = render(&report, Format::Html, false).unwrap();
+    assert!(page.contains("doubtful\"") || page.contains("doubtful "), "{page}");
+}
+
+#[test]
+fn a_smoke_run_is_never_ok() {
+    let mut report = samples::measured();
+    report.protocol = Some(samples::protocol_named("smoke"));
+    judge::recompute(&mut report);
+    assert!(report.cells.iter().all(|cell| cell.status == Status::Smoke));
+    judge::recompute(&mut report);
+    assert!(report.cells.iter().all(|cell| cell.status == Status::Smoke), "and stays so");
+    let text = render(&report, Format::Table, false).unwrap();
+    assert!(!text.lines().any(|line| line.trim_end().ends_with(" ok")) && text.contains("smoke"), "{text}");
+}
+
+#[test]
+fn a_table_fits_the_terminal_and_keeps_every_number() {
+    let report = read_again(&beside_load());
+    let narrow = render(&report, Format::Table, Screen { color: false, width: Some(80) }).unwrap();
+    let tables = |text: &str| -> Vec<String> {
+        let lines = text.lines().skip_while(|line| !line.starts_with("phase"));
+        lines.take_while(|line| !line.starts_with("ladders")).map(str::to_owned).collect()
+    };
+    let (shown, whole) = (tables(&narrow), tables(&render(&report, Format::Table, false).unwrap()));
+    assert!(whole[0].chars().count() > 80);
+    assert!(shown.iter().all(|line| line.chars().count() <= 80), "{shown:#?}");
+    // Every part names its rows.
+    let parts = shown.iter().filter(|line| line.starts_with("phase")).count();
+    assert!(parts > 1 && shown.iter().filter(|line| line.starts_with("decode")).count() == 2 * parts);
+    let words = |lines: &[String]| -> std::collections::BTreeSet<String> {
+        lines.iter().flat_map(|line| line.split_whitespace()).map(str::to_owned).collect()
+    };
+    assert_eq!(words(&shown), words(&whole));
 }
 
 #[test]

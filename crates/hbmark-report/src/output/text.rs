@@ -2,6 +2,7 @@
 
 use super::document::Value;
 use super::metrics::Unit;
+use hbmark_core::result::Spread;
 use hbmark_core::units::{Bytes, BytesPerSecond, Flops, Nanos};
 
 /// A column of values in one unit and with one number of digits, so that they can be compared at a glance.
@@ -9,6 +10,7 @@ use hbmark_core::units::{Bytes, BytesPerSecond, Flops, Nanos};
 pub fn column(unit: Unit, values: &[Value]) -> Vec<String> {
     let known = |value: &Value| match value {
         Value::Finite(value) | Value::AtLeast(value) => Some(*value).filter(|v| v.is_finite()),
+        Value::Doubtful(spread) => Some(spread.median).filter(|v| v.is_finite()),
         Value::Null | Value::Infinite | Value::Word(_) => None,
     };
     let present = || values.iter().filter_map(known);
@@ -25,7 +27,16 @@ pub fn column(unit: Unit, values: &[Value]) -> Vec<String> {
             _ => usize::from(!smallest.is_finite()) * 2,
         },
     };
-    values.iter().map(|value| written(*value, |v| format!("{:.decimals$}{suffix}", v / scale))).collect()
+    values
+        .iter()
+        .map(|value| match value {
+            Value::Doubtful(Spread { median, low, high }) => {
+                let [median, low, high] = [median, low, high].map(|v| format!("{:.decimals$}", v / scale));
+                format!("[{median}{suffix}, {low} to {high}]")
+            }
+            value => written(*value, |v| format!("{:.decimals$}{suffix}", v / scale)),
+        })
+        .collect()
 }
 
 /// A value among others that are not to be compared with it.
@@ -44,6 +55,9 @@ fn written(value: Value, show: impl Fn(f64) -> String) -> String {
     match value {
         Value::Finite(value) if value.is_finite() => show(value),
         Value::AtLeast(value) if value.is_finite() => format!("≥ {}", show(value)),
+        Value::Doubtful(Spread { median, low, high }) => {
+            format!("[{}, {} to {}]", show(median), show(low), show(high))
+        }
         Value::Null | Value::Finite(_) | Value::AtLeast(_) => "-".to_owned(),
         Value::Infinite => "∞".to_owned(),
         Value::Word(word) => word.to_owned(),

@@ -275,11 +275,11 @@ impl<D: Device> Operations for CudaOperations<D> {
     fn fill_blocks(&mut self, pool: &mut Pool<D>, blocks: &[u32], seed: u64) -> Result<(), EngineError> {
         let mut elements = vec![0.0; pool.shape.block_elements()];
         let mut bytes = Vec::with_capacity(pool.layer_bytes());
-        for &block in blocks {
+        for (number, &block) in blocks.iter().enumerate() {
             for layer in 0..pool.shape.layers {
                 bytes.clear();
                 for values in [false, true] {
-                    random_kv::fill(seed, layer, block, values, &mut elements);
+                    random_kv::fill(seed, layer, number, values, &mut elements);
                     narrow_into(&elements, pool.shape.dtype, &mut bytes);
                 }
                 let (memory, offset) = pool.place(block as usize, layer);

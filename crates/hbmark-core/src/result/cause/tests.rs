@@ -20,6 +20,8 @@ fn samples() -> Vec<Cause> {
         Cause::ClockEvent { reason: "unknown_0x4000".into() },
         Cause::GpuShared { processes: 2 },
         Cause::BandwidthShifted { ratio: 1.5 },
+        Cause::CeilingUnsteady { low_bytes_per_s: 1.1e10, high_bytes_per_s: 1.7e10 },
+        Cause::CeilingDisturbed { cause: last() },
         Cause::RejectedInARow { blocks: 4, last: last() },
         Cause::MostRejected { rejected: 9, blocks: 10, last: last() },
         Cause::StillDrifting { drift: 0.08, warmup_s: 20.0 },

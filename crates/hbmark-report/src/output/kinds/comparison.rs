@@ -90,7 +90,7 @@ fn columns(rows: &[Row<'_>]) -> Vec<Column> {
     ];
     if rows.iter().any(|row| row.effect.p.is_some()) {
         columns.push(written("p", &|effect| p(effect.p)));
-        columns.push(written("p (Holm)", &|effect| p(effect.p_holm)));
+        columns.push(written("p (family)", &|effect| p(effect.p_adjusted)));
         columns.push(written("detectable", &|effect| small(effect.minimum_detectable)));
     }
     if rows.iter().any(|row| row.effect.floor.is_some()) {
@@ -127,7 +127,7 @@ fn sheet(rows: &[(&str, Row<'_>)]) -> Vec<Column> {
         number("low", Unit::Count, &|e| e.low),
         number("high", Unit::Count, &|e| e.high),
         number("p", Unit::Count, &|e| e.p),
-        number("p_holm", Unit::Count, &|e| e.p_holm),
+        number("p_adjusted", Unit::Count, &|e| e.p_adjusted),
         number("minimum_detectable", Unit::Count, &|e| e.minimum_detectable),
         number("floor", Unit::Count, &|e| e.floor),
         words("verdict", rows.iter().map(|(_, row)| row.effect.verdict.word().to_owned())),
@@ -165,7 +165,7 @@ fn header(comparison: &Comparison) -> Vec<String> {
         }
     });
     lines.push(format!(
-        "ratios are B's time over A's; equivalent within ±{}; p by sign flips, corrected over the cells",
+        "ratios are B's time over A's; equivalent within ±{}; p over the orders that could have been drawn, for all cells together",
         percent(comparison.settings.margin)
     ));
     lines

@@ -23,7 +23,9 @@ use crate::output::document::{
 use crate::output::metrics::{METRICS, Shown, Unit};
 use crate::output::{Kind, OutputError};
 use hbmark_core::result::cause::joined;
-use hbmark_core::result::{Bound, Capabilities, CellResult, Phase, Report, ReportKind, Status, saved};
+use hbmark_core::result::{
+    Bound, Capabilities, Ceilings, CellResult, Phase, Report, ReportKind, Spread, Status, saved,
+};
 use hbmark_core::units::{BytesPerSecond, FlopsPerSecond, Nanos};
 
 /// Columns that stay even when all rows agree.
@@ -79,10 +81,14 @@ impl Kind for Report {
 fn tone(status: Status) -> Tone {
     match status {
         Status::Ok | Status::Predicted => Tone::Plain,
-        Status::Skipped => Tone::Faint,
-        Status::NotConverged | Status::NoSteadyState | Status::Disturbed | Status::Incomplete => {
-            Tone::Warning
-        }
+        // What nothing should rest on is there, and does not catch the eye.
+        Status::Skipped
+        | Status::NotConverged
+        | Status::NoSteadyState
+        | Status::Disturbed
+        | Status::Noisy
+        | Status::Smoke
+        | Status::Incomplete => Tone::Faint,
         Status::Invalid | Status::Oom | Status::Failed => Tone::Bad,
     }
 }
@@ -96,13 +102,13 @@ fn header(report: &Report) -> Vec<Line> {
             .map(|(dtype, peak)| format!("{dtype} {}", FlopsPerSecond(peak.median)))
             .collect();
         lines.push(Line::plain(format!(
-            "ceilings measured now: read {} ({} to {}), GEMM {} · {}",
-            BytesPerSecond(c.read_bytes_per_s.median),
-            BytesPerSecond(c.read_bytes_per_s.low),
-            BytesPerSecond(c.read_bytes_per_s.high),
+            "ceilings measured {}: read {}, GEMM {} · {}",
+            c.age_s.map_or_else(|| "now".to_owned(), before),
+            read_ceiling(c),
             gemm.join(", "),
             c.read_configuration
         )));
+        lines.extend(ceiling_doubt(c));
     }
     if let Some(sheet) = &report.datasheet {
         lines.push(Line::plain(format!(
@@ -117,6 +123,34 @@ fn header(report: &Report) -> Vec<Line> {
     lines.extend(notes(report));
     lines.push(Line::Command(report.command.clone()));
     lines
+}
+
+/// How long before the run something was measured.
+fn before(age_s: f64) -> String {
+    match age_s {
+        s if s < 100.0 => format!("{s:.0} s before this run"),
+        s => format!("{:.0} min before this run", s / 60.0),
+    }
+}
+
+/// The read ceiling and its range; in brackets where nothing should rest on it.
+fn read_ceiling(ceilings: &Ceilings) -> String {
+    let Spread { median, low, high } = ceilings.read_bytes_per_s;
+    let (median, low, high) = (BytesPerSecond(median), BytesPerSecond(low), BytesPerSecond(high));
+    if ceilings.doubt().is_some() {
+        format!("[{median}, {low} to {high}]")
+    } else {
+        format!("{median} ({low} to {high})")
+    }
+}
+
+/// Why nothing should rest on the ceilings.
+fn ceiling_doubt(ceilings: &Ceilings) -> Option<Line> {
+    let cause = ceilings.doubt()?;
+    Some(Line::Said(
+        Tone::Warning,
+        format!("the ceilings were disturbed: {cause}; every floor rests on them"),
+    ))
 }
 
 fn protocol_line(report: &Report) -> Option<Line> {
@@ -159,16 +193,16 @@ pub fn protocol_text(report: &Report) -> Option<(String, bool)> {
     }
     let p = report.protocol.as_ref()?;
     Some(match p.name.as_str() {
-        "full" => {
+        name @ ("full" | "custom") => {
             let line = format!(
-                "protocol full: {} to {} blocks until ±{:.0} %, {} visits in random order, seed {}",
+                "protocol {name}: {} to {} blocks until ±{:.0} %, {} visits in random order, seed {}",
                 p.min_blocks,
                 p.max_blocks,
                 p.target_half_width * 100.0,
                 p.visits,
                 p.seed
             );
-            (line, false)
+            (line, name == "custom")
         }
         "smoke" => (format!("SMOKE run: every cell once; the times mean nothing · seed {}", p.seed), true),
         name => {
@@ -187,6 +221,8 @@ pub fn status_word(status: Status) -> &'static str {
         Status::NotConverged => "not converged",
         Status::NoSteadyState => "no steady state",
         Status::Disturbed => "disturbed",
+        Status::Noisy => "noisy",
+        Status::Smoke => "smoke",
         Status::Skipped => "skipped",
         Status::Oom => "oom",
         Status::Failed => "failed",
@@ -226,7 +262,7 @@ pub fn of_cells(cells: &[CellResult]) -> (Vec<(String, String)>, Vec<Column>) {
         numbers("context", cells.iter().map(|c| c.context.to_string())),
     ];
     let shown = METRICS.iter().filter(|m| m.shown == Shown::Table);
-    columns.extend(shown.map(|m| m.column(cells.iter().map(Some))).filter(|column| !column.is_empty()));
+    columns.extend(shown.map(|m| m.of_cells(cells)).filter(|column| !column.is_empty()));
     columns.push(words("bound", cells.iter().map(|c| c.bound.map_or("-", bound_word).to_owned())));
     columns.push(words("validity", cells.iter().map(|c| status_word(c.status).to_owned())));
     split_constants(columns, |c| cells.len() > 1 && !ALWAYS.contains(&c.title.as_str()))
@@ -271,7 +307,7 @@ pub fn remarks(cells: &[CellResult]) -> Vec<String> {
             remarks.push(format!("{}: {}: {}", cell.id, status_word(cell.status), reason));
         }
         let rejected = cell.blocks.iter().filter(|b| b.rejected.is_some()).count();
-        if rejected > 0 && cell.status != Status::Disturbed {
+        if rejected > 0 {
             let last = cell.blocks.iter().rev().find_map(|b| b.rejected.as_ref());
             remarks.push(format!(
                 "{}: {rejected} of {} blocks rejected; the last: {}",

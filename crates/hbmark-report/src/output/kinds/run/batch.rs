@@ -66,7 +66,9 @@ pub fn plot(report: &Report, palette: &Palette) -> Block {
         }
     }
     let points = match report.kind {
-        ReportKind::Run => "bars at points are 95 % intervals",
+        ReportKind::Run => {
+            "bars at points are 95 % intervals; faint points are not ok, and their bars the range over all blocks"
+        }
         ReportKind::Predict => "points are predicted floors, and nothing was measured",
     };
     caption.push(format!("Both axes are logarithmic. Contexts after the first are dashed; {points}."));

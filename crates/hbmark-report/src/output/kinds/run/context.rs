@@ -47,7 +47,7 @@ pub fn plot(report: &Report, palette: &Palette) -> Block {
     caption.push(match report.kind {
         ReportKind::Run => {
             "Lines are the fit of all decode cells of an engine and dtype: fixed cost + KV bytes ÷ bandwidth + cost per sequence. Bars at \
-             points are 95 % intervals."
+             points are 95 % intervals; faint points are not ok, and their bars the range over all blocks."
                 .into()
         }
         ReportKind::Predict => "The floor of the data sheet, predicted at each point and joined.".into(),
@@ -108,7 +108,8 @@ fn chart(index: usize, of: &[Timed<'_>], fit: Option<&FittedModel>) -> Option<Ch
 fn hover(timed: &Timed<'_>, fit: Option<&FittedModel>) -> String {
     let mut text = format!("{}\nTPOT {}", timed.cell.id, Measure::Time.show(timed.time_ns));
     if let Some((low, high)) = timed.interval_ns {
-        let _ = write!(text, "\n95 %: {} to {}", Measure::Time.show(low), Measure::Time.show(high));
+        let what = if timed.cell.all_blocks.is_some() { "all blocks" } else { "95 %" };
+        let _ = write!(text, "\n{what}: {} to {}", Measure::Time.show(low), Measure::Time.show(high));
     }
     if let Some(fit) = fit {
         let _ = write!(text, "\nfit: {}", Measure::Time.show(fitted_ns(fit, timed)));
@@ -132,7 +133,7 @@ fn table(report: &Report, decode: &[Timed<'_>]) -> Vec<Column> {
         numbers("context", of(&|t| t.cell.context.to_string())),
         numbers("KV read", of(&|t| t.cell.bytes.kv_read.to_string())),
         numbers("TPOT", of(&|t| Measure::Time.show(t.time_ns))),
-        numbers("95 % from", of(&end(|i| i.0))),
+        numbers("from", of(&end(|i| i.0))),
         numbers("to", of(&end(|i| i.1))),
         numbers("fit", of(&fitted)),
         words("validity", of(&|t| status_word(t.cell.status).to_owned())),

@@ -2,7 +2,10 @@
 
 use super::palette::Palette;
 use super::{batch, blocks, context, roofline, telemetry, waterfall};
-use super::{cold, crossover_line, device_line, fit_line, notes, of_cells, protocol_line, remarks};
+use super::{
+    before, ceiling_doubt, cold, crossover_line, device_line, fit_line, notes, of_cells, protocol_line,
+    read_ceiling, remarks,
+};
 use crate::output::External;
 use crate::output::document::{Block, Document, Line, Tone, facts};
 use crate::output::kinds::breakdown::operations;
@@ -75,24 +78,27 @@ fn header(report: &Report) -> Vec<Line> {
     )];
     lines.extend(device_line(report));
     if let Some(c) = &report.ceilings {
-        lines.push(format!(
-            "read ceiling measured in this run: {} ({} to {})",
-            BytesPerSecond(c.read_bytes_per_s.median),
-            BytesPerSecond(c.read_bytes_per_s.low),
-            BytesPerSecond(c.read_bytes_per_s.high)
-        ));
+        let when = c.age_s.map_or_else(|| "in this run".to_owned(), before);
+        lines.push(format!("read ceiling measured {when}: {}", read_ceiling(c)));
     }
     lines.extend(report.datasheet.as_ref().map(|sheet| {
         format!("data sheet: {} · {}", sheet.product, BytesPerSecond(sheet.bandwidth_bytes_per_s))
     }));
     lines.extend(report.started_at.iter().map(|at| format!("started {at}")));
-    lines.into_iter().map(Line::plain).chain(notes(report)).chain(protocol_line(report)).collect()
+    let doubt = report.ceilings.as_ref().and_then(ceiling_doubt);
+    lines
+        .into_iter()
+        .map(Line::plain)
+        .chain(doubt)
+        .chain(notes(report))
+        .chain(protocol_line(report))
+        .collect()
 }
 
 /// What was found, the worst first.
 fn findings(page: &mut Document, report: &Report) {
     page.anchored("findings", "Findings");
-    let measured = report.cells.iter().filter(|c| c.step_ns.is_some()).count();
+    let measured = report.cells.iter().filter(|c| c.shown_time().is_some()).count();
     let not_ok = report.cells.iter().filter(|c| !matches!(c.status, Status::Ok | Status::Predicted)).count();
     page.lines([Line::plain(match (report.kind, not_ok) {
         (ReportKind::Predict, _) => format!("{} cells predicted; nothing was measured.", report.cells.len()),

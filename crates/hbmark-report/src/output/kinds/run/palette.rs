@@ -2,7 +2,7 @@
 
 use crate::output::plot::Shape;
 use hbmark_core::model::Dtype;
-use hbmark_core::result::{CellResult, Phase, Report, Status};
+use hbmark_core::result::{CellResult, Report, Status};
 
 /// Distinct colours.
 const COLOURS: usize = 6;
@@ -58,20 +58,22 @@ pub fn timed(report: &Report) -> impl Iterator<Item = Timed<'_>> {
             let time_ns = cell.predicted_ns.filter(|time| time.is_finite() && *time > 0.0)?;
             return Some(Timed { cell, time_ns, interval_ns: None });
         }
-        let step = cell.step_ns.as_ref()?;
-        let (time_ns, low, high) = match cell.phase {
-            Phase::Decode => (cell.tpot_ns?, cell.tpot_ci_low_ns, cell.tpot_ci_high_ns),
-            Phase::Prefill => (step.median, step.ci_low, step.ci_high),
-        };
+        let (time_ns, interval_ns) = cell.shown_time()?;
         let usable = time_ns.is_finite() && time_ns > 0.0;
-        usable.then_some(Timed { cell, time_ns, interval_ns: low.zip(high) })
+        usable.then_some(Timed { cell, time_ns, interval_ns })
     })
 }
 
-/// The style and shape of a cell's mark: a cross where its time cannot be trusted.
+/// The style and shape of a cell's mark: a cross where its time is wrong, faint where its blocks cannot stand for it.
 #[must_use]
 pub fn look(cell: &CellResult, style: String, shape: Shape) -> (String, Shape) {
-    if is_invalid(cell) { ("bad".to_owned(), Shape::Cross) } else { (style, shape) }
+    if is_invalid(cell) {
+        ("bad".to_owned(), Shape::Cross)
+    } else if cell.all_blocks.is_some() {
+        (format!("{style} doubtful"), shape)
+    } else {
+        (style, shape)
+    }
 }
 
 #[must_use]

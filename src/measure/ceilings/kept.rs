@@ -1,0 +1,172 @@
+//! Ceilings kept from a run of the last minutes, in a file in the user's cache folder.
+//!
+//! Enters: the machine and how it is probed. Leaves: ceilings that were measured under the same conditions a short while ago, with their age;
+//! or nothing, whatever the reason. Ceilings that something disturbed are not kept.
+
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use crate::machine::atomic_file::write_atomic;
+use crate::measure::protocol::Depth;
+use hbmark_core::result::{Ceilings, Environment};
+
+/// Clocks, heat and neighbours change; ceilings older than this are measured again.
+const MAX_AGE_S: u64 = 600;
+
+/// Ceilings are a page of numbers.
+const MAX_BYTES: u64 = 64 << 10;
+
+/// What ceilings depend on. Any difference, and they are measured again.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Conditions {
+    version: String,
+    revision: Option<String>,
+    kernel: Option<String>,
+    cpu: Option<String>,
+    cores: Vec<usize>,
+    quota_cores: Option<f64>,
+    governor: Option<String>,
+    huge_pages: Option<String>,
+    memory_limit: Option<u64>,
+    gpu: Option<String>,
+    driver: Option<String>,
+    power_limit_watts: Option<f64>,
+    mig: Option<bool>,
+    mps: Option<bool>,
+    threads: Option<usize>,
+    full: bool,
+}
+
+impl Conditions {
+    /// Those of a machine; `cores` are those that this process may use.
+    #[must_use]
+    pub fn of(environment: &Environment, cores: Vec<usize>, threads: Option<usize>, depth: Depth) -> Self {
+        let Environment { cpu, gpu, build, kernel, .. } = environment;
+        let gpu = gpu.as_ref();
+        Self {
+            version: build.version.clone(),
+            revision: build.git_revision.clone(),
+            kernel: kernel.clone(),
+            cpu: cpu.model.clone(),
+            cores,
+            quota_cores: cpu.quota_cores,
+            governor: cpu.governor.clone(),
+            huge_pages: cpu.transparent_huge_pages.clone(),
+            memory_limit: cpu.memory_limit_bytes.map(|bytes| bytes.0),
+            gpu: gpu.and_then(|gpu| gpu.uuid.clone()),
+            driver: gpu.and_then(|gpu| gpu.driver.clone()),
+            power_limit_watts: gpu.and_then(|gpu| gpu.power_limit_watts),
+            mig: gpu.and_then(|gpu| gpu.mig),
+            mps: gpu.and_then(|gpu| gpu.mps),
+            threads,
+            full: depth == Depth::Full,
+        }
+    }
+}
+
+#[derive(Serialize, Deserialize)]
+struct Kept {
+    measured_at_s: u64,
+    conditions: Conditions,
+    ceilings: Ceilings,
+}
+
+/// The user's cache folder of this program, by the rules of XDG.
+#[must_use]
+pub fn folder() -> Option<PathBuf> {
+    let variable = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let cache = variable("XDG_CACHE_HOME").or_else(|| variable("HOME").map(|home| home.join(".cache")))?;
+    Some(cache.join("hbmark"))
+}
+
+/// Seconds since 1970.
+#[must_use]
+pub fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+fn file(folder: &Path, conditions: &Conditions) -> Option<PathBuf> {
+    let digest = Sha256::digest(serde_json::to_vec(conditions).ok()?);
+    let name = digest.iter().take(6).fold(String::new(), |name, byte| format!("{name}{byte:02x}"));
+    Some(folder.join(format!("ceilings-{name}.json")))
+}
+
+/// What was kept under these conditions, and is young enough.
+#[must_use]
+pub fn read(folder: &Path, conditions: &Conditions, now: u64) -> Option<Ceilings> {
+    let text = hbmark_core::input::read_text(&file(folder, conditions)?, MAX_BYTES).ok()?;
+    let kept: Kept = serde_json::from_str(&text).ok()?;
+    let age = now.checked_sub(kept.measured_at_s).filter(|age| *age <= MAX_AGE_S)?;
+    let usable = kept.conditions == *conditions && kept.ceilings.doubt().is_none();
+    usable.then_some(Ceilings { age_s: Some(age as f64), ..kept.ceilings })
+}
+
+/// Keeps ceilings that nothing disturbed; that they cannot be kept is no error.
+pub fn write(folder: &Path, conditions: &Conditions, ceilings: &Ceilings, now: u64) {
+    if ceilings.doubt().is_some() || std::fs::create_dir_all(folder).is_err() {
+        return;
+    }
+    let kept = Kept {
+        measured_at_s: now,
+        conditions: conditions.clone(),
+        ceilings: Ceilings { age_s: None, ..ceilings.clone() },
+    };
+    if let (Some(file), Ok(text)) = (file(folder, conditions), serde_json::to_string(&kept)) {
+        // The next run measures them again.
+        let _ = write_atomic(&file, &text);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hbmark_core::result::Cause;
+    use hbmark_report::samples;
+
+    fn conditions(threads: Option<usize>, depth: Depth) -> Conditions {
+        Conditions::of(&samples::report().environment, vec![0, 1], threads, depth)
+    }
+
+    #[test]
+    fn ceilings_are_kept_for_some_minutes_under_the_same_conditions_only() {
+        let folder = tempfile::tempdir().unwrap();
+        let (at, ceilings) = (folder.path().join("new"), samples::report().ceilings.unwrap());
+        let same = conditions(None, Depth::Full);
+        assert_eq!(read(&at, &same, 1_000), None);
+        write(&at, &same, &ceilings, 1_000);
+        let kept = read(&at, &same, 1_240).unwrap();
+        assert_eq!(kept, Ceilings { age_s: Some(240.0), ..ceilings.clone() });
+        assert_eq!(read(&at, &same, 1_000 + MAX_AGE_S + 1), None, "too old");
+        assert_eq!(read(&at, &same, 900), None, "the clock ran backwards");
+        for other in [conditions(Some(1), Depth::Full), conditions(None, Depth::Quick)] {
+            assert_eq!(read(&at, &other, 1_100), None, "{other:?}");
+        }
+        let mut rebuilt = samples::report().environment;
+        rebuilt.build.git_revision = Some("another".into());
+        assert_eq!(read(&at, &Conditions::of(&rebuilt, vec![0, 1], None, Depth::Full), 1_100), None);
+    }
+
+    #[test]
+    fn disturbed_ceilings_are_neither_kept_nor_used() {
+        let folder = tempfile::tempdir().unwrap();
+        let same = conditions(None, Depth::Full);
+        let calm = samples::report().ceilings.unwrap();
+        let disturbed = Ceilings { disturbed: vec![Cause::ForeignLoad { cores: 1.2 }], ..calm.clone() };
+        write(folder.path(), &same, &disturbed, 1_000);
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+        write(folder.path(), &same, &calm, 1_000);
+        let file = file(folder.path(), &same).unwrap();
+        let text = std::fs::read_to_string(&file).unwrap();
+        for broken in [
+            text.replace("\"disturbed\":[]", "\"disturbed\":[{\"code\":\"power_capped\"}]"),
+            text[..40].to_owned(),
+        ] {
+            assert_ne!(broken, text);
+            std::fs::write(&file, broken).unwrap();
+            assert_eq!(read(folder.path(), &same, 1_000), None);
+        }
+    }
+}
