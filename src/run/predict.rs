@@ -22,15 +22,13 @@ pub struct Question {
 /// Predicts every cell of the question.
 ///
 /// # Errors
-/// When the dtype is a GGUF file's own and the model is none.
+/// When a dtype contradicts the model's files.
 ///
 /// # Panics
 /// Never: a question has at least one dtype.
 pub fn report(model: &OpenModel, question: &Question, command: &str) -> Result<Report, OpenError> {
     let predicted = |&weights: &Dtype| {
-        if weights == Dtype::Gguf && !model.is_gguf() {
-            return Err(OpenError::NotGguf { name: model.name.clone() });
-        }
+        let weights = model.storage(Some(weights))?;
         Ok(predict(&Request {
             architecture: &model.architecture,
             inventory: &model.inventory(weights),
@@ -43,7 +41,7 @@ pub fn report(model: &OpenModel, question: &Question, command: &str) -> Result<R
             phases: &question.phases,
         }))
     };
-    let predictions = question.dtypes.iter().map(predicted).collect::<Result<Vec<_>, _>>()?;
+    let predictions = question.dtypes.iter().map(predicted).collect::<Result<Vec<_>, OpenError>>()?;
     let first = predictions.first().expect("a question has at least one dtype");
     let mut report = Report {
         schema_version: SCHEMA_VERSION,

@@ -109,6 +109,9 @@ fn ready(
     let isolated = !worker.no_isolation && !serving.files().chain(workload.map(Path::new)).any(own);
     let config = ServeConfig { out: output.out.clone(), ..config };
     let model = Rc::new(serving.open()?);
+    if config.virtual_source.is_some() {
+        model.storage(config.dtype)?;
+    }
     Ok(Ready {
         isolation: isolated.then_some(worker),
         output,
