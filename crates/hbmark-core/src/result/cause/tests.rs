@@ -61,6 +61,8 @@ fn samples() -> Vec<Cause> {
         Cause::LatenciesRise,
         Cause::SweepEnded { variable: "rate".into(), value: 8.0, why: text() },
         Cause::Interrupted { signal: "SIGINT".into() },
+        Cause::FileContradicts { field: "dtype".into(), file: "fp8".into(), given: "bf16".into() },
+        Cause::Inconsistent { rule: ConsistencyRule::Throughput, detail: text() },
         Cause::other("as it was"),
     ]
 }

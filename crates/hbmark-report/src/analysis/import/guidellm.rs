@@ -84,5 +84,5 @@ fn row(document: &Document, index: usize, benchmark: &Json) -> Result<ForeignRow
         (None, Some(streams)) => format!("{kind} c{streams}"),
         (None, None) => kind,
     };
-    Ok(ForeignRow { label: clipped(&label), setup, values, remarks })
+    Ok(ForeignRow { label: clipped(&label), setup, values, remarks, ..ForeignRow::default() })
 }
