@@ -10,7 +10,7 @@ use super::ladder::{device_of, same_machine};
 use super::{Outcome, print, print_result};
 use hbmark_core::result::Report;
 use hbmark_report::analysis::import::{self, Imported};
-use hbmark_report::analysis::{Opened, open};
+use hbmark_report::analysis::{FailOn, Opened, failures, open};
 use hbmark_report::output::{External, Format, page};
 
 #[derive(Debug, ClapArgs)]
@@ -23,6 +23,9 @@ pub struct Args {
     /// What to print on stdout.
     #[arg(long, value_enum, default_value = "table")]
     format: Format,
+    /// Exit with 1 when one of these holds.
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "CONDITION")]
+    fail_on: Vec<FailOn>,
     /// A result of another program, drawn on the roofline of the page (--format html).
     #[arg(long, value_name = "FILE", help_heading = "Other programs")]
     external: Vec<PathBuf>,
@@ -44,6 +47,9 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
         "--external is drawn on the roofline of the page: add --format html (`hbmark import` prints its rows)"
     );
     let opened = open(&args.file)?;
+    let failures = failures(&opened, &args.fail_on);
+    failures.iter().for_each(|failure| super::say(&format!("--fail-on: {failure}")));
+    let outcome = if failures.is_empty() { Outcome::Complete } else { Outcome::SomeCellsFailed };
     let kind = opened.kind();
     let mut report = match opened {
         Opened::Report(report) => report,
@@ -64,7 +70,7 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
                 }
                 Opened::Report(_) => unreachable!("matched above"),
             }
-            return Ok(Outcome::Complete);
+            return Ok(outcome);
         }
     };
     // For people only: formats that programs read stay as they were saved.
@@ -76,7 +82,7 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
     } else {
         print(&page(&report, &externals(args, &report)?))?;
     }
-    Ok(Outcome::Complete)
+    Ok(outcome)
 }
 
 /// The rows that can be drawn on the roofline of the report.

@@ -97,6 +97,14 @@ fn open_with(
     if path.is_dir() {
         return open_folder(path, None);
     }
+    // The config is in the folder that is meant.
+    if path.file_name().is_some_and(|name| name == "config.json") && path.is_file() {
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+        return open_folder(folder.unwrap_or(Path::new(".")), None);
+    }
+    if path.is_file() {
+        return Err(ModelError::NotAModel { path: path.to_path_buf() }.into());
+    }
     if let Some(preset) = presets::find(spec) {
         return Ok(OpenModel::synthetic(preset.name, preset.architecture, seed));
     }
@@ -476,6 +484,16 @@ mod tests {
         let folder = folder(serde_json::json!({"quant_method": "awq", "bits": 4, "group_size": 128}), None);
         let error = open(folder.path().to_str().unwrap(), None, 0).unwrap_err().to_string();
         assert!(error.contains("awq, 4 bits, groups of 128"), "{error}");
+    }
+
+    #[test]
+    fn a_config_stands_for_its_folder_and_another_file_is_no_model() {
+        let whole = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/models/llama-bf16");
+        let by_file = open_shape(&format!("{whole}/config.json"), None).unwrap();
+        assert_eq!(by_file.architecture, open_shape(whole, None).unwrap().architecture);
+        assert_eq!(by_file.name, "llama-bf16");
+        let error = open_shape(&format!("{whole}/model.safetensors"), None).unwrap_err().to_string();
+        assert!(error.contains("is no model"), "{error}");
     }
 
     #[test]

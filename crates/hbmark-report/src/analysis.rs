@@ -10,6 +10,7 @@ pub mod compare;
 mod diagnose;
 mod diagnose_serving;
 mod evidence;
+mod fail_on;
 mod finding;
 mod first_limit;
 pub mod import;
@@ -25,6 +26,7 @@ pub use checklist::{
 };
 pub use diagnose::{explain, rule_names};
 pub use diagnose_serving::{Cost, explain_serving, serving_rule_names};
+pub use fail_on::{FailOn, failures, serving_failures};
 pub use ladder::{LadderError, ladders, with_external};
 pub use opened::{Opened, OpenedError, open};
 pub use recheck::recheck;

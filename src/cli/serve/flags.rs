@@ -20,6 +20,7 @@ use hbmark_core::model::Dtype;
 use hbmark_core::result::saved;
 use hbmark_core::result::serving::{Arrivals, Offered, Policy, Slo, parse_span};
 use hbmark_core::units::Nanos;
+use hbmark_report::analysis::FailOn;
 use hbmark_traffic::arrivals::Burst;
 use hbmark_traffic::point::TrafficSource;
 use hbmark_traffic::sampler::Sampling;
@@ -225,6 +226,9 @@ pub(super) struct ServingArgs {
     pub worker: WorkerArgs,
     #[command(flatten)]
     pub output: OutputArgs,
+    /// Exit with 1 when one of these holds: an objective missed, a point saturated, no rate found, a point invalid.
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "CONDITION")]
+    pub fail_on: Vec<FailOn>,
 }
 
 impl ServingArgs {
@@ -374,7 +378,7 @@ pub(super) struct LoadArgs {
     #[command(flatten)]
     pub workload: WorkloadArgs,
     /// Requests per second, or `inf`: all at once [default: 1; for a trace, as recorded].
-    #[arg(long, visible_alias = "request-rate", value_parser = rate, help_heading = "Load")]
+    #[arg(long, visible_alias = "request-rate", value_parser = rate, allow_negative_numbers = true, help_heading = "Load")]
     pub rate: Option<Offered>,
     /// Closed loop with this many concurrent requests.
     #[arg(

@@ -190,7 +190,8 @@ pub enum Cause {
         share: f64,
     },
     #[error(
-        "does not fit: needs {needed_bytes}, {:.0} % of the device's {device_bytes} may be used", usable_share * 100.0
+        "does not fit: needs {}, {:.0} % of the device's {} may be used",
+        needed_bytes.capacity(), usable_share * 100.0, device_bytes.capacity()
     )]
     DoesNotFit { needed_bytes: Bytes, device_bytes: Bytes, usable_share: f64 },
 

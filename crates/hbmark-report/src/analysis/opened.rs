@@ -73,6 +73,11 @@ pub fn open(path: &Path) -> Result<Opened, OpenedError> {
                 {
                     Err(ours.into())
                 }
+                Err(ImportError::NotAResult { what, .. })
+                    if broken && what.starts_with("a result of this program") =>
+                {
+                    Err(ours.into())
+                }
                 Err(theirs) => Err(theirs.into()),
             }
         }

@@ -9,7 +9,7 @@ use Unit::{Bytes, BytesPerSecond, Count, Flops, Fraction, Joules, Nanoseconds, P
 
 use super::document::{Column, Value, measured};
 use hbmark_core::result::serving::{Quantity, ServeResult};
-use hbmark_core::result::{CellResult, Phase, StepBytes};
+use hbmark_core::result::{CellResult, Phase, Status, StepBytes};
 
 /// What a metric is measured in; decides how a table scales it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -135,7 +135,7 @@ pub const METRICS: &[Metric<CellResult>] = &[
     row("step_ci_low", "ci low", Nanoseconds, Neither, Files, |c| c.step_ns.as_ref()?.ci_low),
     row("step_ci_high", "ci high", Nanoseconds, Neither, Files, |c| c.step_ns.as_ref()?.ci_high),
     row("steps", "n", Count, Neither, Files, |c| Some(c.step_ns.as_ref()?.n as f64)),
-    row("tpot", "TPOT", Nanoseconds, Lower, Table, |c| c.tpot_ns),
+    row("tpot", "TPOT", Nanoseconds, Lower, Table, |c| c.tpot_ns.or_else(|| predicted_tpot(c))),
     row("interval_half_width", "±", Fraction, Lower, Table, half_width),
     row("host_bubble", "bubble", Nanoseconds, Lower, Files, |c| c.host_bubble_ns),
     row("launch_cost", "launches", Nanoseconds, Lower, Files, |c| c.launch_cost_ns),
@@ -206,6 +206,11 @@ pub const SERVING: &[Metric<ServeResult, Quantity>] = &[
     row("measured", "measured", Count, Neither, Files, |r| Some((r.measured as f64).into())),
     row("served", "served", Count, Higher, Files, |r| Some((r.served as f64).into())),
 ];
+
+/// A predicted decode step is a lower bound of the time per output token.
+fn predicted_tpot(cell: &CellResult) -> Option<f64> {
+    (cell.status == Status::Predicted && cell.phase == Phase::Decode).then_some(cell.predicted_ns).flatten()
+}
 
 /// Half of the interval's width, relative: of TPOT for decode, of the step for prefill.
 fn half_width(cell: &CellResult) -> Option<f64> {

@@ -235,7 +235,7 @@ fn a_message_names_file_key_found_and_wanted() {
     config.json: `hidden_size` is missing; want an integer from 1 to 131072
     config.json: `rope_scaling.type` = "dynamic" is not supported; supported: default, linear, llama3, yarn
     config.json: `torch_dtype` = "int3" is not supported; supported: float32, bfloat16, float16, float8_e4m3fn
-    config.json: architecture gemma3_text (Gemma3ForCausalLM) is not supported; supported: LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, Qwen3MoeForCausalLM, MixtralForCausalLM, DeepseekV3ForCausalLM
+    config.json: architecture gemma3_text (Gemma3ForCausalLM) is not supported; supported: llama (LlamaForCausalLM), mistral (MistralForCausalLM), qwen2 (Qwen2ForCausalLM), qwen3 (Qwen3ForCausalLM), qwen3_moe (Qwen3MoeForCausalLM), mixtral (MixtralForCausalLM), deepseek_v3 (DeepseekV3ForCausalLM)
     "#);
 }
 

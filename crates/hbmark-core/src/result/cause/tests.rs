@@ -1,6 +1,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::Cause;
+use super::{Cause, ConsistencyRule};
 use crate::model::Dtype;
 use crate::result::saved;
 use crate::result::serving::{Gate, GateName};
