@@ -48,7 +48,9 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
     );
     let opened = open(&args.file)?;
     let failures = failures(&opened, &args.fail_on);
-    failures.iter().for_each(|failure| super::say(&format!("--fail-on: {failure}")));
+    for failure in &failures {
+        super::say(&format!("--fail-on: {failure}"));
+    }
     let outcome = if failures.is_empty() { Outcome::Complete } else { Outcome::SomeCellsFailed };
     let kind = opened.kind();
     let mut report = match opened {

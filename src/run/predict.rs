@@ -69,7 +69,7 @@ pub fn report(model: &OpenModel, question: &Question, command: &str) -> Result<R
     for (dtype, prediction) in question.dtypes.iter().zip(predictions) {
         report.cells.extend(prediction.cells);
         report.crossovers.extend(if several {
-            of_one(*dtype, prediction.crossovers)
+            of_one(*dtype, &prediction.crossovers)
         } else {
             prediction.crossovers
         });
@@ -79,7 +79,7 @@ pub fn report(model: &OpenModel, question: &Question, command: &str) -> Result<R
 }
 
 /// The crossovers of one dtype among several: labelled, and of each kind the first and the last.
-fn of_one(dtype: Dtype, all: Vec<Crossover>) -> Vec<Crossover> {
+fn of_one(dtype: Dtype, all: &[Crossover]) -> Vec<Crossover> {
     let kind = |row: &Crossover| row.what;
     let edge = |at: usize| {
         let same = |other: &Crossover| kind(other) == kind(&all[at]);

@@ -214,7 +214,7 @@ fn a_file_that_is_no_result_is_refused() {
     std::fs::write(file.path(), "{\"schema_version\": 99}").unwrap();
     refused(&["report", path(file.path())], "schema version 99");
     std::fs::write(file.path(), "not json").unwrap();
-    refused(&["report", path(file.path())], "is not a result of hbmark");
+    refused(&["report", path(file.path())], "is no result this program knows");
 }
 
 #[test]
@@ -444,7 +444,7 @@ fn every_kind_of_result_goes_through_every_door() {
     let found = ["serve", "search", "--virtual", "--gpu", "h100-sxm", "--model", "SmolLM2-135M"];
     let found = hbmark()
         .args(found)
-        .args(["--slo", "ttft_p95=1s", "--requests", "50", "--out", path(&search)])
+        .args(["--slo", "ttft_p95=1s", "--requests", "100", "--out", path(&search)])
         .assert();
     assert!(matches!(found.get_output().status.code(), Some(0 | 1)), "{found:?}");
     let kinds = [
@@ -505,7 +505,7 @@ fn conditions_of_a_pipeline_set_the_exit_code() {
         "--model",
         "SmolLM2-135M",
         "--requests",
-        "50",
+        "100",
         "--rate",
         "1",
     ];

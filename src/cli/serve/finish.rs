@@ -79,7 +79,9 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
 /// How a whole benchmark ended.
 fn judge(report: &ServeReport, fail_on: &[FailOn]) -> Outcome {
     let failures = serving_failures(report, fail_on);
-    failures.iter().for_each(|failure| say(&format!("--fail-on: {failure}")));
+    for failure in &failures {
+        say(&format!("--fail-on: {failure}"));
+    }
     if !failures.is_empty() {
         return Outcome::SomeCellsFailed;
     }

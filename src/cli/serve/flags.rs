@@ -110,20 +110,31 @@ pub(super) struct VirtualArgs {
     /// Run the scheduler on a virtual clock: step times from --gpu's data sheet or --from a saved run.
     #[arg(long = "virtual", conflicts_with_all = ["structured", "tokenizer"])]
     pub simulate: bool,
-    /// A GPU of the datasheet table (`hbmark devices`).
-    #[arg(long, default_value = "h100-sxm", conflicts_with = "from")]
-    gpu: String,
+    /// A GPU of the datasheet table (`hbmark devices`) [default: h100-sxm].
+    #[arg(long, conflicts_with = "from")]
+    gpu: Option<String>,
     /// A result.json of `hbmark run` of the same model.
     #[arg(long, value_name = "FILE")]
     from: Option<PathBuf>,
 }
+
+/// The GPU of a virtual clock where none is named.
+const DEFAULT_GPU: &str = "h100-sxm";
 
 impl VirtualArgs {
     fn source(&self) -> anyhow::Result<Option<VirtualSource>> {
         Ok(match &self.from {
             _ if !self.simulate => None,
             Some(path) => Some(VirtualSource::Saved(Box::new(saved::read(path)?))),
-            None => Some(VirtualSource::Datasheet(Box::new(devices::find(&self.gpu)?.clone()))),
+            None => {
+                if self.gpu.is_none() {
+                    crate::cli::say(&format!(
+                        "virtual clock: step times of {DEFAULT_GPU}; --gpu names another"
+                    ));
+                }
+                let gpu = self.gpu.as_deref().unwrap_or(DEFAULT_GPU);
+                Some(VirtualSource::Datasheet(Box::new(devices::find(gpu)?.clone())))
+            }
         })
     }
 }

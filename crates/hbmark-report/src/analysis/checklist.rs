@@ -341,6 +341,46 @@ fn caches(report: &Report, cells: &[&CellResult]) -> Answer {
 /// Checks a result under load.
 #[must_use]
 pub fn of_serving(report: &ServeReport) -> Checklist {
+    let environment = &report.environment;
+    let gpu = environment.gpu.as_ref().and_then(|gpu| gpu.name.clone());
+    let named = gpu.or_else(|| environment.cpu.model.clone()).filter(|_| report.step_model.is_none());
+    let build = &environment.build;
+    let version =
+        (!build.version.is_empty()).then(|| format!("hbmark {}, candle {}", build.version, build.candle));
+    let named_checks = vec![
+        ask(
+            "measured, not computed",
+            true,
+            match &report.step_model {
+                Some(model) => {
+                    (Failed, format!("a virtual clock: step times are {model}"), "the same without --virtual")
+                }
+                None => (Passed, "an engine in real time".to_owned(), ""),
+            },
+        ),
+        ask(
+            "hardware named",
+            true,
+            match (&report.datasheet, named) {
+                (Some(sheet), _) => (Passed, sheet.product.clone(), ""),
+                (None, named) => {
+                    reported(named, "neither CPU nor GPU is named", "run with this version of hbmark")
+                }
+            },
+        ),
+        ask(
+            "software named",
+            true,
+            reported(version, "no version was kept", "run with this version of hbmark"),
+        ),
+        ask("storage of weights named", true, (Passed, format!("{} weights", report.dtype), "")),
+    ];
+    let checks = load_checks(report).into_iter().chain(named_checks).collect();
+    Checklist::new(format!("{} · {}", report.model.name, counted(report.points.len(), "point")), checks)
+}
+
+/// The questions about the load and its points.
+fn load_checks(report: &ServeReport) -> Vec<Check> {
     let results: Vec<(&str, &ServeResult)> =
         report.points.iter().filter_map(|p| Some((p.label.as_str(), p.result.as_ref()?))).collect();
     let first_that = |of: &dyn Fn(&ServeResult) -> bool| {
@@ -356,23 +396,7 @@ pub fn of_serving(report: &ServeReport) -> Checklist {
     let window = least(&|result| result.window_s).unwrap_or(0.0);
     let open = |point: &Point| matches!(point.offered, Offered::Rate(_) | Offered::AsRecorded);
     let open_loop = report.points.iter().all(open);
-    let environment = &report.environment;
-    let gpu = environment.gpu.as_ref().and_then(|gpu| gpu.name.clone());
-    let named = gpu.or_else(|| environment.cpu.model.clone()).filter(|_| report.step_model.is_none());
-    let build = &environment.build;
-    let version =
-        (!build.version.is_empty()).then(|| format!("hbmark {}, candle {}", build.version, build.candle));
-    let checks = vec![
-        ask(
-            "measured, not computed",
-            true,
-            match &report.step_model {
-                Some(model) => {
-                    (Failed, format!("a virtual clock: step times are {model}"), "the same without --virtual")
-                }
-                None => (Passed, "an engine in real time".to_owned(), ""),
-            },
-        ),
+    vec![
         ask(
             "something was measured",
             true,
@@ -450,24 +474,7 @@ pub fn of_serving(report: &ServeReport) -> Checklist {
                 "at least a minute of steady load",
             ),
         ),
-        ask(
-            "hardware named",
-            true,
-            match (&report.datasheet, named) {
-                (Some(sheet), _) => (Passed, sheet.product.clone(), ""),
-                (None, named) => {
-                    reported(named, "neither CPU nor GPU is named", "run with this version of hbmark")
-                }
-            },
-        ),
-        ask(
-            "software named",
-            true,
-            reported(version, "no version was kept", "run with this version of hbmark"),
-        ),
-        ask("storage of weights named", true, (Passed, format!("{} weights", report.dtype), "")),
-    ];
-    Checklist::new(format!("{} · {}", report.model.name, counted(report.points.len(), "point")), checks)
+    ]
 }
 
 /// Checks a comparison.

@@ -130,7 +130,8 @@ fn length(phase: Phase, block: &Block, protocol: &ProtocolSummary) -> Option<(Ru
 fn repeated(blocks: &[Block]) -> Option<Cause> {
     let kept: Vec<(usize, &Block)> = blocks.iter().enumerate().collect();
     let twice = |a: &Block, b: &Block| {
-        let varied = a.step_ns.len() > 2 && a.step_ns.iter().any(|time| *time != a.step_ns[0]);
+        let varied =
+            a.step_ns.len() > 2 && a.step_ns.iter().any(|time| time.total_cmp(&a.step_ns[0]).is_ne());
         let overlap =
             a.visit == b.visit && (b.at_ns - a.at_ns).abs() < a.wall_ns.min(b.wall_ns) * (1.0 - ROUNDING);
         overlap || (varied && a.step_ns == b.step_ns)

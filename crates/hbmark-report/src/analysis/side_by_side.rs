@@ -43,7 +43,7 @@ pub struct SideBySide {
 
 struct Figure {
     of: String,
-    figure: &'static str,
+    name: &'static str,
     is_time: bool,
     value: Option<f64>,
 }
@@ -67,7 +67,7 @@ pub fn side_by_side(names: [&str; 2], a: &Opened, b: &Opened) -> Option<SideBySi
     let mut unmatched = second;
     let mut figures: Vec<FigurePair> = Vec::new();
     for figure in first {
-        let same = |other: &Figure| other.figure == figure.figure && (alone || other.of == figure.of);
+        let same = |other: &Figure| other.name == figure.name && (alone || other.of == figure.of);
         let beside = unmatched.iter().position(same).map(|at| unmatched.remove(at));
         let of = match &beside {
             Some(beside) if beside.of != figure.of => format!("{} / {}", figure.of, beside.of),
@@ -76,7 +76,7 @@ pub fn side_by_side(names: [&str; 2], a: &Opened, b: &Opened) -> Option<SideBySi
         let b = beside.and_then(|beside| beside.value);
         figures.push(FigurePair {
             of,
-            figure: figure.figure.to_owned(),
+            figure: figure.name.to_owned(),
             is_time: figure.is_time,
             a: figure.value,
             b,
@@ -84,7 +84,7 @@ pub fn side_by_side(names: [&str; 2], a: &Opened, b: &Opened) -> Option<SideBySi
     }
     let left = |figure: Figure| FigurePair {
         of: figure.of,
-        figure: figure.figure.to_owned(),
+        figure: figure.name.to_owned(),
         is_time: figure.is_time,
         a: None,
         b: figure.value,
@@ -110,7 +110,7 @@ fn serving(report: &ServeReport) -> Vec<Figure> {
     for point in &report.points {
         let Some(result) = &point.result else { continue };
         let mut push =
-            |figure, is_time, value| figures.push(Figure { of: point.label.clone(), figure, is_time, value });
+            |name, is_time, value| figures.push(Figure { of: point.label.clone(), name, is_time, value });
         let time = |of: &Option<Quantiles>, at: At| {
             of.as_ref().and_then(at).and_then(|quantity| match quantity {
                 Quantity::Finite(value) => Some(value),
@@ -137,14 +137,14 @@ fn serving(report: &ServeReport) -> Vec<Figure> {
     }
     if let Some(search) = &report.search {
         let value = search.max_rate;
-        figures.push(Figure { of: "search".to_owned(), figure: "highest req/s", is_time: false, value });
+        figures.push(Figure { of: "search".to_owned(), name: "highest req/s", is_time: false, value });
     }
     figures
 }
 
 fn cells(report: &Report) -> Vec<Figure> {
     let each = report.cells.iter().flat_map(|cell| {
-        let of = |figure, is_time, value| Figure { of: cell.id.clone(), figure, is_time, value };
+        let of = |name, is_time, value| Figure { of: cell.id.clone(), name, is_time, value };
         [
             of("floor", true, cell.predicted_ns.or(cell.predicted_datasheet_ns)),
             of("step", true, cell.step_ns.as_ref().map(|step| step.median)),
@@ -171,7 +171,7 @@ fn foreign(results: &[ForeignResult]) -> Vec<Figure> {
     let figures = rows.flat_map(|row| {
         METRICS.iter().map(move |metric| Figure {
             of: row.label.clone(),
-            figure: metric.title(),
+            name: metric.title(),
             is_time: metric.is_time(),
             value: row.center(*metric).map(|value| value.value),
         })

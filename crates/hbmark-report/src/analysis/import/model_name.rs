@@ -98,7 +98,7 @@ pub(super) fn compare(file: &str, given: &str, shape: &Architecture) -> Agreemen
         _ => {}
     }
     if let (Some(theirs), Some(ours)) = (theirs.version, ours.version)
-        && theirs.floor() != ours.floor()
+        && theirs.floor().total_cmp(&ours.floor()).is_ne()
     {
         return Agreement::Differs("version");
     }

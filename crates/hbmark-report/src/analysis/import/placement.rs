@@ -238,7 +238,7 @@ impl PlacementNotes {
         self.assumptions.push(what);
     }
 
-    fn contradict(&mut self, field: &str, file: impl ToString, given: impl ToString) {
+    fn contradict(&mut self, field: &str, file: &dyn ToString, given: &dyn ToString) {
         let (field, file, given) = (field.to_owned(), file.to_string(), given.to_string());
         self.contradictions.push(Cause::FileContradicts { field, file, given });
     }
@@ -253,7 +253,7 @@ impl PlacementNotes {
             let ours = given.model_name.unwrap_or_default();
             match setup.model.as_deref().map(|file| (file, model_name::compare(file, ours, architecture))) {
                 Some((file, Agreement::Differs(in_what))) => {
-                    self.contradict(&format!("model ({in_what})"), file, ours);
+                    self.contradict(&format!("model ({in_what})"), &file, &ours);
                 }
                 Some((_, Agreement::Taken(how))) => self.assume(how),
                 Some((_, Agreement::Same)) | None => {}
@@ -300,7 +300,7 @@ impl PlacementNotes {
         if let (Some(given), Some(file)) = (given.gpus, setup.gpus)
             && given != file
         {
-            self.contradict("number of GPUs", file, given);
+            self.contradict("number of GPUs", &file, &given);
         }
         let gpus = given.gpus.or(setup.gpus).unwrap_or_else(|| {
             self.assume("one GPU: the file does not say how many (--gpus)".to_owned());
@@ -328,7 +328,7 @@ impl PlacementNotes {
         };
         match same {
             Some(true) => {}
-            Some(false) => self.contradict("GPU", named, &given.name),
+            Some(false) => self.contradict("GPU", &named, &given.name),
             None => self.assume(format!(
                 "it ran on {} as given; the file's `{named}` is no name of a GPU",
                 given.name
@@ -352,11 +352,11 @@ impl PlacementNotes {
                 (Some(stated), ..) if alike(stated, wanted) => {}
                 (Some(stated), _, word) => {
                     let word = word.clone().filter(|_| setup.dtype.is_none_or(|own| own == stated));
-                    self.contradict("dtype", word.unwrap_or_else(|| stated.to_string()), wanted);
+                    self.contradict("dtype", &word.unwrap_or_else(|| stated.to_string()), &wanted);
                 }
-                (None, Some(what), _) => self.contradict("dtype", what, wanted),
+                (None, Some(what), _) => self.contradict("dtype", &what, &wanted),
                 (None, None, Some(word)) if wanted != Dtype::Gguf && setup.weight_bytes.is_some() => {
-                    self.contradict("dtype", word, wanted);
+                    self.contradict("dtype", word, &wanted);
                 }
                 (None, None, _) => {}
             }
@@ -388,7 +388,7 @@ impl PlacementNotes {
             && (given > file || row.setup.batch.is_some_and(|file| file != given))
         {
             let what = if row.setup.batch.is_some() { "batch" } else { "limit of requests at once" };
-            self.contradict(what, file, given);
+            self.contradict(what, &file, &given);
         }
         if let Some(stated) = given.batch.or(row.setup.batch) {
             return whole(stated);
@@ -430,7 +430,7 @@ impl PlacementNotes {
         if let (Some(given), Some(file)) = (given.kv_dtype, setup.kv_dtype)
             && given != file
         {
-            self.contradict("KV dtype", file, given);
+            self.contradict("KV dtype", &file, &given);
         }
         given.kv_dtype.or(setup.kv_dtype).unwrap_or_else(|| {
             let kv = weights.of_cache();
@@ -465,7 +465,7 @@ impl PlacementNotes {
             ));
         } else if (stated as f64 / ours - 1.0).abs() > SIZE_TOLERANCE {
             let shape = format!("a shape of {} in {dtype}", ledger.resident_weights());
-            self.contradict("size of the weights", Bytes(stated), shape);
+            self.contradict("size of the weights", &Bytes(stated), &shape);
         }
         cost
     }
