@@ -271,7 +271,10 @@ fn foreign(bytes: &[u8], _: &Path) -> bool {
         Ok(results) => results,
         Err(error) => return refused(error),
     };
-    let lists: Vec<_> = results.iter().map(hbmark_report::analysis::of_foreign).collect();
+    let lists: Vec<_> = results
+        .iter()
+        .map(|result| hbmark_report::analysis::of_foreign(result, &import::UserOverrides::default(), None))
+        .collect();
     let gpu = devices::find("h100-sxm").ok();
     let given = import::UserOverrides { gpu, dtype: Some(Dtype::Bf16), ..import::UserOverrides::default() };
     let imported: Vec<_> = results.into_iter().map(|result| import::Imported::new(result, &given)).collect();
@@ -296,6 +299,7 @@ fn result(bytes: &[u8], _: &Path) -> bool {
         Err(error) => return refused(error),
     };
     hbmark_report::analysis::judge::recompute(&mut report);
+    hbmark_report::analysis::recheck(&mut report);
     for format in TEXT_FORMATS {
         check_printed(&render(&report, format, false).expect("a result can be printed"), format);
         let found = hbmark_report::analysis::explain(&report);

@@ -65,7 +65,11 @@ pub struct PriceArgs {
 /// A number above zero that arithmetic survives.
 fn positive(name: &str, value: Option<f64>) -> anyhow::Result<Option<f64>> {
     if let Some(value) = value {
-        ensure!(value.is_finite() && value > 0.0 && value < 1e12, "--{name} {value} is not a number above 0");
+        ensure!(
+            value.is_finite() && value > 0.0 && value < 1e12,
+            "--{name} {} is not a number above 0 and below 10^12",
+            if value.abs() < 1e12 { value.to_string() } else { format!("{value:e}") }
+        );
     }
     Ok(value)
 }

@@ -17,8 +17,9 @@ use crate::run::config::RunConfig;
 use crate::weights::OpenModel;
 use crate::worker::journal::FolderLock;
 use crate::worker::signals::Interrupts;
-use hbmark_core::result::Phase;
 use hbmark_core::result::comparison::{Comparison, ComparisonVerdict, Effect, EngineVariant, Settings};
+use hbmark_core::result::{Phase, ReportKind};
+use hbmark_report::analysis::{Opened, SideBySide, open, side_by_side};
 use hbmark_report::output::Format;
 
 /// The settings a side may have: flags of `hbmark run`, by the same names.
@@ -142,6 +143,11 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
                 );
             }
             let claim = args.out.as_deref().map(lock_folder).transpose()?;
+            if let Some(beside) = beside(a, b)? {
+                let saved = args.out.as_ref().map(|folder| save(&beside, "comparison", folder));
+                conclude(print_result(&beside, args.format), saved)??;
+                return Ok(Outcome::Complete);
+            }
             let comparison = compare::saved(a, b, &command_line(), settings)?;
             Ran { comparison, stopped: None, _claim: claim }
         }
@@ -167,11 +173,39 @@ fn outcome(comparison: &Comparison, gates: &[Gate]) -> Outcome {
     if lost || closed { Outcome::SomeCellsFailed } else { Outcome::Complete }
 }
 
-/// A side that is a saved result: a JSON file, or a folder with a result in it.
+/// A side that is a saved result: a file, or a folder with a result in it. A TOML file is settings.
 fn saved_path(given: &str) -> Option<&Path> {
     let path = Path::new(given);
-    let json = path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("json"));
-    (json || path.is_dir()).then_some(path)
+    let ending = |wanted: &str| path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case(wanted));
+    (ending("json") || path.is_dir() || (path.is_file() && !ending("toml"))).then_some(path)
+}
+
+/// Two results of a kind that has no cells timed in blocks: traffic, predictions, other programs.
+fn beside(a: &Path, b: &Path) -> anyhow::Result<Option<SideBySide>> {
+    let file = |path: &Path| {
+        let results = ["result.json", "serve.json", "comparison.json"].map(|name| path.join(name));
+        results.into_iter().find(|file| file.is_file()).unwrap_or_else(|| path.to_path_buf())
+    };
+    let (first, second) = (open(&file(a))?, open(&file(b))?);
+    let timed = |opened: &Opened| matches!(opened, Opened::Report(report) if report.kind == ReportKind::Run);
+    if timed(&first) && timed(&second) {
+        return Ok(None);
+    }
+    let names =
+        [a.display().to_string(), b.display().to_string()].map(|name| hbmark_core::input::plain(&name));
+    let found = side_by_side([&names[0], &names[1]], &first, &second);
+    found.map(Some).with_context(|| match (&first, &second) {
+        (Opened::Comparison(_), Opened::Comparison(_)) => {
+            "two comparisons have no common sides; `hbmark report FILE` prints each".to_owned()
+        }
+        _ => format!(
+            "{} is {} and {} is {}; give two of one kind",
+            a.display(),
+            first.kind(),
+            b.display(),
+            second.kind()
+        ),
+    })
 }
 
 /// Runs the rounds; the signal that ended them where too few are complete to judge.

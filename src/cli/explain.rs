@@ -4,9 +4,9 @@ use std::path::PathBuf;
 
 use clap::Args as ClapArgs;
 
+use super::import::OverrideArgs;
 use super::{Outcome, print_result};
-use hbmark_core::result::saved;
-use hbmark_report::analysis::Cost;
+use hbmark_report::analysis::{Cost, Opened, of_comparison, of_foreign, open};
 use hbmark_report::output::Format;
 
 #[derive(Debug, ClapArgs)]
@@ -14,7 +14,7 @@ use hbmark_report::output::Format;
     after_help = "Examples:\n  hbmark run --out results/1b && hbmark explain results/1b/result.json\n  hbmark serve sweep rate=1,2,4,8 --slo ttft_p95=1s --out results/s && hbmark explain results/s/serve.json"
 )]
 pub struct Args {
-    /// A result.json written by `run --out`, or a serve.json written by `serve --out`.
+    /// A saved result of any kind: of run, predict, serve or compare, or of a program that `hbmark import` reads.
     file: PathBuf,
     /// What an hour of the device costs, to hold a serving result against --max-cost-per-million.
     #[arg(long, visible_alias = "price-per-hour", requires = "max_cost_per_million", value_parser = positive)]
@@ -22,6 +22,8 @@ pub struct Args {
     /// What a million output tokens may cost, in the same money.
     #[arg(long, requires = "gpu_hour_price", value_parser = positive)]
     max_cost_per_million: Option<f64>,
+    #[command(flatten, next_help_heading = "Other programs")]
+    said: OverrideArgs,
     /// What to print on stdout.
     #[arg(long, value_enum, default_value = "table")]
     format: Format,
@@ -35,20 +37,29 @@ fn positive(text: &str) -> Result<f64, String> {
 }
 
 pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
-    let found = if let Some(served) = hbmark_core::result::serving::read(&args.file)? {
-        let cost = args.gpu_hour_price.zip(args.max_cost_per_million);
-        let cost = cost
-            .map(|(price_per_hour, limit)| Cost { price_per_hour, limit_per_million_output_tokens: limit });
-        hbmark_report::analysis::explain_serving(&served, cost)
-    } else {
-        anyhow::ensure!(
-            args.gpu_hour_price.is_none(),
-            "--gpu-hour-price is for results of `hbmark serve`, and {} is none",
-            args.file.display()
-        );
-        let mut report = saved::read(&args.file)?;
-        hbmark_report::analysis::judge::recompute(&mut report);
-        hbmark_report::analysis::explain(&report)
+    let opened = open(&args.file)?;
+    anyhow::ensure!(
+        args.gpu_hour_price.is_none() || matches!(opened, Opened::Serving(_)),
+        "--gpu-hour-price is for results of `hbmark serve`, and {} is {}",
+        args.file.display(),
+        opened.kind()
+    );
+    let found = match opened {
+        Opened::Serving(served) => {
+            let cost = args.gpu_hour_price.zip(args.max_cost_per_million);
+            let cost = cost.map(|(price_per_hour, limit)| Cost {
+                price_per_hour,
+                limit_per_million_output_tokens: limit,
+            });
+            hbmark_report::analysis::explain_serving(&served, cost)
+        }
+        Opened::Report(report) => hbmark_report::analysis::explain(&report),
+        Opened::Comparison(found) => of_comparison(&found).findings(),
+        Opened::Foreign(results) => {
+            let model = args.said.model()?;
+            let given = args.said.given(model.as_ref())?;
+            results.iter().flat_map(|result| of_foreign(result, &given, None).findings()).collect()
+        }
     };
     print_result(found.as_slice(), args.format)?;
     Ok(Outcome::Complete)

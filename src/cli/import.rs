@@ -8,12 +8,12 @@ use super::{Outcome, print_result};
 use crate::weights::{self, OpenModel};
 use hbmark_core::ledger::devices;
 use hbmark_core::model::Dtype;
-use hbmark_report::analysis::import::{self, ForeignFormat, Imported, UserOverrides};
+use hbmark_report::analysis::import::{self, ForeignFormat, Imported, RooflinePlacement, UserOverrides};
 use hbmark_report::output::{Aliases, Format};
 
 #[derive(Debug, ClapArgs)]
 #[command(
-    after_help = "Examples:\n  hbmark import vllm-result.json --model Llama-3.1-8B --gpu h100-sxm --dtype bf16\n  hbmark import llama-bench.jsonl --format csv\n  hbmark import --aliases\n\nReads vLLM bench serve, latency and throughput; SGLang bench_one_batch and bench_serving; llama-bench (json, jsonl, csv, sql, md) and\nllama-batched-bench; AIPerf (summary, records, GPU telemetry), GenAI-Perf; GuideLLM; inference-perf; optimum-benchmark (json, md);\ntrtllm-bench; a vLLM engine's request log, counters and Prometheus page. The format is told by the content."
+    after_help = "Examples:\n  hbmark import vllm-result.json --model Llama-3.1-8B --gpu h100-sxm --dtype bf16\n  hbmark import llama-bench.jsonl --format csv\n  hbmark import --aliases\n\nReads vLLM bench serve, latency and throughput; SGLang bench_one_batch and bench_serving; llama-bench (json, jsonl, csv, sql, md) and\nllama-batched-bench; AIPerf (summary, records, GPU telemetry), GenAI-Perf; GuideLLM; inference-perf; optimum-benchmark (json, md);\ntrtllm-bench; a vLLM engine's request log, counters and Prometheus page. The format is told by the content.\nExit code 1 when a flag contradicts a file (the row is not rated) or a row is INVALID."
 )]
 pub struct Args {
     /// Results of other programs.
@@ -32,7 +32,7 @@ pub struct Args {
     format: Format,
 }
 
-/// What a foreign file may lack; a flag wins over the file.
+/// What a foreign file may lack; a flag that contradicts the file leaves the row unrated.
 #[derive(Debug, Clone, ClapArgs)]
 pub struct OverrideArgs {
     /// The model that ran: a name (`hbmark models`), a folder with a config.json, a hub id or a GGUF file; no weights are read.
@@ -68,6 +68,8 @@ impl OverrideArgs {
     pub fn given<'a>(&self, model: Option<&'a OpenModel>) -> anyhow::Result<UserOverrides<'a>> {
         Ok(UserOverrides {
             model: model.map(|m| &m.architecture),
+            model_name: model.map(|m| m.name.as_str()),
+            model_dtype: model.map(|m| self.model_dtype(m)).transpose()?.flatten(),
             gpu: self.gpu.as_deref().map(devices::find).transpose()?,
             gpus: self.gpus,
             dtype: self.dtype,
@@ -75,6 +77,12 @@ impl OverrideArgs {
             batch: self.batch,
             context: self.context,
         })
+    }
+
+    /// The storage of the model's own files, where they are quantised: plain weights may have been quantised by the engine.
+    fn model_dtype(&self, model: &OpenModel) -> anyhow::Result<Option<Dtype>> {
+        let storage = if model.is_gguf() { Dtype::Gguf } else { model.storage(self.dtype)? };
+        Ok((!matches!(storage, Dtype::F32 | Dtype::Bf16 | Dtype::F16)).then_some(storage))
     }
 
     /// Reads files and places their rows.
@@ -94,6 +102,8 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
         print_result(&Aliases(args.of), args.format)?;
         return Ok(Outcome::Complete);
     }
-    print_result(args.said.import(&args.files)?.as_slice(), args.format)?;
-    Ok(Outcome::Complete)
+    let imported = args.said.import(&args.files)?;
+    print_result(imported.as_slice(), args.format)?;
+    let trusted = imported.iter().flat_map(|one| &one.places).all(RooflinePlacement::is_trusted);
+    Ok(if trusted { Outcome::Complete } else { Outcome::SomeCellsFailed })
 }

@@ -12,7 +12,7 @@ use crate::weights;
 use hbmark_core::ledger::devices;
 use hbmark_core::model::presets;
 use hbmark_core::result::{CellName, CellResult, DeviceSpec, Report, saved};
-use hbmark_report::analysis::import::{self, Placement, RooflinePlacement, UserOverrides};
+use hbmark_report::analysis::import::{self, Placement, UserOverrides};
 use hbmark_report::analysis::with_external;
 use hbmark_report::output::Format;
 
@@ -33,8 +33,8 @@ pub struct Args {
     /// Which of its rows: part of the row's name, as `hbmark import` prints it.
     #[arg(long)]
     row: Option<String>,
-    /// The external result ran the same model on the same device as --result: you say so.
-    #[arg(long, requires = "result", conflicts_with_all = ["model", "gpu"])]
+    /// The external result ran the same model on the same device as --result: you say so. What --model and --gpu say goes before it.
+    #[arg(long, requires = "result")]
     same: bool,
     #[command(flatten)]
     said: OverrideArgs,
@@ -52,8 +52,11 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
         let opened = args.said.model()?;
         let mut given = args.said.given(opened.as_ref())?;
         if args.same {
-            given.model = Some(&report.model.architecture);
-            given.gpu = device.as_ref();
+            if given.model.is_none() {
+                given.model = Some(&report.model.architecture);
+                given.model_name = Some(&report.model.name);
+            }
+            given.gpu = given.gpu.or(device.as_ref());
             ensure!(given.gpu.is_some(), "{} has neither a data sheet nor measured ceilings", path.display());
         }
         let external = one_row(args, &cell, &given)?;
@@ -80,14 +83,9 @@ fn one_row(args: &Args, cell: &CellName, given: &UserOverrides<'_>) -> anyhow::R
     let wanted = |label: &str| args.row.as_ref().is_none_or(|part| label.contains(part.as_str()));
     for result in import::read(&args.external)? {
         for row in result.rows.iter().filter(|row| wanted(&row.label)) {
-            match import::place(row, result.format, given) {
-                RooflinePlacement::Placed(placement) => placed.push((row.label.clone(), *placement)),
-                RooflinePlacement::Asks(missing) => {
-                    let asked: Vec<String> =
-                        missing.iter().map(|m| format!("{} ({})", m.flag, m.hint)).collect();
-                    refused.push(format!("{}: say {}", row.label, asked.join(", ")));
-                }
-                RooflinePlacement::NoDecode(why) => refused.push(format!("{}: {why}", row.label)),
+            match import::place(row, result.format, given).placed() {
+                Ok(placement) => placed.push((row.label.clone(), *placement)),
+                Err(why) => refused.push(format!("{}: {why}", row.label)),
             }
         }
     }

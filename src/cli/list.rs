@@ -122,21 +122,20 @@ pub fn devices(args: &DevicesArgs) -> anyhow::Result<Outcome> {
         print_json(&table_of_devices)?;
         return Ok(Outcome::Complete);
     }
-    let mut table = table(&["name", "product", "bandwidth", "memory", "L2", "bf16 dense", "source"]);
+    let mut table = table(&["name", "product", "bandwidth", "memory", "L2", "bf16 dense"]);
     for device in table_of_devices {
         let peak = device.dense_flops_per_s.get("bf16");
         table.add_row(vec![
             device.name.clone(),
             device.product.clone(),
             BytesPerSecond(device.bandwidth_bytes_per_s).to_string(),
-            format!("{:.0} GiB", device.memory_bytes.as_f64() / f64::from(1 << 30)),
+            device.memory_bytes.capacity(),
             device.l2_bytes.map_or("-".into(), |b| format!("{:.0} MiB", b.as_f64() / f64::from(1 << 20))),
             peak.map_or("-".into(), |&p| FlopsPerSecond(p).to_string()),
-            device.source.clone(),
         ]);
     }
     right_align(&mut table, 2..6);
-    print(&table.to_string())?;
+    print(&format!("{table}\n\nwhere each row is from: hbmark devices --format json"))?;
     Ok(Outcome::Complete)
 }
 

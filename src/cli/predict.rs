@@ -26,8 +26,8 @@ pub struct Args {
     /// A GPU of the datasheet table (`hbmark devices`).
     #[arg(long, default_value = "h100-sxm")]
     gpu: String,
-    /// Storage of the weights, comma-separated: f32, bf16, f16, int8, fp8, int4, q8_0, q4_0, or gguf for a file's own [default: gguf for a
-    /// GGUF file, bf16 otherwise].
+    /// Storage of the weights, comma-separated: f32, bf16, f16, int8, fp8, int4, q8_0, q4_0, or gguf for a file's own [default: what the
+    /// model's files state (`quantization_config`, tensor headers), bf16 for a shape without files].
     #[arg(long)]
     dtype: Option<String>,
     /// Storage of the KV cache [default: that of the weights, bf16 where they are quantised].
@@ -53,8 +53,7 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
         device: devices::find(&args.gpu)?.clone(),
         dtypes: match &args.dtype {
             Some(given) => parse_dtypes("dtype", given)?,
-            None if model.is_gguf() => vec![Dtype::Gguf],
-            None => vec![Dtype::Bf16],
+            None => vec![model.stored_dtype()],
         },
         kv_dtype: args.kv_dtype,
         phases: args.phase.clone(),

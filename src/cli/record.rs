@@ -7,18 +7,19 @@ use clap::Args as ClapArgs;
 
 use super::capacity::PriceArgs;
 use super::{Outcome, print};
-use hbmark_core::result::saved;
 use hbmark_core::result::serving::ServeReport;
 use hbmark_report::analysis::capacity::{Capacity, capacity};
+use hbmark_report::analysis::import::{Imported, UserOverrides};
+use hbmark_report::analysis::{Opened, open};
 use hbmark_report::output::document::Document;
-use hbmark_report::output::{markdown, record};
+use hbmark_report::output::{Kind, markdown, record};
 
 #[derive(Debug, ClapArgs)]
 #[command(
     after_help = "Examples:\n  hbmark record results/1b/result.json\n  hbmark record results/sweep/serve.json --target-rate 200 --gpu-hour-price 2.50 --output decision.md\n  hbmark record comparison.json"
 )]
 pub struct Args {
-    /// A saved result of run, serve or compare.
+    /// A saved result of any kind: of run, predict, serve or compare, or of a program that `hbmark import` reads.
     file: PathBuf,
     /// Of a serving result: requests per second at the busiest, for instances and cost.
     #[arg(long)]
@@ -46,21 +47,26 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
 }
 
 fn of_file(args: &Args, file: &Path) -> anyhow::Result<Document> {
-    if let Some(report) = hbmark_core::result::serving::read(file)? {
-        let planned = plan(args, &report).with_context(|| format!("{} carries no plan", file.display()))?;
-        return Ok(record::of_serving(&report, planned.as_ref()));
+    let opened = open(file)?;
+    if let Opened::Serving(report) = &opened {
+        let planned = plan(args, report).with_context(|| format!("{} carries no plan", file.display()))?;
+        return Ok(record::of_serving(report, planned.as_ref()));
     }
     ensure!(
         args.target_rate.is_none(),
-        "--target-rate is about a result of `hbmark serve`, and {} is none",
-        file.display()
+        "--target-rate is about a result of `hbmark serve`, and {} is {}",
+        file.display(),
+        opened.kind()
     );
-    if let Some(found) = hbmark_core::result::comparison::read(file)? {
-        return Ok(record::of_comparison(&found));
-    }
-    let mut report = saved::read(file)?;
-    hbmark_report::analysis::judge::recompute(&mut report);
-    Ok(record::of_run(&report))
+    Ok(match opened {
+        Opened::Serving(report) => record::of_serving(&report, None),
+        Opened::Comparison(found) => record::of_comparison(&found),
+        Opened::Report(report) => record::of_run(&report),
+        Opened::Foreign(results) => {
+            let place = |result| Imported::new(result, &UserOverrides::default());
+            results.into_iter().map(place).collect::<Vec<_>>().as_slice().document()
+        }
+    })
 }
 
 /// Instances and cost, where a rate was asked for.

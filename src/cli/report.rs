@@ -8,8 +8,9 @@ use clap::Args as ClapArgs;
 use super::import::OverrideArgs;
 use super::ladder::{device_of, same_machine};
 use super::{Outcome, print, print_result};
-use hbmark_core::result::{Report, saved};
-use hbmark_report::analysis::import::{self, RooflinePlacement};
+use hbmark_core::result::Report;
+use hbmark_report::analysis::import::{self, Imported};
+use hbmark_report::analysis::{FailOn, Opened, failures, open};
 use hbmark_report::output::{External, Format, page};
 
 #[derive(Debug, ClapArgs)]
@@ -17,16 +18,19 @@ use hbmark_report::output::{External, Format, page};
     after_help = "Examples:\n  hbmark report results/1b/result.json --format md\n  hbmark report results/sweep/serve.json --format html > sweep.html\n  hbmark report results/8b/result.json --format html --external vllm.json --model Llama-3.1-8B --gpu h100-sxm --dtype bf16 > page.html"
 )]
 pub struct Args {
-    /// A result.json written by `run --out`, a serve.json by `serve --out`, or the output of `--format json`.
+    /// A saved result of any kind: of run, predict, serve or compare, or of a program that `hbmark import` reads.
     file: PathBuf,
     /// What to print on stdout.
     #[arg(long, value_enum, default_value = "table")]
     format: Format,
+    /// Exit with 1 when one of these holds.
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "CONDITION")]
+    fail_on: Vec<FailOn>,
     /// A result of another program, drawn on the roofline of the page (--format html).
     #[arg(long, value_name = "FILE", help_heading = "Other programs")]
     external: Vec<PathBuf>,
-    /// The external results ran the same model on the same device: you say so.
-    #[arg(long, requires = "external", conflicts_with_all = ["model", "gpu"], help_heading = "Other programs")]
+    /// The external results ran the same model on the same device: you say so. What --model and --gpu say goes before it.
+    #[arg(long, requires = "external", help_heading = "Other programs")]
     same: bool,
     #[command(flatten, next_help_heading = "Other programs")]
     said: OverrideArgs,
@@ -42,23 +46,45 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
         args.external.is_empty() || page_asked,
         "--external is drawn on the roofline of the page: add --format html (`hbmark import` prints its rows)"
     );
-    if let Some(report) = hbmark_core::result::serving::read(&args.file)? {
-        ensure!(args.external.is_empty(), "a serving result has no roofline to draw --external on");
-        print_result(&report, args.format)?;
-        return Ok(Outcome::Complete);
+    let opened = open(&args.file)?;
+    let failures = failures(&opened, &args.fail_on);
+    for failure in &failures {
+        super::say(&format!("--fail-on: {failure}"));
     }
-    let mut report = saved::read(&args.file)?;
-    hbmark_report::analysis::judge::recompute(&mut report);
+    let outcome = if failures.is_empty() { Outcome::Complete } else { Outcome::SomeCellsFailed };
+    let kind = opened.kind();
+    let mut report = match opened {
+        Opened::Report(report) => report,
+        other => {
+            ensure!(
+                args.external.is_empty(),
+                "{kind} has no roofline to draw --external on; give a run or a prediction"
+            );
+            match other {
+                Opened::Serving(report) => print_result(&*report, args.format)?,
+                Opened::Comparison(found) => print_result(&*found, args.format)?,
+                Opened::Foreign(results) => {
+                    let model = args.said.model()?;
+                    let given = args.said.given(model.as_ref())?;
+                    let placed: Vec<Imported> =
+                        results.into_iter().map(|r| Imported::new(r, &given)).collect();
+                    print_result(placed.as_slice(), args.format)?;
+                }
+                Opened::Report(_) => unreachable!("matched above"),
+            }
+            return Ok(outcome);
+        }
+    };
     // For people only: formats that programs read stay as they were saved.
     if !matches!(args.format, Format::Json | Format::Csv) {
         report.warnings.push(UNSIGNED.to_owned());
     }
     if args.external.is_empty() {
-        print_result(&report, args.format)?;
+        print_result(&*report, args.format)?;
     } else {
         print(&page(&report, &externals(args, &report)?))?;
     }
-    Ok(Outcome::Complete)
+    Ok(outcome)
 }
 
 /// The rows that can be drawn on the roofline of the report.
@@ -67,8 +93,11 @@ fn externals(args: &Args, report: &Report) -> anyhow::Result<Vec<External>> {
     let mut given = args.said.given(opened.as_ref())?;
     let device = device_of(report);
     if args.same {
-        given.model = Some(&report.model.architecture);
-        given.gpu = device.as_ref();
+        if given.model.is_none() {
+            given.model = Some(&report.model.architecture);
+            given.model_name = Some(&report.model.name);
+        }
+        given.gpu = given.gpu.or(device.as_ref());
         ensure!(
             given.gpu.is_some(),
             "{} has neither a data sheet nor measured ceilings",
@@ -80,8 +109,8 @@ fn externals(args: &Args, report: &Report) -> anyhow::Result<Vec<External>> {
         let (mut placed, mut refused) = (0, Vec::new());
         for result in import::read(file)? {
             for row in &result.rows {
-                match import::place(row, result.format, &given) {
-                    RooflinePlacement::Placed(placement) => {
+                match import::place(row, result.format, &given).placed() {
+                    Ok(placement) => {
                         if !args.same {
                             same_machine(report, &placement)?;
                         }
@@ -91,12 +120,7 @@ fn externals(args: &Args, report: &Report) -> anyhow::Result<Vec<External>> {
                             cell: placement.cell,
                         });
                     }
-                    RooflinePlacement::Asks(missing) => {
-                        let asked: Vec<String> =
-                            missing.iter().map(|m| format!("{} ({})", m.flag, m.hint)).collect();
-                        refused.push(format!("{}: say {}", row.label, asked.join(", ")));
-                    }
-                    RooflinePlacement::NoDecode(why) => refused.push(format!("{}: {why}", row.label)),
+                    Err(why) => refused.push(format!("{}: {why}", row.label)),
                 }
             }
         }

@@ -31,6 +31,7 @@ pub(super) use finish::{execute, work};
 Traces (told apart by their first line):
   Azure     TIMESTAMP,ContextTokens,GeneratedTokens / 2023-11-16 18:15:46.68,374,44
   BurstGPT  Timestamp,Model,Request tokens,Response tokens,... / 5,ChatGPT,472,18,...
+  Vidur     arrived_at,num_prefill_tokens,num_decode_tokens / 0.35,374,44
   Mooncake  {\"timestamp\": 0, \"input_length\": 6758, \"output_length\": 500, \"hash_ids\": [0, 1]}
   hbmark    {\"arrival_s\": 0.5, \"input_tokens\": 300, \"output_tokens\": 20, \"prefix_ids\": [7], \"prefix_block\": 256, \"priority\": 0}
 

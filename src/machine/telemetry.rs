@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use super::environment::frequency_mhz;
 use super::nvml::{Gpu, GpuSample, Throttle, ThrottleBits};
 use super::system_files::Root;
-use hbmark_core::result::{BlockTelemetry, Cause, Limits};
+use hbmark_core::result::{BlockTelemetry, Cause, Limits, load_rejects};
 
 /// The shortest time over which CPU load is judged: 20 ticks of 10 ms.
 pub const LOAD_WINDOW: Duration = Duration::from_millis(200);
@@ -219,11 +219,7 @@ impl CpuLoad {
     /// The cause for which its blocks are thrown away; of two the load, and the blocks' telemetry has both.
     #[must_use]
     pub fn reject(&self, limits: &Limits) -> Option<Cause> {
-        let foreign = self.foreign_cores.filter(|cores| *cores > limits.foreign_cores);
-        let steal = || self.steal_cores.filter(|cores| *cores > limits.steal_cores);
-        foreign
-            .map(|cores| Cause::ForeignLoad { cores })
-            .or_else(|| steal().map(|cores| Cause::CpuSteal { cores }))
+        load_rejects(self.foreign_cores, self.steal_cores, limits)
     }
 }
 
@@ -373,9 +369,9 @@ pub struct TelemetryVerdict {
 /// Judges a block by its telemetry only; [`CpuLoad::reject`] judges several blocks together.
 #[must_use]
 pub fn verdict(block: &BlockTelemetry) -> TelemetryVerdict {
-    let (slowed, others): (Vec<String>, Vec<String>) =
-        block.throttle_reasons.iter().cloned().partition(|name| slows(name));
-    let mut conditions: Vec<Cause> = others.into_iter().map(condition).collect();
+    let slowed = block.slowed_by();
+    let others = block.throttle_reasons.iter().filter(|name| !slowed.contains(name));
+    let mut conditions: Vec<Cause> = others.cloned().map(condition).collect();
     if let Some(processes) = block.gpu_other_processes.filter(|others| *others > 0) {
         conditions.push(Cause::GpuShared { processes });
     }
@@ -383,20 +379,6 @@ pub fn verdict(block: &BlockTelemetry) -> TelemetryVerdict {
         reject: (!slowed.is_empty()).then_some(Cause::Throttled { reasons: slowed }),
         conditions,
     }
-}
-
-/// Whether a throttle reason means that the device ran slower than its own clocks, and so rejects a block.
-fn slows(name: &str) -> bool {
-    matches!(
-        Throttle::parse(name),
-        Some(
-            Throttle::HwSlowdown
-                | Throttle::HwThermal
-                | Throttle::HwPowerBrake
-                | Throttle::SwThermal
-                | Throttle::ThermalViolation
-        )
-    )
 }
 
 fn condition(reason: String) -> Cause {

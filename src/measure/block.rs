@@ -19,12 +19,6 @@ const SEQUENCES_PER_CELL: u64 = 1 << 20;
 /// Attention scores of one fill step are kept below this many elements; filling is not timed.
 const FILL_SCORE_ELEMENTS: usize = 1 << 26;
 
-/// The host's clock and the timeline may disagree over a block by this much, plus [`CLOCK_SLACK_NS`].
-const CLOCK_TOLERANCE: f64 = 0.01;
-
-/// What a synchronise may add at the ends of a block.
-const CLOCK_SLACK_NS: f64 = 200_000.0;
-
 /// Why a block could not be taken or is not valid.
 #[derive(Debug, thiserror::Error)]
 pub enum BlockError {
@@ -238,19 +232,10 @@ pub fn take_block(
         timeline_ns: Some(spanned),
         ..Block::default()
     };
-    if !clocks_agree(&block, spanned) {
+    if !block.clocks_agree(spanned) {
         return Err(BlockError::Untrusted(Cause::ClocksDisagree { timeline_ns: spanned, host_ns: wall_ns }));
     }
     Ok(block)
-}
-
-/// Whether two independent clocks saw the same block. The timeline's span lies inside the host's: it is never longer, and shorter only by
-/// what the host does after the last mark, which is no more than the largest wait between two steps.
-fn clocks_agree(block: &Block, spanned: f64) -> bool {
-    let slack = block.wall_ns * CLOCK_TOLERANCE + CLOCK_SLACK_NS;
-    let waits = block.interval_ns.iter().zip(&block.step_ns).map(|(interval, span)| interval - span);
-    let longest_wait = waits.fold(0.0, f64::max);
-    (block.wall_ns - slack - longest_wait..=block.wall_ns + slack).contains(&spanned)
 }
 
 fn check_tokens(now: &[u32], wanted: usize, first: &mut Vec<u32>) -> Result<(), BlockError> {

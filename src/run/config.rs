@@ -54,6 +54,8 @@ pub enum ConfigError {
         "--{flag} `{given}`: {problem}; write numbers with commas (1,8,32 or 4k,128k) or ranges (1..64*2, 128..1024+128)"
     )]
     List { flag: String, given: String, problem: String },
+    #[error("--{flag} `{given}` is not one of f32, bf16, f16, int8, fp8, int4, q8_0, q4_0, gguf")]
+    Dtype { flag: String, given: String },
     #[error("--engine `{given}` is unknown; this build has: {known}")]
     Engine { given: String, known: String },
 }
@@ -200,19 +202,13 @@ impl RunConfig {
 /// Reads a comma-separated list of dtypes.
 ///
 /// # Errors
-/// [`ConfigError::List`], naming the one that is none.
+/// [`ConfigError::Dtype`], naming the one that is none.
 pub fn parse_dtypes(flag: &str, given: &str) -> Result<Vec<Dtype>, ConfigError> {
     given
         .split(',')
         .map(|name| {
-            <Dtype as clap::ValueEnum>::from_str(name.trim(), true).map_err(|_| ConfigError::List {
-                flag: flag.to_owned(),
-                given: given.to_owned(),
-                problem: format!(
-                    "`{}` is not one of f32, bf16, f16, int8, fp8, int4, q8_0, q4_0, gguf",
-                    name.trim()
-                ),
-            })
+            <Dtype as clap::ValueEnum>::from_str(name.trim(), true)
+                .map_err(|_| ConfigError::Dtype { flag: flag.to_owned(), given: name.trim().to_owned() })
         })
         .collect()
 }
@@ -254,6 +250,12 @@ mod tests {
                 ConfigError::List { flag: "batch".into(), given: given.into(), problem: problem.into() }
             );
         }
+    }
+
+    #[test]
+    fn a_dtype_that_does_not_exist_is_named_with_those_that_do() {
+        let error = parse_dtypes("dtype", "bf16,fp4").unwrap_err().to_string();
+        assert_eq!(error, "--dtype `fp4` is not one of f32, bf16, f16, int8, fp8, int4, q8_0, q4_0, gguf");
     }
 
     #[test]

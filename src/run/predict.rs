@@ -6,7 +6,7 @@ use crate::machine::environment;
 use crate::weights::{OpenError, OpenModel};
 use hbmark_core::ledger::{Request, predict};
 use hbmark_core::model::Dtype;
-use hbmark_core::result::{DeviceSpec, Environment, Phase, Report, ReportKind, SCHEMA_VERSION};
+use hbmark_core::result::{Crossover, DeviceSpec, Environment, Phase, Report, ReportKind, SCHEMA_VERSION};
 
 /// What to predict.
 #[derive(Debug, Clone)]
@@ -22,15 +22,13 @@ pub struct Question {
 /// Predicts every cell of the question.
 ///
 /// # Errors
-/// When the dtype is a GGUF file's own and the model is none.
+/// When a dtype contradicts the model's files.
 ///
 /// # Panics
 /// Never: a question has at least one dtype.
 pub fn report(model: &OpenModel, question: &Question, command: &str) -> Result<Report, OpenError> {
     let predicted = |&weights: &Dtype| {
-        if weights == Dtype::Gguf && !model.is_gguf() {
-            return Err(OpenError::NotGguf { name: model.name.clone() });
-        }
+        let weights = model.storage(Some(weights))?;
         Ok(predict(&Request {
             architecture: &model.architecture,
             inventory: &model.inventory(weights),
@@ -43,7 +41,7 @@ pub fn report(model: &OpenModel, question: &Question, command: &str) -> Result<R
             phases: &question.phases,
         }))
     };
-    let predictions = question.dtypes.iter().map(predicted).collect::<Result<Vec<_>, _>>()?;
+    let predictions = question.dtypes.iter().map(predicted).collect::<Result<Vec<_>, OpenError>>()?;
     let first = predictions.first().expect("a question has at least one dtype");
     let mut report = Report {
         schema_version: SCHEMA_VERSION,
@@ -67,12 +65,29 @@ pub fn report(model: &OpenModel, question: &Question, command: &str) -> Result<R
         crossovers: Vec::new(),
         warnings: Vec::new(),
     };
-    for prediction in predictions {
+    let several = predictions.len() > 1;
+    for (dtype, prediction) in question.dtypes.iter().zip(predictions) {
         report.cells.extend(prediction.cells);
-        report.crossovers.extend(prediction.crossovers);
+        report.crossovers.extend(if several {
+            of_one(*dtype, &prediction.crossovers)
+        } else {
+            prediction.crossovers
+        });
         report.warnings.extend(prediction.warnings);
     }
     Ok(report)
+}
+
+/// The crossovers of one dtype among several: labelled, and of each kind the first and the last.
+fn of_one(dtype: Dtype, all: &[Crossover]) -> Vec<Crossover> {
+    let kind = |row: &Crossover| row.what;
+    let edge = |at: usize| {
+        let same = |other: &Crossover| kind(other) == kind(&all[at]);
+        !all[..at].iter().any(same) || !all[at + 1..].iter().any(same)
+    };
+    let label =
+        |row: &Crossover| Crossover { explanation: format!("{dtype}: {}", row.explanation), ..row.clone() };
+    (0..all.len()).filter(|&at| edge(at)).map(|at| label(&all[at])).collect()
 }
 
 #[cfg(test)]
@@ -109,6 +124,19 @@ mod tests {
             "the file's tensors"
         );
         assert!(cell.bytes.weights > Bytes(0) && cell.bytes.weights < told.model.weight_bytes);
+    }
+
+    #[test]
+    fn crossovers_of_several_dtypes_are_labelled_and_few() {
+        let opened = crate::weights::open_shape("Llama-3.1-8B", None).unwrap();
+        let dtypes = [Dtype::Bf16, Dtype::Fp8, Dtype::Int4];
+        let question =
+            Question { batches: vec![1, 4, 16, 64], contexts: vec![512, 2048, 8192], ..question(&dtypes) };
+        let told = report(&opened, &question, "predict").unwrap();
+        assert!(told.crossovers.len() <= dtypes.len() * 9, "{}", told.crossovers.len());
+        for row in &told.crossovers {
+            assert!(dtypes.iter().any(|dtype| row.explanation.starts_with(&format!("{dtype}: "))), "{row:?}");
+        }
     }
 
     #[test]

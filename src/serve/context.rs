@@ -3,7 +3,7 @@
 //! Enters: a [`ServeConfig`], a model, and a worker that owns the engine. Leaves: points of this configuration: measured, repeated after a
 //! loss, or given up. Which points there are is not decided here.
 
-use super::in_process::virtual_step_model;
+use super::in_process::{virtual_dtype, virtual_step_model};
 use super::serving_job::{EngineRecord, PointKey, PointRequest, ServeJob, ServeRequest, ServeResponse};
 use super::{ServeConfig, ServeError};
 use crate::engine;
@@ -95,7 +95,7 @@ impl<'a> ServingContext<'a> {
         let mut worker = EngineWorker { worker, consecutive_failures: 0, warnings: Vec::new() };
         let engine = worker.open(config.knobs.block_size, observer)?;
         let (dtype, step_model) = match &config.virtual_source {
-            Some(source) => (Dtype::Bf16, Some(virtual_step_model(config, model, source)?)),
+            Some(source) => (virtual_dtype(config, model), Some(virtual_step_model(config, model, source)?)),
             None => (
                 engine::default_dtype(&config.engine, model, config.device),
                 engine.calibration.clone().map(StepModel::Calibrated),

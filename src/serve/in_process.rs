@@ -263,12 +263,12 @@ fn describe(progress: Progress, before: &mut Option<(f64, usize)>) -> String {
 }
 
 /// The dtype of a virtual clock's weights.
-fn virtual_dtype(config: &ServeConfig) -> Dtype {
-    config.dtype.unwrap_or(Dtype::Bf16)
+pub(super) fn virtual_dtype(config: &ServeConfig, model: &OpenModel) -> Dtype {
+    config.dtype.unwrap_or_else(|| model.stored_dtype())
 }
 
 fn virtual_ledger(config: &ServeConfig, model: &OpenModel) -> Ledger {
-    let dtype = virtual_dtype(config);
+    let dtype = virtual_dtype(config, model);
     Ledger::new(&model.architecture, &model.inventory(dtype), model.kv_dtype(dtype))
 }
 
@@ -278,7 +278,7 @@ pub(super) fn virtual_step_model(
     model: &OpenModel,
     source: &VirtualSource,
 ) -> Result<StepModel, ServeError> {
-    let dtype = virtual_dtype(config);
+    let dtype = virtual_dtype(config, model);
     let ledger = Box::new(virtual_ledger(config, model));
     Ok(match source {
         VirtualSource::Datasheet(sheet) => StepModel::Floor { ledger, roof: Roof::datasheet(sheet, dtype) },

@@ -37,6 +37,32 @@ pub enum OpenError {
     )]
     NotGguf { name: String },
 
+    /// Quantised weights cannot be had in another storage.
+    #[error(
+        "{name} is stored as {stored}{how}, and --dtype {asked} asks for another storage; leave --dtype out, or give the model that is \
+         stored as {asked}"
+    )]
+    StoredAs { name: String, stored: Dtype, how: String, asked: Dtype },
+
+    /// The byte ledger has no sizes for a quantisation.
+    #[error(
+        "{path} holds {how}, whose bytes this program cannot count; it can count fp8, and integers of 4 and 8 bits"
+    )]
+    Unpriced { path: PathBuf, how: String },
+
+    /// config.json names a quantisation that the tensors do not have.
+    #[error(
+        "{path}: config.json says {config}, and its tensors are {tensors}; correct the config, or take `quantization_config` out"
+    )]
+    StorageDisagrees { path: PathBuf, config: String, tensors: Dtype },
+
+    /// No engine reads quantised safetensors.
+    #[error(
+        "{path} holds weights quantised by {how}, which no engine of this program loads; give the unquantised model or a GGUF file \
+         (`hbmark predict` and `serve --virtual` take it)"
+    )]
+    Quantised { path: PathBuf, how: String },
+
     /// The weights cannot be loaded.
     #[error(transparent)]
     Weights(#[from] WeightsError),

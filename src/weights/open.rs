@@ -12,13 +12,15 @@ use candle_core::{Device, Tensor};
 use super::gguf::GgufModel;
 use super::hub::HubConfig;
 use super::loading::WeightsError;
-use super::safetensors::Checkpoint;
+use super::safetensors::{self, Checkpoint};
 use super::stored_matrix::StoredTensor;
 use super::tokenizer::Tokenizer;
 use super::{stream, synthetic};
 use crate::machine::device::DeviceChoice;
 use crate::weights::OpenError;
-use hbmark_core::model::{Architecture, Dtype, Inventory, ModelError, model_hash, presets, read_config};
+use hbmark_core::model::{
+    Architecture, Dtype, Inventory, ModelError, Quantization, model_hash, presets, read_config,
+};
 use hbmark_core::result::ModelSummary;
 use hbmark_core::units::Bytes;
 
@@ -36,8 +38,7 @@ enum Source {
     Synthetic {
         seed: u64,
     },
-    /// A folder with config.json and safetensors; `stored` is the dtype of most of its bytes, where they were
-    /// looked at.
+    /// A folder with config.json and safetensors; `stored` is what its files say of most of its bytes.
     Folder {
         path: PathBuf,
         hub_id: Option<String>,
@@ -79,7 +80,7 @@ pub fn open(spec: &str, revision: Option<&str>, seed: u64) -> Result<OpenModel, 
 /// # Errors
 /// As [`open`], but for weights and tokenizers that are missing or broken.
 pub fn open_shape(spec: &str, revision: Option<&str>) -> Result<OpenModel, OpenError> {
-    open_with(open_config, |hub| hub.resolve_config(spec, revision), spec, 0)
+    open_with(open_shape_folder, |hub| hub.resolve_config(spec, revision), spec, 0)
 }
 
 /// Finds what a spec names; a folder, which comes from the hub or does not, is opened as the caller wants it.
@@ -95,6 +96,14 @@ fn open_with(
     }
     if path.is_dir() {
         return open_folder(path, None);
+    }
+    // The config is in the folder that is meant.
+    if path.file_name().is_some_and(|name| name == "config.json") && path.is_file() {
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+        return open_folder(folder.unwrap_or(Path::new(".")), None);
+    }
+    if path.is_file() {
+        return Err(ModelError::NotAModel { path: path.to_path_buf() }.into());
     }
     if let Some(preset) = presets::find(spec) {
         return Ok(OpenModel::synthetic(preset.name, preset.architecture, seed));
@@ -112,6 +121,9 @@ fn open_with(
 
 fn open_folder(path: &Path, hub_id: Option<String>) -> Result<OpenModel, OpenError> {
     let mut model = open_config(path, hub_id)?;
+    if let Some(quantization) = &model.architecture.quantization {
+        return Err(OpenError::Quantised { path: path.to_path_buf(), how: quantization.to_string() });
+    }
     // Headers only: a broken checkpoint is refused before anything else happens.
     let expected = model.architecture.inventory(Dtype::Bf16);
     let files = Checkpoint::open(path, &expected)?;
@@ -123,6 +135,43 @@ fn open_folder(path: &Path, hub_id: Option<String>) -> Result<OpenModel, OpenErr
         model.tokenizer()?;
     }
     Ok(model)
+}
+
+/// A folder of which only dimensions and storage are asked.
+fn open_shape_folder(path: &Path, hub_id: Option<String>) -> Result<OpenModel, OpenError> {
+    let mut model = open_config(path, hub_id)?;
+    let told = stored_as(path, &model.architecture, safetensors::main_storage(path))?;
+    if let Source::Folder { stored, .. } = &mut model.source {
+        *stored = told;
+    }
+    Ok(model)
+}
+
+/// How the weights of a folder are stored, by its config and by the headers of its tensors, which must not contradict each other.
+fn stored_as(
+    path: &Path,
+    architecture: &Architecture,
+    tensors: Option<&'static str>,
+) -> Result<Option<Dtype>, OpenError> {
+    let path = || path.to_path_buf();
+    let float = tensors.and_then(safetensors::float_of);
+    match (&architecture.quantization, tensors) {
+        (Some(how), _) => {
+            let how_stored =
+                how.dtype().ok_or_else(|| OpenError::Unpriced { path: path(), how: how.to_string() })?;
+            match float.filter(|float| *float != how_stored) {
+                Some(float) => {
+                    Err(OpenError::StorageDisagrees { path: path(), config: how.to_string(), tensors: float })
+                }
+                None => Ok(Some(how_stored)),
+            }
+        }
+        (None, Some(tensors)) if float.is_none() => Err(OpenError::Unpriced {
+            path: path(),
+            how: format!("tensors of {tensors}, of which config.json says nothing"),
+        }),
+        (None, _) => Ok(float.or(architecture.native_dtype)),
+    }
 }
 
 fn open_config(path: &Path, hub_id: Option<String>) -> Result<OpenModel, OpenError> {
@@ -205,6 +254,40 @@ impl OpenModel {
             (_, DeviceChoice::Cpu) => Dtype::F32,
             (Source::Folder { stored: Some(stored), .. }, _) => *stored,
             _ => Dtype::Bf16,
+        }
+    }
+
+    /// The storage that the model's own files state; bf16 of a shape without files, and where they say nothing.
+    #[must_use]
+    pub fn stored_dtype(&self) -> Dtype {
+        match &self.source {
+            Source::Gguf { .. } => Dtype::Gguf,
+            Source::Folder { stored, .. } => stored.unwrap_or(Dtype::Bf16),
+            Source::Synthetic { .. } => {
+                self.architecture.quantization.as_ref().and_then(Quantization::dtype).unwrap_or(Dtype::Bf16)
+            }
+        }
+    }
+
+    /// The storage to compute with: what was asked for, where the files do not contradict it, otherwise [`Self::stored_dtype`]. Plain
+    /// floats and shapes without files can be stored in any other way; weights that are quantised already cannot.
+    ///
+    /// # Errors
+    /// When the files hold quantised weights and another storage is asked for, or a GGUF file's own and there is none.
+    pub fn storage(&self, asked: Option<Dtype>) -> Result<Dtype, OpenError> {
+        let stored = self.stored_dtype();
+        let plain = matches!(stored, Dtype::F32 | Dtype::Bf16 | Dtype::F16);
+        match asked {
+            None => Ok(stored),
+            Some(Dtype::Gguf) if !self.is_gguf() => Err(OpenError::NotGguf { name: self.name.clone() }),
+            Some(asked) if asked == stored || plain || matches!(self.source, Source::Synthetic { .. }) => {
+                Ok(asked)
+            }
+            Some(asked) => {
+                let how = self.architecture.quantization.as_ref();
+                let how = how.map_or_else(String::new, |how| format!(" ({how})"));
+                Err(OpenError::StoredAs { name: self.name.clone(), stored, how, asked })
+            }
         }
     }
 
@@ -314,6 +397,103 @@ mod tests {
         assert!(refused.starts_with("no weights in"), "{refused}");
         let late = shape.load(Dtype::F32, &Device::Cpu, &mut |_| {}).unwrap_err().to_string();
         assert!(late.starts_with("no weights in"), "{late}");
+    }
+
+    /// A folder with Llama-3.1-8B's config, changed, and perhaps a tensor.
+    fn folder(quantization: serde_json::Value, storage: Option<&str>) -> tempfile::TempDir {
+        let folder = tempfile::tempdir().unwrap();
+        let config = include_str!("../../tests/fixtures/configs/llama-3.1-8b.json");
+        let mut config: serde_json::Value = serde_json::from_str(config).unwrap();
+        config["quantization_config"] = quantization;
+        std::fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
+        if let Some(storage) = storage {
+            let bytes = if matches!(storage, "BF16" | "F16") { 8 } else { 4 };
+            let header = format!(r#"{{"w":{{"dtype":"{storage}","shape":[4],"data_offsets":[0,{bytes}]}}}}"#);
+            let mut file = (header.len() as u64).to_le_bytes().to_vec();
+            file.extend(header.as_bytes());
+            file.resize(file.len() + bytes, 0);
+            std::fs::write(folder.path().join("model.safetensors"), file).unwrap();
+        }
+        folder
+    }
+
+    fn stored(quantization: serde_json::Value, tensors: Option<&str>) -> Result<Dtype, String> {
+        let folder = folder(quantization, tensors);
+        let opened = open_shape(folder.path().to_str().unwrap(), None);
+        opened.map(|model| model.stored_dtype()).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn the_storage_of_a_folder_is_what_its_files_state() {
+        use serde_json::{Value, json};
+        let fp8 = || json!({"quant_method": "fp8", "weight_block_size": [128, 128]});
+        let four_bits = |method: &str| json!({"quant_method": method, "bits": 4, "group_size": 128});
+        let compressed = |weights: Value| json!({"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": weights}}});
+        assert_eq!(stored(Value::Null, None), Ok(Dtype::Bf16));
+        assert_eq!(
+            stored(Value::Null, Some("F16")),
+            Ok(Dtype::F16),
+            "the tensors, whatever torch_dtype says"
+        );
+        assert_eq!(stored(Value::Null, Some("F8_E4M3")), Ok(Dtype::Fp8));
+        assert_eq!(stored(fp8(), None), Ok(Dtype::Fp8));
+        assert_eq!(stored(fp8(), Some("F8_E4M3")), Ok(Dtype::Fp8));
+        assert_eq!(stored(four_bits("awq"), Some("I32")), Ok(Dtype::Int4));
+        assert_eq!(stored(four_bits("gptq"), None), Ok(Dtype::Int4));
+        assert_eq!(
+            stored(json!({"quant_method": "bitsandbytes", "load_in_4bit": true}), None),
+            Ok(Dtype::Int4)
+        );
+        assert_eq!(stored(json!({"quant_method": "mxfp4"}), None), Ok(Dtype::Int4));
+        assert_eq!(stored(compressed(json!({"num_bits": 8, "type": "int"})), None), Ok(Dtype::Int8));
+        assert_eq!(stored(compressed(json!({"num_bits": 8, "type": "float"})), None), Ok(Dtype::Fp8));
+
+        let unpriced =
+            stored(compressed(json!({"num_bits": 4, "type": "float", "group_size": 16})), None).unwrap_err();
+        assert!(unpriced.contains("compressed-tensors, 4 bits (float), groups of 16"), "{unpriced}");
+        let unsaid = stored(Value::Null, Some("I8")).unwrap_err();
+        assert!(unsaid.contains("tensors of I8"), "{unsaid}");
+        let apart = stored(fp8(), Some("BF16")).unwrap_err();
+        assert!(apart.contains("fp8, 8 bits, groups of 128") && apart.contains("bf16"), "{apart}");
+    }
+
+    #[test]
+    fn weights_that_are_quantised_already_have_no_other_storage_and_plain_ones_have_any() {
+        let fp8 = folder(serde_json::json!({"quant_method": "fp8"}), None);
+        let fp8 = open_shape(fp8.path().to_str().unwrap(), None).unwrap();
+        assert_eq!(fp8.storage(None).unwrap(), Dtype::Fp8);
+        assert_eq!(fp8.storage(Some(Dtype::Fp8)).unwrap(), Dtype::Fp8);
+        let error = fp8.storage(Some(Dtype::Bf16)).unwrap_err().to_string();
+        assert!(error.contains("stored as fp8 (fp8, 8 bits)") && error.contains("--dtype bf16"), "{error}");
+        let plain = folder(serde_json::Value::Null, None);
+        let plain = open_shape(plain.path().to_str().unwrap(), None).unwrap();
+        assert_eq!(plain.storage(Some(Dtype::Q8_0)).unwrap(), Dtype::Q8_0);
+        assert!(matches!(plain.storage(Some(Dtype::Gguf)), Err(OpenError::NotGguf { .. })));
+        let shape = open_shape("DeepSeek-V3", None).unwrap();
+        assert_eq!(
+            (shape.stored_dtype(), shape.storage(Some(Dtype::Bf16)).unwrap()),
+            (Dtype::Fp8, Dtype::Bf16)
+        );
+        let gguf = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/models/llama-q8_0.gguf");
+        let gguf = open_shape(gguf, None).unwrap();
+        assert!(gguf.storage(Some(Dtype::Bf16)).unwrap_err().to_string().contains("stored as gguf"));
+    }
+
+    #[test]
+    fn quantised_weights_are_refused_by_name_where_an_engine_would_load_them() {
+        let folder = folder(serde_json::json!({"quant_method": "awq", "bits": 4, "group_size": 128}), None);
+        let error = open(folder.path().to_str().unwrap(), None, 0).unwrap_err().to_string();
+        assert!(error.contains("awq, 4 bits, groups of 128"), "{error}");
+    }
+
+    #[test]
+    fn a_config_stands_for_its_folder_and_another_file_is_no_model() {
+        let whole = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/models/llama-bf16");
+        let by_file = open_shape(&format!("{whole}/config.json"), None).unwrap();
+        assert_eq!(by_file.architecture, open_shape(whole, None).unwrap().architecture);
+        assert_eq!(by_file.name, "llama-bf16");
+        let error = open_shape(&format!("{whole}/model.safetensors"), None).unwrap_err().to_string();
+        assert!(error.contains("is no model"), "{error}");
     }
 
     #[test]

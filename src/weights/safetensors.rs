@@ -106,16 +106,7 @@ impl Checkpoint {
     /// The dtype that holds most of the bytes, when it is a plain float: loading in it copies without conversion.
     #[must_use]
     pub fn stored_dtype(&self) -> Option<Dtype> {
-        let mut bytes: BTreeMap<&str, u64> = BTreeMap::new();
-        for (_, tensor) in &self.wanted {
-            *bytes.entry(tensor.storage).or_default() += tensor.bytes;
-        }
-        match bytes.into_iter().max_by_key(|(_, bytes)| *bytes)?.0 {
-            "F32" => Some(Dtype::F32),
-            "BF16" => Some(Dtype::Bf16),
-            "F16" => Some(Dtype::F16),
-            _ => None,
-        }
+        float_of(most_bytes(&self.wanted)?).filter(|dtype| *dtype != Dtype::Fp8)
     }
 
     /// Reads the tensors onto a device, converted to `wanted` where the file stores another float.
@@ -217,6 +208,30 @@ fn is_harmless(name: &str) -> bool {
 
 /// The opened shards of a checkpoint, and each tensor with the position of the shard that holds it.
 type Shards = (Vec<SizedFile>, Vec<(usize, StoredTensor)>);
+
+/// The word of safetensors for what most bytes of a folder are stored as; `None` where there are no headers that can be read.
+pub(crate) fn main_storage(folder: &Path) -> Option<&'static str> {
+    most_bytes(&read_headers(folder).ok()?.1)
+}
+
+fn most_bytes(tensors: &[(usize, StoredTensor)]) -> Option<&'static str> {
+    let mut bytes: BTreeMap<&'static str, u64> = BTreeMap::new();
+    for (_, tensor) in tensors {
+        *bytes.entry(tensor.storage).or_default() += tensor.bytes;
+    }
+    Some(bytes.into_iter().max_by_key(|(_, bytes)| *bytes)?.0)
+}
+
+/// A float of safetensors that this program has.
+pub(crate) fn float_of(storage: &str) -> Option<Dtype> {
+    match storage {
+        "F32" => Some(Dtype::F32),
+        "BF16" => Some(Dtype::Bf16),
+        "F16" => Some(Dtype::F16),
+        "F8_E4M3" => Some(Dtype::Fp8),
+        _ => None,
+    }
+}
 
 fn read_headers(folder: &Path) -> Result<Shards, WeightsError> {
     if exists(&folder.join(SINGLE)) {

@@ -214,7 +214,7 @@ fn a_file_that_is_no_result_is_refused() {
     std::fs::write(file.path(), "{\"schema_version\": 99}").unwrap();
     refused(&["report", path(file.path())], "schema version 99");
     std::fs::write(file.path(), "not json").unwrap();
-    refused(&["report", path(file.path())], "is not a result of hbmark");
+    refused(&["report", path(file.path())], "is no result this program knows");
 }
 
 #[test]
@@ -406,16 +406,147 @@ fn a_ladder_takes_an_external_rung_on_a_prediction() {
 }
 
 #[test]
-fn a_foreign_checklist_is_invalid_with_exit_code_1() {
-    hbmark()
-        .args(["checklist", &foreign("vllm-serve-0.25.json")])
-        .assert()
-        .code(1)
-        .stdout(contains("INVALID because of the questions marked *").and(contains("hardware named")));
-    refused(
-        &["explain", &foreign("vllm-serve-0.25.json")],
-        "is not a result of hbmark; results of other programs are read by `hbmark import",
+fn a_checklist_takes_from_flags_what_a_file_cannot_say() {
+    let file = foreign("vllm-serve-appended.json");
+    let list = |more: &[&str]| hbmark().args(["checklist", &file]).args(more).assert();
+    list(&[]).code(1).stdout(contains("hardware named (not reported)"));
+    let said = ["--gpu", "h100-sxm", "--dtype", "bf16", "--engine", "vllm 0.9.1", "--model", "Llama-3.1-8B"];
+    list(&said).stdout(
+        contains("NVIDIA H100").and(contains("vllm 0.9.1, as given")).and(contains("not reported)").not()),
     );
+    list(&["--model", "Qwen3-0.6B"]).code(1).stdout(contains("figures agree (FAILED)"));
+}
+
+#[test]
+fn what_contradicts_the_file_is_marked_and_not_rated() {
+    let import = |name: &str, more: &[&str]| hbmark().args(["import", &foreign(name)]).args(more).assert();
+    let said = ["--model", "Llama-3.1-8B", "--gpu", "h100-sxm", "--dtype", "bf16"];
+    import("vllm-serve-0.25.json", &said).code(1).stdout(
+        contains("CONTRADICTS")
+            .and(contains("the file says model (family) facebook/opt-125m"))
+            .and(contains("% sheet").not()),
+    );
+    import("vllm-serve-2024-09.json", &said)
+        .code(1)
+        .stdout(contains("the file says dtype fp8, and bf16 was given"));
+    let both = [foreign("vllm-serve-0.25.json"), foreign("vllm-serve-appended.json")];
+    hbmark().args(["import", &both[0], &both[1]]).assert().code(0).stdout(contains("2 results · 3 rows"));
+}
+
+/// Every kind of file through every command that takes results.
+#[test]
+fn every_kind_of_result_goes_through_every_door() {
+    let result = |name: &str| {
+        path(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/results").join(name)).to_owned()
+    };
+    let search = tempfile::tempdir().unwrap();
+    let search = search.path().join("search");
+    let found = ["serve", "search", "--virtual", "--gpu", "h100-sxm", "--model", "SmolLM2-135M"];
+    let found = hbmark()
+        .args(found)
+        .args(["--slo", "ttft_p95=1s", "--requests", "100", "--out", path(&search)])
+        .assert();
+    assert!(matches!(found.get_output().status.code(), Some(0 | 1)), "{found:?}");
+    let kinds = [
+        ("run", result("run-scripted.json")),
+        ("prediction", result("predict-h200.json")),
+        ("serve", result("serve-single.json")),
+        ("sweep", result("serve-sweep.json")),
+        ("search", path(&search.join("serve.json")).to_owned()),
+        ("comparison", result("comparison.json")),
+        ("foreign", foreign("vllm-serve-appended.json")),
+        ("foreign page", foreign("llama-cpp-page.md")),
+    ];
+    for (kind, file) in &kinds {
+        for command in ["report", "explain", "checklist", "record"] {
+            let done = hbmark().args([command, file]).assert();
+            let (code, text) = (
+                done.get_output().status.code(),
+                String::from_utf8_lossy(&done.get_output().stderr).into_owned(),
+            );
+            assert!(
+                matches!(code, Some(0 | 1)) && !done.get_output().stdout.is_empty(),
+                "{command} {kind}: {code:?} {text}"
+            );
+        }
+        for format in ["json", "csv", "md", "html"] {
+            hbmark().args(["report", file, "--format", format]).assert().code(0);
+        }
+        let beside = hbmark().args(["compare", file, file]).assert();
+        if *kind == "comparison" {
+            beside.code(2).stderr(contains("`hbmark report FILE` prints each"));
+        } else {
+            let code = beside.get_output().status.code();
+            assert!(matches!(code, Some(0 | 1)), "compare {kind}: {beside:?}");
+        }
+        if !kind.contains("foreign") {
+            hbmark()
+                .args(["import", file])
+                .assert()
+                .code(2)
+                .stderr(contains("`hbmark report FILE` prints it"));
+        }
+    }
+    let mixed = hbmark().args(["compare", &kinds[0].1, &kinds[2].1]).assert();
+    mixed.code(2).stderr(contains("is a run and").and(contains("give two of one kind")));
+}
+
+#[test]
+fn conditions_of_a_pipeline_set_the_exit_code() {
+    let sweep = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/results/serve-sweep.json");
+    let report = |more: &[&str]| hbmark().args(["report", path(&sweep)]).args(more).assert();
+    report(&[]).code(0);
+    report(&["--fail-on", "slo,saturated"]).code(1).stderr(contains("--fail-on: "));
+    let serve = [
+        "serve",
+        "--virtual",
+        "--gpu",
+        "h100-sxm",
+        "--model",
+        "SmolLM2-135M",
+        "--requests",
+        "100",
+        "--rate",
+        "1",
+    ];
+    let served = |more: &[&str]| hbmark().args(serve).args(more).assert();
+    served(&["--slo", "ttft_p95=1s", "--fail-on", "saturated"]).code(0);
+    served(&["--slo", "e2e_p50=1us", "--fail-on", "slo"]).code(1).stderr(contains("an objective is not met"));
+}
+
+#[test]
+fn a_prediction_goes_by_what_the_checkpoint_states() {
+    let folder = copy_of("qwen3");
+    let config = folder.path().join("config.json");
+    let mut said: serde_json::Value =
+        serde_json::from_str(&std::fs::read_to_string(&config).unwrap()).unwrap();
+    said["quantization_config"] = serde_json::json!({"quant_method": "awq", "bits": 4, "group_size": 32});
+    std::fs::write(&config, said.to_string()).unwrap();
+    std::fs::remove_file(folder.path().join("model.safetensors")).unwrap();
+    let predict =
+        ["predict", "--gpu", "h200", "--batch", "1", "--context", "16", "--phase", "decode", "--model"];
+    hbmark().args(predict).arg(path(&config)).assert().code(0).stdout(contains("int4").and(contains("TPOT")));
+    refused(
+        &[&predict[..], &[path(folder.path()), "--dtype", "bf16"]].concat(),
+        "is stored as int4 (awq, 4 bits, groups of 32)",
+    );
+    refused(
+        &[
+            "serve",
+            "--virtual",
+            "--gpu",
+            "h200",
+            "--rate",
+            "1",
+            "--model",
+            path(folder.path()),
+            "--dtype",
+            "bf16",
+        ],
+        "is stored as int4",
+    );
+    refused(&["run", "--model", path(folder.path())], "quantised by awq");
+    refused(&["run", "--dtype", "fp4"], "--dtype `fp4` is not one of");
 }
 
 #[test]

@@ -175,7 +175,7 @@ fn bad_input_is_refused_before_anything_runs() {
     refused(&["--rate", "fast"], "fast is not a rate above 1e-6");
     refused(&["--arrivals", "uniform"], "wanted poisson, gamma:CV");
     refused(&["--burst", "9x1s"], "there is no `/`");
-    refused(&["--workload", "chatty"], "neither a file nor one of chat, code");
+    refused(&["--workload", "chatty"], "neither a .toml file nor one of chat, code");
     refused(&["--trace", "/no/such/file"], "cannot read the trace");
     refused(&["--requests", "0"], "is not between 1 and");
     refused(&["sweep", "rate"], "has no `=`");

@@ -18,9 +18,9 @@ pub mod saved;
 pub mod serving;
 pub mod validation;
 
-pub use block::{Block, BlockTelemetry, accepted, block_means, judged_times};
+pub use block::{Block, BlockTelemetry, accepted, block_means, judged_times, load_rejects};
 pub use capabilities::{Capabilities, EngineKind, Ragged};
-pub use cause::Cause;
+pub use cause::{Cause, ConsistencyRule};
 pub use ceilings::{Ceilings, DeviceSpec, GpuCeilings, Spread};
 pub use cell::{
     AllBlocks, Bound, Cell, CellName, CellResult, Measured, NoCellName, OperationRow, Phase, Quality, Status,

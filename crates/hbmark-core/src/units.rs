@@ -129,6 +129,19 @@ impl fmt::Display for Nanos {
     }
 }
 
+impl Bytes {
+    /// As a capacity: `80 GiB`, `15.5 GiB`.
+    #[must_use]
+    pub fn capacity(self) -> String {
+        let gib = self.as_f64() / f64::from(1 << 30);
+        if gib.fract().abs() < 0.05 || gib >= 1000.0 {
+            format!("{gib:.0} GiB")
+        } else {
+            format!("{gib:.1} GiB")
+        }
+    }
+}
+
 impl fmt::Display for Bytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         scaled(f, self.as_f64(), &[(1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B")])

@@ -10,17 +10,27 @@ pub mod compare;
 mod diagnose;
 mod diagnose_serving;
 mod evidence;
+mod fail_on;
 mod finding;
 mod first_limit;
 pub mod import;
 pub mod judge;
 mod ladder;
 mod ladder_summary;
+pub mod opened;
+mod recheck;
+mod side_by_side;
 
-pub use checklist::{Check, CheckOutcome, Checklist, of_foreign, of_report};
+pub use checklist::{
+    Check, CheckOutcome, Checklist, ChecklistVerdict, of_comparison, of_foreign, of_report, of_serving,
+};
 pub use diagnose::{explain, rule_names};
 pub use diagnose_serving::{Cost, explain_serving, serving_rule_names};
+pub use fail_on::{FailOn, failures, serving_failures};
 pub use ladder::{LadderError, ladders, with_external};
+pub use opened::{Opened, OpenedError, open};
+pub use recheck::recheck;
+pub use side_by_side::{FigurePair, SideBySide, side_by_side};
 
 #[cfg(test)]
 mod tests;

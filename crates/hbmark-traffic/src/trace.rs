@@ -1,12 +1,13 @@
 //! Recorded traffic: arrival times, lengths and prefix classes of real services.
 //!
 //! Enters: an untrusted file. Leaves: [`TraceRequest`]s in order of arrival, or an error with the line number. The first line decides
-//! among four formats:
+//! among five formats:
 //!
 //! | format | line |
 //! |---|---|
 //! | Azure LLM inference (2023, 2024) | `TIMESTAMP,ContextTokens,GeneratedTokens` · `2023-11-16 18:15:46.6805900,374,44` |
 //! | BurstGPT | `Timestamp,Model,Request tokens,Response tokens,...` · `5,ChatGPT,472,18,...`, seconds |
+//! | Vidur | `arrived_at,num_prefill_tokens,num_decode_tokens` · `0.35,374,44`, seconds |
 //! | Mooncake | `{"timestamp": 0, "input_length": 6758, "output_length": 500, "hash_ids": [0, 1, ...]}`, milliseconds, blocks of 512 tokens |
 //! | hbmark | `{"arrival_s": 0.5, "input_tokens": 300, "output_tokens": 20, "prefix_ids": [7], "prefix_block": 256, "priority": 0}`, the last three optional |
 //!
@@ -71,7 +72,7 @@ pub enum TraceError {
     #[error("the trace {} is not text", path.display())]
     NotText { path: PathBuf },
     #[error(
-        "the trace {} starts with `{start}`, which is none of Azure CSV, BurstGPT CSV, Mooncake JSONL or hbmark JSONL \
+        "the trace {} starts with `{start}`, which is none of Azure CSV, BurstGPT CSV, Vidur CSV, Mooncake JSONL or hbmark JSONL \
          (`hbmark serve --help` shows a line of each)",
         path.display()
     )]
@@ -111,6 +112,7 @@ fn recognise(first: &str) -> Option<(&'static str, Reader, bool)> {
         line if line.starts_with("Timestamp,Model,Request tokens,Response tokens") => {
             ("BurstGPT", burstgpt, true)
         }
+        line if line.starts_with("arrived_at,num_prefill_tokens,num_decode_tokens") => ("Vidur", vidur, true),
         line if line.starts_with('{') && line.contains("\"input_length\"") => ("Mooncake", mooncake, false),
         line if line.starts_with('{') && line.contains("\"arrival_s\"") => ("hbmark", own, false),
         _ => return None,
@@ -291,6 +293,16 @@ fn fields<const N: usize>(line: &str) -> Result<[&str; N], String> {
     Ok(fields)
 }
 
+fn vidur(line: &str) -> Result<TraceRequest, String> {
+    let [arrived, input, output] = fields(line)?;
+    let arrived: f64 =
+        arrived.trim().parse().map_err(|_| format!("arrived_at `{}` is not a time", shown(arrived)))?;
+    // Whole numbers that passed through a table of floats are written `374.0`.
+    let whole = |text: &'_ str| text.trim().trim_end_matches(".0").to_owned();
+    let input = tokens("num_prefill_tokens", &whole(input))?;
+    Ok(plain(seconds(arrived)?, input, tokens("num_decode_tokens", &whole(output))?))
+}
+
 fn azure(line: &str) -> Result<TraceRequest, String> {
     let [time, input, output] = fields(line)?;
     Ok(plain(civil_time(time)?, tokens("ContextTokens", input)?, tokens("GeneratedTokens", output)?))
@@ -442,6 +454,18 @@ mod tests {
         assert_eq!(trace.format, "BurstGPT");
         assert_eq!((trace.requests.len(), trace.left_out), (38, 4));
         assert!((trace.requests[1].arrival.seconds() - 40.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn a_vidur_trace_is_seconds_and_lengths() {
+        let heading = "arrived_at,num_prefill_tokens,num_decode_tokens\n";
+        let trace = parsed(&format!("{heading}0.35,374,44\n1.1,396.0,109.0\n")).unwrap();
+        assert_eq!(trace.format, "Vidur");
+        assert!((trace.requests[1].arrival.seconds() - 0.75).abs() < 1e-9);
+        assert_eq!((trace.requests[1].input_tokens, trace.requests[1].output_tokens), (396, 109));
+        refused(&format!("{heading}soon,1,1\n"), "arrived_at `soon` is not a time");
+        refused(&format!("{heading}1,1\n"), "fewer than 3 fields");
+        refused(&format!("{heading}-1,1,1\n"), "is not a time");
     }
 
     #[test]

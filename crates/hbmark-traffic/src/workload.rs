@@ -288,7 +288,7 @@ pub struct Workload {
 /// Why a workload cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum WorkloadError {
-    #[error("--workload `{given}` is neither a file nor one of {}", NAMES.join(", "))]
+    #[error("--workload `{given}` is neither a .toml file nor one of {}", NAMES.join(", "))]
     Unknown { given: String },
     #[error("cannot read the workload {}: {source}", path.display())]
     Read { path: PathBuf, source: std::io::Error },

@@ -23,12 +23,14 @@ use crate::worker::child::WorkerExit;
 use crate::worker::journal::{self, Header, Journal};
 use hbmark_core::result::as_map;
 use hbmark_core::result::serving::{ServeReport, Validity};
+use hbmark_report::analysis::{FailOn, serving_failures};
 
 /// A benchmark that is about to start, or to be resumed.
 struct Ready {
     isolation: Option<WorkerArgs>,
     output: OutputArgs,
     config: ServeConfig,
+    fail_on: Vec<FailOn>,
     model: Rc<OpenModel>,
     arguments: Vec<OsString>,
     command: String,
@@ -48,7 +50,7 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
             start(asked)?
         }
     };
-    let Ready { isolation, output, config, model, arguments, command, journal } = ready;
+    let Ready { isolation, output, config, fail_on, model, arguments, command, journal } = ready;
     // Before any other thread is started.
     crate::engine::threads::limit(config.threads);
     let handler = LocalEngine::new(&config, model.clone());
@@ -69,15 +71,20 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
     printed?;
     Ok(match ending {
         Completion::Stopped(signal) => Outcome::Stopped(signal),
-        Completion::Whole if lost == 0 => judge(&report),
+        Completion::Whole if lost == 0 => judge(&report, &fail_on),
         Completion::Whole | Completion::Early => Outcome::SomeCellsFailed,
     })
 }
 
 /// How a whole benchmark ended.
-fn judge(report: &ServeReport) -> Outcome {
+fn judge(report: &ServeReport, fail_on: &[FailOn]) -> Outcome {
+    let failures = serving_failures(report, fail_on);
+    for failure in &failures {
+        say(&format!("--fail-on: {failure}"));
+    }
     // A script that asks for a rate must not take the lack of one for success.
-    if report.search.as_ref().is_some_and(|search| search.max_rate.is_none()) {
+    let found = report.search.as_ref().is_none_or(|search| search.max_rate.is_some());
+    if !failures.is_empty() || !found {
         return Outcome::SomeCellsFailed;
     }
     let mut results = report.points.iter().filter_map(|point| point.result.as_ref());
@@ -90,6 +97,7 @@ fn judge(report: &ServeReport) -> Outcome {
 /// A virtual clock: nothing to isolate, and quickly repeated.
 fn simulate(Asked { serving, config, .. }: &Asked<'_>) -> anyhow::Result<Outcome> {
     let model = Rc::new(serving.open()?);
+    model.storage(config.dtype)?;
     // Kept until the result is saved.
     let _lock = config.out.as_deref().map(lock_folder).transpose()?;
     let mut worker = InProcess::new(LocalEngine::new(config, model.clone()));
@@ -98,7 +106,7 @@ fn simulate(Asked { serving, config, .. }: &Asked<'_>) -> anyhow::Result<Outcome
     progress.finish();
     let report = finished?.report;
     conclude(&report, &serving.output)??;
-    Ok(judge(&report))
+    Ok(judge(&report, &serving.fail_on))
 }
 
 /// What is asked for, before its journal.
@@ -114,6 +122,7 @@ fn ready(
     let config = ServeConfig { out: output.out.clone(), ..config };
     let model = Rc::new(serving.open()?);
     Ok(Ready {
+        fail_on: serving.fail_on.clone(),
         isolation: isolated.then_some(worker),
         output,
         config,

@@ -20,6 +20,7 @@ use hbmark_core::model::Dtype;
 use hbmark_core::result::saved;
 use hbmark_core::result::serving::{Arrivals, Offered, Policy, SchedulerConfig, Slo, parse_span};
 use hbmark_core::units::Nanos;
+use hbmark_report::analysis::FailOn;
 use hbmark_traffic::arrivals::Burst;
 use hbmark_traffic::point::TrafficSource;
 use hbmark_traffic::sampler::Sampling;
@@ -117,20 +118,31 @@ pub(super) struct VirtualArgs {
     /// Run the scheduler on a virtual clock: step times from --gpu's data sheet or --from a saved run.
     #[arg(long = "virtual", conflicts_with_all = ["structured", "tokenizer"])]
     pub simulate: bool,
-    /// A GPU of the datasheet table (`hbmark devices`).
-    #[arg(long, default_value = "h100-sxm", conflicts_with = "from")]
-    gpu: String,
+    /// A GPU of the datasheet table (`hbmark devices`) [default: h100-sxm].
+    #[arg(long, conflicts_with = "from")]
+    gpu: Option<String>,
     /// A result.json of `hbmark run` of the same model.
     #[arg(long, value_name = "FILE")]
     from: Option<PathBuf>,
 }
+
+/// The GPU of a virtual clock where none is named.
+const DEFAULT_GPU: &str = "h100-sxm";
 
 impl VirtualArgs {
     fn source(&self) -> anyhow::Result<Option<VirtualSource>> {
         Ok(match &self.from {
             _ if !self.simulate => None,
             Some(path) => Some(VirtualSource::Saved(Box::new(saved::read(path)?))),
-            None => Some(VirtualSource::Datasheet(Box::new(devices::find(&self.gpu)?.clone()))),
+            None => {
+                if self.gpu.is_none() {
+                    crate::cli::say(&format!(
+                        "virtual clock: step times of {DEFAULT_GPU}; --gpu names another"
+                    ));
+                }
+                let gpu = self.gpu.as_deref().unwrap_or(DEFAULT_GPU);
+                Some(VirtualSource::Datasheet(Box::new(devices::find(gpu)?.clone())))
+            }
         })
     }
 }
@@ -237,6 +249,9 @@ pub(super) struct ServingArgs {
     pub worker: WorkerArgs,
     #[command(flatten)]
     pub output: OutputArgs,
+    /// Exit with 1 when one of these holds: an objective missed, a point saturated, no rate found, a point invalid.
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "CONDITION")]
+    pub fail_on: Vec<FailOn>,
 }
 
 impl ServingArgs {
@@ -402,7 +417,7 @@ pub(super) struct LoadArgs {
     #[command(flatten)]
     pub workload: WorkloadArgs,
     /// Requests per second, or `inf`: all at once [default: 1; for a trace, as recorded].
-    #[arg(long, visible_alias = "request-rate", value_parser = rate, help_heading = "Load")]
+    #[arg(long, visible_alias = "request-rate", value_parser = rate, allow_negative_numbers = true, help_heading = "Load")]
     pub rate: Option<Offered>,
     /// Closed loop with this many concurrent requests.
     #[arg(

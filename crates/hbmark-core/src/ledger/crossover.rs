@@ -151,7 +151,7 @@ pub fn crossovers(
 }
 
 fn available(memory: Bytes) -> String {
-    format!("{:.0} % of {memory}", MEMORY_USE * 100.0)
+    format!("{:.0} % of {}", MEMORY_USE * 100.0, memory.capacity())
 }
 
 fn compute_bound_row(ledger: &Ledger, roof: &Roof, context: usize) -> Crossover {
@@ -274,9 +274,9 @@ mod tests {
             [
                 "critical batch size: weights alone: 15.0 GB at 3.35 TB/s against 989 TFLOP/s (bf16)",
                 "compute-bound batch: at context 8192 KV reads dominate at every batch",
-                "max batch that fits: 57 at context 8192 in 90 % of 85.9 GB",
+                "max batch that fits: 57 at context 8192 in 90 % of 80 GiB",
                 "context where KV bytes exceed weight bytes: batch 8 reads more KV than weights from context 14315",
-                "max context that fits: 58406 at batch 8 in 90 % of 85.9 GB, of at most 131072 positions",
+                "max context that fits: 58406 at batch 8 in 90 % of 80 GiB, of at most 131072 positions",
             ]
         );
     }

@@ -68,6 +68,29 @@ pub fn find(name: &str) -> Result<&'static DeviceSpec, DeviceError> {
     }
 }
 
+/// Whether a name that has no data sheet mentions a row's chip (`8x H100`): `None` where it mentions no GPU at all.
+#[must_use]
+pub fn mentions(name: &str, spec: &DeviceSpec) -> Option<bool> {
+    let words: Vec<String> = name
+        .split(|c: char| !c.is_ascii_alphanumeric())
+        .map(|word| {
+            word.trim_start_matches(|c: char| c.is_ascii_digit()).trim_start_matches('x').to_ascii_lowercase()
+        })
+        .collect();
+    let chip = |spec: &DeviceSpec| {
+        spec.name.trim_start_matches("rtx-").split('-').next().unwrap_or_default().to_owned()
+    };
+    let says = |chip: &str| !chip.is_empty() && words.iter().any(|word| word == chip || plain(name) == chip);
+    if says(&chip(spec)) {
+        return Some(true);
+    }
+    let makers = [
+        "apple", "radeon", "geforce", "instinct", "gaudi", "epyc", "ryzen", "xeon", "intel", "nvidia", "amd",
+    ];
+    let other = all().iter().any(|row| says(&chip(row))) || makers.iter().any(|maker| says(maker));
+    other.then_some(false)
+}
+
 /// Other product names of a row, as drivers and users write them.
 fn by_alias(asked: &str) -> Option<&'static DeviceSpec> {
     let row = match asked {
@@ -125,6 +148,15 @@ mod tests {
         ] {
             assert_eq!(name_of(asked), row, "{asked}");
         }
+    }
+
+    #[test]
+    fn a_name_without_a_data_sheet_may_still_mention_a_chip() {
+        let h100 = find("h100-sxm").expect("a row");
+        assert_eq!(mentions("8xH100 node", h100), Some(true));
+        assert_eq!(mentions("Apple M4", h100), Some(false));
+        assert_eq!(mentions("AMD EPYC 9654", h100), Some(false));
+        assert_eq!(mentions("1xStandard_ND96asr_v4 x 1", h100), None);
     }
 
     #[test]

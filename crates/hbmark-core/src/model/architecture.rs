@@ -88,12 +88,38 @@ pub struct LatentAttention {
 }
 
 /// How the weights of a checkpoint are stored, when they are not plain floats.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Quantization {
     /// `quant_method` of the config: `fp8`, `gptq`, `awq`, `bitsandbytes`, `mxfp4`...
     pub method: String,
     pub bits: u32,
     pub group_size: Option<usize>,
+    /// The numbers are floats, where the method alone does not say: `compressed-tensors` has both kinds.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub float: bool,
+}
+
+impl Quantization {
+    /// The storage that the byte ledger has for it; `None` where it has none.
+    #[must_use]
+    pub fn dtype(&self) -> Option<Dtype> {
+        match (self.method.as_str(), self.bits, self.float) {
+            ("fp8" | "fbgemm_fp8", 8, _) | (_, 8, true) => Some(Dtype::Fp8),
+            (_, 8, false) => Some(Dtype::Int8),
+            (_, 4, false) => Some(Dtype::Int4),
+            _ => None,
+        }
+    }
+}
+
+impl std::fmt::Display for Quantization {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}, {} bits", self.method, self.bits)?;
+        if self.float {
+            f.write_str(" (float)")?;
+        }
+        self.group_size.map_or(Ok(()), |group| write!(f, ", groups of {group}"))
+    }
 }
 
 /// Everything about a model that changes its bytes, FLOPs or outputs.

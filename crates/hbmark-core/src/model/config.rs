@@ -160,7 +160,11 @@ fn recognise(fields: &Fields) -> Result<&'static FamilySpec, ModelError> {
     Err(ModelError::UnsupportedArchitecture {
         path: fields.path().to_owned(),
         found: found.join(" ").chars().take(120).collect(),
-        supported: listed(|spec| spec.class),
+        supported: FAMILIES
+            .iter()
+            .map(|spec| format!("{} ({})", spec.model_type, spec.class))
+            .collect::<Vec<_>>()
+            .join(", "),
     })
 }
 

@@ -14,6 +14,12 @@ pub enum ModelError {
     )]
     NoSuchPath { path: PathBuf },
 
+    /// A file that is neither a config nor a GGUF file.
+    #[error(
+        "{path} is no model: --model takes a name (`hbmark models`), a folder or its config.json, a hub id or a .gguf file"
+    )]
+    NotAModel { path: PathBuf },
+
     /// The operating system refused to open or read a file.
     #[error("cannot read {path}: {source}")]
     Read { path: PathBuf, source: std::io::Error },

@@ -9,20 +9,20 @@
 //! | dtype | linear layers | scales | embedding, head, router, norms, biases |
 //! |---|---|---|---|
 //! | f32, bf16, f16 | as named | none | as named |
-//! | int8 | 1 B | one f16 per output channel | bf16 |
+//! | int8 | 1 B | one f16 per output channel, or per group where the config names one | bf16 |
 //! | fp8 | 1 B (e4m3) | one f16 per output channel; one f32 per 128 × 128 block where the config says fp8 in groups | bf16 |
-//! | int4 | ½ B | one f16 scale and one f16 zero per group, +1 bit per weight at 32 | bf16 |
+//! | int4 | ½ B | one f16 scale and one f16 zero per group, +1 bit per weight at 32; one byte per 32 in mxfp4 | bf16 |
 //! | `q8_0`, gguf | 34 B per 32 weights | inside the block | `q8_0` tables, f32 router, norms and biases |
 //! | `q4_0` | 18 B per 32 weights | inside the block | as for `q8_0` |
 //!
 //! Quantised checkpoints leave embedding and head at 16 bits, and so does this list. The group of int4 is the config's
-//! `group_size` where it names one, otherwise 32. The mixture of formats of a real GGUF file is known only from its header;
+//! `group_size` where it names one, a row where it says so, otherwise 32. The mixture of formats of a real GGUF file is known only from its header;
 //! a generated list uses `q8_0` throughout. A multi-token-prediction layer (`DeepSeek`-V3's layer 61) is
 //! left out: a plain decode step never reads it.
 
 use sha2::{Digest, Sha256};
 
-use super::architecture::{Architecture, Dtype, Experts, Family, LatentAttention};
+use super::architecture::{Architecture, Dtype, Experts, Family, LatentAttention, Quantization};
 use super::config::limits;
 use super::inventory::{Inventory, Role, TensorInfo};
 use crate::units::Bytes;
@@ -60,15 +60,13 @@ impl Architecture {
         Inventory { tensors: list.tensors }
     }
 
-    /// Columns that share one int4 scale and zero: the config's `group_size` where it names one for four bits.
+    /// Columns that share one int4 scale and zero: the config's `group_size`, or a whole row, where it quantises to four bits.
     #[must_use]
     pub fn int4_group(&self) -> usize {
-        self.quantization
-            .as_ref()
-            .filter(|quantization| quantization.bits == 4)
-            .and_then(|quantization| quantization.group_size)
-            .filter(|&group| group > 0)
-            .unwrap_or(INT4_GROUP)
+        match self.quantization.as_ref().filter(|quantization| quantization.bits == 4) {
+            Some(quantization) => columns_of_a_scale(quantization),
+            None => INT4_GROUP,
+        }
     }
 
     fn list_layer(&self, list: &mut List, layer: usize) {
@@ -215,10 +213,18 @@ impl Float {
 #[derive(Debug, Clone, Copy)]
 enum Matrices {
     Plain,
-    Int8PerChannel,
+    Int8 {
+        group: usize,
+    },
     Fp8PerChannel,
     Fp8PerBlock,
-    Int4 { group: usize },
+    Int4 {
+        group: usize,
+    },
+    /// One exponent of a byte per group, and no zero.
+    Mxfp4 {
+        group: usize,
+    },
     Q8_0,
     Q4_0,
 }
@@ -237,9 +243,16 @@ impl StorageFormat {
             Dtype::F32 => (Matrices::Plain, Float::F32),
             Dtype::Bf16 => (Matrices::Plain, Float::Bf16),
             Dtype::F16 => (Matrices::Plain, Float::F16),
-            Dtype::Int8 => (Matrices::Int8PerChannel, Float::Bf16),
+            Dtype::Int8 => {
+                let own = architecture.quantization.as_ref().filter(|own| own.dtype() == Some(Dtype::Int8));
+                let group = own.map_or(limits::FFN, columns_of_a_scale);
+                (Matrices::Int8 { group }, Float::Bf16)
+            }
             Dtype::Fp8 if stored_in_blocks(architecture) => (Matrices::Fp8PerBlock, Float::Bf16),
             Dtype::Fp8 => (Matrices::Fp8PerChannel, Float::Bf16),
+            Dtype::Int4 if architecture.quantization.as_ref().is_some_and(|own| own.method == "mxfp4") => {
+                (Matrices::Mxfp4 { group: architecture.int4_group() }, Float::Bf16)
+            }
             Dtype::Int4 => (Matrices::Int4 { group: architecture.int4_group() }, Float::Bf16),
             Dtype::Q8_0 | Dtype::Gguf => (Matrices::Q8_0, Float::F32),
             Dtype::Q4_0 => (Matrices::Q4_0, Float::F32),
@@ -251,10 +264,18 @@ impl StorageFormat {
     fn tensors_of_a_matrix(self) -> usize {
         match self.matrices {
             Matrices::Plain | Matrices::Q8_0 | Matrices::Q4_0 => 1,
-            Matrices::Int8PerChannel | Matrices::Fp8PerChannel | Matrices::Fp8PerBlock => 2,
+            Matrices::Int8 { .. }
+            | Matrices::Fp8PerChannel
+            | Matrices::Fp8PerBlock
+            | Matrices::Mxfp4 { .. } => 2,
             Matrices::Int4 { .. } => 3,
         }
     }
+}
+
+/// Columns that share a scale; wider than any row where there is one for each row.
+fn columns_of_a_scale(quantization: &Quantization) -> usize {
+    quantization.group_size.filter(|&group| group > 0).unwrap_or(limits::FFN)
 }
 
 /// Whether a checkpoint's own fp8 has a scale per block, as `DeepSeek`-V3's has.
@@ -313,9 +334,10 @@ impl List {
         let scale_role = if role == Role::Expert { Role::ExpertScale } else { Role::Scale };
         match self.format.matrices {
             Matrices::Plain => self.push(weight, &shape, self.format.float, role),
-            Matrices::Int8PerChannel => {
+            Matrices::Int8 { group } => {
                 self.push_stored(weight, &shape, "int8", count, role);
-                self.push(format!("{name}.weight_scale"), &[out, 1], Float::F16, scale_role);
+                let groups = [out, input.div_ceil(group)];
+                self.push(format!("{name}.weight_scale"), &groups, Float::F16, scale_role);
             }
             Matrices::Fp8PerChannel => {
                 self.push_stored(weight, &shape, "fp8", count, role);
@@ -331,6 +353,17 @@ impl List {
                 let groups = [out, input.div_ceil(group)];
                 self.push(format!("{name}.weight_scale"), &groups, Float::F16, scale_role);
                 self.push(format!("{name}.weight_zero_point"), &groups, Float::F16, scale_role);
+            }
+            Matrices::Mxfp4 { group } => {
+                self.push_stored(weight, &shape, "int4", count.div_ceil(2), role);
+                let groups = [out, input.div_ceil(group)];
+                self.push_stored(
+                    format!("{name}.weight_scale"),
+                    &groups,
+                    "e8m0",
+                    elements(&groups),
+                    scale_role,
+                );
             }
             Matrices::Q8_0 => {
                 self.push_stored(weight, &shape, "q8_0", block_bytes(out, input, Q8_0_BLOCK), role);
@@ -468,8 +501,45 @@ mod tests {
         };
         assert_eq!(bytes(&architecture), (linear / 2, linear / 8));
         architecture.quantization =
-            Some(Quantization { method: "gptq".into(), bits: 4, group_size: Some(128) });
+            Some(Quantization { method: "gptq".into(), bits: 4, group_size: Some(128), float: false });
         assert_eq!(bytes(&architecture), (linear / 2, linear / 32));
+    }
+
+    /// Bits of a weight with its scales, by the definition of each format.
+    #[test]
+    fn every_quantisation_that_has_a_price_has_the_scales_of_its_format() {
+        let own = |method: &str, bits, group_size, float| {
+            let quantization = Quantization { method: method.into(), bits, group_size, float };
+            let dtype = quantization.dtype().expect("a price");
+            let architecture = Architecture { quantization: Some(quantization), ..shapes::llama_3_1_8b() };
+            let inventory = architecture.inventory(dtype);
+            let stored = (inventory.bytes_of(Role::Matrix) + inventory.bytes_of(Role::Scale)).as_f64();
+            (dtype, stored * 8.0 / 6_979_321_856.0)
+        };
+        for (method, bits, group, float, dtype, wanted) in [
+            ("awq", 4, Some(128), false, Dtype::Int4, 4.0 + 32.0 / 128.0),
+            ("bitsandbytes", 4, Some(64), false, Dtype::Int4, 4.0 + 32.0 / 64.0),
+            ("mxfp4", 4, Some(32), false, Dtype::Int4, 4.0 + 8.0 / 32.0),
+            ("gptq", 8, Some(128), false, Dtype::Int8, 8.0 + 16.0 / 128.0),
+        ] {
+            let (found, width) = own(method, bits, group, float);
+            assert_eq!(found, dtype, "{method}");
+            assert!((width - wanted).abs() < 1e-9, "{method}: {width}");
+        }
+        // One scale a row: less than a hundredth of a bit.
+        for (method, bits, float, dtype) in [
+            ("gptq", 4, false, Dtype::Int4),
+            ("compressed-tensors", 8, false, Dtype::Int8),
+            ("compressed-tensors", 8, true, Dtype::Fp8),
+            ("fbgemm_fp8", 8, false, Dtype::Fp8),
+        ] {
+            let (found, width) = own(method, bits, None, float);
+            assert_eq!(found, dtype, "{method}");
+            assert!((0.0..0.01).contains(&(width - f64::from(bits))), "{method}: {width}");
+        }
+        let unpriced =
+            |bits, float| Quantization { method: "x".into(), bits, float, ..Quantization::default() };
+        assert_eq!([unpriced(3, false), unpriced(4, true), unpriced(2, false)].map(|q| q.dtype()), [None; 3]);
     }
 
     #[test]

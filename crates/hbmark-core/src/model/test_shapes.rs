@@ -107,7 +107,12 @@ pub fn mixtral_8x7b() -> Architecture {
 
 pub fn deepseek_v3() -> Architecture {
     Architecture {
-        quantization: Some(Quantization { method: "fp8".to_owned(), bits: 8, group_size: Some(128) }),
+        quantization: Some(Quantization {
+            method: "fp8".to_owned(),
+            bits: 8,
+            group_size: Some(128),
+            float: false,
+        }),
         experts: Some(Experts {
             count: 256,
             per_token: 8,

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::cause::Cause;
 use super::cell::Phase;
+use super::environment::Limits;
 use crate::stats;
 use crate::units::Bytes;
 
@@ -58,6 +59,62 @@ pub struct BlockTelemetry {
     /// Other processes with a context on the measured GPU.
     #[serde(default)]
     pub gpu_other_processes: Option<usize>,
+}
+
+/// The host's clock and the timeline may disagree over a block by this much, plus [`CLOCK_SLACK_NS`].
+const CLOCK_TOLERANCE: f64 = 0.01;
+
+/// What a synchronise may add at the ends of a block.
+const CLOCK_SLACK_NS: f64 = 200_000.0;
+
+impl Block {
+    /// What the clocks of this block may differ by.
+    #[must_use]
+    pub fn clock_slack_ns(&self) -> f64 {
+        self.wall_ns * CLOCK_TOLERANCE + CLOCK_SLACK_NS
+    }
+
+    /// Whether two independent clocks saw the same block. The timeline's span lies inside the host's: it is never longer, and shorter
+    /// only by what the host does after the last mark, which is no more than the largest wait between two steps.
+    #[must_use]
+    pub fn clocks_agree(&self, spanned_ns: f64) -> bool {
+        let slack = self.clock_slack_ns();
+        let waits = self.interval_ns.iter().zip(&self.step_ns).map(|(interval, span)| interval - span);
+        let longest_wait = waits.fold(0.0, f64::max);
+        (self.wall_ns - slack - longest_wait..=self.wall_ns + slack).contains(&spanned_ns)
+    }
+}
+
+impl BlockTelemetry {
+    /// The throttle reasons that mean that the device ran slower than its own clocks.
+    #[must_use]
+    pub fn slowed_by(&self) -> Vec<String> {
+        let slows = |name: &&String| {
+            let reasons = ["hw_slowdown", "hw_thermal", "hw_power_brake", "sw_thermal", "thermal_violation"];
+            reasons.contains(&name.as_str())
+        };
+        self.throttle_reasons.iter().filter(slows).cloned().collect()
+    }
+
+    /// The cause for which a block with this telemetry does not count.
+    #[must_use]
+    pub fn rejects(&self, limits: &Limits) -> Option<Cause> {
+        let reasons = self.slowed_by();
+        if !reasons.is_empty() {
+            return Some(Cause::Throttled { reasons });
+        }
+        load_rejects(self.foreign_cores, self.steal_cores, limits)
+    }
+}
+
+/// The cause for which blocks beside such a load do not count; of two the load.
+#[must_use]
+pub fn load_rejects(foreign_cores: Option<f64>, steal_cores: Option<f64>, limits: &Limits) -> Option<Cause> {
+    let foreign = foreign_cores.filter(|cores| *cores > limits.foreign_cores);
+    let steal = || steal_cores.filter(|cores| *cores > limits.steal_cores);
+    foreign
+        .map(|cores| Cause::ForeignLoad { cores })
+        .or_else(|| steal().map(|cores| Cause::CpuSteal { cores }))
 }
 
 /// The blocks that count.

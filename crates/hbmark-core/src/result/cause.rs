@@ -169,6 +169,13 @@ pub enum Cause {
     )]
     ImportMismatch { impossible: Box<Cause> },
 
+    /// A flag says another thing of the run than the file.
+    #[error("the file says {field} {file}, and {given} was given")]
+    FileContradicts { field: String, file: String, given: String },
+    /// Figures of one file that cannot all be true.
+    #[error("{detail}")]
+    Inconsistent { rule: ConsistencyRule, detail: String },
+
     /// Slightly above the ceiling: the step counts.
     #[error("{:.0} % of the measured read ceiling: the probe read slower than this step", share * 100.0)]
     ReadCeilingLow {
@@ -193,7 +200,8 @@ pub enum Cause {
         share: f64,
     },
     #[error(
-        "does not fit: needs {needed_bytes}, {:.0} % of the device's {device_bytes} may be used", usable_share * 100.0
+        "does not fit: needs {}, {:.0} % of the device's {} may be used",
+        needed_bytes.capacity(), usable_share * 100.0, device_bytes.capacity()
     )]
     DoesNotFit { needed_bytes: Bytes, device_bytes: Bytes, usable_share: f64 },
 
@@ -255,6 +263,40 @@ pub enum Cause {
         #[serde(skip_serializing)]
         message: String,
     },
+}
+
+/// What figures of one file must hold among themselves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ConsistencyRule {
+    /// Percentiles rise, between the smallest and the largest value.
+    PercentileOrder,
+    /// No mean, median or percentile is further from the mean than its standard deviation allows.
+    Spread,
+    /// A request ends after its first token.
+    EndAfterFirstToken,
+    /// Tokens or requests over the duration are the throughput.
+    Throughput,
+    /// No more requests complete than were sent, and failures are those that did not.
+    RequestCount,
+    /// No more requests are served than arrive.
+    OfferedRate,
+    /// Requests under way at once, by Little's law, are within the limit, and at least one while all wait.
+    Concurrency,
+    /// Lists of single requests give the summary.
+    Lists,
+    /// A block's intervals are no shorter than the device spans within them, and both have as many as it has steps.
+    IntervalsAndSpans,
+    /// The intervals of a block add up to its time on the host's clock.
+    IntervalsAndWall,
+    /// No two blocks are one measurement.
+    RepeatedBlocks,
+    /// Blocks have as many steps as the protocol asks for.
+    BlockLength,
+    /// A cell that counts has blocks that count.
+    AcceptedBlocks,
+    /// A decode step takes no longer than the prefill of its batch and context.
+    Phases,
 }
 
 impl Cause {

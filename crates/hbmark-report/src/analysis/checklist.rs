@@ -7,8 +7,14 @@ use CheckOutcome::{Failed, Inapplicable, NotSaid, Passed};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::import::{ForeignFormat, ForeignResult, ForeignRow, Metric, Rate, Setup, Statistic};
-use hbmark_core::result::{CellResult, Phase, Report, ReportKind, Status};
+use super::import::placement::stated_storage;
+use super::import::{
+    ForeignFormat, ForeignResult, ForeignRow, Metric, Rate, RooflinePlacement, Setup, Statistic,
+    UserOverrides, place,
+};
+use hbmark_core::result::comparison::Comparison;
+use hbmark_core::result::serving::{Offered, Point, ServeReport, ServeResult, Validity};
+use hbmark_core::result::{Cause, CellResult, Finding, Phase, Report, ReportKind, Severity, Status};
 
 /// The share of memory beyond which a run has no headroom.
 const HEADROOM: f64 = 0.95;
@@ -65,12 +71,67 @@ pub struct Checklist {
     pub checks: Vec<Check>,
 }
 
+/// What the answers together say.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ChecklistVerdict {
+    Valid,
+    /// Something essential is not reported, and nothing essential failed.
+    Incomplete,
+    Invalid,
+}
+
+impl ChecklistVerdict {
+    /// The word for a heading.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Valid => "VALID",
+            Self::Incomplete => "INCOMPLETE",
+            Self::Invalid => "INVALID",
+        }
+    }
+}
+
 impl Checklist {
+    /// The worst of the essential answers.
+    #[must_use]
+    pub fn verdict(&self) -> ChecklistVerdict {
+        let has = |outcome| self.checks.iter().any(|check| check.essential && check.outcome == outcome);
+        match (has(CheckOutcome::Failed), has(CheckOutcome::NotSaid)) {
+            (true, _) => ChecklistVerdict::Invalid,
+            (false, true) => ChecklistVerdict::Incomplete,
+            (false, false) => ChecklistVerdict::Valid,
+        }
+    }
+
     fn new(subject: String, checks: Vec<Check>) -> Self {
         let bad = |check: &Check| {
             check.essential && matches!(check.outcome, CheckOutcome::Failed | CheckOutcome::NotSaid)
         };
         Self { subject, valid: !checks.iter().any(bad), checks }
+    }
+
+    /// What is wrong or not reported, as findings: for results that keep no samples to explain.
+    #[must_use]
+    pub fn findings(&self) -> Vec<Finding> {
+        let wanting = self.checks.iter().filter(|check| matches!(check.outcome, Failed | NotSaid));
+        let finding = |check: &Check| Finding {
+            rule: check.question.replace([' ', ','], "_").replace("__", "_"),
+            severity: match (check.essential, check.outcome) {
+                (true, Failed) => Severity::Problem,
+                (true, _) | (false, Failed) => Severity::Warn,
+                (false, _) => Severity::Note,
+            },
+            symptom: format!("{}: {}", check.question, check.outcome.word()),
+            regime: check.question.clone(),
+            evidence: vec![format!("{}: {}", self.subject, check.evidence)],
+            next: check.next.clone(),
+            response: check.next.clone(),
+            cells: Vec::new(),
+        };
+        let mut findings: Vec<Finding> = wanting.map(finding).collect();
+        findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
+        findings
     }
 
     /// Why the result is invalid: the essential questions it does not pass.
@@ -277,15 +338,258 @@ fn caches(report: &Report, cells: &[&CellResult]) -> Answer {
     )
 }
 
-/// Checks a result of another program: mostly what it does not report.
+/// Checks a result under load.
 #[must_use]
-pub fn of_foreign(result: &ForeignResult) -> Checklist {
-    let (rows, format) = (&result.rows, result.format);
+pub fn of_serving(report: &ServeReport) -> Checklist {
+    let environment = &report.environment;
+    let gpu = environment.gpu.as_ref().and_then(|gpu| gpu.name.clone());
+    let named = gpu.or_else(|| environment.cpu.model.clone()).filter(|_| report.step_model.is_none());
+    let build = &environment.build;
+    let version =
+        (!build.version.is_empty()).then(|| format!("hbmark {}, candle {}", build.version, build.candle));
+    let named_checks = vec![
+        ask(
+            "measured, not computed",
+            true,
+            match &report.step_model {
+                Some(model) => {
+                    (Failed, format!("a virtual clock: step times are {model}"), "the same without --virtual")
+                }
+                None => (Passed, "an engine in real time".to_owned(), ""),
+            },
+        ),
+        ask(
+            "hardware named",
+            true,
+            match (&report.datasheet, named) {
+                (Some(sheet), _) => (Passed, sheet.product.clone(), ""),
+                (None, named) => {
+                    reported(named, "neither CPU nor GPU is named", "run with this version of hbmark")
+                }
+            },
+        ),
+        ask(
+            "software named",
+            true,
+            reported(version, "no version was kept", "run with this version of hbmark"),
+        ),
+        ask("storage of weights named", true, (Passed, format!("{} weights", report.dtype), "")),
+    ];
+    let checks = load_checks(report).into_iter().chain(named_checks).collect();
+    Checklist::new(format!("{} · {}", report.model.name, counted(report.points.len(), "point")), checks)
+}
+
+/// The questions about the load and its points.
+fn load_checks(report: &ServeReport) -> Vec<Check> {
+    let results: Vec<(&str, &ServeResult)> =
+        report.points.iter().filter_map(|p| Some((p.label.as_str(), p.result.as_ref()?))).collect();
+    let first_that = |of: &dyn Fn(&ServeResult) -> bool| {
+        results.iter().find(|(_, result)| of(result)).map(|(label, _)| (*label).to_owned())
+    };
+    let least =
+        |of: &dyn Fn(&ServeResult) -> f64| results.iter().map(|(_, result)| of(result)).reduce(f64::min);
+    let invalid = first_that(&|result| result.validity == Validity::Invalid);
+    let saturated = results.iter().filter(|(_, result)| result.validity == Validity::Saturated).count();
+    let lost = first_that(&|result| result.unfinished > 0 || !result.rejected.is_empty());
+    let requests = least(&|result| result.measured as f64).unwrap_or(0.0);
+    let warm_up = least(&|result| result.warmup_requests as f64).unwrap_or(0.0);
+    let window = least(&|result| result.window_s).unwrap_or(0.0);
+    let open = |point: &Point| matches!(point.offered, Offered::Rate(_) | Offered::AsRecorded);
+    let open_loop = report.points.iter().all(open);
+    vec![
+        ask(
+            "something was measured",
+            true,
+            decide(
+                !results.is_empty(),
+                format!("{} with a result", counted(results.len(), "point")),
+                "the points that were not run",
+            ),
+        ),
+        ask(
+            "every point valid",
+            true,
+            match &invalid {
+                Some(label) => {
+                    (Failed, format!("{label} is not valid"), "hbmark explain, then the same points again")
+                }
+                None => (Passed, "no point is invalid by its gates".to_owned(), ""),
+            },
+        ),
+        ask(
+            "a point that keeps up",
+            false,
+            decide(
+                saturated < results.len(),
+                format!("{saturated} of {} saturated", counted(results.len(), "point")),
+                "lower rates: past saturation latencies depend on how long one measures",
+            ),
+        ),
+        ask(
+            "every request completed",
+            true,
+            match &lost {
+                Some(label) => (Failed, format!("{label} lost requests"), "a longer drain, or fewer at once"),
+                None => (Passed, "no request lost".to_owned(), ""),
+            },
+        ),
+        ask(
+            "warm-up before the first sample",
+            false,
+            decide(
+                warm_up > 0.0,
+                format!("at least {warm_up:.0} requests before those that count"),
+                "--warmup-requests above 0",
+            ),
+        ),
+        ask(
+            "enough samples for a p99",
+            false,
+            decide(
+                requests >= P99_REQUESTS as f64,
+                format!("at least {requests:.0} requests a point; a p99 is reported from {P99_REQUESTS} on"),
+                "--requests 1000 or more, where a p99 is to be claimed",
+            ),
+        ),
+        ask(
+            "open-loop load",
+            false,
+            decide(
+                open_loop,
+                if open_loop {
+                    "arrivals do not wait for the engine"
+                } else {
+                    "all at once, or as many as are done"
+                }
+                .to_owned(),
+                "a finite --rate",
+            ),
+        ),
+        ask(
+            "long enough",
+            false,
+            decide(
+                window >= SHORT_SECONDS,
+                format!("the shortest window is {window:.0} s"),
+                "at least a minute of steady load",
+            ),
+        ),
+    ]
+}
+
+/// Checks a comparison.
+#[must_use]
+pub fn of_comparison(found: &Comparison) -> Checklist {
+    const ROUNDS: usize = 6;
+    let rounds = found.rounds.unwrap_or(0);
+    let lost = found.cells.iter().filter(|cell| cell.effect.ratio.is_none()).count();
+    let checks = vec![
+        ask(
+            "paired rounds",
+            true,
+            decide(
+                rounds >= ROUNDS,
+                format!("{}; {ROUNDS} are the fewest that can decide at 5 %", counted(rounds, "round")),
+                "hbmark compare with two configurations",
+            ),
+        ),
+        ask(
+            "every cell timed on both sides",
+            true,
+            decide(
+                lost == 0 && !found.cells.is_empty(),
+                format!("{lost} of {} without a ratio", counted(found.cells.len(), "cell")),
+                "the remarks of the comparison, then the same cells again",
+            ),
+        ),
+        ask(
+            "A against A beside it",
+            false,
+            match &found.floor {
+                Some(_) => (Passed, "the floor of the machine was measured".to_owned(), ""),
+                None => (NotSaid, "the machine's own differences are not known".to_owned(), "--aa"),
+            },
+        ),
+        ask(
+            "hardware named",
+            true,
+            reported(
+                (!found.machine.is_empty()).then(|| found.machine.clone()),
+                "no machine is named",
+                "run with this version of hbmark",
+            ),
+        ),
+        ask(
+            "model named",
+            true,
+            reported(
+                (!found.model.is_empty()).then(|| found.model.clone()),
+                "no model is named",
+                "run with this version of hbmark",
+            ),
+        ),
+    ];
+    Checklist::new(format!("{} against {}", found.a.given, found.b.given), checks)
+}
+
+/// A row with what a person adds to it, where the file is silent.
+fn completed_by(row: &ForeignRow, given: &UserOverrides<'_>, engine: Option<&str>) -> ForeignRow {
+    let mut row = row.clone();
+    let setup = &mut row.setup;
+    let said = "as given";
+    if setup.gpu.is_none() && setup.cpu.is_none() {
+        setup.gpu = given.gpu.map(|gpu| format!("{}, {said}", gpu.product));
+    }
+    if setup.stored_as.is_none() {
+        let by_name = stated_storage(setup).map(|dtype| format!("{dtype}, by the model's name"));
+        setup.stored_as = by_name.or_else(|| given.dtype.map(|dtype| format!("{dtype}, {said}")));
+    }
+    if setup.model.is_none() {
+        setup.model = given.model_name.map(|name| format!("{name}, {said}"));
+    }
+    if let Some(engine) = engine
+        && setup.engine_version.is_none()
+    {
+        let (name, version) = engine.split_once(' ').unwrap_or((engine, ""));
+        setup.engine = Some(name.to_owned());
+        setup.engine_version = (!version.is_empty()).then(|| format!("{version}, {said}"));
+    }
+    row
+}
+
+/// Whether figures contradict one another, or the flags contradict the file.
+fn agree(rows: &[ForeignRow], format: ForeignFormat, given: &UserOverrides<'_>) -> Answer {
+    const NEXT: &str = "the file as its program wrote it, and flags that say what ran";
+    let mut found = rows.iter().flat_map(|row| {
+        let contradicted = match place(row, format, given) {
+            RooflinePlacement::Contradicts(causes) => causes,
+            _ => Vec::new(),
+        };
+        let named = |cause: &Cause| format!("{}: {cause}", row.label);
+        row.problems.iter().chain(&contradicted).map(named).collect::<Vec<_>>()
+    });
+    match found.next() {
+        None => (Passed, "no figure contradicts another".to_owned(), NEXT),
+        Some(first) => match found.count() {
+            0 => (Failed, first, NEXT),
+            more => (Failed, format!("{first}; and {more} more"), NEXT),
+        },
+    }
+}
+
+/// Checks a result of another program: mostly what it does not report. What `given` and `engine` (a name and a version) say counts where
+/// the file is silent.
+#[must_use]
+pub fn of_foreign(result: &ForeignResult, given: &UserOverrides<'_>, engine: Option<&str>) -> Checklist {
+    let (stated, format) = (&result.rows, result.format);
+    let rows: Vec<ForeignRow> = stated.iter().map(|row| completed_by(row, given, engine)).collect();
+    let rows = &rows;
     let served = format.served();
     let not_served = || (Inapplicable, "a step benchmark has no requests".to_owned(), "");
     let record = "record it beside the file: the program does not";
     let checks = vec![
         ask("something was measured", true, something(rows)),
+        ask("figures agree", true, agree(stated, format, given)),
         ask("warm-up before the first sample", false, foreign_warm_up(rows, format)),
         ask("enough samples, with their spread", true, foreign_samples(rows, served)),
         ask("every request completed", true, if served { completion(rows) } else { not_served() }),

@@ -48,6 +48,9 @@ const FULL_BATCH: f64 = 0.9;
 /// The evidence in one point, if the rule matches.
 type Detector = fn(&ServeReport, &Point, &ServeResult) -> Option<String>;
 
+/// The rule of a system that does not keep up.
+const SATURATION: &str = "scheduler_saturation";
+
 const RULES: &[Rule<Detector>] = &[
     Rule {
         name: "injector_late",
@@ -173,7 +176,7 @@ const RULES: &[Rule<Detector>] = &[
         detect: long_prompts,
     },
     Rule {
-        name: "scheduler_saturation",
+        name: SATURATION,
         kind: Kind::Regime,
         severity: Severity::Warn,
         symptom: "requests come faster than they are served",
@@ -266,15 +269,18 @@ pub fn explain_serving(report: &ServeReport, cost: Option<Cost>) -> Vec<Finding>
             continue;
         }
         let mut finding = rule.finding(&found);
-        if rule.name == "scheduler_saturation" {
+        if rule.name == SATURATION {
             finding.evidence.splice(0..0, edge(&points));
+        } else if rule.kind == Kind::Regime {
+            finding.severity = finding.severity.min(weight(&points, &finding));
         }
         findings.push(finding);
     }
     let first = first_limit::first_failure(report, &points, cost);
     findings.extend(first_limit::cost(&points, first.as_ref(), cost));
     findings.extend(first);
-    findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
+    // What has no room left comes before what makes it slower.
+    findings.sort_by_key(|finding| (std::cmp::Reverse(finding.severity), finding.rule != SATURATION));
     let explained = |point: &Point, result: &ServeResult| {
         RULES.iter().any(|rule| rule.kind == Kind::Regime && (rule.detect)(report, point, result).is_some())
     };
@@ -286,6 +292,13 @@ pub fn explain_serving(report: &ServeReport, cost: Option<Cost>) -> Vec<Finding>
         findings.push(unexplained(&rest));
     }
     findings
+}
+
+/// How much an effect can matter: where every point that shows it meets its objectives, it is worth knowing and no more.
+fn weight(points: &[(&Point, &ServeResult)], finding: &Finding) -> Severity {
+    let mut shown = points.iter().filter(|(point, _)| finding.cells.contains(&point.label));
+    let met = |(_, result): &(&Point, &ServeResult)| !result.slo.is_empty() && result.slo_met == Some(true);
+    if shown.all(met) { Severity::Note } else { Severity::Problem }
 }
 
 fn unexplained(points: &[(&Point, &ServeResult)]) -> Finding {

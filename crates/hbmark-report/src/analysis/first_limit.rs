@@ -173,11 +173,18 @@ pub(super) fn first_failure(
         (Some(at), None) => {
             let (load, point, result) = &swept[at];
             let all = failures(result);
-            let before = within.last().map_or_else(
+            // A search runs one load several times, and not every run of it need fail.
+            let same = swept.iter().filter(|(other, ..)| other.total_cmp(load).is_eq());
+            let (runs, failed) = same.fold((0, 0), |(runs, failed), (_, _, result)| {
+                (runs + 1, failed + usize::from(!failures(result).is_empty()))
+            });
+            let smaller = within.iter().rev().find(|(other, ..)| other < load);
+            let before = smaller.map_or_else(
                 || "no smaller load was within every target".to_owned(),
                 |(last, ..)| format!("{last:.3} was within every target"),
             );
-            evidence.push(format!("at {load:.3}: {}; {before}", all[0].1));
+            let of_runs = if runs > 1 { format!(" in {failed} of {runs} runs") } else { String::new() };
+            evidence.push(format!("at {load:.3}{of_runs}: {}; {before}", all[0].1));
             evidence
                 .extend(all[1..].iter().map(|(target, words)| format!("then {}: {words}", target.name())));
             (all[0].0, vec![point.label.clone()])
@@ -225,4 +232,68 @@ fn dear(within: &[(f64, &Point, &ServeResult)], cost: Cost) -> Option<String> {
             result.output_tokens_per_s, cost.price_per_hour
         )
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::analysis::explain_serving;
+    use crate::samples;
+
+    /// Points at given rates, each within its targets or saturated.
+    fn searched(rates: &[(f64, bool)]) -> ServeReport {
+        let mut report = samples::sweep();
+        let point = report.points.iter().find(|point| point.result.is_some()).unwrap().clone();
+        let at = |(number, (rate, saturated)): (usize, &(f64, bool))| {
+            let mut point =
+                Point { offered: Offered::Rate(*rate), label: format!("run {number}"), ..point.clone() };
+            let result = point.result.as_mut().unwrap();
+            result.validity = if *saturated { Validity::Saturated } else { Validity::Valid };
+            (result.offered_per_s, result.served_per_s) =
+                (Some(*rate), if *saturated { rate * 0.9 } else { *rate });
+            for clause in &mut result.slo {
+                clause.met = (!*saturated).then_some(true);
+            }
+            result.slo_met = (!*saturated).then_some(true);
+            point
+        };
+        report.points = rates.iter().enumerate().map(at).collect();
+        report.matrix.clear();
+        report
+    }
+
+    #[test]
+    fn a_load_that_failed_in_some_runs_was_not_within_every_target() {
+        let report = searched(&[(20.0, false), (43.0, false), (43.0, true), (60.0, true)]);
+        assert!(
+            report.points.iter().all(|point| !point.result.as_ref().unwrap().slo.is_empty()),
+            "objectives"
+        );
+        let findings = explain_serving(&report, None);
+        let first = findings.iter().find(|finding| finding.rule == FIRST_TARGET).unwrap();
+        assert!(
+            first.evidence[0].starts_with("at 43.000 in 1 of 2 runs: ")
+                && first.evidence[0].ends_with("20.000 was within every target"),
+            "{:?}",
+            first.evidence
+        );
+    }
+
+    #[test]
+    fn saturation_comes_first_and_what_meets_its_objectives_last() {
+        let mut report = searched(&[(20.0, false), (60.0, true)]);
+        // Ten milliseconds of queue where a second is allowed.
+        let low = report.points[0].result.as_mut().unwrap();
+        assert_eq!(low.slo_met, Some(true));
+        low.breakdown.schedule_ns = low.breakdown.device_ns.max(1.0) * 100.0;
+        let findings = explain_serving(&report, None);
+        let place = |rule: &str| findings.iter().position(|finding| finding.rule == rule);
+        let saturation = place("scheduler_saturation").unwrap();
+        for finding in &findings[..saturation] {
+            assert!(finding.severity > Severity::Warn, "{} before saturation", finding.rule);
+        }
+        for finding in &findings {
+            assert!(finding.severity < Severity::Warn || finding.cells != ["run 0"], "{finding:?}");
+        }
+    }
 }

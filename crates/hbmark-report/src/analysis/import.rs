@@ -6,6 +6,7 @@
 //! that names it. What a file does not report stays `None`; nothing is guessed from names of files or folders.
 
 mod aiperf;
+mod consistency;
 mod document;
 mod fields;
 mod genai_perf;
@@ -13,6 +14,7 @@ mod guidellm;
 mod inference_perf;
 mod llama_cpp;
 pub mod metric_keys;
+mod model_name;
 mod optimum;
 pub mod placement;
 mod requests;
@@ -30,6 +32,7 @@ use serde::{Deserialize, Serialize};
 
 use hbmark_core::input::{self, InputError, plain};
 use hbmark_core::model::Dtype;
+use hbmark_core::result::Cause;
 
 pub use metric_keys::{Alias, Metric, Statistic};
 pub use placement::{Imported, Missing, Placement, RooflinePlacement, UserOverrides, place};
@@ -156,6 +159,9 @@ pub struct ForeignRow {
     pub values: Vec<Value>,
     /// What limits trust in this row, as far as the file shows it.
     pub remarks: Vec<String>,
+    /// Figures that contradict one another; a row with any is not rated.
+    #[serde(default)]
+    pub problems: Vec<Cause>,
 }
 
 /// The conditions of a row; `None` where the file does not report them.
@@ -328,7 +334,11 @@ pub fn read(path: &Path) -> Result<Vec<ForeignResult>, ImportError> {
 /// As [`read`].
 pub fn parse(file: &str, text: impl Into<String>) -> Result<Vec<ForeignResult>, ImportError> {
     let document = Document::parse(file, text.into())?;
-    let results = recognise(&document)?;
+    let mut results = recognise(&document)?;
+    for result in &mut results {
+        let format = result.format;
+        result.rows.iter_mut().for_each(|row| row.problems.extend(consistency::of_row(row, format)));
+    }
     let rows: usize = results.iter().map(|r| r.rows.len()).sum();
     if rows > MAX_ROWS {
         return Err(ImportError::TooMany { file: file.to_owned(), what: "rows", limit: MAX_ROWS });

@@ -12,6 +12,7 @@ mod provenance;
 pub mod record;
 pub(super) mod run;
 pub(super) mod serving;
+mod side_by_side;
 
 pub use foreign::Aliases;
 pub use glossary::Glossary;

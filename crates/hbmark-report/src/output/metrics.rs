@@ -9,7 +9,7 @@ use Unit::{Bytes, BytesPerSecond, Count, Flops, Fraction, Joules, Nanoseconds, P
 
 use super::document::{Column, Value, measured};
 use hbmark_core::result::serving::{Quantity, ServeResult};
-use hbmark_core::result::{CellResult, Phase, Spread, StepBytes};
+use hbmark_core::result::{CellResult, Phase, Spread, Status, StepBytes};
 
 /// What a metric is measured in; decides how a table scales it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -154,7 +154,7 @@ pub const METRICS: &[Metric<CellResult>] = &[
     row("steps", "n", Count, Neither, Files, |c| Some(c.step_ns.as_ref()?.n as f64)),
     row("tpot", "TPOT", Nanoseconds, Lower, Table, |c| match &c.all_blocks {
         Some(all) => all.tpot_ns.map(|tpot| tpot.median),
-        None => c.tpot_ns,
+        None => c.tpot_ns.or_else(|| predicted_tpot(c)),
     }),
     row("interval_half_width", "±", Fraction, Lower, Table, half_width),
     row("host_bubble", "bubble", Nanoseconds, Lower, Files, |c| c.host_bubble_ns),
@@ -241,6 +241,11 @@ pub const SERVING: &[Metric<ServeResult, Quantity>] = &[
 fn judged(cell: &CellResult) -> Option<Spread> {
     let all = cell.all_blocks.as_ref()?;
     Some(all.tpot_ns.unwrap_or(all.step_ns))
+}
+
+/// A predicted decode step is a lower bound of the time per output token.
+fn predicted_tpot(cell: &CellResult) -> Option<f64> {
+    (cell.status == Status::Predicted && cell.phase == Phase::Decode).then_some(cell.predicted_ns).flatten()
 }
 
 /// Half of the interval's width, relative: of TPOT for decode, of the step for prefill.

@@ -5,6 +5,11 @@ use super::metrics::Unit;
 use hbmark_core::result::Spread;
 use hbmark_core::units::{Bytes, BytesPerSecond, Flops, Nanos};
 
+/// A number as wide as this is shown in a larger unit.
+const WIDE: f64 = 10_000.0;
+/// Unless one beside it would be less than this there.
+const NARROW: f64 = 0.1;
+
 /// A column of values in one unit and with one number of digits, so that they can be compared at a glance.
 #[must_use]
 pub fn column(unit: Unit, values: &[Value]) -> Vec<String> {
@@ -15,7 +20,10 @@ pub fn column(unit: Unit, values: &[Value]) -> Vec<String> {
     };
     let present = || values.iter().filter_map(known);
     let smallest = present().filter(|v| *v != 0.0).fold(f64::INFINITY, |m, v| m.min(v.abs()));
-    let (scale, suffix) = scale(unit, smallest);
+    let largest = present().fold(0.0, |m: f64, v| m.max(v.abs()));
+    let (own, wider) = (scale(unit, smallest), scale(unit, largest / 10.0));
+    // Five digits before the point are harder to read than a small value with a zero before it.
+    let (scale, suffix) = if largest / own.0 >= WIDE && smallest / wider.0 >= NARROW { wider } else { own };
     let decimals = match unit {
         Unit::Fraction | Unit::Joules => 1,
         Unit::PerSecond if smallest >= 100.0 => 0,
@@ -98,6 +106,16 @@ pub fn single(unit: Unit, value: f64) -> String {
 
 #[cfg(test)]
 mod tests {
+    #[test]
+    fn a_column_of_wide_numbers_is_shown_in_the_larger_unit() {
+        let shown = |values: &[f64]| {
+            super::column(super::Unit::Nanoseconds, &values.iter().map(|v| (*v).into()).collect::<Vec<_>>())
+        };
+        assert_eq!(shown(&[46_889_000.0, 812_000.0]), ["46.89 ms", "0.81 ms"]);
+        assert_eq!(shown(&[8_889_000.0, 812_000.0]), ["8889 µs", "812 µs"]);
+        assert_eq!(shown(&[46_889_000.0, 1_200.0]), ["46889.00 µs", "1.20 µs"]);
+    }
+
     use super::*;
     use hbmark_core::input::plain;
 

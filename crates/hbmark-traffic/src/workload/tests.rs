@@ -222,7 +222,7 @@ fn a_workload_is_read_from_a_file_and_checked() {
         assert!(error.contains(message), "{error}");
     }
     let error = Workload::open("chatty").unwrap_err().to_string();
-    assert!(error.contains("neither a file nor one of chat, code"), "{error}");
+    assert!(error.contains("neither a .toml file nor one of chat, code"), "{error}");
     assert!(matches!(Workload::open("/no/such.toml"), Err(WorkloadError::Read { .. })));
 }
 

@@ -50,7 +50,7 @@ impl Sample {
         if dtype == Dtype::Int4 {
             let group_size = Some(pick(&[32, 64, 128], &mut random));
             architecture.quantization =
-                Some(Quantization { method: "random".to_owned(), bits: 4, group_size });
+                Some(Quantization { method: "random".to_owned(), bits: 4, group_size, float: false });
         }
         let kv_dtype = pick(&[Dtype::F32, Dtype::Bf16, Dtype::F16], &mut random);
         Self { architecture, dtype, kv_dtype, seed }

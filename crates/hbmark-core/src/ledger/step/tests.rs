@@ -89,7 +89,7 @@ fn quantised_weights_bring_their_scales() {
     let fp8 = ledger(&shapes::llama_3_1_8b(), Dtype::Fp8).decode(1, 1).bytes.weights;
     assert_eq!(fp8, Bytes(8_033_280_000));
     // Where the checkpoint says so: + f32 per 128² block = linear/4096 B. All shapes divide by 128.
-    let own = Quantization { method: "fp8".into(), bits: 8, group_size: Some(128) };
+    let own = Quantization { method: "fp8".into(), bits: 8, group_size: Some(128), float: false };
     let blocks = Architecture { quantization: Some(own), ..shapes::llama_3_1_8b() };
     assert_eq!(ledger(&blocks, Dtype::Fp8).decode(1, 1).bytes.weights, Bytes(8_032_231_424));
     // int4, group 32: 5 bits per weight: 6,979,321,856 · 5/8 + 1,050,673,152 + 532,480.

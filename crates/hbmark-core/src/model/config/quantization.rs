@@ -10,6 +10,8 @@ const METHODS: &str = "fp8, fbgemm_fp8, gptq, awq, bitsandbytes, compressed-tens
 const MAX_GROUP: usize = 1 << 20;
 /// The OCP microscaling format shares one exponent among 32 elements.
 const MXFP4_GROUP: usize = 32;
+/// `blocksize` of bitsandbytes' `quantize_4bit`: one f32 for so many weights.
+const BITSANDBYTES_BLOCK: usize = 64;
 
 /// Reads how the weights are stored; `None` where they are plain floats.
 pub(super) fn read(fields: &Fields) -> Result<Option<Quantization>, ModelError> {
@@ -19,16 +21,16 @@ pub(super) fn read(fields: &Fields) -> Result<Option<Quantization>, ModelError> 
     let Some(method) = section.text("quant_method")? else {
         return Err(section.missing("quant_method", METHODS));
     };
-    let (bits, group_size) = match method {
-        "fp8" => (8, block_size(&section)?),
-        "fbgemm_fp8" => (8, None),
-        "gptq" | "awq" => (bits(&section, "bits")?, group_size(&section)?),
-        "bitsandbytes" => (bitsandbytes_bits(&section)?, None),
+    let (bits, group_size, float) = match method {
+        "fp8" => (8, block_size(&section)?, false),
+        "fbgemm_fp8" => (8, None, false),
+        "gptq" | "awq" => (bits(&section, "bits")?, group_size(&section)?, false),
+        "bitsandbytes" => bitsandbytes(&section)?,
         "compressed-tensors" => compressed_tensors(&section)?,
-        "mxfp4" => (4, Some(MXFP4_GROUP)),
+        "mxfp4" => (4, Some(MXFP4_GROUP), false),
         _ => return Err(section.unsupported("quant_method", METHODS)),
     };
-    Ok(Some(Quantization { method: method.to_owned(), bits, group_size }))
+    Ok(Some(Quantization { method: method.to_owned(), bits, group_size, float }))
 }
 
 fn bits(section: &Fields, key: &str) -> Result<u32, ModelError> {
@@ -56,16 +58,19 @@ fn block_size(section: &Fields) -> Result<Option<usize>, ModelError> {
     }
 }
 
-fn bitsandbytes_bits(section: &Fields) -> Result<u32, ModelError> {
+/// Bits, group size, and whether the numbers are floats where the method does not say.
+type Scheme = (u32, Option<usize>, bool);
+
+fn bitsandbytes(section: &Fields) -> Result<Scheme, ModelError> {
     match (section.flag("load_in_4bit", false)?, section.flag("load_in_8bit", false)?) {
-        (true, false) => Ok(4),
-        (false, true) => Ok(8),
+        (true, false) => Ok((4, Some(BITSANDBYTES_BLOCK), false)),
+        (false, true) => Ok((8, None, false)),
         _ => Err(section.bad("load_in_4bit", "exactly one of `load_in_4bit` and `load_in_8bit` to be true")),
     }
 }
 
 /// Groups of modules with one scheme each; they must agree, because one width is carried for the whole model.
-fn compressed_tensors(section: &Fields) -> Result<(u32, Option<usize>), ModelError> {
+fn compressed_tensors(section: &Fields) -> Result<Scheme, ModelError> {
     let key = "config_groups";
     let wanted = "an object of groups, each with `weights.num_bits`";
     let Some(groups) = section.section(key)? else { return Err(section.missing(key, wanted)) };
@@ -73,9 +78,10 @@ fn compressed_tensors(section: &Fields) -> Result<(u32, Option<usize>), ModelErr
     for name in groups.keys() {
         let Some(group) = groups.section(name)? else { continue };
         let Some(weights) = group.section("weights")? else { continue };
-        let found = (bits(&weights, "num_bits")?, group_size(&weights)?);
+        let float = weights.text("type")? == Some("float");
+        let found = (bits(&weights, "num_bits")?, group_size(&weights)?, float);
         if scheme.is_some_and(|s| s != found) {
-            return Err(section.unsupported(key, "groups of one width and one group size"));
+            return Err(section.unsupported(key, "groups of one type, one width and one group size"));
         }
         scheme = Some(found);
     }

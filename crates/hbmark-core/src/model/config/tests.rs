@@ -150,7 +150,8 @@ fn deepseek_v3_has_latent_attention_and_three_dense_layers() {
     let a = fixture("deepseek-v3");
     assert_eq!(a.head_dim, 192);
     assert_eq!(a.kv_elements_per_token_and_layer(), 576);
-    let quantization = Quantization { method: "fp8".to_owned(), bits: 8, group_size: Some(128) };
+    let quantization =
+        Quantization { method: "fp8".to_owned(), bits: 8, group_size: Some(128), float: false };
     assert_eq!(a.quantization, Some(quantization));
     assert_eq!(a.rope.scaling, RopeScaling::Yarn { factor: 40.0, original_max_positions: 4096 });
     let experts = Experts {
@@ -189,12 +190,16 @@ fn quantisation_methods_are_read_or_refused_by_name() {
     let awq = json!({"quant_method": "awq", "bits": 4, "group_size": -1});
     assert_eq!(read(awq).unwrap(), Some((4, None)));
     let bnb = json!({"quant_method": "bitsandbytes", "load_in_4bit": true, "load_in_8bit": false});
-    assert_eq!(read(bnb).unwrap(), Some((4, None)));
+    assert_eq!(read(bnb).unwrap(), Some((4, Some(64))));
     let group = |bits| json!({"targets": ["Linear"], "weights": {"num_bits": bits, "group_size": 64}});
     let groups =
         |a, b| json!({"quant_method": "compressed-tensors", "config_groups": {"a": group(a), "b": group(b)}});
     assert_eq!(read(groups(4, 4)).unwrap(), Some((4, Some(64))));
     assert!(read(groups(4, 8)).unwrap_err().to_string().contains("config_groups"));
+    let float = json!({"quant_method": "compressed-tensors", "config_groups": {
+        "group_0": {"weights": {"num_bits": 8, "type": "float", "strategy": "channel", "group_size": null}}}});
+    let a = with("llama-3.1-8b", &[("quantization_config", float)]).unwrap();
+    assert_eq!(a.quantization.and_then(|q| q.dtype()), Some(Dtype::Fp8));
     assert_eq!(read(Value::Null).unwrap(), None);
     let message = read(json!({"quant_method": "spqr"})).unwrap_err().to_string();
     assert!(message.contains("`quantization_config.quant_method` = \"spqr\""), "{message}");
@@ -230,7 +235,7 @@ fn a_message_names_file_key_found_and_wanted() {
     config.json: `hidden_size` is missing; want an integer from 1 to 131072
     config.json: `rope_scaling.type` = "dynamic" is not supported; supported: default, linear, llama3, yarn
     config.json: `torch_dtype` = "int3" is not supported; supported: float32, bfloat16, float16, float8_e4m3fn
-    config.json: architecture gemma3_text (Gemma3ForCausalLM) is not supported; supported: LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, Qwen3MoeForCausalLM, MixtralForCausalLM, DeepseekV3ForCausalLM
+    config.json: architecture gemma3_text (Gemma3ForCausalLM) is not supported; supported: llama (LlamaForCausalLM), mistral (MistralForCausalLM), qwen2 (Qwen2ForCausalLM), qwen3 (Qwen3ForCausalLM), qwen3_moe (Qwen3MoeForCausalLM), mixtral (MixtralForCausalLM), deepseek_v3 (DeepseekV3ForCausalLM)
     "#);
 }
 

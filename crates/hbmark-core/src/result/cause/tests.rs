@@ -1,6 +1,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::Cause;
+use super::{Cause, ConsistencyRule};
 use crate::model::Dtype;
 use crate::result::saved;
 use crate::result::serving::{Gate, GateName};
@@ -63,6 +63,8 @@ fn samples() -> Vec<Cause> {
         Cause::LatenciesRise,
         Cause::SweepEnded { variable: "rate".into(), value: 8.0, why: text() },
         Cause::Interrupted { signal: "SIGINT".into() },
+        Cause::FileContradicts { field: "dtype".into(), file: "fp8".into(), given: "bf16".into() },
+        Cause::Inconsistent { rule: ConsistencyRule::Throughput, detail: text() },
         Cause::other("as it was"),
     ]
 }

@@ -79,11 +79,15 @@ fn lesser_questions_are_said_and_do_not_invalidate() {
     insta::assert_snapshot!(render([list].as_slice(), Format::Table, false).unwrap());
 }
 
+fn foreign(result: &ForeignResult) -> Checklist {
+    of_foreign(result, &UserOverrides::default(), None)
+}
+
 fn serving(setup: Setup, p99: bool) -> ForeignResult {
     let statistic = if p99 { Statistic::Percentile(990) } else { Statistic::Mean };
     let value =
         crate::analysis::import::Value { metric: Metric::Tpot, statistic, value: 1e7, key: "k".to_owned() };
-    let row = ForeignRow { label: "run".to_owned(), setup, values: vec![value], remarks: Vec::new() };
+    let row = ForeignRow { label: "run".to_owned(), setup, values: vec![value], ..ForeignRow::default() };
     ForeignResult { source: "f.json".to_owned(), format: ForeignFormat::VllmServe, rows: vec![row] }
 }
 
@@ -93,7 +97,7 @@ fn outcome(list: &Checklist, question: &str) -> CheckOutcome {
 
 #[test]
 fn a_server_benchmark_is_judged_by_its_load() {
-    let load = |setup| outcome(&of_foreign(&serving(setup, false)), "open-loop load");
+    let load = |setup| outcome(&foreign(&serving(setup, false)), "open-loop load");
     let rate =
         |rate, max_concurrency| Setup { request_rate: Some(rate), max_concurrency, ..Setup::default() };
     assert_eq!(load(rate(Rate::PerSecond(4.0), None)), Passed);
@@ -105,14 +109,14 @@ fn a_server_benchmark_is_judged_by_its_load() {
 #[test]
 fn a_tail_of_a_hundred_requests_is_no_tail() {
     let few = Setup { completed: Some(100), ..Setup::default() };
-    let samples = |p99| outcome(&of_foreign(&serving(few.clone(), p99)), "enough samples, with their spread");
+    let samples = |p99| outcome(&foreign(&serving(few.clone(), p99)), "enough samples, with their spread");
     assert_eq!((samples(true), samples(false)), (Failed, Passed));
 }
 
 #[test]
 fn failed_requests_invalidate() {
     let lost = Setup { requests: Some(320), completed: Some(238), ..Setup::default() };
-    assert_eq!(outcome(&of_foreign(&serving(lost, false)), "every request completed"), Failed);
+    assert_eq!(outcome(&foreign(&serving(lost, false)), "every request completed"), Failed);
     let counted = Setup { requests: Some(8), completed: Some(8), failed: Some(0), ..Setup::default() };
-    assert_eq!(outcome(&of_foreign(&serving(counted, false)), "every request completed"), Passed);
+    assert_eq!(outcome(&foreign(&serving(counted, false)), "every request completed"), Passed);
 }

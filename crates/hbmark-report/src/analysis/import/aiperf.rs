@@ -82,7 +82,7 @@ fn row(fields: &Fields<'_>) -> Result<ForeignRow, ImportError> {
         setup.seed = fields.count("run_info.random_seed")?;
     }
     let label = setup.max_concurrency.map_or_else(|| format!("run {}", fields.record), |c| format!("c{c}"));
-    Ok(ForeignRow { label, setup, values, remarks })
+    Ok(ForeignRow { label, setup, values, remarks, ..ForeignRow::default() })
 }
 
 /// The configuration, under the keys of three generations of the program.

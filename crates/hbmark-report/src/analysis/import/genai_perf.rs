@@ -48,5 +48,5 @@ fn row(document: &Document, fields: &Fields<'_>) -> Result<ForeignRow, ImportErr
         gpus: (gpus > 0).then_some(gpus),
         ..Setup::default()
     };
-    Ok(ForeignRow { label, setup, values, remarks })
+    Ok(ForeignRow { label, setup, values, remarks, ..ForeignRow::default() })
 }

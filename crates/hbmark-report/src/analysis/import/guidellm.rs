@@ -58,9 +58,13 @@ fn row(document: &Document, index: usize, benchmark: &Json) -> Result<ForeignRow
             key: format!("requests_per_second × {of}"),
         }));
     }
-    let strategy = fields.object("args.strategy");
-    let kind =
-        strategy.map(|s| s.text("type_")).transpose()?.flatten().unwrap_or_else(|| "benchmark".to_owned());
+    // Where the strategy is kept has changed with the versions.
+    let strategy = fields.object("args.strategy").or_else(|| fields.object("config.strategy"));
+    let kind = strategy
+        .map(|s| s.text("type_"))
+        .transpose()?
+        .flatten()
+        .unwrap_or_else(|| format!("benchmark {}", index + 1));
     let rate = strategy.map(|s| s.number("rate")).transpose()?.flatten();
     let streams = strategy.map(|s| s.count("streams")).transpose()?.flatten();
     let failed = fields.count("request_totals.errored")?;
@@ -68,7 +72,7 @@ fn row(document: &Document, index: usize, benchmark: &Json) -> Result<ForeignRow
     let setup = Setup {
         model: fields.text("worker.backend_model")?,
         max_concurrency: streams.or_else(|| (kind == "synchronous").then_some(1)),
-        concurrency: mean("request_concurrency")?,
+        concurrency: mean("request_concurrency")?.filter(|mean| *mean > 0.0),
         request_rate: rate.map(Rate::PerSecond).or_else(|| (kind == "throughput").then_some(Rate::Unlimited)),
         input_tokens: prompt,
         output_tokens: output,
@@ -84,5 +88,5 @@ fn row(document: &Document, index: usize, benchmark: &Json) -> Result<ForeignRow
         (None, Some(streams)) => format!("{kind} c{streams}"),
         (None, None) => kind,
     };
-    Ok(ForeignRow { label: clipped(&label), setup, values, remarks })
+    Ok(ForeignRow { label: clipped(&label), setup, values, remarks, ..ForeignRow::default() })
 }

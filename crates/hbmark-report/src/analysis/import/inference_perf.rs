@@ -48,5 +48,5 @@ fn row(fields: &Fields<'_>) -> Result<ForeignRow, ImportError> {
         duration_s: fields.number("load_summary.send_duration")?,
         ..Setup::default()
     };
-    Ok(ForeignRow { label, setup, values, remarks })
+    Ok(ForeignRow { label, setup, values, remarks, ..ForeignRow::default() })
 }

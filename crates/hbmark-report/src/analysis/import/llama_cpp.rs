@@ -76,7 +76,7 @@ fn bench(fields: &Fields<'_>) -> Result<ForeignRow, ImportError> {
     }
     let mut remarks = Vec::new();
     let setup = bench_setup(fields, test, samples.len(), &mut remarks)?;
-    Ok(ForeignRow { label: test.label(), setup, values, remarks })
+    Ok(ForeignRow { label: test.label(), setup, values, remarks, ..ForeignRow::default() })
 }
 
 fn bench_setup(
@@ -271,7 +271,7 @@ fn page_row(fields: &Fields<'_>, table: &Table) -> Result<ForeignRow, ImportErro
         ..test.lengths()
     };
     let heading = table.headings.last().map_or_else(String::new, |h| format!("{h}: "));
-    Ok(ForeignRow { label: format!("{heading}{}", test.label()), setup, values, remarks: Vec::new() })
+    Ok(ForeignRow { label: format!("{heading}{}", test.label()), setup, values, ..ForeignRow::default() })
 }
 
 /// `11.27 GiB` as bytes.
@@ -346,7 +346,7 @@ fn batched_row(fields: &Fields<'_>, names: &Names, heading: Option<&str>) -> Res
     };
     let heading = heading.map_or_else(String::new, |h| format!("{h}: "));
     let label = format!("{heading}b{batch} pp{prompt} tg{generated}");
-    Ok(ForeignRow { label, setup, values, remarks: Vec::new() })
+    Ok(ForeignRow { label, setup, values, remarks: Vec::new(), ..ForeignRow::default() })
 }
 
 #[cfg(test)]

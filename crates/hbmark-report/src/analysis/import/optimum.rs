@@ -57,7 +57,7 @@ fn row(fields: &Fields<'_>) -> Result<ForeignRow, ImportError> {
         label = config.text("name")?.unwrap_or(label);
         describe(&config, &mut setup, &mut remarks)?;
     }
-    Ok(ForeignRow { label, setup, values, remarks })
+    Ok(ForeignRow { label, setup, values, remarks, ..ForeignRow::default() })
 }
 
 fn describe(config: &Fields<'_>, setup: &mut Setup, remarks: &mut Vec<String>) -> Result<(), ImportError> {

@@ -1,7 +1,7 @@
 //! A foreign decode on the same roofline as ours.
 //!
 //! Enters: a row, and what a person added by flag. Leaves: a judged [`CellResult`] at the row's batch and context, or what is missing and
-//! the flag that says it. The floor is that of [`hbmark_core::ledger`]; what had to be taken for granted stands beside the number. Nothing is
+//! the flag that says it, or what the flags and the file contradict each other in. The floor is that of [`hbmark_core::ledger`]; what had to be taken for granted stands beside the number. Nothing is
 //! guessed: a model whose name is not a known shape's, or a GPU that could be two products, is asked for.
 
 use std::borrow::Cow;
@@ -9,20 +9,26 @@ use std::borrow::Cow;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::model_name::{self, Agreement, NamedStorage};
 use super::{ForeignFormat, ForeignResult, ForeignRow, Metric, Setup, Value};
 use hbmark_core::ledger::devices::{self, DeviceError};
 use hbmark_core::ledger::{Ledger, Verdict};
 use hbmark_core::model::{Architecture, Dtype, ModelError, presets};
+use hbmark_core::result::cause::joined;
 use hbmark_core::result::{Cause, CellResult, DeviceSpec, Phase, Status};
 use hbmark_core::units::{Bytes, Nanos};
 
 /// Weights whose stated size is further off than this are not those of the shape and storage named.
 const SIZE_TOLERANCE: f64 = 0.05;
 
-/// What the user gives beyond the file; it overrides the file, except for weights whose size the file states.
+/// What the user gives beyond the file. Where the file says another thing, the row is not rated.
 #[derive(Debug, Clone, Default)]
 pub struct UserOverrides<'a> {
     pub model: Option<&'a Architecture>,
+    /// As it was given, and as a person knows it.
+    pub model_name: Option<&'a str>,
+    /// The storage that the given model's own files state, where they are quantised.
+    pub model_dtype: Option<Dtype>,
     pub gpu: Option<&'a DeviceSpec>,
     pub gpus: Option<u64>,
     pub dtype: Option<Dtype>,
@@ -61,6 +67,8 @@ pub enum RooflinePlacement {
     Placed(Box<Placement>),
     /// Something has to be given first.
     Asks(Vec<Missing>),
+    /// What was given is not what the file says.
+    Contradicts(Vec<Cause>),
     /// No decode step was timed, or none that a roofline has.
     NoDecode(String),
 }
@@ -71,6 +79,34 @@ pub struct Imported {
     pub result: ForeignResult,
     /// One a row.
     pub places: Vec<RooflinePlacement>,
+}
+
+impl RooflinePlacement {
+    /// The place, or why there is none.
+    ///
+    /// # Errors
+    /// What is missing or contradicts the file, in words.
+    pub fn placed(self) -> Result<Box<Placement>, String> {
+        match self {
+            Self::Placed(placement) => Ok(placement),
+            Self::Asks(missing) => {
+                let asked: Vec<String> = missing.iter().map(|m| format!("{} ({})", m.flag, m.hint)).collect();
+                Err(format!("say {}", asked.join(", ")))
+            }
+            Self::Contradicts(causes) => Err(joined(&causes)),
+            Self::NoDecode(why) => Err(why),
+        }
+    }
+
+    /// Whether the row was rated, and its figures are possible and agree with one another.
+    #[must_use]
+    pub fn is_trusted(&self) -> bool {
+        match self {
+            Self::Placed(placement) => placement.cell.status == Status::Ok,
+            Self::Asks(_) | Self::NoDecode(_) => true,
+            Self::Contradicts(_) => false,
+        }
+    }
 }
 
 impl Imported {
@@ -115,6 +151,9 @@ pub fn place(row: &ForeignRow, format: ForeignFormat, given: &UserOverrides<'_>)
     let storage = notes.storage(setup, given);
     let batch = notes.batch(row, given);
     let context = notes.context(setup, given);
+    if !notes.contradictions.is_empty() {
+        return RooflinePlacement::Contradicts(notes.contradictions);
+    }
     let (Some(model), Some((device, gpus)), Some(dtype), Some(batch), Some(context)) =
         (model, device, storage, batch, context)
     else {
@@ -122,6 +161,9 @@ pub fn place(row: &ForeignRow, format: ForeignFormat, given: &UserOverrides<'_>)
     };
     let kv = notes.cache(setup, given, dtype);
     let cost = notes.cost(setup, &model, dtype, kv, batch, context);
+    if !notes.contradictions.is_empty() {
+        return RooflinePlacement::Contradicts(notes.contradictions);
+    }
     let engine = setup.engine.as_deref().or(format.engine()).unwrap_or("external");
     let mut cell = CellResult {
         kv_dtype: kv,
@@ -135,6 +177,10 @@ pub fn place(row: &ForeignRow, format: ForeignFormat, given: &UserOverrides<'_>)
     };
     Verdict::new(&cost, Nanos(time.value), dtype, None, Some(&device)).record(&mut cell);
     cell.reason = cell.reason.map(|reason| Cause::ImportMismatch { impossible: Box::new(reason) });
+    if let Some(problem) = row.problems.first() {
+        cell.status = Status::Invalid;
+        cell.reason = Some(problem.clone());
+    }
     let device = device.name.clone();
     RooflinePlacement::Placed(Box::new(Placement {
         cell,
@@ -170,15 +216,31 @@ fn decode_time(row: &ForeignRow) -> Result<&Value, String> {
         .ok_or_else(|| "no decode step was timed".to_owned())
 }
 
+/// How the file says the weights are stored: its own word, or the end of the model's name. A quantised name goes before the dtype of
+/// the activations, which some programs call the dtype.
+pub(crate) fn stated_storage(setup: &Setup) -> Option<Dtype> {
+    let named = setup.model.as_deref().and_then(model_name::storage);
+    match (setup.dtype, named) {
+        (Some(Dtype::F32 | Dtype::Bf16 | Dtype::F16) | None, Some(NamedStorage::Known(named))) => Some(named),
+        (own, _) => own,
+    }
+}
+
 #[derive(Default)]
 struct PlacementNotes {
     missing: Vec<Missing>,
+    contradictions: Vec<Cause>,
     assumptions: Vec<String>,
 }
 
 impl PlacementNotes {
     fn assume(&mut self, what: String) {
         self.assumptions.push(what);
+    }
+
+    fn contradict(&mut self, field: &str, file: &dyn ToString, given: &dyn ToString) {
+        let (field, file, given) = (field.to_owned(), file.to_string(), given.to_string());
+        self.contradictions.push(Cause::FileContradicts { field, file, given });
     }
 
     fn ask<T>(&mut self, flag: &str, hint: String) -> Option<T> {
@@ -188,6 +250,14 @@ impl PlacementNotes {
 
     fn model<'a>(&mut self, setup: &Setup, given: &UserOverrides<'a>) -> Option<Cow<'a, Architecture>> {
         if let Some(architecture) = given.model {
+            let ours = given.model_name.unwrap_or_default();
+            match setup.model.as_deref().map(|file| (file, model_name::compare(file, ours, architecture))) {
+                Some((file, Agreement::Differs(in_what))) => {
+                    self.contradict(&format!("model ({in_what})"), &file, &ours);
+                }
+                Some((_, Agreement::Taken(how))) => self.assume(how),
+                Some((_, Agreement::Same)) | None => {}
+            }
             return Some(Cow::Borrowed(architecture));
         }
         let Some(named) = setup.model.as_deref() else {
@@ -227,6 +297,11 @@ impl PlacementNotes {
                 }
             },
         };
+        if let (Some(given), Some(file)) = (given.gpus, setup.gpus)
+            && given != file
+        {
+            self.contradict("number of GPUs", &file, &given);
+        }
         let gpus = given.gpus.or(setup.gpus).unwrap_or_else(|| {
             self.assume("one GPU: the file does not say how many (--gpus)".to_owned());
             1
@@ -242,40 +317,60 @@ impl PlacementNotes {
 
     /// Notes that the file names another device than was given.
     fn other_device(&mut self, given: &DeviceSpec, named: Option<&str>, cpu: Option<&str>) {
-        let named = match (named, cpu) {
-            (Some(named), _) => named,
-            (None, Some(cpu)) => cpu,
-            (None, None) => return,
-        };
-        let may_be = match devices::find(named) {
-            Ok(spec) => spec.name == given.name,
+        let Some(named) = named.or(cpu) else { return };
+        let same = match devices::find(named) {
+            Ok(spec) => Some(spec.name == given.name),
             Err(DeviceError::Ambiguous { candidates, .. }) => {
-                candidates.split(", ").any(|one| one == given.name)
+                Some(candidates.split(", ").any(|one| one == given.name))
             }
-            Err(DeviceError::Unknown { .. }) => false,
+            // A name without a data sheet may be that of a machine; one of a maker's products is another GPU, and so is a CPU.
+            Err(DeviceError::Unknown { .. }) => devices::mentions(named, given),
         };
-        if !may_be {
-            self.assume(format!("it ran on {} as given, although the file names `{named}`", given.name));
+        match same {
+            Some(true) => {}
+            Some(false) => self.contradict("GPU", &named, &given.name),
+            None => self.assume(format!(
+                "it ran on {} as given; the file's `{named}` is no name of a GPU",
+                given.name
+            )),
         }
     }
 
     fn storage(&mut self, setup: &Setup, given: &UserOverrides<'_>) -> Option<Dtype> {
-        // A stated size of weights decides, whatever was given.
-        if let (Some(wanted), Some(stored), Some(bytes)) = (given.dtype, &setup.stored_as, setup.weight_bytes)
-            && wanted != setup.dtype.unwrap_or(Dtype::Gguf)
-        {
-            self.assume(format!(
-                "the weights as the file has them, {} of {stored}, and not in {wanted} as given",
-                Bytes(bytes)
-            ));
-            return Some(setup.dtype.unwrap_or(Dtype::Gguf));
+        let stated = stated_storage(setup);
+        let unpriced = setup.model.as_deref().and_then(|name| match model_name::storage(name)? {
+            NamedStorage::Unknown(what) => Some(what),
+            NamedStorage::Known(_) => None,
+        });
+        // 16 bits are as many in both formats.
+        let alike = |a: Dtype, b: Dtype| {
+            let sixteen = |dtype| matches!(dtype, Dtype::Bf16 | Dtype::F16);
+            a == b || (sixteen(a) && sixteen(b))
+        };
+        if let Some(wanted) = given.dtype {
+            match (stated, unpriced, &setup.stored_as) {
+                (Some(stated), ..) if alike(stated, wanted) => {}
+                (Some(stated), _, word) => {
+                    let word = word.clone().filter(|_| setup.dtype.is_none_or(|own| own == stated));
+                    self.contradict("dtype", &word.unwrap_or_else(|| stated.to_string()), &wanted);
+                }
+                (None, Some(what), _) => self.contradict("dtype", &what, &wanted),
+                (None, None, Some(word)) if wanted != Dtype::Gguf && setup.weight_bytes.is_some() => {
+                    self.contradict("dtype", word, &wanted);
+                }
+                (None, None, _) => {}
+            }
+            return Some(wanted);
         }
-        if let (Some(wanted), Some(stored)) = (given.dtype, setup.dtype)
-            && wanted != stored
-        {
-            self.assume(format!("{wanted} as given, although the file says {stored}"));
-        }
-        if let Some(dtype) = given.dtype.or(setup.dtype) {
+        if let Some(dtype) = stated.or(given.model_dtype).filter(|_| unpriced.is_none()) {
+            if setup.stored_as.is_none() {
+                let by = if stated.is_some() {
+                    "the model's name in the file"
+                } else {
+                    "the files of the model given"
+                };
+                self.assume(format!("weights in {dtype}, by {by}"));
+            }
             return Some(dtype);
         }
         match (&setup.stored_as, setup.weight_bytes) {
@@ -289,6 +384,12 @@ impl PlacementNotes {
 
     fn batch(&mut self, row: &ForeignRow, given: &UserOverrides<'_>) -> Option<usize> {
         let whole = |batch: u64| usize::try_from(batch).ok().filter(|b| *b >= 1);
+        if let (Some(given), Some(file)) = (given.batch, row.setup.batch.or(row.setup.max_concurrency))
+            && (given > file || row.setup.batch.is_some_and(|file| file != given))
+        {
+            let what = if row.setup.batch.is_some() { "batch" } else { "limit of requests at once" };
+            self.contradict(what, &file, &given);
+        }
         if let Some(stated) = given.batch.or(row.setup.batch) {
             return whole(stated);
         }
@@ -326,6 +427,11 @@ impl PlacementNotes {
     }
 
     fn cache(&mut self, setup: &Setup, given: &UserOverrides<'_>, weights: Dtype) -> Dtype {
+        if let (Some(given), Some(file)) = (given.kv_dtype, setup.kv_dtype)
+            && given != file
+        {
+            self.contradict("KV dtype", &file, &given);
+        }
         given.kv_dtype.or(setup.kv_dtype).unwrap_or_else(|| {
             let kv = weights.of_cache();
             self.assume(format!("KV cache in {kv}: the file does not say (--kv-dtype)"));
@@ -358,11 +464,8 @@ impl PlacementNotes {
                 Bytes(stated)
             ));
         } else if (stated as f64 / ours - 1.0).abs() > SIZE_TOLERANCE {
-            self.assume(format!(
-                "the file's weights are {}, and the shape in {dtype} has {}: one of the two is not what ran",
-                Bytes(stated),
-                ledger.resident_weights()
-            ));
+            let shape = format!("a shape of {} in {dtype}", ledger.resident_weights());
+            self.contradict("size of the weights", &Bytes(stated), &shape);
         }
         cost
     }

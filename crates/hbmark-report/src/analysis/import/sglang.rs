@@ -3,6 +3,7 @@
 //! Enters: a document. Leaves: one row per run. Newer servers put their whole configuration beside the figures; model, storage and
 //! tensor parallelism are taken from there.
 
+use super::consistency;
 use super::document::Document;
 use super::fields::Fields;
 use super::vllm::{requests, run_label, unfinished};
@@ -47,7 +48,7 @@ fn one_batch(fields: &Fields<'_>) -> Result<ForeignRow, ImportError> {
     };
     let name = fields.text("run_name")?.unwrap_or_else(|| format!("run {}", fields.record));
     let lengths = format!("b{batch} in{} out{}", count(setup.input_tokens), count(setup.output_tokens));
-    Ok(ForeignRow { label: format!("{name} {lengths}"), setup, values, remarks })
+    Ok(ForeignRow { label: format!("{name} {lengths}"), setup, values, remarks, ..ForeignRow::default() })
 }
 
 fn count(tokens: Option<f64>) -> String {
@@ -73,7 +74,8 @@ fn serving(fields: &Fields<'_>) -> Result<ForeignRow, ImportError> {
         server(&info, &mut setup, &mut remarks)?;
     }
     remarks.extend(unfinished(&setup));
-    Ok(ForeignRow { label: run_label(fields, &setup)?, setup, values, remarks })
+    let problems = consistency::of_lists(fields, &setup, &values);
+    Ok(ForeignRow { label: run_label(fields, &setup)?, setup, values, remarks, problems })
 }
 
 fn server(info: &Fields<'_>, setup: &mut Setup, remarks: &mut Vec<String>) -> Result<(), ImportError> {

@@ -36,7 +36,7 @@ fn all_fixtures() -> Vec<String> {
 /// A model on a device.
 fn on<'a>(model: &'a Architecture, gpu: &str, dtype: Option<Dtype>) -> UserOverrides<'a> {
     let gpu = Some(devices::find(gpu).unwrap());
-    UserOverrides { model: Some(model), gpu, dtype, ..UserOverrides::default() }
+    UserOverrides { model: Some(model), model_name: Some("a folder"), gpu, dtype, ..UserOverrides::default() }
 }
 
 /// The placement of a row on the roofline, or the test fails.
@@ -299,60 +299,134 @@ fn speculative_steps_and_missing_decodes_stay_off_the_roofline() {
     }
 }
 
+/// What a row and the flags contradict each other in.
+fn contradictions(row: &ForeignRow, given: &UserOverrides<'_>) -> Vec<(String, String, String)> {
+    let RooflinePlacement::Contradicts(causes) = place(row, ForeignFormat::VllmServe, given) else {
+        return Vec::new();
+    };
+    let said = |cause| match cause {
+        Cause::FileContradicts { field, file, given } => (field, file, given),
+        other => panic!("{other:?}"),
+    };
+    causes.into_iter().map(said).collect()
+}
+
+fn fields(row: &ForeignRow, given: &UserOverrides<'_>) -> Vec<String> {
+    contradictions(row, given).into_iter().map(|(field, ..)| field).collect()
+}
+
 #[test]
-fn weights_of_another_size_and_times_beyond_the_device_are_said() {
+fn times_beyond_the_device_are_invalid_and_weights_of_another_size_are_another_model() {
     let architecture = test_shapes::llama_3_1_8b();
-    let given = on(&architecture, "l4", None);
-    let result = one("llama-bench-q8_0.json");
-    let placed = placed(&result.rows[1], result.format, &given);
-    assert!(
-        placed.assumptions.iter().any(|a| a.contains("one of the two is not what ran")),
-        "{:?}",
-        placed.assumptions
-    );
-    assert_eq!(placed.cell.status, hbmark_core::result::Status::Invalid, "an L4 cannot read 8 GB that fast");
+    let mut row = one("vllm-serve-2025-03-detailed.json").rows.remove(0);
+    let placed = placed(&row, ForeignFormat::VllmServe, &on(&architecture, "l4", Some(Dtype::Bf16)));
+    assert_eq!(placed.cell.status, hbmark_core::result::Status::Invalid, "an L4 cannot read 15 GB that fast");
     assert!(matches!(placed.cell.reason, Some(Cause::ImportMismatch { .. })));
+    row.setup.dtype = Some(Dtype::Q8_0);
+    row.setup.stored_as = Some("Q8_0".to_owned());
+    row.setup.weight_bytes = Some(3_400_000_000);
+    assert_eq!(fields(&row, &on(&architecture, "h100-pcie", None)), ["size of the weights"]);
+    row.setup.weight_bytes = Some(8_530_000_000);
+    assert_eq!(fields(&row, &on(&architecture, "h100-pcie", None)), [""; 0]);
+}
+
+#[test]
+fn a_model_that_is_not_the_files_is_not_rated() {
+    let architecture = test_shapes::llama_3_1_8b();
+    let given = UserOverrides {
+        model_name: Some("Llama-3.1-8B"),
+        ..on(&architecture, "h100-sxm", Some(Dtype::Bf16))
+    };
+    for (name, file) in [("vllm-serve-0.25.json", "facebook/opt-125m"), ("aiperf.json", "Qwen/Qwen3-0.6B")] {
+        let row = one(name).rows.remove(0);
+        let said = contradictions(&row, &given);
+        let model = ("model (family)".to_owned(), file.to_owned(), "Llama-3.1-8B".to_owned());
+        assert!(said.contains(&model), "{said:?}");
+    }
+    let mut row = one("vllm-serve-2025-03-detailed.json").rows.remove(0);
+    row.setup.model = Some("meta-llama/Llama-3.3-70B-Instruct".to_owned());
+    assert_eq!(fields(&row, &given), ["model (size)"]);
+    row.setup.model = Some("neuralmagic/Meta-Llama-3.1-8B-Instruct-FP8".to_owned());
+    assert_eq!(contradictions(&row, &given), [("dtype".to_owned(), "fp8".to_owned(), "bf16".to_owned())]);
+    let fp8 = UserOverrides { dtype: None, ..given };
+    let placed = placed(&row, ForeignFormat::VllmServe, &fp8);
+    assert_eq!(placed.cell.dtype, Dtype::Fp8, "by its name");
+    let assumed = placed.assumptions.join("; ");
+    assert!(assumed.contains("the same family and size") && assumed.contains("weights in fp8"), "{assumed}");
+}
+
+#[test]
+fn storage_parallelism_and_batch_that_are_not_the_files_are_not_rated() {
+    let architecture = test_shapes::llama_3_1_8b();
+    let mut row = one("vllm-serve-2025-03-detailed.json").rows.remove(0);
+    let given = on(&architecture, "h100-pcie", Some(Dtype::Bf16));
+    row.setup.gpus = Some(2);
+    assert_eq!(fields(&row, &UserOverrides { gpus: Some(64), ..given.clone() }), ["number of GPUs"]);
+    assert_eq!(
+        fields(&row, &UserOverrides { batch: Some(8), ..given.clone() }),
+        ["limit of requests at once"]
+    );
+    row.setup.dtype = Some(Dtype::Fp8);
+    row.setup.kv_dtype = Some(Dtype::Fp8);
+    assert_eq!(fields(&row, &given), ["dtype"]);
+    let kv = UserOverrides { dtype: Some(Dtype::Fp8), kv_dtype: Some(Dtype::Bf16), ..given };
+    assert_eq!(fields(&row, &kv), ["KV dtype"]);
+}
+
+#[test]
+fn figures_that_contradict_one_another_are_not_valid() {
+    let architecture = test_shapes::llama_3_1_8b();
+    let text =
+        text("vllm-serve-2025-03-detailed.json").replace("\"p99_tpot_ms\": 10.9", "\"p99_tpot_ms\": 1.9");
+    let row = parse("f.json", text).unwrap().remove(0).rows.remove(0);
+    let placed = placed(&row, ForeignFormat::VllmServe, &on(&architecture, "h100-pcie", Some(Dtype::Bf16)));
+    assert_eq!(placed.cell.status, hbmark_core::result::Status::Invalid);
+    assert!(matches!(placed.cell.reason, Some(Cause::Inconsistent { .. })), "{:?}", placed.cell.reason);
 }
 
 #[test]
 fn a_mixture_of_formats_is_placed_by_the_size_its_file_states() {
-    let architecture = test_shapes::llama_3_1_8b();
+    let architecture = test_shapes::qwen2_5_7b();
     let given = on(&architecture, "4090", None);
-    let result = one("llama-bench.json");
+    let mut result = one("llama-bench.json");
+    (result.rows[1].setup.gpu, result.rows[1].setup.cpu) = (None, None);
     let placed = placed(&result.rows[1], result.format, &given);
     assert_eq!(placed.cell.dtype, Dtype::Gguf);
     let weights = placed.cell.bytes.weights.0;
-    assert!((4_000_000_000..4_677_120_000).contains(&weights), "all but the token table: {weights}");
+    assert!((3_900_000_000..4_677_120_000).contains(&weights), "all but the token table: {weights}");
 }
 
 #[test]
-fn a_stated_size_of_weights_goes_before_the_dtype_that_was_given() {
-    let architecture = test_shapes::llama_3_1_8b();
-    let given = on(&architecture, "4090", Some(Dtype::Bf16));
-    let result = one("llama-bench.json");
-    let placed = placed(&result.rows[1], result.format, &given);
-    assert_eq!(placed.cell.dtype, Dtype::Gguf);
-    assert!(placed.cell.bytes.weights.0 < 4_677_120_000, "{}", placed.cell.bytes.weights);
-    let said = placed.assumptions.join("; ");
-    assert!(said.contains("4.68 GB of Q4_K - Medium, and not in bf16 as given"), "{said}");
+fn a_dtype_that_is_not_the_files_block_formats_is_not_rated() {
+    let architecture = test_shapes::qwen2_5_7b();
+    let row = one("llama-bench.json").rows.remove(1);
+    let given = UserOverrides {
+        model: Some(&architecture),
+        model_name: Some("Qwen2.5-7B"),
+        ..UserOverrides::default()
+    };
+    let wanted = UserOverrides { dtype: Some(Dtype::Bf16), ..given.clone() };
+    let said = contradictions(&row, &wanted);
+    assert!(said.contains(&("dtype".to_owned(), "Q4_K - Medium".to_owned(), "bf16".to_owned())), "{said:?}");
+    assert!(
+        !fields(&row, &UserOverrides { dtype: Some(Dtype::Gguf), ..given }).contains(&"dtype".to_owned())
+    );
 }
 
 #[test]
-fn a_device_that_the_file_contradicts_is_said() {
-    let architecture = test_shapes::llama_3_1_8b();
+fn a_device_that_is_not_the_files_is_not_rated() {
+    let architecture = test_shapes::qwen2_5_7b();
     let mut row = one("llama-bench.json").rows.remove(1);
     let mut said = |named: &str, given: &str| {
         row.setup.gpu = Some(named.to_owned());
-        let placed = placed(&row, ForeignFormat::LlamaBench, &on(&architecture, given, None));
-        placed.assumptions.iter().find(|a| a.contains("the file names")).cloned()
+        contradictions(&row, &on(&architecture, given, None))
     };
-    assert_eq!(
-        said("NVIDIA GeForce RTX 4080", "rtx-4090").as_deref(),
-        Some("it ran on rtx-4090 as given, although the file names `NVIDIA GeForce RTX 4080`")
-    );
-    assert!(said("Apple M4", "l4").is_some());
-    assert_eq!(said("NVIDIA GeForce RTX 4090", "rtx-4090"), None);
-    assert_eq!(said("A100", "a100-80-sxm"), None, "it may be that one");
+    let other = said("NVIDIA GeForce RTX 4080", "rtx-4090");
+    assert_eq!(other, [("GPU".to_owned(), "NVIDIA GeForce RTX 4080".to_owned(), "rtx-4090".to_owned())]);
+    assert_eq!(said("Apple M4", "l4").len(), 1);
+    assert_eq!(said("NVIDIA GeForce RTX 4090", "rtx-4090"), []);
+    assert_eq!(said("A100", "a100-80-sxm"), [], "it may be that one");
+    assert_eq!(said("1xStandard_ND96asr_v4 x 1", "a100-80-sxm"), [], "a machine, and no GPU");
 }
 
 #[test]

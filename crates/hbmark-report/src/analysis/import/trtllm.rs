@@ -41,5 +41,5 @@ fn row(fields: &Fields<'_>) -> Result<ForeignRow, ImportError> {
         (Some(input), Some(output)) => format!("in{input:.0} out{output:.0}"),
         _ => format!("run {}", fields.record),
     };
-    Ok(ForeignRow { label, setup, values, remarks })
+    Ok(ForeignRow { label, setup, values, remarks, ..ForeignRow::default() })
 }

@@ -40,6 +40,10 @@ const TABLES: &[(&[&str], &str)] = &[
         "recorded traffic, not a result; `hbmark serve --trace FILE` replays it",
     ),
     (
+        &["arrived_at", "num_prefill_tokens"],
+        "recorded traffic, not a result; `hbmark serve --trace FILE` replays it",
+    ),
+    (
         &["Request tokens", "Response tokens"],
         "recorded traffic, not a result; `hbmark serve --trace FILE` replays it",
     ),

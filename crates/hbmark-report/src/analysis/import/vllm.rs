@@ -5,6 +5,7 @@
 
 use serde_json::Value as Json;
 
+use super::consistency;
 use super::document::Document;
 use super::fields::Fields;
 use super::{ForeignFormat, ForeignResult, ForeignRow, ImportError, Metric, Setup, Statistic};
@@ -36,7 +37,8 @@ fn serve(fields: &Fields<'_>) -> Result<ForeignRow, ImportError> {
     } else if setup.completed == Some(0) {
         remarks = vec!["no request completed: the zeros of this run are no measurements".to_owned()];
     }
-    Ok(ForeignRow { label: run_label(fields, &setup)?, setup, values, remarks })
+    let problems = consistency::of_lists(fields, &setup, &values);
+    Ok(ForeignRow { label: run_label(fields, &setup)?, setup, values, remarks, problems })
 }
 
 /// What vLLM's and SGLang's serving benchmarks write alike.
@@ -92,14 +94,20 @@ fn summary(fields: &Fields<'_>) -> Result<ForeignRow, ImportError> {
         ..Setup::default()
     };
     let label = fields.text("Test name")?.unwrap_or_else(|| format!("run {}", fields.record));
-    Ok(ForeignRow { label, setup, values, remarks })
+    Ok(ForeignRow { label, setup, values, remarks, ..ForeignRow::default() })
 }
 
 fn latency(fields: &Fields<'_>) -> Result<ForeignRow, ImportError> {
     let (values, remarks) = fields.values(ForeignFormat::VllmLatency)?;
     let repetitions = fields.get("latencies").and_then(Json::as_array).map(|l| l.len() as u64);
     let setup = Setup { engine: Some("vllm".to_owned()), repetitions, ..Setup::default() };
-    Ok(ForeignRow { label: format!("run {}", fields.record), setup, values, remarks })
+    Ok(ForeignRow {
+        label: format!("run {}", fields.record),
+        setup,
+        values,
+        remarks,
+        ..ForeignRow::default()
+    })
 }
 
 fn throughput(fields: &Fields<'_>) -> Result<ForeignRow, ImportError> {
@@ -110,5 +118,11 @@ fn throughput(fields: &Fields<'_>) -> Result<ForeignRow, ImportError> {
         duration_s: fields.number("elapsed_time")?,
         ..Setup::default()
     };
-    Ok(ForeignRow { label: format!("run {}", fields.record), setup, values, remarks })
+    Ok(ForeignRow {
+        label: format!("run {}", fields.record),
+        setup,
+        values,
+        remarks,
+        ..ForeignRow::default()
+    })
 }

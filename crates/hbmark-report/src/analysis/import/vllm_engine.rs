@@ -72,7 +72,7 @@ fn requests(document: &Document, records: &[&Map<String, Json>]) -> Result<Forei
         duration_s: reach.length(),
         ..Setup::default()
     };
-    Ok(ForeignRow { label: "requests".into(), setup, values, remarks })
+    Ok(ForeignRow { label: "requests".into(), setup, values, remarks, ..ForeignRow::default() })
 }
 
 fn counters(document: &Document, rows: &[Map<String, Json>]) -> Result<ForeignRow, ImportError> {
@@ -107,7 +107,7 @@ fn counters(document: &Document, rows: &[Map<String, Json>]) -> Result<ForeignRo
         duration_s: reach.length(),
         ..Setup::default()
     };
-    Ok(ForeignRow { label: "counters".into(), setup, values, remarks })
+    Ok(ForeignRow { label: "counters".into(), setup, values, remarks, ..ForeignRow::default() })
 }
 
 /// The page of a server: sums and counts of its histograms; `None` where it is no vLLM's.
@@ -158,7 +158,7 @@ fn page(document: &Document, samples: &[(String, f64)]) -> Option<Result<Foreign
         if let Some(preempted) = total("num_preemptions_total").filter(|n| *n > 0.0) {
             remarks.push(format!("{preempted:.0} preemptions"));
         }
-        Ok(ForeignRow { label: "server".into(), setup, values, remarks })
+        Ok(ForeignRow { label: "server".into(), setup, values, remarks, ..ForeignRow::default() })
     });
     Some(read)
 }

@@ -8,7 +8,7 @@ impl Kind for [Checklist] {
     fn document(&self) -> Document {
         let mut document = Document::default();
         for list in self {
-            let verdict = if list.valid { "VALID" } else { "INVALID" };
+            let verdict = list.verdict().word();
             document.heading(format!("{verdict} · {}", list.subject));
             let column =
                 |title: &str, of: &dyn Fn(&Check) -> String| words(title, list.checks.iter().map(of));
@@ -23,7 +23,7 @@ impl Kind for [Checklist] {
             document.list([if reasons.is_empty() {
                 "every question marked * is answered".to_owned()
             } else {
-                format!("INVALID because of the questions marked *: {}", reasons.join(", "))
+                format!("{verdict} because of the questions marked *: {}", reasons.join(", "))
             }]);
         }
         document

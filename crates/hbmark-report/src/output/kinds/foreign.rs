@@ -3,7 +3,8 @@
 use super::run::{bound_word, status_word};
 use crate::analysis::import::metric_keys::{self, Alias, Shape};
 use crate::analysis::import::{
-    ForeignFormat, ForeignRow, Imported, Metric, Rate, RooflinePlacement, Statistic, Value,
+    ForeignFormat, ForeignResult, ForeignRow, Imported, Metric, Placement, Rate, RooflinePlacement,
+    Statistic, Value,
 };
 use crate::output::document::{
     Block, Column, Document, facts, grouped, measured, numbers, split_constants, words,
@@ -34,8 +35,17 @@ const P99: Statistic = Statistic::Percentile(990);
 impl Kind for [Imported] {
     fn document(&self) -> Document {
         let mut document = Document::default();
+        let lines: Vec<Line<'_>> = self.iter().flat_map(lines_of).collect();
+        if self.len() > 1 {
+            document.heading(format!("{} results · {}", self.len(), counted(lines.len())));
+            let (constants, columns) = columns(&lines);
+            document.list(
+                (!constants.is_empty()).then(|| format!("reported in every file: {}", facts(&constants))),
+            );
+            document.table(columns);
+        }
         for one in self {
-            section(&mut document, one);
+            section(&mut document, one, self.len() == 1);
         }
         document.sheet = Some(sheet(self));
         document
@@ -87,15 +97,38 @@ impl Kind for Aliases {
     }
 }
 
-fn section(document: &mut Document, imported: &Imported) {
+/// A row with the file it is from and its place.
+#[derive(Clone, Copy)]
+struct Line<'a> {
+    result: &'a ForeignResult,
+    row: &'a ForeignRow,
+    place: &'a RooflinePlacement,
+}
+
+fn lines_of(one: &Imported) -> impl Iterator<Item = Line<'_>> {
+    one.result.rows.iter().zip(&one.places).map(|(row, place)| Line { result: &one.result, row, place })
+}
+
+fn counted(rows: usize) -> String {
+    if rows == 1 { "1 row".to_owned() } else { format!("{rows} rows") }
+}
+
+/// What is said of one result; the table where it stands alone.
+fn section(document: &mut Document, imported: &Imported, alone: bool) {
     let result = &imported.result;
-    let rows = result.rows.len();
-    let count = if rows == 1 { "1 row".to_owned() } else { format!("{rows} rows") };
-    document.heading(format!("{} · {} · {count}", result.source, result.format.name()));
-    let (constants, columns) = columns(imported);
-    let reported = (!constants.is_empty()).then(|| format!("reported in file: {}", facts(&constants)));
+    document.heading(format!(
+        "{} · {} · {}",
+        result.source,
+        result.format.name(),
+        counted(result.rows.len())
+    ));
+    let (constants, columns) = columns(&lines_of(imported).collect::<Vec<_>>());
+    let reported =
+        (alone && !constants.is_empty()).then(|| format!("reported in file: {}", facts(&constants)));
     document.list(reported.into_iter().chain(missing_fields(&result.rows)));
-    document.table(columns);
+    if alone {
+        document.table(columns);
+    }
     document.section("about these rows", row_remarks(imported));
     document.section("metric definitions that differ", caveats(imported));
     document.section(
@@ -115,6 +148,11 @@ fn section(document: &mut Document, imported: &Imported) {
 
 fn row_remarks(imported: &Imported) -> Vec<String> {
     let mut lines = shared(imported, |row, _| row.remarks.clone());
+    lines.extend(shared(imported, |row, place| {
+        let told = |p: &Placement| p.cell.reason.as_ref().is_some_and(|reason| row.problems.contains(reason));
+        let first = usize::from(matches!(place, RooflinePlacement::Placed(p) if told(p)));
+        row.problems.iter().skip(first).map(|problem| format!("INVALID: {problem}")).collect()
+    }));
     lines.extend(shared(imported, |_, place| match place {
         RooflinePlacement::NoDecode(why) => vec![format!("not on the roofline: {why}")],
         RooflinePlacement::Placed(p) => p
@@ -124,6 +162,9 @@ fn row_remarks(imported: &Imported) -> Vec<String> {
             .map(|r| format!("INVALID: {r}"))
             .chain(p.cell.flags.iter().map(ToString::to_string))
             .collect(),
+        RooflinePlacement::Contradicts(causes) => {
+            causes.iter().map(|cause| format!("CONTRADICTS, not rated: {cause}")).collect()
+        }
         RooflinePlacement::Asks(_) => Vec::new(),
     }));
     lines
@@ -190,9 +231,10 @@ fn missing_fields(rows: &[ForeignRow]) -> Option<String> {
 }
 
 /// What is the same in every row, by title, and the columns that vary.
-fn columns(imported: &Imported) -> (Vec<(String, String)>, Vec<Column>) {
+fn columns(lines: &[Line<'_>]) -> (Vec<(String, String)>, Vec<Column>) {
     type Said<'a> = &'a dyn Fn(&ForeignRow) -> Option<String>;
-    let rows = &imported.result.rows;
+    let rows: Vec<&ForeignRow> = lines.iter().map(|line| line.row).collect();
+    let files = rows.len() > 1 && lines.iter().any(|line| line.result != lines[0].result);
     let cells =
         |of: Said<'_>| rows.iter().map(|row| of(row).unwrap_or_else(|| "-".to_owned())).collect::<Vec<_>>();
     let text = |title: &str, of: Said<'_>| words(title, cells(of));
@@ -220,24 +262,31 @@ fn columns(imported: &Imported) -> (Vec<(String, String)>, Vec<Column>) {
         |c: &Column| matches!(c.title.as_str(), "engine" | "version" | "model" | "stored as" | "GPU" | "CPU");
     // With one row only long words go above the table; numbers stay beside those they explain.
     let (constants, varying) = split_constants(setup, |c| rows.len() > 1 || long(c) || c.is_empty());
-    let mut columns = vec![text("row", &|r| Some(r.label.clone()))];
+    let of_file =
+        |title: &str, of: fn(&ForeignResult) -> String| words(title, lines.iter().map(|l| of(l.result)));
+    let mut columns = Vec::new();
+    if files {
+        columns.push(of_file("file", |result| result.source.clone()));
+        columns.push(of_file("program", |result| result.format.name().to_owned()));
+    }
+    columns.push(text("row", &|r| Some(r.label.clone())));
     columns.extend(varying);
     for metric in SHOWN {
         let unit = if metric.is_time() { Unit::Nanoseconds } else { Unit::PerSecond };
         let middles = rows.iter().map(|r| r.center(*metric).map(|v| v.value));
-        columns.push(measured(headed(*metric, rows), unit, middles));
+        columns.push(measured(headed(*metric, &rows), unit, middles));
         if TAILS.contains(metric) {
             let tails = rows.iter().map(|r| r.value(*metric, P99));
             columns.push(measured(format!("{} {P99}", metric.title()), unit, tails));
         }
     }
-    columns.extend(placed_columns(&imported.places));
+    columns.extend(placed_columns(lines));
     columns.retain(|c| c.title == "row" || !c.is_empty());
     (constants, columns)
 }
 
 /// The heading of a metric's middle, with the statistics that it is in these rows; a single value has none.
-fn headed(metric: Metric, rows: &[ForeignRow]) -> String {
+fn headed(metric: Metric, rows: &[&ForeignRow]) -> String {
     let mut words: Vec<String> = Vec::new();
     for value in rows.iter().filter_map(|row| row.center(metric)) {
         let word = value.statistic.to_string();
@@ -259,12 +308,12 @@ fn offered(rate: Rate) -> String {
     }
 }
 
-fn placed_columns(places: &[RooflinePlacement]) -> Vec<Column> {
+fn placed_columns(lines: &[Line<'_>]) -> Vec<Column> {
     let decode = |place: &RooflinePlacement| match place {
         RooflinePlacement::Placed(placement) => Some(placement.cell.clone()),
         _ => None,
     };
-    let cells: Vec<Option<CellResult>> = places.iter().map(decode).collect();
+    let cells: Vec<Option<CellResult>> = lines.iter().map(|line| decode(line.place)).collect();
     let number = |title: &str, unit, of: &dyn Fn(&CellResult) -> Option<f64>| {
         measured(title, unit, cells.iter().map(|cell| of(cell.as_ref()?)))
     };
@@ -277,10 +326,17 @@ fn placed_columns(places: &[RooflinePlacement]) -> Vec<Column> {
         number("achieved", Unit::BytesPerSecond, &|cell| cell.achieved_bytes_per_s),
         number("% sheet", Unit::Fraction, &|cell| cell.fraction_of_datasheet),
         word("bound", &|cell| cell.bound.map_or("-", bound_word).to_owned()),
-        word("validity", &|cell| {
-            if cell.status == Status::Ok { "-".to_owned() } else { status_word(cell.status).to_owned() }
-        }),
+        words("validity", lines.iter().map(validity)),
     ]
+}
+
+fn validity(line: &Line<'_>) -> String {
+    match line.place {
+        RooflinePlacement::Contradicts(_) => "CONTRADICTS".to_owned(),
+        RooflinePlacement::Placed(p) if p.cell.status != Status::Ok => status_word(p.cell.status).to_owned(),
+        _ if !line.row.problems.is_empty() => status_word(Status::Invalid).to_owned(),
+        _ => "-".to_owned(),
+    }
 }
 
 /// One row a number, which is what a spreadsheet can pivot.
@@ -324,6 +380,7 @@ fn sheet(imported: &[Imported]) -> Vec<Column> {
         text("key", &|n| n.3.key.clone()),
         placed("placed_batch", Unit::Count, &|cell| Some(cell.batch as f64)),
         placed("placed_context", Unit::Count, &|cell| Some(cell.context as f64)),
+        text("validity", &|n| validity(&Line { result: &n.0.result, row: n.1, place: n.2 })),
         placed("floor", Unit::Nanoseconds, &|cell| cell.predicted_datasheet_ns),
         placed("achieved", Unit::BytesPerSecond, &|cell| cell.achieved_bytes_per_s),
         placed("fraction_of_datasheet", Unit::Fraction, &|cell| cell.fraction_of_datasheet),

@@ -24,7 +24,7 @@ use crate::output::metrics::{METRICS, Shown, Unit};
 use crate::output::{Kind, OutputError};
 use hbmark_core::result::cause::joined;
 use hbmark_core::result::{
-    Bound, Capabilities, Ceilings, CellResult, Phase, Report, ReportKind, Spread, Status, saved,
+    Bound, Capabilities, Cause, Ceilings, CellResult, Phase, Report, ReportKind, Spread, Status, saved,
 };
 use hbmark_core::units::{BytesPerSecond, FlopsPerSecond, Nanos};
 
@@ -35,10 +35,10 @@ impl Kind for Report {
     fn document(&self) -> Document {
         let model = &self.model;
         let mut document = Document::new(format!(
-            "{} · {} · {:.3} B parameters · {} of weights",
+            "{} · {} · {} parameters · {} of weights",
             model.name,
             model.source,
-            model.parameters as f64 / 1e9,
+            parameters(model.parameters),
             model.weight_bytes
         ));
         document.lines(header(self));
@@ -250,6 +250,15 @@ pub fn bound_word(bound: Bound) -> &'static str {
     }
 }
 
+/// `8.030 B`, `0.135 B`; of a model below ten million in millions.
+fn parameters(count: u64) -> String {
+    if count < 10_000_000 {
+        format!("{:.3} M", count as f64 / 1e6)
+    } else {
+        format!("{:.3} B", count as f64 / 1e9)
+    }
+}
+
 /// The table of cells: what is the same in every row, by title, and the columns that vary.
 #[must_use]
 pub fn of_cells(cells: &[CellResult]) -> (Vec<(String, String)>, Vec<Column>) {
@@ -264,8 +273,14 @@ pub fn of_cells(cells: &[CellResult]) -> (Vec<(String, String)>, Vec<Column>) {
     let shown = METRICS.iter().filter(|m| m.shown == Shown::Table);
     columns.extend(shown.map(|m| m.of_cells(cells)).filter(|column| !column.is_empty()));
     columns.push(words("bound", cells.iter().map(|c| c.bound.map_or("-", bound_word).to_owned())));
-    columns.push(words("validity", cells.iter().map(|c| status_word(c.status).to_owned())));
+    columns.push(words("validity", cells.iter().map(|c| validity(c).to_owned())));
     split_constants(columns, |c| cells.len() > 1 && !ALWAYS.contains(&c.title.as_str()))
+}
+
+/// The word for a cell: a prediction for a device that cannot hold it says so.
+fn validity(cell: &CellResult) -> &'static str {
+    let fits = !cell.flags.iter().any(|flag| matches!(flag, Cause::DoesNotFit { .. }));
+    if cell.status == Status::Predicted && !fits { "does not fit" } else { status_word(cell.status) }
 }
 
 /// Every number of every cell.

@@ -84,7 +84,7 @@ fn requests(document: &Document, records: &[&Map<String, Json>]) -> Result<Forei
         duration_s: reach.length().map(|ns| ns / 1e9),
         ..Setup::default()
     };
-    Ok(ForeignRow { label: "records".into(), setup, values, remarks })
+    Ok(ForeignRow { label: "records".into(), setup, values, remarks, ..ForeignRow::default() })
 }
 
 /// What turns a metric's unit into milliseconds.
@@ -158,5 +158,11 @@ fn telemetry(document: &Document, records: &[&Map<String, Json>]) -> Result<Fore
         duration_s: reach.length().map(|ns| ns / 1e9),
         ..Setup::default()
     };
-    Ok(ForeignRow { label: "GPU telemetry".into(), setup, values: Vec::new(), remarks })
+    Ok(ForeignRow {
+        label: "GPU telemetry".into(),
+        setup,
+        values: Vec::new(),
+        remarks,
+        ..ForeignRow::default()
+    })
 }

@@ -92,8 +92,10 @@ fn a_spreadsheet_runs_nothing_a_stranger_wrote() {
 #[test]
 fn foreign_checklists_mostly_say_what_is_missing() {
     let names = ["vllm-serve-2025-03-detailed.json", "llama-bench-q8_0.json"];
-    let lists: Vec<_> =
-        imported(&names, &UserOverrides::default()).iter().map(|i| of_foreign(&i.result)).collect();
+    let lists: Vec<_> = imported(&names, &UserOverrides::default())
+        .iter()
+        .map(|i| of_foreign(&i.result, &UserOverrides::default(), None))
+        .collect();
     insta::assert_snapshot!(render(&*lists, Format::Table, false).unwrap());
 }
 

@@ -1,0 +1,128 @@
+//! What makes a command fail although it has a result: conditions that a pipeline names, judged from any kind of result.
+//!
+//! Enters: an [`Opened`] result and conditions. Leaves: each that holds, in words. Comparisons have conditions of their own with a size
+//! (`hbmark compare --fail-on slower:2%`).
+
+use super::opened::Opened;
+use hbmark_core::result::serving::{ServeReport, Validity};
+use hbmark_core::result::{Cause, Status};
+
+/// A condition.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum FailOn {
+    /// A point missed an objective, or it is not known whether it met it.
+    Slo,
+    /// A point was saturated.
+    Saturated,
+    /// A search found no rate.
+    NoRate,
+    /// A cell or point is invalid, or figures of another program contradict one another.
+    Invalid,
+    /// A cell is not `ok`: disturbed, not converged or not run.
+    NotOk,
+    /// A predicted cell does not fit the device.
+    DoesNotFit,
+}
+
+/// The conditions that hold, one line each.
+#[must_use]
+pub fn failures(opened: &Opened, conditions: &[FailOn]) -> Vec<String> {
+    conditions.iter().filter_map(|condition| holds(opened, *condition)).collect()
+}
+
+fn holds(opened: &Opened, condition: FailOn) -> Option<String> {
+    match opened {
+        Opened::Serving(report) => of_serving(report, condition),
+        Opened::Report(report) => report.cells.iter().find_map(|cell| {
+            let hit = match condition {
+                FailOn::Invalid => cell.status == Status::Invalid,
+                FailOn::NotOk => !matches!(cell.status, Status::Ok | Status::Predicted),
+                FailOn::DoesNotFit => cell.flags.iter().any(|flag| matches!(flag, Cause::DoesNotFit { .. })),
+                FailOn::Slo | FailOn::Saturated | FailOn::NoRate => false,
+            };
+            let why = cell
+                .reason
+                .iter()
+                .chain(&cell.flags)
+                .next()
+                .map_or_else(String::new, |why| format!(": {why}"));
+            hit.then(|| format!("{}{why}", cell.id))
+        }),
+        Opened::Foreign(results) => {
+            let rows = results.iter().flat_map(|result| &result.rows);
+            let mut broken = rows.filter(|_| condition == FailOn::Invalid);
+            broken.find_map(|row| Some(format!("{}: {}", row.label, row.problems.first()?)))
+        }
+        Opened::Comparison(_) => None,
+    }
+}
+
+/// As [`failures`], of a serving result that is not in a file yet.
+#[must_use]
+pub fn serving_failures(report: &ServeReport, conditions: &[FailOn]) -> Vec<String> {
+    conditions.iter().filter_map(|condition| of_serving(report, *condition)).collect()
+}
+
+fn of_serving(report: &ServeReport, condition: FailOn) -> Option<String> {
+    // Points of a search are tried to find out what holds: its answer is what counts.
+    if let Some(search) = &report.search
+        && matches!(condition, FailOn::Slo | FailOn::Saturated | FailOn::NoRate)
+    {
+        return (search.max_rate.is_none()).then(|| format!("no rate was found: {}", search.note));
+    }
+    report.points.iter().find_map(|point| {
+        let result = point.result.as_ref();
+        let hit = match condition {
+            FailOn::Slo => {
+                result.is_some_and(|result| !result.slo.is_empty() && result.slo_met != Some(true))
+            }
+            FailOn::Saturated => result.is_some_and(|result| result.validity == Validity::Saturated),
+            FailOn::Invalid => result.is_some_and(|result| result.validity == Validity::Invalid),
+            FailOn::NotOk => result.is_none_or(|result| result.validity != Validity::Valid),
+            FailOn::NoRate | FailOn::DoesNotFit => false,
+        };
+        let what = match condition {
+            FailOn::Slo => "an objective is not met, or not known to be",
+            FailOn::Saturated => "saturated",
+            FailOn::Invalid => "invalid",
+            _ => "no valid result",
+        };
+        hit.then(|| format!("{}: {what}", point.label))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::samples;
+
+    #[test]
+    fn a_serving_result_fails_on_what_was_named_and_on_nothing_else() {
+        let mut report = samples::single();
+        let all = [FailOn::Slo, FailOn::Saturated, FailOn::NoRate, FailOn::Invalid];
+        let result = |report: &mut ServeReport| report.points[0].result.take().unwrap();
+        let mut good = result(&mut report);
+        good.validity = Validity::Valid;
+        good.slo_met = Some(true);
+        report.points[0].result = Some(good.clone());
+        report.search = None;
+        assert_eq!(serving_failures(&report, &all), [""; 0]);
+        report.points[0].result.as_mut().unwrap().validity = Validity::Saturated;
+        assert_eq!(serving_failures(&report, &all).len(), 1);
+        assert_eq!(serving_failures(&report, &[FailOn::Slo, FailOn::Invalid]), [""; 0]);
+    }
+
+    #[test]
+    fn a_prediction_fails_on_what_does_not_fit() {
+        let report = samples::saved("predict-h100");
+        let opened = Opened::Report(Box::new(report));
+        assert_eq!(failures(&opened, &[FailOn::Invalid, FailOn::Slo]), [""; 0]);
+        let Opened::Report(mut report) = opened else { unreachable!() };
+        report.cells[0].flags.push(Cause::DoesNotFit {
+            needed_bytes: hbmark_core::units::Bytes(2),
+            device_bytes: hbmark_core::units::Bytes(1),
+            usable_share: 0.9,
+        });
+        assert_eq!(failures(&Opened::Report(report), &[FailOn::DoesNotFit]).len(), 1);
+    }
+}

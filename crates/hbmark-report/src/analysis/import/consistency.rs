@@ -1,0 +1,277 @@
+//! What the figures of one file must hold among themselves, whatever was measured.
+//!
+//! Enters: a row as it was read, and its record where that has lists of single requests. Leaves: a [`Cause`] for each rule that is broken.
+//! The rules are arithmetic (order, Cantelli's inequality, Little's law, amounts over time), so that a file its program wrote breaks none;
+//! what is tolerated is the rounding of the format and, where a rule is an estimate, what the estimate leaves out.
+
+use serde_json::Value as Json;
+
+use super::fields::Fields;
+use super::{ForeignFormat, ForeignRow, Metric, Rate, Setup, Statistic, Value};
+use hbmark_core::result::{Cause, ConsistencyRule as Rule};
+
+/// Programs that write doubles in full: what is left is the rounding of sums.
+const FULL: f64 = 1e-6;
+/// The others keep two or three digits behind the point of numbers that may be small, and count time with or without their warm-up.
+const ROUNDED: f64 = 0.02;
+/// Standard deviations by which arrivals drawn at random may be faster than their rate.
+const ARRIVAL_DEVIATIONS: f64 = 5.0;
+/// TTFT and TPOT × (tokens − 1) are the mean time of a request only where lengths and TPOT are unrelated.
+const ESTIMATED_END: f64 = 1.25;
+/// Of requests that are always waiting at least one is under way; half of that is left to the client.
+const BUSY: f64 = 0.5;
+
+/// The rules for the figures of a row.
+pub(super) fn of_row(row: &ForeignRow, format: ForeignFormat) -> Vec<Cause> {
+    let mut found = Vec::new();
+    for metric in metrics(row) {
+        found.extend(order(row, metric));
+        found.extend(spread(row, metric));
+    }
+    found.extend(ends(row));
+    found.extend(throughput(row, format));
+    found.extend(counts(&row.setup));
+    found.extend(offered(row));
+    found.extend(concurrency(row));
+    found
+}
+
+fn broken(rule: Rule, detail: String) -> Cause {
+    Cause::Inconsistent { rule, detail }
+}
+
+fn metrics(row: &ForeignRow) -> Vec<Metric> {
+    let mut metrics: Vec<Metric> = Vec::new();
+    for value in &row.values {
+        if !metrics.contains(&value.metric) {
+            metrics.push(value.metric);
+        }
+    }
+    metrics
+}
+
+/// Where a statistic stands in its distribution, in thousandths.
+fn rank(statistic: Statistic) -> Option<u16> {
+    match statistic {
+        Statistic::Min => Some(0),
+        Statistic::Median => Some(500),
+        Statistic::Percentile(tenths) => Some(tenths),
+        Statistic::Max => Some(1000),
+        Statistic::Mean | Statistic::StandardDeviation | Statistic::Single => None,
+    }
+}
+
+fn shown(value: &Value) -> String {
+    if value.metric.is_time() {
+        format!("{:.3} ms", value.value / 1e6)
+    } else {
+        format!("{:.3}/s", value.value)
+    }
+}
+
+/// Rounding keeps an order, so none is tolerated.
+fn order(row: &ForeignRow, metric: Metric) -> Option<Cause> {
+    let mut ranked: Vec<(u16, &Value)> = row
+        .values
+        .iter()
+        .filter(|v| v.metric == metric)
+        .filter_map(|v| Some((rank(v.statistic)?, v)))
+        .collect();
+    ranked.sort_by_key(|(rank, _)| *rank);
+    let (low, high) = ranked
+        .windows(2)
+        .find(|pair| pair[0].0 < pair[1].0 && pair[1].1.value < pair[0].1.value)
+        .map(|p| (p[0].1, p[1].1))?;
+    Some(broken(
+        Rule::PercentileOrder,
+        format!(
+            "{} {} is {}, below its {} of {}",
+            metric.title(),
+            high.statistic,
+            shown(high),
+            low.statistic,
+            shown(low)
+        ),
+    ))
+}
+
+/// Cantelli: no more than 1 / (1 + k²) of any distribution lies k deviations above its mean, or below it.
+fn spread(row: &ForeignRow, metric: Metric) -> Option<Cause> {
+    let mean = row.value(metric, Statistic::Mean)?;
+    let deviation = row.value(metric, Statistic::StandardDeviation)?;
+    let far = row.values.iter().filter(|v| v.metric == metric).find(|v| {
+        let Some(rank) = rank(v.statistic).filter(|rank| (1..1000).contains(rank)) else { return false };
+        let share = f64::from(rank) / 1000.0;
+        let odds = if v.value >= mean { share / (1.0 - share) } else { (1.0 - share) / share };
+        (v.value - mean).abs() > deviation * odds.sqrt() * (1.0 + ROUNDED) + mean * ROUNDED
+    })?;
+    Some(broken(
+        Rule::Spread,
+        format!(
+            "{} {} of {} is further from the mean of {:.3} than a standard deviation of {:.3} allows",
+            metric.title(),
+            far.statistic,
+            shown(far),
+            mean / 1e6,
+            deviation / 1e6
+        ),
+    ))
+}
+
+/// Every request ends after its first token, so every statistic of the one is above the same of the other.
+fn ends(row: &ForeignRow) -> Option<Cause> {
+    row.values
+        .iter()
+        .filter(|v| v.metric == Metric::Ttft && v.statistic != Statistic::StandardDeviation)
+        .find_map(|first| {
+            let end = row.value(Metric::E2e, first.statistic)?;
+            (end < first.value * (1.0 - FULL)).then(|| {
+                broken(
+                    Rule::EndAfterFirstToken,
+                    format!(
+                        "{} E2E is {:.3} ms, and the first token came after {}",
+                        first.statistic,
+                        end / 1e6,
+                        shown(first)
+                    ),
+                )
+            })
+        })
+}
+
+/// Amounts over the duration are the rates, in the formats whose duration is that of the requests counted.
+fn throughput(row: &ForeignRow, format: ForeignFormat) -> Vec<Cause> {
+    if !matches!(format, ForeignFormat::VllmServe | ForeignFormat::SglangServing) {
+        return Vec::new();
+    }
+    let Setup { completed: Some(completed), duration_s: Some(seconds), .. } = row.setup else {
+        return Vec::new();
+    };
+    let completed = completed as f64;
+    let (input, output) = (row.setup.input_tokens, row.setup.output_tokens);
+    let amounts = [
+        (Metric::RequestThroughput, Some(completed), "requests"),
+        (Metric::OutputThroughput, output.map(|each| each * completed), "output tokens"),
+        (Metric::InputThroughput, input.map(|each| each * completed), "prompt tokens"),
+        (Metric::TotalThroughput, input.zip(output).map(|(i, o)| (i + o) * completed), "tokens"),
+    ];
+    let differs = |(metric, amount, what): (Metric, Option<f64>, &str)| {
+        let stated = row.value(metric, Statistic::Single)?;
+        let (amount, rate) = (amount?, amount? / seconds);
+        let apart = (stated - rate).abs() > rate.abs() * FULL;
+        apart.then(|| {
+            broken(
+                Rule::Throughput,
+                format!(
+                    "{} is {stated:.2}, and {amount:.0} {what} in {seconds:.2} s are {rate:.2}",
+                    metric.title()
+                ),
+            )
+        })
+    };
+    amounts.into_iter().filter(|_| seconds > 0.0).filter_map(differs).collect()
+}
+
+fn counts(setup: &Setup) -> Option<Cause> {
+    let (asked, done, failed) = (setup.requests?, setup.completed?, setup.failed.unwrap_or(0));
+    (done.saturating_add(failed) > asked).then(|| {
+        broken(
+            Rule::RequestCount,
+            format!("{done} requests completed and {failed} failed, of {asked} that were sent"),
+        )
+    })
+}
+
+/// The time of `n` arrivals drawn at random varies by one part in √n.
+fn offered(row: &ForeignRow) -> Option<Cause> {
+    let Some(Rate::PerSecond(rate)) = row.setup.request_rate.filter(|_| row.setup.completed.is_some()) else {
+        return None;
+    };
+    let served = row.value(Metric::RequestThroughput, Statistic::Single)?;
+    let requests = row.setup.completed.unwrap_or_default().max(1) as f64;
+    (served > rate * (1.0 + ARRIVAL_DEVIATIONS / requests.sqrt())).then(|| {
+        broken(Rule::OfferedRate, format!("{served:.2} requests per second were served, and {rate} arrived"))
+    })
+}
+
+/// Little's law: requests per second times the time of each are those under way at once.
+fn concurrency(row: &ForeignRow) -> Option<Cause> {
+    let rate = row.value(Metric::RequestThroughput, Statistic::Single)?;
+    let exact = row.value(Metric::E2e, Statistic::Mean);
+    let estimate = || {
+        let first = row.value(Metric::Ttft, Statistic::Mean)?;
+        let after = (row.setup.output_tokens? - 1.0).max(0.0);
+        if after == 0.0 {
+            return Some(first);
+        }
+        Some(first + after * row.value(Metric::Tpot, Statistic::Mean)?)
+    };
+    let at_once = rate * exact.or_else(estimate)? / 1e9;
+    let slack = if exact.is_some() { 1.0 + ROUNDED } else { ESTIMATED_END };
+    let limit = row.setup.max_concurrency;
+    let always_waiting = match row.setup.request_rate {
+        Some(Rate::Unlimited) => true,
+        Some(Rate::PerSecond(offered)) => limit.is_some() && rate < offered / 2.0,
+        None => false,
+    };
+    let law = format!("{at_once:.3} requests were under way at once by their rate and times");
+    match limit {
+        Some(limit) if at_once > limit as f64 * slack => {
+            Some(broken(Rule::Concurrency, format!("{law}, and no more than {limit} were allowed")))
+        }
+        _ if always_waiting && at_once < BUSY => Some(broken(
+            Rule::Concurrency,
+            format!("{law}, and there were always some: are its times in another unit?"),
+        )),
+        _ => None,
+    }
+}
+
+/// The rules for lists of single requests, which detailed results of vLLM and SGLang have beside their summary. Of lists that were cut short
+/// only the errors are looked at.
+pub(super) fn of_lists(fields: &Fields<'_>, setup: &Setup, values: &[Value]) -> Vec<Cause> {
+    let list = |key: &str| fields.get(key).and_then(Json::as_array);
+    let completed = setup.completed.unwrap_or(0);
+    let whole = |list: &&Vec<Json>| list.len() as u64 == completed;
+    let mean_of = |metric| {
+        values.iter().find(|v| v.metric == metric && v.statistic == Statistic::Mean).map(|v| v.value)
+    };
+    let mut found = Vec::new();
+    if let Some(errors) = list("errors") {
+        let failed =
+            errors.iter().filter(|error| error.as_str().is_some_and(|text| !text.is_empty())).count() as u64;
+        let sent = setup.requests.unwrap_or(errors.len() as u64).max(errors.len() as u64);
+        if completed.saturating_add(failed) > sent {
+            found.push(broken(
+                Rule::Lists,
+                format!("{completed} of {sent} requests completed, and {failed} have an error"),
+            ));
+        }
+    }
+    let mut differs = |what: &str, from_list: f64, stated: f64, unit: &str| {
+        if (from_list - stated).abs() > stated.abs() * FULL {
+            found.push(broken(
+                Rule::Lists,
+                format!("{what} is {stated:.3}{unit}, and {from_list:.3}{unit} by its list"),
+            ));
+        }
+    };
+    if let (Some(lengths), Some(each)) = (list("output_lens").filter(whole), setup.output_tokens) {
+        let sum: f64 = lengths.iter().filter_map(Json::as_f64).sum();
+        differs("the number of output tokens", sum, each * completed as f64, "");
+    }
+    let mean = |seconds: &[f64]| seconds.iter().sum::<f64>() / seconds.len() as f64 * 1e3;
+    if let (Some(first), Some(stated)) = (list("ttfts").filter(whole), mean_of(Metric::Ttft)) {
+        let seconds: Vec<f64> = first.iter().filter_map(Json::as_f64).collect();
+        differs("mean TTFT", mean(&seconds), stated / 1e6, " ms");
+    }
+    if let (Some(gaps), Some(stated)) = (list("itls").filter(whole), mean_of(Metric::Itl)) {
+        let seconds: Vec<f64> =
+            gaps.iter().filter_map(Json::as_array).flatten().filter_map(Json::as_f64).collect();
+        differs("mean ITL", mean(&seconds), stated / 1e6, " ms");
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests;

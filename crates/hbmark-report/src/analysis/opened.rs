@@ -1,0 +1,127 @@
+//! Any result in a file, as what it is: the one door that every command opens files through.
+//!
+//! Enters: a path. Leaves: a run or prediction (judged again from its raw blocks), a serving result, a comparison, or the results of another
+//! program. A file is told by its content.
+
+use std::path::Path;
+
+use super::import::{self, ForeignResult, ImportError};
+use super::{judge, recheck};
+use hbmark_core::result::comparison::{self, Comparison};
+use hbmark_core::result::serving::{self, ServeReport};
+use hbmark_core::result::{Report, ReportError, ReportKind, saved};
+
+/// What a file holds.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Opened {
+    /// Of `run` or `predict`.
+    Report(Box<Report>),
+    Serving(Box<ServeReport>),
+    Comparison(Box<Comparison>),
+    /// Of another program.
+    Foreign(Vec<ForeignResult>),
+}
+
+/// Why a file is no result.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenedError {
+    #[error(transparent)]
+    Own(#[from] ReportError),
+    #[error(transparent)]
+    Foreign(#[from] ImportError),
+}
+
+impl Opened {
+    /// What a person calls it.
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Report(report) if report.kind == ReportKind::Predict => "a prediction",
+            Self::Report(_) => "a run",
+            Self::Serving(_) => "a serving result",
+            Self::Comparison(_) => "a comparison",
+            Self::Foreign(_) => "a result of another program",
+        }
+    }
+}
+
+/// Reads a result of any kind.
+///
+/// # Errors
+/// When the file cannot be read, is of a version of ours that is not known, holds impossible values, or is no result at all.
+pub fn open(path: &Path) -> Result<Opened, OpenedError> {
+    if let Some(report) = serving::read(path)? {
+        return Ok(Opened::Serving(Box::new(report)));
+    }
+    if let Some(found) = comparison::read(path)? {
+        return Ok(Opened::Comparison(Box::new(found)));
+    }
+    match saved::read(path) {
+        Ok(mut report) => {
+            judge::recompute(&mut report);
+            recheck(&mut report);
+            Ok(Opened::Report(Box::new(report)))
+        }
+        // No schema version of ours, or no JSON at all: another program's.
+        Err(ours @ (ReportError::NotOurs { .. } | ReportError::Malformed { .. } | ReportError::Json(_))) => {
+            // An object with our version, and a field that is none of ours.
+            let broken = matches!(&ours, ReportError::Malformed { source, .. } if source.is_data());
+            match import::read(path) {
+                Ok(results) => Ok(Opened::Foreign(results)),
+                Err(ImportError::Unrecognised { found, .. })
+                    if broken && found.starts_with("JSON with the keys") =>
+                {
+                    Err(ours.into())
+                }
+                Err(ImportError::NotAResult { what, .. })
+                    if broken && what.starts_with("a result of this program") =>
+                {
+                    Err(ours.into())
+                }
+                Err(theirs) => Err(theirs.into()),
+            }
+        }
+        Err(other) => Err(other.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::PathBuf;
+
+    fn fixture(name: &str) -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures").join(name)
+    }
+
+    #[test]
+    fn every_kind_of_file_is_what_it_is() {
+        for (name, kind) in [
+            ("results/run-scripted.json", "a run"),
+            ("results/predict-h200.json", "a prediction"),
+            ("results/serve-single.json", "a serving result"),
+            ("results/serve-sweep.json", "a serving result"),
+            ("results/comparison.json", "a comparison"),
+            ("foreign/vllm-serve-0.25.json", "a result of another program"),
+            ("foreign/llama-bench.md", "a result of another program"),
+        ] {
+            let opened = open(&fixture(name)).unwrap_or_else(|error| panic!("{name}: {error}"));
+            assert_eq!(opened.kind(), kind, "{name}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_result_is_refused_by_what_it_is() {
+        let refused = open(&fixture("configs/llama-3.1-8b.json")).unwrap_err().to_string();
+        assert!(refused.contains("is a model's config.json, not a result"), "{refused}");
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("result.json");
+        let mut report: serde_json::Value =
+            serde_json::from_str(&std::fs::read_to_string(fixture("results/run-scripted.json")).unwrap())
+                .unwrap();
+        report["cells"] = 3.into();
+        std::fs::write(&path, report.to_string()).unwrap();
+        let broken = open(&path).unwrap_err();
+        assert!(matches!(broken, OpenedError::Own(ReportError::Malformed { .. })), "{broken}");
+    }
+}

@@ -1,0 +1,190 @@
+//! The rules of a live run, applied again to the raw blocks of a saved one.
+//!
+//! Enters: a judged [`Report`] from a file. Leaves: the same, in which no cell is `ok` whose own blocks say otherwise. A file may have been
+//! edited, or written by a version that did not have a rule; nothing is taken from its verdicts that its samples do not show.
+
+use std::collections::BTreeMap;
+
+use hbmark_core::result::{
+    Block, Cause, CellResult, ConsistencyRule as Rule, Limits, Phase, ProtocolSummary, Report, ReportKind,
+    Status, accepted, block_means, judged_times,
+};
+use hbmark_core::stats::{self, CONFIDENCE};
+
+/// No live run tolerates a canary that is further off, on any device.
+const CANARY_TOLERANCE: f64 = 0.25;
+/// Steps in a block come from the warm-up's time of one; the block itself may be so much faster.
+const SHORT_BLOCK: f64 = 0.5;
+/// On a CPU the device span is the host's own time of the step, without the choice of the next token.
+const HOST_SPAN: f64 = 0.6;
+/// A decode that takes longer than so many prefills of its batch and context is a prefill.
+const DECODE_OVER_PREFILL: f64 = 2.0;
+/// Contexts below this are hardly more work than a token.
+const LONG_CONTEXT: usize = 64;
+/// The rounding of sums of nanoseconds.
+const ROUNDING: f64 = 1e-6;
+
+/// Marks every cell whose blocks break a rule; the first rule that is broken is its reason.
+pub fn recheck(report: &mut Report) {
+    if report.kind != ReportKind::Run {
+        return;
+    }
+    let on_host = report.environment.gpu.is_none();
+    let prefills = prefills(report);
+    let protocol = report.protocol.clone();
+    for cell in report.cells.iter_mut().filter(|cell| cell.status == Status::Ok) {
+        let found = blocks(cell, protocol.as_ref(), on_host)
+            .or_else(|| swapped(cell, &prefills))
+            .map(|cause| (Status::Invalid, cause))
+            .or_else(|| sampling(cell, protocol.as_ref()?));
+        if let Some((status, reason)) = found {
+            cell.status = status;
+            cell.reason = Some(reason);
+        }
+    }
+}
+
+fn broken(rule: Rule, detail: String) -> Cause {
+    Cause::Inconsistent { rule, detail }
+}
+
+/// What single blocks, and blocks beside each other, must be.
+fn blocks(cell: &CellResult, protocol: Option<&ProtocolSummary>, on_host: bool) -> Option<Cause> {
+    if accepted(&cell.blocks).next().is_none() {
+        let detail = match cell.blocks.last().and_then(|block| block.rejected.as_ref()) {
+            Some(last) => format!("all {} blocks are rejected; the last: {last}", cell.blocks.len()),
+            None => "there are no blocks: nothing shows what was measured".to_owned(),
+        };
+        return Some(broken(Rule::AcceptedBlocks, detail));
+    }
+    let numbered = cell.blocks.iter().enumerate().filter(|(_, block)| block.rejected.is_none());
+    let found = numbered.clone().find_map(|(number, block)| {
+        let in_block =
+            |(rule, detail): (Rule, String)| broken(rule, format!("block {}: {detail}", number + 1));
+        disturbed(block)
+            .or_else(|| clocks(block, on_host))
+            .or_else(|| length(cell.phase, block, protocol?))
+            .map(in_block)
+    });
+    found.or_else(|| repeated(&cell.blocks))
+}
+
+/// What the block's own telemetry rejects it for.
+fn disturbed(block: &Block) -> Option<(Rule, String)> {
+    let recorded = block.telemetry.as_ref().and_then(|telemetry| telemetry.rejects(&Limits::default()));
+    let off = |ratio: &f64| (ratio - 1.0).abs() > CANARY_TOLERANCE;
+    let cause = recorded.or_else(|| block.canary_ratio.filter(off).map(|ratio| Cause::Canary { ratio }))?;
+    Some((Rule::AcceptedBlocks, format!("it counts, and its own record rejects it: {cause}")))
+}
+
+fn clocks(block: &Block, on_host: bool) -> Option<(Rule, String)> {
+    let sum = |times: &[f64]| times.iter().sum::<f64>();
+    let ms = |ns: f64| ns / 1e6;
+    let (spans, intervals) = (sum(&block.step_ns), sum(&block.interval_ns));
+    if block.interval_ns.is_empty() {
+        return None;
+    }
+    if block.interval_ns.len() != block.step_ns.len() {
+        let detail = format!("{} intervals of {} steps", block.interval_ns.len(), block.step_ns.len());
+        return Some((Rule::IntervalsAndSpans, detail));
+    }
+    let slack = block.clock_slack_ns();
+    if spans > intervals + slack || (on_host && spans < intervals * HOST_SPAN - slack) {
+        let detail = format!(
+            "its device spans add up to {:.3} ms and its intervals to {:.3} ms",
+            ms(spans),
+            ms(intervals)
+        );
+        return Some((Rule::IntervalsAndSpans, detail));
+    }
+    if (intervals - block.wall_ns).abs() > block.wall_ns * ROUNDING + 1e3 {
+        let detail = format!(
+            "its intervals add up to {:.3} ms, and it took {:.3} ms",
+            ms(intervals),
+            ms(block.wall_ns)
+        );
+        return Some((Rule::IntervalsAndWall, detail));
+    }
+    let timeline = block.timeline_ns.filter(|spanned| !block.clocks_agree(*spanned))?;
+    let detail =
+        format!("it took {:.3} ms by the timeline and {:.3} ms by the host", ms(timeline), ms(block.wall_ns));
+    Some((Rule::IntervalsAndWall, detail))
+}
+
+fn length(phase: Phase, block: &Block, protocol: &ProtocolSummary) -> Option<(Rule, String)> {
+    let (steps, least) = (block.step_ns.len(), protocol.block_min_steps);
+    if phase == Phase::Decode && steps < least {
+        return Some((
+            Rule::BlockLength,
+            format!("it has {steps} steps, and the protocol takes at least {least}"),
+        ));
+    }
+    let seconds = block.wall_ns / 1e9;
+    (seconds < protocol.block_min_seconds * SHORT_BLOCK).then(|| {
+        let least = protocol.block_min_seconds;
+        (Rule::BlockLength, format!("it took {seconds:.4} s, and the protocol takes at least {least} s"))
+    })
+}
+
+/// One measurement twice: two blocks of a visit at one time, or with the same times to the last digit.
+fn repeated(blocks: &[Block]) -> Option<Cause> {
+    let kept: Vec<(usize, &Block)> = blocks.iter().enumerate().collect();
+    let twice = |a: &Block, b: &Block| {
+        let varied =
+            a.step_ns.len() > 2 && a.step_ns.iter().any(|time| time.total_cmp(&a.step_ns[0]).is_ne());
+        let overlap =
+            a.visit == b.visit && (b.at_ns - a.at_ns).abs() < a.wall_ns.min(b.wall_ns) * (1.0 - ROUNDING);
+        overlap || (varied && a.step_ns == b.step_ns)
+    };
+    kept.iter().enumerate().find_map(|(place, (first, a))| {
+        let (second, _) = kept[place + 1..].iter().find(|(_, b)| twice(a, b))?;
+        Some(broken(
+            Rule::RepeatedBlocks,
+            format!("blocks {} and {} are one measurement", first + 1, second + 1),
+        ))
+    })
+}
+
+/// The protocol's number of blocks and width of the interval.
+fn sampling(cell: &CellResult, protocol: &ProtocolSummary) -> Option<(Status, Cause)> {
+    let means = block_means(&cell.blocks, cell.block_merge, |block| judged_times(cell.phase, block));
+    let blocks = means.len();
+    if blocks < protocol.min_blocks {
+        return Some((Status::NotConverged, Cause::TooFewBlocks { blocks }));
+    }
+    let half_width = stats::t_interval_log(&means, CONFIDENCE)?.relative_half_width();
+    let sampled_s = cell.blocks.iter().map(|block| block.wall_ns / 1e9).sum();
+    (half_width > protocol.target_half_width * (1.0 + ROUNDING)).then_some((
+        Status::NotConverged,
+        Cause::IntervalTooWide { half_width, wanted: protocol.target_half_width, blocks, sampled_s },
+    ))
+}
+
+type Place = (String, &'static str, usize, usize);
+
+fn place(cell: &CellResult) -> Place {
+    (cell.engine.clone(), cell.dtype.name(), cell.batch, cell.context)
+}
+
+/// The prefill of each engine, storage, batch and context.
+fn prefills(report: &Report) -> BTreeMap<Place, f64> {
+    let prefills = report.cells.iter().filter(|cell| cell.phase == Phase::Prefill);
+    prefills.filter_map(|cell| Some((place(cell), cell.step_ns.as_ref()?.median))).collect()
+}
+
+/// A decode step computes one token where the prefill computes a context of them.
+fn swapped(cell: &CellResult, prefills: &BTreeMap<Place, f64>) -> Option<Cause> {
+    let decode = cell.tpot_ns.filter(|_| cell.context >= LONG_CONTEXT)?;
+    let prefill = *prefills.get(&place(cell))?;
+    (decode > prefill * DECODE_OVER_PREFILL).then(|| {
+        let detail = format!(
+            "a decode step takes {:.3} ms, and the prefill of the same batch and context {:.3} ms",
+            decode / 1e6,
+            prefill / 1e6
+        );
+        broken(Rule::Phases, detail)
+    })
+}
+
+#[cfg(test)]
+mod tests;
