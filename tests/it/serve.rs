@@ -89,6 +89,7 @@ fn knobs() -> SchedulerConfig {
 fn served(session: &mut dyn Session, plan: &[PlannedRequest], config: SchedulerConfig) -> Run {
     let vocab = session.architecture().vocab_size;
     let traffic = Traffic {
+        extension: None,
         plan,
         kind: LoadMode::Open,
         measured: 0..plan.len(),
@@ -741,6 +742,7 @@ fn outputs_served_under_a_schema_satisfy_it_and_others_are_left_alone() {
         let mut session =
             engine::open("native", &model, Dtype::F32, DeviceChoice::Cpu, options, &mut |_, _| {}).unwrap();
         let traffic = Traffic {
+            extension: None,
             plan: &plan,
             kind: LoadMode::Open,
             measured: 0..plan.len(),

@@ -78,6 +78,7 @@ mod tests {
             arrivals,
             burst: None,
             requests: 400,
+            max_requests: 0,
             warmup: 20,
             scheduler: SchedulerConfig {
                 max_num_seqs: 4,

@@ -62,7 +62,7 @@ fn averages_over_bins_are_those_of_the_steps() {
 
 #[test]
 fn too_few_requests_decide_nothing() {
-    let series: Vec<(f64, usize)> = (0..60).map(|i| (f64::from(i), 10 * i as usize)).collect();
+    let series: Vec<(f64, usize)> = (0..60_u16).map(|i| (f64::from(i), 10 * usize::from(i))).collect();
     let window = Window { from: 0.0, to: 60.0 };
     let seen = stability(&series, &series, &window, 99);
     assert_eq!((seen.verdict, seen.growth), (Verdict::Undetermined, None));
