@@ -144,7 +144,7 @@ fn nothing_that_strangers_wrote_becomes_markup() {
     let report = hostile();
     let page = parsed(&report);
     assert_eq!((count(&page, "img"), count(&page, "script")), (0, 1));
-    assert_eq!(texts(&page, "h1"), [HOSTILE]);
+    assert_eq!(texts(&page, "h1"), [format!("{HOSTILE}: step benchmark")]);
     assert_eq!(texts(&page, "#reproduce pre"), [HOSTILE]);
     assert_eq!(render(&report, &[]).matches("</script").count(), 1);
 }

@@ -195,8 +195,11 @@ impl Axis {
             Spacing::LogAt(values) => self.apart(values, count),
             Spacing::Log => {
                 let ticks = self.apart(&self.log_values(count), count);
+                if ticks.len() >= FEWEST {
+                    return ticks;
+                }
                 // A short range holds few powers of ten; round steps are read better there, if not evenly spaced.
-                let linear = if ticks.len() < FEWEST { self.linear_ticks(count) } else { Vec::new() };
+                let linear = spaced(self.linear_ticks(count), count);
                 if linear.len() > ticks.len() { linear } else { ticks }
             }
         }
@@ -204,15 +207,8 @@ impl Axis {
 
     /// Those of ascending values that leave room for each other.
     fn apart(&self, values: &[f64], count: usize) -> Vec<Tick> {
-        let mut ticks: Vec<Tick> = Vec::new();
-        let nearest = 0.7 / count.max(1) as f64;
-        for value in values {
-            let Some(place) = self.place(*value) else { continue };
-            if ticks.last().is_none_or(|last| place - last.place >= nearest) {
-                ticks.push(Tick { place, label: self.log_label(*value) });
-            }
-        }
-        ticks
+        let tick = |value: &f64| Some(Tick { place: self.place(*value)?, label: self.log_label(*value) });
+        spaced(values.iter().filter_map(tick), count)
     }
 
     fn log_label(&self, value: f64) -> String {
@@ -260,6 +256,18 @@ impl Axis {
         }
         values
     }
+}
+
+/// Ascending ticks without those too near to the one before.
+fn spaced(all: impl IntoIterator<Item = Tick>, count: usize) -> Vec<Tick> {
+    let nearest = 0.7 / count.max(1) as f64;
+    let mut ticks: Vec<Tick> = Vec::new();
+    for tick in all {
+        if ticks.last().is_none_or(|last| tick.place - last.place >= nearest) {
+            ticks.push(tick);
+        }
+    }
+    ticks
 }
 
 /// The next of 1, 2, 2.5, 5 × a power of ten.

@@ -157,7 +157,7 @@ fn nothing_that_strangers_wrote_becomes_markup() {
     let text = render_serving(&hostile(), &hostile_findings());
     let page = well_formed(&text);
     assert_eq!((count(&page, "img"), count(&page, "script")), (0, 1));
-    assert_eq!(texts(&page, "h1"), [HOSTILE]);
+    assert_eq!(texts(&page, "h1"), [format!("{HOSTILE}: serving sweep on a virtual clock")]);
     assert_eq!(text.matches("</script").count(), 1);
     assert_eq!(count(&page, "[src], [href], [onerror]"), 0);
 }
