@@ -128,9 +128,11 @@ impl<E, M: FnMut(f64, u64, bool) -> Result<Point, E>> Walk<'_, M> {
             return Ok(());
         };
         self.search.rate_by_seed.push(found);
-        for _ in 1..seeds.max(1) {
+        for seed in 1..seeds.max(1) {
             let step = 1.0 + 2.0 * precision;
-            let again = self.highest(SearchStage::Confirm, found, step, held)?;
+            // Not on the same grid again: the rates found would agree because no others were tried.
+            let start = found * (1.0 + precision * (seed as f64 / seeds as f64 - 0.5));
+            let again = self.highest(SearchStage::Confirm, start, step, held)?;
             self.search.rate_by_seed.push(again.unwrap_or(lowest));
         }
         let mut rate = median(&self.search.rate_by_seed);

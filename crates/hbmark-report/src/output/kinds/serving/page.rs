@@ -107,7 +107,7 @@ fn line(finding: &Finding) -> String {
 
 /// What was found, the worst first.
 fn findings(page: &mut Document, report: &ServeReport, found: &[Finding]) {
-    page.lines(report.search.iter().flat_map(search_answer).map(Line::plain));
+    page.lines(report.search.iter().flat_map(|search| search_answer(search).split_off(1)).map(Line::plain));
     page.anchored("findings", "Findings");
     let results = || report.points.iter().filter_map(|p| p.result.as_ref());
     let valid = results().filter(|r| r.validity == Validity::Valid).count();
