@@ -123,7 +123,7 @@ fn saved_results_that_do_not_belong_together_are_refused() {
     refused(&[path(a.path()), "no/such/result.json"], "cannot read no/such/result.json");
     let broken = a.path().join("broken.json");
     std::fs::write(&broken, "{\"schema_version\": 1").unwrap();
-    refused(&[path(a.path()), path(&broken)], "is not a result of hbmark");
+    refused(&[path(a.path()), path(&broken)], "is not whole JSON");
     let predicted = a.path().join("predicted.json");
     let prediction = hbmark()
         .args(["predict", "--model", path(&fixture("qwen3")), "--gpu", "h200", "--format", "json"])

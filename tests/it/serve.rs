@@ -225,7 +225,10 @@ fn broken_traces_are_refused_by_line() {
     for (text, message) in [
         (String::new(), "has no requests"),
         (azure.to_owned(), "has no requests"),
-        ("once upon a time\n".to_owned(), "none of Azure CSV, BurstGPT CSV, Mooncake JSONL or hbmark JSONL"),
+        (
+            "once upon a time\n".to_owned(),
+            "none of Azure CSV, BurstGPT CSV, Vidur CSV, Mooncake JSONL or hbmark JSONL",
+        ),
         (format!("{azure}yesterday,1,1\n"), "line 2 of the trace"),
         (of("2023-11-16 18:15:47"), "it has fewer than 3 fields"),
         (of("2023-11-16 18:15:45.0,1,1"), "it is earlier than the line before; sort the trace"),

@@ -294,7 +294,7 @@ fn of_serving() -> Vec<Plant> {
             sweep(&narrow, "", None),
             "the last rate that kept up is 150.000 per second, the first that did not 600.000",
         ),
-        plant("queueing", one(load(vec![Sequences(1)]).at(20.0)), clean(), "spent in the queue"),
+        plant("queueing", one(load(vec![Sequences(1)]).at(20.0).of(8000)), clean(), "spent in the queue"),
         plant("keeps_up", clean(), one(load(vec![]).at(600.0)), "spent in the queue"),
         plant("too_few_requests", clean(), one(load(vec![]).of(1000)), "400 requests"),
         plant("not_judged", crowd(), clean(), "only a longer run can tell"),

@@ -279,8 +279,15 @@ pub fn explain_serving(report: &ServeReport, cost: Option<Cost>) -> Vec<Finding>
     let first = first_limit::first_failure(report, &points, cost);
     findings.extend(first_limit::cost(&points, first.as_ref(), cost));
     findings.extend(first);
-    // What has no room left comes before what makes it slower.
-    findings.sort_by_key(|finding| (std::cmp::Reverse(finding.severity), finding.rule != SATURATION));
+    // What makes a point saturate comes before its saturation, and that before what only makes others slower.
+    let saturation = findings.iter().find(|finding| finding.rule == SATURATION);
+    let saturated: Vec<String> = saturation.map_or_else(Vec::new, |finding| finding.cells.clone());
+    let place = |finding: &Finding| match finding.rule.as_str() {
+        SATURATION => 1,
+        _ if finding.cells.iter().any(|cell| saturated.contains(cell)) => 0,
+        _ => 2,
+    };
+    findings.sort_by_key(|finding| (std::cmp::Reverse(finding.severity), place(finding)));
     let explained = |point: &Point, result: &ServeResult| {
         RULES.iter().any(|rule| rule.kind == Kind::Regime && (rule.detect)(report, point, result).is_some())
     };
