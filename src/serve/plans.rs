@@ -265,7 +265,7 @@ fn search(
         if let Some(result) = point.result.as_mut().filter(|_| !longer) {
             result.requests = None;
         }
-        Ok(point)
+        Ok::<_, ServeError>(point)
     })?;
     report.points.append(&mut points);
     report.search = Some(found);

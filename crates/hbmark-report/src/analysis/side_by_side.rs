@@ -53,7 +53,7 @@ struct Figure {
 pub fn side_by_side(names: [&str; 2], a: &Opened, b: &Opened) -> Option<SideBySide> {
     let (first, second) = match (a, b) {
         (Opened::Serving(a), Opened::Serving(b)) => (serving(a), serving(b)),
-        (Opened::Report(a), Opened::Report(b)) => (cells(a), cells(b)),
+        (Opened::Report(a), Opened::Report(b)) if a.kind == b.kind => (cells(a), cells(b)),
         (Opened::Foreign(a), Opened::Foreign(b)) => (foreign(a), foreign(b)),
         _ => return None,
     };
