@@ -59,6 +59,8 @@ struct Walk<'a, M> {
     measure: M,
     seed: u64,
     points: &'a mut Vec<Point>,
+    /// The last rate that held in a single run.
+    held: Option<f64>,
     search: Search,
 }
 
@@ -78,19 +80,13 @@ impl<E, M: FnMut(f64, u64, bool) -> Result<Point, E>> Walk<'_, M> {
     }
 
     /// The highest rate that holds, from a rate to begin with: by ever longer steps until one holds and one does not, then halved.
-    fn highest(
-        &mut self,
-        first: SearchStage,
-        start: f64,
-        step: f64,
-        held: &mut Option<f64>,
-    ) -> Result<Option<f64>, End<E>> {
+    fn highest(&mut self, first: SearchStage, start: f64, step: f64) -> Result<Option<f64>, End<E>> {
         let SearchConfig { lowest, highest, precision, .. } = *self.config;
         let (mut rate, mut step) = (start.clamp(lowest, highest), step);
         let (mut good, mut bad): (Option<f64>, Option<f64>) = (None, None);
         let (mut low, mut high) = loop {
             if self.holds(first, rate)? {
-                (good, *held) = (Some(rate), Some(rate));
+                (good, self.held) = (Some(rate), Some(rate));
                 if rate >= highest {
                     return Ok(good);
                 }
@@ -112,7 +108,7 @@ impl<E, M: FnMut(f64, u64, bool) -> Result<Point, E>> Walk<'_, M> {
             let middle = (low * high).sqrt();
             let stage = if first == SearchStage::Bracket { SearchStage::Bisect } else { first };
             if self.holds(stage, middle)? {
-                (low, *held) = (middle, Some(middle));
+                (low, self.held) = (middle, Some(middle));
             } else {
                 high = middle;
             }
@@ -120,9 +116,9 @@ impl<E, M: FnMut(f64, u64, bool) -> Result<Point, E>> Walk<'_, M> {
         Ok(Some(low))
     }
 
-    fn run(&mut self, held: &mut Option<f64>) -> Result<(), End<E>> {
+    fn run(&mut self) -> Result<(), End<E>> {
         let SearchConfig { start, lowest, highest, precision, seeds } = *self.config;
-        let Some(found) = self.highest(SearchStage::Bracket, start, 2.0, held)? else {
+        let Some(found) = self.highest(SearchStage::Bracket, start, 2.0)? else {
             self.search.note =
                 format!("not even {lowest:.4} requests per second were shown to meet the objectives");
             return Ok(());
@@ -132,7 +128,7 @@ impl<E, M: FnMut(f64, u64, bool) -> Result<Point, E>> Walk<'_, M> {
             let step = 1.0 + 2.0 * precision;
             // Not on the same grid again: the rates found would agree because no others were tried.
             let start = found * (1.0 + precision * (seed as f64 / seeds as f64 - 0.5));
-            let again = self.highest(SearchStage::Confirm, start, step, held)?;
+            let again = self.highest(SearchStage::Confirm, start, step)?;
             self.search.rate_by_seed.push(again.unwrap_or(lowest));
         }
         let mut rate = median(&self.search.rate_by_seed);
@@ -168,11 +164,10 @@ pub fn find_max_rate<E>(
     measure: impl FnMut(f64, u64, bool) -> Result<Point, E>,
 ) -> Result<Search, E> {
     let search = Search { slo: slo.clone(), ..Search::default() };
-    let mut walk = Walk { config, measure, seed: first_seed, points, search };
-    let mut held = None;
-    match walk.run(&mut held) {
+    let mut walk = Walk { config, measure, seed: first_seed, points, held: None, search };
+    match walk.run() {
         Ok(()) => Ok(walk.search),
-        Err(End::NoResult) => Ok(walk.search.ended_early(held)),
+        Err(End::NoResult) => Ok(walk.search.ended_early(walk.held)),
         Err(End::Failed(error)) => Err(error),
     }
 }

@@ -93,21 +93,20 @@ fn summary(fields: &Fields<'_>) -> Result<ForeignRow, ImportError> {
         gpu: fields.text("GPU")?,
         ..Setup::default()
     };
-    let label = fields.text("Test name")?.unwrap_or_else(|| format!("run {}", fields.record));
+    let label = fields.text("Test name")?.unwrap_or_else(|| numbered(fields));
     Ok(ForeignRow { label, setup, values, remarks, ..ForeignRow::default() })
+}
+
+/// The label of a row that the file gives no name.
+fn numbered(fields: &Fields<'_>) -> String {
+    format!("run {}", fields.record)
 }
 
 fn latency(fields: &Fields<'_>) -> Result<ForeignRow, ImportError> {
     let (values, remarks) = fields.values(ForeignFormat::VllmLatency)?;
     let repetitions = fields.get("latencies").and_then(Json::as_array).map(|l| l.len() as u64);
     let setup = Setup { engine: Some("vllm".to_owned()), repetitions, ..Setup::default() };
-    Ok(ForeignRow {
-        label: format!("run {}", fields.record),
-        setup,
-        values,
-        remarks,
-        ..ForeignRow::default()
-    })
+    Ok(ForeignRow { label: numbered(fields), setup, values, remarks, ..ForeignRow::default() })
 }
 
 fn throughput(fields: &Fields<'_>) -> Result<ForeignRow, ImportError> {
@@ -118,11 +117,5 @@ fn throughput(fields: &Fields<'_>) -> Result<ForeignRow, ImportError> {
         duration_s: fields.number("elapsed_time")?,
         ..Setup::default()
     };
-    Ok(ForeignRow {
-        label: format!("run {}", fields.record),
-        setup,
-        values,
-        remarks,
-        ..ForeignRow::default()
-    })
+    Ok(ForeignRow { label: numbered(fields), setup, values, remarks, ..ForeignRow::default() })
 }

@@ -3,6 +3,7 @@
 //! Enters: a result. Leaves: the title of its page and [`Figure`]s, the verdict the first of them.
 
 use crate::output::document::{Figure, Tone};
+use crate::output::kinds::serving::range_over_seeds;
 use crate::output::metrics::Unit;
 use crate::output::text::single;
 use hbmark_core::result::serving::{Point, Quantiles, Quantity, ServeKind, ServeReport, Validity};
@@ -149,14 +150,11 @@ pub fn serving(report: &ServeReport) -> Vec<Figure> {
         Some(figure("output throughput, at most", value, point.label.clone()))
     };
     if let Some(search) = &report.search {
-        let range = search.range().filter(|_| search.rate_by_seed.len() > 1);
         let (value, tone) = search.max_rate.map_or_else(
             || ("none found".to_owned(), Tone::Bad),
             |rate| (format!("{rate:.3} requests/s"), Tone::Good),
         );
-        let seeds = search.rate_by_seed.len();
-        let note =
-            range.map_or_else(String::new, |(low, high)| format!("{low:.3} to {high:.3} over {seeds} seeds"));
+        let note = range_over_seeds(search);
         let found = Figure { name: "highest rate".to_owned(), value, note, tone };
         let objectives: Vec<String> = search.slo.clauses.iter().map(ToString::to_string).collect();
         let objectives = figure("objectives", objectives.join(", "), String::new());

@@ -413,14 +413,18 @@ fn finite(quantity: Option<Quantity>) -> Option<f64> {
     quantity.map(Quantity::value).filter(|v| v.is_finite() && *v > 0.0)
 }
 
+/// The rates that were found with different seeds; empty for one seed.
+pub fn range_over_seeds(search: &Search) -> String {
+    let seeds = search.rate_by_seed.len();
+    let range = search.range().filter(|_| seeds > 1);
+    range.map(|(low, high)| format!("{low:.3} to {high:.3} over {seeds} seeds")).unwrap_or_default()
+}
+
 /// The rate that was found, with its range, or that there is none.
-pub fn search_answer(search: &Search) -> Vec<String> {
+fn search_answer(search: &Search) -> Vec<String> {
     let objectives: Vec<String> = search.slo.clauses.iter().map(ToString::to_string).collect();
     let objectives = objectives.join(", ");
-    let seeds = search.rate_by_seed.len();
-    let found = search.range().filter(|_| seeds > 1);
-    let found =
-        found.map(|(low, high)| format!("{low:.3} to {high:.3} over {seeds} seeds")).unwrap_or_default();
+    let found = range_over_seeds(search);
     let mut lines = vec![match search.max_rate {
         Some(rate) => {
             let range = if found.is_empty() { String::new() } else { format!(" ({found})") };

@@ -2,7 +2,7 @@
 //! few are drawn in full; all are in the tables and on the curve.
 
 use super::{curve, head, held, latency_vs_load, percentiles, timeline, times};
-use super::{matrix_lines, point_lines, remarks, search_answer, search_steps, verdict};
+use super::{matrix_lines, point_lines, remarks, search_steps, verdict};
 use crate::output::document::{Block, Document, Line, Tone, numbers, words};
 use crate::output::kinds::headline;
 use crate::output::kinds::provenance::{self, flat, pairs};
@@ -107,7 +107,8 @@ fn line(finding: &Finding) -> String {
 
 /// What was found, the worst first.
 fn findings(page: &mut Document, report: &ServeReport, found: &[Finding]) {
-    page.lines(report.search.iter().flat_map(|search| search_answer(search).split_off(1)).map(Line::plain));
+    let notes = report.search.iter().map(|search| search.note.clone());
+    page.lines(notes.filter(|note| !note.is_empty()).map(Line::plain));
     page.anchored("findings", "Findings");
     let results = || report.points.iter().filter_map(|p| p.result.as_ref());
     let valid = results().filter(|r| r.validity == Validity::Valid).count();
