@@ -14,6 +14,7 @@ pub mod in_process;
 mod plans;
 pub mod point;
 mod scheduler_options;
+mod server;
 pub mod serving_job;
 pub mod structured_output;
 #[cfg(test)]
@@ -47,6 +48,7 @@ use hbmark_traffic::workload::{Structured, WorkloadError};
 pub use adapters_and_grammar::LoraConfig;
 pub use in_process::LocalEngine;
 pub use scheduler_options::SchedulerOptions;
+pub use server::ServerConfig;
 use serving_job::ServeJob;
 
 /// What makes the time of a step where no engine runs.
@@ -84,6 +86,8 @@ pub struct ServeConfig {
     pub threads: Option<usize>,
     #[serde(skip)]
     pub virtual_source: Option<VirtualSource>,
+    /// A live server instead of an engine.
+    pub server: Option<ServerConfig>,
     #[serde(skip)]
     pub source: TrafficSource,
     pub offered: Offered,
@@ -159,6 +163,8 @@ pub enum ServeError {
     GaveUp { reason: String },
     #[error(transparent)]
     Journal(#[from] JournalError),
+    #[error(transparent)]
+    Server(#[from] server::ServerError),
 }
 
 /// How a benchmark ended.
@@ -197,7 +203,7 @@ impl ServeError {
 pub fn benchmark(
     worker: &mut dyn Worker<ServeJob>,
     config: &ServeConfig,
-    model: &OpenModel,
+    model: Option<&OpenModel>,
     command: &str,
     observer: &mut dyn Observer,
 ) -> Result<Finished, ServeError> {
@@ -260,9 +266,13 @@ fn end_early(
     Ok(ending)
 }
 
-fn begin(config: &ServeConfig, model: &OpenModel, command: &str, stage: &ServingContext<'_>) -> ServeReport {
+fn begin(
+    config: &ServeConfig,
+    model: Option<&OpenModel>,
+    command: &str,
+    stage: &ServingContext<'_>,
+) -> ServeReport {
     let engine = &stage.engine;
-    let live = engine.capabilities.is_some();
     let mut warnings = engine.warnings.clone();
     if let Some(c) = &engine.capabilities {
         if c.ragged != hbmark_core::result::Ragged::Fused {
@@ -297,15 +307,20 @@ fn begin(config: &ServeConfig, model: &OpenModel, command: &str, stage: &Serving
     };
     ServeReport {
         schema_version: SCHEMA_VERSION,
-        kind: if live { ServeKind::Serve } else { ServeKind::ServeVirtual },
+        kind: match (&engine.server, &engine.capabilities) {
+            (Some(_), _) => ServeKind::ServeLive,
+            (None, Some(_)) => ServeKind::Serve,
+            (None, None) => ServeKind::ServeVirtual,
+        },
         command: command.to_owned(),
         started_at: engine.started_at.clone(),
         note: config.note.clone(),
         hypothesis: config.hypothesis.clone(),
         environment: engine.environment.clone(),
         config: as_map(config),
-        model: model.summary(stage.dtype),
+        model: model.zip(stage.dtype).map(|(model, dtype)| model.summary(dtype)),
         dtype: stage.dtype,
+        server: engine.server.clone(),
         capabilities: engine.capabilities.clone(),
         datasheet: match &config.virtual_source {
             Some(VirtualSource::Datasheet(sheet)) => Some((**sheet).clone()),

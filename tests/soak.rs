@@ -311,6 +311,7 @@ impl Soak {
             device: DeviceChoice::Cpu,
             dtype: Some(Dtype::F32),
             threads: Some(2),
+            server: None,
             virtual_source: None,
             source: TrafficSource::Workload(Workload::fixed(17, 4).unwrap()),
             offered: Offered::AtOnce,
@@ -339,9 +340,9 @@ impl Soak {
             hypothesis: None,
             out: None,
         };
-        let mut worker = InProcess::new(LocalEngine::new(&config, Rc::clone(model)));
+        let mut worker = InProcess::new(LocalEngine::new(&config, Some(Rc::clone(model))));
         let report =
-            hbmark::serve::benchmark(&mut worker, &config, model, "soak", &mut NoopObserver).unwrap().report;
+            hbmark::serve::benchmark(&mut worker, &config, Some(model), "soak", &mut NoopObserver).unwrap().report;
         assert_eq!(report.points[0].result.as_ref().unwrap().served, 30);
     }
 }

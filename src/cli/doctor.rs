@@ -2,21 +2,33 @@
 
 use clap::Args as ClapArgs;
 
-use super::{Outcome, print, print_json, stdout_color};
+use super::{Outcome, print, print_json, print_result, stdout_color};
 use crate::machine::{doctor, environment};
+use hbmark_client::probe::probe;
+use hbmark_client::target::Target;
+use hbmark_report::output::Format;
 
 #[derive(Debug, ClapArgs)]
-#[command(after_help = "Example:\n  hbmark doctor")]
+#[command(after_help = "Examples:\n  hbmark doctor\n  hbmark doctor --url http://localhost:8000")]
 pub struct Args {
     /// GPU index to look at.
     #[arg(long, default_value_t = 0)]
     gpu: u32,
+    /// Look at the server at this URL instead: what it is, what it serves, and what of it can be measured.
+    #[arg(long, visible_alias = "base-url", conflicts_with = "gpu")]
+    url: Option<String>,
+    /// Environment variable with the server's API key.
+    #[arg(long, value_name = "NAME", default_value = "OPENAI_API_KEY", requires = "url")]
+    api_key_env: String,
     /// text or json.
     #[arg(long, default_value = "text", value_parser = ["text", "json"])]
     format: String,
 }
 
 pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
+    if let Some(url) = &args.url {
+        return server(args, url);
+    }
     let environment = environment::collect(Some(args.gpu));
     let findings = doctor::examine(&environment, &doctor::Probes::collect());
     if args.format == "json" {
@@ -25,4 +37,16 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
         print(&doctor::render(&findings, stdout_color()))?;
     }
     Ok(Outcome::Complete)
+}
+
+fn server(args: &Args, url: &str) -> anyhow::Result<Outcome> {
+    let key = std::env::var(&args.api_key_env).ok().filter(|key| !key.trim().is_empty());
+    let found = probe(&Target::new(url, key.as_deref().map(str::trim))?, None);
+    if args.format == "json" {
+        print_json(&found)?;
+    } else {
+        print_result(&found, Format::Table)?;
+    }
+    let answers = found.addresses.iter().any(|address| address.connect_ns.is_some());
+    Ok(if answers { Outcome::Complete } else { Outcome::SomeCellsFailed })
 }

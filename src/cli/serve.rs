@@ -7,6 +7,7 @@ mod lora;
 mod matrix;
 mod point;
 mod search;
+mod server;
 mod sweep;
 
 use clap::{Args as ClapArgs, Subcommand};
@@ -24,6 +25,7 @@ pub(super) use finish::{execute, work};
   hbmark serve sweep 'rate=0.5..8*2' --input-len 128 --output-len 32 --slo ttft_p95=2s
   hbmark serve search --slo ttft_p95=1s,tpot_p95=40ms
   hbmark serve --trace azure.csv --requests 500 --rate 1
+  hbmark serve --url http://localhost:8000 --workload chat --rate 2 --requests 200 --slo ttft_p95=1s,tpot_p95=40ms
   hbmark serve --virtual --gpu h100-sxm --model Llama-3.1-8B --workload chat --rate 10 --duration 1h
   hbmark serve --rate inf --enable-lora --lora-adapters 8 --lora-rank 16
   hbmark serve --model ./llama --structured json-schema:order.json --structured-share 0.5

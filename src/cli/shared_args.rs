@@ -25,6 +25,13 @@ pub struct ModelArgs {
     pub seed: u64,
 }
 
+impl ModelArgs {
+    /// No model was named.
+    pub fn is_default(&self) -> bool {
+        self.model == config::DEFAULT_MODEL
+    }
+}
+
 /// Which device, and how many threads of it.
 #[derive(Debug, Clone, Args)]
 pub struct DeviceArgs {

@@ -14,11 +14,14 @@ use hbmark_core::result::Environment;
 
 #[derive(Debug, ClapArgs)]
 #[command(
-    after_help = "Examples:\n  hbmark verify --device cuda\n  hbmark verify --device cuda --output verify.json"
+    after_help = "Examples:\n  hbmark verify --device cuda\n  hbmark verify --device cuda --output verify.json\n  hbmark verify --client"
 )]
 pub struct Args {
     #[command(flatten)]
     device: DeviceArgs,
+    /// Check the HTTP client instead: its time stamps against those of a scripted server on this machine, at 1, 100 and 1,000 streams.
+    #[arg(long, conflicts_with_all = ["device", "threads"])]
+    client: bool,
     /// text or json.
     #[arg(long, default_value = "text", value_parser = ["text", "json"])]
     format: String,
@@ -58,12 +61,17 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
     }
     let json = args.format == "json";
     let mut broken = None;
-    let checks = crate::run::verify::verify(device, &mut |check| {
+    let mut tell = |check: &Check| {
         if !json {
             // Checked to the end all the same: the file may be what counts.
             broken = broken.take().or_else(|| print(&line(check)).err());
         }
-    });
+    };
+    let checks = if args.client {
+        crate::run::verify::client::verify(&mut tell)
+    } else {
+        crate::run::verify::verify(device, &mut tell)
+    };
     let failed = checks.iter().filter(|c| !c.passed).count();
     let kept = Kept {
         command: super::benchmark::command_line(),

@@ -220,6 +220,7 @@ pub(crate) fn config() -> ServeConfig {
         device: DeviceChoice::Cpu,
         dtype: Some(Dtype::Bf16),
         threads: None,
+        server: None,
         virtual_source: Some(VirtualSource::Datasheet(Box::new(
             hbmark_core::ledger::devices::find("h100-sxm").unwrap().clone(),
         ))),
@@ -254,7 +255,7 @@ pub(crate) fn model() -> OpenModel {
 
 /// The virtual clock of a configuration.
 pub(crate) fn worker(config: &ServeConfig) -> InProcess<LocalEngine> {
-    InProcess::new(LocalEngine::new(config, model().into()))
+    InProcess::new(LocalEngine::new(config, Some(model().into())))
 }
 
 pub(crate) fn report_of(config: &ServeConfig) -> ServeReport {
@@ -263,7 +264,7 @@ pub(crate) fn report_of(config: &ServeConfig) -> ServeReport {
 
 pub(crate) fn report_by(config: &ServeConfig, worker: &mut dyn Worker<ServeJob>) -> ServeReport {
     let command = "hbmark serve --virtual";
-    let mut report = benchmark(worker, config, &model(), command, &mut NoopObserver).unwrap().report;
+    let mut report = benchmark(worker, config, Some(&model()), command, &mut NoopObserver).unwrap().report;
     report.environment = Environment::default();
     report
 }

@@ -4,6 +4,7 @@
 //! before trusting a number, so it shares its code with the run: the same sessions, the same timeline, the same probes.
 
 mod ceilings;
+pub mod client;
 mod native;
 mod outputs;
 mod timer;

@@ -72,8 +72,9 @@ const MAX_TRIAL_SEQS: usize = 1024;
 /// The engine and everything that is known of it.
 pub(super) struct ServingContext<'a> {
     config: &'a ServeConfig,
-    pub model: &'a OpenModel,
-    pub dtype: Dtype,
+    /// None where it is a server that has the model, and it was not given.
+    pub model: Option<&'a OpenModel>,
+    pub dtype: Option<Dtype>,
     pub worker: EngineWorker<'a>,
     pub engine: EngineRecord,
     pub step_model: Option<StepModel>,
@@ -89,22 +90,25 @@ impl<'a> ServingContext<'a> {
     pub fn open(
         worker: &'a mut dyn Worker<ServeJob>,
         config: &'a ServeConfig,
-        model: &'a OpenModel,
+        model: Option<&'a OpenModel>,
         observer: &mut dyn Observer,
     ) -> Result<Self, ServeError> {
         let mut worker = EngineWorker { worker, consecutive_failures: 0, warnings: Vec::new() };
         let engine = worker.open(config.knobs.block_size, observer)?;
-        let (dtype, step_model) = match &config.virtual_source {
-            Some(source) => (virtual_dtype(config, model), Some(virtual_step_model(config, model, source)?)),
-            None => (
-                engine::default_dtype(&config.engine, model, config.device),
-                engine.calibration.clone().map(StepModel::Calibrated),
-            ),
+        let dtype = |model: &OpenModel| match (&config.server, &config.virtual_source) {
+            (Some(_), _) => model.stored_dtype(),
+            (None, Some(_)) => virtual_dtype(config, model),
+            (None, None) => engine::default_dtype(&config.engine, model, config.device),
+        };
+        let dtype = model.map(|model| config.dtype.unwrap_or_else(|| dtype(model)));
+        let step_model = match (&config.virtual_source, model) {
+            (Some(source), Some(model)) => Some(virtual_step_model(config, model, source)?),
+            _ => engine.calibration.clone().map(StepModel::Calibrated),
         };
         Ok(Self {
             config,
             model,
-            dtype: config.dtype.unwrap_or(dtype),
+            dtype,
             worker,
             engine,
             step_model,
@@ -112,6 +116,11 @@ impl<'a> ServingContext<'a> {
             interrupted: None,
             lost: 0,
         })
+    }
+
+    /// Tokens of the model's vocabulary.
+    pub fn vocab(&self) -> usize {
+        self.model.map_or(1, |model| model.architecture.vocab_size)
     }
 
     /// Opens the engine again, where its blocks have another size.
@@ -204,6 +213,7 @@ impl<'a> ServingContext<'a> {
             time_limit: config.time_limit_s.map(Nanos::from_seconds),
             adapters: self.engine.lora.as_ref().map(|(_, mix)| mix.clone()),
             constrained: self.engine.structured.as_ref().map(|s| s.share),
+            is_remote: config.server.is_some(),
         }
     }
 
@@ -235,8 +245,7 @@ impl<'a> ServingContext<'a> {
             time_limit: None,
             ..spec.clone()
         };
-        let vocab = self.model.architecture.vocab_size;
-        let mut engine = ServingEngine::Virtual { model: model.clone(), vocab };
+        let mut engine = ServingEngine::Virtual { model: model.clone(), vocab: self.vocab() };
         // A trace may be too short for a trial; then the usual tenth has to do.
         let Ok(point) = engine.measure(&trial, &mut |_| {}) else { return };
         let inside = point.result.map_or(0.0, |r| r.mean_running + r.mean_waiting);

@@ -7,7 +7,9 @@ use std::rc::Rc;
 
 use super::scheduler_options::KvMemoryBudget;
 use super::serving_job::{EngineRecord, PointKey, PointRequest, ServeJob, ServeRequest, ServeResponse};
-use super::{SchedulerOptions, ServeConfig, ServeError, VirtualSource, adapters_and_grammar};
+use super::{
+    SchedulerOptions, ServeConfig, ServeError, ServerConfig, VirtualSource, adapters_and_grammar, server,
+};
 use crate::engine::{self, DeviceOptions};
 use crate::machine::clock::now_utc;
 use crate::machine::{doctor, environment};
@@ -29,7 +31,8 @@ use hbmark_traffic::step_model::{Fitted, StepModel};
 /// The engine of this process, or a model of one.
 pub struct LocalEngine {
     config: ServeConfig,
-    model: Rc<OpenModel>,
+    /// None where it is a server that has the model, and it was not given.
+    model: Option<Rc<OpenModel>>,
     engine: Option<ServingEngine>,
     wrap: Option<SessionWrapper>,
 }
@@ -59,9 +62,12 @@ impl Handler for LocalEngine {
             ServeRequest::Open { block_size } => {
                 // The old weights go before the new ones come.
                 self.engine = None;
-                let (engine, record) = match &self.config.virtual_source {
-                    Some(source) => self.open_virtual(source)?,
-                    None => self.open_live(*block_size, observer)?,
+                let model = self.model.clone();
+                let (engine, record) = match (&self.config.server, &self.config.virtual_source, model) {
+                    (Some(server), ..) => self.open_server(server, observer)?,
+                    (None, Some(source), Some(model)) => self.open_virtual(source, &model)?,
+                    (None, None, Some(model)) => self.open_engine(&model, *block_size, observer)?,
+                    (None, _, None) => return Err(ServeError::Needs { what: "an engine", needs: "a model" }),
                 };
                 self.engine = Some(engine);
                 Ok(ServeResponse::Opened(Box::new(record)))
@@ -73,7 +79,7 @@ impl Handler for LocalEngine {
 
 impl LocalEngine {
     #[must_use]
-    pub fn new(config: &ServeConfig, model: Rc<OpenModel>) -> Self {
+    pub fn new(config: &ServeConfig, model: Option<Rc<OpenModel>>) -> Self {
         Self { config: config.clone(), model, engine: None, wrap: None }
     }
 
@@ -109,8 +115,36 @@ impl LocalEngine {
         }
     }
 
-    fn open_virtual(&self, source: &VirtualSource) -> Result<(ServingEngine, EngineRecord), ServeError> {
-        let (config, model) = (&self.config, &*self.model);
+    /// A live server: asked who it is.
+    fn open_server(
+        &self,
+        server: &ServerConfig,
+        observer: &mut dyn Observer,
+    ) -> Result<(ServingEngine, EngineRecord), ServeError> {
+        observer.stage("asking the server what it is");
+        let (server, warnings) = server.open(&self.config, self.model.as_deref())?;
+        let environment = environment::collect(None);
+        let record = EngineRecord {
+            started_at: Some(now_utc()),
+            warnings: doctor::distortions(&environment).into_iter().chain(warnings).collect(),
+            environment,
+            capabilities: None,
+            server: Some(server.identity.clone()),
+            has_tokenizer: false,
+            scheduler: server::no_limits(server.identity.max_model_len),
+            calibration: None,
+            lora: None,
+            structured: None,
+        };
+        Ok((ServingEngine::Server(Box::new(server)), record))
+    }
+
+    fn open_virtual(
+        &self,
+        source: &VirtualSource,
+        model: &OpenModel,
+    ) -> Result<(ServingEngine, EngineRecord), ServeError> {
+        let config = &self.config;
         if config.asked_structure().is_some() {
             return Err(ServeError::Needs {
                 what: "structured output",
@@ -152,6 +186,7 @@ impl LocalEngine {
             // A prediction does not depend on the machine it was computed on.
             environment: Environment { build: environment::this_binary(), ..Environment::default() },
             capabilities: None,
+            server: None,
             has_tokenizer: false,
             scheduler,
             calibration: None,
@@ -162,12 +197,13 @@ impl LocalEngine {
         Ok((ServingEngine::Virtual { model: step_model, vocab }, record))
     }
 
-    fn open_live(
+    fn open_engine(
         &self,
+        model: &OpenModel,
         block_size: Option<usize>,
         observer: &mut dyn Observer,
     ) -> Result<(ServingEngine, EngineRecord), ServeError> {
-        let (config, model) = (&self.config, &*self.model);
+        let config = &self.config;
         let device = config.device;
         adapters_and_grammar::check_engine(config.lora.as_ref(), &config.engine, device)?;
         let tokenizer = adapters_and_grammar::tokenizer(config.tokenizer.as_ref(), model)?;
@@ -237,6 +273,7 @@ impl LocalEngine {
             warnings: doctor::distortions(&environment),
             environment,
             capabilities: Some(capabilities),
+            server: None,
             has_tokenizer: tokenizer.is_some(),
             scheduler,
             calibration: calibration.clone(),
@@ -244,7 +281,7 @@ impl LocalEngine {
             structured,
         };
         let model = calibration.map(StepModel::Calibrated);
-        Ok((ServingEngine::Live { session, tokenizer, model, grammar, fault: None }, record))
+        Ok((ServingEngine::Engine { session, tokenizer, model, grammar, fault: None }, record))
     }
 }
 

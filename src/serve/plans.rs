@@ -108,6 +108,9 @@ fn vary(spec: &mut PointSpec, variable: &str, value: f64) -> Result<(), ServeErr
     {
         return fail(format!("takes whole numbers from 1 on, not {value}"));
     }
+    if spec.is_remote && SCHEDULER_VARIABLES.contains(&variable) {
+        return fail("changes a setting of our own scheduler, and not one of the server".into());
+    }
     match variable {
         "rate" => spec.offered = Offered::Rate(value),
         "concurrency" => spec.offered = Offered::Concurrency(count),
@@ -156,6 +159,10 @@ fn vary(spec: &mut PointSpec, variable: &str, value: f64) -> Result<(), ServeErr
     }
     spec.scheduler.check().or_else(|out| fail(format!("takes no such number: {out}")))
 }
+
+/// Of these, settings of the scheduler.
+const SCHEDULER_VARIABLES: [&str; 4] =
+    ["max-num-seqs", "max-num-batched-tokens", "num-gpu-blocks-override", "block-size"];
 
 /// What a sweep can vary.
 pub const VARIABLES: &[&str] = &[
@@ -218,7 +225,7 @@ fn capacity(stage: &ServingContext<'_>, spec: &PointSpec) -> Result<f64, ServeEr
         what: "choosing rates",
         needs: "a prediction of the engine's steps: leave out --no-predict",
     })?;
-    let vocab = stage.model.architecture.vocab_size;
+    let vocab = stage.vocab();
     let at_once = PointSpec {
         offered: Offered::AtOnce,
         requests: spec.scheduler.max_num_seqs.saturating_mul(8).clamp(64, 4096),
@@ -244,12 +251,15 @@ fn search(
             needs: "--slo, as in --slo ttft_p95=1s,tpot_p95=40ms",
         });
     }
-    let start = if let Offered::Rate(rate) = config.offered {
-        rate
-    } else {
-        // Half of the engine's capacity on the virtual clock.
-        let spec = stage.spec("capacity", Offered::AtOnce, config.seed);
-        capacity(stage, &spec)? / 2.0
+    let start = match config.offered {
+        Offered::Rate(rate) => rate,
+        // Nothing is known of a server: the bracket grows from here.
+        _ if config.server.is_some() => 1.0,
+        _ => {
+            // Half of the engine's capacity on the virtual clock.
+            let spec = stage.spec("capacity", Offered::AtOnce, config.seed);
+            capacity(stage, &spec)? / 2.0
+        }
     };
     let search = SearchConfig { start, lowest: start / 65_536.0, highest: start * 256.0, precision, seeds };
     let mut points = Vec::new();
@@ -279,6 +289,12 @@ fn matrix(
     report: &mut ServeReport,
     observer: &mut dyn Observer,
 ) -> Result<(), ServeError> {
+    if config.server.is_some() {
+        return Err(ServeError::Needs {
+            what: "the workload matrix",
+            needs: "an engine in this process, whose capacity is predicted: leave out --url, or give one --workload after the other",
+        });
+    }
     let mut results: BTreeMap<Row, (ServeResult, Option<f64>)> = BTreeMap::new();
     let mut warm_rate = None;
     for (index, row) in Row::ALL.into_iter().enumerate() {

@@ -10,6 +10,7 @@ use crate::engine::{EngineError, Session};
 use crate::machine::telemetry::{HostTelemetry, Telemetry};
 use crate::serve::clock::HostClock;
 use crate::weights::tokenizer::Tokenizer;
+use hbmark_client::point::Server;
 use hbmark_core::result::serving::{Point, ServeResult, StructuredCost};
 use hbmark_traffic::latency::summarise;
 use hbmark_traffic::point::{PlanError, PointSpec, simulate};
@@ -42,7 +43,7 @@ fn structured_cost(
 /// What runs the steps.
 pub enum ServingEngine {
     /// A session, and a model of its steps to predict with.
-    Live {
+    Engine {
         session: Box<dyn Session>,
         tokenizer: Option<Box<Tokenizer>>,
         model: Option<StepModel>,
@@ -52,13 +53,16 @@ pub enum ServingEngine {
     },
     /// A model of steps alone.
     Virtual { model: StepModel, vocab: usize },
+    /// A server, over HTTP.
+    Server(Box<Server>),
 }
 
 impl std::fmt::Debug for ServingEngine {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
-            Self::Live { .. } => "Live",
+            Self::Engine { .. } => "Engine",
             Self::Virtual { .. } => "Virtual",
+            Self::Server(_) => "Server",
         })
     }
 }
@@ -76,6 +80,8 @@ pub enum PointError {
     Engine(#[from] EngineError),
     #[error(transparent)]
     Fault(#[from] RunError),
+    #[error(transparent)]
+    Client(#[from] hbmark_client::point::MeasureError),
 }
 
 /// Words below which prompts would be too much alike.
@@ -88,8 +94,8 @@ impl ServingEngine {
     #[must_use]
     pub fn fault(&self) -> Option<&str> {
         match self {
-            Self::Live { fault, .. } => fault.as_deref(),
-            Self::Virtual { .. } => None,
+            Self::Engine { fault, .. } => fault.as_deref(),
+            Self::Virtual { .. } | Self::Server(_) => None,
         }
     }
 
@@ -112,7 +118,16 @@ impl ServingEngine {
                 point.ideal_hit_rate = spec.ideal_hit_rate(&plan, &run);
                 point.result = Some(summarise(&run, &traffic, &spec.slo));
             }
-            Self::Live { session, tokenizer, model, grammar, fault } => {
+            Self::Server(server) => {
+                let mut host = HostTelemetry::new();
+                host.before_block();
+                point = server.measure(spec, observe)?;
+                host.after_block();
+                if let Some(result) = &mut point.result {
+                    result.foreign_cores = host.load(true).and_then(|load| load.foreign_cores);
+                }
+            }
+            Self::Engine { session, tokenizer, model, grammar, fault } => {
                 let tokens = plan.iter().map(PlannedRequest::prompt_len).sum();
                 if tokens > MAX_PREPARED {
                     return Err(PointError::TooMuch { tokens, limit: MAX_PREPARED });

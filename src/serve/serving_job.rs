@@ -12,7 +12,7 @@ use sha2::{Digest, Sha256};
 use super::ServeError;
 use crate::worker::job::{Effect, Job, RequestKind};
 use crate::worker::journal::JournaledPlan;
-use hbmark_core::result::serving::{LoraSummary, Point, SchedulerConfig, StructuredSummary};
+use hbmark_core::result::serving::{LoraSummary, Point, SchedulerConfig, ServerIdentity, StructuredSummary};
 use hbmark_core::result::{Capabilities, Cause, Environment};
 use hbmark_core::units::Nanos;
 use hbmark_traffic::adapters::AdapterMix;
@@ -123,6 +123,7 @@ pub struct EngineRecord {
     pub started_at: Option<String>,
     pub environment: Environment,
     pub capabilities: Option<Capabilities>,
+    pub server: Option<ServerIdentity>,
     pub has_tokenizer: bool,
     pub scheduler: SchedulerConfig,
     pub calibration: Option<Calibration>,

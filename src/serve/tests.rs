@@ -69,7 +69,7 @@ pub(super) fn resumed(config: &ServeConfig, known: Vec<Entry>) -> (Result<Finish
     let inner = Recorded { worker: worker(config), kept: std::rc::Rc::clone(&kept), loses: None };
     let mut worker = JournaledWorker::new(Box::new(inner), journal, known);
     let model = crate::run::tests::model();
-    let finished = benchmark(&mut worker, config, &model, "hbmark serve --virtual", &mut NoopObserver);
+    let finished = benchmark(&mut worker, config, Some(&model), "hbmark serve --virtual", &mut NoopObserver);
     (finished, kept.take())
 }
 
@@ -195,7 +195,7 @@ fn a_point_is_known_by_all_that_was_asked() {
         requests: 10,
         max_requests: 0,
         warmup: 4,
-        scheduler: scheduler.clone(),
+        scheduler: scheduler.clone().unwrap(),
         sampling: Sampling::GREEDY,
         stop_at_eos: false,
         seed: 7,
@@ -204,6 +204,7 @@ fn a_point_is_known_by_all_that_was_asked() {
         time_limit: None,
         adapters: None,
         constrained: None,
+        is_remote: false,
     };
     let asked = PointKey::of(0, &spec());
     assert_eq!(asked, PointKey::of(0, &spec()));

@@ -10,6 +10,7 @@ mod compare;
 mod gpu_day;
 mod isolation;
 mod limits;
+mod live_server;
 mod logits;
 mod native;
 mod resume;

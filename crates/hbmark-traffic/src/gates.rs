@@ -159,14 +159,19 @@ pub(super) fn keeps_up(run: &Run, records: &[Record], window: &Window) -> KeepsU
     // Requests rejected by a full queue count as offered; those that never fit do not.
     let possible = |r: &&Record| !matches!(r.outcome, RequestOutcome::Rejected(reason) if reason != RejectReason::QueueFull);
     let offered = due(records, window).filter(possible).count();
-    let shed = due(records, window)
-        .filter(|r| r.outcome == RequestOutcome::Rejected(RejectReason::QueueFull))
-        .count();
+    let turned_away = |r: &&Record| match r.outcome {
+        RequestOutcome::Rejected(reason) => reason == RejectReason::QueueFull,
+        RequestOutcome::Failed(failure) => failure.is_overload(),
+        _ => false,
+    };
+    let shed = due(records, window).filter(turned_away).count();
+    // A live server's queue is not seen: a request waits there until its first token.
+    let started = |r: &Record| if run.remote.is_some() { r.first_token } else { r.started };
     let mut changes: Vec<(f64, bool)> = run
         .records
         .iter()
-        .filter(|r| r.started.is_some() || r.outcome == RequestOutcome::Unfinished)
-        .flat_map(|r| [r.enqueued.map(|at| (at.0, true)), r.started.map(|at| (at.0, false))])
+        .filter(|r| started(r).is_some() || r.outcome == RequestOutcome::Unfinished)
+        .flat_map(|r| [r.enqueued.map(|at| (at.0, true)), started(r).map(|at| (at.0, false))])
         .flatten()
         .collect();
     changes.sort_by(|a, b| a.0.total_cmp(&b.0).then(b.1.cmp(&a.1)));

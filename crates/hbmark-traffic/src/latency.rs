@@ -21,7 +21,7 @@ use hbmark_core::stats::{CONFIDENCE, batch_error, honest_percentile, percentile}
 /// The quantities of a measured request.
 pub(super) fn ttft(record: &Record) -> f64 {
     match (record.outcome, record.first_token) {
-        (RequestOutcome::Rejected(_), _) | (_, None) => f64::INFINITY,
+        (RequestOutcome::Rejected(_) | RequestOutcome::Failed(_), _) | (_, None) => f64::INFINITY,
         (_, Some(first)) => first.0 - record.arrival.0,
     }
 }
@@ -36,8 +36,8 @@ fn e2e(record: &Record) -> f64 {
 /// `None` for an output of one token; infinite for one that never finished.
 fn tpot(record: &Record) -> Option<f64> {
     match (record.outcome, record.first_token, record.last_token) {
-        (RequestOutcome::Served, Some(first), Some(last)) if record.output_tokens > 1 => {
-            Some((last.0 - first.0) / (record.output_tokens - 1) as f64)
+        (RequestOutcome::Served, Some(first), Some(last)) if record.output_tokens > record.first_tokens => {
+            Some((last.0 - first.0) / (record.output_tokens - record.first_tokens) as f64)
         }
         (RequestOutcome::Served, ..) => None,
         _ => Some(f64::INFINITY),
@@ -70,6 +70,13 @@ pub fn summarise(run: &Run, traffic: &Traffic<'_>, slo: &Slo) -> ServeResult {
         all.filter(|r| r.outcome == RequestOutcome::Served && r.last_token.is_some_and(|t| window.holds(t.0)))
     };
     let served_in_window = completed().count();
+    let (prompt_tokens, output_tokens) = match &run.remote {
+        Some(tokens) => (window.prompts(run), tokens.between(window.from, window.to) as f64),
+        None => (
+            steps.iter().map(|s| s.prompt_tokens).sum::<usize>() as f64,
+            steps.iter().map(|s| s.output_tokens).sum::<usize>() as f64,
+        ),
+    };
     let good_in_window = completed().filter(|r| meets(r, slo)).count();
     let good = records.iter().filter(|r| meets(r, slo)).count();
     let infinite = traffic.plan.iter().all(|p| p.arrival.0 == 0.0) && traffic.kind == LoadMode::Open;
@@ -92,8 +99,8 @@ pub fn summarise(run: &Run, traffic: &Traffic<'_>, slo: &Slo) -> ServeResult {
         window_s: window.seconds(),
         offered_per_s: offered,
         served_per_s: per_s(served_in_window as f64),
-        prompt_tokens_per_s: per_s(steps.iter().map(|s| s.prompt_tokens).sum::<usize>() as f64),
-        output_tokens_per_s: per_s(steps.iter().map(|s| s.output_tokens).sum::<usize>() as f64),
+        prompt_tokens_per_s: per_s(prompt_tokens),
+        output_tokens_per_s: per_s(output_tokens),
         goodput_per_s: (!slo.clauses.is_empty()).then(|| per_s(good_in_window as f64)),
         goodput_share: (!slo.clauses.is_empty() && !records.is_empty())
             .then(|| good as f64 / records.len() as f64),
@@ -104,7 +111,7 @@ pub fn summarise(run: &Run, traffic: &Traffic<'_>, slo: &Slo) -> ServeResult {
         tpot_ns: Some(Quantiles::of(records.iter().map(tpot))),
         itl_ns: Some(Quantiles::of(gaps)),
         e2e_ns: Some(Quantiles::of(records.iter().map(|r| Some(e2e(r))))),
-        queue_ns: Some(Quantiles::of(records.iter().map(|r| Some(queue(r))))),
+        queue_ns: run.remote.is_none().then(|| Quantiles::of(records.iter().map(|r| Some(queue(r))))),
         injection_lag_ns: Quantiles::of(records.iter().map(|r| r.enqueued.map(|_| r.lag.0))),
         mean_running: window.mean(occupancy(run).map(|o| (o.from, o.until, o.running as f64))),
         mean_waiting: window.mean(occupancy(run).map(|o| (o.from, o.until, o.waiting as f64))),
@@ -178,6 +185,11 @@ impl Window {
     fn seconds(&self) -> f64 {
         (self.to - self.from).max(0.0) / 1e9
     }
+    /// Prompt tokens that a live server computed: those of requests whose first token came.
+    fn prompts(&self, run: &Run) -> f64 {
+        let came = run.records.iter().filter(|r| r.first_token.is_some_and(|t| self.holds(t.0)));
+        came.map(|r| r.prompt_tokens.saturating_sub(r.cached_tokens)).sum::<usize>() as f64
+    }
     fn holds(&self, moment: f64) -> bool {
         self.from < moment && moment <= self.to
     }
@@ -237,7 +249,7 @@ fn judge(records: &[Record], clause: Clause) -> ClauseResult {
 fn rejected(records: &[Record]) -> BTreeMap<String, usize> {
     let mut counts = BTreeMap::new();
     for record in records {
-        if let RequestOutcome::Rejected(_) = record.outcome {
+        if let RequestOutcome::Rejected(_) | RequestOutcome::Failed(_) = record.outcome {
             *counts.entry(record.outcome.name()).or_insert(0) += 1;
         }
     }

@@ -20,8 +20,22 @@ pub(super) fn overlap(a: (f64, f64), b: (f64, f64)) -> f64 {
     (a.1.min(b.1) - a.0.max(b.0)).max(0.0)
 }
 
-/// What ran and waited during the whole run.
+/// What ran and waited during the whole run. Of a live server's request only this is known: that it runs from its first token on.
 pub fn occupancy(run: &Run) -> impl Iterator<Item = Occupancy> {
+    let remote = run.records.iter().filter(|record| run.remote.is_some() && record.enqueued.is_some());
+    let remote = remote.flat_map(|record| {
+        let end = record.last_token.map_or(run.end, |last| last.0);
+        let first = record.first_token.map_or(end, |first| first.0);
+        [
+            Occupancy { from: record.arrival.0, until: first, running: 0, waiting: 1 },
+            Occupancy { from: first, until: end, running: 1, waiting: 0 },
+        ]
+    });
+    remote.chain(scheduled(run))
+}
+
+/// By the steps of our own scheduler.
+fn scheduled(run: &Run) -> impl Iterator<Item = Occupancy> {
     let steps = run.steps.iter().enumerate().flat_map(|(index, step)| {
         // Behind a step, until the next one begins, is who was not done.
         let next = run.steps.get(index + 1).map_or(run.end, |next| next.begin);
@@ -33,12 +47,13 @@ pub fn occupancy(run: &Run) -> impl Iterator<Item = Occupancy> {
         ]
     });
     // The scheduler knows of a request when the step after its arrival begins.
-    let unseen = run.records.iter().filter(|record| was_admitted(record)).map(|record| {
-        let queued = record.enqueued.unwrap_or(record.arrival).0;
-        let next = run.steps.partition_point(|step| step.begin < queued);
-        let seen = run.steps.get(next).map_or(run.end, |step| step.begin);
-        Occupancy { from: record.arrival.0, until: seen, running: 0, waiting: 1 }
-    });
+    let unseen =
+        run.records.iter().filter(|record| run.remote.is_none() && was_admitted(record)).map(|record| {
+            let queued = record.enqueued.unwrap_or(record.arrival).0;
+            let next = run.steps.partition_point(|step| step.begin < queued);
+            let seen = run.steps.get(next).map_or(run.end, |step| step.begin);
+            Occupancy { from: record.arrival.0, until: seen, running: 0, waiting: 1 }
+        });
     steps.chain(unseen)
 }
 
@@ -100,6 +115,7 @@ mod tests {
             time_limit: None,
             adapters: None,
             constrained: None,
+            is_remote: false,
         };
         let (plan, measured) = spec.plan().unwrap();
         let traffic = spec.traffic(&plan, measured, 1000, &[]);

@@ -10,7 +10,7 @@ use crate::clock::VirtualClock;
 use crate::executor::PredictedExecutor;
 use crate::sampler::Sampling;
 use crate::scheduler::{RejectReason, Scheduler};
-use crate::serving_loop::{Extension, LoadMode, Progress, Run, RunError, Traffic, run};
+use crate::serving_loop::{Extension, LoadMode, Progress, Record, Run, RunError, Traffic, run};
 use crate::step_model::StepModel;
 use crate::trace::Trace;
 use crate::workload::{PlannedRequest, Workload, ideal_hit_rate, plan_trace, splitmix64, without_sharing};
@@ -76,6 +76,8 @@ pub struct PointSpec {
     pub adapters: Option<AdapterMix>,
     /// Share of the requests whose outputs are constrained by the engine's grammar.
     pub constrained: Option<f64>,
+    /// Another program schedules the requests: a live server. The scheduler's settings above are then no limit of anything.
+    pub is_remote: bool,
 }
 
 impl PointSpec {
@@ -198,7 +200,9 @@ impl PointSpec {
     /// The hit rate of an infinite cache, over the requests that ran: rejected and unsent ones are never looked up.
     #[must_use]
     pub fn ideal_hit_rate(&self, plan: &[PlannedRequest], run: &Run) -> Option<f64> {
-        let ran = plan.iter().zip(&run.records).filter(|(_, record)| record.started.is_some());
+        let looked_up =
+            |record: &Record| record.started.is_some() || self.is_remote && record.first_token.is_some();
+        let ran = plan.iter().zip(&run.records).filter(|(_, record)| looked_up(record));
         let rate = || ideal_hit_rate(ran.map(|(planned, _)| planned), self.scheduler.block_size);
         self.scheduler.enable_prefix_caching.then(rate).flatten()
     }
@@ -258,7 +262,7 @@ impl PointSpec {
             cold: self.cold,
             mean_prompt_tokens: mean(&PlannedRequest::prompt_len),
             mean_output_tokens: mean(&|p| p.output_len),
-            scheduler: self.scheduler.clone(),
+            scheduler: (!self.is_remote).then(|| self.scheduler.clone()),
             ideal_hit_rate: None,
             result: None,
             not_run: None,
@@ -267,6 +271,7 @@ impl PointSpec {
             structured: None,
             drift: None,
             residuals: None,
+            live: None,
         }
     }
 }

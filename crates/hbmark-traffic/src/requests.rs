@@ -51,6 +51,7 @@ impl RequestOutcome {
                     serde_json::to_value(reason).ok().and_then(|value| value.as_str().map(str::to_owned));
                 name.unwrap_or_default()
             }
+            Self::Failed(failure) => failure.name(),
         }
     }
 }

@@ -24,7 +24,7 @@ use super::step_model::Mixture;
 use super::workload::PlannedRequest;
 use crate::executor::StepFailure;
 use hbmark_core::ledger::RaggedPart;
-use hbmark_core::result::serving::{SchedulerConfig, Slo};
+use hbmark_core::result::serving::{Failure, SchedulerConfig, Slo};
 use hbmark_core::units::Nanos;
 
 /// When a request is sent.
@@ -88,6 +88,8 @@ pub enum RequestOutcome {
     Unfinished,
     Served,
     Rejected(RejectReason),
+    /// A live server, or the way there, failed it.
+    Failed(Failure),
 }
 
 /// Times of one request, since the start of the run.
@@ -104,6 +106,8 @@ pub struct Record {
     pub last_token: Option<Nanos>,
     pub prompt_tokens: usize,
     pub output_tokens: usize,
+    /// Tokens that came at once with the first; no time per token is known of these.
+    pub first_tokens: usize,
     pub preemptions: usize,
     /// Time between being preempted and being scheduled again.
     pub preempted_wait: Nanos,
@@ -165,6 +169,86 @@ pub struct Run {
     pub outputs: Vec<Vec<u32>>,
     /// The plan ended before the last measured request finished: the load dropped towards the end.
     pub plan_exhausted: bool,
+    /// What a live server showed, which tells nothing of its steps and its queue.
+    pub remote: Option<RemoteTokens>,
+}
+
+/// Output tokens of a live server over time.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct RemoteTokens {
+    /// Output tokens by the millisecond since the start.
+    per_ms: Vec<u32>,
+}
+
+/// A moment beyond which tokens are counted together: four days.
+const LAST_MS: usize = 4 * 86_400_000;
+
+fn millisecond(at: f64) -> usize {
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "bounded on both sides")]
+    let ms = ((at / 1e6).max(0.0) as usize).min(LAST_MS);
+    ms
+}
+
+impl RemoteTokens {
+    /// Counts tokens that came at a moment.
+    pub fn count(&mut self, at: f64, tokens: u32) {
+        let ms = millisecond(at);
+        if self.per_ms.len() <= ms {
+            self.per_ms.resize(ms + 1, 0);
+        }
+        self.per_ms[ms] = self.per_ms[ms].saturating_add(tokens);
+    }
+
+    /// Tokens between two moments, to a millisecond.
+    #[must_use]
+    pub fn between(&self, from: f64, to: f64) -> u64 {
+        let (from, to) = (millisecond(from), millisecond(to).min(self.per_ms.len()));
+        self.per_ms.get(from..to).unwrap_or_default().iter().map(|tokens| u64::from(*tokens)).sum()
+    }
+}
+
+impl Record {
+    /// The record of a request that is to come.
+    #[must_use]
+    pub fn planned(request: &PlannedRequest) -> Self {
+        Self {
+            arrival: request.arrival,
+            enqueued: None,
+            lag: Nanos(0.0),
+            started: None,
+            first_token: None,
+            last_token: None,
+            prompt_tokens: request.prompt_len(),
+            output_tokens: 0,
+            first_tokens: 1,
+            preemptions: 0,
+            preempted_wait: Nanos(0.0),
+            cached_tokens: 0,
+            outcome: RequestOutcome::Unfinished,
+        }
+    }
+}
+
+impl Run {
+    /// Goes on with more measured requests where those so far decide nothing and more are allowed; how many of them are under way.
+    pub fn extend(&mut self, traffic: &Traffic<'_>, now: f64) -> Option<usize> {
+        self.end = now;
+        let Extension { max_requests, slo } = traffic.extension.as_ref()?;
+        loop {
+            let (Range { start, end }, plan) = (self.measured.clone(), traffic.plan.len());
+            let longer = (start + (2 * (end - start)).min(*max_requests)).min(plan);
+            if longer <= end || decided(self, traffic, slo) {
+                return None;
+            }
+            self.measured.end = longer;
+            // Some of them arrived and finished meanwhile.
+            let unfinished = |record: &&Record| record.outcome == RequestOutcome::Unfinished;
+            let left = self.records[end..longer].iter().filter(unfinished).count();
+            if left > 0 {
+                return Some(left);
+            }
+        }
+    }
 }
 
 /// The progress of a run.
@@ -258,7 +342,7 @@ pub fn run_with_scheduler(
         boundary: 0.0,
         preempted_at: vec![None; traffic.plan.len()],
         run: Run {
-            records: traffic.plan.iter().map(blank).collect(),
+            records: traffic.plan.iter().map(Record::planned).collect(),
             measured: traffic.measured.clone(),
             outputs: if traffic.keep_outputs { vec![Vec::new(); traffic.plan.len()] } else { Vec::new() },
             ..Run::default()
@@ -303,23 +387,6 @@ pub fn run_with_scheduler(
     server.run.cache = server.scheduler.cache_stats();
     observe(server.progress(server.run.end));
     Ok(server.run)
-}
-
-fn blank(request: &PlannedRequest) -> Record {
-    Record {
-        arrival: request.arrival,
-        enqueued: None,
-        lag: Nanos(0.0),
-        started: None,
-        first_token: None,
-        last_token: None,
-        prompt_tokens: request.prompt_len(),
-        output_tokens: 0,
-        preemptions: 0,
-        preempted_wait: Nanos(0.0),
-        cached_tokens: 0,
-        outcome: RequestOutcome::Unfinished,
-    }
 }
 
 /// The state of a run.
@@ -414,22 +481,10 @@ impl Server<'_, '_> {
         }
     }
 
-    /// Goes on with more measured requests where those so far decide nothing and more are allowed.
     fn extend(&mut self, now: f64) -> bool {
-        self.run.end = now;
-        let Some(Extension { max_requests, slo }) = &self.traffic.extension else { return false };
-        while self.left == 0 {
-            let (Range { start, end }, plan) = (self.run.measured.clone(), self.traffic.plan.len());
-            let longer = (start + (2 * (end - start)).min(*max_requests)).min(plan);
-            if longer <= end || decided(&self.run, self.traffic, slo) {
-                return false;
-            }
-            self.run.measured.end = longer;
-            // Some of them arrived and finished meanwhile.
-            let unfinished = |record: &&Record| record.outcome == RequestOutcome::Unfinished;
-            self.left = self.run.records[end..longer].iter().filter(unfinished).count();
-        }
-        true
+        let left = self.run.extend(self.traffic, now);
+        self.left = left.unwrap_or(0);
+        left.is_some()
     }
 
     fn finish_request(&mut self, key: usize, outcome: RequestOutcome, now: f64) {

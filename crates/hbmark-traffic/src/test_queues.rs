@@ -138,6 +138,7 @@ pub fn run(server: Server, rate: f64, measured: usize, seed: u64) -> Run {
             last_token: Some(ns(*end)),
             prompt_tokens: 1,
             output_tokens: 1,
+            first_tokens: 1,
             preemptions: 0,
             preempted_wait: Nanos(0.0),
             cached_tokens: 0,

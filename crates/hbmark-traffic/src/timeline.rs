@@ -17,7 +17,7 @@ fn short(value: f64) -> f64 {
 #[must_use]
 pub fn timeline(run: &Run, window: (f64, f64)) -> Option<Timeline> {
     let end = run.end;
-    if !(end.is_finite() && end > 0.0) || run.steps.is_empty() {
+    if !(end.is_finite() && end > 0.0) || run.steps.is_empty() && run.remote.is_none() {
         return None;
     }
     let span_ns = end / SPANS as f64;
@@ -40,6 +40,12 @@ pub fn timeline(run: &Run, window: (f64, f64)) -> Option<Timeline> {
         span.output_tokens += step.output_tokens;
         let longest = span.longest_step_ns.unwrap_or(0.0).max(step.end - step.begin);
         span.longest_step_ns = Some(longest);
+    }
+    if let Some(tokens) = &run.remote {
+        for (index, span) in spans.iter_mut().enumerate() {
+            let counted = tokens.between(index as f64 * span_ns, (index + 1) as f64 * span_ns);
+            span.output_tokens = usize::try_from(counted).unwrap_or(usize::MAX);
+        }
     }
     for span in &mut spans {
         for value in [&mut span.running, &mut span.waiting, &mut span.kv_use, &mut span.max_kv_use] {

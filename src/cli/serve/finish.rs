@@ -31,7 +31,7 @@ struct Ready {
     output: OutputArgs,
     config: ServeConfig,
     fail_on: Vec<FailOn>,
-    model: Rc<OpenModel>,
+    model: Option<Rc<OpenModel>>,
     arguments: Vec<OsString>,
     command: String,
     journal: Resumable<ServeJob>,
@@ -56,7 +56,7 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
     let handler = LocalEngine::new(&config, model.clone());
     let isolation = isolation.map(|worker| (worker, arguments));
     let (finished, journal) = benchmark::execute(isolation, handler, journal, |worker, progress| {
-        crate::serve::benchmark(worker, &config, &model, &command, progress)
+        crate::serve::benchmark(worker, &config, model.as_deref(), &command, progress)
     })?;
     let Finished { report, lost, ending } = match finished {
         Ok(finished) => finished,
@@ -96,13 +96,16 @@ fn judge(report: &ServeReport, fail_on: &[FailOn]) -> Outcome {
 
 /// A virtual clock: nothing to isolate, and quickly repeated.
 fn simulate(Asked { serving, config, .. }: &Asked<'_>) -> anyhow::Result<Outcome> {
-    let model = Rc::new(serving.open()?);
-    model.storage(config.dtype)?;
+    let model = serving.open()?;
+    if let Some(model) = &model {
+        model.storage(config.dtype)?;
+    }
     // Kept until the result is saved.
     let _lock = config.out.as_deref().map(lock_folder).transpose()?;
     let mut worker = InProcess::new(LocalEngine::new(config, model.clone()));
     let mut progress = Progress::new();
-    let finished = crate::serve::benchmark(&mut worker, config, &model, &command_line(), &mut progress);
+    let finished =
+        crate::serve::benchmark(&mut worker, config, model.as_deref(), &command_line(), &mut progress);
     progress.finish();
     let report = finished?.report;
     conclude(&report, &serving.output)??;
@@ -120,7 +123,7 @@ fn ready(
     let own = |path: &Path| path.starts_with("/dev") || path.starts_with("/proc/self");
     let isolated = !worker.no_isolation && !serving.files().chain(workload.map(Path::new)).any(own);
     let config = ServeConfig { out: output.out.clone(), ..config };
-    let model = Rc::new(serving.open()?);
+    let model = serving.open()?;
     Ok(Ready {
         fail_on: serving.fail_on.clone(),
         isolation: isolated.then_some(worker),
@@ -139,7 +142,7 @@ fn start(asked: Asked<'_>) -> anyhow::Result<Ready> {
     let mut ready = ready(asked, worker, output, (std::env::args_os().skip(1).collect(), command_line()))?;
     if let Some(folder) = &ready.config.out {
         prepare_folder(folder, 0)?;
-        let plan = plan(&ready.config, &ready.model, ready.arguments.clone());
+        let plan = plan(&ready.config, ready.model.as_deref(), ready.arguments.clone());
         let header = Header::new(&ready.command, plan)?;
         ready.journal = Some((Journal::create(folder, &header)?, Vec::new()));
     }
@@ -153,7 +156,7 @@ fn resume(given: &ServingArgs, folder: &Path) -> anyhow::Result<Ready> {
     let output = OutputArgs { out: Some(folder.to_owned()), ..given.output.clone() };
     let asked = parse(&was.arguments)?;
     let mut ready = ready(asked.asked()?, given.worker, output, (was.arguments.clone(), command))?;
-    let is = plan(&ready.config, &ready.model, was.arguments);
+    let is = plan(&ready.config, ready.model.as_deref(), was.arguments);
     for (key, was) in was.config.iter().filter(|(key, _)| *key != "out") {
         let is = is.config.get(key).map_or_else(String::new, ToString::to_string);
         journal::same(folder, key, &was.to_string(), &is)?;
@@ -166,9 +169,13 @@ fn resume(given: &ServingArgs, folder: &Path) -> anyhow::Result<Ready> {
     Ok(ready)
 }
 
-fn plan(config: &ServeConfig, model: &OpenModel, arguments: Vec<OsString>) -> ServePlan {
-    let dtype = config.dtype.unwrap_or_else(|| engine::default_dtype(&config.engine, model, config.device));
-    let model_hash = hbmark_core::model::model_hash(&model.architecture, &model.inventory(dtype));
+fn plan(config: &ServeConfig, model: Option<&OpenModel>, arguments: Vec<OsString>) -> ServePlan {
+    let hash = |model: &OpenModel| {
+        let default = || engine::default_dtype(&config.engine, model, config.device);
+        let dtype = config.dtype.unwrap_or_else(default);
+        hbmark_core::model::model_hash(&model.architecture, &model.inventory(dtype))
+    };
+    let model_hash = model.map(hash).unwrap_or_default();
     let config: BTreeMap<_, _> = as_map(config);
     ServePlan { arguments, config, model_hash }
 }
@@ -225,5 +232,5 @@ fn handler(arguments: &[OsString]) -> anyhow::Result<LocalEngine> {
     let args = parse(arguments)?;
     let Asked { serving, config, .. } = args.asked()?;
     crate::engine::threads::limit(config.threads);
-    Ok(LocalEngine::new(&config, Rc::new(serving.open()?)))
+    Ok(LocalEngine::new(&config, serving.open()?))
 }

@@ -9,6 +9,7 @@ use std::str::FromStr;
 use clap::{ArgAction, Args};
 
 use super::lora::LoraArgs;
+use super::server::ServerArgs;
 use crate::cli::benchmark::WorkerArgs;
 use crate::cli::shared_args::{DeviceArgs, ModelArgs, OutputArgs, parse_dtypes};
 use crate::run::config::{self, ConfigError};
@@ -241,6 +242,8 @@ pub(super) struct ServingArgs {
     #[command(flatten)]
     lora: LoraArgs,
     #[command(flatten)]
+    pub server: ServerArgs,
+    #[command(flatten)]
     pub clock: VirtualArgs,
     /// Do not time the engine's steps first, and predict nothing.
     #[arg(long, help_heading = None)]
@@ -260,12 +263,17 @@ impl ServingArgs {
         [&self.trace, &self.sampling.tokenizer].into_iter().flatten().map(PathBuf::as_path)
     }
 
-    pub fn open(&self) -> anyhow::Result<OpenModel> {
-        if self.clock.simulate {
-            let ModelArgs { model, revision, .. } = &self.engine.model;
-            return Ok(weights::open_shape(model, revision.as_deref())?);
-        }
-        self.engine.open()
+    /// The model; of a live server only its shape, and only where it is given.
+    pub fn open(&self) -> anyhow::Result<Option<Rc<OpenModel>>> {
+        let ModelArgs { model, revision, .. } = &self.engine.model;
+        let shape = || weights::open_shape(model, revision.as_deref());
+        let opened = match &self.server.url {
+            Some(_) if self.engine.model.is_default() => return Ok(None),
+            Some(_) => shape()?,
+            None if self.clock.simulate => shape()?,
+            None => self.engine.open()?,
+        };
+        Ok(Some(Rc::new(opened)))
     }
 
     /// How many requests are measured, and how many at most.
@@ -301,6 +309,7 @@ impl ServingArgs {
             dtype: engine.dtype,
             threads: engine.threads(),
             virtual_source: self.clock.source()?,
+            server: self.server.config(None),
             source,
             offered,
             arrivals: Arrivals::Poisson,
@@ -332,7 +341,7 @@ impl ServingArgs {
             slo: Slo::default(),
             time_limit_s: self.time_limit.map(Nanos::seconds),
             mode,
-            predict: !self.no_predict && !self.clock.simulate,
+            predict: !self.no_predict && !self.clock.simulate && self.server.url.is_none(),
             tokenizer: sampling.tokenizer.clone(),
             lora: self.lora.config()?,
             structured: sampling
@@ -419,11 +428,11 @@ pub(super) struct LoadArgs {
     /// Requests per second, or `inf`: all at once [default: 1; for a trace, as recorded].
     #[arg(long, visible_alias = "request-rate", value_parser = rate, allow_negative_numbers = true, help_heading = "Load")]
     pub rate: Option<Offered>,
-    /// Closed loop with this many concurrent requests.
+    /// Closed loop with this many concurrent requests; with --rate and --url, an open loop with no more in flight, whose wait counts.
     #[arg(
         long,
         visible_alias = "max-concurrency",
-        conflicts_with_all = ["rate", "burst"],
+        conflicts_with_all = ["burst"],
         value_parser = within(1..=1_000_000_usize),
         help_heading = "Load"
     )]
@@ -441,7 +450,18 @@ impl LoadArgs {
         let requests = self.duration.map(|span| self.requests(span)).transpose()?;
         let slo = self.slo.clone().unwrap_or_default();
         let mut config = self.workload.of(self.serving.config(mode, requests, &slo)?)?;
-        config.offered = self.concurrency.map(Offered::Concurrency).or(self.rate).unwrap_or(config.offered);
+        config.offered = match (self.rate, self.concurrency, &mut config.server) {
+            (Some(rate), Some(cap), Some(server)) => {
+                server.cap = Some(cap);
+                rate
+            }
+            (Some(_), Some(_), None) => anyhow::bail!(
+                "--rate beside --concurrency caps the requests in flight to a live server (--url); otherwise give one of them"
+            ),
+            (rate, concurrency, _) => {
+                concurrency.map(Offered::Concurrency).or(rate).unwrap_or(config.offered)
+            }
+        };
         config.slo = slo;
         Ok(config)
     }

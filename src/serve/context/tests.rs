@@ -117,7 +117,7 @@ impl Played {
 }
 
 fn serve_by(worker: &mut dyn Worker<ServeJob>) -> Result<Finished, ServeError> {
-    benchmark(worker, &config(), &model(), "hbmark serve", &mut NoopObserver)
+    benchmark(worker, &config(), Some(&model()), "hbmark serve", &mut NoopObserver)
 }
 
 /// A message as a line.

@@ -6,12 +6,15 @@ mod cold;
 mod evidence;
 mod extras;
 mod latency;
+mod live;
 mod matrix;
 mod point;
+mod probe;
 mod requests;
 mod residuals;
 mod scheduler;
 mod search;
+mod server_metrics;
 mod slo;
 mod timeline;
 
@@ -32,12 +35,21 @@ pub use latency::{
     Breakdown, ClauseResult, Gate, GateName, Infinite, LEVELS, Level, MIN_REQUESTS, Quantiles, Quantity,
     ServeResult, Validity,
 };
+pub use live::{Dialect, Failure, LiveResult, ServerIdentity, StampSource, TokenEvidence};
 pub use matrix::{Row, RowVerdict};
 pub use point::{Offered, Point, StructuredCost};
+pub use probe::{
+    Asked, ClockCheck, Clue, DialectEvidence, Outcome, Probe, ProbedAddress, ProbedMetrics, Question,
+    ServedModel,
+};
 pub use requests::Requests;
 pub use residuals::{Residual, Residuals};
 pub use scheduler::{Policy, SchedulerConfig, SettingOutOfRange};
 pub use search::{Attempt, Search, SearchStage};
+pub use server_metrics::{
+    BusySteps, FetchFailure, FetchFailures, GaugeOverTime, SeenSeries, ServerConfiguration, ServerMean,
+    ServerMetrics, ServerSpeculation, Signal, StepBasis, Unknown, UnknownSignal,
+};
 pub use slo::{Clause, Slo, SloError, SloMetric, parse_span};
 pub use timeline::{SPANS, Span, Timeline};
 
@@ -57,6 +69,8 @@ pub enum ServeKind {
     ServeVirtual,
     /// Launches of a process, up to their first tokens.
     ServeCold,
+    /// Measured against a live server, over HTTP.
+    ServeLive,
 }
 
 /// What was sent.
@@ -77,8 +91,12 @@ pub struct ServeReport {
     pub hypothesis: Option<String>,
     pub environment: Environment,
     pub config: BTreeMap<String, serde_json::Value>,
-    pub model: ModelSummary,
-    pub dtype: Dtype,
+    /// Null for a live server whose model was not given.
+    pub model: Option<ModelSummary>,
+    pub dtype: Option<Dtype>,
+    /// The live server that was measured.
+    #[serde(default)]
+    pub server: Option<ServerIdentity>,
     pub capabilities: Option<Capabilities>,
     pub datasheet: Option<DeviceSpec>,
     pub ceilings: Option<Ceilings>,
@@ -96,6 +114,15 @@ pub struct ServeReport {
     #[serde(default)]
     pub structured: Option<StructuredSummary>,
     pub warnings: Vec<String>,
+}
+
+impl ServeReport {
+    /// The model's name.
+    #[must_use]
+    pub fn model_name(&self) -> &str {
+        let served = || self.server.as_ref().map(|server| server.model.as_str());
+        self.model.as_ref().map(|model| model.name.as_str()).or_else(served).unwrap_or("unknown model")
+    }
 }
 
 /// The JSON Schema of a serving result.

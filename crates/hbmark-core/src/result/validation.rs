@@ -56,7 +56,7 @@ fn model(model: &ModelSummary) -> Result<(), ReportError> {
 
 /// The same of a serving result.
 pub(crate) fn check_serving(report: &ServeReport) -> Result<(), ReportError> {
-    model(&report.model)?;
+    report.model.as_ref().map_or(Ok(()), model)?;
     no_more_than(&[
         ("the number of points", report.points.len(), MAX_POINTS),
         ("the number of warnings", report.warnings.len(), MAX_ROWS),

@@ -105,7 +105,7 @@ pub struct Capacity {
     pub cost_per_million_output_tokens: Option<f64>,
     pub cost_per_accepted_request: Option<f64>,
     /// Share of the KV pool that stays free at the context and concurrency of the question; negative where it does not fit.
-    pub kv_headroom: f64,
+    pub kv_headroom: Option<f64>,
     pub lines: Vec<ArithmeticLine>,
     pub tried: Vec<TriedRate>,
     pub breaks_first: String,
@@ -172,7 +172,7 @@ pub fn capacity(report: &ServeReport, question: &Question) -> Result<Capacity, C
         (None, None) => "nothing that was tried broke".to_owned(),
     };
     Ok(Capacity {
-        model: report.model.name.clone(),
+        model: report.model_name().to_owned(),
         machine: machine(report),
         predicted: report.kind == ServeKind::ServeVirtual,
         question: question.clone(),
@@ -205,6 +205,11 @@ fn nearness(accepted: &Accepted<'_>, slo: &Slo) -> Vec<LimitUsage> {
             Some(LimitUsage { what: clause.to_string(), used: value / clause.limit_ns, detail })
         })
         .collect();
+    // Of a live server neither is known.
+    let Some(knobs) = &point.scheduler else {
+        near.sort_by(|a, b| b.used.total_cmp(&a.used));
+        return near;
+    };
     near.push(LimitUsage {
         what: "KV blocks".into(),
         used: result.max_kv_use,
@@ -214,7 +219,7 @@ fn nearness(accepted: &Accepted<'_>, slo: &Slo) -> Vec<LimitUsage> {
             result.preemptions
         ),
     });
-    let seats = point.scheduler.max_num_seqs.max(1) as f64;
+    let seats = knobs.max_num_seqs.max(1) as f64;
     near.push(LimitUsage {
         what: "sequences at once".into(),
         used: result.mean_running / seats,
@@ -318,11 +323,13 @@ fn caveats(
             "no headroom: one instance that fails or restarts, or one burst, breaks the objectives".into(),
         );
     }
-    let knobs = &point.scheduler;
-    if question.context.is_some_and(|c| c > knobs.max_model_len as u64) {
-        all.push(format!("the instance takes contexts of at most {} positions", knobs.max_model_len));
+    let context = point.scheduler.as_ref().map(|knobs| knobs.max_model_len);
+    let context = context.or_else(|| report.server.as_ref()?.max_model_len);
+    if let Some(most) = context.filter(|most| question.context.is_some_and(|c| c > *most as u64)) {
+        all.push(format!("the instance takes contexts of at most {most} positions"));
     }
-    if question.concurrency.is_some_and(|c| c > knobs.max_num_seqs as u64) {
+    let knobs = point.scheduler.as_ref();
+    if let Some(knobs) = knobs.filter(|k| question.concurrency.is_some_and(|c| c > k.max_num_seqs as u64)) {
         all.push(format!(
             "the instance runs at most {} sequences at once; the others wait",
             knobs.max_num_seqs

@@ -373,10 +373,18 @@ pub fn of_serving(report: &ServeReport) -> Checklist {
             true,
             reported(version, "no version was kept", "run with this version of hbmark"),
         ),
-        ask("storage of weights named", true, (Passed, format!("{} weights", report.dtype), "")),
+        ask(
+            "storage of weights named",
+            true,
+            reported(
+                report.dtype.map(|dtype| format!("{dtype} weights")),
+                "not named",
+                "name them with --model and --dtype",
+            ),
+        ),
     ];
     let checks = load_checks(report).into_iter().chain(named_checks).collect();
-    Checklist::new(format!("{} · {}", report.model.name, counted(report.points.len(), "point")), checks)
+    Checklist::new(format!("{} · {}", report.model_name(), counted(report.points.len(), "point")), checks)
 }
 
 /// The questions about the load and its points.

@@ -412,12 +412,13 @@ fn kv_pressure(_: &ServeReport, point: &Point, result: &ServeResult) -> Option<S
     let share = evidence.preempted_requests as f64 / result.measured.max(1) as f64;
     // A pool without room for one more, beside a batch with room: it is blocks that requests wait for.
     let tokens = point.mean_prompt_tokens + point.mean_output_tokens;
-    let one_more = tokens / point.scheduler.block_size as f64 / point.scheduler.num_blocks as f64;
+    let knobs = point.scheduler.as_ref()?;
+    let one_more = tokens / knobs.block_size as f64 / knobs.num_blocks as f64;
     let full = (1.0 - one_more).max(0.0);
     let waits = result.mean_waiting >= 1.0
         && result.max_kv_use >= full
         && result.mean_kv_use >= FULL * full
-        && result.mean_running < FULL_BATCH * point.scheduler.max_num_seqs as f64;
+        && result.mean_running < FULL_BATCH * knobs.max_num_seqs as f64;
     (share >= PREEMPTED || waits).then(|| {
         format!(
             "{} of {} requests were preempted, {:.1} % of their time was spent waiting to go on; the pool of {} blocks was {:.0} % full on \
@@ -425,7 +426,7 @@ fn kv_pressure(_: &ServeReport, point: &Point, result: &ServeResult) -> Option<S
             evidence.preempted_requests,
             result.measured,
             evidence.preempted_share * 100.0,
-            point.scheduler.num_blocks,
+            knobs.num_blocks,
             result.mean_kv_use * 100.0,
             result.max_kv_use * 100.0
         )
@@ -502,13 +503,13 @@ fn long_prompts(_: &ServeReport, point: &Point, result: &ServeResult) -> Option<
     if !enough || beside < BLOCKED * alone || long.share_in_long_steps < IN_LONG_STEPS {
         return None;
     }
-    let chunked = if point.scheduler.enable_chunked_prefill {
-        format!(
+    let chunked = match &point.scheduler {
+        Some(knobs) if knobs.enable_chunked_prefill => format!(
             "chunked prefill is on with {} tokens a step: a smaller --max-num-batched-tokens, or priorities, let short ones pass",
-            point.scheduler.max_num_batched_tokens
-        )
-    } else {
-        "chunked prefill is off: turn it on".to_owned()
+            knobs.max_num_batched_tokens
+        ),
+        Some(_) => "chunked prefill is off: turn it on".to_owned(),
+        None => "see that the server has chunked prefill on".to_owned(),
     };
     Some(format!(
         "TTFT p50 of short requests is {} where a prompt of {} tokens or more was computed meanwhile ({} of them) and {} where not ({}); {:.0} % \
@@ -526,13 +527,21 @@ fn saturated(_: &ServeReport, point: &Point, result: &ServeResult) -> Option<Str
     if result.validity != Validity::Saturated || point.offered == Offered::AtOnce {
         return None;
     }
-    let batch = point.scheduler.max_num_seqs;
-    let full = if result.mean_running <= 0.0 {
-        "no step ended while they came, so that this point says nothing of the engine's speed".to_owned()
-    } else if result.mean_running >= FULL_BATCH * batch as f64 {
-        format!("the batch is full: {:.1} of {batch} sequences ran", result.mean_running)
-    } else {
-        format!("{:.1} of {batch} sequences ran: the engine's own speed is the limit", result.mean_running)
+    let running = result.mean_running;
+    let full = match &point.scheduler {
+        _ if running <= 0.0 => {
+            "no step ended while they came, so that this point says nothing of the engine's speed".to_owned()
+        }
+        Some(knobs) if running >= FULL_BATCH * knobs.max_num_seqs as f64 => {
+            format!("the batch is full: {running:.1} of {} sequences ran", knobs.max_num_seqs)
+        }
+        Some(knobs) => {
+            format!(
+                "{running:.1} of {} sequences ran: the engine's own speed is the limit",
+                knobs.max_num_seqs
+            )
+        }
+        None => format!("{running:.1} sequences gave tokens at a time on average"),
     };
     let offered = result
         .offered_per_s

@@ -8,6 +8,7 @@ mod findings;
 mod foreign;
 mod glossary;
 mod headline;
+mod probe;
 mod provenance;
 pub mod record;
 pub(super) mod run;

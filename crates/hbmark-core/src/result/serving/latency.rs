@@ -172,6 +172,10 @@ pub enum GateName {
     /// The system is not saturated.
     #[serde(alias = "keeps up")]
     KeepsUp,
+    /// The client read what a live server sent as soon as it came.
+    ClientDelay,
+    /// The client had a processor to itself.
+    ClientProcessor,
 }
 
 impl fmt::Display for GateName {
@@ -185,6 +189,8 @@ impl fmt::Display for GateName {
             Self::Engine => "engine",
             Self::Outputs => "outputs",
             Self::KeepsUp => "keeps up",
+            Self::ClientDelay => "client delay",
+            Self::ClientProcessor => "client processor",
         })
     }
 }

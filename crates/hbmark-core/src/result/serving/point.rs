@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use super::adapters::AdapterCost;
 use super::arrivals::Arrivals;
 use super::latency::ServeResult;
+use super::live::LiveResult;
 use super::residuals::Residuals;
 use super::scheduler::SchedulerConfig;
 use crate::result::Cause;
@@ -53,7 +54,8 @@ pub struct Point {
     pub cold: bool,
     pub mean_prompt_tokens: f64,
     pub mean_output_tokens: f64,
-    pub scheduler: SchedulerConfig,
+    /// Null for a live server, which has its own.
+    pub scheduler: Option<SchedulerConfig>,
     /// Of an infinite cache.
     pub ideal_hit_rate: Option<f64>,
     /// Null for a point that was not run, for the given reason.
@@ -71,4 +73,7 @@ pub struct Point {
     /// The steps of the run against the model of them that the prediction goes by.
     #[serde(default)]
     pub residuals: Option<Residuals>,
+    /// Of a live server.
+    #[serde(default)]
+    pub live: Option<LiveResult>,
 }

@@ -231,10 +231,10 @@ pub(super) fn kv_memory(
     report: &ServeReport,
     question: &Question,
     accepted: &Accepted<'_>,
-) -> f64 {
+) -> Option<f64> {
     sums.part = "KV memory";
     let (point, result) = accepted.longest();
-    let knobs = &point.scheduler;
+    let (knobs, model) = (point.scheduler.as_ref()?, report.model.as_ref()?);
     let (blocks, size) = (knobs.num_blocks as f64, knobs.block_size as f64);
     let context = question.context.map_or(point.mean_prompt_tokens + point.mean_output_tokens, |c| c as f64);
     let concurrency = question.concurrency.map_or(result.mean_running, |c| c as f64);
@@ -275,9 +275,9 @@ pub(super) fn kv_memory(
         fit,
         number(fit),
     );
-    let architecture = &report.model.architecture;
+    let architecture = &model.architecture;
     // Quantised weights keep their KV cache in 16 bits.
-    let kv = if matches!(report.dtype, Dtype::F32 | Dtype::F16) { report.dtype } else { Dtype::Bf16 };
+    let kv = report.dtype.filter(|dtype| matches!(dtype, Dtype::F32 | Dtype::F16)).unwrap_or(Dtype::Bf16);
     let position = Ledger::new(architecture, &architecture.inventory(Dtype::Bf16), kv).kv_bytes_per_token();
     let bytes = needed * size * position.as_f64();
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a positive count of bytes")]
@@ -289,5 +289,5 @@ pub(super) fn kv_memory(
         bytes,
         shown.to_string(),
     );
-    headroom
+    Some(headroom)
 }

@@ -11,9 +11,10 @@ fn swept() -> ServeReport {
     for (point, rate) in report.points.iter_mut().zip([2.0, 8.0, 64.0, 128.0]) {
         point.mean_prompt_tokens = 1000.0;
         point.mean_output_tokens = 100.0;
-        point.scheduler.num_blocks = 1000;
-        point.scheduler.block_size = 16;
-        point.scheduler.max_num_seqs = 256;
+        let knobs = point.scheduler.as_mut().unwrap();
+        knobs.num_blocks = 1000;
+        knobs.block_size = 16;
+        knobs.max_num_seqs = 256;
         let Some(result) = &mut point.result else { continue };
         result.offered_per_s = Some(rate);
         result.goodput_share = Some(0.9);
@@ -127,17 +128,17 @@ fn with_token_prices_the_cost_is_split_as_they_are() {
 fn kv_memory_is_counted_in_whole_blocks() {
     let found = capacity(&swept(), &question()).unwrap();
     // 100 positions in blocks of 16 are 7 blocks; 100 sequences 700 of 1,000.
-    near(found.kv_headroom, 0.3);
+    near(found.kv_headroom.unwrap(), 0.3);
     near(line(&found, "sequences that fit").value, 142.0);
     // Llama-3.1-8B: 32 layers of 8 heads of 128, K and V, in two bytes.
     near(line(&found, "KV bytes needed").value, 700.0 * 16.0 * 131_072.0);
     let tight = Question { concurrency: Some(200), context: Some(200_000), ..question() };
     let tight = capacity(&swept(), &tight).unwrap();
-    assert!(tight.kv_headroom < 0.0 && line(&tight, "KV headroom").result.contains("does NOT fit"));
+    assert!(tight.kv_headroom.unwrap() < 0.0 && line(&tight, "KV headroom").result.contains("does NOT fit"));
     assert!(tight.caveats.iter().any(|c| c.contains("contexts of at most")), "{:?}", tight.caveats);
     let own = capacity(&swept(), &Question { context: None, concurrency: None, ..question() }).unwrap();
     // 1,100 positions are 69 blocks; 64 sequences ran.
-    near(own.kv_headroom, 1.0 - 69.0 * 64.0 / 1000.0);
+    near(own.kv_headroom.unwrap(), 1.0 - 69.0 * 64.0 / 1000.0);
 }
 
 #[test]

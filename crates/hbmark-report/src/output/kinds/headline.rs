@@ -30,8 +30,12 @@ pub fn serving_title(report: &ServeReport) -> String {
     } else {
         "serving benchmark"
     };
-    let clock = if report.kind == ServeKind::ServeVirtual { " on a virtual clock" } else { "" };
-    format!("{}: {kind}{clock}", report.model.name)
+    let clock = match report.kind {
+        ServeKind::ServeVirtual => " on a virtual clock",
+        ServeKind::ServeLive => " of a live server",
+        _ => "",
+    };
+    format!("{}: {kind}{clock}", report.model_name())
 }
 
 fn figure(name: &str, value: String, note: String) -> Figure {

@@ -13,19 +13,20 @@ pub fn rerun(
     command: &str,
     environment: &Environment,
     config: &BTreeMap<String, serde_json::Value>,
-    model: &ModelSummary,
+    model: Option<&ModelSummary>,
     more: impl IntoIterator<Item = Block>,
 ) {
     let build = &environment.build;
     let revision = build.git_revision.as_deref().unwrap_or("unknown");
     page.anchored("reproduce", "To run it again");
     page.blocks.push(Block::Shell(command.to_owned()));
-    let made = format!("hbmark {} at revision {revision}, model hash {}", build.version, model.hash);
+    let hash = model.map(|model| format!(", model hash {}", model.hash)).unwrap_or_default();
+    let made = format!("hbmark {} at revision {revision}{hash}", build.version);
     page.lines([Line::plain(made)]);
     let config = config.iter().map(|(key, value)| (key.clone(), plain_value(value)));
     page.blocks.push(pairs("Configuration", config));
     page.blocks.extend(more);
-    page.blocks.push(pairs("Model", flat(model)));
+    page.blocks.extend(model.map(|model| pairs("Model", flat(model))));
 }
 
 /// The machine, the build and the engines; `more` is folded away with them.

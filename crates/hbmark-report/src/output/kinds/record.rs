@@ -109,7 +109,7 @@ fn remarks_of_a_person(note: Option<&String>, hypothesis: Option<&String>) -> Ve
 /// The record of a serving result.
 #[must_use]
 pub fn of_serving(report: &ServeReport, planned: Option<&Capacity>) -> Document {
-    let mut page = Page::new(format!("Decision record: serving {}", report.model.name));
+    let mut page = Page::new(format!("Decision record: serving {}", report.model_name()));
     page.section("Target", serving_target(report, planned));
     let accepted = accepted(report, planned);
     page.section("Accepted", accepted_lines(report, accepted, planned));
@@ -119,7 +119,7 @@ pub fn of_serving(report: &ServeReport, planned: Option<&Capacity>) -> Document 
         && let Some(result) = &point.result
     {
         page.0.heading(format!("Percentiles of {}", point.label));
-        page.0.table(latencies("", result));
+        page.0.table(latencies("", result, point.live.as_ref()));
     }
     if let Some(planned) = planned {
         let cost = planned.lines.iter().filter(|l| l.part != "KV memory");
@@ -135,13 +135,12 @@ pub fn of_serving(report: &ServeReport, planned: Option<&Capacity>) -> Document 
     page.section("Why it ended there", serving_end(report));
     let seeds: Vec<String> = report.points.iter().map(|p| p.seed.to_string()).collect();
     let mut facts = facts(&report.environment);
-    facts.insert(
-        0,
-        format!(
-            "model {} ({}), hash {}, {}",
-            report.model.name, report.model.source, report.model.hash, report.dtype
-        ),
-    );
+    let served = report.server.iter().map(|server| format!("server {} ({})", server.url, server.model));
+    let model = report.model.iter().map(|model| {
+        let dtype = report.dtype.map(|dtype| format!(", {dtype}")).unwrap_or_default();
+        format!("model {} ({}), hash {}{dtype}", model.name, model.source, model.hash)
+    });
+    facts.splice(0..0, model.chain(served));
     facts.push(format!("workload: {} ({})", report.workload.name, report.workload.source));
     if !seeds.is_empty() {
         facts.push(format!("seeds: {}", seeds.join(", ")));

@@ -7,12 +7,12 @@ use crate::analysis::explain_serving;
 use crate::output::document::{Column, Document, Line, Value, measured, numbers, words};
 use crate::output::metrics::{SERVING, Shown, Unit};
 use crate::output::{Kind, OutputError};
-use hbmark_core::result::Limits;
 use hbmark_core::result::cause::joined;
 use hbmark_core::result::serving::{
-    Breakdown, ColdPhase, ColdStart, GateName, Offered, Point, Quantiles, Quantity, Residual, RowVerdict,
-    Search, ServeKind, ServeReport, ServeResult, Validity,
+    Breakdown, ColdPhase, ColdStart, GateName, LiveResult, Offered, Point, Quantiles, Quantity, Residual,
+    RowVerdict, Search, ServeKind, ServeReport, ServeResult, Validity,
 };
+use hbmark_core::result::{Limits, ModelSummary};
 use hbmark_core::units::Nanos;
 
 impl Kind for ServeReport {
@@ -26,7 +26,7 @@ impl Kind for ServeReport {
             (None, [point]) => {
                 document.lines(point_lines(point).into_iter().map(Line::plain));
                 if let Some(result) = &point.result {
-                    document.table(latencies(&point.label, result));
+                    document.table(latencies(&point.label, result, point.live.as_ref()));
                 }
             }
             (None, points) => document.table(curve(points)),
@@ -57,7 +57,10 @@ impl Kind for ServeReport {
 /// The points side by side, without empty columns.
 #[must_use]
 pub fn curve(points: &[Point]) -> Vec<Column> {
-    let shown = SERVING.iter().filter(|metric| metric.shown == Shown::Table);
+    // Of a live server's steps and pool nothing is seen.
+    let live = points.iter().any(|point| point.live.is_some());
+    let unseen = |key: &str| live && matches!(key, "mean_batch" | "mean_kv_use" | "preemptions");
+    let shown = SERVING.iter().filter(|metric| metric.shown == Shown::Table && !unseen(metric.key));
     let mut columns = vec![words("point", points.iter().map(|point| point.label.clone()))];
     let measured = shown.map(|metric| metric.column(points.iter().map(|p| p.result.as_ref())).each_alone());
     columns.extend(measured.filter(|column| !column.is_empty()));
@@ -88,8 +91,8 @@ fn sheet(points: &[Point]) -> Vec<Column> {
 
 /// The latencies of one point, under its name.
 #[must_use]
-pub fn latencies(name: &str, result: &ServeResult) -> Vec<Column> {
-    let all: [(&str, Option<&Quantiles>); 6] = [
+pub fn latencies(name: &str, result: &ServeResult, live: Option<&LiveResult>) -> Vec<Column> {
+    let mut all = vec![
         ("TTFT", result.ttft_ns.as_ref()),
         ("TPOT", result.tpot_ns.as_ref()),
         ("ITL", result.itl_ns.as_ref()),
@@ -97,6 +100,10 @@ pub fn latencies(name: &str, result: &ServeResult) -> Vec<Column> {
         ("queue", result.queue_ns.as_ref()),
         ("injection lag", Some(&result.injection_lag_ns)),
     ];
+    if let Some(live) = live {
+        all.retain(|(name, _)| *name != "queue");
+        all.extend(live::rows(live));
+    }
     let column = |title: &str, unit: Unit, of: &dyn Fn(&Quantiles) -> Value| {
         measured(title, unit, all.iter().map(|(_, q)| q.map_or(Value::Word("not reported"), of)))
     };
@@ -308,8 +315,8 @@ pub fn remarks(point: &Point) -> Vec<String> {
 
 /// The lines above all tables.
 pub fn head(report: &ServeReport) -> Vec<String> {
-    let model = &report.model;
     let engine = match (&report.capabilities, &report.datasheet) {
+        _ if report.server.is_some() => String::new(),
         (Some(c), _) => {
             format!("{} engine on {} ({:?} batches)", c.engine, c.device, c.ragged).to_lowercase()
         }
@@ -319,21 +326,22 @@ pub fn head(report: &ServeReport) -> Vec<String> {
         }
         (None, None) => "VIRTUAL: nothing was measured".to_owned(),
     };
-    let mut lines = vec![
+    let of_model = |model: &ModelSummary| {
+        let dtype = report.dtype.map(|dtype| format!(" · {dtype}")).unwrap_or_default();
         format!(
-            "{} · {} · {} · {:.3} B parameters",
+            "{} · {}{dtype} · {:.3} B parameters",
             model.name,
             model.source,
-            report.dtype,
             model.parameters as f64 / 1e9
-        ),
-        engine,
-    ];
+        )
+    };
+    let mut lines: Vec<String> = report.model.iter().map(of_model).collect();
+    lines.extend(report.server.iter().map(live::server));
+    lines.extend((!engine.is_empty()).then_some(engine));
     lines.extend(report.step_model.iter().map(|model| format!("step time model: {model}")));
     lines.extend(adapters_and_grammar::head(report));
     lines.push(format!("workload: {} ({})", report.workload.name, report.workload.source));
-    if let Some(point) = report.points.first() {
-        let s = &point.scheduler;
+    if let Some(s) = report.points.first().and_then(|point| point.scheduler.as_ref()) {
         lines.push(format!(
             "{} sequences and {} tokens a step · {} KV blocks of {} · prefix caching {} · chunked prefill {} · {}",
             s.max_num_seqs,
@@ -353,6 +361,22 @@ pub fn head(report: &ServeReport) -> Vec<String> {
 /// One point in full, but for its tables.
 pub fn point_lines(point: &Point) -> Vec<String> {
     let Some(r) = &point.result else { return Vec::new() };
+    let system = match &point.live {
+        Some(_) => format!(
+            "{:.1} receiving, {:.1} waiting for their first token on average",
+            r.mean_running, r.mean_waiting
+        ),
+        None => format!(
+            "running {:.1}, waiting {:.1} on average · {:.1} sequences and {:.1} tokens a step · KV {:.1} % (most {:.1} %) · {} preemptions",
+            r.mean_running,
+            r.mean_waiting,
+            r.mean_batch,
+            r.mean_step_tokens,
+            r.mean_kv_use * 100.0,
+            r.max_kv_use * 100.0,
+            r.preemptions
+        ),
+    };
     let mut lines = vec![
         format!(
             "{} · {} measured after {} warm-up, {} behind them · prompts {:.0} and outputs {:.0} tokens on average",
@@ -374,18 +398,12 @@ pub fn point_lines(point: &Point) -> Vec<String> {
                 r.goodput_share.unwrap_or_default() * 100.0
             ))
         ),
-        format!(
-            "running {:.1}, waiting {:.1} on average · {:.1} sequences and {:.1} tokens a step · KV {:.1} % (most {:.1} %) · {} preemptions",
-            r.mean_running,
-            r.mean_waiting,
-            r.mean_batch,
-            r.mean_step_tokens,
-            r.mean_kv_use * 100.0,
-            r.max_kv_use * 100.0,
-            r.preemptions
-        ),
-        breakdown_line(&r.breakdown),
+        system,
     ];
+    match &point.live {
+        Some(live) => lines.extend(live::lines(live, r)),
+        None => lines.push(breakdown_line(&r.breakdown)),
+    }
     lines.extend(r.gates.iter().map(|g| format!("gate {}: {}: {}", g.name, verdict(g.passed), g.detail)));
     lines
 }
@@ -463,8 +481,11 @@ pub fn matrix_lines(row: &RowVerdict) -> String {
     format!("{}: expected {}; {verdict}: {}", row.title, row.hypothesis, row.seen)
 }
 
+pub use live::named as dialect;
+
 mod adapters_and_grammar;
 mod latency_vs_load;
+mod live;
 pub mod page;
 mod percentiles;
 mod timeline;

@@ -35,9 +35,9 @@ pub(super) fn hostile_findings() -> Vec<Finding> {
 pub(super) fn hostile() -> ServeReport {
     let mut report = sweep();
     let text = || HOSTILE.to_owned();
-    report.model.name = text();
-    report.model.source = text();
-    report.model.hash = text();
+    report.model.as_mut().unwrap().name = text();
+    report.model.as_mut().unwrap().source = text();
+    report.model.as_mut().unwrap().hash = text();
     report.command = text();
     report.note = Some(text());
     report.hypothesis = Some(text());

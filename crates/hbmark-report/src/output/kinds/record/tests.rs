@@ -69,7 +69,7 @@ fn a_comparison_is_recorded_with_what_was_decided() {
 #[test]
 fn what_strangers_wrote_stays_text() {
     let mut hostile = sweep();
-    hostile.model.name = "# <img src=x> | `x`\n\n## fake".into();
+    hostile.model.as_mut().unwrap().name = "# <img src=x> | `x`\n\n## fake".into();
     hostile.command = "hbmark\n~~~~~~\n# fake".into();
     let text = markdown(&of_serving(&hostile, None));
     assert!(

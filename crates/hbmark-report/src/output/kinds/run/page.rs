@@ -55,7 +55,7 @@ pub fn page(report: &Report, externals: &[External]) -> Document {
         &report.command,
         &report.environment,
         &report.config,
-        &report.model,
+        Some(&report.model),
         protocol,
     );
     provenance::environment(

@@ -38,13 +38,17 @@ pub fn page(report: &ServeReport, found: &[Finding]) -> Document {
         page.blocks.push(percentiles::plot(&drawn));
         page.anchored("timeline", "The run over time");
         page.blocks.push(timeline::plot(&drawn));
-        page.anchored("breakdown", "Where the time of the loop goes");
-        page.blocks.push(times::breakdown(&drawn));
+        if report.server.is_none() {
+            page.anchored("breakdown", "Where the time of the loop goes");
+            page.blocks.push(times::breakdown(&drawn));
+        }
         page.anchored("points", "Every point");
         page.table(curve(&report.points));
+        client(&mut page, &drawn);
         gates(&mut page, report);
     }
-    let scheduler = report.points.first().map(|point| pairs("Scheduler", flat(&point.scheduler)));
+    let scheduler =
+        report.points.first().and_then(|p| p.scheduler.as_ref()).map(|s| pairs("Scheduler", flat(s)));
     let seeds = || {
         let columns = vec![
             words("point", report.points.iter().map(|p| p.label.clone())),
@@ -53,7 +57,14 @@ pub fn page(report: &ServeReport, found: &[Finding]) -> Document {
         Block::Fold { title: "Seeds".to_owned(), blocks: vec![Block::Table(columns.into())] }
     };
     let more = scheduler.into_iter().flat_map(|scheduler| [scheduler, seeds()]);
-    provenance::rerun(&mut page, &report.command, &report.environment, &report.config, &report.model, more);
+    provenance::rerun(
+        &mut page,
+        &report.command,
+        &report.environment,
+        &report.config,
+        report.model.as_ref(),
+        more,
+    );
     provenance::environment(
         &mut page,
         &report.environment,
@@ -62,6 +73,21 @@ pub fn page(report: &ServeReport, found: &[Finding]) -> Document {
         &report.capabilities,
     );
     page
+}
+
+/// What the client saw beside the latencies of a live server.
+fn client(page: &mut Document, points: &[&Point]) {
+    let seen = |p: &&Point| Some((p.label.clone(), p.live.clone()?, p.result.clone()?));
+    let seen: Vec<_> = points.iter().filter_map(seen).collect();
+    if !seen.is_empty() {
+        page.anchored("client", "What the client saw");
+        let lines = seen.iter().flat_map(|(label, live, result)| {
+            super::live::lines(live, result)
+                .into_iter()
+                .map(move |line| Line::plain(format!("{label}: {line}")))
+        });
+        page.lines(lines);
+    }
 }
 
 /// The points that are drawn in full: all of a few; of many the last that held, the first that did not, and the ends.

@@ -1,0 +1,351 @@
+//! The body of a request, as the bytes that are sent.
+//!
+//! Enters: what one request asks for, and the server's endpoint. Leaves: JSON in a buffer that is used again. The same request gives the
+//! same bytes on every machine: fields come in a fixed order, so that two servers can be shown to have got the same.
+//!
+//! What the endpoint has no words for is an error before anything is sent: a server that ignores a field would measure something else.
+
+use serde::Serialize;
+use serde_json::{Map, Value};
+
+use hbmark_core::result::serving::TokenEvidence;
+
+use super::dialect::{self, Api, Backend, Endpoint, Knob, Template};
+
+/// What one request asks for.
+#[derive(Debug, Clone, Copy)]
+pub struct RequestSpec<'a> {
+    pub model: &'a str,
+    pub prompt: Prompt<'a>,
+    /// The most tokens of the answer.
+    pub max_tokens: u32,
+    /// The answer is exactly that long: the end of the sequence is ignored.
+    pub forced_length: bool,
+    /// How the tokens shall be counted. The tokenizer and the events need nothing from the server, and ask for nothing.
+    pub evidence: TokenEvidence,
+    pub sampling: Sampling,
+    pub cache: Cache<'a>,
+    /// A LoRA adapter, by its name at the server.
+    pub lora: Option<&'a str>,
+    pub structure: Option<Structure<'a>>,
+    /// Fields in the server's own words. They replace ours of the same name, objects are merged, and null takes a field away.
+    pub extra: Option<&'a Map<String, Value>>,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub enum Prompt<'a> {
+    Ids(&'a [u32]),
+    /// For a chat it becomes one message of the user.
+    Text(&'a str),
+    Messages(&'a [Message<'a>]),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Message<'a> {
+    /// `system`, `user` or `assistant`.
+    pub role: &'a str,
+    pub content: &'a str,
+}
+
+/// What is absent is left to the server: its default, or that of the model's files.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Sampling {
+    pub temperature: Option<f64>,
+    pub top_p: Option<f64>,
+    pub top_k: Option<i32>,
+    pub min_p: Option<f64>,
+    pub seed: Option<u32>,
+}
+
+/// What a request may take from the server's prefix cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Cache<'a> {
+    /// Whatever is there.
+    #[default]
+    Shared,
+    /// What requests with the same salt left.
+    Salt(&'a str),
+    /// Nothing.
+    Off,
+}
+
+/// What the answer must look like.
+#[derive(Debug, Clone, Copy)]
+pub enum Structure<'a> {
+    JsonSchema(&'a Value),
+    Regex(&'a str),
+    /// EBNF for vLLM, SGLang and TensorRT-LLM, GBNF for llama.cpp.
+    Grammar(&'a str),
+    Choice(&'a [String]),
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum BodyError {
+    #[error(
+        "the {api} API of {dialect} has no field for {what}: leave it out, choose another API, or give the field itself as extra body"
+    )]
+    Unsupported { dialect: &'static str, api: Api, what: &'static str },
+    #[error("{what} is {value}: it must be a finite number")]
+    NotFinite { what: &'static str, value: f64 },
+    #[error("the body of a request cannot be written: {0}")]
+    Json(#[from] serde_json::Error),
+}
+
+impl<'a> RequestSpec<'a> {
+    /// A request for up to so many tokens, with everything else left to the server.
+    #[must_use]
+    pub fn new(model: &'a str, prompt: Prompt<'a>, max_tokens: u32) -> Self {
+        Self {
+            model,
+            prompt,
+            max_tokens,
+            forced_length: false,
+            evidence: TokenEvidence::Events,
+            sampling: Sampling::default(),
+            cache: Cache::Shared,
+            lora: None,
+            structure: None,
+            extra: None,
+        }
+    }
+}
+
+/// Writes the body of a request in place of what `into` holds.
+///
+/// # Errors
+/// [`BodyError`]: what the API cannot express, and numbers that JSON cannot.
+pub fn write(backend: Backend, spec: &RequestSpec<'_>, into: &mut Vec<u8>) -> Result<(), BodyError> {
+    into.clear();
+    let endpoint = dialect::server(backend.dialect).endpoint(backend.api);
+    let prompt = PromptField::of(backend.api, spec.prompt);
+    let mut body = Body { backend, endpoint, into, is_first: true };
+    let Some(extra) = spec.extra else {
+        return body.write(spec, prompt.knob, &prompt);
+    };
+    // A prompt can be long: it is put where it belongs at the end, without a turn through a tree.
+    body.write(spec, prompt.knob, &())?;
+    let mut fields: Map<String, Value> = serde_json::from_slice(into)?;
+    merge(&mut fields, extra);
+    into.clear();
+    let mut open = b'{';
+    for (name, value) in &fields {
+        into.push(open);
+        open = b',';
+        serde_json::to_writer(&mut *into, name)?;
+        into.push(b':');
+        // The merge leaves no null but ours.
+        if value.is_null() {
+            serde_json::to_writer(&mut *into, &prompt)?;
+        } else {
+            serde_json::to_writer(&mut *into, value)?;
+        }
+    }
+    into.extend_from_slice(if fields.is_empty() { b"{}" } else { b"}" });
+    Ok(())
+}
+
+/// A prompt as the API takes it.
+struct PromptField<'a> {
+    knob: Knob,
+    prompt: Prompt<'a>,
+}
+
+impl<'a> PromptField<'a> {
+    fn of(api: Api, prompt: Prompt<'a>) -> Self {
+        let knob = match (prompt, api) {
+            (Prompt::Ids(_), _) => Knob::Ids,
+            (Prompt::Text(_), Api::Completions) => Knob::Text,
+            (Prompt::Text(_), Api::Chat) | (Prompt::Messages(_), _) => Knob::Messages,
+        };
+        Self { knob, prompt }
+    }
+}
+
+impl Serialize for PromptField<'_> {
+    fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        match self.prompt {
+            Prompt::Ids(ids) => ids.serialize(to),
+            Prompt::Messages(messages) => messages.serialize(to),
+            Prompt::Text(content) if self.knob == Knob::Messages => {
+                [Message { role: "user", content }].serialize(to)
+            }
+            Prompt::Text(text) => text.serialize(to),
+        }
+    }
+}
+
+/// A body that is being written.
+struct Body<'w> {
+    backend: Backend,
+    endpoint: &'static Endpoint,
+    into: &'w mut Vec<u8>,
+    /// Nothing stands before the next field of this object.
+    is_first: bool,
+}
+
+impl Body<'_> {
+    fn write(
+        &mut self,
+        spec: &RequestSpec<'_>,
+        prompt_knob: Knob,
+        prompt: &impl Serialize,
+    ) -> Result<(), BodyError> {
+        self.into.push(b'{');
+        // An adapter that is asked for as a model stands in the base model's place.
+        let as_model = |template: Template| template.starts_with("\"model\":");
+        let is_model = spec.lora.is_some() && self.endpoint.template(Knob::Lora).is_some_and(as_model);
+        if let Some(adapter) = spec.lora.filter(|_| is_model) {
+            self.field(Knob::Lora, &adapter)?;
+        } else if let Some(template) = self.endpoint.template(Knob::Model) {
+            self.expand(template, &spec.model)?;
+        }
+        self.field(prompt_knob, prompt)?;
+        if let Some(name) = self.endpoint.inside {
+            self.separate();
+            serde_json::to_writer(&mut *self.into, name)?;
+            self.into.extend_from_slice(b":{");
+            self.is_first = true;
+        }
+        if let Some(template) = self.endpoint.template(Knob::Stream) {
+            self.expand(template, &())?;
+        }
+        self.length_and_evidence(spec)?;
+        self.sampling(spec.sampling)?;
+        match spec.cache {
+            Cache::Shared => {}
+            Cache::Salt(salt) => self.field(Knob::CacheSalt, &salt)?,
+            Cache::Off => self.field(Knob::CacheOff, &())?,
+        }
+        if let Some(adapter) = spec.lora.filter(|_| !is_model) {
+            self.field(Knob::Lora, &adapter)?;
+        }
+        match spec.structure {
+            None => {}
+            Some(Structure::JsonSchema(schema)) => self.field(Knob::JsonSchema, schema)?,
+            Some(Structure::Regex(regex)) => self.field(Knob::Regex, &regex)?,
+            Some(Structure::Grammar(grammar)) => self.field(Knob::Grammar, &grammar)?,
+            Some(Structure::Choice(texts)) => self.field(Knob::Choice, &texts)?,
+        }
+        self.into.extend_from_slice(if self.endpoint.inside.is_some() { b"}}" } else { b"}" });
+        Ok(())
+    }
+
+    fn length_and_evidence(&mut self, spec: &RequestSpec<'_>) -> Result<(), BodyError> {
+        self.field(Knob::MaxTokens, &spec.max_tokens)?;
+        if spec.forced_length {
+            self.field(Knob::ForcedLength, &spec.max_tokens)?;
+        }
+        if matches!(spec.evidence, TokenEvidence::Tokenizer | TokenEvidence::Events) {
+            return Ok(());
+        }
+        let asked = self.endpoint.evidence.iter().find(|(evidence, _)| *evidence == spec.evidence);
+        let (_, template) = asked.ok_or_else(|| self.unsupported(evidence_name(spec.evidence)))?;
+        self.expand(template, &())
+    }
+
+    fn sampling(&mut self, sampling: Sampling) -> Result<(), BodyError> {
+        let finite = |what: &'static str, value: Option<f64>| match value {
+            Some(value) if !value.is_finite() => Err(BodyError::NotFinite { what, value }),
+            value => Ok(value),
+        };
+        if let Some(temperature) = finite("the temperature", sampling.temperature)? {
+            let greedy = self.endpoint.template(Knob::Greedy).filter(|_| temperature <= 0.0);
+            match greedy {
+                Some(template) => self.expand(template, &())?,
+                None => self.field(Knob::Temperature, &temperature)?,
+            }
+        }
+        if let Some(top_p) = finite("top-p", sampling.top_p)? {
+            self.field(Knob::TopP, &top_p)?;
+        }
+        if let Some(top_k) = sampling.top_k {
+            self.field(Knob::TopK, &top_k)?;
+        }
+        if let Some(min_p) = finite("min-p", sampling.min_p)? {
+            self.field(Knob::MinP, &min_p)?;
+        }
+        if let Some(seed) = sampling.seed {
+            self.field(Knob::Seed, &seed)?;
+        }
+        Ok(())
+    }
+
+    fn field(&mut self, knob: Knob, value: &impl Serialize) -> Result<(), BodyError> {
+        let template = self.endpoint.template(knob).ok_or_else(|| self.unsupported(name(knob)))?;
+        self.expand(template, value)
+    }
+
+    fn expand(&mut self, template: Template, value: &impl Serialize) -> Result<(), BodyError> {
+        self.separate();
+        let mut pieces = template.split('$');
+        self.into.extend_from_slice(pieces.next().unwrap_or_default().as_bytes());
+        for piece in pieces {
+            serde_json::to_writer(&mut *self.into, value)?;
+            self.into.extend_from_slice(piece.as_bytes());
+        }
+        Ok(())
+    }
+
+    fn separate(&mut self) {
+        if !self.is_first {
+            self.into.push(b',');
+        }
+        self.is_first = false;
+    }
+
+    fn unsupported(&self, what: &'static str) -> BodyError {
+        BodyError::Unsupported {
+            dialect: dialect::server(self.backend.dialect).name,
+            api: self.backend.api,
+            what,
+        }
+    }
+}
+
+/// Merges as RFC 7396 says.
+fn merge(into: &mut Map<String, Value>, from: &Map<String, Value>) {
+    for (name, value) in from {
+        match (into.get_mut(name), value) {
+            (_, Value::Null) => drop(into.shift_remove(name)),
+            (Some(Value::Object(ours)), Value::Object(theirs)) => merge(ours, theirs),
+            _ => drop(into.insert(name.clone(), value.clone())),
+        }
+    }
+}
+
+fn name(knob: Knob) -> &'static str {
+    match knob {
+        Knob::Model => "a model",
+        Knob::Ids => "a prompt of token ids",
+        Knob::Text => "a prompt of text",
+        Knob::Messages => "messages",
+        Knob::Stream => "streaming",
+        Knob::MaxTokens => "a number of tokens",
+        Knob::ForcedLength => "going on after the end of the sequence",
+        Knob::Temperature | Knob::Greedy => "a temperature",
+        Knob::TopP => "top-p",
+        Knob::TopK => "top-k",
+        Knob::MinP => "min-p",
+        Knob::Seed => "a seed",
+        Knob::CacheSalt => "a salt of the prefix cache",
+        Knob::CacheOff => "a request without the prefix cache",
+        Knob::Lora => "a LoRA adapter",
+        Knob::JsonSchema => "a JSON schema",
+        Knob::Regex => "a regular expression",
+        Knob::Grammar => "a grammar",
+        Knob::Choice => "a choice of texts",
+    }
+}
+
+fn evidence_name(evidence: TokenEvidence) -> &'static str {
+    match evidence {
+        TokenEvidence::ContinuousUsage => "a running count of tokens",
+        TokenEvidence::TokenIds => "token ids in the answer",
+        TokenEvidence::Logprobs => "log probabilities",
+        TokenEvidence::FinalUsage => "a final count of tokens",
+        TokenEvidence::Tokenizer | TokenEvidence::Events => "nothing",
+    }
+}
+
+#[cfg(test)]
+mod tests;

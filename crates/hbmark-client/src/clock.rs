@@ -1,0 +1,112 @@
+//! Time on this machine: one monotonic clock, and the kernel's receive stamps brought onto it.
+//!
+//! Enters: nothing. Leaves: nanoseconds of `CLOCK_MONOTONIC`. The kernel stamps packets by `CLOCK_REALTIME`; the offset between both is read
+//! again every second, and a step of the real-time clock is noticed, counted and not believed.
+
+use rustix::time::{ClockId, clock_gettime};
+
+/// A moment or a span, in nanoseconds of `CLOCK_MONOTONIC`.
+pub type Moment = u64;
+
+/// How often the offset is read again.
+const REFRESH: u64 = 1_000_000_000;
+/// An offset that moves by more than this between two readings is a step, not drift.
+const MAX_DRIFT: i64 = 2_000_000;
+/// A stamp that lies further ahead of the present than this is not of this clock.
+const MAX_AHEAD: i64 = 1_000_000;
+
+fn read(clock: ClockId) -> u64 {
+    let time = clock_gettime(clock);
+    let whole = |part: i64| u64::try_from(part).unwrap_or(0);
+    whole(time.tv_sec) * 1_000_000_000 + whole(time.tv_nsec)
+}
+
+/// The present.
+#[must_use]
+pub fn now() -> Moment {
+    read(ClockId::Monotonic)
+}
+
+/// `CLOCK_REALTIME` minus `CLOCK_MONOTONIC`, from the tightest of a few readings.
+fn offset() -> i64 {
+    let one = || {
+        let before = now();
+        let real = read(ClockId::Realtime);
+        let after = now();
+        (after - before, real.cast_signed() - before.midpoint(after).cast_signed())
+    };
+    (0..4).map(|_| one()).min_by_key(|(took, _)| *took).map_or(0, |(_, offset)| offset)
+}
+
+/// Brings stamps of `CLOCK_REALTIME` onto `CLOCK_MONOTONIC`.
+#[derive(Debug, Clone)]
+pub struct RealTime {
+    offset: i64,
+    read_at: Moment,
+    /// How often the real-time clock was stepped.
+    steps: usize,
+}
+
+impl Default for RealTime {
+    fn default() -> Self {
+        Self { offset: offset(), read_at: now(), steps: 0 }
+    }
+}
+
+impl RealTime {
+    /// The moment of a stamp; `None` where the clock was stepped since it was made.
+    pub fn moment(&mut self, stamp: u64, present: Moment) -> Option<Moment> {
+        if present.saturating_sub(self.read_at) > REFRESH {
+            self.refresh(offset(), present);
+        }
+        let moment = stamp.cast_signed() - self.offset;
+        let ahead = moment - present.cast_signed();
+        if ahead > MAX_AHEAD {
+            self.refresh(offset(), present);
+            return None;
+        }
+        // An offset is read with an error of a fraction of a microsecond.
+        u64::try_from(moment).ok().map(|moment| moment.min(present))
+    }
+
+    fn refresh(&mut self, offset: i64, present: Moment) {
+        if (offset - self.offset).abs() > MAX_DRIFT {
+            self.steps += 1;
+        }
+        (self.offset, self.read_at) = (offset, present);
+    }
+
+    /// How often the real-time clock was stepped.
+    #[must_use]
+    pub fn steps(&self) -> usize {
+        self.steps
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stamp_of_now_is_now() {
+        let mut real = RealTime::default();
+        let before = now();
+        let stamp = read(ClockId::Realtime);
+        let after = now();
+        let moment = real.moment(stamp, after).unwrap();
+        assert!(moment + 1_000_000 >= before && moment <= after, "{before} {moment} {after}");
+    }
+
+    #[test]
+    fn a_step_of_the_clock_is_counted_and_its_stamps_are_not_used() {
+        let mut real = RealTime::default();
+        let present = now();
+        let stamp = (present.cast_signed() + real.offset).cast_unsigned();
+        assert_eq!(real.moment(stamp, present), Some(present));
+        assert_eq!(real.moment(stamp + 5_000_000_000, present), None, "five seconds ahead of the present");
+        real.refresh(real.offset + 5_000_000_000, present);
+        assert_eq!(real.steps(), 1);
+        real.refresh(real.offset + 1_000, present);
+        assert_eq!(real.steps(), 1, "drift is no step");
+    }
+}

@@ -1,0 +1,122 @@
+//! A connection: bytes that wait in either direction, and how far its answer is.
+
+use std::io::{self, Read, Write};
+use std::sync::Arc;
+use std::time::Duration;
+
+use mio::net::TcpStream;
+
+use super::answer::Step;
+use super::http::Reader;
+use super::stream::Streaming;
+use super::{nanos, now_ns};
+
+const MOST_PIPELINED_BYTES: usize = 128 << 20;
+
+#[derive(Debug)]
+pub(super) enum Work {
+    /// Waits for a request.
+    Idle,
+    Steps(Following),
+    Stream(Box<Streaming>),
+}
+
+/// How far a list of steps has been followed.
+#[derive(Debug)]
+pub(super) struct Following {
+    pub(super) steps: Arc<[Step]>,
+    pub(super) next: usize,
+    /// Within a step of pieces.
+    pub(super) offset: usize,
+    pub(super) until_ns: u64,
+    /// Of the log.
+    pub(super) request: usize,
+}
+
+impl Following {
+    pub(super) fn new(steps: Arc<[Step]>, request: usize) -> Self {
+        Self { steps, next: 0, offset: 0, until_ns: 0, request }
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Connection {
+    pub(super) stream: TcpStream,
+    pub(super) number: u64,
+    pub(super) reader: Reader,
+    /// Bytes may be there to read.
+    pub(super) readable: bool,
+    read_due_ns: u64,
+    pub(super) unsent: Vec<u8>,
+    flushed: usize,
+    pub(super) work: Work,
+    pub(super) keep_alive: bool,
+}
+
+/// Why a connection is given up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum End {
+    Close,
+    Reset,
+}
+
+impl Connection {
+    pub(super) fn new(stream: TcpStream, number: u64) -> Self {
+        Self {
+            stream,
+            number,
+            reader: Reader::default(),
+            readable: false,
+            read_due_ns: 0,
+            unsent: Vec::new(),
+            flushed: 0,
+            work: Work::Idle,
+            keep_alive: true,
+        }
+    }
+    /// Hands these bytes to the kernel; what it does not take goes with the next [`Self::flush`].
+    pub(super) fn write(&mut self, bytes: &[u8]) -> Result<(), End> {
+        self.unsent.extend_from_slice(bytes);
+        self.flush().map(|_| ())
+    }
+    /// Whether nothing is left to send.
+    pub(super) fn flush(&mut self) -> Result<bool, End> {
+        while self.flushed < self.unsent.len() {
+            match self.stream.write(&self.unsent[self.flushed..]) {
+                Ok(written) => self.flushed += written,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+                Err(_) => return Err(End::Close),
+            }
+        }
+        self.unsent.clear();
+        self.flushed = 0;
+        Ok(true)
+    }
+    /// Reads what is there, or the next small piece of it. Says when to read again.
+    pub(super) fn fill(
+        &mut self,
+        scratch: &mut [u8],
+        slow: Option<(usize, Duration)>,
+    ) -> Result<Option<u64>, End> {
+        let most = slow.map_or(scratch.len(), |(bytes, _)| bytes.clamp(1, scratch.len()));
+        while self.readable {
+            if slow.is_some() && now_ns() < self.read_due_ns {
+                return Ok(None);
+            }
+            match self.stream.read(&mut scratch[..most]) {
+                Ok(0) => return Err(End::Close),
+                Ok(read) => self.reader.input.extend_from_slice(&scratch[..read]),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.readable = false,
+                Err(_) => return Err(End::Close),
+            }
+            if self.reader.input.len() > MOST_PIPELINED_BYTES {
+                return Err(End::Reset);
+            }
+            if let Some((_, pause)) = slow {
+                self.read_due_ns = now_ns().saturating_add(nanos(pause));
+                return Ok(self.readable.then_some(self.read_due_ns));
+            }
+        }
+        Ok(None)
+    }
+}

@@ -1,0 +1,357 @@
+//! One point of load against a live server: from what was asked to a result.
+//!
+//! Enters: a [`Server`] and a [`PointSpec`]. Leaves: a [`Point`], with the client's own error in it. A sweep and a search are lists of points,
+//! and know nothing of servers.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::rc::Rc;
+use std::time::Duration;
+
+use serde_json::{Map, Value};
+use sha2::{Digest, Sha256};
+
+use crate::body::{self, BodyError, Cache, Prompt, RequestSpec, Sampling};
+use crate::dialect::{self, Backend, Knob};
+use crate::event::Finish;
+use crate::exchange::Exchange;
+use crate::metrics::scraper::{Scraper, Source};
+use crate::run::{Bodies, Job, Limits, LiveRun, run};
+use crate::target::Endpoint;
+use crate::thinned::Thinned;
+use hbmark_core::result::serving::{
+    GateName, LiveResult, Point, Quantiles, Quantity, ServeResult, ServerIdentity, StampSource,
+};
+use hbmark_traffic::latency::summarise;
+use hbmark_traffic::point::{PlanError, PointSpec};
+use hbmark_traffic::serving_loop::{Progress, RequestOutcome, Run, Traffic};
+use hbmark_traffic::workload::PlannedRequest;
+
+/// Largest p99 of the client's delay: this, or this share of the median gap between tokens, whichever is more.
+const DELAY_FLOOR_NS: f64 = 1e6;
+const DELAY_SHARE: f64 = 0.1;
+/// Largest share of a processor that the client may use and wait for: beyond it, it is the client that is measured.
+const PROCESSOR_SHARE: f64 = 0.9;
+
+/// A server and how it is asked.
+#[derive(Debug, Clone)]
+pub struct Server {
+    pub endpoint: Endpoint,
+    pub backend: Backend,
+    pub identity: ServerIdentity,
+    pub limits: Limits,
+    /// Most requests in flight, in an open loop.
+    pub cap: Option<usize>,
+    pub prompts: Prompts,
+    /// Separates the prefix cache of these requests from that of others, where the server can.
+    pub salt: Option<String>,
+    pub extra: Option<Map<String, Value>>,
+    /// Where the server's counters are, and how often they are read.
+    pub metrics: Option<(String, Duration)>,
+}
+
+/// Makes a text of token ids.
+pub type Decode = Rc<dyn Fn(&[u32]) -> String>;
+
+/// What prompts are made of.
+#[derive(Clone)]
+pub struct Prompts {
+    /// The ids that prompts are drawn from.
+    pub vocabulary: Vec<u32>,
+    /// Makes a text of them, for a server that takes no ids.
+    pub decode: Option<Decode>,
+}
+
+impl std::fmt::Debug for Prompts {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let kind = if self.decode.is_some() { "text" } else { "ids" };
+        write!(f, "Prompts({kind} of {} tokens)", self.vocabulary.len())
+    }
+}
+
+/// Words that are one token in the vocabularies of most models.
+const WORDS: [&str; 32] = [
+    " time", " people", " water", " first", " world", " house", " small", " large", " point", " light",
+    " number", " system", " group", " story", " night", " right", " place", " year", " work", " part",
+    " school", " state", " family", " student", " country", " problem", " hand", " money", " book", " word",
+    " game", " line",
+];
+
+impl Prompts {
+    /// Token ids of a vocabulary of this size, without those at its beginning, many of which have a meaning of their own.
+    #[must_use]
+    pub fn ids(vocabulary: usize) -> Self {
+        let first = if vocabulary > 4_000 { 1_000 } else { 8.min(vocabulary / 2) };
+        let end = vocabulary.min(20_000);
+        let ids = (first..end).filter_map(|id| u32::try_from(id).ok());
+        Self { vocabulary: ids.collect(), decode: None }
+    }
+
+    /// Common words: about as many tokens as words, whatever the tokenizer is.
+    #[must_use]
+    pub fn words() -> Self {
+        let text = |ids: &[u32]| ids.iter().map(|id| WORDS[*id as usize % WORDS.len()]).collect();
+        Self { vocabulary: (0..32).collect(), decode: Some(Rc::new(text)) }
+    }
+}
+
+/// Why a point could not be measured at all.
+#[derive(Debug, thiserror::Error)]
+pub enum MeasureError {
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    #[error(transparent)]
+    Body(#[from] BodyError),
+    #[error("this system has no room for the client's event queue, timer or thread: {0}")]
+    System(#[from] io::Error),
+}
+
+/// The bodies of a plan.
+struct PlannedBodies<'a> {
+    server: &'a Server,
+    traffic: &'a Traffic<'a>,
+    sampling: Sampling,
+    forced: bool,
+    scratch: Vec<u8>,
+    hash: Sha256,
+    failure: Option<BodyError>,
+}
+
+impl PlannedBodies<'_> {
+    fn body(&mut self, planned: &PlannedRequest) -> Result<(), BodyError> {
+        let server = self.server;
+        let endpoint = dialect::server(server.backend.dialect).endpoint(server.backend.api);
+        let ids = self.traffic.prompt(planned);
+        let text = server.prompts.decode.as_ref().map(|decode| decode(&ids));
+        let prompt = text.as_deref().map_or(Prompt::Ids(&ids), Prompt::Text);
+        let spec = RequestSpec {
+            forced_length: self.forced,
+            evidence: endpoint.default_evidence(),
+            sampling: self.sampling,
+            cache: server.salt.as_deref().map_or(Cache::Shared, Cache::Salt),
+            extra: server.extra.as_ref(),
+            ..RequestSpec::new(
+                &server.identity.model,
+                prompt,
+                u32::try_from(planned.output_len).unwrap_or(u32::MAX),
+            )
+        };
+        body::write(server.backend, &spec, &mut self.scratch)
+    }
+}
+
+impl Bodies for PlannedBodies<'_> {
+    fn write(&mut self, key: usize, into: &mut Vec<u8>) {
+        match self.body(&self.traffic.plan[key]) {
+            Ok(()) => {
+                self.hash.update(&self.scratch);
+                into.extend_from_slice(&self.scratch);
+            }
+            Err(error) => self.failure = Some(error),
+        }
+    }
+}
+
+impl Server {
+    /// Measures a point.
+    ///
+    /// # Errors
+    /// When the point cannot be asked for at all. Requests that fail are results.
+    pub fn measure(
+        &self,
+        spec: &PointSpec,
+        observe: &mut dyn FnMut(Progress),
+    ) -> Result<Point, MeasureError> {
+        let (plan, measured) = spec.plan()?;
+        spec.check(&plan, measured.len())?;
+        let mut point = spec.without_result(&plan, &measured);
+        let mut traffic = spec.traffic(&plan, measured, self.prompts.vocabulary.len().max(1), &[]);
+        traffic.prompt_vocab.clone_from(&self.prompts.vocabulary);
+        let endpoint = dialect::server(self.backend.dialect).endpoint(self.backend.api);
+        let forced = !spec.stop_at_eos && endpoint.has(Knob::ForcedLength);
+        if !forced {
+            // The server ends outputs where it will.
+            traffic.stop_tokens = vec![u32::MAX];
+        }
+        let mut bodies = PlannedBodies {
+            server: self,
+            traffic: &traffic,
+            sampling: Sampling {
+                temperature: Some(f64::from(spec.sampling.temperature)),
+                top_p: (spec.sampling.top_p < 1.0).then(|| f64::from(spec.sampling.top_p)),
+                top_k: i32::try_from(spec.sampling.top_k).ok().filter(|k| *k > 0),
+                ..Sampling::default()
+            },
+            forced,
+            scratch: Vec::new(),
+            hash: Sha256::new(),
+            failure: None,
+        };
+        // A request that cannot be written is found out before anything is sent.
+        if let Some(first) = plan.first() {
+            bodies.body(first)?;
+        }
+        let scraper = self
+            .metrics
+            .as_ref()
+            .map(|(page, interval)| Scraper::start(Source::new(&self.endpoint.target, page), *interval));
+        let scraper = scraper.transpose()?;
+        let job = Job {
+            endpoint: &self.endpoint,
+            path: endpoint.path,
+            traffic: &traffic,
+            cap: self.cap,
+            limits: self.limits,
+            id: &format!("hbmark-{:x}", spec.seed),
+            keep_events: false,
+            bodies: &mut bodies,
+        };
+        let live = run(job, observe);
+        let readings = scraper.map(Scraper::stop);
+        let live = live?;
+        let PlannedBodies { hash, failure, .. } = bodies;
+        if let Some(failure) = failure {
+            return Err(failure.into());
+        }
+        let mut result = summarise(&live.run, &traffic, &spec.slo);
+        let mut seen = seen(&live, &traffic, format!("{:x}", hash.finalize()));
+        gates(&mut result, &seen);
+        let counted = &live.run.records[live.run.measured.clone()];
+        let from = counted.first().map_or(0.0, |record| record.arrival.0);
+        let to = counted.iter().filter_map(|record| record.last_token).fold(from, |to, at| to.max(at.0));
+        let moment = |ns: f64| live.started + Duration::from_secs_f64(ns.max(0.0) / 1e9);
+        seen.server = readings.and_then(|readings| readings.window(moment(from), moment(to)));
+        point.ideal_hit_rate = spec.ideal_hit_rate(&plan, &live.run);
+        point.result = Some(result);
+        point.live = Some(seen);
+        Ok(point)
+    }
+}
+
+/// Quantiles of a long series.
+fn quantiles(series: &Thinned) -> Quantiles {
+    let kept = Quantiles::of(series.values().iter().map(|value| Some(*value)));
+    Quantiles { max: series.largest().map(Into::into), ..kept }
+}
+
+/// What the client saw of the measured requests.
+fn seen(live: &LiveRun, traffic: &Traffic<'_>, bodies_sha256: String) -> LiveResult {
+    let Run { records, measured, .. } = &live.run;
+    let records = &records[measured.clone()];
+    let planned = &traffic.plan[measured.clone()];
+    let exchanges = &live.exchanges[measured.clone()];
+    let spans = |of: &dyn Fn(&Exchange) -> Option<f64>| Quantiles::of(exchanges.iter().map(of));
+    // As TTFT and E2E: a request that failed is infinitely slow.
+    let sent = |of: &dyn Fn(&Exchange) -> Option<f64>| {
+        let spans = exchanges.iter().filter(|e| e.dispatched.is_some()).map(|e| {
+            let span = of(e).filter(|_| e.failure.is_none()).zip(e.dispatched);
+            Some(span.map_or(f64::INFINITY, |(at, from)| at - from))
+        });
+        Quantiles::of(spans)
+    };
+    let count = |is: &dyn Fn(&Exchange) -> bool| exchanges.iter().filter(|e| is(e)).count();
+    let (mut evidence, mut finish_reasons) = (BTreeMap::new(), BTreeMap::new());
+    for exchange in exchanges.iter().filter(|e| e.failure.is_none()) {
+        if let Some(kind) = exchange.evidence {
+            *evidence.entry(kind).or_insert(0) += 1;
+        }
+        *finish_reasons.entry(reason(exchange.finish).to_owned()).or_insert(0) += 1;
+    }
+    let lengths = |is: fn(usize, usize) -> bool| {
+        let outputs = records.iter().zip(planned);
+        outputs
+            .filter(|(r, p)| r.outcome == RequestOutcome::Served && is(r.output_tokens, p.output_len))
+            .count()
+    };
+    let events: u64 = exchanges.iter().map(|e| u64::from(e.events)).sum();
+    let tokens: u64 = exchanges.iter().map(|e| u64::from(e.output_tokens)).sum();
+    // Of the requests whose prompts the server counts: as planned, as it counts, and of these from its cache.
+    let counted =
+        || exchanges.iter().zip(planned).filter_map(|(e, p)| Some((e, e.prompt_tokens?, p.prompt_len())));
+    let sent_tokens: f64 = counted().map(|(.., sent)| sent as f64).sum();
+    let server_tokens: f64 = counted().map(|(_, count, _)| f64::from(count)).sum();
+    let cached_tokens: Option<f64> = counted().map(|(e, ..)| e.cached_tokens.map(f64::from)).sum();
+    let wall = live.run.end;
+    let share = |ns: u64| (live.cost.known && wall > 0.0).then(|| ns as f64 / wall);
+    LiveResult {
+        stamps: match (live.unstamped, live.delays.seen()) {
+            (0, _) => StampSource::Kernel,
+            (_, 0) => StampSource::Client,
+            _ => StampSource::Mixed,
+        },
+        evidence,
+        ttft_from_dispatch_ns: sent(&|e| e.first_token),
+        e2e_from_dispatch_ns: sent(&|e| e.last_token),
+        client_queue_ns: Quantiles::of(
+            exchanges.iter().zip(records).map(|(e, r)| e.dispatched.map(|at| at - r.arrival.0)),
+        ),
+        connect_ns: Quantiles::of(exchanges.iter().filter_map(|e| e.connect).map(Some)),
+        headers_ns: spans(&|e| Some(e.headers? - e.dispatched?)),
+        ttft_content_ns: sent(&|e| e.first_content),
+        event_gap_ns: quantiles(&live.event_gaps),
+        events,
+        tokens_per_event: (events > 0).then(|| tokens as f64 / events as f64),
+        client_delay_ns: quantiles(&live.delays),
+        client_cpu: share(live.cost.processor),
+        client_cpu_wait: share(live.cost.waited),
+        connections_opened: live.opened,
+        connections_reused: live.reused,
+        retried: count(&|e| e.retried),
+        clock_steps: live.clock_steps,
+        messages: live.messages.iter().map(|(failure, words)| (failure.name(), plain(words))).collect(),
+        finish_reasons,
+        short_outputs: lengths(|made, asked| made < asked),
+        long_outputs: lengths(|made, asked| made > asked),
+        disagreeing_counts: count(&|e| e.disagrees),
+        prompt_tokens_ratio: (sent_tokens > 0.0).then(|| server_tokens / sent_tokens),
+        cached_share: cached_tokens.filter(|_| server_tokens > 0.0).map(|cached| cached / server_tokens),
+        bodies_sha256,
+        server: None,
+    }
+}
+
+/// A server's words, as they may be shown: short, and without control characters.
+fn plain(words: &str) -> String {
+    hbmark_core::input::plain(&words.chars().take(300).collect::<String>())
+}
+
+fn reason(finish: Option<Finish>) -> &'static str {
+    match finish {
+        Some(Finish::Stop) => "stop",
+        Some(Finish::Length) => "length",
+        Some(Finish::ToolCalls) => "tool calls",
+        Some(Finish::ContentFilter) => "content filter",
+        Some(Finish::Abort) => "abort",
+        Some(Finish::Error) => "error",
+        Some(Finish::Other) => "another reason",
+        None => "no reason",
+    }
+}
+
+/// Whether it was the server that was measured, and not this client.
+fn gates(result: &mut ServeResult, live: &LiveResult) {
+    let ms = |ns: f64| format!("{:.3} ms", ns / 1e6);
+    let typical = result.itl_ns.as_ref().and_then(|itl| itl.p50).map_or(0.0, Quantity::value);
+    let allowed = DELAY_FLOOR_NS.max(DELAY_SHARE * typical);
+    let delay = live.client_delay_ns.p99.or(live.client_delay_ns.max).map(Quantity::value);
+    let detail = delay.map_or_else(
+        || "the kernel stamped nothing: how long events waited to be read is unknown".to_owned(),
+        |delay| {
+            format!(
+                "99 % of the events were read within {} of their receipt; {} is allowed",
+                ms(delay),
+                ms(allowed)
+            )
+        },
+    );
+    result.gate(GateName::ClientDelay, delay.map(|delay| delay <= allowed), detail);
+    if let (Some(used), Some(waited)) = (live.client_cpu, live.client_cpu_wait) {
+        let detail = format!(
+            "the client used {:.1} % of a processor and waited for one {:.1} % of the time; {:.0} % together is allowed",
+            used * 100.0,
+            waited * 100.0,
+            PROCESSOR_SHARE * 100.0
+        );
+        result.gate(GateName::ClientProcessor, Some(used + waited <= PROCESSOR_SHARE), detail);
+    }
+}

@@ -1,0 +1,297 @@
+use std::time::Duration;
+
+use super::*;
+use crate::mock::{Answer as Script, BatchModel, Mock, Script as Server, Stream as Tokens};
+use crate::target::Target;
+use hbmark_core::result::serving::TokenEvidence;
+use hbmark_traffic::workload::PlannedRequest;
+
+struct Plain(usize);
+
+impl Bodies for Plain {
+    fn write(&mut self, _: usize, body: &mut Vec<u8>) {
+        let text = format!(
+            r#"{{"model":"mock","prompt":[1,2,3],"max_tokens":{},"stream":true,"stream_options":{{"include_usage":true,"continuous_usage_stats":true}}}}"#,
+            self.0
+        );
+        body.extend_from_slice(text.as_bytes());
+    }
+}
+
+fn plan(count: usize, gap: Duration, output: usize) -> Vec<PlannedRequest> {
+    (0..count)
+        .map(|index| PlannedRequest {
+            arrival: Nanos(index as f64 * gap.as_nanos() as f64),
+            prompt: Vec::new(),
+            output_len: output,
+            priority: 0,
+            tenant: 0,
+            adapter: None,
+            constrained: false,
+        })
+        .collect()
+}
+
+fn traffic(plan: &[PlannedRequest], kind: LoadMode) -> Traffic<'_> {
+    Traffic {
+        plan,
+        kind,
+        measured: 0..plan.len(),
+        extension: None,
+        vocab: 1,
+        prompt_vocab: Vec::new(),
+        stop_tokens: Vec::new(),
+        constrained_stops: Vec::new(),
+        time_limit: None,
+        keep_outputs: false,
+    }
+}
+
+/// Short enough for a test, where something never comes.
+const LIMITS: Limits = Limits {
+    connect: Duration::from_secs(5),
+    headers: Duration::from_millis(300),
+    first_token: Duration::from_millis(400),
+    event: Duration::from_millis(300),
+    total: Duration::from_secs(1),
+};
+
+fn drive(url: &str, key: &str, traffic: &Traffic<'_>, cap: Option<usize>, output: usize) -> LiveRun {
+    let target = Target::new(url, (!key.is_empty()).then_some(key)).unwrap();
+    let endpoint = Endpoint::resolve(target).unwrap();
+    let job = Job {
+        endpoint: &endpoint,
+        path: "/v1/completions",
+        traffic,
+        cap,
+        limits: LIMITS,
+        id: "t",
+        keep_events: true,
+        bodies: &mut Plain(output),
+    };
+    run(job, &mut |_| {}).unwrap()
+}
+
+fn fast() -> Tokens {
+    Tokens { first_token: Duration::from_millis(5), token_gap: Duration::from_millis(2), ..Tokens::default() }
+}
+
+#[test]
+fn every_event_is_stamped_after_it_was_sent_and_none_is_lost() {
+    let mock = Mock::start(Server::new(Script::Stream(fast()))).unwrap();
+    let plan = plan(60, Duration::from_millis(3), 12);
+    let live = drive(&mock.url(), "", &traffic(&plan, LoadMode::Open), None, 12);
+    assert_eq!(live.run.records.iter().filter(|r| r.outcome == RequestOutcome::Served).count(), 60);
+    for (key, (record, events)) in live.run.records.iter().zip(&live.events).enumerate() {
+        assert_eq!((record.output_tokens, record.first_tokens, events.len()), (12, 1, 12));
+        let mut sent = mock.sent(&format!("t-{key}"));
+        sent.retain(|sent| sent.tokens > 0);
+        assert_eq!(sent.len(), 12);
+        let sent = sent.iter().map(|sent| (sent.at_ns - live.origin) as f64);
+        for ((stamp, tokens), sent) in events.iter().zip(sent) {
+            // The offset between the two clocks is known to a few microseconds.
+            assert!(
+                *stamp > sent - 50_000.0 && *tokens == 1,
+                "stamped {} ns before it was sent",
+                sent - stamp
+            );
+        }
+        assert!(record.enqueued.unwrap() >= record.arrival, "never before it is due");
+        let exchange = &live.exchanges[key];
+        assert_eq!(exchange.evidence, Some(TokenEvidence::ContinuousUsage));
+        // Sent whole is when this program knew it; on a loopback the answer may be quicker.
+        let moments =
+            [exchange.dispatched, exchange.headers, exchange.first_token, exchange.last_token, exchange.done];
+        let moments: Vec<f64> = moments.into_iter().map(Option::unwrap).collect();
+        assert!(moments.is_sorted(), "{moments:?}");
+    }
+    assert_eq!(live.run.gaps.len(), 60 * 11);
+    assert_eq!(live.run.remote.as_ref().unwrap().between(0.0, live.run.end + 1e6), 60 * 12);
+    assert_eq!(live.opened + live.reused, 60);
+    assert!(live.reused > 0, "connections are kept");
+    assert_eq!(live.unstamped, 0, "the kernel stamps everything on a loopback");
+}
+
+#[test]
+fn several_tokens_in_an_event_share_its_gap() {
+    let stream = Tokens { tokens_per_event: 4, ..fast() };
+    let mock = Mock::start(Server::new(Script::Stream(stream))).unwrap();
+    let plan = plan(5, Duration::from_millis(3), 12);
+    let live = drive(&mock.url(), "", &traffic(&plan, LoadMode::Open), None, 12);
+    for (record, events) in live.run.records.iter().zip(&live.events) {
+        assert_eq!((record.output_tokens, record.first_tokens, events.len()), (12, 4, 3));
+    }
+    assert_eq!(live.event_gaps.seen(), 5 * 2);
+    assert_eq!(live.run.gaps.len(), 5 * 8, "a gap for each token behind the first event");
+}
+
+#[test]
+fn a_closed_loop_holds_its_number_and_a_cap_lets_requests_wait_from_their_arrival() {
+    let mock = Mock::start(Server::new(Script::Stream(fast()))).unwrap();
+    let plan = plan(20, Duration::ZERO, 4);
+    let live = drive(&mock.url(), "", &traffic(&plan, LoadMode::Closed { concurrency: 3 }), None, 4);
+    assert_eq!(live.run.population.iter().map(|(_, inside)| *inside).max(), Some(3));
+    assert!(live.opened <= 3);
+
+    let live = drive(&mock.url(), "", &traffic(&plan, LoadMode::Open), Some(4), 4);
+    assert_eq!(live.opened, 4);
+    let waits: Vec<f64> = live.exchanges.iter().map(|e| e.dispatched.unwrap()).collect();
+    assert!(waits.is_sorted());
+    let last = &live.run.records[19];
+    let own = live.exchanges[19].first_token.unwrap() - waits[19];
+    assert!(
+        last.first_token.unwrap().0 - last.arrival.0 > 2.0 * own,
+        "the wait at the cap is part of its TTFT"
+    );
+}
+
+#[test]
+fn a_server_that_batches_gives_every_token() {
+    let model = BatchModel {
+        max_running: 4,
+        step: Duration::from_millis(1),
+        per_sequence: Duration::from_micros(100),
+    };
+    let mock = Mock::start(Server::new(Script::Stream(fast())).in_batches(model)).unwrap();
+    let plan = plan(30, Duration::from_millis(1), 10);
+    let live = drive(&mock.url(), "", &traffic(&plan, LoadMode::Open), None, 10);
+    assert!(live.run.records.iter().all(|r| r.outcome == RequestOutcome::Served && r.output_tokens == 10));
+}
+
+/// What each awkward behaviour of a server ends in: the others are right, and are served.
+const FAILS: &[(&str, Failure)] = &[
+    ("error_event", Failure::ErrorEvent),
+    ("error_event_of_tgi", Failure::ErrorEvent),
+    ("no_json", Failure::MalformedEvent),
+    ("not_utf8", Failure::MalformedEvent),
+    ("nan", Failure::MalformedEvent),
+    ("keys_twice", Failure::MalformedEvent),
+    ("nested_brackets", Failure::MalformedEvent),
+    ("event_of_10_mb", Failure::TooLarge),
+    ("event_without_end", Failure::EventTimeout),
+    ("lines_without_end", Failure::EventTimeout),
+    ("events_without_end", Failure::TooLarge),
+    ("late_headers", Failure::HeadersTimeout),
+    ("slow_headers", Failure::HeadersTimeout),
+    ("interim_without_end", Failure::HeadersTimeout),
+    ("gzip", Failure::Compressed),
+    ("deflate", Failure::Compressed),
+    ("header_of_64_kb", Failure::TooLarge),
+    ("1000_headers", Failure::TooLarge),
+    ("headers_without_end", Failure::TooLarge),
+    ("not_http", Failure::MalformedHttp),
+    ("chunk_size_not_hex", Failure::MalformedHttp),
+    ("chunk_size_too_large", Failure::MalformedHttp),
+    ("chunk_size_without_end", Failure::MalformedHttp),
+    ("chunk_longer_than_it_says", Failure::MalformedHttp),
+    ("no_content_204", Failure::NotAStream),
+    ("redirect_301", Failure::Redirect(301)),
+    ("redirect_307", Failure::Redirect(307)),
+    ("unauthorized_401", Failure::Status(401)),
+    ("no_such_model_404", Failure::Status(404)),
+    ("too_large_413", Failure::Status(413)),
+    ("unprocessable_422", Failure::Status(422)),
+    ("too_many_429_seconds", Failure::Status(429)),
+    ("too_many_429_date", Failure::Status(429)),
+    ("html_500", Failure::Status(500)),
+    ("unavailable_503_then_fine", Failure::Status(503)),
+    ("json_error_200", Failure::NotAStream),
+    ("html_200", Failure::NotAStream),
+    ("empty_stream", Failure::ClosedEarly),
+    ("only_done", Failure::NoOutput),
+    ("endless_500", Failure::TooLarge),
+    ("reset_at_once", Failure::Reset),
+    ("reset_in_headers", Failure::Reset),
+    ("reset_between_events", Failure::Reset),
+    ("reset_in_an_event", Failure::Reset),
+    ("reset_after_usage", Failure::Reset),
+    ("close_at_once", Failure::ClosedEarly),
+    ("close_in_headers", Failure::ClosedEarly),
+    ("close_after_headers", Failure::ClosedEarly),
+    ("close_between_events", Failure::ClosedEarly),
+    ("close_in_an_event", Failure::ClosedEarly),
+    ("silence_at_once", Failure::HeadersTimeout),
+    ("silence_after_headers", Failure::FirstTokenTimeout),
+    ("silence_between_events", Failure::EventTimeout),
+];
+
+#[test]
+fn every_awkward_behaviour_ends_in_its_class_within_its_time() {
+    for (name, answer) in crate::mock::behaviours() {
+        let mock = Mock::start(Server::new(answer.clone())).unwrap();
+        let plan = plan(1, Duration::ZERO, 3);
+        let live = drive(&mock.url(), "sk-secret", &traffic(&plan, LoadMode::Open), None, 3);
+        let failure = FAILS.iter().find(|(fails, _)| fails == name).map(|(_, failure)| *failure);
+        let expected = failure.map_or(RequestOutcome::Served, RequestOutcome::Failed);
+        assert_eq!(live.run.records[0].outcome, expected, "{name}");
+        if expected == RequestOutcome::Served {
+            let tokens = match *name {
+                "usage_wrong" => 7,
+                "several_tokens_per_event" => 6,
+                _ => 3,
+            };
+            assert_eq!(live.exchanges[0].output_tokens, tokens, "{name}");
+        }
+        assert!(live.messages.iter().all(|(_, words)| !words.contains("sk-secret")), "{name}");
+    }
+    let known = |name: &str| crate::mock::behaviours().iter().any(|(known, _)| *known == name);
+    assert!(FAILS.iter().all(|(name, _)| known(name)), "every name is one of the server's");
+}
+
+#[test]
+fn a_request_is_sent_again_only_where_a_kept_connection_ended_before_any_answer() {
+    for name in ["close_when_reused", "reset_when_reused", "close_when_idle"] {
+        let (_, answer) = crate::mock::behaviours().iter().find(|(known, _)| *known == name).unwrap();
+        let mock = Mock::start(Server::new(answer.clone())).unwrap();
+        let plan = plan(2, Duration::from_millis(60), 3);
+        let live = drive(&mock.url(), "", &traffic(&plan, LoadMode::Open), None, 3);
+        assert!(live.run.records.iter().all(|r| r.outcome == RequestOutcome::Served), "{name}");
+        let retried: Vec<bool> = live.exchanges.iter().map(|e| e.retried).collect();
+        // An idle connection that was closed is noticed before anything is sent.
+        assert_eq!(retried, [false, name != "close_when_idle"], "{name}");
+    }
+}
+
+#[test]
+fn a_key_goes_to_the_server_that_was_named_and_to_no_other() {
+    let other = Mock::start(Server::new(Script::plain())).unwrap();
+    let redirect = Script::redirect(307, &format!("{}/v1/completions", other.url()));
+    let mock = Mock::start(Server::new(redirect)).unwrap();
+    let plan = plan(2, Duration::ZERO, 3);
+    let live = drive(&mock.url(), "sk-secret", &traffic(&plan, LoadMode::Open), None, 3);
+    assert!(live.exchanges.iter().all(|e| e.failure == Some(Failure::Redirect(307))));
+    assert!(other.requests().is_empty());
+    assert_eq!(mock.requests()[0].header("authorization").as_deref(), Some("Bearer sk-secret"));
+}
+
+#[test]
+fn what_the_server_repeats_of_the_key_is_not_kept() {
+    let words = r#"{"error":{"message":"bad key sk-secret"}}"#;
+    let mock = Mock::start(Server::new(Script::status(401, "application/json", "", words))).unwrap();
+    let plan = plan(1, Duration::ZERO, 3);
+    let live = drive(&mock.url(), "sk-secret", &traffic(&plan, LoadMode::Open), None, 3);
+    assert_eq!(live.messages, [(Failure::Status(401), words.replace("sk-secret", "***"))]);
+}
+
+#[test]
+fn a_server_that_is_not_there_is_refused() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    drop(listener);
+    let plan = plan(3, Duration::from_millis(1), 3);
+    let live = drive(&url, "", &traffic(&plan, LoadMode::Open), None, 3);
+    assert!(live.run.records.iter().all(|r| r.outcome == RequestOutcome::Failed(Failure::Refused)));
+}
+
+#[test]
+fn an_endless_run_ends_at_its_time_limit_and_what_was_under_way_is_unfinished() {
+    let mock =
+        Mock::start(Server::new(Script::Stream(Tokens { token_gap: Duration::from_millis(50), ..fast() })))
+            .unwrap();
+    let plan = plan(4, Duration::ZERO, 200);
+    let mut traffic = traffic(&plan, LoadMode::Open);
+    traffic.time_limit = Some(Nanos(150e6));
+    let live = drive(&mock.url(), "", &traffic, None, 200);
+    assert!(live.run.records.iter().all(|r| r.outcome == RequestOutcome::Unfinished));
+    assert!(live.exchanges.iter().all(|e| e.failure == Some(Failure::Aborted)));
+}

@@ -1,0 +1,197 @@
+//! Where requests go: a URL, its addresses, and what is needed to speak to it.
+//!
+//! Enters: a base URL and a key. Leaves: a [`Target`], and with its name looked up an [`Endpoint`]. The key is in no message.
+
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::sync::Arc;
+
+use rustls::pki_types::ServerName;
+use rustls::{ClientConfig, RootCertStore};
+use ureq::http::uri::{Authority, Scheme};
+use ureq::http::{HeaderValue, Uri};
+
+/// Where a server is, and how it is asked.
+#[derive(Debug, Clone)]
+pub struct Target {
+    scheme: Scheme,
+    authority: Authority,
+    /// Path before the paths of the interface, without a slash at its end: empty for most servers.
+    prefix: String,
+    /// Marked as sensitive: it does not show in `Debug`.
+    authorization: Option<HeaderValue>,
+}
+
+/// Why an address or a key cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum TargetError {
+    #[error("{url:?} is no address of a server; give one such as http://127.0.0.1:8000")]
+    NotAnAddress { url: String },
+    /// The address is not shown: it may hold a password.
+    #[error("the address holds a user name or a password; give a key apart from it")]
+    Credentials,
+    #[error("{url:?} has a question mark; give the address without parameters")]
+    Query { url: String },
+    #[error("the key holds a character that no header can hold, perhaps the end of a line")]
+    Key,
+    #[error("the name `{host}` cannot be resolved: {reason}")]
+    Unresolved { host: String, reason: String },
+    #[error("certificates cannot be checked: {0}")]
+    Tls(String),
+}
+
+impl Target {
+    /// A server, by its base URL with or without `/v1`, and the key to send to it.
+    ///
+    /// # Errors
+    ///
+    /// When `url` is not `http://` or `https://` and a host, or the key cannot be a header.
+    pub fn new(url: &str, key: Option<&str>) -> Result<Self, TargetError> {
+        let not_an_address = || {
+            if url.contains('@') {
+                TargetError::Credentials
+            } else {
+                TargetError::NotAnAddress { url: url.to_owned() }
+            }
+        };
+        let uri: Uri = url.parse().map_err(|_| not_an_address())?;
+        let parts = uri.into_parts();
+        let scheme = parts.scheme.ok_or_else(not_an_address)?;
+        if scheme != Scheme::HTTP && scheme != Scheme::HTTPS {
+            return Err(not_an_address());
+        }
+        let authority =
+            parts.authority.filter(|found| !found.host().is_empty()).ok_or_else(not_an_address)?;
+        if authority.as_str().contains('@') {
+            return Err(TargetError::Credentials);
+        }
+        let path = parts.path_and_query;
+        if path.as_ref().is_some_and(|path| path.query().is_some()) {
+            return Err(TargetError::Query { url: url.to_owned() });
+        }
+        let path = path.as_ref().map_or("", |path| path.path()).trim_end_matches('/');
+        let prefix = path.strip_suffix("/v1").unwrap_or(path).trim_end_matches('/').to_owned();
+        let authorization = key
+            .map(|key| {
+                let mut value =
+                    HeaderValue::try_from(format!("Bearer {key}")).map_err(|_| TargetError::Key)?;
+                value.set_sensitive(true);
+                Ok(value)
+            })
+            .transpose()?;
+        Ok(Self { scheme, authority, prefix, authorization })
+    }
+
+    /// Scheme, host, port and prefix: what paths such as `/v1/models` are added to.
+    #[must_use]
+    pub fn root(&self) -> String {
+        format!("{}://{}{}", self.scheme, self.authority, self.prefix)
+    }
+
+    /// Host and port, as in the `Host` header.
+    #[must_use]
+    pub fn authority(&self) -> &str {
+        self.authority.as_str()
+    }
+
+    /// The path before the paths of the interface; empty, or with a slash in front.
+    #[must_use]
+    pub fn prefix(&self) -> &str {
+        &self.prefix
+    }
+
+    #[must_use]
+    pub fn is_encrypted(&self) -> bool {
+        self.scheme == Scheme::HTTPS
+    }
+
+    /// Whether a key is sent.
+    #[must_use]
+    pub fn has_key(&self) -> bool {
+        self.authorization.is_some()
+    }
+
+    /// The value of the `Authorization` header.
+    pub(crate) fn authorization(&self) -> Option<&HeaderValue> {
+        self.authorization.as_ref()
+    }
+
+    /// A text without the key, which a server may have repeated.
+    #[must_use]
+    pub fn redact(&self, text: &str) -> String {
+        let value = self.authorization.as_ref().and_then(|value| value.to_str().ok());
+        let key = value.and_then(|value| value.strip_prefix("Bearer ")).filter(|key| !key.is_empty());
+        key.map_or_else(|| text.to_owned(), |key| text.replace(key, "***"))
+    }
+
+    /// The host, without the brackets of an IPv6 address.
+    pub(crate) fn host(&self) -> &str {
+        self.authority.host().trim_start_matches('[').trim_end_matches(']')
+    }
+
+    /// The port, or the scheme's.
+    pub(crate) fn port(&self) -> u16 {
+        self.authority.port_u16().unwrap_or(if self.scheme == Scheme::HTTPS { 443 } else { 80 })
+    }
+
+    /// Whether a whole URL is on the same scheme, host and port.
+    pub(crate) fn is_origin_of(&self, url: &Uri) -> bool {
+        let Some(authority) = url.authority() else { return false };
+        let port =
+            authority.port_u16().unwrap_or(if url.scheme() == Some(&Scheme::HTTPS) { 443 } else { 80 });
+        url.scheme() == Some(&self.scheme)
+            && authority.host().eq_ignore_ascii_case(self.authority.host())
+            && port == self.port()
+    }
+}
+
+/// A target whose name was looked up, once for a whole run.
+#[derive(Debug, Clone)]
+pub struct Endpoint {
+    pub target: Target,
+    pub addresses: Vec<SocketAddr>,
+    pub(crate) tls: Option<Tls>,
+}
+
+/// How a connection is encrypted.
+#[derive(Clone)]
+pub(crate) struct Tls {
+    pub config: Arc<ClientConfig>,
+    pub name: ServerName<'static>,
+}
+
+impl std::fmt::Debug for Tls {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Tls").field(&self.name).finish()
+    }
+}
+
+impl Endpoint {
+    /// Looks the name up.
+    ///
+    /// # Errors
+    /// When there is no such name.
+    pub fn resolve(target: Target) -> Result<Self, TargetError> {
+        let unresolved = |reason: String| TargetError::Unresolved { host: target.host().to_owned(), reason };
+        let found =
+            (target.host(), target.port()).to_socket_addrs().map_err(|e| unresolved(e.to_string()))?;
+        let addresses: Vec<SocketAddr> = found.collect();
+        if addresses.is_empty() {
+            return Err(unresolved("it has no address".to_owned()));
+        }
+        let tls = if target.is_encrypted() {
+            let name = ServerName::try_from(target.host().to_owned())
+                .map_err(|e| TargetError::Tls(e.to_string()))?;
+            Some(Tls { config: tls_config().map_err(|e| TargetError::Tls(e.to_string()))?, name })
+        } else {
+            None
+        };
+        Ok(Self { target, addresses, tls })
+    }
+}
+
+fn tls_config() -> Result<Arc<ClientConfig>, rustls::Error> {
+    let roots = RootCertStore { roots: webpki_roots::TLS_SERVER_ROOTS.to_vec() };
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
+    Ok(Arc::new(config.with_root_certificates(roots).with_no_client_auth()))
+}

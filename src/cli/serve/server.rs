@@ -1,0 +1,61 @@
+//! The flags of a live server.
+
+use clap::Args;
+
+use super::flags::within;
+use crate::serve::ServerConfig;
+use hbmark_client::dialect::Backend;
+use hbmark_core::result::serving::parse_span;
+use hbmark_core::units::Nanos;
+
+/// A server that is measured over HTTP.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Live server")]
+#[group(requires = "url")]
+pub(super) struct ServerArgs {
+    /// Measure the OpenAI-compatible server at this base URL (http://localhost:8000), instead of an engine in this process.
+    #[arg(long, visible_alias = "base-url", conflicts_with_all = ["simulate", "structured", "enable_lora"])]
+    pub url: Option<String>,
+    /// Kind of server: openai, vllm, sglang, tensorrt-llm, tgi or llama.cpp, with -chat for chat completions [default: as it answers].
+    #[arg(long, value_name = "KIND")]
+    backend: Option<Backend>,
+    /// Name of the model in requests [default: the first one that the server lists].
+    #[arg(long, value_name = "NAME")]
+    served_model_name: Option<String>,
+    /// Environment variable with the API key.
+    #[arg(long, value_name = "NAME", default_value = "OPENAI_API_KEY")]
+    api_key_env: String,
+    /// JSON object whose fields are added to every request.
+    #[arg(long, value_name = "JSON", value_parser = object)]
+    extra_body: Option<String>,
+    /// A request that takes longer has failed (30s, 10m).
+    #[arg(long, default_value = "1h", value_parser = parse_span)]
+    request_timeout: Nanos,
+    /// Seconds between two readings of the server's /metrics; 0 for none.
+    #[arg(long, default_value = "1", value_name = "SECONDS", value_parser = within(0.0..=3600.0))]
+    metrics_interval: f64,
+}
+
+fn object(given: &str) -> Result<String, String> {
+    match serde_json::from_str::<serde_json::Map<String, serde_json::Value>>(given) {
+        Ok(_) => Ok(given.to_owned()),
+        Err(error) => Err(format!("it is no JSON object ({error}); write it as '{{\"top_p\": 0.9}}'")),
+    }
+}
+
+impl ServerArgs {
+    /// The server, where one is asked for; with the most requests in flight.
+    pub fn config(&self, cap: Option<usize>) -> Option<ServerConfig> {
+        let url = self.url.clone()?;
+        Some(ServerConfig {
+            url,
+            backend: self.backend,
+            served_model: self.served_model_name.clone(),
+            key_variable: self.api_key_env.clone(),
+            extra_body: self.extra_body.clone(),
+            request_timeout_s: self.request_timeout.seconds(),
+            metrics_interval_s: self.metrics_interval,
+            cap,
+        })
+    }
+}

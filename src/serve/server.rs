@@ -1,0 +1,166 @@
+//! A live server as the engine of a serving benchmark: found out what it is, and asked in its own words.
+//!
+//! Enters: a [`ServerConfig`]. Leaves: a [`Server`] of the client, ready for points. What is sent and how it is timed is the client's.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use hbmark_client::dialect::{self, Api, Backend, Knob};
+use hbmark_client::point::{Prompts, Server};
+use hbmark_client::probe::probe;
+use hbmark_client::run::Limits;
+use hbmark_client::target::{Endpoint, Target, TargetError};
+use hbmark_core::result::serving::{Dialect, Policy, Probe, SchedulerConfig, ServerIdentity};
+use serde::Serialize;
+
+use super::{ServeConfig, ServeError, adapters_and_grammar};
+use crate::weights::OpenModel;
+use crate::weights::tokenizer::Tokenizer;
+
+/// Words below which prompts would be too much alike.
+const MIN_WORDS: usize = 32;
+/// The vocabulary of a model that nothing is known of: smaller than any that is in use.
+const VOCABULARY: usize = 30_000;
+
+/// A server, as it is asked for.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ServerConfig {
+    pub url: String,
+    /// None: as the server says.
+    pub backend: Option<Backend>,
+    pub served_model: Option<String>,
+    /// The environment variable with the key. The key itself is nowhere but in the requests.
+    pub key_variable: String,
+    /// A JSON object.
+    pub extra_body: Option<String>,
+    pub request_timeout_s: f64,
+    /// Between two readings of its counters; 0 for none.
+    pub metrics_interval_s: f64,
+    /// Most requests in flight, in an open loop.
+    pub cap: Option<usize>,
+}
+
+/// Why a server cannot be measured.
+#[derive(Debug, thiserror::Error)]
+pub enum ServerError {
+    #[error(transparent)]
+    Target(#[from] TargetError),
+    #[error("nothing answers at {url}; start the server, or name the URL at which it listens (--url)")]
+    NothingThere { url: String },
+    #[error("{url} lists no model; name the one to ask for (--served-model-name)")]
+    NoModel { url: String },
+    #[error("the extra body is no JSON object: {0}")]
+    ExtraBody(#[from] serde_json::Error),
+}
+
+impl ServerConfig {
+    /// The target, with the key of the environment.
+    ///
+    /// # Errors
+    /// When the URL or the key cannot be used.
+    pub fn target(&self) -> Result<Target, TargetError> {
+        let key = std::env::var(&self.key_variable).ok().filter(|key| !key.trim().is_empty());
+        Target::new(&self.url, key.as_deref().map(str::trim))
+    }
+
+    /// Asks the server what it is; with what a person should know.
+    pub(super) fn open(
+        &self,
+        config: &ServeConfig,
+        model: Option<&OpenModel>,
+    ) -> Result<(Server, Vec<String>), ServeError> {
+        let target = self.target().map_err(ServerError::from)?;
+        let found = probe(&target, None);
+        if found.addresses.iter().all(|address| address.connect_ns.is_none()) {
+            return Err(ServerError::NothingThere { url: found.root }.into());
+        }
+        let backend = self.backend.unwrap_or(Backend { dialect: found.dialect, api: Api::Completions });
+        let name = self.served_model.clone().or_else(|| found.models.first().map(|model| model.id.clone()));
+        let Some(name) = name else { return Err(ServerError::NoModel { url: found.root }.into()) };
+        let path = dialect::server(backend.dialect).endpoint(backend.api).path;
+        let identity = ServerIdentity {
+            url: found.root.clone(),
+            dialect: backend.dialect,
+            path: path.to_owned(),
+            model: name,
+            version: found.version.clone(),
+            max_model_len: found.max_model_len.and_then(|most| usize::try_from(most).ok()),
+        };
+        let (prompts, mut warnings) = prompts(config, model, backend, &found)?;
+        if self.backend.is_none() && found.dialect == Dialect::OpenAi {
+            warnings.push(
+                "the server does not say what it is: only OpenAI's own fields are sent, and outputs may end early (--backend names it)".into(),
+            );
+        }
+        let extra =
+            self.extra_body.as_deref().map(serde_json::from_str).transpose().map_err(ServerError::from)?;
+        let page = found.metrics.as_ref().map(|metrics| metrics.page.clone());
+        let interval = Duration::from_secs_f64(self.metrics_interval_s);
+        let total = Duration::from_secs_f64(self.request_timeout_s);
+        let limits = Limits::default();
+        let server = Server {
+            endpoint: Endpoint::resolve(target).map_err(ServerError::from)?,
+            backend,
+            identity,
+            limits: Limits {
+                total,
+                headers: limits.headers.min(total),
+                first_token: limits.first_token.min(total),
+                ..limits
+            },
+            cap: self.cap,
+            prompts,
+            salt: None,
+            extra,
+            metrics: page.filter(|_| !interval.is_zero()).map(|page| (page, interval)),
+        };
+        Ok((server, warnings))
+    }
+}
+
+/// What prompts are made of: ids where the server takes them, text otherwise, of an exact length where there is a tokenizer.
+fn prompts(
+    config: &ServeConfig,
+    model: Option<&OpenModel>,
+    backend: Backend,
+    found: &Probe,
+) -> Result<(Prompts, Vec<String>), ServeError> {
+    let endpoint = dialect::server(backend.dialect).endpoint(backend.api);
+    // OpenAI's API has ids, and many servers that speak it do not.
+    let takes_ids = endpoint.has(Knob::Ids) && backend.dialect != Dialect::OpenAi;
+    let tokenizer = match model {
+        Some(model) => adapters_and_grammar::tokenizer(config.tokenizer.as_ref(), model)?,
+        None => config.tokenizer.as_deref().map(Tokenizer::open_path).transpose()?.map(Box::new),
+    };
+    if takes_ids {
+        let said = found.models.first().and_then(|model| model.vocab_size);
+        let said = said.and_then(|size| usize::try_from(size).ok());
+        let given = model.map(|model| model.architecture.vocab_size);
+        return Ok((Prompts::ids(said.or(given).unwrap_or(VOCABULARY)), Vec::new()));
+    }
+    let words = tokenizer.as_ref().map(|tokenizer| tokenizer.words()).unwrap_or_default();
+    let Some(tokenizer) = tokenizer.filter(|_| words.len() >= MIN_WORDS) else {
+        let warning = "prompts are common words, one for each token that was planned: the server's own count is shown beside it \
+                       (--tokenizer PATH makes prompts of an exact length)";
+        return Ok((Prompts::words(), vec![warning.to_owned()]));
+    };
+    let tokenizer: Rc<Tokenizer> = Rc::from(tokenizer);
+    let decode = move |ids: &[u32]| tokenizer.decode(ids).unwrap_or_default();
+    Ok((Prompts { vocabulary: words, decode: Some(Rc::new(decode)) }, Vec::new()))
+}
+
+/// The settings of our own scheduler where it is another that schedules: no limits.
+pub(super) fn no_limits(max_model_len: Option<usize>) -> SchedulerConfig {
+    SchedulerConfig {
+        max_num_seqs: SchedulerConfig::MAX_NUM_SEQS,
+        max_num_batched_tokens: SchedulerConfig::MAX_NUM_BATCHED_TOKENS,
+        block_size: 16,
+        num_blocks: SchedulerConfig::MAX_NUM_BLOCKS,
+        max_model_len: max_model_len.unwrap_or(usize::MAX),
+        enable_prefix_caching: true,
+        enable_chunked_prefill: true,
+        scheduling: Policy::Fcfs,
+        max_waiting: None,
+        max_loras: None,
+    }
+}
