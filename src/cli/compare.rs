@@ -8,16 +8,20 @@ use clap::{Args as ClapArgs, FromArgMatches};
 
 use super::benchmark::command_line;
 use super::progress::Progress;
-use super::run;
+use super::shared_args::first_line;
 use super::{Outcome, conclude, lock_folder, prepare_folder, print_result, save, say};
+use super::{run, serve};
 use crate::run::compare::{
-    self, CompareError, Compared, ComparisonPlan, DEFAULT_ROUNDS, Launcher, Processes,
+    self, CompareError, Compared, ComparisonPlan, DEFAULT_ROUNDS, Launched, Launcher, Processes,
 };
 use crate::run::config::RunConfig;
+use crate::serve::ServeConfig;
 use crate::weights::OpenModel;
 use crate::worker::journal::FolderLock;
 use crate::worker::signals::Interrupts;
-use hbmark_core::result::comparison::{Comparison, ComparisonVerdict, Effect, EngineVariant, Settings};
+use hbmark_core::result::comparison::{
+    ComparedItem, Comparison, ComparisonVerdict, Effect, EngineVariant, Settings,
+};
 use hbmark_core::result::{Phase, ReportKind};
 use hbmark_report::analysis::{Opened, SideBySide, open, side_by_side};
 use hbmark_report::output::Format;
@@ -31,7 +35,7 @@ const MAX_ROUNDS: u64 = 10_000;
 
 #[derive(Debug, ClapArgs)]
 #[command(
-    after_help = "Examples:\n  hbmark compare threads=1 threads=2 --both 'engine=native phase=decode batch=1'\n  hbmark compare 'engine=native dtype=bf16' 'engine=native dtype=int8' --aa --fail-on slower:2%\n  hbmark compare base.toml 'base.toml threads=2' --rounds 20\n  hbmark compare results/old/result.json results/new/result.json\n\nA side is a list of settings (key=value), a TOML file of them, or both, the later winning: model, revision, engine, device, threads, dtype, phase, batch, context, kv. Two saved results are put side by side, and what that cannot prove is said."
+    after_help = "Examples:\n  hbmark compare threads=1 threads=2 --both 'engine=native phase=decode batch=1'\n  hbmark compare 'engine=native dtype=bf16' 'engine=native dtype=int8' --aa --fail-on slower:2%\n  hbmark compare base.toml 'base.toml threads=2' --rounds 20\n  hbmark compare results/old/result.json results/new/result.json\n  hbmark compare url=http://a:8000 url=http://b:8000 --both 'workload=chat rate=4 requests=200' --aa\n\nA side is a list of settings (key=value), a TOML file of them, or both, the later winning: model, revision, engine, device, threads, dtype, phase, batch, context, kv. With settings of `hbmark serve` (url, rate, workload, max-num-seqs, ...) each process serves the same requests, others in every round, and latencies are compared; prefix caches are kept apart where the server can. Two saved results are put side by side, and what that cannot prove is said."
 )]
 pub struct Args {
     /// The side that is compared against: settings, a TOML file of settings, or a saved result.
@@ -54,9 +58,9 @@ pub struct Args {
     /// comma-separated.
     #[arg(long, value_name = "WHAT", value_delimiter = ',', value_parser = parse_gate)]
     fail_on: Vec<Gate>,
-    /// The protocol of each process.
-    #[arg(long, value_enum, default_value = "quick")]
-    protocol: DepthName,
+    /// The protocol of each process of `hbmark run` [default: quick].
+    #[arg(long, value_enum)]
+    protocol: Option<DepthName>,
     /// Seed of the order within rounds, and of both sides' weights and prompts.
     #[arg(long, env = "HBMARK_SEED", default_value_t = 42)]
     seed: u64,
@@ -212,20 +216,22 @@ fn beside(a: &Path, b: &Path) -> anyhow::Result<Option<SideBySide>> {
 fn live(args: &Args, settings: Settings) -> anyhow::Result<Result<Ran, i32>> {
     let both =
         args.both.as_deref().map_or_else(|| Ok(BTreeMap::new()), |given| overrides("--both", given))?;
-    let a = Configured::new('A', &args.a, &both, args)?;
-    let b = Configured::new('B', &args.b, &both, args)?;
-    if a.model.architecture != b.model.architecture {
-        let line = |side: &Configured| format!("{} ({})", side.model.name, side.model.source_label());
-        return Err(CompareError::Models { a: line(&a), b: line(&b) }.into());
-    }
+    let side = |letter: char, given: &str| -> anyhow::Result<BTreeMap<String, String>> {
+        let mut side = both.clone();
+        side.extend(overrides(&format!("side {letter}"), given)?);
+        Ok(side)
+    };
+    let (a, b) = (side('A', &args.a)?, side('B', &args.b)?);
+    let serves = |side: &BTreeMap<String, String>| side.keys().any(|key| !KEYS.contains(&key.as_str()));
+    let sides =
+        if serves(&a) || serves(&b) { serving_sides(&a, &b, args)? } else { run_sides(&a, &b, args)? };
     let rounds = usize::try_from(args.rounds.unwrap_or(DEFAULT_ROUNDS as u64))?;
     let least = hbmark_core::stats::least_pairs(settings.alpha);
     anyhow::ensure!(
-        rounds >= least || args.protocol == DepthName::Smoke,
+        rounds >= least || args.protocol == Some(DepthName::Smoke),
         "--rounds {rounds}: fewer than {least} rounds cannot show a difference at the {:.0} % level, however large; ask for {least} or more",
         settings.alpha * 100.0
     );
-    let places = compare::places((&a.series(), &a.steps()), (&b.series(), &b.steps()))?;
     let interrupts = Interrupts::listen().context("cannot listen for Ctrl-C")?;
     let claim = args.out.as_deref().map(lock_folder).transpose()?;
     let folder = args.out.as_ref().map(|out| out.join("processes"));
@@ -235,8 +241,9 @@ fn live(args: &Args, settings: Settings) -> anyhow::Result<Result<Ran, i32>> {
     }
     let launcher = Launcher {
         program: std::env::current_exe().context("cannot find this very program")?,
-        a: a.arguments,
-        b: b.arguments,
+        command: sides.command,
+        a: sides.a,
+        b: sides.b,
         folder,
     };
     let mut processes = Processes::new(launcher, interrupts);
@@ -244,7 +251,7 @@ fn live(args: &Args, settings: Settings) -> anyhow::Result<Result<Ran, i32>> {
         a: described(&args.a, args.both.as_deref()),
         b: described(&args.b, args.both.as_deref()),
         command: command_line(),
-        places,
+        items: sides.items,
         rounds,
         seed: args.seed,
         aa: args.aa,
@@ -263,6 +270,62 @@ fn live(args: &Args, settings: Settings) -> anyhow::Result<Result<Ran, i32>> {
     }
 }
 
+/// Both sides, checked: what is launched, with which arguments, and what of it is compared.
+struct Sides {
+    command: Launched,
+    a: Vec<String>,
+    b: Vec<String>,
+    items: Vec<ComparedItem>,
+}
+
+/// Steps of engines.
+fn run_sides(
+    a: &BTreeMap<String, String>,
+    b: &BTreeMap<String, String>,
+    args: &Args,
+) -> anyhow::Result<Sides> {
+    let a = Configured::new('A', a, args)?;
+    let b = Configured::new('B', b, args)?;
+    if a.model.architecture != b.model.architecture {
+        let line = |side: &Configured| format!("{} ({})", side.model.name, side.model.source_label());
+        return Err(CompareError::Models { a: line(&a), b: line(&b) }.into());
+    }
+    let places = compare::places((&a.series(), &a.steps()), (&b.series(), &b.steps()))?;
+    Ok(Sides {
+        command: Launched::Run,
+        a: a.arguments,
+        b: b.arguments,
+        items: places.into_iter().map(ComparedItem::Cell).collect(),
+    })
+}
+
+/// Served requests.
+fn serving_sides(
+    a: &BTreeMap<String, String>,
+    b: &BTreeMap<String, String>,
+    args: &Args,
+) -> anyhow::Result<Sides> {
+    anyhow::ensure!(
+        args.protocol.is_none(),
+        "--protocol is of `hbmark run`; of served requests `requests=N` says how many a process measures"
+    );
+    let arguments = |side: &BTreeMap<String, String>| -> Vec<String> {
+        side.iter().map(|(key, value)| format!("--{key}={value}")).collect()
+    };
+    let (of_a, of_b) = (arguments(a), arguments(b));
+    let config = |letter: char, arguments: &[String]| -> anyhow::Result<ServeConfig> {
+        serve::point_config(arguments).with_context(|| format!("side {letter}"))
+    };
+    let (config_a, config_b) = (config('A', &of_a)?, config('B', &of_b)?);
+    let [items, other] = [&config_a, &config_b].map(|config| compare::served_times(config.offered));
+    anyhow::ensure!(
+        items == other,
+        "one side has a rate and the other a closed loop; give both the same load"
+    );
+    let salted = [&config_a, &config_b].iter().all(|config| config.server.is_some());
+    Ok(Sides { command: Launched::Serve { seed: args.seed, salted }, a: of_a, b: of_b, items })
+}
+
 /// A side as given, with what both sides share.
 fn described(given: &str, both: Option<&str>) -> String {
     match both {
@@ -279,11 +342,9 @@ struct Configured {
 }
 
 impl Configured {
-    fn new(side: char, given: &str, both: &BTreeMap<String, String>, args: &Args) -> anyhow::Result<Self> {
-        let mut settings = both.clone();
-        settings.extend(overrides(&format!("side {side}"), given)?);
+    fn new(side: char, settings: &BTreeMap<String, String>, args: &Args) -> anyhow::Result<Self> {
         let mut arguments = vec!["--seed".to_owned(), args.seed.to_string()];
-        match args.protocol {
+        match args.protocol.unwrap_or(DepthName::Quick) {
             DepthName::Full => {}
             DepthName::Quick => arguments.push("--quick".into()),
             DepthName::Smoke => arguments.push("--smoke".into()),
@@ -327,14 +388,8 @@ fn series(config: &RunConfig, model: &OpenModel) -> Vec<EngineVariant> {
 /// The configuration that `hbmark run` makes of the same arguments.
 fn parse_run(arguments: &[String]) -> anyhow::Result<RunConfig> {
     let command = <run::Args as ClapArgs>::augment_args(clap::Command::new("run").no_binary_name(true));
-    let matches = command.try_get_matches_from(arguments).map_err(|error| anyhow::anyhow!(short(&error)))?;
-    run::Args::from_arg_matches(&matches).map_err(|error| anyhow::anyhow!(short(&error)))?.config()
-}
-
-/// The first line of clap's error: usage and hints are those of another command.
-fn short(error: &clap::Error) -> String {
-    let text = error.to_string();
-    text.lines().next().unwrap_or_default().trim_start_matches("error: ").to_owned()
+    let matches = command.try_get_matches_from(arguments).map_err(|error| first_line(&error))?;
+    run::Args::from_arg_matches(&matches).map_err(|error| first_line(&error))?.config()
 }
 
 /// The settings of a side: TOML files and `key=value`, separated by blanks, the later winning.
@@ -356,12 +411,13 @@ fn overrides(whose: &str, given: &str) -> anyhow::Result<BTreeMap<String, String
 }
 
 fn known_key(whose: &str, key: &str) -> anyhow::Result<String> {
+    let key = key.trim_start_matches("--").replace('_', "-");
     anyhow::ensure!(
-        KEYS.contains(&key),
-        "{whose}: `{key}` is no setting of a side; there are: {}",
+        KEYS.contains(&key.as_str()) || serve::is_setting(&key),
+        "{whose}: `{key}` is no setting of a side; there are: {}; and the flags of `hbmark serve`",
         KEYS.join(", ")
     );
-    Ok(key.to_owned())
+    Ok(key)
 }
 
 /// A page of settings.

@@ -10,9 +10,10 @@ mod search;
 mod server;
 mod sweep;
 
-use clap::{Args as ClapArgs, Subcommand};
+use clap::{Args as ClapArgs, FromArgMatches, Subcommand};
 use flags::ServingArgs;
 
+use super::shared_args::first_line;
 use crate::serve::ServeConfig;
 
 pub(super) use finish::{execute, work};
@@ -85,6 +86,41 @@ impl Args {
         };
         Ok(Asked { serving, workload: workload.and_then(|args| args.workload.as_deref()), config })
     }
+}
+
+/// Flags of one point that are no settings of a side of a comparison: what a comparison decides itself, and what ends or keeps a run.
+const NO_SETTINGS: &[&str] = &[
+    "seed",
+    "cache-salt",
+    "compare-loops",
+    "resume",
+    "virtual",
+    "gpu",
+    "from",
+    "out",
+    "format",
+    "note",
+    "hypothesis",
+    "fail-on",
+    "help",
+];
+
+/// Whether a flag of one point may be a setting of a side of a comparison.
+pub(super) fn is_setting(name: &str) -> bool {
+    let command = <point::PointArgs as ClapArgs>::augment_args(clap::Command::new("serve"));
+    let known = command.get_arguments().any(|argument| {
+        let names = argument.get_long_and_visible_aliases().unwrap_or_default();
+        names.contains(&name)
+    });
+    known && !NO_SETTINGS.contains(&name)
+}
+
+/// The configuration that `hbmark serve` makes of these arguments.
+pub(super) fn point_config(arguments: &[String]) -> anyhow::Result<ServeConfig> {
+    let command =
+        <point::PointArgs as ClapArgs>::augment_args(clap::Command::new("serve").no_binary_name(true));
+    let matches = command.try_get_matches_from(arguments).map_err(|error| first_line(&error))?;
+    point::PointArgs::from_arg_matches(&matches).map_err(|error| first_line(&error))?.config()
 }
 
 /// The new form of a flag that became a subcommand.

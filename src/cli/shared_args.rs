@@ -84,6 +84,12 @@ pub struct OutputArgs {
     pub hypothesis: Option<String>,
 }
 
+/// The first line of clap's error: usage and hints are those of another command.
+pub fn first_line(error: &clap::Error) -> anyhow::Error {
+    let text = error.to_string();
+    anyhow::anyhow!(text.lines().next().unwrap_or_default().trim_start_matches("error: ").to_owned())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -9,6 +9,7 @@ mod error;
 mod matching;
 mod process;
 mod saved;
+mod side_result;
 
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
@@ -16,17 +17,17 @@ use rand_chacha::ChaCha8Rng;
 use crate::machine::clock::now_utc;
 use crate::worker::Observer;
 use hbmark_core::result::comparison::{
-    Arm, COMPARISON_VERSION, CellComparison, ComparedCell, Comparison, ComparisonKind, ComparisonVerdict,
-    Difference, EngineVariant, Floor, Method, Pair, Settings,
+    COMPARISON_VERSION, CellComparison, ComparedCell, ComparedItem, Comparison, ComparisonKind,
+    ComparisonVerdict, EngineVariant, Floor, Method, Pair, Settings,
 };
-use hbmark_core::result::{Capabilities, Report};
 use hbmark_core::stats;
 use hbmark_report::analysis::compare::{Findings, judge};
 
 pub use error::CompareError;
 pub use matching::{places, series_of};
-pub use process::{Launcher, Processes, clear};
+pub use process::{Launched, Launcher, Processes, clear};
 pub use saved::saved;
+pub use side_result::{SideResult, served_times};
 
 /// Rounds when none are asked for: a verdict needs seven, and twelve find 2 % where rounds spread by 1.5 %.
 pub const DEFAULT_ROUNDS: usize = 12;
@@ -59,7 +60,7 @@ pub struct ComparisonPlan {
     pub a: String,
     pub b: String,
     pub command: String,
-    pub places: Vec<ComparedCell>,
+    pub items: Vec<ComparedItem>,
     pub rounds: usize,
     /// Of the order within rounds.
     pub seed: u64,
@@ -68,11 +69,21 @@ pub struct ComparisonPlan {
     pub settings: Settings,
 }
 
+/// One run of one side.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Launch {
+    pub side: Side,
+    /// Of the rounds of A against itself and of those of A against B, counted through.
+    pub round: usize,
+    /// As it is told to a person.
+    pub title: String,
+}
+
 /// Runs one side once.
 pub trait Runner {
     /// # Errors
     /// When the side gave no result.
-    fn run(&mut self, side: Side, launch: &str) -> Result<Report, CompareError>;
+    fn run(&mut self, launch: &Launch) -> Result<SideResult, CompareError>;
 }
 
 /// A comparison, and the signal that ended it before its last round.
@@ -102,6 +113,7 @@ pub fn live(
         stopped: None,
         done: 0,
         total: plan.rounds * if plan.aa { 4 } else { 2 },
+        started: 0,
     };
     let floor = if plan.aa { Some(rounds.take(plan, Against::Itself)?) } else { None };
     let floor_found = floor.as_ref().map(|taken| judge(&taken.pairs, &taken.b_second, None, &plan.settings));
@@ -115,18 +127,19 @@ pub fn live(
     let mut found = judge(&taken.pairs, &taken.b_second, floor_found.as_ref(), &plan.settings);
     let Rounds { first: [a, b], lost, stopped, .. } = rounds;
     let (a, b) = (a.ok_or(CompareError::NoRounds)?, b.ok_or(CompareError::NoRounds)?);
-    if a.model.architecture != b.model.architecture {
-        return Err(CompareError::models(&a, &b));
-    }
-    if a.protocol.as_ref().is_some_and(|protocol| protocol.name == "smoke") {
+    a.check_against(&b)?;
+    if a.protocol() == Some("smoke") {
         for effect in found.cells.iter_mut().chain(&mut found.overall) {
             effect.verdict = ComparisonVerdict::Inconclusive;
             effect.reason = "every cell ran once a process: the times mean nothing".into();
         }
     }
     // In A/A rounds both sides are A.
-    let twin = |place: &ComparedCell| ComparedCell { b: place.a.clone(), ..place.clone() };
-    let twins: Vec<ComparedCell> = plan.places.iter().map(twin).collect();
+    let twin = |item: &ComparedItem| match item {
+        ComparedItem::Cell(cell) => ComparedItem::Cell(ComparedCell { b: cell.a.clone(), ..cell.clone() }),
+        served @ ComparedItem::Served { .. } => served.clone(),
+    };
+    let twins: Vec<ComparedItem> = plan.items.iter().map(twin).collect();
     let mut remarks = lost;
     remarks.extend(stopped.map(|signal| {
         format!(
@@ -135,7 +148,7 @@ pub fn live(
             plan.rounds
         )
     }));
-    remarks.extend(tokens_differ(&plan.places, &a, &b));
+    remarks.extend(a.remarks_beside(&b, &plan.items));
     let lost_floor = floor_found.iter().flat_map(|f| &f.cells).filter(|e| e.rounds < plan.rounds).count();
     if lost_floor > 0 {
         remarks.push(format!("A against itself lost rounds in {lost_floor} cells"));
@@ -146,12 +159,12 @@ pub fn live(
         method: Method::PairedRounds,
         command: plan.command.clone(),
         started_at,
-        model: model_line(&a, &b),
-        machine: machine_line(&a),
-        protocol: a.protocol.as_ref().map(|p| p.name.clone()),
-        differences: differences(&a, &b),
-        a: arm(&plan.a, &a),
-        b: arm(&plan.b, &b),
+        model: a.model_line(&b),
+        machine: a.machine_line(),
+        protocol: a.protocol().map(str::to_owned),
+        differences: a.differences(&b),
+        a: a.arm(&plan.a),
+        b: b.arm(&plan.b),
         rounds: Some(count),
         seed: Some(plan.seed),
         order: taken.order(),
@@ -162,7 +175,7 @@ pub fn live(
             cells: cells(&twins, taken.pairs, found),
         }),
         overall: found.overall.clone(),
-        cells: cells(&plan.places, taken.pairs, found),
+        cells: cells(&plan.items, taken.pairs, found),
         remarks,
         limits: Vec::new(),
     };
@@ -194,21 +207,23 @@ struct Rounds<'a> {
     runner: &'a mut dyn Runner,
     observer: &'a mut dyn Observer,
     /// The first result of each side.
-    first: [Option<Report>; 2],
+    first: [Option<SideResult>; 2],
     random: ChaCha8Rng,
     lost: Vec<String>,
     stopped: Option<i32>,
     done: usize,
     total: usize,
+    /// Rounds that were started.
+    started: usize,
 }
 
 impl Rounds<'_> {
     fn take(&mut self, plan: &ComparisonPlan, against: Against) -> Result<Taken, CompareError> {
-        let mut taken = Taken { pairs: vec![Vec::new(); plan.places.len()], b_second: Vec::new() };
+        let mut taken = Taken { pairs: vec![Vec::new(); plan.items.len()], b_second: Vec::new() };
         let order = stats::balanced_order(plan.rounds, &mut self.random);
         for (round, b_second) in (1..=plan.rounds).zip(order) {
             let b_first = !b_second;
-            let mut times = vec![Pair::default(); plan.places.len()];
+            let mut times = vec![Pair::default(); plan.items.len()];
             for slot in [b_first, !b_first] {
                 let side = if slot && against == Against::Other { Side::B } else { Side::A };
                 let title = match against {
@@ -217,7 +232,8 @@ impl Rounds<'_> {
                     }
                     Against::Other => format!("round {round}: {}", side.letter()),
                 };
-                match self.launch(plan, side, slot, &title, &mut times) {
+                let launch = Launch { side, round: self.started, title };
+                match self.launch(plan, &launch, slot, &mut times) {
                     // An incomplete round is not judged.
                     Err(CompareError::Interrupted { signal }) => {
                         self.stopped = Some(signal);
@@ -226,6 +242,7 @@ impl Rounds<'_> {
                     other => other?,
                 }
             }
+            self.started += 1;
             taken.b_second.push(b_second);
             for (pairs, pair) in taken.pairs.iter_mut().zip(times) {
                 pairs.push(pair);
@@ -234,20 +251,20 @@ impl Rounds<'_> {
         Ok(taken)
     }
 
-    /// Runs one side and puts its medians into the round.
+    /// Runs one side and puts its times into the round.
     fn launch(
         &mut self,
         plan: &ComparisonPlan,
-        side: Side,
+        launch: &Launch,
         second_slot: bool,
-        title: &str,
         times: &mut [Pair],
     ) -> Result<(), CompareError> {
+        let Launch { side, title, .. } = launch;
         self.observer.stage(title);
         self.observer.progress(self.done, self.total, &mut String::new);
-        let result = self.runner.run(side, title);
+        let result = self.runner.run(launch);
         self.done += 1;
-        let known = &mut self.first[side as usize];
+        let known = &mut self.first[*side as usize];
         let result = match result {
             Ok(result) => result,
             Err(error) if known.is_none() || matches!(error, CompareError::Interrupted { .. }) => {
@@ -258,15 +275,12 @@ impl Rounds<'_> {
                 return Ok(());
             }
         };
-        for (place, pair) in plan.places.iter().zip(times) {
-            let id = if side == Side::A { place.id_of_a() } else { place.id_of_b() };
-            let cell = result.cells.iter().find(|cell| cell.id == id);
-            let cell =
-                cell.ok_or_else(|| CompareError::CellMissing { side: side.letter(), id: id.clone() })?;
-            match matching::typical(cell) {
+        self.lost.extend(result.remark().map(|remark| format!("{title}: {remark}")));
+        for (item, pair) in plan.items.iter().zip(times) {
+            match result.time(item, *side)? {
                 Ok(time) if second_slot => pair.b_ns = Some(time),
                 Ok(time) => pair.a_ns = Some(time),
-                Err(reason) => self.lost.push(format!("{title}: {id}: {reason}")),
+                Err(reason) => self.lost.push(format!("{title}: {}: {reason}", item.id())),
             }
         }
         known.get_or_insert(result);
@@ -274,64 +288,9 @@ impl Rounds<'_> {
     }
 }
 
-fn cells(places: &[ComparedCell], pairs: Vec<Vec<Pair>>, found: Findings) -> Vec<CellComparison> {
-    let together = places.iter().zip(pairs).zip(found.cells);
-    together.map(|((place, pairs), effect)| CellComparison { place: place.clone(), pairs, effect }).collect()
-}
-
-fn arm(given: &str, report: &Report) -> Arm {
-    Arm {
-        given: given.to_owned(),
-        command: report.command.clone(),
-        started_at: report.started_at.clone(),
-        series: series_of(report),
-        config: report.config.clone(),
-    }
-}
-
-fn model_line(a: &Report, b: &Report) -> String {
-    let line = |report: &Report| format!("{} · {}", report.model.name, report.model.source);
-    if line(a) == line(b) { line(a) } else { format!("A {} · B {}", line(a), line(b)) }
-}
-
-fn machine_line(report: &Report) -> String {
-    let environment = &report.environment;
-    let gpu = environment.gpu.as_ref().and_then(|gpu| gpu.name.clone());
-    let gpu = gpu.filter(|_| report.capabilities.iter().any(Capabilities::on_gpu));
-    let product = gpu.or_else(|| environment.cpu.model.clone()).unwrap_or_else(|| "unknown product".into());
-    let revision = environment.build.git_revision.as_ref().map_or_else(String::new, |r| format!(" ({r})"));
-    let cores = environment.cpu.usable_cores;
-    format!("{product} · {cores} cores · hbmark {}{revision}", environment.build.version)
-}
-
-/// The keys in which two configurations differ.
-fn differences(a: &Report, b: &Report) -> Vec<Difference> {
-    let null = serde_json::Value::Null;
-    let mut keys: Vec<&String> = a.config.keys().chain(b.config.keys()).collect();
-    keys.sort();
-    keys.dedup();
-    keys.into_iter()
-        // Where results are written is no difference, and the options of a device repeat its flags.
-        .filter(|key| !matches!(key.as_str(), "out" | "device_options"))
-        .filter_map(|key| {
-            let value = |report: &Report| report.config.get(key).unwrap_or(&null).clone();
-            let (of_a, of_b) = (value(a), value(b));
-            (of_a != of_b).then(|| Difference { key: key.clone(), a: of_a, b: of_b })
-        })
-        .collect()
-}
-
-/// A remark where the sides generate different tokens at one dtype: they may then not do the same work.
-fn tokens_differ(places: &[ComparedCell], a: &Report, b: &Report) -> Option<String> {
-    let hash = |report: &Report, id: &str| -> Option<String> {
-        report.cells.iter().find(|cell| cell.id == id)?.quality.as_ref()?.token_hash.clone()
-    };
-    let differ = |place: &&ComparedCell| {
-        let hashes = hash(a, &place.id_of_a()).zip(hash(b, &place.id_of_b()));
-        place.a.dtype == place.b.dtype && hashes.is_some_and(|(a, b)| a != b)
-    };
-    let count = places.iter().filter(differ).count();
-    (count > 0).then(|| format!("in {count} of {} cells the sides generate different tokens", places.len()))
+fn cells(items: &[ComparedItem], pairs: Vec<Vec<Pair>>, found: Findings) -> Vec<CellComparison> {
+    let together = items.iter().zip(pairs).zip(found.cells);
+    together.map(|((item, pairs), effect)| CellComparison { place: item.clone(), pairs, effect }).collect()
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use hbmark_client::dialect::{self, Api, Backend, Knob};
-use hbmark_client::point::{Prompts, Server};
+use hbmark_client::point::{Isolation, Prompts, Server};
 use hbmark_client::probe::probe;
 use hbmark_client::run::Limits;
 use hbmark_client::target::{Endpoint, Target, TargetError};
@@ -38,6 +38,8 @@ pub struct ServerConfig {
     pub metrics_interval_s: f64,
     /// Most requests in flight, in an open loop.
     pub cap: Option<usize>,
+    /// Keeps the prefix cache of these requests apart from that of others.
+    pub cache_salt: Option<String>,
 }
 
 /// Why a server cannot be measured.
@@ -110,12 +112,27 @@ impl ServerConfig {
             },
             cap: self.cap,
             prompts,
-            salt: None,
+            salt: self.cache_salt.clone(),
             extra,
             metrics: page.filter(|_| !interval.is_zero()).map(|page| (page, interval)),
         };
+        if self.cache_salt.is_some() {
+            warnings.extend(isolation_warning(server.isolation()));
+        }
         Ok((server, warnings))
     }
+}
+
+/// What a salt does not do here.
+fn isolation_warning(isolation: Isolation) -> Option<String> {
+    let warning = match isolation {
+        Isolation::Salt => return None,
+        Isolation::Off => "this server knows no salts: its prefix cache is turned off for these requests",
+        Isolation::None => {
+            "this server cannot keep prefix caches apart (--cache-salt): requests may find the prompts of another run"
+        }
+    };
+    Some(warning.to_owned())
 }
 
 /// What prompts are made of: ids where the server takes them, text otherwise, of an exact length where there is a tokenizer.

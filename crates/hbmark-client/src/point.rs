@@ -43,7 +43,7 @@ pub struct Server {
     /// Most requests in flight, in an open loop.
     pub cap: Option<usize>,
     pub prompts: Prompts,
-    /// Separates the prefix cache of these requests from that of others, where the server can.
+    /// Keeps the prefix cache of these requests apart from that of others, as far as the server can: see [`Self::isolation`].
     pub salt: Option<String>,
     pub extra: Option<Map<String, Value>>,
     /// Where the server's counters are, and how often they are read.
@@ -113,12 +113,13 @@ struct PlannedBodies<'a> {
     sampling: Sampling,
     forced: bool,
     scratch: Vec<u8>,
+    /// Of the bodies without their salts, so that two sides with the same requests have the same.
     hash: Sha256,
     failure: Option<BodyError>,
 }
 
 impl PlannedBodies<'_> {
-    fn body(&mut self, planned: &PlannedRequest) -> Result<(), BodyError> {
+    fn body(&mut self, planned: &PlannedRequest, cache: Cache<'_>) -> Result<(), BodyError> {
         let server = self.server;
         let endpoint = dialect::server(server.backend.dialect).endpoint(server.backend.api);
         let ids = self.traffic.prompt(planned);
@@ -128,7 +129,7 @@ impl PlannedBodies<'_> {
             forced_length: self.forced,
             evidence: endpoint.default_evidence(),
             sampling: self.sampling,
-            cache: server.salt.as_deref().map_or(Cache::Shared, Cache::Salt),
+            cache,
             extra: server.extra.as_ref(),
             ..RequestSpec::new(
                 &server.identity.model,
@@ -140,19 +141,61 @@ impl PlannedBodies<'_> {
     }
 }
 
+impl PlannedBodies<'_> {
+    fn append(&mut self, key: usize, into: &mut Vec<u8>) -> Result<(), BodyError> {
+        let planned = &self.traffic.plan[key];
+        self.body(planned, Cache::Shared)?;
+        self.hash.update(&self.scratch);
+        let cache = self.server.cache();
+        if cache != Cache::Shared {
+            self.body(planned, cache)?;
+        }
+        into.extend_from_slice(&self.scratch);
+        Ok(())
+    }
+}
+
 impl Bodies for PlannedBodies<'_> {
     fn write(&mut self, key: usize, into: &mut Vec<u8>) {
-        match self.body(&self.traffic.plan[key]) {
-            Ok(()) => {
-                self.hash.update(&self.scratch);
-                into.extend_from_slice(&self.scratch);
-            }
-            Err(error) => self.failure = Some(error),
+        if let Err(error) = self.append(key, into) {
+            self.failure = Some(error);
         }
     }
 }
 
+/// How far the prefix cache of some requests can be kept apart from that of others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Isolation {
+    /// Requests with a salt share prefixes with one another, and with no others.
+    Salt,
+    /// The cache can be turned off for a request.
+    Off,
+    None,
+}
+
 impl Server {
+    /// What this server can.
+    #[must_use]
+    pub fn isolation(&self) -> Isolation {
+        let endpoint = dialect::server(self.backend.dialect).endpoint(self.backend.api);
+        if endpoint.has(Knob::CacheSalt) {
+            Isolation::Salt
+        } else if endpoint.has(Knob::CacheOff) {
+            Isolation::Off
+        } else {
+            Isolation::None
+        }
+    }
+
+    /// What requests may take from the prefix cache.
+    fn cache(&self) -> Cache<'_> {
+        match (&self.salt, self.isolation()) {
+            (Some(salt), Isolation::Salt) => Cache::Salt(salt),
+            (Some(_), Isolation::Off) => Cache::Off,
+            (None, _) | (Some(_), Isolation::None) => Cache::Shared,
+        }
+    }
+
     /// Measures a point.
     ///
     /// # Errors
@@ -189,7 +232,7 @@ impl Server {
         };
         // A request that cannot be written is found out before anything is sent.
         if let Some(first) = plan.first() {
-            bodies.body(first)?;
+            bodies.body(first, self.cache())?;
         }
         let scraper = self
             .metrics

@@ -28,6 +28,9 @@ pub(super) struct ServerArgs {
     /// JSON object whose fields are added to every request.
     #[arg(long, value_name = "JSON", value_parser = object)]
     extra_body: Option<String>,
+    /// Keep the server's prefix cache of these requests apart from that of others (`cache_salt`; turned off where there is no such field).
+    #[arg(long, value_name = "TEXT")]
+    cache_salt: Option<String>,
     /// A request that takes longer has failed (30s, 10m).
     #[arg(long, default_value = "1h", value_parser = parse_span)]
     request_timeout: Nanos,
@@ -56,6 +59,7 @@ impl ServerArgs {
             request_timeout_s: self.request_timeout.seconds(),
             metrics_interval_s: self.metrics_interval,
             cap,
+            cache_salt: self.cache_salt.clone(),
         })
     }
 }

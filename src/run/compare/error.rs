@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use super::EngineVariant;
-use hbmark_core::result::{Report, ReportError};
+use hbmark_core::result::ReportError;
 
 /// A comparison that cannot be made, with what to do.
 #[derive(Debug, thiserror::Error)]
@@ -40,12 +40,6 @@ pub enum CompareError {
 }
 
 impl CompareError {
-    /// Two results of different models.
-    pub(super) fn models(a: &Report, b: &Report) -> Self {
-        let line = |report: &Report| format!("{} ({})", report.model.name, report.model.source);
-        Self::Models { a: line(a), b: line(b) }
-    }
-
     pub(super) fn series(a: &[EngineVariant], b: &[EngineVariant]) -> Self {
         let list = |series: &[EngineVariant]| {
             series.iter().map(EngineVariant::to_string).collect::<Vec<_>>().join(" and ")

@@ -6,20 +6,75 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::{CompareError, Runner, Side};
+use super::{CompareError, Launch, Runner, Side, SideResult};
 use crate::worker::child::LAUNCHED_BY;
 use crate::worker::signals::Interrupts;
-use hbmark_core::result::{Report, saved};
+use hbmark_core::result::{ReportError, saved, serving};
+use hbmark_traffic::workload::splitmix64;
 
-/// The arguments of `run` for each side, and where results go.
+/// The command of the launches, its arguments for each side, and where results go.
 #[derive(Debug, Clone)]
 pub struct Launcher {
     pub program: PathBuf,
-    /// After `run`, without `--format` and `--out`.
+    pub command: Launched,
+    /// After the command, without `--format` and `--out`.
     pub a: Vec<String>,
     pub b: Vec<String>,
     /// A folder for the results of single launches, where they are kept.
     pub folder: Option<PathBuf>,
+}
+
+/// What is launched.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Launched {
+    /// `hbmark run`, with the same seed every time.
+    Run,
+    /// `hbmark serve`: the requests of a round are those of its seed, and no launch finds those of another in a prefix cache.
+    Serve { seed: u64, salted: bool },
+}
+
+impl Launched {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Run => "run",
+            Self::Serve { .. } => "serve",
+        }
+    }
+
+    /// What differs from launch to launch.
+    fn arguments(self, launched: usize, round: usize) -> Vec<String> {
+        match self {
+            Self::Run => Vec::new(),
+            Self::Serve { seed, salted } => {
+                let of_round = format!("--seed={}", splitmix64(seed, round as u64));
+                let salt = salted.then(|| format!("--cache-salt={seed}-{launched}"));
+                [of_round].into_iter().chain(salt).collect()
+            }
+        }
+    }
+
+    fn file(self) -> &'static str {
+        match self {
+            Self::Run => "result.json",
+            Self::Serve { .. } => "serve.json",
+        }
+    }
+
+    fn read(self, path: &Path) -> Result<SideResult, CompareError> {
+        Ok(match self {
+            Self::Run => SideResult::Steps(Box::new(saved::read(path)?)),
+            Self::Serve { .. } => SideResult::Served(Box::new(
+                serving::read(path)?.ok_or_else(|| ReportError::NotOurs { path: path.to_path_buf() })?,
+            )),
+        })
+    }
+
+    fn parse(self, text: &str) -> Result<SideResult, CompareError> {
+        Ok(match self {
+            Self::Run => SideResult::Steps(Box::new(saved::parse(text)?)),
+            Self::Serve { .. } => SideResult::Served(Box::new(serving::parse(text)?)),
+        })
+    }
 }
 
 /// Starts a process a launch.
@@ -82,12 +137,13 @@ fn terminate(running: &Mutex<Option<Child>>) {
 }
 
 impl Runner for Processes {
-    fn run(&mut self, side: Side, launch: &str) -> Result<Report, CompareError> {
+    fn run(&mut self, launch: &Launch) -> Result<SideResult, CompareError> {
         use std::os::unix::process::CommandExt;
         if let Some(stopped) = self.stopped() {
             return Err(stopped);
         }
         self.launched += 1;
+        let (side, kind) = (launch.side, self.launcher.command);
         let folder = self.launcher.folder.as_ref().map(|folder| folder.join(name(self.launched, side)));
         let program = || self.launcher.program.clone();
         let start = |source| CompareError::Start { program: program(), source };
@@ -96,8 +152,9 @@ impl Runner for Processes {
         let arguments = if side == Side::A { &self.launcher.a } else { &self.launcher.b };
         let mut command = Command::new(&self.launcher.program);
         command
-            .arg("run")
+            .arg(kind.name())
             .args(arguments)
+            .args(kind.arguments(self.launched, launch.round))
             .args(["--format", "json"])
             .env(LAUNCHED_BY, std::process::id().to_string())
             .stdin(Stdio::null())
@@ -124,25 +181,25 @@ impl Runner for Processes {
             }
             return Err(CompareError::Launch {
                 side: side.letter(),
-                launch: launch.to_owned(),
+                launch: launch.title.clone(),
                 ended: status.to_string(),
                 message: last_line(&messages),
             });
         }
         match (folder, &mut printed) {
-            (Some(folder), _) => Ok(saved::read(&folder.join("result.json"))?),
-            (None, Some(printed)) => read(printed).map_err(start)?,
+            (Some(folder), _) => kind.read(&folder.join(kind.file())),
+            (None, Some(printed)) => kind.parse(&read(printed).map_err(start)?),
             (None, None) => unreachable!("without a folder the result is printed"),
         }
     }
 }
 
 /// What a launch printed.
-fn read(printed: &mut File) -> std::io::Result<Result<Report, CompareError>> {
+fn read(printed: &mut File) -> std::io::Result<String> {
     let mut text = String::new();
     printed.rewind()?;
     printed.read_to_string(&mut text)?;
-    Ok(saved::parse(&text).map_err(CompareError::from))
+    Ok(text)
 }
 
 /// The folder of a launch.

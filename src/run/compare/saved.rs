@@ -3,10 +3,10 @@
 use std::path::Path;
 
 use super::matching::{self, places, series_of, steps_of};
-use super::{CompareError, arm, differences, machine_line, model_line};
+use super::{CompareError, SideResult};
 use hbmark_core::result::comparison::{
-    COMPARISON_VERSION, CellComparison, ComparedCell, Comparison, ComparisonKind, ComparisonVerdict, Effect,
-    Method, Pair, Settings,
+    COMPARISON_VERSION, CellComparison, ComparedCell, ComparedItem, Comparison, ComparisonKind,
+    ComparisonVerdict, Effect, Method, Pair, Settings,
 };
 use hbmark_core::result::{CellResult, Report, ReportKind, block_means, judged_times, saved};
 use hbmark_core::stats;
@@ -18,9 +18,8 @@ use hbmark_core::stats;
 pub fn saved(a: &Path, b: &Path, command: &str, settings: Settings) -> Result<Comparison, CompareError> {
     let (given_a, given_b) = (a.display().to_string(), b.display().to_string());
     let (a, b) = (read(a)?, read(b)?);
-    if a.model.architecture != b.model.architecture {
-        return Err(CompareError::models(&a, &b));
-    }
+    let sides = [&a, &b].map(|report| SideResult::Steps(Box::new(report.clone())));
+    sides[0].check_against(&sides[1])?;
     let (series_a, series_b) = (series_of(&a), series_of(&b));
     let found = places((&series_a, &steps_of(&a)), (&series_b, &steps_of(&b)))?;
     let mut remarks = Vec::new();
@@ -40,12 +39,12 @@ pub fn saved(a: &Path, b: &Path, command: &str, settings: Settings) -> Result<Co
         method: Method::SavedResults,
         command: command.to_owned(),
         started_at: None,
-        model: model_line(&a, &b),
-        machine: machine_line(&a),
-        protocol: a.protocol.as_ref().map(|p| p.name.clone()),
-        differences: differences(&a, &b),
-        a: arm(&given_a, &a),
-        b: arm(&given_b, &b),
+        model: sides[0].model_line(&sides[1]),
+        machine: sides[0].machine_line(),
+        protocol: sides[0].protocol().map(str::to_owned),
+        differences: sides[0].differences(&sides[1]),
+        a: sides[0].arm(&given_a),
+        b: sides[1].arm(&given_b),
         rounds: None,
         seed: None,
         order: Vec::new(),
@@ -105,7 +104,7 @@ fn compare(
         verdict: ComparisonVerdict::Inconclusive,
         reason: "one process a side shows a ratio and not its cause".into(),
     };
-    CellComparison { place, pairs: vec![pair], effect }
+    CellComparison { place: ComparedItem::Cell(place), pairs: vec![pair], effect }
 }
 
 /// What two saved results leave open, said plainly.

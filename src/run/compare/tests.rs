@@ -4,7 +4,7 @@ use super::*;
 use crate::worker::NoopObserver;
 use hbmark_core::model::{Dtype, test_shapes};
 use hbmark_core::result::comparison::ComparisonVerdict;
-use hbmark_core::result::{Block, Cause, CellResult, Phase, Status};
+use hbmark_core::result::{Block, Cause, CellResult, Phase, Report, Status};
 use hbmark_report::samples;
 use rand::Rng;
 
@@ -37,6 +37,12 @@ fn result(dtype: Dtype, ns: f64) -> Report {
     Report { cells: vec![cell(1), cell(4)], ..samples::report() }
 }
 
+type Grid<'a> = (&'a [EngineVariant], &'a [matching::GridStep]);
+
+fn cells(a: Grid<'_>, b: Grid<'_>) -> Vec<ComparedItem> {
+    places(a, b).unwrap().into_iter().map(ComparedItem::Cell).collect()
+}
+
 fn plan(aa: bool) -> ComparisonPlan {
     let steps = [(Phase::Decode, 1, 64), (Phase::Decode, 4, 64)];
     let sides = [[series("native", Dtype::Bf16)], [series("native", Dtype::Int8)]];
@@ -44,7 +50,7 @@ fn plan(aa: bool) -> ComparisonPlan {
         a: "dtype=bf16".into(),
         b: "dtype=int8".into(),
         command: "hbmark compare".into(),
-        places: places((&sides[0], &steps), (&sides[1], &steps)).unwrap(),
+        items: cells((&sides[0], &steps), (&sides[1], &steps)),
         rounds: ROUNDS,
         seed: 42,
         aa,
@@ -78,7 +84,8 @@ impl Machine {
 }
 
 impl Runner for Machine {
-    fn run(&mut self, side: Side, _: &str) -> Result<Report, CompareError> {
+    fn run(&mut self, launch: &Launch) -> Result<SideResult, CompareError> {
+        let side = launch.side;
         self.launches.push(side);
         let count = self.launches.len();
         if self.fails_at == Some(count) {
@@ -92,7 +99,7 @@ impl Runner for Machine {
         let (dtype, factor) = if side == Side::A { (Dtype::Bf16, 1.0) } else { (Dtype::Int8, self.b_takes) };
         let mut report = result(dtype, 1e7 * factor * drift * luck);
         (self.breaks)(count, &mut report);
-        Ok(report)
+        Ok(SideResult::Steps(Box::new(report)))
     }
 }
 
@@ -308,4 +315,83 @@ fn a_saved_comparison_with_numbers_that_no_run_has_is_not_believed() {
         let error = read(&changed).unwrap_err().to_string();
         assert!(error.contains("18446744073709551615, and no run has that"), "{error}");
     }
+}
+
+/// Served requests whose TTFT grows with the launch, and where B takes another time.
+struct Servers {
+    launches: Vec<Launch>,
+    b_takes: f64,
+    breaks: fn(Side, &mut hbmark_core::result::serving::ServeResult),
+}
+
+impl Runner for Servers {
+    fn run(&mut self, launch: &Launch) -> Result<SideResult, CompareError> {
+        use hbmark_core::result::serving::Quantiles;
+        self.launches.push(launch.clone());
+        let mut report = samples::single();
+        report.points.truncate(1);
+        let result = report.points[0].result.as_mut().unwrap();
+        let factor = if launch.side == Side::A { 1.0 } else { self.b_takes };
+        let time = 5e6 * factor * (1.0 + 0.001 * self.launches.len() as f64);
+        let spread = |time: f64| Quantiles::of((0..200).map(|i| Some(time * (1.0 + 0.001 * f64::from(i)))));
+        result.validity = hbmark_core::result::serving::Validity::Valid;
+        result.served = result.measured;
+        (result.ttft_ns, result.tpot_ns, result.e2e_ns) =
+            (Some(spread(time)), Some(spread(2e6)), Some(spread(9e7)));
+        (self.breaks)(launch.side, result);
+        Ok(SideResult::Served(Box::new(report)))
+    }
+}
+
+fn served(b_takes: f64, breaks: fn(Side, &mut hbmark_core::result::serving::ServeResult)) -> Comparison {
+    let offered = hbmark_core::result::serving::Offered::Rate(4.0);
+    let plan = ComparisonPlan { items: served_times(offered), ..plan(false) };
+    let mut servers = Servers { launches: Vec::new(), b_takes, breaks };
+    let found = live(&plan, &mut servers, &mut NoopObserver).unwrap().comparison;
+    // Both sides of a round are asked for the same requests.
+    for pair in servers.launches.chunks(2) {
+        assert_eq!(pair[0].round, pair[1].round);
+    }
+    assert_eq!(servers.launches.last().unwrap().round, ROUNDS - 1);
+    found
+}
+
+#[test]
+fn of_two_servers_the_latency_that_differs_is_found_and_no_other() {
+    let found = served(1.1, |_, _| ());
+    let verdict = |metric: &str| {
+        let cell = found.cells.iter().find(|cell| cell.place.id() == metric).unwrap();
+        (cell.effect.verdict, cell.pairs.len())
+    };
+    assert_eq!(verdict("ttft_p50"), (ComparisonVerdict::Slower, ROUNDS));
+    assert_eq!(verdict("ttft_p95"), (ComparisonVerdict::Slower, ROUNDS));
+    for same in ["tpot_p50", "tpot_p95", "e2e_p50", "e2e_p95"] {
+        assert_eq!(verdict(same).0, ComparisonVerdict::Equivalent, "{same}");
+    }
+    let json = serde_json::to_string(&found).unwrap();
+    assert_eq!(serde_json::from_str::<Comparison>(&json).unwrap(), found);
+}
+
+#[test]
+fn a_server_that_fails_requests_is_said_to_and_is_never_faster_for_it() {
+    let found = served(0.5, |side, result| {
+        if side == Side::B {
+            result.served = result.measured - 1;
+            result.ttft_ns.as_mut().unwrap().p95 = Some(f64::INFINITY.into());
+        }
+    });
+    let p95 = found.cells.iter().find(|cell| cell.place.id() == "ttft_p95").unwrap();
+    assert_eq!((p95.effect.ratio, p95.effect.verdict), (None, ComparisonVerdict::Inconclusive));
+    let said = |what: &str| found.remarks.iter().any(|remark| remark.contains(what));
+    assert!(said("requests were not served") && said("infinite"), "{:?}", found.remarks);
+}
+
+#[test]
+fn a_launch_whose_measurement_is_invalid_gives_no_times() {
+    let found = served(0.5, |side, result| {
+        if side == Side::B {
+            result.validity = hbmark_core::result::serving::Validity::Invalid;
+        }
+    });
+    assert!(found.cells.iter().all(|cell| cell.effect.ratio.is_none()));
 }

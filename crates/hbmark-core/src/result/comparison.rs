@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::ReportError;
 use super::cell::{Phase, cell_id};
+use super::serving::{Quantity, ServeResult};
 use crate::model::Dtype;
 
 /// The verdict on B against A.
@@ -95,6 +96,98 @@ impl ComparedCell {
     }
 }
 
+/// A time of served requests that is compared. Smaller is better, for every one of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ServedTime {
+    TtftP50,
+    TtftP95,
+    TpotP50,
+    TpotP95,
+    E2eP50,
+    E2eP95,
+    /// The inverse of the output throughput of all requests together.
+    PerOutputToken,
+}
+
+impl ServedTime {
+    /// Under a load that does not depend on the server: throughput is then what was offered.
+    pub const OPEN_LOOP: [Self; 6] =
+        [Self::TtftP50, Self::TtftP95, Self::TpotP50, Self::TpotP95, Self::E2eP50, Self::E2eP95];
+    /// Under a load that comes as fast as it is served.
+    pub const CLOSED_LOOP: [Self; 7] = [
+        Self::TtftP50,
+        Self::TtftP95,
+        Self::TpotP50,
+        Self::TpotP95,
+        Self::E2eP50,
+        Self::E2eP95,
+        Self::PerOutputToken,
+    ];
+
+    /// The name, as objectives are named.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::TtftP50 => "ttft_p50",
+            Self::TtftP95 => "ttft_p95",
+            Self::TpotP50 => "tpot_p50",
+            Self::TpotP95 => "tpot_p95",
+            Self::E2eP50 => "e2e_p50",
+            Self::E2eP95 => "e2e_p95",
+            Self::PerOutputToken => "per_output_token",
+        }
+    }
+
+    /// Its value in nanoseconds; none where it is missing, and infinite where too many requests failed.
+    #[must_use]
+    pub fn of(self, result: &ServeResult) -> Option<f64> {
+        let (quantiles, at_p95) = match self {
+            Self::TtftP50 => (&result.ttft_ns, false),
+            Self::TtftP95 => (&result.ttft_ns, true),
+            Self::TpotP50 => (&result.tpot_ns, false),
+            Self::TpotP95 => (&result.tpot_ns, true),
+            Self::E2eP50 => (&result.e2e_ns, false),
+            Self::E2eP95 => (&result.e2e_ns, true),
+            Self::PerOutputToken => {
+                return (result.output_tokens_per_s > 0.0).then(|| 1e9 / result.output_tokens_per_s);
+            }
+        };
+        let quantiles = quantiles.as_ref()?;
+        if at_p95 { quantiles.p95 } else { quantiles.p50 }.map(Quantity::value)
+    }
+}
+
+/// What is compared, side against side.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum ComparedItem {
+    /// A timed step.
+    Cell(ComparedCell),
+    /// A time of served requests.
+    Served { metric: ServedTime },
+}
+
+impl ComparedItem {
+    /// Its name in A's result.
+    #[must_use]
+    pub fn id(&self) -> String {
+        match self {
+            Self::Cell(cell) => cell.id_of_a(),
+            Self::Served { metric } => metric.name().to_owned(),
+        }
+    }
+
+    /// The step, where it is one.
+    #[must_use]
+    pub fn cell(&self) -> Option<&ComparedCell> {
+        match self {
+            Self::Cell(cell) => Some(cell),
+            Self::Served { .. } => None,
+        }
+    }
+}
+
 /// The medians of one round. A side without a usable time is null.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Pair {
@@ -180,11 +273,11 @@ pub struct Difference {
     pub b: serde_json::Value,
 }
 
-/// One cell: its rounds, and what was found in them.
+/// One cell, or one metric of served requests: its rounds, and what was found in them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CellComparison {
     #[serde(flatten)]
-    pub place: ComparedCell,
+    pub place: ComparedItem,
     /// In the order of the rounds; saved results have one.
     pub pairs: Vec<Pair>,
     #[serde(flatten)]
@@ -209,7 +302,7 @@ pub struct Comparison {
     pub started_at: Option<String>,
     pub model: String,
     pub machine: String,
-    /// Of every single process: `full`, `quick` or `smoke`.
+    /// Of every single process: `full`, `quick` or `smoke`; null where requests were served.
     pub protocol: Option<String>,
     pub a: Arm,
     pub b: Arm,

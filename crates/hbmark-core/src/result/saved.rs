@@ -12,7 +12,7 @@ use crate::input::{self, InputError};
 /// The largest saved result that is read.
 const MAX_BYTES: u64 = 256 << 20;
 /// Memory for the values of a result, beside the size of its file.
-const BUDGET: usize = 48 << 20;
+pub(super) const BUDGET: usize = 48 << 20;
 
 /// Writes a report.
 ///

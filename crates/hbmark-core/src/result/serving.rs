@@ -151,3 +151,22 @@ pub fn read(path: &std::path::Path) -> Result<Option<ServeReport>, ReportError> 
     super::validation::check_serving(&report)?;
     Ok(Some(report))
 }
+
+/// Reads a serving result that another process printed.
+///
+/// # Errors
+/// As [`read`].
+pub fn parse(text: &str) -> Result<ServeReport, ReportError> {
+    #[derive(Deserialize)]
+    struct Head {
+        schema_version: Option<u32>,
+    }
+    let budget = super::saved::BUDGET.saturating_add(text.len());
+    let head: Head = crate::input::json::from_str(text, budget)?;
+    if head.schema_version != Some(SCHEMA_VERSION) {
+        return Err(ReportError::Version { found: head.schema_version, supported: SCHEMA_VERSION });
+    }
+    let report = crate::input::json::from_str(text, budget)?;
+    super::validation::check_serving(&report)?;
+    Ok(report)
+}

@@ -102,8 +102,10 @@ pub(crate) fn check_comparison(comparison: &Comparison) -> Result<(), ReportErro
         within(what, count, &(0..=MAX_ROWS))?;
     }
     for cell in comparison.cells.iter().chain(floor) {
-        within("a batch", cell.place.batch, &GRID)?;
-        within("a context", cell.place.context, &GRID)?;
+        if let Some(step) = cell.place.cell() {
+            within("a batch", step.batch, &GRID)?;
+            within("a context", step.context, &GRID)?;
+        }
         within("the number of pairs of a cell", cell.pairs.len(), &(0..=MAX_ROWS))?;
         within("the rounds of a cell", cell.effect.rounds, &(0..=MAX_ROWS))?;
     }

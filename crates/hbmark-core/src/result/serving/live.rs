@@ -21,6 +21,21 @@ pub enum Dialect {
     LlamaCpp,
 }
 
+impl Dialect {
+    /// The kind of server, as its makers write it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::OpenAi => "an OpenAI-compatible server",
+            Self::Vllm => "vLLM",
+            Self::Sglang => "SGLang",
+            Self::TrtLlm => "TensorRT-LLM",
+            Self::Tgi => "TGI",
+            Self::LlamaCpp => "llama.cpp",
+        }
+    }
+}
+
 /// How the output tokens of a stream were counted, best evidence first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]

@@ -7,7 +7,7 @@ use crate::output::document::{Block, Column, Document, Line, Table, Tone, measur
 use crate::output::metrics::Unit;
 use crate::output::{Kind, OutputError};
 use hbmark_core::result::comparison::{
-    Arm, CellComparison, ComparedCell, Comparison, ComparisonVerdict, Effect, Method,
+    Arm, CellComparison, ComparedCell, ComparedItem, Comparison, ComparisonVerdict, Effect, Method,
 };
 
 impl Kind for Comparison {
@@ -38,7 +38,7 @@ impl Kind for Comparison {
 
 /// One row of a table: a cell, or all of them together.
 struct Row<'a> {
-    place: Option<&'a ComparedCell>,
+    place: Option<&'a ComparedItem>,
     effect: &'a Effect,
 }
 
@@ -65,7 +65,6 @@ fn columns(rows: &[Row<'_>]) -> Vec<Column> {
     let time = |title: &str, of: &dyn Fn(&Effect) -> Option<f64>| {
         measured(title, Unit::Nanoseconds, rows.iter().map(|row| of(row.effect)))
     };
-    let placed = |row: &Row<'_>, of: &dyn Fn(&ComparedCell) -> String| row.place.map_or_else(String::new, of);
     let small = |value: Option<f64>| value.map_or_else(|| "-".into(), percent);
     let p = |value: Option<f64>| match value {
         Some(p) if p < 0.0001 => "< 0.0001".to_owned(),
@@ -73,13 +72,23 @@ fn columns(rows: &[Row<'_>]) -> Vec<Column> {
         None => "-".to_owned(),
     };
     let ratio = |value: Option<f64>| value.map_or_else(|| "-".into(), |value| format!("{value:.4}"));
-    let mut columns = vec![
-        text("cell", &|row| match row.place {
-            Some(place) => format!("{:?} b{} c{}", place.phase, place.batch, place.context).to_lowercase(),
-            None => "all cells".into(),
-        }),
-        text("A", &|row| placed(row, &|place| place.a.to_string())),
-        text("B", &|row| placed(row, &|place| place.b.to_string())),
+    let served = rows.iter().any(|row| matches!(row.place, Some(ComparedItem::Served { .. })));
+    let mut columns = vec![text(if served { "metric" } else { "cell" }, &|row| match row.place {
+        Some(ComparedItem::Cell(cell)) => {
+            format!("{:?} b{} c{}", cell.phase, cell.batch, cell.context).to_lowercase()
+        }
+        Some(ComparedItem::Served { metric }) => metric.name().to_owned(),
+        None if served => "all metrics".into(),
+        None => "all cells".into(),
+    })];
+    if !served {
+        let side = |row: &Row<'_>, of: &dyn Fn(&ComparedCell) -> String| {
+            row.place.and_then(ComparedItem::cell).map_or_else(String::new, of)
+        };
+        columns.push(text("A", &|row| side(row, &|cell| cell.a.to_string())));
+        columns.push(text("B", &|row| side(row, &|cell| cell.b.to_string())));
+    }
+    columns.extend([
         time("A time", &|effect| effect.a_ns),
         time("B time", &|effect| effect.b_ns),
         written("B/A", &|effect| ratio(effect.ratio)),
@@ -87,7 +96,7 @@ fn columns(rows: &[Row<'_>]) -> Vec<Column> {
             (Some(low), Some(high)) => format!("{low:.4} to {high:.4}"),
             _ => "-".into(),
         }),
-    ];
+    ]);
     if rows.iter().any(|row| row.effect.p.is_some()) {
         columns.push(written("p", &|effect| p(effect.p)));
         columns.push(written("p (family)", &|effect| p(effect.p_adjusted)));
@@ -104,13 +113,17 @@ fn columns(rows: &[Row<'_>]) -> Vec<Column> {
 /// Raw numbers, one row a cell and one for all cells; A against itself is marked in the first column.
 fn sheet(rows: &[(&str, Row<'_>)]) -> Vec<Column> {
     let place = |title: &str, of: &dyn Fn(&ComparedCell) -> String| {
-        words(title, rows.iter().map(|(_, row)| row.place.map_or_else(String::new, of)))
+        let cell = |row: &Row<'_>| row.place.and_then(ComparedItem::cell).map_or_else(String::new, of);
+        words(title, rows.iter().map(|(_, row)| cell(row)))
     };
     let number = |title: &str, unit: Unit, of: &dyn Fn(&Effect) -> Option<f64>| {
         measured(title, unit, rows.iter().map(|(_, row)| of(row.effect)))
     };
-    let phase =
-        |row: &Row<'_>| row.place.map_or("all".to_owned(), |p| format!("{:?}", p.phase).to_lowercase());
+    let phase = |row: &Row<'_>| match row.place {
+        Some(ComparedItem::Cell(cell)) => format!("{:?}", cell.phase).to_lowercase(),
+        Some(ComparedItem::Served { metric }) => metric.name().to_owned(),
+        None => "all".to_owned(),
+    };
     vec![
         words("of", rows.iter().map(|(of, _)| (*of).to_owned())),
         words("phase", rows.iter().map(|(_, row)| phase(row))),
@@ -151,18 +164,20 @@ fn header(comparison: &Comparison) -> Vec<String> {
         });
         lines.push(format!("they differ in: {}", each.collect::<Vec<_>>().join("; ")));
     }
-    let protocol = comparison.protocol.as_deref().unwrap_or("unknown");
+    let served = comparison.cells.iter().any(|cell| cell.place.cell().is_none());
+    let each = match &comparison.protocol {
+        Some(protocol) => format!("{protocol} protocol in each"),
+        None if served => "the same requests for both in a round, others in the next".to_owned(),
+        None => "unknown protocol in each".to_owned(),
+    };
     lines.push(match comparison.method {
         Method::PairedRounds => format!(
-            "{} rounds, a fresh process a side, in random order (seed {}: {}), {} protocol in each",
+            "{} rounds, a fresh process a side, in random order (seed {}: {}), {each}",
             comparison.rounds.unwrap_or_default(),
             comparison.seed.unwrap_or_default(),
             comparison.order.join(" "),
-            protocol
         ),
-        Method::SavedResults => {
-            format!("two saved results, {protocol} protocol: no rounds, no test")
-        }
+        Method::SavedResults => format!("two saved results, {each}: no rounds, no test"),
     });
     lines.push(format!(
         "ratios are B's time over A's; equivalent within ±{}; p over the orders that could have been drawn, for all cells together",

@@ -3,7 +3,6 @@
 //! Enters: a [`Probe`]. Leaves: the document of `hbmark doctor --url`: who answers, what it serves, what of it can be measured.
 
 use crate::output::document::{Document, Line, Tone, numbers, words};
-use crate::output::kinds::serving::dialect;
 use crate::output::{Kind, OutputError};
 use hbmark_core::result::serving::{Clue, Outcome, Probe, ServedModel};
 use hbmark_core::units::Nanos;
@@ -45,7 +44,7 @@ fn answer(probe: &Probe) -> String {
         return "nothing answers".to_owned();
     }
     let version = probe.version.as_deref().map(|version| format!(" {version}")).unwrap_or_default();
-    format!("{}{version}", dialect(probe.dialect))
+    format!("{}{version}", probe.dialect.name())
 }
 
 fn clue(clue: Clue) -> &'static str {
@@ -70,7 +69,7 @@ fn facts(probe: &Probe) -> Vec<String> {
         .collect();
     if !probe.evidence.is_empty() {
         let by: Vec<String> =
-            probe.evidence.iter().map(|e| format!("{} ({})", clue(e.clue), dialect(e.dialect))).collect();
+            probe.evidence.iter().map(|e| format!("{} ({})", clue(e.clue), e.dialect.name())).collect();
         facts.push(format!("known by {}", by.join(", ")));
     }
     facts.extend(probe.slots.map(|slots| format!("{slots} requests at a time")));

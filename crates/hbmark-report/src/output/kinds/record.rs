@@ -383,7 +383,7 @@ pub fn of_comparison(comparison: &Comparison) -> Document {
         .overall
         .iter()
         .map(|e| ("all cells".to_owned(), e))
-        .chain(comparison.cells.iter().map(|c| (c.place.id_of_a(), &c.effect)))
+        .chain(comparison.cells.iter().map(|c| (c.place.id(), &c.effect)))
         .collect();
     page.section("Accepted", all.iter().filter(|(_, e)| decided(e)).map(|(n, e)| effect(n, e)));
     page.section("Not decided", all.iter().filter(|(_, e)| !decided(e)).map(|(n, e)| effect(n, e)));

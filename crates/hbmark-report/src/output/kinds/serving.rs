@@ -481,8 +481,6 @@ pub fn matrix_lines(row: &RowVerdict) -> String {
     format!("{}: expected {}; {verdict}: {}", row.title, row.hypothesis, row.seen)
 }
 
-pub use live::named as dialect;
-
 mod adapters_and_grammar;
 mod latency_vs_load;
 mod live;

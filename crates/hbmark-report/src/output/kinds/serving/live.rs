@@ -1,28 +1,16 @@
 //! What a result against a live server says beside its latencies: who answered, how tokens were counted, what failed, the client itself.
 
 use hbmark_core::result::serving::{
-    Dialect, GaugeOverTime, LiveResult, Quantiles, ServeResult, ServerIdentity, ServerMetrics, StampSource,
+    GaugeOverTime, LiveResult, Quantiles, ServeResult, ServerIdentity, ServerMetrics, StampSource,
     TokenEvidence,
 };
 use hbmark_core::units::Nanos;
-
-/// The kind of a server, as its makers write it.
-pub fn named(dialect: Dialect) -> &'static str {
-    match dialect {
-        Dialect::OpenAi => "an OpenAI-compatible server",
-        Dialect::Vllm => "vLLM",
-        Dialect::Sglang => "SGLang",
-        Dialect::TrtLlm => "TensorRT-LLM",
-        Dialect::Tgi => "TGI",
-        Dialect::LlamaCpp => "llama.cpp",
-    }
-}
 
 /// The server, above all tables.
 pub(super) fn server(server: &ServerIdentity) -> String {
     let version = server.version.as_deref().map(|version| format!(" {version}")).unwrap_or_default();
     let most = server.max_model_len.map(|most| format!(" · context {most}")).unwrap_or_default();
-    format!("{} at {}{} · {}{version}{most}", server.model, server.url, server.path, named(server.dialect))
+    format!("{} at {}{} · {}{version}{most}", server.model, server.url, server.path, server.dialect.name())
 }
 
 /// The name of a kind of evidence.
