@@ -48,7 +48,7 @@ use hbmark_traffic::workload::{Structured, WorkloadError};
 pub use adapters_and_grammar::LoraConfig;
 pub use in_process::LocalEngine;
 pub use scheduler_options::SchedulerOptions;
-pub use server::ServerConfig;
+pub use server::{ServerAccess, ServerConfig};
 use serving_job::ServeJob;
 
 /// What makes the time of a step where no engine runs.

@@ -2,10 +2,10 @@
 
 use clap::Args as ClapArgs;
 
+use super::shared_args::AccessArgs;
 use super::{Outcome, print, print_json, print_result, stdout_color};
 use crate::machine::{doctor, environment};
 use hbmark_client::probe::probe;
-use hbmark_client::target::Target;
 use hbmark_report::output::Format;
 
 #[derive(Debug, ClapArgs)]
@@ -17,9 +17,8 @@ pub struct Args {
     /// Look at the server at this URL instead: what it is, what it serves, and what of it can be measured.
     #[arg(long, visible_alias = "base-url", conflicts_with = "gpu")]
     url: Option<String>,
-    /// Environment variable with the server's API key.
-    #[arg(long, value_name = "NAME", default_value = "OPENAI_API_KEY", requires = "url")]
-    api_key_env: String,
+    #[command(flatten)]
+    access: AccessArgs,
     /// text or json.
     #[arg(long, default_value = "text", value_parser = ["text", "json"])]
     format: String,
@@ -40,8 +39,7 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
 }
 
 fn server(args: &Args, url: &str) -> anyhow::Result<Outcome> {
-    let key = std::env::var(&args.api_key_env).ok().filter(|key| !key.trim().is_empty());
-    let found = probe(&Target::new(url, key.as_deref().map(str::trim))?, None);
+    let found = probe(&args.access.access().target(url)?, None);
     if args.format == "json" {
         print_json(&found)?;
     } else {

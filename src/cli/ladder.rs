@@ -7,18 +7,22 @@ use clap::Args as ClapArgs;
 
 use super::benchmark::command_line;
 use super::import::OverrideArgs;
-use super::{Outcome, print_result};
+use super::progress::Progress;
+use super::{Outcome, print_result, serve};
+use crate::serve::LocalEngine;
 use crate::weights;
+use crate::worker::InProcess;
 use hbmark_core::ledger::devices;
 use hbmark_core::model::presets;
+use hbmark_core::result::serving::ServeReport;
 use hbmark_core::result::{CellName, CellResult, DeviceSpec, Report, saved};
-use hbmark_report::analysis::import::{self, Placement, UserOverrides};
+use hbmark_report::analysis::import::{self, ForeignFormat, ForeignResult, Placement, UserOverrides};
 use hbmark_report::analysis::with_external;
 use hbmark_report::output::Format;
 
 #[derive(Debug, ClapArgs)]
 #[command(
-    after_help = "Examples:\n  hbmark ladder --cell decode/native/bf16/b1/c1024 --result results/8b/result.json --external vllm.json --row c1\n  hbmark ladder --cell decode/ideal/bf16/b1/c1024 --model Llama-3.1-8B --gpu h100-pcie --dtype bf16 --external vllm.json\n\nWithout --result the ladder stands on the data sheet alone."
+    after_help = "Examples:\n  hbmark ladder --cell decode/native/bf16/b1/c1024 --result results/8b/result.json --external vllm.json --row c1\n  hbmark ladder --cell decode/ideal/bf16/b1/c1024 --model Llama-3.1-8B --gpu h100-pcie --dtype bf16 --external vllm.json\n\n  hbmark ladder --cell decode/native/bf16/b8/c1024 --model Llama-3.1-8B --gpu h200 --dtype bf16 --url http://localhost:8000\n\nWithout --result the ladder stands on the data sheet alone."
 )]
 pub struct Args {
     /// The cell: `decode/ENGINE/DTYPE/bBATCH/cCONTEXT`, as results name it.
@@ -27,10 +31,13 @@ pub struct Args {
     /// A result.json of `hbmark run` that has the cell.
     #[arg(long)]
     result: Option<PathBuf>,
-    /// A result of another program.
-    #[arg(long, required = true)]
-    external: PathBuf,
-    /// Which of its rows: part of the row's name, as `hbmark import` prints it.
+    /// A result of another program, or of `hbmark serve`; each is a rung.
+    #[arg(long, required_unless_present = "url")]
+    external: Vec<PathBuf>,
+    /// Measure the live server at this URL now: as many requests at a time as the cell's batch, around its context.
+    #[arg(long)]
+    url: Option<String>,
+    /// Which row of a file with several: part of the row's name, as `hbmark import` prints it.
     #[arg(long)]
     row: Option<String>,
     /// The external result ran the same model on the same device as --result: you say so. What --model and --gpu say goes before it.
@@ -45,6 +52,7 @@ pub struct Args {
 
 pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
     let cell: CellName = args.cell.parse()?;
+    let sources = sources(args, &cell)?;
     let ladder = if let Some(path) = &args.result {
         let mut report = saved::read(path)?;
         hbmark_report::analysis::judge::recompute(&mut report);
@@ -59,29 +67,96 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
             given.gpu = given.gpu.or(device.as_ref());
             ensure!(given.gpu.is_some(), "{} has neither a data sheet nor measured ceilings", path.display());
         }
-        let external = one_row(args, &cell, &given)?;
+        let externals = placements(args, &sources, &cell, &given)?;
         if !args.same {
-            same_machine(&report, &external)?;
+            externals.iter().try_for_each(|external| same_machine(&report, external))?;
         }
-        with_external(&report, &args.cell, &[external.cell])?
+        with_external(&report, &args.cell, &cells(externals))?
     } else {
         let opened = args.said.model()?;
-        let external = one_row(args, &cell, &args.said.given(opened.as_ref())?)?;
-        let report = predicted(args, &cell, &external)?;
+        let externals = placements(args, &sources, &cell, &args.said.given(opened.as_ref())?)?;
+        let report = predicted(args, &cell, &sources, &externals)?;
         let id = report.cells.first().map(|c| c.id.clone()).unwrap_or_default();
-        with_external(&report, &id, &[external.cell])?
+        with_external(&report, &id, &cells(externals))?
     };
     print_result(&ladder, args.format)?;
     Ok(Outcome::Complete)
 }
 
-/// The one row of the external file that is meant.
-fn one_row(args: &Args, cell: &CellName, given: &UserOverrides<'_>) -> anyhow::Result<Placement> {
-    let file = args.external.display();
+fn cells(externals: Vec<Placement>) -> Vec<CellResult> {
+    externals.into_iter().map(|external| external.cell).collect()
+}
+
+/// A file, or a server that was just measured.
+struct Source {
+    name: String,
+    results: Vec<ForeignResult>,
+}
+
+fn sources(args: &Args, cell: &CellName) -> anyhow::Result<Vec<Source>> {
+    let files = args.external.iter().map(|path| -> anyhow::Result<Source> {
+        Ok(Source { name: path.display().to_string(), results: import::read(path)? })
+    });
+    let mut sources: Vec<Source> = files.collect::<anyhow::Result<_>>()?;
+    if let Some(url) = &args.url {
+        let report = measured(url, cell)?;
+        sources.push(Source { name: url.clone(), results: vec![import::of_serving(&report, url)] });
+    }
+    Ok(sources)
+}
+
+/// Tokens of an output of a measured server, and requests for each one in flight.
+const OUTPUT_TOKENS: usize = 128;
+const REQUESTS_EACH: usize = 8;
+
+/// The server under a closed loop that holds the cell's batch, at contexts whose mean is the cell's.
+fn measured(url: &str, cell: &CellName) -> anyhow::Result<ServeReport> {
+    ensure!(cell.context >= 4, "a context of {} leaves no room for a prompt and an output", cell.context);
+    let output = OUTPUT_TOKENS.min(cell.context / 2);
+    let input = cell.context - output / 2;
+    let arguments = [
+        format!("--url={url}"),
+        format!("--concurrency={}", cell.batch),
+        format!("--input-len={input}"),
+        format!("--output-len={output}"),
+        format!("--requests={}", (REQUESTS_EACH * cell.batch).max(32)),
+        "--metrics-interval=0.1".to_owned(),
+    ];
+    let config = serve::point_config(&arguments)?;
+    let mut worker = InProcess::new(LocalEngine::new(&config, None));
+    let mut progress = Progress::new();
+    let finished = crate::serve::benchmark(&mut worker, &config, None, &command_line(), &mut progress);
+    progress.finish();
+    Ok(finished?.report)
+}
+
+/// The rows that are meant, of every source.
+fn placements(
+    args: &Args,
+    sources: &[Source],
+    cell: &CellName,
+    given: &UserOverrides<'_>,
+) -> anyhow::Result<Vec<Placement>> {
+    let mut all = Vec::new();
+    for source in sources {
+        all.extend(rows_of(args.row.as_deref(), source, cell, given)?);
+    }
+    Ok(all)
+}
+
+/// The one row of a file that is meant; of one of ours also that of the server's steps, which goes before it.
+fn rows_of(
+    part: Option<&str>,
+    source: &Source,
+    cell: &CellName,
+    given: &UserOverrides<'_>,
+) -> anyhow::Result<Vec<Placement>> {
+    let file = &source.name;
     let mut placed: Vec<(String, Placement)> = Vec::new();
     let mut refused: Vec<String> = Vec::new();
-    let wanted = |label: &str| args.row.as_ref().is_none_or(|part| label.contains(part.as_str()));
-    for result in import::read(&args.external)? {
+    let wanted = |label: &str| part.is_none_or(|part| label.contains(part));
+    let ours = source.results.iter().all(|result| result.format == ForeignFormat::HbmarkServe);
+    for result in &source.results {
         for row in result.rows.iter().filter(|row| wanted(&row.label)) {
             match import::place(row, result.format, given).placed() {
                 Ok(placement) => placed.push((row.label.clone(), *placement)),
@@ -91,14 +166,15 @@ fn one_row(args: &Args, cell: &CellName, given: &UserOverrides<'_>) -> anyhow::R
     }
     // Of several rows the one of the cell's batch is meant, if there is one of it alone.
     let alike = |p: &Placement| p.cell.batch == cell.batch;
-    if placed.len() > 1 && placed.iter().filter(|(_, p)| alike(p)).count() == 1 {
+    if !ours && placed.len() > 1 && placed.iter().filter(|(_, p)| alike(p)).count() == 1 {
         placed.retain(|(_, p)| alike(p));
     }
+    // A point and the steps of its server.
+    let one_point = ours && placed.len() == 2 && placed[1].0.starts_with(&placed[0].0);
     match placed.len() {
-        1 => Ok(placed.swap_remove(0).1),
-        0 if refused.is_empty() => {
-            bail!("{file} has no row with `{}`", args.row.as_deref().unwrap_or_default())
-        }
+        1 => Ok(vec![placed.swap_remove(0).1]),
+        2 if one_point => Ok(placed.into_iter().rev().map(|(_, placement)| placement).collect()),
+        0 if refused.is_empty() => bail!("{file} has no row with `{}`", part.unwrap_or_default()),
         0 => {
             bail!(
                 "no row of {file} can be compared on the ladder: {}",
@@ -142,12 +218,19 @@ pub(super) fn same_machine(report: &Report, external: &Placement) -> anyhow::Res
 }
 
 /// The cell as a data sheet predicts it.
-fn predicted(args: &Args, cell: &CellName, external: &Placement) -> anyhow::Result<Report> {
+fn predicted(
+    args: &Args,
+    cell: &CellName,
+    sources: &[Source],
+    externals: &[Placement],
+) -> anyhow::Result<Report> {
+    let external = externals.first().context("no rung was found")?;
     let named = match &args.said.model {
         Some(name) => name.clone(),
         // The row was placed without the flag, so its own name is that of a shape.
-        None => import::read(&args.external)?
+        None => sources
             .iter()
+            .flat_map(|source| &source.results)
             .flat_map(|result| &result.rows)
             .find_map(|row| Some(presets::find(row.setup.model.as_deref()?)?.name.to_owned()))
             .context("say which model with --model")?,

@@ -9,9 +9,10 @@ mod point;
 mod search;
 mod server;
 mod sweep;
+mod vllm_names;
 
 use clap::{Args as ClapArgs, FromArgMatches, Subcommand};
-use flags::ServingArgs;
+use flags::{ServingArgs, WorkloadArgs};
 
 use super::shared_args::first_line;
 use crate::serve::ServeConfig;
@@ -70,8 +71,8 @@ enum Mode {
 /// A serving command line.
 struct Asked<'a> {
     serving: &'a ServingArgs,
-    /// A path, where the workload is a file.
-    workload: Option<&'a str>,
+    /// What is asked for, where the mode has not its own.
+    workload: Option<&'a WorkloadArgs>,
     config: ServeConfig,
 }
 
@@ -84,7 +85,7 @@ impl Args {
             Some(Mode::Matrix(args)) => (&args.serving, None, args.config()?),
             Some(Mode::Cold(_)) => anyhow::bail!("a cold start serves no traffic"),
         };
-        Ok(Asked { serving, workload: workload.and_then(|args| args.workload.as_deref()), config })
+        Ok(Asked { serving, workload, config })
     }
 }
 

@@ -9,6 +9,7 @@ use clap::Args;
 use crate::engine::DeviceChoice;
 use crate::machine::device::UnknownDevice;
 use crate::run::config;
+use crate::serve::ServerAccess;
 use hbmark_report::output::Format;
 
 /// Which model, on which device.
@@ -29,6 +30,29 @@ impl ModelArgs {
     /// No model was named.
     pub fn is_default(&self) -> bool {
         self.model == config::DEFAULT_MODEL
+    }
+
+    /// The model, where one was named.
+    pub fn given(&self) -> Option<&str> {
+        (!self.is_default()).then_some(self.model.as_str())
+    }
+}
+
+/// How a live server is reached.
+#[derive(Debug, Clone, Args)]
+#[group(requires = "url")]
+pub struct AccessArgs {
+    /// Environment variable with the API key.
+    #[arg(long, value_name = "NAME", default_value = "OPENAI_API_KEY")]
+    pub api_key_env: String,
+    /// PEM file of certificates to trust for https, instead of Mozilla's.
+    #[arg(long, value_name = "FILE")]
+    pub ca_cert: Option<PathBuf>,
+}
+
+impl AccessArgs {
+    pub fn access(&self) -> ServerAccess {
+        ServerAccess { key_variable: self.api_key_env.clone(), ca_cert: self.ca_cert.clone() }
     }
 }
 

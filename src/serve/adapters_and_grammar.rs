@@ -66,8 +66,12 @@ pub(super) fn grammar(
         timed(|| GrammarCompiler::new(tokenizer, architecture.vocab_size, &architecture.eos_tokens));
     let masks = masks?;
     let (compiled, compile_ns) = timed(|| masks.compile(&grammar));
-    let summary =
-        StructuredSummary { grammar: grammar.to_string(), share: asked.share, vocabulary_ns, compile_ns };
+    let summary = StructuredSummary {
+        grammar: grammar.to_string(),
+        share: asked.share,
+        vocabulary_ns: Some(vocabulary_ns),
+        compile_ns: Some(compile_ns),
+    };
     Ok((Box::new(compiled?), summary))
 }
 

@@ -122,7 +122,8 @@ impl LocalEngine {
         observer: &mut dyn Observer,
     ) -> Result<(ServingEngine, EngineRecord), ServeError> {
         observer.stage("asking the server what it is");
-        let (server, warnings) = server.open(&self.config, self.model.as_deref())?;
+        let server::OpenServer { server, lora, structured, warnings } =
+            server.open(&self.config, self.model.as_deref())?;
         let environment = environment::collect(None);
         let record = EngineRecord {
             started_at: Some(now_utc()),
@@ -133,8 +134,8 @@ impl LocalEngine {
             has_tokenizer: false,
             scheduler: server::no_limits(server.identity.max_model_len),
             calibration: None,
-            lora: None,
-            structured: None,
+            lora,
+            structured,
         };
         Ok((ServingEngine::Server(Box::new(server)), record))
     }

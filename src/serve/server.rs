@@ -2,6 +2,7 @@
 //!
 //! Enters: a [`ServerConfig`]. Leaves: a [`Server`] of the client, ready for points. What is sent and how it is timed is the client's.
 
+use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -10,10 +11,16 @@ use hbmark_client::point::{Isolation, Prompts, Server};
 use hbmark_client::probe::probe;
 use hbmark_client::run::Limits;
 use hbmark_client::target::{Endpoint, Target, TargetError};
-use hbmark_core::result::serving::{Dialect, Policy, Probe, SchedulerConfig, ServerIdentity};
+use hbmark_core::result::serving::{
+    AdapterSummary, Dialect, LoraSummary, Policy, Probe, SchedulerConfig, ServerIdentity, StructuredSummary,
+};
+use hbmark_core::units::{Bytes, Nanos};
+use hbmark_traffic::adapters::AdapterMix;
 use serde::Serialize;
 
-use super::{ServeConfig, ServeError, adapters_and_grammar};
+use super::adapters_and_grammar::{self, LoraConfig, traffic};
+use super::structured_output::Grammar;
+use super::{ServeConfig, ServeError};
 use crate::weights::OpenModel;
 use crate::weights::tokenizer::Tokenizer;
 
@@ -29,8 +36,9 @@ pub struct ServerConfig {
     /// None: as the server says.
     pub backend: Option<Backend>,
     pub served_model: Option<String>,
-    /// The environment variable with the key. The key itself is nowhere but in the requests.
-    pub key_variable: String,
+    /// What --model says; the name to ask for where the server lists it.
+    pub model: Option<String>,
+    pub access: ServerAccess,
     /// A JSON object.
     pub extra_body: Option<String>,
     pub request_timeout_s: f64,
@@ -40,6 +48,30 @@ pub struct ServerConfig {
     pub cap: Option<usize>,
     /// Keeps the prefix cache of these requests apart from that of others.
     pub cache_salt: Option<String>,
+}
+
+/// How a server is reached.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct ServerAccess {
+    /// The environment variable with the key. The key itself is nowhere but in the requests.
+    pub key_variable: String,
+    /// Certificates that are trusted instead of Mozilla's.
+    pub ca_cert: Option<PathBuf>,
+}
+
+impl ServerAccess {
+    /// The target, with the key of the environment.
+    ///
+    /// # Errors
+    /// When the URL, the key or the certificates cannot be used.
+    pub fn target(&self, url: &str) -> Result<Target, TargetError> {
+        let key = std::env::var(&self.key_variable).ok().filter(|key| !key.trim().is_empty());
+        let target = Target::new(url, key.as_deref().map(str::trim))?;
+        match self.ca_cert.as_deref().filter(|_| target.is_encrypted()) {
+            Some(path) => target.with_certificates(path),
+            None => Ok(target),
+        }
+    }
 }
 
 /// Why a server cannot be measured.
@@ -56,28 +88,25 @@ pub enum ServerError {
 }
 
 impl ServerConfig {
-    /// The target, with the key of the environment.
-    ///
-    /// # Errors
-    /// When the URL or the key cannot be used.
-    pub fn target(&self) -> Result<Target, TargetError> {
-        let key = std::env::var(&self.key_variable).ok().filter(|key| !key.trim().is_empty());
-        Target::new(&self.url, key.as_deref().map(str::trim))
-    }
-
-    /// Asks the server what it is; with what a person should know.
+    /// Asks the server what it is.
     pub(super) fn open(
         &self,
         config: &ServeConfig,
         model: Option<&OpenModel>,
-    ) -> Result<(Server, Vec<String>), ServeError> {
-        let target = self.target().map_err(ServerError::from)?;
+    ) -> Result<OpenServer, ServeError> {
+        let target = self.access.target(&self.url).map_err(ServerError::from)?;
         let found = probe(&target, None);
         if found.addresses.iter().all(|address| address.connect_ns.is_none()) {
             return Err(ServerError::NothingThere { url: found.root }.into());
         }
         let backend = self.backend.unwrap_or(Backend { dialect: found.dialect, api: Api::Completions });
-        let name = self.served_model.clone().or_else(|| found.models.first().map(|model| model.id.clone()));
+        let listed = |name: &String| found.models.iter().any(|model| model.id == *name);
+        let name = self
+            .served_model
+            .clone()
+            .or_else(|| self.model.clone().filter(listed))
+            .or_else(|| found.models.first().map(|model| model.id.clone()))
+            .or_else(|| self.model.clone());
         let Some(name) = name else { return Err(ServerError::NoModel { url: found.root }.into()) };
         let path = dialect::server(backend.dialect).endpoint(backend.api).path;
         let identity = ServerIdentity {
@@ -100,7 +129,16 @@ impl ServerConfig {
         let interval = Duration::from_secs_f64(self.metrics_interval_s);
         let total = Duration::from_secs_f64(self.request_timeout_s);
         let limits = Limits::default();
+        let structured = config.asked_structure();
+        let grammar = structured.map(|asked| asked.grammar.parse::<Grammar>()).transpose()?;
+        let lora = config.lora.as_ref().map(|asked| adapters(asked, config)).transpose()?;
         let server = Server {
+            constraint: grammar.as_ref().map(Grammar::constraint).transpose()?,
+            adapters: lora
+                .iter()
+                .flat_map(|(summary, _)| &summary.adapters)
+                .map(|a| a.name.clone())
+                .collect(),
             endpoint: Endpoint::resolve(target).map_err(ServerError::from)?,
             backend,
             identity,
@@ -119,8 +157,50 @@ impl ServerConfig {
         if self.cache_salt.is_some() {
             warnings.extend(isolation_warning(server.isolation()));
         }
-        Ok((server, warnings))
+        let structured = structured.zip(grammar).map(|(asked, grammar)| StructuredSummary {
+            grammar: grammar.to_string(),
+            share: asked.share,
+            vocabulary_ns: None,
+            compile_ns: None,
+        });
+        Ok(OpenServer { server, lora, structured, warnings })
     }
+}
+
+/// A server, ready for points.
+pub(super) struct OpenServer {
+    pub server: Server,
+    pub lora: Option<(LoraSummary, AdapterMix)>,
+    pub structured: Option<StructuredSummary>,
+    /// What a person should know.
+    pub warnings: Vec<String>,
+}
+
+/// The adapters that the server has: of these only the names are known.
+fn adapters(asked: &LoraConfig, config: &ServeConfig) -> Result<(LoraSummary, AdapterMix), ServeError> {
+    if asked.synthetic > 0 || asked.modules.is_empty() {
+        return Err(ServeError::Needs {
+            what: "adapters on a live server",
+            needs: "the names under which it has them: --lora-modules a b",
+        });
+    }
+    let adapters = asked.modules.iter().map(|(name, _)| AdapterSummary {
+        name: name.clone(),
+        source: "the server".to_owned(),
+        rank: 0,
+        targets: Vec::new(),
+        parameters: 0,
+        bytes: Bytes(0),
+        disk_ns: None,
+        memory_ns: None,
+    });
+    let summary = LoraSummary {
+        adapters: adapters.collect(),
+        max_loras: config.knobs.max_loras,
+        max_lora_rank: asked.max_lora_rank,
+    };
+    let mix = traffic(asked, &summary, Bytes(0), Nanos(0.0));
+    Ok((summary, mix))
 }
 
 /// What a salt does not do here.

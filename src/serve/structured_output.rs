@@ -21,6 +21,7 @@ use serde_json::{Value, json};
 
 use crate::weights::loading::SizedFile;
 use crate::weights::tokenizer::Tokenizer;
+use hbmark_client::point::Constraint;
 
 /// A schema or a grammar is a few pages of text.
 const MAX_FILE: u64 = 1 << 20;
@@ -93,6 +94,21 @@ fn read(path: &Path) -> Result<String, StructuredError> {
 }
 
 impl Grammar {
+    /// What a live server is sent of it.
+    pub(super) fn constraint(&self) -> Result<Constraint, StructuredError> {
+        Ok(match self {
+            Self::Regex(regex) => Constraint::Regex(regex.clone()),
+            Self::Lark(path) => Constraint::Grammar(read(path)?),
+            Self::JsonSchema(path) => {
+                let schema = serde_json::from_str(&read(path)?);
+                Constraint::JsonSchema(schema.map_err(|error| StructuredError::NotJson {
+                    path: path.clone(),
+                    problem: error.to_string(),
+                })?)
+            }
+        })
+    }
+
     /// Reads what it names. A schema's outputs are compact unless it asks otherwise (`x-guidance`): an untrained model would choose free
     /// whitespace for ever.
     fn load(&self) -> Result<TopLevelGrammar, StructuredError> {

@@ -150,3 +150,164 @@ fn the_doctor_says_what_answers() {
         .code(2)
         .stderr(contains("nothing answers at http://127.0.0.1:9"));
 }
+
+#[test]
+fn two_servers_are_compared_with_the_same_requests_in_every_round() {
+    let (a, b) = (server(None), server(None));
+    let folder = tempdir().unwrap();
+    let out = folder.path().join("ab");
+    let sides = [format!("url={}", a.url()), format!("url={}", b.url())];
+    let load = "rate=400 requests=40 warmup=5 input-len=16 output-len=8 metrics-interval=0";
+    let done = hbmark()
+        .args(["compare", &sides[0], &sides[1], "--both", load, "--rounds", "7"])
+        .args(["--out", out.to_str().unwrap()])
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&done.stderr);
+    assert!(matches!(done.status.code(), Some(0 | 1)), "{said}");
+    let text = std::fs::read_to_string(out.join("comparison.json")).unwrap();
+    let found: hbmark_core::result::comparison::Comparison = serde_json::from_str(&text).unwrap();
+    let metrics: Vec<String> = found.cells.iter().map(|cell| cell.place.id()).collect();
+    assert_eq!(metrics, ["ttft_p50", "ttft_p95", "tpot_p50", "tpot_p95", "e2e_p50", "e2e_p95"]);
+    assert!(
+        found.remarks.iter().any(|remark| remark.contains("the same bytes to both")),
+        "{:?}",
+        found.remarks
+    );
+    assert!(found.differences.iter().any(|difference| difference.key == "server.url"));
+    // Every launch has a salt of its own, and both of a round the same prompts.
+    let bodies = |mock: &Mock| -> Vec<(String, String)> {
+        let requests = mock.requests();
+        let posts = requests.iter().filter(|request| request.method == "POST");
+        let mut all: Vec<(String, String)> = posts
+            .map(|request| {
+                let body: serde_json::Value = serde_json::from_slice(&request.body).unwrap();
+                (body["prompt"].to_string(), body["cache_salt"].to_string())
+            })
+            .collect();
+        all.sort();
+        all
+    };
+    let (of_a, of_b) = (bodies(&a), bodies(&b));
+    let prompts = |all: &[(String, String)]| all.iter().map(|(prompt, _)| prompt.clone()).collect::<Vec<_>>();
+    assert!(prompts(&of_a) == prompts(&of_b) && of_a.len() >= 7 * 40);
+    let salts: std::collections::BTreeSet<&String> = of_a.iter().chain(&of_b).map(|(_, salt)| salt).collect();
+    assert_eq!(salts.len(), 14);
+    for format in ["csv", "md", "table"] {
+        let json = out.join("comparison.json");
+        hbmark()
+            .args(["report", json.to_str().unwrap(), "--format", format])
+            .assert()
+            .code(0)
+            .stdout(contains("ttft_p95"));
+    }
+}
+
+#[test]
+fn a_result_is_written_in_vllms_schema_and_placed_on_the_ladder() {
+    let mock = server(None);
+    let folder = tempdir().unwrap();
+    let dir = folder.path().to_str().unwrap();
+    let report = served(
+        &mock.url(),
+        &[
+            "--save-result",
+            "--result-dir",
+            dir,
+            "--result-filename",
+            "vllm.json",
+            "--percentile-metrics",
+            "ttft,tpot,e2el",
+        ],
+        &folder.path().join("a"),
+    );
+    let written = std::fs::read_to_string(folder.path().join("vllm.json")).unwrap();
+    let written: serde_json::Value = serde_json::from_str(&written).unwrap();
+    let result = report.points[0].result.as_ref().unwrap();
+    assert_eq!(written["completed"].as_u64(), u64::try_from(result.served).ok());
+    assert_eq!(written["backend"], "vllm");
+    assert!(written["median_e2el_ms"].as_f64().unwrap() > written["median_ttft_ms"].as_f64().unwrap());
+    assert_eq!(written["total_input_tokens"].as_f64(), Some(30.0 * 16.0));
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let roofline = ["--model", "Llama-3.1-8B", "--gpu", "h200", "--dtype", "bf16"];
+    hbmark()
+        .args(["import", &path("vllm.json"), &path("a/serve.json")])
+        .args(roofline)
+        .assert()
+        .stdout(contains("vLLM bench serve").and(contains("hbmark serve")));
+    hbmark()
+        .args(["ladder", "--cell", "decode/ideal/bf16/b1/c64", "--url", &mock.url()])
+        .args(["--model", "Llama-3.1-8B", "--gpu", "h200", "--dtype", "bf16"])
+        .assert()
+        .code(0)
+        .stdout(contains("vLLM"));
+}
+
+#[test]
+fn names_of_vllm_bench_serve_are_understood() {
+    let mock = server(None);
+    let url = mock.url();
+    let done = hbmark()
+        .args(["serve", "--backend", "vllm", "--base-url", &url, "--model", "some/unknown-model"])
+        .args(["--dataset-name", "random", "--random-input-len", "16", "--random-output-len", "8"])
+        .args([
+            "--random-range-ratio",
+            "0.5",
+            "--num-prompts",
+            "20",
+            "--request-rate",
+            "200",
+            "--burstiness",
+            "0.5",
+        ])
+        .args(["--max-concurrency", "8", "--num-warmups", "5", "--goodput", "ttft:200", "tpot:50"])
+        .args(["--format", "json"])
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&done.stderr);
+    assert!(matches!(done.status.code(), Some(0 | 1)), "{said}");
+    let report: ServeReport = serde_json::from_slice(&done.stdout).unwrap();
+    let point = &report.points[0];
+    let result = point.result.as_ref().unwrap();
+    assert_eq!(result.measured, 20);
+    assert!(result.goodput_share.is_some() && result.slo.len() == 2);
+    let requests = result.requests.as_ref().unwrap();
+    assert!(requests.prompt_tokens.iter().all(|tokens| (8..=24).contains(tokens)));
+    assert!(requests.prompt_tokens.iter().any(|tokens| *tokens != 16));
+    hbmark()
+        .args(["serve", "--base-url", &url, "--goodput", "ttft=200"])
+        .assert()
+        .code(2)
+        .stderr(contains("ttft:200"));
+}
+
+#[test]
+fn a_grammar_and_adapters_go_to_the_server_in_its_own_words() {
+    let mock = server(None);
+    let folder = tempdir().unwrap();
+    let more = ["--structured", "regex:[a-z]+", "--structured-share", "0.5"];
+    served(&mock.url(), &more, &folder.path().join("a"));
+    let bodies = |mock: &Mock| -> Vec<serde_json::Value> {
+        let requests = mock.requests();
+        let posts = requests.iter().filter(|request| request.method == "POST");
+        posts.map(|request| serde_json::from_slice(&request.body).unwrap()).collect()
+    };
+    let constrained = |body: &&serde_json::Value| body.to_string().contains("[a-z]+");
+    let all = bodies(&mock);
+    let held: Vec<_> = all.iter().filter(constrained).collect();
+    assert!(!held.is_empty() && held.len() < all.len());
+    assert!(held.iter().all(|body| body.get("ignore_eos").is_none()), "a grammar ends its outputs");
+
+    let mock = server(None);
+    let report =
+        served(&mock.url(), &["--enable-lora", "--lora-modules", "sql", "chat"], &folder.path().join("b"));
+    assert_eq!(report.points.len(), 2, "and a baseline without adapters");
+    let models: std::collections::BTreeSet<String> =
+        bodies(&mock).iter().map(|body| body["model"].as_str().unwrap().to_owned()).collect();
+    assert!(models.contains("sql") && models.contains("chat") && models.len() == 3, "{models:?}");
+    hbmark()
+        .args(["serve", "--url", &mock.url(), "--enable-lora"])
+        .assert()
+        .code(2)
+        .stderr(contains("--lora-modules"));
+}

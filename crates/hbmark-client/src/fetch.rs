@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use hbmark_core::result::serving::FetchFailure;
 use ureq::http::{Uri, header};
+use ureq::tls::{Certificate, RootCerts, TlsConfig};
 
 use crate::target::Target;
 
@@ -40,7 +41,11 @@ impl Answer {
 impl Fetcher {
     /// Each question takes `timeout` at most, name lookup and body included, and its body has `max_bytes` at most.
     pub fn new(target: &Target, timeout: Duration, max_bytes: u64) -> Self {
+        let own: Vec<_> =
+            target.certificates().iter().map(|der| Certificate::from_der(der).to_owned()).collect();
+        let roots = if own.is_empty() { RootCerts::WebPki } else { RootCerts::from(own) };
         let agent = ureq::Agent::config_builder()
+            .tls_config(TlsConfig::builder().root_certs(roots).build())
             .max_redirects(0)
             .max_redirects_will_error(false)
             .http_status_as_error(false)

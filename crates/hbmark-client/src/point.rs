@@ -11,7 +11,7 @@ use std::time::Duration;
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 
-use crate::body::{self, BodyError, Cache, Prompt, RequestSpec, Sampling};
+use crate::body::{self, BodyError, Cache, Prompt, RequestSpec, Sampling, Structure};
 use crate::dialect::{self, Backend, Knob};
 use crate::event::Finish;
 use crate::exchange::Exchange;
@@ -46,8 +46,31 @@ pub struct Server {
     /// Keeps the prefix cache of these requests apart from that of others, as far as the server can: see [`Self::isolation`].
     pub salt: Option<String>,
     pub extra: Option<Map<String, Value>>,
+    /// Of the requests whose outputs are constrained.
+    pub constraint: Option<Constraint>,
+    /// Names of adapters that the server has loaded, by the numbers of the plan.
+    pub adapters: Vec<String>,
     /// Where the server's counters are, and how often they are read.
     pub metrics: Option<(String, Duration)>,
+}
+
+/// What outputs must look like.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Constraint {
+    JsonSchema(Value),
+    Regex(String),
+    /// In the server's own notation.
+    Grammar(String),
+}
+
+impl Constraint {
+    fn structure(&self) -> Structure<'_> {
+        match self {
+            Self::JsonSchema(schema) => Structure::JsonSchema(schema),
+            Self::Regex(regex) => Structure::Regex(regex),
+            Self::Grammar(grammar) => Structure::Grammar(grammar),
+        }
+    }
 }
 
 /// Makes a text of token ids.
@@ -125,8 +148,13 @@ impl PlannedBodies<'_> {
         let ids = self.traffic.prompt(planned);
         let text = server.prompts.decode.as_ref().map(|decode| decode(&ids));
         let prompt = text.as_deref().map_or(Prompt::Ids(&ids), Prompt::Text);
+        let structure = server.constraint.as_ref().filter(|_| planned.constrained);
+        let adapter = planned.adapter.and_then(|number| server.adapters.get(number as usize));
         let spec = RequestSpec {
-            forced_length: self.forced,
+            // A grammar ends an output where it is complete.
+            forced_length: self.forced && structure.is_none(),
+            structure: structure.map(Constraint::structure),
+            lora: adapter.map(String::as_str),
             evidence: endpoint.default_evidence(),
             sampling: self.sampling,
             cache,
@@ -212,7 +240,7 @@ impl Server {
         traffic.prompt_vocab.clone_from(&self.prompts.vocabulary);
         let endpoint = dialect::server(self.backend.dialect).endpoint(self.backend.api);
         let forced = !spec.stop_at_eos && endpoint.has(Knob::ForcedLength);
-        if !forced {
+        if !forced || plan.iter().any(|planned| planned.constrained) {
             // The server ends outputs where it will.
             traffic.stop_tokens = vec![u32::MAX];
         }
@@ -231,8 +259,9 @@ impl Server {
             failure: None,
         };
         // A request that cannot be written is found out before anything is sent.
-        if let Some(first) = plan.first() {
-            bodies.body(first, self.cache())?;
+        let odd = plan.iter().find(|planned| planned.constrained || planned.adapter.is_some());
+        for planned in plan.first().into_iter().chain(odd) {
+            bodies.body(planned, self.cache())?;
         }
         let scraper = self
             .metrics
@@ -303,6 +332,7 @@ fn seen(live: &LiveRun, traffic: &Traffic<'_>, bodies_sha256: String) -> LiveRes
     let lengths = |is: fn(usize, usize) -> bool| {
         let outputs = records.iter().zip(planned);
         outputs
+            .filter(|(_, p)| !p.constrained)
             .filter(|(r, p)| r.outcome == RequestOutcome::Served && is(r.output_tokens, p.output_len))
             .count()
     };

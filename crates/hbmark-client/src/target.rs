@@ -3,9 +3,11 @@
 //! Enters: a base URL and a key. Leaves: a [`Target`], and with its name looked up an [`Endpoint`]. The key is in no message.
 
 use std::net::{SocketAddr, ToSocketAddrs};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rustls::pki_types::ServerName;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
 use ureq::http::uri::{Authority, Scheme};
 use ureq::http::{HeaderValue, Uri};
@@ -19,6 +21,8 @@ pub struct Target {
     prefix: String,
     /// Marked as sensitive: it does not show in `Debug`.
     authorization: Option<HeaderValue>,
+    /// Trusted instead of Mozilla's root certificates, where there are any.
+    certificates: Arc<Vec<CertificateDer<'static>>>,
 }
 
 /// Why an address or a key cannot be used.
@@ -37,6 +41,8 @@ pub enum TargetError {
     Unresolved { host: String, reason: String },
     #[error("certificates cannot be checked: {0}")]
     Tls(String),
+    #[error("no certificates can be read from {}: {problem}", path.display())]
+    Certificates { path: PathBuf, problem: String },
 }
 
 impl Target {
@@ -78,7 +84,26 @@ impl Target {
                 Ok(value)
             })
             .transpose()?;
-        Ok(Self { scheme, authority, prefix, authorization })
+        Ok(Self { scheme, authority, prefix, authorization, certificates: Arc::default() })
+    }
+
+    /// Trusts the certificates of a PEM file instead of Mozilla's root certificates.
+    ///
+    /// # Errors
+    /// When the file cannot be read, or has no certificate.
+    pub fn with_certificates(self, path: &Path) -> Result<Self, TargetError> {
+        let wrong = |problem: String| TargetError::Certificates { path: path.to_path_buf(), problem };
+        let read = CertificateDer::pem_file_iter(path).map_err(|error| wrong(error.to_string()))?;
+        let found: Vec<_> = read.collect::<Result<_, _>>().map_err(|error| wrong(error.to_string()))?;
+        if found.is_empty() {
+            return Err(wrong("it has none; give PEM, text between BEGIN and END CERTIFICATE".to_owned()));
+        }
+        Ok(Self { certificates: Arc::new(found), ..self })
+    }
+
+    /// What is trusted instead of Mozilla's root certificates.
+    pub(crate) fn certificates(&self) -> &[CertificateDer<'static>] {
+        &self.certificates
     }
 
     /// Scheme, host, port and prefix: what paths such as `/v1/models` are added to.
@@ -181,7 +206,7 @@ impl Endpoint {
         let tls = if target.is_encrypted() {
             let name = ServerName::try_from(target.host().to_owned())
                 .map_err(|e| TargetError::Tls(e.to_string()))?;
-            Some(Tls { config: tls_config().map_err(|e| TargetError::Tls(e.to_string()))?, name })
+            Some(Tls { config: tls_config(&target).map_err(|e| TargetError::Tls(e.to_string()))?, name })
         } else {
             None
         };
@@ -189,8 +214,14 @@ impl Endpoint {
     }
 }
 
-fn tls_config() -> Result<Arc<ClientConfig>, rustls::Error> {
-    let roots = RootCertStore { roots: webpki_roots::TLS_SERVER_ROOTS.to_vec() };
+fn tls_config(target: &Target) -> Result<Arc<ClientConfig>, rustls::Error> {
+    let mut roots = RootCertStore::empty();
+    if target.certificates().is_empty() {
+        roots.extend(webpki_roots::TLS_SERVER_ROOTS.iter().cloned());
+    }
+    for certificate in target.certificates() {
+        roots.add(certificate.clone())?;
+    }
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
     Ok(Arc::new(config.with_root_certificates(roots).with_no_client_auth()))

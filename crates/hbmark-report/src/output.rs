@@ -15,6 +15,7 @@ pub mod metrics;
 pub mod plot;
 mod terminal;
 mod text;
+pub mod vllm_schema;
 
 use document::Document;
 pub use terminal::Screen;

@@ -9,6 +9,7 @@ use clap::parser::ValueSource;
 use clap::{ArgMatches, CommandFactory, Parser};
 
 use super::flags::ServingArgs;
+use super::vllm_names::SavedResultArgs;
 use super::{Args, Asked, Mode};
 use crate::cli::benchmark::{self, FREE, Resumable, WorkerArgs, arguments_of, command_line, give_up, reopen};
 use crate::cli::progress::Progress;
@@ -29,6 +30,8 @@ use hbmark_report::analysis::{FailOn, serving_failures};
 struct Ready {
     isolation: Option<WorkerArgs>,
     output: OutputArgs,
+    /// In vLLM's schema.
+    as_vllm: Option<SavedResultArgs>,
     config: ServeConfig,
     fail_on: Vec<FailOn>,
     model: Option<Rc<OpenModel>>,
@@ -50,7 +53,7 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
             start(asked)?
         }
     };
-    let Ready { isolation, output, config, fail_on, model, arguments, command, journal } = ready;
+    let Ready { isolation, output, as_vllm, config, fail_on, model, arguments, command, journal } = ready;
     // Before any other thread is started.
     crate::engine::threads::limit(config.threads);
     let handler = LocalEngine::new(&config, model.clone());
@@ -63,6 +66,7 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
         Err(error) => return give_up(journal, error.signal(), error.into()),
     };
     let printed = conclude(&report, &output)?;
+    write_as_vllm(as_vllm.as_ref(), &report, &config)?;
     if ending == Completion::Whole {
         journal.map_or(Ok(()), Journal::finish)?;
     } else if let Some(folder) = &output.out {
@@ -74,6 +78,18 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
         Completion::Whole if lost == 0 => judge(&report, &fail_on),
         Completion::Whole | Completion::Early => Outcome::SomeCellsFailed,
     })
+}
+
+/// Writes what was asked for in vLLM's schema, and says where.
+fn write_as_vllm(
+    asked: Option<&SavedResultArgs>,
+    report: &ServeReport,
+    config: &ServeConfig,
+) -> anyhow::Result<()> {
+    for path in asked.map_or_else(|| Ok(Vec::new()), |asked| asked.write(report, config))? {
+        say(&format!("written in the schema of vllm bench serve: {}", path.display()));
+    }
+    Ok(())
 }
 
 /// How a whole benchmark ended.
@@ -95,7 +111,7 @@ fn judge(report: &ServeReport, fail_on: &[FailOn]) -> Outcome {
 }
 
 /// A virtual clock: nothing to isolate, and quickly repeated.
-fn simulate(Asked { serving, config, .. }: &Asked<'_>) -> anyhow::Result<Outcome> {
+fn simulate(Asked { serving, workload, config }: &Asked<'_>) -> anyhow::Result<Outcome> {
     let model = serving.open()?;
     if let Some(model) = &model {
         model.storage(config.dtype)?;
@@ -109,6 +125,7 @@ fn simulate(Asked { serving, config, .. }: &Asked<'_>) -> anyhow::Result<Outcome
     progress.finish();
     let report = finished?.report;
     conclude(&report, &serving.output)??;
+    write_as_vllm(workload.map(|workload| workload.vllm.saved()), &report, config)?;
     Ok(judge(&report, &serving.fail_on))
 }
 
@@ -121,13 +138,15 @@ fn ready(
 ) -> anyhow::Result<Ready> {
     // Files that another process cannot read again.
     let own = |path: &Path| path.starts_with("/dev") || path.starts_with("/proc/self");
-    let isolated = !worker.no_isolation && !serving.files().chain(workload.map(Path::new)).any(own);
+    let file = workload.and_then(|workload| workload.workload.as_deref()).map(Path::new);
+    let isolated = !worker.no_isolation && !serving.files().chain(file).any(own);
     let config = ServeConfig { out: output.out.clone(), ..config };
     let model = serving.open()?;
     Ok(Ready {
         fail_on: serving.fail_on.clone(),
         isolation: isolated.then_some(worker),
         output,
+        as_vllm: workload.map(|workload| workload.vllm.saved().clone()),
         config,
         model,
         arguments,

@@ -10,6 +10,7 @@ use clap::{ArgAction, Args};
 
 use super::lora::LoraArgs;
 use super::server::ServerArgs;
+use super::vllm_names::{RANDOM_LENGTHS, VllmNames};
 use crate::cli::benchmark::WorkerArgs;
 use crate::cli::shared_args::{DeviceArgs, ModelArgs, OutputArgs, parse_dtypes};
 use crate::run::config::{self, ConfigError};
@@ -224,7 +225,12 @@ pub(super) struct ServingArgs {
     #[arg(long, value_parser = within(1..=MAX_REQUESTS), help_heading = "Workload")]
     max_requests: Option<usize>,
     /// Warm-up requests before measurement [default: 10 %, at least twice the mean concurrency].
-    #[arg(long, value_parser = within(0..=MAX_REQUESTS), help_heading = "Workload")]
+    #[arg(
+        long,
+        visible_aliases = ["warmup", "num-warmups"],
+        value_parser = within(0..=MAX_REQUESTS),
+        help_heading = "Workload"
+    )]
     warmup_requests: Option<usize>,
     /// Recorded traffic (formats: `hbmark serve --help`).
     #[arg(long, value_name = "FILE", group = "source", help_heading = "Workload")]
@@ -269,7 +275,17 @@ impl ServingArgs {
         let shape = || weights::open_shape(model, revision.as_deref());
         let opened = match &self.server.url {
             Some(_) if self.engine.model.is_default() => return Ok(None),
-            Some(_) => shape()?,
+            Some(_) => match shape() {
+                Ok(opened) => opened,
+                // A name of the server's own, as `vllm bench serve` takes.
+                Err(_) if !Path::new(model).exists() => {
+                    crate::cli::say(&format!(
+                        "no shape is known of {model}: it is only the name to ask the server for"
+                    ));
+                    return Ok(None);
+                }
+                Err(error) => return Err(error.into()),
+            },
             None if self.clock.simulate => shape()?,
             None => self.engine.open()?,
         };
@@ -309,7 +325,7 @@ impl ServingArgs {
             dtype: engine.dtype,
             threads: engine.threads(),
             virtual_source: self.clock.source()?,
-            server: self.server.config(None),
+            server: self.server.config(engine.model.given()),
             source,
             offered,
             arrivals: Arrivals::Poisson,
@@ -343,7 +359,7 @@ impl ServingArgs {
             mode,
             predict: !self.no_predict && !self.clock.simulate && self.server.url.is_none(),
             tokenizer: sampling.tokenizer.clone(),
-            lora: self.lora.config()?,
+            lora: self.lora.config(self.server.url.is_some())?,
             structured: sampling
                 .structured
                 .clone()
@@ -381,10 +397,21 @@ pub(super) struct WorkloadArgs {
     #[arg(long, group = "source")]
     pub workload: Option<String>,
     /// Prompt length in tokens, the same for every request.
-    #[arg(long, requires = "output_len", group = "source", value_parser = config::parse_length)]
+    #[arg(
+        long,
+        visible_alias = "random-input-len",
+        requires = "output_len",
+        conflicts_with_all = ["workload", "trace"],
+        value_parser = config::parse_length
+    )]
     input_len: Option<usize>,
     /// Output length in tokens, the same for every request.
-    #[arg(long, requires = "input_len", value_parser = config::parse_length)]
+    #[arg(
+        long,
+        visible_alias = "random-output-len",
+        requires = "input_len",
+        value_parser = config::parse_length
+    )]
     output_len: Option<usize>,
     #[command(flatten)]
     prefix: PrefixArgs,
@@ -394,6 +421,8 @@ pub(super) struct WorkloadArgs {
     /// FACTORxON/PERIOD, as in 4x10s/60s: four times the rate for 10 s of every 60 s, at the same mean.
     #[arg(long, conflicts_with = "trace", help_heading = "Load")]
     burst: Option<Burst>,
+    #[command(flatten)]
+    pub vllm: VllmNames,
 }
 
 impl WorkloadArgs {
@@ -401,7 +430,10 @@ impl WorkloadArgs {
     pub fn of(&self, mut config: ServeConfig) -> anyhow::Result<ServeConfig> {
         if let TrafficSource::Workload(traffic) = &mut config.source {
             *traffic = match (self.input_len, self.output_len) {
-                (Some(input), Some(output)) => Workload::fixed(input, output)?,
+                (Some(input), Some(output)) => self.vllm.spread(Workload::fixed(input, output)?)?,
+                _ if self.vllm.dataset_name.is_some() => {
+                    self.vllm.spread(Workload::fixed(RANDOM_LENGTHS.0, RANDOM_LENGTHS.1)?)?
+                }
                 _ => Workload::open(self.workload.as_deref().unwrap_or("chat"))?,
             };
             if let PrefixArgs { prefix_tokens: Some(tokens), prefix_share: share, prefix_groups: groups } =
@@ -412,7 +444,7 @@ impl WorkloadArgs {
                 config.cold_twin = true;
             }
         }
-        config.arrivals = self.arrivals.unwrap_or_default();
+        config.arrivals = self.arrivals.or(self.vllm.arrivals()).unwrap_or_default();
         config.burst = self.burst;
         Ok(config)
     }
@@ -448,7 +480,7 @@ pub(super) struct LoadArgs {
 impl LoadArgs {
     pub fn config(&self, mode: Mode) -> anyhow::Result<ServeConfig> {
         let requests = self.duration.map(|span| self.requests(span)).transpose()?;
-        let slo = self.slo.clone().unwrap_or_default();
+        let slo = self.slo.clone().or_else(|| self.workload.vllm.objectives()).unwrap_or_default();
         let mut config = self.workload.of(self.serving.config(mode, requests, &slo)?)?;
         config.offered = match (self.rate, self.concurrency, &mut config.server) {
             (Some(rate), Some(cap), Some(server)) => {

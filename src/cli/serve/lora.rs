@@ -19,11 +19,11 @@ const MAX_ADAPTERS: usize = 10_000;
 #[command(next_help_heading = "Adapters")]
 #[group(requires = "enable_lora")]
 pub(super) struct LoraArgs {
-    /// Serve with LoRA adapters and also measure a baseline without them (native engine, CPU).
+    /// Serve with LoRA adapters and also measure a baseline without them (native engine on a CPU, or a live server that has them).
     #[arg(long)]
     enable_lora: bool,
-    /// NAME=PATH of a PEFT folder (adapter_config.json, adapter_model.safetensors); more than once for more.
-    #[arg(long, value_name = "NAME=PATH", value_parser = module)]
+    /// NAME=PATH of PEFT folders (adapter_config.json, adapter_model.safetensors); of a live server the names alone.
+    #[arg(long, value_name = "NAME=PATH", num_args = 1.., value_parser = module)]
     lora_modules: Vec<(String, PathBuf)>,
     /// Number of random adapters [default: 4 without --lora-modules].
     #[arg(long, value_name = "N")]
@@ -49,20 +49,27 @@ pub(super) struct LoraArgs {
 }
 
 fn module(given: &str) -> Result<(String, PathBuf), &'static str> {
-    let parts = given.split_once('=').filter(|(name, path)| !name.is_empty() && !path.is_empty());
-    parts.map(|(name, path)| (name.to_owned(), path.into())).ok_or("wanted NAME=PATH")
+    let (name, path) = given.split_once('=').map_or((given, None), |(name, path)| (name, Some(path)));
+    if name.is_empty() || path == Some("") {
+        return Err("wanted NAME=PATH, or of a live server a NAME");
+    }
+    Ok((name.to_owned(), path.unwrap_or_default().into()))
 }
 
 impl LoraArgs {
-    pub fn config(&self) -> anyhow::Result<Option<LoraConfig>> {
+    /// Of a live server the names of its adapters are enough.
+    pub fn config(&self, is_live: bool) -> anyhow::Result<Option<LoraConfig>> {
         if !self.enable_lora {
             return Ok(None);
         }
         let modules = self.lora_modules.clone();
-        let synthetic = self.lora_adapters.unwrap_or(if modules.is_empty() { 4 } else { 0 });
+        if let Some((name, _)) = modules.iter().find(|(_, path)| !is_live && path.as_os_str().is_empty()) {
+            anyhow::bail!("--lora-modules {name}: wanted {name}=PATH, a PEFT folder");
+        }
+        let synthetic = self.lora_adapters.unwrap_or(if modules.is_empty() && !is_live { 4 } else { 0 });
         let count = synthetic.saturating_add(modules.len());
         ensure!(
-            (1..=MAX_ADAPTERS).contains(&count),
+            (1..=MAX_ADAPTERS).contains(&count) || is_live && count == 0,
             "{count} adapters are not between 1 and {MAX_ADAPTERS} (--lora-adapters, --lora-modules)"
         );
         ensure!(

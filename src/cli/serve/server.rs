@@ -3,6 +3,7 @@
 use clap::Args;
 
 use super::flags::within;
+use crate::cli::shared_args::AccessArgs;
 use crate::serve::ServerConfig;
 use hbmark_client::dialect::Backend;
 use hbmark_core::result::serving::parse_span;
@@ -14,7 +15,7 @@ use hbmark_core::units::Nanos;
 #[group(requires = "url")]
 pub(super) struct ServerArgs {
     /// Measure the OpenAI-compatible server at this base URL (http://localhost:8000), instead of an engine in this process.
-    #[arg(long, visible_alias = "base-url", conflicts_with_all = ["simulate", "structured", "enable_lora"])]
+    #[arg(long, visible_alias = "base-url", conflicts_with = "simulate")]
     pub url: Option<String>,
     /// Kind of server: openai, vllm, sglang, tensorrt-llm, tgi or llama.cpp, with -chat for chat completions [default: as it answers].
     #[arg(long, value_name = "KIND")]
@@ -22,9 +23,8 @@ pub(super) struct ServerArgs {
     /// Name of the model in requests [default: the first one that the server lists].
     #[arg(long, value_name = "NAME")]
     served_model_name: Option<String>,
-    /// Environment variable with the API key.
-    #[arg(long, value_name = "NAME", default_value = "OPENAI_API_KEY")]
-    api_key_env: String,
+    #[command(flatten)]
+    access: AccessArgs,
     /// JSON object whose fields are added to every request.
     #[arg(long, value_name = "JSON", value_parser = object)]
     extra_body: Option<String>,
@@ -47,18 +47,19 @@ fn object(given: &str) -> Result<String, String> {
 }
 
 impl ServerArgs {
-    /// The server, where one is asked for; with the most requests in flight.
-    pub fn config(&self, cap: Option<usize>) -> Option<ServerConfig> {
+    /// The server, where one is asked for, and the model as it was given.
+    pub fn config(&self, model: Option<&str>) -> Option<ServerConfig> {
         let url = self.url.clone()?;
         Some(ServerConfig {
             url,
             backend: self.backend,
             served_model: self.served_model_name.clone(),
-            key_variable: self.api_key_env.clone(),
+            model: model.map(str::to_owned),
+            access: self.access.access(),
             extra_body: self.extra_body.clone(),
             request_timeout_s: self.request_timeout.seconds(),
             metrics_interval_s: self.metrics_interval,
-            cap,
+            cap: None,
             cache_salt: self.cache_salt.clone(),
         })
     }

@@ -295,3 +295,104 @@ fn an_endless_run_ends_at_its_time_limit_and_what_was_under_way_is_unfinished() 
     assert!(live.run.records.iter().all(|r| r.outcome == RequestOutcome::Unfinished));
     assert!(live.exchanges.iter().all(|e| e.failure == Some(Failure::Aborted)));
 }
+
+/// A server behind TLS, with a certificate of its own for this name: the certificate, and its port.
+fn encrypted(name: &str, connections: usize) -> (String, u16) {
+    use std::io::{Read, Write};
+    use std::sync::Arc;
+    let made = rcgen::generate_simple_self_signed([name.to_owned()]).unwrap();
+    let key = rustls::pki_types::PrivateKeyDer::try_from(made.signing_key.serialize_der()).unwrap();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = rustls::ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(vec![made.cert.der().clone()], key)
+        .unwrap();
+    let (config, listener) = (Arc::new(config), std::net::TcpListener::bind("127.0.0.1:0").unwrap());
+    let port = listener.local_addr().unwrap().port();
+    std::thread::spawn(move || {
+        for _ in 0..connections {
+            let (socket, _) = listener.accept().unwrap();
+            let tls = rustls::ServerConnection::new(config.clone()).unwrap();
+            let mut stream = rustls::StreamOwned::new(tls, socket);
+            let (mut request, mut buffer) = (Vec::new(), [0; 4096]);
+            // The body ends with a brace; a client that does not trust the certificate sends none.
+            while !request.ends_with(b"}") {
+                match stream.read(&mut buffer) {
+                    Ok(0) | Err(_) => break,
+                    Ok(len) => request.extend_from_slice(&buffer[..len]),
+                }
+            }
+            let mut events = String::new();
+            for count in 1..=4 {
+                events +=
+                    r#"data: {"choices":[{"text":"x"}],"usage":{"prompt_tokens":3,"completion_tokens":"#;
+                events += &format!("{count}}}}}\n\n");
+            }
+            let head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n";
+            let _ = write!(stream, "{head}{events}data: [DONE]\n\n");
+            stream.conn.send_close_notify();
+            let _ = stream.flush();
+        }
+    });
+    (made.cert.pem(), port)
+}
+
+fn over_tls(port: u16, certificate: Option<&str>, requests: usize) -> LiveRun {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let mut target = Target::new(&format!("https://localhost:{port}"), None).unwrap();
+    if let Some(pem) = certificate {
+        std::fs::write(file.path(), pem).unwrap();
+        target = target.with_certificates(file.path()).unwrap();
+    }
+    let mut endpoint = Endpoint::resolve(target).unwrap();
+    endpoint.addresses.retain(std::net::SocketAddr::is_ipv4);
+    let plan = plan(requests, Duration::from_millis(5), 4);
+    let job = Job {
+        endpoint: &endpoint,
+        path: "/v1/completions",
+        traffic: &traffic(&plan, LoadMode::Open),
+        cap: None,
+        limits: LIMITS,
+        id: "t",
+        keep_events: true,
+        bodies: &mut Plain(4),
+    };
+    run(job, &mut |_| {}).unwrap()
+}
+
+#[test]
+fn a_server_with_a_trusted_certificate_is_measured_without_stamps_of_the_kernel() {
+    let (certificate, port) = encrypted("localhost", 5);
+    let live = over_tls(port, Some(&certificate), 5);
+    for record in &live.run.records {
+        assert_eq!(
+            (record.outcome, record.output_tokens),
+            (RequestOutcome::Served, 4),
+            "{:?}",
+            live.messages
+        );
+    }
+    assert!(live.unstamped > 0 && live.delays.seen() == 0);
+}
+
+#[test]
+fn a_certificate_of_an_unknown_maker_or_of_another_name_is_a_failure_of_tls() {
+    let (_, port) = encrypted("localhost", 1);
+    let unknown = over_tls(port, None, 1);
+    let (other, port) = encrypted("elsewhere.example", 1);
+    let misnamed = over_tls(port, Some(&other), 1);
+    for live in [unknown, misnamed] {
+        assert_eq!(live.run.records[0].outcome, RequestOutcome::Failed(Failure::Tls), "{:?}", live.messages);
+        assert!(live.messages[0].1.contains("certificate"), "{:?}", live.messages);
+    }
+}
+
+#[test]
+fn a_file_without_certificates_is_refused_with_its_name() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let target = Target::new("https://localhost", None).unwrap();
+    let error = target.with_certificates(file.path()).unwrap_err().to_string();
+    assert!(error.contains(file.path().to_str().unwrap()) && error.contains("CERTIFICATE"), "{error}");
+}

@@ -16,6 +16,7 @@ mod llama_cpp;
 pub mod metric_keys;
 mod model_name;
 mod optimum;
+mod own_serving;
 pub mod placement;
 mod requests;
 mod sglang;
@@ -32,9 +33,10 @@ use serde::{Deserialize, Serialize};
 
 use hbmark_core::input::{self, InputError, plain};
 use hbmark_core::model::Dtype;
-use hbmark_core::result::Cause;
+use hbmark_core::result::{Cause, serving};
 
 pub use metric_keys::{Alias, Metric, Statistic};
+pub use own_serving::of_serving;
 pub use placement::{Imported, Missing, Placement, RooflinePlacement, UserOverrides, place};
 
 /// A summary takes kilobytes; a detailed export of a long run a few dozen megabytes.
@@ -64,6 +66,8 @@ pub enum ForeignFormat {
     InferencePerf,
     OptimumBenchmark,
     TrtllmBench,
+    /// Our own serving results, which are read as themselves and placed on the roofline like the others.
+    HbmarkServe,
 }
 
 impl ForeignFormat {
@@ -85,6 +89,7 @@ impl ForeignFormat {
         Self::InferencePerf,
         Self::OptimumBenchmark,
         Self::TrtllmBench,
+        Self::HbmarkServe,
     ];
 
     /// What a person calls it.
@@ -107,6 +112,7 @@ impl ForeignFormat {
             Self::InferencePerf => "inference-perf",
             Self::OptimumBenchmark => "optimum-benchmark",
             Self::TrtllmBench => "trtllm-bench",
+            Self::HbmarkServe => "hbmark serve",
         }
     }
 
@@ -127,7 +133,8 @@ impl ForeignFormat {
             | Self::GenaiPerfAnalyze
             | Self::Guidellm
             | Self::InferencePerf
-            | Self::OptimumBenchmark => None,
+            | Self::OptimumBenchmark
+            | Self::HbmarkServe => None,
         }
     }
 
@@ -319,6 +326,9 @@ pub fn read(path: &Path) -> Result<Vec<ForeignResult>, ImportError> {
     let owned = || path.to_path_buf();
     let name = path.file_name().map_or_else(|| path.to_string_lossy(), std::ffi::OsStr::to_string_lossy);
     let name = clipped(&name);
+    if let Ok(Some(report)) = serving::read(path) {
+        return Ok(vec![of_serving(&report, &name)]);
+    }
     let text = input::read_text(path, MAX_BYTES).map_err(|refused| match refused {
         InputError::Io(source) => ImportError::Read { path: owned(), source },
         InputError::NotRegular { .. } => ImportError::NotAFile { path: owned() },

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use crate::model::Target;
 use crate::units::Bytes;
 
-/// One adapter, and how long it took to have it.
+/// One adapter, and how long it took to have it. Of one that a live server has, only the name is known: its rank is 0.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct AdapterSummary {
     pub name: String,
@@ -37,8 +37,8 @@ pub struct LoraSummary {
 pub struct StructuredSummary {
     pub grammar: String,
     pub share: f64,
-    /// Making a trie of the vocabulary, once per tokenizer.
-    pub vocabulary_ns: f64,
+    /// Making a trie of the vocabulary, once per tokenizer; null where a live server does it.
+    pub vocabulary_ns: Option<f64>,
     /// Compiling the grammar against it, once per grammar.
-    pub compile_ns: f64,
+    pub compile_ns: Option<f64>,
 }

@@ -11,12 +11,18 @@ pub(super) fn head(report: &ServeReport) -> Vec<String> {
     let mut lines = Vec::new();
     if let Some(lora) = &report.lora {
         let most = lora.max_loras.map_or_else(|| "all".to_owned(), |most| most.to_string());
-        lines.push(format!(
-            "{} LoRA adapters, {most} of them at once, of rank {} at most",
-            lora.adapters.len(),
-            lora.max_lora_rank
-        ));
-        for adapter in lora.adapters.iter().take(LISTED) {
+        if report.server.is_some() {
+            let names: Vec<&str> = lora.adapters.iter().map(|adapter| adapter.name.as_str()).collect();
+            lines.push(format!("LoRA adapters of the server: {}", names.join(", ")));
+        } else {
+            lines.push(format!(
+                "{} LoRA adapters, {most} of them at once, of rank {} at most",
+                lora.adapters.len(),
+                lora.max_lora_rank
+            ));
+        }
+        let ours = lora.adapters.iter().filter(|_| report.server.is_none());
+        for adapter in ours.clone().take(LISTED) {
             let disk = adapter.disk_ns.map_or_else(
                 || "synthetic (not read from disk)".to_owned(),
                 |ns| format!("loaded from disk in {}", Nanos(ns)),
@@ -33,17 +39,19 @@ pub(super) fn head(report: &ServeReport) -> Vec<String> {
                 adapter.bytes
             ));
         }
-        if lora.adapters.len() > LISTED {
-            lines.push(format!("and {} adapters more", lora.adapters.len() - LISTED));
+        if ours.clone().count() > LISTED {
+            lines.push(format!("and {} adapters more", ours.count() - LISTED));
         }
     }
     if let Some(structured) = &report.structured {
+        let times = structured.vocabulary_ns.zip(structured.compile_ns).map(|(vocabulary, compile)| {
+            format!("; vocabulary prepared in {}, grammar compiled in {}", Nanos(vocabulary), Nanos(compile))
+        });
         lines.push(format!(
-            "structured output: {} for {:.0} % of the requests; vocabulary prepared in {}, grammar compiled in {}",
+            "structured output: {} for {:.0} % of the requests{}",
             structured.grammar,
             structured.share * 100.0,
-            Nanos(structured.vocabulary_ns),
-            Nanos(structured.compile_ns)
+            times.unwrap_or_default()
         ));
     }
     lines

@@ -1,0 +1,188 @@
+//! A measured point in the schema of `vllm bench serve`, for scripts that read its results.
+//!
+//! Enters: a serving result and one of its points. Leaves: a JSON object with vLLM's keys and meanings: TTFT and E2E count from the sending of a
+//! request, and requests that failed are in no latency. What hbmark counts otherwise stands under vLLM's names for it: `e2el_including_client_queue`
+//! counts from the scheduled arrival.
+
+use serde_json::{Map, Value};
+
+use hbmark_core::result::serving::{
+    Arrivals, Dialect, LEVELS, Offered, Point, Quantiles, Quantity, Requests, ServeReport,
+};
+
+/// Which latencies and percentiles are written.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Selection {
+    /// Of `ttft`, `tpot`, `itl` and `e2el`.
+    pub metrics: Vec<String>,
+    /// In percent.
+    pub percentiles: Vec<f64>,
+}
+
+impl Default for Selection {
+    fn default() -> Self {
+        Self { metrics: ["ttft", "tpot", "itl"].map(str::to_owned).to_vec(), percentiles: vec![99.0] }
+    }
+}
+
+/// The metrics that can be selected.
+pub const METRICS: [&str; 4] = ["ttft", "tpot", "itl", "e2el"];
+
+/// A point as vLLM would write it; none where it was not measured.
+#[must_use]
+pub fn bench_serve(report: &ServeReport, point: &Point, selection: &Selection) -> Option<Value> {
+    let result = point.result.as_ref()?;
+    let failed = result.measured - result.served.min(result.measured);
+    let total = |each: f64| (each * result.served as f64).round();
+    let requests = result.requests.as_ref();
+    let (input, output) = requests.map_or_else(
+        || (total(point.mean_prompt_tokens), result.output_tokens_per_s * result.window_s),
+        tokens,
+    );
+    let mut fields = Map::new();
+    let mut put = |key: &str, value: Value| {
+        fields.insert(key.to_owned(), value);
+    };
+    put("date", report.started_at.clone().into());
+    let backend = report.server.as_ref().map_or("hbmark", |server| backend_of(server.dialect));
+    put("endpoint_type", backend.into());
+    put("backend", backend.into());
+    put("label", report.note.clone().into());
+    put("model_id", report.model_name().into());
+    put("tokenizer_id", report.model_name().into());
+    put("num_prompts", result.measured.into());
+    put("request_rate", rate(point, result.offered_per_s));
+    put("burstiness", burstiness(point.arrivals).into());
+    let cap = report.config.get("server").and_then(|server| server.get("cap")).cloned();
+    put(
+        "max_concurrency",
+        match point.offered {
+            Offered::Concurrency(most) => most.into(),
+            _ => cap.unwrap_or(Value::Null),
+        },
+    );
+    put("duration", result.window_s.into());
+    put("completed", result.served.into());
+    put("failed", failed.into());
+    put("total_input_tokens", input.into());
+    put("total_output_tokens", output.into());
+    put("request_throughput", result.served_per_s.into());
+    put("request_goodput", result.goodput_per_s.into());
+    put("output_throughput", result.output_tokens_per_s.into());
+    let all = if result.window_s > 0.0 { (input + output) / result.window_s } else { 0.0 };
+    put("total_token_throughput", all.into());
+    let version = &report.environment.build.version;
+    put("generated_by", format!("hbmark {version}").into());
+    let live = point.live.as_ref();
+    for (name, quantiles) in [
+        ("ttft", live.map(|live| &live.ttft_from_dispatch_ns).or(result.ttft_ns.as_ref())),
+        ("tpot", result.tpot_ns.as_ref()),
+        ("itl", result.itl_ns.as_ref()),
+        ("e2el", live.map(|live| &live.e2e_from_dispatch_ns).or(result.e2e_ns.as_ref())),
+        ("e2el_including_client_queue", live.and(result.e2e_ns.as_ref())),
+    ] {
+        let is_selected = selection.metrics.iter().any(|metric| name.starts_with(metric.as_str()));
+        if let Some(quantiles) = quantiles.filter(|_| is_selected) {
+            let statistics = statistics(quantiles, &selection.percentiles);
+            fields.extend(statistics.map(|(of, value)| (format!("{of}_{name}_ms"), value)));
+        }
+    }
+    Some(Value::Object(fields))
+}
+
+/// The statistics in milliseconds; null where there are too few requests for one, or too many failed.
+fn statistics<'a>(
+    quantiles: &'a Quantiles,
+    percentiles: &'a [f64],
+) -> impl Iterator<Item = (String, Value)> + 'a {
+    let ms = |of: Option<Quantity>| {
+        let value = of.map(Quantity::value).filter(|value| value.is_finite());
+        value.map_or(Value::Null, |ns| (ns / 1e6).into())
+    };
+    let of_percent = |percent: f64| {
+        LEVELS
+            .iter()
+            .find(|(share, _)| (share * 100.0 - percent).abs() < 1e-9)
+            .and_then(|(_, of)| of(quantiles))
+    };
+    let named = percentiles.iter().map(move |percent| (format!("p{percent}"), ms(of_percent(*percent))));
+    [("mean".to_owned(), ms(quantiles.mean)), ("median".to_owned(), ms(quantiles.p50))]
+        .into_iter()
+        .chain(named)
+}
+
+/// Prompt and output tokens of the requests that were served.
+fn tokens(requests: &Requests) -> (f64, f64) {
+    let served = |index: &usize| requests.fate.get(*index).is_some_and(|fate| fate == "served");
+    let sum = |of: &[usize]| (0..of.len()).filter(served).map(|index| of[index] as f64).sum();
+    (sum(&requests.prompt_tokens), sum(&requests.output_tokens))
+}
+
+fn rate(point: &Point, offered: Option<f64>) -> Value {
+    match point.offered {
+        Offered::Rate(rate) => rate.into(),
+        Offered::AsRecorded => offered.into(),
+        Offered::AtOnce | Offered::Concurrency(_) => "inf".into(),
+    }
+}
+
+/// The shape of the gamma distribution of the gaps: the inverse square of their coefficient of variation.
+fn burstiness(arrivals: Option<Arrivals>) -> Option<f64> {
+    match arrivals? {
+        Arrivals::Poisson => Some(1.0),
+        Arrivals::Gamma(variation) => Some(1.0 / (variation * variation)),
+        Arrivals::Constant => None,
+    }
+}
+
+/// vLLM's name of the kind of server.
+fn backend_of(dialect: Dialect) -> &'static str {
+    match dialect {
+        Dialect::Vllm => "vllm",
+        Dialect::Sglang => "sglang",
+        Dialect::TrtLlm => "tensorrt-llm",
+        Dialect::Tgi => "tgi",
+        Dialect::LlamaCpp => "llama.cpp",
+        Dialect::OpenAi => "openai",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::analysis::import::{self, Metric, Statistic};
+    use crate::samples;
+
+    #[test]
+    fn what_is_written_is_read_back_as_it_was_measured() {
+        let report = samples::single();
+        let point = &report.points[0];
+        let result = point.result.as_ref().unwrap();
+        let selection = Selection { metrics: METRICS.map(str::to_owned).to_vec(), ..Selection::default() };
+        let written = bench_serve(&report, point, &selection).unwrap();
+        let read = import::parse("result.json", written.to_string()).unwrap();
+        let row = &read[0].rows[0];
+        let near = |metric, statistic, wanted: f64| {
+            let found = row.value(metric, statistic).unwrap();
+            assert!((found / wanted - 1.0).abs() < 1e-9, "{metric:?}: {found} and {wanted}");
+        };
+        let p50 = |quantiles: &Option<Quantiles>| quantiles.as_ref().unwrap().p50.unwrap().value();
+        near(Metric::Ttft, Statistic::Median, p50(&result.ttft_ns));
+        near(Metric::Tpot, Statistic::Median, p50(&result.tpot_ns));
+        near(Metric::E2e, Statistic::Median, p50(&result.e2e_ns));
+        near(Metric::OutputThroughput, Statistic::Single, result.output_tokens_per_s);
+        assert_eq!(row.setup.completed, u64::try_from(result.served).ok());
+        assert_eq!(row.setup.engine.as_deref(), Some("hbmark"));
+        assert!(row.problems.is_empty(), "{:?}", row.problems);
+    }
+
+    #[test]
+    fn a_metric_that_is_not_asked_for_is_not_written() {
+        let report = samples::single();
+        let selection = Selection { metrics: vec!["tpot".into()], percentiles: vec![95.0] };
+        let written = bench_serve(&report, &report.points[0], &selection).unwrap();
+        let keys: Vec<&String> =
+            written.as_object().unwrap().keys().filter(|key| key.ends_with("_ms")).collect();
+        assert_eq!(keys, ["mean_tpot_ms", "median_tpot_ms", "p95_tpot_ms"]);
+    }
+}
