@@ -8,7 +8,7 @@ use super::{Outcome, print_result};
 use crate::weights::{self, OpenModel};
 use hbmark_core::ledger::devices;
 use hbmark_core::model::Dtype;
-use hbmark_report::analysis::import::{self, ForeignFormat, Imported, RooflinePlacement, UserOverrides};
+use hbmark_report::analysis::import::{self, ForeignFormat, Imported, UserOverrides};
 use hbmark_report::output::{Aliases, Format};
 
 #[derive(Debug, ClapArgs)]
@@ -104,6 +104,6 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
     }
     let imported = args.said.import(&args.files)?;
     print_result(imported.as_slice(), args.format)?;
-    let trusted = imported.iter().flat_map(|one| &one.places).all(RooflinePlacement::is_trusted);
+    let trusted = imported.iter().all(|one| one.objections().next().is_none());
     Ok(if trusted { Outcome::Complete } else { Outcome::SomeCellsFailed })
 }

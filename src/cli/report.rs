@@ -47,7 +47,9 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
         "--external is drawn on the roofline of the page: add --format html (`hbmark import` prints its rows)"
     );
     let opened = open(&args.file)?;
-    let failures = failures(&opened, &args.fail_on);
+    let model = args.said.model()?;
+    let given = args.said.given(model.as_ref())?;
+    let failures = failures(&opened, &args.fail_on, &given);
     for failure in &failures {
         super::say(&format!("--fail-on: {failure}"));
     }
@@ -64,8 +66,6 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
                 Opened::Serving(report) => print_result(&*report, args.format)?,
                 Opened::Comparison(found) => print_result(&*found, args.format)?,
                 Opened::Foreign(results) => {
-                    let model = args.said.model()?;
-                    let given = args.said.given(model.as_ref())?;
                     let placed: Vec<Imported> =
                         results.into_iter().map(|r| Imported::new(r, &given)).collect();
                     print_result(placed.as_slice(), args.format)?;

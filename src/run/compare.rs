@@ -16,12 +16,12 @@ use rand_chacha::ChaCha8Rng;
 use crate::machine::clock::now_utc;
 use crate::worker::Observer;
 use hbmark_core::result::comparison::{
-    Arm, COMPARISON_VERSION, CellComparison, ComparedCell, Comparison, ComparisonKind, ComparisonVerdict,
-    Difference, EngineVariant, Floor, Method, Pair, Settings,
+    Arm, COMPARISON_VERSION, CellComparison, ComparedCell, Comparison, ComparisonKind, Difference,
+    EngineVariant, Floor, Method, Pair, Settings,
 };
 use hbmark_core::result::{Capabilities, Report};
 use hbmark_core::stats;
-use hbmark_report::analysis::compare::{Findings, judge};
+use hbmark_report::analysis::compare::{Findings, RAN_ONCE, judge};
 
 pub use error::CompareError;
 pub use matching::{places, series_of};
@@ -119,10 +119,7 @@ pub fn live(
         return Err(CompareError::models(&a, &b));
     }
     if a.protocol.as_ref().is_some_and(|protocol| protocol.name == "smoke") {
-        for effect in found.cells.iter_mut().chain(&mut found.overall) {
-            effect.verdict = ComparisonVerdict::Inconclusive;
-            effect.reason = "every cell ran once a process: the times mean nothing".into();
-        }
+        found.decides_nothing(RAN_ONCE);
     }
     // In A/A rounds both sides are A.
     let twin = |place: &ComparedCell| ComparedCell { b: place.a.clone(), ..place.clone() };

@@ -9,15 +9,17 @@ use serde::{Deserialize, Serialize};
 
 use super::import::placement::stated_storage;
 use super::import::{
-    ForeignFormat, ForeignResult, ForeignRow, Metric, Rate, RooflinePlacement, Setup, Statistic,
-    UserOverrides, place,
+    ForeignFormat, ForeignResult, ForeignRow, Metric, Rate, Setup, Statistic, UserOverrides, objections,
+    place,
 };
 use hbmark_core::result::comparison::Comparison;
 use hbmark_core::result::serving::{Offered, Point, ServeReport, ServeResult, Validity};
-use hbmark_core::result::{Cause, CellResult, Finding, Phase, Report, ReportKind, Severity, Status};
+use hbmark_core::result::{CellResult, Finding, Phase, Report, ReportKind, Severity, Status};
 
 /// The share of memory beyond which a run has no headroom.
 const HEADROOM: f64 = 0.95;
+/// Steps of warm-up of the shortest protocol that warms up.
+const WARMUP_STEPS: usize = 5;
 /// Requests behind a p99 that is more than its largest value.
 const P99_REQUESTS: u64 = 1_000;
 /// Seconds of load below which a serving benchmark has hardly left its start.
@@ -197,7 +199,10 @@ fn warm_up(report: &Report, cells: &[&CellResult]) -> Answer {
     const NEXT: &str = "hbmark run without --smoke";
     let Some(protocol) = &report.protocol else { return (NotSaid, "no protocol was kept".to_owned(), NEXT) };
     let unsteady = cells.iter().filter(|cell| cell.status == Status::NoSteadyState).count();
-    let enough = protocol.warmup_min_steps > 0 && protocol.name != "smoke" && unsteady == 0;
+    let enough = protocol.warmup_min_steps >= WARMUP_STEPS
+        && protocol.warmup_min_seconds > 0.0
+        && !protocol.is_smoke()
+        && unsteady == 0;
     let evidence = if unsteady > 0 {
         format!("{unsteady} cells never became steady")
     } else {
@@ -211,13 +216,17 @@ fn warm_up(report: &Report, cells: &[&CellResult]) -> Answer {
 
 fn samples(report: &Report, cells: &[&CellResult]) -> Answer {
     const NEXT: &str = "the full protocol for the cells that are not converged";
-    let full = report.protocol.as_ref().is_some_and(|p| p.name == "full");
     let loose = cells.iter().filter(|cell| cell.status == Status::NotConverged).count();
-    let name = report.protocol.as_ref().map_or("no", |p| p.name.as_str());
+    let Some(protocol) = &report.protocol else { return (NotSaid, "no protocol was kept".to_owned(), NEXT) };
+    let short = protocol.short_of_full();
+    let full = short.is_empty() && !protocol.is_smoke();
     let evidence = match (full, loose) {
-        (true, 0) => "full protocol, every interval as narrow as asked".to_owned(),
+        (true, 0) => format!("{} protocol, every interval as narrow as asked", protocol.name),
         (true, loose) => format!("{loose} of {} cells did not converge", cells.len()),
-        (false, _) => format!("{name} protocol: shortened, not comparable with full runs"),
+        (false, _) => {
+            let what = if short.is_empty() { String::new() } else { format!(": {}", short.join(", ")) };
+            format!("{} protocol: shortened, not comparable with full runs{what}", protocol.name)
+        }
     };
     decide(full && loose == 0, evidence, NEXT)
 }
@@ -565,19 +574,15 @@ fn completed_by(row: &ForeignRow, given: &UserOverrides<'_>, engine: Option<&str
     row
 }
 
-/// Whether figures contradict one another, or the flags contradict the file.
+/// Whether figures contradict one another, the flags contradict the file, or a time is impossible.
 fn agree(rows: &[ForeignRow], format: ForeignFormat, given: &UserOverrides<'_>) -> Answer {
     const NEXT: &str = "the file as its program wrote it, and flags that say what ran";
     let mut found = rows.iter().flat_map(|row| {
-        let contradicted = match place(row, format, given) {
-            RooflinePlacement::Contradicts(causes) => causes,
-            _ => Vec::new(),
-        };
-        let named = |cause: &Cause| format!("{}: {cause}", row.label);
-        row.problems.iter().chain(&contradicted).map(named).collect::<Vec<_>>()
+        let causes = objections(row, &place(row, format, given));
+        causes.into_iter().map(|cause| format!("{}: {cause}", row.label))
     });
     match found.next() {
-        None => (Passed, "no figure contradicts another".to_owned(), NEXT),
+        None => (Passed, "no figure contradicts another or is impossible".to_owned(), NEXT),
         Some(first) => match found.count() {
             0 => (Failed, first, NEXT),
             more => (Failed, format!("{first}; and {more} more"), NEXT),
