@@ -200,6 +200,8 @@ pub enum CrossoverKind {
     CriticalBatchSize,
     /// The batch from which a decode step at a context is bound by arithmetic.
     ComputeBoundBatch,
+    /// The prompt tokens from which a prefill of a batch is bound by arithmetic.
+    ComputeBoundPrompt,
     /// The context from which a batch reads more KV than weights.
     #[serde(alias = "kv_outweighs_weights_context")]
     KvExceedsWeightsContext,
@@ -212,6 +214,7 @@ impl fmt::Display for CrossoverKind {
         f.write_str(match self {
             Self::CriticalBatchSize => "critical batch size",
             Self::ComputeBoundBatch => "compute-bound batch",
+            Self::ComputeBoundPrompt => "compute-bound prompt",
             Self::KvExceedsWeightsContext => "context where KV bytes exceed weight bytes",
             Self::MaxBatchThatFits => "max batch that fits",
             Self::MaxContextThatFits => "max context that fits",
