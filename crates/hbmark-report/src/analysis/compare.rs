@@ -302,9 +302,7 @@ fn replace(
         };
         if stated.verdict != own.verdict || !alike {
             let (stated, own) = (stated.verdict.word(), own.verdict.word());
-            remarks.push(format!(
-                "{what}{of}: the file says {stated}, and its rounds do not give that: {own} by the rounds"
-            ));
+            remarks.push(format!("{what}{of}: {stated} in the file, and its rounds decide otherwise: {own}"));
         }
     };
     for (cell, own) in cells.iter_mut().zip(judged.cells) {
