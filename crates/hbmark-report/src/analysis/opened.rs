@@ -88,9 +88,17 @@ pub fn open(path: &Path) -> Result<Opened, OpenedError> {
     match report(path) {
         Ok(report) => Ok(Opened::Report(Box::new(report))),
         // No schema version of ours, or no JSON at all: another program's.
-        Err(ours @ (ReportError::NotOurs { .. } | ReportError::Malformed { .. } | ReportError::Json(_))) => {
+        Err(
+            ours @ (ReportError::NotOurs { .. }
+            | ReportError::UnknownKind { .. }
+            | ReportError::Malformed { .. }
+            | ReportError::Json(_)),
+        ) => {
             // An object with our version, and a field that is none of ours.
-            let broken = matches!(&ours, ReportError::Malformed { source, .. } if source.is_data());
+            let broken = match &ours {
+                ReportError::Malformed { source, .. } => source.is_data(),
+                other => matches!(other, ReportError::UnknownKind { .. }),
+            };
             match import::read(path) {
                 Ok(results) => Ok(Opened::Foreign(results)),
                 Err(ImportError::Unrecognised { found, .. })
@@ -148,5 +156,12 @@ mod tests {
         std::fs::write(&path, report.to_string()).unwrap();
         let broken = open(&path).unwrap_err();
         assert!(matches!(broken, OpenedError::Own(ReportError::Malformed { .. })), "{broken}");
+        // Of a kind that nobody knows, or one that is not wanted here: said without the words of a parser.
+        report["kind"] = "walk".into();
+        std::fs::write(&path, report.to_string()).unwrap();
+        let unknown = open(&path).unwrap_err().to_string();
+        assert!(unknown.contains("its kind is `walk`") && !unknown.contains("variant"), "{unknown}");
+        let other = super::report(&fixture("results/serve-single.json")).unwrap_err().to_string();
+        assert!(other.contains("of the kind `serve_virtual`") && !other.contains("variant"), "{other}");
     }
 }
