@@ -37,7 +37,7 @@ use hbmark_core::model::Dtype;
 use hbmark_core::result::serving::{
     Arrivals, MIN_REQUESTS, Offered, Point, SCHEMA_VERSION, ServeKind, ServeReport, Slo, WorkloadSummary,
 };
-use hbmark_core::result::{Cause, DeviceSpec, Report, as_map};
+use hbmark_core::result::{Cause, DeviceSpec, ModelSummary, Report, as_map};
 use hbmark_core::units::Bytes;
 use hbmark_traffic::arrivals::Burst;
 use hbmark_traffic::point::TrafficSource;
@@ -318,7 +318,12 @@ fn begin(
         hypothesis: config.hypothesis.clone(),
         environment: engine.environment.clone(),
         config: as_map(config),
-        model: model.zip(stage.dtype).map(|(model, dtype)| model.summary(dtype)),
+        model: model.zip(stage.dtype).map(|(model, dtype)| {
+            let summary = model.summary(dtype);
+            // A virtual clock needs no weights, and none were made.
+            let virtual_shape = config.virtual_source.is_some() && model.is_synthetic();
+            if virtual_shape { ModelSummary { source: "dimensions".to_owned(), ..summary } } else { summary }
+        }),
         dtype: stage.dtype,
         server: engine.server.clone(),
         capabilities: engine.capabilities.clone(),

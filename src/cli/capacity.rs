@@ -8,6 +8,7 @@ use clap::Args as ClapArgs;
 use super::{Outcome, print_result};
 use hbmark_core::result::serving::{ServeReport, Slo};
 use hbmark_report::analysis::capacity::{self, Prices, Question};
+use hbmark_report::analysis::opened;
 use hbmark_report::output::Format;
 
 #[derive(Debug, ClapArgs)]
@@ -118,7 +119,7 @@ impl PriceArgs {
 
 /// The serving result in a file.
 pub fn serving_result(file: &Path) -> anyhow::Result<ServeReport> {
-    hbmark_core::result::serving::read(file)?.with_context(|| {
+    opened::serving(file)?.with_context(|| {
         format!(
             "{} is no result of `hbmark serve`, and only traffic shows what an instance carries",
             file.display()

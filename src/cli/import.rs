@@ -1,6 +1,6 @@
 //! `hbmark import`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args as ClapArgs;
 
@@ -8,12 +8,12 @@ use super::{Outcome, print_result};
 use crate::weights::{self, OpenModel};
 use hbmark_core::ledger::devices;
 use hbmark_core::model::Dtype;
-use hbmark_report::analysis::import::{self, ForeignFormat, Imported, RooflinePlacement, UserOverrides};
+use hbmark_report::analysis::import::{self, ForeignFormat, ForeignResult, Imported, UserOverrides};
 use hbmark_report::output::{Aliases, Format};
 
 #[derive(Debug, ClapArgs)]
 #[command(
-    after_help = "Examples:\n  hbmark import vllm-result.json --model Llama-3.1-8B --gpu h100-sxm --dtype bf16\n  hbmark import llama-bench.jsonl --format csv\n  hbmark import --aliases\n\nReads vLLM bench serve, latency and throughput; SGLang bench_one_batch and bench_serving; llama-bench (json, jsonl, csv, sql, md) and\nllama-batched-bench; AIPerf (summary, records, GPU telemetry), GenAI-Perf; GuideLLM; inference-perf; optimum-benchmark (json, md);\ntrtllm-bench; a vLLM engine's request log, counters and Prometheus page. The format is told by the content.\nExit code 1 when a flag contradicts a file (the row is not rated) or a row is INVALID."
+    after_help = "Examples:\n  hbmark import vllm-result.json --model Llama-3.1-8B --gpu h100-sxm --dtype bf16\n  hbmark import llama-bench.jsonl --format csv\n  hbmark import --aliases\n\nReads vLLM bench serve, latency and throughput; SGLang bench_one_batch and bench_serving; llama-bench (json, jsonl, csv, sql, md) and\nllama-batched-bench; AIPerf (summary, records, GPU telemetry), GenAI-Perf; GuideLLM; inference-perf; optimum-benchmark (json, md);\ntrtllm-bench; a vLLM engine's request log, counters and Prometheus page. The format is told by the content.\nExit code 1 when a flag contradicts a file (the row is not rated), a row is INVALID or one of several files cannot be read."
 )]
 pub struct Args {
     /// Results of other programs.
@@ -42,7 +42,7 @@ pub struct OverrideArgs {
     #[arg(long)]
     pub gpu: Option<String>,
     /// GPUs that held the model together.
-    #[arg(long, value_parser = clap::value_parser!(u64).range(1..=4096))]
+    #[arg(long, visible_alias = "tensor-parallel-size", value_parser = clap::value_parser!(u64).range(1..=4096))]
     pub gpus: Option<u64>,
     /// Storage of the weights.
     #[arg(long)]
@@ -84,17 +84,13 @@ impl OverrideArgs {
         let storage = if model.is_gguf() { Dtype::Gguf } else { model.storage(self.dtype)? };
         Ok((!matches!(storage, Dtype::F32 | Dtype::Bf16 | Dtype::F16)).then_some(storage))
     }
+}
 
-    /// Reads files and places their rows.
-    pub fn import(&self, files: &[PathBuf]) -> anyhow::Result<Vec<Imported>> {
-        let model = self.model()?;
-        let given = self.given(model.as_ref())?;
-        let mut imported = Vec::new();
-        for file in files {
-            imported.extend(import::read(file)?.into_iter().map(|result| Imported::new(result, &given)));
-        }
-        Ok(imported)
-    }
+/// What a file is called in a table: its name, with its path where another one has the same name.
+pub fn name_of(file: &Path, files: &[PathBuf]) -> String {
+    let alike = files.iter().filter(|other| other.file_name() == file.file_name()).count() > 1;
+    let name = file.file_name().filter(|_| !alike).unwrap_or_else(|| file.as_os_str());
+    hbmark_core::input::plain(&name.to_string_lossy())
 }
 
 pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
@@ -102,8 +98,22 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
         print_result(&Aliases(args.of), args.format)?;
         return Ok(Outcome::Complete);
     }
-    let imported = args.said.import(&args.files)?;
+    let model = args.said.model()?;
+    let given = args.said.given(model.as_ref())?;
+    let (mut imported, mut refused) = (Vec::new(), Vec::new());
+    for file in &args.files {
+        match import::read(file) {
+            Ok(results) => imported.extend(results.into_iter().map(|result| {
+                Imported::new(ForeignResult { source: name_of(file, &args.files), ..result }, &given)
+            })),
+            // One file that is none must not cost the others.
+            Err(error) if args.files.len() > 1 => refused.push(anyhow::Error::new(error)),
+            Err(error) => return Err(error.into()),
+        }
+    }
+    refused.iter().for_each(super::say_error);
+    anyhow::ensure!(!imported.is_empty(), "none of the {} files could be read", args.files.len());
     print_result(imported.as_slice(), args.format)?;
-    let trusted = imported.iter().flat_map(|one| &one.places).all(RooflinePlacement::is_trusted);
-    Ok(if trusted { Outcome::Complete } else { Outcome::SomeCellsFailed })
+    let trusted = imported.iter().all(|one| one.objections().next().is_none());
+    Ok(if trusted && refused.is_empty() { Outcome::Complete } else { Outcome::SomeCellsFailed })
 }

@@ -15,9 +15,9 @@ use crate::worker::InProcess;
 use hbmark_core::ledger::devices;
 use hbmark_core::model::presets;
 use hbmark_core::result::serving::ServeReport;
-use hbmark_core::result::{CellName, CellResult, DeviceSpec, Report, saved};
+use hbmark_core::result::{CellName, CellResult, DeviceSpec, Report};
 use hbmark_report::analysis::import::{self, ForeignFormat, ForeignResult, Placement, UserOverrides};
-use hbmark_report::analysis::with_external;
+use hbmark_report::analysis::{opened, with_external};
 use hbmark_report::output::Format;
 
 #[derive(Debug, ClapArgs)]
@@ -54,8 +54,7 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
     let cell: CellName = args.cell.parse()?;
     let sources = sources(args, &cell)?;
     let ladder = if let Some(path) = &args.result {
-        let mut report = saved::read(path)?;
-        hbmark_report::analysis::judge::recompute(&mut report);
+        let report = opened::report(path)?;
         let device = device_of(&report);
         let opened = args.said.model()?;
         let mut given = args.said.given(opened.as_ref())?;

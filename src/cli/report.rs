@@ -1,11 +1,11 @@
 //! `hbmark report`.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::{bail, ensure};
 use clap::Args as ClapArgs;
 
-use super::import::OverrideArgs;
+use super::import::{OverrideArgs, name_of};
 use super::ladder::{device_of, same_machine};
 use super::{Outcome, print, print_result};
 use hbmark_core::result::Report;
@@ -40,6 +40,10 @@ pub struct Args {
 const UNSIGNED: &str =
     "read from a file: every number is recomputed from its raw samples, and nothing proves who took them";
 
+/// The same of a serving result.
+const UNSIGNED_SERVING: &str = "read from a file: counts, latencies and objectives are recomputed from its requests where it keeps \
+     them, rates and gates are its own, and nothing proves who took them";
+
 pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
     let page_asked = args.format == Format::Html;
     ensure!(
@@ -47,12 +51,16 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
         "--external is drawn on the roofline of the page: add --format html (`hbmark import` prints its rows)"
     );
     let opened = open(&args.file)?;
-    let failures = failures(&opened, &args.fail_on);
+    let model = args.said.model()?;
+    let given = args.said.given(model.as_ref())?;
+    let failures = failures(&opened, &args.fail_on, &given);
     for failure in &failures {
         super::say(&format!("--fail-on: {failure}"));
     }
     let outcome = if failures.is_empty() { Outcome::Complete } else { Outcome::SomeCellsFailed };
     let kind = opened.kind();
+    // Formats that programs read stay as they were saved.
+    let for_people = !matches!(args.format, Format::Json | Format::Csv);
     let mut report = match opened {
         Opened::Report(report) => report,
         other => {
@@ -61,11 +69,14 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
                 "{kind} has no roofline to draw --external on; give a run or a prediction"
             );
             match other {
-                Opened::Serving(report) => print_result(&*report, args.format)?,
+                Opened::Serving(mut report) => {
+                    if for_people {
+                        report.warnings.push(UNSIGNED_SERVING.to_owned());
+                    }
+                    print_result(&*report, args.format)?;
+                }
                 Opened::Comparison(found) => print_result(&*found, args.format)?,
                 Opened::Foreign(results) => {
-                    let model = args.said.model()?;
-                    let given = args.said.given(model.as_ref())?;
                     let placed: Vec<Imported> =
                         results.into_iter().map(|r| Imported::new(r, &given)).collect();
                     print_result(placed.as_slice(), args.format)?;
@@ -75,8 +86,7 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
             return Ok(outcome);
         }
     };
-    // For people only: formats that programs read stay as they were saved.
-    if !matches!(args.format, Format::Json | Format::Csv) {
+    if for_people {
         report.warnings.push(UNSIGNED.to_owned());
     }
     if args.external.is_empty() {
@@ -116,7 +126,7 @@ fn externals(args: &Args, report: &Report) -> anyhow::Result<Vec<External>> {
                         }
                         placed += 1;
                         found.push(External {
-                            label: format!("{} {}", name(file), row.label),
+                            label: format!("{} {}", name_of(file, &args.external), row.label),
                             cell: placement.cell,
                         });
                     }
@@ -132,14 +142,8 @@ fn externals(args: &Args, report: &Report) -> anyhow::Result<Vec<External>> {
             );
         }
         for why in refused {
-            super::say(&format!("left out {}: {why}", name(file)));
+            super::say(&format!("left out {}: {why}", name_of(file, &args.external)));
         }
     }
     Ok(found)
-}
-
-/// The name of a file without its folder.
-fn name(file: &Path) -> String {
-    let name = file.file_name().map_or_else(|| file.to_string_lossy(), std::ffi::OsStr::to_string_lossy);
-    hbmark_core::input::plain(&name)
 }

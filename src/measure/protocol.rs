@@ -66,22 +66,23 @@ impl Protocol {
     /// The whole protocol.
     #[must_use]
     pub fn full(seed: u64) -> Self {
+        let said = ProtocolSummary::full(seed);
         Self {
             name: "full",
             seed,
-            warmup_min_seconds: 2.0,
-            warmup_min_steps: 20,
+            warmup_min_seconds: said.warmup_min_seconds,
+            warmup_min_steps: said.warmup_min_steps,
             warmup_max_seconds: 20.0,
-            block_min_steps: 20,
-            block_min_seconds: 0.1,
-            looks: vec![10, 15, 20, 30, 40],
-            visits: 3,
-            target_half_width: 0.01,
-            cell_max_seconds: 12.0,
+            block_min_steps: said.block_min_steps,
+            block_min_seconds: said.block_min_seconds,
+            looks: vec![said.min_blocks, 15, 20, 30, said.max_blocks],
+            visits: said.visits,
+            target_half_width: said.target_half_width,
+            cell_max_seconds: said.cell_max_seconds,
             max_retries: 3,
             autocorrelation_limit: 0.2,
-            canary_tolerance: 0.01,
-            kv: KvFill::Synthetic,
+            canary_tolerance: said.canary_tolerance,
+            kv: said.kv,
             allow_noise: false,
         }
     }

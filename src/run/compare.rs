@@ -18,10 +18,10 @@ use crate::machine::clock::now_utc;
 use crate::worker::Observer;
 use hbmark_core::result::comparison::{
     COMPARISON_VERSION, CellComparison, ComparedCell, ComparedItem, Comparison, ComparisonKind,
-    ComparisonVerdict, EngineVariant, Floor, Method, Pair, Settings,
+    EngineVariant, Floor, Method, Pair, Settings,
 };
 use hbmark_core::stats;
-use hbmark_report::analysis::compare::{Findings, judge};
+use hbmark_report::analysis::compare::{Findings, RAN_ONCE, judge};
 
 pub use error::CompareError;
 pub use matching::{places, series_of};
@@ -129,10 +129,7 @@ pub fn live(
     let (a, b) = (a.ok_or(CompareError::NoRounds)?, b.ok_or(CompareError::NoRounds)?);
     a.check_against(&b)?;
     if a.protocol() == Some("smoke") {
-        for effect in found.cells.iter_mut().chain(&mut found.overall) {
-            effect.verdict = ComparisonVerdict::Inconclusive;
-            effect.reason = "every cell ran once a process: the times mean nothing".into();
-        }
+        found.decides_nothing(RAN_ONCE);
     }
     // In A/A rounds both sides are A.
     let twin = |item: &ComparedItem| match item {

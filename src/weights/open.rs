@@ -239,6 +239,12 @@ impl OpenModel {
         }
     }
 
+    /// Whether it has dimensions alone, and weights only where they are made.
+    #[must_use]
+    pub fn is_synthetic(&self) -> bool {
+        matches!(self.source, Source::Synthetic { .. })
+    }
+
     /// Whether the weights are in a GGUF file, whose block formats are its own.
     #[must_use]
     pub fn is_gguf(&self) -> bool {

@@ -22,6 +22,7 @@ use crate::thinned::Thinned;
 use hbmark_core::result::serving::{
     GateName, LiveResult, Point, Quantiles, Quantity, ServeResult, ServerIdentity, StampSource,
 };
+use hbmark_core::units::Nanos;
 use hbmark_traffic::latency::summarise;
 use hbmark_traffic::point::{PlanError, PointSpec};
 use hbmark_traffic::serving_loop::{Progress, RequestOutcome, Run, Traffic};
@@ -401,23 +402,28 @@ fn reason(finish: Option<Finish>) -> &'static str {
     }
 }
 
-/// Whether it was the server that was measured, and not this client.
-fn gates(result: &mut ServeResult, live: &LiveResult) {
+/// Checks that what a server sent was read as soon as it came; `delay` is the p99 of the time between, if it is known.
+pub fn check_delay(result: &mut ServeResult, delay: Option<Nanos>) {
     let ms = |ns: f64| format!("{:.3} ms", ns / 1e6);
     let typical = result.itl_ns.as_ref().and_then(|itl| itl.p50).map_or(0.0, Quantity::value);
     let allowed = DELAY_FLOOR_NS.max(DELAY_SHARE * typical);
-    let delay = live.client_delay_ns.p99.or(live.client_delay_ns.max).map(Quantity::value);
     let detail = delay.map_or_else(
         || "the kernel stamped nothing: how long events waited to be read is unknown".to_owned(),
         |delay| {
             format!(
                 "99 % of the events were read within {} of their receipt; {} is allowed",
-                ms(delay),
+                ms(delay.0),
                 ms(allowed)
             )
         },
     );
-    result.gate(GateName::ClientDelay, delay.map(|delay| delay <= allowed), detail);
+    result.gate(GateName::ClientDelay, delay.map(|delay| delay.0 <= allowed), detail);
+}
+
+/// Whether it was the server that was measured, and not this client.
+fn gates(result: &mut ServeResult, live: &LiveResult) {
+    let delay = live.client_delay_ns.p99.or(live.client_delay_ns.max).map(Quantity::value);
+    check_delay(result, delay.map(Nanos));
     if let (Some(used), Some(waited)) = (live.client_cpu, live.client_cpu_wait) {
         let detail = format!(
             "the client used {:.1} % of a processor and waited for one {:.1} % of the time; {:.0} % together is allowed",

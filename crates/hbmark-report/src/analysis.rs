@@ -10,6 +10,7 @@ pub mod compare;
 mod diagnose;
 mod diagnose_serving;
 mod evidence;
+mod explain_prediction;
 mod fail_on;
 mod finding;
 mod first_limit;

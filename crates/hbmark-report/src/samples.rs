@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use hbmark_core::ledger::{Ledger, StepShape};
 use hbmark_core::model::{Dtype, test_shapes};
 use hbmark_core::result::{
-    Block, BlockTelemetry, Cause, Ceilings, CellResult, Crossover, CrossoverKind, Environment, KvFill,
-    ModelSummary, Phase, ProtocolSummary, Report, ReportKind, SCHEMA_VERSION, Spread, Status,
+    Block, BlockTelemetry, Cause, Ceilings, CellResult, Crossover, CrossoverKind, Environment, ModelSummary,
+    Phase, ProtocolSummary, Report, ReportKind, SCHEMA_VERSION, Spread, Status,
 };
 use hbmark_core::units::Bytes;
 
@@ -34,7 +34,7 @@ pub fn report() -> Report {
             architecture,
         },
         capabilities: Vec::new(),
-        protocol: Some(protocol()),
+        protocol: Some(ProtocolSummary::full(7)),
         ceilings: Some(Ceilings {
             read_bytes_per_s: spread(10e9),
             copy_bytes_per_s: spread(9e9),
@@ -127,29 +127,10 @@ fn cell(
     }
 }
 
-/// The full protocol.
-fn protocol() -> ProtocolSummary {
-    ProtocolSummary {
-        name: "full".into(),
-        seed: 7,
-        warmup_min_seconds: 2.0,
-        warmup_min_steps: 20,
-        block_min_steps: 20,
-        block_min_seconds: 0.1,
-        min_blocks: 10,
-        max_blocks: 40,
-        visits: 3,
-        target_half_width: 0.01,
-        cell_max_seconds: 12.0,
-        canary_tolerance: 0.01,
-        kv: KvFill::Synthetic,
-    }
-}
-
 /// A protocol by another name.
 #[must_use]
 pub fn protocol_named(name: &str) -> ProtocolSummary {
-    ProtocolSummary { name: name.into(), ..protocol() }
+    ProtocolSummary { name: name.into(), ..ProtocolSummary::full(7) }
 }
 
 /// A result as the program saves it: one of `tests/fixtures/results`, which a test of the program keeps current.

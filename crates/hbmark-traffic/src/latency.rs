@@ -14,9 +14,9 @@ use crate::occupancy::{occupancy, overlap};
 use crate::requests::columns;
 use crate::timeline::timeline;
 use hbmark_core::result::serving::{
-    Breakdown, Clause, ClauseResult, Quantiles, Quantity, ServeResult, Slo, SloMetric, Validity,
+    Breakdown, Clause, ClauseResult, Quantiles, ServeResult, Slo, SloMetric, Validity,
 };
-use hbmark_core::stats::{CONFIDENCE, batch_error, honest_percentile, percentile};
+use hbmark_core::stats::percentile;
 
 /// The quantities of a measured request.
 pub(super) fn ttft(record: &Record) -> f64 {
@@ -138,7 +138,7 @@ pub fn summarise(run: &Run, traffic: &Traffic<'_>, slo: &Slo) -> ServeResult {
         evidence: Some(evidence(run, traffic)),
     };
     result.slo = slo.clauses.iter().map(|clause| judge(records, *clause)).collect();
-    result.slo_met = all_met(&result.slo);
+    result.slo_met = ClauseResult::all_met(&result.slo);
     gates(&mut result, run, traffic, records, &window);
     saturation(&mut result, run, traffic, records, &window, infinite);
     result
@@ -152,16 +152,6 @@ pub(super) fn decided(run: &Run, traffic: &Traffic<'_>, slo: &Slo) -> bool {
     let met: Vec<ClauseResult> = slo.clauses.iter().map(|clause| judge(records, *clause)).collect();
     let fails = keeps_up == Some(false) || met.iter().any(|clause| clause.met == Some(false));
     fails || keeps_up.is_some() && met.iter().all(|clause| clause.met.is_some())
-}
-
-/// Whether every objective was met: false if any failed, otherwise unknown if any is unknown.
-fn all_met(clauses: &[ClauseResult]) -> Option<bool> {
-    let known = |met: bool| clauses.iter().filter(|c| c.met == Some(met)).count();
-    match (known(false), known(true)) {
-        (1.., _) => Some(false),
-        (0, met) if met > 0 && met == clauses.len() => Some(true),
-        _ => None,
-    }
 }
 
 /// The span over which rates are taken: from the first measured arrival to the last in an open loop, otherwise to the last measured end.
@@ -209,41 +199,9 @@ fn meets(record: &Record, slo: &Slo) -> bool {
         && slo.clauses.iter().all(|c| metric(record, c.metric).is_none_or(|value| value <= c.limit_ns))
 }
 
-/// Runs of consecutive requests over which the share of those above a percentile varies as it does by chance and by bursts.
-const BATCHES: usize = 20;
-
-/// Judges an objective by the interval of its percentile.
-///
-/// The interval is that of order statistics, but for requests that are not independent: how far the rank may be off comes from the
-/// variation, between consecutive batches of requests, of the share above the percentile (*batch means*), and is never less than for
-/// independent requests.
 fn judge(records: &[Record], clause: Clause) -> ClauseResult {
     let values: Vec<f64> = records.iter().filter_map(|r| metric(r, clause.metric)).collect();
-    let mut sorted = values.clone();
-    sorted.sort_by(f64::total_cmp);
-    let observed = honest_percentile(&sorted, clause.percentile);
-    let interval = observed.and_then(|at| {
-        let above: Vec<f64> = values.iter().map(|value| f64::from(u8::from(*value > at))).collect();
-        let spread = batch_error(&above, BATCHES, CONFIDENCE)?;
-        let rank = |p: f64| (p * sorted.len() as f64).ceil();
-        let (low, high) = (rank(clause.percentile - spread), rank(clause.percentile + spread));
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a rank in the sample")]
-        let at = |rank: f64| sorted.get((rank.max(1.0) as usize) - 1).copied();
-        // Beyond the largest value seen nothing is known.
-        Some((at(low)?, at(high).unwrap_or(f64::INFINITY)))
-    });
-    let met = interval.and_then(|(low, high)| match clause.limit_ns {
-        limit if high <= limit => Some(true),
-        limit if low > limit => Some(false),
-        _ => None,
-    });
-    ClauseResult {
-        clause,
-        observed: observed.map(Quantity::from),
-        low: interval.map(|(low, _)| low.into()),
-        high: interval.map(|(_, high)| high.into()),
-        met,
-    }
+    ClauseResult::of(&values, clause)
 }
 
 fn rejected(records: &[Record]) -> BTreeMap<String, usize> {

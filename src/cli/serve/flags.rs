@@ -19,10 +19,9 @@ use crate::serve::{Mode, SchedulerOptions, ServeConfig, VirtualSource};
 use crate::weights::{self, OpenModel};
 use hbmark_core::ledger::devices;
 use hbmark_core::model::Dtype;
-use hbmark_core::result::saved;
 use hbmark_core::result::serving::{Arrivals, Offered, Policy, SchedulerConfig, Slo, parse_span};
 use hbmark_core::units::Nanos;
-use hbmark_report::analysis::FailOn;
+use hbmark_report::analysis::{FailOn, opened};
 use hbmark_traffic::arrivals::Burst;
 use hbmark_traffic::point::TrafficSource;
 use hbmark_traffic::sampler::Sampling;
@@ -135,7 +134,7 @@ impl VirtualArgs {
     fn source(&self) -> anyhow::Result<Option<VirtualSource>> {
         Ok(match &self.from {
             _ if !self.simulate => None,
-            Some(path) => Some(VirtualSource::Saved(Box::new(saved::read(path)?))),
+            Some(path) => Some(VirtualSource::Saved(Box::new(opened::report(path)?))),
             None => {
                 if self.gpu.is_none() {
                     crate::cli::say(&format!(

@@ -8,8 +8,10 @@ use hbmark_core::result::comparison::{
     COMPARISON_VERSION, CellComparison, ComparedCell, ComparedItem, Comparison, ComparisonKind,
     ComparisonVerdict, Effect, Method, Pair, Settings,
 };
-use hbmark_core::result::{CellResult, Report, ReportKind, block_means, judged_times, saved};
+use hbmark_core::result::{CellResult, Report, ReportKind, block_means, judged_times};
 use hbmark_core::stats;
+use hbmark_report::analysis::compare::ONE_PROCESS;
+use hbmark_report::analysis::opened;
 
 /// Compares two results that were saved before.
 ///
@@ -60,7 +62,7 @@ pub fn saved(a: &Path, b: &Path, command: &str, settings: Settings) -> Result<Co
 /// A result, from its file or from the folder that `run --out` wrote.
 fn read(path: &Path) -> Result<Report, CompareError> {
     let file = if path.is_dir() { path.join("result.json") } else { path.to_path_buf() };
-    let report = saved::read(&file)?;
+    let report = opened::report(&file)?;
     if report.kind == ReportKind::Predict {
         return Err(CompareError::NotMeasured { path: file });
     }
@@ -102,7 +104,7 @@ fn compare(
         minimum_detectable: None,
         floor: None,
         verdict: ComparisonVerdict::Inconclusive,
-        reason: "one process a side shows a ratio and not its cause".into(),
+        reason: ONE_PROCESS.into(),
     };
     CellComparison { place: ComparedItem::Cell(place), pairs: vec![pair], effect }
 }
@@ -144,6 +146,7 @@ mod tests {
     use super::*;
     use hbmark_core::result::Block;
     use hbmark_core::result::GpuEnvironment;
+    use hbmark_core::result::saved;
 
     #[test]
     fn a_ratio_lies_in_its_own_interval() {

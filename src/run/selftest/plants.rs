@@ -222,8 +222,8 @@ fn of_runs() -> Vec<Plant> {
 #[expect(clippy::too_many_lines, reason = "a table: one entry a plant")]
 fn of_serving() -> Vec<Plant> {
     use super::serve::ServeFault::{
-        Breaks, Bursts, Cold, Crowd, EndsEarly, Foreign, Host, LateInjector, LongPrompts, LostBlocks,
-        OtherLengths, Pool, Prefixes, Sequences, Stall, Unchunked,
+        Breaks, Bursts, Cold, Crowd, EndsEarly, Foreign, Host, LateClient, LateInjector, LongPrompts,
+        LostBlocks, OtherLengths, Pool, Prefixes, Sequences, Stall, Unchunked,
     };
     let load = |faults: Vec<super::serve::ServeFault>| ServeScenario::new(SEED, faults);
     let one = |load: ServeScenario| Scene::Serve(vec![load], None);
@@ -246,6 +246,12 @@ fn of_serving() -> Vec<Plant> {
             served(vec![LateInjector(ms(5.0))]),
             served(vec![LateInjector(ms(0.1))]),
             "could be",
+        ),
+        plant(
+            "client_late",
+            served(vec![LateClient(ms(5.0))]),
+            served(vec![LateClient(ms(0.1))]),
+            "of their receipt",
         ),
         plant("foreign_load", served(vec![Foreign(0.9)]), served(vec![Foreign(0.1)]), "0.9 cores"),
         plant("engine_failed", served(vec![Breaks { at: 200, times: 1 }]), clean(), "planted"),

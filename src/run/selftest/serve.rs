@@ -61,6 +61,8 @@ pub enum ServeFault {
     Bursts { size: usize, tokens: u32 },
     /// The loop wakes late by so much.
     LateInjector(Nanos),
+    /// A client reads what came so long after it came.
+    LateClient(Nanos),
     /// The engine fails at this step, so often.
     Breaks { at: usize, times: usize },
     /// Blocks that no request holds.
@@ -242,6 +244,9 @@ impl ServeScenario {
             }
         }
         let mut result = summarise(&run, &traffic(&booked), &slo);
+        if let Some(delay) = planted!(self.faults, ServeFault::LateClient(t) => *t) {
+            hbmark_client::point::check_delay(&mut result, Some(delay));
+        }
         result.foreign_cores = planted!(self.faults, ServeFault::Foreign(cores) => *cores);
         Point {
             label: format!("rate {}", self.rate),

@@ -57,6 +57,15 @@ pub fn critical_batch_size(ledger: &Ledger, roof: &Roof) -> Option<f64> {
     Some(step.bytes.weights.as_f64() / step.flops.0 * peak.rate.0 / roof.bandwidth.0)
 }
 
+/// The shortest prompt, within the model's positions, whose prefill takes longer to compute than to read.
+#[must_use]
+pub fn compute_bound_prompt(ledger: &Ledger, roof: &Roof, batch: usize) -> Option<usize> {
+    roof.peak.as_ref()?;
+    first(ledger.architecture().max_positions, |tokens| {
+        Floor::new(&ledger.prefill(batch, tokens), roof).bound() == Bound::Compute
+    })
+}
+
 /// The shortest context, within the model's positions, at which a step reads more KV than weights.
 #[must_use]
 pub fn kv_exceeds_weights(ledger: &Ledger, batch: usize) -> Option<usize> {
@@ -109,7 +118,8 @@ pub fn crossovers(
             ),
         });
     }
-    for &context in contexts {
+    // Beyond the model's positions there is no step.
+    for &context in contexts.iter().filter(|context| **context < ledger.architecture().max_positions) {
         rows.push(compute_bound_row(ledger, roof, context));
         if let Some(memory) = memory {
             rows.push(fit_row(
@@ -120,6 +130,7 @@ pub fn crossovers(
         }
     }
     for &batch in batches {
+        rows.extend(roof.peak.as_ref().map(|_| compute_bound_prompt_row(ledger, roof, batch)));
         let value = kv_exceeds_weights(ledger, batch);
         rows.push(Crossover {
             what: CrossoverKind::KvExceedsWeightsContext,
@@ -165,9 +176,33 @@ fn compute_bound_row(ledger: &Ledger, roof: &Roof, context: usize) -> Crossover 
                 format!("at context {context}, batch {batch} takes longer to compute than to read")
             }
             (None, Some(_)) => {
-                format!("at context {context} KV reads dominate at every batch")
+                // What one more sequence adds to the memory's time, and to the arithmetic's.
+                let (one, two) = (ledger.decode(1, context), ledger.decode(2, context));
+                let read = Bytes(two.bytes.ideal().0.saturating_sub(one.bytes.ideal().0)).at(roof.bandwidth);
+                let compute = roof.peak.as_ref().map(|peak| one.flops.at(peak.rate)).unwrap_or_default();
+                format!(
+                    "at context {context} no batch is compute-bound: one more sequence takes {read} to read and {compute} to compute"
+                )
             }
             (None, None) => format!("at context {context}: no matrix-product peak is known for this dtype"),
+        },
+    }
+}
+
+fn compute_bound_prompt_row(ledger: &Ledger, roof: &Roof, batch: usize) -> Crossover {
+    let value = compute_bound_prompt(ledger, roof, batch);
+    Crossover {
+        what: CrossoverKind::ComputeBoundPrompt,
+        value: value.map(|tokens| tokens as f64),
+        unit: "tokens".to_owned(),
+        explanation: match value {
+            Some(tokens) => {
+                format!("a prefill of batch {batch} is compute-bound from {tokens} prompt tokens each")
+            }
+            None => format!(
+                "a prefill of batch {batch} is memory-bound at every length up to {}",
+                ledger.architecture().max_positions
+            ),
         },
     }
 }
@@ -230,6 +265,32 @@ mod tests {
     }
 
     #[test]
+    fn a_prefill_is_compute_bound_from_about_the_critical_batch_size_of_tokens() {
+        let ledger = ledger(&shapes::llama_3_1_8b(), Dtype::Bf16);
+        let roof = roof("h100-sxm", Dtype::Bf16);
+        let tokens = compute_bound_prompt(&ledger, &roof, 1).expect("exists");
+        assert!((295..330).contains(&tokens), "{tokens}");
+        let bound = |tokens| Floor::new(&ledger.prefill(1, tokens), &roof).bound();
+        assert_eq!((bound(tokens - 1), bound(tokens)), (Bound::Memory, Bound::Compute));
+        // Eight prompts read the weights once.
+        let eight = compute_bound_prompt(&ledger, &roof, 8).expect("exists");
+        assert!((tokens / 8..=tokens / 8 + 2).contains(&eight), "{eight}");
+    }
+
+    #[test]
+    fn crossovers_name_no_context_that_the_model_has_not() {
+        let ledger = ledger(&shapes::llama_3_1_8b(), Dtype::Bf16);
+        let rows = crossovers(&ledger, &roof("h100-sxm", Dtype::Bf16), None, &[1], &[512, 1 << 20]);
+        let said: Vec<&str> = rows.iter().map(|row| row.explanation.as_str()).collect();
+        assert!(!said.iter().any(|line| line.contains("1048576")), "{said:?}");
+        // 67 MB of KV at 3.35 TB/s, 15.3 GFLOP at 989 TFLOP/s.
+        assert!(
+            said.iter().any(|line| line.contains("takes 20.1 µs to read and 15.4 µs to compute")),
+            "{said:?}"
+        );
+    }
+
+    #[test]
     fn kv_exceeds_the_weights_where_the_division_says() {
         let ledger = ledger(&shapes::llama_3_1_8b(), Dtype::Bf16);
         // 15,009,849,344 / 131,072 = 114,516.06 at batch 1; 14,314.5 at batch 8.
@@ -273,8 +334,9 @@ mod tests {
             text,
             [
                 "critical batch size: weights alone: 15.0 GB at 3.35 TB/s against 989 TFLOP/s (bf16)",
-                "compute-bound batch: at context 8192 KV reads dominate at every batch",
+                "compute-bound batch: at context 8192 no batch is compute-bound: one more sequence takes 320 µs to read and 19.5 µs to compute",
                 "max batch that fits: 57 at context 8192 in 90 % of 80 GiB",
+                "compute-bound prompt: a prefill of batch 8 is compute-bound from 40 prompt tokens each",
                 "context where KV bytes exceed weight bytes: batch 8 reads more KV than weights from context 14315",
                 "max context that fits: 58406 at batch 8 in 90 % of 80 GiB, of at most 131072 positions",
             ]

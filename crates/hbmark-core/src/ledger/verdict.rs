@@ -14,8 +14,11 @@ pub const EXPLAINED_SHARE: f64 = 0.5;
 pub const CACHE_MARGIN: u64 = 3;
 /// How far above the measured ceiling a step may be before that is flagged: the ceiling's own spread.
 pub const CEILING_TOLERANCE: f64 = 1.02;
-/// A step this far above the measured ceiling cannot be explained by a probe taken at a slow moment: one of the two is wrong.
-const CEILING_IMPOSSIBLE: f64 = 2.0;
+/// A step this far above the fastest repetition of a steady probe is impossible: one of the two is wrong. Our own probes and steps of one
+/// run stay within a few percent of each other.
+const CEILING_IMPOSSIBLE: f64 = 1.1;
+/// The same where the probe was disturbed, or a cache may hold a part of the step's bytes: a slow moment explains no more.
+const DOUBTFUL_IMPOSSIBLE: f64 = 2.0;
 
 /// A matrix-product peak and the dtype it is for.
 #[derive(Debug, Clone, PartialEq)]
@@ -159,7 +162,8 @@ impl Verdict {
         let cache = ceilings
             .and_then(|ceilings| ceilings.last_cache_bytes)
             .or_else(|| datasheet.and_then(|spec| spec.l2_bytes));
-        verdict.check_belief(ideal, cache, peak_promised);
+        let impossible = ceilings.map_or(f64::INFINITY, |ceilings| impossible_share(ceilings, ideal));
+        verdict.check_belief(ideal, cache, peak_promised, impossible);
         verdict
     }
 
@@ -219,7 +223,7 @@ impl Verdict {
         }
     }
 
-    fn check_belief(&mut self, ideal: Bytes, cache: Option<Bytes>, peak_promised: bool) {
+    fn check_belief(&mut self, ideal: Bytes, cache: Option<Bytes>, peak_promised: bool, impossible: f64) {
         let fits_cache = cache.is_some_and(|cache| ideal <= cache);
         if let Some(cache) = cache
             && ideal.0 < CACHE_MARGIN.saturating_mul(cache.0)
@@ -242,13 +246,22 @@ impl Verdict {
         if let Some(share) = self.fraction_of_ceiling.filter(|&share| share > CEILING_TOLERANCE)
             && !fits_cache
         {
-            if share > CEILING_IMPOSSIBLE && self.invalid.is_none() {
+            if share > impossible && self.invalid.is_none() {
                 self.invalid = Some(Cause::AboveReadCeiling { share });
             } else {
                 self.flags.push(Cause::ReadCeilingLow { share });
             }
         }
     }
+}
+
+/// The share of the read ceiling that a step of so many bytes cannot reach.
+fn impossible_share(ceilings: &Ceilings, ideal: Bytes) -> f64 {
+    let read = &ceilings.read_bytes_per_s;
+    let fastest = (read.high / read.median).max(1.0);
+    let cached = ceilings.last_cache_bytes.is_some_and(|c| ideal.0 < CACHE_MARGIN.saturating_mul(c.0));
+    let steady = CEILING_IMPOSSIBLE * fastest;
+    if cached || ceilings.doubt().is_some() { steady.max(DOUBTFUL_IMPOSSIBLE) } else { steady }
 }
 
 #[cfg(test)]
@@ -375,6 +388,26 @@ mod tests {
             matches!(flags, [Cause::WorkingSetInCache { .. }, Cause::CacheBandwidth { .. }, ..]),
             "{flags:?}"
         );
+    }
+
+    #[test]
+    fn faster_than_a_steady_ceiling_is_invalid_and_than_a_disturbed_one_is_flagged() {
+        // The floor is 12.5 ms, and 12.38 ms by the fastest repetition of the probe.
+        let judge = |ns: f64, ceilings: &Ceilings| {
+            Verdict::new(&cost(10, 0.1), Nanos(ns), Dtype::Bf16, Some(ceilings), None)
+        };
+        let half = judge(8e6, &ceilings());
+        assert!(matches!(half.invalid, Some(Cause::AboveReadCeiling { share }) if share > 1.5), "{half:?}");
+        let near = judge(11.5e6, &ceilings());
+        assert_eq!(near.invalid, None);
+        assert!(matches!(near.flags[..], [Cause::ReadCeilingLow { .. }]), "{:?}", near.flags);
+        // A probe under load reads too slowly, and so it may be passed by more, but not by any.
+        let disturbed = Ceilings { disturbed: vec![Cause::ForeignLoad { cores: 0.9 }], ..ceilings() };
+        assert_eq!(judge(8e6, &disturbed).invalid, None);
+        assert!(judge(6e6, &disturbed).invalid.is_some());
+        // So may a step that is partly in the cache.
+        let cached = Ceilings { last_cache_bytes: Some(Bytes(4_000_000_000)), ..ceilings() };
+        assert_eq!(judge(8e6, &cached).invalid, None);
     }
 
     #[test]

@@ -19,6 +19,10 @@ pub enum ReportError {
     Malformed { path: PathBuf, source: serde_json::Error },
     #[error("{} is not a result of hbmark; results of other programs are read by `hbmark import {}`", path.display(), path.display())]
     NotOurs { path: PathBuf },
+    #[error("{} says that its kind is `{found}`, and no result of hbmark is of that kind; was it edited?", path.display())]
+    UnknownKind { path: PathBuf, found: String },
+    #[error("{} is a result of the kind `{found}`; one of `hbmark run` or `hbmark predict` is needed here", path.display())]
+    OtherKind { path: PathBuf, found: String },
     #[error("the result has schema version {}, this program reads {supported}; use the hbmark that wrote it", found.map_or("none".into(), |v| v.to_string()))]
     Version { found: Option<u32>, supported: u32 },
     #[error(transparent)]

@@ -98,6 +98,60 @@ pub struct ProtocolSummary {
     pub kv: KvFill,
 }
 
+impl ProtocolSummary {
+    /// The full protocol, with which results are published.
+    #[must_use]
+    pub fn full(seed: u64) -> Self {
+        Self {
+            name: "full".into(),
+            seed,
+            warmup_min_seconds: 2.0,
+            warmup_min_steps: 20,
+            block_min_steps: 20,
+            block_min_seconds: 0.1,
+            min_blocks: 10,
+            max_blocks: 40,
+            visits: 3,
+            target_half_width: 0.01,
+            cell_max_seconds: 12.0,
+            canary_tolerance: 0.01,
+            kv: KvFill::Synthetic,
+        }
+    }
+
+    /// In what it asks for less than the full protocol, whatever it is called: `5 blocks (full: 10)`.
+    #[must_use]
+    pub fn short_of_full(&self) -> Vec<String> {
+        let full = Self::full(self.seed);
+        let count = |count: usize| count as f64;
+        // Each with what is asked of it; `sign` says where less is stricter.
+        let asked = [
+            ("s of warm-up", 1.0, self.warmup_min_seconds, full.warmup_min_seconds),
+            ("steps of warm-up", 1.0, count(self.warmup_min_steps), count(full.warmup_min_steps)),
+            ("steps a block", 1.0, count(self.block_min_steps), count(full.block_min_steps)),
+            ("s a block", 1.0, self.block_min_seconds, full.block_min_seconds),
+            ("blocks", 1.0, count(self.min_blocks), count(full.min_blocks)),
+            ("visits", 1.0, count(self.visits), count(full.visits)),
+            ("as half-width", -1.0, self.target_half_width, full.target_half_width),
+            ("off for the canary", -1.0, self.canary_tolerance, full.canary_tolerance),
+        ];
+        // A number that is none falls short, too.
+        let short = asked.into_iter().filter(|(_, sign, own, full)| !(sign * own >= sign * full));
+        let said = |(what, sign, own, full): (&str, f64, f64, f64)| match sign {
+            ..0.0 if own > 1.0 => format!("any {what} (full: {} %)", full * 100.0),
+            ..0.0 => format!("{} % {what} (full: {} %)", own * 100.0, full * 100.0),
+            _ => format!("{own} {what} (full: {full})"),
+        };
+        short.map(said).collect()
+    }
+
+    /// Whether every cell is run once, whatever the protocol is called: an interval that may be as wide as the time itself holds nothing.
+    #[must_use]
+    pub fn is_smoke(&self) -> bool {
+        self.name == "smoke" || !(self.target_half_width < 1.0)
+    }
+}
+
 /// How the KV cache of a decode cell is filled before its steps are timed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema, clap::ValueEnum)]
 #[serde(rename_all = "snake_case")]
@@ -146,6 +200,8 @@ pub enum CrossoverKind {
     CriticalBatchSize,
     /// The batch from which a decode step at a context is bound by arithmetic.
     ComputeBoundBatch,
+    /// The prompt tokens from which a prefill of a batch is bound by arithmetic.
+    ComputeBoundPrompt,
     /// The context from which a batch reads more KV than weights.
     #[serde(alias = "kv_outweighs_weights_context")]
     KvExceedsWeightsContext,
@@ -158,6 +214,7 @@ impl fmt::Display for CrossoverKind {
         f.write_str(match self {
             Self::CriticalBatchSize => "critical batch size",
             Self::ComputeBoundBatch => "compute-bound batch",
+            Self::ComputeBoundPrompt => "compute-bound prompt",
             Self::KvExceedsWeightsContext => "context where KV bytes exceed weight bytes",
             Self::MaxBatchThatFits => "max batch that fits",
             Self::MaxContextThatFits => "max context that fits",

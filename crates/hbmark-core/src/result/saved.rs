@@ -14,6 +14,9 @@ const MAX_BYTES: u64 = 256 << 20;
 /// Memory for the values of a result, beside the size of its file.
 pub(super) const BUDGET: usize = 48 << 20;
 
+/// The kinds of results of this program beside runs and predictions.
+const OTHER_KINDS: [&str; 5] = ["serve", "serve_virtual", "serve_cold", "serve_live", "comparison"];
+
 /// Writes a report.
 ///
 /// # Errors
@@ -29,7 +32,24 @@ pub fn write(report: &Report) -> Result<String, serde_json::Error> {
 /// impossible values.
 pub fn read(path: &Path) -> Result<Report, ReportError> {
     let malformed = |source| ReportError::Malformed { path: path.to_path_buf(), source };
+    #[derive(Deserialize)]
+    struct Head {
+        kind: Option<String>,
+    }
     let file = Saved::open(path)?;
+    // Told before the fields are read, whose names mean nothing to a reader.
+    if let Ok(Head { kind: Some(kind) }) = file.read::<Head>()
+        && file.read::<Version>().is_ok_and(|version| version.schema_version.is_some())
+        && !matches!(kind.as_str(), "run" | "predict")
+    {
+        let (path, found) = (path.to_path_buf(), input::plain(&kind));
+        let known = OTHER_KINDS.contains(&kind.as_str());
+        return Err(if known {
+            ReportError::OtherKind { path, found }
+        } else {
+            ReportError::UnknownKind { path, found }
+        });
+    }
     of_this_version(file.read().map_err(malformed)?).map_err(|error| match error {
         // Every result of ours has a version: this is another program's.
         ReportError::Version { found: None, .. } => ReportError::NotOurs { path: path.to_path_buf() },

@@ -152,7 +152,7 @@ pub fn capacity(report: &ServeReport, question: &Question) -> Result<Capacity, C
     let rates = rates(report, &slo)?;
     let accepted = rates.accepted()?;
     let mut sums = CapacityArithmetic { lines: Vec::new(), part: "" };
-    let rate = one_instance(&mut sums, question, &accepted);
+    let rate = one_instance(&mut sums, question, &accepted, rates.search.is_some());
     let noun = noun(report);
     let (instances, gpus) = instances(&mut sums, question, rate, noun);
     let cost = cost(&mut sums, question, &accepted, gpus, noun);
@@ -279,7 +279,7 @@ fn caveats(
             report.step_model.as_deref().unwrap_or("computed")
         ));
     }
-    if rates.confirmed.is_none() && accepted.runs.len() == 1 {
+    if rates.search.is_none() && accepted.runs.len() == 1 {
         all.push(
             "a single run decided: percentiles of one queue are correlated, and other seeds may differ; \
              `hbmark serve search` asks fresh ones"
@@ -305,14 +305,15 @@ fn caveats(
             "the highest rate tried, {}/s, held: an instance may carry more, so these counts are upper bounds",
             number(accepted.rate)
         )),
-        Some(next) if next.tried.rate / accepted.rate > WIDE_BRACKET && rates.confirmed.is_none() => all.push(format!(
+        Some(next) if next.tried.rate / accepted.rate > WIDE_BRACKET && rates.search.is_none() => all.push(format!(
             "between {}/s, which held, and {}/s, which did not, nothing was tried: finer steps may need fewer instances",
             number(accepted.rate),
             number(next.tried.rate)
         )),
         Some(_) => {}
     }
-    if let Some(odd) = rates.groups.iter().find(|g| g.tried.held && g.tried.rate > accepted.rate) {
+    let odd = rates.groups.iter().find(|g| g.tried.held && g.tried.rate > accepted.rate);
+    if let Some(odd) = odd.filter(|_| rates.search.is_none()) {
         all.push(format!(
             "{}/s held although a lower rate did not: chance decides between them, and the lower one is taken",
             number(odd.tried.rate)

@@ -9,15 +9,24 @@ use serde::{Deserialize, Serialize};
 
 use super::import::placement::stated_storage;
 use super::import::{
-    ForeignFormat, ForeignResult, ForeignRow, Metric, Rate, RooflinePlacement, Setup, Statistic,
-    UserOverrides, place,
+    ForeignFormat, ForeignResult, ForeignRow, Metric, Rate, Setup, Statistic, UserOverrides, objections,
+    place,
 };
-use hbmark_core::result::comparison::Comparison;
-use hbmark_core::result::serving::{Offered, Point, ServeReport, ServeResult, Validity};
-use hbmark_core::result::{Cause, CellResult, Finding, Phase, Report, ReportKind, Severity, Status};
+use hbmark_core::result::comparison::{Comparison, Method, Settings};
+use hbmark_core::result::serving::{
+    GateName, MIN_REQUESTS, Offered, Point, ServeKind, ServeReport, ServeResult, Validity,
+};
+use hbmark_core::result::{CellResult, Environment, Finding, Phase, Report, ReportKind, Severity, Status};
+use hbmark_core::stats;
+use hbmark_core::units::BytesPerSecond;
 
 /// The share of memory beyond which a run has no headroom.
 const HEADROOM: f64 = 0.95;
+/// Steps of warm-up of the shortest protocol that warms up.
+const WARMUP_STEPS: usize = 5;
+const NO_MACHINE: &str = "neither CPU nor GPU is named";
+const NO_VERSION: &str = "no version was kept";
+const RUN_AGAIN: &str = "run with this version of hbmark";
 /// Requests behind a p99 that is more than its largest value.
 const P99_REQUESTS: u64 = 1_000;
 /// Seconds of load below which a serving benchmark has hardly left its start.
@@ -169,12 +178,14 @@ pub fn of_report(report: &Report) -> Checklist {
         ask("measured, not computed", true, measured(report)),
         ask("warm-up before the first sample", true, warm_up(report, &cells)),
         ask("enough samples, with their spread", true, samples(report, &cells)),
-        ask("every cell undisturbed", true, undisturbed(&cells)),
+        ask("every cell undisturbed", true, undisturbed(report, &cells)),
+        ask("held against measured ceilings", report.ceilings.is_none(), ceilings(report)),
         ask("outputs checked", true, quality(&cells)),
         ask("both phases, apart", false, phases(&cells)),
         ask("a sweep, not one point", false, sweep(&cells)),
-        ask("hardware named", true, hardware(report)),
-        ask("software named", true, software(report)),
+        ask("hardware named", true, reported(machine(&report.environment), NO_MACHINE, RUN_AGAIN)),
+        ask("software named", true, reported(build(&report.environment), NO_VERSION, RUN_AGAIN)),
+        ask("model named", true, model(Some(&report.model.name))),
         ask("storage of weights and cache named", true, storage(&cells)),
         ask("memory headroom", false, headroom(report, &cells)),
         ask("tails by enough steps", false, tails(&cells)),
@@ -197,7 +208,10 @@ fn warm_up(report: &Report, cells: &[&CellResult]) -> Answer {
     const NEXT: &str = "hbmark run without --smoke";
     let Some(protocol) = &report.protocol else { return (NotSaid, "no protocol was kept".to_owned(), NEXT) };
     let unsteady = cells.iter().filter(|cell| cell.status == Status::NoSteadyState).count();
-    let enough = protocol.warmup_min_steps > 0 && protocol.name != "smoke" && unsteady == 0;
+    let enough = protocol.warmup_min_steps >= WARMUP_STEPS
+        && protocol.warmup_min_seconds > 0.0
+        && !protocol.is_smoke()
+        && unsteady == 0;
     let evidence = if unsteady > 0 {
         format!("{unsteady} cells never became steady")
     } else {
@@ -211,21 +225,28 @@ fn warm_up(report: &Report, cells: &[&CellResult]) -> Answer {
 
 fn samples(report: &Report, cells: &[&CellResult]) -> Answer {
     const NEXT: &str = "the full protocol for the cells that are not converged";
-    let full = report.protocol.as_ref().is_some_and(|p| p.name == "full");
     let loose = cells.iter().filter(|cell| cell.status == Status::NotConverged).count();
-    let name = report.protocol.as_ref().map_or("no", |p| p.name.as_str());
+    let Some(protocol) = &report.protocol else { return (NotSaid, "no protocol was kept".to_owned(), NEXT) };
+    let short = protocol.short_of_full();
+    let full = short.is_empty() && !protocol.is_smoke();
     let evidence = match (full, loose) {
-        (true, 0) => "full protocol, every interval as narrow as asked".to_owned(),
+        (true, 0) => format!("{} protocol, every interval as narrow as asked", protocol.name),
         (true, loose) => format!("{loose} of {} cells did not converge", cells.len()),
-        (false, _) => format!("{name} protocol: shortened, not comparable with full runs"),
+        (false, _) => {
+            let what = if short.is_empty() { String::new() } else { format!(": {}", short.join(", ")) };
+            format!("{} protocol: shortened, not comparable with full runs{what}", protocol.name)
+        }
     };
     decide(full && loose == 0, evidence, NEXT)
 }
 
-fn undisturbed(cells: &[&CellResult]) -> Answer {
+fn undisturbed(report: &Report, cells: &[&CellResult]) -> Answer {
+    if report.kind == ReportKind::Predict {
+        return (Inapplicable, "nothing was measured".to_owned(), "");
+    }
     let bad = |status| {
-        use Status::{Disturbed, Failed, Incomplete, Invalid, Noisy, Oom, Smoke};
-        matches!(status, Disturbed | Noisy | Smoke | Invalid | Failed | Oom | Incomplete)
+        use Status::{Disturbed, Failed, Incomplete, Invalid, Noisy, Oom, Predicted, Smoke};
+        matches!(status, Disturbed | Noisy | Smoke | Invalid | Failed | Oom | Incomplete | Predicted)
     };
     let lost: Vec<&str> = cells.iter().filter(|cell| bad(cell.status)).map(|cell| cell.id.as_str()).collect();
     let evidence = match lost.as_slice() {
@@ -240,10 +261,14 @@ fn quality(cells: &[&CellResult]) -> Answer {
     const NEXT: &str = "hbmark logits beside a reference";
     let checks: Vec<_> = cells.iter().filter_map(|cell| cell.quality.as_ref()).collect();
     let failed = checks.iter().filter(|check| !check.passed).count();
-    match (checks.first(), failed) {
-        (None, _) => (NotSaid, "no outputs were checked".to_owned(), NEXT),
-        (Some(first), 0) => (Passed, first.check.clone(), NEXT),
-        (Some(_), failed) => (Failed, format!("{failed} cells have wrong outputs"), NEXT),
+    let unchecked = cells.len() - checks.len();
+    match (checks.first(), failed, unchecked) {
+        (_, 1.., _) => (Failed, format!("{failed} cells have wrong outputs"), NEXT),
+        (None, ..) => (NotSaid, "no outputs were checked".to_owned(), NEXT),
+        (Some(first), 0, 0) => (Passed, first.check.clone(), NEXT),
+        (Some(_), 0, _) => {
+            (NotSaid, format!("the outputs of {unchecked} of {} cells were not checked", cells.len()), NEXT)
+        }
     }
 }
 
@@ -274,23 +299,39 @@ fn sweep(cells: &[&CellResult]) -> Answer {
     )
 }
 
-fn hardware(report: &Report) -> Answer {
-    let environment = &report.environment;
-    let gpu = environment.gpu.as_ref().and_then(|gpu| gpu.name.clone());
-    reported(
-        gpu.or_else(|| environment.cpu.model.clone()),
-        "neither CPU nor GPU is named",
-        "run with this version of hbmark",
-    )
+/// A text that says something.
+fn said(text: Option<&String>) -> Option<String> {
+    text.filter(|text| !text.trim().is_empty()).cloned()
 }
 
-fn software(report: &Report) -> Answer {
-    let build = &report.environment.build;
-    let what = (!build.version.is_empty()).then(|| {
-        let revision = build.git_revision.as_deref().unwrap_or("unknown revision");
-        format!("hbmark {} ({revision}), candle {}", build.version, build.candle)
-    });
-    reported(what, "no version was kept", "run with this version of hbmark")
+/// The product that ran.
+fn machine(environment: &Environment) -> Option<String> {
+    let gpu = environment.gpu.as_ref().and_then(|gpu| said(gpu.name.as_ref()));
+    gpu.or_else(|| said(environment.cpu.model.as_ref()))
+}
+
+/// The program that ran.
+fn build(environment: &Environment) -> Option<String> {
+    let build = &environment.build;
+    let version = said(Some(&build.version))?;
+    let revision = build.git_revision.as_deref().unwrap_or("unknown revision");
+    Some(format!("hbmark {version} ({revision}), candle {}", build.candle))
+}
+
+fn model(name: Option<&String>) -> Answer {
+    reported(said(name), "no model is named", RUN_AGAIN)
+}
+
+fn ceilings(report: &Report) -> Answer {
+    const NEXT: &str = "hbmark run on an idle machine: ceilings are measured first";
+    let Some(ceilings) = &report.ceilings else {
+        return (NotSaid, "no ceiling was kept: nothing shows which times are possible".to_owned(), NEXT);
+    };
+    let read = BytesPerSecond(ceilings.read_bytes_per_s.median);
+    match ceilings.doubt() {
+        Some(cause) => (Failed, format!("a read ceiling of {read}, disturbed: {cause}"), NEXT),
+        None => (Passed, format!("a read ceiling of {read}"), NEXT),
+    }
 }
 
 fn storage(cells: &[&CellResult]) -> Answer {
@@ -341,38 +382,41 @@ fn caches(report: &Report, cells: &[&CellResult]) -> Answer {
 /// Checks a result under load.
 #[must_use]
 pub fn of_serving(report: &ServeReport) -> Checklist {
-    let environment = &report.environment;
-    let gpu = environment.gpu.as_ref().and_then(|gpu| gpu.name.clone());
-    let named = gpu.or_else(|| environment.cpu.model.clone()).filter(|_| report.step_model.is_none());
-    let build = &environment.build;
-    let version =
-        (!build.version.is_empty()).then(|| format!("hbmark {}, candle {}", build.version, build.candle));
+    let live = report.server.as_ref();
+    let sheet = || said(report.datasheet.as_ref().map(|sheet| &sheet.product));
+    let own = || machine(&report.environment);
+    let measured = match report.kind {
+        ServeKind::ServeVirtual => {
+            let model = report.step_model.as_deref().unwrap_or("computed");
+            (Failed, format!("a virtual clock: step times are {model}"), "the same without --virtual")
+        }
+        ServeKind::Serve => (Passed, "an engine in real time".to_owned(), ""),
+        ServeKind::ServeCold => (Passed, "launches of a process in real time".to_owned(), ""),
+        ServeKind::ServeLive => (Passed, "a live server, over HTTP".to_owned(), ""),
+    };
+    let hardware = match report.kind {
+        ServeKind::ServeVirtual => reported(sheet(), "the data sheet is not named", "--gpu"),
+        // Its own machine is the client's.
+        ServeKind::ServeLive => {
+            reported(sheet(), "a server does not say what it runs on", "record it beside the file")
+        }
+        ServeKind::Serve | ServeKind::ServeCold => reported(own().or_else(sheet), NO_MACHINE, RUN_AGAIN),
+    };
+    let version = live.and_then(|server| said(server.version.as_ref()));
+    let software = match report.kind {
+        ServeKind::ServeLive => reported(
+            version.map(|version| format!("{version}, as the server says")),
+            "the server does not say its version",
+            "record it beside the file",
+        ),
+        _ => reported(build(&report.environment), NO_VERSION, RUN_AGAIN),
+    };
+    let name = report.model.as_ref().map(|model| &model.name).or_else(|| live.map(|server| &server.model));
     let named_checks = vec![
-        ask(
-            "measured, not computed",
-            true,
-            match &report.step_model {
-                Some(model) => {
-                    (Failed, format!("a virtual clock: step times are {model}"), "the same without --virtual")
-                }
-                None => (Passed, "an engine in real time".to_owned(), ""),
-            },
-        ),
-        ask(
-            "hardware named",
-            true,
-            match (&report.datasheet, named) {
-                (Some(sheet), _) => (Passed, sheet.product.clone(), ""),
-                (None, named) => {
-                    reported(named, "neither CPU nor GPU is named", "run with this version of hbmark")
-                }
-            },
-        ),
-        ask(
-            "software named",
-            true,
-            reported(version, "no version was kept", "run with this version of hbmark"),
-        ),
+        ask("measured, not computed", true, measured),
+        ask("hardware named", true, hardware),
+        ask("software named", true, software),
+        ask("model named", true, model(name)),
         ask(
             "storage of weights named",
             true,
@@ -397,7 +441,7 @@ fn load_checks(report: &ServeReport) -> Vec<Check> {
     let least =
         |of: &dyn Fn(&ServeResult) -> f64| results.iter().map(|(_, result)| of(result)).reduce(f64::min);
     let invalid = first_that(&|result| result.validity == Validity::Invalid);
-    let saturated = results.iter().filter(|(_, result)| result.validity == Validity::Saturated).count();
+    let without_requests = results.iter().filter(|(_, result)| result.requests.is_none()).count();
     let lost = first_that(&|result| result.unfinished > 0 || !result.rejected.is_empty());
     let requests = least(&|result| result.measured as f64).unwrap_or(0.0);
     let warm_up = least(&|result| result.warmup_requests as f64).unwrap_or(0.0);
@@ -417,21 +461,27 @@ fn load_checks(report: &ServeReport) -> Vec<Check> {
         ask(
             "every point valid",
             true,
-            match &invalid {
-                Some(label) => {
+            match (&invalid, missing_gate(report)) {
+                (Some(label), _) => {
                     (Failed, format!("{label} is not valid"), "hbmark explain, then the same points again")
                 }
-                None => (Passed, "no point is invalid by its gates".to_owned(), ""),
+                (None, Some(missing)) => (NotSaid, missing, RUN_AGAIN),
+                (None, None) => (Passed, "no point is invalid by its gates".to_owned(), ""),
             },
         ),
+        ask("a point that keeps up", false, keeps_up(&results)),
         ask(
-            "a point that keeps up",
+            "figures follow from the requests",
             false,
-            decide(
-                saturated < results.len(),
-                format!("{saturated} of {} saturated", counted(results.len(), "point")),
-                "lower rates: past saturation latencies depend on how long one measures",
-            ),
+            if without_requests > 0 {
+                let of = counted(results.len(), "point");
+                let evidence =
+                    format!("{without_requests} of {of} keep no requests: nothing recomputes them");
+                (NotSaid, evidence, "at most 100,000 requests a point")
+            } else {
+                let what = "counts, latencies and objectives, recomputed; rates and gates are the file's own";
+                (Passed, what.to_owned(), "")
+            },
         ),
         ask(
             "every request completed",
@@ -485,22 +535,73 @@ fn load_checks(report: &ServeReport) -> Vec<Check> {
     ]
 }
 
+/// A gate that a point should have, and does not.
+fn missing_gate(report: &ServeReport) -> Option<String> {
+    report.points.iter().find_map(|point| {
+        let result = point.result.as_ref().filter(|result| result.measured >= MIN_REQUESTS)?;
+        let open = matches!(point.offered, Offered::Rate(_) | Offered::AsRecorded);
+        let wanted = [Some(GateName::InjectionLag), open.then_some(GateName::KeepsUp)];
+        let kept = |name: &GateName| result.gates.iter().any(|gate| gate.name == *name);
+        let missing = wanted.into_iter().flatten().find(|name| !kept(name))?;
+        Some(format!("{} has no gate `{missing}`", point.label))
+    })
+}
+
+fn keeps_up(results: &[(&str, &ServeResult)]) -> Answer {
+    const NEXT: &str = "lower rates: past saturation latencies depend on how long one measures";
+    let count = |validity| results.iter().filter(|(_, result)| result.validity == validity).count();
+    let open = |result: &ServeResult| {
+        result.gates.iter().any(|gate| gate.name == GateName::KeepsUp && gate.passed.is_none())
+    };
+    let undecided =
+        results.iter().filter(|(_, result)| result.validity == Validity::Valid && open(result)).count();
+    let of = counted(results.len(), "point");
+    let saturated = count(Validity::Saturated);
+    match count(Validity::Valid) - undecided {
+        0 if undecided > 0 => {
+            let evidence = format!("{undecided} of {of} too short to tell, {saturated} saturated");
+            (NotSaid, evidence, "longer runs")
+        }
+        0 => (Failed, format!("{saturated} of {of} saturated"), NEXT),
+        _ => (Passed, format!("{saturated} of {of} saturated"), NEXT),
+    }
+}
+
 /// Checks a comparison.
 #[must_use]
 pub fn of_comparison(found: &Comparison) -> Checklist {
-    const ROUNDS: usize = 6;
-    let rounds = found.rounds.unwrap_or(0);
+    let usual = Settings::new(0.0, 0);
+    let least = stats::least_pairs(usual.alpha);
+    // Rounds in which both sides have a time, of the cell that has the fewest.
+    let rounds = found.cells.iter().map(|cell| cell.effect.rounds).min().unwrap_or(0);
+    let lenient = found.settings.alpha > usual.alpha || found.settings.confidence < usual.confidence;
     let lost = found.cells.iter().filter(|cell| cell.effect.ratio.is_none()).count();
+    let floor = found.floor.iter().flat_map(|floor| &floor.cells);
+    let floor = floor.filter(|cell| cell.effect.low.is_some()).count();
+    let machine = Some(&found.machine).filter(|machine| !machine.starts_with("unknown product"));
+    let paired = match found.method {
+        Method::SavedResults => "two saved results: one process a side".to_owned(),
+        Method::PairedRounds if lenient => {
+            format!("decided at a level of {}, and {} is asked for", found.settings.alpha, usual.alpha)
+        }
+        Method::PairedRounds => {
+            format!(
+                "{} in the cell with the fewest; {least} are the fewest that can decide",
+                counted(rounds, "round")
+            )
+        }
+    };
     let checks = vec![
         ask(
             "paired rounds",
             true,
             decide(
-                rounds >= ROUNDS,
-                format!("{}; {ROUNDS} are the fewest that can decide at 5 %", counted(rounds, "round")),
+                found.method == Method::PairedRounds && rounds >= least && !lenient,
+                paired,
                 "hbmark compare with two configurations",
             ),
         ),
+        ask("warm-up and samples of each process", false, processes(found)),
         ask(
             "every cell timed on both sides",
             true,
@@ -513,31 +614,26 @@ pub fn of_comparison(found: &Comparison) -> Checklist {
         ask(
             "A against A beside it",
             false,
-            match &found.floor {
-                Some(_) => (Passed, "the floor of the machine was measured".to_owned(), ""),
-                None => (NotSaid, "the machine's own differences are not known".to_owned(), "--aa"),
+            if floor > 0 {
+                (Passed, format!("the floor of the machine was measured in {}", counted(floor, "cell")), "")
+            } else {
+                (NotSaid, "the machine's own differences are not known".to_owned(), "--aa")
             },
         ),
-        ask(
-            "hardware named",
-            true,
-            reported(
-                (!found.machine.is_empty()).then(|| found.machine.clone()),
-                "no machine is named",
-                "run with this version of hbmark",
-            ),
-        ),
-        ask(
-            "model named",
-            true,
-            reported(
-                (!found.model.is_empty()).then(|| found.model.clone()),
-                "no model is named",
-                "run with this version of hbmark",
-            ),
-        ),
+        ask("hardware named", true, reported(said(machine), "no machine is named", RUN_AGAIN)),
+        ask("model named", true, model(Some(&found.model))),
     ];
     Checklist::new(format!("{} against {}", found.a.given, found.b.given), checks)
+}
+
+/// The protocol of each process.
+fn processes(found: &Comparison) -> Answer {
+    const NEXT: &str = "hbmark compare --protocol full";
+    match found.protocol.as_deref().map(str::trim) {
+        None | Some("") => (NotSaid, "no protocol is named".to_owned(), NEXT),
+        Some("smoke") => (Failed, "every cell ran once a process: the times mean nothing".to_owned(), NEXT),
+        Some(name) => (Passed, format!("the {name} protocol, by name"), NEXT),
+    }
 }
 
 /// A row with what a person adds to it, where the file is silent.
@@ -565,19 +661,15 @@ fn completed_by(row: &ForeignRow, given: &UserOverrides<'_>, engine: Option<&str
     row
 }
 
-/// Whether figures contradict one another, or the flags contradict the file.
+/// Whether figures contradict one another, the flags contradict the file, or a time is impossible.
 fn agree(rows: &[ForeignRow], format: ForeignFormat, given: &UserOverrides<'_>) -> Answer {
     const NEXT: &str = "the file as its program wrote it, and flags that say what ran";
     let mut found = rows.iter().flat_map(|row| {
-        let contradicted = match place(row, format, given) {
-            RooflinePlacement::Contradicts(causes) => causes,
-            _ => Vec::new(),
-        };
-        let named = |cause: &Cause| format!("{}: {cause}", row.label);
-        row.problems.iter().chain(&contradicted).map(named).collect::<Vec<_>>()
+        let causes = objections(row, &place(row, format, given));
+        causes.into_iter().map(|cause| format!("{}: {cause}", row.label))
     });
     match found.next() {
-        None => (Passed, "no figure contradicts another".to_owned(), NEXT),
+        None => (Passed, "no figure contradicts another or is impossible".to_owned(), NEXT),
         Some(first) => match found.count() {
             0 => (Failed, first, NEXT),
             more => (Failed, format!("{first}; and {more} more"), NEXT),

@@ -8,7 +8,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use hbmark_core::result::comparison::{ComparisonVerdict, Effect, Pair, Settings};
+use hbmark_core::result::comparison::{
+    CellComparison, Comparison, ComparisonVerdict, Effect, Method, Pair, Settings,
+};
 use hbmark_core::stats;
 
 /// The effects of a comparison.
@@ -200,6 +202,119 @@ impl PairedStatistics<'_> {
     }
 }
 
+impl Findings {
+    /// What a verdict rests on means nothing.
+    pub fn decides_nothing(&mut self, reason: &str) {
+        for effect in self.cells.iter_mut().chain(&mut self.overall) {
+            effect.verdict = ComparisonVerdict::Inconclusive;
+            reason.clone_into(&mut effect.reason);
+        }
+    }
+}
+
+/// Why processes of the smoke protocol decide nothing.
+pub const RAN_ONCE: &str = "every cell ran once a process: the times mean nothing";
+/// Why two saved results decide nothing.
+pub const ONE_PROCESS: &str = "one process a side shows a ratio and not its cause";
+/// Pairs of times that are decided again in a moment.
+const MAX_PAIRS: usize = 100_000;
+
+/// Decides a saved comparison again from its rounds. What they do not give is replaced, and a remark says so.
+pub(super) fn recheck_comparison(found: &mut Comparison) {
+    let paired = found.method == Method::PairedRounds;
+    found.rounds = paired.then_some(found.order.len());
+    if !paired {
+        found.floor = None;
+    }
+    let again = |cells: &[CellComparison], order: &[String], floor: Option<&Findings>| {
+        let judged = if paired { of_rounds(cells, order, floor, &found.settings) } else { of_saved(cells) };
+        let mut judged = judged;
+        if found.protocol.as_deref() == Some("smoke") && paired {
+            judged.decides_nothing(RAN_ONCE);
+        }
+        judged
+    };
+    let floor = found.floor.as_ref().map(|floor| again(&floor.cells, &floor.order, None));
+    let judged = again(&found.cells, &found.order, floor.as_ref());
+    let remarks = &mut found.remarks;
+    if let Some((floor, judged)) = found.floor.as_mut().zip(floor) {
+        replace((&mut floor.cells, &mut floor.overall), judged, "A against A, ", remarks);
+    }
+    replace((&mut found.cells, &mut found.overall), judged, "", remarks);
+}
+
+/// The effects of saved rounds.
+fn of_rounds(
+    cells: &[CellComparison],
+    order: &[String],
+    floor: Option<&Findings>,
+    settings: &Settings,
+) -> Findings {
+    let b_second: Vec<bool> = order.iter().map(|order| order == "AB").collect();
+    let complete = |cell: &CellComparison| {
+        let mut pairs = cell.pairs.clone();
+        pairs.resize(b_second.len(), Pair::default());
+        pairs
+    };
+    if cells.len().saturating_mul(b_second.len()) > MAX_PAIRS {
+        let effects = cells.iter().map(|cell| cell.effect.clone()).collect();
+        let mut kept = Findings { cells: effects, overall: None };
+        kept.decides_nothing("more rounds than are decided again from a file");
+        return kept;
+    }
+    let pairs: Vec<Vec<Pair>> = cells.iter().map(complete).collect();
+    judge(&pairs, &b_second, floor, settings)
+}
+
+/// The effects of two saved results: the interval is that of samples which the comparison does not keep.
+fn of_saved(cells: &[CellComparison]) -> Findings {
+    let of_cell = |cell: &CellComparison| {
+        let pair = cell.pairs.first().copied().unwrap_or_default();
+        let ratio = pair.log_ratio().map(f64::exp);
+        let around = |low: &f64, high: &f64| ratio.is_some_and(|ratio| (*low..=*high).contains(&ratio));
+        let interval = cell.effect.low.zip(cell.effect.high).filter(|(low, high)| around(low, high));
+        let effect = PairedStatistics { later: &[], b_second: &[], test: None, tests: 0, floor: None };
+        Effect {
+            rounds: usize::from(ratio.is_some()),
+            a_ns: pair.a_ns,
+            b_ns: pair.b_ns,
+            ratio,
+            low: interval.map(|(low, _)| low),
+            high: interval.map(|(_, high)| high),
+            reason: ONE_PROCESS.to_owned(),
+            ..effect.effect(&Settings::new(0.0, 0))
+        }
+    };
+    Findings { cells: cells.iter().map(of_cell).collect(), overall: None }
+}
+
+/// Puts effects into the place of what a file says, with a remark for each verdict or ratio that was another.
+fn replace(
+    (cells, overall): (&mut [CellComparison], &mut Option<Effect>),
+    judged: Findings,
+    what: &str,
+    remarks: &mut Vec<String>,
+) {
+    let mut note = |stated: &Effect, own: &Effect, of: &str| {
+        let alike = match (stated.ratio, own.ratio) {
+            (Some(stated), Some(own)) => (stated - own).abs() <= 1e-6 * own,
+            (stated, own) => stated.is_some() == own.is_some(),
+        };
+        if stated.verdict != own.verdict || !alike {
+            let (stated, own) = (stated.verdict.word(), own.verdict.word());
+            remarks.push(format!("{what}{of}: {stated} in the file, and its rounds decide otherwise: {own}"));
+        }
+    };
+    for (cell, own) in cells.iter_mut().zip(judged.cells) {
+        note(&cell.effect, &own, &cell.place.id());
+        cell.effect = own;
+    }
+    if let Some((stated, own)) = overall.as_ref().zip(judged.overall.as_ref()) {
+        note(stated, own, "all cells");
+    }
+    *overall = judged.overall;
+}
+
 /// A relative difference for a sentence.
 #[must_use]
 pub fn percent(fraction: f64) -> String {
@@ -250,6 +365,57 @@ mod tests {
 
     fn one(rounds: Vec<Pair>) -> Effect {
         judged(&[rounds], None).cells.remove(0)
+    }
+
+    #[test]
+    fn a_verdict_written_into_a_saved_comparison_is_decided_again_from_its_rounds() {
+        let mut random = ChaCha8Rng::seed_from_u64(5);
+        let template: Comparison = crate::samples::saved("comparison");
+        let of = |effect: f64, random: &mut ChaCha8Rng| {
+            let mut found = template.clone();
+            found.method = Method::PairedRounds;
+            found.order =
+                order(ROUNDS).iter().map(|second| if *second { "AB" } else { "BA" }.to_owned()).collect();
+            for cell in &mut found.cells {
+                cell.pairs = rounds(random, effect, 0.005, ROUNDS);
+            }
+            recheck_comparison(&mut found);
+            found.remarks.clear();
+            found
+        };
+        for (effect, verdict) in [(-0.1, ComparisonVerdict::Faster), (0.0, ComparisonVerdict::Equivalent)] {
+            let honest = of(effect, &mut random);
+            assert!(
+                honest.cells.iter().all(|cell| cell.effect.verdict == verdict),
+                "{:?}",
+                honest.cells[0].effect
+            );
+            let mut again = honest.clone();
+            recheck_comparison(&mut again);
+            assert_eq!(again, honest, "an honest file is what it was");
+            for word in [ComparisonVerdict::Slower, ComparisonVerdict::Inconclusive] {
+                let mut edited = honest.clone();
+                edited.cells[0].effect.verdict = word;
+                edited.cells[0].effect.ratio = Some(2.0);
+                edited.rounds = Some(1_000);
+                recheck_comparison(&mut edited);
+                assert_eq!(edited.remarks.len(), 1, "{:?}", edited.remarks);
+                edited.remarks.clear();
+                assert_eq!(edited, honest);
+            }
+            let mut smoke = honest.clone();
+            smoke.protocol = Some("smoke".into());
+            recheck_comparison(&mut smoke);
+            assert!(smoke.cells.iter().all(|cell| cell.effect.verdict == ComparisonVerdict::Inconclusive));
+        }
+        // Two saved results have no rounds to decide by.
+        let mut edited = template.clone();
+        edited.cells[0].effect.verdict = ComparisonVerdict::Faster;
+        edited.cells[0].effect.ratio = Some(0.5);
+        recheck_comparison(&mut edited);
+        assert_eq!(edited.remarks.len(), template.remarks.len() + 1, "{:?}", edited.remarks);
+        edited.remarks = template.remarks.clone();
+        assert_eq!(edited, template);
     }
 
     #[test]

@@ -9,11 +9,12 @@ use std::collections::HashMap;
 use std::rc::Rc;
 
 use super::evidence;
-use super::finding::{Kind, Rule, UNEXPLAINED};
+use super::explain_prediction::explain_prediction;
+use super::finding::{self, Kind, Rule, UNEXPLAINED};
 use hbmark_core::ledger::{CACHE_MARGIN, Ledger, StepShape};
 use hbmark_core::model::Dtype;
 use hbmark_core::result::{
-    Block, Bound, Cause, CellResult, Finding, FittedModel, Phase, Report, Severity, Status,
+    Block, Bound, Cause, CellResult, Finding, FittedModel, Phase, Report, ReportKind, Severity, Status,
 };
 use hbmark_core::units::{Bytes, BytesPerSecond, Nanos};
 
@@ -318,6 +319,9 @@ impl std::ops::Deref for Case<'_> {
 /// Everything the rules find, what is wrong before what is merely so; cells that no regime explains are named at the end.
 #[must_use]
 pub fn explain(report: &Report) -> Vec<Finding> {
+    if report.kind == ReportKind::Predict {
+        return explain_prediction(report);
+    }
     let case = Case::new(report);
     let mut findings: Vec<Finding> = Vec::new();
     for rule in RULES {
@@ -331,6 +335,17 @@ pub fn explain(report: &Report) -> Vec<Finding> {
     if !fits.is_empty() {
         findings.push(KV_COSTS.finding_of_all(fits));
     }
+    let unnamed = |cell: &&CellResult| {
+        let trust = RULES.iter().filter(|rule| rule.kind == Kind::Trust);
+        cell.status == Status::Invalid && trust.filter_map(|rule| (rule.detect)(&case, cell)).next().is_none()
+    };
+    let unnamed: Vec<(String, String)> = report
+        .cells
+        .iter()
+        .filter(unnamed)
+        .filter_map(|cell| Some((cell.id.clone(), cell.reason.as_ref()?.to_string())))
+        .collect();
+    findings.extend(finding::invalid(&unnamed));
     findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
     let explained = |cell: &CellResult| {
         RULES.iter().any(|rule| rule.kind == Kind::Regime && (rule.detect)(&case, cell).is_some())

@@ -4,12 +4,12 @@
 //! function from a point to evidence or to nothing. A cause comes before its consequence: a queue that grows because blocks ran out is
 //! KV pressure first and saturation second. A measured point that matches no regime is unexplained. Pure.
 
-use super::finding::{Kind, Rule, UNEXPLAINED};
+use super::finding::{self, Kind, Rule, UNEXPLAINED};
 use super::first_limit;
 use hbmark_core::result::serving::{
     Gate, GateName, Offered, Point, Quantiles, Quantity, ServeReport, ServeResult, Validity,
 };
-use hbmark_core::result::{Finding, Limits, Severity};
+use hbmark_core::result::{Cause, Finding, Limits, Severity};
 use hbmark_core::stats;
 use hbmark_core::units::Nanos;
 
@@ -61,6 +61,20 @@ const RULES: &[Rule<Detector>] = &[
         next: "the same load on an idle machine, or at half of the rate",
         response: "believe no latency of this point; give the loop a core of its own",
         detect: |_, _, result| failed(result, GateName::InjectionLag),
+    },
+    Rule {
+        name: "client_late",
+        kind: Kind::Trust,
+        severity: Severity::Problem,
+        symptom: "the client read what the server sent later than it came, or had no processor to read it with",
+        regime: "the client, not the server, was late",
+        next: "the same load from another machine, or at half of the rate: the client's own figures should fall",
+        response: "believe no latency of this point; give the client a core of its own, or a machine beside the server's",
+        detect: |_, _, result| {
+            let late = [GateName::ClientDelay, GateName::ClientProcessor];
+            let details: Vec<String> = late.into_iter().filter_map(|name| failed(result, name)).collect();
+            (!details.is_empty()).then(|| details.join("; "))
+        },
     },
     Rule {
         name: "foreign_load",
@@ -276,6 +290,17 @@ pub fn explain_serving(report: &ServeReport, cost: Option<Cost>) -> Vec<Finding>
         }
         findings.push(finding);
     }
+    let unnamed = |(point, result): &(&Point, &ServeResult)| {
+        let mut trust = RULES.iter().filter(|rule| rule.kind == Kind::Trust);
+        let named = trust.any(|rule| (rule.detect)(report, point, result).is_some());
+        // What a file contradicts is said beside the gates, too.
+        let broken = result.reasons.iter().find(|reason| matches!(reason, Cause::Inconsistent { .. }));
+        let other = || result.reasons.first().filter(|_| !named);
+        let reason = broken.or_else(other).filter(|_| result.validity == Validity::Invalid)?;
+        Some((point.label.clone(), reason.to_string()))
+    };
+    let unnamed: Vec<(String, String)> = points.iter().filter_map(unnamed).collect();
+    findings.extend(finding::invalid(&unnamed));
     let first = first_limit::first_failure(report, &points, cost);
     findings.extend(first_limit::cost(&points, first.as_ref(), cost));
     findings.extend(first);

@@ -3,6 +3,8 @@
 //! Enters: an [`Opened`] result and conditions. Leaves: each that holds, in words. Comparisons have conditions of their own with a size
 //! (`hbmark compare --fail-on slower:2%`).
 
+use super::checklist::{CheckOutcome, of_comparison};
+use super::import::{Imported, UserOverrides};
 use super::opened::Opened;
 use hbmark_core::result::serving::{ServeReport, Validity};
 use hbmark_core::result::{Cause, Status};
@@ -24,13 +26,13 @@ pub enum FailOn {
     DoesNotFit,
 }
 
-/// The conditions that hold, one line each.
+/// The conditions that hold, one line each. What a file of another program does not say of itself is `given`.
 #[must_use]
-pub fn failures(opened: &Opened, conditions: &[FailOn]) -> Vec<String> {
-    conditions.iter().filter_map(|condition| holds(opened, *condition)).collect()
+pub fn failures(opened: &Opened, conditions: &[FailOn], given: &UserOverrides<'_>) -> Vec<String> {
+    conditions.iter().filter_map(|condition| holds(opened, *condition, given)).collect()
 }
 
-fn holds(opened: &Opened, condition: FailOn) -> Option<String> {
+fn holds(opened: &Opened, condition: FailOn, given: &UserOverrides<'_>) -> Option<String> {
     match opened {
         Opened::Serving(report) => of_serving(report, condition),
         Opened::Report(report) => report.cells.iter().find_map(|cell| {
@@ -49,11 +51,19 @@ fn holds(opened: &Opened, condition: FailOn) -> Option<String> {
             hit.then(|| format!("{}{why}", cell.id))
         }),
         Opened::Foreign(results) => {
-            let rows = results.iter().flat_map(|result| &result.rows);
-            let mut broken = rows.filter(|_| condition == FailOn::Invalid);
-            broken.find_map(|row| Some(format!("{}: {}", row.label, row.problems.first()?)))
+            let asked = matches!(condition, FailOn::Invalid | FailOn::NotOk);
+            results.iter().filter(|_| asked).find_map(|result| {
+                let imported = Imported::new(result.clone(), given);
+                let (row, cause) = imported.objections().next()?;
+                Some(format!("{}: {cause}", row.label))
+            })
         }
-        Opened::Comparison(_) => None,
+        Opened::Comparison(found) => {
+            let asked = matches!(condition, FailOn::Invalid | FailOn::NotOk);
+            let list = asked.then(|| of_comparison(found))?;
+            let failed = list.reasons().find(|check| check.outcome == CheckOutcome::Failed)?;
+            Some(format!("{}: {}", failed.question, failed.evidence))
+        }
     }
 }
 
@@ -116,13 +126,14 @@ mod tests {
     fn a_prediction_fails_on_what_does_not_fit() {
         let report = samples::saved("predict-h100");
         let opened = Opened::Report(Box::new(report));
-        assert_eq!(failures(&opened, &[FailOn::Invalid, FailOn::Slo]), [""; 0]);
+        let none = UserOverrides::default();
+        assert_eq!(failures(&opened, &[FailOn::Invalid, FailOn::Slo], &none), [""; 0]);
         let Opened::Report(mut report) = opened else { unreachable!() };
         report.cells[0].flags.push(Cause::DoesNotFit {
             needed_bytes: hbmark_core::units::Bytes(2),
             device_bytes: hbmark_core::units::Bytes(1),
             usable_share: 0.9,
         });
-        assert_eq!(failures(&Opened::Report(report), &[FailOn::DoesNotFit]).len(), 1);
+        assert_eq!(failures(&Opened::Report(report), &[FailOn::DoesNotFit], &none).len(), 1);
     }
 }

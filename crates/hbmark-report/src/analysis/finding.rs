@@ -4,6 +4,23 @@ use hbmark_core::result::{Finding, Severity};
 
 /// The regime where no rule applies.
 pub(super) const UNEXPLAINED: &str = "unexplained";
+/// Where the file or its samples are wrong, and no rule says how.
+const INVALID: &str = "invalid";
+
+/// Cells or points that are invalid for a reason that no rule names, each with the reason.
+pub(super) fn invalid(found: &[(String, String)]) -> Option<Finding> {
+    let rule = Rule {
+        name: INVALID,
+        kind: Kind::Trust,
+        severity: Severity::Problem,
+        symptom: "what was measured is not valid",
+        regime: "none: the figures contradict one another, or a check failed",
+        next: "the same again, from the program itself",
+        response: "use no figure of it",
+        detect: (),
+    };
+    (!found.is_empty()).then(|| rule.finding(found))
+}
 
 /// What kind of statement a rule makes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -165,7 +165,10 @@ pub(super) fn first_failure(
     if !asked || !varied || !report.matrix.is_empty() {
         return None;
     }
-    let at = swept.iter().position(|(.., result)| !failures(result).is_empty());
+    // A search ran its rate several times: what it found goes before single runs at that rate or below.
+    let found = report.search.as_ref().and_then(|search| search.max_rate);
+    let beyond = |load: f64| found.is_none_or(|found| load > found * (1.0 + 1e-9));
+    let at = swept.iter().position(|(load, _, result)| beyond(*load) && !failures(result).is_empty());
     let within = &swept[..at.unwrap_or(swept.len())];
     let too_dear = cost.and_then(|cost| dear(within, cost));
     let mut evidence = Vec::new();
@@ -179,10 +182,12 @@ pub(super) fn first_failure(
                 (runs + 1, failed + usize::from(!failures(result).is_empty()))
             });
             let smaller = within.iter().rev().find(|(other, ..)| other < load);
-            let before = smaller.map_or_else(
-                || "no smaller load was within every target".to_owned(),
-                |(last, ..)| format!("{last:.3} was within every target"),
-            );
+            let before = match (&report.search, found, smaller) {
+                (_, Some(found), _) => format!("the search found {found:.3} to hold"),
+                (Some(_), None, _) => "the search found no rate that holds".to_owned(),
+                (None, None, Some((last, ..))) => format!("{last:.3} was within every target"),
+                (None, None, None) => "no smaller load was within every target".to_owned(),
+            };
             let of_runs = if runs > 1 { format!(" in {failed} of {runs} runs") } else { String::new() };
             evidence.push(format!("at {load:.3}{of_runs}: {}; {before}", all[0].1));
             evidence
@@ -277,6 +282,45 @@ mod tests {
             "{:?}",
             first.evidence
         );
+    }
+
+    #[test]
+    fn what_a_search_found_goes_before_single_runs() {
+        let mut report = searched(&[(20.0, false), (43.0, false), (43.0, true), (45.0, false), (60.0, true)]);
+        let first = |report: &ServeReport| {
+            let findings = explain_serving(report, None);
+            findings.into_iter().find(|finding| finding.rule == FIRST_TARGET).unwrap().evidence.remove(0)
+        };
+        let clauses = report.points[0].result.as_ref().unwrap().slo.iter().map(|c| c.clause).collect();
+        let slo = hbmark_core::result::serving::Slo { clauses };
+        let search = |max_rate| hbmark_core::result::serving::Search {
+            slo: slo.clone(),
+            max_rate,
+            ..Default::default()
+        };
+        report.search = Some(search(Some(43.0)));
+        let evidence = first(&report);
+        assert!(
+            evidence.starts_with("at 60.000: ") && evidence.ends_with("the search found 43.000 to hold"),
+            "{evidence}"
+        );
+        let question = crate::analysis::capacity::Question {
+            target_rate: 100.0,
+            mean_rate: None,
+            slo: None,
+            headroom: 0.2,
+            gpus_per_instance: 1,
+            prices: None,
+            context: None,
+            concurrency: None,
+        };
+        let planned = crate::analysis::capacity::capacity(&report, &question).unwrap();
+        assert!((planned.rate_per_instance - 43.0).abs() < 1e-9, "{}", planned.rate_per_instance);
+        report.search = Some(search(None));
+        let evidence = first(&report);
+        assert!(evidence.ends_with("the search found no rate that holds"), "{evidence}");
+        let none = crate::analysis::capacity::capacity(&report, &question).unwrap_err().to_string();
+        assert!(none.contains("the search found no rate"), "{none}");
     }
 
     #[test]

@@ -37,7 +37,7 @@ use hbmark_core::result::{Cause, serving};
 
 pub use metric_keys::{Alias, Metric, Statistic};
 pub use own_serving::of_serving;
-pub use placement::{Imported, Missing, Placement, RooflinePlacement, UserOverrides, place};
+pub use placement::{Imported, Missing, Placement, RooflinePlacement, UserOverrides, objections, place};
 
 /// A summary takes kilobytes; a detailed export of a long run a few dozen megabytes.
 const MAX_BYTES: u64 = 64 << 20;

@@ -8,8 +8,8 @@ use hbmark_core::ledger::fit::{Estimate, Solution};
 use hbmark_core::ledger::{FitPoint, Floor, Roof, StepCost, Verdict};
 use hbmark_core::model::Dtype;
 use hbmark_core::result::{
-    Cause, Ceilings, Cell, CellResult, DeviceSpec, FittedModel, LaunchCost, Measured, Phase, Report, Status,
-    TimeSummary, accepted, block_means, judged_times,
+    Block, Cause, Ceilings, Cell, CellResult, DeviceSpec, FittedModel, LaunchCost, Measured, Phase,
+    ProtocolSummary, Report, Status, TimeSummary, accepted, block_means, judged_times,
 };
 use hbmark_core::stats::{self, CONFIDENCE};
 use hbmark_core::units::{Flops, Nanos};
@@ -53,7 +53,7 @@ pub fn measured(
 /// Recomputes every judged number of a saved report from its raw blocks.
 pub fn recompute(report: &mut Report) {
     let (ceilings, datasheet) = (report.ceilings.clone(), report.datasheet.clone());
-    let smoke = report.protocol.as_ref().is_some_and(|protocol| protocol.name == "smoke");
+    let smoke = report.protocol.as_ref().is_some_and(ProtocolSummary::is_smoke);
     for cell in &mut report.cells {
         // What ran once is judged as what ran, and never called good.
         if cell.status == Status::Smoke {
@@ -118,6 +118,14 @@ fn judge(cell: &mut CellResult, ceilings: Option<&Ceilings>, datasheet: Option<&
             .collect();
         cell.host_bubble_ns = Some(stats::median(&bubbles));
     }
+    // A probe that read slower than the machine does now is doubtful here, though it was steady then.
+    let shifted = ceilings.and_then(|known| {
+        let cause = shift(&cell.blocks)?;
+        let mut known = known.clone();
+        known.disturbed.push(cause);
+        Some(known)
+    });
+    let ceilings = shifted.as_ref().or(ceilings);
     let tokens = cell.tokens();
     cell.tokens_per_s = Some(tokens as f64 / Nanos(center).seconds());
     let energies: Vec<f64> = accepted(&cell.blocks)
@@ -132,6 +140,12 @@ fn judge(cell: &mut CellResult, ceilings: Option<&Ceilings>, datasheet: Option<&
         cell.status = Status::Invalid;
         cell.reason = Some(reason);
     }
+}
+
+/// That the machine read faster beside a block than when the ceilings were measured.
+fn shift(blocks: &[Block]) -> Option<Cause> {
+    let faster = |cause: &&Cause| matches!(cause, Cause::BandwidthShifted { ratio } if *ratio < 1.0);
+    accepted(blocks).flat_map(|block| &block.conditions).find(faster).cloned()
 }
 
 /// A decode whose interval is possible and whose device span is not: its marks are on a stream that does not do the work.

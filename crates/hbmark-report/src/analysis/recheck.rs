@@ -3,6 +3,8 @@
 //! Enters: a judged [`Report`] from a file. Leaves: the same, in which no cell is `ok` whose own blocks say otherwise. A file may have been
 //! edited, or written by a version that did not have a rule; nothing is taken from its verdicts that its samples do not show.
 
+mod serving;
+
 use std::collections::BTreeMap;
 
 use hbmark_core::result::{
@@ -31,12 +33,13 @@ pub fn recheck(report: &mut Report) {
     }
     let on_host = report.environment.gpu.is_none();
     let prefills = prefills(report);
-    let protocol = report.protocol.clone();
+    // A run that does not say by which protocol it was taken is held against the full one.
+    let protocol = report.protocol.clone().unwrap_or_else(|| ProtocolSummary::full(0));
     for cell in report.cells.iter_mut().filter(|cell| cell.status == Status::Ok) {
-        let found = blocks(cell, protocol.as_ref(), on_host)
+        let found = blocks(cell, &protocol, on_host)
             .or_else(|| swapped(cell, &prefills))
             .map(|cause| (Status::Invalid, cause))
-            .or_else(|| sampling(cell, protocol.as_ref()?));
+            .or_else(|| sampling(cell, &protocol));
         if let Some((status, reason)) = found {
             cell.status = status;
             cell.reason = Some(reason);
@@ -49,7 +52,7 @@ fn broken(rule: Rule, detail: String) -> Cause {
 }
 
 /// What single blocks, and blocks beside each other, must be.
-fn blocks(cell: &CellResult, protocol: Option<&ProtocolSummary>, on_host: bool) -> Option<Cause> {
+fn blocks(cell: &CellResult, protocol: &ProtocolSummary, on_host: bool) -> Option<Cause> {
     if accepted(&cell.blocks).next().is_none() {
         let detail = match cell.blocks.last().and_then(|block| block.rejected.as_ref()) {
             Some(last) => format!("all {} blocks are rejected; the last: {last}", cell.blocks.len()),
@@ -63,7 +66,7 @@ fn blocks(cell: &CellResult, protocol: Option<&ProtocolSummary>, on_host: bool) 
             |(rule, detail): (Rule, String)| broken(rule, format!("block {}: {detail}", number + 1));
         disturbed(block)
             .or_else(|| clocks(block, on_host))
-            .or_else(|| length(cell.phase, block, protocol?))
+            .or_else(|| length(cell.phase, block, protocol))
             .map(in_block)
     });
     found.or_else(|| repeated(&cell.blocks))
@@ -149,10 +152,11 @@ fn repeated(blocks: &[Block]) -> Option<Cause> {
 fn sampling(cell: &CellResult, protocol: &ProtocolSummary) -> Option<(Status, Cause)> {
     let means = block_means(&cell.blocks, cell.block_merge, |block| judged_times(cell.phase, block));
     let blocks = means.len();
-    if blocks < protocol.min_blocks {
+    if blocks < protocol.min_blocks || blocks < 2 {
         return Some((Status::NotConverged, Cause::TooFewBlocks { blocks }));
     }
-    let half_width = stats::t_interval_log(&means, CONFIDENCE)?.relative_half_width();
+    let half_width = stats::t_interval_log(&means, CONFIDENCE)
+        .map_or(f64::INFINITY, |interval| interval.relative_half_width());
     let sampled_s = cell.blocks.iter().map(|block| block.wall_ns / 1e9).sum();
     (half_width > protocol.target_half_width * (1.0 + ROUNDING)).then_some((
         Status::NotConverged,
@@ -185,6 +189,8 @@ fn swapped(cell: &CellResult, prefills: &BTreeMap<Place, f64>) -> Option<Cause> 
         broken(Rule::Phases, detail)
     })
 }
+
+pub use serving::recheck_serving;
 
 #[cfg(test)]
 mod tests;

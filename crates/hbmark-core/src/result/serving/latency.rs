@@ -11,7 +11,7 @@ use super::requests::Requests;
 use super::slo::Clause;
 use super::timeline::Timeline;
 use crate::result::Cause;
-use crate::stats::{honest_percentile, mean};
+use crate::stats::{CONFIDENCE, batch_error, honest_percentile, mean};
 use crate::units::Nanos;
 
 /// A number that may be infinite; JSON has no number for that, and it must not become null.
@@ -122,6 +122,60 @@ pub struct ClauseResult {
     pub high: Option<Quantity>,
     /// Whether the interval is below the limit, or above it; null where the limit lies inside, or where the sample is too small.
     pub met: Option<bool>,
+}
+
+/// Runs of consecutive requests over which the share of those above a percentile varies as it does by chance and by bursts.
+const BATCHES: usize = 20;
+
+impl ClauseResult {
+    /// Judges an objective by the interval of its percentile over values in the order of their requests.
+    ///
+    /// The interval is that of order statistics, but for requests that are not independent: how far the rank may be off comes from the
+    /// variation, between consecutive batches of requests, of the share above the percentile (*batch means*), and is never less than for
+    /// independent requests.
+    #[must_use]
+    pub fn of(values: &[f64], clause: Clause) -> Self {
+        let mut sorted = values.to_vec();
+        sorted.sort_by(f64::total_cmp);
+        let observed = honest_percentile(&sorted, clause.percentile);
+        let interval = observed.and_then(|at| {
+            let above: Vec<f64> = values.iter().map(|value| f64::from(u8::from(*value > at))).collect();
+            let spread = batch_error(&above, BATCHES, CONFIDENCE)?;
+            let rank = |p: f64| (p * sorted.len() as f64).ceil();
+            let (low, high) = (rank(clause.percentile - spread), rank(clause.percentile + spread));
+            #[expect(
+                clippy::cast_possible_truncation,
+                clippy::cast_sign_loss,
+                reason = "a rank in the sample"
+            )]
+            let at = |rank: f64| sorted.get((rank.max(1.0) as usize) - 1).copied();
+            // Beyond the largest value seen nothing is known.
+            Some((at(low)?, at(high).unwrap_or(f64::INFINITY)))
+        });
+        let met = interval.and_then(|(low, high)| match clause.limit_ns {
+            limit if high <= limit => Some(true),
+            limit if low > limit => Some(false),
+            _ => None,
+        });
+        Self {
+            clause,
+            observed: observed.map(Quantity::from),
+            low: interval.map(|(low, _)| low.into()),
+            high: interval.map(|(_, high)| high.into()),
+            met,
+        }
+    }
+
+    /// Whether every objective was met: false if any failed, otherwise unknown if any is unknown.
+    #[must_use]
+    pub fn all_met(clauses: &[Self]) -> Option<bool> {
+        let known = |met: bool| clauses.iter().filter(|c| c.met == Some(met)).count();
+        match (known(false), known(true)) {
+            (1.., _) => Some(false),
+            (0, met) if met > 0 && met == clauses.len() => Some(true),
+            _ => None,
+        }
+    }
 }
 
 /// What was seen, and between which bounds: `ttft_p95 ≤ 1.00 s: 0.94 s (0.90 s to 0.99 s)`.

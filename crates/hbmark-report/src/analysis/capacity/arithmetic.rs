@@ -39,17 +39,21 @@ pub(super) fn one_instance(
     sums: &mut CapacityArithmetic,
     question: &Question,
     accepted: &Accepted<'_>,
+    searched: bool,
 ) -> f64 {
     sums.part = "one instance";
     let realised = accepted.mean(|r| r.offered_per_s).unwrap_or(accepted.rate);
-    let rate = accepted.rate.min(realised);
-    sums.line(
-        "rate that held",
-        "min(rate asked for, rate that came)",
-        format!("min({}, {})", number(accepted.rate), number(realised)),
-        rate,
-        format!("{} requests/s", number(rate)),
-    );
+    let shown = |rate: f64| format!("{} requests/s", number(rate));
+    let rate = if searched {
+        let rate = accepted.rate;
+        sums.line("rate that held", "the answer of the search", number(rate), rate, shown(rate));
+        rate
+    } else {
+        let rate = accepted.rate.min(realised);
+        let values = format!("min({}, {})", number(accepted.rate), number(realised));
+        sums.line("rate that held", "min(rate asked for, rate that came)", values, rate, shown(rate));
+        rate
+    };
     let usable = rate * (1.0 - question.headroom);
     sums.line(
         "of it used",

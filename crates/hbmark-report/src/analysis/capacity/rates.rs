@@ -97,8 +97,8 @@ pub(super) struct Group<'a> {
 pub(super) struct Rates<'a> {
     /// Ascending.
     pub(super) groups: Vec<Group<'a>>,
-    /// What a search confirmed with fresh seeds under the same objectives.
-    pub(super) confirmed: Option<f64>,
+    /// The answer of a search under the same objectives, which goes before single runs: its rate, or why there is none.
+    pub(super) search: Option<Result<f64, String>>,
     /// The lowest rate of which nothing is known, and why.
     unknown: Option<(f64, String)>,
 }
@@ -137,9 +137,10 @@ pub(super) fn rates<'a>(report: &'a ServeReport, slo: &Slo) -> Result<Rates<'a>,
         return Err(CapacityError::NoRate);
     }
     groups.sort_by(|a, b| a.tried.rate.total_cmp(&b.tried.rate));
-    let same = |search: &&Search| search.slo == *slo && search.confirmed;
-    let confirmed = report.search.as_ref().filter(same).and_then(|s| s.max_rate);
-    if let Some(rate) = confirmed {
+    let same = |search: &&Search| search.slo == *slo;
+    let answer = |search: &Search| search.max_rate.ok_or_else(|| search.note.clone());
+    let search = report.search.as_ref().filter(same).map(answer);
+    if let Some(Ok(rate)) = search {
         // Fresh seeds were run there; a single run of the bracket or the bisection no longer decides.
         for group in groups.iter_mut().filter(|g| g.tried.rate <= rate * (1.0 + 1e-9)) {
             if !group.tried.held {
@@ -157,12 +158,25 @@ pub(super) fn rates<'a>(report: &'a ServeReport, slo: &Slo) -> Result<Rates<'a>,
         _ => None,
     });
     let unknown = unknown.min_by(|a, b| a.0.total_cmp(&b.0));
-    Ok(Rates { groups, confirmed, unknown })
+    Ok(Rates { groups, search, unknown })
 }
 
 impl<'a> Rates<'a> {
-    /// The highest rate that held, as did every lower one.
+    /// The rate that a search found; without one the highest that held, as did every lower one.
     pub(super) fn accepted(&self) -> Result<Accepted<'a>, CapacityError> {
+        match &self.search {
+            Some(Err(note)) => {
+                return Err(CapacityError::NothingHolds {
+                    reasons: vec![format!("the search found no rate: {note}")],
+                });
+            }
+            Some(Ok(rate)) => {
+                let up_to = self.groups.iter().filter(|g| g.tried.rate <= rate * (1.0 + 1e-9)).last();
+                let group = up_to.ok_or(CapacityError::NoRate)?;
+                return Ok(Accepted { rate: *rate, runs: group.runs.clone() });
+            }
+            None => {}
+        }
         let known = |rate: f64| self.unknown.as_ref().is_none_or(|(unknown, _)| rate < *unknown);
         let last = self.groups.iter().take_while(|g| g.tried.held && known(g.tried.rate)).last();
         let Some(group) = last else {

@@ -120,3 +120,141 @@ fn failed_requests_invalidate() {
     let counted = Setup { requests: Some(8), completed: Some(8), failed: Some(0), ..Setup::default() };
     assert_eq!(outcome(&foreign(&serving(counted, false)), "every request completed"), Passed);
 }
+
+#[test]
+fn a_protocol_by_the_name_of_another_is_what_its_parameters_are() {
+    use hbmark_core::result::ProtocolSummary;
+    let with = |protocol: ProtocolSummary| {
+        let mut report = good();
+        report.protocol = Some(protocol);
+        of_report(&report)
+    };
+    let full = ProtocolSummary::full(1);
+    // Stricter by another name is no less.
+    let custom = ProtocolSummary { name: "custom".into(), min_blocks: 40, ..full.clone() };
+    assert!(with(custom).valid);
+    for short in [
+        ProtocolSummary { min_blocks: 5, ..full.clone() },
+        ProtocolSummary { visits: 1, ..full.clone() },
+        ProtocolSummary { block_min_steps: 5, ..full.clone() },
+        ProtocolSummary { block_min_seconds: 0.0, ..full.clone() },
+        ProtocolSummary { target_half_width: 0.05, ..full.clone() },
+        ProtocolSummary { canary_tolerance: 1.0, ..full.clone() },
+        ProtocolSummary { warmup_min_seconds: f64::NAN, ..full.clone() },
+    ] {
+        let list = with(short.clone());
+        assert_eq!(outcome(&list, "enough samples, with their spread"), Failed, "{short:?}");
+    }
+    let list = with(ProtocolSummary { target_half_width: 0.05, ..full });
+    let evidence = &list.reasons().next().unwrap().evidence;
+    assert!(evidence.ends_with("5 % as half-width (full: 1 %)"), "{evidence}");
+}
+
+#[test]
+fn facts_that_are_absent_or_empty_are_not_ok() {
+    let with = |change: &dyn Fn(&mut Report)| {
+        let mut report = good();
+        change(&mut report);
+        failed(&report)
+    };
+    assert_eq!(with(&|r| r.environment.cpu.model = Some(" ".to_owned())), ["hardware named"]);
+    assert_eq!(with(&|r| r.model.name = String::new()), ["model named"]);
+    assert_eq!(with(&|r| r.ceilings = None)[..1], ["held against measured ceilings"]);
+    assert_eq!(with(&|r| r.cells[2].quality = None), ["outputs checked"]);
+    assert_eq!(with(&|r| r.cells[1].status = Status::Predicted), ["every cell undisturbed"]);
+}
+
+#[test]
+fn a_serving_result_is_what_its_kind_says() {
+    let mut report = samples::single();
+    let of = |report: &ServeReport, question: &str| outcome(&of_serving(report), question);
+    assert_eq!(of(&report, "measured, not computed"), Failed);
+    // A measured result keeps the model of its own step times, too.
+    report.kind = ServeKind::Serve;
+    report.environment.cpu.model = Some("a CPU".to_owned());
+    report.datasheet = None;
+    assert!(report.step_model.is_some());
+    assert_eq!(of(&report, "measured, not computed"), Passed);
+    assert_eq!(of(&report, "hardware named"), Passed);
+    // The machine of a client is not the server's.
+    report.kind = ServeKind::ServeLive;
+    assert_eq!(of(&report, "measured, not computed"), Passed);
+    assert_eq!(of(&report, "hardware named"), NotSaid);
+    // Gates that were taken out leave a question.
+    assert_eq!(of(&report, "every point valid"), Passed);
+    report.points[0].result.as_mut().unwrap().gates.retain(|gate| gate.name != GateName::KeepsUp);
+    assert_eq!(of(&report, "every point valid"), NotSaid);
+    assert_eq!(of(&report, "figures follow from the requests"), Passed);
+    report.points[0].result.as_mut().unwrap().requests = None;
+    assert_eq!(of(&report, "figures follow from the requests"), NotSaid);
+}
+
+#[test]
+fn a_comparison_needs_rounds_that_can_decide() {
+    use hbmark_core::result::comparison::Pair;
+    let mut found: Comparison = samples::saved("comparison");
+    let of = |found: &Comparison, question: &str| outcome(&of_comparison(found), question);
+    assert_eq!(of(&found, "paired rounds"), Failed);
+    found.method = Method::PairedRounds;
+    for cell in &mut found.cells {
+        cell.pairs = vec![Pair { a_ns: Some(1e6), b_ns: Some(1e6) }; 12];
+        cell.effect.rounds = 12;
+    }
+    assert_eq!(of(&found, "paired rounds"), Passed);
+    // Rounds are those of the cells, whatever the heading says.
+    found.rounds = Some(100);
+    found.cells[0].effect.rounds = 1;
+    assert_eq!(of(&found, "paired rounds"), Failed);
+    found.cells[0].effect.rounds = 12;
+    found.settings.alpha = 0.5;
+    assert_eq!(of(&found, "paired rounds"), Failed);
+    assert_eq!(of(&found, "hardware named"), NotSaid, "{}", found.machine);
+    found.machine = "a CPU · 2 cores · hbmark 0.1.0".to_owned();
+    assert_eq!(of(&found, "hardware named"), Passed);
+    found.protocol = Some("smoke".to_owned());
+    assert_eq!(of(&found, "warm-up and samples of each process"), Failed);
+}
+
+#[test]
+fn what_import_calls_impossible_fails_the_checklist_and_the_condition() {
+    use crate::analysis::import::{Imported, parse};
+    use crate::analysis::{FailOn, Opened, failures};
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/foreign");
+    let text = std::fs::read_to_string(format!("{folder}/vllm-serve-0.25.json")).unwrap();
+    let results = parse("vllm.json", text).unwrap();
+    let gpu = hbmark_core::ledger::devices::find("h100-sxm").unwrap();
+    let small = hbmark_core::model::presets::find("Llama-3.1-70B").unwrap();
+    let asked = |time: f64| {
+        let mut results = results.clone();
+        for row in &mut results[0].rows {
+            row.setup.model = None;
+            row.setup.dtype = None;
+            row.setup.stored_as = None;
+            row.problems.clear();
+            let times =
+                row.values.iter_mut().filter(|value| matches!(value.metric, Metric::Tpot | Metric::Itl));
+            times.for_each(|value| value.value = time);
+        }
+        results
+    };
+    let given = UserOverrides {
+        model: Some(&small.architecture),
+        model_name: Some("Llama-3.1-70B"),
+        gpu: Some(gpu),
+        gpus: Some(1),
+        dtype: Some(Dtype::Bf16),
+        batch: Some(1),
+        context: Some(100),
+        ..UserOverrides::default()
+    };
+    // 141 GB at 3.35 TB/s are 42 ms.
+    for (time, passes) in [(6e7, true), (1e6, false)] {
+        let results = asked(time);
+        let imported = Imported::new(results[0].clone(), &given);
+        assert_eq!(imported.objections().next().is_none(), passes, "{:?}", imported.places);
+        let list = of_foreign(&results[0], &given, None);
+        assert_eq!(outcome(&list, "figures agree") == Passed, passes);
+        let opened = Opened::Foreign(results);
+        assert_eq!(failures(&opened, &[FailOn::Invalid], &given).is_empty(), passes);
+    }
+}

@@ -97,16 +97,21 @@ impl RooflinePlacement {
             Self::NoDecode(why) => Err(why),
         }
     }
+}
 
-    /// Whether the row was rated, and its figures are possible and agree with one another.
-    #[must_use]
-    pub fn is_trusted(&self) -> bool {
-        match self {
-            Self::Placed(placement) => placement.cell.status == Status::Ok,
-            Self::Asks(_) | Self::NoDecode(_) => true,
-            Self::Contradicts(_) => false,
+/// What speaks against a row: figures that contradict one another, flags that contradict the file, a time that is impossible. The one
+/// judgement behind the exit code of `import`, the checklist and `--fail-on invalid`.
+#[must_use]
+pub fn objections(row: &ForeignRow, place: &RooflinePlacement) -> Vec<Cause> {
+    let impossible = match place {
+        RooflinePlacement::Contradicts(causes) => causes.as_slice(),
+        // The reason of a placed row is its first problem, if it has any.
+        RooflinePlacement::Placed(placed) if placed.cell.status != Status::Ok && row.problems.is_empty() => {
+            placed.cell.reason.as_slice()
         }
-    }
+        RooflinePlacement::Placed(_) | RooflinePlacement::Asks(_) | RooflinePlacement::NoDecode(_) => &[],
+    };
+    row.problems.iter().chain(impossible).cloned().collect()
 }
 
 impl Imported {
@@ -115,6 +120,12 @@ impl Imported {
     pub fn new(result: ForeignResult, given: &UserOverrides<'_>) -> Self {
         let places = result.rows.iter().map(|row| place(row, result.format, given)).collect();
         Self { result, places }
+    }
+
+    /// What speaks against its rows, each with the row.
+    pub fn objections(&self) -> impl Iterator<Item = (&ForeignRow, Cause)> {
+        let rows = self.result.rows.iter().zip(&self.places);
+        rows.flat_map(|(row, place)| objections(row, place).into_iter().map(move |cause| (row, cause)))
     }
 
     /// What is missing, each flag once.

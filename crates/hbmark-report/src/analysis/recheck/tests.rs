@@ -86,12 +86,90 @@ fn times_beyond_the_ceilings_are_invalid() {
 }
 
 #[test]
+fn times_cut_in_half_by_hand_are_invalid_wherever_the_file_is_opened() {
+    let mut report = run();
+    // The honest run reaches 80 % of its ceiling.
+    for cell in report.cells.iter_mut().filter(|cell| cell.phase == Phase::Decode) {
+        let share = cell.fraction_of_ceiling.unwrap();
+        cell.blocks.iter_mut().for_each(|block| slower(block, share / 0.8));
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("result.json");
+    let saved = |report: &Report| {
+        std::fs::write(&path, saved::write(report).unwrap()).unwrap();
+        let report = crate::analysis::opened::report(&path).unwrap();
+        let cell = report.cells.iter().find(|cell| cell.phase == Phase::Decode).unwrap();
+        (cell.status, cell.reason.clone(), of_report(&report).verdict())
+    };
+    let (honest, reason, _) = saved(&report);
+    assert_eq!(honest, Status::Ok, "{reason:?}");
+    for cell in &mut report.cells {
+        cell.blocks.iter_mut().for_each(|block| slower(block, 0.5));
+        // Longer blocks of the same steps, so that no other rule has a part in it.
+        for block in &mut cell.blocks {
+            for times in [&mut block.step_ns, &mut block.interval_ns] {
+                let more: Vec<f64> = times.iter().map(|time| time * 1.000_1).collect();
+                times.extend(more);
+            }
+            block.wall_ns = block.interval_ns.iter().sum();
+            block.timeline_ns = Some(block.wall_ns);
+        }
+    }
+    let (status, reason, verdict) = saved(&report);
+    assert_eq!((status, verdict), (Status::Invalid, crate::analysis::ChecklistVerdict::Invalid));
+    assert!(matches!(reason, Some(Cause::AboveReadCeiling { share }) if share > 1.5), "{reason:?}");
+}
+
+#[test]
+fn a_protocol_is_what_its_parameters_say_and_not_its_name() {
+    let smoke = ProtocolSummary {
+        min_blocks: 1,
+        max_blocks: 1,
+        block_min_steps: 1,
+        block_min_seconds: 0.0,
+        target_half_width: f64::MAX,
+        ..samples::protocol_named("full")
+    };
+    let mut report = run();
+    report.protocol = Some(smoke);
+    for cell in &mut report.cells {
+        cell.blocks.truncate(1);
+    }
+    judge::recompute(&mut report);
+    recheck(&mut report);
+    assert!(report.cells.iter().all(|cell| cell.status == Status::Smoke), "{:?}", report.cells[0].status);
+    // One block shows no interval, whatever width is asked for; and without a protocol the full one is asked for.
+    for protocol in [Some(ProtocolSummary { min_blocks: 1, ..samples::protocol_named("full") }), None] {
+        let mut report = run();
+        report.protocol = protocol;
+        report.cells.iter_mut().for_each(|cell| cell.blocks.truncate(1));
+        judge::recompute(&mut report);
+        recheck(&mut report);
+        assert!(report.cells.iter().all(|cell| cell.status == Status::NotConverged));
+    }
+}
+
+#[test]
 fn intervals_hold_their_device_spans_and_make_up_the_block() {
     let shorter = each_block(|block| block.interval_ns.iter_mut().for_each(|time| *time *= 0.9));
     assert_eq!(rule(shorter), Rule::IntervalsAndSpans);
-    assert_eq!(
-        rule(each_block(|block| block.step_ns.iter_mut().for_each(|t| *t *= 0.5))),
-        Rule::IntervalsAndSpans
+    // A span of half the time is below the floor, too: its marks are not where the work is.
+    let (status, reason) = doctored(each_block(|block| block.step_ns.iter_mut().for_each(|t| *t *= 0.5)));
+    assert!(status == Status::Invalid && matches!(reason, Some(Cause::WorkUnseen { .. })), "{reason:?}");
+    let mut shorter = run();
+    let ceilings = shorter.ceilings.as_mut().unwrap();
+    ceilings.read_bytes_per_s.median *= 4.0;
+    ceilings.read_bytes_per_s.high *= 4.0;
+    ceilings.read_bytes_per_s.low *= 4.0;
+    let cell = shorter.cells.iter_mut().find(|cell| cell.phase == Phase::Decode).unwrap();
+    cell.blocks.iter_mut().flat_map(|block| &mut block.step_ns).for_each(|time| *time *= 0.5);
+    judge::recompute(&mut shorter);
+    recheck(&mut shorter);
+    let cell = shorter.cells.iter().find(|cell| cell.phase == Phase::Decode).unwrap();
+    assert!(
+        matches!(&cell.reason, Some(Cause::Inconsistent { rule: Rule::IntervalsAndSpans, .. })),
+        "{:?}",
+        cell.reason
     );
     assert_eq!(
         rule(each_block(|block| block.step_ns.truncate(block.step_ns.len() - 1))),

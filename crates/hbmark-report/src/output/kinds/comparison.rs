@@ -4,6 +4,7 @@
 
 use crate::analysis::compare::percent;
 use crate::output::document::{Block, Column, Document, Line, Table, Tone, measured, numbers, words};
+use crate::output::kinds::headline;
 use crate::output::metrics::Unit;
 use crate::output::{Kind, OutputError};
 use hbmark_core::result::comparison::{
@@ -33,6 +34,21 @@ impl Kind for Comparison {
 
     fn json(&self) -> Result<String, OutputError> {
         Ok(serde_json::to_string_pretty(self)?)
+    }
+
+    fn page(&self) -> Document {
+        let mut page = self.document();
+        page.title = headline::comparison_title(self);
+        page.blocks.insert(0, Block::Figures(headline::comparison(self)));
+        // The header ends where the first section begins.
+        let table =
+            page.blocks.iter().position(|block| matches!(block, Block::Table(_) | Block::Heading { .. }));
+        if self.floor.is_none()
+            && let Some(table) = table
+        {
+            page.blocks.insert(table, Block::Heading { title: "B against A".to_owned(), anchor: None });
+        }
+        page
     }
 }
 
@@ -81,6 +97,16 @@ fn columns(rows: &[Row<'_>]) -> Vec<Column> {
         None if served => "all metrics".into(),
         None => "all cells".into(),
     })];
+    columns.extend([
+        text("verdict", &|row| row.effect.verdict.word().into()),
+        written("B/A", &|effect| ratio(effect.ratio)),
+        text("95 % interval", &|row| match (row.effect.low, row.effect.high) {
+            (Some(low), Some(high)) => format!("{low:.4} to {high:.4}"),
+            _ => "-".into(),
+        }),
+        time("A time", &|effect| effect.a_ns),
+        time("B time", &|effect| effect.b_ns),
+    ]);
     if !served {
         let side = |row: &Row<'_>, of: &dyn Fn(&ComparedCell) -> String| {
             row.place.and_then(ComparedItem::cell).map_or_else(String::new, of)
@@ -88,15 +114,6 @@ fn columns(rows: &[Row<'_>]) -> Vec<Column> {
         columns.push(text("A", &|row| side(row, &|cell| cell.a.to_string())));
         columns.push(text("B", &|row| side(row, &|cell| cell.b.to_string())));
     }
-    columns.extend([
-        time("A time", &|effect| effect.a_ns),
-        time("B time", &|effect| effect.b_ns),
-        written("B/A", &|effect| ratio(effect.ratio)),
-        text("95 % interval", &|row| match (row.effect.low, row.effect.high) {
-            (Some(low), Some(high)) => format!("{low:.4} to {high:.4}"),
-            _ => "-".into(),
-        }),
-    ]);
     if rows.iter().any(|row| row.effect.p.is_some()) {
         columns.push(written("p", &|effect| p(effect.p)));
         columns.push(written("p (family)", &|effect| p(effect.p_adjusted)));
@@ -105,7 +122,6 @@ fn columns(rows: &[Row<'_>]) -> Vec<Column> {
     if rows.iter().any(|row| row.effect.floor.is_some()) {
         columns.push(written("A/A floor", &|effect| small(effect.floor)));
     }
-    columns.push(text("verdict", &|row| row.effect.verdict.word().into()));
     columns.push(text("because", &|row| row.effect.reason.clone()));
     columns
 }

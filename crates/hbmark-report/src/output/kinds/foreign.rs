@@ -9,6 +9,7 @@ use crate::analysis::import::{
 use crate::output::document::{
     Block, Column, Document, facts, grouped, measured, numbers, split_constants, words,
 };
+use crate::output::kinds::headline;
 use crate::output::metrics::Unit;
 use crate::output::{Kind, OutputError};
 use hbmark_core::result::{CellResult, Status};
@@ -33,6 +34,13 @@ const TAILS: &[Metric] = &[Metric::Ttft, Metric::Tpot, Metric::Itl];
 const P99: Statistic = Statistic::Percentile(990);
 
 impl Kind for [Imported] {
+    fn page(&self) -> Document {
+        let mut page = self.document();
+        page.title = headline::imported_title(self);
+        page.blocks.insert(0, Block::Figures(headline::imported(self)));
+        page
+    }
+
     fn document(&self) -> Document {
         let mut document = Document::default();
         let lines: Vec<Line<'_>> = self.iter().flat_map(lines_of).collect();
@@ -270,6 +278,8 @@ fn columns(lines: &[Line<'_>]) -> (Vec<(String, String)>, Vec<Column>) {
         columns.push(of_file("program", |result| result.format.name().to_owned()));
     }
     columns.push(text("row", &|r| Some(r.label.clone())));
+    // Whether a row can be believed stands beside its name.
+    columns.push(words("validity", lines.iter().map(validity)));
     columns.extend(varying);
     for metric in SHOWN {
         let unit = if metric.is_time() { Unit::Nanoseconds } else { Unit::PerSecond };
@@ -326,7 +336,6 @@ fn placed_columns(lines: &[Line<'_>]) -> Vec<Column> {
         number("achieved", Unit::BytesPerSecond, &|cell| cell.achieved_bytes_per_s),
         number("% sheet", Unit::Fraction, &|cell| cell.fraction_of_datasheet),
         word("bound", &|cell| cell.bound.map_or("-", bound_word).to_owned()),
-        words("validity", lines.iter().map(validity)),
     ]
 }
 

@@ -157,6 +157,26 @@ const ENTRIES: &[Entry] = &[
     entry("smoke", "", "ran once to see that it runs; the time means nothing"),
     entry("[x, a to b]", "", "median and range over all blocks, where the blocks cannot stand for the cell"),
     entry("INVALID", "", "measured but not valid; see the reason"),
+    entry(
+        "SATURATED",
+        "",
+        "requests come faster than they are served: throughput is a result, latencies depend on how long one measures and are not reported",
+    ),
+    entry(
+        "client delay",
+        "read − kernel receipt",
+        "how long what a live server sent waited for this program; its p99 is a gate: 1 ms, or a tenth of the median ITL",
+    ),
+    entry(
+        "client processor",
+        "(CPU time + wait for a CPU) / wall",
+        "of the thread that reads; beyond 90 % the client is what is measured, and the point is INVALID",
+    ),
+    entry(
+        "undetermined",
+        "",
+        "the run is too short to tell, of an objective or of whether the system keeps up",
+    ),
     entry("skipped", "", "not run; the reason says why, with the numbers"),
     entry("oom", "", "device out of memory for this cell; other cells continued"),
     entry("incomplete", "", "run stopped before the cell finished; partial data shown"),

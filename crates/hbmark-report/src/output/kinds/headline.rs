@@ -2,12 +2,15 @@
 //!
 //! Enters: a result. Leaves: the title of its page and [`Figure`]s, the verdict the first of them.
 
-use crate::output::document::{Figure, Tone};
+use crate::analysis::import::{Imported, RooflinePlacement, objections};
+use crate::output::document::{Figure, Tone, Value};
+use crate::output::kinds::run::status_word;
 use crate::output::kinds::serving::range_over_seeds;
 use crate::output::metrics::Unit;
-use crate::output::text::single;
+use crate::output::text::{alone, single};
+use hbmark_core::result::comparison::{Comparison, ComparisonVerdict};
 use hbmark_core::result::serving::{Point, Quantiles, Quantity, ServeKind, ServeReport, Validity};
-use hbmark_core::result::{CellResult, Phase, Report, ReportKind, Status};
+use hbmark_core::result::{Cause, CellResult, Phase, Report, ReportKind, Status};
 
 /// The title of a run's or a prediction's page.
 #[must_use]
@@ -55,42 +58,165 @@ fn verdict(good: usize, all: usize, what: &str, note: String) -> Figure {
 /// The figures of a run or of a prediction.
 #[must_use]
 pub fn run(report: &Report) -> Vec<Figure> {
-    let place = |cell: &CellResult| {
-        format!("{} {}, batch {}, context {}", cell.engine, cell.dtype, cell.batch, cell.context)
-    };
-    let predicted = report.kind == ReportKind::Predict;
-    let decodes = || report.cells.iter().filter(|cell| cell.phase == Phase::Decode);
-    let time = |cell: &CellResult| if predicted { cell.predicted_ns } else { cell.tpot_ns };
-    let rate = |cell: &CellResult| {
-        let floor = || Some(cell.batch as f64 * 1e9 / cell.predicted_ns?);
-        if predicted { floor() } else { cell.tokens_per_s }
-    };
-    let mut figures = Vec::new();
-    if !predicted {
-        let valid = report.cells.iter().filter(|cell| cell.status == Status::Ok).count();
-        let run = report.cells.iter().filter(|cell| cell.status != Status::Skipped).count();
-        let skipped = match report.cells.len() - run {
-            0 => String::new(),
-            skipped => format!("{skipped} more were skipped"),
-        };
-        figures.push(verdict(valid, run, "cells", skipped));
+    if report.kind == ReportKind::Predict { predicted(report) } else { measured(report) }
+}
+
+fn place(cell: &CellResult) -> String {
+    format!("{} {}, batch {}, context {}", cell.engine, cell.dtype, cell.batch, cell.context)
+}
+
+fn tokens_per_s(rate: f64) -> String {
+    format!("{} tok/s", single(Unit::Count, rate.round()))
+}
+
+/// The cell with the largest value.
+fn most(cells: &[&CellResult], of: impl Fn(&CellResult) -> Option<f64>) -> Option<(String, f64)> {
+    let known = cells.iter().filter_map(|cell| Some((place(cell), of(cell)?)));
+    known.max_by(|a, b| a.1.total_cmp(&b.1))
+}
+
+fn decodes<'a>(cells: &[&'a CellResult]) -> Vec<&'a CellResult> {
+    cells.iter().copied().filter(|cell| cell.phase == Phase::Decode).collect()
+}
+
+/// Cells that can stand for themselves; where there are none, the first that was timed, in brackets.
+fn measured(report: &Report) -> Vec<Figure> {
+    let run: Vec<&CellResult> = report.cells.iter().filter(|cell| cell.status != Status::Skipped).collect();
+    let good: Vec<&CellResult> = run.iter().copied().filter(|cell| cell.status == Status::Ok).collect();
+    let mut notes = Vec::new();
+    let doubtful = run.iter().filter(|cell| cell.status.is_doubtful()).count();
+    if doubtful > 0 {
+        notes.push(format!("{doubtful} in brackets: their blocks cannot stand for them"));
     }
-    if let Some((cell, ns)) = decodes().find_map(|cell| Some((cell, time(cell)?))) {
-        let name = if predicted { "lowest possible TPOT" } else { "TPOT" };
-        figures.push(figure(name, single(Unit::Nanoseconds, ns), place(cell)));
+    let skipped = report.cells.len() - run.len();
+    if skipped > 0 {
+        notes.push(format!("{skipped} more were skipped"));
     }
-    let rates = decodes().filter_map(|cell| Some((cell, rate(cell)?)));
-    if let Some((cell, most)) = rates.max_by(|a, b| a.1.total_cmp(&b.1)) {
-        let name =
-            if predicted { "highest possible output throughput" } else { "output throughput, at most" };
-        figures.push(figure(name, format!("{} tok/s", single(Unit::Count, most.round())), place(cell)));
+    let mut figures = vec![verdict(good.len(), run.len(), "cells", notes.join("; "))];
+    let decoded = decodes(&good);
+    if let Some((cell, ns)) = decoded.iter().find_map(|cell| Some((cell, cell.tpot_ns?))) {
+        figures.push(figure("TPOT", single(Unit::Nanoseconds, ns), place(cell)));
+    } else if let Some((cell, tpot)) =
+        decodes(&run).iter().find_map(|cell| Some((*cell, cell.all_blocks.as_ref()?.tpot_ns?)))
+    {
+        let name = format!("TPOT, {}", status_word(cell.status));
+        let value = alone(Unit::Nanoseconds, Value::Doubtful(tpot));
+        figures.push(Figure { name, value, note: place(cell), tone: Tone::Warning });
     }
-    let shares = decodes().filter_map(|cell| Some((cell, cell.fraction_of_ceiling?)));
-    if let Some((cell, share)) = shares.max_by(|a, b| a.1.total_cmp(&b.1)) {
-        let name = "of the memory bandwidth, at most";
-        figures.push(figure(name, single(Unit::Fraction, share), place(cell)));
+    if let Some((place, rate)) = most(&decoded, |cell| cell.tokens_per_s) {
+        figures.push(figure("output throughput, at most", tokens_per_s(rate), place));
+    }
+    if let Some((place, share)) = most(&decoded, |cell| cell.fraction_of_ceiling) {
+        figures.push(figure("of the memory bandwidth, at most", single(Unit::Fraction, share), place));
     }
     figures
+}
+
+/// What the device could do at the best, in cells that fit its memory.
+fn predicted(report: &Report) -> Vec<Figure> {
+    let decodes =
+        || report.cells.iter().filter(|cell| cell.phase == Phase::Decode && cell.predicted_ns.is_some());
+    let too_large = |cell: &CellResult| {
+        cell.flags.iter().find(|flag| matches!(flag, Cause::DoesNotFit { .. })).map(ToString::to_string)
+    };
+    let fitting: Vec<&CellResult> = decodes().filter(|cell| too_large(cell).is_none()).collect();
+    let mut figures = Vec::new();
+    let (all, fit) = (decodes().count(), fitting.len());
+    if fit < all {
+        let note = decodes().find_map(too_large).unwrap_or_default();
+        let tone = if fit == 0 { Tone::Bad } else { Tone::Warning };
+        let value = format!("{fit} of {all} decode cells");
+        figures.push(Figure { name: "fit in memory".to_owned(), value, note, tone });
+    }
+    // The engine of a prediction is none.
+    let place = |cell: &CellResult| format!("{}, batch {}, context {}", cell.dtype, cell.batch, cell.context);
+    let time = |cell: &&CellResult| cell.predicted_ns.unwrap_or(f64::INFINITY);
+    let rate = |cell: &&CellResult| cell.batch as f64 * 1e9 / time(cell);
+    if let Some(cell) = fitting.iter().copied().min_by(|a, b| time(a).total_cmp(&time(b))) {
+        figures.push(figure("lowest possible TPOT", single(Unit::Nanoseconds, time(&cell)), place(cell)));
+    }
+    if let Some(cell) = fitting.iter().copied().max_by(|a, b| rate(a).total_cmp(&rate(b))) {
+        figures.push(figure("highest possible output throughput", tokens_per_s(rate(&cell)), place(cell)));
+    }
+    figures
+}
+
+/// The figures of a comparison: what was decided, and by how much.
+#[must_use]
+pub fn comparison(found: &Comparison) -> Vec<Figure> {
+    let count = |verdict| found.cells.iter().filter(|cell| cell.effect.verdict == verdict).count();
+    let tone = |verdict| match verdict {
+        ComparisonVerdict::Faster => Tone::Good,
+        ComparisonVerdict::Slower => Tone::Bad,
+        ComparisonVerdict::Equivalent => Tone::Plain,
+        ComparisonVerdict::Inconclusive => Tone::Warning,
+    };
+    use ComparisonVerdict::{Equivalent, Faster, Inconclusive, Slower};
+    let words = [Faster, Slower, Equivalent, Inconclusive];
+    let each = words.into_iter().map(|verdict| (verdict, count(verdict))).filter(|(_, cells)| *cells > 0);
+    let counts: Vec<String> =
+        each.clone().map(|(verdict, cells)| format!("{cells} {}", verdict.word())).collect();
+    let only = found.overall.as_ref().or_else(|| match found.cells.as_slice() {
+        [one] => Some(&one.effect),
+        _ => None,
+    });
+    // Cells that say different things have no verdict together.
+    let (value, told) = match (only, each.clone().next(), counts.len()) {
+        (Some(effect), ..) => (format!("B is {}", effect.verdict.word()), tone(effect.verdict)),
+        (None, Some((verdict, _)), 1) => (format!("B is {}", verdict.word()), tone(verdict)),
+        (None, ..) => (counts.join(", "), Tone::Warning),
+    };
+    let note = format!("{} cells: {}", found.cells.len(), counts.join(", "));
+    let mut figures = vec![Figure { name: "verdict".to_owned(), value, note, tone: told }];
+    if let Some((ratio, effect)) = only.and_then(|effect| Some((effect.ratio?, effect))) {
+        let note =
+            effect.low.zip(effect.high).map(|(low, high)| format!("{low:.4} to {high:.4}, 95 % interval"));
+        figures.push(figure("time of B over A", format!("{ratio:.4}"), note.unwrap_or_default()));
+    }
+    let rounds = found.rounds.map_or_else(|| "two saved results".to_owned(), |rounds| rounds.to_string());
+    figures.push(figure("rounds", rounds, String::new()));
+    figures
+}
+
+/// The title of a comparison's page.
+#[must_use]
+pub fn comparison_title(found: &Comparison) -> String {
+    format!("{}: comparison", found.model)
+}
+
+/// The figures of results of other programs: how many of their rows can be believed and were rated.
+#[must_use]
+pub fn imported(results: &[Imported]) -> Vec<Figure> {
+    let rows: usize = results.iter().map(|one| one.result.rows.len()).sum();
+    let first = results.iter().flat_map(Imported::objections).next();
+    let first = first.map(|(row, cause)| format!("{}: {cause}", row.label));
+    let pairs = results.iter().flat_map(|one| one.result.rows.iter().zip(&one.places));
+    let bad = pairs.filter(|(row, place)| !objections(row, place).is_empty()).count();
+    let places = || results.iter().flat_map(|one| &one.places);
+    let placed: Vec<&CellResult> = places()
+        .filter_map(|place| match place {
+            RooflinePlacement::Placed(placed) if placed.cell.status == Status::Ok => Some(&placed.cell),
+            _ => None,
+        })
+        .collect();
+    let tone = if bad == 0 { Tone::Plain } else { Tone::Bad };
+    let value = if bad == 0 { "none found".to_owned() } else { format!("{bad} of {rows} rows") };
+    let mut figures =
+        vec![Figure { name: "contradictions".to_owned(), value, note: first.unwrap_or_default(), tone }];
+    figures.push(figure("on the roofline", format!("{} of {rows} rows", placed.len()), String::new()));
+    if let Some((place, share)) = most(&placed, |cell| cell.fraction_of_datasheet) {
+        figures.push(figure("of the data sheet's bandwidth, at most", single(Unit::Fraction, share), place));
+    }
+    figures
+}
+
+/// The title of the page of imported results.
+#[must_use]
+pub fn imported_title(results: &[Imported]) -> String {
+    match results {
+        [one] => format!("{}: result of {}", one.result.source, one.result.format.name()),
+        many => format!("{} results of other programs", many.len()),
+    }
 }
 
 /// A percentile of a latency.

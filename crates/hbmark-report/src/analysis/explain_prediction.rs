@@ -1,0 +1,209 @@
+//! What a prediction says: which term of the floor dominates in which cells, where that changes, and what would lower it.
+//!
+//! Enters: a predicted [`Report`]. Leaves: [`Finding`]s, what does not fit before the rest. Pure.
+
+use hbmark_core::ledger::Roof;
+use hbmark_core::result::{Bound, Cause, CellResult, CrossoverKind, Finding, Phase, Report, Severity};
+use hbmark_core::units::{Bytes, Flops, Nanos};
+
+/// Cells that are shown of each finding; all of them are named.
+const SHOWN: usize = 6;
+
+/// The larger part of a floor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Term {
+    Arithmetic,
+    Weights,
+    Kv,
+}
+
+impl Term {
+    const ALL: [Self; 3] = [Self::Weights, Self::Kv, Self::Arithmetic];
+
+    fn of(cell: &CellResult) -> Self {
+        let bytes = &cell.bytes;
+        match cell.bound {
+            Some(Bound::Compute) => Self::Arithmetic,
+            _ if bytes.kv_read + bytes.kv_write > bytes.weights => Self::Kv,
+            _ => Self::Weights,
+        }
+    }
+
+    fn rule(self) -> &'static str {
+        match self {
+            Self::Arithmetic => "floor_of_arithmetic",
+            Self::Weights => "floor_of_weights",
+            Self::Kv => "floor_of_kv",
+        }
+    }
+
+    fn regime(self) -> &'static str {
+        match self {
+            Self::Arithmetic => "compute-bound: the matrix products set the floor",
+            Self::Weights => "memory-bound: reading the weights sets the floor",
+            Self::Kv => "memory-bound: reading the KV cache sets the floor",
+        }
+    }
+
+    fn response(self) -> &'static str {
+        match self {
+            Self::Arithmetic => {
+                "a dtype with a higher peak (fp8), fewer prompt tokens (prefix caching), or more GPUs; fewer bytes do not help"
+            }
+            Self::Weights => {
+                "fewer bytes a weight (--dtype fp8, int8, int4), or a larger batch, which reads them once for all; more GPUs share them"
+            }
+            Self::Kv => {
+                "a smaller KV dtype (--kv-dtype fp8), a shorter context, or more GPUs; a larger batch does not help"
+            }
+        }
+    }
+
+    fn next(self) -> &'static str {
+        match self {
+            Self::Arithmetic => {
+                "hbmark run --phase prefill on the device: MFU says how near the floor it comes"
+            }
+            Self::Weights | Self::Kv => {
+                "hbmark run --phase decode on the device: % of the ceiling says how near the floor it comes"
+            }
+        }
+    }
+
+    /// The crossovers at which another term takes over.
+    fn ends_at(self) -> &'static [CrossoverKind] {
+        match self {
+            Self::Arithmetic => &[CrossoverKind::ComputeBoundPrompt],
+            Self::Weights => &[
+                CrossoverKind::CriticalBatchSize,
+                CrossoverKind::ComputeBoundBatch,
+                CrossoverKind::KvExceedsWeightsContext,
+            ],
+            Self::Kv => &[CrossoverKind::KvExceedsWeightsContext],
+        }
+    }
+}
+
+/// Every finding about a prediction.
+pub(super) fn explain_prediction(report: &Report) -> Vec<Finding> {
+    let predicted = || report.cells.iter().filter(|cell| cell.predicted_ns.is_some());
+    let mut findings = Vec::new();
+    findings.extend(too_large(predicted()));
+    for term in Term::ALL {
+        let cells: Vec<&CellResult> = predicted().filter(|cell| Term::of(cell) == term).collect();
+        if cells.is_empty() {
+            continue;
+        }
+        let mut evidence: Vec<String> =
+            cells.iter().take(SHOWN).map(|cell| format!("{}: {}", cell.id, terms(report, cell))).collect();
+        if cells.len() > SHOWN {
+            evidence.push(format!("and {} cells more", cells.len() - SHOWN));
+        }
+        let changes = report.crossovers.iter().filter(|row| term.ends_at().contains(&row.what));
+        evidence.extend(changes.map(|row| format!("{}: {}", row.what, row.explanation)));
+        findings.push(Finding {
+            rule: term.rule().to_owned(),
+            severity: Severity::Ok,
+            symptom: "a floor by the data sheet: no engine is faster, and nothing was measured".to_owned(),
+            regime: term.regime().to_owned(),
+            evidence,
+            next: term.next().to_owned(),
+            response: term.response().to_owned(),
+            cells: cells.iter().map(|cell| cell.id.clone()).collect(),
+        });
+    }
+    findings
+}
+
+fn too_large<'a>(cells: impl Iterator<Item = &'a CellResult>) -> Option<Finding> {
+    let flag = |cell: &'a CellResult| {
+        let flag = cell.flags.iter().find(|flag| matches!(flag, Cause::DoesNotFit { .. }))?;
+        Some((cell.id.clone(), flag.to_string()))
+    };
+    let found: Vec<(String, String)> = cells.filter_map(flag).collect();
+    let (first, _) = found.first()?;
+    let mut evidence: Vec<String> =
+        found.iter().take(SHOWN).map(|(id, why)| format!("{id}: {why}")).collect();
+    if found.len() > SHOWN {
+        evidence.push(format!("and {} cells more", found.len() - SHOWN));
+    }
+    Some(Finding {
+        rule: "does_not_fit".to_owned(),
+        severity: Severity::Problem,
+        symptom: format!("{} predicted cells do not fit in memory, {first} first", found.len()),
+        regime: "out of memory: these floors are those of a device with more".to_owned(),
+        evidence,
+        next: "the same with --dtype, --kv-dtype or --tensor-parallel-size that fit".to_owned(),
+        response: "fewer bytes a weight or a position, a smaller batch or context, or more GPUs".to_owned(),
+        cells: found.into_iter().map(|(id, _)| id).collect(),
+    })
+}
+
+/// What a floor is made of: `4.64 ms: weights 15.0 GB (97 %), KV 537 MB (3 %); arithmetic would take 17.4 µs`.
+fn terms(report: &Report, cell: &CellResult) -> String {
+    let floor = cell.predicted_ns.unwrap_or_default();
+    let (bytes, all) = (&cell.bytes, cell.bytes.ideal().as_f64().max(1.0));
+    let share = |what: &str, part: Bytes| format!("{what} {part} ({:.0} %)", part.as_f64() / all * 100.0);
+    let kv = bytes.kv_read + bytes.kv_write;
+    let memory = format!("{}, {}", share("weights", bytes.weights), share("KV", kv));
+    let roof = report.datasheet.as_ref().map(|sheet| Roof::datasheet(sheet, cell.dtype));
+    let reading = roof.as_ref().map(|roof| bytes.ideal().at(roof.bandwidth));
+    let computing = roof.as_ref().and_then(|roof| {
+        let peak = roof.peak.as_ref()?;
+        Some(format!("{} at {} ({})", Flops(cell.flops).at(peak.rate), peak.rate, peak.dtype))
+    });
+    match (cell.bound, reading, computing) {
+        (Some(Bound::Compute), Some(reading), Some(computing)) => {
+            let tokens = if cell.phase == Phase::Prefill { cell.batch * cell.context } else { cell.batch };
+            format!("{}: {tokens} tokens take {computing}; reading {memory} takes {reading}", Nanos(floor))
+        }
+        (_, _, Some(computing)) => format!("{}: {memory}; arithmetic takes {computing}", Nanos(floor)),
+        _ => format!("{}: {memory}", Nanos(floor)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::analysis::explain;
+    use crate::samples;
+
+    #[test]
+    fn a_prediction_is_explained_by_its_largest_term_and_what_would_help() {
+        let report: Report = samples::saved("predict-h100");
+        let findings = explain(&report);
+        let rules: Vec<&str> = findings.iter().map(|finding| finding.rule.as_str()).collect();
+        assert_eq!(rules, ["floor_of_weights", "floor_of_arithmetic"]);
+        let [weights, arithmetic] = findings.as_slice() else { unreachable!() };
+        // 15.0 GB of weights and 67 MB of KV at 3.35 TB/s; 15.3 GFLOP at 989 TFLOP/s.
+        assert!(
+            weights.evidence[0].contains("weights 15.0 GB (100 %), KV 67.2 MB (0 %)"),
+            "{:?}",
+            weights.evidence
+        );
+        assert!(weights.evidence[0].contains("15.4 µs at 989 TFLOP/s (bf16)"), "{:?}", weights.evidence);
+        assert!(weights.evidence.iter().any(|line| line.contains("more KV than weights")));
+        assert!(weights.cells.iter().all(|cell| cell.starts_with("decode/")));
+        assert!(arithmetic.cells.iter().all(|cell| cell.starts_with("prefill/")));
+        assert!(arithmetic.evidence[0].contains("512 tokens take 7.29 ms"), "{:?}", arithmetic.evidence);
+    }
+
+    #[test]
+    fn what_does_not_fit_comes_first() {
+        let mut report: Report = samples::saved("predict-h200");
+        let cell = report.cells.iter_mut().find(|cell| cell.phase == Phase::Decode).unwrap();
+        cell.bytes.kv_read = Bytes(cell.bytes.weights.0 * 2);
+        cell.flags.push(Cause::DoesNotFit {
+            needed_bytes: Bytes(200_000_000_000),
+            device_bytes: Bytes(141_000_000_000),
+            usable_share: 0.9,
+        });
+        let id = cell.id.clone();
+        let findings = explain(&report);
+        assert_eq!((findings[0].rule.as_str(), findings[0].severity), ("does_not_fit", Severity::Problem));
+        assert_eq!(findings[0].cells, [id.clone()]);
+        let kv = findings.iter().find(|finding| finding.rule == "floor_of_kv").unwrap();
+        assert_eq!(kv.cells[0], id);
+        assert!(kv.response.contains("--kv-dtype"));
+    }
+}
