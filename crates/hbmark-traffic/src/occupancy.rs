@@ -1,8 +1,8 @@
 //! Requests in the system over time.
 //!
-//! Enters: a [`Run`]. Leaves: spans of time, each with how many requests ran and how many waited in it. Spans overlap: their counts add. A
-//! request counts from its scheduled arrival, as its latencies do, until its last token: so the means over a time are its rate × time in
-//! system.
+//! Enters: a [`Run`]. Leaves: when each request came, was begun and left; and spans of time, each with how many requests ran and how many
+//! waited in it. Spans overlap: their counts add. A request counts from its scheduled arrival, as its latencies do, until it leaves: so
+//! the means over a time are its rate × time in system.
 
 use super::serving_loop::{Record, RequestOutcome, Run};
 
@@ -20,15 +20,38 @@ pub(super) fn overlap(a: (f64, f64), b: (f64, f64)) -> f64 {
     (a.1.min(b.1) - a.0.max(b.0)).max(0.0)
 }
 
-/// What ran and waited during the whole run. Of a live server's request only this is known: that it runs from its first token on.
+/// A request in the system.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Stay {
+    pub arrival: f64,
+    /// When work on it began; of a live server only its first token is seen. When it left, if that came first.
+    pub begun: f64,
+    /// The end of the run, for one that was still there.
+    pub departed: f64,
+}
+
+/// The stay of a request; `None` for one that never was in the queue: not sent, or turned away.
+pub(super) fn stay(run: &Run, record: &Record) -> Option<Stay> {
+    let begun = if run.remote.is_some() { record.first_token } else { record.started };
+    let turned_away = begun.is_none() && matches!(record.outcome, RequestOutcome::Rejected(_));
+    if record.enqueued.is_none() || turned_away {
+        return None;
+    }
+    let departed = record.departed.map_or(run.end, |at| at.0);
+    Some(Stay { arrival: record.arrival.0, begun: begun.map_or(departed, |at| at.0.min(departed)), departed })
+}
+
+/// The stays of all requests.
+pub(super) fn stays(run: &Run) -> impl Iterator<Item = Stay> {
+    run.records.iter().filter_map(|record| stay(run, record))
+}
+
+/// What ran and waited during the whole run.
 pub fn occupancy(run: &Run) -> impl Iterator<Item = Occupancy> {
-    let remote = run.records.iter().filter(|record| run.remote.is_some() && record.enqueued.is_some());
-    let remote = remote.flat_map(|record| {
-        let end = record.last_token.map_or(run.end, |last| last.0);
-        let first = record.first_token.map_or(end, |first| first.0);
+    let remote = run.remote.iter().flat_map(|_| stays(run)).flat_map(|stay| {
         [
-            Occupancy { from: record.arrival.0, until: first, running: 0, waiting: 1 },
-            Occupancy { from: first, until: end, running: 1, waiting: 0 },
+            Occupancy { from: stay.arrival, until: stay.begun, running: 0, waiting: 1 },
+            Occupancy { from: stay.begun, until: stay.departed, running: 1, waiting: 0 },
         ]
     });
     remote.chain(scheduled(run))
@@ -47,20 +70,14 @@ fn scheduled(run: &Run) -> impl Iterator<Item = Occupancy> {
         ]
     });
     // The scheduler knows of a request when the step after its arrival begins.
-    let unseen =
-        run.records.iter().filter(|record| run.remote.is_none() && was_admitted(record)).map(|record| {
-            let queued = record.enqueued.unwrap_or(record.arrival).0;
-            let next = run.steps.partition_point(|step| step.begin < queued);
-            let seen = run.steps.get(next).map_or(run.end, |step| step.begin);
-            Occupancy { from: record.arrival.0, until: seen, running: 0, waiting: 1 }
-        });
+    let unseen = run.records.iter().filter(|record| run.remote.is_none() && stay(run, record).is_some());
+    let unseen = unseen.map(|record| {
+        let queued = record.enqueued.unwrap_or(record.arrival).0;
+        let next = run.steps.partition_point(|step| step.begin < queued);
+        let seen = run.steps.get(next).map_or(run.end, |step| step.begin);
+        Occupancy { from: record.arrival.0, until: seen, running: 0, waiting: 1 }
+    });
     steps.chain(unseen)
-}
-
-/// Whether a request was in the queue: one that is turned away is in the system at no time.
-fn was_admitted(record: &Record) -> bool {
-    record.enqueued.is_some()
-        && (record.started.is_some() || !matches!(record.outcome, RequestOutcome::Rejected(_)))
 }
 
 #[cfg(test)]

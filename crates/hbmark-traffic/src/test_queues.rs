@@ -136,6 +136,7 @@ pub fn run(server: Server, rate: f64, measured: usize, seed: u64) -> Run {
             started: Some(ns(*start)),
             first_token: Some(ns(*end)),
             last_token: Some(ns(*end)),
+            departed: Some(ns(*end)),
             prompt_tokens: 1,
             output_tokens: 1,
             first_tokens: 1,

@@ -52,21 +52,54 @@ fn a_server_that_fills_up_is_not_yet_saturated() {
 }
 
 #[test]
-fn averages_over_bins_are_those_of_the_steps() {
-    let series = [(1.0, 2), (3.0, 4), (5.0, 0)];
-    let window = Window { from: 2.0, to: 6.0 };
-    assert_eq!(bins(&series, &window, 2), [3.0, 2.0]);
-    assert_eq!(bins(&series, &Window { from: 0.0, to: 2.0 }, 2), [0.0, 2.0]);
-    assert_eq!(bins(&[], &window, 4), [0.0; 4]);
+fn averages_over_bins_are_those_of_the_spans() {
+    let spans = [(1.0, 5.0), (1.0, 5.0), (3.0, 5.0), (3.0, 5.0)];
+    let bins = |from, to, count| super::bins(spans.into_iter(), &Window { from, to }, count);
+    assert_eq!(bins(2.0, 6.0, 2), [3.0, 2.0]);
+    assert_eq!(bins(0.0, 2.0, 2), [0.0, 2.0]);
+    assert_eq!(bins(6.0, 8.0, 2), [0.0, 0.0]);
+    assert_eq!(super::bins(std::iter::empty(), &Window { from: 2.0, to: 6.0 }, 4), [0.0; 4]);
 }
+
+/// Requests that come one after another, a second apart, and wait and stay for so long.
+fn stays(waits: f64, takes: f64) -> Vec<Stay> {
+    let stay = |at| Stay { arrival: at, begun: at + waits, departed: at + waits + takes };
+    (0..200_u16).map(|i| stay(f64::from(i))).collect()
+}
+
+const SECONDS_200: Window = Window { from: 0.0, to: 199.0 };
 
 #[test]
 fn too_few_requests_decide_nothing() {
-    let series: Vec<(f64, usize)> = (0..60_u16).map(|i| (f64::from(i), 10 * usize::from(i))).collect();
-    let window = Window { from: 0.0, to: 60.0 };
-    let seen = stability(&series, &series, &window, 99);
-    assert_eq!((seen.verdict, seen.growth), (Verdict::Undetermined, None));
-    assert_eq!(stability(&series, &series, &window, 100).verdict, Verdict::Saturated);
-    let empty = Window { from: 3.0, to: 3.0 };
-    assert_eq!(stability(&series, &series, &empty, 1000).verdict, Verdict::Undetermined);
+    let grows = stays(200.0, 1.0);
+    let seen = stability(&grows, &SECONDS_200, 99, 1.0);
+    assert_eq!((seen.verdict, seen.growth), (Verdict::Undetermined(Doubt::TooFewRequests), None));
+    assert_eq!(stability(&grows, &SECONDS_200, 100, 1.0).verdict, Verdict::Saturated);
+}
+
+#[test]
+fn requests_that_come_within_a_step_or_within_a_service_show_nothing() {
+    let judge = |stays: &[Stay], window, alone| stability(stays, &window, 200, alone).verdict;
+    let short = Verdict::Undetermined(Doubt::ShortWindow);
+    // All of them wait for the end of the step that is running, and are begun together.
+    let step: Vec<Stay> =
+        stays(0.0, 0.0).iter().map(|s| Stay { begun: 250.0, departed: 500.0, ..*s }).collect();
+    assert_eq!(judge(&step, SECONDS_200, 250.0), short);
+    // A second apart, one after the other takes three: the last waits for 400.
+    let queue = (0..200_u16).map(f64::from);
+    let queue: Vec<Stay> =
+        queue.map(|i| Stay { arrival: i, begun: 3.0 * i, departed: 3.0 * i + 3.0 }).collect();
+    assert_eq!(judge(&queue, SECONDS_200, 3.0), Verdict::Saturated);
+    // As many leave as come, but none of those that came.
+    let mut before: Vec<Stay> =
+        stays(0.0, 300.0).iter().map(|s| Stay { arrival: s.arrival - 300.0, ..*s }).collect();
+    before.iter_mut().for_each(|s| s.departed = s.arrival + 300.0);
+    before.extend(stays(0.0, 300.0));
+    assert_eq!(judge(&before, SECONDS_200, 1.0), short);
+    assert_eq!(judge(&stays(0.0, 2.0), Window { from: 10.0, to: 199.0 }, 1.0), Verdict::KeepsUp);
+    // At one moment: the window goes on until they are done, and the queue only shrinks.
+    let at_once: Vec<Stay> = queue.iter().map(|s| Stay { arrival: 3.0, ..*s }).collect();
+    assert_eq!(judge(&at_once, Window { from: 3.0, to: 600.0 }, 3.0), short);
+    let nobody = Window { from: 1000.0, to: 1000.0 };
+    assert_eq!(judge(&queue, nobody, 3.0), short);
 }
