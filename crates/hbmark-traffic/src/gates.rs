@@ -258,7 +258,7 @@ pub(super) fn saturation(
     if traffic.kind == LoadMode::Open && !infinite && records.len() >= MIN_REQUESTS {
         let judged = keeps_up(run, records, window);
         let passed = judged.passed();
-        let ended = || format!(" ({} ended this one after {})", limit(run, traffic), records.len());
+        let ended = || format!(" ({} ended this one after {})", limit(run, traffic), judged.offered);
         let detail = judged.detail() + &passed.map_or_else(ended, |_| String::new());
         if passed == Some(false) {
             reasons.push(Cause::GateFailed { gate: GateName::KeepsUp, detail: detail.clone() });

@@ -83,62 +83,13 @@ fn scheduled(run: &Run) -> impl Iterator<Item = Occupancy> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::point::{PointSpec, TrafficSource, simulate};
-    use crate::sampler::Sampling;
-    use crate::step_model::{Calibration, StepModel};
-    use crate::workload::Workload;
-    use hbmark_core::result::serving::{Arrivals, Offered, Policy, SchedulerConfig, ServeResult, Slo};
-
-    /// A prefill of n tokens takes n ms, a decode of n sequences 10 ms and n.
-    fn model() -> StepModel {
-        StepModel::Calibrated(Calibration {
-            looped: false,
-            prefill: vec![(1.0, 1e6), (101.0, 101e6)],
-            decode: vec![(1.0, 11e6), (11.0, 21e6)],
-            base_context: 0.0,
-            ns_per_decode_position: 0.0,
-            ns_per_prefill_pair: 0.0,
-            mixed: 1.0,
-        })
-    }
+    use crate::test_queues::{simulated, spec};
+    use hbmark_core::result::serving::{Arrivals, Offered, SchedulerConfig, ServeResult};
 
     fn served(offered: Offered, arrivals: Arrivals, num_blocks: usize) -> (Run, ServeResult) {
-        let spec = PointSpec {
-            label: String::new(),
-            source: TrafficSource::Workload(Workload::fixed(40, 20).unwrap()),
-            offered,
-            arrivals,
-            burst: None,
-            requests: 400,
-            max_requests: 0,
-            warmup: 20,
-            scheduler: SchedulerConfig {
-                max_num_seqs: 4,
-                max_num_batched_tokens: 64,
-                block_size: 8,
-                num_blocks,
-                max_model_len: 128,
-                enable_prefix_caching: false,
-                enable_chunked_prefill: true,
-                scheduling: Policy::Fcfs,
-                max_waiting: None,
-                max_loras: None,
-            },
-            sampling: Sampling::GREEDY,
-            stop_at_eos: false,
-            seed: 3,
-            cold: false,
-            slo: Slo::default(),
-            time_limit: None,
-            adapters: None,
-            constrained: None,
-            is_remote: false,
-        };
-        let (plan, measured) = spec.plan().unwrap();
-        let traffic = spec.traffic(&plan, measured, 1000, &[]);
-        let run = simulate(&model(), &spec, &traffic, &mut |_| {}).unwrap();
-        let result = crate::latency::summarise(&run, &traffic, &spec.slo);
-        (run, result)
+        let spec = spec(offered);
+        let scheduler = SchedulerConfig { num_blocks, ..spec.scheduler.clone() };
+        simulated(&crate::point::PointSpec { arrivals, scheduler, ..spec })
     }
 
     #[test]

@@ -65,7 +65,7 @@ fn bins(spans: impl Iterator<Item = (f64, f64)>, window: &Window, count: usize) 
 
 /// Judges a window in which so many requests were offered; `alone` is the wait of one that finds nobody before it.
 #[must_use]
-pub fn stability(stays: &[Stay], window: &Window, offered: usize, alone: f64) -> Stability {
+pub(super) fn stability(stays: &[Stay], window: &Window, offered: usize, alone: f64) -> Stability {
     let undetermined = |doubt, growth| Stability { verdict: Verdict::Undetermined(doubt), growth };
     if offered < MIN_OFFERED {
         return undetermined(Doubt::TooFewRequests, None);

@@ -1,7 +1,10 @@
 use super::*;
 use crate::gates::keeps_up;
-use crate::test_queues::{BATCHES, SERVICES, Server, extended};
-use hbmark_core::result::serving::Slo;
+use crate::point::PointSpec;
+use crate::test_queues::{BATCHES, SERVICES, Server, extended, simulated, spec};
+use hbmark_core::result::serving::{
+    Arrivals, GateName, Offered, SchedulerConfig, ServeResult, Slo, Validity,
+};
 
 /// The verdict on a queue of a utilisation, extended until it is decided.
 fn verdict(server: Server, utilisation: f64, requests: usize, seed: u64) -> Option<bool> {
@@ -102,4 +105,54 @@ fn requests_that_come_within_a_step_or_within_a_service_show_nothing() {
     assert_eq!(judge(&at_once, Window { from: 3.0, to: 600.0 }, 3.0), short);
     let nobody = Window { from: 1000.0, to: 1000.0 };
     assert_eq!(judge(&queue, nobody, 3.0), short);
+}
+
+fn gate(result: &ServeResult) -> (Option<bool>, &str) {
+    let gate = result.gates.iter().find(|gate| gate.name == GateName::KeepsUp).unwrap();
+    (gate.passed, &gate.detail)
+}
+
+#[test]
+fn no_server_keeps_up_with_any_rate() {
+    for rate in [20.0, 300.0, 1e4, 1e6, 9e8] {
+        for arrivals in [Arrivals::Poisson, Arrivals::Constant] {
+            for max_requests in [0, 1600] {
+                let spec = PointSpec { arrivals, max_requests, ..spec(Offered::Rate(rate)) };
+                let (_, result) = simulated(&spec);
+                let said = gate(&result);
+                assert_eq!((said.0, result.validity), (Some(false), Validity::Saturated), "{rate}: {said:?}");
+                // All fit into a step or two: the next hundred might, too.
+                let scheduler = SchedulerConfig {
+                    max_num_seqs: 10_000,
+                    max_num_batched_tokens: 1_000_000,
+                    num_blocks: 100_000,
+                    ..spec.scheduler.clone()
+                };
+                let (_, result) = simulated(&PointSpec { scheduler, ..spec });
+                assert_ne!(gate(&result).0, Some(true), "{rate}: {:?}", gate(&result));
+                assert!(rate < 1e5 || gate(&result).0.is_none(), "{rate}: {:?}", gate(&result));
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_undetermined_says_what_ended_it() {
+    let ended = |spec: &PointSpec| {
+        let (_, result) = simulated(spec);
+        let (passed, detail) = gate(&result);
+        assert_eq!(passed, None, "{detail}");
+        detail.rsplit_once(" (").unwrap().1.to_owned()
+    };
+    // Near its capacity of five or so.
+    let near = PointSpec { requests: 100, ..spec(Offered::Rate(4.3)) };
+    assert_eq!(ended(&near), "--requests ended this one after 100)");
+    assert_eq!(
+        ended(&PointSpec { max_requests: 200, ..near.clone() }),
+        "--max-requests ended this one after 200)"
+    );
+    let limit = Some(hbmark_core::units::Nanos::from_seconds(20.0));
+    let cut = ended(&PointSpec { time_limit: limit, ..near });
+    assert!(cut.starts_with("--time-limit ended this one after "), "{cut}");
+    assert_ne!(cut, "--time-limit ended this one after 100)");
 }
