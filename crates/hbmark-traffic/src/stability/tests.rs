@@ -144,7 +144,7 @@ fn what_is_undetermined_says_what_ended_it() {
         assert_eq!(passed, None, "{detail}");
         detail.rsplit_once(" (").unwrap().1.to_owned()
     };
-    // Near its capacity of five or so.
+    // At half of its capacity, and still too few.
     let near = PointSpec { requests: 100, ..spec(Offered::Rate(4.3)) };
     assert_eq!(ended(&near), "--requests ended this one after 100)");
     assert_eq!(
