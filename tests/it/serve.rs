@@ -179,6 +179,8 @@ fn bad_input_is_refused_before_anything_runs() {
         refused(&["--rate", rate], &message);
         refused(&["search", "--slo", "ttft_p95=1s", "--rate", rate], &message);
     }
+    refused(&["--requests", "-5"], "-5 is no number between 1 and 10000000");
+    refused(&["--requests", "many"], "many is no number between 1 and 10000000");
     refused(&["--rate", "1", "--duration", "0s"], "`0s` is not a span above zero");
     refused(&["--rate", "inf", "--duration", "10s"], "--duration 10.0 s beside --rate inf has no end");
     refused(

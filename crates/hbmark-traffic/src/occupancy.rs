@@ -83,8 +83,11 @@ fn scheduled(run: &Run) -> impl Iterator<Item = Occupancy> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::serving_loop::RemoteTokens;
     use crate::test_queues::{simulated, spec};
-    use hbmark_core::result::serving::{Arrivals, Offered, SchedulerConfig, ServeResult};
+    use crate::workload::PlannedRequest;
+    use hbmark_core::result::serving::{Arrivals, Failure, Offered, SchedulerConfig, ServeResult};
+    use hbmark_core::units::Nanos;
 
     fn served(offered: Offered, arrivals: Arrivals, num_blocks: usize) -> (Run, ServeResult) {
         let spec = spec(offered);
@@ -126,6 +129,26 @@ mod tests {
         let (_, result) = served(Offered::Concurrency(3), Arrivals::Poisson, 100);
         let found = result.mean_running + result.mean_waiting;
         assert!((found - 3.0).abs() < 1e-6, "{found}");
+    }
+
+    #[test]
+    fn a_request_that_a_live_server_refuses_waits_until_then_and_no_longer() {
+        let at = |ns: f64| Some(Nanos(ns));
+        let planned = PlannedRequest { arrival: Nanos(10.0), ..PlannedRequest::default() };
+        let sent = Record { enqueued: at(11.0), ..Record::planned(&planned) };
+        let refused = Record {
+            departed: at(30.0),
+            outcome: RequestOutcome::Failed(Failure::Status(429)),
+            ..sent.clone()
+        };
+        let answered = Record { first_token: at(20.0), departed: at(50.0), ..sent.clone() };
+        let records = vec![refused, answered, sent, Record::planned(&planned)];
+        let run = Run { records, remote: Some(RemoteTokens::default()), end: 100.0, ..Run::default() };
+        let sum = |of: fn(&Occupancy) -> usize| -> f64 {
+            occupancy(&run).map(|o| (o.until - o.from) * of(&o) as f64).sum()
+        };
+        // The last one was not sent, and the one before is there until the end.
+        assert_eq!((sum(|o| o.waiting), sum(|o| o.running)), (20.0 + 10.0 + 90.0, 30.0));
     }
 
     #[test]

@@ -45,11 +45,13 @@ where
     T: FromStr<Err: Display> + PartialOrd + Display + Clone + Send + Sync + 'static,
 {
     move |given| {
-        let value: T = given.parse().map_err(|problem: T::Err| problem.to_string())?;
+        let (least, most) = (bounds.start(), bounds.end());
+        let value: T = given.parse().map_err(|problem: T::Err| {
+            format!("{given} is no number between {least} and {most}: {problem}")
+        })?;
         if bounds.contains(&value) {
             return Ok(value);
         }
-        let (least, most) = (bounds.start(), bounds.end());
         Err(format!("{given} is not between {least} and {most}; give a number in that range"))
     }
 }
@@ -217,11 +219,17 @@ pub(super) struct ServingArgs {
     #[command(flatten)]
     pub engine: EngineArgs,
     /// Number of measured requests [default: what the percentiles of --slo need, at least 100; 5000 on the virtual clock].
-    #[arg(long, visible_alias = "num-prompts", value_parser = within(1..=MAX_REQUESTS), help_heading = "Workload")]
+    #[arg(
+        long,
+        visible_alias = "num-prompts",
+        value_parser = within(1..=MAX_REQUESTS),
+        allow_negative_numbers = true,
+        help_heading = "Workload"
+    )]
     requests: Option<usize>,
     /// Go on up to this many while it is undetermined whether the system keeps up or meets --slo [default: 16 x the default number,
     /// 65536 on the virtual clock; exactly --requests where that is given, except in search and matrix].
-    #[arg(long, value_parser = within(1..=MAX_REQUESTS), help_heading = "Workload")]
+    #[arg(long, value_parser = within(1..=MAX_REQUESTS), allow_negative_numbers = true, help_heading = "Workload")]
     max_requests: Option<usize>,
     /// Warm-up requests before measurement [default: 10 %, at least twice the mean concurrency].
     #[arg(long, value_parser = within(0..=MAX_REQUESTS), help_heading = "Workload")]
