@@ -67,27 +67,26 @@ struct Silent {
 }
 
 impl Silent {
-    /// What a reader of the answer has to know of them.
-    fn note(&self) -> Option<String> {
-        let at = |rates: &mut dyn Iterator<Item = f64>| {
-            let rates: Vec<f64> = rates.collect();
-            let (low, high) = rates.iter().fold((f64::INFINITY, 0.0_f64), |(l, h), r| (l.min(*r), h.max(*r)));
-            let runs = if rates.len() == 1 { "1 run".to_owned() } else { format!("{} runs", rates.len()) };
-            let where_ = if low < high { format!("{low:.3} to {high:.3}") } else { format!("{low:.3}") };
-            format!("{runs} at {where_} per second")
+    /// What a reader of the answer has to know of them; empty where every run could tell.
+    fn note(&self) -> String {
+        let runs = |rates: &[f64]| {
+            let low = rates.iter().copied().fold(f64::INFINITY, f64::min);
+            let high = rates.iter().copied().fold(0.0, f64::max);
+            let range = if low < high { format!("{low:.3} to {high:.3}") } else { format!("{low:.3}") };
+            format!("{} run{} at {range} per second", rates.len(), if rates.len() == 1 { "" } else { "s" })
         };
         let short = self.short.iter().max_by_key(|(_, requests, _)| *requests).map(|(_, requests, bound)| {
-            let rates = at(&mut self.short.iter().map(|(rate, ..)| *rate));
+            let rates: Vec<f64> = self.short.iter().map(|(rate, ..)| *rate).collect();
             format!(
-                "{rates} could not tell after at most {requests} requests and count as not held; raise {bound} to decide"
+                "{} could not tell after at most {requests} requests and count as not held; raise {bound} to decide",
+                runs(&rates)
             )
         });
         let invalid = self.invalid.first().map(|(_, why)| {
-            let rates = at(&mut self.invalid.iter().map(|(rate, _)| *rate));
-            format!("{rates} were invalid and count as not held: {why}")
+            let rates: Vec<f64> = self.invalid.iter().map(|(rate, _)| *rate).collect();
+            format!("{} invalid and not held: {why}", runs(&rates))
         });
-        let notes: Vec<String> = short.into_iter().chain(invalid).collect();
-        (!notes.is_empty()).then(|| notes.join("; "))
+        short.into_iter().chain(invalid).collect::<Vec<_>>().join("; ")
     }
 }
 
@@ -237,7 +236,7 @@ pub fn find_max_rate<E>(
         Err(End::NoResult) => walk.search.ended_early(walk.held),
         Err(End::Failed(error)) => return Err(error),
     };
-    let notes = [search.note, walk.silent.note().unwrap_or_default()];
+    let notes = [search.note, walk.silent.note()];
     search.note = notes.into_iter().filter(|note| !note.is_empty()).collect::<Vec<_>>().join("; ");
     Ok(search)
 }

@@ -153,7 +153,7 @@ fn rates_whose_runs_are_invalid_are_said_with_the_reason() {
     .unwrap();
     assert!(found.max_rate.unwrap() <= 5.0);
     let note = &found.note;
-    assert!(note.contains("were invalid and count as not held: ") && note.contains("planted"), "{note}");
+    assert!(note.contains(" per second invalid and not held: ") && note.contains("planted"), "{note}");
 }
 
 /// So many requests of one length, a second apart.
