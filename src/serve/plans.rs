@@ -251,6 +251,7 @@ fn search(
             needs: "--slo, as in --slo ttft_p95=1s,tpot_p95=40ms",
         });
     }
+    stage.spec("search", Offered::Rate(1.0), config.seed).check_trend()?;
     let start = match config.offered {
         Offered::Rate(rate) => rate,
         // Nothing is known of a server: the bracket grows from here.

@@ -109,7 +109,7 @@ impl ServingEngine {
         observe: &mut dyn FnMut(Progress),
     ) -> Result<Point, PointError> {
         let (plan, measured) = spec.plan()?;
-        spec.check(&plan, measured.len())?;
+        spec.check(&plan, &measured)?;
         let mut point = spec.without_result(&plan, &measured);
         match self {
             Self::Virtual { model, vocab } => {

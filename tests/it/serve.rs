@@ -174,6 +174,22 @@ fn bad_input_is_refused_before_anything_runs() {
     refused(&["--slo", "ttft=1s"], "has no percentile such as _p95");
     refused(&["--rate", "0"], "is not a rate above 1e-6");
     refused(&["--rate", "fast"], "fast is not a rate above 1e-6");
+    for rate in ["0", "-1", "NaN"] {
+        let message = format!("{rate} is not a rate above 1e-6");
+        refused(&["--rate", rate], &message);
+        refused(&["search", "--slo", "ttft_p95=1s", "--rate", rate], &message);
+    }
+    refused(&["--requests", "-5"], "-5 is no number between 1 and 10000000");
+    refused(&["--requests", "many"], "many is no number between 1 and 10000000");
+    refused(&["--rate", "1", "--duration", "0s"], "`0s` is not a span above zero");
+    refused(&["--rate", "inf", "--duration", "10s"], "--duration 10.0 s beside --rate inf has no end");
+    refused(
+        &["--requests", "100", "--max-requests", "50"],
+        "--max-requests 50 is below the 100 requests that are measured first",
+    );
+    refused(&["--input-len", "64"], "--input-len 64 needs --output-len");
+    refused(&["sweep", "rate=1,2", "--output-len", "64"], "--output-len 64 needs --input-len");
+    refused(&["--workload", "chat", "--output-len", "64"], "cannot be used with");
     refused(&["--arrivals", "uniform"], "wanted poisson, gamma:CV");
     refused(&["--burst", "9x1s"], "there is no `/`");
     refused(&["--workload", "chatty"], "neither a .toml file nor one of chat, code");
@@ -215,6 +231,10 @@ fn bad_input_is_refused_before_anything_runs() {
     );
     refused(&[&["sweep", "warp=1,2"][..], &on].concat(), "the variables are rate, concurrency");
     with(&["--slo", "ttft_p99=1s", "--requests", "50"], "needs at least 1000 requests");
+    refused(
+        &[&["search", "--slo", "ttft_p90=1s", "--requests", "50", "--max-requests", "60"][..], &on].concat(),
+        "a search needs at least 100 measured requests at each rate, to see whether the queue grows, and 60 are measured",
+    );
     with(&["--block-size", "10"], "a multiple of 16");
 }
 
@@ -374,6 +394,17 @@ fn a_sweep_to_saturation_keeps_the_points_it_did_not_run() {
     );
     let seeds: std::collections::HashSet<u64> = points.iter().map(|p| p["seed"].as_u64().unwrap()).collect();
     assert_eq!(seeds.len(), 5, "no point meets the prompts of another");
+}
+
+#[test]
+fn a_sweep_over_a_length_needs_only_the_other_length() {
+    for (swept, other) in [("input-len=64,128", "--output-len"), ("output-len=64,128", "--input-len")] {
+        let found = virtual_json(&["sweep", swept, other, "32", "--rate", "5", "--requests", "20"]);
+        let key = if other == "--output-len" { "mean_prompt_tokens" } else { "mean_output_tokens" };
+        let seen: Vec<f64> =
+            found["points"].as_array().unwrap().iter().map(|point| point[key].as_f64().unwrap()).collect();
+        assert_eq!(seen, [64.0, 128.0]);
+    }
 }
 
 #[test]

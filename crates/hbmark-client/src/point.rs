@@ -235,7 +235,7 @@ impl Server {
         observe: &mut dyn FnMut(Progress),
     ) -> Result<Point, MeasureError> {
         let (plan, measured) = spec.plan()?;
-        spec.check(&plan, measured.len())?;
+        spec.check(&plan, &measured)?;
         let mut point = spec.without_result(&plan, &measured);
         let mut traffic = spec.traffic(&plan, measured, self.prompts.vocabulary.len().max(1), &[]);
         traffic.prompt_vocab.clone_from(&self.prompts.vocabulary);

@@ -723,6 +723,7 @@ impl<'a> Client<'a> {
         exchange.failure = failure;
         exchange.done = failure.is_none().then_some(now);
         self.record(slot, failure);
+        self.live.run.records[key].departed = Some(Nanos(now));
         // A server that says no in good order can be asked again.
         let orderly = matches!(failure, None | Some(Failure::Status(_)));
         let keep = orderly && self.streams[slot].answer.keeps_connection();

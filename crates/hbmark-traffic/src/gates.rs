@@ -4,14 +4,15 @@
 //! length of a saturated run are removed.
 
 use super::latency::{Window, ttft};
+use super::occupancy::{Stay, stays};
 use super::scheduler::RejectReason;
 use super::serving_loop::{LoadMode, Record, RequestOutcome, Run, StepLog, Traffic};
-use super::stability::{CONFIDENCE, Stability, TOLERATED_GROWTH, Verdict, stability};
+use super::stability::{CONFIDENCE, Doubt, MIN_OFFERED, Stability, TOLERATED_GROWTH, Verdict, stability};
 use hbmark_core::result::Cause;
 use hbmark_core::result::serving::{
     ClauseResult, Gate, GateName, MIN_REQUESTS, ServeResult, SloMetric, Validity,
 };
-use hbmark_core::stats::{mean, percentile};
+use hbmark_core::stats::{mean, median, percentile};
 
 /// Largest p99 of the injection lag: this, or this share of the median TTFT, whichever is more.
 const LAG_FLOOR_NS: f64 = 1e6;
@@ -165,25 +166,19 @@ pub(super) fn keeps_up(run: &Run, records: &[Record], window: &Window) -> KeepsU
         _ => false,
     };
     let shed = due(records, window).filter(turned_away).count();
-    // A live server's queue is not seen: a request waits there until its first token.
-    let started = |r: &Record| if run.remote.is_some() { r.first_token } else { r.started };
-    let mut changes: Vec<(f64, bool)> = run
-        .records
-        .iter()
-        .filter(|r| started(r).is_some() || r.outcome == RequestOutcome::Unfinished)
-        .flat_map(|r| [r.enqueued.map(|at| (at.0, true)), started(r).map(|at| (at.0, false))])
-        .flatten()
-        .collect();
-    changes.sort_by(|a, b| a.0.total_cmp(&b.0).then(b.1.cmp(&a.1)));
-    let mut count = 0_usize;
-    let waiting: Vec<(f64, usize)> = changes
-        .into_iter()
-        .map(|(time, came)| {
-            count = if came { count + 1 } else { count - 1 };
-            (time, count)
-        })
-        .collect();
-    KeepsUp { stability: stability(&run.population, &waiting, window, offered), offered, shed }
+    let stays: Vec<Stay> = stays(run).collect();
+    KeepsUp { stability: stability(&stays, window, offered, wait_alone(run, records)), offered, shed }
+}
+
+/// How long a request waits that finds nobody before it: for the end of a step, which is what a first token takes once it is begun. Of a
+/// live server, where that cannot be seen, the shortest wait for a first token.
+fn wait_alone(run: &Run, records: &[Record]) -> f64 {
+    if run.remote.is_some() {
+        return run.records.iter().map(ttft).fold(f64::INFINITY, f64::min);
+    }
+    let begun = |r: &Record| Some(r.first_token?.0 - r.started?.0);
+    let times: Vec<f64> = records.iter().filter_map(begun).collect();
+    if times.is_empty() { 0.0 } else { median(&times) }
 }
 
 impl KeepsUp {
@@ -195,14 +190,14 @@ impl KeepsUp {
         match self.stability.verdict {
             Verdict::KeepsUp => Some(true),
             Verdict::Saturated => Some(false),
-            Verdict::Undetermined => None,
+            Verdict::Undetermined(_) => None,
         }
     }
 
     fn detail(&self) -> String {
         let percent = |requests: f64| format!("{:.1} %", requests / self.offered.max(1) as f64 * 100.0);
         let growth = self.stability.growth.map_or_else(
-            || "too few requests to see a trend of the queue".to_owned(),
+            || format!("{} requests were offered", self.offered),
             |g| {
                 format!(
                     "requests in the system grew by {} of the {} offered ({:.1} % interval {} to {})",
@@ -216,15 +211,34 @@ impl KeepsUp {
         );
         let shed =
             if self.shed > 0 { format!(", and {} found the queue full", self.shed) } else { String::new() };
-        let verdict = match self.passed() {
-            Some(true) => String::new(),
-            Some(false) => "; it does not keep up".to_owned(),
-            None => format!(
+        let verdict = match (self.passed(), self.stability.verdict) {
+            (Some(true), _) => "",
+            (Some(false), _) => "; it does not keep up",
+            (None, Verdict::Undetermined(Doubt::TooFewRequests)) => &format!(
+                "; at fewer than {MIN_OFFERED} no trend of the queue is seen, and only a longer run can tell"
+            ),
+            (None, Verdict::Undetermined(Doubt::ShortWindow)) => {
+                "; they came within less time than one of them takes, and only a longer run can tell"
+            }
+            (None, _) => &format!(
                 "; below {:.0} % it keeps up, and only a longer run can tell",
                 TOLERATED_GROWTH * 100.0
             ),
         };
         format!("{growth}{shed}{verdict}")
+    }
+}
+
+/// What kept a run from going on until it was decided.
+fn limit(run: &Run, traffic: &Traffic<'_>) -> &'static str {
+    if traffic.time_limit.is_some_and(|limit| run.end >= limit.0) {
+        "--time-limit"
+    } else if run.measured.end == traffic.plan.len() {
+        "the trace"
+    } else if traffic.extension.is_some() {
+        "--max-requests"
+    } else {
+        "--requests"
     }
 }
 
@@ -243,7 +257,9 @@ pub(super) fn saturation(
     }
     if traffic.kind == LoadMode::Open && !infinite && records.len() >= MIN_REQUESTS {
         let judged = keeps_up(run, records, window);
-        let (passed, detail) = (judged.passed(), judged.detail());
+        let passed = judged.passed();
+        let ended = || format!(" ({} ended this one after {})", limit(run, traffic), judged.offered);
+        let detail = judged.detail() + &passed.map_or_else(ended, |_| String::new());
         if passed == Some(false) {
             reasons.push(Cause::GateFailed { gate: GateName::KeepsUp, detail: detail.clone() });
         }

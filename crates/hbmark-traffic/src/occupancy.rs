@@ -1,8 +1,8 @@
 //! Requests in the system over time.
 //!
-//! Enters: a [`Run`]. Leaves: spans of time, each with how many requests ran and how many waited in it. Spans overlap: their counts add. A
-//! request counts from its scheduled arrival, as its latencies do, until its last token: so the means over a time are its rate × time in
-//! system.
+//! Enters: a [`Run`]. Leaves: when each request came, was begun and left; and spans of time, each with how many requests ran and how many
+//! waited in it. Spans overlap: their counts add. A request counts from its scheduled arrival, as its latencies do, until it leaves: so
+//! the means over a time are its rate × time in system.
 
 use super::serving_loop::{Record, RequestOutcome, Run};
 
@@ -20,15 +20,38 @@ pub(super) fn overlap(a: (f64, f64), b: (f64, f64)) -> f64 {
     (a.1.min(b.1) - a.0.max(b.0)).max(0.0)
 }
 
-/// What ran and waited during the whole run. Of a live server's request only this is known: that it runs from its first token on.
+/// A request in the system.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Stay {
+    pub arrival: f64,
+    /// When work on it began; of a live server only its first token is seen. When it left, if that came first.
+    pub begun: f64,
+    /// The end of the run, for one that was still there.
+    pub departed: f64,
+}
+
+/// The stay of a request; `None` for one that never was in the queue: not sent, or turned away.
+pub(super) fn stay(run: &Run, record: &Record) -> Option<Stay> {
+    let begun = if run.remote.is_some() { record.first_token } else { record.started };
+    let turned_away = begun.is_none() && matches!(record.outcome, RequestOutcome::Rejected(_));
+    if record.enqueued.is_none() || turned_away {
+        return None;
+    }
+    let departed = record.departed.map_or(run.end, |at| at.0);
+    Some(Stay { arrival: record.arrival.0, begun: begun.map_or(departed, |at| at.0.min(departed)), departed })
+}
+
+/// The stays of all requests.
+pub(super) fn stays(run: &Run) -> impl Iterator<Item = Stay> {
+    run.records.iter().filter_map(|record| stay(run, record))
+}
+
+/// What ran and waited during the whole run.
 pub fn occupancy(run: &Run) -> impl Iterator<Item = Occupancy> {
-    let remote = run.records.iter().filter(|record| run.remote.is_some() && record.enqueued.is_some());
-    let remote = remote.flat_map(|record| {
-        let end = record.last_token.map_or(run.end, |last| last.0);
-        let first = record.first_token.map_or(end, |first| first.0);
+    let remote = run.remote.iter().flat_map(|_| stays(run)).flat_map(|stay| {
         [
-            Occupancy { from: record.arrival.0, until: first, running: 0, waiting: 1 },
-            Occupancy { from: first, until: end, running: 1, waiting: 0 },
+            Occupancy { from: stay.arrival, until: stay.begun, running: 0, waiting: 1 },
+            Occupancy { from: stay.begun, until: stay.departed, running: 1, waiting: 0 },
         ]
     });
     remote.chain(scheduled(run))
@@ -47,81 +70,29 @@ fn scheduled(run: &Run) -> impl Iterator<Item = Occupancy> {
         ]
     });
     // The scheduler knows of a request when the step after its arrival begins.
-    let unseen =
-        run.records.iter().filter(|record| run.remote.is_none() && was_admitted(record)).map(|record| {
-            let queued = record.enqueued.unwrap_or(record.arrival).0;
-            let next = run.steps.partition_point(|step| step.begin < queued);
-            let seen = run.steps.get(next).map_or(run.end, |step| step.begin);
-            Occupancy { from: record.arrival.0, until: seen, running: 0, waiting: 1 }
-        });
+    let unseen = run.records.iter().filter(|record| run.remote.is_none() && stay(run, record).is_some());
+    let unseen = unseen.map(|record| {
+        let queued = record.enqueued.unwrap_or(record.arrival).0;
+        let next = run.steps.partition_point(|step| step.begin < queued);
+        let seen = run.steps.get(next).map_or(run.end, |step| step.begin);
+        Occupancy { from: record.arrival.0, until: seen, running: 0, waiting: 1 }
+    });
     steps.chain(unseen)
-}
-
-/// Whether a request was in the queue: one that is turned away is in the system at no time.
-fn was_admitted(record: &Record) -> bool {
-    record.enqueued.is_some()
-        && (record.started.is_some() || !matches!(record.outcome, RequestOutcome::Rejected(_)))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::point::{PointSpec, TrafficSource, simulate};
-    use crate::sampler::Sampling;
-    use crate::step_model::{Calibration, StepModel};
-    use crate::workload::Workload;
-    use hbmark_core::result::serving::{Arrivals, Offered, Policy, SchedulerConfig, ServeResult, Slo};
-
-    /// A prefill of n tokens takes n ms, a decode of n sequences 10 ms and n.
-    fn model() -> StepModel {
-        StepModel::Calibrated(Calibration {
-            looped: false,
-            prefill: vec![(1.0, 1e6), (101.0, 101e6)],
-            decode: vec![(1.0, 11e6), (11.0, 21e6)],
-            base_context: 0.0,
-            ns_per_decode_position: 0.0,
-            ns_per_prefill_pair: 0.0,
-            mixed: 1.0,
-        })
-    }
+    use crate::serving_loop::RemoteTokens;
+    use crate::test_queues::{simulated, spec};
+    use crate::workload::PlannedRequest;
+    use hbmark_core::result::serving::{Arrivals, Failure, Offered, SchedulerConfig, ServeResult};
+    use hbmark_core::units::Nanos;
 
     fn served(offered: Offered, arrivals: Arrivals, num_blocks: usize) -> (Run, ServeResult) {
-        let spec = PointSpec {
-            label: String::new(),
-            source: TrafficSource::Workload(Workload::fixed(40, 20).unwrap()),
-            offered,
-            arrivals,
-            burst: None,
-            requests: 400,
-            max_requests: 0,
-            warmup: 20,
-            scheduler: SchedulerConfig {
-                max_num_seqs: 4,
-                max_num_batched_tokens: 64,
-                block_size: 8,
-                num_blocks,
-                max_model_len: 128,
-                enable_prefix_caching: false,
-                enable_chunked_prefill: true,
-                scheduling: Policy::Fcfs,
-                max_waiting: None,
-                max_loras: None,
-            },
-            sampling: Sampling::GREEDY,
-            stop_at_eos: false,
-            seed: 3,
-            cold: false,
-            slo: Slo::default(),
-            time_limit: None,
-            adapters: None,
-            constrained: None,
-            is_remote: false,
-        };
-        let (plan, measured) = spec.plan().unwrap();
-        let traffic = spec.traffic(&plan, measured, 1000, &[]);
-        let run = simulate(&model(), &spec, &traffic, &mut |_| {}).unwrap();
-        let result = crate::latency::summarise(&run, &traffic, &spec.slo);
-        (run, result)
+        let spec = spec(offered);
+        let scheduler = SchedulerConfig { num_blocks, ..spec.scheduler.clone() };
+        simulated(&crate::point::PointSpec { arrivals, scheduler, ..spec })
     }
 
     #[test]
@@ -158,6 +129,26 @@ mod tests {
         let (_, result) = served(Offered::Concurrency(3), Arrivals::Poisson, 100);
         let found = result.mean_running + result.mean_waiting;
         assert!((found - 3.0).abs() < 1e-6, "{found}");
+    }
+
+    #[test]
+    fn a_request_that_a_live_server_refuses_waits_until_then_and_no_longer() {
+        let at = |ns: f64| Some(Nanos(ns));
+        let planned = PlannedRequest { arrival: Nanos(10.0), ..PlannedRequest::default() };
+        let sent = Record { enqueued: at(11.0), ..Record::planned(&planned) };
+        let refused = Record {
+            departed: at(30.0),
+            outcome: RequestOutcome::Failed(Failure::Status(429)),
+            ..sent.clone()
+        };
+        let answered = Record { first_token: at(20.0), departed: at(50.0), ..sent.clone() };
+        let records = vec![refused, answered, sent, Record::planned(&planned)];
+        let run = Run { records, remote: Some(RemoteTokens::default()), end: 100.0, ..Run::default() };
+        let sum = |of: fn(&Occupancy) -> usize| -> f64 {
+            occupancy(&run).map(|o| (o.until - o.from) * of(&o) as f64).sum()
+        };
+        // The last one was not sent, and the one before is there until the end.
+        assert_eq!((sum(|o| o.waiting), sum(|o| o.running)), (20.0 + 10.0 + 90.0, 30.0));
     }
 
     #[test]

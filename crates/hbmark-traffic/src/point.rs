@@ -11,6 +11,7 @@ use crate::executor::PredictedExecutor;
 use crate::sampler::Sampling;
 use crate::scheduler::{RejectReason, Scheduler};
 use crate::serving_loop::{Extension, LoadMode, Progress, Record, Run, RunError, Traffic, run};
+use crate::stability::MIN_OFFERED;
 use crate::step_model::StepModel;
 use crate::trace::Trace;
 use crate::workload::{PlannedRequest, Workload, ideal_hit_rate, plan_trace, splitmix64, without_sharing};
@@ -30,13 +31,20 @@ pub enum PlanError {
          {context}, a step takes {budget} tokens)"
     )]
     NothingFits { reason: RejectReason, prompt: usize, output: usize, context: usize, budget: usize },
-    #[error("the trace has {have} requests, fewer than the {warmup} that warm up and one more")]
+    #[error(
+        "the trace has {have} requests, fewer than the {warmup} that warm up and one more; give a longer one, or fewer --warmup-requests"
+    )]
     TraceTooShort { have: usize, warmup: usize },
     #[error(
         "{clause} needs at least {needed} requests to be more than the largest value by another name, and {requests} are measured; \
-         raise --requests or choose a lower percentile"
+         raise --requests{more} or choose a lower percentile"
     )]
-    TooFewForSlo { clause: String, needed: usize, requests: usize },
+    TooFewForSlo { clause: String, needed: usize, requests: usize, more: &'static str },
+    #[error(
+        "a search needs at least {needed} measured requests at each rate, to see whether the queue grows, and {requests} are measured; \
+         raise --requests{more}"
+    )]
+    TooFewForTrend { needed: usize, requests: usize, more: &'static str },
 }
 
 /// The source of requests.
@@ -160,7 +168,7 @@ impl PointSpec {
     ///
     /// # Errors
     /// When no request can be served, or there are too few for an objective.
-    pub fn check(&self, plan: &[PlannedRequest], measured: usize) -> Result<(), PlanError> {
+    pub fn check(&self, plan: &[PlannedRequest], measured: &std::ops::Range<usize>) -> Result<(), PlanError> {
         let knobs = &self.scheduler;
         let of = |p: &PlannedRequest| Scheduler::check(knobs, p.prompt_len(), p.output_len);
         if let Some(large) = plan.iter().find(|p| of(p) == Err(RejectReason::ExceedsPool)) {
@@ -186,15 +194,36 @@ impl PointSpec {
         }
         for clause in &self.slo.clauses {
             let needed = hbmark_core::stats::needed(clause.percentile);
-            if measured.max(self.most()) < needed {
-                return Err(PlanError::TooFewForSlo {
-                    clause: clause.to_string(),
-                    needed,
-                    requests: measured,
-                });
+            let requests = self.available(plan, measured);
+            if requests < needed {
+                let (clause, more) = (clause.to_string(), self.longer());
+                return Err(PlanError::TooFewForSlo { clause, needed, requests, more });
             }
         }
         Ok(())
+    }
+
+    /// Checks that a run at a rate can show a trend of the queue: without one every rate of a search is undetermined.
+    ///
+    /// # Errors
+    /// When there are too few requests.
+    pub fn check_trend(&self) -> Result<(), PlanError> {
+        let (plan, measured) = self.plan()?;
+        let (needed, requests) = (MIN_OFFERED, self.available(&plan, &measured));
+        if requests < needed {
+            return Err(PlanError::TooFewForTrend { needed, requests, more: self.longer() });
+        }
+        Ok(())
+    }
+
+    /// As many requests as can be measured: those of a trace are all there are.
+    fn available(&self, plan: &[PlannedRequest], measured: &std::ops::Range<usize>) -> usize {
+        measured.len().max(self.most()).min(plan.len() - measured.start)
+    }
+
+    /// What else a run with more requests needs.
+    fn longer(&self) -> &'static str {
+        if matches!(self.source, TrafficSource::Trace(..)) { " and give a trace that has them" } else { "" }
     }
 
     /// The hit rate of an infinite cache, over the requests that ran: rejected and unsent ones are never looked up.

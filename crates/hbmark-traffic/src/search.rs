@@ -2,7 +2,7 @@
 //!
 //! Enters: a way to measure a point at a rate with a seed, and the objectives. Leaves: a [`Search`] with every step that was taken. A rate
 //! holds where a run shows that the system keeps up and that the interval of every objective's percentile is within its limit; a run that
-//! cannot tell does not hold. The search brackets and bisects, does so again near the answer with fresh seeds, takes the median of their
+//! cannot tell does not hold, and the note says so. The search brackets and bisects, does so again near the answer with fresh seeds, takes the median of their
 //! rates, and lowers it until a longer run holds it.
 
 use hbmark_core::result::cause::joined;
@@ -46,6 +46,50 @@ pub fn verdict(result: &ServeResult) -> (Option<bool>, String) {
     )
 }
 
+/// What keeps a run from going on until it can tell, as its user sets it.
+fn bound(point: &Point, result: &ServeResult) -> &'static str {
+    if result.unfinished > 0 {
+        "--time-limit"
+    } else if point.arrivals.is_none() {
+        "--requests, or a longer trace,"
+    } else {
+        "--max-requests"
+    }
+}
+
+/// Runs that told nothing, although they count as rates that do not hold.
+#[derive(Debug, Default)]
+struct Silent {
+    /// Too short to tell: rate, measured requests, and what bounds them.
+    short: Vec<(f64, usize, &'static str)>,
+    /// Invalid: rate and reason.
+    invalid: Vec<(f64, String)>,
+}
+
+impl Silent {
+    /// What a reader of the answer has to know of them; empty where every run could tell.
+    fn note(&self) -> String {
+        let runs = |rates: &[f64]| {
+            let low = rates.iter().copied().fold(f64::INFINITY, f64::min);
+            let high = rates.iter().copied().fold(0.0, f64::max);
+            let range = if low < high { format!("{low:.3} to {high:.3}") } else { format!("{low:.3}") };
+            format!("{} run{} at {range} per second", rates.len(), if rates.len() == 1 { "" } else { "s" })
+        };
+        let short = self.short.iter().max_by_key(|(_, requests, _)| *requests).map(|(_, requests, bound)| {
+            let rates: Vec<f64> = self.short.iter().map(|(rate, ..)| *rate).collect();
+            format!(
+                "{} could not tell after at most {requests} requests and count as not held; raise {bound} to decide",
+                runs(&rates)
+            )
+        });
+        let invalid = self.invalid.first().map(|(_, why)| {
+            let rates: Vec<f64> = self.invalid.iter().map(|(rate, _)| *rate).collect();
+            format!("{} invalid and not held: {why}", runs(&rates))
+        });
+        short.into_iter().chain(invalid).collect::<Vec<_>>().join("; ")
+    }
+}
+
 /// Why a search has no more to do.
 enum End<E> {
     Failed(E),
@@ -61,6 +105,7 @@ struct Walk<'a, M> {
     points: &'a mut Vec<Point>,
     /// The last rate that held in a single run.
     held: Option<f64>,
+    silent: Silent,
     search: Search,
 }
 
@@ -73,6 +118,15 @@ impl<E, M: FnMut(f64, u64, bool) -> Result<Point, E>> Walk<'_, M> {
         point.label = format!("{stage} {rate:.3}/s");
         let not_run = || point.not_run.as_ref().map_or_else(|| "not run".to_owned(), ToString::to_string);
         let (met, why) = point.result.as_ref().map_or_else(|| (None, not_run()), verdict);
+        match &point.result {
+            Some(result) if met.is_none() && result.validity == Validity::Invalid => {
+                self.silent.invalid.push((rate, joined(&result.reasons)));
+            }
+            Some(result) if met.is_none() => {
+                self.silent.short.push((rate, result.measured, bound(&point, result)));
+            }
+            _ => {}
+        }
         let lost = point.result.is_none();
         self.search.attempts.push(Attempt { stage, rate, seed: self.seed, met, why });
         self.points.push(point);
@@ -131,6 +185,11 @@ impl<E, M: FnMut(f64, u64, bool) -> Result<Point, E>> Walk<'_, M> {
             let again = self.highest(SearchStage::Confirm, start, step)?;
             self.search.rate_by_seed.push(again.unwrap_or(lowest));
         }
+        let longest = |points: &[Point]| {
+            let recorded = points.iter().filter(|point| point.arrivals.is_none());
+            recorded.filter_map(|point| Some(point.result.as_ref()?.measured)).max()
+        };
+        let recorded = longest(self.points);
         let mut rate = median(&self.search.rate_by_seed);
         let mut step = 1.0 + precision / 2.0;
         // A short run cannot show a queue that grows slowly.
@@ -145,6 +204,12 @@ impl<E, M: FnMut(f64, u64, bool) -> Result<Point, E>> Walk<'_, M> {
             step *= step;
         }
         (self.search.max_rate, self.search.confirmed, self.search.sustained) = (Some(rate), true, Some(true));
+        if let Some(requests) = recorded.filter(|_| longest(self.points) == recorded) {
+            self.search.sustained = None;
+            self.search.note = format!(
+                "no longer run was possible: {requests} requests are all that the trace has to measure"
+            );
+        }
         if rate >= highest {
             self.search.note = format!("the highest rate tried, {highest:.3} per second, still holds");
         }
@@ -164,12 +229,16 @@ pub fn find_max_rate<E>(
     measure: impl FnMut(f64, u64, bool) -> Result<Point, E>,
 ) -> Result<Search, E> {
     let search = Search { slo: slo.clone(), ..Search::default() };
-    let mut walk = Walk { config, measure, seed: first_seed, points, held: None, search };
-    match walk.run() {
-        Ok(()) => Ok(walk.search),
-        Err(End::NoResult) => Ok(walk.search.ended_early(walk.held)),
-        Err(End::Failed(error)) => Err(error),
-    }
+    let mut walk =
+        Walk { config, measure, seed: first_seed, points, held: None, silent: Silent::default(), search };
+    let mut search = match walk.run() {
+        Ok(()) => walk.search,
+        Err(End::NoResult) => walk.search.ended_early(walk.held),
+        Err(End::Failed(error)) => return Err(error),
+    };
+    let notes = [search.note, walk.silent.note()];
+    search.note = notes.into_iter().filter(|note| !note.is_empty()).collect::<Vec<_>>().join("; ");
+    Ok(search)
 }
 
 #[cfg(test)]

@@ -104,6 +104,8 @@ pub struct Record {
     pub started: Option<Nanos>,
     pub first_token: Option<Nanos>,
     pub last_token: Option<Nanos>,
+    /// When it left the system, however it ended; `None` while it is there, and for one that was turned away.
+    pub departed: Option<Nanos>,
     pub prompt_tokens: usize,
     pub output_tokens: usize,
     /// Tokens that came at once with the first; no time per token is known of these.
@@ -218,6 +220,7 @@ impl Record {
             started: None,
             first_token: None,
             last_token: None,
+            departed: None,
             prompt_tokens: request.prompt_len(),
             output_tokens: 0,
             first_tokens: 1,
@@ -500,6 +503,7 @@ impl Server<'_, '_> {
     fn leave(&mut self, key: usize, outcome: RequestOutcome, now: f64) {
         self.in_system -= 1;
         self.run.population.push((now, self.in_system));
+        self.run.records[key].departed = Some(Nanos(now));
         self.finish_request(key, outcome, now);
     }
 

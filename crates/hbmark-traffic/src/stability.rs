@@ -1,22 +1,37 @@
 //! Whether a queue is stable: its trend over a window against its own autocorrelated spread.
 //!
-//! Enters: the number of requests in the system, and of those that wait, over time. Leaves: a [`Stability`].
+//! Enters: the stays of requests, and the window in which they were offered. Leaves: a [`Stability`].
 //!
 //! A stable queue wanders, the wider and the slower the closer the load is to capacity, and one that is started empty grows at first. So
 //! growth counts only where it is beyond what a queue of this spread could do by chance, where waiting requests grow too, and where it goes
 //! on in the second half of the window. That it does not grow counts only where the interval leaves no room for growth that matters.
+//!
+//! A window may be too short for either. Requests that all come within a step wait for its end and no longer, however fast the server: they
+//! saturate it only where the last of them wait longer than that. And where a window is shorter than the stay of a request, none that came
+//! in it was seen to leave.
 
-use hbmark_core::stats::{Growth, growth};
+use hbmark_core::stats::{Growth, growth, mean, median};
 
 use super::latency::Window;
+use super::occupancy::Stay;
+use super::timeline::during;
 
 /// What a window shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
     KeepsUp,
     Saturated,
-    /// Too short a window to tell.
-    Undetermined,
+    Undetermined(Doubt),
+}
+
+/// Why a window shows nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Doubt {
+    TooFewRequests,
+    /// The interval of the growth holds both answers.
+    WideInterval,
+    /// Requests come within less time than one of them takes.
+    ShortWindow,
 }
 
 /// The growth of a queue, and what it means.
@@ -31,57 +46,62 @@ pub struct Stability {
 pub const TOLERATED_GROWTH: f64 = 0.01;
 /// Of the interval of the growth, two-sided: runs are extended and judged again, so each look has to be nearly certain.
 pub const CONFIDENCE: f64 = 0.995;
+/// Fewer requests than this show no trend.
+pub const MIN_OFFERED: usize = 4 * BINS.0;
 /// Bins of the window; at least four arrivals in each.
 const BINS: (usize, usize) = (25, 64);
+/// The last requests of a saturated window wait this many times as long as one that finds nobody before it.
+const MIN_WAIT: f64 = 2.0;
 
-/// A number that changes at moments: (time, number from then on), ascending.
-pub type StepSeries = [(f64, usize)];
-
-/// Time averages over equal bins of a window.
-fn bins(series: &StepSeries, window: &Window, count: usize) -> Vec<f64> {
+/// Time averages, over equal bins of a window, of how many spans hold a moment.
+fn bins(spans: impl Iterator<Item = (f64, f64)>, window: &Window, count: usize) -> Vec<f64> {
     let width = (window.to - window.from) / count as f64;
-    let mut next = series.partition_point(|(time, _)| *time <= window.from);
-    let mut level = next.checked_sub(1).map_or(0, |i| series[i].1);
-    let mut at = window.from;
-    (1..=count)
-        .map(|bin| {
-            let end = window.from + bin as f64 * width;
-            let mut area = 0.0;
-            while let Some((time, value)) = series.get(next).filter(|(time, _)| *time < end) {
-                area += (time - at) * level as f64;
-                (at, level) = (*time, *value);
-                next += 1;
-            }
-            area += (end - at) * level as f64;
-            at = end;
-            area / width
-        })
-        .collect()
+    let mut bins = vec![0.0; count];
+    for (from, until) in spans {
+        during(&mut bins, width, (from - window.from, until - window.from), |bin, share| *bin += share);
+    }
+    bins
 }
 
-/// Judges a window in which so many requests were offered.
+/// Judges a window in which so many requests were offered; `alone` is the wait of one that finds nobody before it.
 #[must_use]
-pub fn stability(in_system: &StepSeries, waiting: &StepSeries, window: &Window, offered: usize) -> Stability {
-    let undetermined = Stability { verdict: Verdict::Undetermined, growth: None };
-    let count = (offered / 4).clamp(BINS.0, BINS.1);
-    if offered < 4 * BINS.0 || window.to <= window.from {
-        return undetermined;
+pub(super) fn stability(stays: &[Stay], window: &Window, offered: usize, alone: f64) -> Stability {
+    let undetermined = |doubt, growth| Stability { verdict: Verdict::Undetermined(doubt), growth };
+    if offered < MIN_OFFERED {
+        return undetermined(Doubt::TooFewRequests, None);
     }
-    let all = bins(in_system, window, count);
-    let Some(total) = growth(&all, CONFIDENCE) else { return undetermined };
+    let inside: Vec<&Stay> =
+        stays.iter().filter(|s| (window.from..=window.to).contains(&s.arrival)).collect();
+    let count = (offered / 4).clamp(BINS.0, BINS.1);
+    let all = bins(stays.iter().map(|s| (s.arrival, s.departed)), window, count);
+    let Some(total) = growth(&all, CONFIDENCE).filter(|_| window.to > window.from && !inside.is_empty())
+    else {
+        return undetermined(Doubt::ShortWindow, None);
+    };
     let significant = |values: &[f64]| growth(values, CONFIDENCE).is_some_and(|g| g.low > 0.0);
-    let waits = bins(waiting, window, count);
+    let waits = bins(stays.iter().map(|s| (s.arrival, s.begun)), window, count);
     let (first, second) = all.split_at(count / 2);
     let change = |half: &[f64]| growth(half, CONFIDENCE).map_or(0.0, |g| g.change);
     let goes_on = change(second) > 0.5 * change(first);
+    let growth = Some(total);
     let verdict = if total.low > 0.0 && significant(&waits) && goes_on {
+        let last: Vec<f64> = inside[inside.len() * 3 / 4..].iter().map(|s| s.begun - s.arrival).collect();
+        if median(&last) <= MIN_WAIT * alone {
+            return undetermined(Doubt::ShortWindow, growth);
+        }
         Verdict::Saturated
-    } else if total.high < TOLERATED_GROWTH * offered as f64 {
-        Verdict::KeepsUp
+    } else if total.high >= TOLERATED_GROWTH * offered as f64 {
+        return undetermined(Doubt::WideInterval, growth);
     } else {
-        Verdict::Undetermined
+        let times: Vec<f64> = inside.iter().map(|s| s.departed - s.arrival).collect();
+        // Not the window's: of requests that all come at once it goes on until they are done.
+        let span = inside[inside.len() - 1].arrival - inside[0].arrival;
+        if span < mean(&times) {
+            return undetermined(Doubt::ShortWindow, growth);
+        }
+        Verdict::KeepsUp
     };
-    Stability { verdict, growth: Some(total) }
+    Stability { verdict, growth }
 }
 
 #[cfg(test)]

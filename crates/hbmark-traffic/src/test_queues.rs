@@ -1,14 +1,17 @@
-//! Queues of known utilisation, as the serving loop would record them.
+//! Queues of known utilisation, as the serving loop would record them, and a small point on the virtual clock.
 
-use hbmark_core::result::serving::Slo;
+use hbmark_core::result::serving::{Arrivals, Offered, Policy, SchedulerConfig, ServeResult, Slo};
 use hbmark_core::units::Nanos;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution, Exp1, LogNormal};
 
-use crate::latency::decided;
+use crate::latency::{decided, summarise};
+use crate::point::{PointSpec, TrafficSource, simulate};
+use crate::sampler::Sampling;
 use crate::serving_loop::{LoadMode, Record, RequestOutcome, Run, Traffic};
-use crate::workload::PlannedRequest;
+use crate::step_model::{Calibration, StepModel};
+use crate::workload::{PlannedRequest, Workload};
 
 /// How the time of one service is distributed; its mean is one second.
 #[derive(Debug, Clone, Copy)]
@@ -136,6 +139,7 @@ pub fn run(server: Server, rate: f64, measured: usize, seed: u64) -> Run {
             started: Some(ns(*start)),
             first_token: Some(ns(*end)),
             last_token: Some(ns(*end)),
+            departed: Some(ns(*end)),
             prompt_tokens: 1,
             output_tokens: 1,
             first_tokens: 1,
@@ -199,4 +203,57 @@ pub fn extended(server: Server, rate: f64, slo: &Slo, (requests, most): (usize, 
         }
         measured = (2 * measured).min(most);
     }
+}
+
+/// 400 requests of 40 and 20 tokens for four sequences at a time and blocks for all of them.
+pub fn spec(offered: Offered) -> PointSpec {
+    PointSpec {
+        label: String::new(),
+        source: TrafficSource::Workload(Workload::fixed(40, 20).unwrap()),
+        offered,
+        arrivals: Arrivals::Poisson,
+        burst: None,
+        requests: 400,
+        max_requests: 0,
+        warmup: 20,
+        scheduler: SchedulerConfig {
+            max_num_seqs: 4,
+            max_num_batched_tokens: 64,
+            block_size: 8,
+            num_blocks: 100,
+            max_model_len: 128,
+            enable_prefix_caching: false,
+            enable_chunked_prefill: true,
+            scheduling: Policy::Fcfs,
+            max_waiting: None,
+            max_loras: None,
+        },
+        sampling: Sampling::GREEDY,
+        stop_at_eos: false,
+        seed: 3,
+        cold: false,
+        slo: Slo::default(),
+        time_limit: None,
+        adapters: None,
+        constrained: None,
+        is_remote: false,
+    }
+}
+
+/// The point on the virtual clock: a prefill of n tokens takes n ms, a decode of n sequences 10 ms and n.
+pub fn simulated(spec: &PointSpec) -> (Run, ServeResult) {
+    let model = StepModel::Calibrated(Calibration {
+        looped: false,
+        prefill: vec![(1.0, 1e6), (101.0, 101e6)],
+        decode: vec![(1.0, 11e6), (11.0, 21e6)],
+        base_context: 0.0,
+        ns_per_decode_position: 0.0,
+        ns_per_prefill_pair: 0.0,
+        mixed: 1.0,
+    });
+    let (plan, measured) = spec.plan().unwrap();
+    let traffic = spec.traffic(&plan, measured, 1000, &[]);
+    let run = simulate(&model, spec, &traffic, &mut |_| {}).unwrap();
+    let result = summarise(&run, &traffic, &spec.slo);
+    (run, result)
 }

@@ -34,7 +34,7 @@ pub fn timeline(run: &Run, window: (f64, f64)) -> Option<Timeline> {
             span.kv_use += share * kv_use;
             span.max_kv_use = span.max_kv_use.max(kv_use);
         });
-        let span = &mut spans[place(step.end, span_ns)];
+        let span = &mut spans[place(step.end, span_ns, SPANS)];
         span.steps += 1;
         span.prompt_tokens += step.prompt_tokens;
         span.output_tokens += step.output_tokens;
@@ -62,13 +62,14 @@ pub fn timeline(run: &Run, window: (f64, f64)) -> Option<Timeline> {
 }
 
 /// Visits the spans from a moment until another, each with the share of it that lies between.
-fn during(
-    spans: &mut [Span],
+pub(super) fn during<T>(
+    spans: &mut [T],
     span_ns: f64,
     (from, until): (f64, f64),
-    mut visit: impl FnMut(&mut Span, f64),
+    mut visit: impl FnMut(&mut T, f64),
 ) {
-    let (first, last) = (place(from, span_ns), place(until, span_ns));
+    let place = |moment| place(moment, span_ns, spans.len());
+    let (first, last) = (place(from), place(until));
     for (index, span) in (first..).zip(&mut spans[first..=last]) {
         let whole = (index as f64 * span_ns, (index + 1) as f64 * span_ns);
         visit(span, overlap((from, until), whole) / span_ns);
@@ -76,9 +77,9 @@ fn during(
 }
 
 /// The span that contains a moment.
-fn place(moment: f64, span_ns: f64) -> usize {
+fn place(moment: f64, span_ns: f64, spans: usize) -> usize {
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped to the spans")]
-    let index = (moment / span_ns).clamp(0.0, (SPANS - 1) as f64) as usize;
+    let index = (moment / span_ns).clamp(0.0, (spans - 1) as f64) as usize;
     index
 }
 

@@ -45,11 +45,13 @@ where
     T: FromStr<Err: Display> + PartialOrd + Display + Clone + Send + Sync + 'static,
 {
     move |given| {
-        let value: T = given.parse().map_err(|problem: T::Err| problem.to_string())?;
+        let (least, most) = (bounds.start(), bounds.end());
+        let value: T = given.parse().map_err(|problem: T::Err| {
+            format!("{given} is no number between {least} and {most}: {problem}")
+        })?;
         if bounds.contains(&value) {
             return Ok(value);
         }
-        let (least, most) = (bounds.start(), bounds.end());
         Err(format!("{given} is not between {least} and {most}; give a number in that range"))
     }
 }
@@ -217,11 +219,17 @@ pub(super) struct ServingArgs {
     #[command(flatten)]
     pub engine: EngineArgs,
     /// Number of measured requests [default: what the percentiles of --slo need, at least 100; 5000 on the virtual clock].
-    #[arg(long, visible_alias = "num-prompts", value_parser = within(1..=MAX_REQUESTS), help_heading = "Workload")]
+    #[arg(
+        long,
+        visible_alias = "num-prompts",
+        value_parser = within(1..=MAX_REQUESTS),
+        allow_negative_numbers = true,
+        help_heading = "Workload"
+    )]
     requests: Option<usize>,
     /// Go on up to this many while it is undetermined whether the system keeps up or meets --slo [default: 16 x the default number,
     /// 65536 on the virtual clock; exactly --requests where that is given, except in search and matrix].
-    #[arg(long, value_parser = within(1..=MAX_REQUESTS), help_heading = "Workload")]
+    #[arg(long, value_parser = within(1..=MAX_REQUESTS), allow_negative_numbers = true, help_heading = "Workload")]
     max_requests: Option<usize>,
     /// Warm-up requests before measurement [default: 10 %, at least twice the mean concurrency].
     #[arg(
@@ -292,7 +300,7 @@ impl ServingArgs {
     }
 
     /// How many requests are measured, and how many at most.
-    fn requests(&self, mode: &Mode, given: Option<usize>, slo: &Slo) -> (usize, usize) {
+    fn requests(&self, mode: &Mode, given: Option<usize>, slo: &Slo) -> anyhow::Result<(usize, usize)> {
         let percentiles = slo.clauses.iter().map(|clause| hbmark_core::stats::needed(clause.percentile));
         let needed = percentiles.max().unwrap_or(0);
         let (default, most) = if self.clock.simulate {
@@ -303,16 +311,22 @@ impl ServingArgs {
         };
         let requests = given.unwrap_or(default);
         let goes_on = given.is_none() || matches!(mode, Mode::FindMaxRate { .. } | Mode::Matrix { .. });
-        (requests, self.max_requests.unwrap_or(if goes_on { most } else { 0 }).max(requests))
+        if let Some(most) = self.max_requests {
+            anyhow::ensure!(
+                most >= requests,
+                "--max-requests {most} is below the {requests} requests that are measured first; raise it, or give fewer --requests"
+            );
+        }
+        Ok((requests, self.max_requests.unwrap_or(if goes_on { most } else { 0 }).max(requests)))
     }
 
     /// A benchmark of chat or recorded traffic; `requests` where another flag sets their number.
     pub fn config(&self, mode: Mode, requests: Option<usize>, slo: &Slo) -> anyhow::Result<ServeConfig> {
-        let (requests, max_requests) = self.requests(&mode, requests.or(self.requests), slo);
+        let (requests, max_requests) = self.requests(&mode, requests.or(self.requests), slo)?;
         let (source, offered) = match &self.trace {
             Some(path) => {
-                // Warm-up before and load behind the measured ones.
-                let trace = trace::read(path, Some(2 * requests + 10_000))?;
+                // Warm-up before and load behind the measured ones, three times as many for the last run of a search.
+                let trace = trace::read(path, Some(6 * requests + 10_000))?;
                 (TrafficSource::Trace(Rc::new(trace), self.time_scale), Offered::AsRecorded)
             }
             None => (TrafficSource::Workload(Workload::open("chat")?), Offered::Rate(1.0)),
@@ -399,7 +413,6 @@ pub(super) struct WorkloadArgs {
     #[arg(
         long,
         visible_alias = "random-input-len",
-        requires = "output_len",
         conflicts_with_all = ["workload", "trace"],
         value_parser = config::parse_length
     )]
@@ -408,7 +421,7 @@ pub(super) struct WorkloadArgs {
     #[arg(
         long,
         visible_alias = "random-output-len",
-        requires = "input_len",
+        conflicts_with_all = ["workload", "trace"],
         value_parser = config::parse_length
     )]
     output_len: Option<usize>,
@@ -427,13 +440,32 @@ pub(super) struct WorkloadArgs {
 impl WorkloadArgs {
     /// That benchmark, of this workload.
     pub fn of(&self, mut config: ServeConfig) -> anyhow::Result<ServeConfig> {
+        // What a sweep sets point by point needs no other value.
+        let swept = |name: &str| matches!(&config.mode, Mode::Sweep { variable, .. } if variable == name);
+        let random = self.vllm.dataset_name.is_some().then_some(RANDOM_LENGTHS);
+        let lengths = match (self.input_len, self.output_len) {
+            (input, output) if random.is_some() => {
+                random.map(|(i, o)| (input.unwrap_or(i), output.unwrap_or(o)))
+            }
+            (Some(input), Some(output)) => Some((input, output)),
+            (None, Some(output)) if swept("input-len") => Some((1, output)),
+            (Some(input), None) if swept("output-len") => Some((input, 1)),
+            (Some(input), None) => anyhow::bail!("--input-len {input} needs --output-len beside it"),
+            (None, Some(output)) => anyhow::bail!("--output-len {output} needs --input-len beside it"),
+            (None, None) => None,
+        };
         if let TrafficSource::Workload(traffic) = &mut config.source {
-            *traffic = match (self.input_len, self.output_len) {
-                (Some(input), Some(output)) => self.vllm.spread(Workload::fixed(input, output)?)?,
-                _ if self.vllm.dataset_name.is_some() => {
-                    self.vllm.spread(Workload::fixed(RANDOM_LENGTHS.0, RANDOM_LENGTHS.1)?)?
+            *traffic = match lengths {
+                Some((input, output)) => {
+                    let fixed = self.vllm.spread(Workload::fixed(input, output)?)?;
+                    let name = match (swept("input-len"), swept("output-len")) {
+                        (true, _) => format!("input swept, output {output}"),
+                        (_, true) => format!("input {input}, output swept"),
+                        _ => fixed.name.clone(),
+                    };
+                    Workload { name, ..fixed }
                 }
-                _ => Workload::open(self.workload.as_deref().unwrap_or("chat"))?,
+                None => Workload::open(self.workload.as_deref().unwrap_or("chat"))?,
             };
             if let PrefixArgs { prefix_tokens: Some(tokens), prefix_share: share, prefix_groups: groups } =
                 self.prefix
@@ -500,12 +532,12 @@ impl LoadArgs {
     /// As many as arrive in this time.
     fn requests(&self, span: Nanos) -> anyhow::Result<usize> {
         let Some(Offered::Rate(rate)) = self.rate else {
-            anyhow::bail!("--duration needs a --rate that is a number")
+            anyhow::bail!("--duration {span} beside --rate inf has no end; give a rate that is a number")
         };
         let count = (span.seconds() * rate).ceil();
         anyhow::ensure!(
             count <= MAX_REQUESTS as f64,
-            "--duration at that rate is {count} requests, above {MAX_REQUESTS}; give a shorter one"
+            "--duration {span} at --rate {rate} is {count} requests, above {MAX_REQUESTS}; give a shorter one"
         );
         #[expect(
             clippy::cast_possible_truncation,

@@ -203,11 +203,11 @@ pub const METRICS: &[Metric<CellResult>] = &[
 
 /// Every number of a point of load, in the order of columns.
 pub const SERVING: &[Metric<ServeResult, Quantity>] = &[
-    row("offered", "offered/s", PerSecond, Neither, Table, |r| r.offered_per_s.map(Quantity::from)),
-    row("served", "served/s", PerSecond, Higher, Table, |r| Some(r.served_per_s.into())),
+    row("offered", "offered req/s", PerSecond, Neither, Table, |r| r.offered_per_s.map(Quantity::from)),
+    row("served", "served req/s", PerSecond, Higher, Table, |r| Some(r.served_per_s.into())),
     row("prompt_tokens", "prompt tok/s", PerSecond, Higher, Table, |r| Some(r.prompt_tokens_per_s.into())),
     row("output_tokens", "output tok/s", PerSecond, Higher, Table, |r| Some(r.output_tokens_per_s.into())),
-    row("goodput", "goodput/s", PerSecond, Higher, Table, |r| r.goodput_per_s.map(Quantity::from)),
+    row("goodput", "goodput req/s", PerSecond, Higher, Table, |r| r.goodput_per_s.map(Quantity::from)),
     row("ttft_p50", "TTFT p50", Nanoseconds, Lower, Table, |r| r.ttft_ns.as_ref()?.p50),
     row("ttft_p95", "TTFT p95", Nanoseconds, Lower, Table, |r| r.ttft_ns.as_ref()?.p95),
     row("ttft_p99", "TTFT p99", Nanoseconds, Lower, Files, |r| r.ttft_ns.as_ref()?.p99),
@@ -222,13 +222,14 @@ pub const SERVING: &[Metric<ServeResult, Quantity>] = &[
     row("queue_p50", "queue p50", Nanoseconds, Lower, Table, |r| r.queue_ns.as_ref()?.p50),
     row("queue_p95", "queue p95", Nanoseconds, Lower, Files, |r| r.queue_ns.as_ref()?.p95),
     row("injection_lag_max", "lag max", Nanoseconds, Lower, Files, |r| r.injection_lag_ns.max),
-    row("mean_batch", "batch", Count, Neither, Table, |r| Some(r.mean_batch.into())),
+    row("mean_batch", "seqs/step", Count, Neither, Table, |r| Some(r.mean_batch.into())),
+    row("mean_step_tokens", "tokens/step", Count, Neither, Table, |r| Some(r.mean_step_tokens.into())),
     row("mean_waiting", "waiting", Count, Lower, Files, |r| Some(r.mean_waiting.into())),
     row("mean_kv_use", "KV use", Fraction, Neither, Table, |r| Some(r.mean_kv_use.into())),
     row("max_kv_use", "KV max", Fraction, Neither, Files, |r| Some(r.max_kv_use.into())),
-    row("prefix_hit_rate", "hits", Fraction, Higher, Table, |r| r.prefix_hit_rate.map(Quantity::from)),
+    row("prefix_hit_rate", "prefix hits", Fraction, Higher, Table, |r| r.prefix_hit_rate.map(Quantity::from)),
     row("mean_adapters", "adapters", Count, Neither, Table, |r| r.mean_adapters.map(Quantity::from)),
-    row("preemptions", "preempted", Count, Lower, Table, |r| Some((r.preemptions as f64).into())),
+    row("preemptions", "preemptions", Count, Lower, Table, |r| Some((r.preemptions as f64).into())),
     row("median_step", "step", Nanoseconds, Lower, Files, |r| r.median_step_ns.map(Quantity::from)),
     row("median_schedule", "schedule", Nanoseconds, Lower, Files, |r| {
         r.median_schedule_ns.map(Quantity::from)

@@ -52,6 +52,8 @@ pub fn column(unit: Unit, values: &[Value]) -> Vec<String> {
 pub fn alone(unit: Unit, value: Value) -> String {
     written(value, |value| match unit {
         Unit::Nanoseconds => Nanos(value).to_string(),
+        Unit::Fraction => format!("{:.1} %", value * 100.0),
+        Unit::Count if value.fract() == 0.0 => format!("{value:.0}"),
         _ if value.abs() >= 100.0 => format!("{value:.0}"),
         _ if value.abs() >= 1.0 || value == 0.0 => format!("{value:.2}"),
         _ => format!("{value:.3}"),
@@ -129,6 +131,14 @@ mod tests {
         assert_eq!(column(Unit::Fraction, &[Some(0.269), Some(0.9)]), ["26.9 %", "90.0 %"]);
         assert_eq!(column(Unit::Bytes, &[Some(0.0), None]), ["0.00 B", "-"]);
         assert_eq!(column(Unit::Count, &[Some(8.0)]), ["8"]);
+    }
+
+    #[test]
+    fn a_value_alone_has_its_unit_and_a_count_no_decimals() {
+        let alone = |unit, value: f64| super::alone(unit, value.into());
+        assert_eq!(alone(Unit::Fraction, 0.034), "3.4 %");
+        assert_eq!([0.0, 94.0, 9.1].map(|count| alone(Unit::Count, count)), ["0", "94", "9.10"]);
+        assert_eq!(alone(Unit::PerSecond, 0.0), "0.00");
     }
 
     #[test]

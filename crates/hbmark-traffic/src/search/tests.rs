@@ -1,8 +1,11 @@
 use super::*;
 use crate::latency::summarise;
-use crate::test_queues::{BATCHES, Server, Service, extended, plan, run, traffic};
+use crate::point::{PointSpec, TrafficSource};
+use crate::test_queues::{BATCHES, Server, Service, extended, plan, run, simulated, spec, traffic};
+use crate::trace::{Trace, TraceRequest};
 use hbmark_core::result::Cause;
 use hbmark_core::result::serving::{Arrivals, Offered, ServeReport};
+use hbmark_core::units::Nanos;
 
 /// A point without a result.
 fn blank(rate: f64) -> Point {
@@ -122,7 +125,103 @@ fn what_a_run_cannot_tell_does_not_hold() {
     });
     let rate = found.max_rate.unwrap();
     assert!((10.0 / 1.03..=10.0).contains(&rate), "{rate}");
-    assert!(found.attempts.iter().any(|attempt| attempt.met.is_none()));
+    let silent = found.attempts.iter().filter(|attempt| attempt.met.is_none()).count();
+    assert!(silent > 0);
+    let says = format!("{silent} run{} at ", if silent == 1 { "" } else { "s" });
+    assert!(found.note.starts_with(&says), "{}", found.note);
+    let ends =
+        "could not tell after at most 1000 requests and count as not held; raise --max-requests to decide";
+    assert!(found.note.ends_with(ends), "{}", found.note);
+    // Where every run could tell there is nothing to say.
+    assert_eq!(scripted(&config(4.0, 2), |rate| Some(rate <= 10.0)).0.note, "");
+}
+
+#[test]
+fn rates_whose_runs_are_invalid_are_said_with_the_reason() {
+    let slo: Slo = "ttft_p95=1s".parse().unwrap();
+    let valid = measure(Server::Single(Service::Constant), 0.3, &slo, (1000, 1000), 1);
+    let found = find_max_rate::<()>(&config(1.0, 1), &slo, 0, &mut Vec::new(), |rate, _, _| {
+        let mut result = valid.clone();
+        result.slo[0].met = Some(true);
+        if rate > 5.0 {
+            result.validity = Validity::Invalid;
+            let (gate, detail) = (GateName::InjectionLag, "planted".to_owned());
+            result.reasons = vec![Cause::GateFailed { gate, detail }];
+        }
+        Ok(Point { result: Some(result), ..blank(rate) })
+    })
+    .unwrap();
+    assert!(found.max_rate.unwrap() <= 5.0);
+    let note = &found.note;
+    assert!(note.contains(" per second invalid and not held: ") && note.contains("planted"), "{note}");
+}
+
+/// So many requests of one length, a second apart.
+fn recorded(requests: usize) -> PointSpec {
+    let request = |second: usize| TraceRequest {
+        arrival: Nanos::from_seconds(second as f64),
+        input_tokens: 40,
+        output_tokens: 20,
+        prefix_ids: Vec::new(),
+        prefix_block: 0,
+        priority: 0,
+    };
+    let requests: Vec<TraceRequest> = (0..requests).map(request).collect();
+    let have = requests.len();
+    let trace = Trace { format: "hbmark", requests, left_out: 0 };
+    let slo: Slo = "ttft_p90=500ms".parse().unwrap();
+    let source = TrafficSource::Trace(std::rc::Rc::new(trace), 1.0);
+    PointSpec { source, requests: have, warmup: 10, slo, ..spec(Offered::Rate(1.0)) }
+}
+
+#[test]
+fn a_search_over_a_trace_goes_down_from_any_rate_and_says_that_no_longer_run_was_possible() {
+    let search = |spec: &PointSpec, start| {
+        find_max_rate::<()>(&config(start, 2), &spec.slo, 0, &mut Vec::new(), |rate, seed, longer| {
+            let requests = if longer { 3 * spec.requests } else { spec.requests };
+            let spec = PointSpec { offered: Offered::Rate(rate), seed, requests, ..spec.clone() };
+            let (_, result) = simulated(&spec);
+            Ok(Point { result: Some(result), arrivals: None, ..blank(rate) })
+        })
+        .unwrap()
+    };
+    let short = recorded(300);
+    let (near, far) = (search(&short, 1.0), search(&short, 5e4));
+    let rates = [near.max_rate.unwrap(), far.max_rate.unwrap()];
+    assert!(rates.iter().all(|rate| (8.0..10.0).contains(rate)), "{rates:?}");
+    assert!((rates[0] / rates[1] - 1.0).abs() < 0.05, "{rates:?}");
+    for found in [near, far] {
+        assert_eq!((found.confirmed, found.sustained), (true, None));
+        let says = "no longer run was possible: 290 requests are all that the trace has to measure";
+        assert!(found.note.starts_with(says), "{}", found.note);
+    }
+    let long = recorded(1000);
+    let found = search(&PointSpec { requests: 300, ..long }, 1.0);
+    assert_eq!(found.sustained, Some(true));
+    assert!(!found.note.contains("no longer run"), "{}", found.note);
+}
+
+#[test]
+fn a_trace_too_short_for_the_search_or_its_objectives_is_refused_with_both_numbers() {
+    let refused = |spec: &PointSpec| spec.check_trend().unwrap_err().to_string();
+    assert!(recorded(110).check_trend().is_ok());
+    assert_eq!(
+        refused(&recorded(109)),
+        "a search needs at least 100 measured requests at each rate, to see whether the queue grows, and 99 are measured; raise \
+         --requests and give a trace that has them"
+    );
+    let few = PointSpec { requests: 50, max_requests: 60, ..spec(Offered::Rate(1.0)) };
+    assert!(refused(&few).ends_with("and 60 are measured; raise --requests"));
+    // A trace does not go on, however many are allowed.
+    let tail = PointSpec { slo: "ttft_p99=1s".parse().unwrap(), max_requests: 65_536, ..recorded(600) };
+    let (plan, measured) = tail.plan().unwrap();
+    let error = tail.check(&plan, &measured).unwrap_err().to_string();
+    assert!(error.contains("needs at least 1000 requests") && error.contains("590 are measured"), "{error}");
+    // Asked for as many as it needs, of a trace that has fewer.
+    let asked = PointSpec { requests: 1000, ..tail };
+    let (plan, measured) = asked.plan().unwrap();
+    let error = asked.check(&plan, &measured).unwrap_err().to_string();
+    assert!(error.contains("590 are measured; raise --requests and give a trace that has them"), "{error}");
 }
 
 #[test]

@@ -1,7 +1,10 @@
 use super::*;
 use crate::gates::keeps_up;
-use crate::test_queues::{BATCHES, SERVICES, Server, extended};
-use hbmark_core::result::serving::Slo;
+use crate::point::PointSpec;
+use crate::test_queues::{BATCHES, SERVICES, Server, extended, simulated, spec};
+use hbmark_core::result::serving::{
+    Arrivals, GateName, Offered, SchedulerConfig, ServeResult, Slo, Validity,
+};
 
 /// The verdict on a queue of a utilisation, extended until it is decided.
 fn verdict(server: Server, utilisation: f64, requests: usize, seed: u64) -> Option<bool> {
@@ -11,8 +14,8 @@ fn verdict(server: Server, utilisation: f64, requests: usize, seed: u64) -> Opti
     keeps_up(&run, records, &window).passed()
 }
 
-#[test]
-fn queues_are_called_by_their_utilisation() {
+/// Judges 2,000 queues; their random numbers begin at a seed.
+fn judge_queues(first_seed: u64) {
     const EACH: u32 = 200;
     let (mut wrong, mut open) = (Vec::new(), Vec::new());
     let singles = SERVICES.map(Server::Single);
@@ -24,7 +27,7 @@ fn queues_are_called_by_their_utilisation() {
                 let share = (f64::from(i) + (kind * 5 + index) as f64 / 10.0) / f64::from(EACH);
                 let utilisation = 0.3 + 0.9 * share;
                 let requests = [100, 1000][(i % 2) as usize];
-                let seed = u64::from(i) * 10 + (kind * 5 + index) as u64;
+                let seed = first_seed + u64::from(i) * 10 + (kind * 5 + index) as u64;
                 let said = verdict(server, utilisation, requests, seed);
                 judged += 1;
                 let case = format!("{server:?} at {utilisation:.3}: {said:?}");
@@ -43,6 +46,18 @@ fn queues_are_called_by_their_utilisation() {
 }
 
 #[test]
+fn queues_are_called_by_their_utilisation() {
+    judge_queues(0);
+}
+
+#[test]
+#[ignore = "minutes"]
+fn queues_of_other_seeds_are_called_by_their_utilisation() {
+    judge_queues(1_000_000);
+    judge_queues(2_000_000);
+}
+
+#[test]
 fn a_server_that_fills_up_is_not_yet_saturated() {
     // 64 at a time and a load that holds about 40 of them: the first requests only fill it.
     let run = crate::test_queues::run(BATCHES[2], 0.8, 100, 1);
@@ -52,21 +67,104 @@ fn a_server_that_fills_up_is_not_yet_saturated() {
 }
 
 #[test]
-fn averages_over_bins_are_those_of_the_steps() {
-    let series = [(1.0, 2), (3.0, 4), (5.0, 0)];
-    let window = Window { from: 2.0, to: 6.0 };
-    assert_eq!(bins(&series, &window, 2), [3.0, 2.0]);
-    assert_eq!(bins(&series, &Window { from: 0.0, to: 2.0 }, 2), [0.0, 2.0]);
-    assert_eq!(bins(&[], &window, 4), [0.0; 4]);
+fn averages_over_bins_are_those_of_the_spans() {
+    let spans = [(1.0, 5.0), (1.0, 5.0), (3.0, 5.0), (3.0, 5.0)];
+    let bins = |from, to, count| super::bins(spans.into_iter(), &Window { from, to }, count);
+    assert_eq!(bins(2.0, 6.0, 2), [3.0, 2.0]);
+    assert_eq!(bins(0.0, 2.0, 2), [0.0, 2.0]);
+    assert_eq!(bins(6.0, 8.0, 2), [0.0, 0.0]);
+    assert_eq!(super::bins(std::iter::empty(), &Window { from: 2.0, to: 6.0 }, 4), [0.0; 4]);
 }
+
+/// Requests that come one after another, a second apart, and wait and stay for so long.
+fn stays(waits: f64, takes: f64) -> Vec<Stay> {
+    let stay = |at| Stay { arrival: at, begun: at + waits, departed: at + waits + takes };
+    (0..200_u16).map(|i| stay(f64::from(i))).collect()
+}
+
+const SECONDS_200: Window = Window { from: 0.0, to: 199.0 };
 
 #[test]
 fn too_few_requests_decide_nothing() {
-    let series: Vec<(f64, usize)> = (0..60_u16).map(|i| (f64::from(i), 10 * usize::from(i))).collect();
-    let window = Window { from: 0.0, to: 60.0 };
-    let seen = stability(&series, &series, &window, 99);
-    assert_eq!((seen.verdict, seen.growth), (Verdict::Undetermined, None));
-    assert_eq!(stability(&series, &series, &window, 100).verdict, Verdict::Saturated);
-    let empty = Window { from: 3.0, to: 3.0 };
-    assert_eq!(stability(&series, &series, &empty, 1000).verdict, Verdict::Undetermined);
+    let grows = stays(200.0, 1.0);
+    let seen = stability(&grows, &SECONDS_200, 99, 1.0);
+    assert_eq!((seen.verdict, seen.growth), (Verdict::Undetermined(Doubt::TooFewRequests), None));
+    assert_eq!(stability(&grows, &SECONDS_200, 100, 1.0).verdict, Verdict::Saturated);
+}
+
+#[test]
+fn requests_that_come_within_a_step_or_within_a_service_show_nothing() {
+    let judge = |stays: &[Stay], window, alone| stability(stays, &window, 200, alone).verdict;
+    let short = Verdict::Undetermined(Doubt::ShortWindow);
+    // All of them wait for the end of the step that is running, and are begun together.
+    let step: Vec<Stay> =
+        stays(0.0, 0.0).iter().map(|s| Stay { begun: 250.0, departed: 500.0, ..*s }).collect();
+    assert_eq!(judge(&step, SECONDS_200, 250.0), short);
+    // A second apart, one after the other takes three: the last waits for 400.
+    let queue = (0..200_u16).map(f64::from);
+    let queue: Vec<Stay> =
+        queue.map(|i| Stay { arrival: i, begun: 3.0 * i, departed: 3.0 * i + 3.0 }).collect();
+    assert_eq!(judge(&queue, SECONDS_200, 3.0), Verdict::Saturated);
+    // As many leave as come, but none of those that came.
+    let mut before: Vec<Stay> =
+        stays(0.0, 300.0).iter().map(|s| Stay { arrival: s.arrival - 300.0, ..*s }).collect();
+    before.iter_mut().for_each(|s| s.departed = s.arrival + 300.0);
+    before.extend(stays(0.0, 300.0));
+    assert_eq!(judge(&before, SECONDS_200, 1.0), short);
+    assert_eq!(judge(&stays(0.0, 2.0), Window { from: 10.0, to: 199.0 }, 1.0), Verdict::KeepsUp);
+    // At one moment: the window goes on until they are done, and the queue only shrinks.
+    let at_once: Vec<Stay> = queue.iter().map(|s| Stay { arrival: 3.0, ..*s }).collect();
+    assert_eq!(judge(&at_once, Window { from: 3.0, to: 600.0 }, 3.0), short);
+    let nobody = Window { from: 1000.0, to: 1000.0 };
+    assert_eq!(judge(&queue, nobody, 3.0), short);
+}
+
+fn gate(result: &ServeResult) -> (Option<bool>, &str) {
+    let gate = result.gates.iter().find(|gate| gate.name == GateName::KeepsUp).unwrap();
+    (gate.passed, &gate.detail)
+}
+
+#[test]
+fn no_server_keeps_up_with_any_rate() {
+    for rate in [20.0, 300.0, 1e4, 1e6, 9e8] {
+        for arrivals in [Arrivals::Poisson, Arrivals::Constant] {
+            for max_requests in [0, 1600] {
+                let spec = PointSpec { arrivals, max_requests, ..spec(Offered::Rate(rate)) };
+                let (_, result) = simulated(&spec);
+                let said = gate(&result);
+                assert_eq!((said.0, result.validity), (Some(false), Validity::Saturated), "{rate}: {said:?}");
+                // All fit into a step or two: the next hundred might, too.
+                let scheduler = SchedulerConfig {
+                    max_num_seqs: 10_000,
+                    max_num_batched_tokens: 1_000_000,
+                    num_blocks: 100_000,
+                    ..spec.scheduler.clone()
+                };
+                let (_, result) = simulated(&PointSpec { scheduler, ..spec });
+                assert_ne!(gate(&result).0, Some(true), "{rate}: {:?}", gate(&result));
+                assert!(rate < 1e5 || gate(&result).0.is_none(), "{rate}: {:?}", gate(&result));
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_undetermined_says_what_ended_it() {
+    let ended = |spec: &PointSpec| {
+        let (_, result) = simulated(spec);
+        let (passed, detail) = gate(&result);
+        assert_eq!(passed, None, "{detail}");
+        detail.rsplit_once(" (").unwrap().1.to_owned()
+    };
+    // At half of its capacity, and still too few.
+    let near = PointSpec { requests: 100, ..spec(Offered::Rate(4.3)) };
+    assert_eq!(ended(&near), "--requests ended this one after 100)");
+    assert_eq!(
+        ended(&PointSpec { max_requests: 200, ..near.clone() }),
+        "--max-requests ended this one after 200)"
+    );
+    let limit = Some(hbmark_core::units::Nanos::from_seconds(20.0));
+    let cut = ended(&PointSpec { time_limit: limit, ..near });
+    assert!(cut.starts_with("--time-limit ended this one after "), "{cut}");
+    assert_ne!(cut, "--time-limit ended this one after 100)");
 }

@@ -59,7 +59,8 @@ impl Kind for ServeReport {
 pub fn curve(points: &[Point]) -> Vec<Column> {
     // Of a live server's steps and pool nothing is seen.
     let live = points.iter().any(|point| point.live.is_some());
-    let unseen = |key: &str| live && matches!(key, "mean_batch" | "mean_kv_use" | "preemptions");
+    let unseen =
+        |key: &str| live && matches!(key, "mean_batch" | "mean_step_tokens" | "mean_kv_use" | "preemptions");
     let shown = SERVING.iter().filter(|metric| metric.shown == Shown::Table && !unseen(metric.key));
     let mut columns = vec![words("point", points.iter().map(|point| point.label.clone()))];
     let measured = shown.map(|metric| metric.column(points.iter().map(|p| p.result.as_ref())).each_alone());

@@ -16,6 +16,21 @@ fn the_table_of_a_sweep_is_a_curve_that_ends_where_the_objectives_do() {
 }
 
 #[test]
+fn tables_fit_a_narrow_terminal_and_every_part_names_its_points() {
+    let screen = crate::output::Screen { color: false, width: Some(80) };
+    for (report, title) in [(sweep(), "point "), (single(), "rate 4 ")] {
+        let text = render(&report, Format::Table, screen).unwrap();
+        let tables = text.lines().filter(|line| line.contains("  ") && !line.starts_with("  "));
+        let tables: Vec<&str> = tables.collect();
+        assert!(tables.iter().all(|line| line.chars().count() <= 80), "{tables:#?}");
+        assert!(tables.iter().filter(|line| line.starts_with(title)).count() > 1, "{tables:#?}");
+    }
+    let text = render(&sweep(), Format::Table, screen).unwrap();
+    let unit = ["req/s", "tok/s", "p50", "p95", "/step", "KV use", "prefix hits", "preemptions"];
+    assert!(unit.iter().all(|unit| text.contains(unit)), "{text}");
+}
+
+#[test]
 fn markdown_escapes_what_strangers_wrote() {
     insta::assert_snapshot!(render(&sweep(), Format::Md, false).unwrap());
 }
