@@ -69,7 +69,12 @@ pub enum Mode {
     /// One variable over its values.
     Sweep { variable: String, values: Vec<f64> },
     /// The highest rate under the objectives.
-    FindMaxRate { seeds: usize, precision: f64 },
+    FindMaxRate {
+        seeds: usize,
+        precision: f64,
+        /// The run that confirms the rate lasts this long at least.
+        sustain_s: f64,
+    },
     /// The six standard rows.
     Matrix { scale: f64 },
     /// The same load open and closed, side by side.

@@ -23,7 +23,10 @@ pub(super) fn run(
     match &config.mode {
         Mode::Single => single(config, stage, report, observer),
         Mode::Sweep { variable, values } => sweep(config, stage, variable, values, report, observer),
-        Mode::FindMaxRate { seeds, precision } => search(config, stage, *seeds, *precision, report, observer),
+        Mode::FindMaxRate { seeds, precision, sustain_s } => {
+            let asked = SearchConfig { seeds: *seeds, precision: *precision, ..SearchConfig::default() };
+            search(config, stage, asked, *sustain_s, report, observer)
+        }
         Mode::Matrix { scale } => matrix(config, stage, *scale, report, observer),
         Mode::CompareLoops => compare(config, stage, report, observer),
     }
@@ -240,8 +243,8 @@ fn capacity(stage: &ServingContext<'_>, spec: &PointSpec) -> Result<f64, ServeEr
 fn search(
     config: &ServeConfig,
     stage: &mut ServingContext<'_>,
-    seeds: usize,
-    precision: f64,
+    asked: SearchConfig,
+    sustain_s: f64,
     report: &mut ServeReport,
     observer: &mut dyn Observer,
 ) -> Result<(), ServeError> {
@@ -262,14 +265,16 @@ fn search(
             capacity(stage, &spec)? / 2.0
         }
     };
-    let search = SearchConfig { start, lowest: start / 65_536.0, highest: start * 256.0, precision, seeds };
+    let search = SearchConfig { start, lowest: start / 65_536.0, highest: start * 256.0, ..asked };
     let mut points = Vec::new();
     let slo = config.slo.clone();
     let found = find_max_rate(&search, &slo, config.seed, &mut points, |rate, seed, longer| {
         let mut spec = stage.spec(&format!("rate {rate:.3}"), Offered::Rate(rate), seed);
         if longer {
-            spec.requests *= 3;
-            spec.max_requests *= 3;
+            #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a saturating count")]
+            let lasting = (rate * sustain_s).ceil() as usize;
+            spec.requests = spec.requests.saturating_mul(3).max(lasting);
+            spec.max_requests = spec.max_requests.saturating_mul(3).max(spec.requests);
         }
         let mut point = stage.measure(&spec, observer)?;
         // Every request of every step would be a file of a hundred megabytes.

@@ -83,7 +83,7 @@ fn modes() -> [Mode; 5] {
     [
         Mode::Single,
         Mode::Sweep { variable: "rate".into(), values: vec![2.0, 8.0, 64.0] },
-        Mode::FindMaxRate { seeds: 2, precision: 0.2 },
+        Mode::FindMaxRate { seeds: 2, precision: 0.2, sustain_s: 0.0 },
         Mode::Matrix { scale: 1.0 },
         Mode::CompareLoops,
     ]
@@ -141,7 +141,7 @@ fn a_lost_point_of_a_sweep_costs_no_other() {
 
 #[test]
 fn a_search_that_loses_a_point_ends_in_words_and_claims_no_rate() {
-    let mode = Mode::FindMaxRate { seeds: 2, precision: 0.2 };
+    let mode = Mode::FindMaxRate { seeds: 2, precision: 0.2, sustain_s: 0.0 };
     // The second rate that is tried: the first one held.
     let lost = losing(mode.clone(), "rate 8");
     let search = lost.search.unwrap();

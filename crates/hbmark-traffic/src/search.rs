@@ -12,7 +12,7 @@ use hbmark_core::result::serving::{
 use hbmark_core::stats::median;
 
 /// How to search.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct SearchConfig {
     /// The first rate tried.
     pub start: f64,

@@ -4,7 +4,8 @@ use clap::Args;
 
 use super::flags::{ServingArgs, WorkloadArgs, rate, within};
 use crate::serve::{Mode, ServeConfig};
-use hbmark_core::result::serving::{Offered, Slo};
+use hbmark_core::result::serving::{Offered, Slo, parse_span};
+use hbmark_core::units::Nanos;
 
 /// The bracket is halved until it is this narrow.
 const PRECISION: f64 = 0.03;
@@ -23,6 +24,9 @@ pub(super) struct SearchArgs {
     /// Number of seeds with which the rate is found; the result is their median, with its range.
     #[arg(long, default_value = "3", value_parser = within(1..=100_usize), help_heading = "Load")]
     seeds: usize,
+    /// The run that confirms the rate lasts this long at least (5m) [default: three times the other runs].
+    #[arg(long, value_parser = parse_span, help_heading = "Load")]
+    sustain: Option<Nanos>,
     #[command(flatten)]
     pub serving: ServingArgs,
     #[command(flatten)]
@@ -31,7 +35,11 @@ pub(super) struct SearchArgs {
 
 impl SearchArgs {
     pub fn config(&self) -> anyhow::Result<ServeConfig> {
-        let mode = Mode::FindMaxRate { seeds: self.seeds, precision: PRECISION };
+        let mode = Mode::FindMaxRate {
+            seeds: self.seeds,
+            precision: PRECISION,
+            sustain_s: self.sustain.map_or(0.0, Nanos::seconds),
+        };
         let config = self.workload.of(self.serving.config(mode, None, &self.slo)?)?;
         // Without a rate, the search chooses its own start.
         Ok(ServeConfig { slo: self.slo.clone(), offered: self.rate.unwrap_or(Offered::AtOnce), ..config })
