@@ -196,7 +196,7 @@ fn main() -> ExitCode {
             println!(
                 "{:21}  {capacity:10.3}  {held:10.3}  {requests:8}  {seeds:5}  {:7}  {:5.3}  {:6.3}  {:5.3}  {:4} of {:2}",
                 queue.name,
-                seeds as usize - rates.len(),
+                seeds - rates.len() as u64,
                 ratios.iter().copied().fold(f64::INFINITY, f64::min),
                 if ratios.is_empty() { f64::NAN } else { median(&ratios) },
                 ratios.iter().copied().fold(0.0, f64::max),

@@ -106,9 +106,9 @@ fn requests_that_come_within_a_step_or_within_a_service_show_nothing() {
         queue.map(|i| Stay { arrival: i, begun: 3.0 * i, departed: 3.0 * i + 3.0 }).collect();
     assert_eq!(judge(&queue, SECONDS_200, 3.0), Verdict::Saturated);
     // As many leave as come, but none of those that came.
-    let mut before: Vec<Stay> =
-        stays(0.0, 300.0).iter().map(|s| Stay { arrival: s.arrival - 300.0, ..*s }).collect();
-    before.iter_mut().for_each(|s| s.departed = s.arrival + 300.0);
+    let earlier =
+        |s: &Stay| Stay { arrival: s.arrival - 300.0, begun: s.arrival - 300.0, departed: s.arrival };
+    let mut before: Vec<Stay> = stays(0.0, 300.0).iter().map(earlier).collect();
     before.extend(stays(0.0, 300.0));
     assert_eq!(judge(&before, SECONDS_200, 1.0), short);
     assert_eq!(judge(&stays(0.0, 2.0), Window { from: 10.0, to: 199.0 }, 1.0), Verdict::KeepsUp);
