@@ -181,7 +181,9 @@ pub fn comparison(found: &Comparison) -> Vec<Figure> {
 /// The title of a comparison's page.
 #[must_use]
 pub fn comparison_title(found: &Comparison) -> String {
-    format!("{}: comparison", found.model)
+    // One model is named with its source, two with the side of each.
+    let one = found.model.split_once(" · ").filter(|(name, _)| !name.starts_with("A "));
+    format!("{}: comparison", one.map_or(found.model.as_str(), |(name, _)| name))
 }
 
 /// The figures of results of other programs: how many of their rows can be believed and were rated.
