@@ -212,7 +212,7 @@ mod tests {
         let id = cell.id.clone();
         let findings = explain(&report);
         assert_eq!((findings[0].rule.as_str(), findings[0].severity), ("does_not_fit", Severity::Problem));
-        assert_eq!(findings[0].cells, [id.clone()]);
+        assert_eq!(findings[0].cells, std::slice::from_ref(&id));
         let kv = findings.iter().find(|finding| finding.rule == "floor_of_kv").unwrap();
         assert_eq!(kv.cells[0], id);
         assert!(kv.response.contains("--kv-dtype"));

@@ -144,6 +144,7 @@ fn predicted(report: &Report) -> Vec<Figure> {
 /// The figures of a comparison: what was decided, and by how much.
 #[must_use]
 pub fn comparison(found: &Comparison) -> Vec<Figure> {
+    use ComparisonVerdict::{Equivalent, Faster, Inconclusive, Slower};
     let count = |verdict| found.cells.iter().filter(|cell| cell.effect.verdict == verdict).count();
     let tone = |verdict| match verdict {
         ComparisonVerdict::Faster => Tone::Good,
@@ -151,12 +152,11 @@ pub fn comparison(found: &Comparison) -> Vec<Figure> {
         ComparisonVerdict::Equivalent => Tone::Plain,
         ComparisonVerdict::Inconclusive => Tone::Warning,
     };
-    use ComparisonVerdict::{Equivalent, Faster, Inconclusive, Slower};
     let words = [Faster, Slower, Equivalent, Inconclusive];
     let each = words.into_iter().map(|verdict| (verdict, count(verdict))).filter(|(_, cells)| *cells > 0);
     let counts: Vec<String> =
         each.clone().map(|(verdict, cells)| format!("{cells} {}", verdict.word())).collect();
-    let only = found.overall.as_ref().or_else(|| match found.cells.as_slice() {
+    let only = found.overall.as_ref().or(match found.cells.as_slice() {
         [one] => Some(&one.effect),
         _ => None,
     });
@@ -194,10 +194,11 @@ pub fn imported(results: &[Imported]) -> Vec<Figure> {
     let first = first.map(|(row, cause)| format!("{}: {cause}", row.label));
     let pairs = results.iter().flat_map(|one| one.result.rows.iter().zip(&one.places));
     let bad = pairs.filter(|(row, place)| !objections(row, place).is_empty()).count();
-    let places = || results.iter().flat_map(|one| &one.places);
-    let placed: Vec<&CellResult> = places()
+    let rated: Vec<&CellResult> = results
+        .iter()
+        .flat_map(|one| &one.places)
         .filter_map(|place| match place {
-            RooflinePlacement::Placed(placed) if placed.cell.status == Status::Ok => Some(&placed.cell),
+            RooflinePlacement::Placed(found) if found.cell.status == Status::Ok => Some(&found.cell),
             _ => None,
         })
         .collect();
@@ -205,8 +206,8 @@ pub fn imported(results: &[Imported]) -> Vec<Figure> {
     let value = if bad == 0 { "none found".to_owned() } else { format!("{bad} of {rows} rows") };
     let mut figures =
         vec![Figure { name: "contradictions".to_owned(), value, note: first.unwrap_or_default(), tone }];
-    figures.push(figure("on the roofline", format!("{} of {rows} rows", placed.len()), String::new()));
-    if let Some((place, share)) = most(&placed, |cell| cell.fraction_of_datasheet) {
+    figures.push(figure("on the roofline", format!("{} of {rows} rows", rated.len()), String::new()));
+    if let Some((place, share)) = most(&rated, |cell| cell.fraction_of_datasheet) {
         figures.push(figure("of the data sheet's bandwidth, at most", single(Unit::Fraction, share), place));
     }
     figures
