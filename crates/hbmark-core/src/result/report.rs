@@ -136,7 +136,9 @@ impl ProtocolSummary {
             ("off for the canary", -1.0, self.canary_tolerance, full.canary_tolerance),
         ];
         // A number that is none falls short, too.
-        let short = asked.into_iter().filter(|(_, sign, own, full)| !(sign * own >= sign * full));
+        let short = asked
+            .into_iter()
+            .filter(|(_, sign, own, full)| (sign * own).total_cmp(&(sign * full)).is_lt() || own.is_nan());
         let said = |(what, sign, own, full): (&str, f64, f64, f64)| match sign {
             ..0.0 if own > 1.0 => format!("any {what} (full: {} %)", full * 100.0),
             ..0.0 => format!("{} % {what} (full: {} %)", own * 100.0, full * 100.0),
@@ -148,7 +150,7 @@ impl ProtocolSummary {
     /// Whether every cell is run once, whatever the protocol is called: an interval that may be as wide as the time itself holds nothing.
     #[must_use]
     pub fn is_smoke(&self) -> bool {
-        self.name == "smoke" || !(self.target_half_width < 1.0)
+        self.name == "smoke" || self.target_half_width >= 1.0 || self.target_half_width.is_nan()
     }
 }
 

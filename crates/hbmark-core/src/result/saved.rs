@@ -31,11 +31,11 @@ pub fn write(report: &Report) -> Result<String, serde_json::Error> {
 /// When the file is no regular file, cannot be read, is too large, is no JSON, is of another schema version, lacks a field, or holds
 /// impossible values.
 pub fn read(path: &Path) -> Result<Report, ReportError> {
-    let malformed = |source| ReportError::Malformed { path: path.to_path_buf(), source };
     #[derive(Deserialize)]
     struct Head {
         kind: Option<String>,
     }
+    let malformed = |source| ReportError::Malformed { path: path.to_path_buf(), source };
     let file = Saved::open(path)?;
     // Told before the fields are read, whose names mean nothing to a reader.
     if let Ok(Head { kind: Some(kind) }) = file.read::<Head>()

@@ -557,13 +557,12 @@ fn keeps_up(results: &[(&str, &ServeResult)]) -> Answer {
         results.iter().filter(|(_, result)| result.validity == Validity::Valid && open(result)).count();
     let of = counted(results.len(), "point");
     let saturated = count(Validity::Saturated);
-    match count(Validity::Valid) - undecided {
-        0 if undecided > 0 => {
-            let evidence = format!("{undecided} of {of} too short to tell, {saturated} saturated");
-            (NotSaid, evidence, "longer runs")
-        }
-        0 => (Failed, format!("{saturated} of {of} saturated"), NEXT),
-        _ => (Passed, format!("{saturated} of {of} saturated"), NEXT),
+    let kept = count(Validity::Valid) - undecided;
+    let evidence = format!("{kept} of {of}; {saturated} saturated, {undecided} too short to tell");
+    match kept {
+        0 if undecided > 0 => (NotSaid, evidence, "longer runs"),
+        0 => (Failed, evidence, NEXT),
+        _ => (Passed, evidence, NEXT),
     }
 }
 

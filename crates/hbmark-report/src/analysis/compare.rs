@@ -301,8 +301,15 @@ fn replace(
             (stated, own) => stated.is_some() == own.is_some(),
         };
         if stated.verdict != own.verdict || !alike {
-            let (stated, own) = (stated.verdict.word(), own.verdict.word());
-            remarks.push(format!("{what}{of}: {stated} in the file, and its rounds decide otherwise: {own}"));
+            let said = |effect: &Effect| {
+                let ratio = effect.ratio.map_or_else(|| "no ratio".to_owned(), |ratio| format!("{ratio:.4}"));
+                format!("{} ({ratio})", effect.verdict.word())
+            };
+            remarks.push(format!(
+                "{what}{of}: the file says {}, its rounds give {}",
+                said(stated),
+                said(own)
+            ));
         }
     };
     for (cell, own) in cells.iter_mut().zip(judged.cells) {

@@ -336,8 +336,8 @@ pub fn explain(report: &Report) -> Vec<Finding> {
         findings.push(KV_COSTS.finding_of_all(fits));
     }
     let unnamed = |cell: &&CellResult| {
-        let trust = RULES.iter().filter(|rule| rule.kind == Kind::Trust);
-        cell.status == Status::Invalid && trust.filter_map(|rule| (rule.detect)(&case, cell)).next().is_none()
+        let mut trust = RULES.iter().filter(|rule| rule.kind == Kind::Trust);
+        cell.status == Status::Invalid && !trust.any(|rule| (rule.detect)(&case, cell).is_some())
     };
     let unnamed: Vec<(String, String)> = report
         .cells

@@ -3,11 +3,13 @@
 //! Enters: a predicted [`Report`]. Leaves: [`Finding`]s, what does not fit before the rest. Pure.
 
 use hbmark_core::ledger::Roof;
-use hbmark_core::result::{Bound, Cause, CellResult, CrossoverKind, Finding, Phase, Report, Severity};
+use hbmark_core::result::{
+    Bound, Cause, CellResult, Crossover, CrossoverKind, Finding, Phase, Report, Severity,
+};
 use hbmark_core::units::{Bytes, Flops, Nanos};
 
-/// Cells that are shown of each finding; all of them are named.
-const SHOWN: usize = 6;
+/// Cells and crossovers that are shown of each finding; all cells are named.
+const SHOWN: usize = 2;
 
 /// The larger part of a floor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -74,11 +76,7 @@ impl Term {
     fn ends_at(self) -> &'static [CrossoverKind] {
         match self {
             Self::Arithmetic => &[CrossoverKind::ComputeBoundPrompt],
-            Self::Weights => &[
-                CrossoverKind::CriticalBatchSize,
-                CrossoverKind::ComputeBoundBatch,
-                CrossoverKind::KvExceedsWeightsContext,
-            ],
+            Self::Weights => &[CrossoverKind::CriticalBatchSize, CrossoverKind::KvExceedsWeightsContext],
             Self::Kv => &[CrossoverKind::KvExceedsWeightsContext],
         }
     }
@@ -94,13 +92,11 @@ pub(super) fn explain_prediction(report: &Report) -> Vec<Finding> {
         if cells.is_empty() {
             continue;
         }
+        let shown = cells.iter().take(SHOWN);
         let mut evidence: Vec<String> =
-            cells.iter().take(SHOWN).map(|cell| format!("{}: {}", cell.id, terms(report, cell))).collect();
-        if cells.len() > SHOWN {
-            evidence.push(format!("and {} cells more", cells.len() - SHOWN));
-        }
+            shown.map(|cell| format!("{}: {}", cell.id, terms(report, cell))).collect();
         let changes = report.crossovers.iter().filter(|row| term.ends_at().contains(&row.what));
-        evidence.extend(changes.map(|row| format!("{}: {}", row.what, row.explanation)));
+        evidence.extend(changes.filter_map(change).take(SHOWN));
         findings.push(Finding {
             rule: term.rule().to_owned(),
             severity: Severity::Ok,
@@ -113,6 +109,21 @@ pub(super) fn explain_prediction(report: &Report) -> Vec<Finding> {
         });
     }
     findings
+}
+
+/// Where another term takes over, if it does.
+fn change(row: &Crossover) -> Option<String> {
+    let value = row.value?;
+    Some(match row.what {
+        CrossoverKind::CriticalBatchSize => {
+            format!(
+                "{}: from batch {:.0} on the arithmetic takes longer (KV aside)",
+                row.explanation,
+                value.ceil()
+            )
+        }
+        _ => row.explanation.clone(),
+    })
 }
 
 fn too_large<'a>(cells: impl Iterator<Item = &'a CellResult>) -> Option<Finding> {
@@ -201,7 +212,7 @@ mod tests {
         let id = cell.id.clone();
         let findings = explain(&report);
         assert_eq!((findings[0].rule.as_str(), findings[0].severity), ("does_not_fit", Severity::Problem));
-        assert_eq!(findings[0].cells, [id.clone()]);
+        assert_eq!(findings[0].cells, std::slice::from_ref(&id));
         let kv = findings.iter().find(|finding| finding.rule == "floor_of_kv").unwrap();
         assert_eq!(kv.cells[0], id);
         assert!(kv.response.contains("--kv-dtype"));

@@ -97,7 +97,9 @@ fn of_serving(report: &ServeReport, condition: FailOn) -> Option<String> {
             FailOn::Invalid => "invalid",
             _ => "no valid result",
         };
-        hit.then(|| format!("{}: {what}", point.label))
+        let why = result.filter(|_| condition == FailOn::Invalid).and_then(|result| result.reasons.first());
+        let why = why.map_or_else(String::new, |why| format!(": {why}"));
+        hit.then(|| format!("{}: {what}{why}", point.label))
     })
 }
 

@@ -14,7 +14,7 @@ pub(super) fn invalid(found: &[(String, String)]) -> Option<Finding> {
         kind: Kind::Trust,
         severity: Severity::Problem,
         symptom: "what was measured is not valid",
-        regime: "none: the figures contradict one another, or a check failed",
+        regime: "not to be used: figures contradict one another, or a check failed",
         next: "the same again, from the program itself",
         response: "use no figure of it",
         detect: (),

@@ -7,6 +7,8 @@ mod serving;
 
 use std::collections::BTreeMap;
 
+use hbmark_core::ledger::{Ledger, StepShape};
+use hbmark_core::model::{Architecture, Dtype};
 use hbmark_core::result::{
     Block, Cause, CellResult, ConsistencyRule as Rule, Limits, Phase, ProtocolSummary, Report, ReportKind,
     Status, accepted, block_means, judged_times,
@@ -23,6 +25,8 @@ const HOST_SPAN: f64 = 0.6;
 const DECODE_OVER_PREFILL: f64 = 2.0;
 /// Contexts below this are hardly more work than a token.
 const LONG_CONTEXT: usize = 64;
+/// Of the weights of its shape, the share that a step reads at the least: storages differ in scales and in what they leave unquantised.
+const LEAST_WEIGHTS: f64 = 0.7;
 /// The rounding of sums of nanoseconds.
 const ROUNDING: f64 = 1e-6;
 
@@ -33,11 +37,14 @@ pub fn recheck(report: &mut Report) {
     }
     let on_host = report.environment.gpu.is_none();
     let prefills = prefills(report);
+    let architecture = report.model.architecture.clone();
+    let mut ledgers = Ledgers::new();
     // A run that does not say by which protocol it was taken is held against the full one.
     let protocol = report.protocol.clone().unwrap_or_else(|| ProtocolSummary::full(0));
     for cell in report.cells.iter_mut().filter(|cell| cell.status == Status::Ok) {
         let found = blocks(cell, &protocol, on_host)
             .or_else(|| swapped(cell, &prefills))
+            .or_else(|| lighter(cell, &architecture, &mut ledgers))
             .map(|cause| (Status::Invalid, cause))
             .or_else(|| sampling(cell, &protocol));
         if let Some((status, reason)) = found {
@@ -162,6 +169,24 @@ fn sampling(cell: &CellResult, protocol: &ProtocolSummary) -> Option<(Status, Ca
         Status::NotConverged,
         Cause::IntervalTooWide { half_width, wanted: protocol.target_half_width, blocks, sampled_s },
     ))
+}
+
+/// Of each storage of weights and cache.
+type Ledgers = BTreeMap<(&'static str, &'static str), Ledger>;
+
+/// A step that is said to read far fewer weights than its model has: its floor would be too low to hold any time against.
+fn lighter(cell: &CellResult, architecture: &Architecture, ledgers: &mut Ledgers) -> Option<Cause> {
+    // Blocks of a GGUF file are its own, and experts are counted as they came.
+    if cell.dtype == Dtype::Gguf || cell.distinct_experts.is_some() {
+        return None;
+    }
+    let key = (cell.dtype.name(), cell.kv_dtype.name());
+    let made = || Ledger::new(architecture, &architecture.inventory(cell.dtype), cell.kv_dtype);
+    let ledger = ledgers.entry(key).or_insert_with(made);
+    let shape = StepShape { phase: cell.phase, batch: cell.batch, context: cell.context };
+    let (found_bytes, wanted_bytes) = (cell.bytes.weights, ledger.step(shape).bytes.weights);
+    (found_bytes.as_f64() < wanted_bytes.as_f64() * LEAST_WEIGHTS)
+        .then_some(Cause::WeightsSize { found_bytes, wanted_bytes })
 }
 
 type Place = (String, &'static str, usize, usize);

@@ -171,7 +171,7 @@ impl<'a> Rates<'a> {
                 });
             }
             Some(Ok(rate)) => {
-                let up_to = self.groups.iter().filter(|g| g.tried.rate <= rate * (1.0 + 1e-9)).last();
+                let up_to = self.groups.iter().rfind(|g| g.tried.rate <= rate * (1.0 + 1e-9));
                 let group = up_to.ok_or(CapacityError::NoRate)?;
                 return Ok(Accepted { rate: *rate, runs: group.runs.clone() });
             }

@@ -172,6 +172,11 @@ fn figures(requests: &Requests, result: &mut ServeResult, live: bool) -> Option<
             format!("{stated} requests rejected by the summary, and {rejected} one by one"),
         );
     }
+    if result.validity == Validity::Valid && result.ttft_ns.is_none() {
+        let detail =
+            "latencies are left out, as of a saturated point, and the point is called valid".to_owned();
+        note(Rule::Lists, detail);
+    }
     let knows = |metric| !(live && matches!(metric, SloMetric::Tpot | SloMetric::Queue));
     for (metric, stated) in [
         (SloMetric::Ttft, &mut result.ttft_ns),

@@ -121,6 +121,16 @@ fn times_cut_in_half_by_hand_are_invalid_wherever_the_file_is_opened() {
 }
 
 #[test]
+fn bytes_cut_in_half_with_the_times_are_those_of_no_such_model() {
+    let (status, reason) = doctored(|cell| {
+        cell.bytes.weights.0 /= 2;
+        cell.blocks.iter_mut().for_each(|block| slower(block, 0.6));
+    });
+    assert_eq!(status, Status::Invalid);
+    assert!(matches!(reason, Some(Cause::WeightsSize { .. })), "{reason:?}");
+}
+
+#[test]
 fn a_protocol_is_what_its_parameters_say_and_not_its_name() {
     let smoke = ProtocolSummary {
         min_blocks: 1,

@@ -144,6 +144,7 @@ fn predicted(report: &Report) -> Vec<Figure> {
 /// The figures of a comparison: what was decided, and by how much.
 #[must_use]
 pub fn comparison(found: &Comparison) -> Vec<Figure> {
+    use ComparisonVerdict::{Equivalent, Faster, Inconclusive, Slower};
     let count = |verdict| found.cells.iter().filter(|cell| cell.effect.verdict == verdict).count();
     let tone = |verdict| match verdict {
         ComparisonVerdict::Faster => Tone::Good,
@@ -151,12 +152,11 @@ pub fn comparison(found: &Comparison) -> Vec<Figure> {
         ComparisonVerdict::Equivalent => Tone::Plain,
         ComparisonVerdict::Inconclusive => Tone::Warning,
     };
-    use ComparisonVerdict::{Equivalent, Faster, Inconclusive, Slower};
     let words = [Faster, Slower, Equivalent, Inconclusive];
     let each = words.into_iter().map(|verdict| (verdict, count(verdict))).filter(|(_, cells)| *cells > 0);
     let counts: Vec<String> =
         each.clone().map(|(verdict, cells)| format!("{cells} {}", verdict.word())).collect();
-    let only = found.overall.as_ref().or_else(|| match found.cells.as_slice() {
+    let only = found.overall.as_ref().or(match found.cells.as_slice() {
         [one] => Some(&one.effect),
         _ => None,
     });
@@ -181,7 +181,9 @@ pub fn comparison(found: &Comparison) -> Vec<Figure> {
 /// The title of a comparison's page.
 #[must_use]
 pub fn comparison_title(found: &Comparison) -> String {
-    format!("{}: comparison", found.model)
+    // One model is named with its source, two with the side of each.
+    let one = found.model.split_once(" · ").filter(|(name, _)| !name.starts_with("A "));
+    format!("{}: comparison", one.map_or(found.model.as_str(), |(name, _)| name))
 }
 
 /// The figures of results of other programs: how many of their rows can be believed and were rated.
@@ -192,10 +194,11 @@ pub fn imported(results: &[Imported]) -> Vec<Figure> {
     let first = first.map(|(row, cause)| format!("{}: {cause}", row.label));
     let pairs = results.iter().flat_map(|one| one.result.rows.iter().zip(&one.places));
     let bad = pairs.filter(|(row, place)| !objections(row, place).is_empty()).count();
-    let places = || results.iter().flat_map(|one| &one.places);
-    let placed: Vec<&CellResult> = places()
+    let rated: Vec<&CellResult> = results
+        .iter()
+        .flat_map(|one| &one.places)
         .filter_map(|place| match place {
-            RooflinePlacement::Placed(placed) if placed.cell.status == Status::Ok => Some(&placed.cell),
+            RooflinePlacement::Placed(found) if found.cell.status == Status::Ok => Some(&found.cell),
             _ => None,
         })
         .collect();
@@ -203,8 +206,8 @@ pub fn imported(results: &[Imported]) -> Vec<Figure> {
     let value = if bad == 0 { "none found".to_owned() } else { format!("{bad} of {rows} rows") };
     let mut figures =
         vec![Figure { name: "contradictions".to_owned(), value, note: first.unwrap_or_default(), tone }];
-    figures.push(figure("on the roofline", format!("{} of {rows} rows", placed.len()), String::new()));
-    if let Some((place, share)) = most(&placed, |cell| cell.fraction_of_datasheet) {
+    figures.push(figure("on the roofline", format!("{} of {rows} rows", rated.len()), String::new()));
+    if let Some((place, share)) = most(&rated, |cell| cell.fraction_of_datasheet) {
         figures.push(figure("of the data sheet's bandwidth, at most", single(Unit::Fraction, share), place));
     }
     figures
@@ -305,4 +308,82 @@ pub fn serving(report: &ServeReport) -> Vec<Figure> {
     }));
     figures.extend(throughput());
     figures
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::output::{Format, Kind, render};
+    use crate::samples;
+
+    fn shown(figures: &[Figure]) -> Vec<String> {
+        figures.iter().map(Figure::text).collect()
+    }
+
+    #[test]
+    fn a_prediction_leads_with_the_best_cell_that_fits_and_names_its_storage() {
+        let mut report: Report = samples::saved("predict-h100");
+        let before = shown(&run(&report));
+        // int8 is the second of the two.
+        assert!(
+            before[0].starts_with("lowest possible TPOT: 2.42 ms (int8, batch 1, context 512)"),
+            "{before:?}"
+        );
+        for cell in report.cells.iter_mut().filter(|cell| cell.dtype == hbmark_core::model::Dtype::Int8) {
+            cell.flags.push(Cause::DoesNotFit {
+                needed_bytes: hbmark_core::units::Bytes(2),
+                device_bytes: hbmark_core::units::Bytes(1),
+                usable_share: 0.9,
+            });
+        }
+        let after = shown(&run(&report));
+        assert!(after[0].starts_with("fit in memory: 4 of 8 decode cells"), "{after:?}");
+        assert!(
+            after[1].starts_with("lowest possible TPOT: 4.50 ms (bf16, batch 1, context 512)"),
+            "{after:?}"
+        );
+        assert!(after[2].ends_with("(bf16, batch 8, context 512)"), "{after:?}");
+    }
+
+    #[test]
+    fn a_run_without_a_good_cell_says_so_first_and_shows_a_range() {
+        let mut report: Report = samples::saved("run-scripted");
+        report.cells.iter_mut().filter(|cell| cell.status == Status::Ok).for_each(|cell| {
+            cell.status = Status::Disturbed;
+        });
+        crate::analysis::judge::recompute(&mut report);
+        let figures = run(&report);
+        let lines = shown(&figures);
+        assert!(lines[0].starts_with("valid: 0 of 5 cells (3 in brackets"), "{lines:?}");
+        assert_eq!(figures[0].tone, Tone::Bad);
+        assert!(lines[1].starts_with("TPOT, disturbed: [9.50 ms, 9.50 ms to 9.50 ms]"), "{lines:?}");
+        assert_eq!(lines.len(), 2, "nothing is claimed of what was disturbed: {lines:?}");
+    }
+
+    #[test]
+    fn pages_of_comparisons_and_imports_begin_with_what_they_are_and_their_verdict() {
+        let found: Comparison = samples::saved("comparison");
+        let page = found.page();
+        assert_eq!(page.title, "Llama-3.2-1B: comparison");
+        let crate::output::document::Block::Figures(figures) = &page.blocks[0] else { panic!("no figures") };
+        assert_eq!(figures[0].text(), "verdict: B is INCONCLUSIVE (4 cells: 4 INCONCLUSIVE)");
+        let html = render(&found, Format::Html, false).unwrap();
+        let head = html.split("</header>").next().unwrap();
+        assert!(
+            head.contains("B is INCONCLUSIVE") && !head.contains("<table"),
+            "the table is below the header"
+        );
+        let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/foreign/vllm-serve-0.25.json");
+        let results = crate::analysis::import::read(std::path::Path::new(file)).unwrap();
+        let given = crate::analysis::import::UserOverrides::default();
+        let mut imported: Vec<Imported> = results.into_iter().map(|r| Imported::new(r, &given)).collect();
+        let lines = |imported: &[Imported]| shown(&super::imported(imported));
+        assert_eq!(imported.as_slice().page().title, "vllm-serve-0.25.json: result of vLLM bench serve");
+        assert_eq!(lines(&imported)[0], "contradictions: none found");
+        imported[0].result.rows[0].problems.push(Cause::other("p99 is below the median"));
+        assert!(
+            lines(&imported)[0].starts_with("contradictions: 1 of 1 rows (c2: p99 is below"),
+            "{imported:?}"
+        );
+    }
 }

@@ -158,7 +158,7 @@ mod tests {
         for part in [
             "vLLM 0.11.0",
             "127.0.0.1:8000: a connection takes 52.0 µs",
-            "[::1]:8000: no connection",
+            "\\[::1\\]:8000: no connection",
             "owner",
             "4096",
         ] {

@@ -191,7 +191,7 @@ impl Axis {
     #[must_use]
     pub fn ticks(&self, count: usize) -> Vec<Tick> {
         match &self.spacing {
-            Spacing::Linear => self.linear_ticks(count),
+            Spacing::Linear => self.enough_linear_ticks(count),
             Spacing::LogAt(values) => self.apart(values, count),
             Spacing::Log => {
                 let ticks = self.apart(&self.log_values(count), count);
@@ -199,7 +199,7 @@ impl Axis {
                     return ticks;
                 }
                 // A short range holds few powers of ten; round steps are read better there, if not evenly spaced.
-                let linear = spaced(self.linear_ticks(count), count);
+                let linear = spaced(self.enough_linear_ticks(count), count);
                 if linear.len() > ticks.len() { linear } else { ticks }
             }
         }
@@ -221,6 +221,13 @@ impl Axis {
         let decimals =
             if scaled < 0.9995 { short_decimals(scaled) } else { usize::from(scaled.fract().abs() > 1e-9) };
         format!("{scaled:.decimals$}{unit}")
+    }
+
+    /// Round steps; finer ones where the range falls between two and holds hardly any.
+    fn enough_linear_ticks(&self, count: usize) -> Vec<Tick> {
+        let enough = |ticks: &Vec<Tick>| ticks.len() >= FEWEST;
+        let mut finer = [count, 2 * count].into_iter().map(|count| self.linear_ticks(count));
+        finer.find(enough).unwrap_or_else(|| self.linear_ticks(count))
     }
 
     fn linear_ticks(&self, count: usize) -> Vec<Tick> {
@@ -293,6 +300,23 @@ mod tests {
 
     fn labels(axis: &Axis, count: usize) -> Vec<String> {
         axis.ticks(count).into_iter().map(|t| t.label).collect()
+    }
+
+    #[test]
+    fn an_axis_of_round_steps_has_at_least_three_ticks() {
+        for number in 1..2_000 {
+            let low = f64::from(number) * 1e4;
+            for factor in [1.0, 1.001, 1.1, 1.7, 3.0] {
+                for count in 4..8 {
+                    let around = Axis::around("TPOT", Measure::Time, [low, low * factor]).unwrap();
+                    let zero = Axis::from_zero("TPOT", Measure::Time, [low, low * factor]).unwrap();
+                    for axis in [around, zero] {
+                        let ticks = labels(&axis, count);
+                        assert!((FEWEST..=2 * count + 1).contains(&ticks.len()), "{ticks:?} of {count}");
+                    }
+                }
+            }
+        }
     }
 
     #[test]

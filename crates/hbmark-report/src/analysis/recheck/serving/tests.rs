@@ -84,6 +84,11 @@ fn objectives_that_the_requests_do_not_meet_are_not_met() {
 }
 
 #[test]
+fn a_valid_point_has_its_latencies() {
+    assert_eq!(rule(|r| r.ttft_ns = None), Some(Rule::Lists));
+}
+
+#[test]
 fn counts_and_columns_agree() {
     assert_eq!(rule(|r| r.served -= 1), Some(Rule::RequestCount));
     assert_eq!(rule(|r| r.unfinished += 1), Some(Rule::RequestCount));

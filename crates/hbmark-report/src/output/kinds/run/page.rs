@@ -101,7 +101,11 @@ fn findings(page: &mut Document, report: &Report) {
     let measured = report.cells.iter().filter(|c| c.shown_time().is_some()).count();
     let not_ok = report.cells.iter().filter(|c| !matches!(c.status, Status::Ok | Status::Predicted)).count();
     page.lines([Line::plain(match (report.kind, not_ok) {
-        (ReportKind::Predict, _) => format!("{} cells predicted; nothing was measured.", report.cells.len()),
+        (ReportKind::Predict, 0) => format!("{} cells predicted; nothing was measured.", report.cells.len()),
+        (ReportKind::Predict, skipped) => {
+            let predicted = report.cells.len() - skipped;
+            format!("{predicted} cells predicted and {skipped} skipped; nothing was measured.")
+        }
         (_, 0) => format!("{measured} of {} cells measured, all ok.", report.cells.len()),
         (_, bad) => format!("{measured} of {} cells measured, {bad} not simply ok.", report.cells.len()),
     })]);
