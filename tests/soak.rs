@@ -341,8 +341,9 @@ impl Soak {
             out: None,
         };
         let mut worker = InProcess::new(LocalEngine::new(&config, Some(Rc::clone(model))));
-        let report =
-            hbmark::serve::benchmark(&mut worker, &config, Some(model), "soak", &mut NoopObserver).unwrap().report;
+        let report = hbmark::serve::benchmark(&mut worker, &config, Some(model), "soak", &mut NoopObserver)
+            .unwrap()
+            .report;
         assert_eq!(report.points[0].result.as_ref().unwrap().served, 30);
     }
 }

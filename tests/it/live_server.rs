@@ -41,7 +41,8 @@ const LOAD: [&str; 9] = [
 /// Serves, and reads what was saved. A machine that is busy with other tests may make the point invalid, which is an exit code of 1.
 fn served(url: &str, more: &[&str], folder: &Path) -> ServeReport {
     let out = folder.to_str().unwrap();
-    let code = hbmark().args(["serve", "--url", url]).args(LOAD).args(more).args(["--out", out]).output().unwrap();
+    let code =
+        hbmark().args(["serve", "--url", url]).args(LOAD).args(more).args(["--out", out]).output().unwrap();
     assert!(matches!(code.status.code(), Some(0 | 1)), "{}", String::from_utf8_lossy(&code.stderr));
     let page = std::fs::read_to_string(folder.join("report.html")).unwrap();
     let text = std::fs::read_to_string(folder.join("serve.json")).unwrap();
@@ -58,7 +59,10 @@ fn a_server_is_measured_as_an_engine_is() {
     let report = served(&mock.url(), &[], &folder.path().join("a"));
     let identity = report.server.as_ref().unwrap();
     assert_eq!((report.kind, identity.dialect), (ServeKind::ServeLive, Dialect::Vllm));
-    assert!(report.model.is_none() && report.dtype.is_none(), "nothing is claimed of a model that was not given");
+    assert!(
+        report.model.is_none() && report.dtype.is_none(),
+        "nothing is claimed of a model that was not given"
+    );
     let point = &report.points[0];
     let (result, live) = (point.result.as_ref().unwrap(), point.live.as_ref().unwrap());
     assert_eq!((result.served, result.measured, result.unfinished), (30, 30, 0));
@@ -83,12 +87,16 @@ fn a_server_is_measured_as_an_engine_is() {
     let again = served(&mock.url(), &[], &folder.path().join("b"));
     let other = served(&mock.url(), &["--seed", "7"], &folder.path().join("c"));
     assert!(hash(&report) == hash(&again) && hash(&report) != hash(&other));
-    hbmark().args(["report", folder.path().join("a/serve.json").to_str().unwrap()]).assert().stdout(contains("vLLM"));
+    hbmark()
+        .args(["report", folder.path().join("a/serve.json").to_str().unwrap()])
+        .assert()
+        .stdout(contains("vLLM"));
 }
 
 #[test]
 fn failures_are_counted_by_class_and_stay_in_the_percentiles() {
-    let busy = Answer::status(429, "application/json", "retry-after: 1\r\n", r#"{"error":{"message":"too busy"}}"#);
+    let busy =
+        Answer::status(429, "application/json", "retry-after: 1\r\n", r#"{"error":{"message":"too busy"}}"#);
     let mock = server(Some(busy));
     let folder = tempdir().unwrap();
     let report = served(&mock.url(), &[], &folder.path().join("a"));
@@ -106,7 +114,8 @@ fn a_rate_beside_a_cap_counts_the_wait_from_the_schedule() {
     let report = served(&mock.url(), &["--max-concurrency", "1"], &folder.path().join("a"));
     let point = &report.points[0];
     let live = point.live.as_ref().unwrap();
-    let (ttft, own) = (point.result.as_ref().unwrap().ttft_ns.clone(), live.ttft_from_dispatch_ns.p50.unwrap());
+    let (ttft, own) =
+        (point.result.as_ref().unwrap().ttft_ns.clone(), live.ttft_from_dispatch_ns.p50.unwrap());
     // 12 ms of work came every 10 ms, one at a time. A point that is saturated reports no TTFT.
     assert!(ttft.is_none_or(|ttft| ttft.p50.unwrap().value() > own.value()));
     assert!(live.client_queue_ns.p50.unwrap().value() > 1e6);
@@ -120,9 +129,21 @@ fn a_rate_beside_a_cap_counts_the_wait_from_the_schedule() {
 #[test]
 fn the_doctor_says_what_answers() {
     let mock = server(None);
-    hbmark().args(["doctor", "--url", &mock.url()]).assert().code(0).stdout(contains("vLLM").and(contains("mock")));
-    hbmark().args(["doctor", "--url", "http://127.0.0.1:9"]).assert().code(1).stdout(contains("nothing answers"));
-    hbmark().args(["doctor", "--url", "localhost"]).assert().code(2).stderr(contains("http://127.0.0.1:8000"));
+    hbmark()
+        .args(["doctor", "--url", &mock.url()])
+        .assert()
+        .code(0)
+        .stdout(contains("vLLM").and(contains("mock")));
+    hbmark()
+        .args(["doctor", "--url", "http://127.0.0.1:9"])
+        .assert()
+        .code(1)
+        .stdout(contains("nothing answers"));
+    hbmark()
+        .args(["doctor", "--url", "localhost"])
+        .assert()
+        .code(2)
+        .stderr(contains("http://127.0.0.1:8000"));
     hbmark()
         .args(["serve", "--url", "http://127.0.0.1:9"])
         .assert()
