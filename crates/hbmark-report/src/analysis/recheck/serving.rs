@@ -193,6 +193,7 @@ fn figures(requests: &Requests, result: &mut ServeResult, live: bool) -> Option<
         }
     }
     let refused = result.ttft_ns.is_none();
+    let mut judged_again = false;
     for stated in result.slo.iter_mut().filter(|clause| knows(clause.clause.metric)) {
         if refused && stated.clause.metric != SloMetric::Tpot {
             continue;
@@ -213,8 +214,12 @@ fn figures(requests: &Requests, result: &mut ServeResult, live: bool) -> Option<
                 word(own.met),
                 word(stated.met)
             );
-            note(Rule::Lists, detail);
+            // Results of before kept no interval and were judged by the percentile alone: undetermined is no contradiction there.
+            if stated.low.is_some() || stated.observed.is_none() || own.met.is_some() {
+                note(Rule::Lists, detail);
+            }
             *stated = own;
+            judged_again = true;
         }
     }
     if let Some(stated) = result.goodput_share.filter(|_| !live && n > 0) {
@@ -241,7 +246,9 @@ fn figures(requests: &Requests, result: &mut ServeResult, live: bool) -> Option<
     }
     let met = ClauseResult::all_met(&result.slo);
     if met != result.slo_met {
-        note(Rule::Lists, "whether the objectives are met does not follow from each of them".to_owned());
+        if !judged_again {
+            note(Rule::Lists, "whether the objectives are met does not follow from each of them".to_owned());
+        }
         result.slo_met = met;
     }
     broken
