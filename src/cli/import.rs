@@ -89,7 +89,7 @@ impl OverrideArgs {
 /// What a file is called in a table: its name, with its path where another one has the same name.
 pub fn name_of(file: &Path, files: &[PathBuf]) -> String {
     let alike = files.iter().filter(|other| other.file_name() == file.file_name()).count() > 1;
-    let name = file.file_name().filter(|_| !alike).unwrap_or_else(|| file.as_os_str());
+    let name = file.file_name().filter(|_| !alike).unwrap_or(file.as_os_str());
     hbmark_core::input::plain(&name.to_string_lossy())
 }
 

@@ -273,13 +273,23 @@ impl Rounds<'_> {
             }
         };
         self.lost.extend(result.remark().map(|remark| format!("{title}: {remark}")));
+        // Items and the reason that they have no time for.
+        let mut without: Vec<(Vec<String>, String)> = Vec::new();
         for (item, pair) in plan.items.iter().zip(times) {
             match result.time(item, *side)? {
                 Ok(time) if second_slot => pair.b_ns = Some(time),
                 Ok(time) => pair.a_ns = Some(time),
-                Err(reason) => self.lost.push(format!("{title}: {}: {reason}", item.id())),
+                Err(reason) => match without.iter_mut().find(|(_, known)| *known == reason) {
+                    Some((items, _)) => items.push(item.id()),
+                    None => without.push((vec![item.id()], reason)),
+                },
             }
         }
+        let lost = without.into_iter().map(|(items, reason)| match items.len() {
+            count if count == plan.items.len() && count > 1 => format!("{title}: {reason}"),
+            _ => format!("{title}: {}: {reason}", items.join(", ")),
+        });
+        self.lost.extend(lost);
         known.get_or_insert(result);
         Ok(())
     }

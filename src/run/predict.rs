@@ -133,7 +133,7 @@ mod tests {
         let question =
             Question { batches: vec![1, 4, 16, 64], contexts: vec![512, 2048, 8192], ..question(&dtypes) };
         let told = report(&opened, &question, "predict").unwrap();
-        assert!(told.crossovers.len() <= dtypes.len() * 9, "{}", told.crossovers.len());
+        assert!(told.crossovers.len() <= dtypes.len() * 11, "{}", told.crossovers.len());
         for row in &told.crossovers {
             assert!(dtypes.iter().any(|dtype| row.explanation.starts_with(&format!("{dtype}: "))), "{row:?}");
         }

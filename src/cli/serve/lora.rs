@@ -64,7 +64,9 @@ impl LoraArgs {
         }
         let modules = self.lora_modules.clone();
         if let Some((name, _)) = modules.iter().find(|(_, path)| !is_live && path.as_os_str().is_empty()) {
-            anyhow::bail!("--lora-modules {name}: wanted {name}=PATH, a PEFT folder");
+            anyhow::bail!(
+                "--lora-modules {name}: wanted NAME=PATH, the name and the PEFT folder of an adapter"
+            );
         }
         let synthetic = self.lora_adapters.unwrap_or(if modules.is_empty() && !is_live { 4 } else { 0 });
         let count = synthetic.saturating_add(modules.len());

@@ -328,7 +328,8 @@ fn encrypted(name: &str, connections: usize) -> (String, u16) {
             for count in 1..=4 {
                 events +=
                     r#"data: {"choices":[{"text":"x"}],"usage":{"prompt_tokens":3,"completion_tokens":"#;
-                events += &format!("{count}}}}}\n\n");
+                events += &count.to_string();
+                events += "}}\n\n";
             }
             let head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n";
             let _ = write!(stream, "{head}{events}data: [DONE]\n\n");

@@ -39,6 +39,9 @@ pub fn bench_serve(report: &ServeReport, point: &Point, selection: &Selection) -
         || (total(point.mean_prompt_tokens), result.output_tokens_per_s * result.window_s),
         tokens,
     );
+    // From the first request to the last token, as vLLM takes rates; ours are over the time that arrivals span.
+    let duration = requests.and_then(duration).unwrap_or(result.served as f64 / result.served_per_s);
+    let per_s = |amount: f64| if duration > 0.0 { amount / duration } else { 0.0 };
     let mut fields = Map::new();
     let mut put = |key: &str, value: Value| {
         fields.insert(key.to_owned(), value);
@@ -61,16 +64,15 @@ pub fn bench_serve(report: &ServeReport, point: &Point, selection: &Selection) -
             _ => cap.unwrap_or(Value::Null),
         },
     );
-    put("duration", result.window_s.into());
+    put("duration", duration.into());
     put("completed", result.served.into());
     put("failed", failed.into());
     put("total_input_tokens", input.into());
     put("total_output_tokens", output.into());
-    put("request_throughput", result.served_per_s.into());
+    put("request_throughput", per_s(result.served as f64).into());
     put("request_goodput", result.goodput_per_s.into());
-    put("output_throughput", result.output_tokens_per_s.into());
-    let all = if result.window_s > 0.0 { (input + output) / result.window_s } else { 0.0 };
-    put("total_token_throughput", all.into());
+    put("output_throughput", per_s(output).into());
+    put("total_token_throughput", per_s(input + output).into());
     let version = &report.environment.build.version;
     put("generated_by", format!("hbmark {version}").into());
     let live = point.live.as_ref();
@@ -109,6 +111,12 @@ fn statistics<'a>(
     [("mean".to_owned(), ms(quantiles.mean)), ("median".to_owned(), ms(quantiles.p50))]
         .into_iter()
         .chain(named)
+}
+
+fn duration(requests: &Requests) -> Option<f64> {
+    let first = requests.arrival_ns.iter().min()?;
+    let last = requests.last_token_ns.iter().flatten().max()?;
+    Some(last.saturating_sub(*first) as f64 / 1e9)
 }
 
 /// Prompt and output tokens of the requests that were served.
@@ -170,7 +178,9 @@ mod tests {
         near(Metric::Ttft, Statistic::Median, p50(&result.ttft_ns));
         near(Metric::Tpot, Statistic::Median, p50(&result.tpot_ns));
         near(Metric::E2e, Statistic::Median, p50(&result.e2e_ns));
-        near(Metric::OutputThroughput, Statistic::Single, result.output_tokens_per_s);
+        let tokens: usize = result.requests.as_ref().unwrap().output_tokens.iter().sum();
+        let duration = written["duration"].as_f64().unwrap();
+        near(Metric::OutputThroughput, Statistic::Single, tokens as f64 / duration);
         assert_eq!(row.setup.completed, u64::try_from(result.served).ok());
         assert_eq!(row.setup.engine.as_deref(), Some("hbmark"));
         assert!(row.problems.is_empty(), "{:?}", row.problems);

@@ -222,27 +222,8 @@ fn figures(requests: &Requests, result: &mut ServeResult, live: bool) -> Option<
             judged_again = true;
         }
     }
-    if let Some(stated) = result.goodput_share.filter(|_| !live && n > 0) {
-        let meets = |i: &usize| {
-            let within = |clause: &ClauseResult| {
-                let clause = clause.clause;
-                latency(requests, *i, clause.metric)
-                    .is_none_or(|value| value <= clause.limit_ns + ROUNDING_NS)
-            };
-            served(requests, *i) && result.slo.iter().all(within)
-        };
-        let own = (0..n).filter(meets).count() as f64;
-        // A request at its limit may fall to either side of it.
-        if (stated * n as f64 - own).abs() > 1.5 {
-            let (stated, own) = (stated * 100.0, own / n as f64 * 100.0);
-            note(
-                Rule::Lists,
-                format!(
-                    "{stated:.1} % of the requests are within every objective by the summary, and {own:.1} % one by one"
-                ),
-            );
-            result.goodput_share = Some(own / 100.0);
-        }
+    if let Some(detail) = (!live).then(|| goodput(requests, result)).flatten() {
+        note(Rule::Lists, detail);
     }
     let met = ClauseResult::all_met(&result.slo);
     if met != result.slo_met {
@@ -252,6 +233,31 @@ fn figures(requests: &Requests, result: &mut ServeResult, live: bool) -> Option<
         result.slo_met = met;
     }
     broken
+}
+
+/// Replaces the share of requests within every objective where they say another one.
+fn goodput(requests: &Requests, result: &mut ServeResult) -> Option<String> {
+    let n = requests.arrival_ns.len();
+    let stated = result.goodput_share.filter(|_| n > 0)?;
+    let meets = |i: &usize| {
+        let within = |clause: &ClauseResult| {
+            let clause = clause.clause;
+            latency(requests, *i, clause.metric).is_none_or(|value| value <= clause.limit_ns + ROUNDING_NS)
+        };
+        served(requests, *i) && result.slo.iter().all(within)
+    };
+    let own = (0..n).filter(meets).count() as f64;
+    // A request at its limit may fall to either side of it.
+    if (stated * n as f64 - own).abs() <= 1.5 {
+        return None;
+    }
+    let own = own / n as f64;
+    result.goodput_share = Some(own);
+    Some(format!(
+        "{:.1} % of the requests are within every objective by the summary, and {:.1} % one by one",
+        stated * 100.0,
+        own * 100.0
+    ))
 }
 
 /// The span over which rates are taken, and the requests in it.
