@@ -22,7 +22,6 @@ use hbmark_core::result::{
 };
 use hbmark_core::units::{Bytes, Nanos, rfc3339};
 use hbmark_report::analysis::judge;
-use hbmark_report::samples;
 use hbmark_traffic::clock::VirtualClock;
 use hbmark_traffic::point::TrafficSource;
 use hbmark_traffic::sampler::Sampling;
@@ -163,10 +162,9 @@ fn prediction(gpu: &str, dtypes: &[Dtype], batches: &[usize], contexts: &[usize]
 }
 
 fn comparison() -> Comparison {
-    let (mut a, mut b) = (samples::measured(), samples::measured());
-    for report in [&mut a, &mut b] {
-        report.cells.retain(|c| c.engine == "native" && c.context == 128);
-    }
+    let mut a = scripted();
+    a.cells.retain(|cell| cell.context == 512 && cell.batch < 4);
+    let mut b = a.clone();
     b.config.insert("threads".into(), 2.into());
     let folder = tempfile::tempdir().unwrap();
     let write = |name: &str, report: &Report| {
