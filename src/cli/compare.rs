@@ -61,7 +61,7 @@ pub struct Args {
     /// The protocol of each process of `hbmark run` [default: quick].
     #[arg(long, value_enum)]
     protocol: Option<DepthName>,
-    /// Seed of the order within rounds, and of both sides' weights and prompts.
+    /// Seed of the order within rounds, and of weights and prompts of both sides.
     #[arg(long, env = "HBMARK_SEED", default_value_t = 42)]
     seed: u64,
     /// Keep comparison.json, comparison.csv, comparison.md, report.html and the result of every process in this folder.

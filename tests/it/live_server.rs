@@ -189,8 +189,12 @@ fn two_servers_are_compared_with_the_same_requests_in_every_round() {
         all
     };
     let (of_a, of_b) = (bodies(&a), bodies(&b));
-    let prompts = |all: &[(String, String)]| all.iter().map(|(prompt, _)| prompt.clone()).collect::<Vec<_>>();
-    assert!(prompts(&of_a) == prompts(&of_b) && of_a.len() >= 7 * 40);
+    let prompts = |all: &[(String, String)]| {
+        all.iter().map(|(prompt, _)| prompt.clone()).collect::<std::collections::BTreeSet<_>>()
+    };
+    // Behind the measured ones as many are sent as it takes until those are done.
+    let common = prompts(&of_a).intersection(&prompts(&of_b)).count();
+    assert!(common >= 7 * 45, "{common} of {} and {}", of_a.len(), of_b.len());
     let salts: std::collections::BTreeSet<&String> = of_a.iter().chain(&of_b).map(|(_, salt)| salt).collect();
     assert_eq!(salts.len(), 14);
     for format in ["csv", "md", "table"] {

@@ -190,7 +190,7 @@ pub struct LiveResult {
     pub prompt_tokens_ratio: Option<f64>,
     /// Prompt tokens that the server found in its cache, over all it counts, where it says.
     pub cached_share: Option<f64>,
-    /// sha256 over the bodies of all requests, in their order.
+    /// sha256 over the bodies of the requests that warm up and of those that were planned to count, in their order and without salts.
     pub bodies_sha256: String,
     /// The server's own counters over the measured time, where it shows any.
     pub server: Option<ServerMetrics>,
