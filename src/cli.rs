@@ -11,6 +11,7 @@ mod compare;
 mod completions;
 mod doctor;
 mod explain;
+mod fleet;
 mod glossary;
 mod import;
 mod ladder;
@@ -63,6 +64,8 @@ enum Command {
     Capacity(capacity::Args),
     /// A short decision record of a saved result: what was asked, accepted and rejected, and how to reproduce it.
     Record(record::Args),
+    /// Is every GPU of a cluster as fast as the next, and which is sick: plans for Slurm, Kubernetes or ssh, and the report.
+    Fleet(fleet::Args),
     /// Compute the roofline alone: any model on any GPU of the table, no device needed.
     Predict(predict::Args),
     /// Measure this device's ceilings: bandwidth, GEMM peak, launch latency.
@@ -101,6 +104,8 @@ enum Command {
 pub enum Outcome {
     Complete,
     SomeCellsFailed,
+    /// As a Nagios plugin ends: 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN.
+    Nagios(u8),
     /// A signal stopped it; what it had by then is printed and saved.
     Stopped(i32),
 }
@@ -110,6 +115,7 @@ impl From<Outcome> for std::process::ExitCode {
         match outcome {
             Outcome::Complete => Self::SUCCESS,
             Outcome::SomeCellsFailed => Self::from(1),
+            Outcome::Nagios(code) => Self::from(code),
             // As a shell counts it: 130 after Ctrl-C.
             Outcome::Stopped(signal) => Self::from(u8::try_from(128 + signal).unwrap_or(u8::MAX)),
         }
@@ -140,6 +146,7 @@ pub fn dispatch(cli: Cli) -> anyhow::Result<Outcome> {
         Command::Compare(args) => compare::execute(&args),
         Command::Capacity(args) => capacity::execute(&args),
         Command::Record(args) => record::execute(&args),
+        Command::Fleet(args) => fleet::execute(&args),
         Command::Predict(args) => predict::execute(&args),
         Command::Ceiling(args) => ceiling::execute(&args),
         Command::Logits(args) => logits::execute(&args),

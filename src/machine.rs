@@ -10,5 +10,7 @@ pub mod doctor;
 pub mod environment;
 pub mod memory;
 pub mod nvml;
+pub mod placement;
 pub mod system_files;
 pub mod telemetry;
+mod xid;

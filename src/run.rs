@@ -12,6 +12,7 @@ pub mod compare;
 pub mod config;
 pub mod device_worker;
 mod engine_run;
+pub mod fleet;
 pub mod in_process;
 pub mod journal;
 pub mod plan;

@@ -301,6 +301,13 @@ fn begin(
     }
     let (workload, source) = match &config.source {
         TrafficSource::Workload(w) => (w.name.clone(), w.source.clone()),
+        TrafficSource::Dataset(dataset) => dataset.as_ref().map_or_else(Default::default, |dataset| {
+            let (name, prompts) = (dataset.format.name(), dataset.prompts.len());
+            (
+                format!("{name} dataset"),
+                format!("{prompts} prompts, {} of other lengths left out", dataset.left_out),
+            )
+        }),
         TrafficSource::Trace(trace, _) => (
             format!("{} trace", trace.format),
             format!(
@@ -358,7 +365,7 @@ impl ServeConfig {
     fn asked_structure(&self) -> Option<&Structured> {
         self.structured.as_ref().or(match &self.source {
             TrafficSource::Workload(workload) => workload.structured.as_ref(),
-            TrafficSource::Trace(..) => None,
+            TrafficSource::Trace(..) | TrafficSource::Dataset(_) => None,
         })
     }
 }

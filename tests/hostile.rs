@@ -400,6 +400,7 @@ fn a_hostile_name_is_harmless_where_a_file_or_a_model_is_named() {
         phases: vec![hbmark_core::result::Phase::Decode],
         batches: vec![1],
         contexts: vec![128],
+        routing: hbmark_core::ledger::ExpertRouting::Uniform,
     };
     let result =
         hbmark::run::predict::report(&opened, &question, &format!("hbmark predict --model {name}")).unwrap();

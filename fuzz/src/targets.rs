@@ -6,12 +6,16 @@
 
 use std::path::{Path, PathBuf};
 
-use hbmark_core::ledger::{Request, devices, predict};
+use hbmark_client::answer::{Answer, Step};
+use hbmark_client::exchange::Exchange;
+use hbmark_client::metrics::Snapshot;
+use hbmark_core::ledger::{ExpertRouting, Request, devices, predict};
 use hbmark_core::model::{Architecture, Dtype};
 use hbmark_core::result::Phase;
 use hbmark_core::result::serving::Arrivals;
 use hbmark_report::analysis::import;
 use hbmark_report::output::{Format, markdown, record, render};
+use hbmark_traffic::dataset;
 use hbmark_traffic::trace;
 use hbmark_traffic::workload::{Workload, plan_trace};
 
@@ -48,6 +52,9 @@ impl Seed {
 pub const TARGETS: &[FuzzTarget] = &[
     text_target("config", config, config_seeds),
     text_target("trace", trace, trace_seeds),
+    text_target("dataset", dataset, dataset_seeds),
+    FuzzTarget { per_byte: 64, ..text_target("answer", answer, answer_seeds) },
+    FuzzTarget { per_byte: 64, ..text_target("metrics", metrics, metrics_seeds) },
     text_target("workload", workload, workload_seeds),
     text_target("foreign", foreign, foreign_seeds),
     text_target("result", result, result_seeds),
@@ -170,6 +177,7 @@ fn predict_extremes(architecture: &Architecture) {
             batches: &[1, 1 << 27],
             contexts: &[1, 1 << 27],
             phases: &[Phase::Prefill, Phase::Decode],
+            routing: ExpertRouting::Uniform,
         });
         assert_eq!(prediction.cells.len(), 8);
     }
@@ -213,6 +221,103 @@ fn trace_seeds() -> Vec<Seed> {
         seed.bytes.truncate(end.unwrap_or(usize::MAX));
     }
     seeds
+}
+
+/// A word is a token.
+#[expect(clippy::unnecessary_wraps, reason = "the form of a tokenizer")]
+fn words(text: &str) -> Result<Vec<u32>, std::convert::Infallible> {
+    Ok(text.split_whitespace().map(|word| u32::try_from(word.len()).unwrap_or(u32::MAX)).collect())
+}
+
+fn dataset(bytes: &[u8], scratch: &Path) -> bool {
+    let path = scratch.join("dataset");
+    put(&path, bytes);
+    let selection = dataset::Selection { prompts: 100, output_len: None, seed: 1 };
+    let read = |format| match dataset::read(&path, format, selection, words) {
+        Ok(found) => {
+            let plan = found.plan(Some(10.0), Arrivals::Poisson, None, 40, 7);
+            assert!(
+                plan.len() == 40
+                    && plan.iter().all(|request| request.prompt_len() > 0 && request.output_len > 0)
+            );
+            true
+        }
+        Err(error) => refused(error),
+    };
+    [dataset::Format::ShareGpt, dataset::Format::Custom].map(read).contains(&true)
+}
+
+fn dataset_seeds() -> Vec<Seed> {
+    let turn = |text: &str| serde_json::json!({"from": "human", "value": text});
+    let row =
+        serde_json::json!({"id": "a", "conversations": [turn("how far is it"), turn("not far at all")]});
+    let line = r#"{"prompt": "how far is it", "output_tokens": 12}"#;
+    vec![
+        Seed::new("sharegpt.json", serde_json::json!([row, row, {"id": "none"}]).to_string()),
+        Seed::new("custom.jsonl", format!("{line}\n{}\n", line.replace("far", "near"))),
+    ]
+}
+
+/// A server's answer in pieces of a few bytes: it ends within its bytes, however they are cut.
+fn answer(bytes: &[u8], _: &Path) -> bool {
+    let read = |size: usize| {
+        let mut answer = Answer::default();
+        answer.reset(16);
+        let mut at = 0.0;
+        let mut pieces = bytes.chunks(size);
+        let step = loop {
+            let Some(piece) = pieces.next() else { break answer.closed(at) };
+            at += 1.0;
+            match answer.take(piece, at) {
+                Step::More => {}
+                step => break step,
+            }
+        };
+        let mut exchange = Exchange::default();
+        answer.settle(&mut exchange);
+        assert!(exchange.first_token.is_none_or(|first| first <= at));
+        (step == Step::Done, exchange.output_tokens)
+    };
+    let whole = read(bytes.len().max(1));
+    assert!(
+        read(7) == whole || !whole.0 && !read(7).0,
+        "what an answer says does not depend on how it is cut"
+    );
+    whole.0
+}
+
+fn answer_seeds() -> Vec<Seed> {
+    let head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n";
+    let event = |text: &str| format!("{:x}\r\n{text}\r\n", text.len());
+    let token = r#"data: {"choices":[{"index":0,"text":" a","finish_reason":null}],"usage":{"prompt_tokens":4,"completion_tokens":1,"total_tokens":5}}"#;
+    let chat = r#"data: {"choices":[{"index":0,"delta":{"content":"a"},"finish_reason":"length"}]}"#;
+    let events = [token, chat, "data: [DONE]"].map(|line| event(&format!("{line}\n\n"))).concat();
+    vec![
+        Seed::new("stream", format!("{head}{events}0\r\n\r\n")),
+        Seed::new("refusal", "HTTP/1.1 429 Too Many\r\nretry-after: 1\r\ncontent-length: 2\r\n\r\n{}"),
+    ]
+}
+
+/// The page of a server's counters.
+fn metrics(bytes: &[u8], _: &Path) -> bool {
+    let page = Snapshot::read(bytes);
+    for signal in page.signals() {
+        let _ = page.number(signal);
+    }
+    page.dialect().is_some()
+}
+
+fn metrics_seeds() -> Vec<Seed> {
+    let page = "# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running{engine=\"0\",model_name=\"a\"} 4.0\n\
+                # TYPE vllm:generation_tokens_total counter\nvllm:generation_tokens_total{engine=\"0\",model_name=\"a\"} 1e5\n\
+                vllm:iteration_tokens_total_count{engine=\"0\"} 12\n\
+                vllm:time_to_first_token_seconds_bucket{le=\"+Inf\"} 3\n";
+    let other = page.replace("vllm:", "sglang:");
+    vec![
+        Seed::new("vllm", page),
+        Seed::new("sglang", other),
+        Seed::new("llama", "llamacpp:tokens_predicted_total 5\n"),
+    ]
 }
 
 fn workload(bytes: &[u8], scratch: &Path) -> bool {

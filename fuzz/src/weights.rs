@@ -29,6 +29,10 @@ fn load(model: &OpenModel) -> bool {
 
 fn open_model(path: &Path) -> bool {
     let path = path.to_str().expect("a scratch path is UTF-8");
+    // What `predict` reads of it: headers alone, and more architectures.
+    if let Err(error) = hbmark::weights::open_shape(path, None) {
+        refused(error);
+    }
     match hbmark::weights::open(path, None, 0) {
         Ok(model) => load(&model),
         Err(error) => refused(error),

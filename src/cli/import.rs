@@ -8,7 +8,8 @@ use super::{Outcome, print_result};
 use crate::weights::{self, OpenModel};
 use hbmark_core::ledger::devices;
 use hbmark_core::model::Dtype;
-use hbmark_report::analysis::import::{self, ForeignFormat, ForeignResult, Imported, UserOverrides};
+use hbmark_report::analysis::import::{ForeignFormat, ForeignResult, Imported, UserOverrides};
+use hbmark_report::analysis::opened;
 use hbmark_report::output::{Aliases, Format};
 
 #[derive(Debug, ClapArgs)]
@@ -102,7 +103,7 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
     let given = args.said.given(model.as_ref())?;
     let (mut imported, mut refused) = (Vec::new(), Vec::new());
     for file in &args.files {
-        match import::read(file) {
+        match opened::rows(file) {
             Ok(results) => imported.extend(results.into_iter().map(|result| {
                 Imported::new(ForeignResult { source: name_of(file, &args.files), ..result }, &given)
             })),

@@ -94,7 +94,7 @@ struct Source {
 
 fn sources(args: &Args, cell: &CellName) -> anyhow::Result<Vec<Source>> {
     let files = args.external.iter().map(|path| -> anyhow::Result<Source> {
-        Ok(Source { name: path.display().to_string(), results: import::read(path)? })
+        Ok(Source { name: path.display().to_string(), results: opened::rows(path)? })
     });
     let mut sources: Vec<Source> = files.collect::<anyhow::Result<_>>()?;
     if let Some(url) = &args.url {
@@ -241,6 +241,7 @@ fn predicted(
         phases: vec![cell.phase],
         batches: vec![cell.batch],
         contexts: vec![cell.context],
+        routing: hbmark_core::ledger::ExpertRouting::Uniform,
     };
     let model = weights::open_shape(&named, None)?;
     let report = crate::run::predict::report(&model, &question, &command_line())?;

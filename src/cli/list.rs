@@ -7,7 +7,7 @@ use serde::Serialize;
 use super::{Outcome, print, print_json};
 use crate::engine::{self, DeviceChoice, native};
 use crate::weights::OpenModel;
-use hbmark_core::ledger::devices;
+use hbmark_core::ledger::{Ledger, devices};
 use hbmark_core::model::{Dtype, presets};
 use hbmark_core::result::EngineKind;
 use hbmark_core::units::{Bytes, BytesPerSecond, FlopsPerSecond};
@@ -42,6 +42,9 @@ struct ModelRow {
     max_positions: usize,
     bf16_bytes: Bytes,
     kv_bf16_bytes_per_token: Bytes,
+    /// What the layers are, where they are not all alike: `62 × (5 window 1024 : 1 full)`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pattern: Option<String>,
     /// The engines that run it; a model without one is for `predict`.
     engines: Vec<&'static str>,
 }
@@ -99,7 +102,8 @@ fn model_row(preset: &presets::Preset) -> ModelRow {
         head_dim: a.head_dim,
         max_positions: a.max_positions,
         bf16_bytes: inventory.total_bytes(),
-        kv_bf16_bytes_per_token: Bytes((2 * a.layers * a.kv_elements_per_token_and_layer()) as u64),
+        kv_bf16_bytes_per_token: Ledger::new(a, &inventory, Dtype::Bf16).kv_bytes_per_token(),
+        pattern: a.stack.as_ref().map(ToString::to_string),
         engines: engines_of(preset),
         name: preset.name.to_owned(),
         hub_id: preset.hub_id.clone(),

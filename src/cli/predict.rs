@@ -7,7 +7,7 @@ use super::shared_args::parse_dtypes;
 use super::{Outcome, print_result};
 use crate::run::config::{DEFAULT_MODEL, parse_axis};
 use crate::weights;
-use hbmark_core::ledger::devices;
+use hbmark_core::ledger::{ExpertRouting, devices};
 use hbmark_core::model::Dtype;
 use hbmark_core::result::Phase;
 use hbmark_report::output::Format;
@@ -26,8 +26,8 @@ pub struct Args {
     /// A GPU of the datasheet table (`hbmark devices`).
     #[arg(long, default_value = "h100-sxm")]
     gpu: String,
-    /// Storage of the weights, comma-separated: f32, bf16, f16, int8, fp8, int4, q8_0, q4_0, or gguf for a file's own [default: what the
-    /// model's files state (`quantization_config`, tensor headers), bf16 for a shape without files].
+    /// Storage of the weights, comma-separated: f32, bf16, f16, int8, fp8, int4, mxfp8, mxfp4, nvfp4, q8_0, q4_0, or gguf for a file's own
+    /// [default: what the model's files state, tensor by tensor (headers, `quantization_config`), bf16 for a shape without files].
     #[arg(long)]
     dtype: Option<String>,
     /// Storage of the KV cache [default: that of the weights, bf16 where they are quantised].
@@ -42,6 +42,10 @@ pub struct Args {
     /// Decode: positions in the KV cache. Prefill: prompt tokens.
     #[arg(long, default_value = "512,4096")]
     context: String,
+    /// How tokens are assumed to be spread over the experts of a layer: uniform, balanced (the most a step can read), or zipf:S (the expert
+    /// of rank r is 1/r^S as popular).
+    #[arg(long, default_value = "uniform")]
+    expert_routing: ExpertRouting,
     /// What to print on stdout.
     #[arg(long, value_enum, default_value = "table")]
     format: Format,
@@ -59,6 +63,7 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
         phases: args.phase.clone(),
         batches: parse_axis("batch", &args.batch)?,
         contexts: parse_axis("context", &args.context)?,
+        routing: args.expert_routing,
     };
     let report = crate::run::predict::report(&model, &question, &command_line())?;
     print_result(&report, args.format)?;

@@ -63,9 +63,10 @@ impl Progress {
 
     /// Lets the bar count from 0 again.
     fn count(&mut self, loading: bool, length: u64) {
-        self.bar.set_style(style(if loading { LOADING } else { COUNTING }));
-        self.bar.set_length(length);
+        // In this order: the bar may be drawn in between.
         self.bar.set_position(0);
+        self.bar.set_length(length);
+        self.bar.set_style(style(if loading { LOADING } else { COUNTING }));
         self.loading = loading;
     }
 

@@ -3,14 +3,15 @@
 use std::path::PathBuf;
 
 use anyhow::{bail, ensure};
-use clap::Args as ClapArgs;
+use clap::{Args as ClapArgs, ValueEnum as _};
 
 use super::import::{OverrideArgs, name_of};
 use super::ladder::{device_of, same_machine};
 use super::{Outcome, print, print_result};
 use hbmark_core::result::Report;
+use hbmark_fleet::result::FleetReport;
 use hbmark_report::analysis::import::{self, Imported};
-use hbmark_report::analysis::{FailOn, Opened, failures, open};
+use hbmark_report::analysis::{FailOn, Opened, failures, open, opened};
 use hbmark_report::output::{External, Format, page};
 
 #[derive(Debug, ClapArgs)]
@@ -18,7 +19,7 @@ use hbmark_report::output::{External, Format, page};
     after_help = "Examples:\n  hbmark report results/1b/result.json --format md\n  hbmark report results/sweep/serve.json --format html > sweep.html\n  hbmark report results/8b/result.json --format html --external vllm.json --model Llama-3.1-8B --gpu h100-sxm --dtype bf16 > page.html"
 )]
 pub struct Args {
-    /// A saved result of any kind: of run, predict, serve or compare, or of a program that `hbmark import` reads.
+    /// A saved result of any kind: of run, predict, serve, compare or fleet, or of a program that `hbmark import` reads.
     file: PathBuf,
     /// What to print on stdout.
     #[arg(long, value_enum, default_value = "table")]
@@ -50,9 +51,20 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
         args.external.is_empty() || page_asked,
         "--external is drawn on the roofline of the page: add --format html (`hbmark import` prints its rows)"
     );
+    if FleetReport::is_one(&args.file) {
+        return fleet(args);
+    }
     let opened = open(&args.file)?;
     let model = args.said.model()?;
     let given = args.said.given(model.as_ref())?;
+    for condition in &args.fail_on {
+        ensure!(
+            condition.applies_to(&opened),
+            "--fail-on {}: {} has nothing of the kind",
+            condition.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned()),
+            opened.kind()
+        );
+    }
     let failures = failures(&opened, &args.fail_on, &given);
     for failure in &failures {
         super::say(&format!("--fail-on: {failure}"));
@@ -97,6 +109,16 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
     Ok(outcome)
 }
 
+/// Prints a saved report of a fleet.
+fn fleet(args: &Args) -> anyhow::Result<Outcome> {
+    ensure!(
+        args.external.is_empty() && args.fail_on.is_empty(),
+        "a fleet has no roofline and no --fail-on: `hbmark fleet report` ends with 1 when it finds something"
+    );
+    print_result(&FleetReport::read(&args.file)?, args.format)?;
+    Ok(Outcome::Complete)
+}
+
 /// The rows that can be drawn on the roofline of the report.
 fn externals(args: &Args, report: &Report) -> anyhow::Result<Vec<External>> {
     let opened = args.said.model()?;
@@ -117,7 +139,7 @@ fn externals(args: &Args, report: &Report) -> anyhow::Result<Vec<External>> {
     let mut found = Vec::new();
     for file in &args.external {
         let (mut placed, mut refused) = (0, Vec::new());
-        for result in import::read(file)? {
+        for result in opened::rows(file)? {
             for row in &result.rows {
                 match import::place(row, result.format, &given).placed() {
                     Ok(placement) => {

@@ -56,6 +56,15 @@ fn refuse<T>(what: impl Into<String>, why: impl Into<String>) -> Result<T, Engin
 /// [`EngineError::Unsupported`], naming what is missing.
 pub fn check(architecture: &Architecture, dtype: Dtype) -> Result<(), EngineError> {
     let a = architecture;
+    if let Some(stack) = &a.stack {
+        return refuse(
+            format!("the {:?} family", a.family),
+            format!("its layers are {stack}, and the engine has llama's; `hbmark predict` knows them"),
+        );
+    }
+    if matches!(dtype, Dtype::Mxfp8 | Dtype::Mxfp4 | Dtype::Nvfp4) {
+        return refuse(format!("dtype {dtype}"), "it has no kernels for it; `hbmark predict` has its bytes");
+    }
     if a.experts.is_some() || a.latent.is_some() {
         return refuse(
             "experts or latent attention",
@@ -70,8 +79,8 @@ pub fn check(architecture: &Architecture, dtype: Dtype) -> Result<(), EngineErro
             "it quantises plain weights itself (--dtype int8, q8_0, q4_0, int4) or reads a GGUF file",
         );
     }
-    if matches!(a.rope.scaling, RopeScaling::Yarn { .. }) {
-        return refuse("YaRN rope scaling", "it has none, linear and llama3");
+    if matches!(a.rope.scaling, RopeScaling::Yarn { .. } | RopeScaling::LongRope { .. }) {
+        return refuse("YaRN or longrope scaling", "it has none, linear and llama3");
     }
     Ok(())
 }

@@ -302,7 +302,9 @@ pub fn candle_dtype(dtype: Dtype) -> Result<DType, EngineError> {
         Dtype::Int8 | Dtype::Int4 | Dtype::Q8_0 | Dtype::Q4_0 => {
             Err(unsupported(dtype, format!("{FLOATS_ONLY}; the native engine runs {dtype}")))
         }
-        Dtype::Fp8 | Dtype::Gguf => Err(unsupported(dtype, FLOATS_ONLY.into())),
+        Dtype::Fp8 | Dtype::Mxfp8 | Dtype::Mxfp4 | Dtype::Nvfp4 | Dtype::Gguf => {
+            Err(unsupported(dtype, FLOATS_ONLY.into()))
+        }
     }
 }
 

@@ -37,7 +37,8 @@ const FEATURES: [(&str, &str); 15] = [
 #[must_use]
 pub fn collect(gpu: Option<u32>) -> Environment {
     let root = Root::system();
-    Environment { gpu: gpu.and_then(super::nvml::describe), ..from_root(&root) }
+    let placement = super::placement::of_this_process();
+    Environment { gpu: gpu.and_then(super::nvml::describe), placement, ..from_root(&root) }
 }
 
 /// The same without a GPU, from a file tree that looks like `/`.
@@ -52,6 +53,7 @@ pub fn from_root(root: &Root) -> Environment {
         cpu: cpu_from_root(root),
         gpu: None,
         build: this_binary(),
+        placement: None,
     }
 }
 

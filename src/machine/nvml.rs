@@ -7,6 +7,8 @@
 //! therefore matched by CUDA's identity of it ([`CudaIdentity`]), and by its number only where CUDA gives none: [`select`] then
 //! undoes CUDA_VISIBLE_DEVICES, the order cannot be undone, and [`GpuMatch::Number`] marks that.
 
+mod board;
+
 use std::fmt;
 
 use nvml_wrapper::bitmasks::device::ThrottleReasons;
@@ -250,6 +252,7 @@ impl Gpu {
             persistence: device.is_in_persistent_mode().ok(),
             mps: device.mps_running_compute_processes().ok().map(|processes| !processes.is_empty()),
             other_processes: other_processes(&device),
+            board: Some(board::describe(&self.nvml, &device)),
         })
     }
 
@@ -270,6 +273,20 @@ pub fn describe(ordinal: u32) -> Option<GpuEnvironment> {
 #[must_use]
 pub fn free_memory(ordinal: u32) -> Option<Bytes> {
     Gpu::of_cuda_ordinal(ordinal)?.free_memory()
+}
+
+/// The GPUs that CUDA would see in this process, by NVML's number and UUID: CUDA_VISIBLE_DEVICES hides and reorders. `None` without
+/// library or driver.
+#[must_use]
+pub fn visible_gpus() -> Option<Vec<(u32, String)>> {
+    let count = gpu_count()?;
+    let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
+    let each = (0..count).map_while(|ordinal| select(visible.as_deref(), ordinal));
+    let gpus = each.map_while(|selector| {
+        let gpu = Gpu::open(&selector, GpuMatch::Uuid)?;
+        Some((gpu.index, gpu.device()?.uuid().ok()?))
+    });
+    Some(gpus.collect())
 }
 
 /// GPUs that NVML sees; `None` without library or driver.

@@ -27,7 +27,7 @@ pub fn tolerance(dtype: Dtype) -> f64 {
         Dtype::F32 => 1e-4,
         Dtype::F16 => 1e-2,
         Dtype::Bf16 => 6e-2,
-        Dtype::Int8 | Dtype::Fp8 | Dtype::Int4 | Dtype::Q8_0 | Dtype::Q4_0 | Dtype::Gguf => 1e-1,
+        _ => 1e-1,
     }
 }
 

@@ -4,7 +4,7 @@
 
 use crate::machine::environment;
 use crate::weights::{OpenError, OpenModel};
-use hbmark_core::ledger::{Request, predict};
+use hbmark_core::ledger::{ExpertRouting, Request, predict};
 use hbmark_core::model::Dtype;
 use hbmark_core::result::{Crossover, DeviceSpec, Environment, Phase, Report, ReportKind, SCHEMA_VERSION};
 
@@ -17,6 +17,8 @@ pub struct Question {
     pub phases: Vec<Phase>,
     pub batches: Vec<usize>,
     pub contexts: Vec<usize>,
+    /// How tokens are assumed to be spread over experts.
+    pub routing: ExpertRouting,
 }
 
 /// Predicts every cell of the question.
@@ -34,11 +36,12 @@ pub fn report(model: &OpenModel, question: &Question, command: &str) -> Result<R
             inventory: &model.inventory(weights),
             name: &model.name,
             weights,
-            kv: question.kv_dtype.unwrap_or_else(|| weights.of_cache()),
+            kv: question.kv_dtype.unwrap_or_else(|| model.cache_of(weights)),
             device: &question.device,
             batches: &question.batches,
             contexts: &question.contexts,
             phases: &question.phases,
+            routing: question.routing,
         }))
     };
     let predictions = question.dtypes.iter().map(predicted).collect::<Result<Vec<_>, OpenError>>()?;
@@ -106,6 +109,7 @@ mod tests {
             phases: vec![Phase::Decode],
             batches: vec![1],
             contexts: vec![64],
+            routing: ExpertRouting::Uniform,
         }
     }
 

@@ -156,6 +156,7 @@ fn prediction(gpu: &str, dtypes: &[Dtype], batches: &[usize], contexts: &[usize]
         phases: vec![Phase::Prefill, Phase::Decode],
         batches: batches.to_vec(),
         contexts: contexts.to_vec(),
+        routing: hbmark_core::ledger::ExpertRouting::Uniform,
     };
     let report = crate::run::predict::report(&model, &question, "hbmark predict").unwrap();
     Report { environment: Environment::default(), ..report }

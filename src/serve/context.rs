@@ -191,7 +191,7 @@ impl<'a> ServingContext<'a> {
     pub fn spec(&self, label: &str, offered: Offered, seed: u64) -> PointSpec {
         let config = self.config;
         let requests = match &config.source {
-            TrafficSource::Workload(_) => config.requests,
+            TrafficSource::Workload(_) | TrafficSource::Dataset(_) => config.requests,
             // A short trace is not spent on warming up.
             TrafficSource::Trace(trace, _) => config.requests.min(trace.requests.len()),
         };
@@ -252,7 +252,7 @@ impl<'a> ServingContext<'a> {
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a small positive mean")]
         let wanted = (2.0 * inside).ceil() as usize;
         let spare = match &spec.source {
-            TrafficSource::Workload(_) => most,
+            TrafficSource::Workload(_) | TrafficSource::Dataset(_) => most,
             TrafficSource::Trace(trace, _) => trace.requests.len().saturating_sub(spec.requests).min(most),
         };
         spec.warmup = spec.warmup.max(wanted.min(spare));

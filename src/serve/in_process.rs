@@ -89,10 +89,11 @@ impl LocalEngine {
         observer: &mut dyn Observer,
     ) -> Result<ServeResponse, ServeError> {
         let mut spec = asked.spec.clone();
-        if let (TrafficSource::Trace(trace, _), TrafficSource::Trace(own, _)) =
-            (&mut spec.source, &self.config.source)
-        {
-            trace.clone_from(own);
+        // What was recorded does not travel: each process has read it.
+        match (&mut spec.source, &self.config.source) {
+            (TrafficSource::Trace(trace, _), TrafficSource::Trace(own, _)) => trace.clone_from(own),
+            (TrafficSource::Dataset(dataset), TrafficSource::Dataset(own)) => dataset.clone_from(own),
+            _ => {}
         }
         let found = PointKey::of(asked.key.ordinal, &spec);
         if found != asked.key {

@@ -10,7 +10,7 @@ use hbmark_core::result::Cause;
 use hbmark_core::result::serving::{Offered, Point, Row, ServeReport, ServeResult};
 use hbmark_traffic::matrix::{check, workload};
 use hbmark_traffic::point::{PointSpec, TrafficSource};
-use hbmark_traffic::search::{SearchConfig, find_max_rate, verdict};
+use hbmark_traffic::search::{SearchConfig, find_max_rate};
 use hbmark_traffic::workload::{SharedPrefix, Workload, splitmix64};
 
 /// Fills the report with points.
@@ -100,6 +100,7 @@ fn vary(spec: &mut PointSpec, variable: &str, value: f64) -> Result<(), ServeErr
                 Ok(())
             }
             TrafficSource::Trace(..) => fail("changes what a trace has recorded".into()),
+            TrafficSource::Dataset(_) => fail("changes what a dataset has recorded".into()),
         };
     #[expect(
         clippy::cast_possible_truncation,
@@ -211,7 +212,7 @@ fn sweep(
         }
         let point = stage.measure(&spec, observer)?;
         if let Some(result) = point.result.as_ref().filter(|_| !config.slo.clauses.is_empty()) {
-            let (met, why) = verdict(result);
+            let (met, why) = result.held();
             // More load cannot help; of other variables every value is a question of its own.
             if met == Some(false) && matches!(variable, "rate" | "concurrency") {
                 stopped = Some(Cause::SweepEnded { variable: variable.into(), value: *value, why });

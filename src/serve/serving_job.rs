@@ -70,16 +70,20 @@ pub struct PointKey {
     pub ordinal: usize,
     pub label: String,
     pub seed: u64,
-    /// sha256 over all that is asked, the trace included.
+    /// sha256 over all that is asked, a trace or dataset included.
     pub hash: String,
 }
 
 impl PointKey {
     pub(super) fn of(ordinal: usize, spec: &PointSpec) -> Self {
-        let trace = if let TrafficSource::Trace(trace, _) = &spec.source { Some(&**trace) } else { None };
+        let (trace, dataset) = match &spec.source {
+            TrafficSource::Trace(trace, _) => (Some(&**trace), None),
+            TrafficSource::Dataset(dataset) => (None, dataset.as_deref()),
+            TrafficSource::Workload(_) => (None, None),
+        };
         let mut hasher = Sha256::new();
         // A hasher takes every byte, and a specification has no map whose keys are not text.
-        let written = serde_json::to_writer(&mut hasher, &(spec, trace));
+        let written = serde_json::to_writer(&mut hasher, &(spec, trace, dataset));
         debug_assert!(written.is_ok(), "a specification is plain data");
         let hash = format!("{:x}", hasher.finalize());
         Self { ordinal, label: spec.label.clone(), seed: spec.seed, hash }

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use super::hub::HubError;
 use super::loading::WeightsError;
 use super::tokenizer::TokenizerError;
+use hbmark_core::model::stored::StoredError;
 use hbmark_core::model::{Dtype, ModelError};
 
 /// Why a model could not be opened, or its weights loaded.
@@ -46,7 +47,7 @@ pub enum OpenError {
 
     /// The byte ledger has no sizes for a quantisation.
     #[error(
-        "{path} holds {how}, whose bytes this program cannot count; it can count fp8, and integers of 4 and 8 bits"
+        "{path} holds {how}, whose bytes this program cannot count; it can count fp8, fp4 and integers of 4 and 8 bits"
     )]
     Unpriced { path: PathBuf, how: String },
 
@@ -55,6 +56,10 @@ pub enum OpenError {
         "{path}: config.json says {config}, and its tensors are {tensors}; correct the config, or take `quantization_config` out"
     )]
     StorageDisagrees { path: PathBuf, config: String, tensors: Dtype },
+
+    /// The tensors of a folder are not those of its config.
+    #[error("{path}: {problem}")]
+    Tensors { path: PathBuf, problem: StoredError },
 
     /// No engine reads quantised safetensors.
     #[error(

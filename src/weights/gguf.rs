@@ -15,8 +15,7 @@ use candle_core::quantized::gguf_file::Content;
 
 use super::loading::{SizedFile, WeightsError};
 use hbmark_core::model::gguf::{self as header, GgufError};
-use hbmark_core::model::{Architecture, Inventory, Role, TensorInfo};
-use hbmark_core::units::Bytes;
+use hbmark_core::model::{Architecture, Inventory, Role};
 
 /// Frequencies of Llama 3's rotary scaling, stored as a tensor because the metadata has no key for them.
 const ROPE_FREQS: &str = "rope_freqs.weight";
@@ -47,10 +46,22 @@ impl GgufModel {
         let file = SizedFile::open(path)?;
         let bad = |problem| bad_file(path, problem);
         let header = header::read(BufReader::new(file.file()), file.size()).map_err(bad)?;
+        header.check_computable().map_err(bad)?;
         let architecture = header::architecture(&header).map_err(bad)?;
         let (inventory, has_rope_freqs) = check_tensors(path, &header.tensors, &architecture)?;
         let places = TensorLocations::new(&header);
         Ok(Self { architecture, inventory, has_rope_freqs, places, file })
+    }
+
+    /// Dimensions and tensors of a file that will not be run: more architectures and all of ggml's block formats.
+    ///
+    /// # Errors
+    /// When the file is not a regular file, when any length in it is inconsistent, or when it is no decoder that is known.
+    pub fn open_shape(path: &Path) -> Result<(Architecture, Inventory), WeightsError> {
+        let file = SizedFile::open(path)?;
+        let bad = |problem| bad_file(path, problem);
+        let header = header::read(BufReader::new(file.file()), file.size()).map_err(bad)?;
+        header::shape(&header).map_err(bad)
     }
 
     /// The file as candle reads it.
@@ -88,14 +99,6 @@ fn check_tensors(
     let path = || -> PathBuf { path.to_path_buf() };
     let mut found: std::collections::BTreeMap<&str, &header::TensorEntry> =
         tensors.iter().map(|t| (t.name.as_str(), t)).collect();
-    let info = |tensor: &header::TensorEntry, role, layer| TensorInfo {
-        name: tensor.name.clone(),
-        shape: tensor.shape.clone(),
-        storage: tensor.storage.to_owned(),
-        bytes: Bytes(tensor.bytes),
-        role,
-        layer,
-    };
     let mut inventory = Inventory::default();
     for (name, shape, role, layer) in header::expected_tensors(architecture) {
         let Some(tensor) = found.remove(name.as_str()) else {
@@ -105,10 +108,10 @@ fn check_tensors(
             let found = tensor.shape.clone();
             return Err(WeightsError::WrongShape { path: path(), name, found, expected: shape });
         }
-        inventory.tensors.push(info(tensor, role, layer));
+        inventory.tensors.push(tensor.info(role, layer));
     }
     let rope_freqs = found.remove(ROPE_FREQS);
-    inventory.tensors.extend(rope_freqs.map(|tensor| info(tensor, Role::Unused, None)));
+    inventory.tensors.extend(rope_freqs.map(|tensor| tensor.info(Role::Unused, None)));
     if !found.is_empty() {
         return Err(WeightsError::Unknown {
             path: path(),

@@ -128,9 +128,7 @@ pub(crate) fn plain_dtype(wanted: Dtype, what: &'static str) -> Result<DType, We
         Dtype::F32 => Ok(DType::F32),
         Dtype::Bf16 => Ok(DType::BF16),
         Dtype::F16 => Ok(DType::F16),
-        Dtype::Int8 | Dtype::Fp8 | Dtype::Int4 | Dtype::Q8_0 | Dtype::Q4_0 | Dtype::Gguf => {
-            Err(WeightsError::WantedDtype { what, wanted })
-        }
+        _ => Err(WeightsError::WantedDtype { what, wanted }),
     }
 }
 

@@ -38,11 +38,13 @@ enum Source {
     Synthetic {
         seed: u64,
     },
-    /// A folder with config.json and safetensors; `stored` is what its files say of most of its bytes.
+    /// A folder with config.json and safetensors; `stored` is what its files say of most of its bytes, and `on_disk` every tensor of the
+    /// headers, where they were read for a shape.
     Folder {
         path: PathBuf,
         hub_id: Option<String>,
         stored: Option<Dtype>,
+        on_disk: Option<Inventory>,
     },
     Gguf {
         path: PathBuf,
@@ -71,7 +73,7 @@ pub enum Weights {
 /// When nothing of that name exists, or what exists is not a model hbmark can trust.
 pub fn open(spec: &str, revision: Option<&str>, seed: u64) -> Result<OpenModel, OpenError> {
     let fetch = |hub: &HubConfig| hub.resolve(spec, revision, true);
-    open_with(open_folder, fetch, spec, seed)
+    open_with((open_folder, open_gguf), fetch, spec, seed)
 }
 
 /// Opens a model of which no weights will be asked: as [`open`], but a folder needs no more than its config.json, and loading is an error
@@ -80,12 +82,16 @@ pub fn open(spec: &str, revision: Option<&str>, seed: u64) -> Result<OpenModel, 
 /// # Errors
 /// As [`open`], but for weights and tokenizers that are missing or broken.
 pub fn open_shape(spec: &str, revision: Option<&str>) -> Result<OpenModel, OpenError> {
-    open_with(open_shape_folder, |hub| hub.resolve_config(spec, revision), spec, 0)
+    open_with((open_shape_folder, open_shape_gguf), |hub| hub.resolve_config(spec, revision), spec, 0)
 }
+
+/// How a caller wants a folder and a GGUF file opened.
+type Openers =
+    (fn(&Path, Option<String>) -> Result<OpenModel, OpenError>, fn(&Path) -> Result<OpenModel, OpenError>);
 
 /// Finds what a spec names; a folder, which comes from the hub or does not, is opened as the caller wants it.
 fn open_with(
-    open_folder: fn(&Path, Option<String>) -> Result<OpenModel, OpenError>,
+    (open_folder, open_gguf): Openers,
     fetch: impl FnOnce(&HubConfig) -> Result<PathBuf, WeightsError>,
     spec: &str,
     seed: u64,
@@ -140,9 +146,12 @@ fn open_folder(path: &Path, hub_id: Option<String>) -> Result<OpenModel, OpenErr
 /// A folder of which only dimensions and storage are asked.
 fn open_shape_folder(path: &Path, hub_id: Option<String>) -> Result<OpenModel, OpenError> {
     let mut model = open_config(path, hub_id)?;
-    let told = stored_as(path, &model.architecture, safetensors::main_storage(path))?;
-    if let Source::Folder { stored, .. } = &mut model.source {
-        *stored = told;
+    let tensors = safetensors::stored_tensors(path);
+    let told = stored_as(path, &model.architecture, tensors.as_deref())?;
+    let listed = tensors.map(|tensors| model.architecture.inventory_of(&tensors)).transpose();
+    let listed = listed.map_err(|problem| OpenError::Tensors { path: path.to_path_buf(), problem })?;
+    if let Source::Folder { stored, on_disk, .. } = &mut model.source {
+        (*stored, *on_disk) = (told, listed);
     }
     Ok(model)
 }
@@ -151,15 +160,18 @@ fn open_shape_folder(path: &Path, hub_id: Option<String>) -> Result<OpenModel, O
 fn stored_as(
     path: &Path,
     architecture: &Architecture,
-    tensors: Option<&'static str>,
+    tensors: Option<&[safetensors::StoredTensor]>,
 ) -> Result<Option<Dtype>, OpenError> {
     let path = || path.to_path_buf();
-    let float = tensors.and_then(safetensors::float_of);
-    match (&architecture.quantization, tensors) {
+    let most = tensors.and_then(safetensors::most_bytes);
+    let float = most.and_then(safetensors::float_of);
+    match (&architecture.quantization, most) {
         (Some(how), _) => {
             let how_stored =
                 how.dtype().ok_or_else(|| OpenError::Unpriced { path: path(), how: how.to_string() })?;
-            match float.filter(|float| *float != how_stored) {
+            // Most of the bytes may be exceptions in 16 bits, but not all.
+            let plain = |tensor: &safetensors::StoredTensor| matches!(tensor.storage, "F32" | "BF16" | "F16");
+            match float.filter(|_| tensors.is_some_and(|tensors| tensors.iter().all(plain))) {
                 Some(float) => {
                     Err(OpenError::StorageDisagrees { path: path(), config: how.to_string(), tensors: float })
                 }
@@ -184,7 +196,7 @@ fn open_config(path: &Path, hub_id: Option<String>) -> Result<OpenModel, OpenErr
     });
     Ok(OpenModel {
         name,
-        source: Source::Folder { path: path.to_path_buf(), hub_id, stored: None },
+        source: Source::Folder { path: path.to_path_buf(), hub_id, stored: None, on_disk: None },
         architecture,
     })
 }
@@ -199,13 +211,19 @@ fn open_gguf(path: &Path) -> Result<OpenModel, OpenError> {
             supported: "GGUF files without one; candle ignores the table, and logits would be wrong".into(),
         }));
     }
+    Ok(gguf_model(path, file.architecture.clone(), file.inventory.clone()))
+}
+
+/// A GGUF file of which only dimensions and storage are asked.
+fn open_shape_gguf(path: &Path) -> Result<OpenModel, OpenError> {
+    let (architecture, inventory) = GgufModel::open_shape(path)?;
+    Ok(gguf_model(path, architecture, inventory))
+}
+
+fn gguf_model(path: &Path, architecture: Architecture, inventory: Inventory) -> OpenModel {
     let name =
         path.file_stem().map_or_else(|| path.display().to_string(), |n| n.to_string_lossy().into_owned());
-    Ok(OpenModel {
-        name,
-        architecture: file.architecture.clone(),
-        source: Source::Gguf { path: path.to_path_buf(), inventory: file.inventory.clone() },
-    })
+    OpenModel { name, architecture, source: Source::Gguf { path: path.to_path_buf(), inventory } }
 }
 
 impl OpenModel {
@@ -275,6 +293,14 @@ impl OpenModel {
         }
     }
 
+    /// The storage of the KV cache beside weights of a dtype: what the checkpoint's own config asks for, otherwise that of the weights, bf16 where
+    /// they are quantised.
+    #[must_use]
+    pub fn cache_of(&self, weights: Dtype) -> Dtype {
+        let own = self.architecture.quantization.as_ref().filter(|_| weights == self.stored_dtype());
+        own.and_then(|own| own.kv_cache).unwrap_or_else(|| weights.of_cache())
+    }
+
     /// The storage to compute with: what was asked for, where the files do not contradict it, otherwise [`Self::stored_dtype`]. Plain
     /// floats and shapes without files can be stored in any other way; weights that are quantised already cannot.
     ///
@@ -311,6 +337,9 @@ impl OpenModel {
     pub fn inventory(&self, dtype: Dtype) -> Inventory {
         match &self.source {
             Source::Gguf { inventory, .. } if dtype == Dtype::Gguf => inventory.clone(),
+            Source::Folder { on_disk: Some(inventory), stored: Some(stored), .. } if dtype == *stored => {
+                inventory.clone()
+            }
             _ => self.architecture.inventory(dtype),
         }
     }
@@ -390,6 +419,7 @@ impl OpenModel {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use hbmark_core::model::Role;
 
     #[test]
     fn a_folder_with_its_config_alone_is_a_shape_and_no_model_to_load() {
@@ -405,25 +435,47 @@ mod tests {
         assert!(late.starts_with("no weights in"), "{late}");
     }
 
-    /// A folder with Llama-3.1-8B's config, changed, and perhaps a tensor.
-    fn folder(quantization: serde_json::Value, storage: Option<&str>) -> tempfile::TempDir {
+    /// A folder with the config of a llama of two layers, changed, and perhaps tensors that are all zeros.
+    fn folder(quantization: serde_json::Value, tensors: Option<&Inventory>) -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();
         let config = include_str!("../../tests/fixtures/configs/llama-3.1-8b.json");
         let mut config: serde_json::Value = serde_json::from_str(config).unwrap();
         config["quantization_config"] = quantization;
+        config["num_hidden_layers"] = serde_json::json!(2);
         std::fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
-        if let Some(storage) = storage {
-            let bytes = if matches!(storage, "BF16" | "F16") { 8 } else { 4 };
-            let header = format!(r#"{{"w":{{"dtype":"{storage}","shape":[4],"data_offsets":[0,{bytes}]}}}}"#);
-            let mut file = (header.len() as u64).to_le_bytes().to_vec();
-            file.extend(header.as_bytes());
-            file.resize(file.len() + bytes, 0);
-            std::fs::write(folder.path().join("model.safetensors"), file).unwrap();
+        if let Some(tensors) = tensors {
+            write(&folder.path().join("model.safetensors"), tensors);
         }
         folder
     }
 
-    fn stored(quantization: serde_json::Value, tensors: Option<&str>) -> Result<Dtype, String> {
+    /// A file without data on the disk, whose header has an inventory's tensors.
+    fn write(path: &Path, inventory: &Inventory) {
+        let mut end = 0;
+        let entries = inventory.tensors.iter().map(|tensor| {
+            let (begin, bytes) = (end, tensor.bytes.0);
+            end += bytes;
+            let (word, size) = match tensor.storage.as_str() {
+                "bf16" => ("BF16", 2),
+                "f16" => ("F16", 2),
+                "f32" => ("F32", 4),
+                "fp8" | "mxfp8" => ("F8_E4M3", 1),
+                "int8" => ("I8", 1),
+                "int4" if bytes.is_multiple_of(4) => ("I32", 4),
+                _ => ("U8", 1),
+            };
+            let entry =
+                serde_json::json!({"dtype": word, "shape": [bytes / size], "data_offsets": [begin, end]});
+            (tensor.name.clone(), entry)
+        });
+        let header = serde_json::Value::Object(entries.collect()).to_string();
+        let mut file = File::create(path).unwrap();
+        std::io::Write::write_all(&mut file, &(header.len() as u64).to_le_bytes()).unwrap();
+        std::io::Write::write_all(&mut file, header.as_bytes()).unwrap();
+        file.set_len(8 + header.len() as u64 + end).unwrap();
+    }
+
+    fn stored(quantization: serde_json::Value, tensors: Option<&Inventory>) -> Result<Dtype, String> {
         let folder = folder(quantization, tensors);
         let opened = open_shape(folder.path().to_str().unwrap(), None);
         opened.map(|model| model.stored_dtype()).map_err(|error| error.to_string())
@@ -435,32 +487,57 @@ mod tests {
         let fp8 = || json!({"quant_method": "fp8", "weight_block_size": [128, 128]});
         let four_bits = |method: &str| json!({"quant_method": method, "bits": 4, "group_size": 128});
         let compressed = |weights: Value| json!({"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": weights}}});
+        let plain = folder(Value::Null, None);
+        let plain = open_shape(plain.path().to_str().unwrap(), None).unwrap();
+        let [f16, bf16] = [Dtype::F16, Dtype::Bf16].map(|dtype| plain.inventory(dtype));
         assert_eq!(stored(Value::Null, None), Ok(Dtype::Bf16));
-        assert_eq!(
-            stored(Value::Null, Some("F16")),
-            Ok(Dtype::F16),
-            "the tensors, whatever torch_dtype says"
-        );
-        assert_eq!(stored(Value::Null, Some("F8_E4M3")), Ok(Dtype::Fp8));
+        assert_eq!(stored(Value::Null, Some(&f16)), Ok(Dtype::F16), "the tensors, whatever torch_dtype says");
+        let mut bare = bf16.clone();
+        for tensor in bare.tensors.iter_mut().filter(|tensor| tensor.role == Role::Matrix) {
+            (tensor.storage, tensor.bytes) = ("fp8".to_owned(), Bytes(tensor.elements()));
+        }
         assert_eq!(stored(fp8(), None), Ok(Dtype::Fp8));
-        assert_eq!(stored(fp8(), Some("F8_E4M3")), Ok(Dtype::Fp8));
-        assert_eq!(stored(four_bits("awq"), Some("I32")), Ok(Dtype::Int4));
+        assert_eq!(stored(fp8(), Some(&bare)), Ok(Dtype::Fp8));
         assert_eq!(stored(four_bits("gptq"), None), Ok(Dtype::Int4));
         assert_eq!(
             stored(json!({"quant_method": "bitsandbytes", "load_in_4bit": true}), None),
             Ok(Dtype::Int4)
         );
-        assert_eq!(stored(json!({"quant_method": "mxfp4"}), None), Ok(Dtype::Int4));
+        assert_eq!(stored(json!({"quant_method": "mxfp4"}), None), Ok(Dtype::Mxfp4));
         assert_eq!(stored(compressed(json!({"num_bits": 8, "type": "int"})), None), Ok(Dtype::Int8));
         assert_eq!(stored(compressed(json!({"num_bits": 8, "type": "float"})), None), Ok(Dtype::Fp8));
 
-        let unpriced =
-            stored(compressed(json!({"num_bits": 4, "type": "float", "group_size": 16})), None).unwrap_err();
-        assert!(unpriced.contains("compressed-tensors, 4 bits (float), groups of 16"), "{unpriced}");
-        let unsaid = stored(Value::Null, Some("I8")).unwrap_err();
+        assert_eq!(
+            stored(compressed(json!({"num_bits": 4, "type": "float", "group_size": 16})), None),
+            Ok(Dtype::Nvfp4)
+        );
+        let mut integers = bf16.clone();
+        for tensor in integers.tensors.iter_mut().filter(|tensor| tensor.role != Role::Norm) {
+            (tensor.storage, tensor.bytes) = ("int8".to_owned(), Bytes(tensor.elements()));
+        }
+        let unsaid = stored(Value::Null, Some(&integers)).unwrap_err();
         assert!(unsaid.contains("tensors of I8"), "{unsaid}");
-        let apart = stored(fp8(), Some("BF16")).unwrap_err();
-        assert!(apart.contains("fp8, 8 bits, groups of 128") && apart.contains("bf16"), "{apart}");
+        let apart = stored(fp8(), Some(&bf16)).unwrap_err();
+        assert!(apart.contains("fp8, 8 bits (float), groups of 128") && apart.contains("bf16"), "{apart}");
+    }
+
+    #[test]
+    fn a_folder_is_predicted_by_the_tensors_it_holds() {
+        let fp8 = serde_json::json!({"quant_method": "fp8", "weight_block_size": [128, 128], "modules_to_not_convert": ["self_attn"]});
+        let shape = folder(fp8.clone(), None);
+        let shape = open_shape(shape.path().to_str().unwrap(), None).unwrap();
+        let inventory = shape.inventory(Dtype::Fp8);
+        let whole = folder(fp8.clone(), Some(&inventory));
+        let whole = open_shape(whole.path().to_str().unwrap(), None).unwrap();
+        let found = whole.inventory(Dtype::Fp8);
+        assert_eq!(found.total_bytes(), inventory.total_bytes());
+        assert!(found.tensors.iter().any(|tensor| tensor.storage == "f8_e4m3"), "the words of the files");
+        // The same folder without a tensor is another model's.
+        let mut less = inventory.clone();
+        less.tensors.retain(|tensor| tensor.name != "model.layers.0.mlp.up_proj.weight");
+        let broken = folder(fp8, Some(&less));
+        let error = open_shape(broken.path().to_str().unwrap(), None).unwrap_err().to_string();
+        assert!(error.contains("layer 0 has") && error.contains("matrix weights"), "{error}");
     }
 
     #[test]
@@ -470,7 +547,10 @@ mod tests {
         assert_eq!(fp8.storage(None).unwrap(), Dtype::Fp8);
         assert_eq!(fp8.storage(Some(Dtype::Fp8)).unwrap(), Dtype::Fp8);
         let error = fp8.storage(Some(Dtype::Bf16)).unwrap_err().to_string();
-        assert!(error.contains("stored as fp8 (fp8, 8 bits)") && error.contains("--dtype bf16"), "{error}");
+        assert!(
+            error.contains("stored as fp8 (fp8, 8 bits (float))") && error.contains("--dtype bf16"),
+            "{error}"
+        );
         let plain = folder(serde_json::Value::Null, None);
         let plain = open_shape(plain.path().to_str().unwrap(), None).unwrap();
         assert_eq!(plain.storage(Some(Dtype::Q8_0)).unwrap(), Dtype::Q8_0);
@@ -507,7 +587,8 @@ mod tests {
         let whole = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/models/llama-bf16");
         let (shape, model) = (open_shape(whole, None).unwrap(), open(whole, None, 0).unwrap());
         assert_eq!((&shape.architecture, &shape.name), (&model.architecture, &model.name));
-        assert_eq!(shape.inventory(Dtype::Bf16), model.inventory(Dtype::Bf16));
+        let parameters = |opened: &OpenModel| opened.inventory(Dtype::Bf16).parameters();
+        assert_eq!(parameters(&shape), parameters(&model));
         assert!(matches!(
             open_shape("no-such-model", None),
             Err(OpenError::Model(ModelError::UnknownModel { .. }))

@@ -15,8 +15,9 @@ use half::{bf16, f16};
 
 use super::loading::{LoadedWeights, SizedFile, WeightsError, is_plain_file_name, plain_dtype};
 use super::stored_matrix::{PlainFloat, all_finite};
+pub(crate) use hbmark_core::model::safetensors::StoredTensor;
 use hbmark_core::model::safetensors::{
-    MAX_HEADER_BYTES, MAX_SHARDS, SafetensorsError, StoredTensor, parse_header, parse_index, shortened,
+    MAX_HEADER_BYTES, MAX_SHARDS, SafetensorsError, parse_header, parse_index, shortened,
 };
 use hbmark_core::model::{Dtype, Inventory, Role, TensorInfo};
 use hbmark_core::units::Bytes;
@@ -106,7 +107,8 @@ impl Checkpoint {
     /// The dtype that holds most of the bytes, when it is a plain float: loading in it copies without conversion.
     #[must_use]
     pub fn stored_dtype(&self) -> Option<Dtype> {
-        float_of(most_bytes(&self.wanted)?).filter(|dtype| *dtype != Dtype::Fp8)
+        float_of(most_bytes(self.wanted.iter().map(|(_, tensor)| tensor))?)
+            .filter(|dtype| *dtype != Dtype::Fp8)
     }
 
     /// Reads the tensors onto a device, converted to `wanted` where the file stores another float.
@@ -209,14 +211,15 @@ fn is_harmless(name: &str) -> bool {
 /// The opened shards of a checkpoint, and each tensor with the position of the shard that holds it.
 type Shards = (Vec<SizedFile>, Vec<(usize, StoredTensor)>);
 
-/// The word of safetensors for what most bytes of a folder are stored as; `None` where there are no headers that can be read.
-pub(crate) fn main_storage(folder: &Path) -> Option<&'static str> {
-    most_bytes(&read_headers(folder).ok()?.1)
+/// Every tensor of a folder's headers; `None` where there are none that can be read.
+pub(crate) fn stored_tensors(folder: &Path) -> Option<Vec<StoredTensor>> {
+    Some(read_headers(folder).ok()?.1.into_iter().map(|(_, tensor)| tensor).collect())
 }
 
-fn most_bytes(tensors: &[(usize, StoredTensor)]) -> Option<&'static str> {
+/// The word of safetensors for what most bytes are stored as.
+pub(crate) fn most_bytes<'a>(tensors: impl IntoIterator<Item = &'a StoredTensor>) -> Option<&'static str> {
     let mut bytes: BTreeMap<&'static str, u64> = BTreeMap::new();
-    for (_, tensor) in tensors {
+    for tensor in tensors {
         *bytes.entry(tensor.storage).or_default() += tensor.bytes;
     }
     Some(bytes.into_iter().max_by_key(|(_, bytes)| *bytes)?.0)

@@ -116,7 +116,7 @@ impl Packing {
             Dtype::Q8_0 => Some(Self::Q8_0),
             Dtype::Q4_0 => Some(Self::Q4_0),
             Dtype::Int4 => Some(Self::Int4 { group: int4_group.max(1) }),
-            Dtype::Gguf => None,
+            Dtype::Mxfp8 | Dtype::Mxfp4 | Dtype::Nvfp4 | Dtype::Gguf => None,
         }
     }
 

@@ -99,6 +99,7 @@ fn mean(info: &TensorInfo) -> Result<f32, WeightsError> {
         | Role::SharedExpert
         | Role::Router
         | Role::Bias
+        | Role::ExpertBias
         | Role::Unused => Ok(0.0),
     }
 }

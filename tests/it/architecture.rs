@@ -36,16 +36,23 @@ fn files(folder: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
+/// How imports of the workspace begin.
+const PREFIXES: [&str; 7] = [
+    "crate::",
+    "hbmark_core::",
+    "hbmark_traffic::",
+    "hbmark_client::",
+    "hbmark_report::",
+    "hbmark_fleet::",
+    "hbmark::",
+];
+
 /// What a program text imports of the workspace: crate and room, with the line. A use tree in braces is one import per first segment.
 fn imports(text: &str, own: &str) -> Vec<(String, String, usize)> {
     let mut found = Vec::new();
     for (index, line) in text.lines().enumerate() {
         let code = line.split("//").next().unwrap();
-        for (at, prefix) in
-            ["crate::", "hbmark_core::", "hbmark_traffic::", "hbmark_client::", "hbmark_report::", "hbmark::"]
-                .iter()
-                .flat_map(|prefix| code.match_indices(prefix))
-        {
+        for (at, prefix) in PREFIXES.iter().flat_map(|prefix| code.match_indices(prefix)) {
             let before = code[..at].chars().next_back();
             if before.is_some_and(|c| c.is_alphanumeric() || c == '_' || c == ':' || c == '$') {
                 continue;

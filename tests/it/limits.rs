@@ -53,6 +53,7 @@ fn companions(flag: &str) -> &'static [&'static str] {
         "structured-share" => &["--structured=regex:a"],
         "duration" => &["--rate=1"],
         "time-scale" => &["--trace=trace.csv"],
+        "dataset-path" => &["--dataset-name=custom"],
         "price-input" => &["--gpu-hour-price=1", "--price-output=1"],
         "price-output" => &["--gpu-hour-price=1", "--price-input=1"],
         _ => &[],

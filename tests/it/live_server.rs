@@ -286,6 +286,63 @@ fn names_of_vllm_bench_serve_are_understood() {
 }
 
 #[test]
+fn the_prompts_of_a_dataset_are_sent_as_recorded() {
+    let mock = server(None);
+    let folder = tempdir().unwrap();
+    let tokenizer = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/tokenizers/bytes.json");
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let rows: Vec<_> = (0..100)
+        .map(|n| {
+            let turn = |from: &str, value: String| serde_json::json!({"from": from, "value": value});
+            let turns =
+                [turn("human", format!("How far is it to number {n}?")), turn("gpt", "far ".repeat(3))];
+            serde_json::json!({"id": n.to_string(), "conversations": turns})
+        })
+        .collect();
+    std::fs::write(path("sharegpt.json"), serde_json::to_string(&rows).unwrap()).unwrap();
+    let serve = |api: &str, dataset: &[&str]| {
+        hbmark()
+            .args(["serve", "--base-url", &mock.url(), "--backend", api, "--rate", "100", "--requests", "30"])
+            .args(dataset)
+            .args(["--format", "json"])
+            .output()
+            .unwrap()
+    };
+    let recorded = ["--dataset-name", "sharegpt", "--dataset-path", &path("sharegpt.json")];
+    let done = serve("openai-chat", &[&recorded[..], &["--tokenizer", tokenizer]].concat());
+    let said = String::from_utf8_lossy(&done.stderr);
+    assert!(matches!(done.status.code(), Some(0 | 1)), "{said}");
+    let report: ServeReport = serde_json::from_slice(&done.stdout).unwrap();
+    assert_eq!(report.workload.name, "ShareGPT dataset");
+    let bodies: Vec<serde_json::Value> = mock
+        .requests()
+        .iter()
+        .filter(|request| request.target.ends_with("/chat/completions"))
+        .map(|request| serde_json::from_slice(&request.body).unwrap())
+        .collect();
+    let text = |body: &serde_json::Value| body["messages"][0]["content"].as_str().unwrap().to_owned();
+    let texts: std::collections::BTreeSet<String> = bodies.iter().map(text).collect();
+    assert!(texts.len() >= 30 && texts.iter().all(|text| text.starts_with("How far is it to number ")));
+    // The tokenizer has a token for each byte.
+    assert!(bodies.iter().all(|body| body.to_string().contains("12")), "as long as the recorded answers");
+    let requests = report.points[0].result.as_ref().unwrap().requests.as_ref().unwrap();
+    assert!(requests.prompt_tokens.iter().all(|tokens| (26..=27).contains(tokens)), "{requests:?}");
+    for (arguments, problem) in [
+        (&recorded[..], "--tokenizer"),
+        (&recorded[..2], "--dataset-path"),
+        (
+            &["--dataset-name", "sharegpt", "--dataset-path", tokenizer, "--tokenizer", tokenizer][..],
+            "ShareGPT",
+        ),
+        (&["--dataset-name", "random", "--dataset-path", tokenizer][..], "has no file"),
+    ] {
+        let done = serve("vllm", arguments);
+        let said = String::from_utf8_lossy(&done.stderr);
+        assert!(done.status.code() == Some(2) && said.contains(problem), "{arguments:?}: {said}");
+    }
+}
+
+#[test]
 fn a_grammar_and_adapters_go_to_the_server_in_its_own_words() {
     let mock = server(None);
     let folder = tempdir().unwrap();

@@ -88,18 +88,7 @@ fn knobs() -> SchedulerConfig {
 
 fn served(session: &mut dyn Session, plan: &[PlannedRequest], config: SchedulerConfig) -> Run {
     let vocab = session.architecture().vocab_size;
-    let traffic = Traffic {
-        extension: None,
-        plan,
-        kind: LoadMode::Open,
-        measured: 0..plan.len(),
-        vocab,
-        stop_tokens: Vec::new(),
-        prompt_vocab: Vec::new(),
-        constrained_stops: Vec::new(),
-        time_limit: None,
-        keep_outputs: true,
-    };
+    let traffic = Traffic { keep_outputs: true, ..Traffic::new(plan, LoadMode::Open, 0..plan.len(), vocab) };
     let mut executor = SessionExecutor::new(session, Sampler::new(Sampling::GREEDY));
     let run = run(&traffic, config, &mut executor, &mut HostClock::default(), None, &mut |_| {}).unwrap();
     assert!(run.failure.is_none(), "{:?}", run.failure);
@@ -547,7 +536,7 @@ fn a_cold_start_is_phases_of_processes() {
 fn a_saved_sweep_becomes_a_plan_a_record_and_a_page() {
     let out = tempfile::tempdir().unwrap();
     let sweep =
-        ["sweep", "rate=4,16,4000", "--requests", "300", "--slo", "ttft_p95=500ms,tpot_p95=20ms", "--out"];
+        ["sweep", "rate=4,16,4000", "--requests", "3000", "--slo", "ttft_p95=500ms,tpot_p95=20ms", "--out"];
     let arguments: Vec<&str> = [&sweep[..], &[out.path().to_str().unwrap()], &H100].concat();
     hbmark(&arguments).assert().code(0);
     let saved = out.path().join("serve.json");
@@ -780,16 +769,9 @@ fn outputs_served_under_a_schema_satisfy_it_and_others_are_left_alone() {
         let mut session =
             engine::open("native", &model, Dtype::F32, DeviceChoice::Cpu, options, &mut |_, _| {}).unwrap();
         let traffic = Traffic {
-            extension: None,
-            plan: &plan,
-            kind: LoadMode::Open,
-            measured: 0..plan.len(),
-            vocab: 256,
-            prompt_vocab: Vec::new(),
-            stop_tokens: Vec::new(),
             constrained_stops: compiled.ends().to_vec(),
-            time_limit: None,
             keep_outputs: true,
+            ..Traffic::new(&plan, LoadMode::Open, 0..plan.len(), 256)
         };
         // Blocks for a few requests only: some are preempted, and their grammars go on where they were.
         let tight = SchedulerConfig { num_blocks: 24, max_model_len: 300, ..knobs() };

@@ -73,24 +73,10 @@ pub fn measure(load: Load) -> io::Result<Accuracy> {
             arrival: Nanos(1e9 * index as f64 / load.streams as f64),
             prompt: Vec::new(),
             output_len: tokens as usize,
-            priority: 0,
-            tenant: 0,
-            adapter: None,
-            constrained: false,
+            ..PlannedRequest::default()
         })
         .collect();
-    let traffic = Traffic {
-        plan: &plan,
-        kind: LoadMode::Open,
-        measured: 0..plan.len(),
-        extension: None,
-        vocab: 1,
-        prompt_vocab: Vec::new(),
-        stop_tokens: Vec::new(),
-        constrained_stops: Vec::new(),
-        time_limit: None,
-        keep_outputs: false,
-    };
+    let traffic = Traffic::new(&plan, LoadMode::Open, 0..plan.len(), 1);
     let endpoint = Target::new(&mock.url(), None).and_then(Endpoint::resolve).map_err(io::Error::other)?;
     let job = Job {
         endpoint: &endpoint,
@@ -114,7 +100,7 @@ pub fn measure(load: Load) -> io::Result<Accuracy> {
         let since = |at: u64| at.cast_signed().wrapping_sub(live.origin.cast_signed()) as f64;
         stamps.extend(events.iter().zip(&sent).map(|((at, _), sent)| Some(at - since(sent.at_ns))));
         late.extend(sent.iter().map(|sent| Some(f64::from(sent.late_ns))));
-        let asked = requests.iter().find(|request| request.id == id).map(|request| request.received_ns);
+        let asked = requests.iter().find(|request| request.id == id).map(|request| request.arrived_ns);
         let own = asked.zip(sent.first()).map(|(asked, first)| since(first.at_ns) - since(asked));
         let seen = live.exchanges[key].dispatched.zip(events.first()).map(|(from, (at, _))| at - from);
         firsts.push(seen.zip(own).map(|(seen, own)| seen - own));

@@ -7,7 +7,7 @@
 
 use std::io::{self, IoSliceMut, Read, Write};
 use std::net::SocketAddr;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd, RawFd};
 
 use mio::net::TcpStream;
 use mio::{Interest, Registry, Token};
@@ -55,8 +55,7 @@ impl Connection {
         let mut socket = TcpStream::connect(address)?;
         socket.set_nodelay(true)?;
         if target.tls.is_none() {
-            // A system without them has no stamps: the caller sees it by their absence.
-            let _ = setsockopt(&socket, sockopt::ReceiveTimestampns, &true);
+            ask_for_stamps(&socket);
         }
         registry.register(&mut socket, token, Interest::READABLE | Interest::WRITABLE)?;
         let tls = target.tls.as_ref().map(|Tls { config, name }| {
@@ -162,18 +161,8 @@ impl Connection {
         let take = end_of_event(&buffer[..there]);
         // A short peek has seen all there is.
         let more = take < there || there == buffer.len();
-        let mut control = [0_u8; CONTROL];
-        let mut pieces = [IoSliceMut::new(&mut buffer[..take])];
-        let message = recvmsg::<()>(socket, &mut pieces, Some(&mut control), MsgFlags::MSG_DONTWAIT)?;
-        let stamp = |message: ControlMessageOwned| match message {
-            ControlMessageOwned::ScmTimestampns(time) => {
-                let seconds = u64::try_from(time.tv_sec()).ok()?;
-                Some(seconds * 1_000_000_000 + u64::try_from(time.tv_nsec()).ok()?)
-            }
-            _ => None,
-        };
-        let received = message.cmsgs().ok().and_then(|mut all| all.find_map(stamp));
-        Ok(Piece::Bytes { len: message.bytes, received, more })
+        let (len, received) = receive(socket, &mut buffer[..take])?;
+        Ok(Piece::Bytes { len, received, more })
     }
 
     fn read_tls(&mut self, buffer: &mut [u8]) -> io::Result<Piece> {
@@ -207,6 +196,30 @@ impl Connection {
         // Closing the socket takes it out in any case.
         let _ = registry.deregister(&mut self.socket);
     }
+}
+
+/// Asks for the kernel's time of receipt with every read. A system without them has none: the caller sees it by their absence.
+pub(crate) fn ask_for_stamps(socket: &impl AsFd) {
+    let _ = setsockopt(socket, sockopt::ReceiveTimestampns, &true);
+}
+
+/// Reads what is there: how many bytes, and when the kernel received the last of them, by `CLOCK_REALTIME`.
+///
+/// # Errors
+/// As of `recvmsg`; it does not wait.
+pub(crate) fn receive(socket: RawFd, buffer: &mut [u8]) -> io::Result<(usize, Option<u64>)> {
+    let mut control = [0_u8; CONTROL];
+    let mut pieces = [IoSliceMut::new(buffer)];
+    let message = recvmsg::<()>(socket, &mut pieces, Some(&mut control), MsgFlags::MSG_DONTWAIT)?;
+    let stamp = |message: ControlMessageOwned| match message {
+        ControlMessageOwned::ScmTimestampns(time) => {
+            let seconds = u64::try_from(time.tv_sec()).ok()?;
+            Some(seconds * 1_000_000_000 + u64::try_from(time.tv_nsec()).ok()?)
+        }
+        _ => None,
+    };
+    let received = message.cmsgs().ok().and_then(|mut all| all.find_map(stamp));
+    Ok((message.bytes, received))
 }
 
 /// `None` where the call would have to wait.

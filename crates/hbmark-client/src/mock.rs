@@ -125,6 +125,8 @@ pub struct ReceivedRequest {
     /// Empty once this server has recorded 256 MB.
     pub body: Vec<u8>,
     pub body_bytes: usize,
+    /// The monotonic clock when the kernel had received what was read last of it.
+    pub arrived_ns: u64,
     /// The monotonic clock when its last byte had been read.
     pub received_ns: u64,
     /// Which accepted connection it came on, from 0.

@@ -3,6 +3,7 @@
 //! Enters: a [`Server`] and a [`PointSpec`]. Leaves: a [`Point`], with the client's own error in it. A sweep and a search are lists of points,
 //! and know nothing of servers.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::io;
 use std::rc::Rc;
@@ -147,7 +148,10 @@ impl PlannedBodies<'_> {
         let server = self.server;
         let endpoint = dialect::server(server.backend.dialect).endpoint(server.backend.api);
         let ids = self.traffic.prompt(planned);
-        let text = server.prompts.decode.as_ref().map(|decode| decode(&ids));
+        let text = server.prompts.decode.as_ref().map(|decode| match self.traffic.recorded(planned) {
+            Some(recorded) => Cow::Borrowed(recorded.text.as_str()),
+            None => Cow::Owned(decode(&ids)),
+        });
         let prompt = text.as_deref().map_or(Prompt::Ids(&ids), Prompt::Text);
         let structure = server.constraint.as_ref().filter(|_| planned.constrained);
         let adapter = planned.adapter.and_then(|number| server.adapters.get(number as usize));

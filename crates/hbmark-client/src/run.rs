@@ -312,7 +312,7 @@ impl<'a> Client<'a> {
     fn serve(&mut self, observe: &mut dyn FnMut(Progress)) -> io::Result<()> {
         let mut events = Events::with_capacity(1024);
         let mut buffer = vec![0_u8; BUFFER];
-        self.prepare();
+        self.prepare(Moment::MAX);
         // Time begins when everything is ready.
         self.origin = clock::now();
         (self.live.origin, self.live.started) = (self.origin, std::time::Instant::now());
@@ -332,11 +332,8 @@ impl<'a> Client<'a> {
                 break;
             }
             self.live.run.plan_exhausted |= self.next == self.job.traffic.plan.len();
-            let wait = self.until_due(present);
-            if wait > SPIN {
-                self.prepare();
-            }
-            self.sleep(&mut events, present)?;
+            self.prepare(present + self.until_due(present));
+            self.sleep(&mut events)?;
             for event in &events {
                 if event.token() == TIMER {
                     let _ = self.timer.wait();
@@ -344,6 +341,8 @@ impl<'a> Client<'a> {
                     let closing = event.is_read_closed() || event.is_error();
                     self.ready(event.token().0, closing, &mut buffer);
                 }
+                // Many events may be there at once. They have their stamps; the next request does not wait for their reading.
+                self.dispatch_due();
             }
         }
         self.live.run.end = self.since(clock::now());
@@ -376,7 +375,8 @@ impl<'a> Client<'a> {
     }
 
     /// Waits for events, no longer than until shortly before the next arrival.
-    fn sleep(&mut self, events: &mut Events, present: Moment) -> io::Result<()> {
+    fn sleep(&mut self, events: &mut Events) -> io::Result<()> {
+        let present = clock::now();
         let wait = self.until_due(present).min(SWEEP);
         let timeout = if wait <= SPIN {
             Duration::ZERO
@@ -394,13 +394,17 @@ impl<'a> Client<'a> {
         }
     }
 
-    /// Makes requests before they are due.
-    fn prepare(&mut self) {
+    /// Makes requests ahead, as long as there is time for one more like the last until the next is due.
+    fn prepare(&mut self, due: Moment) {
+        let (mut begun, mut took) = (clock::now(), 0);
         while self.prepared.len() < AHEAD.0
             && self.prepared_bytes < AHEAD.1
             && self.next_body < self.job.traffic.plan.len()
+            && begun + took + SPIN < due
         {
             self.prepare_one();
+            let done = clock::now();
+            (took, begun) = (done - begun, done);
         }
     }
 
@@ -518,8 +522,27 @@ impl<'a> Client<'a> {
             Ok(mut connection) => {
                 self.spare.push(connection.give(request));
                 stream.connection = Some(connection);
+                // To a server on this machine it stands at once.
+                self.connecting(slot);
             }
             Err(error) => self.connect_failed(slot, Some(request), &error),
+        }
+    }
+
+    /// Sends the request where the connection stands by now.
+    fn connecting(&mut self, slot: usize) {
+        let stream = &mut self.streams[slot];
+        let Some(connection) = &mut stream.connection else { return };
+        match connection.is_connected() {
+            Ok(true) => {
+                let present = clock::now();
+                self.address = stream.address;
+                stream.phase = Phase::Sending;
+                self.live.exchanges[stream.key].connect = Some((present - stream.begun) as f64);
+                self.send(slot);
+            }
+            Ok(false) => {}
+            Err(error) => self.connect_failed(slot, None, &error),
         }
     }
 
@@ -567,22 +590,7 @@ impl<'a> Client<'a> {
         match stream.phase {
             // One that is closed while nothing was asked is found out when it is taken.
             Phase::Free | Phase::Idle => return,
-            Phase::Connecting => {
-                let Some(connection) = &mut stream.connection else { return };
-                match connection.is_connected() {
-                    Ok(true) => {
-                        let present = clock::now();
-                        self.address = stream.address;
-                        let took = (present - stream.begun) as f64;
-                        let key = stream.key;
-                        stream.phase = Phase::Sending;
-                        self.live.exchanges[key].connect = Some(took);
-                        self.send(slot);
-                    }
-                    Ok(false) => return,
-                    Err(error) => return self.connect_failed(slot, None, &error),
-                }
-            }
+            Phase::Connecting => self.connecting(slot),
             Phase::Sending => self.send(slot),
             Phase::Answering => {}
         }

@@ -7,29 +7,50 @@ pub mod architecture;
 mod bounds;
 pub mod config;
 mod error;
+pub mod format;
 pub mod gguf;
 pub mod inventory;
+pub mod layer;
+mod patterns;
 pub mod presets;
+pub mod quantization;
 pub mod safetensors;
+pub mod stored;
 pub mod tensors;
 #[doc(hidden)]
 pub mod test_shapes;
 
 // One file per family: how its config reads.
 mod deepseek_v3;
+mod gemma;
+mod glm4_moe;
+mod gpt_oss;
 mod llama;
+mod llama4;
+mod mimo_v2;
+mod minimax_m2;
 mod mistral;
 mod mixtral;
+mod nemotron_h;
+mod phi3;
 mod qwen2;
 mod qwen3;
+mod qwen3_5;
 mod qwen3_moe;
 
 pub use adapter::Target;
-pub use architecture::{
-    Architecture, Biases, Dtype, Experts, Family, LatentAttention, Quantization, Rope, RopeScaling,
-};
+pub use architecture::{Architecture, Biases, Dtype, Experts, Family, LatentAttention, Rope, RopeScaling};
 pub use bounds::OutOfBounds;
 pub use config::{parse_config, read_config};
 pub use error::ModelError;
+pub use format::{Format, Layout, Scales};
 pub use inventory::{Inventory, Role, TensorInfo};
+pub use layer::{
+    Activation, Attention, DeltaNet, Dense, FeedForward, Indexer, Layer, Mamba, Mixer, Mixture, Norms,
+    QkNorm, Reach, Rotary, Routing, Stack,
+};
+pub use quantization::{FormatRule, Quantization};
 pub use tensors::model_hash;
+
+#[cfg(test)]
+mod families_tests;

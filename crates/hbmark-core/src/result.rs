@@ -26,7 +26,10 @@ pub use cell::{
     AllBlocks, Bound, Cell, CellName, CellResult, Measured, NoCellName, OperationRow, Phase, Quality, Status,
     StepBytes, TimeSummary, cell_id,
 };
-pub use environment::{BuildEnvironment, CpuEnvironment, Environment, GpuEnvironment, GpuMatch, Limits};
+pub use environment::{
+    Board, BuildEnvironment, CpuEnvironment, Environment, Fabric, FleetTask, GpuEnvironment, GpuMatch,
+    Limits, Placement, RemappedRows,
+};
 pub use error::ReportError;
 pub use finding::{Finding, Severity};
 pub use ladder::{Ladder, LaunchCost, Rung, RungKind, TimeScale};

@@ -7,6 +7,7 @@
 mod intervals;
 mod paired;
 mod regression;
+mod robust;
 mod series;
 mod summary;
 
@@ -16,6 +17,10 @@ pub use paired::{
     order_effect, order_test, unpaired_ratio,
 };
 pub use regression::{Coefficient, Fit, least_squares};
+pub use robust::{
+    MAD_EFFICIENCY, MEDIAN_ERROR, Polish, chi_square_tail, holm, mad_sd, median_error, median_polish, middle,
+    pooled_sd, student_quantile, student_tail,
+};
 pub use series::{Growth, Trend, growth, lag1_autocorrelation, trend};
 pub use summary::{geometric_mean, honest_percentile, mean, median, needed, percentile, sd};
 

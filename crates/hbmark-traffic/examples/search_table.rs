@@ -1,7 +1,7 @@
 //! How near the rate that a search finds comes to the rate that a run of 200,000 requests holds.
 //!
-//! `cargo run --release -p hbmark-traffic --example search_table [SEEDS [REQUESTS,...]]` searches four workloads on the virtual clock, with
-//! the seeds and the numbers of requests that are given, and prints a row for each workload and number: of all seeds how many found a
+//! `cargo run --release -p hbmark-traffic --example search_table [SEEDS [REQUESTS,... [QUEUE]]]` searches four workloads on the virtual clock, with
+//! the seeds, the numbers of requests and the part of a queue's name that are given, and prints a row for each workload and number: of all seeds how many found a
 //! rate, its ratio to that of the long run, and how often the objectives fail in a long run at 1.1 times the rate.
 
 use std::convert::Infallible;
@@ -14,7 +14,7 @@ use hbmark_core::stats::median;
 use hbmark_traffic::latency::summarise;
 use hbmark_traffic::point::{PlanError, PointSpec, TrafficSource, simulate};
 use hbmark_traffic::sampler::Sampling;
-use hbmark_traffic::search::{SearchConfig, find_max_rate, verdict};
+use hbmark_traffic::search::{SearchConfig, find_max_rate};
 use hbmark_traffic::step_model::{Calibration, StepModel};
 use hbmark_traffic::workload::{Lengths, Workload};
 
@@ -135,7 +135,7 @@ impl Queue {
     }
 
     fn met(point: &Point) -> Option<bool> {
-        point.result.as_ref().and_then(|result| verdict(result).0)
+        point.result.as_ref().and_then(|result| result.held().0)
     }
 
     /// The rate that a run of 200,000 requests holds.
@@ -175,13 +175,16 @@ fn main() -> ExitCode {
     let sizes = given.get(1).map_or("1000,2000,5000,10000,20000", String::as_str);
     let sizes: Result<Vec<usize>, _> = sizes.split(',').map(str::parse).collect();
     let (Ok(seeds), Ok(sizes)) = (given.first().map_or(Ok(20), |seeds| seeds.parse::<u64>()), sizes) else {
-        println!("usage: search_table [SEEDS [REQUESTS,...]], as in search_table 20 1000,5000");
+        println!(
+            "usage: search_table [SEEDS [REQUESTS,... [QUEUE]]], as in search_table 20 1000,5000 'batches of 8'"
+        );
         return ExitCode::FAILURE;
     };
     println!(
         "workload               capacity/s  long run/s  requests  seeds  missing    min  median    max  1.1x fails"
     );
-    for queue in queues() {
+    let named = given.get(2).map_or("", String::as_str);
+    for queue in queues().iter().filter(|queue| queue.name.contains(named)) {
         let capacity = queue.capacity();
         let held = queue.reference(capacity);
         for requests in &sizes {

@@ -118,7 +118,8 @@ pub fn summarise(run: &Run, traffic: &Traffic<'_>, slo: &Slo) -> ServeResult {
         mean_kv_use: window.mean(run.steps.iter().map(|s| (s.begin, s.end, kv_use(s)))),
         max_kv_use: run.steps.iter().map(kv_use).fold(0.0, f64::max),
         mean_batch: average(&steps, |s| s.load.running as f64),
-        mean_step_tokens: average(&steps, |s| (s.prompt_tokens + s.output_tokens) as f64),
+        // What was scheduled: the first token of an output comes from its prompt's step and takes no place in it.
+        mean_step_tokens: average(&steps, |s| s.mixture.queries + s.mixture.decodes),
         median_step_ns: middle(&steps, |s| s.end - s.begin),
         median_schedule_ns: middle(&steps, |s| s.schedule),
         preemptions: run.preemptions,

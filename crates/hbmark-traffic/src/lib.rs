@@ -13,6 +13,7 @@ pub mod adapters;
 pub mod arrivals;
 pub mod block_pool;
 pub mod clock;
+pub mod dataset;
 pub mod evidence;
 pub mod executor;
 pub mod gates;

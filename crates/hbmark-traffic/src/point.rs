@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::adapters::AdapterMix;
 use crate::arrivals::Burst;
 use crate::clock::VirtualClock;
+use crate::dataset::Dataset;
 use crate::executor::PredictedExecutor;
 use crate::sampler::Sampling;
 use crate::scheduler::{RejectReason, Scheduler};
@@ -35,6 +36,8 @@ pub enum PlanError {
         "the trace has {have} requests, fewer than the {warmup} that warm up and one more; give a longer one, or fewer --warmup-requests"
     )]
     TraceTooShort { have: usize, warmup: usize },
+    #[error("the prompts of the dataset were not read again")]
+    NoDataset,
     #[error(
         "{clause} needs at least {needed} requests to be more than the largest value by another name, and {requests} are measured; \
          raise --requests{more} or choose a lower percentile"
@@ -55,6 +58,8 @@ pub enum TrafficSource {
     Workload(Workload),
     /// Times are multiplied by the factor, where no rate is asked for. The trace itself is not serialised.
     Trace(#[serde(skip)] std::rc::Rc<Trace>, f64),
+    /// Recorded prompts, which are not serialised either.
+    Dataset(#[serde(skip)] Option<std::rc::Rc<Dataset>>),
 }
 
 /// What to measure.
@@ -101,7 +106,9 @@ impl PointSpec {
     /// The most requests that are measured: only arrivals at a rate can go on.
     fn most(&self) -> usize {
         match (&self.source, self.offered) {
-            (TrafficSource::Workload(_), Offered::Rate(_)) => self.max_requests.max(self.requests),
+            (TrafficSource::Workload(_) | TrafficSource::Dataset(_), Offered::Rate(_)) => {
+                self.max_requests.max(self.requests)
+            }
             _ => self.requests,
         }
     }
@@ -122,6 +129,10 @@ impl PointSpec {
         let (mut plan, recorded) = match &self.source {
             TrafficSource::Workload(workload) => {
                 (workload.plan(rate, self.arrivals, self.burst, count, self.seed), usize::MAX)
+            }
+            TrafficSource::Dataset(dataset) => {
+                let dataset = dataset.as_ref().ok_or(PlanError::NoDataset)?;
+                (dataset.plan(rate, self.arrivals, self.burst, count, self.seed), usize::MAX)
             }
             TrafficSource::Trace(trace, factor) => {
                 let have = trace.requests.len();
@@ -246,27 +257,27 @@ impl PointSpec {
 
     #[must_use]
     pub fn traffic<'a>(
-        &self,
+        &'a self,
         plan: &'a [PlannedRequest],
         measured: std::ops::Range<usize>,
         vocab: usize,
         eos: &[u32],
     ) -> Traffic<'a> {
+        let kind = match self.offered {
+            Offered::Concurrency(concurrency) => LoadMode::Closed { concurrency },
+            _ => LoadMode::Open,
+        };
         Traffic {
-            plan,
-            kind: match self.offered {
-                Offered::Concurrency(concurrency) => LoadMode::Closed { concurrency },
-                _ => LoadMode::Open,
-            },
-            measured,
             extension: (self.most() > self.requests)
                 .then(|| Extension { max_requests: self.most(), slo: self.slo.clone() }),
-            vocab,
-            prompt_vocab: Vec::new(),
+            dataset: if let TrafficSource::Dataset(dataset) = &self.source {
+                dataset.as_deref()
+            } else {
+                None
+            },
             stop_tokens: if self.stop_at_eos { eos.to_vec() } else { Vec::new() },
-            constrained_stops: Vec::new(),
             time_limit: self.time_limit,
-            keep_outputs: false,
+            ..Traffic::new(plan, kind, measured, vocab)
         }
     }
 
@@ -286,7 +297,7 @@ impl PointSpec {
         Point {
             label: self.label.clone(),
             offered: self.offered,
-            arrivals: matches!(self.source, TrafficSource::Workload(_)).then_some(self.arrivals),
+            arrivals: (!matches!(self.source, TrafficSource::Trace(..))).then_some(self.arrivals),
             seed: self.seed,
             cold: self.cold,
             mean_prompt_tokens: mean(&PlannedRequest::prompt_len),

@@ -6,9 +6,7 @@
 //! rates, and lowers it until a longer run holds it.
 
 use hbmark_core::result::cause::joined;
-use hbmark_core::result::serving::{
-    Attempt, GateName, Point, Search, SearchStage, ServeResult, Slo, Validity,
-};
+use hbmark_core::result::serving::{Attempt, Point, Search, SearchStage, ServeResult, Slo, Validity};
 use hbmark_core::stats::median;
 
 /// How to search.
@@ -23,27 +21,6 @@ pub struct SearchConfig {
     pub precision: f64,
     /// How often the rate is found anew, the first time among them.
     pub seeds: usize,
-}
-
-/// Whether a run met every objective, and what decided; `None` where it could not tell.
-#[must_use]
-pub fn verdict(result: &ServeResult) -> (Option<bool>, String) {
-    match result.validity {
-        Validity::Saturated => return (Some(false), format!("saturated: {}", joined(&result.reasons))),
-        Validity::Invalid => return (None, format!("invalid: {}", joined(&result.reasons))),
-        Validity::Valid => {}
-    }
-    let clause = |met: Option<bool>| result.slo.iter().find(|c| c.met == met);
-    if let Some(failed) = clause(Some(false)) {
-        return (Some(false), failed.to_string());
-    }
-    if let Some(gate) = result.gates.iter().find(|g| g.name == GateName::KeepsUp && g.passed.is_none()) {
-        return (None, gate.detail.clone());
-    }
-    clause(None).map_or_else(
-        || (Some(true), "every objective was met".to_owned()),
-        |open| (None, format!("{open}: the interval holds the limit")),
-    )
 }
 
 /// What keeps a run from going on until it can tell, as its user sets it.
@@ -117,7 +94,7 @@ impl<E, M: FnMut(f64, u64, bool) -> Result<Point, E>> Walk<'_, M> {
             (self.measure)(rate, self.seed, stage == SearchStage::Sustain).map_err(End::Failed)?;
         point.label = format!("{stage} {rate:.3}/s");
         let not_run = || point.not_run.as_ref().map_or_else(|| "not run".to_owned(), ToString::to_string);
-        let (met, why) = point.result.as_ref().map_or_else(|| (None, not_run()), verdict);
+        let (met, why) = point.result.as_ref().map_or_else(|| (None, not_run()), ServeResult::held);
         match &point.result {
             Some(result) if met.is_none() && result.validity == Validity::Invalid => {
                 self.silent.invalid.push((rate, joined(&result.reasons)));

@@ -17,6 +17,7 @@ use std::ops::Range;
 use serde::{Deserialize, Serialize};
 
 use super::clock::Clock;
+use super::dataset::{Dataset, RecordedPrompt};
 use super::executor::{Executor, Phases};
 use super::latency::decided;
 use super::scheduler::{EmittedToken, RejectReason, Request, Scheduler, SchedulerLoad};
@@ -56,6 +57,8 @@ pub struct Traffic<'a> {
     pub vocab: usize,
     /// The tokens that prompts are drawn from; empty for the whole vocabulary.
     pub prompt_vocab: Vec<u32>,
+    /// The texts of the requests that have one.
+    pub dataset: Option<&'a Dataset>,
     /// Tokens that end an output early; empty where lengths are forced.
     pub stop_tokens: Vec<u32>,
     /// Tokens that end a constrained output: its grammar allows one of them when it is complete.
@@ -66,10 +69,37 @@ pub struct Traffic<'a> {
     pub keep_outputs: bool,
 }
 
-impl Traffic<'_> {
+impl<'a> Traffic<'a> {
+    /// Requests of the planned lengths, without a limit of time and without more than these.
+    #[must_use]
+    pub fn new(plan: &'a [PlannedRequest], kind: LoadMode, measured: Range<usize>, vocab: usize) -> Self {
+        Self {
+            plan,
+            kind,
+            measured,
+            extension: None,
+            vocab,
+            prompt_vocab: Vec::new(),
+            dataset: None,
+            stop_tokens: Vec::new(),
+            constrained_stops: Vec::new(),
+            time_limit: None,
+            keep_outputs: false,
+        }
+    }
+
+    /// The prompt of a dataset that a request has.
+    #[must_use]
+    pub fn recorded(&self, request: &PlannedRequest) -> Option<&'a RecordedPrompt> {
+        self.dataset?.prompt(request)
+    }
+
     /// The tokens of a request's prompt.
     #[must_use]
     pub fn prompt(&self, request: &PlannedRequest) -> Vec<u32> {
+        if let Some(recorded) = self.recorded(request) {
+            return recorded.tokens.clone();
+        }
         if self.prompt_vocab.is_empty() {
             return request.tokens(self.vocab);
         }

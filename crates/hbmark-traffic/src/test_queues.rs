@@ -171,18 +171,7 @@ pub fn run(server: Server, rate: f64, measured: usize, seed: u64) -> Run {
 
 /// What such a run was asked for.
 pub fn traffic<'a>(plan: &'a [PlannedRequest], run: &Run) -> Traffic<'a> {
-    Traffic {
-        plan,
-        kind: LoadMode::Open,
-        measured: run.measured.clone(),
-        extension: None,
-        vocab: 1,
-        prompt_vocab: Vec::new(),
-        stop_tokens: Vec::new(),
-        constrained_stops: Vec::new(),
-        time_limit: None,
-        keep_outputs: false,
-    }
+    Traffic::new(plan, LoadMode::Open, run.measured.clone(), 1)
 }
 
 /// The plan of a run.

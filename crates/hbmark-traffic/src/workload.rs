@@ -42,6 +42,8 @@ pub struct PlannedRequest {
     pub adapter: Option<u32>,
     /// Its output is constrained by a grammar.
     pub constrained: bool,
+    /// The row of a dataset whose text it has.
+    pub recorded: Option<u32>,
 }
 
 impl PlannedRequest {

@@ -139,7 +139,8 @@ fn ready(
     // Files that another process cannot read again.
     let own = |path: &Path| path.starts_with("/dev") || path.starts_with("/proc/self");
     let file = workload.and_then(|workload| workload.workload.as_deref()).map(Path::new);
-    let isolated = !worker.no_isolation && !serving.files().chain(file).any(own);
+    let dataset = workload.and_then(|workload| workload.vllm.dataset_path());
+    let isolated = !worker.no_isolation && !serving.files().chain(file).chain(dataset).any(own);
     let config = ServeConfig { out: output.out.clone(), ..config };
     let model = serving.open()?;
     Ok(Ready {

@@ -10,7 +10,7 @@ use clap::{ArgAction, Args};
 
 use super::lora::LoraArgs;
 use super::server::ServerArgs;
-use super::vllm_names::{RANDOM_LENGTHS, VllmNames};
+use super::vllm_names::VllmNames;
 use crate::cli::benchmark::WorkerArgs;
 use crate::cli::shared_args::{DeviceArgs, ModelArgs, OutputArgs, parse_dtypes};
 use crate::run::config::{self, ConfigError};
@@ -421,6 +421,7 @@ pub(super) struct WorkloadArgs {
     #[arg(
         long,
         visible_alias = "random-output-len",
+        aliases = ["sharegpt-output-len", "custom-output-len"],
         conflicts_with_all = ["workload", "trace"],
         value_parser = config::parse_length
     )]
@@ -442,11 +443,20 @@ impl WorkloadArgs {
     pub fn of(&self, mut config: ServeConfig) -> anyhow::Result<ServeConfig> {
         // What a sweep sets point by point needs no other value.
         let swept = |name: &str| matches!(&config.mode, Mode::Sweep { variable, .. } if variable == name);
-        let random = self.vllm.dataset_name.is_some().then_some(RANDOM_LENGTHS);
-        let lengths = match (self.input_len, self.output_len) {
-            (input, output) if random.is_some() => {
-                random.map(|(i, o)| (input.unwrap_or(i), output.unwrap_or(o)))
-            }
+        config.arrivals = self.arrivals.or(self.vllm.arrivals()).unwrap_or_default();
+        config.burst = self.burst;
+        if let Some(dataset) = self.vllm.dataset(&config, self.output_len)? {
+            anyhow::ensure!(
+                self.input_len.is_none() && self.prefix.prefix_tokens.is_none(),
+                "the prompts of a dataset are as recorded; leave out --input-len and --prefix-tokens"
+            );
+            config.source = TrafficSource::Dataset(Some(Rc::new(dataset)));
+            return Ok(config);
+        }
+        let random = self.vllm.random();
+        let input = self.input_len.or(random.map(|(input, _)| input));
+        let output = self.output_len.or(random.map(|(_, output)| output));
+        let lengths = match (input, output) {
             (Some(input), Some(output)) => Some((input, output)),
             (None, Some(output)) if swept("input-len") => Some((1, output)),
             (Some(input), None) if swept("output-len") => Some((input, 1)),
@@ -475,8 +485,6 @@ impl WorkloadArgs {
                 config.cold_twin = true;
             }
         }
-        config.arrivals = self.arrivals.or(self.vllm.arrivals()).unwrap_or_default();
-        config.burst = self.burst;
         Ok(config)
     }
 }

@@ -1,19 +1,22 @@
 //! Flags as users of `vllm bench serve` type them, where they are no mere other name of one of ours.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
+use anyhow::Context as _;
 use clap::Args;
 
 use super::flags::within;
 use crate::serve::ServeConfig;
+use crate::weights::tokenizer::Tokenizer;
 use hbmark_core::result::serving::{Arrivals, Clause, ServeReport, Slo, SloMetric};
 use hbmark_report::output::vllm_schema::{METRICS, Selection, bench_serve};
+use hbmark_traffic::dataset::{self, Dataset, Format};
 use hbmark_traffic::workload::{Lengths, Workload};
 
 /// The share of requests that must be within the limits of --goodput.
 const GOODPUT_PERCENTILE: f64 = 0.9;
 /// Lengths of vLLM's `random` dataset where none are given.
-pub(super) const RANDOM_LENGTHS: (usize, usize) = (1024, 128);
+const RANDOM_LENGTHS: (usize, usize) = (1024, 128);
 
 /// Other names of an arrival process, objectives and lengths.
 #[derive(Debug, Clone, Args)]
@@ -22,9 +25,12 @@ pub(super) struct VllmNames {
     /// Shape of gamma-distributed arrivals: 1 is Poisson, below 1 burstier; the same as --arrivals gamma:CV with CV = 1/sqrt(B).
     #[arg(long, value_name = "B", conflicts_with_all = ["arrivals", "burst", "trace"], value_parser = within(0.0025..=400.0))]
     burstiness: Option<f64>,
-    /// Prompts of drawn tokens: the only dataset; lengths are --input-len and --output-len, 1024 and 128 where none are given.
-    #[arg(long, value_name = "NAME", value_parser = ["random"], group = "source")]
-    pub dataset_name: Option<String>,
+    /// random: prompts of drawn tokens, 1024 and 128 long where no lengths are given; sharegpt, custom: those of --dataset-path.
+    #[arg(long, value_name = "NAME", value_parser = ["random", "sharegpt", "custom"], group = "source")]
+    dataset_name: Option<String>,
+    /// ShareGPT's JSON, or lines of {"prompt": "...", "output_tokens": 128}; --tokenizer counts their tokens.
+    #[arg(long, value_name = "FILE", requires = "dataset_name")]
+    dataset_path: Option<PathBuf>,
     /// Draw lengths evenly from L(1-R) to L(1+R).
     #[arg(long, value_name = "R", value_parser = within(0.0..=0.99))]
     random_range_ratio: Option<f64>,
@@ -72,6 +78,46 @@ fn limit(given: &str) -> Result<Clause, String> {
 }
 
 impl VllmNames {
+    /// The lengths of the `random` dataset, where it is named.
+    pub fn random(&self) -> Option<(usize, usize)> {
+        self.dataset_name.as_ref().filter(|name| *name == "random").map(|_| RANDOM_LENGTHS)
+    }
+
+    /// The prompts of a dataset, where one is named.
+    pub fn dataset(
+        &self,
+        config: &ServeConfig,
+        output_len: Option<usize>,
+    ) -> anyhow::Result<Option<Dataset>> {
+        let format = match self.dataset_name.as_deref() {
+            Some("sharegpt") => Format::ShareGpt,
+            Some("custom") => Format::Custom,
+            other => {
+                let other = other.unwrap_or_default();
+                anyhow::ensure!(
+                    self.dataset_path.is_none(),
+                    "--dataset-name {other} has no file; leave out --dataset-path"
+                );
+                return Ok(None);
+            }
+        };
+        let path =
+            self.dataset_path.as_deref().context("give the file of the dataset: --dataset-path FILE")?;
+        let tokenizer = config.tokenizer.as_deref().context(
+            "the tokens of a dataset's texts are counted with a tokenizer: --tokenizer PATH, a tokenizer.json or its folder",
+        )?;
+        let tokenizer = Tokenizer::open_path(tokenizer)?;
+        // As many as warm up, are measured, and keep the server loaded behind them; beyond, they repeat.
+        let prompts = 2 * config.max_requests.max(config.requests) + 1_000;
+        let selection = dataset::Selection { prompts, output_len, seed: config.seed };
+        Ok(Some(dataset::read(path, format, selection, |text| tokenizer.encode(text))?))
+    }
+
+    /// The file of a dataset.
+    pub fn dataset_path(&self) -> Option<&Path> {
+        self.dataset_path.as_deref()
+    }
+
     /// The objectives of --goodput, where they are given.
     pub fn objectives(&self) -> Option<Slo> {
         (!self.goodput.is_empty()).then(|| Slo { clauses: self.goodput.clone() })

@@ -42,10 +42,10 @@ impl RopeTable {
                 };
                 (0..half).map(|i| scale(plain(i))).collect()
             }
-            RopeScaling::Yarn { .. } => {
+            RopeScaling::Yarn { .. } | RopeScaling::LongRope { .. } => {
                 return Err(EngineError::Unsupported {
                     engine: "native".into(),
-                    what: "YaRN rope scaling".into(),
+                    what: "YaRN or longrope scaling".into(),
                     why: "the native engine has none, linear and llama3".into(),
                 });
             }

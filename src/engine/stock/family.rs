@@ -226,7 +226,7 @@ fn llama_config(a: &Architecture) -> llama::Config {
             original_max_position_embeddings: 0,
             rope_type: llama::Llama3RopeType::Llama3,
         }),
-        RopeScaling::None | RopeScaling::Yarn { .. } => None,
+        RopeScaling::None | RopeScaling::Yarn { .. } | RopeScaling::LongRope { .. } => None,
     };
     llama::Config {
         hidden_size: a.hidden_size,

@@ -46,10 +46,7 @@ pub(super) fn single_tokens(arrivals: Arrivals, rate: f64, count: usize, seed: u
             arrival,
             prompt: vec![PromptSegment { source: 1, tokens: 1 }],
             output_len: 1,
-            priority: 0,
-            tenant: 0,
-            adapter: None,
-            constrained: false,
+            ..PlannedRequest::default()
         })
         .collect()
 }

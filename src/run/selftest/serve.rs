@@ -142,10 +142,7 @@ impl ServeScenario {
                     arrival,
                     prompt: vec![PromptSegment { source: own(index), tokens: random.random_range(96..160) }],
                     output_len: OUTPUT,
-                    priority: 0,
-                    tenant: 0,
-                    adapter: None,
-                    constrained: false,
+                    ..PlannedRequest::default()
                 };
                 for fault in &self.faults {
                     match fault {
@@ -280,18 +277,7 @@ impl ServeScenario {
 
 /// Requests that arrive on their own schedule, with forced output lengths.
 pub(super) fn traffic(plan: &[PlannedRequest], measured: Range<usize>) -> Traffic<'_> {
-    Traffic {
-        plan,
-        kind: LoadMode::Open,
-        measured,
-        extension: None,
-        vocab: VOCAB,
-        prompt_vocab: Vec::new(),
-        stop_tokens: Vec::new(),
-        constrained_stops: Vec::new(),
-        time_limit: None,
-        keep_outputs: false,
-    }
+    Traffic::new(plan, LoadMode::Open, measured, VOCAB)
 }
 
 /// A clock that wakes late.

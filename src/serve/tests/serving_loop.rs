@@ -50,18 +50,7 @@ fn serve(
 }
 
 fn traffic(plan: &[PlannedRequest], kind: LoadMode) -> Traffic<'_> {
-    Traffic {
-        plan,
-        kind,
-        measured: 0..plan.len(),
-        extension: None,
-        vocab: 1000,
-        stop_tokens: Vec::new(),
-        prompt_vocab: Vec::new(),
-        constrained_stops: Vec::new(),
-        time_limit: None,
-        keep_outputs: false,
-    }
+    Traffic::new(plan, kind, 0..plan.len(), 1000)
 }
 
 fn result(run: &Run, plan: &[PlannedRequest], slo: &str) -> ServeResult {

@@ -250,7 +250,7 @@ fn every_lie_in_a_header_is_named() {
         (|w| w.tensors[0].3 = 7, "lies at offset 7, which is not a multiple of the alignment 32"),
         (|w| w.tensors[1].3 = 0, "which ends at"),
         (|w| w.tensors[0].2 = 77, "tensor token_embd.weight has the unknown type 77"),
-        (|w| w.tensors[0].2 = 23, "is stored as iq4_xs, which the engine has no kernels for"),
+        (|w| w.tensors[0].2 = 20, "is stored as iq4_nl, which the engine has no kernels for"),
         (|w| w.tensors[1].0 = "token_embd.weight".to_owned(), "tensor token_embd.weight appears twice"),
         (|w| w.count("general.alignment", 0), "general.alignment is 0, not a power of two"),
         (|w| w.count("general.alignment", 48), "general.alignment is 48, not a power of two"),

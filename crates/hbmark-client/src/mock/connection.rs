@@ -1,6 +1,7 @@
 //! A connection: bytes that wait in either direction, and how far its answer is.
 
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,6 +11,7 @@ use super::answer::Step;
 use super::http::Reader;
 use super::stream::Streaming;
 use super::{nanos, now_ns};
+use crate::connection::receive;
 
 const MOST_PIPELINED_BYTES: usize = 128 << 20;
 
@@ -46,6 +48,8 @@ pub(super) struct Connection {
     pub(super) reader: Reader,
     /// Bytes may be there to read.
     pub(super) readable: bool,
+    /// When the kernel received what was read last, by its real-time clock.
+    pub(super) received: Option<u64>,
     read_due_ns: u64,
     pub(super) unsent: Vec<u8>,
     flushed: usize,
@@ -67,6 +71,7 @@ impl Connection {
             number,
             reader: Reader::default(),
             readable: false,
+            received: None,
             read_due_ns: 0,
             unsent: Vec::new(),
             flushed: 0,
@@ -103,9 +108,12 @@ impl Connection {
             if slow.is_some() && now_ns() < self.read_due_ns {
                 return Ok(None);
             }
-            match self.stream.read(&mut scratch[..most]) {
-                Ok(0) => return Err(End::Close),
-                Ok(read) => self.reader.input.extend_from_slice(&scratch[..read]),
+            match receive(self.stream.as_raw_fd(), &mut scratch[..most]) {
+                Ok((0, _)) => return Err(End::Close),
+                Ok((read, stamp)) => {
+                    self.reader.input.extend_from_slice(&scratch[..read]);
+                    self.received = stamp;
+                }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.readable = false,
                 Err(_) => return Err(End::Close),
             }

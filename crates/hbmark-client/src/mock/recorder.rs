@@ -24,7 +24,12 @@ impl Recorder {
         self.requests.iter().map(|(request, _)| request.clone()).collect()
     }
     /// Takes a request's bytes into the log; says which request it is.
-    pub(super) fn add(&mut self, request: &mut Request, received_ns: u64, connection: u64) -> usize {
+    pub(super) fn add(
+        &mut self,
+        request: &mut Request,
+        (arrived_ns, received_ns): (u64, u64),
+        connection: u64,
+    ) -> usize {
         let index = self.requests.len();
         let id = request.id.take().unwrap_or_else(|| format!("mock-{index}"));
         let body_bytes = request.body.len();
@@ -34,8 +39,17 @@ impl Recorder {
         let (head, body) = (keep(&mut request.head), keep(&mut request.body));
         let (method, target) = (request.method.clone(), request.target.clone());
         self.newest.insert(id.clone(), index);
-        let received =
-            ReceivedRequest { id, method, target, head, body, body_bytes, received_ns, connection };
+        let received = ReceivedRequest {
+            id,
+            method,
+            target,
+            head,
+            body,
+            body_bytes,
+            arrived_ns,
+            received_ns,
+            connection,
+        };
         self.requests.push((received, Vec::new()));
         index
     }

@@ -26,6 +26,8 @@ use super::http::{Asked, Request, refusal, reply};
 use super::recorder::Recorder;
 use super::stream::{Api, CREATED, STREAM_HEAD, Streaming};
 use super::{ReceivedRequest, Script, Sent, nanos, now_ns};
+use crate::clock::RealTime;
+use crate::connection::ask_for_stamps;
 
 const LISTENER: usize = 0;
 const WAKER: usize = 1;
@@ -90,6 +92,7 @@ pub(super) struct Server {
     streams: usize,
     recorder: Recorder,
     counters: Counters,
+    real: RealTime,
     /// Whom a step of the batch served.
     running: Vec<usize>,
     scratch: Vec<u8>,
@@ -101,6 +104,8 @@ impl Server {
         let mut listener = TcpListener::bind(SocketAddr::from(([127, 0, 0, 1], 0)))?;
         // Again, with room for a burst of connections: the first call had the small default.
         listen(&listener, Backlog::MAXCONN)?;
+        // Connections inherit it.
+        ask_for_stamps(&listener);
         if let Some((bytes, _)) = script.slow_reading {
             setsockopt(&listener, sockopt::RcvBuf, &bytes)?;
         }
@@ -127,6 +132,7 @@ impl Server {
             streams: 0,
             recorder: Recorder::default(),
             counters: Counters::default(),
+            real: RealTime::default(),
             running: Vec::new(),
             scratch: vec![0; 1 << 16],
         };
@@ -436,7 +442,8 @@ impl Server {
         connection.keep_alive = request.keep_alive;
         let asked = serde_json::from_slice::<Asked>(&request.body)
             .map_err(|error| refusal(400, "BadRequestError", &error.to_string()));
-        let number = self.recorder.add(&mut request, now, connection.number);
+        let arrived = connection.received.and_then(|stamp| self.real.moment(stamp, now)).unwrap_or(now);
+        let number = self.recorder.add(&mut request, (arrived, now), connection.number);
         let id = self.recorder.requests[number].0.id.clone();
         let path = request.target.split('?').next().unwrap_or_default();
         let api = if path == "/v1/chat/completions" { Api::Chat } else { Api::Completions };

@@ -24,27 +24,13 @@ fn plan(count: usize, gap: Duration, output: usize) -> Vec<PlannedRequest> {
             arrival: Nanos(index as f64 * gap.as_nanos() as f64),
             prompt: Vec::new(),
             output_len: output,
-            priority: 0,
-            tenant: 0,
-            adapter: None,
-            constrained: false,
+            ..PlannedRequest::default()
         })
         .collect()
 }
 
 fn traffic(plan: &[PlannedRequest], kind: LoadMode) -> Traffic<'_> {
-    Traffic {
-        plan,
-        kind,
-        measured: 0..plan.len(),
-        extension: None,
-        vocab: 1,
-        prompt_vocab: Vec::new(),
-        stop_tokens: Vec::new(),
-        constrained_stops: Vec::new(),
-        time_limit: None,
-        keep_outputs: false,
-    }
+    Traffic::new(plan, kind, 0..plan.len(), 1)
 }
 
 /// Short enough for a test, where something never comes.

@@ -49,12 +49,16 @@ pub fn compute_bound_batch(ledger: &Ledger, roof: &Roof, context: usize) -> Opti
 }
 
 /// The textbook figure: weights only, every one read as stored once and multiplied once per sequence:
-/// `bytes per weight / 2 · peak / bandwidth`.
+/// `bytes per weight / 2 · peak / bandwidth`. Of a mixture of experts all are read, as at any such batch, and a sequence multiplies its own.
 #[must_use]
 pub fn critical_batch_size(ledger: &Ledger, roof: &Roof) -> Option<f64> {
     let peak = roof.peak.as_ref()?;
-    let step = ledger.decode(1, 0);
-    Some(step.bytes.weights.as_f64() / step.flops.0 * peak.rate.0 / roof.bandwidth.0)
+    Some(all_weights(ledger).as_f64() / ledger.decode(1, 0).flops.0 * peak.rate.0 / roof.bandwidth.0)
+}
+
+/// The weights of a step that meets every expert.
+fn all_weights(ledger: &Ledger) -> Bytes {
+    ledger.decode(MAX_BATCH, 0).bytes.weights
 }
 
 /// The shortest prompt, within the model's positions, whose prefill takes longer to compute than to read.
@@ -111,7 +115,7 @@ pub fn crossovers(
             unit: "sequences".to_owned(),
             explanation: format!(
                 "weights alone: {} at {} against {} ({})",
-                ledger.decode(1, 0).bytes.weights,
+                all_weights(ledger),
                 roof.bandwidth,
                 peak.rate,
                 peak.dtype

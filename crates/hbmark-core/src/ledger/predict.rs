@@ -4,6 +4,7 @@
 //! memory, and a summary of the model. Every cell has the status `predicted`.
 
 use super::crossover::{MEMORY_USE, crossovers};
+use super::routing::ExpertRouting;
 use super::step::{Ledger, StepShape};
 use super::verdict::{Floor, Roof};
 use crate::model::{Architecture, Dtype, Inventory, model_hash};
@@ -28,6 +29,8 @@ pub struct Request<'a> {
     /// Cached positions of a decode, prompt tokens of a prefill.
     pub contexts: &'a [usize],
     pub phases: &'a [Phase],
+    /// How tokens are assumed to be spread over experts.
+    pub routing: ExpertRouting,
 }
 
 /// What was predicted.
@@ -43,7 +46,7 @@ pub struct Prediction {
 #[must_use]
 pub fn predict(request: &Request<'_>) -> Prediction {
     let inventory = request.inventory;
-    let ledger = Ledger::new(request.architecture, inventory, request.kv);
+    let ledger = Ledger::new(request.architecture, inventory, request.kv).routed(request.routing);
     let roof = Roof::datasheet(request.device, request.weights);
     let mut cells = Vec::with_capacity(request.phases.len() * request.batches.len() * request.contexts.len());
     for &phase in request.phases {
@@ -54,6 +57,7 @@ pub fn predict(request: &Request<'_>) -> Prediction {
         }
     }
     let mut warnings = Vec::new();
+    warnings.extend(routing_note(request, &ledger));
     if roof.peak.is_none() {
         warnings.push(format!(
             "the data sheet of {} has no matrix-product peak for {}: only memory floors are predicted, and a prefill is \
@@ -89,6 +93,18 @@ pub fn predict(request: &Request<'_>) -> Prediction {
         ),
         warnings,
     }
+}
+
+/// What the experts of the cells are, at the largest decode batch: a user who compares a measurement must know that they are no floor.
+fn routing_note(request: &Request<'_>, ledger: &Ledger) -> Option<String> {
+    let experts = request.architecture.experts.as_ref()?;
+    let batch = request.batches.iter().copied().max()?;
+    let met = ledger.distinct_experts(batch)?;
+    Some(format!(
+        "bytes of experts are the expectation of {} routing ({:.1} ± {:.1} of {} experts a layer at batch {batch}), not a lower bound: \
+         a step whose tokens agree reads {}",
+        request.routing, met.mean, met.deviation, experts.count, experts.per_token
+    ))
 }
 
 fn predict_cell(request: &Request<'_>, ledger: &Ledger, roof: &Roof, shape: StepShape) -> CellResult {
@@ -157,6 +173,7 @@ mod tests {
             batches: &[1, 32],
             contexts: &[512, 8192],
             phases: &[Phase::Prefill, Phase::Decode],
+            routing: ExpertRouting::Uniform,
         }
     }
 
@@ -237,6 +254,20 @@ mod tests {
         assert_eq!(cell(&prediction, "decode/ideal/bf16/b1/c512").distinct_experts, Some(8.0));
         let many = cell(&prediction, "decode/ideal/bf16/b32/c512").distinct_experts.expect("experts");
         assert!((many - 128.0 * (1.0 - 0.9375_f64.powi(32))).abs() < 1e-9);
+        let note = &prediction.warnings[0];
+        assert!(
+            note.contains("uniform routing (111.8 ± 3.1 of 128 experts")
+                && note.contains("not a lower bound"),
+            "{note}"
+        );
+        let zipf = Request {
+            routing: ExpertRouting::Zipf { exponent: 1.0 },
+            ..request(&architecture, &inventory, "h200-sxm")
+        };
+        let skewed = predict(&zipf);
+        let fewer = cell(&skewed, "decode/ideal/bf16/b32/c512");
+        assert!(fewer.distinct_experts.expect("experts") < 0.8 * many);
+        assert!(fewer.bytes.weights < cell(&prediction, "decode/ideal/bf16/b32/c512").bytes.weights);
     }
 
     #[test]

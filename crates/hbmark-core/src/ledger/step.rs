@@ -13,17 +13,22 @@
 //!   is arithmetic over c + 1 positions, but its K and V are still in registers.
 //! - Prefill of T tokens: weights once, the K and V of all tokens written once and read once. A real kernel reads them once
 //!   per block of queries; once is the bound that no kernel beats without fusing the projection into the attention.
-//! - Mixtures of experts: expected distinct experts under uniform routing, `E·(1 − (1 − k/E)^tokens)` per layer.
+//! - Mixtures of experts: the expected distinct experts of a layer under an assumption about the routing ([`super::routing`]), uniform
+//!   unless another is asked for. That is an expectation: a step whose tokens agree reads less.
 //! - Latent attention: the latent and the rotary part per token and layer, read once. Its FLOPs are those of the absorbed
 //!   form in decode (scores and values on the latent) and of the expanded form in prefill.
 //! - Low-rank adapters: the matrices of every *different* adapter of a batch once; how many those are follows from how often each is
 //!   asked for ([`expected_distinct_adapters`]).
 //! - Counts stop at 2^64 - 1 instead of overflowing: the largest batch and context that can be asked for move more.
-//! - Left out: activations, logits and the scales of a quantised KV cache; together well under a percent of a decode.
+//! - A cache of int8 or int4: an f16 scale and an f16 zero per token and head beside the numbers.
+//! - Recurrent layers: the state of every sequence once read and once written.
+//! - Latent attention with an indexer: what the indexer keeps of every position, and the latents of those it picks.
+//! - Left out: activations and logits; together well under a percent of a decode.
 
 use serde::{Deserialize, Serialize};
 
-use crate::model::{Architecture, Dtype, Inventory, Role};
+use super::routing::{DistinctExperts, ExpertRouting, LayerRouting};
+use crate::model::{Architecture, Dtype, Inventory, Mixer, Reach, Role};
 use crate::result::{Phase, StepBytes};
 use crate::units::{Bytes, Flops};
 
@@ -81,7 +86,7 @@ pub struct RaggedPart {
 pub struct StepCost {
     pub bytes: StepBytes,
     pub flops: Flops,
-    /// Expected distinct experts per layer; `None` for dense models.
+    /// Expected distinct experts per layer, which is no lower bound; `None` for dense models.
     pub distinct_experts: Option<f64>,
 }
 
@@ -90,6 +95,8 @@ pub struct StepCost {
 pub struct Ledger {
     architecture: Architecture,
     kv_dtype: Dtype,
+    /// What the layers keep of the tokens, equal ones once.
+    caches: Vec<LayerCache>,
     /// Everything a step reads whatever the routing, head included.
     shared_bytes: u64,
     /// All routed experts of all layers.
@@ -102,6 +109,7 @@ pub struct Ledger {
     expert_elements: u64,
     head_elements: u64,
     resident: Bytes,
+    routing: Option<LayerRouting>,
 }
 
 impl Ledger {
@@ -111,6 +119,7 @@ impl Ledger {
         let mut ledger = Self {
             architecture: architecture.clone(),
             kv_dtype,
+            caches: LayerCache::of(architecture),
             shared_bytes: 0,
             expert_bytes: 0,
             embedding_row_bytes: 0,
@@ -118,6 +127,7 @@ impl Ledger {
             expert_elements: 0,
             head_elements: 0,
             resident: inventory.total_bytes(),
+            routing: None,
         };
         let tied = inventory.tensors.iter().all(|tensor| tensor.role != Role::Head);
         for tensor in &inventory.tensors {
@@ -136,7 +146,7 @@ impl Ledger {
                 }
                 Role::Matrix | Role::SharedExpert | Role::Router => {
                     ledger.shared_bytes += bytes;
-                    // A router's correction bias is a vector: bytes, no product.
+                    // A router's correction bias is a vector: bytes, no product. A convolution is one of a few columns.
                     if tensor.shape.len() > 1 {
                         ledger.shared_elements += elements;
                     }
@@ -146,11 +156,25 @@ impl Ledger {
                     ledger.expert_bytes += bytes;
                     ledger.expert_elements += elements;
                 }
-                Role::ExpertScale => ledger.expert_bytes += bytes,
+                Role::ExpertScale | Role::ExpertBias => ledger.expert_bytes += bytes,
                 Role::Unused => {}
             }
         }
-        ledger
+        ledger.routed(ExpertRouting::Uniform)
+    }
+
+    /// The same under another assumption about which experts tokens take.
+    #[must_use]
+    pub fn routed(mut self, routing: ExpertRouting) -> Self {
+        let experts = self.architecture.experts.as_ref();
+        self.routing = experts.map(|experts| LayerRouting::new(routing, experts.count, experts.per_token));
+        self
+    }
+
+    /// What a step of so many tokens is expected to meet in a layer; `None` for dense models.
+    #[must_use]
+    pub fn distinct_experts(&self, tokens: usize) -> Option<DistinctExperts> {
+        Some(self.routing.as_ref()?.distinct(tokens))
     }
 
     /// The model's dimensions.
@@ -171,10 +195,16 @@ impl Ledger {
         self.resident
     }
 
-    /// KV bytes of one token over all layers.
+    /// Bytes that one token adds to the cache, over all layers; a window forgets as much.
     #[must_use]
     pub fn kv_bytes_per_token(&self) -> Bytes {
-        self.kv_bytes(self.architecture.layers as u64)
+        self.cached(|_| 1)
+    }
+
+    /// Bytes of recurrent state of one sequence, over all layers: read and written in every step.
+    #[must_use]
+    pub fn state_bytes(&self) -> Bytes {
+        Bytes(self.caches.iter().map(|cache| cache.layers * cache.state).sum())
     }
 
     /// Cost of one step.
@@ -190,20 +220,18 @@ impl Ledger {
     #[must_use]
     pub fn decode(&self, batch: usize, context: usize) -> StepCost {
         let sequences = batch as u64;
-        let arch = &self.architecture;
-        let attended = (0..arch.layers).map(|layer| arch.attended(layer, context) as u64).sum::<u64>();
-        let scored = (0..arch.layers).map(|layer| arch.attended(layer, context + 1) as f64).sum::<f64>();
         let (weights, distinct_experts) = self.weights(batch);
+        let state = self.state_bytes();
         let bytes = StepBytes {
             weights,
-            kv_read: self.kv_bytes(sequences.saturating_mul(attended)),
-            kv_write: self.kv_bytes(sequences.saturating_mul(arch.layers as u64)),
+            kv_read: times(self.read(context) + state, sequences),
+            kv_write: times(self.kv_bytes_per_token() + state, sequences),
             other: Bytes(sequences.saturating_mul(self.embedding_row_bytes)),
             as_implemented: None,
         };
         let per_sequence = self.linear_flops()
             + 2.0 * self.head_elements as f64
-            + self.flops_per_scored_position(Phase::Decode) * scored;
+            + self.mixing_flops(Phase::Decode, context, 1);
         StepCost { bytes, flops: Flops(per_sequence * batch as f64), distinct_experts }
     }
 
@@ -211,20 +239,19 @@ impl Ledger {
     #[must_use]
     pub fn prefill(&self, batch: usize, tokens: usize) -> StepCost {
         let all_tokens = (batch as u64).saturating_mul(tokens as u64);
-        let arch = &self.architecture;
-        let scored = (0..arch.layers).map(|layer| causal_pairs(tokens, arch.window(layer))).sum::<f64>();
         let (weights, distinct_experts) = self.weights(batch.saturating_mul(tokens));
-        let kv = self.kv_bytes(all_tokens.saturating_mul(arch.layers as u64));
+        let kv = times(self.kv_bytes_per_token(), all_tokens);
+        let state = times(self.state_bytes(), batch as u64);
         let bytes = StepBytes {
             weights,
             kv_read: kv,
-            kv_write: kv,
+            kv_write: kv + state,
             other: Bytes(all_tokens.saturating_mul(self.embedding_row_bytes)),
             as_implemented: None,
         };
         let per_sequence = self.linear_flops() * tokens as f64
             + 2.0 * self.head_elements as f64
-            + self.flops_per_scored_position(Phase::Prefill) * scored;
+            + self.mixing_flops(Phase::Prefill, 0, tokens);
         StepCost { bytes, flops: Flops(per_sequence * batch as f64), distinct_experts }
     }
 
@@ -232,31 +259,22 @@ impl Ledger {
     /// [`decode`](Self::decode); more are (part of) a prefill as in [`prefill`](Self::prefill), which also reads what is cached.
     #[must_use]
     pub fn ragged(&self, parts: impl IntoIterator<Item = RaggedPart>) -> StepCost {
-        let arch = &self.architecture;
-        let full = arch.windows.is_empty();
-        let (mut sequences, mut all, mut read, mut flops) = (0_u64, 0_u64, 0_u64, 0.0);
+        let (mut sequences, mut all, mut flops) = (0_u64, 0_u64, 0.0);
+        let mut read = Bytes(0);
         for RaggedPart { cached, tokens } in parts {
             sequences += 1;
             all += tokens as u64;
-            let phase = if tokens == 1 { Phase::Decode } else { Phase::Prefill };
-            let own = if tokens == 1 { 0 } else { tokens };
-            let layers = if full { 1 } else { arch.layers };
-            let each = if full { arch.layers as u64 } else { 1 };
-            let mut scored = 0.0;
-            for layer in 0..layers {
-                read += each * (arch.attended(layer, cached) + own) as u64;
-                let window = arch.window(layer);
-                let pairs = causal_pairs(cached + tokens, window) - causal_pairs(cached, window);
-                scored += each as f64 * pairs;
-            }
-            flops += self.flops_per_scored_position(phase) * scored;
+            let (phase, own) = if tokens == 1 { (Phase::Decode, 0) } else { (Phase::Prefill, tokens) };
+            read = read + self.read(cached) + times(self.kv_bytes_per_token(), own as u64);
+            flops += self.mixing_flops(phase, cached, tokens);
         }
         let tokens = usize::try_from(all).unwrap_or(usize::MAX);
         let (weights, distinct_experts) = self.weights(tokens);
+        let state = times(self.state_bytes(), sequences);
         let bytes = StepBytes {
             weights,
-            kv_read: self.kv_bytes(read),
-            kv_write: self.kv_bytes(all.saturating_mul(arch.layers as u64)),
+            kv_read: read + state,
+            kv_write: times(self.kv_bytes_per_token(), all) + state,
             other: Bytes(all.saturating_mul(self.embedding_row_bytes)),
             as_implemented: None,
         };
@@ -270,7 +288,7 @@ impl Ledger {
     pub fn memory(&self, shape: StepShape) -> Bytes {
         let arch = &self.architecture;
         let positions = shape.positions_after();
-        let cached: u64 = (0..arch.layers).map(|layer| arch.attended(layer, positions) as u64).sum();
+        let kept = self.cached(|cache| cache.reach.kept(positions)) + self.state_bytes();
         let feed_forward = arch
             .experts
             .as_ref()
@@ -279,9 +297,7 @@ impl Ledger {
         let tokens = shape.batch.saturating_mul(shape.queries()) as u64;
         let activations = tokens.saturating_mul(width * self.activation_bytes());
         let logits = (shape.batch as u64).saturating_mul(arch.vocab_size as u64 * 4);
-        self.resident
-            + self.kv_bytes((shape.batch as u64).saturating_mul(cached))
-            + Bytes(activations.max(logits))
+        self.resident + times(kept, shape.batch as u64) + Bytes(activations.max(logits))
     }
 
     /// Bytes of one activation: engines with an f32 cache keep f32, all others 16 bits.
@@ -291,10 +307,10 @@ impl Ledger {
 
     /// Weights read when `tokens` tokens are routed, and the distinct experts per layer.
     fn weights(&self, tokens: usize) -> (Bytes, Option<f64>) {
-        let Some(experts) = &self.architecture.experts else {
+        let (Some(experts), Some(routing)) = (&self.architecture.experts, &self.routing) else {
             return (Bytes(self.shared_bytes + self.expert_bytes), None);
         };
-        let distinct = expected_distinct_experts(experts.count, experts.per_token, tokens);
+        let distinct = routing.distinct(tokens).mean;
         let share = distinct / experts.count.max(1) as f64;
         #[expect(
             clippy::cast_possible_truncation,
@@ -315,25 +331,154 @@ impl Ledger {
         2.0 * (self.shared_elements as f64 + self.expert_elements as f64 * share)
     }
 
-    /// FLOPs of one query against one position in one layer: scores and the weighted sum, all heads.
-    fn flops_per_scored_position(&self, phase: Phase) -> f64 {
-        let arch = &self.architecture;
-        let width = match (arch.latent, phase) {
-            (None, _) => 2 * arch.head_dim,
-            (Some(latent), Phase::Decode) => 2 * latent.kv_rank + latent.qk_rope_head_dim,
-            (Some(latent), Phase::Prefill) => {
-                latent.qk_nope_head_dim + latent.qk_rope_head_dim + latent.v_head_dim
-            }
+    /// FLOPs of the mixers for `tokens` new tokens of a sequence on top of `cached`: scores and sums, and recurrences.
+    fn mixing_flops(&self, phase: Phase, cached: usize, tokens: usize) -> f64 {
+        let of = |cache: &LayerCache| {
+            let pairs = cache.picked.map_or(cache.reach, |tokens| Reach::Window { tokens });
+            let pairs = pairs.pairs(cached + tokens) - pairs.pairs(cached);
+            let all = Reach::Full.pairs(cached + tokens) - Reach::Full.pairs(cached);
+            let scores = match phase {
+                Phase::Decode => cache.decode_flops,
+                Phase::Prefill => cache.prefill_flops,
+            };
+            cache.layers as f64
+                * (scores * pairs + cache.index_flops * all + cache.state_flops * tokens as f64)
         };
-        2.0 * arch.heads as f64 * width as f64
+        self.caches.iter().map(of).sum()
     }
 
-    /// KV bytes of a number of (token, layer) pairs.
-    fn kv_bytes(&self, token_layers: u64) -> Bytes {
-        let each = self.architecture.kv_elements_per_token_and_layer() as u64;
-        let elements = u128::from(token_layers) * u128::from(each);
+    /// Bytes of the cache that a token at position `context` reads, without recurrent state.
+    fn read(&self, context: usize) -> Bytes {
+        self.cached_of(
+            |cache| cache.picked.map_or(cache.reach.read(context), |most| context.min(most)),
+            |_| context,
+        )
+    }
+
+    /// Bytes of the cache for so many positions of each layer.
+    fn cached(&self, positions: impl Fn(&LayerCache) -> usize) -> Bytes {
+        self.cached_of(&positions, &positions)
+    }
+
+    fn cached_of(
+        &self,
+        positions: impl Fn(&LayerCache) -> usize,
+        indexed: impl Fn(&LayerCache) -> usize,
+    ) -> Bytes {
         let (bits, of) = kv_bits(self.kv_dtype);
-        Bytes(u64::try_from((elements * bits).div_ceil(8 * of)).unwrap_or(u64::MAX))
+        let mut all: u128 = 0;
+        let mut index: u128 = 0;
+        for cache in &self.caches {
+            let count = u128::from(cache.layers);
+            let each = u128::from(cache.elements) * bits
+                + u128::from(cache.vectors) * scale_bits(self.kv_dtype) * of;
+            all += count * positions(cache) as u128 * each;
+            index += count * indexed(cache) as u128 * u128::from(cache.index_bytes);
+        }
+        Bytes(u64::try_from(all.div_ceil(8 * of) + index).unwrap_or(u64::MAX))
+    }
+}
+
+fn times(bytes: Bytes, count: u64) -> Bytes {
+    Bytes(bytes.0.saturating_mul(count))
+}
+
+/// What equal layers keep of a sequence.
+#[derive(Debug, Clone, PartialEq)]
+struct LayerCache {
+    layers: u64,
+    reach: Reach,
+    /// Elements of a token.
+    elements: u64,
+    /// Vectors of a token that have a scale of their own where the cache is quantised.
+    vectors: u64,
+    /// Bytes of a token that an indexer reads, of every position.
+    index_bytes: u64,
+    /// Positions that the indexer picks.
+    picked: Option<usize>,
+    /// Bytes of state, whatever the context.
+    state: u64,
+    /// FLOPs of one query against one position.
+    decode_flops: f64,
+    prefill_flops: f64,
+    index_flops: f64,
+    /// FLOPs of a token against the state.
+    state_flops: f64,
+}
+
+impl LayerCache {
+    fn of(architecture: &Architecture) -> Vec<Self> {
+        let mut all: Vec<Self> = Vec::new();
+        for index in 0..architecture.layers {
+            let Some(cache) = Self::of_mixer(&architecture.layer(index).mixer) else { continue };
+            match all.iter_mut().find(|known| Self { layers: 1, ..(*known).clone() } == cache) {
+                Some(known) => known.layers += 1,
+                None => all.push(cache),
+            }
+        }
+        all
+    }
+
+    fn of_mixer(mixer: &Mixer) -> Option<Self> {
+        let empty = Self {
+            layers: 1,
+            reach: Reach::Full,
+            elements: 0,
+            vectors: 0,
+            index_bytes: 0,
+            picked: None,
+            state: 0,
+            decode_flops: 0.0,
+            prefill_flops: 0.0,
+            index_flops: 0.0,
+            state_flops: 0.0,
+        };
+        // Convolutions keep their last inputs in 16 bits.
+        let convolved = |channels: usize, kernel: usize| (channels * (kernel - 1) * 2) as u64;
+        match *mixer {
+            Mixer::Attention(a) => {
+                let flops = 2.0 * a.heads as f64 * (a.key_dim + a.value_dim) as f64;
+                Some(Self {
+                    reach: a.reach,
+                    elements: (a.kv_heads * (a.key_dim + a.value_dim)) as u64,
+                    vectors: 2 * a.kv_heads as u64,
+                    decode_flops: flops,
+                    prefill_flops: flops,
+                    ..empty
+                })
+            }
+            Mixer::Latent { heads, latent, indexer } => {
+                let flops = |width: usize| 2.0 * heads as f64 * width as f64;
+                let index = |indexer: crate::model::Indexer| 2.0 * (indexer.heads * indexer.head_dim) as f64;
+                Some(Self {
+                    elements: (latent.kv_rank + latent.qk_rope_head_dim) as u64,
+                    vectors: 1,
+                    index_bytes: indexer.map_or(0, crate::model::Indexer::bytes_per_token),
+                    picked: indexer.map(|indexer| indexer.top_k),
+                    decode_flops: flops(2 * latent.kv_rank + latent.qk_rope_head_dim),
+                    prefill_flops: flops(
+                        latent.qk_nope_head_dim + latent.qk_rope_head_dim + latent.v_head_dim,
+                    ),
+                    index_flops: indexer.map_or(0.0, index),
+                    ..empty
+                })
+            }
+            // The state times the key, the outer product added, the state times the query.
+            Mixer::DeltaNet(delta) => Some(Self {
+                state: (delta.state() * delta.state_bytes) as u64
+                    + convolved(delta.channels(), delta.conv_kernel),
+                state_flops: 6.0 * delta.state() as f64,
+                ..empty
+            }),
+            // The outer product added, the state times C.
+            Mixer::Mamba(mamba) => Some(Self {
+                state: (mamba.state() * mamba.state_bytes) as u64
+                    + convolved(mamba.channels(), mamba.conv_kernel),
+                state_flops: 4.0 * mamba.state() as f64,
+                ..empty
+            }),
+            Mixer::None => None,
+        }
     }
 }
 
@@ -344,20 +489,13 @@ fn kv_bits(dtype: Dtype) -> (u128, u128) {
         Dtype::Bf16 | Dtype::F16 | Dtype::Gguf => (16, 1),
         Dtype::Int8 | Dtype::Fp8 => (8, 1),
         Dtype::Int4 => (4, 1),
+        Dtype::Mxfp8 => (32 * 8 + 8, 32),
+        Dtype::Mxfp4 => (32 * 4 + 8, 32),
+        Dtype::Nvfp4 => (16 * 4 + 8, 16),
         // ggml's blocks of 32 with one f16 scale, as `-ctk q8_0` keeps them.
         Dtype::Q8_0 => (32 * 8 + 16, 32),
         Dtype::Q4_0 => (32 * 4 + 16, 32),
     }
-}
-
-/// Distinct experts of `tokens` tokens that each draw `per_token` of `count` uniformly: `E·(1 − (1 − k/E)^tokens)`.
-#[must_use]
-pub fn expected_distinct_experts(count: usize, per_token: usize, tokens: usize) -> f64 {
-    if count == 0 {
-        return 0.0;
-    }
-    let missed = 1.0 - (per_token.min(count) as f64 / count as f64);
-    count as f64 * (1.0 - missed.powf(tokens as f64))
 }
 
 /// Different adapters among `batch` requests that each have adapter i with probability `shares[i]`: `Σ (1 − (1 − share)^batch)`. The rest
@@ -367,12 +505,12 @@ pub fn expected_distinct_adapters(shares: &[f64], batch: f64) -> f64 {
     shares.iter().map(|share| 1.0 - (1.0 - share).max(0.0).powf(batch)).sum()
 }
 
-/// (query, position) pairs of a causal prefill: `T(T+1)/2`, or fewer under a window.
-fn causal_pairs(tokens: usize, window: Option<usize>) -> f64 {
-    let triangle = |n: usize| n as f64 * (n as f64 + 1.0) / 2.0;
-    match window {
-        Some(window) if window < tokens => triangle(window) + (tokens - window) as f64 * window as f64,
-        _ => triangle(tokens),
+/// Bits beside each vector of a quantised cache: an f16 scale and an f16 zero per token and head, as engines keep integers. Blocks have theirs
+/// inside, and fp8 one for the whole cache.
+fn scale_bits(dtype: Dtype) -> u128 {
+    match dtype {
+        Dtype::Int8 | Dtype::Int4 => 32,
+        _ => 0,
     }
 }
 

@@ -66,7 +66,8 @@ fn product_dtypes(weights: Dtype) -> &'static [&'static str] {
         Dtype::F32 => &["f32"],
         Dtype::Bf16 => &["bf16"],
         Dtype::F16 => &["f16"],
-        Dtype::Fp8 => &["fp8", "bf16", "f16"],
+        Dtype::Fp8 | Dtype::Mxfp8 => &["fp8", "bf16", "f16"],
+        Dtype::Mxfp4 | Dtype::Nvfp4 => &["fp4", "bf16", "f16"],
         Dtype::Int8 | Dtype::Int4 | Dtype::Q8_0 | Dtype::Q4_0 | Dtype::Gguf => &["bf16", "f16"],
     }
 }

@@ -7,6 +7,12 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::Quantization;
+use super::layer::{
+    Activation, Attention, Dense, FeedForward, Layer, Mixer, Mixture, Norms, QkNorm, Reach, Rotary, Routing,
+    Stack,
+};
+
 /// A model family: the set of tensor names and the forward that a checkpoint follows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
@@ -18,6 +24,17 @@ pub enum Family {
     Qwen3Moe,
     Mixtral,
     DeepseekV3,
+    GptOss,
+    Qwen3_5,
+    Qwen3Next,
+    Gemma3,
+    Gemma4,
+    Glm4Moe,
+    MinimaxM2,
+    NemotronH,
+    Llama4,
+    Phi3,
+    MimoV2,
 }
 
 /// The rotary position embedding.
@@ -39,6 +56,10 @@ pub enum RopeScaling {
     /// `YaRN`; carried for `predict`, which needs no frequencies.
     Yarn {
         factor: f64,
+        original_max_positions: usize,
+    },
+    /// A factor for each frequency, by the length of the context (Phi); carried for `predict`, as `YaRN` is.
+    LongRope {
         original_max_positions: usize,
     },
 }
@@ -75,6 +96,20 @@ pub struct Experts {
     pub dense_layers: Vec<usize>,
 }
 
+impl Experts {
+    /// Those of a layer's mixture.
+    pub(super) fn of(mixture: &Mixture, dense_layers: Vec<usize>) -> Self {
+        Self {
+            count: mixture.count,
+            per_token: mixture.per_token,
+            ffn_size: mixture.width,
+            shared_count: usize::from(mixture.shared_width > 0),
+            shared_ffn_size: mixture.shared_width,
+            dense_layers,
+        }
+    }
+}
+
 /// Multi-head latent attention (`DeepSeek`): K and V are kept as one latent vector per token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct LatentAttention {
@@ -85,41 +120,6 @@ pub struct LatentAttention {
     pub qk_nope_head_dim: usize,
     pub qk_rope_head_dim: usize,
     pub v_head_dim: usize,
-}
-
-/// How the weights of a checkpoint are stored, when they are not plain floats.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub struct Quantization {
-    /// `quant_method` of the config: `fp8`, `gptq`, `awq`, `bitsandbytes`, `mxfp4`...
-    pub method: String,
-    pub bits: u32,
-    pub group_size: Option<usize>,
-    /// The numbers are floats, where the method alone does not say: `compressed-tensors` has both kinds.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub float: bool,
-}
-
-impl Quantization {
-    /// The storage that the byte ledger has for it; `None` where it has none.
-    #[must_use]
-    pub fn dtype(&self) -> Option<Dtype> {
-        match (self.method.as_str(), self.bits, self.float) {
-            ("fp8" | "fbgemm_fp8", 8, _) | (_, 8, true) => Some(Dtype::Fp8),
-            (_, 8, false) => Some(Dtype::Int8),
-            (_, 4, false) => Some(Dtype::Int4),
-            _ => None,
-        }
-    }
-}
-
-impl std::fmt::Display for Quantization {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}, {} bits", self.method, self.bits)?;
-        if self.float {
-            f.write_str(" (float)")?;
-        }
-        self.group_size.map_or(Ok(()), |group| write!(f, ", groups of {group}"))
-    }
 }
 
 /// Everything about a model that changes its bytes, FLOPs or outputs.
@@ -149,6 +149,10 @@ pub struct Architecture {
     /// The dtype the config names for its weights (`bfloat16` → [`Dtype::Bf16`]), where it does.
     pub native_dtype: Option<Dtype>,
     pub eos_tokens: Vec<u32>,
+    /// The layers, where they are not what the fields above say of all of them. Those fields then hold the widths of the config's own
+    /// keys, and [`Architecture::layer`] what each layer has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stack: Option<Stack>,
 }
 
 impl Architecture {
@@ -158,13 +162,88 @@ impl Architecture {
         self.windows.get(layer).copied().flatten()
     }
 
-    /// Positions of KV that a token at `context` reads in a layer.
+    /// Everything about one layer.
+    ///
+    /// ```
+    /// use hbmark_core::model::{Mixer, Reach, presets};
+    ///
+    /// let gemma = presets::find("Gemma-3-27B").unwrap().architecture;
+    /// let Mixer::Attention(attention) = gemma.layer(4).mixer else { panic!("attention") };
+    /// assert_eq!(attention.reach, Reach::Window { tokens: 1024 });
+    /// let Mixer::Attention(attention) = gemma.layer(5).mixer else { panic!("attention") };
+    /// assert_eq!((attention.reach, attention.kv_heads), (Reach::Full, 16));
+    /// ```
+    ///
+    /// # Panics
+    /// When there is no such layer.
+    #[must_use]
+    pub fn layer(&self, index: usize) -> Layer {
+        assert!(index < self.layers, "layer {index} of {}", self.layers);
+        if let Some(stack) = &self.stack {
+            return *stack.layer(index);
+        }
+        let mixer = match self.latent {
+            Some(latent) => Mixer::Latent { heads: self.heads, latent, indexer: None },
+            None => Mixer::Attention(Attention {
+                reach: self.window(index).map_or(Reach::Full, |tokens| Reach::Window { tokens }),
+                ..self.attention()
+            }),
+        };
+        let feed_forward = match &self.experts {
+            Some(experts) if self.is_expert_layer(index) => FeedForward::Mixture(self.mixture(experts)),
+            _ => FeedForward::Dense(Dense {
+                width: self.ffn_size,
+                activation: Activation::Silu,
+                bias: self.biases.mlp,
+                fused: false,
+            }),
+        };
+        Layer { mixer, feed_forward, norms: Norms::Before }
+    }
+
+    /// Full attention of the widths that the config gives for all layers.
+    pub(super) fn attention(&self) -> Attention {
+        Attention {
+            reach: Reach::Full,
+            heads: self.heads,
+            kv_heads: self.kv_heads,
+            key_dim: self.head_dim,
+            value_dim: self.head_dim,
+            rope: Some(Rotary { rope: self.rope, dims: self.head_dim }),
+            qk_norm: if self.qk_norm { QkNorm::PerHead } else { QkNorm::None },
+            biases: self.biases,
+            shares_key: false,
+            output_gate: false,
+            sinks: false,
+            softcap: None,
+            fused: false,
+        }
+    }
+
+    pub(super) fn mixture(&self, experts: &Experts) -> Mixture {
+        Mixture {
+            count: experts.count,
+            per_token: experts.per_token,
+            width: experts.ffn_size,
+            routing: match self.family {
+                Family::DeepseekV3 => Routing::Sigmoid { correction: true, groups: 1, chosen_groups: 1 },
+                _ => Routing::Softmax { renormalised: true },
+            },
+            activation: Activation::Silu,
+            shared_width: experts.shared_ffn_size,
+            shared_gate: false,
+            bias: false,
+            latent: None,
+        }
+    }
+
+    /// Positions of KV that a token at `context` reads in a layer without a stack.
     #[must_use]
     pub fn attended(&self, layer: usize, context: usize) -> usize {
         self.window(layer).map_or(context, |w| w.min(context))
     }
 
-    /// Elements that one token keeps in the KV cache of one layer.
+    /// Elements that one token keeps in the KV cache of one layer without a stack.
     #[must_use]
     pub fn kv_elements_per_token_and_layer(&self) -> usize {
         match self.latent {
@@ -205,8 +284,14 @@ pub enum Dtype {
     Int8,
     /// e4m3, one scale per 128 × 128 block or per channel.
     Fp8,
-    /// Groups of 32 or 128 with a scale and a zero.
+    /// Groups of 32 or 128 with a scale, and a zero where they are not symmetric.
     Int4,
+    /// e4m3, an exponent per 32 inputs (OCP microscaling).
+    Mxfp8,
+    /// e2m1, an exponent per 32 inputs (OCP microscaling).
+    Mxfp4,
+    /// e2m1, an e4m3 scale per 16 inputs.
+    Nvfp4,
     /// ggml's blocks of 32 with one scale, throughout.
     Q8_0,
     /// ggml's blocks of 32 four-bit weights with one scale; embedding and head in `q8_0`.
@@ -226,6 +311,9 @@ impl Dtype {
             Self::Int8 => "int8",
             Self::Fp8 => "fp8",
             Self::Int4 => "int4",
+            Self::Mxfp8 => "mxfp8",
+            Self::Mxfp4 => "mxfp4",
+            Self::Nvfp4 => "nvfp4",
             Self::Q8_0 => "q8_0",
             Self::Q4_0 => "q4_0",
             Self::Gguf => "gguf",
@@ -237,7 +325,7 @@ impl Dtype {
     pub fn of_cache(self) -> Self {
         match self {
             Self::F32 | Self::Bf16 | Self::F16 => self,
-            Self::Int8 | Self::Fp8 | Self::Int4 | Self::Q8_0 | Self::Q4_0 | Self::Gguf => Self::Bf16,
+            _ => Self::Bf16,
         }
     }
 }

@@ -53,6 +53,12 @@ impl Architecture {
         if let Some(experts) = &self.experts {
             check_experts(experts, self.layers)?;
         }
+        if let Some(stack) = &self.stack {
+            stack.check(self.layers, self.experts.as_ref())?;
+        }
+        if let Some(quantization) = &self.quantization {
+            quantization.storage()?;
+        }
         let group = self.quantization.as_ref().and_then(|q| q.group_size).unwrap_or(1);
         within("group_size", group, limits::FFN)?;
         match self.tensors_at_most() {

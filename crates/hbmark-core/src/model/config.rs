@@ -18,13 +18,14 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use super::{
-    Architecture, Biases, Dtype, Family, ModelError, deepseek_v3, llama, mistral, mixtral, qwen2, qwen3,
-    qwen3_moe,
+    Architecture, Biases, Dtype, Family, ModelError, Rope, deepseek_v3, gemma, glm4_moe, gpt_oss, llama,
+    llama4, mimo_v2, minimax_m2, mistral, mixtral, nemotron_h, phi3, qwen2, qwen3, qwen3_5, qwen3_moe,
 };
 use crate::input::{self, InputError};
 
 pub(super) use fields::Fields;
-pub(super) use windows::Windows;
+pub(super) use rope::scaling;
+pub(super) use windows::{Windows, layer_kinds};
 
 /// Bounds on a config; each is several times the largest published model, and far from overflow.
 pub(super) mod limits {
@@ -54,8 +55,10 @@ pub(super) mod limits {
 /// How one family is recognised and read: the whole of what a family file exports to this one.
 #[derive(Debug)]
 pub(super) struct FamilySpec {
-    pub model_type: &'static str,
-    pub class: &'static str,
+    /// `model_type` and class of each config that the family reads.
+    pub names: &'static [(&'static str, &'static str)],
+    /// Keys that change the forward, that other families refuse and this one reads.
+    pub keys: &'static [&'static str],
     pub read: fn(&Fields) -> Result<Architecture, ModelError>,
 }
 
@@ -68,14 +71,30 @@ const FAMILIES: &[&FamilySpec] = &[
     &qwen3_moe::SPEC,
     &mixtral::SPEC,
     &deepseek_v3::SPEC,
+    &gpt_oss::SPEC,
+    &qwen3_5::SPEC,
+    &gemma::SPEC,
+    &glm4_moe::SPEC,
+    &minimax_m2::SPEC,
+    &nemotron_h::SPEC,
+    &llama4::SPEC,
+    &phi3::SPEC,
+    &mimo_v2::SPEC,
 ];
 
-/// Reads and parses a `config.json`.
+/// Reads and parses a `config.json`, and the `hf_quant_config.json` beside it where the config has no `quantization_config`.
 ///
 /// # Errors
 /// When the file cannot be read, is not a regular file, is longer than 4 MiB, or [`parse_config`] refuses it.
 pub fn read_config(path: &Path) -> Result<Architecture, ModelError> {
-    let text = input::read_text(path, limits::CONFIG_BYTES).map_err(|refused| {
+    let text = read_json(path)?;
+    let beside = path.with_file_name("hf_quant_config.json");
+    let quantization = if beside.is_file() { Some(read_json(&beside)?) } else { None };
+    parse(&text, path, quantization.as_deref().map(|text| (text, beside.as_path())))
+}
+
+fn read_json(path: &Path) -> Result<String, ModelError> {
+    input::read_text(path, limits::CONFIG_BYTES).map_err(|refused| {
         let path = path.to_owned();
         match refused {
             InputError::NotRegular { .. } => ModelError::NotAFile { path },
@@ -83,8 +102,7 @@ pub fn read_config(path: &Path) -> Result<Architecture, ModelError> {
             InputError::Io(source) => ModelError::Read { path, source },
             other @ InputError::NotText { .. } => ModelError::Read { path, source: io::Error::other(other) },
         }
-    })?;
-    parse_config(&text, path)
+    })
 }
 
 /// Parses the text of a `config.json`; `path` is only for messages.
@@ -93,20 +111,53 @@ pub fn read_config(path: &Path) -> Result<Architecture, ModelError> {
 /// When the text is no JSON, the architecture is not one of the supported families, a dimension is missing, out of range or at odds
 /// with another, or a key asks for a computation that hbmark does not have.
 pub fn parse_config(text: &str, path: &Path) -> Result<Architecture, ModelError> {
-    let text = quote_python_floats(text);
-    let document: Value =
-        input::json::from_str(&text, limits::CONFIG_BUDGET).map_err(|e| ModelError::ConfigSyntax {
+    parse(text, path, None)
+}
+
+fn parse(text: &str, path: &Path, quantization: Option<(&str, &Path)>) -> Result<Architecture, ModelError> {
+    let mut document = document(text, path)?;
+    if let (Some((text, beside)), Value::Object(map)) = (quantization, &mut document) {
+        let nested = map.get("text_config").and_then(|nested| nested.get("quantization_config"));
+        if nested.is_none() && map.get("quantization_config").is_none_or(Value::is_null) {
+            let mut own = document_of_modelopt(text, beside)?;
+            own.insert("quant_method".to_owned(), json!("modelopt"));
+            map.insert("quantization_config".to_owned(), Value::Object(own));
+        }
+    }
+    let fields = Fields::top(path, &document)?;
+    let spec = recognise(&fields)?;
+    let fields = fields.text_model()?;
+    refuse_foreign_keys(&fields, spec.keys)?;
+    let architecture = (spec.read)(&fields)?;
+    check_size(&architecture, path)?;
+    architecture.check().map_err(|refused| ModelError::BadValue {
+        path: path.to_owned(),
+        key: refused.what.to_owned(),
+        found: refused.found,
+        wanted: refused.wanted.to_owned(),
+    })?;
+    Ok(architecture)
+}
+
+fn document(text: &str, path: &Path) -> Result<Value, ModelError> {
+    input::json::from_str(&quote_python_floats(text), limits::CONFIG_BUDGET).map_err(|e| {
+        ModelError::ConfigSyntax {
             path: path.to_owned(),
             line: e.line(),
             column: e.column(),
             reason: e.to_string(),
-        })?;
+        }
+    })
+}
+
+/// The object under `quantization` that modelopt writes into a file of its own.
+fn document_of_modelopt(text: &str, path: &Path) -> Result<serde_json::Map<String, Value>, ModelError> {
+    let document = document(text, path)?;
     let fields = Fields::top(path, &document)?;
-    let spec = recognise(&fields)?;
-    refuse_foreign_keys(&fields)?;
-    let architecture = (spec.read)(&fields)?;
-    check_size(&architecture, path)?;
-    Ok(architecture)
+    match fields.get("quantization") {
+        Some(Value::Object(map)) => Ok(map.clone()),
+        _ => Err(fields.missing("quantization", "an object with `quant_algo`")),
+    }
 }
 
 /// Python writes `NaN` and `Infinity` bare, which JSON does not have. Quoted, they are harmless in ignored keys and a
@@ -142,17 +193,18 @@ fn recognise(fields: &Fields) -> Result<&'static FamilySpec, ModelError> {
     let model_type = fields.text("model_type")?;
     let classes = fields.list("architectures", 16)?.unwrap_or_default();
     let class = classes.first().and_then(Value::as_str);
-    let spec = FAMILIES.iter().copied().find(|spec| match (model_type, class) {
-        (Some(model_type), Some(class)) => spec.model_type == model_type && spec.class == class,
-        (Some(model_type), None) => spec.model_type == model_type && classes.is_empty(),
-        (None, Some(class)) => spec.class == class,
+    let named = |name: &(&str, &str)| match (model_type, class) {
+        (Some(model_type), Some(class)) => *name == (model_type, class),
+        (Some(model_type), None) => name.0 == model_type && classes.is_empty(),
+        (None, Some(class)) => name.1 == class,
         (None, None) => false,
-    });
+    };
+    let spec = FAMILIES.iter().copied().find(|spec| spec.names.iter().any(named));
     if let Some(spec) = spec {
         return Ok(spec);
     }
     if model_type.is_none() && classes.is_empty() {
-        return Err(fields.missing("model_type", listed(|spec| spec.model_type)));
+        return Err(fields.missing("model_type", listed(|(model_type, _)| model_type.to_string())));
     }
     let shown =
         classes.first().map(|c| format!("({})", c.as_str().map_or_else(|| c.to_string(), str::to_owned)));
@@ -160,20 +212,16 @@ fn recognise(fields: &Fields) -> Result<&'static FamilySpec, ModelError> {
     Err(ModelError::UnsupportedArchitecture {
         path: fields.path().to_owned(),
         found: found.join(" ").chars().take(120).collect(),
-        supported: FAMILIES
-            .iter()
-            .map(|spec| format!("{} ({})", spec.model_type, spec.class))
-            .collect::<Vec<_>>()
-            .join(", "),
+        supported: listed(|(model_type, class)| format!("{model_type} ({class})")),
     })
 }
 
-fn listed(name: fn(&FamilySpec) -> &'static str) -> String {
-    FAMILIES.iter().map(|spec| name(spec)).collect::<Vec<_>>().join(", ")
+fn listed(name: fn(&(&str, &str)) -> String) -> String {
+    FAMILIES.iter().flat_map(|spec| spec.names).map(name).collect::<Vec<_>>().join(", ")
 }
 
-/// Refuses keys of other families that change the forward and that no supported family has, unless they change nothing.
-fn refuse_foreign_keys(fields: &Fields) -> Result<(), ModelError> {
+/// Refuses keys of other families that change the forward, unless they change nothing.
+fn refuse_foreign_keys(fields: &Fields, own: &[&str]) -> Result<(), ModelError> {
     let neutral = [
         ("partial_rotary_factor", json!(1.0)),
         ("rotary_pct", json!(1.0)),
@@ -200,12 +248,27 @@ fn refuse_foreign_keys(fields: &Fields) -> Result<(), ModelError> {
         ("index_topk", Value::Null),
         ("attn_output_gate", json!(false)),
         ("use_qk_norm", json!(false)),
+        // DeepSeek V4, GLM 5.2, MiniMax M3, Kimi K3, and layers that are no attention.
+        ("compress_ratios", Value::Null),
+        ("hc_mult", Value::Null),
+        ("indexer_types", Value::Null),
+        ("sparse_attention_config", Value::Null),
+        ("linear_attn_config", Value::Null),
+        ("hybrid_override_pattern", Value::Null),
+        ("linear_num_value_heads", Value::Null),
+        ("attention_k_eq_v", json!(false)),
+        ("hidden_size_per_layer_input", json!(0)),
+        ("attention_sink", json!(false)),
         ("rope_interleaved", json!(false)),
         ("alibi", json!(false)),
         ("add_cross_attention", json!(false)),
         ("is_encoder_decoder", json!(false)),
     ];
-    neutral.iter().try_for_each(|(key, value)| fields.only(key, value))?;
+    let foreign = neutral.iter().filter(|(key, _)| !own.contains(key));
+    foreign.into_iter().try_for_each(|(key, value)| fields.only(key, value))?;
+    if own.contains(&"hidden_act") {
+        return Ok(());
+    }
     // Fields::text first: a number here is a wrong type, not an unknown function.
     match fields.text("hidden_act")? {
         None | Some("silu") => Ok(()),
@@ -226,6 +289,39 @@ pub(super) struct Conventions {
     pub qk_norm: bool,
     pub biases: Biases,
     pub windows: Windows,
+    /// Inner width of a dense feed-forward where the family has a key of its own for it, or none.
+    pub ffn_size: Option<usize>,
+    pub norm_key: &'static str,
+    /// Where the family has more than one, that of its full layers.
+    pub rope: Option<Rope>,
+    /// Keys of the rope's object that the family reads, or that say nothing of text.
+    pub rope_keys: &'static [&'static str],
+    /// What `transformers` takes for a key that the family's published configs leave out.
+    pub default_vocab: Option<usize>,
+    pub default_positions: Option<usize>,
+    pub default_eps: Option<f64>,
+}
+
+impl Conventions {
+    /// Those of a family that is like most.
+    pub fn of(family: Family) -> Self {
+        Self {
+            family,
+            kv_heads_may_be_absent: false,
+            head_dim: None,
+            theta: None,
+            qk_norm: false,
+            biases: Biases::default(),
+            windows: Windows::Never,
+            ffn_size: None,
+            norm_key: "rms_norm_eps",
+            rope: None,
+            rope_keys: &[],
+            default_vocab: None,
+            default_positions: None,
+            default_eps: None,
+        }
+    }
 }
 
 /// Reads the dimensions that every decoder has; experts and latent attention are left to the family.
@@ -233,8 +329,13 @@ pub(super) fn decoder(fields: &Fields, conventions: &Conventions) -> Result<Arch
     let hidden_size = fields.need_integer("hidden_size", 1..=limits::HIDDEN)?;
     let layers = fields.need_integer("num_hidden_layers", 1..=limits::LAYERS)?;
     let heads = fields.need_integer("num_attention_heads", 1..=limits::HEADS)?;
-    let vocab_size = fields.need_integer("vocab_size", 1..=limits::VOCAB)?;
-    let max_positions = fields.need_integer("max_position_embeddings", 1..=limits::POSITIONS)?;
+    let or_default = |key: &str, most, default: Option<usize>| match (fields.get(key), default) {
+        (None, Some(default)) => Ok(default),
+        _ => fields.need_integer(key, 1..=most),
+    };
+    let vocab_size = or_default("vocab_size", limits::VOCAB, conventions.default_vocab)?;
+    let max_positions =
+        or_default("max_position_embeddings", limits::POSITIONS, conventions.default_positions)?;
     Ok(Architecture {
         family: conventions.family,
         hidden_size,
@@ -242,11 +343,20 @@ pub(super) fn decoder(fields: &Fields, conventions: &Conventions) -> Result<Arch
         heads,
         kv_heads: kv_heads(fields, heads, conventions.kv_heads_may_be_absent)?,
         head_dim: conventions.head_dim.map_or_else(|| head_dim(fields, hidden_size, heads), Ok)?,
-        ffn_size: fields.need_integer("intermediate_size", 1..=limits::FFN)?,
+        ffn_size: match conventions.ffn_size {
+            Some(width) => width,
+            None => fields.need_integer("intermediate_size", 1..=limits::FFN)?,
+        },
         vocab_size,
         max_positions,
-        norm_eps: fields.need_float("rms_norm_eps", limits::NORM_EPS)?,
-        rope: rope::read(fields, conventions.theta, max_positions)?,
+        norm_eps: match (fields.get(conventions.norm_key), conventions.default_eps) {
+            (None, Some(default)) => default,
+            _ => fields.need_float(conventions.norm_key, limits::NORM_EPS)?,
+        },
+        rope: match conventions.rope {
+            Some(rope) => rope,
+            None => rope::read(fields, conventions.theta, max_positions, conventions.rope_keys)?,
+        },
         qk_norm: conventions.qk_norm,
         biases: conventions.biases,
         tied_head: fields.flag("tie_word_embeddings", false)?,
@@ -256,6 +366,7 @@ pub(super) fn decoder(fields: &Fields, conventions: &Conventions) -> Result<Arch
         quantization: quantization::read(fields)?,
         native_dtype: native_dtype(fields)?,
         eos_tokens: eos_tokens(fields)?,
+        stack: None,
     })
 }
 
@@ -332,6 +443,18 @@ fn eos_tokens(fields: &Fields) -> Result<Vec<u32>, ModelError> {
 /// Reads `num_experts_per_tok`, which cannot be more than there are.
 pub(super) fn experts_per_token(fields: &Fields, count: usize) -> Result<usize, ModelError> {
     fields.need_integer("num_experts_per_tok", 1..=count)
+}
+
+/// The part of each head that turns, of `partial_rotary_factor`, and whether it is whole pairs.
+pub(super) fn rotary_dims(fields: &Fields, head_dim: usize) -> Result<usize, ModelError> {
+    let key = "partial_rotary_factor";
+    let nested = fields.section("rope_parameters")?;
+    let inner = nested.as_ref().map(|section| section.float(key, 0.0..=1.0)).transpose()?.flatten();
+    let factor = fields.float(key, 0.0..=1.0)?.or(inner).unwrap_or(1.0);
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a share of a head's width")]
+    let dims = (head_dim as f64 * factor) as usize;
+    // As loaders do: an odd width loses its last column.
+    Ok(dims / 2 * 2)
 }
 
 /// Refuses products of dimensions that no machine holds, though each of them is in range.

@@ -1,14 +1,27 @@
-//! DeepSeek V3 and R1: latent attention, routed and shared experts after a few dense layers.
+//! `DeepSeek` V3 to V3.2, Kimi K2 and GLM-5: latent attention, routed and shared experts after a few dense layers; from V3.2 on an indexer
+//! picks the positions.
 //!
 //! The layers that predict further tokens (`num_nextn_predict_layers`) take no part in a decode step and are left out.
 
 use serde_json::json;
 
-use super::config::{Conventions, FamilySpec, Fields, Windows, decoder, experts_per_token, limits};
-use super::{Architecture, Biases, Experts, Family, LatentAttention, ModelError};
+use super::config::{Conventions, FamilySpec, Fields, decoder, experts_per_token, limits};
+use super::{
+    Activation, Architecture, Biases, Dense, Experts, Family, FeedForward, Indexer, LatentAttention, Layer,
+    Mixer, Mixture, ModelError, Norms, Routing, Stack,
+};
 
-pub(super) const SPEC: FamilySpec =
-    FamilySpec { model_type: "deepseek_v3", class: "DeepseekV3ForCausalLM", read };
+pub(super) const SPEC: FamilySpec = FamilySpec {
+    names: &[
+        ("deepseek_v3", "DeepseekV3ForCausalLM"),
+        ("deepseek_v32", "DeepseekV32ForCausalLM"),
+        ("kimi_k2", "DeepseekV3ForCausalLM"),
+        ("kimi_k25", "KimiK25ForConditionalGeneration"),
+        ("glm_moe_dsa", "GlmMoeDsaForCausalLM"),
+    ],
+    keys: &["index_topk"],
+    read,
+};
 
 fn read(fields: &Fields) -> Result<Architecture, ModelError> {
     fields.only("mlp_bias", &json!(false))?;
@@ -17,19 +30,42 @@ fn read(fields: &Fields) -> Result<Architecture, ModelError> {
     let latent = latent(fields)?;
     let attention = fields.flag("attention_bias", false)?;
     let conventions = Conventions {
-        family: Family::DeepseekV3,
         // Latent attention has no key heads; one per query head is what the projections expand to.
         kv_heads_may_be_absent: true,
         // `head_dim`, where a config has it, is the rotary part alone.
         head_dim: Some(latent.qk_nope_head_dim + latent.qk_rope_head_dim),
-        theta: None,
-        qk_norm: false,
         biases: Biases { qkv: attention, o: attention, mlp: false },
-        windows: Windows::Never,
+        ..Conventions::of(Family::DeepseekV3)
     };
-    let architecture = decoder(fields, &conventions)?;
-    let experts = experts(fields, architecture.layers)?;
-    Ok(Architecture { experts: Some(experts), latent: Some(latent), ..architecture })
+    let a = decoder(fields, &conventions)?;
+    let (experts, mixture) = experts(fields, a.layers)?;
+    let stack = indexer(fields, &latent)?.map(|indexer| {
+        let dense = Dense { width: a.ffn_size, activation: Activation::Silu, bias: false, fused: false };
+        Stack::new((0..a.layers).map(|layer| Layer {
+            mixer: Mixer::Latent { heads: a.heads, latent, indexer: Some(indexer) },
+            feed_forward: if experts.dense_layers.contains(&layer) {
+                FeedForward::Dense(dense)
+            } else {
+                FeedForward::Mixture(mixture)
+            },
+            norms: Norms::Before,
+        }))
+    });
+    Ok(Architecture { experts: Some(experts), latent: Some(latent), stack, ..a })
+}
+
+fn indexer(fields: &Fields, latent: &LatentAttention) -> Result<Option<Indexer>, ModelError> {
+    let Some(top_k) = fields.integer("index_topk", 1..=limits::POSITIONS)? else { return Ok(None) };
+    if latent.q_rank.is_none() {
+        return Err(
+            fields.missing("q_lora_rank", "the rank of the compressed query, which the indexer reads")
+        );
+    }
+    Ok(Some(Indexer {
+        heads: fields.need_integer("index_n_heads", 1..=limits::HEADS)?,
+        head_dim: fields.need_integer("index_head_dim", 1..=limits::HEAD_DIM)?,
+        top_k,
+    }))
 }
 
 fn latent(fields: &Fields) -> Result<LatentAttention, ModelError> {
@@ -51,28 +87,32 @@ fn latent(fields: &Fields) -> Result<LatentAttention, ModelError> {
     Ok(latent)
 }
 
-fn experts(fields: &Fields, layers: usize) -> Result<Experts, ModelError> {
+/// The experts, as all fields of a model and as one of its layers has them.
+pub(super) fn experts(fields: &Fields, layers: usize) -> Result<(Experts, Mixture), ModelError> {
     let count = fields.need_integer("n_routed_experts", 1..=limits::EXPERTS)?;
     let per_token = experts_per_token(fields, count)?;
-    check_groups(fields, count, per_token)?;
+    let (groups, chosen_groups) = groups(fields, count, per_token)?;
     let ffn_size = fields.need_integer("moe_intermediate_size", 1..=limits::FFN)?;
     let shared_count = fields.integer("n_shared_experts", 0..=limits::EXPERTS)?.unwrap_or(0);
     let first = fields.need_integer("first_k_dense_replace", 0..=layers)?;
     let frequency = fields.integer("moe_layer_freq", 1..=limits::LAYERS)?.unwrap_or(1);
-    Ok(Experts {
+    let dense = (0..layers).filter(|layer| *layer < first || !layer.is_multiple_of(frequency)).collect();
+    let mixture = Mixture {
         count,
         per_token,
-        ffn_size,
-        shared_count,
-        shared_ffn_size: shared_count * ffn_size,
-        dense_layers: (0..layers)
-            .filter(|layer| *layer < first || !layer.is_multiple_of(frequency))
-            .collect(),
-    })
+        width: ffn_size,
+        routing: Routing::Sigmoid { correction: true, groups, chosen_groups },
+        activation: Activation::Silu,
+        shared_width: shared_count * ffn_size,
+        shared_gate: false,
+        bias: false,
+        latent: None,
+    };
+    Ok((Experts { shared_count, ..Experts::of(&mixture, dense) }, mixture))
 }
 
 /// Experts are chosen within the best `topk_group` of `n_group` groups.
-fn check_groups(fields: &Fields, count: usize, per_token: usize) -> Result<(), ModelError> {
+fn groups(fields: &Fields, count: usize, per_token: usize) -> Result<(usize, usize), ModelError> {
     let groups = fields.integer("n_group", 1..=count)?.unwrap_or(1);
     if !count.is_multiple_of(groups) {
         return Err(fields.bad("n_group", format!("a divisor of `n_routed_experts` ({count})")));
@@ -83,5 +123,5 @@ fn check_groups(fields: &Fields, count: usize, per_token: usize) -> Result<(), M
         return Err(fields
             .bad("num_experts_per_tok", format!("at most the {reachable} experts of the chosen groups")));
     }
-    Ok(())
+    Ok((groups, chosen))
 }

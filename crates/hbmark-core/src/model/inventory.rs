@@ -31,6 +31,8 @@ pub enum Role {
     Scale,
     /// Scales of routed experts.
     ExpertScale,
+    /// Biases of routed experts.
+    ExpertBias,
     /// Present in the file and never read by a step (rotary tables, unused heads).
     Unused,
 }
@@ -69,12 +71,12 @@ impl Inventory {
         self.tensors.iter().map(|t| t.bytes).sum()
     }
 
-    /// Parameters, counting every tensor but scales once.
+    /// Parameters, counting every tensor but scales once, and without what no step reads.
     #[must_use]
     pub fn parameters(&self) -> u64 {
         self.tensors
             .iter()
-            .filter(|t| !matches!(t.role, Role::Scale | Role::ExpertScale))
+            .filter(|t| !matches!(t.role, Role::Scale | Role::ExpertScale | Role::Unused))
             .map(TensorInfo::elements)
             .sum()
     }

@@ -3,21 +3,15 @@
 use serde_json::json;
 
 use super::config::{Conventions, FamilySpec, Fields, Windows, decoder};
-use super::{Architecture, Biases, Family, ModelError};
+use super::{Architecture, Family, ModelError};
 
-pub(super) const SPEC: FamilySpec = FamilySpec { model_type: "mistral", class: "MistralForCausalLM", read };
+pub(super) const SPEC: FamilySpec =
+    FamilySpec { names: &[("mistral", "MistralForCausalLM")], keys: &[], read };
 
 fn read(fields: &Fields) -> Result<Architecture, ModelError> {
     fields.only("attention_bias", &json!(false))?;
     fields.only("mlp_bias", &json!(false))?;
-    let conventions = Conventions {
-        family: Family::Mistral,
-        kv_heads_may_be_absent: false,
-        head_dim: None,
-        theta: None,
-        qk_norm: false,
-        biases: Biases::default(),
-        windows: Windows::Everywhere { required: true },
-    };
+    let conventions =
+        Conventions { windows: Windows::Everywhere { required: true }, ..Conventions::of(Family::Mistral) };
     decoder(fields, &conventions)
 }

@@ -3,22 +3,16 @@
 use serde_json::json;
 
 use super::config::{Conventions, FamilySpec, Fields, Windows, decoder, experts_per_token, limits};
-use super::{Architecture, Biases, Experts, Family, ModelError};
+use super::{Architecture, Experts, Family, ModelError};
 
-pub(super) const SPEC: FamilySpec = FamilySpec { model_type: "mixtral", class: "MixtralForCausalLM", read };
+pub(super) const SPEC: FamilySpec =
+    FamilySpec { names: &[("mixtral", "MixtralForCausalLM")], keys: &[], read };
 
 fn read(fields: &Fields) -> Result<Architecture, ModelError> {
     fields.only("attention_bias", &json!(false))?;
     fields.only("mlp_bias", &json!(false))?;
-    let conventions = Conventions {
-        family: Family::Mixtral,
-        kv_heads_may_be_absent: false,
-        head_dim: None,
-        theta: None,
-        qk_norm: false,
-        biases: Biases::default(),
-        windows: Windows::Everywhere { required: false },
-    };
+    let conventions =
+        Conventions { windows: Windows::Everywhere { required: false }, ..Conventions::of(Family::Mixtral) };
     let architecture = decoder(fields, &conventions)?;
     let count = fields.need_integer("num_local_experts", 1..=limits::EXPERTS)?;
     let experts = Experts {

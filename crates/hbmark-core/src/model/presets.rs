@@ -42,11 +42,33 @@ shipped![
     "Llama-3.1-8B",
     "Qwen3-8B",
     "Llama-2-13B",
+    "Phi-4",
+    "gpt-oss-20b",
+    "Gemma-4-26B-A4B",
+    "Gemma-3-27B",
+    "Qwen3.5-27B",
     "Qwen3-30B-A3B",
+    "Gemma-4-31B",
+    "Nemotron-3-Nano-30B-A3B",
     "Qwen3-32B",
+    "Qwen3.5-35B-A3B",
     "Mixtral-8x7B",
     "Llama-3.1-70B",
+    "Qwen3-Next-80B-A3B",
+    "Llama-4-Scout-17B-16E",
+    "gpt-oss-120b",
+    "Nemotron-3-Super-120B-A12B",
+    "MiniMax-M2.5",
+    "Qwen3-235B-A22B",
+    "MiMo-V2-Flash",
+    "GLM-4.7",
+    "Qwen3.5-397B-A17B",
+    "Llama-4-Maverick-17B-128E",
+    "Llama-3.1-405B",
     "DeepSeek-V3",
+    "DeepSeek-V3.2",
+    "GLM-5",
+    "Kimi-K2.5",
 ];
 
 /// Names of the shipped shapes, small models first.
@@ -127,7 +149,11 @@ mod tests {
             let preset = find(name).unwrap();
             assert_eq!(preset.name, *name);
             assert_eq!(preset.hub_id.split('/').count(), 2, "{name}: {}", preset.hub_id);
-            assert_eq!(preset.architecture.quantization.is_some(), *name == "DeepSeek-V3");
+            assert_eq!(
+                preset.architecture.quantization.is_some(),
+                text.contains("quantization_config"),
+                "{name}"
+            );
         }
     }
 

@@ -5,7 +5,7 @@ use serde_json::json;
 use super::config::{Conventions, FamilySpec, Fields, Windows, decoder};
 use super::{Architecture, Biases, Family, ModelError};
 
-pub(super) const SPEC: FamilySpec = FamilySpec { model_type: "qwen3", class: "Qwen3ForCausalLM", read };
+pub(super) const SPEC: FamilySpec = FamilySpec { names: &[("qwen3", "Qwen3ForCausalLM")], keys: &[], read };
 
 fn read(fields: &Fields) -> Result<Architecture, ModelError> {
     fields.only("mlp_bias", &json!(false))?;
@@ -15,13 +15,10 @@ fn read(fields: &Fields) -> Result<Architecture, ModelError> {
     }
     let attention = fields.flag("attention_bias", false)?;
     let conventions = Conventions {
-        family: Family::Qwen3,
-        kv_heads_may_be_absent: false,
-        head_dim: None,
-        theta: None,
         qk_norm: true,
         biases: Biases { qkv: attention, o: attention, mlp: false },
         windows: Windows::FromLayer,
+        ..Conventions::of(Family::Qwen3)
     };
     decoder(fields, &conventions)
 }

@@ -6,7 +6,7 @@ use super::config::{Conventions, FamilySpec, Fields, Windows, decoder, experts_p
 use super::{Architecture, Biases, Experts, Family, ModelError};
 
 pub(super) const SPEC: FamilySpec =
-    FamilySpec { model_type: "qwen3_moe", class: "Qwen3MoeForCausalLM", read };
+    FamilySpec { names: &[("qwen3_moe", "Qwen3MoeForCausalLM")], keys: &[], read };
 
 fn read(fields: &Fields) -> Result<Architecture, ModelError> {
     fields.only("mlp_bias", &json!(false))?;
@@ -14,13 +14,10 @@ fn read(fields: &Fields) -> Result<Architecture, ModelError> {
     fields.only("use_sliding_window", &json!(false))?;
     let attention = fields.flag("attention_bias", false)?;
     let conventions = Conventions {
-        family: Family::Qwen3Moe,
-        kv_heads_may_be_absent: false,
-        head_dim: None,
-        theta: None,
         qk_norm: true,
         biases: Biases { qkv: attention, o: attention, mlp: false },
         windows: Windows::FromLayer,
+        ..Conventions::of(Family::Qwen3Moe)
     };
     let architecture = decoder(fields, &conventions)?;
     let count = fields.need_integer("num_experts", 1..=limits::EXPERTS)?;

@@ -9,22 +9,31 @@
 //! | dtype | linear layers | scales | embedding, head, router, norms, biases |
 //! |---|---|---|---|
 //! | f32, bf16, f16 | as named | none | as named |
-//! | int8 | 1 B | one f16 per output channel, or per group where the config names one | bf16 |
-//! | fp8 | 1 B (e4m3) | one f16 per output channel; one f32 per 128 × 128 block where the config says fp8 in groups | bf16 |
-//! | int4 | ½ B | one f16 scale and one f16 zero per group, +1 bit per weight at 32; one byte per 32 in mxfp4 | bf16 |
+//! | int8 | 1 B | one f16 per output channel | bf16 |
+//! | fp8 | 1 B (e4m3) | one f16 per output channel | bf16 |
+//! | int4 | ½ B | one f16 scale and one f16 zero per group, +1 bit per weight at 32 | bf16 |
+//! | mxfp8, mxfp4 | 1 B, ½ B | one byte (e8m0) per 32 inputs | bf16 |
+//! | nvfp4 | ½ B | one byte (e4m3) per 16 inputs, one f32 for the tensor | bf16 |
 //! | `q8_0`, gguf | 34 B per 32 weights | inside the block | `q8_0` tables, f32 router, norms and biases |
 //! | `q4_0` | 18 B per 32 weights | inside the block | as for `q8_0` |
 //!
-//! Quantised checkpoints leave embedding and head at 16 bits, and so does this list. The group of int4 is the config's
-//! `group_size` where it names one, a row where it says so, otherwise 32. The mixture of formats of a real GGUF file is known only from its header;
+//! That is how this program would store plain weights. A model whose config has a `quantization_config` is listed as that says, module by
+//! module ([`super::format`]), where its own storage is asked for. Quantised checkpoints leave embedding and head at 16 bits unless their
+//! config says otherwise, and so does this list. The mixture of formats of a real GGUF file is known only from its header;
 //! a generated list uses `q8_0` throughout. A multi-token-prediction layer (`DeepSeek`-V3's layer 61) is
 //! left out: a plain decode step never reads it.
 
+mod layers;
+
 use sha2::{Digest, Sha256};
 
-use super::architecture::{Architecture, Dtype, Experts, Family, LatentAttention, Quantization};
+use layers::{Lister, Names};
+
+use super::architecture::{Architecture, Biases, Dtype, Family};
 use super::config::limits;
+use super::format::{Format, Layout, Part, Scales};
 use super::inventory::{Inventory, Role, TensorInfo};
+use super::quantization::ModuleStorage;
 use crate::units::Bytes;
 
 /// Side of the square block that shares one fp8 scale: `weight_block_size` of `DeepSeek`-V3's `config.json`.
@@ -46,16 +55,19 @@ impl Architecture {
         // At once: a list that grows by doubling takes twice its memory.
         let most = self.tensors_at_most().min(limits::TENSORS) * format.tensors_of_a_matrix();
         let tensors = Vec::with_capacity(most);
-        let mut list = List { format, layer: None, tensors };
-        list.table("model.embed_tokens.weight", &[self.vocab_size, self.hidden_size], Role::Embedding);
+        let mut list = List { format, layer: None, latent_biases: self.biases, tensors };
+        let names = Names::of(self.family);
+        list.table(names.embedding, &[self.vocab_size, self.hidden_size], Role::Embedding);
         for layer in 0..self.layers {
             list.layer = Some(layer);
-            self.list_layer(&mut list, layer);
+            let prefix = format!("{}.{layer}", names.layers);
+            Lister { family: self.family, hidden: self.hidden_size, list: &mut list }
+                .layer(&prefix, &self.layer(layer));
         }
         list.layer = None;
-        list.norm("model.norm.weight", self.hidden_size);
+        list.norm(names.last_norm, self.hidden_size);
         if !self.tied_head {
-            list.table("lm_head.weight", &[self.vocab_size, self.hidden_size], Role::Head);
+            list.head("lm_head", self.vocab_size, self.hidden_size);
         }
         Inventory { tensors: list.tensors }
     }
@@ -64,109 +76,8 @@ impl Architecture {
     #[must_use]
     pub fn int4_group(&self) -> usize {
         match self.quantization.as_ref().filter(|quantization| quantization.bits == 4) {
-            Some(quantization) => columns_of_a_scale(quantization),
+            Some(quantization) => quantization.group_size.filter(|&group| group > 0).unwrap_or(limits::FFN),
             None => INT4_GROUP,
-        }
-    }
-
-    fn list_layer(&self, list: &mut List, layer: usize) {
-        let prefix = format!("model.layers.{layer}");
-        list.norm(&format!("{prefix}.input_layernorm.weight"), self.hidden_size);
-        let attention = format!("{prefix}.self_attn");
-        match &self.latent {
-            Some(latent) => self.list_latent_attention(list, &attention, latent),
-            None => self.list_attention(list, &attention),
-        }
-        list.norm(&format!("{prefix}.post_attention_layernorm.weight"), self.hidden_size);
-        match &self.experts {
-            Some(experts) if self.is_expert_layer(layer) => self.list_experts(list, &prefix, experts),
-            _ => self.list_feed_forward(
-                list,
-                &format!("{prefix}.mlp"),
-                self.ffn_size,
-                Role::Matrix,
-                self.biases.mlp,
-            ),
-        }
-    }
-
-    fn list_attention(&self, list: &mut List, prefix: &str) {
-        let (hidden, query) = (self.hidden_size, self.heads * self.head_dim);
-        let key_value = self.kv_heads * self.head_dim;
-        list.linear(&format!("{prefix}.q_proj"), query, hidden, Role::Matrix, self.biases.qkv);
-        list.linear(&format!("{prefix}.k_proj"), key_value, hidden, Role::Matrix, self.biases.qkv);
-        list.linear(&format!("{prefix}.v_proj"), key_value, hidden, Role::Matrix, self.biases.qkv);
-        list.linear(&format!("{prefix}.o_proj"), hidden, query, Role::Matrix, self.biases.o);
-        if self.qk_norm {
-            list.norm(&format!("{prefix}.q_norm.weight"), self.head_dim);
-            list.norm(&format!("{prefix}.k_norm.weight"), self.head_dim);
-        }
-    }
-
-    fn list_latent_attention(&self, list: &mut List, prefix: &str, latent: &LatentAttention) {
-        let query = self.heads * (latent.qk_nope_head_dim + latent.qk_rope_head_dim);
-        if let Some(rank) = latent.q_rank {
-            list.linear(&format!("{prefix}.q_a_proj"), rank, self.hidden_size, Role::Matrix, self.biases.qkv);
-            list.norm(&format!("{prefix}.q_a_layernorm.weight"), rank);
-            list.linear(&format!("{prefix}.q_b_proj"), query, rank, Role::Matrix, false);
-        } else {
-            list.linear(&format!("{prefix}.q_proj"), query, self.hidden_size, Role::Matrix, false);
-        }
-        list.linear(
-            &format!("{prefix}.kv_a_proj_with_mqa"),
-            latent.kv_rank + latent.qk_rope_head_dim,
-            self.hidden_size,
-            Role::Matrix,
-            self.biases.qkv,
-        );
-        list.norm(&format!("{prefix}.kv_a_layernorm.weight"), latent.kv_rank);
-        let expanded = self.heads * (latent.qk_nope_head_dim + latent.v_head_dim);
-        list.linear(&format!("{prefix}.kv_b_proj"), expanded, latent.kv_rank, Role::Matrix, false);
-        let values = self.heads * latent.v_head_dim;
-        list.linear(&format!("{prefix}.o_proj"), self.hidden_size, values, Role::Matrix, self.biases.o);
-    }
-
-    fn list_feed_forward(&self, list: &mut List, prefix: &str, width: usize, role: Role, bias: bool) {
-        list.linear(&format!("{prefix}.gate_proj"), width, self.hidden_size, role, bias);
-        list.linear(&format!("{prefix}.up_proj"), width, self.hidden_size, role, bias);
-        list.linear(&format!("{prefix}.down_proj"), self.hidden_size, width, role, bias);
-    }
-
-    fn list_experts(&self, list: &mut List, layer: &str, experts: &Experts) {
-        let (hidden, width) = (self.hidden_size, experts.ffn_size);
-        if self.family == Family::Mixtral {
-            let prefix = format!("{layer}.block_sparse_moe");
-            list.float(&format!("{prefix}.gate.weight"), &[experts.count, hidden], Role::Router);
-            for expert in 0..experts.count {
-                // w1 gates, w3 goes up, w2 comes down.
-                list.linear(&format!("{prefix}.experts.{expert}.w1"), width, hidden, Role::Expert, false);
-                list.linear(&format!("{prefix}.experts.{expert}.w2"), hidden, width, Role::Expert, false);
-                list.linear(&format!("{prefix}.experts.{expert}.w3"), width, hidden, Role::Expert, false);
-            }
-            return;
-        }
-        let prefix = format!("{layer}.mlp");
-        list.float(&format!("{prefix}.gate.weight"), &[experts.count, hidden], Role::Router);
-        if self.family == Family::DeepseekV3 {
-            // Kept at f32 in the published checkpoint, whatever the rest is stored as.
-            list.push(
-                format!("{prefix}.gate.e_score_correction_bias"),
-                &[experts.count],
-                Float::F32,
-                Role::Router,
-            );
-        }
-        for expert in 0..experts.count {
-            self.list_feed_forward(list, &format!("{prefix}.experts.{expert}"), width, Role::Expert, false);
-        }
-        if experts.shared_count > 0 {
-            self.list_feed_forward(
-                list,
-                &format!("{prefix}.shared_experts"),
-                experts.shared_ffn_size,
-                Role::SharedExpert,
-                false,
-            );
         }
     }
 }
@@ -210,27 +121,26 @@ impl Float {
 }
 
 /// How linear layers are stored.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 enum Matrices {
     Plain,
-    Int8 {
-        group: usize,
-    },
+    /// As this program quantises a row itself: a f16 scale for each group of columns.
+    Int8,
     Fp8PerChannel,
-    Fp8PerBlock,
+    /// As this program packs it: a scale and a zero, f16 both.
     Int4 {
         group: usize,
     },
-    /// One exponent of a byte per group, and no zero.
-    Mxfp4 {
-        group: usize,
-    },
+    /// One of the published formats throughout.
+    Uniform(Format),
+    /// Module by module, as the config says.
+    Own(ModuleStorage),
     Q8_0,
     Q4_0,
 }
 
 /// How a whole checkpoint is stored.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 struct StorageFormat {
     matrices: Matrices,
     /// Everything that is not a linear layer.
@@ -239,54 +149,59 @@ struct StorageFormat {
 
 impl StorageFormat {
     fn new(architecture: &Architecture, dtype: Dtype) -> Self {
+        let own = architecture.quantization.as_ref().filter(|own| own.dtype() == Some(dtype));
+        if let Some(own) = own.filter(|own| !own.rules.is_empty())
+            && let Ok(storage) = own.storage()
+        {
+            let float = if architecture.native_dtype == Some(Dtype::F16) { Float::F16 } else { Float::Bf16 };
+            return Self { matrices: Matrices::Own(storage), float };
+        }
         let (matrices, float) = match dtype {
             Dtype::F32 => (Matrices::Plain, Float::F32),
             Dtype::Bf16 => (Matrices::Plain, Float::Bf16),
             Dtype::F16 => (Matrices::Plain, Float::F16),
-            Dtype::Int8 => {
-                let own = architecture.quantization.as_ref().filter(|own| own.dtype() == Some(Dtype::Int8));
-                let group = own.map_or(limits::FFN, columns_of_a_scale);
-                (Matrices::Int8 { group }, Float::Bf16)
+            Dtype::Int8 => (Matrices::Int8, Float::Bf16),
+            // A result of a version without rules.
+            Dtype::Fp8 if own.is_some_and(|own| own.method == "fp8" && own.group_size.is_some()) => {
+                let scales = Scales::Block { rows: FP8_BLOCK, columns: FP8_BLOCK };
+                (Matrices::Uniform(Format::Fp8 { scales, input_scale: false }), Float::Bf16)
             }
-            Dtype::Fp8 if stored_in_blocks(architecture) => (Matrices::Fp8PerBlock, Float::Bf16),
             Dtype::Fp8 => (Matrices::Fp8PerChannel, Float::Bf16),
-            Dtype::Int4 if architecture.quantization.as_ref().is_some_and(|own| own.method == "mxfp4") => {
-                (Matrices::Mxfp4 { group: architecture.int4_group() }, Float::Bf16)
-            }
             Dtype::Int4 => (Matrices::Int4 { group: architecture.int4_group() }, Float::Bf16),
+            Dtype::Mxfp8 => (Matrices::Uniform(Format::Mxfp8), Float::Bf16),
+            Dtype::Mxfp4 => (Matrices::Uniform(Format::Mxfp4), Float::Bf16),
+            Dtype::Nvfp4 => (Matrices::Uniform(Format::Nvfp4 { input_scale: false }), Float::Bf16),
             Dtype::Q8_0 | Dtype::Gguf => (Matrices::Q8_0, Float::F32),
             Dtype::Q4_0 => (Matrices::Q4_0, Float::F32),
         };
         Self { matrices, float }
     }
 
-    /// A linear layer and its scales.
-    fn tensors_of_a_matrix(self) -> usize {
-        match self.matrices {
-            Matrices::Plain | Matrices::Q8_0 | Matrices::Q4_0 => 1,
-            Matrices::Int8 { .. }
-            | Matrices::Fp8PerChannel
-            | Matrices::Fp8PerBlock
-            | Matrices::Mxfp4 { .. } => 2,
-            Matrices::Int4 { .. } => 3,
+    /// The published format of a module, where it has one.
+    fn published(&self, module: &str) -> Option<(Format, Layout)> {
+        match &self.matrices {
+            Matrices::Uniform(format) => Some((*format, Layout::Hub)),
+            Matrices::Own(storage) => storage.format(module).map(|format| (format, storage.layout())),
+            _ => None,
         }
     }
-}
 
-/// Columns that share a scale; wider than any row where there is one for each row.
-fn columns_of_a_scale(quantization: &Quantization) -> usize {
-    quantization.group_size.filter(|&group| group > 0).unwrap_or(limits::FFN)
-}
-
-/// Whether a checkpoint's own fp8 has a scale per block, as `DeepSeek`-V3's has.
-fn stored_in_blocks(architecture: &Architecture) -> bool {
-    architecture.quantization.as_ref().is_some_and(|own| own.method == "fp8" && own.group_size.is_some())
+    /// A linear layer and its scales.
+    fn tensors_of_a_matrix(&self) -> usize {
+        match &self.matrices {
+            Matrices::Plain | Matrices::Q8_0 | Matrices::Q4_0 => 1,
+            Matrices::Int8 | Matrices::Fp8PerChannel => 2,
+            Matrices::Int4 { .. } | Matrices::Uniform(_) => 3,
+            Matrices::Own(storage) => storage.tensors_of_a_matrix(),
+        }
+    }
 }
 
 /// The growing list, and the layer it is in.
 struct List {
     format: StorageFormat,
     layer: Option<usize>,
+    latent_biases: Biases,
     tensors: Vec<TensorInfo>,
 }
 
@@ -326,44 +241,88 @@ impl List {
         }
     }
 
+    /// A tensor that is f32 in every checkpoint.
+    fn single(&mut self, name: String, shape: &[usize], role: Role) {
+        self.push(name, shape, Float::F32, role);
+    }
+
+    /// Whether the experts of a layer are one tensor: as published, and split by writers of quantised checkpoints but gpt-oss's own.
+    fn stacks_experts(&self, experts: &str, family: Family) -> bool {
+        family == Family::GptOss || self.format.published(&format!("{experts}.0.up_proj")).is_none()
+    }
+
+    /// A matrix of all experts of a layer, `[experts, out, input]`.
+    fn stacked(&mut self, name: &str, shape: [usize; 3], bias: bool) {
+        let [count, out, input] = shape;
+        let own = matches!(self.format.matrices, Matrices::Plain | Matrices::Own(_) | Matrices::Uniform(_));
+        match self.format.published(name) {
+            Some((format, layout)) => {
+                let first = self.tensors.len();
+                self.published(name, &format.parts(layout, count * out, input), Role::Expert);
+                self.tensors[first].shape = shape.to_vec();
+                for (tensor, suffix) in self.tensors[first..].iter_mut().zip(["_blocks", "_scales"]) {
+                    tensor.name = format!("{name}{suffix}");
+                }
+            }
+            None if own => self.float(name, &shape, Role::Expert),
+            None => self.packed_here(name, count * out, input, Role::Expert),
+        }
+        if bias {
+            self.float(&format!("{name}_bias"), &[count, out], Role::ExpertBias);
+        }
+    }
+
+    /// The head is a linear layer where the rules of a checkpoint name it, and a table everywhere else.
+    fn head(&mut self, name: &str, out: usize, input: usize) {
+        match &self.format.matrices {
+            Matrices::Own(storage) if storage.format(name).is_some() => {
+                self.linear(name, out, input, Role::Head, false);
+            }
+            _ => self.table(&format!("{name}.weight"), &[out, input], Role::Head),
+        }
+    }
+
     /// A linear layer `[out, input]`, its scales, and its bias where it has one.
     fn linear(&mut self, name: &str, out: usize, input: usize, role: Role, bias: bool) {
+        match self.format.published(name) {
+            Some((format, layout)) => self.published(name, &format.parts(layout, out, input), role),
+            None => self.packed_here(name, out, input, role),
+        }
+        if bias {
+            self.float(&format!("{name}.bias"), &[out], Role::Bias);
+        }
+    }
+
+    fn published(&mut self, name: &str, parts: &[Part], role: Role) {
+        for (at, part) in parts.iter().enumerate() {
+            let role = match (at, part.read) {
+                (0, _) => role,
+                (_, true) => scale_role(role),
+                (_, false) => Role::Unused,
+            };
+            self.push_stored(format!("{name}{}", part.suffix), &part.shape, part.storage, part.bytes, role);
+        }
+    }
+
+    /// A layer as this program would store it.
+    fn packed_here(&mut self, name: &str, out: usize, input: usize, role: Role) {
         let shape = [out, input];
         let count = elements(&shape);
         let weight = format!("{name}.weight");
-        let scale_role = if role == Role::Expert { Role::ExpertScale } else { Role::Scale };
         match self.format.matrices {
-            Matrices::Plain => self.push(weight, &shape, self.format.float, role),
-            Matrices::Int8 { group } => {
-                self.push_stored(weight, &shape, "int8", count, role);
-                let groups = [out, input.div_ceil(group)];
-                self.push(format!("{name}.weight_scale"), &groups, Float::F16, scale_role);
+            Matrices::Plain | Matrices::Uniform(_) | Matrices::Own(_) => {
+                self.push(weight, &shape, self.format.float, role);
             }
-            Matrices::Fp8PerChannel => {
-                self.push_stored(weight, &shape, "fp8", count, role);
-                self.push(format!("{name}.weight_scale"), &[out, 1], Float::F16, scale_role);
-            }
-            Matrices::Fp8PerBlock => {
-                self.push_stored(weight, &shape, "fp8", count, role);
-                let blocks = [out.div_ceil(FP8_BLOCK), input.div_ceil(FP8_BLOCK)];
-                self.push(format!("{name}.weight_scale_inv"), &blocks, Float::F32, scale_role);
+            Matrices::Int8 | Matrices::Fp8PerChannel => {
+                let storage = if matches!(self.format.matrices, Matrices::Int8) { "int8" } else { "fp8" };
+                self.push_stored(weight, &shape, storage, count, role);
+                self.push(format!("{name}.weight_scale"), &[out, 1], Float::F16, scale_role(role));
             }
             Matrices::Int4 { group } => {
                 self.push_stored(weight, &shape, "int4", count.div_ceil(2), role);
                 let groups = [out, input.div_ceil(group)];
-                self.push(format!("{name}.weight_scale"), &groups, Float::F16, scale_role);
-                self.push(format!("{name}.weight_zero_point"), &groups, Float::F16, scale_role);
-            }
-            Matrices::Mxfp4 { group } => {
-                self.push_stored(weight, &shape, "int4", count.div_ceil(2), role);
-                let groups = [out, input.div_ceil(group)];
-                self.push_stored(
-                    format!("{name}.weight_scale"),
-                    &groups,
-                    "e8m0",
-                    elements(&groups),
-                    scale_role,
-                );
+                self.push(format!("{name}.weight_scale"), &groups, Float::F16, scale_role(role));
+                self.push(format!("{name}.weight_zero_point"), &groups, Float::F16, scale_role(role));
             }
             Matrices::Q8_0 => {
                 self.push_stored(weight, &shape, "q8_0", block_bytes(out, input, Q8_0_BLOCK), role);
@@ -372,10 +331,11 @@ impl List {
                 self.push_stored(weight, &shape, "q4_0", block_bytes(out, input, Q4_0_BLOCK), role);
             }
         }
-        if bias {
-            self.float(&format!("{name}.bias"), &[out], Role::Bias);
-        }
     }
+}
+
+fn scale_role(of: Role) -> Role {
+    if of == Role::Expert { Role::ExpertScale } else { Role::Scale }
 }
 
 fn elements(shape: &[usize]) -> u64 {
@@ -500,46 +460,13 @@ mod tests {
             (inventory.bytes_of(Role::Matrix).0, inventory.bytes_of(Role::Scale).0)
         };
         assert_eq!(bytes(&architecture), (linear / 2, linear / 8));
-        architecture.quantization =
-            Some(Quantization { method: "gptq".into(), bits: 4, group_size: Some(128), float: false });
+        architecture.quantization = Some(Quantization {
+            method: "gptq".into(),
+            bits: 4,
+            group_size: Some(128),
+            ..Quantization::default()
+        });
         assert_eq!(bytes(&architecture), (linear / 2, linear / 32));
-    }
-
-    /// Bits of a weight with its scales, by the definition of each format.
-    #[test]
-    fn every_quantisation_that_has_a_price_has_the_scales_of_its_format() {
-        let own = |method: &str, bits, group_size, float| {
-            let quantization = Quantization { method: method.into(), bits, group_size, float };
-            let dtype = quantization.dtype().expect("a price");
-            let architecture = Architecture { quantization: Some(quantization), ..shapes::llama_3_1_8b() };
-            let inventory = architecture.inventory(dtype);
-            let stored = (inventory.bytes_of(Role::Matrix) + inventory.bytes_of(Role::Scale)).as_f64();
-            (dtype, stored * 8.0 / 6_979_321_856.0)
-        };
-        for (method, bits, group, float, dtype, wanted) in [
-            ("awq", 4, Some(128), false, Dtype::Int4, 4.0 + 32.0 / 128.0),
-            ("bitsandbytes", 4, Some(64), false, Dtype::Int4, 4.0 + 32.0 / 64.0),
-            ("mxfp4", 4, Some(32), false, Dtype::Int4, 4.0 + 8.0 / 32.0),
-            ("gptq", 8, Some(128), false, Dtype::Int8, 8.0 + 16.0 / 128.0),
-        ] {
-            let (found, width) = own(method, bits, group, float);
-            assert_eq!(found, dtype, "{method}");
-            assert!((width - wanted).abs() < 1e-9, "{method}: {width}");
-        }
-        // One scale a row: less than a hundredth of a bit.
-        for (method, bits, float, dtype) in [
-            ("gptq", 4, false, Dtype::Int4),
-            ("compressed-tensors", 8, false, Dtype::Int8),
-            ("compressed-tensors", 8, true, Dtype::Fp8),
-            ("fbgemm_fp8", 8, false, Dtype::Fp8),
-        ] {
-            let (found, width) = own(method, bits, None, float);
-            assert_eq!(found, dtype, "{method}");
-            assert!((0.0..0.01).contains(&(width - f64::from(bits))), "{method}: {width}");
-        }
-        let unpriced =
-            |bits, float| Quantization { method: "x".into(), bits, float, ..Quantization::default() };
-        assert_eq!([unpriced(3, false), unpriced(4, true), unpriced(2, false)].map(|q| q.dtype()), [None; 3]);
     }
 
     #[test]

@@ -2,9 +2,8 @@
 
 #![expect(clippy::must_use_candidate, reason = "read by tests alone")]
 
-use super::architecture::{
-    Architecture, Biases, Dtype, Experts, Family, LatentAttention, Quantization, Rope, RopeScaling,
-};
+use super::architecture::{Architecture, Biases, Dtype, Experts, Family, LatentAttention, Rope, RopeScaling};
+use super::{Format, FormatRule, Quantization, Scales};
 
 /// A dense llama-like model; tests change what differs. `shape`: hidden, layers, heads, kv heads, head dim, ffn, vocab.
 pub fn dense(family: Family, shape: [usize; 7]) -> Architecture {
@@ -30,6 +29,7 @@ pub fn dense(family: Family, shape: [usize; 7]) -> Architecture {
         quantization: None,
         native_dtype: Some(Dtype::Bf16),
         eos_tokens: Vec::new(),
+        stack: None,
     }
 }
 
@@ -111,7 +111,15 @@ pub fn deepseek_v3() -> Architecture {
             method: "fp8".to_owned(),
             bits: 8,
             group_size: Some(128),
-            float: false,
+            float: true,
+            rules: vec![FormatRule {
+                modules: Vec::new(),
+                format: Some(Format::Fp8 {
+                    scales: Scales::Block { rows: 128, columns: 128 },
+                    input_scale: false,
+                }),
+            }],
+            ..Quantization::default()
         }),
         experts: Some(Experts {
             count: 256,

@@ -108,7 +108,7 @@ pub struct DeviceSpec {
     pub bandwidth_bytes_per_s: f64,
     pub memory_bytes: Bytes,
     pub l2_bytes: Option<Bytes>,
-    /// Dense (not sparse) peaks by dtype name: `bf16`, `f16`, `f32`, `fp8`, `int8`.
+    /// Dense (not sparse) peaks by dtype name: `bf16`, `f16`, `f32`, `fp8`, `int8`, `fp4`.
     pub dense_flops_per_s: BTreeMap<String, f64>,
     /// Where the figures come from: vendor document and date read.
     pub source: String,

@@ -321,6 +321,14 @@ pub struct Comparison {
     pub limits: Vec<String>,
 }
 
+impl Comparison {
+    /// Whether requests were served: then metrics are compared, not cells.
+    #[must_use]
+    pub fn is_served(&self) -> bool {
+        self.cells.iter().any(|compared| compared.place.cell().is_none())
+    }
+}
+
 /// Reads a saved comparison; `None` where the file is of another kind, or no result at all, which its own reader reports.
 ///
 /// # Errors

@@ -15,6 +15,63 @@ pub struct Environment {
     pub cpu: CpuEnvironment,
     pub gpu: Option<GpuEnvironment>,
     pub build: BuildEnvironment,
+    /// Where a scheduler put this process, as far as its environment says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub placement: Option<Placement>,
+}
+
+/// Where a scheduler put a process: Slurm's variables, the names that a Kubernetes pod is given, and the task of a fleet.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct Placement {
+    /// `slurm` or `kubernetes`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub scheduler: Option<String>,
+    /// The scheduler's name of the node; a hostname may be a pod's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub node: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub job_id: Option<String>,
+    /// The task's number in its job (SLURM_PROCID, a Job's completion index).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub task: Option<u32>,
+    /// The task's number on its node (SLURM_LOCALID).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub local_task: Option<u32>,
+    /// Switches or blocks down to the node, from the top: SLURM_TOPOLOGY_ADDR.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub topology: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub partition: Option<String>,
+    /// How often the scheduler started this job again.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub restarts: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pod: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub namespace: Option<String>,
+    /// The task of `hbmark fleet node` that this run is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fleet: Option<FleetTask>,
+}
+
+/// One run of a fleet's plan on one GPU.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct FleetTask {
+    /// sha256 of the plan, shortened.
+    pub plan: String,
+    /// The GPU's UUID, or the name of an emulated device.
+    pub device: String,
+    /// The place on the board that the launcher knows: NVML's number, or that of the emulated device.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub slot: Option<u32>,
+    /// Which of the fresh processes of this GPU, from 1.
+    pub process: u32,
+    /// GPUs of the node that were measured at the same time, this one among them.
+    pub at_once: u32,
+    /// No GPU was measured: the CPU engine stands for one, to try a launcher.
+    pub emulated: bool,
 }
 
 /// The host processor.
@@ -71,6 +128,53 @@ pub struct GpuEnvironment {
     pub mps: Option<bool>,
     /// Other processes with a context on this GPU.
     pub other_processes: Option<usize>,
+    /// Which piece of hardware it is, and what that has suffered.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub board: Option<Board>,
+}
+
+/// The board of a GPU: what identifies it beside the UUID, and its record of faults.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct Board {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub serial: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub part_number: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub vbios: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pci_bus_id: Option<String>,
+    /// The slot on the baseboard, as the board counts them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub module_id: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub remapped_rows: Option<RemappedRows>,
+    /// NVIDIA's XID errors of this GPU in the kernel's log since the machine was started, where that can be read.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub xids: Option<Vec<u32>>,
+    /// The NVLink domain.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fabric: Option<Fabric>,
+}
+
+/// Rows of memory that were replaced by spare ones.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct RemappedRows {
+    pub correctable: u32,
+    pub uncorrectable: u32,
+    /// Takes effect at the next reset.
+    pub pending: bool,
+    /// A row could not be replaced.
+    pub failed: bool,
+}
+
+/// A GPU's place in an NVLink fabric.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Fabric {
+    /// The cluster's UUID in hexadecimal digits.
+    pub cluster: String,
+    pub clique: u32,
 }
 
 /// How the program was built.

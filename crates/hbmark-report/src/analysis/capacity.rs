@@ -72,9 +72,11 @@ pub struct ArithmeticLine {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct TriedRate {
     pub rate: f64,
-    /// Runs at it, each with a seed of its own.
+    /// Runs at it, each with a seed of its own, and how many of them held.
     pub runs: usize,
-    pub held: bool,
+    pub runs_held: usize,
+    /// Null where no run failed and one could not tell.
+    pub held: Option<bool>,
     pub why: String,
 }
 
@@ -158,10 +160,11 @@ pub fn capacity(report: &ServeReport, question: &Question) -> Result<Capacity, C
     let cost = cost(&mut sums, question, &accepted, gpus, noun);
     let kv_headroom = kv_memory(&mut sums, report, question, &accepted);
     let nearness = nearness(&accepted, &slo);
-    let next = rates.groups.iter().find(|g| g.tried.rate > accepted.rate && !g.tried.held);
+    let next = rates.groups.iter().find(|g| g.tried.rate > accepted.rate && g.tried.held != Some(true));
     let breaks_first = match (next, nearness.first()) {
         (Some(next), _) => {
-            format!("at {}/s, the next rate tried: {}", number(next.tried.rate), next.tried.why)
+            let open = if next.tried.held.is_none() { "undetermined: " } else { "" };
+            format!("at {}/s, the next rate tried: {open}{}", number(next.tried.rate), next.tried.why)
         }
         (None, Some(near)) => format!(
             "no rate above {}/s was tried and failed; nearest to its limit is {} ({})",
@@ -306,13 +309,13 @@ fn caveats(
             number(accepted.rate)
         )),
         Some(next) if next.tried.rate / accepted.rate > WIDE_BRACKET && rates.search.is_none() => all.push(format!(
-            "between {}/s, which held, and {}/s, which did not, nothing was tried: finer steps may need fewer instances",
+            "between {}/s, which held, and {}/s, which was not shown to, nothing was tried: finer steps may need fewer instances",
             number(accepted.rate),
             number(next.tried.rate)
         )),
         Some(_) => {}
     }
-    let odd = rates.groups.iter().find(|g| g.tried.held && g.tried.rate > accepted.rate);
+    let odd = rates.groups.iter().find(|g| g.tried.held == Some(true) && g.tried.rate > accepted.rate);
     if let Some(odd) = odd.filter(|_| rates.search.is_none()) {
         all.push(format!(
             "{}/s held although a lower rate did not: chance decides between them, and the lower one is taken",

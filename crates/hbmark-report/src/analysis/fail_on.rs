@@ -26,6 +26,18 @@ pub enum FailOn {
     DoesNotFit,
 }
 
+impl FailOn {
+    /// Whether a result of this kind can meet or miss the condition.
+    #[must_use]
+    pub fn applies_to(self, opened: &Opened) -> bool {
+        match self {
+            Self::Invalid | Self::NotOk => true,
+            Self::Slo | Self::Saturated | Self::NoRate => matches!(opened, Opened::Serving(_)),
+            Self::DoesNotFit => matches!(opened, Opened::Report(_)),
+        }
+    }
+}
+
 /// The conditions that hold, one line each. What a file of another program does not say of itself is `given`.
 #[must_use]
 pub fn failures(opened: &Opened, conditions: &[FailOn], given: &UserOverrides<'_>) -> Vec<String> {

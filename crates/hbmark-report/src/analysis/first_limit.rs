@@ -181,15 +181,25 @@ pub(super) fn first_failure(
             let (runs, failed) = same.fold((0, 0), |(runs, failed), (_, _, result)| {
                 (runs + 1, failed + usize::from(!failures(result).is_empty()))
             });
-            let smaller = within.iter().rev().find(|(other, ..)| other < load);
+            let below = || within.iter().rev().filter(|(other, ..)| other < load);
+            let smaller = below().find(|(.., result)| result.within_objectives().0 == Some(true));
+            let open: Vec<String> = below()
+                .take_while(|(.., result)| result.within_objectives().0.is_none())
+                .map(|(other, ..)| format!("{other:.3}"))
+                .collect();
+            let open = if open.is_empty() || report.search.is_some() {
+                String::new()
+            } else {
+                format!("; undetermined at {}", open.join(", "))
+            };
             let before = match (&report.search, found, smaller) {
                 (_, Some(found), _) => format!("the search found {found:.3} to hold"),
                 (Some(_), None, _) => "the search found no rate that holds".to_owned(),
                 (None, None, Some((last, ..))) => format!("{last:.3} was within every target"),
-                (None, None, None) => "no smaller load was within every target".to_owned(),
+                (None, None, None) => "no smaller load was shown to be within every target".to_owned(),
             };
             let of_runs = if runs > 1 { format!(" in {failed} of {runs} runs") } else { String::new() };
-            evidence.push(format!("at {load:.3}{of_runs}: {}; {before}", all[0].1));
+            evidence.push(format!("at {load:.3}{of_runs}: {}; {before}{open}", all[0].1));
             evidence
                 .extend(all[1..].iter().map(|(target, words)| format!("then {}: {words}", target.name())));
             (all[0].0, vec![point.label.clone()])

@@ -33,7 +33,7 @@ use serde::{Deserialize, Serialize};
 
 use hbmark_core::input::{self, InputError, plain};
 use hbmark_core::model::Dtype;
-use hbmark_core::result::{Cause, serving};
+use hbmark_core::result::Cause;
 
 pub use metric_keys::{Alias, Metric, Statistic};
 pub use own_serving::of_serving;
@@ -324,11 +324,7 @@ fn known_formats() -> String {
 /// [`ImportError`], with the file, and the record and field where there is one.
 pub fn read(path: &Path) -> Result<Vec<ForeignResult>, ImportError> {
     let owned = || path.to_path_buf();
-    let name = path.file_name().map_or_else(|| path.to_string_lossy(), std::ffi::OsStr::to_string_lossy);
-    let name = clipped(&name);
-    if let Ok(Some(report)) = serving::read(path) {
-        return Ok(vec![of_serving(&report, &name)]);
-    }
+    let name = source_name(path);
     let text = input::read_text(path, MAX_BYTES).map_err(|refused| match refused {
         InputError::Io(source) => ImportError::Read { path: owned(), source },
         InputError::NotRegular { .. } => ImportError::NotAFile { path: owned() },
@@ -336,6 +332,11 @@ pub fn read(path: &Path) -> Result<Vec<ForeignResult>, ImportError> {
         InputError::NotText { at } => ImportError::NotText { file: name.clone(), at },
     })?;
     parse(&name, text)
+}
+
+/// What a file is called in [`ForeignResult::source`] and in messages.
+pub(super) fn source_name(path: &Path) -> String {
+    clipped(&path.file_name().map_or_else(|| path.to_string_lossy(), std::ffi::OsStr::to_string_lossy))
 }
 
 /// Reads a foreign result from text; `file` is for messages and for [`ForeignResult::source`].

@@ -19,7 +19,15 @@ pub enum LadderError {
     NoSuchCell { asked: String, known: String },
     #[error("`{asked}` is a prefill, and external results are compared with decode cells only")]
     NotDecode { asked: String },
+    #[error(
+        "external results of different loads, {}, are steps of different work: give those of one load, or a ladder for each",
+        .places.join(" and ")
+    )]
+    DifferentLoads { places: Vec<String> },
 }
+
+/// Batches and contexts within this factor of each other are one load: they are means of what ran.
+const SAME_LOAD: f64 = 1.25;
 
 /// What launching kernels one by one costs candle's forward at one place and dtype, where both were measured.
 #[must_use]
@@ -165,7 +173,7 @@ pub fn ladders(report: &Report) -> Vec<Ladder> {
 /// is then a floor of its own.
 ///
 /// # Errors
-/// [`LadderError`] when the report has no such cell, or when it is a prefill.
+/// [`LadderError`] when the report has no such cell, when it is a prefill, or when the externals ran under different loads.
 pub fn with_external(report: &Report, id: &str, externals: &[CellResult]) -> Result<Ladder, LadderError> {
     let known = || report.cells.iter().map(|c| c.id.as_str()).take(20).collect::<Vec<_>>().join(", ");
     let home = report
@@ -176,6 +184,7 @@ pub fn with_external(report: &Report, id: &str, externals: &[CellResult]) -> Res
     if home.phase != Phase::Decode {
         return Err(LadderError::NotDecode { asked: id.to_owned() });
     }
+    one_load(externals)?;
     let place = |cell: &CellResult| (cell.phase, cell.batch, cell.context);
     let cells = report.cells.iter().filter(|cell| place(cell) == place(home));
     let (mut measured, mut missing) = (Vec::new(), Vec::new());
@@ -194,6 +203,19 @@ pub fn with_external(report: &Report, id: &str, externals: &[CellResult]) -> Res
         return Err(LadderError::NoSuchCell { asked: id.to_owned(), known: known() });
     }
     Ok(build(&selection, &missing, report, (home.batch, home.context)))
+}
+
+/// Refuses results whose steps are of different work: each would stand above the other with what it did more.
+fn one_load(externals: &[CellResult]) -> Result<(), LadderError> {
+    let apart = |of: fn(&CellResult) -> usize| {
+        let values = || externals.iter().map(|cell| of(cell).max(1) as f64);
+        values().fold(0.0, f64::max) > SAME_LOAD * values().fold(f64::INFINITY, f64::min)
+    };
+    if apart(|cell| cell.batch) || apart(|cell| cell.context) {
+        let place = |cell: &CellResult| format!("{} at b{} c{}", cell.engine, cell.batch, cell.context);
+        return Err(LadderError::DifferentLoads { places: externals.iter().map(place).collect() });
+    }
+    Ok(())
 }
 
 fn at_one_place(cells: &[&CellResult], report: &Report) -> Vec<Ladder> {

@@ -67,6 +67,17 @@ pub fn serving(path: &Path) -> Result<Option<ServeReport>, ReportError> {
     Ok(report)
 }
 
+/// Reads what can stand on the roofline beside our cells: rows of other programs, or of a serving result of ours.
+///
+/// # Errors
+/// As [`import::read`].
+pub fn rows(path: &Path) -> Result<Vec<ForeignResult>, ImportError> {
+    match serving(path) {
+        Ok(Some(report)) => Ok(vec![import::of_serving(&report, &import::source_name(path))]),
+        _ => import::read(path),
+    }
+}
+
 /// Reads a comparison, decided again from its rounds; `None` where the file is of another kind.
 fn comparison(path: &Path) -> Result<Option<Comparison>, ReportError> {
     let mut found = comparison::read(path)?;

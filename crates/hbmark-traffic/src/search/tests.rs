@@ -4,7 +4,7 @@ use crate::point::{PointSpec, TrafficSource};
 use crate::test_queues::{BATCHES, Server, Service, extended, plan, run, simulated, spec, traffic};
 use crate::trace::{Trace, TraceRequest};
 use hbmark_core::result::Cause;
-use hbmark_core::result::serving::{Arrivals, Offered, ServeReport};
+use hbmark_core::result::serving::{Arrivals, GateName, Offered, ServeReport};
 use hbmark_core::units::Nanos;
 
 /// A point without a result.
@@ -42,7 +42,7 @@ fn reference(server: Server, slo: &Slo) -> f64 {
     let holds = |rate: f64| {
         let run = run(server, rate, 200_000, 99);
         let plan = plan(&run);
-        verdict(&summarise(&run, &traffic(&plan, &run), slo)).0 == Some(true)
+        summarise(&run, &traffic(&plan, &run), slo).held().0 == Some(true)
     };
     let (mut low, mut high) = (0.01, 1.5);
     while high / low > 1.002 {
@@ -75,7 +75,7 @@ fn check(seeds: u64, sizes: &[usize]) {
                 let (low, high) = found.range().unwrap();
                 assert!(low <= high && rate <= high * 1.000_001, "{case}");
                 let beyond = measure(server, rate * 1.1, &slo, (*requests, 65_536), seed + 7_777);
-                assert_eq!(verdict(&beyond).0, Some(false), "beyond it: {case}");
+                assert_eq!(beyond.held().0, Some(false), "beyond it: {case}");
             }
             println!("{server:?}: {requests} requests, {seeds} seeds: all within 5 % of {held:.3}");
         }
@@ -97,7 +97,7 @@ fn the_rate_found_is_that_of_a_long_run_over_seeds_and_sample_sizes() {
 fn scripted(config: &SearchConfig, holds: impl Fn(f64) -> Option<bool>) -> (Search, Vec<f64>) {
     let slo: Slo = "ttft_p95=1s".parse().unwrap();
     let valid = measure(Server::Single(Service::Constant), 0.3, &slo, (1000, 1000), 1);
-    assert_eq!(verdict(&valid).0, Some(false), "a service takes a second");
+    assert_eq!(valid.held().0, Some(false), "a service takes a second");
     let (mut rates, mut points) = (Vec::new(), Vec::new());
     let found = find_max_rate::<()>(config, &slo, 0, &mut points, |rate, _, _| {
         rates.push(rate);

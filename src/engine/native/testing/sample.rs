@@ -49,8 +49,12 @@ impl Sample {
         let mut architecture = architecture(seed, &mut random);
         if dtype == Dtype::Int4 {
             let group_size = Some(pick(&[32, 64, 128], &mut random));
-            architecture.quantization =
-                Some(Quantization { method: "random".to_owned(), bits: 4, group_size, float: false });
+            architecture.quantization = Some(Quantization {
+                method: "random".to_owned(),
+                bits: 4,
+                group_size,
+                ..Quantization::default()
+            });
         }
         let kv_dtype = pick(&[Dtype::F32, Dtype::Bf16, Dtype::F16], &mut random);
         Self { architecture, dtype, kv_dtype, seed }
@@ -164,6 +168,7 @@ fn architecture(seed: u64, random: &mut ChaCha8Rng) -> Architecture {
         quantization: None,
         native_dtype: None,
         eos_tokens: Vec::new(),
+        stack: None,
     }
 }
 

@@ -2,10 +2,15 @@
 
 use proptest::prelude::*;
 
-use super::{Ledger, RaggedPart, StepShape, expected_distinct_experts};
+use super::{Ledger, RaggedPart, StepShape};
+use crate::ledger::{ExpertRouting, LayerRouting};
 use crate::model::{Architecture, Dtype, Family, Quantization, test_shapes as shapes};
 use crate::result::StepBytes;
 use crate::units::Bytes;
+
+fn expected_distinct_experts(count: usize, per_token: usize, tokens: usize) -> f64 {
+    LayerRouting::new(ExpertRouting::Uniform, count, per_token).distinct(tokens).mean
+}
 
 fn ledger(architecture: &Architecture, dtype: Dtype) -> Ledger {
     let kv = if dtype == Dtype::F32 { Dtype::F32 } else { Dtype::Bf16 };
@@ -71,7 +76,10 @@ fn a_cache_in_blocks_has_its_scales_too() {
     // 32 layers × 2 × 8 heads × 128 = 65,536 elements, in blocks of 32 with two bytes of scale.
     assert_eq!(per_token(Dtype::Q8_0), 65_536 / 32 * 34);
     assert_eq!(per_token(Dtype::Q4_0), 65_536 / 32 * 18);
-    assert_eq!(per_token(Dtype::Int8), 65_536);
+    // A scale and a zero of two bytes for each of 32 · 2 · 8 vectors: 3.1 % of int8 at a head of 128, 6.3 % of int4.
+    assert_eq!(per_token(Dtype::Int8), 65_536 + 512 * 4);
+    assert_eq!(per_token(Dtype::Int4), 65_536 / 2 + 512 * 4);
+    assert_eq!(per_token(Dtype::Fp8), 65_536);
     // A file's mixture is one of weights.
     assert_eq!(per_token(Dtype::Gguf), per_token(Dtype::F16));
 }
@@ -89,7 +97,8 @@ fn quantised_weights_bring_their_scales() {
     let fp8 = ledger(&shapes::llama_3_1_8b(), Dtype::Fp8).decode(1, 1).bytes.weights;
     assert_eq!(fp8, Bytes(8_033_280_000));
     // Where the checkpoint says so: + f32 per 128² block = linear/4096 B. All shapes divide by 128.
-    let own = Quantization { method: "fp8".into(), bits: 8, group_size: Some(128), float: false };
+    let own =
+        Quantization { method: "fp8".into(), bits: 8, group_size: Some(128), ..Quantization::default() };
     let blocks = Architecture { quantization: Some(own), ..shapes::llama_3_1_8b() };
     assert_eq!(ledger(&blocks, Dtype::Fp8).decode(1, 1).bytes.weights, Bytes(8_032_231_424));
     // int4, group 32: 5 bits per weight: 6,979,321,856 · 5/8 + 1,050,673,152 + 532,480.

@@ -20,13 +20,19 @@ pub(in crate::model) struct Fields<'a> {
     /// Key path of this object in the document, with its trailing dot; empty at the top.
     prefix: String,
     map: &'a Map<String, Value>,
+    /// The object around this one, for keys that a model of several parts keeps outside.
+    outer: Option<&'a Map<String, Value>>,
 }
+
+/// Keys that a model of several parts may keep beside its `text_config`.
+const OUTER_KEYS: [&str; 5] =
+    ["quantization_config", "tie_word_embeddings", "dtype", "torch_dtype", "eos_token_id"];
 
 impl<'a> Fields<'a> {
     /// The top-level object of a document.
     pub fn top(path: &'a Path, document: &'a Value) -> Result<Self, ModelError> {
         match document {
-            Value::Object(map) => Ok(Self { path, prefix: String::new(), map }),
+            Value::Object(map) => Ok(Self { path, prefix: String::new(), map, outer: None }),
             other => Err(ModelError::BadValue {
                 path: path.to_owned(),
                 key: "(document)".to_owned(),
@@ -36,13 +42,26 @@ impl<'a> Fields<'a> {
         }
     }
 
+    /// The language model of a config of several parts (`text_config`), or the config itself.
+    pub fn text_model(&self) -> Result<Self, ModelError> {
+        Ok(self
+            .section("text_config")?
+            .map_or_else(|| self.clone(), |text| Self { outer: Some(self.map), ..text }))
+    }
+
     pub fn path(&self) -> &'a Path {
         self.path
     }
 
     /// The value of a key; null reads as absent.
     pub fn get(&self, key: &str) -> Option<&'a Value> {
-        self.map.get(key).filter(|v| !v.is_null())
+        let own = self.map.get(key).filter(|v| !v.is_null());
+        own.or_else(|| self.around(key)?.get(key).filter(|v| !v.is_null()))
+    }
+
+    /// The object around this one, where the key may stand there.
+    fn around(&self, key: &str) -> Option<&'a Map<String, Value>> {
+        self.outer.filter(|_| OUTER_KEYS.contains(&key))
     }
 
     /// Whether the key does not occur at all: `"key": null` is not absent.
@@ -114,7 +133,7 @@ impl<'a> Fields<'a> {
         match self.get(key) {
             None => Ok(None),
             Some(Value::Object(map)) => {
-                Ok(Some(Self { path: self.path, prefix: format!("{}.", self.name(key)), map }))
+                Ok(Some(Self { path: self.path, prefix: format!("{}.", self.name(key)), map, outer: None }))
             }
             Some(_) => Err(self.bad(key, "an object")),
         }
@@ -155,11 +174,13 @@ impl<'a> Fields<'a> {
     }
 
     fn name(&self, key: &str) -> String {
-        format!("{}{key}", self.prefix)
+        let outside = self.map.get(key).is_none_or(Value::is_null)
+            && self.around(key).is_some_and(|map| map.contains_key(key));
+        if outside { key.to_owned() } else { format!("{}{key}", self.prefix) }
     }
 
     fn found(&self, key: &str) -> String {
-        self.map.get(key).map_or_else(|| "absent".to_owned(), render)
+        self.get(key).or_else(|| self.map.get(key)).map_or_else(|| "absent".to_owned(), render)
     }
 }
 

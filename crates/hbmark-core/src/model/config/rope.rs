@@ -16,6 +16,7 @@ pub(super) fn read(
     fields: &Fields,
     default_theta: Option<f64>,
     positions: usize,
+    extra: &[&str],
 ) -> Result<Rope, ModelError> {
     let old = fields.section("rope_scaling")?;
     let new = fields.section("rope_parameters")?;
@@ -36,13 +37,22 @@ pub(super) fn read(
 
     let scaling = match section {
         None => RopeScaling::None,
-        Some(section) => scaling(&section, positions)?,
+        Some(section) => scaling(&section, positions, extra)?,
     };
     Ok(Rope { theta, scaling })
 }
 
-fn scaling(section: &Fields, positions: usize) -> Result<RopeScaling, ModelError> {
-    section.only("partial_rotary_factor", &json!(1.0))?;
+/// The scaling that an object asks for; `extra` are keys in it that the family reads itself.
+pub(in crate::model) fn scaling(
+    section: &Fields,
+    positions: usize,
+    extra: &[&str],
+) -> Result<RopeScaling, ModelError> {
+    if !extra.contains(&"partial_rotary_factor") {
+        section.only("partial_rotary_factor", &json!(1.0))?;
+    }
+    let accept_only =
+        |section: &Fields, kind: &str, keys: &[&str]| accept_only(section, kind, &[keys, extra].concat());
     let (new, old) = (section.text("rope_type")?, section.text("type")?);
     if new.is_some() && old.is_some() && new != old {
         return Err(section.bad("type", "the same kind as `rope_type`, or only one of them"));
@@ -70,7 +80,9 @@ fn scaling(section: &Fields, positions: usize) -> Result<RopeScaling, ModelError
             accept_only(section, kind, &["factor", "low_freq_factor", "high_freq_factor", original])?;
             let low_freq_factor = section.need_float("low_freq_factor", limits::ROPE_FACTOR)?;
             let high_freq_factor = section.need_float("high_freq_factor", limits::ROPE_FACTOR)?;
-            if high_freq_factor <= low_freq_factor {
+            // Llama 4 has them equal, and no frequency between them.
+            let equal = extra.contains(&"high_freq_factor") && high_freq_factor >= low_freq_factor;
+            if high_freq_factor <= low_freq_factor && !equal {
                 return Err(section
                     .bad("high_freq_factor", format!("more than `low_freq_factor` ({low_freq_factor})")));
             }
@@ -93,6 +105,14 @@ fn scaling(section: &Fields, positions: usize) -> Result<RopeScaling, ModelError
                 section.integer(original, 1..=limits::POSITIONS)?.unwrap_or(positions);
             Ok(RopeScaling::Yarn { factor: factor()?, original_max_positions })
         }
+        // The frequencies are a list in the config, which no byte depends on.
+        "longrope" if extra.contains(&"long_factor") => {
+            let original_max_positions =
+                section.integer(original, 1..=limits::POSITIONS)?.unwrap_or(positions);
+            Ok(RopeScaling::LongRope { original_max_positions })
+        }
+        // Gemma 4: partial, with the frequencies of the whole head.
+        "proportional" if extra.contains(&"partial_rotary_factor") => Ok(RopeScaling::None),
         _ => Err(section.unsupported(key, SUPPORTED)),
     }
 }

@@ -6,7 +6,10 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::{limits, parse_config, read_config};
-use crate::model::{Architecture, Biases, Dtype, Experts, Family, ModelError, Quantization, RopeScaling};
+use crate::model::{
+    Architecture, Biases, Dtype, Experts, Family, Format, ModelError, Role, RopeScaling, Scales,
+};
+use crate::units::Bytes;
 
 const FIXTURES: [&str; 10] = [
     "deepseek-v3",
@@ -19,6 +22,20 @@ const FIXTURES: [&str; 10] = [
     "qwen3-0.6b",
     "qwen3-30b-a3b",
     "smollm2-transformers5",
+];
+
+/// Shipped shapes whose layers differ, one of each family.
+const LAYERED: [&str; 10] = [
+    "DeepSeek-V3.2",
+    "gpt-oss-20b",
+    "Qwen3.5-35B-A3B",
+    "Gemma-4-26B-A4B",
+    "GLM-4.7",
+    "MiniMax-M2.5",
+    "Nemotron-3-Super-120B-A12B",
+    "Llama-4-Maverick-17B-128E",
+    "Phi-4",
+    "MiMo-V2-Flash",
 ];
 
 fn fixture_path(name: &str) -> PathBuf {
@@ -150,9 +167,10 @@ fn deepseek_v3_has_latent_attention_and_three_dense_layers() {
     let a = fixture("deepseek-v3");
     assert_eq!(a.head_dim, 192);
     assert_eq!(a.kv_elements_per_token_and_layer(), 576);
-    let quantization =
-        Quantization { method: "fp8".to_owned(), bits: 8, group_size: Some(128), float: false };
-    assert_eq!(a.quantization, Some(quantization));
+    let own = a.quantization.unwrap();
+    assert_eq!((own.method.as_str(), own.bits, own.group_size, own.float), ("fp8", 8, Some(128), true));
+    let scales = Scales::Block { rows: 128, columns: 128 };
+    assert_eq!(own.main_format(), Some(Format::Fp8 { scales, input_scale: false }));
     assert_eq!(a.rope.scaling, RopeScaling::Yarn { factor: 40.0, original_max_positions: 4096 });
     let experts = Experts {
         count: 256,
@@ -181,28 +199,137 @@ fn experts_are_placed_as_each_family_places_them() {
 
 #[test]
 fn quantisation_methods_are_read_or_refused_by_name() {
-    let read = |value: Value| {
-        let a = with("llama-3.1-8b", &[("quantization_config", value)])?;
-        Ok::<_, ModelError>(a.quantization.map(|q| (q.bits, q.group_size)))
-    };
-    let gptq = json!({"quant_method": "gptq", "bits": 4, "group_size": 128});
-    assert_eq!(read(gptq).unwrap(), Some((4, Some(128))));
-    let awq = json!({"quant_method": "awq", "bits": 4, "group_size": -1});
-    assert_eq!(read(awq).unwrap(), Some((4, None)));
-    let bnb = json!({"quant_method": "bitsandbytes", "load_in_4bit": true, "load_in_8bit": false});
-    assert_eq!(read(bnb).unwrap(), Some((4, Some(64))));
+    let read = |value: Value| with("llama-3.1-8b", &[("quantization_config", value)]);
+    assert_eq!(read(Value::Null).unwrap().quantization, None);
     let group = |bits| json!({"targets": ["Linear"], "weights": {"num_bits": bits, "group_size": 64}});
-    let groups =
-        |a, b| json!({"quant_method": "compressed-tensors", "config_groups": {"a": group(a), "b": group(b)}});
-    assert_eq!(read(groups(4, 4)).unwrap(), Some((4, Some(64))));
-    assert!(read(groups(4, 8)).unwrap_err().to_string().contains("config_groups"));
-    let float = json!({"quant_method": "compressed-tensors", "config_groups": {
-        "group_0": {"weights": {"num_bits": 8, "type": "float", "strategy": "channel", "group_size": null}}}});
-    let a = with("llama-3.1-8b", &[("quantization_config", float)]).unwrap();
-    assert_eq!(a.quantization.and_then(|q| q.dtype()), Some(Dtype::Fp8));
-    assert_eq!(read(Value::Null).unwrap(), None);
-    let message = read(json!({"quant_method": "spqr"})).unwrap_err().to_string();
-    assert!(message.contains("`quantization_config.quant_method` = \"spqr\""), "{message}");
+    let ct = |weights: Value| json!({"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": weights}}});
+    for (value, wanted) in [
+        (json!({"quant_method": "spqr"}), "`quantization_config.quant_method` = \"spqr\""),
+        (json!({"quant_method": "gptq", "bits": 3, "group_size": 128}), "`quantization_config.bits` = 3"),
+        (json!({"quant_method": "awq", "bits": 4, "group_size": 0}), "`quantization_config.group_size` is 0"),
+        (
+            json!({"quant_method": "fp8", "weight_block_size": [0, 128]}),
+            "`quantization_config.weight_block_size`",
+        ),
+        (
+            json!({"quant_method": "fp8", "weight_block_size": [128, 1e9]}),
+            "`quantization_config.weight_block_size`",
+        ),
+        (json!({"quant_method": "fp8", "fmt": "e5m2"}), "`quantization_config.fmt` = \"e5m2\""),
+        (ct(group(5)["weights"].clone()), "`quantization_config.config_groups.group_0.weights.num_bits` = 5"),
+        (ct(json!({"num_bits": 4, "type": "float", "group_size": 24})), "weights.group_size` = 24"),
+        (ct(json!({"num_bits": 4, "type": "posit", "group_size": 16})), "weights.type` = \"posit\""),
+        (ct(json!({"num_bits": 8, "strategy": "block"})), "weights.block_structure` is missing"),
+        (json!({"quant_method": "compressed-tensors"}), "`quantization_config.config_groups` is missing"),
+        (
+            json!({"quant_method": "modelopt", "quant_algo": "INT4_AWQ"}),
+            "`quantization_config.quant_algo` = \"INT4_AWQ\"",
+        ),
+        (
+            json!({"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 32}),
+            "`quantization_config.group_size` = 32",
+        ),
+        (json!({"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["re:("]}), "a list of modules"),
+        (
+            json!({"quant_method": "quark", "global_quant_config": {"weight": {"dtype": "fp6"}}}),
+            "weight.dtype` = \"fp6\"",
+        ),
+        (json!({"quant_method": "bitsandbytes"}), "`quantization_config.load_in_4bit`"),
+        (json!({"quant_method": "fp8", "ignored_layers": [7]}), "`quantization_config.ignored_layers`"),
+    ] {
+        let message = read(value.clone()).expect_err(&value.to_string()).to_string();
+        let wanted = if wanted == "a list of modules" { "without look-around" } else { wanted };
+        assert!(message.contains(wanted), "{value}: {message}");
+    }
+}
+
+/// Bits of a linear weight of Llama-3.1-8B with its scales, as a step reads them.
+#[test]
+fn every_method_has_the_bits_of_its_format() {
+    let ct = |weights: Value| json!({"quant_method": "compressed-tensors", "ignore": ["lm_head"], "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}}});
+    let gptq = |more: Value| {
+        let mut value = json!({"quant_method": "gptq", "bits": 4, "group_size": 128});
+        value.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        value
+    };
+    for (value, dtype, wanted) in [
+        (json!({"quant_method": "fp8", "weight_block_size": [128, 128]}), Dtype::Fp8, 8.0 + 32.0 / 16_384.0),
+        (json!({"quant_method": "mxfp8"}), Dtype::Mxfp8, 8.25),
+        (json!({"quant_method": "mxfp4"}), Dtype::Mxfp4, 4.25),
+        (gptq(json!({})), Dtype::Int4, 4.125),
+        (gptq(json!({"sym": false})), Dtype::Int4, 4.156_25),
+        (gptq(json!({"bits": 8})), Dtype::Int8, 8.125),
+        (json!({"quant_method": "awq", "bits": 4, "group_size": 128}), Dtype::Int4, 4.156_25),
+        (ct(json!({"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32})), Dtype::Int4, 4.5),
+        (
+            ct(json!({"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128})),
+            Dtype::Int4,
+            4.125,
+        ),
+        (
+            ct(json!({"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16})),
+            Dtype::Nvfp4,
+            4.5,
+        ),
+        (
+            ct(json!({"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32})),
+            Dtype::Mxfp4,
+            4.25,
+        ),
+        (ct(json!({"num_bits": 8, "type": "int", "strategy": "channel"})), Dtype::Int8, 8.0),
+        (ct(json!({"num_bits": 8, "type": "float", "strategy": "tensor"})), Dtype::Fp8, 8.0),
+        (json!({"quant_method": "fbgemm_fp8"}), Dtype::Fp8, 8.0),
+        (
+            json!({"quant_method": "modelopt", "quant_algo": "NVFP4", "exclude_modules": ["lm_head"]}),
+            Dtype::Nvfp4,
+            4.5,
+        ),
+        (json!({"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head"]}), Dtype::Fp8, 8.0),
+        (
+            json!({"quant_method": "quark", "exclude": ["lm_head"], "global_quant_config": {"weight": {"dtype": "fp4", "qscheme": "per_group", "group_size": 32}}}),
+            Dtype::Mxfp4,
+            4.25,
+        ),
+        (json!({"quant_method": "bitsandbytes", "load_in_4bit": true}), Dtype::Int4, 4.5),
+    ] {
+        let a = with("llama-3.1-8b", &[("quantization_config", value.clone())]).unwrap();
+        assert_eq!(a.quantization.as_ref().unwrap().dtype(), Some(dtype), "{value}");
+        let inventory = a.inventory(dtype);
+        let bytes = inventory.bytes_of(Role::Matrix) + inventory.bytes_of(Role::Scale);
+        let width = bytes.as_f64() * 8.0 / 6_979_321_856.0;
+        // A scale for a row or a tensor is less than a hundredth of a bit.
+        assert!((width - wanted).abs() < 0.01 && width >= wanted, "{value}: {width} instead of {wanted}");
+        assert_eq!(inventory.bytes_of(Role::Head), Bytes(2 * 128_256 * 4096), "{value}");
+    }
+}
+
+#[test]
+fn one_model_mixes_formats_module_by_module() {
+    let mixed = json!({
+        "quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "kv_cache_quant_algo": "FP8",
+        "exclude_modules": ["lm_head", "model.layers.0.*"],
+        "quantized_layers": {"*.mlp.*": {"quant_algo": "NVFP4"}, "*.self_attn.*": {"quant_algo": "FP8"}},
+    });
+    let a = with("llama-3.1-8b", &[("quantization_config", mixed)]).unwrap();
+    let own = a.quantization.clone().unwrap();
+    assert_eq!(own.kv_cache, Some(Dtype::Fp8));
+    let inventory = a.inventory(own.dtype().unwrap());
+    let storage = |name: &str| inventory.tensors.iter().find(|t| t.name == name).unwrap().storage.clone();
+    assert_eq!(storage("model.layers.0.mlp.up_proj.weight"), "bf16");
+    assert_eq!(storage("model.layers.1.mlp.up_proj.weight"), "nvfp4");
+    assert_eq!(storage("model.layers.1.self_attn.q_proj.weight"), "fp8");
+    // Layer 0 in 16 bits; of 31 layers the attention (41,943,040 weights, four f32 pairs) in 8 and the rest (176,160,768) in 4.5.
+    let weights = 2 * (41_943_040 + 176_160_768) + 31 * (41_943_040 + 4 * 8 + 176_160_768 * 9 / 16 + 3 * 8);
+    assert_eq!(inventory.bytes_of(Role::Matrix) + inventory.bytes_of(Role::Scale), Bytes(weights));
+
+    let gptq = json!({"quant_method": "gptq", "bits": 4, "group_size": 128, "lm_head": true,
+        "dynamic": {"-:.*self_attn.*": {}, "+:.*down_proj": {"bits": 8, "group_size": 64}}});
+    let a = with("llama-3.1-8b", &[("quantization_config", gptq)]).unwrap();
+    let inventory = a.inventory(Dtype::Int4);
+    let storage = |name: &str| inventory.tensors.iter().find(|t| t.name == name).unwrap().storage.clone();
+    assert_eq!(storage("model.layers.9.self_attn.q_proj.weight"), "bf16");
+    assert_eq!(storage("model.layers.9.mlp.down_proj.qweight"), "int8");
+    assert_eq!(storage("lm_head.qweight"), "int4");
 }
 
 #[test]
@@ -220,7 +347,7 @@ fn a_message_names_file_key_found_and_wanted() {
             refusal("llama-3.1-8b", &[("hidden_size", Value::Null)]),
             refusal("llama-3.1-8b", &[("rope_scaling", json!({"type": "dynamic", "factor": 2.0}))]),
             refusal("llama-3.1-8b", &[("torch_dtype", json!("int3"))]),
-            refusal("llama-3.1-8b", &[("model_type", json!("gemma3_text")), ("architectures", json!(["Gemma3ForCausalLM"]))]),
+            refusal("llama-3.1-8b", &[("model_type", json!("deepseek_v4")), ("architectures", json!(["DeepseekV4ForCausalLM"]))]),
         ]
         .join("\n"),
         @r#"
@@ -235,7 +362,7 @@ fn a_message_names_file_key_found_and_wanted() {
     config.json: `hidden_size` is missing; want an integer from 1 to 131072
     config.json: `rope_scaling.type` = "dynamic" is not supported; supported: default, linear, llama3, yarn
     config.json: `torch_dtype` = "int3" is not supported; supported: float32, bfloat16, float16, float8_e4m3fn
-    config.json: architecture gemma3_text (Gemma3ForCausalLM) is not supported; supported: llama (LlamaForCausalLM), mistral (MistralForCausalLM), qwen2 (Qwen2ForCausalLM), qwen3 (Qwen3ForCausalLM), qwen3_moe (Qwen3MoeForCausalLM), mixtral (MixtralForCausalLM), deepseek_v3 (DeepseekV3ForCausalLM)
+    config.json: architecture deepseek_v4 (DeepseekV4ForCausalLM) is not supported; supported: llama (LlamaForCausalLM), mistral (MistralForCausalLM), qwen2 (Qwen2ForCausalLM), qwen3 (Qwen3ForCausalLM), qwen3_moe (Qwen3MoeForCausalLM), mixtral (MixtralForCausalLM), deepseek_v3 (DeepseekV3ForCausalLM), deepseek_v32 (DeepseekV32ForCausalLM), kimi_k2 (DeepseekV3ForCausalLM), kimi_k25 (KimiK25ForConditionalGeneration), glm_moe_dsa (GlmMoeDsaForCausalLM), gpt_oss (GptOssForCausalLM), qwen3_5 (Qwen3_5ForConditionalGeneration), qwen3_5_moe (Qwen3_5MoeForConditionalGeneration), qwen3_5_text (Qwen3_5ForCausalLM), qwen3_5_moe_text (Qwen3_5MoeForCausalLM), qwen3_next (Qwen3NextForCausalLM), gemma3 (Gemma3ForConditionalGeneration), gemma3_text (Gemma3ForCausalLM), gemma4 (Gemma4ForConditionalGeneration), gemma4_text (Gemma4ForCausalLM), glm4_moe (Glm4MoeForCausalLM), minimax_m2 (MiniMaxM2ForCausalLM), nemotron_h (NemotronHForCausalLM), llama4 (Llama4ForConditionalGeneration), llama4_text (Llama4ForCausalLM), phi3 (Phi3ForCausalLM), mimo_v2_flash (MiMoV2FlashForCausalLM)
     "#);
 }
 
@@ -369,15 +496,25 @@ fn leaves<'a>(value: &'a mut Value, found: &mut Vec<&'a mut Value>) {
     }
 }
 
+/// A fixture, or a shipped shape by its name.
+fn any_config(name: &str) -> Value {
+    let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("models/{name}.json"));
+    if shipped.is_file() {
+        serde_json::from_str(&std::fs::read_to_string(shipped).unwrap()).unwrap()
+    } else {
+        document(name)
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(1024) })]
 
     #[test]
     fn no_mutation_of_a_config_panics_and_what_is_accepted_is_consistent(
-        name in proptest::sample::select(&FIXTURES[..]),
+        name in proptest::sample::select([&FIXTURES[..], &LAYERED[..]].concat()),
         changes in proptest::collection::vec((any::<proptest::sample::Index>(), hostile()), 1..4),
     ) {
-        let mut document = document(name);
+        let mut document = any_config(name);
         for (at, value) in changes {
             let mut found = Vec::new();
             leaves(&mut document, &mut found);

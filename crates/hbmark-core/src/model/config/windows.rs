@@ -13,12 +13,17 @@ pub(in crate::model) enum Windows {
     Never,
     /// Every layer, whenever the key is not null; `required` where `transformers` would take 4096 for an absent key.
     Everywhere { required: bool },
+    /// The family reads its layers itself.
+    Own,
     /// With `use_sliding_window`, the layers from `max_window_layers` on, or those that `layer_types` names.
     FromLayer,
 }
 
 /// The window per layer; empty where no layer has one.
 pub(super) fn read(fields: &Fields, layers: usize, rule: Windows) -> Result<Vec<Option<usize>>, ModelError> {
+    if rule == Windows::Own {
+        return Ok(Vec::new());
+    }
     let windows = by_rule(fields, layers, rule)?;
     match layer_types(fields, layers)? {
         Some(sliding) if rule == Windows::FromLayer => from_layer_types(fields, &sliding),
@@ -33,7 +38,7 @@ pub(super) fn read(fields: &Fields, layers: usize, rule: Windows) -> Result<Vec<
 fn by_rule(fields: &Fields, layers: usize, rule: Windows) -> Result<Vec<Option<usize>>, ModelError> {
     let key = "sliding_window";
     let window = match rule {
-        Windows::Never => {
+        Windows::Never | Windows::Own => {
             fields.only("use_sliding_window", &Value::Bool(false))?;
             fields.only(key, &Value::Null)?;
             None
@@ -84,4 +89,23 @@ fn from_layer_types(fields: &Fields, sliding: &[bool]) -> Result<Vec<Option<usiz
     }
     let window = fields.need_integer("sliding_window", 1..=limits::POSITIONS)?;
     Ok(sliding.iter().map(|&slides| slides.then_some(window)).collect())
+}
+
+/// `layer_types` of a family whose kinds are more than two, in the family's own words.
+pub(in crate::model) fn layer_kinds<'a>(
+    fields: &Fields<'a>,
+    layers: usize,
+    known: &[&str],
+) -> Result<Option<Vec<&'a str>>, ModelError> {
+    let key = "layer_types";
+    let Some(types) = fields.list(key, limits::LAYERS)? else { return Ok(None) };
+    if types.len() != layers {
+        return Err(fields.bad(key, format!("a list of `num_hidden_layers` ({layers}) entries")));
+    }
+    let kind = |kind: &'a Value| {
+        kind.as_str()
+            .filter(|kind| known.contains(kind))
+            .ok_or_else(|| fields.unsupported(key, known.join(", ")))
+    };
+    types.iter().map(kind).collect::<Result<_, _>>().map(Some)
 }

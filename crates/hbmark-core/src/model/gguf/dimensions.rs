@@ -82,6 +82,7 @@ pub fn architecture(header: &Header) -> Result<Architecture, GgufError> {
         experts: None,
         latent: None,
         quantization: None,
+        stack: None,
         native_dtype: Some(Dtype::Gguf),
         eos_tokens: self::count(header, "tokenizer.ggml.eos_token_id", 0, u32::MAX as usize)?
             .and_then(|id| u32::try_from(id).ok())
@@ -91,7 +92,7 @@ pub fn architecture(header: &Header) -> Result<Architecture, GgufError> {
 }
 
 /// Rows of the embedding table; the tokenizer's list and the size that is stated may be less (padding) and never more.
-fn vocab_size(header: &Header, name: &str) -> Result<usize, GgufError> {
+pub(super) fn vocab_size(header: &Header, name: &str) -> Result<usize, GgufError> {
     let table = header.tensors.iter().find(|t| t.name == "token_embd.weight");
     let rows = match table.map(|t| t.shape.as_slice()) {
         Some([rows, _]) => *rows,
@@ -114,7 +115,7 @@ fn vocab_size(header: &Header, name: &str) -> Result<usize, GgufError> {
     }
 }
 
-fn rope_scaling(header: &Header, architecture: &str) -> Result<RopeScaling, GgufError> {
+pub(super) fn rope_scaling(header: &Header, architecture: &str) -> Result<RopeScaling, GgufError> {
     let key = |suffix: &str| format!("{architecture}.rope.scaling.{suffix}");
     let factor = || {
         let key = key("factor");
@@ -181,11 +182,11 @@ pub fn expected_tensors(architecture: &Architecture) -> Vec<(String, Vec<usize>,
     tensors
 }
 
-fn has(header: &Header, tensor: &str) -> bool {
+pub(super) fn has(header: &Header, tensor: &str) -> bool {
     header.tensors.iter().any(|t| t.name == tensor)
 }
 
-fn missing(key: &str) -> GgufError {
+pub(super) fn missing(key: &str) -> GgufError {
     GgufError::MissingKey { key: key.to_owned() }
 }
 
@@ -193,7 +194,7 @@ fn wrong(key: &str, found: &Value, wanted: &'static str) -> GgufError {
     GgufError::WrongKind { key: key.to_owned(), found: found.to_string(), wanted }
 }
 
-fn text<'a>(header: &'a Header, key: &str) -> Result<Option<&'a str>, GgufError> {
+pub(super) fn text<'a>(header: &'a Header, key: &str) -> Result<Option<&'a str>, GgufError> {
     match header.metadata.get(key) {
         None => Ok(None),
         Some(Value::Text(value)) => Ok(Some(value)),
@@ -201,7 +202,7 @@ fn text<'a>(header: &'a Header, key: &str) -> Result<Option<&'a str>, GgufError>
     }
 }
 
-fn count(header: &Header, key: &str, low: usize, high: usize) -> Result<Option<usize>, GgufError> {
+pub(super) fn count(header: &Header, key: &str, low: usize, high: usize) -> Result<Option<usize>, GgufError> {
     let (value, shown) = match header.metadata.get(key) {
         None => return Ok(None),
         Some(Value::Unsigned(value)) => (usize::try_from(*value).ok(), *value as f64),
@@ -217,7 +218,7 @@ fn count(header: &Header, key: &str, low: usize, high: usize) -> Result<Option<u
     }
 }
 
-fn float(header: &Header, key: &str, low: f64, high: f64) -> Result<Option<f64>, GgufError> {
+pub(super) fn float(header: &Header, key: &str, low: f64, high: f64) -> Result<Option<f64>, GgufError> {
     match header.metadata.get(key) {
         None => Ok(None),
         // A NaN is in no range.

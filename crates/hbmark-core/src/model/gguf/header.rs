@@ -9,6 +9,9 @@
 use std::collections::{BTreeMap, HashSet};
 use std::io::{self, Read};
 
+use crate::model::{Role, TensorInfo};
+use crate::units::Bytes;
+
 /// `GGUF`, little-endian.
 const MAGIC: [u8; 4] = *b"GGUF";
 /// The specification's default of `general.alignment`.
@@ -86,7 +89,9 @@ pub enum GgufError {
     WrongKind { key: String, found: String, wanted: &'static str },
     #[error("metadata key {key} is {value}, outside {low}..={high}")]
     OutOfRange { key: String, value: f64, low: f64, high: f64 },
-    #[error("architecture {found:?} is not supported; llama, qwen2 and qwen3 are")]
+    #[error(
+        "architecture {found:?} is not supported; llama, qwen2 and qwen3 are, and for `hbmark predict` qwen3moe, gpt-oss, gemma3, deepseek2, glm4moe, minimax-m2 and llama with experts"
+    )]
     UnknownArchitecture { found: String },
     #[error("{what} is {found}, which is not supported in GGUF files")]
     UnsupportedModel { what: String, found: String },
@@ -126,44 +131,41 @@ pub struct BlockType {
     pub bytes: u64,
 }
 
-/// Type codes of `ggml.h` that candle can compute with.
-const BLOCK_TYPES: [(u32, &str, u64, u64); 15] = [
-    (0, "f32", 1, 4),
-    (1, "f16", 1, 2),
-    (2, "q4_0", 32, 18),
-    (3, "q4_1", 32, 20),
-    (6, "q5_0", 32, 22),
-    (7, "q5_1", 32, 24),
-    (8, "q8_0", 32, 34),
-    (9, "q8_1", 32, 36),
-    (10, "q2_k", 256, 84),
-    (11, "q3_k", 256, 110),
-    (12, "q4_k", 256, 144),
-    (13, "q5_k", 256, 176),
-    (14, "q6_k", 256, 210),
-    (15, "q8_k", 256, 292),
-    (30, "bf16", 1, 2),
-];
-
-/// Type codes that exist and that candle cannot compute with.
-const FOREIGN_TYPES: [(u32, &str); 17] = [
-    (16, "iq2_xxs"),
-    (17, "iq2_xs"),
-    (18, "iq3_xxs"),
-    (19, "iq1_s"),
-    (20, "iq4_nl"),
-    (21, "iq3_s"),
-    (22, "iq2_s"),
-    (23, "iq4_xs"),
-    (24, "i8"),
-    (25, "i16"),
-    (26, "i32"),
-    (27, "i64"),
-    (28, "f64"),
-    (29, "iq1_m"),
-    (34, "tq1_0"),
-    (35, "tq2_0"),
-    (39, "mxfp4"),
+/// Type codes of `ggml.h`: name, elements and bytes of a block, and whether candle can compute with it.
+const BLOCK_TYPES: [(u32, &str, u64, u64, bool); 33] = [
+    (0, "f32", 1, 4, true),
+    (1, "f16", 1, 2, true),
+    (2, "q4_0", 32, 18, true),
+    (3, "q4_1", 32, 20, true),
+    (6, "q5_0", 32, 22, true),
+    (7, "q5_1", 32, 24, true),
+    (8, "q8_0", 32, 34, true),
+    (9, "q8_1", 32, 36, true),
+    (10, "q2_k", 256, 84, true),
+    (11, "q3_k", 256, 110, true),
+    (12, "q4_k", 256, 144, true),
+    (13, "q5_k", 256, 176, true),
+    (14, "q6_k", 256, 210, true),
+    (15, "q8_k", 256, 292, true),
+    (16, "iq2_xxs", 256, 66, false),
+    (17, "iq2_xs", 256, 74, false),
+    (18, "iq3_xxs", 256, 98, false),
+    (19, "iq1_s", 256, 50, false),
+    (20, "iq4_nl", 32, 18, false),
+    (21, "iq3_s", 256, 110, false),
+    (22, "iq2_s", 256, 82, false),
+    (23, "iq4_xs", 256, 136, false),
+    (24, "i8", 1, 1, false),
+    (25, "i16", 1, 2, false),
+    (26, "i32", 1, 4, false),
+    (27, "i64", 1, 8, false),
+    (28, "f64", 1, 8, false),
+    (29, "iq1_m", 256, 56, false),
+    (30, "bf16", 1, 2, true),
+    (34, "tq1_0", 256, 54, false),
+    (35, "tq2_0", 256, 66, false),
+    (39, "mxfp4", 32, 17, false),
+    (40, "nvfp4", 64, 36, false),
 ];
 
 /// One tensor whose place and size were checked against the file.
@@ -176,6 +178,21 @@ pub struct TensorEntry {
     /// Offset in the data section.
     pub offset: u64,
     pub bytes: u64,
+}
+
+impl TensorEntry {
+    /// The tensor in an inventory.
+    #[must_use]
+    pub fn info(&self, role: Role, layer: Option<usize>) -> TensorInfo {
+        TensorInfo {
+            name: self.name.clone(),
+            shape: self.shape.clone(),
+            storage: self.storage.to_owned(),
+            bytes: Bytes(self.bytes),
+            role,
+            layer,
+        }
+    }
 }
 
 /// A checked header.
@@ -419,12 +436,7 @@ impl<R: Read> Cursor<R> {
         if shape.contains(&0) {
             return Err(GgufError::ZeroDimension { name, shape });
         }
-        let Some(block) = block_type(code) else {
-            return Err(match FOREIGN_TYPES.iter().find(|(known, _)| *known == code) {
-                Some(&(_, storage)) => GgufError::Unsupported { name, storage },
-                None => GgufError::TensorType { name, code },
-            });
-        };
+        let Some(block) = block_type(code) else { return Err(GgufError::TensorType { name, code }) };
         if !row.is_multiple_of(block.elements) {
             return Err(GgufError::Blocks { name, row, block: block.elements, storage: block.name });
         }
@@ -441,12 +453,25 @@ impl<R: Read> Cursor<R> {
     }
 }
 
-/// The block format of a type code, where candle can compute with it.
+/// The block format of a type code.
 #[must_use]
 pub fn block_type(code: u32) -> Option<BlockType> {
-    BLOCK_TYPES.iter().find(|(known, ..)| *known == code).map(|&(_, name, elements, bytes)| BlockType {
-        name,
-        elements,
-        bytes,
-    })
+    let known = BLOCK_TYPES.iter().find(|(known, ..)| *known == code);
+    known.map(|&(_, name, elements, bytes, _)| BlockType { name, elements, bytes })
+}
+
+impl Header {
+    /// Refuses block formats that candle cannot compute with.
+    ///
+    /// # Errors
+    /// [`GgufError::Unsupported`] with the first such tensor.
+    pub fn check_computable(&self) -> Result<(), GgufError> {
+        let foreign = |storage: &str| BLOCK_TYPES.iter().any(|(_, name, .., runs)| *name == storage && !runs);
+        match self.tensors.iter().find(|tensor| foreign(tensor.storage)) {
+            None => Ok(()),
+            Some(tensor) => {
+                Err(GgufError::Unsupported { name: tensor.name.clone(), storage: tensor.storage })
+            }
+        }
+    }
 }

@@ -11,6 +11,7 @@ use super::requests::Requests;
 use super::slo::Clause;
 use super::timeline::Timeline;
 use crate::result::Cause;
+use crate::result::cause::joined;
 use crate::stats::{CONFIDENCE, batch_error, honest_percentile, mean};
 use crate::units::Nanos;
 
@@ -368,6 +369,40 @@ pub struct ServeResult {
 pub const MIN_REQUESTS: usize = 100;
 
 impl ServeResult {
+    /// Whether the load was held: as [`Self::within_objectives`], and the run shows that the system keeps up.
+    #[must_use]
+    pub fn held(&self) -> (Option<bool>, String) {
+        match (self.within_objectives(), self.steadiness_open()) {
+            ((Some(true), _), Some(open)) => (None, open.detail.clone()),
+            (found, _) => found,
+        }
+    }
+
+    /// Whether the run is valid, not saturated, and the interval of every objective's percentile below its limit. `None` where it cannot
+    /// tell. With it, what decided.
+    #[must_use]
+    pub fn within_objectives(&self) -> (Option<bool>, String) {
+        match self.validity {
+            Validity::Saturated => return (Some(false), format!("saturated: {}", joined(&self.reasons))),
+            Validity::Invalid => return (None, format!("invalid: {}", joined(&self.reasons))),
+            Validity::Valid => {}
+        }
+        let clause = |met: Option<bool>| self.slo.iter().find(|c| c.met == met);
+        if let Some(failed) = clause(Some(false)) {
+            return (Some(false), failed.to_string());
+        }
+        clause(None).map_or_else(
+            || (Some(true), "every objective was met".to_owned()),
+            |open| (None, format!("{open}: the interval holds the limit")),
+        )
+    }
+
+    /// The gate that could not tell whether the system keeps up, where it could not.
+    #[must_use]
+    pub fn steadiness_open(&self) -> Option<&Gate> {
+        self.gates.iter().find(|gate| gate.name == GateName::KeepsUp && gate.passed.is_none())
+    }
+
     /// A check of the run; one that fails makes the point INVALID.
     pub fn gate(&mut self, name: GateName, passed: Option<bool>, detail: String) {
         if passed == Some(false) {

@@ -72,6 +72,12 @@ impl Search {
         Some((low, high))
     }
 
+    /// The median of the rates found with different seeds.
+    #[must_use]
+    pub fn median(&self) -> Option<f64> {
+        (!self.rate_by_seed.is_empty()).then(|| crate::stats::median(&self.rate_by_seed))
+    }
+
     /// Ends at a point that has no result: whether its rate holds is not known, and a search that took it for either would mislead.
     #[must_use]
     pub fn ended_early(mut self, held: Option<f64>) -> Self {

@@ -59,14 +59,24 @@ pub(super) fn observed(result: &ServeResult, clause: &Clause) -> ObservedPercent
     known.map_or(ObservedPercentile::NotKept, |(_, of)| quantiles.as_ref().and_then(of).into())
 }
 
-/// Whether a run met the objectives, and what decided.
-pub(super) fn judge(result: &ServeResult, slo: &Slo) -> Result<(bool, String), CapacityError> {
+/// Whether a run met the objectives, `None` where it cannot tell, and what decided. Of objectives that were those of the run their intervals
+/// count, of others what was observed. A run too short to show that the system keeps up is a caveat of the plan.
+pub(super) fn judge(result: &ServeResult, slo: &Slo) -> Result<(Option<bool>, String), CapacityError> {
     match result.validity {
-        Validity::Saturated => return Ok((false, format!("saturated: {}", joined(&result.reasons)))),
-        Validity::Invalid => return Ok((false, format!("invalid: {}", joined(&result.reasons)))),
+        Validity::Saturated => return Ok((Some(false), format!("saturated: {}", joined(&result.reasons)))),
+        Validity::Invalid => return Ok((None, format!("invalid: {}", joined(&result.reasons)))),
         Validity::Valid => {}
     }
+    let mut open = None;
     for clause in &slo.clauses {
+        if let Some(judged) = result.slo.iter().find(|judged| judged.clause == *clause) {
+            match judged.met {
+                Some(true) => {}
+                Some(false) => return Ok((Some(false), judged.to_string())),
+                None => open = open.or_else(|| Some(format!("{judged}: the interval holds the limit"))),
+            }
+            continue;
+        }
         match observed(result, clause) {
             ObservedPercentile::NotKept => {
                 return Err(CapacityError::UnknownPercentile { clause: clause.to_string() });
@@ -74,18 +84,35 @@ pub(super) fn judge(result: &ServeResult, slo: &Slo) -> Result<(bool, String), C
             ObservedPercentile::Value(value) if value <= clause.limit_ns => {}
             ObservedPercentile::Value(value) if value.is_infinite() => {
                 return Ok((
-                    false,
+                    Some(false),
                     format!("{clause}: infinite, requests that never finished are among them"),
                 ));
             }
-            ObservedPercentile::Value(value) => return Ok((false, format!("{clause}: {}", Nanos(value)))),
+            ObservedPercentile::Value(value) => {
+                return Ok((Some(false), format!("{clause}: {}", Nanos(value))));
+            }
             ObservedPercentile::TooFew => {
                 let few = format!("{clause}: {} requests are too few for that percentile", result.measured);
-                return Ok((false, few));
+                open = open.or(Some(few));
             }
         }
     }
-    Ok((true, "every objective was met".to_owned()))
+    Ok(open.map_or_else(|| (Some(true), "every objective was met".to_owned()), |why| (None, why)))
+}
+
+impl TriedRate {
+    /// Another run at it: one that fails decides, then one that cannot tell.
+    fn add(&mut self, held: Option<bool>, why: String) {
+        self.runs += 1;
+        self.runs_held += usize::from(held == Some(true));
+        let worse = match (self.held, held) {
+            (Some(false), _) | (_, Some(true)) | (None, None) => false,
+            (_, Some(false)) | (Some(true), None) => true,
+        };
+        if worse {
+            (self.held, self.why) = (held, why);
+        }
+    }
 }
 
 /// The runs at one rate.
@@ -117,20 +144,12 @@ pub(super) fn rates<'a>(report: &'a ServeReport, slo: &Slo) -> Result<Rates<'a>,
         let (Offered::Rate(rate), Some(result)) = (point.offered, &point.result) else { continue };
         let (held, why) = judge(result, slo)?;
         let same = |g: &&mut Group<'_>| (g.tried.rate / rate - 1.0).abs() < 1e-9;
-        match groups.iter_mut().find(same) {
-            Some(group) => {
-                group.tried.runs += 1;
-                if group.tried.held && !held {
-                    (group.tried.held, group.tried.why) = (false, why);
-                }
-                group.runs.push((point, result));
-            }
-            None => {
-                groups.push(Group {
-                    tried: TriedRate { rate, runs: 1, held, why },
-                    runs: vec![(point, result)],
-                });
-            }
+        if let Some(group) = groups.iter_mut().find(same) {
+            group.tried.add(held, why);
+            group.runs.push((point, result));
+        } else {
+            let tried = TriedRate { rate, runs: 1, runs_held: usize::from(held == Some(true)), held, why };
+            groups.push(Group { tried, runs: vec![(point, result)] });
         }
     }
     if groups.is_empty() {
@@ -143,8 +162,8 @@ pub(super) fn rates<'a>(report: &'a ServeReport, slo: &Slo) -> Result<Rates<'a>,
     if let Some(Ok(rate)) = search {
         // Fresh seeds were run there; a single run of the bracket or the bisection no longer decides.
         for group in groups.iter_mut().filter(|g| g.tried.rate <= rate * (1.0 + 1e-9)) {
-            if !group.tried.held {
-                group.tried.held = true;
+            if group.tried.held != Some(true) {
+                group.tried.held = Some(true);
                 group.tried.why =
                     format!("one run did not ({}); the search confirmed a higher rate", group.tried.why);
             }
@@ -178,7 +197,8 @@ impl<'a> Rates<'a> {
             None => {}
         }
         let known = |rate: f64| self.unknown.as_ref().is_none_or(|(unknown, _)| rate < *unknown);
-        let last = self.groups.iter().take_while(|g| g.tried.held && known(g.tried.rate)).last();
+        let last =
+            self.groups.iter().take_while(|g| g.tried.held == Some(true) && known(g.tried.rate)).last();
         let Some(group) = last else {
             let reasons = self.groups.iter().map(|g| format!("{}/s {}", number(g.tried.rate), g.tried.why));
             let unknown =

@@ -1,13 +1,13 @@
 //! Every number checked against one computed by hand.
 
 use super::*;
-use crate::samples::sweep;
+use crate::samples::{decided, sweep};
 use hbmark_core::result::Cause;
 use hbmark_core::result::serving::{Offered, Search, Validity};
 
 /// Rates 2 and 8 held, 64 did not, 128 was not run; round numbers everywhere the arithmetic looks.
 fn swept() -> ServeReport {
-    let mut report = sweep();
+    let mut report = decided(sweep());
     for (point, rate) in report.points.iter_mut().zip([2.0, 8.0, 64.0, 128.0]) {
         point.mean_prompt_tokens = 1000.0;
         point.mean_output_tokens = 100.0;
@@ -76,6 +76,18 @@ fn a_rate_that_came_slower_than_asked_counts_as_it_came() {
     near(capacity(&report, &question()).unwrap().rate_per_instance, 7.5);
     report.points[1].result.as_mut().unwrap().offered_per_s = Some(8.5);
     near(capacity(&report, &question()).unwrap().rate_per_instance, 8.0);
+}
+
+#[test]
+fn an_objective_that_the_run_left_open_is_not_met() {
+    let mut report = swept();
+    let clause = &mut report.points[1].result.as_mut().unwrap().slo[0];
+    (clause.met, clause.high) = (None, Some((clause.clause.limit_ns * 1.2).into()));
+    let found = capacity(&report, &question()).unwrap();
+    near(found.rate_per_instance, 2.0);
+    let tried = found.tried.iter().find(|tried| tried.rate > 7.0).unwrap();
+    assert_eq!((tried.held, tried.runs_held), (None, 0));
+    assert!(tried.why.contains("the interval holds the limit"), "{}", tried.why);
 }
 
 #[test]
@@ -222,7 +234,7 @@ fn results_that_cannot_carry_it_are_refused_with_what_they_lack() {
     let mut closed = swept();
     closed.points.iter_mut().for_each(|p| p.offered = Offered::Concurrency(4));
     assert_eq!(refused(&closed), CapacityError::NoRate);
-    let at_once = crate::samples::single();
+    let at_once = decided(crate::samples::single());
     assert!(capacity(&at_once, &question()).is_ok(), "one rate is a result, if a thin one");
 }
 

@@ -208,9 +208,19 @@ fn families_of(family: Family) -> &'static [&'static str] {
     match family {
         Family::Llama => &["llama", "tinyllama", "smollm", "yi", "deepseek", "granite"],
         Family::Mistral => &["mistral", "ministral", "codestral"],
-        Family::Qwen2 | Family::Qwen3 | Family::Qwen3Moe => &["qwen", "qwq"],
+        Family::Qwen2 | Family::Qwen3 | Family::Qwen3Moe | Family::Qwen3_5 | Family::Qwen3Next => {
+            &["qwen", "qwq"]
+        }
         Family::Mixtral => &["mixtral"],
-        Family::DeepseekV3 => &["deepseek", "kimi"],
+        Family::DeepseekV3 => &["deepseek", "kimi", "glm"],
+        Family::GptOss => &["gpt"],
+        Family::Gemma3 | Family::Gemma4 => &["gemma"],
+        Family::Glm4Moe => &["glm"],
+        Family::MinimaxM2 => &["minimax"],
+        Family::NemotronH => &["nemotron"],
+        Family::Llama4 => &["llama"],
+        Family::Phi3 => &["phi"],
+        Family::MimoV2 => &["mimo"],
     }
 }
 

@@ -27,8 +27,15 @@ impl Kind for Capacity {
         document.section("what breaks first", std::iter::once(self.breaks_first.clone()).chain(near));
         document.heading("rates that were tried");
         document.list(self.tried.iter().map(|tried| {
-            let runs = if tried.runs > 1 { format!(" in {} runs", tried.runs) } else { String::new() };
-            let held = if tried.held { "held" } else { "failed" };
+            let held = match tried.held {
+                Some(true) => "held",
+                Some(false) => "failed",
+                None => "undetermined",
+            };
+            let runs = match tried.runs {
+                1 => String::new(),
+                runs => format!(" ({} of {runs} runs held)", tried.runs_held),
+            };
             format!("{}/s {held}{runs}: {}", number(tried.rate), tried.why)
         }));
         document.section("assumed", self.assumptions.iter().cloned());
@@ -91,7 +98,7 @@ mod tests {
             context: Some(4096),
             concurrency: Some(64),
         };
-        capacity(&crate::samples::sweep(), &question).unwrap()
+        capacity(&crate::samples::decided(crate::samples::sweep()), &question).unwrap()
     }
 
     #[test]

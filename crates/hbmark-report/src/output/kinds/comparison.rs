@@ -180,7 +180,7 @@ fn header(comparison: &Comparison) -> Vec<String> {
         });
         lines.push(format!("they differ in: {}", each.collect::<Vec<_>>().join("; ")));
     }
-    let served = comparison.cells.iter().any(|cell| cell.place.cell().is_none());
+    let served = comparison.is_served();
     let each = match &comparison.protocol {
         Some(protocol) => format!("{protocol} protocol in each"),
         None if served => "the same requests for both in a round, others in the next".to_owned(),
@@ -196,8 +196,9 @@ fn header(comparison: &Comparison) -> Vec<String> {
         Method::SavedResults => format!("two saved results, {each}: no rounds, no test"),
     });
     lines.push(format!(
-        "ratios are B's time over A's; equivalent within ±{}; p over the orders that could have been drawn, for all cells together",
-        percent(comparison.settings.margin)
+        "ratios are B's time over A's; equivalent within ±{}; p over the orders that could have been drawn, for all {} together",
+        percent(comparison.settings.margin),
+        if served { "metrics" } else { "cells" }
     ));
     lines
 }

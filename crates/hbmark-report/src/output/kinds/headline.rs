@@ -5,11 +5,11 @@
 use crate::analysis::import::{Imported, RooflinePlacement, objections};
 use crate::output::document::{Figure, Tone, Value};
 use crate::output::kinds::run::status_word;
-use crate::output::kinds::serving::range_over_seeds;
+use crate::output::kinds::serving::{met_objectives, range_over_seeds};
 use crate::output::metrics::Unit;
 use crate::output::text::{alone, single};
 use hbmark_core::result::comparison::{Comparison, ComparisonVerdict};
-use hbmark_core::result::serving::{Point, Quantiles, Quantity, ServeKind, ServeReport, Validity};
+use hbmark_core::result::serving::{Offered, Point, Quantiles, Quantity, ServeKind, ServeReport, Validity};
 use hbmark_core::result::{Cause, CellResult, Phase, Report, ReportKind, Status};
 
 /// The title of a run's or a prediction's page.
@@ -166,7 +166,8 @@ pub fn comparison(found: &Comparison) -> Vec<Figure> {
         (None, Some((verdict, _)), 1) => (format!("B is {}", verdict.word()), tone(verdict)),
         (None, ..) => (counts.join(", "), Tone::Warning),
     };
-    let note = format!("{} cells: {}", found.cells.len(), counts.join(", "));
+    let compared = if found.is_served() { "metrics" } else { "cells" };
+    let note = format!("{} {compared}: {}", found.cells.len(), counts.join(", "));
     let mut figures = vec![Figure { name: "verdict".to_owned(), value, note, tone: told }];
     if let Some((ratio, effect)) = only.and_then(|effect| Some((effect.ratio?, effect))) {
         let note =
@@ -238,6 +239,9 @@ fn point(point: &Point) -> Vec<Figure> {
     let (value, tone) = match (result.validity, result.slo_met) {
         (Validity::Invalid, _) => ("INVALID", Tone::Bad),
         (Validity::Saturated, _) => ("SATURATED", Tone::Bad),
+        (_, Some(true)) if result.steadiness_open().is_some() => {
+            ("objectives met, steadiness not shown", Tone::Warning)
+        }
         (_, Some(true)) => ("objectives met", Tone::Good),
         (_, Some(false)) => ("objectives NOT met", Tone::Bad),
         (_, None) if !result.slo.is_empty() => ("objectives undetermined", Tone::Warning),
@@ -273,14 +277,16 @@ pub fn serving(report: &ServeReport) -> Vec<Figure> {
         )];
     }
     let results = || report.points.iter().filter_map(|point| Some((point, point.result.as_ref()?)));
-    let most = |of: fn(&Point) -> Option<f64>| {
+    let most = |of: &dyn Fn(&Point) -> Option<f64>| {
         let known = report.points.iter().filter_map(|point| Some((point, of(point)?)));
         known.max_by(|a, b| a.1.total_cmp(&b.1))
     };
-    let throughput = || {
-        let (point, most) = most(|p| Some(p.result.as_ref()?.output_tokens_per_s))?;
+    // Throughput that missed the objectives, or of a system that falls behind, is none that can be had.
+    let throughput = |of: &dyn Fn(&Point) -> bool| {
+        let (point, most) =
+            most(&|p| Some(p.result.as_ref().filter(|_| met_objectives(p) && of(p))?.output_tokens_per_s))?;
         let value = format!("{} tok/s", single(Unit::Count, most.round()));
-        Some(figure("output throughput, at most", value, point.label.clone()))
+        Some(figure("output throughput that held", value, point.label.clone()))
     };
     if let Some(search) = &report.search {
         let (value, tone) = search.max_rate.map_or_else(
@@ -291,22 +297,27 @@ pub fn serving(report: &ServeReport) -> Vec<Figure> {
         let found = Figure { name: "highest rate".to_owned(), value, note, tone };
         let objectives: Vec<String> = search.slo.clauses.iter().map(ToString::to_string).collect();
         let objectives = figure("objectives", objectives.join(", "), String::new());
-        return [found, objectives].into_iter().chain(throughput()).collect();
+        let at = |point: &Point| match (point.offered, search.max_rate) {
+            (Offered::Rate(rate), Some(found)) => rate <= found * (1.0 + 1e-9),
+            _ => false,
+        };
+        return [found, objectives].into_iter().chain(throughput(&at)).collect();
     }
     if let [only] = report.points.as_slice() {
         return point(only);
     }
     let valid = results().filter(|(_, result)| result.validity == Validity::Valid).count();
     let mut figures = vec![verdict(valid, results().count(), "points", String::new())];
-    let held = most(|p| {
-        let result =
-            p.result.as_ref().filter(|r| r.validity == Validity::Valid && r.slo_met != Some(false))?;
-        result.offered_per_s
+    let highest = most(&|point| match point.offered {
+        Offered::Rate(rate) if met_objectives(point) => Some(rate),
+        _ => None,
     });
-    figures.extend(held.map(|(point, rate)| {
-        figure("highest rate that held", format!("{rate:.3} requests/s"), point.label.clone())
+    figures.extend(highest.map(|(point, rate)| {
+        let open = point.result.as_ref().is_some_and(|result| result.steadiness_open().is_some());
+        let note = if open { format!("{}, steadiness not shown", point.label) } else { point.label.clone() };
+        figure("highest rate that held", format!("{rate} requests/s"), note)
     }));
-    figures.extend(throughput());
+    figures.extend(throughput(&|_| true));
     figures
 }
 

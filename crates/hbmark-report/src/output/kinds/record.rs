@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 
 use super::run::{device_line, protocol_text, status_word};
-use super::serving::{held, latencies, remarks, validity};
+use super::serving::{latencies, met_objectives, remarks, validity};
 use crate::analysis::capacity::{Capacity, number};
 use crate::analysis::compare::percent;
 use crate::output::document::{Block, Column, Document, Value, measured, numbers, words};
@@ -113,7 +113,7 @@ pub fn of_serving(report: &ServeReport, planned: Option<&Capacity>) -> Document 
     page.section("Target", serving_target(report, planned));
     let accepted = accepted(report, planned);
     page.section("Accepted", accepted_lines(report, accepted, planned));
-    let rejected = report.points.iter().filter(|p| !held(p));
+    let rejected = report.points.iter().filter(|p| !met_objectives(p));
     page.section("Rejected", rejected.map(rejection));
     if let Some(point) = accepted
         && let Some(result) = &point.result
@@ -188,9 +188,10 @@ fn accepted<'a>(report: &'a ServeReport, planned: Option<&Capacity>) -> Option<&
         Offered::Rate(rate) => Some(rate),
         _ => None,
     };
-    let tried = planned.and_then(|c| c.tried.iter().take_while(|t| t.held).last()).map(|t| t.rate);
+    let tried =
+        planned.and_then(|c| c.tried.iter().take_while(|t| t.held == Some(true)).last()).map(|t| t.rate);
     let wanted = tried.or_else(|| report.search.as_ref().and_then(|s| s.max_rate));
-    let mut held_points = report.points.iter().filter(|point| held(point));
+    let mut held_points = report.points.iter().filter(|point| met_objectives(point));
     match wanted {
         Some(wanted) => held_points
             .filter(|p| rate(p).is_some_and(|r| (r / wanted - 1.0).abs() < 1e-9))
@@ -257,6 +258,9 @@ fn rejection(point: &Point) -> String {
             format!("{} NOT met, {seen}", c.clause)
         });
         why = result.reasons.iter().map(ToString::to_string).chain(missed).collect();
+        if let (true, (None, open)) = (why.is_empty(), result.within_objectives()) {
+            why.push(format!("undetermined: {open}"));
+        }
     }
     let valid = point.result.as_ref().is_some_and(|r| r.validity == Validity::Valid);
     let word = if valid { String::new() } else { format!(" {}", validity(point)) };

@@ -41,6 +41,8 @@ impl Kind for Report {
             parameters(model.parameters),
             model.weight_bytes
         ));
+        let layers = model.architecture.stack.as_ref();
+        document.lines(layers.map(|stack| Line::Said(Tone::Faint, format!("layers: {stack}"))));
         document.lines(header(self));
         let (constants, columns) = of_cells(&self.cells);
         if !constants.is_empty() {

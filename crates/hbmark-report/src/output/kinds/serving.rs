@@ -192,9 +192,9 @@ fn loop_parts(b: &Breakdown) -> Vec<(&'static str, f64)> {
     parts.into_iter().filter(|(_, ns)| ns.is_finite() && *ns > 0.0).collect()
 }
 
-/// Whether a point is valid and missed no objective.
-pub fn held(point: &Point) -> bool {
-    point.result.as_ref().is_some_and(|r| r.validity == Validity::Valid && r.slo_met != Some(false))
+/// Whether a point is known to be within its objectives.
+pub fn met_objectives(point: &Point) -> bool {
+    point.result.as_ref().is_some_and(|result| result.within_objectives().0 == Some(true))
 }
 
 /// Where the loop's time went, as shares of the wall clock.
@@ -258,7 +258,10 @@ pub fn remarks(point: &Point) -> Vec<String> {
             result.tpot_clause_dropped
         ));
     }
-    lines.extend(result.slo.iter().map(|c| format!("{}: {c}", met(c.met))));
+    lines.extend(result.slo.iter().map(|c| match (result.validity, c.observed) {
+        (Validity::Saturated, None) => format!("NOT met: {}: it depends on how long one waits", c.clause),
+        _ => format!("{}: {c}", met(c.met)),
+    }));
     if let (Some(seen), Some(ideal)) = (result.prefix_hit_rate, point.ideal_hit_rate)
         && ideal.max(seen) >= 0.001
     {
@@ -395,7 +398,7 @@ pub fn point_lines(point: &Point) -> Vec<String> {
             r.output_tokens_per_s,
             r.window_s,
             r.goodput_per_s.map_or_else(String::new, |g| format!(
-                " · goodput {g:.3} requests/s ({:.1} % of the requests)",
+                " · goodput {g:.3} requests/s, of all that ended in that time; {:.1} % of the measured requests met every objective",
                 r.goodput_share.unwrap_or_default() * 100.0
             ))
         ),
@@ -436,7 +439,8 @@ fn finite(quantity: Option<Quantity>) -> Option<f64> {
 pub fn range_over_seeds(search: &Search) -> String {
     let seeds = search.rate_by_seed.len();
     let range = search.range().filter(|_| seeds > 1);
-    range.map(|(low, high)| format!("{low:.3} to {high:.3} over {seeds} seeds")).unwrap_or_default()
+    let text = |(low, high)| format!("single runs of {seeds} seeds: {low:.3} to {high:.3}");
+    range.map(text).unwrap_or_default()
 }
 
 /// The rate that was found, with its range, or that there is none.
@@ -447,10 +451,15 @@ fn search_answer(search: &Search) -> Vec<String> {
     let mut lines = vec![match search.max_rate {
         Some(rate) => {
             let range = if found.is_empty() { String::new() } else { format!(" ({found})") };
-            let longer = match search.sustained {
-                Some(true) => "; a longer run at it held",
-                Some(false) => "; a longer run at it did NOT hold",
-                None => "",
+            // The median of the rates found, where a longer run did not hold it.
+            let lowered = search.median().filter(|median| rate < median * (1.0 - 1e-9));
+            let longer = match (search.sustained, lowered) {
+                (Some(true), Some(median)) => {
+                    &format!("; lowered from their median of {median:.3}, which a longer run did not hold")
+                }
+                (Some(true), None) => "; a longer run at it held",
+                (Some(false), _) => "; a longer run at it did NOT hold",
+                (None, _) => "",
             };
             format!("highest rate: {rate:.3} requests per second{range} under {objectives}{longer}")
         }

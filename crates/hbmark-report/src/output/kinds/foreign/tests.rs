@@ -121,6 +121,7 @@ fn an_external_server_stands_above_a_predicted_cell() {
         batches: &[1],
         contexts: &[512],
         phases: &[hbmark_core::result::Phase::Decode],
+        routing: hbmark_core::ledger::ExpertRouting::Uniform,
     });
     let report = Report {
         kind: ReportKind::Predict,

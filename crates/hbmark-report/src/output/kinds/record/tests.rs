@@ -3,7 +3,7 @@
 use super::*;
 use crate::analysis::capacity::{Prices, Question, capacity};
 use crate::output::markdown;
-use crate::samples::{self, single, sweep};
+use crate::samples::{self, decided, single, sweep};
 use hbmark_core::result::Cause;
 
 #[test]
@@ -23,7 +23,7 @@ fn a_sweep_is_recorded_with_what_held_what_failed_and_what_it_costs() {
         context: None,
         concurrency: None,
     };
-    let mut sweep = sweep();
+    let mut sweep = decided(sweep());
     // What a build writes of itself changes with every commit.
     sweep.config.clear();
     let planned = capacity(&sweep, &question).unwrap();
@@ -32,7 +32,7 @@ fn a_sweep_is_recorded_with_what_held_what_failed_and_what_it_costs() {
 
 #[test]
 fn a_single_load_is_recorded_without_a_plan() {
-    let mut single = single();
+    let mut single = decided(single());
     single.config.clear();
     let text = markdown(&of_serving(&single, None));
     for part in [

@@ -76,6 +76,7 @@ fn header(report: &Report) -> Vec<Line> {
         model.parameters as f64 / 1e9,
         model.weight_bytes
     )];
+    lines.extend(model.architecture.stack.as_ref().map(|stack| format!("layers: {stack}")));
     lines.extend(device_line(report));
     if let Some(c) = &report.ceilings {
         let when = c.age_s.map_or_else(|| "in this run".to_owned(), before);

@@ -1,7 +1,7 @@
 //! The page of a serving result: what was found, latency over load, the run over time, and what it takes to run it again. Of many points a
 //! few are drawn in full; all are in the tables and on the curve.
 
-use super::{curve, head, held, latency_vs_load, percentiles, timeline, times};
+use super::{curve, head, latency_vs_load, met_objectives, percentiles, timeline, times};
 use super::{matrix_lines, point_lines, remarks, search_steps, verdict};
 use crate::output::document::{Block, Document, Line, Tone, numbers, words};
 use crate::output::kinds::headline;
@@ -96,8 +96,8 @@ fn drawn(points: &[Point]) -> Vec<&Point> {
     if run.len() <= DRAWN {
         return run;
     }
-    let last_held = run.iter().rposition(|p| held(p));
-    let first_not = run.iter().position(|p| !held(p));
+    let last_held = run.iter().rposition(|p| met_objectives(p));
+    let first_not = run.iter().position(|p| !met_objectives(p));
     let mut chosen: Vec<usize> = Vec::new();
     for index in [last_held, first_not, Some(0), Some(run.len() - 1)].into_iter().flatten() {
         if !chosen.contains(&index) {
@@ -157,7 +157,8 @@ fn findings(page: &mut Document, report: &ServeReport, found: &[Finding]) {
     let explained = if report.search.is_some() { &[] } else { report.points.as_slice() };
     for point in explained {
         let name = |text: String| if many { format!("{}: {text}", point.label) } else { text };
-        if held(point) { &mut notes } else { &mut trouble }.extend(remarks(point).into_iter().map(name));
+        if met_objectives(point) { &mut notes } else { &mut trouble }
+            .extend(remarks(point).into_iter().map(name));
     }
     let single = match report.points.as_slice() {
         [point] => point_lines(point),

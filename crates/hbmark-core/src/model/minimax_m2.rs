@@ -1,0 +1,49 @@
+//! MiniMax-M2 to M2.7: norms over the full width of Q and K, part of each head turned, sigmoid routing with a correction.
+
+use serde_json::json;
+
+use super::config::{Conventions, FamilySpec, Fields, decoder, experts_per_token, limits};
+use super::{
+    Activation, Architecture, Attention, Experts, Family, FeedForward, Layer, Mixer, Mixture, ModelError,
+    Norms, QkNorm, Rotary, Routing, Stack,
+};
+
+pub(super) const SPEC: FamilySpec =
+    FamilySpec { names: &[("minimax_m2", "MiniMaxM2ForCausalLM")], keys: &["use_qk_norm"], read };
+
+fn read(fields: &Fields) -> Result<Architecture, ModelError> {
+    fields.only("shared_intermediate_size", &json!(0))?;
+    fields.only("scoring_func", &json!("sigmoid"))?;
+    fields.only("qk_norm_type", &json!("per_layer"))?;
+    let normed = fields.flag("use_qk_norm", true)?;
+    let a = decoder(fields, &Conventions { qk_norm: normed, ..Conventions::of(Family::MinimaxM2) })?;
+    let count = fields.need_integer("num_local_experts", 1..=limits::EXPERTS)?;
+    let mixture = Mixture {
+        count,
+        per_token: experts_per_token(fields, count)?,
+        width: a.ffn_size,
+        routing: Routing::Sigmoid {
+            correction: fields.flag("use_routing_bias", true)?,
+            groups: 1,
+            chosen_groups: 1,
+        },
+        activation: Activation::Silu,
+        shared_width: 0,
+        shared_gate: false,
+        bias: false,
+        latent: None,
+    };
+    let dims = fields.integer("rotary_dim", 2..=a.head_dim)?.unwrap_or(a.head_dim);
+    let attention = Attention {
+        rope: Some(Rotary { rope: a.rope, dims }),
+        qk_norm: if normed { QkNorm::FullWidth } else { QkNorm::None },
+        ..a.attention()
+    };
+    let layer = Layer {
+        mixer: Mixer::Attention(attention),
+        feed_forward: FeedForward::Mixture(mixture),
+        norms: Norms::Before,
+    };
+    let stack = Some(Stack::new(std::iter::repeat_n(layer, a.layers)));
+    Ok(Architecture { stack, experts: Some(Experts::of(&mixture, Vec::new())), ..a })
+}

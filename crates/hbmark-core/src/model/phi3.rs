@@ -1,0 +1,34 @@
+//! Phi-3 and Phi-4: Q, K and V in one matrix, gate and up in another.
+
+use super::config::{Conventions, FamilySpec, Fields, Windows, decoder, rotary_dims};
+use super::{
+    Activation, Architecture, Attention, Dense, Family, FeedForward, Layer, Mixer, ModelError, Norms, Reach,
+    Rotary, Stack,
+};
+
+pub(super) const SPEC: FamilySpec =
+    FamilySpec { names: &[("phi3", "Phi3ForCausalLM")], keys: &["partial_rotary_factor"], read };
+
+fn read(fields: &Fields) -> Result<Architecture, ModelError> {
+    fields.only("attention_bias", &serde_json::json!(false))?;
+    let conventions = Conventions {
+        windows: Windows::Everywhere { required: false },
+        rope_keys: &["long_factor", "short_factor", "partial_rotary_factor", "long_mscale", "short_mscale"],
+        ..Conventions::of(Family::Phi3)
+    };
+    let a = decoder(fields, &conventions)?;
+    let dense = Dense { width: a.ffn_size, activation: Activation::Silu, bias: false, fused: true };
+    let dims = rotary_dims(fields, a.head_dim)?;
+    let layers = (0..a.layers).map(|layer| Layer {
+        mixer: Mixer::Attention(Attention {
+            reach: a.window(layer).map_or(Reach::Full, |tokens| Reach::Window { tokens }),
+            rope: Some(Rotary { rope: a.rope, dims }),
+            fused: true,
+            ..a.attention()
+        }),
+        feed_forward: FeedForward::Dense(dense),
+        norms: Norms::Before,
+    });
+    let stack = Some(Stack::new(layers));
+    Ok(Architecture { stack, ..a })
+}

@@ -1,0 +1,533 @@
+//! Who is named: faults that need no comparison, units that are slow, and what all GPUs have in common.
+
+use std::collections::{BTreeMap, HashSet};
+use std::fmt::Write as _;
+
+use super::{Fleet, Gpu, JudgedMetric};
+use crate::folder::NodeRecord;
+use crate::judge::Tested;
+use crate::metric::Metric;
+use crate::result::{Finding, FindingKind, State};
+use hbmark_core::stats::{middle, student_tail};
+
+/// Controls of a confirming run without which the day's common shift stays unknown.
+const LEAST_CONTROLS: usize = 3;
+
+/// A unit that can be named.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+enum Unit {
+    Rack(usize),
+    Node(usize),
+    Gpu(usize),
+}
+
+/// A unit that is slow in a metric.
+struct Candidate<'a> {
+    unit: Unit,
+    found: &'a JudgedMetric,
+    tested: Tested,
+    p_adjusted: f64,
+}
+
+/// What the confirming run says.
+enum Confirmed {
+    /// There is none of this unit and metric, or too few processes.
+    No,
+    Agrees {
+        effect: f64,
+        processes: usize,
+    },
+    Disagrees {
+        effect: f64,
+        processes: usize,
+    },
+}
+
+/// Faults of single GPUs that need no comparison.
+pub(super) fn faults(fleet: &Fleet<'_>, records: &[&NodeRecord], states: &mut [State]) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for (number, gpu) in fleet.gpus.iter().enumerate() {
+        let runs: Vec<_> = gpu.runs.iter().chain(&gpu.again).collect();
+        let mut say = |kind, evidence: String| findings.push(fleet.about(kind, number, evidence));
+        if let Some(remapped) = gpu.last().and_then(|run| run.remapped)
+            && (remapped.failed || remapped.pending)
+        {
+            let what =
+                if remapped.failed { "could not be replaced" } else { "are replaced at the next reset" };
+            say(
+                FindingKind::GpuMemoryFault,
+                format!("rows of its memory {what} ({} uncorrectable so far)", remapped.uncorrectable),
+            );
+        }
+        let wrong: Vec<&String> = runs.iter().flat_map(|run| &run.wrong).collect();
+        if let Some(first) = wrong.first() {
+            states[number] = State::WrongOutput;
+            say(
+                FindingKind::GpuWrongOutput,
+                format!("{} of its cells are wrong, first {first}", wrong.len()),
+            );
+        }
+        let measured = gpu.runs.iter().filter(|run| !run.values.is_empty()).count();
+        if measured == 0 && !gpu.runs.is_empty() {
+            states[number] = states[number].max_of(State::Failed);
+            let why = runs.iter().flat_map(|run| &run.failed).next();
+            say(
+                FindingKind::GpuFailed,
+                format!("no number in {} results: {}", runs.len(), why.map_or("", |w| w)),
+            );
+        } else if measured < fleet.settings.processes {
+            states[number] = states[number].max_of(State::TooFew);
+            let mut evidence =
+                format!("{measured} fresh processes, and {} are needed", fleet.settings.processes);
+            let record = records.iter().flat_map(|record| &record.tasks).find(|task| task.device == gpu.id);
+            if let Some(failure) = record.and_then(|task| task.failures.first()) {
+                let _ = write!(evidence, "; {failure}");
+            }
+            say(FindingKind::GpuTooFew, evidence);
+        }
+        let disturbed = runs.iter().filter(|run| !run.disturbed.is_empty()).count();
+        if disturbed * 2 > runs.len() {
+            let first = runs.iter().flat_map(|run| &run.disturbed).next().map_or("", |w| w);
+            say(
+                FindingKind::GpuDisturbed,
+                format!("{disturbed} of {} processes were disturbed: {first}", runs.len()),
+            );
+        }
+    }
+    findings
+}
+
+impl State {
+    /// A state that is not lost to a weaker one.
+    fn max_of(self, other: Self) -> Self {
+        if self == Self::WrongOutput { self } else { other }
+    }
+}
+
+/// Units that are slow: racks first, then nodes that are slower than their rack, then GPUs that are slower than their node.
+pub(super) fn slow(fleet: &Fleet<'_>, states: &mut [State]) -> Vec<Finding> {
+    let mut by_unit: BTreeMap<Unit, Vec<Candidate<'_>>> = BTreeMap::new();
+    for found in &fleet.metrics {
+        for candidate in candidates(fleet, found) {
+            by_unit.entry(candidate.unit).or_default().push(candidate);
+        }
+    }
+    let suspects: HashSet<usize> = by_unit.keys().flat_map(|unit| members_of(fleet, *unit)).collect();
+    let tests_again: usize = by_unit.values().map(Vec::len).sum();
+    let mut findings = Vec::new();
+    for (unit, mut candidates) in by_unit {
+        candidates.sort_by(|a, b| a.tested.effect.total_cmp(&b.tested.effect));
+        let confirmed: Vec<Confirmed> =
+            candidates.iter().map(|c| confirm(fleet, c, &suspects, tests_again)).collect();
+        let agrees = confirmed.iter().position(|found| matches!(found, Confirmed::Agrees { .. }));
+        let disagrees = confirmed.iter().position(|found| matches!(found, Confirmed::Disagrees { .. }));
+        let (index, state) = match (agrees, disagrees) {
+            (Some(index), _) => (index, State::Slow),
+            // One metric that was not measured again keeps the suspicion.
+            (None, Some(index)) if confirmed.iter().all(|c| matches!(c, Confirmed::Disagrees { .. })) => {
+                (index, State::NotConfirmed)
+            }
+            _ => (0, State::Suspect),
+        };
+        mark(fleet, unit, &candidates[index], state, states);
+        findings.push(finding(fleet, unit, &candidates, index, &confirmed[index], state));
+    }
+    findings.extend(unstable(fleet, states));
+    findings
+}
+
+/// Effects at or below this exceed the margin.
+fn limit(fleet: &Fleet<'_>) -> f64 {
+    (1.0 - fleet.settings.margin).ln()
+}
+
+/// The units of one metric that exceed the margin and pass the test, without those that their node or rack explains.
+fn candidates<'a>(fleet: &Fleet<'_>, found: &'a JudgedMetric) -> Vec<Candidate<'a>> {
+    let limit = limit(fleet);
+    let passes =
+        |tested: &Tested, p: f64| tested.effect <= limit && tested.shared && p <= fleet.settings.alpha;
+    let units = |tested: &[Option<Tested>], adjusted: &[Option<f64>]| -> BTreeMap<usize, (Tested, f64)> {
+        let pairs = tested.iter().zip(adjusted).enumerate();
+        pairs
+            .filter_map(|(number, (tested, p))| Some((number, ((*tested)?, (*p)?))))
+            .filter(|(_, (tested, p))| passes(tested, *p))
+            .collect()
+    };
+    let racks = units(&found.judged.racks, &found.adjusted.racks);
+    let mut nodes = units(&found.judged.nodes, &found.adjusted.nodes);
+    for (node, p) in named_by_gpus(fleet, found, &passes) {
+        if let Some(tested) = found.judged.nodes[node].filter(|t| t.shared && t.effect <= limit) {
+            nodes.entry(node).or_insert((tested, p));
+        }
+    }
+    let rack_effect = |node: usize| {
+        fleet.rack_of.get(&node).and_then(|rack| racks.get(rack)).map_or(0.0, |(tested, _)| tested.effect)
+    };
+    let of = |unit, (tested, p_adjusted)| Candidate { unit, found, tested, p_adjusted };
+    let mut named: Vec<Candidate<'a>> = racks.iter().map(|(rack, t)| of(Unit::Rack(*rack), *t)).collect();
+    named.extend(
+        nodes
+            .iter()
+            .filter(|(node, (tested, _))| tested.effect - rack_effect(**node) <= limit)
+            .map(|(node, t)| of(Unit::Node(*node), *t)),
+    );
+    for ((&number, tested), &p) in found.members.iter().zip(&found.judged.gpus).zip(&found.adjusted.gpus) {
+        let node = fleet.gpus[number].node;
+        let explained = nodes.get(&node).map_or_else(|| rack_effect(node), |(tested, _)| tested.effect);
+        if passes(tested, p) && tested.effect - explained <= limit {
+            named.push(of(Unit::Gpu(number), (*tested, p)));
+        }
+    }
+    named
+}
+
+/// Nodes of whose GPUs at least half would be named, with the largest p of these: one name for what they share. A small fleet has few nodes
+/// to tell their spread from, and many GPUs.
+fn named_by_gpus(
+    fleet: &Fleet<'_>,
+    found: &JudgedMetric,
+    passes: &impl Fn(&Tested, f64) -> bool,
+) -> Vec<(usize, f64)> {
+    let mut nodes: BTreeMap<usize, (usize, usize, f64)> = BTreeMap::new();
+    for ((&number, tested), &p) in found.members.iter().zip(&found.judged.gpus).zip(&found.adjusted.gpus) {
+        let (gpus, named, highest) = nodes.entry(fleet.gpus[number].node).or_default();
+        *gpus += 1;
+        if passes(tested, p) {
+            *named += 1;
+            *highest = highest.max(p);
+        }
+    }
+    let whole = nodes.into_iter().filter(|(_, (gpus, named, _))| *named >= 3 && named * 2 >= *gpus);
+    whole.map(|(node, (.., p))| (node, p)).collect()
+}
+
+fn members_of(fleet: &Fleet<'_>, unit: Unit) -> Vec<usize> {
+    let all = 0..fleet.gpus.len();
+    match unit {
+        Unit::Gpu(number) => vec![number],
+        Unit::Node(node) => all.filter(|&number| fleet.gpus[number].node == node).collect(),
+        Unit::Rack(rack) => all.filter(|&number| fleet.gpus[number].rack == Some(rack)).collect(),
+    }
+}
+
+/// Holds the confirming run against the fleet's first, corrected by what GPUs beyond suspicion changed by.
+fn confirm(
+    fleet: &Fleet<'_>,
+    candidate: &Candidate<'_>,
+    suspects: &HashSet<usize>,
+    tests: usize,
+) -> Confirmed {
+    let found = candidate.found;
+    let again = |number: usize| {
+        let logs = Gpu::logs(&fleet.gpus[number].again, &found.metric);
+        (logs.len() >= fleet.settings.processes).then(|| (middle(&logs), logs.len()))
+    };
+    let slot = |number: usize| {
+        let slot = fleet.gpus[number].slot.and_then(|slot| found.slots.binary_search(&slot).ok());
+        found.judged.slots.as_ref().zip(slot).map_or(0.0, |(slots, slot)| slots[slot])
+    };
+    let controls: Vec<f64> = found
+        .members
+        .iter()
+        .filter(|number| !suspects.contains(number))
+        .filter_map(|&number| {
+            Some(again(number)?.0 - middle(&Gpu::logs(&fleet.gpus[number].runs, &found.metric)))
+        })
+        .collect();
+    let shift = if controls.len() >= LEAST_CONTROLS { middle(&controls) } else { 0.0 };
+    let members: Vec<(f64, usize)> = members_of(fleet, candidate.unit)
+        .into_iter()
+        .filter_map(|number| {
+            let (log, count) = again(number)?;
+            Some((log - slot(number) - found.judged.center - shift, count))
+        })
+        .collect();
+    if members.is_empty() {
+        return Confirmed::No;
+    }
+    let effect = middle(&members.iter().map(|(effect, _)| *effect).collect::<Vec<_>>());
+    let processes = members.iter().map(|(_, count)| *count).min().unwrap_or(0);
+    let freedom = hbmark_core::stats::MAD_EFFICIENCY * (found.members.len() as f64 - 1.0);
+    let p = student_tail(effect / candidate.tested.scale, freedom);
+    if effect <= limit(fleet) && p <= fleet.settings.alpha / tests as f64 {
+        Confirmed::Agrees { effect, processes }
+    } else {
+        Confirmed::Disagrees { effect, processes }
+    }
+}
+
+/// Gives a state to the members that share an effect.
+fn mark(fleet: &Fleet<'_>, unit: Unit, candidate: &Candidate<'_>, state: State, states: &mut [State]) {
+    let effects: BTreeMap<usize, f64> = candidate
+        .found
+        .members
+        .iter()
+        .zip(&candidate.found.judged.gpus)
+        .map(|(number, tested)| (*number, tested.effect))
+        .collect();
+    for number in members_of(fleet, unit) {
+        let shares = effects.get(&number).is_some_and(|effect| *effect <= candidate.tested.effect / 2.0);
+        let weaker = matches!(states[number], State::Ok | State::NotConfirmed | State::Suspect);
+        if shares && weaker && states[number] < state {
+            states[number] = state;
+        }
+    }
+}
+
+fn finding(
+    fleet: &Fleet<'_>,
+    unit: Unit,
+    candidates: &[Candidate<'_>],
+    index: usize,
+    confirmed: &Confirmed,
+    state: State,
+) -> Finding {
+    let Candidate { found, tested, p_adjusted, .. } = &candidates[index];
+    let kind = match (unit, state) {
+        (_, State::NotConfirmed) => FindingKind::NotConfirmed,
+        (Unit::Gpu(_), State::Slow) => FindingKind::GpuSlow,
+        (Unit::Node(_), State::Slow) => FindingKind::NodeSlow,
+        (Unit::Rack(_), State::Slow) => FindingKind::RackSlow,
+        (Unit::Gpu(_), _) => FindingKind::GpuSuspect,
+        (Unit::Node(_), _) => FindingKind::NodeSuspect,
+        (Unit::Rack(_), _) => FindingKind::RackSuspect,
+    };
+    let evidence = evidence(fleet, unit, candidates, index, confirmed);
+    let base = match unit {
+        Unit::Gpu(number) => fleet.about(kind, number, evidence),
+        Unit::Node(node) => Finding {
+            rack: fleet.rack_of.get(&node).map(|rack| fleet.racks[*rack].clone()),
+            node: Some(fleet.nodes[node].clone()),
+            ..common(kind, evidence)
+        },
+        Unit::Rack(rack) => Finding { rack: Some(fleet.racks[rack].clone()), ..common(kind, evidence) },
+    };
+    Finding {
+        metric: Some(found.metric.clone()),
+        effect: Some(tested.effect.exp_m1()),
+        p_adjusted: Some(*p_adjusted),
+        ..base
+    }
+}
+
+pub(super) fn common(kind: FindingKind, evidence: String) -> Finding {
+    Finding {
+        kind,
+        rack: None,
+        node: None,
+        gpu: None,
+        slot: None,
+        metric: None,
+        effect: None,
+        p_adjusted: None,
+        evidence,
+    }
+}
+
+/// A share in percent, with its sign as a word.
+pub(super) fn slower(effect: f64) -> String {
+    let percent = effect.exp_m1() * 100.0;
+    if percent < 0.0 { format!("{:.1} % slower", -percent) } else { format!("{percent:.1} % faster") }
+}
+
+fn evidence(
+    fleet: &Fleet<'_>,
+    unit: Unit,
+    candidates: &[Candidate<'_>],
+    index: usize,
+    confirmed: &Confirmed,
+) -> String {
+    let Candidate { found, tested, p_adjusted, .. } = &candidates[index];
+    let metric = &found.metric;
+    let shown = metric.shown(metric.value(found.judged.center + tested.effect));
+    let mut text = format!(
+        "{metric} {shown}, {} than the fleet's {}",
+        slower(tested.effect),
+        metric.shown(metric.value(found.judged.center)),
+    );
+    match unit {
+        Unit::Gpu(number) => {
+            let processes = Gpu::logs(&fleet.gpus[number].runs, metric).len();
+            let _ = write!(text, ", in {processes} processes");
+        }
+        Unit::Node(_) | Unit::Rack(_) => {
+            let _ = write!(text, ", the median of {} GPUs that share it", members_of(fleet, unit).len());
+        }
+    }
+    let _ = write!(text, "; p {} after Holm", probability(*p_adjusted));
+    for other in candidates.iter().enumerate().filter(|(i, _)| *i != index).map(|(_, c)| c).take(3) {
+        let _ = write!(text, "; {} {}", other.found.metric, slower(other.tested.effect));
+    }
+    match confirmed {
+        Confirmed::No => text.push_str("; no confirming run yet"),
+        Confirmed::Agrees { effect, processes } => {
+            let _ = write!(text, "; confirmed by {processes} more: {}", slower(*effect));
+        }
+        Confirmed::Disagrees { effect, processes } => {
+            let _ = write!(text, "; not confirmed by {processes} more: {}", slower(*effect));
+        }
+    }
+    if let Unit::Gpu(number) = unit {
+        for oddity in oddities(fleet, number) {
+            let _ = write!(text, "; {oddity}");
+        }
+    }
+    text
+}
+
+pub(super) fn probability(p: f64) -> String {
+    if p < 1e-4 { format!("{p:.0e}") } else { format!("{p:.4}") }
+}
+
+/// In what a GPU differs from most of its group, and what it has suffered.
+fn oddities(fleet: &Fleet<'_>, number: usize) -> Vec<String> {
+    let gpu = &fleet.gpus[number];
+    let Some(run) = gpu.last() else { return Vec::new() };
+    let mut found = Vec::new();
+    let peers = fleet.groups.iter().find(|(device, _)| *device == gpu.device).map_or(&[][..], |(_, n)| n);
+    for (name, value) in &run.facts {
+        let of = |number: &usize| {
+            let facts = &fleet.gpus[*number].last()?.facts;
+            facts.iter().find(|(other, _)| other == name).map(|(_, value)| value.as_str())
+        };
+        let same = peers.iter().filter(|number| of(number) == Some(value)).count();
+        if same * 10 < peers.len() {
+            found.push(format!("its {name} is {value}, as of {same} of {}", peers.len()));
+        }
+    }
+    if !run.xids.is_empty() {
+        let xids: Vec<String> = run.xids.iter().take(8).map(ToString::to_string).collect();
+        found.push(format!("XID {} since the machine was started", xids.join(", ")));
+    }
+    if let Some(remapped) = run.remapped.filter(|r| r.correctable + r.uncorrectable > 0) {
+        found.push(format!("{} rows of memory replaced", remapped.correctable + remapped.uncorrectable));
+    }
+    found
+}
+
+/// GPUs whose processes differ more than those of the others.
+fn unstable(fleet: &Fleet<'_>, states: &mut [State]) -> Vec<Finding> {
+    let mut named = HashSet::new();
+    let mut findings = Vec::new();
+    for found in &fleet.metrics {
+        let pairs = found.members.iter().zip(&found.judged.steadiness).zip(&found.adjusted.steadiness);
+        for ((&number, steadiness), &p) in pairs {
+            let wide = steadiness.range > 2.0 * fleet.settings.margin;
+            if !wide || p > fleet.settings.alpha || !named.insert(number) {
+                continue;
+            }
+            if matches!(states[number], State::Ok | State::NotConfirmed) {
+                states[number] = State::Unstable;
+            }
+            let evidence = format!(
+                "{} ranges over {:.1} % in {} processes, where {:.2} % is their usual standard deviation; p {} after Holm",
+                found.metric,
+                steadiness.range.exp_m1() * 100.0,
+                Gpu::logs(&fleet.gpus[number].runs, &found.metric).len(),
+                found.judged.process_spread * 100.0,
+                probability(p)
+            );
+            let mut finding = fleet.about(FindingKind::GpuUnstable, number, evidence);
+            (finding.metric, finding.p_adjusted) = (Some(found.metric.clone()), Some(p));
+            findings.push(finding);
+        }
+    }
+    findings
+}
+
+/// The data sheet, slots, and groups that are too small.
+pub(super) fn fleet_wide(fleet: &Fleet<'_>, states: &mut [State]) -> Vec<Finding> {
+    let mut findings = below_datasheet(fleet);
+    for found in &fleet.metrics {
+        let Some(slots) = &found.judged.slots else { continue };
+        for (slot, effect) in found.slots.iter().zip(slots).filter(|(_, effect)| **effect <= limit(fleet)) {
+            let evidence = format!(
+                "{} in slot {slot} of every node of {}: {} than in the others; taken out of each GPU",
+                found.metric,
+                fleet.groups[found.group].0,
+                slower(*effect)
+            );
+            findings.push(Finding {
+                slot: Some(*slot),
+                metric: Some(found.metric.clone()),
+                effect: Some(effect.exp_m1()),
+                ..common(FindingKind::SlotSlow, evidence)
+            });
+        }
+    }
+    for (group, (device, numbers)) in fleet.groups.iter().enumerate() {
+        if fleet.metrics.iter().any(|found| found.group == group) {
+            continue;
+        }
+        let unjudged: Vec<usize> =
+            numbers.iter().copied().filter(|number| states[*number] == State::Ok).collect();
+        for &number in &unjudged {
+            states[number] = State::NoPeers;
+        }
+        if !unjudged.is_empty() {
+            let evidence = format!(
+                "{} GPUs are {device}: fewer than {} with enough processes are no group to compare in",
+                numbers.len(),
+                crate::judge::LEAST_PEERS
+            );
+            findings.push(common(FindingKind::TooFewPeers, evidence));
+        }
+    }
+    for (device, numbers) in &fleet.groups {
+        let mut facts: BTreeMap<&str, BTreeMap<&str, usize>> = BTreeMap::new();
+        for (name, value) in numbers.iter().filter_map(|&n| fleet.gpus[n].last()).flat_map(|run| &run.facts) {
+            *facts.entry(name).or_default().entry(value).or_default() += 1;
+        }
+        for (name, values) in facts.into_iter().filter(|(_, values)| values.len() > 1) {
+            let each: Vec<String> =
+                values.iter().take(6).map(|(value, count)| format!("{value} on {count}")).collect();
+            let evidence = format!("{device}: the {name} is {}", each.join(", "));
+            findings.push(common(FindingKind::FactsDiffer, evidence));
+        }
+    }
+    findings
+}
+
+/// GPUs, or the whole fleet, that read too little whatever their neighbours do.
+fn below_datasheet(fleet: &Fleet<'_>) -> Vec<Finding> {
+    let least = fleet.settings.datasheet_share;
+    let mut findings = Vec::new();
+    for (device, numbers) in &fleet.groups {
+        let mut below = Vec::new();
+        let mut known = 0;
+        for &number in numbers {
+            let gpu = &fleet.gpus[number];
+            let logs = Gpu::logs(&gpu.runs, &Metric::Read);
+            let sheet = gpu.last().and_then(|run| run.datasheet_bytes_per_s).filter(|_| !logs.is_empty());
+            let Some(sheet) = sheet else { continue };
+            known += 1;
+            let value = Metric::Read.value(middle(&logs));
+            if value < least * sheet {
+                below.push((number, value, sheet));
+            }
+        }
+        let text = |value: f64, sheet: f64| {
+            format!(
+                "reads {}, {:.1} % of the data sheet's {}; {:.0} % is the least",
+                Metric::Read.shown(value),
+                value / sheet * 100.0,
+                Metric::Read.shown(sheet),
+                least * 100.0
+            )
+        };
+        if below.len() * 2 > known && known >= crate::judge::LEAST_PEERS {
+            let values: Vec<f64> = below.iter().map(|(_, value, _)| *value).collect();
+            let evidence = format!(
+                "{} of {known} {device}: the median of them {}",
+                below.len(),
+                text(middle(&values), below[0].2)
+            );
+            findings.push(common(FindingKind::FleetBelowDatasheet, evidence));
+            continue;
+        }
+        for (number, value, sheet) in below {
+            findings.push(fleet.about(FindingKind::GpuBelowDatasheet, number, text(value, sheet)));
+        }
+    }
+    findings
+}
