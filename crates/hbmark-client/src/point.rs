@@ -29,9 +29,14 @@ use hbmark_traffic::point::{PlanError, PointSpec};
 use hbmark_traffic::serving_loop::{Progress, RequestOutcome, Run, Traffic};
 use hbmark_traffic::workload::PlannedRequest;
 
-/// Largest p99 of the client's delay: this, or this share of the median gap between tokens, whichever is more.
+/// Largest p99 of the client's delay: this, or a share of what the delay could change, whichever is more.
 const DELAY_FLOOR_NS: f64 = 1e6;
-const DELAY_SHARE: f64 = 0.1;
+/// Of the median gap between tokens, where a delay can be in a time stamp.
+const DELAY_SHARE_OF_ITL: f64 = 0.1;
+/// Of the median E2E, where it cannot: a request that waits for another's answer still starts that much later.
+const DELAY_SHARE_OF_E2E: f64 = 0.05;
+/// Largest share of events with another's stamp, for stamps that are as good as exact: what is left beyond a p99.
+const SHARED_STAMPS: f64 = 0.01;
 /// Largest share of a processor that the client may use and wait for: beyond it, it is the client that is measured.
 const PROCESSOR_SHARE: f64 = 0.9;
 
@@ -373,6 +378,8 @@ fn seen(live: &LiveRun, traffic: &Traffic<'_>, bodies_sha256: String) -> LiveRes
         events,
         tokens_per_event: (events > 0).then(|| tokens as f64 / events as f64),
         client_delay_ns: quantiles(&live.delays),
+        shared_stamps: (live.outputs > 0 && live.delays.seen() > 0)
+            .then(|| live.shared_stamps as f64 / live.outputs as f64),
         client_cpu: share(live.cost.processor),
         client_cpu_wait: share(live.cost.waited),
         connections_opened: live.opened,
@@ -409,28 +416,59 @@ fn reason(finish: Option<Finish>) -> &'static str {
     }
 }
 
-/// Checks that what a server sent was read as soon as it came; `delay` is the p99 of the time between, if it is known.
-pub fn check_delay(result: &mut ServeResult, delay: Option<Nanos>) {
+/// How late a client was to read.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Delay {
+    /// p99 of the time from the kernel's receipt to the reading, if it is known.
+    pub p99: Option<Nanos>,
+    /// The time stamps are those of the receipt, each event's own.
+    pub exact_stamps: bool,
+}
+
+impl Delay {
+    fn of(live: &LiveResult) -> Self {
+        let p99 = live.client_delay_ns.p99.or(live.client_delay_ns.max);
+        Self {
+            p99: p99.map(|delay| Nanos(delay.value())),
+            exact_stamps: live.stamps == StampSource::Kernel
+                && live.shared_stamps.is_some_and(|share| share <= SHARED_STAMPS),
+        }
+    }
+
+    /// How late events may be read, in nanoseconds, given the median ITL and E2E.
+    fn allowed(self, itl: f64, e2e: f64) -> f64 {
+        let share = if self.exact_stamps { DELAY_SHARE_OF_E2E * e2e } else { DELAY_SHARE_OF_ITL * itl };
+        share.max(DELAY_FLOOR_NS)
+    }
+}
+
+/// Checks that what a server sent was read as soon as it came. A late reader falsifies its own time stamps; with stamps of the kernel it only
+/// delays the requests that wait for an answer.
+pub fn check_delay(result: &mut ServeResult, delay: Delay) {
     let ms = |ns: f64| format!("{:.3} ms", ns / 1e6);
-    let typical = result.itl_ns.as_ref().and_then(|itl| itl.p50).map_or(0.0, Quantity::value);
-    let allowed = DELAY_FLOOR_NS.max(DELAY_SHARE * typical);
-    let detail = delay.map_or_else(
+    let median = |of: &Option<Quantiles>| of.as_ref().and_then(|q| q.p50).map_or(0.0, Quantity::value);
+    let allowed = delay.allowed(median(&result.itl_ns), median(&result.e2e_ns));
+    let detail = delay.p99.map_or_else(
         || "the kernel stamped nothing: how long events waited to be read is unknown".to_owned(),
-        |delay| {
+        |p99| {
             format!(
-                "99 % of the events were read within {} of their receipt; {} is allowed",
-                ms(delay.0),
-                ms(allowed)
+                "99 % of the events were read within {} of their receipt; {} is allowed, {}",
+                ms(p99.0),
+                ms(allowed),
+                if delay.exact_stamps {
+                    "with a time stamp of the receipt for each"
+                } else {
+                    "as the time stamps may be late by as much"
+                }
             )
         },
     );
-    result.gate(GateName::ClientDelay, delay.map(|delay| delay.0 <= allowed), detail);
+    result.gate(GateName::ClientDelay, delay.p99.map(|p99| p99.0 <= allowed), detail);
 }
 
 /// Whether it was the server that was measured, and not this client.
 fn gates(result: &mut ServeResult, live: &LiveResult) {
-    let delay = live.client_delay_ns.p99.or(live.client_delay_ns.max).map(Quantity::value);
-    check_delay(result, delay.map(Nanos));
+    check_delay(result, Delay::of(live));
     if let (Some(used), Some(waited)) = (live.client_cpu, live.client_cpu_wait) {
         let detail = format!(
             "the client used {:.1} % of a processor and waited for one {:.1} % of the time; {:.0} % together is allowed",
@@ -439,5 +477,21 @@ fn gates(result: &mut ServeResult, live: &LiveResult) {
             PROCESSOR_SHARE * 100.0
         );
         result.gate(GateName::ClientProcessor, Some(used + waited <= PROCESSOR_SHARE), detail);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_late_reader_is_allowed_what_its_time_stamps_do_not_hold() {
+        let late = Delay { p99: Some(Nanos(5e6)), exact_stamps: false };
+        let (itl, e2e) = (20e6, 400e6);
+        assert_eq!(late.allowed(itl, e2e), 2e6, "a tenth of the gap between tokens");
+        assert_eq!(Delay { exact_stamps: true, ..late }.allowed(itl, e2e), 20e6, "5 % of a request");
+        for exact_stamps in [false, true] {
+            assert_eq!(Delay { exact_stamps, ..late }.allowed(0.0, 0.0), DELAY_FLOOR_NS);
+        }
     }
 }

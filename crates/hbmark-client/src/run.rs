@@ -110,6 +110,9 @@ pub struct LiveRun {
     pub delays: Thinned,
     /// Pieces without a stamp of the kernel.
     pub unstamped: u64,
+    /// Pieces with output, and those whose stamp is that of the one before in the same answer.
+    pub outputs: u64,
+    pub shared_stamps: u64,
     /// Connections that were opened, and requests that were sent on one that was kept.
     pub opened: usize,
     pub reused: usize,
@@ -160,6 +163,8 @@ struct Stream {
     begun: Moment,
     dispatched: Moment,
     heard: Moment,
+    /// The kernel's stamp of the newest piece with output.
+    stamp: Option<u64>,
     kept: bool,
 }
 
@@ -175,6 +180,7 @@ impl Stream {
             begun: 0,
             dispatched: 0,
             heard: 0,
+            stamp: None,
             kept: false,
         }
     }
@@ -254,6 +260,8 @@ impl<'a> Client<'a> {
             event_gaps: Thinned::default(),
             delays: Thinned::default(),
             unstamped: 0,
+            outputs: 0,
+            shared_stamps: 0,
             opened: 0,
             reused: 0,
             clock_steps: 0,
@@ -575,6 +583,7 @@ impl<'a> Client<'a> {
                 let present = clock::now();
                 self.streams[slot].phase = Phase::Answering;
                 self.streams[slot].heard = present;
+                self.streams[slot].stamp = None;
                 let written = self.since(present);
                 let key = self.streams[slot].key;
                 self.live.exchanges[key].written = Some(written);
@@ -624,7 +633,8 @@ impl<'a> Client<'a> {
                     return;
                 }
                 Piece::Bytes { len, received, more } => {
-                    let received = received.and_then(|stamp| self.real.moment(stamp, present));
+                    let stamp = received;
+                    let received = stamp.and_then(|stamp| self.real.moment(stamp, present));
                     match received {
                         Some(received) => self.live.delays.push((present - received) as f64),
                         None => self.live.unstamped += 1,
@@ -635,6 +645,9 @@ impl<'a> Client<'a> {
                     if stream.answer.progress() > before {
                         // What holds no output does not keep a request alive.
                         stream.heard = present;
+                        self.live.outputs += 1;
+                        self.live.shared_stamps += u64::from(stamp.is_some() && stamp == stream.stamp);
+                        stream.stamp = stamp;
                     }
                     self.output_tokens += stream.answer.progress() - before;
                     match step {

@@ -12,6 +12,7 @@ use super::{architecture, evidence, label};
 use crate::engine::scripted::{ScriptedSession, StepInfo, StepOutcome};
 use crate::engine::{DeviceChoice, EngineError};
 use crate::serve::executor::SessionExecutor;
+use hbmark_client::point::{Delay, check_delay};
 use hbmark_core::model::Dtype;
 use hbmark_core::result::serving::{
     Arrivals, Offered, Point, Policy, SCHEMA_VERSION, SchedulerConfig, ServeKind, ServeReport, Slo,
@@ -242,7 +243,7 @@ impl ServeScenario {
         }
         let mut result = summarise(&run, &traffic(&booked), &slo);
         if let Some(delay) = planted!(self.faults, ServeFault::LateClient(t) => *t) {
-            hbmark_client::point::check_delay(&mut result, Some(delay));
+            check_delay(&mut result, Delay { p99: Some(delay), exact_stamps: false });
         }
         result.foreign_cores = planted!(self.faults, ServeFault::Foreign(cores) => *cores);
         Point {

@@ -168,6 +168,9 @@ pub struct LiveResult {
     pub tokens_per_event: Option<f64>,
     /// From the kernel's receipt of a piece until this program saw it.
     pub client_delay_ns: Quantiles,
+    /// Share of the pieces with output that have the kernel's stamp of a later one: sent as one, or merged while they waited to be read.
+    #[serde(default)]
+    pub shared_stamps: Option<f64>,
     /// Of one processor, the share that the client's thread used, and the share that it waited for one.
     pub client_cpu: Option<f64>,
     pub client_cpu_wait: Option<f64>,

@@ -114,8 +114,12 @@ pub(super) fn lines(live: &LiveResult, result: &ServeResult) -> Vec<String> {
     };
     let delay = live.client_delay_ns.p99.or(live.client_delay_ns.max);
     let delay = delay.map(|d| format!(", and read within {} (99 %)", Nanos(d.value()))).unwrap_or_default();
+    let shared = live.shared_stamps.filter(|share| *share > 0.01);
+    let shared = shared
+        .map(|share| format!("; {:.1} % have the stamp of a later event of their answer", share * 100.0))
+        .unwrap_or_default();
     lines.push(format!(
-        "client: {stamps}{delay}{}{} · {} connections opened, {} requests on one that was kept",
+        "client: {stamps}{delay}{shared}{}{} · {} connections opened, {} requests on one that was kept",
         share(live.client_cpu, "of a processor"),
         share(live.client_cpu_wait, "waiting for one"),
         live.connections_opened,
