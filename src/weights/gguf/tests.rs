@@ -8,6 +8,7 @@ use proptest::prelude::*;
 
 use super::*;
 use hbmark_core::model::{Biases, Dtype, Family, RopeScaling};
+use hbmark_core::units::Bytes;
 
 const HIDDEN: u64 = 32;
 const VOCAB: u64 = 64;
