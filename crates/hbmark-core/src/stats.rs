@@ -11,7 +11,7 @@ mod robust;
 mod series;
 mod summary;
 
-pub use intervals::{Interval, batch_error, order_statistic_interval, t_interval_log};
+pub use intervals::{Interval, batch_error, chance_of_at_least, order_statistic_interval, t_interval_log};
 pub use paired::{
     DRAWS, EXACT_PAIRS, OrderTest, balanced_order, least_order_p, least_pairs, minimum_detectable,
     order_effect, order_test, unpaired_ratio,

@@ -2,12 +2,13 @@
 //!
 //! Enters: a way to measure a point at a rate with a seed, and the objectives. Leaves: a [`Search`] with every step that was taken. A rate
 //! holds where a run shows that the system keeps up and that the interval of every objective's percentile is within its limit; a run that
-//! cannot tell does not hold, and the note says so. The search brackets and bisects, does so again near the answer with fresh seeds, takes the median of their
-//! rates, and lowers it until a longer run holds it.
+//! cannot tell does not hold, and the note says so. The search brackets and bisects, does so again near the answer with fresh seeds, takes the
+//! median of their rates, and lowers it until a longer run holds it. It ends where requests that have the server to themselves miss an objective.
 
 use hbmark_core::result::cause::joined;
 use hbmark_core::result::serving::{Attempt, Point, Search, SearchStage, ServeResult, Slo, Validity};
-use hbmark_core::stats::median;
+use hbmark_core::stats::{chance_of_at_least, median};
+use hbmark_core::units::Nanos;
 
 /// How to search.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -83,7 +84,30 @@ struct Walk<'a, M> {
     /// The last rate that held in a single run.
     held: Option<f64>,
     silent: Silent,
+    /// Why no lower rate can hold.
+    hopeless: Option<String>,
     search: Search,
+}
+
+/// Above this chance of seeing as many misses by luck, requests are not said to miss an objective.
+const LUCK: f64 = 0.001;
+
+/// An objective that requests miss which have the server to themselves: at no lower rate are they faster.
+fn missed_alone(result: &ServeResult) -> Option<String> {
+    let requests = result.requests.as_ref()?;
+    let alone = requests.alone();
+    result.slo.iter().map(|judged| judged.clause).find_map(|clause| {
+        let values: Vec<f64> = alone.iter().filter_map(|i| requests.latency(*i, clause.metric)).collect();
+        let missed = values.iter().filter(|value| **value > clause.limit_ns).count();
+        let luck = chance_of_at_least(missed, values.len(), 1.0 - clause.percentile)?;
+        (luck < LUCK).then(|| {
+            format!(
+                "no rate meets {clause}: {missed} of {} requests that had the server to themselves took longer, half of them {} or more",
+                values.len(),
+                Nanos(median(&values))
+            )
+        })
+    })
 }
 
 impl<E, M: FnMut(f64, u64, bool) -> Result<Point, E>> Walk<'_, M> {
@@ -104,6 +128,7 @@ impl<E, M: FnMut(f64, u64, bool) -> Result<Point, E>> Walk<'_, M> {
             }
             _ => {}
         }
+        self.hopeless = point.result.as_ref().filter(|_| met == Some(false)).and_then(missed_alone);
         let lost = point.result.is_none();
         self.search.attempts.push(Attempt { stage, rate, seed: self.seed, met, why });
         self.points.push(point);
@@ -123,7 +148,7 @@ impl<E, M: FnMut(f64, u64, bool) -> Result<Point, E>> Walk<'_, M> {
                 }
             } else {
                 bad = Some(rate);
-                if rate <= lowest {
+                if rate <= lowest || good.is_none() && self.hopeless.is_some() {
                     return Ok(None);
                 }
             }
@@ -150,8 +175,9 @@ impl<E, M: FnMut(f64, u64, bool) -> Result<Point, E>> Walk<'_, M> {
     fn run(&mut self) -> Result<(), End<E>> {
         let SearchConfig { start, lowest, highest, precision, seeds } = *self.config;
         let Some(found) = self.highest(SearchStage::Bracket, start, 2.0)? else {
-            self.search.note =
-                format!("not even {lowest:.4} requests per second were shown to meet the objectives");
+            self.search.note = self.hopeless.take().unwrap_or_else(|| {
+                format!("not even {lowest:.4} requests per second were shown to meet the objectives")
+            });
             return Ok(());
         };
         self.search.rate_by_seed.push(found);
@@ -206,8 +232,16 @@ pub fn find_max_rate<E>(
     measure: impl FnMut(f64, u64, bool) -> Result<Point, E>,
 ) -> Result<Search, E> {
     let search = Search { slo: slo.clone(), ..Search::default() };
-    let mut walk =
-        Walk { config, measure, seed: first_seed, points, held: None, silent: Silent::default(), search };
+    let mut walk = Walk {
+        config,
+        measure,
+        seed: first_seed,
+        points,
+        held: None,
+        silent: Silent::default(),
+        hopeless: None,
+        search,
+    };
     let mut search = match walk.run() {
         Ok(()) => walk.search,
         Err(End::NoResult) => walk.search.ended_early(walk.held),

@@ -69,6 +69,16 @@ pub fn order_statistic_interval(sorted: &[f64], p: f64, confidence: f64) -> Opti
     Some((sorted[low - 1], sorted[high - 1]))
 }
 
+/// The chance of at least so many of `n` independent events that each have the probability `p`. `None` for none of them.
+#[must_use]
+pub fn chance_of_at_least(count: usize, n: usize, p: f64) -> Option<f64> {
+    if n == 0 {
+        return None;
+    }
+    let binomial = Binomial::new(p, n as u64).ok()?;
+    Some(if count == 0 { 1.0 } else { binomial.sf(count as u64 - 1) })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -96,6 +106,15 @@ mod tests {
         for (degrees, wanted) in [(1, 12.706_2), (4, 2.776_4), (9, 2.262_2), (39, 2.022_7)] {
             assert!((t_quantile(0.95, degrees).unwrap() - wanted).abs() < 1e-4);
         }
+    }
+
+    #[test]
+    fn chances_of_a_binomial_are_those_worked_by_hand() {
+        assert_eq!(chance_of_at_least(0, 10, 0.1), Some(1.0));
+        assert!((chance_of_at_least(10, 10, 0.5).unwrap() - 1.0 / 1024.0).abs() < 1e-12);
+        // 1 - 0.9^10 - 10 * 0.1 * 0.9^9
+        assert!((chance_of_at_least(2, 10, 0.1).unwrap() - 0.263_901_070_9).abs() < 1e-9);
+        assert_eq!(chance_of_at_least(0, 0, 0.1), None);
     }
 
     #[test]

@@ -244,6 +244,31 @@ fn no_rate_is_claimed_where_none_holds() {
 }
 
 #[test]
+fn an_objective_that_an_unloaded_server_misses_ends_the_search() {
+    let search = |slo: &str| {
+        let slo: Slo = slo.parse().unwrap();
+        let asked = PointSpec { slo, requests: 300, ..spec(Offered::Rate(1.0)) };
+        let mut rates = Vec::new();
+        let found = find_max_rate::<()>(&config(20.0, 2), &asked.slo, 0, &mut Vec::new(), |rate, seed, _| {
+            rates.push(rate);
+            let spec = PointSpec { offered: Offered::Rate(rate), seed, ..asked.clone() };
+            Ok(Point { result: Some(simulated(&spec).1), ..blank(rate) })
+        });
+        (found.unwrap(), rates)
+    };
+    let (found, rates) = search("ttft_p90=1us");
+    assert_eq!(found.max_rate, None);
+    assert!(rates.len() < 8, "it need not go down to the lowest rate: {rates:?}");
+    let note = &found.note;
+    assert!(
+        note.starts_with("no rate meets ttft_p90 ≤ 1.00 µs: ") && note.contains("to themselves"),
+        "{note}"
+    );
+    // One that an unloaded server meets does not end it, wherever it begins.
+    assert!(search("ttft_p90=5s").0.max_rate.is_some());
+}
+
+#[test]
 fn the_highest_rate_tried_is_said_where_it_holds() {
     let (found, rates) = scripted(&config(1.0, 1), |_| Some(true));
     assert_eq!((found.max_rate, rates.len()), (Some(256.0), 10));

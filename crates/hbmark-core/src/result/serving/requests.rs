@@ -3,6 +3,8 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::slo::SloMetric;
+
 /// Measured requests in the order of their arrival. Times are whole nanoseconds since the start of the run, null for what never happened.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Requests {
@@ -18,4 +20,46 @@ pub struct Requests {
     pub cached_tokens: Vec<usize>,
     /// `served`, `unfinished`, or why it was rejected.
     pub fate: Vec<String>,
+}
+
+impl Requests {
+    /// A latency of a request, by the definitions of the serving loop; null where it does not exist.
+    #[must_use]
+    pub fn latency(&self, i: usize, metric: SloMetric) -> Option<f64> {
+        let since = |from: Option<u64>, to: Option<u64>| match (from, to) {
+            (Some(from), Some(to)) => to.saturating_sub(from) as f64,
+            _ => f64::INFINITY,
+        };
+        let arrival = Some(self.arrival_ns[i]);
+        let fate = self.fate[i].as_str();
+        match metric {
+            // What is on its way at the end has had its first token.
+            SloMetric::Ttft if matches!(fate, "served" | "unfinished") => {
+                Some(since(arrival, self.first_token_ns[i]))
+            }
+            SloMetric::E2e if fate == "served" => Some(since(arrival, self.last_token_ns[i])),
+            SloMetric::Queue => Some(since(arrival, self.started_ns[i])),
+            SloMetric::Tpot if fate == "served" => (self.output_tokens[i] > 1).then(|| {
+                since(self.first_token_ns[i], self.last_token_ns[i]) / (self.output_tokens[i] - 1) as f64
+            }),
+            SloMetric::Ttft | SloMetric::E2e | SloMetric::Tpot => Some(f64::INFINITY),
+        }
+    }
+
+    /// The requests that had the server to themselves: all before them were done when they came, and none came until their last token.
+    #[must_use]
+    pub fn alone(&self) -> Vec<usize> {
+        let end = |i: usize| self.last_token_ns[i].unwrap_or(u64::MAX);
+        // Requests of the warm-up may be in the system with the first one.
+        let mut others = u64::MAX;
+        let mut alone = Vec::new();
+        for (i, arrival) in self.arrival_ns.iter().enumerate() {
+            let next = self.arrival_ns.get(i + 1).copied();
+            if *arrival >= others && next.is_some_and(|next| next >= end(i)) {
+                alone.push(i);
+            }
+            others = if i == 0 { end(i) } else { others.max(end(i)) };
+        }
+        alone
+    }
 }

@@ -120,33 +120,10 @@ fn served(requests: &Requests, i: usize) -> bool {
     requests.fate[i] == "served"
 }
 
-/// A latency of a request, by the definitions of the serving loop; null where it does not exist.
-fn latency(requests: &Requests, i: usize, metric: SloMetric) -> Option<f64> {
-    let since = |from: Option<u64>, to: Option<u64>| match (from, to) {
-        (Some(from), Some(to)) => to.saturating_sub(from) as f64,
-        _ => f64::INFINITY,
-    };
-    let arrival = Some(requests.arrival_ns[i]);
-    let fate = requests.fate[i].as_str();
-    match metric {
-        // What is on its way at the end has had its first token.
-        SloMetric::Ttft if matches!(fate, "served" | "unfinished") => {
-            Some(since(arrival, requests.first_token_ns[i]))
-        }
-        SloMetric::E2e if fate == "served" => Some(since(arrival, requests.last_token_ns[i])),
-        SloMetric::Queue => Some(since(arrival, requests.started_ns[i])),
-        SloMetric::Tpot if fate == "served" => (requests.output_tokens[i] > 1).then(|| {
-            since(requests.first_token_ns[i], requests.last_token_ns[i])
-                / (requests.output_tokens[i] - 1) as f64
-        }),
-        SloMetric::Ttft | SloMetric::E2e | SloMetric::Tpot => Some(f64::INFINITY),
-    }
-}
-
 /// Replaces what the requests say by what they say; the first that was another thing.
 fn figures(requests: &Requests, result: &mut ServeResult, live: bool) -> Option<Broken> {
     let n = requests.arrival_ns.len();
-    let all = |metric| (0..n).map(move |i| latency(requests, i, metric));
+    let all = |metric| (0..n).map(move |i| requests.latency(i, metric));
     let mut broken: Option<Broken> = None;
     let mut note = |rule: Rule, detail: String| {
         broken.get_or_insert((rule, detail));
@@ -242,7 +219,7 @@ fn goodput(requests: &Requests, result: &mut ServeResult) -> Option<String> {
     let meets = |i: &usize| {
         let within = |clause: &ClauseResult| {
             let clause = clause.clause;
-            latency(requests, *i, clause.metric).is_none_or(|value| value <= clause.limit_ns + ROUNDING_NS)
+            requests.latency(*i, clause.metric).is_none_or(|value| value <= clause.limit_ns + ROUNDING_NS)
         };
         served(requests, *i) && result.slo.iter().all(within)
     };
