@@ -11,6 +11,7 @@ pub mod bench;
 pub mod compare;
 pub mod config;
 pub mod device_worker;
+pub mod dry_run;
 mod engine_run;
 pub mod fleet;
 pub mod in_process;
@@ -179,14 +180,6 @@ pub(super) fn begin(
 /// Adds what is computed over all cells.
 pub(super) fn conclude(report: &mut Report) {
     judge::recompute(report);
-}
-
-/// The plan of a run as text: which cells would run, which would be skipped and why, and what each needs.
-///
-/// # Errors
-/// When the engine cannot run the model at all.
-pub fn dry_run(config: &RunConfig, model: &OpenModel) -> Result<String, RunError> {
-    engine_run::dry_run(config, model)
 }
 
 #[cfg(test)]

@@ -8,11 +8,12 @@ use clap::parser::ValueSource;
 
 use super::benchmark::{FREE, Resumable, WorkerArgs, arguments_of, command_line, give_up, reopen};
 use super::shared_args::{DeviceArgs, ModelArgs, OutputArgs, parse_dtypes};
-use super::{Outcome, conclude, prepare_folder, print, print_result, save, say};
+use super::{Outcome, conclude, prepare_folder, print_result, save, say};
 use crate::engine::DeviceOptions;
 use crate::measure::protocol::{Depth, Stopping};
 use crate::run::config::{self, RunConfig};
 use crate::run::device_worker::DeviceJob;
+use crate::run::dry_run::DryRun;
 use crate::run::journal::RunPlan;
 use crate::run::{Finished, LocalDevice};
 use crate::weights::OpenModel;
@@ -212,7 +213,7 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
     if args.dry_run {
         let config = args.with_replay()?;
         let model = open(&config)?;
-        print(&crate::run::dry_run(&config, &model)?)?;
+        print_result(&DryRun::of(&config, &model)?, args.output.format)?;
         return Ok(Outcome::Complete);
     }
     let ready = match &args.resume {

@@ -5,8 +5,7 @@
 
 use std::cell::RefCell;
 
-use crate::engine::{self, EngineError};
-use crate::machine::memory;
+use crate::engine;
 use crate::measure::protocol::{self, Event, Protocol, Visitor};
 use crate::measure::quality;
 use crate::measure::visit::{Reference, Visit, Visited};
@@ -375,56 +374,6 @@ fn break_down(
         }
     }
     Ok(())
-}
-
-/// The plan as text.
-pub fn dry_run(config: &RunConfig, model: &OpenModel) -> Result<String, RunError> {
-    use std::fmt::Write;
-    let mut text = format!("model   {} ({})\ndevice  {}\n", model.name, model.source_label(), config.device);
-    let protocol = config.protocol();
-    let _ = writeln!(
-        text,
-        "protocol {} · {} to {} blocks over {} visits, seed {}\n",
-        protocol.name,
-        protocol.looks[0],
-        protocol.looks.last().copied().unwrap_or(1),
-        protocol.visits,
-        config.seed
-    );
-    let available = memory::available(crate::run::in_process::memory_of(config.device));
-    for engine in &config.engines {
-        for dtype in config.dtypes_for(engine, model) {
-            let capabilities = match engine::capabilities(engine, model, dtype, config.device) {
-                Ok(capabilities) => capabilities,
-                Err(error @ EngineError::Unsupported { .. }) if config.engines.len() > 1 => {
-                    let _ = writeln!(text, "{engine}, {dtype}: skip: {error}");
-                    continue;
-                }
-                Err(error) => return Err(error.into()),
-            };
-            let ledger = Ledger::new(
-                &model.architecture,
-                &model.inventory(dtype),
-                engine::kv_dtype(engine, model, dtype),
-            );
-            for cell in
-                plan::cells(engine, dtype, &config.phases, &config.batches, |phase| config.contexts_of(phase))
-            {
-                let need = plan::needed(&ledger, &cell, config.device);
-                let cost = plan::cost(&ledger, &cell, config.device);
-                let obstacle = plan::obstacle(&cell, &capabilities, need, available)
-                    .map_or_else(|| "run".to_owned(), |reason| format!("skip: {reason}"));
-                let _ = writeln!(
-                    text,
-                    "{:<34} {:>10} to move, {:>10} of memory   {obstacle}",
-                    cell.id(),
-                    cost.bytes.ideal().to_string(),
-                    need.to_string()
-                );
-            }
-        }
-    }
-    Ok(text)
 }
 
 /// Where the regime changes, for the first dtype of the run.

@@ -362,6 +362,18 @@ fn a_dry_run_prints_the_plan_and_measures_nothing() {
         .assert()
         .code(0)
         .stdout(contains("decode/stock/f32/b2/c128").and(contains("run")));
+    let plan = hbmark()
+        .args(["run", "--dry-run", "--batch", "1,4096", "--context", "128", "--format", "json"])
+        .assert()
+        .code(0);
+    let plan: serde_json::Value = serde_json::from_slice(&plan.get_output().stdout).unwrap();
+    let decode = |batch: u32| {
+        let id = format!("/b{batch}/c128");
+        let cells = plan["cells"].as_array().unwrap();
+        cells.iter().find(|cell| cell["id"].as_str().unwrap().ends_with(&id)).unwrap().clone()
+    };
+    assert!(decode(1)["skip"].is_null() && decode(1)["step_bytes"].as_u64() > Some(0));
+    assert!(decode(4096)["skip"]["code"].is_string());
 }
 
 fn foreign(name: &str) -> String {

@@ -1,0 +1,131 @@
+//! The plan of a run: which cells would run, which would be skipped and why, and what each needs.
+//!
+//! Enters: a configuration and an opened model. Leaves: a [`DryRun`], printed in every format. Nothing is measured.
+
+use serde::Serialize;
+
+use super::config::RunConfig;
+use super::{RunError, in_process, plan};
+use crate::engine::{self, EngineError};
+use crate::machine::memory;
+use crate::weights::OpenModel;
+use hbmark_core::ledger::Ledger;
+use hbmark_core::result::Cause;
+use hbmark_core::units::Bytes;
+use hbmark_report::output::document::{Document, numbers, words};
+use hbmark_report::output::{Kind, OutputError};
+
+/// What a run would measure.
+#[derive(Debug, Clone, Serialize)]
+pub struct DryRun {
+    model: String,
+    source: String,
+    device: String,
+    protocol: String,
+    /// Fewest and most blocks of a cell.
+    blocks: [usize; 2],
+    visits: usize,
+    seed: u64,
+    /// Memory that is free on the device, if it is known.
+    available: Option<Bytes>,
+    cells: Vec<PlannedCell>,
+    /// Engines of several that do not run the model at a dtype, and why.
+    unsupported: Vec<String>,
+}
+
+/// A cell of the plan.
+#[derive(Debug, Clone, Serialize)]
+struct PlannedCell {
+    id: String,
+    /// Bytes that a step moves at least.
+    step_bytes: Bytes,
+    /// Memory that it needs.
+    memory: Bytes,
+    skip: Option<Cause>,
+}
+
+impl DryRun {
+    /// Plans without measuring.
+    ///
+    /// # Errors
+    /// When the only engine cannot run the model at all.
+    pub fn of(config: &RunConfig, model: &OpenModel) -> Result<Self, RunError> {
+        let protocol = config.protocol();
+        let available = memory::available(in_process::memory_of(config.device));
+        let mut plan = Self {
+            model: model.name.clone(),
+            source: model.source_label(),
+            device: config.device.to_string(),
+            protocol: protocol.name.to_string(),
+            blocks: [protocol.looks[0], protocol.looks.last().copied().unwrap_or(1)],
+            visits: protocol.visits,
+            seed: config.seed,
+            available,
+            cells: Vec::new(),
+            unsupported: Vec::new(),
+        };
+        for engine in &config.engines {
+            for dtype in config.dtypes_for(engine, model) {
+                let capabilities = match engine::capabilities(engine, model, dtype, config.device) {
+                    Ok(capabilities) => capabilities,
+                    Err(error @ EngineError::Unsupported { .. }) if config.engines.len() > 1 => {
+                        plan.unsupported.push(format!("{engine}, {dtype}: {error}"));
+                        continue;
+                    }
+                    Err(error) => return Err(error.into()),
+                };
+                let ledger = Ledger::new(
+                    &model.architecture,
+                    &model.inventory(dtype),
+                    engine::kv_dtype(engine, model, dtype),
+                );
+                let contexts = |phase| config.contexts_of(phase);
+                for cell in plan::cells(engine, dtype, &config.phases, &config.batches, contexts) {
+                    let memory = plan::needed(&ledger, &cell, config.device);
+                    plan.cells.push(PlannedCell {
+                        id: cell.id(),
+                        step_bytes: plan::cost(&ledger, &cell, config.device).bytes.ideal(),
+                        memory,
+                        skip: plan::obstacle(&cell, &capabilities, memory, available),
+                    });
+                }
+            }
+        }
+        Ok(plan)
+    }
+}
+
+impl Kind for DryRun {
+    fn document(&self) -> Document {
+        let skipped = self.cells.iter().filter(|cell| cell.skip.is_some()).count();
+        let mut document =
+            Document::new(format!("plan of {} cells, {skipped} of them skipped", self.cells.len()));
+        document.list([
+            format!("model: {} ({})", self.model, self.source),
+            format!("device: {}", self.device),
+            format!(
+                "protocol: {}, {} to {} blocks over {} visits, seed {}",
+                self.protocol, self.blocks[0], self.blocks[1], self.visits, self.seed
+            ),
+        ]);
+        let cells = || self.cells.iter();
+        document.table(vec![
+            words("cell", cells().map(|cell| cell.id.clone())),
+            numbers("bytes of a step", cells().map(|cell| cell.step_bytes.to_string())),
+            numbers("memory", cells().map(|cell| cell.memory.to_string())),
+            words(
+                "",
+                cells().map(|cell| match &cell.skip {
+                    None => "run".to_owned(),
+                    Some(cause) => format!("skip: {cause}"),
+                }),
+            ),
+        ]);
+        document.list(self.unsupported.iter().map(|reason| format!("skip: {reason}")));
+        document
+    }
+
+    fn json(&self) -> Result<String, OutputError> {
+        Ok(serde_json::to_string_pretty(self)?)
+    }
+}
