@@ -245,7 +245,7 @@ pub enum EngineError {
     Device { device: String, detail: String },
     #[error(
         "this build has no CUDA support, so `--device {asked}` cannot be used; rebuild with `--features cuda` \
-         on a machine with the CUDA toolkit (README, section GPU nodes)"
+         on a machine with the CUDA toolkit (see docs/gpu.md)"
     )]
     NotBuiltForCuda { asked: String },
     #[error(

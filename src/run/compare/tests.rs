@@ -4,7 +4,7 @@ use super::*;
 use crate::worker::NoopObserver;
 use hbmark_core::model::{Dtype, test_shapes};
 use hbmark_core::result::comparison::ComparisonVerdict;
-use hbmark_core::result::{Block, Cause, CellResult, Phase, Report, Status};
+use hbmark_core::result::{Block, Cause, CellResult, Phase, Quality, Report, Status};
 use hbmark_report::samples;
 use rand::Rng;
 
@@ -202,6 +202,27 @@ fn a_cell_with_wrong_outputs_has_no_time_and_says_why() {
     );
     assert_eq!(found.overall, None);
     assert!(found.remarks[0].contains("outputs are wrong"), "{:?}", found.remarks);
+}
+
+#[test]
+fn different_tokens_at_one_dtype_are_said_and_at_two_they_are_expected() {
+    let side = |dtype, hashes: [&str; 2]| {
+        let mut report = result(dtype, 1e7);
+        for (cell, hash) in report.cells.iter_mut().zip(hashes) {
+            let (check, token_hash) = ("none".to_owned(), Some(hash.to_owned()));
+            cell.quality = Some(Quality { passed: true, check, max_relative_error: None, token_hash });
+        }
+        SideResult::Steps(Box::new(report))
+    };
+    let remark = |b: &SideResult, dtype: Dtype| {
+        let steps = [(Phase::Decode, 1, 64), (Phase::Decode, 4, 64)];
+        let items = cells((&[series("native", Dtype::Bf16)], &steps), (&[series("native", dtype)], &steps));
+        side(Dtype::Bf16, ["one", "two"]).remarks_beside(b, &items)
+    };
+    let says = "in 1 of 2 cells the sides generate different tokens";
+    assert_eq!(remark(&side(Dtype::Bf16, ["one", "other"]), Dtype::Bf16).as_deref(), Some(says));
+    assert_eq!(remark(&side(Dtype::Bf16, ["one", "two"]), Dtype::Bf16), None);
+    assert_eq!(remark(&side(Dtype::Int8, ["one", "other"]), Dtype::Int8), None);
 }
 
 #[test]
