@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use super::super::header::{Value, block_type};
 use super::*;
 use crate::ledger::Ledger;
+use crate::units::Bytes;
 
 const F32: u32 = 0;
 const Q8_0: u32 = 8;
