@@ -53,4 +53,6 @@ pub use quantization::{FormatRule, Quantization};
 pub use tensors::model_hash;
 
 #[cfg(test)]
+mod by_hand_tests;
+#[cfg(test)]
 mod families_tests;

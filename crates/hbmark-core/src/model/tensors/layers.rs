@@ -3,7 +3,7 @@
 //! Enters: a [`Layer`]. Leaves: entries of the growing list. Names are those of the language model: what a model of several parts puts before
 //! them (`model.language_model`, `language_model.model`) is left out here and in the patterns of a config.
 
-use super::List;
+use super::{Float, List};
 use crate::model::layer::{
     Activation, Attention, DeltaNet, Dense, FeedForward, Indexer, Layer, Mamba, Mixer, Mixture, Norms,
     QkNorm, Routing,
@@ -69,6 +69,11 @@ impl Lister<'_> {
 
     fn matrix(&mut self, name: &str, out: usize, input: usize) {
         self.list.linear(name, out, input, Role::Matrix, false);
+    }
+
+    /// What a tensor is stored in that the published folders of these families keep at f32, and others as all else that is no matrix.
+    fn f32_in(&self, families: &[Family]) -> Float {
+        if families.contains(&self.family) { Float::F32 } else { self.list.format.float }
     }
 
     fn mixer(&mut self, prefix: &str, mixer: &Mixer) {
@@ -165,9 +170,11 @@ impl Lister<'_> {
             &[delta.channels(), 1, delta.conv_kernel],
             Role::Matrix,
         );
-        self.list.float(&format!("{prefix}.A_log"), &[delta.value_heads], Role::Bias);
+        // Qwen3.5's folders hold the decay and this norm at f32, Qwen3-Next's in bf16.
+        let float = self.f32_in(&[Family::Qwen3_5]);
+        self.list.push(format!("{prefix}.A_log"), &[delta.value_heads], float, Role::Bias);
         self.list.float(&format!("{prefix}.dt_bias"), &[delta.value_heads], Role::Bias);
-        self.norm(&format!("{prefix}.norm"), delta.value_dim);
+        self.list.push(format!("{prefix}.norm.weight"), &[delta.value_dim], float, Role::Norm);
         self.matrix(&format!("{prefix}.out_proj"), hidden, values);
     }
 
@@ -285,7 +292,9 @@ impl Lister<'_> {
             Family::GptOss | Family::Llama4 => "router",
             _ => "gate",
         };
-        self.list.float(&format!("{prefix}.{name}.weight"), &shape, Role::Router);
+        // The folders of these two hold it at f32 beside their fp8; the other families' in bf16.
+        let float = self.f32_in(&[Family::MinimaxM2, Family::MimoV2]);
+        self.list.push(format!("{prefix}.{name}.weight"), &shape, float, Role::Router);
         if m.bias {
             self.list.float(&format!("{prefix}.{name}.bias"), &[m.count], Role::Router);
         }
