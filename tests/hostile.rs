@@ -176,6 +176,11 @@ fn an_edited_serving_result_is_printed_or_refused() {
     withstands("serve_result", 1_500, 300);
 }
 
+#[test]
+fn an_edited_file_of_a_fleet_is_printed_or_refused() {
+    withstands("fleet", 1_500, 300);
+}
+
 fn copy_of(name: &str) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     for entry in std::fs::read_dir(fixture("models").join(name)).unwrap() {

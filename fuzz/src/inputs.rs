@@ -22,12 +22,27 @@ pub fn of(target: &str) -> Vec<Seed> {
         "foreign" => foreign(),
         "result" => result(),
         "serve_result" => serve_result(),
+        "fleet" => fleet(),
         _ => Vec::new(),
     }
 }
 
 fn seeds<B: Into<Vec<u8>>, const N: usize>(list: [(&str, B); N]) -> Vec<Seed> {
     list.into_iter().map(|(name, bytes)| Seed::new(name, bytes)).collect()
+}
+
+fn fleet() -> Vec<Seed> {
+    seeds([
+        ("a range of all numbers", "node[0-99999999999999999999]"),
+        ("ranges of ranges", &"n[1-9]".repeat(40)),
+        ("a range backwards", "node[9-1]"),
+        ("an open range", "node[1-"),
+        ("a folder above", "../../etc/passwd"),
+        ("a name for the terminal", "node\u{1b}[31m"),
+        ("a negative number", "name = \"a\"\nprocesses = -1\ntime_limit_minutes = 5\narguments = []"),
+        ("a flag of its own", "name = \"a\"\ntime_limit_minutes = 5\narguments = [\"--out\", \"/\"]"),
+        ("an unknown kind", r#"{"schema_version":1,"kind":"\u001b[31m"}"#),
+    ])
 }
 
 /// A JSON file of the fixtures.

@@ -13,6 +13,10 @@ use hbmark_core::ledger::{ExpertRouting, Request, devices, predict};
 use hbmark_core::model::{Architecture, Dtype};
 use hbmark_core::result::Phase;
 use hbmark_core::result::serving::Arrivals;
+use hbmark_fleet::nodes;
+use hbmark_fleet::plan::{Manifest, Plan};
+use hbmark_fleet::result::{FleetReport, Settings};
+use hbmark_fleet::simulation::{Fault, Simulated};
 use hbmark_report::analysis::import;
 use hbmark_report::output::{Format, markdown, record, render};
 use hbmark_traffic::dataset;
@@ -59,6 +63,7 @@ pub const TARGETS: &[FuzzTarget] = &[
     text_target("foreign", foreign, foreign_seeds),
     text_target("result", result, result_seeds),
     text_target("serve_result", serve_result, serve_seeds),
+    text_target("fleet", fleet, fleet_seeds),
 ];
 
 /// A target whose whole input is mutated, and which may hold as much as its input.
@@ -317,6 +322,44 @@ fn metrics_seeds() -> Vec<Seed> {
         Seed::new("vllm", page),
         Seed::new("sglang", other),
         Seed::new("llama", "llamacpp:tokens_predicted_total 5\n"),
+    ]
+}
+
+/// What a fleet is planned and reported with: a list of nodes, a plan, its manifest, and a report.
+fn fleet(bytes: &[u8], scratch: &Path) -> bool {
+    let path = scratch.join("fleet");
+    put(&path, bytes);
+    let list = std::str::from_utf8(bytes).map(nodes::parse);
+    let list = list.is_ok_and(|list| list.map_or_else(refused, |_| true));
+    let plan = Plan::open(path.to_str().expect("a scratch path is UTF-8")).map_or_else(refused, |_| true);
+    let manifest = Manifest::read(&path).map_or_else(refused, |_| true);
+    let report = FleetReport::read(&path).map_or_else(refused, |report| {
+        for format in TEXT_FORMATS {
+            check_printed(&render(&report, format, false).expect("a report can be printed"), format);
+        }
+        let page = render(&report, Format::Html, false).expect("a page can be drawn");
+        assert!(!page.contains("<img"), "a name became an element");
+        true
+    });
+    list || plan || manifest || report
+}
+
+fn fleet_seeds() -> Vec<Seed> {
+    let list = "# one rack\nnode[001-003,7] rack-1\nlast\n";
+    let plan = "name = \"own\"\nprocesses = 3\ntime_limit_minutes = 5\narguments = [\"--batch\", \"1\"]\n";
+    let manifest = Manifest::new(
+        Plan::open("quick-ceiling").expect("a named plan"),
+        nodes::parse(list).expect("a list of nodes"),
+    );
+    let runs = Simulated::new(16, 1, Some(Fault::SlowGpu(0.05))).runs();
+    let reading = hbmark_fleet::folder::Reading { runs, ..Default::default() };
+    let report = hbmark_fleet::verdict::verdict(reading, &Settings::default(), &[]);
+    let json = |value: serde_json::Result<Vec<u8>>| value.expect("plain data is JSON");
+    vec![
+        Seed::new("list", list),
+        Seed::new("plan", plan),
+        Seed::new("manifest", json(serde_json::to_vec(&manifest))),
+        Seed::new("report", json(serde_json::to_vec(&report))),
     ]
 }
 

@@ -123,7 +123,8 @@ impl ServingEngine {
                 host.before_block();
                 point = server.measure(spec, observe)?;
                 host.after_block();
-                if let Some(result) = &mut point.result {
+                // The work of a server on this machine is no other's.
+                if let Some(result) = point.result.as_mut().filter(|_| !server.endpoint.is_local()) {
                     result.foreign_cores = host.load(true).and_then(|load| load.foreign_cores);
                 }
             }

@@ -2,7 +2,7 @@
 //!
 //! Enters: a base URL and a key. Leaves: a [`Target`], and with its name looked up an [`Endpoint`]. The key is in no message.
 
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -212,6 +212,22 @@ impl Endpoint {
         };
         Ok(Self { target, addresses, tls })
     }
+
+    /// Whether the server, or what forwards to it, is on this machine: its address is where packets to it would come from. None is sent.
+    #[must_use]
+    pub fn is_local(&self) -> bool {
+        self.addresses.iter().any(|address| {
+            let any: IpAddr = match address {
+                SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+                SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+            };
+            let route = UdpSocket::bind((any, 0)).and_then(|socket| {
+                socket.connect(address)?;
+                socket.local_addr()
+            });
+            route.is_ok_and(|own| own.ip() == address.ip())
+        })
+    }
 }
 
 fn tls_config(target: &Target) -> Result<Arc<ClientConfig>, rustls::Error> {
@@ -225,4 +241,17 @@ fn tls_config(target: &Target) -> Result<Arc<ClientConfig>, rustls::Error> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
     Ok(Arc::new(config.with_root_certificates(roots).with_no_client_auth()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_on_this_machine_is_told_from_one_elsewhere() {
+        let is_local = |url: &str| Endpoint::resolve(Target::new(url, None).unwrap()).unwrap().is_local();
+        assert!(is_local("http://127.0.0.1:8000"));
+        // An address that is reserved for documents.
+        assert!(!is_local("http://192.0.2.1:8000"));
+    }
 }
