@@ -202,13 +202,7 @@ fn beside(a: &Path, b: &Path) -> anyhow::Result<Option<SideBySide>> {
         (Opened::Comparison(_), Opened::Comparison(_)) => {
             "two comparisons have no common sides; `hbmark report FILE` prints each".to_owned()
         }
-        _ => format!(
-            "{} is {} and {} is {}; give two of one kind",
-            a.display(),
-            first.kind(),
-            b.display(),
-            second.kind()
-        ),
+        _ => format!("{} cannot stand beside {}", names[0], names[1]),
     })
 }
 
