@@ -6,7 +6,7 @@ use hbmark_core::units::Nanos;
 
 /// `1 row`, `3 rows`.
 #[must_use]
-pub fn counted<N: Display + PartialEq + From<u8>>(count: N, one: &str) -> String {
+pub fn counted<N: Copy + Display + PartialEq + From<u8>>(count: N, one: &str) -> String {
     let plural = if count == N::from(1) { "" } else { "s" };
     format!("{count} {one}{plural}")
 }

@@ -217,15 +217,14 @@ fn caveats(imported: &Imported) -> Vec<String> {
 /// The caveats of several results, each once, with the programs it is of.
 fn caveats_of_programs(results: &[Imported]) -> Vec<String> {
     let lines = grouped(results.iter().map(|one| (one.result.format.name(), caveats(one))));
-    let named = |(line, mut programs): (String, Vec<&str>)| {
-        let mut seen = Vec::new();
-        programs.retain(|program| {
-            !seen.contains(program) && {
-                seen.push(*program);
-                true
+    let named = |(line, programs): (String, Vec<&str>)| {
+        let mut once: Vec<&str> = Vec::new();
+        for program in programs {
+            if !once.contains(&program) {
+                once.push(program);
             }
-        });
-        format!("{}: {line}", programs.join(", "))
+        }
+        format!("{}: {line}", once.join(", "))
     };
     lines.into_iter().map(named).collect()
 }
