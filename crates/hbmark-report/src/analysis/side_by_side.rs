@@ -125,11 +125,11 @@ pub fn side_by_side(names: [&str; 2], a: &Opened, b: &Opened) -> Result<SideBySi
 
 /// What a result holds, for a message.
 fn listed(names: &[String]) -> String {
-    let named: Vec<String> = names.iter().take(NAMED).map(|name| format!("`{name}`")).collect();
+    let listed: Vec<String> = names.iter().take(NAMED).map(|name| format!("`{name}`")).collect();
     match names.len().saturating_sub(NAMED) {
         _ if names.is_empty() => "no point with figures".to_owned(),
-        0 => named.join(", "),
-        more => format!("{} and {more} more", named.join(", ")),
+        0 => listed.join(", "),
+        more => format!("{} and {more} more", listed.join(", ")),
     }
 }
 

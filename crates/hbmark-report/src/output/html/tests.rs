@@ -145,7 +145,7 @@ fn decodes_of_other_programs_stand_on_the_roofline() {
     assert_eq!((triangles("c5"), triangles("c4")), (2, 1), "a colour for each file");
     assert_eq!(count(&page, "img"), 0);
     let named = format!("one.json {HOSTILE}");
-    assert!(texts(&page, "#roofline td").iter().any(|t| *t == named), "and in the table behind it");
+    assert!(texts(&page, "#roofline td").contains(&named), "and in the table behind it");
 }
 
 #[test]
