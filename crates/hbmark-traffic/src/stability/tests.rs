@@ -75,7 +75,13 @@ fn as_many_requests_as_an_open_verdict_asks_for_mostly_decide_it() {
                 let Some(needed) = judged(150, seed).needed() else { continue };
                 assert!((300.0..1e6).contains(&needed), "{server:?} at {utilisation}: {needed}");
                 asked += 1;
-                match judged(needed as usize, seed + 1).passed() {
+                #[expect(
+                    clippy::cast_possible_truncation,
+                    clippy::cast_sign_loss,
+                    reason = "bounded just here"
+                )]
+                let needed = needed as usize;
+                match judged(needed, seed + 1).passed() {
                     Some(true) => decided += 1,
                     Some(false) => wrong += 1,
                     None => {}
