@@ -334,7 +334,11 @@ fn begin(
             let summary = model.summary(dtype);
             // A virtual clock needs no weights, and none were made.
             let virtual_shape = config.virtual_source.is_some() && model.is_synthetic();
-            if virtual_shape { ModelSummary { source: "dimensions".to_owned(), ..summary } } else { summary }
+            if virtual_shape {
+                ModelSummary { source: ModelSummary::SHAPE_ALONE.to_owned(), ..summary }
+            } else {
+                summary
+            }
         }),
         dtype: stage.dtype,
         server: engine.server.clone(),

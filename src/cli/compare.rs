@@ -197,19 +197,12 @@ fn beside(a: &Path, b: &Path) -> anyhow::Result<Option<SideBySide>> {
     }
     let names =
         [a.display().to_string(), b.display().to_string()].map(|name| hbmark_core::input::plain(&name));
+    anyhow::ensure!(
+        !matches!((&first, &second), (Opened::Comparison(_), Opened::Comparison(_))),
+        "two comparisons have no common sides; `hbmark report FILE` prints each"
+    );
     let found = side_by_side([&names[0], &names[1]], &first, &second);
-    found.map(Some).with_context(|| match (&first, &second) {
-        (Opened::Comparison(_), Opened::Comparison(_)) => {
-            "two comparisons have no common sides; `hbmark report FILE` prints each".to_owned()
-        }
-        _ => format!(
-            "{} is {} and {} is {}; give two of one kind",
-            a.display(),
-            first.kind(),
-            b.display(),
-            second.kind()
-        ),
-    })
+    found.map(Some).with_context(|| format!("{} cannot stand beside {}", names[0], names[1]))
 }
 
 /// Runs the rounds; the signal that ended them where too few are complete to judge.

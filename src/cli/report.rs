@@ -37,11 +37,7 @@ pub struct Args {
     said: OverrideArgs,
 }
 
-/// What a saved file can show, and what not.
-const UNSIGNED: &str =
-    "read from a file: every number is recomputed from its raw samples, and nothing proves who took them";
-
-/// The same of a serving result.
+/// What a saved serving result can show, and what not.
 const UNSIGNED_SERVING: &str = "read from a file: counts, latencies and objectives are recomputed from its requests where it keeps \
      them, rates and gates are its own, and nothing proves who took them";
 
@@ -99,7 +95,7 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
         }
     };
     if for_people {
-        report.warnings.push(UNSIGNED.to_owned());
+        report.warnings.push(opened::unsigned(report.kind).to_owned());
     }
     if args.external.is_empty() {
         print_result(&*report, args.format)?;
@@ -148,7 +144,8 @@ fn externals(args: &Args, report: &Report) -> anyhow::Result<Vec<External>> {
                         }
                         placed += 1;
                         found.push(External {
-                            label: format!("{} {}", name_of(file, &args.external), row.label),
+                            file: name_of(file, &args.external),
+                            label: row.label.clone(),
                             cell: placement.cell,
                         });
                     }

@@ -130,10 +130,14 @@ impl fmt::Display for Nanos {
 }
 
 impl Bytes {
-    /// As a capacity: `80 GiB`, `15.5 GiB`.
+    /// As a capacity: `80 GiB`, `15.5 GiB`, `256 MiB`.
     #[must_use]
     pub fn capacity(self) -> String {
         let gib = self.as_f64() / f64::from(1 << 30);
+        if gib < 1.0 {
+            let least = if self.0 > 0 { 1.0 } else { 0.0 };
+            return format!("{:.0} MiB", (gib * 1024.0).max(least));
+        }
         if gib.fract().abs() < 0.05 || gib >= 1000.0 {
             format!("{gib:.0} GiB")
         } else {
@@ -185,6 +189,12 @@ pub fn rfc3339(seconds: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_capacity_is_binary_and_a_small_one_is_not_nothing() {
+        let shown = [80 << 30, 31 << 29, 256 << 20, 1, 0].map(|bytes| Bytes(bytes).capacity());
+        assert_eq!(shown, ["80 GiB", "15.5 GiB", "256 MiB", "1 MiB", "0 MiB"]);
+    }
 
     #[test]
     fn quantities_print_three_digits_and_their_unit() {

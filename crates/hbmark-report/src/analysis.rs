@@ -21,6 +21,7 @@ mod ladder_summary;
 pub mod opened;
 mod recheck;
 mod side_by_side;
+pub mod words;
 
 pub use checklist::{
     Check, CheckOutcome, Checklist, ChecklistVerdict, of_comparison, of_foreign, of_report, of_serving,
@@ -31,7 +32,7 @@ pub use fail_on::{FailOn, failures, serving_failures};
 pub use ladder::{LadderError, ladders, with_external};
 pub use opened::{Opened, OpenedError, open};
 pub use recheck::recheck;
-pub use side_by_side::{FigurePair, SideBySide, side_by_side};
+pub use side_by_side::{FigurePair, SideBySide, SideBySideError, side_by_side};
 
 #[cfg(test)]
 mod tests;

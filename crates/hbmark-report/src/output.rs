@@ -27,6 +27,8 @@ pub use kinds::{Aliases, Glossary, record};
 /// Another program's decode, to be drawn beside the cells of a report on its roofline.
 #[derive(Debug, Clone, PartialEq)]
 pub struct External {
+    /// The name of its file.
+    pub file: String,
     /// What the file calls the row.
     pub label: String,
     pub cell: CellResult,

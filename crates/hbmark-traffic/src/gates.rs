@@ -13,6 +13,7 @@ use hbmark_core::result::serving::{
     ClauseResult, Gate, GateName, MIN_REQUESTS, ServeResult, SloMetric, Validity,
 };
 use hbmark_core::stats::{mean, median, percentile};
+use hbmark_core::units::Nanos;
 
 /// Largest p99 of the injection lag: this, or this share of the median TTFT, whichever is more.
 const LAG_FLOOR_NS: f64 = 1e6;
@@ -62,7 +63,7 @@ pub(super) fn gates(
     records: &[Record],
     window: &Window,
 ) {
-    let ms = |ns: f64| format!("{:.3} ms", ns / 1e6);
+    let ms = |ns: f64| if ns < 1e9 { format!("{:.3} ms", ns / 1e6) } else { Nanos(ns).to_string() };
     // With too few requests for a p99 this is the largest lag.
     let mut lags: Vec<f64> = records.iter().filter(|r| r.enqueued.is_some()).map(|r| r.lag.0).collect();
     lags.sort_by(f64::total_cmp);
@@ -75,11 +76,15 @@ pub(super) fn gates(
     result.gate(
         GateName::InjectionLag,
         (!lags.is_empty()).then_some(lag <= allowed),
-        format!(
-            "99 % of the requests were queued within {} of when they could be; {} is allowed",
-            ms(lag),
-            ms(allowed)
-        ),
+        if lags.is_empty() {
+            "no request was queued".to_owned()
+        } else {
+            format!(
+                "99 % of the requests were queued within {} of when they could be; {} is allowed",
+                ms(lag),
+                ms(allowed)
+            )
+        },
     );
     if let (LoadMode::Open, Some(offered)) = (traffic.kind, result.offered_per_s) {
         // Queued over planned, in the window: what the loop really sent.
@@ -91,10 +96,11 @@ pub(super) fn gates(
         } else {
             String::new()
         };
+        let few = if due < MIN_REQUESTS { format!("; judged from {MIN_REQUESTS} on") } else { String::new() };
         result.gate(
             GateName::RealisedRate,
             (due >= MIN_REQUESTS).then_some((share - 1.0).abs() <= RATE_TOLERANCE),
-            format!("{queued} of {due} planned requests were sent, at {offered:.3} per second{planned}"),
+            format!("{queued} of {due} planned requests were sent, at {offered:.3} per second{planned}{few}"),
         );
     }
     if traffic.kind == LoadMode::Open && result.offered_per_s.is_some() {
@@ -116,8 +122,14 @@ pub(super) fn gates(
             if stays.is_empty() {
                 "no request was served".to_owned()
             } else {
+                let why_not = match (all_served, records.len() >= 10 * MIN_REQUESTS, long) {
+                    (false, ..) => "; not every request was served, so the rate is not that of all who were there".to_owned(),
+                    (_, false, _) => format!("; judged from {} requests on", 10 * MIN_REQUESTS),
+                    (.., false) => "; judged where the window is 20 times as long as a request takes".to_owned(),
+                    _ => String::new(),
+                };
                 format!(
-                    "{seen:.3} requests in the system on average, rate × time in system gives {product:.3}"
+                    "{seen:.3} requests in the system on average, rate × time in system gives {product:.3}{why_not}"
                 )
             },
         );
@@ -194,6 +206,12 @@ impl KeepsUp {
         }
     }
 
+    /// How many requests would tell, where more would.
+    #[cfg(test)]
+    pub fn needed(&self) -> Option<f64> {
+        self.stability.needed(self.offered)
+    }
+
     fn detail(&self) -> String {
         let percent = |requests: f64| format!("{:.1} %", requests / self.offered.max(1) as f64 * 100.0);
         let growth = self.stability.growth.map_or_else(
@@ -220,10 +238,15 @@ impl KeepsUp {
             (None, Verdict::Undetermined(Doubt::ShortWindow)) => {
                 "; they came within less time than one of them takes, and only a longer run can tell"
             }
-            (None, _) => &format!(
-                "; below {:.0} % it keeps up, and only a longer run can tell",
-                TOLERATED_GROWTH * 100.0
-            ),
+            (None, _) => {
+                let needed = self.stability.needed(self.offered).map_or_else(String::new, |needed| {
+                    format!(": about {needed:.0} requests, where the queue stays as it was")
+                });
+                &format!(
+                    "; below {:.0} % it keeps up, and only a longer run can tell{needed}",
+                    TOLERATED_GROWTH * 100.0
+                )
+            }
         };
         format!("{growth}{shed}{verdict}")
     }

@@ -53,6 +53,27 @@ const BINS: (usize, usize) = (25, 64);
 /// The last requests of a saturated window wait this many times as long as one that finds nobody before it.
 const MIN_WAIT: f64 = 2.0;
 
+/// Of the half of an interval, what a later estimate may lie off the true growth in 19 of 20 runs: the one-sided 95 % point of a normal
+/// distribution (1.645) over the two-sided 99.5 % point (2.807).
+const LATER_ESTIMATE: f64 = 0.586;
+
+impl Stability {
+    /// Requests that would mostly show that a queue keeps up which goes on as it did here, of a run in which so many were offered and the
+    /// interval left both open. The spread of the growth falls with the root of the window, and the growth that is tolerated rises with
+    /// the window. Rounded up to two digits.
+    #[must_use]
+    pub fn needed(&self, offered: usize) -> Option<f64> {
+        let growth = self.growth.filter(|_| self.verdict == Verdict::Undetermined(Doubt::WideInterval))?;
+        let half = (growth.high - growth.low) / 2.0;
+        let times = (1.0 + LATER_ESTIMATE) * half / (TOLERATED_GROWTH * offered as f64);
+        let needed = offered as f64 * times.powf(2.0 / 3.0);
+        // Fewer than there were would say that this run was long enough, and it was not.
+        let needed = needed.max(2.0 * offered as f64);
+        let digits = 10_f64.powf(needed.log10().floor() - 1.0);
+        Some((needed / digits).ceil() * digits).filter(|needed| needed.is_finite())
+    }
+}
+
 /// Time averages, over equal bins of a window, of how many spans hold a moment.
 fn bins(spans: impl Iterator<Item = (f64, f64)>, window: &Window, count: usize) -> Vec<f64> {
     let width = (window.to - window.from) / count as f64;

@@ -77,7 +77,7 @@ pub fn predict(request: &Request<'_>) -> Prediction {
     Prediction {
         model: ModelSummary {
             name: request.name.to_owned(),
-            source: "dimensions".to_owned(),
+            source: ModelSummary::SHAPE_ALONE.to_owned(),
             hash: model_hash(request.architecture, inventory),
             parameters: inventory.parameters(),
             weight_bytes: inventory.total_bytes(),

@@ -74,6 +74,11 @@ pub struct ModelSummary {
     pub architecture: Architecture,
 }
 
+impl ModelSummary {
+    /// The source of a model of which only the shape is used.
+    pub const SHAPE_ALONE: &str = "model shape alone, no weights";
+}
+
 /// The protocol as it was applied.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct ProtocolSummary {

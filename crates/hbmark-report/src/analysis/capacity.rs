@@ -14,6 +14,7 @@ use rates::{Accepted, ObservedPercentile, Rates, objectives, observed, rates};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::words::counted;
 use hbmark_core::result::serving::{GateName, ServeKind, ServeReport, ServeResult, Slo};
 use hbmark_core::units::Nanos;
 
@@ -291,8 +292,8 @@ fn caveats(
     }
     if result.measured < FEW_REQUESTS {
         all.push(format!(
-            "{} requests were measured; {FEW_REQUESTS} and more say something of the tail",
-            result.measured
+            "measured: {}; {FEW_REQUESTS} and more say something of the tail",
+            counted(result.measured, "request")
         ));
     }
     let undecided =
@@ -335,8 +336,8 @@ fn caveats(
     let knobs = point.scheduler.as_ref();
     if let Some(knobs) = knobs.filter(|k| question.concurrency.is_some_and(|c| c > k.max_num_seqs as u64)) {
         all.push(format!(
-            "the instance runs at most {} sequences at once; the others wait",
-            knobs.max_num_seqs
+            "the instance runs at most {} at once; the others wait",
+            counted(knobs.max_num_seqs, "sequence")
         ));
     }
     all.extend(report.warnings.iter().cloned());

@@ -3,6 +3,7 @@
 //! Enters: a [`Report`], or a [`ForeignResult`]. Leaves: a [`Checklist`]. What a result does not report counts against it
 //! where it is essential: a benchmark that does not name its hardware cannot be repeated, however good it was. Pure.
 
+use super::words::counted;
 use CheckOutcome::{Failed, Inapplicable, NotSaid, Passed};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -192,7 +193,7 @@ pub fn of_report(report: &Report) -> Checklist {
         ask("working set beyond the caches", false, caches(report, &cells)),
         ask("open-loop load", false, (Inapplicable, "a step benchmark has no arrivals".to_owned(), "")),
     ];
-    let subject = format!("{} · {} cells", report.model.name, cells.len());
+    let subject = format!("{} · {}", report.model.name, counted(cells.len(), "cell"));
     Checklist::new(subject, checks)
 }
 
@@ -213,7 +214,7 @@ fn warm_up(report: &Report, cells: &[&CellResult]) -> Answer {
         && !protocol.is_smoke()
         && unsteady == 0;
     let evidence = if unsteady > 0 {
-        format!("{unsteady} cells never became steady")
+        format!("{} never became steady", counted(unsteady, "cell"))
     } else {
         format!(
             "protocol {}: at least {} steps and {} s before sampling",
@@ -231,7 +232,7 @@ fn samples(report: &Report, cells: &[&CellResult]) -> Answer {
     let full = short.is_empty() && !protocol.is_smoke();
     let evidence = match (full, loose) {
         (true, 0) => format!("{} protocol, every interval as narrow as asked", protocol.name),
-        (true, loose) => format!("{loose} of {} cells did not converge", cells.len()),
+        (true, loose) => format!("{loose} of {} did not converge", counted(cells.len(), "cell")),
         (false, _) => {
             let what = if short.is_empty() { String::new() } else { format!(": {}", short.join(", ")) };
             format!("{} protocol: shortened, not comparable with full runs{what}", protocol.name)
@@ -263,11 +264,12 @@ fn quality(cells: &[&CellResult]) -> Answer {
     let failed = checks.iter().filter(|check| !check.passed).count();
     let unchecked = cells.len() - checks.len();
     match (checks.first(), failed, unchecked) {
-        (_, 1.., _) => (Failed, format!("{failed} cells have wrong outputs"), NEXT),
+        (_, 1.., _) => (Failed, format!("wrong outputs in {}", counted(failed, "cell")), NEXT),
         (None, ..) => (NotSaid, "no outputs were checked".to_owned(), NEXT),
         (Some(first), 0, 0) => (Passed, first.check.clone(), NEXT),
         (Some(_), 0, _) => {
-            (NotSaid, format!("the outputs of {unchecked} of {} cells were not checked", cells.len()), NEXT)
+            let of = counted(cells.len(), "cell");
+            (NotSaid, format!("the outputs of {unchecked} of {of} were not checked"), NEXT)
         }
     }
 }
@@ -354,12 +356,16 @@ fn headroom(report: &Report, cells: &[&CellResult]) -> Answer {
     };
     let share = peak.as_f64() / all.as_f64();
     let free = (1.0 - share) * 100.0;
-    decide(share <= HEADROOM, format!("{free:.0} % of {all} free: {peak} in use at the most"), NEXT)
+    decide(
+        share <= HEADROOM,
+        format!("{free:.0} % of {} free: {} in use at the most", all.capacity(), peak.capacity()),
+        NEXT,
+    )
 }
 
 fn tails(cells: &[&CellResult]) -> Answer {
     let with = cells.iter().filter(|c| c.step_ns.as_ref().is_some_and(|s| s.p99.is_some())).count();
-    let evidence = format!("{with} of {} cells have the 1,000 steps a p99 needs", cells.len());
+    let evidence = format!("{with} of {} with the 1,000 steps a p99 needs", counted(cells.len(), "cell"));
     decide(with == cells.len() && with > 0, evidence, "longer cells, where a p99 is to be claimed")
 }
 
@@ -374,7 +380,7 @@ fn caches(report: &Report, cells: &[&CellResult]) -> Answer {
         .count();
     decide(
         small == 0,
-        format!("{small} of {} cells move less than three caches of {cache}", cells.len()),
+        format!("fewer bytes than three caches of {cache} in {small} of {}", counted(cells.len(), "cell")),
         NEXT,
     )
 }
@@ -911,9 +917,5 @@ fn lengths(rows: &[ForeignRow]) -> Answer {
 }
 
 /// `1 row`, `2 rows`.
-fn counted(count: usize, what: &str) -> String {
-    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
-}
-
 #[cfg(test)]
 mod tests;

@@ -8,6 +8,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::words::counted;
 use hbmark_core::result::comparison::{
     CellComparison, Comparison, ComparisonVerdict, Effect, Method, Pair, Settings,
 };
@@ -151,8 +152,8 @@ impl PairedStatistics<'_> {
             return (
                 ComparisonVerdict::Inconclusive,
                 format!(
-                    "{} usable rounds; at least {} are needed",
-                    effect.rounds,
+                    "{}; at least {} are needed",
+                    counted(effect.rounds, "usable round"),
                     stats::least_pairs(settings.alpha)
                 ),
             );
@@ -555,7 +556,7 @@ mod tests {
             (spread(1.0, 0.002), ComparisonVerdict::Equivalent, "the whole interval lies within ±1.00 %"),
             (spread(1.0, 0.05), ComparisonVerdict::Inconclusive, "would mostly have been found"),
             (of_ratios(&[1.5, 1.5, 1.6]), ComparisonVerdict::Inconclusive, "3 rounds cannot show one"),
-            (of_ratios(&[1.5]), ComparisonVerdict::Inconclusive, "1 usable rounds"),
+            (of_ratios(&[1.5]), ComparisonVerdict::Inconclusive, "1 usable round;"),
         ] {
             let effect = one(given);
             assert_eq!(effect.verdict, verdict, "{effect:?}");

@@ -10,7 +10,7 @@ use std::rc::Rc;
 
 use super::evidence;
 use super::explain_prediction::explain_prediction;
-use super::finding::{self, Kind, Rule, UNEXPLAINED};
+use super::finding::{self, Kind, NearMiss, Rule, UNEXPLAINED};
 use hbmark_core::ledger::{CACHE_MARGIN, Ledger, StepShape};
 use hbmark_core::model::Dtype;
 use hbmark_core::result::{
@@ -356,19 +356,21 @@ pub fn explain(report: &Report) -> Vec<Finding> {
         .filter(|cell| timed(cell).is_some() && is_believable(cell) && !explained(cell))
         .collect();
     if !rest.is_empty() {
-        findings.push(unexplained(report, &rest));
+        findings.push(unexplained(&case, &rest));
     }
     findings
 }
 
-fn unexplained(report: &Report, cells: &[&CellResult]) -> Finding {
+fn unexplained(report: &Case<'_>, cells: &[&CellResult]) -> Finding {
     let evidence = |cell: &&CellResult| {
         let time = timed(cell).unwrap_or_default();
         let floor = floor(cell).map_or_else(
             || "no ceiling is known".to_owned(),
             |floor| format!("the higher floor is {}, {:.0} % of it", Nanos(floor), floor / time * 100.0),
         );
-        format!("{}: {} a step, {floor}", cell.id, Nanos(time))
+        let near =
+            NearMiss::nearest(near_misses(report, cell)).map_or_else(String::new, |near| format!("; {near}"));
+        format!("{}: {} a step, {floor}{near}", cell.id, Nanos(time))
     };
     let next = if report.cells.iter().any(|cell| !cell.operations.is_empty()) {
         "a second batch and context, to see what the time grows with"
@@ -385,6 +387,35 @@ fn unexplained(report: &Report, cells: &[&CellResult]) -> Finding {
         response: "none before the next measurement: a guess would cost more than it saves".to_owned(),
         cells: cells.iter().map(|cell| cell.id.clone()).collect(),
     }
+}
+
+/// The limits between an unexplained cell and the regimes that it is not in.
+fn near_misses(report: &Case<'_>, cell: &CellResult) -> Vec<NearMiss> {
+    let limit = |share: f64| if share < EXPLAINED { EXPLAINED } else { 1.1 };
+    let share_of = |regime, share: Option<f64>| {
+        let seen = share.filter(|share| !(EXPLAINED..=1.1).contains(share))?;
+        Some(NearMiss { regime, seen, limit: limit(seen) })
+    };
+    let waits = || Some(cell.host_bubble_ns.filter(|bubble| *bubble > 0.0)? / cell.tpot_ns?);
+    let growth = || {
+        let grown = timed(cell)? / timed(smaller_batch(report, cell)?)?;
+        (cell.bound == Some(Bound::Overhead) && grown >= FLAT).then_some(grown)
+    };
+    let missed = [
+        share_of("the floor explains the step", explained(cell)),
+        share_of("the bytes the engine moves explain the step", copied_share(cell)),
+        waits().map(|seen| NearMiss {
+            regime: "the device waits for the host",
+            seen,
+            limit: evidence::WAITING,
+        }),
+        growth().map(|grown| NearMiss {
+            regime: "launch-bound, growth over the smallest batch",
+            seen: grown - 1.0,
+            limit: FLAT - 1.0,
+        }),
+    ];
+    missed.into_iter().flatten().collect()
 }
 
 /// The typical time of a cell.

@@ -4,8 +4,9 @@
 //! function from a point to evidence or to nothing. A cause comes before its consequence: a queue that grows because blocks ran out is
 //! KV pressure first and saturation second. A measured point that matches no regime is unexplained. Pure.
 
-use super::finding::{self, Kind, Rule, UNEXPLAINED};
+use super::finding::{self, Kind, NearMiss, Rule, UNEXPLAINED};
 use super::first_limit;
+use super::words::counted;
 use hbmark_core::result::serving::{
     Gate, GateName, Offered, Point, Quantiles, Quantity, ServeReport, ServeResult, Validity,
 };
@@ -186,7 +187,7 @@ const RULES: &[Rule<Detector>] = &[
         symptom: "short requests wait while a long prompt is computed",
         regime: "queueing interference of long prompts: head-of-line blocking",
         next: "the same requests without the long ones, or with the other setting of chunked prefill",
-        response: "see the evidence",
+        response: "chunked prefill, with fewer tokens a step (--max-num-batched-tokens) where it is on already; or priorities for short requests",
         detect: long_prompts,
     },
     Rule {
@@ -233,11 +234,15 @@ const RULES: &[Rule<Detector>] = &[
         name: "not_judged",
         kind: Kind::Trust,
         severity: Severity::Note,
-        symptom: "whether the system is saturated could not be determined",
+        symptom: "whether the queue grows or only wanders is open",
         regime: "too short to tell growth of the queue from chance",
-        next: "the same point for ten times as long",
-        response: "do not read its latencies as those of a steady system",
-        detect: |_, _, result| undecided(result),
+        next: "the same point with as many requests as the evidence names, or ten times as many where it names none",
+        response: "read its latencies as those of this run alone, until a longer one shows that they stay so",
+        detect: |_, _, result| {
+            undecided(result).map(|detail| {
+                format!("{:.2} requests waited on average; {detail}", result.mean_waiting.max(0.0))
+            })
+        },
     },
     Rule {
         name: "early_end",
@@ -338,24 +343,68 @@ fn unexplained(points: &[(&Point, &ServeResult)]) -> Finding {
         let p50 = |q: Option<&Quantiles>| {
             q.and_then(|q| q.p50).map_or("not known".to_owned(), |v| Nanos(v.value()).to_string())
         };
+        let near =
+            NearMiss::nearest(near_misses(result)).map_or_else(String::new, |near| format!("; {near}"));
         format!(
-            "{}: TTFT p50 {}, TPOT p50 {}, {:.2} requests per second served",
+            "{}: TTFT p50 {}, TPOT p50 {}, {:.2} requests per second served{}{near}",
             point.label,
             p50(result.ttft_ns.as_ref()),
             p50(result.tpot_ns.as_ref()),
-            result.served_per_s
+            result.served_per_s,
+            why_not_the_queue(result)
         )
     };
     Finding {
         rule: UNEXPLAINED.to_owned(),
         severity: Severity::Note,
-        symptom: "no rule fits what was measured".to_owned(),
+        symptom: "what was measured is within the limits of every rule".to_owned(),
         regime: UNEXPLAINED.to_owned(),
         evidence: points.iter().map(evidence).collect(),
         next: "the same load at half and at twice the rate, to see what grows".to_owned(),
         response: "none before the next measurement: a guess would cost more than it saves".to_owned(),
         cells: points.iter().map(|(point, _)| point.label.clone()).collect(),
     }
+}
+
+/// Why a point has neither of the names that rest on the queue: that it waits there, or that it keeps up.
+fn why_not_the_queue(result: &ServeResult) -> &'static str {
+    if undecided(result).is_some() {
+        "; whether requests queue or the system keeps up is open while the run is too short to tell"
+    } else if readable(result) && result.queue_ns.is_none() {
+        "; this server does not show how long requests queue, so that neither queueing nor keeping up can be told"
+    } else {
+        ""
+    }
+}
+
+/// The limits between an unexplained point and the regimes that it is not in, as far as its results show them.
+fn near_misses(result: &ServeResult) -> Vec<NearMiss> {
+    let mut missed = Vec::new();
+    let mut add = |regime, seen: f64, limit: f64| {
+        if seen > 0.0 && seen < limit {
+            missed.push(NearMiss { regime, seen, limit });
+        }
+    };
+    if let Some((host, busy)) = host_time(result) {
+        add("host-bound, share of the busy time", host / busy, HOST_SHARE);
+    }
+    let Some(evidence) = &result.evidence else { return missed };
+    add(
+        "KV pressure, share of the requests preempted",
+        evidence.preempted_requests as f64 / result.measured.max(1) as f64,
+        PREEMPTED,
+    );
+    if let Some((beside, alone)) =
+        evidence.long_prompts.and_then(|long| long.ttft_p50_beside_ns.zip(long.ttft_p50_alone_ns))
+    {
+        add("long prompts block, TTFT p50 beside them over alone", beside / alone, BLOCKED);
+    }
+    if let Some((first, rest)) =
+        evidence.start.and_then(|start| start.ttft_p50_first_ns.zip(start.ttft_p50_rest_ns))
+    {
+        add("cold start, TTFT p50 of the first requests over the others", first / rest, COLD);
+    }
+    missed
 }
 
 /// The rate of an open loop that names one.
@@ -408,27 +457,34 @@ fn value(quantity: Option<Quantity>) -> Option<f64> {
     quantity.map(Quantity::value).filter(|value| value.is_finite())
 }
 
-fn host_bound(result: &ServeResult) -> Option<String> {
+/// The parts of a step that are the host's work.
+fn host_parts(result: &ServeResult) -> [(&'static str, f64); 6] {
     let b = &result.breakdown;
-    let busy = b.wall_ns - b.idle_ns;
-    let parts = [
+    [
         ("enqueue", b.enqueue_ns),
         ("schedule", b.schedule_ns),
         ("build", b.build_ns),
         ("launch", b.launch_ns),
         ("sample", b.sample_ns),
         ("detokenize", b.detokenize_ns),
-    ];
-    let host: f64 = parts.iter().map(|(_, time)| time).sum();
-    if !believable(result) || busy <= 0.0 || host < HOST_SHARE * busy {
-        return None;
-    }
-    let (most, time) = parts.iter().max_by(|a, b| a.1.total_cmp(&b.1))?;
+    ]
+}
+
+/// The host's work and the busy time it is of, where they may be read.
+fn host_time(result: &ServeResult) -> Option<(f64, f64)> {
+    let busy = result.breakdown.wall_ns - result.breakdown.idle_ns;
+    let host = host_parts(result).iter().map(|(_, time)| time).sum();
+    (believable(result) && busy > 0.0).then_some((host, busy))
+}
+
+fn host_bound(result: &ServeResult) -> Option<String> {
+    let (host, busy) = host_time(result).filter(|(host, busy)| *host >= HOST_SHARE * busy)?;
+    let (most, time) = host_parts(result).into_iter().max_by(|a, b| a.1.total_cmp(&b.1))?;
     Some(format!(
         "of the busy time {:.0} % is the host's, {most} {:.0} %; a step has {} of it",
         host / busy * 100.0,
         time / busy * 100.0,
-        Nanos(host / b.steps.max(1) as f64)
+        Nanos(host / result.breakdown.steps.max(1) as f64)
     ))
 }
 
@@ -599,7 +655,7 @@ fn queueing(result: &ServeResult, mostly: bool) -> Option<String> {
 fn too_few(result: &ServeResult) -> Option<String> {
     let needed = stats::needed(P99);
     (result.measured < needed && believable(result))
-        .then(|| format!("{} requests were measured, a p99 needs {needed}", result.measured))
+        .then(|| format!("measured: {}; a p99 needs {needed}", counted(result.measured, "request")))
 }
 
 fn undecided(result: &ServeResult) -> Option<String> {
@@ -617,4 +673,60 @@ fn early_end(result: &ServeResult) -> Option<String> {
             made as f64 / planned as f64 * 100.0
         )
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::samples;
+
+    /// What is unexplained, in a line a point.
+    fn unexplained(report: &ServeReport) -> Option<Finding> {
+        explain_serving(report, None).into_iter().find(|finding| finding.rule == UNEXPLAINED)
+    }
+
+    #[test]
+    fn every_rule_says_what_to_do_itself() {
+        for rule in RULES {
+            assert!(!rule.response.contains("evidence") && rule.response.len() > 15, "{}", rule.name);
+        }
+    }
+
+    #[test]
+    fn an_unexplained_point_says_what_stands_between_it_and_a_rule() {
+        let mut short = samples::single();
+        // Nothing but the queue is to be read from it.
+        short.points[0].ideal_hit_rate = None;
+        let result = short.points[0].result.as_mut().unwrap();
+        result.evidence = None;
+        let steps = &mut result.breakdown;
+        (steps.enqueue_ns, steps.schedule_ns, steps.build_ns) = (0.0, 0.0, 0.0);
+        (steps.launch_ns, steps.sample_ns, steps.detokenize_ns) = (0.0, 0.0, 0.0);
+        let found = unexplained(&short).unwrap();
+        assert!(
+            found.evidence[0].contains("is open while the run is too short to tell"),
+            "{:?}",
+            found.evidence
+        );
+
+        let mut hidden = short.clone();
+        let result = hidden.points[0].result.as_mut().unwrap();
+        let gate = result.gates.iter_mut().find(|gate| gate.name == GateName::KeepsUp).unwrap();
+        gate.passed = Some(true);
+        assert!(unexplained(&hidden).is_none(), "a server that shows its queue keeps up or queues");
+        let result = hidden.points[0].result.as_mut().unwrap();
+        result.queue_ns = None;
+        // Of a busy second 190 ms are the host's.
+        let steps = &mut result.breakdown;
+        (steps.idle_ns, steps.build_ns) = (steps.wall_ns - 1e9, 190e6);
+        let found = unexplained(&hidden).unwrap();
+        assert!(found.evidence[0].contains("does not show how long requests queue"), "{:?}", found.evidence);
+        assert!(
+            found.evidence[0].ends_with(
+                "host-bound, share of the busy time, from 20.0 %; here 19.0 %, missed by 1.0 points"
+            ),
+            "{:?}",
+            found.evidence
+        );
+    }
 }

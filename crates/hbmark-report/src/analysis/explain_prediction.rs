@@ -2,6 +2,7 @@
 //!
 //! Enters: a predicted [`Report`]. Leaves: [`Finding`]s, what does not fit before the rest. Pure.
 
+use super::words::counted;
 use hbmark_core::ledger::Roof;
 use hbmark_core::result::{
     Bound, Cause, CellResult, Crossover, CrossoverKind, Finding, Phase, Report, Severity,
@@ -136,12 +137,12 @@ fn too_large<'a>(cells: impl Iterator<Item = &'a CellResult>) -> Option<Finding>
     let mut evidence: Vec<String> =
         found.iter().take(SHOWN).map(|(id, why)| format!("{id}: {why}")).collect();
     if found.len() > SHOWN {
-        evidence.push(format!("and {} cells more", found.len() - SHOWN));
+        evidence.push(format!("and {} more", counted(found.len() - SHOWN, "cell")));
     }
     Some(Finding {
         rule: "does_not_fit".to_owned(),
         severity: Severity::Problem,
-        symptom: format!("{} predicted cells do not fit in memory, {first} first", found.len()),
+        symptom: format!("out of memory in {}, {first} first", counted(found.len(), "predicted cell")),
         regime: "out of memory: these floors are those of a device with more".to_owned(),
         evidence,
         next: "the same with --dtype, --kv-dtype or --tensor-parallel-size that fit".to_owned(),

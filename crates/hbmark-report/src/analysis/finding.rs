@@ -22,6 +22,34 @@ pub(super) fn invalid(found: &[(String, String)]) -> Option<Finding> {
     (!found.is_empty()).then(|| rule.finding(found))
 }
 
+/// A limit that a cell or a point did not reach, or went beyond.
+pub(super) struct NearMiss {
+    /// What it would be called within the limit.
+    pub regime: &'static str,
+    pub seen: f64,
+    pub limit: f64,
+}
+
+impl NearMiss {
+    /// How far it was from the limit, as a factor; infinite where nothing was seen.
+    fn factor(&self) -> f64 {
+        if self.seen > 0.0 && self.limit > 0.0 { (self.seen / self.limit).ln().abs() } else { f64::INFINITY }
+    }
+
+    /// The nearest of several, in words; `None` where there is none.
+    pub fn nearest(all: impl IntoIterator<Item = Self>) -> Option<String> {
+        let nearest = all.into_iter().min_by(|a, b| a.factor().total_cmp(&b.factor()))?;
+        let Self { regime, seen, limit } = nearest;
+        let (side, missed) = if seen < limit { ("from", limit - seen) } else { ("up to", seen - limit) };
+        Some(format!(
+            "the nearest limit: {regime}, {side} {:.1} %; here {:.1} %, missed by {:.1} points",
+            limit * 100.0,
+            seen * 100.0,
+            missed * 100.0
+        ))
+    }
+}
+
 /// What kind of statement a rule makes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {

@@ -31,6 +31,7 @@ use document::Document;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::words;
 use hbmark_core::input::{self, InputError, plain};
 use hbmark_core::model::Dtype;
 use hbmark_core::result::Cause;
@@ -402,7 +403,10 @@ fn clipped(text: &str) -> String {
 /// A remark where requests failed.
 fn failures(failed: Option<u64>) -> Option<String> {
     let failed = failed.filter(|failed| *failed > 0)?;
-    Some(format!("{failed} requests failed: the figures leave them out, which flatters the tail"))
+    Some(format!(
+        "failed: {}; the figures leave what failed out, which flatters the tail",
+        words::counted(failed, "request")
+    ))
 }
 
 /// The dtype of a foreign name, where this program has it.

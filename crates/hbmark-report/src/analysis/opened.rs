@@ -46,6 +46,19 @@ impl Opened {
     }
 }
 
+/// What a saved run or prediction can show its reader, and what not.
+#[must_use]
+pub fn unsigned(kind: ReportKind) -> &'static str {
+    match kind {
+        ReportKind::Run => {
+            "read from a file: every number is recomputed from its raw samples, and nothing proves who took them"
+        }
+        ReportKind::Predict => {
+            "read from a file: a prediction has no samples, so its floors are the file's own; hbmark predict computes them again"
+        }
+    }
+}
+
 /// Reads a run or a prediction, judged again from its raw blocks.
 ///
 /// # Errors
@@ -172,6 +185,9 @@ mod tests {
         std::fs::write(&path, report.to_string()).unwrap();
         let unknown = open(&path).unwrap_err().to_string();
         assert!(unknown.contains("its kind is `walk`") && !unknown.contains("variant"), "{unknown}");
+        assert!(unsigned(ReportKind::Run).contains("raw samples"));
+        let predicted = unsigned(ReportKind::Predict);
+        assert!(predicted.contains("no samples") && !predicted.contains("recomputed"), "{predicted}");
         let other = super::report(&fixture("results/serve-single.json")).unwrap_err().to_string();
         assert!(other.contains("of the kind `serve_virtual`") && !other.contains("variant"), "{other}");
     }

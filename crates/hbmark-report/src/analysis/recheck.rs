@@ -5,6 +5,7 @@
 
 mod serving;
 
+use crate::analysis::words::precise;
 use std::collections::BTreeMap;
 
 use hbmark_core::ledger::{Ledger, StepShape};
@@ -89,7 +90,6 @@ fn disturbed(block: &Block) -> Option<(Rule, String)> {
 
 fn clocks(block: &Block, on_host: bool) -> Option<(Rule, String)> {
     let sum = |times: &[f64]| times.iter().sum::<f64>();
-    let ms = |ns: f64| ns / 1e6;
     let (spans, intervals) = (sum(&block.step_ns), sum(&block.interval_ns));
     if block.interval_ns.is_empty() {
         return None;
@@ -101,23 +101,20 @@ fn clocks(block: &Block, on_host: bool) -> Option<(Rule, String)> {
     let slack = block.clock_slack_ns();
     if spans > intervals + slack || (on_host && spans < intervals * HOST_SPAN - slack) {
         let detail = format!(
-            "its device spans add up to {:.3} ms and its intervals to {:.3} ms",
-            ms(spans),
-            ms(intervals)
+            "its device spans add up to {} and its intervals to {}",
+            precise(spans),
+            precise(intervals)
         );
         return Some((Rule::IntervalsAndSpans, detail));
     }
     if (intervals - block.wall_ns).abs() > block.wall_ns * ROUNDING + 1e3 {
-        let detail = format!(
-            "its intervals add up to {:.3} ms, and it took {:.3} ms",
-            ms(intervals),
-            ms(block.wall_ns)
-        );
+        let detail =
+            format!("its intervals add up to {}, and it took {}", precise(intervals), precise(block.wall_ns));
         return Some((Rule::IntervalsAndWall, detail));
     }
     let timeline = block.timeline_ns.filter(|spanned| !block.clocks_agree(*spanned))?;
     let detail =
-        format!("it took {:.3} ms by the timeline and {:.3} ms by the host", ms(timeline), ms(block.wall_ns));
+        format!("it took {} by the timeline and {} by the host", precise(timeline), precise(block.wall_ns));
     Some((Rule::IntervalsAndWall, detail))
 }
 
@@ -207,9 +204,9 @@ fn swapped(cell: &CellResult, prefills: &BTreeMap<Place, f64>) -> Option<Cause> 
     let prefill = *prefills.get(&place(cell))?;
     (decode > prefill * DECODE_OVER_PREFILL).then(|| {
         let detail = format!(
-            "a decode step takes {:.3} ms, and the prefill of the same batch and context {:.3} ms",
-            decode / 1e6,
-            prefill / 1e6
+            "a decode step takes {}, and the prefill of the same batch and context {}",
+            precise(decode),
+            precise(prefill)
         );
         broken(Rule::Phases, detail)
     })

@@ -41,6 +41,19 @@ pub struct SideBySide {
     pub limits: Vec<String>,
 }
 
+/// Why two results cannot stand beside each other.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SideBySideError {
+    /// They are of different kinds, or of one that has rounds of its own.
+    #[error("A is {a} and B is {b}; give two of one kind")]
+    Kinds { a: &'static str, b: &'static str },
+    #[error("no figure is in both: A has {a} and B has {b}; give results of the same points")]
+    NothingInCommon { a: String, b: String },
+}
+
+/// Names of points in a message, at most.
+const NAMED: usize = 8;
+
 struct Figure {
     of: String,
     name: &'static str,
@@ -48,14 +61,16 @@ struct Figure {
     value: Option<f64>,
 }
 
-/// Puts two results of one kind beside each other; `None` where they are of different kinds, or of one that has rounds of its own.
-#[must_use]
-pub fn side_by_side(names: [&str; 2], a: &Opened, b: &Opened) -> Option<SideBySide> {
+/// Puts two results of one kind beside each other.
+///
+/// # Errors
+/// [`SideBySideError`], where no pair of figures would be beside each other.
+pub fn side_by_side(names: [&str; 2], a: &Opened, b: &Opened) -> Result<SideBySide, SideBySideError> {
     let (first, second) = match (a, b) {
         (Opened::Serving(a), Opened::Serving(b)) => (serving(a), serving(b)),
         (Opened::Report(a), Opened::Report(b)) if a.kind == b.kind => (cells(a), cells(b)),
         (Opened::Foreign(a), Opened::Foreign(b)) => (foreign(a), foreign(b)),
-        _ => return None,
+        _ => return Err(SideBySideError::Kinds { a: a.kind(), b: b.kind() }),
     };
     // A single row on each side is the pair that is meant, whatever it is called.
     let names_of = |figures: &[Figure]| {
@@ -63,7 +78,8 @@ pub fn side_by_side(names: [&str; 2], a: &Opened, b: &Opened) -> Option<SideBySi
         names.dedup();
         names
     };
-    let alone = names_of(&first).len() == 1 && names_of(&second).len() == 1;
+    let (of_a, of_b) = (names_of(&first), names_of(&second));
+    let alone = of_a.len() == 1 && of_b.len() == 1;
     let mut unmatched = second;
     let mut figures: Vec<FigurePair> = Vec::new();
     for figure in first {
@@ -91,17 +107,30 @@ pub fn side_by_side(names: [&str; 2], a: &Opened, b: &Opened) -> Option<SideBySi
     };
     figures.extend(unmatched.into_iter().map(left));
     figures.retain(|pair| pair.a.is_some() || pair.b.is_some());
+    if !figures.iter().any(|pair| pair.a.is_some() && pair.b.is_some()) {
+        return Err(SideBySideError::NothingInCommon { a: listed(&of_a), b: listed(&of_b) });
+    }
     let limits = vec![
         "one result a side, not paired and not repeated: a ratio, and no verdict".to_owned(),
         "`hbmark compare` with two configurations runs them in paired rounds".to_owned(),
     ];
-    Some(SideBySide {
+    Ok(SideBySide {
         a: names[0].to_owned(),
         b: names[1].to_owned(),
         kind: a.kind().to_owned(),
         figures,
         limits,
     })
+}
+
+/// What a result holds, for a message.
+fn listed(names: &[String]) -> String {
+    let listed: Vec<String> = names.iter().take(NAMED).map(|name| format!("`{name}`")).collect();
+    match names.len().saturating_sub(NAMED) {
+        _ if names.is_empty() => "no point with figures".to_owned(),
+        0 => listed.join(", "),
+        more => format!("{} and {more} more", listed.join(", ")),
+    }
 }
 
 fn serving(report: &ServeReport) -> Vec<Figure> {
@@ -177,4 +206,46 @@ fn foreign(results: &[ForeignResult]) -> Vec<Figure> {
         })
     });
     figures.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::samples;
+
+    fn sweep(rename: impl Fn(usize) -> String) -> Opened {
+        let mut report = samples::sweep();
+        for (number, point) in report.points.iter_mut().enumerate() {
+            point.label = rename(number);
+        }
+        Opened::Serving(Box::new(report))
+    }
+
+    #[test]
+    fn points_of_both_stand_beside_each_other_and_others_alone() {
+        let a = sweep(|number| format!("rate {number}"));
+        let b = sweep(|number| format!("rate {}", number + 1));
+        let found = side_by_side(["a", "b"], &a, &b).unwrap();
+        let of = |name: &str| {
+            found.figures.iter().find(|pair| pair.of == name && pair.figure == "out tok/s").unwrap()
+        };
+        assert!(of("rate 0").b.is_none() && of("rate 1").ratio().is_some(), "{:?}", found.figures);
+    }
+
+    #[test]
+    fn results_without_a_common_point_are_refused_with_the_points_of_each() {
+        let a = sweep(|number| format!("rate {number}"));
+        let b = sweep(|number| format!("rate {number}00"));
+        let Opened::Serving(report) = &a else { unreachable!("made just above") };
+        assert!(report.points.len() > 1, "a single point on each side is the pair that is meant");
+        let error = side_by_side(["a", "b"], &a, &b).unwrap_err().to_string();
+        assert!(
+            error.starts_with("no figure is in both: A has `rate 0`, `rate 1`")
+                && error.contains("and B has `rate 000`, `rate 100`"),
+            "{error}"
+        );
+        let many: Vec<String> = (0..10).map(|number| number.to_string()).collect();
+        assert!(listed(&many).ends_with("`7` and 2 more"), "{}", listed(&many));
+        assert_eq!(listed(&[]), "no point with figures");
+    }
 }

@@ -136,6 +136,8 @@ impl Table {
 pub struct Column {
     pub title: String,
     pub cells: Cells,
+    /// Where there is little room, shown only when asked for.
+    pub minor: bool,
 }
 
 /// What a column holds.
@@ -189,13 +191,13 @@ impl<T: Into<Self>> From<Option<T>> for Value {
 /// A column of text.
 #[must_use]
 pub fn words(title: impl Into<String>, cells: impl IntoIterator<Item = String>) -> Column {
-    Column { title: title.into(), cells: Cells::Words(cells.into_iter().collect()) }
+    Column { title: title.into(), cells: Cells::Words(cells.into_iter().collect()), minor: false }
 }
 
 /// A column of formatted numbers.
 #[must_use]
 pub fn numbers(title: impl Into<String>, cells: impl IntoIterator<Item = String>) -> Column {
-    Column { title: title.into(), cells: Cells::Numbers(cells.into_iter().collect()) }
+    Column { title: title.into(), cells: Cells::Numbers(cells.into_iter().collect()), minor: false }
 }
 
 /// A column of values in one scale.
@@ -205,7 +207,7 @@ pub fn measured<V: Into<Value>>(
     values: impl IntoIterator<Item = V>,
 ) -> Column {
     let values = values.into_iter().map(Into::into).collect();
-    Column { title: title.into(), cells: Cells::Measured { unit, alike: true, values } }
+    Column { title: title.into(), cells: Cells::Measured { unit, alike: true, values }, minor: false }
 }
 
 impl Column {
@@ -216,6 +218,12 @@ impl Column {
             *alike = false;
         }
         self
+    }
+
+    /// The same, left out where there is little room.
+    #[must_use]
+    pub fn minor(self, minor: bool) -> Self {
+        Self { minor, ..self }
     }
 
     /// Whether it is aligned to the right.

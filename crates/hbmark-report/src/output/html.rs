@@ -15,6 +15,9 @@ use node::{Node, el};
 /// Items of a titled list that are not folded away.
 const OPEN_ITEMS: usize = 5;
 
+/// Longer words may be broken where there is little room.
+const LONG_WORD: usize = 14;
+
 /// Draws a document. Each heading begins a section; the lines before the first are its header.
 #[must_use]
 pub fn render(document: &Document) -> String {
@@ -101,13 +104,26 @@ fn items(list: &List) -> Vec<Node> {
 /// A table that scrolls in itself where it is too wide; bars made of characters are left out.
 fn table(table: &Table) -> Node {
     let columns: Vec<&Column> = table.columns.iter().filter(|column| !column.is_drawing()).collect();
-    let class = |column: &Column| if column.right() { "number" } else { "word" };
+    let class = |column: &Column| match (column.right(), column.minor) {
+        (true, false) => "number",
+        (true, true) => "number minor",
+        (false, false) => "word",
+        (false, true) => "word minor",
+    };
     let heading = |c: &&Column| el("th").attr("scope", "col").class(class(c)).text(c.title.as_str());
     let head = el("thead").child(el("tr").children(columns.iter().map(heading)));
     let shown: Vec<(&str, Vec<String>)> = columns.iter().map(|c| (class(c), c.shown())).collect();
     let row = |i: usize| {
         let cell = |(class, cells): &(&str, Vec<String>)| {
-            el("td").class(*class).text(cells.get(i).map_or("", String::as_str))
+            let text = cells.get(i).map_or("", String::as_str);
+            // A median with its range is three times as long as a number, and the name of a file may be one long word.
+            let long = text.split_whitespace().any(|word| word.chars().count() > LONG_WORD);
+            let class = match (text.starts_with('['), long) {
+                (true, _) => format!("{class} range"),
+                (false, true) => format!("{class} long"),
+                (false, false) => (*class).to_owned(),
+            };
+            el("td").class(class).text(text)
         };
         el("tr").children(shown.iter().map(cell))
     };
@@ -116,7 +132,13 @@ fn table(table: &Table) -> Node {
     let body = el("tbody").children((0..rows).map(row));
     // A region that scrolls must be reachable with the keyboard.
     let scroll = el("div").class("scroll").attr("tabindex", "0");
-    scroll.child(el("table").children(caption).child(head).child(body))
+    let scroll = scroll.child(el("table").children(caption).child(head).child(body));
+    if columns.iter().all(|column| !column.minor) {
+        return scroll;
+    }
+    // Shown where a style sheet hides the minor columns; it needs no script.
+    let all = el("label").class("all").child(el("input").attr("type", "checkbox")).text(" All columns");
+    el("div").class("columns").child(all).child(scroll)
 }
 
 /// Drawings with the buttons that save them, the caption, and the values as tables.

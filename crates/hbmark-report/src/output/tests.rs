@@ -10,6 +10,17 @@ fn report() -> Report {
 }
 
 #[test]
+fn one_of_a_thing_is_written_in_the_singular() {
+    let mut report = samples::measured();
+    report.crossovers[0].value = Some(1.0);
+    let line = super::kinds::run::crossover_line(&report.crossovers[0]);
+    assert!(line.contains(": 1 sequence; "), "{line}");
+    report.cells.truncate(1);
+    let text = render(&report, Format::Html, false).unwrap();
+    assert!(text.contains("1 of 1 cell measured") && !text.contains(" 1 cells"), "{text}");
+}
+
+#[test]
 fn the_table_shows_every_cell_with_its_validity_and_reason() {
     insta::assert_snapshot!(render(&report(), Format::Table, false).unwrap());
 }

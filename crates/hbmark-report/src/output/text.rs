@@ -23,7 +23,12 @@ pub fn column(unit: Unit, values: &[Value]) -> Vec<String> {
     let largest = present().fold(0.0, |m: f64, v| m.max(v.abs()));
     let (own, wider) = (scale(unit, smallest), scale(unit, largest / 10.0));
     // Five digits before the point are harder to read than a small value with a zero before it.
-    let (scale, suffix) = if largest / own.0 >= WIDE && smallest / wider.0 >= NARROW { wider } else { own };
+    let wide = largest / own.0 >= WIDE && own != wider;
+    if wide && smallest / wider.0 < NARROW {
+        // No unit suits the largest and the smallest.
+        return values.iter().map(|value| written(*value, |v| single(unit, v))).collect();
+    }
+    let (scale, suffix) = if wide { wider } else { own };
     let decimals = match unit {
         Unit::Fraction | Unit::Joules => 1,
         Unit::PerSecond if smallest >= 100.0 => 0,
@@ -115,7 +120,8 @@ mod tests {
         };
         assert_eq!(shown(&[46_889_000.0, 812_000.0]), ["46.89 ms", "0.81 ms"]);
         assert_eq!(shown(&[8_889_000.0, 812_000.0]), ["8889 µs", "812 µs"]);
-        assert_eq!(shown(&[46_889_000.0, 1_200.0]), ["46889.00 µs", "1.20 µs"]);
+        assert_eq!(shown(&[46_889_000.0, 1_200.0]), ["46.9 ms", "1.20 µs"], "no unit suits both");
+        assert_eq!(shown(&[1_308_530e6, 54.4e6]), ["1309 s", "54.4 ms"]);
     }
 
     use super::*;

@@ -58,6 +58,43 @@ fn queues_of_other_seeds_are_called_by_their_utilisation() {
 }
 
 #[test]
+fn as_many_requests_as_an_open_verdict_asks_for_mostly_decide_it() {
+    let singles = SERVICES.map(Server::Single);
+    let (mut asked, mut decided, mut wrong) = (0, 0, 0);
+    for server in singles.into_iter().chain(BATCHES) {
+        for (step, utilisation) in [0.1, 0.3, 0.5, 0.7].into_iter().enumerate() {
+            for seed in 0..4 {
+                let judged = |requests, seed| {
+                    let run = crate::test_queues::run(server, utilisation, requests, seed);
+                    let records = &run.records[run.measured.clone()];
+                    let window =
+                        Window { from: records[0].arrival.0, to: records[records.len() - 1].arrival.0 };
+                    keeps_up(&run, records, &window)
+                };
+                let seed = 1000 * seed + 10 * step as u64;
+                let Some(needed) = judged(150, seed).needed() else { continue };
+                assert!((300.0..1e6).contains(&needed), "{server:?} at {utilisation}: {needed}");
+                asked += 1;
+                #[expect(
+                    clippy::cast_possible_truncation,
+                    clippy::cast_sign_loss,
+                    reason = "bounded just here"
+                )]
+                let needed = needed as usize;
+                match judged(needed, seed + 1).passed() {
+                    Some(true) => decided += 1,
+                    Some(false) => wrong += 1,
+                    None => {}
+                }
+            }
+        }
+    }
+    println!("{asked} asked for more, {decided} decided then, {wrong} wrong");
+    assert!(asked >= 80, "{asked}");
+    assert!(decided * 4 >= asked * 3 && wrong == 0, "{decided} of {asked} decided, {wrong} wrong");
+}
+
+#[test]
 fn a_server_that_fills_up_is_not_yet_saturated() {
     // 64 at a time and a load that holds about 40 of them: the first requests only fill it.
     let run = crate::test_queues::run(BATCHES[2], 0.8, 100, 1);
@@ -167,4 +204,19 @@ fn what_is_undetermined_says_what_ended_it() {
     let cut = ended(&PointSpec { time_limit: limit, ..near });
     assert!(cut.starts_with("--time-limit ended this one after "), "{cut}");
     assert_ne!(cut, "--time-limit ended this one after 100)");
+}
+
+#[test]
+fn a_gate_that_is_not_judged_says_from_when_on_it_is() {
+    let detail = |requests, name| {
+        let (_, result) = simulated(&PointSpec { requests, ..spec(Offered::Rate(4.3)) });
+        let gate = result.gates.into_iter().find(|gate| gate.name == name).unwrap();
+        (gate.passed, gate.detail)
+    };
+    let (passed, law) = detail(400, GateName::LittlesLaw);
+    assert!(passed.is_none() && law.ends_with("; judged from 1000 requests on"), "{law}");
+    let (passed, law) = detail(1000, GateName::LittlesLaw);
+    assert!(passed == Some(true) && !law.contains("judged"), "{law}");
+    let (passed, rate) = detail(60, GateName::RealisedRate);
+    assert!(passed.is_none() && rate.ends_with("; judged from 100 on"), "{rate}");
 }

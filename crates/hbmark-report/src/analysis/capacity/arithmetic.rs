@@ -291,7 +291,7 @@ pub(super) fn kv_memory(
         "blocks × positions × bytes of a position",
         format!("{} × {} × {} B ({kv})", number(needed), number(size), position.0),
         bytes,
-        shown.to_string(),
+        shown.capacity(),
     );
     Some(headroom)
 }

@@ -84,6 +84,27 @@ fn half_a_ceiling_is_unexplained_and_not_given_a_word() {
 }
 
 #[test]
+fn an_unexplained_cell_names_the_nearest_limit_and_by_how_much_it_was_missed() {
+    let finding = only(decode(0.59));
+    assert!(
+        finding.evidence[0]
+            .ends_with("the floor explains the step, from 60.0 %; here 59.0 %, missed by 1.0 points"),
+        "{:?}",
+        finding.evidence
+    );
+    // Waiting for a fifth of the interval is a name; 19 % is nearer to it than 30 % is to 60 %.
+    let cell = decode(0.3);
+    let time = cell.blocks[0].interval_ns[0];
+    let finding = only(with_blocks(cell, time * 0.81, time));
+    assert!(
+        finding.evidence[0]
+            .ends_with("the device waits for the host, from 20.0 %; here 19.0 %, missed by 1.0 points"),
+        "{:?}",
+        finding.evidence
+    );
+}
+
+#[test]
 fn a_cell_that_was_not_timed_or_is_not_believed_is_not_explained() {
     let mut invalid = decode(0.9);
     invalid.status = Status::Invalid;

@@ -4,6 +4,7 @@
 //! The rules are arithmetic (order, Cantelli's inequality, Little's law, amounts over time), so that a file its program wrote breaks none;
 //! what is tolerated is the rounding of the format and, where a rule is an estimate, what the estimate leaves out.
 
+use crate::analysis::words::precise;
 use serde_json::Value as Json;
 
 use super::fields::Fields;
@@ -62,11 +63,7 @@ fn rank(statistic: Statistic) -> Option<u16> {
 }
 
 fn shown(value: &Value) -> String {
-    if value.metric.is_time() {
-        format!("{:.3} ms", value.value / 1e6)
-    } else {
-        format!("{:.3}/s", value.value)
-    }
+    if value.metric.is_time() { precise(value.value) } else { format!("{:.3}/s", value.value) }
 }
 
 /// Rounding keeps an order, so none is tolerated.
@@ -129,9 +126,9 @@ fn ends(row: &ForeignRow) -> Option<Cause> {
                 broken(
                     Rule::EndAfterFirstToken,
                     format!(
-                        "{} E2E is {:.3} ms, and the first token came after {}",
+                        "{} E2E is {}, and the first token came after {}",
                         first.statistic,
-                        end / 1e6,
+                        precise(end),
                         shown(first)
                     ),
                 )

@@ -10,6 +10,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::model_name::{self, Agreement, NamedStorage};
+use super::words;
 use super::{ForeignFormat, ForeignResult, ForeignRow, Metric, Setup, Value};
 use hbmark_core::ledger::devices::{self, DeviceError};
 use hbmark_core::ledger::{Ledger, Verdict};
@@ -267,7 +268,8 @@ impl PlacementNotes {
                     self.contradict(&format!("model ({in_what})"), &file, &ours);
                 }
                 Some((_, Agreement::Taken(how))) => self.assume(how),
-                Some((_, Agreement::Same)) | None => {}
+                Some((_, Agreement::Same)) => {}
+                None => self.assume(format!("it ran {ours} as given: the file names no model (--model)")),
             }
             return Some(Cow::Borrowed(architecture));
         }
@@ -293,6 +295,9 @@ impl PlacementNotes {
     fn device(&mut self, setup: &Setup, given: &UserOverrides<'_>) -> Option<(DeviceSpec, u64)> {
         let one = match (given.gpu, setup.gpu.as_deref()) {
             (Some(spec), named) => {
+                if named.or(setup.cpu.as_deref()).is_none() {
+                    self.assume(format!("it ran on {} as given: the file names no GPU (--gpu)", spec.name));
+                }
                 self.other_device(spec, named, setup.cpu.as_deref());
                 spec
             }
@@ -369,7 +374,10 @@ impl PlacementNotes {
                 (None, None, Some(word)) if wanted != Dtype::Gguf && setup.weight_bytes.is_some() => {
                     self.contradict("dtype", word, &wanted);
                 }
-                (None, None, _) => {}
+                (None, None, Some(_)) => {}
+                (None, None, None) => {
+                    self.assume(format!("weights in {wanted} as given: the file does not say (--dtype)"));
+                }
             }
             return Some(wanted);
         }
@@ -412,7 +420,9 @@ impl PlacementNotes {
             (None, Some(mean)) => (mean, "the mean concurrency, requests still in prefill included"),
             (None, None) => {
                 let hint = match row.setup.max_concurrency {
-                    Some(limit) => format!("the file has only a limit of {limit} requests at once"),
+                    Some(limit) => {
+                        format!("the file has only a limit of {} at once", words::counted(limit, "request"))
+                    }
                     None => "the file does not say how many sequences decoded at once".to_owned(),
                 };
                 return self.ask("--batch", hint);

@@ -3,6 +3,7 @@
 //! Enters: a document. Leaves: one row per file. Times are the engine's own: neither client nor network is in them. The Prometheus page counts
 //! from the server's start, warm-up included, and has means alone.
 
+use crate::analysis::words::counted;
 use serde_json::{Map, Value as Json};
 
 use super::document::{Body, Document};
@@ -60,8 +61,8 @@ fn requests(document: &Document, records: &[&Map<String, Json>]) -> Result<Forei
     }
     let (values, mut remarks) = Fields::new(&document.file, 0, &map).values(FORMAT)?;
     remarks.push(format!(
-        "computed here from {} records; the engine's own times, client and network not in them",
-        records.len()
+        "computed here from {}; the engine's own times, client and network not in them",
+        counted(records.len(), "record")
     ));
     let setup = Setup {
         engine: Some("vllm".into()),

@@ -3,6 +3,7 @@
 //! Enters: a [`ServeReport`] from a file. Leaves: the same, in which counts, latencies and objectives are those of the measured requests, and
 //! no point is better than its gates. What a file keeps no samples of (rates, averages over time, the details of gates) stays as it says.
 
+use crate::analysis::words::precise;
 use hbmark_core::result::serving::{
     ClauseResult, GateName, Offered, Point, Quantiles, Quantity, Requests, ServeKind, ServeReport,
     ServeResult, SloMetric, Validity,
@@ -308,8 +309,7 @@ fn differs(metric: SloMetric, stated: &Quantiles, own: &Quantiles) -> Option<Str
             (None, None) => true,
             _ => false,
         };
-        let shown =
-            |q: Option<Quantity>| q.map_or("none".to_owned(), |q| format!("{:.3} ms", q.value() / 1e6));
+        let shown = |q: Option<Quantity>| q.map_or("none".to_owned(), |q| precise(q.value()));
         let metric = metric.name();
         (!same).then(|| {
             format!(

@@ -37,15 +37,16 @@ const look = async () => {
   const create = URL.createObjectURL;
   URL.createObjectURL = (blob) => { const url = create.call(URL, blob); made.set(url, blob.type); return url; };
   HTMLAnchorElement.prototype.click = function () { saved[this.download.split('.').pop()] = `${this.download} ${made.get(this.href)}`; };
-  for (const button of document.querySelector('figure .panel').querySelectorAll('button[data-save]')) button.click();
-  for (let i = 0; i < 50 && !saved.png; i += 1) await wait(20);
+  const buttons = document.querySelector('figure .panel')?.querySelectorAll('button[data-save]') ?? [];
+  for (const button of buttons) button.click();
+  for (let i = 0; buttons.length && i < 50 && !saved.png; i += 1) await wait(20);
   // A picture is made on another thread, and waiting passes no real time here: messages do.
   const turn = () => new Promise((done) => { const { port1, port2 } = new MessageChannel(); port1.onmessage = done; port2.postMessage(0); });
-  for (let i = 0; i < 200000 && !saved.png; i += 1) await turn();
+  for (let i = 0; buttons.length && i < 200000 && !saved.png; i += 1) await turn();
 
   let hover = null;
   const wanted = ['decode/native/bf16/b1/c128\n', 'TTFT p50 '];
-  const named = [...document.querySelector('figure').querySelectorAll('svg .mark')].find((m) => visible(m) && wanted.some((w) => m.textContent.startsWith(w)));
+  const named = [...(document.querySelector('figure')?.querySelectorAll('svg .mark') ?? [])].find((m) => visible(m) && wanted.some((w) => m.textContent.startsWith(w)));
   if (named) {
     const box = named.lastElementChild.getBoundingClientRect();
     named.dispatchEvent(new PointerEvent('pointermove', { bubbles: true, clientX: box.x + box.width / 2, clientY: box.y + box.height / 2 }));
@@ -65,6 +66,9 @@ const look = async () => {
     marks,
     hover,
     saved,
+    // The first table: what it shows, and what can be seen of it without scrolling.
+    columns: [...(document.querySelector('table')?.querySelectorAll('th') ?? [])].filter(visible).map((th) => th.textContent),
+    hidden: [...document.querySelectorAll('.columns .scroll')].map((s) => s.scrollWidth - s.clientWidth),
     overlaps: drawings.flatMap(overlapping),
     images: document.images.length,
     alerts,

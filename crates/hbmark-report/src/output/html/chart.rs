@@ -210,10 +210,13 @@ impl Chart {
         drawing = drawing.children(self.frame(area, &y_ticks));
         drawing = drawing.children(self.rules(area));
         let (drawn, above) = self.lines(area);
+        // What is crossed out must be seen where points lie on each other, so crosses come last.
+        let (crosses, points): (Vec<&Mark>, Vec<&Mark>) =
+            self.marks.iter().partition(|mark| mark.shape == Shape::Cross);
         // Labels are drawn over marks, and beside them where there is room.
         drawing
             .children(drawn)
-            .children(self.marks.iter().filter_map(|mark| self.mark(area, mark)))
+            .children(points.into_iter().chain(crosses).filter_map(|mark| self.mark(area, mark)))
             .children(above)
     }
 
@@ -384,6 +387,17 @@ mod tests {
         off.marks[0].x = 1e9;
         off.marks.push(Mark { y: f64::NAN, ..off.marks[0].clone() });
         assert!(off.draw().iter().all(|d| !d.render().contains("mark")));
+    }
+
+    #[test]
+    fn a_cross_is_drawn_over_the_points_at_its_place() {
+        let mut crossed = chart();
+        let cross = Mark { shape: Shape::Cross, style: "bad".into(), ..crossed.marks[0].clone() };
+        crossed.marks.insert(0, cross);
+        for drawn in crossed.draw() {
+            let drawn = drawn.render();
+            assert!(drawn.find("point c0") < drawn.find("cross bad"), "{drawn}");
+        }
     }
 
     #[test]

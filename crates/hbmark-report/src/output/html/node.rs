@@ -87,7 +87,7 @@ impl Node {
         }
         out.push('>');
         // The elements of HTML that have no end.
-        if matches!(self.tag, "meta" | "br" | "hr") {
+        if matches!(self.tag, "meta" | "br" | "hr" | "input") {
             return;
         }
         for child in &self.children {

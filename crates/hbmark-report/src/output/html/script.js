@@ -32,11 +32,13 @@
   };
   const nearest = (svg, x, y) => {
     let best = null;
-    let least = reach;
+    let least = [reach, Infinity];
     for (const mark of svg.querySelectorAll('.mark')) {
       const r = mark.lastElementChild.getBoundingClientRect();
       const away = Math.hypot(Math.max(r.left - x, 0, x - r.right), Math.max(r.top - y, 0, y - r.bottom));
-      if (away < least) [best, least] = [mark, away];
+      const middle = Math.hypot((r.left + r.right) / 2 - x, (r.top + r.bottom) / 2 - y);
+      // Of marks at one place the one on top, which is drawn last.
+      if (away < least[0] || (away === least[0] && middle <= least[1])) [best, least] = [mark, [away, middle]];
     }
     return best;
   };

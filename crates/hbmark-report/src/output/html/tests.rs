@@ -8,7 +8,7 @@ use scraper::{Html, Selector};
 use crate::output::{External, page as render};
 use crate::samples;
 use hbmark_core::model::Dtype;
-use hbmark_core::result::{Cause, CellResult, Phase, Report};
+use hbmark_core::result::{Cause, CellResult, Phase, Report, Status};
 
 /// A name that would run a program in a page that does not escape.
 pub(super) const HOSTILE: &str = "</script><img src=x onerror=alert(1)>";
@@ -128,15 +128,24 @@ fn decodes_of_other_programs_stand_on_the_roofline() {
     let mut cell = report.cells.iter().find(|c| c.id == "decode/native/bf16/b1/c128").unwrap().clone();
     cell.engine = "vllm".into();
     cell.tpot_ns = cell.tpot_ns.map(|t| t * 2.0);
-    let externals = [External { label: HOSTILE.into(), cell }];
+    let external =
+        |file: &str, label: &str| External { file: file.into(), label: label.into(), cell: cell.clone() };
+    let externals = [external("one.json", HOSTILE), external("one.json", "c8"), external("two.json", "c8")];
     let page = well_formed(&render(&report, &externals));
     let marks = texts(&page, "#roofline svg.wide .mark > title");
-    assert_eq!(marks.len(), report.cells.len() + 1);
+    assert_eq!(marks.len(), report.cells.len() + 3);
     let theirs = marks.iter().find(|m| m.starts_with("vllm, imported")).unwrap();
     assert!(theirs.contains(HOSTILE) && theirs.contains("45.4 % of the roof"), "{theirs}");
-    assert!(texts(&page, "#roofline svg.wide text").contains(&"vllm (imported)".to_owned()));
+    let keys = texts(&page, "#roofline svg.wide text.key");
+    for file in ["one.json", "two.json"] {
+        let own = format!("vllm (imported from {file})");
+        assert_eq!(keys.iter().filter(|key| **key == own).count(), 1, "{keys:?}");
+    }
+    let triangles = |colour| count(&page, &format!("#roofline svg.wide .mark > path.{colour}"));
+    assert_eq!((triangles("c5"), triangles("c4")), (2, 1), "a colour for each file");
     assert_eq!(count(&page, "img"), 0);
-    assert!(texts(&page, "#roofline td").iter().any(|t| t == HOSTILE), "and in the table behind it");
+    let named = format!("one.json {HOSTILE}");
+    assert!(texts(&page, "#roofline td").contains(&named), "and in the table behind it");
 }
 
 #[test]
@@ -184,6 +193,26 @@ fn a_result_without_data_says_so_in_the_place_of_each_plot() {
     let mut skipped = samples::report();
     skipped.cells = vec![CellResult::blank(Phase::Decode, "stock", Dtype::F32, 1, 128)];
     assert_eq!(count(&parsed(&skipped), ".absent"), PLOTS.len());
+}
+
+#[test]
+fn cells_whose_blocks_were_all_disturbed_were_measured_and_are_not_taken_apart() {
+    let mut report = samples::measured();
+    for cell in &mut report.cells {
+        cell.status = Status::Disturbed;
+        cell.blocks.iter_mut().for_each(|block| block.rejected = Some(Cause::ForeignLoad { cores: 0.8 }));
+        (cell.step_ns, cell.tpot_ns) = (None, None);
+    }
+    crate::analysis::judge::recompute(&mut report);
+    let page = parsed(&report);
+    let told = texts(&page, "#ladder .absent").concat();
+    assert!(
+        told.contains("No cell has a block that counts") && told.contains("medians over all blocks"),
+        "{told}"
+    );
+    assert!(texts(&page, "#cells td").iter().any(|cell| cell.starts_with('[')), "and the medians are shown");
+    let findings = texts(&page, "#findings p").concat();
+    assert!(findings.starts_with("24 of 24 cells measured, 24 not simply ok."), "{findings}");
 }
 
 #[test]

@@ -3,6 +3,7 @@
 //! Enters: what was compared, run and judged. Leaves: a document. It decides nothing: verdicts are those of [`crate::analysis::compare`].
 
 use crate::analysis::compare::percent;
+use crate::analysis::words::counted;
 use crate::output::document::{Block, Column, Document, Line, Table, Tone, measured, numbers, words};
 use crate::output::kinds::headline;
 use crate::output::metrics::Unit;
@@ -123,7 +124,12 @@ fn columns(rows: &[Row<'_>]) -> Vec<Column> {
         columns.push(written("A/A floor", &|effect| small(effect.floor)));
     }
     columns.push(text("because", &|row| row.effect.reason.clone()));
-    columns
+    let main = ["metric", "cell", "verdict", "B/A", "95 % interval"];
+    let minor = |column: Column| {
+        let minor = !main.contains(&column.title.as_str());
+        column.minor(minor)
+    };
+    columns.into_iter().map(minor).collect()
 }
 
 /// Raw numbers, one row a cell and one for all cells; A against itself is marked in the first column.
@@ -188,8 +194,8 @@ fn header(comparison: &Comparison) -> Vec<String> {
     };
     lines.push(match comparison.method {
         Method::PairedRounds => format!(
-            "{} rounds, a fresh process a side, in random order (seed {}: {}), {each}",
-            comparison.rounds.unwrap_or_default(),
+            "{}, a fresh process a side, in random order (seed {}: {}), {each}",
+            counted(comparison.rounds.unwrap_or_default(), "round"),
             comparison.seed.unwrap_or_default(),
             comparison.order.join(" "),
         ),

@@ -11,14 +11,17 @@ impl Kind for [Finding] {
     fn document(&self) -> Document {
         let mut document = Document::default();
         if self.is_empty() {
-            document.list(["no cell was measured, so there is nothing to explain".to_owned()]);
+            document.list([
+                "no rule found anything: only what its own blocks or requests can stand for is explained"
+                    .to_owned(),
+            ]);
         }
         for finding in self {
             document.heading(format!("{} ({})", finding.regime, word(finding.severity)));
             let mut pairs = vec![("symptom", finding.symptom.clone())];
             pairs.extend(finding.evidence.iter().take(MAX_EVIDENCE).map(|e| ("evidence", e.clone())));
             if let Some(more) = finding.evidence.len().checked_sub(MAX_EVIDENCE).filter(|more| *more > 0) {
-                pairs.push(("", format!("and {more} more cells")));
+                pairs.push(("", format!("and {more} more")));
             }
             pairs.push(("measure", finding.next.clone()));
             pairs.push(("do first", finding.response.clone()));

@@ -6,6 +6,7 @@ use crate::analysis::import::{
     ForeignFormat, ForeignResult, ForeignRow, Imported, Metric, Placement, Rate, RooflinePlacement,
     Statistic, Value,
 };
+use crate::analysis::words::counted;
 use crate::output::document::{
     Block, Column, Document, facts, grouped, measured, numbers, split_constants, words,
 };
@@ -32,6 +33,11 @@ const SHOWN: &[Metric] = &[
 /// Metrics whose tail a table shows beside the middle.
 const TAILS: &[Metric] = &[Metric::Ttft, Metric::Tpot, Metric::Itl];
 const P99: Statistic = Statistic::Percentile(990);
+/// The headings of a row's lower bound, and of how much of the data sheet's bandwidth it reached.
+const FLOOR: &str = "floor";
+const SHARE: &str = "% sheet";
+/// The heading of what the programs mean by their metrics.
+const DIFFERING: &str = "metric definitions that differ";
 
 impl Kind for [Imported] {
     fn page(&self) -> Document {
@@ -45,7 +51,7 @@ impl Kind for [Imported] {
         let mut document = Document::default();
         let lines: Vec<Line<'_>> = self.iter().flat_map(lines_of).collect();
         if self.len() > 1 {
-            document.heading(format!("{} results · {}", self.len(), counted(lines.len())));
+            document.heading(format!("{} results · {}", self.len(), counted(lines.len(), "row")));
             let (constants, columns) = columns(&lines);
             document.list(
                 (!constants.is_empty()).then(|| format!("reported in every file: {}", facts(&constants))),
@@ -54,6 +60,9 @@ impl Kind for [Imported] {
         }
         for one in self {
             section(&mut document, one, self.len() == 1);
+        }
+        if self.len() > 1 {
+            document.section(DIFFERING, caveats_of_programs(self));
         }
         document.sheet = Some(sheet(self));
         document
@@ -117,10 +126,6 @@ fn lines_of(one: &Imported) -> impl Iterator<Item = Line<'_>> {
     one.result.rows.iter().zip(&one.places).map(|(row, place)| Line { result: &one.result, row, place })
 }
 
-fn counted(rows: usize) -> String {
-    if rows == 1 { "1 row".to_owned() } else { format!("{rows} rows") }
-}
-
 /// What is said of one result; the table where it stands alone.
 fn section(document: &mut Document, imported: &Imported, alone: bool) {
     let result = &imported.result;
@@ -128,7 +133,7 @@ fn section(document: &mut Document, imported: &Imported, alone: bool) {
         "{} · {} · {}",
         result.source,
         result.format.name(),
-        counted(result.rows.len())
+        counted(result.rows.len(), "row")
     ));
     let (constants, columns) = columns(&lines_of(imported).collect::<Vec<_>>());
     let reported =
@@ -138,7 +143,9 @@ fn section(document: &mut Document, imported: &Imported, alone: bool) {
         document.table(columns);
     }
     document.section("about these rows", row_remarks(imported));
-    document.section("metric definitions that differ", caveats(imported));
+    if alone {
+        document.section(DIFFERING, caveats(imported));
+    }
     document.section(
         "assumptions",
         shared(imported, |_, place| match place {
@@ -205,6 +212,21 @@ fn caveats(imported: &Imported) -> Vec<String> {
         format!("{} is our {}: {}", alias.key, alias.metric.title(), alias.caveat)
     };
     metric_keys::of(imported.result.format).filter(used).map(line).collect()
+}
+
+/// The caveats of several results, each once, with the programs it is of.
+fn caveats_of_programs(results: &[Imported]) -> Vec<String> {
+    let lines = grouped(results.iter().map(|one| (one.result.format.name(), caveats(one))));
+    let named = |(line, programs): (String, Vec<&str>)| {
+        let mut once: Vec<&str> = Vec::new();
+        for program in programs {
+            if !once.contains(&program) {
+                once.push(program);
+            }
+        }
+        format!("{}: {line}", once.join(", "))
+    };
+    lines.into_iter().map(named).collect()
 }
 
 /// Whether a value's key is one that an alias reads.
@@ -292,7 +314,29 @@ fn columns(lines: &[Line<'_>]) -> (Vec<(String, String)>, Vec<Column>) {
     }
     columns.extend(placed_columns(lines));
     columns.retain(|c| c.title == "row" || !c.is_empty());
+    let main = main_columns(lines, &rows);
+    let minor = |column: Column| {
+        let minor = !main.contains(&column.title);
+        column.minor(minor)
+    };
+    let columns = columns.into_iter().map(minor).collect();
     (constants, columns)
+}
+
+/// The columns that say which row it is, what was measured and how far that is from the floor; where no row was rated, the usual metrics.
+fn main_columns(lines: &[Line<'_>], rows: &[&ForeignRow]) -> Vec<String> {
+    let mut metrics: Vec<Metric> = lines
+        .iter()
+        .filter_map(|line| match line.place {
+            RooflinePlacement::Placed(placed) => Some(placed.time.metric),
+            _ => None,
+        })
+        .collect();
+    if metrics.is_empty() {
+        metrics = vec![Metric::Ttft, Metric::DecodeStep, Metric::Tpot, Metric::OutputThroughput];
+    }
+    let known = ["file", "row", "validity", FLOOR, SHARE].map(str::to_owned);
+    known.into_iter().chain(metrics.into_iter().map(|metric| headed(metric, rows))).collect()
 }
 
 /// The heading of a metric's middle, with the statistics that it is in these rows; a single value has none.
@@ -332,9 +376,9 @@ fn placed_columns(lines: &[Line<'_>]) -> Vec<Column> {
     };
     vec![
         word("at", &|cell| format!("b{} c{}", cell.batch, cell.context)),
-        number("floor", Unit::Nanoseconds, &|cell| cell.predicted_datasheet_ns),
+        number(FLOOR, Unit::Nanoseconds, &|cell| cell.predicted_datasheet_ns),
         number("achieved", Unit::BytesPerSecond, &|cell| cell.achieved_bytes_per_s),
-        number("% sheet", Unit::Fraction, &|cell| cell.fraction_of_datasheet),
+        number(SHARE, Unit::Fraction, &|cell| cell.fraction_of_datasheet),
         word("bound", &|cell| cell.bound.map_or("-", bound_word).to_owned()),
     ]
 }

@@ -3,14 +3,15 @@
 //! Enters: a result. Leaves: the title of its page and [`Figure`]s, the verdict the first of them.
 
 use crate::analysis::import::{Imported, RooflinePlacement, objections};
+use crate::analysis::words::counted;
 use crate::output::document::{Figure, Tone, Value};
 use crate::output::kinds::run::status_word;
-use crate::output::kinds::serving::{met_objectives, range_over_seeds};
+use crate::output::kinds::serving::{mean_wait, met_objectives, range_over_seeds};
 use crate::output::metrics::Unit;
 use crate::output::text::{alone, single};
 use hbmark_core::result::comparison::{Comparison, ComparisonVerdict};
 use hbmark_core::result::serving::{Offered, Point, Quantiles, Quantity, ServeKind, ServeReport, Validity};
-use hbmark_core::result::{Cause, CellResult, Phase, Report, ReportKind, Status};
+use hbmark_core::result::{Cause, CellResult, Phase, ProtocolSummary, Report, ReportKind, Status};
 
 /// The title of a run's or a prediction's page.
 #[must_use]
@@ -52,7 +53,7 @@ fn verdict(good: usize, all: usize, what: &str, note: String) -> Figure {
         0 => Tone::Bad,
         _ => Tone::Warning,
     };
-    Figure { name: "valid".to_owned(), value: format!("{good} of {all} {what}"), note, tone }
+    Figure { name: "valid".to_owned(), value: format!("{good} of {}", counted(all, what)), note, tone }
 }
 
 /// The figures of a run or of a prediction.
@@ -90,9 +91,22 @@ fn measured(report: &Report) -> Vec<Figure> {
     }
     let skipped = report.cells.len() - run.len();
     if skipped > 0 {
-        notes.push(format!("{skipped} more were skipped"));
+        notes.push(format!("skipped: {skipped} more"));
     }
-    let mut figures = vec![verdict(good.len(), run.len(), "cells", notes.join("; "))];
+    let mut figures = if report.protocol.as_ref().is_some_and(ProtocolSummary::is_smoke) {
+        // That none of them is valid is what was asked for.
+        let ran = run.iter().filter(|cell| cell.status == Status::Smoke).count();
+        let value = format!("{ran} of {} ran", counted(run.len(), "cell"));
+        let tone = if ran == run.len() { Tone::Plain } else { Tone::Bad };
+        vec![Figure {
+            name: "smoke".to_owned(),
+            value,
+            note: "once each: their times mean nothing".to_owned(),
+            tone,
+        }]
+    } else {
+        vec![verdict(good.len(), run.len(), "cell", notes.join("; "))]
+    };
     let decoded = decodes(&good);
     if let Some((cell, ns)) = decoded.iter().find_map(|cell| Some((cell, cell.tpot_ns?))) {
         figures.push(figure("TPOT", single(Unit::Nanoseconds, ns), place(cell)));
@@ -125,7 +139,7 @@ fn predicted(report: &Report) -> Vec<Figure> {
     if fit < all {
         let note = decodes().find_map(too_large).unwrap_or_default();
         let tone = if fit == 0 { Tone::Bad } else { Tone::Warning };
-        let value = format!("{fit} of {all} decode cells");
+        let value = format!("{fit} of {}", counted(all, "decode cell"));
         figures.push(Figure { name: "fit in memory".to_owned(), value, note, tone });
     }
     // The engine of a prediction is none.
@@ -166,8 +180,8 @@ pub fn comparison(found: &Comparison) -> Vec<Figure> {
         (None, Some((verdict, _)), 1) => (format!("B is {}", verdict.word()), tone(verdict)),
         (None, ..) => (counts.join(", "), Tone::Warning),
     };
-    let compared = if found.is_served() { "metrics" } else { "cells" };
-    let note = format!("{} {compared}: {}", found.cells.len(), counts.join(", "));
+    let compared = if found.is_served() { "metric" } else { "cell" };
+    let note = format!("{}: {}", counted(found.cells.len(), compared), counts.join(", "));
     let mut figures = vec![Figure { name: "verdict".to_owned(), value, note, tone: told }];
     if let Some((ratio, effect)) = only.and_then(|effect| Some((effect.ratio?, effect))) {
         let note =
@@ -204,14 +218,32 @@ pub fn imported(results: &[Imported]) -> Vec<Figure> {
         })
         .collect();
     let tone = if bad == 0 { Tone::Plain } else { Tone::Bad };
-    let value = if bad == 0 { "none found".to_owned() } else { format!("{bad} of {rows} rows") };
+    let value = if bad == 0 { "none found".to_owned() } else { format!("{bad} of {}", counted(rows, "row")) };
     let mut figures =
         vec![Figure { name: "contradictions".to_owned(), value, note: first.unwrap_or_default(), tone }];
-    figures.push(figure("on the roofline", format!("{} of {rows} rows", rated.len()), String::new()));
+    figures.push(figure(
+        "on the roofline",
+        format!("{} of {}", rated.len(), counted(rows, "row")),
+        devices(results),
+    ));
     if let Some((place, share)) = most(&rated, |cell| cell.fraction_of_datasheet) {
         figures.push(figure("of the data sheet's bandwidth, at most", single(Unit::Fraction, share), place));
     }
     figures
+}
+
+/// The data sheets that rows were held against, and whether a file or a person named the GPU.
+fn devices(results: &[Imported]) -> String {
+    let mut devices: Vec<String> = Vec::new();
+    for (row, place) in results.iter().flat_map(|one| one.result.rows.iter().zip(&one.places)) {
+        let RooflinePlacement::Placed(placed) = place else { continue };
+        let by = if row.setup.gpu.is_some() { "the file" } else { "hand" };
+        let device = format!("of {} × {}, named by {by}", placed.gpus, placed.device);
+        if !devices.contains(&device) {
+            devices.push(device);
+        }
+    }
+    devices.join("; ")
 }
 
 /// The title of the page of imported results.
@@ -240,16 +272,20 @@ fn point(point: &Point) -> Vec<Figure> {
         (Validity::Invalid, _) => ("INVALID", Tone::Bad),
         (Validity::Saturated, _) => ("SATURATED", Tone::Bad),
         (_, Some(true)) if result.steadiness_open().is_some() => {
-            ("objectives met, steadiness not shown", Tone::Warning)
+            ("objectives met, too short to show it stays so", Tone::Warning)
         }
         (_, Some(true)) => ("objectives met", Tone::Good),
         (_, Some(false)) => ("objectives NOT met", Tone::Bad),
         (_, None) if !result.slo.is_empty() => ("objectives undetermined", Tone::Warning),
         _ => ("valid", Tone::Good),
     };
-    let offered =
-        result.offered_per_s.map_or_else(String::new, |rate| format!("{rate:.3} requests/s offered"));
-    let verdict = Figure { name: "verdict".to_owned(), value: value.to_owned(), note: offered, tone };
+    let mut notes: Vec<String> =
+        result.offered_per_s.map(|rate| format!("{rate:.3} requests/s offered")).into_iter().collect();
+    if result.validity == Validity::Valid && result.steadiness_open().is_some() {
+        notes.push(mean_wait(point, result));
+    }
+    let verdict =
+        Figure { name: "verdict".to_owned(), value: value.to_owned(), note: notes.join("; "), tone };
     let tokens = single(Unit::Count, result.output_tokens_per_s.round());
     let served = format!("{:.3} requests/s served", result.served_per_s);
     let throughput = figure("output throughput", format!("{tokens} tok/s"), served);
@@ -307,14 +343,18 @@ pub fn serving(report: &ServeReport) -> Vec<Figure> {
         return point(only);
     }
     let valid = results().filter(|(_, result)| result.validity == Validity::Valid).count();
-    let mut figures = vec![verdict(valid, results().count(), "points", String::new())];
+    let mut figures = vec![verdict(valid, results().count(), "point", String::new())];
     let highest = most(&|point| match point.offered {
         Offered::Rate(rate) if met_objectives(point) => Some(rate),
         _ => None,
     });
     figures.extend(highest.map(|(point, rate)| {
         let open = point.result.as_ref().is_some_and(|result| result.steadiness_open().is_some());
-        let note = if open { format!("{}, steadiness not shown", point.label) } else { point.label.clone() };
+        let note = if open {
+            format!("{}, too short to show it stays so", point.label)
+        } else {
+            point.label.clone()
+        };
         figure("highest rate that held", format!("{rate} requests/s"), note)
     }));
     figures.extend(throughput(&|_| true));
@@ -372,6 +412,28 @@ mod tests {
     }
 
     #[test]
+    fn a_smoke_run_counts_what_ran_and_calls_none_of_it_invalid() {
+        let mut report = samples::measured();
+        report.protocol = Some(samples::protocol_named("smoke"));
+        report.cells.iter_mut().for_each(|cell| cell.status = Status::Smoke);
+        let lines = shown(&run(&report));
+        assert_eq!(lines[0], "smoke: 24 of 24 cells ran (once each: their times mean nothing)");
+        report.cells[0].status = Status::Failed;
+        assert_eq!(run(&report)[0].tone, Tone::Bad, "one did not run");
+    }
+
+    #[test]
+    fn a_point_too_short_to_judge_shows_how_short_its_waiting_line_was() {
+        let report = samples::single();
+        assert!(
+            report.points[0].result.as_ref().unwrap().steadiness_open().is_some(),
+            "the fixture is short"
+        );
+        let lines = shown(&serving(&report));
+        assert!(lines[0].ends_with("requests/s offered; 0.11 requests waited on average)"), "{lines:?}");
+    }
+
+    #[test]
     fn pages_of_comparisons_and_imports_begin_with_what_they_are_and_their_verdict() {
         let found: Comparison = samples::saved("comparison");
         let page = found.page();
@@ -393,7 +455,7 @@ mod tests {
         assert_eq!(lines(&imported)[0], "contradictions: none found");
         imported[0].result.rows[0].problems.push(Cause::other("p99 is below the median"));
         assert!(
-            lines(&imported)[0].starts_with("contradictions: 1 of 1 rows (c2: p99 is below"),
+            lines(&imported)[0].starts_with("contradictions: 1 of 1 row (c2: p99 is below"),
             "{imported:?}"
         );
     }

@@ -2,6 +2,7 @@
 //!
 //! Enters: a [`Probe`]. Leaves: the document of `hbmark doctor --url`: who answers, what it serves, what of it can be measured.
 
+use crate::analysis::words::counted;
 use crate::output::document::{Document, Line, Tone, numbers, words};
 use crate::output::{Kind, OutputError};
 use hbmark_core::result::serving::{Clue, Outcome, Probe, ServedModel};
@@ -72,8 +73,8 @@ fn facts(probe: &Probe) -> Vec<String> {
             probe.evidence.iter().map(|e| format!("{} ({})", clue(e.clue), e.dialect.name())).collect();
         facts.push(format!("known by {}", by.join(", ")));
     }
-    facts.extend(probe.slots.map(|slots| format!("{slots} requests at a time")));
-    facts.extend(probe.kv_tokens.map(|tokens| format!("a KV cache of {tokens} tokens")));
+    facts.extend(probe.slots.map(|slots| format!("{} at a time", counted(slots, "request"))));
+    facts.extend(probe.kv_tokens.map(|tokens| format!("a KV cache of {}", counted(tokens, "token"))));
     facts.extend(probe.prefix_caching.map(|on| format!("prefix caching {}", if on { "on" } else { "off" })));
     facts.push(match &probe.metrics {
         Some(metrics) => {

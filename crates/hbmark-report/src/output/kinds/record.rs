@@ -4,6 +4,7 @@
 //! Enters: a result of `run`, `serve` or `compare`, and for traffic what was planned with it. Leaves: a document. It decides nothing:
 //! statuses, verdicts and reasons are those of the result.
 
+use crate::analysis::words::counted;
 use std::collections::BTreeMap;
 
 use super::run::{device_line, protocol_text, status_word};
@@ -81,8 +82,8 @@ fn facts(environment: &Environment) -> Vec<String> {
     )];
     let cpu = &environment.cpu;
     if let Some(model) = &cpu.model {
-        let memory = cpu.memory_bytes.map_or(String::new(), |m| format!(", {m} of memory"));
-        facts.push(format!("CPU: {model}, {} cores usable{memory}", cpu.usable_cores));
+        let memory = cpu.memory_bytes.map_or(String::new(), |m| format!(", {} of memory", m.capacity()));
+        facts.push(format!("CPU: {model}, {} usable{memory}", counted(cpu.usable_cores, "core")));
     }
     if let Some(gpu) = &environment.gpu {
         let named = [
@@ -160,7 +161,7 @@ fn serving_target(report: &ServeReport, planned: Option<&Capacity>) -> Vec<Strin
         (Some(_), ..) => "the highest rate under the objectives".to_owned(),
         (_, Some(variable), _) => format!("what {variable} does, value by value"),
         (_, _, Some(cold)) => {
-            format!("the time from launch to first token, over {} launches", cold.launches.len())
+            format!("the time from launch to first token, over {}", counted(cold.launches.len(), "start"))
         }
         _ => "the latencies of this load".to_owned(),
     };
@@ -207,9 +208,13 @@ fn accepted_lines(report: &ServeReport, accepted: Option<&Point>, planned: Optio
     }
     if let Some(planned) = planned {
         lines.push(format!(
-            "{} instances on {} GPUs or machines, {} requests/s each",
-            planned.instances,
-            planned.gpus,
+            "{} on {}, {} requests/s each",
+            counted(planned.instances, "instance"),
+            if planned.gpus == 1 {
+                "1 GPU or machine".to_owned()
+            } else {
+                format!("{} GPUs or machines", planned.gpus)
+            },
             number(planned.rate_per_instance)
         ));
     }
@@ -292,13 +297,15 @@ fn serving_end(report: &ServeReport) -> Vec<String> {
 pub fn of_run(report: &Report) -> Document {
     let what = if report.kind == ReportKind::Predict { "predicting" } else { "steps of" };
     let mut page = Page::new(format!("Decision record: {what} {}", report.model.name));
-    let mut target =
-        vec![format!("{} cells of prefill and decode, each against its roofline", report.cells.len())];
+    let mut target = vec![format!(
+        "{} of prefill and decode, each against its roofline",
+        counted(report.cells.len(), "cell")
+    )];
     target.extend(remarks_of_a_person(report.note.as_ref(), report.hypothesis.as_ref()));
     page.section("Target", target);
     let accepted: Vec<&CellResult> =
         report.cells.iter().filter(|c| matches!(c.status, Status::Ok | Status::Predicted)).collect();
-    page.section("Accepted", [format!("{} of {} cells", accepted.len(), report.cells.len())]);
+    page.section("Accepted", [format!("{} of {}", accepted.len(), counted(report.cells.len(), "cell"))]);
     let rejected = report.cells.iter().filter(|c| !matches!(c.status, Status::Ok | Status::Predicted));
     page.section(
         "Rejected",
@@ -362,7 +369,7 @@ fn run_end(report: &Report) -> Vec<String> {
         (Status::Smoke, "ran once; their times mean nothing"),
     ] {
         if count(status) > 0 {
-            lines.push(format!("{} cells {why}", count(status)));
+            lines.push(format!("{} {why}", counted(count(status), "cell")));
         }
     }
     lines
@@ -399,7 +406,8 @@ pub fn of_comparison(comparison: &Comparison) -> Document {
     let end = match (comparison.method, comparison.rounds) {
         (Method::PairedRounds, Some(rounds)) => {
             format!(
-                "{rounds} rounds of fresh processes, a number fixed before the first; order {}",
+                "{} of fresh processes, a number fixed before the first; order {}",
+                counted(rounds, "round"),
                 comparison.order.join(" ")
             )
         }

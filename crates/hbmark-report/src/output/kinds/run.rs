@@ -12,6 +12,7 @@ mod roofline;
 mod telemetry;
 mod waterfall;
 
+use crate::analysis::words::counted;
 use std::fmt::Write;
 
 pub use page::page;
@@ -39,7 +40,7 @@ impl Kind for Report {
             model.name,
             model.source,
             parameters(model.parameters),
-            model.weight_bytes
+            model.weight_bytes.capacity()
         ));
         let layers = model.architecture.stack.as_ref();
         document.lines(layers.map(|stack| Line::Said(Tone::Faint, format!("layers: {stack}"))));
@@ -114,10 +115,10 @@ fn header(report: &Report) -> Vec<Line> {
     }
     if let Some(sheet) = &report.datasheet {
         lines.push(Line::plain(format!(
-            "data sheet: {} · {} · {:.0} GiB · {}",
+            "data sheet: {} · {} · {} · {}",
             sheet.product,
             BytesPerSecond(sheet.bandwidth_bytes_per_s),
-            sheet.memory_bytes.as_f64() / f64::from(1 << 30),
+            sheet.memory_bytes.capacity(),
             sheet.source
         )));
     }
@@ -276,7 +277,19 @@ pub fn of_cells(cells: &[CellResult]) -> (Vec<(String, String)>, Vec<Column>) {
     columns.extend(shown.map(|m| m.of_cells(cells)).filter(|column| !column.is_empty()));
     columns.push(words("bound", cells.iter().map(|c| c.bound.map_or("-", bound_word).to_owned())));
     columns.push(words("validity", cells.iter().map(|c| validity(c).to_owned())));
-    split_constants(columns, |c| cells.len() > 1 && !ALWAYS.contains(&c.title.as_str()))
+    // Where there is little room: which cell, its time, its share of the ceiling, and whether it counts. A decode's time is its TPOT.
+    let has = |phase| cells.iter().any(|c| c.phase == phase);
+    let main = ["phase", "engine", "dtype", "batch", "context", "% ceiling", "validity"];
+    let is_main = |title: &str| match title {
+        "step" => has(Phase::Prefill),
+        "TPOT" => has(Phase::Decode),
+        other => main.contains(&other),
+    };
+    let columns = columns.into_iter().map(|column| {
+        let minor = !is_main(&column.title);
+        column.minor(minor)
+    });
+    split_constants(columns.collect(), |c| cells.len() > 1 && !ALWAYS.contains(&c.title.as_str()))
 }
 
 /// The word for a cell: a prediction for a device that cannot hold it says so.
@@ -327,9 +340,9 @@ pub fn remarks(cells: &[CellResult]) -> Vec<String> {
         if rejected > 0 {
             let last = cell.blocks.iter().rev().find_map(|b| b.rejected.as_ref());
             remarks.push(format!(
-                "{}: {rejected} of {} blocks rejected; the last: {}",
+                "{}: {rejected} of {} rejected; the last: {}",
                 cell.id,
-                cell.blocks.len(),
+                counted(cell.blocks.len(), "block"),
                 joined(last.map_or(&[], std::slice::from_ref))
             ));
         }
@@ -359,7 +372,10 @@ fn shared(cells: &[CellResult], of: impl Fn(&CellResult) -> Vec<String>) -> Vec<
 /// A crossover as a sentence: its name, its value, and its explanation.
 #[must_use]
 pub fn crossover_line(crossover: &hbmark_core::result::Crossover) -> String {
-    let value = crossover.value.map_or("none".to_owned(), |value| format!("{value:.0} {}", crossover.unit));
+    let unit = |value: f64| {
+        if (value - 1.0).abs() < 0.5 { crossover.unit.trim_end_matches('s') } else { &crossover.unit }
+    };
+    let value = crossover.value.map_or("none".to_owned(), |value| format!("{value:.0} {}", unit(value)));
     format!("{}: {value}; {}", crossover.what, crossover.explanation)
 }
 
@@ -385,6 +401,6 @@ pub fn fit_line(fit: &hbmark_core::result::FittedModel) -> String {
     if let Some(each) = fit.per_sequence_ns {
         let _ = write!(line, "; {} per sequence", Nanos(each));
     }
-    let _ = write!(line, "; r² {:.3} over {} cells", fit.r_squared, fit.cells);
+    let _ = write!(line, "; r² {:.3} over {}", fit.r_squared, counted(fit.cells, "cell"));
     line
 }

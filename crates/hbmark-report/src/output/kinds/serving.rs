@@ -4,6 +4,7 @@
 //! as such, and a percentile that the sample is too small for as the largest value with a `≥`.
 
 use crate::analysis::explain_serving;
+use crate::analysis::words::counted;
 use crate::output::document::{Column, Document, Line, Value, measured, numbers, words};
 use crate::output::metrics::{SERVING, Shown, Unit};
 use crate::output::{Kind, OutputError};
@@ -230,6 +231,12 @@ fn offered(point: &Point) -> String {
     }
 }
 
+/// How long the waiting line was. Of a live server it is seen from outside only until the first token.
+pub fn mean_wait(point: &Point, result: &ServeResult) -> String {
+    let for_what = if point.live.is_some() { " for its first token" } else { "" };
+    format!("{:.2} requests waited{for_what} on average", result.mean_waiting.max(0.0))
+}
+
 /// Sentences about a point.
 pub fn remarks(point: &Point) -> Vec<String> {
     let mut lines = Vec::new();
@@ -240,22 +247,28 @@ pub fn remarks(point: &Point) -> Vec<String> {
     lines.extend(result.reasons.iter().map(|r| format!("{}: {r}", validity(point))));
     // The latencies are shown, so warn that they may depend on the length of the run.
     lines.extend(
-        result
-            .gates
-            .iter()
-            .filter(|gate| gate.name == GateName::KeepsUp && gate.passed.is_none())
-            .map(|gate| format!("saturation undetermined: {}", gate.detail)),
+        result.gates.iter().filter(|gate| gate.name == GateName::KeepsUp && gate.passed.is_none()).map(
+            |gate| {
+                let waited = mean_wait(point, result);
+                format!("{waited}; the run is too short to show that it stays so: {}", gate.detail)
+            },
+        ),
     );
     if result.unfinished > 0 {
-        lines.push(format!("{} of {} measured requests never finished", result.unfinished, result.measured));
+        lines.push(format!(
+            "never finished: {} of {}",
+            result.unfinished,
+            counted(result.measured, "measured request")
+        ));
     }
     for (reason, count) in &result.rejected {
-        lines.push(format!("{count} of {} measured requests were rejected: {reason}", result.measured));
+        lines
+            .push(format!("rejected: {count} of {}: {reason}", counted(result.measured, "measured request")));
     }
     if result.tpot_clause_dropped > 0 && !result.slo.is_empty() {
         lines.push(format!(
-            "{} requests have no TPOT, and their TPOT clause was dropped",
-            result.tpot_clause_dropped
+            "no TPOT, so that the TPOT clause was dropped: {}",
+            counted(result.tpot_clause_dropped, "request")
         ));
     }
     lines.extend(result.slo.iter().map(|c| match (result.validity, c.observed) {
@@ -266,10 +279,10 @@ pub fn remarks(point: &Point) -> Vec<String> {
         && ideal.max(seen) >= 0.001
     {
         lines.push(format!(
-            "prefix cache: hit rate {:.1} % (infinite cache: {:.1} %), {} evictions",
+            "prefix cache: hit rate {:.1} % (infinite cache: {:.1} %), {}",
             seen * 100.0,
             ideal * 100.0,
-            result.prefix_evictions
+            counted(result.prefix_evictions, "eviction")
         ));
     }
     let limit = Limits::default().foreign_cores;
@@ -305,7 +318,7 @@ pub fn remarks(point: &Point) -> Vec<String> {
             let kinds: Vec<String> = residuals
                 .kinds()
                 .map(|(kind, r)| {
-                    format!("{kind} {:+.1} % ({} steps)", (r.total_ratio - 1.0) * 100.0, r.steps)
+                    format!("{kind} {:+.1} % ({})", (r.total_ratio - 1.0) * 100.0, counted(r.steps, "step"))
                 })
                 .collect();
             lines.push(format!(

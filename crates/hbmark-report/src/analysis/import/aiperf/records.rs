@@ -3,6 +3,7 @@
 //! Enters: a document. Leaves: one row with the figures that AIPerf's own summary would have, computed from the records; of telemetry, one
 //! row that names the GPUs and has their telemetry. Records of the warm-up, cancelled requests and errors are left out and counted.
 
+use crate::analysis::words::counted;
 use serde_json::{Map, Value as Json};
 
 use super::super::document::Document;
@@ -70,10 +71,13 @@ fn requests(document: &Document, records: &[&Map<String, Json>]) -> Result<Forei
         put("request_throughput", Some(single(completed as f64 / seconds, "requests/sec")));
     }
     let (values, mut remarks) = Fields::new(&document.file, 0, &map).values(FORMAT)?;
-    remarks.push(format!("computed here from {completed} records of single requests"));
+    remarks.push(format!("computed here from {} of single requests", counted(completed, "record")));
     remarks.extend(failures(Some(failed)));
     if left_out > 0 {
-        remarks.push(format!("{left_out} records of the warm-up or of cancelled requests are left out"));
+        remarks.push(format!(
+            "left out: {} of the warm-up or of cancelled requests",
+            counted(left_out, "record")
+        ));
     }
     let setup = Setup {
         input_tokens: known_mean(&prompts),

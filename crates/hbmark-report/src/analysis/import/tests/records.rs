@@ -27,7 +27,7 @@ fn aiperf_records_give_the_figures_of_a_summary() {
     assert_eq!((setup.requests, setup.completed, setup.failed), (Some(5), Some(3), Some(1)));
     assert_eq!((setup.input_tokens, setup.output_tokens), (Some(100.0), Some(200.0)));
     let said = row.remarks.join("\n");
-    assert!(said.contains("1 requests failed") && said.contains("1 records of the warm-up"), "{said}");
+    assert!(said.contains("failed: 1 request;") && said.contains("left out: 1 record of"), "{said}");
 }
 
 #[test]

@@ -14,8 +14,10 @@ use scraper::{Html, Selector};
 use sha2::{Digest, Sha256};
 
 use super::serving::{hostile, hostile_findings, render_serving};
+use crate::analysis::import::{self, Imported, UserOverrides};
 use crate::output::page as render;
 use crate::samples;
+use hbmark_core::result::comparison::Comparison;
 
 const PROBE: &str = include_str!("../browser_probe.js");
 
@@ -157,6 +159,47 @@ fn the_page_of_a_sweep_works_in_a_browser_on_a_desk_and_on_a_phone() {
         assert_eq!(seen.inside["saved"]["png"], "hbmark-load-ttft.png image/png");
         assert_eq!(seen.inside["overlaps"], serde_json::json!([]), "labels that cover each other");
     }
+}
+
+#[test]
+fn a_page_of_imported_results_shows_time_floor_and_share_on_a_phone() {
+    let Some(browser) = browser() else { return };
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/foreign");
+    let architecture = hbmark_core::model::test_shapes::llama_3_1_8b();
+    let given = UserOverrides {
+        model: Some(&architecture),
+        model_name: Some("Llama-3.1-8B"),
+        gpu: Some(hbmark_core::ledger::devices::find("h100-pcie").unwrap()),
+        dtype: Some(hbmark_core::model::Dtype::Bf16),
+        ..UserOverrides::default()
+    };
+    let files = ["vllm-serve-2025-03-detailed.json", "sglang-one-batch.jsonl"];
+    let results = files.iter().flat_map(|name| import::read(&folder.join(name)).unwrap());
+    let placed: Vec<Imported> = results.map(|result| Imported::new(result, &given)).collect();
+    let page = crate::output::render(&*placed, crate::output::Format::Html, false).unwrap();
+    let at = |width| {
+        let seen = open(&browser, &page, width);
+        harmless(&seen);
+        seen
+    };
+    let (desk, phone) = (at(1280), at(390));
+    assert!(desk.inside["columns"].as_array().unwrap().len() > 20, "{}", desk.inside["columns"]);
+    assert_eq!(
+        phone.inside["columns"],
+        serde_json::json!(["file", "row", "decode step median", "TPOT median", "floor", "% sheet"])
+    );
+    assert!(phone.number("/hidden/0") <= 0.0, "wider than the phone by {}", phone.number("/hidden/0"));
+}
+
+#[test]
+fn a_page_of_a_comparison_shows_its_verdict_and_ratio_on_a_phone() {
+    let Some(browser) = browser() else { return };
+    let found: Comparison = samples::saved("comparison");
+    let page = crate::output::render(&found, crate::output::Format::Html, false).unwrap();
+    let seen = open(&browser, &page, 390);
+    harmless(&seen);
+    assert_eq!(seen.inside["columns"], serde_json::json!(["cell", "verdict", "B/A", "95 % interval"]));
+    assert!(seen.number("/hidden/0") <= 0.0, "wider than the phone by {}", seen.number("/hidden/0"));
 }
 
 #[test]

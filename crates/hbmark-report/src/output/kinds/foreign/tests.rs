@@ -44,26 +44,69 @@ fn every_step_benchmark_prints_what_it_says_and_asks_for_the_rest() {
     ));
 }
 
-#[test]
-fn with_what_was_missing_the_rows_stand_on_the_roofline() {
+/// Files that name no GPU, on a GPU that was given.
+fn on_a_given_gpu(names: &[&str]) -> Vec<Imported> {
     let architecture = test_shapes::llama_3_1_8b();
     let given = UserOverrides {
         model: Some(&architecture),
+        model_name: Some("Llama-3.1-8B"),
         gpu: Some(devices::find("h100-pcie").unwrap()),
         dtype: Some(Dtype::Bf16),
         gpus: Some(1),
         ..UserOverrides::default()
     };
-    let names = ["vllm-serve-2025-03-detailed.json", "sglang-one-batch.jsonl"];
-    insta::assert_snapshot!(table(&names, &given));
-    insta::assert_snapshot!(
-        "placed_markdown",
-        render(&*imported(&names, &given), Format::Md, false).unwrap()
+    imported(names, &given)
+}
+
+#[test]
+fn several_files_of_a_program_define_its_metrics_once() {
+    let both = ["vllm-serve-0.25.json", "vllm-serve-2025-03-detailed.json", "sglang-serving-2024.jsonl"];
+    let text = table(&both, &UserOverrides::default());
+    assert_eq!(text.matches(DIFFERING).count(), 1, "{text}");
+    let lines = |what: &str| text.lines().filter(|line| line.contains(what)).collect::<Vec<_>>();
+    assert_eq!(
+        lines("is our TPOT:"),
+        ["  vLLM bench serve: {stat}_tpot_ms is our TPOT: timed by the client: network and HTTP are in it"]
     );
-    insta::assert_snapshot!("placed_csv", render(&*imported(&names, &given), Format::Csv, false).unwrap());
-    let json: Vec<Imported> =
-        serde_json::from_str(&render(&*imported(&names, &given), Format::Json, false).unwrap()).unwrap();
-    assert_eq!(json, imported(&names, &given), "JSON reads back as it was");
+    let shared = lines("{stat}_ttft_ms is our TTFT:");
+    assert!(
+        shared.len() == 1 && shared[0].starts_with("  vLLM bench serve, SGLang bench_serving: "),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_gpu_that_a_person_named_is_shown_as_such() {
+    let given = on_a_given_gpu(&["vllm-serve-2025-03-detailed.json"]);
+    let page = render(&*given, Format::Html, false).unwrap();
+    assert!(page.contains("of 1 × h100-pcie, named by hand"), "{page}");
+    for format in [Format::Table, Format::Md, Format::Html] {
+        let text = render(&*given, format, false).unwrap();
+        assert!(text.contains("it ran on h100-pcie as given: the file names no GPU"), "{text}");
+    }
+}
+
+#[test]
+fn where_there_is_little_room_a_row_keeps_its_time_its_floor_and_its_share() {
+    let main = |results: &[Imported]| {
+        let lines: Vec<Line<'_>> = results.iter().flat_map(lines_of).collect();
+        let shown = columns(&lines).1.into_iter().filter(|column| !column.minor);
+        shown.map(|column| column.title).collect::<Vec<_>>()
+    };
+    let rated = on_a_given_gpu(&["vllm-serve-2025-03-detailed.json"]);
+    assert_eq!(main(&rated), ["row", "TPOT median", "floor", "% sheet"]);
+    let unrated = imported(&["vllm-serve-0.25.json"], &UserOverrides::default());
+    assert_eq!(main(&unrated), ["row", "TTFT median", "TPOT median", "out tok/s"]);
+}
+
+#[test]
+fn with_what_was_missing_the_rows_stand_on_the_roofline() {
+    let placed = on_a_given_gpu(&["vllm-serve-2025-03-detailed.json", "sglang-one-batch.jsonl"]);
+    insta::assert_snapshot!(render(&*placed, Format::Table, false).unwrap());
+    insta::assert_snapshot!("placed_markdown", render(&*placed, Format::Md, false).unwrap());
+    insta::assert_snapshot!("placed_csv", render(&*placed, Format::Csv, false).unwrap());
+    let json: Vec<Imported> = serde_json::from_str(&render(&*placed, Format::Json, false).unwrap()).unwrap();
+    assert_eq!(json, placed, "JSON reads back as it was");
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! The blocks of a run over time: whether the machine was steady, and what was rejected. Each block's mean is relative to the time of its
 //! cell, so that all cells share an axis; rejected blocks are crosses with their cause.
 
+use crate::analysis::words::counted;
 use std::fmt::Write;
 
 use super::palette::{Palette, timed};
@@ -64,7 +65,7 @@ pub fn plot(palette: &Palette, taken: &[Taken<'_>]) -> Block {
         |(engine, dtype)| Key::mark(palette.style(engine, dtype), Shape::Circle, format!("{engine} {dtype}"));
     let rejected = taken.iter().filter(|t| t.block.rejected.is_some()).count();
     let crosses = (rejected > 0).then(|| Key::mark("bad", Shape::Cross, "rejected"));
-    let title = format!("{} blocks, {rejected} rejected", taken.len());
+    let title = format!("{}, {rejected} rejected", counted(taken.len(), "block"));
     let chart = Chart {
         lines: vec![Line::new("level", vec![(x.low(), 1.0), (x.high(), 1.0)])],
         marks: shown.iter().filter_map(|t| mark(t, palette)).collect(),
@@ -76,8 +77,8 @@ pub fn plot(palette: &Palette, taken: &[Taken<'_>]) -> Block {
     ];
     if shown.len() < taken.len() {
         caption.push(format!(
-            "{} blocks of cells without an accepted block are in the table alone.",
-            taken.len() - shown.len()
+            "In the table alone: {} of cells without an accepted block.",
+            counted(taken.len() - shown.len(), "block")
         ));
     }
     Block::Plot(Plot::new(vec![Drawing::Chart(chart)], caption, vec![table(taken)]))

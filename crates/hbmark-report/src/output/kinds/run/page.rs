@@ -6,6 +6,7 @@ use super::{
     before, ceiling_doubt, cold, crossover_line, device_line, fit_line, notes, of_cells, protocol_line,
     read_ceiling, remarks,
 };
+use crate::analysis::words::counted;
 use crate::output::External;
 use crate::output::document::{Block, Document, Line, Tone, facts};
 use crate::output::kinds::breakdown::operations;
@@ -74,7 +75,7 @@ fn header(report: &Report) -> Vec<Line> {
         "{} · {:.3} B parameters · {} of weights",
         model.source,
         model.parameters as f64 / 1e9,
-        model.weight_bytes
+        model.weight_bytes.capacity()
     )];
     lines.extend(model.architecture.stack.as_ref().map(|stack| format!("layers: {stack}")));
     lines.extend(device_line(report));
@@ -102,13 +103,17 @@ fn findings(page: &mut Document, report: &Report) {
     let measured = report.cells.iter().filter(|c| c.shown_time().is_some()).count();
     let not_ok = report.cells.iter().filter(|c| !matches!(c.status, Status::Ok | Status::Predicted)).count();
     page.lines([Line::plain(match (report.kind, not_ok) {
-        (ReportKind::Predict, 0) => format!("{} cells predicted; nothing was measured.", report.cells.len()),
+        (ReportKind::Predict, 0) => {
+            format!("{} predicted; nothing was measured.", counted(report.cells.len(), "cell"))
+        }
         (ReportKind::Predict, skipped) => {
             let predicted = report.cells.len() - skipped;
-            format!("{predicted} cells predicted and {skipped} skipped; nothing was measured.")
+            format!("{} predicted and {skipped} skipped; nothing was measured.", counted(predicted, "cell"))
         }
-        (_, 0) => format!("{measured} of {} cells measured, all ok.", report.cells.len()),
-        (_, bad) => format!("{measured} of {} cells measured, {bad} not simply ok.", report.cells.len()),
+        (_, 0) => format!("{measured} of {} measured, all ok.", counted(report.cells.len(), "cell")),
+        (_, bad) => {
+            format!("{measured} of {} measured, {bad} not simply ok.", counted(report.cells.len(), "cell"))
+        }
     })]);
     let stories = |decode: bool| report.ladders.iter().filter(move |l| (l.phase == Phase::Decode) == decode);
     page.titled_list("About this machine and this run", Tone::Warning, report.warnings.iter().cloned());

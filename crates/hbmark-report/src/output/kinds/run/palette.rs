@@ -43,6 +43,12 @@ pub fn numbered(index: usize) -> String {
     format!("c{}", index % COLOURS)
 }
 
+/// The colour of the n-th imported file: from the other end than the engines' colours.
+#[must_use]
+pub fn of_imported(index: usize) -> String {
+    numbered(COLOURS - 1 - index % COLOURS)
+}
+
 /// A cell with its typical time: TPOT for decode, the step for prefill; of a prediction its floor.
 #[derive(Debug, Clone, Copy)]
 pub struct Timed<'a> {

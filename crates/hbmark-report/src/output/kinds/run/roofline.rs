@@ -3,7 +3,7 @@
 
 use std::fmt::Write;
 
-use super::palette::{Palette, Timed, is_invalid, look, timed};
+use super::palette::{Palette, Timed, is_invalid, look, of_imported, timed};
 use super::{bound_word, phase_word, status_word};
 use crate::output::External;
 use crate::output::document::{Block, Column, numbers, words};
@@ -19,8 +19,22 @@ struct Dot<'a> {
     /// FLOP per byte.
     intensity: f64,
     flops_per_s: f64,
-    /// The label of an imported row.
-    imported: Option<&'a str>,
+    imported: Option<Imported<'a>>,
+}
+
+/// A row of another program's file.
+#[derive(Clone, Copy)]
+struct Imported<'a> {
+    file: &'a str,
+    /// Of the files in the order they were given.
+    number: usize,
+    label: &'a str,
+}
+
+impl Imported<'_> {
+    fn name(self) -> String {
+        format!("{} {}", self.file, self.label)
+    }
 }
 
 /// One roof over the plot: a slope, and a level where a peak is known.
@@ -31,9 +45,17 @@ struct Ceiling {
 }
 
 pub fn plot(report: &Report, palette: &Palette, externals: &[External]) -> Block {
+    let mut files: Vec<&str> = Vec::new();
+    for external in externals {
+        if !files.contains(&external.file.as_str()) {
+            files.push(&external.file);
+        }
+    }
     let imported = externals.iter().filter_map(|e| {
         let time_ns = e.cell.tpot_ns.filter(|t| t.is_finite() && *t > 0.0)?;
-        dot(Timed { cell: &e.cell, time_ns, interval_ns: None }, Some(&e.label))
+        let number = files.iter().position(|file| *file == e.file)?;
+        let imported = Imported { file: &e.file, number, label: &e.label };
+        dot(Timed { cell: &e.cell, time_ns, interval_ns: None }, Some(imported))
     });
     let dots: Vec<Dot<'_>> = timed(report).filter_map(|timed| dot(timed, None)).chain(imported).collect();
     if dots.is_empty() {
@@ -82,7 +104,7 @@ pub fn plot(report: &Report, palette: &Palette, externals: &[External]) -> Block
     Block::Plot(Plot::new(vec![Drawing::Chart(chart)], caption, vec![table(&dots).into()]))
 }
 
-fn dot<'a>(timed: Timed<'a>, imported: Option<&'a str>) -> Option<Dot<'a>> {
+fn dot<'a>(timed: Timed<'a>, imported: Option<Imported<'a>>) -> Option<Dot<'a>> {
     let bytes = timed.cell.bytes.ideal().as_f64();
     let flops = timed.cell.flops;
     (bytes > 0.0 && flops > 0.0 && flops.is_finite()).then(|| Dot {
@@ -149,11 +171,11 @@ fn roofs(ceilings: &[Ceiling], x: &Axis, y: &Axis) -> Vec<Line> {
     lines
 }
 
-/// The style and shape of a dot's mark. The last colour of a page is that of other programs.
+/// The style and shape of a dot's mark.
 fn mark_look(dot: &Dot<'_>, palette: &Palette) -> (String, Shape) {
     let cell = dot.timed.cell;
     let (style, shape) = match (dot.imported, cell.phase) {
-        (Some(_), _) => ("c5".to_owned(), Shape::Triangle),
+        (Some(imported), _) => (of_imported(imported.number), Shape::Triangle),
         (None, Phase::Decode) => (palette.style(&cell.engine, cell.dtype), Shape::Circle),
         (None, Phase::Prefill) => (palette.style(&cell.engine, cell.dtype), Shape::Square),
     };
@@ -163,8 +185,14 @@ fn mark_look(dot: &Dot<'_>, palette: &Palette) -> (String, Shape) {
 fn mark(dot: &Dot<'_>, palette: &Palette) -> Mark {
     let cell = dot.timed.cell;
     let name = match dot.imported {
-        Some(label) => {
-            format!("{}, imported: {label}\nbatch {}, context {}", cell.engine, cell.batch, cell.context)
+        Some(row) => {
+            format!(
+                "{}, imported: {}\nbatch {}, context {}",
+                cell.engine,
+                row.name(),
+                cell.batch,
+                cell.context
+            )
         }
         None => cell.id.clone(),
     };
@@ -187,7 +215,7 @@ fn legend(dots: &[Dot<'_>], ceilings: &[Ceiling], palette: &Palette) -> Vec<Key>
         let cell = dot.timed.cell;
         let text = match dot.imported {
             _ if is_invalid(cell) => "INVALID".to_owned(),
-            Some(_) => format!("{} (imported)", cell.engine),
+            Some(row) => format!("{} (imported from {})", cell.engine, row.file),
             None => format!("{} {} {}", phase_word(cell.phase), cell.engine, cell.dtype),
         };
         let (style, shape) = mark_look(dot, palette);
@@ -208,7 +236,7 @@ fn table(dots: &[Dot<'_>]) -> Vec<Column> {
         d.timed.cell.predicted_ns.map_or("-".to_owned(), |floor| Measure::Share.show(floor / d.timed.time_ns))
     };
     vec![
-        words("cell", of(&|d| d.imported.map_or_else(|| d.timed.cell.id.clone(), str::to_owned))),
+        words("cell", of(&|d| d.imported.map_or_else(|| d.timed.cell.id.clone(), Imported::name))),
         numbers("time", of(&|d| Measure::Time.show(d.timed.time_ns))),
         numbers("intensity", of(&|d| Measure::FlopsPerByte.show(d.intensity))),
         numbers("rate", of(&|d| Measure::FlopsPerSecond.show(d.flops_per_s))),

@@ -17,7 +17,12 @@ pub fn plot(report: &Report, palette: &Palette) -> Block {
     ladders.sort_by_key(|ladder| ladder.phase == Phase::Prefill);
     let drawings: Vec<Drawing> = ladders.iter().filter_map(|ladder| bars(ladder, palette)).collect();
     if drawings.is_empty() {
-        return Block::absent("No cell of this result was measured, so there is no ladder.");
+        let timed = report.cells.iter().any(|cell| cell.shown_time().is_some());
+        return Block::absent(if timed {
+            "No cell has a block that counts, so there is no ladder. Times in brackets are medians over all blocks, rejected ones included."
+        } else {
+            "No cell of this result was measured, so there is no ladder."
+        });
     }
     let caption = "Each bar begins where the one above it ends; together they are the time of the slowest engine. Grey is what memory and \
                    arithmetic take at their ceilings, colour what an engine adds.";

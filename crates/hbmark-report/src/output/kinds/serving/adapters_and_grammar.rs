@@ -1,5 +1,6 @@
 //! The lines of a serving result about adapters, grammars and text.
 
+use crate::analysis::words::counted;
 use hbmark_core::result::serving::{Point, ServeReport, ServeResult};
 use hbmark_core::units::{Bytes, Nanos};
 
@@ -40,7 +41,7 @@ pub(super) fn head(report: &ServeReport) -> Vec<String> {
             ));
         }
         if ours.clone().count() > LISTED {
-            lines.push(format!("and {} adapters more", ours.count() - LISTED));
+            lines.push(format!("and {} more", counted(ours.count() - LISTED, "adapter")));
         }
     }
     if let Some(structured) = &report.structured {

@@ -1,5 +1,6 @@
 //! What a result against a live server says beside its latencies: who answered, how tokens were counted, what failed, the client itself.
 
+use crate::analysis::words;
 use hbmark_core::result::serving::{
     GaugeOverTime, LiveResult, Quantiles, ServeResult, ServerIdentity, ServerMetrics, StampSource,
     TokenEvidence,
@@ -119,14 +120,15 @@ pub(super) fn lines(live: &LiveResult, result: &ServeResult) -> Vec<String> {
         .map(|share| format!("; {:.1} % have the stamp of a later event of their answer", share * 100.0))
         .unwrap_or_default();
     lines.push(format!(
-        "client: {stamps}{delay}{shared}{}{} · {} connections opened, {} requests on one that was kept",
+        "client: {stamps}{delay}{shared}{}{} · {} opened, {} on one that was kept",
         share(live.client_cpu, "of a processor"),
         share(live.client_cpu_wait, "waiting for one"),
-        live.connections_opened,
-        live.connections_reused
+        words::counted(live.connections_opened, "connection"),
+        words::counted(live.connections_reused, "request")
     ));
     if !result.rejected.is_empty() {
-        lines.push(format!("failed: {} of {} requests", counted(result.rejected.clone()), result.measured));
+        let of = words::counted(result.measured, "request");
+        lines.push(format!("failed: {} of {of}", counted(result.rejected.clone())));
     }
     lines.extend(live.messages.iter().map(|(failure, words)| format!("the first {failure}: {words}")));
     if live.short_outputs + live.long_outputs > 0 {
@@ -139,20 +141,20 @@ pub(super) fn lines(live: &LiveResult, result: &ServeResult) -> Vec<String> {
     }
     if live.disagreeing_counts > 0 {
         lines.push(format!(
-            "in {} answers the final token count is another than that of the events; the final one counts",
-            live.disagreeing_counts
+            "in {} the final token count is another than that of the events; the final one counts",
+            words::counted(live.disagreeing_counts, "answer")
         ));
     }
     if live.retried > 0 {
         lines.push(format!(
-            "{} requests were sent again, because a kept connection was closed before any answer; their time counts from the first",
-            live.retried
+            "sent again, because a kept connection was closed before any answer: {}; the time counts from the first sending",
+            words::counted(live.retried, "request")
         ));
     }
     if live.clock_steps > 0 {
         lines.push(format!(
-            "the machine's clock was stepped {} times during the run; the stamps around it are those of this program",
-            live.clock_steps
+            "the machine's clock was stepped {} during the run; the stamps around it are those of this program",
+            words::counted(live.clock_steps, "time")
         ));
     }
     if let Some(ratio) = live.prompt_tokens_ratio.filter(|ratio| (ratio - 1.0).abs() > 0.01) {

@@ -3,6 +3,7 @@
 
 use super::{curve, head, latency_vs_load, met_objectives, percentiles, timeline, times};
 use super::{matrix_lines, point_lines, remarks, search_steps, verdict};
+use crate::analysis::words::counted;
 use crate::output::document::{Block, Document, Line, Tone, numbers, words};
 use crate::output::kinds::headline;
 use crate::output::kinds::provenance::{self, flat, pairs};
@@ -139,12 +140,12 @@ fn findings(page: &mut Document, report: &ServeReport, found: &[Finding]) {
     let results = || report.points.iter().filter_map(|p| p.result.as_ref());
     let valid = results().filter(|r| r.validity == Validity::Valid).count();
     page.lines([Line::plain(match &report.cold_start {
-        Some(cold) => format!("{} launches of a process, timed from outside.", cold.launches.len()),
+        Some(cold) => format!("Launches of a process, timed from outside: {}.", cold.launches.len()),
         None => {
             format!(
-                "{} of {} points were run, {valid} of them are valid.",
+                "Run: {} of {}; valid: {valid}.",
                 results().count(),
-                report.points.len()
+                counted(report.points.len(), "point")
             )
         }
     })]);
