@@ -34,6 +34,7 @@ use clap::error::{ContextKind, ContextValue};
 use clap::{Parser, Subcommand};
 
 use crate::serve::serving_job::ServeJob;
+use crate::weights::OpenModel;
 use crate::worker::job::Job;
 use crate::worker::journal::FolderLock;
 use hbmark_core::units::Bytes;
@@ -176,6 +177,13 @@ pub fn say(line: &str) {
     let mut text = hbmark_core::input::plain(line);
     text.push('\n');
     let _ = std::io::stderr().write_all(text.as_bytes());
+}
+
+/// Says where a model's bytes come from, where that is not what its files hold.
+fn say_doubt(model: &OpenModel) {
+    if let Some(doubt) = model.doubt() {
+        say(&format!("warning: {doubt}"));
+    }
 }
 
 /// Prints an error to stderr.

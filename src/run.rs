@@ -174,6 +174,7 @@ pub(super) fn begin(
         fits: Vec::new(),
         crossovers: Vec::new(),
         warnings,
+        group: None,
     })
 }
 

@@ -406,6 +406,7 @@ fn a_hostile_name_is_harmless_where_a_file_or_a_model_is_named() {
         batches: vec![1],
         contexts: vec![128],
         routing: hbmark_core::ledger::ExpertRouting::Uniform,
+        group: None,
     };
     let result =
         hbmark::run::predict::report(&opened, &question, &format!("hbmark predict --model {name}")).unwrap();

@@ -8,7 +8,7 @@ use clap::Args as ClapArgs;
 use super::benchmark::command_line;
 use super::import::OverrideArgs;
 use super::progress::Progress;
-use super::{Outcome, print_result, serve};
+use super::{Outcome, print_result, say_doubt, serve};
 use crate::serve::LocalEngine;
 use crate::weights;
 use crate::worker::InProcess;
@@ -242,8 +242,10 @@ fn predicted(
         batches: vec![cell.batch],
         contexts: vec![cell.context],
         routing: hbmark_core::ledger::ExpertRouting::Uniform,
+        group: None,
     };
     let model = weights::open_shape(&named, None)?;
+    say_doubt(&model);
     let report = crate::run::predict::report(&model, &question, &command_line())?;
     let skipped = |c: &CellResult| c.reason.clone().filter(|_| c.predicted_ns.is_none());
     if let Some(reason) = report.cells.first().and_then(skipped) {

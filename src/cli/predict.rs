@@ -1,20 +1,21 @@
 //! `hbmark predict`.
 
 use clap::Args as ClapArgs;
+use clap::builder::RangedU64ValueParser;
 
 use super::benchmark::command_line;
 use super::shared_args::parse_dtypes;
-use super::{Outcome, print_result};
+use super::{Outcome, print_result, say_doubt};
 use crate::run::config::{DEFAULT_MODEL, parse_axis};
 use crate::weights;
-use hbmark_core::ledger::{ExpertRouting, devices};
+use hbmark_core::ledger::{ExpertRouting, Group, devices};
 use hbmark_core::model::Dtype;
 use hbmark_core::result::Phase;
 use hbmark_report::output::Format;
 
 #[derive(Debug, ClapArgs)]
 #[command(
-    after_help = "Examples:\n  hbmark predict --model Llama-3.1-8B --gpu h100-sxm\n  hbmark predict --model DeepSeek-V3 --gpu h200 --dtype fp8 --kv-dtype bf16 --batch '1..256*4' --context 4096 --format json"
+    after_help = "Examples:\n  hbmark predict --model Llama-3.1-8B --gpu h100-sxm\n  hbmark predict --model DeepSeek-V3 --gpu h200 --dtype fp8 --kv-dtype bf16 --batch '1..256*4' --context 4096 --format json\n  hbmark predict --model Llama-3.1-70B --gpu h200 --tensor-parallel-size 8 --phase decode --batch 1"
 )]
 pub struct Args {
     /// A name (`hbmark models`), a folder with a config.json, a hub id or a GGUF file; no weights are read.
@@ -46,13 +47,39 @@ pub struct Args {
     /// of rank r is 1/r^S as popular).
     #[arg(long, default_value = "uniform")]
     expert_routing: ExpertRouting,
+    /// GPUs that share each layer.
+    #[arg(long, visible_alias = "tp", default_value_t = 1, value_parser = group_size())]
+    tensor_parallel_size: u64,
+    /// Stages of consecutive layers, each on GPUs of its own.
+    #[arg(long, visible_alias = "pp", default_value_t = 1, value_parser = group_size())]
+    pipeline_parallel_size: u64,
+    /// The GPUs that share a layer hold whole experts, and not a slice of each.
+    #[arg(long)]
+    enable_expert_parallel: bool,
     /// What to print on stdout.
     #[arg(long, value_enum, default_value = "table")]
     format: Format,
 }
 
+fn group_size() -> RangedU64ValueParser {
+    clap::value_parser!(u64).range(1..=4096)
+}
+
+impl Args {
+    /// The GPUs that were asked for, where they are more than one.
+    fn group(&self) -> anyhow::Result<Option<Group>> {
+        let group = Group {
+            tensor: usize::try_from(self.tensor_parallel_size)?,
+            pipeline: usize::try_from(self.pipeline_parallel_size)?,
+            experts: self.enable_expert_parallel,
+        };
+        Ok((group != Group::ONE).then_some(group))
+    }
+}
+
 pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
     let model = weights::open_shape(&args.model, args.revision.as_deref())?;
+    say_doubt(&model);
     let question = crate::run::predict::Question {
         device: devices::find(&args.gpu)?.clone(),
         dtypes: match &args.dtype {
@@ -64,6 +91,7 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
         batches: parse_axis("batch", &args.batch)?,
         contexts: parse_axis("context", &args.context)?,
         routing: args.expert_routing,
+        group: args.group()?,
     };
     let report = crate::run::predict::report(&model, &question, &command_line())?;
     print_result(&report, args.format)?;

@@ -4,9 +4,11 @@
 
 use crate::machine::environment;
 use crate::weights::{OpenError, OpenModel};
-use hbmark_core::ledger::{ExpertRouting, Request, predict};
+use hbmark_core::ledger::{ExpertRouting, Group, GroupError, Prediction, Request, predict, predict_group};
 use hbmark_core::model::Dtype;
-use hbmark_core::result::{Crossover, DeviceSpec, Environment, Phase, Report, ReportKind, SCHEMA_VERSION};
+use hbmark_core::result::{
+    Crossover, DeviceSpec, Environment, GroupSummary, Phase, Report, ReportKind, SCHEMA_VERSION,
+};
 
 /// What to predict.
 #[derive(Debug, Clone)]
@@ -19,32 +21,38 @@ pub struct Question {
     pub contexts: Vec<usize>,
     /// How tokens are assumed to be spread over experts.
     pub routing: ExpertRouting,
+    /// The GPUs that hold the model together; `None` for one.
+    pub group: Option<Group>,
+}
+
+/// Why there is no prediction.
+#[derive(Debug, thiserror::Error)]
+pub enum PredictError {
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// No engine would start the model so.
+    #[error("{model} with {group}: {problem}")]
+    Group { model: String, group: Group, problem: GroupError },
 }
 
 /// Predicts every cell of the question.
 ///
 /// # Errors
-/// When a dtype contradicts the model's files.
+/// When a dtype contradicts the model's files, or no engine would start the model on such a group.
 ///
 /// # Panics
 /// Never: a question has at least one dtype.
-pub fn report(model: &OpenModel, question: &Question, command: &str) -> Result<Report, OpenError> {
-    let predicted = |&weights: &Dtype| {
-        let weights = model.storage(Some(weights))?;
-        Ok(predict(&Request {
-            architecture: &model.architecture,
-            inventory: &model.inventory(weights),
-            name: &model.name,
-            weights,
-            kv: question.kv_dtype.unwrap_or_else(|| model.cache_of(weights)),
-            device: &question.device,
-            batches: &question.batches,
-            contexts: &question.contexts,
-            phases: &question.phases,
-            routing: question.routing,
-        }))
-    };
-    let predictions = question.dtypes.iter().map(predicted).collect::<Result<Vec<_>, OpenError>>()?;
+pub fn report(model: &OpenModel, question: &Question, command: &str) -> Result<Report, PredictError> {
+    let mut group: Option<GroupSummary> = None;
+    let mut predictions = Vec::new();
+    for weights in &question.dtypes {
+        let (prediction, placed) = predicted(model, question, *weights)?;
+        predictions.push(prediction);
+        match (&mut group, placed) {
+            (Some(known), Some(placed)) => known.stages.extend(placed.stages),
+            (known, placed) => *known = placed,
+        }
+    }
     let first = predictions.first().expect("a question has at least one dtype");
     let mut report = Report {
         schema_version: SCHEMA_VERSION,
@@ -66,7 +74,8 @@ pub fn report(model: &OpenModel, question: &Question, command: &str) -> Result<R
         ladders: Vec::new(),
         fits: Vec::new(),
         crossovers: Vec::new(),
-        warnings: Vec::new(),
+        warnings: model.doubt().into_iter().collect(),
+        group,
     };
     let several = predictions.len() > 1;
     for (dtype, prediction) in question.dtypes.iter().zip(predictions) {
@@ -79,6 +88,30 @@ pub fn report(model: &OpenModel, question: &Question, command: &str) -> Result<R
         report.warnings.extend(prediction.warnings);
     }
     Ok(report)
+}
+
+fn predicted(
+    model: &OpenModel,
+    question: &Question,
+    weights: Dtype,
+) -> Result<(Prediction, Option<GroupSummary>), PredictError> {
+    let weights = model.storage(Some(weights))?;
+    let request = Request {
+        architecture: &model.architecture,
+        inventory: &model.inventory(weights),
+        name: &model.name,
+        weights,
+        kv: question.kv_dtype.unwrap_or_else(|| model.cache_of(weights)),
+        device: &question.device,
+        batches: &question.batches,
+        contexts: &question.contexts,
+        phases: &question.phases,
+        routing: question.routing,
+    };
+    let Some(group) = question.group else { return Ok((predict(&request), None)) };
+    let refused = |problem| PredictError::Group { model: model.name.clone(), group, problem };
+    let (prediction, placed) = predict_group(&request, group).map_err(refused)?;
+    Ok((prediction, Some(placed)))
 }
 
 /// The crossovers of one dtype among several: labelled, and of each kind the first and the last.
@@ -110,6 +143,7 @@ mod tests {
             batches: vec![1],
             contexts: vec![64],
             routing: ExpertRouting::Uniform,
+            group: None,
         }
     }
 

@@ -142,13 +142,23 @@ fn scripted() -> Report {
         fits: Vec::new(),
         crossovers: Vec::new(),
         warnings: vec!["other load: load average 1.15 over the last minute".into()],
+        group: None,
     };
     judge::recompute(&mut report);
     report
 }
 
 fn prediction(gpu: &str, dtypes: &[Dtype], batches: &[usize], contexts: &[usize]) -> Report {
-    let model = crate::weights::open_shape("Llama-3.1-8B", None).unwrap();
+    predicted("Llama-3.1-8B", gpu, None, (dtypes, batches, contexts))
+}
+
+fn predicted(
+    model: &str,
+    gpu: &str,
+    group: Option<hbmark_core::ledger::Group>,
+    (dtypes, batches, contexts): (&[Dtype], &[usize], &[usize]),
+) -> Report {
+    let model = crate::weights::open_shape(model, None).unwrap();
     let question = crate::run::predict::Question {
         device: hbmark_core::ledger::devices::find(gpu).unwrap().clone(),
         dtypes: dtypes.to_vec(),
@@ -157,6 +167,7 @@ fn prediction(gpu: &str, dtypes: &[Dtype], batches: &[usize], contexts: &[usize]
         batches: batches.to_vec(),
         contexts: contexts.to_vec(),
         routing: hbmark_core::ledger::ExpertRouting::Uniform,
+        group,
     };
     let report = crate::run::predict::report(&model, &question, "hbmark predict").unwrap();
     Report { environment: Environment::default(), ..report }
@@ -203,6 +214,9 @@ fn the_saved_results_are_what_the_program_makes() {
     current("predict-h200", &prediction("h200", &[Dtype::Bf16], &[1, 32], &[4096]));
     let h100 = prediction("h100-sxm", &[Dtype::Bf16, Dtype::Int8], &[1, 8], &[512, 4096, 1 << 20]);
     current("predict-h100", &h100);
+    let group = hbmark_core::ledger::Group { tensor: 4, pipeline: 2, experts: false };
+    let grid: (&[Dtype], &[usize], &[usize]) = (&[Dtype::Bf16], &[1, 32], &[4096]);
+    current("predict-70b-8-h200", &predicted("Llama-3.1-70B", "h200", Some(group), grid));
     current("serve-single", &report(Mode::Single, 4.0));
     current("serve-sweep", &sweep());
     current("comparison", &comparison());

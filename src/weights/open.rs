@@ -45,6 +45,8 @@ enum Source {
         hub_id: Option<String>,
         stored: Option<Dtype>,
         on_disk: Option<Inventory>,
+        /// Why the headers of its tensors could not be read, where only a shape is asked.
+        unread: Option<String>,
     },
     Gguf {
         path: PathBuf,
@@ -146,12 +148,15 @@ fn open_folder(path: &Path, hub_id: Option<String>) -> Result<OpenModel, OpenErr
 /// A folder of which only dimensions and storage are asked.
 fn open_shape_folder(path: &Path, hub_id: Option<String>) -> Result<OpenModel, OpenError> {
     let mut model = open_config(path, hub_id)?;
-    let tensors = safetensors::stored_tensors(path);
+    let (tensors, problem) = match safetensors::stored_tensors(path) {
+        Ok(tensors) => (tensors, None),
+        Err(problem) => (None, Some(problem.to_string())),
+    };
     let told = stored_as(path, &model.architecture, tensors.as_deref())?;
     let listed = tensors.map(|tensors| model.architecture.inventory_of(&tensors)).transpose();
     let listed = listed.map_err(|problem| OpenError::Tensors { path: path.to_path_buf(), problem })?;
-    if let Source::Folder { stored, on_disk, .. } = &mut model.source {
-        (*stored, *on_disk) = (told, listed);
+    if let Source::Folder { stored, on_disk, unread, .. } = &mut model.source {
+        (*stored, *on_disk, *unread) = (told, listed, problem);
     }
     Ok(model)
 }
@@ -196,7 +201,13 @@ fn open_config(path: &Path, hub_id: Option<String>) -> Result<OpenModel, OpenErr
     });
     Ok(OpenModel {
         name,
-        source: Source::Folder { path: path.to_path_buf(), hub_id, stored: None, on_disk: None },
+        source: Source::Folder {
+            path: path.to_path_buf(),
+            hub_id,
+            stored: None,
+            on_disk: None,
+            unread: None,
+        },
         architecture,
     })
 }
@@ -241,6 +252,16 @@ impl OpenModel {
             Source::Folder { hub_id: Some(id), .. } => format!("hub {id}"),
             Source::Folder { path, .. } | Source::Gguf { path, .. } => path.display().to_string(),
         }
+    }
+
+    /// Why the bytes may be others than those of its files: a sentence for stderr and for the result.
+    #[must_use]
+    pub fn doubt(&self) -> Option<String> {
+        let Source::Folder { path, unread: Some(problem), .. } = &self.source else { return None };
+        Some(format!(
+            "bytes are those that {}/config.json says, and not those of the tensors, whose headers cannot be read: {problem}",
+            path.display()
+        ))
     }
 
     /// The model as results state it, stored in a dtype.
@@ -538,6 +559,22 @@ mod tests {
         let broken = folder(fp8, Some(&less));
         let error = open_shape(broken.path().to_str().unwrap(), None).unwrap_err().to_string();
         assert!(error.contains("layer 0 has") && error.contains("matrix weights"), "{error}");
+    }
+
+    #[test]
+    fn a_folder_whose_headers_cannot_be_read_says_that_its_config_was_taken() {
+        let none = folder(serde_json::Value::Null, None);
+        let opened = |folder: &tempfile::TempDir| open_shape(folder.path().to_str().unwrap(), None).unwrap();
+        assert_eq!(opened(&none).doubt(), None, "a folder may have a config alone");
+        let expected = opened(&none).inventory(Dtype::Bf16);
+        // As a clone without large files leaves it.
+        std::fs::write(none.path().join("model.safetensors"), "version https://git-lfs.example/spec/v1")
+            .unwrap();
+        let doubt = opened(&none).doubt().unwrap();
+        assert!(doubt.starts_with("bytes are those that ") && doubt.contains("model.safetensors"), "{doubt}");
+        assert_eq!(opened(&none).inventory(Dtype::Bf16), expected);
+        let whole = folder(serde_json::Value::Null, Some(&expected));
+        assert_eq!(opened(&whole).doubt(), None);
     }
 
     #[test]

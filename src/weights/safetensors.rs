@@ -211,9 +211,16 @@ fn is_harmless(name: &str) -> bool {
 /// The opened shards of a checkpoint, and each tensor with the position of the shard that holds it.
 type Shards = (Vec<SizedFile>, Vec<(usize, StoredTensor)>);
 
-/// Every tensor of a folder's headers; `None` where there are none that can be read.
-pub(crate) fn stored_tensors(folder: &Path) -> Option<Vec<StoredTensor>> {
-    Some(read_headers(folder).ok()?.1.into_iter().map(|(_, tensor)| tensor).collect())
+/// Every tensor of a folder's headers; `None` where it has no weights.
+///
+/// # Errors
+/// When it has weights whose headers cannot be read.
+pub(crate) fn stored_tensors(folder: &Path) -> Result<Option<Vec<StoredTensor>>, WeightsError> {
+    match read_headers(folder) {
+        Ok((_, tensors)) => Ok(Some(tensors.into_iter().map(|(_, tensor)| tensor).collect())),
+        Err(WeightsError::NoWeights { hint: "", .. }) => Ok(None),
+        Err(problem) => Err(problem),
+    }
 }
 
 /// The word of safetensors for what most bytes are stored as.

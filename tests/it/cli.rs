@@ -321,6 +321,44 @@ fn a_prediction_has_the_cells_of_a_run() {
 }
 
 #[test]
+fn a_model_on_several_gpus_has_the_bytes_of_one_and_the_collectives_of_all() {
+    let asked = ["predict", "--model", "Llama-3.1-70B", "--gpu", "h200", "--batch", "1", "--context", "4096"];
+    let decode = [&asked[..], &["--phase", "decode", "--tensor-parallel-size", "8"]].concat();
+    let output = hbmark().args(&decode).args(["--format", "json"]).assert().code(0);
+    let report: serde_json::Value = serde_json::from_slice(&output.get_output().stdout).unwrap();
+    assert_eq!(report["group"]["tensor_parallel_size"], 8);
+    assert_eq!(report["cells"][0]["bytes"]["weights"], 17_378_066_432_u64);
+    assert_eq!(report["cells"][0]["group"]["collectives"][0]["count"], 160);
+    hbmark().args(&decode).assert().code(0).stdout(
+        contains("8 GPUs: tensor parallel 8")
+            .and(contains("all-reduce of hidden states after each mixer and feed-forward"))
+            .and(contains("with vLLM 0.24.0")),
+    );
+    refused(
+        &[&asked[..], &["--tp", "5"]].concat(),
+        "Llama-3.1-70B with tensor parallel 5: 64 attention heads cannot be shared by 5 GPUs",
+    );
+    refused(&[&asked[..], &["--enable-expert-parallel"]].concat(), "has no routed experts");
+    refused(&[&asked[..], &["--pp", "81"]].concat(), "80 layers make no 81 stages");
+    refused(&[&asked[..], &["--tp", "0"]].concat(), "0");
+}
+
+#[test]
+fn a_folder_whose_headers_cannot_be_read_is_predicted_by_its_config_and_says_so() {
+    let folder = copy_of("qwen3");
+    let asked =
+        ["predict", "--gpu", "h200", "--batch", "1", "--context", "16", "--format", "json", "--model"];
+    let predict = || hbmark().args(asked).arg(path(folder.path())).assert().code(0);
+    assert!(!String::from_utf8_lossy(&predict().get_output().stderr).contains("headers cannot be read"));
+    std::fs::write(folder.path().join("model.safetensors"), "version https://git-lfs.example/spec/v1")
+        .unwrap();
+    let output = predict().stderr(contains("config.json says").and(contains("headers cannot be read")));
+    let report: serde_json::Value = serde_json::from_slice(&output.get_output().stdout).unwrap();
+    let first = report["warnings"][0].as_str().unwrap();
+    assert!(first.contains("headers cannot be read") && first.contains("model.safetensors"), "{first}");
+}
+
+#[test]
 fn every_subcommand_explains_itself_with_an_example() {
     for name in [
         "run",

@@ -6,6 +6,8 @@
 pub mod crossover;
 pub mod devices;
 pub mod fit;
+pub mod group;
+pub mod links;
 pub mod predict;
 pub mod routing;
 pub mod step;
@@ -14,6 +16,7 @@ pub mod verdict;
 
 pub use crossover::crossovers;
 pub use fit::{FitPoint, fit};
+pub use group::{Group, GroupError, predict_group};
 pub use predict::{Prediction, Request, predict};
 pub use routing::{DistinctExperts, ExpertRouting, LayerRouting};
 pub use step::{Ledger, RaggedPart, StepCost, StepShape, expected_distinct_adapters};

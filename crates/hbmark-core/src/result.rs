@@ -12,6 +12,7 @@ pub mod comparison;
 mod environment;
 mod error;
 mod finding;
+mod group;
 mod ladder;
 mod report;
 pub mod saved;
@@ -32,6 +33,7 @@ pub use environment::{
 };
 pub use error::ReportError;
 pub use finding::{Finding, Severity};
+pub use group::{CollectiveKind, CollectiveRow, GroupStep, GroupSummary, Link, MeasuredStep, StageSummary};
 pub use ladder::{Ladder, LaunchCost, Rung, RungKind, TimeScale};
 pub use report::{
     ColdRow, Crossover, CrossoverKind, FittedModel, KvFill, ModelSummary, OLDEST_SCHEMA_VERSION,

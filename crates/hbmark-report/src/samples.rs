@@ -55,6 +55,7 @@ pub fn report() -> Report {
         fits: Vec::new(),
         crossovers: Vec::new(),
         warnings: Vec::new(),
+        group: None,
     }
 }
 

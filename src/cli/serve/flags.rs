@@ -296,6 +296,7 @@ impl ServingArgs {
             None if self.clock.simulate => shape()?,
             None => self.engine.open()?,
         };
+        crate::cli::say_doubt(&opened);
         Ok(Some(Rc::new(opened)))
     }
 

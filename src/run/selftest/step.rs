@@ -301,6 +301,7 @@ impl RunScenario {
             fits: Vec::new(),
             crossovers: Vec::new(),
             warnings: Vec::new(),
+            group: None,
         }
     }
 

@@ -12,7 +12,7 @@ use crate::units::Bytes;
 /// The share of a device's memory that a run may fill: the rest goes to the context, the allocator and the libraries.
 pub const MEMORY_USE: f64 = 0.9;
 /// No batch beyond this is looked at.
-const MAX_BATCH: usize = 1 << 17;
+pub(in crate::ledger) const MAX_BATCH: usize = 1 << 17;
 
 /// The smallest number in `1..=limit` for which `holds`, given that it holds for all above the first.
 fn first(limit: usize, holds: impl Fn(usize) -> bool) -> Option<usize> {
@@ -32,7 +32,7 @@ fn first(limit: usize, holds: impl Fn(usize) -> bool) -> Option<usize> {
 }
 
 /// The largest number in `1..=limit` for which `fits`, given that it fits for all below the last.
-fn last(limit: usize, fits: impl Fn(usize) -> bool) -> Option<usize> {
+pub(in crate::ledger) fn last(limit: usize, fits: impl Fn(usize) -> bool) -> Option<usize> {
     match first(limit, |n| !fits(n)) {
         Some(1) => None,
         Some(too_many) => Some(too_many - 1),
@@ -165,7 +165,7 @@ pub fn crossovers(
     rows
 }
 
-fn available(memory: Bytes) -> String {
+pub(in crate::ledger) fn available(memory: Bytes) -> String {
     format!("{:.0} % of {}", MEMORY_USE * 100.0, memory.capacity())
 }
 
@@ -211,7 +211,11 @@ fn compute_bound_prompt_row(ledger: &Ledger, roof: &Roof, batch: usize) -> Cross
     }
 }
 
-fn fit_row(what: CrossoverKind, value: Option<usize>, place: impl Fn() -> String) -> Crossover {
+pub(in crate::ledger) fn fit_row(
+    what: CrossoverKind,
+    value: Option<usize>,
+    place: impl Fn() -> String,
+) -> Crossover {
     Crossover {
         what,
         value: value.map(|value| value as f64),

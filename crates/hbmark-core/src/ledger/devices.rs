@@ -7,6 +7,7 @@ use std::sync::OnceLock;
 
 use serde::Deserialize;
 
+use super::links::LinkRow;
 use crate::result::DeviceSpec;
 
 static TABLE: &str = include_str!("../../models/devices.toml");
@@ -15,6 +16,7 @@ static TABLE: &str = include_str!("../../models/devices.toml");
 #[serde(deny_unknown_fields)]
 struct Table {
     device: Vec<DeviceSpec>,
+    link: Vec<LinkRow>,
 }
 
 /// Why a device has no data sheet.
@@ -26,16 +28,24 @@ pub enum DeviceError {
     Ambiguous { asked: String, candidates: String },
 }
 
+fn table() -> &'static Table {
+    static PARSED: OnceLock<Table> = OnceLock::new();
+    PARSED
+        .get_or_init(|| toml::from_str(TABLE).expect("models/devices.toml is part of the program and parses"))
+}
+
 /// Every row, in the order of the file.
 ///
 /// # Panics
 /// If the table built into the program does not parse; a test reads it.
 #[must_use]
 pub fn all() -> &'static [DeviceSpec] {
-    static PARSED: OnceLock<Vec<DeviceSpec>> = OnceLock::new();
-    PARSED.get_or_init(|| {
-        toml::from_str::<Table>(TABLE).expect("models/devices.toml is part of the program and parses").device
-    })
+    &table().device
+}
+
+/// The links between devices, in the order of the file.
+pub(super) fn links() -> &'static [LinkRow] {
+    &table().link
 }
 
 /// The data sheet of a device, by its short name (`h100-sxm`) or a product name (`NVIDIA H100 80GB HBM3`), whatever the

@@ -58,13 +58,7 @@ pub fn predict(request: &Request<'_>) -> Prediction {
     }
     let mut warnings = Vec::new();
     warnings.extend(routing_note(request, &ledger));
-    if roof.peak.is_none() {
-        warnings.push(format!(
-            "the data sheet of {} has no matrix-product peak for {}: only memory floors are predicted, and a prefill is \
-             slower than its floor",
-            request.device.product, request.weights
-        ));
-    }
+    warnings.extend(peak_note(request, &roof));
     if ledger.resident_weights().as_f64() > request.device.memory_bytes.as_f64() * MEMORY_USE {
         warnings.push(format!(
             "the weights take {}, more than {:.0} % of the {} of {}: times are those of a device with more memory",
@@ -75,14 +69,7 @@ pub fn predict(request: &Request<'_>) -> Prediction {
         ));
     }
     Prediction {
-        model: ModelSummary {
-            name: request.name.to_owned(),
-            source: ModelSummary::SHAPE_ALONE.to_owned(),
-            hash: model_hash(request.architecture, inventory),
-            parameters: inventory.parameters(),
-            weight_bytes: inventory.total_bytes(),
-            architecture: request.architecture.clone(),
-        },
+        model: summary(request),
         cells,
         crossovers: crossovers(
             &ledger,
@@ -95,8 +82,31 @@ pub fn predict(request: &Request<'_>) -> Prediction {
     }
 }
 
+/// The model as a prediction states it.
+pub(in crate::ledger) fn summary(request: &Request<'_>) -> ModelSummary {
+    ModelSummary {
+        name: request.name.to_owned(),
+        source: ModelSummary::SHAPE_ALONE.to_owned(),
+        hash: model_hash(request.architecture, request.inventory),
+        parameters: request.inventory.parameters(),
+        weight_bytes: request.inventory.total_bytes(),
+        architecture: request.architecture.clone(),
+    }
+}
+
+/// That arithmetic has no floor.
+pub(in crate::ledger) fn peak_note(request: &Request<'_>, roof: &Roof) -> Option<String> {
+    roof.peak.is_none().then(|| {
+        format!(
+            "the data sheet of {} has no matrix-product peak for {}: only memory floors are predicted, and a prefill is \
+             slower than its floor",
+            request.device.product, request.weights
+        )
+    })
+}
+
 /// What the experts of the cells are, at the largest decode batch: a user who compares a measurement must know that they are no floor.
-fn routing_note(request: &Request<'_>, ledger: &Ledger) -> Option<String> {
+pub(in crate::ledger) fn routing_note(request: &Request<'_>, ledger: &Ledger) -> Option<String> {
     let experts = request.architecture.experts.as_ref()?;
     let batch = request.batches.iter().copied().max()?;
     let met = ledger.distinct_experts(batch)?;
@@ -107,16 +117,21 @@ fn routing_note(request: &Request<'_>, ledger: &Ledger) -> Option<String> {
     ))
 }
 
-fn predict_cell(request: &Request<'_>, ledger: &Ledger, roof: &Roof, shape: StepShape) -> CellResult {
+/// A cell that the model cannot have.
+pub(in crate::ledger) fn beyond(request: &Request<'_>, shape: StepShape) -> Option<CellResult> {
     let positions = shape.positions_after();
     let limit = request.architecture.max_positions;
-    if shape.batch == 0 || positions > limit {
-        let reason = if shape.batch == 0 {
-            Cause::EmptyBatch
-        } else {
-            Cause::ExceedsContext { positions, limit, limited_by: None }
-        };
-        return CellResult { status: Status::Skipped, reason: Some(reason), ..blank(request, shape) };
+    let reason = match shape.batch {
+        0 => Cause::EmptyBatch,
+        _ if positions > limit => Cause::ExceedsContext { positions, limit, limited_by: None },
+        _ => return None,
+    };
+    Some(CellResult { status: Status::Skipped, reason: Some(reason), ..blank(request, shape) })
+}
+
+fn predict_cell(request: &Request<'_>, ledger: &Ledger, roof: &Roof, shape: StepShape) -> CellResult {
+    if let Some(skipped) = beyond(request, shape) {
+        return skipped;
     }
     let cost = ledger.step(shape);
     let floor = Floor::new(&cost, roof);
@@ -146,12 +161,12 @@ fn predict_cell(request: &Request<'_>, ledger: &Ledger, roof: &Roof, shape: Step
 }
 
 /// An empty predicted cell.
-fn blank(request: &Request<'_>, shape: StepShape) -> CellResult {
+pub(in crate::ledger) fn blank(request: &Request<'_>, shape: StepShape) -> CellResult {
     let cell = CellResult::blank(shape.phase, IDEAL_ENGINE, request.weights, shape.batch, shape.context);
     CellResult { kv_dtype: request.kv, ..cell }
 }
 
-fn tokens_per_second(shape: StepShape, time: Nanos) -> Option<f64> {
+pub(in crate::ledger) fn tokens_per_second(shape: StepShape, time: Nanos) -> Option<f64> {
     (time.0 > 0.0).then(|| (shape.batch * shape.queries()) as f64 / time.seconds())
 }
 

@@ -14,6 +14,12 @@ pub const ZIPF_SEED: u64 = 0;
 /// Draws of a token behind it: numbers drawn, and bounds on the tokens they make.
 const ZIPF_NUMBERS: usize = 1 << 23;
 const ZIPF_TOKENS: (usize, usize) = (256, 16_384);
+/// Numbers drawn for the fullest GPU of a group, bounds on the draws of a step that they make, and the tokens of a step that are drawn one by one.
+const GROUP_NUMBERS: usize = 1 << 20;
+const GROUP_DRAWS: (usize, usize) = (64, 4_096);
+const GROUP_DRAWN_TOKENS: usize = 256;
+/// Expected experts that no token takes, below which all are met.
+const NONE_MISSED: f64 = 1e-6;
 /// Steepest popularity that can be asked for: nearly all tokens then go to the same experts.
 const MAX_EXPONENT: f64 = 8.0;
 
@@ -124,6 +130,99 @@ impl LayerRouting {
             }
             _ => uniform(count, per_token, n),
         }
+    }
+
+    /// The most different experts that any of `ranks` GPUs meets, where each holds as many of the layer's experts as the next, whichever
+    /// those are: the mean of seeded draws, and exact where tokens take turns. A step waits for that GPU.
+    #[must_use]
+    pub fn fullest(&self, tokens: usize, ranks: usize) -> f64 {
+        let here = self.count.div_ceil(ranks.max(1));
+        if tokens == 0 || self.count == 0 {
+            return 0.0;
+        }
+        if ranks <= 1 {
+            return self.distinct(tokens).mean;
+        }
+        if self.routing == ExpertRouting::Balanced {
+            let met = self.count.min(self.per_token.saturating_mul(tokens));
+            return met.div_ceil(ranks).min(here) as f64;
+        }
+        let missed: Vec<f64> = self.shares().map(|share| (1.0 - share).powf(tokens as f64)).collect();
+        if missed.iter().sum::<f64>() < NONE_MISSED {
+            return here as f64;
+        }
+        let draws = GROUP_NUMBERS / (self.count * tokens.min(GROUP_DRAWN_TOKENS));
+        let draws = draws.clamp(GROUP_DRAWS.0, GROUP_DRAWS.1);
+        let mut random = ChaCha8Rng::seed_from_u64(ZIPF_SEED);
+        let mut draw = Draw::new(self);
+        let mut sum = 0;
+        for _ in 0..draws {
+            if tokens <= GROUP_DRAWN_TOKENS {
+                draw.tokens(tokens, &mut random);
+            } else {
+                // Of so many tokens the experts hardly displace each other.
+                draw.each_alone(&missed, &mut random);
+            }
+            sum += draw.most_of_a_rank(ranks, &mut random);
+        }
+        sum as f64 / draws as f64
+    }
+
+    /// Of each expert, how likely a token takes it.
+    fn shares(&self) -> impl Iterator<Item = f64> {
+        let even = self.per_token as f64 / self.count.max(1) as f64;
+        (0..self.count).map(move |expert| self.shares.get(expert).copied().unwrap_or(even))
+    }
+}
+
+/// A draw of the experts that a step meets.
+struct Draw {
+    /// Of each expert, the mean of its exponential clock; those of a token ring first.
+    waits: Vec<f64>,
+    per_token: usize,
+    clocks: Vec<(f64, usize)>,
+    met: Vec<bool>,
+}
+
+impl Draw {
+    fn new(layer: &LayerRouting) -> Self {
+        let exponent = match layer.routing {
+            ExpertRouting::Zipf { exponent } => exponent,
+            ExpertRouting::Uniform | ExpertRouting::Balanced => 0.0,
+        };
+        let waits = (0..layer.count).map(|rank| (rank as f64 + 1.0).powf(exponent)).collect();
+        Self { waits, per_token: layer.per_token, clocks: Vec::new(), met: vec![false; layer.count] }
+    }
+
+    fn tokens(&mut self, tokens: usize, random: &mut ChaCha8Rng) {
+        self.met.fill(false);
+        for _ in 0..tokens {
+            self.clocks.clear();
+            self.clocks.extend(self.waits.iter().enumerate().map(|(expert, wait)| {
+                let uniform: f64 = random.random();
+                (-(1.0 - uniform).ln() * wait, expert)
+            }));
+            let last = self.per_token.clamp(1, self.clocks.len()) - 1;
+            self.clocks.select_nth_unstable_by(last, |a, b| a.0.total_cmp(&b.0));
+            for (_, expert) in &self.clocks[..self.per_token.min(self.clocks.len())] {
+                self.met[*expert] = true;
+            }
+        }
+    }
+
+    fn each_alone(&mut self, missed: &[f64], random: &mut ChaCha8Rng) {
+        for (met, missed) in self.met.iter_mut().zip(missed) {
+            *met = random.random::<f64>() >= *missed;
+        }
+    }
+
+    /// Deals the experts out, and counts the met ones of the GPU that has the most.
+    fn most_of_a_rank(&mut self, ranks: usize, random: &mut ChaCha8Rng) -> usize {
+        for last in (1..self.met.len()).rev() {
+            self.met.swap(last, random.random_range(0..=last));
+        }
+        let of = |rank: usize| self.met.iter().skip(rank).step_by(ranks).filter(|met| **met).count();
+        (0..ranks).map(of).max().unwrap_or(0)
     }
 }
 
@@ -237,6 +336,32 @@ mod tests {
         assert!(LayerRouting::new(ExpertRouting::Uniform, 0, 0).distinct(3).mean.abs() < 1e-9);
         let all = LayerRouting::new(ExpertRouting::Zipf { exponent: 1.0 }, 2, 2).distinct(3).mean;
         assert!((all - 2.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn the_fullest_gpu_meets_more_than_its_share_and_never_more_than_it_holds() {
+        let uniform = LayerRouting::new(ExpertRouting::Uniform, 256, 8);
+        // Two experts of four, two GPUs with two each: both on one GPU in 2 of 6 pairs, 1/3 * 2 + 2/3 * 1.
+        let small = LayerRouting::new(ExpertRouting::Uniform, 4, 2).fullest(1, 2);
+        assert!((small - 4.0 / 3.0).abs() < 0.03, "{small}");
+        for routing in
+            [ExpertRouting::Uniform, ExpertRouting::Balanced, ExpertRouting::Zipf { exponent: 1.0 }]
+        {
+            let layer = LayerRouting::new(routing, 256, 8);
+            for tokens in [1, 16, 64, 255, 300] {
+                let (fullest, mean) = (layer.fullest(tokens, 8), layer.distinct(tokens).mean / 8.0);
+                assert!(fullest >= mean - 0.02 && fullest <= 32.0, "{routing} {tokens}: {fullest} of {mean}");
+            }
+            assert!((layer.fullest(7, 1) - layer.distinct(7).mean).abs() < 1e-9);
+        }
+        assert!((uniform.fullest(1, 8) - 2.55).abs() < 0.2, "{}", uniform.fullest(1, 8));
+        assert!((uniform.fullest(100_000, 8) - 32.0).abs() < 1e-9);
+        assert!((uniform.fullest(0, 8)).abs() < 1e-9);
+        // Counted one by one and each alone, the same.
+        let (drawn, alone) = (uniform.fullest(256, 8), uniform.fullest(257, 8));
+        assert!((drawn - alone).abs() < 0.2, "{drawn} and {alone}");
+        let turns = LayerRouting::new(ExpertRouting::Balanced, 128, 8);
+        assert_eq!((turns.fullest(1, 8), turns.fullest(3, 16), turns.fullest(64, 8)), (1.0, 2.0, 16.0));
     }
 
     #[test]

@@ -110,12 +110,25 @@ pub struct Ledger {
     head_elements: u64,
     resident: Bytes,
     routing: Option<LayerRouting>,
+    /// GPUs that hold the routed experts of a layer between them, whole ones each.
+    expert_ranks: usize,
 }
 
 impl Ledger {
     /// Sums a model's tensors. Whether the head is tied follows from the inventory: no tensor has the role of a head.
     #[must_use]
     pub fn new(architecture: &Architecture, inventory: &Inventory, kv_dtype: Dtype) -> Self {
+        let tied = inventory.tensors.iter().all(|tensor| tensor.role != Role::Head);
+        Self::part(architecture, inventory, kv_dtype, tied)
+    }
+
+    /// A part of a model, where the embedding may be there without being the head.
+    pub(in crate::ledger) fn part(
+        architecture: &Architecture,
+        inventory: &Inventory,
+        kv_dtype: Dtype,
+        tied: bool,
+    ) -> Self {
         let mut ledger = Self {
             architecture: architecture.clone(),
             kv_dtype,
@@ -128,8 +141,8 @@ impl Ledger {
             head_elements: 0,
             resident: inventory.total_bytes(),
             routing: None,
+            expert_ranks: 1,
         };
-        let tied = inventory.tensors.iter().all(|tensor| tensor.role != Role::Head);
         for tensor in &inventory.tensors {
             let (bytes, elements) = (tensor.bytes.0, tensor.elements());
             match tensor.role {
@@ -171,10 +184,25 @@ impl Ledger {
         self
     }
 
+    /// One GPU of so many that share the routed experts of a layer: its tensors are its own experts.
+    pub(in crate::ledger) fn sharing_experts(mut self, ranks: usize) -> Self {
+        self.expert_ranks = ranks.max(1);
+        self
+    }
+
     /// What a step of so many tokens is expected to meet in a layer; `None` for dense models.
     #[must_use]
     pub fn distinct_experts(&self, tokens: usize) -> Option<DistinctExperts> {
         Some(self.routing.as_ref()?.distinct(tokens))
+    }
+
+    /// The most experts of a layer that any GPU meets which shares them; `None` for dense models.
+    pub(in crate::ledger) fn most_experts(&self, tokens: usize) -> Option<f64> {
+        let routing = self.routing.as_ref()?;
+        Some(match self.expert_ranks {
+            1 => routing.distinct(tokens).mean,
+            ranks => routing.fullest(tokens, ranks),
+        })
     }
 
     /// The model's dimensions.
@@ -282,13 +310,17 @@ impl Ledger {
         StepCost { bytes, flops: Flops(flops), distinct_experts }
     }
 
+    /// What stays in memory of a sequence of so many positions: its cache, no more than the window where there is one, and its state.
+    pub(in crate::ledger) fn kept(&self, positions: usize) -> Bytes {
+        self.cached(|cache| cache.reach.kept(positions)) + self.state_bytes()
+    }
+
     /// Memory an engine without copies needs for a step: all weights, the KV cache (no more than the window where there is
     /// one) and the widest activations (gate and up of the feed-forward beside the residual, or the f32 logits).
     #[must_use]
     pub fn memory(&self, shape: StepShape) -> Bytes {
         let arch = &self.architecture;
-        let positions = shape.positions_after();
-        let kept = self.cached(|cache| cache.reach.kept(positions)) + self.state_bytes();
+        let kept = self.kept(shape.positions_after());
         let feed_forward = arch
             .experts
             .as_ref()
@@ -296,12 +328,14 @@ impl Ledger {
         let width = (2 * feed_forward + 2 * arch.hidden_size) as u64;
         let tokens = shape.batch.saturating_mul(shape.queries()) as u64;
         let activations = tokens.saturating_mul(width * self.activation_bytes());
-        let logits = (shape.batch as u64).saturating_mul(arch.vocab_size as u64 * 4);
+        // A stage without the head has none.
+        let vocabulary = if self.head_elements == 0 { 0 } else { arch.vocab_size as u64 };
+        let logits = (shape.batch as u64).saturating_mul(vocabulary * 4);
         self.resident + times(kept, shape.batch as u64) + Bytes(activations.max(logits))
     }
 
     /// Bytes of one activation: engines with an f32 cache keep f32, all others 16 bits.
-    pub(super) fn activation_bytes(&self) -> u64 {
+    pub(in crate::ledger) fn activation_bytes(&self) -> u64 {
         if self.kv_dtype == Dtype::F32 { 4 } else { 2 }
     }
 
@@ -311,7 +345,9 @@ impl Ledger {
             return (Bytes(self.shared_bytes + self.expert_bytes), None);
         };
         let distinct = routing.distinct(tokens).mean;
-        let share = distinct / experts.count.max(1) as f64;
+        // A step waits for the GPU that meets the most of its own experts.
+        let here = experts.count.div_ceil(self.expert_ranks).max(1);
+        let share = self.most_experts(tokens).unwrap_or(distinct) / here as f64;
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,

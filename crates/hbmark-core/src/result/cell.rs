@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use super::block::{Block, judged_times};
 use super::cause::Cause;
 use super::ceilings::Spread;
+use super::group::GroupStep;
 use crate::input::plain;
 use crate::model::Dtype;
 use crate::stats;
@@ -246,6 +247,10 @@ pub struct CellResult {
     /// The step broken down per operation, in an untimed pass of its own; empty unless asked for.
     #[serde(default)]
     pub operations: Vec<OperationRow>,
+    /// Of a prediction for several GPUs: the parts of its time. The bytes and FLOPs of the cell are then those of the slowest GPU of each
+    /// stage, and the memory that of the fullest.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group: Option<GroupStep>,
 }
 
 /// The stable name of a cell, which filters match: `decode/stock/f32/b1/c512`.
@@ -334,6 +339,7 @@ impl CellResult {
             all_blocks: None,
             blocks: Vec::new(),
             operations: Vec::new(),
+            group: None,
         }
     }
 }

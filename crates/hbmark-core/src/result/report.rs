@@ -10,6 +10,7 @@ use super::capabilities::Capabilities;
 use super::ceilings::{Ceilings, DeviceSpec};
 use super::cell::CellResult;
 use super::environment::Environment;
+use super::group::GroupSummary;
 use super::ladder::Ladder;
 use crate::model::{Architecture, Dtype};
 use crate::units::Bytes;
@@ -59,6 +60,9 @@ pub struct Report {
     pub crossovers: Vec<Crossover>,
     /// Plain sentences about anything that limits trust in the whole result.
     pub warnings: Vec<String>,
+    /// The GPUs that hold the model together, of a prediction for several.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group: Option<GroupSummary>,
 }
 
 /// The model that was run or predicted.

@@ -22,6 +22,8 @@ const FLOPS: RangeInclusive<f64> = 0.0..=1e30;
 const MAX_BYTES: u64 = 1 << 60;
 /// Rows of what a person reads: warnings, cold starts, operations.
 const MAX_ROWS: usize = 10_000;
+/// Collective libraries that a predicted step is shown with.
+const MAX_MEASURED: usize = 64;
 const MAX_BLOCKS: usize = 1_000_000;
 /// Points of a sweep, and spans of a timeline.
 const MAX_POINTS: usize = 10_000;
@@ -37,6 +39,7 @@ pub(crate) fn check(report: &Report) -> Result<(), ReportError> {
         ("the number of warnings", report.warnings.len(), MAX_ROWS),
         ("the number of cold rows", report.cold.len(), MAX_ROWS),
         ("the number of crossovers", report.crossovers.len(), MAX_ROWS),
+        ("the number of stages", report.group.as_ref().map_or(0, |group| group.stages.len()), MAX_ROWS),
     ])?;
     report.cells.iter().try_for_each(cell)
 }
@@ -119,6 +122,11 @@ fn cell(cell: &CellResult) -> Result<(), ReportError> {
     check("the context", cell.context, &GRID)?;
     check("the number of operations", cell.operations.len(), &(0..=MAX_ROWS))?;
     check("the number of blocks", cell.blocks.len(), &(0..=MAX_BLOCKS))?;
+    if let Some(group) = &cell.group {
+        check("the number of stages", group.stages_ns.len(), &(0..=MAX_ROWS))?;
+        check("the number of collectives", group.collectives.len(), &(0..=MAX_ROWS))?;
+        check("the number of measured steps", group.measured.len(), &(0..=MAX_MEASURED))?;
+    }
     if !FLOPS.contains(&cell.flops) {
         return Err(impossible_value(named("flops"), &cell.flops, "0 to 1e30"));
     }

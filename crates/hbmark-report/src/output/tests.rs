@@ -206,6 +206,14 @@ fn a_prediction_says_that_nothing_was_measured() {
 }
 
 #[test]
+fn a_prediction_for_several_gpus_shows_the_parts_of_a_step() {
+    let report: Report = samples::saved("predict-70b-8-h200");
+    insta::assert_snapshot!(render(&report, Format::Table, false).unwrap());
+    let page = render(&report, Format::Html, false).unwrap();
+    assert!(page.contains("all-reduce of hidden states") && page.contains("NVLink 4 through NVSwitch"));
+}
+
+#[test]
 fn a_result_without_plots_is_a_page_of_its_tables_on_which_strangers_write_no_markup() {
     let mut found: hbmark_core::result::comparison::Comparison = samples::saved("comparison");
     found.model = "<img src=x onerror=alert(1)>\u{1b}[31m".into();

@@ -6,6 +6,7 @@
 mod batch;
 mod blocks;
 mod context;
+mod group;
 mod page;
 mod palette;
 mod roofline;
@@ -51,6 +52,7 @@ impl Kind for Report {
         }
         let tones = self.cells.iter().map(|cell| tone(cell.status)).collect();
         document.blocks.push(Block::Table(Table { columns, tones, ..Table::default() }));
+        group::push(&mut document, self);
         for (title, tables) in [
             ("ladders: where the time of a step goes", breakdown::ladders(self)),
             ("operations: an untimed pass of its own", breakdown::operations(self)),

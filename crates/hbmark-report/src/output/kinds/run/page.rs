@@ -1,7 +1,7 @@
 //! The page of a run: the tables of its document with plots between them, and what it takes to run it again.
 
 use super::palette::Palette;
-use super::{batch, blocks, context, roofline, telemetry, waterfall};
+use super::{batch, blocks, context, group, roofline, telemetry, waterfall};
 use super::{
     before, ceiling_doubt, cold, crossover_line, device_line, fit_line, notes, of_cells, protocol_line,
     read_ceiling, remarks,
@@ -39,6 +39,7 @@ pub fn page(report: &Report, externals: &[External]) -> Document {
     page.anchored("batch", "TPOT and throughput against batch");
     page.blocks.push(batch::plot(report, &palette));
     all_cells(&mut page, report);
+    group::push(&mut page, report);
     all_operations(&mut page, report);
     if measured {
         page.anchored("blocks", "Blocks over the run");

@@ -1,0 +1,516 @@
+//! What one GPU of a group holds: its tensors and its dimensions.
+//!
+//! Enters: a checked [`Group`], an architecture and its inventory. Leaves: of each stage an [`Architecture`] with the heads and widths of one GPU
+//! and an [`Inventory`] with its bytes, from which a [`Ledger`](super::super::Ledger) counts as for any model. Of GPUs with unequal parts the
+//! first has the most.
+
+use super::{Group, GroupError, Shared, check, sizes, whole};
+use crate::model::{
+    Architecture, Experts, Family, FeedForward, Inventory, Layer, Mixer, QkNorm, Role, Stack, TensorInfo,
+};
+use crate::units::Bytes;
+
+/// Weights that share an exponent in mxfp4, the format in which a feed-forward may be dealt out in unequal parts.
+const MXFP4_BLOCK: usize = 32;
+
+/// One GPU of a stage.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Stage {
+    /// Which of the stages.
+    pub index: usize,
+    pub first_layer: usize,
+    pub layers: usize,
+    /// The dimensions of one GPU.
+    pub architecture: Architecture,
+    /// Its tensors, with its bytes of each.
+    pub inventory: Inventory,
+    /// Bytes that the other GPUs of the stage hold as well.
+    pub replicated: Bytes,
+    /// Whether its embedding table is the head, too.
+    pub tied: bool,
+}
+
+/// Every stage as GPU `rank` of each holds it.
+///
+/// # Errors
+/// When no engine would start the model on such a group, or a tensor is not known well enough to split.
+pub fn stages(
+    architecture: &Architecture,
+    inventory: &Inventory,
+    group: Group,
+    rank: usize,
+) -> Result<Vec<Stage>, GroupError> {
+    check(architecture, inventory, group)?;
+    let splitter = Splitter {
+        architecture,
+        inventory,
+        group,
+        rank,
+        blocks_of_experts: blocks_of_experts(architecture, inventory),
+    };
+    let mut stages = Vec::new();
+    let mut first_layer = 0;
+    for (stage, layers) in group.layers_of_stages(architecture.layers).into_iter().enumerate() {
+        stages.push(splitter.stage(stage, first_layer, layers)?);
+        first_layer += layers;
+    }
+    Ok(stages)
+}
+
+/// The inner width of a dense feed-forward.
+pub(super) fn dense_width(feed_forward: &FeedForward) -> Option<usize> {
+    match feed_forward {
+        FeedForward::Dense(dense) | FeedForward::DenseBesideMixture { dense, .. } => Some(dense.width),
+        FeedForward::Mixture(_) | FeedForward::None => None,
+    }
+}
+
+/// Blocks along the width of an expert, where loaders deal them out unequally: gpt-oss in its own format, whose 90 blocks no power of two
+/// divides.
+pub(super) fn blocks_of_experts(architecture: &Architecture, inventory: &Inventory) -> Option<usize> {
+    let experts = architecture.experts.as_ref().filter(|_| architecture.family == Family::GptOss)?;
+    let quantised = inventory.tensors.iter().any(|tensor| tensor.role == Role::ExpertScale);
+    quantised.then(|| experts.ffn_size.div_ceil(MXFP4_BLOCK))
+}
+
+/// A part of so many equal ones.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Share {
+    here: usize,
+    of: usize,
+    /// GPUs that hold this very part.
+    repeated: bool,
+}
+
+/// What a GPU has of a module.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Split {
+    /// All of it.
+    Whole,
+    /// All of it, read by the first GPU alone: what is added to a sum is added once.
+    AddedOnce,
+    /// Outputs: rows of a matrix, and as much of its bias.
+    Rows(Share),
+    /// Inputs: columns of a matrix; its bias is added once.
+    Columns(Share),
+    /// Whole experts, so many of all, in one tensor.
+    Stacked(Share),
+    /// An expert of another GPU.
+    Elsewhere,
+}
+
+struct Splitter<'a> {
+    architecture: &'a Architecture,
+    inventory: &'a Inventory,
+    group: Group,
+    rank: usize,
+    blocks_of_experts: Option<usize>,
+}
+
+impl Splitter<'_> {
+    fn stage(&self, stage: usize, first_layer: usize, layers: usize) -> Result<Stage, GroupError> {
+        let (first, last) = (stage == 0, stage + 1 == self.group.pipeline);
+        let tied = self.inventory.tensors.iter().all(|tensor| tensor.role != Role::Head);
+        let own = first_layer..first_layer + layers;
+        let mut inventory = Inventory::default();
+        let mut replicated = 0;
+        for tensor in &self.inventory.tensors {
+            let embedding = tensor.role == Role::Embedding || module_of(&tensor.name).contains("embed");
+            let here = match tensor.layer {
+                _ if tensor.role == Role::Unused => false,
+                Some(layer) => own.contains(&layer),
+                None if embedding => first || (tied && last),
+                None => last,
+            };
+            if !here {
+                continue;
+            }
+            let split = self.split(tensor)?;
+            replicated += self.replicated(tensor, split);
+            if split != Split::Elsewhere {
+                let mut piece = self.piece(tensor, split)?;
+                // The last of several stages has the table for the head alone.
+                if embedding && tied && last && !first {
+                    piece.role = Role::Head;
+                }
+                inventory.tensors.push(piece);
+            }
+        }
+        Ok(Stage {
+            index: stage,
+            first_layer,
+            layers,
+            architecture: self.dimensions(own),
+            inventory,
+            replicated: Bytes(replicated),
+            tied: tied && first && last,
+        })
+    }
+
+    /// The model's dimensions with the layers of a stage and what one GPU has of each. The vocabulary and the number of experts stay whole.
+    fn dimensions(&self, layers: std::ops::Range<usize>) -> Architecture {
+        let whole = self.architecture;
+        let tensor = self.group.tensor;
+        let count = layers.len();
+        let experts = whole.experts.as_ref().map(|experts| Experts {
+            ffn_size: self.width_of_expert(experts.ffn_size).here,
+            shared_ffn_size: experts.shared_ffn_size / tensor,
+            dense_layers: Vec::new(),
+            ..experts.clone()
+        });
+        let stack = Stack::new(layers.map(|index| self.layer(whole.layer(index))));
+        Architecture {
+            layers: count,
+            heads: whole.heads / tensor,
+            kv_heads: (whole.kv_heads / tensor).max(1),
+            ffn_size: whole.ffn_size.div_ceil(tensor),
+            windows: Vec::new(),
+            experts,
+            stack: Some(stack),
+            ..whole.clone()
+        }
+    }
+
+    fn layer(&self, mut layer: Layer) -> Layer {
+        let tensor = self.group.tensor;
+        match &mut layer.mixer {
+            Mixer::Attention(a) => {
+                a.heads /= tensor;
+                a.kv_heads = (a.kv_heads / tensor).max(1);
+            }
+            Mixer::Latent { heads, .. } => *heads /= tensor,
+            Mixer::DeltaNet(delta) => {
+                delta.key_heads /= tensor;
+                delta.value_heads /= tensor;
+            }
+            Mixer::Mamba(mamba) => {
+                mamba.heads /= tensor;
+                mamba.groups /= tensor;
+            }
+            Mixer::None => {}
+        }
+        match &mut layer.feed_forward {
+            FeedForward::Dense(dense) => dense.width /= tensor,
+            FeedForward::Mixture(mixture) => {
+                mixture.width = self.width_of_expert(mixture.width).here;
+                mixture.shared_width /= tensor;
+            }
+            FeedForward::DenseBesideMixture { dense, mixture } => {
+                dense.width /= tensor;
+                mixture.width = self.width_of_expert(mixture.width).here;
+                mixture.shared_width /= tensor;
+            }
+            FeedForward::None => {}
+        }
+        layer
+    }
+
+    /// The channels of a routed expert that this GPU has.
+    fn width_of_expert(&self, width: usize) -> Share {
+        let all = Share { here: width, of: width, repeated: false };
+        match self.blocks_of_experts {
+            _ if self.group.tensor == 1 || self.group.experts => all,
+            Some(blocks) => {
+                let blocks = chunk(blocks, self.group.tensor, self.rank);
+                Share { here: blocks * MXFP4_BLOCK, ..all }
+            }
+            None => Share { here: width / self.group.tensor, ..all },
+        }
+    }
+
+    fn even(&self) -> Share {
+        Share { here: 1, of: self.group.tensor, repeated: false }
+    }
+
+    fn split(&self, tensor: &TensorInfo) -> Result<Split, GroupError> {
+        if self.group.tensor == 1 {
+            return Ok(Split::Whole);
+        }
+        let unknown = || GroupError::Tensor { tensor: tensor.name.chars().take(200).collect() };
+        let split = match tensor.role {
+            Role::Router => Split::Whole,
+            Role::Embedding | Role::Head => Split::Rows(self.vocabulary()),
+            Role::Expert | Role::ExpertScale | Role::ExpertBias => {
+                self.of_expert(tensor).ok_or_else(unknown)?
+            }
+            Role::Matrix | Role::SharedExpert | Role::Norm | Role::Bias | Role::Scale => match tensor.layer {
+                Some(layer) => self.of_layer(tensor, &self.architecture.layer(layer)).ok_or_else(unknown)?,
+                None if module_of(&tensor.name) == "lm_head" => Split::Rows(self.vocabulary()),
+                None => Split::Whole,
+            },
+            Role::Unused => Split::Elsewhere,
+        };
+        Ok(match (tensor.role, split) {
+            (Role::Bias | Role::ExpertBias, Split::Columns(_)) => Split::AddedOnce,
+            (_, split) => split,
+        })
+    }
+
+    fn vocabulary(&self) -> Share {
+        let rows = self.architecture.vocab_size;
+        Share { here: chunk(rows, self.group.tensor, self.rank), of: rows, repeated: false }
+    }
+
+    fn of_expert(&self, tensor: &TensorInfo) -> Option<Split> {
+        let experts = self.architecture.experts.as_ref()?;
+        let (_, rest) = tensor.name.split_once("experts.")?;
+        let own = own_expert(&tensor.name);
+        if self.group.experts {
+            let (first, here) = dealt(experts.count, self.group.tensor, self.rank);
+            return Some(match own {
+                Some(expert) if (first..first + here).contains(&expert) => Split::Whole,
+                Some(_) => Split::Elsewhere,
+                None => Split::Stacked(Share { here, of: experts.count, repeated: false }),
+            });
+        }
+        let width = self.width_of_expert(experts.ffn_size);
+        Some(match module_of(rest) {
+            "gate_proj" | "up_proj" | "gate_up_proj" | "w1" | "w3" | "w13" => Split::Rows(width),
+            "down_proj" | "w2" => Split::Columns(width),
+            _ => return None,
+        })
+    }
+
+    fn of_layer(&self, tensor: &TensorInfo, layer: &Layer) -> Option<Split> {
+        let name = tensor.name.as_str();
+        let even = self.even();
+        let module = module_of(name);
+        // A norm of the hidden state, and what stands beside a projection of the whole hidden state.
+        if tensor.role == Role::Norm && !matches!(module, "q_norm" | "k_norm" | "norm") {
+            return Some(Split::Whole);
+        }
+        if matches!(module, "fc1_latent_proj" | "fc2_latent_proj" | "layer_scalar" | "gate" | "router")
+            || name.contains(".indexer.")
+        {
+            return Some(Split::Whole);
+        }
+        match module {
+            "gate_proj" | "up_proj" | "gate_up_proj" => return Some(Split::Rows(even)),
+            "down_proj" => return Some(Split::Columns(even)),
+            _ => {}
+        }
+        match layer.mixer {
+            Mixer::Attention(a) => {
+                let kv = Shared { what: "", count: a.kv_heads, repeated: true };
+                let here = kv.here(self.group.tensor);
+                let repeated = a.kv_heads < self.group.tensor;
+                let of_kv = Share { here, of: a.kv_heads, repeated };
+                Some(match module {
+                    "q_proj" | "sinks" | "attention_sink_bias" => Split::Rows(even),
+                    "k_proj" | "v_proj" => Split::Rows(of_kv),
+                    "qkv_proj" => {
+                        let rows =
+                            |heads: usize, kv: usize| heads * a.key_dim + kv * (a.key_dim + a.value_dim);
+                        let part = rows(a.heads / self.group.tensor, here);
+                        Split::Rows(Share { here: part, of: rows(a.heads, a.kv_heads), repeated: false })
+                    }
+                    "o_proj" => Split::Columns(even),
+                    "q_norm" if a.qk_norm == QkNorm::FullWidth => Split::Rows(even),
+                    "k_norm" if a.qk_norm == QkNorm::FullWidth => Split::Rows(of_kv),
+                    "q_norm" | "k_norm" => Split::Whole,
+                    // The scales of a quantised cache.
+                    "self_attn" | "attn" | "mixer" if tensor.role == Role::Scale => Split::Whole,
+                    "norm" if tensor.role == Role::Norm => Split::Whole,
+                    _ => return None,
+                })
+            }
+            Mixer::Latent { .. } => Some(match module {
+                "q_a_proj" | "kv_a_proj_with_mqa" => Split::Whole,
+                "q_proj" | "q_b_proj" | "kv_b_proj" => Split::Rows(even),
+                "o_proj" => Split::Columns(even),
+                _ => return None,
+            }),
+            Mixer::DeltaNet(_) => Some(match module {
+                "in_proj_qkv" | "in_proj_z" | "in_proj_b" | "in_proj_a" | "in_proj_qkvz" | "in_proj_ba"
+                | "conv1d" | "A_log" | "dt_bias" => Split::Rows(even),
+                "out_proj" => Split::Columns(even),
+                "norm" => Split::Whole,
+                _ => return None,
+            }),
+            Mixer::Mamba(_) => Some(match module {
+                "in_proj" | "conv1d" | "A_log" | "D" | "dt_bias" => Split::Rows(even),
+                "norm" if name.contains(".mixer.") => Split::Rows(even),
+                "norm" => Split::Whole,
+                "out_proj" => Split::Columns(even),
+                _ => return None,
+            }),
+            Mixer::None => (module == "norm").then_some(Split::Whole),
+        }
+    }
+
+    /// Bytes of a tensor here that others hold, too.
+    fn replicated(&self, tensor: &TensorInfo, split: Split) -> u64 {
+        let of_expert = matches!(tensor.role, Role::Expert | Role::ExpertScale | Role::ExpertBias);
+        match split {
+            _ if self.group.tensor == 1 => 0,
+            // An expert that is dealt out whole is here alone.
+            Split::Whole if of_expert && self.group.experts => 0,
+            Split::Whole | Split::AddedOnce => tensor.bytes.0,
+            Split::Rows(share) if share.repeated => part_of(tensor.bytes.0, share),
+            _ => 0,
+        }
+    }
+
+    /// What is here of a tensor.
+    fn piece(&self, tensor: &TensorInfo, split: Split) -> Result<TensorInfo, GroupError> {
+        let share = match split {
+            Split::Whole | Split::Elsewhere => return Ok(tensor.clone()),
+            Split::AddedOnce => {
+                let role = if self.rank == 0 { tensor.role } else { Role::Unused };
+                return Ok(TensorInfo { role, ..tensor.clone() });
+            }
+            Split::Stacked(share) => share,
+            Split::Rows(share) | Split::Columns(share) => {
+                let columns = matches!(split, Split::Columns(_));
+                let scale = matches!(tensor.role, Role::Scale | Role::ExpertScale);
+                if scale && self.is_unsplit(tensor, columns) {
+                    return Ok(tensor.clone());
+                }
+                let along =
+                    if scale { Some(scales_along(tensor, columns)) } else { ggml_blocks(tensor, columns) };
+                match along {
+                    // A part of a block of the vocabulary has its scale, too: engines fill it up.
+                    Some(blocks) if tensor.layer.is_none() => {
+                        Share { here: (blocks * share.here).div_ceil(share.of), of: blocks, ..share }
+                    }
+                    Some(blocks) if !(blocks * share.here).is_multiple_of(share.of) => {
+                        return Err(self.blocks(tensor, blocks, share));
+                    }
+                    _ => share,
+                }
+            }
+        };
+        let elements = usize::try_from(part_of(tensor.elements(), share)).unwrap_or(usize::MAX);
+        Ok(TensorInfo {
+            // The ledger asks for elements, and whether it is a matrix.
+            shape: if tensor.shape.len() > 1 { vec![1, elements] } else { vec![elements] },
+            bytes: Bytes(part_of(tensor.bytes.0, share)),
+            ..tensor.clone()
+        })
+    }
+
+    /// Whether every GPU needs all scales of a matrix: the one of a matrix or of each of a stack, those of outputs of which each GPU has a part,
+    /// and those of groups that are out of order.
+    fn is_unsplit(&self, tensor: &TensorInfo, columns: bool) -> bool {
+        let stack = self
+            .architecture
+            .experts
+            .as_ref()
+            .filter(|_| tensor.role == Role::ExpertScale && own_expert(&tensor.name).is_none());
+        if tensor.elements() == 1 || stack.is_some_and(|experts| tensor.elements() == experts.count as u64) {
+            return true;
+        }
+        let order = tensor.name.ends_with("g_idx");
+        let reordered = self.architecture.quantization.as_ref().is_some_and(|how| how.reordered);
+        if columns { scales_along(tensor, true) == 1 || (reordered && !order) } else { order }
+    }
+
+    fn blocks(&self, tensor: &TensorInfo, blocks: usize, share: Share) -> GroupError {
+        let fits = |gpus: &usize| (blocks * share.here * self.group.tensor).is_multiple_of(share.of * gpus);
+        let sizes = sizes(self.architecture, self.inventory, self.group.experts);
+        GroupError::Blocks {
+            tensor: tensor.name.chars().take(200).collect(),
+            blocks,
+            gpus: self.group.tensor,
+            otherwise: whole(matches!(tensor.role, Role::Expert | Role::ExpertScale)),
+            sizes: sizes.filter(fits).filter(|gpus| *gpus < self.group.tensor).collect(),
+        }
+    }
+}
+
+/// Which expert a tensor is of; `None` of a stack of them.
+fn own_expert(name: &str) -> Option<usize> {
+    name.split_once("experts.")?.1.split('.').next()?.parse().ok()
+}
+
+/// Rows of a part where all but the last are equal.
+fn chunk(count: usize, parts: usize, at: usize) -> usize {
+    let each = count.div_ceil(parts);
+    count.saturating_sub(each * at).min(each)
+}
+
+/// The first of a part and how many it has, where parts differ by one at the most.
+fn dealt(count: usize, parts: usize, at: usize) -> (usize, usize) {
+    let (each, over) = (count / parts, count % parts);
+    (each * at + at.min(over), each + usize::from(at < over))
+}
+
+/// A part of a count, rounded up where it is none of whole numbers.
+fn part_of(count: u64, share: Share) -> u64 {
+    let part = (u128::from(count) * share.here as u128).div_ceil(share.of.max(1) as u128);
+    u64::try_from(part).unwrap_or(u64::MAX)
+}
+
+/// How many scales lie along the rows or the columns of their matrix. AWQ and GPTQ store inputs first.
+fn scales_along(tensor: &TensorInfo, columns: bool) -> usize {
+    let inputs_first = [".scales", ".qzeros", "g_idx"].iter().any(|ending| tensor.name.ends_with(ending));
+    let (rows, across) = match tensor.shape.as_slice() {
+        [] => (1, 1),
+        [rows] if tensor.name.ends_with("g_idx") => (*rows, 1),
+        [rows] => (*rows, 1),
+        [before @ .., across] => (before.iter().product(), *across),
+    };
+    if columns == inputs_first { rows } else { across }
+}
+
+/// Blocks along the columns of a matrix in one of ggml's formats, which no split may cut.
+fn ggml_blocks(tensor: &TensorInfo, columns: bool) -> Option<usize> {
+    let ggml = columns && matches!(tensor.storage.as_str(), "q8_0" | "q4_0");
+    ggml.then(|| tensor.shape.last().copied().unwrap_or(1) / 32)
+}
+
+/// The module that a tensor belongs to: `q_proj` of `model.layers.3.self_attn.q_proj.weight_scale_inv`.
+fn module_of(name: &str) -> &str {
+    const KNOWN: [&str; 41] = [
+        "q_proj",
+        "k_proj",
+        "v_proj",
+        "qkv_proj",
+        "o_proj",
+        "q_norm",
+        "k_norm",
+        "sinks",
+        "attention_sink_bias",
+        "q_a_proj",
+        "q_b_proj",
+        "kv_a_proj_with_mqa",
+        "kv_b_proj",
+        "gate_proj",
+        "up_proj",
+        "gate_up_proj",
+        "down_proj",
+        "w1",
+        "w2",
+        "w3",
+        "w13",
+        "in_proj",
+        "in_proj_qkv",
+        "in_proj_z",
+        "in_proj_b",
+        "in_proj_a",
+        "in_proj_qkvz",
+        "in_proj_ba",
+        "conv1d",
+        "A_log",
+        "D",
+        "dt_bias",
+        "out_proj",
+        "norm",
+        "fc1_latent_proj",
+        "fc2_latent_proj",
+        "layer_scalar",
+        "lm_head",
+        "embed_tokens",
+        "embeddings",
+        "self_attn",
+    ];
+    // Of stacked experts the ending is part of the name: `down_proj_blocks`.
+    const ENDINGS: [&str; 6] = ["_blocks", "_weight_scale", "_scale_inv", "_scales", "_scale", "_bias"];
+    name.rsplit('.')
+        .find_map(|word| {
+            let bare = ENDINGS.iter().find_map(|ending| word.strip_suffix(ending));
+            let known = |word: &str| KNOWN.contains(&word);
+            if known(word) { Some(word) } else { bare.filter(|bare| known(bare)) }
+        })
+        .unwrap_or_else(|| name.rsplit('.').nth(1).unwrap_or(name))
+}
