@@ -32,7 +32,7 @@ pub enum PredictError {
     Open(#[from] OpenError),
     /// No engine would start the model so.
     #[error("{model} with {group}: {problem}")]
-    Group { model: String, group: Group, problem: GroupError },
+    Group { model: String, group: Group, problem: Box<GroupError> },
 }
 
 /// Predicts every cell of the question.
@@ -109,7 +109,8 @@ fn predicted(
         routing: question.routing,
     };
     let Some(group) = question.group else { return Ok((predict(&request), None)) };
-    let refused = |problem| PredictError::Group { model: model.name.clone(), group, problem };
+    let refused =
+        |problem| PredictError::Group { model: model.name.clone(), group, problem: Box::new(problem) };
     let (prediction, placed) = predict_group(&request, group).map_err(refused)?;
     Ok((prediction, Some(placed)))
 }

@@ -8,6 +8,7 @@
 //! A request is sent again only where a kept connection was closed before any byte of an answer came: its time goes on, and it is counted.
 
 mod cost;
+mod priority;
 #[cfg(test)]
 mod tests;
 
@@ -32,6 +33,7 @@ use hbmark_core::result::serving::Failure;
 use hbmark_core::units::Nanos;
 use hbmark_traffic::scheduler::SchedulerLoad;
 use hbmark_traffic::serving_loop::{LoadMode, Progress, Record, RemoteTokens, RequestOutcome, Run, Traffic};
+use priority::Priority;
 
 /// The loop wakes so long before an arrival, and spins from then on.
 const SPIN: Moment = 60_000;
@@ -119,6 +121,8 @@ pub struct LiveRun {
     /// Steps of the real-time clock, whose stamps were not used.
     pub clock_steps: usize,
     pub cost: Cost,
+    /// This thread went before all ordinary ones.
+    pub realtime: bool,
     /// The first words of each kind of failure: what the server said.
     pub messages: Vec<(Failure, String)>,
     /// The start of the run, on both clocks that are asked for it.
@@ -266,6 +270,7 @@ impl<'a> Client<'a> {
             reused: 0,
             clock_steps: 0,
             cost: Cost::default(),
+            realtime: false,
             messages: Vec::new(),
             origin: clock::now(),
             started: std::time::Instant::now(),
@@ -321,6 +326,8 @@ impl<'a> Client<'a> {
         let mut events = Events::with_capacity(1024);
         let mut buffer = vec![0_u8; BUFFER];
         self.prepare(Moment::MAX);
+        let priority = Priority::raise();
+        self.live.realtime = priority.is_granted();
         // Time begins when everything is ready.
         self.origin = clock::now();
         (self.live.origin, self.live.started) = (self.origin, std::time::Instant::now());

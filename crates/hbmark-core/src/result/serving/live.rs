@@ -174,6 +174,9 @@ pub struct LiveResult {
     /// Of one processor, the share that the client's thread used, and the share that it waited for one.
     pub client_cpu: Option<f64>,
     pub client_cpu_wait: Option<f64>,
+    /// The client's thread had real-time scheduling: it went before all ordinary ones.
+    #[serde(default)]
+    pub client_realtime: bool,
     pub connections_opened: usize,
     pub connections_reused: usize,
     /// Requests sent again, because a kept connection was closed before any byte of an answer.

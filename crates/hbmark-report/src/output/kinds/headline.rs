@@ -145,9 +145,9 @@ fn predicted(report: &Report) -> Vec<Figure> {
     // The engine of a prediction is none.
     let place = |cell: &CellResult| format!("{}, batch {}, context {}", cell.dtype, cell.batch, cell.context);
     let time = |cell: &&CellResult| cell.predicted_ns.unwrap_or(f64::INFINITY);
-    // Stages work on batches of their own: the slowest sets the pace.
-    let pace = |cell: &&CellResult| cell.group.as_ref().map_or(time(cell), |step| step.interval_ns);
-    let rate = |cell: &&CellResult| cell.batch as f64 * 1e9 / pace(cell);
+    // Stages work on batches of their own: the slowest sets the interval.
+    let interval = |cell: &&CellResult| cell.group.as_ref().map_or(time(cell), |step| step.interval_ns);
+    let rate = |cell: &&CellResult| cell.batch as f64 * 1e9 / interval(cell);
     if let Some(cell) = fitting.iter().copied().min_by(|a, b| time(a).total_cmp(&time(b))) {
         figures.push(figure("lowest possible TPOT", single(Unit::Nanoseconds, time(&cell)), place(cell)));
     }

@@ -120,9 +120,10 @@ pub(super) fn lines(live: &LiveResult, result: &ServeResult) -> Vec<String> {
         .map(|share| format!("; {:.1} % have the stamp of a later event of their answer", share * 100.0))
         .unwrap_or_default();
     lines.push(format!(
-        "client: {stamps}{delay}{shared}{}{} · {} opened, {} on one that was kept",
+        "client: {stamps}{delay}{shared}{}{}{} · {} opened, {} on one that was kept",
         share(live.client_cpu, "of a processor"),
         share(live.client_cpu_wait, "waiting for one"),
+        if live.client_realtime { " · real-time priority" } else { "" },
         words::counted(live.connections_opened, "connection"),
         words::counted(live.connections_reused, "request")
     ));
