@@ -154,10 +154,14 @@ fn a_steady_step_of_256_sequences_allocates_nothing() {
     for _ in 0..100 {
         step();
     }
-    let before = allocations();
-    // New blocks are taken and cached meanwhile.
-    for _ in 0..200 {
-        assert_eq!(step(), 256);
-    }
-    assert_eq!(allocations() - before, 0);
+    // All threads are counted, and the harness may print the end of another test meanwhile: what a step allocates, it allocates every time.
+    let fewest = (0..3).map(|_| {
+        let before = allocations();
+        // New blocks are taken and cached meanwhile.
+        for _ in 0..100 {
+            assert_eq!(step(), 256);
+        }
+        allocations() - before
+    });
+    assert_eq!(fewest.min(), Some(0));
 }

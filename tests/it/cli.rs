@@ -430,7 +430,7 @@ fn an_import_maps_asks_and_places() {
         .args(["import", &file, "--model", "Llama-3.1-8B", "--gpu", "h100-pcie", "--dtype", "bf16"])
         .assert()
         .success()
-        .stdout(contains("1.44 TB/s").and(contains("names no GPU").not()));
+        .stdout(contains("1.44 TB/s").and(contains("it ran on h100-pcie as given")));
     hbmark().args(["import", "--aliases"]).assert().success().stdout(contains("called ITL there"));
     refused(&["import"], "FILES");
     refused(&["import", &foreign("README.md")], "no result this program knows");
