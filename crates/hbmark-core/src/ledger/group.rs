@@ -1,7 +1,7 @@
 //! A model over several GPUs: tensor, pipeline and expert parallel groups.
 //!
 //! Enters: an [`Architecture`], the [`Inventory`] of its tensors, and a [`Group`]. Leaves: of each stage the tensors and the dimensions of one
-//! GPU ([`part`]), what the GPUs exchange ([`exchange`]) and a prediction ([`predict_group`]); or the [`GroupError`] that says why no engine
+//! GPU (`part`), what the GPUs exchange (`exchange`) and a prediction ([`predict_group`]); or the [`GroupError`] that says why no engine
 //! would start. Splits are those of vLLM and SGLang:
 //!
 //! - a layer of a stage is split over `tensor` GPUs: projections into heads and channels by rows, those out of them by columns, the vocabulary by
