@@ -6,7 +6,7 @@ default: check test
 check:
     cargo fmt --all --check
     cargo clippy --workspace --all-targets -- -D warnings
-    cargo clippy --bench kernels --bench scheduler -- -D warnings
+    cargo clippy --bench formats --bench kernels --bench scheduler -- -D warnings
     RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps
 
 # All tests: no GPU, no network.

@@ -4,7 +4,8 @@
 //! because in a step nothing of a layer is still cached when it runs. The throughput is the
 //! bytes the operation counted itself.
 //!
-//! `HBMARK_MODEL` names the shape, `HBMARK_BATCH` the rows, `HBMARK_CONTEXT` the positions attended to, `HBMARK_DTYPE` the formats.
+//! `HBMARK_MODEL` names the shape, `HBMARK_BATCH` the rows, `HBMARK_CONTEXT` the positions attended to, `HBMARK_DTYPE` the formats. The blocks of 256
+//! of `q4_k`, `q5_k` and `q6_k` want a shape whose rows they divide, as Qwen3-0.6B's.
 
 #![expect(clippy::unwrap_used, reason = "a bench that cannot go on panics")]
 
@@ -33,6 +34,20 @@ type Pool = <CpuOperations as Operations>::Pool;
 
 fn variable(key: &str, default: &str) -> String {
     std::env::var(key).ok().filter(|v| !v.is_empty()).unwrap_or_else(|| default.to_owned())
+}
+
+/// Whether rows of all matrices are whole blocks of a dtype.
+fn has_whole_blocks(architecture: &Architecture, dtype: Dtype) -> bool {
+    let uneven = architecture.inventory(dtype);
+    let uneven = uneven.rows_that_blocks_do_not_divide();
+    if let Some(tensor) = uneven {
+        eprintln!(
+            "{dtype} left out: {} has rows of {:?}, no whole blocks of 256",
+            tensor.name,
+            tensor.shape.last()
+        );
+    }
+    uneven.is_none()
 }
 
 /// Random weights of one part; copies are the same values at different places.
@@ -230,9 +245,12 @@ fn main() {
     let model = weights::open(&variable("HBMARK_MODEL", "SmolLM2-135M"), None, 42).unwrap();
     let batches = parse_axis("batch", &variable("HBMARK_BATCH", "1,8")).unwrap();
     let contexts = parse_axis("context", &variable("HBMARK_CONTEXT", "1024")).unwrap();
-    let formats = variable("HBMARK_DTYPE", "bf16,q8_0,q4_0");
+    let formats = variable("HBMARK_DTYPE", "bf16,q8_0,q6_k,q5_k,q4_k,q4_0");
     for format in formats.split(',') {
         let dtype = <Dtype as clap::ValueEnum>::from_str(format.trim(), true).unwrap();
+        if !has_whole_blocks(&model.architecture, dtype) {
+            continue;
+        }
         for &batch in &batches {
             for &context in &contexts {
                 let mut layer = Layer::new(&model.architecture, dtype, batch, context);

@@ -28,7 +28,17 @@ import numpy as np
 import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import LlamaConfig, MistralConfig, PreTrainedConfig, PreTrainedModel, Qwen2Config, Qwen3Config
+from transformers import (
+    LlamaConfig,
+    MistralConfig,
+    MixtralConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2MoeConfig,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
 
 SEED = 20240229
 # One token, just past a block of 16, and past 64.
@@ -108,6 +118,11 @@ def filled(name_part: str, value: float) -> Callable[[PreTrainedModel], PreTrain
     return change
 
 
+def rerouted(experts: int) -> Callable[[PreTrainedModel], PreTrainedModel]:
+    """The same weights with so many experts for a token."""
+    return reconfigured(num_experts_per_tok=experts)
+
+
 def v4_spelling(
     rope_type_key: str = "rope_type", drop: tuple[str, ...] = (), **overrides: object
 ) -> Callable[[Config], Config]:
@@ -135,6 +150,15 @@ LLAMA3_ROPE = {
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
+}
+YARN_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    # One turn within 32 positions lies between the second and the third of eight pairs, eight turns below the first.
+    "original_max_position_embeddings": 32,
+    "beta_fast": 8.0,
+    "truncate": False,
 }
 LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
 QKV_BIASES = {f"{part}_proj.bias": filled(f"{part}_proj.bias", 0.0) for part in "qkv"}
@@ -169,6 +193,16 @@ FIXTURES = [
         features={"rope scaling": reconfigured(rope_parameters=default_rope(10000.0))},
         v4=v4_spelling("type"),
     ),
+    Fixture(
+        "llama-yarn",
+        LlamaConfig(**shape(32, 2, 1, 199, rope_parameters=YARN_ROPE)),
+        features={
+            "rope scaling": reconfigured(rope_parameters=default_rope(10000.0)),
+            "attention factor": reconfigured(rope_parameters=YARN_ROPE | {"attention_factor": 1.0}),
+            "ramp without rounding": reconfigured(rope_parameters=YARN_ROPE | {"truncate": True}),
+        },
+        v4=v4_spelling(),
+    ),
     Fixture("llama-sharded", LlamaConfig(**shape(48, 3, 1, 199)), max_shard_size="100KB"),
     Fixture("llama-bf16", LlamaConfig(**shape(64, 4, 2, 257)), stored=torch.bfloat16),
     Fixture(
@@ -202,6 +236,77 @@ FIXTURES = [
         "qwen3-tied",
         Qwen3Config(**shape(32, 4, 2, 199, head_dim=16, tie_word_embeddings=True)),
         features=QK_NORMS,
+    ),
+    # A dense layer between two with experts.
+    Fixture(
+        "qwen3-moe",
+        Qwen3MoeConfig(
+            **shape(
+                32,
+                4,
+                2,
+                201,
+                head_dim=16,
+                num_hidden_layers=3,
+                num_experts=8,
+                num_experts_per_tok=3,
+                moe_intermediate_size=24,
+                norm_topk_prob=True,
+                mlp_only_layers=[1],
+                rope_parameters=default_rope(1000000.0),
+            )
+        ),
+        features={
+            "renormalisation": reconfigured(norm_topk_prob=False),
+            "the third expert": rerouted(2),
+            "the router": filled("mlp.gate.weight", 0.0),
+        },
+    ),
+    Fixture(
+        "mixtral",
+        MixtralConfig(
+            **shape(
+                32,
+                4,
+                2,
+                203,
+                head_dim=16,
+                intermediate_size=40,
+                num_local_experts=5,
+                num_experts_per_tok=2,
+                sliding_window=None,
+                rope_parameters=default_rope(1000000.0),
+            )
+        ),
+        features={"the second expert": rerouted(1), "the router": filled("gate.weight", 0.0)},
+        v4=v4_spelling(),
+    ),
+    # Every second layer has experts; the best four keep their share of all eight, beside a shared expert with a gate.
+    Fixture(
+        "qwen2-moe",
+        Qwen2MoeConfig(
+            **shape(
+                32,
+                2,
+                1,
+                205,
+                num_hidden_layers=4,
+                num_experts=8,
+                num_experts_per_tok=4,
+                moe_intermediate_size=20,
+                shared_expert_intermediate_size=44,
+                norm_topk_prob=False,
+                decoder_sparse_step=2,
+                rope_parameters=default_rope(1000000.0),
+            )
+        ),
+        features=QKV_BIASES
+        | {
+            "its own shares": reconfigured(norm_topk_prob=True),
+            "the fourth expert": rerouted(3),
+            "the shared expert": filled("shared_expert.down_proj", 0.0),
+            "the shared expert's gate": filled("shared_expert_gate", 0.0),
+        },
     ),
 ]
 
@@ -271,7 +376,7 @@ def random_model(name: str, config: PreTrainedConfig) -> PreTrainedModel:
                 parameter.copy_(0.3 * noise)
             else:
                 # Somewhat above 1/√fan_in: attention that chooses, logits that spread.
-                parameter.copy_(1.4 * parameter.shape[1] ** -0.5 * noise)
+                parameter.copy_(1.4 * parameter.shape[-1] ** -0.5 * noise)
     return model
 
 

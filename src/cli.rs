@@ -17,6 +17,7 @@ mod import;
 mod ladder;
 mod list;
 mod logits;
+mod man;
 mod predict;
 mod progress;
 mod record;
@@ -31,13 +32,15 @@ use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
 use clap::error::{ContextKind, ContextValue};
-use clap::{Parser, Subcommand};
+use clap::{Parser, Subcommand, ValueEnum as _};
 
 use crate::serve::serving_job::ServeJob;
 use crate::weights::OpenModel;
 use crate::worker::job::Job;
 use crate::worker::journal::FolderLock;
 use hbmark_core::units::Bytes;
+use hbmark_report::analysis::import::UserOverrides;
+use hbmark_report::analysis::{FailOn, Opened, failures};
 use hbmark_report::output::{Format, Kind, Screen, render};
 
 /// Times LLM prefill and decode steps in-process and holds them against the memory roofline.
@@ -98,6 +101,8 @@ enum Command {
     Glossary(glossary::Args),
     /// Print a completion script for a shell.
     Completions(completions::Args),
+    /// Write manual pages, one for each command.
+    Man(man::Args),
 }
 
 /// How a command that could run ended.
@@ -163,6 +168,7 @@ pub fn dispatch(cli: Cli) -> anyhow::Result<Outcome> {
         Command::Doctor(args) => doctor::execute(&args),
         Command::Glossary(args) => glossary::execute(&args),
         Command::Completions(args) => completions::execute(&args),
+        Command::Man(args) => man::execute(&args),
     }
 }
 
@@ -272,6 +278,31 @@ fn prepare_folder(folder: &Path, cells: usize) -> anyhow::Result<()> {
 fn lock_folder(folder: &Path) -> anyhow::Result<FolderLock> {
     prepare_folder(folder, 0)?;
     Ok(FolderLock::take(folder)?)
+}
+
+/// Says which conditions of `--fail-on` hold of a result; whether there are any.
+///
+/// # Errors
+/// When a condition is of another kind of result, and so would never hold.
+fn tell_failures(opened: &Opened, conditions: &[FailOn], given: &UserOverrides<'_>) -> anyhow::Result<bool> {
+    for condition in conditions {
+        anyhow::ensure!(
+            condition.applies_to(opened),
+            "--fail-on {}: {} has nothing of the kind",
+            name_of(*condition),
+            opened.kind()
+        );
+    }
+    let failures = failures(opened, conditions, given);
+    for failure in &failures {
+        say(&format!("--fail-on: {failure}"));
+    }
+    Ok(!failures.is_empty())
+}
+
+/// A condition as it is typed.
+fn name_of(condition: FailOn) -> String {
+    condition.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
 }
 
 /// Prints a result on stdout.

@@ -25,7 +25,7 @@ use hbmark_core::result::{Capabilities, Cause, EngineKind};
 use hbmark_core::units::{Bytes, Nanos};
 
 pub use crate::machine::device::DeviceChoice;
-pub use device::{Backend, DeviceOptions};
+pub use device::{Backend, DeviceOptions, ScriptedRouting};
 pub use open::{capabilities, default_dtype, kv_dtype, open, open_reference};
 pub use timeline::{Mark, Timeline, TimelineKind};
 
@@ -150,6 +150,15 @@ pub trait Session {
     fn memory(&mut self) -> MemoryUse;
     /// Bytes the last step moved, counted by its operations; `None` where the engine does not count.
     fn bytes_moved(&self) -> Option<Bytes> {
+        None
+    }
+    /// Different experts of a layer that a step met, on average over the layers with experts and the steps since the last call, counted where
+    /// rows were routed; `None` where nothing was.
+    fn experts_met(&mut self) -> Option<f64> {
+        None
+    }
+    /// From the next step on a script picks the experts of a mixture, or its routers do again; what did so before. Nothing to do where there are none.
+    fn script_experts(&mut self, _script: Option<ScriptedRouting>) -> Option<ScriptedRouting> {
         None
     }
     /// LoRA adapters, where the engine supports them.

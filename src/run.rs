@@ -79,7 +79,8 @@ impl RunConfig {
             Depth::Quick => Protocol::quick(self.seed),
             Depth::Smoke => Protocol::smoke(self.seed),
         };
-        Protocol { kv: self.kv, ..protocol }.stopped_by(&self.stopping)
+        let scripted = self.device_options.scripted_routing.map(|script| script.routing.to_string());
+        Protocol { kv: self.kv, expert_routing: scripted, ..protocol }.stopped_by(&self.stopping)
     }
 }
 

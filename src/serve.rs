@@ -141,11 +141,8 @@ pub enum ServeError {
     Structured(#[from] StructuredError),
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
-    #[error(
-        "{what} needs {needed} and the device has {have} of memory for it; choose a smaller model or dtype, or raise \
-         --gpu-memory-utilization"
-    )]
-    InsufficientKvMemory { what: String, needed: Bytes, have: Bytes },
+    #[error("{what} needs {needed} and the device has {have} of memory for it; {remedy}")]
+    InsufficientKvMemory { what: String, needed: Bytes, have: Bytes, remedy: String },
     #[error("the saved run is of {saved} (hash {saved_hash}), not of {asked} (hash {asked_hash})")]
     OtherModel { saved: String, saved_hash: String, asked: String, asked_hash: String },
     #[error(

@@ -8,7 +8,7 @@ use clap::Args as ClapArgs;
 use super::{Outcome, print_result};
 use hbmark_core::result::serving::{ServeReport, Slo};
 use hbmark_report::analysis::capacity::{self, Prices, Question};
-use hbmark_report::analysis::opened;
+use hbmark_report::analysis::{open, opened};
 use hbmark_report::output::Format;
 
 #[derive(Debug, ClapArgs)]
@@ -19,7 +19,7 @@ pub struct Args {
     /// A serve.json of a sweep over the rate, or of a search.
     file: PathBuf,
     /// Requests per second at the busiest.
-    #[arg(long)]
+    #[arg(long, allow_negative_numbers = true)]
     target_rate: f64,
     /// Objectives [default: those of the result].
     #[arg(long)]
@@ -119,12 +119,15 @@ impl PriceArgs {
 
 /// The serving result in a file.
 pub fn serving_result(file: &Path) -> anyhow::Result<ServeReport> {
-    opened::serving(file)?.with_context(|| {
-        format!(
-            "{} is no result of `hbmark serve`, and only traffic shows what an instance carries",
-            file.display()
-        )
-    })
+    if let Some(report) = opened::serving(file)? {
+        return Ok(report);
+    }
+    // What it is instead, or why it is nothing.
+    let kind = open(file)?.kind();
+    anyhow::bail!(
+        "{} is {kind}, and only traffic shows what an instance carries: give a result of `hbmark serve`",
+        file.display()
+    )
 }
 
 pub fn execute(args: &Args) -> anyhow::Result<Outcome> {

@@ -43,7 +43,7 @@ pub struct OverrideArgs {
     #[arg(long)]
     pub gpu: Option<String>,
     /// GPUs that held the model together.
-    #[arg(long, visible_alias = "tensor-parallel-size", value_parser = clap::value_parser!(u64).range(1..=4096))]
+    #[arg(long, visible_aliases = ["tensor-parallel-size", "tp"], value_parser = clap::value_parser!(u64).range(1..=4096))]
     pub gpus: Option<u64>,
     /// Storage of the weights.
     #[arg(long)]

@@ -10,7 +10,9 @@ use crate::run::config::{DEFAULT_MODEL, parse_axis};
 use crate::weights;
 use hbmark_core::ledger::{ExpertRouting, Group, devices};
 use hbmark_core::model::Dtype;
-use hbmark_core::result::Phase;
+use hbmark_core::result::{Phase, Status};
+use hbmark_report::analysis::import::UserOverrides;
+use hbmark_report::analysis::{FailOn, Opened};
 use hbmark_report::output::Format;
 
 #[derive(Debug, ClapArgs)]
@@ -27,8 +29,8 @@ pub struct Args {
     /// A GPU of the datasheet table (`hbmark devices`).
     #[arg(long, default_value = "h100-sxm")]
     gpu: String,
-    /// Storage of the weights, comma-separated: f32, bf16, f16, int8, fp8, int4, mxfp8, mxfp4, nvfp4, q8_0, q4_0, or gguf for a file's own
-    /// [default: what the model's files state, tensor by tensor (headers, `quantization_config`), bf16 for a shape without files].
+    /// Storage of the weights, comma-separated: f32, bf16, f16, int8, fp8, int4, mxfp8, mxfp4, nvfp4, q8_0, q4_0, q4_k, q5_k, q6_k, or gguf for
+    /// a file's own [default: what the model's files state, tensor by tensor (headers, `quantization_config`), bf16 for a shape without files].
     #[arg(long)]
     dtype: Option<String>,
     /// Storage of the KV cache [default: that of the weights, bf16 where they are quantised].
@@ -56,6 +58,9 @@ pub struct Args {
     /// The GPUs that share a layer hold whole experts, and not a slice of each.
     #[arg(long)]
     enable_expert_parallel: bool,
+    /// Exit with 1 when one of these holds: a cell does not fit the GPU, or was not predicted.
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "CONDITION")]
+    fail_on: Vec<FailOn>,
     /// What to print on stdout.
     #[arg(long, value_enum, default_value = "table")]
     format: Format,
@@ -94,6 +99,11 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
         group: args.group()?,
     };
     let report = crate::run::predict::report(&model, &question, &command_line())?;
-    print_result(&report, args.format)?;
-    Ok(Outcome::Complete)
+    let nothing = report.cells.iter().all(|cell| cell.status != Status::Predicted);
+    let opened = Opened::Report(Box::new(report));
+    let failed = super::tell_failures(&opened, &args.fail_on, &UserOverrides::default())?;
+    if let Opened::Report(report) = &opened {
+        print_result(&**report, args.format)?;
+    }
+    Ok(if nothing || failed { Outcome::SomeCellsFailed } else { Outcome::Complete })
 }

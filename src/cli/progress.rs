@@ -11,6 +11,7 @@ use eta::Eta;
 use hbmark_core::input::plain;
 use hbmark_core::result::Cause;
 use hbmark_core::units::Bytes;
+use hbmark_report::analysis::words::counted;
 
 /// What is shown while a benchmark runs.
 #[derive(Debug)]
@@ -87,7 +88,7 @@ impl Progress {
 fn line(stage: &str, left: Option<f64>, rejected: Option<&(usize, String)>, details: &str) -> String {
     let mut parts = vec![stage.to_owned()];
     parts.extend(left.map(|seconds| format!("about {} left", eta::rounded(seconds))));
-    parts.extend(rejected.map(|(count, why)| format!("{count} blocks rejected ({why})")));
+    parts.extend(rejected.map(|(count, why)| format!("{} rejected ({why})", counted(*count, "block"))));
     parts.push(details.to_owned());
     parts.retain(|part| !part.is_empty());
     parts.join(" · ")

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use anyhow::{bail, ensure};
-use clap::{Args as ClapArgs, ValueEnum as _};
+use clap::Args as ClapArgs;
 
 use super::import::{OverrideArgs, name_of};
 use super::ladder::{device_of, same_machine};
@@ -11,7 +11,7 @@ use super::{Outcome, print, print_result};
 use hbmark_core::result::Report;
 use hbmark_fleet::result::FleetReport;
 use hbmark_report::analysis::import::{self, Imported};
-use hbmark_report::analysis::{FailOn, Opened, failures, open, opened};
+use hbmark_report::analysis::{FailOn, Opened, open, opened};
 use hbmark_report::output::{External, Format, page};
 
 #[derive(Debug, ClapArgs)]
@@ -53,19 +53,8 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
     let opened = open(&args.file)?;
     let model = args.said.model()?;
     let given = args.said.given(model.as_ref())?;
-    for condition in &args.fail_on {
-        ensure!(
-            condition.applies_to(&opened),
-            "--fail-on {}: {} has nothing of the kind",
-            condition.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned()),
-            opened.kind()
-        );
-    }
-    let failures = failures(&opened, &args.fail_on, &given);
-    for failure in &failures {
-        super::say(&format!("--fail-on: {failure}"));
-    }
-    let outcome = if failures.is_empty() { Outcome::Complete } else { Outcome::SomeCellsFailed };
+    let failed = super::tell_failures(&opened, &args.fail_on, &given)?;
+    let outcome = if failed { Outcome::SomeCellsFailed } else { Outcome::Complete };
     let kind = opened.kind();
     // Formats that programs read stay as they were saved.
     let for_people = !matches!(args.format, Format::Json | Format::Csv);

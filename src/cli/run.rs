@@ -9,7 +9,7 @@ use clap::parser::ValueSource;
 use super::benchmark::{FREE, Resumable, WorkerArgs, arguments_of, command_line, give_up, reopen};
 use super::shared_args::{DeviceArgs, ModelArgs, OutputArgs, parse_dtypes};
 use super::{Outcome, conclude, prepare_folder, print_result, save, say};
-use crate::engine::DeviceOptions;
+use crate::engine::{DeviceOptions, ScriptedRouting};
 use crate::measure::protocol::{Depth, Stopping};
 use crate::run::config::{self, RunConfig};
 use crate::run::device_worker::DeviceJob;
@@ -18,7 +18,9 @@ use crate::run::journal::RunPlan;
 use crate::run::{Finished, LocalDevice};
 use crate::weights::OpenModel;
 use crate::worker::journal::{self, Header, Journal};
+use hbmark_core::ledger::ExpertRouting;
 use hbmark_core::result::{KvFill, Phase, Report, Status, as_map};
+use hbmark_report::analysis::words::counted;
 
 #[derive(Debug, ClapArgs)]
 #[command(
@@ -34,8 +36,8 @@ pub struct Args {
     engine: Option<String>,
     #[command(flatten)]
     device: DeviceArgs,
-    /// Dtypes of weights, comma-separated: f32, bf16, f16; native also int8, q8_0, int4, q4_0 [default on a CPU: f32 for stock, bf16
-    /// for native; on a GPU bf16].
+    /// Dtypes of weights, comma-separated: f32, bf16, f16; native also int8, q8_0, q6_k, q5_k, q4_k, q4_0, int4 [default on a CPU: f32 for stock,
+    /// bf16 for native; on a GPU bf16]. Rows that blocks of 256 do not divide are in no _k.
     #[arg(long, env = "HBMARK_DTYPE")]
     dtype: Option<String>,
     /// Phases to time.
@@ -80,6 +82,10 @@ pub struct Args {
     /// How the context of decode cells is filled, where the engine can do both.
     #[arg(long, value_enum, default_value = "synthetic")]
     kv: KvFill,
+    /// Let a script pick the experts of a mixture in place of its routers, whose products are still computed: uniform, balanced (the most a
+    /// step can read), or zipf:S (the expert of rank r is 1/r^S as popular). Random weights route like no trained model.
+    #[arg(long)]
+    expert_routing: Option<ExpertRouting>,
     #[command(flatten)]
     output: OutputArgs,
     /// Resume the unfinished run in this folder (same settings, machine and binary).
@@ -100,7 +106,7 @@ struct StoppingArgs {
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     min_time: Option<f64>,
     /// Half-width of the 95 % interval at which sampling ends [default: 1 %, with --quick 5 %].
-    #[arg(long, value_name = "PERCENT", value_parser = super::compare::parse_percent)]
+    #[arg(long, value_name = "PERCENT", value_parser = width)]
     max_noise: Option<f64>,
     /// Count cells that are disturbed or do not converge; they are marked `noisy`, and no error.
     #[arg(long)]
@@ -123,6 +129,12 @@ fn seconds(given: &str) -> Result<f64, String> {
     seconds
         .filter(|s| (0.0..=3600.0).contains(s))
         .ok_or_else(|| format!("`{given}` is not a time from 0 to 3600 s"))
+}
+
+/// The width of an interval, which no number of blocks brings to nothing.
+fn width(given: &str) -> Result<f64, String> {
+    let width = super::compare::parse_percent(given)?;
+    if width > 0.0 { Ok(width) } else { Err("no interval is as narrow as 0 %; write 1%, say".to_owned()) }
 }
 
 /// A list of lengths as llama-bench has them, where 0 is none.
@@ -181,6 +193,9 @@ impl Args {
                 keep_memory_pool: self.keep_memory_pool,
                 threads: self.device.threads.map(|t| t as usize),
                 block_size: None,
+                scripted_routing: self
+                    .expert_routing
+                    .map(|routing| ScriptedRouting { routing, seed: self.model.seed }),
             },
             show_ops: self.show_ops,
             kv: self.kv,
@@ -226,12 +241,19 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
 }
 
 fn open(config: &RunConfig) -> anyhow::Result<OpenModel> {
-    Ok(crate::weights::open(&config.model, config.revision.as_deref(), config.seed)?)
+    let model = crate::weights::open(&config.model, config.revision.as_deref(), config.seed)?;
+    if config.device_options.scripted_routing.is_some() && model.architecture.experts.is_none() {
+        anyhow::bail!("--expert-routing: {} has no experts; leave the flag out", model.name);
+    }
+    Ok(model)
 }
 
 /// A run from its beginning.
 fn start(args: &Args) -> anyhow::Result<Ready> {
     let config = args.with_replay()?;
+    if let (Depth::Smoke, Some(folder)) = (config.depth, &config.out) {
+        keep_measured(folder)?;
+    }
     let (model, command) = (Rc::new(open(&config)?), command_line());
     let journal = match &config.out {
         Some(folder) => {
@@ -244,6 +266,17 @@ fn start(args: &Args) -> anyhow::Result<Ready> {
         None => None,
     };
     Ok(Ready { config, model, command, journal })
+}
+
+/// Refuses to write over a result whose times mean something with one whose times mean nothing.
+fn keep_measured(folder: &Path) -> anyhow::Result<()> {
+    let there = hbmark_core::result::saved::read(&folder.join("result.json"));
+    anyhow::ensure!(
+        !there.is_ok_and(|report| report.protocol.is_some_and(|protocol| protocol.name != "smoke")),
+        "{} holds a measured run, and --smoke would replace it by times that mean nothing; choose another --out",
+        folder.display()
+    );
+    Ok(())
 }
 
 /// A run that ended early.
@@ -274,7 +307,7 @@ fn same_settings(args: &Args, folder: &Path, was: &RunConfig) -> anyhow::Result<
             "quick" | "smoke" => "depth",
             "n_prompt" => "prompts",
             "repetitions" | "min_time" | "max_noise" | "allow_noise" => "stopping",
-            "keep_memory_pool" => "device_options",
+            "keep_memory_pool" | "expert_routing" => "device_options",
             other => other,
         };
         if let (true, false, Some(was), Some(is)) = (chosen, FREE.contains(&id), was.get(key), is.get(key)) {
@@ -320,7 +353,24 @@ fn judge(report: &Report) -> anyhow::Result<Outcome> {
         let reason = hbmark_core::result::cause::joined(report.cells[0].reason.as_slice());
         anyhow::bail!("no cell of this grid can run: {}: {reason}", report.cells[0].id);
     }
-    let bad = |status| matches!(status, Status::Invalid | Status::Failed | Status::Oom | Status::Disturbed);
-    let failed = report.cells.iter().any(|cell| bad(cell.status));
+    let of = |status| report.cells.iter().filter(|cell| cell.status == status).count();
+    let bad = [
+        (Status::Invalid, "invalid", "the table says why"),
+        (Status::Failed, "failed", "the table says why"),
+        (Status::Oom, "out of memory", "choose a smaller batch or context"),
+        (
+            Status::Disturbed,
+            "disturbed by other load",
+            "`hbmark doctor` shows it, and --allow-noise counts such cells",
+        ),
+    ];
+    let mut failed = false;
+    for (status, what, remedy) in bad {
+        let count = of(status);
+        if count > 0 {
+            failed = true;
+            say(&format!("{count} of {}: {what}; {remedy}", counted(report.cells.len(), "cell")));
+        }
+    }
     Ok(if failed { Outcome::SomeCellsFailed } else { Outcome::Complete })
 }

@@ -8,10 +8,11 @@ use serde::{Deserialize, Serialize};
 use super::EngineError;
 use super::timeline::{MonotonicTimeline, Timeline};
 use crate::machine::device::DeviceChoice;
+use hbmark_core::ledger::ExpertRouting;
 use hbmark_core::units::Bytes;
 
 /// Options that change what a device gives.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct DeviceOptions {
     /// CUDA: keep the memory pool's pages between synchronisations (release threshold at its maximum). candle leaves the
     /// threshold at 0, so this is a labelled deviation from what people run.
@@ -20,6 +21,16 @@ pub struct DeviceOptions {
     pub threads: Option<usize>,
     /// Positions of a block of the native engine's KV; its own choice where none is given.
     pub block_size: Option<usize>,
+    /// Experts that a script picks in place of the routers of the native engine, from a seed.
+    #[serde(default)]
+    pub scripted_routing: Option<ScriptedRouting>,
+}
+
+/// How a script spreads rows over experts.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct ScriptedRouting {
+    pub routing: ExpertRouting,
+    pub seed: u64,
 }
 
 /// Reads the peak of device memory since it was last read.

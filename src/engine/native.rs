@@ -15,6 +15,7 @@ pub mod oracle;
 pub mod ragged_batch;
 pub mod random_kv;
 pub mod rope;
+pub mod routing_script;
 pub mod testing;
 mod weights;
 
@@ -23,17 +24,20 @@ use std::collections::HashMap;
 use block_tables::BlockTables;
 use cpu::CpuOperations;
 use forward::{Forward, ModelWidths};
-use operations::{Operation, Operations, PoolShape};
+use operations::{ExpertShape, Operation, Operations, PoolShape};
 use ragged_batch::Rows;
 use rope::RopeTable;
 
 use super::{
-    AdapterId, DeviceChoice, DeviceOptions, EngineError, MemoryUse, OperationTime, SequenceId, Session,
-    StepBatch, Timeline,
+    AdapterId, DeviceChoice, DeviceOptions, EngineError, MemoryUse, OperationTime, ScriptedRouting,
+    SequenceId, Session, StepBatch, Timeline,
 };
 use crate::engine::{LoraSession, StepProfiler, SyntheticKv};
 use crate::weights::{Adapter, OpenModel, Packing, StoredTensor};
-use hbmark_core::model::{Architecture, Dtype, Inventory, RopeScaling};
+use hbmark_core::model::{
+    Activation, Architecture, Attention, Dense, Dtype, FeedForward, Inventory, Mixer, Norms, Reach,
+    RopeScaling, Target,
+};
 use hbmark_core::result::{Capabilities, Ragged};
 use hbmark_core::units::{Bytes, Nanos};
 
@@ -56,19 +60,19 @@ fn refuse<T>(what: impl Into<String>, why: impl Into<String>) -> Result<T, Engin
 /// [`EngineError::Unsupported`], naming what is missing.
 pub fn check(architecture: &Architecture, dtype: Dtype) -> Result<(), EngineError> {
     let a = architecture;
-    if let Some(stack) = &a.stack {
-        return refuse(
-            format!("the {:?} family", a.family),
-            format!("its layers are {stack}, and the engine has llama's; `hbmark predict` knows them"),
-        );
-    }
     if matches!(dtype, Dtype::Mxfp8 | Dtype::Mxfp4 | Dtype::Nvfp4) {
         return refuse(format!("dtype {dtype}"), "it has no kernels for it; `hbmark predict` has its bytes");
     }
-    if a.experts.is_some() || a.latent.is_some() {
+    if a.latent.is_some() && a.stack.is_none() {
+        return refuse("latent attention", "it keeps K and V of each head; `hbmark predict` knows it");
+    }
+    if !(0..a.layers).all(|index| has_layer(a, index)) {
+        let layers = a.stack.as_ref().map_or_else(|| "other ones".to_owned(), ToString::to_string);
         return refuse(
-            "experts or latent attention",
-            "its layers are dense, with K and V per head; `hbmark predict` knows them",
+            format!("the {:?} family", a.family),
+            format!(
+                "its layers are {layers}, and the engine has llama's, with experts by softmax or without; `hbmark predict` knows them"
+            ),
         );
     }
     if let Some(quantization) = &a.quantization
@@ -76,13 +80,30 @@ pub fn check(architecture: &Architecture, dtype: Dtype) -> Result<(), EngineErro
     {
         return refuse(
             format!("`{}` quantised safetensors", quantization.method),
-            "it quantises plain weights itself (--dtype int8, q8_0, q4_0, int4) or reads a GGUF file",
+            "it quantises plain weights itself (--dtype int8, q8_0, q4_0, q4_k, q5_k, q6_k, int4) or reads a GGUF file",
         );
     }
-    if matches!(a.rope.scaling, RopeScaling::Yarn { .. } | RopeScaling::LongRope { .. }) {
-        return refuse("YaRN or longrope scaling", "it has none, linear and llama3");
+    if matches!(a.rope.scaling, RopeScaling::LongRope { .. }) {
+        return refuse("longrope scaling", "it has none, linear, llama3 and yarn");
     }
     Ok(())
+}
+
+/// Whether the forward has a layer: attention as the model's widths say it, then a dense feed-forward or a mixture of experts.
+fn has_layer(a: &Architecture, index: usize) -> bool {
+    let layer = a.layer(index);
+    let reach = a.window(index).map_or(Reach::Full, |tokens| Reach::Window { tokens });
+    let mlp = match layer.feed_forward {
+        FeedForward::Dense(dense) => {
+            dense
+                == Dense { width: a.ffn_size, activation: Activation::Silu, bias: a.biases.mlp, fused: false }
+        }
+        FeedForward::Mixture(mixture) => ExpertShape::of(&mixture).is_some(),
+        FeedForward::DenseBesideMixture { .. } | FeedForward::None => false,
+    };
+    layer.mixer == Mixer::Attention(Attention { reach, ..a.attention() })
+        && layer.norms == Norms::Before
+        && mlp
 }
 
 /// What the engine can do with an architecture.
@@ -127,11 +148,17 @@ pub fn check_device(
         return if dtype == Dtype::Fp8 {
             refuse(
                 "dtype fp8 on a CPU",
-                "its kernels for fp8 are a GPU's; choose f32, bf16, f16, int8, q8_0, q4_0 or int4",
+                "its kernels for fp8 are a GPU's; choose f32, bf16, f16, int8, q8_0, q4_0, q4_k, q5_k, q6_k or int4",
             )
         } else {
             Ok(())
         };
+    }
+    if architecture.experts.is_some() {
+        return refuse(
+            format!("mixtures of experts on {device}"),
+            "only its operations on a CPU route rows; choose --device cpu",
+        );
     }
     if !matches!(dtype, Dtype::F32 | Dtype::Bf16 | Dtype::F16 | Dtype::Int8 | Dtype::Fp8) {
         return refuse(format!("dtype {dtype} on {device}"), KERNEL_FORMATS);
@@ -162,7 +189,9 @@ pub fn open(
     match device {
         DeviceChoice::Cpu => {
             let operations = CpuOperations::new(options.threads.unwrap_or_else(usable_threads))?;
-            Ok(Box::new(NativeSession::load(operations, model, dtype, block_size, loaded)?))
+            let mut session = NativeSession::load(operations, model, dtype, block_size, loaded)?;
+            session.script_experts(options.scripted_routing);
+            Ok(Box::new(session))
         }
         #[cfg(feature = "cuda")]
         DeviceChoice::Cuda(index) => {
@@ -181,13 +210,16 @@ pub fn open(
 pub fn open_dequantised(
     model: &OpenModel,
     dtype: Dtype,
-    threads: Option<usize>,
+    options: DeviceOptions,
     loaded: &mut dyn FnMut(Bytes),
 ) -> Result<NativeSession<CpuOperations>, EngineError> {
     check(&model.architecture, dtype)?;
-    let operations = CpuOperations::new(threads.unwrap_or_else(usable_threads))?;
+    let operations = CpuOperations::new(options.threads.unwrap_or_else(usable_threads))?;
     let each = weights::dequantised;
-    NativeSession::assemble(operations, model, (dtype, Dtype::F32), DEFAULT_BLOCK_SIZE, each, loaded)
+    let mut session =
+        NativeSession::assemble(operations, model, (dtype, Dtype::F32), DEFAULT_BLOCK_SIZE, each, loaded)?;
+    session.script_experts(options.scripted_routing);
+    Ok(session)
 }
 
 /// The processors this process may run on.
@@ -210,6 +242,8 @@ pub struct NativeSession<O: Operations> {
     moved: Option<Bytes>,
     /// The adapters of the sequences that have one.
     adapted: HashMap<SequenceId, usize>,
+    /// The script that picks experts, where one does.
+    scripted: Option<ScriptedRouting>,
 }
 
 impl<O: Operations> std::fmt::Debug for NativeSession<O> {
@@ -274,6 +308,7 @@ impl<O: Operations> NativeSession<O> {
             operations,
             moved: None,
             adapted: HashMap::new(),
+            scripted: None,
         })
     }
 
@@ -389,6 +424,15 @@ impl<O: Operations> Session for NativeSession<O> {
         self.moved
     }
 
+    fn experts_met(&mut self) -> Option<f64> {
+        self.operations.take_experts_met().mean()
+    }
+
+    fn script_experts(&mut self, script: Option<ScriptedRouting>) -> Option<ScriptedRouting> {
+        self.forward.script_routing(script);
+        std::mem::replace(&mut self.scripted, script)
+    }
+
     fn preallocate_blocks(&mut self, blocks: usize) -> Result<(), EngineError> {
         self.operations.reserve(&mut self.pool, blocks)
     }
@@ -399,6 +443,16 @@ impl<O: Operations> LoraSession for NativeSession<O> {
         // As precise as K and V: plain floats keep their dtype, adapters of quantised weights are 16-bit.
         let packing = Packing::of(self.pool_shape.dtype, 0).unwrap_or(Packing::Bf16);
         let widths = ModelWidths::of(&self.architecture);
+        let mlp = [Target::GateProj, Target::UpProj, Target::DownProj];
+        let adapts = |layer: usize| mlp.iter().any(|target| adapter.at(layer, *target).is_some());
+        if (0..self.architecture.layers)
+            .any(|layer| self.architecture.is_expert_layer(layer) && adapts(layer))
+        {
+            return refuse(
+                format!("the adapter {} of a layer with experts", adapter.name),
+                "its experts take none; adapt q_proj, k_proj, v_proj and o_proj alone",
+            );
+        }
         let (number, bytes) =
             self.forward.adapters().take(&mut self.operations, &widths, adapter, packing)?;
         Ok((AdapterId(number), bytes))
@@ -465,6 +519,8 @@ impl<O: Operations> StepProfiler for NativeSession<O> {
             row.time = Nanos(row.time.0 + gap[1].0 - gap[0].0);
             row.bytes = row.bytes + bytes;
         }
+        // A dense model has no experts, and a mixture perhaps no dense layer.
+        times.retain(|row| row.calls > 0);
         Ok(times)
     }
 }

@@ -80,7 +80,7 @@ fn capabilities_of(
     if !model.is_gguf() {
         stock::candle_dtype(dtype)?;
     }
-    let limits = stock::limits(&model.architecture, model.is_gguf())?;
+    let limits = stock::limits(&model.architecture, dtype, model.is_gguf())?;
     Ok(stock::capabilities(kind, limits, &device.to_string(), on_host))
 }
 
@@ -112,10 +112,18 @@ pub fn kv_dtype(engine: &str, model: &OpenModel, dtype: Dtype) -> Dtype {
     }
 }
 
+fn dequantised(
+    model: &OpenModel,
+    dtype: Dtype,
+    options: DeviceOptions,
+) -> Result<Option<Box<dyn Session>>, EngineError> {
+    Ok(Some(Box::new(native::open_dequantised(model, dtype, options, &mut |_| {})?)))
+}
+
 /// Opens the reference of an engine's outputs: the same weights multiplied in f32. `None` where there is none.
 ///
-/// Plain floats are compared with candle. Quantised weights are compared with the native forward in f32 over the dequantised weights,
-/// so that only the kernels and the rounding of activations differ.
+/// Plain floats are compared with candle. Quantised weights, and 16-bit ones of mixtures, which candle does not run, are compared with the native
+/// forward in f32 over the dequantised weights, so that only the kernels and the rounding of activations differ.
 ///
 /// # Errors
 /// As [`open`].
@@ -133,15 +141,18 @@ pub fn open_reference(
         Dtype::F32 | Dtype::Bf16 | Dtype::F16 if !model.is_gguf() => {
             open(EngineKind::Stock.name(), model, Dtype::F32, device, options, loaded).map(Some).or_else(
                 |error| match error {
-                    // A model that candle does not run as published is no reference.
+                    // A model that candle does not run as published is no reference; in f32 neither is the engine itself.
+                    EngineError::Unsupported { .. }
+                        if model.architecture.experts.is_some() && dtype != Dtype::F32 =>
+                    {
+                        dequantised(model, dtype, options)
+                    }
                     EngineError::Unsupported { .. } => Ok(None),
                     other => Err(other),
                 },
             )
         }
-        _ if kind == EngineKind::Native => {
-            Ok(Some(Box::new(native::open_dequantised(model, dtype, options.threads, &mut |_| {})?)))
-        }
+        _ if kind == EngineKind::Native => dequantised(model, dtype, options),
         _ => Ok(None),
     }
 }

@@ -8,7 +8,7 @@
 use std::collections::HashMap;
 
 use super::{EngineError, MemoryUse, SequenceId, Session, StepBatch, Timeline};
-use crate::engine::{StepProfiler, SyntheticKv};
+use crate::engine::{ScriptedRouting, StepProfiler, SyntheticKv};
 use hbmark_core::model::{Architecture, Dtype, Inventory};
 use hbmark_core::result::Capabilities;
 use hbmark_core::units::Bytes;
@@ -159,6 +159,12 @@ impl<S: CapturableSession> Session for Replayed<S> {
     }
     fn bytes_moved(&self) -> Option<Bytes> {
         self.session.bytes_moved()
+    }
+    fn experts_met(&mut self) -> Option<f64> {
+        self.session.experts_met()
+    }
+    fn script_experts(&mut self, script: Option<ScriptedRouting>) -> Option<ScriptedRouting> {
+        self.session.script_experts(script)
     }
 }
 

@@ -77,7 +77,7 @@ impl StockSession {
         dtype: Dtype,
         backend: Backend,
     ) -> Result<Self, EngineError> {
-        let limits = limits(&architecture, false)?;
+        let limits = limits(&architecture, dtype, false)?;
         let candle_dtype = candle_dtype(dtype)?;
         let blank = StockModel::build(&architecture, tensors, candle_dtype, &backend.device)
             .map_err(|e| of_candle(&backend.name, &e))?;
@@ -95,7 +95,7 @@ impl StockSession {
         inventory: Inventory,
         backend: Backend,
     ) -> Result<Self, EngineError> {
-        let limits = limits(&architecture, true)?;
+        let limits = limits(&architecture, Dtype::Gguf, true)?;
         let blank = StockModel::build_gguf(&architecture, content, file, &backend.device)
             .map_err(|e| of_candle(&backend.name, &e))?;
         // candle's quantised models compute, and so keep K and V, in f32.
@@ -299,7 +299,7 @@ pub fn candle_dtype(dtype: Dtype) -> Result<DType, EngineError> {
         Dtype::F32 => Ok(DType::F32),
         Dtype::Bf16 => Ok(DType::BF16),
         Dtype::F16 => Ok(DType::F16),
-        Dtype::Int8 | Dtype::Int4 | Dtype::Q8_0 | Dtype::Q4_0 => {
+        Dtype::Int8 | Dtype::Int4 | Dtype::Q8_0 | Dtype::Q4_0 | Dtype::Q4K | Dtype::Q5K | Dtype::Q6K => {
             Err(unsupported(dtype, format!("{FLOATS_ONLY}; the native engine runs {dtype}")))
         }
         Dtype::Fp8 | Dtype::Mxfp8 | Dtype::Mxfp4 | Dtype::Nvfp4 | Dtype::Gguf => {
@@ -330,7 +330,8 @@ mod tests {
 
     #[test]
     fn a_packed_dtype_is_refused_with_the_engine_that_runs_it() {
-        for dtype in [Dtype::Int8, Dtype::Int4, Dtype::Q8_0, Dtype::Q4_0] {
+        for dtype in [Dtype::Int8, Dtype::Int4, Dtype::Q8_0, Dtype::Q4_0, Dtype::Q4K, Dtype::Q5K, Dtype::Q6K]
+        {
             let error = candle_dtype(dtype).unwrap_err().to_string();
             assert!(error.contains(&format!("dtype {dtype}")), "{error}");
             assert!(error.ends_with(&format!("the native engine runs {dtype}")), "{error}");

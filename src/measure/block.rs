@@ -205,6 +205,7 @@ pub fn take_block(
     let mut interval_ns = Vec::with_capacity(steps);
     let mut now = Vec::with_capacity(input.step.sequences.len());
     session.timeline().reserve(2 * steps);
+    session.experts_met();
     // The clocks start here: everything enqueued before has been waited for.
     let start = session.timeline().host_now();
     let mut last_end = start;
@@ -230,6 +231,7 @@ pub fn take_block(
         interval_ns,
         wall_ns,
         timeline_ns: Some(spanned),
+        experts_met: session.experts_met(),
         ..Block::default()
     };
     if !block.clocks_agree(spanned) {

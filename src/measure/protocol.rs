@@ -46,6 +46,8 @@ pub struct Protocol {
     pub canary_tolerance: f64,
     /// How the context of a decode cell is filled.
     pub kv: KvFill,
+    /// How a script spreads rows over experts, where one does.
+    pub expert_routing: Option<String>,
     /// Count blocks whose retries ran out, with their causes as conditions, and call the cell noisy.
     pub allow_noise: bool,
 }
@@ -83,6 +85,7 @@ impl Protocol {
             autocorrelation_limit: 0.2,
             canary_tolerance: said.canary_tolerance,
             kv: said.kv,
+            expert_routing: None,
             allow_noise: false,
         }
     }
@@ -166,6 +169,7 @@ impl Protocol {
             cell_max_seconds: self.cell_max_seconds,
             canary_tolerance: self.canary_tolerance,
             kv: self.kv,
+            expert_routing: self.expert_routing.clone(),
         }
     }
 

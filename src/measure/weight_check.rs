@@ -62,8 +62,16 @@ mod tests {
 
     #[test]
     fn weights_as_asked_for_pass_in_every_dtype() {
-        for dtype in [Dtype::F32, Dtype::Bf16, Dtype::F16, Dtype::Int8, Dtype::Int4, Dtype::Q8_0, Dtype::Q4_0]
-        {
+        for dtype in [
+            Dtype::F32,
+            Dtype::Bf16,
+            Dtype::F16,
+            Dtype::Int8,
+            Dtype::Int4,
+            Dtype::Q8_0,
+            Dtype::Q4_0,
+            Dtype::Q4K,
+        ] {
             assert_eq!(weights(&stored(dtype), &stored(dtype)), Ok(()), "{dtype}");
         }
     }

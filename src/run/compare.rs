@@ -194,6 +194,15 @@ struct Taken {
 }
 
 impl Taken {
+    /// Whether no item can have enough usable rounds any more, however those that are left go.
+    fn is_hopeless(&self, plan: &ComparisonPlan, done: usize) -> bool {
+        let (least, left) = (stats::least_pairs(plan.settings.alpha), plan.rounds - done);
+        let usable = |pairs: &Vec<Pair>| {
+            pairs.iter().filter(|pair| pair.a_ns.is_some() && pair.b_ns.is_some()).count()
+        };
+        left > 0 && plan.rounds >= least && self.pairs.iter().all(|pairs| usable(pairs) + left < least)
+    }
+
     /// As a reader sees it: `AB` or `BA`.
     fn order(&self) -> Vec<String> {
         self.b_second.iter().map(|second| if *second { "AB" } else { "BA" }.to_owned()).collect()
@@ -243,6 +252,14 @@ impl Rounds<'_> {
             taken.b_second.push(b_second);
             for (pairs, pair) in taken.pairs.iter_mut().zip(times) {
                 pairs.push(pair);
+            }
+            if against == Against::Other && taken.is_hopeless(plan, round) {
+                self.lost.push(format!(
+                    "ended after round {round} of {}: too many were lost for any cell to reach the {} usable rounds of a verdict",
+                    plan.rounds,
+                    stats::least_pairs(plan.settings.alpha)
+                ));
+                break;
             }
         }
         Ok(taken)

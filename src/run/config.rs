@@ -54,7 +54,9 @@ pub enum ConfigError {
         "--{flag} `{given}`: {problem}; write numbers with commas (1,8,32 or 4k,128k) or ranges (1..64*2, 128..1024+128)"
     )]
     List { flag: String, given: String, problem: String },
-    #[error("--{flag} `{given}` is not one of f32, bf16, f16, int8, fp8, int4, q8_0, q4_0, gguf")]
+    #[error(
+        "--{flag} `{given}` is not one of f32, bf16, f16, int8, fp8, int4, q8_0, q4_0, q4_k, q5_k, q6_k, gguf"
+    )]
     Dtype { flag: String, given: String },
     #[error("--engine `{given}` is unknown; this build has: {known}")]
     Engine { given: String, known: String },
@@ -255,7 +257,10 @@ mod tests {
     #[test]
     fn a_dtype_that_does_not_exist_is_named_with_those_that_do() {
         let error = parse_dtypes("dtype", "bf16,fp4").unwrap_err().to_string();
-        assert_eq!(error, "--dtype `fp4` is not one of f32, bf16, f16, int8, fp8, int4, q8_0, q4_0, gguf");
+        assert_eq!(
+            error,
+            "--dtype `fp4` is not one of f32, bf16, f16, int8, fp8, int4, q8_0, q4_0, q4_k, q5_k, q6_k, gguf"
+        );
     }
 
     #[test]

@@ -128,6 +128,9 @@ pub struct Opened {
     pub all_fit: bool,
     /// What the canary can bear here.
     pub canary_tolerance: f64,
+    /// Bytes of one routed expert in every layer that has any.
+    #[serde(default)]
+    pub expert_bytes: Option<Bytes>,
 }
 
 /// A cell, costed by the tensors that were really loaded.

@@ -18,7 +18,8 @@ use crate::worker::{NoopObserver, Observer, Worker};
 use hbmark_core::ledger::{Floor, Ledger, Roof};
 use hbmark_core::model::Dtype;
 use hbmark_core::result::{
-    Cause, Ceilings, Cell, CellResult, Crossover, Measured, OperationRow, Quality, Report, Status,
+    Block, Cause, Ceilings, Cell, CellResult, Crossover, Measured, OperationRow, Quality, Report, Status,
+    accepted,
 };
 use hbmark_report::analysis::judge;
 
@@ -169,6 +170,10 @@ impl Opened {
         let mut cost = planned.cost;
         // What the engine counted beats what is known of its code.
         cost.bytes.as_implemented = measured.moved.or(cost.bytes.as_implemented);
+        // Where rows were routed, the experts that they met are known and need not be expected.
+        if let Some(met) = mean_experts(&measured.blocks) {
+            cost = cost.meeting(met, self.expert_bytes);
+        }
         let hash = (!measured.tokens.is_empty()).then(|| quality::token_hash(&measured.tokens));
         let peak = measured.peak_memory;
         let (ceilings, datasheet) = (report.ceilings.as_ref(), report.datasheet.as_ref());
@@ -185,6 +190,13 @@ impl Opened {
         result.quality = Some(Quality { token_hash: hash, ..self.quality.clone() });
         result
     }
+}
+
+/// Different experts of a layer that the steps of the accepted blocks met, on average; of all blocks where none was accepted.
+fn mean_experts(blocks: &[Block]) -> Option<f64> {
+    let mean = |met: Vec<f64>| (!met.is_empty()).then(|| met.iter().sum::<f64>() / met.len() as f64);
+    mean(accepted(blocks).filter_map(|block| block.experts_met).collect())
+        .or_else(|| mean(blocks.iter().filter_map(|block| block.experts_met).collect()))
 }
 
 /// Measures all cells of a series into the report. The signal that stopped it, if one did: the report then holds what was measured
@@ -211,7 +223,9 @@ pub fn run(
     let canary_tolerance = opened.canary_tolerance;
     if canary_tolerance > NOISY_CANARY {
         report.warnings.push(format!(
-            "memory bandwidth is not steady here: the canary alone varies so much that blocks are only rejected beyond ±{:.0} %",
+            "memory bandwidth is not steady here ({} {}): the canary alone varies so much that blocks are only rejected beyond ±{:.0} %",
+            series.engine,
+            series.dtype,
             canary_tolerance * 100.0
         ));
     }

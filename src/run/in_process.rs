@@ -275,6 +275,7 @@ impl LoadedEngine {
             cells,
             all_fit: available.is_some_and(|free| together.0 < usable(free).0 / 2),
             canary_tolerance: self.monitor.canary_tolerance(self.protocol.canary_tolerance),
+            expert_bytes: ledger.expert_bytes(),
         }
     }
 

@@ -320,7 +320,19 @@ pub(super) fn virtual_step_model(
     let dtype = virtual_dtype(config, model);
     let ledger = Box::new(virtual_ledger(config, model));
     Ok(match source {
-        VirtualSource::Datasheet(sheet) => StepModel::Floor { ledger, roof: Roof::datasheet(sheet, dtype) },
+        VirtualSource::Datasheet(sheet) => {
+            let roof = Roof::datasheet(sheet, dtype);
+            if roof.peak.is_none() {
+                return Err(ServeError::Refused {
+                    reason: format!(
+                        "the data sheet of {} has no matrix-product peak for {dtype}, so its prefills have no time; choose another --dtype \
+                         or --gpu, or --from a saved run",
+                        sheet.product
+                    ),
+                });
+            }
+            StepModel::Floor { ledger, roof }
+        }
         VirtualSource::Saved(saved) => StepModel::Fitted { fit: fitted(saved, model, dtype)?, ledger },
     })
 }

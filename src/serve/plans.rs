@@ -8,9 +8,10 @@ use crate::serve::point::ServingEngine;
 use crate::worker::Observer;
 use hbmark_core::result::Cause;
 use hbmark_core::result::serving::{Offered, Point, Row, ServeReport, ServeResult};
+use hbmark_core::units::PerSecond;
 use hbmark_traffic::matrix::{check, workload};
 use hbmark_traffic::point::{PointSpec, TrafficSource};
-use hbmark_traffic::search::{SearchConfig, find_max_rate};
+use hbmark_traffic::search::{SearchConfig, Trial, find_max_rate};
 use hbmark_traffic::workload::{SharedPrefix, Workload, splitmix64};
 
 /// Fills the report with points.
@@ -241,6 +242,9 @@ fn capacity(stage: &ServingContext<'_>, spec: &PointSpec) -> Result<f64, ServeEr
     Ok(point.result.map_or(1.0, |r| r.served_per_s).max(1e-6))
 }
 
+/// Requests that warm up before a few that are sent one at a time.
+const ALONE_WARMUP: usize = 4;
+
 fn search(
     config: &ServeConfig,
     stage: &mut ServingContext<'_>,
@@ -266,23 +270,30 @@ fn search(
             capacity(stage, &spec)? / 2.0
         }
     };
-    let search = SearchConfig { start, lowest: start / 65_536.0, highest: start * 256.0, ..asked };
+    let recorded = stage.spec("search", Offered::Rate(1.0), config.seed).recorded();
+    let search = SearchConfig { start, lowest: start / 65_536.0, highest: start * 256.0, recorded, ..asked };
     let mut points = Vec::new();
     let slo = config.slo.clone();
-    let found = find_max_rate(&search, &slo, config.seed, &mut points, |rate, seed, longer| {
-        let mut spec = stage.spec(&format!("rate {rate:.3}"), Offered::Rate(rate), seed);
-        if longer {
+    let found = find_max_rate(&search, &slo, config.seed, &mut points, |trial, seed| {
+        let mut spec = match trial {
+            Trial::Rate(rate) | Trial::Sustained(rate) => {
+                stage.spec(&format!("rate {}", PerSecond(rate)), Offered::Rate(rate), seed)
+            }
+            Trial::Alone(requests) => {
+                let spec = stage.spec("one request at a time", Offered::Concurrency(1), seed);
+                // So few judge nothing else.
+                let slo = hbmark_core::result::serving::Slo::default();
+                let warmup = spec.warmup.min(ALONE_WARMUP);
+                PointSpec { requests, max_requests: requests, warmup, slo, ..spec }
+            }
+        };
+        if let Trial::Sustained(rate) = trial {
             #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a saturating count")]
             let lasting = (rate * sustain_s).ceil() as usize;
             spec.requests = spec.requests.saturating_mul(3).max(lasting);
             spec.max_requests = spec.max_requests.saturating_mul(3).max(spec.requests);
         }
-        let mut point = stage.measure(&spec, observer)?;
-        // Every request of every step would be a file of a hundred megabytes.
-        if let Some(result) = point.result.as_mut().filter(|_| !longer) {
-            result.requests = None;
-        }
-        Ok::<_, ServeError>(point)
+        stage.measure(&spec, observer)
     })?;
     report.points.append(&mut points);
     report.search = Some(found);

@@ -79,14 +79,15 @@ impl KvMemoryBudget {
         )]
         let part = |all: Bytes, usual: f64| (all.as_f64() * share.unwrap_or(usual)) as u64;
         match self {
-            Self::Gpu(Some(all)) => match part(all, GPU_UTILIZATION).checked_sub(taken.0) {
-                Some(left @ 1..) => Ok(Bytes(left)),
-                _ => Err(ServeError::InsufficientKvMemory {
-                    what: "the model without any KV".into(),
-                    needed: taken,
-                    have: Bytes(part(all, GPU_UTILIZATION)),
-                }),
-            },
+            Self::Gpu(Some(all)) => {
+                let have = Bytes(part(all, GPU_UTILIZATION));
+                if have > taken {
+                    return Ok(Bytes(have.0 - taken.0));
+                }
+                let remedy = more_memory(taken, have, all);
+                let what = "the model without any KV".into();
+                Err(ServeError::InsufficientKvMemory { what, needed: taken, have, remedy })
+            }
             Self::Host(Some(free)) => Ok(Bytes(part(free, CPU_UTILIZATION))),
             Self::Gpu(None) | Self::Host(None) => Err(ServeError::Needs {
                 what: "the KV pool",
@@ -94,6 +95,20 @@ impl KvMemoryBudget {
             }),
         }
     }
+}
+
+const RAISE: &str = "raise --gpu-memory-utilization, or choose a smaller model or dtype";
+
+/// What to do where a model does not fit the share `have` of all the memory of a device: serving has one.
+fn more_memory(needed: Bytes, have: Bytes, all: Bytes) -> String {
+    if needed.0 < all.0 {
+        return RAISE.to_owned();
+    }
+    format!(
+        "it takes the memory of {} such devices, and serve has one: choose a smaller model or dtype; hbmark predict \
+         --tensor-parallel-size has groups of devices",
+        needed.0.div_ceil(have.0.max(1))
+    )
 }
 
 impl SchedulerOptions {
@@ -127,6 +142,7 @@ impl SchedulerOptions {
                 what: "one block of KV".into(),
                 needed: Bytes(block),
                 have: Bytes(memory),
+                remedy: RAISE.into(),
             });
         }
         let most = config.max_num_seqs.saturating_mul(config.max_model_len.div_ceil(config.block_size));

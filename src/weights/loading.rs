@@ -92,8 +92,14 @@ pub enum WeightsError {
     NotFinite { path: PathBuf, name: String },
     #[error("weights cannot be {what} as {wanted}: choose f32, bf16 or f16")]
     WantedDtype { what: &'static str, wanted: Dtype },
-    #[error("weights cannot be streamed as {wanted}: choose f32, bf16, f16, int8, fp8, q8_0, q4_0 or int4")]
+    #[error(
+        "weights cannot be streamed as {wanted}: choose f32, bf16, f16, int8, fp8, q8_0, q4_0, q4_k, q5_k, q6_k or int4"
+    )]
     StreamedDtype { wanted: Dtype },
+    #[error(
+        "tensor {name} has rows of {columns}, which the blocks of 256 of {wanted} do not divide, and ggml splits none; choose q8_0 or q4_0"
+    )]
+    RowsOfBlocks { name: String, columns: usize, wanted: Dtype },
     #[error("out of memory for tensor {name}: {bytes} bytes on the host")]
     OutOfMemory { name: String, bytes: u64 },
     #[error("tensor {name} cannot be made from a seed: a {role} needs the weights it scales")]
@@ -107,6 +113,17 @@ impl WeightsError {
     pub(crate) fn not_finite(path: &Path, name: &str) -> Self {
         Self::NotFinite { path: path.to_path_buf(), name: name.to_owned() }
     }
+}
+
+/// Checks that rows are whole blocks in a dtype whose blocks are of 256.
+///
+/// # Errors
+/// With the first tensor whose rows are not.
+pub(crate) fn check_blocks(inventory: &Inventory, wanted: Dtype) -> Result<(), WeightsError> {
+    inventory.rows_that_blocks_do_not_divide().map_or(Ok(()), |tensor| {
+        let columns = tensor.shape.last().copied().unwrap_or(0);
+        Err(WeightsError::RowsOfBlocks { name: tensor.name.clone(), columns, wanted })
+    })
 }
 
 impl From<HubError> for WeightsError {

@@ -11,7 +11,7 @@ use candle_core::{Device, Tensor};
 
 use super::gguf::GgufModel;
 use super::hub::HubConfig;
-use super::loading::WeightsError;
+use super::loading::{WeightsError, check_blocks};
 use super::safetensors::{self, Checkpoint};
 use super::stored_matrix::StoredTensor;
 use super::tokenizer::Tokenizer;
@@ -326,7 +326,8 @@ impl OpenModel {
     /// floats and shapes without files can be stored in any other way; weights that are quantised already cannot.
     ///
     /// # Errors
-    /// When the files hold quantised weights and another storage is asked for, or a GGUF file's own and there is none.
+    /// When the files hold quantised weights and another storage is asked for, or a GGUF file's own and there is none, or when rows are no
+    /// whole blocks of 256 and such are asked for.
     pub fn storage(&self, asked: Option<Dtype>) -> Result<Dtype, OpenError> {
         let stored = self.stored_dtype();
         let plain = matches!(stored, Dtype::F32 | Dtype::Bf16 | Dtype::F16);
@@ -334,6 +335,9 @@ impl OpenModel {
             None => Ok(stored),
             Some(Dtype::Gguf) if !self.is_gguf() => Err(OpenError::NotGguf { name: self.name.clone() }),
             Some(asked) if asked == stored || plain || matches!(self.source, Source::Synthetic { .. }) => {
+                if matches!(asked, Dtype::Q4K | Dtype::Q5K | Dtype::Q6K) {
+                    check_blocks(&self.architecture.inventory(asked), asked)?;
+                }
                 Ok(asked)
             }
             Some(asked) => {
@@ -404,7 +408,7 @@ impl OpenModel {
     ///
     /// Values are those that [`load`](Self::load) gives on the host. Quantised formats are packed from bf16 where weights come
     /// from a seed, and from the values as stored where they come from a folder. A GGUF file has its own formats:
-    /// `q8_0`, `q4_0` and plain floats are kept to the bit, all other blocks are dequantised and packed as `q8_0`.
+    /// `q8_0`, `q4_0`, `q4_k`, `q5_k`, `q6_k` and plain floats are kept to the bit, all other blocks are dequantised and packed as `q8_0`.
     ///
     /// The returned inventory describes the tensors as they were handed over; norms and biases in it are f32.
     ///

@@ -1,16 +1,19 @@
 //! Matrices in the row-major formats that the native engine streams from memory.
 //!
 //! Enters: rows of floats, or a matrix in another of these formats. Leaves: a [`StoredMatrix`]: values and scales in
-//! separate arrays, each of them a whole number of elements per row, so that a thread takes rows without looking at those
-//! before. An engine may lay the arrays out again.
+//! separate arrays, or ggml's blocks of 256 as they are, each of them a whole number of elements per row, so that a thread takes rows without
+//! looking at those before. An engine may lay the arrays out again.
 
 mod e4m3;
 mod pack;
+mod super_block;
 
 use half::{bf16, f16};
 
 use hbmark_core::model::Dtype;
 use hbmark_core::units::Bytes;
+
+pub use super_block::{SUPER_BLOCK, SuperBlock, scale_and_min};
 
 /// Columns that share a scale in ggml's `q8_0` and `q4_0`.
 pub const BLOCK: usize = 32;
@@ -83,6 +86,11 @@ pub enum StoredData {
         zeros: Vec<f16>,
         group: usize,
     },
+    /// ggml's blocks of 256 columns as a file has them, scales inside.
+    Super {
+        format: SuperBlock,
+        blocks: Vec<u8>,
+    },
 }
 
 /// Which format a matrix is in, or is to be packed into.
@@ -99,6 +107,7 @@ pub enum Packing {
     Int4 {
         group: usize,
     },
+    Super(SuperBlock),
 }
 
 impl Packing {
@@ -116,6 +125,9 @@ impl Packing {
             Dtype::Q8_0 => Some(Self::Q8_0),
             Dtype::Q4_0 => Some(Self::Q4_0),
             Dtype::Int4 => Some(Self::Int4 { group: int4_group.max(1) }),
+            Dtype::Q4K => Some(Self::Super(SuperBlock::Q4K)),
+            Dtype::Q5K => Some(Self::Super(SuperBlock::Q5K)),
+            Dtype::Q6K => Some(Self::Super(SuperBlock::Q6K)),
             Dtype::Mxfp8 | Dtype::Mxfp4 | Dtype::Nvfp4 | Dtype::Gguf => None,
         }
     }
@@ -132,6 +144,7 @@ impl Packing {
             Self::Q8_0 => "q8_0",
             Self::Q4_0 => "q4_0",
             Self::Int4 { .. } => "int4",
+            Self::Super(format) => format.name(),
         }
     }
 
@@ -140,6 +153,7 @@ impl Packing {
         [Self::F32, Self::F16, Self::Bf16, Self::Int8, Self::Fp8, Self::Q8_0, Self::Q4_0]
             .into_iter()
             .chain([Self::Int4 { group: int4_group.max(1) }])
+            .chain(SuperBlock::ALL.map(Self::Super))
             .find(|packing| packing.name() == storage)
     }
 
@@ -150,6 +164,7 @@ impl Packing {
             Self::Int8 | Self::Fp8 => columns.max(1),
             Self::Q8_0 | Self::Q4_0 => BLOCK,
             Self::Int4 { group } => group,
+            Self::Super(_) => SUPER_BLOCK,
         }
     }
 
@@ -160,6 +175,7 @@ impl Packing {
         let padded = groups * group;
         let values = match self {
             Self::Q4_0 | Self::Int4 { .. } => padded.div_ceil(2),
+            Self::Super(format) => groups * format.bytes(),
             _ => padded,
         };
         RowShape { values, groups, padded }
@@ -169,9 +185,9 @@ impl Packing {
 /// What one row takes of each array.
 #[derive(Debug, Clone, Copy)]
 struct RowShape {
-    /// Elements of the array of values: floats, quants, or bytes of two nibbles.
+    /// Elements of the array of values: floats, quants, bytes of two nibbles, or bytes of blocks.
     values: usize,
-    /// Scales, and zeros where there are any.
+    /// Scales, and zeros where there are any; blocks of 256 have theirs inside.
     groups: usize,
     /// Columns, rounded up to whole groups.
     padded: usize,
@@ -183,6 +199,19 @@ fn nibble(row: &[u8], column: usize) -> u8 {
 }
 
 impl StoredMatrix {
+    /// The rows of another matrix below its own; `None` where the two are not plain floats of one kind and width.
+    #[must_use]
+    pub fn extended(mut self, below: Self) -> Option<Self> {
+        match (&mut self.data, below.data) {
+            _ if self.columns != below.columns => return None,
+            (StoredData::F32(own), StoredData::F32(more)) => own.extend(more),
+            (StoredData::F16(own), StoredData::F16(more)) => own.extend(more),
+            (StoredData::Bf16(own), StoredData::Bf16(more)) => own.extend(more),
+            _ => return None,
+        }
+        Some(Self { rows: self.rows + below.rows, ..self })
+    }
+
     /// A matrix of zeros, except that padding and zeros of `q4_0` and `int4` are whatever 0 bits mean there.
     pub(crate) fn blank(rows: usize, columns: usize, packing: Packing) -> Self {
         let RowShape { values, groups, .. } = packing.row_shape(columns);
@@ -199,6 +228,7 @@ impl StoredMatrix {
             Packing::Int4 { group } => {
                 StoredData::Int4 { nibbles: vec![0; values], scales: scales(), zeros: scales(), group }
             }
+            Packing::Super(format) => StoredData::Super { format, blocks: vec![0; values] },
         };
         Self { rows, columns, data }
     }
@@ -215,6 +245,7 @@ impl StoredMatrix {
             StoredData::Q8_0 { .. } => Packing::Q8_0,
             StoredData::Q4_0 { .. } => Packing::Q4_0,
             StoredData::Int4 { group, .. } => Packing::Int4 { group },
+            StoredData::Super { format, .. } => Packing::Super(format),
         }
     }
 
@@ -228,7 +259,7 @@ impl StoredMatrix {
     #[must_use]
     pub fn bytes(&self) -> Bytes {
         let scales = match &self.data {
-            StoredData::F32(_) | StoredData::F16(_) | StoredData::Bf16(_) => 0,
+            StoredData::F32(_) | StoredData::F16(_) | StoredData::Bf16(_) | StoredData::Super { .. } => 0,
             StoredData::Int8 { scales, .. }
             | StoredData::Fp8 { scales, .. }
             | StoredData::Q8_0 { scales, .. }
@@ -240,7 +271,7 @@ impl StoredMatrix {
         Bytes(self.value_bytes().0 + scales as u64)
     }
 
-    /// Bytes of the values alone: without scales and zeros.
+    /// Bytes of the values alone: without scales and zeros, but for those inside blocks of 256.
     #[must_use]
     pub fn value_bytes(&self) -> Bytes {
         let bytes = match &self.data {
@@ -250,7 +281,8 @@ impl StoredMatrix {
             StoredData::Int8 { quants, .. } | StoredData::Q8_0 { quants, .. } => quants.len(),
             StoredData::Fp8 { codes: bytes, .. }
             | StoredData::Q4_0 { nibbles: bytes, .. }
-            | StoredData::Int4 { nibbles: bytes, .. } => bytes.len(),
+            | StoredData::Int4 { nibbles: bytes, .. }
+            | StoredData::Super { blocks: bytes, .. } => bytes.len(),
         };
         Bytes(bytes as u64)
     }
@@ -297,6 +329,10 @@ impl StoredMatrix {
                     *out = (f32::from(nibble(nibbles, column)) - zero) * scale;
                 }
             }
+            StoredData::Super { format, blocks } => {
+                let blocks = blocks[values].chunks_exact(format.bytes());
+                out.chunks_mut(SUPER_BLOCK).zip(blocks).for_each(|(out, block)| format.values(block, out));
+            }
         }
     }
 
@@ -340,6 +376,9 @@ impl StoredMatrix {
                 copy(nibbles, to, from_nibbles, row, values);
                 copy(scales, to, from_scales, row, groups);
                 copy(zeros, to, from_zeros, row, groups);
+            }
+            (StoredData::Super { blocks, .. }, StoredData::Super { blocks: from, .. }) => {
+                copy(blocks, to, from, row, values);
             }
             _ => unreachable!("the packings are equal"),
         }

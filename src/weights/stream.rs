@@ -9,7 +9,7 @@ use candle_core::DType;
 use half::{bf16, f16};
 
 use super::gguf::GgufModel;
-use super::loading::{WeightsError, plain_dtype};
+use super::loading::{WeightsError, check_blocks, plain_dtype};
 use super::safetensors::{Checkpoint, Source};
 use super::stored_matrix::{Packing, PlainFloat, StoredMatrix, StoredTensor};
 use super::synthetic::HostGenerator;
@@ -114,7 +114,9 @@ impl TensorPlan {
         if Packing::of(dtype, int4_group).is_none() {
             return Err(WeightsError::StreamedDtype { wanted: dtype });
         }
-        Ok(Self { inventory: architecture.inventory(dtype), int4_group })
+        let inventory = architecture.inventory(dtype);
+        check_blocks(&inventory, dtype)?;
+        Ok(Self { inventory, int4_group })
     }
 
     /// A tensor in the storage that the plan has for it.

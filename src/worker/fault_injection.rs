@@ -8,7 +8,8 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use crate::engine::{
-    EngineError, LoraSession, MemoryUse, SequenceId, Session, StepBatch, StepProfiler, SyntheticKv, Timeline,
+    EngineError, LoraSession, MemoryUse, ScriptedRouting, SequenceId, Session, StepBatch, StepProfiler,
+    SyntheticKv, Timeline,
 };
 use hbmark_core::model::{Architecture, Dtype, Inventory};
 use hbmark_core::result::Capabilities;
@@ -188,6 +189,12 @@ impl Session for FaultInjectingSession {
     }
     fn bytes_moved(&self) -> Option<Bytes> {
         self.session.bytes_moved()
+    }
+    fn experts_met(&mut self) -> Option<f64> {
+        self.session.experts_met()
+    }
+    fn script_experts(&mut self, script: Option<ScriptedRouting>) -> Option<ScriptedRouting> {
+        self.session.script_experts(script)
     }
 }
 

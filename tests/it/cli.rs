@@ -84,7 +84,7 @@ fn a_dtype_that_native_has_not_is_refused_with_those_it_has() {
             .assert()
             .code(2)
             .stdout("")
-            .stderr(contains("fp8").and(contains("bf16, f16, int8, q8_0, q4_0 or int4")));
+            .stderr(contains("fp8").and(contains("bf16, f16, int8, q8_0")));
     }
     refused(
         &["logits", "--tokens", "1", "--engine", "warp"],
@@ -148,7 +148,7 @@ fn an_unsupported_architecture_is_named_with_the_supported_ones() {
 
 #[test]
 fn an_engine_that_lacks_the_family_says_so() {
-    refused(&["run", "--model", "Mixtral-8x7B", "--smoke"], "the stock engine does not run");
+    refused(&["run", "--model", "DeepSeek-V3", "--smoke"], "the stock engine does not run");
 }
 
 #[test]
@@ -284,11 +284,21 @@ fn native_prints_logits_near_f32_in_every_dtype() {
 fn both_engines_side_by_side_print_the_ladder() {
     for model in ["qwen3", "llama-q8_0.gguf"] {
         hbmark()
-            .args(["run", "--smoke", "--engine", "stock,native", "--device", "cpu", "--model"])
-            .args([path(&fixture(model)), "--batch", "1", "--context", "8", "--phase", "decode"])
+            .args([
+                "run",
+                "--quick",
+                "-r",
+                "1",
+                "--allow-noise",
+                "--engine",
+                "stock,native",
+                "--device",
+                "cpu",
+            ])
+            .args(["--model", path(&fixture(model)), "--batch", "1", "--context", "8", "--phase", "decode"])
             .assert()
             .code(0)
-            .stdout(contains("ladders: where the time of a step goes").and(contains("native takes")));
+            .stdout(contains("ladders: where the time of a step goes").and(contains("decode b1 c8: ")));
     }
 }
 
@@ -318,6 +328,21 @@ fn a_prediction_has_the_cells_of_a_run() {
     for key in ["id", "phase", "engine", "dtype", "batch", "context", "predicted_ns", "flops", "bound"] {
         assert!(!cell[key].is_null(), "{key}");
     }
+}
+
+#[test]
+fn blocks_of_256_are_predicted_at_their_bits_and_refused_where_rows_do_not_fill_them() {
+    let asked = ["predict", "--model", "Llama-3.1-8B", "--gpu", "h200", "--batch", "1", "--context", "512"];
+    let q4_k = [&asked[..], &["--phase", "decode", "--dtype", "q4_k", "--format", "json"]].concat();
+    let output = hbmark().args(&q4_k).assert().code(0);
+    let report: serde_json::Value = serde_json::from_slice(&output.get_output().stdout).unwrap();
+    // 4.5 bits for 6,979,321,856 weights of layers, 6.5625 for the head, f32 for 65 × 4096 of norms.
+    let wanted = 6_979_321_856_u64 / 256 * 144 + 128_256 * 4096 / 256 * 210 + 65 * 4096 * 4;
+    assert_eq!(report["cells"][0]["bytes"]["weights"], wanted);
+    refused(
+        &["predict", "--model", "SmolLM2-135M", "--dtype", "q4_k"],
+        "has rows of 576, which the blocks of 256 of q4_k do not divide",
+    );
 }
 
 #[test]
@@ -375,6 +400,7 @@ fn every_subcommand_explains_itself_with_an_example() {
         "doctor",
         "glossary",
         "completions",
+        "man",
         "import",
         "ladder",
         "explain",
@@ -388,7 +414,13 @@ fn every_subcommand_explains_itself_with_an_example() {
         hbmark().args(["serve", mode, "--help"]).assert().code(0).stdout(contains("Example"));
     }
     hbmark().args(["completions", "bash"]).assert().code(0).stdout(contains("hbmark"));
+    let pages = tempfile::tempdir().unwrap();
+    hbmark().arg("man").arg(pages.path()).assert().code(0).stdout(contains("hbmark.1"));
+    let page = std::fs::read_to_string(pages.path().join("hbmark-serve-sweep.1")).unwrap();
+    assert!(page.contains("SYNOPSIS") && page.contains("\\-\\-slo"));
     hbmark().arg("glossary").assert().code(0).stdout(contains("TPOT"));
+    hbmark().args(["glossary", "canary"]).assert().code(0).stdout(contains("goodput").not());
+    refused(&["glossary", "zebra"], "the glossary has no `zebra`");
     hbmark().arg("models").assert().code(0).stdout(contains("SmolLM2-135M"));
     hbmark().arg("devices").assert().code(0).stdout(contains("h200"));
 }
@@ -562,6 +594,62 @@ fn conditions_of_a_pipeline_set_the_exit_code() {
     let served = |more: &[&str]| hbmark().args(serve).args(more).assert();
     served(&["--slo", "ttft_p95=1s", "--fail-on", "saturated"]).code(0);
     served(&["--slo", "e2e_p50=1us", "--fail-on", "slo"]).code(1).stderr(contains("an objective is not met"));
+}
+
+#[test]
+fn a_condition_that_can_never_hold_is_refused() {
+    let serve = ["serve", "--virtual", "--gpu", "h100-sxm", "--model", "SmolLM2-135M", "--fail-on"];
+    refused(&[&serve[..], &["slo"]].concat(), "--fail-on slo needs objectives: add --slo");
+    refused(&[&serve[..], &["no-rate"]].concat(), "--fail-on no-rate is of `hbmark serve search`");
+    refused(&[&serve[..], &["does-not-fit"]].concat(), "--fail-on does-not-fit is of `hbmark predict`");
+    let results = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/results");
+    let single = results.join("serve-single.json");
+    refused(&["report", path(&single), "--fail-on", "no-rate"], "has nothing of the kind");
+    let predict = ["predict", "--model", "Llama-3.1-70B", "--gpu", "l4", "--batch", "1", "--context", "16"];
+    let with = |condition: &str| hbmark().args(predict).args(["--fail-on", condition]).assert();
+    with("not-ok").code(0);
+    with("does-not-fit").code(1).stderr(contains("does not fit"));
+    with("slo").code(2).stderr(contains("has nothing of the kind"));
+    // A context that the model does not have: nothing was predicted.
+    let beyond = ["predict", "--model", "SmolLM2-135M", "--batch", "1", "--context", "1m"];
+    hbmark().args(beyond).assert().code(1);
+}
+
+#[test]
+fn what_the_flags_alone_show_is_said_before_anything_is_loaded() {
+    let few = ["serve", "--model", "SmolLM2-135M", "--rate", "1", "--requests", "30", "--slo", "ttft_p95=2s"];
+    refused(&few, "needs at least 59 requests");
+    let out = tempfile::tempdir().unwrap();
+    refused(&[&few[..], &["--out", path(&out.path().join("none"))]].concat(), "needs at least 59 requests");
+    assert!(!out.path().join("none").exists());
+    refused(&["run", "--max-noise", "0"], "no interval is as narrow as 0 %");
+    let unknown = ["serve", "--virtual", "--gpu", "gb10", "--model", "SmolLM2-135M", "--dtype", "bf16"];
+    refused(&unknown, "NVIDIA GB10 has no matrix-product peak for bf16");
+}
+
+#[test]
+fn a_smoke_run_does_not_replace_a_measured_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let measured = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/results/run-scripted.json");
+    let kept = folder.path().join("result.json");
+    std::fs::copy(&measured, &kept).unwrap();
+    refused(&["run", "--smoke", "--out", path(folder.path())], "choose another --out");
+    assert_eq!(std::fs::read(&kept).unwrap(), std::fs::read(&measured).unwrap());
+}
+
+#[test]
+fn capacity_says_what_a_file_is_that_cannot_answer() {
+    let results = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/results");
+    let ask = |file: &Path, message: &str| refused(&["capacity", path(file), "--target-rate", "5"], message);
+    ask(&results.join("run-scripted.json"), "is a run, and only traffic shows");
+    let folder = tempfile::tempdir().unwrap();
+    let cut = folder.path().join("cut.json");
+    let whole = std::fs::read_to_string(results.join("serve-sweep.json")).unwrap();
+    std::fs::write(&cut, &whole[..whole.len() / 2]).unwrap();
+    ask(&cut, "was it cut off?");
+    std::fs::write(&cut, "").unwrap();
+    ask(&cut, "is empty");
+    refused(&["capacity", path(&results.join("serve-sweep.json")), "--target-rate", "-5"], "target-rate");
 }
 
 #[test]

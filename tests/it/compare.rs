@@ -123,10 +123,11 @@ fn saved_results_that_do_not_belong_together_are_refused() {
     refused(&[path(a.path()), "no/such/result.json"], "cannot read no/such/result.json");
     let broken = a.path().join("broken.json");
     std::fs::write(&broken, "{\"schema_version\": 1").unwrap();
-    refused(&[path(a.path()), path(&broken)], "is not whole JSON");
+    refused(&[path(a.path()), path(&broken)], "was it cut off?");
     let predicted = a.path().join("predicted.json");
     let prediction = hbmark()
         .args(["predict", "--model", path(&fixture("qwen3")), "--gpu", "h200", "--format", "json"])
+        .args(["--context", "16"])
         .assert()
         .code(0);
     std::fs::write(&predicted, &prediction.get_output().stdout).unwrap();

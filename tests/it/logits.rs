@@ -189,6 +189,14 @@ fn a_batch_gives_each_sequence_what_it_gets_alone() {
 }
 
 #[test]
+fn rope_scaling_that_candle_leaves_out_is_refused() {
+    let model = hbmark::weights::open(fixtures().join("llama-yarn").to_str().unwrap(), None, 0).unwrap();
+    let (device, options) = (DeviceChoice::Cpu, DeviceOptions::default());
+    let error = engine::open("stock", &model, Dtype::F32, device, options, &mut |_, _| {}).err().unwrap();
+    assert!(error.to_string().contains("yarn rope scaling for Llama"), "{error}");
+}
+
+#[test]
 fn a_pinned_step_gives_the_same_logits_every_time() {
     let folder = fixtures().join("qwen3");
     let reference = reference(&folder.join("reference.json"));
@@ -223,7 +231,7 @@ fn both_spellings_of_a_config_mean_the_same() {
             compared += 1;
         }
     }
-    assert_eq!(compared, 7);
+    assert_eq!(compared, 9);
 }
 
 #[test]

@@ -6,9 +6,11 @@
 mod architecture;
 mod cli;
 mod compare;
+mod documented_commands;
 #[cfg(unix)]
 mod gpu_day;
 mod isolation;
+mod k_quants;
 mod limits;
 mod live_server;
 mod logits;

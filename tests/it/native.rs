@@ -4,10 +4,12 @@ use std::path::Path;
 
 use hbmark::engine::{self, DeviceChoice, DeviceOptions, SequenceId, SequenceStep, Session, StepBatch};
 use hbmark::measure::quality::relative_error;
+use hbmark::weights::Adapter;
 use hbmark_core::ledger::{Ledger, StepShape};
-use hbmark_core::model::Dtype;
+use hbmark_core::model::{Dtype, Target};
 
 use crate::logits::{fixtures, reference};
+use crate::runs;
 
 /// f32 against f32: only the order of sums differs.
 const F32_TOLERANCE: f64 = 1e-4;
@@ -49,7 +51,7 @@ fn every_fixture_model_equals_transformers() {
         }
         folders += 1;
     }
-    assert_eq!(folders, 13);
+    assert_eq!(folders, 17);
 }
 
 /// The logits of one prompt, cut into steps of the given lengths.
@@ -68,21 +70,26 @@ fn in_steps(session: &mut dyn Session, sequence: u64, tokens: &[u32], lengths: &
 
 #[test]
 fn chunked_prefill_equals_whole_prefill_bit_for_bit() {
-    let mut session = open(&fixtures().join("llama-gqa"), Dtype::F32);
-    let tokens: Vec<u32> = (0..50).map(|i| (i * 7 + 3) % 200).collect();
-    let whole = in_steps(session.as_mut(), 1, &tokens, &[50]);
-    for (sequence, lengths) in
-        [[25, 25].as_slice(), &[1, 48, 1], &[16, 16, 18], &[17, 15, 18]].iter().enumerate()
-    {
-        let chunked = in_steps(session.as_mut(), 2 + sequence as u64, &tokens, lengths);
-        assert_eq!(whole, chunked, "{lengths:?}");
+    for name in ["llama-gqa", "qwen3-moe", "qwen2-moe"] {
+        let mut session = open(&fixtures().join(name), Dtype::F32);
+        let tokens: Vec<u32> = (0..50).map(|i| (i * 7 + 3) % 200).collect();
+        let whole = in_steps(session.as_mut(), 1, &tokens, &[50]);
+        for (sequence, lengths) in
+            [[25, 25].as_slice(), &[1, 48, 1], &[16, 16, 18], &[17, 15, 18]].iter().enumerate()
+        {
+            let chunked = in_steps(session.as_mut(), 2 + sequence as u64, &tokens, lengths);
+            assert_eq!(whole, chunked, "{name}, {lengths:?}");
+        }
     }
 }
 
 #[test]
 fn a_ragged_step_equals_its_sequences_one_by_one() {
-    for dtype in [Dtype::F32, Dtype::Bf16, Dtype::Q8_0, Dtype::Q4_0, Dtype::Int8, Dtype::Int4, Dtype::F16] {
-        let mut session = open(&fixtures().join("qwen2"), dtype);
+    const DTYPES: [Dtype; 7] =
+        [Dtype::F32, Dtype::Bf16, Dtype::Q8_0, Dtype::Q4_0, Dtype::Int8, Dtype::Int4, Dtype::F16];
+    let models = ["qwen2", "qwen3-moe", "mixtral", "qwen2-moe"];
+    for (name, dtype) in models.iter().flat_map(|name| DTYPES.map(|dtype| (name, dtype))) {
+        let mut session = open(&fixtures().join(name), dtype);
         let tokens =
             |seed: u32, count: u32| -> Vec<u32> { (0..count).map(|i| (i * 11 + seed) % 190).collect() };
         let sequences: Vec<(u64, Vec<u32>)> =
@@ -107,28 +114,107 @@ fn a_ragged_step_equals_its_sequences_one_by_one() {
         run(vec![step(1, &sequences[0].1, 0), step(2, &sequences[1].1, 0)]);
         let mixed = run(vec![step(1, &[7], 5), step(3, &sequences[2].1, 0), step(4, &sequences[3].1, 0)]);
         let last = run(vec![step(4, &[7], 1), step(3, &[7], 33), step(2, &[7], 17)]);
-        assert_eq!(mixed[0], alone[0], "{dtype}");
-        assert_eq!(last[0], alone[3], "{dtype}");
-        assert_eq!(last[1], alone[2], "{dtype}");
-        assert_eq!(last[2], alone[1], "{dtype}");
+        assert_eq!(mixed[0], alone[0], "{name}, {dtype}");
+        assert_eq!(last[0], alone[3], "{name}, {dtype}");
+        assert_eq!(last[1], alone[2], "{name}, {dtype}");
+        assert_eq!(last[2], alone[1], "{name}, {dtype}");
     }
 }
 
 #[test]
 fn results_do_not_depend_on_the_number_of_threads() {
-    let model =
-        hbmark::weights::open(fixtures().join("llama-llama3-rope").to_str().unwrap(), None, 0).unwrap();
-    let tokens: Vec<u32> = (0..40).map(|i| (i * 5 + 1) % 180).collect();
-    let with = |threads| {
-        let options = DeviceOptions { threads: Some(threads), ..DeviceOptions::default() };
-        let mut session =
-            engine::open("native", &model, Dtype::Bf16, DeviceChoice::Cpu, options, &mut |_, _| {}).unwrap();
-        in_steps(session.as_mut(), 1, &tokens, &[39, 1])
-    };
-    let one = with(1);
-    for threads in [2, 3, 5] {
-        assert_eq!(one, with(threads), "{threads}");
+    for name in ["llama-llama3-rope", "qwen3-moe", "mixtral", "qwen2-moe"] {
+        let model = hbmark::weights::open(fixtures().join(name).to_str().unwrap(), None, 0).unwrap();
+        let tokens: Vec<u32> = (0..40).map(|i| (i * 5 + 1) % 180).collect();
+        let with = |threads| {
+            let options = DeviceOptions { threads: Some(threads), ..DeviceOptions::default() };
+            let mut session =
+                engine::open("native", &model, Dtype::Bf16, DeviceChoice::Cpu, options, &mut |_, _| {})
+                    .unwrap();
+            in_steps(session.as_mut(), 1, &tokens, &[39, 1])
+        };
+        let one = with(1);
+        for threads in [2, 3, 5] {
+            assert_eq!(one, with(threads), "{name}, {threads}");
+        }
     }
+}
+
+/// A copy of a fixture with its config changed.
+fn changed(name: &str, change: impl FnOnce(&mut serde_json::Value)) -> tempfile::TempDir {
+    let copy = tempfile::tempdir().unwrap();
+    let source = fixtures().join(name);
+    std::fs::copy(source.join("model.safetensors"), copy.path().join("model.safetensors")).unwrap();
+    let mut config =
+        serde_json::from_str(&std::fs::read_to_string(source.join("config.json")).unwrap()).unwrap();
+    change(&mut config);
+    std::fs::write(copy.path().join("config.json"), config.to_string()).unwrap();
+    copy
+}
+
+#[test]
+fn mixtures_that_lack_or_have_other_experts_are_refused_with_the_tensor() {
+    for (name, key, value, said) in [
+        ("qwen3-moe", "num_local_experts", 9, "layers.0.mlp.gate.weight"),
+        ("qwen3-moe", "num_local_experts", 7, "layers.0.mlp.gate.weight"),
+        ("qwen3-moe", "num_experts_per_tok", 9, "`num_experts_per_tok`"),
+        ("qwen3-moe", "moe_intermediate_size", 25, "layers.0.mlp.experts.0.gate_proj.weight"),
+        ("qwen2-moe", "shared_expert_intermediate_size", 43, "mlp.shared_expert."),
+        ("qwen2-moe", "decoder_sparse_step", 1, "layers.0.mlp.gate.weight"),
+        ("mixtral", "num_local_experts", 6, "block_sparse_moe"),
+    ] {
+        let folder = changed(name, |config| config[key] = value.into());
+        let error = hbmark::weights::open(folder.path().to_str().unwrap(), None, 0).unwrap_err().to_string();
+        assert!(error.contains(said), "{name}, {key} {value}: {error}");
+    }
+    // One expert under another number.
+    let folder = changed("qwen3-moe", |_| {});
+    let path = folder.path().join("model.safetensors");
+    let mut bytes = std::fs::read(&path).unwrap();
+    let name = b"layers.2.mlp.experts.7.up_proj";
+    let at = bytes.windows(name.len()).position(|window| window == name).unwrap();
+    bytes[at + name.len() - "7.up_proj".len()] = b'9';
+    std::fs::write(&path, bytes).unwrap();
+    let error = hbmark::weights::open(folder.path().to_str().unwrap(), None, 0).unwrap_err().to_string();
+    assert!(error.contains("layers.2.mlp.experts.7.up_proj.weight"), "{error}");
+}
+
+#[test]
+fn mixtures_that_the_engine_lacks_are_refused_by_name() {
+    for (name, said) in [
+        ("DeepSeek-V3", "latent attention"),
+        ("gpt-oss-20b", "GptOss"),
+        ("GLM-4.7", "Glm4Moe"),
+        ("Qwen3.5-35B-A3B", "Qwen3_5"),
+        ("Llama-4-Scout-17B-16E", "Llama4"),
+        ("MiniMax-M2.5", "MinimaxM2"),
+    ] {
+        let model = hbmark::weights::open(name, None, 0).unwrap();
+        let error = engine::capabilities("native", &model, Dtype::Bf16, DeviceChoice::Cpu).unwrap_err();
+        assert!(error.to_string().contains(said), "{name}: {error}");
+    }
+    for name in ["Qwen3-30B-A3B", "Mixtral-8x7B"] {
+        let model = hbmark::weights::open(name, None, 0).unwrap();
+        assert!(engine::capabilities("native", &model, Dtype::Bf16, DeviceChoice::Cpu).is_ok());
+        let error = engine::capabilities("native", &model, Dtype::Bf16, DeviceChoice::Cuda(0)).unwrap_err();
+        assert!(error.to_string().contains("mixtures of experts on cuda:0"), "{error}");
+        assert!(engine::capabilities("stock", &model, Dtype::F32, DeviceChoice::Cpu).is_err());
+    }
+}
+
+#[test]
+fn adapters_of_experts_are_refused_and_those_of_attention_add() {
+    let model = hbmark::weights::open(fixtures().join("qwen3-moe").to_str().unwrap(), None, 0).unwrap();
+    let mut session = open(&fixtures().join("qwen3-moe"), Dtype::F32);
+    let of = |targets: &[Target]| Adapter::synthetic(&model.architecture, "x", 4, targets, 1);
+    let lora = session.lora().unwrap();
+    let error = lora.load_adapter(&of(&[Target::QProj, Target::DownProj])).unwrap_err().to_string();
+    assert!(error.contains("the adapter x of a layer with experts"), "{error}");
+    let id = lora.load_adapter(&of(&[Target::QProj, Target::OProj])).unwrap().0;
+    lora.set_adapter(SequenceId(1), Some(id)).unwrap();
+    session.step(&StepBatch::uniform(SequenceId(0), &[vec![5, 6], vec![5, 6]], 0)).unwrap();
+    let logits = session.logits().unwrap();
+    assert_ne!(logits[0], logits[1]);
 }
 
 #[test]
@@ -202,4 +288,70 @@ fn a_gguf_file_gives_what_its_dequantised_weights_give() {
             assert!(error <= 6e-2, "{name}: {error:.1e} off");
         }
     }
+}
+
+/// A run of the fixtures with experts, as JSON.
+fn run_of_experts(more: &[&str]) -> serde_json::Value {
+    let model = runs::fixture("qwen2-moe");
+    let mut command = runs::hbmark();
+    command.args(["run", "--smoke", "--engine", "native", "--device", "cpu", "--threads", "2", "--show-ops"]);
+    command.args(["--batch", "1,6", "--context", "16", "--format", "json", "--model", runs::path(&model)]);
+    let output = command.args(more).output().unwrap();
+    assert!(output.status.success(), "{}", runs::stderr(&output));
+    runs::report(&output)
+}
+
+#[test]
+fn a_measured_cell_has_the_experts_that_its_steps_met_and_their_bytes() {
+    let model = hbmark::weights::open(runs::fixture("qwen2-moe").to_str().unwrap(), None, 0).unwrap();
+    for (more, turns) in [
+        (&["--dtype", "f32"][..], false),
+        (&["--dtype", "q8_0"], false),
+        (&["--dtype", "f32", "--expert-routing", "balanced"], true),
+    ] {
+        let report = run_of_experts(more);
+        let routing = &report["protocol"]["expert_routing"];
+        assert_eq!(routing.as_str(), turns.then_some("balanced"));
+        let cells = report["cells"].as_array().unwrap();
+        assert_eq!(cells.len(), 4);
+        for cell in cells {
+            let id = cell["id"].as_str().unwrap();
+            assert_eq!(cell["status"], "smoke", "{id}: {}", cell["reason"]);
+            let met = cell["distinct_experts"].as_f64().unwrap();
+            assert_eq!(cell["blocks"][0]["experts_met"].as_f64(), Some(met), "{id}");
+            let batch = cell["batch"].as_u64().unwrap();
+            let tokens = if id.starts_with("prefill") { 16 * batch } else { batch };
+            assert!((4.0..=8.0).contains(&met), "{id}: {met} of 8 experts, four a token");
+            // Turns meet the most: all eight from the second token on.
+            let most = if tokens == 1 { 4.0 } else { 8.0 };
+            assert!(!turns || (met - most).abs() < 1e-9, "{id}: {met}");
+            let dtype: Dtype = serde_json::from_value(cell["dtype"].clone()).unwrap();
+            let kv = serde_json::from_value(cell["kv_dtype"].clone()).unwrap();
+            let ledger = Ledger::new(&model.architecture, &model.inventory(dtype), kv);
+            let each = ledger.expert_bytes().unwrap();
+            let all = ledger.prefill(64, 64);
+            // Every expert was met there; what a cell lacks of it are the experts that it did not meet.
+            let expected = all.bytes.weights.as_f64() - (8.0 - met) * each.as_f64();
+            let found = cell["bytes"]["weights"].as_f64().unwrap();
+            assert!((found / expected - 1.0).abs() < 0.05, "{id}, {dtype}: {found} for {expected}");
+            let operations: Vec<&str> = cell["operations"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(|o| o["operation"].as_str().unwrap())
+                .collect();
+            for operation in ["gate_up", "down", "router", "expert_gate_up", "expert_down"] {
+                assert!(operations.contains(&operation), "{id}: {operations:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_script_for_experts_is_refused_where_there_are_none() {
+    let model = runs::fixture("qwen3");
+    let run = ["run", "--dry-run", "--model", runs::path(&model), "--expert-routing"];
+    let output = |routing: &str| runs::hbmark().args(run).arg(routing).output().unwrap();
+    runs::refused(&output("uniform"), &["--expert-routing", "qwen3", "has no experts"]);
+    runs::refused(&output("even"), &["zipf:S"]);
 }

@@ -228,6 +228,12 @@ fn bad_input_is_refused_before_anything_runs() {
 }
 
 #[test]
+fn a_virtual_clock_says_that_it_has_no_device() {
+    let asked = [&H100[..], &["--rate", "5", "--requests", "20", "--device", "cuda"]].concat();
+    hbmark(&asked).assert().code(0).stderr(contains("--device and --threads change nothing"));
+}
+
+#[test]
 fn broken_traces_are_refused_by_line() {
     let azure = "TIMESTAMP,ContextTokens,GeneratedTokens\n";
     let of = |rows: &str| format!("{azure}2023-11-16 18:15:46.68,374,44\n{rows}\n");
@@ -314,7 +320,7 @@ fn prompts_beyond_the_context_are_rejected_by_name_and_counted() {
 fn a_sweep_past_saturation_is_explained_with_its_edge_and_its_cost() {
     let out = tempfile::tempdir().unwrap();
     let folder = out.path().to_str().unwrap();
-    let sweep = ["sweep", "rate=4,200", "--workload", "chat", "--requests", "300", "--out", folder];
+    let sweep = ["sweep", "rate=4,200", "--workload", "chat", "--requests", "800", "--out", folder];
     hbmark(&[&sweep[..], &H100].concat()).assert().success();
     let result = out.path().join("serve.json");
     let explain =

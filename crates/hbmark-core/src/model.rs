@@ -34,12 +34,15 @@ mod mixtral;
 mod nemotron_h;
 mod phi3;
 mod qwen2;
+mod qwen2_moe;
 mod qwen3;
 mod qwen3_5;
 mod qwen3_moe;
 
 pub use adapter::Target;
-pub use architecture::{Architecture, Biases, Dtype, Experts, Family, LatentAttention, Rope, RopeScaling};
+pub use architecture::{
+    Architecture, Biases, Dtype, Experts, Family, LatentAttention, Rope, RopeScaling, YarnShape,
+};
 pub use bounds::OutOfBounds;
 pub use config::{parse_config, read_config};
 pub use error::ModelError;
@@ -50,7 +53,7 @@ pub use layer::{
     QkNorm, Reach, Rotary, Routing, Stack,
 };
 pub use quantization::{FormatRule, Quantization};
-pub use tensors::model_hash;
+pub use tensors::{MixtureNames, model_hash};
 
 #[cfg(test)]
 mod by_hand_tests;

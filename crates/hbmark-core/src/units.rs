@@ -36,6 +36,10 @@ pub struct BytesPerSecond(pub f64);
 #[serde(transparent)]
 pub struct FlopsPerSecond(pub f64);
 
+/// A rate of requests or tokens, without its unit: three decimals, and of less than a hundredth three digits.
+#[derive(Debug, Clone, Copy, PartialEq, PartialOrd)]
+pub struct PerSecond(pub f64);
+
 impl Nanos {
     /// The span as seconds.
     #[must_use]
@@ -119,6 +123,18 @@ fn scaled(f: &mut fmt::Formatter<'_>, value: f64, steps: &[(f64, &str)]) -> fmt:
     f.pad(&format!("{} {unit}", three_digits(value / scale)))
 }
 
+impl fmt::Display for PerSecond {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let rate = self.0;
+        // Three decimals of it would be a row of zeros.
+        if rate > 0.0 && rate < 0.01 && rate.is_finite() {
+            f.pad(&format!("{rate:.2e}"))
+        } else {
+            f.pad(&format!("{rate:.3}"))
+        }
+    }
+}
+
 impl fmt::Display for Nanos {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // A request that never ends has no unit.
@@ -194,6 +210,12 @@ mod tests {
     fn a_capacity_is_binary_and_a_small_one_is_not_nothing() {
         let shown = [80 << 30, 31 << 29, 256 << 20, 1, 0].map(|bytes| Bytes(bytes).capacity());
         assert_eq!(shown, ["80 GiB", "15.5 GiB", "256 MiB", "1 MiB", "0 MiB"]);
+    }
+
+    #[test]
+    fn a_rate_is_never_a_row_of_zeros() {
+        let shown = [105.294_135, 1.0, 0.25, 0.01, 0.000_029_5, 0.0].map(|rate| PerSecond(rate).to_string());
+        assert_eq!(shown, ["105.294", "1.000", "0.250", "0.010", "2.95e-5", "0.000"]);
     }
 
     #[test]

@@ -108,6 +108,7 @@ fn cell(
             wall_ns: time * 3.0,
             timeline_ns: Some(time * 3.0),
             memory_bytes: None,
+            experts_met: None,
             canary_ratio: Some(1.0 + 0.01 * f64::from(i)),
             rejected: (i == 1).then_some(Cause::ForeignLoad { cores: 0.8 }),
             conditions: Vec::new(),
@@ -170,4 +171,18 @@ pub fn decided(
         result.slo_met = Some(result.slo.iter().all(|clause| clause.met == Some(true)));
     }
     report
+}
+
+/// The verdicts of a matrix of which every hypothesis held.
+#[must_use]
+pub fn matrix() -> Vec<hbmark_core::result::serving::RowVerdict> {
+    use hbmark_core::result::serving::{Row, RowVerdict};
+    let verdict = |row: Row| RowVerdict {
+        row,
+        title: row.title().to_owned(),
+        hypothesis: row.hypothesis().to_owned(),
+        held: Some(true),
+        seen: "as planted".to_owned(),
+    };
+    Row::ALL.into_iter().map(verdict).collect()
 }

@@ -14,7 +14,7 @@ use hbmark_core::stats::median;
 use hbmark_traffic::latency::summarise;
 use hbmark_traffic::point::{PlanError, PointSpec, TrafficSource, simulate};
 use hbmark_traffic::sampler::Sampling;
-use hbmark_traffic::search::{SearchConfig, find_max_rate};
+use hbmark_traffic::search::{SearchConfig, Trial, find_max_rate};
 use hbmark_traffic::step_model::{Calibration, StepModel};
 use hbmark_traffic::workload::{Lengths, Workload};
 
@@ -152,15 +152,23 @@ impl Queue {
     fn search(&self, capacity: f64, requests: usize, seed: u64) -> Search {
         let start = capacity / 2.0;
         let config = SearchConfig {
+            recorded: None,
             start,
             lowest: start / 65_536.0,
             highest: start * 256.0,
             precision: PRECISION,
             seeds: SEEDS_OF_A_SEARCH,
         };
-        let found = find_max_rate(&config, &self.slo, seed * 1000, &mut Vec::new(), |rate, seed, longer| {
-            let times = if longer { 3 } else { 1 };
-            Ok::<_, Infallible>(self.at(rate, seed, times * requests, times * MAX_REQUESTS.max(requests)))
+        let found = find_max_rate(&config, &self.slo, seed * 1000, &mut Vec::new(), |trial, seed| {
+            let at = |rate, times| self.at(rate, seed, times * requests, times * MAX_REQUESTS.max(requests));
+            Ok::<_, Infallible>(match trial {
+                Trial::Rate(rate) => at(rate, 1),
+                Trial::Sustained(rate) => at(rate, 3),
+                Trial::Alone(alone) => {
+                    let spec = self.spec(Offered::Concurrency(1), seed, alone, alone);
+                    Self::measure(&PointSpec { slo: Slo::default(), ..spec }).expect("a workload has no end")
+                }
+            })
         });
         match found {
             Ok(found) => found,

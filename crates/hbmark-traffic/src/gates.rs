@@ -252,13 +252,17 @@ impl KeepsUp {
     }
 }
 
-/// What kept a run from going on until it was decided.
+/// What ended a run before it was decided whether the system keeps up.
 fn limit(run: &Run, traffic: &Traffic<'_>) -> &'static str {
+    let most = traffic.extension.as_ref().map(|extension| extension.max_requests);
     if traffic.time_limit.is_some_and(|limit| run.end >= limit.0) {
         "--time-limit"
     } else if run.measured.end == traffic.plan.len() {
         "the trace"
-    } else if traffic.extension.is_some() {
+    } else if most.is_some_and(|most| run.measured.len() < most) {
+        // More were allowed, and not needed.
+        "a missed objective"
+    } else if most.is_some() {
         "--max-requests"
     } else {
         "--requests"
@@ -278,7 +282,7 @@ pub(super) fn saturation(
     if infinite && records.len() > 1 {
         reasons.push(Cause::AllAtOnce);
     }
-    if traffic.kind == LoadMode::Open && !infinite && records.len() >= MIN_REQUESTS {
+    if traffic.kind == LoadMode::Open && !infinite {
         let judged = keeps_up(run, records, window);
         let passed = judged.passed();
         let ended = || format!(" ({} ended this one after {})", limit(run, traffic), judged.offered);

@@ -65,11 +65,9 @@ pub fn summarise(run: &Run, traffic: &Traffic<'_>, slo: &Slo) -> ServeResult {
     let steps: Vec<&StepLog> = run.steps.iter().filter(|s| window.holds(s.end)).collect();
     let per_s = |count: f64| if window.seconds() > 0.0 { count / window.seconds() } else { 0.0 };
     // All requests that finish in the window, whenever they arrived: the throughput of the system.
-    let completed = || {
-        let all = run.records.iter();
-        all.filter(|r| r.outcome == RequestOutcome::Served && r.last_token.is_some_and(|t| window.holds(t.0)))
-    };
-    let served_in_window = completed().count();
+    let completed =
+        |r: &&Record| r.outcome == RequestOutcome::Served && r.last_token.is_some_and(|t| window.holds(t.0));
+    let served_in_window = run.records.iter().filter(completed).count();
     let (prompt_tokens, output_tokens) = match &run.remote {
         Some(tokens) => (window.prompts(run), tokens.between(window.from, window.to) as f64),
         None => (
@@ -77,8 +75,10 @@ pub fn summarise(run: &Run, traffic: &Traffic<'_>, slo: &Slo) -> ServeResult {
             steps.iter().map(|s| s.output_tokens).sum::<usize>() as f64,
         ),
     };
-    let good_in_window = completed().filter(|r| meets(r, slo)).count();
     let good = records.iter().filter(|r| meets(r, slo)).count();
+    let served = records.iter().filter(|r| r.outcome == RequestOutcome::Served).count();
+    // Of the requests that count: the first of the warm-up find an empty system, and are within objectives that no later one meets.
+    let good_share = good as f64 / served.max(1) as f64;
     let infinite = traffic.plan.iter().all(|p| p.arrival.0 == 0.0) && traffic.kind == LoadMode::Open;
     let offered =
         (traffic.kind == LoadMode::Open && !infinite).then(|| per_s(due(records, &window).count() as f64));
@@ -90,7 +90,7 @@ pub fn summarise(run: &Run, traffic: &Traffic<'_>, slo: &Slo) -> ServeResult {
         reasons: Vec::new(),
         gates: Vec::new(),
         measured: records.len(),
-        served: records.iter().filter(|r| r.outcome == RequestOutcome::Served).count(),
+        served,
         unfinished: records.iter().filter(|r| r.outcome == RequestOutcome::Unfinished).count(),
         rejected: rejected(records),
         warmup_requests: run.measured.start,
@@ -101,7 +101,7 @@ pub fn summarise(run: &Run, traffic: &Traffic<'_>, slo: &Slo) -> ServeResult {
         served_per_s: per_s(served_in_window as f64),
         prompt_tokens_per_s: per_s(prompt_tokens),
         output_tokens_per_s: per_s(output_tokens),
-        goodput_per_s: (!slo.clauses.is_empty()).then(|| per_s(good_in_window as f64)),
+        goodput_per_s: (!slo.clauses.is_empty()).then(|| per_s(served_in_window as f64) * good_share),
         goodput_share: (!slo.clauses.is_empty() && !records.is_empty())
             .then(|| good as f64 / records.len() as f64),
         tpot_clause_dropped: records.iter().filter(|r| tpot(r).is_none()).count(),
@@ -259,3 +259,6 @@ fn breakdown(run: &Run) -> Breakdown {
     all.other_ns = (all.wall_ns - named).max(0.0);
     all
 }
+
+#[cfg(test)]
+mod tests;

@@ -227,6 +227,15 @@ impl PointSpec {
         Ok(())
     }
 
+    /// As many requests as a trace has to measure; `None` where requests are drawn.
+    #[must_use]
+    pub fn recorded(&self) -> Option<usize> {
+        match &self.source {
+            TrafficSource::Trace(trace, _) => Some(trace.requests.len().saturating_sub(self.warmup())),
+            TrafficSource::Workload(_) | TrafficSource::Dataset(_) => None,
+        }
+    }
+
     /// As many requests as can be measured: those of a trace are all there are.
     fn available(&self, plan: &[PlannedRequest], measured: &std::ops::Range<usize>) -> usize {
         measured.len().max(self.most()).min(plan.len() - measured.start)

@@ -3,12 +3,15 @@
 //! Enters: a way to measure a point at a rate with a seed, and the objectives. Leaves: a [`Search`] with every step that was taken. A rate
 //! holds where a run shows that the system keeps up and that the interval of every objective's percentile is within its limit; a run that
 //! cannot tell does not hold, and the note says so. The search brackets and bisects, does so again near the answer with fresh seeds, takes the
-//! median of their rates, and lowers it until a longer run holds it. It ends where requests that have the server to themselves miss an objective.
+//! median of their rates, and lowers it until a longer run holds it. Where the first rate fails, a few requests are sent one at a time: the
+//! search ends where requests that have the server to themselves miss an objective.
 
 use hbmark_core::result::cause::joined;
-use hbmark_core::result::serving::{Attempt, Point, Search, SearchStage, ServeResult, Slo, Validity};
+use hbmark_core::result::serving::{
+    Attempt, Point, Quantity, Requests, Search, SearchStage, ServeResult, Slo, Validity,
+};
 use hbmark_core::stats::{chance_of_at_least, median};
-use hbmark_core::units::Nanos;
+use hbmark_core::units::{Nanos, PerSecond};
 
 /// How to search.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -22,24 +25,51 @@ pub struct SearchConfig {
     pub precision: f64,
     /// How often the rate is found anew, the first time among them.
     pub seeds: usize,
+    /// As many requests as a trace has to measure; `None` where requests are drawn.
+    pub recorded: Option<usize>,
 }
 
-/// What keeps a run from going on until it can tell, as its user sets it.
-fn bound(point: &Point, result: &ServeResult) -> &'static str {
+/// What a search asks to be measured.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Trial {
+    /// Requests at a rate.
+    Rate(f64),
+    /// A longer run at a rate.
+    Sustained(f64),
+    /// So many requests one at a time: each has the server to itself. Without objectives: they are judged here.
+    Alone(usize),
+}
+
+/// Requests that are sent one at a time: the first and the last of them may have company, and ten that all miss a median are no luck.
+const ALONE: usize = 14;
+
+/// What keeps a run from going on until it can tell, and what to do about it.
+fn remedy(point: &Point, result: &ServeResult, recorded: Option<usize>) -> &'static str {
     if result.unfinished > 0 {
-        "--time-limit"
-    } else if point.arrivals.is_none() {
-        "--requests, or a longer trace,"
+        "raise --time-limit to decide"
+    } else if point.arrivals.is_some() {
+        "raise --max-requests to decide"
+    } else if recorded.is_some_and(|recorded| result.measured >= recorded) {
+        "these are all of the trace, and only a longer trace can decide"
     } else {
-        "--max-requests"
+        "raise --requests to decide"
     }
+}
+
+/// A run that told nothing.
+#[derive(Debug)]
+struct Short {
+    rate: f64,
+    requests: usize,
+    remedy: &'static str,
+    /// An objective whose interval has no upper end, as it was seen.
+    unbounded: Option<String>,
 }
 
 /// Runs that told nothing, although they count as rates that do not hold.
 #[derive(Debug, Default)]
 struct Silent {
-    /// Too short to tell: rate, measured requests, and what bounds them.
-    short: Vec<(f64, usize, &'static str)>,
+    short: Vec<Short>,
     /// Invalid: rate and reason.
     invalid: Vec<(f64, String)>,
 }
@@ -50,13 +80,21 @@ impl Silent {
         let runs = |rates: &[f64]| {
             let low = rates.iter().copied().fold(f64::INFINITY, f64::min);
             let high = rates.iter().copied().fold(0.0, f64::max);
-            let range = if low < high { format!("{low:.3} to {high:.3}") } else { format!("{low:.3}") };
+            let (from, to) = (PerSecond(low), PerSecond(high));
+            let range = if low < high { format!("{from} to {to}") } else { from.to_string() };
             format!("{} run{} at {range} per second", rates.len(), if rates.len() == 1 { "" } else { "s" })
         };
-        let short = self.short.iter().max_by_key(|(_, requests, _)| *requests).map(|(_, requests, bound)| {
-            let rates: Vec<f64> = self.short.iter().map(|(rate, ..)| *rate).collect();
+        let short = self.short.iter().max_by_key(|run| run.requests).map(|Short { requests, remedy, .. }| {
+            let rates: Vec<f64> = self.short.iter().map(|run| run.rate).collect();
+            // The last of them ran longest, and nearest to the answer.
+            let unbounded = self.short.iter().rev().find_map(|run| run.unbounded.as_ref());
+            let unbounded = unbounded.map_or_else(String::new, |seen| {
+                format!(
+                    " (requests that miss come in so few bursts that an interval has no upper end: {seen})"
+                )
+            });
             format!(
-                "{} could not tell after at most {requests} requests and count as not held; raise {bound} to decide",
+                "{} could not tell after at most {requests} requests and count as not held{unbounded}; {remedy}",
                 runs(&rates)
             )
         });
@@ -83,9 +121,9 @@ struct Walk<'a, M> {
     points: &'a mut Vec<Point>,
     /// The last rate that held in a single run.
     held: Option<f64>,
+    /// Why no rate below that of the last run can hold.
+    missed: Option<String>,
     silent: Silent,
-    /// Why no lower rate can hold.
-    hopeless: Option<String>,
     search: Search,
 }
 
@@ -93,30 +131,32 @@ struct Walk<'a, M> {
 const LUCK: f64 = 0.001;
 
 /// An objective that requests miss which have the server to themselves: at no lower rate are they faster.
-fn missed_alone(result: &ServeResult) -> Option<String> {
-    let requests = result.requests.as_ref()?;
+fn missed_alone(requests: &Requests, slo: &Slo) -> Option<String> {
     let alone = requests.alone();
-    result.slo.iter().map(|judged| judged.clause).find_map(|clause| {
+    slo.clauses.iter().find_map(|clause| {
         let values: Vec<f64> = alone.iter().filter_map(|i| requests.latency(*i, clause.metric)).collect();
         let missed = values.iter().filter(|value| **value > clause.limit_ns).count();
         let luck = chance_of_at_least(missed, values.len(), 1.0 - clause.percentile)?;
         (luck < LUCK).then(|| {
             format!(
-                "no rate meets {clause}: {missed} of {} requests that had the server to themselves took longer, half of them {} or more",
-                values.len(),
-                Nanos(median(&values))
+                "no rate meets {clause}: an idle server needs {}, the objective is {} ({missed} of {} requests that had the server to \
+                 themselves took longer)",
+                Nanos(median(&values)),
+                Nanos(clause.limit_ns),
+                values.len()
             )
         })
     })
 }
 
-impl<E, M: FnMut(f64, u64, bool) -> Result<Point, E>> Walk<'_, M> {
+impl<E, M: FnMut(Trial, u64) -> Result<Point, E>> Walk<'_, M> {
     /// Whether a rate is shown to hold.
     fn holds(&mut self, stage: SearchStage, rate: f64) -> Result<bool, End<E>> {
         self.seed = self.seed.wrapping_add(1);
-        let mut point =
-            (self.measure)(rate, self.seed, stage == SearchStage::Sustain).map_err(End::Failed)?;
-        point.label = format!("{stage} {rate:.3}/s");
+        let longer = stage == SearchStage::Sustain;
+        let trial = if longer { Trial::Sustained(rate) } else { Trial::Rate(rate) };
+        let mut point = (self.measure)(trial, self.seed).map_err(End::Failed)?;
+        point.label = format!("{stage} {}/s", PerSecond(rate));
         let not_run = || point.not_run.as_ref().map_or_else(|| "not run".to_owned(), ToString::to_string);
         let (met, why) = point.result.as_ref().map_or_else(|| (None, not_run()), ServeResult::held);
         match &point.result {
@@ -124,15 +164,41 @@ impl<E, M: FnMut(f64, u64, bool) -> Result<Point, E>> Walk<'_, M> {
                 self.silent.invalid.push((rate, joined(&result.reasons)));
             }
             Some(result) if met.is_none() => {
-                self.silent.short.push((rate, result.measured, bound(&point, result)));
+                let endless = |high: Option<Quantity>| high.is_some_and(|high| high.value().is_infinite());
+                let unbounded = result.slo.iter().find(|c| c.met.is_none() && endless(c.high));
+                self.silent.short.push(Short {
+                    rate,
+                    requests: result.measured,
+                    remedy: remedy(&point, result, self.config.recorded),
+                    unbounded: unbounded.map(ToString::to_string),
+                });
             }
             _ => {}
         }
-        self.hopeless = point.result.as_ref().filter(|_| met == Some(false)).and_then(missed_alone);
+        self.missed = None;
+        if let Some(result) = &mut point.result {
+            // Of a run that is invalid the latencies are, too.
+            let counts = met != Some(true) && result.validity != Validity::Invalid;
+            let requests = result.requests.as_ref().filter(|_| counts);
+            self.missed = requests.and_then(|requests| missed_alone(requests, &self.search.slo));
+            // Every request of every step would be a file of a hundred megabytes.
+            result.requests = result.requests.take().filter(|_| longer);
+        }
         let lost = point.result.is_none();
         self.search.attempts.push(Attempt { stage, rate, seed: self.seed, met, why });
         self.points.push(point);
         if lost { Err(End::NoResult) } else { Ok(met == Some(true)) }
+    }
+
+    /// Whether no rate below that of the last run can hold. At the first rate of all, where few requests are alone, some are sent one at a time.
+    fn ends_below(&mut self) -> Result<bool, End<E>> {
+        if self.missed.is_none() && self.search.attempts.len() == 1 {
+            let point = (self.measure)(Trial::Alone(ALONE), self.seed).map_err(End::Failed)?;
+            let result = point.result.filter(|result| result.validity != Validity::Invalid);
+            let requests = result.and_then(|result| result.requests);
+            self.missed = requests.and_then(|requests| missed_alone(&requests, &self.search.slo));
+        }
+        Ok(self.missed.is_some())
     }
 
     /// The highest rate that holds, from a rate to begin with: by ever longer steps until one holds and one does not, then halved.
@@ -148,7 +214,7 @@ impl<E, M: FnMut(f64, u64, bool) -> Result<Point, E>> Walk<'_, M> {
                 }
             } else {
                 bad = Some(rate);
-                if rate <= lowest || good.is_none() && self.hopeless.is_some() {
+                if rate <= lowest || good.is_none() && self.ends_below()? {
                     return Ok(None);
                 }
             }
@@ -173,10 +239,13 @@ impl<E, M: FnMut(f64, u64, bool) -> Result<Point, E>> Walk<'_, M> {
     }
 
     fn run(&mut self) -> Result<(), End<E>> {
-        let SearchConfig { start, lowest, highest, precision, seeds } = *self.config;
+        let SearchConfig { start, lowest, highest, precision, seeds, .. } = *self.config;
         let Some(found) = self.highest(SearchStage::Bracket, start, 2.0)? else {
-            self.search.note = self.hopeless.take().unwrap_or_else(|| {
-                format!("not even {lowest:.4} requests per second were shown to meet the objectives")
+            self.search.note = self.missed.take().unwrap_or_else(|| {
+                format!(
+                    "not even {} requests per second were shown to meet the objectives",
+                    PerSecond(lowest)
+                )
             });
             return Ok(());
         };
@@ -199,8 +268,10 @@ impl<E, M: FnMut(f64, u64, bool) -> Result<Point, E>> Walk<'_, M> {
         while !self.holds(SearchStage::Sustain, rate)? {
             self.search.sustained = Some(false);
             if rate <= lowest {
-                self.search.note =
-                    format!("no rate was sustained over a longer run, down to {lowest:.4} per second");
+                self.search.note = format!(
+                    "no rate was sustained over a longer run, down to {} per second",
+                    PerSecond(lowest)
+                );
                 return Ok(());
             }
             rate = (rate / step).max(lowest);
@@ -214,13 +285,14 @@ impl<E, M: FnMut(f64, u64, bool) -> Result<Point, E>> Walk<'_, M> {
             );
         }
         if rate >= highest {
-            self.search.note = format!("the highest rate tried, {highest:.3} per second, still holds");
+            self.search.note =
+                format!("the highest rate tried, {} per second, still holds", PerSecond(highest));
         }
         Ok(())
     }
 }
 
-/// Searches. `measure(rate, seed, longer)` runs a point; `longer` asks for the sustained run.
+/// Searches. `measure(trial, seed)` runs a point. Requests one by one are kept of the sustained runs only.
 ///
 /// # Errors
 /// Whatever `measure` fails with.
@@ -229,7 +301,7 @@ pub fn find_max_rate<E>(
     slo: &Slo,
     first_seed: u64,
     points: &mut Vec<Point>,
-    measure: impl FnMut(f64, u64, bool) -> Result<Point, E>,
+    measure: impl FnMut(Trial, u64) -> Result<Point, E>,
 ) -> Result<Search, E> {
     let search = Search { slo: slo.clone(), ..Search::default() };
     let mut walk = Walk {
@@ -238,8 +310,8 @@ pub fn find_max_rate<E>(
         seed: first_seed,
         points,
         held: None,
+        missed: None,
         silent: Silent::default(),
-        hopeless: None,
         search,
     };
     let mut search = match walk.run() {

@@ -357,7 +357,7 @@ struct MooncakeTraceLine {
 }
 
 fn json<'a, T: Deserialize<'a>>(line: &'a str) -> Result<T, String> {
-    input::json::from_str(line, LINE_BUDGET).map_err(|error| error.to_string())
+    input::json::from_str(line, LINE_BUDGET).map_err(|error| input::json::problem(&error))
 }
 
 fn mooncake(line: &str) -> Result<TraceRequest, String> {

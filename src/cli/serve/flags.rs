@@ -23,7 +23,7 @@ use hbmark_core::result::serving::{Arrivals, Offered, Policy, SchedulerConfig, S
 use hbmark_core::units::Nanos;
 use hbmark_report::analysis::{FailOn, opened};
 use hbmark_traffic::arrivals::Burst;
-use hbmark_traffic::point::TrafficSource;
+use hbmark_traffic::point::{PlanError, TrafficSource};
 use hbmark_traffic::sampler::Sampling;
 use hbmark_traffic::trace;
 use hbmark_traffic::workload::{SharedPrefix, Structured, Workload};
@@ -265,7 +265,8 @@ pub(super) struct ServingArgs {
     pub worker: WorkerArgs,
     #[command(flatten)]
     pub output: OutputArgs,
-    /// Exit with 1 when one of these holds: an objective missed, a point saturated, no rate found, a point invalid.
+    /// Exit with 1 when one of these holds: an objective of --slo missed, a point saturated, no rate found by a search, a point invalid or
+    /// not valid.
     #[arg(long, value_enum, value_delimiter = ',', value_name = "CONDITION")]
     pub fail_on: Vec<FailOn>,
 }
@@ -318,11 +319,32 @@ impl ServingArgs {
                 "--max-requests {most} is below the {requests} requests that are measured first; raise it, or give fewer --requests"
             );
         }
-        Ok((requests, self.max_requests.unwrap_or(if goes_on { most } else { 0 }).max(requests)))
+        let most = self.max_requests.unwrap_or(if goes_on { most } else { 0 }).max(requests);
+        // Said before an engine is loaded for nothing; what a trace has is known later.
+        if let Some(clause) = slo.clauses.iter().find(|c| hbmark_core::stats::needed(c.percentile) > most) {
+            let needed = hbmark_core::stats::needed(clause.percentile);
+            return Err(PlanError::TooFewForSlo {
+                clause: clause.to_string(),
+                needed,
+                requests: most,
+                more: "",
+            }
+            .into());
+        }
+        Ok((requests, most))
     }
 
     /// A benchmark of chat or recorded traffic; `requests` where another flag sets their number.
     pub fn config(&self, mode: Mode, requests: Option<usize>, slo: &Slo) -> anyhow::Result<ServeConfig> {
+        for condition in &self.fail_on {
+            let needs = match condition {
+                FailOn::Slo if slo.clauses.is_empty() => "needs objectives: add --slo",
+                FailOn::NoRate if !matches!(mode, Mode::FindMaxRate { .. }) => "is of `hbmark serve search`",
+                FailOn::DoesNotFit => "is of `hbmark predict`",
+                _ => continue,
+            };
+            anyhow::bail!("--fail-on {} {needs}", crate::cli::name_of(*condition));
+        }
         let (requests, max_requests) = self.requests(&mode, requests.or(self.requests), slo)?;
         let (source, offered) = match &self.trace {
             Some(path) => {
@@ -333,6 +355,11 @@ impl ServingArgs {
             None => (TrafficSource::Workload(Workload::open("chat")?), Offered::Rate(1.0)),
         };
         let (engine, knobs, sampling) = (&self.engine, &self.scheduler, &self.sampling);
+        if self.clock.simulate && (engine.device.device.is_some() || engine.device.threads.is_some()) {
+            crate::cli::say(
+                "virtual clock: --device and --threads change nothing; --gpu names the GPU of its step times",
+            );
+        }
         Ok(ServeConfig {
             engine: engine.engine.clone(),
             device: engine.device.choice()?,

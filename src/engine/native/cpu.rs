@@ -11,6 +11,7 @@
 
 mod attention;
 mod cache;
+mod experts;
 pub mod huge_pages;
 mod linear;
 mod lora;
@@ -21,6 +22,7 @@ pub mod thread_team;
 
 use attention::{Attention, AttentionPlan};
 use cache::with_element;
+use experts::RoutedRows;
 use huge_pages::Arena;
 use lora::LoraDelta;
 use packed_activations::{InputShape, PackedActivations};
@@ -30,7 +32,8 @@ use thread_team::{DisjointSlice, Team, Worker, owned};
 
 use super::adapters::LoraWeights;
 use super::operations::{
-    AttentionShape, AttentionWeights, Embedding, FusedLayout, LinearPart, Operations, PoolShape, StepLaunch,
+    AttentionShape, AttentionWeights, Embedding, ExpertWeights, ExpertsMet, FusedLayout, LinearPart,
+    Operations, PoolShape, StepLaunch,
 };
 use super::ragged_batch::Rows;
 use super::rope::{RopeTable, rotate};
@@ -76,6 +79,9 @@ pub struct CpuOperations {
     largest: Vec<(f32, u32)>,
     /// What adapters add to the next linear layer.
     delta: LoraDelta,
+    /// The experts of the rows of a layer.
+    routed: RoutedRows,
+    met: ExpertsMet,
     moved: u64,
 }
 
@@ -111,6 +117,8 @@ impl CpuOperations {
             projected: Vec::new(),
             largest: Vec::new(),
             delta: LoraDelta::default(),
+            routed: RoutedRows::default(),
+            met: ExpertsMet::default(),
             moved: 0,
         })
     }
@@ -194,6 +202,33 @@ dispatch! {
     fn silu_times(gate: &[f32; LANES], up: &[f32; LANES], out: &mut [f32; LANES]) = gated
 }
 
+/// `silu(gate) ∘ up` of neighbouring panels, which alternate from `first` on: the first column of each pair, its columns, their values. `adapt`
+/// changes gate and up, biases already added, before they meet.
+///
+/// # Safety
+/// The set is available.
+unsafe fn activated(
+    set: InstructionSet,
+    weights: &FusedMatrix,
+    first: usize,
+    sums: &[[f32; LANES]],
+    adapt: impl Fn(usize, &mut [f32], &mut [f32]),
+) -> impl Iterator<Item = (usize, usize, [f32; LANES])> {
+    let (pairs, _) = sums.as_chunks::<2>();
+    pairs.iter().enumerate().map(move |(i, [gate, up])| {
+        let (of_gate, of_up) = (weights.place(first + 2 * i), weights.place(first + 2 * i + 1));
+        let (mut gate, mut up, mut product) = (*gate, *up, [0.0; LANES]);
+        gate.iter_mut().zip(bias_of(weights, of_gate)).for_each(|(g, bias)| *g += bias);
+        up.iter_mut().zip(bias_of(weights, of_up)).for_each(|(u, bias)| *u += bias);
+        let valid = valid_rows(weights, of_gate);
+        let column = of_gate.panel * LANES;
+        adapt(column, &mut gate[..valid], &mut up[..valid]);
+        // SAFETY: the caller's promise.
+        unsafe { silu_times(set, &gate, &up, &mut product) };
+        (column, valid, product)
+    })
+}
+
 impl Operations for CpuOperations {
     type Linear = FusedMatrix;
     type Vector = Vec<f32>;
@@ -217,8 +252,7 @@ impl Operations for CpuOperations {
             })?;
             if let Some(first) = fused.parts.first() {
                 let same = |a: &PackedMatrix| a.format.precision() == packed.format.precision();
-                if !same(first) || (interleaved && (first.format, first.rows) != (packed.format, packed.rows))
-                {
+                if !same(first) || (interleaved && first.rows != packed.rows) {
                     return Err(EngineError::Unsupported {
                         engine: "native".into(),
                         what: format!("{:?} beside {:?} in one fused layer", first.format, packed.format),
@@ -498,19 +532,14 @@ impl Operations for CpuOperations {
             });
             worker.barrier();
             let activate = |first: usize, row: usize, sums: &[[f32; LANES]]| {
-                let (pairs, _) = sums.as_chunks::<2>();
-                for (i, [gate, up]) in pairs.iter().enumerate() {
-                    let (of_gate, of_up) = (weights.place(first + 2 * i), weights.place(first + 2 * i + 1));
-                    let (mut gate, mut up, mut product) = (*gate, *up, [0.0; LANES]);
-                    gate.iter_mut().zip(bias_of(weights, of_gate)).for_each(|(g, bias)| *g += bias);
-                    up.iter_mut().zip(bias_of(weights, of_up)).for_each(|(u, bias)| *u += bias);
-                    let valid = valid_rows(weights, of_gate);
-                    let first = of_gate.panel * LANES;
-                    delta.add(row, first, &mut gate[..valid]);
-                    delta.add(row, width + first, &mut up[..valid]);
-                    // SAFETY: the set is this processor's.
-                    unsafe { silu_times(set, &gate, &up, &mut product) };
-                    let at = row * width + first;
+                let adapt = |column: usize, gate: &mut [f32], up: &mut [f32]| {
+                    delta.add(row, column, gate);
+                    delta.add(row, width + column, up);
+                };
+                // SAFETY: the set is this processor's.
+                let products = unsafe { activated(set, weights, first, sums, adapt) };
+                for (column, valid, product) in products {
+                    let at = row * width + column;
                     // SAFETY: members have different panels.
                     unsafe { out.part(at..at + valid) }.copy_from_slice(&product[..valid]);
                 }
@@ -520,6 +549,49 @@ impl Operations for CpuOperations {
         });
         self.moved += (weights.bytes() + 4 * norm.len()) as u64;
         Ok(())
+    }
+
+    fn supports_experts(&self) -> bool {
+        true
+    }
+
+    fn route(
+        &mut self,
+        rows: &Rows,
+        norm: (&Vec<f32>, f32),
+        experts: &ExpertWeights<Self>,
+        scripted: Option<&[u32]>,
+        hidden: &CpuBuffer,
+    ) -> Result<(), EngineError> {
+        self.choose_experts(rows.len(), norm, experts, scripted, hidden);
+        Ok(())
+    }
+
+    fn expert_gate_up(
+        &mut self,
+        rows: &Rows,
+        norm: (&Vec<f32>, f32),
+        experts: &ExpertWeights<Self>,
+        hidden: &CpuBuffer,
+        inner: &mut CpuBuffer,
+    ) -> Result<(), EngineError> {
+        self.gate_up_of_experts(rows.len(), norm, experts, hidden, inner);
+        Ok(())
+    }
+
+    fn expert_down(
+        &mut self,
+        rows: &Rows,
+        experts: &ExpertWeights<Self>,
+        inner: &CpuBuffer,
+        hidden: &mut CpuBuffer,
+    ) -> Result<(), EngineError> {
+        self.down_of_experts(rows.len(), experts, inner, hidden);
+        Ok(())
+    }
+
+    fn take_experts_met(&mut self) -> ExpertsMet {
+        std::mem::take(&mut self.met)
     }
 
     fn head(

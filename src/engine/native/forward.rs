@@ -5,11 +5,15 @@
 //! Prefill, chunked prefill and decode are the same call.
 
 use super::adapters::{Adapters, LoraSite};
-use super::operations::{AttentionShape, AttentionWeights, Embedding, Operation, Operations, StepLaunch};
+use super::operations::{
+    AttentionShape, AttentionWeights, Embedding, ExpertShape, ExpertWeights, Operation, Operations,
+    StepLaunch,
+};
 use super::ragged_batch::Rows;
 use super::rope::RopeTable;
-use crate::engine::EngineError;
-use hbmark_core::model::Architecture;
+use super::routing_script::RoutingScript;
+use crate::engine::{EngineError, ScriptedRouting};
+use hbmark_core::model::{Architecture, FeedForward};
 
 /// One layer.
 #[derive(Debug)]
@@ -17,11 +21,20 @@ pub struct LayerWeights<O: Operations> {
     pub attention: AttentionWeights<O>,
     pub output: O::Linear,
     pub norm: O::Vector,
-    /// Gate and up interleaved.
-    pub gate_up: O::Linear,
-    pub down: O::Linear,
+    pub mlp: Mlp<O>,
     /// Positions a token attends to, itself included; `None` for all.
     pub window: Option<usize>,
+}
+
+/// The feed-forward of a layer.
+#[derive(Debug)]
+pub enum Mlp<O: Operations> {
+    Dense {
+        /// Gate and up interleaved.
+        gate_up: O::Linear,
+        down: O::Linear,
+    },
+    Experts(ExpertWeights<O>),
 }
 
 /// A whole model, packed for a device.
@@ -38,7 +51,10 @@ pub struct ModelWeights<O: Operations> {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ModelWidths {
     pub hidden: usize,
+    /// Of dense layers; 0 where there are none.
     pub ffn: usize,
+    /// Of the layers with experts, all experts of a row together; 0 where there are none.
+    pub experts: usize,
     pub vocab: usize,
     pub attention: AttentionShape,
 }
@@ -52,7 +68,11 @@ impl ModelWidths {
         let norm_eps = a.norm_eps as f32;
         let attention =
             AttentionShape { heads: a.heads, kv_heads: a.kv_heads, head_dim: a.head_dim, norm_eps };
-        Self { hidden: a.hidden_size, ffn: a.ffn_size, vocab: a.vocab_size, attention }
+        let mixture = |layer| a.layer(layer).feed_forward.mixture().and_then(ExpertShape::of);
+        let experts = (0..a.layers).filter_map(mixture).map(|shape| shape.inner_width()).max().unwrap_or(0);
+        let dense = (0..a.layers).any(|layer| matches!(a.layer(layer).feed_forward, FeedForward::Dense(_)));
+        let ffn = if dense { a.ffn_size } else { 0 };
+        Self { hidden: a.hidden_size, ffn, experts, vocab: a.vocab_size, attention }
     }
 }
 
@@ -65,6 +85,7 @@ struct Activations<O: Operations> {
     query: O::Buffer,
     attended: O::Buffer,
     inner: O::Buffer,
+    expert_inner: Option<O::Buffer>,
     logits: O::Buffer,
 }
 
@@ -83,6 +104,10 @@ impl<O: Operations> Activations<O> {
             query: operations.buffer(rows, query)?,
             attended: operations.buffer(rows, query)?,
             inner: operations.buffer(rows, widths.ffn)?,
+            expert_inner: match widths.experts {
+                0 => None,
+                width => Some(operations.buffer(rows, width)?),
+            },
             logits: operations.buffer(sequences, widths.vocab)?,
         })
     }
@@ -95,6 +120,8 @@ pub struct Forward<O: Operations> {
     weights: ModelWeights<O>,
     /// LoRA adapters of the layers.
     adapters: Adapters<O>,
+    /// Picks the experts in place of the routers.
+    script: Option<RoutingScript>,
     rope: RopeTable,
     activations: Option<Activations<O>>,
     next: Vec<u32>,
@@ -106,7 +133,19 @@ impl<O: Operations> Forward<O> {
     #[must_use]
     pub fn new(widths: ModelWidths, weights: ModelWeights<O>, rope: RopeTable) -> Self {
         let adapters = Adapters::new(weights.layers.len());
-        Self { widths, weights, adapters, rope, activations: None, next: Vec::new(), sequences: 0 }
+        let script = None;
+        Self { widths, weights, adapters, script, rope, activations: None, next: Vec::new(), sequences: 0 }
+    }
+
+    /// From the next step on a script picks the experts of a model that has any, or its routers do again.
+    pub fn script_routing(&mut self, script: Option<ScriptedRouting>) {
+        let shape = self.weights.layers.iter().find_map(|layer| match &layer.mlp {
+            Mlp::Experts(experts) => Some(experts.shape),
+            Mlp::Dense { .. } => None,
+        });
+        self.script = script.zip(shape).map(|(ScriptedRouting { routing, seed }, shape)| {
+            RoutingScript::new(routing, seed, shape.count, shape.per_row)
+        });
     }
 
     /// The LoRA adapters.
@@ -129,7 +168,7 @@ impl<O: Operations> Forward<O> {
         done: &mut dyn FnMut(&mut O, Operation),
     ) -> Result<(), EngineError> {
         self.ensure_capacity(operations, rows)?;
-        let Self { widths, weights, adapters, rope, activations, next, sequences } = self;
+        let Self { widths, weights, adapters, script, rope, activations, next, sequences } = self;
         let act = activations.as_mut().expect("room was made above");
         let (shape, eps) = (&widths.attention, widths.attention.norm_eps);
 
@@ -160,19 +199,28 @@ impl<O: Operations> Forward<O> {
             adapters.add(operations, rows, (index, LoraSite::Output), widths, None, &act.attended)?;
             operations.project_add(rows, &layer.output, &act.attended, &mut act.hidden)?;
             done(operations, Operation::Output);
-            adapters.add(
-                operations,
-                rows,
-                (index, LoraSite::GateUp),
-                widths,
-                Some((&layer.norm, eps)),
-                &act.hidden,
-            )?;
-            operations.norm_gate_up(rows, &layer.norm, eps, &layer.gate_up, &act.hidden, &mut act.inner)?;
-            done(operations, Operation::GateUp);
-            adapters.add(operations, rows, (index, LoraSite::Down), widths, None, &act.inner)?;
-            operations.project_add(rows, &layer.down, &act.inner, &mut act.hidden)?;
-            done(operations, Operation::Down);
+            let norm = (&layer.norm, eps);
+            match &layer.mlp {
+                Mlp::Dense { gate_up, down } => {
+                    let site = (index, LoraSite::GateUp);
+                    adapters.add(operations, rows, site, widths, Some(norm), &act.hidden)?;
+                    operations.norm_gate_up(rows, norm.0, eps, gate_up, &act.hidden, &mut act.inner)?;
+                    done(operations, Operation::GateUp);
+                    adapters.add(operations, rows, (index, LoraSite::Down), widths, None, &act.inner)?;
+                    operations.project_add(rows, down, &act.inner, &mut act.hidden)?;
+                    done(operations, Operation::Down);
+                }
+                Mlp::Experts(experts) => {
+                    let inner = act.expert_inner.as_mut().expect("widths have room for the layers' experts");
+                    let scripted = script.as_mut().map(|script| script.choose(index, rows));
+                    operations.route(rows, norm, experts, scripted, &act.hidden)?;
+                    done(operations, Operation::Router);
+                    operations.expert_gate_up(rows, norm, experts, &act.hidden, inner)?;
+                    done(operations, Operation::ExpertGateUp);
+                    operations.expert_down(rows, experts, inner, &mut act.hidden)?;
+                    done(operations, Operation::ExpertDown);
+                }
+            }
         }
         operations.head(rows, &weights.norm, eps, &weights.head, &act.hidden, &mut act.logits, next)?;
         done(operations, Operation::Head);

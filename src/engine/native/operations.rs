@@ -14,7 +14,7 @@ use super::rope::RopeTable;
 use crate::engine::timeline::MonotonicTimeline;
 use crate::engine::{EngineError, Timeline};
 use crate::weights::StoredMatrix;
-use hbmark_core::model::Dtype;
+use hbmark_core::model::{Activation, Dtype, Mixture, Routing};
 use hbmark_core::units::Bytes;
 
 /// Columns of an activation row that share a scale when the weights are integers.
@@ -30,12 +30,27 @@ pub enum Operation {
     GateUp,
     Down,
     Head,
+    Router,
+    ExpertGateUp,
+    ExpertDown,
 }
 
 impl Operation {
-    /// All of them, in the order of a step.
-    pub const ALL: [Self; 7] =
-        [Self::Embed, Self::NormQkv, Self::Attention, Self::Output, Self::GateUp, Self::Down, Self::Head];
+    /// All of them: those of a dense model in the order of a step, then those of layers with experts.
+    pub const ALL: [Self; 10] = [
+        Self::Embed,
+        Self::NormQkv,
+        Self::Attention,
+        Self::Output,
+        Self::GateUp,
+        Self::Down,
+        Self::Head,
+        Self::Router,
+        Self::ExpertGateUp,
+        Self::ExpertDown,
+    ];
+    /// Those of dense models.
+    pub const DENSE: usize = 7;
 
     /// The name in results.
     #[must_use]
@@ -48,6 +63,9 @@ impl Operation {
             Self::GateUp => "gate_up",
             Self::Down => "down",
             Self::Head => "head",
+            Self::Router => "router",
+            Self::ExpertGateUp => "expert_gate_up",
+            Self::ExpertDown => "expert_down",
         }
     }
 }
@@ -116,6 +134,82 @@ pub struct AttentionWeights<O: Operations + ?Sized> {
     pub qkv: O::Linear,
     /// Norms over each head of Q and of K.
     pub head_norms: Option<(O::Vector, O::Vector)>,
+}
+
+/// The experts of a layer as numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ExpertShape {
+    /// Routed experts.
+    pub count: usize,
+    /// Of a row.
+    pub per_row: usize,
+    /// Inner width of a routed expert.
+    pub width: usize,
+    /// Inner width of the expert that every row passes; 0 without.
+    pub shared_width: usize,
+    /// The shared expert has a gate: its output is multiplied with the sigmoid of that.
+    pub shared_gate: bool,
+    /// The shares of a row's experts sum to one; otherwise each keeps its own among all experts.
+    pub renormalised: bool,
+}
+
+impl ExpertShape {
+    /// That of a mixture, where the operations have everything that it needs.
+    #[must_use]
+    pub fn of(mixture: &Mixture) -> Option<Self> {
+        let Routing::Softmax { renormalised } = mixture.routing else { return None };
+        let plain = mixture.activation == Activation::Silu && !mixture.bias && mixture.latent.is_none();
+        plain.then_some(Self {
+            count: mixture.count,
+            per_row: mixture.per_token,
+            width: mixture.width,
+            shared_width: mixture.shared_width,
+            shared_gate: mixture.shared_gate,
+            renormalised,
+        })
+    }
+
+    /// Width of what lies between gate, up and down: that of each expert of a row, in the order of their numbers, then the shared one's.
+    #[must_use]
+    pub fn inner_width(&self) -> usize {
+        self.per_row * self.width + self.shared_width
+    }
+}
+
+/// Gate, up and down of one expert.
+#[derive(Debug)]
+pub struct ExpertMlp<O: Operations + ?Sized> {
+    /// Gate and up interleaved.
+    pub gate_up: O::Linear,
+    pub down: O::Linear,
+}
+
+/// The weights of a layer with experts.
+#[derive(Debug)]
+pub struct ExpertWeights<O: Operations + ?Sized> {
+    pub shape: ExpertShape,
+    /// A row for each expert; then, where the shared expert has a gate of its own, one for that.
+    pub router: O::Linear,
+    pub routed: Vec<ExpertMlp<O>>,
+    /// The expert that every row passes.
+    pub shared: Option<ExpertMlp<O>>,
+}
+
+/// Experts that rows were routed to since they were last asked for.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ExpertsMet {
+    /// Different experts, summed over layers and steps.
+    pub experts: u64,
+    /// Layers with experts, summed over steps.
+    pub layers: u64,
+}
+
+impl ExpertsMet {
+    /// Different experts of a layer in a step, on average; `None` where no layer has any.
+    #[must_use]
+    pub fn mean(self) -> Option<f64> {
+        (self.layers > 0).then(|| self.experts as f64 / self.layers as f64)
+    }
 }
 
 /// The size of a paged KV pool.
@@ -314,6 +408,57 @@ pub trait Operations: std::fmt::Debug {
         hidden: &Self::Buffer,
         out: &mut Self::Buffer,
     ) -> Result<(), EngineError>;
+    /// Whether [`route`](Self::route) and what follows it are implemented.
+    fn supports_experts(&self) -> bool {
+        false
+    }
+    /// Chooses the experts of each row: those with the largest of `router · norm(hidden)`, the first of equal ones, with the softmax of
+    /// these numbers as their shares; or `scripted` ones, so many per row, with the shares that the router gives them. The choice is kept
+    /// for the two operations that follow.
+    ///
+    /// # Errors
+    /// When the device has no such operation, or fails.
+    fn route(
+        &mut self,
+        _rows: &Rows,
+        _norm: (&Self::Vector, f32),
+        _experts: &ExpertWeights<Self>,
+        _scripted: Option<&[u32]>,
+        _hidden: &Self::Buffer,
+    ) -> Result<(), EngineError> {
+        no_experts(self)
+    }
+    /// `inner[row][i] = silu(gate · norm(hidden)) ∘ (up · norm(hidden))` of the i-th expert of each row, by its number, then of the shared one.
+    ///
+    /// # Errors
+    /// As [`route`](Self::route).
+    fn expert_gate_up(
+        &mut self,
+        _rows: &Rows,
+        _norm: (&Self::Vector, f32),
+        _experts: &ExpertWeights<Self>,
+        _hidden: &Self::Buffer,
+        _inner: &mut Self::Buffer,
+    ) -> Result<(), EngineError> {
+        no_experts(self)
+    }
+    /// `hidden += Σ share · (down · inner[row][i])` over the experts of each row and the shared one.
+    ///
+    /// # Errors
+    /// As [`route`](Self::route).
+    fn expert_down(
+        &mut self,
+        _rows: &Rows,
+        _experts: &ExpertWeights<Self>,
+        _inner: &Self::Buffer,
+        _hidden: &mut Self::Buffer,
+    ) -> Result<(), EngineError> {
+        no_experts(self)
+    }
+    /// The experts that rows were routed to since the last call.
+    fn take_experts_met(&mut self) -> ExpertsMet {
+        ExpertsMet::default()
+    }
     /// `logits[sequence] = head · norm(hidden[last row of sequence])` and its first largest entry.
     ///
     /// # Errors
@@ -356,4 +501,11 @@ pub trait Operations: std::fmt::Debug {
     fn read(&mut self, buffer: &Self::Buffer, rows: usize) -> Result<Vec<Vec<f32>>, EngineError>;
     /// Bytes read and written by the operations since the last call, counted where they ran; activations are not.
     fn take_bytes_moved(&mut self) -> Bytes;
+}
+
+fn no_experts<T>(operations: &(impl Operations + ?Sized)) -> Result<T, EngineError> {
+    super::refuse(
+        format!("mixtures of experts on {}", operations.device_name()),
+        "only its operations on a CPU route rows; choose --device cpu",
+    )
 }

@@ -5,14 +5,16 @@
 //! in the pool) and where activations are kept between operations (f32), and nowhere else. There are no threads, no SIMD
 //! and no packed layout: weights stay as they are stored and are widened row by row when they are used.
 
+mod experts;
+
 use std::ops::Range;
 
 use half::{bf16, f16};
 
 use super::adapters::LoraWeights;
 use super::operations::{
-    ACTIVATION_GROUP, AttentionShape, AttentionWeights, Embedding, FusedLayout, LinearPart, Operations,
-    PoolShape, StepLaunch,
+    ACTIVATION_GROUP, AttentionShape, AttentionWeights, Embedding, ExpertWeights, ExpertsMet, FusedLayout,
+    LinearPart, Operations, PoolShape, StepLaunch,
 };
 use super::ragged_batch::{Rows, SequenceRows};
 use super::random_kv;
@@ -28,6 +30,9 @@ pub struct Oracle {
     moved: u64,
     /// What adapters add to the rows of the next linear layer.
     delta: Option<Vec<Vec<f64>>>,
+    /// Experts of each row of the layer, by number, with their shares; then what the shared expert is multiplied with.
+    routed: Vec<(Vec<(usize, f64)>, f64)>,
+    met: ExpertsMet,
     fault: Option<PlantedFault>,
 }
 
@@ -44,6 +49,12 @@ pub enum Fault {
     Attention,
     /// The residual is added twice.
     Residual,
+    /// Of the experts that the router chose, those after them.
+    Router,
+    /// The norm before the experts has too large an ε.
+    ExpertGateUp,
+    /// Shares of routed experts count twice.
+    ExpertDown,
     /// Every fiftieth byte is counted twice, from the first faulty step on.
     Bytes,
 }
@@ -424,6 +435,49 @@ impl Operations for Oracle {
         Ok(())
     }
 
+    fn supports_experts(&self) -> bool {
+        true
+    }
+
+    fn route(
+        &mut self,
+        rows: &Rows,
+        norm: (&Vec<f32>, f32),
+        experts: &ExpertWeights<Self>,
+        scripted: Option<&[u32]>,
+        hidden: &PlainBuffer,
+    ) -> Result<(), EngineError> {
+        self.choose_experts(rows.len(), norm, experts, scripted, hidden);
+        Ok(())
+    }
+
+    fn expert_gate_up(
+        &mut self,
+        rows: &Rows,
+        norm: (&Vec<f32>, f32),
+        experts: &ExpertWeights<Self>,
+        hidden: &PlainBuffer,
+        inner: &mut PlainBuffer,
+    ) -> Result<(), EngineError> {
+        self.gate_up_of_experts(rows.len(), norm, experts, hidden, inner);
+        Ok(())
+    }
+
+    fn expert_down(
+        &mut self,
+        rows: &Rows,
+        experts: &ExpertWeights<Self>,
+        inner: &PlainBuffer,
+        hidden: &mut PlainBuffer,
+    ) -> Result<(), EngineError> {
+        self.down_of_experts(rows.len(), experts, inner, hidden);
+        Ok(())
+    }
+
+    fn take_experts_met(&mut self) -> ExpertsMet {
+        std::mem::take(&mut self.met)
+    }
+
     fn head(
         &mut self,
         rows: &Rows,
@@ -478,7 +532,8 @@ fn as_multiplied(input: &[f32], matrix: &StoredMatrix) -> Vec<f64> {
         StoredData::Int8 { .. }
         | StoredData::Q8_0 { .. }
         | StoredData::Q4_0 { .. }
-        | StoredData::Int4 { .. } => input.chunks(ACTIVATION_GROUP).flat_map(in_bytes).collect(),
+        | StoredData::Int4 { .. }
+        | StoredData::Super { .. } => input.chunks(ACTIVATION_GROUP).flat_map(in_bytes).collect(),
     }
 }
 

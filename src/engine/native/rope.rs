@@ -4,18 +4,21 @@
 //! table serves every device, so that none differs in how it rounds an angle.
 //!
 //! *Source*: Su et al., RoFormer (arXiv 2104.09864), equation 34, in the half-split order of Hugging Face checkpoints; llama3 scaling as
-//! in the Llama 3.1 model card's reference (`low_freq_factor`, `high_freq_factor`, `original_max_position_embeddings`).
+//! in the Llama 3.1 model card's reference (`low_freq_factor`, `high_freq_factor`, `original_max_position_embeddings`); Peng et al., `YaRN`
+//! (arXiv 2309.00071), sections 3.2 to 3.4, with the ends of the ramp as `transformers` rounds them.
 
 use std::f64::consts::TAU;
 
 use crate::engine::EngineError;
-use hbmark_core::model::{Architecture, RopeScaling};
+use hbmark_core::model::{Architecture, RopeScaling, YarnShape};
 
 /// Cosines and sines of the positions seen so far.
 #[derive(Debug, Clone)]
 pub struct RopeTable {
     /// Radians per position, one per pair of elements.
     frequencies: Vec<f64>,
+    /// What cosines and sines are multiplied with.
+    magnitude: f64,
     /// `[positions, head_dim / 2]` each.
     cosines: Vec<f32>,
     sines: Vec<f32>,
@@ -29,6 +32,7 @@ impl RopeTable {
     pub fn new(architecture: &Architecture) -> Result<Self, EngineError> {
         let half = architecture.head_dim / 2;
         let theta = architecture.rope.theta;
+        let mut magnitude = 1.0;
         let plain = |i: usize| theta.powf(-((2 * i) as f64) / architecture.head_dim as f64);
         let frequencies = match architecture.rope.scaling {
             RopeScaling::None => (0..half).map(plain).collect(),
@@ -42,15 +46,24 @@ impl RopeTable {
                 };
                 (0..half).map(|i| scale(plain(i))).collect()
             }
-            RopeScaling::Yarn { .. } | RopeScaling::LongRope { .. } => {
+            RopeScaling::Yarn { factor, original_max_positions, shape } => {
+                magnitude = shape.attention_factor.unwrap_or_else(|| 0.1 * factor.max(1.0).ln() + 1.0);
+                let (low, high) = yarn_ramp(shape, original_max_positions, theta, architecture.head_dim);
+                let scale = |i: usize| {
+                    let divided = ((i as f64 - low) / (high - low)).clamp(0.0, 1.0);
+                    plain(i) * (1.0 - divided + divided / factor)
+                };
+                (0..half).map(scale).collect()
+            }
+            RopeScaling::LongRope { .. } => {
                 return Err(EngineError::Unsupported {
                     engine: "native".into(),
-                    what: "YaRN or longrope scaling".into(),
-                    why: "the native engine has none, linear and llama3".into(),
+                    what: "longrope scaling".into(),
+                    why: "the native engine has none, linear, llama3 and yarn".into(),
                 });
             }
         };
-        Ok(Self { frequencies, cosines: Vec::new(), sines: Vec::new() })
+        Ok(Self { frequencies, magnitude, cosines: Vec::new(), sines: Vec::new() })
     }
 
     /// Pairs of elements that turn together.
@@ -70,8 +83,8 @@ impl RopeTable {
         for position in have..wanted {
             for frequency in &self.frequencies {
                 let (sine, cosine) = (position as f64 * frequency).sin_cos();
-                self.cosines.push(to_f32(cosine));
-                self.sines.push(to_f32(sine));
+                self.cosines.push(to_f32(cosine * self.magnitude));
+                self.sines.push(to_f32(sine * self.magnitude));
             }
         }
     }
@@ -94,6 +107,18 @@ impl RopeTable {
         let range = position * self.half()..(position + 1) * self.half();
         (&self.cosines[range.clone()], &self.sines[range])
     }
+}
+
+/// The pairs between which frequencies go over from kept to divided.
+fn yarn_ramp(shape: YarnShape, original: usize, theta: f64, head_dim: usize) -> (f64, f64) {
+    // The pair that turns so often within the original context.
+    let pair = |turns: f64| head_dim as f64 * (original as f64 / (turns * TAU)).ln() / (2.0 * theta.ln());
+    let (mut low, mut high) = (pair(shape.beta_fast), pair(shape.beta_slow));
+    if shape.truncate {
+        (low, high) = (low.floor(), high.ceil());
+    }
+    let (low, high) = (low.max(0.0), high.min(head_dim as f64 - 1.0));
+    (low, if high > low { high } else { low + 0.001 })
 }
 
 #[expect(clippy::cast_possible_truncation, reason = "f32 is the precision of the rotation")]

@@ -7,14 +7,16 @@
 pub mod sample;
 pub mod scenario;
 
-use super::forward::{Forward, ModelWeights, ModelWidths};
+use super::forward::{Forward, Mlp, ModelWeights, ModelWidths};
 use super::operations::{Embedding, Operation, Operations, PoolShape};
 use super::ragged_batch::Rows;
 use super::rope::RopeTable;
+use super::routing_script::RoutingScript;
 use super::{random_kv, weights};
-use crate::engine::EngineError;
+use crate::engine::{EngineError, ScriptedRouting};
 use crate::measure::quality::relative_error;
 use crate::weights::{Packing, StoredMatrix};
+use hbmark_core::ledger::ExpertRouting;
 use hbmark_core::model::{Architecture, Dtype};
 
 pub use sample::Sample;
@@ -33,7 +35,11 @@ pub fn operation_tolerance(operation: Operation, sample: &Sample) -> f64 {
     let plain = match operation {
         Operation::Embed => return 0.0,
         Operation::Attention | Operation::Output | Operation::Down => true,
-        Operation::GateUp | Operation::Head => plain_inputs,
+        Operation::GateUp
+        | Operation::Head
+        | Operation::Router
+        | Operation::ExpertGateUp
+        | Operation::ExpertDown => plain_inputs,
         Operation::NormQkv => plain_inputs && sample.kv_dtype == Dtype::F32,
     };
     if plain { SUMS_IN_F32 } else { 1e-2 }
@@ -236,6 +242,13 @@ pub fn same_scenario<A: Operations, B: Operations>(
     scenario: &Scenario,
 ) -> Result<f64, EngineError> {
     let (mut a, mut b) = (Runner::new(a, sample, scenario)?, Runner::new(b, sample, scenario)?);
+    // Two experts may be so near to each other that what is rounded apart before them decides: both sides then follow a script.
+    let close = matches!((sample.dtype, sample.kv_dtype), (Dtype::F32 | Dtype::F16, Dtype::F32));
+    if !close {
+        let script = ScriptedRouting { routing: ExpertRouting::Uniform, seed: sample.seed };
+        a.forward.script_routing(Some(script));
+        b.forward.script_routing(Some(script));
+    }
     scenario.steps.iter().try_fold(0.0f64, |worst, rows| Ok(worst.max(same_step(&mut a, &mut b, rows)?)))
 }
 
@@ -343,7 +356,6 @@ pub fn operations_alone<O: Operations>(
         let count = rows.len();
         let hidden = activations(operations, rows, (&rope, &pool), widths.hidden, 1)?;
         let query = activations(operations, rows, (&rope, &pool), shape.query_width(), 2)?;
-        let inner = activations(operations, rows, (&rope, &pool), widths.ffn, 3)?;
         operations.begin(rows, &rope, &pool)?;
 
         let mut out = operations.buffer(count, widths.hidden)?;
@@ -366,12 +378,40 @@ pub fn operations_alone<O: Operations>(
         operations.begin(rows, &rope, &pool)?;
         operations.project_add(rows, &layer.output, &query, &mut out)?;
         step.push((Operation::Output, operations.read(&out, count)?));
-        operations.project_add(rows, &layer.down, &inner, &mut out)?;
-        step.push((Operation::Down, operations.read(&out, count)?));
+        match &layer.mlp {
+            Mlp::Dense { gate_up, down } => {
+                let inner = activations(operations, rows, (&rope, &pool), widths.ffn, 3)?;
+                operations.begin(rows, &rope, &pool)?;
+                operations.project_add(rows, down, &inner, &mut out)?;
+                step.push((Operation::Down, operations.read(&out, count)?));
 
-        let mut out = operations.buffer(count, widths.ffn)?;
-        operations.norm_gate_up(rows, &layer.norm, eps, &layer.gate_up, &hidden, &mut out)?;
-        step.push((Operation::GateUp, operations.read(&out, count)?));
+                let mut out = operations.buffer(count, widths.ffn)?;
+                operations.norm_gate_up(rows, &layer.norm, eps, gate_up, &hidden, &mut out)?;
+                step.push((Operation::GateUp, operations.read(&out, count)?));
+            }
+            Mlp::Experts(experts) => {
+                let inner = activations(operations, rows, (&rope, &pool), widths.experts, 3)?;
+                operations.begin(rows, &rope, &pool)?;
+                let norm = (&layer.norm, eps);
+                // What a router chose is seen through the experts whose outputs are added, all of them noise.
+                operations.route(rows, norm, experts, None, &hidden)?;
+                operations.expert_down(rows, experts, &inner, &mut out)?;
+                step.push((Operation::Router, operations.read(&out, count)?));
+                // The others see the experts of a script, so that a choice which falls apart is seen in the router alone.
+                let mut script = RoutingScript::new(
+                    ExpertRouting::Uniform,
+                    sample.seed,
+                    experts.shape.count,
+                    experts.shape.per_row,
+                );
+                operations.route(rows, norm, experts, Some(script.choose(0, rows)), &hidden)?;
+                let mut gated = operations.buffer(count, widths.experts)?;
+                operations.expert_gate_up(rows, norm, experts, &hidden, &mut gated)?;
+                step.push((Operation::ExpertGateUp, operations.read(&gated, count)?));
+                operations.expert_down(rows, experts, &inner, &mut out)?;
+                step.push((Operation::ExpertDown, operations.read(&out, count)?));
+            }
+        }
 
         let (sequences, mut next) = (rows.sequences.len(), Vec::new());
         let mut logits = operations.buffer(sequences, widths.vocab)?;

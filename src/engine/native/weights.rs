@@ -5,11 +5,13 @@
 
 use std::collections::HashMap;
 
-use super::forward::{LayerWeights, ModelWeights};
-use super::operations::{AttentionWeights, FusedLayout, LinearPart, Operations};
+use super::forward::{LayerWeights, Mlp, ModelWeights};
+use super::operations::{
+    AttentionWeights, ExpertMlp, ExpertShape, ExpertWeights, FusedLayout, LinearPart, Operations,
+};
 use crate::engine::{EngineError, error_mapping};
 use crate::weights::{OpenModel, Packing, StoredMatrix, StoredTensor};
-use hbmark_core::model::{Architecture, Dtype, Inventory};
+use hbmark_core::model::{Architecture, Dtype, FeedForward, Inventory, MixtureNames};
 use hbmark_core::units::Bytes;
 
 /// The prefix of everything but the head.
@@ -75,11 +77,20 @@ struct Assembly<'a, O: Operations> {
     /// Tensors whose layer is not complete.
     waiting: HashMap<String, StoredTensor>,
     layers: Vec<LayerWeights<O>>,
+    names: MixtureNames,
+    /// Experts of the next layer: each is packed when its last matrix has come.
+    routed: Vec<ExpertMlp<O>>,
 }
 
 impl<'a, O: Operations> Assembly<'a, O> {
     fn new(architecture: &'a Architecture) -> Self {
-        Self { architecture, waiting: HashMap::new(), layers: Vec::with_capacity(architecture.layers) }
+        Self {
+            architecture,
+            waiting: HashMap::new(),
+            layers: Vec::with_capacity(architecture.layers),
+            names: MixtureNames::of(architecture.family),
+            routed: Vec::new(),
+        }
     }
 
     /// Takes a tensor. Tensors come in the order of the inventory, so the first of the next layer means that the last is complete.
@@ -89,14 +100,70 @@ impl<'a, O: Operations> Assembly<'a, O> {
             self.complete_layer(operations)?;
         }
         self.waiting.insert(name.to_owned(), tensor);
+        if name.contains(".experts.") { self.complete_expert(operations) } else { Ok(()) }
+    }
+
+    /// Packs the next routed expert of the layer where all of it is there.
+    fn complete_expert(&mut self, operations: &mut O) -> Result<(), EngineError> {
+        let expert = format!("{}.experts.{}", self.mixture_prefix(), self.routed.len());
+        let names = self.names.matrices;
+        if names.iter().all(|name| self.waiting.contains_key(&format!("{expert}.{name}.weight"))) {
+            let packed = self.expert(operations, &expert, names)?;
+            self.routed.push(packed);
+        }
         Ok(())
+    }
+
+    /// Where the experts of the next layer are.
+    fn mixture_prefix(&self) -> String {
+        format!("{MODEL}.layers.{}.{}", self.layers.len(), self.names.block)
+    }
+
+    /// An expert under a name, by the names of its gate, up and down.
+    fn expert(
+        &mut self,
+        operations: &mut O,
+        expert: &str,
+        [gate, up, down]: [&str; 3],
+    ) -> Result<ExpertMlp<O>, EngineError> {
+        let gate_up = [gate, up].map(|name| self.part(&format!("{expert}.{name}")));
+        let down = self.part(&format!("{expert}.{down}"));
+        Ok(ExpertMlp {
+            gate_up: operations.linear(gate_up.into(), FusedLayout::Interleaved)?,
+            down: operations.linear(vec![down], FusedLayout::Stacked)?,
+        })
+    }
+
+    /// The feed-forward of the next layer.
+    fn mlp(&mut self, operations: &mut O) -> Result<Mlp<O>, EngineError> {
+        let index = self.layers.len();
+        let FeedForward::Mixture(mixture) = self.architecture.layer(index).feed_forward else {
+            let dense = format!("{MODEL}.layers.{index}.mlp");
+            let ExpertMlp { gate_up, down } = self.expert(operations, &dense, MixtureNames::DENSE)?;
+            return Ok(Mlp::Dense { gate_up, down });
+        };
+        let shape = ExpertShape::of(&mixture).expect("a mixture that was checked before it was loaded");
+        let prefix = self.mixture_prefix();
+        let mut router = self.matrix(&format!("{prefix}.{}.weight", self.names.router));
+        if shape.shared_gate {
+            let gate = self.matrix(&format!("{prefix}.{}.weight", self.names.shared_gate));
+            router = router.extended(gate).expect("the inventory stores both as the same plain floats");
+        }
+        let shared = if shape.shared_width > 0 {
+            let shared = format!("{prefix}.{}", self.names.shared);
+            Some(self.expert(operations, &shared, MixtureNames::DENSE)?)
+        } else {
+            None
+        };
+        let router =
+            operations.linear(vec![LinearPart { matrix: router, bias: None }], FusedLayout::Stacked)?;
+        Ok(Mlp::Experts(ExpertWeights { shape, router, routed: std::mem::take(&mut self.routed), shared }))
     }
 
     fn complete_layer(&mut self, operations: &mut O) -> Result<(), EngineError> {
         let index = self.layers.len();
         let prefix = format!("{MODEL}.layers.{index}");
         let attention = |name: &str| format!("{prefix}.self_attn.{name}");
-        let mlp = |name: &str| format!("{prefix}.mlp.{name}");
 
         let qkv = ["q_proj", "k_proj", "v_proj"].map(|name| self.part(&attention(name)));
         let norm = self.vector(&format!("{prefix}.input_layernorm.weight"));
@@ -116,11 +183,7 @@ impl<'a, O: Operations> Assembly<'a, O> {
             },
             output: operations.linear(vec![self.part(&attention("o_proj"))], FusedLayout::Stacked)?,
             norm: operations.vector(self.vector(&format!("{prefix}.post_attention_layernorm.weight")))?,
-            gate_up: operations.linear(
-                ["gate_proj", "up_proj"].map(|name| self.part(&mlp(name))).into(),
-                FusedLayout::Interleaved,
-            )?,
-            down: operations.linear(vec![self.part(&mlp("down_proj"))], FusedLayout::Stacked)?,
+            mlp: self.mlp(operations)?,
             window: self.architecture.window(index),
         };
         self.layers.push(layer);

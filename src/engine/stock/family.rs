@@ -11,7 +11,7 @@ use candle_nn::{Activation, VarBuilder};
 use candle_transformers::models::{llama, mistral, quantized_llama, quantized_qwen3, qwen2, qwen3};
 
 use crate::engine::EngineError;
-use hbmark_core::model::{Architecture, Biases, Family, RopeScaling};
+use hbmark_core::model::{Architecture, Biases, Dtype, Family, RopeScaling};
 
 /// Positions that candle's quantised llama precomputes rotary tables for (`quantized_llama::MAX_SEQ_LEN`).
 const QUANTIZED_LLAMA_POSITIONS: usize = quantized_llama::MAX_SEQ_LEN;
@@ -27,7 +27,7 @@ pub struct Limits {
 ///
 /// # Errors
 /// [`EngineError::Unsupported`], naming what candle does not do.
-pub fn limits(architecture: &Architecture, quantized: bool) -> Result<Limits, EngineError> {
+pub fn limits(architecture: &Architecture, dtype: Dtype, quantized: bool) -> Result<Limits, EngineError> {
     let a = architecture;
     let refuse = |what: String, why: &str| {
         Err(EngineError::Unsupported { engine: "stock".into(), what, why: why.into() })
@@ -56,7 +56,7 @@ pub fn limits(architecture: &Architecture, quantized: bool) -> Result<Limits, En
             if a.family == Family::Llama && !quantized => {}
         other => {
             return refuse(
-                format!("rope scaling {other:?} for {:?}", a.family),
+                format!("{} rope scaling for {:?}", other.name(), a.family),
                 "candle would silently leave it out; its unquantised llama alone honours llama3 and linear",
             );
         }
@@ -107,6 +107,20 @@ pub fn limits(architecture: &Architecture, quantized: bool) -> Result<Limits, En
             max_positions: QUANTIZED_LLAMA_POSITIONS,
             reason: Some(format!(
                 "candle's quantised llama has rotary tables for {QUANTIZED_LLAMA_POSITIONS} positions"
+            )),
+        };
+    }
+    let whole_numbers = match dtype {
+        _ if quantized || a.family != Family::Qwen2 => usize::MAX,
+        Dtype::Bf16 => 256,
+        Dtype::F16 => 2048,
+        _ => usize::MAX,
+    };
+    if whole_numbers < limits.max_positions {
+        limits = Limits {
+            max_positions: whole_numbers,
+            reason: Some(format!(
+                "candle's qwen2 counts positions in {dtype}, which holds no odd number above {whole_numbers}; choose --dtype f32"
             )),
         };
     }
@@ -308,6 +322,36 @@ fn qwen3_config(a: &Architecture) -> qwen3::Config {
 
 #[cfg(test)]
 mod tests {
+    use super::*;
+
+    /// candle's table is made in the dtype of the weights: what it counts in bf16 stops being whole.
+    #[test]
+    fn positions_that_candle_cannot_count_are_beyond_the_limit() -> candle_core::Result<()> {
+        let positions = |dtype| {
+            Tensor::arange(0_u32, 4096, &Device::Cpu)?.to_dtype(dtype)?.to_dtype(DType::F32)?.to_vec1()
+        };
+        for (counted_in, dtype) in
+            [(DType::BF16, Dtype::Bf16), (DType::F16, Dtype::F16), (DType::F32, Dtype::F32)]
+        {
+            let counted: Vec<f32> = positions(counted_in)?;
+            let right = counted
+                .iter()
+                .zip(0_u16..)
+                .take_while(|(counted, wanted)| counted.to_bits() == f32::from(*wanted).to_bits())
+                .count();
+            let config = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/models/qwen2/config.json");
+            let mut qwen2 = hbmark_core::model::read_config(std::path::Path::new(config)).expect("a fixture");
+            qwen2.max_positions = 4096;
+            // The first position that is not counted is at the end of the even ones.
+            assert_eq!(
+                limits(&qwen2, dtype, false).expect("it runs").max_positions,
+                right.min(4096) / 2 * 2,
+                "{dtype}"
+            );
+        }
+        Ok(())
+    }
+
     /// The premise of the first footnote of `hbmark_core::ledger::stock`, asked of candle itself.
     #[test]
     fn a_value_cache_left_by_prefill_is_strided_and_stays_so_under_cat() -> candle_core::Result<()> {

@@ -187,6 +187,30 @@ fn a_failing_first_launch_ends_it_and_a_later_one_is_a_lost_round() {
 }
 
 #[test]
+fn a_comparison_that_can_no_longer_decide_ends_and_says_so() {
+    let lost = |after: usize| {
+        let breaks: fn(usize, &mut Report) = match after {
+            0 => |_, report: &mut Report| report.cells.iter_mut().for_each(|c| c.status = Status::Invalid),
+            // One cell goes on, and with it all rounds.
+            _ => |_, report: &mut Report| report.cells[1].status = Status::Invalid,
+        };
+        let mut machine = Machine { breaks, ..Machine::new(0.9) };
+        (compare(&plan(false), &mut machine).unwrap(), machine.launches.len())
+    };
+    let (found, launches) = lost(0);
+    // Six rounds are left after the sixth, and seven are needed.
+    assert_eq!((launches, found.rounds), (12, Some(6)));
+    assert!(
+        found.remarks.iter().any(|remark| remark.contains("ended after round 6 of 12")),
+        "{:?}",
+        found.remarks
+    );
+    let (found, launches) = lost(1);
+    assert_eq!((launches, found.rounds), (24, Some(12)));
+    assert_eq!(found.cells[0].effect.verdict, ComparisonVerdict::Faster);
+}
+
+#[test]
 fn a_cell_with_wrong_outputs_has_no_time_and_says_why() {
     let breaks = |_: usize, report: &mut Report| {
         if report.cells[1].dtype == Dtype::Int8 {
@@ -373,7 +397,7 @@ fn served(b_takes: f64, breaks: fn(Side, &mut hbmark_core::result::serving::Serv
     for pair in servers.launches.chunks(2) {
         assert_eq!(pair[0].round, pair[1].round);
     }
-    assert_eq!(servers.launches.last().unwrap().round, ROUNDS - 1);
+    assert_eq!(servers.launches.last().map(|launch| launch.round + 1), found.rounds);
     found
 }
 

@@ -298,7 +298,7 @@ fn of_serving() -> Vec<Plant> {
             "scheduler_saturation",
             sweep(&wide, "", None),
             sweep(&narrow, "", None),
-            "the last rate that kept up is 150.000 per second, the first that did not 600.000",
+            "the last rate that kept up is 60.000 per second, the first that did not 600.000",
         ),
         plant("queueing", one(load(vec![Sequences(1)]).at(20.0).of(8000)), clean(), "spent in the queue"),
         plant("keeps_up", clean(), one(load(vec![]).at(600.0)), "spent in the queue"),

@@ -253,6 +253,7 @@ impl RunScenario {
             cells: self.cells.iter().map(planned).collect(),
             all_fit: true,
             canary_tolerance: self.protocol.canary_tolerance,
+            expert_bytes: None,
         }
     }
 

@@ -6,6 +6,7 @@ use super::Check;
 use hbmark_client::accuracy::{Accuracy, Load, measure};
 use hbmark_core::result::serving::{Quantiles, Quantity};
 use hbmark_core::units::Nanos;
+use hbmark_report::analysis::words::counted;
 
 /// Streams at a time, each of 100 tokens a second for two seconds.
 const STREAMS: [usize; 3] = [1, 100, 1_000];
@@ -32,7 +33,7 @@ pub fn verify(each: &mut dyn FnMut(&Check)) -> Vec<Check> {
 }
 
 fn check(load: &Load, what: &str, passed: bool, detail: String) -> Check {
-    let name = format!("{what}, {} streams of {} tokens/s", load.streams, load.tokens_per_s);
+    let name = format!("{what}, {} of {} tokens/s", counted(load.streams, "stream"), load.tokens_per_s);
     Check::new("client", name, passed, detail)
 }
 

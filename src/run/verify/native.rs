@@ -39,22 +39,39 @@ struct Kind {
     plain: &'static [Dtype],
     /// Dtypes that are compared with their own dequantised weights, as candle lacks them.
     quantised: &'static [Dtype],
+    /// The same of blocks of 256, for which models are widened.
+    in_blocks: &'static [Dtype],
     /// The sample of a seed, in a dtype or in the seed's own; `None` where the device has no kernels for it.
     draw: fn(Option<Dtype>, u64) -> Option<Sample>,
+    /// Whether samples with experts are drawn beside the dense ones.
+    experts: bool,
 }
 
 /// Everything is drawn.
 const CPU: Kind = Kind {
     plain: &[Dtype::F32, Dtype::Bf16, Dtype::F16],
     quantised: &[Dtype::Int8, Dtype::Q8_0, Dtype::Q4_0, Dtype::Int4],
+    in_blocks: &[Dtype::Q4K, Dtype::Q5K, Dtype::Q6K],
     draw: |dtype, seed| {
         Some(dtype.map_or_else(|| Sample::random(seed), |dtype| Sample::of_dtype(dtype, seed)))
     },
+    experts: true,
 };
 
 impl Kind {
     fn dtypes(&self) -> impl Iterator<Item = Dtype> {
-        self.plain.iter().chain(self.quantised).copied()
+        self.plain.iter().chain(self.quantised).chain(self.in_blocks).copied()
+    }
+
+    /// The samples of a seed: dense, and with experts.
+    fn samples(&self, dtype: Option<Dtype>, seed: u64) -> impl Iterator<Item = Sample> {
+        let mixture = self.experts.then(|| Sample::mixture(dtype, seed));
+        (self.draw)(dtype, seed).into_iter().chain(mixture)
+    }
+
+    /// What a step has of operations.
+    fn operations(&self) -> &'static [Operation] {
+        if self.experts { &Operation::ALL } else { &Operation::ALL[..Operation::DENSE] }
     }
 }
 
@@ -144,6 +161,7 @@ fn on_the_cpu_over(extent: &Extent, record: &mut Record<'_>) {
     steps::however_they_are_cut(&CPU, best, extent, record);
     record(steps::threads(&CPU, best, extent));
     models::against_stock(&CPU, best.make, extent.greedy, record);
+    models::mixtures(best.make, extent.greedy, record);
     models::bytes(&CPU, best.make, extent.depths, record);
 }
 

@@ -1,7 +1,7 @@
 //! The tensors of a GGUF file, block by block, under the names and in the row order of the Hugging Face checkpoint.
 //!
 //! Enters: a checked file. Leaves: matrices in a [`Packing`] that the native engine streams, read a few megabytes at a time.
-//! `q8_0`, `q4_0` and plain floats keep their bits; every other block is dequantised by candle and packed as `q8_0`.
+//! `q8_0`, `q4_0`, `q4_k`, `q5_k`, `q6_k` and plain floats keep their bits; every other block is dequantised by candle and packed as `q8_0`.
 //!
 //! *Source* of the names: `tensor_mapping.py` of the gguf project; of the order of rows: `LlamaModel.permute` of llama.cpp's
 //! converter, `w.reshape(heads, 2, head_dim / 2, columns).swapaxes(1, 2)`.
@@ -16,7 +16,7 @@ use half::{bf16, f16};
 use super::header::{GgufError, Header};
 use super::{GgufModel, bad_file};
 use crate::weights::loading::{SizedFile, WeightsError};
-use crate::weights::stored_matrix::{BLOCK, Packing, StoredData, StoredMatrix};
+use crate::weights::stored_matrix::{BLOCK, Packing, StoredData, StoredMatrix, SuperBlock};
 use hbmark_core::model::{Family, TensorInfo};
 
 /// Bytes read at once: large enough for full disk speed, small compared with any model.
@@ -195,9 +195,13 @@ impl GgufModel {
             "q8_0" => q8_0(bytes),
             "q4_0" => q4_0(bytes),
             _ => {
-                let rows = bytes.len() / row_bytes(storage, columns);
-                let floats = self.dequantised(&info.name, storage, bytes, &[rows, columns])?;
-                return Ok(StoredMatrix::from_f32_rows(rows, columns, &floats, Packing::Q8_0));
+                if let Packing::Super(format) = packing(storage) {
+                    StoredData::Super { format, blocks: bytes.to_vec() }
+                } else {
+                    let rows = bytes.len() / row_bytes(storage, columns);
+                    let floats = self.dequantised(&info.name, storage, bytes, &[rows, columns])?;
+                    return Ok(StoredMatrix::from_f32_rows(rows, columns, &floats, Packing::Q8_0));
+                }
             }
         };
         Ok(StoredMatrix { rows: bytes.len() / row_bytes(storage, columns), columns, data })
@@ -278,7 +282,10 @@ fn packing(storage: &str) -> Packing {
         "f16" => Packing::F16,
         "bf16" => Packing::Bf16,
         "q4_0" => Packing::Q4_0,
-        _ => Packing::Q8_0,
+        _ => SuperBlock::ALL
+            .into_iter()
+            .find(|format| format.name() == storage)
+            .map_or(Packing::Q8_0, Packing::Super),
     }
 }
 

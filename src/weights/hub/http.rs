@@ -25,7 +25,7 @@ const ATTEMPTS: usize = 4;
 pub(super) enum HttpError {
     #[error("the answer has status {0}")]
     Status(u16),
-    #[error("{0}")]
+    #[error("{}", request(.0))]
     Request(#[from] Box<ureq::Error>),
     #[error("{url:?} is not an address; check HF_ENDPOINT")]
     Address { url: String },
@@ -37,6 +37,15 @@ pub(super) enum HttpError {
     Json(#[from] serde_json::Error),
     #[error("{0}")]
     Io(#[from] io::Error),
+}
+
+fn request(error: &ureq::Error) -> String {
+    match error {
+        ureq::Error::Io(error) => {
+            format!("no answer ({error}); check the network and HF_ENDPOINT, or give a folder or a GGUF file")
+        }
+        other => other.to_string(),
+    }
 }
 
 /// A hub.

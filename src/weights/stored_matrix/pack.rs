@@ -1,8 +1,8 @@
 //! Rows of floats → packed rows: the one place where weights are rounded.
 //!
 //! Enters: rows, given as floats or as a matrix. Leaves: a [`StoredMatrix`]. `q8_0` and `q4_0` round as ggml's reference does, bit
-//! for bit, so that a generated matrix is the one that llama.cpp would have made; `int8`, `fp8` and `int4` round
-//! against the scale as it is stored.
+//! for bit, so that a generated matrix is the one that llama.cpp would have made; `int8`, `fp8`, `int4` and the blocks of 256
+//! ([`super_block`](super::super_block)) round against the scale as it is stored.
 //!
 //! *Source* of `q8_0` and `q4_0`: `quantize_row_q8_0_ref` and `quantize_row_q4_0_ref` of the ggml project.
 
@@ -10,7 +10,7 @@ use std::num::NonZeroUsize;
 
 use half::{bf16, f16};
 
-use super::{BLOCK, Packing, StoredData, StoredMatrix, e4m3};
+use super::{BLOCK, Packing, SUPER_BLOCK, StoredData, StoredMatrix, e4m3};
 
 /// Below this many elements one thread is faster than several.
 const ELEMENTS_PER_THREAD: usize = 1 << 17;
@@ -62,6 +62,13 @@ fn packed(
         StoredData::Fp8 { codes, scales } => job.run((codes, values), (scales, groups), fp8_row),
         StoredData::Q8_0 { quants, scales } => job.run((quants, values), (scales, groups), q8_0_row),
         StoredData::Q4_0 { nibbles, scales } => job.run((nibbles, values), (scales, groups), q4_0_row),
+        StoredData::Super { format, blocks } => {
+            let format = *format;
+            job.run((blocks, values), (&mut [(); 0], 0), |row, out, _| {
+                let blocks = out.chunks_exact_mut(format.bytes());
+                row.chunks_exact(SUPER_BLOCK).zip(blocks).for_each(|(row, block)| format.pack(row, block));
+            });
+        }
         StoredData::Int4 { nibbles, scales, zeros, group } => {
             // Scales and zeros are made together and kept apart.
             let mut both = vec![[f16::ZERO; 2]; scales.len()];
@@ -134,12 +141,12 @@ fn largest(values: &[f32]) -> f32 {
 }
 
 /// `1 / scale`, and 0 for a group of zeros.
-fn inverse(scale: f32) -> f32 {
+pub(super) fn inverse(scale: f32) -> f32 {
     if scale == 0.0 { 0.0 } else { 1.0 / scale }
 }
 
 /// A scale as it is stored: one beyond f16 would turn zeros into NaN.
-fn stored_scale(scale: f32) -> f16 {
+pub(super) fn stored_scale(scale: f32) -> f16 {
     f16::from_f32(scale.min(f16::MAX.to_f32()))
 }
 
@@ -152,10 +159,15 @@ fn to_i8(value: f32) -> i8 {
     whole + i8::from(fraction >= 0.5) - i8::from(fraction <= -0.5)
 }
 
-/// The whole part of a value, as a nibble.
+/// The whole part of a value, from 0 to `most`.
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped, and a NaN is 0")]
+pub(super) fn to_code(value: f32, most: f32) -> u8 {
+    value.clamp(0.0, most) as u8
+}
+
+/// The whole part of a value, as a nibble.
 fn to_nibble(value: f32) -> u8 {
-    value.clamp(0.0, 15.0) as u8
+    to_code(value, 15.0)
 }
 
 fn int8_row(row: &[f32], quants: &mut [i8], scales: &mut [f16]) {

@@ -1,6 +1,10 @@
-use candle_core::quantized::{GgmlDType, QTensor};
+use std::borrow::Cow;
+
+use candle_core::quantized::{GgmlDType, QStorage, QTensor};
 use candle_core::{Device, Tensor};
 use proptest::prelude::*;
+use rand::{Rng, RngCore, SeedableRng};
+use rand_chacha::ChaCha8Rng;
 
 use super::*;
 
@@ -25,6 +29,119 @@ fn scale(matrix: &StoredMatrix, row: usize, column: usize) -> f32 {
         | StoredData::Q4_0 { scales, .. }
         | StoredData::Int4 { scales, .. } => scales[row * groups + column / group].to_f32().abs(),
         _ => panic!("no scales"),
+    }
+}
+
+/// candle's type of a format in blocks of 256.
+fn ggml(format: SuperBlock) -> GgmlDType {
+    match format {
+        SuperBlock::Q4K => GgmlDType::Q4K,
+        SuperBlock::Q5K => GgmlDType::Q5K,
+        SuperBlock::Q6K => GgmlDType::Q6K,
+    }
+}
+
+/// Blocks of random bits whose scales are numbers: large, small, negative and denormal ones.
+fn random_blocks(format: SuperBlock, count: usize, seed: u64) -> Vec<u8> {
+    let mut random = ChaCha8Rng::seed_from_u64(seed);
+    let mut blocks = vec![0; count * format.bytes()];
+    random.fill_bytes(&mut blocks);
+    for block in blocks.chunks_exact_mut(format.bytes()) {
+        let scales = if format == SuperBlock::Q6K { 208..210 } else { 0..4 };
+        for high in block[scales].iter_mut().skip(1).step_by(2) {
+            // All bits of the exponent are set in what is no number.
+            if *high & 0x7c == 0x7c {
+                *high ^= 0x40;
+            }
+        }
+    }
+    blocks
+}
+
+#[test]
+fn blocks_of_256_are_read_as_candle_reads_them_to_the_bit() {
+    for format in SuperBlock::ALL {
+        let (rows, columns) = (100, 768);
+        let blocks = random_blocks(format, rows * columns / SUPER_BLOCK, 5);
+        let storage = QStorage::from_data(Cow::Borrowed(&blocks), &Device::Cpu, ggml(format)).unwrap();
+        let theirs = QTensor::new(storage, (rows, columns)).unwrap();
+        let theirs =
+            theirs.dequantize(&Device::Cpu).unwrap().flatten_all().unwrap().to_vec1::<f32>().unwrap();
+        let matrix = StoredMatrix { rows, columns, data: StoredData::Super { format, blocks } };
+        assert_eq!(matrix.bytes(), Bytes((rows * columns / SUPER_BLOCK * format.bytes()) as u64));
+        let ours = all_rows(&matrix);
+        let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
+        assert_eq!(bits(&ours), bits(&theirs), "{format:?}");
+        let mut again = StoredMatrix::blank(rows, columns, matrix.packing());
+        (0..rows).for_each(|row| again.copy_row(row, &matrix, row));
+        assert_eq!(again, matrix);
+    }
+}
+
+#[test]
+fn more_bits_in_blocks_of_256_are_nearer_to_normal_weights() {
+    let (rows, columns) = (16, 1024);
+    let mut weights = vec![0.0; rows * columns];
+    let mut random = ChaCha8Rng::seed_from_u64(3);
+    // Sums of twelve even draws are near enough to normal.
+    let mut normal = || (0..12).map(|_| f32::from(random.random::<u16>()) / 65_536.0 - 0.5).sum::<f32>();
+    for weight in &mut weights {
+        *weight = 0.02 * normal();
+    }
+    let rms = |packing| {
+        let found = all_rows(&StoredMatrix::from_f32_rows(rows, columns, &weights, packing));
+        let squares = found.iter().zip(&weights).map(|(a, b)| f64::from(a - b).powi(2)).sum::<f64>();
+        (squares / weights.len() as f64).sqrt() / 0.02
+    };
+    let [q4, q5, q6] = SuperBlock::ALL.map(|format| rms(Packing::Super(format)));
+    let (q4_0, q8_0) = (rms(Packing::Q4_0), rms(Packing::Q8_0));
+    assert!(q4 < 1.1 * q4_0 && q5 < 0.55 * q4 && q6 < q5 && q8_0 < q6, "{q4_0} {q4} {q5} {q6} {q8_0}");
+}
+
+/// The step of each group of a packed row, and what rounding the scales to f16 moves its ends by.
+fn super_steps(format: SuperBlock, matrix: &StoredMatrix) -> Vec<(f32, f32)> {
+    let StoredData::Super { blocks, .. } = &matrix.data else { panic!("{matrix:?}") };
+    let groups = blocks.chunks_exact(format.bytes()).flat_map(|block| {
+        let [d, d_min] = format.block_scales(block).map(f16::to_f32);
+        let bytes = format.scale_bytes(block);
+        (0..SUPER_BLOCK).map(move |column| {
+            if format == SuperBlock::Q6K {
+                let step = d * f32::from(bytes[column / 16].cast_signed()).abs();
+                return (step, 0.55 * step + 127.0 * d / 512.0);
+            }
+            let step = d * f32::from(scale_and_min(bytes, column / 32).0);
+            (step, step / 32.0 + 63.0 * (d + d_min) / 1024.0)
+        })
+    });
+    groups.collect()
+}
+
+proptest! {
+    #[test]
+    fn values_in_blocks_of_256_are_within_a_step((_, _, seed) in weights(), spread in prop_oneof![Just(1.0f32), Just(1e-3), Just(30.0)]) {
+        let values: Vec<f32> = (0..512).map(|i| seed[(i * 7) % seed.len()] * spread * if i % 5 == 0 { -0.3 } else { 1.0 }).collect();
+        for format in SuperBlock::ALL {
+            let matrix = StoredMatrix::from_f32_rows(1, 512, &values, Packing::Super(format));
+            let steps = super_steps(format, &matrix);
+            for ((found, wanted), (step, ends)) in all_rows(&matrix).iter().zip(&values).zip(steps) {
+                // Scales below the smallest normal f16 are absolute multiples of 2^-24, 63 codes and 63 steps of them.
+                let bound = 0.51 * step + ends + 64.0 * 64.0 * 2.0_f32.powi(-25);
+                prop_assert!((found - wanted).abs() <= bound, "{format:?}: {found} for {wanted}, step {step}");
+            }
+        }
+    }
+}
+
+#[test]
+fn scales_and_minima_of_six_bits_come_back_from_their_twelve_bytes() {
+    let values: Vec<f32> =
+        (0..256).map(|i: i16| f32::from(i % 32) * 0.01 * f32::from(1 + i / 32) - 0.1).collect();
+    for format in [SuperBlock::Q4K, SuperBlock::Q5K] {
+        let matrix = StoredMatrix::from_f32_rows(1, 256, &values, Packing::Super(format));
+        let StoredData::Super { blocks, .. } = &matrix.data else { panic!("{matrix:?}") };
+        let scales: Vec<u8> =
+            (0..8).map(|group| scale_and_min(format.scale_bytes(blocks), group).0).collect();
+        assert!(scales.is_sorted() && scales[7] == 63 && scales[0] < 20, "{scales:?}");
     }
 }
 
@@ -139,6 +256,9 @@ fn bytes_are_those_of_the_arrays_with_rows_padded_to_whole_groups() {
     assert_eq!(bytes(Packing::Q4_0, 33), 3 * 2 * 18);
     assert_eq!(bytes(Packing::Int4 { group: 32 }, 33), 3 * 2 * (16 + 4));
     assert_eq!(bytes(Packing::Int4 { group: 7 }, 8), 3 * (7 + 2 * 4));
+    assert_eq!(bytes(Packing::Super(SuperBlock::Q4K), 512), 3 * 2 * 144);
+    assert_eq!(bytes(Packing::Super(SuperBlock::Q5K), 512), 3 * 2 * 176);
+    assert_eq!(bytes(Packing::Super(SuperBlock::Q6K), 257), 3 * 2 * 210);
     assert_eq!(StoredMatrix::blank(3, 33, Packing::Q8_0).value_bytes().0, 3 * 64);
 }
 
@@ -158,7 +278,7 @@ fn many_threads_pack_what_one_does() {
     let (rows, columns) = (1031, 257);
     let weights: Vec<f32> =
         (0..rows * columns).map(|i| ((i * 2_654_435_761) % 1009) as f32 - 504.0).collect();
-    for packing in QUANTISED.into_iter().chain([Packing::Bf16]) {
+    for packing in QUANTISED.into_iter().chain([Packing::Bf16]).chain(SuperBlock::ALL.map(Packing::Super)) {
         let whole = StoredMatrix::from_f32_rows(rows, columns, &weights, packing);
         let mut by_row = StoredMatrix::blank(rows, columns, packing);
         for (row, values) in weights.chunks(columns).enumerate() {
@@ -172,7 +292,7 @@ fn many_threads_pack_what_one_does() {
 fn zeros_and_what_is_no_number_stay_finite() {
     let weights =
         [vec![0.0; 32], vec![f32::NAN; 32], vec![f32::MIN_POSITIVE; 32], vec![f32::MAX; 32]].concat();
-    for packing in QUANTISED {
+    for packing in QUANTISED.into_iter().chain(SuperBlock::ALL.map(Packing::Super)) {
         let matrix = StoredMatrix::from_f32_rows(4, 32, &weights, packing);
         let values = all_rows(&matrix);
         assert!(values.iter().all(|value| value.is_finite()), "{packing:?}: {values:?}");

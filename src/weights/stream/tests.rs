@@ -210,7 +210,7 @@ fn what_cannot_be_streamed_is_refused_before_anything_is_handed_over() {
     let error = fixture("llama-gqa").stream(Dtype::Gguf, &mut sink).unwrap_err().to_string();
     assert_eq!(
         error,
-        "weights cannot be streamed as gguf: choose f32, bf16, f16, int8, fp8, q8_0, q4_0 or int4"
+        "weights cannot be streamed as gguf: choose f32, bf16, f16, int8, fp8, q8_0, q4_0, q4_k, q5_k, q6_k or int4"
     );
     let error = fixture("llama-q8_0.gguf").stream(Dtype::Bf16, &mut sink).unwrap_err();
     assert!(matches!(error, OpenError::GgufDtype { .. }), "{error}");

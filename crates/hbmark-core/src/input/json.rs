@@ -55,6 +55,22 @@ impl Budget {
     }
 }
 
+/// What is wrong with a text, for a person who did not write it.
+#[must_use]
+pub fn problem(error: &serde_json::Error) -> String {
+    let (line, column) = (error.line(), error.column());
+    let place = if line > 1 { format!("line {line}, column {column}") } else { format!("column {column}") };
+    if error.is_eof() {
+        return "it ends in the middle; was it cut off?".to_owned();
+    }
+    if error.is_syntax() {
+        return format!("it is no JSON from {place} on");
+    }
+    let all = error.to_string();
+    let what = all.strip_suffix(&format!(" at line {line} column {column}"));
+    what.map_or_else(|| all.clone(), |what| format!("{what} ({place})"))
+}
+
 /// More values than the budget has memory for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("its values would take more than {} MiB of memory", budget >> 20)]
@@ -338,6 +354,14 @@ mod tests {
     use super::*;
 
     const MIB: usize = 1 << 20;
+
+    #[test]
+    fn a_problem_is_said_without_the_words_of_the_parser() {
+        let of = |text: &str| problem(&from_str::<Vec<u32>>(text, MIB).unwrap_err());
+        assert_eq!(of("[1, 2"), "it ends in the middle; was it cut off?");
+        assert_eq!(of("[1 2]"), "it is no JSON from column 4 on");
+        assert_eq!(of("[1,\n\"a\"]"), "invalid type: string \"a\", expected u32 (line 2, column 3)");
+    }
 
     fn refused<T: for<'de> Deserialize<'de> + fmt::Debug>(text: &str, message: &str) {
         let error = from_str::<T>(text, MIB).unwrap_err().to_string();

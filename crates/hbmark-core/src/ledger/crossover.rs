@@ -169,6 +169,9 @@ pub(in crate::ledger) fn available(memory: Bytes) -> String {
     format!("{:.0} % of {}", MEMORY_USE * 100.0, memory.capacity())
 }
 
+/// Sequences of which a mixture of experts has read every expert.
+const MANY: usize = 1 << 16;
+
 fn compute_bound_row(ledger: &Ledger, roof: &Roof, context: usize) -> Crossover {
     let value = compute_bound_batch(ledger, roof, context);
     Crossover {
@@ -180,12 +183,17 @@ fn compute_bound_row(ledger: &Ledger, roof: &Roof, context: usize) -> Crossover 
                 format!("at context {context}, batch {batch} takes longer to compute than to read")
             }
             (None, Some(_)) => {
-                // What one more sequence adds to the memory's time, and to the arithmetic's.
-                let (one, two) = (ledger.decode(1, context), ledger.decode(2, context));
-                let read = Bytes(two.bytes.ideal().0.saturating_sub(one.bytes.ideal().0)).at(roof.bandwidth);
-                let compute = roof.peak.as_ref().map(|peak| one.flops.at(peak.rate)).unwrap_or_default();
+                // What one more sequence adds to the memory's time, and to the arithmetic's. The second sequence of a mixture of experts
+                // reads experts that the first did not; beside many it adds its own KV alone.
+                let bytes = |batch: usize| ledger.decode(batch, context).bytes.ideal().0;
+                let added = |batch: usize| Bytes(bytes(batch + 1).saturating_sub(bytes(batch)));
+                let (second, next) = (added(1), added(MANY));
+                let beside = if next == second { "" } else { " beside many" };
+                let read = next.at(roof.bandwidth);
+                let flops = ledger.decode(1, context).flops;
+                let compute = roof.peak.as_ref().map(|peak| flops.at(peak.rate)).unwrap_or_default();
                 format!(
-                    "at context {context} no batch is compute-bound: one more sequence takes {read} to read and {compute} to compute"
+                    "at context {context} no batch is compute-bound: one more sequence{beside} takes {read} to read and {compute} to compute"
                 )
             }
             (None, None) => format!("at context {context}: no matrix-product peak is known for this dtype"),
@@ -201,7 +209,8 @@ fn compute_bound_prompt_row(ledger: &Ledger, roof: &Roof, batch: usize) -> Cross
         unit: "tokens".to_owned(),
         explanation: match value {
             Some(tokens) => {
-                format!("a prefill of batch {batch} is compute-bound from {tokens} prompt tokens each")
+                let tokens_each = if tokens == 1 { "token" } else { "tokens" };
+                format!("a prefill of batch {batch} is compute-bound from {tokens} prompt {tokens_each} each")
             }
             None => format!(
                 "a prefill of batch {batch} is memory-bound at every length up to {}",
@@ -329,6 +338,18 @@ mod tests {
             Dtype::Bf16,
         );
         assert_eq!(max_batch_that_fits(&large, 1, memory), None);
+    }
+
+    #[test]
+    fn one_more_sequence_of_a_mixture_of_experts_adds_its_kv_alone() {
+        let ledger = ledger(&shapes::qwen3_30b_a3b(), Dtype::Bf16);
+        let spec = devices::find("h200-sxm").expect("a row");
+        let rows =
+            crossovers(&ledger, &roof("h200-sxm", Dtype::Bf16), Some(spec.memory_bytes), &[1], &[4096]);
+        let row = rows.iter().find(|row| row.what == CrossoverKind::ComputeBoundBatch).expect("a row");
+        assert_eq!(row.value, None);
+        // 4,096 positions of 48 layers, 4 heads of keys and of values, 128 dimensions of 2 B are 403 MB: 84 µs at 4.8 TB/s.
+        assert!(row.explanation.contains("one more sequence beside many takes 83."), "{}", row.explanation);
     }
 
     #[test]

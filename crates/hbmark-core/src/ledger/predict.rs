@@ -5,14 +5,17 @@
 
 use super::crossover::{MEMORY_USE, crossovers};
 use super::routing::ExpertRouting;
-use super::step::{Ledger, StepShape};
+use super::step::{Ledger, StepCost, StepShape};
 use super::verdict::{Floor, Roof};
 use crate::model::{Architecture, Dtype, Inventory, model_hash};
-use crate::result::{Cause, CellResult, Crossover, DeviceSpec, ModelSummary, Phase, Status};
+use crate::result::{Bound, Cause, CellResult, Crossover, DeviceSpec, ModelSummary, Phase, Status};
 use crate::units::Nanos;
 
 /// The engine named in predicted cells: it moves the minimum of bytes.
 pub const IDEAL_ENGINE: &str = "ideal";
+
+/// FLOPs per byte up to which a step is bound by memory on any GPU of the table, in any dtype.
+const SURELY_MEMORY: f64 = 8.0;
 
 /// What to predict.
 #[derive(Debug, Clone)]
@@ -136,6 +139,7 @@ fn predict_cell(request: &Request<'_>, ledger: &Ledger, roof: &Roof, shape: Step
     let cost = ledger.step(shape);
     let floor = Floor::new(&cost, roof);
     let time = floor.time();
+    let bound = bound(&cost, &floor);
     let memory = ledger.memory(shape);
     let mut flags = Vec::new();
     if memory.as_f64() > request.device.memory_bytes.as_f64() * MEMORY_USE {
@@ -146,18 +150,24 @@ fn predict_cell(request: &Request<'_>, ledger: &Ledger, roof: &Roof, shape: Step
         });
     }
     CellResult {
-        tokens_per_s: tokens_per_second(shape, time),
+        tokens_per_s: bound.and_then(|_| tokens_per_second(shape, time)),
         predicted_ns: Some(time.0),
         predicted_datasheet_ns: Some(time.0),
         bytes: cost.bytes,
         flops: cost.flops.0,
-        bound: Some(floor.bound()),
+        bound,
         memory_predicted_bytes: Some(memory),
         distinct_experts: cost.distinct_experts,
         flags,
         status: Status::Predicted,
         ..blank(request, shape)
     }
+}
+
+/// What bounds a step; `None` where that hangs on a peak that is not known: the floor of memory says nothing of its rate then.
+pub(in crate::ledger) fn bound(cost: &StepCost, floor: &Floor) -> Option<Bound> {
+    let intensity = cost.flops.0 / cost.bytes.ideal().as_f64();
+    (floor.compute.is_some() || intensity <= SURELY_MEMORY).then(|| floor.bound())
 }
 
 /// An empty predicted cell.
@@ -175,7 +185,7 @@ mod tests {
     use super::*;
     use crate::ledger::devices;
     use crate::model::test_shapes as shapes;
-    use crate::result::{Bound, CrossoverKind};
+    use crate::result::CrossoverKind;
 
     fn request<'a>(architecture: &'a Architecture, inventory: &'a Inventory, device: &str) -> Request<'a> {
         Request {
@@ -258,7 +268,12 @@ mod tests {
             "{:?}",
             prediction.warnings
         );
-        assert!(prediction.cells.iter().all(|cell| cell.bound == Some(Bound::Memory)));
+        // A decode of few sequences reads more than it computes whatever the peak is; of a prefill nothing is known.
+        for cell in &prediction.cells {
+            let known = cell.phase == Phase::Decode && cell.batch <= 8;
+            assert_eq!(cell.bound, known.then_some(Bound::Memory), "{}", cell.id);
+            assert_eq!(cell.tokens_per_s.is_some(), known, "{}", cell.id);
+        }
     }
 
     #[test]

@@ -8,6 +8,7 @@ use std::str::FromStr;
 
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
+use serde::{Deserialize, Serialize};
 
 /// Seed of the draws behind [`ExpertRouting::Zipf`].
 pub const ZIPF_SEED: u64 = 0;
@@ -24,7 +25,8 @@ const NONE_MISSED: f64 = 1e-6;
 const MAX_EXPONENT: f64 = 8.0;
 
 /// How tokens are spread over the experts of a layer.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
 pub enum ExpertRouting {
     /// Every expert is as likely as any other, and tokens choose alone.
     #[default]
@@ -70,6 +72,20 @@ impl FromStr for ExpertRouting {
             }
             _ => Err(unknown()),
         }
+    }
+}
+
+impl TryFrom<String> for ExpertRouting {
+    type Error = UnknownRouting;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        text.parse()
+    }
+}
+
+impl From<ExpertRouting> for String {
+    fn from(routing: ExpertRouting) -> Self {
+        routing.to_string()
     }
 }
 
@@ -168,6 +184,19 @@ impl LayerRouting {
         sum as f64 / draws as f64
     }
 
+    /// The experts of so many tokens, one token after the other, each expert of a token once: random draws with a seed, or turns that
+    /// begin with expert 0.
+    #[must_use]
+    pub fn draw(&self, tokens: usize, seed: u64) -> Vec<u32> {
+        let number = |expert: usize| u32::try_from(expert).unwrap_or(u32::MAX);
+        if self.routing == ExpertRouting::Balanced {
+            return (0..tokens * self.per_token).map(|turn| number(turn % self.count.max(1))).collect();
+        }
+        let mut random = ChaCha8Rng::seed_from_u64(seed);
+        let mut draw = Draw::new(self);
+        (0..tokens).flat_map(|_| draw.token(&mut random).map(number).collect::<Vec<_>>()).collect()
+    }
+
     /// Of each expert, how likely a token takes it.
     fn shares(&self) -> impl Iterator<Item = f64> {
         let even = self.per_token as f64 / self.count.max(1) as f64;
@@ -197,17 +226,28 @@ impl Draw {
     fn tokens(&mut self, tokens: usize, random: &mut ChaCha8Rng) {
         self.met.fill(false);
         for _ in 0..tokens {
-            self.clocks.clear();
-            self.clocks.extend(self.waits.iter().enumerate().map(|(expert, wait)| {
-                let uniform: f64 = random.random();
-                (-(1.0 - uniform).ln() * wait, expert)
-            }));
-            let last = self.per_token.clamp(1, self.clocks.len()) - 1;
-            self.clocks.select_nth_unstable_by(last, |a, b| a.0.total_cmp(&b.0));
+            self.ring(random);
             for (_, expert) in &self.clocks[..self.per_token.min(self.clocks.len())] {
                 self.met[*expert] = true;
             }
         }
+    }
+
+    /// The experts of one token: those whose clocks ring first.
+    fn token(&mut self, random: &mut ChaCha8Rng) -> impl Iterator<Item = usize> {
+        self.ring(random);
+        self.clocks[..self.per_token.min(self.clocks.len())].iter().map(|(_, expert)| *expert)
+    }
+
+    /// Sets the clocks, those of a token's experts in front.
+    fn ring(&mut self, random: &mut ChaCha8Rng) {
+        self.clocks.clear();
+        self.clocks.extend(self.waits.iter().enumerate().map(|(expert, wait)| {
+            let uniform: f64 = random.random();
+            (-(1.0 - uniform).ln() * wait, expert)
+        }));
+        let last = self.per_token.clamp(1, self.clocks.len()) - 1;
+        self.clocks.select_nth_unstable_by(last, |a, b| a.0.total_cmp(&b.0));
     }
 
     fn each_alone(&mut self, missed: &[f64], random: &mut ChaCha8Rng) {
@@ -287,6 +327,26 @@ mod tests {
                 assert!((found / zipf[at] - 1.0).abs() < 0.02, "{count} {per_token} {tokens}: {found}");
             }
         }
+    }
+
+    #[test]
+    fn drawn_experts_are_different_within_a_token_and_meet_what_is_expected() {
+        for routing in
+            [ExpertRouting::Uniform, ExpertRouting::Balanced, ExpertRouting::Zipf { exponent: 1.0 }]
+        {
+            let layer = LayerRouting::new(routing, 32, 4);
+            let (steps, tokens) = (400, 8);
+            let drawn = layer.draw(steps * tokens, 3);
+            assert_eq!(drawn, layer.draw(steps * tokens, 3));
+            assert!(drawn.iter().all(|expert| *expert < 32));
+            let distinct = |experts: &[u32]| experts.iter().collect::<std::collections::HashSet<_>>().len();
+            assert!(drawn.chunks(4).all(|token| distinct(token) == 4), "{routing}");
+            let met: usize = drawn.chunks(4 * tokens).map(distinct).sum();
+            let mean = met as f64 / steps as f64;
+            assert!((mean / layer.distinct(tokens).mean - 1.0).abs() < 0.02, "{routing}: {mean}");
+        }
+        let unlike = LayerRouting::new(ExpertRouting::Uniform, 32, 4);
+        assert_ne!(unlike.draw(9, 3), unlike.draw(9, 4));
     }
 
     #[test]

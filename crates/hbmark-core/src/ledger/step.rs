@@ -90,6 +90,19 @@ pub struct StepCost {
     pub distinct_experts: Option<f64>,
 }
 
+impl StepCost {
+    /// The same step where it met so many different experts of a layer, on average, as an engine counted them: no expectation any more.
+    /// `expert_bytes` are those of one expert in every layer.
+    #[must_use]
+    pub fn meeting(self, experts: f64, expert_bytes: Option<Bytes>) -> Self {
+        let (Some(expected), Some(each)) = (self.distinct_experts, expert_bytes) else { return self };
+        let weights = self.bytes.weights.as_f64() + (experts - expected) * each.as_f64();
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "bytes, never below 0")]
+        let weights = Bytes(weights.round().max(0.0) as u64);
+        Self { bytes: StepBytes { weights, ..self.bytes }, distinct_experts: Some(experts), ..self }
+    }
+}
+
 /// The sums over a model's tensors from which every step is costed.
 #[derive(Debug, Clone)]
 pub struct Ledger {
@@ -194,6 +207,13 @@ impl Ledger {
     #[must_use]
     pub fn distinct_experts(&self, tokens: usize) -> Option<DistinctExperts> {
         Some(self.routing.as_ref()?.distinct(tokens))
+    }
+
+    /// Bytes of one routed expert in every layer that has any, on average over the experts; `None` for dense models.
+    #[must_use]
+    pub fn expert_bytes(&self) -> Option<Bytes> {
+        let experts = self.architecture.experts.as_ref()?;
+        Some(Bytes(self.expert_bytes / experts.count.max(1) as u64))
     }
 
     /// The most experts of a layer that any GPU meets which shares them; `None` for dense models.
@@ -518,11 +538,11 @@ impl LayerCache {
     }
 }
 
-/// Bits of so many KV elements. A mixture of formats is one of weights: the cache beside it is f16, llama.cpp's default.
+/// Bits of so many KV elements. A mixture of formats and blocks of 256 are of weights: the cache beside them is f16, llama.cpp's default.
 fn kv_bits(dtype: Dtype) -> (u128, u128) {
     match dtype {
         Dtype::F32 => (32, 1),
-        Dtype::Bf16 | Dtype::F16 | Dtype::Gguf => (16, 1),
+        Dtype::Bf16 | Dtype::F16 | Dtype::Gguf | Dtype::Q4K | Dtype::Q5K | Dtype::Q6K => (16, 1),
         Dtype::Int8 | Dtype::Fp8 => (8, 1),
         Dtype::Int4 => (4, 1),
         Dtype::Mxfp8 => (32 * 8 + 8, 32),

@@ -68,7 +68,14 @@ fn product_dtypes(weights: Dtype) -> &'static [&'static str] {
         Dtype::F16 => &["f16"],
         Dtype::Fp8 | Dtype::Mxfp8 => &["fp8", "bf16", "f16"],
         Dtype::Mxfp4 | Dtype::Nvfp4 => &["fp4", "bf16", "f16"],
-        Dtype::Int8 | Dtype::Int4 | Dtype::Q8_0 | Dtype::Q4_0 | Dtype::Gguf => &["bf16", "f16"],
+        Dtype::Int8
+        | Dtype::Int4
+        | Dtype::Q8_0
+        | Dtype::Q4_0
+        | Dtype::Q4K
+        | Dtype::Q5K
+        | Dtype::Q6K
+        | Dtype::Gguf => &["bf16", "f16"],
     }
 }
 
@@ -333,7 +340,9 @@ mod tests {
         assert_eq!((verdict.mfu, verdict.bound), (None, Some(Bound::Memory)));
         assert_eq!(verdict.flags, [Cause::PeakUnknown { dtype: Dtype::F16 }]);
         // Weight-only formats multiply at 16 bits, and fp8 falls back to it.
-        for weights in [Dtype::Int4, Dtype::Int8, Dtype::Q8_0, Dtype::Q4_0, Dtype::Gguf, Dtype::Fp8] {
+        for weights in
+            [Dtype::Int4, Dtype::Int8, Dtype::Q8_0, Dtype::Q4_0, Dtype::Q4K, Dtype::Gguf, Dtype::Fp8]
+        {
             assert_eq!(Roof::datasheet(&sheet(), weights).peak.map(|p| p.dtype), Some("bf16"));
         }
     }

@@ -22,6 +22,7 @@ pub enum Family {
     Qwen2,
     Qwen3,
     Qwen3Moe,
+    Qwen2Moe,
     Mixtral,
     DeepseekV3,
     GptOss,
@@ -53,15 +54,70 @@ pub enum RopeScaling {
         high_freq_factor: f64,
         original_max_positions: usize,
     },
-    /// `YaRN`; carried for `predict`, which needs no frequencies.
+    /// `YaRN`: slow frequencies divided by `factor`, fast ones kept, between them a ramp.
     Yarn {
         factor: f64,
         original_max_positions: usize,
+        #[serde(flatten, default)]
+        shape: YarnShape,
     },
-    /// A factor for each frequency, by the length of the context (Phi); carried for `predict`, as `YaRN` is.
+    /// A factor for each frequency, by the length of the context (Phi); carried for `predict`, which needs no frequencies.
     LongRope {
         original_max_positions: usize,
     },
+}
+
+impl RopeScaling {
+    /// As configs spell it.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::None => "default",
+            Self::Linear { .. } => "linear",
+            Self::Llama3 { .. } => "llama3",
+            Self::Yarn { .. } => "yarn",
+            Self::LongRope { .. } => "longrope",
+        }
+    }
+}
+
+/// Where the ramp of `YaRN` lies, and what it multiplies cosines and sines with; by default as `transformers` has it.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct YarnShape {
+    /// Turns within the original context from which a frequency is kept, and up to which it is divided.
+    #[serde(default = "YarnShape::beta_fast")]
+    pub beta_fast: f64,
+    #[serde(default = "YarnShape::beta_slow")]
+    pub beta_slow: f64,
+    /// The ends of the ramp are rounded outwards to whole dimensions.
+    #[serde(default = "YarnShape::truncate")]
+    pub truncate: bool,
+    /// Multiplies cosines and sines [default: 0.1 · ln(factor) + 1].
+    #[serde(default)]
+    pub attention_factor: Option<f64>,
+}
+
+impl YarnShape {
+    fn beta_fast() -> f64 {
+        32.0
+    }
+    fn beta_slow() -> f64 {
+        1.0
+    }
+    fn truncate() -> bool {
+        true
+    }
+}
+
+impl Default for YarnShape {
+    fn default() -> Self {
+        Self {
+            beta_fast: Self::beta_fast(),
+            beta_slow: Self::beta_slow(),
+            truncate: Self::truncate(),
+            attention_factor: None,
+        }
+    }
 }
 
 /// Rotary base and scaling.
@@ -201,8 +257,28 @@ impl Architecture {
         Layer { mixer, feed_forward, norms: Norms::Before }
     }
 
+    /// The same with a mixture in the layers that are not dense; each layer written out where the fields stand for another mixture.
+    #[must_use]
+    pub fn with_mixture(self, mixture: Mixture, dense_layers: Vec<usize>) -> Self {
+        let experts = Experts::of(&mixture, dense_layers);
+        let plain = self.mixture(&experts) == mixture;
+        let architecture = Self { experts: Some(experts), ..self };
+        if plain {
+            return architecture;
+        }
+        let layers = (0..architecture.layers).map(|index| match architecture.layer(index) {
+            layer @ Layer { feed_forward: FeedForward::Mixture(_), .. } => {
+                Layer { feed_forward: FeedForward::Mixture(mixture), ..layer }
+            }
+            dense => dense,
+        });
+        let stack = Some(Stack::new(layers));
+        Self { stack, ..architecture }
+    }
+
     /// Full attention of the widths that the config gives for all layers.
-    pub(super) fn attention(&self) -> Attention {
+    #[must_use]
+    pub fn attention(&self) -> Attention {
         Attention {
             reach: Reach::Full,
             heads: self.heads,
@@ -296,6 +372,15 @@ pub enum Dtype {
     Q8_0,
     /// ggml's blocks of 32 four-bit weights with one scale; embedding and head in `q8_0`.
     Q4_0,
+    /// ggml's blocks of 256 four-bit weights with 6-bit scales and minima; embedding and head in `q6_k`.
+    #[value(name = "q4_k")]
+    Q4K,
+    /// As `q4_k` with five bits a weight; embedding and head in `q6_k`.
+    #[value(name = "q5_k")]
+    Q5K,
+    /// ggml's blocks of 256 six-bit weights with 8-bit scales, throughout.
+    #[value(name = "q6_k")]
+    Q6K,
     /// A GGUF file's own mixture of block formats.
     Gguf,
 }
@@ -316,6 +401,9 @@ impl Dtype {
             Self::Nvfp4 => "nvfp4",
             Self::Q8_0 => "q8_0",
             Self::Q4_0 => "q4_0",
+            Self::Q4K => "q4_k",
+            Self::Q5K => "q5_k",
+            Self::Q6K => "q6_k",
             Self::Gguf => "gguf",
         }
     }

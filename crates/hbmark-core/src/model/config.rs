@@ -19,7 +19,8 @@ use serde_json::{Value, json};
 
 use super::{
     Architecture, Biases, Dtype, Family, ModelError, Rope, deepseek_v3, gemma, glm4_moe, gpt_oss, llama,
-    llama4, mimo_v2, minimax_m2, mistral, mixtral, nemotron_h, phi3, qwen2, qwen3, qwen3_5, qwen3_moe,
+    llama4, mimo_v2, minimax_m2, mistral, mixtral, nemotron_h, phi3, qwen2, qwen2_moe, qwen3, qwen3_5,
+    qwen3_moe,
 };
 use crate::input::{self, InputError};
 
@@ -69,6 +70,7 @@ const FAMILIES: &[&FamilySpec] = &[
     &qwen2::SPEC,
     &qwen3::SPEC,
     &qwen3_moe::SPEC,
+    &qwen2_moe::SPEC,
     &mixtral::SPEC,
     &deepseek_v3::SPEC,
     &gpt_oss::SPEC,

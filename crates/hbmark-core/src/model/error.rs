@@ -67,7 +67,8 @@ pub enum ModelError {
 
 fn did_you_mean(suggestions: &[String]) -> String {
     if suggestions.is_empty() {
-        "; give a shipped name, a folder with a config.json, or a GGUF file".to_owned()
+        "; give a shipped name (`hbmark models` lists them), a folder with a config.json, or a GGUF file"
+            .to_owned()
     } else {
         format!("; did you mean {}?", suggestions.join(", "))
     }

@@ -81,6 +81,13 @@ impl Inventory {
             .sum()
     }
 
+    /// The first tensor in blocks of 256 whose rows are no whole blocks: ggml stores no such rows.
+    #[must_use]
+    pub fn rows_that_blocks_do_not_divide(&self) -> Option<&TensorInfo> {
+        let blocks = |t: &&TensorInfo| matches!(t.storage.as_str(), "q4_k" | "q5_k" | "q6_k");
+        self.tensors.iter().filter(blocks).find(|t| t.shape.last().is_some_and(|row| row % 256 != 0))
+    }
+
     /// Bytes of the tensors with a role.
     #[must_use]
     pub fn bytes_of(&self, role: Role) -> Bytes {

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::config::{Conventions, FamilySpec, Fields, Windows, decoder, experts_per_token, limits};
-use super::{Architecture, Biases, Experts, Family, ModelError};
+use super::{Activation, Architecture, Biases, Family, Mixture, ModelError, Routing};
 
 pub(super) const SPEC: FamilySpec =
     FamilySpec { names: &[("qwen3_moe", "Qwen3MoeForCausalLM")], keys: &[], read };
@@ -20,19 +20,40 @@ fn read(fields: &Fields) -> Result<Architecture, ModelError> {
         ..Conventions::of(Family::Qwen3Moe)
     };
     let architecture = decoder(fields, &conventions)?;
-    let count = fields.need_integer("num_experts", 1..=limits::EXPERTS)?;
-    let experts = Experts {
-        count,
-        per_token: experts_per_token(fields, count)?,
-        ffn_size: fields.need_integer("moe_intermediate_size", 1..=limits::FFN)?,
-        shared_count: 0,
-        shared_ffn_size: 0,
-        dense_layers: dense_layers(fields, architecture.layers)?,
-    };
-    Ok(Architecture { experts: Some(experts), ..architecture })
+    let dense_layers = dense_layers(fields, architecture.layers)?;
+    Ok(architecture.with_mixture(mixture(fields)?, dense_layers))
 }
 
-fn dense_layers(fields: &Fields, layers: usize) -> Result<Vec<usize>, ModelError> {
+/// The experts of Qwen's mixtures, without shared ones.
+pub(super) fn mixture(fields: &Fields) -> Result<Mixture, ModelError> {
+    let count = count(fields)?;
+    Ok(Mixture {
+        count,
+        per_token: experts_per_token(fields, count)?,
+        width: fields.need_integer("moe_intermediate_size", 1..=limits::FFN)?,
+        routing: Routing::Softmax { renormalised: fields.flag("norm_topk_prob", false)? },
+        activation: Activation::Silu,
+        shared_width: 0,
+        shared_gate: false,
+        bias: false,
+        latent: None,
+    })
+}
+
+/// `num_experts`, which transformers 5 writes as `num_local_experts` where it saves a model.
+fn count(fields: &Fields) -> Result<usize, ModelError> {
+    let (published, saved) = ("num_experts", "num_local_experts");
+    match (fields.get(published), fields.get(saved)) {
+        (None, Some(_)) => fields.need_integer(saved, 1..=limits::EXPERTS),
+        (Some(one), Some(other)) if one != other => {
+            Err(fields.bad(saved, format!("the same number as `{published}`, or only one of them")))
+        }
+        _ => fields.need_integer(published, 1..=limits::EXPERTS),
+    }
+}
+
+/// Layers that `mlp_only_layers` names, and those that are no `decoder_sparse_step`-th.
+pub(super) fn dense_layers(fields: &Fields, layers: usize) -> Result<Vec<usize>, ModelError> {
     let key = "mlp_only_layers";
     let step = fields.integer("decoder_sparse_step", 1..=limits::LAYERS)?.unwrap_or(1);
     let index = |value: &Value| {

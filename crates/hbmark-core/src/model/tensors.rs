@@ -11,7 +11,7 @@
 //! | f32, bf16, f16 | as named | none | as named |
 //! | int8 | 1 B | one f16 per output channel | bf16 |
 //! | fp8 | 1 B (e4m3) | one f16 per output channel | bf16 |
-//! | int4 | ½ B | one f16 scale and one f16 zero per group, +1 bit per weight at 32 | bf16 |
+//! | int4 | ½ B | one f16 scale and one f16 zero per group of 128 (32 where a width is no multiple): +¼ bit per weight | bf16 |
 //! | mxfp8, mxfp4 | 1 B, ½ B | one byte (e8m0) per 32 inputs | bf16 |
 //! | nvfp4 | ½ B | one byte (e4m3) per 16 inputs, one f32 for the tensor | bf16 |
 //! | `q8_0`, gguf | 34 B per 32 weights | inside the block | `q8_0` tables, f32 router, norms and biases |
@@ -29,6 +29,8 @@ use sha2::{Digest, Sha256};
 
 use layers::{Lister, Names};
 
+pub use layers::MixtureNames;
+
 use super::architecture::{Architecture, Biases, Dtype, Family};
 use super::config::limits;
 use super::format::{Format, Layout, Part, Scales};
@@ -38,12 +40,18 @@ use crate::units::Bytes;
 
 /// Side of the square block that shares one fp8 scale: `weight_block_size` of `DeepSeek`-V3's `config.json`.
 const FP8_BLOCK: usize = 128;
-/// Weights that share an int4 scale and zero when the config names no group size.
-const INT4_GROUP: usize = 32;
+/// Weights that share an int4 scale and zero when the config names no group size: that of most AWQ and GPTQ checkpoints, and a smaller one
+/// where rows do not divide by it.
+const INT4_GROUPS: [usize; 2] = [128, 32];
 /// Weights in a `q8_0` block, and its bytes: an f16 scale and 32 signed bytes (ggml's `block_q8_0`).
 const Q8_0_BLOCK: (u64, u64) = (32, 34);
 /// Weights in a `q4_0` block, and its bytes: an f16 scale and 32 nibbles (ggml's `block_q4_0`).
 const Q4_0_BLOCK: (u64, u64) = (32, 18);
+/// Weights in the larger blocks, and their bytes: scales and minima of 6 bits with two f16 scales of theirs, and 4, or 5, bits a weight;
+/// 6 bits a weight with 8-bit scales and one f16 (ggml's `block_q4_K`, `block_q5_K`, `block_q6_K`).
+const Q4_K_BLOCK: (u64, u64) = (256, 144);
+const Q5_K_BLOCK: (u64, u64) = (256, 176);
+const Q6_K_BLOCK: (u64, u64) = (256, 210);
 
 impl Architecture {
     /// Every tensor of a checkpoint of this architecture, stored as `dtype`.
@@ -72,13 +80,17 @@ impl Architecture {
         Inventory { tensors: list.tensors }
     }
 
-    /// Columns that share one int4 scale and zero: the config's `group_size`, or a whole row, where it quantises to four bits.
+    /// Columns that share one int4 scale and zero: the config's `group_size`, or a whole row, where it quantises to four bits; else 128, or 32
+    /// where a layer's width is no multiple of 128.
     #[must_use]
     pub fn int4_group(&self) -> usize {
-        match self.quantization.as_ref().filter(|quantization| quantization.bits == 4) {
-            Some(quantization) => quantization.group_size.filter(|&group| group > 0).unwrap_or(limits::FFN),
-            None => INT4_GROUP,
+        if let Some(own) = self.quantization.as_ref().filter(|quantization| quantization.bits == 4) {
+            return own.group_size.filter(|&group| group > 0).unwrap_or(limits::FFN);
         }
+        let expert = self.experts.as_ref().map_or(0, |experts| experts.ffn_size);
+        let widths = [self.hidden_size, self.heads * self.head_dim, self.ffn_size, expert];
+        let [large, small] = INT4_GROUPS;
+        if widths.iter().all(|width| width.is_multiple_of(large)) { large } else { small }
     }
 }
 
@@ -135,8 +147,27 @@ enum Matrices {
     Uniform(Format),
     /// Module by module, as the config says.
     Own(ModuleStorage),
-    Q8_0,
-    Q4_0,
+    /// One of ggml's block formats, and that of the embedding and the head.
+    Ggml {
+        linear: GgmlBlock,
+        tables: GgmlBlock,
+    },
+}
+
+/// A block format of ggml.
+#[derive(Debug, Clone, Copy)]
+struct GgmlBlock {
+    name: &'static str,
+    /// Weights in a block, and its bytes.
+    size: (u64, u64),
+}
+
+impl GgmlBlock {
+    const Q8_0: Self = Self { name: "q8_0", size: Q8_0_BLOCK };
+    const Q4_0: Self = Self { name: "q4_0", size: Q4_0_BLOCK };
+    const Q4_K: Self = Self { name: "q4_k", size: Q4_K_BLOCK };
+    const Q5_K: Self = Self { name: "q5_k", size: Q5_K_BLOCK };
+    const Q6_K: Self = Self { name: "q6_k", size: Q6_K_BLOCK };
 }
 
 /// How a whole checkpoint is stored.
@@ -156,6 +187,7 @@ impl StorageFormat {
             let float = if architecture.native_dtype == Some(Dtype::F16) { Float::F16 } else { Float::Bf16 };
             return Self { matrices: Matrices::Own(storage), float };
         }
+        let ggml = |linear, tables| Matrices::Ggml { linear, tables };
         let (matrices, float) = match dtype {
             Dtype::F32 => (Matrices::Plain, Float::F32),
             Dtype::Bf16 => (Matrices::Plain, Float::Bf16),
@@ -171,8 +203,11 @@ impl StorageFormat {
             Dtype::Mxfp8 => (Matrices::Uniform(Format::Mxfp8), Float::Bf16),
             Dtype::Mxfp4 => (Matrices::Uniform(Format::Mxfp4), Float::Bf16),
             Dtype::Nvfp4 => (Matrices::Uniform(Format::Nvfp4 { input_scale: false }), Float::Bf16),
-            Dtype::Q8_0 | Dtype::Gguf => (Matrices::Q8_0, Float::F32),
-            Dtype::Q4_0 => (Matrices::Q4_0, Float::F32),
+            Dtype::Q8_0 | Dtype::Gguf => (ggml(GgmlBlock::Q8_0, GgmlBlock::Q8_0), Float::F32),
+            Dtype::Q4_0 => (ggml(GgmlBlock::Q4_0, GgmlBlock::Q8_0), Float::F32),
+            Dtype::Q4K => (ggml(GgmlBlock::Q4_K, GgmlBlock::Q6_K), Float::F32),
+            Dtype::Q5K => (ggml(GgmlBlock::Q5_K, GgmlBlock::Q6_K), Float::F32),
+            Dtype::Q6K => (ggml(GgmlBlock::Q6_K, GgmlBlock::Q6_K), Float::F32),
         };
         Self { matrices, float }
     }
@@ -189,7 +224,7 @@ impl StorageFormat {
     /// A linear layer and its scales.
     fn tensors_of_a_matrix(&self) -> usize {
         match &self.matrices {
-            Matrices::Plain | Matrices::Q8_0 | Matrices::Q4_0 => 1,
+            Matrices::Plain | Matrices::Ggml { .. } => 1,
             Matrices::Int8 | Matrices::Fp8PerChannel => 2,
             Matrices::Int4 { .. } | Matrices::Uniform(_) => 3,
             Matrices::Own(storage) => storage.tensors_of_a_matrix(),
@@ -217,6 +252,11 @@ impl List {
         });
     }
 
+    fn blocks(&mut self, name: String, shape: &[usize; 2], format: GgmlBlock, role: Role) {
+        let bytes = block_bytes(shape[0], shape[1], format.size);
+        self.push_stored(name, shape, format.name, bytes, role);
+    }
+
     fn push(&mut self, name: String, shape: &[usize], float: Float, role: Role) {
         self.push_stored(name, shape, float.name(), float.bytes(elements(shape)), role);
     }
@@ -233,10 +273,7 @@ impl List {
     /// The embedding table or the head: 16 bits when the linear layers are quantised, except in ggml's formats.
     fn table(&mut self, name: &str, shape: &[usize; 2], role: Role) {
         match self.format.matrices {
-            Matrices::Q8_0 | Matrices::Q4_0 => {
-                let bytes = block_bytes(shape[0], shape[1], Q8_0_BLOCK);
-                self.push_stored(name.to_owned(), shape, "q8_0", bytes, role);
-            }
+            Matrices::Ggml { tables, .. } => self.blocks(name.to_owned(), shape, tables, role),
             _ => self.float(name, shape, role),
         }
     }
@@ -324,12 +361,7 @@ impl List {
                 self.push(format!("{name}.weight_scale"), &groups, Float::F16, scale_role(role));
                 self.push(format!("{name}.weight_zero_point"), &groups, Float::F16, scale_role(role));
             }
-            Matrices::Q8_0 => {
-                self.push_stored(weight, &shape, "q8_0", block_bytes(out, input, Q8_0_BLOCK), role);
-            }
-            Matrices::Q4_0 => {
-                self.push_stored(weight, &shape, "q4_0", block_bytes(out, input, Q4_0_BLOCK), role);
-            }
+            Matrices::Ggml { linear, .. } => self.blocks(weight, &shape, linear, role),
         }
     }
 }
@@ -379,9 +411,16 @@ mod tests {
             (shapes::deepseek_v3(), 671_026_419_200),
         ];
         for (architecture, parameters) in published {
-            for dtype in
-                [Dtype::Bf16, Dtype::Fp8, Dtype::Int8, Dtype::Int4, Dtype::Gguf, Dtype::Q8_0, Dtype::Q4_0]
-            {
+            for dtype in [
+                Dtype::Bf16,
+                Dtype::Fp8,
+                Dtype::Int8,
+                Dtype::Int4,
+                Dtype::Gguf,
+                Dtype::Q8_0,
+                Dtype::Q4_0,
+                Dtype::Q4K,
+            ] {
                 let inventory = architecture.inventory(dtype);
                 assert_eq!(inventory.parameters(), parameters, "{:?} as {dtype}", architecture.family);
             }
@@ -451,7 +490,7 @@ mod tests {
     }
 
     #[test]
-    fn int4_adds_one_bit_per_weight_at_group_32_and_a_quarter_at_128() {
+    fn int4_adds_a_quarter_bit_per_weight_at_group_128_and_one_at_32() {
         let mut architecture = shapes::llama_3_1_8b();
         // Linear parameters of the 32 layers: 8,030,261,248 − 2 × 128,256 × 4096 − 65 × 4096.
         let linear = 6_979_321_856_u64;
@@ -459,14 +498,17 @@ mod tests {
             let inventory = architecture.inventory(Dtype::Int4);
             (inventory.bytes_of(Role::Matrix).0, inventory.bytes_of(Role::Scale).0)
         };
-        assert_eq!(bytes(&architecture), (linear / 2, linear / 8));
+        assert_eq!(bytes(&architecture), (linear / 2, linear / 32));
         architecture.quantization = Some(Quantization {
             method: "gptq".into(),
             bits: 4,
-            group_size: Some(128),
+            group_size: Some(32),
             ..Quantization::default()
         });
-        assert_eq!(bytes(&architecture), (linear / 2, linear / 32));
+        assert_eq!(bytes(&architecture), (linear / 2, linear / 8));
+        architecture.quantization = None;
+        architecture.ffn_size += 32;
+        assert_eq!(architecture.int4_group(), 32);
     }
 
     #[test]
@@ -496,6 +538,19 @@ mod tests {
         assert_eq!(inventory.bytes_of(Role::Matrix), Bytes(linear / 32 * 18));
         assert_eq!(inventory.bytes_of(Role::Head), Bytes(table / 32 * 34));
         assert_eq!(inventory.total_bytes(), Bytes(linear / 32 * 18 + 2 * table / 32 * 34 + 65 * 4096 * 4));
+    }
+
+    #[test]
+    fn blocks_of_256_keep_tables_at_six_bits() {
+        let architecture = shapes::llama_3_1_8b();
+        let (linear, table) = (6_979_321_856_u64, 128_256 * 4096_u64);
+        for (dtype, bytes) in [(Dtype::Q4K, 144), (Dtype::Q5K, 176), (Dtype::Q6K, 210)] {
+            let inventory = architecture.inventory(dtype);
+            assert_eq!(inventory.bytes_of(Role::Matrix), Bytes(linear / 256 * bytes), "{dtype}");
+            assert_eq!(inventory.bytes_of(Role::Head), Bytes(table / 256 * 210), "{dtype}");
+            assert_eq!(find(&inventory, "model.embed_tokens.weight").storage, "q6_k");
+            assert_eq!(find(&inventory, "model.layers.0.mlp.up_proj.weight").storage, dtype.name());
+        }
     }
 
     #[test]

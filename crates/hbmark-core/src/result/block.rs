@@ -30,6 +30,9 @@ pub struct Block {
     /// Memory in use after the block: of the device, or on a CPU the resident set without the monitor's own.
     #[serde(default)]
     pub memory_bytes: Option<Bytes>,
+    /// Different experts of a layer that a step met, on average over layers and steps, where the engine counts them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub experts_met: Option<f64>,
     /// The canary beside this block over the session's canary: 1.02 is 2 % slow.
     pub canary_ratio: Option<f64>,
     /// Why the block does not count, if it does not. Never a value.

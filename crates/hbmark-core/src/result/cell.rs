@@ -172,7 +172,7 @@ pub struct Quality {
 /// One operation of a step, all its calls together: the median of a few steps that were timed operation by operation.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct OperationRow {
-    /// `embed`, `norm_qkv`, `attention`, `output`, `gate_up`, `down`, `head`.
+    /// `embed`, `norm_qkv`, `attention`, `output`, `gate_up`, `down`, `head`; of layers with experts `router`, `expert_gate_up`, `expert_down`.
     pub operation: String,
     pub calls: usize,
     pub time_ns: f64,
@@ -234,7 +234,7 @@ pub struct CellResult {
     pub memory_peak_bytes: Option<Bytes>,
     pub energy_per_step_joules: Option<f64>,
     pub energy_per_token_joules: Option<f64>,
-    /// Expected and observed distinct experts per layer, for mixtures of experts.
+    /// Different experts of a layer that a step meets, of mixtures: counted in the timed steps where the engine routed them, otherwise expected.
     pub distinct_experts: Option<f64>,
     /// What limits the reading of the numbers and does not invalidate them.
     pub flags: Vec<Cause>,

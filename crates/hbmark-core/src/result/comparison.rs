@@ -345,8 +345,7 @@ pub fn read(path: &std::path::Path) -> Result<Option<Comparison>, ReportError> {
     if !head.schema_version.is_some_and(|version| (1..=COMPARISON_VERSION).contains(&version)) {
         return Err(ReportError::Version { found: head.schema_version, supported: COMPARISON_VERSION });
     }
-    let comparison =
-        file.read().map_err(|source| ReportError::Malformed { path: path.to_path_buf(), source })?;
+    let comparison = file.read().map_err(|json| ReportError::Malformed { path: path.to_path_buf(), json })?;
     super::validation::check_comparison(&comparison)?;
     Ok(Some(comparison))
 }

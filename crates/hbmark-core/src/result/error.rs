@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use crate::input::json::problem;
+
 /// Why a report could not be printed or read back.
 #[derive(Debug, thiserror::Error)]
 pub enum ReportError {
@@ -15,8 +17,8 @@ pub enum ReportError {
     ImpossibleValue { what: String, found: String, wanted: &'static str },
     #[error("{path} holds {size} bytes, and a result is at most {limit}; is it a result of hbmark?")]
     TooLarge { path: PathBuf, size: u64, limit: u64 },
-    #[error("{path} is not a result of hbmark: {source}")]
-    Malformed { path: PathBuf, source: serde_json::Error },
+    #[error("{} is not a whole result of hbmark: {}", path.display(), problem(json))]
+    Malformed { path: PathBuf, json: serde_json::Error },
     #[error("{} is not a result of hbmark; results of other programs are read by `hbmark import {}`", path.display(), path.display())]
     NotOurs { path: PathBuf },
     #[error("{} says that its kind is `{found}`, and no result of hbmark is of that kind; was it edited?", path.display())]

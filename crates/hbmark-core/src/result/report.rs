@@ -105,6 +105,9 @@ pub struct ProtocolSummary {
     /// How the context of decode cells was filled, in engines that can do both.
     #[serde(default)]
     pub kv: KvFill,
+    /// How a script spread rows over experts in place of the routers, where one did: `uniform`, `balanced`, `zipf:1`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expert_routing: Option<String>,
 }
 
 impl ProtocolSummary {
@@ -125,6 +128,7 @@ impl ProtocolSummary {
             cell_max_seconds: 12.0,
             canary_tolerance: 0.01,
             kv: KvFill::Synthetic,
+            expert_routing: None,
         }
     }
 

@@ -35,7 +35,7 @@ pub fn read(path: &Path) -> Result<Report, ReportError> {
     struct Head {
         kind: Option<String>,
     }
-    let malformed = |source| ReportError::Malformed { path: path.to_path_buf(), source };
+    let malformed = |json| ReportError::Malformed { path: path.to_path_buf(), json };
     let file = Saved::open(path)?;
     // Told before the fields are read, whose names mean nothing to a reader.
     if let Ok(Head { kind: Some(kind) }) = file.read::<Head>()

@@ -37,7 +37,7 @@ pub use latency::{
 };
 pub use live::{Dialect, Failure, LiveResult, ServerIdentity, StampSource, TokenEvidence};
 pub use matrix::{Row, RowVerdict};
-pub use point::{Offered, Point, StructuredCost};
+pub use point::{Offered, Point, STEADY_DRIFT, StructuredCost};
 pub use probe::{
     Asked, ClockCheck, Clue, DialectEvidence, Outcome, Probe, ProbedAddress, ProbedMetrics, Question,
     ServedModel,
@@ -147,7 +147,7 @@ pub fn read(path: &std::path::Path) -> Result<Option<ServeReport>, ReportError> 
     if !matches!(head.schema_version, Some(OLDEST_SCHEMA_VERSION..=SCHEMA_VERSION)) {
         return Err(ReportError::Version { found: head.schema_version, supported: SCHEMA_VERSION });
     }
-    let report = file.read().map_err(|source| ReportError::Malformed { path: path.to_path_buf(), source })?;
+    let report = file.read().map_err(|json| ReportError::Malformed { path: path.to_path_buf(), json })?;
     super::validation::check_serving(&report)?;
     Ok(Some(report))
 }

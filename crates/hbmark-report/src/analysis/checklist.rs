@@ -28,6 +28,7 @@ const WARMUP_STEPS: usize = 5;
 const NO_MACHINE: &str = "neither CPU nor GPU is named";
 const NO_VERSION: &str = "no version was kept";
 const RUN_AGAIN: &str = "run with this version of hbmark";
+const EXPLAIN_AND_AGAIN: &str = "hbmark explain, then the same points again";
 /// Requests behind a p99 that is more than its largest value.
 const P99_REQUESTS: u64 = 1_000;
 /// Seconds of load below which a serving benchmark has hardly left its start.
@@ -132,10 +133,11 @@ impl Checklist {
                 (true, _) | (false, Failed) => Severity::Warn,
                 (false, _) => Severity::Note,
             },
-            symptom: format!("{}: {}", check.question, check.outcome.word()),
+            symptom: format!("{}: {}", check.outcome.word(), check.evidence),
             regime: check.question.clone(),
-            evidence: vec![format!("{}: {}", self.subject, check.evidence)],
-            next: check.next.clone(),
+            evidence: vec![self.subject.clone()],
+            // A check knows one thing to do, and nothing to measure first.
+            next: String::new(),
             response: check.next.clone(),
             cells: Vec::new(),
         };
@@ -468,14 +470,13 @@ fn load_checks(report: &ServeReport) -> Vec<Check> {
             "every point valid",
             true,
             match (&invalid, missing_gate(report)) {
-                (Some(label), _) => {
-                    (Failed, format!("{label} is not valid"), "hbmark explain, then the same points again")
-                }
+                (Some(label), _) => (Failed, format!("{label} is not valid"), EXPLAIN_AND_AGAIN),
                 (None, Some(missing)) => (NotSaid, missing, RUN_AGAIN),
                 (None, None) => (Passed, "no point is invalid by its gates".to_owned(), ""),
             },
         ),
-        ask("a point that keeps up", false, keeps_up(&results)),
+        ask("every point undisturbed", true, undisturbed_points(report)),
+        keeps_up(report),
         ask(
             "figures follow from the requests",
             false,
@@ -553,23 +554,60 @@ fn missing_gate(report: &ServeReport) -> Option<String> {
     })
 }
 
-fn keeps_up(results: &[(&str, &ServeResult)]) -> Answer {
-    const NEXT: &str = "lower rates: past saturation latencies depend on how long one measures";
-    let count = |validity| results.iter().filter(|(_, result)| result.validity == validity).count();
-    let open = |result: &ServeResult| {
-        result.gates.iter().any(|gate| gate.name == GateName::KeepsUp && gate.passed.is_none())
-    };
-    let undecided =
-        results.iter().filter(|(_, result)| result.validity == Validity::Valid && open(result)).count();
-    let of = counted(results.len(), "point");
-    let saturated = count(Validity::Saturated);
-    let kept = count(Validity::Valid) - undecided;
-    let evidence = format!("{kept} of {of}; {saturated} saturated, {undecided} too short to tell");
-    match kept {
-        0 if undecided > 0 => (NotSaid, evidence, "longer runs"),
-        0 => (Failed, evidence, NEXT),
-        _ => (Passed, evidence, NEXT),
+/// Whether other work, or a machine that changed its speed, is in the latencies.
+fn undisturbed_points(report: &ServeReport) -> Answer {
+    const NEXT: &str = "hbmark doctor until it names no other process, then the same points";
+    // On a virtual clock nothing disturbs; of launches each is timed with its range.
+    if matches!(report.kind, ServeKind::ServeVirtual | ServeKind::ServeCold) {
+        return (Inapplicable, "no requests were timed on a machine".to_owned(), "");
     }
+    let run = || report.points.iter().filter_map(|point| Some((point, point.result.as_ref()?)));
+    let found: Vec<(&Point, Vec<String>)> = run()
+        .map(|(point, _)| (point, point.disturbances()))
+        .filter(|(_, found)| !found.is_empty())
+        .collect();
+    let unseen = run().filter(|(_, result)| result.foreign_cores.is_none()).count();
+    let of = counted(run().count(), "point");
+    match found.first() {
+        Some((point, why)) => {
+            let evidence =
+                format!("{} of {of} disturbed, {} first: {}", found.len(), point.label, why.join("; "));
+            (Failed, evidence, NEXT)
+        }
+        None if unseen == 0 => (Passed, "no other process kept a core busy".to_owned(), NEXT),
+        // The work of a server on the same machine cannot be told from that of others.
+        None if report.kind == ServeKind::ServeLive => {
+            (Inapplicable, "the server ran on the client's machine, or its load was not seen".to_owned(), "")
+        }
+        None => {
+            (NotSaid, format!("the load of other processes is not known for {unseen} of {of}"), RUN_AGAIN)
+        }
+    }
+}
+
+/// Whether a point keeps up. One that is too short to tell is not said to: where there are only such, something essential is missing.
+fn keeps_up(report: &ServeReport) -> Check {
+    const LOWER: &str = "lower rates: past saturation latencies depend on how long one measures";
+    const LONGER: &str = "longer runs: as many requests as explain names";
+    let run: Vec<&Point> = report.points.iter().filter(|point| point.result.is_some()).collect();
+    let count = |validity| {
+        run.iter()
+            .filter(|point| point.result.as_ref().is_some_and(|result| result.validity == validity))
+            .count()
+    };
+    let (saturated, invalid) = (count(Validity::Saturated), count(Validity::Invalid));
+    let kept = run.iter().filter(|point| point.keeps_up() == Some(true)).count();
+    let undecided = run.len() - saturated - invalid - kept;
+    let of = counted(run.len(), "point");
+    let invalid_too = if invalid > 0 { format!(", {invalid} invalid") } else { String::new() };
+    let evidence = format!("{kept} of {of}; {saturated} saturated, {undecided} not judged{invalid_too}");
+    let answer = match (kept, undecided, saturated) {
+        (1.., ..) => (Passed, evidence, ""),
+        (0, 1.., _) => (NotSaid, evidence, LONGER),
+        (0, 0, 1..) => (Failed, evidence, LOWER),
+        (0, 0, 0) => (NotSaid, evidence, EXPLAIN_AND_AGAIN),
+    };
+    ask("a point that keeps up", kept == 0 && undecided > 0, answer)
 }
 
 /// Checks a comparison.
@@ -603,7 +641,12 @@ pub fn of_comparison(found: &Comparison) -> Checklist {
             decide(
                 found.method == Method::PairedRounds && rounds >= least && !lenient,
                 paired,
-                "hbmark compare with two configurations",
+                match found.method {
+                    Method::SavedResults => "hbmark compare with two configurations",
+                    Method::PairedRounds => {
+                        "hbmark doctor, then the same comparison with nothing else running"
+                    }
+                },
             ),
         ),
         ask("warm-up and samples of each process", false, processes(found)),
@@ -770,7 +813,12 @@ fn something(rows: &[ForeignRow]) -> Answer {
             format!(
                 "{empty} of {} hold no measurement: {}",
                 counted(rows.len(), "row"),
-                row.remarks.join("; ")
+                row.problems
+                    .iter()
+                    .map(ToString::to_string)
+                    .chain(row.remarks.clone())
+                    .collect::<Vec<_>>()
+                    .join("; ")
             )
         }
         None => format!("{} figures", rows.iter().map(|row| row.values.len()).sum::<usize>()),

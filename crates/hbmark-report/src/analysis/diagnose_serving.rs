@@ -10,9 +10,9 @@ use super::words::counted;
 use hbmark_core::result::serving::{
     Gate, GateName, Offered, Point, Quantiles, Quantity, ServeReport, ServeResult, Validity,
 };
-use hbmark_core::result::{Cause, Finding, Limits, Severity};
+use hbmark_core::result::{Cause, Finding, Severity};
 use hbmark_core::stats;
-use hbmark_core::units::Nanos;
+use hbmark_core::units::{Nanos, PerSecond};
 
 /// Share of the busy time that the host may take before a step is called host-bound.
 const HOST_SHARE: f64 = 0.2;
@@ -81,14 +81,11 @@ const RULES: &[Rule<Detector>] = &[
         name: "foreign_load",
         kind: Kind::Trust,
         severity: Severity::Problem,
-        symptom: "other work ran beside the requests",
-        regime: "disturbed: cores were shared, and the latencies are the other work's, too",
+        symptom: "other work ran beside the requests, or the machine's own speed changed",
+        regime: "disturbed: the latencies are those of other work, too",
         next: "hbmark doctor until it names no other process, then the same point",
         response: "stop the other work, or pin it to other cores",
-        detect: |_, _, result| {
-            let cores = result.foreign_cores.filter(|cores| *cores > Limits::default().foreign_cores)?;
-            Some(format!("other processes kept {cores:.1} cores busy over the run"))
-        },
+        detect: |_, point, _| Some(point.disturbances().join("; ")).filter(|found| !found.is_empty()),
     },
     Rule {
         name: "engine_failed",
@@ -208,7 +205,7 @@ const RULES: &[Rule<Detector>] = &[
         regime: "queueing: the system keeps up and is near the load it can take",
         next: "the same point at half of the rate: the wait should fall by more than half",
         response: "keep some distance to saturation; a burst will cost more than its share",
-        detect: |_, _, result| queueing(result, true),
+        detect: |_, point, result| queueing(point, result, true),
     },
     Rule {
         name: "keeps_up",
@@ -218,7 +215,7 @@ const RULES: &[Rule<Detector>] = &[
         regime: "the system keeps up",
         next: "twice the rate, to see how far it is from its limit",
         response: "latency is now a matter of the step: hbmark run says where its time goes",
-        detect: |_, _, result| queueing(result, false),
+        detect: |_, point, result| queueing(point, result, false),
     },
     Rule {
         name: "too_few_requests",
@@ -238,8 +235,8 @@ const RULES: &[Rule<Detector>] = &[
         regime: "too short to tell growth of the queue from chance",
         next: "the same point with as many requests as the evidence names, or ten times as many where it names none",
         response: "read its latencies as those of this run alone, until a longer one shows that they stay so",
-        detect: |_, _, result| {
-            undecided(result).map(|detail| {
+        detect: |_, point, result| {
+            undecided(point, result).map(|detail| {
                 format!("{:.2} requests waited on average; {detail}", result.mean_waiting.max(0.0))
             })
         },
@@ -289,7 +286,7 @@ pub fn explain_serving(report: &ServeReport, cost: Option<Cost>) -> Vec<Finding>
         }
         let mut finding = rule.finding(&found);
         if rule.name == SATURATION {
-            finding.evidence.splice(0..0, edge(&points));
+            finding.evidence.splice(0..0, edge(report, &points));
         } else if rule.kind == Kind::Regime {
             finding.severity = finding.severity.min(weight(&points, &finding));
         }
@@ -351,7 +348,7 @@ fn unexplained(points: &[(&Point, &ServeResult)]) -> Finding {
             p50(result.ttft_ns.as_ref()),
             p50(result.tpot_ns.as_ref()),
             result.served_per_s,
-            why_not_the_queue(result)
+            why_not_the_queue(point, result)
         )
     };
     Finding {
@@ -367,8 +364,8 @@ fn unexplained(points: &[(&Point, &ServeResult)]) -> Finding {
 }
 
 /// Why a point has neither of the names that rest on the queue: that it waits there, or that it keeps up.
-fn why_not_the_queue(result: &ServeResult) -> &'static str {
-    if undecided(result).is_some() {
+fn why_not_the_queue(point: &Point, result: &ServeResult) -> &'static str {
+    if undecided(point, result).is_some() {
         "; whether requests queue or the system keeps up is open while the run is too short to tell"
     } else if readable(result) && result.queue_ns.is_none() {
         "; this server does not show how long requests queue, so that neither queueing nor keeping up can be told"
@@ -412,25 +409,42 @@ pub(super) fn rate(point: &Point) -> Option<f64> {
     if let Offered::Rate(rate) = point.offered { Some(rate) } else { None }
 }
 
-/// The last rate that kept up and the first that did not, where points differ in their rate.
-fn edge(points: &[(&Point, &ServeResult)]) -> Option<String> {
-    let rates = |wanted: fn(Validity) -> bool| {
-        points
-            .iter()
-            .filter(move |(_, result)| wanted(result.validity))
-            .filter_map(|(point, result)| Some((rate(point)?, result.served_per_s)))
+/// The last rate that kept up and the first that did not, where points differ in their rate alone. What a run cannot tell is neither.
+fn edge(report: &ServeReport, points: &[(&Point, &ServeResult)]) -> Option<String> {
+    // The rows of a matrix are different workloads: one of their rates cannot be the last before another.
+    if !report.matrix.is_empty() {
+        return None;
+    }
+    let rates = |wanted: Option<bool>| {
+        points.iter().filter(move |(point, _)| point.keeps_up() == wanted).filter_map(
+            move |(point, result)| {
+                let counts = wanted.is_some() || result.validity == Validity::Valid;
+                Some((rate(point).filter(|_| counts)?, result.served_per_s))
+            },
+        )
     };
-    let (first_not, served) = rates(|v| v == Validity::Saturated).min_by(|a, b| a.0.total_cmp(&b.0))?;
-    let kept = rates(|v| v == Validity::Valid)
-        .filter(|(rate, _)| *rate < first_not)
-        .max_by(|a, b| a.0.total_cmp(&b.0));
-    Some(match kept {
-        Some((last, _)) => format!(
-            "the last rate that kept up is {last:.3} per second, the first that did not {first_not:.3}, which was served {served:.3} per \
-             second"
+    let (first_not, served) = rates(Some(false)).min_by(|a, b| a.0.total_cmp(&b.0))?;
+    let below = |(rate, _): &(f64, f64)| *rate < first_not;
+    let kept = rates(Some(true)).filter(below).map(|(rate, _)| rate).reduce(f64::max);
+    let mut open: Vec<f64> = rates(None).filter(below).map(|(rate, _)| rate).collect();
+    open.retain(|rate| kept.is_none_or(|kept| *rate > kept));
+    open.sort_by(f64::total_cmp);
+    open.dedup();
+    let open = match open.as_slice() {
+        [] => String::new(),
+        [one] => format!("; undetermined at {}", PerSecond(*one)),
+        [low, .., high] => {
+            let rates = counted(open.len(), "rate");
+            format!("; undetermined at {rates} from {} to {}", PerSecond(*low), PerSecond(*high))
+        }
+    };
+    let (not, served) = (PerSecond(first_not), PerSecond(served));
+    Some(match kept.map(PerSecond) {
+        Some(last) => format!(
+            "the last rate that kept up is {last} per second, the first that did not {not}, which was served {served} per second{open}"
         ),
         None => format!(
-            "no rate below {first_not:.3} per second was seen to keep up; it was served {served:.3} per second"
+            "no rate below {not} per second was shown to keep up; it was served {served} per second{open}"
         ),
     })
 }
@@ -635,8 +649,8 @@ fn saturated(_: &ServeReport, point: &Point, result: &ServeResult) -> Option<Str
 }
 
 /// A point that keeps up: with most of the TTFT in the queue, or with little.
-fn queueing(result: &ServeResult, mostly: bool) -> Option<String> {
-    if !readable(result) || undecided(result).is_some() {
+fn queueing(point: &Point, result: &ServeResult, mostly: bool) -> Option<String> {
+    if point.keeps_up() != Some(true) {
         return None;
     }
     let wait = value(result.queue_ns.as_ref()?.p50)?;
@@ -658,10 +672,16 @@ fn too_few(result: &ServeResult) -> Option<String> {
         .then(|| format!("measured: {}; a p99 needs {needed}", counted(result.measured, "request")))
 }
 
-fn undecided(result: &ServeResult) -> Option<String> {
-    gate(result, GateName::KeepsUp)
-        .filter(|gate| gate.passed.is_none() && result.validity == Validity::Valid)
-        .map(|gate| gate.detail.clone())
+/// Why it is open whether the system keeps up, where it is.
+fn undecided(point: &Point, result: &ServeResult) -> Option<String> {
+    let judged = result.validity != Validity::Valid || point.keeps_up().is_some();
+    let open = || {
+        gate(result, GateName::KeepsUp).map_or_else(
+            || format!("{}, and no trend of the queue was judged", counted(result.measured, "request")),
+            |gate| gate.detail.clone(),
+        )
+    };
+    (!judged && point.offered != Offered::AtOnce).then(open)
 }
 
 fn early_end(result: &ServeResult) -> Option<String> {
@@ -728,5 +748,88 @@ mod tests {
             "{:?}",
             found.evidence
         );
+    }
+
+    fn evidence(report: &ServeReport, rule: &str) -> Option<Vec<String>> {
+        let found = explain_serving(report, None).into_iter().find(|finding| finding.rule == rule);
+        found.map(|finding| finding.evidence)
+    }
+
+    /// A sweep whose points keep up, do not, or leave it open.
+    fn swept(rates: &[(f64, Option<bool>)]) -> ServeReport {
+        let mut report = samples::sweep();
+        let any = report.points.iter().find(|point| point.result.is_some()).unwrap().clone();
+        let at = |(rate, passed): &(f64, Option<bool>)| {
+            let mut point =
+                Point { offered: Offered::Rate(*rate), label: format!("rate {rate}"), ..any.clone() };
+            let result = point.result.as_mut().unwrap();
+            result.validity = if *passed == Some(false) { Validity::Saturated } else { Validity::Valid };
+            result.gates.retain(|gate| gate.name != GateName::KeepsUp);
+            let detail = "as planted".to_owned();
+            result.gates.push(Gate { name: GateName::KeepsUp, passed: *passed, detail });
+            point
+        };
+        report.points = rates.iter().map(at).collect();
+        report
+    }
+
+    #[test]
+    fn a_rate_at_which_it_is_open_is_not_the_last_that_kept_up() {
+        let first = |rates: &[(f64, Option<bool>)]| evidence(&swept(rates), SATURATION).unwrap().remove(0);
+        let (yes, no, open) = (Some(true), Some(false), None);
+        let mixed =
+            first(&[(20.0, yes), (30.0, yes), (93.358, open), (40.0, open), (103.6, no), (120.0, open)]);
+        assert!(
+            mixed.starts_with(
+                "the last rate that kept up is 30.000 per second, the first that did not 103.600"
+            ),
+            "{mixed}"
+        );
+        assert!(mixed.ends_with("; undetermined at 2 rates from 40.000 to 93.358"), "{mixed}");
+        let none = first(&[(93.358, open), (103.6, no)]);
+        assert!(none.starts_with("no rate below 103.600 per second was shown to keep up"), "{none}");
+        assert!(none.ends_with("; undetermined at 93.358"), "{none}");
+        let mut matrix = swept(&[(105.0, yes), (326.0, no)]);
+        matrix.matrix = samples::matrix();
+        let rows = evidence(&matrix, SATURATION).unwrap();
+        assert!(!rows.iter().any(|row| row.contains("the last rate")), "{rows:?}");
+    }
+
+    #[test]
+    fn a_point_whose_queue_was_not_judged_is_not_said_to_keep_up() {
+        let mut report = swept(&[(20.0, None)]);
+        let regimes = |report: &ServeReport| {
+            [
+                evidence(report, "queueing").is_some(),
+                evidence(report, "keeps_up").is_some(),
+                evidence(report, "not_judged").is_some(),
+            ]
+        };
+        assert_eq!(regimes(&report), [false, false, true]);
+        // Nor where a file of before kept no gate of so few requests.
+        let result = report.points[0].result.as_mut().unwrap();
+        result.gates.retain(|gate| gate.name != GateName::KeepsUp);
+        result.measured = 60;
+        assert_eq!(regimes(&report), [false, false, true]);
+        assert!(
+            evidence(&report, "not_judged").unwrap()[0]
+                .ends_with("60 requests, and no trend of the queue was judged")
+        );
+        let judged = swept(&[(20.0, Some(true))]);
+        assert!(!regimes(&judged)[2]);
+        assert!(regimes(&judged)[..2].contains(&true));
+    }
+
+    #[test]
+    fn a_machine_whose_speed_changed_disturbs_a_point_as_other_work_does() {
+        let mut report = swept(&[(20.0, Some(true))]);
+        assert_eq!(evidence(&report, "foreign_load"), None);
+        report.points[0].drift = Some(0.403);
+        let found = evidence(&report, "foreign_load").unwrap();
+        assert!(found[0].ends_with("took 59.7 % less time after the run than before it"), "{found:?}");
+        report.points[0].drift = None;
+        report.points[0].result.as_mut().unwrap().foreign_cores = Some(1.5);
+        let found = evidence(&report, "foreign_load").unwrap();
+        assert!(found[0].ends_with("other processes kept 1.5 cores busy over the run"), "{found:?}");
     }
 }

@@ -14,13 +14,13 @@ use hbmark_core::result::{Cause, Status};
 pub enum FailOn {
     /// A point missed an objective, or it is not known whether it met it.
     Slo,
-    /// A point was saturated.
+    /// A point was saturated, or it is not known whether it was.
     Saturated,
     /// A search found no rate.
     NoRate,
     /// A cell or point is invalid, or figures of another program contradict one another.
     Invalid,
-    /// A cell is not `ok`: disturbed, not converged or not run.
+    /// A cell or a point is not `ok`: disturbed, not converged or not run.
     NotOk,
     /// A predicted cell does not fit the device.
     DoesNotFit,
@@ -32,10 +32,17 @@ impl FailOn {
     pub fn applies_to(self, opened: &Opened) -> bool {
         match self {
             Self::Invalid | Self::NotOk => true,
-            Self::Slo | Self::Saturated | Self::NoRate => matches!(opened, Opened::Serving(_)),
+            Self::Saturated => matches!(opened, Opened::Serving(_)),
+            Self::NoRate => matches!(opened, Opened::Serving(report) if report.search.is_some()),
+            Self::Slo => matches!(opened, Opened::Serving(report) if has_objectives(report)),
             Self::DoesNotFit => matches!(opened, Opened::Report(_)),
         }
     }
+}
+
+fn has_objectives(report: &ServeReport) -> bool {
+    let of_points = report.points.iter().filter_map(|point| point.result.as_ref()).any(|r| !r.slo.is_empty());
+    of_points || report.search.is_some()
 }
 
 /// The conditions that hold, one line each. What a file of another program does not say of itself is `given`.
@@ -93,19 +100,29 @@ fn of_serving(report: &ServeReport, condition: FailOn) -> Option<String> {
         return (search.max_rate.is_none()).then(|| format!("no rate was found: {}", search.note));
     }
     report.points.iter().find_map(|point| {
-        let result = point.result.as_ref();
+        let (result, disturbed) = (point.result.as_ref(), point.disturbances());
         let hit = match condition {
             FailOn::Slo => {
                 result.is_some_and(|result| !result.slo.is_empty() && result.slo_met != Some(true))
             }
-            FailOn::Saturated => result.is_some_and(|result| result.validity == Validity::Saturated),
+            FailOn::Saturated => result.is_some_and(|result| match result.validity {
+                Validity::Saturated => true,
+                Validity::Valid => point.keeps_up().is_none(),
+                Validity::Invalid => false,
+            }),
             FailOn::Invalid => result.is_some_and(|result| result.validity == Validity::Invalid),
-            FailOn::NotOk => result.is_none_or(|result| result.validity != Validity::Valid),
+            FailOn::NotOk => {
+                result.is_none_or(|result| result.validity != Validity::Valid) || !disturbed.is_empty()
+            }
             FailOn::NoRate | FailOn::DoesNotFit => false,
         };
         let what = match condition {
             FailOn::Slo => "an objective is not met, or not known to be",
+            FailOn::Saturated if result.is_some_and(|result| result.validity == Validity::Valid) => {
+                "not known to keep up"
+            }
             FailOn::Saturated => "saturated",
+            FailOn::NotOk if !disturbed.is_empty() => "disturbed",
             FailOn::Invalid => "invalid",
             _ => "no valid result",
         };
@@ -119,6 +136,12 @@ fn of_serving(report: &ServeReport, condition: FailOn) -> Option<String> {
 mod tests {
     use super::*;
     use crate::samples;
+    use hbmark_core::result::serving::{Gate, GateName};
+
+    /// As beside other processes.
+    fn open_machine(report: &mut ServeReport) {
+        report.points[0].result.as_mut().unwrap().foreign_cores = Some(1.5);
+    }
 
     #[test]
     fn a_serving_result_fails_on_what_was_named_and_on_nothing_else() {
@@ -128,12 +151,36 @@ mod tests {
         let mut good = result(&mut report);
         good.validity = Validity::Valid;
         good.slo_met = Some(true);
+        let open = |gate: &&mut Gate| gate.name == GateName::KeepsUp;
+        good.gates.iter_mut().find(open).unwrap().passed = Some(true);
         report.points[0].result = Some(good.clone());
         report.search = None;
         assert_eq!(serving_failures(&report, &all), [""; 0]);
         report.points[0].result.as_mut().unwrap().validity = Validity::Saturated;
         assert_eq!(serving_failures(&report, &all).len(), 1);
         assert_eq!(serving_failures(&report, &[FailOn::Slo, FailOn::Invalid]), [""; 0]);
+        // What is not judged is not known to keep up.
+        let open = report.points[0].result.as_mut().unwrap();
+        open.validity = Validity::Valid;
+        open.gates.iter_mut().find(|gate| gate.name == GateName::KeepsUp).unwrap().passed = None;
+        let found = serving_failures(&report, &[FailOn::Saturated]);
+        assert!(found.len() == 1 && found[0].ends_with(": not known to keep up"), "{found:?}");
+        assert_eq!(serving_failures(&report, &[FailOn::NotOk]), [""; 0]);
+        open_machine(&mut report);
+        let found = serving_failures(&report, &[FailOn::NotOk]);
+        assert!(found.len() == 1 && found[0].ends_with(": disturbed"), "{found:?}");
+    }
+
+    #[test]
+    fn a_file_in_which_no_request_completed_is_invalid() {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/foreign/");
+        let of = |name: &str| {
+            let opened =
+                super::super::opened::open(std::path::Path::new(&format!("{folder}{name}"))).unwrap();
+            failures(&opened, &[FailOn::Invalid], &UserOverrides::default())
+        };
+        assert_eq!(of("vllm-serve-all-failed.json"), ["run 1: no request of 8 completed"]);
+        assert_eq!(of("vllm-serve-0.25.json"), [""; 0]);
     }
 
     #[test]

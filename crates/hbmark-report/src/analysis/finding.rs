@@ -22,6 +22,9 @@ pub(super) fn invalid(found: &[(String, String)]) -> Option<Finding> {
     (!found.is_empty()).then(|| rule.finding(found))
 }
 
+/// A limit further away than this factor is not what nearly applied; half of a limit is no near miss, and neither is twice it.
+const NEAR: f64 = 1.5;
+
 /// A limit that a cell or a point did not reach, or went beyond.
 pub(super) struct NearMiss {
     /// What it would be called within the limit.
@@ -31,14 +34,15 @@ pub(super) struct NearMiss {
 }
 
 impl NearMiss {
-    /// How far it was from the limit, as a factor; infinite where nothing was seen.
+    /// How far it was from the limit, as the logarithm of a factor; infinite where nothing was seen.
     fn factor(&self) -> f64 {
         if self.seen > 0.0 && self.limit > 0.0 { (self.seen / self.limit).ln().abs() } else { f64::INFINITY }
     }
 
-    /// The nearest of several, in words; `None` where there is none.
+    /// The nearest of several, in words; `None` where none is near.
     pub fn nearest(all: impl IntoIterator<Item = Self>) -> Option<String> {
-        let nearest = all.into_iter().min_by(|a, b| a.factor().total_cmp(&b.factor()))?;
+        let near = all.into_iter().filter(|miss| miss.factor() < NEAR.ln());
+        let nearest = near.min_by(|a, b| a.factor().total_cmp(&b.factor()))?;
         let Self { regime, seen, limit } = nearest;
         let (side, missed) = if seen < limit { ("from", limit - seen) } else { ("up to", seen - limit) };
         Some(format!(
@@ -93,5 +97,21 @@ impl<Detector> Rule<Detector> {
             response: self.response.to_owned(),
             cells: Vec::new(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_far_from_a_limit_did_not_nearly_reach_it() {
+        let at = |seen: f64, limit: f64| NearMiss { regime: "cold start", seen, limit };
+        let near = NearMiss::nearest([at(0.038, 1.5), at(0.19, 0.2)]).unwrap();
+        assert!(near.ends_with("from 20.0 %; here 19.0 %, missed by 1.0 points"), "{near}");
+        // The first requests took a twenty-fifth of what the others took, or the same: neither is nearly a cold start.
+        assert_eq!(NearMiss::nearest([at(0.038, 1.5)]), None);
+        assert_eq!(NearMiss::nearest([at(1.0, 1.5)]), None);
+        assert_eq!(NearMiss::nearest([at(0.0, 1.5)]), None);
     }
 }

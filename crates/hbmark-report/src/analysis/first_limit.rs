@@ -182,9 +182,10 @@ pub(super) fn first_failure(
                 (runs + 1, failed + usize::from(!failures(result).is_empty()))
             });
             let below = || within.iter().rev().filter(|(other, ..)| other < load);
-            let smaller = below().find(|(.., result)| result.within_objectives().0 == Some(true));
+            // Throughput is a target, too: a load of which it is open whether the system keeps up is not within every one.
+            let smaller = below().find(|(_, point, _)| point.held());
             let open: Vec<String> = below()
-                .take_while(|(.., result)| result.within_objectives().0.is_none())
+                .take_while(|(_, point, _)| !point.held())
                 .map(|(other, ..)| format!("{other:.3}"))
                 .collect();
             let open = if open.is_empty() || report.search.is_some() {
@@ -254,6 +255,7 @@ mod tests {
     use super::*;
     use crate::analysis::explain_serving;
     use crate::samples;
+    use hbmark_core::result::serving::GateName;
 
     /// Points at given rates, each within its targets or saturated.
     fn searched(rates: &[(f64, bool)]) -> ServeReport {
@@ -270,6 +272,8 @@ mod tests {
                 clause.met = (!*saturated).then_some(true);
             }
             result.slo_met = (!*saturated).then_some(true);
+            let gates = result.gates.iter_mut().filter(|gate| gate.name == GateName::KeepsUp);
+            gates.for_each(|gate| gate.passed = Some(!*saturated));
             point
         };
         report.points = rates.iter().enumerate().map(at).collect();
@@ -292,6 +296,17 @@ mod tests {
             "{:?}",
             first.evidence
         );
+    }
+
+    #[test]
+    fn a_load_that_was_not_seen_to_keep_up_is_not_within_every_target() {
+        let mut report = searched(&[(20.0, false), (43.0, false), (60.0, true)]);
+        let gates = &mut report.points[1].result.as_mut().unwrap().gates;
+        gates.iter_mut().find(|gate| gate.name == GateName::KeepsUp).unwrap().passed = None;
+        let findings = explain_serving(&report, None);
+        let first = findings.iter().find(|finding| finding.rule == FIRST_TARGET).unwrap();
+        let ends = "; 20.000 was within every target; undetermined at 43.000";
+        assert!(first.evidence[0].ends_with(ends), "{:?}", first.evidence);
     }
 
     #[test]

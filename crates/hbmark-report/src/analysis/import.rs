@@ -7,6 +7,7 @@
 
 mod aiperf;
 mod consistency;
+mod decoding;
 mod document;
 mod fields;
 mod genai_perf;
@@ -38,7 +39,9 @@ use hbmark_core::result::Cause;
 
 pub use metric_keys::{Alias, Metric, Statistic};
 pub use own_serving::of_serving;
-pub use placement::{Imported, Missing, Placement, RooflinePlacement, UserOverrides, objections, place};
+pub use placement::{
+    Imported, Missing, Placement, RooflinePlacement, UserOverrides, objections, place, remedy,
+};
 
 /// A summary takes kilobytes; a detailed export of a long run a few dozen megabytes.
 const MAX_BYTES: u64 = 64 << 20;
@@ -170,6 +173,10 @@ pub struct ForeignRow {
     /// Figures that contradict one another; a row with any is not rated.
     #[serde(default)]
     pub problems: Vec<Cause>,
+    /// Of our own results: more was asked for than the system keeps up with, so that its latencies are those of the run's length. Not
+    /// rated, and no fault of the file.
+    #[serde(default)]
+    pub saturated: bool,
 }
 
 /// The conditions of a row; `None` where the file does not report them.
@@ -264,18 +271,6 @@ impl ForeignRow {
         };
         order.into_iter().find_map(|s| self.values.iter().find(|v| v.metric == metric && v.statistic == s))
     }
-
-    /// Sequences that decoded at once, mean, by Little's law: tokens after the first per second times the time of each.
-    ///
-    /// `None` where the file lacks a mean TPOT, the request rate it reached or the output length.
-    #[must_use]
-    pub fn decoding_at_once(&self) -> Option<f64> {
-        let tpot = self.value(Metric::Tpot, Statistic::Mean)? / 1e9;
-        let rate = |statistic| self.value(Metric::RequestThroughput, statistic);
-        let requests = rate(Statistic::Single).or_else(|| rate(Statistic::Mean))?;
-        let tokens = (self.setup.output_tokens? - 1.0).max(0.0);
-        Some(requests * tokens * tpot)
-    }
 }
 
 /// Why a file could not be imported.
@@ -295,8 +290,8 @@ pub enum ImportError {
     Empty { file: String },
     #[error("{file} has more than {limit} {what}; cut it down to the runs that matter")]
     TooMany { file: String, what: &'static str, limit: usize },
-    #[error("{file} is not whole JSON; was it cut off?")]
-    Json { file: String, source: serde_json::Error },
+    #[error("{file}: {}", hbmark_core::input::json::problem(json))]
+    Json { file: String, json: serde_json::Error },
     #[error("{file} cannot be read as YAML")]
     Yaml { file: String, source: Box<serde_saphyr::Error> },
     #[error("{file} does not end with a whole line; was it cut off?")]
@@ -349,14 +344,19 @@ pub fn parse(file: &str, text: impl Into<String>) -> Result<Vec<ForeignResult>, 
     let mut results = recognise(&document)?;
     for result in &mut results {
         let format = result.format;
-        result.rows.iter_mut().for_each(|row| row.problems.extend(consistency::of_row(row, format)));
+        for row in &mut result.rows {
+            row.problems.extend(consistency::of_row(row, format));
+            row.problems.extend(nothing_completed(&row.setup));
+        }
     }
     let rows: usize = results.iter().map(|r| r.rows.len()).sum();
     if rows > MAX_ROWS {
         return Err(ImportError::TooMany { file: file.to_owned(), what: "rows", limit: MAX_ROWS });
     }
     for result in &results {
-        if let Some(at) = result.rows.iter().position(|row| row.values.is_empty() && row.remarks.is_empty()) {
+        let says_nothing =
+            |row: &ForeignRow| row.values.is_empty() && row.remarks.is_empty() && row.problems.is_empty();
+        if let Some(at) = result.rows.iter().position(says_nothing) {
             let file = file.to_owned();
             return Err(ImportError::NothingMeasured { file, record: at + 1, format: result.format });
         }
@@ -400,6 +400,15 @@ fn clipped(text: &str) -> String {
     }
 }
 
+/// A run of which no request ended is no measurement, whatever its summary says.
+fn nothing_completed(setup: &Setup) -> Option<Cause> {
+    let sent = setup.requests.or(setup.failed);
+    (setup.completed == Some(0)).then(|| {
+        let of = sent.map_or_else(String::new, |sent| format!(" of {sent}"));
+        Cause::other(format!("no request{of} completed"))
+    })
+}
+
 /// A remark where requests failed.
 fn failures(failed: Option<u64>) -> Option<String> {
     let failed = failed.filter(|failed| *failed > 0)?;
@@ -419,6 +428,9 @@ fn dtype_of(word: &str) -> Option<Dtype> {
         (&["int8", "w8a8_int8"][..], Dtype::Int8),
         (&["q8_0"][..], Dtype::Q8_0),
         (&["q4_0"][..], Dtype::Q4_0),
+        (&["q4_k"][..], Dtype::Q4K),
+        (&["q5_k"][..], Dtype::Q5K),
+        (&["q6_k"][..], Dtype::Q6K),
     ];
     let word = word.trim().to_lowercase();
     known.iter().find(|(words, _)| words.contains(&word.as_str())).map(|(_, dtype)| *dtype)

@@ -120,7 +120,7 @@ pub fn open(path: &Path) -> Result<Opened, OpenedError> {
         ) => {
             // An object with our version, and a field that is none of ours.
             let broken = match &ours {
-                ReportError::Malformed { source, .. } => source.is_data(),
+                ReportError::Malformed { json, .. } => json.is_data(),
                 other => matches!(other, ReportError::UnknownKind { .. }),
             };
             match import::read(path) {

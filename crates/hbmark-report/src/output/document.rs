@@ -138,6 +138,8 @@ pub struct Column {
     pub cells: Cells,
     /// Where there is little room, shown only when asked for.
     pub minor: bool,
+    /// Says which row it is: shown beside every part of a table that is too wide, and shortened before it takes the room of numbers.
+    pub key: bool,
 }
 
 /// What a column holds.
@@ -166,6 +168,11 @@ pub enum Value {
     AtLeast(f64),
     /// A median with its range, which nothing should rest on.
     Doubtful(Spread),
+    /// A value of a disturbed machine, or a lower bound of one, which nothing should rest on.
+    Disturbed {
+        value: f64,
+        at_least: bool,
+    },
     /// Why there is none.
     Word(&'static str),
 }
@@ -191,13 +198,18 @@ impl<T: Into<Self>> From<Option<T>> for Value {
 /// A column of text.
 #[must_use]
 pub fn words(title: impl Into<String>, cells: impl IntoIterator<Item = String>) -> Column {
-    Column { title: title.into(), cells: Cells::Words(cells.into_iter().collect()), minor: false }
+    Column { title: title.into(), cells: Cells::Words(cells.into_iter().collect()), minor: false, key: false }
 }
 
 /// A column of formatted numbers.
 #[must_use]
 pub fn numbers(title: impl Into<String>, cells: impl IntoIterator<Item = String>) -> Column {
-    Column { title: title.into(), cells: Cells::Numbers(cells.into_iter().collect()), minor: false }
+    Column {
+        title: title.into(),
+        cells: Cells::Numbers(cells.into_iter().collect()),
+        minor: false,
+        key: false,
+    }
 }
 
 /// A column of values in one scale.
@@ -207,10 +219,30 @@ pub fn measured<V: Into<Value>>(
     values: impl IntoIterator<Item = V>,
 ) -> Column {
     let values = values.into_iter().map(Into::into).collect();
-    Column { title: title.into(), cells: Cells::Measured { unit, alike: true, values }, minor: false }
+    Column {
+        title: title.into(),
+        cells: Cells::Measured { unit, alike: true, values },
+        minor: false,
+        key: false,
+    }
 }
 
 impl Column {
+    /// The same with the times of some rows in brackets.
+    #[must_use]
+    pub fn in_brackets(mut self, rows: &[bool]) -> Self {
+        if let Cells::Measured { unit: Unit::Nanoseconds, values, .. } = &mut self.cells {
+            for (value, _) in values.iter_mut().zip(rows).filter(|(_, disturbed)| **disturbed) {
+                *value = match *value {
+                    Value::Finite(value) => Value::Disturbed { value, at_least: false },
+                    Value::AtLeast(value) => Value::Disturbed { value, at_least: true },
+                    other => other,
+                };
+            }
+        }
+        self
+    }
+
     /// The same with each value in its own scale.
     #[must_use]
     pub fn each_alone(mut self) -> Self {
@@ -224,6 +256,12 @@ impl Column {
     #[must_use]
     pub fn minor(self, minor: bool) -> Self {
         Self { minor, ..self }
+    }
+
+    /// The same, as one that says which row it is.
+    #[must_use]
+    pub fn key(self) -> Self {
+        Self { key: true, ..self }
     }
 
     /// Whether it is aligned to the right.

@@ -107,6 +107,7 @@ fn table(table: &Table) -> Node {
     let class = |column: &Column| match (column.right(), column.minor) {
         (true, false) => "number",
         (true, true) => "number minor",
+        (false, false) if column.key => "word key",
         (false, false) => "word",
         (false, true) => "word minor",
     };

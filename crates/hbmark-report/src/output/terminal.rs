@@ -9,6 +9,11 @@ use owo_colors::{OwoColorize, Style};
 use super::document::{Block, Cells, Column, Document, Line, List, Table, Tone};
 use hbmark_core::input::plain;
 
+/// Characters between two columns.
+const GAP: usize = 2;
+/// Characters of a name that is shortened, at the least.
+const LEAST_NAME: usize = 8;
+
 /// Where a document is shown.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Screen {
@@ -123,39 +128,82 @@ fn draw_table(text: &mut String, table: &Table, paint: &Paint) -> std::fmt::Resu
     table.closing.iter().try_for_each(|closing| writeln!(text, "{indent}{}", plain(closing)))
 }
 
+/// Room that a column takes with the gap to the next.
+fn wide(column: &Column) -> usize {
+    let cells = column.shown();
+    let longest = std::iter::once(&column.title).chain(&cells).map(|cell| plain(cell).chars().count()).max();
+    longest.unwrap_or(0) + GAP
+}
+
 /// The columns of a table in parts that are no wider than a line; each part begins with the columns that name a row.
-fn parts(columns: &[Column], width: Option<usize>) -> Vec<Vec<&Column>> {
-    let Some(width) = width else { return vec![columns.iter().collect()] };
-    let wide = |column: &Column| {
-        let cells = column.shown();
-        let longest =
-            std::iter::once(&column.title).chain(&cells).map(|cell| plain(cell).chars().count()).max();
-        longest.unwrap_or(0) + 2
-    };
+fn parts(columns: &[Column], width: Option<usize>) -> Vec<Vec<Column>> {
+    let all: usize = columns.iter().map(wide).sum();
+    let Some(width) = width.filter(|width| all > width + GAP) else { return vec![columns.to_vec()] };
     // Half of a line is for numbers.
-    let mut width_so_far = 0;
-    let names = columns.iter().take_while(|column| {
-        width_so_far += wide(column);
-        !matches!(column.cells, Cells::Measured { .. } | Cells::Bars(_)) && width_so_far <= width / 2 + 2
-    });
-    let names: Vec<&Column> = names.collect();
-    let begin: usize = names.iter().map(|column| wide(column)).sum();
-    let mut parts: Vec<Vec<&Column>> = Vec::new();
+    let half = width / 2 + GAP;
+    let keys = columns.iter().take_while(|column| column.key).count();
+    let names: Vec<Column> = if keys > 0 {
+        fitted(&columns[..keys], half)
+    } else {
+        let mut width_so_far = 0;
+        let names = columns.iter().take_while(|column| {
+            width_so_far += wide(column);
+            !matches!(column.cells, Cells::Measured { .. } | Cells::Bars(_)) && width_so_far <= half
+        });
+        names.cloned().collect()
+    };
+    let begin: usize = names.iter().map(wide).sum();
+    let mut parts: Vec<Vec<Column>> = Vec::new();
     let mut taken = usize::MAX;
     for column in &columns[names.len()..] {
         let needs = wide(column);
-        if taken.saturating_add(needs) > width + 2 {
+        if taken.saturating_add(needs) > width + GAP {
             parts.push(names.clone());
             taken = begin;
         }
         taken += needs;
-        parts.last_mut().expect("the first column begins a part").push(column);
+        parts.last_mut().expect("the first column begins a part").push(column.clone());
     }
     if parts.is_empty() { vec![names] } else { parts }
 }
 
+/// Columns in a room: those with less than an equal share keep what they have, the others are shortened to what is left for each.
+fn fitted(columns: &[Column], room: usize) -> Vec<Column> {
+    let mut narrowest: Vec<usize> = columns.iter().map(wide).collect();
+    narrowest.sort_unstable();
+    let (mut left, mut share) = (room, room / columns.len().max(1));
+    for (index, needs) in narrowest.iter().enumerate() {
+        share = left / (columns.len() - index);
+        if *needs > share {
+            break;
+        }
+        left -= needs;
+    }
+    let each = |column: &Column| match &column.cells {
+        Cells::Words(cells) if wide(column) > share => {
+            let most = share.saturating_sub(GAP);
+            let cells = cells.iter().map(|cell| shortened(&plain(cell), most)).collect();
+            Column { cells: Cells::Words(cells), ..column.clone() }
+        }
+        _ => column.clone(),
+    };
+    columns.iter().map(each).collect()
+}
+
+/// Text of so many characters at most: names differ at their end more often than at their beginning, so that the middle goes.
+fn shortened(text: &str, most: usize) -> String {
+    let letters: Vec<char> = text.chars().collect();
+    let kept = most.max(LEAST_NAME).saturating_sub(1);
+    if letters.len() <= kept + 1 {
+        return text.to_owned();
+    }
+    let (first, last) = letters.split_at(kept / 3);
+    let last = &last[letters.len() - kept..];
+    first.iter().chain(&['…']).chain(last).collect()
+}
+
 /// Columns as lines, the titles first.
-fn aligned(columns: &[&Column]) -> Vec<String> {
+fn aligned(columns: &[Column]) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for (index, column) in columns.iter().enumerate() {
         let cells: Vec<String> =
@@ -164,7 +212,7 @@ fn aligned(columns: &[&Column]) -> Vec<String> {
         lines.resize(lines.len().max(cells.len()), String::new());
         for (line, cell) in lines.iter_mut().zip(&cells) {
             let fill = " ".repeat(width - cell.chars().count());
-            let gap = if index > 0 { "  " } else { "" };
+            let gap = " ".repeat(if index > 0 { GAP } else { 0 });
             let _ = if column.right() {
                 write!(line, "{gap}{fill}{cell}")
             } else {

@@ -206,6 +206,33 @@ fn a_prediction_says_that_nothing_was_measured() {
 }
 
 #[test]
+fn a_prediction_on_a_phone_keeps_the_floor_and_the_tokens_per_second() {
+    let shown_on_a_phone = |report: &Report| {
+        let (_, columns) = kinds::run::of_cells(&report.cells);
+        let shown = columns.into_iter().filter(|column| !column.minor);
+        shown.map(|column| column.title).collect::<Vec<_>>()
+    };
+    let predicted: Report = samples::saved("predict-h200");
+    let columns = shown_on_a_phone(&predicted);
+    assert!(["floor", "tok/s"].iter().all(|title| columns.iter().any(|own| own == title)), "{columns:?}");
+    let columns = shown_on_a_phone(&samples::measured());
+    assert!(
+        columns.iter().all(|title| title != "floor") && columns.contains(&"TPOT".to_owned()),
+        "{columns:?}"
+    );
+}
+
+#[test]
+fn a_protocol_of_a_fixed_number_of_blocks_is_no_range() {
+    let mut report = samples::measured();
+    let protocol = report.protocol.as_mut().unwrap();
+    (protocol.name, protocol.min_blocks, protocol.max_blocks) = ("custom".to_owned(), 2, 2);
+    protocol.visits = 1;
+    let (text, _) = kinds::run::protocol_text(&report).unwrap();
+    assert!(text.starts_with("protocol custom: 2 blocks, 1 visit in random order"), "{text}");
+}
+
+#[test]
 fn a_prediction_for_several_gpus_shows_the_parts_of_a_step() {
     let report: Report = samples::saved("predict-70b-8-h200");
     insta::assert_snapshot!(render(&report, Format::Table, false).unwrap());
@@ -225,9 +252,17 @@ fn a_result_without_plots_is_a_page_of_its_tables_on_which_strangers_write_no_ma
 #[test]
 fn every_word_is_defined_in_every_format() {
     for format in [Format::Table, Format::Json, Format::Csv, Format::Md, Format::Html] {
-        let text = render(&Glossary, format, false).unwrap();
+        let text = render(&Glossary::whole(), format, false).unwrap();
         assert!(text.contains("host bubble G") && text.contains("goodput"), "{format:?}: {text}");
     }
+}
+
+#[test]
+fn a_word_of_the_glossary_is_found_by_its_term_and_else_by_its_meaning() {
+    let text = |word: &str| Glossary::of(word).map(|found| render(&found, Format::Table, false).unwrap());
+    let canary = text("Canary").unwrap();
+    assert!(canary.contains("canary") && !canary.contains("goodput"), "{canary}");
+    assert!(text("no such word").is_none());
 }
 
 #[test]

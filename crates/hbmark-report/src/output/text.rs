@@ -3,7 +3,7 @@
 use super::document::Value;
 use super::metrics::Unit;
 use hbmark_core::result::Spread;
-use hbmark_core::units::{Bytes, BytesPerSecond, Flops, Nanos};
+use hbmark_core::units::{Bytes, BytesPerSecond, Flops, Nanos, PerSecond};
 
 /// A number as wide as this is shown in a larger unit.
 const WIDE: f64 = 10_000.0;
@@ -14,7 +14,9 @@ const NARROW: f64 = 0.1;
 #[must_use]
 pub fn column(unit: Unit, values: &[Value]) -> Vec<String> {
     let known = |value: &Value| match value {
-        Value::Finite(value) | Value::AtLeast(value) => Some(*value).filter(|v| v.is_finite()),
+        Value::Finite(value) | Value::AtLeast(value) | Value::Disturbed { value, .. } => {
+            Some(*value).filter(|v| v.is_finite())
+        }
         Value::Doubtful(spread) => Some(spread.median).filter(|v| v.is_finite()),
         Value::Null | Value::Infinite | Value::Word(_) => None,
     };
@@ -59,6 +61,7 @@ pub fn alone(unit: Unit, value: Value) -> String {
         Unit::Nanoseconds => Nanos(value).to_string(),
         Unit::Fraction => format!("{:.1} %", value * 100.0),
         Unit::Count if value.fract() == 0.0 => format!("{value:.0}"),
+        Unit::PerSecond if value > 0.0 && value < 0.01 => PerSecond(value).to_string(),
         _ if value.abs() >= 100.0 => format!("{value:.0}"),
         _ if value.abs() >= 1.0 || value == 0.0 => format!("{value:.2}"),
         _ => format!("{value:.3}"),
@@ -73,7 +76,10 @@ fn written(value: Value, show: impl Fn(f64) -> String) -> String {
         Value::Doubtful(Spread { median, low, high }) => {
             format!("[{}, {} to {}]", show(median), show(low), show(high))
         }
-        Value::Null | Value::Finite(_) | Value::AtLeast(_) => "-".to_owned(),
+        Value::Disturbed { value, at_least } if value.is_finite() => {
+            format!("[{}{}]", if at_least { "≥ " } else { "" }, show(value))
+        }
+        Value::Null | Value::Finite(_) | Value::AtLeast(_) | Value::Disturbed { .. } => "-".to_owned(),
         Value::Infinite => "∞".to_owned(),
         Value::Word(word) => word.to_owned(),
     }
@@ -145,6 +151,7 @@ mod tests {
         assert_eq!(alone(Unit::Fraction, 0.034), "3.4 %");
         assert_eq!([0.0, 94.0, 9.1].map(|count| alone(Unit::Count, count)), ["0", "94", "9.10"]);
         assert_eq!(alone(Unit::PerSecond, 0.0), "0.00");
+        assert_eq!(alone(Unit::PerSecond, 0.000_03), "3.00e-5");
     }
 
     #[test]

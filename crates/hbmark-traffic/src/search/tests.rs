@@ -22,14 +22,26 @@ fn measure(server: Server, rate: f64, slo: &Slo, sizes: (usize, usize), seed: u6
 }
 
 fn config(start: f64, seeds: usize) -> SearchConfig {
-    SearchConfig { start, lowest: start / 65_536.0, highest: start * 256.0, precision: 0.03, seeds }
+    SearchConfig {
+        start,
+        lowest: start / 65_536.0,
+        highest: start * 256.0,
+        precision: 0.03,
+        seeds,
+        recorded: None,
+    }
 }
 
 fn search(server: Server, slo: &Slo, requests: usize, seed: u64) -> Search {
     let blank = blank(1.0);
     let mut points = Vec::new();
-    find_max_rate::<()>(&config(0.3, 3), slo, seed * 1000, &mut points, |rate, seed, longer| {
-        let times = if longer { 3 } else { 1 };
+    find_max_rate::<()>(&config(0.3, 3), slo, seed * 1000, &mut points, |trial, seed| {
+        let (rate, times) = match trial {
+            Trial::Rate(rate) => (rate, 1),
+            Trial::Sustained(rate) => (rate, 3),
+            // Nothing is served one at a time here.
+            Trial::Alone(_) => return Ok(blank.clone()),
+        };
         let sizes = (requests * times, 65_536.max(requests) * times);
         let result = measure(server, rate, slo, sizes, seed);
         Ok(Point { result: Some(result), ..blank.clone() })
@@ -93,13 +105,32 @@ fn the_rate_found_is_that_of_a_long_run_over_seeds_and_sample_sizes() {
     check(20, &[1_000, 2_000, 5_000, 10_000, 20_000]);
 }
 
+/// The rate of a trial that has one.
+fn rate_of(trial: Trial) -> Option<f64> {
+    match trial {
+        Trial::Rate(rate) | Trial::Sustained(rate) => Some(rate),
+        Trial::Alone(_) => None,
+    }
+}
+
+/// What a trial measures of a load.
+fn of_trial(spec: &PointSpec, trial: Trial, seed: u64) -> PointSpec {
+    let (offered, requests, slo) = match trial {
+        Trial::Rate(rate) => (Offered::Rate(rate), spec.requests, spec.slo.clone()),
+        Trial::Sustained(rate) => (Offered::Rate(rate), 3 * spec.requests, spec.slo.clone()),
+        Trial::Alone(requests) => (Offered::Concurrency(1), requests, Slo::default()),
+    };
+    PointSpec { offered, requests, max_requests: 0, seed, slo, ..spec.clone() }
+}
+
 /// A search in which rates up to a limit hold, and what it measured.
 fn scripted(config: &SearchConfig, holds: impl Fn(f64) -> Option<bool>) -> (Search, Vec<f64>) {
     let slo: Slo = "ttft_p95=1s".parse().unwrap();
     let valid = measure(Server::Single(Service::Constant), 0.3, &slo, (1000, 1000), 1);
     assert_eq!(valid.held().0, Some(false), "a service takes a second");
     let (mut rates, mut points) = (Vec::new(), Vec::new());
-    let found = find_max_rate::<()>(config, &slo, 0, &mut points, |rate, _, _| {
+    let found = find_max_rate::<()>(config, &slo, 0, &mut points, |trial, _| {
+        let Some(rate) = rate_of(trial) else { return Ok(blank(1.0)) };
         rates.push(rate);
         let mut result = valid.clone();
         result.slo[0].met = holds(rate);
@@ -140,7 +171,8 @@ fn what_a_run_cannot_tell_does_not_hold() {
 fn rates_whose_runs_are_invalid_are_said_with_the_reason() {
     let slo: Slo = "ttft_p95=1s".parse().unwrap();
     let valid = measure(Server::Single(Service::Constant), 0.3, &slo, (1000, 1000), 1);
-    let found = find_max_rate::<()>(&config(1.0, 1), &slo, 0, &mut Vec::new(), |rate, _, _| {
+    let found = find_max_rate::<()>(&config(1.0, 1), &slo, 0, &mut Vec::new(), |trial, _| {
+        let Some(rate) = rate_of(trial) else { return Ok(blank(1.0)) };
         let mut result = valid.clone();
         result.slo[0].met = Some(true);
         if rate > 5.0 {
@@ -177,11 +209,11 @@ fn recorded(requests: usize) -> PointSpec {
 #[test]
 fn a_search_over_a_trace_goes_down_from_any_rate_and_says_that_no_longer_run_was_possible() {
     let search = |spec: &PointSpec, start| {
-        find_max_rate::<()>(&config(start, 2), &spec.slo, 0, &mut Vec::new(), |rate, seed, longer| {
-            let requests = if longer { 3 * spec.requests } else { spec.requests };
-            let spec = PointSpec { offered: Offered::Rate(rate), seed, requests, ..spec.clone() };
+        let config = SearchConfig { recorded: spec.recorded(), ..config(start, 2) };
+        find_max_rate::<()>(&config, &spec.slo, 0, &mut Vec::new(), |trial, seed| {
+            let spec = of_trial(spec, trial, seed);
             let (_, result) = simulated(&spec);
-            Ok(Point { result: Some(result), arrivals: None, ..blank(rate) })
+            Ok(Point { result: Some(result), arrivals: None, ..blank(1.0) })
         })
         .unwrap()
     };
@@ -233,9 +265,10 @@ fn no_rate_is_claimed_where_none_holds() {
     // Nor where only short runs hold.
     let slo: Slo = "ttft_p95=1s".parse().unwrap();
     let valid = measure(Server::Single(Service::Constant), 0.3, &slo, (1000, 1000), 1);
-    let found = find_max_rate::<()>(&config(1.0, 2), &slo, 0, &mut Vec::new(), |rate, _, longer| {
+    let found = find_max_rate::<()>(&config(1.0, 2), &slo, 0, &mut Vec::new(), |trial, _| {
+        let Some(rate) = rate_of(trial) else { return Ok(blank(1.0)) };
         let mut result = valid.clone();
-        result.slo[0].met = Some(!longer && rate <= 3.0);
+        result.slo[0].met = Some(trial == Trial::Rate(rate) && rate <= 3.0);
         Ok(Point { result: Some(result), ..blank(rate) })
     })
     .unwrap();
@@ -245,27 +278,35 @@ fn no_rate_is_claimed_where_none_holds() {
 
 #[test]
 fn an_objective_that_an_unloaded_server_misses_ends_the_search() {
-    let search = |slo: &str| {
+    let search = |slo: &str, requests: usize, start: f64| {
         let slo: Slo = slo.parse().unwrap();
-        let asked = PointSpec { slo, requests: 300, ..spec(Offered::Rate(1.0)) };
-        let mut rates = Vec::new();
-        let found = find_max_rate::<()>(&config(20.0, 2), &asked.slo, 0, &mut Vec::new(), |rate, seed, _| {
-            rates.push(rate);
-            let spec = PointSpec { offered: Offered::Rate(rate), seed, ..asked.clone() };
-            Ok(Point { result: Some(simulated(&spec).1), ..blank(rate) })
+        let asked = PointSpec { requests, slo, ..spec(Offered::Rate(1.0)) };
+        let (mut trials, mut points) = (Vec::new(), Vec::new());
+        let found = find_max_rate::<()>(&config(start, 2), &asked.slo, 0, &mut points, |trial, seed| {
+            trials.push(trial);
+            let result = simulated(&of_trial(&asked, trial, seed)).1;
+            Ok(Point { result: Some(result), ..blank(1.0) })
         });
-        (found.unwrap(), rates)
+        let kept = points.iter().filter(|point| point.result.as_ref().unwrap().requests.is_some()).count();
+        (found.unwrap(), trials, kept)
     };
-    let (found, rates) = search("ttft_p90=1us");
-    assert_eq!(found.max_rate, None);
-    assert!(rates.len() < 8, "it need not go down to the lowest rate: {rates:?}");
-    let note = &found.note;
-    assert!(
-        note.starts_with("no rate meets ttft_p90 ≤ 1.00 µs: ") && note.contains("to themselves"),
-        "{note}"
-    );
-    // One that an unloaded server meets does not end it, wherever it begins.
-    assert!(search("ttft_p90=5s").0.max_rate.is_some());
+    // A step of one sequence takes 11 ms, a prompt 40 ms.
+    for (slo, idle) in [("ttft_p90=1us", "40.0 ms"), ("tpot_p95=5ms", "11.0 ms"), ("tpot_p50=5ms", "11.0 ms")]
+    {
+        for (requests, start) in [(300, 20.0), (100, 20.0), (2_000, 400.0), (300, 0.05)] {
+            let (found, trials, kept) = search(slo, requests, start);
+            assert_eq!((found.max_rate, kept), (None, 0));
+            assert!(trials.len() <= 2, "{slo} at {start}: {trials:?}");
+            let note = &found.note;
+            assert!(note.starts_with(&format!("no rate meets {}", slo.split('=').next().unwrap())), "{note}");
+            assert!(note.contains(&format!(": an idle server needs {idle}, the objective is ")), "{note}");
+        }
+    }
+    // One that an unloaded server meets does not end it, wherever it begins; requests are kept of the last run.
+    let (found, trials, kept) = search("ttft_p90=5s", 300, 20.0);
+    assert!(found.max_rate.is_some());
+    assert_eq!(trials.iter().filter(|trial| matches!(trial, Trial::Alone(_))).count(), 1, "{trials:?}");
+    assert_eq!(kept, trials.iter().filter(|trial| matches!(trial, Trial::Sustained(_))).count());
 }
 
 #[test]
@@ -278,11 +319,50 @@ fn the_highest_rate_tried_is_said_where_it_holds() {
 #[test]
 fn a_search_ends_at_a_point_without_a_result() {
     let slo: Slo = "ttft_p95=1s".parse().unwrap();
-    let found = find_max_rate::<()>(&config(1.0, 1), &slo, 0, &mut Vec::new(), |rate, _, _| {
+    let found = find_max_rate::<()>(&config(1.0, 1), &slo, 0, &mut Vec::new(), |_, _| {
         let not_run = Some(Cause::WorkerLost { detail: "it was killed".into() });
-        Ok(Point { not_run, arrivals: Some(Arrivals::Poisson), ..blank(rate) })
+        Ok(Point { not_run, arrivals: Some(Arrivals::Poisson), ..blank(1.0) })
     })
     .unwrap();
     assert_eq!(found.attempts.len(), 1);
     assert!(found.note.contains("ended early") && found.max_rate.is_none(), "{}", found.note);
+}
+
+#[test]
+fn a_search_of_a_whole_trace_does_not_ask_for_more_requests_of_it() {
+    let slo: Slo = "ttft_p95=1s".parse().unwrap();
+    let valid = measure(Server::Single(Service::Constant), 0.3, &slo, (1000, 1000), 1);
+    let search = |recorded, arrivals| {
+        let config = SearchConfig { recorded, ..config(1.0, 2) };
+        find_max_rate::<()>(&config, &slo, 0, &mut Vec::new(), |trial, _| {
+            let Some(rate) = rate_of(trial) else { return Ok(blank(1.0)) };
+            let mut result = valid.clone();
+            result.slo[0].met = if rate <= 4.0 {
+                Some(true)
+            } else if rate <= 5.0 {
+                None
+            } else {
+                Some(false)
+            };
+            (result.slo[0].low, result.slo[0].high) =
+                (Some(Quantity::from(5e8)), Some(Quantity::from(f64::INFINITY)));
+            Ok(Point { result: Some(result), arrivals, ..blank(rate) })
+        })
+        .unwrap()
+        .note
+    };
+    let whole = search(Some(1000), None);
+    assert!(whole.contains("so few bursts that an interval has no upper end: ttft_p95"), "{whole}");
+    assert!(whole.contains("these are all of the trace, and only a longer trace can decide"), "{whole}");
+    assert!(!whole.contains("raise"), "{whole}");
+    let part = search(Some(5000), None);
+    assert!(part.contains("; raise --requests to decide"), "{part}");
+    let drawn = search(None, Some(Arrivals::Poisson));
+    assert!(drawn.contains("; raise --max-requests to decide"), "{drawn}");
+}
+
+#[test]
+fn a_rate_far_below_one_is_not_named_by_zeros() {
+    let (found, _) = scripted(&config(0.01, 1), |_| Some(false));
+    assert!(found.note.contains("not even 1.53e-7 requests per second"), "{}", found.note);
 }

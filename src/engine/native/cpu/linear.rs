@@ -8,17 +8,23 @@
 //! The inner tile is P panels × B rows: P · B running sums, P loads of weights and B of activations per step along the columns.
 #![expect(unsafe_code, reason = "kernels read packed weights and rows through pointers")]
 
+use std::ops::Range;
+
 use half::f16;
 
 use super::cache::Element;
 use super::packed_activations::{InputRow, InputWriter};
-use super::packed_matrix::{GROUP, HEADER, PackedFormat, PackedMatrix, Precision};
+use super::packed_matrix::{GROUP, HEADER, PackedFormat, PackedMatrix, Precision, SUPER_HEADER};
 use super::simd::{InstructionSet, LANES, Simd, dispatch, nth};
 use super::thread_team::Worker;
+use crate::weights::stored_matrix::{SUPER_BLOCK, SuperBlock};
 
 /// The most panels and rows of a tile.
 const MAX_PANELS: usize = 4;
 const MAX_ROWS: usize = 8;
+
+/// Panels that a tile may write when it begins at the last of [`MAX_PANELS`].
+const SLOTS: usize = 2 * MAX_PANELS - 1;
 
 /// Rows up to which a tile is four panels wide; beyond it is two, for the sake of registers.
 const FEW_ROWS: usize = 4;
@@ -95,23 +101,37 @@ pub unsafe fn multiply(
     mut finish: impl FnMut(usize, usize, &[[f32; LANES]]),
 ) {
     let panels = matrix.panels();
-    let wide = panels >= MAX_PANELS * UNITS_PER_MEMBER * worker.count;
-    let per_unit = if wide { MAX_PANELS } else { 2 };
+    let per_unit = panels_per_unit(panels, worker.count);
     worker.parallel_for(phase, panels.div_ceil(per_unit), |unit| {
         let first = unit * per_unit;
-        let end = (first + per_unit).min(panels);
-        let few =
-            if matrix.parts[0].format.precision() == Precision::Quads { FEW_ROWS / 2 } else { FEW_ROWS };
-        if rows <= few && per_unit == MAX_PANELS {
-            // SAFETY: the caller's promise.
-            unsafe { strip::<MAX_PANELS>(set, matrix, first, end, inputs, 0..rows, &mut finish) };
-        } else {
-            for first in (first..end).step_by(2) {
-                // SAFETY: the caller's promise.
-                unsafe { strip::<2>(set, matrix, first, (first + 2).min(end), inputs, 0..rows, &mut finish) };
-            }
-        }
+        let row = |i: usize| inputs.row(i);
+        // SAFETY: the caller's promise.
+        unsafe { neighbours(set, matrix, first..(first + per_unit).min(panels), rows, &row, &mut finish) };
     });
+}
+
+/// Panels that a unit of work has, of so many that a job has in all.
+#[must_use]
+pub fn panels_per_unit(panels: usize, members: usize) -> usize {
+    if panels >= MAX_PANELS * UNITS_PER_MEMBER * members { MAX_PANELS } else { 2 }
+}
+
+/// Does neighbouring panels of a matrix, no more than a unit has, over rows that are picked from the packed ones: what experts need, to
+/// each of which other rows are routed. `finish(first_panel, i, sums)` gets the sums of the i-th picked row as in [`multiply`].
+///
+/// # Safety
+/// As [`multiply`].
+pub unsafe fn multiply_picked(
+    set: InstructionSet,
+    matrix: &FusedMatrix,
+    panels: Range<usize>,
+    inputs: &InputWriter,
+    picked: &[u32],
+    mut finish: impl FnMut(usize, usize, &[[f32; LANES]]),
+) {
+    let row = |i: usize| inputs.row(picked[i] as usize);
+    // SAFETY: the caller's promise.
+    unsafe { neighbours(set, matrix, panels, picked.len(), &row, &mut finish) };
 }
 
 /// Does one panel of a matrix over some of the packed rows: what adapters need, whose matrices are of few panels and whose rows are some
@@ -124,59 +144,82 @@ pub unsafe fn multiply_panel(
     matrix: &FusedMatrix,
     panel: usize,
     inputs: &InputWriter,
-    rows: std::ops::Range<usize>,
+    rows: Range<usize>,
     mut finish: impl FnMut(usize, &[f32; LANES]),
 ) {
-    let mut one = |_: usize, row: usize, sums: &[[f32; LANES]]| finish(row, &sums[0]);
+    let row = |i: usize| inputs.row(rows.start + i);
+    let mut one = |_: usize, i: usize, sums: &[[f32; LANES]]| finish(rows.start + i, &sums[0]);
     // SAFETY: the caller's promise.
-    unsafe { strip::<1>(set, matrix, panel, panel + 1, inputs, rows, &mut one) };
+    unsafe { strip::<1>(set, matrix, panel..panel + 1, rows.len(), &row, &mut one) };
 }
 
-/// All rows over up to P neighbouring panels of one format.
+/// All rows over the panels of a unit: four at a time for few rows, two for many.
+unsafe fn neighbours(
+    set: InstructionSet,
+    matrix: &FusedMatrix,
+    panels: Range<usize>,
+    rows: usize,
+    row: &impl Fn(usize) -> InputRow,
+    finish: &mut impl FnMut(usize, usize, &[[f32; LANES]]),
+) {
+    let few = if matrix.parts[0].format.precision() == Precision::Quads { FEW_ROWS / 2 } else { FEW_ROWS };
+    if rows <= few && panels.len() > 2 {
+        // SAFETY: the caller's promise.
+        unsafe { strip::<MAX_PANELS>(set, matrix, panels, rows, row, finish) };
+    } else {
+        for first in panels.clone().step_by(2) {
+            let two = first..(first + 2).min(panels.end);
+            // SAFETY: the caller's promise.
+            unsafe { strip::<2>(set, matrix, two, rows, row, finish) };
+        }
+    }
+}
+
+/// All rows over up to P neighbouring panels, those of one format together; `row` is where the i-th of them is packed.
 unsafe fn strip<const P: usize>(
     set: InstructionSet,
     matrix: &FusedMatrix,
-    first: usize,
-    end: usize,
-    inputs: &InputWriter,
-    rows: std::ops::Range<usize>,
+    panels: Range<usize>,
+    rows: usize,
+    row: &impl Fn(usize) -> InputRow,
     finish: &mut impl FnMut(usize, usize, &[[f32; LANES]]),
 ) {
-    let mut start = first;
-    while start < end {
-        let (lead, _) = matrix.panel(start);
-        // Integer tiles keep a second set of sums, so they are half as large.
-        let most_rows = if lead.format.precision() == Precision::Quads { MAX_ROWS / 2 } else { MAX_ROWS };
-        // Parts may be stored differently: a tile is of one format and width.
-        let count = (start..end.min(start + P))
-            .take_while(|&index| matrix.panel(index).0.format == lead.format)
-            .count();
-        // A tile that lacks panels does its last one again, and the result is dropped: the bytes are in the first cache.
-        let weights: [*const u8; P] =
-            std::array::from_fn(|i| matrix.panel(start + i.min(count - 1)).1.as_ptr());
-        let mut row = rows.start;
-        while row < rows.end {
-            let left = (rows.end - row).min(most_rows);
-            let mut sums = [[[0.0f32; LANES]; MAX_PANELS]; MAX_ROWS];
+    // Integer tiles keep a second set of sums, so they are half as large.
+    let quads = matrix.parts[0].format.precision() == Precision::Quads;
+    let most_rows = if quads { MAX_ROWS / 2 } else { MAX_ROWS };
+    let mut first = 0;
+    while first < rows {
+        let left = (rows - first).min(most_rows);
+        // A tile that lacks rows does its last one again, and the result is dropped: the bytes are in the first cache.
+        let at = |i: usize| row(first + i.min(left - 1));
+        let mut sums = [[[0.0f32; LANES]; SLOTS]; MAX_ROWS];
+        let mut start = panels.start;
+        while start < panels.end {
+            let (lead, _) = matrix.panel(start);
+            // Parts may be stored differently: a tile is of one format and width.
+            let count =
+                (start..panels.end).take_while(|&index| matrix.panel(index).0.format == lead.format).count();
+            // Likewise a tile that lacks panels does its last one again.
+            let weights: [*const u8; P] =
+                std::array::from_fn(|i| matrix.panel(start + i.min(count - 1)).1.as_ptr());
             let out = sums.as_mut_ptr();
-            // Likewise a tile that lacks rows does its last one again.
-            let at = |i: usize| inputs.row(row + i.min(left - 1));
+            let slot = start - panels.start;
             // SAFETY: panels are as long as their format says, rows as wide as the matrix by the caller's promise, and `out` has
-            // room for the largest tile.
+            // room for the largest tile at the last slot.
             unsafe {
                 match left {
-                    1 => tile::<P, 1>(set, lead, &weights, at, out),
-                    2 => tile::<P, 2>(set, lead, &weights, at, out),
-                    3..=FEW_ROWS => tile::<P, 4>(set, lead, &weights, at, out),
-                    _ => tile::<P, 8>(set, lead, &weights, at, out),
+                    1 => tile::<P, 1>(set, lead, &weights, at, out, slot),
+                    2 => tile::<P, 2>(set, lead, &weights, at, out, slot),
+                    3..=FEW_ROWS => tile::<P, 4>(set, lead, &weights, at, out, slot),
+                    _ => tile::<P, 8>(set, lead, &weights, at, out, slot),
                 }
             }
-            for (i, sums) in sums.iter().enumerate().take(left) {
-                finish(start, row + i, &sums[..count]);
-            }
-            row += left;
+            start += count;
         }
-        start += count;
+        for (i, sums) in sums.iter().enumerate().take(left) {
+            finish(panels.start, first + i, &sums[..panels.len()]);
+        }
+        first += left;
     }
 }
 
@@ -186,22 +229,25 @@ struct Tile<'a, const P: usize, const B: usize> {
     columns: usize,
     weights: &'a [*const u8; P],
     rows: &'a [InputRow; B],
-    /// Sums, `[row][panel]`.
-    out: *mut [[f32; LANES]; MAX_PANELS],
+    /// Sums, `[row][panel]`, from panel `slot` on.
+    out: *mut [[f32; LANES]; SLOTS],
+    slot: usize,
 }
 
 /// One tile by the kernel of its format.
 ///
 /// # Safety
-/// The set is available; panels are as long as the format says, rows are packed for it, and `out` has room for B rows.
+/// The set is available; panels are as long as the format says, rows are packed for it, and `out` has room for B rows of P panels from `slot` on.
 unsafe fn tile<const P: usize, const B: usize>(
     set: InstructionSet,
     matrix: &PackedMatrix,
     weights: &[*const u8; P],
     row: impl Fn(usize) -> InputRow,
-    out: *mut [[f32; LANES]; MAX_PANELS],
+    out: *mut [[f32; LANES]; SLOTS],
+    slot: usize,
 ) {
-    let tile = Tile { columns: matrix.padded_columns(), weights, rows: &std::array::from_fn(row), out };
+    let rows = &std::array::from_fn(row);
+    let tile = Tile { columns: matrix.padded_columns(), weights, rows, out, slot };
     // SAFETY: the caller's promise.
     unsafe {
         match matrix.format {
@@ -212,6 +258,9 @@ unsafe fn tile<const P: usize, const B: usize>(
             PackedFormat::Q8_0 => tile_q8_0::<P, B>(set, tile),
             PackedFormat::Q4_0 => tile_q4_0::<P, B>(set, tile),
             PackedFormat::Int4 { group } => tile_int4::<P, B>(set, tile, group),
+            PackedFormat::Super(SuperBlock::Q4K) => tile_ranges::<0, P, B>(set, tile),
+            PackedFormat::Super(SuperBlock::Q5K) => tile_ranges::<1, P, B>(set, tile),
+            PackedFormat::Super(SuperBlock::Q6K) => tile_q6_k::<P, B>(set, tile),
         }
     }
 }
@@ -221,8 +270,8 @@ impl<const P: usize, const B: usize> Tile<'_, P, B> {
     unsafe fn store<S: Simd>(self, sums: [[S::Floats; P]; B]) {
         for (row, sums) in sums.iter().enumerate() {
             for (panel, sum) in sums.iter().enumerate() {
-                // SAFETY: a tile is at most MAX_PANELS × MAX_ROWS.
-                unsafe { S::store((*self.out.add(row))[panel].as_mut_ptr(), *sum) };
+                // SAFETY: a tile is at most MAX_PANELS × MAX_ROWS, and begins at one of MAX_PANELS slots.
+                unsafe { S::store((*self.out.add(row))[self.slot + panel].as_mut_ptr(), *sum) };
             }
         }
     }
@@ -287,7 +336,7 @@ unsafe fn bytes_group<S: Simd, const P: usize, const B: usize>(
     unsafe {
         let mut sums = [[S::splat_int(0); P]; B];
         for (sums, row) in sums.iter_mut().zip(rows) {
-            *sums = [S::splat_int(-BYTE_OFFSET * *row.sums.add(group)); P];
+            *sums = [S::splat_int(-BYTE_OFFSET * row.sum(group)); P];
         }
         for quad in 0..GROUP / 4 {
             let w: [S::Packed; P] =
@@ -303,7 +352,72 @@ unsafe fn bytes_group<S: Simd, const P: usize, const B: usize>(
     }
 }
 
-/// 32 columns of 4-bit weights × one row: `Σ q · x − offset · Σ x`, exact in 32 bits.
+/// What codes of q6_k are above the signed ones.
+const SIX_BIT_OFFSET: i32 = 32;
+
+/// What the bytes of q6_k's scales are above the signed ones.
+const SCALE_OFFSET: f32 = 128.0;
+
+/// Bytes of a vector: four of each row of a panel.
+const VECTOR: usize = 4 * LANES;
+
+/// So many octets of columns of weights in half bytes, with `HIGH` bits above each in a vector before them, × one row:
+/// `Σ q · x − offset · Σ x`, exact in 32 bits. `half` is the first half group of the row.
+#[inline(always)]
+#[expect(clippy::cast_possible_truncation, reason = "numbers of bits and bytes of a word")]
+unsafe fn codes<S: Simd, const HIGH: usize, const OCTETS: usize, const P: usize, const B: usize>(
+    weights: &[*const u8; P],
+    at: usize,
+    rows: &[InputRow; B],
+    half: usize,
+    offset: i32,
+) -> [[S::Ints; P]; B] {
+    // SAFETY: the caller's promise: octets of each panel at `at`, and of each row.
+    unsafe {
+        let mut sums = [[S::splat_int(0); P]; B];
+        for (sums, row) in sums.iter_mut().zip(rows) {
+            let mut sum = *row.sums.add(half);
+            if OCTETS == GROUP / 8 {
+                sum += *row.sums.add(half + 1);
+            }
+            *sums = [S::splat_int(-offset * sum); P];
+        }
+        let from: [*const u8; P] = std::array::from_fn(|p| weights[p].wrapping_add(at));
+        // The first quad of an octet has its bits above the low halves of the bytes, the second in them.
+        // Loops and no closures: a closure as large as this one is not inlined, and has no instruction set of its own.
+        let mut high = [[S::splat_packed(0); 2]; P];
+        if HIGH > 0 {
+            for (high, from) in high.iter_mut().zip(from) {
+                let bits = S::load_packed(from);
+                *high = [bits, S::shift_left(bits, 4)];
+            }
+        }
+        let (mask, step) = (0x1010_1010 * ((1u32 << HIGH) - 1), HIGH as u32);
+        for octet in 0..OCTETS {
+            let down = step * octet as u32;
+            let mut w = [[S::splat_packed(0); 2]; P];
+            for ((w, from), high) in w.iter_mut().zip(from).zip(high) {
+                let packed = S::load_packed(nth(from, octet + HIGH.min(1), VECTOR));
+                *w = [S::low_halves(packed), S::high_halves(packed)];
+                if HIGH > 0 {
+                    w[0] = S::merge(w[0], S::shift_right(high[0], down), mask);
+                    w[1] = S::merge(w[1], S::shift_right(high[1], down), mask);
+                }
+            }
+            for (sums, row) in sums.iter_mut().zip(rows) {
+                let words = nth(nth(row.words, half, GROUP / 8), octet, 2);
+                let (first, second) = (S::splat_packed(*words), S::splat_packed(*words.add(1)));
+                for (sum, w) in sums.iter_mut().zip(w) {
+                    *sum = S::dot_quads(*sum, w[0], first);
+                    *sum = S::dot_quads(*sum, w[1], second);
+                }
+            }
+        }
+        sums
+    }
+}
+
+/// 32 columns of 4-bit weights × one row.
 #[inline(always)]
 unsafe fn nibbles_group<S: Simd, const P: usize, const B: usize>(
     weights: &[*const u8; P],
@@ -313,25 +427,7 @@ unsafe fn nibbles_group<S: Simd, const P: usize, const B: usize>(
     offset: i32,
 ) -> [[S::Ints; P]; B] {
     // SAFETY: the caller's promise: a group of each panel at `at`, and of each row.
-    unsafe {
-        let mut sums = [[S::splat_int(0); P]; B];
-        for (sums, row) in sums.iter_mut().zip(rows) {
-            *sums = [S::splat_int(-offset * *row.sums.add(group)); P];
-        }
-        for octet in 0..GROUP / 8 {
-            let w: [S::Packed; P] =
-                std::array::from_fn(|p| S::load_packed(nth(weights[p].wrapping_add(at), octet, 4 * LANES)));
-            for (sums, row) in sums.iter_mut().zip(rows) {
-                let words = nth(nth(row.words, group, GROUP / 4), octet, 2);
-                let (first, second) = (S::splat_packed(*words), S::splat_packed(*words.add(1)));
-                for (sum, w) in sums.iter_mut().zip(w) {
-                    *sum = S::dot_quads(*sum, S::low_halves(w), first);
-                    *sum = S::dot_quads(*sum, S::high_halves(w), second);
-                }
-            }
-        }
-        sums
-    }
+    unsafe { codes::<S, 0, { GROUP / 8 }, P, B>(weights, at, rows, 2 * group, offset) }
 }
 
 #[inline(always)]
@@ -433,7 +529,7 @@ unsafe fn int4_tile<S: Simd, const P: usize, const B: usize>(tile: Tile<'_, P, B
             for ((sums, products), row) in sums.iter_mut().zip(products).zip(rows) {
                 let of_row = S::splat(*row.scales.add(group));
                 #[expect(clippy::cast_precision_loss, reason = "32 bytes sum to less than 2^13")]
-                let minus_sum = S::splat(-(*row.sums.add(group) as f32));
+                let minus_sum = S::splat(-(row.sum(group) as f32));
                 for (p, (sum, product)) in sums.iter_mut().zip(products).enumerate() {
                     let zeros = S::load_f16(weights[p].add(block + HEADER / 2).cast());
                     let product = S::mul_add(zeros, minus_sum, S::to_floats(product));
@@ -445,3 +541,92 @@ unsafe fn int4_tile<S: Simd, const P: usize, const B: usize>(tile: Tile<'_, P, B
     }
 }
 dispatch! { fn tile_int4[const P: usize, const B: usize][P, B](tile: Tile<'_, P, B>, group: usize) = int4_tile }
+
+/// q4_k, and q5_k with one bit more.
+#[inline(always)]
+#[expect(clippy::cast_possible_truncation, reason = "numbers of bits and bytes of a word")]
+unsafe fn ranges_tile<S: Simd, const HIGH: usize, const P: usize, const B: usize>(tile: Tile<'_, P, B>) {
+    const GROUPS: usize = SUPER_BLOCK / GROUP;
+    let Tile { columns, weights, rows, .. } = tile;
+    let group_bytes = (GROUP / 8 + HIGH) * VECTOR;
+    // SAFETY: a block of every panel is a header of scales and eight groups of codes; rows have two sums per group.
+    unsafe {
+        let mut sums = [[S::zero(); P]; B];
+        for block in 0..columns / SUPER_BLOCK {
+            let from: [*const u8; P] =
+                std::array::from_fn(|p| nth(weights[p], block, SUPER_HEADER + GROUPS * group_bytes));
+            let d: [S::Floats; P] = std::array::from_fn(|p| S::load_f16(from[p].cast()));
+            let d_min: [S::Floats; P] = std::array::from_fn(|p| S::load_f16(from[p].add(HEADER / 2).cast()));
+            for half in 0..2 {
+                // The scales and the minima of four groups, a byte each.
+                let mut bytes = [[S::splat_packed(0); 2]; P];
+                for (bytes, from) in bytes.iter_mut().zip(from) {
+                    let first = S::load_packed(from.add(HEADER));
+                    let second = S::load_packed(from.add(HEADER + VECTOR));
+                    if half == 0 {
+                        bytes[0] = S::merge(bytes[0], first, 0x3f3f_3f3f);
+                        bytes[1] = S::merge(bytes[1], second, 0x3f3f_3f3f);
+                    } else {
+                        let low = S::load_packed(from.add(HEADER + 2 * VECTOR));
+                        bytes[0] = S::merge(S::low_halves(low), S::shift_right(first, 2), 0x3030_3030);
+                        bytes[1] = S::merge(S::high_halves(low), S::shift_right(second, 2), 0x3030_3030);
+                    }
+                }
+                for index in 0..4 {
+                    let within = 4 * half + index;
+                    let group = block * GROUPS + within;
+                    let byte = |p: usize, of: usize| S::to_floats(S::byte(bytes[p][of], index as u32));
+                    let scales: [S::Floats; P] = std::array::from_fn(|p| S::mul(d[p], byte(p, 0)));
+                    let mins: [S::Floats; P] = std::array::from_fn(|p| S::mul(d_min[p], byte(p, 1)));
+                    let at = SUPER_HEADER + within * group_bytes;
+                    let products = codes::<S, HIGH, { GROUP / 8 }, P, B>(&from, at, rows, 2 * group, 0);
+                    add_scaled::<S, P, B>(&mut sums, products, &scales, rows, group);
+                    for (sums, row) in sums.iter_mut().zip(rows) {
+                        #[expect(clippy::cast_precision_loss, reason = "32 bytes sum to less than 2^13")]
+                        let of_row = S::splat(-(row.sum(group) as f32) * *row.scales.add(group));
+                        for (sum, min) in sums.iter_mut().zip(mins) {
+                            *sum = S::mul_add(min, of_row, *sum);
+                        }
+                    }
+                }
+            }
+        }
+        tile.store::<S>(sums);
+    }
+}
+dispatch! { fn tile_ranges[const HIGH: usize, const P: usize, const B: usize][HIGH, P, B](tile: Tile<'_, P, B>) = ranges_tile }
+
+#[inline(always)]
+#[expect(clippy::cast_possible_truncation, reason = "numbers of bits and bytes of a word")]
+unsafe fn q6_k_tile<S: Simd, const P: usize, const B: usize>(tile: Tile<'_, P, B>) {
+    const HALVES: usize = 2 * SUPER_BLOCK / GROUP;
+    const HALF_BYTES: usize = 3 * VECTOR;
+    const SCALES_AT: usize = SUPER_HEADER + HALVES * HALF_BYTES;
+    let Tile { columns, weights, rows, .. } = tile;
+    // SAFETY: a block of every panel is sixteen bytes of scales of each row, sixteen half groups of codes and sixteen scales.
+    unsafe {
+        let mut sums = [[S::zero(); P]; B];
+        for block in 0..columns / SUPER_BLOCK {
+            let from: [*const u8; P] =
+                std::array::from_fn(|p| nth(weights[p], block, SCALES_AT + HEADER / 2));
+            let d: [S::Floats; P] = std::array::from_fn(|p| S::load_f16(from[p].add(SCALES_AT).cast()));
+            for four in 0..HALVES / 4 {
+                let bytes: [S::Packed; P] =
+                    std::array::from_fn(|p| S::load_packed(nth(from[p], four, VECTOR)));
+                for index in 0..4 {
+                    let within = 4 * four + index;
+                    let half = block * HALVES + within;
+                    let scales: [S::Floats; P] = std::array::from_fn(|p| {
+                        let scale = S::to_floats(S::byte(bytes[p], index as u32));
+                        S::mul(d[p], S::add(scale, S::splat(-SCALE_OFFSET)))
+                    });
+                    let at = SUPER_HEADER + within * HALF_BYTES;
+                    let products = codes::<S, 2, { GROUP / 16 }, P, B>(&from, at, rows, half, SIX_BIT_OFFSET);
+                    add_scaled::<S, P, B>(&mut sums, products, &scales, rows, half / 2);
+                }
+            }
+        }
+        tile.store::<S>(sums);
+    }
+}
+dispatch! { fn tile_q6_k[const P: usize, const B: usize][P, B](tile: Tile<'_, P, B>) = q6_k_tile }

@@ -12,7 +12,7 @@
 )]
 
 use super::packed_matrix::{GROUP, Precision};
-use super::simd::{InstructionSet, LANES, Simd, dispatch};
+use super::simd::{InstructionSet, LANES, Simd, dispatch, nth};
 use super::thread_team::DisjointSlice;
 
 /// The packed rows of one operation.
@@ -22,7 +22,7 @@ pub struct PackedActivations {
     words: Vec<u32>,
     /// One scale per group of 32 columns of a row, for quads.
     scales: Vec<f32>,
-    /// Sum of the bytes of each group, for the offsets of unsigned weights.
+    /// Sum of the bytes of each half of a group, for the offsets of unsigned weights.
     sums: Vec<i32>,
     pub shape: InputShape,
 }
@@ -58,6 +58,10 @@ impl InputShape {
             Precision::Floats | Precision::Pairs => 0,
         }
     }
+
+    fn halves(&self) -> usize {
+        2 * self.groups()
+    }
 }
 
 /// One packed row, as kernels take it.
@@ -65,7 +69,22 @@ impl InputShape {
 pub struct InputRow {
     pub words: *const u32,
     pub scales: *const f32,
+    /// Two for a group.
     pub sums: *const i32,
+}
+
+impl InputRow {
+    /// The sum of the bytes of a group.
+    ///
+    /// # Safety
+    /// The row has such a group.
+    #[inline(always)]
+    #[must_use]
+    pub unsafe fn sum(&self, group: usize) -> i32 {
+        let halves = nth(self.sums, group, 2);
+        // SAFETY: the caller's promise.
+        unsafe { *halves + *halves.add(1) }
+    }
 }
 
 /// Where members write packed rows.
@@ -83,7 +102,7 @@ impl PackedActivations {
         let grow = |have: usize, need: usize| need.max(have);
         self.words.resize(grow(self.words.len(), shape.rows * shape.words()), 0);
         self.scales.resize(grow(self.scales.len(), shape.rows * shape.groups()), 0.0);
-        self.sums.resize(grow(self.sums.len(), shape.rows * shape.groups()), 0);
+        self.sums.resize(grow(self.sums.len(), shape.rows * shape.halves()), 0);
         self.shape = shape;
         InputWriter {
             words: DisjointSlice::new(&mut self.words),
@@ -114,7 +133,7 @@ impl InputWriter {
             (
                 self.words.part(row * shape.words()..(row + 1) * shape.words()),
                 self.scales.part(row * shape.groups()..(row + 1) * shape.groups()),
-                self.sums.part(row * shape.groups()..(row + 1) * shape.groups()),
+                self.sums.part(row * shape.halves()..(row + 1) * shape.halves()),
             )
         };
         // SAFETY: the set is available.
@@ -139,7 +158,7 @@ impl InputWriter {
             InputRow {
                 words: self.words.whole()[row * self.shape.words()..].as_ptr(),
                 scales: self.scales.whole()[row * self.shape.groups()..].as_ptr(),
-                sums: self.sums.whole()[row * self.shape.groups()..].as_ptr(),
+                sums: self.sums.whole()[row * self.shape.halves()..].as_ptr(),
             }
         }
     }
@@ -251,7 +270,9 @@ unsafe fn byte_quads<S: Simd>(
         }
         // A value that is not finite must not vanish in the rounding: 0 · x is then NaN.
         scales[index] = scale + poison.iter().sum::<f32>();
-        sums[index] = quants.iter().sum();
+        for (sum, half) in sums[2 * index..].iter_mut().zip(quants.as_chunks::<{ GROUP / 2 }>().0) {
+            *sum = half.iter().sum();
+        }
         *group = [0.0; GROUP];
     };
     let mut open = false;

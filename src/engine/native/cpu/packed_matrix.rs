@@ -12,12 +12,17 @@
 //! | q8_0 | per 64 columns: 2 × 16 scales, f16; 16 × 16 quads of (q + 128) |
 //! | q4_0 | per 64 columns: 2 × 16 scales, f16; 8 × 16 × 4 bytes: columns 0–3 of each 8 in the low halves, 4–7 in the high |
 //! | int4 | per group: 16 scales and 16 zeros, f16; then as q4_0 |
+//! | q4_k, q5_k | per 256 columns: 16 scales and 16 scales of minima, f16; 3 × 16 × 4 bytes of 6-bit scales and minima as in a file; then per 32 columns the fifth bits, 16 × 4 bytes, and the others as q4_0 |
+//! | q6_k | per 256 columns: 4 × 16 quads of (scale + 128); then per 16 columns the two high bits, 16 × 4 bytes, and the low four as q4_0; at the end 16 scales, f16 |
+//!
+//! Every format takes the bytes of the file it comes from and no more, but for rows and columns that are filled up to whole panels and blocks.
 
 use half::f16;
 
 use super::huge_pages::{Arena, Region};
 use super::simd::LANES;
 use crate::engine::EngineError;
+use crate::weights::stored_matrix::{SUPER_BLOCK, SuperBlock, scale_and_min};
 use crate::weights::{StoredData, StoredMatrix};
 
 /// Columns of integer weights that share one scale of the activations.
@@ -29,6 +34,12 @@ const Q_BLOCK: usize = 2 * GROUP;
 /// Bytes of a header: 32 values of f16.
 pub const HEADER: usize = 64;
 
+/// Where the codes of a block of 256 columns begin: behind 6-bit scales and two f16 ones of each row, or 16 scales of 8 bits.
+pub const SUPER_HEADER: usize = 4 * HEADER;
+
+/// A vector of four bytes of each row.
+const VECTOR: usize = 4 * LANES;
+
 /// How a packed matrix is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PackedFormat {
@@ -39,12 +50,13 @@ pub enum PackedFormat {
     Q8_0,
     Q4_0,
     Int4 { group: usize },
+    Super(SuperBlock),
 }
 
 impl PackedFormat {
-    /// The packed format of stored data.
-    fn of(data: &StoredData) -> Result<Self, EngineError> {
-        Ok(match data {
+    /// The packed format of a stored matrix.
+    fn of(stored: &StoredMatrix) -> Result<Self, EngineError> {
+        Ok(match &stored.data {
             StoredData::F32(_) => Self::F32,
             StoredData::F16(_) => Self::F16,
             StoredData::Bf16(_) => Self::Bf16,
@@ -68,6 +80,16 @@ impl PackedFormat {
                     why: format!("groups must be a multiple of {GROUP}"),
                 });
             }
+            StoredData::Super { format, .. } if stored.columns.is_multiple_of(SUPER_BLOCK) => {
+                Self::Super(*format)
+            }
+            StoredData::Super { format, .. } => {
+                return Err(EngineError::Unsupported {
+                    engine: "native".into(),
+                    what: format!("{} in rows of {}", format.name(), stored.columns),
+                    why: format!("ggml keeps whole blocks of {SUPER_BLOCK}; choose q8_0 or q4_0"),
+                });
+            }
         })
     }
 
@@ -79,6 +101,7 @@ impl PackedFormat {
             Self::Int8 => GROUP,
             Self::Q8_0 | Self::Q4_0 => Q_BLOCK,
             Self::Int4 { group } => group,
+            Self::Super(_) => SUPER_BLOCK,
         }
     }
 
@@ -91,6 +114,7 @@ impl PackedFormat {
             Self::Int8 => columns * LANES,
             Self::Q8_0 => HEADER + columns * LANES,
             Self::Q4_0 | Self::Int4 { .. } => HEADER + columns * LANES / 2,
+            Self::Super(format) => format.bytes() * LANES,
         }
     }
 
@@ -100,7 +124,7 @@ impl PackedFormat {
         match self {
             Self::F32 | Self::F16 => Precision::Floats,
             Self::Bf16 => Precision::Pairs,
-            Self::Int8 | Self::Q8_0 | Self::Q4_0 | Self::Int4 { .. } => Precision::Quads,
+            Self::Int8 | Self::Q8_0 | Self::Q4_0 | Self::Int4 { .. } | Self::Super(_) => Precision::Quads,
         }
     }
 }
@@ -137,7 +161,7 @@ impl PackedMatrix {
         stored: &StoredMatrix,
         touch: impl FnOnce(&mut [u8], usize),
     ) -> Result<Self, EngineError> {
-        let format = PackedFormat::of(&stored.data)?;
+        let format = PackedFormat::of(stored)?;
         let blocks = stored.columns.div_ceil(format.block_columns());
         let tail = if format == PackedFormat::Int8 { 4 * LANES } else { 0 };
         let panel_bytes = blocks * format.block_bytes() + tail;
@@ -208,6 +232,7 @@ impl PackedMatrix {
                     let (scale, zero) = (header(block, 0, lane), header(block, 1, lane));
                     (f32::from(nibble(&block[HEADER..], within, lane)) - zero) * scale
                 }
+                PackedFormat::Super(format) => super_value(format, &block[..block_bytes], within, lane),
             };
         }
     }
@@ -226,6 +251,71 @@ fn half_byte(column: usize, lane: usize) -> (usize, bool) {
 fn nibble(bytes: &[u8], column: usize, lane: usize) -> u8 {
     let (index, high) = half_byte(column, lane);
     if high { bytes[index] >> 4 } else { bytes[index] & 15 }
+}
+
+/// Columns of a block of 256 whose high bits share a vector.
+fn span(format: SuperBlock) -> usize {
+    if format == SuperBlock::Q6K { GROUP / 2 } else { GROUP }
+}
+
+/// Where a column's code is in a block of 256: its half byte, whether that is the high half, its high bits and how far up they are.
+fn code_place(format: SuperBlock, column: usize, lane: usize) -> (usize, bool, usize, usize) {
+    let (span, bits) = (span(format), format.high_bits());
+    let (high_vectors, within) = (bits.min(1), column % span);
+    let at = SUPER_HEADER + column / span * (high_vectors * VECTOR + span * LANES / 2);
+    let (index, is_high) = half_byte(within, lane);
+    // The first octet of columns has the bits that need no shift: a kernel moves them down by `bits` for each octet.
+    let shift = bits * (within / 8) + if is_high { 0 } else { 4 };
+    (at + high_vectors * VECTOR + index, is_high, at + 4 * lane + within % 4, shift)
+}
+
+/// Where byte `index` of a row's scales is in a block of 256.
+fn scale_place(format: SuperBlock, index: usize, lane: usize) -> usize {
+    let first = if format == SuperBlock::Q6K { 0 } else { HEADER };
+    first + quad(index, lane)
+}
+
+/// Where the f16 scales of the rows are in a block of 256; those of the minima come next.
+fn block_scales_at(format: SuperBlock) -> usize {
+    if format == SuperBlock::Q6K { format.bytes() * LANES - 2 * LANES } else { 0 }
+}
+
+/// One value of a block of 256 columns of sixteen rows.
+fn super_value(format: SuperBlock, block: &[u8], column: usize, lane: usize) -> f32 {
+    let (low, is_high, above, shift) = code_place(format, column, lane);
+    let mut code = if is_high { block[low] >> 4 } else { block[low] & 15 };
+    if format.high_bits() > 0 {
+        code |= (block[above] >> shift & ((1 << format.high_bits()) - 1)) << 4;
+    }
+    let scales = &block[block_scales_at(format)..];
+    let d = header(scales, 0, lane);
+    let byte = |index| block[scale_place(format, index, lane)];
+    if format == SuperBlock::Q6K {
+        return d * (f32::from(byte(column / span(format))) - 128.0) * (f32::from(code) - 32.0);
+    }
+    let (scale, min) = scale_and_min(&std::array::from_fn::<u8, 12, _>(byte), column / GROUP);
+    d * f32::from(scale) * f32::from(code) - header(scales, 1, lane) * f32::from(min)
+}
+
+/// Writes one block of 256 columns into its lane of a zeroed block of a panel.
+fn pack_super(format: SuperBlock, stored: &[u8], lane: usize, block: &mut [u8]) {
+    for (column, code) in format.codes(stored).into_iter().enumerate() {
+        let (low, is_high, above, shift) = code_place(format, column, lane);
+        block[low] |= if is_high { code << 4 } else { code & 15 };
+        if format.high_bits() > 0 {
+            block[above] |= code >> 4 << shift;
+        }
+    }
+    let sign = if format == SuperBlock::Q6K { 0x80 } else { 0 };
+    for (index, byte) in format.scale_bytes(stored).iter().enumerate() {
+        block[scale_place(format, index, lane)] = byte ^ sign;
+    }
+    let [d, d_min] = format.block_scales(stored).map(f16::to_le_bytes);
+    let at = block_scales_at(format) + 2 * lane;
+    block[at..at + 2].copy_from_slice(&d);
+    if format != SuperBlock::Q6K {
+        block[at + 2 * LANES..at + 2 * LANES + 2].copy_from_slice(&d_min);
+    }
 }
 
 fn header(block: &[u8], index: usize, lane: usize) -> f32 {
@@ -291,6 +381,12 @@ fn pack_row(stored: &StoredMatrix, row: usize, lane: usize, format: PackedFormat
             pack_nibbles(nibbles, lane, panel, block_columns, block_bytes);
             scales(panel, &all[row * groups..(row + 1) * groups], *group, &|_| 0);
             scales(panel, &zeros[row * groups..(row + 1) * groups], *group, &|_| 1);
+        }
+        StoredData::Super { format, blocks } => {
+            let row_bytes = columns / SUPER_BLOCK * format.bytes();
+            let row = &blocks[row * row_bytes..(row + 1) * row_bytes];
+            let blocks = row.chunks_exact(format.bytes()).zip(panel.chunks_exact_mut(block_bytes));
+            blocks.for_each(|(stored, block)| pack_super(*format, stored, lane, block));
         }
     }
 }

@@ -65,6 +65,14 @@ pub trait Simd: Copy + Send + Sync + 'static {
     unsafe fn low_halves(value: Self::Packed) -> Self::Packed;
     /// The high half of every byte.
     unsafe fn high_halves(value: Self::Packed) -> Self::Packed;
+    /// Per lane: the 32 bits moved towards the high end.
+    unsafe fn shift_left(value: Self::Packed, bits: u32) -> Self::Packed;
+    /// Per lane: the 32 bits moved towards the low end.
+    unsafe fn shift_right(value: Self::Packed, bits: u32) -> Self::Packed;
+    /// Per lane: `value | (bits & mask)`.
+    unsafe fn merge(value: Self::Packed, bits: Self::Packed, mask: u32) -> Self::Packed;
+    /// Byte `index` of each lane, unsigned.
+    unsafe fn byte(value: Self::Packed, index: u32) -> Self::Ints;
     unsafe fn splat_int(value: i32) -> Self::Ints;
     unsafe fn to_floats(value: Self::Ints) -> Self::Floats;
 }
@@ -285,6 +293,13 @@ mod tests {
             S::store(out.add(64), S::to_floats(sum));
             let x: Vec<f32> = (0..16).map(|i| -0.37 * i as f32 * i as f32).collect();
             S::store(out.add(80), exp::<S>(S::load(x.as_ptr())));
+            for index in 0..4 {
+                S::store(out.add(96 + 16 * index as usize), S::to_floats(S::byte(quads, index)));
+            }
+            let moved = S::merge(S::shift_left(quads, 4), S::shift_right(quads, 11), 0x0000_0f0f);
+            for index in 0..4 {
+                S::store(out.add(160 + 16 * index as usize), S::to_floats(S::byte(moved, index)));
+            }
         }
     }
     dispatch! { fn check_on(out: *mut f32) = check }
@@ -292,8 +307,8 @@ mod tests {
     #[test]
     fn every_set_computes_what_its_methods_say() {
         for set in InstructionSet::available() {
-            let mut out = [0.0f32; 96];
-            // SAFETY: the set is available, and `out` has the six vectors that are written.
+            let mut out = [0.0f32; 224];
+            // SAFETY: the set is available, and `out` has the fourteen vectors that are written.
             unsafe { check_on(set, out.as_mut_ptr()) };
             for lane in 0..16 {
                 let i = lane as f32;
@@ -309,6 +324,12 @@ mod tests {
                 assert_eq!(out[64 + lane], (0..4).map(byte).sum::<f32>(), "{set:?}");
                 let exact = f64::from(-0.37f32 * i * i).exp();
                 assert!((f64::from(out[80 + lane]) / exact - 1.0).abs() < 4e-7, "{set:?} {lane}");
+                let word = u32::from_le_bytes(std::array::from_fn(|k| byte(k) as u8));
+                let moved = (word << 4 | (word >> 11 & 0x0f0f)).to_le_bytes();
+                for index in 0..4 {
+                    assert_eq!(out[96 + 16 * index + lane], byte(index), "{set:?}");
+                    assert_eq!(out[160 + 16 * index + lane], f32::from(moved[index]), "{set:?}");
+                }
             }
         }
     }

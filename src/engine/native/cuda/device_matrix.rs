@@ -35,7 +35,7 @@ impl KernelFormat {
             Packing::F32 => Some(Self::F32),
             Packing::Int8 => Some(Self::Int8),
             Packing::Fp8 => Some(Self::Fp8),
-            Packing::Q8_0 | Packing::Q4_0 | Packing::Int4 { .. } => None,
+            Packing::Q8_0 | Packing::Q4_0 | Packing::Int4 { .. } | Packing::Super(_) => None,
         }
     }
 

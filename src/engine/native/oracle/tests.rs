@@ -4,9 +4,11 @@ use std::path::Path;
 
 use super::*;
 use crate::engine::native::NativeSession;
+use crate::engine::native::operations::{ExpertMlp, ExpertShape};
 use crate::engine::{DeviceChoice, DeviceOptions, SequenceId, Session, StepBatch};
 use crate::measure::quality::relative_error;
 use crate::weights::Packing;
+use crate::weights::stored_matrix::SuperBlock;
 use hbmark_core::model::{Rope, RopeScaling, test_shapes};
 
 fn part(rows: usize, columns: usize, values: &[f32], packing: Packing) -> LinearPart {
@@ -56,7 +58,8 @@ fn inputs_are_rounded_to_what_the_weights_are_multiplied_in() {
     // The scale of the first group is 2, that of the second 1/127 · 1: 5 / 2 is a tie and goes to 2, so 4.
     let mut wide = [0.0; 33];
     (wide[0], wide[1], wide[2], wide[32]) = (-254.0, 5.0, 7.0, 1.0);
-    for packing in [Packing::Int8, Packing::Q8_0, Packing::Q4_0, Packing::Int4 { group: 32 }] {
+    let integers = [Packing::Int8, Packing::Q8_0, Packing::Q4_0, Packing::Int4 { group: 32 }];
+    for packing in integers.into_iter().chain(SuperBlock::ALL.map(Packing::Super)) {
         let seen = as_multiplied(&wide, &part(1, 33, &wide, packing).matrix);
         assert_eq!(seen[..4], [-254.0, 4.0, 8.0, 0.0]);
         assert!((seen[32] - 1.0).abs() < 1e-7);
@@ -80,6 +83,62 @@ fn gate_and_up_meet_in_silu() {
     oracle.norm_gate_up(&rows(0, 1, &[0]), &vec![1.0, 1.0], 0.0, &vec![gate, up], &hidden, &mut out).unwrap();
     // silu(2) = 2 / (1 + e⁻²) = 1.7615942.
     assert_close(&out.values, &[1.761_594_155_955_765 * 3.0, 0.0]);
+}
+
+#[test]
+fn rows_go_through_their_experts_and_the_shared_one_and_are_added_by_their_shares() {
+    // Each expert of width 1 doubles, triples, … what its gate lets through; hidden rows are their own norms.
+    let expert = |times: f32| ExpertMlp::<Oracle> {
+        gate_up: vec![part(1, 2, &[1.0, 0.0], Packing::F32), part(1, 2, &[0.0, times], Packing::F32)],
+        down: vec![part(2, 1, &[1.0, 0.5], Packing::F32)],
+    };
+    // Of the row [1, 1] the logits are ln 1, ln 4, ln 3, and the gate's 0; of [1, -1] ln 1, ln 2, ln 3, and the gate's ln 3.
+    let ln = |x: f32| x.ln() / 2.0;
+    let router = [0.0, 0.0, ln(8.0), ln(2.0), ln(9.0), 0.0, ln(3.0), -ln(3.0)];
+    let mut weights = ExpertWeights::<Oracle> {
+        shape: ExpertShape {
+            count: 3,
+            per_row: 2,
+            width: 1,
+            shared_width: 1,
+            shared_gate: true,
+            renormalised: false,
+        },
+        router: vec![part(4, 2, &router, Packing::F32)],
+        routed: vec![expert(2.0), expert(3.0), expert(5.0)],
+        shared: Some(expert(7.0)),
+    };
+    let mut oracle = Oracle::new();
+    let rows = rows(0, 2, &[0]);
+    let hidden = buffer(&[&[1.0, 1.0], &[1.0, -1.0]]);
+    let norm = vec![1.0, 1.0];
+    let mut run = |weights: &ExpertWeights<Oracle>, scripted| {
+        let mut inner = buffer(&[&[0.0; 3], &[0.0; 3]]);
+        let mut out = buffer(&[&[0.5, 0.25], &[1.0, 2.0]]);
+        oracle.route(&rows, (&norm, 0.0), weights, scripted, &hidden).unwrap();
+        oracle.expert_gate_up(&rows, (&norm, 0.0), weights, &hidden, &mut inner).unwrap();
+        oracle.expert_down(&rows, weights, &inner, &mut out).unwrap();
+        (out.values, oracle.take_bytes_moved().0, oracle.take_experts_met())
+    };
+    // silu(1) = 0.7310586. Both rows take experts 1 and 2, which go up to 3 and 5 times silu(1), and down again.
+    let silu = 0.731_058_578_630_004_9;
+    let of = |first: f64, second: f64, gate: f64| silu * (3.0 * first + 5.0 * second + 7.0 * gate);
+    let (one, other) = (of(4.0 / 8.0, 3.0 / 8.0, 0.5), -of(2.0 / 6.0, 3.0 / 6.0, 0.75));
+    let (found, moved, met) = run(&weights, None);
+    assert_close(&found, &[0.5 + one, 0.25 + one / 2.0, 1.0 + other, 2.0 + other / 2.0]);
+    // A norm and a router of four rows, and of three experts' six matrices each.
+    assert_eq!(moved, 4 * (2 + 4 * 2 + 3 * (2 * 2 + 2)));
+    assert_eq!(met, ExpertsMet { experts: 2, layers: 1 });
+
+    weights.shape.renormalised = true;
+    let (one, other) = (of(4.0 / 7.0, 3.0 / 7.0, 0.5), -of(2.0 / 5.0, 3.0 / 5.0, 0.75));
+    assert_close(&run(&weights, None).0, &[0.5 + one, 0.25 + one / 2.0, 1.0 + other, 2.0 + other / 2.0]);
+
+    // A script picks experts 0 and 1 of the second row; the router weighs them: 1 to 2.
+    let other = -silu * (2.0 / 3.0 + 3.0 * 2.0 / 3.0 + 7.0 * 0.75);
+    let (found, _, met) = run(&weights, Some(&[2, 1, 1, 0]));
+    assert_close(&found, &[0.5 + one, 0.25 + one / 2.0, 1.0 + other, 2.0 + other / 2.0]);
+    assert_eq!(met.experts, 3);
 }
 
 /// One head of two elements, angle 1 per position.
@@ -202,15 +261,10 @@ fn the_oracle_gives_the_logits_of_candle_on_every_fixture_model() {
             continue;
         }
         let model = crate::weights::open(path.to_str().unwrap(), None, 0).unwrap();
-        let mut stock = crate::engine::open(
-            "stock",
-            &model,
-            Dtype::F32,
-            DeviceChoice::Cpu,
-            DeviceOptions::default(),
-            &mut |_, _| {},
-        )
-        .unwrap();
+        // Experts and YaRN, which candle has not: `tests/it/native.rs` holds the engine against transformers.
+        let (device, options) = (DeviceChoice::Cpu, DeviceOptions::default());
+        let stock = crate::engine::open("stock", &model, Dtype::F32, device, options, &mut |_, _| {});
+        let Ok(mut stock) = stock else { continue };
         let mut oracle = NativeSession::load(Oracle::new(), &model, Dtype::F32, 16, &mut |_| {}).unwrap();
         let tokens: Vec<u32> = (0..35).map(|i| i * 37 % 199).collect();
         let positions = tokens.len().min(stock.capabilities().max_positions);

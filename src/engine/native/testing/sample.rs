@@ -10,10 +10,11 @@ use rand_chacha::ChaCha8Rng;
 use crate::engine::native::random_kv;
 use crate::weights::{Packing, StoredMatrix, StoredTensor};
 use hbmark_core::model::{
-    Architecture, Biases, Dtype, Family, Quantization, Role, Rope, RopeScaling, TensorInfo,
+    Activation, Architecture, Biases, Dtype, Family, Mixture, Quantization, Role, Rope, RopeScaling, Routing,
+    TensorInfo, YarnShape,
 };
 
-/// The dtypes of weights that the native engine multiplies with.
+/// The dtypes of weights that the native engine multiplies with, but for those in blocks of 256, whose models are wider.
 pub const DTYPES: [Dtype; 7] =
     [Dtype::F32, Dtype::Bf16, Dtype::F16, Dtype::Int8, Dtype::Q8_0, Dtype::Q4_0, Dtype::Int4];
 /// Widths of a head: those of published models, and small ones that are no multiple of a register.
@@ -56,8 +57,47 @@ impl Sample {
                 ..Quantization::default()
             });
         }
+        if matches!(dtype, Dtype::Q4K | Dtype::Q5K | Dtype::Q6K) {
+            architecture = in_blocks_of_256(architecture);
+        }
         let kv_dtype = pick(&[Dtype::F32, Dtype::Bf16, Dtype::F16], &mut random);
         Self { architecture, dtype, kv_dtype, seed }
+    }
+
+    /// As [`Self::random`], with experts: those of three families in turn. The first layer has some, the second perhaps none.
+    #[must_use]
+    pub fn mixture(dtype: Option<Dtype>, seed: u64) -> Self {
+        let mut sample = dtype.map_or_else(|| Self::random(seed), |dtype| Self::of_dtype(dtype, seed));
+        let mut random = ChaCha8Rng::seed_from_u64(seed);
+        random.set_stream(1);
+        let family = nth(&[Family::Qwen3Moe, Family::Mixtral, Family::Qwen2Moe], seed);
+        let count = random.random_range(3..=11);
+        let block = if matches!(sample.dtype, Dtype::Q4K | Dtype::Q5K | Dtype::Q6K) { 256 } else { 1 };
+        let shared = family == Family::Qwen2Moe;
+        let mixture = Mixture {
+            count,
+            per_token: random.random_range(1..=count.min(5)),
+            width: random.random_range(17..=90_usize).next_multiple_of(block),
+            routing: Routing::Softmax { renormalised: !shared },
+            activation: Activation::Silu,
+            shared_width: if shared {
+                random.random_range(17..=130_usize).next_multiple_of(block)
+            } else {
+                0
+            },
+            shared_gate: shared,
+            bias: false,
+            latent: None,
+        };
+        let mut a = sample.architecture;
+        a.family = family;
+        a.qk_norm = family == Family::Qwen3Moe;
+        a.biases = Biases { qkv: shared, o: false, mlp: false };
+        a.layers = random.random_range(1..=3);
+        a.windows.clear();
+        let dense = if family == Family::Mixtral || a.layers == 1 { Vec::new() } else { vec![1] };
+        sample.architecture = a.with_mixture(mixture, dense);
+        sample
     }
 
     /// The tensors by their Hugging Face names, in the order of the inventory.
@@ -82,7 +122,15 @@ impl Sample {
         Some(match (info.role, info.shape.as_slice()) {
             (Role::Norm, _) => StoredTensor::Vector(around(1.0, 0.1)),
             (Role::Bias, _) => StoredTensor::Vector(around(0.0, 0.3)),
-            (role @ (Role::Embedding | Role::Head | Role::Matrix), &[rows, columns]) => {
+            (
+                role @ (Role::Embedding
+                | Role::Head
+                | Role::Matrix
+                | Role::Expert
+                | Role::SharedExpert
+                | Role::Router),
+                &[rows, columns],
+            ) => {
                 let deviation = if role == Role::Embedding { 1.0 } else { 1.0 / (columns as f32).sqrt() };
                 let packing = Packing::named(&info.storage, self.architecture.int4_group())?;
                 let values = around(0.0, deviation);
@@ -96,8 +144,14 @@ impl Sample {
     #[must_use]
     pub fn label(&self) -> String {
         let a = &self.architecture;
+        let experts = a.experts.as_ref().map_or_else(String::new, |e| {
+            format!(
+                ", {} of {} experts of {} and {} shared",
+                e.per_token, e.count, e.ffn_size, e.shared_ffn_size
+            )
+        });
         format!(
-            "seed {}: {:?}, {} over {}, {} layers, hidden {}, {} heads over {} of {}, ffn {}, vocab {}, windows {:?}",
+            "seed {}: {:?}, {} over {}, {} layers, hidden {}, {} heads over {} of {}, ffn {}, vocab {}, windows {:?}{experts}",
             self.seed,
             a.family,
             self.dtype,
@@ -112,6 +166,18 @@ impl Sample {
             a.windows
         )
     }
+}
+
+/// A model widened until the rows of all its matrices are whole blocks of 256.
+#[must_use]
+pub fn in_blocks_of_256(architecture: Architecture) -> Architecture {
+    let mut a = architecture;
+    (a.hidden_size, a.ffn_size) = (a.hidden_size.next_multiple_of(256), a.ffn_size.next_multiple_of(256));
+    a.head_dim = a.head_dim.next_power_of_two();
+    while !(a.heads * a.head_dim).is_multiple_of(256) {
+        a.head_dim *= 2;
+    }
+    a
 }
 
 fn architecture(seed: u64, random: &mut ChaCha8Rng) -> Architecture {
@@ -131,6 +197,7 @@ fn architecture(seed: u64, random: &mut ChaCha8Rng) -> Architecture {
                 high_freq_factor: 4.0,
                 original_max_positions: 64,
             },
+            RopeScaling::Yarn { factor: 4.0, original_max_positions: 64, shape: YarnShape::default() },
         ],
         random,
     );

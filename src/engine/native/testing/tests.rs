@@ -7,6 +7,7 @@ use super::scenario::{BLOCK_SIZES, Script, ragged};
 use super::*;
 use crate::engine::native::oracle::Oracle;
 use hbmark_core::ledger::Ledger;
+use hbmark_core::model::Family;
 
 fn scenario_of(sample: &Sample, scripts: &[Script]) -> Scenario {
     let block_size = sample::nth(&BLOCK_SIZES, sample.seed);
@@ -31,6 +32,23 @@ fn samples_cover_every_dtype_head_and_group_and_are_reproducible() {
         assert_eq!(*sample, Sample::random(sample.seed));
         assert!(sample.tensors().eq(sample.tensors()));
     }
+}
+
+#[test]
+fn mixtures_cover_every_family_and_dtype_and_are_what_the_engine_runs() {
+    let samples: Vec<Sample> = (0..21).map(|seed| Sample::mixture(None, seed)).collect();
+    for family in [Family::Qwen3Moe, Family::Mixtral, Family::Qwen2Moe] {
+        for dtype in DTYPES {
+            assert!(samples.iter().any(|s| s.architecture.family == family && s.dtype == dtype));
+        }
+    }
+    for sample in &samples {
+        let architecture = Architecture { quantization: None, ..sample.architecture.clone() };
+        super::super::check(&architecture, sample.dtype).unwrap();
+        assert!(architecture.is_expert_layer(0));
+        assert_eq!(*sample, Sample::mixture(None, sample.seed));
+    }
+    assert!(samples.iter().any(|s| s.architecture.layers > 1 && !s.architecture.is_expert_layer(1)));
 }
 
 #[test]
@@ -108,5 +126,28 @@ fn the_oracle_moves_what_the_ledger_says() {
         let ideal = ledger.decode(batch, context).bytes.ideal().0;
         let moved = runner.operations().take_bytes_moved().0;
         assert_eq!(moved, ideal + own + rows as u64, "{}", sample.label());
+    }
+}
+
+#[test]
+fn the_oracle_moves_what_the_ledger_says_for_the_experts_that_it_met() {
+    for seed in 0..9 {
+        let sample = Sample::mixture(Some(Dtype::F32), seed);
+        let a = &sample.architecture;
+        let ledger = Ledger::new(a, &a.inventory(Dtype::F32), sample.kv_dtype);
+        let (batch, context) = (3, 40);
+        let scripts = vec![Script { cached: context, brings: vec![1] }; batch];
+        let scenario = scenario_of(&sample, &scripts);
+        let mut runner = Runner::new(Oracle::new(), &sample, &scenario).unwrap();
+        runner.step(&scenario.steps[0]).unwrap();
+        let met = runner.operations().take_experts_met();
+        assert_eq!(met.layers, (0..a.layers).filter(|layer| a.is_expert_layer(*layer)).count() as u64);
+        let cost = ledger.decode(batch, context).meeting(met.mean().unwrap(), ledger.expert_bytes());
+        let own = ledger.kv_bytes_per_token().0 * batch as u64;
+        let rows = if a.tied_head { 4 * batch * a.hidden_size } else { 0 };
+        let moved = runner.operations().take_bytes_moved().0;
+        // The expectation that was replaced had been rounded to a byte.
+        let wanted = cost.bytes.ideal().0 + own + rows as u64;
+        assert!(moved.abs_diff(wanted) <= 1, "{moved} for {wanted}: {}", sample.label());
     }
 }

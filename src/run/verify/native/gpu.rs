@@ -27,11 +27,13 @@ const DTYPES: [Dtype; 5] = [Dtype::Bf16, Dtype::F16, Dtype::F32, Dtype::Int8, Dt
 const KIND: Kind = Kind {
     plain: &[Dtype::F32, Dtype::Bf16, Dtype::F16],
     quantised: &[Dtype::Int8, Dtype::Fp8],
+    in_blocks: &[],
     draw: |dtype, seed| {
         let dtype = dtype.unwrap_or_else(|| nth(&DTYPES, seed));
         let sample = Sample { kv_dtype: kv_dtype(dtype), ..Sample::of_dtype(dtype, seed) };
         sample.architecture.head_dim.is_multiple_of(8).then_some(sample)
     },
+    experts: false,
 };
 
 /// Kernels that stream. How attention is split, and so the order of its sums, depends on the whole batch.

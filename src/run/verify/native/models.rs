@@ -4,9 +4,11 @@ use std::path::Path;
 
 use super::{Kind, Make, THREADS};
 use crate::engine::native::operations::Operations;
+use crate::engine::native::oracle::Oracle;
+use crate::engine::native::testing::sample::in_blocks_of_256;
 use crate::engine::native::{DEFAULT_BLOCK_SIZE, NAME, NativeSession};
 use crate::engine::{self, DeviceChoice, DeviceOptions, EngineError, SequenceId, Session, StepBatch};
-use crate::measure::quality::{self, tolerance};
+use crate::measure::quality::{self, relative_error, tolerance};
 use crate::run::verify::outputs::{FAMILIES, small_model};
 use crate::run::verify::{Check, Record};
 use crate::weights::OpenModel;
@@ -29,6 +31,35 @@ const LEDGER_SHARE: f64 = 0.01;
 const COUNTED: &str = r#"{"model_type":"llama","hidden_size":576,"num_hidden_layers":2,"num_attention_heads":9,
     "num_key_value_heads":3,"head_dim":64,"intermediate_size":1536,"vocab_size":4099,"max_position_embeddings":1024,
     "rms_norm_eps":1e-5,"rope_theta":10000.0,"hidden_act":"silu","tie_word_embeddings":false}"#;
+
+/// Small models with experts, which candle does not run as they are published: config keys on top of the shared ones.
+pub const MIXTURES: &[(&str, &str)] = &[
+    (
+        "qwen3_moe, a dense layer between",
+        r#""model_type":"qwen3_moe","num_experts":9,"num_experts_per_tok":3,"moe_intermediate_size":44,
+        "norm_topk_prob":true,"mlp_only_layers":[1],"tie_word_embeddings":false"#,
+    ),
+    (
+        "mixtral",
+        r#""model_type":"mixtral","num_local_experts":5,"num_experts_per_tok":2,"sliding_window":null,
+        "tie_word_embeddings":false"#,
+    ),
+    (
+        "qwen2_moe, a shared expert",
+        r#""model_type":"qwen2_moe","num_experts":8,"num_experts_per_tok":4,"moe_intermediate_size":37,
+        "shared_expert_intermediate_size":75,"norm_topk_prob":false,"tie_word_embeddings":true"#,
+    ),
+];
+
+/// As [`COUNTED`], with experts and a shared one; with its gate the router fills a panel.
+const COUNTED_EXPERTS: &str = r#"{"model_type":"qwen2_moe","hidden_size":576,"num_hidden_layers":3,"num_attention_heads":9,
+    "num_key_value_heads":3,"head_dim":64,"intermediate_size":1536,"vocab_size":4099,"max_position_embeddings":1024,
+    "num_experts":15,"num_experts_per_tok":3,"moe_intermediate_size":320,"shared_expert_intermediate_size":640,
+    "mlp_only_layers":[1],"rms_norm_eps":1e-5,"rope_theta":10000.0,"hidden_act":"silu","tie_word_embeddings":false}"#;
+/// Sequences of the decodes of it whose bytes are counted.
+const COUNTED_BATCHES: [usize; 3] = [1, 3, 16];
+/// As far as its bytes may lie from the ledger's for as many experts as it met.
+const EXPERTS_SHARE: f64 = 0.005;
 
 fn model_of(architecture: Architecture) -> OpenModel {
     OpenModel::synthetic("small", architecture, SEED)
@@ -54,12 +85,99 @@ fn recorded(area: &'static str, name: String, result: Result<(bool, String), Eng
 pub fn against_stock<O: Operations>(kind: &Kind, make: &Make<'_, O>, steps: usize, record: &mut Record<'_>) {
     for (index, (family, keys)) in FAMILIES.iter().enumerate() {
         let model = model_of(small_model(keys));
-        let quantised = if index == 0 { kind.quantised } else { &[] };
+        let (quantised, in_blocks) =
+            if index == 0 { (kind.quantised, kind.in_blocks) } else { (&[][..], &[][..]) };
         for &dtype in kind.plain.iter().chain(quantised) {
             record(recorded(OUTPUTS, format!("{family}, {dtype}"), logits(kind, make, &model, dtype)));
         }
+        for &dtype in in_blocks {
+            let wide = model_of(in_blocks_of_256(small_model(keys)));
+            record(recorded(OUTPUTS, format!("{family}, {dtype}"), logits(kind, make, &wide, dtype)));
+        }
         record(recorded(OUTPUTS, format!("{family}, greedy f32"), greedy(make, &model, steps)));
     }
+}
+
+/// Models with experts: logits and greedy tokens in f32 against the oracle's, and the bytes of decodes against the ledger's for the experts that
+/// they met.
+pub fn mixtures<O: Operations>(make: &Make<'_, O>, steps: usize, record: &mut Record<'_>) {
+    for (family, keys) in MIXTURES {
+        let model = model_of(small_model(keys));
+        record(recorded(OUTPUTS, format!("{family}, f32"), as_the_oracle(make, &model)));
+        record(recorded(OUTPUTS, format!("{family}, greedy f32"), greedy_as_the_oracle(make, &model, steps)));
+    }
+    for dtype in [Dtype::F32, Dtype::Bf16, Dtype::Int8, Dtype::Q8_0, Dtype::Q4_0, Dtype::Int4] {
+        let name = format!("decodes with experts, {dtype}");
+        record(recorded(BYTES, name, experts_against_the_ledger(make, dtype)));
+    }
+}
+
+/// Logits, and a decode over a cache against one prefill.
+pub fn as_the_oracle<O: Operations>(
+    make: &Make<'_, O>,
+    model: &OpenModel,
+) -> Result<(bool, String), EngineError> {
+    let mut session = load(make, model, Dtype::F32)?;
+    let mut reference = load(&|_| Ok(Oracle::new()), model, Dtype::F32)?;
+    let gate = quality::gate(&mut session, Dtype::F32, SEED, Some(&mut reference))?;
+    // The gate has a script pick the experts; here the routers do.
+    let prompt = StepBatch::uniform(SequenceId(0), &[PROMPT.to_vec()], 0);
+    session.step(&prompt)?;
+    reference.step(&prompt)?;
+    let own = relative_error(&session.logits()?[0], &reference.logits()?[0]);
+    let error = gate.max_relative_error.map_or(f64::INFINITY, |error| error.max(own));
+    let bound = tolerance(Dtype::F32);
+    let detail = format!("wanted the oracle's, found {error:.1e} off, may differ by {bound:.0e}");
+    Ok((gate.passed && error <= bound, detail))
+}
+
+/// The first greedy tokens of both.
+pub fn greedy_as_the_oracle<O: Operations>(
+    make: &Make<'_, O>,
+    model: &OpenModel,
+    steps: usize,
+) -> Result<(bool, String), EngineError> {
+    let found = continued(&mut load(make, model, Dtype::F32)?, steps)?;
+    let wanted = continued(&mut load(&|_| Ok(Oracle::new()), model, Dtype::F32)?, steps)?;
+    Ok(same_tokens("the oracle", &found, &wanted))
+}
+
+/// Bytes of decodes, counted where operations ran, against those of as many different experts as these counted.
+pub fn experts_against_the_ledger<O: Operations>(
+    make: &Make<'_, O>,
+    dtype: Dtype,
+) -> Result<(bool, String), EngineError> {
+    let model =
+        model_of(parse_config(COUNTED_EXPERTS, Path::new("built in")).expect("the built-in config is valid"));
+    let mut session = load(make, &model, dtype)?;
+    let ledger = Ledger::new(session.architecture(), session.inventory(), session.kv_dtype());
+    let (mut furthest, mut detail) = (-1.0, String::new());
+    for batch in COUNTED_BATCHES {
+        let tokens: Vec<Vec<u32>> = (0..batch).map(|i| vec![u32::try_from(97 * i).unwrap_or(0)]).collect();
+        // With the token's own position a whole block, so that no tile is read in part.
+        let depth = DEFAULT_BLOCK_SIZE - 1;
+        for sequence in 0..batch as u64 {
+            let filled = session.synthetic_kv().expect("the native engine fills its cache");
+            filled.fill_kv(SequenceId(sequence), depth, SEED)?;
+        }
+        session.experts_met();
+        session.step(&StepBatch::uniform(SequenceId(0), &tokens, depth))?;
+        let met = session.experts_met().ok_or(EngineError::NoStepRun)?;
+        let found = session.bytes_moved().ok_or(EngineError::NoStepRun)?;
+        (0..batch as u64).for_each(|sequence| session.release(SequenceId(sequence)));
+        let ideal =
+            ledger.step(StepShape::decode(batch, depth)).meeting(met, ledger.expert_bytes()).bytes.ideal();
+        let off = found.as_f64() / ideal.as_f64() - 1.0;
+        if off.abs() > furthest {
+            furthest = off.abs();
+            detail = format!(
+                "{batch} sequences met {met} experts: wanted {ideal} (ideal), found {:+.2} %, may differ by {:.1} %",
+                off * 100.0,
+                EXPERTS_SHARE * 100.0
+            );
+        }
+    }
+    Ok((furthest <= EXPERTS_SHARE, detail))
 }
 
 /// Greedy tokens of every family in f32 as the kernels of this processor give them.
@@ -150,8 +268,10 @@ pub fn bytes<O: Operations>(kind: &Kind, make: &Make<'_, O>, depths: &[usize], r
     ));
 }
 
-fn counted_model() -> OpenModel {
-    model_of(parse_config(COUNTED, Path::new("built in")).expect("the built-in config is valid"))
+fn counted_model(dtype: Dtype) -> OpenModel {
+    let architecture = parse_config(COUNTED, Path::new("built in")).expect("the built-in config is valid");
+    let in_blocks = matches!(dtype, Dtype::Q4K | Dtype::Q5K | Dtype::Q6K);
+    model_of(if in_blocks { in_blocks_of_256(architecture) } else { architecture })
 }
 
 /// The bytes of one decode step at a depth.
@@ -168,7 +288,7 @@ pub fn against_the_ledger<O: Operations>(
     dtype: Dtype,
     depths: &[usize],
 ) -> Result<(bool, String), EngineError> {
-    let mut session = load(make, &counted_model(), dtype)?;
+    let mut session = load(make, &counted_model(dtype), dtype)?;
     let ledger = Ledger::new(session.architecture(), session.inventory(), session.kv_dtype());
     let (mut furthest, mut detail) = (-1.0, String::new());
     for &depth in depths {
@@ -198,8 +318,9 @@ pub fn filled_as_prefilled<O: Operations>(
     depths: &[usize],
 ) -> Result<(bool, String), EngineError> {
     // Apart, so that nothing a prefill leaves behind is there when a cache is filled.
-    let mut prefilled = load(make, &counted_model(), Dtype::Bf16)?;
-    let mut filled = load(make, &counted_model(), Dtype::Bf16)?;
+    let model = counted_model(Dtype::Bf16);
+    let mut prefilled = load(make, &model, Dtype::Bf16)?;
+    let mut filled = load(make, &model, Dtype::Bf16)?;
     for &depth in depths {
         let prompt = (0..4099).cycle().take(depth).collect();
         prefilled.step(&StepBatch::uniform(SequenceId(0), &[prompt], 0))?;

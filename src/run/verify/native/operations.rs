@@ -2,7 +2,7 @@
 //!
 //! Sixteen seeds in a row have all widths of heads (64, 80, 96, 128 and 256 among them) and all groups of 1 to 16 query heads; rows,
 //! columns and vocabularies have odd sizes. Half of the steps mix prefill, chunks and decode beside the edges of
-//! blocks, half decode batches of 1 to 129.
+//! blocks, half decode batches of 1 to 129. Two seeds more of each format in blocks of 256 are wider.
 
 use super::{Extent, Kind, Nearest, Side, THREADS};
 use crate::engine::EngineError;
@@ -15,8 +15,8 @@ use crate::run::verify::{Check, Record};
 pub const AREA: &str = "native operations";
 
 /// A sample and its steps. Samples eight seeds apart have heads of one width: one decodes a batch, the other a ragged mix.
-fn case(kind: &Kind, extent: &Extent, seed: u64) -> Option<(Sample, Scenario)> {
-    let sample = (kind.draw)(None, seed)?;
+fn case(extent: &Extent, sample: Sample) -> (Sample, Scenario) {
+    let seed = sample.seed;
     let at = |count: usize| usize::try_from(seed % count as u64).expect("below the count");
     let scripts = if (seed + seed / 8).is_multiple_of(2) {
         (extent.ragged)(seed)
@@ -25,10 +25,10 @@ fn case(kind: &Kind, extent: &Extent, seed: u64) -> Option<(Sample, Scenario)> {
     };
     let vocab = sample.architecture.vocab_size;
     let scenario = Scenario::new(&scripts, BLOCK_SIZES[at(BLOCK_SIZES.len())], vocab, seed);
-    Some((sample, scenario))
+    (sample, scenario)
 }
 
-/// Seven checks for each way to make operations.
+/// A check of each operation for each way to make operations.
 pub fn against_the_oracle<O: Operations>(
     kind: &Kind,
     sides: &[Side<'_, O>],
@@ -38,7 +38,7 @@ pub fn against_the_oracle<O: Operations>(
     match compared(kind, sides, extent) {
         Ok(compared) => {
             for (side, nearest) in sides.iter().zip(compared) {
-                for (operation, nearest) in Operation::ALL.iter().zip(nearest) {
+                for (operation, nearest) in kind.operations().iter().zip(nearest) {
                     record(nearest.check(
                         AREA,
                         format!("{}, {}", operation.name(), side.name),
@@ -58,7 +58,12 @@ fn compared<O: Operations>(
     extent: &Extent,
 ) -> Result<Vec<[Nearest; Operation::ALL.len()]>, EngineError> {
     let mut all = vec![<[Nearest; Operation::ALL.len()]>::default(); sides.len()];
-    for (sample, scenario) in extent.operations.clone().filter_map(|seed| case(kind, extent, seed)) {
+    let drawn = extent.operations.clone().map(|seed| (None, seed));
+    // One seed of each brings a ragged mix, and one a batch.
+    let in_blocks =
+        kind.in_blocks.iter().flat_map(|dtype| extent.operations.clone().take(2).map(|s| (Some(*dtype), s)));
+    let samples = drawn.chain(in_blocks).flat_map(|(dtype, seed)| kind.samples(dtype, seed));
+    for (sample, scenario) in samples.map(|sample| case(extent, sample)) {
         let reference = operations_alone(&mut Oracle::new(), &sample, &scenario)?;
         for (side, nearest) in sides.iter().zip(&mut all) {
             let found = operations_alone(&mut (side.make)(THREADS)?, &sample, &scenario)?;

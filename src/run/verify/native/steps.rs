@@ -32,17 +32,17 @@ pub fn against_the_oracle<O: Operations>(
     };
     let name = |what: String| if side.name == "cpu" { what } else { format!("{what}, {}", side.name) };
     for dtype in kind.dtypes() {
-        let drawn = extent.per_dtype.clone().filter_map(|seed| (kind.draw)(Some(dtype), seed));
+        let drawn = extent.per_dtype.clone().flat_map(|seed| kind.samples(Some(dtype), seed));
         let cases = drawn.map(|sample| of(&(extent.ragged)(sample.seed), sample));
         record(over(name(format!("ragged steps, {dtype}")), "the oracle's", cases, same));
     }
-    let batches = (100..).zip(extent.batches).filter_map(|(seed, batch)| {
-        let sample = (kind.draw)(None, seed)?;
-        Some(of(&decode(*batch, seed), sample))
+    let batches = (100..).zip(extent.batches).flat_map(|(seed, batch)| {
+        kind.samples(None, seed).map(move |sample| of(&decode(*batch, seed), sample))
     });
     let most = extent.batches.iter().max().copied().unwrap_or(0);
     record(over(name(format!("decode of 1 to {most} sequences")), "the oracle's", batches, same));
     let long = extent.long.clone().filter_map(|seed| {
+        // Experts know no context.
         let scripts = DEPTHS.map(|cached| Script { cached, brings: vec![1] });
         Some(of(&scripts, (kind.draw)(None, seed)?))
     });
@@ -70,8 +70,8 @@ pub fn in_pieces<O: Operations>(
     chunk: usize,
     extent: &Extent,
 ) -> Check {
-    let cases =
-        extent.cut.clone().filter_map(|seed| Some(of(&(extent.ragged)(seed), (kind.draw)(None, seed)?)));
+    let samples = extent.cut.clone().flat_map(|seed| kind.samples(None, seed));
+    let cases = samples.map(|sample| of(&(extent.ragged)(sample.seed), sample));
     over(name, wanted, cases, |sample, scenario| {
         let (whole, pieces) = ((side.make)(THREADS)?, (side.make)(THREADS)?);
         let error = same_in_pieces(whole, pieces, sample, scenario, chunk)?;
@@ -83,10 +83,9 @@ pub fn in_pieces<O: Operations>(
 pub fn paged<O: Operations>(kind: &Kind, side: Side<'_, O>, extent: &Extent) -> Check {
     // The content of a synthetic cache depends on its blocks, so these begin with none.
     let scripts = extent.prompts.map(|brings| Script { cached: 0, brings: brings.to_vec() });
-    let cases = extent.cut.clone().filter_map(|seed| {
-        let sample = (kind.draw)(None, seed)?;
-        let scenario = Scenario::new(&scripts, BLOCK_SIZES[0], sample.architecture.vocab_size, seed);
-        Some((sample, scenario))
+    let cases = extent.cut.clone().flat_map(|seed| kind.samples(None, seed)).map(|sample| {
+        let scenario = Scenario::new(&scripts, BLOCK_SIZES[0], sample.architecture.vocab_size, sample.seed);
+        (sample, scenario)
     });
     over("paged = contiguous", "one block's", cases, |sample, paged| {
         let [.., largest] = BLOCK_SIZES;
@@ -103,8 +102,8 @@ pub fn paged<O: Operations>(kind: &Kind, side: Side<'_, O>, extent: &Extent) -> 
 /// The same bits on every number of threads.
 pub fn threads<O: Operations>(kind: &Kind, side: Side<'_, O>, extent: &Extent) -> Check {
     let [alone, teams @ ..] = TEAMS;
-    let cases =
-        extent.cut.clone().filter_map(|seed| Some(of(&(extent.ragged)(seed), (kind.draw)(None, seed)?)));
+    let samples = extent.cut.clone().flat_map(|seed| kind.samples(None, seed));
+    let cases = samples.map(|sample| of(&(extent.ragged)(sample.seed), sample));
     let make = side.make;
     let name = format!("{alone}, {} and {} threads agree", teams[0], teams[1]);
     over(name, "the same bits", cases, |sample, scenario| {

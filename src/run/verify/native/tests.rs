@@ -47,12 +47,25 @@ fn a_fault_of_one_operation_fails_the_check_of_that_operation() {
     assert_eq!(failing_operations(Fault::GateUp), ["gate_up"]);
     assert_eq!(failing_operations(Fault::Head), ["head"]);
     assert_eq!(failing_operations(Fault::NormQkv), ["norm_qkv"]);
-    assert_eq!(failing_operations(Fault::Residual), ["output", "down"], "both add to the residual");
+    assert_eq!(
+        failing_operations(Fault::Residual),
+        ["output", "down", "router", "expert_down"],
+        "three add to the residual, and a choice is seen through it"
+    );
     assert_eq!(
         failing_operations(Fault::Attention),
         ["norm_qkv", "attention"],
         "K and V are seen through it"
     );
+    // What one of the three gives is seen through the next, and through nothing else.
+    let experts = ["router", "expert_gate_up", "expert_down"];
+    for (fault, own) in
+        [(Fault::Router, experts[0]), (Fault::ExpertGateUp, experts[1]), (Fault::ExpertDown, experts[2])]
+    {
+        let failing = failing_operations(fault);
+        assert!(failing.iter().any(|name| name == own), "{own}: {failing:?}");
+        assert!(failing.iter().all(|name| experts.contains(&name.as_str())), "{own}: {failing:?}");
+    }
     // Inputs of all operations are embedded.
     assert!(failing_operations(Fault::Embed).contains(&"embed".to_owned()));
 }
@@ -88,6 +101,20 @@ fn a_model_that_is_wrong_fails_against_stock_and_names_what_differs() {
     assert!(models::greedy(&right(), &model, 128).unwrap().0);
     let (passed, detail) = models::greedy(&wrong, &model, 128).unwrap();
     assert!(!passed && detail.contains("at step"), "{detail}");
+}
+
+#[test]
+fn experts_that_are_chosen_or_weighed_wrong_fail_against_the_oracle() {
+    for (_, keys) in models::MIXTURES {
+        let model = OpenModel::synthetic("small", small_model(keys), 7);
+        assert!(models::as_the_oracle(&right(), &model).unwrap().0);
+        for fault in [Fault::Router, Fault::ExpertGateUp, Fault::ExpertDown] {
+            let (passed, detail) = models::as_the_oracle(&faulty(fault), &model).unwrap();
+            assert!(!passed, "{fault:?}: {detail}");
+        }
+    }
+    let (passed, detail) = models::experts_against_the_ledger(&faulty(Fault::Bytes), Dtype::Q8_0).unwrap();
+    assert!(!passed && detail.contains("found +2"), "{detail}");
 }
 
 #[test]
@@ -133,7 +160,7 @@ fn every_check_passes_on_this_processor() {
         assert!(check.passed, "{}: {}: {}", check.area, check.name, check.detail);
     }
     let count = |area| checks.iter().filter(|check| check.area == area).count();
-    let per_set = 7 * InstructionSet::available().len();
+    let per_set = 10 * InstructionSet::available().len();
     let counts = [operations::AREA, steps::AREA, models::OUTPUTS, models::BYTES].map(count);
-    assert_eq!(counts, [per_set, 13, 24, 8]);
+    assert_eq!(counts, [per_set, 16, 33, 17]);
 }

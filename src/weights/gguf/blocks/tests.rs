@@ -125,25 +125,19 @@ fn matrix_of(model: &GgufModel, name: &str, rows: usize) -> (&'static str, Vec<V
 }
 
 #[test]
-fn q8_0_q4_0_and_plain_floats_keep_their_values_and_other_blocks_are_packed_as_q8_0() {
+fn blocks_that_are_multiplied_keep_their_values_and_others_are_packed_as_q8_0() {
     let kept = [
         (GgmlDType::Q8_0, "q8_0"),
         (GgmlDType::Q4_0, "q4_0"),
+        (GgmlDType::Q4K, "q4_k"),
+        (GgmlDType::Q5K, "q5_k"),
+        (GgmlDType::Q6K, "q6_k"),
         (GgmlDType::F32, "f32"),
         (GgmlDType::F16, "f16"),
         (GgmlDType::BF16, "bf16"),
     ];
-    let repacked = [
-        GgmlDType::Q4_1,
-        GgmlDType::Q5_0,
-        GgmlDType::Q5_1,
-        GgmlDType::Q2K,
-        GgmlDType::Q3K,
-        GgmlDType::Q4K,
-        GgmlDType::Q5K,
-        GgmlDType::Q6K,
-        GgmlDType::Q8K,
-    ];
+    let repacked =
+        [GgmlDType::Q4_1, GgmlDType::Q5_0, GgmlDType::Q5_1, GgmlDType::Q2K, GgmlDType::Q3K, GgmlDType::Q8K];
     let dtypes = |dtype| move |name: &str| if name.ends_with("norm.weight") { GgmlDType::F32 } else { dtype };
     for (dtype, name) in kept {
         let (_folder, model, values) = written(dtypes(dtype));
@@ -177,7 +171,7 @@ fn rows_and_biases_of_q_and_k_come_in_the_order_of_the_checkpoint() {
             256,
             256,
             &values[&format!("blk.0.attn_{letter}.weight")],
-            Packing::Q8_0,
+            Packing::F32,
         );
         for row in 0..256 {
             // Row 128h + 64·half + i of the checkpoint is row 128h + 2i + half of the file.

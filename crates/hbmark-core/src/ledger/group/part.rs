@@ -455,8 +455,12 @@ fn scales_along(tensor: &TensorInfo, columns: bool) -> usize {
 
 /// Blocks along the columns of a matrix in one of ggml's formats, which no split may cut.
 fn ggml_blocks(tensor: &TensorInfo, columns: bool) -> Option<usize> {
-    let ggml = columns && matches!(tensor.storage.as_str(), "q8_0" | "q4_0");
-    ggml.then(|| tensor.shape.last().copied().unwrap_or(1) / 32)
+    let block = match tensor.storage.as_str() {
+        "q8_0" | "q4_0" => 32,
+        "q4_k" | "q5_k" | "q6_k" => 256,
+        _ => return None,
+    };
+    columns.then(|| tensor.shape.last().copied().unwrap_or(1) / block)
 }
 
 /// The module that a tensor belongs to: `q_proj` of `model.layers.3.self_attn.q_proj.weight_scale_inv`.

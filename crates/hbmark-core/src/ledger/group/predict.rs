@@ -9,13 +9,13 @@ use super::{Group, GroupError, Stage, stages, unread};
 use crate::ledger::crossover::{MAX_BATCH, MEMORY_USE, available, crossovers, fit_row, last};
 use crate::ledger::links;
 use crate::ledger::predict::{
-    Prediction, Request, beyond, blank, peak_note, routing_note, summary, tokens_per_second,
+    Prediction, Request, beyond, blank, bound, peak_note, routing_note, summary, tokens_per_second,
 };
 use crate::ledger::step::{Ledger, StepCost, StepShape};
 use crate::ledger::verdict::{Floor, Roof};
 use crate::result::{
-    Bound, Cause, CellResult, CollectiveKind, CollectiveRow, Crossover, CrossoverKind, GroupStep,
-    GroupSummary, Link, MeasuredStep, StageSummary, Status, StepBytes,
+    Cause, CellResult, CollectiveKind, CollectiveRow, Crossover, CrossoverKind, GroupStep, GroupSummary,
+    Link, MeasuredStep, StageSummary, Status, StepBytes,
 };
 use crate::units::{Bytes, Flops, Nanos};
 
@@ -98,7 +98,8 @@ impl Predicted<'_> {
         let time = step.stages_ns.iter().sum::<f64>() + step.collectives_ns.unwrap_or(0.0);
         let memory = self.memory(shape);
         let does_not_fit = memory.as_f64() > self.request.device.memory_bytes.as_f64() * MEMORY_USE;
-        let slowest = floors.iter().max_by(|a, b| a.time().0.total_cmp(&b.time().0));
+        let slowest = costs.iter().zip(&floors).max_by(|a, b| a.1.time().0.total_cmp(&b.1.time().0));
+        let bound = slowest.and_then(|(cost, floor)| bound(cost, floor));
         let bytes = costs.iter().fold(StepBytes::default(), |sum, cost| StepBytes {
             weights: sum.weights + cost.bytes.weights,
             kv_read: sum.kv_read + cost.bytes.kv_read,
@@ -107,12 +108,12 @@ impl Predicted<'_> {
             as_implemented: None,
         });
         CellResult {
-            tokens_per_s: tokens_per_second(shape, Nanos(step.interval_ns)),
+            tokens_per_s: bound.and_then(|_| tokens_per_second(shape, Nanos(step.interval_ns))),
             predicted_ns: Some(time),
             predicted_datasheet_ns: Some(time),
             bytes,
             flops: costs.iter().map(|cost| cost.flops).fold(Flops(0.0), |a, b| Flops(a.0 + b.0)).0,
-            bound: Some(slowest.map_or(Bound::Memory, Floor::bound)),
+            bound,
             memory_predicted_bytes: Some(memory),
             distinct_experts: self.whole.step(shape).distinct_experts,
             flags: does_not_fit

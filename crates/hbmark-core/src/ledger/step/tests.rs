@@ -82,6 +82,7 @@ fn a_cache_in_blocks_has_its_scales_too() {
     assert_eq!(per_token(Dtype::Fp8), 65_536);
     // A file's mixture is one of weights.
     assert_eq!(per_token(Dtype::Gguf), per_token(Dtype::F16));
+    assert_eq!(per_token(Dtype::Q4K), per_token(Dtype::F16));
 }
 
 #[test]
@@ -101,9 +102,9 @@ fn quantised_weights_bring_their_scales() {
         Quantization { method: "fp8".into(), bits: 8, group_size: Some(128), ..Quantization::default() };
     let blocks = Architecture { quantization: Some(own), ..shapes::llama_3_1_8b() };
     assert_eq!(ledger(&blocks, Dtype::Fp8).decode(1, 1).bytes.weights, Bytes(8_032_231_424));
-    // int4, group 32: 5 bits per weight: 6,979,321,856 · 5/8 + 1,050,673,152 + 532,480.
+    // int4, group 128: 4¼ bits per weight: 6,979,321,856 · 17/32 + 1,050,673,152 + 532,480.
     let int4 = ledger(&shapes::llama_3_1_8b(), Dtype::Int4).decode(1, 1).bytes.weights;
-    assert_eq!(int4, Bytes(5_413_281_792));
+    assert_eq!(int4, Bytes(4_758_970_368));
 }
 
 #[test]

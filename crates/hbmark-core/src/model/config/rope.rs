@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::fields::Fields;
 use super::limits;
-use crate::model::{ModelError, Rope, RopeScaling};
+use crate::model::{ModelError, Rope, RopeScaling, YarnShape};
 
 const SUPPORTED: &str = "default, linear, llama3, yarn";
 
@@ -95,15 +95,12 @@ pub(in crate::model) fn scaling(
             })
         }
         "yarn" => {
-            let shape = ["beta_fast", "beta_slow", "mscale", "mscale_all_dim", "attention_factor"];
-            for key in shape {
-                section.float(key, 0.0..=1e6)?;
-            }
-            section.flag("truncate", true)?;
-            accept_only(section, kind, &[&shape[..], &["factor", "truncate", original]].concat())?;
+            let keys = ["beta_fast", "beta_slow", "mscale", "mscale_all_dim", "attention_factor"];
+            accept_only(section, kind, &[&keys[..], &["factor", "truncate", original]].concat())?;
             let original_max_positions =
                 section.integer(original, 1..=limits::POSITIONS)?.unwrap_or(positions);
-            Ok(RopeScaling::Yarn { factor: factor()?, original_max_positions })
+            let factor = factor()?;
+            Ok(RopeScaling::Yarn { factor, original_max_positions, shape: yarn_shape(section, factor)? })
         }
         // The frequencies are a list in the config, which no byte depends on.
         "longrope" if extra.contains(&"long_factor") => {
@@ -115,6 +112,32 @@ pub(in crate::model) fn scaling(
         "proportional" if extra.contains(&"partial_rotary_factor") => Ok(RopeScaling::None),
         _ => Err(section.unsupported(key, SUPPORTED)),
     }
+}
+
+/// The ramp, and the attention factor where it is not the usual one.
+fn yarn_shape(section: &Fields, factor: f64) -> Result<YarnShape, ModelError> {
+    let [beta_fast, beta_slow, mscale, mscale_all, attention_factor] =
+        ["beta_fast", "beta_slow", "mscale", "mscale_all_dim", "attention_factor"]
+            .map(|key| section.float(key, 0.0..=1e6));
+    let usual = YarnShape::default();
+    let of = |mscale: f64| if factor <= 1.0 { 1.0 } else { 0.1 * mscale * factor.ln() + 1.0 };
+    // As `transformers` reads it: a scale of zero is none.
+    let ratio = match (mscale?.filter(|m| *m > 0.0), mscale_all?.filter(|m| *m > 0.0)) {
+        (Some(mscale), Some(all)) => Some(of(mscale) / of(all)),
+        _ => None,
+    };
+    let shape = YarnShape {
+        beta_fast: beta_fast?.unwrap_or(usual.beta_fast),
+        beta_slow: beta_slow?.unwrap_or(usual.beta_slow),
+        truncate: section.flag("truncate", true)?,
+        attention_factor: attention_factor?.or(ratio),
+    };
+    if shape.beta_slow <= 0.0 || shape.beta_fast < shape.beta_slow {
+        return Err(
+            section.bad("beta_slow", format!("above 0 and at most `beta_fast` ({})", shape.beta_fast))
+        );
+    }
+    Ok(shape)
 }
 
 fn accept_only(section: &Fields, kind: &str, keys: &[&str]) -> Result<(), ModelError> {

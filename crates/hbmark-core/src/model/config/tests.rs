@@ -7,7 +7,8 @@ use serde_json::{Value, json};
 
 use super::{limits, parse_config, read_config};
 use crate::model::{
-    Architecture, Biases, Dtype, Experts, Family, Format, ModelError, Role, RopeScaling, Scales,
+    Architecture, Biases, Dtype, Experts, Family, Format, ModelError, Role, RopeScaling, Routing, Scales,
+    YarnShape,
 };
 use crate::units::Bytes;
 
@@ -171,7 +172,9 @@ fn deepseek_v3_has_latent_attention_and_three_dense_layers() {
     assert_eq!((own.method.as_str(), own.bits, own.group_size, own.float), ("fp8", 8, Some(128), true));
     let scales = Scales::Block { rows: 128, columns: 128 };
     assert_eq!(own.main_format(), Some(Format::Fp8 { scales, input_scale: false }));
-    assert_eq!(a.rope.scaling, RopeScaling::Yarn { factor: 40.0, original_max_positions: 4096 });
+    // mscale and mscale_all_dim are both 1, so that cosines and sines stay as they are.
+    let shape = YarnShape { attention_factor: Some(1.0), ..YarnShape::default() };
+    assert_eq!(a.rope.scaling, RopeScaling::Yarn { factor: 40.0, original_max_positions: 4096, shape });
     let experts = Experts {
         count: 256,
         per_token: 8,
@@ -195,6 +198,78 @@ fn experts_are_placed_as_each_family_places_them() {
     assert!(refusal("qwen3-30b-a3b", &[("num_experts_per_tok", json!(129))]).contains("1 to 128"));
     assert!(refusal("deepseek-v3", &[("topk_group", json!(9))]).contains("1 to 8"));
     assert!(refusal("deepseek-v3", &[("n_group", json!(7))]).contains("divisor of `n_routed_experts` (256)"));
+}
+
+#[test]
+fn shares_of_experts_are_renormalised_where_the_config_says_so() {
+    let routing = |changes: &[(&str, Value)]| {
+        let a = with("qwen3-30b-a3b", changes).unwrap();
+        (a.layer(0).feed_forward.mixture().unwrap().routing, a.stack.is_some())
+    };
+    let softmax = |renormalised| Routing::Softmax { renormalised };
+    assert_eq!(routing(&[]), (softmax(true), false));
+    // The layers are then written out, each with a routing that the fields alone do not stand for.
+    assert_eq!(routing(&[("norm_topk_prob", json!(false))]), (softmax(false), true));
+    assert_eq!(routing(&[("norm_topk_prob", Value::Null)]), (softmax(false), true), "transformers' default");
+    // transformers 5 saves the number of experts under another key.
+    let saved = [("num_experts", Value::Null), ("num_local_experts", json!(128))];
+    assert_eq!(with("qwen3-30b-a3b", &saved).unwrap(), fixture("qwen3-30b-a3b"));
+    assert!(refusal("qwen3-30b-a3b", &[("num_local_experts", json!(64))]).contains("`num_local_experts`"));
+    for absurd in [json!(0), json!(1_u64 << 40), json!("many")] {
+        assert!(refusal("qwen3-30b-a3b", &[("num_experts", absurd)]).contains("`num_experts`"));
+    }
+    assert!(refusal("qwen3-30b-a3b", &[("num_experts", json!(65_536))]).contains("tensors"));
+}
+
+/// The config of Qwen/Qwen1.5-MoE-A2.7B, whose model card says 14.3 B parameters, 2.7 B of them active.
+#[test]
+fn qwen2_moe_has_a_shared_expert_with_a_gate_and_biases_on_q_k_and_v() {
+    let config = |changes: &[(&str, Value)]| {
+        let mut config = json!({
+            "model_type": "qwen2_moe", "architectures": ["Qwen2MoeForCausalLM"], "hidden_size": 2048,
+            "intermediate_size": 5632, "num_hidden_layers": 24, "num_attention_heads": 16, "num_key_value_heads": 16,
+            "vocab_size": 151_936, "max_position_embeddings": 8192, "rms_norm_eps": 1e-6, "rope_theta": 1e6,
+            "use_sliding_window": false, "sliding_window": 32_768, "max_window_layers": 21, "tie_word_embeddings": false,
+            "decoder_sparse_step": 1, "num_experts": 60, "num_experts_per_tok": 4, "moe_intermediate_size": 1408,
+            "shared_expert_intermediate_size": 5632, "norm_topk_prob": false, "hidden_act": "silu",
+        });
+        for (key, value) in changes {
+            config[*key] = value.clone();
+        }
+        parse_config(&config.to_string(), Path::new("config.json"))
+    };
+    let a = config(&[]).unwrap();
+    let mixture = *a.layer(7).feed_forward.mixture().unwrap();
+    assert_eq!(mixture.routing, Routing::Softmax { renormalised: false });
+    assert_eq!((mixture.count, mixture.per_token, mixture.width), (60, 4, 1408));
+    assert_eq!((mixture.shared_width, mixture.shared_gate), (5632, true));
+    let inventory = a.inventory(Dtype::Bf16);
+    // A layer: 4 × 2048² and 3 × 2048 of attention, 60 × 3 × 1408 × 2048 of experts, 3 × 5632 × 2048 of the shared one, 61 × 2048 of
+    // routers, 2 × 2048 of norms: 570,560,512.
+    assert_eq!(inventory.parameters(), 24 * 570_560_512 + 2 * 151_936 * 2048 + 2048);
+    let of =
+        |name: &str| inventory.tensors.iter().find(|t| t.name == format!("model.layers.3.{name}")).unwrap();
+    assert_eq!(of("mlp.shared_expert.down_proj.weight").shape, [2048, 5632]);
+    assert_eq!(of("mlp.shared_expert_gate.weight").shape, [1, 2048]);
+    assert_eq!(of("mlp.gate.weight").role, Role::Router);
+    assert_eq!(of("self_attn.q_proj.bias").shape, [2048]);
+    a.check().unwrap();
+
+    let sparse = config(&[("decoder_sparse_step", json!(2)), ("mlp_only_layers", json!([3]))]).unwrap();
+    assert_eq!(sparse.experts.as_ref().unwrap().dense_layers[..4], [0, 2, 3, 4]);
+    assert!(
+        sparse.layer(3).feed_forward.mixture().is_none() && sparse.layer(1).feed_forward.mixture().is_some()
+    );
+    let plain = config(&[("qkv_bias", json!(false))]).unwrap();
+    assert!(plain.inventory(Dtype::Bf16).tensors.iter().all(|tensor| tensor.role != Role::Bias));
+    for (key, value) in [
+        ("num_experts_per_tok", json!(61)),
+        ("shared_expert_intermediate_size", json!(0)),
+        ("use_sliding_window", json!(true)),
+        ("mlp_only_layers", json!([24])),
+    ] {
+        assert!(config(&[(key, value)]).unwrap_err().to_string().contains(key), "{key}");
+    }
 }
 
 #[test]
@@ -362,7 +437,7 @@ fn a_message_names_file_key_found_and_wanted() {
     config.json: `hidden_size` is missing; want an integer from 1 to 131072
     config.json: `rope_scaling.type` = "dynamic" is not supported; supported: default, linear, llama3, yarn
     config.json: `torch_dtype` = "int3" is not supported; supported: float32, bfloat16, float16, float8_e4m3fn
-    config.json: architecture deepseek_v4 (DeepseekV4ForCausalLM) is not supported; supported: llama (LlamaForCausalLM), mistral (MistralForCausalLM), qwen2 (Qwen2ForCausalLM), qwen3 (Qwen3ForCausalLM), qwen3_moe (Qwen3MoeForCausalLM), mixtral (MixtralForCausalLM), deepseek_v3 (DeepseekV3ForCausalLM), deepseek_v32 (DeepseekV32ForCausalLM), kimi_k2 (DeepseekV3ForCausalLM), kimi_k25 (KimiK25ForConditionalGeneration), glm_moe_dsa (GlmMoeDsaForCausalLM), gpt_oss (GptOssForCausalLM), qwen3_5 (Qwen3_5ForConditionalGeneration), qwen3_5_moe (Qwen3_5MoeForConditionalGeneration), qwen3_5_text (Qwen3_5ForCausalLM), qwen3_5_moe_text (Qwen3_5MoeForCausalLM), qwen3_next (Qwen3NextForCausalLM), gemma3 (Gemma3ForConditionalGeneration), gemma3_text (Gemma3ForCausalLM), gemma4 (Gemma4ForConditionalGeneration), gemma4_text (Gemma4ForCausalLM), glm4_moe (Glm4MoeForCausalLM), minimax_m2 (MiniMaxM2ForCausalLM), nemotron_h (NemotronHForCausalLM), llama4 (Llama4ForConditionalGeneration), llama4_text (Llama4ForCausalLM), phi3 (Phi3ForCausalLM), mimo_v2_flash (MiMoV2FlashForCausalLM)
+    config.json: architecture deepseek_v4 (DeepseekV4ForCausalLM) is not supported; supported: llama (LlamaForCausalLM), mistral (MistralForCausalLM), qwen2 (Qwen2ForCausalLM), qwen3 (Qwen3ForCausalLM), qwen3_moe (Qwen3MoeForCausalLM), qwen2_moe (Qwen2MoeForCausalLM), mixtral (MixtralForCausalLM), deepseek_v3 (DeepseekV3ForCausalLM), deepseek_v32 (DeepseekV32ForCausalLM), kimi_k2 (DeepseekV3ForCausalLM), kimi_k25 (KimiK25ForConditionalGeneration), glm_moe_dsa (GlmMoeDsaForCausalLM), gpt_oss (GptOssForCausalLM), qwen3_5 (Qwen3_5ForConditionalGeneration), qwen3_5_moe (Qwen3_5MoeForConditionalGeneration), qwen3_5_text (Qwen3_5ForCausalLM), qwen3_5_moe_text (Qwen3_5MoeForCausalLM), qwen3_next (Qwen3NextForCausalLM), gemma3 (Gemma3ForConditionalGeneration), gemma3_text (Gemma3ForCausalLM), gemma4 (Gemma4ForConditionalGeneration), gemma4_text (Gemma4ForCausalLM), glm4_moe (Glm4MoeForCausalLM), minimax_m2 (MiniMaxM2ForCausalLM), nemotron_h (NemotronHForCausalLM), llama4 (Llama4ForConditionalGeneration), llama4_text (Llama4ForCausalLM), phi3 (Phi3ForCausalLM), mimo_v2_flash (MiMoV2FlashForCausalLM)
     "#);
 }
 

@@ -3,7 +3,7 @@
 //! Enters: a checked [`Header`]. Leaves: dimensions whose products are bounded, or the key that is wrong.
 
 use super::header::{GgufError, Header, Value};
-use crate::model::{Architecture, Biases, Dtype, Family, Role, Rope, RopeScaling};
+use crate::model::{Architecture, Biases, Dtype, Family, Role, Rope, RopeScaling, YarnShape};
 
 /// No model is near these; they keep every product of two dimensions far from overflow.
 const MAX_LAYERS: usize = 1_024;
@@ -126,10 +126,19 @@ pub(super) fn rope_scaling(header: &Header, architecture: &str) -> Result<RopeSc
         Some("linear") => Ok(RopeScaling::Linear { factor: factor()? }),
         Some("yarn") => {
             let original = key("original_context_length");
+            let (factor, usual) = (factor()?, YarnShape::default());
+            let own = |suffix: &str| float(header, &key(suffix), f64::MIN_POSITIVE, 1e6);
             Ok(RopeScaling::Yarn {
-                factor: factor()?,
+                factor,
                 original_max_positions: count(header, &original, 1, MAX_POSITIONS)?
                     .ok_or_else(|| missing(&original))?,
+                shape: YarnShape {
+                    beta_fast: own("yarn_beta_fast")?.unwrap_or(usual.beta_fast),
+                    beta_slow: own("yarn_beta_slow")?.unwrap_or(usual.beta_slow),
+                    // A file's factor multiplies the usual one.
+                    attention_factor: own("attn_factor")?.map(|own| own * (0.1 * factor.max(1.0).ln() + 1.0)),
+                    ..usual
+                },
             })
         }
         Some(other) => Err(GgufError::UnsupportedModel {

@@ -34,6 +34,52 @@ impl Names {
     }
 }
 
+/// Names of a layer's experts, behind the layer's own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MixtureNames {
+    /// What holds them all.
+    pub block: &'static str,
+    pub router: &'static str,
+    /// Gate, up and down of an expert.
+    pub matrices: [&'static str; 3],
+    /// The expert every token passes, whose matrices are those of a dense layer, and its gate.
+    pub shared: &'static str,
+    pub shared_gate: &'static str,
+}
+
+impl MixtureNames {
+    /// Gate, up and down of a dense layer, and of a shared expert.
+    pub const DENSE: [&str; 3] = ["gate_proj", "up_proj", "down_proj"];
+
+    /// Those of a family's checkpoints.
+    #[must_use]
+    pub fn of(family: Family) -> Self {
+        Self {
+            block: match family {
+                Family::NemotronH => "mixer",
+                Family::Llama4 => "feed_forward",
+                Family::Mixtral | Family::MinimaxM2 => "block_sparse_moe",
+                _ => "mlp",
+            },
+            router: match family {
+                Family::Gemma4 => "router.proj",
+                Family::GptOss | Family::Llama4 => "router",
+                _ => "gate",
+            },
+            matrices: match family {
+                // w1 gates, w3 goes up, w2 comes down.
+                Family::Mixtral | Family::MinimaxM2 => ["w1", "w3", "w2"],
+                _ => Self::DENSE,
+            },
+            shared: match family {
+                Family::Qwen2Moe | Family::Qwen3_5 | Family::Qwen3Next | Family::Llama4 => "shared_expert",
+                _ => "shared_experts",
+            },
+            shared_gate: "shared_expert_gate",
+        }
+    }
+}
+
 /// Lists the tensors of one model's layers.
 pub(super) struct Lister<'a> {
     pub family: Family,
@@ -197,13 +243,7 @@ impl Lister<'_> {
     }
 
     fn feed_forward(&mut self, layer: &str, feed_forward: &FeedForward) {
-        let block = match self.family {
-            Family::NemotronH => "mixer",
-            Family::Llama4 => "feed_forward",
-            Family::Mixtral | Family::MinimaxM2 => "block_sparse_moe",
-            _ => "mlp",
-        };
-        let prefix = format!("{layer}.{block}");
+        let prefix = format!("{layer}.{}", MixtureNames::of(self.family).block);
         match feed_forward {
             FeedForward::Dense(dense) => self.dense(&prefix, dense),
             FeedForward::Mixture(mixture) => self.mixture(&prefix, mixture),
@@ -269,29 +309,19 @@ impl Lister<'_> {
         }
         self.experts(&format!("{prefix}.experts"), m, hidden);
         if m.shared_width > 0 {
-            let name = match self.family {
-                Family::Qwen3_5 | Family::Qwen3Next | Family::Llama4 => "shared_expert",
-                _ => "shared_experts",
-            };
-            let shared = format!("{prefix}.{name}");
+            let names = MixtureNames::of(self.family);
+            let shared = format!("{prefix}.{}", names.shared);
             self.three(&shared, m.shared_width, self.hidden, m.activation, Role::SharedExpert, false);
             if m.shared_gate {
-                self.list.float(
-                    &format!("{prefix}.shared_expert_gate.weight"),
-                    &[1, self.hidden],
-                    Role::Router,
-                );
+                let gate = format!("{prefix}.{}.weight", names.shared_gate);
+                self.list.float(&gate, &[1, self.hidden], Role::Router);
             }
         }
     }
 
     fn router(&mut self, prefix: &str, m: &Mixture) {
         let shape = [m.count, self.hidden];
-        let name = match self.family {
-            Family::Gemma4 => "router.proj",
-            Family::GptOss | Family::Llama4 => "router",
-            _ => "gate",
-        };
+        let name = MixtureNames::of(self.family).router;
         // The folders of these two hold it at f32 beside their fp8; the other families' in bf16.
         let float = self.f32_in(&[Family::MinimaxM2, Family::MimoV2]);
         self.list.push(format!("{prefix}.{name}.weight"), &shape, float, Role::Router);
@@ -324,7 +354,6 @@ impl Lister<'_> {
         for expert in 0..m.count {
             let prefix = format!("{prefix}.{expert}");
             if matches!(self.family, Family::Mixtral | Family::MinimaxM2) {
-                // w1 gates, w3 goes up, w2 comes down.
                 self.list.linear(&format!("{prefix}.w1"), m.width, hidden, Role::Expert, false);
                 self.list.linear(&format!("{prefix}.w2"), hidden, m.width, Role::Expert, false);
                 self.list.linear(&format!("{prefix}.w3"), m.width, hidden, Role::Expert, false);

@@ -317,7 +317,7 @@ pub struct ServeResult {
     /// Prompt tokens computed, without those found in the cache.
     pub prompt_tokens_per_s: f64,
     pub output_tokens_per_s: f64,
-    /// Requests per second that were completed in the window and met every objective: never more than were served.
+    /// Requests per second within every objective: those served in the window, times the share of the served measured requests that met them.
     pub goodput_per_s: Option<f64>,
     /// Of the measured requests, whenever they were completed.
     pub goodput_share: Option<f64>,

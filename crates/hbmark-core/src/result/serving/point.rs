@@ -5,11 +5,11 @@ use serde::{Deserialize, Serialize};
 
 use super::adapters::AdapterCost;
 use super::arrivals::Arrivals;
-use super::latency::ServeResult;
+use super::latency::{GateName, ServeResult, Validity};
 use super::live::LiveResult;
 use super::residuals::Residuals;
 use super::scheduler::SchedulerConfig;
-use crate::result::Cause;
+use crate::result::{Cause, Limits};
 
 /// How much is offered.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -42,6 +42,9 @@ pub struct StructuredCost {
     pub mask_ns_per_token: Option<f64>,
     pub mask_apply_ns_per_token: Option<f64>,
 }
+
+/// The ratio of the engine's step times after a point to before it beyond which, either way, the machine was not the same meanwhile.
+pub const STEADY_DRIFT: std::ops::RangeInclusive<f64> = 0.95..=1.05;
 
 /// A point and its result.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -76,4 +79,44 @@ pub struct Point {
     /// Of a live server.
     #[serde(default)]
     pub live: Option<LiveResult>,
+}
+
+impl Point {
+    /// Whether the run shows that the system keeps up with what is offered. Null where it is too short to tell, or invalid, and in results that
+    /// kept no such check of an open loop; a closed loop sends no more than is done.
+    #[must_use]
+    pub fn keeps_up(&self) -> Option<bool> {
+        let result = self.result.as_ref()?;
+        let gate = result.gates.iter().find(|gate| gate.name == GateName::KeepsUp);
+        match (result.validity, gate) {
+            (Validity::Saturated, _) => Some(false),
+            (Validity::Invalid, _) => None,
+            (Validity::Valid, Some(gate)) => gate.passed,
+            (Validity::Valid, None) => matches!(self.offered, Offered::Concurrency(_)).then_some(true),
+        }
+    }
+
+    /// Whether the run shows that the load is held: valid, within every objective, and the system keeps up.
+    #[must_use]
+    pub fn held(&self) -> bool {
+        self.keeps_up() == Some(true)
+            && self.result.as_ref().is_some_and(|result| result.within_objectives().0 == Some(true))
+    }
+
+    /// What disturbed the machine while the point was measured; empty where nothing did, or nobody looked.
+    #[must_use]
+    pub fn disturbances(&self) -> Vec<String> {
+        let foreign = self.result.as_ref().and_then(|result| result.foreign_cores);
+        let foreign = foreign.filter(|cores| *cores > Limits::default().foreign_cores);
+        let foreign = foreign.map(|cores| format!("other processes kept {cores:.1} cores busy over the run"));
+        foreign.into_iter().chain(self.drifted()).collect()
+    }
+
+    /// How the engine's own steps differ between before and after the point, where they do.
+    #[must_use]
+    pub fn drifted(&self) -> Option<String> {
+        let drift = self.drift.filter(|drift| !STEADY_DRIFT.contains(drift))?;
+        let (percent, than) = ((drift - 1.0).abs() * 100.0, if drift > 1.0 { "more" } else { "less" });
+        Some(format!("the engine's own steps took {percent:.1} % {than} time after the run than before it"))
+    }
 }

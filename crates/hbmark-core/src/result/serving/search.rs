@@ -6,6 +6,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::slo::Slo;
+use crate::units::PerSecond;
 
 /// What a step of the search is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -84,9 +85,10 @@ impl Search {
         let Some(Attempt { stage, rate, why, .. }) = self.attempts.last() else { return self };
         let held = held.map_or_else(
             || "no rate had held before".to_owned(),
-            |rate| format!("{rate:.3} per second had held in a single run and is not confirmed"),
+            |rate| format!("{} per second had held in a single run and is not confirmed", PerSecond(rate)),
         );
-        self.note = format!("the search ended early, at `{stage}` of {rate:.3} per second: {why}; {held}");
+        let rate = PerSecond(*rate);
+        self.note = format!("the search ended early, at `{stage}` of {rate} per second: {why}; {held}");
         self
     }
 }

@@ -258,3 +258,63 @@ fn what_import_calls_impossible_fails_the_checklist_and_the_condition() {
         assert_eq!(failures(&opened, &[FailOn::Invalid], &given).is_empty(), passes);
     }
 }
+
+#[test]
+fn a_point_that_nobody_judged_leaves_the_list_incomplete() {
+    let mut report = samples::single();
+    report.kind = ServeKind::Serve;
+    report.environment.cpu.model = Some("a CPU".to_owned());
+    report.environment.build.version = "0.1.0".to_owned();
+    let point = |report: &mut ServeReport, passed: Option<bool>, validity| {
+        let result = report.points[0].result.as_mut().unwrap();
+        (result.validity, result.foreign_cores) = (validity, Some(0.0));
+        result.gates.iter_mut().find(|gate| gate.name == GateName::KeepsUp).unwrap().passed = passed;
+        of_serving(report)
+    };
+    let asked = |list: &Checklist| {
+        let check = list.checks.iter().find(|check| check.question == "a point that keeps up").unwrap();
+        (check.outcome, check.evidence.clone(), check.next.clone())
+    };
+    let good = point(&mut report, Some(true), Validity::Valid);
+    assert_eq!(good.verdict(), ChecklistVerdict::Valid, "{good:#?}");
+    let open = point(&mut report, None, Validity::Valid);
+    assert_eq!(open.verdict(), ChecklistVerdict::Incomplete);
+    let (outcome, evidence, _) = asked(&open);
+    assert_eq!((outcome, evidence.as_str()), (NotSaid, "0 of 1 point; 0 saturated, 1 not judged"));
+    // So few that a version of before kept no gate.
+    let result = report.points[0].result.as_mut().unwrap();
+    result.gates.retain(|gate| gate.name != GateName::KeepsUp);
+    result.measured = 60;
+    assert_eq!(of_serving(&report).verdict(), ChecklistVerdict::Incomplete);
+    // A point that is invalid is not past saturation.
+    let mut late = samples::single();
+    let list = point(&mut late, Some(true), Validity::Invalid);
+    let (outcome, evidence, next) = asked(&list);
+    assert_eq!((outcome, evidence.as_str()), (NotSaid, "0 of 1 point; 0 saturated, 0 not judged, 1 invalid"));
+    assert!(!next.contains("saturation"), "{next}");
+    let past = point(&mut late, Some(false), Validity::Saturated);
+    assert!(asked(&past).2.contains("past saturation"));
+}
+
+#[test]
+fn a_point_beside_other_work_is_not_valid() {
+    let mut report = samples::single();
+    report.kind = ServeKind::Serve;
+    let of = |report: &ServeReport| outcome(&of_serving(report), "every point undisturbed");
+    assert_eq!(of(&report), NotSaid, "nobody looked");
+    report.points[0].result.as_mut().unwrap().foreign_cores = Some(0.05);
+    assert_eq!(of(&report), Passed);
+    report.points[0].drift = Some(1.953);
+    assert_eq!(of(&report), Failed);
+    report.points[0].drift = Some(1.01);
+    report.points[0].result.as_mut().unwrap().foreign_cores = Some(1.5);
+    let list = of_serving(&report);
+    assert_eq!(
+        (list.verdict(), outcome(&list, "every point undisturbed")),
+        (ChecklistVerdict::Invalid, Failed)
+    );
+    let failed = list.reasons().find(|check| check.question == "every point undisturbed").unwrap();
+    assert!(failed.evidence.ends_with("other processes kept 1.5 cores busy over the run"), "{failed:?}");
+    report.kind = ServeKind::ServeVirtual;
+    assert_eq!(of(&report), Inapplicable);
+}

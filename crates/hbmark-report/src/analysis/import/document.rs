@@ -150,7 +150,7 @@ fn json(file: &str, text: &str) -> Result<Vec<Json>, ImportError> {
         Json::Array(elements) => records.extend(elements),
         other => records.push(other),
     })
-    .map_err(|source| ImportError::Json { file: file.to_owned(), source })?;
+    .map_err(|json| ImportError::Json { file: file.to_owned(), json })?;
     if records.len() > MAX_ROWS {
         return Err(ImportError::TooMany { file: file.to_owned(), what: "records", limit: MAX_ROWS });
     }
@@ -374,7 +374,7 @@ mod tests {
         let many = format!("[{}0]", "0,".repeat(1 << 20));
         let error = json("f", &many).unwrap_err();
         assert!(
-            matches!(&error, ImportError::Json { source, .. } if source.to_string().contains("40 MiB")),
+            matches!(&error, ImportError::Json { json, .. } if json.to_string().contains("40 MiB")),
             "{error:?}"
         );
         assert!(matches!(json("f", &"[".repeat(100_000)), Err(ImportError::Json { .. })), "depth has an end");

@@ -1,7 +1,9 @@
 //! GuideLLM: the benchmarks of a run as JSON.
 //!
 //! Enters: a document. Leaves: one row per benchmark (a strategy or a rate of a sweep). Figures are those of the successful requests. Its
-//! `inter_token_latency_ms` is our TPOT, and its `time_per_output_token_ms` is not. Its token rates are distributions over moments of unlike
+//! `inter_token_latency_ms` is our TPOT, and its `time_per_output_token_ms` is not: by newer versions it is the time to the last token over
+//! all tokens (`request_stats.py`), by older ones the time from the first to the last over all tokens (`benchmark.py`), which no other
+//! program has. The file does not say which, and its figures do. Its token rates are distributions over moments of unlike
 //! length, of which neither mean nor median is tokens over time; those are computed from requests and their tokens.
 
 use serde_json::Value as Json;
@@ -28,6 +30,25 @@ pub(super) fn read(document: &Document) -> Option<Result<Vec<ForeignResult>, Imp
     Some(rows.map(|rows| vec![ForeignResult { source: document.file.clone(), format: FORMAT, rows }]))
 }
 
+/// Takes out a time per output token that is the span of TPOT over another number. TPOT is that span over one token less, so that in every
+/// statistic it is the larger; with the wait for the first token in it, the time per token is larger wherever that wait is above one TPOT.
+fn leave_out_span_over_tokens(values: &mut Vec<Value>) -> Option<String> {
+    let mean = |metric| {
+        values.iter().find(|v| v.metric == metric && v.statistic == Statistic::Mean).map(|v| v.value)
+    };
+    let (whole, tpot, first) = (mean(Metric::TpotWithFirst)?, mean(Metric::Tpot)?, mean(Metric::Ttft)?);
+    // (TTFT + TPOT × (n − 1)) / n is below TPOT only where TTFT is.
+    if whole >= tpot || first < tpot {
+        return None;
+    }
+    values.retain(|value| value.metric != Metric::TpotWithFirst);
+    Some(
+        "time_per_output_token_ms is left out: in this file it is the span of inter_token_latency_ms over one token more, \
+         without the wait for the first"
+            .to_owned(),
+    )
+}
+
 fn row(document: &Document, index: usize, benchmark: &Json) -> Result<ForeignRow, ImportError> {
     let nothing =
         || ImportError::NothingMeasured { file: document.file.clone(), record: index + 1, format: FORMAT };
@@ -42,6 +63,7 @@ fn row(document: &Document, index: usize, benchmark: &Json) -> Result<ForeignRow
         .collect();
     let successful = Fields { map: &successful, ..fields };
     let (mut values, mut remarks) = successful.values(FORMAT)?;
+    remarks.extend(leave_out_span_over_tokens(&mut values));
     let mean = |key: &str| successful.object(key).map(|g| g.number("mean")).transpose().map(Option::flatten);
     let (requests, prompt, output) =
         (mean("requests_per_second")?, mean("prompt_token_count")?, mean("output_token_count")?);

@@ -214,9 +214,11 @@ fn file_stem(path: &str) -> String {
 /// The storage at the end of `llama 3B Q8_0` or `qwen2 7B Q4_K - Medium`: what follows the size.
 fn storage_of(kind: &str) -> Option<String> {
     let words: Vec<&str> = kind.split_whitespace().collect();
+    // A mixture's size may have the active part behind it: `30B.A3B`.
     let is_size = |word: &str| {
-        let digits = word.trim_end_matches(['B', 'M', 'T']);
-        digits.len() < word.len() && digits.chars().all(|c| c.is_ascii_digit() || matches!(c, '.' | 'x'))
+        let whole = word.split_once(".A").map_or(word, |(whole, _)| whole);
+        let digits = whole.trim_end_matches(['B', 'M', 'T']);
+        digits.len() < whole.len() && digits.chars().all(|c| c.is_ascii_digit() || matches!(c, '.' | 'x'))
     };
     let size = words.iter().position(|word| is_size(word))?;
     let rest: Vec<&str> = words[size + 1..].iter().copied().filter(|w| *w != "MoE").collect();
@@ -371,6 +373,7 @@ mod tests {
         assert_eq!(storage_of("qwen2 7B Q4_K - Medium").as_deref(), Some("Q4_K - Medium"));
         assert_eq!(storage_of("gpt-oss 20B MXFP4 MoE").as_deref(), Some("MXFP4"));
         assert_eq!(storage_of("nemotron_h 8x7B"), None);
+        assert_eq!(storage_of("qwen3moe 30B.A3B Q8_0").as_deref(), Some("Q8_0"), "the active part is a size");
         assert_eq!(file_stem("LLMs\\Llama-3.2-3B-Instruct-Q8_0.gguf"), "Llama-3.2-3B-Instruct-Q8_0");
         assert_eq!(size_of("3.56 GiB"), Some(3_822_520_893));
         assert_eq!(size_of("1e300 GiB"), None);

@@ -141,8 +141,9 @@ impl ModelName {
     }
 }
 
-/// `8b`, `0.5b`, `125m`, `8x7b`.
+/// `8b`, `0.5b`, `125m`, `8x7b`; of `30b.a3b` all of it, not the active part.
 fn size_of(token: &str) -> Option<f64> {
+    let token = token.split_once(".a").map_or(token, |(whole, _)| whole);
     let unit = match token.chars().last()? {
         'm' => 1e6,
         'b' => 1e9,
@@ -208,9 +209,12 @@ fn families_of(family: Family) -> &'static [&'static str] {
     match family {
         Family::Llama => &["llama", "tinyllama", "smollm", "yi", "deepseek", "granite"],
         Family::Mistral => &["mistral", "ministral", "codestral"],
-        Family::Qwen2 | Family::Qwen3 | Family::Qwen3Moe | Family::Qwen3_5 | Family::Qwen3Next => {
-            &["qwen", "qwq"]
-        }
+        Family::Qwen2
+        | Family::Qwen2Moe
+        | Family::Qwen3
+        | Family::Qwen3Moe
+        | Family::Qwen3_5
+        | Family::Qwen3Next => &["qwen", "qwq"],
         Family::Mixtral => &["mixtral"],
         Family::DeepseekV3 => &["deepseek", "kimi", "glm"],
         Family::GptOss => &["gpt"],
@@ -280,6 +284,7 @@ mod tests {
         assert_eq!(with("meta-llama/Llama-3.1-70B"), Agreement::Differs("size"));
         assert_eq!(with("Qwen/Qwen2.5-7B"), Agreement::Differs("family"));
         assert!(matches!(with("meta-llama/Llama-3.1-8B"), Agreement::Taken(_)));
+        assert_eq!(ModelName::parse("qwen3moe 30B.A3B Q8_0").size, Some(30e9));
     }
 
     #[test]

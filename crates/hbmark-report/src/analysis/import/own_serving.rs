@@ -36,18 +36,14 @@ fn rows_of(report: &ServeReport, point: &Point, result: &ServeResult) -> Vec<For
     ] {
         values.push(Value { metric, statistic: Statistic::Single, value, key: key.to_owned() });
     }
-    let (mut remarks, mut problems) = (Vec::new(), Vec::new());
-    match result.validity {
-        Validity::Valid => {}
-        Validity::Saturated => {
-            remarks.push("saturated: its latencies grow with the length of the run".to_owned());
-        }
-        Validity::Invalid => {
-            problems.extend(result.reasons.first().cloned().or_else(|| Some(Cause::other("invalid"))));
-        }
+    let saturated = result.validity == Validity::Saturated;
+    let mut problems = Vec::new();
+    if result.validity == Validity::Invalid {
+        problems.extend(result.reasons.first().cloned().or_else(|| Some(Cause::other("invalid"))));
     }
     let steps = server_steps(point, &setup, &problems);
-    let row = ForeignRow { label: point.label.clone(), setup, values, remarks, problems };
+    let label = point.label.clone();
+    let row = ForeignRow { label, setup, values, problems, saturated, ..ForeignRow::default() };
     [row].into_iter().chain(steps).collect()
 }
 
@@ -70,6 +66,7 @@ fn server_steps(point: &Point, setup: &Setup, problems: &[Cause]) -> Option<Fore
         values: vec![value],
         remarks: mixed.then(|| "steps that prefill are in the mean".to_owned()).into_iter().collect(),
         problems: problems.to_vec(),
+        ..ForeignRow::default()
     })
 }
 
@@ -87,6 +84,7 @@ fn setup(report: &ServeReport, point: &Point, result: &ServeResult) -> Setup {
         engine_version: report.server.as_ref().and_then(|server| server.version.clone()),
         model: Some(report.model_name().to_owned()),
         dtype: report.dtype,
+        stored_as: report.dtype.map(|dtype| dtype.to_string()),
         gpu: match &report.datasheet {
             Some(sheet) => Some(sheet.name.clone()),
             None => environment.and_then(|e| e.gpu.as_ref()?.name.clone()),

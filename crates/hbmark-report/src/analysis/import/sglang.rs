@@ -75,7 +75,14 @@ fn serving(fields: &Fields<'_>) -> Result<ForeignRow, ImportError> {
     }
     remarks.extend(unfinished(&setup));
     let problems = consistency::of_lists(fields, &setup, &values);
-    Ok(ForeignRow { label: run_label(fields, &setup)?, setup, values, remarks, problems })
+    Ok(ForeignRow {
+        label: run_label(fields, &setup)?,
+        setup,
+        values,
+        remarks,
+        problems,
+        ..ForeignRow::default()
+    })
 }
 
 fn server(info: &Fields<'_>, setup: &mut Setup, remarks: &mut Vec<String>) -> Result<(), ImportError> {

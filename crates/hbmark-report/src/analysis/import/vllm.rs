@@ -35,10 +35,17 @@ fn serve(fields: &Fields<'_>) -> Result<ForeignRow, ImportError> {
     if values.iter().any(|v| v.metric == Metric::OutputThroughput && v.statistic == Statistic::Single) {
         remarks.extend(unfinished(&setup));
     } else if setup.completed == Some(0) {
-        remarks = vec!["no request completed: the zeros of this run are no measurements".to_owned()];
+        remarks = vec!["the zeros of this run are no measurements".to_owned()];
     }
     let problems = consistency::of_lists(fields, &setup, &values);
-    Ok(ForeignRow { label: run_label(fields, &setup)?, setup, values, remarks, problems })
+    Ok(ForeignRow {
+        label: run_label(fields, &setup)?,
+        setup,
+        values,
+        remarks,
+        problems,
+        ..ForeignRow::default()
+    })
 }
 
 /// What vLLM's and SGLang's serving benchmarks write alike.

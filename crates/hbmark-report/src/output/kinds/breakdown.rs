@@ -57,7 +57,7 @@ pub fn of_ladder(ladder: &Ladder) -> Table {
         numbers("incremental", rungs.iter().map(|r| scale.show(r.step_ns))),
         measured("share", Unit::Fraction, rungs.iter().map(|r| r.share)),
         measured("bytes", Unit::Bytes, rungs.iter().map(|r| r.bytes.map(Bytes::as_f64))),
-        Column { title: String::new(), cells: Cells::Bars(bars(ladder)), minor: false },
+        Column { title: String::new(), cells: Cells::Bars(bars(ladder)), minor: false, key: false },
     ];
     let title = format!("{}, batch {}, context {}", phase_word(ladder.phase), ladder.batch, ladder.context);
     Table { title: Some(title), columns, closing: Some(ladder.story.clone()), ..Table::default() }

@@ -3,6 +3,7 @@
 //! Enters: what [`crate::analysis::capacity`] worked out. Leaves: a document. Nothing is computed here.
 
 use crate::analysis::capacity::{ArithmeticLine, Capacity, number};
+use crate::analysis::words::counted;
 use crate::output::document::{Column, Document, measured, numbers, words};
 use crate::output::metrics::Unit;
 use crate::output::{Kind, OutputError};
@@ -65,10 +66,10 @@ fn arithmetic<'a>(lines: impl Iterator<Item = &'a ArithmeticLine> + Clone) -> Ve
 fn headline(capacity: &Capacity) -> String {
     let question = &capacity.question;
     format!(
-        "{}{}: {} instances for {} requests/s under {}, {:.0} % headroom, on {}",
+        "{}{}: {} for {} requests/s under {}, {:.0} % headroom, on {}",
         if capacity.predicted { "PREDICTED · " } else { "" },
         capacity.model,
-        capacity.instances,
+        counted(capacity.instances, "instance"),
         number(question.target_rate),
         capacity.objectives.join(", "),
         question.headroom * 100.0,

@@ -9,7 +9,8 @@ use crate::output::kinds::headline;
 use crate::output::metrics::Unit;
 use crate::output::{Kind, OutputError};
 use hbmark_core::result::comparison::{
-    Arm, CellComparison, ComparedCell, ComparedItem, Comparison, ComparisonVerdict, Effect, Method,
+    Arm, CellComparison, ComparedCell, ComparedItem, Comparison, ComparisonVerdict, Difference, Effect,
+    Method,
 };
 
 impl Kind for Comparison {
@@ -170,6 +171,16 @@ fn sheet(rows: &[(&str, Row<'_>)]) -> Vec<Column> {
     ]
 }
 
+/// In what both sides differ; a value that a side lacks is `missing`.
+pub fn differing(differences: &[Difference], missing: &str) -> String {
+    let text = |value: &serde_json::Value| match value {
+        serde_json::Value::Null => missing.to_owned(),
+        other => other.to_string().replace('"', ""),
+    };
+    let each = differences.iter().map(|d| format!("{} {} in A, {} in B", d.key, text(&d.a), text(&d.b)));
+    format!("they differ in: {}", each.collect::<Vec<_>>().join("; "))
+}
+
 /// What was compared, how, line by line and without markup.
 fn header(comparison: &Comparison) -> Vec<String> {
     let side = |letter: char, arm: &Arm| format!("{letter}: {}", arm.given);
@@ -177,14 +188,7 @@ fn header(comparison: &Comparison) -> Vec<String> {
     if comparison.differences.is_empty() {
         lines.push("the configurations do not differ".into());
     } else {
-        let each = comparison.differences.iter().map(|d| {
-            let text = |value: &serde_json::Value| match value {
-                serde_json::Value::Null => "default".to_owned(),
-                other => other.to_string().replace('"', ""),
-            };
-            format!("{} {} in A, {} in B", d.key, text(&d.a), text(&d.b))
-        });
-        lines.push(format!("they differ in: {}", each.collect::<Vec<_>>().join("; ")));
+        lines.push(differing(&comparison.differences, "default"));
     }
     let served = comparison.is_served();
     let each = match &comparison.protocol {

@@ -25,6 +25,7 @@ impl Kind for [Finding] {
             }
             pairs.push(("measure", finding.next.clone()));
             pairs.push(("do first", finding.response.clone()));
+            pairs.retain(|(_, said)| !said.is_empty());
             let pairs = pairs.into_iter().map(|(key, value)| (key.to_owned(), value));
             document.blocks.push(Block::KeyValues(pairs.collect()));
         }

@@ -1,10 +1,11 @@
 //! Imported results: the mapped rows, their places on the roofline, and what was not reported; and the aliases they were mapped by.
 
 use super::run::{bound_word, status_word};
+use crate::analysis::capacity::number;
 use crate::analysis::import::metric_keys::{self, Alias, Shape};
 use crate::analysis::import::{
     ForeignFormat, ForeignResult, ForeignRow, Imported, Metric, Placement, Rate, RooflinePlacement,
-    Statistic, Value,
+    Statistic, Value, remedy,
 };
 use crate::analysis::words::counted;
 use crate::output::document::{
@@ -13,7 +14,7 @@ use crate::output::document::{
 use crate::output::kinds::headline;
 use crate::output::metrics::Unit;
 use crate::output::{Kind, OutputError};
-use hbmark_core::result::{CellResult, Status};
+use hbmark_core::result::{Cause, CellResult, Status};
 
 /// Metrics that a table shows, each by its middle, which the heading names; files for machines have every statistic.
 const SHOWN: &[Metric] = &[
@@ -29,6 +30,10 @@ const SHOWN: &[Metric] = &[
     Metric::TotalThroughput,
     Metric::RequestThroughput,
 ];
+
+/// Those that stand before the place on the roofline: a reader wants them, and a narrow screen ends soon.
+const FIRST: &[Metric] =
+    &[Metric::Ttft, Metric::Tpot, Metric::PrefillStep, Metric::DecodeStep, Metric::RequestThroughput];
 
 /// Metrics whose tail a table shows beside the middle.
 const TAILS: &[Metric] = &[Metric::Ttft, Metric::Tpot, Metric::Itl];
@@ -178,7 +183,11 @@ fn row_remarks(imported: &Imported) -> Vec<String> {
             .chain(p.cell.flags.iter().map(ToString::to_string))
             .collect(),
         RooflinePlacement::Contradicts(causes) => {
-            causes.iter().map(|cause| format!("CONTRADICTS, not rated: {cause}")).collect()
+            let told = |cause: &Cause| {
+                let remedy = remedy(cause).map_or_else(String::new, |what| format!("; {what}"));
+                format!("CONTRADICTS, not rated: {cause}{remedy}")
+            };
+            causes.iter().map(told).collect()
         }
         RooflinePlacement::Asks(_) => Vec::new(),
     }));
@@ -294,25 +303,26 @@ fn columns(lines: &[Line<'_>]) -> (Vec<(String, String)>, Vec<Column>) {
     let (constants, varying) = split_constants(setup, |c| rows.len() > 1 || long(c) || c.is_empty());
     let of_file =
         |title: &str, of: fn(&ForeignResult) -> String| words(title, lines.iter().map(|l| of(l.result)));
+    // Which row it is and whether it can be believed, what was measured, how far that is from the floor; then what ran.
     let mut columns = Vec::new();
     if files {
-        columns.push(of_file("file", |result| result.source.clone()));
+        columns.push(of_file("file", |result| result.source.clone()).key());
+    }
+    columns.push(text("row", &|r| Some(r.label.clone())).key());
+    columns.push(words("validity", lines.iter().map(validity)));
+    let placed = placed_columns(lines);
+    let mut rest: Vec<Metric> = SHOWN.iter().copied().filter(|metric| !FIRST.contains(metric)).collect();
+    rest.sort_by_key(|metric| *metric != Metric::OutputThroughput);
+    let of_metrics = |metrics: &[Metric]| -> Vec<Column> {
+        metrics.iter().flat_map(|metric| metric_columns(*metric, &rows)).collect()
+    };
+    columns.extend(of_metrics(FIRST));
+    columns.extend(placed);
+    columns.extend(of_metrics(&rest));
+    if files {
         columns.push(of_file("program", |result| result.format.name().to_owned()));
     }
-    columns.push(text("row", &|r| Some(r.label.clone())));
-    // Whether a row can be believed stands beside its name.
-    columns.push(words("validity", lines.iter().map(validity)));
     columns.extend(varying);
-    for metric in SHOWN {
-        let unit = if metric.is_time() { Unit::Nanoseconds } else { Unit::PerSecond };
-        let middles = rows.iter().map(|r| r.center(*metric).map(|v| v.value));
-        columns.push(measured(headed(*metric, &rows), unit, middles));
-        if TAILS.contains(metric) {
-            let tails = rows.iter().map(|r| r.value(*metric, P99));
-            columns.push(measured(format!("{} {P99}", metric.title()), unit, tails));
-        }
-    }
-    columns.extend(placed_columns(lines));
     columns.retain(|c| c.title == "row" || !c.is_empty());
     let main = main_columns(lines, &rows);
     let minor = |column: Column| {
@@ -321,6 +331,18 @@ fn columns(lines: &[Line<'_>]) -> (Vec<(String, String)>, Vec<Column>) {
     };
     let columns = columns.into_iter().map(minor).collect();
     (constants, columns)
+}
+
+/// The middle of a metric, and its tail where that is shown.
+fn metric_columns(metric: Metric, rows: &[&ForeignRow]) -> Vec<Column> {
+    let unit = if metric.is_time() { Unit::Nanoseconds } else { Unit::PerSecond };
+    let middles = rows.iter().map(|row| row.center(metric).map(|value| value.value));
+    let mut columns = vec![measured(headed(metric, rows), unit, middles)];
+    if TAILS.contains(&metric) {
+        let tails = rows.iter().map(|row| row.value(metric, P99));
+        columns.push(measured(format!("{} {P99}", metric.title()), unit, tails));
+    }
+    columns
 }
 
 /// The columns that say which row it is, what was measured and how far that is from the floor; where no row was rated, the usual metrics.
@@ -332,11 +354,15 @@ fn main_columns(lines: &[Line<'_>], rows: &[&ForeignRow]) -> Vec<String> {
             _ => None,
         })
         .collect();
+    metrics.sort_by_key(|metric| SHOWN.iter().position(|shown| shown == metric));
+    metrics.dedup();
     if metrics.is_empty() {
         metrics = vec![Metric::Ttft, Metric::DecodeStep, Metric::Tpot, Metric::OutputThroughput];
     }
-    let known = ["file", "row", "validity", FLOOR, SHARE].map(str::to_owned);
-    known.into_iter().chain(metrics.into_iter().map(|metric| headed(metric, rows))).collect()
+    // Of several times the share says what their floors would, and names need the room.
+    let floor = (metrics.len() == 1).then_some(FLOOR);
+    let known = ["file", "row", "validity", SHARE].into_iter().chain(floor).map(str::to_owned);
+    known.chain(metrics.into_iter().map(|metric| headed(metric, rows))).collect()
 }
 
 /// The heading of a metric's middle, with the statistics that it is in these rows; a single value has none.
@@ -357,7 +383,7 @@ fn headed(metric: Metric, rows: &[&ForeignRow]) -> String {
 
 fn offered(rate: Rate) -> String {
     match rate {
-        Rate::PerSecond(rate) => format!("{rate}/s"),
+        Rate::PerSecond(rate) => format!("{}/s", number(rate)),
         Rate::Unlimited => "inf (all at time 0)".to_owned(),
     }
 }
@@ -375,10 +401,10 @@ fn placed_columns(lines: &[Line<'_>]) -> Vec<Column> {
         words(title, cells.iter().map(|cell| cell.as_ref().map_or_else(|| "-".to_owned(), of)))
     };
     vec![
+        number(SHARE, Unit::Fraction, &|cell| cell.fraction_of_datasheet),
         word("at", &|cell| format!("b{} c{}", cell.batch, cell.context)),
         number(FLOOR, Unit::Nanoseconds, &|cell| cell.predicted_datasheet_ns),
         number("achieved", Unit::BytesPerSecond, &|cell| cell.achieved_bytes_per_s),
-        number(SHARE, Unit::Fraction, &|cell| cell.fraction_of_datasheet),
         word("bound", &|cell| cell.bound.map_or("-", bound_word).to_owned()),
     ]
 }
@@ -388,6 +414,7 @@ fn validity(line: &Line<'_>) -> String {
         RooflinePlacement::Contradicts(_) => "CONTRADICTS".to_owned(),
         RooflinePlacement::Placed(p) if p.cell.status != Status::Ok => status_word(p.cell.status).to_owned(),
         _ if !line.row.problems.is_empty() => status_word(Status::Invalid).to_owned(),
+        _ if line.row.saturated => "SATURATED".to_owned(),
         _ => "-".to_owned(),
     }
 }

@@ -202,7 +202,7 @@ const ENTRIES: &[Entry] = &[
     ),
     entry(
         "goodput",
-        "requests completed in the window that met every objective / window",
+        "served/s × share of the served measured requests that met every objective",
         "rate of requests that met every SLO; a request without TPOT skips the TPOT clause, and the count is reported",
     ),
     entry(
@@ -235,15 +235,38 @@ const ENTRIES: &[Entry] = &[
     entry("GB, GiB", "10⁹, 2³⁰", "bandwidth and traffic are decimal, memory capacity is binary"),
 ];
 
-/// Every definition.
-#[derive(Debug, Clone, Copy)]
-pub struct Glossary;
+/// Definitions.
+#[derive(Debug, Clone)]
+pub struct Glossary {
+    entries: Vec<&'static Entry>,
+}
+
+impl Glossary {
+    /// Every one of them.
+    #[must_use]
+    pub fn whole() -> Self {
+        Self { entries: ENTRIES.iter().collect() }
+    }
+
+    /// Those whose term holds a word, or if there are none those that mention it; `None` where nothing does.
+    #[must_use]
+    pub fn of(word: &str) -> Option<Self> {
+        let word = word.to_lowercase();
+        let with = |of: fn(&Entry) -> &str| -> Vec<&'static Entry> {
+            ENTRIES.iter().filter(|entry| of(entry).to_lowercase().contains(&word)).collect()
+        };
+        [with(|entry| entry.term), with(|entry| entry.meaning)]
+            .into_iter()
+            .find(|entries| !entries.is_empty())
+            .map(|entries| Self { entries })
+    }
+}
 
 impl Kind for Glossary {
     fn document(&self) -> Document {
         let mut document = Document::default();
         document.blocks.push(Block::KeyValues(
-            ENTRIES
+            self.entries
                 .iter()
                 .map(|e| {
                     let formula =
@@ -253,7 +276,7 @@ impl Kind for Glossary {
                 .collect(),
         ));
         let column =
-            |title: &str, of: fn(&Entry) -> &str| words(title, ENTRIES.iter().map(|e| of(e).to_owned()));
+            |title: &str, of: fn(&Entry) -> &str| words(title, self.entries.iter().map(|e| of(e).to_owned()));
         document.sheet = Some(vec![
             column("term", |e| e.term),
             column("formula", |e| e.formula),
@@ -263,6 +286,6 @@ impl Kind for Glossary {
     }
 
     fn json(&self) -> Result<String, OutputError> {
-        Ok(serde_json::to_string_pretty(ENTRIES)?)
+        Ok(serde_json::to_string_pretty(&self.entries)?)
     }
 }

@@ -2,16 +2,20 @@
 //!
 //! Enters: a result. Leaves: the title of its page and [`Figure`]s, the verdict the first of them.
 
-use crate::analysis::import::{Imported, RooflinePlacement, objections};
+use crate::analysis::capacity::number;
+use crate::analysis::import::{ForeignFormat, Imported, RooflinePlacement, objections};
 use crate::analysis::words::counted;
 use crate::output::document::{Figure, Tone, Value};
 use crate::output::kinds::run::status_word;
-use crate::output::kinds::serving::{mean_wait, met_objectives, range_over_seeds};
+use crate::output::kinds::serving::{held, mean_wait, met_objectives, range_over_seeds};
 use crate::output::metrics::Unit;
 use crate::output::text::{alone, single};
 use hbmark_core::result::comparison::{Comparison, ComparisonVerdict};
-use hbmark_core::result::serving::{Offered, Point, Quantiles, Quantity, ServeKind, ServeReport, Validity};
+use hbmark_core::result::serving::{
+    Offered, Point, Quantiles, Quantity, RowVerdict, ServeKind, ServeReport, Validity,
+};
 use hbmark_core::result::{Cause, CellResult, Phase, ProtocolSummary, Report, ReportKind, Status};
+use hbmark_core::units::PerSecond;
 
 /// The title of a run's or a prediction's page.
 #[must_use]
@@ -85,7 +89,11 @@ fn measured(report: &Report) -> Vec<Figure> {
     let run: Vec<&CellResult> = report.cells.iter().filter(|cell| cell.status != Status::Skipped).collect();
     let good: Vec<&CellResult> = run.iter().copied().filter(|cell| cell.status == Status::Ok).collect();
     let mut notes = Vec::new();
-    let doubtful = run.iter().filter(|cell| cell.status.is_doubtful()).count();
+    let noisy = run.iter().filter(|cell| cell.status == Status::Noisy).count();
+    if noisy > 0 {
+        notes.push(format!("{noisy} noisy and counted, as --allow-noise asks"));
+    }
+    let doubtful = run.iter().filter(|cell| cell.status.is_doubtful()).count() - noisy;
     if doubtful > 0 {
         notes.push(format!("{doubtful} in brackets: their blocks cannot stand for them"));
     }
@@ -190,7 +198,12 @@ pub fn comparison(found: &Comparison) -> Vec<Figure> {
             effect.low.zip(effect.high).map(|(low, high)| format!("{low:.4} to {high:.4}, 95 % interval"));
         figures.push(figure("time of B over A", format!("{ratio:.4}"), note.unwrap_or_default()));
     }
-    let rounds = found.rounds.map_or_else(|| "two saved results".to_owned(), |rounds| rounds.to_string());
+    let usable = found.cells.iter().map(|cell| cell.effect.rounds).max().unwrap_or(0);
+    let rounds = match found.rounds {
+        None => "two saved results".to_owned(),
+        Some(rounds) if usable < rounds => format!("{usable} of {rounds} usable"),
+        Some(rounds) => rounds.to_string(),
+    };
     figures.push(figure("rounds", rounds, String::new()));
     figures
 }
@@ -219,10 +232,15 @@ pub fn imported(results: &[Imported]) -> Vec<Figure> {
             _ => None,
         })
         .collect();
-    let tone = if bad == 0 { Tone::Plain } else { Tone::Bad };
-    let value = if bad == 0 { "none found".to_owned() } else { format!("{bad} of {}", counted(rows, "row")) };
-    let mut figures =
-        vec![Figure { name: "contradictions".to_owned(), value, note: first.unwrap_or_default(), tone }];
+    let figures_read = results.iter().flat_map(|one| &one.result.rows).any(|row| !row.values.is_empty());
+    let flags_compared = results.iter().any(|one| !one.compared.is_empty());
+    let (value, tone) = match bad {
+        0 if !figures_read && !flags_compared => ("nothing to check".to_owned(), Tone::Warning),
+        0 => ("none found".to_owned(), Tone::Plain),
+        _ => (format!("{bad} of {}", counted(rows, "row")), Tone::Bad),
+    };
+    let note = first.unwrap_or_else(|| checked(results));
+    let mut figures = vec![Figure { name: "contradictions".to_owned(), value, note, tone }];
     figures.push(figure(
         "on the roofline",
         format!("{} of {}", rated.len(), counted(rows, "row")),
@@ -232,6 +250,23 @@ pub fn imported(results: &[Imported]) -> Vec<Figure> {
         figures.push(figure("of the data sheet's bandwidth, at most", single(Unit::Fraction, share), place));
     }
     figures
+}
+
+/// What was looked at for contradictions.
+fn checked(results: &[Imported]) -> String {
+    let mut flags: Vec<&str> = Vec::new();
+    for flag in results.iter().flat_map(|one| &one.compared) {
+        if !flags.contains(&flag.as_str()) {
+            flags.push(flag);
+        }
+    }
+    // Our own figures come out of one list of requests and are judged where it is read.
+    let foreign = results.iter().any(|one| one.result.format != ForeignFormat::HbmarkServe);
+    let figures = if foreign { "figures of a row with one another; " } else { "" };
+    match flags.as_slice() {
+        [] => format!("{figures}no flag was given of which a file speaks"),
+        flags => format!("{figures}{} with the file", flags.join(", ")),
+    }
 }
 
 /// The data sheets that rows were held against, and whether a file or a person named the GPU.
@@ -257,45 +292,55 @@ pub fn imported_title(results: &[Imported]) -> String {
     }
 }
 
-/// A percentile of a latency.
-fn latency(name: &str, quantiles: Option<&Quantiles>) -> Option<Figure> {
+/// A percentile of a latency; in brackets where the machine was disturbed.
+fn latency(name: &str, quantiles: Option<&Quantiles>, disturbed: bool) -> Option<Figure> {
     let q = quantiles?;
     let (level, value) =
         [("p95", q.p95), ("p50", q.p50)].into_iter().find_map(|(level, v)| Some((level, v?)))?;
     let Quantity::Finite(ns) = value else { return None };
     let median = q.p50.map(Quantity::value).filter(|ns| ns.is_finite() && level != "p50");
     let note = median.map_or_else(String::new, |ns| format!("median {}", single(Unit::Nanoseconds, ns)));
-    Some(figure(&format!("{name} {level}"), single(Unit::Nanoseconds, ns), note))
+    Some(if disturbed {
+        let value = alone(Unit::Nanoseconds, Value::Disturbed { value: ns, at_least: false });
+        Figure { name: format!("{name} {level}, disturbed"), value, note, tone: Tone::Warning }
+    } else {
+        figure(&format!("{name} {level}"), single(Unit::Nanoseconds, ns), note)
+    })
 }
 
 fn point(point: &Point) -> Vec<Figure> {
     let Some(result) = &point.result else { return Vec::new() };
+    let disturbances = point.disturbances();
+    let open = result.validity == Validity::Valid && point.keeps_up().is_none();
     let (value, tone) = match (result.validity, result.slo_met) {
         (Validity::Invalid, _) => ("INVALID", Tone::Bad),
         (Validity::Saturated, _) => ("SATURATED", Tone::Bad),
-        (_, Some(true)) if result.steadiness_open().is_some() => {
-            ("objectives met, too short to show it stays so", Tone::Warning)
-        }
+        _ if !disturbances.is_empty() => ("disturbed", Tone::Bad),
+        (_, Some(true)) if open => ("objectives met, too short to show it stays so", Tone::Warning),
         (_, Some(true)) => ("objectives met", Tone::Good),
         (_, Some(false)) => ("objectives NOT met", Tone::Bad),
         (_, None) if !result.slo.is_empty() => ("objectives undetermined", Tone::Warning),
+        _ if open => ("not judged whether it keeps up", Tone::Warning),
         _ => ("valid", Tone::Good),
     };
-    let mut notes: Vec<String> =
-        result.offered_per_s.map(|rate| format!("{rate:.3} requests/s offered")).into_iter().collect();
-    if result.validity == Validity::Valid && result.steadiness_open().is_some() {
+    let mut notes: Vec<String> = result
+        .offered_per_s
+        .map(|rate| format!("{} requests/s offered", PerSecond(rate)))
+        .into_iter()
+        .collect();
+    if open {
         notes.push(mean_wait(point, result));
     }
+    let disturbed = !disturbances.is_empty();
+    notes.extend(disturbances);
     let verdict =
         Figure { name: "verdict".to_owned(), value: value.to_owned(), note: notes.join("; "), tone };
     let tokens = single(Unit::Count, result.output_tokens_per_s.round());
-    let served = format!("{:.3} requests/s served", result.served_per_s);
+    let served = format!("{} requests/s served", PerSecond(result.served_per_s));
     let throughput = figure("output throughput", format!("{tokens} tok/s"), served);
-    [Some(verdict), latency("TTFT", result.ttft_ns.as_ref()), latency("TPOT", result.tpot_ns.as_ref())]
-        .into_iter()
-        .flatten()
-        .chain([throughput])
-        .collect()
+    let times = [("TTFT", result.ttft_ns.as_ref()), ("TPOT", result.tpot_ns.as_ref())];
+    let times = times.into_iter().filter_map(|(name, quantiles)| latency(name, quantiles, disturbed));
+    [verdict].into_iter().chain(times).chain([throughput]).collect()
 }
 
 /// The figures of a serving result.
@@ -322,14 +367,14 @@ pub fn serving(report: &ServeReport) -> Vec<Figure> {
     // Throughput that missed the objectives, or of a system that falls behind, is none that can be had.
     let throughput = |of: &dyn Fn(&Point) -> bool| {
         let (point, most) =
-            most(&|p| Some(p.result.as_ref().filter(|_| met_objectives(p) && of(p))?.output_tokens_per_s))?;
+            most(&|p| Some(p.result.as_ref().filter(|_| held(p) && of(p))?.output_tokens_per_s))?;
         let value = format!("{} tok/s", single(Unit::Count, most.round()));
         Some(figure("output throughput that held", value, point.label.clone()))
     };
     if let Some(search) = &report.search {
         let (value, tone) = search.max_rate.map_or_else(
             || ("none found".to_owned(), Tone::Bad),
-            |rate| (format!("{rate:.3} requests/s"), Tone::Good),
+            |rate| (format!("{} requests/s", PerSecond(rate)), Tone::Good),
         );
         let note = range_over_seeds(search);
         let found = Figure { name: "highest rate".to_owned(), value, note, tone };
@@ -344,23 +389,60 @@ pub fn serving(report: &ServeReport) -> Vec<Figure> {
     if let [only] = report.points.as_slice() {
         return point(only);
     }
-    let valid = results().filter(|(_, result)| result.validity == Validity::Valid).count();
-    let mut figures = vec![verdict(valid, results().count(), "point", String::new())];
-    let highest = most(&|point| match point.offered {
-        Offered::Rate(rate) if met_objectives(point) => Some(rate),
-        _ => None,
+    let disturbed = results().filter(|(point, _)| !point.disturbances().is_empty()).count();
+    let valid = results()
+        .filter(|(point, result)| result.validity == Validity::Valid && point.disturbances().is_empty());
+    let brackets = if disturbed > 0 { format!("{disturbed} in brackets: disturbed") } else { String::new() };
+    let mut figures = vec![verdict(valid.count(), results().count(), "point", brackets)];
+    if !report.matrix.is_empty() {
+        // Its rows are different workloads at rates of their own: none of them is a highest one.
+        figures.push(hypotheses(&report.matrix));
+        return figures;
+    }
+    let highest = |of: &dyn Fn(&Point) -> bool| {
+        most(&|point| match point.offered {
+            Offered::Rate(rate) if of(point) => Some(rate),
+            _ => None,
+        })
+    };
+    let (shown, met) = (highest(&held), highest(&met_objectives));
+    let open = met.filter(|(_, met)| shown.is_none_or(|(_, shown)| *met > shown));
+    let open = open.map(|(point, rate)| {
+        format!(
+            "{} requests/s met the objectives ({}), too short to show it stays so",
+            number(rate),
+            point.label
+        )
     });
-    figures.extend(highest.map(|(point, rate)| {
-        let open = point.result.as_ref().is_some_and(|result| result.steadiness_open().is_some());
-        let note = if open {
-            format!("{}, too short to show it stays so", point.label)
-        } else {
-            point.label.clone()
-        };
-        figure("highest rate that held", format!("{rate} requests/s"), note)
-    }));
+    figures.extend(match (shown, open) {
+        (Some((point, rate)), open) => {
+            let note = [Some(point.label.clone()), open].into_iter().flatten().collect::<Vec<_>>().join("; ");
+            Some(figure("highest rate that held", format!("{} requests/s", number(rate)), note))
+        }
+        (None, Some(open)) => {
+            let (name, value) = ("highest rate that held".to_owned(), "none shown".to_owned());
+            Some(Figure { name, value, note: open, tone: Tone::Warning })
+        }
+        (None, None) => None,
+    });
     figures.extend(throughput(&|_| true));
     figures
+}
+
+/// How many hypotheses of a matrix held.
+fn hypotheses(rows: &[RowVerdict]) -> Figure {
+    let count = |held| rows.iter().filter(|row| row.held == held).count();
+    let (held, refuted, open) = (count(Some(true)), count(Some(false)), count(None));
+    let tone = if refuted > 0 || open > 0 { Tone::Warning } else { Tone::Good };
+    let mut notes = Vec::new();
+    if refuted > 0 {
+        notes.push(format!("{refuted} refuted"));
+    }
+    if open > 0 {
+        notes.push(format!("{open} not known"));
+    }
+    let value = format!("{held} of {} held", rows.len());
+    Figure { name: "hypotheses".to_owned(), value, note: notes.join(", "), tone }
 }
 
 #[cfg(test)]
@@ -368,6 +450,7 @@ mod tests {
     use super::*;
     use crate::output::{Format, Kind, render};
     use crate::samples;
+    use hbmark_core::result::serving::{Gate, GateName};
 
     fn shown(figures: &[Figure]) -> Vec<String> {
         figures.iter().map(Figure::text).collect()
@@ -454,11 +537,96 @@ mod tests {
         let mut imported: Vec<Imported> = results.into_iter().map(|r| Imported::new(r, &given)).collect();
         let lines = |imported: &[Imported]| shown(&super::imported(imported));
         assert_eq!(imported.as_slice().page().title, "vllm-serve-0.25.json: result of vLLM bench serve");
-        assert_eq!(lines(&imported)[0], "contradictions: none found");
+        assert_eq!(
+            lines(&imported)[0],
+            "contradictions: none found (figures of a row with one another; no flag was given of which a file speaks)"
+        );
+        imported[0].compared = vec!["--model".to_owned(), "--batch".to_owned()];
+        assert!(lines(&imported)[0].ends_with("; --model, --batch with the file)"), "{imported:?}");
+        // Where neither figures nor flags could be held against anything, nothing was found out.
+        let empty = |mut one: Imported| {
+            one.compared.clear();
+            one.result.rows[0].values.clear();
+            one
+        };
+        let nothing: Vec<Imported> = imported.iter().cloned().map(empty).collect();
+        assert!(lines(&nothing)[0].starts_with("contradictions: nothing to check"), "{nothing:?}");
         imported[0].result.rows[0].problems.push(Cause::other("p99 is below the median"));
         assert!(
             lines(&imported)[0].starts_with("contradictions: 1 of 1 row (c2: p99 is below"),
             "{imported:?}"
         );
+    }
+
+    /// A point as a gate that passed, failed or stayed open leaves it.
+    fn judged(mut point: Point, rate: f64, passed: Option<bool>) -> Point {
+        point.offered = Offered::Rate(rate);
+        let result = point.result.as_mut().unwrap();
+        result.validity = Validity::Valid;
+        result.gates.retain(|gate| gate.name != GateName::KeepsUp);
+        result.gates.push(Gate { name: GateName::KeepsUp, passed, detail: String::new() });
+        result.slo.iter_mut().for_each(|clause| clause.met = Some(true));
+        result.slo_met = (!result.slo.is_empty()).then_some(true);
+        point
+    }
+
+    #[test]
+    fn the_highest_rate_that_held_is_one_whose_queue_was_judged() {
+        let mut report = samples::sweep();
+        let any = report.points.iter().find(|point| point.result.is_some()).unwrap().clone();
+        let rates = [(63.001_932_303_586_71, Some(true)), (93.358, None)];
+        report.points = rates.map(|(rate, passed)| judged(any.clone(), rate, passed)).into();
+        let lines = shown(&serving(&report));
+        assert!(lines[1].starts_with("highest rate that held: 63.00 requests/s ("), "{lines:?}");
+        assert!(lines[1].contains("; 93.36 requests/s met the objectives"), "{lines:?}");
+        report.points.remove(0);
+        report.points.push(judged(any, 120.0, None));
+        let figures = serving(&report);
+        assert!(
+            figures[1].text().starts_with("highest rate that held: none shown (120 requests/s met"),
+            "{figures:?}"
+        );
+        assert!(figures.iter().all(|figure| !figure.name.contains("throughput that held")), "{figures:?}");
+    }
+
+    #[test]
+    fn a_matrix_leads_with_its_hypotheses_and_names_no_highest_rate() {
+        let mut report = samples::sweep();
+        let any = report.points.iter().find(|point| point.result.is_some()).unwrap().clone();
+        report.points =
+            [105.294_135_016_696_5, 12.0].map(|rate| judged(any.clone(), rate, Some(true))).into();
+        report.matrix = samples::matrix();
+        (report.matrix[1].held, report.matrix[2].held) = (Some(false), None);
+        let lines = shown(&serving(&report));
+        assert_eq!(lines[1..], ["hypotheses: 5 of 7 held (1 refuted, 1 not known)"]);
+    }
+
+    #[test]
+    fn a_point_that_nobody_judged_is_not_called_valid_and_a_disturbed_one_is_in_brackets() {
+        let mut report = samples::single();
+        let mut point = judged(report.points[0].clone(), 1.0, None);
+        point.result.as_mut().unwrap().slo.clear();
+        point.result.as_mut().unwrap().slo_met = None;
+        report.points = vec![point];
+        let first = |report: &ServeReport| serving(report).remove(0);
+        assert_eq!(
+            (first(&report).value.as_str(), first(&report).tone),
+            ("not judged whether it keeps up", Tone::Warning)
+        );
+        report.points[0] = judged(report.points[0].clone(), 1.0, Some(true));
+        assert_eq!((first(&report).value.as_str(), first(&report).tone), ("valid", Tone::Good));
+        report.points[0].result.as_mut().unwrap().foreign_cores = Some(1.5);
+        let figures = serving(&report);
+        assert_eq!((figures[0].value.as_str(), figures[0].tone), ("disturbed", Tone::Bad));
+        assert!(figures[0].note.ends_with("other processes kept 1.5 cores busy over the run"), "{figures:?}");
+        assert!(
+            figures[1].name.starts_with("TTFT p") && figures[1].name.ends_with(", disturbed"),
+            "{figures:?}"
+        );
+        assert!(figures[1].value.starts_with('[') && figures[1].value.ends_with(']'), "{figures:?}");
+        let table = render(&report, Format::Table, false).unwrap();
+        let row = table.lines().find(|line| line.starts_with("TTFT ")).unwrap();
+        // A lower bound stays one: every time but those beside it is in brackets.
+        assert!(row.contains("[≥ ") && row.matches('[').count() == 7, "{row}");
     }
 }

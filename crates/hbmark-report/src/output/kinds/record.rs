@@ -8,7 +8,7 @@ use crate::analysis::words::counted;
 use std::collections::BTreeMap;
 
 use super::run::{device_line, protocol_text, status_word};
-use super::serving::{latencies, met_objectives, remarks, validity};
+use super::serving::{Standing, held, latencies, met_objectives, reasons, standing, validity};
 use crate::analysis::capacity::{Capacity, number};
 use crate::analysis::compare::percent;
 use crate::output::document::{Block, Column, Document, Value, measured, numbers, words};
@@ -114,13 +114,18 @@ pub fn of_serving(report: &ServeReport, planned: Option<&Capacity>) -> Document 
     page.section("Target", serving_target(report, planned));
     let accepted = accepted(report, planned);
     page.section("Accepted", accepted_lines(report, accepted, planned));
-    let rejected = report.points.iter().filter(|p| !met_objectives(p));
-    page.section("Rejected", rejected.map(rejection));
+    let others = |wanted| {
+        let other =
+            move |p: &&Point| accepted.is_none_or(|taken| !std::ptr::eq(*p, taken)) && standing(p) == wanted;
+        report.points.iter().filter(other).map(rejection)
+    };
+    page.section("Rejected", others(Standing::Rejected));
+    page.section("Not decided", others(Standing::Open));
     if let Some(point) = accepted
         && let Some(result) = &point.result
     {
         page.0.heading(format!("Percentiles of {}", point.label));
-        page.0.table(latencies("", result, point.live.as_ref()));
+        page.0.table(latencies("", point, result));
     }
     if let Some(planned) = planned {
         let cost = planned.lines.iter().filter(|l| l.part != "KV memory");
@@ -147,7 +152,17 @@ pub fn of_serving(report: &ServeReport, planned: Option<&Capacity>) -> Document 
         facts.push(format!("seeds: {}", seeds.join(", ")));
     }
     facts.extend(report.started_at.iter().map(|at| format!("started {at}")));
-    page.rerun(&report.command, facts, &report.config)
+    let mut config = report.config.clone();
+    if let Some(sheet) = report.datasheet.as_ref().filter(|_| report.kind == ServeKind::ServeVirtual) {
+        facts.insert(0, format!("GPU: {}, by its data sheet; no step ran on it", sheet.product));
+        // No engine ran, and none of the devices of this machine.
+        config.retain(|key, _| !matches!(key.as_str(), "device" | "engine" | "threads"));
+    }
+    if report.swept.is_some() || report.search.is_some() {
+        // Each point has its own.
+        config.remove("offered");
+    }
+    page.rerun(&report.command, facts, &config)
 }
 
 fn serving_target(report: &ServeReport, planned: Option<&Capacity>) -> Vec<String> {
@@ -192,13 +207,15 @@ fn accepted<'a>(report: &'a ServeReport, planned: Option<&Capacity>) -> Option<&
     let tried =
         planned.and_then(|c| c.tried.iter().take_while(|t| t.held == Some(true)).last()).map(|t| t.rate);
     let wanted = tried.or_else(|| report.search.as_ref().and_then(|s| s.max_rate));
-    let mut held_points = report.points.iter().filter(|point| met_objectives(point));
-    match wanted {
-        Some(wanted) => held_points
+    let pick = |points: &mut dyn DoubleEndedIterator<Item = &'a Point>| match wanted {
+        Some(wanted) => points
             .filter(|p| rate(p).is_some_and(|r| (r / wanted - 1.0).abs() < 1e-9))
             .max_by_key(|p| p.result.as_ref().map_or(0, |r| r.measured)),
-        None => held_points.next_back(),
-    }
+        None => points.next_back(),
+    };
+    // One of which it is open whether the system keeps up is taken where there is no other, and says so.
+    pick(&mut report.points.iter().filter(|point| held(point)))
+        .or_else(|| pick(&mut report.points.iter().filter(|point| met_objectives(point))))
 }
 
 fn accepted_lines(report: &ServeReport, accepted: Option<&Point>, planned: Option<&Capacity>) -> Vec<String> {
@@ -234,6 +251,9 @@ fn accepted_lines(report: &ServeReport, accepted: Option<&Point>, planned: Optio
                 let seen = c.observed.map_or("unknown".into(), |q| Nanos(q.value()).to_string());
                 format!("{}: {seen}", c.clause)
             }));
+            if !held(point) {
+                lines.push("whether the system keeps up is not judged: the run is too short".to_owned());
+            }
         }
         None if report.cold_start.is_none() => lines.push("nothing: no point held".into()),
         None => {}
@@ -255,16 +275,20 @@ fn rejection(point: &Point) -> String {
     // The verdict is before the reason already.
     let mut why: Vec<String> = match &point.not_run {
         Some(reason) => vec![reason.to_string()],
-        None => remarks(point),
+        None => reasons(point),
     };
     if let Some(result) = &point.result {
         let missed = result.slo.iter().filter(|c| c.met == Some(false)).map(|c| {
             let seen = c.observed.map_or("not reported".into(), |q| Nanos(q.value()).to_string());
             format!("{} NOT met, {seen}", c.clause)
         });
-        why = result.reasons.iter().map(ToString::to_string).chain(missed).collect();
-        if let (true, (None, open)) = (why.is_empty(), result.within_objectives()) {
+        let disturbed = point.disturbances().into_iter().map(|why| format!("disturbed: {why}"));
+        why = result.reasons.iter().map(ToString::to_string).chain(missed).chain(disturbed).collect();
+        if let (true, (None, open)) = (why.is_empty(), result.held()) {
             why.push(format!("undetermined: {open}"));
+        }
+        if why.is_empty() && point.keeps_up().is_none() {
+            why.push("undetermined: no trend of the queue was judged".to_owned());
         }
     }
     let valid = point.result.as_ref().is_some_and(|r| r.validity == Validity::Valid);

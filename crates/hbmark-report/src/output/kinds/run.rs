@@ -41,10 +41,13 @@ impl Kind for Report {
             model.name,
             model.source,
             parameters(model.parameters),
-            model.weight_bytes.capacity()
+            model.weight_bytes
         ));
         let layers = model.architecture.stack.as_ref();
         document.lines(layers.map(|stack| Line::Said(Tone::Faint, format!("layers: {stack}"))));
+        let scripted = self.protocol.as_ref().and_then(|protocol| protocol.expert_routing.as_ref());
+        let script = |routing| format!("experts: picked by a script ({routing}), not by the routers");
+        document.lines(scripted.map(|routing| Line::Said(Tone::Faint, script(routing))));
         document.lines(header(self));
         let (constants, columns) = of_cells(&self.cells);
         if !constants.is_empty() {
@@ -199,14 +202,15 @@ pub fn protocol_text(report: &Report) -> Option<(String, bool)> {
     let p = report.protocol.as_ref()?;
     Some(match p.name.as_str() {
         name @ ("full" | "custom") => {
-            let line = format!(
-                "protocol {name}: {} to {} blocks until ±{:.0} %, {} visits in random order, seed {}",
-                p.min_blocks,
-                p.max_blocks,
-                p.target_half_width * 100.0,
-                p.visits,
-                p.seed
-            );
+            let blocks = counted(p.max_blocks, "block");
+            let until = match p.min_blocks {
+                least if least < p.max_blocks => {
+                    format!("{least} to {blocks} until ±{:.0} %", p.target_half_width * 100.0)
+                }
+                _ => blocks,
+            };
+            let visits = counted(p.visits, "visit");
+            let line = format!("protocol {name}: {until}, {visits} in random order, seed {}", p.seed);
             (line, name == "custom")
         }
         "smoke" => (format!("SMOKE run: every cell once; the times mean nothing · seed {}", p.seed), true),
@@ -282,7 +286,10 @@ pub fn of_cells(cells: &[CellResult]) -> (Vec<(String, String)>, Vec<Column>) {
     // Where there is little room: which cell, its time, its share of the ceiling, and whether it counts. A decode's time is its TPOT.
     let has = |phase| cells.iter().any(|c| c.phase == phase);
     let main = ["phase", "engine", "dtype", "batch", "context", "% ceiling", "validity"];
+    // A prediction has no time but its floor.
+    let predicted = cells.iter().all(|cell| cell.shown_time().is_none());
     let is_main = |title: &str| match title {
+        "floor" | "tok/s" => predicted,
         "step" => has(Phase::Prefill),
         "TPOT" => has(Phase::Decode),
         other => main.contains(&other),

@@ -10,11 +10,11 @@ use crate::output::metrics::{SERVING, Shown, Unit};
 use crate::output::{Kind, OutputError};
 use hbmark_core::result::cause::joined;
 use hbmark_core::result::serving::{
-    Breakdown, ColdPhase, ColdStart, GateName, LiveResult, Offered, Point, Quantiles, Quantity, Residual,
-    RowVerdict, Search, ServeKind, ServeReport, ServeResult, Validity,
+    Breakdown, ColdPhase, ColdStart, GateName, Offered, Point, Quantiles, Quantity, Residual, RowVerdict,
+    STEADY_DRIFT, Search, SearchStage, ServeKind, ServeReport, ServeResult, Validity,
 };
 use hbmark_core::result::{Limits, ModelSummary};
-use hbmark_core::units::Nanos;
+use hbmark_core::units::{Nanos, PerSecond};
 
 impl Kind for ServeReport {
     fn document(&self) -> Document {
@@ -27,7 +27,7 @@ impl Kind for ServeReport {
             (None, [point]) => {
                 document.lines(point_lines(point).into_iter().map(Line::plain));
                 if let Some(result) = &point.result {
-                    document.table(latencies(&point.label, result, point.live.as_ref()));
+                    document.table(latencies(&point.label, point, result));
                 }
             }
             (None, points) => document.table(curve(points)),
@@ -65,7 +65,8 @@ pub fn curve(points: &[Point]) -> Vec<Column> {
     let shown = SERVING.iter().filter(|metric| metric.shown == Shown::Table && !unseen(metric.key));
     let mut columns = vec![words("point", points.iter().map(|point| point.label.clone()))];
     let measured = shown.map(|metric| metric.column(points.iter().map(|p| p.result.as_ref())).each_alone());
-    columns.extend(measured.filter(|column| !column.is_empty()));
+    let disturbed: Vec<bool> = points.iter().map(|point| !point.disturbances().is_empty()).collect();
+    columns.extend(measured.filter(|column| !column.is_empty()).map(|column| column.in_brackets(&disturbed)));
     columns.push(numbers("validity", points.iter().map(|point| validity(point).to_owned())));
     columns
 }
@@ -91,9 +92,9 @@ fn sheet(points: &[Point]) -> Vec<Column> {
     columns
 }
 
-/// The latencies of one point, under its name.
+/// The latencies of one point, under a name; in brackets where the machine was disturbed.
 #[must_use]
-pub fn latencies(name: &str, result: &ServeResult, live: Option<&LiveResult>) -> Vec<Column> {
+pub fn latencies(name: &str, point: &Point, result: &ServeResult) -> Vec<Column> {
     let mut all = vec![
         ("TTFT", result.ttft_ns.as_ref()),
         ("TPOT", result.tpot_ns.as_ref()),
@@ -102,7 +103,9 @@ pub fn latencies(name: &str, result: &ServeResult, live: Option<&LiveResult>) ->
         ("queue", result.queue_ns.as_ref()),
         ("injection lag", Some(&result.injection_lag_ns)),
     ];
-    if let Some(live) = live {
+    // On a virtual clock the loop is never late.
+    all.retain(|(name, q)| *name != "injection lag" || q.and_then(|q| q.max) != Some(Quantity::Finite(0.0)));
+    if let Some(live) = &point.live {
         all.retain(|(name, _)| *name != "queue");
         all.extend(live::rows(live));
     }
@@ -118,7 +121,8 @@ pub fn latencies(name: &str, result: &ServeResult, live: Option<&LiveResult>) ->
         };
         column(title, Unit::Nanoseconds, &at).each_alone()
     };
-    vec![
+    let disturbed = vec![!point.disturbances().is_empty(); all.len()];
+    let columns = vec![
         words(name, all.iter().map(|(name, _)| (*name).to_owned())),
         percentile("p50", |q| q.p50),
         percentile("p75", |q| q.p75),
@@ -129,7 +133,8 @@ pub fn latencies(name: &str, result: &ServeResult, live: Option<&LiveResult>) ->
         column("max", Unit::Nanoseconds, &|q| q.max.into()).each_alone(),
         column("n", Unit::Count, &|q| Value::Finite(q.n as f64)),
         column("infinite", Unit::Count, &|q| Value::Finite(q.infinite as f64)),
-    ]
+    ];
+    columns.into_iter().map(|column| column.in_brackets(&disturbed)).collect()
 }
 
 /// Phases of a cold start, and the launches they were taken from.
@@ -169,6 +174,7 @@ fn cold_sheet(cold: &ColdStart) -> Vec<Column> {
 pub fn validity(point: &Point) -> &'static str {
     match point.result.as_ref().map(|r| r.validity) {
         None => "not run",
+        Some(Validity::Valid) if !point.disturbances().is_empty() => "disturbed",
         Some(Validity::Valid) => "ok",
         Some(Validity::Saturated) => "SATURATED",
         Some(Validity::Invalid) => "INVALID",
@@ -193,9 +199,38 @@ fn loop_parts(b: &Breakdown) -> Vec<(&'static str, f64)> {
     parts.into_iter().filter(|(_, ns)| ns.is_finite() && *ns > 0.0).collect()
 }
 
-/// Whether a point is known to be within its objectives.
+/// Whether a point is known to be within its objectives, on a machine that nothing disturbed.
 pub fn met_objectives(point: &Point) -> bool {
-    point.result.as_ref().is_some_and(|result| result.within_objectives().0 == Some(true))
+    point.disturbances().is_empty()
+        && point.result.as_ref().is_some_and(|result| result.within_objectives().0 == Some(true))
+}
+
+/// Whether the load of a point is shown to be held, on a machine that nothing disturbed.
+pub fn held(point: &Point) -> bool {
+    point.held() && point.disturbances().is_empty()
+}
+
+/// What a point's own verdict is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Standing {
+    /// Valid, within every objective, and the system keeps up.
+    Held,
+    /// Valid, and nothing is missed that was judged.
+    Open,
+    /// Not run, not valid, disturbed, or beyond an objective.
+    Rejected,
+}
+
+/// Whether a point holds, is rejected, or neither is known.
+pub fn standing(point: &Point) -> Standing {
+    let missed = |result: &ServeResult| {
+        result.validity != Validity::Valid || result.slo.iter().any(|clause| clause.met == Some(false))
+    };
+    match &point.result {
+        _ if held(point) => Standing::Held,
+        Some(result) if !missed(result) && point.disturbances().is_empty() => Standing::Open,
+        _ => Standing::Rejected,
+    }
 }
 
 /// Where the loop's time went, as shares of the wall clock.
@@ -219,10 +254,11 @@ fn breakdown_line(b: &Breakdown) -> String {
 
 fn offered(point: &Point) -> String {
     match point.offered {
-        Offered::Rate(rate) => match point.arrivals {
-            Some(arrivals) => format!("{rate} requests per second, {arrivals} arrivals, open loop"),
-            None => format!("{rate} requests per second, arrivals as recorded but scaled to that, open loop"),
-        },
+        Offered::Rate(rate) => {
+            let scaled = || "arrivals as recorded but scaled to that".to_owned();
+            let arrivals = point.arrivals.map_or_else(scaled, |arrivals| format!("{arrivals} arrivals"));
+            format!("{} per second, {arrivals}, open loop", counted(rate, "request"))
+        }
         Offered::AtOnce => "all requests at time 0 (rate inf)".to_owned(),
         Offered::Concurrency(n) => format!(
             "closed loop of {n}: the load waits for the system, so what an independent user would wait is hidden"
@@ -237,8 +273,13 @@ pub fn mean_wait(point: &Point, result: &ServeResult) -> String {
     format!("{:.2} requests waited{for_what} on average", result.mean_waiting.max(0.0))
 }
 
-/// Sentences about a point.
+/// Sentences about a point: why it is what it is, then what else is known of it.
 pub fn remarks(point: &Point) -> Vec<String> {
+    reasons(point).into_iter().chain(notes(point)).collect()
+}
+
+/// Why a point is rejected, or what is open about it; empty for one that holds.
+pub fn reasons(point: &Point) -> Vec<String> {
     let mut lines = Vec::new();
     if let Some(reason) = &point.not_run {
         lines.push(format!("not run: {reason}"));
@@ -265,16 +306,32 @@ pub fn remarks(point: &Point) -> Vec<String> {
         lines
             .push(format!("rejected: {count} of {}: {reason}", counted(result.measured, "measured request")));
     }
+    lines.extend(result.slo.iter().filter(|c| c.met != Some(true)).map(|c| {
+        match (result.validity, c.observed) {
+            (Validity::Saturated, None) => format!("NOT met: {}: it depends on how long one waits", c.clause),
+            _ => format!("{}: {c}", met(c.met)),
+        }
+    }));
+    let limit = Limits::default().foreign_cores;
+    lines.extend(result.foreign_cores.filter(|cores| *cores > limit).map(|cores| {
+        format!("disturbed: other processes kept {cores:.1} cores busy over the run; its latencies are theirs, too")
+    }));
+    let goes_by = if point.predicted.is_some() { "; the prediction goes by their mean" } else { "" };
+    lines.extend(point.drifted().map(|drifted| format!("disturbed: {drifted}{goes_by}")));
+    lines
+}
+
+/// What is known of a point beside its verdict.
+pub fn notes(point: &Point) -> Vec<String> {
+    let mut lines = Vec::new();
+    let Some(result) = &point.result else { return lines };
+    lines.extend(result.slo.iter().filter(|c| c.met == Some(true)).map(|c| format!("{}: {c}", met(c.met))));
     if result.tpot_clause_dropped > 0 && !result.slo.is_empty() {
         lines.push(format!(
             "no TPOT, so that the TPOT clause was dropped: {}",
             counted(result.tpot_clause_dropped, "request")
         ));
     }
-    lines.extend(result.slo.iter().map(|c| match (result.validity, c.observed) {
-        (Validity::Saturated, None) => format!("NOT met: {}: it depends on how long one waits", c.clause),
-        _ => format!("{}: {c}", met(c.met)),
-    }));
     if let (Some(seen), Some(ideal)) = (result.prefix_hit_rate, point.ideal_hit_rate)
         && ideal.max(seen) >= 0.001
     {
@@ -285,10 +342,6 @@ pub fn remarks(point: &Point) -> Vec<String> {
             counted(result.prefix_evictions, "eviction")
         ));
     }
-    let limit = Limits::default().foreign_cores;
-    lines.extend(result.foreign_cores.filter(|cores| *cores > limit).map(|cores| {
-        format!("disturbed: other processes kept {cores:.1} cores busy over the run; its latencies are theirs, too")
-    }));
     lines.extend(adapters_and_grammar::remarks(point, result));
     if let Some(predicted) = &point.predicted {
         let pair = |of: fn(&ServeResult) -> Option<&Quantiles>| {
@@ -306,14 +359,7 @@ pub fn remarks(point: &Point) -> Vec<String> {
             pair(|r| r.tpot_ns.as_ref()),
             pair(|r| r.e2e_ns.as_ref())
         ));
-        // A prediction from steps cannot be closer than the steps are to themselves.
-        lines.extend(point.drift.filter(|drift| !(0.95..=1.05).contains(drift)).map(|drift| {
-            format!(
-                "the engine's own steps took {:+.1} % more time after the run than before it; the prediction goes by their mean",
-                (drift - 1.0) * 100.0
-            )
-        }));
-        let off = |residual: &Residual| !(0.95..=1.05).contains(&residual.total_ratio);
+        let off = |residual: &Residual| !STEADY_DRIFT.contains(&residual.total_ratio);
         if let Some(residuals) = point.residuals.as_ref().filter(|r| r.kinds().any(|(_, kind)| off(&kind))) {
             let kinds: Vec<String> = residuals
                 .kinds()
@@ -411,7 +457,7 @@ pub fn point_lines(point: &Point) -> Vec<String> {
             r.output_tokens_per_s,
             r.window_s,
             r.goodput_per_s.map_or_else(String::new, |g| format!(
-                " · goodput {g:.3} requests/s, of all that ended in that time; {:.1} % of the measured requests met every objective",
+                " · goodput {g:.3} requests/s; {:.1} % of the measured requests met every objective",
                 r.goodput_share.unwrap_or_default() * 100.0
             ))
         ),
@@ -452,7 +498,8 @@ fn finite(quantity: Option<Quantity>) -> Option<f64> {
 pub fn range_over_seeds(search: &Search) -> String {
     let seeds = search.rate_by_seed.len();
     let range = search.range().filter(|_| seeds > 1);
-    let text = |(low, high)| format!("single runs of {seeds} seeds: {low:.3} to {high:.3}");
+    let text =
+        |(low, high)| format!("single runs of {seeds} seeds: {} to {}", PerSecond(low), PerSecond(high));
     range.map(text).unwrap_or_default()
 }
 
@@ -467,20 +514,36 @@ fn search_answer(search: &Search) -> Vec<String> {
             // The median of the rates found, where a longer run did not hold it.
             let lowered = search.median().filter(|median| rate < median * (1.0 - 1e-9));
             let longer = match (search.sustained, lowered) {
-                (Some(true), Some(median)) => {
-                    &format!("; lowered from their median of {median:.3}, which a longer run did not hold")
-                }
+                (Some(true) | None, Some(median)) => &format!(
+                    "; lowered from their median of {}, {}",
+                    PerSecond(median),
+                    not_held_at(search, median)
+                ),
                 (Some(true), None) => "; a longer run at it held",
                 (Some(false), _) => "; a longer run at it did NOT hold",
-                (None, _) => "",
+                (None, None) => "",
             };
-            format!("highest rate: {rate:.3} requests per second{range} under {objectives}{longer}")
+            let rate = PerSecond(rate);
+            format!("highest rate: {rate} requests per second{range} under {objectives}{longer}")
         }
         None if found.is_empty() => format!("highest rate: none found under {objectives}"),
         None => format!("highest rate: none sustained under {objectives}; shorter runs held {found}"),
     }];
     lines.extend(Some(search.note.clone()).filter(|note| !note.is_empty()));
     lines
+}
+
+/// What the last runs said of a rate that was lowered.
+fn not_held_at(search: &Search, median: f64) -> String {
+    let sustained = || search.attempts.iter().filter(|tried| tried.stage == SearchStage::Sustain);
+    let tried = sustained().find(|tried| (tried.rate / median - 1.0).abs() < 1e-6);
+    match tried {
+        Some(tried) if tried.met.is_none() => {
+            let silent = sustained().filter(|tried| tried.met.is_none()).count();
+            format!("at which the last run could not tell ({silent} such runs before one did): {}", tried.why)
+        }
+        _ => "which a longer run did not hold".to_owned(),
+    }
 }
 
 /// What was tried.
@@ -491,7 +554,7 @@ pub fn search_steps(search: &Search) -> impl Iterator<Item = String> + '_ {
             Some(false) => "failed",
             None => "undetermined",
         };
-        format!("{} {:.3}/s: {held} ({})", a.stage, a.rate, a.why)
+        format!("{} {}/s: {held} ({})", a.stage, PerSecond(a.rate), a.why)
     })
 }
 

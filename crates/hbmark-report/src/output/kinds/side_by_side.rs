@@ -2,21 +2,28 @@
 
 use crate::analysis::{FigurePair, SideBySide};
 use crate::output::document::{Document, measured, numbers, words};
+use crate::output::kinds::comparison::differing;
 use crate::output::metrics::Unit;
 use crate::output::{Kind, OutputError};
 
 impl Kind for SideBySide {
     fn document(&self) -> Document {
         let mut document = Document::new(format!("{} beside another", self.kind));
-        document.list([format!("A: {}", self.a), format!("B: {}", self.b)]);
+        let differing = match self.differences.as_slice() {
+            [] => "nothing that the results report differs between them".to_owned(),
+            differences => differing(differences, "not reported"),
+        };
+        document.list([format!("A: {}", self.a), format!("B: {}", self.b), differing]);
         let (times, rates): (Vec<&FigurePair>, Vec<&FigurePair>) =
             self.figures.iter().partition(|pair| pair.is_time);
         for (figures, unit) in [(times, Unit::Nanoseconds), (rates, Unit::PerSecond)] {
             if figures.is_empty() {
                 continue;
             }
-            let ratio = |pair: &&FigurePair| {
-                pair.ratio().map_or_else(|| "-".to_owned(), |ratio| format!("{ratio:.4}"))
+            let ratio = |pair: &&FigurePair| match pair.ratio() {
+                Some(ratio) => format!("{ratio:.4}"),
+                None if !pair.comparable => "not comparable".to_owned(),
+                None => "-".to_owned(),
             };
             document.table(vec![
                 words("of", figures.iter().map(|pair| pair.of.clone())),

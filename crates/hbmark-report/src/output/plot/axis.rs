@@ -194,21 +194,39 @@ impl Axis {
             Spacing::Linear => self.enough_linear_ticks(count),
             Spacing::LogAt(values) => self.apart(values, count),
             Spacing::Log => {
-                let ticks = self.apart(&self.log_values(count), count);
-                if ticks.len() >= FEWEST {
-                    return ticks;
+                // Powers of ten; of a range that holds few of them 2 and 5, too; where even these are few, as in less than a decade, round
+                // steps, which are read better there, if not evenly spaced; at last finer ones, of which as many are left as have room.
+                let steps = |finer: usize| evenly(&self.linear_ticks(finer * count), count);
+                let between = self.between_powers();
+                let between: Vec<Tick> = between.iter().filter_map(|value| self.log_tick(*value)).collect();
+                let candidates = [
+                    self.apart(&self.log_values(count), count),
+                    evenly(&between, count),
+                    spaced(self.enough_linear_ticks(count), count),
+                    steps(3),
+                    steps(6),
+                ];
+                let mut fewer: Vec<Tick> = Vec::new();
+                for ticks in candidates {
+                    if ticks.len() >= FEWEST {
+                        return ticks;
+                    }
+                    if ticks.len() > fewer.len() {
+                        fewer = ticks;
+                    }
                 }
-                // A short range holds few powers of ten; round steps are read better there, if not evenly spaced.
-                let linear = spaced(self.enough_linear_ticks(count), count);
-                if linear.len() > ticks.len() { linear } else { ticks }
+                fewer
             }
         }
     }
 
     /// Those of ascending values that leave room for each other.
     fn apart(&self, values: &[f64], count: usize) -> Vec<Tick> {
-        let tick = |value: &f64| Some(Tick { place: self.place(*value)?, label: self.log_label(*value) });
-        spaced(values.iter().filter_map(tick), count)
+        spaced(values.iter().filter_map(|value| self.log_tick(*value)), count)
+    }
+
+    fn log_tick(&self, value: f64) -> Option<Tick> {
+        Some(Tick { place: self.place(value)?, label: self.log_label(value) })
     }
 
     fn log_label(&self, value: f64) -> String {
@@ -245,6 +263,13 @@ impl Axis {
             .collect()
     }
 
+    /// Every power of ten, with 2 and 5 between them.
+    fn between_powers(&self) -> Vec<f64> {
+        let (low, high) = (self.low.log10().floor(), self.high.log10().ceil());
+        let exponents = (0..200).map(|i| low + f64::from(i)).take_while(|exponent| *exponent <= high);
+        exponents.flat_map(|exponent| [1.0, 2.0, 5.0].map(|digit| digit * 10f64.powf(exponent))).collect()
+    }
+
     /// Powers of ten, with 2 and 5 between them where there is room.
     fn log_values(&self, count: usize) -> Vec<f64> {
         let (low, high) = (self.low.log10().floor(), self.high.log10().ceil());
@@ -275,6 +300,20 @@ fn spaced(all: impl IntoIterator<Item = Tick>, count: usize) -> Vec<Tick> {
         }
     }
     ticks
+}
+
+/// As [`spaced`], where no more than a few have room: the first, the last, and the one nearest the middle.
+fn evenly(all: &[Tick], count: usize) -> Vec<Tick> {
+    let ticks = spaced(all.iter().cloned(), count);
+    let (Some(first), Some(last)) = (all.first(), all.last()) else { return ticks };
+    if ticks.len() < FEWEST || (FEWEST + 1..=count).contains(&ticks.len()) {
+        return ticks;
+    }
+    let middle = f64::midpoint(first.place, last.place);
+    let off = |tick: &&Tick| (tick.place - middle).abs();
+    let nearest = all.iter().min_by(|a, b| off(a).total_cmp(&off(b))).unwrap_or(first);
+    let even = spaced([first, nearest, last].map(Tick::clone), count);
+    if even.len() == FEWEST { even } else { ticks }
 }
 
 /// The next of 1, 2, 2.5, 5 × a power of ten.
@@ -338,6 +377,27 @@ mod tests {
             labels(&axis, 6),
             ["0.20 FLOP/B".replace("0.20", "0.2"), "0.5 FLOP/B".into(), "1 FLOP/B".into(), "2 FLOP/B".into()]
         );
+    }
+
+    #[test]
+    fn a_logarithmic_axis_has_at_least_three_ticks_that_reach_down_to_its_small_values() {
+        for (low, factor) in (0..200).map(|i| (1e5 * 1.13_f64.powi(i % 40), 1.05 + 0.35 * f64::from(i))) {
+            // A phone has room for three and a desk for twelve.
+            for count in [3, 4, 6, 12] {
+                let axis = Axis::log("", Measure::Time, [low, low * factor], 1.1).unwrap();
+                let shown = labels(&axis, count);
+                assert!(
+                    (FEWEST..=2 * count + 4).contains(&shown.len()),
+                    "{low} × {factor}, {count}: {shown:?}"
+                );
+            }
+        }
+        // From 0.6 s to 30 s, and what a batch gives in tokens.
+        let axis = Axis::log("", Measure::Time, [0.6e9, 30e9], 1.5).unwrap();
+        let lowest = axis.ticks(4).remove(0);
+        assert!(lowest.place < 0.35, "{lowest:?}");
+        let axis = Axis::log("", Measure::TokensPerSecond, [400.0, 22e3], 1.2).unwrap();
+        assert!(labels(&axis, 5).len() >= 3, "{:?}", labels(&axis, 5));
     }
 
     #[test]

@@ -5,9 +5,10 @@ use std::arch::x86_64::{
     __m256, __m256i, _MM_FROUND_NO_EXC, _MM_FROUND_TO_NEAREST_INT, _mm_loadu_si128, _mm256_add_epi32,
     _mm256_add_ps, _mm256_and_si256, _mm256_castsi256_ps, _mm256_cvtepi32_ps, _mm256_cvtepu16_epi32,
     _mm256_cvtph_ps, _mm256_cvtps_epi32, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_loadu_si256,
-    _mm256_madd_epi16, _mm256_max_ps, _mm256_mul_ps, _mm256_round_ps, _mm256_set1_epi8, _mm256_set1_epi32,
-    _mm256_set1_ps, _mm256_setzero_ps, _mm256_slli_epi16, _mm256_slli_epi32, _mm256_srai_epi16,
-    _mm256_srli_epi16, _mm256_storeu_ps, _mm256_stream_ps, _mm256_sub_ps,
+    _mm256_madd_epi16, _mm256_max_ps, _mm256_mul_ps, _mm256_or_si256, _mm256_round_ps, _mm256_set1_epi8,
+    _mm256_set1_epi32, _mm256_set1_ps, _mm256_setzero_ps, _mm256_slli_epi16, _mm256_slli_epi32,
+    _mm256_sllv_epi32, _mm256_srai_epi16, _mm256_srli_epi16, _mm256_srlv_epi32, _mm256_storeu_ps,
+    _mm256_stream_ps, _mm256_sub_ps,
 };
 
 use super::Simd;
@@ -164,6 +165,30 @@ impl Simd for Avx2 {
     unsafe fn high_halves(value: Self::Packed) -> Self::Packed {
         // SAFETY: above.
         halves(value, |v| unsafe { _mm256_and_si256(_mm256_srli_epi16::<4>(v), _mm256_set1_epi8(0x0f)) })
+    }
+    #[inline(always)]
+    unsafe fn shift_left(value: Self::Packed, bits: u32) -> Self::Packed {
+        // SAFETY: above.
+        halves(value, |v| unsafe { _mm256_sllv_epi32(v, _mm256_set1_epi32(bits.cast_signed())) })
+    }
+    #[inline(always)]
+    unsafe fn shift_right(value: Self::Packed, bits: u32) -> Self::Packed {
+        // SAFETY: above.
+        halves(value, |v| unsafe { _mm256_srlv_epi32(v, _mm256_set1_epi32(bits.cast_signed())) })
+    }
+    #[inline(always)]
+    unsafe fn merge(value: Self::Packed, bits: Self::Packed, mask: u32) -> Self::Packed {
+        // SAFETY: above.
+        pairs(value, bits, |v, bits| unsafe {
+            _mm256_or_si256(v, _mm256_and_si256(bits, _mm256_set1_epi32(mask.cast_signed())))
+        })
+    }
+    #[inline(always)]
+    unsafe fn byte(value: Self::Packed, index: u32) -> Self::Ints {
+        // SAFETY: above.
+        unsafe {
+            halves(Self::shift_right(value, 8 * index), |v| _mm256_and_si256(v, _mm256_set1_epi32(0xff)))
+        }
     }
     #[inline(always)]
     unsafe fn splat_int(value: i32) -> Self::Ints {

@@ -5,10 +5,10 @@ use std::arch::x86_64::{
     __m256i, __m512, __m512bh, __m512i, _MM_FROUND_NO_EXC, _MM_FROUND_TO_NEAREST_INT, _mm256_loadu_si256,
     _mm512_add_epi32, _mm512_add_ps, _mm512_and_si512, _mm512_castsi512_ps, _mm512_cvtepi32_ps,
     _mm512_cvtepu16_epi32, _mm512_cvtph_ps, _mm512_dpbf16_ps, _mm512_dpbusd_epi32, _mm512_fmadd_ps,
-    _mm512_loadu_ps, _mm512_loadu_si512, _mm512_madd_epi16, _mm512_max_ps, _mm512_mul_ps,
+    _mm512_loadu_ps, _mm512_loadu_si512, _mm512_madd_epi16, _mm512_max_ps, _mm512_mul_ps, _mm512_or_si512,
     _mm512_roundscale_ps, _mm512_scalef_ps, _mm512_set1_epi8, _mm512_set1_epi32, _mm512_set1_ps,
-    _mm512_setzero_ps, _mm512_slli_epi32, _mm512_srai_epi16, _mm512_srli_epi16, _mm512_storeu_ps,
-    _mm512_stream_ps, _mm512_sub_ps,
+    _mm512_setzero_ps, _mm512_slli_epi32, _mm512_sllv_epi32, _mm512_srai_epi16, _mm512_srli_epi16,
+    _mm512_srlv_epi32, _mm512_storeu_ps, _mm512_stream_ps, _mm512_sub_ps,
 };
 
 use super::Simd;
@@ -117,6 +117,26 @@ macro_rules! shared_by_both {
         unsafe fn high_halves(value: __m512i) -> __m512i {
             // SAFETY: the trait's contract.
             unsafe { _mm512_and_si512(_mm512_srli_epi16::<4>(value), _mm512_set1_epi8(0x0f)) }
+        }
+        #[inline(always)]
+        unsafe fn shift_left(value: __m512i, bits: u32) -> __m512i {
+            // SAFETY: the trait's contract.
+            unsafe { _mm512_sllv_epi32(value, _mm512_set1_epi32(bits.cast_signed())) }
+        }
+        #[inline(always)]
+        unsafe fn shift_right(value: __m512i, bits: u32) -> __m512i {
+            // SAFETY: the trait's contract.
+            unsafe { _mm512_srlv_epi32(value, _mm512_set1_epi32(bits.cast_signed())) }
+        }
+        #[inline(always)]
+        unsafe fn merge(value: __m512i, bits: __m512i, mask: u32) -> __m512i {
+            // SAFETY: the trait's contract.
+            unsafe { _mm512_or_si512(value, _mm512_and_si512(bits, _mm512_set1_epi32(mask.cast_signed()))) }
+        }
+        #[inline(always)]
+        unsafe fn byte(value: __m512i, index: u32) -> __m512i {
+            // SAFETY: the trait's contract.
+            unsafe { _mm512_and_si512(Self::shift_right(value, 8 * index), _mm512_set1_epi32(0xff)) }
         }
         #[inline(always)]
         unsafe fn splat_int(value: i32) -> __m512i {

@@ -134,6 +134,22 @@ impl Simd for Portable {
         each(value, |v| v >> 4 & 0x0f0f_0f0f)
     }
     #[inline(always)]
+    unsafe fn shift_left(value: Self::Packed, bits: u32) -> Self::Packed {
+        each(value, |v| v << bits)
+    }
+    #[inline(always)]
+    unsafe fn shift_right(value: Self::Packed, bits: u32) -> Self::Packed {
+        each(value, |v| v >> bits)
+    }
+    #[inline(always)]
+    unsafe fn merge(value: Self::Packed, bits: Self::Packed, mask: u32) -> Self::Packed {
+        both(value, bits, |v, bits| v | bits & mask)
+    }
+    #[inline(always)]
+    unsafe fn byte(value: Self::Packed, index: u32) -> Self::Ints {
+        each(value, |v| (v >> (8 * index) & 0xff).cast_signed())
+    }
+    #[inline(always)]
     unsafe fn splat_int(value: i32) -> Self::Ints {
         [value; LANES]
     }

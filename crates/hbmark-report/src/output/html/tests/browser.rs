@@ -162,7 +162,7 @@ fn the_page_of_a_sweep_works_in_a_browser_on_a_desk_and_on_a_phone() {
 }
 
 #[test]
-fn a_page_of_imported_results_shows_time_floor_and_share_on_a_phone() {
+fn a_page_of_imported_results_shows_names_times_and_share_on_a_phone() {
     let Some(browser) = browser() else { return };
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/foreign");
     let architecture = hbmark_core::model::test_shapes::llama_3_1_8b();
@@ -186,7 +186,7 @@ fn a_page_of_imported_results_shows_time_floor_and_share_on_a_phone() {
     assert!(desk.inside["columns"].as_array().unwrap().len() > 20, "{}", desk.inside["columns"]);
     assert_eq!(
         phone.inside["columns"],
-        serde_json::json!(["file", "row", "decode step median", "TPOT median", "floor", "% sheet"])
+        serde_json::json!(["file", "row", "TPOT median", "decode step median", "% sheet"])
     );
     assert!(phone.number("/hidden/0") <= 0.0, "wider than the phone by {}", phone.number("/hidden/0"));
 }

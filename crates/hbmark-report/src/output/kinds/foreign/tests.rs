@@ -94,9 +94,77 @@ fn where_there_is_little_room_a_row_keeps_its_time_its_floor_and_its_share() {
         shown.map(|column| column.title).collect::<Vec<_>>()
     };
     let rated = on_a_given_gpu(&["vllm-serve-2025-03-detailed.json"]);
-    assert_eq!(main(&rated), ["row", "TPOT median", "floor", "% sheet"]);
+    assert_eq!(main(&rated), ["row", "TPOT median", "% sheet", "floor"]);
     let unrated = imported(&["vllm-serve-0.25.json"], &UserOverrides::default());
     assert_eq!(main(&unrated), ["row", "TTFT median", "TPOT median", "out tok/s"]);
+}
+
+#[test]
+fn the_figures_stand_right_behind_the_name_of_the_row_and_what_ran_comes_last() {
+    let titles = |results: &[Imported]| {
+        let lines: Vec<Line<'_>> = results.iter().flat_map(lines_of).collect();
+        columns(&lines).1.into_iter().map(|column| column.title).collect::<Vec<_>>()
+    };
+    let two = on_a_given_gpu(&["vllm-serve-2025-03-detailed.json", "sglang-one-batch.jsonl"]);
+    let shown = titles(&two);
+    assert_eq!(shown[..5], ["file", "row", "TTFT median", "TTFT p99", "TPOT median"], "{shown:?}");
+    let at = |title: &str| shown.iter().position(|shown| shown == title).unwrap();
+    assert!(at("TPOT median") < at("% sheet") && at("req/s") < at("% sheet"), "{shown:?}");
+    assert!(at("% sheet") < at("program") && at("bound") < at("model") && at("ITL median") < at("engine"));
+}
+
+#[test]
+fn on_a_narrow_terminal_every_part_of_the_table_says_which_row_it_is() {
+    let two = on_a_given_gpu(&["vllm-serve-2025-03-detailed.json", "sglang-one-batch.jsonl"]);
+    let screen = crate::output::Screen { color: false, width: Some(80) };
+    let text = render(&*two, Format::Table, screen).unwrap();
+    let table: Vec<&str> = text.lines().skip(1).collect();
+    let headings: Vec<usize> = (0..table.len()).filter(|line| table[*line].starts_with("file ")).collect();
+    assert!(headings.len() > 2, "{text}");
+    for heading in &headings {
+        assert!(table[*heading].contains("row "), "{text}");
+        let rows = &table[heading + 1..heading + 5];
+        assert!(rows[0].starts_with("vllm-s") && rows[0].contains("c1 10 req/s"), "{text}");
+        for (row, batch) in rows[1..].iter().zip(["1 in512 out8", "4 in512 out8", "6 in512 out8"]) {
+            assert!(row.starts_with("sglang") && row.contains(batch) && row.chars().count() <= 80, "{text}");
+        }
+    }
+    let first = table[headings[0]];
+    assert!(first.contains("TTFT median") && first.contains("TPOT median"), "{text}");
+    let one = on_a_given_gpu(&["vllm-serve-2025-03-detailed.json"]);
+    let text = render(&*one, Format::Table, screen).unwrap();
+    let first = text.lines().find(|line| line.starts_with("row ")).unwrap();
+    for figure in ["TTFT median", "TPOT median", "req/s", "% sheet"] {
+        assert!(first.contains(figure), "{figure}: {first}");
+    }
+    let wide = render(&*two, Format::Table, false).unwrap();
+    assert!(wide.contains("vllm-serve-2025-03-detailed.json  "), "whole where there is room");
+}
+
+#[test]
+fn a_contradiction_names_both_values_and_the_flag_and_a_failed_run_is_invalid() {
+    let architecture = test_shapes::llama_3_1_8b();
+    let given = UserOverrides {
+        model: Some(&architecture),
+        model_name: Some("Llama-3.1-8B"),
+        gpu: Some(devices::find("h100-pcie").unwrap()),
+        batch: Some(8),
+        dtype: Some(Dtype::Bf16),
+        ..UserOverrides::default()
+    };
+    let text = table(&["vllm-serve-2025-03-detailed.json"], &given);
+    let line = text.lines().find(|line| line.contains("CONTRADICTS, not rated")).unwrap();
+    assert!(line.contains("limit of requests at once 1, and 8 was given; change --batch to"), "{line}");
+    let failed = table(&["vllm-serve-all-failed.json"], &UserOverrides::default());
+    assert!(failed.contains("INVALID: no request of 8 completed"), "{failed}");
+    let row = failed.lines().find(|line| line.starts_with("run 1 ")).unwrap();
+    assert!(row.contains("INVALID"), "{failed}");
+}
+
+#[test]
+fn offered_rates_have_no_more_digits_than_a_reader_uses() {
+    assert_eq!(offered(Rate::PerSecond(146.529_644_211_620_8)), "146.5/s");
+    assert_eq!(offered(Rate::PerSecond(10.0)), "10/s");
 }
 
 #[test]

@@ -48,6 +48,20 @@ fn a_single_load_is_recorded_without_a_plan() {
 }
 
 #[test]
+fn a_record_of_a_virtual_sweep_names_the_gpu_and_no_device_that_did_not_run() {
+    let sweep = decided(sweep());
+    assert_eq!(sweep.config["device"], "cpu", "what the flags of a virtual run leave at their default");
+    let product = sweep.datasheet.as_ref().unwrap().product.clone();
+    let text = markdown(&of_serving(&sweep, None));
+    assert!(text.contains(&format!("GPU: {product}, by its data sheet")), "{text}");
+    let configuration = text.lines().find(|line| line.contains("configuration:")).unwrap();
+    for absent in ["device=cpu", "engine=native", "offered="] {
+        assert!(!configuration.contains(absent), "{absent}: {configuration}");
+    }
+    assert!(configuration.contains("seed=7"), "{configuration}");
+}
+
+#[test]
 fn a_run_is_recorded_with_its_cells_and_why_it_ended() {
     let mut run = samples::measured();
     run.cells.truncate(4);

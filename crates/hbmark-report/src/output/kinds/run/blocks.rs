@@ -65,7 +65,10 @@ pub fn plot(palette: &Palette, taken: &[Taken<'_>]) -> Block {
         |(engine, dtype)| Key::mark(palette.style(engine, dtype), Shape::Circle, format!("{engine} {dtype}"));
     let rejected = taken.iter().filter(|t| t.block.rejected.is_some()).count();
     let crosses = (rejected > 0).then(|| Key::mark("bad", Shape::Cross, "rejected"));
-    let title = format!("{}, {rejected} rejected", counted(taken.len(), "block"));
+    let conditions = taken.iter().filter(|t| !t.block.conditions.is_empty()).count();
+    let noisy =
+        if conditions > 0 { format!(", {conditions} counted with a disturbance") } else { String::new() };
+    let title = format!("{}, {rejected} rejected{noisy}", counted(taken.len(), "block"));
     let chart = Chart {
         lines: vec![Line::new("level", vec![(x.low(), 1.0), (x.high(), 1.0)])],
         marks: shown.iter().filter_map(|t| mark(t, palette)).collect(),

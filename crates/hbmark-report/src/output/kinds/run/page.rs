@@ -76,7 +76,7 @@ fn header(report: &Report) -> Vec<Line> {
         "{} · {:.3} B parameters · {} of weights",
         model.source,
         model.parameters as f64 / 1e9,
-        model.weight_bytes.capacity()
+        model.weight_bytes
     )];
     lines.extend(model.architecture.stack.as_ref().map(|stack| format!("layers: {stack}")));
     lines.extend(device_line(report));

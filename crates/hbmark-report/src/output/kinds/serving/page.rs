@@ -1,8 +1,10 @@
 //! The page of a serving result: what was found, latency over load, the run over time, and what it takes to run it again. Of many points a
 //! few are drawn in full; all are in the tables and on the curve.
 
-use super::{curve, head, latency_vs_load, met_objectives, percentiles, timeline, times};
-use super::{matrix_lines, point_lines, remarks, search_steps, verdict};
+use super::{
+    Standing, curve, head, held, latency_vs_load, notes, percentiles, reasons, standing, timeline, times,
+};
+use super::{matrix_lines, point_lines, search_steps, verdict};
 use crate::analysis::words::counted;
 use crate::output::document::{Block, Document, Line, Tone, numbers, words};
 use crate::output::kinds::headline;
@@ -97,8 +99,8 @@ fn drawn(points: &[Point]) -> Vec<&Point> {
     if run.len() <= DRAWN {
         return run;
     }
-    let last_held = run.iter().rposition(|p| met_objectives(p));
-    let first_not = run.iter().position(|p| !met_objectives(p));
+    let last_held = run.iter().rposition(|p| held(p));
+    let first_not = run.iter().position(|p| !held(p));
     let mut chosen: Vec<usize> = Vec::new();
     for index in [last_held, first_not, Some(0), Some(run.len() - 1)].into_iter().flatten() {
         if !chosen.contains(&index) {
@@ -134,8 +136,8 @@ fn line(finding: &Finding) -> String {
 
 /// What was found, the worst first.
 fn findings(page: &mut Document, report: &ServeReport, found: &[Finding]) {
-    let notes = report.search.iter().map(|search| search.note.clone());
-    page.lines(notes.filter(|note| !note.is_empty()).map(Line::plain));
+    let said = report.search.iter().map(|search| search.note.clone());
+    page.lines(said.filter(|note| !note.is_empty()).map(Line::plain));
     page.anchored("findings", "Findings");
     let results = || report.points.iter().filter_map(|p| p.result.as_ref());
     let valid = results().filter(|r| r.validity == Validity::Valid).count();
@@ -153,13 +155,18 @@ fn findings(page: &mut Document, report: &ServeReport, found: &[Finding]) {
         found.iter().filter(move |f| (f.severity >= Severity::Warn) == worst).map(line).collect::<Vec<_>>()
     };
     let many = report.points.len() > 1;
-    let (mut trouble, mut notes) = (Vec::new(), Vec::new());
+    let (mut rejected, mut open, mut about) = (Vec::new(), Vec::new(), Vec::new());
     // The steps of a search say what decided each of them.
     let explained = if report.search.is_some() { &[] } else { report.points.as_slice() };
     for point in explained {
         let name = |text: String| if many { format!("{}: {text}", point.label) } else { text };
-        if met_objectives(point) { &mut notes } else { &mut trouble }
-            .extend(remarks(point).into_iter().map(name));
+        match standing(point) {
+            Standing::Rejected => &mut rejected,
+            Standing::Open => &mut open,
+            Standing::Held => &mut about,
+        }
+        .extend(reasons(point).into_iter().map(name));
+        about.extend(notes(point).into_iter().map(name));
     }
     let single = match report.points.as_slice() {
         [point] => point_lines(point),
@@ -167,11 +174,12 @@ fn findings(page: &mut Document, report: &ServeReport, found: &[Finding]) {
     };
     page.titled_list("What stands out", Tone::Warning, of(true));
     page.titled_list("What else was found", Tone::Plain, of(false));
-    page.titled_list("Points that were rejected, and why", Tone::Warning, trouble);
+    page.titled_list("Points that were rejected, and why", Tone::Warning, rejected);
+    page.titled_list("Points that are not decided, and why", Tone::Warning, open);
     page.titled_list("Steps of the search", Tone::Plain, report.search.iter().flat_map(search_steps));
     page.titled_list("Hypotheses", Tone::Plain, report.matrix.iter().map(matrix_lines));
     page.titled_list("This load", Tone::Plain, single);
-    page.titled_list("About these points", Tone::Plain, notes);
+    page.titled_list("About these points", Tone::Plain, about);
     page.titled_list("About this machine and this run", Tone::Warning, report.warnings.iter().cloned());
 }
 

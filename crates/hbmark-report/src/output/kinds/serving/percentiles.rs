@@ -43,7 +43,7 @@ pub fn plot(points: &[&Point]) -> Block {
     if drawings.is_empty() {
         return Block::absent("No percentile available: the run is saturated or requests failed.");
     }
-    let tables = known.iter().map(|(p, r)| Table::titled(plain(&p.label), latencies("", r, p.live.as_ref())));
+    let tables = known.iter().map(|(p, r)| Table::titled(plain(&p.label), latencies("", p, r)));
     let mut caption = vec![
         "Percentiles are nearest-rank over all measured requests, the failed ones included as infinite; latencies count from the \
          scheduled arrival. A triangle is a percentile that needs more values than there are: it is at least the largest one seen."

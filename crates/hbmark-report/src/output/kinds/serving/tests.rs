@@ -88,3 +88,124 @@ fn infinity_survives_json_and_null_stays_null() {
     assert!(text.contains("\"max\":\"infinite\"") && text.contains("\"p99\":null"), "{text}");
     assert_eq!(serde_json::from_str::<Quantiles>(&text).unwrap(), quantiles);
 }
+
+/// A page as text.
+fn page_of(report: &ServeReport) -> String {
+    render(report, Format::Html, false).unwrap()
+}
+
+/// The report's only point, as a gate that passed, failed or stayed open leaves it, with one objective.
+fn judged(passed: Option<bool>, met: Option<bool>) -> ServeReport {
+    let mut report = single();
+    let result = report.points[0].result.as_mut().unwrap();
+    result.validity = Validity::Valid;
+    result.gates.iter_mut().find(|gate| gate.name == GateName::KeepsUp).unwrap().passed = passed;
+    result.slo.iter_mut().for_each(|clause| clause.met = met);
+    result.slo_met = met;
+    assert!(!result.slo.is_empty(), "the fixture has objectives");
+    report
+}
+
+#[test]
+fn the_box_of_rejected_points_holds_rejected_points_alone() {
+    const REJECTED: &str = "Points that were rejected, and why";
+    const OPEN: &str = "Points that are not decided, and why";
+    let boxes = |report: &ServeReport| [REJECTED, OPEN].map(|title| page_of(report).contains(title));
+    assert_eq!(boxes(&judged(Some(true), Some(true))), [false, false]);
+    assert_eq!(boxes(&judged(Some(true), None)), [false, true]);
+    assert_eq!(boxes(&judged(None, Some(true))), [false, true]);
+    assert_eq!(boxes(&judged(None, Some(false))), [true, false]);
+    // A prediction is no rejection: it is said about the point.
+    let mut missed = judged(Some(true), Some(false));
+    missed.points[0].predicted = missed.points[0].result.clone();
+    let rejected = reasons(&missed.points[0]);
+    assert!(rejected.iter().all(|line| line.starts_with("NOT met: ")), "{rejected:?}");
+    assert!(notes(&missed.points[0]).iter().any(|line| line.starts_with("predicted against measured")));
+    missed.points[0].result.as_mut().unwrap().slo.iter_mut().for_each(|clause| clause.met = Some(true));
+    missed.points[0].result.as_mut().unwrap().foreign_cores = Some(1.5);
+    assert_eq!(boxes(&missed), [true, false], "a disturbed point is none to build on");
+    assert_eq!(validity(&missed.points[0]), "disturbed");
+}
+
+#[test]
+fn a_record_accepts_no_open_point_where_another_held_and_says_so_where_none_did() {
+    use crate::output::kinds::record::of_serving;
+    let text = |report: &ServeReport| crate::output::markdown(&of_serving(report, None));
+    let mut report = judged(Some(true), Some(true));
+    let open = judged(None, Some(true)).points.remove(0);
+    report.points[0].label = "held".to_owned();
+    report.points.push(Point { label: "open".to_owned(), ..open });
+    let both = text(&report);
+    let accepted = both.split("Accepted").nth(1).unwrap().split('#').next().unwrap().to_owned();
+    assert!(accepted.contains("held: ") && !accepted.contains("open: "), "{both}");
+    let undecided = both.split("Not decided").nth(1).unwrap().split('#').next().unwrap().to_owned();
+    assert!(undecided.contains("open") && undecided.contains("undetermined: "), "{both}");
+    report.points.remove(0);
+    let alone = text(&report);
+    assert!(alone.contains("whether the system keeps up is not judged"), "{alone}");
+}
+
+#[test]
+fn a_rate_below_the_range_over_seeds_says_why_and_small_rates_are_no_zeros() {
+    use hbmark_core::result::serving::Attempt;
+    let attempt = |rate: f64, met: Option<bool>, why: &str| Attempt {
+        stage: SearchStage::Sustain,
+        rate,
+        seed: 1,
+        met,
+        why: why.to_owned(),
+    };
+    let mut search = Search {
+        max_rate: Some(23.972),
+        rate_by_seed: vec![26.605, 26.472, 26.738],
+        confirmed: true,
+        attempts: vec![
+            attempt(26.605, None, "ttft_p95 ≤ 1.00 s: 208 ms (133 ms or more): the interval holds the limit"),
+            attempt(25.443, None, "the same"),
+            attempt(23.972, Some(true), "every objective was met"),
+        ],
+        ..Search::default()
+    };
+    for sustained in [Some(true), None] {
+        search.sustained = sustained;
+        let answer = search_answer(&search).remove(0);
+        assert!(
+            answer.contains("lowered from their median of 26.605, at which the last run could not tell (2 such runs before one did): ttft_p95"),
+            "{answer}"
+        );
+    }
+    search.attempts[0].met = Some(false);
+    let answer = search_answer(&search).remove(0);
+    assert!(
+        answer.ends_with("lowered from their median of 26.605, which a longer run did not hold"),
+        "{answer}"
+    );
+    search.attempts[0].rate = 0.000_029_5;
+    assert!(search_steps(&search).next().unwrap().starts_with("sustain 2.95e-5/s: failed"));
+}
+
+#[test]
+fn one_request_per_second_is_singular_and_a_virtual_clock_has_no_injection_lag() {
+    let mut report = single();
+    report.points[0].offered = Offered::Rate(1.0);
+    let text = render(&report, Format::Table, false).unwrap();
+    assert!(text.contains("1 request per second, "), "{text}");
+    assert!(!text.lines().any(|line| line.starts_with("injection lag")), "{text}");
+    let result = report.points[0].result.as_mut().unwrap();
+    result.injection_lag_ns.max = Some(Quantity::Finite(12_000.0));
+    let text = render(&report, Format::Table, false).unwrap();
+    assert!(text.lines().any(|line| line.starts_with("injection lag")), "{text}");
+}
+
+#[test]
+fn a_drift_of_steps_is_more_or_less_and_never_a_negative_more() {
+    let mut report = single();
+    report.points[0].predicted = report.points[0].result.clone();
+    for (drift, says) in [(0.403, "59.7 % less time"), (1.953, "95.3 % more time")] {
+        report.points[0].drift = Some(drift);
+        let said = reasons(&report.points[0]);
+        assert!(said.iter().any(|line| line.starts_with("disturbed: ") && line.contains(says)), "{said:?}");
+    }
+    report.points[0].drift = Some(1.01);
+    assert!(!reasons(&report.points[0]).iter().any(|line| line.starts_with("disturbed")));
+}

@@ -1,0 +1,57 @@
+use crate::point::PointSpec;
+use crate::test_queues::{simulated, spec};
+use hbmark_core::result::serving::{Gate, GateName, Offered, ServeResult, Slo};
+
+/// A point on the virtual clock, whose capacity is about nine requests a second.
+fn at(rate: f64, requests: usize, max_requests: usize, slo: &str) -> ServeResult {
+    let slo: Slo = if slo.is_empty() { Slo::default() } else { slo.parse().unwrap() };
+    simulated(&PointSpec { requests, max_requests, slo, ..spec(Offered::Rate(rate)) }).1
+}
+
+fn keeps_up(result: &ServeResult) -> &Gate {
+    result.gates.iter().find(|gate| gate.name == GateName::KeepsUp).expect("an open loop has this gate")
+}
+
+#[test]
+fn goodput_is_of_the_requests_that_count_and_not_of_those_that_found_an_empty_system() {
+    // Those of the warm-up wait for less than a second, those behind them for two and more.
+    let beyond = at(100.0, 400, 0, "ttft_p50=1s");
+    assert_eq!((beyond.goodput_per_s, beyond.goodput_share), (Some(0.0), Some(0.0)));
+    assert!(beyond.served_per_s > 5.0, "{beyond:?}");
+    let within = at(1.0, 400, 0, "ttft_p50=100s");
+    assert_eq!((within.goodput_per_s, within.goodput_share), (Some(within.served_per_s), Some(1.0)));
+}
+
+#[test]
+fn too_few_requests_leave_open_whether_the_system_keeps_up() {
+    for rate in [1.0, 100.0] {
+        let few = at(rate, 60, 0, "");
+        let gate = keeps_up(&few);
+        assert_eq!(gate.passed, None, "{rate}");
+        assert!(
+            gate.detail.contains("60 requests were offered; at fewer than 100 no trend"),
+            "{}",
+            gate.detail
+        );
+        assert!(few.steadiness_open().is_some() && few.held().0.is_none());
+    }
+    assert_eq!(keeps_up(&at(1.0, 400, 0, "")).passed, Some(true));
+}
+
+#[test]
+fn what_ended_a_run_is_named() {
+    let open = |max_requests, slo: &str| {
+        let near = (0..20).map(|i| at(8.0 + 0.1 * f64::from(i), 200, max_requests, slo));
+        near.map(|result| keeps_up(&result).clone())
+            .find(|gate| gate.passed.is_none())
+            .expect("one is open")
+            .detail
+    };
+    // Ended by an objective long before so many were measured.
+    let missed = open(65_536, "ttft_p90=1us");
+    assert!(missed.ends_with("(a missed objective ended this one after 200)"), "{missed}");
+    let most = open(400, "");
+    assert!(most.ends_with("(--max-requests ended this one after 400)"), "{most}");
+    let exactly = open(0, "");
+    assert!(exactly.ends_with("(--requests ended this one after 200)"), "{exactly}");
+}

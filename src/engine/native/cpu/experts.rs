@@ -1,0 +1,413 @@
+//! The experts of a layer: a router picks some for each row, and only those are read.
+//!
+//! Enters: activations, the packed matrices of all experts, perhaps the experts that a script picks. Leaves: activations, in three jobs of the
+//! team. Routing multiplies the router and groups the rows by expert. Gate and up take units of (expert, a few panels): one token with eight
+//! experts keeps every member busy, and the rows of a prompt meet each expert's weights once. They go through the units panel by panel and
+//! not expert by expert, so that a member does the panels whose memory it touched first. Down takes units of a few panels of the
+//! output, each over all experts in the order of their numbers: an output has one writer, and neither the number of threads nor the
+//! other rows of a step change a sum. The shared expert is one more that every row has. Buffers have room for the rows whatever they
+//! choose, so a steady decode allocates nothing.
+#![expect(unsafe_code, reason = "members write shared buffers at places that do not overlap")]
+
+use std::ops::Range;
+
+use super::super::operations::{ExpertMlp, ExpertShape, ExpertWeights};
+use super::linear::{self, FusedMatrix, multiply_picked, panels_per_unit};
+use super::packed_activations::PackedActivations;
+use super::simd::LANES;
+use super::thread_team::{DisjointSlice, Worker};
+use super::{CpuBuffer, CpuOperations, FINISH, MULTIPLY, PREPARE, activated, bias_of, valid_rows};
+
+/// An expert of a row, and its share in the sum.
+#[derive(Debug, Clone, Copy, Default)]
+struct Choice {
+    expert: u32,
+    share: f32,
+}
+
+/// The rows of a step by expert, made by the router for the two operations that follow.
+#[derive(Debug, Default)]
+pub(super) struct RoutedRows {
+    /// `[rows, experts]`, and one more where the shared expert has a gate.
+    logits: Vec<f32>,
+    /// `[rows, per row]`, each row's by number.
+    chosen: Vec<Choice>,
+    /// What the output of the shared expert is multiplied with.
+    shared_share: Vec<f32>,
+    /// Experts that have rows, by number.
+    met: Vec<u32>,
+    /// Where the choices of each expert begin in `choices`, and their end.
+    starts: Vec<u32>,
+    /// Places in `chosen`, grouped by expert, and the row of each.
+    choices: Vec<u32>,
+    rows: Vec<u32>,
+    /// Every row.
+    all: Vec<u32>,
+    /// Inputs of the shared expert's last matrix, whose width is its own.
+    shared_inputs: PackedActivations,
+}
+
+impl RoutedRows {
+    /// Groups the choices of so many rows by expert.
+    fn group(&mut self, rows: usize, shape: &ExpertShape) {
+        let number = |value: usize| u32::try_from(value).expect("choices of a step fit 32 bits");
+        let Self { chosen, met, starts, choices, rows: row_of, all, .. } = self;
+        let chosen = &chosen[..rows * shape.per_row];
+        // Behind its own start each expert first keeps its count, then where its next choice goes.
+        starts.clear();
+        starts.resize(shape.count + 2, 0);
+        for choice in chosen {
+            starts[choice.expert as usize + 2] += 1;
+        }
+        met.clear();
+        met.reserve(shape.count);
+        met.extend((0..number(shape.count)).filter(|expert| starts[*expert as usize + 2] > 0));
+        for at in 2..starts.len() {
+            starts[at] += starts[at - 1];
+        }
+        choices.clear();
+        choices.resize(chosen.len(), 0);
+        row_of.clear();
+        row_of.resize(chosen.len(), 0);
+        for (place, choice) in chosen.iter().enumerate() {
+            let next = &mut starts[choice.expert as usize + 1];
+            choices[*next as usize] = number(place);
+            row_of[*next as usize] = number(place / shape.per_row);
+            *next += 1;
+        }
+        all.clear();
+        all.extend(0..number(rows));
+    }
+
+    /// Where the choices of an expert stand.
+    fn of(&self, expert: u32) -> Range<usize> {
+        let at = expert as usize;
+        self.starts[at] as usize..self.starts[at + 1] as usize
+    }
+}
+
+/// Picks the experts of a row by their logits, or takes those of a script, and weighs them.
+fn choose(logits: &[f32], shape: &ExpertShape, scripted: Option<&[u32]>, chosen: &mut [Choice]) {
+    match scripted {
+        Some(experts) => {
+            for (choice, &expert) in chosen.iter_mut().zip(experts) {
+                *choice = Choice { expert, share: logits[expert as usize] };
+            }
+        }
+        None => largest(logits, chosen),
+    }
+    // Numerically as a softmax should: nothing is beyond e⁰. Of shares that are renormalised, all others cancel.
+    let most = |largest: f32, logit: f32| if logit > largest { logit } else { largest };
+    let mut sum = 0.0f32;
+    let largest = if shape.renormalised {
+        let largest = chosen.iter().map(|choice| choice.share).fold(f32::NEG_INFINITY, most);
+        for choice in chosen.iter() {
+            sum += (choice.share - largest).exp();
+        }
+        largest
+    } else {
+        let largest = logits.iter().copied().fold(f32::NEG_INFINITY, most);
+        for logit in logits {
+            sum += (logit - largest).exp();
+        }
+        largest
+    };
+    for choice in chosen.iter_mut() {
+        choice.share = (choice.share - largest).exp() / sum;
+    }
+    chosen.sort_unstable_by_key(|choice| choice.expert);
+}
+
+/// The largest logits with their numbers, largest first, the first of equal ones.
+fn largest(logits: &[f32], chosen: &mut [Choice]) {
+    let mut found = 0;
+    for (expert, &logit) in (0u32..).zip(logits) {
+        if found == chosen.len() && !chosen.last().is_some_and(|last| logit > last.share) {
+            continue;
+        }
+        found = (found + 1).min(chosen.len());
+        let mut at = found - 1;
+        while at > 0 && logit > chosen[at - 1].share {
+            chosen[at] = chosen[at - 1];
+            at -= 1;
+        }
+        chosen[at] = Choice { expert, share: logit };
+    }
+}
+
+fn sigmoid(x: f32) -> f32 {
+    1.0 / (1.0 + (-x).exp())
+}
+
+/// Matrices of the routed experts that have rows, and of the shared one, as they are counted.
+fn bytes_of(
+    routed: &RoutedRows,
+    experts: &ExpertWeights<CpuOperations>,
+    matrix: fn(&ExpertMlp<CpuOperations>) -> &FusedMatrix,
+) -> u64 {
+    let met = routed.met.iter().map(|expert| &experts.routed[*expert as usize]);
+    met.chain(&experts.shared).map(|expert| matrix(expert).bytes() as u64).sum()
+}
+
+impl CpuOperations {
+    /// Routes the rows of a step.
+    pub(super) fn choose_experts(
+        &mut self,
+        count: usize,
+        (norm, norm_eps): (&Vec<f32>, f32),
+        experts: &ExpertWeights<Self>,
+        scripted: Option<&[u32]>,
+        hidden: &CpuBuffer,
+    ) {
+        let (set, router, shape) = (self.set, &experts.router, &experts.shape);
+        let per_row = shape.per_row;
+        let width = shape.count + usize::from(shape.shared_gate);
+        let writer = self.inputs.writer(Self::input_shape(router, count));
+        let RoutedRows { logits, chosen, shared_share, .. } = &mut self.routed;
+        // Buffers only grow, so a steady decode finds them there.
+        logits.resize(logits.len().max(count * width), 0.0);
+        chosen.resize(chosen.len().max(count * per_row), Choice::default());
+        shared_share.resize(shared_share.len().max(count), 0.0);
+        let logits = DisjointSlice::new(logits);
+        let chosen = DisjointSlice::new(chosen);
+        let shared_share = DisjointSlice::new(shared_share);
+        self.team.run(&|worker: &Worker<'_>| {
+            worker.parallel_for(PREPARE, count, |row| {
+                // SAFETY: members have different rows; the set is this processor's.
+                unsafe { writer.pack(set, row, hidden.row(row), Some((norm, norm_eps))) };
+            });
+            worker.barrier();
+            let store = |first: usize, row: usize, sums: &[[f32; LANES]]| {
+                for (i, sums) in sums.iter().enumerate() {
+                    let place = router.place(first + i);
+                    let valid = valid_rows(router, place);
+                    let at = row * width + place.panel * LANES;
+                    // SAFETY: members have different panels.
+                    unsafe { logits.part(at..at + valid) }.copy_from_slice(&sums[..valid]);
+                }
+            };
+            // SAFETY: the rows were packed before the barrier, for this matrix.
+            unsafe { linear::multiply(set, worker, MULTIPLY, router, &writer, count, store) };
+            worker.barrier();
+            worker.parallel_for(FINISH, count, |row| {
+                let scripted = scripted.map(|experts| &experts[row * per_row..(row + 1) * per_row]);
+                // SAFETY: behind the barrier no member writes logits; members have different rows.
+                unsafe {
+                    let logits = &logits.whole()[row * width..(row + 1) * width];
+                    let (own, gate) = logits.split_at(shape.count);
+                    choose(own, shape, scripted, chosen.part(row * per_row..(row + 1) * per_row));
+                    shared_share.part(row..row + 1)[0] = gate.first().map_or(1.0, |gate| sigmoid(*gate));
+                }
+            });
+        });
+        self.routed.group(count, shape);
+        self.met.experts += self.routed.met.len() as u64;
+        self.met.layers += 1;
+        self.moved += (router.bytes() + 4 * norm.len()) as u64;
+    }
+
+    /// Gate and up of the experts of every row.
+    pub(super) fn gate_up_of_experts(
+        &mut self,
+        count: usize,
+        (norm, norm_eps): (&Vec<f32>, f32),
+        experts: &ExpertWeights<Self>,
+        hidden: &CpuBuffer,
+        inner: &mut CpuBuffer,
+    ) {
+        let (set, shape, width) = (self.set, &experts.shape, inner.width);
+        let routed = &self.routed;
+        let writer = self.inputs.writer(Self::input_shape(&experts.routed[0].gate_up, count));
+        let out = DisjointSlice::new(&mut inner.values);
+        let panels = experts.routed[0].gate_up.panels();
+        let shared = experts.shared.as_ref().map(|shared| &shared.gate_up);
+        let shared_panels = shared.map_or(0, FusedMatrix::panels);
+        let per_unit = panels_per_unit(routed.met.len() * panels + shared_panels, self.team.members());
+        let of_routed = routed.met.len() * panels.div_ceil(per_unit);
+        self.team.run(&|worker: &Worker<'_>| {
+            worker.parallel_for(PREPARE, count, |row| {
+                // SAFETY: members have different rows; the set is this processor's.
+                unsafe { writer.pack(set, row, hidden.row(row), Some((norm, norm_eps))) };
+            });
+            worker.barrier();
+            // Columns of a row from `at` on.
+            let store = |matrix: &FusedMatrix, first: usize, at: usize, sums: &[[f32; LANES]]| {
+                // SAFETY: the set is this processor's.
+                let products = unsafe { activated(set, matrix, first, sums, |_, _, _| {}) };
+                for (column, valid, product) in products {
+                    let at = at + column;
+                    // SAFETY: members have different experts or panels, which write different columns.
+                    unsafe { out.part(at..at + valid) }.copy_from_slice(&product[..valid]);
+                }
+            };
+            worker.parallel_for(MULTIPLY, of_routed + shared_panels.div_ceil(per_unit), |unit| {
+                let unit_of =
+                    |index: usize, panels: usize| index * per_unit..((index + 1) * per_unit).min(panels);
+                if let (Some(shared), Some(index)) = (shared, unit.checked_sub(of_routed)) {
+                    let at = shape.per_row * shape.width;
+                    let keep = |first: usize, row: usize, sums: &[[f32; LANES]]| {
+                        store(shared, first, row * width + at, sums);
+                    };
+                    let panels = unit_of(index, shared_panels);
+                    // SAFETY: the rows were packed before the barrier, for matrices of this width and precision.
+                    unsafe { multiply_picked(set, shared, panels, &writer, &routed.all, keep) };
+                    return;
+                }
+                let expert = routed.met[unit % routed.met.len()];
+                let (matrix, own) = (&experts.routed[expert as usize].gate_up, routed.of(expert));
+                let (rows, choices) = (&routed.rows[own.clone()], &routed.choices[own]);
+                let keep = |first: usize, i: usize, sums: &[[f32; LANES]]| {
+                    let (row, slot) = (rows[i] as usize, choices[i] as usize % shape.per_row);
+                    store(matrix, first, row * width + slot * shape.width, sums);
+                };
+                let panels = unit_of(unit / routed.met.len(), panels);
+                // SAFETY: the rows were packed before the barrier, for matrices of this width and precision.
+                unsafe { multiply_picked(set, matrix, panels, &writer, rows, keep) };
+            });
+        });
+        self.moved += bytes_of(&self.routed, experts, |expert| &expert.gate_up);
+    }
+
+    /// Down of the experts of every row, added to the residual.
+    pub(super) fn down_of_experts(
+        &mut self,
+        count: usize,
+        experts: &ExpertWeights<Self>,
+        inner: &CpuBuffer,
+        hidden: &mut CpuBuffer,
+    ) {
+        let (set, shape, width) = (self.set, &experts.shape, hidden.width);
+        let per_row = shape.per_row;
+        let choices = count * per_row;
+        let writer = self.inputs.writer(Self::input_shape(&experts.routed[0].down, choices));
+        let mut shared_inputs = std::mem::take(&mut self.routed.shared_inputs);
+        let shared = experts
+            .shared
+            .as_ref()
+            .map(|shared| (&shared.down, shared_inputs.writer(Self::input_shape(&shared.down, count))));
+        let routed = &self.routed;
+        let out = DisjointSlice::new(&mut hidden.values);
+        let panels = experts.routed[0].down.panels();
+        let per_unit = panels_per_unit(panels, self.team.members());
+        self.team.run(&|worker: &Worker<'_>| {
+            worker.parallel_for(PREPARE, choices + count, |unit| {
+                // SAFETY: members have different units, each a packed row of its own; the set is this processor's.
+                unsafe {
+                    if let Some(row) = unit.checked_sub(choices) {
+                        if let Some((_, writer)) = &shared {
+                            let own = per_row * shape.width..shape.inner_width();
+                            writer.pack(set, row, &inner.row(row)[own], None);
+                        }
+                        return;
+                    }
+                    let (row, slot) = (unit / per_row, unit % per_row);
+                    let own = slot * shape.width..(slot + 1) * shape.width;
+                    writer.pack(set, unit, &inner.row(row)[own], None);
+                }
+            });
+            worker.barrier();
+            let add = |matrix: &FusedMatrix, first: usize, row: usize, share: f32, sums: &[[f32; LANES]]| {
+                for (i, sums) in sums.iter().enumerate() {
+                    let place = matrix.place(first + i);
+                    let at = row * width + place.panel * LANES;
+                    // SAFETY: members have different panels.
+                    let out = unsafe { out.part(at..at + valid_rows(matrix, place)) };
+                    out.iter_mut().zip(sums).for_each(|(out, sum)| *out += share * sum);
+                    out.iter_mut().zip(bias_of(matrix, place)).for_each(|(out, bias)| *out += share * bias);
+                }
+            };
+            worker.parallel_for(MULTIPLY, panels.div_ceil(per_unit), |unit| {
+                let panels = unit * per_unit..((unit + 1) * per_unit).min(panels);
+                for &expert in &routed.met {
+                    let (matrix, own) = (&experts.routed[expert as usize].down, routed.of(expert));
+                    let (rows, choices) = (&routed.rows[own.clone()], &routed.choices[own]);
+                    let keep = |first: usize, i: usize, sums: &[[f32; LANES]]| {
+                        let weight = routed.chosen[choices[i] as usize].share;
+                        add(matrix, first, rows[i] as usize, weight, sums);
+                    };
+                    // SAFETY: the rows were packed before the barrier, for matrices of this width and precision.
+                    unsafe { multiply_picked(set, matrix, panels.clone(), &writer, choices, keep) };
+                }
+                if let Some((matrix, writer)) = &shared {
+                    let keep = |first: usize, row: usize, sums: &[[f32; LANES]]| {
+                        add(matrix, first, row, routed.shared_share[row], sums);
+                    };
+                    // SAFETY: as above.
+                    unsafe { multiply_picked(set, matrix, panels, writer, &routed.all, keep) };
+                }
+            });
+        });
+        self.routed.shared_inputs = shared_inputs;
+        self.moved += bytes_of(&self.routed, experts, |expert| &expert.down);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shape(count: usize, per_row: usize, renormalised: bool) -> ExpertShape {
+        ExpertShape { count, per_row, width: 1, shared_width: 0, shared_gate: false, renormalised }
+    }
+
+    fn chosen(
+        logits: &[f32],
+        per_row: usize,
+        renormalised: bool,
+        scripted: Option<&[u32]>,
+    ) -> Vec<(u32, f32)> {
+        let mut chosen = vec![Choice::default(); per_row];
+        choose(logits, &shape(logits.len(), per_row, renormalised), scripted, &mut chosen);
+        chosen.iter().map(|choice| (choice.expert, choice.share)).collect()
+    }
+
+    fn assert_close(found: &[(u32, f32)], wanted: &[(u32, f32)]) {
+        assert_eq!(found.len(), wanted.len());
+        for (found, wanted) in found.iter().zip(wanted) {
+            assert!(found.0 == wanted.0 && (found.1 - wanted.1).abs() < 1e-6, "{found:?} is not {wanted:?}");
+        }
+    }
+
+    #[test]
+    fn the_largest_are_chosen_with_their_shares_among_all_or_among_themselves() {
+        // e^logit is 1, 4, 2, 3.
+        let logits = [0.0, 4f32.ln(), 2f32.ln(), 3f32.ln()];
+        assert_close(&chosen(&logits, 2, false, None), &[(1, 0.4), (3, 0.3)]);
+        assert_close(&chosen(&logits, 2, true, None), &[(1, 4.0 / 7.0), (3, 3.0 / 7.0)]);
+        assert_close(&chosen(&logits, 4, true, None), &[(0, 0.1), (1, 0.4), (2, 0.2), (3, 0.3)]);
+        assert_close(&chosen(&logits, 2, true, Some(&[2, 0])), &[(0, 1.0 / 3.0), (2, 2.0 / 3.0)]);
+    }
+
+    #[test]
+    fn the_first_of_equal_experts_wins_and_no_number_chooses_itself() {
+        let experts = |logits: &[f32]| -> Vec<u32> {
+            chosen(logits, 2, true, None).iter().map(|choice| choice.0).collect()
+        };
+        assert_eq!(experts(&[1.0, 1.0, 1.0]), [0, 1]);
+        assert_eq!(experts(&[0.0, 1.0, 2.0, 2.0, 2.0]), [2, 3]);
+        assert_eq!(
+            experts(&[f32::NAN; 3]),
+            [0, 1],
+            "whatever the logits are, the choice is of experts that exist"
+        );
+        // Far below the others, where e^x is 0: the shares are still numbers.
+        let scripted = chosen(&[0.0, -400.0, -401.0], 2, true, Some(&[2, 1]));
+        assert!((scripted.iter().map(|choice| choice.1).sum::<f32>() - 1.0).abs() < 1e-6, "{scripted:?}");
+    }
+
+    #[test]
+    fn rows_are_grouped_by_expert_in_their_own_order() {
+        let choice = |expert| Choice { expert, share: 0.0 };
+        let mut routed =
+            RoutedRows { chosen: [1, 3, 0, 3, 3, 4, 9, 9].map(choice).to_vec(), ..Default::default() };
+        routed.group(3, &shape(5, 2, true));
+        assert_eq!(routed.met, [0, 1, 3, 4]);
+        let of = |expert| (&routed.rows[routed.of(expert)], &routed.choices[routed.of(expert)]);
+        assert_eq!(of(0), (&[1][..], &[2][..]));
+        assert_eq!(of(1), (&[0][..], &[0][..]));
+        assert_eq!(of(2), (&[][..], &[][..]));
+        assert_eq!(of(3), (&[0, 1, 2][..], &[1, 3, 4][..]));
+        assert_eq!(of(4), (&[2][..], &[5][..]));
+        assert_eq!(routed.all, [0, 1, 2]);
+    }
+}

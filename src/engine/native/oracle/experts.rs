@@ -1,0 +1,143 @@
+//! The experts of a layer as formulas, one expert after another.
+
+use super::super::operations::{ExpertMlp, ExpertShape, ExpertWeights};
+use super::{Fault, Oracle, PlainBuffer, normed, silu, softmax, to_f32};
+
+impl Oracle {
+    /// Routes the rows of a step.
+    pub(super) fn choose_experts(
+        &mut self,
+        count: usize,
+        (norm, norm_eps): (&Vec<f32>, f32),
+        experts: &ExpertWeights<Self>,
+        scripted: Option<&[u32]>,
+        hidden: &PlainBuffer,
+    ) {
+        let inputs = self.norm(hidden, 0..count, norm, norm_eps);
+        let (number, per_row) = (experts.shape.count, experts.shape.per_row);
+        let shift = usize::from(self.is_faulty(Fault::Router));
+        self.routed.clear();
+        for (row, logits) in self.multiply(&experts.router, &inputs).iter().enumerate() {
+            let (logits, gate) = logits.split_at(number);
+            let own: Vec<usize> = match scripted {
+                Some(experts) => experts[row * per_row..(row + 1) * per_row]
+                    .iter()
+                    .map(|&expert| expert as usize)
+                    .collect(),
+                None => largest(logits, per_row).iter().map(|expert| (expert + shift) % number).collect(),
+            };
+            let gate = gate.first().map_or(1.0, |gate| 1.0 / (1.0 + (-gate).exp()));
+            self.routed.push((weighed(logits, own, &experts.shape), gate));
+        }
+        let met = (0..number).filter(|expert| !self.rows_of(*expert).is_empty()).count();
+        self.met.experts += met as u64;
+        self.met.layers += 1;
+    }
+
+    /// Gate and up of the experts of every row.
+    pub(super) fn gate_up_of_experts(
+        &mut self,
+        count: usize,
+        (norm, norm_eps): (&Vec<f32>, f32),
+        experts: &ExpertWeights<Self>,
+        hidden: &PlainBuffer,
+        inner: &mut PlainBuffer,
+    ) {
+        let (shape, eps) = (&experts.shape, self.eps(Fault::ExpertGateUp, norm_eps));
+        // The norm's weights are counted with the router.
+        let input = |row: usize| normed(hidden.row(row), norm, eps);
+        for (number, expert) in experts.routed.iter().enumerate() {
+            let own = self.rows_of(number);
+            if own.is_empty() {
+                continue;
+            }
+            let inputs: Vec<Vec<f32>> = own.iter().map(|(row, _)| input(*row)).collect();
+            for ((row, place), output) in own.iter().zip(self.gated(expert, &inputs)) {
+                inner.row_mut(*row)[place * shape.width..][..shape.width].copy_from_slice(&output);
+            }
+        }
+        if let Some(shared) = &experts.shared {
+            let inputs: Vec<Vec<f32>> = (0..count).map(input).collect();
+            for (row, output) in self.gated(shared, &inputs).iter().enumerate() {
+                inner.row_mut(row)[shape.per_row * shape.width..].copy_from_slice(output);
+            }
+        }
+    }
+
+    /// Down of the experts of every row, added to the residual.
+    pub(super) fn down_of_experts(
+        &mut self,
+        count: usize,
+        experts: &ExpertWeights<Self>,
+        inner: &PlainBuffer,
+        hidden: &mut PlainBuffer,
+    ) {
+        let (shape, times) = (&experts.shape, if self.is_faulty(Fault::ExpertDown) { 2.0 } else { 1.0 });
+        let mut sums = vec![vec![0.0; hidden.width]; count];
+        let mut add = |row: usize, share: f64, output: &[f64]| {
+            sums[row].iter_mut().zip(output).for_each(|(sum, output)| *sum += share * output);
+        };
+        for (number, expert) in experts.routed.iter().enumerate() {
+            let own = self.rows_of(number);
+            if own.is_empty() {
+                continue;
+            }
+            let of = |(row, place): &(usize, usize)| {
+                inner.row(*row)[place * shape.width..][..shape.width].to_vec()
+            };
+            let inputs: Vec<Vec<f32>> = own.iter().map(of).collect();
+            for ((row, place), output) in own.iter().zip(self.multiply(&expert.down, &inputs)) {
+                add(*row, times * self.routed[*row].0[*place].1, &output);
+            }
+        }
+        if let Some(shared) = &experts.shared {
+            let of = |row: usize| inner.row(row)[shape.per_row * shape.width..].to_vec();
+            let inputs: Vec<Vec<f32>> = (0..count).map(of).collect();
+            for (row, output) in self.multiply(&shared.down, &inputs).iter().enumerate() {
+                add(row, self.routed[row].1, output);
+            }
+        }
+        for (row, sums) in sums.iter().enumerate() {
+            for (hidden, sum) in hidden.row_mut(row).iter_mut().zip(sums) {
+                *hidden = to_f32(f64::from(*hidden) + sum);
+            }
+        }
+    }
+
+    /// `silu(gate) ∘ up` of an expert for some inputs, as f32.
+    fn gated(&mut self, expert: &ExpertMlp<Self>, inputs: &[Vec<f32>]) -> Vec<Vec<f32>> {
+        let split = expert.gate_up[0].matrix.rows;
+        let silu_times = |output: Vec<f64>| {
+            let (gate, up) = output.split_at(split);
+            gate.iter().zip(up).map(|(gate, up)| to_f32(silu(*gate) * up)).collect()
+        };
+        self.multiply(&expert.gate_up, inputs).into_iter().map(silu_times).collect()
+    }
+
+    /// The rows that were routed to an expert, and its place among the experts of each.
+    fn rows_of(&self, expert: usize) -> Vec<(usize, usize)> {
+        let place = |choices: &[(usize, f64)]| choices.iter().position(|choice| choice.0 == expert);
+        let rows = self.routed.iter().enumerate();
+        rows.filter_map(|(row, (choices, _))| Some((row, place(choices)?))).collect()
+    }
+}
+
+/// The numbers of the largest, the first of equal ones.
+fn largest(logits: &[f64], count: usize) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..logits.len()).collect();
+    // A stable sort: equal ones stay in their order.
+    order.sort_by(|a, b| logits[*b].total_cmp(&logits[*a]));
+    order.truncate(count);
+    order
+}
+
+/// Experts by number with their shares: of all, or of the chosen alone.
+fn weighed(logits: &[f64], mut chosen: Vec<usize>, shape: &ExpertShape) -> Vec<(usize, f64)> {
+    chosen.sort_unstable();
+    let of_all = softmax(logits);
+    let of_chosen = softmax(&chosen.iter().map(|expert| logits[*expert]).collect::<Vec<_>>());
+    let weight = |(place, expert): (usize, usize)| {
+        (expert, if shape.renormalised { of_chosen[place] } else { of_all[expert] })
+    };
+    chosen.into_iter().enumerate().map(weight).collect()
+}
