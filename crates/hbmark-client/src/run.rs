@@ -8,6 +8,7 @@
 //! A request is sent again only where a kept connection was closed before any byte of an answer came: its time goes on, and it is counted.
 
 mod cost;
+mod descriptors;
 mod priority;
 #[cfg(test)]
 mod tests;
@@ -39,6 +40,8 @@ use priority::Priority;
 const SPIN: Moment = 60_000;
 /// How often time limits are looked at, and progress is told.
 const SWEEP: Moment = 20_000_000;
+/// So long one connection is read at a time: a server that sends faster than it is read delays neither the others nor its own limits.
+const TURN: Moment = 1_000_000;
 /// How long the end of a response may be missing behind the end of its stream.
 const OVER: Duration = Duration::from_millis(200);
 /// Largest piece that is read at a time.
@@ -213,6 +216,8 @@ struct Client<'a> {
     /// The next request whose body is made, and the next that is due.
     next_body: usize,
     next: usize,
+    /// Connections on which more had come than was read in one turn, and whether the server closed them.
+    unread: Vec<(usize, bool)>,
     /// Requests that are due and wait at the cap.
     waiting: VecDeque<usize>,
     /// When slots of a closed loop, or places under the cap, became free.
@@ -294,6 +299,7 @@ impl<'a> Client<'a> {
             spare: Vec::new(),
             next_body: 0,
             next: 0,
+            unread: Vec::new(),
             waiting: VecDeque::new(),
             openings: vec![0.0; if matches!(traffic.kind, LoadMode::Closed { .. }) { places } else { 0 }]
                 .into(),
@@ -326,6 +332,10 @@ impl<'a> Client<'a> {
         let mut events = Events::with_capacity(1024);
         let mut buffer = vec![0_u8; BUFFER];
         self.prepare(Moment::MAX);
+        descriptors::reserve(
+            &self.timer,
+            self.job.cap.unwrap_or(MAX_STREAMS).min(self.job.traffic.plan.len()),
+        );
         let priority = Priority::raise();
         self.live.realtime = priority.is_granted();
         // Time begins when everything is ready.
@@ -349,6 +359,10 @@ impl<'a> Client<'a> {
             self.live.run.plan_exhausted |= self.next == self.job.traffic.plan.len();
             self.prepare(present + self.until_due(present));
             self.sleep(&mut events)?;
+            for (slot, closing) in std::mem::take(&mut self.unread) {
+                self.ready(slot, closing, &mut buffer);
+                self.dispatch_due();
+            }
             for event in &events {
                 if event.token() == TIMER {
                     let _ = self.timer.wait();
@@ -393,7 +407,7 @@ impl<'a> Client<'a> {
     fn sleep(&mut self, events: &mut Events) -> io::Result<()> {
         let present = clock::now();
         let wait = self.until_due(present).min(SWEEP);
-        let timeout = if wait <= SPIN {
+        let timeout = if wait <= SPIN || !self.unread.is_empty() {
             Duration::ZERO
         } else {
             let wake = present + wait - SPIN;
@@ -618,6 +632,7 @@ impl<'a> Client<'a> {
 
     /// Reads what came, event by event.
     fn read(&mut self, slot: usize, closing: bool, buffer: &mut [u8]) {
+        let begun = clock::now();
         loop {
             let stream = &mut self.streams[slot];
             let Some(connection) = &mut stream.connection else { return };
@@ -658,8 +673,10 @@ impl<'a> Client<'a> {
                     }
                     self.output_tokens += stream.answer.progress() - before;
                     match step {
-                        Step::More if more || closing => {}
-                        Step::More => return,
+                        Step::More if !more && !closing => return,
+                        // It is not announced again.
+                        Step::More if present - begun > TURN => return self.unread.push((slot, closing)),
+                        Step::More => {}
                         Step::Done => return self.answered(slot),
                         Step::Failed(failure) => return self.failed(slot, failure),
                     }

@@ -475,7 +475,7 @@ fn heads() -> Vec<(&'static str, Answer)> {
         ("slow_headers", Answer::steps(vec![Step::Pieces { bytes: STREAM_HEAD.into(), size: 1, pause: Duration::from_secs(1) }])),
         ("continue_100", interim("HTTP/1.1 100 Continue\r\n\r\n")),
         ("early_hints_103", interim("HTTP/1.1 103 Early Hints\r\nlink: </x>\r\n\r\n")),
-        ("interim_without_end", endless("", "HTTP/1.1 100 Continue\r\n\r\n")),
+        ("interim_without_end", endless("", &"HTTP/1.1 100 Continue\r\n\r\n".repeat(2000))),
         ("content_length", Answer::unchunked(|body| format!("content-length: {}\r\n", body.len()), &[])),
         ("content_length_too_long", Answer::content_length_off_by(10)),
         ("content_length_too_short", Answer::content_length_off_by(-10)),
