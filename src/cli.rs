@@ -202,6 +202,14 @@ pub fn say_error(error: &anyhow::Error) {
 /// # Errors
 /// The exit code, where there is nothing to do but to end.
 pub fn parse() -> Result<Cli, std::process::ExitCode> {
+    let mut given = std::env::args_os().skip(1);
+    if given.next().is_some_and(|command| command == "run")
+        && let Some((flag, tip)) =
+            given.find_map(|flag| Some((flag.to_str()?.to_owned(), run::in_place_of(flag.to_str()?)?)))
+    {
+        say(&format!("error: `run` has no {flag} of llama-bench: {tip}"));
+        return Err(std::process::ExitCode::from(2));
+    }
     Cli::try_parse().map_err(|mut error| {
         if let Some(ContextValue::String(flag)) = error.get(ContextKind::InvalidArg)
             && let Some(tip) = serve::moved(flag)

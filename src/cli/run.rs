@@ -224,6 +224,24 @@ struct Ready {
     journal: Resumable<DeviceJob>,
 }
 
+/// What to do in place of a flag of llama-bench that `run` has none for. Of several letters, clap would read it as a short flag and its value.
+pub(super) fn in_place_of(flag: &str) -> Option<&'static str> {
+    Some(match flag {
+        "-ngl" | "-sm" | "-mg" | "-ts" | "-ot" | "-ncmoe" | "-nkvo" => {
+            "the whole model and its KV cache lie on one device: --device cpu, cuda or cuda:N"
+        }
+        "-ctk" | "-ctv" => "the KV cache has the dtype that the engine gives it; the report says which",
+        "-fa" => "native fuses its attention always; --engine stock has candle's",
+        "-ub" => "a prompt is one step of --batch sequences",
+        "-pg" => "prompts (-p) and decode steps (-n) are timed apart",
+        "-d" => "-n is the depth of the KV cache at which the decode step is timed",
+        "-mmp" | "-dio" | "-embd" | "-nopo" | "-prio" | "-C" | "-hf" | "-hff" => {
+            "it has no counterpart here; leave it out, and give the model as --model (a folder, a GGUF file or org/name)"
+        }
+        _ => return None,
+    })
+}
+
 pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
     if args.dry_run {
         let config = args.with_replay()?;

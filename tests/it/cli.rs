@@ -100,6 +100,15 @@ fn an_unwritable_output_folder_is_found_before_the_run() {
 }
 
 #[test]
+fn flags_of_llama_bench_without_a_counterpart_are_named_with_what_to_do() {
+    refused(
+        &["run", "-m", "SmolLM2-135M", "-ngl", "99"],
+        "`run` has no -ngl of llama-bench: the whole model",
+    );
+    refused(&["run", "-fa", "1"], "`run` has no -fa of llama-bench: native fuses its attention");
+}
+
+#[test]
 fn a_truncated_checkpoint_is_refused() {
     let copy = copy_of("llama-gqa");
     let weights = copy.path().join("model.safetensors");

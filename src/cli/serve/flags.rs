@@ -303,8 +303,10 @@ impl ServingArgs {
 
     /// How many requests are measured, and how many at most.
     fn requests(&self, mode: &Mode, given: Option<usize>, slo: &Slo) -> anyhow::Result<(usize, usize)> {
-        let percentiles = slo.clauses.iter().map(|clause| hbmark_core::stats::needed(clause.percentile));
-        let needed = percentiles.max().unwrap_or(0);
+        let clauses =
+            slo.clauses.iter().map(|clause| (hbmark_core::stats::needed(clause.percentile), clause));
+        let strictest = clauses.max_by_key(|(needed, _)| *needed);
+        let needed = strictest.map_or(0, |(needed, _)| needed);
         let (default, most) = if self.clock.simulate {
             (DEFAULT_REQUESTS.1.max(needed), EXTENSION.1)
         } else {
@@ -321,8 +323,7 @@ impl ServingArgs {
         }
         let most = self.max_requests.unwrap_or(if goes_on { most } else { 0 }).max(requests);
         // Said before an engine is loaded for nothing; what a trace has is known later.
-        if let Some(clause) = slo.clauses.iter().find(|c| hbmark_core::stats::needed(c.percentile) > most) {
-            let needed = hbmark_core::stats::needed(clause.percentile);
+        if let Some((needed, clause)) = strictest.filter(|(needed, _)| *needed > most) {
             return Err(PlanError::TooFewForSlo {
                 clause: clause.to_string(),
                 needed,

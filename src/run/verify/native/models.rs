@@ -151,7 +151,7 @@ pub fn experts_against_the_ledger<O: Operations>(
         model_of(parse_config(COUNTED_EXPERTS, Path::new("built in")).expect("the built-in config is valid"));
     let mut session = load(make, &model, dtype)?;
     let ledger = Ledger::new(session.architecture(), session.inventory(), session.kv_dtype());
-    let (mut furthest, mut detail) = (-1.0, String::new());
+    let mut furthest = Furthest::within(EXPERTS_SHARE);
     for batch in COUNTED_BATCHES {
         let tokens: Vec<Vec<u32>> = (0..batch).map(|i| vec![u32::try_from(97 * i).unwrap_or(0)]).collect();
         // With the token's own position a whole block, so that no tile is read in part.
@@ -167,17 +167,38 @@ pub fn experts_against_the_ledger<O: Operations>(
         (0..batch as u64).for_each(|sequence| session.release(SequenceId(sequence)));
         let ideal =
             ledger.step(StepShape::decode(batch, depth)).meeting(met, ledger.expert_bytes()).bytes.ideal();
+        furthest.add(&format!("{batch} sequences that met {met} experts"), found, ideal);
+    }
+    Ok(furthest.verdict())
+}
+
+/// Of several counts of bytes, the one that lies furthest from the ledger's.
+struct Furthest {
+    bound: f64,
+    off: f64,
+    detail: String,
+}
+
+impl Furthest {
+    fn within(bound: f64) -> Self {
+        Self { bound, off: -1.0, detail: "nothing was counted".to_owned() }
+    }
+
+    fn add(&mut self, at: &str, found: Bytes, ideal: Bytes) {
         let off = found.as_f64() / ideal.as_f64() - 1.0;
-        if off.abs() > furthest {
-            furthest = off.abs();
-            detail = format!(
-                "{batch} sequences met {met} experts: wanted {ideal} (ideal), found {:+.2} %, may differ by {:.1} %",
+        if off.abs() > self.off {
+            self.off = off.abs();
+            self.detail = format!(
+                "{at}: wanted {ideal} (ideal), found {:+.2} %, may differ by {:.1} %",
                 off * 100.0,
-                EXPERTS_SHARE * 100.0
+                self.bound * 100.0
             );
         }
     }
-    Ok((furthest <= EXPERTS_SHARE, detail))
+
+    fn verdict(self) -> (bool, String) {
+        ((0.0..=self.bound).contains(&self.off), self.detail)
+    }
 }
 
 /// Greedy tokens of every family in f32 as the kernels of this processor give them.
@@ -290,7 +311,7 @@ pub fn against_the_ledger<O: Operations>(
 ) -> Result<(bool, String), EngineError> {
     let mut session = load(make, &counted_model(dtype), dtype)?;
     let ledger = Ledger::new(session.architecture(), session.inventory(), session.kv_dtype());
-    let (mut furthest, mut detail) = (-1.0, String::new());
+    let mut furthest = Furthest::within(LEDGER_SHARE);
     for &depth in depths {
         session.synthetic_kv().expect("the native engine fills its cache").fill_kv(
             SequenceId(0),
@@ -299,17 +320,9 @@ pub fn against_the_ledger<O: Operations>(
         )?;
         let found = decode_bytes(&mut session, depth)?;
         let ideal = ledger.step(StepShape::decode(1, depth)).bytes.ideal();
-        let off = found.as_f64() / ideal.as_f64() - 1.0;
-        if off.abs() > furthest {
-            furthest = off.abs();
-            detail = format!(
-                "at depth {depth} wanted {ideal} (ideal), found {:+.2} %, may differ by {:.0} %",
-                off * 100.0,
-                LEDGER_SHARE * 100.0
-            );
-        }
+        furthest.add(&format!("at depth {depth}"), found, ideal);
     }
-    Ok((furthest <= LEDGER_SHARE, detail))
+    Ok(furthest.verdict())
 }
 
 /// A step over noise moves what a step over a real prefill of the same depth moves.

@@ -3,10 +3,9 @@
 //! Enters: a document. Leaves: one row per run. Newer servers put their whole configuration beside the figures; model, storage and
 //! tensor parallelism are taken from there.
 
-use super::consistency;
 use super::document::Document;
 use super::fields::Fields;
-use super::vllm::{requests, run_label, unfinished};
+use super::vllm::{self, requests, unfinished};
 use super::{
     ForeignFormat, ForeignResult, ForeignRow, ImportError, Metric, Setup, Statistic, Value, dtype_of,
 };
@@ -74,15 +73,7 @@ fn serving(fields: &Fields<'_>) -> Result<ForeignRow, ImportError> {
         server(&info, &mut setup, &mut remarks)?;
     }
     remarks.extend(unfinished(&setup));
-    let problems = consistency::of_lists(fields, &setup, &values);
-    Ok(ForeignRow {
-        label: run_label(fields, &setup)?,
-        setup,
-        values,
-        remarks,
-        problems,
-        ..ForeignRow::default()
-    })
+    vllm::row(fields, setup, values, remarks)
 }
 
 fn server(info: &Fields<'_>, setup: &mut Setup, remarks: &mut Vec<String>) -> Result<(), ImportError> {

@@ -8,7 +8,7 @@ use serde_json::Value as Json;
 use super::consistency;
 use super::document::Document;
 use super::fields::Fields;
-use super::{ForeignFormat, ForeignResult, ForeignRow, ImportError, Metric, Setup, Statistic};
+use super::{ForeignFormat, ForeignResult, ForeignRow, ImportError, Metric, Setup, Statistic, Value};
 
 pub(super) fn read(document: &Document) -> Option<Result<Vec<ForeignResult>, ImportError>> {
     type Row = fn(&Fields<'_>) -> Result<ForeignRow, ImportError>;
@@ -37,15 +37,7 @@ fn serve(fields: &Fields<'_>) -> Result<ForeignRow, ImportError> {
     } else if setup.completed == Some(0) {
         remarks = vec!["the zeros of this run are no measurements".to_owned()];
     }
-    let problems = consistency::of_lists(fields, &setup, &values);
-    Ok(ForeignRow {
-        label: run_label(fields, &setup)?,
-        setup,
-        values,
-        remarks,
-        problems,
-        ..ForeignRow::default()
-    })
+    row(fields, setup, values, remarks)
 }
 
 /// What vLLM's and SGLang's serving benchmarks write alike.
@@ -64,6 +56,23 @@ pub(super) fn requests(fields: &Fields<'_>, format: ForeignFormat) -> Result<Set
     })
 }
 
+/// The row of such a run, held against its own lists of requests.
+pub(super) fn row(
+    fields: &Fields<'_>,
+    setup: Setup,
+    values: Vec<Value>,
+    remarks: Vec<String>,
+) -> Result<ForeignRow, ImportError> {
+    Ok(ForeignRow {
+        label: run_label(fields, &setup)?,
+        problems: consistency::of_lists(fields, &setup, &values),
+        setup,
+        values,
+        remarks,
+        ..ForeignRow::default()
+    })
+}
+
 /// A remark where some requests did not finish: the summaries leave them out.
 pub(super) fn unfinished(setup: &Setup) -> Option<String> {
     let (asked, done) = (setup.requests?, setup.completed?);
@@ -75,7 +84,7 @@ pub(super) fn unfinished(setup: &Setup) -> Option<String> {
 }
 
 /// `c16`, `10 req/s` or both: what varies between runs in one file.
-pub(super) fn run_label(fields: &Fields<'_>, setup: &Setup) -> Result<String, ImportError> {
+fn run_label(fields: &Fields<'_>, setup: &Setup) -> Result<String, ImportError> {
     let mut parts = Vec::new();
     for key in ["label", "tag"] {
         parts.extend(fields.text(key)?);

@@ -340,22 +340,11 @@ pub fn cold(report: &Report) -> Vec<Column> {
 /// Sentences about the cells that are not simply ok: their status and why, and their flags.
 #[must_use]
 pub fn remarks(cells: &[CellResult]) -> Vec<String> {
-    let mut remarks = Vec::new();
-    for cell in cells {
-        if let Some(reason) = &cell.reason {
-            remarks.push(format!("{}: {}: {}", cell.id, status_word(cell.status), reason));
-        }
-        let rejected = cell.blocks.iter().filter(|b| b.rejected.is_some()).count();
-        if rejected > 0 {
-            let last = cell.blocks.iter().rev().find_map(|b| b.rejected.as_ref());
-            remarks.push(format!(
-                "{}: {rejected} of {} rejected; the last: {}",
-                cell.id,
-                counted(cell.blocks.len(), "block"),
-                joined(last.map_or(&[], std::slice::from_ref))
-            ));
-        }
-    }
+    let reason = |cell: &CellResult| {
+        cell.reason.iter().map(|reason| format!("{}: {reason}", status_word(cell.status))).collect()
+    };
+    let mut remarks = shared(cells, reason);
+    remarks.extend(shared(cells, |cell| rejections(cell).into_iter().collect()));
     remarks.extend(shared(cells, |cell| cell.flags.iter().map(ToString::to_string).collect()));
     remarks.extend(shared(cells, |cell| {
         let mut conditions: Vec<String> =
@@ -365,6 +354,15 @@ pub fn remarks(cells: &[CellResult]) -> Vec<String> {
         conditions
     }));
     remarks
+}
+
+/// How many blocks were rejected, unless the reason of the cell says that all were.
+fn rejections(cell: &CellResult) -> Option<String> {
+    let rejected = cell.blocks.iter().filter(|block| block.rejected.is_some()).count();
+    let said = matches!(cell.reason, Some(Cause::RejectedInARow { blocks, .. }) if blocks == rejected);
+    let last = cell.blocks.iter().rev().find_map(|block| block.rejected.as_ref())?;
+    let all = counted(cell.blocks.len(), "block");
+    (!said).then(|| format!("{rejected} of {all} rejected; the last: {last}"))
 }
 
 /// A line that several cells share, once.
