@@ -32,6 +32,7 @@ from transformers import (
     LlamaConfig,
     MistralConfig,
     MixtralConfig,
+    Phi3Config,
     PreTrainedConfig,
     PreTrainedModel,
     Qwen2Config,
@@ -236,6 +237,15 @@ FIXTURES = [
         "qwen3-tied",
         Qwen3Config(**shape(32, 4, 2, 199, head_dim=16, tie_word_embeddings=True)),
         features=QK_NORMS,
+    ),
+    # Q, K and V in one matrix, gate and up in another; a window, as Phi-3-mini-4k has one.
+    Fixture(
+        "phi3",
+        Phi3Config(
+            **shape(48, 4, 2, 209, pad_token_id=None, sliding_window=8, rope_parameters=default_rope(1000000.0))
+        ),
+        features={"window": reconfigured(sliding_window=None)},
+        v4=v4_spelling(),
     ),
     # A dense layer between two with experts.
     Fixture(

@@ -95,15 +95,20 @@ fn has_layer(a: &Architecture, index: usize) -> bool {
     let reach = a.window(index).map_or(Reach::Full, |tokens| Reach::Window { tokens });
     let mlp = match layer.feed_forward {
         FeedForward::Dense(dense) => {
-            dense
-                == Dense { width: a.ffn_size, activation: Activation::Silu, bias: a.biases.mlp, fused: false }
+            let Dense { fused, .. } = dense;
+            dense == Dense { width: a.ffn_size, activation: Activation::Silu, bias: a.biases.mlp, fused }
         }
         FeedForward::Mixture(mixture) => ExpertShape::of(&mixture).is_some(),
         FeedForward::DenseBesideMixture { .. } | FeedForward::None => false,
     };
-    layer.mixer == Mixer::Attention(Attention { reach, ..a.attention() })
-        && layer.norms == Norms::Before
-        && mlp
+    // Matrices that are stored as one are taken apart when they are loaded.
+    let attention = match layer.mixer {
+        Mixer::Attention(attention) => {
+            attention == Attention { reach, fused: attention.fused, ..a.attention() }
+        }
+        _ => false,
+    };
+    attention && layer.norms == Norms::Before && mlp
 }
 
 /// What the engine can do with an architecture.

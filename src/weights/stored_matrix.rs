@@ -212,6 +212,16 @@ impl StoredMatrix {
         Some(Self { rows: self.rows + below.rows, ..self })
     }
 
+    /// Some of its rows, as they are stored.
+    #[must_use]
+    pub fn slice_rows(&self, rows: std::ops::Range<usize>) -> Self {
+        let mut slice = Self::blank(rows.len(), self.columns, self.packing());
+        for (to, row) in rows.enumerate() {
+            slice.copy_row(to, self, row);
+        }
+        slice
+    }
+
     /// A matrix of zeros, except that padding and zeros of `q4_0` and `int4` are whatever 0 bits mean there.
     pub(crate) fn blank(rows: usize, columns: usize, packing: Packing) -> Self {
         let RowShape { values, groups, .. } = packing.row_shape(columns);

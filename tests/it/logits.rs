@@ -105,18 +105,24 @@ equal_transformers! {
 }
 
 #[test]
-fn mistral_beyond_its_window_is_refused_and_within_it_is_right() {
-    let folder = fixtures().join("mistral-window");
-    let mut session = open(&folder, Dtype::F32);
-    assert_eq!(session.capabilities().max_positions, 8);
-    let reference = reference(&folder.join("reference.json"));
-    let short = &reference.cases[0];
-    let prompt = std::slice::from_ref(&short.tokens);
-    session.step(&StepBatch::uniform(SequenceId(0), prompt, 0)).unwrap();
-    assert!(relative_error(&session.logits().unwrap()[0], &short.logits) <= F32_TOLERANCE);
-    let long = std::slice::from_ref(&reference.cases[1].tokens);
-    let error = session.step(&StepBatch::uniform(SequenceId(1), long, 0)).unwrap_err();
-    assert!(matches!(error, EngineError::Unsupported { .. }), "{error}");
+fn beyond_a_window_is_refused_and_within_it_is_right() {
+    for folder in ["mistral-window", "phi3"].map(|name| fixtures().join(name)) {
+        let mut session = open(&folder, Dtype::F32);
+        assert_eq!(session.capabilities().max_positions, 8);
+        let reference = reference(&folder.join("reference.json"));
+        let short = &reference.cases[0];
+        let prompt = std::slice::from_ref(&short.tokens);
+        session.step(&StepBatch::uniform(SequenceId(0), prompt, 0)).unwrap();
+        assert!(relative_error(&session.logits().unwrap()[0], &short.logits) <= F32_TOLERANCE);
+        for (position, pair) in short.greedy.windows(2).enumerate().take(6) {
+            let step = StepBatch::uniform(SequenceId(0), &[vec![pair[0]]], position + 1);
+            session.step(&step).unwrap();
+            assert_eq!(session.greedy_tokens().unwrap(), [pair[1]], "{}", folder.display());
+        }
+        let long = std::slice::from_ref(&reference.cases[1].tokens);
+        let error = session.step(&StepBatch::uniform(SequenceId(1), long, 0)).unwrap_err();
+        assert!(matches!(error, EngineError::Unsupported { .. }), "{error}");
+    }
 }
 
 #[test]
@@ -231,7 +237,7 @@ fn both_spellings_of_a_config_mean_the_same() {
             compared += 1;
         }
     }
-    assert_eq!(compared, 9);
+    assert_eq!(compared, 10);
 }
 
 #[test]

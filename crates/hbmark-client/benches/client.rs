@@ -1,12 +1,14 @@
 //! How far the client's stamps are off, at rising loads: `cargo bench --bench client`.
 //!
-//! Server and client are two threads; on a machine with two processors each has one of them, if nothing else runs.
+//! Server and client are two threads; on a machine with two processors each has one of them, if nothing else runs. Where fewer files may be open
+//! than the streams need, there are fewer streams.
 
 use std::io::Write;
 
 use hbmark_client::accuracy::{Load, measure};
 use hbmark_core::result::serving::Quantiles;
 use hbmark_core::units::Nanos;
+use rustix::process::{Resource, getrlimit};
 
 fn main() -> std::io::Result<()> {
     let mut out = std::io::stdout();
@@ -16,10 +18,14 @@ fn main() -> std::io::Result<()> {
         out,
         "streams  events/s  received  stamp error p50 p99  TTFT error p99  dispatch p99  delay p99  server late p99  client CPU"
     )?;
+    // Client and server are one process: a stream has a file at each end.
+    let files = getrlimit(Resource::Nofile).maximum.and_then(|limit| usize::try_from(limit).ok());
+    let room = files.map_or(usize::MAX, |limit| limit.saturating_sub(100) / 2);
     for (streams, tokens_per_s) in [(1, 100), (100, 100), (1_000, 100), (10_000, 25)] {
         if streams > most {
             continue;
         }
+        let streams = streams.min(room);
         let seen = measure(Load { streams, tokens_per_s, seconds: 5 })?;
         let at = |q: &Quantiles, high: bool| {
             let value = if high { q.p99.or(q.max) } else { q.p50 };

@@ -299,9 +299,10 @@ pub(super) fn saturation(
         result.validity = Validity::Saturated;
     }
     result.reasons.append(&mut reasons);
-    (result.ttft_ns, result.e2e_ns, result.queue_ns) = (None, None, None);
-    // A saturated system meets no latency objective, however short the run.
+    // Of requests that all arrive at once, latencies are those of that many. Else they depend on how long the run was: a saturated system meets
+    // no latency objective, however short it is.
     if !infinite {
+        (result.ttft_ns, result.e2e_ns, result.queue_ns) = (None, None, None);
         let waiting = |c: &ClauseResult| c.clause.metric != SloMetric::Tpot;
         for clause in result.slo.iter_mut().filter(|c| waiting(c)) {
             (clause.observed, clause.low, clause.high) = (None, None, None);

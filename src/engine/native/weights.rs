@@ -164,6 +164,11 @@ impl<'a, O: Operations> Assembly<'a, O> {
         let index = self.layers.len();
         let prefix = format!("{MODEL}.layers.{index}");
         let attention = |name: &str| format!("{prefix}.self_attn.{name}");
+        let a = self.architecture;
+        let (query, kv) = (a.heads * a.head_dim, a.kv_heads * a.head_dim);
+        self.unfuse(&attention("qkv_proj"), [("q_proj", query), ("k_proj", kv), ("v_proj", kv)]);
+        let halves = [("gate_proj", a.ffn_size), ("up_proj", a.ffn_size)];
+        self.unfuse(&format!("{prefix}.mlp.gate_up_proj"), halves);
 
         let qkv = ["q_proj", "k_proj", "v_proj"].map(|name| self.part(&attention(name)));
         let norm = self.vector(&format!("{prefix}.input_layernorm.weight"));
@@ -204,6 +209,26 @@ impl<'a, O: Operations> Assembly<'a, O> {
             head: operations.linear(vec![LinearPart { matrix: head, bias: None }], FusedLayout::Stacked)?,
             layers: self.layers,
         })
+    }
+
+    /// Gives the parts of a layer that some families store as one the names that others have for them: so many rows each.
+    fn unfuse<const PARTS: usize>(&mut self, fused: &str, parts: [(&str, usize); PARTS]) {
+        let Some(StoredTensor::Matrix(matrix)) = self.waiting.remove(&format!("{fused}.weight")) else {
+            return;
+        };
+        let bias = self.waiting.remove(&format!("{fused}.bias"));
+        let block = fused.rsplit_once('.').map_or("", |(block, _)| block);
+        let mut start = 0;
+        for (name, rows) in parts {
+            let range = start..start + rows;
+            let part = StoredTensor::Matrix(matrix.slice_rows(range.clone()));
+            self.waiting.insert(format!("{block}.{name}.weight"), part);
+            if let Some(StoredTensor::Vector(bias)) = &bias {
+                let part = StoredTensor::Vector(bias[range].to_vec());
+                self.waiting.insert(format!("{block}.{name}.bias"), part);
+            }
+            start += rows;
+        }
     }
 
     /// A linear layer with its bias, where it has one.

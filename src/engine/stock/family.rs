@@ -8,10 +8,10 @@ use std::collections::HashMap;
 use candle_core::quantized::gguf_file;
 use candle_core::{DType, Device, Result as CandleResult, Tensor};
 use candle_nn::{Activation, VarBuilder};
-use candle_transformers::models::{llama, mistral, quantized_llama, quantized_qwen3, qwen2, qwen3};
+use candle_transformers::models::{llama, mistral, phi3, quantized_llama, quantized_qwen3, qwen2, qwen3};
 
 use crate::engine::EngineError;
-use hbmark_core::model::{Architecture, Biases, Dtype, Family, RopeScaling};
+use hbmark_core::model::{Architecture, Biases, Dtype, Family, Mixer, RopeScaling};
 
 /// Positions that candle's quantised llama precomputes rotary tables for (`quantized_llama::MAX_SEQ_LEN`).
 const QUANTIZED_LLAMA_POSITIONS: usize = quantized_llama::MAX_SEQ_LEN;
@@ -41,11 +41,11 @@ pub fn limits(architecture: &Architecture, dtype: Dtype, quantized: bool) -> Res
         );
     }
     match a.family {
-        Family::Llama | Family::Mistral | Family::Qwen2 | Family::Qwen3 => {}
+        Family::Llama | Family::Mistral | Family::Qwen2 | Family::Qwen3 | Family::Phi3 => {}
         other => {
             return refuse(
                 format!("the {other:?} family"),
-                "the stock engine has llama, mistral, qwen2 and qwen3; `hbmark predict` knows more",
+                "the stock engine has llama, mistral, qwen2, qwen3 and phi3; `hbmark predict` knows more",
             );
         }
     }
@@ -65,7 +65,7 @@ pub fn limits(architecture: &Architecture, dtype: Dtype, quantized: bool) -> Res
         Family::Llama if a.biases != Biases::default() => {
             return refuse("llama with biases".into(), "candle's llama has none");
         }
-        Family::Llama | Family::Qwen2 if !ordinary_heads => {
+        Family::Llama | Family::Qwen2 | Family::Phi3 if !ordinary_heads => {
             return refuse(
                 format!(
                     "{:?} with head_dim {} where hidden/heads is {}",
@@ -84,6 +84,9 @@ pub fn limits(architecture: &Architecture, dtype: Dtype, quantized: bool) -> Res
         }
         Family::Qwen2 if !a.biases.qkv || a.biases.o => {
             return refuse("qwen2 with other biases than q, k, v".into(), "candle's qwen2 has exactly those");
+        }
+        Family::Phi3 if !rotates_whole_heads(a) => {
+            return refuse("phi3 that rotates a part of each head".into(), "only whole heads are wired up");
         }
         _ => {}
     }
@@ -111,7 +114,7 @@ pub fn limits(architecture: &Architecture, dtype: Dtype, quantized: bool) -> Res
         };
     }
     let whole_numbers = match dtype {
-        _ if quantized || a.family != Family::Qwen2 => usize::MAX,
+        _ if quantized || !matches!(a.family, Family::Qwen2 | Family::Phi3) => usize::MAX,
         Dtype::Bf16 => 256,
         Dtype::F16 => 2048,
         _ => usize::MAX,
@@ -120,11 +123,19 @@ pub fn limits(architecture: &Architecture, dtype: Dtype, quantized: bool) -> Res
         limits = Limits {
             max_positions: whole_numbers,
             reason: Some(format!(
-                "candle's qwen2 counts positions in {dtype}, which holds no odd number above {whole_numbers}; choose --dtype f32"
+                "candle's {:?} counts positions in {dtype}, which holds no odd number above {whole_numbers}; choose --dtype f32",
+                a.family
             )),
         };
     }
     Ok(limits)
+}
+
+fn rotates_whole_heads(a: &Architecture) -> bool {
+    (0..a.layers).all(|layer| {
+        let Mixer::Attention(attention) = a.layer(layer).mixer else { return false };
+        attention.rope.is_some_and(|rotary| rotary.dims == a.head_dim)
+    })
 }
 
 /// One of candle's models with its KV cache. Cloning shares every tensor and copies only handles.
@@ -134,6 +145,7 @@ pub enum StockModel {
     Mistral(Box<mistral::Model>),
     Qwen2(Box<qwen2::ModelForCausalLM>),
     Qwen3(Box<qwen3::ModelForCausalLM>),
+    Phi3(Box<phi3::Model>),
     QuantizedLlama(Box<quantized_llama::ModelWeights>),
     QuantizedQwen3(Box<quantized_qwen3::ModelWeights>),
 }
@@ -145,6 +157,7 @@ impl std::fmt::Debug for StockModel {
             Self::Mistral(_) => "StockModel::Mistral",
             Self::Qwen2(_) => "StockModel::Qwen2",
             Self::Qwen3(_) => "StockModel::Qwen3",
+            Self::Phi3(_) => "StockModel::Phi3",
             Self::QuantizedLlama(_) => "StockModel::QuantizedLlama",
             Self::QuantizedQwen3(_) => "StockModel::QuantizedQwen3",
         })
@@ -175,6 +188,7 @@ impl StockModel {
             Family::Mistral => Self::Mistral(Box::new(mistral::Model::new(&mistral_config(a), builder)?)),
             Family::Qwen2 => Self::Qwen2(Box::new(qwen2::ModelForCausalLM::new(&qwen2_config(a), builder)?)),
             Family::Qwen3 => Self::Qwen3(Box::new(qwen3::ModelForCausalLM::new(&qwen3_config(a), builder)?)),
+            Family::Phi3 => Self::Phi3(Box::new(phi3::Model::new(&phi3_config(a), builder)?)),
             other => candle_core::bail!("no stock model for {other:?}"),
         })
     }
@@ -212,6 +226,7 @@ impl StockModel {
             Self::Mistral(model) => model.forward(tokens, position)?.squeeze(1)?,
             Self::Qwen2(model) => model.forward(tokens, position)?.squeeze(1)?,
             Self::Qwen3(model) => model.forward(tokens, position)?.squeeze(1)?,
+            Self::Phi3(model) => model.forward(tokens, position)?.squeeze(1)?,
             Self::QuantizedLlama(model) => model.forward(tokens, position)?,
             Self::QuantizedQwen3(model) => model.forward(tokens, position)?,
         };
@@ -317,6 +332,27 @@ fn qwen3_config(a: &Architecture) -> qwen3::Config {
         rms_norm_eps: a.norm_eps,
         use_sliding_window: false,
         hidden_act: Activation::Silu,
+    }
+}
+
+fn phi3_config(a: &Architecture) -> phi3::Config {
+    phi3::Config {
+        vocab_size: a.vocab_size,
+        hidden_act: Activation::Silu,
+        hidden_size: a.hidden_size,
+        intermediate_size: a.ffn_size,
+        num_hidden_layers: a.layers,
+        num_attention_heads: a.heads,
+        num_key_value_heads: a.kv_heads,
+        rms_norm_eps: a.norm_eps,
+        rope_theta: a.rope.theta,
+        bos_token_id: None,
+        eos_token_id: None,
+        rope_scaling: None,
+        max_position_embeddings: a.max_positions,
+        original_max_position_embeddings: None,
+        partial_rotary_factor: None,
+        tie_word_embeddings: a.tied_head,
     }
 }
 

@@ -24,6 +24,7 @@ pub const FAMILIES: &[(&str, &str)] = &[
         "qwen3, qk-norm",
         r#""model_type":"qwen3","use_sliding_window":false,"attention_bias":false,"tie_word_embeddings":false"#,
     ),
+    ("phi3, fused matrices", r#""model_type":"phi3","sliding_window":null,"tie_word_embeddings":false"#),
 ];
 
 const SHARED: &str = r#""hidden_size":96,"num_hidden_layers":3,"num_attention_heads":6,"num_key_value_heads":2,

@@ -3,8 +3,8 @@
 //! Enters: a serving result that tried several rates, and a [`Question`]. Leaves: a [`Capacity`], in which every number has its formula and
 //! inputs beside it, or an error that names what the result lacks. Pure: it measures nothing, and prices are given.
 //!
-//! The rate of one instance is the highest at which every objective held, with every lower rate that was tried holding, too. It is never
-//! extrapolated beyond what was run.
+//! The rate of one instance is the highest that was shown to hold (every objective met, and the system keeps up) with no lower rate failing. It
+//! is never extrapolated beyond what was run.
 
 mod arithmetic;
 mod rates;
@@ -142,7 +142,7 @@ pub enum CapacityError {
         "{clause}: a saved result keeps p50, p75, p90, p95, p99 and p99.9 and the objectives it was run with; ask for one of those, or run again with this --slo"
     )]
     UnknownPercentile { clause: String },
-    #[error("no rate that was tried meets the objectives: {}", reasons.join("; "))]
+    #[error("no rate that was tried is shown to meet the objectives: {}", reasons.join("; "))]
     NothingHolds { reasons: Vec<String> },
 }
 

@@ -59,8 +59,8 @@ pub(super) fn observed(result: &ServeResult, clause: &Clause) -> ObservedPercent
     known.map_or(ObservedPercentile::NotKept, |(_, of)| quantiles.as_ref().and_then(of).into())
 }
 
-/// Whether a run met the objectives, `None` where it cannot tell, and what decided. Of objectives that were those of the run their intervals
-/// count, of others what was observed. A run too short to show that the system keeps up is a caveat of the plan.
+/// Whether a run held its rate, `None` where it cannot tell, and what decided: every objective was met, and the system keeps up. Of objectives
+/// that were those of the run their intervals count, of others what was observed.
 pub(super) fn judge(result: &ServeResult, slo: &Slo) -> Result<(Option<bool>, String), CapacityError> {
     match result.validity {
         Validity::Saturated => return Ok((Some(false), format!("saturated: {}", joined(&result.reasons)))),
@@ -97,6 +97,9 @@ pub(super) fn judge(result: &ServeResult, slo: &Slo) -> Result<(Option<bool>, St
             }
         }
     }
+    let short =
+        || result.steadiness_open().map(|gate| format!("it was not shown to keep up: {}", gate.detail));
+    let open = open.or_else(short);
     Ok(open.map_or_else(|| (Some(true), "every objective was met".to_owned()), |why| (None, why)))
 }
 
@@ -181,7 +184,7 @@ pub(super) fn rates<'a>(report: &'a ServeReport, slo: &Slo) -> Result<Rates<'a>,
 }
 
 impl<'a> Rates<'a> {
-    /// The rate that a search found; without one the highest that held, as did every lower one.
+    /// The rate that a search found; without one the highest that held, where no lower one failed.
     pub(super) fn accepted(&self) -> Result<Accepted<'a>, CapacityError> {
         match &self.search {
             Some(Err(note)) => {
@@ -197,9 +200,9 @@ impl<'a> Rates<'a> {
             None => {}
         }
         let known = |rate: f64| self.unknown.as_ref().is_none_or(|(unknown, _)| rate < *unknown);
-        let last =
-            self.groups.iter().take_while(|g| g.tried.held == Some(true) && known(g.tried.rate)).last();
-        let Some(group) = last else {
+        // A lower rate that could not tell is answered by a higher one that held.
+        let below = self.groups.iter().take_while(|g| g.tried.held != Some(false) && known(g.tried.rate));
+        let Some(group) = below.filter(|g| g.tried.held == Some(true)).last() else {
             let reasons = self.groups.iter().map(|g| format!("{}/s {}", number(g.tried.rate), g.tried.why));
             let unknown =
                 self.unknown.iter().map(|(rate, why)| format!("{}/s not run: {why}", number(*rate)));

@@ -160,7 +160,8 @@ const ENTRIES: &[Entry] = &[
     entry(
         "SATURATED",
         "",
-        "requests come faster than they are served: throughput is a result, latencies depend on how long one measures and are not reported",
+        "requests come faster than they are served: throughput is a result, TTFT and E2E depend on how long one measures and are not reported; of \
+         requests that all arrive at once they are shown, and depend on how many there are",
     ),
     entry(
         "client delay",
@@ -215,12 +216,6 @@ const ENTRIES: &[Entry] = &[
         "",
         "requests in front of the measured ones (a tenth, and twice as many as are in the system at a time), and behind them to keep the \
          load until the last measured one is done; served and not counted",
-    ),
-    entry(
-        "SATURATED",
-        "",
-        "completed/offered < 0.98 with a growing backlog, or queue time and TTFT both increasing; latency percentiles \
-         are not reported (saturated), because they depend on run length",
     ),
     entry(
         "Little's law",
