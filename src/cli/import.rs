@@ -49,7 +49,7 @@ pub struct OverrideArgs {
     #[arg(long)]
     pub dtype: Option<Dtype>,
     /// Storage of the KV cache.
-    #[arg(long)]
+    #[arg(long, value_parser = super::shared_args::kv_dtype())]
     pub kv_dtype: Option<Dtype>,
     /// Sequences that decoded at once.
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]

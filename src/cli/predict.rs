@@ -34,7 +34,7 @@ pub struct Args {
     #[arg(long)]
     dtype: Option<String>,
     /// Storage of the KV cache [default: that of the weights, bf16 where they are quantised].
-    #[arg(long)]
+    #[arg(long, visible_alias = "kv-cache-dtype", value_parser = super::shared_args::kv_dtype())]
     kv_dtype: Option<Dtype>,
     /// Phases to predict.
     #[arg(long, value_delimiter = ',', default_value = "prefill,decode")]

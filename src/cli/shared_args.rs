@@ -4,12 +4,14 @@ pub use crate::run::config::parse_dtypes;
 
 use std::path::PathBuf;
 
-use clap::Args;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::{Args, ValueEnum};
 
 use crate::engine::DeviceChoice;
 use crate::machine::device::UnknownDevice;
 use crate::run::config;
 use crate::serve::ServerAccess;
+use hbmark_core::model::Dtype;
 use hbmark_report::output::Format;
 
 /// Which model, on which device.
@@ -54,6 +56,15 @@ impl AccessArgs {
     pub fn access(&self) -> ServerAccess {
         ServerAccess { key_variable: self.api_key_env.clone(), ca_cert: self.ca_cert.clone() }
     }
+}
+
+/// The storages of a KV cache: all dtypes but the blocks of 256, which are of weights alone, and a file's own.
+pub fn kv_dtype() -> impl TypedValueParser<Value = Dtype> {
+    let caches = Dtype::value_variants()
+        .iter()
+        .filter(|dtype| !matches!(dtype, Dtype::Gguf | Dtype::Q4K | Dtype::Q5K | Dtype::Q6K));
+    PossibleValuesParser::new(caches.filter_map(Dtype::to_possible_value))
+        .map(|name| Dtype::from_str(&name, false).expect("one of the names above"))
 }
 
 /// Which device, and how many threads of it.

@@ -55,7 +55,7 @@ pub enum ConfigError {
     )]
     List { flag: String, given: String, problem: String },
     #[error(
-        "--{flag} `{given}` is not one of f32, bf16, f16, int8, fp8, int4, q8_0, q4_0, q4_k, q5_k, q6_k, gguf"
+        "--{flag} `{given}` is not one of f32, bf16, f16, int8, fp8, int4, mxfp8, mxfp4, nvfp4, q8_0, q4_0, q4_k, q5_k, q6_k, gguf"
     )]
     Dtype { flag: String, given: String },
     #[error("--engine `{given}` is unknown; this build has: {known}")]

@@ -109,6 +109,16 @@ fn flags_of_llama_bench_without_a_counterpart_are_named_with_what_to_do() {
 }
 
 #[test]
+fn a_cache_is_not_stored_in_blocks_of_256_and_computed_times_are_not_written_as_measured() {
+    for dtype in ["q4_k", "gguf"] {
+        refused(&["predict", "--kv-dtype", dtype], "invalid value");
+    }
+    hbmark().args(["predict", "--dtype", "bfloat16", "--kv-cache-dtype", "fp8"]).assert().success();
+    let virtually = ["serve", "--virtual", "--gpu", "h200", "--model", "Llama-3.1-8B", "--save-result"];
+    refused(&virtually, "--save-result writes what was measured");
+}
+
+#[test]
 fn a_truncated_checkpoint_is_refused() {
     let copy = copy_of("llama-gqa");
     let weights = copy.path().join("model.safetensors");

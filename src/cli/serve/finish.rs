@@ -48,6 +48,10 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
         _ => {
             let asked = args.asked()?;
             if asked.serving.clock.simulate {
+                anyhow::ensure!(
+                    !asked.workload.is_some_and(|workload| workload.vllm.saved().is_asked()),
+                    "--save-result writes what was measured, in vLLM's schema, which has no word for computed times; use --out"
+                );
                 return simulate(&asked);
             }
             start(asked)?
@@ -111,7 +115,7 @@ fn judge(report: &ServeReport, fail_on: &[FailOn]) -> Outcome {
 }
 
 /// A virtual clock: nothing to isolate, and quickly repeated.
-fn simulate(Asked { serving, workload, config }: &Asked<'_>) -> anyhow::Result<Outcome> {
+fn simulate(Asked { serving, config, .. }: &Asked<'_>) -> anyhow::Result<Outcome> {
     let model = serving.open()?;
     if let Some(model) = &model {
         model.storage(config.dtype)?;
@@ -125,7 +129,6 @@ fn simulate(Asked { serving, workload, config }: &Asked<'_>) -> anyhow::Result<O
     progress.finish();
     let report = finished?.report;
     conclude(&report, &serving.output)??;
-    write_as_vllm(workload.map(|workload| workload.vllm.saved()), &report, config)?;
     Ok(judge(&report, &serving.fail_on))
 }
 

@@ -154,6 +154,11 @@ impl VllmNames {
 }
 
 impl SavedResultArgs {
+    /// Whether a file is to be written.
+    pub fn is_asked(&self) -> bool {
+        self.save_result
+    }
+
     /// Writes what was asked for; the paths of the files.
     pub fn write(&self, report: &ServeReport, config: &ServeConfig) -> anyhow::Result<Vec<PathBuf>> {
         if !self.save_result {

@@ -353,8 +353,11 @@ impl Architecture {
 #[serde(rename_all = "snake_case")]
 #[value(rename_all = "snake_case")]
 pub enum Dtype {
+    #[value(alias = "float32", alias = "fp32")]
     F32,
+    #[value(alias = "bfloat16")]
     Bf16,
+    #[value(alias = "float16", alias = "fp16", alias = "half")]
     F16,
     /// One scale per output channel.
     Int8,

@@ -461,8 +461,12 @@ impl Stack {
     /// The words for each layer's mixer.
     fn words(&self) -> Vec<String> {
         (0..self.order.len())
-            .map(|index| word(&self.layer(index).mixer))
-            .filter(|word| !word.is_empty())
+            .map(|index| self.layer(index))
+            .map(|layer| match (word(&layer.mixer), &layer.feed_forward) {
+                (word, _) if !word.is_empty() => word,
+                (_, FeedForward::None) => "empty".to_owned(),
+                _ => "feed-forward".to_owned(),
+            })
             .collect()
     }
 }

@@ -79,6 +79,14 @@ impl Search {
         (!self.rate_by_seed.is_empty()).then(|| crate::stats::median(&self.rate_by_seed))
     }
 
+    /// Whether the rate found is the highest that could be decided, and not the highest that holds: runs above it could not tell, and none failed.
+    #[must_use]
+    pub fn is_lower_bound(&self) -> bool {
+        let Some(rate) = self.max_rate else { return false };
+        let above = || self.attempts.iter().filter(|tried| tried.rate > rate * (1.0 + 1e-9));
+        above().any(|tried| tried.met.is_none()) && above().all(|tried| tried.met != Some(false))
+    }
+
     /// Ends at a point that has no result: whether its rate holds is not known, and a search that took it for either would mislead.
     #[must_use]
     pub fn ended_early(mut self, held: Option<f64>) -> Self {

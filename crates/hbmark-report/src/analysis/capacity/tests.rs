@@ -3,7 +3,7 @@
 use super::*;
 use crate::samples::{decided, sweep};
 use hbmark_core::result::Cause;
-use hbmark_core::result::serving::{Offered, Search, Validity};
+use hbmark_core::result::serving::{GateName, Offered, Search, Validity};
 
 /// Rates 2 and 8 held, 64 did not, 128 was not run; round numbers everywhere the arithmetic looks.
 fn swept() -> ServeReport {
@@ -88,6 +88,26 @@ fn an_objective_that_the_run_left_open_is_not_met() {
     let tried = found.tried.iter().find(|tried| tried.rate > 7.0).unwrap();
     assert_eq!((tried.held, tried.runs_held), (None, 0));
     assert!(tried.why.contains("the interval holds the limit"), "{}", tried.why);
+}
+
+#[test]
+fn a_rate_that_was_not_shown_to_keep_up_is_none_of_an_instance() {
+    let open = |indices: &[usize]| {
+        let mut report = swept();
+        for index in indices {
+            let gates = &mut report.points[*index].result.as_mut().unwrap().gates;
+            gates
+                .iter_mut()
+                .filter(|gate| gate.name == GateName::KeepsUp)
+                .for_each(|gate| gate.passed = None);
+        }
+        capacity(&report, &question())
+    };
+    near(open(&[1]).unwrap().rate_per_instance, 2.0);
+    // A higher rate that held answers for a lower one that could not tell.
+    near(open(&[0]).unwrap().rate_per_instance, 8.0);
+    let refused = open(&[0, 1]).unwrap_err().to_string();
+    assert!(refused.contains("is shown to meet") && refused.contains("not shown to keep up"), "{refused}");
 }
 
 #[test]

@@ -15,6 +15,8 @@ use hbmark_core::result::{Cause, ConsistencyRule as Rule};
 const FULL: f64 = 1e-6;
 /// The others keep two or three digits behind the point of numbers that may be small, and count time with or without their warm-up.
 const ROUNDED: f64 = 0.02;
+/// Means over requests that completed, and amounts over a window that cuts some: no further apart than this.
+const OTHER_REQUESTS: f64 = 2.0;
 /// Standard deviations by which arrivals drawn at random may be faster than their rate.
 const ARRIVAL_DEVIATIONS: f64 = 5.0;
 /// TTFT and TPOT × (tokens − 1) are the mean time of a request only where lengths and TPOT are unrelated.
@@ -30,7 +32,11 @@ pub(super) fn of_row(row: &ForeignRow, format: ForeignFormat) -> Vec<Cause> {
         found.extend(spread(row, metric));
     }
     found.extend(ends(row));
-    found.extend(throughput(row, format));
+    let amounts = throughput(row, format);
+    if amounts.is_empty() {
+        found.extend(lengths(row));
+    }
+    found.extend(amounts);
     found.extend(counts(&row.setup));
     found.extend(offered(row));
     found.extend(concurrency(row));
@@ -167,6 +173,28 @@ fn throughput(row: &ForeignRow, format: ForeignFormat) -> Vec<Cause> {
         })
     };
     amounts.into_iter().filter(|_| seconds > 0.0).filter_map(differs).collect()
+}
+
+/// Requests per second times their tokens are the tokens per second, whatever the window was: nearly, since programs take these means over sets
+/// of requests of their own.
+fn lengths(row: &ForeignRow) -> Option<Cause> {
+    let rate = row.value(Metric::RequestThroughput, Statistic::Single)?;
+    let sides = [
+        (Metric::OutputThroughput, row.setup.output_tokens, "output"),
+        (Metric::InputThroughput, row.setup.input_tokens, "prompt"),
+    ];
+    sides.into_iter().find_map(|(metric, tokens, what)| {
+        let (stated, tokens) = (row.value(metric, Statistic::Single)?, tokens?);
+        let made = rate * tokens;
+        let apart = stated > made * OTHER_REQUESTS || made > stated * OTHER_REQUESTS;
+        (apart && made > 0.0).then(|| {
+            let title = metric.title();
+            let detail = format!(
+                "{title} is {stated:.0}, and {rate:.2} req/s of {tokens:.0} {what} tokens are {made:.0}"
+            );
+            broken(Rule::Throughput, detail)
+        })
+    })
 }
 
 fn counts(setup: &Setup) -> Option<Cause> {

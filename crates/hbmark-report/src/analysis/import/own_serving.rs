@@ -5,7 +5,7 @@
 use super::{ForeignFormat, ForeignResult, ForeignRow, Metric, Rate, Setup, Statistic, Value};
 use hbmark_core::result::Cause;
 use hbmark_core::result::serving::{
-    LEVELS, Offered, Point, Quantiles, Quantity, ServeReport, ServeResult, Validity,
+    LEVELS, Offered, Point, Quantiles, Quantity, ServeKind, ServeReport, ServeResult, Validity,
 };
 
 /// The points of a result that were measured.
@@ -38,6 +38,9 @@ fn rows_of(report: &ServeReport, point: &Point, result: &ServeResult) -> Vec<For
     }
     let saturated = result.validity == Validity::Saturated;
     let mut problems = Vec::new();
+    if report.kind == ServeKind::ServeVirtual {
+        problems.push(Cause::other("its times are computed on a virtual clock, and none was measured"));
+    }
     if result.validity == Validity::Invalid {
         problems.extend(result.reasons.first().cloned().or_else(|| Some(Cause::other("invalid"))));
     }

@@ -65,8 +65,13 @@ fn arithmetic<'a>(lines: impl Iterator<Item = &'a ArithmeticLine> + Clone) -> Ve
 /// The answer in one line.
 fn headline(capacity: &Capacity) -> String {
     let question = &capacity.question;
+    let fits = if capacity.kv_headroom.is_some_and(|free| free < 0.0) {
+        "; the KV cache of that context and concurrency does NOT fit an instance"
+    } else {
+        ""
+    };
     format!(
-        "{}{}: {} for {} requests/s under {}, {:.0} % headroom, on {}",
+        "{}{}: {} for {} requests/s under {}, {:.0} % headroom, on {}{fits}",
         if capacity.predicted { "PREDICTED · " } else { "" },
         capacity.model,
         counted(capacity.instances, "instance"),

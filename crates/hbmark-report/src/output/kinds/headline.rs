@@ -374,9 +374,17 @@ pub fn serving(report: &ServeReport) -> Vec<Figure> {
     if let Some(search) = &report.search {
         let (value, tone) = search.max_rate.map_or_else(
             || ("none found".to_owned(), Tone::Bad),
-            |rate| (format!("{} requests/s", PerSecond(rate)), Tone::Good),
+            |rate| {
+                let (sign, tone) =
+                    if search.is_lower_bound() { ("≥ ", Tone::Warning) } else { ("", Tone::Good) };
+                (format!("{sign}{} requests/s", PerSecond(rate)), tone)
+            },
         );
-        let note = range_over_seeds(search);
+        let note = if search.is_lower_bound() {
+            "no higher rate failed, and none could be decided".to_owned()
+        } else {
+            range_over_seeds(search)
+        };
         let found = Figure { name: "highest rate".to_owned(), value, note, tone };
         let objectives: Vec<String> = search.slo.clauses.iter().map(ToString::to_string).collect();
         let objectives = figure("objectives", objectives.join(", "), String::new());
@@ -399,11 +407,20 @@ pub fn serving(report: &ServeReport) -> Vec<Figure> {
         figures.push(hypotheses(&report.matrix));
         return figures;
     }
+    figures.extend(highest_rate(report));
+    figures.extend(throughput(&|_| true));
+    figures
+}
+
+/// The highest of several rates that was shown to hold.
+#[must_use]
+pub fn highest_rate(report: &ServeReport) -> Option<Figure> {
     let highest = |of: &dyn Fn(&Point) -> bool| {
-        most(&|point| match point.offered {
-            Offered::Rate(rate) if of(point) => Some(rate),
+        let rates = report.points.iter().filter_map(|point| match point.offered {
+            Offered::Rate(rate) if of(point) => Some((point, rate)),
             _ => None,
-        })
+        });
+        rates.max_by(|a, b| a.1.total_cmp(&b.1))
     };
     let (shown, met) = (highest(&held), highest(&met_objectives));
     let open = met.filter(|(_, met)| shown.is_none_or(|(_, shown)| *met > shown));
@@ -414,7 +431,7 @@ pub fn serving(report: &ServeReport) -> Vec<Figure> {
             point.label
         )
     });
-    figures.extend(match (shown, open) {
+    match (shown, open) {
         (Some((point, rate)), open) => {
             let note = [Some(point.label.clone()), open].into_iter().flatten().collect::<Vec<_>>().join("; ");
             Some(figure("highest rate that held", format!("{} requests/s", number(rate)), note))
@@ -424,9 +441,7 @@ pub fn serving(report: &ServeReport) -> Vec<Figure> {
             Some(Figure { name, value, note: open, tone: Tone::Warning })
         }
         (None, None) => None,
-    });
-    figures.extend(throughput(&|_| true));
-    figures
+    }
 }
 
 /// How many hypotheses of a matrix held.

@@ -6,6 +6,7 @@
 use crate::analysis::explain_serving;
 use crate::analysis::words::counted;
 use crate::output::document::{Column, Document, Line, Value, measured, numbers, words};
+use crate::output::kinds::headline;
 use crate::output::metrics::{SERVING, Shown, Unit};
 use crate::output::{Kind, OutputError};
 use hbmark_core::result::cause::joined;
@@ -22,6 +23,9 @@ impl Kind for ServeReport {
         let mut document = Document::new(head.next().unwrap_or_default());
         document.lines(head.map(Line::plain).chain([Line::Command(self.command.clone())]));
         document.lines(self.search.iter().flat_map(search_answer).map(Line::plain));
+        if self.search.is_none() && self.matrix.is_empty() && self.points.len() > 1 {
+            document.lines(headline::highest_rate(self).map(|figure| Line::plain(figure.text())));
+        }
         match (&self.cold_start, self.points.as_slice()) {
             (Some(cold), _) => document.table(cold_columns(cold)),
             (None, [point]) => {
@@ -309,6 +313,10 @@ pub fn reasons(point: &Point) -> Vec<String> {
     lines.extend(result.slo.iter().filter(|c| c.met != Some(true)).map(|c| {
         match (result.validity, c.observed) {
             (Validity::Saturated, None) => format!("NOT met: {}: it depends on how long one waits", c.clause),
+            _ if c.met.is_none() && c.high.is_some_and(|high| !high.value().is_finite()) => format!(
+                "undetermined: {c}: slow requests come in so few bursts that no upper end of the interval is known; give more --requests, or \
+                 leave it out and the run goes on until it is decided"
+            ),
             _ => format!("{}: {c}", met(c.met)),
         }
     }));
@@ -524,7 +532,13 @@ fn search_answer(search: &Search) -> Vec<String> {
                 (None, None) => "",
             };
             let rate = PerSecond(rate);
-            format!("highest rate: {rate} requests per second{range} under {objectives}{longer}")
+            if search.is_lower_bound() {
+                format!(
+                    "highest rate: at least {rate} requests per second under {objectives}{longer}; no higher rate failed, and none could be decided"
+                )
+            } else {
+                format!("highest rate: {rate} requests per second{range} under {objectives}{longer}")
+            }
         }
         None if found.is_empty() => format!("highest rate: none found under {objectives}"),
         None => format!("highest rate: none sustained under {objectives}; shorter runs held {found}"),

@@ -99,6 +99,19 @@ fn amounts_over_the_duration_are_the_rates() {
     assert!(tenth.contains(&Rule::Throughput) && tenth.contains(&Rule::Lists), "{tenth:?}");
 }
 
+/// As a server's own counters were once written: lengths that are not of the requests counted.
+#[test]
+fn rates_times_lengths_are_nearly_the_tokens_per_second() {
+    let single = |metric, value| Value { metric, statistic: Statistic::Single, value, key: String::new() };
+    let row = |each: f64| ForeignRow {
+        setup: Setup { input_tokens: Some(each), ..Setup::default() },
+        values: vec![single(Metric::RequestThroughput, 168.0), single(Metric::InputThroughput, 33_840.0)],
+        ..ForeignRow::default()
+    };
+    let rules = |row: &ForeignRow| of_row(row, ForeignFormat::InferencePerf).len();
+    assert_eq!((rules(&row(201.0)), rules(&row(150.0)), rules(&row(12_860.0))), (0, 0, 1));
+}
+
 #[test]
 fn no_more_requests_complete_than_were_sent() {
     assert!(broken_by(set("completed", 6)).contains(&Rule::RequestCount));

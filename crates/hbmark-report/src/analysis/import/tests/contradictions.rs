@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::samples;
-use hbmark_core::result::serving::Validity;
+use hbmark_core::result::serving::{ServeKind, Validity};
 
 #[test]
 fn a_row_without_a_decode_step_is_held_against_the_flags_too() {
@@ -64,6 +64,7 @@ fn every_contradiction_says_which_flag_to_change() {
 #[test]
 fn our_own_points_keep_their_verdict() {
     let mut report = samples::sweep();
+    report.kind = ServeKind::Serve;
     let mut verdicts = [Validity::Valid, Validity::Saturated, Validity::Invalid].into_iter();
     for point in &mut report.points {
         if let Some(result) = &mut point.result {
@@ -90,4 +91,21 @@ fn our_own_points_keep_their_verdict() {
     let label = |at: usize| report.points[at].label.as_str();
     assert!(line(label(1)).contains("SATURATED") && line(label(2)).contains("INVALID"), "{table}");
     assert!(!line(label(0)).contains("SATURATED"), "{table}");
+}
+
+#[test]
+fn computed_times_are_not_rated_as_measured_ones() {
+    let report = samples::sweep();
+    assert_eq!(report.kind, ServeKind::ServeVirtual);
+    let architecture = test_shapes::llama_3_1_8b();
+    let imported = Imported::new(of_serving(&report, "serve.json"), &on(&architecture, "h100-sxm", None));
+    assert!(!imported.result.rows.is_empty());
+    for row in &imported.result.rows {
+        assert!(
+            row.problems.iter().any(|why| why.to_string().contains("virtual clock")),
+            "{:?}",
+            row.problems
+        );
+    }
+    assert_eq!(imported.objections().count(), imported.result.rows.len());
 }

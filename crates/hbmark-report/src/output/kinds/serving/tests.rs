@@ -169,6 +169,7 @@ fn a_rate_below_the_range_over_seeds_says_why_and_small_rates_are_no_zeros() {
     for sustained in [Some(true), None] {
         search.sustained = sustained;
         let answer = search_answer(&search).remove(0);
+        assert!(answer.starts_with("highest rate: at least 23.972"), "nothing above it failed: {answer}");
         assert!(
             answer.contains("lowered from their median of 26.605, at which the last run could not tell (2 such runs before one did): ttft_p95"),
             "{answer}"
@@ -176,6 +177,7 @@ fn a_rate_below_the_range_over_seeds_says_why_and_small_rates_are_no_zeros() {
     }
     search.attempts[0].met = Some(false);
     let answer = search_answer(&search).remove(0);
+    assert!(answer.starts_with("highest rate: 23.972"), "{answer}");
     assert!(
         answer.ends_with("lowered from their median of 26.605, which a longer run did not hold"),
         "{answer}"
