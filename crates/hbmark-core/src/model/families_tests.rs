@@ -274,3 +274,12 @@ fn exceptions_leave_attention_in_16_bits() {
     assert_eq!(of("model.layers.7.mlp.experts.9.up_proj.weight"), "nvfp4");
     assert_eq!(of("model.layers.7.mlp.experts.9.up_proj.weight_scale_2"), "f32");
 }
+
+#[test]
+fn a_layer_without_a_mixer_is_counted_as_what_it_is() {
+    let nemotron = presets::find("Nemotron-3-Nano-30B-A3B").unwrap().architecture;
+    let shown = nemotron.stack.unwrap().to_string();
+    for count in ["52 × (", "23 mamba", "23 feed-forward", "6 full"] {
+        assert!(shown.contains(count), "{count}: {shown}");
+    }
+}

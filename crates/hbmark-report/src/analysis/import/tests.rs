@@ -10,7 +10,7 @@ use super::metric_keys::Statistic::{Mean, Median, Single};
 use super::*;
 use hbmark_core::ledger::devices;
 use hbmark_core::model::{Architecture, test_shapes};
-use hbmark_core::result::Cause;
+use hbmark_core::result::{Cause, DeviceSpec};
 
 fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/foreign").join(name)
@@ -433,6 +433,14 @@ fn a_device_that_is_not_the_files_is_not_rated() {
     assert_eq!(said("NVIDIA GeForce RTX 4090", "rtx-4090"), []);
     assert_eq!(said("A100", "a100-80-sxm"), [], "it may be that one");
     assert_eq!(said("1xStandard_ND96asr_v4 x 1", "a100-80-sxm"), [], "a machine, and no GPU");
+    // The ceilings of a run on a processor, as a data sheet of that name.
+    let name = "Intel(R) Xeon(R) Processor";
+    let measured = DeviceSpec { name: name.to_owned(), ..devices::find("l4").unwrap().clone() };
+    row.setup.cpu = Some(name.to_owned());
+    row.setup.gpu = None;
+    let given = UserOverrides { gpu: Some(&measured), ..on(&architecture, "l4", None) };
+    assert_eq!(contradictions(&row, &given), []);
+    assert_eq!(contradictions(&row, &on(&architecture, "l4", None)).len(), 1);
 }
 
 #[test]

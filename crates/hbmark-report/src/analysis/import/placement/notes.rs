@@ -115,6 +115,10 @@ impl PlacementNotes {
     /// Notes that the file names another device than was given.
     fn other_device(&mut self, given: &DeviceSpec, named: Option<&str>, cpu: Option<&str>) {
         let Some(named) = named.or(cpu) else { return };
+        // A device without a data sheet is its measured ceilings under the machine's own name.
+        if named == given.name {
+            return;
+        }
         let same = match devices::find(named) {
             Ok(spec) => Some(spec.name == given.name),
             Err(DeviceError::Ambiguous { candidates, .. }) => {
