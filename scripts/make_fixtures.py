@@ -242,7 +242,7 @@ FIXTURES = [
     Fixture(
         "phi3",
         Phi3Config(
-            **shape(48, 4, 2, 209, pad_token_id=None, sliding_window=8, rope_parameters=default_rope(1000000.0))
+            **shape(64, 4, 2, 209, pad_token_id=None, sliding_window=8, rope_parameters=default_rope(1000000.0))
         ),
         features={"window": reconfigured(sliding_window=None)},
         v4=v4_spelling(),

@@ -259,7 +259,7 @@ mod tests {
         let error = parse_dtypes("dtype", "bf16,fp4").unwrap_err().to_string();
         assert_eq!(
             error,
-            "--dtype `fp4` is not one of f32, bf16, f16, int8, fp8, int4, q8_0, q4_0, q4_k, q5_k, q6_k, gguf"
+            "--dtype `fp4` is not one of f32, bf16, f16, int8, fp8, int4, mxfp8, mxfp4, nvfp4, q8_0, q4_0, q4_k, q5_k, q6_k, gguf"
         );
     }
 

@@ -113,12 +113,7 @@ pub fn limits(architecture: &Architecture, dtype: Dtype, quantized: bool) -> Res
             )),
         };
     }
-    let whole_numbers = match dtype {
-        _ if quantized || !matches!(a.family, Family::Qwen2 | Family::Phi3) => usize::MAX,
-        Dtype::Bf16 => 256,
-        Dtype::F16 => 2048,
-        _ => usize::MAX,
-    };
+    let whole_numbers = if quantized { usize::MAX } else { whole_numbers(a.family, dtype) };
     if whole_numbers < limits.max_positions {
         limits = Limits {
             max_positions: whole_numbers,
@@ -129,6 +124,15 @@ pub fn limits(architecture: &Architecture, dtype: Dtype, quantized: bool) -> Res
         };
     }
     Ok(limits)
+}
+
+/// Positions that candle counts exactly, where it counts them in the dtype of the weights.
+fn whole_numbers(family: Family, dtype: Dtype) -> usize {
+    match (family, dtype) {
+        (Family::Qwen2 | Family::Phi3, Dtype::Bf16) => 256,
+        (Family::Qwen2 | Family::Phi3, Dtype::F16) => 2048,
+        _ => usize::MAX,
+    }
 }
 
 fn rotates_whole_heads(a: &Architecture) -> bool {
