@@ -563,7 +563,7 @@ fn a_saved_sweep_becomes_a_plan_a_record_and_a_page() {
         .stdout(contains("what breaks first").and(contains("PREDICTED")));
     on("capacity", &["--target-rate", "100", "--slo", "ttft_p95=1us"])
         .code(2)
-        .stderr(contains("no rate that was tried meets"));
+        .stderr(contains("no rate that was tried is shown to meet"));
     on("capacity", &["--target-rate", "-3"]).code(2);
     on("capacity", &["--target-rate", "3", "--headroom", "1"]).code(2).stderr(contains("below 1"));
     let record = out.path().join("decision.md");
