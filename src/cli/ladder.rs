@@ -13,7 +13,7 @@ use crate::serve::LocalEngine;
 use crate::weights;
 use crate::worker::InProcess;
 use hbmark_core::ledger::devices;
-use hbmark_core::model::presets;
+use hbmark_core::model::{Dtype, presets};
 use hbmark_core::result::serving::ServeReport;
 use hbmark_core::result::{CellName, CellResult, DeviceSpec, Report};
 use hbmark_report::analysis::import::{self, ForeignFormat, ForeignResult, Placement, UserOverrides};
@@ -66,8 +66,10 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
             given.gpu = given.gpu.or(device.as_ref());
             ensure!(given.gpu.is_some(), "{} has neither a data sheet nor measured ceilings", path.display());
         }
-        let externals = placements(args, &sources, &cell, &given)?;
-        if !args.same {
+        let mut externals = placements(args, &sources, &cell, &given)?;
+        if args.same {
+            externals.iter_mut().for_each(|external| bytes_of_the_file(&mut external.cell, &report));
+        } else {
             externals.iter().try_for_each(|external| same_machine(&report, external))?;
         }
         with_external(&report, &args.cell, &cells(externals))?
@@ -80,6 +82,15 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
     };
     print_result(&ladder, args.format)?;
     Ok(Outcome::Complete)
+}
+
+/// Of a GGUF file's own mixture only a run of it knows the bytes: a row of the same model at the same load moves those of its cell.
+fn bytes_of_the_file(external: &mut CellResult, report: &Report) {
+    let load = |cell: &CellResult| (cell.phase, cell.batch, cell.context, cell.dtype);
+    let own = report.cells.iter().find(|own| own.dtype == Dtype::Gguf && load(own) == load(external));
+    if let Some(own) = own {
+        (external.bytes, external.flops) = (own.bytes, own.flops);
+    }
 }
 
 fn cells(externals: Vec<Placement>) -> Vec<CellResult> {
