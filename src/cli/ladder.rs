@@ -68,7 +68,9 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
         }
         let mut externals = placements(args, &sources, &cell, &given)?;
         if args.same {
-            externals.iter_mut().for_each(|external| bytes_of_the_file(&mut external.cell, &report));
+            for external in &mut externals {
+                bytes_of_the_file(&mut external.cell, &report);
+            }
         } else {
             externals.iter().try_for_each(|external| same_machine(&report, external))?;
         }
