@@ -3,21 +3,26 @@
 //   out[row][h] = Σ_p softmax_p(q[h] · k[p] * scale) * v[p],   p from max(0, position + 1 - window) to the row's own position
 //
 // Shapes: query, out [rows, heads * head_dim] f32; cache: cache.cuh, head_dim a multiple of 8, at most 256.
-// Grid: (splits, kv_heads * ceil(group / G), rows). Block: 128 threads. Of a group of query heads, G share every K and V that is loaded.
+// Grid: (splits, kv_heads * ceil(group / G), rows). Block: 256 threads. Of a group of query heads, G share every K and V that is loaded.
 // Each split takes at least `least` positions, so a short row uses fewer splits than it is given; unused blocks return.
+// Shared: 64 KiB of K and V on their way, then what warps and splits are merged in; more only where that needs more.
 // partial [rows, heads, splits, head_dim] and statistics [rows, heads, splits] (largest score, sum) f32 are scratch; arrived [rows,
 // gridDim.y] is 0 before the first launch and after each.
 // Bytes: 2 * positions * kv_heads * head_dim elements per row and chunk of G. FLOPs: 4 * heads * head_dim * positions per row.
 // decode_attention_DTYPE_gG_dD: head_dim D known when compiled, or d0 for any. Idea: Flash-Decoding (Dao et al., 2023).
 //
 // Lanes that share a position have 8 elements of the head each; each such group of lanes runs an online softmax of its own, in units of
-// log2, and they are merged at the end: within the warp, over warps, over splits.
+// log2, and they are merged at the end: within the warp, over warps, over splits. A lane copies what it will itself multiply to shared memory and
+// goes on: 256 bytes are on their way without a register or a barrier. Positions, starts and tables come from the host, so
+// they are read before the wait for the last kernel.
 
 #include "cache.cuh"
 
-constexpr int ATTENTION_WARPS = 4, ATTENTION_THREADS = ATTENTION_WARPS * WARP;
-// Positions that a lane has in flight.
-constexpr int DEPTH = 4;
+constexpr int ATTENTION_WARPS = 8, ATTENTION_THREADS = ATTENTION_WARPS * WARP;
+// Bytes of K and V that a lane has on their way.
+constexpr int LANE_BYTES = 256;
+// Splits whose values are asked for together when they are merged.
+constexpr int MERGED_AT_ONCE = 16;
 constexpr float LOG2_E = 1.44269504088896f;
 
 struct AttentionWork {
@@ -38,8 +43,41 @@ __device__ inline float2 merge_weights(float m, float other) {
     return make_float2(exp2f(m - most), exp2f(other - most));
 }
 
+__device__ inline void add_scaled(float4& sum, float weight, float4 x) {
+    sum.x += weight * x.x;
+    sum.y += weight * x.y;
+    sum.z += weight * x.z;
+    sum.w += weight * x.w;
+}
+__device__ inline float4 divided(float4 x, float by) { return make_float4(x.x / by, x.y / by, x.z / by, x.w / by); }
+
+// Eight elements of K or V that a lane copied, `apart` bytes from vector to vector.
+template <class T>
+__device__ inline void unpack8(const unsigned char* from, int apart, float (&out)[8]) {
+#pragma unroll
+    for (int vector = 0; vector < (int)sizeof(T) / 2; ++vector) {
+        const uint4 v = *(const uint4*)(from + vector * apart);
+        const unsigned words[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            if constexpr (sizeof(T) == 2) {
+                const float2 two = widen_pair<T>(words[i]);
+                out[2 * i] = two.x;
+                out[2 * i + 1] = two.y;
+            } else {
+                out[4 * vector + i] = __uint_as_float(words[i]);
+            }
+        }
+    }
+}
+
 template <class T, int G, int D>
 __device__ inline void decode_attention(const AttentionWork& work, const Cache& cache) {
+    // Vectors of 8 elements, positions of a lane that are multiplied together, and such groups on their way. Four positions and four heads would
+    // spill.
+    constexpr int VECTORS = sizeof(T) / 2, DEPTH = (G < 4 ? 4 : 2) / VECTORS, ATTENTION_RING = LANE_BYTES / (DEPTH * 2 * VECTORS * 16);
+    constexpr int VECTOR_BYTES = ATTENTION_THREADS * 16, GROUP_BYTES = DEPTH * 2 * VECTORS * VECTOR_BYTES;
+    SHARED_BYTES(memory);
     const int head_dim = D > 0 ? D : cache.head_dim;
     // Lanes per position: a power of two, some of them idle where the head is not one.
     int lanes = 1;
@@ -48,68 +86,116 @@ __device__ inline void decode_attention(const AttentionWork& work, const Cache& 
     const int group = work.heads / cache.kv_heads, chunks = (group + G - 1) / G;
     const int kv_head = blockIdx.y / chunks, first = blockIdx.y % chunks * G, count = min(G, group - first);
     const int row = blockIdx.z, first_head = kv_head * group + first;
-    const int element = lane % lanes * 8;
-    const bool active = element < head_dim;
+    const bool active = lane % lanes * 8 < head_dim;
+    const int element = active ? lane % lanes * 8 : 0;
 
     launch_dependents();
-    wait_for_dependency();
     const int position = work.positions[row];
     const unsigned start = cache.starts[row];
     const int seen_from = max(0, position + 1 - work.window), seen = position + 1 - seen_from;
     const int per_split = max((seen + (int)gridDim.x - 1) / (int)gridDim.x, work.least), splits = (seen + per_split - 1) / per_split;
     const int split = blockIdx.x;
+    // The first split of every row waits, so that a grid ends behind the last one even if these blocks do not.
     if (split >= splits) return;
     const int begin = seen_from + split * per_split, end = min(begin + per_split, position + 1);
 
+    // A lane's positions: `own`, and every `per_block` on.
+    const int per_warp = WARP / lanes, per_block = per_warp * ATTENTION_WARPS;
+    const int own = begin + warp * per_warp + lane / lanes, groups = (end - begin + per_block * DEPTH - 1) / (per_block * DEPTH);
+    const unsigned values_after = ((unsigned)cache.kv_heads << cache.block_shift) * head_dim * sizeof(T);
+    const unsigned long long* table = cache.tables + start;
+    const size_t of_head = cache.layer * cache.layer_bytes + (((size_t)kv_head << cache.block_shift) * head_dim + element) * sizeof(T);
+    unsigned char* ring = memory + threadIdx.x * 16;
+    unsigned long long blocks[DEPTH];
+    // Where the blocks of a group are; a position behind the end stands for the last.
+    const auto look_up = [&](int of_group) {
+#pragma unroll
+        for (int u = 0; u < DEPTH; ++u) {
+            const int p = min(own + (of_group * DEPTH + u) * per_block, end - 1);
+            blocks[u] = table[p >> cache.block_shift] + of_head;
+        }
+    };
+    // Asks for the group that was looked up, and looks the next one up.
+    const auto ask = [&](int of_group) {
+        if (of_group < groups) {
+            unsigned char* to = ring + of_group % ATTENTION_RING * GROUP_BYTES;
+#pragma unroll
+            for (int u = 0; u < DEPTH; ++u) {
+                const int p = own + (of_group * DEPTH + u) * per_block, slot = min(p, end - 1) & ((1 << cache.block_shift) - 1);
+                const bool exists = active && p < end;
+                const unsigned char* from = (const unsigned char*)blocks[u] + slot * head_dim * (unsigned)sizeof(T);
+#pragma unroll
+                for (int vector = 0; vector < VECTORS; ++vector) {
+                    copy_async(to + (u * 2 * VECTORS + vector) * VECTOR_BYTES, from + vector * 16, exists);
+                    copy_async(to + ((u * 2 + 1) * VECTORS + vector) * VECTOR_BYTES, from + values_after + vector * 16, exists);
+                }
+            }
+            look_up(of_group + 1);
+        }
+        commit_copies();
+    };
+    look_up(0);
+
+    wait_for_dependency();
+#pragma unroll
+    for (int i = 0; i < ATTENTION_RING; ++i) ask(i);
     float q[G][8], o[G][8] = {}, m[G], l[G];
 #pragma unroll
     for (int g = 0; g < G; ++g) {
-        const float* from = work.query + ((size_t)row * work.heads + first_head + min(g, count - 1)) * head_dim + element;
+        const float4* from = (const float4*)(work.query + ((size_t)row * work.heads + first_head + min(g, count - 1)) * head_dim + element);
+        const float4 a = from[0], b = from[1];
+        const float all[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
 #pragma unroll
-        for (int e = 0; e < 8; ++e) q[g][e] = active ? from[e] * (work.scale * LOG2_E) : 0;
+        for (int e = 0; e < 8; ++e) q[g][e] = all[e] * (work.scale * LOG2_E);
         m[g] = -INFINITY;
         l[g] = 0;
     }
-    const int per_warp = WARP / lanes, per_block = per_warp * ATTENTION_WARPS;
-    const int own = warp * per_warp + lane / lanes;
-    for (int base = begin; base < end; base += per_block * DEPTH) {
-        float k[DEPTH][8], v[DEPTH][8];
+    for (int i = 0; i < groups; ++i) {
+        wait_copies<ATTENTION_RING - 1>();
+        const unsigned char* at = ring + i % ATTENTION_RING * GROUP_BYTES;
+        float score[G][DEPTH];
 #pragma unroll
         for (int u = 0; u < DEPTH; ++u) {
-            const int p = base + u * per_block + own;
+            const bool exists = own + (i * DEPTH + u) * per_block < end;
+            float k[8];
+            unpack8<T>(at + u * 2 * VECTORS * VECTOR_BYTES, VECTOR_BYTES, k);
 #pragma unroll
-            for (int e = 0; e < 8; ++e) k[u][e] = v[u][e] = 0;
-            if (p < end && active) {
-                load8(cache.at<T>(start, p, kv_head, 0) + element, k[u]);
-                load8(cache.at<T>(start, p, kv_head, 1) + element, v[u]);
+            for (int g = 0; g < G; ++g) {
+                // Lanes without elements have zeros of K.
+                float dot = 0;
+#pragma unroll
+                for (int e = 0; e < 8; ++e) dot += q[g][e] * k[e];
+                dot = warp_sum(dot, lanes);
+                score[g][u] = exists ? dot : -INFINITY;
             }
         }
 #pragma unroll
         for (int g = 0; g < G; ++g) {
-            float score[DEPTH], most = m[g];
+            float most = m[g];
 #pragma unroll
-            for (int u = 0; u < DEPTH; ++u) {
-                float dot = 0;
-#pragma unroll
-                for (int e = 0; e < 8; ++e) dot += q[g][e] * k[u][e];
-                score[u] = warp_sum(dot, lanes);
-                if (base + u * per_block + own >= end) score[u] = -INFINITY;
-                most = fmaxf(most, score[u]);
-            }
-            if (most == -INFINITY) continue;
-            const float kept = exp2f(m[g] - most);
+            for (int u = 0; u < DEPTH; ++u) most = fmaxf(most, score[g][u]);
+            // Before the first position of these lanes there is nothing, and -infinity less itself would be no number.
+            const float reference = most == -INFINITY ? 0 : most, kept = exp2f(m[g] - reference);
             m[g] = most;
             l[g] *= kept;
 #pragma unroll
             for (int e = 0; e < 8; ++e) o[g][e] *= kept;
 #pragma unroll
             for (int u = 0; u < DEPTH; ++u) {
-                const float weight = exp2f(score[u] - most);
-                l[g] += weight;
-#pragma unroll
-                for (int e = 0; e < 8; ++e) o[g][e] += weight * v[u][e];
+                score[g][u] = exp2f(score[g][u] - reference);
+                l[g] += score[g][u];
             }
         }
+#pragma unroll
+        for (int u = 0; u < DEPTH; ++u) {
+            float v[8];
+            unpack8<T>(at + (u * 2 + 1) * VECTORS * VECTOR_BYTES, VECTOR_BYTES, v);
+#pragma unroll
+            for (int g = 0; g < G; ++g)
+#pragma unroll
+                for (int e = 0; e < 8; ++e) o[g][e] += score[g][u] * v[e];
+        }
+        ask(i + ATTENTION_RING);
     }
 
     // Groups of lanes within the warp.
@@ -124,35 +210,38 @@ __device__ inline void decode_attention(const AttentionWork& work, const Cache& 
             m[g] = fmaxf(m[g], other);
         }
     }
-    // Warps: [warp][g][head_dim], then (m, l) of each.
-    SHARED_BYTES(memory);
+    // Warps, where K and V were: [warp][g][head_dim], then (m, l) of each.
     float* values = (float*)memory;
     float2* statistics = (float2*)(values + ATTENTION_WARPS * G * head_dim);
+    __syncthreads();
     if (lane < lanes) {
 #pragma unroll
         for (int g = 0; g < G; ++g) {
-#pragma unroll
-            for (int e = 0; e < 8; ++e)
-                if (active) values[(warp * G + g) * head_dim + element + e] = o[g][e];
+            float4* to = (float4*)(values + (warp * G + g) * head_dim + element);
+            if (active) to[0] = make_float4(o[g][0], o[g][1], o[g][2], o[g][3]), to[1] = make_float4(o[g][4], o[g][5], o[g][6], o[g][7]);
             if (lane == 0) statistics[warp * G + g] = make_float2(m[g], l[g]);
         }
     }
     __syncthreads();
-    for (int i = threadIdx.x; i < count * head_dim; i += ATTENTION_THREADS) {
-        const int g = i / head_dim, e = i % head_dim;
-        float most = -INFINITY, sum = 0, value = 0;
+    const int fours = head_dim / 4;
+    for (int i = threadIdx.x; i < count * fours; i += ATTENTION_THREADS) {
+        const int g = i / fours, four = i % fours;
+        float most = -INFINITY, sum = 0;
+        float4 value = make_float4(0, 0, 0, 0);
+#pragma unroll
         for (int w = 0; w < ATTENTION_WARPS; ++w) most = fmaxf(most, statistics[w * G + g].x);
+#pragma unroll
         for (int w = 0; w < ATTENTION_WARPS; ++w) {
             const float weight = exp2f(statistics[w * G + g].x - most);
             sum += weight * statistics[w * G + g].y;
-            value += weight * values[(w * G + g) * head_dim + e];
+            add_scaled(value, weight, ((const float4*)(values + (w * G + g) * head_dim))[four]);
         }
         const size_t head = (size_t)row * work.heads + first_head + g;
         if (splits == 1) {
-            work.out[head * head_dim + e] = value / sum;
+            ((float4*)(work.out + head * head_dim))[four] = divided(value, sum);
         } else {
-            work.partial[(head * gridDim.x + split) * head_dim + e] = value;
-            if (e == 0) work.statistics[head * gridDim.x + split] = make_float2(most, sum);
+            ((float4*)(work.partial + (head * gridDim.x + split) * head_dim))[four] = value;
+            if (four == 0) work.statistics[head * gridDim.x + split] = make_float2(most, sum);
         }
     }
     if (splits == 1) return;
@@ -165,27 +254,46 @@ __device__ inline void decode_attention(const AttentionWork& work, const Cache& 
     __syncthreads();
     if (before != (unsigned)splits - 1) return;
     __threadfence();
-    for (int i = threadIdx.x; i < count * head_dim; i += ATTENTION_THREADS) {
-        const int g = i / head_dim, e = i % head_dim;
-        const size_t head = (size_t)row * work.heads + first_head + g;
-        float most = -INFINITY, sum = 0, value = 0;
-        for (int s = 0; s < splits; ++s) most = fmaxf(most, __ldcg(work.statistics + head * gridDim.x + s).x);
-        for (int s = 0; s < splits; ++s) {
-            const float2 one = __ldcg(work.statistics + head * gridDim.x + s);
+    // What each split counts, [g][split], by a warp per head; the sum over them divides it.
+    float* counts = (float*)memory;
+    for (int g = warp; g < count; g += ATTENTION_WARPS) {
+        const float2* of_splits = work.statistics + ((size_t)row * work.heads + first_head + g) * gridDim.x;
+        float most = -INFINITY, sum = 0;
+        for (int s = lane; s < splits; s += WARP) most = fmaxf(most, __ldcg(of_splits + s).x);
+        most = warp_max(most);
+        for (int s = lane; s < splits; s += WARP) {
+            const float2 one = __ldcg(of_splits + s);
             const float weight = exp2f(one.x - most);
             sum += weight * one.y;
-            value += weight * load_shared_result(work.partial + (head * gridDim.x + s) * head_dim + e);
+            counts[g * splits + s] = weight;
         }
-        work.out[head * head_dim + e] = value / sum;
+        sum = warp_sum(sum);
+        for (int s = lane; s < splits; s += WARP) counts[g * splits + s] /= sum;
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < count * fours; i += ATTENTION_THREADS) {
+        const int g = i / fours, four = i % fours;
+        const size_t head = (size_t)row * work.heads + first_head + g;
+        const float4* from = (const float4*)(work.partial + head * gridDim.x * head_dim) + four;
+        float4 value = make_float4(0, 0, 0, 0);
+        for (int s = 0; s < splits; s += MERGED_AT_ONCE) {
+            float4 one[MERGED_AT_ONCE];
+#pragma unroll
+            for (int u = 0; u < MERGED_AT_ONCE; ++u) one[u] = __ldcg(from + (size_t)min(s + u, splits - 1) * fours);
+#pragma unroll
+            for (int u = 0; u < MERGED_AT_ONCE; ++u)
+                if (s + u < splits) add_scaled(value, counts[g * splits + s + u], one[u]);
+        }
+        ((float4*)(work.out + head * head_dim))[four] = value;
     }
 }
 
+// Two blocks on a multiprocessor, but where eight heads need the registers of both.
 #define KERNEL(dtype, T, G, D)                                                                                                            \
-    HBMARK_KERNEL_BOUNDED(ATTENTION_THREADS, 2, decode_attention_##dtype##_g##G##_d##D, const float* __restrict__ query,                  \
-                          const unsigned* __restrict__ positions, const unsigned long long* __restrict__ tables,                          \
-                          const unsigned* __restrict__ starts, float* __restrict__ out, float* __restrict__ partial,                      \
-                          float2* __restrict__ statistics, unsigned* __restrict__ arrived, unsigned long long layer_bytes, int layer,     \
-                          int heads, int kv_heads, int head_dim, int block_shift, int window, int least, float scale) {                   \
+    HBMARK_KERNEL_BOUNDED(ATTENTION_THREADS, G > 4 ? 1 : 2, decode_attention_##dtype##_g##G##_d##D, const float* query,                   \
+                          const unsigned* positions, const unsigned long long* tables, const unsigned* starts, float* out,                \
+                          float* partial, float2* statistics, unsigned* arrived, unsigned long long layer_bytes, int layer, int heads,    \
+                          int kv_heads, int head_dim, int block_shift, int window, int least, float scale) {                              \
         decode_attention<T, G, D>({query, positions, out, partial, statistics, arrived, heads, window, least, scale},                     \
                                   {tables, starts, layer_bytes, layer, kv_heads, head_dim, block_shift});                                 \
     }

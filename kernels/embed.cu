@@ -17,8 +17,8 @@ __device__ inline void embed(const void* table, const unsigned* tokens, float* h
 }
 
 #define KERNEL(dtype, T)                                                                                                            \
-    HBMARK_KERNEL(embed_##dtype, const uint4* __restrict__ table, const float*, const unsigned* __restrict__ tokens,                \
-                  float* __restrict__ hidden, int columns, int vectors) {                                                           \
+    HBMARK_KERNEL(embed_##dtype, const uint4* table, const float*, const unsigned* tokens,                \
+                  float* hidden, int columns, int vectors) {                                                           \
         embed<T>(table, tokens, hidden, columns, vectors * 16 / sizeof(T));                                                         \
     }
 KERNEL(bf16, Bf16)
@@ -26,8 +26,8 @@ KERNEL(f16, F16)
 KERNEL(f32, float)
 #undef KERNEL
 
-HBMARK_KERNEL(embed_int8, const uint4* __restrict__ table, const float* __restrict__ scales, const unsigned* __restrict__ tokens,
-              float* __restrict__ hidden, int columns, int vectors) {
+HBMARK_KERNEL(embed_int8, const uint4* table, const float* scales, const unsigned* tokens,
+              float* hidden, int columns, int vectors) {
     launch_dependents();
     wait_for_dependency();
     const unsigned token = tokens[blockIdx.x];
@@ -36,8 +36,8 @@ HBMARK_KERNEL(embed_int8, const uint4* __restrict__ table, const float* __restri
     for (int column = threadIdx.x; column < columns; column += blockDim.x) to[column] = (float)from[column] * scales[token];
 }
 
-HBMARK_KERNEL(embed_fp8, const uint4* __restrict__ table, const float* __restrict__ scales, const unsigned* __restrict__ tokens,
-              float* __restrict__ hidden, int columns, int vectors) {
+HBMARK_KERNEL(embed_fp8, const uint4* table, const float* scales, const unsigned* tokens,
+              float* hidden, int columns, int vectors) {
     launch_dependents();
     wait_for_dependency();
     const unsigned token = tokens[blockIdx.x];

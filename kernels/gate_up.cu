@@ -21,9 +21,9 @@ __device__ inline void gate_up(const LinearInput& in, const LinearWeights& weigh
 }
 
 #define KERNEL(dtype, F, M)                                                                                                            \
-    HBMARK_KERNEL_BOUNDED(THREADS, 2, gate_up_##dtype##_m##M, const float* __restrict__ hidden, const float* __restrict__ norm,        \
-                          float norm_eps, const uint4* __restrict__ data, const float* __restrict__ scales,                            \
-                          const float* __restrict__ bias, float* __restrict__ out, int rows, int columns, int outputs, int vectors,    \
+    HBMARK_KERNEL_BOUNDED(THREADS, resident(M), gate_up_##dtype##_m##M, const float* hidden, const float* norm,        \
+                          float norm_eps, const uint4* data, const float* scales,                            \
+                          const float* bias, float* out, int rows, int columns, int outputs, int vectors,    \
                           int chunk) {                                                                                                 \
         gate_up<F, M>({hidden, nullptr, norm, norm_eps, rows, columns}, {data, scales, bias, outputs, vectors}, out, chunk);           \
     }

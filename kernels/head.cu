@@ -54,10 +54,10 @@ __device__ inline void head(const LinearInput& in, const LinearWeights& weights,
 }
 
 #define KERNEL(dtype, F, M)                                                                                                            \
-    HBMARK_KERNEL_BOUNDED(THREADS, 2, head_##dtype##_m##M, const float* __restrict__ hidden, const unsigned* __restrict__ last_rows,   \
-                          const float* __restrict__ norm, float norm_eps, const uint4* __restrict__ data,                              \
-                          const float* __restrict__ scales, float* __restrict__ logits, unsigned long long* __restrict__ best,         \
-                          unsigned* __restrict__ arrived, unsigned* __restrict__ next, int sequences, int columns, int outputs,        \
+    HBMARK_KERNEL_BOUNDED(THREADS, resident(M), head_##dtype##_m##M, const float* hidden, const unsigned* last_rows,   \
+                          const float* norm, float norm_eps, const uint4* data,                              \
+                          const float* scales, float* logits, unsigned long long* best,         \
+                          unsigned* arrived, unsigned* next, int sequences, int columns, int outputs,        \
                           int vectors, int chunk) {                                                                                    \
         head<F, M>({hidden, last_rows, norm, norm_eps, sequences, columns}, {data, scales, nullptr, outputs, vectors}, logits, best,   \
                    arrived, next, chunk);                                                                                              \

@@ -4,18 +4,25 @@
 //
 // Shapes   values [rows, width] f32; weights [outputs, vectors * COLUMNS], rows padded with zeros to whole 16-byte vectors; scales [outputs]
 //          f32 for int8 and fp8 only; bias [outputs] f32 or null. Outputs come in pairs (2p, 2p + 1): what belongs together is packed together.
-// Grid     (any, ceil(rows / M)); a block strides over pairs, a warp owns a pair, a lane 16 bytes of it. Block: 256 threads.
-// Shared   M rows of inputs, `chunk` columns at a time, in the precision that the weights are multiplied in.
+// Grid     (any, ceil(rows / M)); pairs go round the blocks, then round their warps: a warp owns a pair, a lane 16 bytes of it. Block: 256 threads.
+// Shared   32 KiB of weights on their way, then M rows of inputs, `chunk` columns at a time, in the precision that the weights are multiplied in.
 // Bytes    outputs * vectors * 16, once per M rows. FLOPs 2 * rows * outputs * columns.
-// The first tile of weights is asked for before the wait for the last kernel: only weights may be read there. The norm is computed by every
+// A lane copies the weights that it will itself multiply to shared memory, so that what is on its way costs no register and needs no barrier. The
+// first weights are asked for before the wait for the last kernel: only weights and norms may be read there. The norm is computed by every
 // block for itself, from the second cache. The idea of warp-per-row streaming is in every public batch-1 engine (calm, llama.cpp).
 #pragma once
 
 #include "elements.cuh"
 
 constexpr int WARPS = 8, THREADS = WARPS * WARP;
-// 16-byte loads of each row that a lane has in flight, twice: one tile is multiplied while the next one comes.
-constexpr int UNROLL = 4, STEP = UNROLL * WARP;
+// 16-byte copies of each of two rows that a lane waits for together, and groups of them on their way: 128 bytes of a lane. Two blocks of the
+// next kernel then fit beside two of this one and have asked for their first weights when it ends.
+constexpr int UNROLL = 1, GROUPS = 4, STEP = UNROLL * WARP;
+// Blocks that fit a multiprocessor, by rows at a time.
+constexpr int resident(int rows) { return rows == 1 ? 4 : rows == 2 ? 3 : 2; }
+constexpr int VECTOR_BYTES = THREADS * 16, GROUP_BYTES = UNROLL * 2 * VECTOR_BYTES, RING_BYTES = GROUPS * GROUP_BYTES;
+// Loads of activations that a thread has in flight.
+constexpr int BATCH = 4;
 
 // Inputs as they are kept in shared memory, 4 columns at a time, and what a 16-byte vector of weights does with them.
 template <class T>
@@ -175,11 +182,33 @@ struct LinearInput {
     int rows, columns;
 
     __device__ const float* row(int row) const { return values + (size_t)(row_of ? row_of[row] : row) * columns; }
-    // Columns column..column + 4 of a row, zeros behind its end.
-    __device__ float4 four(const float* from, int column) const {
-        if (columns % 4 == 0) return column < columns ? *(const float4*)(from + column) : make_float4(0, 0, 0, 0);
-        return make_float4(column < columns ? from[column] : 0, column + 1 < columns ? from[column + 1] : 0,
-                           column + 2 < columns ? from[column + 2] : 0, column + 3 < columns ? from[column + 3] : 0);
+    // Columns column..column + 4 of a row, and N times as many, `apart` columns on each; zeros behind its end.
+    template <int N>
+    __device__ void fours(float4 (&x)[N], const float* from, int column, int apart) const {
+        if (columns % 4 == 0) {
+            // Loads without a branch, so that all are on their way together.
+#pragma unroll
+            for (int i = 0; i < N; ++i) x[i] = *(const float4*)(from + min(column + i * apart, columns - 4));
+#pragma unroll
+            for (int i = 0; i < N; ++i)
+                if (column + i * apart >= columns) x[i] = make_float4(0, 0, 0, 0);
+            return;
+        }
+#pragma unroll
+        for (int i = 0; i < N; ++i) {
+            const int at = column + i * apart;
+            x[i] = make_float4(at < columns ? from[at] : 0, at + 1 < columns ? from[at + 1] : 0, at + 2 < columns ? from[at + 2] : 0,
+                               at + 3 < columns ? from[at + 3] : 0);
+        }
+    }
+    // The norm of what `fours` loaded.
+    template <int N>
+    __device__ void apply_norm(float4 (&x)[N], float factor, int column, int apart) const {
+        float4 g[N];
+        fours(g, norm, column, apart);
+#pragma unroll
+        for (int i = 0; i < N; ++i)
+            x[i] = make_float4(x[i].x * factor * g[i].x, x[i].y * factor * g[i].y, x[i].z * factor * g[i].z, x[i].w * factor * g[i].w);
     }
 };
 
@@ -190,67 +219,84 @@ struct LinearWeights {
     int outputs, vectors;
 };
 
-// 16 bytes of two rows, UNROLL times.
-struct WeightTile {
-    uint4 first[UNROLL], second[UNROLL];
-    __device__ void load(const LinearWeights& weights, int pair, int at) {
-        const uint4* first_row = weights.data + (size_t)(2 * pair) * weights.vectors;
-        const uint4* second_row = first_row + (2 * pair + 1 < weights.outputs ? weights.vectors : 0);
+// The weights of a warp's pairs on their way to shared memory, in the order in which they are multiplied.
+struct WeightStream {
+    const LinearWeights& weights;
+    // This thread's place in each group.
+    unsigned char* ring;
+    int pairs, stride;
+    // What comes next, and where: the group that was asked for longest ago.
+    int pair, at, group;
+
+    // Asks for a group; behind the end for nothing, which counts as one.
+    __device__ void ask() {
+        const uint4* first = weights.data + (size_t)(2 * pair) * weights.vectors + at;
+        const uint4* second = first + (2 * pair + 1 < weights.outputs ? weights.vectors : 0);
+        unsigned char* to = ring + group * GROUP_BYTES;
 #pragma unroll
         for (int u = 0; u < UNROLL; ++u) {
-            if (at + u * WARP >= weights.vectors) break;
-            first[u] = load_once(first_row + at + u * WARP);
-            second[u] = load_once(second_row + at + u * WARP);
+            const bool exists = pair < pairs && at + u * WARP < weights.vectors;
+            copy_async(to + 2 * u * VECTOR_BYTES, first + u * WARP, exists);
+            copy_async(to + (2 * u + 1) * VECTOR_BYTES, second + u * WARP, exists);
         }
+        commit_copies();
+        group = group + 1 < GROUPS ? group + 1 : 0;
+        at += STEP;
+        if (at - (int)(threadIdx.x % WARP) >= weights.vectors) at = threadIdx.x % WARP, pair += stride;
     }
 };
 
-// Sum over all threads of a block, in every thread; `scratch` has a place per warp.
-__device__ inline float block_sum(float value, float* scratch) {
-    value = warp_sum(value);
-    if (threadIdx.x % WARP == 0) scratch[threadIdx.x / WARP] = value;
-    __syncthreads();
-    float sum = 0;
-    for (unsigned warp = 0; warp < blockDim.x / WARP; ++warp) sum += scratch[warp];
-    __syncthreads();
-    return sum;
-}
-
-// 1 / √(mean(x²) + ε) of a row.
-__device__ inline float norm_factor(const LinearInput& in, const float* from, float* scratch) {
-    float squares = 0;
-    for (int column = threadIdx.x * 4; column < in.columns; column += blockDim.x * 4) {
-        const float4 x = in.four(from, column);
-        squares += x.x * x.x + x.y * x.y + x.z * x.z + x.w * x.w;
+// 1 / √(mean(x²) + ε) of M rows; `scratch` has a place per warp and row.
+template <int M>
+__device__ inline void norm_factors(const LinearInput& in, int first_row, int count, float* scratch, float (&factors)[M]) {
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+#pragma unroll
+    for (int m = 0; m < M; ++m) {
+        const float* from = in.row(first_row + min(m, count - 1));
+        float squares = 0;
+        for (int column = threadIdx.x * 4; column < in.columns; column += BATCH * THREADS * 4) {
+            float4 x[BATCH];
+            in.fours(x, from, column, THREADS * 4);
+#pragma unroll
+            for (int i = 0; i < BATCH; ++i) squares += x[i].x * x[i].x + x[i].y * x[i].y + x[i].z * x[i].z + x[i].w * x[i].w;
+        }
+        squares = warp_sum(squares);
+        if (lane == 0) scratch[m * WARPS + warp] = squares;
     }
-    return rsqrtf(block_sum(squares, scratch) / (float)in.columns + in.norm_eps);
+    __syncthreads();
+#pragma unroll
+    for (int m = 0; m < M; ++m) {
+        float sum = 0;
+#pragma unroll
+        for (int w = 0; w < WARPS; ++w) sum += scratch[m * WARPS + w];
+        factors[m] = rsqrtf(sum / (float)in.columns + in.norm_eps);
+    }
 }
 
 // Calls `finish(pair, first_row, count, sums)` with all lanes of the warp that owns the pair.
 template <class F, int M, class Finish>
 __device__ inline void multiply(const LinearInput& in, const LinearWeights& weights, int chunk, Finish finish) {
-    SHARED_BYTES(inputs);
-    SHARED(float[WARPS], scratch);
+    SHARED_BYTES(memory);
+    SHARED(float[WARPS * M], scratch);
+    unsigned char* inputs = memory + RING_BYTES;
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     const int pairs = (weights.outputs + 1) / 2, stride = gridDim.x * WARPS;
     const int first_row = blockIdx.y * M, count = min(M, in.rows - first_row);
     const int chunk_vectors = chunk / F::COLUMNS, chunks = (weights.vectors + chunk_vectors - 1) / chunk_vectors;
 
     launch_dependents();
-    WeightTile tile;
-    int base = blockIdx.x * WARPS;
-    if (base + warp < pairs) tile.load(weights, base + warp, lane);
+    WeightStream stream{weights, memory + threadIdx.x * 16, pairs, stride, (int)(blockIdx.x + warp * gridDim.x), lane, 0};
+#pragma unroll
+    for (int i = 0; i < GROUPS; ++i) stream.ask();
+    if (in.norm)
+        for (int column = threadIdx.x * 32; column < in.columns; column += THREADS * 32) prefetch(in.norm + column);
     wait_for_dependency();
 
     float factors[M];
-#pragma unroll
-    for (int m = 0; m < M; ++m) {
-        factors[m] = 1;
-        if (in.norm && m < count) factors[m] = norm_factor(in, in.row(first_row + m), scratch);
-    }
+    if (in.norm) norm_factors<M>(in, first_row, count, scratch, factors);
     bool staged = false;
-    for (; base < pairs; base += stride) {
-        const int pair = base + warp;
+    for (int base = blockIdx.x; base < pairs; base += stride) {
+        const int pair = base + warp * gridDim.x;
         float sums[2][M] = {};
         for (int c = 0; c < chunks; ++c) {
             if (!staged || chunks > 1) {
@@ -260,15 +306,15 @@ __device__ inline void multiply(const LinearInput& in, const LinearWeights& weig
                 for (int m = 0; m < M; ++m) {
                     const float* from = in.row(first_row + min(m, count - 1));
                     // Every thread takes every turn: lanes meet in it.
-                    for (int turn = 0; turn < chunk; turn += THREADS * 4) {
-                        const int at = turn + threadIdx.x * 4, column = c * chunk + at;
-                        float4 x = make_float4(0, 0, 0, 0);
-                        if (at < chunk && m < count) x = in.four(from, column);
-                        if (in.norm) {
-                            const float4 g = at < chunk ? in.four(in.norm, column) : x;
-                            x = make_float4(x.x * factors[m] * g.x, x.y * factors[m] * g.y, x.z * factors[m] * g.z, x.w * factors[m] * g.w);
+                    for (int turn = threadIdx.x * 4; turn - (int)threadIdx.x * 4 < chunk; turn += BATCH * THREADS * 4) {
+                        float4 x[BATCH];
+                        in.fours(x, from, c * chunk + turn, THREADS * 4);
+                        if (in.norm) in.apply_norm(x, factors[m], c * chunk + turn, THREADS * 4);
+#pragma unroll
+                        for (int i = 0; i < BATCH; ++i) {
+                            const int at = turn + i * THREADS * 4;
+                            F::stage(inputs, M, chunk, m, at, x[i], at < chunk);
                         }
-                        F::stage(inputs, M, chunk, m, at, x, at < chunk);
                     }
                 }
                 staged = true;
@@ -277,16 +323,13 @@ __device__ inline void multiply(const LinearInput& in, const LinearWeights& weig
             if (pair >= pairs) continue;
             const int begin = c * chunk_vectors, end = min(begin + chunk_vectors, weights.vectors);
             for (int at = begin + lane; at - lane < end; at += STEP) {
-                WeightTile next;
-                if (at - lane + STEP < weights.vectors) {
-                    next.load(weights, pair, at + STEP);
-                } else if (pair + stride < pairs) {
-                    next.load(weights, pair + stride, lane);
-                }
+                wait_copies<GROUPS - 1>();
+                const unsigned char* from = stream.ring + stream.group * GROUP_BYTES;
 #pragma unroll
                 for (int u = 0; u < UNROLL; ++u) {
                     if (at + u * WARP >= end) break;
-                    const auto first = F::wide(tile.first[u]), second = F::wide(tile.second[u]);
+                    const auto first = F::wide(*(const uint4*)(from + 2 * u * VECTOR_BYTES));
+                    const auto second = F::wide(*(const uint4*)(from + (2 * u + 1) * VECTOR_BYTES));
 #pragma unroll
                     for (int m = 0; m < M; ++m) {
                         const auto x = F::input(inputs, M, chunk, m, at + u * WARP - begin);
@@ -294,7 +337,7 @@ __device__ inline void multiply(const LinearInput& in, const LinearWeights& weig
                         F::add(sums[1][m], second, x);
                     }
                 }
-                tile = next;
+                stream.ask();
             }
         }
         if (pair >= pairs) continue;
@@ -308,6 +351,8 @@ __device__ inline void multiply(const LinearInput& in, const LinearWeights& weig
         }
         finish(pair, first_row, count, sums);
     }
+    // Nothing is on its way when the block ends.
+    wait_copies<0>();
 }
 
 // A kernel of each format and number of rows. Four rows beside fp8 would spill on sm_80.

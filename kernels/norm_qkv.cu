@@ -41,12 +41,12 @@ __device__ inline void norm_qkv(const LinearInput& in, const LinearWeights& weig
 }
 
 #define KERNEL(dtype, F, M)                                                                                                              \
-    HBMARK_KERNEL_BOUNDED(THREADS, 2, norm_qkv_##dtype##_m##M, const float* __restrict__ hidden, const float* __restrict__ norm,         \
-                          float norm_eps, const uint4* __restrict__ data, const float* __restrict__ scales,                              \
-                          const float* __restrict__ bias, const float* __restrict__ query_norm, const float* __restrict__ key_norm,      \
-                          const float* __restrict__ cosines, const float* __restrict__ sines, const unsigned* __restrict__ positions,    \
-                          const unsigned long long* __restrict__ tables, const unsigned* __restrict__ starts,                            \
-                          float* __restrict__ query, float* __restrict__ projected, unsigned* __restrict__ arrived,                      \
+    HBMARK_KERNEL_BOUNDED(THREADS, resident(M), norm_qkv_##dtype##_m##M, const float* hidden, const float* norm,         \
+                          float norm_eps, const uint4* data, const float* scales,                              \
+                          const float* bias, const float* query_norm, const float* key_norm,      \
+                          const float* cosines, const float* sines, const unsigned* positions,    \
+                          const unsigned long long* tables, const unsigned* starts,                            \
+                          float* query, float* projected, unsigned* arrived,                      \
                           unsigned long long layer_bytes, int layer, int heads, int kv_heads, int head_dim, int block_shift, int rows,   \
                           int columns, int outputs, int vectors, int chunk) {                                                            \
         norm_qkv<F, M>({hidden, nullptr, norm, norm_eps, rows, columns}, {data, scales, bias, outputs, vectors},                         \

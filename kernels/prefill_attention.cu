@@ -156,9 +156,9 @@ __device__ inline void prefill_attention(const PrefillWork& work, const Cache& c
 }
 
 #define KERNEL(dtype, T, D)                                                                                                               \
-    HBMARK_KERNEL_BOUNDED(PREFILL_THREADS, 2, prefill_attention_##dtype##_d##D, const float* __restrict__ query,                          \
-                          const unsigned* __restrict__ positions, const unsigned* __restrict__ last_rows,                                 \
-                          const unsigned long long* __restrict__ tables, const unsigned* __restrict__ starts, float* __restrict__ out,    \
+    HBMARK_KERNEL_BOUNDED(PREFILL_THREADS, 2, prefill_attention_##dtype##_d##D, const float* query,                          \
+                          const unsigned* positions, const unsigned* last_rows,                                 \
+                          const unsigned long long* tables, const unsigned* starts, float* out,    \
                           unsigned long long layer_bytes, int layer, int heads, int kv_heads, int head_dim, int block_shift, int window,  \
                           float scale_log2) {                                                                                             \
         prefill_attention<T, D>({query, positions, last_rows, out, heads, window, scale_log2},                                            \

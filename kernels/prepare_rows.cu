@@ -12,26 +12,30 @@ template <class F>
 __device__ inline void prepare_rows(const LinearInput& in, uint4* out, int vectors) {
     SHARED(float[WARPS], scratch);
     launch_dependents();
+    if (in.norm)
+        for (int column = threadIdx.x * 32; column < in.columns; column += THREADS * 32) prefetch(in.norm + column);
     wait_for_dependency();
     const float* from = in.row(blockIdx.x);
-    const float factor = in.norm ? norm_factor(in, from, scratch) : 1;
+    float factors[1];
+    if (in.norm) norm_factors<1>(in, blockIdx.x, 1, scratch, factors);
     // Whole stages: a format may keep more of a row than the row has.
     const int whole = (vectors + 7) / 8 * 8 * F::COLUMNS;
     // Every thread takes every turn: lanes meet in it.
-    for (int turn = 0; turn < whole; turn += THREADS * 4) {
-        const int column = turn + threadIdx.x * 4;
-        float4 x = in.four(from, column);
-        if (in.norm) {
-            const float4 g = in.four(in.norm, column);
-            x = make_float4(x.x * factor * g.x, x.y * factor * g.y, x.z * factor * g.z, x.w * factor * g.w);
+    for (int turn = threadIdx.x * 4; turn - (int)threadIdx.x * 4 < whole; turn += BATCH * THREADS * 4) {
+        float4 x[BATCH];
+        in.fours(x, from, turn, THREADS * 4);
+        if (in.norm) in.apply_norm(x, factors[0], turn, THREADS * 4);
+#pragma unroll
+        for (int i = 0; i < BATCH; ++i) {
+            const int column = turn + i * THREADS * 4;
+            F::put(out, in.rows, vectors, blockIdx.x, column, x[i], column < vectors * F::COLUMNS);
         }
-        F::put(out, in.rows, vectors, blockIdx.x, column, x, column < vectors * F::COLUMNS);
     }
 }
 
 #define KERNEL(dtype, F)                                                                                                                \
-    HBMARK_KERNEL_BOUNDED(THREADS, 2, prepare_rows_##dtype, const float* __restrict__ hidden, const unsigned* __restrict__ row_of,      \
-                          const float* __restrict__ norm, float norm_eps, uint4* __restrict__ out, int rows, int columns, int vectors) { \
+    HBMARK_KERNEL_BOUNDED(THREADS, 2, prepare_rows_##dtype, const float* hidden, const unsigned* row_of,      \
+                          const float* norm, float norm_eps, uint4* out, int rows, int columns, int vectors) { \
         prepare_rows<F>({hidden, row_of, norm, norm_eps, rows, columns}, out, vectors);                                                 \
     }
 KERNEL(bf16, TiledFloats<Bf16>)

@@ -22,8 +22,8 @@ __device__ inline void project_add(const LinearInput& in, const LinearWeights& w
 }
 
 #define KERNEL(dtype, F, M)                                                                                                         \
-    HBMARK_KERNEL_BOUNDED(THREADS, 2, project_add_##dtype##_m##M, const float* __restrict__ input, const uint4* __restrict__ data,  \
-                          const float* __restrict__ scales, const float* __restrict__ bias, float* __restrict__ hidden, int rows,   \
+    HBMARK_KERNEL_BOUNDED(THREADS, resident(M), project_add_##dtype##_m##M, const float* input, const uint4* data,  \
+                          const float* scales, const float* bias, float* hidden, int rows,   \
                           int columns, int outputs, int vectors, int chunk) {                                                       \
         project_add<F, M>({input, nullptr, nullptr, 0, rows, columns}, {data, scales, bias, outputs, vectors}, hidden, chunk);      \
     }

@@ -8,12 +8,12 @@
 #include "tiled.cuh"
 
 #define PRODUCT                                                                                                                          \
-    const uint4 *__restrict__ inputs, const uint4 *__restrict__ data, const float *__restrict__ scales, const float *__restrict__ bias,  \
+    const uint4 *inputs, const uint4 *data, const float *scales, const float *bias,  \
         int rows, int outputs, int vectors
 #define WEIGHTS {data, scales, bias, outputs, vectors}
 
 #define KERNEL(dtype, F, ROWS)                                                                                                           \
-    HBMARK_KERNEL_BOUNDED(Tiling##ROWS::TILED_THREADS, 1, tiled_project_add_##dtype##_t##ROWS, float* __restrict__ hidden, PRODUCT) {    \
+    HBMARK_KERNEL_BOUNDED(Tiling##ROWS::TILED_THREADS, 1, tiled_project_add_##dtype##_t##ROWS, float* hidden, PRODUCT) {    \
         multiply_tiled<F, Tiling##ROWS>(inputs, rows, WEIGHTS, [&](int row, int pair, float first, float second) {                       \
             float* out = hidden + (size_t)row * outputs + 2 * pair;                                                                      \
             out[0] += first;                                                                                                             \
@@ -24,7 +24,7 @@ HBMARK_FOR_EACH_TILING(KERNEL)
 #undef KERNEL
 
 #define KERNEL(dtype, F, ROWS)                                                                                                           \
-    HBMARK_KERNEL_BOUNDED(Tiling##ROWS::TILED_THREADS, 1, tiled_gate_up_##dtype##_t##ROWS, float* __restrict__ out, PRODUCT) {           \
+    HBMARK_KERNEL_BOUNDED(Tiling##ROWS::TILED_THREADS, 1, tiled_gate_up_##dtype##_t##ROWS, float* out, PRODUCT) {           \
         multiply_tiled<F, Tiling##ROWS>(inputs, rows, WEIGHTS, [&](int row, int pair, float gate, float up) {                            \
             out[(size_t)row * (outputs / 2) + pair] = gate / (1.0f + expf(-gate)) * up;                                                  \
         });                                                                                                                              \
@@ -33,7 +33,7 @@ HBMARK_FOR_EACH_TILING(KERNEL)
 #undef KERNEL
 
 #define KERNEL(dtype, F, ROWS)                                                                                                           \
-    HBMARK_KERNEL_BOUNDED(Tiling##ROWS::TILED_THREADS, 1, tiled_head_##dtype##_t##ROWS, float* __restrict__ logits, PRODUCT) {           \
+    HBMARK_KERNEL_BOUNDED(Tiling##ROWS::TILED_THREADS, 1, tiled_head_##dtype##_t##ROWS, float* logits, PRODUCT) {           \
         multiply_tiled<F, Tiling##ROWS>(inputs, rows, WEIGHTS, [&](int row, int pair, float first, float second) {                       \
             float* out = logits + (size_t)row * outputs + 2 * pair;                                                                      \
             out[0] = first;                                                                                                              \
@@ -44,9 +44,9 @@ HBMARK_FOR_EACH_TILING(KERNEL)
 #undef KERNEL
 
 #define HEADS                                                                                                                            \
-    const float *__restrict__ query_norm, const float *__restrict__ key_norm, float norm_eps, const float *__restrict__ cosines,         \
-        const float *__restrict__ sines, const unsigned *__restrict__ positions, const unsigned long long *__restrict__ tables,          \
-        const unsigned *__restrict__ starts, float *__restrict__ query, float *__restrict__ projected, unsigned long long layer_bytes,   \
+    const float *query_norm, const float *key_norm, float norm_eps, const float *cosines,         \
+        const float *sines, const unsigned *positions, const unsigned long long *tables,          \
+        const unsigned *starts, float *query, float *projected, unsigned long long layer_bytes,   \
         int layer, int heads, int kv_heads, int head_dim, int block_shift
 #define HEAD_WORK {query_norm, key_norm, cosines, sines, positions, query, projected, nullptr, heads, norm_eps}
 #define CACHE {tables, starts, layer_bytes, layer, kv_heads, head_dim, block_shift}
@@ -79,7 +79,7 @@ KERNEL(f16, F16)
 #undef KERNEL
 
 // out[row][pair] = silu(sums[row][2 * pair]) * sums[row][2 * pair + 1], behind a product of the library. Grid: (ceil(pairs / 256), rows).
-HBMARK_KERNEL_BOUNDED(THREADS, 2, finish_gate_up, const float* __restrict__ sums, float* __restrict__ out, int pairs) {
+HBMARK_KERNEL_BOUNDED(THREADS, 2, finish_gate_up, const float* sums, float* out, int pairs) {
     launch_dependents();
     wait_for_dependency();
     const int pair = blockIdx.x * THREADS + threadIdx.x;
@@ -88,17 +88,36 @@ HBMARK_KERNEL_BOUNDED(THREADS, 2, finish_gate_up, const float* __restrict__ sums
     out[(size_t)blockIdx.y * pairs + pair] = both.x / (1.0f + expf(-both.x)) * both.y;
 }
 
-// next[s] = the first largest of logits[s]. Grid: (sequences). Block: 1024 threads.
-HBMARK_KERNEL_BOUNDED(1024, 1, first_largest, const float* __restrict__ logits, unsigned* __restrict__ next, int outputs) {
-    SHARED(unsigned long long[32], of_warps);
+// next[s] = the first largest of logits[s]. Grid: (parts, sequences). Block: 256 threads. best and arrived [sequences]: as in head.cu. A thread
+// asks for 16 logits at once.
+HBMARK_KERNEL_BOUNDED(THREADS, 2, first_largest, const float* logits, unsigned long long* best, unsigned* arrived, unsigned* next, int outputs) {
+    SHARED(unsigned long long[WARPS], of_warps);
     launch_dependents();
     wait_for_dependency();
-    unsigned long long best = NO_LOGIT;
-    for (int i = threadIdx.x; i < outputs; i += blockDim.x) best = max(best, in_order(logits[(size_t)blockIdx.x * outputs + i], i));
-    for (int offset = WARP / 2; offset > 0; offset /= 2) best = max(best, __shfl_xor_sync(ALL_LANES, best, offset));
-    if (threadIdx.x % WARP == 0) of_warps[threadIdx.x / WARP] = best;
+    const LinearInput in{logits, nullptr, nullptr, 0, (int)gridDim.y, outputs};
+    const int sequence = blockIdx.y, apart = gridDim.x * THREADS * 4;
+    unsigned long long mine = NO_LOGIT;
+    for (int first = (blockIdx.x * THREADS + threadIdx.x) * 4; first < outputs; first += BATCH * apart) {
+        float4 four[BATCH];
+        in.fours(four, in.row(sequence), first, apart);
+#pragma unroll
+        for (int i = 0; i < BATCH; ++i) {
+            const float each[4] = {four[i].x, four[i].y, four[i].z, four[i].w};
+#pragma unroll
+            for (int j = 0; j < 4; ++j)
+                if (first + i * apart + j < outputs) mine = max(mine, in_order(each[j], first + i * apart + j));
+        }
+    }
+    for (int offset = WARP / 2; offset > 0; offset /= 2) mine = max(mine, __shfl_xor_sync(ALL_LANES, mine, offset));
+    if (threadIdx.x % WARP == 0) of_warps[threadIdx.x / WARP] = mine;
     __syncthreads();
     if (threadIdx.x > 0) return;
-    for (unsigned warp = 1; warp < blockDim.x / WARP; ++warp) best = max(best, of_warps[warp]);
-    next[blockIdx.x] = ~(unsigned)best;
+    for (int warp = 1; warp < WARPS; ++warp) mine = max(mine, of_warps[warp]);
+    atomicMax(best + sequence, mine);
+    // The last block to come has the largest of all.
+    __threadfence();
+    if (atomicInc(arrived + sequence, gridDim.x - 1) != gridDim.x - 1) return;
+    __threadfence();
+    next[sequence] = ~(unsigned)__ldcg(best + sequence);
+    best[sequence] = NO_LOGIT;
 }

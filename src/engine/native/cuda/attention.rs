@@ -12,15 +12,20 @@ use crate::engine::native::operations::{AttentionShape, PoolShape};
 use crate::engine::native::ragged_batch::Rows;
 use hbmark_core::model::Dtype;
 
-/// Threads of a block, its warps, and query heads that can share a load (`decode_attention.cu`).
-const THREADS: u32 = 128;
-const WARPS: usize = 4;
+/// Threads of a block, its warps, query heads that can share a load, and bytes of K and V that a thread has on their way
+/// (`decode_attention.cu`).
+const THREADS: u32 = 256;
+const WARPS: usize = 8;
 const SHARED_HEADS: [usize; 4] = [1, 2, 4, 8];
+const LANE_BYTES: usize = 256;
+/// Splits whose values are asked for together when they are merged.
+const MERGED_AT_ONCE: usize = 16;
 
 /// The widest head of the attention kernels.
 pub const MAX_HEAD_DIM: usize = 256;
 
-/// Queries of a block, positions of a tile, and widths of a head (`prefill_attention.cu`).
+/// Threads and queries of a block, positions of a tile, and widths of a head (`prefill_attention.cu`).
+const PREFILL_THREADS: u32 = 128;
 const QUERIES: usize = 64;
 const POSITIONS: usize = 64;
 const PREFILL_DIMS: [usize; 2] = [64, 128];
@@ -37,7 +42,8 @@ pub struct KvSplitPlan {
 }
 
 impl KvSplitPlan {
-    /// Enough blocks to fill the device twice, but no split shorter than the tuning says; `longest` positions are the most that a row sees.
+    /// As few splits as come near to filling the device evenly, none shorter than the tuning says; `longest` positions are the most that a
+    /// row sees.
     #[must_use]
     pub fn new<D: Device>(
         device: &D,
@@ -48,10 +54,32 @@ impl KvSplitPlan {
     ) -> Self {
         let together = SHARED_HEADS.into_iter().find(|heads| *heads >= shape.group()).unwrap_or(8);
         let chunks = shape.group().div_ceil(together);
-        let wanted = (2 * device.multiprocessors() as usize).div_ceil(rows * shape.kv_heads * chunks);
-        let splits = wanted.next_power_of_two().min(longest.div_ceil(tuning.min_split).next_power_of_two());
+        // Eight heads need the registers of two blocks.
+        let resident = if together > 4 { 1 } else { 2 };
+        let ways = rows * shape.kv_heads * chunks;
+        let most = longest.div_ceil(tuning.min_split).max(1);
+        let splits = splits(ways, device.multiprocessors() as usize, resident, most);
         Self { together, chunks, splits }
     }
+
+    /// Dynamic shared memory: K and V on their way, then what warps, and then splits, are merged in.
+    fn shared_bytes(&self, head_dim: usize) -> usize {
+        let of_warps = WARPS * self.together * (head_dim + 2) * 4;
+        (LANE_BYTES * THREADS as usize).max(of_warps).max(4 * self.together * self.splits)
+    }
+}
+
+/// Blocks per way that share its positions. What counts is how much of the device has blocks, and how evenly multiprocessors do; the fewest
+/// splits within 5 % of the best are taken, since each must be merged. More than one round of merging needs a device that would stay idle.
+fn splits(ways: usize, multiprocessors: usize, resident: usize, most: usize) -> usize {
+    let most = most.min(MERGED_AT_ONCE.max(multiprocessors.div_ceil(ways)));
+    let score = |splits: usize| {
+        let blocks = splits * ways;
+        let filled = (blocks as f64 / (multiprocessors * resident) as f64).min(1.0);
+        filled * blocks as f64 / blocks.next_multiple_of(multiprocessors) as f64
+    };
+    let best = (1..=most).map(score).fold(0.0, f64::max);
+    (1..=most).find(|splits| score(*splits) >= 0.95 * best).unwrap_or(1)
 }
 
 /// Attention of single rows over the cache.
@@ -103,7 +131,7 @@ impl<D: Device> DecodeAttention<'_, D> {
             kernel: format!("decode_attention_{dtype}_g{}_d{known_dim}", cut.together),
             grid: [word(cut.splits), word(shape.kv_heads * cut.chunks), word(*rows)],
             threads: THREADS,
-            shared_bytes: word(WARPS * cut.together * (dim + 2) * 4),
+            shared_bytes: word(cut.shared_bytes(dim)),
             arguments: vec![
                 Address(D::address(&query.memory)),
                 Address(step.positions()),
@@ -187,7 +215,7 @@ impl<D: Device> PrefillAttention<'_, D> {
         device.launch(&KernelLaunch {
             kernel: format!("prefill_attention_{dtype}_d{known_dim}"),
             grid: [word(tiles), word(shape.kv_heads), word(rows.sequences.len())],
-            threads: THREADS,
+            threads: PREFILL_THREADS,
             shared_bytes: word(2 * 2 * POSITIONS * known_dim * pool.shape.element_bytes()),
             arguments: vec![
                 Address(D::address(&query.memory)),
@@ -226,4 +254,19 @@ impl<D: Device> PrefillAttention<'_, D> {
 /// A window as kernels take it: the largest where there is none.
 fn window_argument(window: Option<usize>) -> Argument {
     I32(window.and_then(|window| i32::try_from(window).ok()).unwrap_or(i32::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::splits;
+
+    #[test]
+    fn splits_fill_a_device_evenly_and_are_few() {
+        // Multiprocessors of an H200 and of an A100; ways of 8 heads of K and V at batch 1, 8 and 32.
+        assert_eq!([8, 64, 256].map(|ways| splits(ways, 132, 2, 128)), [16, 4, 1]);
+        assert_eq!([8, 64, 256].map(|ways| splits(ways, 108, 2, 128)), [13, 5, 2]);
+        // One head, which would leave most of the device idle; and a context too short for more.
+        assert_eq!(splits(1, 132, 2, 1000), 129);
+        assert_eq!(splits(8, 132, 2, 8), 8);
+    }
 }

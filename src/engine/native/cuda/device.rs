@@ -65,6 +65,8 @@ pub trait Device: std::fmt::Debug {
     fn name(&self) -> &str;
     /// How many blocks can run beside each other is a multiple of this.
     fn multiprocessors(&self) -> u32;
+    /// Shared memory that a block can have if it asks.
+    fn shared_bytes(&self) -> usize;
     /// Marks on the stream of this device.
     fn timeline(&self) -> Box<dyn Timeline>;
 

@@ -80,6 +80,7 @@ pub struct Driver {
     modules: Vec<(&'static [&'static str], Arc<CudaModule>)>,
     functions: HashMap<String, CudaFunction>,
     multiprocessors: u32,
+    shared_bytes: usize,
     dependent_launch: bool,
     recording: bool,
     /// Opened by the first product.
@@ -107,6 +108,9 @@ impl Driver {
         let attribute = |attribute| context.attribute(attribute).map_err(failed);
         let multiprocessors =
             attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?.unsigned_abs();
+        let shared_bytes =
+            attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?
+                .unsigned_abs() as usize;
         let major = attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
         Ok(Self {
             context,
@@ -114,6 +118,7 @@ impl Driver {
             modules,
             functions: HashMap::new(),
             multiprocessors,
+            shared_bytes,
             dependent_launch: major >= 9,
             recording: false,
             products: Rc::default(),
@@ -248,6 +253,10 @@ impl Device for Driver {
 
     fn multiprocessors(&self) -> u32 {
         self.multiprocessors
+    }
+
+    fn shared_bytes(&self) -> usize {
+        self.shared_bytes
     }
 
     fn timeline(&self) -> Box<dyn Timeline> {

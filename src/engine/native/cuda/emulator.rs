@@ -39,6 +39,8 @@ const NAME: &str = "emulated";
 /// What surrounds an allocation, and what fills it until it is written: not a number in f32, f16 and bf16.
 const POISON: u8 = 0xff;
 const GUARD: usize = 256;
+/// What a block of an H100 can have. *Source*: CUDA programming guide, compute capabilities.
+const SHARED_BYTES: usize = 227 << 10;
 
 thread_local! {
     /// Allocations of this host thread that are not freed: their addresses and sizes.
@@ -123,6 +125,8 @@ pub struct Emulated {
     random: u64,
     /// As [`Device::multiprocessors`].
     pub multiprocessors: u32,
+    /// As [`Device::shared_bytes`].
+    pub shared_bytes: usize,
     recording: Option<Vec<GraphNode>>,
     /// Kernels run so far.
     pub launches: usize,
@@ -134,7 +138,14 @@ impl Emulated {
     /// A device whose threads and blocks are scheduled by a seed.
     #[must_use]
     pub fn new(seed: u64) -> Self {
-        Self { random: seed, multiprocessors: 2, recording: None, launches: 0, replays: 0 }
+        Self {
+            random: seed,
+            multiprocessors: 2,
+            shared_bytes: SHARED_BYTES,
+            recording: None,
+            launches: 0,
+            replays: 0,
+        }
     }
 
     fn failed(detail: impl Into<String>) -> EngineError {
@@ -142,6 +153,10 @@ impl Emulated {
     }
 
     fn run(&mut self, launch: &KernelLaunch) -> Result<(), EngineError> {
+        if launch.shared_bytes as usize > self.shared_bytes {
+            let what = format!("{}: {} bytes of shared memory", launch.kernel, launch.shared_bytes);
+            return Err(Self::failed(format!("{what}, of {}", self.shared_bytes)));
+        }
         for argument in &launch.arguments {
             if let Argument::Address(address @ 1..) = argument
                 && !holds(*address, 1)
@@ -259,6 +274,10 @@ impl Device for Emulated {
 
     fn multiprocessors(&self) -> u32 {
         self.multiprocessors
+    }
+
+    fn shared_bytes(&self) -> usize {
+        self.shared_bytes
     }
 
     fn timeline(&self) -> Box<dyn Timeline> {

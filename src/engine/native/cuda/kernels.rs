@@ -13,16 +13,21 @@ use crate::engine::EngineError;
 use crate::engine::native::operations::AttentionShape;
 use hbmark_core::model::Dtype;
 
-/// Threads of a block of the streaming product, its warps, and 16-byte vectors that a warp takes in a step (`linear.cuh`).
+/// Threads of a block of the streaming product, its warps, 16-byte vectors of a row that a warp takes in a step, and shared memory for weights on
+/// their way (`linear.cuh`).
 const THREADS: u32 = 256;
 const WARPS: usize = 8;
-const STEP: usize = 128;
+const STEP: usize = 32;
+const RING_BYTES: usize = 32 << 10;
+/// Logits that a block of `first_largest` takes in one turn (`tiled_layers.cu`).
+const LOGITS_AT_ONCE: usize = 4096;
 
 /// Rows that the streaming product takes at a time.
 const ROWS_AT_ONCE: [usize; 3] = [1, 2, 4];
 
-/// Blocks of the streaming product that a multiprocessor holds.
-const BLOCKS_PER_MULTIPROCESSOR: usize = 4;
+/// Blocks of the streaming product for each multiprocessor: enough to keep the memory busy, and as many of the next kernel fit beside them, whose
+/// first weights come while these end. `scripts/check_sass.py` holds that.
+const BLOCKS_PER_MULTIPROCESSOR: usize = 2;
 
 /// Activations `[rows, width]` f32, or a vector where there is one row.
 #[derive(Debug)]
@@ -35,7 +40,7 @@ pub struct DeviceTensor<D: Device> {
 /// Sizes that are tuned, and small in tests so that every path is taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tuning {
-    /// Shared memory for inputs of a streaming product: what a block has without asking, less what it uses otherwise.
+    /// Shared memory for inputs of a streaming product: with the weights on their way, three blocks of it fit an H100 and two an A100.
     pub input_bytes: usize,
     /// Positions of a split of attention, at least.
     pub min_split: usize,
@@ -51,7 +56,7 @@ impl Default for Tuning {
     fn default() -> Self {
         Self {
             input_bytes: 40 << 10,
-            min_split: 256,
+            min_split: 64,
             min_tiled_rows: 5,
             min_library_rows: 65,
             min_prefill_rows: 8,
@@ -106,13 +111,13 @@ fn stream<D: Device>(
     let fits = tuning.input_bytes * 32 / (rows_at_once * input);
     let chunk = if whole <= fits { whole } else { (fits / step * step).max(step) };
     let pairs = weights.outputs.div_ceil(2);
-    let blocks = pairs.div_ceil(WARPS).min(device.multiprocessors() as usize * BLOCKS_PER_MULTIPROCESSOR);
+    let blocks = pairs.min(device.multiprocessors() as usize * BLOCKS_PER_MULTIPROCESSOR);
     arguments.extend([rows, weights.columns, weights.outputs, weights.vectors, chunk].map(size));
     device.launch(&KernelLaunch {
         kernel: format!("{operation}_{}_m{rows_at_once}", weights.format.name()),
         grid: [word(blocks), word(passes), 1],
         threads: THREADS,
-        shared_bytes: word((rows_at_once * chunk * input).div_ceil(32)),
+        shared_bytes: word(RING_BYTES + (rows_at_once * chunk * input).div_ceil(32)),
         arguments,
     })?;
     Ok(passes as u64 * weights.bytes())
@@ -343,10 +348,16 @@ impl<D: Device> Head<'_, D> {
             };
             device.launch(&KernelLaunch {
                 kernel: "first_largest".into(),
-                grid: [word(*sequences), 1, 1],
-                threads: 1024,
+                grid: [word(weights.outputs.div_ceil(LOGITS_AT_ONCE)), word(*sequences), 1],
+                threads: THREADS,
                 shared_bytes: 0,
-                arguments: vec![logits, Address(*next), size(weights.outputs)],
+                arguments: vec![
+                    logits,
+                    Address(*best),
+                    Address(*arrived),
+                    Address(*next),
+                    size(weights.outputs),
+                ],
             })?;
             return Ok(bytes + 4 * norm.width as u64);
         }

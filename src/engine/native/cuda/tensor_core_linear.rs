@@ -31,9 +31,10 @@ const TILINGS: [Tiling; 4] = [
 ];
 
 impl Tiling {
-    /// The smallest that takes all rows at once, or the largest.
-    fn of(rows: usize) -> Self {
-        TILINGS.into_iter().find(|tiling| tiling.rows >= rows).unwrap_or(TILINGS[3])
+    /// The smallest that takes all rows at once, or the largest; of those whose tiles fit the shared memory of a block.
+    fn of(rows: usize, inputs: Inputs, shared_bytes: usize) -> Option<Self> {
+        let mut fitting = TILINGS.into_iter().filter(|tiling| tiling.shared_bytes(inputs) <= shared_bytes);
+        fitting.clone().find(|tiling| tiling.rows >= rows).or_else(|| fitting.next_back())
     }
 
     /// Shared memory: stages of 128 bytes of each output, and of the inputs that meet them.
@@ -182,7 +183,10 @@ pub fn multiply<D: Device>(
     let Some(inputs) = Inputs::of(weights.format) else {
         return launch_mismatch(device, operation, format!("{} on tensor cores", weights.format.name()));
     };
-    let tiling = Tiling::of(rows);
+    let Some(tiling) = Tiling::of(rows, inputs, device.shared_bytes()) else {
+        let what = format!("no tile fits {} bytes of shared memory", device.shared_bytes());
+        return launch_mismatch(device, operation, what);
+    };
     let passes = rows.div_ceil(tiling.rows);
     arguments.extend([
         Address(prepared),
@@ -201,4 +205,22 @@ pub fn multiply<D: Device>(
         arguments,
     })?;
     Ok(passes as u64 * weights.bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Inputs, KernelFormat, Tiling};
+
+    #[test]
+    fn a_tile_fits_the_shared_memory_of_a_block() {
+        // An H100, and a GPU of 8.9 or 12.0.
+        let rows_at = |format, rows, kib: usize| {
+            Tiling::of(rows, Inputs::of(format).unwrap(), kib << 10).map(|tiling| tiling.rows)
+        };
+        let formats = [KernelFormat::Bf16, KernelFormat::Int8, KernelFormat::Fp8];
+        assert_eq!(formats.map(|format| rows_at(format, 128, 227)), [Some(128); 3]);
+        assert_eq!(formats.map(|format| rows_at(format, 128, 99)), [Some(128), Some(64), Some(32)]);
+        assert_eq!(formats.map(|format| rows_at(format, 8, 99)), [Some(16); 3]);
+        assert_eq!(formats.map(|format| rows_at(format, 8, 8)), [None; 3]);
+    }
 }

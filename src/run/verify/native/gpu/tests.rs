@@ -67,6 +67,9 @@ impl Device for Faulty {
     fn multiprocessors(&self) -> u32 {
         self.device.multiprocessors
     }
+    fn shared_bytes(&self) -> usize {
+        self.device.shared_bytes
+    }
     fn timeline(&self) -> Box<dyn Timeline> {
         self.device.timeline()
     }
