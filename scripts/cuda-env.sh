@@ -29,6 +29,13 @@ if [ ! -e "$done_mark" ]; then
     touch "$done_mark"
 fi
 
+# For scripts/check_sass.py. Its oldest version on PyPI is younger than the compiler's, and reads what that writes.
+disassembler_mark="$dir/disassembler-13.2.51"
+if [ ! -e "$disassembler_mark" ]; then
+    "$dir/venv/bin/pip" install --quiet --disable-pip-version-check nvidia-cuda-nvdisasm==13.2.51 >&2
+    touch "$disassembler_mark"
+fi
+
 driver_mark="$dir/link/driver-2"
 if [ ! -e "$driver_mark" ]; then
     # The driver's library comes with the driver only. To link, a stand-in that exports its names is enough: those that are called, and
