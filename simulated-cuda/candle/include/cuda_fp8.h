@@ -23,6 +23,7 @@ struct __nv_fp8_e4m3 {
         const float size = fabsf(x);
         if (std::isnan(x)) return 0x7f;
         if (size >= 448.0f) return sign | 0x7e;
+        if (size == 0.0f) return sign;
         // The step between neighbours is a subnormal's at least.
         int exponent = 0;
         frexpf(size, &exponent);
