@@ -1,17 +1,23 @@
 // Runs emulated kernels: see emulation.h for what is emulated and what is not.
 //
 // One launch runs on one host thread. A few blocks are resident at a time, their fibers started together; a fiber runs until it must wait,
-// and the next one, of any resident block, is drawn from the seed. Launches of different host threads share nothing.
+// and the next one, of any resident block, is drawn from the seed. Launches of different host threads share nothing. The entries for the
+// driver's ABI, which knows names and addresses of arguments but no kinds, run one launch at a time.
 
 #include "emulation.h"
 
+#include <cxxabi.h>
 #include <sys/mman.h>
 
 #include <algorithm>
 #include <cstdarg>
 #include <cstdio>
+#include <cstdlib>
+#include <mutex>
 #include <set>
 #include <string>
+#include <string_view>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -174,6 +180,7 @@ struct Random {
 struct Machine {
     char* stacks = nullptr;
     Block blocks[RESIDENT_BLOCKS];
+    size_t resident_blocks = RESIDENT_BLOCKS;
     std::vector<Fiber*> ready;
     // The next fiber is drawn from so many that became ready last: a few of them leave others far behind.
     size_t drawn_from = SIZE_MAX;
@@ -185,6 +192,7 @@ struct Machine {
     void* const* arguments = nullptr;
     std::string error;
     std::set<std::pair<std::string, int>> barriers;
+    std::pair<const char*, int> last_barrier{nullptr, 0};
     std::pair<std::string, int> without{"", 0};
 
     static constexpr size_t STACKS_BYTES = RESIDENT_BLOCKS * MOST_THREADS * STACK_BYTES;
@@ -240,11 +248,15 @@ static void fiber_main() {
 
 void Machine::start(Block& block, Index index, Index block_size, Index grid) {
     const size_t threads = size_t(block_size.x) * block_size.y * block_size.z;
-    block.shared.assign(shared_dynamic_bytes + STATIC_SHARED_BYTES, POISON);
+    // What is declared is poisoned when the first thread comes by: few kernels have that much.
+    block.shared.resize(shared_dynamic_bytes + STATIC_SHARED_BYTES);
+    std::memset(block.shared.data(), POISON, shared_dynamic_bytes);
     block.shared_sites.clear();
     block.shared_used = shared_dynamic_bytes;
     block.fibers.resize(threads);
-    block.warps.assign((threads + 31) / 32, Warp{});
+    block.warps.resize((threads + 31) / 32);
+    for (Warp& warp : block.warps)
+        for (Meeting& meeting : warp.meetings) meeting.arrived = 0;
     block.at_barrier = 0;
     block.live = threads;
     for (size_t thread = 0; thread < threads; ++thread) {
@@ -271,9 +283,9 @@ bool Machine::run(const std::vector<size_t>& order, Index block_size, Index grid
         start(block, Index{unsigned(i % grid.x), unsigned(i / grid.x % grid.y), unsigned(i / grid.x / grid.y)}, block_size, grid);
     };
     ready.clear();
-    for (Block& block : blocks) {
-        block.live = 0;
-        start_next(block);
+    for (size_t i = 0; i < RESIDENT_BLOCKS; ++i) {
+        blocks[i].live = 0;
+        if (i < resident_blocks) start_next(blocks[i]);
     }
     while (!ready.empty() && error.empty()) {
         const size_t among = std::min(ready.size(), drawn_from);
@@ -306,6 +318,11 @@ void Machine::describe_deadlock() {
 
 const Place& place() { return machine().current->place; }
 
+unsigned lane() {
+    const Fiber& self = *machine().current;
+    return (&self - self.block->fibers.data()) % 32;
+}
+
 void fail(const char* format, ...) {
     char text[256];
     va_list list;
@@ -319,7 +336,8 @@ void fail(const char* format, ...) {
 
 void barrier(const char* file, int line) {
     Machine& m = machine();
-    m.barriers.emplace(file, line);
+    if (m.last_barrier != std::pair(file, line)) m.barriers.emplace(file, line);
+    m.last_barrier = {file, line};
     if (m.without.second == line && m.without.first == file) return;
     Fiber& self = *m.current;
     self.state = State::at_barrier;
@@ -374,6 +392,7 @@ void* shared_static(const void* site, size_t bytes) {
     if (block.shared_used + bytes > block.shared.size()) fail("%zu bytes of static shared memory are too many", bytes);
     void* at = block.shared.data() + block.shared_used;
     block.shared_used += bytes;
+    std::memset(at, POISON, bytes);
     block.shared_sites.emplace_back(site, at);
     return at;
 }
@@ -416,34 +435,62 @@ void add(Kernel* kernel) {
     kernel->next = kernels();
     kernels() = kernel;
 }
+static const std::unordered_map<std::string_view, const Kernel*>& by_name() {
+    static const auto map = [] {
+        std::unordered_map<std::string_view, const Kernel*> map;
+        for (const Kernel* kernel = kernels(); kernel; kernel = kernel->next) map.emplace(kernel->name, kernel);
+        return map;
+    }();
+    return map;
+}
 static const Kernel* find(const char* name) {
-    const Kernel* kernel = kernels();
-    while (kernel && std::strcmp(kernel->name, name) != 0) kernel = kernel->next;
-    return kernel;
+    const auto found = by_name().find(name);
+    return found == by_name().end() ? nullptr : found->second;
+}
+// The same, by the name a linker knows: of an instance of a template, what stands before its parameters, `f<(kind)8, 16, false>`.
+static const Kernel* find_mangled(const char* name) {
+    if (const Kernel* kernel = find(name)) return kernel;
+    int status = 0;
+    char* demangled = abi::__cxa_demangle(name, nullptr, nullptr, &status);
+    if (!demangled) return nullptr;
+    std::string text = demangled;
+    std::free(demangled);
+    // `void f<(kind)8>(int const*)`: the parameters open outside of angle brackets.
+    size_t end = 0;
+    for (int depth = 0; end < text.size() && !(text[end] == '(' && depth == 0); ++end) depth += (text[end] == '<') - (text[end] == '>');
+    text.resize(end);
+    if (text.compare(0, 5, "void ") == 0) text.erase(0, 5);
+    return find(text.c_str());
 }
 
-static int launch(Machine& m, const char* name, const unsigned* grid, unsigned threads, size_t shared_bytes, void* const* arguments,
-                  const char* const* kinds, unsigned count, uint64_t seed) {
-    m.error.clear();
-    m.kernel = find(name);
+// Whether a kernel can be launched with so many arguments of these kinds.
+static bool fits(Machine& m, const char* const* kinds, unsigned count) {
+    if (count != m.kernel->parameters) {
+        m.error = "it takes " + std::to_string(m.kernel->parameters) + " arguments and was given " + std::to_string(count);
+        return false;
+    }
+    for (unsigned i = 0; i < count; ++i) {
+        if (std::strcmp(kinds[i], m.kernel->kinds[i]) == 0) continue;
+        m.error = "argument " + std::to_string(i) + " is " + m.kernel->kinds[i] + " and was given as " + kinds[i];
+        return false;
+    }
+    return true;
+}
+
+// Runs the kernel that `m` has.
+static int launch(Machine& m, Index grid, Index block, size_t shared_bytes, void* const* arguments, uint64_t seed) {
     m.arguments = arguments;
     m.random.state = seed;
-    if (!m.kernel) return m.error = "there is no such kernel", 1;
+    const size_t threads = size_t(block.x) * block.y * block.z;
     if (threads == 0 || threads > MOST_THREADS) return m.error = "a block has 1 to 1024 threads", 1;
     if (!m.has_stacks()) return m.error = "no memory for the stacks of emulated threads", 1;
-    if (count != m.kernel->parameters)
-        return m.error = "it takes " + std::to_string(m.kernel->parameters) + " arguments and was given " + std::to_string(count), 1;
-    for (unsigned i = 0; i < count; ++i)
-        if (std::strcmp(kinds[i], m.kernel->kinds[i]) != 0)
-            return m.error = "argument " + std::to_string(i) + " is " + m.kernel->kinds[i] + " and was given as " + kinds[i], 1;
     m.shared_dynamic_bytes = shared_bytes;
     m.drawn_from = m.random.below(2) ? SIZE_MAX : 4;
     // Blocks come in any order too, or as they are numbered: neighbours share more.
-    const Index size{grid[0], grid[1], grid[2]};
-    std::vector<size_t> order(size_t(size.x) * size.y * size.z);
+    std::vector<size_t> order(size_t(grid.x) * grid.y * grid.z);
     for (size_t i = 0; i < order.size(); ++i) order[i] = i;
     for (size_t i = m.random.below(2) ? order.size() : 0; i > 1; --i) std::swap(order[i - 1], order[m.random.below(i)]);
-    return m.run(order, Index{threads, 1, 1}, size) ? 0 : 1;
+    return m.run(order, block, grid) ? 0 : 1;
 }
 
 }  // namespace hbmark::emulation
@@ -455,9 +502,46 @@ int hbmark_emulated_launch(const char* name, const unsigned* grid, unsigned thre
                            const char* const* kinds, unsigned count, uint64_t seed, char* error, size_t error_bytes) {
     using namespace hbmark::emulation;
     Machine& m = machine();
-    const int failed = launch(m, name, grid, threads, shared_bytes, arguments, kinds, count, seed);
+    m.error.clear();
+    m.kernel = find(name);
+    m.resident_blocks = RESIDENT_BLOCKS;
+    if (!m.kernel) m.error = "there is no such kernel";
+    const bool ran = m.kernel && fits(m, kinds, count) &&
+                     launch(m, {grid[0], grid[1], grid[2]}, {threads, 1, 1}, shared_bytes, arguments, seed) == 0;
     snprintf(error, error_bytes, "%s", m.error.c_str());
-    return failed;
+    return ran ? 0 : 1;
+}
+
+// The same for a caller that knows the addresses of the arguments but no kinds; the name may be a mangled one, of an instance of a
+// template. At most so many blocks are resident. One launch at a time: launches of several host threads wait for each other.
+int hbmark_emulated_launch_raw(const char* name, const unsigned grid[3], const unsigned block[3], size_t shared_bytes,
+                               void* const* arguments, unsigned resident_blocks, uint64_t seed, char* error, size_t error_bytes) {
+    using namespace hbmark::emulation;
+    static std::mutex one_at_a_time;
+    const std::lock_guard<std::mutex> guard(one_at_a_time);
+    Machine& m = machine();
+    m.error.clear();
+    m.kernel = find_mangled(name);
+    m.resident_blocks = std::clamp<size_t>(resident_blocks, 1, RESIDENT_BLOCKS);
+    if (!m.kernel) m.error = "there is no such kernel";
+    const bool ran = m.kernel && launch(m, {grid[0], grid[1], grid[2]}, {block[0], block[1], block[2]}, shared_bytes, arguments, seed) == 0;
+    snprintf(error, error_bytes, "%s", m.error.c_str());
+    return ran ? 0 : 1;
+}
+
+// The kinds of a kernel's parameters and their number: a letter and the size in bytes, as "p8". Null where there is no such kernel.
+const char* const* hbmark_emulated_parameters(const char* name, unsigned* count) {
+    const hbmark::emulation::Kernel* kernel = hbmark::emulation::find_mangled(name);
+    if (!kernel) return nullptr;
+    *count = kernel->parameters;
+    return kernel->kinds;
+}
+
+// The name of kernel number `index`, or null behind the last.
+const char* hbmark_emulated_name(size_t index) {
+    const hbmark::emulation::Kernel* kernel = hbmark::emulation::kernels();
+    while (kernel && index-- > 0) kernel = kernel->next;
+    return kernel ? kernel->name : nullptr;
 }
 
 // Takes the barrier at a source line away from the launches of this host thread; line 0 puts it back.

@@ -32,6 +32,9 @@ const Place& place();
 // Waits for all threads of the block that have not returned. The site is the source line, by which a test can take a barrier away.
 void barrier(const char* file, int line);
 
+// The number of this thread in its warp.
+unsigned lane();
+
 // Waits for the lanes of `mask`, all of which bring `bytes` (at most 32) to the same collective; returns what each lane brought, 32
 // bytes apart. Valid until the caller's next but one exchange.
 const unsigned char* exchange(unsigned mask, const char* collective, const void* value, size_t bytes);
@@ -53,8 +56,8 @@ const T& brought(const unsigned char* values, unsigned lane) {
     return *reinterpret_cast<const T*>(values + lane * LARGEST_VALUE);
 }
 
-// A kernel by its name, with the kind of each parameter (p pointer, f float, u unsigned, and its size), so that a launch whose arguments
-// do not fit is refused.
+// A kernel by its name, with the kind of each parameter (p pointer, f float, u integer, s structure, and its size), so that a launch whose
+// arguments do not fit is refused.
 using Invoke = void (*)(void* const* arguments);
 struct Kernel {
     const char* name;
@@ -65,11 +68,25 @@ struct Kernel {
 };
 void add(Kernel* kernel);
 
+// "s", and a size.
+template <size_t BYTES>
+struct KindOfStructure {
+    static_assert(BYTES < 1000);
+    char text[5] = {'s'};
+    constexpr KindOfStructure() {
+        int end = 1 + (BYTES > 9) + (BYTES > 99);
+        for (size_t rest = BYTES; rest > 0; rest /= 10) text[end--] = char('0' + rest % 10);
+    }
+};
+template <size_t BYTES>
+inline constexpr KindOfStructure<BYTES> kind_of_structure{};
+
 template <class T>
 constexpr const char* kind() {
     if (std::is_pointer_v<T>) return "p8";
     if (std::is_floating_point_v<T>) return sizeof(T) == 4 ? "f4" : "f8";
-    return sizeof(T) == 4 ? "u4" : "u8";
+    if (std::is_integral_v<T> || std::is_enum_v<T>) return sizeof(T) == 1 ? "u1" : sizeof(T) == 2 ? "u2" : sizeof(T) == 4 ? "u4" : "u8";
+    return kind_of_structure<sizeof(T)>.text;
 }
 
 template <auto FUNCTION>
@@ -77,7 +94,7 @@ struct Registration;
 template <class... Parameters, void (*FUNCTION)(Parameters...)>
 struct Registration<FUNCTION> {
     explicit Registration(const char* name) {
-        static const char* const kinds[] = {kind<Parameters>()..., nullptr};
+        static const char* const kinds[] = {kind<std::remove_cv_t<Parameters>>()..., nullptr};
         static Kernel kernel{name, &Registration::invoke, kinds, sizeof...(Parameters), nullptr};
         add(&kernel);
     }
@@ -136,13 +153,13 @@ inline T __ldcg(const T* from) { return *from; }
 template <class T>
 inline void __stcs(T* to, T value) { *to = value; }
 template <class T>
-inline T atomicAdd(T* to, T value) {
+inline T atomicAdd(T* to, std::enable_if_t<true, T> value) {
     const T old = *to;
     *to = old + value;
     return old;
 }
 template <class T>
-inline T atomicMax(T* to, T value) {
+inline T atomicMax(T* to, std::enable_if_t<true, T> value) {
     const T old = *to;
     if (value > old) *to = value;
     return old;
@@ -153,14 +170,18 @@ inline unsigned atomicInc(unsigned* to, unsigned last) {
     return old;
 }
 
+// Lanes of a width, a power of two, are by themselves.
 template <class T>
-inline T __shfl_xor_sync(unsigned mask, T value, int lanes) {
-    const unsigned lane = threadIdx.x % 32;
-    return hbmark::emulation::brought<T>(hbmark::emulation::exchange(mask, "shfl_xor", &value, sizeof value), lane ^ lanes);
+inline T __shfl_xor_sync(unsigned mask, T value, int lanes, int width = 32) {
+    const unsigned lane = hbmark::emulation::lane(), other = lane ^ lanes;
+    const unsigned char* values = hbmark::emulation::exchange(mask, "shfl_xor", &value, sizeof value);
+    return hbmark::emulation::brought<T>(values, other <= (lane | (width - 1)) ? other : lane);
 }
 template <class T>
-inline T __shfl_sync(unsigned mask, T value, int lane) {
-    return hbmark::emulation::brought<T>(hbmark::emulation::exchange(mask, "shfl", &value, sizeof value), lane);
+inline T __shfl_sync(unsigned mask, T value, int lane, int width = 32) {
+    const unsigned self = hbmark::emulation::lane();
+    const unsigned char* values = hbmark::emulation::exchange(mask, "shfl", &value, sizeof value);
+    return hbmark::emulation::brought<T>(values, (self & ~(width - 1)) | (lane & (width - 1)));
 }
 inline void __syncwarp(unsigned mask = 0xffffffffu) {
     const char nothing = 0;

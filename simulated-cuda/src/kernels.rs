@@ -1,0 +1,113 @@
+//! Kernels by their names, run on the host.
+//!
+//! Enters: the name that a program launches by, the addresses of the arguments, and sizes. Leaves: what the kernel wrote, or a text that says why it
+//! could not run: no such kernel, a deadlock, a failed assertion, an instruction that is not emulated. `kernels/emulation/` documents what is
+//! emulated.
+
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+
+unsafe extern "C" {
+    fn hbmark_emulated_launch_raw(
+        name: *const c_char,
+        grid: *const u32,
+        block: *const u32,
+        shared_bytes: usize,
+        arguments: *const *mut c_void,
+        resident_blocks: u32,
+        seed: u64,
+        error: *mut c_char,
+        error_bytes: usize,
+    ) -> c_int;
+    fn hbmark_emulated_parameters(name: *const c_char, count: *mut u32) -> *const *const c_char;
+    fn hbmark_emulated_name(index: usize) -> *const c_char;
+}
+
+/// What a kernel takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Parameter {
+    /// `p` an address, `f` a float, `u` an integer, `s` a structure or a float of 16 or 8 bits.
+    pub kind: u8,
+    pub bytes: usize,
+}
+
+/// The parameters of a kernel, whose name may be a mangled one, or none where there is no such kernel.
+#[must_use]
+pub fn parameters(name: &CStr) -> Option<Vec<Parameter>> {
+    let mut count = 0;
+    // SAFETY: a zero-terminated string; the count is written where there is a kernel.
+    let kinds = unsafe { hbmark_emulated_parameters(name.as_ptr(), &raw mut count) };
+    if kinds.is_null() {
+        return None;
+    }
+    // SAFETY: as many strings, which live as long as the program.
+    let kinds = unsafe { std::slice::from_raw_parts(kinds, count as usize) };
+    let parse = |kind: &*const c_char| {
+        // SAFETY: as above, zero-terminated.
+        let text = unsafe { CStr::from_ptr(*kind) }.to_str().expect("a letter and a number");
+        Parameter { kind: text.as_bytes()[0], bytes: text[1..].parse().expect("a letter and a number") }
+    };
+    Some(kinds.iter().map(parse).collect())
+}
+
+/// The names of all kernels.
+#[must_use]
+pub fn names() -> Vec<String> {
+    // SAFETY: null or a zero-terminated string that lives as long as the program.
+    let name = |index| unsafe {
+        let name = hbmark_emulated_name(index);
+        (!name.is_null()).then(|| CStr::from_ptr(name).to_string_lossy().into_owned())
+    };
+    (0..).map_while(name).collect()
+}
+
+/// How a kernel is launched.
+#[derive(Debug, Clone, Copy)]
+pub struct Launch {
+    pub grid: [u32; 3],
+    pub block: [u32; 3],
+    /// Bytes of shared memory beside what the kernel declares.
+    pub shared_bytes: usize,
+    /// Blocks whose threads take turns, at most 3.
+    pub resident_blocks: u32,
+    /// Draws which thread runs next.
+    pub seed: u64,
+}
+
+/// Runs a kernel to its end.
+///
+/// # Safety
+///
+/// There are as many arguments as the kernel has parameters, and each address is that of a value of the parameter's size. Addresses among the
+/// values are those of memory that holds what the kernel reads and writes.
+pub unsafe fn launch(name: &CStr, launch: &Launch, arguments: &[*mut c_void]) -> Result<(), String> {
+    let mut error = [0u8; 256];
+    // SAFETY: the caller's promise; the strings are zero-terminated, and the error's length is given.
+    let status = unsafe {
+        hbmark_emulated_launch_raw(
+            name.as_ptr(),
+            launch.grid.as_ptr(),
+            launch.block.as_ptr(),
+            launch.shared_bytes,
+            arguments.as_ptr(),
+            launch.resident_blocks,
+            launch.seed,
+            error.as_mut_ptr().cast(),
+            error.len(),
+        )
+    };
+    if status == 0 {
+        return Ok(());
+    }
+    let text = CStr::from_bytes_until_nul(&error).map(CStr::to_string_lossy).unwrap_or_default();
+    Err(format!("{}: {text}", name.to_string_lossy()))
+}
+
+/// A name as the functions here take it.
+///
+/// # Panics
+///
+/// On a zero in it.
+#[must_use]
+pub fn name(text: &str) -> CString {
+    CString::new(text).expect("a symbol has no zero")
+}
