@@ -1,3 +1,4 @@
-//! A CUDA device that is not there, for tests: kernels run on the host.
+//! A CUDA device that is not there, for tests: the driver's ABI and its libraries', with kernels run on the host.
 
 pub mod kernels;
+pub mod stream;
