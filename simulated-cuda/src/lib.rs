@@ -2,5 +2,6 @@
 
 pub mod device;
 pub mod kernels;
+pub mod nvml;
 pub mod script;
 pub mod stream;
