@@ -529,6 +529,9 @@ int hbmark_emulated_launch_raw(const char* name, const unsigned grid[3], const u
     return ran ? 0 : 1;
 }
 
+// Ends the launch that this host thread runs, for a handler of signals that one of its kernel's threads has raised.
+void hbmark_emulated_fail(const char* text) { hbmark::emulation::fail("%s", text); }
+
 // The kinds of a kernel's parameters and their number: a letter and the size in bytes, as "p8". Null where there is no such kernel.
 const char* const* hbmark_emulated_parameters(const char* name, unsigned* count) {
     const hbmark::emulation::Kernel* kernel = hbmark::emulation::find_mangled(name);

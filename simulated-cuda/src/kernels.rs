@@ -4,7 +4,9 @@
 //! could not run: no such kernel, a deadlock, a failed assertion, an instruction that is not emulated. `kernels/emulation/` documents what is
 //! emulated.
 
+use std::cell::Cell;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::sync::Once;
 
 unsafe extern "C" {
     fn hbmark_emulated_launch_raw(
@@ -20,6 +22,45 @@ unsafe extern "C" {
     ) -> c_int;
     fn hbmark_emulated_parameters(name: *const c_char, count: *mut u32) -> *const *const c_char;
     fn hbmark_emulated_name(index: usize) -> *const c_char;
+    fn hbmark_emulated_fail(text: *const c_char) -> !;
+}
+
+thread_local! {
+    /// Whether this thread runs a kernel.
+    static IN_KERNEL: Cell<bool> = const { Cell::new(false) };
+}
+
+/// A kernel that touches what it may not ends with an error, as on a device. The rest of the process dies of it as ever.
+extern "C" fn on_illegal_address(signal: c_int, information: *mut libc::siginfo_t, _: *mut c_void) {
+    if !IN_KERNEL.get() {
+        // SAFETY: the default action is put back; the access is made again when this returns.
+        unsafe { libc::signal(signal, libc::SIG_DFL) };
+        return;
+    }
+    // SAFETY: the kernel gives this with SA_SIGINFO.
+    let address = unsafe { (*information).si_addr() } as usize;
+    let mut text = *b"illegal address 0x0000000000000000\0";
+    for (digit, at) in (0..16).zip((18..34).rev()) {
+        text[at] = b"0123456789abcdef"[address >> (4 * digit) & 15];
+    }
+    // SAFETY: zero-terminated. The signal came from the access itself, so that no lock or allocation is half done; the thread of the
+    // kernel is left where it is.
+    unsafe { hbmark_emulated_fail(text.as_ptr().cast()) }
+}
+
+fn watch_addresses() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        // SAFETY: all zero is a valid action; the handler is one for SA_SIGINFO. The handler does not return to the access, so its signal must
+        // not stay blocked.
+        unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            action.sa_sigaction = on_illegal_address as *const () as usize;
+            action.sa_flags = libc::SA_SIGINFO | libc::SA_NODEFER;
+            libc::sigaction(libc::SIGSEGV, &raw const action, std::ptr::null_mut());
+            libc::sigaction(libc::SIGBUS, &raw const action, std::ptr::null_mut());
+        }
+    });
 }
 
 /// What a kernel takes.
@@ -81,6 +122,8 @@ pub struct Launch {
 /// values are those of memory that holds what the kernel reads and writes.
 pub unsafe fn launch(name: &CStr, launch: &Launch, arguments: &[*mut c_void]) -> Result<(), String> {
     let mut error = [0u8; 256];
+    watch_addresses();
+    IN_KERNEL.set(true);
     // SAFETY: the caller's promise; the strings are zero-terminated, and the error's length is given.
     let status = unsafe {
         hbmark_emulated_launch_raw(
@@ -95,6 +138,7 @@ pub unsafe fn launch(name: &CStr, launch: &Launch, arguments: &[*mut c_void]) ->
             error.len(),
         )
     };
+    IN_KERNEL.set(false);
     if status == 0 {
         return Ok(());
     }

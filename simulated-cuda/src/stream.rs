@@ -7,6 +7,8 @@ use std::ffi::{c_int, c_void};
 use std::fmt;
 use std::sync::Arc;
 
+use crate::machine;
+
 /// A stream as callers hold it; null is the default stream.
 pub type StreamHandle = *mut c_void;
 
@@ -22,6 +24,8 @@ pub struct Work {
     pub bytes: u64,
     /// Floating-point operations, where the caller knows.
     pub flops: u64,
+    /// The module of a kernel of the driver's, which must be loaded when it runs.
+    pub module: Option<usize>,
     pub run: Run,
 }
 
@@ -34,6 +38,9 @@ impl fmt::Debug for Work {
 /// Puts work on a stream. It runs when somebody waits for the stream; while the stream is captured it becomes a node of the graph.
 ///
 /// Returns the `CUresult`: 0, or why the stream takes no work (an error that sticks, an invalid handle).
-pub fn enqueue(_stream: StreamHandle, _work: Work) -> c_int {
-    0
+#[must_use]
+pub fn enqueue(stream: StreamHandle, work: Work) -> c_int {
+    let mut machine = machine::machine();
+    let put = machine.ready().and_then(|()| machine.work(stream as usize, work));
+    put.err().unwrap_or(0)
 }
