@@ -1,7 +1,7 @@
 //! Counts of what was called and launched.
 //!
-//! Enters: the name of each entry point, as it is called, and each run of a kernel. Leaves: at the end of the process one line of JSON, appended
-//! to the file that `HBMARK_SIMULATED_CALLS` names, if it is set.
+//! Enters: the name of each entry point, as it is called, and each run of a kernel. Leaves: at the end of the process one line of JSON,
+//! appended to the file that `HBMARK_SIMULATED_CALLS` names, if it is set.
 
 use std::collections::BTreeMap;
 use std::io::Write as _;

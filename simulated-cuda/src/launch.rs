@@ -1,7 +1,7 @@
 //! A launch as the driver and the runtime library take it.
 //!
-//! Enters: a kernel's name, sizes, and the addresses of the arguments. Leaves: work for a stream with the values of the arguments as they are at
-//! the call, or the `CUresult` with which a device refuses the launch.
+//! Enters: a kernel's name, sizes, and the addresses of the arguments. Leaves: work for a stream with the values of the arguments as they
+//! are at the call, or the `CUresult` with which a device refuses the launch.
 
 use std::ffi::{CString, c_int, c_void};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -73,8 +73,8 @@ pub fn check(config: &Config) -> Result<(), c_int> {
 ///
 /// # Safety
 ///
-/// `arguments` is null or holds as many addresses as the kernel has parameters, each null or that of a value of the parameter's size. Addresses
-/// among the values are those of memory that holds what the kernel reads and writes whenever the work runs.
+/// `arguments` is null or holds as many addresses as the kernel has parameters, each null or that of a value of the parameter's size.
+/// Addresses among the values are those of memory that holds what the kernel reads and writes whenever the work runs.
 pub unsafe fn work(name: &str, config: &Config, arguments: *const *mut c_void) -> Result<Work, c_int> {
     check(config)?;
     let symbol = CString::new(name).map_err(|_| INVALID_VALUE)?;

@@ -3,4 +3,5 @@
 pub mod calls;
 pub mod kernels;
 pub mod launch;
+pub mod libraries;
 pub mod stream;
