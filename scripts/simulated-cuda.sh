@@ -8,6 +8,7 @@
 # $HBMARK_SIMULATED_CUDA_DIR (default: `libraries` in the target folder of simulated-cuda). At run time HBMARK_SIMULATED_SEED (default 0)
 # draws the order of threads, and the file HBMARK_SIMULATED_CALLS, if it is named, takes a line of JSON with what was called.
 set -euo pipefail
+export LC_ALL=C
 
 root=$(cd "$(dirname "$0")/.." && pwd)
 target=${CARGO_TARGET_DIR:-$root/simulated-cuda/target}
@@ -33,6 +34,19 @@ declared() {
         grep -oE "\bfn $2[A-Z][A-Za-z0-9_]*\(" | sed 's/^fn //; s/($//' | sort -u
 }
 
+# C functions of the names on stdin, which tell that they are missing and return a status, or an empty text where they are to give one.
+stubs() {
+    echo '#include <stdio.h>'
+    echo "static int missing(const char* name) { fprintf(stderr, \"simulated CUDA: there is no %s\\n\", name); return $1; }"
+    sed -E '/(String|Name)$/s/.*/const char* &(void) { return missing("&"), ""; }/; t
+        s/.*/int &(void) { return missing("&"); }/'
+}
+
+# The driver's symbols have no versions, so what is missing there may come from another library, which the runtime's brings along.
+declared driver cu | grep -E '^cu[A-Z]' | comm -23 - "$work/exported" >"$work/driver.missing" || true
+stubs 801 <"$work/driver.missing" >"$work/driver.c"
+cc -shared -fPIC -O1 -w -o "$dir/libcuda-missing.so" "$work/driver.c" -Wl,-soname,libcuda-missing.so
+
 # One library: its name, what its functions' names look like, its part of cudarc, and the status that stands for "not supported".
 facade() {
     local soname=$1 pattern=$2 part=$3 status=$4 name=${1%%.so*}
@@ -48,19 +62,13 @@ facade() {
         sed 's/.*/JUMP(&)/' "$work/$name.there"
         echo '.section .note.GNU-stack, "", %progbits'
     } >"$work/$name.S"
-    {
-        echo '#include <stdio.h>'
-        echo "static int missing(const char* name) { fprintf(stderr, \"simulated CUDA: there is no %s\\n\", name); return $status; }"
-        # Those that give a text give none.
-        sed -E '/(String|Name)$/s/.*/const char* &(void) { return missing("&"), ""; }/; t
-            s/.*/int &(void) { return missing("\&"); }/' "$work/$name.missing"
-    } >"$work/$name.c"
+    stubs "$status" <"$work/$name.missing" >"$work/$name.c"
     # The names of versions are the libraries' own, as in NVIDIA's.
     { echo "$soname {"; echo '  global:'; sed 's/.*/    &;/' "$work/$name.there" "$work/$name.missing"; echo '  local: *;'; echo '};'; } \
         >"$work/$name.map"
     cc -shared -fPIC -O1 -w -o "$dir/$soname" "$work/$name.S" "$work/$name.c" "-Wl,-soname,$soname" "-Wl,--version-script,$work/$name.map" \
-        -Wl,-z,defs -Wl,--no-as-needed -L"$dir" -l:libcuda.so.1 '-Wl,-rpath,$ORIGIN'
-    echo "simulated-cuda: $soname: $(wc -l <"$work/$name.there") functions, $(wc -l <"$work/$name.missing") that say that they are missing" >&2
+        -Wl,-z,defs -Wl,--no-as-needed -L"$dir" -l:libcuda.so.1 -l:libcuda-missing.so '-Wl,-rpath,$ORIGIN'
+    echo "simulated-cuda: $soname: $(wc -l <"$work/$name.there") functions, $(wc -l <"$work/$name.missing") that tell they are missing" >&2
 }
 
 facade libcublas.so.13 '^cublas([^L]|L[^t])' cublas 15 cublas

@@ -638,3 +638,23 @@ fn kernels_are_launched_as_the_compiler_writes_it() {
         assert_eq!(launch(size(1), size(32), 0), runtime::INVALID_DEVICE_FUNCTION);
     }
 }
+
+/// What another process of this program calls is told at its end, by each name once.
+#[test]
+fn calls_are_counted_and_told_at_the_end() {
+    let file = std::env::temp_dir().join(format!("simulated-cuda-calls-{}.jsonl", std::process::id()));
+    for _ in 0..2 {
+        let mut again = std::process::Command::new(std::env::current_exe().unwrap());
+        again
+            .args(["--exact", "generators_refuse_what_the_library_refuses"])
+            .env("HBMARK_SIMULATED_CALLS", &file);
+        assert!(again.output().unwrap().status.success());
+    }
+    let text = std::fs::read_to_string(&file).unwrap();
+    std::fs::remove_file(&file).unwrap();
+    assert_eq!(text.lines().count(), 2, "{text}");
+    for line in text.lines() {
+        assert!(line.starts_with("{\"process\":") && line.ends_with("},\"kernels\":{}}"), "{line}");
+        assert!(line.contains("\"curandCreateGenerator\":2,\"curandDestroyGenerator\":1,"), "{line}");
+    }
+}
