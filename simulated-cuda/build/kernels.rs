@@ -62,12 +62,11 @@ pub fn build(flags: &[&str]) {
     units.extend(TILED.map(|(format, number)| tiled(format, number)));
     units.push(emulation(root, &units));
 
-    let newest_input = [&here.join("build.rs"), &here.join("build"), &here.join("candle"), &root.join("kernels"), &copy]
-        .into_iter()
-        .map(|path| newest(path))
-        .max()
-        .expect("there are inputs");
-    let objects = compilers.compile(&units, &out, newest_input);
+    // What this script makes of its inputs is in the text of each unit, which is compared.
+    let headers = [here.join("candle"), copy.clone(), root.join("kernels/emulation/emulation.h")];
+    let candle = headers.iter().map(|path| newest(path)).max().expect("there are inputs");
+    let own = candle.max(newest(&root.join("kernels")));
+    let objects = compilers.compile(&units, &out, |unit| if unit.candle { candle } else { own });
     cc::Build::new().cargo_metadata(false).objects(&objects).compile(LIBRARY);
     println!("cargo::rustc-link-search=native={}", out.display());
     println!("cargo::rustc-link-lib=static={LIBRARY}");
@@ -230,7 +229,7 @@ impl Compilers {
     }
 
     /// Compiles what is older than the newest input or than its flags, several at a time.
-    fn compile(&self, units: &[Unit], out: &Path, newest_input: SystemTime) -> Vec<PathBuf> {
+    fn compile(&self, units: &[Unit], out: &Path, newest_input: impl Fn(&Unit) -> SystemTime + Sync) -> Vec<PathBuf> {
         let queue = Mutex::new(units.iter());
         let jobs = std::env::var("NUM_JOBS").ok().and_then(|jobs| jobs.parse().ok()).unwrap_or(1);
         std::thread::scope(|scope| {
@@ -239,7 +238,7 @@ impl Compilers {
                     loop {
                         let next = queue.lock().expect("no other failed").next();
                         let Some(unit) = next else { return };
-                        self.compile_unit(unit, out, newest_input);
+                        self.compile_unit(unit, out, newest_input(unit));
                     }
                 });
             }

@@ -380,6 +380,7 @@ macro_rules! entry_points {
             /// Addresses are null or those of what NVML's documentation says.
             #[unsafe(no_mangle)]
             pub unsafe extern "C" fn $name($($argument: $type),*) -> c_uint {
+                $crate::calls::count!(stringify!($name));
                 let answer = move || -> Answer { $body };
                 answer().map_or_else(|status| status as c_uint, |()| 0)
             }

@@ -1,0 +1,328 @@
+//! cuBLASLt: products that are described in parts, by algorithms that its heuristics suggest.
+//!
+//! Enters: the library's C calls. Leaves: statuses, algorithms, and a product as work of the stream that is given. An algorithm that did
+//! not come from the heuristics, or came for another kind of product, is refused. Algorithms differ in the order of their sums, in the
+//! workspace that they need, and in the alignment that they ask for; one that needs a workspace overwrites the start of it.
+
+use std::ffi::{c_int, c_void};
+use std::sync::Arc;
+
+use super::gemm::{self, Gemm, INVALID_VALUE, Matrix, NOT_INITIALIZED, NOT_SUPPORTED, SUCCESS, Status, Type};
+use crate::calls::count;
+use crate::launch::mix;
+use crate::stream::{self, StreamHandle, Work};
+
+mod descriptions;
+pub use descriptions::*;
+use descriptions::{DESCRIPTIONS, Description, LAYOUTS, LIBRARIES, Layout, PREFERENCES};
+
+/// `cublasLtMatmulAlgo_t`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Algorithm {
+    pub data: [u64; 8],
+}
+
+/// `cublasLtMatmulHeuristicResult_t`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct HeuristicResult {
+    pub algorithm: Algorithm,
+    pub workspace_bytes: usize,
+    pub state: Status,
+    pub waves: f32,
+    pub reserved: [c_int; 4],
+}
+
+/// What an algorithm's workspace must be aligned to. *Source*: cuBLAS documentation, `cublasLtMatmul`.
+const WORKSPACE_ALIGNMENT: usize = 256;
+/// As much of a workspace as is overwritten: enough to show that it is another's memory.
+const OVERWRITTEN: usize = 64 << 10;
+
+/// How products can be computed.
+struct Method {
+    /// Parts of each sum.
+    parts: usize,
+    workspace_bytes: usize,
+    /// What the addresses of all matrices, and the distances of their columns, must be multiples of; 0 stands for their values' size.
+    alignment: usize,
+}
+
+/// The best first. The last takes everything, and needs nothing.
+const METHODS: [Method; 5] = [
+    Method { parts: 4, workspace_bytes: 4 << 20, alignment: 16 },
+    Method { parts: 1, workspace_bytes: 0, alignment: 16 },
+    Method { parts: 16, workspace_bytes: 16 << 20, alignment: 16 },
+    Method { parts: 64, workspace_bytes: 64 << 20, alignment: 16 },
+    Method { parts: 2, workspace_bytes: 0, alignment: 0 },
+];
+
+/// A kind of product: everything but addresses and scalars.
+#[derive(Debug, Clone, Copy)]
+struct Shape {
+    description: Description,
+    /// A, B, C and D.
+    sides: [Layout; 4],
+    scale: Type,
+    /// Length of the sums.
+    k: i64,
+}
+
+impl Shape {
+    fn new(library: *mut c_void, desc: *const c_void, sides: [*const c_void; 4]) -> Result<Self, Status> {
+        LIBRARIES.get(library).ok_or(NOT_INITIALIZED)?;
+        let description = DESCRIPTIONS.get(desc).ok_or(INVALID_VALUE)?;
+        let [a, b, c, d] = sides.map(|side| LAYOUTS.get(side).ok_or(INVALID_VALUE));
+        let sides @ [a, b, c, d] = [a?, b?, c?, d?];
+        let turned =
+            |side: Layout, turn| if turn { (side.columns, side.rows) } else { (side.rows, side.columns) };
+        let (m, k) = turned(a, description.transpose_a);
+        let (depth, n) = turned(b, description.transpose_b);
+        let agree = depth == k && [(c.rows, c.columns), (d.rows, d.columns)] == [(m, n); 2];
+        if !agree || sides.iter().any(|side| side.leading < side.rows) {
+            return Err(INVALID_VALUE);
+        }
+        let scale = gemm::scale_type(description.compute, a.values, b.values, d.values)?;
+        let bias_type =
+            if description.bias_type < 0 { d.values } else { Type::from_cuda(description.bias_type)? };
+        let fits = c.values == d.values
+            && Type::from_cuda(description.scale)? == scale
+            && (description.epilogue == EPILOGUE_DEFAULT
+                || (description.epilogue == EPILOGUE_BIAS && bias_type == d.values));
+        if fits { Ok(Self { description, sides, scale, k }) } else { Err(NOT_SUPPORTED) }
+    }
+
+    /// What an algorithm is made for.
+    fn mark(&self) -> u64 {
+        let description = &self.description;
+        let values = self.sides.map(|side| side.values as u64);
+        let words = [
+            description.compute as u64,
+            description.epilogue as u64,
+            description.transpose_a.into(),
+            description.transpose_b.into(),
+        ];
+        words.into_iter().chain(values).fold(0x6862_6d61_726b, |mark, word| mix(mark ^ word))
+    }
+
+    fn algorithm(&self, method: usize) -> Algorithm {
+        let mark = self.mark();
+        Algorithm { data: [method as u64, mark, mix(mark ^ method as u64), 0, 0, 0, 0, 0] }
+    }
+
+    /// The method behind an algorithm, if it came from the heuristics for products like this one.
+    fn method(&self, algorithm: &Algorithm) -> Result<&'static Method, Status> {
+        let index = usize::try_from(algorithm.data[0]).map_err(|_| INVALID_VALUE)?;
+        let method = METHODS.get(index).ok_or(INVALID_VALUE)?;
+        if mix(algorithm.data[1] ^ algorithm.data[0]) != algorithm.data[2] {
+            return Err(INVALID_VALUE);
+        }
+        if *algorithm == self.algorithm(index) && self.columns_fit(method) {
+            Ok(method)
+        } else {
+            Err(NOT_SUPPORTED)
+        }
+    }
+
+    /// Whether the columns of all matrices start where the method can read them, if the first does.
+    fn columns_fit(&self, method: &Method) -> bool {
+        let fits = |side: &Layout| {
+            let bytes = side.leading.unsigned_abs() as usize * side.values.bytes();
+            method.alignment == 0 || side.columns <= 1 || bytes.is_multiple_of(method.alignment)
+        };
+        self.sides.iter().all(fits)
+    }
+
+    fn result(&self, index: usize) -> HeuristicResult {
+        let [.., d] = self.sides;
+        // Tiles of 128 by 128 on 132 multiprocessors.
+        let tiles = (d.rows as u64).div_ceil(128) * (d.columns as u64).div_ceil(128);
+        HeuristicResult {
+            algorithm: self.algorithm(index),
+            workspace_bytes: METHODS[index].workspace_bytes,
+            state: SUCCESS,
+            waves: tiles as f32 / 132.0,
+            reserved: [0; 4],
+        }
+    }
+}
+
+/// # Safety
+///
+/// Where they are not null, there is room for so many results and for a count.
+#[unsafe(export_name = "simulated_cublasLtMatmulAlgoGetHeuristic")]
+pub unsafe extern "C" fn algo_get_heuristic(
+    handle: *mut c_void,
+    desc: *mut c_void,
+    a: *mut c_void,
+    b: *mut c_void,
+    c: *mut c_void,
+    d: *mut c_void,
+    preference: *mut c_void,
+    requested: c_int,
+    results: *mut HeuristicResult,
+    returned: *mut c_int,
+) -> Status {
+    count!("cublasLtMatmulAlgoGetHeuristic");
+    if results.is_null() || returned.is_null() || requested <= 0 {
+        return INVALID_VALUE;
+    }
+    // SAFETY: there is room for a count, by the caller's promise.
+    unsafe { *returned = 0 };
+    let shape = match Shape::new(handle, desc, [a, b, c, d].map(<*mut c_void>::cast_const)) {
+        Ok(shape) => shape,
+        Err(status) => return status,
+    };
+    let Some(preference) = PREFERENCES.get(preference) else { return INVALID_VALUE };
+    let mut count = 0;
+    for (i, method) in METHODS.iter().enumerate() {
+        let promised = preference.alignments.iter().all(|alignment| *alignment >= method.alignment);
+        if count < requested
+            && promised
+            && shape.columns_fit(method)
+            && method.workspace_bytes <= preference.workspace_bytes
+        {
+            // SAFETY: one of so many for which there is room, by the caller's promise.
+            unsafe { results.add(count as usize).write(shape.result(i)) };
+            count += 1;
+        }
+    }
+    // SAFETY: as above.
+    unsafe { *returned = count };
+    if count > 0 { SUCCESS } else { NOT_SUPPORTED }
+}
+
+/// # Safety
+///
+/// Null, or an algorithm and room for a result.
+#[unsafe(export_name = "simulated_cublasLtMatmulAlgoCheck")]
+pub unsafe extern "C" fn algo_check(
+    handle: *mut c_void,
+    desc: *mut c_void,
+    a: *mut c_void,
+    b: *mut c_void,
+    c: *mut c_void,
+    d: *mut c_void,
+    algorithm: *const Algorithm,
+    result: *mut HeuristicResult,
+) -> Status {
+    count!("cublasLtMatmulAlgoCheck");
+    // SAFETY: null or an algorithm, by the caller's promise.
+    let Some(algorithm) = (unsafe { algorithm.as_ref() }) else { return INVALID_VALUE };
+    let checked = Shape::new(handle, desc, [a, b, c, d].map(<*mut c_void>::cast_const))
+        .and_then(|shape| shape.method(algorithm).map(|_| shape.result(algorithm.data[0] as usize)));
+    match checked {
+        Ok(_) if result.is_null() => INVALID_VALUE,
+        Ok(checked) => {
+            // SAFETY: there is room, by the caller's promise.
+            unsafe { result.write(checked) };
+            SUCCESS
+        }
+        Err(status) => status,
+    }
+}
+
+/// # Safety
+///
+/// Scalars are null or addresses of values of the description's type; the algorithm is null or one. When the stream comes to it, the
+/// matrices, the bias and the workspace are memory of the sizes that they have here.
+#[unsafe(export_name = "simulated_cublasLtMatmul")]
+pub unsafe extern "C" fn matmul(
+    handle: *mut c_void,
+    desc: *mut c_void,
+    alpha: *const c_void,
+    a: *const c_void,
+    a_layout: *mut c_void,
+    b: *const c_void,
+    b_layout: *mut c_void,
+    beta: *const c_void,
+    c: *const c_void,
+    c_layout: *mut c_void,
+    d: *mut c_void,
+    d_layout: *mut c_void,
+    algorithm: *const Algorithm,
+    workspace: *mut c_void,
+    workspace_bytes: usize,
+    stream: StreamHandle,
+) -> Status {
+    count!("cublasLtMatmul");
+    let workspace = workspace.expose_provenance();
+    let checked = || {
+        let layouts = [a_layout, b_layout, c_layout, d_layout].map(<*mut c_void>::cast_const);
+        let shape = Shape::new(handle, desc, layouts)?;
+        // SAFETY: of that type, by the caller's promise.
+        let (alpha, beta) = unsafe { (gemm::scalar(shape.scale, alpha)?, gemm::scalar(shape.scale, beta)?) };
+        let side = |address: *const c_void, layout: Layout| Matrix {
+            address: address.expose_provenance(),
+            values: layout.values,
+            leading: layout.leading,
+            stride: 0,
+        };
+        let [a_layout, b_layout, c_layout, d_layout] = shape.sides;
+        let mut product = Gemm {
+            m: d_layout.rows,
+            n: d_layout.columns,
+            k: shape.k,
+            transpose_a: shape.description.transpose_a,
+            transpose_b: shape.description.transpose_b,
+            alpha,
+            beta,
+            a: side(a, a_layout),
+            b: side(b, b_layout),
+            c: side(c, c_layout),
+            d: side(d, d_layout),
+            bias: (shape.description.epilogue == EPILOGUE_BIAS).then_some(shape.description.bias),
+            batch: 1,
+            compute: shape.description.compute,
+            parts: 1,
+        };
+        product.check()?;
+        // What is added to in place is what is written.
+        if product.c.address == product.d.address && product.c.leading != product.d.leading {
+            return Err(INVALID_VALUE);
+        }
+        // SAFETY: null or an algorithm, by the caller's promise.
+        let method = match unsafe { algorithm.as_ref() } {
+            Some(algorithm) => shape.method(algorithm)?,
+            None => &METHODS[METHODS.len() - 1],
+        };
+        let needed = method.workspace_bytes;
+        if needed > 0
+            && (needed > workspace_bytes || workspace == 0 || !workspace.is_multiple_of(WORKSPACE_ALIGNMENT))
+        {
+            return Err(INVALID_VALUE);
+        }
+        let read =
+            [&product.a, &product.b, &product.d].into_iter().chain((beta != 0.0).then_some(&product.c));
+        if method.alignment > 0
+            && !product.is_empty()
+            && !read.into_iter().all(|side| side.is_aligned(method.alignment))
+        {
+            return Err(NOT_SUPPORTED);
+        }
+        product.parts = method.parts;
+        Ok((product, needed))
+    };
+    let (product, needed) = match checked() {
+        Ok((product, _)) if product.is_empty() => return SUCCESS,
+        Ok(checked) => checked,
+        Err(status) => return status,
+    };
+    let run = move || {
+        let overwritten = needed.min(OVERWRITTEN);
+        if overwritten > 0 {
+            // SAFETY: the workspace is that large and in no other use, by the promise of the library's callers.
+            unsafe { std::ptr::with_exposed_provenance_mut::<u8>(workspace).write_bytes(0xff, overwritten) };
+        }
+        // SAFETY: it was checked, and callers of the library promise that the memory is there when the stream comes to it.
+        unsafe { product.run() }
+    };
+    let work = Work {
+        name: "cublasLtMatmul".into(),
+        bytes: product.bytes(),
+        flops: product.flops(),
+        module: None,
+        run: Arc::new(run),
+    };
+    if stream::enqueue(stream, work) == 0 { SUCCESS } else { gemm::EXECUTION_FAILED }
+}
