@@ -59,7 +59,9 @@ __device__ inline void launch_dependents() {
 #endif
 }
 __device__ inline void wait_for_dependency() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#ifdef HBMARK_EMULATED
+    hbmark::emulation::wait_for_dependency();
+#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }

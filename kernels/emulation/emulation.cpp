@@ -128,7 +128,10 @@ struct Copy {
     size_t bytes, zeros;
 };
 
-enum class State { ready, at_barrier, in_exchange, returned };
+enum class State { ready, at_barrier, in_exchange, at_dependency, returned };
+
+// How far a launch has come: to its end, to a fault, or to where all threads that can run wait for the kernel before.
+enum class Progress { ended, failed, waiting };
 
 struct Block;
 
@@ -190,6 +193,12 @@ struct Machine {
     Random random{0};
     const Kernel* kernel = nullptr;
     void* const* arguments = nullptr;
+    Index grid, block_size;
+    // Blocks in the order in which they are started.
+    std::vector<size_t> order;
+    size_t started = 0;
+    bool previous_ended = true;
+    std::vector<Fiber*> at_dependency;
     std::string error;
     std::set<std::pair<std::string, int>> barriers;
     std::pair<const char*, int> last_barrier{nullptr, 0};
@@ -224,16 +233,19 @@ struct Machine {
             if (fiber.state == State::at_barrier) wake(fiber);
         }
     }
-    void start(Block& block, Index index, Index block_size, Index grid);
-    bool run(const std::vector<size_t>& order, Index block_size, Index grid);
+    void start(Block& block, Index index);
+    void start_next(Block& block);
+    Progress begin();
+    Progress proceed();
+    Progress finish();
     void describe_deadlock();
 };
 
 // A function, so that no fiber keeps an address of another host thread's machine.
-__attribute__((noinline)) Machine& machine() {
-    static thread_local Machine machine;
-    return machine;
-}
+// There are two, so that a kernel can be begun while the one before runs.
+static thread_local Machine machines[2];
+static thread_local unsigned active = 0;
+__attribute__((noinline)) Machine& machine() { return machines[active]; }
 
 static void fiber_main() {
     Machine& m = machine();
@@ -246,7 +258,7 @@ static void fiber_main() {
     __builtin_unreachable();
 }
 
-void Machine::start(Block& block, Index index, Index block_size, Index grid) {
+void Machine::start(Block& block, Index index) {
     const size_t threads = size_t(block_size.x) * block_size.y * block_size.z;
     // What is declared is poisoned when the first thread comes by: few kernels have that much.
     block.shared.resize(shared_dynamic_bytes + STATIC_SHARED_BYTES);
@@ -274,19 +286,25 @@ void Machine::start(Block& block, Index index, Index block_size, Index grid) {
     }
 }
 
-// Runs the blocks of a grid, started in the order given. False with an error.
-bool Machine::run(const std::vector<size_t>& order, Index block_size, Index grid) {
-    auto next = order.begin();
-    const auto start_next = [&](Block& block) {
-        if (next == order.end()) return;
-        const size_t i = *next++;
-        start(block, Index{unsigned(i % grid.x), unsigned(i / grid.x % grid.y), unsigned(i / grid.x / grid.y)}, block_size, grid);
-    };
+void Machine::start_next(Block& block) {
+    if (started == order.size()) return;
+    const size_t i = order[started++];
+    start(block, Index{unsigned(i % grid.x), unsigned(i / grid.x % grid.y), unsigned(i / grid.x / grid.y)});
+}
+
+// Starts the blocks of a grid in their order, and runs them.
+Progress Machine::begin() {
     ready.clear();
+    at_dependency.clear();
+    started = 0;
     for (size_t i = 0; i < RESIDENT_BLOCKS; ++i) {
         blocks[i].live = 0;
         if (i < resident_blocks) start_next(blocks[i]);
     }
+    return proceed();
+}
+
+Progress Machine::proceed() {
     while (!ready.empty() && error.empty()) {
         const size_t among = std::min(ready.size(), drawn_from);
         std::swap(ready[ready.size() - 1 - random.below(among)], ready.back());
@@ -296,8 +314,17 @@ bool Machine::run(const std::vector<size_t>& order, Index block_size, Index grid
         if (std::memcmp(current->stack, &STACK_MARK, sizeof STACK_MARK) != 0) error = "the stack of an emulated thread overflowed";
         if (current->block->live == 0) start_next(*current->block);
     }
+    if (error.empty() && !at_dependency.empty()) return Progress::waiting;
     if (error.empty()) describe_deadlock();
-    return error.empty();
+    return error.empty() ? Progress::ended : Progress::failed;
+}
+
+// The kernel before has ended.
+Progress Machine::finish() {
+    previous_ended = true;
+    for (Fiber* fiber : at_dependency) wake(*fiber);
+    at_dependency.clear();
+    return proceed();
 }
 
 void Machine::describe_deadlock() {
@@ -345,6 +372,16 @@ void barrier(const char* file, int line) {
     self.line = line;
     self.block->at_barrier += 1;
     m.release_barrier(*self.block);
+    m.yield();
+}
+
+void wait_for_dependency() {
+    Machine& m = machine();
+    if (m.previous_ended) return;
+    Fiber& self = *m.current;
+    self.state = State::at_dependency;
+    self.waits_for = "the kernel before";
+    m.at_dependency.push_back(&self);
     m.yield();
 }
 
@@ -477,23 +514,28 @@ static bool fits(Machine& m, const char* const* kinds, unsigned count) {
     return true;
 }
 
-// Runs the kernel that `m` has.
-static int launch(Machine& m, Index grid, Index block, size_t shared_bytes, void* const* arguments, uint64_t seed) {
+// Runs the kernel that `m` has, to its end unless it waits for the one before.
+static Progress launch(Machine& m, Index grid, Index block, size_t shared_bytes, void* const* arguments, uint64_t seed, bool previous_ended = true) {
+    m.previous_ended = previous_ended;
+    m.grid = grid;
+    m.block_size = block;
     m.arguments = arguments;
     m.random.state = seed;
     const size_t threads = size_t(block.x) * block.y * block.z;
-    if (threads == 0 || threads > MOST_THREADS) return m.error = "a block has 1 to 1024 threads", 1;
-    if (!m.has_stacks()) return m.error = "no memory for the stacks of emulated threads", 1;
+    if (threads == 0 || threads > MOST_THREADS) return m.error = "a block has 1 to 1024 threads", Progress::failed;
+    if (!m.has_stacks()) return m.error = "no memory for the stacks of emulated threads", Progress::failed;
     m.shared_dynamic_bytes = shared_bytes;
     m.drawn_from = m.random.below(2) ? SIZE_MAX : 4;
     // Blocks come in any order too, or as they are numbered: neighbours share more.
-    std::vector<size_t> order(size_t(grid.x) * grid.y * grid.z);
-    for (size_t i = 0; i < order.size(); ++i) order[i] = i;
-    for (size_t i = m.random.below(2) ? order.size() : 0; i > 1; --i) std::swap(order[i - 1], order[m.random.below(i)]);
-    return m.run(order, block, grid) ? 0 : 1;
+    m.order.resize(size_t(grid.x) * grid.y * grid.z);
+    for (size_t i = 0; i < m.order.size(); ++i) m.order[i] = i;
+    for (size_t i = m.random.below(2) ? m.order.size() : 0; i > 1; --i) std::swap(m.order[i - 1], m.order[m.random.below(i)]);
+    return m.begin();
 }
 
 }  // namespace hbmark::emulation
+
+static std::mutex one_at_a_time;
 
 extern "C" {
 
@@ -507,26 +549,44 @@ int hbmark_emulated_launch(const char* name, const unsigned* grid, unsigned thre
     m.resident_blocks = RESIDENT_BLOCKS;
     if (!m.kernel) m.error = "there is no such kernel";
     const bool ran = m.kernel && fits(m, kinds, count) &&
-                     launch(m, {grid[0], grid[1], grid[2]}, {threads, 1, 1}, shared_bytes, arguments, seed) == 0;
+                     launch(m, {grid[0], grid[1], grid[2]}, {threads, 1, 1}, shared_bytes, arguments, seed) == Progress::ended;
     snprintf(error, error_bytes, "%s", m.error.c_str());
     return ran ? 0 : 1;
 }
 
 // The same for a caller that knows the addresses of the arguments but no kinds; the name may be a mangled one, of an instance of a
-// template. At most so many blocks are resident. One launch at a time: launches of several host threads wait for each other.
+// template. At most so many blocks are resident. One launch at a time: launches of several host threads wait for each other. Where the kernel
+// before has not ended, 2 says that it runs up to its wait and is to be finished: the arguments must live until then, and the next kernel
+// takes the other of two slots.
 int hbmark_emulated_launch_raw(const char* name, const unsigned grid[3], const unsigned block[3], size_t shared_bytes,
-                               void* const* arguments, unsigned resident_blocks, uint64_t seed, char* error, size_t error_bytes) {
+                               void* const* arguments, unsigned resident_blocks, uint64_t seed, unsigned slot, int previous_ended,
+                               char* error, size_t error_bytes) {
     using namespace hbmark::emulation;
-    static std::mutex one_at_a_time;
     const std::lock_guard<std::mutex> guard(one_at_a_time);
+    active = slot % 2;
     Machine& m = machine();
     m.error.clear();
     m.kernel = find_mangled(name);
     m.resident_blocks = std::clamp<size_t>(resident_blocks, 1, RESIDENT_BLOCKS);
     if (!m.kernel) m.error = "there is no such kernel";
-    const bool ran = m.kernel && launch(m, {grid[0], grid[1], grid[2]}, {block[0], block[1], block[2]}, shared_bytes, arguments, seed) == 0;
+    const Index grid_size{grid[0], grid[1], grid[2]}, block_size{block[0], block[1], block[2]};
+    const Progress progress =
+        m.kernel ? launch(m, grid_size, block_size, shared_bytes, arguments, seed, previous_ended != 0) : Progress::failed;
+    active = 0;
     snprintf(error, error_bytes, "%s", m.error.c_str());
-    return ran ? 0 : 1;
+    return progress == Progress::ended ? 0 : progress == Progress::waiting ? 2 : 1;
+}
+
+// Runs the kernel of a slot to its end: the kernel before has ended.
+int hbmark_emulated_finish(unsigned slot, char* error, size_t error_bytes) {
+    using namespace hbmark::emulation;
+    const std::lock_guard<std::mutex> guard(one_at_a_time);
+    active = slot % 2;
+    Machine& m = machine();
+    const Progress progress = m.finish();
+    active = 0;
+    snprintf(error, error_bytes, "%s", m.error.c_str());
+    return progress == Progress::ended ? 0 : 1;
 }
 
 // Ends the launch that this host thread runs, for a handler of signals that one of its kernel's threads has raised.

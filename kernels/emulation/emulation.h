@@ -6,6 +6,7 @@
 // - shared memory is poisoned between blocks, with bytes that are not a number as f32, f16 or bf16;
 // - an asynchronous copy happens at once or when it is waited for, as the seed says;
 // - blocks overlap, and come in any order: a result that is shared before all threads have left theirs is read half done;
+// - a dependent launch may be begun before the kernel before it runs: what it reads of that kernel's results without the wait is not there yet;
 // - threads that wait for each other for ever, or meet in different collectives, are an error that says who waits where.
 // Time, caches, and the order in which writes become visible are not emulated: a missing fence is not found.
 #pragma once
@@ -31,6 +32,9 @@ const Place& place();
 
 // Waits for all threads of the block that have not returned. The site is the source line, by which a test can take a barrier away.
 void barrier(const char* file, int line);
+
+// Waits for the kernel before this one, where this one was begun early.
+void wait_for_dependency();
 
 // The number of this thread in its warp.
 unsigned lane();

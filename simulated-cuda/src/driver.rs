@@ -207,11 +207,13 @@ entries! {
     cuLaunchKernel(function: usize, grid_x: u32, grid_y: u32, grid_z: u32, block_x: u32, block_y: u32, block_z: u32,
         shared_bytes: u32, stream: usize, arguments: *mut *mut c_void, _extra: *mut *mut c_void) {
         code(asked(|m| m.launch(
-            function, [grid_x, grid_y, grid_z], [block_x, block_y, block_z], shared_bytes as usize, stream, arguments)))
+            function, [grid_x, grid_y, grid_z], [block_x, block_y, block_z], shared_bytes as usize, stream, arguments, false)))
     }
     cuLaunchKernelEx(config: *const LaunchConfig, function: usize, arguments: *mut *mut c_void, _extra: *mut *mut c_void) {
-        let LaunchConfig { grid, block, shared_bytes, stream, .. } = config.read();
-        code(asked(|m| m.launch(function, grid, block, shared_bytes as usize, stream, arguments)))
+        let LaunchConfig { grid, block, shared_bytes, stream, attributes, attribute_count } = config.read();
+        let mut attributes = (0..attribute_count as usize).map(|index| attributes.add(index).read());
+        let dependent = attributes.any(|attribute| attribute.id == PROGRAMMATIC_STREAM_SERIALIZATION && attribute.value[0] != 0);
+        code(asked(|m| m.launch(function, grid, block, shared_bytes as usize, stream, arguments, dependent)))
     }
 
     cuGraphInstantiateWithFlags(executable: *mut usize, graph: usize, flags: u64) {
@@ -231,6 +233,34 @@ pub struct LaunchConfig {
     block: [u32; 3],
     shared_bytes: u32,
     stream: usize,
-    attributes: *const c_void,
+    attributes: *const LaunchAttribute,
     attribute_count: u32,
 }
+
+/// *Source*: CUDA driver API, `CUlaunchAttribute`; the value is a union.
+#[repr(C, align(8))]
+#[derive(Debug, Clone, Copy)]
+pub struct LaunchAttribute {
+    id: u32,
+    pad: u32,
+    value: [u32; 16],
+}
+
+impl LaunchConfig {
+    /// A configuration, for callers in Rust. The attributes must live as long as it is used.
+    #[must_use]
+    pub fn new(grid: [u32; 3], block: [u32; 3], shared_bytes: u32, stream: usize, attributes: &[LaunchAttribute]) -> Self {
+        let attribute_count = attributes.len() as u32;
+        Self { grid, block, shared_bytes, stream, attributes: attributes.as_ptr(), attribute_count }
+    }
+}
+
+impl LaunchAttribute {
+    #[must_use]
+    pub fn new(id: u32, value: [u32; 16]) -> Self {
+        Self { id, pad: 0, value }
+    }
+}
+
+/// *Source*: CUDA driver API, `CUlaunchAttributeID`.
+const PROGRAMMATIC_STREAM_SERIALIZATION: u32 = 6;

@@ -17,11 +17,14 @@ unsafe extern "C" {
         arguments: *const *mut c_void,
         resident_blocks: u32,
         seed: u64,
+        slot: u32,
+        previous_ended: c_int,
         error: *mut c_char,
         error_bytes: usize,
     ) -> c_int;
     fn hbmark_emulated_parameters(name: *const c_char, count: *mut u32) -> *const *const c_char;
     fn hbmark_emulated_name(index: usize) -> *const c_char;
+    fn hbmark_emulated_finish(slot: u32, error: *mut c_char, error_bytes: usize) -> c_int;
     fn hbmark_emulated_fail(text: *const c_char) -> !;
 }
 
@@ -114,18 +117,44 @@ pub struct Launch {
     pub seed: u64,
 }
 
-/// Runs a kernel to its end.
-///
-/// # Safety
-///
-/// There are as many arguments as the kernel has parameters, and each address is that of a value of the parameter's size. Addresses among the
-/// values are those of memory that holds what the kernel reads and writes.
-pub unsafe fn launch(name: &CStr, launch: &Launch, arguments: &[*mut c_void]) -> Result<(), String> {
+/// A kernel that was begun while the one before runs, and waits for it.
+#[derive(Debug)]
+pub struct Waiting {
+    name: CString,
+    slot: u32,
+}
+
+impl Waiting {
+    /// Runs it to its end: the kernel before has ended.
+    ///
+    /// # Errors
+    /// As [`launch`].
+    pub fn finish(self) -> Result<(), String> {
+        // SAFETY: the slot has a kernel that waits, whose arguments the caller of `launch_early` keeps.
+        answer(&self.name, |text, bytes| unsafe { hbmark_emulated_finish(self.slot, text, bytes) }).map(|_| ())
+    }
+}
+
+/// Calls the emulation, which writes a text where it fails; whether a kernel waits.
+fn answer(name: &CStr, call: impl FnOnce(*mut c_char, usize) -> c_int) -> Result<bool, String> {
     let mut error = [0u8; 256];
     watch_addresses();
     IN_KERNEL.set(true);
+    let status = call(error.as_mut_ptr().cast(), error.len());
+    IN_KERNEL.set(false);
+    if status != 1 {
+        return Ok(status == 2);
+    }
+    let text = CStr::from_bytes_until_nul(&error).map(CStr::to_string_lossy).unwrap_or_default();
+    Err(format!("{}: {text}", name.to_string_lossy()))
+}
+
+/// # Safety
+///
+/// As [`launch_early`].
+unsafe fn run(name: &CStr, launch: &Launch, arguments: &[*mut c_void], slot: u32, previous_ended: bool) -> Result<bool, String> {
     // SAFETY: the caller's promise; the strings are zero-terminated, and the error's length is given.
-    let status = unsafe {
+    answer(name, |text, bytes| unsafe {
         hbmark_emulated_launch_raw(
             name.as_ptr(),
             launch.grid.as_ptr(),
@@ -134,16 +163,40 @@ pub unsafe fn launch(name: &CStr, launch: &Launch, arguments: &[*mut c_void]) ->
             arguments.as_ptr(),
             launch.resident_blocks,
             launch.seed,
-            error.as_mut_ptr().cast(),
-            error.len(),
+            slot,
+            previous_ended.into(),
+            text,
+            bytes,
         )
-    };
-    IN_KERNEL.set(false);
-    if status == 0 {
-        return Ok(());
-    }
-    let text = CStr::from_bytes_until_nul(&error).map(CStr::to_string_lossy).unwrap_or_default();
-    Err(format!("{}: {text}", name.to_string_lossy()))
+    })
+}
+
+/// Runs a kernel to its end.
+///
+/// # Errors
+/// A text that says why it could not run.
+///
+/// # Safety
+///
+/// There are as many arguments as the kernel has parameters, and each address is that of a value of the parameter's size. Addresses among the
+/// values are those of memory that holds what the kernel reads and writes.
+pub unsafe fn launch(name: &CStr, launch: &Launch, arguments: &[*mut c_void]) -> Result<(), String> {
+    // SAFETY: the caller's promise.
+    unsafe { run(name, launch, arguments, 0, true) }.map(|_| ())
+}
+
+/// Begins a kernel while the one before has not run, in one of two slots; none where it did not wait for it and is at its end.
+///
+/// # Errors
+/// As [`launch`].
+///
+/// # Safety
+///
+/// As for [`launch`]; the arguments live until the kernel was finished, and the other kernels until then run in the other slot.
+pub unsafe fn launch_early(name: &CStr, launch: &Launch, arguments: &[*mut c_void], slot: u32) -> Result<Option<Waiting>, String> {
+    // SAFETY: the caller's promise.
+    let waits = unsafe { run(name, launch, arguments, slot, false) }?;
+    Ok(waits.then(|| Waiting { name: name.to_owned(), slot }))
 }
 
 /// A name as the functions here take it.

@@ -9,7 +9,7 @@ use std::sync::{Arc, LazyLock};
 
 use crate::calls;
 use crate::kernels::{self, Launch};
-use crate::stream::Work;
+use crate::stream::{Finish, Work};
 
 /// `CUDA_ERROR_INVALID_VALUE`.
 pub const INVALID_VALUE: c_int = 1;
@@ -97,24 +97,51 @@ pub unsafe fn work(name: &str, config: &Config, arguments: *const *mut c_void) -
         };
         values.push(value);
     }
-    let (config, launched) = (*config, name.to_owned());
+    let kernel = Arc::new(Bound { name: symbol, text: name.to_owned(), config: *config, values });
+    let early = kernel.clone();
     let run = move || {
-        calls::launched(&launched);
-        let seed = next_seed();
-        let launch = Launch {
-            grid: config.grid,
-            block: config.block,
-            shared_bytes: config.shared_bytes,
-            resident_blocks: 1 + (seed % 3) as u32,
-            seed,
-        };
-        let addresses: Vec<*mut c_void> =
-            values.iter().map(|value| value.as_ptr().cast_mut().cast()).collect();
+        let (launch, addresses) = kernel.next_launch();
         // SAFETY: the values are copies of the parameters' sizes; the caller promised the memory that they point to. A kernel reads its
         // arguments and writes none of them.
-        unsafe { kernels::launch(&symbol, &launch, &addresses) }
+        unsafe { kernels::launch(&kernel.name, &launch, &addresses) }
     };
-    Ok(Work { name: name.to_owned(), bytes: 0, flops: 0, module: None, run: Arc::new(run) })
+    let early = move |slot| {
+        let (launch, addresses) = early.next_launch();
+        // SAFETY: as above; what is left of the kernel keeps the values and their addresses.
+        let waiting = unsafe { kernels::launch_early(&early.name, &launch, &addresses, slot) }?;
+        let (kept, addresses) = (early.clone(), Addresses(addresses));
+        Ok(waiting.map(|waiting| -> Finish {
+            Box::new(move || {
+                let ended = waiting.finish();
+                drop((kept, addresses));
+                ended
+            })
+        }))
+    };
+    Ok(Work { name: name.to_owned(), bytes: 0, flops: 0, module: None, run: Arc::new(run), early: Some(Arc::new(early)) })
+}
+
+/// A kernel with its arguments.
+struct Bound {
+    name: CString,
+    text: String,
+    config: Config,
+    values: Vec<Vec<u128>>,
+}
+
+/// Addresses of values that are kept beside them.
+struct Addresses(#[expect(dead_code, reason = "kept for the kernel that reads them")] Vec<*mut c_void>);
+// SAFETY: nobody reads through them but the kernel, which runs on one thread at a time.
+unsafe impl Send for Addresses {}
+
+impl Bound {
+    fn next_launch(&self) -> (Launch, Vec<*mut c_void>) {
+        calls::launched(&self.text);
+        let seed = next_seed();
+        let Config { grid, block, shared_bytes, .. } = self.config;
+        let launch = Launch { grid, block, shared_bytes, resident_blocks: 1 + (seed % 3) as u32, seed };
+        (launch, self.values.iter().map(|value| value.as_ptr().cast_mut().cast()).collect())
+    }
 }
 
 /// Numbers that differ from launch to launch, and from one `HBMARK_SIMULATED_SEED` to the next.

@@ -14,7 +14,7 @@ use std::time::Instant;
 use crate::memory::{Kind, Memory};
 use crate::script::{self, Script};
 use crate::status::{self, SUCCESS};
-use crate::stream::Work;
+use crate::stream::{Finish, Work};
 
 pub type Answer<T> = Result<T, i32>;
 
@@ -114,6 +114,9 @@ pub struct Machine {
     calls: u64,
     allocations: u64,
     launches: u64,
+    /// The next kernel of the stream that runs, where it was begun: what is left of it.
+    begun: Option<Option<Finish>>,
+    slot: u32,
 }
 
 thread_local! {
@@ -164,6 +167,8 @@ impl Machine {
             calls: 0,
             allocations: 0,
             launches: 0,
+            begun: None,
+            slot: 0,
         }
     }
 
@@ -535,8 +540,9 @@ impl Machine {
             let device = entry.device;
             let Some(item) = entry.queue.pop_front() else { return Ok(()) };
             entry.running = true;
+            let next = entry.queue.front().cloned();
             let done = matches!(item, Item::Record { ticket: number, .. } if Some(number) == ticket);
-            let ran = self.perform(device, &item);
+            let ran = self.perform(device, &item, next.as_ref());
             if let Some(entry) = self.streams.get_mut(&stream) {
                 entry.running = false;
             }
@@ -547,9 +553,9 @@ impl Machine {
         }
     }
 
-    fn perform(&mut self, device: usize, item: &Item) -> Answer<()> {
+    fn perform(&mut self, device: usize, item: &Item, next: Option<&Item>) -> Answer<()> {
         match item {
-            Item::Work(work) => self.perform_work(work)?,
+            Item::Work(work) => self.perform_work(work, next)?,
             Item::Unmap(address) => self.devices[device].memory.unmap(*address),
             Item::Map(address) => {
                 if !self.devices[device].memory.map_of_graph(*address) {
@@ -576,8 +582,8 @@ impl Machine {
                         }
                     }
                 }
-                for node in nodes.iter() {
-                    self.perform(device, node)?;
+                for (at, node) in nodes.iter().enumerate() {
+                    self.perform(device, node, nodes.get(at + 1))?;
                 }
             }
         }
@@ -585,7 +591,9 @@ impl Machine {
         if self.sticky == SUCCESS { Ok(()) } else { Err(self.sticky) }
     }
 
-    fn perform_work(&mut self, work: &Work) -> Answer<()> {
+    /// Runs work to its end. A kernel whose launch allows that is begun before the one in front of it has run, so that it sees nothing of its
+    /// results unless it waits.
+    fn perform_work(&mut self, work: &Work, next: Option<&Item>) -> Answer<()> {
         self.launches += u64::from(work.module.is_some());
         let number = self.launches;
         if work.module.is_some() && self.script.hang == Some(number) {
@@ -599,16 +607,35 @@ impl Machine {
             return Err(self.sticky);
         }
         let began = Instant::now();
-        let ran = (work.run)();
+        let this = self.begun.take();
+        let early = match next {
+            Some(Item::Work(next)) if work.module.is_some() => next.early.as_ref(),
+            _ => None,
+        };
+        if let Some(early) = early {
+            // Another slot than this one's; what was not begun early runs in the first.
+            self.slot = if this.is_some() { self.slot ^ 1 } else { 1 };
+            match early(self.slot) {
+                Ok(begun) => self.begun = Some(begun),
+                Err(text) => return Err(self.kernel_failed(work, &text)),
+            }
+        }
+        let ran = match this {
+            Some(Some(finish)) => finish(),
+            Some(None) => Ok(()),
+            None => (work.run)(),
+        };
         let slowness = self.script.slowness(&work.name);
         if slowness > 1.0 {
             std::thread::sleep(began.elapsed().mul_f64(slowness - 1.0));
         }
-        ran.map_err(|text| {
-            let status = if text.contains("illegal address") { status::ILLEGAL_ADDRESS } else { status::LAUNCH_FAILED };
-            self.stick(status, &format!("{}: {text}", work.name));
-            self.sticky
-        })
+        ran.map_err(|text| self.kernel_failed(work, &text))
+    }
+
+    fn kernel_failed(&mut self, work: &Work, text: &str) -> i32 {
+        let status = if text.contains("illegal address") { status::ILLEGAL_ADDRESS } else { status::LAUNCH_FAILED };
+        self.stick(status, &format!("{}: {text}", work.name));
+        self.sticky
     }
 
     // ---- Events ----
@@ -887,7 +914,7 @@ impl Machine {
                 Ok(())
             })
         };
-        self.work(stream, Work { name: "copy to the device".into(), bytes: bytes as u64, flops: 0, module: None, run })
+        self.work(stream, Work { name: "copy to the device".into(), bytes: bytes as u64, flops: 0, module: None, run, early: None })
     }
 
     pub fn copy_to_host(&mut self, to: usize, from: usize, bytes: usize, stream: usize) -> Answer<()> {
@@ -903,7 +930,7 @@ impl Machine {
             Ok(())
         });
         let waits = !captured && !self.is_pinned(to);
-        self.work(stream, Work { name: "copy to the host".into(), bytes: bytes as u64, flops: 0, module: None, run })?;
+        self.work(stream, Work { name: "copy to the host".into(), bytes: bytes as u64, flops: 0, module: None, run, early: None })?;
         if waits { self.run(handle) } else { Ok(()) }
     }
 
@@ -918,7 +945,7 @@ impl Machine {
             unsafe { std::ptr::copy(from as *const u8, to as *mut u8, bytes) };
             Ok(())
         });
-        self.work(stream, Work { name: "copy on the device".into(), bytes: 2 * bytes as u64, flops: 0, module: None, run })
+        self.work(stream, Work { name: "copy on the device".into(), bytes: 2 * bytes as u64, flops: 0, module: None, run, early: None })
     }
 
     pub fn fill(&mut self, to: usize, value: u8, bytes: usize, stream: usize) -> Answer<()> {
@@ -931,7 +958,7 @@ impl Machine {
             unsafe { std::ptr::write_bytes(to as *mut u8, value, bytes) };
             Ok(())
         });
-        self.work(stream, Work { name: "fill".into(), bytes: bytes as u64, flops: 0, module: None, run })
+        self.work(stream, Work { name: "fill".into(), bytes: bytes as u64, flops: 0, module: None, run, early: None })
     }
 
     // ---- Modules ----
@@ -992,6 +1019,7 @@ impl Machine {
         shared_bytes: usize,
         stream: usize,
         arguments: *const *mut c_void,
+        dependent: bool,
     ) -> Answer<()> {
         let found = self.functions.get(&function).ok_or(status::INVALID_HANDLE)?;
         let config = crate::launch::Config { grid, block, shared_bytes, shared_limit: found.shared_limit };
@@ -999,6 +1027,9 @@ impl Machine {
         // SAFETY: the caller's promise.
         let mut work = unsafe { crate::launch::work(&found.name, &config, arguments) }?;
         work.module = Some(module);
+        if !dependent {
+            work.early = None;
+        }
         self.work(stream, work)
     }
 }

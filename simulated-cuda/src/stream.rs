@@ -15,6 +15,12 @@ pub type StreamHandle = *mut c_void;
 /// What runs on the device. A graph runs it once a launch.
 pub type Run = Arc<dyn Fn() -> Result<(), String> + Send + Sync>;
 
+/// Ends what was begun early. It keeps the values of the arguments.
+pub type Finish = Box<dyn FnOnce() -> Result<(), String> + Send>;
+
+/// Begins a kernel while the one before runs, in one of two slots; none where it is at its end already.
+pub type Early = Arc<dyn Fn(u32) -> Result<Option<Finish>, String> + Send + Sync>;
+
 /// One piece of work of a stream.
 #[derive(Clone)]
 pub struct Work {
@@ -27,6 +33,8 @@ pub struct Work {
     /// The module of a kernel of the driver's, which must be loaded when it runs.
     pub module: Option<usize>,
     pub run: Run,
+    /// Of a kernel whose launch allows it: programmatic dependent launch.
+    pub early: Option<Early>,
 }
 
 impl fmt::Debug for Work {

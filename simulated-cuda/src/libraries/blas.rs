@@ -206,7 +206,7 @@ fn enqueue(stream: usize, name: &str, product: Gemm) -> Status {
         unsafe { product.run() }
     };
     let work =
-        Work { name: name.to_owned(), bytes: product.bytes(), flops: product.flops(), module: None, run: Arc::new(run) };
+        Work { name: name.to_owned(), bytes: product.bytes(), flops: product.flops(), module: None, run: Arc::new(run), early: None };
     if stream::enqueue(std::ptr::with_exposed_provenance_mut(stream), work) == 0 {
         SUCCESS
     } else {

@@ -323,6 +323,7 @@ pub unsafe extern "C" fn matmul(
         flops: product.flops(),
         module: None,
         run: Arc::new(run),
+        early: None,
     };
     if stream::enqueue(stream, work) == 0 { SUCCESS } else { gemm::EXECUTION_FAILED }
 }

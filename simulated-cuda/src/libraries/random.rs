@@ -169,7 +169,7 @@ fn generate<T: 'static>(
         Ok(())
     };
     let bytes = (numbers * size_of::<T>()) as u64;
-    let work = Work { name: name.to_owned(), bytes, flops: 0, module: None, run: Arc::new(run) };
+    let work = Work { name: name.to_owned(), bytes, flops: 0, module: None, run: Arc::new(run), early: None };
     if stream::enqueue(std::ptr::with_exposed_provenance_mut(stream), work) == 0 {
         SUCCESS
     } else {

@@ -51,6 +51,8 @@ pub enum Status {
     Noisy,
     /// Run once to see that it runs: its time means nothing.
     Smoke,
+    /// Ran on a simulated device: its outputs are checked, its time means nothing.
+    Simulated,
     /// Not run, for the given reason.
     Skipped,
     /// An allocation failed on the device.
@@ -74,6 +76,7 @@ impl Status {
                 | Self::Disturbed
                 | Self::Noisy
                 | Self::Smoke
+                | Self::Simulated
                 | Self::Incomplete
         )
     }

@@ -133,6 +133,17 @@ pub struct GpuEnvironment {
     pub board: Option<Board>,
 }
 
+/// How the name of a device begins that is not there: its kernels run on the host, for tests.
+pub const SIMULATED_DEVICE: &str = "SIMULATED DEVICE";
+
+impl GpuEnvironment {
+    /// Whether no time of this device means anything.
+    #[must_use]
+    pub fn is_simulated(&self) -> bool {
+        self.name.as_deref().is_some_and(|name| name.starts_with(SIMULATED_DEVICE))
+    }
+}
+
 /// The board of a GPU: what identifies it beside the UUID, and its record of faults.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]

@@ -8,8 +8,8 @@ use hbmark_core::ledger::fit::{Estimate, Solution};
 use hbmark_core::ledger::{FitPoint, Floor, Roof, StepCost, Verdict};
 use hbmark_core::model::Dtype;
 use hbmark_core::result::{
-    Block, Cause, Ceilings, Cell, CellResult, DeviceSpec, FittedModel, LaunchCost, Measured, Phase,
-    ProtocolSummary, Report, Status, TimeSummary, accepted, block_means, judged_times,
+    Block, Cause, Ceilings, Cell, CellResult, DeviceSpec, FittedModel, GpuEnvironment, LaunchCost, Measured,
+    Phase, ProtocolSummary, Report, Status, TimeSummary, accepted, block_means, judged_times,
 };
 use hbmark_core::stats::{self, CONFIDENCE};
 use hbmark_core::units::{Flops, Nanos};
@@ -54,14 +54,18 @@ pub fn measured(
 pub fn recompute(report: &mut Report) {
     let (ceilings, datasheet) = (report.ceilings.clone(), report.datasheet.clone());
     let smoke = report.protocol.as_ref().is_some_and(ProtocolSummary::is_smoke);
+    let simulated = report.environment.gpu.as_ref().is_some_and(GpuEnvironment::is_simulated);
     for cell in &mut report.cells {
         // What ran once is judged as what ran, and never called good.
-        if cell.status == Status::Smoke {
+        if matches!(cell.status, Status::Smoke | Status::Simulated) {
             cell.status = Status::Ok;
         }
         judge(cell, ceilings.as_ref(), datasheet.as_ref());
         if smoke && cell.status == Status::Ok {
             cell.status = Status::Smoke;
+        }
+        if simulated && (cell.status == Status::Ok || cell.status.is_doubtful()) {
+            cell.status = Status::Simulated;
         }
         cell.all_blocks = cell.status.is_doubtful().then(|| cell.over_all_blocks()).flatten();
     }

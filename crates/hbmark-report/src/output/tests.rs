@@ -3,7 +3,7 @@
 use super::*;
 use crate::analysis::judge;
 use crate::samples;
-use hbmark_core::result::{Cause, Phase, Status, saved};
+use hbmark_core::result::{Cause, Phase, RungKind, SIMULATED_DEVICE, Status, saved};
 
 fn report() -> Report {
     samples::saved("run-scripted")
@@ -133,6 +133,25 @@ fn a_disturbed_cell_has_its_median_and_range_in_every_format_and_so_has_one_of_a
     // And a faint mark in every plot.
     let page = render(&report, Format::Html, false).unwrap();
     assert!(page.contains("doubtful\"") || page.contains("doubtful "), "{page}");
+}
+
+#[test]
+fn what_a_simulated_device_ran_is_never_ok() {
+    let mut report = samples::measured();
+    let real = report.cells.iter().filter(|cell| cell.status == Status::Ok).count();
+    let gpu = report.environment.gpu.get_or_insert_default();
+    gpu.name = Some(format!("{SIMULATED_DEVICE} (NVIDIA H200)"));
+    judge::recompute(&mut report);
+    let simulated =
+        |report: &Report| report.cells.iter().filter(|cell| cell.status == Status::Simulated).count();
+    assert!(real > 0 && simulated(&report) >= real, "{real}");
+    assert!(report.cells.iter().all(|cell| cell.status != Status::Ok), "{:?}", report.cells);
+    let rungs = || report.ladders.iter().flat_map(|ladder| &ladder.rungs);
+    assert!(rungs().all(|rung| !matches!(rung.kind, RungKind::Native | RungKind::Stock)), "no rung of its times");
+    for format in [Format::Table, Format::Md, Format::Html, Format::Csv] {
+        let text = render(&report, format, false).unwrap();
+        assert!(text.to_uppercase().contains("SIMULATED"), "{text}");
+    }
 }
 
 #[test]

@@ -103,7 +103,7 @@ fn measured(report: &Report) -> Vec<Figure> {
     }
     let mut figures = if report.protocol.as_ref().is_some_and(ProtocolSummary::is_smoke) {
         // That none of them is valid is what was asked for.
-        let ran = run.iter().filter(|cell| cell.status == Status::Smoke).count();
+        let ran = run.iter().filter(|cell| matches!(cell.status, Status::Smoke | Status::Simulated)).count();
         let value = format!("{ran} of {} ran", counted(run.len(), "cell"));
         let tone = if ran == run.len() { Tone::Plain } else { Tone::Bad };
         vec![Figure {

@@ -391,6 +391,7 @@ fn run_end(report: &Report) -> Vec<String> {
         (Status::Disturbed, "had too many blocks rejected"),
         (Status::Noisy, "were noisy, and the user allowed that"),
         (Status::Smoke, "ran once; their times mean nothing"),
+        (Status::Simulated, "ran on a simulated device; their times mean nothing"),
     ] {
         if count(status) > 0 {
             lines.push(format!("{} {why}", counted(count(status), "cell")));

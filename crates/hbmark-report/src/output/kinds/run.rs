@@ -96,6 +96,7 @@ fn tone(status: Status) -> Tone {
         | Status::Disturbed
         | Status::Noisy
         | Status::Smoke
+        | Status::Simulated
         | Status::Incomplete => Tone::Faint,
         Status::Invalid | Status::Oom | Status::Failed => Tone::Bad,
     }
@@ -232,6 +233,7 @@ pub fn status_word(status: Status) -> &'static str {
         Status::Disturbed => "disturbed",
         Status::Noisy => "noisy",
         Status::Smoke => "smoke",
+        Status::Simulated => "SIMULATED DEVICE",
         Status::Skipped => "skipped",
         Status::Oom => "oom",
         Status::Failed => "failed",

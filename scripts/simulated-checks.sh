@@ -1,0 +1,60 @@
+#!/usr/bin/env bash
+# The program with the `cuda` feature on a simulated device: its checks, every engine on small models, and planted faults.
+#
+#   eval "$(scripts/simulated-cuda.sh)"; scripts/simulated-checks.sh target/debug/hbmark [NAME...]
+#
+# With names, only those checks. Exit status: 0 when all passed. Ends with how many entry points were called and kernels launched.
+set -euo pipefail
+
+hbmark=$(realpath "$1")
+shift
+only=("$@")
+cd "$(dirname "$0")/.."
+models=tests/fixtures/models
+out=$(mktemp -d)
+trap 'rm -rf "$out"' EXIT
+export HBMARK_SIMULATED_CALLS="$out/calls" NO_COLOR=1
+failed=()
+
+# check NAME STATUS TEXT COMMAND...: the command ends with the status and says the text, in 10 minutes.
+check() {
+    local name=$1 status=$2 text=$3 got=0 begin=$SECONDS
+    shift 3
+    if [ ${#only[@]} -gt 0 ] && [[ " ${only[*]} " != *" $name "* ]]; then return; fi
+    timeout 600 "$@" >"$out/$name.txt" 2>&1 || got=$?
+    if [ "$got" = "$status" ] && grep -qE -- "$text" "$out/$name.txt"; then
+        echo "ok      $name ($((SECONDS - begin)) s)"
+        return
+    fi
+    failed+=("$name")
+    echo "FAILED  $name ($((SECONDS - begin)) s): exit status $got, wanted $status and \"$text\":"
+    sed 's/^/        /' "$out/$name.txt" | tail -n 60
+}
+faulty() { env "HBMARK_SIMULATED_CUDA=$1" "${@:2}"; }
+
+check doctor 0 'SIMULATED DEVICE' "$hbmark" doctor
+check verify 0 '' "$hbmark" verify --device cuda
+check ceiling 0 '' "$hbmark" ceiling --device cuda --quick
+for dtype in f32 f16 bf16; do
+    check "engines-$dtype" 0 'SIMULATED DEVICE' "$hbmark" run --smoke --device cuda --model $models/qwen3-tied --dtype $dtype \
+        --engine stock,stock-graph,stock-pool,native --batch 1,3 --context 8
+done
+check quantised 0 'SIMULATED DEVICE' "$hbmark" run --smoke --device cuda --model $models/llama-q8_0.gguf --engine stock,native --batch 1 --context 8
+check operations 0 'SIMULATED DEVICE' "$hbmark" run --smoke --device cuda --model $models/qwen3-tied --engine native --phase decode --batch 1 \
+    --context 8 --show-ops
+check serve 0 '' "$hbmark" serve --device cuda --model $models/qwen3-tied --engine native --rate 20 --requests 10 --input-len 8 --output-len 4
+check no-memory 1 'oom' faulty out-of-memory=40 "$hbmark" run --smoke --device cuda --model $models/qwen3-tied --engine native --batch 1 --context 8
+check illegal-address 1 'illegal' faulty illegal-address=40 "$hbmark" run --smoke --device cuda --model $models/qwen3-tied --engine native --batch 1 --context 8
+check lost 1 '' faulty lost=2000 "$hbmark" run --smoke --device cuda --model $models/qwen3-tied --engine native --batch 1 --context 8
+
+python3 - "$out/calls" <<'END'
+import json, sys
+calls, kernels = {}, {}
+for line in open(sys.argv[1]):
+    process = json.loads(line)
+    for into, name in ((calls, "calls"), (kernels, "kernels")):
+        for key, count in process[name].items():
+            into[key] = into.get(key, 0) + count
+print(f"{len(calls)} entry points called {sum(calls.values())} times, {len(kernels)} kernels launched {sum(kernels.values())} times")
+END
+[ ${#failed[@]} -eq 0 ] || { echo "failed: ${failed[*]}" && exit 1; }
