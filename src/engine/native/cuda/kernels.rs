@@ -5,7 +5,7 @@
 
 use Argument::{Address, F32, I32, U64};
 
-use super::device::{Argument, Device, KernelLaunch};
+use super::device::{Argument, Device, KernelLaunch, MAX_GRID_YZ};
 use super::device_matrix::{KernelFormat, Matrix};
 use super::step::{Pool, StepState};
 use super::tensor_core_linear::{self, Prepare, TiledWorkspace};
@@ -113,9 +113,11 @@ fn stream<D: Device>(
     let pairs = weights.outputs.div_ceil(2);
     let blocks = pairs.min(device.multiprocessors() as usize * BLOCKS_PER_MULTIPROCESSOR);
     arguments.extend([rows, weights.columns, weights.outputs, weights.vectors, chunk].map(size));
+    // Passes beyond what y may have go to z; those behind the last row return.
+    let layers = passes.div_ceil(MAX_GRID_YZ).max(1);
     device.launch(&KernelLaunch {
         kernel: format!("{operation}_{}_m{rows_at_once}", weights.format.name()),
-        grid: [word(blocks), word(passes), 1],
+        grid: [word(blocks), word(passes.div_ceil(layers)), word(layers)],
         threads: THREADS,
         shared_bytes: word(RING_BYTES + (rows_at_once * chunk * input).div_ceil(32)),
         arguments,
@@ -270,7 +272,7 @@ impl<D: Device> GateUp<'_, D> {
                 tensor_core_linear::multiply_by_library(device, *rows, weights, prepared, *sums, false)?;
             device.launch(&KernelLaunch {
                 kernel: "finish_gate_up".into(),
-                grid: [word(out.width.div_ceil(THREADS as usize)), word(*rows), 1],
+                grid: [word(*rows), word(out.width.div_ceil(THREADS as usize)), 1],
                 threads: THREADS,
                 shared_bytes: 0,
                 arguments: vec![Address(*sums), out_address, size(out.width)],
@@ -506,7 +508,7 @@ impl<D: Device> NormQkv<'_, D> {
             arguments.push(size(weights.outputs));
             device.launch(&KernelLaunch {
                 kernel: format!("finish_heads_{}", cache_dtype(weights.format)),
-                grid: [word((shape.heads + 2 * shape.kv_heads).div_ceil(WARPS)), word(*rows), 1],
+                grid: [word(*rows), word((shape.heads + 2 * shape.kv_heads).div_ceil(WARPS)), 1],
                 threads: THREADS,
                 shared_bytes: 0,
                 arguments,
