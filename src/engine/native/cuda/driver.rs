@@ -354,8 +354,12 @@ impl Device for Driver {
 
     fn end_capture(&mut self) -> Result<DriverGraph, EngineError> {
         self.recording = false;
-        let graph =
-            self.stream.end_capture(sys::CUgraphInstantiate_flags(0)).map_err(|error| self.failed(error))?;
+        let ended = self.stream.end_capture(sys::CUgraphInstantiate_flags(0));
+        if ended.is_err() {
+            // What was freed inside a void capture left an error behind, which is not the next step's.
+            let _ = self.context.check_err();
+        }
+        let graph = ended.map_err(|error| self.failed(error))?;
         let graph = graph.ok_or_else(|| self.refused("no graph was being recorded".into()))?;
         graph.upload().map_err(|error| self.failed(error))?;
         Ok(DriverGraph(graph))

@@ -100,11 +100,12 @@ impl<D: Device> Default for Workspace<D> {
 /// A device's side of the native forward.
 #[derive(Debug)]
 pub struct CudaOperations<D: Device> {
+    /// Before the device, so that graphs are destroyed while their kernels are loaded: fields are dropped in this order.
+    known: HashMap<StepKey, GraphState<D>>,
     device: D,
     tuning: Tuning,
     step: StepState<D>,
     workspace: Workspace<D>,
-    known: HashMap<StepKey, GraphState<D>>,
     /// Rows that every linear layer takes at once.
     at_once: usize,
     mode: Mode,
@@ -155,6 +156,12 @@ impl<D: Device> CudaOperations<D> {
         &self.device
     }
 
+    /// The device, to plant faults in.
+    #[cfg(test)]
+    pub fn device_mut(&mut self) -> &mut D {
+        &mut self.device
+    }
+
     /// Copies of step data to the device so far.
     #[must_use]
     pub fn uploads(&self) -> usize {
@@ -203,6 +210,8 @@ impl<D: Device> CudaOperations<D> {
     }
 
     fn finish_capture(&mut self, key: StepKey) -> Result<(), EngineError> {
+        // Until there is a graph the next step of the key runs kernel by kernel.
+        self.known.remove(&key);
         let graph = self.device.end_capture()?;
         let attentions = std::mem::take(&mut self.attentions);
         let bytes = self.moved - self.attention_moved;
@@ -290,10 +299,6 @@ impl<D: Device> Operations for CudaOperations<D> {
     }
 
     fn begin(&mut self, rows: &Rows, rope: &RopeTable, pool: &Pool<D>) -> Result<StepLaunch, EngineError> {
-        if let Mode::Recording(_) = std::mem::replace(&mut self.mode, Mode::Plain) {
-            // A step failed while it was recorded.
-            self.device.end_capture()?;
-        }
         let moved = self.step.set(&mut self.device, rows, rope, pool);
         if !matches!(moved, Ok(false)) {
             self.known.clear();
@@ -306,8 +311,8 @@ impl<D: Device> Operations for CudaOperations<D> {
         match self.known.get(&key) {
             None => Ok(StepLaunch::PerOperation),
             Some(GraphState::Ran) => {
-                self.mode = Mode::Recording(key);
                 self.device.begin_capture()?;
+                self.mode = Mode::Recording(key);
                 Ok(StepLaunch::PerOperation)
             }
             Some(GraphState::Captured(recorded)) => {
@@ -330,6 +335,14 @@ impl<D: Device> Operations for CudaOperations<D> {
                 }
                 Ok(())
             }
+        }
+    }
+
+    fn abandon(&mut self) {
+        if let Mode::Recording(key) = std::mem::replace(&mut self.mode, Mode::Plain) {
+            // The step has said why it failed; that its recording is void is no news, and no fault of the next step.
+            drop(self.device.end_capture());
+            self.known.remove(&key);
         }
     }
 
