@@ -22,6 +22,9 @@ const RING_BYTES: usize = 32 << 10;
 /// Logits that a block of `first_largest` takes in one turn (`tiled_layers.cu`).
 const LOGITS_AT_ONCE: usize = 4096;
 
+/// Elements of a cache that a thread draws (`fill_kv.cu`).
+const DRAWS_OF_THREAD: usize = 32;
+
 /// Rows that the streaming product takes at a time.
 const ROWS_AT_ONCE: [usize; 3] = [1, 2, 4];
 
@@ -123,6 +126,49 @@ fn stream<D: Device>(
         arguments,
     })?;
     Ok(passes as u64 * weights.bytes())
+}
+
+/// K and V of the blocks of a sequence, from a seed: what `random_kv` gives.
+#[derive(Debug)]
+pub struct FillKv<'a, D: Device> {
+    pub pool: &'a Pool<D>,
+    /// Every 16-bit draw as the pool keeps it.
+    pub quantiles: &'a D::Memory,
+    /// Addresses of the blocks, in order.
+    pub blocks: &'a D::Memory,
+    pub count: usize,
+    pub seed: u64,
+}
+
+impl<D: Device> FillKv<'_, D> {
+    /// Enqueues it.
+    ///
+    /// # Errors
+    /// When the device refuses.
+    pub fn launch(&self, device: &mut D) -> Result<(), EngineError> {
+        let Self { pool, quantiles, blocks, count, seed } = self;
+        let elements = pool.shape.block_elements();
+        if !elements.is_multiple_of(DRAWS_OF_THREAD) {
+            return launch_mismatch(device, "fill_kv", format!("blocks of {elements} elements"));
+        }
+        device.launch(&KernelLaunch {
+            kernel: format!("fill_kv_{}", 8 * pool.shape.element_bytes()),
+            grid: [
+                word(*count),
+                word(2 * pool.shape.layers),
+                word(elements.div_ceil(DRAWS_OF_THREAD * THREADS as usize)),
+            ],
+            threads: THREADS,
+            shared_bytes: 0,
+            arguments: vec![
+                Address(D::address(quantiles)),
+                Address(D::address(blocks)),
+                U64(*seed),
+                U64(pool.layer_bytes() as u64),
+                size(elements),
+            ],
+        })
+    }
 }
 
 /// `hidden[row] = table[tokens[row]]`.

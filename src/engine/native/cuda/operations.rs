@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use super::attention::{DecodeAttention, KvSplitPlan, MAX_HEAD_DIM, PrefillAttention};
 use super::device::Device;
 use super::device_matrix::{Matrix, floats};
-use super::kernels::{DeviceTensor, Embed, GateUp, Head, NormQkv, ProjectAdd, Tuning};
+use super::kernels::{DeviceTensor, Embed, FillKv, GateUp, Head, NormQkv, ProjectAdd, Tuning};
 use super::step::{Pool, Scratch, StepState};
 use super::tensor_core_linear::{self, TiledWorkspace};
 use crate::engine::native::operations::{
@@ -115,6 +115,9 @@ pub struct CudaOperations<D: Device> {
     attentions: Vec<(KvSplitPlan, Option<usize>)>,
     sequences: usize,
     replays: usize,
+    next_bytes: Vec<u8>,
+    /// Draws of K and V as a cache keeps them, by its dtype.
+    quantiles: Option<(Dtype, D::Memory)>,
 }
 
 impl<D: Device> CudaOperations<D> {
@@ -141,6 +144,8 @@ impl<D: Device> CudaOperations<D> {
             attentions: Vec::new(),
             sequences: 0,
             replays: 0,
+            next_bytes: Vec::new(),
+            quantiles: None,
         }
     }
 
@@ -282,20 +287,21 @@ impl<D: Device> Operations for CudaOperations<D> {
     }
 
     fn fill_blocks(&mut self, pool: &mut Pool<D>, blocks: &[u32], seed: u64) -> Result<(), EngineError> {
-        let mut elements = vec![0.0; pool.shape.block_elements()];
-        let mut bytes = Vec::with_capacity(pool.layer_bytes());
-        for (number, &block) in blocks.iter().enumerate() {
-            for layer in 0..pool.shape.layers {
-                bytes.clear();
-                for values in [false, true] {
-                    random_kv::fill(seed, layer, number, values, &mut elements);
-                    narrow_into(&elements, pool.shape.dtype, &mut bytes);
-                }
-                let (memory, offset) = pool.place(block as usize, layer);
-                self.device.upload(memory, offset, &bytes)?;
-            }
+        if blocks.is_empty() {
+            return Ok(());
         }
-        Ok(())
+        if self.quantiles.as_ref().is_none_or(|(dtype, _)| *dtype != pool.shape.dtype) {
+            let mut bytes = Vec::new();
+            narrow_into(random_kv::quantiles(), pool.shape.dtype, &mut bytes);
+            let memory = self.device.allocate(bytes.len())?;
+            self.device.upload(&memory, 0, &bytes)?;
+            self.quantiles = Some((pool.shape.dtype, memory));
+        }
+        let Some((_, quantiles)) = &self.quantiles else { return Ok(()) };
+        let addresses: Vec<u8> = blocks.iter().flat_map(|block| pool.address(*block).to_le_bytes()).collect();
+        let table = self.device.allocate(addresses.len())?;
+        self.device.upload(&table, 0, &addresses)?;
+        FillKv { pool, quantiles, blocks: &table, count: blocks.len(), seed }.launch(&mut self.device)
     }
 
     fn begin(&mut self, rows: &Rows, rope: &RopeTable, pool: &Pool<D>) -> Result<StepLaunch, EngineError> {
@@ -516,9 +522,10 @@ impl<D: Device> Operations for CudaOperations<D> {
     fn await_next(&mut self, next: &mut Vec<u32>) -> Result<(), EngineError> {
         next.clear();
         if let Some(memory) = self.workspace.next.memory() {
-            let mut bytes = vec![0; 4 * self.sequences];
-            self.device.download(memory, 0, &mut bytes)?;
-            next.extend(bytes.as_chunks().0.iter().map(|word| u32::from_le_bytes(*word)));
+            // Kept from step to step: this is part of what is timed.
+            self.next_bytes.resize(4 * self.sequences, 0);
+            self.device.download(memory, 0, &mut self.next_bytes)?;
+            next.extend(self.next_bytes.as_chunks().0.iter().map(|word| u32::from_le_bytes(*word)));
         }
         Ok(())
     }
@@ -548,7 +555,7 @@ impl<D: Device> Operations for CudaOperations<D> {
 }
 
 /// Elements as a pool keeps them.
-fn narrow_into(elements: &[f32], dtype: Dtype, bytes: &mut Vec<u8>) {
+pub(super) fn narrow_into(elements: &[f32], dtype: Dtype, bytes: &mut Vec<u8>) {
     match dtype {
         Dtype::F32 => bytes.extend(elements.iter().flat_map(|x| x.to_le_bytes())),
         Dtype::F16 => bytes.extend(elements.iter().flat_map(|x| half::f16::from_f32(*x).to_le_bytes())),
