@@ -3,7 +3,7 @@
 //   out[row][h] = Σ_p softmax_p(q[h] · k[p] * scale) * v[p],   p from max(0, position + 1 - window) to the row's own position
 //
 // Shapes: query, out [rows, heads * head_dim] f32; cache: cache.cuh, head_dim a multiple of 8, at most 256.
-// Grid: (splits, kv_heads * ceil(group / G), rows). Block: 256 threads. Of a group of query heads, G share every K and V that is loaded.
+// Grid: (rows, kv_heads * ceil(group / G), splits): only x may exceed 65,535. Block: 256 threads. Of a group of query heads, G share every K and V that is loaded.
 // Each split takes at least `least` positions, so a short row uses fewer splits than it is given; unused blocks return.
 // Shared: 64 KiB of K and V on their way, then what warps and splits are merged in; more only where that needs more.
 // partial [rows, heads, splits, head_dim] and statistics [rows, heads, splits] (largest score, sum) f32 are scratch; arrived [rows,
@@ -85,7 +85,7 @@ __device__ inline void decode_attention(const AttentionWork& work, const Cache& 
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     const int group = work.heads / cache.kv_heads, chunks = (group + G - 1) / G;
     const int kv_head = blockIdx.y / chunks, first = blockIdx.y % chunks * G, count = min(G, group - first);
-    const int row = blockIdx.z, first_head = kv_head * group + first;
+    const int row = blockIdx.x, first_head = kv_head * group + first;
     const bool active = lane % lanes * 8 < head_dim;
     const int element = active ? lane % lanes * 8 : 0;
 
@@ -93,8 +93,8 @@ __device__ inline void decode_attention(const AttentionWork& work, const Cache& 
     const int position = work.positions[row];
     const unsigned start = cache.starts[row];
     const int seen_from = max(0, position + 1 - work.window), seen = position + 1 - seen_from;
-    const int per_split = max((seen + (int)gridDim.x - 1) / (int)gridDim.x, work.least), splits = (seen + per_split - 1) / per_split;
-    const int split = blockIdx.x;
+    const int per_split = max((seen + (int)gridDim.z - 1) / (int)gridDim.z, work.least), splits = (seen + per_split - 1) / per_split;
+    const int split = blockIdx.z;
     // The first split of every row waits, so that a grid ends behind the last one even if these blocks do not.
     if (split >= splits) return;
     const int begin = seen_from + split * per_split, end = min(begin + per_split, position + 1);
@@ -240,8 +240,8 @@ __device__ inline void decode_attention(const AttentionWork& work, const Cache& 
         if (splits == 1) {
             ((float4*)(work.out + head * head_dim))[four] = divided(value, sum);
         } else {
-            ((float4*)(work.partial + (head * gridDim.x + split) * head_dim))[four] = value;
-            if (four == 0) work.statistics[head * gridDim.x + split] = make_float2(most, sum);
+            ((float4*)(work.partial + (head * gridDim.z + split) * head_dim))[four] = value;
+            if (four == 0) work.statistics[head * gridDim.z + split] = make_float2(most, sum);
         }
     }
     if (splits == 1) return;
@@ -250,14 +250,14 @@ __device__ inline void decode_attention(const AttentionWork& work, const Cache& 
     SHARED(unsigned, before);
     __threadfence();
     __syncthreads();
-    if (threadIdx.x == 0) before = atomicInc(work.arrived + row * gridDim.y + blockIdx.y, splits - 1);
+    if (threadIdx.x == 0) before = atomicInc(work.arrived + (size_t)row * gridDim.y + blockIdx.y, splits - 1);
     __syncthreads();
     if (before != (unsigned)splits - 1) return;
     __threadfence();
     // What each split counts, [g][split], by a warp per head; the sum over them divides it.
     float* counts = (float*)memory;
     for (int g = warp; g < count; g += ATTENTION_WARPS) {
-        const float2* of_splits = work.statistics + ((size_t)row * work.heads + first_head + g) * gridDim.x;
+        const float2* of_splits = work.statistics + ((size_t)row * work.heads + first_head + g) * gridDim.z;
         float most = -INFINITY, sum = 0;
         for (int s = lane; s < splits; s += WARP) most = fmaxf(most, __ldcg(of_splits + s).x);
         most = warp_max(most);
@@ -274,7 +274,7 @@ __device__ inline void decode_attention(const AttentionWork& work, const Cache& 
     for (int i = threadIdx.x; i < count * fours; i += ATTENTION_THREADS) {
         const int g = i / fours, four = i % fours;
         const size_t head = (size_t)row * work.heads + first_head + g;
-        const float4* from = (const float4*)(work.partial + head * gridDim.x * head_dim) + four;
+        const float4* from = (const float4*)(work.partial + head * gridDim.z * head_dim) + four;
         float4 value = make_float4(0, 0, 0, 0);
         for (int s = 0; s < splits; s += MERGED_AT_ONCE) {
             float4 one[MERGED_AT_ONCE];

@@ -34,7 +34,7 @@ __device__ inline void head(const LinearInput& in, const LinearWeights& weights,
     if (lane < M) of_warps[warp * M + lane] = mine;
     __syncthreads();
     if (warp > 0) return;
-    const int row = blockIdx.y * M + lane;
+    const int row = pass_of_grid() * M + lane;
     const bool has_row = lane < M && row < in.rows;
     if (has_row) {
         for (int w = 1; w < WARPS; ++w) mine = max(mine, of_warps[w * M + lane]);
@@ -44,7 +44,7 @@ __device__ inline void head(const LinearInput& in, const LinearWeights& weights,
     __threadfence();
     __syncwarp();
     unsigned before = 0;
-    if (lane == 0) before = atomicInc(arrived + blockIdx.y, gridDim.x - 1);
+    if (lane == 0) before = atomicInc(arrived + pass_of_grid(), gridDim.x - 1);
     if (__shfl_sync(ALL_LANES, before, 0) != gridDim.x - 1) return;
     __threadfence();
     if (has_row) {

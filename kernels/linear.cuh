@@ -4,7 +4,7 @@
 //
 // Shapes   values [rows, width] f32; weights [outputs, vectors * COLUMNS], rows padded with zeros to whole 16-byte vectors; scales [outputs]
 //          f32 for int8 and fp8 only; bias [outputs] f32 or null. Outputs come in pairs (2p, 2p + 1): what belongs together is packed together.
-// Grid     (any, ceil(rows / M)); pairs go round the blocks, then round their warps: a warp owns a pair, a lane 16 bytes of it. Block: 256 threads.
+// Grid     (any, passes of M rows along y, and along z beyond 65,535 of them); pairs go round the blocks, then round their warps: a warp owns a pair, a lane 16 bytes of it. Block: 256 threads.
 // Shared   32 KiB of weights on their way, then M rows of inputs, `chunk` columns at a time, in the precision that the weights are multiplied in.
 // Bytes    outputs * vectors * 16, once per M rows. FLOPs 2 * rows * outputs * columns.
 // A lane copies the weights that it will itself multiply to shared memory, so that what is on its way costs no register and needs no barrier. The
@@ -273,6 +273,9 @@ __device__ inline void norm_factors(const LinearInput& in, int first_row, int co
     }
 }
 
+// Which M rows a block has: more of them than y may have blocks go on along z.
+__device__ inline int pass_of_grid() { return blockIdx.z * gridDim.y + blockIdx.y; }
+
 // Calls `finish(pair, first_row, count, sums)` with all lanes of the warp that owns the pair.
 template <class F, int M, class Finish>
 __device__ inline void multiply(const LinearInput& in, const LinearWeights& weights, int chunk, Finish finish) {
@@ -281,7 +284,8 @@ __device__ inline void multiply(const LinearInput& in, const LinearWeights& weig
     unsigned char* inputs = memory + RING_BYTES;
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     const int pairs = (weights.outputs + 1) / 2, stride = gridDim.x * WARPS;
-    const int first_row = blockIdx.y * M, count = min(M, in.rows - first_row);
+    const int first_row = pass_of_grid() * M, count = min(M, in.rows - first_row);
+    if (count <= 0) return;
     const int chunk_vectors = chunk / F::COLUMNS, chunks = (weights.vectors + chunk_vectors - 1) / chunk_vectors;
 
     launch_dependents();

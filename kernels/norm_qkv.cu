@@ -33,7 +33,7 @@ __device__ inline void norm_qkv(const LinearInput& in, const LinearWeights& weig
         __threadfence();
         __syncwarp();
         unsigned before = 0;
-        if (lane == 0) before = atomicInc(work.arrived + blockIdx.y * (work.heads + 2 * cache.kv_heads) + head, half - 1);
+        if (lane == 0) before = atomicInc(work.arrived + pass_of_grid() * (work.heads + 2 * cache.kv_heads) + head, half - 1);
         if ((int)__shfl_sync(ALL_LANES, before, 0) != half - 1) return;
         __threadfence();
         for (int m = 0; m < count; ++m) finish_head<typename F::Cache>(work, cache, first_row + m, head, weights.outputs);

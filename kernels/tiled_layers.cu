@@ -66,26 +66,26 @@ HBMARK_FOR_EACH_TILING(KERNEL)
 HBMARK_FOR_EACH_TILING(KERNEL)
 #undef KERNEL
 
-// The heads that tiled_qkv left, by the format of the cache. Grid: (ceil((heads + 2 * kv_heads) / 8), rows). Block: 256 threads, a warp per head.
+// The heads that tiled_qkv left, by the format of the cache. Grid: (rows, ceil((heads + 2 * kv_heads) / 8)). Block: 256 threads, a warp per head.
 #define KERNEL(dtype, T)                                                                                                                 \
     HBMARK_KERNEL_BOUNDED(THREADS, 2, finish_heads_##dtype, HEADS, int outputs) {                                                        \
         launch_dependents();                                                                                                             \
         wait_for_dependency();                                                                                                           \
-        const int head = blockIdx.x * WARPS + threadIdx.x / WARP;                                                                        \
-        if (head < heads + 2 * kv_heads) finish_head<T>(HEAD_WORK, CACHE, blockIdx.y, head, outputs);                                    \
+        const int head = blockIdx.y * WARPS + threadIdx.x / WARP;                                                                        \
+        if (head < heads + 2 * kv_heads) finish_head<T>(HEAD_WORK, CACHE, blockIdx.x, head, outputs);                                    \
     }
 KERNEL(bf16, Bf16)
 KERNEL(f16, F16)
 #undef KERNEL
 
-// out[row][pair] = silu(sums[row][2 * pair]) * sums[row][2 * pair + 1], behind a product of the library. Grid: (ceil(pairs / 256), rows).
+// out[row][pair] = silu(sums[row][2 * pair]) * sums[row][2 * pair + 1], behind a product of the library. Grid: (rows, ceil(pairs / 256)).
 HBMARK_KERNEL_BOUNDED(THREADS, 2, finish_gate_up, const float* sums, float* out, int pairs) {
     launch_dependents();
     wait_for_dependency();
-    const int pair = blockIdx.x * THREADS + threadIdx.x;
+    const int pair = blockIdx.y * THREADS + threadIdx.x;
     if (pair >= pairs) return;
-    const float2 both = ((const float2*)sums)[(size_t)blockIdx.y * pairs + pair];
-    out[(size_t)blockIdx.y * pairs + pair] = both.x / (1.0f + expf(-both.x)) * both.y;
+    const float2 both = ((const float2*)sums)[(size_t)blockIdx.x * pairs + pair];
+    out[(size_t)blockIdx.x * pairs + pair] = both.x / (1.0f + expf(-both.x)) * both.y;
 }
 
 // next[s] = the first largest of logits[s]. Grid: (parts, sequences). Block: 256 threads. best and arrived [sequences]: as in head.cu. A thread

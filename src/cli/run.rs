@@ -31,7 +31,7 @@ pub struct Args {
     #[command(flatten)]
     model: ModelArgs,
     /// Engines, comma-separated: stock (candle's own kernels), native (hbmark's own); on a GPU also stock-graph (candle's kernels replayed from
-    /// a recording: what launches cost), which `stock` brings along, and stock-pool (its memory pool kept) [default: stock,native].
+    /// a recording: what launches cost, with the uploads and allocations of each), which `stock` brings along, and stock-pool (its memory pool kept) [default: stock,native].
     #[arg(long, env = "HBMARK_ENGINE")]
     engine: Option<String>,
     #[command(flatten)]

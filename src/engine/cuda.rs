@@ -7,7 +7,7 @@
 
 #![expect(
     unsafe_code,
-    reason = "the driver's memory-pool calls, and turning off event tracking, have no safe form"
+    reason = "the driver's calls for the memory of pools and graphs, and turning off event tracking, have no safe form"
 )]
 
 use std::sync::Arc;
@@ -42,7 +42,7 @@ pub fn open(index: u32, options: DeviceOptions) -> Result<Backend, EngineError> 
         device: Device::Cuda(device),
         timeline: Box::new(EventTimeline::new(stream, &name)),
         name,
-        peak_memory: Some(Box::new(move || pool.take_peak())),
+        peak_memory: Some(Box::new(move || pool.take_peak_with_graphs())),
     })
 }
 
@@ -109,6 +109,35 @@ impl MemoryPool {
         self.set(attribute, 0).ok()?;
         Some(Bytes(value))
     }
+
+    /// The most that was in use since the last call, with the memory of graphs, which no pool counts. The two need not have been in use together:
+    /// a graph is replayed while its inputs and the weights are in the pool, and only what a step allocates eagerly is counted twice.
+    fn take_peak_with_graphs(&self) -> Option<Bytes> {
+        Some(self.take_peak()? + take_graph_peak(&self.context)?)
+    }
+}
+
+/// The most that allocations inside graphs took since the last call.
+fn take_graph_peak(context: &CudaContext) -> Option<Bytes> {
+    context.bind_to_thread().ok()?;
+    let attribute = sys::CUgraphMem_attribute::CU_GRAPH_MEM_ATTR_USED_MEM_HIGH;
+    let (device, mut value) = (context.cu_device(), 0_u64);
+    // SAFETY: the context is bound, so its device is valid; `value` is 64-bit, as the attribute is.
+    unsafe { sys::cuDeviceGetGraphMemAttribute(device, attribute, (&raw mut value).cast()) }.result().ok()?;
+    let mut zero = 0_u64;
+    // SAFETY: as above; a high-water mark can be set, to 0 only.
+    unsafe { sys::cuDeviceSetGraphMemAttribute(device, attribute, (&raw mut zero).cast()) }.result().ok()?;
+    Some(Bytes(value))
+}
+
+/// Gives back the memory that graphs which are gone leave with the device: no pool has it, and nothing else can use it.
+///
+/// # Errors
+/// When the device fails.
+pub(super) fn trim_graph_memory(context: &CudaContext) -> Result<(), DriverError> {
+    context.bind_to_thread()?;
+    // SAFETY: the context is bound, so its device is valid; memory of graphs that still are is not touched.
+    unsafe { sys::cuDeviceGraphMemTrim(context.cu_device()) }.result()
 }
 
 /// CUDA events on the stream of the steps.

@@ -112,12 +112,52 @@ pub fn kv_dtype(engine: &str, model: &OpenModel, dtype: Dtype) -> Dtype {
     }
 }
 
-fn dequantised(
+/// What the reference of an engine's outputs is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ReferenceKind {
+    /// candle in f32, on the engine's own device.
+    Stock,
+    /// The native forward in f32 over the dequantised weights, which is always on the host.
+    Dequantised,
+}
+
+fn reference_kind(
+    engine: &str,
     model: &OpenModel,
     dtype: Dtype,
-    options: DeviceOptions,
-) -> Result<Option<Box<dyn Session>>, EngineError> {
-    Ok(Some(Box::new(native::open_dequantised(model, dtype, options, &mut |_| {})?)))
+    device: DeviceChoice,
+) -> Result<Option<ReferenceKind>, EngineError> {
+    let kind = known(engine)?;
+    match dtype {
+        Dtype::F32 if kind.is_stock() => Ok(None),
+        Dtype::F32 | Dtype::Bf16 | Dtype::F16 if !model.is_gguf() => {
+            match capabilities_of(EngineKind::Stock, model, Dtype::F32, device) {
+                Ok(_) => Ok(Some(ReferenceKind::Stock)),
+                // A model that candle does not run as published is no reference; in f32 neither is the engine itself.
+                Err(EngineError::Unsupported { .. }) => Ok((model.architecture.experts.is_some()
+                    && dtype != Dtype::F32)
+                    .then_some(ReferenceKind::Dequantised)),
+                Err(other) => Err(other),
+            }
+        }
+        _ => Ok((kind == EngineKind::Native).then_some(ReferenceKind::Dequantised)),
+    }
+}
+
+/// Where the f32 copy of the weights lies that an engine's outputs are compared with; `None` where there is no reference.
+///
+/// # Errors
+/// When the engine is not in this build.
+pub fn reference_device(
+    engine: &str,
+    model: &OpenModel,
+    dtype: Dtype,
+    device: DeviceChoice,
+) -> Result<Option<DeviceChoice>, EngineError> {
+    Ok(reference_kind(engine, model, dtype, device)?.map(|kind| match kind {
+        ReferenceKind::Stock => device,
+        ReferenceKind::Dequantised => DeviceChoice::Cpu,
+    }))
 }
 
 /// Opens the reference of an engine's outputs: the same weights multiplied in f32. `None` where there is none.
@@ -135,24 +175,58 @@ pub fn open_reference(
     options: DeviceOptions,
     loaded: &mut dyn FnMut(Bytes, Bytes),
 ) -> Result<Option<Box<dyn Session>>, EngineError> {
-    let kind = known(engine)?;
-    match dtype {
-        Dtype::F32 if kind.is_stock() => Ok(None),
-        Dtype::F32 | Dtype::Bf16 | Dtype::F16 if !model.is_gguf() => {
-            open(EngineKind::Stock.name(), model, Dtype::F32, device, options, loaded).map(Some).or_else(
-                |error| match error {
-                    // A model that candle does not run as published is no reference; in f32 neither is the engine itself.
-                    EngineError::Unsupported { .. }
-                        if model.architecture.experts.is_some() && dtype != Dtype::F32 =>
-                    {
-                        dequantised(model, dtype, options)
-                    }
-                    EngineError::Unsupported { .. } => Ok(None),
-                    other => Err(other),
-                },
-            )
+    match reference_kind(engine, model, dtype, device)? {
+        None => Ok(None),
+        Some(ReferenceKind::Stock) => {
+            open(EngineKind::Stock.name(), model, Dtype::F32, device, options, loaded).map(Some)
         }
-        _ if kind == EngineKind::Native => dequantised(model, dtype, options),
-        _ => Ok(None),
+        Some(ReferenceKind::Dequantised) => {
+            Ok(Some(Box::new(native::open_dequantised(model, dtype, options, &mut |_| {})?)))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    fn fixture(name: &str) -> OpenModel {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models").join(name);
+        crate::weights::open(path.to_str().unwrap(), None, 0).unwrap()
+    }
+
+    #[test]
+    fn the_reference_lies_where_its_copy_is_made() {
+        let model = fixture("llama-gqa");
+        let place = |engine, dtype, device| reference_device(engine, &model, dtype, device).unwrap();
+        let (cpu, gpu) = (DeviceChoice::Cpu, DeviceChoice::Cuda(0));
+        for dtype in [Dtype::Fp8, Dtype::Int8] {
+            assert_eq!(place("native", dtype, gpu), Some(cpu), "dequantised on the host");
+        }
+        assert_eq!(place("native", Dtype::Bf16, gpu), Some(gpu));
+        assert_eq!(place("native", Dtype::Bf16, cpu), Some(cpu));
+        assert_eq!(place("stock", Dtype::F32, gpu), None);
+        let mixture = fixture("qwen2-moe");
+        assert_eq!(reference_device("native", &mixture, Dtype::Bf16, cpu).unwrap(), Some(cpu));
+        assert_eq!(reference_device("native", &mixture, Dtype::F32, cpu).unwrap(), None);
+    }
+
+    /// A generator of the device's own once gave candle other weights there than the engine that it was the reference of.
+    #[test]
+    fn an_engine_and_its_reference_have_the_same_synthetic_weights() {
+        let model = OpenModel::synthetic("small", fixture("qwen2").architecture, 9);
+        let device = DeviceChoice::Cpu;
+        let prompt = crate::engine::StepBatch::uniform(crate::engine::SequenceId(0), &[vec![5, 9, 2]], 0);
+        let logits = |session: &mut dyn Session| {
+            session.step(&prompt).unwrap();
+            session.logits().unwrap().remove(0)
+        };
+        let options = DeviceOptions::default();
+        let mut native = open("native", &model, Dtype::F32, device, options, &mut |_, _| {}).unwrap();
+        let mut reference =
+            open_reference("native", &model, Dtype::F32, device, options, &mut |_, _| {}).unwrap().unwrap();
+        let (found, wanted) = (logits(native.as_mut()), logits(reference.as_mut()));
+        assert!(crate::measure::quality::relative_error(&found, &wanted) < 1e-4);
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! Enters: a session that can record a step. Leaves: a [`Session`] that records a step that comes twice in a row, compares it with what
 //! it gave eagerly, and from then on replayed for as long as it stays the same. That is what a pinned decode does, and nothing else does: fills,
-//! gates and prefills run as they always do. The difference between both sessions is the cost of launches, because the kernels are the same.
+//! gates and prefills run as they always do. The kernels are the same, so the difference between both sessions is what launches cost on
+//! the host, candle's uploads of parameters and allocations for each of them among it.
 //! A step that cannot be recorded, or that gives another result when replayed, is an error that says why.
 
 use std::collections::HashMap;

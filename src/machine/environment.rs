@@ -57,17 +57,26 @@ pub fn from_root(root: &Root) -> Environment {
     }
 }
 
+/// The cores of this machine, whoever may use them.
+#[must_use]
+pub fn cores() -> usize {
+    logical_cores(&Root::system().read("proc/cpuinfo").unwrap_or_default())
+}
+
+fn logical_cores(cpuinfo: &str) -> usize {
+    match cpuinfo.lines().filter(|line| key(line) == "processor").count() {
+        0 => std::thread::available_parallelism().map_or(1, usize::from),
+        processors => processors,
+    }
+}
+
 fn cpu_from_root(root: &Root) -> CpuEnvironment {
     let cpuinfo = root.read("proc/cpuinfo").unwrap_or_default();
     let meminfo = root.read("proc/meminfo").unwrap_or_default();
     let status = root.read("proc/self/status").unwrap_or_default();
     let cgroup = Cgroup::of_this_process(root);
 
-    let parallelism = || std::thread::available_parallelism().map_or(1, usize::from);
-    let logical_cores = match cpuinfo.lines().filter(|line| key(line) == "processor").count() {
-        0 => parallelism(),
-        processors => processors,
-    };
+    let logical_cores = logical_cores(&cpuinfo);
     let allowed = field(&status, "Cpus_allowed_list").and_then(count_list).unwrap_or(logical_cores);
     let quota_cores = cgroup.cpu_quota_cores(root);
     CpuEnvironment {

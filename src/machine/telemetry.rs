@@ -298,7 +298,7 @@ fn joules(before: &[EnergyCounter], after: &[EnergyCounter]) -> Option<f64> {
 pub struct NvmlTelemetry {
     gpu: Gpu,
     host: HostTelemetry,
-    before: Option<GpuSample>,
+    before: Option<(Instant, GpuSample)>,
 }
 
 impl NvmlTelemetry {
@@ -312,22 +312,32 @@ impl NvmlTelemetry {
 impl Telemetry for NvmlTelemetry {
     fn before_block(&mut self) {
         self.host.before_block();
-        self.before = Some(self.gpu.sample());
+        self.before = Some((Instant::now(), self.gpu.sample()));
     }
     fn after_block(&mut self) -> BlockTelemetry {
         // The GPU first: its clocks fall soon after the last kernel.
         let after = self.gpu.sample();
         let host = self.host.after_block();
-        gpu_block(&self.before.take().unwrap_or_default(), &after, &host)
+        let (begin, before) = self.before.take().unwrap_or_else(|| (Instant::now(), GpuSample::default()));
+        gpu_block(&before, &after, begin.elapsed(), &host)
     }
     fn load(&mut self, last: bool) -> Option<CpuLoad> {
         self.host.load(last)
     }
 }
 
-/// The telemetry of a block from two samples of a GPU around it, added to the host's.
+/// The share of a block that a counter of violations must have advanced by. The counters are known to move by single nanoseconds where nothing
+/// was held down, and a GPU that stood still for so long would have lengthened the block by a tenth of what a result is meant to be certain to.
+const VIOLATION_SHARE: f64 = 1e-3;
+
+/// The telemetry of a block from two samples of a GPU around it, so much time apart, added to the host's.
 #[must_use]
-pub fn gpu_block(before: &GpuSample, after: &GpuSample, host: &BlockTelemetry) -> BlockTelemetry {
+pub fn gpu_block(
+    before: &GpuSample,
+    after: &GpuSample,
+    apart: Duration,
+    host: &BlockTelemetry,
+) -> BlockTelemetry {
     // Before a block the GPU may have been idle.
     let idle = ThrottleBits(1);
     let sampled = before.throttle.unwrap_or_default().0 & !idle.0 | after.throttle.unwrap_or_default().0;
@@ -339,7 +349,8 @@ pub fn gpu_block(before: &GpuSample, after: &GpuSample, host: &BlockTelemetry) -
         (before.board_violation, after.board_violation, Throttle::BoardLimit),
     ];
     for (before, after, reason) in violations {
-        if advance(before, after).is_some_and(|nanoseconds| nanoseconds > 0) && !reasons.contains(&reason) {
+        let held = |nanoseconds| nanoseconds as f64 > VIOLATION_SHARE * apart.as_nanos() as f64;
+        if advance(before, after).is_some_and(held) && !reasons.contains(&reason) {
             reasons.push(reason);
         }
     }
@@ -393,9 +404,12 @@ mod tests {
     use super::*;
     use crate::machine::system_files::fake_root;
 
+    /// The time between the samples of a block.
+    const BLOCK: Duration = Duration::from_micros(200);
+
     fn throttled(bits: u64) -> BlockTelemetry {
         let sample = GpuSample { throttle: Some(ThrottleBits(bits)), ..GpuSample::default() };
-        gpu_block(&GpuSample::default(), &sample, &BlockTelemetry::default())
+        gpu_block(&GpuSample::default(), &sample, BLOCK, &BlockTelemetry::default())
     }
 
     fn verdict(block: &BlockTelemetry) -> (Option<Cause>, Vec<Cause>) {
@@ -437,22 +451,35 @@ mod tests {
             ..GpuSample::default()
         };
         let host = BlockTelemetry { minor_faults: Some(3), ..BlockTelemetry::default() };
-        let block = gpu_block(&at(100, 5), &at(2600, 5), &host);
+        let block = gpu_block(&at(100, 5), &at(2600, 5), BLOCK, &host);
         assert_eq!(block.throttle_reasons, ["thermal_violation"]);
         assert_eq!(
             (block.energy_joules, block.minor_faults, block.gpu_other_processes),
             (Some(2.5), Some(3), Some(0))
         );
         assert_eq!(verdict(&block).0, Some(Cause::Throttled { reasons: vec!["thermal_violation".into()] }));
-        let capped = gpu_block(&at(1, 5), &at(1, 6), &BlockTelemetry::default());
+        let capped = gpu_block(&at(1, 5), &at(1, 206), BLOCK, &BlockTelemetry::default());
         assert_eq!(verdict(&capped), (None, vec![Cause::PowerCapped]));
+    }
+
+    #[test]
+    fn a_counter_that_moves_by_nothing_to_speak_of_is_no_slowdown() {
+        let at = |thermal| GpuSample { thermal_violation: Some(thermal), ..GpuSample::default() };
+        let block = |held: u64, apart| gpu_block(&at(7), &at(7 + held), apart, &BlockTelemetry::default());
+        let second = Duration::from_secs(1);
+        for (held, apart) in [(1, BLOCK), (1, second), (999_999, second)] {
+            assert_eq!(verdict(&block(held, apart)), (None, vec![]), "{held} ns of {apart:?}");
+        }
+        for (held, apart) in [(201, BLOCK), (1_000_001, second)] {
+            assert!(verdict(&block(held, apart)).0.is_some(), "{held} ns of {apart:?}");
+        }
     }
 
     #[test]
     fn an_idle_gpu_before_the_block_is_no_condition() {
         let idle = GpuSample { throttle: Some(ThrottleBits(1)), ..GpuSample::default() };
         let busy = GpuSample { throttle: Some(ThrottleBits(0)), ..GpuSample::default() };
-        assert!(gpu_block(&idle, &busy, &BlockTelemetry::default()).throttle_reasons.is_empty());
+        assert!(gpu_block(&idle, &busy, BLOCK, &BlockTelemetry::default()).throttle_reasons.is_empty());
     }
 
     #[test]

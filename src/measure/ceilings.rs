@@ -5,11 +5,12 @@
 mod kept;
 
 use super::canary::{Canary, CpuCanary};
+use super::monitor::limits_of;
 use super::probe::{ProbeConfig, ProbeError, measure_cpu, usable_cores};
 use crate::engine::DeviceChoice;
 use crate::machine::telemetry::{HostTelemetry, Telemetry};
 use crate::measure::protocol::Depth;
-use hbmark_core::result::{Ceilings, Environment, Limits};
+use hbmark_core::result::{Ceilings, Environment};
 
 /// The ceilings for a run: those kept from a run of the last minutes under the same conditions, unless `fresh` ones are asked for.
 ///
@@ -48,7 +49,7 @@ pub fn measure(
     telemetry.before_block();
     let measured = probe(device, depth, threads)?;
     telemetry.after_block();
-    let disturbed = telemetry.load(true).and_then(|load| load.reject(&Limits::default()));
+    let disturbed = telemetry.load(true).and_then(|load| load.reject(&limits_of(device)));
     Ok(measured.map(|ceilings| Ceilings { disturbed: disturbed.into_iter().collect(), ..ceilings }))
 }
 

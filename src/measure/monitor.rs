@@ -9,6 +9,7 @@ use super::ceilings;
 use super::probe::ProbeError;
 use super::protocol::{BlockContext, Monitor, WindowLoad};
 use crate::engine::DeviceChoice;
+use crate::machine::environment;
 use crate::machine::nvml::Gpu;
 use crate::machine::telemetry::{HostTelemetry, NvmlTelemetry, Telemetry, verdict};
 use hbmark_core::result::{Cause, Limits};
@@ -52,7 +53,12 @@ pub fn of_device(device: DeviceChoice) -> Result<Box<dyn Monitor>, ProbeError> {
     let mut canary = ceilings::canary(device)?;
     let baseline = canary.baseline(BASELINE_RUNS);
     let recent = device.gpu().is_none().then(VecDeque::new);
-    Ok(Box::new(DeviceMonitor { telemetry, canary, baseline, limits: Limits::default(), recent }))
+    Ok(Box::new(DeviceMonitor { telemetry, canary, baseline, limits: limits_of(device), recent }))
+}
+
+/// The disturbance that blocks of a device bear.
+pub(super) fn limits_of(device: DeviceChoice) -> Limits {
+    device.gpu().map_or_else(Limits::default, |_| Limits::beside_gpu(environment::cores()))
 }
 
 impl DeviceMonitor {
@@ -118,6 +124,7 @@ fn shifted(ratio: f64) -> Option<Cause> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::machine::telemetry::CpuLoad;
 
     #[test]
     fn a_sudden_change_stands_out_and_a_lasting_one_becomes_usual() {
@@ -130,6 +137,18 @@ mod tests {
         assert_eq!(ratios(&[2.0, 2.0, 2.0]), [2.0, 2.0, 1.0]);
         assert!(against_recent(&mut recent, 1.0, f64::NAN).is_nan());
         assert_eq!(recent.len(), CPU_WINDOW);
+    }
+
+    #[test]
+    fn a_gpu_bears_the_load_of_cores_that_it_does_not_need_and_a_cpu_does_not() {
+        let busy = |cores| CpuLoad { blocks: 1, foreign_cores: Some(cores), steal_cores: None };
+        let rejects = |limits: Limits, cores| busy(cores).reject(&limits).is_some();
+        let node = Limits::beside_gpu(16);
+        assert_eq!([0.3, 3.2, 7.5].map(|cores| rejects(node, cores)), [false, false, true]);
+        // There are no cores to spare.
+        assert!([1, 2].map(Limits::beside_gpu).iter().all(|limits| rejects(*limits, 0.3)));
+        assert!(rejects(limits_of(DeviceChoice::Cpu), 0.3));
+        assert_eq!(limits_of(DeviceChoice::Cuda(0)), Limits::beside_gpu(environment::cores()));
     }
 
     #[test]

@@ -398,7 +398,7 @@ fn cold(session: &mut dyn Session, engine: &str, dtype: Dtype, load: Nanos) -> V
     rows
 }
 
-/// The quality gate, against an f32 reference on the same device where one fits beside the session.
+/// The quality gate, against an f32 reference where one fits: beside the session, or on the host where its copy of the weights is made there.
 fn gate(
     config: &RunConfig,
     model: &OpenModel,
@@ -408,7 +408,9 @@ fn gate(
     observer: &mut dyn Observer,
 ) -> Result<Quality, EngineError> {
     let reference_bytes = model.inventory(Dtype::F32).total_bytes();
-    let room = memory::available(memory_of(config.device))
+    let place = engine::reference_device(engine, model, dtype, config.device)?;
+    let room = place
+        .and_then(|device| memory::available(memory_of(device)))
         .is_some_and(|free| reference_bytes.as_f64() < free.as_f64() * REFERENCE_SHARE);
     let mut reference = if room && config.depth != Depth::Smoke {
         let (device, options) = (config.device, config.device_options);

@@ -94,8 +94,14 @@ pub fn cost(ledger: &Ledger, cell: &Cell, device: DeviceChoice) -> StepCost {
 /// Memory of weights, KV and the largest activations.
 #[must_use]
 pub fn needed(ledger: &Ledger, cell: &Cell, device: DeviceChoice) -> Bytes {
-    let stock = || ledger.stock_memory(shape(cell), stock_backend(device));
-    let known = EngineKind::of(&cell.engine).filter(|kind| kind.is_stock()).and_then(|_| stock());
+    let kind = EngineKind::of(&cell.engine);
+    let known = match kind {
+        Some(kind) if kind.is_stock() => ledger.stock_memory(shape(cell), stock_backend(device)),
+        Some(EngineKind::Native) if device != DeviceChoice::Cpu => {
+            Some(ledger.native_gpu_memory(shape(cell), cell.dtype))
+        }
+        _ => None,
+    };
     known.unwrap_or_else(|| ledger.memory(shape(cell)))
 }
 
@@ -117,6 +123,19 @@ mod tests {
             graphs: false,
             host_memory: true,
         }
+    }
+
+    #[test]
+    fn a_native_prefill_on_a_gpu_is_skipped_where_its_f32_activations_do_not_fit() {
+        let model = hbmark_core::model::test_shapes::llama_3_1_8b();
+        let ledger = Ledger::new(&model, &model.inventory(Dtype::Bf16), Dtype::Bf16);
+        let (engine, dtype) = ("native".to_owned(), Dtype::Bf16);
+        let cell = Cell { phase: Phase::Prefill, engine, dtype, batch: 32, context: 4096 };
+        let on = |device| needed(&ledger, &cell, device);
+        assert_eq!(on(DeviceChoice::Cpu), ledger.memory(shape(&cell)));
+        // Weights of 16 GB, 17 GB of cache, 10 GB of 16-bit activations; and 36 GB of the engine's own.
+        let room = Bytes(68_000_000_000);
+        assert!(on(DeviceChoice::Cpu) < room && on(DeviceChoice::Cuda(0)) > room);
     }
 
     fn decode(batch: usize, context: usize) -> Cell {

@@ -50,6 +50,7 @@ pub fn verify(device: DeviceChoice, tell: &mut dyn FnMut(&Check)) -> Vec<Check> 
     };
     timer::clocks(device, &mut record);
     timer::block(device, &mut record);
+    outputs::synthetic_weights(device, &mut record);
     outputs::families(device, &mut record);
     match device {
         DeviceChoice::Cpu => native::on_the_cpu(&mut record),

@@ -406,7 +406,7 @@ impl OpenModel {
     /// Hands over every matrix and vector that a step reads, one at a time and by its Hugging Face name, in the storage that
     /// `dtype` asks for. Beyond what the sink keeps, no more than one tensor and its packed form are held.
     ///
-    /// Values are those that [`load`](Self::load) gives on the host. Quantised formats are packed from bf16 where weights come
+    /// Values are those that [`load`](Self::load) gives. Quantised formats are packed from bf16 where weights come
     /// from a seed, and from the values as stored where they come from a folder. A GGUF file has its own formats:
     /// `q8_0`, `q4_0`, `q4_k`, `q5_k`, `q6_k` and plain floats are kept to the bit, all other blocks are dequantised and packed as `q8_0`.
     ///

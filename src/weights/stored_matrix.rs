@@ -35,6 +35,21 @@ impl StoredTensor {
             Self::Vector(values) => Bytes(size_of_val(values.as_slice()) as u64),
         }
     }
+
+    /// Its values, row after row.
+    #[must_use]
+    pub fn values(&self) -> Vec<f32> {
+        match self {
+            Self::Vector(values) => values.clone(),
+            Self::Matrix(matrix) => {
+                let mut values = vec![0.0; matrix.rows * matrix.columns];
+                for (row, out) in values.chunks_mut(matrix.columns).enumerate() {
+                    matrix.row(row, out);
+                }
+                values
+            }
+        }
+    }
 }
 
 /// A matrix `[rows, columns]`, row-major, in one of the formats the native engine streams.

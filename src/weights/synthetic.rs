@@ -31,9 +31,9 @@ const DRAWS_AT_ONCE: usize = 2_048;
 
 /// Makes every tensor of the inventory that a step reads, and calls `progress` with the bytes of each.
 ///
-/// Matrices, embeddings and biases are N(0, 0.02²), norms N(1, 0.02²). On the CPU the values are made straight in `dtype`
-/// by all cores. On other devices candle's own generator fills each tensor on the device in f32 and converts it, which
-/// takes twice the memory of the largest tensor for a moment, and gives other values than the CPU for the same seed.
+/// Matrices, embeddings and biases are N(0, 0.02²), norms N(1, 0.02²). The values are made straight in `dtype` by all cores of the host
+/// and copied to the device one tensor at a time: a device's own generator would give others, and an engine whose weights come from a
+/// [`stream`](super::stream) would not have those of its reference.
 ///
 /// # Errors
 /// When `dtype` is quantised, when the inventory holds scales, or when memory runs out.
@@ -57,11 +57,10 @@ fn generate_on(
     progress: &mut dyn FnMut(Bytes),
 ) -> Result<HashMap<String, Tensor>, WeightsError> {
     let dtype = plain_dtype(dtype, "generated")?;
-    match (device, dtype) {
-        (Device::Cpu, DType::F32) => on_cpu::<f32>(expected, seed, threads, progress),
-        (Device::Cpu, DType::BF16) => on_cpu::<bf16>(expected, seed, threads, progress),
-        (Device::Cpu, _) => on_cpu::<f16>(expected, seed, threads, progress),
-        _ => each(expected, progress, |info| on_device(info, tensor_key(seed, &info.name), dtype, device)),
+    match dtype {
+        DType::F32 => on_host::<f32>(expected, seed, device, threads, progress),
+        DType::BF16 => on_host::<bf16>(expected, seed, device, threads, progress),
+        _ => on_host::<f16>(expected, seed, device, threads, progress),
     }
 }
 
@@ -170,15 +169,16 @@ impl<T: PlainFloat> HostGenerator<T> {
     }
 }
 
-fn on_cpu<T: PlainFloat>(
+fn on_host<T: PlainFloat>(
     expected: &Inventory,
     seed: u64,
+    device: &Device,
     threads: usize,
     progress: &mut dyn FnMut(Bytes),
 ) -> Result<HashMap<String, Tensor>, WeightsError> {
     let generator = HostGenerator::<T>::on_threads(seed, threads);
     each(expected, progress, |info| {
-        Tensor::from_vec(generator.values(info)?, info.shape.as_slice(), &Device::Cpu)
+        Tensor::from_vec(generator.values(info)?, info.shape.as_slice(), device)
             .map_err(|error| WeightsError::Device { name: info.name.clone(), error })
     })
 }
@@ -208,21 +208,6 @@ fn drawn<T: WithDType>(
         }
     });
     Ok(values)
-}
-
-fn on_device(
-    info: &TensorInfo,
-    key: [u8; 32],
-    dtype: DType,
-    device: &Device,
-) -> Result<Tensor, WeightsError> {
-    let mean = mean(info)?;
-    let (head, _) = key.split_first_chunk::<8>().expect("a key of 32 bytes");
-    device
-        .set_seed(u64::from_le_bytes(*head))
-        .and_then(|()| Tensor::randn(mean, STANDARD_DEVIATION, info.shape.as_slice(), device))
-        .and_then(|tensor| tensor.to_dtype(dtype))
-        .map_err(|error| WeightsError::Device { name: info.name.clone(), error })
 }
 
 #[cfg(test)]

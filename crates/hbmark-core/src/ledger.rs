@@ -8,6 +8,7 @@ pub mod devices;
 pub mod fit;
 pub mod group;
 pub mod links;
+mod native_gpu;
 pub mod predict;
 pub mod routing;
 pub mod step;

@@ -168,6 +168,20 @@ impl<O: Operations> Forward<O> {
         done: &mut dyn FnMut(&mut O, Operation),
     ) -> Result<(), EngineError> {
         self.ensure_capacity(operations, rows)?;
+        let enqueued = self.enqueue(operations, rows, pool, done);
+        if enqueued.is_err() {
+            operations.abandon();
+        }
+        enqueued
+    }
+
+    fn enqueue(
+        &mut self,
+        operations: &mut O,
+        rows: &Rows,
+        pool: &mut O::Pool,
+        done: &mut dyn FnMut(&mut O, Operation),
+    ) -> Result<(), EngineError> {
         let Self { widths, weights, adapters, script, rope, activations, next, sequences } = self;
         let act = activations.as_mut().expect("room was made above");
         let (shape, eps) = (&widths.attention, widths.attention.norm_eps);

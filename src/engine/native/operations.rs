@@ -337,6 +337,8 @@ pub trait Operations: std::fmt::Debug {
     fn end(&mut self, _rows: &Rows) -> Result<(), EngineError> {
         Ok(())
     }
+    /// Leaves a step that failed after [`begin`](Self::begin), so that whatever comes next finds the device as between steps.
+    fn abandon(&mut self) {}
     /// The number of rows with padding, where steps of nearby sizes share a recorded graph.
     fn padded(&self, rows: &Rows) -> usize {
         rows.len()

@@ -20,6 +20,11 @@ const DOMAIN: &[u8; 11] = b"hbmark kv 1";
 /// The standard normal distribution as 65,536 equally likely values: a draw is one look-up.
 static QUANTILES: LazyLock<Vec<f32>> = LazyLock::new(|| (0..=u16::MAX).map(standard_quantile).collect());
 
+/// The value of every 16 random bits, for devices that draw themselves.
+pub fn quantiles() -> &'static [f32] {
+    &QUANTILES
+}
+
 /// Fills the K (or, with `values`, the V) of the sequence's n-th block in one layer.
 ///
 /// *Shapes*: `out: [kv_heads, block_size, head_dim]`.
@@ -33,6 +38,7 @@ pub fn fill(seed: u64, layer: usize, number: usize, values: bool, out: &mut [f32
     let number = u32::try_from(number).expect("memory ends before 2^32 blocks");
     key[16..20].copy_from_slice(&number.to_le_bytes());
     key[20] = u8::from(values);
+    // `kernels/fill_kv.cu` has the same key and the same draws.
     key[21..].copy_from_slice(DOMAIN);
     let mut generator = ChaCha8Rng::from_seed(key);
     let quantiles = &**QUANTILES;

@@ -17,7 +17,8 @@ use crate::engine::{EngineError, StepBatch, cuda};
 
 /// A recorded step.
 pub struct CapturedStep {
-    graph: CudaGraph,
+    /// `None` only while it is dropped.
+    graph: Option<CudaGraph>,
     stream: Arc<CudaStream>,
     /// What the graph reads.
     _input: Tensor,
@@ -37,6 +38,9 @@ impl Drop for CapturedStep {
     fn drop(&mut self) {
         // A graph and its memory must not go while it runs. A device that failed has nothing left to wait for.
         let _ = self.stream.synchronize();
+        self.graph = None;
+        // What the graph allocated stays with the device until then, and the next cell would find less room. An error is the next call's, too.
+        let _ = cuda::trim_graph_memory(self.stream.context());
     }
 }
 
@@ -88,11 +92,12 @@ impl CapturableSession for StockSession {
         })?;
         graph.upload().map_err(|error| cuda::failed(&name, error))?;
         let (logits, greedy) = outputs;
-        Ok(CapturedStep { graph, stream, _input: input, _cache: cache, logits, greedy })
+        Ok(CapturedStep { graph: Some(graph), stream, _input: input, _cache: cache, logits, greedy })
     }
 
     fn replay(&mut self, recording: &CapturedStep) -> Result<(), EngineError> {
-        recording.graph.launch().map_err(|error| cuda::failed(&self.backend.name, error))?;
+        let graph = recording.graph.as_ref().expect("a recorded step has its graph until it is dropped");
+        graph.launch().map_err(|error| cuda::failed(&self.backend.name, error))?;
         self.last = Some((recording.logits.clone(), recording.greedy.clone()));
         Ok(())
     }

@@ -3,7 +3,7 @@
 //! Enters: a way to make operations. Leaves: checks in six areas. Operations and steps of random small models are compared with the oracle
 //! ([`operations`], [`steps`]) and, where a device records steps, with unrecorded ones ([`graphs`]); small models of every family with the
 //! stock engine and the byte ledger ([`models`]). One list of checks serves every device: `cargo test` runs that of a GPU on the emulated one, over
-//! fewer seeds ([`Extent`]), so that little is left for a GPU to find.
+//! fewer seeds ([`Extent`]). Left for a GPU are its compiler, its libraries, its rounding and all times.
 
 #[cfg(any(test, feature = "cuda"))]
 mod gpu;

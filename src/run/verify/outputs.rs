@@ -2,13 +2,13 @@
 
 use std::path::Path;
 
-use candle_core::Device;
+use candle_core::{DType, Device, Tensor};
 
 use super::{Check, Record};
 use crate::engine::stock::StockSession;
 use crate::engine::{Backend, DeviceChoice, DeviceOptions, EngineError, SequenceId, Session, StepBatch};
 use crate::measure::quality::{self, relative_error, tolerance};
-use crate::weights::synthetic;
+use crate::weights::{OpenModel, synthetic};
 use hbmark_core::model::{Architecture, Dtype, parse_config};
 
 /// Small models of every family the stock engine runs: config keys on top of the shared ones.
@@ -55,6 +55,48 @@ pub fn small_session(
         .collect::<candle_core::Result<_>>()
         .map_err(|e| EngineError::Device { device: backend.name.clone(), detail: e.to_string() })?;
     StockSession::new(architecture.clone(), moved, inventory, dtype, backend)
+}
+
+/// Weights from a seed on a device against those that other engines stream from the same seed: a reference must have the weights of its session.
+pub fn synthetic_weights(device: DeviceChoice, record: &mut Record<'_>) {
+    for dtype in [Dtype::F32, Dtype::Bf16, Dtype::F16] {
+        let name = format!("synthetic weights, {dtype}");
+        record(match differing_weights(dtype, device) {
+            Ok((differing, all)) => {
+                let detail = format!("{differing} of {all} tensors differ from those of the host");
+                Check::new("outputs", name, differing == 0 && all > 0, detail)
+            }
+            Err(error) => Check::failed("outputs", name, error.to_string()),
+        });
+    }
+}
+
+/// Tensors that a device has otherwise than they are streamed, of all.
+fn differing_weights(dtype: Dtype, device: DeviceChoice) -> Result<(usize, usize), EngineError> {
+    const SEED: u64 = 11;
+    let architecture = small_model(FAMILIES[3].1);
+    let backend = Backend::open(device, DeviceOptions::default())?;
+    let inventory = architecture.inventory(dtype);
+    let loaded = synthetic::generate(&inventory, dtype, SEED, &backend.device, &mut |_| {})
+        .map_err(crate::weights::OpenError::from)?;
+    let mut streamed = Vec::new();
+    OpenModel::synthetic("small", architecture, SEED).stream(dtype, &mut |name, tensor| {
+        streamed.push((name.to_owned(), tensor));
+        Ok(())
+    })?;
+    let values = |tensor: &Tensor| {
+        tensor.flatten_all()?.to_dtype(DType::F32)?.to_device(&Device::Cpu)?.to_vec1::<f32>()
+    };
+    let failed = |error: candle_core::Error| EngineError::Device {
+        device: backend.name.clone(),
+        detail: error.to_string(),
+    };
+    let mut differing = 0;
+    for (name, tensor) in &streamed {
+        let here = loaded.get(name).map(values).transpose().map_err(failed)?;
+        differing += usize::from(here.as_ref() != Some(&tensor.values()));
+    }
+    Ok((differing, streamed.len()))
 }
 
 /// Logits of each family: decode over a cache against prefill, batched against alone, each dtype against f32 on the host.
@@ -109,6 +151,13 @@ fn batched_error(session: &mut dyn Session) -> Result<f64, EngineError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn weights_from_a_seed_are_those_that_are_streamed() {
+        let mut checks = Vec::new();
+        synthetic_weights(DeviceChoice::Cpu, &mut |check| checks.push(check));
+        assert!(checks.len() == 3 && checks.iter().all(|check| check.passed), "{checks:?}");
+    }
 
     #[test]
     fn every_family_and_dtype_passes_on_the_cpu() {

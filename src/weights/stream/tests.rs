@@ -22,19 +22,6 @@ fn streamed(model: &OpenModel, dtype: Dtype) -> (HashMap<String, StoredTensor>, 
     (tensors, inventory)
 }
 
-fn values(tensor: &StoredTensor) -> Vec<f32> {
-    match tensor {
-        StoredTensor::Vector(values) => values.clone(),
-        StoredTensor::Matrix(matrix) => {
-            let mut values = vec![0.0; matrix.rows * matrix.columns];
-            for (row, out) in values.chunks_mut(matrix.columns).enumerate() {
-                matrix.row(row, out);
-            }
-            values
-        }
-    }
-}
-
 fn loaded(model: &OpenModel, dtype: Dtype) -> HashMap<String, Tensor> {
     match model.load(dtype, &Device::Cpu, &mut |_| {}).unwrap() {
         Weights::Tensors { tensors, .. } => tensors,
@@ -69,7 +56,7 @@ fn a_folder_streams_what_it_loads() {
             for (tensor_name, tensor) in &loaded {
                 let wanted: Vec<f32> =
                     tensor.flatten_all().unwrap().to_dtype(DType::F32).unwrap().to_vec1().unwrap();
-                assert_eq!(values(&streamed[tensor_name]), wanted, "{name} {tensor_name} {dtype}");
+                assert_eq!(streamed[tensor_name].values(), wanted, "{name} {tensor_name} {dtype}");
                 if let StoredTensor::Matrix(matrix) = &streamed[tensor_name] {
                     assert_eq!(
                         (matrix.storage(), tensor.dims()),
@@ -108,7 +95,7 @@ fn a_seed_streams_what_it_generates() {
         for (name, tensor) in &generated {
             let wanted: Vec<f32> =
                 tensor.flatten_all().unwrap().to_dtype(DType::F32).unwrap().to_vec1().unwrap();
-            assert_eq!(values(&streamed[name]), wanted, "{name} {dtype}");
+            assert_eq!(streamed[name].values(), wanted, "{name} {dtype}");
         }
     }
 }

@@ -215,6 +215,29 @@ impl Default for Limits {
     }
 }
 
+/// Cores that a block on a GPU needs: the thread that launches, and the driver's.
+const GPU_WORKER_CORES: usize = 2;
+
+impl Limits {
+    /// Those of blocks on a GPU of a machine of so many cores. The threads of others are not in the way while there are cores beside the
+    /// worker's: they may keep half of those busy.
+    #[must_use]
+    pub fn beside_gpu(cores: usize) -> Self {
+        let limits = Self::default();
+        let others = cores.saturating_sub(GPU_WORKER_CORES) as f64 / 2.0;
+        Self { foreign_cores: limits.foreign_cores.max(others), ..limits }
+    }
+
+    /// Those of blocks that were measured on a machine.
+    #[must_use]
+    pub fn of(environment: &Environment) -> Self {
+        environment
+            .gpu
+            .as_ref()
+            .map_or_else(Self::default, |_| Self::beside_gpu(environment.cpu.logical_cores))
+    }
+}
+
 /// The evidence that NVML's GPU is the one that CUDA uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]

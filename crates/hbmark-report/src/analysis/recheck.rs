@@ -37,13 +37,14 @@ pub fn recheck(report: &mut Report) {
         return;
     }
     let on_host = report.environment.gpu.is_none();
+    let limits = Limits::of(&report.environment);
     let prefills = prefills(report);
     let architecture = report.model.architecture.clone();
     let mut ledgers = Ledgers::new();
     // A run that does not say by which protocol it was taken is held against the full one.
     let protocol = report.protocol.clone().unwrap_or_else(|| ProtocolSummary::full(0));
     for cell in report.cells.iter_mut().filter(|cell| cell.status == Status::Ok) {
-        let found = blocks(cell, &protocol, on_host)
+        let found = blocks(cell, &protocol, &limits, on_host)
             .or_else(|| swapped(cell, &prefills))
             .or_else(|| lighter(cell, &architecture, &mut ledgers))
             .map(|cause| (Status::Invalid, cause))
@@ -60,7 +61,7 @@ fn broken(rule: Rule, detail: String) -> Cause {
 }
 
 /// What single blocks, and blocks beside each other, must be.
-fn blocks(cell: &CellResult, protocol: &ProtocolSummary, on_host: bool) -> Option<Cause> {
+fn blocks(cell: &CellResult, protocol: &ProtocolSummary, limits: &Limits, on_host: bool) -> Option<Cause> {
     if accepted(&cell.blocks).next().is_none() {
         let detail = match cell.blocks.last().and_then(|block| block.rejected.as_ref()) {
             Some(last) => format!("all {} blocks are rejected; the last: {last}", cell.blocks.len()),
@@ -72,7 +73,7 @@ fn blocks(cell: &CellResult, protocol: &ProtocolSummary, on_host: bool) -> Optio
     let found = numbered.clone().find_map(|(number, block)| {
         let in_block =
             |(rule, detail): (Rule, String)| broken(rule, format!("block {}: {detail}", number + 1));
-        disturbed(block)
+        disturbed(block, limits)
             .or_else(|| clocks(block, on_host))
             .or_else(|| length(cell.phase, block, protocol))
             .map(in_block)
@@ -81,8 +82,8 @@ fn blocks(cell: &CellResult, protocol: &ProtocolSummary, on_host: bool) -> Optio
 }
 
 /// What the block's own telemetry rejects it for.
-fn disturbed(block: &Block) -> Option<(Rule, String)> {
-    let recorded = block.telemetry.as_ref().and_then(|telemetry| telemetry.rejects(&Limits::default()));
+fn disturbed(block: &Block, limits: &Limits) -> Option<(Rule, String)> {
+    let recorded = block.telemetry.as_ref().and_then(|telemetry| telemetry.rejects(limits));
     let off = |ratio: &f64| (ratio - 1.0).abs() > CANARY_TOLERANCE;
     let cause = recorded.or_else(|| block.canary_ratio.filter(off).map(|ratio| Cause::Canary { ratio }))?;
     Some((Rule::AcceptedBlocks, format!("it counts, and its own record rejects it: {cause}")))

@@ -129,7 +129,7 @@ impl<D: Device> DecodeAttention<'_, D> {
         };
         device.launch(&KernelLaunch {
             kernel: format!("decode_attention_{dtype}_g{}_d{known_dim}", cut.together),
-            grid: [word(cut.splits), word(shape.kv_heads * cut.chunks), word(*rows)],
+            grid: [word(*rows), word(shape.kv_heads * cut.chunks), word(cut.splits)],
             threads: THREADS,
             shared_bytes: word(cut.shared_bytes(dim)),
             arguments: vec![

@@ -6,6 +6,9 @@
 use super::device_matrix::KernelFormat;
 use crate::engine::{EngineError, Timeline};
 
+/// Blocks that a grid may have along y and along z; x may have 2^31 less one. *Source*: CUDA programming guide, compute capabilities.
+pub const MAX_GRID_YZ: usize = 65_535;
+
 /// One argument of a kernel, by value.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Argument {

@@ -107,10 +107,7 @@ impl<D: Device> Matrix<D> {
         }
         let order = order(parts, layout);
         let vectors = format.vectors(first.columns);
-        let mut bytes = vec![0; order.len() * vectors * VECTOR];
-        for (&(part, row), out) in order.iter().zip(bytes.chunks_exact_mut(vectors * VECTOR)) {
-            row_bytes(&parts[part].matrix, row, out);
-        }
+        let bytes = packed(parts, &order, vectors * VECTOR, threads_for(order.len() * vectors * VECTOR));
         let data = device.allocate(bytes.len())?;
         device.upload(&data, 0, &bytes)?;
         let scales = matches!(format, KernelFormat::Int8 | KernelFormat::Fp8)
@@ -149,6 +146,39 @@ pub fn floats<D: Device>(device: &mut D, values: &[f32]) -> Result<D::Memory, En
     let memory = device.allocate(bytes.len())?;
     device.upload(&memory, 0, &bytes)?;
     Ok(memory)
+}
+
+/// Bytes that are worth a thread.
+const THREAD_BYTES: usize = 4 << 20;
+
+/// The threads that pack so many bytes: one core would take longer over a model than its way to the device.
+fn threads_for(bytes: usize) -> usize {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    cores.min(bytes / THREAD_BYTES).max(1)
+}
+
+/// Rows of so many bytes in an order, each thread a run of them.
+fn packed(parts: &[LinearPart], order: &[(usize, usize)], row_size: usize, threads: usize) -> Vec<u8> {
+    let mut bytes = vec![0; order.len() * row_size];
+    if bytes.is_empty() {
+        return bytes;
+    }
+    let rows = order.len().div_ceil(threads);
+    std::thread::scope(|scope| {
+        for (order, out) in order.chunks(rows).zip(bytes.chunks_mut(rows * row_size)) {
+            let mut pack = move || {
+                for (&(part, row), out) in order.iter().zip(out.chunks_exact_mut(row_size)) {
+                    row_bytes(&parts[part].matrix, row, out);
+                }
+            };
+            if threads == 1 {
+                pack();
+            } else {
+                scope.spawn(pack);
+            }
+        }
+    });
+    bytes
 }
 
 /// Part and row of each output, in the order in which they lie.
@@ -193,5 +223,28 @@ fn row_scale(matrix: &StoredMatrix, row: usize) -> f32 {
         StoredData::Int8 { scales, .. } => scales[row].to_f32(),
         StoredData::Fp8 { scales, .. } => scales[row].to_f32() * E4M3_BELOW_F16,
         _ => 1.0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threads_pack_what_one_does() {
+        let matrix = |rows: usize, first: usize| StoredMatrix {
+            rows,
+            columns: 5,
+            data: StoredData::F32((0..rows * 5).map(|i| (first + i) as f32).collect()),
+        };
+        let parts = [7, 6].map(|rows| LinearPart { matrix: matrix(rows, 100 * rows), bias: None });
+        let order = order(&parts, FusedLayout::Stacked);
+        let one = packed(&parts, &order, 32, 1);
+        assert_eq!(one.len(), 13 * 32);
+        assert_eq!(one[32..36], 705.0_f32.to_le_bytes());
+        for threads in [2, 3, 5, 13, 20] {
+            assert_eq!(packed(&parts, &order, 32, threads), one, "{threads} threads");
+        }
+        assert_eq!([0, THREAD_BYTES, 2 * THREAD_BYTES - 1].map(threads_for), [1; 3]);
     }
 }

@@ -12,8 +12,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use cudarc::driver::{
-    CudaContext, CudaFunction, CudaGraph, CudaModule, CudaSlice, CudaStream, DevicePtr, DriverError, result,
-    sys,
+    CudaContext, CudaFunction, CudaGraph, CudaModule, CudaSlice, CudaStream, DevicePtr, DriverError,
+    PinnedHostSlice, result, sys,
 };
 use cudarc::nvrtc::Ptx;
 
@@ -31,9 +31,10 @@ macro_rules! kernels {
 }
 
 /// The compiled kernels, each file with what the names of its kernels begin with.
-const MODULES: [(&[&str], &[u8]); 11] = [
+const MODULES: [(&[&str], &[u8]); 12] = [
     (&["decode_attention"], kernels!("decode_attention")),
     (&["embed"], kernels!("embed")),
+    (&["fill_kv"], kernels!("fill_kv")),
     (&["gate_up"], kernels!("gate_up")),
     (&["head"], kernels!("head")),
     (&["norm_qkv"], kernels!("norm_qkv")),
@@ -47,6 +48,9 @@ const MODULES: [(&[&str], &[u8]); 11] = [
 
 /// Dynamic shared memory that a kernel has without asking. *Source*: CUDA programming guide, shared memory.
 const SHARED_BYTES: u32 = 48 << 10;
+
+/// Bytes of results that arrive in pinned memory: the tokens of any batch.
+const ARRIVAL_BYTES: usize = 64 << 10;
 
 /// Which way a copy between host and device goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -82,7 +86,11 @@ pub struct Driver {
     multiprocessors: u32,
     shared_bytes: usize,
     dependent_launch: bool,
+    /// Whether the device reads the host's pageable memory itself, and so perhaps after a copy's call has returned.
+    reads_pageable: bool,
     recording: bool,
+    /// Where tokens arrive, without the driver's detour for pageable memory; there from the first download on.
+    arrivals: Rc<RefCell<Option<PinnedHostSlice<u8>>>>,
     /// Opened by the first product.
     products: Rc<RefCell<Option<CublasLt>>>,
 }
@@ -112,6 +120,9 @@ impl Driver {
             attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?
                 .unsigned_abs() as usize;
         let major = attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+        let host_page_tables =
+            sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES;
+        let reads_pageable = attribute(host_page_tables).is_ok_and(|uses| uses != 0);
         Ok(Self {
             context,
             stream,
@@ -120,7 +131,9 @@ impl Driver {
             multiprocessors,
             shared_bytes,
             dependent_launch: major >= 9,
+            reads_pageable,
             recording: false,
+            arrivals: Rc::default(),
             products: Rc::default(),
             name,
         })
@@ -230,6 +243,28 @@ impl Driver {
         Ok(handle)
     }
 
+    /// Copies few bytes from an address of a live allocation, which reaches so far.
+    fn download_pinned(&mut self, from: u64, target: &mut [u8]) -> Result<(), EngineError> {
+        let shared = self.arrivals.clone();
+        let mut arrivals = shared.borrow_mut();
+        if arrivals.is_none() {
+            // SAFETY: it is written whole below, before anything of it is read.
+            let memory = unsafe { self.context.alloc_pinned_with_flags::<u8>(ARRIVAL_BYTES, 0) };
+            let mut memory = memory.map_err(|error| self.failed(error))?;
+            memory.as_mut_slice().map_err(|error| self.failed(error))?.fill(0);
+            *arrivals = Some(memory);
+        }
+        let Some(memory) = arrivals.as_mut() else { return Ok(()) };
+        let arrived = memory.as_mut_slice().map_err(|error| self.failed(error))?;
+        let arrived = &mut arrived[..target.len()];
+        // SAFETY: the caller's promise for the device, the length of the slice for the host; the stream is waited for before it is read.
+        unsafe { result::memcpy_dtoh_async(arrived, from, self.stream.cu_stream()) }
+            .map_err(|error| self.failed(error))?;
+        self.synchronise()?;
+        target.copy_from_slice(arrived);
+        Ok(())
+    }
+
     fn check(&self, memory: &DriverMemory, offset: usize, bytes: usize) -> Result<(), EngineError> {
         if self.recording || offset + bytes > memory.slice.len() {
             let what = format!("a copy of {bytes} bytes at {offset} of {}", memory.slice.len());
@@ -283,14 +318,19 @@ impl Device for Driver {
 
     fn upload(&mut self, to: &DriverMemory, offset: usize, source: &[u8]) -> Result<(), EngineError> {
         self.check(to, offset, source.len())?;
-        // SAFETY: the range lies within the allocation, checked above. The source is pageable, so the driver has copied it when the call
-        // returns (CUDA driver API, synchronisation behaviour of copies).
+        // SAFETY: the range lies within the allocation, checked above. The source is pageable, so the driver has staged it when the call
+        // returns (CUDA driver API, synchronisation behaviour of copies), or the copy is waited for below.
         unsafe { result::memcpy_htod_async(to.address + offset as u64, source, self.stream.cu_stream()) }
-            .map_err(|error| self.failed(error))
+            .map_err(|error| self.failed(error))?;
+        // A machine whose GPU uses the host's page tables (GH200) needs no staging, and nothing says that it stages all the same.
+        if self.reads_pageable { self.synchronise() } else { Ok(()) }
     }
 
     fn download(&mut self, from: &DriverMemory, offset: usize, target: &mut [u8]) -> Result<(), EngineError> {
         self.check(from, offset, target.len())?;
+        if target.len() <= ARRIVAL_BYTES {
+            return self.download_pinned(from.address + offset as u64, target);
+        }
         // SAFETY: the range lies within the allocation, checked above; the stream is waited for before the target is read.
         unsafe { result::memcpy_dtoh_async(target, from.address + offset as u64, self.stream.cu_stream()) }
             .map_err(|error| self.failed(error))?;
@@ -354,8 +394,12 @@ impl Device for Driver {
 
     fn end_capture(&mut self) -> Result<DriverGraph, EngineError> {
         self.recording = false;
-        let graph =
-            self.stream.end_capture(sys::CUgraphInstantiate_flags(0)).map_err(|error| self.failed(error))?;
+        let ended = self.stream.end_capture(sys::CUgraphInstantiate_flags(0));
+        if ended.is_err() {
+            // What was freed inside a void capture left an error behind, which is not the next step's.
+            let _ = self.context.check_err();
+        }
+        let graph = ended.map_err(|error| self.failed(error))?;
         let graph = graph.ok_or_else(|| self.refused("no graph was being recorded".into()))?;
         graph.upload().map_err(|error| self.failed(error))?;
         Ok(DriverGraph(graph))

@@ -1,8 +1,9 @@
 //! A device that runs the kernels on the host, compiled from the same sources, one fiber per CUDA thread.
 //!
 //! Enters: what [`Device`] says, and a seed. Leaves: the same results as a GPU up to rounding, or an error where a kernel deadlocks, is launched
-//! with wrong arguments or pointers to freed memory, or writes out of bounds. Unwritten memory holds NaN. `kernels/emulation/`
-//! documents what is emulated. For tests only: it is thousands of times slower than a GPU.
+//! with wrong arguments, pointers to freed memory or a grid that no GPU takes, or writes out of bounds. Unwritten memory holds NaN. What fails
+//! while a graph is recorded makes the recording void. `kernels/emulation/` documents what is emulated. For tests only: it is thousands of times
+//! slower than a GPU.
 #![expect(unsafe_code, reason = "calls the emulation, which is C++, and hands it addresses")]
 
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
@@ -10,8 +11,9 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ptr::NonNull;
+use std::rc::{Rc, Weak};
 
-use super::device::{Argument, Device, Gemm, GemmOperands, KernelLaunch};
+use super::device::{Argument, Device, Gemm, GemmOperands, KernelLaunch, MAX_GRID_YZ};
 use super::device_matrix::KernelFormat;
 use crate::engine::timeline::MonotonicTimeline;
 use crate::engine::{EngineError, Timeline};
@@ -41,6 +43,8 @@ const POISON: u8 = 0xff;
 const GUARD: usize = 256;
 /// What a block of an H100 can have. *Source*: CUDA programming guide, compute capabilities.
 const SHARED_BYTES: usize = 227 << 10;
+/// Threads of a block. *Source*: the same table.
+const MAX_THREADS: u32 = 1024;
 
 thread_local! {
     /// Allocations of this host thread that are not freed: their addresses and sizes.
@@ -53,6 +57,12 @@ fn holds(address: u64, bytes: usize) -> bool {
         let below = live.range(..=address).next_back();
         below.is_some_and(|(start, size)| address + bytes as u64 <= start + *size as u64)
     })
+}
+
+/// Bytes of the allocations of this host thread that are not freed.
+#[must_use]
+pub fn live_bytes() -> usize {
+    LIVE.with_borrow(|live| live.values().sum())
 }
 
 /// An allocation between two guards.
@@ -119,6 +129,27 @@ pub enum GraphNode {
     Gemm(Gemm, GemmOperands),
 }
 
+/// The kernels of a device, which its graphs need until they are gone.
+#[derive(Debug)]
+struct Modules;
+
+/// A recorded graph.
+#[derive(Debug)]
+pub struct EmulatedGraph {
+    pub nodes: Vec<GraphNode>,
+    modules: Weak<Modules>,
+}
+
+impl Drop for EmulatedGraph {
+    fn drop(&mut self) {
+        let loaded = self.modules.strong_count() > 0;
+        assert!(
+            loaded || std::thread::panicking(),
+            "the kernels of a graph were unloaded before it was destroyed"
+        );
+    }
+}
+
 /// The emulated device.
 #[derive(Debug)]
 pub struct Emulated {
@@ -127,8 +158,14 @@ pub struct Emulated {
     pub multiprocessors: u32,
     /// As [`Device::shared_bytes`].
     pub shared_bytes: usize,
-    recording: Option<Vec<GraphNode>>,
-    /// Kernels run so far.
+    modules: Rc<Modules>,
+    /// `Err` when something failed since: the recording is void.
+    recording: Option<Result<Vec<GraphNode>, String>>,
+    /// Whether launches are checked and not run.
+    pub only_checks: bool,
+    /// The launch that fails, counted from here: a planted fault.
+    pub fails_in: Option<usize>,
+    /// Kernels run so far, or checked.
     pub launches: usize,
     /// Graphs replayed so far.
     pub replays: usize,
@@ -142,7 +179,10 @@ impl Emulated {
             random: seed,
             multiprocessors: 2,
             shared_bytes: SHARED_BYTES,
+            modules: Rc::new(Modules),
             recording: None,
+            only_checks: false,
+            fails_in: None,
             launches: 0,
             replays: 0,
         }
@@ -152,7 +192,20 @@ impl Emulated {
         EngineError::Device { device: NAME.into(), detail: detail.into() }
     }
 
-    fn run(&mut self, launch: &KernelLaunch) -> Result<(), EngineError> {
+    /// What a driver refuses when a kernel is launched or recorded.
+    fn check_launch(&mut self, launch: &KernelLaunch) -> Result<(), EngineError> {
+        let KernelLaunch { kernel, grid, threads, .. } = launch;
+        if let Some(left) = self.fails_in {
+            self.fails_in = left.checked_sub(1);
+            if left == 0 {
+                return Err(Self::failed(format!("{kernel}: a planted fault")));
+            }
+        }
+        let most = [i32::MAX as usize, MAX_GRID_YZ, MAX_GRID_YZ];
+        let fits = grid.iter().zip(most).all(|(blocks, most)| (1..=most).contains(&(*blocks as usize)));
+        if !fits || !(1..=MAX_THREADS).contains(threads) {
+            return Err(Self::failed(format!("{kernel}: a grid of {grid:?} blocks of {threads} threads")));
+        }
         if launch.shared_bytes as usize > self.shared_bytes {
             let what = format!("{}: {} bytes of shared memory", launch.kernel, launch.shared_bytes);
             return Err(Self::failed(format!("{what}, of {}", self.shared_bytes)));
@@ -164,6 +217,11 @@ impl Emulated {
                 return Err(Self::failed(format!("{}: an argument points to freed memory", launch.kernel)));
             }
         }
+        Ok(())
+    }
+
+    fn run(&mut self, launch: &KernelLaunch) -> Result<(), EngineError> {
+        self.check_launch(launch)?;
         let name = CString::new(launch.kernel.as_str()).expect("a symbol has no zero");
         let (arguments, kinds): (Vec<*const c_void>, Vec<*const c_char>) = launch
             .arguments
@@ -178,6 +236,9 @@ impl Emulated {
         self.random =
             self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         self.launches += 1;
+        if self.only_checks {
+            return Ok(());
+        }
         let mut error = [0u8; 256];
         let count = u32::try_from(arguments.len()).expect("a kernel has few arguments");
         // SAFETY: the emulation checks number and kinds of the arguments against the kernel's signature; whether addresses and sizes fit each
@@ -204,14 +265,37 @@ impl Emulated {
     }
 
     fn capture_or_run(&mut self, work: GraphNode) -> Result<(), EngineError> {
-        let Some(recorded) = &mut self.recording else { return self.work(&work) };
-        recorded.push(work);
+        if self.recording.is_none() {
+            return self.work(&work);
+        }
+        if let GraphNode::KernelLaunch(launch) = &work
+            && let Err(error) = self.check_launch(launch)
+        {
+            self.recording = Some(Err(error.to_string()));
+            return Err(error);
+        }
+        match &mut self.recording {
+            Some(Ok(recorded)) => recorded.push(work),
+            Some(Err(why)) => return Err(Self::failed(format!("the recording is void: {why}"))),
+            None => {}
+        }
         Ok(())
+    }
+
+    /// Refuses what no recording takes, which makes it void.
+    fn not_recorded(&mut self, what: &str) -> Result<(), EngineError> {
+        if self.recording.is_none() {
+            return Ok(());
+        }
+        let why = format!("{what} while a graph is recorded");
+        self.recording = Some(Err(why.clone()));
+        Err(Self::failed(why))
     }
 
     fn work(&mut self, work: &GraphNode) -> Result<(), EngineError> {
         match work {
             GraphNode::KernelLaunch(launch) => self.run(launch),
+            GraphNode::Gemm(..) if self.only_checks => Ok(()),
             GraphNode::Gemm(product, operands) => Self::product(product, operands),
         }
     }
@@ -266,7 +350,7 @@ impl Emulated {
 
 impl Device for Emulated {
     type Memory = EmulatedMemory;
-    type Graph = Vec<GraphNode>;
+    type Graph = EmulatedGraph;
 
     fn name(&self) -> &str {
         NAME
@@ -285,9 +369,7 @@ impl Device for Emulated {
     }
 
     fn allocate(&mut self, bytes: usize) -> Result<EmulatedMemory, EngineError> {
-        if self.recording.is_some() {
-            return Err(Self::failed(format!("an allocation of {bytes} bytes while a graph is recorded")));
-        }
+        self.not_recorded(&format!("an allocation of {bytes} bytes"))?;
         Ok(EmulatedMemory::new(bytes))
     }
 
@@ -300,9 +382,7 @@ impl Device for Emulated {
     }
 
     fn upload(&mut self, to: &EmulatedMemory, offset: usize, source: &[u8]) -> Result<(), EngineError> {
-        if self.recording.is_some() {
-            return Err(Self::failed("a copy to the device while a graph is recorded"));
-        }
+        self.not_recorded("a copy to the device")?;
         Self::check(to, offset, source.len())?;
         // SAFETY: the range lies within the allocation, which `source` cannot be part of.
         unsafe { to.address().add(offset).copy_from_nonoverlapping(source.as_ptr(), source.len()) };
@@ -330,17 +410,19 @@ impl Device for Emulated {
     }
 
     fn begin_capture(&mut self) -> Result<(), EngineError> {
-        self.recording = Some(Vec::new());
+        self.recording = Some(Ok(Vec::new()));
         Ok(())
     }
 
-    fn end_capture(&mut self) -> Result<Vec<GraphNode>, EngineError> {
-        self.recording.take().ok_or_else(|| Self::failed("no graph is being recorded"))
+    fn end_capture(&mut self) -> Result<EmulatedGraph, EngineError> {
+        let recorded = self.recording.take().ok_or_else(|| Self::failed("no graph is being recorded"))?;
+        let nodes = recorded.map_err(|why| Self::failed(format!("the recording is void: {why}")))?;
+        Ok(EmulatedGraph { nodes, modules: Rc::downgrade(&self.modules) })
     }
 
-    fn replay(&mut self, graph: &Vec<GraphNode>) -> Result<(), EngineError> {
+    fn replay(&mut self, graph: &EmulatedGraph) -> Result<(), EngineError> {
         self.replays += 1;
-        graph.iter().try_for_each(|work| self.work(work))
+        graph.nodes.iter().try_for_each(|work| self.work(work))
     }
 
     fn synchronise(&mut self) -> Result<(), EngineError> {

@@ -5,7 +5,7 @@
 
 use Argument::{Address, F32, I32, U64};
 
-use super::device::{Argument, Device, KernelLaunch};
+use super::device::{Argument, Device, KernelLaunch, MAX_GRID_YZ};
 use super::device_matrix::{KernelFormat, Matrix};
 use super::step::{Pool, StepState};
 use super::tensor_core_linear::{self, Prepare, TiledWorkspace};
@@ -21,6 +21,9 @@ const STEP: usize = 32;
 const RING_BYTES: usize = 32 << 10;
 /// Logits that a block of `first_largest` takes in one turn (`tiled_layers.cu`).
 const LOGITS_AT_ONCE: usize = 4096;
+
+/// Elements of a cache that a thread draws (`fill_kv.cu`).
+const DRAWS_OF_THREAD: usize = 32;
 
 /// Rows that the streaming product takes at a time.
 const ROWS_AT_ONCE: [usize; 3] = [1, 2, 4];
@@ -113,14 +116,59 @@ fn stream<D: Device>(
     let pairs = weights.outputs.div_ceil(2);
     let blocks = pairs.min(device.multiprocessors() as usize * BLOCKS_PER_MULTIPROCESSOR);
     arguments.extend([rows, weights.columns, weights.outputs, weights.vectors, chunk].map(size));
+    // Passes beyond what y may have go to z; those behind the last row return.
+    let layers = passes.div_ceil(MAX_GRID_YZ).max(1);
     device.launch(&KernelLaunch {
         kernel: format!("{operation}_{}_m{rows_at_once}", weights.format.name()),
-        grid: [word(blocks), word(passes), 1],
+        grid: [word(blocks), word(passes.div_ceil(layers)), word(layers)],
         threads: THREADS,
         shared_bytes: word(RING_BYTES + (rows_at_once * chunk * input).div_ceil(32)),
         arguments,
     })?;
     Ok(passes as u64 * weights.bytes())
+}
+
+/// K and V of the blocks of a sequence, from a seed: what `random_kv` gives.
+#[derive(Debug)]
+pub struct FillKv<'a, D: Device> {
+    pub pool: &'a Pool<D>,
+    /// Every 16-bit draw as the pool keeps it.
+    pub quantiles: &'a D::Memory,
+    /// Addresses of the blocks, in order.
+    pub blocks: &'a D::Memory,
+    pub count: usize,
+    pub seed: u64,
+}
+
+impl<D: Device> FillKv<'_, D> {
+    /// Enqueues it.
+    ///
+    /// # Errors
+    /// When the device refuses.
+    pub fn launch(&self, device: &mut D) -> Result<(), EngineError> {
+        let Self { pool, quantiles, blocks, count, seed } = self;
+        let elements = pool.shape.block_elements();
+        if !elements.is_multiple_of(DRAWS_OF_THREAD) {
+            return launch_mismatch(device, "fill_kv", format!("blocks of {elements} elements"));
+        }
+        device.launch(&KernelLaunch {
+            kernel: format!("fill_kv_{}", 8 * pool.shape.element_bytes()),
+            grid: [
+                word(*count),
+                word(2 * pool.shape.layers),
+                word(elements.div_ceil(DRAWS_OF_THREAD * THREADS as usize)),
+            ],
+            threads: THREADS,
+            shared_bytes: 0,
+            arguments: vec![
+                Address(D::address(quantiles)),
+                Address(D::address(blocks)),
+                U64(*seed),
+                U64(pool.layer_bytes() as u64),
+                size(elements),
+            ],
+        })
+    }
 }
 
 /// `hidden[row] = table[tokens[row]]`.
@@ -270,7 +318,7 @@ impl<D: Device> GateUp<'_, D> {
                 tensor_core_linear::multiply_by_library(device, *rows, weights, prepared, *sums, false)?;
             device.launch(&KernelLaunch {
                 kernel: "finish_gate_up".into(),
-                grid: [word(out.width.div_ceil(THREADS as usize)), word(*rows), 1],
+                grid: [word(*rows), word(out.width.div_ceil(THREADS as usize)), 1],
                 threads: THREADS,
                 shared_bytes: 0,
                 arguments: vec![Address(*sums), out_address, size(out.width)],
@@ -506,7 +554,7 @@ impl<D: Device> NormQkv<'_, D> {
             arguments.push(size(weights.outputs));
             device.launch(&KernelLaunch {
                 kernel: format!("finish_heads_{}", cache_dtype(weights.format)),
-                grid: [word((shape.heads + 2 * shape.kv_heads).div_ceil(WARPS)), word(*rows), 1],
+                grid: [word(*rows), word((shape.heads + 2 * shape.kv_heads).div_ceil(WARPS)), 1],
                 threads: THREADS,
                 shared_bytes: 0,
                 arguments,

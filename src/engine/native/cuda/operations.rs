@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use super::attention::{DecodeAttention, KvSplitPlan, MAX_HEAD_DIM, PrefillAttention};
 use super::device::Device;
 use super::device_matrix::{Matrix, floats};
-use super::kernels::{DeviceTensor, Embed, GateUp, Head, NormQkv, ProjectAdd, Tuning};
+use super::kernels::{DeviceTensor, Embed, FillKv, GateUp, Head, NormQkv, ProjectAdd, Tuning};
 use super::step::{Pool, Scratch, StepState};
 use super::tensor_core_linear::{self, TiledWorkspace};
 use crate::engine::native::operations::{
@@ -100,11 +100,12 @@ impl<D: Device> Default for Workspace<D> {
 /// A device's side of the native forward.
 #[derive(Debug)]
 pub struct CudaOperations<D: Device> {
+    /// Before the device, so that graphs are destroyed while their kernels are loaded: fields are dropped in this order.
+    known: HashMap<StepKey, GraphState<D>>,
     device: D,
     tuning: Tuning,
     step: StepState<D>,
     workspace: Workspace<D>,
-    known: HashMap<StepKey, GraphState<D>>,
     /// Rows that every linear layer takes at once.
     at_once: usize,
     mode: Mode,
@@ -114,6 +115,9 @@ pub struct CudaOperations<D: Device> {
     attentions: Vec<(KvSplitPlan, Option<usize>)>,
     sequences: usize,
     replays: usize,
+    next_bytes: Vec<u8>,
+    /// Draws of K and V as a cache keeps them, by its dtype.
+    quantiles: Option<(Dtype, D::Memory)>,
 }
 
 impl<D: Device> CudaOperations<D> {
@@ -140,6 +144,8 @@ impl<D: Device> CudaOperations<D> {
             attentions: Vec::new(),
             sequences: 0,
             replays: 0,
+            next_bytes: Vec::new(),
+            quantiles: None,
         }
     }
 
@@ -153,6 +159,12 @@ impl<D: Device> CudaOperations<D> {
     #[must_use]
     pub fn device(&self) -> &D {
         &self.device
+    }
+
+    /// The device, to plant faults in.
+    #[cfg(test)]
+    pub fn device_mut(&mut self) -> &mut D {
+        &mut self.device
     }
 
     /// Copies of step data to the device so far.
@@ -203,6 +215,8 @@ impl<D: Device> CudaOperations<D> {
     }
 
     fn finish_capture(&mut self, key: StepKey) -> Result<(), EngineError> {
+        // Until there is a graph the next step of the key runs kernel by kernel.
+        self.known.remove(&key);
         let graph = self.device.end_capture()?;
         let attentions = std::mem::take(&mut self.attentions);
         let bytes = self.moved - self.attention_moved;
@@ -273,27 +287,24 @@ impl<D: Device> Operations for CudaOperations<D> {
     }
 
     fn fill_blocks(&mut self, pool: &mut Pool<D>, blocks: &[u32], seed: u64) -> Result<(), EngineError> {
-        let mut elements = vec![0.0; pool.shape.block_elements()];
-        let mut bytes = Vec::with_capacity(pool.layer_bytes());
-        for (number, &block) in blocks.iter().enumerate() {
-            for layer in 0..pool.shape.layers {
-                bytes.clear();
-                for values in [false, true] {
-                    random_kv::fill(seed, layer, number, values, &mut elements);
-                    narrow_into(&elements, pool.shape.dtype, &mut bytes);
-                }
-                let (memory, offset) = pool.place(block as usize, layer);
-                self.device.upload(memory, offset, &bytes)?;
-            }
+        if blocks.is_empty() {
+            return Ok(());
         }
-        Ok(())
+        if self.quantiles.as_ref().is_none_or(|(dtype, _)| *dtype != pool.shape.dtype) {
+            let mut bytes = Vec::new();
+            narrow_into(random_kv::quantiles(), pool.shape.dtype, &mut bytes);
+            let memory = self.device.allocate(bytes.len())?;
+            self.device.upload(&memory, 0, &bytes)?;
+            self.quantiles = Some((pool.shape.dtype, memory));
+        }
+        let Some((_, quantiles)) = &self.quantiles else { return Ok(()) };
+        let addresses: Vec<u8> = blocks.iter().flat_map(|block| pool.address(*block).to_le_bytes()).collect();
+        let table = self.device.allocate(addresses.len())?;
+        self.device.upload(&table, 0, &addresses)?;
+        FillKv { pool, quantiles, blocks: &table, count: blocks.len(), seed }.launch(&mut self.device)
     }
 
     fn begin(&mut self, rows: &Rows, rope: &RopeTable, pool: &Pool<D>) -> Result<StepLaunch, EngineError> {
-        if let Mode::Recording(_) = std::mem::replace(&mut self.mode, Mode::Plain) {
-            // A step failed while it was recorded.
-            self.device.end_capture()?;
-        }
         let moved = self.step.set(&mut self.device, rows, rope, pool);
         if !matches!(moved, Ok(false)) {
             self.known.clear();
@@ -306,8 +317,8 @@ impl<D: Device> Operations for CudaOperations<D> {
         match self.known.get(&key) {
             None => Ok(StepLaunch::PerOperation),
             Some(GraphState::Ran) => {
-                self.mode = Mode::Recording(key);
                 self.device.begin_capture()?;
+                self.mode = Mode::Recording(key);
                 Ok(StepLaunch::PerOperation)
             }
             Some(GraphState::Captured(recorded)) => {
@@ -330,6 +341,14 @@ impl<D: Device> Operations for CudaOperations<D> {
                 }
                 Ok(())
             }
+        }
+    }
+
+    fn abandon(&mut self) {
+        if let Mode::Recording(key) = std::mem::replace(&mut self.mode, Mode::Plain) {
+            // The step has said why it failed; that its recording is void is no news, and no fault of the next step.
+            drop(self.device.end_capture());
+            self.known.remove(&key);
         }
     }
 
@@ -503,9 +522,10 @@ impl<D: Device> Operations for CudaOperations<D> {
     fn await_next(&mut self, next: &mut Vec<u32>) -> Result<(), EngineError> {
         next.clear();
         if let Some(memory) = self.workspace.next.memory() {
-            let mut bytes = vec![0; 4 * self.sequences];
-            self.device.download(memory, 0, &mut bytes)?;
-            next.extend(bytes.as_chunks().0.iter().map(|word| u32::from_le_bytes(*word)));
+            // Kept from step to step: this is part of what is timed.
+            self.next_bytes.resize(4 * self.sequences, 0);
+            self.device.download(memory, 0, &mut self.next_bytes)?;
+            next.extend(self.next_bytes.as_chunks().0.iter().map(|word| u32::from_le_bytes(*word)));
         }
         Ok(())
     }
@@ -535,7 +555,7 @@ impl<D: Device> Operations for CudaOperations<D> {
 }
 
 /// Elements as a pool keeps them.
-fn narrow_into(elements: &[f32], dtype: Dtype, bytes: &mut Vec<u8>) {
+pub(super) fn narrow_into(elements: &[f32], dtype: Dtype, bytes: &mut Vec<u8>) {
     match dtype {
         Dtype::F32 => bytes.extend(elements.iter().flat_map(|x| x.to_le_bytes())),
         Dtype::F16 => bytes.extend(elements.iter().flat_map(|x| half::f16::from_f32(*x).to_le_bytes())),

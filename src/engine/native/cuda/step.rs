@@ -58,14 +58,17 @@ impl<D: Device> Pool<D> {
         self.shape.block_size.trailing_zeros()
     }
 
-    fn address(&self, block: u32) -> u64 {
-        let (slab, offset) = self.place(block as usize, 0);
+    /// Where a block lies on the device.
+    #[must_use]
+    pub fn address(&self, block: u32) -> u64 {
+        let (slab, offset) = self.place(block, 0);
         D::address(slab) + offset as u64
     }
 
     /// The memory and the offset of a layer of a block.
     #[must_use]
-    pub fn place(&self, block: usize, layer: usize) -> (&D::Memory, usize) {
+    pub fn place(&self, block: u32, layer: usize) -> (&D::Memory, usize) {
+        let block = block as usize;
         let offset = block % self.blocks_per_slab * self.block_bytes() + layer * self.layer_bytes();
         (&self.slabs[block / self.blocks_per_slab], offset)
     }

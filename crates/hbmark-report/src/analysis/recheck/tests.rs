@@ -212,6 +212,23 @@ fn what_was_rejected_or_should_have_been_does_not_count() {
 }
 
 #[test]
+fn load_on_cores_that_the_worker_of_a_gpu_does_not_need_rejects_nothing() {
+    let status = |cores: f64, gpu: bool| {
+        let mut report = run();
+        report.environment.gpu = gpu.then(Default::default);
+        report.environment.cpu.logical_cores = 16;
+        for block in report.cells.iter_mut().flat_map(|cell| &mut cell.blocks) {
+            let load = BlockTelemetry { foreign_cores: Some(cores), ..BlockTelemetry::default() };
+            block.telemetry = Some(load);
+        }
+        recheck(&mut report);
+        report.cells[0].status
+    };
+    assert_eq!([status(0.9, true), status(7.1, true)], [Status::Ok, Status::Invalid]);
+    assert_eq!(status(0.9, false), Status::Invalid);
+}
+
+#[test]
 fn few_noisy_or_drifting_blocks_are_not_converged() {
     let few = doctored(|cell| cell.blocks.truncate(3));
     assert_eq!(few, (Status::NotConverged, Some(Cause::TooFewBlocks { blocks: 3 })));

@@ -95,6 +95,29 @@ fn nothing_is_allocated_or_copied_while_a_graph_is_recorded() {
     device.begin_capture().unwrap();
     assert!(device.allocate(16).is_err());
     assert!(device.upload(&to, 0, &[0; 16]).is_err());
-    assert!(device.end_capture().is_ok());
+    let error = device.end_capture().unwrap_err().to_string();
+    assert!(error.contains("the recording is void: a copy to the device"), "{error}");
     assert!(device.end_capture().is_err());
+    device.begin_capture().unwrap();
+    assert!(device.end_capture().is_ok());
+}
+
+#[test]
+fn a_grid_that_no_gpu_takes_is_refused_when_it_is_launched_and_when_it_is_recorded() {
+    let mut device = Emulated::new(0);
+    device.only_checks = true;
+    let launch = |grid| KernelLaunch {
+        kernel: "planted_reversal".into(),
+        grid,
+        threads: 32,
+        shared_bytes: 0,
+        arguments: vec![],
+    };
+    assert!(device.launch(&launch([131_072, 65_535, 65_535])).is_ok());
+    for grid in [[1, 65_536, 1], [1, 1, 65_536], [1 << 31, 1, 1], [0, 1, 1]] {
+        let error = device.launch(&launch(grid)).unwrap_err().to_string();
+        assert!(error.contains("planted_reversal: a grid of"), "{error}");
+        device.begin_capture().unwrap();
+        assert!(device.launch(&launch(grid)).is_err() && device.end_capture().is_err());
+    }
 }

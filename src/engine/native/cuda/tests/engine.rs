@@ -2,7 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use super::super::emulator::Emulated;
+use super::super::emulator::{Emulated, live_bytes};
+use super::super::kernels::Tuning;
 use super::super::operations::CudaOperations;
 use super::SMALL;
 use crate::engine::native::NativeSession;
@@ -12,7 +13,9 @@ use crate::engine::native::oracle::Oracle;
 use crate::engine::{DeviceChoice, SequenceId, Session, StepBatch};
 use crate::measure::quality::relative_error;
 use crate::weights::OpenModel;
+use hbmark_core::ledger::{Ledger, StepShape};
 use hbmark_core::model::Dtype;
+use hbmark_core::units::Bytes;
 
 /// f32 against f32: only the order of sums differs.
 const F32_TOLERANCE: f64 = 1e-4;
@@ -245,4 +248,105 @@ fn a_filled_cache_is_the_same_on_both_devices() {
     }
     let error = relative_error(&found.logits().unwrap()[0], &wanted.logits().unwrap()[0]);
     assert!(error <= ROUNDED_TOLERANCE, "{error:.1e}");
+}
+
+/// A prompt of 4,096 tokens for each of 32 sequences and more is what `hbmark run` measures where nothing else is asked for.
+#[test]
+fn no_launch_of_a_large_prefill_has_a_grid_that_no_gpu_takes() {
+    for (name, dtype, sequences) in [
+        ("llama-gqa", Dtype::Bf16, 32),
+        ("llama-gqa", Dtype::Fp8, 32),
+        ("llama-gqa", Dtype::F32, 64),
+        ("qwen3", Dtype::F16, 32),
+        ("qwen3", Dtype::Int8, 32),
+    ] {
+        let mut architecture = model(name).architecture;
+        architecture.max_positions = 4096;
+        let model = OpenModel::synthetic(name, architecture, 1);
+        // As large as a GPU's, with and without attention on tensor cores, with and without its library.
+        for tuning in [Tuning::default(), SMALL] {
+            let mut device = Emulated::new(1);
+            device.only_checks = true;
+            device.multiprocessors = 132;
+            let operations = CudaOperations::with_tuning(device, tuning);
+            let mut session = NativeSession::load(operations, &model, dtype, 16, &mut |_| {}).unwrap();
+            let prompts = vec![tokens(4096, 1); sequences];
+            session.step(&StepBatch::uniform(SequenceId(0), &prompts, 0)).unwrap();
+            assert!(session.operations.device().launches > 0);
+        }
+    }
+}
+
+#[test]
+fn the_step_after_one_that_failed_while_it_was_recorded_succeeds() {
+    let model = model("llama-gqa");
+    let (mut found, mut wanted) = (emulated(&model, Dtype::Bf16, 5), on_cpu(&model, Dtype::Bf16));
+    let prompt = StepBatch::uniform(SequenceId(0), &[tokens(20, 7)], 0);
+    let step = StepBatch::uniform(SequenceId(0), &[vec![5]], 20);
+    for session in [&mut found as &mut dyn Session, &mut wanted] {
+        session.step(&prompt).unwrap();
+        session.step(&step).unwrap();
+    }
+    // The step after the first of its size is recorded.
+    found.operations.device_mut().fails_in = Some(3);
+    let error = found.step(&step).unwrap_err().to_string();
+    assert!(error.contains("a planted fault"), "{error}");
+    // Nor does what lies between steps fail.
+    found.synthetic_kv().unwrap().fill_kv(SequenceId(1), 33, 1).unwrap();
+    for replays in [0, 1, 2] {
+        found.step(&step).unwrap();
+        assert_eq!(found.greedy_tokens().unwrap(), wanted.greedy_tokens().unwrap());
+        assert_eq!(found.operations.device().replays, replays, "run, recorded, replayed");
+    }
+}
+
+#[test]
+fn graphs_are_destroyed_before_the_kernels_that_they_launch() {
+    let model = model("llama-gqa");
+    let mut session = emulated(&model, Dtype::Bf16, 5);
+    let step = StepBatch::uniform(SequenceId(0), &[vec![5]], 0);
+    for _ in 0..3 {
+        session.step(&step).unwrap();
+    }
+    assert_eq!(session.operations.device().replays, 2);
+    // A graph that outlives the device panics when it is dropped.
+    drop(session);
+}
+
+/// A model with the proportions of a real one, whose launches are checked and not run.
+fn checked_only(name: &str, dtype: Dtype) -> EmulatedSession {
+    let mut architecture = model(name).architecture;
+    (architecture.max_positions, architecture.vocab_size) = (4096, 2048);
+    let model = OpenModel::synthetic(name, architecture, 1);
+    let mut device = Emulated::new(1);
+    device.only_checks = true;
+    device.multiprocessors = 132;
+    let operations = CudaOperations::with_tuning(device, Tuning::default());
+    NativeSession::load(operations, &model, dtype, 16, &mut |_| {}).unwrap()
+}
+
+#[test]
+fn the_memory_of_a_prefill_is_what_is_predicted() {
+    for (name, dtype) in [
+        ("llama-gqa", Dtype::Bf16),
+        ("qwen3", Dtype::F16),
+        ("llama-gqa", Dtype::F32),
+        ("qwen3", Dtype::Int8),
+        ("llama-gqa", Dtype::Fp8),
+    ] {
+        for (sequences, length) in [(1, 4096), (5, 700), (33, 100)] {
+            let before = live_bytes();
+            let mut session = checked_only(name, dtype);
+            let ledger = Ledger::new(session.architecture(), session.inventory(), session.kv_dtype());
+            let prompts = vec![tokens(length, 1); sequences];
+            session.step(&StepBatch::uniform(SequenceId(0), &prompts, 0)).unwrap();
+            let taken = live_bytes() - before;
+            let predicted = ledger.native_gpu_memory(StepShape::prefill(sequences, length), dtype);
+            // The emulated library has no workspace.
+            let by_library = matches!(dtype, Dtype::Bf16 | Dtype::F16);
+            let predicted = Bytes(predicted.0 - if by_library { 32 << 20 } else { 0 });
+            let ratio = predicted.as_f64() / taken as f64;
+            assert!((0.93..1.15).contains(&ratio), "{name} {dtype}, {sequences} × {length}: {ratio:.2}");
+        }
+    }
 }

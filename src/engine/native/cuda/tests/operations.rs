@@ -4,9 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::rc::Rc;
 
+use super::super::device::Device;
 use super::super::emulator::{Barrier, Emulated};
 use super::super::kernels::Tuning;
-use super::super::operations::CudaOperations;
+use super::super::operations::{CudaOperations, narrow_into};
 use super::SMALL;
 use crate::engine::native::operations::{
     Embedding, FusedLayout, LinearPart, Operation, Operations, PoolShape,
@@ -288,4 +289,32 @@ fn without_any_one_of_its_barriers_an_operation_is_wrong() {
         .map(|(barrier, _)| barrier.to_string())
         .collect();
     assert!(unnoticed.is_empty(), "nothing is wrong without the barriers at {unnoticed:?}");
+}
+
+#[test]
+fn a_device_fills_k_and_v_as_the_host_does_to_the_bit() {
+    for (dtype, seed) in [(Dtype::Bf16, 3), (Dtype::F16, u64::MAX - 5), (Dtype::F32, 1 << 40)] {
+        // A block of threads draws 8,192 elements.
+        for (kv_heads, head_dim) in [(3, 40), (5, 160)] {
+            let shape = PoolShape { layers: 3, kv_heads, head_dim, block_size: 16, dtype };
+            let mut device = emulated(seed, SMALL);
+            let mut pool = device.pool(shape).unwrap();
+            device.reserve(&mut pool, 6).unwrap();
+            device.fill_blocks(&mut pool, &[4, 0], seed).unwrap();
+            for (number, block) in [4, 0].into_iter().enumerate() {
+                for layer in 0..shape.layers {
+                    let mut wanted = Vec::new();
+                    for values in [false, true] {
+                        let mut elements = vec![0.0; shape.block_elements()];
+                        random_kv::fill(seed, layer, number, values, &mut elements);
+                        narrow_into(&elements, dtype, &mut wanted);
+                    }
+                    let (memory, offset) = pool.place(block, layer);
+                    let mut found = vec![0; wanted.len()];
+                    device.device_mut().download(memory, offset, &mut found).unwrap();
+                    assert!(found == wanted, "{dtype}, heads of {head_dim}, block {block}, layer {layer}");
+                }
+            }
+        }
+    }
 }

@@ -3,7 +3,7 @@
 use super::*;
 use crate::engine::Timeline;
 use crate::engine::native::cuda::device::{Gemm, GemmOperands, KernelLaunch};
-use crate::engine::native::cuda::emulator::{Emulated, EmulatedMemory, GraphNode};
+use crate::engine::native::cuda::emulator::{Emulated, EmulatedGraph, EmulatedMemory};
 use crate::engine::native::testing::scenario::Script;
 use crate::run::verify::native::graphs;
 
@@ -59,7 +59,7 @@ struct Faulty {
 
 impl Device for Faulty {
     type Memory = EmulatedMemory;
-    type Graph = Vec<GraphNode>;
+    type Graph = EmulatedGraph;
 
     fn name(&self) -> &'static str {
         "faulty"
@@ -106,15 +106,15 @@ impl Device for Faulty {
     fn begin_capture(&mut self) -> Result<(), EngineError> {
         self.device.begin_capture()
     }
-    fn end_capture(&mut self) -> Result<Vec<GraphNode>, EngineError> {
+    fn end_capture(&mut self) -> Result<EmulatedGraph, EngineError> {
         let mut graph = self.device.end_capture()?;
         // The next token of the last step stays what it was.
         if self.forgets {
-            graph.truncate(graph.len() - 2);
+            graph.nodes.truncate(graph.nodes.len() - 2);
         }
         Ok(graph)
     }
-    fn replay(&mut self, graph: &Vec<GraphNode>) -> Result<(), EngineError> {
+    fn replay(&mut self, graph: &EmulatedGraph) -> Result<(), EngineError> {
         self.device.replay(graph)
     }
     fn synchronise(&mut self) -> Result<(), EngineError> {

@@ -1,0 +1,105 @@
+//! The memory that the native engine takes of a GPU.
+//!
+//! Enters: a [`Ledger`] and a step. Leaves: what the engine allocates for it, which is more than the step must have: activations and sums are
+//! kept in f32, scratch memory grows to powers of two, and the pool of K and V is made of slabs. A test of the engine holds this against
+//! its allocations on the emulated device.
+
+use super::step::{Ledger, StepShape};
+use crate::model::Dtype;
+use crate::units::Bytes;
+
+/// Positions of a block of the pool where nobody asks for others, bytes of blocks that are allocated together, and the most blocks of those.
+const BLOCK: usize = 16;
+const SLAB_BYTES: u64 = 64 << 20;
+const SLAB_BLOCKS: u64 = 256;
+/// Of the products of the device's library.
+const LIBRARY_BYTES: u64 = 32 << 20;
+/// Rows from which products go to the tensor cores, and to the library.
+const TILED_ROWS: u64 = 5;
+const LIBRARY_ROWS: u64 = 65;
+/// The widest head whose prompts are attended to without partial sums.
+const TILED_HEAD: usize = 128;
+
+impl Ledger {
+    /// The memory that the native engine takes of a GPU in a step of weights of a dtype.
+    ///
+    /// All weights; blocks of K and V in whole slabs; f32 activations between operations, f32 logits; the rows as tensor cores take them, the
+    /// sums of a product of the library, and partial sums of attention, each as large as the largest layer needs and rounded up to a power of two.
+    #[must_use]
+    pub fn native_gpu_memory(&self, shape: StepShape, dtype: Dtype) -> Bytes {
+        let a = self.architecture();
+        let (hidden, ffn, query) = (a.hidden_size as u64, a.ffn_size as u64, (a.heads * a.head_dim) as u64);
+        let qkv = query + (2 * a.kv_heads * a.head_dim) as u64;
+        let batch = shape.batch as u64;
+        let rows = batch.saturating_mul(shape.queries() as u64);
+        let scratch = |bytes: u64| bytes.checked_next_power_of_two().unwrap_or(u64::MAX);
+        let floats = |width: u64| rows.saturating_mul(width).saturating_mul(4);
+
+        let activations = floats(hidden + 2 * query + ffn);
+        let logits = batch.saturating_mul(a.vocab_size as u64 * 4);
+        let (plain, wide) = (matches!(dtype, Dtype::Bf16 | Dtype::F16), dtype == Dtype::F32);
+        let widest = hidden.max(query).max(ffn);
+        let prepared = match dtype {
+            _ if wide || rows < TILED_ROWS => 0,
+            // 8 bits, and a scale of 32 for 32 columns.
+            Dtype::Int8 => scratch(floats(widest) / 32 * 9),
+            _ => scratch(floats(widest) / 2),
+        };
+        let by_library = plain && rows >= LIBRARY_ROWS;
+        let sums = if by_library {
+            scratch(floats(qkv.max(2 * ffn)))
+        } else if a.qk_norm {
+            scratch(floats(qkv))
+        } else {
+            0
+        };
+        let alone = wide || a.head_dim > TILED_HEAD || shape.queries() == 1;
+        let partial = if alone { scratch(floats(query)) } else { 0 };
+        let library = if by_library { LIBRARY_BYTES } else { 0 };
+
+        let blocks = batch.saturating_mul(shape.positions_after().div_ceil(BLOCK) as u64);
+        let block_bytes = (self.kv_bytes_per_token().0 * BLOCK as u64).max(1);
+        let of_slab = (SLAB_BYTES / block_bytes).clamp(1, SLAB_BLOCKS);
+        let pool = blocks.div_ceil(of_slab).saturating_mul(of_slab).saturating_mul(block_bytes);
+
+        // Tokens, positions, tables and last rows; and a word for each head that is normed.
+        let step = scratch(rows.saturating_mul(16));
+        let arrived = if a.qk_norm { scratch(floats((a.heads + 2 * a.kv_heads) as u64)) } else { 0 };
+
+        let parts = [activations, logits, prepared, sums, partial, step, arrived, library, pool];
+        parts
+            .into_iter()
+            .map(Bytes)
+            .fold(self.resident_weights(), |all, part| Bytes(all.0.saturating_add(part.0)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::test_shapes as shapes;
+
+    #[test]
+    fn a_prefill_takes_several_times_what_16_bit_activations_would() {
+        let model = shapes::llama_3_1_8b();
+        let ledger = Ledger::new(&model, &model.inventory(Dtype::Bf16), Dtype::Bf16);
+        let shape = StepShape::prefill(8, 4096);
+        // 32,768 rows: (4096 + 2 · 4096 + 14,336) · 4 of activations; 14,336 · 2 and 28,672 · 4 to the next power of two.
+        let beside = 32_768 * 26_624 * 4 + (1 << 30) + (1 << 32) + 8 * 128_256 * 4 + (1 << 19) + (32 << 20);
+        let cache = 32_768 * 131_072;
+        let found = ledger.native_gpu_memory(shape, Dtype::Bf16);
+        assert_eq!(found, ledger.resident_weights() + Bytes(beside + cache));
+        let activations = |all: Bytes| all.0 - ledger.resident_weights().0 - cache;
+        let ratio = activations(found) as f64 / activations(ledger.memory(shape)) as f64;
+        assert!((3.0..5.0).contains(&ratio), "{ratio}");
+    }
+
+    #[test]
+    fn a_decode_takes_little_beside_weights_and_cache() {
+        let model = shapes::llama_3_1_8b();
+        let ledger = Ledger::new(&model, &model.inventory(Dtype::Bf16), Dtype::Bf16);
+        let shape = StepShape::decode(32, 4096);
+        let ratio = ledger.native_gpu_memory(shape, Dtype::Bf16).as_f64() / ledger.memory(shape).as_f64();
+        assert!((1.0..1.01).contains(&ratio), "{ratio}");
+    }
+}
