@@ -158,6 +158,8 @@ fn find_nvcc() -> Option<PathBuf> {
 fn compile(nvcc: &Path, source: &Path, out: &Path, architectures: &str) {
     let name = source.file_stem().expect("a source has a name");
     let mut command = Command::new(nvcc);
+    // What is measured is compiled as it says here.
+    command.env_remove("NVCC_APPEND_FLAGS").env_remove("NVCC_PREPEND_FLAGS");
     command.args(["-fatbin", "-O3", "-std=c++17", "-lineinfo", "-Xptxas", "-v,-warn-spills", "-o"]);
     command.arg(out.join(name).with_extension("fatbin")).arg(source);
     for architecture in architectures.split(',').map(str::trim) {

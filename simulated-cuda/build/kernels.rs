@@ -17,12 +17,32 @@ const LIBRARY: &str = "simulated_cuda_kernels";
 
 /// What candle loads as PTX, and what it links and launches by names with C linkage.
 const BY_NAME: [&str; 12] = [
-    "affine", "binary", "cast", "conv", "fill", "indexing", "quantized", "reduce", "sort", "ternary", "unary", "mmvq_gguf",
+    "affine",
+    "binary",
+    "cast",
+    "conv",
+    "fill",
+    "indexing",
+    "quantized",
+    "reduce",
+    "sort",
+    "ternary",
+    "unary",
+    "mmvq_gguf",
 ];
 
 /// Formats of the tiled products, with their numbers in candle's enumeration.
 const TILED: [(&str, u32); 10] = [
-    ("Q4_0", 2), ("Q4_1", 3), ("Q5_0", 6), ("Q5_1", 7), ("Q8_0", 8), ("Q2_K", 10), ("Q3_K", 11), ("Q4_K", 12), ("Q5_K", 13), ("Q6_K", 14),
+    ("Q4_0", 2),
+    ("Q4_1", 3),
+    ("Q5_0", 6),
+    ("Q5_1", 7),
+    ("Q8_0", 8),
+    ("Q2_K", 10),
+    ("Q3_K", 11),
+    ("Q4_K", 12),
+    ("Q5_K", 13),
+    ("Q6_K", 14),
 ];
 
 /// Columns of a tile, those that a launcher can choose for a device with tensor cores.
@@ -76,14 +96,21 @@ pub fn build(flags: &[&str]) {
 /// Where cargo has unpacked the sources of candle's kernels.
 fn candle_sources(root: &Path) -> PathBuf {
     let lock = fs::read_to_string(root.join("Cargo.lock")).expect("the program has a Cargo.lock");
-    let (_, entry) = lock.split_once("name = \"candle-kernels\"\nversion = \"").expect("the program uses candle");
+    let (_, entry) =
+        lock.split_once("name = \"candle-kernels\"\nversion = \"").expect("the program uses candle");
     let version = entry.split('"').next().expect("a version ends");
-    let home = std::env::var_os("CARGO_HOME").map(PathBuf::from).or_else(|| Some(std::env::home_dir()?.join(".cargo")));
+    let home = std::env::var_os("CARGO_HOME")
+        .map(PathBuf::from)
+        .or_else(|| Some(std::env::home_dir()?.join(".cargo")));
     let registries = fs::read_dir(home.expect("there is a home folder").join("registry/src"));
     let mut folders = registries.into_iter().flatten().flatten().map(|registry| registry.path());
-    folders.find_map(|registry| Some(registry.join(format!("candle-kernels-{version}/src"))).filter(|p| p.is_dir())).unwrap_or_else(
-        || panic!("cargo has not unpacked candle-kernels {version}: run `cargo fetch` in {}", root.display()),
-    )
+    folders
+        .find_map(|registry| {
+            Some(registry.join(format!("candle-kernels-{version}/src"))).filter(|p| p.is_dir())
+        })
+        .unwrap_or_else(|| {
+            panic!("cargo has not unpacked candle-kernels {version}: run `cargo fetch` in {}", root.display())
+        })
 }
 
 /// Writes candle's sources as C++; files that stay the same keep their age.
@@ -118,8 +145,11 @@ fn newest(path: &Path) -> SystemTime {
 
 /// All of ours.
 fn own_kernels(root: &Path) -> Unit {
-    let mut files: Vec<PathBuf> =
-        fs::read_dir(root.join("kernels")).expect("the program has kernels").flatten().map(|e| e.path()).collect();
+    let mut files: Vec<PathBuf> = fs::read_dir(root.join("kernels"))
+        .expect("the program has kernels")
+        .flatten()
+        .map(|e| e.path())
+        .collect();
     files.retain(|path| path.extension().is_some_and(|e| e == "cu"));
     files.sort();
     let lines: Vec<String> = files.iter().map(|path| format!("#include \"{}\"", path.display())).collect();
@@ -129,11 +159,15 @@ fn own_kernels(root: &Path) -> Unit {
 /// A unit of candle's: sources in a namespace of their own, since several files define the same, and registrations.
 fn unit(name: &str, include: &str, registered: &[(String, String)]) -> Unit {
     // What the sources include from inside the namespace is there before it.
-    let mut text = String::from("#include \"cuda_bf16.h\"\n#include \"cuda_fp16.h\"\n#include \"cuda_fp8.h\"\n#include \"ptx.h\"\n");
+    let mut text = String::from(
+        "#include \"cuda_bf16.h\"\n#include \"cuda_fp16.h\"\n#include \"cuda_fp8.h\"\n#include \"ptx.h\"\n",
+    );
     text += "#include \"cuda/std/limits\"\n#include <cmath>\n#include <cstdio>\n#include <vector>\n";
     text += &format!("namespace candle_{name} {{\n#include \"{include}\"\n");
     for (i, (function, kernel)) in registered.iter().enumerate() {
-        text += &format!("static const hbmark::emulation::Registration<&{function}> registration_{i}(\"{kernel}\");\n");
+        text += &format!(
+            "static const hbmark::emulation::Registration<&{function}> registration_{i}(\"{kernel}\");\n"
+        );
     }
     text += "}\n";
     Unit { name: name.into(), text, kernels: true, candle: true }
@@ -176,12 +210,16 @@ fn tiled(format: &str, number: u32) -> Unit {
 
 /// What runs the kernels. It refers to all other units, so that a linker takes them.
 fn emulation(root: &Path, others: &[Unit]) -> Unit {
-    let mut text = format!("#include \"{}\"\nextern \"C\" {{\n", root.join("kernels/emulation/emulation.cpp").display());
+    let mut text =
+        format!("#include \"{}\"\nextern \"C\" {{\n", root.join("kernels/emulation/emulation.cpp").display());
     for unit in others {
         text += &format!("extern const int hbmark_part_{};\n", unit.name);
     }
     let parts: Vec<String> = others.iter().map(|unit| format!("&hbmark_part_{}", unit.name)).collect();
-    text += &format!("extern const int* const hbmark_parts[];\nconst int* const hbmark_parts[] = {{{}}};\n}}\n", parts.join(", "));
+    text += &format!(
+        "extern const int* const hbmark_parts[];\nconst int* const hbmark_parts[] = {{{}}};\n}}\n",
+        parts.join(", ")
+    );
     Unit { name: "emulation".into(), text, kernels: false, candle: false }
 }
 
@@ -195,7 +233,14 @@ impl Compilers {
     fn new(here: &Path, root: &Path, copy: &Path, flags: &[&str]) -> Self {
         let plain = || {
             let mut build = cc::Build::new();
-            build.cpp(true).std("c++17").opt_level(1).debug(false).pic(true).warnings(false).cargo_metadata(false);
+            build
+                .cpp(true)
+                .std("c++17")
+                .opt_level(1)
+                .debug(false)
+                .pic(true)
+                .warnings(false)
+                .cargo_metadata(false);
             // Vectors are read from bytes, as on the device; pragmas are for unrolling there.
             build.flags(["-fno-strict-aliasing", "-w"]).include(root.join("kernels"));
             build
@@ -222,14 +267,20 @@ impl Compilers {
     fn preprocess(&self, unit: &Unit, out: &Path) -> String {
         let file = out.join(format!("{}_names.cpp", unit.name));
         write(&file, &unit.text);
-        let output = self.command(unit).args(["-E", "-P", &format!("-D__global__={MARKER}")]).arg(&file).output();
+        let output =
+            self.command(unit).args(["-E", "-P", &format!("-D__global__={MARKER}")]).arg(&file).output();
         let output = output.expect("the compiler runs");
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         String::from_utf8(output.stdout).expect("sources are text")
     }
 
     /// Compiles what is older than the newest input or than its flags, several at a time.
-    fn compile(&self, units: &[Unit], out: &Path, newest_input: impl Fn(&Unit) -> SystemTime + Sync) -> Vec<PathBuf> {
+    fn compile(
+        &self,
+        units: &[Unit],
+        out: &Path,
+        newest_input: impl Fn(&Unit) -> SystemTime + Sync,
+    ) -> Vec<PathBuf> {
         let queue = Mutex::new(units.iter());
         let jobs = std::env::var("NUM_JOBS").ok().and_then(|jobs| jobs.parse().ok()).unwrap_or(1);
         std::thread::scope(|scope| {
@@ -251,7 +302,9 @@ impl Compilers {
         let object = file.with_extension("o");
         let part = match unit.name.as_str() {
             "emulation" => String::new(),
-            name => format!("\nextern \"C\" {{\nextern const int hbmark_part_{name};\nconst int hbmark_part_{name} = 0;\n}}\n"),
+            name => format!(
+                "\nextern \"C\" {{\nextern const int hbmark_part_{name};\nconst int hbmark_part_{name} = 0;\n}}\n"
+            ),
         };
         write(&file, &format!("// Compiled with {:?}\n{}{part}", self.flags, unit.text));
         let age = |path: &Path| fs::metadata(path).and_then(|metadata| metadata.modified()).ok();
@@ -259,7 +312,14 @@ impl Compilers {
             return;
         }
         let began = std::time::Instant::now();
-        let output = self.command(unit).arg("-c").arg(&file).arg("-o").arg(&object).output().expect("the compiler runs");
+        let output = self
+            .command(unit)
+            .arg("-c")
+            .arg(&file)
+            .arg("-o")
+            .arg(&object)
+            .output()
+            .expect("the compiler runs");
         assert!(output.status.success(), "{}: {}", unit.name, String::from_utf8_lossy(&output.stderr));
         println!("{}: {:.1} s", unit.name, began.elapsed().as_secs_f32());
     }

@@ -101,8 +101,11 @@ fn replace_asm(source: &str, instructions: &str) -> String {
         let open = source.len() - rest.len();
         let end = closing(source, open);
         let parts = split(&source[open + 1..end - 1], ':');
-        let instruction: String =
-            parts[0].trim_start_matches('"').chars().take_while(|c| !c.is_whitespace() && *c != '"').collect();
+        let instruction: String = parts[0]
+            .trim_start_matches('"')
+            .chars()
+            .take_while(|c| !c.is_whitespace() && *c != '"')
+            .collect();
         let name: String = instruction.chars().map(|c| if is_word(c) { c } else { '_' }).collect();
         out += &source[done..word];
         if instructions.contains(&format!(" {name}(")) {

@@ -249,7 +249,13 @@ pub struct LaunchAttribute {
 impl LaunchConfig {
     /// A configuration, for callers in Rust. The attributes must live as long as it is used.
     #[must_use]
-    pub fn new(grid: [u32; 3], block: [u32; 3], shared_bytes: u32, stream: usize, attributes: &[LaunchAttribute]) -> Self {
+    pub fn new(
+        grid: [u32; 3],
+        block: [u32; 3],
+        shared_bytes: u32,
+        stream: usize,
+        attributes: &[LaunchAttribute],
+    ) -> Self {
         let attribute_count = attributes.len() as u32;
         Self { grid, block, shared_bytes, stream, attributes: attributes.as_ptr(), attribute_count }
     }

@@ -131,7 +131,8 @@ impl Waiting {
     /// As [`launch`].
     pub fn finish(self) -> Result<(), String> {
         // SAFETY: the slot has a kernel that waits, whose arguments the caller of `launch_early` keeps.
-        answer(&self.name, |text, bytes| unsafe { hbmark_emulated_finish(self.slot, text, bytes) }).map(|_| ())
+        answer(&self.name, |text, bytes| unsafe { hbmark_emulated_finish(self.slot, text, bytes) })
+            .map(|_| ())
     }
 }
 
@@ -152,7 +153,13 @@ fn answer(name: &CStr, call: impl FnOnce(*mut c_char, usize) -> c_int) -> Result
 /// # Safety
 ///
 /// As [`launch_early`].
-unsafe fn run(name: &CStr, launch: &Launch, arguments: &[*mut c_void], slot: u32, previous_ended: bool) -> Result<bool, String> {
+unsafe fn run(
+    name: &CStr,
+    launch: &Launch,
+    arguments: &[*mut c_void],
+    slot: u32,
+    previous_ended: bool,
+) -> Result<bool, String> {
     // SAFETY: the caller's promise; the strings are zero-terminated, and the error's length is given.
     answer(name, |text, bytes| unsafe {
         hbmark_emulated_launch_raw(
@@ -193,7 +200,12 @@ pub unsafe fn launch(name: &CStr, launch: &Launch, arguments: &[*mut c_void]) ->
 /// # Safety
 ///
 /// As for [`launch`]; the arguments live until the kernel was finished, and the other kernels until then run in the other slot.
-pub unsafe fn launch_early(name: &CStr, launch: &Launch, arguments: &[*mut c_void], slot: u32) -> Result<Option<Waiting>, String> {
+pub unsafe fn launch_early(
+    name: &CStr,
+    launch: &Launch,
+    arguments: &[*mut c_void],
+    slot: u32,
+) -> Result<Option<Waiting>, String> {
     // SAFETY: the caller's promise.
     let waits = unsafe { run(name, launch, arguments, slot, false) }?;
     Ok(waits.then(|| Waiting { name: name.to_owned(), slot }))

@@ -118,7 +118,14 @@ pub unsafe fn work(name: &str, config: &Config, arguments: *const *mut c_void) -
             })
         }))
     };
-    Ok(Work { name: name.to_owned(), bytes: 0, flops: 0, module: None, run: Arc::new(run), early: Some(Arc::new(early)) })
+    Ok(Work {
+        name: name.to_owned(),
+        bytes: 0,
+        flops: 0,
+        module: None,
+        run: Arc::new(run),
+        early: Some(Arc::new(early)),
+    })
 }
 
 /// A kernel with its arguments.

@@ -31,9 +31,18 @@ enum Item {
     Unmap(usize),
     /// Pages of a graph's allocation come.
     Map(usize),
-    Record { event: usize, ticket: u64 },
-    Wait { event: usize, ticket: u64 },
-    Graph { nodes: Arc<Vec<Item>>, frees_first: bool },
+    Record {
+        event: usize,
+        ticket: u64,
+    },
+    Wait {
+        event: usize,
+        ticket: u64,
+    },
+    Graph {
+        nodes: Arc<Vec<Item>>,
+        frees_first: bool,
+    },
 }
 
 #[derive(Debug)]
@@ -147,7 +156,13 @@ impl Machine {
         };
         let devices: Vec<Device> = (0..script.count as usize).map(device).collect();
         let stream = |index| {
-            let stream = Stream { device: index, blocking: true, queue: VecDeque::new(), capture: None, running: false };
+            let stream = Stream {
+                device: index,
+                blocking: true,
+                queue: VecDeque::new(),
+                capture: None,
+                running: false,
+            };
             (DEFAULT_STREAM + index, stream)
         };
         Self {
@@ -246,7 +261,8 @@ impl Machine {
         let default = DEFAULT_STREAM + index;
         self.streams.retain(|handle, stream| *handle == default || stream.device != index);
         self.events.retain(|_, event| event.device != index);
-        let gone: Vec<usize> = self.modules.iter().filter(|(_, device)| **device == index).map(|(handle, _)| *handle).collect();
+        let gone: Vec<usize> =
+            self.modules.iter().filter(|(_, device)| **device == index).map(|(handle, _)| *handle).collect();
         for module in gone {
             self.unload(module)?;
         }
@@ -337,10 +353,14 @@ impl Machine {
             }
             return Err(status::STREAM_CAPTURE_INVALIDATED);
         }
-        let mut modules: Vec<usize> = capture.nodes.iter().filter_map(|node| match node {
-            Item::Work(work) => work.module,
-            _ => None,
-        }).collect();
+        let mut modules: Vec<usize> = capture
+            .nodes
+            .iter()
+            .filter_map(|node| match node {
+                Item::Work(work) => work.module,
+                _ => None,
+            })
+            .collect();
         modules.sort_unstable();
         modules.dedup();
         let handle = self.handle();
@@ -364,14 +384,19 @@ impl Machine {
     // ---- Graphs ----
 
     pub fn instantiate(&mut self, graph: usize, flags: u64) -> Answer<usize> {
-        let found = self.graphs.get_mut(&graph).filter(|graph| !graph.destroyed).ok_or(status::INVALID_VALUE)?;
+        let found =
+            self.graphs.get_mut(&graph).filter(|graph| !graph.destroyed).ok_or(status::INVALID_VALUE)?;
         // Free allocations before a launch (1), upload (2), launch from the device (4), the priorities of nodes (8).
         if flags > 15 {
             return Err(status::INVALID_VALUE);
         }
         found.executables += 1;
-        let executable =
-            Executable { graph, nodes: found.nodes.clone(), modules: found.modules.clone(), frees_first: flags & 1 != 0 };
+        let executable = Executable {
+            graph,
+            nodes: found.nodes.clone(),
+            modules: found.modules.clone(),
+            frees_first: flags & 1 != 0,
+        };
         let handle = self.handle();
         self.executables.insert(handle, executable);
         Ok(handle)
@@ -398,7 +423,8 @@ impl Machine {
     }
 
     pub fn destroy_graph(&mut self, graph: usize) -> Answer<()> {
-        let found = self.graphs.get_mut(&graph).filter(|graph| !graph.destroyed).ok_or(status::INVALID_VALUE)?;
+        let found =
+            self.graphs.get_mut(&graph).filter(|graph| !graph.destroyed).ok_or(status::INVALID_VALUE)?;
         found.destroyed = true;
         self.forget_graph(graph);
         Ok(())
@@ -446,7 +472,8 @@ impl Machine {
         }
         let device = self.current()?;
         let handle = self.handle();
-        let stream = Stream { device, blocking: flags == 0, queue: VecDeque::new(), capture: None, running: false };
+        let stream =
+            Stream { device, blocking: flags == 0, queue: VecDeque::new(), capture: None, running: false };
         self.streams.insert(handle, stream);
         Ok(handle)
     }
@@ -467,7 +494,12 @@ impl Machine {
         let default = DEFAULT_STREAM + device;
         // The default stream and blocking ones wait for each other.
         if handle == default {
-            let others: Vec<usize> = self.streams.iter().filter(|(_, s)| s.device == device && s.blocking && s.capture.is_none()).map(|(h, _)| *h).collect();
+            let others: Vec<usize> = self
+                .streams
+                .iter()
+                .filter(|(_, s)| s.device == device && s.blocking && s.capture.is_none())
+                .map(|(h, _)| *h)
+                .collect();
             for other in others {
                 if other != default {
                     self.run(other)?;
@@ -513,8 +545,12 @@ impl Machine {
     }
 
     fn wait_for_device(&mut self, device: usize) -> Answer<()> {
-        let streams: Vec<usize> =
-            self.streams.iter().filter(|(_, stream)| stream.device == device).map(|(handle, _)| *handle).collect();
+        let streams: Vec<usize> = self
+            .streams
+            .iter()
+            .filter(|(_, stream)| stream.device == device)
+            .map(|(handle, _)| *handle)
+            .collect();
         streams.into_iter().try_for_each(|handle| self.run(handle))
     }
 
@@ -559,7 +595,10 @@ impl Machine {
             Item::Unmap(address) => self.devices[device].memory.unmap(*address),
             Item::Map(address) => {
                 if !self.devices[device].memory.map_of_graph(*address) {
-                    self.stick(status::OUT_OF_MEMORY, "a graph has no room for its allocations, or was launched again with some not freed");
+                    self.stick(
+                        status::OUT_OF_MEMORY,
+                        "a graph has no room for its allocations, or was launched again with some not freed",
+                    );
                 }
             }
             Item::Record { event, ticket } => {
@@ -569,7 +608,8 @@ impl Machine {
                 }
             }
             Item::Wait { event, ticket } => {
-                let before = self.events.get(event).filter(|event| event.done < *ticket).and_then(|event| event.last);
+                let before =
+                    self.events.get(event).filter(|event| event.done < *ticket).and_then(|event| event.last);
                 if let Some((stream, _)) = before {
                     self.run_until(stream, Some(*ticket))?;
                 }
@@ -633,7 +673,8 @@ impl Machine {
     }
 
     fn kernel_failed(&mut self, work: &Work, text: &str) -> i32 {
-        let status = if text.contains("illegal address") { status::ILLEGAL_ADDRESS } else { status::LAUNCH_FAILED };
+        let status =
+            if text.contains("illegal address") { status::ILLEGAL_ADDRESS } else { status::LAUNCH_FAILED };
         self.stick(status, &format!("{}: {text}", work.name));
         self.sticky
     }
@@ -699,7 +740,9 @@ impl Machine {
         let last = found.last;
         self.not_in_capture()?;
         match last {
-            Some((stream, ticket)) if self.events[&event].done < ticket => self.run_until(stream, Some(ticket)),
+            Some((stream, ticket)) if self.events[&event].done < ticket => {
+                self.run_until(stream, Some(ticket))
+            }
             _ => Ok(()),
         }
     }
@@ -708,7 +751,8 @@ impl Machine {
         let find = |event| self.events.get(&event).ok_or(status::INVALID_HANDLE);
         let (start, end) = (find(start)?, find(end)?);
         for event in [start, end] {
-            let (_, ticket) = event.last.filter(|_| event.timed && !event.captured).ok_or(status::INVALID_HANDLE)?;
+            let (_, ticket) =
+                event.last.filter(|_| event.timed && !event.captured).ok_or(status::INVALID_HANDLE)?;
             if event.done < ticket {
                 return Err(status::NOT_READY);
             }
@@ -738,7 +782,8 @@ impl Machine {
         }
         self.not_in_capture()?;
         self.has_room()?;
-        let address = self.devices[device].memory.allocate(bytes, Kind::Plain).ok_or(status::OUT_OF_MEMORY)?;
+        let address =
+            self.devices[device].memory.allocate(bytes, Kind::Plain).ok_or(status::OUT_OF_MEMORY)?;
         self.report_memory(device);
         Ok(address)
     }
@@ -787,7 +832,12 @@ impl Machine {
         }
         let handle = self.stream(stream)?;
         let device = self.owner(address)?;
-        let kind = self.devices[device].memory.allocations.get(&address).map(|a| a.kind).ok_or(status::INVALID_VALUE)?;
+        let kind = self.devices[device]
+            .memory
+            .allocations
+            .get(&address)
+            .map(|a| a.kind)
+            .ok_or(status::INVALID_VALUE)?;
         if let Some(capture) = &mut self.streams.get_mut(&handle).ok_or(status::INVALID_HANDLE)?.capture {
             // A graph frees what it has allocated.
             if kind != Kind::Graph || !capture.allocations.contains(&address) {
@@ -858,7 +908,8 @@ impl Machine {
 
     pub fn allocate_pinned(&mut self, bytes: usize) -> Answer<usize> {
         self.not_in_capture()?;
-        let layout = std::alloc::Layout::from_size_align(bytes.max(1), 4096).map_err(|_| status::INVALID_VALUE)?;
+        let layout =
+            std::alloc::Layout::from_size_align(bytes.max(1), 4096).map_err(|_| status::INVALID_VALUE)?;
         // SAFETY: the size is not zero.
         let address = unsafe { std::alloc::alloc(layout) } as usize;
         if address == 0 {
@@ -914,7 +965,17 @@ impl Machine {
                 Ok(())
             })
         };
-        self.work(stream, Work { name: "copy to the device".into(), bytes: bytes as u64, flops: 0, module: None, run, early: None })
+        self.work(
+            stream,
+            Work {
+                name: "copy to the device".into(),
+                bytes: bytes as u64,
+                flops: 0,
+                module: None,
+                run,
+                early: None,
+            },
+        )
     }
 
     pub fn copy_to_host(&mut self, to: usize, from: usize, bytes: usize, stream: usize) -> Answer<()> {
@@ -930,7 +991,17 @@ impl Machine {
             Ok(())
         });
         let waits = !captured && !self.is_pinned(to);
-        self.work(stream, Work { name: "copy to the host".into(), bytes: bytes as u64, flops: 0, module: None, run, early: None })?;
+        self.work(
+            stream,
+            Work {
+                name: "copy to the host".into(),
+                bytes: bytes as u64,
+                flops: 0,
+                module: None,
+                run,
+                early: None,
+            },
+        )?;
         if waits { self.run(handle) } else { Ok(()) }
     }
 
@@ -945,7 +1016,17 @@ impl Machine {
             unsafe { std::ptr::copy(from as *const u8, to as *mut u8, bytes) };
             Ok(())
         });
-        self.work(stream, Work { name: "copy on the device".into(), bytes: 2 * bytes as u64, flops: 0, module: None, run, early: None })
+        self.work(
+            stream,
+            Work {
+                name: "copy on the device".into(),
+                bytes: 2 * bytes as u64,
+                flops: 0,
+                module: None,
+                run,
+                early: None,
+            },
+        )
     }
 
     pub fn fill(&mut self, to: usize, value: u8, bytes: usize, stream: usize) -> Answer<()> {
@@ -958,7 +1039,10 @@ impl Machine {
             unsafe { std::ptr::write_bytes(to as *mut u8, value, bytes) };
             Ok(())
         });
-        self.work(stream, Work { name: "fill".into(), bytes: bytes as u64, flops: 0, module: None, run, early: None })
+        self.work(
+            stream,
+            Work { name: "fill".into(), bytes: bytes as u64, flops: 0, module: None, run, early: None },
+        )
     }
 
     // ---- Modules ----
@@ -986,7 +1070,10 @@ impl Machine {
             return Err(status::NOT_FOUND);
         }
         let handle = self.handle();
-        self.functions.insert(handle, Function { module, name: name.into(), shared_limit: crate::launch::SHARED_BYTES });
+        self.functions.insert(
+            handle,
+            Function { module, name: name.into(), shared_limit: crate::launch::SHARED_BYTES },
+        );
         Ok(handle)
     }
 

@@ -116,7 +116,8 @@ impl Memory {
         }
         self.next += (pages + 1) * PAGE;
         let address = first_page + pages * PAGE - rounded;
-        self.allocations.insert(address, Allocation { bytes, kind, freed: false, mapped: false, first_page, pages });
+        self.allocations
+            .insert(address, Allocation { bytes, kind, freed: false, mapped: false, first_page, pages });
         if kind != Kind::Graph && !self.map(address) {
             self.allocations.remove(&address);
             return None;
@@ -202,7 +203,9 @@ impl Memory {
     #[must_use]
     pub fn contains(&self, address: usize, bytes: usize) -> bool {
         let before = self.allocations.range(..=address).next_back();
-        before.is_some_and(|(start, allocation)| allocation.mapped && !allocation.freed && address + bytes <= start + allocation.bytes)
+        before.is_some_and(|(start, allocation)| {
+            allocation.mapped && !allocation.freed && address + bytes <= start + allocation.bytes
+        })
     }
 
     #[must_use]

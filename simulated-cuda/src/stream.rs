@@ -39,7 +39,11 @@ pub struct Work {
 
 impl fmt::Debug for Work {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Work").field("name", &self.name).field("bytes", &self.bytes).field("flops", &self.flops).finish()
+        f.debug_struct("Work")
+            .field("name", &self.name)
+            .field("bytes", &self.bytes)
+            .field("flops", &self.flops)
+            .finish()
     }
 }
 

@@ -103,9 +103,21 @@ fn assert_close(found: &[f32], expected: &[f32], tolerance: f32) {
 fn every_module_is_there() {
     let names = kernels::names();
     let expected = [
-        "affine_f32", "badd_bf16", "cast_f32_bf16", "im2col_f32", "fill_f16", "is_u32_bf16", "get_rows_q4_0", "softmax_f16",
-        "asort_asc_f32", "where_u8_f16", "usilu_bf16", "mmvq_gguf_q4_k_bf16_plain_cuda8", "mmvq_gguf_quantize_q8_1_f16",
-        "quantize_mmq_q8_1<(mmq_q8_1_ds_layout)2>", "mul_mat_q<(ggml_type)14, 128, true>",
+        "affine_f32",
+        "badd_bf16",
+        "cast_f32_bf16",
+        "im2col_f32",
+        "fill_f16",
+        "is_u32_bf16",
+        "get_rows_q4_0",
+        "softmax_f16",
+        "asort_asc_f32",
+        "where_u8_f16",
+        "usilu_bf16",
+        "mmvq_gguf_q4_k_bf16_plain_cuda8",
+        "mmvq_gguf_quantize_q8_1_f16",
+        "quantize_mmq_q8_1<(mmq_q8_1_ds_layout)2>",
+        "mul_mat_q<(ggml_type)14, 128, true>",
     ];
     for name in expected {
         assert!(names.iter().any(|n| n == name), "{name} is missing");
@@ -141,7 +153,8 @@ fn products_follow_strides() {
     let (a, b) = (brains(&numbers(1000, 5)), brains(&numbers(1000, 6)));
     let mut product = vec![bf16::ZERO; 1000];
     launch_over("bmul_bf16", 1000, &[Size(1000), Size(1), NULL, of(&a), of(&b), to(&mut product)]);
-    let expected: Vec<bf16> = a.iter().zip(&b).map(|(a, b)| bf16::from_f32(a.to_f32() * b.to_f32())).collect();
+    let expected: Vec<bf16> =
+        a.iter().zip(&b).map(|(a, b)| bf16::from_f32(a.to_f32() * b.to_f32())).collect();
     assert_eq!(product, expected);
 }
 
@@ -175,15 +188,22 @@ fn narrowing_rounds_to_the_nearest_and_ties_to_even() {
     launch_over("cast_f32_f16", count, &[Size(count), Size(1), NULL, of(&inputs), to(&mut narrow)]);
     for (x, bits) in inputs.iter().zip(&narrow) {
         let (found, expected) = (f16::from_bits(*bits), f16::from_f32(*x));
-        assert!(found.to_bits() == expected.to_bits() || found.is_nan() && expected.is_nan(), "{x:e}: {found:e}, {expected:e}");
+        assert!(
+            found.to_bits() == expected.to_bits() || found.is_nan() && expected.is_nan(),
+            "{x:e}: {found:e}, {expected:e}"
+        );
     }
     launch_over("cast_f32_bf16", count, &[Size(count), Size(1), NULL, of(&inputs), to(&mut narrow)]);
     for (x, bits) in inputs.iter().zip(&narrow) {
         let (found, expected) = (bf16::from_bits(*bits), bf16::from_f32(*x));
-        assert!(found.to_bits() == expected.to_bits() || found.is_nan() && expected.is_nan(), "{x:e}: {found:e}, {expected:e}");
+        assert!(
+            found.to_bits() == expected.to_bits() || found.is_nan() && expected.is_nan(),
+            "{x:e}: {found:e}, {expected:e}"
+        );
     }
     // From f64 once, not by way of an f32.
-    let inputs = [1.0 + 2f64.powi(-11) + 2f64.powi(-40), 1.0 + 2f64.powi(-11), 1e-300, -1e300, 65520.0 - 1e-9];
+    let inputs =
+        [1.0 + 2f64.powi(-11) + 2f64.powi(-40), 1.0 + 2f64.powi(-11), 1e-300, -1e300, 65520.0 - 1e-9];
     let mut narrow = [0u16; 5];
     launch_over("cast_f64_f16", 5, &[Size(5), Size(1), NULL, of(&inputs), to(&mut narrow)]);
     assert_eq!(narrow, [0x3c01, 0x3c00, 0, 0xfc00, 0x7bff]);
@@ -194,7 +214,10 @@ fn numbers_of_8_bits_go_there_and_back() {
     let bits: Vec<u8> = (0..=u8::MAX).collect();
     let (mut wide, mut back) = (vec![0f32; 256], vec![0u8; 256]);
     launch_over("cast_f8_e4m3_f32", 256, &[Size(256), Size(1), NULL, of(&bits), to(&mut wide)]);
-    assert_eq!((wide[0x01], wide[0x08], wide[0x38], wide[0x7e], wide[0xfe]), (0.001_953_125, 0.015_625, 1.0, 448.0, -448.0));
+    assert_eq!(
+        (wide[0x01], wide[0x08], wide[0x38], wide[0x7e], wide[0xfe]),
+        (0.001_953_125, 0.015_625, 1.0, 448.0, -448.0)
+    );
     launch_over("cast_f32_f8_e4m3", 256, &[Size(256), Size(1), NULL, of(&wide), to(&mut back)]);
     for (bits, back) in bits.iter().zip(&back) {
         assert!(bits == back || bits & 0x7f == 0x7f && back & 0x7f == 0x7f, "{bits:#x} {back:#x}");
@@ -209,8 +232,15 @@ fn affine_and_activations() {
     let x = numbers(777, 7);
     let halves: Vec<f16> = x.iter().map(|v| f16::from_f32(*v)).collect();
     let mut out = vec![f16::ZERO; 777];
-    let arguments =
-        [Size(777), Size(1), NULL, of(&halves), to(&mut out), Half(f16::from_f32(0.5)), Half(f16::from_f32(3.0))];
+    let arguments = [
+        Size(777),
+        Size(1),
+        NULL,
+        of(&halves),
+        to(&mut out),
+        Half(f16::from_f32(0.5)),
+        Half(f16::from_f32(3.0)),
+    ];
     launch_over("affine_f16", 777, &arguments);
     for (x, found) in halves.iter().zip(&out) {
         assert_eq!(*found, f16::from_f32(f16::from_f32(x.to_f32() * 0.5).to_f32() + 3.0));
@@ -245,10 +275,15 @@ fn copies_and_choices() {
         assert_eq!(part[i / 3 * 5 + i % 3], from[i / 3 * 10 + i % 3]);
     }
     // One value for all that are not chosen, as a mask does.
-    let (mask, yes, no): (Vec<u8>, _, _) = ((0..60).map(|i| u8::from(i % 3 == 0)).collect(), numbers(60, 10), [f32::NEG_INFINITY]);
+    let (mask, yes, no): (Vec<u8>, _, _) =
+        ((0..60).map(|i| u8::from(i % 3 == 0)).collect(), numbers(60, 10), [f32::NEG_INFINITY]);
     let info: [usize; 8] = [6, 10, 10, 1, 10, 1, 0, 0];
     let mut out = vec![0f32; 60];
-    launch_over("where_u8_f32", 60, &[Size(60), Size(2), of(&info), of(&mask), of(&yes), of(&no), to(&mut out)]);
+    launch_over(
+        "where_u8_f32",
+        60,
+        &[Size(60), Size(2), of(&info), of(&mask), of(&yes), of(&no), to(&mut out)],
+    );
     for i in 0..60 {
         assert_eq!(out[i], if i % 3 == 0 { yes[i] } else { f32::NEG_INFINITY });
     }
@@ -264,8 +299,18 @@ fn rows_are_found_by_index() {
     let info: [usize; 4] = [50, 12, 12, 1];
     let mut rows = vec![bf16::ZERO; 48];
     let sizes = [Size(1), Size(50), Size(4), Size(12)];
-    let arguments =
-        [Size(48), Size(2), of(&info), of(&ids), of(&table), to(&mut rows), sizes[0], sizes[1], sizes[2], sizes[3]];
+    let arguments = [
+        Size(48),
+        Size(2),
+        of(&info),
+        of(&ids),
+        of(&table),
+        to(&mut rows),
+        sizes[0],
+        sizes[1],
+        sizes[2],
+        sizes[3],
+    ];
     launch_over("is_u32_bf16", 48, &arguments);
     for (i, found) in rows.iter().enumerate() {
         assert_eq!(*found, table[ids[i / 12] as usize * 12 + i % 12]);
@@ -279,7 +324,11 @@ fn rows_are_found_by_index() {
     // Along the last dimension, of 3 by 5: two of each row.
     let (x, ids): (_, [u32; 6]) = (numbers(15, 12), [4, 0, 1, 1, 2, 3]);
     let mut found = vec![0f32; 6];
-    launch_over("gather_u32_f32", 6, &[Size(6), of(&ids), of(&x), to(&mut found), Size(3), Size(5), Size(2), Size(1)]);
+    launch_over(
+        "gather_u32_f32",
+        6,
+        &[Size(6), of(&ids), of(&x), to(&mut found), Size(3), Size(5), Size(2), Size(1)],
+    );
     for i in 0..6 {
         assert_eq!(found[i], x[i / 2 * 5 + ids[i] as usize]);
     }
@@ -290,12 +339,12 @@ fn reductions_over_the_last_dimension() {
     let (rows, columns) = (5, 700);
     let x = numbers(rows * columns, 13);
     let info: [usize; 4] = [rows, columns, columns, 1];
-    let arguments =
-        |out: Argument| [Size(rows * columns), Size(columns), Size(2), of(&info), of(&x), out];
+    let arguments = |out: Argument| [Size(rows * columns), Size(columns), Size(2), of(&info), of(&x), out];
     let grid = [rows as u32, 1, 1];
     let mut sums = vec![0f32; rows];
     launch("fast_sum_f32", grid, [512, 1, 1], 0, &arguments(to(&mut sums)));
-    let expected: Vec<f32> = x.chunks(columns).map(|row| row.iter().map(|v| f64::from(*v)).sum::<f64>() as f32).collect();
+    let expected: Vec<f32> =
+        x.chunks(columns).map(|row| row.iter().map(|v| f64::from(*v)).sum::<f64>() as f32).collect();
     assert_close(&sums, &expected, 1e-5);
     let mut best = vec![0u32; rows];
     launch("fast_argmax_f32", grid, [512, 1, 1], 0, &arguments(to(&mut best)));
@@ -311,9 +360,13 @@ fn reductions_over_the_last_dimension() {
     launch_over("fast_sum_small_f16", rows, &small);
     assert_close(&sums.iter().map(|v| v.to_f32()).collect::<Vec<_>>(), &expected, 2e-2);
     let brains = brains(&x);
-    launch("fast_argmax_bf16", grid, [512, 1, 1], 0, &[
-        Size(rows * columns), Size(columns), Size(2), of(&info), of(&brains), to(&mut best),
-    ]);
+    launch(
+        "fast_argmax_bf16",
+        grid,
+        [512, 1, 1],
+        0,
+        &[Size(rows * columns), Size(columns), Size(2), of(&info), of(&brains), to(&mut best)],
+    );
     for (row, values) in brains.chunks(columns).enumerate() {
         assert!(values.iter().all(|v| *v <= values[best[row] as usize]));
     }
@@ -325,7 +378,13 @@ fn softmax_and_norms() {
         let rows = 4;
         let x = numbers(rows * columns, 14);
         let mut out = vec![0f32; rows * columns];
-        launch("softmax_f32", [rows as u32, 1, 1], [1, 32, 1], 0, &[of(&x), to(&mut out), Signed(columns as i32)]);
+        launch(
+            "softmax_f32",
+            [rows as u32, 1, 1],
+            [1, 32, 1],
+            0,
+            &[of(&x), to(&mut out), Signed(columns as i32)],
+        );
         let softmax = |row: &[f32]| {
             let largest = row.iter().copied().fold(f32::MIN, f32::max);
             let powers: Vec<f32> = row.iter().map(|v| (v - largest).exp()).collect();
@@ -353,7 +412,13 @@ fn softmax_and_norms() {
             [of(&x), to(&mut out), of(&weights), Signed(columns as i32), Signed(block as i32), Float(1e-5)];
         launch("rmsnorm_bf16", [rows as u32, 1, 1], [block, 1, 1], 0, &arguments);
         assert_close(&out.iter().map(|v| v.to_f32()).collect::<Vec<_>>(), &expected, 2e-2);
-        launch("softmax_bf16", [rows as u32, 1, 1], [1, 32, 1], 0, &[of(&x), to(&mut out), Signed(columns as i32)]);
+        launch(
+            "softmax_bf16",
+            [rows as u32, 1, 1],
+            [1, 32, 1],
+            0,
+            &[of(&x), to(&mut out), Signed(columns as i32)],
+        );
         let sum: f32 = out[..columns].iter().map(|v| v.to_f32()).sum();
         assert!((sum - 1.0).abs() < 2e-2, "{sum}");
     }
@@ -366,7 +431,8 @@ fn rotations() {
     let x = numbers(heads * tokens * dimensions, 16);
     let (cos, sin) = (numbers(tokens * half, 17), numbers(tokens * half, 18));
     let mut out = vec![0f32; x.len()];
-    let (bh, td, d) = (Unsigned(heads as u32), Unsigned((tokens * dimensions) as u32), Unsigned(dimensions as u32));
+    let (bh, td, d) =
+        (Unsigned(heads as u32), Unsigned((tokens * dimensions) as u32), Unsigned(dimensions as u32));
     launch_over("rope_f32", x.len() / 2, &[of(&x), of(&cos), of(&sin), to(&mut out), bh, td, d, Unsigned(0)]);
     for row in 0..heads * tokens {
         for i in 0..half {
@@ -391,7 +457,13 @@ fn rotations() {
 fn sorting() {
     let x = numbers(3 * 100, 19);
     let mut order = vec![0u32; 300];
-    launch("asort_desc_f32", [3, 1, 1], [128, 1, 1], 512, &[of(&x), to(&mut order), Signed(100), Signed(128)]);
+    launch(
+        "asort_desc_f32",
+        [3, 1, 1],
+        [128, 1, 1],
+        512,
+        &[of(&x), to(&mut order), Signed(100), Signed(128)],
+    );
     for (x, order) in x.chunks(100).zip(order.chunks(100)) {
         assert!(order.windows(2).all(|pair| x[pair[0] as usize] >= x[pair[1] as usize]));
     }
@@ -435,7 +507,8 @@ fn q4_0(rows: usize, columns: usize) -> Weights {
 fn q4_k(rows: usize, columns: usize) -> Weights {
     let mut weights = Weights { bytes: Vec::new(), values: Vec::new() };
     for block in numbers(rows * columns, 22).chunks(256) {
-        let (scale, least) = (f16::from_f32(block[0].abs() / 50.0 + 0.001), f16::from_f32(block[1].abs() / 50.0 + 0.001));
+        let (scale, least) =
+            (f16::from_f32(block[0].abs() / 50.0 + 0.001), f16::from_f32(block[1].abs() / 50.0 + 0.001));
         let six: Vec<u8> = block[..16].iter().map(|v| ((v + 1.0) * 31.9) as u8).collect();
         let (scales, minima) = six.split_at(8);
         weights.bytes.extend(scale.to_bits().to_le_bytes());
@@ -449,7 +522,8 @@ fn q4_k(rows: usize, columns: usize) -> Weights {
         }
         weights.values.extend(quants.iter().enumerate().map(|(i, q)| {
             let part = i / 32;
-            scale.to_f32() * f32::from(scales[part]) * f32::from(*q) - least.to_f32() * f32::from(minima[part])
+            scale.to_f32() * f32::from(scales[part]) * f32::from(*q)
+                - least.to_f32() * f32::from(minima[part])
         }));
     }
     weights
@@ -458,7 +532,10 @@ fn q4_k(rows: usize, columns: usize) -> Weights {
 /// Products of rows by rows, one after another as candle has them: for each input all outputs.
 fn product(weights: &[f32], inputs: &[f32], columns: usize) -> Vec<f32> {
     let outputs = |input: &[f32]| {
-        weights.chunks(columns).map(|row| row.iter().zip(input).map(|(a, b)| a * b).sum()).collect::<Vec<f32>>()
+        weights
+            .chunks(columns)
+            .map(|row| row.iter().zip(input).map(|(a, b)| a * b).sum())
+            .collect::<Vec<f32>>()
     };
     inputs.chunks(columns).flat_map(outputs).collect()
 }
@@ -474,11 +551,13 @@ fn assert_product(found: &[f32], weights: &Weights, inputs: &[f32], columns: usi
 }
 
 type Format = fn(usize, usize) -> Weights;
-const FORMATS: [(&str, u32, Format, usize); 3] = [("q8_0", 8, q8_0, 0), ("q4_0", 2, q4_0, 1), ("q4_k", 12, q4_k, 1)];
+const FORMATS: [(&str, u32, Format, usize); 3] =
+    [("q8_0", 8, q8_0, 0), ("q4_0", 2, q4_0, 1), ("q4_k", 12, q4_k, 1)];
 
 #[test]
 fn weights_are_widened() {
-    for (name, format, is_k) in [("q8_0", q8_0 as Format, false), ("q4_0", q4_0, false), ("q4_K", q4_k, true)] {
+    for (name, format, is_k) in [("q8_0", q8_0 as Format, false), ("q4_0", q4_0, false), ("q4_K", q4_k, true)]
+    {
         let weights = format(3, 512);
         let mut wide = vec![0f32; 3 * 512];
         let mut arguments = vec![of(&weights.bytes), to(&mut wide)];
@@ -527,7 +606,15 @@ fn quantised_products_of_many_rows() {
             let mut quantised = vec![0u8; (batch * padded / 128 + 128) * 144];
             let wide = |value: usize| Size(value);
             let arguments = [
-                of(&inputs), NULL, to(&mut quantised), wide(columns), wide(columns), wide(0), wide(0), wide(padded), Signed(batch as i32),
+                of(&inputs),
+                NULL,
+                to(&mut quantised),
+                wide(columns),
+                wide(columns),
+                wide(0),
+                wide(0),
+                wide(padded),
+                Signed(batch as i32),
                 Signed(1),
             ];
             let kernel = format!("_Z17quantize_mmq_q8_1IL18mmq_q8_1_ds_layout{layout}EEvPKfPKiPvlllllii");
@@ -536,19 +623,31 @@ fn quantised_products_of_many_rows() {
             let mut out = vec![0f32; batch * outputs];
             let mut fixup = vec![0f32; multiprocessors as usize * tile * 128];
             let blocks_of_row = if name == "q4_k" { columns / 256 } else { columns / 32 };
-            let sizes = [
-                columns, outputs, batch, blocks_of_row, batch, outputs, 1, 1, 0, 0, 0, 1, 1, 0, 0, 0, batch,
-            ];
-            let mut arguments = vec![of(&weights.bytes), of(&quantised), NULL, NULL, to(&mut out), to(&mut fixup)];
+            let sizes =
+                [columns, outputs, batch, blocks_of_row, batch, outputs, 1, 1, 0, 0, 0, 1, 1, 0, 0, 0, batch];
+            let mut arguments =
+                vec![of(&weights.bytes), of(&quantised), NULL, NULL, to(&mut out), to(&mut fixup)];
             arguments.extend(sizes.map(|size| Signed(size as i32)));
             let kernel =
                 format!("_Z9mul_mat_qIL9ggml_type{number}ELi{tile}ELb1EEvPKcPKiS4_S4_PfS5_iiiiiiiiiiiiiiiii");
             let grid = [multiprocessors, 1, 1];
-            let fixup_kernel =
-                format!("_Z24mul_mat_q_stream_k_fixupIL9ggml_type{number}ELi{tile}ELb1EEvPKiS2_PfPKfiiimimimi");
+            let fixup_kernel = format!(
+                "_Z24mul_mat_q_stream_k_fixupIL9ggml_type{number}ELi{tile}ELb1EEvPKiS2_PfPKfiiimimimi"
+            );
             let fixup_arguments = [
-                NULL, NULL, to(&mut out), of(&fixup), Signed(columns as i32), Signed(outputs as i32), Signed(batch as i32),
-                wide(outputs), Signed(1), wide(0), Signed(1), wide(0), Signed(batch as i32),
+                NULL,
+                NULL,
+                to(&mut out),
+                of(&fixup),
+                Signed(columns as i32),
+                Signed(outputs as i32),
+                Signed(batch as i32),
+                wide(outputs),
+                Signed(1),
+                wide(0),
+                Signed(1),
+                wide(0),
+                Signed(batch as i32),
             ];
             for seed in 0..2 {
                 launch_with(&kernel, grid, [32, 8, 1], 96 << 10, seed, &arguments).unwrap();

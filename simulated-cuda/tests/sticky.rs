@@ -22,7 +22,17 @@ fn a_kernel_that_writes_behind_an_allocation_ends_all_work() {
         let mut arguments: [*mut c_void; 3] =
             [(&raw mut to).cast(), (&raw mut value).cast(), (&raw mut elements).cast()];
         let launched = cuLaunchKernel(
-            function, 4, 1, 1, 32, 1, 1, 0, stream, arguments.as_mut_ptr(), std::ptr::null_mut(),
+            function,
+            4,
+            1,
+            1,
+            32,
+            1,
+            1,
+            0,
+            stream,
+            arguments.as_mut_ptr(),
+            std::ptr::null_mut(),
         );
         assert_eq!(launched, 0, "a launch does not know yet");
         assert_eq!(cuStreamSynchronize(stream), status::ILLEGAL_ADDRESS);

@@ -205,8 +205,14 @@ fn enqueue(stream: usize, name: &str, product: Gemm) -> Status {
         // SAFETY: it was checked, and callers of the library promise that the memory is there when the stream comes to it.
         unsafe { product.run() }
     };
-    let work =
-        Work { name: name.to_owned(), bytes: product.bytes(), flops: product.flops(), module: None, run: Arc::new(run), early: None };
+    let work = Work {
+        name: name.to_owned(),
+        bytes: product.bytes(),
+        flops: product.flops(),
+        module: None,
+        run: Arc::new(run),
+        early: None,
+    };
     if stream::enqueue(std::ptr::with_exposed_provenance_mut(stream), work) == 0 {
         SUCCESS
     } else {

@@ -257,7 +257,14 @@ unsafe fn launch(
 
 fn not_emulated(name: &str) -> Work {
     let message = format!("{name}: there is no emulation of this kernel");
-    Work { name: name.to_owned(), bytes: 0, flops: 0, module: None, run: Arc::new(move || Err(message.clone())), early: None }
+    Work {
+        name: name.to_owned(),
+        bytes: 0,
+        flops: 0,
+        module: None,
+        run: Arc::new(move || Err(message.clone())),
+        early: None,
+    }
 }
 
 #[unsafe(export_name = "simulated_cudaFuncSetAttribute")]
