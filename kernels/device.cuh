@@ -92,10 +92,14 @@ __device__ inline void wait_copies() {
 #endif
 }
 
+#ifdef HBMARK_EMULATED
+namespace hbmark::emulation {
+unsigned long long nanoseconds();
+}
+#endif
 __device__ inline unsigned long long device_nanoseconds() {
 #ifdef HBMARK_EMULATED
-    static unsigned long long now = 0;
-    return now += 1000;
+    return hbmark::emulation::nanoseconds();
 #else
     unsigned long long now;
     asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));

@@ -51,7 +51,8 @@ cc -shared -fPIC -O1 -w -o "$dir/libcuda-missing.so" "$work/driver.c" -Wl,-sonam
 facade() {
     local soname=$1 pattern=$2 part=$3 status=$4 name=${1%%.so*}
     sed -n 's/^simulated_//p' "$work/exported" | grep -E "$pattern" >"$work/$name.there" || true
-    { declared "$part" "$5" || true; } | grep -E "$pattern" | comm -13 "$work/$name.there" - >"$work/$name.missing" || true
+    # Each also as it is called from sources that are compiled for per-thread default streams.
+    { declared "$part" "$5" || true; } | grep -E "$pattern" | sed 'p; s/$/_ptsz/' | sort -u | comm -13 "$work/$name.there" - >"$work/$name.missing" || true
     {
         echo '#if defined(__aarch64__)'
         echo '#define JUMP(name) .globl name; .type name, %function; name: b simulated_##name; .size name, . - name'

@@ -10,6 +10,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
@@ -198,6 +199,8 @@ struct Machine {
     std::vector<size_t> order;
     size_t started = 0;
     bool previous_ended = true;
+    // Whether a kernel that looks at the clock sees the host's, or one that advances as it is looked at.
+    bool real_time = false;
     std::vector<Fiber*> at_dependency;
     std::string error;
     std::set<std::pair<std::string, int>> barriers;
@@ -375,6 +378,12 @@ void barrier(const char* file, int line) {
     m.yield();
 }
 
+unsigned long long nanoseconds() {
+    static unsigned long long counted = 0;
+    if (!machine().real_time) return counted += 1000;
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
 void wait_for_dependency() {
     Machine& m = machine();
     if (m.previous_ended) return;
@@ -547,6 +556,7 @@ int hbmark_emulated_launch(const char* name, const unsigned* grid, unsigned thre
     m.error.clear();
     m.kernel = find(name);
     m.resident_blocks = RESIDENT_BLOCKS;
+    m.real_time = false;
     if (!m.kernel) m.error = "there is no such kernel";
     const bool ran = m.kernel && fits(m, kinds, count) &&
                      launch(m, {grid[0], grid[1], grid[2]}, {threads, 1, 1}, shared_bytes, arguments, seed) == Progress::ended;
@@ -568,6 +578,7 @@ int hbmark_emulated_launch_raw(const char* name, const unsigned grid[3], const u
     m.error.clear();
     m.kernel = find_mangled(name);
     m.resident_blocks = std::clamp<size_t>(resident_blocks, 1, RESIDENT_BLOCKS);
+    m.real_time = true;
     if (!m.kernel) m.error = "there is no such kernel";
     const Index grid_size{grid[0], grid[1], grid[2]}, block_size{block[0], block[1], block[2]};
     const Progress progress =

@@ -147,7 +147,7 @@ impl Memory {
             return false;
         }
         allocation.mapped = true;
-        if allocation.bytes <= FILLED {
+        if allocation.bytes <= FILLED && !crate::script::script().zeroed_memory {
             // SAFETY: pages that were just mapped.
             unsafe { libc::memset(allocation.first_page as *mut c_void, PATTERN, allocation.pages * PAGE) };
         }

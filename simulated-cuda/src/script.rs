@@ -18,6 +18,8 @@
 //! | `clock=40`, `clock=40+8` | from the 40th sample on, 16 or 8 samples show a lower SM clock and no reason |
 //! | `ecc=3` | uncorrected errors of memory, each with a row to be replaced |
 //! | `foreign-process=1` | other processes on each device, with 2 GiB each |
+//! | `memory=zeros` | new memory is zero, and not a pattern that is no number |
+//! | `dependents=late` | no kernel begins before the one in front of it has ended |
 //! | `busy-memory=20GiB` | bytes that others hold, with no process to be seen |
 
 use std::fmt;
@@ -83,6 +85,8 @@ pub struct Script {
     pub uncorrected_errors: u32,
     pub foreign_processes: u32,
     pub busy_memory_bytes: u64,
+    pub zeroed_memory: bool,
+    pub late_dependents: bool,
 }
 
 impl Default for Script {
@@ -102,6 +106,8 @@ impl Default for Script {
             uncorrected_errors: 0,
             foreign_processes: 0,
             busy_memory_bytes: 0,
+            zeroed_memory: false,
+            late_dependents: false,
         }
     }
 }
@@ -128,7 +134,7 @@ impl fmt::Display for ScriptError {
 
 impl std::error::Error for ScriptError {}
 
-const KEYS: [&str; 14] = [
+const KEYS: [&str; 16] = [
     "device",
     "count",
     "compute",
@@ -143,6 +149,8 @@ const KEYS: [&str; 14] = [
     "ecc",
     "foreign-process",
     "busy-memory",
+    "memory",
+    "dependents",
 ];
 
 const WHICH: &str = "a number from 1 on";
@@ -207,6 +215,8 @@ impl Script {
                 self.foreign_processes = count.ok_or_else(or("a number up to 16"))?;
             }
             "busy-memory" => self.busy_memory_bytes = bytes(value).ok_or_else(or("bytes, such as 20GiB"))?,
+            "memory" => self.zeroed_memory = choice(value, ["pattern", "zeros"]).ok_or_else(or("pattern or zeros"))?,
+            "dependents" => self.late_dependents = choice(value, ["early", "late"]).ok_or_else(or("early or late"))?,
             _ => return Err(ScriptError::UnknownKey { key: key.to_owned() }),
         }
         Ok(())
@@ -249,6 +259,11 @@ pub fn script() -> &'static Script {
 fn number<N: FromStr>(text: &str) -> Option<N> {
     let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     digits.then(|| text.parse().ok()).flatten()
+}
+
+/// Whether it is the second of two words.
+fn choice(text: &str, words: [&str; 2]) -> Option<bool> {
+    words.iter().position(|word| *word == text).map(|index| index == 1)
 }
 
 fn ordinal(text: &str) -> Option<u64> {
@@ -300,7 +315,7 @@ mod tests {
     fn every_part_is_read() {
         let script = Script::parse(
             "device=h100,count=2,compute=8.0,seed=7,out-of-memory=120,illegal-address=500, lost=300,hang=700,slow-kernel=rmsnorm*4,\
-             slow-kernel=rms*1.5,thermal=50,clock=40+3,ecc=3,foreign-process=1,busy-memory=20GiB",
+             slow-kernel=rms*1.5,thermal=50,clock=40+3,ecc=3,foreign-process=1,busy-memory=20GiB,memory=zeros,dependents=late",
         )
         .unwrap();
         let slow = |part: &str, times| SlowKernel { part: part.to_owned(), times };
@@ -319,6 +334,8 @@ mod tests {
             uncorrected_errors: 3,
             foreign_processes: 1,
             busy_memory_bytes: 20 << 30,
+            zeroed_memory: true,
+            late_dependents: true,
         };
         assert_eq!(script, wanted);
         assert!((script.slowness("rmsnorm_bf16") - 6.0).abs() < 1e-12);

@@ -212,6 +212,25 @@ pub unsafe extern "C" fn launch_kernel_handle(
     kept(unsafe { launch(kernel, grid, block, arguments, shared_bytes, stream) })
 }
 
+/// What sources compiled for per-thread default streams call. A stream is always given here.
+///
+/// # Safety
+///
+/// As for [`launch::work`].
+#[unsafe(export_name = "simulated___cudaLaunchKernel_ptsz")]
+pub unsafe extern "C" fn launch_kernel_handle_per_thread(
+    kernel: *const c_void,
+    grid: Dim3,
+    block: Dim3,
+    arguments: *mut *mut c_void,
+    shared_bytes: usize,
+    stream: StreamHandle,
+) -> Status {
+    count!("__cudaLaunchKernel_ptsz");
+    // SAFETY: the caller's promise.
+    kept(unsafe { launch(kernel, grid, block, arguments, shared_bytes, stream) })
+}
+
 /// # Safety
 ///
 /// As for [`launch::work`].

@@ -72,7 +72,7 @@ impl Machine {
         // SAFETY: the caller's promise.
         let mut work = unsafe { crate::launch::work(&found.name, &config, arguments) }?;
         work.module = Some(module);
-        if !dependent {
+        if !dependent || self.script.late_dependents {
             work.early = None;
         }
         self.work(stream, work)
