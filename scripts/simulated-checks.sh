@@ -33,6 +33,8 @@ check() {
 faulty() { env "HBMARK_SIMULATED_CUDA=$1" "${@:2}"; }
 
 check doctor 0 'SIMULATED DEVICE' "$hbmark" doctor
+check native-bf16 0 'SIMULATED DEVICE' "$hbmark" run --smoke --device cuda --model $models/qwen3-tied --dtype bf16 --engine native --phase decode \
+    --batch 1 --context 8
 check verify 0 '' "$hbmark" verify --device cuda
 check ceiling 0 '' "$hbmark" ceiling --device cuda --quick
 for dtype in f32 f16 bf16; do

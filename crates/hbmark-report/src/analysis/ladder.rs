@@ -54,7 +54,8 @@ fn trusted_tpot(cell: &CellResult) -> Option<f64> {
 }
 
 fn is_trusted(status: Status) -> bool {
-    status == Status::Ok || (status.is_doubtful() && !matches!(status, Status::Incomplete | Status::Smoke | Status::Simulated))
+    status == Status::Ok
+        || (status.is_doubtful() && !matches!(status, Status::Incomplete | Status::Smoke | Status::Simulated))
 }
 
 /// A floor with what bounds it and where it is from.

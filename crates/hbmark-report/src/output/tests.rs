@@ -147,7 +147,10 @@ fn what_a_simulated_device_ran_is_never_ok() {
     assert!(real > 0 && simulated(&report) >= real, "{real}");
     assert!(report.cells.iter().all(|cell| cell.status != Status::Ok), "{:?}", report.cells);
     let rungs = || report.ladders.iter().flat_map(|ladder| &ladder.rungs);
-    assert!(rungs().all(|rung| !matches!(rung.kind, RungKind::Native | RungKind::Stock)), "no rung of its times");
+    assert!(
+        rungs().all(|rung| !matches!(rung.kind, RungKind::Native | RungKind::Stock)),
+        "no rung of its times"
+    );
     for format in [Format::Table, Format::Md, Format::Html, Format::Csv] {
         let text = render(&report, format, false).unwrap();
         assert!(text.to_uppercase().contains("SIMULATED"), "{text}");
