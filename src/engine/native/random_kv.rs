@@ -21,6 +21,7 @@ const DOMAIN: &[u8; 11] = b"hbmark kv 1";
 static QUANTILES: LazyLock<Vec<f32>> = LazyLock::new(|| (0..=u16::MAX).map(standard_quantile).collect());
 
 /// The value of every 16 random bits, for devices that draw themselves.
+#[must_use]
 pub fn quantiles() -> &'static [f32] {
     &QUANTILES
 }
