@@ -12,6 +12,7 @@ only=("$@")
 cd "$(dirname "$0")/.."
 models=tests/fixtures/models
 out=$(mktemp -d)
+touch "$out/calls"
 trap 'rm -rf "$out"' EXIT
 export HBMARK_SIMULATED_CALLS="$out/calls" NO_COLOR=1
 failed=()
@@ -30,7 +31,6 @@ check() {
     echo "FAILED  $name ($((SECONDS - begin)) s): exit status $got, wanted $status and \"$text\":"
     sed 's/^/        /' "$out/$name.txt" | tail -n 60
 }
-faulty() { env "HBMARK_SIMULATED_CUDA=$1" "${@:2}"; }
 
 check doctor 0 'SIMULATED DEVICE' "$hbmark" doctor
 check native-bf16 0 'SIMULATED DEVICE' "$hbmark" run --smoke --device cuda --model $models/qwen3-tied --dtype bf16 --engine native --phase decode \
@@ -45,9 +45,9 @@ check quantised 0 'SIMULATED DEVICE' "$hbmark" run --smoke --device cuda --model
 check operations 0 'SIMULATED DEVICE' "$hbmark" run --smoke --device cuda --model $models/qwen3-tied --engine native --phase decode --batch 1 \
     --context 8 --show-ops
 check serve 0 '' "$hbmark" serve --device cuda --model $models/qwen3-tied --engine native --rate 20 --requests 10 --input-len 8 --output-len 4
-check no-memory 1 'oom' faulty out-of-memory=40 "$hbmark" run --smoke --device cuda --model $models/qwen3-tied --engine native --batch 1 --context 8
-check illegal-address 1 'illegal' faulty illegal-address=40 "$hbmark" run --smoke --device cuda --model $models/qwen3-tied --engine native --batch 1 --context 8
-check lost 1 '' faulty lost=2000 "$hbmark" run --smoke --device cuda --model $models/qwen3-tied --engine native --batch 1 --context 8
+check no-memory 1 'oom' env HBMARK_SIMULATED_CUDA=out-of-memory=40 "$hbmark" run --smoke --device cuda --model $models/qwen3-tied --engine native --batch 1 --context 8
+check illegal-address 1 'illegal' env HBMARK_SIMULATED_CUDA=illegal-address=40 "$hbmark" run --smoke --device cuda --model $models/qwen3-tied --engine native --batch 1 --context 8
+check lost 1 'failed' env HBMARK_SIMULATED_CUDA=lost=900 "$hbmark" run --smoke --device cuda --model $models/qwen3-tied --engine native --batch 1 --context 8
 
 python3 - "$out/calls" <<'END'
 import json, sys
