@@ -535,9 +535,10 @@ static Progress launch(Machine& m, Index grid, Index block, size_t shared_bytes,
     if (!m.has_stacks()) return m.error = "no memory for the stacks of emulated threads", Progress::failed;
     m.shared_dynamic_bytes = shared_bytes;
     m.drawn_from = m.random.below(2) ? SIZE_MAX : 4;
-    // Blocks come in any order too, or as they are numbered: neighbours share more.
+    // Blocks come in any order too, or as they are numbered, x or z first: neighbours share more.
     m.order.resize(size_t(grid.x) * grid.y * grid.z);
-    for (size_t i = 0; i < m.order.size(); ++i) m.order[i] = i;
+    const size_t planes = m.random.below(2) ? 1 : grid.z, in_plane = m.order.size() / planes;
+    for (size_t i = 0; i < m.order.size(); ++i) m.order[i] = i % planes * in_plane + i / planes;
     for (size_t i = m.random.below(2) ? m.order.size() : 0; i > 1; --i) std::swap(m.order[i - 1], m.order[m.random.below(i)]);
     return m.begin();
 }
