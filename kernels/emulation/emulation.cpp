@@ -168,6 +168,8 @@ struct Block {
     size_t shared_used = 0;
     std::vector<std::pair<const void*, void*>> shared_sites;
     size_t at_barrier = 0, live = 0;
+    // Threads that run only where no others can, to the next barrier.
+    size_t first_straggler = 0, last_straggler = 0;
 };
 
 struct Random {
@@ -185,7 +187,9 @@ struct Machine {
     char* stacks = nullptr;
     Block blocks[RESIDENT_BLOCKS];
     size_t resident_blocks = RESIDENT_BLOCKS;
-    std::vector<Fiber*> ready;
+    std::vector<Fiber*> ready, late;
+    // Whether threads are left behind on the way to a barrier: what nothing makes the others wait for, they then miss.
+    bool has_stragglers = false;
     // The next fiber is drawn from so many that became ready last: a few of them leave others far behind.
     size_t drawn_from = SIZE_MAX;
     size_t shared_dynamic_bytes = 0;
@@ -220,7 +224,15 @@ struct Machine {
     }
     void wake(Fiber& fiber) {
         fiber.state = State::ready;
-        ready.push_back(&fiber);
+        const Block& block = *fiber.block;
+        const size_t thread = &fiber - block.fibers.data();
+        (block.first_straggler <= thread && thread < block.last_straggler ? late : ready).push_back(&fiber);
+    }
+    void draw_stragglers(Block& block) {
+        const size_t threads = block.fibers.size();
+        const bool some = has_stragglers && random.below(2);
+        block.first_straggler = some ? random.below(threads) : 0;
+        block.last_straggler = some ? block.first_straggler + 1 + random.below(threads - block.first_straggler) : 0;
     }
     void yield() {
         Fiber* self = current;
@@ -229,6 +241,7 @@ struct Machine {
     void release_barrier(Block& block) {
         if (block.live == 0 || block.at_barrier < block.live) return;
         block.at_barrier = 0;
+        draw_stragglers(block);
         // From any thread on, so that who became ready last is not always the same.
         const size_t count = block.fibers.size(), first = random.below(count);
         for (size_t i = 0; i < count; ++i) {
@@ -274,6 +287,7 @@ void Machine::start(Block& block, Index index) {
         for (Meeting& meeting : warp.meetings) meeting.arrived = 0;
     block.at_barrier = 0;
     block.live = threads;
+    draw_stragglers(block);
     for (size_t thread = 0; thread < threads; ++thread) {
         Fiber& fiber = block.fibers[thread];
         const unsigned x = thread % block_size.x, y = thread / block_size.x % block_size.y, z = thread / block_size.x / block_size.y;
@@ -298,6 +312,7 @@ void Machine::start_next(Block& block) {
 // Starts the blocks of a grid in their order, and runs them.
 Progress Machine::begin() {
     ready.clear();
+    late.clear();
     at_dependency.clear();
     started = 0;
     for (size_t i = 0; i < RESIDENT_BLOCKS; ++i) {
@@ -308,7 +323,13 @@ Progress Machine::begin() {
 }
 
 Progress Machine::proceed() {
-    while (!ready.empty() && error.empty()) {
+    while (error.empty()) {
+        if (ready.empty()) {
+            // Who came last: a block that was left behind stays behind.
+            if (late.empty()) break;
+            ready.push_back(late.back());
+            late.pop_back();
+        }
         const size_t among = std::min(ready.size(), drawn_from);
         std::swap(ready[ready.size() - 1 - random.below(among)], ready.back());
         current = ready.back();
@@ -535,6 +556,7 @@ static Progress launch(Machine& m, Index grid, Index block, size_t shared_bytes,
     if (!m.has_stacks()) return m.error = "no memory for the stacks of emulated threads", Progress::failed;
     m.shared_dynamic_bytes = shared_bytes;
     m.drawn_from = m.random.below(2) ? SIZE_MAX : 4;
+    m.has_stragglers = m.random.below(2);
     // Blocks come in any order too, or as they are numbered, x or z first: neighbours share more.
     m.order.resize(size_t(grid.x) * grid.y * grid.z);
     const size_t planes = m.random.below(2) ? 1 : grid.z, in_plane = m.order.size() / planes;
