@@ -122,6 +122,7 @@ fn git_revision() -> Option<String> {
 /// Compiles each kernel file to a fatbin of the same name in the output folder.
 fn compile_kernels() {
     println!("cargo::rerun-if-env-changed=HBMARK_CUDA_ARCHS");
+    println!("cargo::rerun-if-env-changed=HBMARK_CUDA_LINE_INFO");
     let Some(nvcc) = find_nvcc() else {
         fail(
             "the `cuda` feature needs nvcc, and none was found in CUDA_HOME, CUDA_PATH or PATH.\n\
@@ -130,16 +131,19 @@ fn compile_kernels() {
     };
     let out = PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
     let architectures = std::env::var("HBMARK_CUDA_ARCHS").unwrap_or(ARCHITECTURES.into());
-    // Products are kept per architectures: those of others are no help.
+    let without = std::env::var("HBMARK_CUDA_LINE_INFO").is_ok_and(|wanted| wanted == "0");
+    let line_info = if without { None } else { Some("-lineinfo") };
+    // Products are kept per settings: those of others are no help.
+    let settings = format!("{architectures} {}", line_info.unwrap_or_default());
     let stamp = out.join("architectures");
-    let same = std::fs::read_to_string(&stamp).is_ok_and(|last| last == architectures);
+    let same = std::fs::read_to_string(&stamp).is_ok_and(|last| last == settings);
     for source in sources("kernels") {
         let name = source.file_stem().expect("a source has a name");
         if !(same && is_current(&out.join(name).with_extension("ptxas"))) {
-            compile(&nvcc, &source, &out, &architectures);
+            compile(&nvcc, &source, &out, &architectures, line_info);
         }
     }
-    std::fs::write(&stamp, &architectures).expect("OUT_DIR can be written");
+    std::fs::write(&stamp, settings).expect("OUT_DIR can be written");
 }
 
 fn find_nvcc() -> Option<PathBuf> {
@@ -155,12 +159,12 @@ fn find_nvcc() -> Option<PathBuf> {
     folders.find_map(|folder| Some(folder.join("nvcc")).filter(|nvcc| nvcc.is_file()))
 }
 
-fn compile(nvcc: &Path, source: &Path, out: &Path, architectures: &str) {
+fn compile(nvcc: &Path, source: &Path, out: &Path, architectures: &str, line_info: Option<&str>) {
     let name = source.file_stem().expect("a source has a name");
     let mut command = Command::new(nvcc);
     // What is measured is compiled as it says here.
     command.env_remove("NVCC_APPEND_FLAGS").env_remove("NVCC_PREPEND_FLAGS");
-    command.args(["-fatbin", "-O3", "-std=c++17", "-lineinfo", "-Xptxas", "-v,-warn-spills", "-o"]);
+    command.args(["-fatbin", "-O3", "-std=c++17", "-Xptxas", "-v,-warn-spills"]).args(line_info).arg("-o");
     command.arg(out.join(name).with_extension("fatbin")).arg(source);
     for architecture in architectures.split(',').map(str::trim) {
         let target = match architecture.strip_suffix("-ptx") {

@@ -47,11 +47,11 @@ isolation-cost rounds="5" *args:
     cargo build --release
     scripts/isolation_cost.sh {{rounds}} {{args}}
 
-# Build for a GPU node on a machine without a toolkit: dist/hbmark.
+# Build for a GPU node on a machine without a toolkit: dist/.
 gpu-build:
     scripts/gpu-build.sh
 
-# Ten minutes on a GPU: checks, ceilings, ladders, a peer, all in one folder. `just gpu --rehearse` tries the script on a CPU.
+# What is worth knowing of a GPU, in calls of at most eight minutes, in one folder. `just gpu --rehearse` tries the script on a CPU.
 gpu *args:
     scripts/gpu-day.sh {{args}}
 

@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""Times PyTorch's decode beside hbmark's: the same shape, a static cache, a compiled step.
+"""Times PyTorch's decode beside hbmark's: the same shape, a static cache, the step replayed from a CUDA graph.
 
     scripts/peer_torch.py --shape models/Llama-3.2-1B.json --batch 1,8,32 --context 512,4096 --output peer.json
 
-A plain Llama written with torch alone: random bf16 weights, K and V in tensors of a fixed length, one new token at a pinned position, greedy. The step
-is compiled with `mode="reduce-overhead"`, which replays CUDA graphs. Without torch or without the device it says so and exits with 77.
-Times are host times around steps that are waited for, as a decoder sees them; the median over the steps is printed.
+A plain Llama written with torch alone: random bf16 weights, K and V in tensors of a fixed length, one new token at a pinned position, greedy. The eager
+step is recorded once in a CUDA graph and replayed (`--mode graph`, on a GPU the default), compiled with `mode="reduce-overhead"`, which fuses and replays
+graphs too but takes a minute a cell (`--mode compile`), or run as it is (`--mode eager`). Without torch or without the device it says so and exits
+with 77. Times are host times around steps that are waited for, as a decoder sees them; the median over the steps is printed. The output file is written
+after each cell.
 """
 
 import argparse
@@ -101,16 +103,42 @@ def wait(device):
         torch.cuda.synchronize()
 
 
-def time_cell(model, step, shape, dtype, device, batch, context, steps, deadline):
+def recorded(model, tokens, position, cache):
+    """A step that replays the model from a CUDA graph. Its inputs stay where they are."""
+    # What is allocated at a first call must not be recorded.
+    aside = torch.cuda.Stream()
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):
+        for _ in range(3):
+            model(tokens, position, cache)
+    torch.cuda.current_stream().wait_stream(aside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = model(tokens, position, cache)
+
+    def step(*_):
+        graph.replay()
+        return found
+
+    return step
+
+
+def time_cell(model, mode, shape, dtype, device, batch, context, steps, deadline):
     """Seconds of each step at one batch and context."""
     layer = model.layers[0]
     size = (batch, layer.kv_heads, context + 1, layer.dim)
     cache = [tuple(torch.randn(size, dtype=dtype, device=device) for _ in range(2)) for _ in model.layers]
-    for tensor in (tensor for pair in cache for tensor in pair):
-        # A step writes into them; graphs are only used over inputs that stay where they are.
-        torch._dynamo.mark_static_address(tensor)
     tokens = torch.randint(shape["vocab_size"], (batch,), device=device)
     position = torch.tensor([context], device=device)
+    if mode == "graph":
+        step = recorded(model, tokens, position, cache)
+    elif mode == "compile":
+        for tensor in (tensor for pair in cache for tensor in pair):
+            # A step writes into them; graphs are only used over inputs that stay where they are.
+            torch._dynamo.mark_static_address(tensor)
+        step = torch.compile(model, mode="reduce-overhead", dynamic=False)
+    else:
+        step = model
     first, seconds = None, []
     for index in range(WARM_UP + steps):
         wait(device)
@@ -136,7 +164,7 @@ def main():
     parser.add_argument("--context", default="512")
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--seconds", type=float, default=100.0, help="no new cell is begun after so long")
-    parser.add_argument("--eager", action="store_true", help="do not compile the step")
+    parser.add_argument("--mode", choices=["graph", "compile", "eager"], help="default: graph on a GPU, eager on a CPU")
     parser.add_argument("--output", type=Path)
     given = parser.parse_args()
     if given.device == "cuda" and not torch.cuda.is_available():
@@ -145,10 +173,20 @@ def main():
     dtype, device = torch.bfloat16, given.device
     deadline = time.monotonic() + given.seconds
     torch.manual_seed(7)
+    mode = given.mode or ("graph" if device == "cuda" else "eager")
+    if mode == "graph" and device != "cuda":
+        parser.error("--mode graph needs --device cuda")
+    names = {"graph": "eager under a CUDA graph", "compile": "compiled", "eager": "eager"}
     rows = []
+    result = {
+        "engine": f"PyTorch {torch.__version__}, static cache, {names[mode]}",
+        "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
+        "shape": given.shape.stem if given.shape.stem != "config" else given.shape.resolve().parent.name,
+        "dtype": "bf16",
+        "cells": rows,
+    }
     with torch.inference_mode():
         model = Model(shape, dtype, device)
-        step = model if given.eager else torch.compile(model, mode="reduce-overhead", dynamic=False)
         for batch in map(int, given.batch.split(",")):
             for context in map(int, given.context.split(",")):
                 row = {"batch": batch, "context": context, "tpot_ns": None, "steps": 0, "reason": None}
@@ -157,21 +195,14 @@ def main():
                     row["reason"] = "no time was left"
                     continue
                 try:
-                    seconds = time_cell(model, step, shape, dtype, device, batch, context, given.steps, deadline)
+                    seconds = time_cell(model, mode, shape, dtype, device, batch, context, given.steps, deadline)
                     row["tpot_ns"], row["steps"] = statistics.median(seconds) * 1e9, len(seconds)
                 except RuntimeError as error:
                     row["reason"] = str(error).splitlines()[0]
-    name = torch.cuda.get_device_name() if device == "cuda" else "cpu"
-    result = {
-        "engine": f"PyTorch {torch.__version__}, static cache, {'eager' if given.eager else 'compiled'}",
-        "device": name,
-        "shape": given.shape.stem,
-        "dtype": "bf16",
-        "cells": rows,
-    }
-    if given.output:
-        given.output.write_text(json.dumps(result, indent=1) + "\n")
-    print(f"{result['engine']} · {name} · {result['shape']} · bf16")
+                finally:
+                    if given.output:
+                        given.output.write_text(json.dumps(result, indent=1) + "\n")
+    print(f"{result['engine']} · {result['device']} · {result['shape']} · bf16")
     print(f"{'batch':>6} {'context':>8} {'TPOT':>12} {'steps':>6}")
     for row in rows:
         shown = f"{row['tpot_ns'] / 1e6:.3f} ms" if row["tpot_ns"] else "-"
