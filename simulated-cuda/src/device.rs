@@ -298,7 +298,7 @@ pub fn attribute(script: &Script, index: u32, number: c_int) -> Option<c_int> {
         36 => device.memory_clock_mhz * 1000,
         // Alignment of textures and surfaces.
         14 | 30 => 512,
-        16 => device.multiprocessors,
+        16 => script.multiprocessors.unwrap_or(device.multiprocessors),
         33 => pci_bus(index),
         37 => device.memory_bus_bits,
         38 => u32::try_from(device.l2_bytes).ok()?,

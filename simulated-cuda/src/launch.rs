@@ -9,7 +9,7 @@ use std::sync::{Arc, LazyLock};
 
 use crate::calls;
 use crate::kernels::{self, Launch};
-use crate::stream::{Finish, Work};
+use crate::stream::{Early, Finish, Work};
 
 /// `CUDA_ERROR_INVALID_VALUE`.
 pub const INVALID_VALUE: c_int = 1;
@@ -65,7 +65,8 @@ pub fn check(config: &Config) -> Result<(), c_int> {
     if config.grid_fits() && config.shared_fits() { Ok(()) } else { Err(INVALID_VALUE) }
 }
 
-/// The launch as work of a stream. Each time the work runs, the kernel is counted, and its threads take turns by another seed.
+/// The launch as work of a stream. Each time the work runs, the kernel is counted, and its threads take turns by another seed. A dependent
+/// launch may begin while the kernel before it runs.
 ///
 /// # Errors
 ///
@@ -75,7 +76,12 @@ pub fn check(config: &Config) -> Result<(), c_int> {
 ///
 /// `arguments` is null or holds as many addresses as the kernel has parameters, each null or that of a value of the parameter's size.
 /// Addresses among the values are those of memory that holds what the kernel reads and writes whenever the work runs.
-pub unsafe fn work(name: &str, config: &Config, arguments: *const *mut c_void) -> Result<Work, c_int> {
+pub unsafe fn work(
+    name: &str,
+    config: &Config,
+    arguments: *const *mut c_void,
+    dependent: bool,
+) -> Result<Work, c_int> {
     check(config)?;
     let symbol = CString::new(name).map_err(|_| INVALID_VALUE)?;
     let parameters = kernels::parameters(&symbol).ok_or(NOT_FOUND)?;
@@ -124,7 +130,7 @@ pub unsafe fn work(name: &str, config: &Config, arguments: *const *mut c_void) -
         flops: 0,
         module: None,
         run: Arc::new(run),
-        early: Some(Arc::new(early)),
+        early: dependent.then(|| Arc::new(early) as Early),
     })
 }
 
@@ -209,7 +215,7 @@ mod tests {
             [(&raw mut address).cast(), (&raw mut value).cast(), (&raw mut elements).cast()];
         let config = Config { block: [32, 1, 1], ..ONE };
         // SAFETY: three arguments of the kernel's sizes, and memory for as many elements.
-        let work = unsafe { work("fill_f32", &config, arguments.as_ptr()) }.unwrap();
+        let work = unsafe { work("fill_f32", &config, arguments.as_ptr(), false) }.unwrap();
         value = 4.0;
         elements = 0;
         (work.run)().unwrap();
@@ -217,10 +223,26 @@ mod tests {
     }
 
     #[test]
+    fn only_a_dependent_launch_may_begin_before_the_kernel_in_front_of_it_has_ended() {
+        let (mut address, mut value, mut elements) = (std::ptr::null_mut::<c_void>(), 3.0_f32, 0_usize);
+        let arguments: [*mut c_void; 3] =
+            [(&raw mut address).cast(), (&raw mut value).cast(), (&raw mut elements).cast()];
+        for dependent in [false, true] {
+            // SAFETY: three arguments of the kernel's sizes; it is not run.
+            let work = unsafe { work("fill_f32", &ONE, arguments.as_ptr(), dependent) }.unwrap();
+            assert_eq!(work.early.is_some(), dependent);
+        }
+    }
+
+    #[test]
     fn what_is_not_there_is_refused() {
         // SAFETY: nothing is read: there is no such kernel, and then no argument.
-        let (kernel, arguments) =
-            unsafe { (work("no_kernel", &ONE, std::ptr::null()), work("fill_f32", &ONE, std::ptr::null())) };
+        let (kernel, arguments) = unsafe {
+            (
+                work("no_kernel", &ONE, std::ptr::null(), false),
+                work("fill_f32", &ONE, std::ptr::null(), false),
+            )
+        };
         assert_eq!(kernel.unwrap_err(), NOT_FOUND);
         assert_eq!(arguments.unwrap_err(), INVALID_VALUE);
     }

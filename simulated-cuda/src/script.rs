@@ -8,6 +8,7 @@
 //! | `device=h100` | the product: h200 (default), h100, a100, l40s, b200 |
 //! | `count=2` | devices, at most 8 |
 //! | `compute=8.0` | another compute capability than the product's |
+//! | `multiprocessors=8` | fewer than the product has: kernels whose grids fill a device end sooner |
 //! | `seed=7` | draws the order of threads and the noise of readings |
 //! | `out-of-memory=120` | the 120th allocation fails |
 //! | `illegal-address=500` | the 500th launch reads a wrong address; the error sticks |
@@ -70,6 +71,8 @@ pub struct Script {
     pub count: u32,
     /// Another capability than the product's.
     pub compute: Option<ComputeCapability>,
+    /// Another number than the product's.
+    pub multiprocessors: Option<u32>,
     pub seed: u64,
     /// The allocation that fails.
     pub out_of_memory: Option<u64>,
@@ -95,6 +98,7 @@ impl Default for Script {
             device: &DEVICES[0],
             count: 1,
             compute: None,
+            multiprocessors: None,
             seed: 0,
             out_of_memory: None,
             illegal_address: None,
@@ -134,10 +138,11 @@ impl fmt::Display for ScriptError {
 
 impl std::error::Error for ScriptError {}
 
-const KEYS: [&str; 16] = [
+const KEYS: [&str; 17] = [
     "device",
     "count",
     "compute",
+    "multiprocessors",
     "seed",
     "out-of-memory",
     "illegal-address",
@@ -192,6 +197,10 @@ impl Script {
                     Some(capability(value).ok_or_else(or("a known compute capability, such as 8.0"))?);
             }
             "seed" => self.seed = number(value).ok_or_else(or("a number"))?,
+            "multiprocessors" => {
+                let count = number(value).filter(|count| (1..=1024).contains(count));
+                self.multiprocessors = Some(count.ok_or_else(or("a number from 1 to 1024"))?);
+            }
             "out-of-memory" => self.out_of_memory = Some(ordinal(value).ok_or_else(or(WHICH))?),
             "illegal-address" => self.illegal_address = Some(ordinal(value).ok_or_else(or(WHICH))?),
             "lost" => self.lost = Some(ordinal(value).ok_or_else(or(WHICH))?),
@@ -215,8 +224,12 @@ impl Script {
                 self.foreign_processes = count.ok_or_else(or("a number up to 16"))?;
             }
             "busy-memory" => self.busy_memory_bytes = bytes(value).ok_or_else(or("bytes, such as 20GiB"))?,
-            "memory" => self.zeroed_memory = choice(value, ["pattern", "zeros"]).ok_or_else(or("pattern or zeros"))?,
-            "dependents" => self.late_dependents = choice(value, ["early", "late"]).ok_or_else(or("early or late"))?,
+            "memory" => {
+                self.zeroed_memory = choice(value, ["pattern", "zeros"]).ok_or_else(or("pattern or zeros"))?
+            }
+            "dependents" => {
+                self.late_dependents = choice(value, ["early", "late"]).ok_or_else(or("early or late"))?
+            }
             _ => return Err(ScriptError::UnknownKey { key: key.to_owned() }),
         }
         Ok(())
@@ -314,7 +327,7 @@ mod tests {
     #[test]
     fn every_part_is_read() {
         let script = Script::parse(
-            "device=h100,count=2,compute=8.0,seed=7,out-of-memory=120,illegal-address=500, lost=300,hang=700,slow-kernel=rmsnorm*4,\
+            "device=h100,count=2,compute=8.0,multiprocessors=8,seed=7,out-of-memory=120,illegal-address=500, lost=300,hang=700,slow-kernel=rmsnorm*4,\
              slow-kernel=rms*1.5,thermal=50,clock=40+3,ecc=3,foreign-process=1,busy-memory=20GiB,memory=zeros,dependents=late",
         )
         .unwrap();
@@ -323,6 +336,7 @@ mod tests {
             device: &DEVICES[1],
             count: 2,
             compute: Some((8, 0)),
+            multiprocessors: Some(8),
             seed: 7,
             out_of_memory: Some(120),
             illegal_address: Some(500),

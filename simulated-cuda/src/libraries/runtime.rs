@@ -266,7 +266,7 @@ unsafe fn launch(
         return INVALID_CONFIGURATION;
     }
     // SAFETY: the caller's promise.
-    match unsafe { launch::work(&kernel.name, &config, arguments) } {
+    match unsafe { launch::work(&kernel.name, &config, arguments, false) } {
         // The numbers of a cudaError_t are those of the CUresult wherever both have one.
         Ok(work) => stream::enqueue(stream, work),
         Err(launch::NOT_FOUND) => stream::enqueue(stream, not_emulated(&kernel.name)),

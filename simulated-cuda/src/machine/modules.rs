@@ -70,11 +70,10 @@ impl Machine {
         let config = crate::launch::Config { grid, block, shared_bytes, shared_limit: found.shared_limit };
         let module = found.module;
         // SAFETY: the caller's promise.
-        let mut work = unsafe { crate::launch::work(&found.name, &config, arguments) }?;
+        let mut work = unsafe {
+            crate::launch::work(&found.name, &config, arguments, dependent && !self.script.late_dependents)
+        }?;
         work.module = Some(module);
-        if !dependent || self.script.late_dependents {
-            work.early = None;
-        }
         self.work(stream, work)
     }
 }
