@@ -118,6 +118,7 @@ pub fn capabilities(architecture: &Architecture, device: &str, host_memory: bool
         engine: NAME.into(),
         device: device.into(),
         max_batch: MAX_BATCH,
+        max_batch_reason: None,
         max_positions: architecture.max_positions,
         max_positions_reason: None,
         ragged: Ragged::Fused,

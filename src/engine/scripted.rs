@@ -131,6 +131,7 @@ impl ScriptedSession {
             engine: "scripted".into(),
             device: "scripted".into(),
             max_batch: 4096,
+            max_batch_reason: None,
             max_positions: architecture.max_positions,
             max_positions_reason: None,
             ragged: Ragged::Fused,

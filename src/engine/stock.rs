@@ -269,10 +269,14 @@ impl Session for StockSession {
 /// What candle's models can do within the limits of an architecture.
 #[must_use]
 pub fn capabilities(variant: EngineKind, limits: Limits, device: &str, host_memory: bool) -> Capabilities {
+    // Behind a prompt they take the last position of each sequence, which lie apart, to a product that wants rows side by side.
+    let one_sequence = limits.quantized && !host_memory;
     Capabilities {
         engine: variant.name().into(),
         device: device.into(),
-        max_batch: 4096,
+        max_batch: if one_sequence { 1 } else { 4096 },
+        max_batch_reason: one_sequence
+            .then(|| "candle's quantised models take one sequence on a GPU".to_owned()),
         max_positions: limits.max_positions,
         max_positions_reason: limits.reason,
         ragged: Ragged::Uniform,
@@ -325,6 +329,20 @@ mod tests {
             assert_eq!(EngineKind::of(variant.name()), Some(variant));
             assert!(check_device(variant, DeviceChoice::Cuda(0)).is_ok());
             assert_eq!(check_device(variant, DeviceChoice::Cpu).is_ok(), variant == EngineKind::Stock);
+        }
+    }
+
+    #[test]
+    fn quantised_models_of_candle_take_one_sequence_on_a_gpu() {
+        let of = |quantized, host_memory| {
+            let limits = Limits { max_positions: 64, reason: None, quantized };
+            capabilities(EngineKind::Stock, limits, "cuda:0", host_memory)
+        };
+        assert_eq!(of(true, false).max_batch, 1);
+        assert!(of(true, false).max_batch_reason.unwrap().contains("one sequence"));
+        for (quantized, host_memory) in [(true, true), (false, false), (false, true)] {
+            let capabilities = of(quantized, host_memory);
+            assert!(capabilities.max_batch > 1 && capabilities.max_batch_reason.is_none());
         }
     }
 

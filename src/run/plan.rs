@@ -49,7 +49,11 @@ pub fn obstacle(
         return Some(Cause::DecodeOnly { engine: cell.engine.clone() });
     }
     if cell.batch > capabilities.max_batch {
-        return Some(Cause::BatchAboveLimit { batch: cell.batch, limit: capabilities.max_batch });
+        return Some(Cause::BatchAboveLimit {
+            batch: cell.batch,
+            limit: capabilities.max_batch,
+            limited_by: capabilities.max_batch_reason.clone(),
+        });
     }
     if cell.positions() > capabilities.max_positions {
         let why = capabilities.max_positions_reason.as_deref().unwrap_or("the model's limit");
@@ -115,6 +119,7 @@ mod tests {
             engine: "stock".into(),
             device: "cpu".into(),
             max_batch: 8,
+            max_batch_reason: None,
             max_positions: 1024,
             max_positions_reason: Some("sliding window of 1024".into()),
             ragged: Ragged::Uniform,

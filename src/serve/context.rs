@@ -147,7 +147,7 @@ impl<'a> ServingContext<'a> {
         let request = ServeRequest::Measure(Box::new(PointRequest { key, spec, longest }));
         observer.stage(&label);
         let mut repeated = false;
-        let point = loop {
+        let mut point = loop {
             let response = self.worker.execute(&request, observer).inspect_err(|error| {
                 if let ServeError::Worker(WorkerError::Interrupted { executing: true, .. }) = error {
                     self.interrupted = Some(blank.clone());
@@ -178,6 +178,9 @@ impl<'a> ServingContext<'a> {
             self.worker.warnings.push(format!("{label}: {reason}; the point was repeated"));
         };
         self.worker.consecutive_failures = 0;
+        if let Some(result) = point.result.as_mut() {
+            result.check_device(self.engine.environment.gpu.as_ref());
+        }
         self.measured.push(point.clone());
         Ok(point)
     }

@@ -217,6 +217,7 @@ mod tests {
             engine: "native".into(),
             device: "cuda:0".into(),
             max_batch: 1024,
+            max_batch_reason: None,
             max_positions: 131_072,
             max_positions_reason: None,
             ragged: Ragged::Fused,

@@ -8,6 +8,7 @@ use crate::run::tests::{config as serving_config, report_by, report_of, worker};
 use crate::worker::journal::{Header, Journal};
 use crate::worker::journaled::EntryOf;
 use crate::worker::{InProcess, JournaledWorker, NoopObserver};
+use hbmark_core::result::GpuEnvironment;
 use hbmark_core::result::serving::{GateName, Validity};
 use hbmark_core::units::Nanos;
 use hbmark_report::output::{Format, render};
@@ -103,6 +104,19 @@ fn every_mode_goes_on_over_known_points_as_if_it_had_measured_them() {
             assert_eq!(second.len(), first.len() - known);
         }
     }
+}
+
+#[test]
+fn what_a_simulated_device_served_is_invalid() {
+    let mut result = report_of(&config(Mode::Single)).points[0].result.clone().unwrap();
+    let before = result.clone();
+    let named = |name: &str| GpuEnvironment { name: Some(name.to_owned()), ..GpuEnvironment::default() };
+    result.check_device(None);
+    result.check_device(Some(&named("NVIDIA H200")));
+    assert_eq!(result, before);
+    result.check_device(Some(&named("SIMULATED DEVICE (NVIDIA H200)")));
+    assert_eq!(result.validity, Validity::Invalid);
+    assert_eq!(result.reasons.last().unwrap().to_string(), "SIMULATED DEVICE: its times mean nothing");
 }
 
 #[test]

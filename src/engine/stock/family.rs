@@ -21,6 +21,8 @@ const QUANTIZED_LLAMA_POSITIONS: usize = quantized_llama::MAX_SEQ_LEN;
 pub struct Limits {
     pub max_positions: usize,
     pub reason: Option<String>,
+    /// The weights stay quantised, as in a GGUF file.
+    pub quantized: bool,
 }
 
 /// Checks that candle runs this architecture as its authors meant it, and says up to which context.
@@ -94,11 +96,12 @@ pub fn limits(architecture: &Architecture, dtype: Dtype, quantized: bool) -> Res
         return refuse(format!("GGUF files of {:?}", a.family), "only llama and qwen3 are wired up");
     }
     let window = (0..a.layers).filter_map(|layer| a.window(layer)).min();
-    let mut limits = Limits { max_positions: a.max_positions, reason: None };
+    let mut limits = Limits { max_positions: a.max_positions, reason: None, quantized };
     if let Some(window) = window
         && window < limits.max_positions
     {
         limits = Limits {
+            quantized,
             max_positions: window,
             reason: Some(format!(
                 "sliding window of {window}: beyond it candle's decode attends to the whole cache"
@@ -107,6 +110,7 @@ pub fn limits(architecture: &Architecture, dtype: Dtype, quantized: bool) -> Res
     }
     if quantized && a.family == Family::Llama && QUANTIZED_LLAMA_POSITIONS < limits.max_positions {
         limits = Limits {
+            quantized,
             max_positions: QUANTIZED_LLAMA_POSITIONS,
             reason: Some(format!(
                 "candle's quantised llama has rotary tables for {QUANTIZED_LLAMA_POSITIONS} positions"
@@ -116,6 +120,7 @@ pub fn limits(architecture: &Architecture, dtype: Dtype, quantized: bool) -> Res
     let whole_numbers = if quantized { usize::MAX } else { whole_numbers(a.family, dtype) };
     if whole_numbers < limits.max_positions {
         limits = Limits {
+            quantized,
             max_positions: whole_numbers,
             reason: Some(format!(
                 "candle's {:?} counts positions in {dtype}, which holds no odd number above {whole_numbers}; choose --dtype f32",

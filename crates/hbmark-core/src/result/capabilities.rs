@@ -22,6 +22,9 @@ pub struct Capabilities {
     pub engine: String,
     pub device: String,
     pub max_batch: usize,
+    /// Why `max_batch` is what it is, when it is less than the engine's own limit.
+    #[serde(default)]
+    pub max_batch_reason: Option<String>,
     pub max_positions: usize,
     /// Why `max_positions` is what it is, when it is less than the model's own limit.
     pub max_positions_reason: Option<String>,

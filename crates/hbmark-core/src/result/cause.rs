@@ -209,8 +209,17 @@ pub enum Cause {
     EmptyBatch,
     #[error("{engine} replays decode steps alone; a prefill hides its launches")]
     DecodeOnly { engine: String },
-    #[error("batch {batch} is above the engine's limit of {limit}")]
-    BatchAboveLimit { batch: usize, limit: usize },
+    /// `limited_by` is what sets the limit, where it is not the engine alone.
+    #[error(
+        "batch {batch} is above the engine's limit of {limit}{}",
+        limited_by.as_ref().map_or_else(String::new, |by| format!(": {by}"))
+    )]
+    BatchAboveLimit {
+        batch: usize,
+        limit: usize,
+        #[serde(default)]
+        limited_by: Option<String>,
+    },
     /// `limited_by` is what sets the limit, where it is not the model alone.
     #[error("{}", exceeds_context(*positions, *limit, limited_by.as_deref()))]
     ExceedsContext { positions: usize, limit: usize, limited_by: Option<String> },

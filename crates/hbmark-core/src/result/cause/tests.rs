@@ -48,7 +48,7 @@ fn samples() -> Vec<Cause> {
         Cause::DoesNotFit { needed_bytes: BYTES, device_bytes: BYTES, usable_share: 0.9 },
         Cause::EmptyBatch,
         Cause::DecodeOnly { engine: text() },
-        Cause::BatchAboveLimit { batch: 16, limit: 8 },
+        Cause::BatchAboveLimit { batch: 16, limit: 8, limited_by: None },
         Cause::ExceedsContext { positions: 1025, limit: 1024, limited_by: None },
         Cause::NotEnoughMemory { needed_bytes: BYTES, available_bytes: BYTES },
         Cause::WeightsDoNotFit { needed_bytes: BYTES, available_bytes: BYTES, usable_percent: 90 },

@@ -10,8 +10,8 @@ use super::evidence::Evidence;
 use super::requests::Requests;
 use super::slo::Clause;
 use super::timeline::Timeline;
-use crate::result::Cause;
 use crate::result::cause::joined;
+use crate::result::{Cause, GpuEnvironment, SIMULATED_DEVICE};
 use crate::stats::{CONFIDENCE, batch_error, honest_percentile, mean};
 use crate::units::Nanos;
 
@@ -224,6 +224,8 @@ pub enum GateName {
     Engine,
     /// What the engine computes are numbers.
     Outputs,
+    /// The device is real: times of a simulated one mean nothing.
+    Device,
     /// The system is not saturated.
     #[serde(alias = "keeps up")]
     KeepsUp,
@@ -243,6 +245,7 @@ impl fmt::Display for GateName {
             Self::TokenCount => "token count",
             Self::Engine => "engine",
             Self::Outputs => "outputs",
+            Self::Device => "device",
             Self::KeepsUp => "keeps up",
             Self::ClientDelay => "client delay",
             Self::ClientProcessor => "client processor",
@@ -410,6 +413,14 @@ impl ServeResult {
             self.reasons.push(Cause::GateFailed { gate: name, detail: detail.clone() });
         }
         self.gates.push(Gate { name, passed, detail });
+    }
+
+    /// Checks that the device which served is a real one.
+    pub fn check_device(&mut self, gpu: Option<&GpuEnvironment>) {
+        if gpu.is_some_and(GpuEnvironment::is_simulated) {
+            let detail = format!("{SIMULATED_DEVICE}: its times mean nothing");
+            self.gate(GateName::Device, Some(false), detail);
+        }
     }
 
     /// Checks the last output of the engine: it must be finite.
