@@ -4,7 +4,7 @@
 //
 // Shapes   inputs as prepare_rows.cu leaves them for the format, weights as in linear.cuh. Grid: (ceil(outputs / BN), ceil(rows / BM)).
 // Block    32 * WM * WN * WK threads: warps share the rows, the outputs, and the columns of a tile.
-// Shared   STAGES tiles of 128 bytes of BN outputs and the columns that meet them of BM rows, of which all but one are on their way.
+// Shared   stages of 128 bytes of BN outputs and of the columns that meet them of BM rows, of which all but one are on their way.
 // Bytes    outputs * vectors * 16 per BM rows. FLOPs 2 * rows * outputs * columns. Minimum architecture: sm_80.
 // Weights of the first stages are asked for before the wait for the last kernel. Idea: the multistage pipeline of CUTLASS.
 #pragma once
@@ -101,17 +101,27 @@ struct TiledFp8 {
     }
 };
 
-template <int ROWS, int OUTPUTS, int ROW_WARPS, int OUTPUT_WARPS, int COLUMN_WARPS, int DEPTH_OF_PIPE>
+// MOST stages, and no more than fit STAGES_BYTES.
+template <int ROWS, int OUTPUTS, int ROW_WARPS, int OUTPUT_WARPS, int COLUMN_WARPS, int MOST, int STAGES_BYTES>
 struct Tiling {
-    static constexpr int BM = ROWS, BN = OUTPUTS, WM = ROW_WARPS, WN = OUTPUT_WARPS, WK = COLUMN_WARPS, STAGES = DEPTH_OF_PIPE;
+    static constexpr int BM = ROWS, BN = OUTPUTS, WM = ROW_WARPS, WN = OUTPUT_WARPS, WK = COLUMN_WARPS;
     static constexpr int TILED_THREADS = WM * WN * WK * WARP;
     static_assert(BM % (16 * WM) == 0 && BN % (32 * WN) == 0, "whole fragments");
+    template <int STAGE_BYTES>
+    static constexpr int STAGES = STAGES_BYTES / STAGE_BYTES < MOST ? STAGES_BYTES / STAGE_BYTES : MOST;
 };
-// By the number of rows: 16 and 32 for decode batches, whose warps share the columns of few outputs; 128 for prefill.
-using Tiling16 = Tiling<16, 32, 1, 1, 4, 6>;
-using Tiling32 = Tiling<32, 32, 1, 1, 4, 6>;
-using Tiling64 = Tiling<64, 32, 4, 1, 1, 6>;
-using Tiling128 = Tiling<128, 128, 2, 4, 1, 3>;
+// By the number of rows: 16 and 32 for decode batches, whose warps share the columns of few outputs; 128 for prefill. The outputs of gate_up and head
+// make several blocks for each multiprocessor, those of project_add and qkv about one: their pipe is deeper, so that it alone keeps the memory busy.
+// Two of the deep ones fit a multiprocessor of 8.0.
+constexpr int ANY = 227 << 10, DEEP = 80 << 10;
+using Tiling16 = Tiling<16, 32, 1, 1, 4, 6, ANY>;
+using Tiling32 = Tiling<32, 32, 1, 1, 4, 6, ANY>;
+using Tiling64 = Tiling<64, 32, 4, 1, 1, 6, ANY>;
+using Tiling128 = Tiling<128, 128, 2, 4, 1, 3, ANY>;
+using DeepTiling16 = Tiling<16, 32, 1, 1, 4, 12, DEEP>;
+using DeepTiling32 = Tiling<32, 32, 1, 1, 4, 12, DEEP>;
+using DeepTiling64 = Tiling64;
+using DeepTiling128 = Tiling128;
 
 // Asks for `V` vectors of `wanted` rows from `first` on, zeros where there are none.
 template <int V, int THREADS_OF_BLOCK>
@@ -133,10 +143,11 @@ __device__ inline void multiply_tiled(const uint4* inputs, int rows, const Linea
     constexpr int V = 8, IV = F::INPUT_VECTORS, STEPS = IV / 2, MI = Z::BM / (16 * Z::WM), NI = Z::BN / (8 * Z::WN);
     constexpr int OUTPUTS_AT = Z::BM * IV * 16, SCALES_AT = OUTPUTS_AT + Z::BN * V * 16;
     constexpr int STAGE_BYTES = SCALES_AT + (F::GROUPED ? Z::BM * 16 : 0);
+    constexpr int STAGES = Z::template STAGES<STAGE_BYTES>;
     static_assert(STEPS % Z::WK == 0, "warps share the steps of a stage");
-    static_assert(Z::WK * Z::BM * Z::BN * 4 <= Z::STAGES * STAGE_BYTES, "sums fit where tiles were");
+    static_assert(Z::WK * Z::BM * Z::BN * 4 <= STAGES * STAGE_BYTES, "sums fit where tiles were");
     const int tiles = (weights.vectors + V - 1) / V;
-    const auto stage = [&](int at) { return memory + at % Z::STAGES * STAGE_BYTES; };
+    const auto stage = [&](int at) { return memory + at % STAGES * STAGE_BYTES; };
     const auto load_weights = [&](int at) {
         load_rows<V, Z::TILED_THREADS>(stage(at) + OUTPUTS_AT, weights.data, weights.vectors, first_output, weights.outputs, Z::BN, at);
     };
@@ -149,20 +160,20 @@ __device__ inline void multiply_tiled(const uint4* inputs, int rows, const Linea
     };
 
     launch_dependents();
-    for (int at = 0; at < Z::STAGES - 1 && at < tiles; ++at) load_weights(at);
+    for (int at = 0; at < STAGES - 1 && at < tiles; ++at) load_weights(at);
     wait_for_dependency();
-    for (int at = 0; at < Z::STAGES - 1; ++at) {
+    for (int at = 0; at < STAGES - 1; ++at) {
         if (at < tiles) load_inputs(at);
         commit_copies();
     }
     float sums[MI][NI][4] = {};
     for (int at = 0; at < tiles; ++at) {
-        wait_copies<Z::STAGES - 2>();
+        wait_copies<STAGES - 2>();
         // This tile is there for all, and nobody still reads the one that the next copies replace.
         __syncthreads();
-        if (at + Z::STAGES - 1 < tiles) {
-            load_weights(at + Z::STAGES - 1);
-            load_inputs(at + Z::STAGES - 1);
+        if (at + STAGES - 1 < tiles) {
+            load_weights(at + STAGES - 1);
+            load_inputs(at + STAGES - 1);
         }
         commit_copies();
         unsigned char* tile = stage(at);

@@ -14,7 +14,7 @@
 
 #define KERNEL(dtype, F, ROWS)                                                                                                           \
     HBMARK_KERNEL_BOUNDED(Tiling##ROWS::TILED_THREADS, 1, tiled_project_add_##dtype##_t##ROWS, float* hidden, PRODUCT) {    \
-        multiply_tiled<F, Tiling##ROWS>(inputs, rows, WEIGHTS, [&](int row, int pair, float first, float second) {                       \
+        multiply_tiled<F, DeepTiling##ROWS>(inputs, rows, WEIGHTS, [&](int row, int pair, float first, float second) {                       \
             float* out = hidden + (size_t)row * outputs + 2 * pair;                                                                      \
             out[0] += first;                                                                                                             \
             if (2 * pair + 1 < outputs) out[1] += second;                                                                                \
@@ -55,7 +55,7 @@ HBMARK_FOR_EACH_TILING(KERNEL)
     HBMARK_KERNEL_BOUNDED(Tiling##ROWS::TILED_THREADS, 1, tiled_qkv_##dtype##_t##ROWS, HEADS, PRODUCT) {                                 \
         const HeadWork work = HEAD_WORK;                                                                                                 \
         const Cache cache = CACHE;                                                                                                       \
-        multiply_tiled<F, Tiling##ROWS>(inputs, rows, WEIGHTS, [&](int row, int pair, float first, float second) {                       \
+        multiply_tiled<F, DeepTiling##ROWS>(inputs, rows, WEIGHTS, [&](int row, int pair, float first, float second) {                       \
             if (query_norm) {                                                                                                            \
                 *(float2*)(projected + (size_t)row * outputs + 2 * pair) = make_float2(first, second);                                   \
             } else {                                                                                                                     \

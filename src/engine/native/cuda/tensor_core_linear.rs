@@ -21,29 +21,50 @@ struct Tiling {
     rows: usize,
     outputs: usize,
     warps: u32,
-    stages: usize,
+    /// At the most, and no more than fit so many bytes.
+    most_stages: usize,
+    stages_bytes: usize,
 }
 
+const ANY: usize = 227 << 10;
+const DEEP: usize = 80 << 10;
+const LARGE: [Tiling; 2] = [
+    Tiling { rows: 64, outputs: 32, warps: 4, most_stages: 6, stages_bytes: ANY },
+    Tiling { rows: 128, outputs: 128, warps: 8, most_stages: 3, stages_bytes: ANY },
+];
+/// Of `gate_up` and `head`, whose outputs make several blocks for each multiprocessor.
 const TILINGS: [Tiling; 4] = [
-    Tiling { rows: 16, outputs: 32, warps: 4, stages: 6 },
-    Tiling { rows: 32, outputs: 32, warps: 4, stages: 6 },
-    Tiling { rows: 64, outputs: 32, warps: 4, stages: 6 },
-    Tiling { rows: 128, outputs: 128, warps: 8, stages: 3 },
+    Tiling { rows: 16, outputs: 32, warps: 4, most_stages: 6, stages_bytes: ANY },
+    Tiling { rows: 32, outputs: 32, warps: 4, most_stages: 6, stages_bytes: ANY },
+    LARGE[0],
+    LARGE[1],
+];
+/// Of `project_add` and `qkv`, whose outputs make about one.
+const DEEP_TILINGS: [Tiling; 4] = [
+    Tiling { rows: 16, outputs: 32, warps: 4, most_stages: 12, stages_bytes: DEEP },
+    Tiling { rows: 32, outputs: 32, warps: 4, most_stages: 12, stages_bytes: DEEP },
+    LARGE[0],
+    LARGE[1],
 ];
 
 impl Tiling {
+    fn of_operation(operation: &str) -> [Self; 4] {
+        if matches!(operation, "project_add" | "qkv") { DEEP_TILINGS } else { TILINGS }
+    }
+
     /// The smallest that takes all rows at once, or the largest; of those whose tiles fit the shared memory of a block.
-    fn of(rows: usize, inputs: Inputs, shared_bytes: usize) -> Option<Self> {
-        let mut fitting = TILINGS.into_iter().filter(|tiling| tiling.shared_bytes(inputs) <= shared_bytes);
+    fn of(operation: &str, rows: usize, inputs: Inputs, shared_bytes: usize) -> Option<Self> {
+        let tilings = Self::of_operation(operation);
+        let mut fitting = tilings.into_iter().filter(|tiling| tiling.shared_bytes(inputs) <= shared_bytes);
         fitting.clone().find(|tiling| tiling.rows >= rows).or_else(|| fitting.next_back())
     }
 
     /// Shared memory: stages of 128 bytes of each output, and of the inputs that meet them.
     fn shared_bytes(self, inputs: Inputs) -> usize {
         let scales = if inputs.grouped { VECTOR } else { 0 };
-        self.stages
-            * (self.outputs * STAGE_VECTORS * VECTOR
-                + self.rows * (inputs.vectors(STAGE_VECTORS) * VECTOR + scales))
+        let stage = self.outputs * STAGE_VECTORS * VECTOR
+            + self.rows * (inputs.vectors(STAGE_VECTORS) * VECTOR + scales);
+        self.most_stages.min(self.stages_bytes / stage) * stage
     }
 }
 
@@ -184,7 +205,7 @@ pub fn multiply<D: Device>(
     let Some(inputs) = Inputs::of(weights.format) else {
         return launch_mismatch(device, operation, format!("{} on tensor cores", weights.format.name()));
     };
-    let Some(tiling) = Tiling::of(rows, inputs, device.shared_bytes()) else {
+    let Some(tiling) = Tiling::of(operation, rows, inputs, device.shared_bytes()) else {
         let what = format!("no tile fits {} bytes of shared memory", device.shared_bytes());
         return launch_mismatch(device, operation, what);
     };
@@ -215,13 +236,29 @@ mod tests {
     #[test]
     fn a_tile_fits_the_shared_memory_of_a_block() {
         // An H100, and a GPU of 8.9 or 12.0.
-        let rows_at = |format, rows, kib: usize| {
-            Tiling::of(rows, Inputs::of(format).unwrap(), kib << 10).map(|tiling| tiling.rows)
-        };
         let formats = [KernelFormat::Bf16, KernelFormat::Int8, KernelFormat::Fp8];
-        assert_eq!(formats.map(|format| rows_at(format, 128, 227)), [Some(128); 3]);
-        assert_eq!(formats.map(|format| rows_at(format, 128, 99)), [Some(128), Some(64), Some(32)]);
-        assert_eq!(formats.map(|format| rows_at(format, 8, 99)), [Some(16); 3]);
-        assert_eq!(formats.map(|format| rows_at(format, 8, 8)), [None; 3]);
+        for operation in ["gate_up", "project_add"] {
+            let rows_at = |format, rows, kib: usize| {
+                Tiling::of(operation, rows, Inputs::of(format).unwrap(), kib << 10).map(|tiling| tiling.rows)
+            };
+            assert_eq!(formats.map(|format| rows_at(format, 128, 227)), [Some(128); 3]);
+            assert_eq!(formats.map(|format| rows_at(format, 128, 99)), [Some(128), Some(64), Some(32)]);
+            assert_eq!(formats.map(|format| rows_at(format, 8, 99)), [Some(16); 3]);
+            assert_eq!(formats.map(|format| rows_at(format, 8, 8)), [None; 3]);
+        }
+    }
+
+    #[test]
+    fn few_outputs_have_a_deeper_pipe() {
+        let bytes = |operation, format, rows| {
+            let inputs = Inputs::of(format).unwrap();
+            Tiling::of(operation, rows, inputs, 227 << 10).unwrap().shared_bytes(inputs)
+        };
+        // Stages of 32 outputs and 16 or 32 rows have 6 or 8 KiB in bf16, 8 or 12 in fp8.
+        assert_eq!(bytes("gate_up", KernelFormat::Bf16, 8), 6 * 6 << 10);
+        assert_eq!(bytes("qkv", KernelFormat::Bf16, 8), 12 * 6 << 10);
+        assert_eq!(bytes("project_add", KernelFormat::Bf16, 32), 10 * 8 << 10);
+        assert_eq!(bytes("project_add", KernelFormat::Fp8, 32), 6 * 12 << 10);
+        assert_eq!(bytes("project_add", KernelFormat::Bf16, 64), bytes("head", KernelFormat::Bf16, 64));
     }
 }

@@ -9,6 +9,7 @@ fn the_kernels_are_emulated() {}
 mod emulation;
 #[cfg(hbmark_emulated)]
 mod engine;
+mod launches;
 #[cfg(hbmark_emulated)]
 mod operations;
 
