@@ -15,6 +15,9 @@ out=$(mktemp -d)
 touch "$out/calls"
 trap 'rm -rf "$out"' EXIT
 export HBMARK_SIMULATED_CALLS="$out/calls" NO_COLOR=1
+# Few multiprocessors: grids that fill a device are small then, and end soon.
+small=${HBMARK_SIMULATED_CUDA:-multiprocessors=4}
+export HBMARK_SIMULATED_CUDA=$small
 failed=()
 
 # check NAME STATUS TEXT COMMAND...: the command ends with the status and says the text, in 10 minutes.
@@ -41,13 +44,19 @@ for dtype in f32 f16 bf16; do
     check "engines-$dtype" 0 'SIMULATED DEVICE' "$hbmark" run --smoke --device cuda --model $models/qwen3-tied --dtype $dtype \
         --engine stock,stock-graph,stock-pool,native --batch 1,3 --context 8
 done
-check quantised 0 'SIMULATED DEVICE' "$hbmark" run --smoke --device cuda --model $models/llama-q8_0.gguf --engine stock,native --batch 1 --context 8
+check quantised 0 'SIMULATED DEVICE' "$hbmark" run --smoke --device cuda --model $models/llama-q8_0.gguf --engine stock --batch 1 --context 17
+check quantised-batch 0 'take one sequence on a GPU' "$hbmark" run --smoke --device cuda --model $models/llama-q8_0.gguf --engine stock --batch 1,3 \
+    --context 8
 check operations 0 'SIMULATED DEVICE' "$hbmark" run --smoke --device cuda --model $models/qwen3-tied --engine native --phase decode --batch 1 \
     --context 8 --show-ops
-check serve 0 '' "$hbmark" serve --device cuda --model $models/qwen3-tied --engine native --rate 20 --requests 10 --input-len 8 --output-len 4
-check no-memory 1 'oom' env HBMARK_SIMULATED_CUDA=out-of-memory=40 "$hbmark" run --smoke --device cuda --model $models/qwen3-tied --engine native --batch 1 --context 8
-check illegal-address 1 'illegal' env HBMARK_SIMULATED_CUDA=illegal-address=40 "$hbmark" run --smoke --device cuda --model $models/qwen3-tied --engine native --batch 1 --context 8
-check lost 0 'CUDA_ERROR_UNKNOWN.*the visit was repeated' env HBMARK_SIMULATED_CUDA=lost=500 "$hbmark" run --smoke --device cuda --model $models/qwen3-tied --engine native --batch 1 --context 8
+# Its times mean nothing, so its point is invalid and says why.
+check serve 1 'SIMULATED DEVICE: its times mean nothing' "$hbmark" serve --device cuda --model $models/qwen3-tied --engine native --rate 5 --requests 10 \
+    --input-len 8 --output-len 4 --max-num-seqs 2 --max-model-len 32 --max-num-batched-tokens 32
+check gpu-day 0 'native-8b: ok' scripts/gpu-day.sh --rehearse --device cuda --hbmark "$hbmark" --out "$out/day" machine smoke native-1b native-8b \
+    operations-1b operations-8b batches-8b stock-1b stock-8b prefill-8b
+check no-memory 1 'oom' env HBMARK_SIMULATED_CUDA=$small,out-of-memory=40 "$hbmark" run --smoke --device cuda --model $models/qwen3-tied --engine native --batch 1 --context 8
+check illegal-address 1 'illegal' env HBMARK_SIMULATED_CUDA=$small,illegal-address=40 "$hbmark" run --smoke --device cuda --model $models/qwen3-tied --engine native --batch 1 --context 8
+check lost 0 'CUDA_ERROR_UNKNOWN.*the visit was repeated' env HBMARK_SIMULATED_CUDA=$small,lost=500 "$hbmark" run --smoke --device cuda --model $models/qwen3-tied --engine native --batch 1 --context 8
 
 python3 - "$out/calls" <<'END'
 import json, sys
