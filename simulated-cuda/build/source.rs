@@ -138,7 +138,7 @@ fn remove_launches(source: &str) -> String {
                     }
                 })
                 .map(|(i, _)| i + 1)
-                .last()
+                .next_back()
                 .unwrap_or(0);
         let configured = launch + source[launch..].find(">>>").expect("a launch has its configuration") + 3;
         out += &source[done..statement];

@@ -255,10 +255,10 @@ mod tests {
             Tiling::of(operation, rows, inputs, 227 << 10).unwrap().shared_bytes(inputs)
         };
         // Stages of 32 outputs and 16 or 32 rows have 6 or 8 KiB in bf16, 8 or 12 in fp8.
-        assert_eq!(bytes("gate_up", KernelFormat::Bf16, 8), 6 * 6 << 10);
-        assert_eq!(bytes("qkv", KernelFormat::Bf16, 8), 12 * 6 << 10);
-        assert_eq!(bytes("project_add", KernelFormat::Bf16, 32), 10 * 8 << 10);
-        assert_eq!(bytes("project_add", KernelFormat::Fp8, 32), 6 * 12 << 10);
+        assert_eq!(bytes("gate_up", KernelFormat::Bf16, 8), (6 * 6) << 10);
+        assert_eq!(bytes("qkv", KernelFormat::Bf16, 8), (12 * 6) << 10);
+        assert_eq!(bytes("project_add", KernelFormat::Bf16, 32), (10 * 8) << 10);
+        assert_eq!(bytes("project_add", KernelFormat::Fp8, 32), (6 * 12) << 10);
         assert_eq!(bytes("project_add", KernelFormat::Bf16, 64), bytes("head", KernelFormat::Bf16, 64));
     }
 }
