@@ -6,10 +6,23 @@ use std::ffi::{c_int, c_void};
 use std::ptr::{null, null_mut};
 
 use half::{bf16, f16};
+use simulated_cuda::driver::{cuCtxSetCurrent, cuDevicePrimaryCtxRetain, cuInit};
 use simulated_cuda::libraries::gemm::{
     self, Gemm, INVALID_VALUE, Matrix, NOT_INITIALIZED, NOT_SUPPORTED, SUCCESS, Type,
 };
 use simulated_cuda::libraries::{blas, blas_lt, random, runtime};
+
+/// Makes the first device this thread's, as every caller of the libraries has done.
+fn use_a_device() {
+    let mut context = 0;
+    // SAFETY: the address of a value of the type.
+    unsafe {
+        assert_eq!(
+            (cuInit(0), cuDevicePrimaryCtxRetain(&raw mut context, 0), cuCtxSetCurrent(context)),
+            (0, 0, 0)
+        );
+    }
+}
 
 /// Numbers between -1 and 1, the same in every run.
 fn numbers(seed: u64, count: usize) -> Vec<f64> {
@@ -246,6 +259,7 @@ impl Call {
 
 #[test]
 fn products_that_make_no_sense_are_refused() {
+    use_a_device();
     // What is accepted may run whenever somebody waits, so its memory stays.
     let memory = vec![0.0_f64; 1024].leak().as_mut_ptr();
     let at = |i: usize| memory.wrapping_add(i).cast::<c_void>();
@@ -427,6 +441,7 @@ impl Described {
 
 #[test]
 fn algorithms_keep_to_the_workspace_and_come_from_the_heuristics() {
+    use_a_device();
     let product = Described::new(8, 64, 32, false);
     let all = product.suggested(32 << 20);
     assert_eq!(all.len(), 4);
@@ -584,6 +599,7 @@ fn generators_refuse_what_the_library_refuses() {
 
 #[test]
 fn kernels_are_launched_as_the_compiler_writes_it() {
+    use_a_device();
     let (launcher, size) = (0_u8, |x| runtime::Dim3 { x, y: 1, z: 1 });
     let function: *const c_void = (&raw const launcher).cast();
     let binary = runtime::register_fat_binary(null_mut());

@@ -56,6 +56,7 @@ impl Machine {
     ///
     /// # Errors
     /// As the driver says.
+    #[expect(clippy::too_many_arguments, reason = "those of the driver's call")]
     pub unsafe fn launch(
         &mut self,
         function: usize,

@@ -67,11 +67,11 @@ impl Reading {
 fn noise(words: [u64; 4], values: u32) -> u32 {
     let mixed = words.iter().fold(0_u64, |state, word| {
         let mut z = (state ^ word).wrapping_add(0x9e37_79b9_7f4a_7c15);
-        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ z >> 31
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
     });
-    ((mixed >> 32) * u64::from(values) >> 32) as u32
+    (((mixed >> 32) * u64::from(values)) >> 32) as u32
 }
 
 #[cfg(test)]
