@@ -299,12 +299,16 @@ def test() -> None:
     print("check_sass: the planted faults were found")
 
 
+def build_folder() -> Path:
+    """That of --folder, or of the build whose messages are on stdin."""
+    return Path(sys.argv[2]) if sys.argv[1:2] == ["--folder"] else out_dir()
+
+
 def main() -> None:
     test()
     if sys.argv[1:] == ["--test"]:
         return
-    folder = Path(sys.argv[2]) if sys.argv[1:2] == ["--folder"] else out_dir()
-    sys.exit(1 if check(folder) else 0)
+    sys.exit(1 if check(build_folder()) else 0)
 
 
 if __name__ == "__main__":

@@ -22,14 +22,15 @@ The floor is the bytes of all operations over the ceiling. The constants are est
 A GPU's word replaces all of this.
 """
 
+import json
 import re
 import sys
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
-from check_fatbins import out_dir
 from check_resources import kernels
-from check_sass import FILES, NEEDS, blocks_per_sm, bytes_in_flight, disassemble
+from check_sass import FILES, NEEDS, blocks_per_sm, build_folder, bytes_in_flight, disassemble
 
 SNAPSHOT = Path(__file__).parent / "../src/engine/native/cuda/tests/snapshots/hbmark__engine__native__cuda__tests__launches__launches.snap"
 
@@ -144,7 +145,7 @@ def active(launch: Launch, step: Step) -> int:
     return launch.blocks // splits * -(-(step.context + 1) // each)
 
 
-def uneven(launch: Launch, blocks: int, outputs: int) -> float:
+def uneven(blocks: int, outputs: int) -> float:
     """What the block with most pairs of outputs has over an even share."""
     pairs = outputs / 2
     return -(-pairs // blocks) / (pairs / blocks)
@@ -164,7 +165,7 @@ def seconds(launch: Launch, step: Step, gpu: Gpu, code) -> float:
     blocks, slots = active(launch, step), gpu.multiprocessors * code.fit(launch, gpu)
     size = launch.bytes / blocks
     if not launch.kernel.startswith(("decode_attention", "tiled")):
-        size *= uneven(launch, blocks, launch.bytes // (2 * inputs(launch, step)))
+        size *= uneven(blocks, launch.bytes // (2 * inputs(launch, step)))
     waves, last = divmod(blocks, slots)
     time += waves * slots * size / rate(slots, launch, gpu, code) if waves else 0
     time += last * size / rate(last, launch, gpu, code) if last else 0
@@ -173,13 +174,13 @@ def seconds(launch: Launch, step: Step, gpu: Gpu, code) -> float:
     return time
 
 
-# hidden size, feed-forward size.
-WIDTHS = {"Llama-3.1-8B": (4096, 14336), "Llama-3.2-1B": (2048, 8192)}
+@cache
+def shape(model: str) -> dict:
+    return json.loads((Path(__file__).parent / f"../models/{model}.json").read_text())
 
 
 def inputs(launch: Launch, step: Step) -> int:
-    hidden, inner = WIDTHS[step.model]
-    return inner if launch.operation == "Down" else hidden
+    return shape(step.model)["intermediate_size" if launch.operation == "Down" else "hidden_size"]
 
 
 def times(step: Step, gpu: Gpu, code) -> tuple[float, float, dict[str, float]]:
@@ -195,11 +196,11 @@ def times(step: Step, gpu: Gpu, code) -> tuple[float, float, dict[str, float]]:
     return total, floor, parts
 
 
-def table(code, text: str) -> None:
+def table(code, all_steps: list[Step]) -> None:
     print("A model, not a measurement. Share: of the read ceiling, floor over step.")
     print(f"{'gpu':<10} {'model':<13} {'batch':>5} {'context':>7} {'floor ms':>9} {'step ms':>8} {'share':>6}   ms of operations")
     for gpu in GPUS:
-        for step in steps(text):
+        for step in all_steps:
             if step.multiprocessors != gpu.multiprocessors:
                 continue
             total, floor, parts = times(step, gpu, code)
@@ -258,8 +259,7 @@ def main() -> None:
     test()
     if sys.argv[1:] == ["--test"]:
         return
-    folder = Path(sys.argv[2]) if sys.argv[1:2] == ["--folder"] else out_dir()
-    table(MachineCode(folder), SNAPSHOT.read_text())
+    table(MachineCode(build_folder()), steps(SNAPSHOT.read_text()))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 //! Enters: the script, which device, the number of the sample, whether the device is in use. Leaves: a [`Reading`], the same for the same.
 //! Units are NVML's.
 
+use crate::launch::mix;
 use crate::script::Script;
 
 /// Bits of `nvmlClocksEventReasons`. *Source*: nvml.h.
@@ -63,14 +64,9 @@ impl Reading {
     }
 }
 
-/// A number below `values` that depends on all words. *Source*: the mixing of splitmix64.
+/// A number below `values` that depends on all words.
 fn noise(words: [u64; 4], values: u32) -> u32 {
-    let mixed = words.iter().fold(0_u64, |state, word| {
-        let mut z = (state ^ word).wrapping_add(0x9e37_79b9_7f4a_7c15);
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    });
+    let mixed = words.iter().fold(0, |state, word| mix(state ^ word));
     (((mixed >> 32) * u64::from(values)) >> 32) as u32
 }
 
