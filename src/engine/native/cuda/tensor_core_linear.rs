@@ -21,50 +21,45 @@ struct Tiling {
     rows: usize,
     outputs: usize,
     warps: u32,
-    /// At the most, and no more than fit so many bytes.
-    most_stages: usize,
-    stages_bytes: usize,
+    stages: usize,
 }
 
-const ANY: usize = 227 << 10;
-const DEEP: usize = 80 << 10;
-const LARGE: [Tiling; 2] = [
-    Tiling { rows: 64, outputs: 32, warps: 4, most_stages: 6, stages_bytes: ANY },
-    Tiling { rows: 128, outputs: 128, warps: 8, most_stages: 3, stages_bytes: ANY },
-];
-/// Of `gate_up` and `head`, whose outputs make several blocks for each multiprocessor.
 const TILINGS: [Tiling; 4] = [
-    Tiling { rows: 16, outputs: 32, warps: 4, most_stages: 6, stages_bytes: ANY },
-    Tiling { rows: 32, outputs: 32, warps: 4, most_stages: 6, stages_bytes: ANY },
-    LARGE[0],
-    LARGE[1],
+    Tiling { rows: 16, outputs: 32, warps: 4, stages: 6 },
+    Tiling { rows: 32, outputs: 32, warps: 4, stages: 6 },
+    Tiling { rows: 64, outputs: 32, warps: 4, stages: 6 },
+    Tiling { rows: 128, outputs: 128, warps: 8, stages: 3 },
 ];
-/// Of `project_add` and `qkv`, whose outputs make about one.
-const DEEP_TILINGS: [Tiling; 4] = [
-    Tiling { rows: 16, outputs: 32, warps: 4, most_stages: 12, stages_bytes: DEEP },
-    Tiling { rows: 32, outputs: 32, warps: 4, most_stages: 12, stages_bytes: DEEP },
-    LARGE[0],
-    LARGE[1],
-];
+/// Up to so many rows, the operations whose outputs make about one block for each multiprocessor have a deeper pipe: so many stages, or as many as
+/// fit the bytes (`tiled.cuh`).
+const DEEP_ROWS: usize = 32;
+const DEEP_STAGES: usize = 12;
+const DEEP_BYTES: usize = 80 << 10;
 
 impl Tiling {
-    fn of_operation(operation: &str) -> [Self; 4] {
-        if matches!(operation, "project_add" | "qkv") { DEEP_TILINGS } else { TILINGS }
-    }
-
     /// The smallest that takes all rows at once, or the largest; of those whose tiles fit the shared memory of a block.
     fn of(operation: &str, rows: usize, inputs: Inputs, shared_bytes: usize) -> Option<Self> {
-        let tilings = Self::of_operation(operation);
-        let mut fitting = tilings.into_iter().filter(|tiling| tiling.shared_bytes(inputs) <= shared_bytes);
+        let deep = matches!(operation, "project_add" | "qkv");
+        let mut fitting = TILINGS
+            .into_iter()
+            .map(|tiling| if deep && tiling.rows <= DEEP_ROWS { tiling.deepened(inputs) } else { tiling })
+            .filter(|tiling| tiling.shared_bytes(inputs) <= shared_bytes);
         fitting.clone().find(|tiling| tiling.rows >= rows).or_else(|| fitting.next_back())
     }
 
-    /// Shared memory: stages of 128 bytes of each output, and of the inputs that meet them.
-    fn shared_bytes(self, inputs: Inputs) -> usize {
+    fn deepened(self, inputs: Inputs) -> Self {
+        Self { stages: DEEP_STAGES.min(DEEP_BYTES / self.stage_bytes(inputs)), ..self }
+    }
+
+    /// A stage: 128 bytes of each output, and the inputs that meet them.
+    fn stage_bytes(self, inputs: Inputs) -> usize {
         let scales = if inputs.grouped { VECTOR } else { 0 };
-        let stage = self.outputs * STAGE_VECTORS * VECTOR
-            + self.rows * (inputs.vectors(STAGE_VECTORS) * VECTOR + scales);
-        self.most_stages.min(self.stages_bytes / stage) * stage
+        self.outputs * STAGE_VECTORS * VECTOR + self.rows * (inputs.vectors(STAGE_VECTORS) * VECTOR + scales)
+    }
+
+    /// Shared memory.
+    fn shared_bytes(self, inputs: Inputs) -> usize {
+        self.stages * self.stage_bytes(inputs)
     }
 }
 
