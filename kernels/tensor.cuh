@@ -27,6 +27,7 @@ __device__ inline void multiply_tile(float (&c)[4], const unsigned (&a)[4], cons
 #ifdef HBMARK_EMULATED
     const unsigned char* all = bring("mma", a, b);
     const int lane = threadIdx.x % WARP;
+    if (lane == 0) hbmark::emulation::asked().tensor_flops += 2 * 16 * 8 * 16;
     for (int i = 0; i < 4; ++i) {
         const int row = lane / 4 + (i / 2) * 8, column = 2 * (lane % 4) + i % 2;
         float sum = 0;
@@ -57,6 +58,7 @@ __device__ inline void multiply_bytes(int (&c)[4], const unsigned (&a)[4], const
 #ifdef HBMARK_EMULATED
     const unsigned char* all = bring("mma of bytes", a, b);
     const int lane = threadIdx.x % WARP;
+    if (lane == 0) hbmark::emulation::asked().tensor_flops += 16 * 8 * 32;
     for (int i = 0; i < 4; ++i) {
         const int row = lane / 4 + (i / 2) * 8, column = 2 * (lane % 4) + i % 2;
         for (int word = 0; word < 8; ++word) {

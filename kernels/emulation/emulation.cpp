@@ -205,6 +205,8 @@ struct Machine {
     bool previous_ended = true;
     // Whether a kernel that looks at the clock sees the host's, or one that advances as it is looked at.
     bool real_time = false;
+    Asked asked;
+    unsigned long long clock_began = 0;
     std::vector<Fiber*> at_dependency;
     std::string error;
     std::set<std::pair<std::string, int>> barriers;
@@ -401,9 +403,19 @@ void barrier(const char* file, int line) {
 
 unsigned long long nanoseconds() {
     static unsigned long long counted = 0;
-    if (!machine().real_time) return counted += 1000;
-    return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
+    Machine& m = machine();
+    if (!m.real_time) return counted += 1000;
+    const unsigned long long now =
+        std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
+    if (m.clock_began == 0) m.clock_began = now;
+    m.asked.clock_ns = now - m.clock_began;
+    return now;
 }
+
+Asked& asked() { return machine().asked; }
+
+// Told of each asynchronous copy from memory, where somebody counts them.
+void (*on_copy)(const void* from, size_t bytes) = nullptr;
 
 void wait_for_dependency() {
     Machine& m = machine();
@@ -474,6 +486,7 @@ static void copy_now(const Copy& copy) {
 void copy_later(void* to, const void* from, size_t bytes, size_t zeros) {
     Machine& m = machine();
     const Copy copy{to, from, bytes, zeros};
+    if (on_copy && bytes > 0) on_copy(from, bytes);
     if (m.random.below(2)) copy_now(copy);
     else m.current->open.push_back(copy);
 }
@@ -547,6 +560,8 @@ static bool fits(Machine& m, const char* const* kinds, unsigned count) {
 // Runs the kernel that `m` has, to its end unless it waits for the one before.
 static Progress launch(Machine& m, Index grid, Index block, size_t shared_bytes, void* const* arguments, uint64_t seed, bool previous_ended = true) {
     m.previous_ended = previous_ended;
+    m.asked = {};
+    m.clock_began = 0;
     m.grid = grid;
     m.block_size = block;
     m.arguments = arguments;
@@ -621,6 +636,14 @@ int hbmark_emulated_finish(unsigned slot, char* error, size_t error_bytes) {
     active = 0;
     snprintf(error, error_bytes, "%s", m.error.c_str());
     return progress == Progress::ended ? 0 : 1;
+}
+
+// What the last kernel of a slot asked of a device beside memory, once: operations of tensor cores, bytes of the second cache, nanoseconds of the clock.
+void hbmark_emulated_asked(unsigned slot, uint64_t* tensor_flops, uint64_t* second_cache_bytes, uint64_t* clock_ns) {
+    const auto asked = std::exchange(hbmark::emulation::machines[slot % 2].asked, {});
+    *tensor_flops = asked.tensor_flops;
+    *second_cache_bytes = asked.second_cache_bytes;
+    *clock_ns = asked.clock_ns;
 }
 
 // Ends the launch that this host thread runs, for a handler of signals that one of its kernel's threads has raised.

@@ -8,7 +8,8 @@
 // - blocks overlap, and come in any order: a result that is shared before all threads have left theirs is read half done;
 // - a dependent launch may be begun before the kernel before it runs: what it reads of that kernel's results without the wait is not there yet;
 // - threads that wait for each other for ever, or meet in different collectives, are an error that says who waits where.
-// Time, caches, and the order in which writes become visible are not emulated: a missing fence is not found.
+// Time, caches, and the order in which writes become visible are not emulated: a missing fence is not found. What a launch asks of tensor cores, of
+// the second cache and of the clock is counted, for whoever models its time.
 #pragma once
 
 #include <cmath>
@@ -54,6 +55,17 @@ void commit_copies();
 void wait_copies(int groups_left);
 
 [[noreturn]] void fail(const char* format, ...);
+
+// What a launch asked of a device, beside memory.
+struct Asked {
+    // Operations of tensor cores on 16 bits; those on bytes count half.
+    uint64_t tensor_flops = 0;
+    // Bytes read past the first cache.
+    uint64_t second_cache_bytes = 0;
+    // From the first reading of the clock to the last.
+    uint64_t clock_ns = 0;
+};
+Asked& asked();
 
 template <class T>
 const T& brought(const unsigned char* values, unsigned lane) {
@@ -153,7 +165,10 @@ inline void __threadfence() {}
 template <class T>
 inline T __ldcs(const T* from) { return *from; }
 template <class T>
-inline T __ldcg(const T* from) { return *from; }
+inline T __ldcg(const T* from) {
+    hbmark::emulation::asked().second_cache_bytes += sizeof(T);
+    return *from;
+}
 template <class T>
 inline void __stcs(T* to, T value) { *to = value; }
 template <class T>

@@ -66,7 +66,7 @@ pub fn build(flags: &[&str]) {
     let here = PathBuf::from(std::env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it"));
     let out = PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo sets it"));
     let root = here.parent().expect("this folder lies in the program's");
-    for watched in ["build.rs", "build", "candle", "../kernels", "../Cargo.lock"] {
+    for watched in ["build.rs", "build", "candle", "counting", "../kernels", "../Cargo.lock"] {
         println!("cargo::rerun-if-changed={}", here.join(watched).display());
     }
     let copy = out.join("candle");
@@ -80,12 +80,12 @@ pub fn build(flags: &[&str]) {
     }
     units.push(quantising());
     units.extend(TILED.map(|(format, number)| tiled(format, number)));
-    units.push(emulation(root, &units));
+    units.push(emulation(root, &here, &units));
 
     // What this script makes of its inputs is in the text of each unit, which is compared.
     let headers = [here.join("candle"), copy.clone(), root.join("kernels/emulation/emulation.h")];
     let candle = headers.iter().map(|path| newest(path)).max().expect("there are inputs");
-    let own = candle.max(newest(&root.join("kernels")));
+    let own = candle.max(newest(&root.join("kernels"))).max(newest(&here.join("counting")));
     let objects = compilers.compile(&units, &out, |unit| if unit.candle { candle } else { own });
     cc::Build::new().cargo_metadata(false).objects(&objects).compile(LIBRARY);
     println!("cargo::rustc-link-search=native={}", out.display());
@@ -209,9 +209,12 @@ fn tiled(format: &str, number: u32) -> Unit {
 }
 
 /// What runs the kernels. It refers to all other units, so that a linker takes them.
-fn emulation(root: &Path, others: &[Unit]) -> Unit {
-    let mut text =
-        format!("#include \"{}\"\nextern \"C\" {{\n", root.join("kernels/emulation/emulation.cpp").display());
+fn emulation(root: &Path, here: &Path, others: &[Unit]) -> Unit {
+    let mut text = String::new();
+    for source in [root.join("kernels/emulation/emulation.cpp"), here.join("counting/accesses.cpp")] {
+        text += &format!("#include \"{}\"\n", source.display());
+    }
+    text += "extern \"C\" {\n";
     for unit in others {
         text += &format!("extern const int hbmark_part_{};\n", unit.name);
     }

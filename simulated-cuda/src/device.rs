@@ -269,7 +269,7 @@ pub fn foreign_bytes(script: &Script) -> u64 {
 #[must_use]
 pub fn free_bytes(script: &Script, index: usize) -> u64 {
     let used = USED_BYTES[index].load(Relaxed);
-    script.device.memory_bytes.saturating_sub(RESERVED_BYTES + foreign_bytes(script) + used)
+    script.capacity().saturating_sub(RESERVED_BYTES + foreign_bytes(script) + used)
 }
 
 /// The value of a `CUdevice_attribute`, or none where the driver calls the number invalid.
@@ -301,7 +301,7 @@ pub fn attribute(script: &Script, index: u32, number: c_int) -> Option<c_int> {
         16 => script.multiprocessors.unwrap_or(device.multiprocessors),
         33 => pci_bus(index),
         37 => device.memory_bus_bits,
-        38 => u32::try_from(device.l2_bytes).ok()?,
+        38 => u32::try_from(script.second_cache_bytes.unwrap_or(device.l2_bytes)).ok()?,
         39 => limits.threads_per_multiprocessor,
         // Copy engines.
         40 => 3,

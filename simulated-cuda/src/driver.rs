@@ -93,7 +93,7 @@ entries! {
         }
     }
     cuDeviceTotalMem_v2(bytes: *mut usize, device: c_int) {
-        write(bytes, asked(|m| { m.device(device)?; Ok(m.script.device.memory_bytes as usize) }))
+        write(bytes, asked(|m| { m.device(device)?; Ok(m.script.capacity() as usize) }))
     }
     cuDeviceGetAttribute(value: *mut c_int, which: c_int, device: c_int) {
         write(value, asked(|m| {

@@ -8,6 +8,8 @@ use std::cell::Cell;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::sync::Once;
 
+use crate::clock::Demand;
+
 unsafe extern "C" {
     fn hbmark_emulated_launch_raw(
         name: *const c_char,
@@ -26,6 +28,14 @@ unsafe extern "C" {
     fn hbmark_emulated_name(index: usize) -> *const c_char;
     fn hbmark_emulated_finish(slot: u32, error: *mut c_char, error_bytes: usize) -> c_int;
     fn hbmark_emulated_fail(text: *const c_char) -> !;
+    fn hbmark_emulated_asked(
+        slot: u32,
+        tensor_flops: *mut u64,
+        second_cache_bytes: *mut u64,
+        clock_ns: *mut u64,
+    );
+    fn hbmark_accesses_watch(base: usize, bytes: usize, slot: u32);
+    fn hbmark_accesses_take(slot: u32, read: *mut u64, written: *mut u64);
 }
 
 thread_local! {
@@ -64,6 +74,30 @@ fn watch_addresses() {
             libc::sigaction(libc::SIGBUS, &raw const action, std::ptr::null_mut());
         }
     });
+}
+
+/// From now on counts what kernels touch of so many bytes from an address on, for one of two slots.
+pub fn watch(base: usize, bytes: usize, slot: u32) {
+    // SAFETY: the addresses are only compared.
+    unsafe { hbmark_accesses_watch(base, bytes, slot) }
+}
+
+/// What the kernel of a slot asked of the device that is watched, since the last call; nothing where none ran.
+#[must_use]
+pub fn demand(slot: u32) -> Demand {
+    let (mut read, mut written) = (0, 0);
+    let mut demand = Demand::default();
+    // SAFETY: places for numbers.
+    unsafe {
+        hbmark_accesses_take(slot, &raw mut read, &raw mut written);
+        hbmark_emulated_asked(
+            slot,
+            &raw mut demand.tensor_flops,
+            &raw mut demand.second_cache_bytes,
+            &raw mut demand.clock_ns,
+        );
+    }
+    Demand { bytes: read + written, ..demand }
 }
 
 /// What a kernel takes.

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock};
 
 use crate::calls;
+use crate::clock::Demand;
 use crate::kernels::{self, Launch};
 use crate::stream::{Early, Finish, Work};
 
@@ -126,8 +127,7 @@ pub unsafe fn work(
     };
     Ok(Work {
         name: name.to_owned(),
-        bytes: 0,
-        flops: 0,
+        demand: Demand::default(),
         module: None,
         run: Arc::new(run),
         early: dependent.then(|| Arc::new(early) as Early),

@@ -1,6 +1,7 @@
 //! A CUDA device that is not there, for tests: the driver's ABI and its libraries', with kernels run on the host.
 
 pub mod calls;
+pub mod clock;
 pub mod device;
 pub mod driver;
 pub mod kernels;

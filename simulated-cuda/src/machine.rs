@@ -16,6 +16,7 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::thread::ThreadId;
 use std::time::Instant;
 
+use crate::clock::{Clock, Demand, Gap};
 use crate::memory::{Kind, Memory};
 use crate::script::{self, Script};
 use crate::status::{self, SUCCESS};
@@ -63,7 +64,10 @@ struct Capture {
 struct Stream {
     device: usize,
     blocking: bool,
-    queue: VecDeque<Item>,
+    /// With the host's time at which each was put there.
+    queue: VecDeque<(Item, f64)>,
+    /// When the work that has run was done, by the device's time.
+    done_at: f64,
     capture: Option<Capture>,
     running: bool,
 }
@@ -76,7 +80,8 @@ struct Event {
     last: Option<(usize, u64)>,
     done: u64,
     captured: bool,
-    at: Option<Instant>,
+    /// By the device's time.
+    at: Option<f64>,
 }
 
 #[derive(Debug)]
@@ -128,6 +133,7 @@ pub struct Machine {
     calls: u64,
     allocations: u64,
     launches: u64,
+    clock: Clock,
     /// The next kernel of the stream that runs, where it was begun: what is left of it.
     begun: Option<Option<Finish>>,
     slot: u32,
@@ -153,7 +159,7 @@ impl Machine {
     fn new(script: &'static Script) -> Self {
         let device = |_: usize| Device {
             memory: Memory::new(
-                script.device.memory_bytes as usize,
+                script.capacity() as usize,
                 (crate::device::RESERVED_BYTES + crate::device::foreign_bytes(script)) as usize,
             ),
             retained: 0,
@@ -165,6 +171,7 @@ impl Machine {
                 device: index,
                 blocking: true,
                 queue: VecDeque::new(),
+                done_at: 0.0,
                 capture: None,
                 running: false,
             };
@@ -187,6 +194,7 @@ impl Machine {
             calls: 0,
             allocations: 0,
             launches: 0,
+            clock: Clock::new(script),
             begun: None,
             slot: 0,
         }

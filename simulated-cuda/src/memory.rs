@@ -85,6 +85,12 @@ impl Memory {
         }
     }
 
+    /// The first address and how many follow, whether they are memory or not.
+    #[must_use]
+    pub fn addresses(&self) -> (usize, usize) {
+        (self.base, ADDRESSES)
+    }
+
     #[must_use]
     pub fn holds(&self, address: usize) -> bool {
         (self.base..self.base + ADDRESSES).contains(&address)

@@ -180,7 +180,7 @@ impl Gpu {
     }
 
     fn memory(self) -> MemoryV2 {
-        let (total, reserved) = (self.device.memory_bytes, device::RESERVED_BYTES);
+        let (total, reserved) = (self.script.capacity(), device::RESERVED_BYTES);
         let free = device::free_bytes(self.script, self.index as usize);
         MemoryV2 { version: 0, total, reserved, free, used: total - reserved - free }
     }

@@ -9,6 +9,10 @@
 //! | `count=2` | devices, at most 8 |
 //! | `compute=8.0` | another compute capability than the product's |
 //! | `multiprocessors=8` | fewer than the product has: kernels whose grids fill a device end sooner |
+//! | `capacity=2GiB` | less memory than the product has: probes that walk a share of it end sooner |
+//! | `second-cache=1MiB` | less than the product has |
+//! | `time=shared` | host and device have one clock, this machine's: work takes as long as simulating it, or as on the product where that is longer |
+//! | `slower=20000` | work takes so many times as long as on the product, with `time=shared` about what simulating it takes |
 //! | `seed=7` | draws the order of threads and the noise of readings |
 //! | `out-of-memory=120` | the 120th allocation fails |
 //! | `illegal-address=500` | the 500th launch reads a wrong address; the error sticks |
@@ -73,6 +77,11 @@ pub struct Script {
     pub compute: Option<ComputeCapability>,
     /// Another number than the product's.
     pub multiprocessors: Option<u32>,
+    /// Less memory and second cache than the product's.
+    pub capacity_bytes: Option<u64>,
+    pub second_cache_bytes: Option<u64>,
+    pub slower: f64,
+    pub shared_time: bool,
     pub seed: u64,
     /// The allocation that fails.
     pub out_of_memory: Option<u64>,
@@ -99,6 +108,10 @@ impl Default for Script {
             count: 1,
             compute: None,
             multiprocessors: None,
+            capacity_bytes: None,
+            second_cache_bytes: None,
+            slower: 1.0,
+            shared_time: false,
             seed: 0,
             out_of_memory: None,
             illegal_address: None,
@@ -138,11 +151,15 @@ impl fmt::Display for ScriptError {
 
 impl std::error::Error for ScriptError {}
 
-const KEYS: [&str; 17] = [
+const KEYS: [&str; 21] = [
     "device",
     "count",
     "compute",
     "multiprocessors",
+    "capacity",
+    "second-cache",
+    "time",
+    "slower",
     "seed",
     "out-of-memory",
     "illegal-address",
@@ -201,6 +218,24 @@ impl Script {
                 let count = number(value).filter(|count| (1..=1024).contains(count));
                 self.multiprocessors = Some(count.ok_or_else(or("a number from 1 to 1024"))?);
             }
+            "capacity" => {
+                let capacity = bytes(value).filter(|bytes| *bytes <= self.device.memory_bytes);
+                self.capacity_bytes =
+                    Some(capacity.ok_or_else(or("bytes that the device has, such as 2GiB"))?);
+            }
+            "second-cache" => {
+                let cache = bytes(value).filter(|bytes| *bytes <= self.device.l2_bytes);
+                self.second_cache_bytes =
+                    Some(cache.ok_or_else(or("bytes that the device has, such as 1MiB"))?);
+            }
+            "time" => {
+                self.shared_time =
+                    choice(value, ["modelled", "shared"]).ok_or_else(or("modelled or shared"))?
+            }
+            "slower" => {
+                let slower = number::<u32>(value).filter(|times| *times > 0);
+                self.slower = slower.ok_or_else(or("a number from 1 on"))?.into();
+            }
             "out-of-memory" => self.out_of_memory = Some(ordinal(value).ok_or_else(or(WHICH))?),
             "illegal-address" => self.illegal_address = Some(ordinal(value).ok_or_else(or(WHICH))?),
             "lost" => self.lost = Some(ordinal(value).ok_or_else(or(WHICH))?),
@@ -239,6 +274,12 @@ impl Script {
     #[must_use]
     pub fn compute_capability(&self) -> ComputeCapability {
         self.compute.unwrap_or(self.device.compute_capability)
+    }
+
+    /// Bytes of a device.
+    #[must_use]
+    pub fn capacity(&self) -> u64 {
+        self.capacity_bytes.unwrap_or(self.device.memory_bytes)
     }
 
     /// # Panics
@@ -327,7 +368,7 @@ mod tests {
     #[test]
     fn every_part_is_read() {
         let script = Script::parse(
-            "device=h100,count=2,compute=8.0,multiprocessors=8,seed=7,out-of-memory=120,illegal-address=500, lost=300,hang=700,slow-kernel=rmsnorm*4,\
+            "device=h100,count=2,compute=8.0,multiprocessors=8,capacity=2GiB,second-cache=1MiB,time=shared,slower=20,seed=7,out-of-memory=120,illegal-address=500, lost=300,hang=700,slow-kernel=rmsnorm*4,\
              slow-kernel=rms*1.5,thermal=50,clock=40+3,ecc=3,foreign-process=1,busy-memory=20GiB,memory=zeros,dependents=late",
         )
         .unwrap();
@@ -337,6 +378,10 @@ mod tests {
             count: 2,
             compute: Some((8, 0)),
             multiprocessors: Some(8),
+            capacity_bytes: Some(2 << 30),
+            second_cache_bytes: Some(1 << 20),
+            slower: 20.0,
+            shared_time: true,
             seed: 7,
             out_of_memory: Some(120),
             illegal_address: Some(500),
@@ -376,6 +421,8 @@ mod tests {
                 "slow-kernel=x*-1",
                 "`slow-kernel=x*-1`: wanted a part of a name and a factor above 0, such as rmsnorm*4",
             ),
+            ("capacity=200GiB", "`capacity=200GiB`: wanted bytes that the device has, such as 2GiB"),
+            ("slower=0", "`slower=0`: wanted a number from 1 on"),
             ("busy-memory=20GB", "`busy-memory=20GB`: wanted bytes, such as 20GiB"),
             ("busy-memory=99999999999GiB", "`busy-memory=99999999999GiB`: wanted bytes, such as 20GiB"),
         ] {

@@ -18,6 +18,7 @@ pub const NOT_FOUND: i32 = 500;
 pub const NOT_READY: i32 = 600;
 pub const ILLEGAL_ADDRESS: i32 = 700;
 pub const CONTEXT_IS_DESTROYED: i32 = 709;
+pub const MISALIGNED_ADDRESS: i32 = 716;
 pub const LAUNCH_FAILED: i32 = 719;
 pub const NOT_SUPPORTED: i32 = 801;
 pub const STREAM_CAPTURE_UNSUPPORTED: i32 = 900;
@@ -28,7 +29,7 @@ pub const STREAM_CAPTURE_WRONG_THREAD: i32 = 908;
 pub const UNKNOWN: i32 = 999;
 
 /// Each with its name and what the driver says of it.
-const TEXTS: [(i32, &CStr, &CStr); 22] = [
+const TEXTS: [(i32, &CStr, &CStr); 23] = [
     (SUCCESS, c"CUDA_SUCCESS", c"no error"),
     (INVALID_VALUE, c"CUDA_ERROR_INVALID_VALUE", c"invalid argument"),
     (OUT_OF_MEMORY, c"CUDA_ERROR_OUT_OF_MEMORY", c"out of memory"),
@@ -43,6 +44,7 @@ const TEXTS: [(i32, &CStr, &CStr); 22] = [
     (NOT_READY, c"CUDA_ERROR_NOT_READY", c"device not ready"),
     (ILLEGAL_ADDRESS, c"CUDA_ERROR_ILLEGAL_ADDRESS", c"an illegal memory access was encountered"),
     (CONTEXT_IS_DESTROYED, c"CUDA_ERROR_CONTEXT_IS_DESTROYED", c"context is destroyed"),
+    (MISALIGNED_ADDRESS, c"CUDA_ERROR_MISALIGNED_ADDRESS", c"misaligned address"),
     (LAUNCH_FAILED, c"CUDA_ERROR_LAUNCH_FAILED", c"unspecified launch failure"),
     (NOT_SUPPORTED, c"CUDA_ERROR_NOT_SUPPORTED", c"operation not supported"),
     (

@@ -7,6 +7,7 @@ use std::ffi::{c_int, c_void};
 use std::fmt;
 use std::sync::Arc;
 
+use crate::clock::Demand;
 use crate::machine;
 
 /// A stream as callers hold it; null is the default stream.
@@ -26,10 +27,8 @@ pub type Early = Arc<dyn Fn(u32) -> Result<Option<Finish>, String> + Send + Sync
 pub struct Work {
     /// The kernel's or function's name, for messages.
     pub name: String,
-    /// Bytes that it must move to and from memory, where the caller knows; kernels are counted as they run.
-    pub bytes: u64,
-    /// Floating-point operations, where the caller knows.
-    pub flops: u64,
+    /// What it asks of the device, where the caller knows; kernels are counted as they run.
+    pub demand: Demand,
     /// The module of a kernel of the driver's, which must be loaded when it runs.
     pub module: Option<usize>,
     pub run: Run,
@@ -39,11 +38,7 @@ pub struct Work {
 
 impl fmt::Debug for Work {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Work")
-            .field("name", &self.name)
-            .field("bytes", &self.bytes)
-            .field("flops", &self.flops)
-            .finish()
+        f.debug_struct("Work").field("name", &self.name).field("demand", &self.demand).finish()
     }
 }
 

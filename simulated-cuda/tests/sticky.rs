@@ -1,4 +1,4 @@
-//! An error of a kernel sticks: by itself, since it leaves the process without a device.
+//! An error of a kernel sticks. By itself, since it leaves the process without a device; so has `misaligned.rs` one of its own.
 #![allow(unsafe_code, reason = "the driver's interface is C")]
 
 use std::ffi::c_void;

@@ -37,6 +37,7 @@ inline void multiply(int& a, int& b, int& c, int& d, const Operands<STEPS>& own)
     int* const sums[2][2] = {{&a, &b}, {&c, &d}};
     const unsigned lane = emulation::lane();
     const unsigned char* values = emulation::exchange(0xffffffffu, "mma", &own, sizeof own);
+    if (lane == 0) emulation::asked().tensor_flops += 16 * 8 * 16 * STEPS;
     for (int part = 0; part < 4; ++part) {
         const auto& of_rows = emulation::brought<Operands<STEPS>>(values, lane / 4 * 4 + part);
         for (int side = 0; side < 2; ++side) {

@@ -207,8 +207,7 @@ fn enqueue(stream: usize, name: &str, product: Gemm) -> Status {
     };
     let work = Work {
         name: name.to_owned(),
-        bytes: product.bytes(),
-        flops: product.flops(),
+        demand: product.demand(),
         module: None,
         run: Arc::new(run),
         early: None,

@@ -319,8 +319,7 @@ pub unsafe extern "C" fn matmul(
     };
     let work = Work {
         name: "cublasLtMatmul".into(),
-        bytes: product.bytes(),
-        flops: product.flops(),
+        demand: product.demand(),
         module: None,
         run: Arc::new(run),
         early: None,

@@ -5,6 +5,8 @@
 
 use half::{bf16, f16};
 
+use crate::clock::Demand;
+
 /// `cublasStatus_t`.
 pub type Status = i32;
 pub const SUCCESS: Status = 0;
@@ -260,6 +262,16 @@ impl Gemm {
         };
         let out = matrix(self.m, self.n, self.d.values) * self.batch.unsigned_abs();
         input(self.m, self.k, &self.a) + input(self.k, self.n, &self.b) + added + out
+    }
+
+    /// What it asks of a device.
+    #[must_use]
+    pub fn demand(&self) -> Demand {
+        let (bytes, flops) = (self.bytes(), self.flops());
+        match self.a.values {
+            Type::F16 | Type::Bf16 => Demand { bytes, tensor_flops: flops, ..Demand::default() },
+            Type::F32 | Type::F64 => Demand { bytes, f32_flops: flops, ..Demand::default() },
+        }
     }
 
     /// Multiplies.

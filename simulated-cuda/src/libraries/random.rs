@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use super::handles::Handles;
 use crate::calls::count;
+use crate::clock::Demand;
 use crate::launch::mix;
 use crate::stream::{self, StreamHandle, Work};
 
@@ -168,8 +169,8 @@ fn generate<T: 'static>(
         }
         Ok(())
     };
-    let bytes = (numbers * size_of::<T>()) as u64;
-    let work = Work { name: name.to_owned(), bytes, flops: 0, module: None, run: Arc::new(run), early: None };
+    let demand = Demand::of_memory(numbers * size_of::<T>());
+    let work = Work { name: name.to_owned(), demand, module: None, run: Arc::new(run), early: None };
     if stream::enqueue(std::ptr::with_exposed_provenance_mut(stream), work) == 0 {
         SUCCESS
     } else {

@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::handles::Handles;
 use crate::calls::count;
+use crate::clock::Demand;
 use crate::launch::{self, Config, MOST_SHARED_BYTES, SHARED_BYTES};
 use crate::stream::{self, StreamHandle, Work};
 
@@ -278,8 +279,7 @@ fn not_emulated(name: &str) -> Work {
     let message = format!("{name}: there is no emulation of this kernel");
     Work {
         name: name.to_owned(),
-        bytes: 0,
-        flops: 0,
+        demand: Demand::default(),
         module: None,
         run: Arc::new(move || Err(message.clone())),
         early: None,

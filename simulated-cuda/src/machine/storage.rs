@@ -211,8 +211,7 @@ impl Machine {
             stream,
             Work {
                 name: "copy to the device".into(),
-                bytes: bytes as u64,
-                flops: 0,
+                demand: Demand::of_link(bytes),
                 module: None,
                 run,
                 early: None,
@@ -237,8 +236,7 @@ impl Machine {
             stream,
             Work {
                 name: "copy to the host".into(),
-                bytes: bytes as u64,
-                flops: 0,
+                demand: Demand::of_link(bytes),
                 module: None,
                 run,
                 early: None,
@@ -262,8 +260,7 @@ impl Machine {
             stream,
             Work {
                 name: "copy on the device".into(),
-                bytes: 2 * bytes as u64,
-                flops: 0,
+                demand: Demand::of_memory(2 * bytes),
                 module: None,
                 run,
                 early: None,
@@ -283,7 +280,7 @@ impl Machine {
         });
         self.work(
             stream,
-            Work { name: "fill".into(), bytes: bytes as u64, flops: 0, module: None, run, early: None },
+            Work { name: "fill".into(), demand: Demand::of_memory(bytes), module: None, run, early: None },
         )
     }
 }

@@ -3,6 +3,7 @@
 //! Enters: work. Leaves: the same done, when somebody waits, behind the work of its stream and the events that the stream waits for.
 
 use super::*;
+use crate::kernels;
 
 impl Machine {
     /// A handle of the table, for the default stream that of the current device.
@@ -21,8 +22,14 @@ impl Machine {
         }
         let device = self.current()?;
         let handle = self.handle();
-        let stream =
-            Stream { device, blocking: flags == 0, queue: VecDeque::new(), capture: None, running: false };
+        let stream = Stream {
+            device,
+            blocking: flags == 0,
+            queue: VecDeque::new(),
+            done_at: 0.0,
+            capture: None,
+            running: false,
+        };
         self.streams.insert(handle, stream);
         Ok(handle)
     }
@@ -38,6 +45,7 @@ impl Machine {
     }
 
     pub(super) fn push(&mut self, stream: usize, item: Item) -> Answer<()> {
+        let now = self.clock.host();
         let handle = self.stream(stream)?;
         let device = self.streams[&handle].device;
         let default = DEFAULT_STREAM + device;
@@ -65,7 +73,7 @@ impl Machine {
             capture.nodes.push(item);
             return Ok(());
         }
-        entry.queue.push_back(item);
+        entry.queue.push_back((item, now));
         if entry.queue.len() > LONGEST_QUEUE { self.run(handle) } else { Ok(()) }
     }
 
@@ -107,9 +115,13 @@ impl Machine {
         (0..self.devices.len()).try_for_each(|device| self.wait_for_device(device))
     }
 
-    /// Runs a stream's work to its end.
+    /// Runs a stream's work to its end. The host has waited until then.
     pub(super) fn run(&mut self, stream: usize) -> Answer<()> {
-        self.run_until(stream, None)
+        self.run_until(stream, None)?;
+        if let Some(stream) = self.streams.get(&stream) {
+            self.clock.wait_until(stream.done_at);
+        }
+        Ok(())
     }
 
     pub(super) fn run_until(&mut self, stream: usize, ticket: Option<u64>) -> Answer<()> {
@@ -122,12 +134,12 @@ impl Machine {
                 // Two streams that wait for each other: no such order can be asked for.
                 return Ok(());
             }
-            let device = entry.device;
-            let Some(item) = entry.queue.pop_front() else { return Ok(()) };
+            let Some((item, put_at)) = entry.queue.pop_front() else { return Ok(()) };
             entry.running = true;
-            let next = entry.queue.front().cloned();
+            entry.done_at = entry.done_at.max(put_at);
+            let next = entry.queue.front().map(|(next, _)| next.clone());
             let done = matches!(item, Item::Record { ticket: number, .. } if Some(number) == ticket);
-            let ran = self.perform(device, &item, next.as_ref());
+            let ran = self.perform(stream, &item, next.as_ref(), Gap::Launch);
             if let Some(entry) = self.streams.get_mut(&stream) {
                 entry.running = false;
             }
@@ -138,9 +150,14 @@ impl Machine {
         }
     }
 
-    pub(super) fn perform(&mut self, device: usize, item: &Item, next: Option<&Item>) -> Answer<()> {
+    fn stream_mut(&mut self, stream: usize) -> Answer<&mut Stream> {
+        self.streams.get_mut(&stream).ok_or(status::INVALID_HANDLE)
+    }
+
+    fn perform(&mut self, stream: usize, item: &Item, next: Option<&Item>, gap: Gap) -> Answer<()> {
+        let device = self.stream_mut(stream)?.device;
         match item {
-            Item::Work(work) => self.perform_work(work, next)?,
+            Item::Work(work) => self.perform_work(stream, work, next, gap)?,
             Item::Unmap(address) => self.devices[device].memory.unmap(*address),
             Item::Map(address) => {
                 if !self.devices[device].memory.map_of_graph(*address) {
@@ -151,17 +168,21 @@ impl Machine {
                 }
             }
             Item::Record { event, ticket } => {
+                let at = self.stream_mut(stream)?.done_at;
                 if let Some(event) = self.events.get_mut(event) {
                     event.done = event.done.max(*ticket);
-                    event.at = Some(Instant::now());
+                    event.at = Some(at);
                 }
             }
             Item::Wait { event, ticket } => {
                 let before =
                     self.events.get(event).filter(|event| event.done < *ticket).and_then(|event| event.last);
-                if let Some((stream, _)) = before {
-                    self.run_until(stream, Some(*ticket))?;
+                if let Some((other, _)) = before {
+                    self.run_until(other, Some(*ticket))?;
                 }
+                let at = self.events.get(event).and_then(|event| event.at).unwrap_or_default();
+                let waiting = self.stream_mut(stream)?;
+                waiting.done_at = waiting.done_at.max(at);
             }
             Item::Graph { nodes, frees_first } => {
                 if *frees_first {
@@ -172,7 +193,7 @@ impl Machine {
                     }
                 }
                 for (at, node) in nodes.iter().enumerate() {
-                    self.perform(device, node, nodes.get(at + 1))?;
+                    self.perform(stream, node, nodes.get(at + 1), Gap::Node)?;
                 }
             }
         }
@@ -182,7 +203,7 @@ impl Machine {
 
     /// Runs work to its end. A kernel whose launch allows that is begun before the one in front of it has run, so that it sees nothing of its
     /// results unless it waits.
-    pub(super) fn perform_work(&mut self, work: &Work, next: Option<&Item>) -> Answer<()> {
+    fn perform_work(&mut self, stream: usize, work: &Work, next: Option<&Item>, gap: Gap) -> Answer<()> {
         self.launches += u64::from(work.module.is_some());
         let number = self.launches;
         if work.module.is_some() && self.script.hang == Some(number) {
@@ -196,7 +217,10 @@ impl Machine {
             return Err(self.sticky);
         }
         let began = Instant::now();
+        let device = self.stream_mut(stream)?.device;
+        let (base, bytes) = self.devices[device].memory.addresses();
         let this = self.begun.take();
+        let slot = if this.is_some() { self.slot } else { 0 };
         let early = match next {
             Some(Item::Work(next)) if work.module.is_some() => next.early.as_ref(),
             _ => None,
@@ -204,26 +228,35 @@ impl Machine {
         if let Some(early) = early {
             // Another slot than this one's; what was not begun early runs in the first.
             self.slot = if this.is_some() { self.slot ^ 1 } else { 1 };
+            kernels::watch(base, bytes, self.slot);
             match early(self.slot) {
                 Ok(begun) => self.begun = Some(begun),
                 Err(text) => return Err(self.kernel_failed(work, &text)),
             }
         }
+        let overlapped = this.is_some();
+        kernels::watch(base, bytes, slot);
         let ran = match this {
             Some(Some(finish)) => finish(),
             Some(None) => Ok(()),
             None => (work.run)(),
         };
-        let slowness = self.script.slowness(&work.name);
-        if slowness > 1.0 {
-            std::thread::sleep(began.elapsed().mul_f64(slowness - 1.0));
-        }
+        let demand = work.demand.and(kernels::demand(slot));
+        let gap = if overlapped { Gap::Dependent } else { gap };
+        let seconds = self.clock.cost(self.script, &work.name, &demand, gap);
+        let done_at = self.stream_mut(stream)?.done_at + seconds;
+        self.stream_mut(stream)?.done_at = self.clock.simulated(began.elapsed(), done_at);
         ran.map_err(|text| self.kernel_failed(work, &text))
     }
 
     pub(super) fn kernel_failed(&mut self, work: &Work, text: &str) -> i32 {
-        let status =
-            if text.contains("illegal address") { status::ILLEGAL_ADDRESS } else { status::LAUNCH_FAILED };
+        let status = if text.contains("illegal address") {
+            status::ILLEGAL_ADDRESS
+        } else if text.contains("misaligned address") {
+            status::MISALIGNED_ADDRESS
+        } else {
+            status::LAUNCH_FAILED
+        };
         self.stick(status, &format!("{}: {text}", work.name));
         self.sticky
     }
@@ -288,10 +321,14 @@ impl Machine {
         self.not_in_capture()?;
         match last {
             Some((stream, ticket)) if self.events[&event].done < ticket => {
-                self.run_until(stream, Some(ticket))
+                self.run_until(stream, Some(ticket))?;
             }
-            _ => Ok(()),
+            _ => {}
         }
+        if let Some(at) = self.events[&event].at {
+            self.clock.wait_until(at);
+        }
+        Ok(())
     }
 
     pub fn elapsed_ms(&self, start: usize, end: usize) -> Answer<f32> {
@@ -305,7 +342,6 @@ impl Machine {
             }
         }
         let (Some(from), Some(to)) = (start.at, end.at) else { return Err(status::INVALID_HANDLE) };
-        let seconds = if to >= from { (to - from).as_secs_f64() } else { -(from - to).as_secs_f64() };
-        Ok((seconds * 1e3) as f32)
+        Ok(((to - from) * 1e3) as f32)
     }
 }

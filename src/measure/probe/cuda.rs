@@ -28,11 +28,16 @@ const CANARY_BYTES: u64 = 1 << 30;
 const CACHED_SHARE: u64 = 4;
 const CACHED_PASSES: usize = 32;
 
-/// What is copied between host and device at a time: long enough that the start of a copy vanishes.
+/// What is copied between host and device at a time, where there is room: long enough that the start of a copy vanishes.
 const LINK_BYTES: usize = 256 << 20;
 
 /// Products between two readings of the clock.
 const BURST: usize = 10;
+
+/// Sides of the products, of which the fastest counts; the shortened probe takes the last.
+const PRODUCTS: [usize; 2] = [4096, 8192];
+/// A nearly full device multiplies smaller matrices, rather than none: no smaller than this.
+const SMALLEST_PRODUCT: usize = 128;
 
 /// Measures the ceilings of a GPU.
 ///
@@ -52,11 +57,12 @@ pub fn measure_cuda(index: u32, quick: bool) -> Result<Ceilings, ProbeError> {
     let mut probe = DeviceProbe::new(driver);
     let mut ceilings = probe.ceilings(&extent)?;
     ceilings.last_cache_bytes = cache;
-    let (burst, sustained) = gemm(index, quick)?;
+    let (burst, sustained) = gemm(index, quick, largest_product(free))?;
     ceilings.gemm_flops_per_s = burst;
+    let at_a_time = LINK_BYTES.min(extent.working_set);
     let mut link = |direction| -> Result<Option<Spread>, ProbeError> {
-        let seconds = probe.device().link_seconds(direction, LINK_BYTES, extent.runs)?;
-        let rates: Vec<f64> = seconds.iter().map(|seconds| LINK_BYTES as f64 / seconds).collect();
+        let seconds = probe.device().link_seconds(direction, at_a_time, extent.runs)?;
+        let rates: Vec<f64> = seconds.iter().map(|seconds| at_a_time as f64 / seconds).collect();
         Ok(spread(&rates))
     };
     ceilings.gpu = Some(GpuCeilings {
@@ -71,14 +77,26 @@ pub fn measure_cuda(index: u32, quick: bool) -> Result<Ceilings, ProbeError> {
 /// Rates by dtype.
 type Peaks = BTreeMap<String, Spread>;
 
+/// The largest side, a power of two, of products whose two factors, result and drawn numbers take at most half of so much memory, in f32.
+fn largest_product(free: Bytes) -> usize {
+    let elements = free.0 / 2 / (4 * 4);
+    let mut side = PRODUCTS[1];
+    while side > SMALLEST_PRODUCT && (side * side) as u64 > elements {
+        side /= 2;
+    }
+    side
+}
+
 /// Peaks of the matrix product that candle's own path uses (cuBLAS), on random normal data: in bursts of the best size, and over seconds.
-fn gemm(index: u32, quick: bool) -> Result<(Peaks, Peaks), ProbeError> {
+fn gemm(index: u32, quick: bool, largest: usize) -> Result<(Peaks, Peaks), ProbeError> {
     let mut backend = Backend::open(DeviceChoice::Cuda(index), DeviceOptions::default())?;
     let (mut bursts, mut sustained) = (Peaks::new(), Peaks::new());
     for (name, dtype) in [("bf16", DType::BF16), ("f16", DType::F16), ("f32", DType::F32)] {
         let mut best: Option<(Spread, usize)> = None;
         let failed = |size| move |source| ProbeError::Gemm { dtype: name, size, source };
-        for size in if quick { vec![8192] } else { vec![4096, 8192] } {
+        let mut sizes = PRODUCTS.map(|side| side.min(largest)).to_vec();
+        sizes.dedup();
+        for size in sizes.split_off(usize::from(quick && sizes.len() > 1)) {
             let rates = products(&mut backend, dtype, size, 0.0).map_err(failed(size))?;
             if let Some(rate) = spread(&rates)
                 && best.is_none_or(|(so_far, _)| rate.median > so_far.median)
@@ -163,6 +181,14 @@ pub fn check_spins(index: u32) -> Result<Vec<Check>, ProbeError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_nearly_full_device_multiplies_smaller_matrices() {
+        let of = |bytes| largest_product(Bytes(bytes));
+        // Four matrices of 8,192 in f32 are a GiB, and half of the memory stays free.
+        assert_eq!([of(100 << 30), of(2 << 30), of((2 << 30) - 1)], [8192, 8192, 4096]);
+        assert_eq!([of(32 << 20), of(31 << 20), of(0)], [1024, 512, SMALLEST_PRODUCT]);
+    }
 
     #[test]
     #[ignore = "needs a GPU"]
