@@ -6,6 +6,7 @@
 // Grid: (rows, kv_heads * ceil(group / G), splits): only x may exceed 65,535. Block: 256 threads. Of a group of query heads, G share every K and V that is loaded.
 // Each split takes at least `least` positions, so a short row uses fewer splits than it is given; unused blocks return.
 // Shared: 64 KiB of K and V on their way, then what warps and splits are merged in; more only where that needs more.
+// rounded [rows, heads * head_dim] is null, or what the next product takes where the cache has 16 bits: out, in the cache's format (prepare_rows.cu).
 // partial [rows, heads, splits, head_dim] and statistics [rows, heads, splits] (largest score, sum) f32 are scratch; arrived [rows,
 // gridDim.y] is 0 before the first launch and after each.
 // Bytes: 2 * positions * kv_heads * head_dim elements per row and chunk of G. FLOPs: 4 * heads * head_dim * positions per row.
@@ -29,12 +30,21 @@ struct AttentionWork {
     const float* query;
     const unsigned* positions;
     float* out;
+    uint2* rounded;
     float* partial;
     float2* statistics;
     unsigned* arrived;
     int heads, window, least;
     float scale;
 };
+
+// Stores four elements of a head of a row.
+template <class T>
+__device__ inline void store_four(const AttentionWork& work, size_t at, float4 value) {
+    ((float4*)work.out)[at] = value;
+    if constexpr (sizeof(T) == 2)
+        if (work.rounded) work.rounded[at] = uint2{pair<T>(value.x, value.y), pair<T>(value.z, value.w)};
+}
 
 // Merges (m1, l1, o1) into (m, l, o): softmaxes over different positions. Nothing was seen where m is -infinity.
 __device__ inline float2 merge_weights(float m, float other) {
@@ -238,7 +248,7 @@ __device__ inline void decode_attention(const AttentionWork& work, const Cache& 
         }
         const size_t head = (size_t)row * work.heads + first_head + g;
         if (splits == 1) {
-            ((float4*)(work.out + head * head_dim))[four] = divided(value, sum);
+            store_four<T>(work, head * fours + four, divided(value, sum));
         } else {
             ((float4*)(work.partial + (head * gridDim.z + split) * head_dim))[four] = value;
             if (four == 0) work.statistics[head * gridDim.z + split] = make_float2(most, sum);
@@ -284,17 +294,17 @@ __device__ inline void decode_attention(const AttentionWork& work, const Cache& 
             for (int u = 0; u < MERGED_AT_ONCE; ++u)
                 if (s + u < splits) add_scaled(value, counts[g * splits + s + u], one[u]);
         }
-        ((float4*)(work.out + head * head_dim))[four] = value;
+        store_four<T>(work, head * fours + four, value);
     }
 }
 
 // Two blocks on a multiprocessor, but where eight heads need the registers of both.
 #define KERNEL(dtype, T, G, D)                                                                                                            \
     HBMARK_KERNEL_BOUNDED(ATTENTION_THREADS, G > 4 ? 1 : 2, decode_attention_##dtype##_g##G##_d##D, const float* query,                   \
-                          const unsigned* positions, const unsigned long long* tables, const unsigned* starts, float* out,                \
+                          const unsigned* positions, const unsigned long long* tables, const unsigned* starts, float* out, uint2* rounded, \
                           float* partial, float2* statistics, unsigned* arrived, unsigned long long layer_bytes, int layer, int heads,    \
                           int kv_heads, int head_dim, int block_shift, int window, int least, float scale) {                              \
-        decode_attention<T, G, D>({query, positions, out, partial, statistics, arrived, heads, window, least, scale},                     \
+        decode_attention<T, G, D>({query, positions, out, rounded, partial, statistics, arrived, heads, window, least, scale},                     \
                                   {tables, starts, layer_bytes, layer, kv_heads, head_dim, block_shift});                                 \
     }
 #define KERNELS(dtype, T, D) KERNEL(dtype, T, 1, D) KERNEL(dtype, T, 2, D) KERNEL(dtype, T, 4, D) KERNEL(dtype, T, 8, D)

@@ -4,7 +4,7 @@
 //
 // Shapes: hidden [any, columns] f32; out [rows, vectors * COLUMNS] in the inputs of a format (tiled.cuh), int8 with its scales behind; row_of
 // [rows] or null; norm [columns] or null. Grid: (rows). Block: 256 threads. Bytes: activations only. Each product needs it once, where the
-// streaming product does it in every block.
+// streaming product does it in every block; attention and tiled_gate_up prepare rows of 16-bit floats themselves.
 
 #include "tiled.cuh"
 

@@ -19,7 +19,8 @@
 // int8        32                  8 bits, a scale per row and 32 columns  as they are; a step is summed in whole numbers, then scaled
 // fp8         16                  bf16, in the order in which codes come  widened to bf16
 //
-// `put` stores columns column..column + 4 of a prepared row; all lanes of the warp come there together.
+// `put` stores columns column..column + 4 of a prepared row; all lanes of the warp come there together. `put_one` stores a single element of rows that
+// have no padding, where a format has elements of their own.
 template <class T>
 struct TiledFloats {
     using Cache = T;
@@ -28,6 +29,9 @@ struct TiledFloats {
     static constexpr bool GROUPED = false, SCALED = false;
     __device__ static void put(uint4* out, int, int vectors, int row, int column, float4 x, bool inside) {
         if (inside) ((uint2*)(out + (size_t)row * vectors))[column / 4] = uint2{pair<T>(x.x, x.y), pair<T>(x.z, x.w)};
+    }
+    __device__ static void put_one(unsigned short* out, size_t at, float x) {
+        if (out) out[at] = (unsigned short)pair<T>(x, 0.0f);
     }
     // B of NI times 8 outputs from `first` on.
     template <int NI>
@@ -56,6 +60,7 @@ struct TiledInt8 {
         const int groups = (vectors + 7) / 8 * 4, group = column / FormatInt8::GROUP;
         if (column % FormatInt8::GROUP == 0 && group < groups) ((float*)(out + (size_t)rows * vectors))[(size_t)row * groups + group] = scale;
     }
+    __device__ static void put_one(unsigned short*, size_t, float) {}
     template <int NI>
     __device__ static void outputs(unsigned (&b)[NI][2], unsigned char* tile, int first, int step, int lane) {
         TiledFloats<Bf16>::outputs(b, tile, first, step, lane);
@@ -80,6 +85,7 @@ struct TiledFp8 {
         to[0] = pair<Bf16>(x.x, x.z);
         to[4] = pair<Bf16>(x.y, x.w);
     }
+    __device__ static void put_one(unsigned short*, size_t, float) {}
     // Codes 0 and 2 of a word. Moved up by four places a code is the bf16 of 2^-120 of its value, subnormal ones too; the scale of the matrix has
     // 2^8 (FormatFp8), so 2^112 remain.
     __device__ static unsigned alternate(unsigned word) {

@@ -1,7 +1,8 @@
 // The linear layers on tensor cores: tiled twins of project_add.cu, gate_up.cu, norm_qkv.cu and head.cu.
 //
 // Formulas and shapes are theirs, except that inputs are prepared rows (prepare_rows.cu); grid, block, shared memory and bytes: tiled.cuh.
-// tiled_OPERATION_DTYPE_tBM. tiled_qkv leaves heads that have norms in projected, for finish_heads; tiled_head leaves the largest logit to
+// tiled_OPERATION_DTYPE_tBM. tiled_gate_up leaves its outputs also as the next product takes them, where that has floats of the same 16 bits and `rounded`
+// is not null. tiled_qkv leaves heads that have norms in projected, for finish_heads; tiled_head leaves the largest logit to
 // first_largest.
 
 #include "heads.cuh"
@@ -24,9 +25,12 @@ HBMARK_FOR_EACH_TILING(KERNEL)
 #undef KERNEL
 
 #define KERNEL(dtype, F, ROWS)                                                                                                           \
-    HBMARK_KERNEL_BOUNDED(Tiling##ROWS::TILED_THREADS, 1, tiled_gate_up_##dtype##_t##ROWS, float* out, PRODUCT) {           \
+    HBMARK_KERNEL_BOUNDED(Tiling##ROWS::TILED_THREADS, 1, tiled_gate_up_##dtype##_t##ROWS, float* out, unsigned short* rounded, PRODUCT) { \
         multiply_tiled<F, Tiling##ROWS>(inputs, rows, WEIGHTS, [&](int row, int pair, float gate, float up) {                            \
-            out[(size_t)row * (outputs / 2) + pair] = gate / (1.0f + expf(-gate)) * up;                                                  \
+            const size_t at = (size_t)row * (outputs / 2) + pair;                                                                        \
+            const float inner = gate / (1.0f + expf(-gate)) * up;                                                                        \
+            out[at] = inner;                                                                                                             \
+            F::put_one(rounded, at, inner);                                                                                              \
         });                                                                                                                              \
     }
 HBMARK_FOR_EACH_TILING(KERNEL)

@@ -120,6 +120,7 @@ struct Context {
 // ---- Blocks of fibers ----------------------------------------------------------------------------------------------------------------
 
 constexpr size_t STACK_BYTES = 128 << 10, MOST_THREADS = 1024, RESIDENT_BLOCKS = 3, STATIC_SHARED_BYTES = 64 << 10;
+constexpr size_t CACHE_LINE = 64;
 constexpr unsigned char POISON = 0xff;
 constexpr uint64_t STACK_MARK = 0x68626d61726b2121;
 
@@ -259,16 +260,23 @@ struct Machine {
     void describe_deadlock();
 };
 
-// A function, so that no fiber keeps an address of another host thread's machine.
 // There are two, so that a kernel can be begun while the one before runs.
-static thread_local Machine machines[2];
-static thread_local unsigned active = 0;
-__attribute__((noinline)) Machine& machine() { return machines[active]; }
+static Machine* machines() {
+    static thread_local Machine both[2];
+    return both;
+}
+// The one that runs. By a pointer that needs no initialisation, which kernels ask for at every turn; a function, so that no fiber keeps an address
+// of another host thread's machine.
+static thread_local Machine* active = nullptr;
+static Machine& activate(unsigned slot) { return *(active = &machines()[slot % 2]); }
+__attribute__((noinline)) Machine& machine() { return active ? *active : activate(0); }
 
 static void fiber_main() {
     Machine& m = machine();
     m.kernel->invoke(m.arguments);
     Fiber& self = *m.current;
+    const bool is_first = &self == self.block->fibers.data();
+    if (is_first && *reinterpret_cast<const uint64_t*>(self.stack) != STACK_MARK) m.error = "the stack of an emulated thread overflowed";
     self.state = State::returned;
     self.block->live -= 1;
     m.release_barrier(*self.block);
@@ -299,8 +307,10 @@ void Machine::start(Block& block, Index index) {
         fiber.exchanges = 0;
         fiber.groups.clear();
         fiber.open.clear();
-        std::memcpy(fiber.stack, &STACK_MARK, sizeof STACK_MARK);
-        fiber.context.prepare(fiber.stack, STACK_BYTES, fiber_main);
+        // The first speaks for all, which take about as much: a page of each would be as many pages to touch.
+        if (thread == 0) std::memcpy(fiber.stack, &STACK_MARK, sizeof STACK_MARK);
+        // What is in use of the stacks begins in different lines of the cache, or all would compete for a few.
+        fiber.context.prepare(fiber.stack, STACK_BYTES - thread % 64 * 5 * CACHE_LINE, fiber_main);
         wake(fiber);
     }
 }
@@ -337,7 +347,6 @@ Progress Machine::proceed() {
         current = ready.back();
         ready.pop_back();
         Context::change(scheduler, current->context);
-        if (std::memcmp(current->stack, &STACK_MARK, sizeof STACK_MARK) != 0) error = "the stack of an emulated thread overflowed";
         if (current->block->live == 0) start_next(*current->block);
     }
     if (error.empty() && !at_dependency.empty()) return Progress::waiting;
@@ -611,8 +620,7 @@ int hbmark_emulated_launch_raw(const char* name, const unsigned grid[3], const u
                                char* error, size_t error_bytes) {
     using namespace hbmark::emulation;
     const std::lock_guard<std::mutex> guard(one_at_a_time);
-    active = slot % 2;
-    Machine& m = machine();
+    Machine& m = activate(slot);
     m.error.clear();
     m.kernel = find_mangled(name);
     m.resident_blocks = std::clamp<size_t>(resident_blocks, 1, RESIDENT_BLOCKS);
@@ -621,7 +629,7 @@ int hbmark_emulated_launch_raw(const char* name, const unsigned grid[3], const u
     const Index grid_size{grid[0], grid[1], grid[2]}, block_size{block[0], block[1], block[2]};
     const Progress progress =
         m.kernel ? launch(m, grid_size, block_size, shared_bytes, arguments, seed, previous_ended != 0) : Progress::failed;
-    active = 0;
+    activate(0);
     snprintf(error, error_bytes, "%s", m.error.c_str());
     return progress == Progress::ended ? 0 : progress == Progress::waiting ? 2 : 1;
 }
@@ -630,17 +638,16 @@ int hbmark_emulated_launch_raw(const char* name, const unsigned grid[3], const u
 int hbmark_emulated_finish(unsigned slot, char* error, size_t error_bytes) {
     using namespace hbmark::emulation;
     const std::lock_guard<std::mutex> guard(one_at_a_time);
-    active = slot % 2;
-    Machine& m = machine();
+    Machine& m = activate(slot);
     const Progress progress = m.finish();
-    active = 0;
+    activate(0);
     snprintf(error, error_bytes, "%s", m.error.c_str());
     return progress == Progress::ended ? 0 : 1;
 }
 
 // What the last kernel of a slot asked of a device beside memory, once: operations of tensor cores, bytes of the second cache, nanoseconds of the clock.
 void hbmark_emulated_asked(unsigned slot, uint64_t* tensor_flops, uint64_t* second_cache_bytes, uint64_t* clock_ns) {
-    const auto asked = std::exchange(hbmark::emulation::machines[slot % 2].asked, {});
+    const auto asked = std::exchange(hbmark::emulation::machines()[slot % 2].asked, {});
     *tensor_flops = asked.tensor_flops;
     *second_cache_bytes = asked.second_cache_bytes;
     *clock_ns = asked.clock_ns;

@@ -17,6 +17,7 @@ use hbmark_core::units::Bytes;
 
 pub use cpu::measure_cpu;
 
+use crate::engine::error_mapping::of_candle;
 use crate::engine::native::cpu::thread_team::allowed_processors;
 use crate::machine::environment::last_cache;
 use crate::machine::memory::{MemoryOf, available};
@@ -108,13 +109,20 @@ pub enum ProbeError {
     #[error("cannot pin a probe thread to core {core}: {source}")]
     Pin { core: usize, source: io::Error },
     #[error("the {dtype} matrix product of size {size} failed: {source}")]
-    Gemm { dtype: &'static str, size: usize, source: candle_core::Error },
+    Gemm { dtype: &'static str, size: usize, source: Box<crate::engine::EngineError> },
     #[error(
         "{kernel} read wrong data on {device}: its sum is {found:#x}, not {wanted:#x}; check the memory (ECC) before any timing"
     )]
     WrongSum { device: String, kernel: &'static str, wanted: u32, found: u32 },
     #[error(transparent)]
     Engine(#[from] crate::engine::EngineError),
+}
+
+impl ProbeError {
+    /// A product that candle refused.
+    fn of_product(device: &str, dtype: &'static str, size: usize, error: &candle_core::Error) -> Self {
+        Self::Gemm { dtype, size, source: Box::new(of_candle(device, error)) }
+    }
 }
 
 /// The cores this process may use, by number.

@@ -306,7 +306,7 @@ fn matrix_products(config: &ProbeConfig) -> Result<BTreeMap<String, Spread>, Pro
             // A ninth: a third of the time, shared by three dtypes; each size may take its part of that.
             let cap = Duration::from_secs_f64((config.seconds_cap / 9.0 / sizes.len() as f64).max(0.0));
             let rates = matrix_product(dtype, size, config.repetitions, cap)
-                .map_err(|source| ProbeError::Gemm { dtype: name, size, source })?;
+                .map_err(|error| ProbeError::of_product("cpu", name, size, &error))?;
             keep(name, &rates);
         }
     }

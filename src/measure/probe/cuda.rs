@@ -93,7 +93,11 @@ fn gemm(index: u32, quick: bool, largest: usize) -> Result<(Peaks, Peaks), Probe
     let (mut bursts, mut sustained) = (Peaks::new(), Peaks::new());
     for (name, dtype) in [("bf16", DType::BF16), ("f16", DType::F16), ("f32", DType::F32)] {
         let mut best: Option<(Spread, usize)> = None;
-        let failed = |size| move |source| ProbeError::Gemm { dtype: name, size, source };
+        let device = format!("cuda:{index}");
+        let failed = |size| {
+            let device = &device;
+            move |error| ProbeError::of_product(device, name, size, &error)
+        };
         let mut sizes = PRODUCTS.map(|side| side.min(largest)).to_vec();
         sizes.dedup();
         for size in sizes.split_off(usize::from(quick && sizes.len() > 1)) {

@@ -94,6 +94,8 @@ pub struct DecodeAttention<'a, D: Device> {
     pub pool: &'a Pool<D>,
     pub layer: usize,
     pub out: &'a DeviceTensor<D>,
+    /// The same in the format of the cache, for the product that follows; 0 for none.
+    pub rounded: u64,
     /// `[rows, heads, splits, head_dim]` f32.
     pub partial: u64,
     /// `[rows, heads, splits]` pairs of f32.
@@ -108,8 +110,7 @@ impl<D: Device> DecodeAttention<'_, D> {
     /// # Errors
     /// When the shapes do not fit or the device refuses.
     pub fn launch(&self, device: &mut D, tuning: Tuning) -> Result<(), EngineError> {
-        let Self { rows, shape, window, cut, query, step, pool, layer, out, partial, statistics, arrived } =
-            self;
+        let Self { rows, shape, window, cut, query, step, pool, layer, out, .. } = self;
         let dim = shape.head_dim;
         if query.width != shape.query_width() || out.width != query.width || query.rows.min(out.rows) < *rows
         {
@@ -138,9 +139,10 @@ impl<D: Device> DecodeAttention<'_, D> {
                 Address(step.tables()),
                 Address(step.starts()),
                 Address(D::address(&out.memory)),
-                Address(*partial),
-                Address(*statistics),
-                Address(*arrived),
+                Address(self.rounded),
+                Address(self.partial),
+                Address(self.statistics),
+                Address(self.arrived),
                 U64(pool.layer_bytes() as u64),
                 size(*layer),
                 size(shape.heads),

@@ -239,8 +239,10 @@ impl<D: Device> ProjectAdd<'_, D> {
             );
             return launch_mismatch(device, "project_add", what);
         }
-        if let Some(TiledWorkspace { prepared, by_library }) = *workspace {
-            Prepare { rows: *rows, input, row_of: 0, norm: None }.launch(device, weights, prepared)?;
+        if let Some(TiledWorkspace { prepared, ready, by_library }) = *workspace {
+            if !ready {
+                Prepare { rows: *rows, input, row_of: 0, norm: None }.launch(device, weights, prepared)?;
+            }
             let hidden = D::address(&hidden.memory);
             if by_library {
                 return tensor_core_linear::multiply_by_library(
@@ -276,6 +278,8 @@ pub struct GateUp<'a, D: Device> {
     pub norm_eps: f32,
     pub weights: &'a Matrix<D>,
     pub out: &'a DeviceTensor<D>,
+    /// The same as the next product takes it on tensor cores, which kernels of ours leave there; 0 for none.
+    pub rounded: u64,
     /// `[rows, outputs]` f32, for a product of the device's library.
     pub sums: u64,
     /// Room for a product on tensor cores; `None` streams.
@@ -288,7 +292,7 @@ impl<D: Device> GateUp<'_, D> {
     /// # Errors
     /// When the shapes do not fit or the device refuses.
     pub fn launch(&self, device: &mut D, tuning: Tuning) -> Result<u64, EngineError> {
-        let Self { rows, hidden, norm, norm_eps, weights, out, sums, workspace } = self;
+        let Self { rows, hidden, norm, norm_eps, weights, out, rounded, sums, workspace } = self;
         let widths = (hidden.width, norm.width, 2 * out.width);
         if widths != (weights.columns, weights.columns, weights.outputs) || hidden.rows.min(out.rows) < *rows
         {
@@ -298,7 +302,7 @@ impl<D: Device> GateUp<'_, D> {
             );
             return launch_mismatch(device, "gate_up", what);
         }
-        if let Some(TiledWorkspace { prepared, by_library }) = *workspace {
+        if let Some(TiledWorkspace { prepared, by_library, .. }) = *workspace {
             let norm_and_eps = Some((*norm, *norm_eps));
             Prepare { rows: *rows, input: hidden, row_of: 0, norm: norm_and_eps }
                 .launch(device, weights, prepared)?;
@@ -310,7 +314,7 @@ impl<D: Device> GateUp<'_, D> {
                     *rows,
                     weights,
                     prepared,
-                    vec![out_address],
+                    vec![out_address, Address(*rounded)],
                 )?;
                 return Ok(bytes + 4 * norm.width as u64);
             }
@@ -377,7 +381,7 @@ impl<D: Device> Head<'_, D> {
             );
             return launch_mismatch(device, "head", what);
         }
-        if let Some(TiledWorkspace { prepared, by_library }) = *workspace {
+        if let Some(TiledWorkspace { prepared, by_library, .. }) = *workspace {
             let prepare = Prepare {
                 rows: *sequences,
                 input: hidden,
@@ -521,7 +525,7 @@ impl<D: Device> NormQkv<'_, D> {
     }
 
     fn launch_on_tensor_cores(&self, device: &mut D, workspace: TiledWorkspace) -> Result<u64, EngineError> {
-        let TiledWorkspace { prepared, by_library } = workspace;
+        let TiledWorkspace { prepared, by_library, .. } = workspace;
         let Self { rows, shape, weights, head_norms, step, pool, .. } = self;
         let norm = Some((self.norm, shape.norm_eps));
         Prepare { rows: *rows, input: self.hidden, row_of: 0, norm }.launch(device, weights, prepared)?;

@@ -9,7 +9,7 @@ use std::collections::HashMap;
 
 use super::attention::{DecodeAttention, KvSplitPlan, MAX_HEAD_DIM, PrefillAttention};
 use super::device::Device;
-use super::device_matrix::{Matrix, floats};
+use super::device_matrix::{KernelFormat, Matrix, floats};
 use super::kernels::{DeviceTensor, Embed, FillKv, GateUp, Head, NormQkv, ProjectAdd, Tuning};
 use super::step::{Pool, Scratch, StepState};
 use super::tensor_core_linear::{self, TiledWorkspace};
@@ -71,6 +71,7 @@ enum Mode {
 #[derive(Debug)]
 struct Workspace<D: Device> {
     prepared: Scratch<D>,
+    rounded: Scratch<D>,
     projected: Scratch<D>,
     heads_arrived: Scratch<D>,
     partial: Scratch<D>,
@@ -85,6 +86,7 @@ impl<D: Device> Default for Workspace<D> {
     fn default() -> Self {
         Self {
             prepared: Scratch::default(),
+            rounded: Scratch::default(),
             projected: Scratch::default(),
             heads_arrived: Scratch::default(),
             partial: Scratch::default(),
@@ -97,6 +99,14 @@ impl<D: Device> Default for Workspace<D> {
     }
 }
 
+/// Rows of a buffer that the operation which wrote it has also left as a product on tensor cores takes them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Rounded {
+    buffer: u64,
+    rows: usize,
+    format: KernelFormat,
+}
+
 /// A device's side of the native forward.
 #[derive(Debug)]
 pub struct CudaOperations<D: Device> {
@@ -106,6 +116,8 @@ pub struct CudaOperations<D: Device> {
     tuning: Tuning,
     step: StepState<D>,
     workspace: Workspace<D>,
+    /// What the last operation left for the next.
+    rounded: Option<Rounded>,
     /// Rows that every linear layer takes at once.
     at_once: usize,
     mode: Mode,
@@ -135,6 +147,7 @@ impl<D: Device> CudaOperations<D> {
             tuning,
             step: StepState::default(),
             workspace: Workspace::default(),
+            rounded: None,
             known: HashMap::new(),
             at_once: TILED_AT_ONCE,
             mode: Mode::Plain,
@@ -191,7 +204,24 @@ impl<D: Device> CudaOperations<D> {
         self.grow(|space| &mut space.prepared, tensor_core_linear::prepared_bytes(weights, rows), &[])?;
         let by_library =
             rows >= self.tuning.min_library_rows && tensor_core_linear::library_has(weights.format);
-        Ok(Some(TiledWorkspace { prepared: self.workspace.prepared.address(), by_library }))
+        Ok(Some(TiledWorkspace { prepared: self.workspace.prepared.address(), ready: false, by_library }))
+    }
+
+    /// Room for rows of a buffer in 16 bits, for the product that follows; 0 where it does not take such rows.
+    fn round_for_next(
+        &mut self,
+        buffer: &DeviceTensor<D>,
+        rows: usize,
+        format: KernelFormat,
+    ) -> Result<u64, EngineError> {
+        let plain = matches!(format, KernelFormat::Bf16 | KernelFormat::F16)
+            && buffer.width.is_multiple_of(format.columns());
+        if rows < self.tuning.min_tiled_rows || !plain {
+            return Ok(0);
+        }
+        self.grow(|space| &mut space.rounded, 2 * rows * buffer.width, &[])?;
+        self.rounded = Some(Rounded { buffer: D::address(&buffer.memory), rows, format });
+        Ok(self.workspace.rounded.address())
     }
 
     /// Room for sums that a kernel behind the product finishes.
@@ -263,6 +293,7 @@ impl<D: Device> Operations for CudaOperations<D> {
     fn buffer(&mut self, rows: usize, width: usize) -> Result<DeviceTensor<D>, EngineError> {
         // What was recorded may point to the buffer that this one replaces.
         self.known.clear();
+        self.rounded = None;
         Ok(DeviceTensor { memory: self.device.allocate(4 * rows * width)?, rows, width })
     }
 
@@ -310,6 +341,7 @@ impl<D: Device> Operations for CudaOperations<D> {
             self.known.clear();
         }
         moved?;
+        self.rounded = None;
         self.sequences = rows.served();
         self.attentions.clear();
         (self.moved, self.attention_moved) = (0, 0);
@@ -419,6 +451,7 @@ impl<D: Device> Operations for CudaOperations<D> {
         pool: &Pool<D>,
         out: &mut DeviceTensor<D>,
     ) -> Result<(), EngineError> {
+        self.rounded = None;
         if PrefillAttention::<D>::fits(rows, &pool.shape, self.tuning) {
             let kernel =
                 PrefillAttention { shape: *shape, window, query, step: &self.step, pool, layer, out };
@@ -429,6 +462,12 @@ impl<D: Device> Operations for CudaOperations<D> {
         let reach = longest(rows).div_ceil(self.tuning.min_split).next_power_of_two() * self.tuning.min_split;
         let longest = reach.min(window.unwrap_or(usize::MAX));
         let cut = KvSplitPlan::new(&self.device, shape, rows.len(), longest, self.tuning);
+        let format = match pool.shape.dtype {
+            Dtype::F32 => KernelFormat::F32,
+            Dtype::F16 => KernelFormat::F16,
+            _ => KernelFormat::Bf16,
+        };
+        let rounded = self.round_for_next(out, rows.len(), format)?;
         let parts = rows.len() * shape.heads * cut.splits;
         self.grow(|space| &mut space.partial, 4 * parts * shape.head_dim, &[])?;
         self.grow(|space| &mut space.statistics, 8 * parts, &[])?;
@@ -444,6 +483,7 @@ impl<D: Device> Operations for CudaOperations<D> {
             pool,
             layer,
             out,
+            rounded,
             partial: space.partial.address(),
             statistics: space.statistics.address(),
             arrived: space.splits_arrived.address(),
@@ -463,7 +503,13 @@ impl<D: Device> Operations for CudaOperations<D> {
         input: &DeviceTensor<D>,
         hidden: &mut DeviceTensor<D>,
     ) -> Result<(), EngineError> {
-        let workspace = self.tiled_workspace(rows.len(), weights)?;
+        let mut workspace = self.tiled_workspace(rows.len(), weights)?;
+        let wanted = Rounded { buffer: D::address(&input.memory), rows: rows.len(), format: weights.format };
+        if self.rounded.take() == Some(wanted)
+            && let Some(workspace) = &mut workspace
+        {
+            (workspace.prepared, workspace.ready) = (self.workspace.rounded.address(), true);
+        }
         let kernel = ProjectAdd { rows: rows.len(), input, weights, hidden, workspace };
         self.moved += kernel.launch(&mut self.device, self.tuning)?;
         Ok(())
@@ -478,10 +524,14 @@ impl<D: Device> Operations for CudaOperations<D> {
         hidden: &DeviceTensor<D>,
         out: &mut DeviceTensor<D>,
     ) -> Result<(), EngineError> {
+        self.rounded = None;
         let workspace = self.tiled_workspace(rows.len(), weights)?;
         let by_library = workspace.is_some_and(|workspace| workspace.by_library);
         let sums = if by_library { self.sums_workspace(rows.len(), weights.outputs)? } else { 0 };
-        let kernel = GateUp { rows: rows.len(), hidden, norm, norm_eps, weights, out, sums, workspace };
+        let by_us = workspace.is_some() && !by_library;
+        let rounded = if by_us { self.round_for_next(out, rows.len(), weights.format)? } else { 0 };
+        let kernel =
+            GateUp { rows: rows.len(), hidden, norm, norm_eps, weights, out, rounded, sums, workspace };
         self.moved += kernel.launch(&mut self.device, self.tuning)?;
         Ok(())
     }

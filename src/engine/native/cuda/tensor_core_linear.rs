@@ -120,6 +120,8 @@ pub fn prepared_bytes<D: Device>(weights: &Matrix<D>, rows: usize) -> usize {
 pub struct TiledWorkspace {
     /// The rows as tensor cores take them.
     pub prepared: u64,
+    /// They are there already.
+    pub ready: bool,
     /// Whether the device's library makes it, or kernels of ours.
     pub by_library: bool,
 }
