@@ -28,13 +28,17 @@ const KIND: Kind = Kind {
     plain: &[Dtype::F32, Dtype::Bf16, Dtype::F16],
     quantised: &[Dtype::Int8, Dtype::Fp8],
     in_blocks: &[],
-    draw: |dtype, seed| {
-        let dtype = dtype.unwrap_or_else(|| nth(&DTYPES, seed));
-        let sample = Sample { kv_dtype: kv_dtype(dtype), ..Sample::of_dtype(dtype, seed) };
-        sample.architecture.head_dim.is_multiple_of(8).then_some(sample)
-    },
-    experts: false,
+    draw: |dtype, seed| runnable(dtype, seed, Sample::of_dtype),
+    mixture: |dtype, seed| runnable(dtype, seed, |dtype, seed| Sample::mixture(Some(dtype), seed)),
+    mixtures_to_cut: Some(Dtype::F32),
 };
+
+/// A sample as the kernels run it, where they have its heads.
+fn runnable(dtype: Option<Dtype>, seed: u64, draw: fn(Dtype, u64) -> Sample) -> Option<Sample> {
+    let dtype = dtype.unwrap_or_else(|| nth(&DTYPES, seed));
+    let sample = Sample { kv_dtype: kv_dtype(dtype), ..draw(dtype, seed) };
+    sample.architecture.head_dim.is_multiple_of(8).then_some(sample)
+}
 
 /// Kernels that stream. How attention is split, and so the order of its sums, depends on the whole batch.
 const STREAMING: Bounds = Bounds {
@@ -117,6 +121,8 @@ pub fn on_a_device<D: Device + 'static>(
     record(graphs::as_eager(&KIND, tiled.make, extent.cut.clone()));
     models::against_stock(&KIND, tiled.make, extent.greedy, record);
     models::against_the_cpu(tiled.make, extent.greedy, record);
+    // Those that read an expert once for all rows of the decodes that are counted.
+    models::mixtures(tiled.make, extent.greedy, &[Dtype::Bf16, Dtype::Int8], record);
     models::bytes(&KIND, tiled.make, extent.depths, record);
     record(timer::block_of("native, a block of decode steps", extent.greedy.min(50), || {
         let model = OpenModel::synthetic("small", small_model(FAMILIES[0].1), 7);
