@@ -34,10 +34,11 @@ struct Work {
     // Places in `experts`, grouped by expert, and the row of each.
     __device__ unsigned* choices() const { return experts() + 2 * choices_count(); }
     __device__ unsigned* rows_of() const { return experts() + 3 * choices_count(); }
-    // [rows].
+    // [rows], and the number of each row: all are the shared expert's.
     __device__ float* shared_shares() const { return (float*)(experts() + 4 * choices_count()); }
+    __device__ unsigned* all_rows() const { return experts() + 4 * choices_count() + rows; }
     // Expert, first place in `choices`, and number of choices of each.
-    __device__ uint4* tiles() const { return (uint4*)(words + 4 + (4 * choices_count() + rows + 3) / 4 * 4); }
+    __device__ uint4* tiles() const { return (uint4*)(words + 4 + (4 * choices_count() + 2 * rows + 3) / 4 * 4); }
 };
 
 // ---- Routing -------------------------------------------------------------------------------------------------------------------------
@@ -114,6 +115,7 @@ __device__ inline void choose(const Routing& routing, int row, float* copy) {
     }
     if (lane == 0) {
         routing.work.shared_shares()[row] = routing.gated ? 1.0f / (1.0f + expf(-load_shared_result(logits + count))) : 1.0f;
+        routing.work.all_rows()[row] = row;
     }
     __syncwarp();
 }
@@ -168,12 +170,13 @@ __device__ inline void group(const Routing& routing, unsigned* next) {
     }
 }
 
-// Of the sums of M rows that of a lane's own: the first of lane 0, and so on.
+// Of the sums of M rows that of a lane's own: the first of lane 0, and so on. Not by equality, which makes an index of the lane, and puts the sums in
+// memory.
 template <int M>
 __device__ inline float of_lane(const float (&sums)[M]) {
     float own = sums[0];
 #pragma unroll
-    for (int m = 1; m < M; ++m) own = (int)threadIdx.x % WARP == m ? sums[m] : own;
+    for (int m = 1; m < M; ++m) own = (int)threadIdx.x % WARP >= m ? sums[m] : own;
     return own;
 }
 
@@ -237,50 +240,54 @@ struct Experts {
     int width, shared_width, shared_tiles, tile_rows;
 };
 
-// Up to tile_rows choices of a routed expert, or rows of the shared one.
+// Up to tile_rows choices of a routed expert, or rows of the shared one, which are then its choices.
 struct ExpertTile {
     ExpertMatrix matrix;
-    // Null for the shared one, whose rows begin at `first`.
     const unsigned *choices, *rows;
-    int first, count;
-
-    __device__ bool is_shared() const { return !choices; }
+    int count;
+    bool shared;
 };
 
-// That of a block; of no rows where there is none.
+__device__ inline bool has_tile(const Experts& experts) { return pass_of_grid() < experts.shared_tiles + (int)*experts.work.tile_count(); }
+
+// That of a block which has one.
 __device__ inline ExpertTile tile_of_grid(const Experts& experts) {
-    const int index = pass_of_grid(), routed = index - experts.shared_tiles;
-    if (routed < 0) {
-        const int first = index * experts.tile_rows;
-        return {experts.table[0], nullptr, nullptr, first, min(experts.work.rows - first, experts.tile_rows)};
-    }
-    if (routed >= (int)*experts.work.tile_count()) return {{nullptr, nullptr}, nullptr, nullptr, 0, 0};
-    const uint4 tile = experts.work.tiles()[routed];
-    return {experts.table[1 + tile.x], experts.work.choices() + tile.y, experts.work.rows_of() + tile.y, 0, (int)tile.z};
+    const int index = pass_of_grid(), first = index * experts.tile_rows;
+    const bool shared = index < experts.shared_tiles;
+    const uint4 tile = shared ? make_uint4(0, first, min(experts.work.rows - first, experts.tile_rows), 0)
+                              : experts.work.tiles()[index - experts.shared_tiles];
+    const unsigned* choices = (shared ? experts.work.all_rows() : experts.work.choices()) + tile.y;
+    const unsigned* rows = (shared ? experts.work.all_rows() : experts.work.rows_of()) + tile.y;
+    return {experts.table[shared ? 0 : 1 + tile.x], in_global(choices), in_global(rows), (int)tile.z, shared};
+}
+
+// Its matrix, of a format.
+template <class F>
+__device__ inline LinearWeights weights_of(const ExpertTile& tile, int outputs, int vectors) {
+    return {tile.matrix.data, F::SCALED ? in_global(tile.matrix.scales) : nullptr, nullptr, outputs, vectors};
 }
 
 // Where gate_up leaves row `i` of a tile.
 __device__ inline float* inner_of(const Experts& experts, const ExpertTile& tile, float* inner, int i) {
     const int per_row = experts.work.per_row, stride = per_row * experts.width + experts.shared_width;
-    if (tile.is_shared()) return inner + (size_t)(tile.first + i) * stride + per_row * experts.width;
-    return inner + (size_t)tile.rows[i] * stride + tile.choices[i] % per_row * experts.width;
+    return inner + (size_t)tile.rows[i] * stride + (tile.shared ? per_row : tile.choices[i] % per_row) * experts.width;
 }
 
 // Where down leaves it.
 __device__ inline float* part_of(const Experts& experts, const ExpertTile& tile, float* parts, int outputs, int i) {
-    return parts + (tile.is_shared() ? experts.work.choices_count() + tile.first + i : tile.choices[i]) * outputs;
+    return parts + ((tile.shared ? experts.work.choices_count() : 0) + tile.choices[i]) * outputs;
 }
 
 template <class F, int M>
 __device__ inline void gate_up(const LinearInput& in, const Experts& experts, float* inner, int vectors, int chunk) {
     launch_dependents();
     wait_for_dependency();
+    if (!has_tile(experts)) return;
     const ExpertTile tile = tile_of_grid(experts);
-    if (tile.count <= 0) return;
-    const int lane = threadIdx.x % WARP, outputs = 2 * (tile.is_shared() ? experts.shared_width : experts.width);
+    const int lane = threadIdx.x % WARP, outputs = 2 * (tile.shared ? experts.shared_width : experts.width);
     float* out = lane < tile.count ? inner_of(experts, tile, inner, lane) : nullptr;
     const LinearInput rows{in.values, tile.rows, in.norm, in.norm_eps, in.rows, in.columns};
-    multiply_rows<F, M>(rows, {tile.matrix.data, tile.matrix.scales, nullptr, outputs, vectors}, chunk, tile.first, tile.count,
+    multiply_rows<F, M>(rows, weights_of<F>(tile, outputs, vectors), chunk, 0, tile.count,
                         [&](int pair, int, int count, const float (&sums)[2][M]) {
                             const float gate = of_lane(sums[0]), up = of_lane(sums[1]);
                             if (lane < count) out[pair] = gate / (1.0f + expf(-gate)) * up;
@@ -291,15 +298,15 @@ template <class F, int M>
 __device__ inline void down(const float* inner, const Experts& experts, float* parts, int outputs, int vectors, int shared_vectors, int chunk) {
     launch_dependents();
     wait_for_dependency();
+    if (!has_tile(experts)) return;
     const ExpertTile tile = tile_of_grid(experts);
-    if (tile.count <= 0) return;
     const int lane = threadIdx.x % WARP, per_row = experts.work.per_row, stride = per_row * experts.width + experts.shared_width;
     float* out = lane < tile.count ? part_of(experts, tile, parts, outputs, lane) : nullptr;
-    const bool shared = tile.is_shared();
+    const bool shared = tile.shared;
     const LinearInput rows{shared ? inner + per_row * experts.width : inner, tile.choices, nullptr, 0, experts.work.rows,
                            shared ? experts.shared_width : experts.width, shared ? 1 : per_row, stride};
-    multiply_rows<F, M>(rows, {tile.matrix.data, tile.matrix.scales, nullptr, outputs, shared ? shared_vectors : vectors}, chunk, tile.first,
-                        tile.count, [&](int pair, int, int count, const float (&sums)[2][M]) {
+    multiply_rows<F, M>(rows, weights_of<F>(tile, outputs, shared ? shared_vectors : vectors), chunk, 0, tile.count,
+                        [&](int pair, int, int count, const float (&sums)[2][M]) {
                             const float first = of_lane(sums[0]), second = of_lane(sums[1]);
                             if (lane >= count) return;
                             out[2 * pair] = first;
@@ -344,19 +351,20 @@ __device__ inline void multiply_tile(const ExpertTile& tile, const uint4* inputs
         rows_to[i] = to(i);
     }
     __syncthreads();
-    multiply_tile_of_rows<F, Z>(inputs, prepared, 0, tile.count, Placed{places}, {tile.matrix.data, tile.matrix.scales, nullptr, outputs, vectors},
-                                [&](int row, int pair, float first, float second) { finish(rows_to[row], pair, first, second); });
+    multiply_tile_of_rows<F, Z>(inputs, prepared, 0, tile.count, Placed{places}, weights_of<F>(tile, outputs, vectors),
+                                [&](int row, int pair, float first, float second) { finish(in_global(rows_to[row]), pair, first, second); });
 }
 
 template <class F, class Z>
 __device__ inline void tiled_gate_up(const uint4* inputs, const Experts& experts, float* inner, int vectors) {
     launch_dependents();
     wait_for_dependency();
+    if (!has_tile(experts)) return;
     const ExpertTile tile = tile_of_grid(experts);
-    const int outputs = 2 * (tile.is_shared() ? experts.shared_width : experts.width);
-    if (tile.count <= 0 || (int)blockIdx.x * Z::BN >= outputs) return;
+    const int outputs = 2 * (tile.shared ? experts.shared_width : experts.width);
+    if ((int)blockIdx.x * Z::BN >= outputs) return;
     multiply_tile<F, Z>(
-        tile, inputs, experts.work.rows, outputs, vectors, [&](int i) { return tile.is_shared() ? tile.first + i : (int)tile.rows[i]; },
+        tile, inputs, experts.work.rows, outputs, vectors, [&](int i) { return (int)tile.rows[i]; },
         [&](int i) { return inner_of(experts, tile, inner, i); },
         [](float* to, int pair, float gate, float up) { to[pair] = gate / (1.0f + expf(-gate)) * up; });
 }
@@ -366,12 +374,12 @@ __device__ inline void tiled_down(const uint4* inputs, const uint4* shared_input
                                   int vectors, int shared_vectors) {
     launch_dependents();
     wait_for_dependency();
+    if (!has_tile(experts)) return;
     const ExpertTile tile = tile_of_grid(experts);
-    if (tile.count <= 0) return;
-    const bool shared = tile.is_shared();
+    const bool shared = tile.shared;
     multiply_tile<F, Z>(
         tile, shared ? shared_inputs : inputs, shared ? experts.work.rows : (int)experts.work.choices_count(), outputs,
-        shared ? shared_vectors : vectors, [&](int i) { return shared ? tile.first + i : (int)tile.choices[i]; },
+        shared ? shared_vectors : vectors, [&](int i) { return (int)tile.choices[i]; },
         [&](int i) { return part_of(experts, tile, parts, outputs, i); },
         [=](float* to, int pair, float first, float second) {
             to[2 * pair] = first;

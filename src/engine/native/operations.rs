@@ -442,7 +442,8 @@ pub trait Operations: std::fmt::Debug {
         scripted: Option<&[u32]>,
         hidden: &Self::Buffer,
     ) -> Result<(), EngineError>;
-    /// `inner[row][i] = silu(gate · norm(hidden)) ∘ (up · norm(hidden))` of the i-th expert of each row, by its number, then of the shared one.
+    /// `inner[row][i] = silu(gate · norm(hidden)) ∘ (up · norm(hidden))` of the i-th expert of each row, by its number, then of the shared one; norm
+    /// and rows are those that were routed.
     ///
     /// # Errors
     /// As [`route`](Self::route).

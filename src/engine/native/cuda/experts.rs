@@ -128,10 +128,10 @@ pub struct ExpertPlan {
 }
 
 impl ExpertPlan {
-    /// The plan of so many rows.
+    /// The plan of so many rows, on a device whose blocks can have so much shared memory.
     #[must_use]
-    pub fn new<D: Device>(
-        device: &D,
+    pub fn new(
+        shared_bytes: usize,
         rows: usize,
         shape: &ExpertShape,
         format: KernelFormat,
@@ -140,9 +140,7 @@ impl ExpertPlan {
         let average = (rows * shape.per_row).div_ceil(shape.count);
         let tile = (rows >= tuning.min_tiled_rows)
             // Twice the average, or a few rows whoever they meet.
-            .then(|| {
-                tensor_core_linear::expert_tile_rows(format, rows.min(2 * average), device.shared_bytes())
-            })
+            .then(|| tensor_core_linear::expert_tile_rows(format, rows.min(2 * average), shared_bytes))
             .flatten();
         let tile_rows = tile.unwrap_or_else(|| rows_at_once(format, rows));
         let choices = rows * shape.per_row;
@@ -156,7 +154,7 @@ impl ExpertPlan {
     /// Bytes of what routing leaves (`experts.cu`).
     #[must_use]
     pub fn work_bytes(&self, shape: &ExpertShape) -> usize {
-        let words = (4 * self.rows * shape.per_row + self.rows).next_multiple_of(4);
+        let words = (self.rows * (4 * shape.per_row + 2)).next_multiple_of(4);
         4 * (4 + words) + 16 * self.routed_tiles
     }
 
@@ -312,8 +310,9 @@ pub struct ExpertGateUp<'a, D: Device> {
     pub experts: &'a ExpertWeights<CudaOperations<D>>,
     pub work: u64,
     pub inner: &'a DeviceTensor<D>,
-    /// Room for the prepared rows.
+    /// Room for the prepared rows, and whether the router left them there.
     pub prepared: u64,
+    pub is_prepared: bool,
 }
 
 impl<D: Device> ExpertGateUp<'_, D> {
@@ -322,7 +321,7 @@ impl<D: Device> ExpertGateUp<'_, D> {
     /// # Errors
     /// When the shapes do not fit or the device refuses.
     pub fn launch(&self, device: &mut D, tuning: Tuning) -> Result<u64, EngineError> {
-        let Self { plan, hidden, norm: (norm, eps), experts, work, inner, prepared } = self;
+        let Self { plan, hidden, norm: (norm, eps), experts, work, inner, prepared, is_prepared } = self;
         let (shape, weights) = (&experts.shape, &experts.routed[0].gate_up);
         let shared = experts.shared.as_ref().map(|shared| &shared.gate_up);
         let shared_fits = shared.map_or(shape.shared_width == 0, |shared| {
@@ -343,8 +342,10 @@ impl<D: Device> ExpertGateUp<'_, D> {
         let out = Address(D::address(&inner.memory));
         let of_experts = plan.arguments::<D>(&experts.table.gate_up, *work, shape);
         if plan.on_tensor_cores {
-            Prepare { rows: plan.rows, input, row_of: 0, norm: Some((norm, *eps)), parts: None }
-                .launch(device, weights, *prepared)?;
+            if !is_prepared {
+                Prepare { rows: plan.rows, input, row_of: 0, norm: Some((norm, *eps)), parts: None }
+                    .launch(device, weights, *prepared)?;
+            }
             let mut arguments = vec![Address(*prepared), out];
             arguments.extend(of_experts);
             arguments.push(size(weights.vectors));
@@ -458,5 +459,32 @@ impl<D: Device> ExpertDown<'_, D> {
             ],
         })?;
         Ok(shared.map_or(0, |shared| plan.shared_tiles as u64 * shared.bytes()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tile_has_all_of_few_rows_or_twice_the_average_of_many() {
+        let shape = ExpertShape {
+            count: 128,
+            per_row: 8,
+            width: 768,
+            shared_width: 512,
+            shared_gate: true,
+            renormalised: true,
+        };
+        let plan = |format, rows| {
+            let plan = ExpertPlan::new(227 << 10, rows, &shape, format, Tuning::default());
+            (plan.tile_rows, plan.shared_tiles, plan.routed_tiles)
+        };
+        let bf16 = [1, 4, 5, 16, 100, 4096].map(|rows| plan(KernelFormat::Bf16, rows));
+        // The most tiles: every choice meets an expert of its own, and what is left makes whole ones.
+        let wanted = [(1, 1, 8), (4, 1, 32), (16, 1, 40), (16, 1, 128), (16, 7, 170), (128, 32, 383)];
+        assert_eq!(bf16, wanted);
+        assert_eq!([2, 5].map(|rows| plan(KernelFormat::F32, rows)), [(2, 1, 16), (4, 2, 40)]);
+        assert_eq!([2, 3].map(|rows| plan(KernelFormat::Fp8, rows)), [(2, 1, 16), (2, 2, 24)]);
     }
 }

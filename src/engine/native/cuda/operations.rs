@@ -225,6 +225,15 @@ impl<D: Device> CudaOperations<D> {
         Ok(Some(TiledWorkspace { prepared: self.workspace.prepared.address(), by_library }))
     }
 
+    /// The same for a router. Of f16, tensor cores round the rows too: which logits are the largest is not theirs to change.
+    fn router_workspace(
+        &mut self,
+        rows: usize,
+        router: &Matrix<D>,
+    ) -> Result<Option<TiledWorkspace>, EngineError> {
+        if router.format == KernelFormat::Bf16 { self.tiled_workspace(rows, router) } else { Ok(None) }
+    }
+
     /// Room for sums that a kernel behind the product finishes.
     fn sums_workspace(&mut self, rows: usize, outputs: usize) -> Result<u64, EngineError> {
         self.grow(|space| &mut space.projected, 4 * rows * outputs, &[])?;
@@ -238,7 +247,7 @@ impl<D: Device> CudaOperations<D> {
         experts: &ExpertWeights<Self>,
     ) -> Result<(ExpertPlan, u64), EngineError> {
         let format = experts.routed[0].gate_up.format;
-        let plan = ExpertPlan::new(&self.device, rows, &experts.shape, format, self.tuning);
+        let plan = ExpertPlan::new(self.device.shared_bytes(), rows, &experts.shape, format, self.tuning);
         self.grow(|space| &mut space.expert_work, plan.work_bytes(&experts.shape), &[])?;
         self.grow(|space| &mut space.prepared, plan.prepared_bytes(experts), &[])?;
         Ok((plan, self.workspace.expert_work.address()))
@@ -562,11 +571,7 @@ impl<D: Device> Operations for CudaOperations<D> {
         hidden: &DeviceTensor<D>,
     ) -> Result<(), EngineError> {
         let (plan, work) = self.expert_plan(rows.len(), experts)?;
-        // Of f16, tensor cores round the rows too: which experts are the largest is not theirs to change.
-        let workspace = match experts.router.format {
-            KernelFormat::Bf16 => self.tiled_workspace(rows.len(), &experts.router)?,
-            _ => None,
-        };
+        let workspace = self.router_workspace(rows.len(), &experts.router)?;
         let layer = self.routed.len();
         self.grow(|space| &mut space.routers_arrived, 4 * plan.arrivals(), &[0])?;
         self.grow(|space| &mut space.experts_met, 8, &[0])?;
@@ -602,8 +607,11 @@ impl<D: Device> Operations for CudaOperations<D> {
         inner: &mut DeviceTensor<D>,
     ) -> Result<(), EngineError> {
         let (plan, work) = self.expert_plan(rows.len(), experts)?;
+        let router = &experts.router;
+        let is_prepared = router.format == experts.routed[0].gate_up.format
+            && self.router_workspace(rows.len(), router)?.is_some();
         let prepared = self.workspace.prepared.address();
-        let kernel = ExpertGateUp { plan, hidden, norm, experts, work, inner, prepared };
+        let kernel = ExpertGateUp { plan, hidden, norm, experts, work, inner, prepared, is_prepared };
         self.moved += kernel.launch(&mut self.device, self.tuning)?;
         Ok(())
     }
