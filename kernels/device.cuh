@@ -48,6 +48,15 @@ __device__ inline void prefetch(const void* at) {
 #endif
 }
 
+// An address that was itself loaded, which is never null, lies in global memory: loads through it need not find out.
+template <class T>
+__device__ inline T* in_global(T* at) {
+#ifndef HBMARK_EMULATED
+    __builtin_assume(__isGlobal(at));
+#endif
+    return at;
+}
+
 // What other blocks may have written during this launch, so never through the first cache.
 __device__ inline float load_shared_result(const float* from) { return __ldcg(from); }
 

@@ -173,19 +173,25 @@ struct FormatFp8 {
     }
 };
 
-// Rows of activations on their way into a product. `row_of` picks rows where not all are wanted; `norm` is null where there is none.
+// Rows of activations on their way into a product. `row_of` picks rows where not all are wanted; `norm` is null where there is none. With a stride,
+// each of so many parts of a row is an input of its own.
 struct LinearInput {
     const float* values;
     const unsigned* row_of;
     const float* norm;
     float norm_eps;
     int rows, columns;
+    int parts = 1, stride = 0;
 
-    __device__ const float* row(int row) const { return values + (size_t)(row_of ? row_of[row] : row) * columns; }
+    __device__ const float* row(int row) const {
+        const unsigned at = row_of ? row_of[row] : row;
+        if (stride == 0) return values + (size_t)at * columns;
+        return values + (size_t)(at / parts) * stride + (size_t)(at % parts) * columns;
+    }
     // Columns column..column + 4 of a row, and N times as many, `apart` columns on each; zeros behind its end.
     template <int N>
     __device__ void fours(float4 (&x)[N], const float* from, int column, int apart) const {
-        if (columns % 4 == 0) {
+        if (columns % 4 == 0 && stride % 4 == 0) {
             // Loads without a branch, so that all are on their way together.
 #pragma unroll
             for (int i = 0; i < N; ++i) x[i] = *(const float4*)(from + min(column + i * apart, columns - 4));
@@ -276,16 +282,14 @@ __device__ inline void norm_factors(const LinearInput& in, int first_row, int co
 // Which M rows a block has: more of them than y may have blocks go on along z.
 __device__ inline int pass_of_grid() { return blockIdx.z * gridDim.y + blockIdx.y; }
 
-// Calls `finish(pair, first_row, count, sums)` with all lanes of the warp that owns the pair.
+// Calls `finish(pair, first_row, count, sums)` with all lanes of the warp that owns the pair, of at least one row and at most M from `first_row` on.
 template <class F, int M, class Finish>
-__device__ inline void multiply(const LinearInput& in, const LinearWeights& weights, int chunk, Finish finish) {
+__device__ inline void multiply_rows(const LinearInput& in, const LinearWeights& weights, int chunk, int first_row, int count, Finish finish) {
     SHARED_BYTES(memory);
     SHARED(float[WARPS * M], scratch);
     unsigned char* inputs = memory + RING_BYTES;
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     const int pairs = (weights.outputs + 1) / 2, stride = gridDim.x * WARPS;
-    const int first_row = pass_of_grid() * M, count = min(M, in.rows - first_row);
-    if (count <= 0) return;
     const int chunk_vectors = chunk / F::COLUMNS, chunks = (weights.vectors + chunk_vectors - 1) / chunk_vectors;
 
     launch_dependents();
@@ -357,6 +361,13 @@ __device__ inline void multiply(const LinearInput& in, const LinearWeights& weig
     }
     // Nothing is on its way when the block ends.
     wait_copies<0>();
+}
+
+// The same of the rows that the grid gives a block.
+template <class F, int M, class Finish>
+__device__ inline void multiply(const LinearInput& in, const LinearWeights& weights, int chunk, Finish finish) {
+    const int first_row = pass_of_grid() * M, count = min(M, in.rows - first_row);
+    if (count > 0) multiply_rows<F, M>(in, weights, chunk, first_row, count, finish);
 }
 
 // A kernel of each format and number of rows. Four rows beside fp8 would spill on sm_80.

@@ -129,23 +129,30 @@ using DeepTiling32 = Tiling<32, 32, 1, 1, 4, 12, DEEP>;
 using DeepTiling64 = Tiling64;
 using DeepTiling128 = Tiling128;
 
-// Asks for `V` vectors of `wanted` rows from `first` on, zeros where there are none.
-template <int V, int THREADS_OF_BLOCK>
-__device__ inline void load_rows(unsigned char* tile, const uint4* from, int vectors, int first, int count, int wanted, int at) {
+// Rows that lie in order.
+struct InOrder {
+    __device__ int operator()(int row) const { return row; }
+};
+
+// Asks for `V` vectors of `wanted` rows from `first` on, zeros where there are none; `place` says where a row lies.
+template <int V, int THREADS_OF_BLOCK, class Place = InOrder>
+__device__ inline void load_rows(unsigned char* tile, const uint4* from, int vectors, int first, int count, int wanted, int at, Place place = {}) {
     for (int i = threadIdx.x; i < wanted * V; i += THREADS_OF_BLOCK) {
         const int row = first + i / V, vector = at * V + i % V;
         const bool exists = row < count && vector < vectors;
-        copy_async(swizzled<V>(tile, i / V, i % V), exists ? from + (size_t)row * vectors + vector : from, exists);
+        copy_async(swizzled<V>(tile, i / V, i % V), exists ? from + (size_t)place(row) * vectors + vector : from, exists);
     }
 }
 
-// Calls `finish(row, pair, first, second)` for every row and pair of outputs, by one thread each.
-template <class F, class Z, class Finish>
-__device__ inline void multiply_tiled(const uint4* inputs, int rows, const LinearWeights& weights, Finish finish) {
+// Calls `finish(row, pair, first, second)` for every pair of outputs of a block and row of a tile, from `first_row` on and before `end`, by one thread
+// each. `place` says which of the `prepared` rows that is.
+template <class F, class Z, class Place, class Finish>
+__device__ inline void multiply_tile_of_rows(const uint4* inputs, int prepared, int first_row, int end, Place place, const LinearWeights& weights,
+                                             Finish finish) {
     SHARED_BYTES(memory);
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     const int wk = warp % Z::WK, wn = warp / Z::WK % Z::WN, wm = warp / (Z::WK * Z::WN);
-    const int first_row = blockIdx.y * Z::BM, first_output = blockIdx.x * Z::BN;
+    const int first_output = blockIdx.x * Z::BN;
     constexpr int V = 8, IV = F::INPUT_VECTORS, STEPS = IV / 2, MI = Z::BM / (16 * Z::WM), NI = Z::BN / (8 * Z::WN);
     constexpr int OUTPUTS_AT = Z::BM * IV * 16, SCALES_AT = OUTPUTS_AT + Z::BN * V * 16;
     constexpr int STAGE_BYTES = SCALES_AT + (F::GROUPED ? Z::BM * 16 : 0);
@@ -158,10 +165,10 @@ __device__ inline void multiply_tiled(const uint4* inputs, int rows, const Linea
         load_rows<V, Z::TILED_THREADS>(stage(at) + OUTPUTS_AT, weights.data, weights.vectors, first_output, weights.outputs, Z::BN, at);
     };
     const auto load_inputs = [&](int at) {
-        load_rows<IV, Z::TILED_THREADS>(stage(at), inputs, weights.vectors * IV / V, first_row, rows, Z::BM, at);
+        load_rows<IV, Z::TILED_THREADS>(stage(at), inputs, weights.vectors * IV / V, first_row, end, Z::BM, at, place);
         if (F::GROUPED) {
-            const uint4* scales = inputs + (size_t)rows * weights.vectors;
-            load_rows<1, Z::TILED_THREADS>(stage(at) + SCALES_AT, scales, tiles, first_row, rows, Z::BM, at);
+            const uint4* scales = inputs + (size_t)prepared * weights.vectors;
+            load_rows<1, Z::TILED_THREADS>(stage(at) + SCALES_AT, scales, tiles, first_row, end, Z::BM, at, place);
         }
     };
 
@@ -220,7 +227,7 @@ __device__ inline void multiply_tiled(const uint4* inputs, int rows, const Linea
     __syncthreads();
     for (int i = threadIdx.x; i < Z::BM * Z::BN / 2; i += Z::TILED_THREADS) {
         const int row = i / (Z::BN / 2), output = i % (Z::BN / 2) * 2;
-        if (first_row + row >= rows || first_output + output >= weights.outputs) continue;
+        if (first_row + row >= end || first_output + output >= weights.outputs) continue;
         float2 sum = make_float2(0, 0);
         for (int k = 0; k < Z::WK; ++k) {
             const float2 part = *(const float2*)(shared + (k * Z::BM + row) * Z::BN + output);
@@ -237,6 +244,12 @@ __device__ inline void multiply_tiled(const uint4* inputs, int rows, const Linea
         }
         finish(first_row + row, (first_output + output) / 2, sum.x, sum.y);
     }
+}
+
+// The same of the rows that the grid gives a block.
+template <class F, class Z, class Finish>
+__device__ inline void multiply_tiled(const uint4* inputs, int rows, const LinearWeights& weights, Finish finish) {
+    multiply_tile_of_rows<F, Z>(inputs, rows, blockIdx.y * Z::BM, rows, InOrder{}, weights, finish);
 }
 
 // A kernel of each format and tiling.

@@ -39,7 +39,7 @@ run=("$hbmark" run --smoke --device cuda --model $models/qwen3-tied --context 8)
 
 # Every row but those of clocks, which a machine with other work does not pass. It takes longest, so it goes on beside the others.
 (
-    check verify 0 'PASS +native models' bash -c 'rows=$("$1" verify --device cuda); echo "$rows"; ! grep "^FAIL" <<<"$rows" | grep -vE "^FAIL  (timer|block) "' - "$hbmark"
+    check verify 0 'PASS +native outputs' env HBMARK_SIMULATED_CUDA=$small,capacity=1400MiB,second-cache=1MiB bash -c 'rows=$("$1" verify --device cuda --quick); echo "$rows"; ! grep "^FAIL" <<<"$rows" | grep -vE "^FAIL  (timer|block|ceilings) "' - "$hbmark"
     [ ${#failed[@]} -eq 0 ]
 ) >"$out/beside.txt" &
 beside=$!

@@ -149,7 +149,7 @@ pub trait Session {
     /// What is held on the device; reading it resets the peak.
     fn memory(&mut self) -> MemoryUse;
     /// Bytes the last step moved, counted by its operations; `None` where the engine does not count.
-    fn bytes_moved(&self) -> Option<Bytes> {
+    fn bytes_moved(&mut self) -> Option<Bytes> {
         None
     }
     /// Different experts of a layer that a step met, on average over the layers with experts and the steps since the last call, counted where

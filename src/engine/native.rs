@@ -138,6 +138,10 @@ pub fn kv_dtype(dtype: Dtype) -> Dtype {
     }
 }
 
+/// Experts of a layer, whose numbers and logits fit the shared memory of a block, and of a token, a lane each (`kernels/experts.cu`).
+const MAX_EXPERTS: usize = 1024;
+const MAX_EXPERTS_PER_TOKEN: usize = 32;
+
 /// What the kernels of a GPU multiply with.
 const KERNEL_FORMATS: &str = "its kernels stream bf16, f16, f32, int8 and fp8";
 
@@ -160,10 +164,12 @@ pub fn check_device(
             Ok(())
         };
     }
-    if architecture.experts.is_some() {
+    if let Some(experts) = &architecture.experts
+        && (experts.count > MAX_EXPERTS || experts.per_token > MAX_EXPERTS_PER_TOKEN)
+    {
         return refuse(
-            format!("mixtures of experts on {device}"),
-            "only its operations on a CPU route rows; choose --device cpu",
+            format!("{} of {} experts a token on {device}", experts.per_token, experts.count),
+            format!("its kernels pick at most {MAX_EXPERTS_PER_TOKEN} of {MAX_EXPERTS}"),
         );
     }
     if !matches!(dtype, Dtype::F32 | Dtype::Bf16 | Dtype::F16 | Dtype::Int8 | Dtype::Fp8) {
@@ -202,7 +208,9 @@ pub fn open(
         #[cfg(feature = "cuda")]
         DeviceChoice::Cuda(index) => {
             let operations = cuda::CudaOperations::new(cuda::driver::Driver::open(index)?);
-            Ok(Box::new(NativeSession::load(operations, model, dtype, block_size, loaded)?))
+            let mut session = NativeSession::load(operations, model, dtype, block_size, loaded)?;
+            session.script_experts(options.scripted_routing);
+            Ok(Box::new(session))
         }
         #[cfg(not(feature = "cuda"))]
         DeviceChoice::Cuda(_) => Err(EngineError::NotBuiltForCuda { asked: device.to_string() }),
@@ -426,8 +434,9 @@ impl<O: Operations> Session for NativeSession<O> {
         MemoryUse { weights: self.inventory.total_bytes(), peak: None }
     }
 
-    fn bytes_moved(&self) -> Option<Bytes> {
-        self.moved
+    fn bytes_moved(&mut self) -> Option<Bytes> {
+        let [gate_up, down] = self.operations.await_expert_bytes().ok()?;
+        self.moved.map(|moved| moved + gate_up + down)
     }
 
     fn experts_met(&mut self) -> Option<f64> {
@@ -519,10 +528,15 @@ impl<O: Operations> StepProfiler for NativeSession<O> {
         operations.allow_whole_graph(true);
         stepped.and(marked)?;
         let marks = timeline.drain()?;
+        let [gate_up, down] = operations.await_expert_bytes()?;
         for ((operation, bytes), gap) in ends.into_iter().zip(marks.windows(2)) {
             let row = &mut times[operation as usize];
             row.calls += 1;
             row.time = Nanos(row.time.0 + gap[1].0 - gap[0].0);
+            row.bytes = row.bytes + bytes;
+        }
+        for (operation, bytes) in [(Operation::ExpertGateUp, gate_up), (Operation::ExpertDown, down)] {
+            let row = &mut times[operation as usize];
             row.bytes = row.bytes + bytes;
         }
         // A dense model has no experts, and a mixture perhaps no dense layer.

@@ -158,7 +158,7 @@ impl<S: CapturableSession> Session for Replayed<S> {
     fn profiler(&mut self) -> Option<&mut dyn StepProfiler> {
         self.session.profiler()
     }
-    fn bytes_moved(&self) -> Option<Bytes> {
+    fn bytes_moved(&mut self) -> Option<Bytes> {
         self.session.bytes_moved()
     }
     fn experts_met(&mut self) -> Option<f64> {

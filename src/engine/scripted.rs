@@ -367,7 +367,7 @@ impl Session for ScriptedSession {
         let in_use = |per_step: Bytes| Bytes(weights.0 + self.kv_bytes() + per_step.0 * self.steps as u64);
         MemoryUse { weights, peak: self.faults.leak_per_step.map(in_use) }
     }
-    fn bytes_moved(&self) -> Option<Bytes> {
+    fn bytes_moved(&mut self) -> Option<Bytes> {
         self.moved.filter(|_| self.steps > 0)
     }
     fn profiler(&mut self) -> Option<&mut dyn StepProfiler> {

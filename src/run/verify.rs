@@ -41,8 +41,8 @@ impl Check {
 /// Takes a check when it is done.
 type Record<'a> = dyn FnMut(Check) + 'a;
 
-/// Runs every check; `tell` is called with each as it is done.
-pub fn verify(device: DeviceChoice, tell: &mut dyn FnMut(&Check)) -> Vec<Check> {
+/// Runs every check, shortened over fewer samples; `tell` is called with each as it is done.
+pub fn verify(device: DeviceChoice, quick: bool, tell: &mut dyn FnMut(&Check)) -> Vec<Check> {
     let mut checks = Vec::new();
     let mut record = |check: Check| {
         tell(&check);
@@ -53,9 +53,9 @@ pub fn verify(device: DeviceChoice, tell: &mut dyn FnMut(&Check)) -> Vec<Check> 
     outputs::synthetic_weights(device, &mut record);
     outputs::families(device, &mut record);
     match device {
-        DeviceChoice::Cpu => native::on_the_cpu(&mut record),
+        DeviceChoice::Cpu => native::on_the_cpu(quick, &mut record),
         #[cfg(feature = "cuda")]
-        DeviceChoice::Cuda(index) => native::on_a_gpu(index, &mut record),
+        DeviceChoice::Cuda(index) => native::on_a_gpu(index, quick, &mut record),
         #[cfg(not(feature = "cuda"))]
         DeviceChoice::Cuda(_) => {}
     }

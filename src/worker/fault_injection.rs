@@ -187,7 +187,7 @@ impl Session for FaultInjectingSession {
     fn profiler(&mut self) -> Option<&mut dyn StepProfiler> {
         self.session.profiler()
     }
-    fn bytes_moved(&self) -> Option<Bytes> {
+    fn bytes_moved(&mut self) -> Option<Bytes> {
         self.session.bytes_moved()
     }
     fn experts_met(&mut self) -> Option<f64> {

@@ -196,8 +196,7 @@ fn mixtures_that_the_engine_lacks_are_refused_by_name() {
     for name in ["Qwen3-30B-A3B", "Mixtral-8x7B"] {
         let model = hbmark::weights::open(name, None, 0).unwrap();
         assert!(engine::capabilities("native", &model, Dtype::Bf16, DeviceChoice::Cpu).is_ok());
-        let error = engine::capabilities("native", &model, Dtype::Bf16, DeviceChoice::Cuda(0)).unwrap_err();
-        assert!(error.to_string().contains("mixtures of experts on cuda:0"), "{error}");
+        assert!(engine::capabilities("native", &model, Dtype::Bf16, DeviceChoice::Cuda(0)).is_ok());
         assert!(engine::capabilities("stock", &model, Dtype::F32, DeviceChoice::Cpu).is_err());
     }
 }

@@ -32,8 +32,8 @@ use thread_team::{DisjointSlice, Team, Worker, owned};
 
 use super::adapters::LoraWeights;
 use super::operations::{
-    AttentionShape, AttentionWeights, Embedding, ExpertWeights, ExpertsMet, FusedLayout, LinearPart,
-    Operations, PoolShape, StepLaunch,
+    AttentionShape, AttentionWeights, Embedding, ExpertMlp, ExpertWeights, ExpertsMet, FusedLayout,
+    LinearPart, Operations, PoolShape, StepLaunch,
 };
 use super::ragged_batch::Rows;
 use super::rope::{RopeTable, rotate};
@@ -235,6 +235,7 @@ impl Operations for CpuOperations {
     type Table = StoredMatrix;
     type Buffer = CpuBuffer;
     type Pool = CachePool;
+    type ExpertTable = ();
 
     fn linear(&mut self, parts: Vec<LinearPart>, layout: FusedLayout) -> Result<FusedMatrix, EngineError> {
         let interleaved = layout == FusedLayout::Interleaved;
@@ -272,6 +273,14 @@ impl Operations for CpuOperations {
 
     fn table(&mut self, matrix: StoredMatrix) -> Result<StoredMatrix, EngineError> {
         Ok(matrix)
+    }
+
+    fn expert_table(
+        &mut self,
+        _: &[ExpertMlp<Self>],
+        _: Option<&ExpertMlp<Self>>,
+    ) -> Result<(), EngineError> {
+        Ok(())
     }
 
     fn buffer(&mut self, rows: usize, width: usize) -> Result<CpuBuffer, EngineError> {
@@ -549,10 +558,6 @@ impl Operations for CpuOperations {
         });
         self.moved += (weights.bytes() + 4 * norm.len()) as u64;
         Ok(())
-    }
-
-    fn supports_experts(&self) -> bool {
-        true
     }
 
     fn route(

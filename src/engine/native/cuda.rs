@@ -13,6 +13,7 @@ pub mod device_matrix;
 pub mod driver;
 #[cfg(all(test, hbmark_emulated))]
 pub mod emulator;
+pub mod experts;
 pub mod kernels;
 pub mod operations;
 pub mod step;

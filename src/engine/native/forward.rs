@@ -187,6 +187,13 @@ impl<O: Operations> Forward<O> {
         let (shape, eps) = (&widths.attention, widths.attention.norm_eps);
 
         *sequences = rows.served();
+        let mixtures = weights.layers.iter().enumerate().filter_map(|(index, layer)| match &layer.mlp {
+            Mlp::Experts(_) => Some(index),
+            Mlp::Dense { .. } => None,
+        });
+        let scripted = script.as_mut().map(|script| script.choose(mixtures, rows));
+        operations.take_script(scripted)?;
+        let mut scripted = scripted.unwrap_or_default();
         if operations.begin(rows, rope, pool)? == StepLaunch::WholeGraph {
             return Ok(());
         }
@@ -226,8 +233,11 @@ impl<O: Operations> Forward<O> {
                 }
                 Mlp::Experts(experts) => {
                     let inner = act.expert_inner.as_mut().expect("widths have room for the layers' experts");
-                    let scripted = script.as_mut().map(|script| script.choose(index, rows));
-                    operations.route(rows, norm, experts, scripted, &act.hidden)?;
+                    let (own, rest) =
+                        scripted.split_at(scripted.len().min(rows.len() * experts.shape.per_row));
+                    scripted = rest;
+                    let own = (!own.is_empty()).then_some(own);
+                    operations.route(rows, norm, experts, own, &act.hidden)?;
                     done(operations, Operation::Router);
                     operations.expert_gate_up(rows, norm, experts, &act.hidden, inner)?;
                     done(operations, Operation::ExpertGateUp);

@@ -49,9 +49,6 @@ impl Operation {
         Self::ExpertGateUp,
         Self::ExpertDown,
     ];
-    /// Those of dense models.
-    pub const DENSE: usize = 7;
-
     /// The name in results.
     #[must_use]
     pub fn name(self) -> &'static str {
@@ -193,6 +190,8 @@ pub struct ExpertWeights<O: Operations + ?Sized> {
     pub routed: Vec<ExpertMlp<O>>,
     /// The expert that every row passes.
     pub shared: Option<ExpertMlp<O>>,
+    /// What the device keeps of all of them together.
+    pub table: O::ExpertTable,
 }
 
 /// Experts that rows were routed to since they were last asked for.
@@ -264,6 +263,8 @@ pub trait Operations: std::fmt::Debug {
     type Buffer: std::fmt::Debug;
     /// K and V of all layers, in blocks.
     type Pool: std::fmt::Debug;
+    /// What is kept of the experts of a layer together.
+    type ExpertTable: std::fmt::Debug;
 
     /// Packs a linear layer.
     ///
@@ -280,6 +281,15 @@ pub trait Operations: std::fmt::Debug {
     /// # Errors
     /// When memory runs out.
     fn table(&mut self, matrix: StoredMatrix) -> Result<Self::Table, EngineError>;
+    /// Takes note of the experts of a layer.
+    ///
+    /// # Errors
+    /// When the device cannot run such experts, or memory runs out.
+    fn expert_table(
+        &mut self,
+        routed: &[ExpertMlp<Self>],
+        shared: Option<&ExpertMlp<Self>>,
+    ) -> Result<Self::ExpertTable, EngineError>;
     /// Makes activations.
     ///
     /// # Errors
@@ -302,6 +312,14 @@ pub trait Operations: std::fmt::Debug {
     /// When the device fails.
     fn fill_blocks(&mut self, pool: &mut Self::Pool, blocks: &[u32], seed: u64) -> Result<(), EngineError>;
 
+    /// Before [`begin`](Self::begin) of a model with experts: those that a script picks in the next step, layer by layer, or none. A device that
+    /// launches whole steps takes them to where a recorded one finds them.
+    ///
+    /// # Errors
+    /// When memory runs out or the device fails.
+    fn take_script(&mut self, _chosen: Option<&[u32]>) -> Result<(), EngineError> {
+        Ok(())
+    }
     /// Copies the rows of the next step to the device, with the angles of their positions and the places of their blocks. Returns
     /// [`StepLaunch::WholeGraph`] where the device launched the whole step as a recorded graph.
     ///
@@ -410,56 +428,53 @@ pub trait Operations: std::fmt::Debug {
         hidden: &Self::Buffer,
         out: &mut Self::Buffer,
     ) -> Result<(), EngineError>;
-    /// Whether [`route`](Self::route) and what follows it are implemented.
-    fn supports_experts(&self) -> bool {
-        false
-    }
     /// Chooses the experts of each row: those with the largest of `router · norm(hidden)`, the first of equal ones, with the softmax of
-    /// these numbers as their shares; or `scripted` ones, so many per row, with the shares that the router gives them. The choice is kept
-    /// for the two operations that follow.
+    /// these numbers as their shares; or `scripted` ones, so many per row, with the shares that the router gives them: the next ones of those
+    /// that [`take_script`](Self::take_script) was given. The choice is kept for the two operations that follow.
     ///
     /// # Errors
-    /// When the device has no such operation, or fails.
+    /// When memory runs out or the device fails.
     fn route(
         &mut self,
-        _rows: &Rows,
-        _norm: (&Self::Vector, f32),
-        _experts: &ExpertWeights<Self>,
-        _scripted: Option<&[u32]>,
-        _hidden: &Self::Buffer,
-    ) -> Result<(), EngineError> {
-        no_experts(self)
-    }
-    /// `inner[row][i] = silu(gate · norm(hidden)) ∘ (up · norm(hidden))` of the i-th expert of each row, by its number, then of the shared one.
+        rows: &Rows,
+        norm: (&Self::Vector, f32),
+        experts: &ExpertWeights<Self>,
+        scripted: Option<&[u32]>,
+        hidden: &Self::Buffer,
+    ) -> Result<(), EngineError>;
+    /// `inner[row][i] = silu(gate · norm(hidden)) ∘ (up · norm(hidden))` of the i-th expert of each row, by its number, then of the shared one; norm
+    /// and rows are those that were routed.
     ///
     /// # Errors
     /// As [`route`](Self::route).
     fn expert_gate_up(
         &mut self,
-        _rows: &Rows,
-        _norm: (&Self::Vector, f32),
-        _experts: &ExpertWeights<Self>,
-        _hidden: &Self::Buffer,
-        _inner: &mut Self::Buffer,
-    ) -> Result<(), EngineError> {
-        no_experts(self)
-    }
+        rows: &Rows,
+        norm: (&Self::Vector, f32),
+        experts: &ExpertWeights<Self>,
+        hidden: &Self::Buffer,
+        inner: &mut Self::Buffer,
+    ) -> Result<(), EngineError>;
     /// `hidden += Σ share · (down · inner[row][i])` over the experts of each row and the shared one.
     ///
     /// # Errors
     /// As [`route`](Self::route).
     fn expert_down(
         &mut self,
-        _rows: &Rows,
-        _experts: &ExpertWeights<Self>,
-        _inner: &Self::Buffer,
-        _hidden: &mut Self::Buffer,
-    ) -> Result<(), EngineError> {
-        no_experts(self)
-    }
-    /// The experts that rows were routed to since the last call.
-    fn take_experts_met(&mut self) -> ExpertsMet {
-        ExpertsMet::default()
+        rows: &Rows,
+        experts: &ExpertWeights<Self>,
+        inner: &Self::Buffer,
+        hidden: &mut Self::Buffer,
+    ) -> Result<(), EngineError>;
+    /// Waits, and returns the experts that rows were routed to since the last call.
+    fn take_experts_met(&mut self) -> ExpertsMet;
+    /// Waits, and returns the bytes of routed experts that the last step read in [`expert_gate_up`](Self::expert_gate_up) and in
+    /// [`expert_down`](Self::expert_down), where [`take_bytes_moved`](Self::take_bytes_moved) could not count them without waiting.
+    ///
+    /// # Errors
+    /// When the device fails.
+    fn await_expert_bytes(&mut self) -> Result<[Bytes; 2], EngineError> {
+        Ok([Bytes(0); 2])
     }
     /// `logits[sequence] = head · norm(hidden[last row of sequence])` and its first largest entry.
     ///
@@ -501,13 +516,6 @@ pub trait Operations: std::fmt::Debug {
     /// # Errors
     /// When the device fails.
     fn read(&mut self, buffer: &Self::Buffer, rows: usize) -> Result<Vec<Vec<f32>>, EngineError>;
-    /// Bytes read and written by the operations since the last call, counted where they ran; activations are not.
+    /// Bytes read and written by the operations since the last call, counted where they ran, without waiting; activations are not.
     fn take_bytes_moved(&mut self) -> Bytes;
-}
-
-fn no_experts<T>(operations: &(impl Operations + ?Sized)) -> Result<T, EngineError> {
-    super::refuse(
-        format!("mixtures of experts on {}", operations.device_name()),
-        "only its operations on a CPU route rows; choose --device cpu",
-    )
 }

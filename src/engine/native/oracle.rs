@@ -13,8 +13,8 @@ use half::{bf16, f16};
 
 use super::adapters::LoraWeights;
 use super::operations::{
-    ACTIVATION_GROUP, AttentionShape, AttentionWeights, Embedding, ExpertWeights, ExpertsMet, FusedLayout,
-    LinearPart, Operations, PoolShape, StepLaunch,
+    ACTIVATION_GROUP, AttentionShape, AttentionWeights, Embedding, ExpertMlp, ExpertWeights, ExpertsMet,
+    FusedLayout, LinearPart, Operations, PoolShape, StepLaunch,
 };
 use super::ragged_batch::{Rows, SequenceRows};
 use super::random_kv;
@@ -186,6 +186,7 @@ impl Operations for Oracle {
     type Table = StoredMatrix;
     type Buffer = PlainBuffer;
     type Pool = PlainPool;
+    type ExpertTable = ();
 
     fn linear(
         &mut self,
@@ -201,6 +202,14 @@ impl Operations for Oracle {
 
     fn table(&mut self, matrix: StoredMatrix) -> Result<StoredMatrix, EngineError> {
         Ok(matrix)
+    }
+
+    fn expert_table(
+        &mut self,
+        _: &[ExpertMlp<Self>],
+        _: Option<&ExpertMlp<Self>>,
+    ) -> Result<(), EngineError> {
+        Ok(())
     }
 
     fn buffer(&mut self, rows: usize, width: usize) -> Result<PlainBuffer, EngineError> {
@@ -433,10 +442,6 @@ impl Operations for Oracle {
             }
         }
         Ok(())
-    }
-
-    fn supports_experts(&self) -> bool {
-        true
     }
 
     fn route(

@@ -38,10 +38,17 @@ impl RoutingScript {
         }
     }
 
-    /// The experts of the rows of a step in a layer, one row after the other.
-    pub fn choose(&mut self, layer: usize, rows: &Rows) -> &[u32] {
-        let of_layer = mixed(self.seed ^ mixed(layer as u64));
+    /// The experts of the rows of a step in some layers: one layer after the other, and in each one row.
+    pub fn choose(&mut self, layers: impl IntoIterator<Item = usize>, rows: &Rows) -> &[u32] {
         self.chosen.clear();
+        for layer in layers {
+            self.choose_in(layer, rows);
+        }
+        &self.chosen
+    }
+
+    fn choose_in(&mut self, layer: usize, rows: &Rows) {
+        let of_layer = mixed(self.seed ^ mixed(layer as u64));
         for (&owner, &position) in rows.owners.iter().zip(&rows.positions) {
             if self.turns {
                 // Sequences at one position take turns, and so do the positions of one sequence.
@@ -56,7 +63,6 @@ impl RoutingScript {
                 self.chosen.extend_from_slice(&self.drawn[own]);
             }
         }
-        &self.chosen
     }
 }
 
@@ -90,7 +96,7 @@ mod tests {
         let mut sum = 0;
         for layer in 0..layers {
             for position in 0..positions {
-                let chosen = script.choose(layer, &decode(sequences, position));
+                let chosen = script.choose([layer], &decode(sequences, position));
                 assert_eq!(chosen.len(), sequences * 6);
                 assert!(chosen.chunks(6).all(|row| row.iter().collect::<HashSet<_>>().len() == 6));
                 sum += chosen.iter().collect::<HashSet<_>>().len();
@@ -116,7 +122,7 @@ mod tests {
     fn a_step_chooses_the_same_each_time_and_however_a_prompt_is_cut() {
         for routing in [ExpertRouting::Uniform, ExpertRouting::Balanced] {
             let of = |seed, layer, rows: &Rows| {
-                RoutingScript::new(routing, seed, 64, 6).choose(layer, rows).to_vec()
+                RoutingScript::new(routing, seed, 64, 6).choose([layer], rows).to_vec()
             };
             let mut whole = Rows::new(1024);
             whole.push(&[0; 9], 4, &[0]);

@@ -404,7 +404,10 @@ pub fn operations_alone<O: Operations>(
                     experts.shape.count,
                     experts.shape.per_row,
                 );
-                operations.route(rows, norm, experts, Some(script.choose(0, rows)), &hidden)?;
+                let chosen = Some(script.choose([0], rows));
+                operations.take_script(chosen)?;
+                operations.route(rows, norm, experts, chosen, &hidden)?;
+                operations.take_script(None)?;
                 let mut gated = operations.buffer(count, widths.experts)?;
                 operations.expert_gate_up(rows, norm, experts, &hidden, &mut gated)?;
                 step.push((Operation::ExpertGateUp, operations.read(&gated, count)?));

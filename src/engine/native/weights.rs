@@ -157,7 +157,9 @@ impl<'a, O: Operations> Assembly<'a, O> {
         };
         let router =
             operations.linear(vec![LinearPart { matrix: router, bias: None }], FusedLayout::Stacked)?;
-        Ok(Mlp::Experts(ExpertWeights { shape, router, routed: std::mem::take(&mut self.routed), shared }))
+        let routed = std::mem::take(&mut self.routed);
+        let table = operations.expert_table(&routed, shared.as_ref())?;
+        Ok(Mlp::Experts(ExpertWeights { shape, router, routed, shared, table }))
     }
 
     fn complete_layer(&mut self, operations: &mut O) -> Result<(), EngineError> {

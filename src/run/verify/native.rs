@@ -43,8 +43,10 @@ struct Kind {
     in_blocks: &'static [Dtype],
     /// The sample of a seed, in a dtype or in the seed's own; `None` where the device has no kernels for it.
     draw: fn(Option<Dtype>, u64) -> Option<Sample>,
-    /// Whether samples with experts are drawn beside the dense ones.
-    experts: bool,
+    /// The same of models with experts.
+    mixture: fn(Option<Dtype>, u64) -> Option<Sample>,
+    /// The dtype of models with experts in steps that are cut otherwise, where the cut may change what is rounded, and that whom a router chooses.
+    mixtures_to_cut: Option<Dtype>,
 }
 
 /// Everything is drawn.
@@ -55,7 +57,8 @@ const CPU: Kind = Kind {
     draw: |dtype, seed| {
         Some(dtype.map_or_else(|| Sample::random(seed), |dtype| Sample::of_dtype(dtype, seed)))
     },
-    experts: true,
+    mixture: |dtype, seed| Some(Sample::mixture(dtype, seed)),
+    mixtures_to_cut: None,
 };
 
 impl Kind {
@@ -65,13 +68,12 @@ impl Kind {
 
     /// The samples of a seed: dense, and with experts.
     fn samples(&self, dtype: Option<Dtype>, seed: u64) -> impl Iterator<Item = Sample> {
-        let mixture = self.experts.then(|| Sample::mixture(dtype, seed));
-        (self.draw)(dtype, seed).into_iter().chain(mixture)
+        (self.draw)(dtype, seed).into_iter().chain((self.mixture)(dtype, seed))
     }
 
-    /// What a step has of operations.
-    fn operations(&self) -> &'static [Operation] {
-        if self.experts { &Operation::ALL } else { &Operation::ALL[..Operation::DENSE] }
+    /// Those that are cut otherwise.
+    fn samples_to_cut(&self, seed: u64) -> impl Iterator<Item = Sample> {
+        (self.draw)(None, seed).into_iter().chain((self.mixture)(self.mixtures_to_cut, seed))
     }
 }
 
@@ -144,9 +146,34 @@ const WHOLE: Extent = Extent {
     depths: &[63, 64, 65, 500],
 };
 
+/// Every check, over as little as shows that it holds.
+const QUICK: Extent = Extent {
+    operations: 8..13,
+    alone: &[1, 6, 3, 9],
+    ragged: few,
+    per_dtype: 300..301,
+    batches: &[1, 9],
+    long: 400..401,
+    cut: 502..505,
+    prompts: [[35, 0, 1], [15, 1, 1], [0, 9, 3]],
+    greedy: 4,
+    depths: &[17],
+};
+
+/// Decode, a prompt long enough for the tensor cores, and one on top of a cache.
+fn few(_seed: u64) -> Vec<Script> {
+    let script = |cached, brings: [usize; 2]| Script { cached, brings: brings.to_vec() };
+    vec![script(33, [1, 1]), script(0, [9, 1]), script(17, [0, 3])]
+}
+
+/// How much is compared: fewer samples of everything in a shortened verification.
+fn extent(quick: bool) -> &'static Extent {
+    if quick { &QUICK } else { &WHOLE }
+}
+
 /// All checks with the kernels of this processor.
-pub fn on_the_cpu(record: &mut Record<'_>) {
-    on_the_cpu_over(&WHOLE, record);
+pub fn on_the_cpu(quick: bool, record: &mut Record<'_>) {
+    on_the_cpu_over(extent(quick), record);
 }
 
 fn on_the_cpu_over(extent: &Extent, record: &mut Record<'_>) {
@@ -161,7 +188,8 @@ fn on_the_cpu_over(extent: &Extent, record: &mut Record<'_>) {
     steps::however_they_are_cut(&CPU, best, extent, record);
     record(steps::threads(&CPU, best, extent));
     models::against_stock(&CPU, best.make, extent.greedy, record);
-    models::mixtures(best.make, extent.greedy, record);
+    let counted = [Dtype::F32, Dtype::Bf16, Dtype::Int8, Dtype::Q8_0, Dtype::Q4_0, Dtype::Int4];
+    models::mixtures(best.make, extent.greedy, &counted, record);
     models::bytes(&CPU, best.make, extent.depths, record);
 }
 

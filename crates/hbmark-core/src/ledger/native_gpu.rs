@@ -28,17 +28,23 @@ impl Ledger {
     #[must_use]
     pub fn native_gpu_memory(&self, shape: StepShape, dtype: Dtype) -> Bytes {
         let a = self.architecture();
-        let (hidden, ffn, query) = (a.hidden_size as u64, a.ffn_size as u64, (a.heads * a.head_dim) as u64);
+        let (hidden, query) = (a.hidden_size as u64, (a.heads * a.head_dim) as u64);
+        let experts = a.experts.as_ref();
+        // Of a token: the experts that it passes, and their widths together.
+        let per_token = experts.map_or(0, |experts| experts.per_token as u64);
+        let of_experts = experts.map_or(0, |e| (e.per_token * e.ffn_size + e.shared_ffn_size) as u64);
+        let is_dense = experts.is_none_or(|experts| !experts.dense_layers.is_empty());
+        let ffn = if is_dense { a.ffn_size as u64 } else { 0 };
         let qkv = query + (2 * a.kv_heads * a.head_dim) as u64;
         let batch = shape.batch as u64;
         let rows = batch.saturating_mul(shape.queries() as u64);
         let scratch = |bytes: u64| bytes.checked_next_power_of_two().unwrap_or(u64::MAX);
         let floats = |width: u64| rows.saturating_mul(width).saturating_mul(4);
 
-        let activations = floats(hidden + 2 * query + ffn);
+        let activations = floats(hidden + 2 * query + ffn + of_experts);
         let logits = batch.saturating_mul(a.vocab_size as u64 * 4);
         let (plain, wide) = (matches!(dtype, Dtype::Bf16 | Dtype::F16), dtype == Dtype::F32);
-        let widest = hidden.max(query).max(ffn);
+        let widest = hidden.max(query).max(ffn).max(of_experts);
         let prepared = match dtype {
             _ if wide || rows < TILED_ROWS => 0,
             // 8 bits, and a scale of 32 for 32 columns.
@@ -66,7 +72,12 @@ impl Ledger {
         let step = scratch(rows.saturating_mul(16));
         let arrived = if a.qk_norm { scratch(floats((a.heads + 2 * a.kv_heads) as u64)) } else { 0 };
 
-        let parts = [activations, logits, prepared, sums, partial, step, arrived, library, pool];
+        // What routing leaves, and what each expert adds to a row.
+        let routed = if per_token > 0 { scratch(floats(4 * per_token + 1)) } else { 0 };
+        let added = if per_token > 0 { scratch(floats((per_token + 1) * hidden)) } else { 0 };
+
+        let parts =
+            [activations, logits, prepared, sums, partial, step, arrived, library, pool, routed, added];
         parts
             .into_iter()
             .map(Bytes)

@@ -31,9 +31,10 @@ macro_rules! kernels {
 }
 
 /// The compiled kernels, each file with what the names of its kernels begin with.
-const MODULES: [(&[&str], &[u8]); 12] = [
+const MODULES: [(&[&str], &[u8]); 13] = [
     (&["decode_attention"], kernels!("decode_attention")),
     (&["embed"], kernels!("embed")),
+    (&["experts_"], kernels!("experts")),
     (&["fill_kv"], kernels!("fill_kv")),
     (&["gate_up"], kernels!("gate_up")),
     (&["head"], kernels!("head")),

@@ -15,8 +15,8 @@ use hbmark_core::model::Dtype;
 
 /// Threads of a block of the streaming product, its warps, 16-byte vectors of a row that a warp takes in a step, and shared memory for weights on
 /// their way (`linear.cuh`).
-const THREADS: u32 = 256;
-const WARPS: usize = 8;
+pub(super) const THREADS: u32 = 256;
+pub(super) const WARPS: usize = 8;
 const STEP: usize = 32;
 const RING_BYTES: usize = 32 << 10;
 /// Logits that a block of `first_largest` takes in one turn (`tiled_layers.cu`).
@@ -30,7 +30,7 @@ const ROWS_AT_ONCE: [usize; 3] = [1, 2, 4];
 
 /// Blocks of the streaming product for each multiprocessor: enough to keep the memory busy, and as many of the next kernel fit beside them, whose
 /// first weights come while these end. `scripts/check_sass.py` holds that.
-const BLOCKS_PER_MULTIPROCESSOR: usize = 2;
+pub(super) const BLOCKS_PER_MULTIPROCESSOR: usize = 2;
 
 /// Activations `[rows, width]` f32, or a vector where there is one row.
 #[derive(Debug)]
@@ -90,8 +90,35 @@ fn optional<D: Device>(memory: Option<&D::Memory>) -> Argument {
     Address(memory.map_or(0, D::address))
 }
 
+/// Rows that the streaming product of a format takes at a time, of so many.
+pub(super) fn rows_at_once(format: KernelFormat, rows: usize) -> usize {
+    // Four rows with fp8 would spill on sm_80, so there are no such kernels.
+    let most = if format == KernelFormat::Fp8 { 2 } else { 4 };
+    ROWS_AT_ONCE.into_iter().find(|at_once| *at_once >= rows.min(most)).unwrap_or(most)
+}
+
+/// Columns of rows of so many vectors that a block of the streaming product keeps at a time, and the shared memory that it asks for.
+pub(super) fn staged_inputs(
+    format: KernelFormat,
+    vectors: usize,
+    rows_at_once: usize,
+    tuning: Tuning,
+) -> (usize, u32) {
+    // Bytes of 32 inputs.
+    let input = match format {
+        KernelFormat::Bf16 | KernelFormat::Fp8 => 64,
+        KernelFormat::F16 | KernelFormat::F32 => 128,
+        KernelFormat::Int8 => 32 + 4,
+    };
+    let whole = vectors * format.columns();
+    let step = STEP * format.columns();
+    let fits = tuning.input_bytes * 32 / (rows_at_once * input);
+    let chunk = if whole <= fits { whole } else { (fits / step * step).max(step) };
+    (chunk, word(RING_BYTES + (rows_at_once * chunk * input).div_ceil(32)))
+}
+
 /// Enqueues a streaming product: `arguments`, then the sizes that every such kernel takes. Returns the bytes of weights read.
-fn stream<D: Device>(
+pub(super) fn stream<D: Device>(
     device: &mut D,
     operation: &str,
     weights: &Matrix<D>,
@@ -99,20 +126,9 @@ fn stream<D: Device>(
     tuning: Tuning,
     mut arguments: Vec<Argument>,
 ) -> Result<u64, EngineError> {
-    // Four rows with fp8 would spill on sm_80, so there are no such kernels.
-    let most = if weights.format == KernelFormat::Fp8 { 2 } else { 4 };
-    let rows_at_once = ROWS_AT_ONCE.into_iter().find(|at_once| *at_once >= rows.min(most)).unwrap_or(most);
+    let rows_at_once = rows_at_once(weights.format, rows);
     let passes = rows.div_ceil(rows_at_once);
-    // Bytes of 32 inputs.
-    let input = match weights.format {
-        KernelFormat::Bf16 | KernelFormat::Fp8 => 64,
-        KernelFormat::F16 | KernelFormat::F32 => 128,
-        KernelFormat::Int8 => 32 + 4,
-    };
-    let whole = weights.vectors * weights.format.columns();
-    let step = STEP * weights.format.columns();
-    let fits = tuning.input_bytes * 32 / (rows_at_once * input);
-    let chunk = if whole <= fits { whole } else { (fits / step * step).max(step) };
+    let (chunk, shared_bytes) = staged_inputs(weights.format, weights.vectors, rows_at_once, tuning);
     let pairs = weights.outputs.div_ceil(2);
     let blocks = pairs.min(device.multiprocessors() as usize * BLOCKS_PER_MULTIPROCESSOR);
     arguments.extend([rows, weights.columns, weights.outputs, weights.vectors, chunk].map(size));
@@ -122,7 +138,7 @@ fn stream<D: Device>(
         kernel: format!("{operation}_{}_m{rows_at_once}", weights.format.name()),
         grid: [word(blocks), word(passes.div_ceil(layers)), word(layers)],
         threads: THREADS,
-        shared_bytes: word(RING_BYTES + (rows_at_once * chunk * input).div_ceil(32)),
+        shared_bytes,
         arguments,
     })?;
     Ok(passes as u64 * weights.bytes())
@@ -241,7 +257,8 @@ impl<D: Device> ProjectAdd<'_, D> {
         }
         if let Some(TiledWorkspace { prepared, ready, by_library }) = *workspace {
             if !ready {
-                Prepare { rows: *rows, input, row_of: 0, norm: None }.launch(device, weights, prepared)?;
+                Prepare { rows: *rows, input: D::address(&input.memory), row_of: 0, norm: None, parts: None }
+                    .launch(device, weights, prepared)?;
             }
             let hidden = D::address(&hidden.memory);
             if by_library {
@@ -304,7 +321,8 @@ impl<D: Device> GateUp<'_, D> {
         }
         if let Some(TiledWorkspace { prepared, by_library, .. }) = *workspace {
             let norm_and_eps = Some((*norm, *norm_eps));
-            Prepare { rows: *rows, input: hidden, row_of: 0, norm: norm_and_eps }
+            let input = D::address(&hidden.memory);
+            Prepare { rows: *rows, input, row_of: 0, norm: norm_and_eps, parts: None }
                 .launch(device, weights, prepared)?;
             let out_address = Address(D::address(&out.memory));
             if !by_library {
@@ -384,9 +402,10 @@ impl<D: Device> Head<'_, D> {
         if let Some(TiledWorkspace { prepared, by_library, .. }) = *workspace {
             let prepare = Prepare {
                 rows: *sequences,
-                input: hidden,
+                input: D::address(&hidden.memory),
                 row_of: step.last_rows(),
                 norm: Some((*norm, *norm_eps)),
+                parts: None,
             };
             prepare.launch(device, weights, prepared)?;
             let sums_at = D::address(&logits.memory);
@@ -528,7 +547,8 @@ impl<D: Device> NormQkv<'_, D> {
         let TiledWorkspace { prepared, by_library, .. } = workspace;
         let Self { rows, shape, weights, head_norms, step, pool, .. } = self;
         let norm = Some((self.norm, shape.norm_eps));
-        Prepare { rows: *rows, input: self.hidden, row_of: 0, norm }.launch(device, weights, prepared)?;
+        let input = D::address(&self.hidden.memory);
+        Prepare { rows: *rows, input, row_of: 0, norm, parts: None }.launch(device, weights, prepared)?;
         let (cosines, sines) = step.angles();
         let heads = vec![
             optional::<D>(head_norms.map(|(query, _)| &query.memory)),

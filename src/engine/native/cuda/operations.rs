@@ -10,11 +10,15 @@ use std::collections::HashMap;
 use super::attention::{DecodeAttention, KvSplitPlan, MAX_HEAD_DIM, PrefillAttention};
 use super::device::Device;
 use super::device_matrix::{KernelFormat, Matrix, floats};
+use super::experts::{
+    COUNTED_LAYERS, DeviceScript, ExpertDown, ExpertGateUp, ExpertPlan, ExpertTable, Route,
+};
 use super::kernels::{DeviceTensor, Embed, FillKv, GateUp, Head, NormQkv, ProjectAdd, Tuning};
 use super::step::{Pool, Scratch, StepState};
 use super::tensor_core_linear::{self, TiledWorkspace};
 use crate::engine::native::operations::{
-    AttentionShape, AttentionWeights, Embedding, FusedLayout, LinearPart, Operations, PoolShape, StepLaunch,
+    AttentionShape, AttentionWeights, Embedding, ExpertMlp, ExpertWeights, ExpertsMet, FusedLayout,
+    LinearPart, Operations, PoolShape, StepLaunch,
 };
 use crate::engine::native::ragged_batch::Rows;
 use crate::engine::native::random_kv;
@@ -42,6 +46,8 @@ const STREAMED_AT_ONCE: usize = 4;
 struct StepKey {
     rows: usize,
     splits: usize,
+    /// Whether a script picks experts.
+    scripted: bool,
 }
 
 /// What is known of steps of a key.
@@ -58,6 +64,7 @@ struct CapturedGraph<D: Device> {
     /// Bytes of everything but attention, which depends on positions.
     bytes: u64,
     attentions: Vec<(KvSplitPlan, Option<usize>)>,
+    routed: Vec<[u64; 2]>,
 }
 
 /// How the current step continues.
@@ -80,6 +87,11 @@ struct Workspace<D: Device> {
     best: Scratch<D>,
     logits_arrived: Scratch<D>,
     next: Scratch<D>,
+    expert_work: Scratch<D>,
+    expert_parts: Scratch<D>,
+    routers_arrived: Scratch<D>,
+    experts_met: Scratch<D>,
+    tiles_met: Scratch<D>,
 }
 
 impl<D: Device> Default for Workspace<D> {
@@ -95,6 +107,11 @@ impl<D: Device> Default for Workspace<D> {
             best: Scratch::default(),
             logits_arrived: Scratch::default(),
             next: Scratch::default(),
+            expert_work: Scratch::default(),
+            expert_parts: Scratch::default(),
+            routers_arrived: Scratch::default(),
+            experts_met: Scratch::default(),
+            tiles_met: Scratch::default(),
         }
     }
 }
@@ -125,6 +142,12 @@ pub struct CudaOperations<D: Device> {
     moved: u64,
     attention_moved: u64,
     attentions: Vec<(KvSplitPlan, Option<usize>)>,
+    script: DeviceScript<D>,
+    /// Of the layers with experts of the current step: bytes of an expert's gate and up, and of its down.
+    routed: Vec<[u64; 2]>,
+    /// Layers with experts, summed over steps, and the experts that were met when they were last asked for.
+    routed_layers: u64,
+    experts_told: u64,
     sequences: usize,
     replays: usize,
     next_bytes: Vec<u8>,
@@ -155,6 +178,10 @@ impl<D: Device> CudaOperations<D> {
             moved: 0,
             attention_moved: 0,
             attentions: Vec::new(),
+            script: DeviceScript::default(),
+            routed: Vec::new(),
+            routed_layers: 0,
+            experts_told: 0,
             sequences: 0,
             replays: 0,
             next_bytes: Vec::new(),
@@ -189,7 +216,11 @@ impl<D: Device> CudaOperations<D> {
     /// Only steps of single tokens come again and again; `longest` is what their positions reach.
     fn key(&self, rows: &Rows) -> Option<StepKey> {
         let longest = longest(rows).div_ceil(self.tuning.min_split).next_power_of_two();
-        (self.may_record && is_decode(rows)).then_some(StepKey { rows: rows.len(), splits: longest })
+        (self.may_record && is_decode(rows)).then_some(StepKey {
+            rows: rows.len(),
+            splits: longest,
+            scripted: self.script.is_set(),
+        })
     }
 
     /// Room for a product on tensor cores, where there are enough rows for one.
@@ -224,10 +255,32 @@ impl<D: Device> CudaOperations<D> {
         Ok(self.workspace.rounded.address())
     }
 
+    /// The same for a router. Of f16, tensor cores round the rows too: which logits are the largest is not theirs to change.
+    fn router_workspace(
+        &mut self,
+        rows: usize,
+        router: &Matrix<D>,
+    ) -> Result<Option<TiledWorkspace>, EngineError> {
+        if router.format == KernelFormat::Bf16 { self.tiled_workspace(rows, router) } else { Ok(None) }
+    }
+
     /// Room for sums that a kernel behind the product finishes.
     fn sums_workspace(&mut self, rows: usize, outputs: usize) -> Result<u64, EngineError> {
         self.grow(|space| &mut space.projected, 4 * rows * outputs, &[])?;
         Ok(self.workspace.projected.address())
+    }
+
+    /// How the rows of a step meet experts, and where what routing leaves lies.
+    fn expert_plan(
+        &mut self,
+        rows: usize,
+        experts: &ExpertWeights<Self>,
+    ) -> Result<(ExpertPlan, u64), EngineError> {
+        let format = experts.routed[0].gate_up.format;
+        let plan = ExpertPlan::new(self.device.shared_bytes(), rows, &experts.shape, format, self.tuning);
+        self.grow(|space| &mut space.expert_work, plan.work_bytes(&experts.shape), &[])?;
+        self.grow(|space| &mut space.prepared, plan.prepared_bytes(experts), &[])?;
+        Ok((plan, self.workspace.expert_work.address()))
     }
 
     /// Makes room in one part of the workspace. What was recorded points to the room that was there before.
@@ -252,7 +305,9 @@ impl<D: Device> CudaOperations<D> {
         let bytes = self.moved - self.attention_moved;
         self.device.replay(&graph)?;
         self.replays += 1;
-        self.known.insert(key, GraphState::Captured(CapturedGraph { graph, bytes, attentions }));
+        self.routed_layers += self.routed.len() as u64;
+        let routed = self.routed.clone();
+        self.known.insert(key, GraphState::Captured(CapturedGraph { graph, bytes, attentions, routed }));
         Ok(())
     }
 }
@@ -273,6 +328,7 @@ impl<D: Device> Operations for CudaOperations<D> {
     type Table = Matrix<D>;
     type Buffer = DeviceTensor<D>;
     type Pool = Pool<D>;
+    type ExpertTable = ExpertTable<D>;
 
     fn linear(&mut self, parts: Vec<LinearPart>, layout: FusedLayout) -> Result<Matrix<D>, EngineError> {
         let matrix = Matrix::new(&mut self.device, &parts, layout)?;
@@ -288,6 +344,14 @@ impl<D: Device> Operations for CudaOperations<D> {
 
     fn table(&mut self, matrix: StoredMatrix) -> Result<Matrix<D>, EngineError> {
         Matrix::new(&mut self.device, &[LinearPart { matrix, bias: None }], FusedLayout::Stacked)
+    }
+
+    fn expert_table(
+        &mut self,
+        routed: &[ExpertMlp<Self>],
+        shared: Option<&ExpertMlp<Self>>,
+    ) -> Result<ExpertTable<D>, EngineError> {
+        ExpertTable::new(&mut self.device, routed, shared)
     }
 
     fn buffer(&mut self, rows: usize, width: usize) -> Result<DeviceTensor<D>, EngineError> {
@@ -335,6 +399,14 @@ impl<D: Device> Operations for CudaOperations<D> {
         FillKv { pool, quantiles, blocks: &table, count: blocks.len(), seed }.launch(&mut self.device)
     }
 
+    fn take_script(&mut self, chosen: Option<&[u32]>) -> Result<(), EngineError> {
+        let moved = self.script.set(&mut self.device, chosen);
+        if !matches!(moved, Ok(false)) {
+            self.known.clear();
+        }
+        moved.map(drop)
+    }
+
     fn begin(&mut self, rows: &Rows, rope: &RopeTable, pool: &Pool<D>) -> Result<StepLaunch, EngineError> {
         let moved = self.step.set(&mut self.device, rows, rope, pool);
         if !matches!(moved, Ok(false)) {
@@ -344,6 +416,7 @@ impl<D: Device> Operations for CudaOperations<D> {
         self.rounded = None;
         self.sequences = rows.served();
         self.attentions.clear();
+        self.routed.clear();
         (self.moved, self.attention_moved) = (0, 0);
         let Some(key) = self.key(rows) else { return Ok(StepLaunch::PerOperation) };
         match self.known.get(&key) {
@@ -359,6 +432,8 @@ impl<D: Device> Operations for CudaOperations<D> {
                 let attentions = recorded.attentions.iter();
                 let read: u64 = attentions.map(|(cut, window)| cut.bytes(rows, *window, &pool.shape)).sum();
                 self.moved = recorded.bytes + read;
+                self.routed.clone_from(&recorded.routed);
+                self.routed_layers += self.routed.len() as u64;
                 Ok(StepLaunch::WholeGraph)
             }
         }
@@ -368,6 +443,7 @@ impl<D: Device> Operations for CudaOperations<D> {
         match std::mem::replace(&mut self.mode, Mode::Plain) {
             Mode::Recording(key) => self.finish_capture(key),
             Mode::Plain => {
+                self.routed_layers += self.routed.len() as u64;
                 if let Some(key) = self.key(rows) {
                     self.known.insert(key, GraphState::Ran);
                 }
@@ -534,6 +610,110 @@ impl<D: Device> Operations for CudaOperations<D> {
             GateUp { rows: rows.len(), hidden, norm, norm_eps, weights, out, rounded, sums, workspace };
         self.moved += kernel.launch(&mut self.device, self.tuning)?;
         Ok(())
+    }
+
+    fn route(
+        &mut self,
+        rows: &Rows,
+        norm: (&DeviceTensor<D>, f32),
+        experts: &ExpertWeights<Self>,
+        scripted: Option<&[u32]>,
+        hidden: &DeviceTensor<D>,
+    ) -> Result<(), EngineError> {
+        let (plan, work) = self.expert_plan(rows.len(), experts)?;
+        let workspace = self.router_workspace(rows.len(), &experts.router)?;
+        let layer = self.routed.len();
+        self.grow(|space| &mut space.routers_arrived, 4 * plan.arrivals(), &[0])?;
+        self.grow(|space| &mut space.experts_met, 8, &[0])?;
+        self.grow(|space| &mut space.tiles_met, 4 * (layer + 1).max(COUNTED_LAYERS), &[0])?;
+        let logits = self.sums_workspace(rows.len(), experts.router.outputs)?;
+        let space = &self.workspace;
+        let kernel = Route {
+            plan,
+            hidden,
+            norm,
+            experts,
+            scripted: scripted.map_or(0, |chosen| self.script.take(chosen.len())),
+            real_rows: self.step.real_rows(),
+            logits,
+            work,
+            arrived: space.routers_arrived.address(),
+            met: space.experts_met.address(),
+            tiles_met: space.tiles_met.address() + 4 * layer as u64,
+            workspace,
+        };
+        self.moved += kernel.launch(&mut self.device, self.tuning)?;
+        let [first, ..] = experts.routed.as_slice() else { return Ok(()) };
+        self.routed.push([first.gate_up.bytes(), first.down.bytes()]);
+        Ok(())
+    }
+
+    fn expert_gate_up(
+        &mut self,
+        rows: &Rows,
+        norm: (&DeviceTensor<D>, f32),
+        experts: &ExpertWeights<Self>,
+        hidden: &DeviceTensor<D>,
+        inner: &mut DeviceTensor<D>,
+    ) -> Result<(), EngineError> {
+        let (plan, work) = self.expert_plan(rows.len(), experts)?;
+        let router = &experts.router;
+        let is_prepared = router.format == experts.routed[0].gate_up.format
+            && self.router_workspace(rows.len(), router)?.is_some();
+        let prepared = self.workspace.prepared.address();
+        let kernel = ExpertGateUp { plan, hidden, norm, experts, work, inner, prepared, is_prepared };
+        self.moved += kernel.launch(&mut self.device, self.tuning)?;
+        Ok(())
+    }
+
+    fn expert_down(
+        &mut self,
+        rows: &Rows,
+        experts: &ExpertWeights<Self>,
+        inner: &DeviceTensor<D>,
+        hidden: &mut DeviceTensor<D>,
+    ) -> Result<(), EngineError> {
+        let (plan, work) = self.expert_plan(rows.len(), experts)?;
+        let parts = rows.len() * (experts.shape.per_row + 1);
+        self.grow(|space| &mut space.expert_parts, 4 * parts * hidden.width, &[])?;
+        let kernel = ExpertDown {
+            plan,
+            inner,
+            experts,
+            work,
+            real_rows: self.step.real_rows(),
+            parts: self.workspace.expert_parts.address(),
+            hidden,
+            prepared: self.workspace.prepared.address(),
+        };
+        self.moved += kernel.launch(&mut self.device, self.tuning)?;
+        Ok(())
+    }
+
+    fn take_experts_met(&mut self) -> ExpertsMet {
+        let layers = std::mem::take(&mut self.routed_layers);
+        let mut bytes = [0; 8];
+        let Some(memory) = self.workspace.experts_met.memory().filter(|_| layers > 0) else {
+            return ExpertsMet::default();
+        };
+        if self.device.download(memory, 0, &mut bytes).is_err() {
+            return ExpertsMet::default();
+        }
+        let before = std::mem::replace(&mut self.experts_told, u64::from_le_bytes(bytes));
+        ExpertsMet { experts: self.experts_told - before, layers }
+    }
+
+    fn await_expert_bytes(&mut self) -> Result<[Bytes; 2], EngineError> {
+        let mut sums = [0; 2];
+        if let Some(memory) = self.workspace.tiles_met.memory().filter(|_| !self.routed.is_empty()) {
+            let mut tiles = vec![0; 4 * self.routed.len()];
+            self.device.download(memory, 0, &mut tiles)?;
+            for (word, [gate_up, down]) in tiles.as_chunks().0.iter().zip(&self.routed) {
+                let tiles = u64::from(u32::from_le_bytes(*word));
+                sums = [sums[0] + tiles * gate_up, sums[1] + tiles * down];
+            }
+        }
+        Ok(sums.map(Bytes))
     }
 
     fn head(

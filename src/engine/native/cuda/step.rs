@@ -123,7 +123,7 @@ impl<D: Device> Scratch<D> {
 pub struct StepState<D: Device> {
     /// Rows there is room for.
     capacity: usize,
-    /// Tokens, positions, first blocks, and last rows of sequences: `capacity` words of each.
+    /// Tokens, positions, first blocks, and last rows of sequences: `capacity` words of each; then the number of rows without padding.
     words: Scratch<D>,
     words_there: Vec<u32>,
     words_next: Vec<u32>,
@@ -172,10 +172,13 @@ impl<D: Device> StepState<D> {
             self.capacity = rows.len().next_power_of_two();
         }
         self.words_next.clear();
-        self.words_next.resize(4 * self.capacity, 0);
+        self.words_next.resize(4 * self.capacity + 1, 0);
         let (tokens, rest) = self.words_next.split_at_mut(self.capacity);
         let (positions, rest) = rest.split_at_mut(self.capacity);
-        let (starts, last_rows) = rest.split_at_mut(self.capacity);
+        let (starts, rest) = rest.split_at_mut(self.capacity);
+        let (last_rows, real_rows) = rest.split_at_mut(self.capacity);
+        // A sequence of padding is one row.
+        real_rows.fill(word(rows.len() - rows.padding));
         tokens[..rows.len()].copy_from_slice(&rows.tokens);
         positions[..rows.len()].copy_from_slice(&rows.positions);
         for (start, owner) in starts.iter_mut().zip(&rows.owners) {
@@ -247,6 +250,12 @@ impl<D: Device> StepState<D> {
     #[must_use]
     pub fn last_rows(&self) -> u64 {
         self.word_address(3)
+    }
+
+    /// A word: rows without padding, which are the first.
+    #[must_use]
+    pub fn real_rows(&self) -> u64 {
+        self.word_address(4)
     }
 
     /// Addresses of blocks.

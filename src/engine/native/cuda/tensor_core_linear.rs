@@ -130,10 +130,13 @@ pub struct TiledWorkspace {
 #[derive(Debug)]
 pub struct Prepare<'a, D: Device> {
     pub rows: usize,
-    pub input: &'a DeviceTensor<D>,
+    /// Where the first lies, f32.
+    pub input: u64,
     /// Which rows, `[rows]` words; 0 for all of them in order.
     pub row_of: u64,
     pub norm: Option<(&'a DeviceTensor<D>, f32)>,
+    /// Each of so many parts of a row, which has so many columns in all, is a row of its own.
+    pub parts: Option<(usize, usize)>,
 }
 
 impl<D: Device> Prepare<'_, D> {
@@ -142,13 +145,14 @@ impl<D: Device> Prepare<'_, D> {
     /// # Errors
     /// When the device refuses.
     pub fn launch(&self, device: &mut D, weights: &Matrix<D>, prepared: u64) -> Result<(), EngineError> {
+        let (parts, stride) = self.parts.unwrap_or((1, 0));
         device.launch(&KernelLaunch {
             kernel: format!("prepare_rows_{}", weights.format.name()),
             grid: [word(self.rows), 1, 1],
             threads: THREADS,
             shared_bytes: 0,
             arguments: vec![
-                Address(D::address(&self.input.memory)),
+                Address(self.input),
                 Address(self.row_of),
                 Address(self.norm.map_or(0, |(norm, _)| D::address(&norm.memory))),
                 F32(self.norm.map_or(0.0, |(_, eps)| eps)),
@@ -156,6 +160,8 @@ impl<D: Device> Prepare<'_, D> {
                 size(self.rows),
                 size(weights.columns),
                 size(weights.vectors),
+                size(parts),
+                size(stride),
             ],
         })
     }
@@ -224,6 +230,46 @@ pub fn multiply<D: Device>(
         arguments,
     })?;
     Ok(passes as u64 * weights.bytes())
+}
+
+/// Static shared memory of a tiled product of experts: a word and an address for each row (`experts.cu`).
+const ROW_PLACE_BYTES: usize = 12;
+
+/// The tiling of a product of experts, for so many rows of one.
+fn expert_tiling(format: KernelFormat, rows: usize, shared_bytes: usize) -> Option<Tiling> {
+    let most = TILINGS.map(|tiling| tiling.rows).into_iter().max().unwrap_or(0);
+    Tiling::of("experts", rows, Inputs::of(format)?, shared_bytes.saturating_sub(ROW_PLACE_BYTES * most))
+}
+
+/// Rows of an expert that a tiled product takes at once, of so many; `None` where there is no such product.
+#[must_use]
+pub fn expert_tile_rows(format: KernelFormat, rows: usize, shared_bytes: usize) -> Option<usize> {
+    expert_tiling(format, rows, shared_bytes).map(|tiling| tiling.rows)
+}
+
+/// Enqueues a tiled product of experts: of tiles of so many rows, along y and z, with matrices of as many outputs at the most.
+///
+/// # Errors
+/// When the device refuses.
+pub fn multiply_experts<D: Device>(
+    device: &mut D,
+    operation: &str,
+    format: KernelFormat,
+    (tile_rows, [tiles, layers]): (usize, [u32; 2]),
+    outputs: usize,
+    arguments: Vec<Argument>,
+) -> Result<(), EngineError> {
+    let fitting = Inputs::of(format).zip(expert_tiling(format, tile_rows, device.shared_bytes()));
+    let Some((inputs, tiling)) = fitting else {
+        return launch_mismatch(device, operation, format!("{} on tensor cores", format.name()));
+    };
+    device.launch(&KernelLaunch {
+        kernel: format!("experts_tiled_{operation}_{}_t{}", format.name(), tiling.rows),
+        grid: [word(outputs.div_ceil(tiling.outputs)), tiles, layers],
+        threads: tiling.warps * 32,
+        shared_bytes: word(tiling.shared_bytes(inputs)),
+        arguments,
+    })
 }
 
 #[cfg(test)]

@@ -107,6 +107,7 @@ fn rows_go_through_their_experts_and_the_shared_one_and_are_added_by_their_share
         router: vec![part(4, 2, &router, Packing::F32)],
         routed: vec![expert(2.0), expert(3.0), expert(5.0)],
         shared: Some(expert(7.0)),
+        table: (),
     };
     let mut oracle = Oracle::new();
     let rows = rows(0, 2, &[0]);

@@ -3,9 +3,6 @@
 //! Enters: a way to open the device. Leaves: the same checks as a CPU's, once for each kind of
 //! product (kernels that stream weights, kernels of the tensor cores, the device's library), with the bounds of each, and what only such a device has: recorded steps, known bytes, a timeline of its own.
 
-#[cfg(feature = "cuda")]
-use super::WHOLE;
-
 use super::{Bounds, Extent, Kind, Make, Side, graphs, models, operations, steps};
 use crate::engine::native::cuda::device::Device;
 use crate::engine::native::cuda::kernels::Tuning;
@@ -28,13 +25,17 @@ const KIND: Kind = Kind {
     plain: &[Dtype::F32, Dtype::Bf16, Dtype::F16],
     quantised: &[Dtype::Int8, Dtype::Fp8],
     in_blocks: &[],
-    draw: |dtype, seed| {
-        let dtype = dtype.unwrap_or_else(|| nth(&DTYPES, seed));
-        let sample = Sample { kv_dtype: kv_dtype(dtype), ..Sample::of_dtype(dtype, seed) };
-        sample.architecture.head_dim.is_multiple_of(8).then_some(sample)
-    },
-    experts: false,
+    draw: |dtype, seed| runnable(dtype, seed, Sample::of_dtype),
+    mixture: |dtype, seed| runnable(dtype, seed, |dtype, seed| Sample::mixture(Some(dtype), seed)),
+    mixtures_to_cut: Some(Dtype::F32),
 };
+
+/// A sample as the kernels run it, where they have its heads.
+fn runnable(dtype: Option<Dtype>, seed: u64, draw: fn(Dtype, u64) -> Sample) -> Option<Sample> {
+    let dtype = dtype.unwrap_or_else(|| nth(&DTYPES, seed));
+    let sample = Sample { kv_dtype: kv_dtype(dtype), ..draw(dtype, seed) };
+    sample.architecture.head_dim.is_multiple_of(8).then_some(sample)
+}
 
 /// Kernels that stream. How attention is split, and so the order of its sums, depends on the whole batch.
 const STREAMING: Bounds = Bounds {
@@ -83,10 +84,10 @@ const KNOWN_BYTES: usize = 1_000_003;
 
 /// Everything on a GPU.
 #[cfg(feature = "cuda")]
-pub fn on_a_gpu(index: u32, record: &mut Record<'_>) {
+pub fn on_a_gpu(index: u32, quick: bool, record: &mut Record<'_>) {
     match crate::engine::native::cuda::driver::Driver::open(index) {
         Ok(driver) => {
-            on_a_device(&|| Ok(driver.clone()), Tuning::default(), &WHOLE, KNOWN_BYTES, record);
+            on_a_device(&|| Ok(driver.clone()), Tuning::default(), super::extent(quick), KNOWN_BYTES, record);
         }
         Err(error) => record(Check::failed("native", "open the device", error.to_string())),
     }
@@ -117,6 +118,8 @@ pub fn on_a_device<D: Device + 'static>(
     record(graphs::as_eager(&KIND, tiled.make, extent.cut.clone()));
     models::against_stock(&KIND, tiled.make, extent.greedy, record);
     models::against_the_cpu(tiled.make, extent.greedy, record);
+    // Those that read an expert once for all rows of the decodes that are counted.
+    models::mixtures(tiled.make, extent.greedy, &[Dtype::Bf16, Dtype::Int8], record);
     models::bytes(&KIND, tiled.make, extent.depths, record);
     record(timer::block_of("native, a block of decode steps", extent.greedy.min(50), || {
         let model = OpenModel::synthetic("small", small_model(FAMILIES[0].1), 7);

@@ -100,15 +100,15 @@ pub fn against_stock<O: Operations>(kind: &Kind, make: &Make<'_, O>, steps: usiz
 
 /// Models with experts: logits and greedy tokens in f32 against the oracle's, and the bytes of decodes against the ledger's for the experts that
 /// they met.
-pub fn mixtures<O: Operations>(make: &Make<'_, O>, steps: usize, record: &mut Record<'_>) {
+pub fn mixtures<O: Operations>(make: &Make<'_, O>, steps: usize, counted: &[Dtype], record: &mut Record<'_>) {
     for (family, keys) in MIXTURES {
         let model = model_of(small_model(keys));
         record(recorded(OUTPUTS, format!("{family}, f32"), as_the_oracle(make, &model)));
         record(recorded(OUTPUTS, format!("{family}, greedy f32"), greedy_as_the_oracle(make, &model, steps)));
     }
-    for dtype in [Dtype::F32, Dtype::Bf16, Dtype::Int8, Dtype::Q8_0, Dtype::Q4_0, Dtype::Int4] {
+    for dtype in counted {
         let name = format!("decodes with experts, {dtype}");
-        record(recorded(BYTES, name, experts_against_the_ledger(make, dtype)));
+        record(recorded(BYTES, name, experts_against_the_ledger(make, *dtype)));
     }
 }
 

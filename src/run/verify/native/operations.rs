@@ -38,7 +38,7 @@ pub fn against_the_oracle<O: Operations>(
     match compared(kind, sides, extent) {
         Ok(compared) => {
             for (side, nearest) in sides.iter().zip(compared) {
-                for (operation, nearest) in kind.operations().iter().zip(nearest) {
+                for (operation, nearest) in Operation::ALL.iter().zip(nearest) {
                     record(nearest.check(
                         AREA,
                         format!("{}, {}", operation.name(), side.name),

@@ -70,7 +70,7 @@ pub fn in_pieces<O: Operations>(
     chunk: usize,
     extent: &Extent,
 ) -> Check {
-    let samples = extent.cut.clone().flat_map(|seed| kind.samples(None, seed));
+    let samples = extent.cut.clone().flat_map(|seed| kind.samples_to_cut(seed));
     let cases = samples.map(|sample| of(&(extent.ragged)(sample.seed), sample));
     over(name, wanted, cases, |sample, scenario| {
         let (whole, pieces) = ((side.make)(THREADS)?, (side.make)(THREADS)?);
@@ -83,7 +83,7 @@ pub fn in_pieces<O: Operations>(
 pub fn paged<O: Operations>(kind: &Kind, side: Side<'_, O>, extent: &Extent) -> Check {
     // The content of a synthetic cache depends on its blocks, so these begin with none.
     let scripts = extent.prompts.map(|brings| Script { cached: 0, brings: brings.to_vec() });
-    let cases = extent.cut.clone().flat_map(|seed| kind.samples(None, seed)).map(|sample| {
+    let cases = extent.cut.clone().flat_map(|seed| kind.samples_to_cut(seed)).map(|sample| {
         let scenario = Scenario::new(&scripts, BLOCK_SIZES[0], sample.architecture.vocab_size, sample.seed);
         (sample, scenario)
     });
@@ -102,7 +102,7 @@ pub fn paged<O: Operations>(kind: &Kind, side: Side<'_, O>, extent: &Extent) -> 
 /// The same bits on every number of threads.
 pub fn threads<O: Operations>(kind: &Kind, side: Side<'_, O>, extent: &Extent) -> Check {
     let [alone, teams @ ..] = TEAMS;
-    let samples = extent.cut.clone().flat_map(|seed| kind.samples(None, seed));
+    let samples = extent.cut.clone().flat_map(|seed| kind.samples_to_cut(seed));
     let cases = samples.map(|sample| of(&(extent.ragged)(sample.seed), sample));
     let make = side.make;
     let name = format!("{alone}, {} and {} threads agree", teams[0], teams[1]);

@@ -10,10 +10,10 @@ use crate::engine::native::NativeSession;
 use crate::engine::native::cpu::CpuOperations;
 use crate::engine::native::operations::Operations;
 use crate::engine::native::oracle::Oracle;
-use crate::engine::{DeviceChoice, SequenceId, Session, StepBatch};
+use crate::engine::{DeviceChoice, ScriptedRouting, SequenceId, Session, StepBatch};
 use crate::measure::quality::relative_error;
 use crate::weights::OpenModel;
-use hbmark_core::ledger::{Ledger, StepShape};
+use hbmark_core::ledger::{ExpertRouting, Ledger, StepShape};
 use hbmark_core::model::Dtype;
 use hbmark_core::units::Bytes;
 
@@ -21,6 +21,9 @@ use hbmark_core::units::Bytes;
 const F32_TOLERANCE: f64 = 1e-4;
 /// A sum in another order may round an activation to the next bf16, or an 8-bit activation to the next step.
 const ROUNDED_TOLERANCE: f64 = 2e-2;
+
+/// The fixtures with experts.
+const MIXTURES: [&str; 3] = ["qwen3-moe", "qwen2-moe", "mixtral"];
 
 fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models")
@@ -91,19 +94,13 @@ fn every_fixture_model_generates_what_it_does_on_the_cpu() {
             continue;
         }
         let model = crate::weights::open(path.to_str().unwrap(), None, 0).unwrap();
-        if model.architecture.experts.is_some() {
-            let device = DeviceChoice::Cuda(0);
-            let error =
-                crate::engine::native::check_device(&model.architecture, Dtype::F32, device).unwrap_err();
-            assert!(error.to_string().contains("mixtures of experts on cuda:0"), "{error}");
-            continue;
-        }
+        crate::engine::native::check_device(&model.architecture, Dtype::F32, DeviceChoice::Cuda(0)).unwrap();
         let (mut found, mut wanted) =
             (emulated(&model, Dtype::F32, index as u64), on_cpu(&model, Dtype::F32));
         assert_equal(&mut found, &mut wanted, &[tokens(21, 3)], 5, F32_TOLERANCE);
         compared += 1;
     }
-    assert!(compared >= 13, "{compared} models");
+    assert!(compared >= 16, "{compared} models");
 }
 
 #[test]
@@ -118,6 +115,31 @@ fn every_dtype_generates_what_it_does_on_the_cpu() {
             let (mut found, mut wanted) = (emulated(&model, dtype, 5), on_cpu(&model, dtype));
             assert_equal(&mut found, &mut wanted, &[tokens(18, 1)], 4, ROUNDED_TOLERANCE);
         }
+    }
+}
+
+/// As [`assert_equal`], with a script that picks the experts: rounding decides between two that are nearly equal to a router.
+fn assert_equal_scripted<A: Operations, B: Operations>(
+    found: &mut NativeSession<A>,
+    wanted: &mut NativeSession<B>,
+    prompt: Vec<u32>,
+) {
+    let script = ScriptedRouting { routing: ExpertRouting::Uniform, seed: 3 };
+    found.script_experts(Some(script));
+    wanted.script_experts(Some(script));
+    assert_equal(found, wanted, &[prompt], 4, ROUNDED_TOLERANCE);
+}
+
+#[test]
+fn every_dtype_of_a_mixture_generates_what_it_does_on_the_cpu() {
+    for name in MIXTURES {
+        let model = model(name);
+        for dtype in [Dtype::Bf16, Dtype::F16, Dtype::Int8] {
+            let (mut found, mut wanted) = (emulated(&model, dtype, 5), on_cpu(&model, dtype));
+            assert_equal_scripted(&mut found, &mut wanted, tokens(18, 1));
+        }
+        let mut wanted = NativeSession::load(Oracle::new(), &model, Dtype::Fp8, 16, &mut |_| {}).unwrap();
+        assert_equal_scripted(&mut emulated(&model, Dtype::Fp8, 6), &mut wanted, tokens(18, 1));
     }
 }
 
@@ -136,7 +158,7 @@ fn fp8_generates_what_the_oracle_does() {
 
 #[test]
 fn a_ragged_batch_is_what_each_sequence_is_alone_under_every_schedule() {
-    for (name, seed) in [("llama-gqa", 1), ("qwen3", 2), ("mistral-window", 3)] {
+    for (name, seed) in [("llama-gqa", 1), ("qwen3", 2), ("mistral-window", 3), ("qwen2-moe", 4)] {
         let model = model(name);
         let prompts = [tokens(33, 1), tokens(1, 2), tokens(16, 3), tokens(17, 4), tokens(5, 5)];
         let (mut found, mut wanted) = (emulated(&model, Dtype::F32, seed), on_cpu(&model, Dtype::F32));
@@ -146,10 +168,17 @@ fn a_ragged_batch_is_what_each_sequence_is_alone_under_every_schedule() {
 
 #[test]
 fn a_steady_decode_is_recorded_once_and_replayed_bit_for_bit() {
-    let model = model("qwen3");
+    for name in ["qwen3", "qwen2-moe"] {
+        steady_decode(name);
+    }
+}
+
+fn steady_decode(name: &str) {
+    let model = model(name);
     let prompt = [tokens(20, 7)];
     let mut session = emulated(&model, Dtype::Bf16, 9);
     session.step(&StepBatch::uniform(SequenceId(0), &prompt, 0)).unwrap();
+    assert_eq!(session.experts_met().is_some(), MIXTURES.contains(&name));
     let step = StepBatch::uniform(SequenceId(0), &[vec![5]], 20);
     let mut seen = Vec::new();
     for expected in [0, 1, 2, 3] {
@@ -159,6 +188,7 @@ fn a_steady_decode_is_recorded_once_and_replayed_bit_for_bit() {
             session.logits().unwrap(),
             session.greedy_tokens().unwrap(),
             session.bytes_moved().unwrap(),
+            session.experts_met(),
         ));
     }
     assert!(seen.iter().all(|one| *one == seen[0]), "eager, recorded and replayed steps differ");
@@ -203,6 +233,60 @@ fn batches_of_nearby_sizes_share_a_graph_and_answer_as_they_do_alone() {
 }
 
 #[test]
+fn a_replayed_step_routes_anew_as_a_script_says_and_reads_no_expert_for_padding() {
+    let script = ScriptedRouting { routing: ExpertRouting::Uniform, seed: 5 };
+    for (name, dtype) in [("qwen2-moe", Dtype::F32), ("qwen3-moe", Dtype::Bf16), ("mixtral", Dtype::Int8)] {
+        let model = model(name);
+        let (mut found, mut wanted) = (emulated(&model, dtype, 5), on_cpu(&model, dtype));
+        let ledger = Ledger::new(found.architecture(), found.inventory(), found.kv_dtype());
+        let prompts: Vec<_> = (0..9).map(|index| tokens(2, index)).collect();
+        for session in [&mut found as &mut dyn Session, &mut wanted] {
+            session.step(&StepBatch::uniform(SequenceId(0), &prompts, 0)).unwrap();
+            session.experts_met();
+        }
+        let mut experts = Vec::new();
+        let mut step = |sequences: usize, start: usize, scripted: bool| {
+            let tokens: Vec<_> =
+                (0..sequences).map(|index| tokens(1, u32::try_from(index).unwrap())).collect();
+            let batch = StepBatch::uniform(SequenceId(0), &tokens, start);
+            for session in [&mut found as &mut dyn Session, &mut wanted] {
+                session.script_experts(scripted.then_some(script));
+                session.step(&batch).unwrap();
+            }
+            let (logits, reference) = (found.logits().unwrap(), wanted.logits().unwrap());
+            let errors = logits.iter().zip(&reference).map(|(found, wanted)| relative_error(found, wanted));
+            let error = errors.fold(0.0, f64::max);
+            if scripted {
+                assert!(error <= ROUNDED_TOLERANCE, "{name}, {sequences} sequences at {start}: {error:.1e}");
+                let met = found.experts_met().unwrap();
+                assert_eq!(Some(met), wanted.experts_met(), "{name}, {sequences} sequences at {start}");
+                // No tile holds fewer rows than these, so that an expert is read once for all of its.
+                if sequences <= 4 {
+                    let whole =
+                        ledger.step(StepShape::decode(sequences, start)).meeting(met, ledger.expert_bytes());
+                    experts.push((met, found.bytes_moved().unwrap().as_f64(), whole.bytes.ideal().as_f64()));
+                }
+            }
+            found.operations.device().replays
+        };
+        // Nine run as twelve or as sixteen, and three as four.
+        assert_eq!([2, 3, 4].map(|start| step(9, start, true)), [0, 1, 2], "{name}");
+        assert_eq!([5, 6, 7, 8, 9].map(|start| step(3, start, true)), [2, 3, 4, 5, 6], "{name}");
+        // A router of random weights chooses others than the script, in a graph of its own.
+        assert_eq!([10, 11, 12].map(|start| step(3, start, false)), [6, 7, 8], "{name}");
+        assert_eq!([13, 14].map(|start| step(3, start, true)), [9, 10], "{name}");
+        // Bytes follow the experts that were met, replayed or not.
+        let (least, most) = (
+            experts.iter().copied().min_by(|a, b| a.0.total_cmp(&b.0)).unwrap(),
+            experts.iter().copied().max_by(|a, b| a.0.total_cmp(&b.0)).unwrap(),
+        );
+        assert!(most.0 > least.0, "{name}: {experts:?}");
+        let grown = (most.1 - least.1) / (most.2 - least.2);
+        assert!((0.8..1.5).contains(&grown), "{name}: {grown:.2} of {experts:?}");
+    }
+}
+
+#[test]
 fn a_graph_is_void_when_the_scratch_that_it_points_to_has_moved() {
     let model = model("llama-gqa");
     let mut device = Emulated::new(3);
@@ -225,7 +309,13 @@ fn a_graph_is_void_when_the_scratch_that_it_points_to_has_moved() {
 
 #[test]
 fn a_profile_names_every_operation_and_counts_the_bytes_of_a_step() {
-    let model = model("llama-gqa");
+    for name in ["llama-gqa", "qwen2-moe"] {
+        profiled(name);
+    }
+}
+
+fn profiled(name: &str) {
+    let model = model(name);
     let mut session = emulated(&model, Dtype::Bf16, 9);
     session.step(&StepBatch::uniform(SequenceId(0), &[tokens(20, 7)], 0)).unwrap();
     let step = StepBatch::uniform(SequenceId(0), &[vec![5]], 20);
@@ -259,6 +349,8 @@ fn no_launch_of_a_large_prefill_has_a_grid_that_no_gpu_takes() {
         ("llama-gqa", Dtype::F32, 64),
         ("qwen3", Dtype::F16, 32),
         ("qwen3", Dtype::Int8, 32),
+        ("mixtral", Dtype::Bf16, 32),
+        ("mixtral", Dtype::F32, 64),
     ] {
         let mut architecture = model(name).architecture;
         architecture.max_positions = 4096;
@@ -333,6 +425,8 @@ fn the_memory_of_a_prefill_is_what_is_predicted() {
         ("llama-gqa", Dtype::F32),
         ("qwen3", Dtype::Int8),
         ("llama-gqa", Dtype::Fp8),
+        ("qwen3-moe", Dtype::Bf16),
+        ("mixtral", Dtype::F32),
     ] {
         for (sequences, length) in [(1, 4096), (5, 700), (33, 100)] {
             let before = live_bytes();

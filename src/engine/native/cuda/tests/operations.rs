@@ -27,11 +27,19 @@ use hbmark_core::model::Dtype;
 const DTYPES: [Dtype; 5] = [Dtype::Bf16, Dtype::F16, Dtype::F32, Dtype::Int8, Dtype::Fp8];
 
 /// A sample that the kernels run: K and V as its weights say, heads of whole vectors.
-fn sample(seed: u64) -> Option<Sample> {
+fn runnable(seed: u64, draw: fn(Dtype, u64) -> Sample) -> Option<Sample> {
     let dtype = DTYPES[usize::try_from(seed).unwrap() % DTYPES.len()];
-    let mut sample = Sample::of_dtype(dtype, seed);
+    let mut sample = draw(dtype, seed);
     sample.kv_dtype = kv_dtype(dtype);
     sample.architecture.head_dim.is_multiple_of(8).then_some(sample)
+}
+
+fn sample(seed: u64) -> Option<Sample> {
+    runnable(seed, Sample::of_dtype)
+}
+
+fn mixture(seed: u64) -> Option<Sample> {
+    runnable(seed, |dtype, seed| Sample::mixture(Some(dtype), seed))
 }
 
 fn emulated(seed: u64, tuning: Tuning) -> CudaOperations<Emulated> {
@@ -49,6 +57,17 @@ const F16_ROWS_TOLERANCE: f64 = 3e-3;
 fn every_operation_equals_the_oracle() {
     let samples: Vec<Sample> = (0..12).filter_map(sample).collect();
     assert!(samples.len() >= 9);
+    every_operation_equals(samples);
+}
+
+#[test]
+fn every_operation_of_a_mixture_equals_the_oracle() {
+    let samples: Vec<Sample> = (0..15).filter_map(mixture).collect();
+    assert!(samples.len() >= 12);
+    every_operation_equals(samples);
+}
+
+fn every_operation_equals(samples: Vec<Sample>) {
     for sample in samples {
         let scenario = scenario_of(&sample, &ragged(sample.seed));
         let errors_with = |tuning: Tuning| {
@@ -70,7 +89,7 @@ fn every_operation_equals_the_oracle() {
 
 #[test]
 fn whole_steps_equal_the_oracle_under_every_schedule() {
-    for sample in (30..38).filter_map(sample) {
+    for sample in (30..38).filter_map(sample).chain((40..48).filter_map(mixture)) {
         let scenario = scenario_of(&sample, &ragged(sample.seed));
         let error = same_scenario(emulated(sample.seed, SMALL), Oracle::new(), &sample, &scenario).unwrap();
         assert!(error <= step_tolerance(&sample), "{error:.1e} off, {}", sample.label());
@@ -272,7 +291,23 @@ fn ways_to_use_the_kernels() -> Vec<Right> {
     };
     let little = Tuning { input_bytes: 64, ..SMALL };
     let ragged: &[(usize, usize)] = &[(40, 1), (130, 4)];
+    let experts = |tuning: Tuning| -> Right {
+        let mut sample = Sample::mixture(Some(Dtype::Bf16), 2);
+        sample.kv_dtype = Dtype::Bf16;
+        sample.architecture.layers = 1;
+        sample.architecture.head_dim = 16;
+        Box::new(move |seed| {
+            let errors = small_errors(seed, &sample, tuning, &[(3, 1), (0, 9)]);
+            let mixture = [Operation::Router, Operation::ExpertGateUp, Operation::ExpertDown];
+            errors.is_some_and(|errors| {
+                let mut own = errors.iter().filter(|error| mixture.contains(&error.operation));
+                own.all(|error| error.worst <= operation_tolerance(error.operation, &sample).max(1e-5))
+            })
+        })
+    };
     vec![
+        experts(Tuning { min_tiled_rows: usize::MAX, ..SMALL }),
+        experts(SMALL),
         Box::new(|seed| wide_error(seed, Dtype::Bf16, 2) <= 1e-5),
         small(Dtype::F32, little, ragged),
         small(Dtype::Int8, little, ragged),

@@ -4,28 +4,7 @@ use super::*;
 use crate::engine::Timeline;
 use crate::engine::native::cuda::device::{Gemm, GemmOperands, KernelLaunch};
 use crate::engine::native::cuda::emulator::{Emulated, EmulatedGraph, EmulatedMemory};
-use crate::engine::native::testing::scenario::Script;
 use crate::run::verify::native::graphs;
-
-/// Decode, a prompt long enough for the tensor cores, and one on top of a cache.
-fn few(_seed: u64) -> Vec<Script> {
-    let script = |cached, brings: [usize; 2]| Script { cached, brings: brings.to_vec() };
-    vec![script(33, [1, 1]), script(0, [9, 1]), script(17, [0, 3])]
-}
-
-/// Every check, over as little as shows that it holds.
-const LITTLE: Extent = Extent {
-    operations: 8..13,
-    alone: &[1, 6, 3, 9],
-    ragged: few,
-    per_dtype: 300..301,
-    batches: &[1, 9],
-    long: 400..401,
-    cut: 502..505,
-    prompts: [[35, 0, 1], [15, 1, 1], [0, 9, 3]],
-    greedy: 4,
-    depths: &[17],
-};
 
 /// Splits of 16 positions and little shared memory: the paths of long contexts and wide layers, on tiny models.
 const SMALL: Tuning = Tuning {
@@ -39,12 +18,12 @@ const SMALL: Tuning = Tuning {
 #[test]
 fn the_emulated_device_passes_the_checks_of_a_gpu() {
     let mut checks = Vec::new();
-    on_a_device(&|| Ok(Emulated::new(7)), SMALL, &LITTLE, 5_003, &mut |check| checks.push(check));
+    on_a_device(&|| Ok(Emulated::new(7)), SMALL, &QUICK, 5_003, &mut |check| checks.push(check));
     let wrong: Vec<&Check> = checks.iter().filter(|check| !check.passed).collect();
     assert!(wrong.is_empty(), "{wrong:#?}");
     let count = |area| checks.iter().filter(|check| check.area == area).count();
     let areas = ["device memory", operations::AREA, steps::AREA, models::OUTPUTS, models::BYTES, "block"];
-    assert_eq!(areas.map(count), [8, 21, 25, 32, 6, 1]);
+    assert_eq!(areas.map(count), [8, 30, 25, 38, 8, 1]);
 }
 
 /// The emulated device with a fault.
