@@ -28,9 +28,9 @@ const KIND: Kind = Kind {
     plain: &[Dtype::F32, Dtype::Bf16, Dtype::F16],
     quantised: &[Dtype::Int8, Dtype::Fp8],
     in_blocks: &[],
-    draw: |dtype, seed| {
+    draw: |make, dtype, seed| {
         let dtype = dtype.unwrap_or_else(|| nth(&DTYPES, seed));
-        let sample = Sample { kv_dtype: kv_dtype(dtype), ..Sample::of_dtype(dtype, seed) };
+        let sample = Sample { kv_dtype: kv_dtype(dtype), ..make(Some(dtype), seed) };
         sample.architecture.head_dim.is_multiple_of(8).then_some(sample)
     },
     experts: false,
