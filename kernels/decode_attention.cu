@@ -1,6 +1,6 @@
 // Grouped-query attention of single rows over the paged cache, split over positions, merged by the last block to come.
 //
-//   out[row][h] = Σ_p softmax_p(q[h] · k[p] * scale) * v[p],   p from max(0, position + 1 - window) to the row's own position
+//   out[row][h] = Σ_p softmax_p(bend(q[h] · k[p] * scale)) * v[p],   p from max(0, position + 1 - window) to the row's own position
 //
 // Shapes: query, out [rows, heads * head_dim] f32; cache: cache.cuh, head_dim a multiple of 8, at most 256.
 // Grid: (rows, kv_heads * ceil(group / G), splits): only x may exceed 65,535. Block: 256 threads. Of a group of query heads, G share every K and V that is loaded.
@@ -24,7 +24,6 @@ constexpr int ATTENTION_WARPS = 8, ATTENTION_THREADS = ATTENTION_WARPS * WARP;
 constexpr int LANE_BYTES = 256;
 // Splits whose values are asked for together when they are merged.
 constexpr int MERGED_AT_ONCE = 16;
-constexpr float LOG2_E = 1.44269504088896f;
 
 struct AttentionWork {
     const float* query;
@@ -35,7 +34,8 @@ struct AttentionWork {
     float2* statistics;
     unsigned* arrived;
     int heads, window, least;
-    float scale;
+    // Scores are bent towards softcap where that is above 0.
+    float scale, softcap;
 };
 
 // Stores four elements of a head of a row.
@@ -149,6 +149,9 @@ __device__ inline void decode_attention(const AttentionWork& work, const Cache& 
     wait_for_dependency();
 #pragma unroll
     for (int i = 0; i < ATTENTION_RING; ++i) ask(i);
+    // What queries are multiplied with, and what a bent score is.
+    const bool bends = work.softcap > 0;
+    const float factor = bends ? work.scale / work.softcap : work.scale * LOG2_E, cap = work.softcap * LOG2_E;
     float q[G][8], o[G][8] = {}, m[G], l[G];
 #pragma unroll
     for (int g = 0; g < G; ++g) {
@@ -156,7 +159,7 @@ __device__ inline void decode_attention(const AttentionWork& work, const Cache& 
         const float4 a = from[0], b = from[1];
         const float all[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
 #pragma unroll
-        for (int e = 0; e < 8; ++e) q[g][e] = all[e] * (work.scale * LOG2_E);
+        for (int e = 0; e < 8; ++e) q[g][e] = all[e] * factor;
         m[g] = -INFINITY;
         l[g] = 0;
     }
@@ -176,6 +179,7 @@ __device__ inline void decode_attention(const AttentionWork& work, const Cache& 
 #pragma unroll
                 for (int e = 0; e < 8; ++e) dot += q[g][e] * k[e];
                 dot = warp_sum(dot, lanes);
+                if (bends) dot = cap * tanhf(dot);
                 score[g][u] = exists ? dot : -INFINITY;
             }
         }
@@ -303,8 +307,8 @@ __device__ inline void decode_attention(const AttentionWork& work, const Cache& 
     HBMARK_KERNEL_BOUNDED(ATTENTION_THREADS, G > 4 ? 1 : 2, decode_attention_##dtype##_g##G##_d##D, const float* query,                   \
                           const unsigned* positions, const unsigned long long* tables, const unsigned* starts, float* out, uint2* rounded, \
                           float* partial, float2* statistics, unsigned* arrived, unsigned long long layer_bytes, int layer, int heads,    \
-                          int kv_heads, int head_dim, int block_shift, int window, int least, float scale) {                              \
-        decode_attention<T, G, D>({query, positions, out, rounded, partial, statistics, arrived, heads, window, least, scale},                     \
+                          int kv_heads, int head_dim, int block_shift, int window, int least, float scale, float softcap) {               \
+        decode_attention<T, G, D>({query, positions, out, rounded, partial, statistics, arrived, heads, window, least, scale, softcap},            \
                                   {tables, starts, layer_bytes, layer, kv_heads, head_dim, block_shift});                                 \
     }
 #define KERNELS(dtype, T, D) KERNEL(dtype, T, 1, D) KERNEL(dtype, T, 2, D) KERNEL(dtype, T, 4, D) KERNEL(dtype, T, 8, D)

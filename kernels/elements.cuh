@@ -107,3 +107,14 @@ __device__ inline void load8<float>(const float* from, float (&out)[8]) {
 #pragma unroll
     for (int i = 0; i < 8; ++i) out[i] = all[i];
 }
+
+constexpr float LOG2_E = 1.44269504088896f;
+
+// The product of an activated gate with what goes up: silu, or gelu by tanh, where (1 + tanh(y)) / 2 is 1 / (1 + e^(-2y)).
+__device__ inline float gated(bool gelu, float gate, float up) {
+    const float x = gelu ? 1.5957691216f * (gate + 0.044715f * gate * gate * gate) : gate;
+    return gate / (1.0f + expf(-x)) * up;
+}
+
+// A value bent towards a cap, where that is above 0.
+__device__ inline float bent(float x, float softcap) { return softcap > 0 ? softcap * tanhf(x / softcap) : x; }

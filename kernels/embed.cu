@@ -1,6 +1,6 @@
 // The rows of the embedding table that a step's tokens name.
 //
-//   hidden[row][c] = table[tokens[row]][c]
+//   hidden[row][c] = scale * table[tokens[row]][c]
 //
 // Shapes: table as a matrix of linear.cuh; hidden [rows, columns] f32. Grid: (rows). Block: any.
 // Bytes: rows * vectors * 16 read, rows * columns * 4 written.
@@ -8,18 +8,18 @@
 #include "elements.cuh"
 
 template <class T>
-__device__ inline void embed(const void* table, const unsigned* tokens, float* hidden, int columns, int stride) {
+__device__ inline void embed(const void* table, const unsigned* tokens, float* hidden, float scale, int columns, int stride) {
     launch_dependents();
     wait_for_dependency();
     const T* from = (const T*)table + (size_t)tokens[blockIdx.x] * stride;
     float* to = hidden + (size_t)blockIdx.x * columns;
-    for (int column = threadIdx.x; column < columns; column += blockDim.x) to[column] = widen(from[column]);
+    for (int column = threadIdx.x; column < columns; column += blockDim.x) to[column] = scale * widen(from[column]);
 }
 
 #define KERNEL(dtype, T)                                                                                                            \
     HBMARK_KERNEL(embed_##dtype, const uint4* table, const float*, const unsigned* tokens,                \
-                  float* hidden, int columns, int vectors) {                                                           \
-        embed<T>(table, tokens, hidden, columns, vectors * 16 / sizeof(T));                                                         \
+                  float* hidden, float scale, int columns, int vectors) {                                               \
+        embed<T>(table, tokens, hidden, scale, columns, vectors * 16 / sizeof(T));                                                         \
     }
 KERNEL(bf16, Bf16)
 KERNEL(f16, F16)
@@ -27,17 +27,17 @@ KERNEL(f32, float)
 #undef KERNEL
 
 HBMARK_KERNEL(embed_int8, const uint4* table, const float* scales, const unsigned* tokens,
-              float* hidden, int columns, int vectors) {
+              float* hidden, float scale, int columns, int vectors) {
     launch_dependents();
     wait_for_dependency();
     const unsigned token = tokens[blockIdx.x];
     const signed char* from = (const signed char*)table + (size_t)token * vectors * 16;
     float* to = hidden + (size_t)blockIdx.x * columns;
-    for (int column = threadIdx.x; column < columns; column += blockDim.x) to[column] = (float)from[column] * scales[token];
+    for (int column = threadIdx.x; column < columns; column += blockDim.x) to[column] = scale * ((float)from[column] * scales[token]);
 }
 
 HBMARK_KERNEL(embed_fp8, const uint4* table, const float* scales, const unsigned* tokens,
-              float* hidden, int columns, int vectors) {
+              float* hidden, float scale, int columns, int vectors) {
     launch_dependents();
     wait_for_dependency();
     const unsigned token = tokens[blockIdx.x];
@@ -45,6 +45,6 @@ HBMARK_KERNEL(embed_fp8, const uint4* table, const float* scales, const unsigned
     float* to = hidden + (size_t)blockIdx.x * columns;
     for (int column = threadIdx.x; column < columns; column += blockDim.x) {
         const unsigned code = from[column];
-        to[column] = widen(F16{(unsigned short)((code & 0x7f) << 7 | (code & 0x80) << 8)}) * scales[token];
+        to[column] = scale * (widen(F16{(unsigned short)((code & 0x7f) << 7 | (code & 0x80) << 8)}) * scales[token]);
     }
 }

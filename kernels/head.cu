@@ -1,18 +1,18 @@
 // Final norm, head, and the greedy next token.
 //
-//   logits[s][o] = Σ_k head[o][k] * norm(hidden[last_rows[s]])[k];   next[s] = the first largest of logits[s]
+//   logits[s][o] = bend(Σ_k head[o][k] * norm(hidden[last_rows[s]])[k]);   next[s] = the first largest of logits[s]
 //
 // Shapes: hidden [any, columns] f32, last_rows [sequences], logits [sequences, outputs] f32, next [sequences].
 // best [sequences] (64 bits: a logit in order, then the complement of its index) and arrived [ceil(sequences / M)] belong to the kernel between
 // launches: 0xffffffff and 0 before the first, and again after each. Grid, block, shared memory, bytes: as linear.cuh, and 4 per logit.
-// head_DTYPE_mM: M sequences at a time. A logit that is not a number is never the largest.
+// Logits are bent towards softcap where that is above 0. head_DTYPE_mM: M sequences at a time. A logit that is not a number is never the largest.
 
 #include "heads.cuh"
 #include "linear.cuh"
 
 template <class F, int M>
 __device__ inline void head(const LinearInput& in, const LinearWeights& weights, float* logits, unsigned long long* best, unsigned* arrived,
-                            unsigned* next, int chunk) {
+                            unsigned* next, float softcap, int chunk) {
     // The best of a warp's pairs; lane m has that of row m.
     unsigned long long mine = NO_LOGIT;
     multiply<F, M>(in, weights, chunk, [&](int pair, int first_row, int count, const float (&sums)[2][M]) {
@@ -21,11 +21,13 @@ __device__ inline void head(const LinearInput& in, const LinearWeights& weights,
         for (int m = 0; m < M; ++m) {
             if (lane != m || m >= count) continue;
             float* out = logits + (size_t)(first_row + m) * weights.outputs + 2 * pair;
-            out[0] = sums[0][m];
-            mine = max(mine, in_order(sums[0][m], 2 * pair));
+            const float first = bent(sums[0][m], softcap);
+            out[0] = first;
+            mine = max(mine, in_order(first, 2 * pair));
             if (2 * pair + 1 < weights.outputs) {
-                out[1] = sums[1][m];
-                mine = max(mine, in_order(sums[1][m], 2 * pair + 1));
+                const float second = bent(sums[1][m], softcap);
+                out[1] = second;
+                mine = max(mine, in_order(second, 2 * pair + 1));
             }
         }
     });
@@ -57,10 +59,10 @@ __device__ inline void head(const LinearInput& in, const LinearWeights& weights,
     HBMARK_KERNEL_BOUNDED(THREADS, resident(M), head_##dtype##_m##M, const float* hidden, const unsigned* last_rows,   \
                           const float* norm, float norm_eps, const uint4* data,                              \
                           const float* scales, float* logits, unsigned long long* best,         \
-                          unsigned* arrived, unsigned* next, int sequences, int columns, int outputs,        \
+                          unsigned* arrived, unsigned* next, float softcap, int sequences, int columns, int outputs, \
                           int vectors, int chunk) {                                                                                    \
         head<F, M>({hidden, last_rows, norm, norm_eps, sequences, columns}, {data, scales, nullptr, outputs, vectors}, logits, best,   \
-                   arrived, next, chunk);                                                                                              \
+                   arrived, next, softcap, chunk);                                                                                              \
     }
 #define KERNELS(dtype, F) KERNEL(dtype, F, 1) KERNEL(dtype, F, 2) KERNEL(dtype, F, 4)
 HBMARK_FOR_EACH_FORMAT(KERNELS)

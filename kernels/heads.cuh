@@ -4,6 +4,7 @@
 #include "cache.cuh"
 
 struct HeadWork {
+    // Norms are null where there are none, cosines and sines where nothing turns.
     const float *query_norm, *key_norm, *cosines, *sines;
     const unsigned* positions;
     float* query;
@@ -17,7 +18,7 @@ struct HeadWork {
 template <class T>
 __device__ inline void store_pair(const HeadWork& work, const Cache& cache, int row, int head, int i, float a, float b) {
     const int half = cache.head_dim / 2, position = work.positions[row];
-    if (head < work.heads + cache.kv_heads) {
+    if (work.cosines && head < work.heads + cache.kv_heads) {
         const float cosine = work.cosines[(size_t)position * half + i], sine = work.sines[(size_t)position * half + i];
         const float turned = a * cosine - b * sine;
         b = b * cosine + a * sine;
@@ -35,20 +36,26 @@ __device__ inline void store_pair(const HeadWork& work, const Cache& cache, int 
     out[i + half] = narrow<T>(b);
 }
 
-// All of a head whose sums lie in `projected`, by one warp.
+// All of a head whose sums lie in `projected`, by one warp. `joint`: the heads of Q are normed together, and so are those of K.
 template <class T>
-__device__ inline void finish_head(const HeadWork& work, const Cache& cache, int row, int head, int outputs) {
+__device__ inline void finish_head(const HeadWork& work, const Cache& cache, int row, int head, int outputs, bool joint) {
     const int half = cache.head_dim / 2, lane = threadIdx.x % WARP;
     const float* sums = work.projected + (size_t)row * outputs + head * cache.head_dim;
-    const float* norm = head < work.heads ? work.query_norm : head < work.heads + cache.kv_heads ? work.key_norm : nullptr;
+    const bool is_query = head < work.heads;
+    const float* norm = is_query ? work.query_norm : head < work.heads + cache.kv_heads ? work.key_norm : nullptr;
     float factor = 1;
     if (norm) {
+        // What is normed together: this head, or all of its kind.
+        const int before = (is_query ? head : head - work.heads) * cache.head_dim;
+        const float* first = joint ? sums - before : sums;
+        const int width = joint ? (is_query ? work.heads : cache.kv_heads) * cache.head_dim : cache.head_dim;
         float squares = 0;
-        for (int at = lane; at < cache.head_dim; at += WARP) {
-            const float x = load_shared_result(sums + at);
+        for (int at = lane; at < width; at += WARP) {
+            const float x = load_shared_result(first + at);
             squares += x * x;
         }
-        factor = rsqrtf(warp_sum(squares) / (float)cache.head_dim + work.norm_eps);
+        factor = rsqrtf(warp_sum(squares) / (float)width + work.norm_eps);
+        if (joint) norm += before;
     }
     for (int i = lane; i < half; i += WARP) {
         float a = load_shared_result(sums + 2 * i), b = load_shared_result(sums + 2 * i + 1);

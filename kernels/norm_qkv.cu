@@ -6,7 +6,7 @@
 // they turn together; query [rows, heads * head_dim] f32 in plain order; cosines, sines [positions, head_dim / 2] f32.
 // Without head norms a warp that has a pair turns and stores it. With them the sums of a head go to projected [rows, outputs] f32, and the
 // last warp to bring a pair of a head finishes the head; arrived [ceil(rows / M), heads + 2 * kv_heads] is 0 before the first launch and
-// after each. Grid, block, shared memory, bytes: as linear.cuh, and 2 * rows * kv_heads * head_dim elements written.
+// after each; where it is null finish_heads (tiled_layers.cu) finishes them. cosines and sines are null where nothing turns. Grid, block, shared memory, bytes: as linear.cuh, and 2 * rows * kv_heads * head_dim elements written.
 // norm_qkv_DTYPE_mM: M rows at a time.
 
 #include "heads.cuh"
@@ -30,13 +30,14 @@ __device__ inline void norm_qkv(const LinearInput& in, const LinearWeights& weig
             out[0] = sums[0][m];
             out[1] = sums[1][m];
         }
+        if (!work.arrived) return;
         __threadfence();
         __syncwarp();
         unsigned before = 0;
         if (lane == 0) before = atomicInc(work.arrived + pass_of_grid() * (work.heads + 2 * cache.kv_heads) + head, half - 1);
         if ((int)__shfl_sync(ALL_LANES, before, 0) != half - 1) return;
         __threadfence();
-        for (int m = 0; m < count; ++m) finish_head<typename F::Cache>(work, cache, first_row + m, head, weights.outputs);
+        for (int m = 0; m < count; ++m) finish_head<typename F::Cache>(work, cache, first_row + m, head, weights.outputs, false);
     });
 }
 

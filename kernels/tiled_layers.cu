@@ -25,10 +25,10 @@ HBMARK_FOR_EACH_TILING(KERNEL)
 #undef KERNEL
 
 #define KERNEL(dtype, F, ROWS)                                                                                                           \
-    HBMARK_KERNEL_BOUNDED(Tiling##ROWS::TILED_THREADS, 1, tiled_gate_up_##dtype##_t##ROWS, float* out, unsigned short* rounded, PRODUCT) { \
+    HBMARK_KERNEL_BOUNDED(Tiling##ROWS::TILED_THREADS, 1, tiled_gate_up_##dtype##_t##ROWS, float* out, unsigned short* rounded, int gelu, PRODUCT) { \
         multiply_tiled<F, Tiling##ROWS>(inputs, rows, WEIGHTS, [&](int row, int pair, float gate, float up) {                            \
             const size_t at = (size_t)row * (outputs / 2) + pair;                                                                        \
-            const float inner = gate / (1.0f + expf(-gate)) * up;                                                                        \
+            const float inner = gated(gelu, gate, up);                                                                        \
             out[at] = inner;                                                                                                             \
             F::put_one(rounded, at, inner);                                                                                              \
         });                                                                                                                              \
@@ -70,31 +70,33 @@ HBMARK_FOR_EACH_TILING(KERNEL)
 HBMARK_FOR_EACH_TILING(KERNEL)
 #undef KERNEL
 
-// The heads that tiled_qkv left, by the format of the cache. Grid: (rows, ceil((heads + 2 * kv_heads) / 8)). Block: 256 threads, a warp per head.
+// The heads that a projection left, by the format of the cache; those of Q together and of K together where `joint`. Grid: (rows, ceil((heads + 2 * kv_heads) / 8)). Block: 256 threads, a warp per head.
 #define KERNEL(dtype, T)                                                                                                                 \
-    HBMARK_KERNEL_BOUNDED(THREADS, 2, finish_heads_##dtype, HEADS, int outputs) {                                                        \
+    HBMARK_KERNEL_BOUNDED(THREADS, 2, finish_heads_##dtype, HEADS, int joint, int outputs) {                                             \
         launch_dependents();                                                                                                             \
         wait_for_dependency();                                                                                                           \
         const int head = blockIdx.y * WARPS + threadIdx.x / WARP;                                                                        \
-        if (head < heads + 2 * kv_heads) finish_head<T>(HEAD_WORK, CACHE, blockIdx.x, head, outputs);                                    \
+        if (head < heads + 2 * kv_heads) finish_head<T>(HEAD_WORK, CACHE, blockIdx.x, head, outputs, joint);                             \
     }
 KERNEL(bf16, Bf16)
 KERNEL(f16, F16)
+KERNEL(f32, float)
 #undef KERNEL
 
-// out[row][pair] = silu(sums[row][2 * pair]) * sums[row][2 * pair + 1], behind a product of the library. Grid: (rows, ceil(pairs / 256)).
-HBMARK_KERNEL_BOUNDED(THREADS, 2, finish_gate_up, const float* sums, float* out, int pairs) {
+// out[row][pair] = activated(sums[row][2 * pair]) * sums[row][2 * pair + 1], behind a product of the library. Grid: (rows, ceil(pairs / 256)).
+HBMARK_KERNEL_BOUNDED(THREADS, 2, finish_gate_up, const float* sums, float* out, int gelu, int pairs) {
     launch_dependents();
     wait_for_dependency();
     const int pair = blockIdx.y * THREADS + threadIdx.x;
     if (pair >= pairs) return;
     const float2 both = ((const float2*)sums)[(size_t)blockIdx.x * pairs + pair];
-    out[(size_t)blockIdx.x * pairs + pair] = both.x / (1.0f + expf(-both.x)) * both.y;
+    out[(size_t)blockIdx.x * pairs + pair] = gated(gelu, both.x, both.y);
 }
 
-// next[s] = the first largest of logits[s]. Grid: (parts, sequences). Block: 256 threads. best and arrived [sequences]: as in head.cu. A thread
+// next[s] = the first largest of logits[s], which are bent towards softcap where that is above 0. Grid: (parts, sequences). Block: 256 threads. best and arrived [sequences]: as in head.cu. A thread
 // asks for 16 logits at once.
-HBMARK_KERNEL_BOUNDED(THREADS, 2, first_largest, const float* logits, unsigned long long* best, unsigned* arrived, unsigned* next, int outputs) {
+HBMARK_KERNEL_BOUNDED(THREADS, 2, first_largest, float* logits, unsigned long long* best, unsigned* arrived, unsigned* next, float softcap,
+                      int outputs) {
     SHARED(unsigned long long[WARPS], of_warps);
     launch_dependents();
     wait_for_dependency();
@@ -108,8 +110,13 @@ HBMARK_KERNEL_BOUNDED(THREADS, 2, first_largest, const float* logits, unsigned l
         for (int i = 0; i < BATCH; ++i) {
             const float each[4] = {four[i].x, four[i].y, four[i].z, four[i].w};
 #pragma unroll
-            for (int j = 0; j < 4; ++j)
-                if (first + i * apart + j < outputs) mine = max(mine, in_order(each[j], first + i * apart + j));
+            for (int j = 0; j < 4; ++j) {
+                const int at = first + i * apart + j;
+                if (at >= outputs) continue;
+                const float logit = bent(each[j], softcap);
+                if (softcap > 0) logits[(size_t)sequence * outputs + at] = logit;
+                mine = max(mine, in_order(logit, at));
+            }
         }
     }
     for (int offset = WARP / 2; offset > 0; offset /= 2) mine = max(mine, __shfl_xor_sync(ALL_LANES, mine, offset));

@@ -29,9 +29,14 @@ import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
+    Gemma2Config,
+    Gemma3TextConfig,
+    Glm4Config,
+    GraniteConfig,
     LlamaConfig,
     MistralConfig,
     MixtralConfig,
+    Olmo2Config,
     Phi3Config,
     PreTrainedConfig,
     PreTrainedModel,
@@ -39,6 +44,7 @@ from transformers import (
     Qwen2MoeConfig,
     Qwen3Config,
     Qwen3MoeConfig,
+    SmolLM3Config,
 )
 
 SEED = 20240229
@@ -132,6 +138,11 @@ def v4_spelling(
     def convert(v5: Config) -> Config:
         v4 = {key: value for key, value in v5.items() if key not in ("dtype", "rope_parameters", "layer_types", *drop)}
         rope = dict(v5["rope_parameters"])
+        if "full_attention" in rope:
+            v4["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
+            rope = dict(rope["full_attention"])
+        if "partial_rotary_factor" in rope:
+            v4["partial_rotary_factor"] = rope.pop("partial_rotary_factor")
         v4["rope_theta"] = rope.pop("rope_theta")
         rope_type = rope.pop("rope_type")
         v4["rope_scaling"] = None if rope_type == "default" else {rope_type_key: rope_type} | rope
@@ -162,6 +173,16 @@ YARN_ROPE = {
     "truncate": False,
 }
 LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
+# Two bases, and positions divided in the layers that see everything.
+GEMMA3_ROPES = {
+    "full_attention": LINEAR_ROPE | {"rope_theta": 1000000.0},
+    "sliding_attention": default_rope(10000.0),
+}
+HALF_ROPE = default_rope(10000.0) | {"partial_rotary_factor": 0.5}
+GEMMA_NORMS = {
+    f"{name}_layernorm": filled(f"{name}_layernorm", 0.0)
+    for name in ("input", "post_attention", "pre_feedforward", "post_feedforward")
+}
 QKV_BIASES = {f"{part}_proj.bias": filled(f"{part}_proj.bias", 0.0) for part in "qkv"}
 QK_NORMS = {f"{part}_norm": filled(f"{part}_norm", 1.0) for part in "qk"}
 
@@ -318,6 +339,136 @@ FIXTURES = [
             "the shared expert's gate": filled("shared_expert_gate", 0.0),
         },
     ),
+    # The middle layer has no positions.
+    Fixture(
+        "smollm3",
+        SmolLM3Config(
+            **shape(
+                32,
+                4,
+                2,
+                199,
+                num_hidden_layers=3,
+                pad_token_id=None,
+                tie_word_embeddings=True,
+                no_rope_layers=[1, 0, 1],
+                rope_parameters=default_rope(2000000.0),
+            )
+        ),
+        features={
+            "a layer without positions": reconfigured(no_rope_layers=[1, 1, 1]),
+            "positions": reconfigured(no_rope_layers=[0, 0, 0]),
+        },
+        v4=v4_spelling(),
+    ),
+    # Every multiplier is another one; an epsilon that is felt beside the small embeddings.
+    Fixture(
+        "granite",
+        GraniteConfig(
+            **shape(
+                32,
+                4,
+                2,
+                201,
+                tie_word_embeddings=True,
+                rms_norm_eps=1e-2,
+                embedding_multiplier=0.4,
+                residual_multiplier=0.8,
+                logits_scaling=0.7,
+                attention_multiplier=0.5,
+            )
+        ),
+        features={
+            "the embedding multiplier": reconfigured(embedding_multiplier=1.0),
+            "the residual multiplier": reconfigured(residual_multiplier=1.0),
+            "the scaling of logits": reconfigured(logits_scaling=1.0),
+            "the attention multiplier": reconfigured(attention_multiplier=8**-0.5),
+            "epsilon": reconfigured(rms_norm_eps=1e-5),
+        },
+        v4=v4_spelling(),
+    ),
+    # Norms after the projections alone, and over the full width of Q and K.
+    Fixture(
+        "olmo2",
+        Olmo2Config(**shape(32, 4, 2, 203, num_hidden_layers=3, pad_token_id=None)),
+        features=QK_NORMS
+        | {f"post_{part}_layernorm": filled(f"post_{part}_layernorm", 1.0) for part in ("attention", "feedforward")},
+        v4=v4_spelling(),
+    ),
+    # Neighbours turn together, in half of each head; norms before and after.
+    Fixture(
+        "glm4",
+        Glm4Config(
+            **shape(48, 4, 2, 205, head_dim=16, pad_token_id=None, attention_bias=True, rope_parameters=HALF_ROPE)
+        ),
+        features=QKV_BIASES
+        | {
+            "the half that does not turn": reconfigured(rope_parameters=default_rope(10000.0)),
+            "post_self_attn_layernorm": filled("post_self_attn_layernorm", 1.0),
+            "post_mlp_layernorm": filled("post_mlp_layernorm", 1.0),
+        },
+        v4=v4_spelling(),
+    ),
+    # The first of two layers sees eight tokens. Both caps are low enough to be felt.
+    Fixture(
+        "gemma2",
+        Gemma2Config(
+            **shape(
+                48,
+                4,
+                2,
+                207,
+                head_dim=16,
+                pad_token_id=None,
+                tie_word_embeddings=True,
+                sliding_window=8,
+                query_pre_attn_scalar=9,
+                attn_logit_softcapping=4.0,
+                final_logit_softcapping=3.0,
+            )
+        ),
+        features=GEMMA_NORMS
+        | {
+            "window": reconfigured(sliding_window=100),
+            "the scale of queries": reconfigured(query_pre_attn_scalar=16),
+            "the cap of scores": reconfigured(attn_logit_softcapping=None),
+            "the cap of logits": reconfigured(final_logit_softcapping=None),
+        },
+        v4=v4_spelling(hidden_act="gelu_pytorch_tanh"),
+    ),
+    # Two windows, then a full layer with a rotary embedding of its own.
+    Fixture(
+        "gemma3",
+        Gemma3TextConfig(
+            **shape(
+                32,
+                4,
+                2,
+                199,
+                head_dim=16,
+                num_hidden_layers=3,
+                pad_token_id=None,
+                tie_word_embeddings=True,
+                sliding_window=8,
+                query_pre_attn_scalar=9,
+                layer_types=["sliding_attention", "sliding_attention", "full_attention"],
+                rope_parameters=GEMMA3_ROPES,
+            )
+        ),
+        features=GEMMA_NORMS
+        | {f"{part}_norm": filled(f"{part}_norm", 0.0) for part in "qk"}
+        | {
+            "window": reconfigured(sliding_window=100),
+            "the scale of queries": reconfigured(query_pre_attn_scalar=16),
+            "the full layer's rope": reconfigured(
+                rope_parameters=GEMMA3_ROPES | {"full_attention": default_rope(10000.0)}
+            ),
+            "the other layers' rope": reconfigured(
+                rope_parameters=GEMMA3_ROPES | {"sliding_attention": default_rope(1000000.0)}
+            ),
+        },
+        v4=v4_spelling(drop=("_sliding_window_pattern",), sliding_window_pattern=3),
+    ),
 ]
 
 # Rows of q8_0 are made of blocks of 32.
@@ -383,7 +534,8 @@ def random_model(name: str, config: PreTrainedConfig) -> PreTrainedModel:
             elif parameter.dim() == 1:
                 parameter.copy_(1.0 + 0.15 * noise)
             elif "embed_tokens" in key:
-                parameter.copy_(0.3 * noise)
+                # Gemma multiplies them, and its layers add little beside: small enough that a token does not predict itself.
+                parameter.copy_((0.1 if config.model_type.startswith("gemma") else 0.3) * noise)
             else:
                 # Somewhat above 1/√fan_in: attention that chooses, logits that spread.
                 parameter.copy_(1.4 * parameter.shape[-1] ** -0.5 * noise)

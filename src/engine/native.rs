@@ -24,9 +24,9 @@ use std::collections::HashMap;
 use block_tables::BlockTables;
 use cpu::CpuOperations;
 use forward::{Forward, ModelWidths};
-use operations::{ExpertShape, Operation, Operations, PoolShape};
+use operations::{ExpertShape, Gate, Operation, Operations, PoolShape};
 use ragged_batch::Rows;
-use rope::RopeTable;
+use rope::{RopeTables, distinct_ropes};
 
 use super::{
     AdapterId, DeviceChoice, DeviceOptions, EngineError, MemoryUse, OperationTime, ScriptedRouting,
@@ -35,8 +35,8 @@ use super::{
 use crate::engine::{LoraSession, StepProfiler, SyntheticKv};
 use crate::weights::{Adapter, OpenModel, Packing, StoredTensor};
 use hbmark_core::model::{
-    Activation, Architecture, Attention, Dense, Dtype, FeedForward, Inventory, Mixer, Norms, Reach,
-    RopeScaling, Target,
+    Architecture, Attention, Dense, Dtype, Family, FeedForward, Inventory, Mixer, Multipliers, Norms, QkNorm,
+    Reach, RopeScaling, Target,
 };
 use hbmark_core::result::{Capabilities, Ragged};
 use hbmark_core::units::{Bytes, Nanos};
@@ -71,8 +71,21 @@ pub fn check(architecture: &Architecture, dtype: Dtype) -> Result<(), EngineErro
         return refuse(
             format!("the {:?} family", a.family),
             format!(
-                "its layers are {layers}, and the engine has llama's, with experts by softmax or without; `hbmark predict` knows them"
+                "its layers are {layers}, and the engine has attention of one shape in all of them, full or in windows, and feed-forwards with silu or gelu-tanh gates or experts by softmax; `hbmark predict` knows them"
             ),
+        );
+    }
+    // Hidden states are kept less this, which norms see and what is added behind a norm would not.
+    let residual = a.multipliers.residual;
+    let plain = |layer: usize| {
+        let layer = a.layer(layer);
+        layer.norms == Norms::Before
+            && matches!(layer.mixer, Mixer::Attention(Attention { qk_norm: QkNorm::None, .. }))
+    };
+    if (residual - 1.0).abs() > 0.0 && !(0..a.layers).all(plain) {
+        return refuse(
+            format!("a residual multiplier of {residual} beside norms of what it multiplies, or of Q and K"),
+            "it has one where layers norm their input alone; `hbmark predict` knows the model",
         );
     }
     if let Some(quantization) = &a.quantization
@@ -83,32 +96,32 @@ pub fn check(architecture: &Architecture, dtype: Dtype) -> Result<(), EngineErro
             "it quantises plain weights itself (--dtype int8, q8_0, q4_0, q4_k, q5_k, q6_k, int4) or reads a GGUF file",
         );
     }
-    if matches!(a.rope.scaling, RopeScaling::LongRope { .. }) {
+    if distinct_ropes(a).any(|rotary| matches!(rotary.rope.scaling, RopeScaling::LongRope { .. })) {
         return refuse("longrope scaling", "it has none, linear, llama3 and yarn");
     }
     Ok(())
 }
 
-/// Whether the forward has a layer: attention as the model's widths say it, then a dense feed-forward or a mixture of experts.
+/// Whether the forward has a layer: attention of the model's widths, then a dense feed-forward or a mixture of experts.
 fn has_layer(a: &Architecture, index: usize) -> bool {
+    // Their forwards have more than their dimensions say: scales of layers, values that are normed or multiplied, temperatures of scores.
+    if matches!(a.family, Family::Gemma4 | Family::Llama4 | Family::MimoV2 | Family::NemotronH) {
+        return false;
+    }
     let layer = a.layer(index);
-    let reach = a.window(index).map_or(Reach::Full, |tokens| Reach::Window { tokens });
     let mlp = match layer.feed_forward {
-        FeedForward::Dense(dense) => {
-            let Dense { fused, .. } = dense;
-            dense == Dense { width: a.ffn_size, activation: Activation::Silu, bias: a.biases.mlp, fused }
+        FeedForward::Dense(Dense { width, activation, bias, fused: _ }) => {
+            width == a.ffn_size && bias == a.biases.mlp && Gate::of(activation).is_some()
         }
-        FeedForward::Mixture(mixture) => ExpertShape::of(&mixture).is_some(),
+        FeedForward::Mixture(mixture) => layer.norms == Norms::Before && ExpertShape::of(&mixture).is_some(),
         FeedForward::DenseBesideMixture { .. } | FeedForward::None => false,
     };
-    // Matrices that are stored as one are taken apart when they are loaded.
-    let attention = match layer.mixer {
-        Mixer::Attention(attention) => {
-            attention == Attention { reach, fused: attention.fused, ..a.attention() }
-        }
-        _ => false,
-    };
-    attention && layer.norms == Norms::Before && mlp
+    let Mixer::Attention(attention) = layer.mixer else { return false };
+    // What the operations get as values, or is undone when weights are loaded: matrices stored as one, neighbours that turn together.
+    let Attention { reach, rope, qk_norm, scale, softcap, fused, .. } = attention;
+    let of_widths = Attention { reach, rope, qk_norm, scale, softcap, fused, ..a.attention() };
+    let reaches = !matches!(reach, Reach::Chunk { .. });
+    attention == of_widths && reaches && qk_norm != QkNorm::Unweighted && mlp
 }
 
 /// What the engine can do with an architecture.
@@ -298,7 +311,7 @@ impl<O: Operations> NativeSession<O> {
         loaded: &mut dyn FnMut(Bytes),
     ) -> Result<Self, EngineError> {
         let architecture = model.architecture.clone();
-        let rope = RopeTable::new(&architecture)?;
+        let ropes = RopeTables::new(&architecture)?;
         let (weights, inventory) = weights::load(&mut operations, model, dtype, each, loaded)?;
         let a = &architecture;
         let pool_shape = PoolShape {
@@ -310,7 +323,7 @@ impl<O: Operations> NativeSession<O> {
         };
         let pool = operations.pool(pool_shape)?;
         Ok(Self {
-            forward: Forward::new(ModelWidths::of(a), weights, rope),
+            forward: Forward::new(ModelWidths::of(a), weights, ropes),
             pool,
             pool_shape,
             tables: BlockTables::new(block_size),
@@ -453,6 +466,18 @@ impl<O: Operations> Session for NativeSession<O> {
     }
 }
 
+/// What a model has that keeps its matrices, or what they are added to, otherwise than its checkpoint has them.
+fn changed_when_loaded(a: &Architecture) -> Option<&'static str> {
+    let turned = |rotary: &hbmark_core::model::Rotary| rotary.interleaved || rotary.dims < a.head_dim;
+    if a.multipliers != Multipliers::default() {
+        Some("multipliers")
+    } else if distinct_ropes(a).any(|rotary| turned(&rotary)) {
+        Some("heads whose elements are reordered")
+    } else {
+        None
+    }
+}
+
 impl<O: Operations> LoraSession for NativeSession<O> {
     fn load_adapter(&mut self, adapter: &Adapter) -> Result<(AdapterId, Bytes), EngineError> {
         // As precise as K and V: plain floats keep their dtype, adapters of quantised weights are 16-bit.
@@ -466,6 +491,12 @@ impl<O: Operations> LoraSession for NativeSession<O> {
             return refuse(
                 format!("the adapter {} of a layer with experts", adapter.name),
                 "its experts take none; adapt q_proj, k_proj, v_proj and o_proj alone",
+            );
+        }
+        if let Some(what) = changed_when_loaded(&self.architecture) {
+            return refuse(
+                format!("the adapter {} of a model with {what}", adapter.name),
+                "its matrices are kept as adapters do not know them; merge the adapter into the weights",
             );
         }
         let (number, bytes) =

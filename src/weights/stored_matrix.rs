@@ -230,11 +230,18 @@ impl StoredMatrix {
     /// Some of its rows, as they are stored.
     #[must_use]
     pub fn slice_rows(&self, rows: std::ops::Range<usize>) -> Self {
-        let mut slice = Self::blank(rows.len(), self.columns, self.packing());
+        self.pick_rows(rows)
+    }
+
+    /// As [`slice_rows`](Self::slice_rows), in any order.
+    #[must_use]
+    pub fn pick_rows(&self, rows: impl IntoIterator<Item = usize, IntoIter: ExactSizeIterator>) -> Self {
+        let rows = rows.into_iter();
+        let mut picked = Self::blank(rows.len(), self.columns, self.packing());
         for (to, row) in rows.enumerate() {
-            slice.copy_row(to, self, row);
+            picked.copy_row(to, self, row);
         }
-        slice
+        picked
     }
 
     /// A matrix of zeros, except that padding and zeros of `q4_0` and `int4` are whatever 0 bits mean there.

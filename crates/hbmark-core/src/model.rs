@@ -23,8 +23,10 @@ pub mod test_shapes;
 // One file per family: how its config reads.
 mod deepseek_v3;
 mod gemma;
+mod glm4;
 mod glm4_moe;
 mod gpt_oss;
+mod granite;
 mod llama;
 mod llama4;
 mod mimo_v2;
@@ -32,16 +34,18 @@ mod minimax_m2;
 mod mistral;
 mod mixtral;
 mod nemotron_h;
+mod olmo2;
 mod phi3;
 mod qwen2;
 mod qwen2_moe;
 mod qwen3;
 mod qwen3_5;
 mod qwen3_moe;
+mod smollm3;
 
 pub use adapter::Target;
 pub use architecture::{
-    Architecture, Biases, Dtype, Experts, Family, LatentAttention, Rope, RopeScaling, YarnShape,
+    Architecture, Biases, Dtype, Experts, Family, LatentAttention, Multipliers, Rope, RopeScaling, YarnShape,
 };
 pub use bounds::OutOfBounds;
 pub use config::{parse_config, read_config};
@@ -53,7 +57,7 @@ pub use layer::{
     QkNorm, Reach, Rotary, Routing, Stack,
 };
 pub use quantization::{FormatRule, Quantization};
-pub use tensors::{MixtureNames, model_hash};
+pub use tensors::{MixtureNames, NormNames, model_hash};
 
 #[cfg(test)]
 mod by_hand_tests;

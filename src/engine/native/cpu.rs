@@ -27,16 +27,16 @@ use huge_pages::Arena;
 use lora::LoraDelta;
 use packed_activations::{InputShape, PackedActivations};
 use packed_matrix::PackedMatrix;
-use simd::{LANES, Simd, dispatch, exp};
+use simd::{LANES, Simd, dispatch, exp, tanh};
 use thread_team::{DisjointSlice, Team, Worker, owned};
 
 use super::adapters::LoraWeights;
 use super::operations::{
-    AttentionShape, AttentionWeights, Embedding, ExpertMlp, ExpertWeights, ExpertsMet, FusedLayout,
+    AttentionShape, AttentionWeights, Embedding, ExpertMlp, ExpertWeights, ExpertsMet, FusedLayout, Gate,
     LinearPart, Operations, PoolShape, StepLaunch,
 };
 use super::ragged_batch::Rows;
-use super::rope::{RopeTable, rotate};
+use super::rope::{RopeTables, rotate};
 use crate::engine::EngineError;
 use crate::weights::{Packing, StoredMatrix};
 use hbmark_core::units::Bytes;
@@ -49,6 +49,7 @@ pub use simd::InstructionSet;
 const PREPARE: usize = 0;
 const MULTIPLY: usize = 1;
 const FINISH: usize = 2;
+const NORM: usize = 3;
 
 /// Activations, `[rows, width]`.
 #[derive(Debug)]
@@ -73,8 +74,10 @@ pub struct CpuOperations {
     plan: AttentionPlan,
     /// The plan belongs to an earlier step.
     plan_stale: bool,
-    /// Q, K and V of the rows before norm, RoPE and store.
+    /// Sums of the rows that are finished when all of a row is there: Q, K and V before norm, RoPE and store; what is normed before it is added.
     projected: Vec<f32>,
+    /// Of each row, what its Q and its K are multiplied with where all heads are normed together.
+    factors: Vec<[f32; 2]>,
     /// Largest logit and its index, per sequence and panel of the head.
     largest: Vec<(f32, u32)>,
     /// What adapters add to the next linear layer.
@@ -115,6 +118,7 @@ impl CpuOperations {
             plan: AttentionPlan::default(),
             plan_stale: true,
             projected: Vec::new(),
+            factors: Vec::new(),
             largest: Vec::new(),
             delta: LoraDelta::default(),
             routed: RoutedRows::default(),
@@ -162,12 +166,12 @@ pub fn product_rates(
     rows.push(&vec![0; size], 0, &[0]);
     let input = CpuBuffer { width: size, values: noise };
     let mut output = operations.buffer(size, size)?;
-    operations.project_add(&rows, &weights, &input, &mut output)?;
+    operations.project_add(&rows, &weights, None, &input, &mut output)?;
     let flops = 2.0 * (size as f64).powi(3);
     (0..count)
         .map(|_| {
             let begin = std::time::Instant::now();
-            operations.project_add(&rows, &weights, &input, &mut output)?;
+            operations.project_add(&rows, &weights, None, &input, &mut output)?;
             Ok(flops / begin.elapsed().as_secs_f64())
         })
         .collect()
@@ -187,7 +191,7 @@ fn bias_of(weights: &FusedMatrix, place: linear::PanelPosition) -> &[f32] {
 }
 
 #[inline(always)]
-unsafe fn gated<S: Simd>(gate: &[f32; LANES], up: &[f32; LANES], out: &mut [f32; LANES]) {
+unsafe fn silu_gated<S: Simd>(gate: &[f32; LANES], up: &[f32; LANES], out: &mut [f32; LANES]) {
     // SAFETY: sixteen elements each; the caller dispatched on an available set.
     unsafe {
         let minus_gate = S::mul(S::load(gate.as_ptr()), S::splat(-1.0));
@@ -199,21 +203,63 @@ unsafe fn gated<S: Simd>(gate: &[f32; LANES], up: &[f32; LANES], out: &mut [f32;
 }
 dispatch! {
     /// `silu(gate) ∘ up`.
-    fn silu_times(gate: &[f32; LANES], up: &[f32; LANES], out: &mut [f32; LANES]) = gated
+    fn silu_times(gate: &[f32; LANES], up: &[f32; LANES], out: &mut [f32; LANES]) = silu_gated
 }
 
-/// `silu(gate) ∘ up` of neighbouring panels, which alternate from `first` on: the first column of each pair, its columns, their values. `adapt`
+#[inline(always)]
+unsafe fn gelu_gated<S: Simd>(gate: &[f32; LANES], up: &[f32; LANES], out: &mut [f32; LANES]) {
+    // 2 √(2/π), and the share of the cube.
+    const SLOPE: f32 = 1.595_769_1;
+    const CUBE: f32 = 0.044_715;
+    // SAFETY: sixteen elements each; the caller dispatched on an available set.
+    unsafe {
+        let x = S::load(gate.as_ptr());
+        let minus_slope = S::splat(-SLOPE);
+        let slope = S::mul_add(S::mul(minus_slope, S::splat(CUBE)), S::mul(x, x), minus_slope);
+        S::store(out.as_mut_ptr(), exp::<S>(S::mul(x, slope)));
+    }
+    for ((out, gate), up) in out.iter_mut().zip(gate).zip(up) {
+        *out = gate / (1.0 + *out) * up;
+    }
+}
+dispatch! {
+    /// `gelu(gate) ∘ up`, by tanh: `(1 + tanh(y)) / 2` is `1 / (1 + e^(−2y))`.
+    fn gelu_times(gate: &[f32; LANES], up: &[f32; LANES], out: &mut [f32; LANES]) = gelu_gated
+}
+
+#[inline(always)]
+unsafe fn bent<S: Simd>(values: &mut [f32], scale: f32, softcap: f32) {
+    let (whole, rest) = values.as_chunks_mut::<LANES>();
+    let mut last = [0.0; LANES];
+    last[..rest.len()].copy_from_slice(rest);
+    for chunk in whole.iter_mut().chain(std::iter::once(&mut last)) {
+        // SAFETY: sixteen elements; the caller dispatched on an available set.
+        unsafe {
+            let value = tanh::<S>(S::mul(S::load(chunk.as_ptr()), S::splat(scale)));
+            S::store(chunk.as_mut_ptr(), S::mul(value, S::splat(softcap)));
+        }
+    }
+    rest.copy_from_slice(&last[..rest.len()]);
+}
+dispatch! {
+    /// `softcap · tanh(scale · value)`.
+    fn bend(values: &mut [f32], scale: f32, softcap: f32) = bent
+}
+
+/// `gate(gate) ∘ up` of neighbouring panels, which alternate from `first` on: the first column of each pair, its columns, their values. `adapt`
 /// changes gate and up, biases already added, before they meet.
 ///
 /// # Safety
 /// The set is available.
 unsafe fn activated(
     set: InstructionSet,
+    gate: Gate,
     weights: &FusedMatrix,
     first: usize,
     sums: &[[f32; LANES]],
     adapt: impl Fn(usize, &mut [f32], &mut [f32]),
 ) -> impl Iterator<Item = (usize, usize, [f32; LANES])> {
+    let times = if gate == Gate::Silu { silu_times } else { gelu_times };
     let (pairs, _) = sums.as_chunks::<2>();
     pairs.iter().enumerate().map(move |(i, [gate, up])| {
         let (of_gate, of_up) = (weights.place(first + 2 * i), weights.place(first + 2 * i + 1));
@@ -224,7 +270,7 @@ unsafe fn activated(
         let column = of_gate.panel * LANES;
         adapt(column, &mut gate[..valid], &mut up[..valid]);
         // SAFETY: the caller's promise.
-        unsafe { silu_times(set, &gate, &up, &mut product) };
+        unsafe { times(set, &gate, &up, &mut product) };
         (column, valid, product)
     })
 }
@@ -333,7 +379,7 @@ impl Operations for CpuOperations {
         Ok(())
     }
 
-    fn begin(&mut self, _: &Rows, _: &RopeTable, _: &Self::Pool) -> Result<StepLaunch, EngineError> {
+    fn begin(&mut self, _: &Rows, _: &RopeTables, _: &Self::Pool) -> Result<StepLaunch, EngineError> {
         self.plan_stale = true;
         Ok(StepLaunch::PerOperation)
     }
@@ -358,6 +404,7 @@ impl Operations for CpuOperations {
         &mut self,
         rows: &Rows,
         embedding: Embedding<'_, Self>,
+        scale: f32,
         hidden: &mut CpuBuffer,
     ) -> Result<(), EngineError> {
         let width = hidden.width;
@@ -372,6 +419,7 @@ impl Operations for CpuOperations {
                     Embedding::Table(table) => table.row(token, out),
                     Embedding::Head(head) => head.parts[0].row(token, out),
                 }
+                out.iter_mut().for_each(|x| *x *= scale);
             });
         });
         let row_bytes = match embedding {
@@ -388,7 +436,7 @@ impl Operations for CpuOperations {
         rows: &Rows,
         shape: &AttentionShape,
         weights: &AttentionWeights<Self>,
-        rope: &RopeTable,
+        ropes: &RopeTables,
         layer: usize,
         hidden: &CpuBuffer,
         pool: &mut CachePool,
@@ -401,13 +449,18 @@ impl Operations for CpuOperations {
             self.projected.resize(count * width, 0.0);
         }
         let projected = DisjointSlice::new(&mut self.projected);
+        let joint = weights.head_norms.as_ref().filter(|_| shape.joint_norms);
+        if joint.is_some() {
+            self.factors.resize(count.max(self.factors.len()), [1.0; 2]);
+        }
+        let factors = DisjointSlice::new(&mut self.factors);
         let delta = self.delta.take();
         let writer = self.inputs.writer(Self::input_shape(matrix, count));
         let query_out = DisjointSlice::new(&mut query.values);
         let pool = &*pool;
         let offsets = [0, shape.query_width(), shape.query_width() + shape.kv_width()];
         self.team.run(&|worker: &Worker<'_>| {
-            let norm = Some((weights.norm.as_slice(), shape.norm_eps));
+            let norm = weights.norm.as_ref().map(|norm| (norm.as_slice(), shape.norm_eps));
             worker.parallel_for(PREPARE, count, |row| {
                 // SAFETY: members have different rows; the set is this processor's.
                 unsafe { writer.pack(set, row, hidden.row(row), norm) };
@@ -430,9 +483,24 @@ impl Operations for CpuOperations {
             // SAFETY: the rows were packed before the barrier, for this matrix.
             unsafe { linear::multiply(set, worker, MULTIPLY, matrix, &writer, count, store) };
             worker.barrier();
+            if joint.is_some() {
+                worker.parallel_for(NORM, count, |row| {
+                    let start = row * width;
+                    let end = start + offsets[2];
+                    // SAFETY: behind the barrier every row belongs to one unit.
+                    unsafe {
+                        let (queries, keys) = projected.part(start..end).split_at(offsets[1]);
+                        let both = [queries, keys].map(|heads| norm_factor(heads, shape.norm_eps));
+                        factors.part(row..row + 1)[0] = both;
+                    }
+                });
+                worker.barrier();
+            }
             worker.parallel_for(FINISH, count * shape.kv_heads, |unit| {
                 let (row, head) = (unit / shape.kv_heads, unit % shape.kv_heads);
-                let finish = FinishHead { rows, shape, weights, rope, layer, pool, row, head };
+                // SAFETY: behind the barrier factors are only read.
+                let joint = joint.map(|_| unsafe { factors.whole()[row] });
+                let finish = FinishHead { rows, shape, weights, joint, ropes, layer, pool, row, head };
                 // SAFETY: behind the barrier every head belongs to one unit.
                 unsafe {
                     let start = row * width;
@@ -446,7 +514,8 @@ impl Operations for CpuOperations {
                 }
             });
         });
-        let norms = hidden.width + weights.head_norms.as_ref().map_or(0, |_| 2 * shape.head_dim);
+        let norms = weights.norm.as_ref().map_or(0, Vec::len)
+            + weights.head_norms.as_ref().map_or(0, |(query, key)| query.len() + key.len());
         let written = 2 * count * shape.kv_width() * pool.shape.element_bytes();
         self.moved += (matrix.bytes() + 4 * norms + written) as u64;
         Ok(())
@@ -490,9 +559,14 @@ impl Operations for CpuOperations {
         &mut self,
         rows: &Rows,
         weights: &FusedMatrix,
+        norm: Option<(&Vec<f32>, f32)>,
         input: &CpuBuffer,
         hidden: &mut CpuBuffer,
     ) -> Result<(), EngineError> {
+        if let Some(norm) = norm {
+            self.project_add_normed(rows, weights, norm, input, hidden);
+            return Ok(());
+        }
         let (set, count, width) = (self.set, rows.len(), hidden.width);
         let delta = self.delta.take();
         let writer = self.inputs.writer(Self::input_shape(weights, count));
@@ -524,20 +598,21 @@ impl Operations for CpuOperations {
     fn norm_gate_up(
         &mut self,
         rows: &Rows,
-        norm: &Vec<f32>,
-        norm_eps: f32,
+        norm: Option<(&Vec<f32>, f32)>,
+        gate: Gate,
         weights: &FusedMatrix,
         hidden: &CpuBuffer,
         out: &mut CpuBuffer,
     ) -> Result<(), EngineError> {
         let (set, count, width) = (self.set, rows.len(), out.width);
+        let norm = norm.map(|(norm, eps)| (norm.as_slice(), eps));
         let delta = self.delta.take();
         let writer = self.inputs.writer(Self::input_shape(weights, count));
         let out = DisjointSlice::new(&mut out.values);
         self.team.run(&|worker: &Worker<'_>| {
             worker.parallel_for(PREPARE, count, |row| {
                 // SAFETY: members have different rows; the set is this processor's.
-                unsafe { writer.pack(set, row, hidden.row(row), Some((norm, norm_eps))) };
+                unsafe { writer.pack(set, row, hidden.row(row), norm) };
             });
             worker.barrier();
             let activate = |first: usize, row: usize, sums: &[[f32; LANES]]| {
@@ -546,7 +621,7 @@ impl Operations for CpuOperations {
                     delta.add(row, width + column, up);
                 };
                 // SAFETY: the set is this processor's.
-                let products = unsafe { activated(set, weights, first, sums, adapt) };
+                let products = unsafe { activated(set, gate, weights, first, sums, adapt) };
                 for (column, valid, product) in products {
                     let at = row * width + column;
                     // SAFETY: members have different panels.
@@ -556,7 +631,7 @@ impl Operations for CpuOperations {
             // SAFETY: the rows were packed before the barrier, for this matrix.
             unsafe { linear::multiply(set, worker, MULTIPLY, weights, &writer, count, activate) };
         });
-        self.moved += (weights.bytes() + 4 * norm.len()) as u64;
+        self.moved += (weights.bytes() + norm.map_or(0, |(norm, _)| 4 * norm.len())) as u64;
         Ok(())
     }
 
@@ -605,6 +680,7 @@ impl Operations for CpuOperations {
         norm: &Vec<f32>,
         norm_eps: f32,
         head: &FusedMatrix,
+        softcap: Option<f32>,
         hidden: &CpuBuffer,
         logits: &mut CpuBuffer,
         next: &mut Vec<u32>,
@@ -627,7 +703,12 @@ impl Operations for CpuOperations {
                 for (i, sums) in sums.iter().enumerate() {
                     let place = head.place(first + i);
                     let at = place.panel * LANES;
-                    let sums = &sums[..valid_rows(head, place)];
+                    let mut sums = *sums;
+                    let sums = &mut sums[..valid_rows(head, place)];
+                    if let Some(cap) = softcap {
+                        // SAFETY: the set is this processor's.
+                        unsafe { bend(set, sums, 1.0 / cap, cap) };
+                    }
                     let start = sequence * width + at;
                     let slot = sequence * panels + place.panel;
                     // SAFETY: members have different panels.
@@ -657,6 +738,57 @@ impl Operations for CpuOperations {
     }
 }
 
+impl CpuOperations {
+    /// `hidden += norm(W · input + b)`: all sums of a row come before its norm.
+    fn project_add_normed(
+        &mut self,
+        rows: &Rows,
+        weights: &FusedMatrix,
+        (norm, eps): (&Vec<f32>, f32),
+        input: &CpuBuffer,
+        hidden: &mut CpuBuffer,
+    ) {
+        let (set, count, width) = (self.set, rows.len(), hidden.width);
+        self.projected.resize(self.projected.len().max(count * width), 0.0);
+        let projected = DisjointSlice::new(&mut self.projected);
+        let delta = self.delta.take();
+        let writer = self.inputs.writer(Self::input_shape(weights, count));
+        let out = DisjointSlice::new(&mut hidden.values);
+        self.team.run(&|worker: &Worker<'_>| {
+            worker.parallel_for(PREPARE, count, |row| {
+                // SAFETY: members have different rows; the set is this processor's.
+                unsafe { writer.pack(set, row, input.row(row), None) };
+            });
+            worker.barrier();
+            let store = |first: usize, row: usize, sums: &[[f32; LANES]]| {
+                for (i, sums) in sums.iter().enumerate() {
+                    let place = weights.place(first + i);
+                    let at = row * width + place.panel * LANES;
+                    let valid = valid_rows(weights, place);
+                    // SAFETY: members have different panels.
+                    let out = unsafe { projected.part(at..at + valid) };
+                    out.copy_from_slice(&sums[..valid]);
+                    out.iter_mut().zip(bias_of(weights, place)).for_each(|(out, bias)| *out += bias);
+                    delta.add(row, place.panel * LANES, out);
+                }
+            };
+            // SAFETY: the rows were packed before the barrier, for this matrix.
+            unsafe { linear::multiply(set, worker, MULTIPLY, weights, &writer, count, store) };
+            worker.barrier();
+            worker.parallel_for(FINISH, count, |row| {
+                let row = row * width..(row + 1) * width;
+                // SAFETY: behind the barrier every row belongs to one unit.
+                let (sums, out) = unsafe { (projected.part(row.clone()), out.part(row)) };
+                let factor = norm_factor(sums, eps);
+                for ((out, sum), weight) in out.iter_mut().zip(sums).zip(norm) {
+                    *out += *sum * factor * weight;
+                }
+            });
+        });
+        self.moved += (weights.bytes() + 4 * norm.len()) as u64;
+    }
+}
+
 /// The largest of the sums and its row, the first where several are.
 fn first_largest(sums: &[f32], first_row: usize) -> (f32, u32) {
     let mut best = (f32::NEG_INFINITY, first_row);
@@ -673,7 +805,9 @@ struct FinishHead<'a> {
     rows: &'a Rows,
     shape: &'a AttentionShape,
     weights: &'a AttentionWeights<CpuOperations>,
-    rope: &'a RopeTable,
+    /// What Q and K of the row are multiplied with, where all heads are normed together.
+    joint: Option<[f32; 2]>,
+    ropes: &'a RopeTables,
     layer: usize,
     pool: &'a CachePool,
     row: usize,
@@ -687,18 +821,24 @@ impl FinishHead<'_> {
     /// No other member has this row and head.
     unsafe fn run(&self, queries: &mut [f32], key: &mut [f32], value: &[f32], out: &mut [f32]) {
         let dim = self.shape.head_dim;
-        let (cosines, sines) = self.rope.at(self.rows.positions[self.row] as usize);
-        for query in queries.chunks_exact_mut(dim) {
-            if let Some((norm, _)) = &self.weights.head_norms {
-                norm_head(query, norm, self.shape.norm_eps);
+        let angles = self.ropes.at(self.shape.rope, self.rows.positions[self.row] as usize);
+        let first_query = self.head * self.shape.group();
+        let finish = |head: &mut [f32], index: usize, norm: Option<&Vec<f32>>, joint: Option<f32>| {
+            if let Some(norm) = norm {
+                let factor = joint.unwrap_or_else(|| norm_factor(head, self.shape.norm_eps));
+                let norm = if joint.is_some() { &norm[index * dim..(index + 1) * dim] } else { norm };
+                head.iter_mut().zip(norm).for_each(|(x, weight)| *x = *x * factor * weight);
             }
-            rotate(query, cosines, sines);
+            if let Some((cosines, sines)) = angles {
+                rotate(head, cosines, sines);
+            }
+        };
+        let norms = self.weights.head_norms.as_ref();
+        for (index, query) in queries.chunks_exact_mut(dim).enumerate() {
+            finish(query, first_query + index, norms.map(|norms| &norms.0), self.joint.map(|joint| joint[0]));
         }
         out.copy_from_slice(queries);
-        if let Some((_, norm)) = &self.weights.head_norms {
-            norm_head(key, norm, self.shape.norm_eps);
-        }
-        rotate(key, cosines, sines);
+        finish(key, self.head, norms.map(|norms| &norms.1), self.joint.map(|joint| joint[1]));
         let slot = self.rows.slot(self.row);
         with_element!(self.pool.shape.dtype, E => {
             // SAFETY: `E` is the pool's dtype; the slot and head are this unit's.
@@ -707,8 +847,8 @@ impl FinishHead<'_> {
     }
 }
 
-fn norm_head(head: &mut [f32], norm: &[f32], eps: f32) {
-    let mean = head.iter().map(|x| x * x).sum::<f32>() / head.len() as f32;
-    let factor = 1.0 / (mean + eps).sqrt();
-    head.iter_mut().zip(norm).for_each(|(x, weight)| *x = *x * factor * weight);
+/// `1 / √(mean(x²) + ε)`.
+fn norm_factor(values: &[f32], eps: f32) -> f32 {
+    let mean = values.iter().map(|x| x * x).sum::<f32>() / values.len() as f32;
+    1.0 / (mean + eps).sqrt()
 }

@@ -6,11 +6,11 @@
 
 use super::adapters::{Adapters, LoraSite};
 use super::operations::{
-    AttentionShape, AttentionWeights, Embedding, ExpertShape, ExpertWeights, Operation, Operations,
+    AttentionShape, AttentionWeights, Embedding, ExpertShape, ExpertWeights, Gate, Operation, Operations,
     StepLaunch,
 };
 use super::ragged_batch::Rows;
-use super::rope::RopeTable;
+use super::rope::RopeTables;
 use super::routing_script::RoutingScript;
 use crate::engine::{EngineError, ScriptedRouting};
 use hbmark_core::model::{Architecture, FeedForward};
@@ -18,10 +18,16 @@ use hbmark_core::model::{Architecture, FeedForward};
 /// One layer.
 #[derive(Debug)]
 pub struct LayerWeights<O: Operations> {
+    pub shape: AttentionShape,
     pub attention: AttentionWeights<O>,
     pub output: O::Linear,
-    pub norm: O::Vector,
+    /// Of what attention adds, where that is normed.
+    pub output_norm: Option<O::Vector>,
+    /// Of the feed-forward's input, where that is normed.
+    pub norm: Option<O::Vector>,
     pub mlp: Mlp<O>,
+    /// Of what the feed-forward adds, where that is normed.
+    pub mlp_norm: Option<O::Vector>,
     /// Positions a token attends to, itself included; `None` for all.
     pub window: Option<usize>,
 }
@@ -32,6 +38,7 @@ pub enum Mlp<O: Operations> {
     Dense {
         /// Gate and up interleaved.
         gate_up: O::Linear,
+        gate: Gate,
         down: O::Linear,
     },
     Experts(ExpertWeights<O>),
@@ -42,9 +49,13 @@ pub enum Mlp<O: Operations> {
 pub struct ModelWeights<O: Operations> {
     /// `None` when the head is also the table.
     pub table: Option<O::Table>,
+    /// What its rows are multiplied with.
+    pub embedding_scale: f32,
     pub layers: Vec<LayerWeights<O>>,
     pub norm: O::Vector,
     pub head: O::Linear,
+    /// Logits are bent towards this.
+    pub softcap: Option<f32>,
 }
 
 /// The widths of a model's activations.
@@ -56,6 +67,7 @@ pub struct ModelWidths {
     /// Of the layers with experts, all experts of a row together; 0 where there are none.
     pub experts: usize,
     pub vocab: usize,
+    /// Of the first layer: all of them have heads of one shape.
     pub attention: AttentionShape,
 }
 
@@ -64,10 +76,7 @@ impl ModelWidths {
     #[must_use]
     pub fn of(architecture: &Architecture) -> Self {
         let a = architecture;
-        #[expect(clippy::cast_possible_truncation, reason = "f32 is the precision of norms")]
-        let norm_eps = a.norm_eps as f32;
-        let attention =
-            AttentionShape { heads: a.heads, kv_heads: a.kv_heads, head_dim: a.head_dim, norm_eps };
+        let attention = AttentionShape::of(a, 0);
         let mixture = |layer| a.layer(layer).feed_forward.mixture().and_then(ExpertShape::of);
         let experts = (0..a.layers).filter_map(mixture).map(|shape| shape.inner_width()).max().unwrap_or(0);
         let dense = (0..a.layers).any(|layer| matches!(a.layer(layer).feed_forward, FeedForward::Dense(_)));
@@ -122,7 +131,7 @@ pub struct Forward<O: Operations> {
     adapters: Adapters<O>,
     /// Picks the experts in place of the routers.
     script: Option<RoutingScript>,
-    rope: RopeTable,
+    ropes: RopeTables,
     activations: Option<Activations<O>>,
     next: Vec<u32>,
     sequences: usize,
@@ -131,10 +140,10 @@ pub struct Forward<O: Operations> {
 impl<O: Operations> Forward<O> {
     /// A forward over packed weights.
     #[must_use]
-    pub fn new(widths: ModelWidths, weights: ModelWeights<O>, rope: RopeTable) -> Self {
+    pub fn new(widths: ModelWidths, weights: ModelWeights<O>, ropes: RopeTables) -> Self {
         let adapters = Adapters::new(weights.layers.len());
         let script = None;
-        Self { widths, weights, adapters, script, rope, activations: None, next: Vec::new(), sequences: 0 }
+        Self { widths, weights, adapters, script, ropes, activations: None, next: Vec::new(), sequences: 0 }
     }
 
     /// From the next step on a script picks the experts of a model that has any, or its routers do again.
@@ -182,9 +191,9 @@ impl<O: Operations> Forward<O> {
         pool: &mut O::Pool,
         done: &mut dyn FnMut(&mut O, Operation),
     ) -> Result<(), EngineError> {
-        let Self { widths, weights, adapters, script, rope, activations, next, sequences } = self;
+        let Self { widths, weights, adapters, script, ropes, activations, next, sequences } = self;
         let act = activations.as_mut().expect("room was made above");
-        let (shape, eps) = (&widths.attention, widths.attention.norm_eps);
+        let eps = widths.attention.norm_eps;
 
         *sequences = rows.served();
         let mixtures = weights.layers.iter().enumerate().filter_map(|(index, layer)| match &layer.mlp {
@@ -194,21 +203,23 @@ impl<O: Operations> Forward<O> {
         let scripted = script.as_mut().map(|script| script.choose(mixtures, rows));
         operations.take_script(scripted)?;
         let mut scripted = scripted.unwrap_or_default();
-        if operations.begin(rows, rope, pool)? == StepLaunch::WholeGraph {
+        if operations.begin(rows, ropes, pool)? == StepLaunch::WholeGraph {
             return Ok(());
         }
         let embedding =
             weights.table.as_ref().map_or(Embedding::Head(&weights.head), |table| Embedding::Table(table));
-        operations.embed(rows, embedding, &mut act.hidden)?;
+        operations.embed(rows, embedding, weights.embedding_scale, &mut act.hidden)?;
         done(operations, Operation::Embed);
         for (index, layer) in weights.layers.iter().enumerate() {
-            let normed = Some((&layer.attention.norm, eps));
+            let with_eps = |norm| (norm, eps);
+            let shape = &layer.shape;
+            let normed = layer.attention.norm.as_ref().map(with_eps);
             adapters.add(operations, rows, (index, LoraSite::Qkv), widths, normed, &act.hidden)?;
             operations.norm_qkv(
                 rows,
                 shape,
                 &layer.attention,
-                rope,
+                ropes,
                 index,
                 &act.hidden,
                 pool,
@@ -218,21 +229,24 @@ impl<O: Operations> Forward<O> {
             operations.attention(rows, shape, layer.window, index, &act.query, pool, &mut act.attended)?;
             done(operations, Operation::Attention);
             adapters.add(operations, rows, (index, LoraSite::Output), widths, None, &act.attended)?;
-            operations.project_add(rows, &layer.output, &act.attended, &mut act.hidden)?;
+            let added = layer.output_norm.as_ref().map(with_eps);
+            operations.project_add(rows, &layer.output, added, &act.attended, &mut act.hidden)?;
             done(operations, Operation::Output);
-            let norm = (&layer.norm, eps);
+            let norm = layer.norm.as_ref().map(with_eps);
             match &layer.mlp {
-                Mlp::Dense { gate_up, down } => {
+                Mlp::Dense { gate_up, gate, down } => {
                     let site = (index, LoraSite::GateUp);
-                    adapters.add(operations, rows, site, widths, Some(norm), &act.hidden)?;
-                    operations.norm_gate_up(rows, norm.0, eps, gate_up, &act.hidden, &mut act.inner)?;
+                    adapters.add(operations, rows, site, widths, norm, &act.hidden)?;
+                    operations.norm_gate_up(rows, norm, *gate, gate_up, &act.hidden, &mut act.inner)?;
                     done(operations, Operation::GateUp);
                     adapters.add(operations, rows, (index, LoraSite::Down), widths, None, &act.inner)?;
-                    operations.project_add(rows, down, &act.inner, &mut act.hidden)?;
+                    let added = layer.mlp_norm.as_ref().map(with_eps);
+                    operations.project_add(rows, down, added, &act.inner, &mut act.hidden)?;
                     done(operations, Operation::Down);
                 }
                 Mlp::Experts(experts) => {
                     let inner = act.expert_inner.as_mut().expect("widths have room for the layers' experts");
+                    let norm = norm.expect("the input of experts is normed");
                     let (own, rest) =
                         scripted.split_at(scripted.len().min(rows.len() * experts.shape.per_row));
                     scripted = rest;
@@ -246,7 +260,8 @@ impl<O: Operations> Forward<O> {
                 }
             }
         }
-        operations.head(rows, &weights.norm, eps, &weights.head, &act.hidden, &mut act.logits, next)?;
+        let ModelWeights { norm, head, softcap, .. } = weights;
+        operations.head(rows, norm, eps, head, *softcap, &act.hidden, &mut act.logits, next)?;
         done(operations, Operation::Head);
         operations.end(rows)
     }
@@ -272,7 +287,7 @@ impl<O: Operations> Forward<O> {
     /// Activations and angles for a step of this size; they only grow, so a steady decode finds them there.
     fn ensure_capacity(&mut self, operations: &mut O, rows: &Rows) -> Result<(), EngineError> {
         let positions = rows.sequences.iter().map(super::ragged_batch::SequenceRows::positions_after).max();
-        self.rope.extend_to(positions.unwrap_or(0));
+        self.ropes.extend_to(positions.unwrap_or(0));
         let (need_rows, need_sequences) = (rows.len(), rows.sequences.len());
         let (have_rows, have_sequences) = self.activations.as_ref().map_or((0, 0), |a| (a.rows, a.sequences));
         if need_rows > have_rows || need_sequences > have_sequences {

@@ -10,11 +10,11 @@
 
 use super::adapters::LoraWeights;
 use super::ragged_batch::Rows;
-use super::rope::RopeTable;
+use super::rope::{RopeTables, distinct_ropes};
 use crate::engine::timeline::MonotonicTimeline;
 use crate::engine::{EngineError, Timeline};
 use crate::weights::StoredMatrix;
-use hbmark_core::model::{Activation, Dtype, Mixture, Routing};
+use hbmark_core::model::{Activation, Architecture, Dtype, Mixer, Mixture, QkNorm, Routing};
 use hbmark_core::units::Bytes;
 
 /// Columns of an activation row that share a scale when the weights are integers.
@@ -67,16 +67,47 @@ impl Operation {
     }
 }
 
-/// Heads of one attention layer.
+/// Heads of one attention layer, and what is done to their queries, keys and scores.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AttentionShape {
     pub heads: usize,
     pub kv_heads: usize,
     pub head_dim: usize,
     pub norm_eps: f32,
+    /// Norms of Q and K go over all their heads together; otherwise over each.
+    pub joint_norms: bool,
+    /// Which of the model's rotary embeddings turns Q and K; `None` for none.
+    pub rope: Option<usize>,
+    /// What scores are multiplied with.
+    pub scale: f32,
+    /// Scores are bent towards this: `softcap · tanh(score / softcap)`.
+    pub softcap: Option<f32>,
 }
 
 impl AttentionShape {
+    /// That of a layer of a model, whose hidden states are kept less its residual multiplier: their norms have an ε that is less by its square.
+    ///
+    /// # Panics
+    /// When the layer has no attention.
+    #[must_use]
+    #[expect(clippy::cast_possible_truncation, reason = "f32 is the precision of norms and scores")]
+    pub fn of(architecture: &Architecture, layer: usize) -> Self {
+        let Mixer::Attention(attention) = architecture.layer(layer).mixer else {
+            panic!("layer {layer} was checked to be attention")
+        };
+        let same = |rope| distinct_ropes(architecture).position(|one| one == rope);
+        Self {
+            heads: attention.heads,
+            kv_heads: attention.kv_heads,
+            head_dim: attention.key_dim,
+            norm_eps: (architecture.norm_eps / architecture.multipliers.residual.powi(2)) as f32,
+            joint_norms: attention.qk_norm == QkNorm::FullWidth,
+            rope: attention.rope.and_then(same),
+            scale: attention.scale.unwrap_or_else(|| (attention.key_dim as f64).powf(-0.5)) as f32,
+            softcap: attention.softcap.map(|cap| cap as f32),
+        }
+    }
+
     /// Width of the queries of all heads.
     #[must_use]
     pub fn query_width(&self) -> usize {
@@ -93,6 +124,26 @@ impl AttentionShape {
     #[must_use]
     pub fn group(&self) -> usize {
         self.heads / self.kv_heads
+    }
+}
+
+/// What becomes of the gate of a feed-forward before it is multiplied with what goes up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Gate {
+    Silu,
+    /// GELU by tanh: `x · sigmoid(2 √(2/π) (x + 0.044715 x³))`.
+    GeluTanh,
+}
+
+impl Gate {
+    /// That of an activation, where the operations have it.
+    #[must_use]
+    pub fn of(activation: Activation) -> Option<Self> {
+        match activation {
+            Activation::Silu => Some(Self::Silu),
+            Activation::GeluTanh => Some(Self::GeluTanh),
+            Activation::ClampedSwiglu { .. } | Activation::SquaredRelu => None,
+        }
     }
 }
 
@@ -126,10 +177,11 @@ pub enum Embedding<'a, O: Operations + ?Sized> {
 /// The weights of one attention layer.
 #[derive(Debug)]
 pub struct AttentionWeights<O: Operations + ?Sized> {
-    pub norm: O::Vector,
+    /// `None` where the input is not normed.
+    pub norm: Option<O::Vector>,
     /// Q, K and V stacked.
     pub qkv: O::Linear,
-    /// Norms over each head of Q and of K.
+    /// Norms of Q and of K, over each head or over all of them.
     pub head_norms: Option<(O::Vector, O::Vector)>,
 }
 
@@ -325,7 +377,12 @@ pub trait Operations: std::fmt::Debug {
     ///
     /// # Errors
     /// When the device fails.
-    fn begin(&mut self, rows: &Rows, rope: &RopeTable, pool: &Self::Pool) -> Result<StepLaunch, EngineError>;
+    fn begin(
+        &mut self,
+        rows: &Rows,
+        ropes: &RopeTables,
+        pool: &Self::Pool,
+    ) -> Result<StepLaunch, EngineError>;
     /// Whether [`lora`](Self::lora) is implemented.
     fn supports_lora(&self) -> bool {
         false
@@ -363,7 +420,7 @@ pub trait Operations: std::fmt::Debug {
     }
     /// Whether steps may be launched as one graph. While they may not, every operation is enqueued by itself and can be timed.
     fn allow_whole_graph(&mut self, _allowed: bool) {}
-    /// `hidden[row] = table[token of row]`.
+    /// `hidden[row] = scale · table[token of row]`.
     ///
     /// # Errors
     /// When the device fails.
@@ -371,6 +428,7 @@ pub trait Operations: std::fmt::Debug {
         &mut self,
         rows: &Rows,
         embedding: Embedding<'_, Self>,
+        scale: f32,
         hidden: &mut Self::Buffer,
     ) -> Result<(), EngineError>;
     /// `q, k, v = rope(head_norm(W · norm(hidden) + b))`; k and v go to the pool, q is returned.
@@ -383,13 +441,13 @@ pub trait Operations: std::fmt::Debug {
         rows: &Rows,
         shape: &AttentionShape,
         weights: &AttentionWeights<Self>,
-        rope: &RopeTable,
+        ropes: &RopeTables,
         layer: usize,
         hidden: &Self::Buffer,
         pool: &mut Self::Pool,
         query: &mut Self::Buffer,
     ) -> Result<(), EngineError>;
-    /// `out = softmax(q · Kᵀ / √head_dim) · V` over the positions up to each row's own, no further back than the window.
+    /// `out = softmax(bend(scale · q · Kᵀ)) · V` over the positions up to each row's own, no further back than the window.
     ///
     /// # Errors
     /// When the device fails.
@@ -404,7 +462,7 @@ pub trait Operations: std::fmt::Debug {
         pool: &Self::Pool,
         out: &mut Self::Buffer,
     ) -> Result<(), EngineError>;
-    /// `hidden += W · input + b`.
+    /// `hidden += norm(W · input + b)`, without a norm where there is none.
     ///
     /// # Errors
     /// When the device fails.
@@ -412,18 +470,19 @@ pub trait Operations: std::fmt::Debug {
         &mut self,
         rows: &Rows,
         weights: &Self::Linear,
+        norm: Option<(&Self::Vector, f32)>,
         input: &Self::Buffer,
         hidden: &mut Self::Buffer,
     ) -> Result<(), EngineError>;
-    /// `out = silu(gate · norm(hidden) + b) ∘ (up · norm(hidden) + b)`.
+    /// `out = gate(G · norm(hidden) + b) ∘ (U · norm(hidden) + b)`, without a norm where there is none.
     ///
     /// # Errors
     /// When the device fails.
     fn norm_gate_up(
         &mut self,
         rows: &Rows,
-        norm: &Self::Vector,
-        norm_eps: f32,
+        norm: Option<(&Self::Vector, f32)>,
+        gate: Gate,
         weights: &Self::Linear,
         hidden: &Self::Buffer,
         out: &mut Self::Buffer,
@@ -476,7 +535,7 @@ pub trait Operations: std::fmt::Debug {
     fn await_expert_bytes(&mut self) -> Result<[Bytes; 2], EngineError> {
         Ok([Bytes(0); 2])
     }
-    /// `logits[sequence] = head · norm(hidden[last row of sequence])` and its first largest entry.
+    /// `logits[sequence] = head · norm(hidden[last row of sequence])`, bent towards `softcap` where there is one, and its first largest entry.
     ///
     /// # Errors
     /// When the device fails.
@@ -487,6 +546,7 @@ pub trait Operations: std::fmt::Debug {
         norm: &Self::Vector,
         norm_eps: f32,
         head: &Self::Linear,
+        softcap: Option<f32>,
         hidden: &Self::Buffer,
         logits: &mut Self::Buffer,
         next: &mut Vec<u32>,

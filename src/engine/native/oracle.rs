@@ -14,11 +14,11 @@ use half::{bf16, f16};
 use super::adapters::LoraWeights;
 use super::operations::{
     ACTIVATION_GROUP, AttentionShape, AttentionWeights, Embedding, ExpertMlp, ExpertWeights, ExpertsMet,
-    FusedLayout, LinearPart, Operations, PoolShape, StepLaunch,
+    FusedLayout, Gate, LinearPart, Operations, PoolShape, StepLaunch,
 };
 use super::ragged_batch::{Rows, SequenceRows};
 use super::random_kv;
-use super::rope::{RopeTable, rotate};
+use super::rope::{RopeTables, rotate};
 use crate::engine::EngineError;
 use crate::weights::{StoredData, StoredMatrix};
 use hbmark_core::model::Dtype;
@@ -167,16 +167,16 @@ impl Oracle {
         outputs
     }
 
-    /// `x / √(mean(x²) + ε) ∘ weights` of some rows.
+    /// `x / √(mean(x²) + ε) ∘ weights` of some rows; the rows themselves without a norm.
     fn norm(
         &mut self,
         buffer: &PlainBuffer,
         rows: impl Iterator<Item = usize>,
-        weights: &[f32],
-        eps: f32,
+        norm: Option<(&Vec<f32>, f32)>,
     ) -> Vec<Vec<f32>> {
-        self.moved += 4 * weights.len() as u64;
-        rows.map(|row| normed(buffer.row(row), weights, eps)).collect()
+        self.moved += norm.map_or(0, |(weights, _)| 4 * weights.len() as u64);
+        let normed = |row: &[f32]| norm.map_or(row.to_vec(), |(weights, eps)| normed(row, weights, eps));
+        rows.map(|row| normed(buffer.row(row))).collect()
     }
 }
 
@@ -251,7 +251,7 @@ impl Operations for Oracle {
         Ok(())
     }
 
-    fn begin(&mut self, rows: &Rows, _: &RopeTable, _: &Self::Pool) -> Result<StepLaunch, EngineError> {
+    fn begin(&mut self, rows: &Rows, _: &RopeTables, _: &Self::Pool) -> Result<StepLaunch, EngineError> {
         if let Some(planted) = &mut self.fault {
             planted.now = (planted.when)(rows);
             planted.begun |= planted.now;
@@ -303,6 +303,7 @@ impl Operations for Oracle {
         &mut self,
         rows: &Rows,
         embedding: Embedding<'_, Self>,
+        scale: f32,
         hidden: &mut PlainBuffer,
     ) -> Result<(), EngineError> {
         let table = match embedding {
@@ -311,7 +312,9 @@ impl Operations for Oracle {
         };
         let shift = usize::from(self.is_faulty(Fault::Embed));
         for (row, &token) in rows.tokens.iter().enumerate() {
-            table.row((token as usize + shift) % table.rows, hidden.row_mut(row));
+            let out = hidden.row_mut(row);
+            table.row((token as usize + shift) % table.rows, out);
+            out.iter_mut().for_each(|x| *x *= scale);
         }
         self.moved += rows.len() as u64 * (table.bytes().0 / table.rows.max(1) as u64);
         Ok(())
@@ -322,42 +325,43 @@ impl Operations for Oracle {
         rows: &Rows,
         shape: &AttentionShape,
         weights: &AttentionWeights<Self>,
-        rope: &RopeTable,
+        ropes: &RopeTables,
         layer: usize,
         hidden: &PlainBuffer,
         pool: &mut PlainPool,
         query: &mut PlainBuffer,
     ) -> Result<(), EngineError> {
         let eps = self.eps(Fault::NormQkv, shape.norm_eps);
-        let inputs = self.norm(hidden, 0..rows.len(), &weights.norm, eps);
+        let inputs = self.norm(hidden, 0..rows.len(), weights.norm.as_ref().map(|norm| (norm, eps)));
         let projected = self.multiply_adapted(&weights.qkv, &inputs);
         let head_norms = weights.head_norms.as_ref();
         for (row, projected) in projected.iter().enumerate() {
-            let (cosines, sines) = rope.at(rows.positions[row] as usize);
-            let turned = |head: &[f32], norm: Option<&Vec<f32>>| {
-                let mut head = norm.map_or(head.to_vec(), |norm| normed(head, norm, shape.norm_eps));
-                rotate(&mut head, cosines, sines);
-                head
+            let angles = ropes.at(shape.rope, rows.positions[row] as usize);
+            // Queries or keys, normed together or head by head, and turned.
+            let turned = |heads: &[f32], norm: Option<&Vec<f32>>| {
+                let together = if shape.joint_norms { heads.len() } else { shape.head_dim };
+                let normed = |heads: &[f32]| match norm {
+                    Some(norm) => normed(heads, norm, shape.norm_eps),
+                    None => heads.to_vec(),
+                };
+                let mut heads: Vec<f32> = heads.chunks(together).flat_map(normed).collect();
+                if let Some((cosines, sines)) = angles {
+                    heads.chunks_mut(shape.head_dim).for_each(|head| rotate(head, cosines, sines));
+                }
+                heads
             };
             let projected: Vec<f32> = projected.iter().map(|&x| to_f32(x)).collect();
             let (queries, rest) = projected.split_at(shape.query_width());
             let (keys, values) = rest.split_at(shape.kv_width());
 
-            let outputs = query.row_mut(row).chunks_exact_mut(shape.head_dim);
-            for (out, query) in outputs.zip(queries.chunks_exact(shape.head_dim)) {
-                out.copy_from_slice(&turned(query, head_norms.map(|norms| &norms.0)));
-            }
+            query.row_mut(row).copy_from_slice(&turned(queries, head_norms.map(|norms| &norms.0)));
+            let keys = turned(keys, head_norms.map(|norms| &norms.1));
             let heads = keys.chunks_exact(shape.head_dim).zip(values.chunks_exact(shape.head_dim));
             for (head, (key, value)) in heads.enumerate() {
-                pool.write(
-                    layer,
-                    rows.slot(row),
-                    head,
-                    [&turned(key, head_norms.map(|norms| &norms.1)), value],
-                );
+                pool.write(layer, rows.slot(row), head, [key, value]);
             }
         }
-        let norms = head_norms.map_or(0, |_| 2 * shape.head_dim);
+        let norms = head_norms.map_or(0, |(query, key)| query.len() + key.len());
         let written = 2 * rows.len() * shape.kv_width() * pool.shape.element_bytes();
         self.moved += (4 * norms + written) as u64;
         Ok(())
@@ -389,7 +393,8 @@ impl Operations for Oracle {
                     let query = &query.row(row)[head * dim..(head + 1) * dim];
                     let scores: Vec<f64> = places
                         .iter()
-                        .map(|place| dot(query, &keys[place.clone()]) / (dim as f64).sqrt())
+                        .map(|place| dot(query, &keys[place.clone()]) * f64::from(shape.scale))
+                        .map(|score| bent(score, shape.softcap))
                         .collect();
                     let shares = softmax(&scores);
                     let out = &mut out.row_mut(row)[head * dim..(head + 1) * dim];
@@ -412,33 +417,42 @@ impl Operations for Oracle {
         &mut self,
         rows: &Rows,
         weights: &Vec<LinearPart>,
+        norm: Option<(&Vec<f32>, f32)>,
         input: &PlainBuffer,
         hidden: &mut PlainBuffer,
     ) -> Result<(), EngineError> {
         let inputs: Vec<Vec<f32>> = (0..rows.len()).map(|row| input.row(row).to_vec()).collect();
         let times = if self.is_faulty(Fault::Residual) { 2.0 } else { 1.0 };
-        for (row, output) in self.multiply_adapted(weights, &inputs).iter().enumerate() {
+        for (row, output) in self.multiply_adapted(weights, &inputs).iter_mut().enumerate() {
+            if let Some((weights, eps)) = norm {
+                let squares: f64 = output.iter().map(|x| x * x).sum();
+                let factor = 1.0 / (squares / output.len() as f64 + f64::from(eps)).sqrt();
+                output.iter_mut().zip(weights).for_each(|(x, weight)| *x *= factor * f64::from(*weight));
+            }
             for (hidden, output) in hidden.row_mut(row).iter_mut().zip(output) {
-                *hidden = to_f32(f64::from(*hidden) + times * output);
+                *hidden = to_f32(f64::from(*hidden) + times * *output);
             }
         }
+        self.moved += norm.map_or(0, |(weights, _)| 4 * weights.len() as u64);
         Ok(())
     }
 
     fn norm_gate_up(
         &mut self,
         rows: &Rows,
-        norm: &Vec<f32>,
-        norm_eps: f32,
+        norm: Option<(&Vec<f32>, f32)>,
+        gate: Gate,
         weights: &Vec<LinearPart>,
         hidden: &PlainBuffer,
         out: &mut PlainBuffer,
     ) -> Result<(), EngineError> {
-        let inputs = self.norm(hidden, 0..rows.len(), norm, self.eps(Fault::GateUp, norm_eps));
+        let norm = norm.map(|(norm, eps)| (norm, self.eps(Fault::GateUp, eps)));
+        let inputs = self.norm(hidden, 0..rows.len(), norm);
+        let gated = if gate == Gate::Silu { silu } else { gelu_tanh };
         for (row, output) in self.multiply_adapted(weights, &inputs).iter().enumerate() {
             let (gate, up) = output.split_at(weights[0].matrix.rows);
             for ((out, gate), up) in out.row_mut(row).iter_mut().zip(gate).zip(up) {
-                *out = to_f32(silu(*gate) * up);
+                *out = to_f32(gated(*gate) * up);
             }
         }
         Ok(())
@@ -489,17 +503,19 @@ impl Operations for Oracle {
         norm: &Vec<f32>,
         norm_eps: f32,
         head: &Vec<LinearPart>,
+        softcap: Option<f32>,
         hidden: &PlainBuffer,
         logits: &mut PlainBuffer,
         next: &mut Vec<u32>,
     ) -> Result<(), EngineError> {
         let last_rows = rows.sequences.iter().map(|sequence| sequence.rows.end - 1);
-        let inputs = self.norm(hidden, last_rows, norm, self.eps(Fault::Head, norm_eps));
+        let norm = Some((norm, self.eps(Fault::Head, norm_eps)));
+        let inputs = self.norm(hidden, last_rows, norm);
         next.clear();
         for (sequence, output) in self.multiply(head, &inputs).iter().enumerate() {
             let logits = logits.row_mut(sequence);
             for (logit, output) in logits.iter_mut().zip(output) {
-                *logit = to_f32(*output);
+                *logit = to_f32(bent(*output, softcap));
             }
             next.push(first_largest(logits));
         }
@@ -580,6 +596,15 @@ fn softmax(scores: &[f64]) -> Vec<f64> {
 
 fn silu(x: f64) -> f64 {
     x / (1.0 + (-x).exp())
+}
+
+fn gelu_tanh(x: f64) -> f64 {
+    0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x.powi(3))).tanh())
+}
+
+/// A score or a logit, bent towards a cap where there is one.
+fn bent(value: f64, softcap: Option<f32>) -> f64 {
+    softcap.map_or(value, |cap| f64::from(cap) * (value / f64::from(cap)).tanh())
 }
 
 /// The index of the first of the largest.

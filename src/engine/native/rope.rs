@@ -1,7 +1,7 @@
 //! Rotary position embeddings as a table of angles.
 //!
-//! Enters: base, scaling and head size of an [`Architecture`]. Leaves: cosines and sines per position, f32, computed in f64; the same
-//! table serves every device, so that none differs in how it rounds an angle.
+//! Enters: the rotary embeddings of an [`Architecture`]'s layers. Leaves: cosines and sines per position, f32, computed in f64; the same
+//! tables serve every device, so that none differs in how it rounds an angle. Pairs of a head that do not turn have an angle of zero.
 //!
 //! *Source*: Su et al., RoFormer (arXiv 2104.09864), equation 34, in the half-split order of Hugging Face checkpoints; llama3 scaling as
 //! in the Llama 3.1 model card's reference (`low_freq_factor`, `high_freq_factor`, `original_max_position_embeddings`); Peng et al., `YaRN`
@@ -10,31 +10,88 @@
 use std::f64::consts::TAU;
 
 use crate::engine::EngineError;
-use hbmark_core::model::{Architecture, RopeScaling, YarnShape};
+use hbmark_core::model::{Architecture, Mixer, RopeScaling, Rotary, YarnShape};
+
+/// The rotary embeddings of a model's layers, each once, in the order of their first layers.
+pub fn distinct_ropes(architecture: &Architecture) -> impl Iterator<Item = Rotary> {
+    let mut seen: Vec<Rotary> = Vec::new();
+    for layer in 0..architecture.layers {
+        if let Mixer::Attention(attention) = architecture.layer(layer).mixer
+            && let Some(rope) = attention.rope
+            && !seen.contains(&rope)
+        {
+            seen.push(rope);
+        }
+    }
+    seen.into_iter()
+}
+
+/// The tables of a model: one for each of [`distinct_ropes`].
+#[derive(Debug, Clone)]
+pub struct RopeTables {
+    tables: Vec<RopeTable>,
+}
+
+impl RopeTables {
+    /// The frequencies of an architecture, for no position yet.
+    ///
+    /// # Errors
+    /// When a scaling is one that the native engine does not compute.
+    pub fn new(architecture: &Architecture) -> Result<Self, EngineError> {
+        let table = |rope| RopeTable::new(rope, architecture.head_dim);
+        Ok(Self { tables: distinct_ropes(architecture).map(table).collect::<Result<_, _>>()? })
+    }
+
+    /// Sees to it that positions `0..positions` are in every table.
+    pub fn extend_to(&mut self, positions: usize) {
+        self.tables.iter_mut().for_each(|table| table.extend_to(positions));
+    }
+
+    /// Positions in every table.
+    #[must_use]
+    pub fn positions(&self) -> usize {
+        self.tables.iter().map(RopeTable::positions).min().unwrap_or(0)
+    }
+
+    /// The tables.
+    #[must_use]
+    pub fn tables(&self) -> &[RopeTable] {
+        &self.tables
+    }
+
+    /// Cosines and sines of a position in a table, where there is one.
+    #[must_use]
+    pub fn at(&self, table: Option<usize>, position: usize) -> Option<(&[f32], &[f32])> {
+        table.map(|table| self.tables[table].at(position))
+    }
+}
 
 /// Cosines and sines of the positions seen so far.
 #[derive(Debug, Clone)]
 pub struct RopeTable {
     /// Radians per position, one per pair of elements.
     frequencies: Vec<f64>,
-    /// What cosines and sines are multiplied with.
+    /// What cosines and sines of the pairs that turn are multiplied with.
     magnitude: f64,
+    /// Pairs that turn: the first so many.
+    turning: usize,
     /// `[positions, head_dim / 2]` each.
     cosines: Vec<f32>,
     sines: Vec<f32>,
 }
 
 impl RopeTable {
-    /// The frequencies of an architecture, for no position yet.
+    /// The frequencies of a rotary embedding over heads of so many elements, for no position yet.
     ///
     /// # Errors
     /// When the scaling is one that the native engine does not compute.
-    pub fn new(architecture: &Architecture) -> Result<Self, EngineError> {
-        let half = architecture.head_dim / 2;
-        let theta = architecture.rope.theta;
+    pub fn new(rotary: Rotary, head_dim: usize) -> Result<Self, EngineError> {
+        let Rotary { rope, dims, .. } = rotary;
+        let half = dims / 2;
+        let theta = rope.theta;
         let mut magnitude = 1.0;
-        let plain = |i: usize| theta.powf(-((2 * i) as f64) / architecture.head_dim as f64);
-        let frequencies = match architecture.rope.scaling {
+        let plain = |i: usize| theta.powf(-((2 * i) as f64) / dims as f64);
+        let mut frequencies: Vec<f64> = match rope.scaling {
             RopeScaling::None => (0..half).map(plain).collect(),
             RopeScaling::Linear { factor } => (0..half).map(|i| plain(i) / factor).collect(),
             RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_positions } => {
@@ -48,7 +105,7 @@ impl RopeTable {
             }
             RopeScaling::Yarn { factor, original_max_positions, shape } => {
                 magnitude = shape.attention_factor.unwrap_or_else(|| 0.1 * factor.max(1.0).ln() + 1.0);
-                let (low, high) = yarn_ramp(shape, original_max_positions, theta, architecture.head_dim);
+                let (low, high) = yarn_ramp(shape, original_max_positions, theta, dims);
                 let scale = |i: usize| {
                     let divided = ((i as f64 - low) / (high - low)).clamp(0.0, 1.0);
                     plain(i) * (1.0 - divided + divided / factor)
@@ -63,7 +120,8 @@ impl RopeTable {
                 });
             }
         };
-        Ok(Self { frequencies, magnitude, cosines: Vec::new(), sines: Vec::new() })
+        frequencies.resize(head_dim / 2, 0.0);
+        Ok(Self { frequencies, magnitude, turning: half, cosines: Vec::new(), sines: Vec::new() })
     }
 
     /// Pairs of elements that turn together.
@@ -81,10 +139,11 @@ impl RopeTable {
         // Doubling, so that a running decode extends rarely.
         let wanted = positions.max(2 * have);
         for position in have..wanted {
-            for frequency in &self.frequencies {
+            for (pair, frequency) in self.frequencies.iter().enumerate() {
+                let magnitude = if pair < self.turning { self.magnitude } else { 1.0 };
                 let (sine, cosine) = (position as f64 * frequency).sin_cos();
-                self.cosines.push(to_f32(cosine * self.magnitude));
-                self.sines.push(to_f32(sine * self.magnitude));
+                self.cosines.push(to_f32(cosine * magnitude));
+                self.sines.push(to_f32(sine * magnitude));
             }
         }
     }
@@ -110,14 +169,14 @@ impl RopeTable {
 }
 
 /// The pairs between which frequencies go over from kept to divided.
-fn yarn_ramp(shape: YarnShape, original: usize, theta: f64, head_dim: usize) -> (f64, f64) {
+fn yarn_ramp(shape: YarnShape, original: usize, theta: f64, dims: usize) -> (f64, f64) {
     // The pair that turns so often within the original context.
-    let pair = |turns: f64| head_dim as f64 * (original as f64 / (turns * TAU)).ln() / (2.0 * theta.ln());
+    let pair = |turns: f64| dims as f64 * (original as f64 / (turns * TAU)).ln() / (2.0 * theta.ln());
     let (mut low, mut high) = (pair(shape.beta_fast), pair(shape.beta_slow));
     if shape.truncate {
         (low, high) = (low.floor(), high.ceil());
     }
-    let (low, high) = (low.max(0.0), high.min(head_dim as f64 - 1.0));
+    let (low, high) = (low.max(0.0), high.min(dims as f64 - 1.0));
     (low, if high > low { high } else { low + 0.001 })
 }
 

@@ -10,7 +10,7 @@ pub mod scenario;
 use super::forward::{Forward, Mlp, ModelWeights, ModelWidths};
 use super::operations::{Embedding, Operation, Operations, PoolShape};
 use super::ragged_batch::Rows;
-use super::rope::RopeTable;
+use super::rope::RopeTables;
 use super::routing_script::RoutingScript;
 use super::{random_kv, weights};
 use crate::engine::{EngineError, ScriptedRouting};
@@ -107,7 +107,7 @@ pub fn forward_of<O: Operations>(
     tensors: impl IntoIterator<Item = (String, crate::weights::StoredTensor)>,
 ) -> Result<Forward<O>, EngineError> {
     let weights = weights::assemble(operations, architecture, tensors)?;
-    Ok(Forward::new(ModelWidths::of(architecture), weights, RopeTable::new(architecture)?))
+    Ok(Forward::new(ModelWidths::of(architecture), weights, RopeTables::new(architecture)?))
 }
 
 /// A sample on a device, with a pool.
@@ -318,7 +318,7 @@ fn pool_of<O: Operations>(
 fn activations<O: Operations>(
     operations: &mut O,
     rows: &Rows,
-    (rope, pool): (&RopeTable, &O::Pool),
+    (ropes, pool): (&RopeTables, &O::Pool),
     width: usize,
     stream: usize,
 ) -> Result<O::Buffer, EngineError> {
@@ -327,8 +327,8 @@ fn activations<O: Operations>(
     let table = operations.table(StoredMatrix::from_f32_rows(rows.len(), width, &values, Packing::F32))?;
     let mut buffer = operations.buffer(rows.len(), width)?;
     let numbered = Rows { tokens: (0..).take(rows.len()).collect(), ..rows.clone() };
-    operations.begin(&numbered, rope, pool)?;
-    operations.embed(&numbered, Embedding::Table(&table), &mut buffer)?;
+    operations.begin(&numbered, ropes, pool)?;
+    operations.embed(&numbered, Embedding::Table(&table), 1.0, &mut buffer)?;
     Ok(buffer)
 }
 
@@ -343,24 +343,25 @@ pub fn operations_alone<O: Operations>(
     scenario: &Scenario,
 ) -> Result<Outputs, EngineError> {
     let widths = ModelWidths::of(&sample.architecture);
-    let (shape, eps) = (&widths.attention, widths.attention.norm_eps);
+    let with_eps = |norm| (norm, widths.attention.norm_eps);
     let model: ModelWeights<O> = weights::assemble(operations, &sample.architecture, sample.tensors())?;
     let layer = &model.layers[0];
-    let mut rope = RopeTable::new(&sample.architecture)?;
+    let shape = &layer.shape;
+    let mut ropes = RopeTables::new(&sample.architecture)?;
     let everything: Vec<u32> = (0..).take(scenario.blocks).collect();
-    rope.extend_to(scenario.blocks * scenario.block_size);
+    ropes.extend_to(scenario.blocks * scenario.block_size);
     let mut outputs = Outputs::new();
     for rows in &scenario.steps {
         let mut step = Outputs::new();
         let mut pool = pool_of(operations, sample, scenario, &everything)?;
         let count = rows.len();
-        let hidden = activations(operations, rows, (&rope, &pool), widths.hidden, 1)?;
-        let query = activations(operations, rows, (&rope, &pool), shape.query_width(), 2)?;
-        operations.begin(rows, &rope, &pool)?;
+        let hidden = activations(operations, rows, (&ropes, &pool), widths.hidden, 1)?;
+        let query = activations(operations, rows, (&ropes, &pool), shape.query_width(), 2)?;
+        operations.begin(rows, &ropes, &pool)?;
 
         let mut out = operations.buffer(count, widths.hidden)?;
         let embedding = model.table.as_ref().map_or(Embedding::Head(&model.head), Embedding::Table);
-        operations.embed(rows, embedding, &mut out)?;
+        operations.embed(rows, embedding, model.embedding_scale, &mut out)?;
         step.push((Operation::Embed, operations.read(&out, count)?));
 
         let mut attended = operations.buffer(count, shape.query_width())?;
@@ -368,31 +369,34 @@ pub fn operations_alone<O: Operations>(
         step.push((Operation::Attention, operations.read(&attended, count)?));
 
         let mut made = operations.buffer(count, shape.query_width())?;
-        operations.norm_qkv(rows, shape, &layer.attention, &rope, 0, &hidden, &mut pool, &mut made)?;
+        operations.norm_qkv(rows, shape, &layer.attention, &ropes, 0, &hidden, &mut pool, &mut made)?;
         step.push((Operation::NormQkv, operations.read(&made, count)?));
         // K and V are seen through an attention that reads them.
         operations.attention(rows, shape, layer.window, 0, &query, &pool, &mut attended)?;
         step.push((Operation::NormQkv, operations.read(&attended, count)?));
 
-        let mut out = activations(operations, rows, (&rope, &pool), widths.hidden, 4)?;
-        operations.begin(rows, &rope, &pool)?;
-        operations.project_add(rows, &layer.output, &query, &mut out)?;
+        let mut out = activations(operations, rows, (&ropes, &pool), widths.hidden, 4)?;
+        operations.begin(rows, &ropes, &pool)?;
+        let added = layer.output_norm.as_ref().map(with_eps);
+        operations.project_add(rows, &layer.output, added, &query, &mut out)?;
         step.push((Operation::Output, operations.read(&out, count)?));
         match &layer.mlp {
-            Mlp::Dense { gate_up, down } => {
-                let inner = activations(operations, rows, (&rope, &pool), widths.ffn, 3)?;
-                operations.begin(rows, &rope, &pool)?;
-                operations.project_add(rows, down, &inner, &mut out)?;
+            Mlp::Dense { gate_up, gate, down } => {
+                let inner = activations(operations, rows, (&ropes, &pool), widths.ffn, 3)?;
+                operations.begin(rows, &ropes, &pool)?;
+                let added = layer.mlp_norm.as_ref().map(with_eps);
+                operations.project_add(rows, down, added, &inner, &mut out)?;
                 step.push((Operation::Down, operations.read(&out, count)?));
 
                 let mut out = operations.buffer(count, widths.ffn)?;
-                operations.norm_gate_up(rows, &layer.norm, eps, gate_up, &hidden, &mut out)?;
+                let norm = layer.norm.as_ref().map(with_eps);
+                operations.norm_gate_up(rows, norm, *gate, gate_up, &hidden, &mut out)?;
                 step.push((Operation::GateUp, operations.read(&out, count)?));
             }
             Mlp::Experts(experts) => {
-                let inner = activations(operations, rows, (&rope, &pool), widths.experts, 3)?;
-                operations.begin(rows, &rope, &pool)?;
-                let norm = (&layer.norm, eps);
+                let inner = activations(operations, rows, (&ropes, &pool), widths.experts, 3)?;
+                operations.begin(rows, &ropes, &pool)?;
+                let norm = layer.norm.as_ref().map(with_eps).expect("the input of experts is normed");
                 // What a router chose is seen through the experts whose outputs are added, all of them noise.
                 operations.route(rows, norm, experts, None, &hidden)?;
                 operations.expert_down(rows, experts, &inner, &mut out)?;
@@ -418,7 +422,8 @@ pub fn operations_alone<O: Operations>(
 
         let (sequences, mut next) = (rows.sequences.len(), Vec::new());
         let mut logits = operations.buffer(sequences, widths.vocab)?;
-        operations.head(rows, &model.norm, eps, &model.head, &hidden, &mut logits, &mut next)?;
+        let (norm, eps) = with_eps(&model.norm);
+        operations.head(rows, norm, eps, &model.head, model.softcap, &hidden, &mut logits, &mut next)?;
         let logits = operations.read(&logits, sequences)?;
         operations.await_next(&mut next)?;
         // Of two that are equal up to rounding either may be chosen.

@@ -7,11 +7,15 @@ use std::collections::HashMap;
 
 use super::forward::{LayerWeights, Mlp, ModelWeights};
 use super::operations::{
-    AttentionWeights, ExpertMlp, ExpertShape, ExpertWeights, FusedLayout, LinearPart, Operations,
+    AttentionShape, AttentionWeights, ExpertMlp, ExpertShape, ExpertWeights, FusedLayout, Gate, LinearPart,
+    Operations,
 };
 use crate::engine::{EngineError, error_mapping};
 use crate::weights::{OpenModel, Packing, StoredMatrix, StoredTensor};
-use hbmark_core::model::{Architecture, Dtype, FeedForward, Inventory, MixtureNames};
+use hbmark_core::model::{
+    Architecture, Attention, Dtype, FeedForward, Inventory, Mixer, MixtureNames, NormNames, QkNorm, Reach,
+    Rotary,
+};
 use hbmark_core::units::Bytes;
 
 /// The prefix of everything but the head.
@@ -137,10 +141,15 @@ impl<'a, O: Operations> Assembly<'a, O> {
     /// The feed-forward of the next layer.
     fn mlp(&mut self, operations: &mut O) -> Result<Mlp<O>, EngineError> {
         let index = self.layers.len();
-        let FeedForward::Mixture(mixture) = self.architecture.layer(index).feed_forward else {
-            let dense = format!("{MODEL}.layers.{index}.mlp");
-            let ExpertMlp { gate_up, down } = self.expert(operations, &dense, MixtureNames::DENSE)?;
-            return Ok(Mlp::Dense { gate_up, down });
+        let mixture = match self.architecture.layer(index).feed_forward {
+            FeedForward::Mixture(mixture) => mixture,
+            FeedForward::Dense(dense) => {
+                let gate = Gate::of(dense.activation).expect("an activation that was checked");
+                let dense = format!("{MODEL}.layers.{index}.mlp");
+                let ExpertMlp { gate_up, down } = self.expert(operations, &dense, MixtureNames::DENSE)?;
+                return Ok(Mlp::Dense { gate_up, gate, down });
+            }
+            other => unreachable!("a feed-forward that was checked before it was loaded: {other:?}"),
         };
         let shape = ExpertShape::of(&mixture).expect("a mixture that was checked before it was loaded");
         let prefix = self.mixture_prefix();
@@ -165,36 +174,57 @@ impl<'a, O: Operations> Assembly<'a, O> {
     fn complete_layer(&mut self, operations: &mut O) -> Result<(), EngineError> {
         let index = self.layers.len();
         let prefix = format!("{MODEL}.layers.{index}");
-        let attention = |name: &str| format!("{prefix}.self_attn.{name}");
+        let name = |name: &str| format!("{prefix}.self_attn.{name}");
         let a = self.architecture;
         let (query, kv) = (a.heads * a.head_dim, a.kv_heads * a.head_dim);
-        self.unfuse(&attention("qkv_proj"), [("q_proj", query), ("k_proj", kv), ("v_proj", kv)]);
+        self.unfuse(&name("qkv_proj"), [("q_proj", query), ("k_proj", kv), ("v_proj", kv)]);
         let halves = [("gate_proj", a.ffn_size), ("up_proj", a.ffn_size)];
         self.unfuse(&format!("{prefix}.mlp.gate_up_proj"), halves);
 
-        let qkv = ["q_proj", "k_proj", "v_proj"].map(|name| self.part(&attention(name)));
-        let norm = self.vector(&format!("{prefix}.input_layernorm.weight"));
-        let head_norms = if self.architecture.qk_norm {
-            let query = operations.vector(self.vector(&attention("q_norm.weight")))?;
-            let key = operations.vector(self.vector(&attention("k_norm.weight")))?;
-            Some((query, key))
-        } else {
-            None
+        let layer = a.layer(index);
+        let Mixer::Attention(attention) = layer.mixer else {
+            unreachable!("a mixer that was checked before it was loaded: {:?}", layer.mixer)
         };
+        let mut qkv = ["q_proj", "k_proj", "v_proj"].map(|part| self.part(&name(part)));
+        let order = attention.rope.and_then(|rope| pairs_in_halves(rope, a.head_dim));
+        if let Some(order) = &order {
+            qkv[..2].iter_mut().for_each(|part| reorder(part, order));
+        }
+        let mut head_norms = None;
+        if attention.qk_norm != QkNorm::None {
+            let [query, key] = ["q_norm", "k_norm"].map(|norm| {
+                let weights = self.norm(&name(norm));
+                order.as_ref().map_or(weights.clone(), |order| reordered(&weights, order))
+            });
+            head_norms = Some((operations.vector(query)?, operations.vector(key)?));
+        }
+        let names = NormNames::of(a.family, layer.norms);
         let layer = LayerWeights {
+            shape: AttentionShape::of(a, index),
             attention: AttentionWeights {
-                norm: operations.vector(norm)?,
-                qkv: operations
-                    .linear(qkv.into(), FusedLayout::Heads { head_dim: self.architecture.head_dim })?,
+                norm: self.norm_of_layer(operations, &prefix, names.before_mixer)?,
+                qkv: operations.linear(qkv.into(), FusedLayout::Heads { head_dim: a.head_dim })?,
                 head_norms,
             },
-            output: operations.linear(vec![self.part(&attention("o_proj"))], FusedLayout::Stacked)?,
-            norm: operations.vector(self.vector(&format!("{prefix}.post_attention_layernorm.weight")))?,
+            output: operations.linear(vec![self.part(&name("o_proj"))], FusedLayout::Stacked)?,
+            output_norm: self.norm_of_layer(operations, &prefix, names.after_mixer)?,
+            norm: self.norm_of_layer(operations, &prefix, names.before_feed_forward)?,
             mlp: self.mlp(operations)?,
-            window: self.architecture.window(index),
+            mlp_norm: self.norm_of_layer(operations, &prefix, names.after_feed_forward)?,
+            window: window(&attention),
         };
         self.layers.push(layer);
         Ok(())
+    }
+
+    /// One of the norms over the hidden size that a layer may have.
+    fn norm_of_layer(
+        &mut self,
+        operations: &mut O,
+        layer: &str,
+        name: Option<&str>,
+    ) -> Result<Option<O::Vector>, EngineError> {
+        name.map(|name| operations.vector(self.norm(&format!("{layer}.{name}")))).transpose()
     }
 
     fn finish(mut self, operations: &mut O) -> Result<ModelWeights<O>, EngineError> {
@@ -205,10 +235,16 @@ impl<'a, O: Operations> Assembly<'a, O> {
         } else {
             (Some(operations.table(embedding)?), self.matrix("lm_head.weight"))
         };
+        let multipliers = self.architecture.multipliers;
+        let mut norm = self.norm(&format!("{MODEL}.norm"));
+        norm.iter_mut().for_each(|weight| *weight = to_f32(f64::from(*weight) * multipliers.logits));
         Ok(ModelWeights {
             table,
-            norm: operations.vector(self.vector(&format!("{MODEL}.norm.weight")))?,
+            // Hidden states are kept less the residual multiplier, so that what layers add is added as it is.
+            embedding_scale: to_f32(multipliers.embedding / multipliers.residual),
+            norm: operations.vector(norm)?,
             head: operations.linear(vec![LinearPart { matrix: head, bias: None }], FusedLayout::Stacked)?,
+            softcap: multipliers.logits_softcap.map(to_f32),
             layers: self.layers,
         })
     }
@@ -242,6 +278,15 @@ impl<'a, O: Operations> Assembly<'a, O> {
         LinearPart { matrix: self.matrix(&format!("{name}.weight")), bias }
     }
 
+    /// The weights of a norm, whole.
+    fn norm(&mut self, name: &str) -> Vec<f32> {
+        let mut weights = self.vector(&format!("{name}.weight"));
+        if self.architecture.family.stores_norms_less_one() {
+            weights.iter_mut().for_each(|weight| *weight += 1.0);
+        }
+        weights
+    }
+
     fn matrix(&mut self, name: &str) -> StoredMatrix {
         match self.waiting.remove(name) {
             Some(StoredTensor::Matrix(matrix)) => matrix,
@@ -254,5 +299,67 @@ impl<'a, O: Operations> Assembly<'a, O> {
             Some(StoredTensor::Vector(vector)) => vector,
             other => unreachable!("the stream hands over every vector of the inventory: {name} is {other:?}"),
         }
+    }
+}
+
+/// Positions that an attention goes back; `None` for all.
+pub(super) fn window(attention: &Attention) -> Option<usize> {
+    match attention.reach {
+        Reach::Window { tokens } => Some(tokens),
+        Reach::Full | Reach::Chunk { .. } => None,
+    }
+}
+
+/// The elements of a head in an order in which those that turn together are half a head apart, the pairs that turn first: as the operations
+/// turn them. `None` where they are already. Scores are sums over a head, so that any order of Q and K alike gives the same.
+fn pairs_in_halves(rope: Rotary, head_dim: usize) -> Option<Vec<usize>> {
+    let Rotary { dims, interleaved, .. } = rope;
+    if dims == head_dim && !interleaved {
+        return None;
+    }
+    let (turning, half) = (dims / 2, head_dim / 2);
+    let pair = |pair: usize| match pair {
+        still if still >= turning => [turning + still, half + still],
+        turned if interleaved => [2 * turned, 2 * turned + 1],
+        turned => [turned, turning + turned],
+    };
+    Some((0..half).map(|i| pair(i)[0]).chain((0..half).map(|i| pair(i)[1])).collect())
+}
+
+/// Brings the outputs of a linear layer into another order, head by head.
+fn reorder(part: &mut LinearPart, order: &[usize]) {
+    let rows: Vec<usize> = (0..part.matrix.rows).collect();
+    part.matrix = part.matrix.pick_rows(reordered(&rows, order));
+    if let Some(bias) = &mut part.bias {
+        *bias = reordered(bias, order);
+    }
+}
+
+/// Values in another order, head by head.
+fn reordered<T: Copy>(values: &[T], order: &[usize]) -> Vec<T> {
+    values.chunks(order.len()).flat_map(|head| order.iter().map(|at| head[*at])).collect()
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "f32 is the precision of norms and embeddings")]
+fn to_f32(value: f64) -> f32 {
+    value as f32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Rotary, pairs_in_halves, reordered};
+    use hbmark_core::model::{Rope, RopeScaling};
+
+    #[test]
+    fn what_turns_together_comes_to_lie_half_a_head_apart() {
+        let order = |dims, interleaved| {
+            let rope = Rope { theta: 1e4, scaling: RopeScaling::None };
+            pairs_in_halves(Rotary { rope, dims, interleaved }, 8)
+        };
+        assert_eq!(order(8, false), None);
+        assert_eq!(order(8, true).unwrap(), [0, 2, 4, 6, 1, 3, 5, 7]);
+        assert_eq!(order(4, false).unwrap(), [0, 1, 4, 5, 2, 3, 6, 7]);
+        assert_eq!(order(4, true).unwrap(), [0, 2, 4, 5, 1, 3, 6, 7]);
+        assert_eq!(reordered(&[1, 2, 3, 4], &[1, 0]), [2, 1, 4, 3]);
     }
 }

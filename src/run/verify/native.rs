@@ -32,6 +32,9 @@ const THREADS: usize = 2;
 /// Makes operations on so many threads.
 type Make<'a, O> = dyn Fn(usize) -> Result<O, EngineError> + 'a;
 
+/// Makes the sample of a seed, in a dtype or in the seed's own.
+type MakeSample = fn(Option<Dtype>, u64) -> Sample;
+
 /// What a kind of device runs.
 #[derive(Debug, Clone, Copy)]
 struct Kind {
@@ -41,10 +44,8 @@ struct Kind {
     quantised: &'static [Dtype],
     /// The same of blocks of 256, for which models are widened.
     in_blocks: &'static [Dtype],
-    /// The sample of a seed, in a dtype or in the seed's own; `None` where the device has no kernels for it.
-    draw: fn(Option<Dtype>, u64) -> Option<Sample>,
-    /// The same of models with experts.
-    mixture: fn(Option<Dtype>, u64) -> Option<Sample>,
+    /// The sample that is made of a seed, in a dtype or in the seed's own; `None` where the device has no kernels for it.
+    draw: fn(MakeSample, Option<Dtype>, u64) -> Option<Sample>,
     /// The dtype of models with experts in steps that are cut otherwise, where the cut may change what is rounded, and that whom a router chooses.
     mixtures_to_cut: Option<Dtype>,
 }
@@ -54,10 +55,7 @@ const CPU: Kind = Kind {
     plain: &[Dtype::F32, Dtype::Bf16, Dtype::F16],
     quantised: &[Dtype::Int8, Dtype::Q8_0, Dtype::Q4_0, Dtype::Int4],
     in_blocks: &[Dtype::Q4K, Dtype::Q5K, Dtype::Q6K],
-    draw: |dtype, seed| {
-        Some(dtype.map_or_else(|| Sample::random(seed), |dtype| Sample::of_dtype(dtype, seed)))
-    },
-    mixture: |dtype, seed| Some(Sample::mixture(dtype, seed)),
+    draw: |make, dtype, seed| Some(make(dtype, seed)),
     mixtures_to_cut: None,
 };
 
@@ -66,14 +64,30 @@ impl Kind {
         self.plain.iter().chain(self.quantised).chain(self.in_blocks).copied()
     }
 
-    /// The samples of a seed: dense, and with experts.
+    /// The dense sample of a seed.
+    fn dense(&self, dtype: Option<Dtype>, seed: u64) -> Option<Sample> {
+        (self.draw)(Sample::dense, dtype, seed)
+    }
+
+    /// The samples of a seed: dense, with the layers of other families for every second one, and with experts.
     fn samples(&self, dtype: Option<Dtype>, seed: u64) -> impl Iterator<Item = Sample> {
-        (self.draw)(dtype, seed).into_iter().chain((self.mixture)(dtype, seed))
+        self.samples_and_mixture(dtype, dtype, seed)
     }
 
     /// Those that are cut otherwise.
     fn samples_to_cut(&self, seed: u64) -> impl Iterator<Item = Sample> {
-        (self.draw)(None, seed).into_iter().chain((self.mixture)(self.mixtures_to_cut, seed))
+        self.samples_and_mixture(None, self.mixtures_to_cut, seed)
+    }
+
+    fn samples_and_mixture(
+        &self,
+        dtype: Option<Dtype>,
+        of_mixture: Option<Dtype>,
+        seed: u64,
+    ) -> impl Iterator<Item = Sample> {
+        let varied = seed.is_multiple_of(2).then(|| (self.draw)(Sample::varied, dtype, seed)).flatten();
+        let mixture = (self.draw)(Sample::mixture, of_mixture, seed);
+        self.dense(dtype, seed).into_iter().chain(varied).chain(mixture)
     }
 }
 

@@ -36,6 +36,19 @@ pub enum Family {
     Llama4,
     Phi3,
     MimoV2,
+    Smollm3,
+    Granite,
+    Olmo2,
+    Glm4,
+    Gemma2,
+}
+
+impl Family {
+    /// Whether its checkpoints hold the weights of norms less one.
+    #[must_use]
+    pub fn stores_norms_less_one(self) -> bool {
+        matches!(self, Self::Gemma2 | Self::Gemma3)
+    }
 }
 
 /// The rotary position embedding.
@@ -127,6 +140,34 @@ pub struct Rope {
     pub scaling: RopeScaling,
 }
 
+/// What a model multiplies outside its matrices, and what bends its logits.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct Multipliers {
+    /// Of rows of the embedding table.
+    pub embedding: f64,
+    /// Of what a mixer or a feed-forward adds.
+    pub residual: f64,
+    /// Of logits, before they are bent.
+    pub logits: f64,
+    /// Logits are bent towards this.
+    pub logits_softcap: Option<f64>,
+}
+
+impl Default for Multipliers {
+    fn default() -> Self {
+        Self { embedding: 1.0, residual: 1.0, logits: 1.0, logits_softcap: None }
+    }
+}
+
+impl Multipliers {
+    /// Whether they leave everything as it is.
+    #[must_use]
+    pub fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
 /// Which linear layers carry a bias vector.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 pub struct Biases {
@@ -205,6 +246,8 @@ pub struct Architecture {
     /// The dtype the config names for its weights (`bfloat16` → [`Dtype::Bf16`]), where it does.
     pub native_dtype: Option<Dtype>,
     pub eos_tokens: Vec<u32>,
+    #[serde(default, skip_serializing_if = "Multipliers::is_default")]
+    pub multipliers: Multipliers,
     /// The layers, where they are not what the fields above say of all of them. Those fields then hold the widths of the config's own
     /// keys, and [`Architecture::layer`] what each layer has.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -285,12 +328,13 @@ impl Architecture {
             kv_heads: self.kv_heads,
             key_dim: self.head_dim,
             value_dim: self.head_dim,
-            rope: Some(Rotary { rope: self.rope, dims: self.head_dim }),
+            rope: Some(Rotary { rope: self.rope, dims: self.head_dim, interleaved: false }),
             qk_norm: if self.qk_norm { QkNorm::PerHead } else { QkNorm::None },
             biases: self.biases,
             shares_key: false,
             output_gate: false,
             sinks: false,
+            scale: None,
             softcap: None,
             fused: false,
         }

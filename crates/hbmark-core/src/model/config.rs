@@ -18,9 +18,9 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use super::{
-    Architecture, Biases, Dtype, Family, ModelError, Rope, deepseek_v3, gemma, glm4_moe, gpt_oss, llama,
-    llama4, mimo_v2, minimax_m2, mistral, mixtral, nemotron_h, phi3, qwen2, qwen2_moe, qwen3, qwen3_5,
-    qwen3_moe,
+    Architecture, Biases, Dtype, Family, ModelError, Multipliers, Rope, deepseek_v3, gemma, glm4, glm4_moe,
+    gpt_oss, granite, llama, llama4, mimo_v2, minimax_m2, mistral, mixtral, nemotron_h, olmo2, phi3, qwen2,
+    qwen2_moe, qwen3, qwen3_5, qwen3_moe, smollm3,
 };
 use crate::input::{self, InputError};
 
@@ -82,6 +82,10 @@ const FAMILIES: &[&FamilySpec] = &[
     &llama4::SPEC,
     &phi3::SPEC,
     &mimo_v2::SPEC,
+    &smollm3::SPEC,
+    &granite::SPEC,
+    &olmo2::SPEC,
+    &glm4::SPEC,
 ];
 
 /// Reads and parses a `config.json`, and the `hf_quant_config.json` beside it where the config has no `quantization_config`.
@@ -368,6 +372,7 @@ pub(super) fn decoder(fields: &Fields, conventions: &Conventions) -> Result<Arch
         quantization: quantization::read(fields)?,
         native_dtype: native_dtype(fields)?,
         eos_tokens: eos_tokens(fields)?,
+        multipliers: Multipliers::default(),
         stack: None,
     })
 }

@@ -1,15 +1,17 @@
-//! Gemma 3 and 4: norms before and after, windows on five of six layers; Gemma 4's full layers have other heads and no values of their own.
+//! Gemma 2 to 4: norms before and after, embeddings scaled, windows on one of two layers (2) or five of six (3, 4). Gemma 2 bends scores and
+//! logits; Gemma 3 has norms of Q and K and two rotary embeddings; Gemma 4's full layers have other heads and no values of their own.
 
 use serde_json::json;
 
 use super::config::{Conventions, FamilySpec, Fields, Windows, decoder, layer_kinds, limits, scaling};
 use super::{
     Activation, Architecture, Attention, Dense, Experts, Family, FeedForward, Layer, Mixer, Mixture,
-    ModelError, Norms, QkNorm, Reach, Rope, RopeScaling, Rotary, Routing, Stack,
+    ModelError, Multipliers, Norms, Reach, Rope, RopeScaling, Rotary, Routing, Stack,
 };
 
 pub(super) const SPEC: FamilySpec = FamilySpec {
     names: &[
+        ("gemma2", "Gemma2ForCausalLM"),
         ("gemma3", "Gemma3ForConditionalGeneration"),
         ("gemma3_text", "Gemma3ForCausalLM"),
         ("gemma4", "Gemma4ForConditionalGeneration"),
@@ -29,25 +31,57 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
 
 const KINDS: [&str; 2] = ["full_attention", "sliding_attention"];
 
+/// Which Gemma.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Generation {
+    Second,
+    Third,
+    Fourth,
+}
+
+impl Generation {
+    fn of(fields: &Fields) -> Result<Self, ModelError> {
+        Ok(match fields.text("model_type")? {
+            Some(name) if name.starts_with("gemma2") => Self::Second,
+            Some(name) if name.starts_with("gemma4") => Self::Fourth,
+            _ => Self::Third,
+        })
+    }
+
+    fn family(self) -> Family {
+        match self {
+            Self::Second => Family::Gemma2,
+            Self::Third => Family::Gemma3,
+            Self::Fourth => Family::Gemma4,
+        }
+    }
+}
+
 fn read(fields: &Fields) -> Result<Architecture, ModelError> {
     fields.only("attention_bias", &json!(false))?;
+    fields.only("use_bidirectional_attention", &json!(false))?;
     fields.only("use_double_wide_mlp", &json!(false))?;
     for key in ["hidden_activation", "hidden_act"] {
         if fields.text(key)?.is_some_and(|name| name != "gelu_pytorch_tanh") {
             return Err(fields.unsupported(key, "gelu_pytorch_tanh"));
         }
     }
-    let fourth = fields.text("model_type")?.is_some_and(|name| name.starts_with("gemma4"));
-    let ropes = if fourth { gemma_4_ropes(fields)? } else { gemma_3_ropes(fields)? };
+    let generation = Generation::of(fields)?;
+    let third = generation == Generation::Third;
+    let ropes = match generation {
+        Generation::Second => None,
+        Generation::Third => Some(gemma_3_ropes(fields)?),
+        Generation::Fourth => Some(ropes_of_kinds(fields, &["partial_rotary_factor"])?),
+    };
     let conventions = Conventions {
-        qk_norm: true,
-        rope: Some(ropes.full.rope),
+        qk_norm: generation != Generation::Second,
+        rope: ropes.as_ref().map(|ropes| ropes.full.rope),
         windows: Windows::Own,
         // What `transformers` has for Gemma 3 where the published configs leave the keys out.
-        default_vocab: (!fourth).then_some(262_208),
-        default_positions: (!fourth).then_some(131_072),
+        default_vocab: third.then_some(262_208),
+        default_positions: third.then_some(131_072),
         default_eps: Some(1e-6),
-        ..Conventions::of(if fourth { Family::Gemma4 } else { Family::Gemma3 })
+        ..Conventions::of(generation.family())
     };
     let mut a = decoder(fields, &conventions)?;
     a.tied_head = fields.flag("tie_word_embeddings", true)?;
@@ -55,15 +89,27 @@ fn read(fields: &Fields) -> Result<Architecture, ModelError> {
     let feed_forward = mixture
         .map_or(FeedForward::Dense(dense), |mixture| FeedForward::DenseBesideMixture { dense, mixture });
     let tokens = fields.need_integer("sliding_window", 1..=limits::POSITIONS)?;
+    let ropes = ropes.unwrap_or(Ropes { full: whole(a.rope), local: whole(a.rope) });
+    let scale = match generation {
+        // Its queries are normed and not scaled.
+        Generation::Fourth => None,
+        _ => Some(fields.float("query_pre_attn_scalar", 1e-3..=1e9)?.unwrap_or(256.0).powf(-0.5)),
+    };
     let local = Attention {
         reach: Reach::Window { tokens },
         rope: Some(ropes.local.on(a.head_dim)),
-        qk_norm: QkNorm::PerHead,
-        softcap: fields.float("attn_logit_softcapping", 1e-3..=1e6)?,
+        scale,
+        softcap: softcap(fields, generation, "attn_logit_softcapping", 50.0)?,
         ..a.attention()
     };
-    let full = full_attention(fields, &local, &ropes, fourth)?;
-    let layers = full_layers(fields, a.layers)?.into_iter().map(|is_full| Layer {
+    if generation != Generation::Fourth {
+        let logits_softcap = softcap(fields, generation, "final_logit_softcapping", 30.0)?;
+        let embedding = (a.hidden_size as f64).sqrt();
+        a.multipliers = Multipliers { embedding, logits_softcap, ..Multipliers::default() };
+    }
+    let full = full_attention(fields, &local, &ropes, generation)?;
+    let every = if generation == Generation::Second { 2 } else { 6 };
+    let layers = full_layers(fields, a.layers, every)?.into_iter().map(|is_full| Layer {
         mixer: Mixer::Attention(if is_full { full } else { local }),
         feed_forward,
         norms: Norms::BeforeAndAfter,
@@ -76,9 +122,9 @@ fn full_attention(
     fields: &Fields,
     local: &Attention,
     ropes: &Ropes,
-    fourth: bool,
+    generation: Generation,
 ) -> Result<Attention, ModelError> {
-    if !fourth {
+    if generation != Generation::Fourth {
         return Ok(Attention { reach: Reach::Full, rope: Some(ropes.full.on(local.key_dim)), ..*local });
     }
     let width = fields.integer("global_head_dim", 1..=limits::HEAD_DIM)?.unwrap_or(local.key_dim);
@@ -97,11 +143,24 @@ fn full_attention(
     })
 }
 
-fn full_layers(fields: &Fields, layers: usize) -> Result<Vec<bool>, ModelError> {
+/// A cap, or what `transformers` takes for Gemma 2 where the key does not occur.
+fn softcap(
+    fields: &Fields,
+    generation: Generation,
+    key: &str,
+    of_second: f64,
+) -> Result<Option<f64>, ModelError> {
+    if generation == Generation::Second && fields.is_absent(key) {
+        return Ok(Some(of_second));
+    }
+    fields.float(key, 1e-3..=1e6)
+}
+
+fn full_layers(fields: &Fields, layers: usize, every: usize) -> Result<Vec<bool>, ModelError> {
     if let Some(kinds) = layer_kinds(fields, layers, &KINDS)? {
         return Ok(kinds.iter().map(|kind| *kind == KINDS[0]).collect());
     }
-    let every = fields.integer("sliding_window_pattern", 1..=limits::LAYERS)?.unwrap_or(6);
+    let every = fields.integer("sliding_window_pattern", 1..=limits::LAYERS)?.unwrap_or(every);
     Ok((0..layers).map(|layer| (layer + 1).is_multiple_of(every)).collect())
 }
 
@@ -147,21 +206,30 @@ impl Share {
             reason = "a share of a head's width"
         )]
         let dims = (width as f64 * self.share) as usize / 2 * 2;
-        Rotary { rope: self.rope, dims }
+        Rotary { rope: self.rope, dims, interleaved: false }
     }
 }
 
+/// A rotary embedding of whole heads.
+fn whole(rope: Rope) -> Share {
+    Share { rope, share: 1.0 }
+}
+
 fn gemma_3_ropes(fields: &Fields) -> Result<Ropes, ModelError> {
+    if fields.get("rope_parameters").is_some() {
+        return ropes_of_kinds(fields, &[]);
+    }
     let theta = fields.float("rope_theta", limits::THETA)?.unwrap_or(1e6);
     let positions = fields.integer("max_position_embeddings", 1..=limits::POSITIONS)?.unwrap_or(131_072);
     let scaled = fields.section("rope_scaling")?;
     let scaling = scaled.map_or(Ok(RopeScaling::None), |section| scaling(&section, positions, &[]))?;
     let local = fields.float("rope_local_base_freq", limits::THETA)?.unwrap_or(1e4);
-    let whole = |theta, scaling| Share { rope: Rope { theta, scaling }, share: 1.0 };
-    Ok(Ropes { full: whole(theta, scaling), local: whole(local, RopeScaling::None) })
+    let local = Rope { theta: local, scaling: RopeScaling::None };
+    Ok(Ropes { full: whole(Rope { theta, scaling }), local: whole(local) })
 }
 
-fn gemma_4_ropes(fields: &Fields) -> Result<Ropes, ModelError> {
+/// As `transformers` 5 writes them, by the kind of layer.
+fn ropes_of_kinds(fields: &Fields, extra: &[&str]) -> Result<Ropes, ModelError> {
     let key = "rope_parameters";
     let Some(both) = fields.section(key)? else {
         return Err(fields.missing(key, "an object with `full_attention` and `sliding_attention`"));
@@ -171,7 +239,7 @@ fn gemma_4_ropes(fields: &Fields) -> Result<Ropes, ModelError> {
             return Err(both.missing(kind, "an object with `rope_theta`"));
         };
         let theta = section.need_float("rope_theta", limits::THETA)?;
-        let scaling = scaling(&section, limits::POSITIONS, &["partial_rotary_factor"])?;
+        let scaling = scaling(&section, limits::POSITIONS, extra)?;
         let share = section.float("partial_rotary_factor", 0.0..=1.0)?.unwrap_or(1.0);
         Ok(Share { rope: Rope { theta, scaling }, share })
     };

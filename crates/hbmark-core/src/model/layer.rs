@@ -88,8 +88,10 @@ pub enum Norms {
     /// Before the mixer and before the feed-forward.
     #[default]
     Before,
-    /// Before and after each (Gemma).
+    /// Before and after each (Gemma, GLM-4).
     BeforeAndAfter,
+    /// After each alone (OLMo 2).
+    After,
 }
 
 /// What mixes the tokens of a layer.
@@ -131,6 +133,9 @@ pub struct Attention {
     /// A learnt logit per head.
     #[serde(default)]
     pub sinks: bool,
+    /// What scores are multiplied with [default: 1 / √`key_dim`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scale: Option<f64>,
     /// Scores are bent towards this.
     #[serde(default)]
     pub softcap: Option<f64>,
@@ -144,6 +149,9 @@ pub struct Attention {
 pub struct Rotary {
     pub rope: Rope,
     pub dims: usize,
+    /// Neighbours turn together; otherwise the two halves of those dims.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub interleaved: bool,
 }
 
 /// Which positions a token looks at.

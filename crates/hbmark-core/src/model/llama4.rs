@@ -62,7 +62,7 @@ fn read(fields: &Fields) -> Result<Architecture, ModelError> {
 }
 
 /// Which layers have positions: `no_rope_layers` has a 1 for those that do, despite its name.
-fn turned_layers(fields: &Fields, layers: usize) -> Result<Vec<bool>, ModelError> {
+pub(super) fn turned_layers(fields: &Fields, layers: usize) -> Result<Vec<bool>, ModelError> {
     let key = "no_rope_layers";
     match fields.list(key, limits::LAYERS)? {
         Some(list) if list.len() == layers => Ok(list.iter().map(|flag| flag != &Value::from(0)).collect()),

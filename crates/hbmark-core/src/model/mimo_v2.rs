@@ -30,7 +30,7 @@ fn read(fields: &Fields) -> Result<Architecture, ModelError> {
     let sinks = |key| fields.flag(key, false);
     let full = Attention {
         value_dim: width("v_head_dim")?,
-        rope: Some(Rotary { rope: a.rope, dims: rotary_dims(fields, a.head_dim)? }),
+        rope: Some(Rotary { rope: a.rope, dims: rotary_dims(fields, a.head_dim)?, interleaved: false }),
         qk_norm: QkNorm::None,
         sinks: sinks("add_full_attention_sink_bias")?,
         ..a.attention()
@@ -44,7 +44,11 @@ fn read(fields: &Fields) -> Result<Architecture, ModelError> {
         kv_heads: fields.need_integer("swa_num_key_value_heads", 1..=heads)?,
         key_dim,
         value_dim: width("swa_v_head_dim")?,
-        rope: Some(Rotary { rope: Rope { theta, ..a.rope }, dims: rotary_dims(fields, key_dim)? }),
+        rope: Some(Rotary {
+            rope: Rope { theta, ..a.rope },
+            dims: rotary_dims(fields, key_dim)?,
+            interleaved: false,
+        }),
         sinks: sinks("add_swa_attention_sink_bias")?,
         ..full
     };

@@ -35,7 +35,7 @@ fn read(fields: &Fields) -> Result<Architecture, ModelError> {
     };
     let dims = fields.integer("rotary_dim", 2..=a.head_dim)?.unwrap_or(a.head_dim);
     let attention = Attention {
-        rope: Some(Rotary { rope: a.rope, dims }),
+        rope: Some(Rotary { rope: a.rope, dims, interleaved: false }),
         qk_norm: if normed { QkNorm::FullWidth } else { QkNorm::None },
         ..a.attention()
     };

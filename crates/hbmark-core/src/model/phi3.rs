@@ -22,7 +22,7 @@ fn read(fields: &Fields) -> Result<Architecture, ModelError> {
     let layers = (0..a.layers).map(|layer| Layer {
         mixer: Mixer::Attention(Attention {
             reach: a.window(layer).map_or(Reach::Full, |tokens| Reach::Window { tokens }),
-            rope: Some(Rotary { rope: a.rope, dims }),
+            rope: Some(Rotary { rope: a.rope, dims, interleaved: false }),
             fused: true,
             ..a.attention()
         }),

@@ -29,7 +29,7 @@ use sha2::{Digest, Sha256};
 
 use layers::{Lister, Names};
 
-pub use layers::MixtureNames;
+pub use layers::{MixtureNames, NormNames};
 
 use super::architecture::{Architecture, Biases, Dtype, Family};
 use super::config::limits;

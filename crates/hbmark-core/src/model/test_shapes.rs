@@ -2,7 +2,9 @@
 
 #![expect(clippy::must_use_candidate, reason = "read by tests alone")]
 
-use super::architecture::{Architecture, Biases, Dtype, Experts, Family, LatentAttention, Rope, RopeScaling};
+use super::architecture::{
+    Architecture, Biases, Dtype, Experts, Family, LatentAttention, Multipliers, Rope, RopeScaling,
+};
 use super::{Format, FormatRule, Quantization, Scales};
 
 /// A dense llama-like model; tests change what differs. `shape`: hidden, layers, heads, kv heads, head dim, ffn, vocab.
@@ -29,6 +31,7 @@ pub fn dense(family: Family, shape: [usize; 7]) -> Architecture {
         quantization: None,
         native_dtype: Some(Dtype::Bf16),
         eos_tokens: Vec::new(),
+        multipliers: Multipliers::default(),
         stack: None,
     }
 }

@@ -8,6 +8,7 @@
 
 use std::ops::Range;
 
+use super::bend;
 use super::cache::{CachePool, Element};
 use super::simd::{InstructionSet, LANES, Simd, dispatch, exp, nth, prefetch};
 use super::thread_team::{DisjointSlice, Worker};
@@ -233,7 +234,8 @@ impl AttentionPlan {
         running.fill(0.0);
         largest.fill(f32::NEG_INFINITY);
         sums.fill(0.0);
-        let scale = 1.0 / (dim as f32).sqrt();
+        // What a bend divides scores by is divided out of the queries.
+        let scale = shape.softcap.map_or(shape.scale, |cap| shape.scale / cap);
         for (i, query) in queries.chunks_exact_mut(dim).enumerate() {
             let at =
                 (unit.first_row + i / group) * shape.query_width() + (unit.head * group + i % group) * dim;
@@ -276,7 +278,13 @@ impl AttentionPlan {
             let local = seen.start - chunk * CHUNK..seen.end - chunk * CHUNK;
             // SAFETY: the pointers of `tiles` are set, scratch has `count` queries, and the set is available.
             unsafe {
-                scores(set, &keys, tiles, dim, queries, scored);
+                scores(set, &keys, tiles.clone(), dim, queries, scored);
+                if let Some(cap) = shape.softcap {
+                    let seen = tiles.start * LANES..tiles.end * LANES;
+                    for scored in scored.chunks_exact_mut(CHUNK) {
+                        bend(set, &mut scored[seen.clone()], 1.0, cap);
+                    }
+                }
                 for i in 0..count {
                     let own = position(unit.first_row + i / group);
                     let (low, high) = (reach(own), own + 1);

@@ -11,7 +11,7 @@
 
 use std::ops::Range;
 
-use super::super::operations::{ExpertMlp, ExpertShape, ExpertWeights};
+use super::super::operations::{ExpertMlp, ExpertShape, ExpertWeights, Gate};
 use super::linear::{self, FusedMatrix, multiply_picked, panels_per_unit};
 use super::packed_activations::PackedActivations;
 use super::simd::LANES;
@@ -233,7 +233,7 @@ impl CpuOperations {
             // Columns of a row from `at` on.
             let store = |matrix: &FusedMatrix, first: usize, at: usize, sums: &[[f32; LANES]]| {
                 // SAFETY: the set is this processor's.
-                let products = unsafe { activated(set, matrix, first, sums, |_, _, _| {}) };
+                let products = unsafe { activated(set, Gate::Silu, matrix, first, sums, |_, _, _| {}) };
                 for (column, valid, product) in products {
                     let at = at + column;
                     // SAFETY: members have different experts or panels, which write different columns.

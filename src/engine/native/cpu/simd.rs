@@ -146,6 +146,42 @@ pub unsafe fn exp<S: Simd>(x: S::Floats) -> S::Floats {
     }
 }
 
+/// `tanh(x)`: within 5 units in the last place.
+///
+/// *Source*: `tanh(x) = 2t / (1 + t²)` with `t = tanh(x / 2)`, and t by the convergent of Lambert's continued fraction
+/// `y / (1 + y² / (3 + y² / (5 + …)))` that ends with 13; beyond ±9 the result is ±1 in f32.
+///
+/// # Safety
+/// The processor has the features of `S`.
+#[inline(always)]
+pub unsafe fn tanh<S: Simd>(x: S::Floats) -> S::Floats {
+    const LIMIT: f32 = 9.0;
+    // By descending powers of y², over y and over 1.
+    const ABOVE: [f32; 4] = [1.0, 378.0, 17_325.0, 135_135.0];
+    const BELOW: [f32; 4] = [28.0, 3_150.0, 62_370.0, 135_135.0];
+    let (mut above, mut below) = ([0.0; LANES], [0.0; LANES]);
+    // SAFETY: the caller's promise, and sixteen elements each.
+    unsafe {
+        let negative = |v| S::mul(S::splat(-1.0), v);
+        let x = S::max(x, S::splat(-LIMIT));
+        let y = S::mul(S::splat(-0.5), S::max(negative(x), S::splat(-LIMIT)));
+        let square = S::mul(y, y);
+        let polynomial = |factors: [f32; 4]| {
+            factors[1..]
+                .iter()
+                .fold(S::splat(factors[0]), |sum, factor| S::mul_add(sum, square, S::splat(*factor)))
+        };
+        S::store(above.as_mut_ptr(), S::mul(y, polynomial(ABOVE)));
+        S::store(below.as_mut_ptr(), polynomial(BELOW));
+    }
+    for (value, below) in above.iter_mut().zip(below) {
+        let half = *value / below;
+        *value = 2.0 * half / (1.0 + half * half);
+    }
+    // SAFETY: sixteen elements.
+    unsafe { S::load(above.as_ptr()) }
+}
+
 /// An instruction set that the kernels are compiled for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum InstructionSet {
@@ -300,6 +336,8 @@ mod tests {
             for index in 0..4 {
                 S::store(out.add(160 + 16 * index as usize), S::to_floats(S::byte(moved, index)));
             }
+            let x: Vec<f32> = (0..16).map(|i| 0.045 * i as f32 * i as f32 * (-1.0f32).powi(i)).collect();
+            S::store(out.add(224), tanh::<S>(S::load(x.as_ptr())));
         }
     }
     dispatch! { fn check_on(out: *mut f32) = check }
@@ -307,8 +345,8 @@ mod tests {
     #[test]
     fn every_set_computes_what_its_methods_say() {
         for set in InstructionSet::available() {
-            let mut out = [0.0f32; 224];
-            // SAFETY: the set is available, and `out` has the fourteen vectors that are written.
+            let mut out = [0.0f32; 240];
+            // SAFETY: the set is available, and `out` has the fifteen vectors that are written.
             unsafe { check_on(set, out.as_mut_ptr()) };
             for lane in 0..16 {
                 let i = lane as f32;
@@ -324,6 +362,8 @@ mod tests {
                 assert_eq!(out[64 + lane], (0..4).map(byte).sum::<f32>(), "{set:?}");
                 let exact = f64::from(-0.37f32 * i * i).exp();
                 assert!((f64::from(out[80 + lane]) / exact - 1.0).abs() < 4e-7, "{set:?} {lane}");
+                let exact = f64::from(0.045 * i * i * (-1.0f32).powf(i)).tanh();
+                assert!((f64::from(out[224 + lane]) - exact).abs() <= 3e-7 * exact.abs(), "{set:?} {lane}");
                 let word = u32::from_le_bytes(std::array::from_fn(|k| byte(k) as u8));
                 let moved = (word << 4 | (word >> 11 & 0x0f0f)).to_le_bytes();
                 for index in 0..4 {

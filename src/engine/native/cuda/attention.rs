@@ -151,7 +151,8 @@ impl<D: Device> DecodeAttention<'_, D> {
                 size(pool.block_shift() as usize),
                 window_argument(*window),
                 size(tuning.min_split),
-                F32(1.0 / (dim as f32).sqrt()),
+                F32(shape.scale),
+                F32(shape.softcap.unwrap_or(0.0)),
             ],
         })
     }
@@ -233,7 +234,8 @@ impl<D: Device> PrefillAttention<'_, D> {
                 size(dim),
                 size(pool.block_shift() as usize),
                 window_argument(*window),
-                F32(std::f32::consts::LOG2_E / (dim as f32).sqrt()),
+                F32(shape.scale),
+                F32(shape.softcap.unwrap_or(0.0)),
             ],
         })?;
         let positions: usize = rows

@@ -31,7 +31,8 @@ macro_rules! kernels {
 }
 
 /// The compiled kernels, each file with what the names of its kernels begin with.
-const MODULES: [(&[&str], &[u8]); 13] = [
+const MODULES: [(&[&str], &[u8]); 14] = [
+    (&["add_normed"], kernels!("add_normed")),
     (&["decode_attention"], kernels!("decode_attention")),
     (&["embed"], kernels!("embed")),
     (&["experts_"], kernels!("experts")),

@@ -10,7 +10,7 @@ use super::device_matrix::{KernelFormat, Matrix};
 use super::step::{Pool, StepState};
 use super::tensor_core_linear::{self, Prepare, TiledWorkspace};
 use crate::engine::EngineError;
-use crate::engine::native::operations::AttentionShape;
+use crate::engine::native::operations::{AttentionShape, Gate};
 use hbmark_core::model::Dtype;
 
 /// Threads of a block of the streaming product, its warps, 16-byte vectors of a row that a warp takes in a step, and shared memory for weights on
@@ -187,11 +187,12 @@ impl<D: Device> FillKv<'_, D> {
     }
 }
 
-/// `hidden[row] = table[tokens[row]]`.
+/// `hidden[row] = scale · table[tokens[row]]`.
 #[derive(Debug)]
 pub struct Embed<'a, D: Device> {
     pub rows: usize,
     pub table: &'a Matrix<D>,
+    pub scale: f32,
     pub step: &'a StepState<D>,
     pub hidden: &'a DeviceTensor<D>,
 }
@@ -202,7 +203,7 @@ impl<D: Device> Embed<'_, D> {
     /// # Errors
     /// When the shapes do not fit or the device refuses.
     pub fn launch(&self, device: &mut D) -> Result<u64, EngineError> {
-        let Self { rows, table, step, hidden } = self;
+        let Self { rows, table, scale, step, hidden } = self;
         if hidden.width != table.columns || hidden.rows < *rows {
             return launch_mismatch(
                 device,
@@ -220,6 +221,7 @@ impl<D: Device> Embed<'_, D> {
                 optional::<D>(table.scales.as_ref()),
                 Address(step.tokens()),
                 Address(D::address(&hidden.memory)),
+                F32(*scale),
                 size(table.columns),
                 size(table.vectors),
             ],
@@ -228,13 +230,15 @@ impl<D: Device> Embed<'_, D> {
     }
 }
 
-/// `hidden += W · input + b`.
+/// `into += W · input + b`.
 #[derive(Debug)]
 pub struct ProjectAdd<'a, D: Device> {
     pub rows: usize,
     pub input: &'a DeviceTensor<D>,
     pub weights: &'a Matrix<D>,
     pub hidden: &'a DeviceTensor<D>,
+    /// The hidden states, or `[rows, hidden]` f32 zeros for [`AddNormed`].
+    pub into: u64,
     /// Room for a product on tensor cores; `None` streams.
     pub workspace: Option<TiledWorkspace>,
 }
@@ -245,7 +249,7 @@ impl<D: Device> ProjectAdd<'_, D> {
     /// # Errors
     /// When the shapes do not fit or the device refuses.
     pub fn launch(&self, device: &mut D, tuning: Tuning) -> Result<u64, EngineError> {
-        let Self { rows, input, weights, hidden, workspace } = self;
+        let Self { rows, input, weights, hidden, into, workspace } = self;
         if (input.width, hidden.width) != (weights.columns, weights.outputs)
             || input.rows.min(hidden.rows) < *rows
         {
@@ -260,10 +264,9 @@ impl<D: Device> ProjectAdd<'_, D> {
                 Prepare { rows: *rows, input: D::address(&input.memory), row_of: 0, norm: None, parts: None }
                     .launch(device, weights, prepared)?;
             }
-            let hidden = D::address(&hidden.memory);
             if by_library {
                 return tensor_core_linear::multiply_by_library(
-                    device, *rows, weights, prepared, hidden, true,
+                    device, *rows, weights, prepared, *into, true,
                 );
             }
             return tensor_core_linear::multiply(
@@ -272,7 +275,7 @@ impl<D: Device> ProjectAdd<'_, D> {
                 *rows,
                 weights,
                 prepared,
-                vec![Address(hidden)],
+                vec![Address(*into)],
             );
         }
         let arguments = vec![
@@ -280,19 +283,59 @@ impl<D: Device> ProjectAdd<'_, D> {
             Address(D::address(&weights.data)),
             optional::<D>(weights.scales.as_ref()),
             optional::<D>(weights.bias.as_ref()),
-            Address(D::address(&hidden.memory)),
+            Address(*into),
         ];
         stream(device, "project_add", weights, *rows, tuning, arguments)
     }
 }
 
-/// `out = silu(gate · norm(hidden) + b) ∘ (up · norm(hidden) + b)`.
+/// `hidden += norm(sums)`, and zeros for the sums.
+#[derive(Debug)]
+pub struct AddNormed<'a, D: Device> {
+    pub rows: usize,
+    /// `[rows, hidden]` f32.
+    pub sums: u64,
+    pub norm: &'a DeviceTensor<D>,
+    pub norm_eps: f32,
+    pub hidden: &'a DeviceTensor<D>,
+}
+
+impl<D: Device> AddNormed<'_, D> {
+    /// Enqueues it; bytes of the norm.
+    ///
+    /// # Errors
+    /// When the shapes do not fit or the device refuses.
+    pub fn launch(&self, device: &mut D) -> Result<u64, EngineError> {
+        let Self { rows, sums, norm, norm_eps, hidden } = self;
+        if norm.width != hidden.width || hidden.rows < *rows {
+            let what = format!("{rows} rows of {}, a norm of {}", hidden.width, norm.width);
+            return launch_mismatch(device, "add_normed", what);
+        }
+        device.launch(&KernelLaunch {
+            kernel: "add_normed".into(),
+            grid: [word(*rows), 1, 1],
+            threads: THREADS,
+            shared_bytes: 0,
+            arguments: vec![
+                Address(*sums),
+                Address(D::address(&norm.memory)),
+                F32(*norm_eps),
+                Address(D::address(&hidden.memory)),
+                size(*rows),
+                size(hidden.width),
+            ],
+        })?;
+        Ok(4 * norm.width as u64)
+    }
+}
+
+/// `out = gate(G · norm(hidden) + b) ∘ (U · norm(hidden) + b)`.
 #[derive(Debug)]
 pub struct GateUp<'a, D: Device> {
     pub rows: usize,
     pub hidden: &'a DeviceTensor<D>,
-    pub norm: &'a DeviceTensor<D>,
-    pub norm_eps: f32,
+    pub norm: Option<(&'a DeviceTensor<D>, f32)>,
+    pub gate: Gate,
     pub weights: &'a Matrix<D>,
     pub out: &'a DeviceTensor<D>,
     /// The same as the next product takes it on tensor cores, which kernels of ours leave there; 0 for none.
@@ -309,8 +352,9 @@ impl<D: Device> GateUp<'_, D> {
     /// # Errors
     /// When the shapes do not fit or the device refuses.
     pub fn launch(&self, device: &mut D, tuning: Tuning) -> Result<u64, EngineError> {
-        let Self { rows, hidden, norm, norm_eps, weights, out, rounded, sums, workspace } = self;
-        let widths = (hidden.width, norm.width, 2 * out.width);
+        let Self { rows, hidden, norm, gate, weights, out, rounded, sums, workspace } = self;
+        let gelu = I32(i32::from(*gate == Gate::GeluTanh));
+        let widths = (hidden.width, norm_width(hidden, *norm), 2 * out.width);
         if widths != (weights.columns, weights.columns, weights.outputs) || hidden.rows.min(out.rows) < *rows
         {
             let what = format!(
@@ -320,9 +364,8 @@ impl<D: Device> GateUp<'_, D> {
             return launch_mismatch(device, "gate_up", what);
         }
         if let Some(TiledWorkspace { prepared, by_library, .. }) = *workspace {
-            let norm_and_eps = Some((*norm, *norm_eps));
             let input = D::address(&hidden.memory);
-            Prepare { rows: *rows, input, row_of: 0, norm: norm_and_eps, parts: None }
+            Prepare { rows: *rows, input, row_of: 0, norm: *norm, parts: None }
                 .launch(device, weights, prepared)?;
             let out_address = Address(D::address(&out.memory));
             if !by_library {
@@ -332,9 +375,9 @@ impl<D: Device> GateUp<'_, D> {
                     *rows,
                     weights,
                     prepared,
-                    vec![out_address, Address(*rounded)],
+                    vec![out_address, Address(*rounded), gelu],
                 )?;
-                return Ok(bytes + 4 * norm.width as u64);
+                return Ok(bytes + norm_bytes(*norm));
             }
             let bytes =
                 tensor_core_linear::multiply_by_library(device, *rows, weights, prepared, *sums, false)?;
@@ -343,20 +386,21 @@ impl<D: Device> GateUp<'_, D> {
                 grid: [word(*rows), word(out.width.div_ceil(THREADS as usize)), 1],
                 threads: THREADS,
                 shared_bytes: 0,
-                arguments: vec![Address(*sums), out_address, size(out.width)],
+                arguments: vec![Address(*sums), out_address, gelu, size(out.width)],
             })?;
-            return Ok(bytes + 4 * norm.width as u64);
+            return Ok(bytes + norm_bytes(*norm));
         }
         let arguments = vec![
             Address(D::address(&hidden.memory)),
-            Address(D::address(&norm.memory)),
-            F32(*norm_eps),
+            optional::<D>(norm.map(|(norm, _)| &norm.memory)),
+            F32(norm.map_or(0.0, |(_, eps)| eps)),
             Address(D::address(&weights.data)),
             optional::<D>(weights.scales.as_ref()),
             optional::<D>(weights.bias.as_ref()),
             Address(D::address(&out.memory)),
+            gelu,
         ];
-        Ok(stream(device, "gate_up", weights, *rows, tuning, arguments)? + 4 * norm.width as u64)
+        Ok(stream(device, "gate_up", weights, *rows, tuning, arguments)? + norm_bytes(*norm))
     }
 }
 
@@ -368,6 +412,8 @@ pub struct Head<'a, D: Device> {
     pub norm: &'a DeviceTensor<D>,
     pub norm_eps: f32,
     pub weights: &'a Matrix<D>,
+    /// Logits are bent towards this.
+    pub softcap: Option<f32>,
     pub step: &'a StepState<D>,
     pub logits: &'a DeviceTensor<D>,
     /// 8 bytes per sequence, [`Self::NO_LOGIT`] before the first launch.
@@ -389,8 +435,9 @@ impl<D: Device> Head<'_, D> {
     /// # Errors
     /// When the shapes do not fit or the device refuses.
     pub fn launch(&self, device: &mut D, tuning: Tuning) -> Result<u64, EngineError> {
-        let Self { sequences, hidden, norm, norm_eps, weights, step, logits, best, arrived, next, workspace } =
-            self;
+        let Self { sequences, hidden, norm, norm_eps, weights, softcap, step, logits, .. } = self;
+        let Self { best, arrived, next, workspace, .. } = self;
+        let softcap = F32(softcap.unwrap_or(0.0));
         let widths = (hidden.width, norm.width, logits.width);
         if widths != (weights.columns, weights.columns, weights.outputs) || logits.rows < *sequences {
             let what = format!(
@@ -427,6 +474,7 @@ impl<D: Device> Head<'_, D> {
                     Address(*best),
                     Address(*arrived),
                     Address(*next),
+                    softcap,
                     size(weights.outputs),
                 ],
             })?;
@@ -443,6 +491,7 @@ impl<D: Device> Head<'_, D> {
             Address(*best),
             Address(*arrived),
             Address(*next),
+            softcap,
         ];
         Ok(stream(device, "head", weights, *sequences, tuning, arguments)? + 4 * norm.width as u64)
     }
@@ -454,7 +503,7 @@ pub struct NormQkv<'a, D: Device> {
     pub rows: usize,
     pub shape: AttentionShape,
     pub hidden: &'a DeviceTensor<D>,
-    pub norm: &'a DeviceTensor<D>,
+    pub norm: Option<&'a DeviceTensor<D>>,
     pub weights: &'a Matrix<D>,
     pub head_norms: Option<(&'a DeviceTensor<D>, &'a DeviceTensor<D>)>,
     pub step: &'a StepState<D>,
@@ -463,7 +512,7 @@ pub struct NormQkv<'a, D: Device> {
     pub query: &'a DeviceTensor<D>,
     /// `[rows, outputs]` f32.
     pub projected: u64,
-    /// A word per head and row, zeros before the first launch.
+    /// A word per head and row, zeros before the first launch; 0 leaves heads with norms to a kernel of their own.
     pub arrived: u64,
     /// Room for a product on tensor cores; `None` streams.
     pub workspace: Option<TiledWorkspace>,
@@ -491,7 +540,8 @@ impl<D: Device> NormQkv<'_, D> {
             workspace,
         } = self;
         let outputs = shape.query_width() + 2 * shape.kv_width();
-        let widths = (hidden.width, norm.width, query.width, weights.outputs);
+        let widths =
+            (hidden.width, norm.map_or(hidden.width, |norm| norm.width), query.width, weights.outputs);
         if widths != (weights.columns, weights.columns, shape.query_width(), outputs)
             || hidden.rows.min(query.rows) < *rows
         {
@@ -508,10 +558,10 @@ impl<D: Device> NormQkv<'_, D> {
         if let Some(workspace) = *workspace {
             return self.launch_on_tensor_cores(device, workspace);
         }
-        let (cosines, sines) = step.angles();
+        let (cosines, sines) = step.angles(shape.rope);
         let arguments = vec![
             Address(D::address(&hidden.memory)),
-            Address(D::address(&norm.memory)),
+            optional::<D>(norm.map(|norm| &norm.memory)),
             F32(shape.norm_eps),
             Address(D::address(&weights.data)),
             optional::<D>(weights.scales.as_ref()),
@@ -533,24 +583,43 @@ impl<D: Device> NormQkv<'_, D> {
             size(shape.head_dim),
             size(pool.block_shift() as usize),
         ];
-        Ok(stream(device, "norm_qkv", weights, *rows, tuning, arguments)? + self.extra_bytes())
+        let bytes = stream(device, "norm_qkv", weights, *rows, tuning, arguments)?;
+        if head_norms.is_some() && shape.joint_norms {
+            self.finish_heads(device)?;
+        }
+        Ok(bytes + self.extra_bytes())
     }
 
     /// Bytes of norms, and of K and V written.
     fn extra_bytes(&self) -> u64 {
-        let norms = self.norm.width + self.head_norms.map_or(0, |_| 2 * self.shape.head_dim);
+        let norms = self.norm.map_or(0, |norm| norm.width)
+            + self.head_norms.map_or(0, |(query, key)| query.width + key.width);
         let written = 2 * self.rows * self.shape.kv_width() * self.pool.shape.element_bytes();
         (4 * norms + written) as u64
     }
 
     fn launch_on_tensor_cores(&self, device: &mut D, workspace: TiledWorkspace) -> Result<u64, EngineError> {
         let TiledWorkspace { prepared, by_library, .. } = workspace;
-        let Self { rows, shape, weights, head_norms, step, pool, .. } = self;
-        let norm = Some((self.norm, shape.norm_eps));
+        let Self { rows, shape, weights, head_norms, .. } = self;
+        let norm = self.norm.map(|norm| (norm, shape.norm_eps));
         let input = D::address(&self.hidden.memory);
         Prepare { rows: *rows, input, row_of: 0, norm, parts: None }.launch(device, weights, prepared)?;
-        let (cosines, sines) = step.angles();
-        let heads = vec![
+        let bytes = if by_library {
+            tensor_core_linear::multiply_by_library(device, *rows, weights, prepared, self.projected, false)?
+        } else {
+            tensor_core_linear::multiply(device, "qkv", *rows, weights, prepared, self.head_arguments())?
+        };
+        if by_library || head_norms.is_some() {
+            self.finish_heads(device)?;
+        }
+        Ok(bytes + self.extra_bytes())
+    }
+
+    /// What a kernel needs to know of heads.
+    fn head_arguments(&self) -> Vec<Argument> {
+        let Self { shape, head_norms, step, pool, .. } = self;
+        let (cosines, sines) = step.angles(shape.rope);
+        vec![
             optional::<D>(head_norms.map(|(query, _)| &query.memory)),
             optional::<D>(head_norms.map(|(_, key)| &key.memory)),
             F32(shape.norm_eps),
@@ -567,25 +636,31 @@ impl<D: Device> NormQkv<'_, D> {
             size(shape.kv_heads),
             size(shape.head_dim),
             size(pool.block_shift() as usize),
-        ];
-        let bytes = if by_library {
-            tensor_core_linear::multiply_by_library(device, *rows, weights, prepared, self.projected, false)?
-        } else {
-            tensor_core_linear::multiply(device, "qkv", *rows, weights, prepared, heads.clone())?
-        };
-        if by_library || head_norms.is_some() {
-            let mut arguments = heads;
-            arguments.push(size(weights.outputs));
-            device.launch(&KernelLaunch {
-                kernel: format!("finish_heads_{}", cache_dtype(weights.format)),
-                grid: [word(*rows), word((shape.heads + 2 * shape.kv_heads).div_ceil(WARPS)), 1],
-                threads: THREADS,
-                shared_bytes: 0,
-                arguments,
-            })?;
-        }
-        Ok(bytes + self.extra_bytes())
+        ]
     }
+
+    /// Norms, turns and stores heads whose sums lie in `projected`.
+    fn finish_heads(&self, device: &mut D) -> Result<(), EngineError> {
+        let Self { rows, shape, weights, .. } = self;
+        let mut arguments = self.head_arguments();
+        arguments.extend([I32(i32::from(shape.joint_norms)), size(weights.outputs)]);
+        device.launch(&KernelLaunch {
+            kernel: format!("finish_heads_{}", cache_dtype(weights.format)),
+            grid: [word(*rows), word((shape.heads + 2 * shape.kv_heads).div_ceil(WARPS)), 1],
+            threads: THREADS,
+            shared_bytes: 0,
+            arguments,
+        })
+    }
+}
+
+/// The width of a norm, which is that of its input where there is none.
+fn norm_width<D: Device>(input: &DeviceTensor<D>, norm: Option<(&DeviceTensor<D>, f32)>) -> usize {
+    norm.map_or(input.width, |(norm, _)| norm.width)
+}
+
+fn norm_bytes<D: Device>(norm: Option<(&DeviceTensor<D>, f32)>) -> u64 {
+    norm.map_or(0, |(norm, _)| 4 * norm.width as u64)
 }
 
 /// What the cache of a model keeps, by the format of its weights.

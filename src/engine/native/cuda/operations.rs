@@ -13,16 +13,16 @@ use super::device_matrix::{KernelFormat, Matrix, floats};
 use super::experts::{
     COUNTED_LAYERS, DeviceScript, ExpertDown, ExpertGateUp, ExpertPlan, ExpertTable, Route,
 };
-use super::kernels::{DeviceTensor, Embed, FillKv, GateUp, Head, NormQkv, ProjectAdd, Tuning};
+use super::kernels::{AddNormed, DeviceTensor, Embed, FillKv, GateUp, Head, NormQkv, ProjectAdd, Tuning};
 use super::step::{Pool, Scratch, StepState};
 use super::tensor_core_linear::{self, TiledWorkspace};
 use crate::engine::native::operations::{
-    AttentionShape, AttentionWeights, Embedding, ExpertMlp, ExpertWeights, ExpertsMet, FusedLayout,
+    AttentionShape, AttentionWeights, Embedding, ExpertMlp, ExpertWeights, ExpertsMet, FusedLayout, Gate,
     LinearPart, Operations, PoolShape, StepLaunch,
 };
 use crate::engine::native::ragged_batch::Rows;
 use crate::engine::native::random_kv;
-use crate::engine::native::rope::RopeTable;
+use crate::engine::native::rope::RopeTables;
 use crate::engine::{EngineError, Timeline};
 use crate::weights::StoredMatrix;
 use hbmark_core::model::Dtype;
@@ -80,6 +80,8 @@ struct Workspace<D: Device> {
     prepared: Scratch<D>,
     rounded: Scratch<D>,
     projected: Scratch<D>,
+    /// Sums that are normed before they are added; zeros between operations.
+    to_norm: Scratch<D>,
     heads_arrived: Scratch<D>,
     partial: Scratch<D>,
     statistics: Scratch<D>,
@@ -100,6 +102,7 @@ impl<D: Device> Default for Workspace<D> {
             prepared: Scratch::default(),
             rounded: Scratch::default(),
             projected: Scratch::default(),
+            to_norm: Scratch::default(),
             heads_arrived: Scratch::default(),
             partial: Scratch::default(),
             statistics: Scratch::default(),
@@ -407,8 +410,8 @@ impl<D: Device> Operations for CudaOperations<D> {
         moved.map(drop)
     }
 
-    fn begin(&mut self, rows: &Rows, rope: &RopeTable, pool: &Pool<D>) -> Result<StepLaunch, EngineError> {
-        let moved = self.step.set(&mut self.device, rows, rope, pool);
+    fn begin(&mut self, rows: &Rows, ropes: &RopeTables, pool: &Pool<D>) -> Result<StepLaunch, EngineError> {
+        let moved = self.step.set(&mut self.device, rows, ropes, pool);
         if !matches!(moved, Ok(false)) {
             self.known.clear();
         }
@@ -458,6 +461,11 @@ impl<D: Device> Operations for CudaOperations<D> {
             drop(self.device.end_capture());
             self.known.remove(&key);
         }
+        if self.workspace.to_norm.memory().is_some() {
+            // Sums that nobody normed are no zeros.
+            self.workspace.to_norm = Scratch::default();
+            self.known.clear();
+        }
     }
 
     fn padded(&self, rows: &Rows) -> usize {
@@ -472,10 +480,12 @@ impl<D: Device> Operations for CudaOperations<D> {
         &mut self,
         rows: &Rows,
         embedding: Embedding<'_, Self>,
+        scale: f32,
         hidden: &mut DeviceTensor<D>,
     ) -> Result<(), EngineError> {
         let (Embedding::Table(table) | Embedding::Head(table)) = embedding;
-        self.moved += Embed { rows: rows.len(), table, step: &self.step, hidden }.launch(&mut self.device)?;
+        let kernel = Embed { rows: rows.len(), table, scale, step: &self.step, hidden };
+        self.moved += kernel.launch(&mut self.device)?;
         Ok(())
     }
 
@@ -484,7 +494,7 @@ impl<D: Device> Operations for CudaOperations<D> {
         rows: &Rows,
         shape: &AttentionShape,
         weights: &AttentionWeights<Self>,
-        _rope: &RopeTable,
+        _ropes: &RopeTables,
         layer: usize,
         hidden: &DeviceTensor<D>,
         pool: &mut Pool<D>,
@@ -495,14 +505,14 @@ impl<D: Device> Operations for CudaOperations<D> {
         if weights.head_norms.is_some() || workspace.is_some_and(|workspace| workspace.by_library) {
             self.sums_workspace(rows.len(), heads * shape.head_dim)?;
         }
-        if weights.head_norms.is_some() {
+        if weights.head_norms.is_some() && !shape.joint_norms {
             self.grow(|space| &mut space.heads_arrived, 4 * rows.len() * heads, &[0])?;
         }
         let kernel = NormQkv {
             rows: rows.len(),
             shape: *shape,
             hidden,
-            norm: &weights.norm,
+            norm: weights.norm.as_ref(),
             weights: &weights.qkv,
             head_norms: weights.head_norms.as_ref().map(|(query, key)| (query, key)),
             step: &self.step,
@@ -510,7 +520,7 @@ impl<D: Device> Operations for CudaOperations<D> {
             layer,
             query,
             projected: self.workspace.projected.address(),
-            arrived: self.workspace.heads_arrived.address(),
+            arrived: if shape.joint_norms { 0 } else { self.workspace.heads_arrived.address() },
             workspace,
         };
         self.moved += kernel.launch(&mut self.device, self.tuning)?;
@@ -576,6 +586,7 @@ impl<D: Device> Operations for CudaOperations<D> {
         &mut self,
         rows: &Rows,
         weights: &Matrix<D>,
+        norm: Option<(&DeviceTensor<D>, f32)>,
         input: &DeviceTensor<D>,
         hidden: &mut DeviceTensor<D>,
     ) -> Result<(), EngineError> {
@@ -586,16 +597,25 @@ impl<D: Device> Operations for CudaOperations<D> {
         {
             (workspace.prepared, workspace.ready) = (self.workspace.rounded.address(), true);
         }
-        let kernel = ProjectAdd { rows: rows.len(), input, weights, hidden, workspace };
+        let mut into = D::address(&hidden.memory);
+        if norm.is_some() {
+            self.grow(|space| &mut space.to_norm, 4 * rows.len() * weights.outputs, &[0])?;
+            into = self.workspace.to_norm.address();
+        }
+        let kernel = ProjectAdd { rows: rows.len(), input, weights, hidden, into, workspace };
         self.moved += kernel.launch(&mut self.device, self.tuning)?;
+        if let Some((norm, norm_eps)) = norm {
+            let kernel = AddNormed { rows: rows.len(), sums: into, norm, norm_eps, hidden };
+            self.moved += kernel.launch(&mut self.device)?;
+        }
         Ok(())
     }
 
     fn norm_gate_up(
         &mut self,
         rows: &Rows,
-        norm: &DeviceTensor<D>,
-        norm_eps: f32,
+        norm: Option<(&DeviceTensor<D>, f32)>,
+        gate: Gate,
         weights: &Matrix<D>,
         hidden: &DeviceTensor<D>,
         out: &mut DeviceTensor<D>,
@@ -606,8 +626,7 @@ impl<D: Device> Operations for CudaOperations<D> {
         let sums = if by_library { self.sums_workspace(rows.len(), weights.outputs)? } else { 0 };
         let by_us = workspace.is_some() && !by_library;
         let rounded = if by_us { self.round_for_next(out, rows.len(), weights.format)? } else { 0 };
-        let kernel =
-            GateUp { rows: rows.len(), hidden, norm, norm_eps, weights, out, rounded, sums, workspace };
+        let kernel = GateUp { rows: rows.len(), hidden, norm, gate, weights, out, rounded, sums, workspace };
         self.moved += kernel.launch(&mut self.device, self.tuning)?;
         Ok(())
     }
@@ -722,6 +741,7 @@ impl<D: Device> Operations for CudaOperations<D> {
         norm: &DeviceTensor<D>,
         norm_eps: f32,
         head: &Matrix<D>,
+        softcap: Option<f32>,
         hidden: &DeviceTensor<D>,
         logits: &mut DeviceTensor<D>,
         _next: &mut Vec<u32>,
@@ -738,6 +758,7 @@ impl<D: Device> Operations for CudaOperations<D> {
             norm,
             norm_eps,
             weights: head,
+            softcap,
             step: &self.step,
             logits,
             best: space.best.address(),

@@ -8,7 +8,7 @@ use super::device_matrix::floats;
 use crate::engine::EngineError;
 use crate::engine::native::operations::PoolShape;
 use crate::engine::native::ragged_batch::Rows;
-use crate::engine::native::rope::RopeTable;
+use crate::engine::native::rope::RopeTables;
 
 /// Bytes of blocks that are allocated together, at least.
 const SLAB_BYTES: u64 = 64 << 20;
@@ -130,7 +130,8 @@ pub struct StepState<D: Device> {
     addresses: Scratch<D>,
     addresses_there: Vec<u64>,
     addresses_next: Vec<u64>,
-    angles: Option<(D::Memory, D::Memory)>,
+    /// Cosines and sines of each table.
+    angles: Vec<(D::Memory, D::Memory)>,
     angle_positions: usize,
     bytes: Vec<u8>,
     /// Copies to the device so far.
@@ -147,7 +148,7 @@ impl<D: Device> Default for StepState<D> {
             addresses: Scratch::default(),
             addresses_there: Vec::new(),
             addresses_next: Vec::new(),
-            angles: None,
+            angles: Vec::new(),
             angle_positions: 0,
             bytes: Vec::new(),
             uploads: 0,
@@ -164,7 +165,7 @@ impl<D: Device> StepState<D> {
         &mut self,
         device: &mut D,
         rows: &Rows,
-        rope: &RopeTable,
+        ropes: &RopeTables,
         pool: &Pool<D>,
     ) -> Result<bool, EngineError> {
         let mut moved = false;
@@ -214,11 +215,14 @@ impl<D: Device> StepState<D> {
             std::mem::swap(&mut self.addresses_there, &mut self.addresses_next);
             self.uploads += 1;
         }
-        if self.angles.is_none() || rope.positions() > self.angle_positions {
-            self.angles = None;
-            let (cosines, sines) = rope.all();
-            self.angles = Some((floats(device, cosines)?, floats(device, sines)?));
-            self.angle_positions = rope.positions();
+        if ropes.positions() > self.angle_positions {
+            self.angles.clear();
+            self.angle_positions = 0;
+            for table in ropes.tables() {
+                let (cosines, sines) = table.all();
+                self.angles.push((floats(device, cosines)?, floats(device, sines)?));
+            }
+            self.angle_positions = ropes.positions();
             moved = true;
         }
         Ok(moved)
@@ -264,10 +268,11 @@ impl<D: Device> StepState<D> {
         self.addresses.address()
     }
 
-    /// Cosines and sines, `[positions, head_dim / 2]` each.
+    /// Cosines and sines of a table, `[positions, head_dim / 2]` each; 0 where nothing turns.
     #[must_use]
-    pub fn angles(&self) -> (u64, u64) {
-        self.angles.as_ref().map_or((0, 0), |(cosines, sines)| (D::address(cosines), D::address(sines)))
+    pub fn angles(&self, table: Option<usize>) -> (u64, u64) {
+        let table = table.and_then(|table| self.angles.get(table));
+        table.map_or((0, 0), |(cosines, sines)| (D::address(cosines), D::address(sines)))
     }
 }
 

@@ -13,7 +13,7 @@ impl Oracle {
         scripted: Option<&[u32]>,
         hidden: &PlainBuffer,
     ) {
-        let inputs = self.norm(hidden, 0..count, norm, norm_eps);
+        let inputs = self.norm(hidden, 0..count, Some((norm, norm_eps)));
         let (number, per_row) = (experts.shape.count, experts.shape.per_row);
         let shift = usize::from(self.is_faulty(Fault::Router));
         self.routed.clear();

@@ -40,7 +40,7 @@ fn a_linear_layer_multiplies_adds_its_bias_and_adds_to_what_is_there() {
     layer.bias = Some(vec![0.5, -0.5]);
     let mut hidden = buffer(&[&[10.0, 20.0], &[0.0, 0.0]]);
     let input = buffer(&[&[1.0, -1.0], &[2.0, 0.25]]);
-    oracle.project_add(&rows(0, 2, &[0]), &vec![layer], &input, &mut hidden).unwrap();
+    oracle.project_add(&rows(0, 2, &[0]), &vec![layer], None, &input, &mut hidden).unwrap();
     assert_eq!(hidden.values, [10.0 - 1.0 + 0.5, 20.0 - 1.0 - 0.5, 2.5 + 0.5, 7.0 - 0.5]);
     assert_eq!(oracle.take_bytes_moved(), Bytes(4 * 4 + 2 * 4));
     assert_eq!(oracle.take_bytes_moved(), Bytes(0));
@@ -73,16 +73,67 @@ fn a_norm_divides_by_the_root_of_the_mean_square() {
 }
 
 #[test]
-fn gate_and_up_meet_in_silu() {
+fn gate_and_up_meet_in_silu_or_gelu() {
     let mut oracle = Oracle::new();
     // The norm of [1, 1] is [1, 1]: gate is 2 and 0, up is 3 and 5.
     let gate = part(2, 2, &[1.0, 1.0, 1.0, -1.0], Packing::F32);
     let up = part(2, 2, &[1.0, 2.0, 2.0, 3.0], Packing::F32);
     let mut out = buffer(&[&[0.0, 0.0]]);
     let hidden = buffer(&[&[1.0, 1.0]]);
-    oracle.norm_gate_up(&rows(0, 1, &[0]), &vec![1.0, 1.0], 0.0, &vec![gate, up], &hidden, &mut out).unwrap();
-    // silu(2) = 2 / (1 + e⁻²) = 1.7615942.
-    assert_close(&out.values, &[1.761_594_155_955_765 * 3.0, 0.0]);
+    let (rows, norm, weights) = (rows(0, 1, &[0]), vec![1.0, 1.0], vec![gate, up]);
+    let mut run = |norm, gate| {
+        oracle.norm_gate_up(&rows, norm, gate, &weights, &hidden, &mut out).unwrap();
+        (out.values.clone(), oracle.take_bytes_moved())
+    };
+    // silu(2) = 2 / (1 + e⁻²) = 1.7615942; gelu(2) = 1 + tanh(√(2/π) · 2.35772).
+    let (silu, moved) = run(Some((&norm, 0.0)), Gate::Silu);
+    assert_close(&silu, &[1.761_594_155_955_765 * 3.0, 0.0]);
+    assert_close(&run(Some((&norm, 0.0)), Gate::GeluTanh).0, &[1.954_597_694_087_775 * 3.0, 0.0]);
+    // [1, 1] is its own norm; without one its weights are not read.
+    assert_eq!(run(None, Gate::Silu), (silu, Bytes(moved.0 - 8)));
+}
+
+#[test]
+fn what_a_projection_adds_is_normed_where_there_is_a_norm() {
+    let mut oracle = Oracle::new();
+    let layer = vec![part(2, 2, &[1.0, 0.0, 0.0, 1.0], Packing::F32)];
+    let mut hidden = buffer(&[&[10.0, 20.0]]);
+    let norm = vec![1.0, 2.0];
+    oracle
+        .project_add(&rows(0, 1, &[0]), &layer, Some((&norm, 3.5)), &buffer(&[&[3.0, 4.0]]), &mut hidden)
+        .unwrap();
+    // (3² + 4²) / 2 = 12.5, and 12.5 + 3.5 = 4².
+    assert_eq!(hidden.values, [10.75, 22.0]);
+    assert_eq!(oracle.take_bytes_moved(), Bytes(4 * 4 + 2 * 4));
+}
+
+#[test]
+fn norms_of_queries_and_keys_go_over_one_head_or_all() {
+    let (shape, ropes) = tiny();
+    let still = AttentionShape { rope: None, heads: 2, kv_heads: 2, ..shape };
+    let identity =
+        || part(4, 4, &[1., 0., 0., 0., 0., 1., 0., 0., 0., 0., 1., 0., 0., 0., 0., 1.], Packing::F32);
+    let mut query = buffer(&[&[0.0; 4]]);
+    let mut run = |shape, norm: &[f32]| {
+        let mut oracle = Oracle::new();
+        let mut pool =
+            oracle.pool(PoolShape { layers: 1, kv_heads: 2, head_dim: 2, block_size: 16, dtype: Dtype::F32 });
+        let pool = pool.as_mut().unwrap();
+        oracle.reserve(pool, 1).unwrap();
+        let weights = AttentionWeights::<Oracle> {
+            norm: None,
+            qkv: vec![identity(), identity(), identity()],
+            head_norms: Some((norm.to_vec(), vec![1.0; norm.len()])),
+        };
+        let hidden = buffer(&[&[3.0, -3.0, 1.0, 1.0]]);
+        oracle.norm_qkv(&rows(2, 1, &[0]), &shape, &weights, &ropes, 0, &hidden, pool, &mut query).unwrap();
+        query.values.clone()
+    };
+    // Without a rotary embedding nothing turns. The mean square of each head is 9 and 1, of both 5.
+    assert_close(&run(still, &[1.0, 2.0]), &[1.0, -2.0, 1.0, 2.0]);
+    let all = AttentionShape { joint_norms: true, ..still };
+    let root = 5f64.sqrt();
+    assert_close(&run(all, &[1.0, 2.0, 3.0, 4.0]), &[3.0 / root, -6.0 / root, 3.0 / root, 4.0 / root]);
 }
 
 #[test]
@@ -143,12 +194,13 @@ fn rows_go_through_their_experts_and_the_shared_one_and_are_added_by_their_share
 }
 
 /// One head of two elements, angle 1 per position.
-fn tiny() -> (AttentionShape, RopeTable) {
+fn tiny() -> (AttentionShape, RopeTables) {
     let mut architecture = test_shapes::dense(hbmark_core::model::Family::Llama, [2, 1, 1, 1, 2, 2, 2]);
     architecture.rope = Rope { theta: 10_000.0, scaling: RopeScaling::None };
-    let mut rope = RopeTable::new(&architecture).unwrap();
-    rope.extend_to(8);
-    (AttentionShape { heads: 1, kv_heads: 1, head_dim: 2, norm_eps: 0.0 }, rope)
+    architecture.norm_eps = 0.0;
+    let mut ropes = RopeTables::new(&architecture).unwrap();
+    ropes.extend_to(8);
+    (AttentionShape::of(&architecture, 0), ropes)
 }
 
 fn tiny_pool(oracle: &mut Oracle, dtype: Dtype) -> PlainPool {
@@ -160,11 +212,11 @@ fn tiny_pool(oracle: &mut Oracle, dtype: Dtype) -> PlainPool {
 
 #[test]
 fn queries_and_keys_turn_by_their_position_and_values_do_not() {
-    let (shape, rope) = tiny();
+    let (shape, ropes) = tiny();
     let mut oracle = Oracle::new();
     let identity = || part(2, 2, &[1.0, 0.0, 0.0, 1.0], Packing::F32);
     let attention = |head_norms| AttentionWeights::<Oracle> {
-        norm: vec![1.0, 1.0],
+        norm: Some(vec![1.0, 1.0]),
         qkv: vec![identity(), identity(), identity()],
         head_norms,
     };
@@ -172,7 +224,7 @@ fn queries_and_keys_turn_by_their_position_and_values_do_not() {
     let mut query = buffer(&[&[0.0, 0.0]]);
     // At position 2, the first row of block 2; [1, -1] is its own norm.
     let (rows, hidden) = (rows(2, 1, &[2]), buffer(&[&[1.0, -1.0]]));
-    oracle.norm_qkv(&rows, &shape, &attention(None), &rope, 1, &hidden, &mut pool, &mut query).unwrap();
+    oracle.norm_qkv(&rows, &shape, &attention(None), &ropes, 1, &hidden, &mut pool, &mut query).unwrap();
     let (sine, cosine) = 2f64.sin_cos();
     let turned = [cosine + sine, sine - cosine];
     assert_close(&query.values, &turned);
@@ -184,7 +236,7 @@ fn queries_and_keys_turn_by_their_position_and_values_do_not() {
 
     // Norms over heads come before the rotation.
     let norms = Some((vec![3.0, 3.0], vec![0.5, 0.5]));
-    oracle.norm_qkv(&rows, &shape, &attention(norms), &rope, 1, &hidden, &mut pool, &mut query).unwrap();
+    oracle.norm_qkv(&rows, &shape, &attention(norms), &ropes, 1, &hidden, &mut pool, &mut query).unwrap();
     assert_close(&query.values, &turned.map(|x| 3.0 * x));
     assert_close(&pool.layers[1][0][place.clone()], &turned.map(|x| 0.5 * x));
     assert_eq!(oracle.take_bytes_moved(), Bytes(4 * 2 + 3 * 16 + 16 + 4 * 4));
@@ -247,9 +299,30 @@ fn the_first_of_equal_largest_logits_wins_and_only_last_rows_have_any() {
     let hidden = buffer(&[&[1.0, 1.0], &[7.0, 1.0], &[-7.0, 1.0]]);
     let mut logits = buffer(&[&[0.0; 3], &[0.0; 3]]);
     let mut next = vec![9; 7];
-    oracle.head(&rows, &vec![1.0, 1.0], 0.0, &head, &hidden, &mut logits, &mut next).unwrap();
+    oracle.head(&rows, &vec![1.0, 1.0], 0.0, &head, None, &hidden, &mut logits, &mut next).unwrap();
     assert_close(&logits.values, &[0.2, 1.4, 1.4, 0.2, -1.4, -1.4]);
     assert_eq!(next, [1, 0]);
+    oracle.head(&rows, &vec![1.0, 1.0], 0.0, &head, Some(2.0), &hidden, &mut logits, &mut next).unwrap();
+    // 2 tanh(0.1) and 2 tanh(0.7).
+    let (low, high) = (0.199_335_989_249_912, 1.208_735_554_234_327);
+    assert_close(&logits.values, &[low, high, high, low, -high, -high]);
+}
+
+#[test]
+fn scores_are_scaled_and_then_bent() {
+    let (shape, _) = tiny();
+    let mut oracle = Oracle::new();
+    let mut pool = tiny_pool(&mut oracle, Dtype::F32);
+    // Scaled by a half and bent towards 2, scores of 4 atanh(½ ln 2) and 0 are ln 2 and 0.
+    let score = 4.0 * (0.5 * 2f32.ln()).atanh();
+    for (slot, (score, value)) in [(score, 3.0), (0.0, 9.0)].into_iter().enumerate() {
+        pool.write(0, (0, slot), 0, [&[score, 0.0], &[value, 0.0]]);
+    }
+    let shape = AttentionShape { scale: 0.5, softcap: Some(2.0), ..shape };
+    let mut out = buffer(&[&[0.0; 2]]);
+    let queries = buffer(&[&[1.0, 0.0]]);
+    oracle.attention(&rows(1, 1, &[0]), &shape, None, 0, &queries, &pool, &mut out).unwrap();
+    assert_close(&out.values, &[5.0, 0.0]);
 }
 
 #[test]
@@ -283,4 +356,40 @@ fn the_oracle_gives_the_logits_of_candle_on_every_fixture_model() {
         compared += 1;
     }
     assert!(compared >= 13, "{compared} models");
+}
+
+/// What transformers computed for a fixture.
+#[derive(serde::Deserialize)]
+struct Reference {
+    cases: Vec<Case>,
+}
+
+#[derive(serde::Deserialize)]
+struct Case {
+    tokens: Vec<u32>,
+    logits: Vec<f32>,
+}
+
+#[test]
+fn the_oracle_gives_the_logits_of_transformers_on_every_fixture_model() {
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models");
+    let mut compared = 0;
+    for entry in std::fs::read_dir(fixtures).unwrap() {
+        let path = entry.unwrap().path();
+        if !path.is_dir() {
+            continue;
+        }
+        let reference = std::fs::read_to_string(path.join("reference.json")).unwrap();
+        let reference: Reference = serde_json::from_str(&reference).unwrap();
+        let model = crate::weights::open(path.to_str().unwrap(), None, 0).unwrap();
+        let mut oracle = NativeSession::load(Oracle::new(), &model, Dtype::F32, 16, &mut |_| {}).unwrap();
+        for (sequence, case) in (0..).zip(&reference.cases) {
+            let tokens = std::slice::from_ref(&case.tokens);
+            oracle.step(&StepBatch::uniform(SequenceId(sequence), tokens, 0)).unwrap();
+            let error = relative_error(&oracle.logits().unwrap()[0], &case.logits);
+            assert!(error <= 1e-4, "{}, {} tokens: {error:.1e}", path.display(), case.tokens.len());
+        }
+        compared += 1;
+    }
+    assert_eq!(compared, 24);
 }

@@ -10,7 +10,8 @@ use rand_chacha::ChaCha8Rng;
 use crate::engine::native::random_kv;
 use crate::weights::{Packing, StoredMatrix, StoredTensor};
 use hbmark_core::model::{
-    Activation, Architecture, Biases, Dtype, Family, Mixture, Quantization, Role, Rope, RopeScaling, Routing,
+    Activation, Architecture, Attention, Biases, Dense, Dtype, Family, FeedForward, Layer, Mixer, Mixture,
+    Multipliers, Norms, QkNorm, Quantization, Reach, Role, Rope, RopeScaling, Rotary, Routing, Stack,
     TensorInfo, YarnShape,
 };
 
@@ -64,10 +65,16 @@ impl Sample {
         Self { architecture, dtype, kv_dtype, seed }
     }
 
+    /// [`Self::random`], or [`Self::of_dtype`] where a dtype is given.
+    #[must_use]
+    pub fn dense(dtype: Option<Dtype>, seed: u64) -> Self {
+        dtype.map_or_else(|| Self::random(seed), |dtype| Self::of_dtype(dtype, seed))
+    }
+
     /// As [`Self::random`], with experts: those of three families in turn. The first layer has some, the second perhaps none.
     #[must_use]
     pub fn mixture(dtype: Option<Dtype>, seed: u64) -> Self {
-        let mut sample = dtype.map_or_else(|| Self::random(seed), |dtype| Self::of_dtype(dtype, seed));
+        let mut sample = Self::dense(dtype, seed);
         let mut random = ChaCha8Rng::seed_from_u64(seed);
         random.set_stream(1);
         let family = nth(&[Family::Qwen3Moe, Family::Mixtral, Family::Qwen2Moe], seed);
@@ -100,6 +107,67 @@ impl Sample {
         sample
     }
 
+    /// As [`Self::random`], with what the layers of six other families have: norms before, after or both, and of Q and K over one head or all;
+    /// gelu gates; scales and caps of scores and logits; rotary embeddings of a part of each head, of neighbours, by layer, or none; multipliers.
+    #[must_use]
+    pub fn varied(dtype: Option<Dtype>, seed: u64) -> Self {
+        const FAMILIES: [(Family, Norms, QkNorm); 6] = [
+            (Family::Gemma2, Norms::BeforeAndAfter, QkNorm::None),
+            (Family::Olmo2, Norms::After, QkNorm::FullWidth),
+            (Family::Glm4, Norms::BeforeAndAfter, QkNorm::None),
+            (Family::Granite, Norms::Before, QkNorm::None),
+            (Family::Gemma3, Norms::BeforeAndAfter, QkNorm::PerHead),
+            (Family::Smollm3, Norms::Before, QkNorm::None),
+        ];
+        let mut sample = Self::dense(dtype, seed);
+        let mut random = ChaCha8Rng::seed_from_u64(seed);
+        random.set_stream(2);
+        let (family, norms, qk_norm) = nth(&FAMILIES, seed / 2);
+        let mut a = sample.architecture;
+        (a.family, a.qk_norm) = (family, qk_norm != QkNorm::None);
+        a.biases = Biases { qkv: random.random_bool(0.5), o: random.random_bool(0.5), mlp: false };
+        a.windows.clear();
+        a.multipliers = Multipliers {
+            embedding: pick(&[1.0, 0.3, 5.0], &mut random),
+            // Of hidden states, whose norms see it; and not of what is normed after a projection.
+            residual: if family == Family::Granite { pick(&[0.25, 0.7], &mut random) } else { 1.0 },
+            logits: pick(&[1.0, 0.3], &mut random),
+            logits_softcap: pick(&[None, Some(1.5)], &mut random),
+        };
+        let turned = |random: &mut ChaCha8Rng, theta| {
+            let dims = pick(&[a.head_dim, a.head_dim, a.head_dim / 4 * 2], random);
+            let rotary =
+                Rotary { rope: Rope { theta, ..a.rope }, dims, interleaved: random.random_bool(0.5) };
+            pick(&[Some(rotary), Some(rotary), None], random)
+        };
+        let windows = [Reach::Full, Reach::Window { tokens: 5 }, Reach::Window { tokens: 33 }];
+        let layers: Vec<Layer> = (0..a.layers)
+            .map(|layer| Layer {
+                mixer: Mixer::Attention(Attention {
+                    reach: pick(&windows, &mut random),
+                    rope: turned(&mut random, [1e4, 1e6][layer % 2]),
+                    qk_norm,
+                    scale: pick(&[None, Some(0.4)], &mut random),
+                    softcap: pick(&[None, Some(0.7), Some(3.0)], &mut random),
+                    ..a.attention()
+                }),
+                feed_forward: FeedForward::Dense(Dense {
+                    width: a.ffn_size,
+                    activation: pick(
+                        &[Activation::GeluTanh, Activation::GeluTanh, Activation::Silu],
+                        &mut random,
+                    ),
+                    bias: false,
+                    fused: false,
+                }),
+                norms,
+            })
+            .collect();
+        a.stack = Some(Stack::new(layers));
+        sample.architecture = a;
+        sample
+    }
+
     /// The tensors by their Hugging Face names, in the order of the inventory.
     pub fn tensors(&self) -> impl Iterator<Item = (String, StoredTensor)> {
         let list = self.architecture.inventory(self.dtype).tensors;
@@ -120,7 +188,10 @@ impl Sample {
             values
         };
         Some(match (info.role, info.shape.as_slice()) {
-            (Role::Norm, _) => StoredTensor::Vector(around(1.0, 0.1)),
+            (Role::Norm, _) => {
+                let one = if self.architecture.family.stores_norms_less_one() { 0.0 } else { 1.0 };
+                StoredTensor::Vector(around(one, 0.1))
+            }
             (Role::Bias, _) => StoredTensor::Vector(around(0.0, 0.3)),
             (
                 role @ (Role::Embedding
@@ -150,8 +221,12 @@ impl Sample {
                 e.per_token, e.count, e.ffn_size, e.shared_ffn_size
             )
         });
+        let layers = a
+            .stack
+            .as_ref()
+            .map_or_else(String::new, |stack| format!(", {:?}, {:?}", a.multipliers, stack.kinds));
         format!(
-            "seed {}: {:?}, {} over {}, {} layers, hidden {}, {} heads over {} of {}, ffn {}, vocab {}, windows {:?}{experts}",
+            "seed {}: {:?}, {} over {}, {} layers, hidden {}, {} heads over {} of {}, ffn {}, vocab {}, windows {:?}{experts}{layers}",
             self.seed,
             a.family,
             self.dtype,
@@ -235,6 +310,7 @@ fn architecture(seed: u64, random: &mut ChaCha8Rng) -> Architecture {
         quantization: None,
         native_dtype: None,
         eos_tokens: Vec::new(),
+        multipliers: Multipliers::default(),
         stack: None,
     }
 }

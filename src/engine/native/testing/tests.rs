@@ -5,9 +5,10 @@
 use super::sample::DTYPES;
 use super::scenario::{BLOCK_SIZES, Script, ragged};
 use super::*;
+use crate::engine::native::operations::AttentionShape;
 use crate::engine::native::oracle::Oracle;
 use hbmark_core::ledger::Ledger;
-use hbmark_core::model::Family;
+use hbmark_core::model::{Family, Mixer, Reach};
 
 fn scenario_of(sample: &Sample, scripts: &[Script]) -> Scenario {
     let block_size = sample::nth(&BLOCK_SIZES, sample.seed);
@@ -49,6 +50,28 @@ fn mixtures_cover_every_family_and_dtype_and_are_what_the_engine_runs() {
         assert_eq!(*sample, Sample::mixture(None, sample.seed));
     }
     assert!(samples.iter().any(|s| s.architecture.layers > 1 && !s.architecture.is_expert_layer(1)));
+}
+
+#[test]
+fn varied_samples_have_everything_and_are_what_the_engine_runs() {
+    let samples: Vec<Sample> = (0..24).map(|seed| Sample::varied(None, seed)).collect();
+    for sample in &samples {
+        let architecture = Architecture { quantization: None, ..sample.architecture.clone() };
+        super::super::check(&architecture, sample.dtype).unwrap();
+        assert_eq!(*sample, Sample::varied(None, sample.seed));
+    }
+    // Of the first layers, which operations are compared on alone.
+    let first = |has: &dyn Fn(&AttentionShape) -> bool| {
+        samples.iter().filter(|sample| has(&AttentionShape::of(&sample.architecture, 0))).count()
+    };
+    for count in [
+        first(&|shape| shape.joint_norms),
+        first(&|shape| shape.rope.is_none()),
+        first(&|shape| shape.softcap.is_some()),
+        samples.iter().filter(|sample| sample.architecture.multipliers.logits_softcap.is_some()).count(),
+    ] {
+        assert!((4..20).contains(&count), "{count}");
+    }
 }
 
 #[test]
@@ -112,7 +135,15 @@ fn few_rows_may_be_rounded_apart_and_not_most() {
 fn the_oracle_moves_what_the_ledger_says() {
     for seed in 0..16 {
         let mut sample = Sample::of_dtype(Dtype::F32, seed);
+        if seed % 2 == 1 {
+            sample = Sample::varied(Some(Dtype::F32), seed);
+        }
         sample.architecture.windows.clear();
+        for layer in sample.architecture.stack.iter_mut().flat_map(|stack| &mut stack.kinds) {
+            if let Mixer::Attention(attention) = &mut layer.mixer {
+                attention.reach = Reach::Full;
+            }
+        }
         let a = &sample.architecture;
         let ledger = Ledger::new(a, &a.inventory(Dtype::F32), sample.kv_dtype);
         let (batch, context) = (3, 40);

@@ -25,17 +25,13 @@ const KIND: Kind = Kind {
     plain: &[Dtype::F32, Dtype::Bf16, Dtype::F16],
     quantised: &[Dtype::Int8, Dtype::Fp8],
     in_blocks: &[],
-    draw: |dtype, seed| runnable(dtype, seed, Sample::of_dtype),
-    mixture: |dtype, seed| runnable(dtype, seed, |dtype, seed| Sample::mixture(Some(dtype), seed)),
+    draw: |make, dtype, seed| {
+        let dtype = dtype.unwrap_or_else(|| nth(&DTYPES, seed));
+        let sample = Sample { kv_dtype: kv_dtype(dtype), ..make(Some(dtype), seed) };
+        sample.architecture.head_dim.is_multiple_of(8).then_some(sample)
+    },
     mixtures_to_cut: Some(Dtype::F32),
 };
-
-/// A sample as the kernels run it, where they have its heads.
-fn runnable(dtype: Option<Dtype>, seed: u64, draw: fn(Dtype, u64) -> Sample) -> Option<Sample> {
-    let dtype = dtype.unwrap_or_else(|| nth(&DTYPES, seed));
-    let sample = Sample { kv_dtype: kv_dtype(dtype), ..draw(dtype, seed) };
-    sample.architecture.head_dim.is_multiple_of(8).then_some(sample)
-}
 
 /// Kernels that stream. How attention is split, and so the order of its sums, depends on the whole batch.
 const STREAMING: Bounds = Bounds {

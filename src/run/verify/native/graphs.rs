@@ -26,7 +26,7 @@ pub fn as_eager<D: Device>(
     seeds: Range<u64>,
 ) -> Check {
     let cases = seeds.enumerate().filter_map(|(index, seed)| {
-        let sample = (kind.draw)(None, seed)?;
+        let sample = kind.dense(None, seed)?;
         let scripts = decode(BATCHES[index % BATCHES.len()], seed);
         Some(of(&scripts, sample))
     });

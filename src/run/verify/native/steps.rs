@@ -44,7 +44,7 @@ pub fn against_the_oracle<O: Operations>(
     let long = extent.long.clone().filter_map(|seed| {
         // Experts know no context.
         let scripts = DEPTHS.map(|cached| Script { cached, brings: vec![1] });
-        Some(of(&scripts, (kind.draw)(None, seed)?))
+        Some(of(&scripts, kind.dense(None, seed)?))
     });
     record(over(name("contexts of 1 to 2049".to_owned()), "the oracle's", long, same));
 }

@@ -7,22 +7,27 @@ use serde_json::{Value, json};
 
 use super::{limits, parse_config, read_config};
 use crate::model::{
-    Architecture, Biases, Dtype, Experts, Family, Format, ModelError, Role, RopeScaling, Routing, Scales,
-    YarnShape,
+    Architecture, Biases, Dtype, Experts, Family, Format, Layer, Mixer, ModelError, Multipliers, Norms,
+    QkNorm, Reach, Role, RopeScaling, Routing, Scales, YarnShape,
 };
 use crate::units::Bytes;
 
-const FIXTURES: [&str; 10] = [
+const FIXTURES: [&str; 15] = [
     "deepseek-v3",
+    "gemma-2-9b",
+    "glm-4-9b",
+    "granite-3.3-8b",
     "llama-2-13b",
     "llama-3.1-8b",
     "llama-3.2-1b-resaved-fp16",
     "mistral-7b-v0.3",
     "mixtral-8x7b",
+    "olmo-2-7b",
     "qwen2.5-7b",
     "qwen3-0.6b",
     "qwen3-30b-a3b",
     "smollm2-transformers5",
+    "smollm3-3b",
 ];
 
 /// Shipped shapes whose layers differ, one of each family.
@@ -72,6 +77,62 @@ fn without(name: &str, key: &str) -> Result<Architecture, ModelError> {
 
 fn refusal(name: &str, changes: &[(&str, Value)]) -> String {
     with(name, changes).expect_err(&format!("{changes:?} must be refused")).to_string()
+}
+
+#[test]
+fn dense_families_say_what_their_layers_have() {
+    let layer = |a: &Architecture, index: usize| match a.layer(index) {
+        Layer { mixer: Mixer::Attention(attention), norms, .. } => (attention, norms),
+        other => panic!("{other:?}"),
+    };
+    let parameters = |a: &Architecture| a.inventory(Dtype::Bf16).parameters();
+
+    let a = fixture("smollm3-3b");
+    let turns: Vec<bool> = (0..5).map(|index| layer(&a, index).0.rope.is_some()).collect();
+    assert_eq!(turns, [true, true, true, false, true]);
+    assert_eq!((parameters(&a), a.tied_head), (3_075_098_624, true));
+
+    let a = fixture("granite-3.3-8b");
+    let Multipliers { embedding, residual, logits, logits_softcap } = a.multipliers;
+    assert_eq!((embedding, residual, logits, logits_softcap), (12.0, 0.22, 0.0625, None));
+    assert_eq!(layer(&a, 39).0.scale, Some(0.007_812_5));
+    assert_eq!(parameters(&a), 8_170_864_640);
+
+    let a = fixture("olmo-2-7b");
+    let (attention, norms) = layer(&a, 0);
+    assert_eq!((attention.qk_norm, norms), (QkNorm::FullWidth, Norms::After));
+    assert_eq!(parameters(&a), 7_298_617_344);
+
+    let a = fixture("glm-4-9b");
+    let (attention, norms) = layer(&a, 0);
+    let rotary = attention.rope.unwrap();
+    assert_eq!((rotary.dims, rotary.interleaved, norms), (64, true, Norms::BeforeAndAfter));
+    assert_eq!(parameters(&a), 9_400_279_040);
+    let error = without("glm-4-9b", "attention_bias").unwrap_err().to_string();
+    assert!(error.contains("`attention_bias` is missing"), "{error}");
+
+    let a = fixture("gemma-2-9b");
+    let reaches = [0, 1, 2].map(|index| layer(&a, index).0.reach);
+    let window = Reach::Window { tokens: 4096 };
+    assert_eq!(reaches, [window, Reach::Full, window]);
+    let (attention, norms) = layer(&a, 0);
+    assert_eq!((attention.scale, attention.softcap), (Some(0.0625), Some(50.0)));
+    assert_eq!((attention.qk_norm, norms), (QkNorm::None, Norms::BeforeAndAfter));
+    assert_eq!((a.multipliers.embedding, a.multipliers.logits_softcap), (3584_f64.sqrt(), Some(30.0)));
+    assert_eq!(parameters(&a), 9_241_705_984);
+    // Of absent caps transformers takes its own; null is none.
+    let absent = without("gemma-2-9b", "final_logit_softcapping").unwrap();
+    assert_eq!(absent.multipliers.logits_softcap, Some(30.0));
+    let none = with("gemma-2-9b", &[("attn_logit_softcapping", Value::Null)]).unwrap();
+    assert_eq!(layer(&none, 0).0.softcap, None);
+}
+
+#[test]
+fn multipliers_of_other_families_are_refused_by_name() {
+    for key in ["residual_multiplier", "embedding_multiplier", "attention_multiplier", "no_rope_layers"] {
+        let error = refusal("llama-3.1-8b", &[(key, json!(0.5))]);
+        assert!(error.contains(key), "{error}");
+    }
 }
 
 #[test]
@@ -437,7 +498,7 @@ fn a_message_names_file_key_found_and_wanted() {
     config.json: `hidden_size` is missing; want an integer from 1 to 131072
     config.json: `rope_scaling.type` = "dynamic" is not supported; supported: default, linear, llama3, yarn
     config.json: `torch_dtype` = "int3" is not supported; supported: float32, bfloat16, float16, float8_e4m3fn
-    config.json: architecture deepseek_v4 (DeepseekV4ForCausalLM) is not supported; supported: llama (LlamaForCausalLM), mistral (MistralForCausalLM), qwen2 (Qwen2ForCausalLM), qwen3 (Qwen3ForCausalLM), qwen3_moe (Qwen3MoeForCausalLM), qwen2_moe (Qwen2MoeForCausalLM), mixtral (MixtralForCausalLM), deepseek_v3 (DeepseekV3ForCausalLM), deepseek_v32 (DeepseekV32ForCausalLM), kimi_k2 (DeepseekV3ForCausalLM), kimi_k25 (KimiK25ForConditionalGeneration), glm_moe_dsa (GlmMoeDsaForCausalLM), gpt_oss (GptOssForCausalLM), qwen3_5 (Qwen3_5ForConditionalGeneration), qwen3_5_moe (Qwen3_5MoeForConditionalGeneration), qwen3_5_text (Qwen3_5ForCausalLM), qwen3_5_moe_text (Qwen3_5MoeForCausalLM), qwen3_next (Qwen3NextForCausalLM), gemma3 (Gemma3ForConditionalGeneration), gemma3_text (Gemma3ForCausalLM), gemma4 (Gemma4ForConditionalGeneration), gemma4_text (Gemma4ForCausalLM), glm4_moe (Glm4MoeForCausalLM), minimax_m2 (MiniMaxM2ForCausalLM), nemotron_h (NemotronHForCausalLM), llama4 (Llama4ForConditionalGeneration), llama4_text (Llama4ForCausalLM), phi3 (Phi3ForCausalLM), mimo_v2_flash (MiMoV2FlashForCausalLM)
+    config.json: architecture deepseek_v4 (DeepseekV4ForCausalLM) is not supported; supported: llama (LlamaForCausalLM), mistral (MistralForCausalLM), qwen2 (Qwen2ForCausalLM), qwen3 (Qwen3ForCausalLM), qwen3_moe (Qwen3MoeForCausalLM), qwen2_moe (Qwen2MoeForCausalLM), mixtral (MixtralForCausalLM), deepseek_v3 (DeepseekV3ForCausalLM), deepseek_v32 (DeepseekV32ForCausalLM), kimi_k2 (DeepseekV3ForCausalLM), kimi_k25 (KimiK25ForConditionalGeneration), glm_moe_dsa (GlmMoeDsaForCausalLM), gpt_oss (GptOssForCausalLM), qwen3_5 (Qwen3_5ForConditionalGeneration), qwen3_5_moe (Qwen3_5MoeForConditionalGeneration), qwen3_5_text (Qwen3_5ForCausalLM), qwen3_5_moe_text (Qwen3_5MoeForCausalLM), qwen3_next (Qwen3NextForCausalLM), gemma2 (Gemma2ForCausalLM), gemma3 (Gemma3ForConditionalGeneration), gemma3_text (Gemma3ForCausalLM), gemma4 (Gemma4ForConditionalGeneration), gemma4_text (Gemma4ForCausalLM), glm4_moe (Glm4MoeForCausalLM), minimax_m2 (MiniMaxM2ForCausalLM), nemotron_h (NemotronHForCausalLM), llama4 (Llama4ForConditionalGeneration), llama4_text (Llama4ForCausalLM), phi3 (Phi3ForCausalLM), mimo_v2_flash (MiMoV2FlashForCausalLM), smollm3 (SmolLM3ForCausalLM), granite (GraniteForCausalLM), olmo2 (Olmo2ForCausalLM), glm4 (Glm4ForCausalLM)
     "#);
 }
 

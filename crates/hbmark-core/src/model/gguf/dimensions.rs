@@ -3,7 +3,7 @@
 //! Enters: a checked [`Header`]. Leaves: dimensions whose products are bounded, or the key that is wrong.
 
 use super::header::{GgufError, Header, Value};
-use crate::model::{Architecture, Biases, Dtype, Family, Role, Rope, RopeScaling, YarnShape};
+use crate::model::{Architecture, Biases, Dtype, Family, Multipliers, Role, Rope, RopeScaling, YarnShape};
 
 /// No model is near these; they keep every product of two dimensions far from overflow.
 const MAX_LAYERS: usize = 1_024;
@@ -82,6 +82,7 @@ pub fn architecture(header: &Header) -> Result<Architecture, GgufError> {
         experts: None,
         latent: None,
         quantization: None,
+        multipliers: Multipliers::default(),
         stack: None,
         native_dtype: Some(Dtype::Gguf),
         eos_tokens: self::count(header, "tokenizer.ggml.eos_token_id", 0, u32::MAX as usize)?

@@ -7,8 +7,8 @@ use super::dimensions::{architecture, count, float, has, missing, rope_scaling, 
 use super::header::{GgufError, Header, TensorEntry};
 use crate::model::{
     Activation, Architecture, Attention, Biases, Dense, Dtype, Experts, Family, FeedForward, Inventory,
-    LatentAttention, Layer, Mixer, Mixture, Norms, QkNorm, Reach, Role, Rope, Rotary, Routing, Stack,
-    TensorInfo,
+    LatentAttention, Layer, Mixer, Mixture, Multipliers, Norms, QkNorm, Reach, Role, Rope, Rotary, Routing,
+    Stack, TensorInfo,
 };
 
 const MAX_LAYERS: usize = 1_024;
@@ -128,6 +128,7 @@ impl Reader<'_> {
             quantization: None,
             native_dtype: Some(Dtype::Gguf),
             eos_tokens: Vec::new(),
+            multipliers: Multipliers::default(),
             stack: Some(Stack::new(stack)),
         })
     }
@@ -191,7 +192,7 @@ impl Reader<'_> {
             kv_heads: rows / key_dim,
             key_dim,
             value_dim,
-            rope: Some(Rotary { rope, dims }),
+            rope: Some(Rotary { rope, dims, interleaved: false }),
             qk_norm: if self.tensor(layer, &["attn_q_norm"]).is_some() {
                 QkNorm::PerHead
             } else {
@@ -201,6 +202,7 @@ impl Reader<'_> {
             shares_key: false,
             output_gate: false,
             sinks: self.family == Family::GptOss,
+            scale: None,
             softcap: None,
             fused: false,
         })

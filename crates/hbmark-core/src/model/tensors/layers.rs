@@ -34,6 +34,37 @@ impl Names {
     }
 }
 
+/// Names of a layer's norms over the hidden size, behind the layer's own; `None` where it has no such norm.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NormNames {
+    pub before_mixer: Option<&'static str>,
+    pub after_mixer: Option<&'static str>,
+    pub before_feed_forward: Option<&'static str>,
+    pub after_feed_forward: Option<&'static str>,
+}
+
+impl NormNames {
+    /// Those of a family's checkpoints.
+    #[must_use]
+    pub fn of(family: Family, norms: Norms) -> Self {
+        const MIXED: &str = "post_attention_layernorm";
+        const FED: &str = "post_feedforward_layernorm";
+        let (before, after) = match (norms, family) {
+            (Norms::Before, _) => ([Some("input_layernorm"), Some(MIXED)], [None; 2]),
+            (Norms::After, _) => ([None; 2], [Some(MIXED), Some(FED)]),
+            (Norms::BeforeAndAfter, Family::Glm4) => (
+                [Some("input_layernorm"), Some(MIXED)],
+                [Some("post_self_attn_layernorm"), Some("post_mlp_layernorm")],
+            ),
+            (Norms::BeforeAndAfter, _) => {
+                ([Some("input_layernorm"), Some("pre_feedforward_layernorm")], [Some(MIXED), Some(FED)])
+            }
+        };
+        let ([before_mixer, before_feed_forward], [after_mixer, after_feed_forward]) = (before, after);
+        Self { before_mixer, after_mixer, before_feed_forward, after_feed_forward }
+    }
+}
+
 /// Names of a layer's experts, behind the layer's own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MixtureNames {
@@ -95,18 +126,22 @@ impl Lister<'_> {
             self.feed_forward(prefix, &layer.feed_forward);
             return;
         }
-        self.norm(&format!("{prefix}.input_layernorm"), self.hidden);
+        let norms = NormNames::of(self.family, layer.norms);
+        self.norms(prefix, [norms.before_mixer]);
         let name = if matches!(layer.mixer, Mixer::DeltaNet(_)) { "linear_attn" } else { "self_attn" };
         self.mixer(&format!("{prefix}.{name}"), &layer.mixer);
-        self.norm(&format!("{prefix}.post_attention_layernorm"), self.hidden);
-        if layer.norms == Norms::BeforeAndAfter {
-            self.norm(&format!("{prefix}.pre_feedforward_layernorm"), self.hidden);
-            self.norm(&format!("{prefix}.post_feedforward_layernorm"), self.hidden);
-        }
+        self.norms(prefix, [norms.after_mixer, norms.before_feed_forward, norms.after_feed_forward]);
         if self.family == Family::Gemma4 {
             self.list.float(&format!("{prefix}.layer_scalar"), &[1], Role::Norm);
         }
         self.feed_forward(prefix, &layer.feed_forward);
+    }
+
+    /// Those of some norms over the hidden size that the layer has.
+    fn norms<const COUNT: usize>(&mut self, prefix: &str, names: [Option<&str>; COUNT]) {
+        for name in names.into_iter().flatten() {
+            self.norm(&format!("{prefix}.{name}"), self.hidden);
+        }
     }
 
     fn norm(&mut self, name: &str, width: usize) {

@@ -208,6 +208,9 @@ fn plain(name: &str) -> Vec<String> {
 fn families_of(family: Family) -> &'static [&'static str] {
     match family {
         Family::Llama => &["llama", "tinyllama", "smollm", "yi", "deepseek", "granite"],
+        Family::Smollm3 => &["smollm"],
+        Family::Granite => &["granite"],
+        Family::Olmo2 => &["olmo"],
         Family::Mistral => &["mistral", "ministral", "codestral"],
         Family::Qwen2
         | Family::Qwen2Moe
@@ -218,8 +221,8 @@ fn families_of(family: Family) -> &'static [&'static str] {
         Family::Mixtral => &["mixtral"],
         Family::DeepseekV3 => &["deepseek", "kimi", "glm"],
         Family::GptOss => &["gpt"],
-        Family::Gemma3 | Family::Gemma4 => &["gemma"],
-        Family::Glm4Moe => &["glm"],
+        Family::Gemma2 | Family::Gemma3 | Family::Gemma4 => &["gemma"],
+        Family::Glm4 | Family::Glm4Moe => &["glm"],
         Family::MinimaxM2 => &["minimax"],
         Family::NemotronH => &["nemotron"],
         Family::Llama4 => &["llama"],
