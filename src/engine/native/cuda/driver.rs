@@ -84,7 +84,8 @@ pub struct Driver {
     context: Arc<CudaContext>,
     stream: Arc<CudaStream>,
     modules: Vec<(&'static [&'static str], Arc<CudaModule>)>,
-    functions: HashMap<String, CudaFunction>,
+    /// Kernels that were launched, and the dynamic shared memory that each may have.
+    functions: HashMap<String, (CudaFunction, u32)>,
     multiprocessors: u32,
     shared_bytes: usize,
     dependent_launch: bool,
@@ -225,24 +226,34 @@ impl Driver {
         EngineError::Device { device: self.name.clone(), detail }
     }
 
+    /// A kernel that may be launched with so much dynamic shared memory. Layers of different widths launch the same one with more or less.
     fn function(&mut self, kernel: &str, shared_bytes: u32) -> Result<sys::CUfunction, EngineError> {
-        if let Some(function) = self.functions.get(kernel) {
+        if let Some((function, granted)) = self.functions.get(kernel)
+            && shared_bytes <= *granted
+        {
             return Ok(function.cu_function());
         }
-        let of_kernel = |prefixes: &[&str]| prefixes.iter().any(|prefix| kernel.starts_with(prefix));
-        let module = self.modules.iter().find(|(prefixes, _)| of_kernel(prefixes));
-        let Some((_, module)) = module else {
-            return Err(self.refused(format!("there is no kernel {kernel}")));
+        let function = match self.functions.remove(kernel) {
+            Some((function, _)) => function,
+            None => self.load(kernel)?,
         };
-        let function = module.load_function(kernel).map_err(|error| self.failed(error))?;
         if shared_bytes > SHARED_BYTES {
             let attribute = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
             let bytes = i32::try_from(shared_bytes).unwrap_or(i32::MAX);
             function.set_attribute(attribute, bytes).map_err(|error| self.failed(error))?;
         }
         let handle = function.cu_function();
-        self.functions.insert(kernel.to_owned(), function);
+        self.functions.insert(kernel.to_owned(), (function, shared_bytes.max(SHARED_BYTES)));
         Ok(handle)
+    }
+
+    fn load(&self, kernel: &str) -> Result<CudaFunction, EngineError> {
+        let of_kernel = |prefixes: &[&str]| prefixes.iter().any(|prefix| kernel.starts_with(prefix));
+        let module = self.modules.iter().find(|(prefixes, _)| of_kernel(prefixes));
+        let Some((_, module)) = module else {
+            return Err(self.refused(format!("there is no kernel {kernel}")));
+        };
+        module.load_function(kernel).map_err(|error| self.failed(error))
     }
 
     /// Copies few bytes from an address of a live allocation, which reaches so far.
