@@ -4,6 +4,7 @@ use super::*;
 use crate::engine::Timeline;
 use crate::engine::native::cuda::device::{Gemm, GemmOperands, KernelLaunch};
 use crate::engine::native::cuda::emulator::{Emulated, EmulatedGraph, EmulatedMemory};
+use crate::run::verify::native::QUICK;
 use crate::run::verify::native::graphs;
 
 /// Splits of 16 positions and little shared memory: the paths of long contexts and wide layers, on tiny models.
