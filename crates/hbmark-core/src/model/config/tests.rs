@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 
 use super::{limits, parse_config, read_config};
 use crate::model::{
-    Architecture, Biases, Dtype, Experts, Family, Format, Layer, Mixer, ModelError, Multipliers, Norms, QkNorm,
-    Reach, Role, RopeScaling, Routing, Scales, YarnShape,
+    Architecture, Biases, Dtype, Experts, Family, Format, Layer, Mixer, ModelError, Multipliers, Norms,
+    QkNorm, Reach, Role, RopeScaling, Routing, Scales, YarnShape,
 };
 use crate::units::Bytes;
 
